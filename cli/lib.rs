@@ -1,0 +1,1 @@
+//! The `astrai` library: what the commands call.

@@ -1,0 +1,2 @@
+//! The `astrai` program.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Graph, types, operators and the reference interpreter.
