@@ -162,6 +162,9 @@ fn f8_encode(x: f64, exp: u32) -> u8 {
     if x.is_nan() {
         return sign | nan;
     }
+    if x.is_infinite() {
+        return sign | inf;
+    }
     let a = x.abs();
     // The quantum of the binade of `a`, never below the subnormal one.
     let e = if a == 0.0 { 1 - bias } else { (a.log2().floor() as i32).max(1 - bias) };
