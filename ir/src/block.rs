@@ -1,0 +1,54 @@
+//! Blocks: a layer kind as a callable body. In: a body graph whose leaves (`input`, `weight`, `state`) are parameters by
+//! name. Out: what `call` binds, so that a kind is optimised and compiled once whatever the depth of the model.
+
+use crate::graph::{Graph, IrError, NodeId};
+use crate::ops::Op;
+use crate::ty::Type;
+
+/// A callable body.
+#[derive(Clone, Debug)]
+pub struct Block {
+    /// Name of the kind (`decoder`, `decoder_local`).
+    pub name: String,
+    /// The body. Its outputs, in order, are the outputs of a call.
+    pub graph: Graph,
+    /// Names of the body's leaves in the order in which a call passes them.
+    pub params: Vec<String>,
+}
+
+impl Block {
+    /// A block whose parameters are the leaves of `graph` in order of creation.
+    pub fn new(name: &str, graph: Graph) -> Block {
+        let params = graph.nodes().iter().filter_map(|n| n.op.leaf_name().map(str::to_string)).collect();
+        Block { name: name.to_string(), graph, params }
+    }
+
+    /// The leaf that stands for a parameter.
+    pub fn leaf(&self, param: &str) -> Option<NodeId> {
+        self.graph.ids().find(|&id| self.graph.node(id).op.leaf_name() == Some(param))
+    }
+
+    /// Types of the parameters, in order.
+    pub fn param_types(&self) -> Result<Vec<&Type>, IrError> {
+        self.params
+            .iter()
+            .map(|p| match self.leaf(p) {
+                Some(id) => Ok(self.graph.ty(id)),
+                None => Err(IrError {
+                    origin: self.name.clone(),
+                    message: format!("parameter `{p}` has no leaf"),
+                }),
+            })
+            .collect()
+    }
+
+    /// Types of the outputs, in order.
+    pub fn output_types(&self) -> Vec<Type> {
+        self.graph.outputs().iter().map(|(_, id)| self.graph.ty(*id).clone()).collect()
+    }
+
+    /// True when the parameter is bound to a weight.
+    pub fn is_weight(&self, param: &str) -> bool {
+        self.leaf(param).is_some_and(|id| matches!(self.graph.node(id).op, Op::Weight(_)))
+    }
+}

@@ -1,0 +1,299 @@
+//! The graph: an append-only arena of hash-consed nodes whose ids are in topological order. In: operators and arguments,
+//! one at a time, types computed and checked on entry. Out: ids. Nothing is changed in place; passes build new graphs.
+
+use crate::block::Block;
+use crate::dim::Symbol;
+use crate::op::{Infer, Simpler};
+use crate::ops::{Op, Part};
+use crate::ty::Type;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// Position of a node in its graph.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u32);
+
+impl NodeId {
+    /// As an index.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Debug for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "%{}", self.0)
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "%{}", self.0)
+    }
+}
+
+/// Position of a block in its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub struct BlockId(pub u32);
+
+/// One value (or several, picked by `part`).
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Operator with its attributes.
+    pub op: Op,
+    /// Arguments, all of smaller id.
+    pub args: Vec<NodeId>,
+    /// Types of the outputs; all but `call`, `topk` and `attention` have one.
+    pub types: Vec<Type>,
+    /// Where the builder was: `layers.3.attn.q_proj`. No part of the node's identity.
+    pub origin: Arc<str>,
+}
+
+impl Node {
+    /// Type of the only (or first) output.
+    pub fn ty(&self) -> &Type {
+        &self.types[0]
+    }
+}
+
+/// A mistake in a graph, with the place of the builder that made it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IrError {
+    /// Origin of the offending node.
+    pub origin: String,
+    /// What is wrong.
+    pub message: String,
+}
+
+impl fmt::Display for IrError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.origin.is_empty() {
+            return f.write_str(&self.message);
+        }
+        write!(f, "{}: {}", self.origin, self.message)
+    }
+}
+
+impl std::error::Error for IrError {}
+
+/// A computation: nodes in topological order, the blocks they call, and named outputs.
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    /// Symbols that shapes may use.
+    pub symbols: Vec<Symbol>,
+    nodes: Vec<Node>,
+    index: HashMap<(Op, Vec<NodeId>), NodeId>,
+    blocks: Vec<Arc<Block>>,
+    outputs: Vec<(String, NodeId)>,
+    scope: Vec<String>,
+    here: Arc<str>,
+}
+
+impl Graph {
+    /// An empty graph over these symbols.
+    pub fn new(symbols: Vec<Symbol>) -> Graph {
+        Graph { symbols, ..Graph::default() }
+    }
+
+    /// Nodes in topological order.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// Ids in topological order.
+    pub fn ids(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
+        (0..self.nodes.len() as u32).map(NodeId)
+    }
+
+    /// The node with this id.
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.index()]
+    }
+
+    /// Type of a single-output node.
+    pub fn ty(&self, id: NodeId) -> &Type {
+        self.node(id).ty()
+    }
+
+    /// Named results, in the order they were declared.
+    pub fn outputs(&self) -> &[(String, NodeId)] {
+        &self.outputs
+    }
+
+    /// The result with this name.
+    pub fn output(&self, name: &str) -> Option<NodeId> {
+        self.outputs.iter().find(|(n, _)| n == name).map(|(_, id)| *id)
+    }
+
+    /// Blocks that `call` nodes refer to.
+    pub fn blocks(&self) -> &[Arc<Block>] {
+        &self.blocks
+    }
+
+    /// The block with this id.
+    pub fn block(&self, id: BlockId) -> &Arc<Block> {
+        &self.blocks[id.0 as usize]
+    }
+
+    /// Declares a result; a name is declared once.
+    pub fn set_output(&mut self, name: &str, id: NodeId) -> Result<(), IrError> {
+        if self.output(name).is_some() {
+            return Err(self.error(format!("output `{name}` is declared twice")));
+        }
+        self.outputs.push((name.to_string(), id));
+        Ok(())
+    }
+
+    /// Adds a block for `call` nodes to refer to.
+    pub fn add_block(&mut self, block: Arc<Block>) -> BlockId {
+        self.blocks.push(block);
+        BlockId(self.blocks.len() as u32 - 1)
+    }
+
+    /// The node for `op` on `args`: the existing one when there is one, else a new one with its types checked.
+    pub fn push(&mut self, op: impl Into<Op>, args: &[NodeId]) -> Result<NodeId, IrError> {
+        let op = op.into();
+        if let Some(bad) = args.iter().find(|a| a.index() >= self.nodes.len()) {
+            return Err(self.error(format!("`{}` refers to {bad}, which does not exist yet", op.name())));
+        }
+        match op.simplify(self, args) {
+            Some(Simpler::Node(id)) => return Ok(id),
+            Some(Simpler::Op(op, args)) => return self.push(*op, &args),
+            None => {}
+        }
+        self.push_exact(op, args)
+    }
+
+    /// [`push`](Self::push) without the constructor's simplifications: for reading a graph back as it was written.
+    pub fn push_exact(&mut self, op: Op, args: &[NodeId]) -> Result<NodeId, IrError> {
+        let key = (op, args.to_vec());
+        if let Some(&id) = self.index.get(&key) {
+            let shared = common_prefix(&self.nodes[id.index()].origin, &self.here);
+            self.nodes[id.index()].origin = shared;
+            return Ok(id);
+        }
+        let (op, args) = key;
+        let mut types = Vec::with_capacity(args.len());
+        for &a in &args {
+            let node = self.node(a);
+            if node.types.len() != 1 && !matches!(op, Op::Part(_)) {
+                return Err(self
+                    .error(format!("`{}` uses {a}, which has several outputs, without `part`", op.name())));
+            }
+            types.push(node.ty());
+        }
+        let outs = match &op {
+            Op::Part(p) => self.part_type(p, &args),
+            op => op.infer(&Infer { args: &types, graph: self }),
+        };
+        let outs = outs.map_err(|m| self.error(format!("`{}` {m}", op.name())))?;
+        let id = NodeId(self.nodes.len() as u32);
+        self.nodes.push(Node { op: op.clone(), args: args.clone(), types: outs, origin: self.here.clone() });
+        self.index.insert((op, args), id);
+        Ok(id)
+    }
+
+    fn part_type(&self, p: &Part, args: &[NodeId]) -> Result<Vec<Type>, String> {
+        let [a] = args else { return Err(format!("takes 1 argument, got {}", args.len())) };
+        let types = &self.node(*a).types;
+        let ty = types.get(p.index as usize);
+        Ok(vec![
+            ty.ok_or_else(|| format!("asks for output {} of {a}, which has {}", p.index, types.len()))?
+                .clone(),
+        ])
+    }
+
+    /// Output `index` of a node: the node itself when it has one output.
+    pub fn part(&mut self, id: NodeId, index: u32) -> Result<NodeId, IrError> {
+        if self.node(id).types.len() == 1 && index == 0 {
+            return Ok(id);
+        }
+        self.push(Part { index }, &[id])
+    }
+
+    /// Runs `f` with `name` appended to the origin of the nodes it makes.
+    pub fn scope<R>(&mut self, name: &str, f: impl FnOnce(&mut Graph) -> R) -> R {
+        self.scope.push(name.to_string());
+        self.here = self.scope.join(".").into();
+        let r = f(self);
+        self.scope.pop();
+        self.here = self.scope.join(".").into();
+        r
+    }
+
+    /// Runs `f` with the origin set to that of an existing node (passes rebuild graphs node by node).
+    pub fn with_origin<R>(&mut self, origin: &Arc<str>, f: impl FnOnce(&mut Graph) -> R) -> R {
+        let before = std::mem::replace(&mut self.here, origin.clone());
+        let r = f(self);
+        self.here = before;
+        r
+    }
+
+    /// An error at the current origin.
+    pub fn error(&self, message: String) -> IrError {
+        IrError { origin: self.here.to_string(), message }
+    }
+
+    /// For each node the nodes that take it as an argument, ascending, each once.
+    pub fn users(&self) -> Vec<Vec<NodeId>> {
+        let mut users = vec![Vec::new(); self.nodes.len()];
+        for id in self.ids() {
+            for a in &self.node(id).args {
+                let u: &mut Vec<NodeId> = &mut users[a.index()];
+                if u.last() != Some(&id) {
+                    u.push(id);
+                }
+            }
+        }
+        users
+    }
+
+    /// For each node whether an output depends on it.
+    pub fn live(&self) -> Vec<bool> {
+        let mut live = vec![false; self.nodes.len()];
+        for (_, id) in &self.outputs {
+            live[id.index()] = true;
+        }
+        for id in self.ids().rev() {
+            if live[id.index()] {
+                self.node(id).args.iter().for_each(|a| live[a.index()] = true);
+            }
+        }
+        live
+    }
+
+    /// A copy made node by node: `f` gets the new graph, the old node and its arguments' new ids, and answers the new id.
+    /// Dead nodes are left out; blocks are passed through `on_block`; outputs keep their names.
+    pub fn rebuild(
+        &self,
+        mut on_block: impl FnMut(&Arc<Block>) -> Result<Arc<Block>, IrError>,
+        mut f: impl FnMut(&mut Graph, NodeId, &[NodeId]) -> Result<NodeId, IrError>,
+    ) -> Result<Graph, IrError> {
+        let mut out = Graph::new(self.symbols.clone());
+        for b in &self.blocks {
+            let b = on_block(b)?;
+            out.add_block(b);
+        }
+        let live = self.live();
+        let mut map: Vec<NodeId> = vec![NodeId(u32::MAX); self.nodes.len()];
+        for id in self.ids().filter(|id| live[id.index()]) {
+            let node = self.node(id);
+            let args: Vec<NodeId> = node.args.iter().map(|a| map[a.index()]).collect();
+            map[id.index()] = out.with_origin(&node.origin, |g| f(g, id, &args))?;
+        }
+        for (name, id) in &self.outputs {
+            out.set_output(name, map[id.index()])?;
+        }
+        Ok(out)
+    }
+}
+
+fn common_prefix(a: &Arc<str>, b: &Arc<str>) -> Arc<str> {
+    if a == b {
+        return a.clone();
+    }
+    let same: Vec<&str> =
+        a.split('.').zip(b.split('.')).take_while(|(x, y)| x == y).map(|(x, _)| x).collect();
+    same.join(".").into()
+}

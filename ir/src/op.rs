@@ -1,0 +1,122 @@
+//! What every operator answers. An operator is one file in `ops/`: its attributes, and this trait, which holds the type
+//! rule, the reference evaluation, the gradient, the decomposition, the cost and the tolerance. The table in `ops.rs`
+//! turns the files into one enum.
+
+use crate::dim::Dim;
+use crate::dtype::DType;
+use crate::eval::Eval;
+use crate::graph::{Graph, IrError, NodeId};
+use crate::ty::Type;
+use serde::{Serialize, de::DeserializeOwned};
+use std::fmt::Debug;
+use std::hash::Hash;
+
+/// What a type rule sees.
+pub struct Infer<'a> {
+    /// Types of the arguments.
+    pub args: &'a [&'a Type],
+    /// The graph the node will join, for block signatures.
+    pub graph: &'a Graph,
+}
+
+impl<'a> Infer<'a> {
+    /// The arguments, when there are exactly `N`.
+    pub fn exactly<const N: usize>(&self) -> Result<[&'a Type; N], String> {
+        <[&Type; N]>::try_from(self.args.to_vec())
+            .map_err(|a| format!("takes {N} argument{}, got {}", if N == 1 { "" } else { "s" }, a.len()))
+    }
+}
+
+/// Result of a type rule: one type per output, or what is wrong.
+pub type Inferred = Result<Vec<Type>, String>;
+
+/// What a gradient rule sees: `graph` grows by the gradient's nodes.
+pub struct Vjp<'a> {
+    /// Graph that holds the forward nodes and receives the backward ones.
+    pub graph: &'a mut Graph,
+    /// Arguments of the forward node.
+    pub args: &'a [NodeId],
+    /// Values of the forward node, one per output.
+    pub outs: &'a [NodeId],
+    /// Cotangent of each output; `None` where nothing depends on it.
+    pub grads: &'a [Option<NodeId>],
+}
+
+impl Vjp<'_> {
+    /// The cotangent of the only output.
+    pub fn grad(&self) -> NodeId {
+        self.grads[0].unwrap_or(self.outs[0])
+    }
+}
+
+/// Gradient rule's result: one cotangent per argument, `None` where no gradient flows.
+pub type Cotangents = Result<Vec<Option<NodeId>>, IrError>;
+
+/// One operator. `Self` is its attributes.
+pub trait Operator: Clone + Eq + Hash + Debug + Serialize + DeserializeOwned {
+    /// Name in dumps and errors.
+    const NAME: &'static str;
+
+    /// Types of the outputs, or what is wrong with the arguments.
+    fn infer(&self, cx: &Infer) -> Inferred;
+
+    /// Reference values of the outputs. Shapes and dtypes were checked by [`infer`](Self::infer); `Err` is for values
+    /// that cannot be computed with (an index out of range).
+    fn eval(&self, cx: &Eval) -> Result<Vec<crate::Tensor>, String>;
+
+    /// Cotangents of the arguments. Operators without a rule answer an error that names them.
+    fn vjp(&self, cx: &mut Vjp) -> Cotangents {
+        Err(cx.graph.error(format!("`{}` has no gradient", Self::NAME)))
+    }
+
+    /// The same values from simpler operators, for targets without a kernel of this one.
+    fn decompose(&self, _graph: &mut Graph, _args: &[NodeId]) -> Option<Result<Vec<NodeId>, IrError>> {
+        None
+    }
+
+    /// An existing or simpler node that is equal to this one on `args`, bit for bit; the constructor takes it instead.
+    fn simplify(&self, _graph: &Graph, _args: &[NodeId]) -> Option<Simpler> {
+        None
+    }
+
+    /// Floating-point operations of one evaluation.
+    fn flops(&self, _args: &[&Type], outs: &[Type]) -> Dim {
+        outs.first().map(Type::elements).unwrap_or_default()
+    }
+
+    /// Relative error allowed between a kernel and [`eval`](Self::eval), as a multiple of the result's largest magnitude.
+    fn tolerance(&self, dtype: DType) -> f64 {
+        (8.0 * dtype.epsilon()).max(1e-6)
+    }
+}
+
+/// What [`Operator::simplify`] found.
+pub enum Simpler {
+    /// An existing node.
+    Node(NodeId),
+    /// Another operator on other arguments.
+    Op(Box<crate::Op>, Vec<NodeId>),
+}
+
+/// `Ok` when two types are one; the message names both otherwise.
+pub fn same(what: &str, a: &Type, b: &Type) -> Result<(), String> {
+    if a == b { Ok(()) } else { Err(format!("{what} must have one type, got {a} and {b}")) }
+}
+
+/// `Ok` for floating types.
+pub fn float(what: &str, t: &Type) -> Result<(), String> {
+    if t.dtype.is_float() { Ok(()) } else { Err(format!("{what} must be floating point, got {t}")) }
+}
+
+/// `Ok` for integer types.
+pub fn integer(what: &str, t: &Type) -> Result<(), String> {
+    if t.dtype.is_float() || t.dtype == DType::Bool {
+        return Err(format!("{what} must be an integer, got {t}"));
+    }
+    Ok(())
+}
+
+/// `Ok` when `axis` exists.
+pub fn axis_in(axis: usize, t: &Type) -> Result<(), String> {
+    if axis < t.rank() { Ok(()) } else { Err(format!("axis {axis} is outside {t}")) }
+}

@@ -1,0 +1,117 @@
+//! The table of operators: one line a file makes the enum, its names, and the dispatch of everything an operator answers.
+
+use crate::dim::Dim;
+use crate::dtype::DType;
+use crate::eval::Eval;
+use crate::graph::{Graph, IrError, NodeId};
+use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
+use crate::tensor::Tensor;
+use crate::ty::Type;
+
+macro_rules! ops {
+    ($($module:ident :: $variant:ident),* $(,)?) => {
+        $(mod $module; pub use $module::*;)*
+
+        /// An operator with its attributes.
+        #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+        #[allow(missing_docs)] // each payload documents itself
+        pub enum Op { $($variant($variant)),* }
+
+        $(impl From<$variant> for Op {
+            fn from(op: $variant) -> Op { Op::$variant(op) }
+        })*
+
+        impl Op {
+            /// Names of all operators, in table order.
+            pub const NAMES: &'static [&'static str] = &[$(<$variant as Operator>::NAME),*];
+
+            /// Name in dumps and errors.
+            pub fn name(&self) -> &'static str {
+                match self { $(Op::$variant(_) => <$variant as Operator>::NAME),* }
+            }
+            /// Type rule.
+            pub fn infer(&self, cx: &Infer) -> Inferred {
+                match self { $(Op::$variant(op) => op.infer(cx)),* }
+            }
+            /// Reference evaluation.
+            pub fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+                match self { $(Op::$variant(op) => op.eval(cx)),* }
+            }
+            /// Gradient rule.
+            pub fn vjp(&self, cx: &mut Vjp) -> Cotangents {
+                match self { $(Op::$variant(op) => op.vjp(cx)),* }
+            }
+            /// The same values from simpler operators.
+            pub fn decompose(&self, graph: &mut Graph, args: &[NodeId]) -> Option<Result<Vec<NodeId>, IrError>> {
+                match self { $(Op::$variant(op) => op.decompose(graph, args)),* }
+            }
+            /// An equal simpler node.
+            pub fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
+                match self { $(Op::$variant(op) => op.simplify(graph, args)),* }
+            }
+            /// Floating-point operations.
+            pub fn flops(&self, args: &[&Type], outs: &[Type]) -> Dim {
+                match self { $(Op::$variant(op) => op.flops(args, outs)),* }
+            }
+            /// Relative error allowed to a kernel.
+            pub fn tolerance(&self, dtype: DType) -> f64 {
+                match self { $(Op::$variant(op) => op.tolerance(dtype)),* }
+            }
+            /// Attributes as a JSON object.
+            pub fn attributes(&self) -> serde_json::Value {
+                let v = match self { $(Op::$variant(op) => serde_json::to_value(op)),* };
+                v.unwrap_or(serde_json::Value::Null)
+            }
+            /// The operator with this name and these attributes.
+            pub fn from_attributes(name: &str, attributes: serde_json::Value) -> Result<Op, String> {
+                $(if name == <$variant as Operator>::NAME {
+                    return serde_json::from_value::<$variant>(attributes).map(Op::$variant)
+                        .map_err(|e| format!("`{name}`: {e}"));
+                })*
+                Err(format!("`{name}` is not an operator"))
+            }
+        }
+    };
+}
+
+#[rustfmt::skip]
+ops! {
+    // leaves
+    input::Input, weight::Weight, state::State, constant::Const, iota::Iota,
+    // views
+    reshape::Reshape, permute::Permute, expand::Expand, slice::Slice, pad::Pad, concat::Concat,
+    // element by element
+    unary::Unary, binary::Binary, compare::Compare, select::Select, cast::Cast,
+    // contractions and indexing
+    reduce::Reduce, dot::Dot, gather::Gather, scatter::Scatter,
+    // structure
+    call::Call, part::Part,
+    // composites
+    rms_norm::RmsNorm, softmax::Softmax, rope::Rope, attention::Attention, attention_grad::AttentionGrad,
+    gated_act::GatedAct,
+}
+
+impl Op {
+    /// The name by which a leaf's value is looked up.
+    pub fn leaf_name(&self) -> Option<&str> {
+        match self {
+            Op::Input(i) => Some(&i.name),
+            Op::Weight(w) => Some(&w.name),
+            Op::State(s) => Some(&s.name),
+            _ => None,
+        }
+    }
+
+    /// True for operators that only rearrange elements of one argument.
+    pub fn is_view(&self) -> bool {
+        matches!(self, Op::Reshape(_) | Op::Permute(_) | Op::Expand(_) | Op::Slice(_))
+    }
+
+    /// True for operators that compute each element from the elements at the same place of their arguments.
+    pub fn is_pointwise(&self) -> bool {
+        matches!(
+            self,
+            Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select(_) | Op::Cast(_) | Op::GatedAct(_)
+        )
+    }
+}

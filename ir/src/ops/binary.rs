@@ -1,0 +1,136 @@
+//! `binary`: functions of two numbers, element by element.
+
+use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float, same};
+use crate::ops::CompareKind;
+use crate::{DType, Tensor, eval::Eval};
+use serde::{Deserialize, Serialize};
+
+/// Function of two numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)] // the names are the functions
+pub enum BinaryKind {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    /// The larger; NaN when either is.
+    Max,
+    /// The smaller; NaN when either is.
+    Min,
+    Pow,
+    /// Logical and, of bool.
+    And,
+    /// Logical or, of bool.
+    Or,
+}
+
+use BinaryKind::*;
+
+impl BinaryKind {
+    /// Every kind.
+    pub const ALL: [BinaryKind; 9] = [Add, Sub, Mul, Div, Max, Min, Pow, And, Or];
+
+    /// The function, in f64.
+    pub fn apply(self, a: f64, b: f64) -> f64 {
+        match self {
+            Add => a + b,
+            Sub => a - b,
+            Mul => a * b,
+            Div => a / b,
+            Max if a.is_nan() || b.is_nan() => f64::NAN,
+            Min if a.is_nan() || b.is_nan() => f64::NAN,
+            Max => a.max(b),
+            Min => a.min(b),
+            Pow => a.powf(b),
+            And => (a != 0.0 && b != 0.0) as u8 as f64,
+            Or => (a != 0.0 || b != 0.0) as u8 as f64,
+        }
+    }
+
+    /// The function on integers, wrapping; `None` for a division by zero or a negative power.
+    pub fn apply_int(self, a: i64, b: i64) -> Option<i64> {
+        Some(match self {
+            Add => a.wrapping_add(b),
+            Sub => a.wrapping_sub(b),
+            Mul => a.wrapping_mul(b),
+            Div => a.checked_div(b)?,
+            Max => a.max(b),
+            Min => a.min(b),
+            Pow => a.wrapping_pow(u32::try_from(b).ok()?),
+            And => (a != 0 && b != 0) as i64,
+            Or => (a != 0 || b != 0) as i64,
+        })
+    }
+}
+
+/// A function of two numbers of one type, element by element. Integer division truncates.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Binary {
+    /// The function.
+    pub kind: BinaryKind,
+}
+
+impl Operator for Binary {
+    const NAME: &'static str = "binary";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let [a, b] = cx.exactly()?;
+        same("arguments", a, b)?;
+        match (self.kind, a.dtype) {
+            (And | Or, DType::Bool) => {}
+            (And | Or, _) => return Err(format!("{:?} takes bool, got {a}", self.kind)),
+            (_, DType::Bool) => return Err(format!("{:?} takes numbers, got {a}", self.kind)),
+            (Pow, _) => float("arguments of pow", a)?,
+            _ => {}
+        }
+        Ok(vec![a.clone()])
+    }
+
+    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+        let [a, b] = cx.args else { return Err("takes 2 arguments".into()) };
+        if cx.dtype().is_float() {
+            return cx.each(|i| self.kind.apply(a.at(i), b.at(i)));
+        }
+        let values: Option<Vec<i64>> = (0..a.len()).map(|i| self.kind.apply_int(a.int_at(i), b.int_at(i))).collect();
+        let values = values.ok_or("divides by zero")?;
+        Ok(vec![Tensor::int(cx.dtype(), cx.shape(), values)])
+    }
+
+    fn vjp(&self, cx: &mut Vjp) -> Cotangents {
+        let ([a, b], y, grad) = ([cx.args[0], cx.args[1]], cx.outs[0], cx.grad());
+        let g = &mut *cx.graph;
+        if !g.ty(a).dtype.is_float() {
+            return Ok(vec![None, None]);
+        }
+        let (da, db) = match self.kind {
+            Add => (grad, grad),
+            Sub => (grad, g.unary(super::UnaryKind::Neg, grad)?),
+            Mul => (g.mul(grad, b)?, g.mul(grad, a)?),
+            Div => {
+                let da = g.div(grad, b)?;
+                let t = g.mul(da, y)?;
+                (da, g.unary(super::UnaryKind::Neg, t)?)
+            }
+            Max | Min => {
+                let kind = if self.kind == Max { CompareKind::Ge } else { CompareKind::Le };
+                let first = g.compare(kind, a, b)?;
+                let zero = g.fill(grad, 0.0)?;
+                (g.select(first, grad, zero)?, g.select(first, zero, grad)?)
+            }
+            Pow => {
+                // d(a^b) = b·a^(b-1) da + ln(a)·a^b db
+                let one = g.fill(b, 1.0)?;
+                let less = g.sub(b, one)?;
+                let p = g.binary(Pow, a, less)?;
+                let pb = g.mul(p, b)?;
+                let ln = g.unary(super::UnaryKind::Log, a)?;
+                let ly = g.mul(ln, y)?;
+                (g.mul(grad, pb)?, g.mul(grad, ly)?)
+            }
+            And | Or => return Ok(vec![None, None]),
+        };
+        Ok(vec![Some(da), Some(db)])
+    }
+}

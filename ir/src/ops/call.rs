@@ -1,0 +1,46 @@
+//! `call`: a block run on its parameters.
+
+use crate::op::{Infer, Inferred, Operator};
+use crate::{BlockId, Dim, Tensor, Type, eval::Eval, eval::Precision, eval::walk};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+
+/// Runs a block of the graph; the arguments bind its parameters in order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Call {
+    /// The block.
+    pub block: BlockId,
+    /// Which call of the block this is (the layer); tells apart calls whose arguments are equal.
+    pub layer: u32,
+}
+
+impl Operator for Call {
+    const NAME: &'static str = "call";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let block = cx.graph.blocks().get(self.block.0 as usize);
+        let block = block.ok_or_else(|| format!("names block {}, which does not exist", self.block.0))?;
+        let params = block.param_types().map_err(|e| e.to_string())?;
+        if params.len() != cx.args.len() {
+            return Err(format!("of `{}` takes {} arguments, got {}", block.name, params.len(), cx.args.len()));
+        }
+        for ((name, want), got) in block.params.iter().zip(&params).zip(cx.args) {
+            if want != got {
+                return Err(format!("of `{}` wants {want} for `{name}`, got {got}", block.name));
+            }
+        }
+        Ok(block.output_types())
+    }
+
+    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+        let block = cx.graph.block(self.block);
+        let leaves: HashMap<&str, &Tensor> = block.params.iter().map(String::as_str).zip(cx.args.iter().copied()).collect();
+        let outs = walk(&block.graph, &leaves, cx.sizes, Precision { exact: cx.exact }).map_err(|e| e.to_string())?;
+        Ok(outs.into_iter().map(|(_, t)| t).collect())
+    }
+
+    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
+        Dim::default() // counted in the body
+    }
+}

@@ -1,0 +1,64 @@
+//! `compare`: truth of a relation, element by element.
+
+use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, same};
+use crate::{DType, Tensor, eval::Eval};
+use serde::{Deserialize, Serialize};
+
+/// Relation between two numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)] // the names are the relations
+pub enum CompareKind {
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+}
+
+use CompareKind::*;
+
+impl CompareKind {
+    /// Every kind.
+    pub const ALL: [CompareKind; 6] = [Eq, Ne, Lt, Le, Gt, Ge];
+
+    /// The relation; with NaN only `Ne` holds.
+    pub fn apply(self, a: f64, b: f64) -> bool {
+        match self {
+            Eq => a == b,
+            Ne => a != b,
+            Lt => a < b,
+            Le => a <= b,
+            Gt => a > b,
+            Ge => a >= b,
+        }
+    }
+}
+
+/// Truth of a relation between two tensors of one type, element by element.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Compare {
+    /// The relation.
+    pub kind: CompareKind,
+}
+
+impl Operator for Compare {
+    const NAME: &'static str = "compare";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let [a, b] = cx.exactly()?;
+        same("arguments", a, b)?;
+        Ok(vec![a.with(DType::Bool)])
+    }
+
+    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+        let [a, b] = cx.args else { return Err("takes 2 arguments".into()) };
+        cx.each(|i| self.kind.apply(a.at(i), b.at(i)) as u8 as f64)
+    }
+
+    fn vjp(&self, _: &mut Vjp) -> Cotangents {
+        Ok(vec![None, None])
+    }
+}

@@ -1,0 +1,70 @@
+//! `concat`: tensors one after another along one axis.
+
+use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp, axis_in};
+use crate::ops::Slice;
+use crate::tensor::{ravel, unravel};
+use crate::{Dim, Graph, NodeId, Tensor, Type, eval::Eval};
+use serde::{Deserialize, Serialize};
+
+/// The arguments one after another along `axis`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Concat {
+    /// The axis.
+    pub axis: usize,
+}
+
+impl Operator for Concat {
+    const NAME: &'static str = "concat";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let [first, rest @ ..] = cx.args else { return Err("takes at least one argument".into()) };
+        axis_in(self.axis, first)?;
+        let mut ty = (*first).clone();
+        for t in rest {
+            let other = |t: &Type| {
+                let mut t = t.clone();
+                t.shape.remove(self.axis);
+                t
+            };
+            if t.rank() != ty.rank() || other(t) != other(&ty) {
+                return Err(format!("cannot join {first} and {t} along axis {}", self.axis));
+            }
+            ty.shape[self.axis] = &ty.shape[self.axis] + &t.shape[self.axis];
+        }
+        Ok(vec![ty])
+    }
+
+    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+        cx.each(|i| {
+            let mut at = unravel(i, cx.shape());
+            let mut k = 0;
+            while at[self.axis] >= cx.args[k].shape[self.axis] {
+                at[self.axis] -= cx.args[k].shape[self.axis];
+                k += 1;
+            }
+            cx.args[k].at(ravel(&at, &cx.args[k].shape))
+        })
+    }
+
+    fn vjp(&self, cx: &mut Vjp) -> Cotangents {
+        let g = cx.grad();
+        let mut start = Dim::from(0);
+        let mut grads = Vec::new();
+        for &a in cx.args {
+            let len = cx.graph.ty(a).shape[self.axis].clone();
+            let end = &start + &len;
+            grads.push(Some(cx.graph.push(Slice { axis: self.axis, start, len }, &[g])?));
+            start = end;
+        }
+        Ok(grads)
+    }
+
+    fn simplify(&self, _: &Graph, args: &[NodeId]) -> Option<Simpler> {
+        (args.len() == 1).then(|| Simpler::Node(args[0]))
+    }
+
+    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
+        Dim::default()
+    }
+}

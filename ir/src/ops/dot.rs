@@ -1,0 +1,133 @@
+//! `dot`: contraction of two tensors. Which axes are batched and which are summed are attributes, so that no transposed
+//! variant exists.
+
+use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
+use crate::tensor::{strides, unravel};
+use crate::{DType, Dim, Tensor, Type, eval::Eval};
+use serde::{Deserialize, Serialize};
+
+/// Sum of products over the contracted axes. The result's axes are the batch axes, then the left's free axes, then the
+/// right's free axes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dot {
+    /// Pairs of (left, right) axes that go together.
+    pub batch: Vec<(usize, usize)>,
+    /// Pairs of (left, right) axes that are summed over.
+    pub contract: Vec<(usize, usize)>,
+}
+
+impl Dot {
+    /// Axes of the left argument that are neither batched nor summed, ascending.
+    pub fn left_free(&self, rank: usize) -> Vec<usize> {
+        let used: Vec<usize> = self.batch.iter().chain(&self.contract).map(|p| p.0).collect();
+        (0..rank).filter(|a| !used.contains(a)).collect()
+    }
+
+    /// Axes of the right argument that are neither batched nor summed, ascending.
+    pub fn right_free(&self, rank: usize) -> Vec<usize> {
+        let used: Vec<usize> = self.batch.iter().chain(&self.contract).map(|p| p.1).collect();
+        (0..rank).filter(|a| !used.contains(a)).collect()
+    }
+
+    fn check(&self, l: &Type, r: &Type) -> Result<(), String> {
+        float("arguments", l)?;
+        if l.dtype != r.dtype {
+            return Err(format!("arguments must have one dtype, got {l} and {r}"));
+        }
+        let (mut left, mut right): (Vec<_>, Vec<_>) = self.batch.iter().chain(&self.contract).copied().unzip();
+        left.sort_unstable();
+        right.sort_unstable();
+        let distinct = |v: &[usize], rank| v.is_sorted_by(|a, b| a < b) && v.last().is_none_or(|&a| a < rank);
+        if !distinct(&left, l.rank()) || !distinct(&right, r.rank()) {
+            return Err(format!("dimension numbers {:?} {:?} do not fit {l} and {r}", self.batch, self.contract));
+        }
+        for &(a, b) in self.batch.iter().chain(&self.contract) {
+            if l.shape[a] != r.shape[b] {
+                return Err(format!("axis {a} of {l} and axis {b} of {r} differ"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Operator for Dot {
+    const NAME: &'static str = "dot";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let [l, r] = cx.exactly()?;
+        self.check(l, r)?;
+        let batch = self.batch.iter().map(|p| l.shape[p.0].clone());
+        let left = self.left_free(l.rank()).into_iter().map(|a| l.shape[a].clone());
+        let right = self.right_free(r.rank()).into_iter().map(|a| r.shape[a].clone());
+        Ok(vec![Type::new(l.dtype, batch.chain(left).chain(right))])
+    }
+
+    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+        let [l, r] = cx.args else { return Err("takes 2 arguments".into()) };
+        let (ls, rs) = (strides(&l.shape), strides(&r.shape));
+        let (lf, rf) = (self.left_free(l.shape.len()), self.right_free(r.shape.len()));
+        let sizes: Vec<usize> = self.contract.iter().map(|p| l.shape[p.0]).collect();
+        let steps: Vec<(usize, usize)> = (0..sizes.iter().product())
+            .map(|k| {
+                let at = unravel(k, &sizes);
+                let zip = || at.iter().zip(&self.contract);
+                (zip().map(|(i, p)| i * ls[p.0]).sum(), zip().map(|(i, p)| i * rs[p.1]).sum())
+            })
+            .collect();
+        let (lv, rv) = (l.reals(), r.reals());
+        cx.each(|o| {
+            let at = unravel(o, cx.shape());
+            let (mut lo, mut ro) = (0, 0);
+            for (i, p) in at.iter().zip(&self.batch) {
+                lo += i * ls[p.0];
+                ro += i * rs[p.1];
+            }
+            let (at_l, at_r) = at[self.batch.len()..].split_at(lf.len());
+            lo += at_l.iter().zip(&lf).map(|(i, &a)| i * ls[a]).sum::<usize>();
+            ro += at_r.iter().zip(&rf).map(|(i, &a)| i * rs[a]).sum::<usize>();
+            steps.iter().map(|(a, b)| lv[lo + a] * rv[ro + b]).sum()
+        })
+    }
+
+    fn vjp(&self, cx: &mut Vjp) -> Cotangents {
+        let (l, r, grad) = (cx.args[0], cx.args[1], cx.grad());
+        let g = &mut *cx.graph;
+        let (lr, rr) = (g.ty(l).rank(), g.ty(r).rank());
+        let (lf, rf, nb) = (self.left_free(lr), self.right_free(rr), self.batch.len());
+        // dl[batch, left, contract] = grad · r over the right's free axes; axes come out in that order and are put back.
+        let batch: Vec<_> = self.batch.iter().enumerate().map(|(i, p)| (i, p.1)).collect();
+        let contract: Vec<_> = rf.iter().enumerate().map(|(i, &a)| (nb + lf.len() + i, a)).collect();
+        let dl = g.push(Dot { batch, contract }, &[grad, r])?;
+        let mut by_right = self.contract.clone();
+        by_right.sort_by_key(|p| p.1);
+        let order: Vec<usize> = self.batch.iter().map(|p| p.0).chain(lf.iter().copied()).chain(by_right.iter().map(|p| p.0)).collect();
+        let dl = g.permute(dl, &invert(&order))?;
+        let batch: Vec<_> = self.batch.iter().enumerate().map(|(i, p)| (i, p.0)).collect();
+        let contract: Vec<_> = lf.iter().enumerate().map(|(i, &a)| (nb + i, a)).collect();
+        let dr = g.push(Dot { batch, contract }, &[grad, l])?;
+        let mut by_left = self.contract.clone();
+        by_left.sort_by_key(|p| p.0);
+        let order: Vec<usize> = self.batch.iter().map(|p| p.1).chain(rf.iter().copied()).chain(by_left.iter().map(|p| p.1)).collect();
+        let dr = g.permute(dr, &invert(&order))?;
+        Ok(vec![Some(dl), Some(dr)])
+    }
+
+    fn flops(&self, args: &[&Type], outs: &[Type]) -> Dim {
+        let k = Dim::product(self.contract.iter().map(|p| &args[0].shape[p.0]));
+        &(&outs[0].elements() * &k) * &Dim::from(2)
+    }
+
+    /// Sums of many products: the error grows with the square root of their number at worst seen.
+    fn tolerance(&self, dtype: DType) -> f64 {
+        (16.0 * dtype.epsilon()).max(1e-5)
+    }
+}
+
+/// `axes` such that permuting by them puts axis `order[i]` (now at `i`) back in place.
+fn invert(order: &[usize]) -> Vec<usize> {
+    let mut axes = vec![0; order.len()];
+    order.iter().enumerate().for_each(|(i, &a)| axes[a] = i);
+    axes
+}
+

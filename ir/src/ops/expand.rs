@@ -1,0 +1,55 @@
+//! `expand`: axes of size one repeated.
+
+use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
+use crate::ops::{Reduce, ReduceKind, Reshape};
+use crate::tensor::{ravel, unravel};
+use crate::ty::show;
+use crate::{Dim, Graph, NodeId, Shape, Tensor, Type, eval::Eval};
+use serde::{Deserialize, Serialize};
+
+/// Axes of size one repeated up to `shape`; the rank stays.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Expand {
+    /// Sizes of the result.
+    pub shape: Shape,
+}
+
+impl Operator for Expand {
+    const NAME: &'static str = "expand";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let [x] = cx.exactly()?;
+        let fits = |(a, b): (&Dim, &Dim)| a == b || a.is_one();
+        if x.rank() != self.shape.len() || !x.shape.iter().zip(&self.shape).all(fits) {
+            return Err(format!("cannot repeat {x} up to {}; only axes of size 1 repeat", show(&self.shape)));
+        }
+        Ok(vec![Type { dtype: x.dtype, shape: self.shape.clone() }])
+    }
+
+    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+        let x = cx.args[0];
+        Ok(vec![x.pick(cx.shape(), |i| {
+            let at = unravel(i, cx.shape());
+            let at: Vec<usize> = at.iter().zip(&x.shape).map(|(&a, &n)| if n == 1 { 0 } else { a }).collect();
+            ravel(&at, &x.shape)
+        })])
+    }
+
+    fn vjp(&self, cx: &mut Vjp) -> Cotangents {
+        let shape = cx.graph.ty(cx.args[0]).shape.clone();
+        let axes = (0..shape.len()).filter(|&a| shape[a] != self.shape[a]).collect();
+        let g = cx.grad();
+        let sum = cx.graph.push(Reduce { kind: ReduceKind::Sum, axes }, &[g])?;
+        Ok(vec![Some(cx.graph.push(Reshape { shape }, &[sum])?)])
+    }
+
+    fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
+        let x = *args.first()?;
+        (graph.ty(x).shape == self.shape).then_some(Simpler::Node(x))
+    }
+
+    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
+        Dim::default()
+    }
+}

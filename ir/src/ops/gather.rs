@@ -1,0 +1,78 @@
+//! `gather`: slices picked by integer indices along one axis.
+
+use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, axis_in, integer};
+use crate::ops::{Scatter, ScatterKind};
+use crate::tensor::{ravel, unravel};
+use crate::{Dim, Tensor, Type, eval::Eval};
+use serde::{Deserialize, Serialize};
+
+/// `x[indices]` along `axis`. The first `batch` axes of both go together; the result has the axes of `x` with `axis`
+/// replaced by the remaining axes of `indices`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gather {
+    /// The axis of `x` that is indexed.
+    pub axis: usize,
+    /// Leading axes that `x` and `indices` share; at most `axis`.
+    pub batch: usize,
+}
+
+impl Gather {
+    /// Types of `x` and `indices` to the shape of the result.
+    pub fn shape(&self, x: &Type, indices: &Type) -> Result<Vec<Dim>, String> {
+        axis_in(self.axis, x)?;
+        integer("indices", indices)?;
+        let batch = self.batch;
+        if batch > self.axis || batch > indices.rank() || x.shape[..batch] != indices.shape[..batch] {
+            return Err(format!("{x} and {indices} do not share {batch} leading axes before axis {}", self.axis));
+        }
+        let (before, after) = (&x.shape[..self.axis], &x.shape[self.axis + 1..]);
+        Ok(before.iter().chain(&indices.shape[batch..]).chain(after).cloned().collect())
+    }
+
+    /// (position in `x`'s index, position in `indices`) for an element of the result.
+    pub(super) fn split(&self, at: &[usize], index_rank: usize) -> (Vec<usize>, Vec<usize>) {
+        let picks = index_rank - self.batch;
+        let index = at[..self.batch].iter().chain(&at[self.axis..self.axis + picks]).copied().collect();
+        let mut x: Vec<usize> = at[..self.axis].to_vec();
+        x.push(0);
+        x.extend(&at[self.axis + picks..]);
+        (x, index)
+    }
+}
+
+impl Operator for Gather {
+    const NAME: &'static str = "gather";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let [x, indices] = cx.exactly()?;
+        Ok(vec![Type { dtype: x.dtype, shape: self.shape(x, indices)? }])
+    }
+
+    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+        let [x, indices] = cx.args else { return Err("takes 2 arguments".into()) };
+        let n = x.shape[self.axis];
+        if let Some(bad) = (0..indices.len()).map(|i| indices.int_at(i)).find(|&v| v < 0 || v as usize >= n) {
+            return Err(format!("index {bad} is outside axis {} of size {n}", self.axis));
+        }
+        Ok(vec![x.pick(cx.shape(), |i| {
+            let (mut at, index) = self.split(&unravel(i, cx.shape()), indices.shape.len());
+            at[self.axis] = indices.int_at(ravel(&index, &indices.shape)) as usize;
+            ravel(&at, &x.shape)
+        })])
+    }
+
+    fn vjp(&self, cx: &mut Vjp) -> Cotangents {
+        let (x, indices, g) = (cx.args[0], cx.args[1], cx.grad());
+        if !cx.graph.ty(x).dtype.is_float() {
+            return Ok(vec![None, None]);
+        }
+        let zero = cx.graph.fill(x, 0.0)?;
+        let op = Scatter { axis: self.axis, batch: self.batch, kind: ScatterKind::Add };
+        Ok(vec![Some(cx.graph.push(op, &[zero, indices, g])?), None])
+    }
+
+    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
+        Dim::default()
+    }
+}

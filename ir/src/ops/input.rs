@@ -1,0 +1,32 @@
+//! `input`: a value given at each run.
+
+use crate::op::{Infer, Inferred, Operator};
+use crate::{Dim, Tensor, Type, eval::Eval};
+use serde::{Deserialize, Serialize};
+
+/// A value given at each run, by name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Input {
+    /// Name of the value.
+    pub name: String,
+    /// Its type.
+    pub ty: Type,
+}
+
+impl Operator for Input {
+    const NAME: &'static str = "input";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let [] = cx.exactly()?;
+        Ok(vec![self.ty.clone()])
+    }
+
+    fn eval(&self, _: &Eval) -> Result<Vec<Tensor>, String> {
+        Err(format!("`{}` has no value", self.name))
+    }
+
+    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
+        Dim::default()
+    }
+}

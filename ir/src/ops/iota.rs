@@ -1,0 +1,34 @@
+//! `iota`: 0, 1, 2, … along one axis.
+
+use crate::op::{Infer, Inferred, Operator, axis_in};
+use crate::tensor::unravel;
+use crate::{Dim, Tensor, Type, eval::Eval};
+use serde::{Deserialize, Serialize};
+
+/// Position along `axis`, repeated over the other axes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Iota {
+    /// Type of the result.
+    pub ty: Type,
+    /// The axis that counts.
+    pub axis: usize,
+}
+
+impl Operator for Iota {
+    const NAME: &'static str = "iota";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let [] = cx.exactly()?;
+        axis_in(self.axis, &self.ty)?;
+        Ok(vec![self.ty.clone()])
+    }
+
+    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+        cx.each(|i| unravel(i, cx.shape())[self.axis] as f64)
+    }
+
+    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
+        Dim::default()
+    }
+}

@@ -1,0 +1,62 @@
+//! `pad`: constant elements before and after one axis.
+
+use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp, axis_in};
+use crate::ops::Slice;
+use crate::tensor::{ravel, unravel};
+use crate::{Dim, Graph, NodeId, Real, Tensor, Type, eval::Eval};
+use serde::{Deserialize, Serialize};
+
+/// One axis made longer with a constant.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pad {
+    /// The axis.
+    pub axis: usize,
+    /// Elements added in front.
+    pub before: Dim,
+    /// Elements added behind.
+    pub after: Dim,
+    /// Their value.
+    pub value: Real,
+}
+
+impl Operator for Pad {
+    const NAME: &'static str = "pad";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let [x] = cx.exactly()?;
+        axis_in(self.axis, x)?;
+        if [&self.before, &self.after].into_iter().any(|d| d.literal().is_some_and(|v| v < 0)) {
+            return Err(format!("cannot pad by {} and {}", self.before, self.after));
+        }
+        let mut shape = x.shape.clone();
+        shape[self.axis] = &(&shape[self.axis] + &self.before) + &self.after;
+        Ok(vec![Type { dtype: x.dtype, shape }])
+    }
+
+    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+        let (x, before) = (cx.args[0], cx.dim(&self.before)?);
+        cx.each(|i| {
+            let mut at = unravel(i, cx.shape());
+            if at[self.axis] < before || at[self.axis] >= before + x.shape[self.axis] {
+                return self.value.0;
+            }
+            at[self.axis] -= before;
+            x.at(ravel(&at, &x.shape))
+        })
+    }
+
+    fn vjp(&self, cx: &mut Vjp) -> Cotangents {
+        let len = cx.graph.ty(cx.args[0]).shape[self.axis].clone();
+        let g = cx.grad();
+        Ok(vec![Some(cx.graph.push(Slice { axis: self.axis, start: self.before.clone(), len }, &[g])?)])
+    }
+
+    fn simplify(&self, _: &Graph, args: &[NodeId]) -> Option<Simpler> {
+        (self.before == Dim::from(0) && self.after == Dim::from(0)).then(|| Simpler::Node(args[0]))
+    }
+
+    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
+        Dim::default()
+    }
+}

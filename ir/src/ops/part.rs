@@ -1,0 +1,30 @@
+//! `part`: one output of a node that has several.
+
+use crate::op::{Infer, Inferred, Operator};
+use crate::{Dim, Tensor, Type, eval::Eval};
+use serde::{Deserialize, Serialize};
+
+/// Output `index` of its argument. The graph itself types and evaluates it, since only it sees all outputs of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Part {
+    /// Which output.
+    pub index: u32,
+}
+
+impl Operator for Part {
+    const NAME: &'static str = "part";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let [x] = cx.exactly()?;
+        Ok(vec![(*x).clone()])
+    }
+
+    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+        Ok(vec![cx.args[0].clone()])
+    }
+
+    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
+        Dim::default()
+    }
+}

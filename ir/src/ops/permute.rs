@@ -1,0 +1,68 @@
+//! `permute`: axes in another order.
+
+use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
+use crate::tensor::{ravel, unravel};
+use crate::{Dim, Graph, NodeId, Op, Tensor, Type, eval::Eval};
+use serde::{Deserialize, Serialize};
+
+/// Axis `i` of the result is axis `axes[i]` of the argument.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Permute {
+    /// Source axis of each result axis.
+    pub axes: Vec<usize>,
+}
+
+impl Permute {
+    fn inverse(&self) -> Permute {
+        let mut axes = vec![0; self.axes.len()];
+        self.axes.iter().enumerate().for_each(|(i, &a)| axes[a] = i);
+        Permute { axes }
+    }
+}
+
+impl Operator for Permute {
+    const NAME: &'static str = "permute";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let [x] = cx.exactly()?;
+        let mut sorted = self.axes.clone();
+        sorted.sort_unstable();
+        if sorted != (0..x.rank()).collect::<Vec<_>>() {
+            return Err(format!("{:?} is no order of the axes of {x}", self.axes));
+        }
+        Ok(vec![Type::new(x.dtype, self.axes.iter().map(|&a| x.shape[a].clone()))])
+    }
+
+    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+        let x = cx.args[0];
+        let inverse = self.inverse().axes;
+        Ok(vec![x.pick(cx.shape(), |i| {
+            let at = unravel(i, cx.shape());
+            ravel(&inverse.iter().map(|&a| at[a]).collect::<Vec<_>>(), &x.shape)
+        })])
+    }
+
+    fn vjp(&self, cx: &mut Vjp) -> Cotangents {
+        let g = cx.grad();
+        Ok(vec![Some(cx.graph.push(self.inverse(), &[g])?)])
+    }
+
+    fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
+        let x = *args.first()?;
+        if self.axes.iter().enumerate().all(|(i, &a)| i == a) && graph.ty(x).rank() == self.axes.len() {
+            return Some(Simpler::Node(x));
+        }
+        match &graph.node(x).op {
+            Op::Permute(p) if p.axes.len() == self.axes.len() && self.axes.iter().all(|&a| a < p.axes.len()) => {
+                let axes = self.axes.iter().map(|&a| p.axes[a]).collect();
+                Some(Simpler::Op(Box::new(Permute { axes }.into()), graph.node(x).args.clone()))
+            }
+            _ => None,
+        }
+    }
+
+    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
+        Dim::default()
+    }
+}

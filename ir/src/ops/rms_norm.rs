@@ -1,0 +1,81 @@
+//! `rms_norm`: x / sqrt(mean(x²) + eps) · w over the last axis (Zhang and Sennrich 2019).
+
+use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float, same};
+use crate::ops::{ReduceKind, UnaryKind};
+use crate::{Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
+use serde::{Deserialize, Serialize};
+
+/// Root-mean-square normalisation over the last axis; arguments `x` `[…, n]` and `w` `[n]`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RmsNorm {
+    /// Added to the mean square.
+    pub eps: Real,
+}
+
+impl RmsNorm {
+    /// 1 / sqrt(mean(x²) + eps), repeated over the last axis.
+    fn scale(&self, g: &mut Graph, x: NodeId) -> Result<NodeId, IrError> {
+        let xx = g.mul(x, x)?;
+        let mean = g.reduce_last(ReduceKind::Mean, xx)?;
+        let eps = g.fill(mean, self.eps.0)?;
+        let m = g.add(mean, eps)?;
+        g.unary(UnaryKind::Rsqrt, m)
+    }
+}
+
+impl Operator for RmsNorm {
+    const NAME: &'static str = "rms_norm";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let [x, w] = cx.exactly()?;
+        float("x", x)?;
+        let last = x.shape.last().ok_or("needs an axis, got a scalar")?;
+        same("the last axis of x and w", &Type::new(x.dtype, [last.clone()]), w)?;
+        Ok(vec![(*x).clone()])
+    }
+
+    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+        let [x, w] = cx.args else { return Err("takes 2 arguments".into()) };
+        let n = w.len().max(1);
+        let mut out = x.reals();
+        for row in out.chunks_mut(n) {
+            let mean = row.iter().map(|x| x * x).sum::<f64>() / n as f64;
+            let r = 1.0 / (mean + self.eps.0).sqrt();
+            row.iter_mut().enumerate().for_each(|(j, x)| *x = *x * r * w.at(j));
+        }
+        cx.real(out)
+    }
+
+    fn vjp(&self, cx: &mut Vjp) -> Cotangents {
+        let (x, w, grad) = (cx.args[0], cx.args[1], cx.grad());
+        let g = &mut *cx.graph;
+        let shape = g.ty(x).shape.clone();
+        let r = self.scale(g, x)?;
+        let n = g.mul(x, r)?;
+        // dx = r·(gw - n·mean(gw·n)),  dw = Σ grad·n
+        let wide = g.broadcast(w, &shape)?;
+        let gw = g.mul(grad, wide)?;
+        let gn = g.mul(gw, n)?;
+        let mean = g.reduce_last(ReduceKind::Mean, gn)?;
+        let t = g.mul(n, mean)?;
+        let d = g.sub(gw, t)?;
+        let dx = g.mul(d, r)?;
+        let dn = g.mul(grad, n)?;
+        let axes: Vec<usize> = (0..shape.len() - 1).collect();
+        let dw = g.reduce(ReduceKind::Sum, dn, &axes)?;
+        Ok(vec![Some(dx), Some(dw)])
+    }
+
+    fn decompose(&self, g: &mut Graph, args: &[NodeId]) -> Option<Result<Vec<NodeId>, IrError>> {
+        Some((|| {
+            let r = self.scale(g, args[0])?;
+            let n = g.mul(args[0], r)?;
+            Ok(vec![g.mul(n, args[1])?])
+        })())
+    }
+
+    fn flops(&self, _: &[&Type], outs: &[Type]) -> Dim {
+        &outs[0].elements() * &Dim::from(4)
+    }
+}

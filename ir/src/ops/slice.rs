@@ -1,0 +1,76 @@
+//! `slice`: a range of one axis.
+
+use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp, axis_in};
+use crate::ops::Pad;
+use crate::tensor::{ravel, unravel};
+use crate::{Dim, Graph, NodeId, Op, Tensor, Type, eval::Eval};
+use serde::{Deserialize, Serialize};
+
+/// Elements `start .. start + len` of one axis.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Slice {
+    /// The axis.
+    pub axis: usize,
+    /// First element.
+    pub start: Dim,
+    /// Number of elements.
+    pub len: Dim,
+}
+
+impl Operator for Slice {
+    const NAME: &'static str = "slice";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let [x] = cx.exactly()?;
+        axis_in(self.axis, x)?;
+        let rest = &(&x.shape[self.axis] - &self.start) - &self.len;
+        if [&rest, &self.start, &self.len].into_iter().any(|d| d.literal().is_some_and(|v| v < 0)) {
+            return Err(format!("{} .. {} + {} is outside axis {} of {x}", self.start, self.start, self.len, self.axis));
+        }
+        let mut shape = x.shape.clone();
+        shape[self.axis] = self.len.clone();
+        Ok(vec![Type { dtype: x.dtype, shape }])
+    }
+
+    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+        let (x, start) = (cx.args[0], cx.dim(&self.start)?);
+        if start + cx.shape()[self.axis] > x.shape[self.axis] {
+            return Err(format!("reads past axis {} of size {}", self.axis, x.shape[self.axis]));
+        }
+        Ok(vec![x.pick(cx.shape(), |i| {
+            let mut at = unravel(i, cx.shape());
+            at[self.axis] += start;
+            ravel(&at, &x.shape)
+        })])
+    }
+
+    fn vjp(&self, cx: &mut Vjp) -> Cotangents {
+        let full = cx.graph.ty(cx.args[0]).shape[self.axis].clone();
+        let after = &(&full - &self.start) - &self.len;
+        let g = cx.grad();
+        let pad = Pad { axis: self.axis, before: self.start.clone(), after, value: crate::Real(0.0) };
+        Ok(vec![Some(cx.graph.push(pad, &[g])?)])
+    }
+
+    fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
+        let x = *args.first()?;
+        let node = graph.node(x);
+        if self.start == Dim::from(0) && node.ty().shape.get(self.axis) == Some(&self.len) {
+            return Some(Simpler::Node(x));
+        }
+        match &node.op {
+            Op::Slice(s) if s.axis == self.axis => {
+                let start = &s.start + &self.start;
+                let op = Slice { axis: self.axis, start, len: self.len.clone() };
+                let inside = (&(&s.len - &self.start) - &self.len).literal().is_some_and(|v| v >= 0);
+                inside.then(|| Simpler::Op(Box::new(op.into()), node.args.clone()))
+            }
+            _ => None,
+        }
+    }
+
+    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
+        Dim::default()
+    }
+}

@@ -1,0 +1,69 @@
+//! `weight`: a trainable tensor. One buffer may hold several checkpoint tensors as consecutive rows (q|k|v, gate|up): then
+//! the joined buffer is the storage and the checkpoint names are views of it.
+
+use crate::op::{Infer, Inferred, Operator};
+use crate::{Dim, Tensor, Type, eval::Eval};
+use serde::{Deserialize, Serialize};
+
+/// A trainable tensor, by name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Weight {
+    /// Name of the buffer: the checkpoint's name, or the joined names.
+    pub name: String,
+    /// Its type.
+    pub ty: Type,
+    /// Checkpoint tensors whose rows follow one another in the buffer; empty when the buffer is the one of that name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<Rows>,
+}
+
+/// Consecutive rows (outermost dimension) of a joined buffer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rows {
+    /// Checkpoint name.
+    pub name: String,
+    /// Number of rows.
+    pub rows: usize,
+}
+
+impl Weight {
+    /// A buffer that is one checkpoint tensor.
+    pub fn new(name: &str, ty: Type) -> Weight {
+        Weight { name: name.to_string(), ty, parts: vec![] }
+    }
+
+    /// Checkpoint tensors in the buffer, with their rows.
+    pub fn rows(&self) -> Vec<Rows> {
+        if !self.parts.is_empty() {
+            return self.parts.clone();
+        }
+        let rows = self.ty.shape.first().and_then(Dim::size).unwrap_or(1);
+        vec![Rows { name: self.name.clone(), rows }]
+    }
+}
+
+impl Operator for Weight {
+    const NAME: &'static str = "weight";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let [] = cx.exactly()?;
+        if let Some(d) = self.ty.shape.iter().find(|d| d.size().is_none()) {
+            return Err(format!("`{}` has the size {d}; weights have literal sizes", self.name));
+        }
+        let rows: usize = self.parts.iter().map(|p| p.rows).sum();
+        if !self.parts.is_empty() && self.ty.shape.first().and_then(Dim::size) != Some(rows) {
+            return Err(format!("`{}` has parts of {rows} rows in all, its type is {}", self.name, self.ty));
+        }
+        Ok(vec![self.ty.clone()])
+    }
+
+    fn eval(&self, _: &Eval) -> Result<Vec<Tensor>, String> {
+        Err(format!("`{}` has no value", self.name))
+    }
+
+    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
+        Dim::default()
+    }
+}
