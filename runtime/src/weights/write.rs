@@ -1,0 +1,255 @@
+//! In: tensors, one after another. Out: a `.safetensors` file that appears whole under its name or not at all: written
+//! beside it, synced, renamed. Shapes come first because the header does; data is then streamed, so that a model need
+//! never be in memory twice.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use astrai_ir::DType;
+
+use super::error::{WeightsError, quote};
+use super::header::{MAX_HEADER, PREFIX, dtype_name, size_of};
+use super::json::{MAX_RANK, METADATA};
+
+/// Type and shape of a tensor to be written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// Name, unique in the file.
+    pub name: String,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// Dimensions, outermost first.
+    pub shape: Vec<usize>,
+}
+
+/// A file being written. [`put`](Self::put) the bytes of every entry in order, then [`finish`](Self::finish); a writer
+/// dropped before leaves nothing behind and an older file of that name untouched.
+#[derive(Debug)]
+pub struct Writer {
+    path: PathBuf,
+    file: File,
+    /// The file's name for now; `None` once it has its final one.
+    temporary: Option<PathBuf>,
+    /// A write failed halfway: what is on disk no longer matches the header.
+    broken: bool,
+    /// Name and bytes of each entry.
+    sizes: Vec<(String, usize)>,
+    next: usize,
+}
+
+impl Writer {
+    /// Starts the file `path` with a header for `entries`, their data to follow in this order.
+    ///
+    /// # Errors
+    /// Entries the format cannot hold (a name twice, a size beyond the address space, a header beyond 100 MB), or
+    /// the directory refuses a file.
+    pub fn create(
+        path: &Path,
+        entries: &[Entry],
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<Writer, WeightsError> {
+        let (header, sizes) =
+            header(entries, metadata).map_err(|trouble| WeightsError::refused(path, trouble))?;
+        if path.is_dir() {
+            return Err(WeightsError::refused(path, "a directory has this name: give the path of a file"));
+        }
+        let (temporary, file) = create_beside(path)?;
+        let mut writer = Writer {
+            path: path.to_path_buf(),
+            file,
+            temporary: Some(temporary),
+            broken: false,
+            sizes,
+            next: 0,
+        };
+        writer.append(&(header.len() as u64).to_le_bytes())?;
+        writer.append(header.as_bytes())?;
+        Ok(writer)
+    }
+
+    /// Writes the data of the next entry: row-major, little-endian.
+    ///
+    /// # Errors
+    /// `bytes` are not the entry's, all entries are written already, or the disk refuses.
+    pub fn put(&mut self, bytes: &[u8]) -> Result<(), WeightsError> {
+        let Some((name, size)) = self.sizes.get(self.next) else {
+            return Err(WeightsError::refused(
+                &self.path,
+                "data after the last tensor of the header: announce it in the header",
+            ));
+        };
+        if bytes.len() != *size {
+            let trouble =
+                format!("tensor {}: {} bytes given, its shape takes {size}", quote(name), bytes.len());
+            return Err(WeightsError::refused(&self.path, trouble));
+        }
+        self.append(bytes)?;
+        self.next += 1;
+        Ok(())
+    }
+
+    /// Makes the file durable and gives it its name.
+    ///
+    /// # Errors
+    /// An entry has no data yet, or the disk refuses; an older file of that name is then still there.
+    pub fn finish(mut self) -> Result<(), WeightsError> {
+        if let Some((name, _)) = self.sizes.get(self.next) {
+            return Err(WeightsError::refused(
+                &self.path,
+                format!("tensor {}: no data was given for it", quote(name)),
+            ));
+        }
+        if self.broken {
+            return Err(WeightsError::refused(&self.path, "an earlier write failed: start the file again"));
+        }
+        self.file.sync_all().map_err(WeightsError::io(&self.path, "make it durable"))?;
+        if let Some(temporary) = &self.temporary {
+            fs::rename(temporary, &self.path).map_err(WeightsError::io(&self.path, "replace it"))?;
+        }
+        self.temporary = None;
+        // The new name is durable only when its directory is.
+        let directory = directory_of(&self.path);
+        File::open(directory)
+            .and_then(|d| d.sync_all())
+            .map_err(WeightsError::io(directory, "make it durable"))
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), WeightsError> {
+        let written = self.file.write_all(bytes);
+        self.broken |= written.is_err();
+        written.map_err(WeightsError::io(&self.path, "write it"))
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if let Some(temporary) = &self.temporary {
+            // Whoever drops an unfinished file is handling a worse error than a leftover.
+            let _leftover = fs::remove_file(temporary);
+        }
+    }
+}
+
+/// Writes `tensors` (name, type, shape, bytes), in their order, as the file `path`; see [`Writer`] for data that is
+/// made as it is written.
+///
+/// # Errors
+/// Those of [`Writer`].
+pub fn write<'a>(
+    path: &Path,
+    tensors: impl IntoIterator<Item = (&'a str, DType, &'a [usize], &'a [u8])>,
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), WeightsError> {
+    let (mut entries, mut data) = (Vec::new(), Vec::new());
+    for (name, dtype, shape, bytes) in tensors {
+        entries.push(Entry { name: name.to_string(), dtype, shape: shape.to_vec() });
+        data.push(bytes);
+    }
+    let mut writer = Writer::create(path, &entries, metadata)?;
+    for bytes in data {
+        writer.put(bytes)?;
+    }
+    writer.finish()
+}
+
+/// The header's text, padded so that data begins at a multiple of eight, and the bytes of each entry.
+fn header(
+    entries: &[Entry],
+    metadata: &BTreeMap<String, String>,
+) -> Result<(String, Vec<(String, usize)>), String> {
+    let mut names: Vec<&str> = entries.iter().map(|e| e.name.as_str()).collect();
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(format!("tensor {} is given twice", quote(pair[0])));
+    }
+    let text = |s: &str| serde_json::Value::from(s).to_string();
+    let mut fields = Vec::with_capacity(entries.len() + 1);
+    if !metadata.is_empty() {
+        let texts: Vec<String> = metadata.iter().map(|(k, v)| format!("{}:{}", text(k), text(v))).collect();
+        fields.push(format!("\"{METADATA}\":{{{}}}", texts.join(",")));
+    }
+    let (mut sizes, mut begin) = (Vec::with_capacity(entries.len()), 0usize);
+    for Entry { name, dtype, shape } in entries {
+        if name == METADATA {
+            return Err(format!("a tensor cannot be called {METADATA}: rename it"));
+        }
+        if shape.len() > MAX_RANK {
+            return Err(format!(
+                "tensor {}: {} dimensions, the limit is {MAX_RANK}",
+                quote(name),
+                shape.len()
+            ));
+        }
+        let size = size_of(*dtype, shape);
+        let Some((size, end)) = size.and_then(|size| Some((size, begin.checked_add(size)?))) else {
+            return Err(format!("tensor {}: shape {shape:?} overflows the address space", quote(name)));
+        };
+        let dims: Vec<String> = shape.iter().map(usize::to_string).collect();
+        fields.push(format!(
+            "{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{begin},{end}]}}",
+            text(name),
+            dtype_name(*dtype),
+            dims.join(",")
+        ));
+        sizes.push((name.clone(), size));
+        begin = end;
+    }
+    let mut header = format!("{{{}}}", fields.join(","));
+    let padded = header.len().next_multiple_of(PREFIX);
+    header.extend(std::iter::repeat_n(' ', padded - header.len()));
+    if header.len() > MAX_HEADER {
+        return Err(format!(
+            "the header takes {} bytes, the limit is {MAX_HEADER}: split the tensors over files",
+            header.len()
+        ));
+    }
+    Ok((header, sizes))
+}
+
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// A new file in the directory of `path`, because only there a rename is atomic.
+fn create_beside(path: &Path) -> Result<(PathBuf, File), WeightsError> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let Some(name) = path.file_name() else {
+        return Err(WeightsError::refused(path, "this names no file: give the path of a file"));
+    };
+    loop {
+        let mut hidden = OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}-{}.tmp", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+        let temporary = directory_of(path).join(hidden);
+        match OpenOptions::new().write(true).create_new(true).open(&temporary) {
+            Ok(file) => return Ok((temporary, file)),
+            // Left by a process that died and whose number is ours now.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(WeightsError::io(path, "create it")(e)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_an_error_and_stays_one() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("w.safetensors");
+        let entry = Entry { name: "x".to_string(), dtype: DType::U8, shape: vec![1] };
+        let mut writer = Writer::create(&path, &[entry], &BTreeMap::new()).expect("created");
+        writer.file = OpenOptions::new().write(true).open("/dev/full").expect("the full device");
+        let error = writer.put(&[1]).expect_err("no space").to_string();
+        assert!(error.contains("w.safetensors: cannot write it: No space left"), "{error}");
+        writer.next = 1;
+        let error = writer.finish().expect_err("broken").to_string();
+        assert!(error.contains("an earlier write failed"), "{error}");
+        assert_eq!(fs::read_dir(dir.path()).expect("listed").count(), 0);
+    }
+}
