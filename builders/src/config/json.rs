@@ -1,0 +1,124 @@
+//! Strict JSON. In: the bytes of a configuration file. Out: its top-level object, or the line and column of what is
+//! wrong. Unlike a plain parse, a key given twice is an error, because which of the two counts would be chance.
+
+use super::error::{ConfigError, excerpt};
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+use std::fmt;
+
+/// Text of `bytes`, a leading byte order mark removed.
+pub(super) fn decode<'a>(bytes: &'a [u8], file: &str) -> Result<&'a str, ConfigError> {
+    std::str::from_utf8(bytes).map_err(|e| ConfigError::File {
+        file: file.to_owned(),
+        problem: format!("is not UTF-8 (byte {})", e.valid_up_to()),
+        remedy: "save it as UTF-8".to_owned(),
+    })
+}
+
+/// The object that `text` holds.
+pub(super) fn object(text: &str, file: &str) -> Result<Map<String, Value>, ConfigError> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    match serde_json::from_str::<Unique>(text) {
+        Ok(Unique(Value::Object(map))) => Ok(map),
+        Ok(Unique(other)) => Err(ConfigError::File {
+            file: file.to_owned(),
+            problem: format!("holds {}, not a JSON object", kind(&other)),
+            remedy: "a configuration is an object of keys and values".to_owned(),
+        }),
+        Err(e) => Err(ConfigError::File {
+            file: file.to_owned(),
+            problem: format!("is not valid JSON ({})", excerpt_error(&e)),
+            remedy: "correct it there (JSON has no comments, NaN or Infinity, and no key twice)".to_owned(),
+        }),
+    }
+}
+
+/// The parser's message with its position; the message may quote a key, so it is made one short line.
+fn excerpt_error(e: &serde_json::Error) -> String {
+    let full = e.to_string();
+    let position = format!(" at line {} column {}", e.line(), e.column());
+    let message = full.strip_suffix(&position).unwrap_or(&full);
+    format!("{}{position}", excerpt(message))
+}
+
+/// The kind of a value, for messages.
+pub(super) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// A value in which no object has a key twice.
+struct Unique(Value);
+
+impl<'de> Deserialize<'de> for Unique {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        UniqueVisitor.deserialize(d).map(Unique)
+    }
+}
+
+struct UniqueVisitor;
+
+impl<'de> DeserializeSeed<'de> for UniqueVisitor {
+    type Value = Value;
+    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Value, D::Error> {
+        d.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for UniqueVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E: Error>(self, v: bool) -> Result<Value, E> {
+        Ok(Value::Bool(v))
+    }
+
+    fn visit_i64<E: Error>(self, v: i64) -> Result<Value, E> {
+        Ok(v.into())
+    }
+
+    fn visit_u64<E: Error>(self, v: u64) -> Result<Value, E> {
+        Ok(v.into())
+    }
+
+    fn visit_f64<E: Error>(self, v: f64) -> Result<Value, E> {
+        Ok(v.into())
+    }
+
+    fn visit_str<E: Error>(self, v: &str) -> Result<Value, E> {
+        Ok(v.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(v) = seq.next_element_seed(UniqueVisitor)? {
+            list.push(v);
+        }
+        Ok(Value::Array(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
+        while let Some(key) = entries.next_key::<String>()? {
+            if map.contains_key(&key) {
+                return Err(A::Error::custom(format!("key `{}` appears twice", excerpt(&key))));
+            }
+            let value = entries.next_value_seed(UniqueVisitor)?;
+            map.insert(key, value);
+        }
+        Ok(Value::Object(map))
+    }
+}

@@ -1,0 +1,147 @@
+//! The resolved description of a model: plain data, nothing left to default. Every number here has been checked to be
+//! in range, so that whoever builds from it computes shapes without further care.
+
+use super::rope::RopeSpec;
+use crate::registry::ModelType;
+use astrai_ir::DType;
+
+/// Most layers accepted.
+pub const MAX_LAYERS: usize = 1 << 14;
+/// Most heads accepted, of either kind.
+pub const MAX_HEADS: usize = 1 << 16;
+/// Widest head accepted.
+pub const MAX_HEAD_DIM: usize = 1 << 14;
+/// Widest residual stream or MLP accepted.
+pub const MAX_WIDTH: usize = 1 << 24;
+/// Largest vocabulary accepted.
+pub const MAX_VOCAB: usize = 1 << 28;
+/// Longest context accepted, and largest window.
+pub const MAX_POSITIONS: usize = 1 << 31;
+/// Most parameters accepted; byte counts of weights, gradients and moments then fit 63 bits.
+pub const MAX_PARAMETERS: u128 = 1 << 48;
+
+/// A decoder-only language model, fully resolved.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// The registered type: names of the weights, how to save.
+    pub model_type: &'static ModelType,
+    /// Rows of the embedding, logits of the head.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Layers; `layers.len()`.
+    pub num_layers: usize,
+    /// Query heads, a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Components of a head, even; `heads * head_dim` may differ from `hidden_size`.
+    pub head_dim: usize,
+    /// Inner width of the MLP.
+    pub intermediate_size: usize,
+    /// Longest sequence that the model states, tokens.
+    pub max_positions: usize,
+    /// Added to the mean square in every RMSNorm.
+    pub norm_eps: f64,
+    /// The head is the embedding.
+    pub tie_embeddings: bool,
+    /// The MLP is `down(activation(gate(x)) * up(x))`.
+    pub activation: Activation,
+    /// Element type of the checkpoint, if the file states it.
+    pub dtype: Option<DType>,
+    /// Standard deviation of fresh weights.
+    pub initializer_range: f64,
+    /// How fresh weights are drawn.
+    pub init_style: InitStyle,
+    /// Token that opens a sequence, if stated.
+    pub bos: Option<u32>,
+    /// Tokens that end one; empty if none is stated.
+    pub eos: Vec<u32>,
+    /// Padding token, if stated.
+    pub pad: Option<u32>,
+    /// Each layer, first to last; equal entries are one kind.
+    pub layers: Vec<LayerSpec>,
+}
+
+/// Pointwise function of the MLP's gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// `x * Phi(x)` with the error function.
+    Gelu,
+    /// GELU by its tanh approximation.
+    GeluTanh,
+}
+
+/// How fresh weights are drawn; norms are ones and biases zeros in both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InitStyle {
+    /// Every matrix `N(0, initializer_range)`.
+    Normal,
+    /// As `Normal`, but attention output and MLP down projections `N(0, initializer_range / sqrt(2 * num_layers))`.
+    ScaledOutputs,
+}
+
+/// What one layer computes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSpec {
+    /// Self-attention.
+    pub attention: AttentionSpec,
+    /// Feed-forward part.
+    pub mlp: MlpSpec,
+}
+
+/// Grouped-query attention of one layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Biases on the query, key and value projections.
+    pub qkv_bias: bool,
+    /// Bias on the output projection.
+    pub o_bias: bool,
+    /// RMSNorm of queries and keys over each head.
+    pub qk_norm: QkNorm,
+    /// Output multiplied by `sigmoid(linear(x))`, `x` the layer's normed input, before the output projection.
+    pub gate: bool,
+    /// Key j is visible to query i iff `0 <= i - j < window`; without a window iff `0 <= i - j`.
+    pub window: Option<usize>,
+    /// Factor on the scores before softmax.
+    pub scale: f64,
+    /// Rotary embedding of queries and keys.
+    pub rope: RopeSpec,
+}
+
+/// Where queries and keys are normed, weight `[head_dim]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Nowhere.
+    None,
+    /// Before the rotation (Qwen3).
+    BeforeRope,
+    /// After it (AstrAI).
+    AfterRope,
+}
+
+/// Gated MLP of one layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MlpSpec {
+    /// Inner width.
+    pub intermediate: usize,
+    /// Biases on all three projections.
+    pub bias: bool,
+}
+
+impl ModelConfig {
+    /// The distinct layers in order of first appearance, and for each layer the index of its kind.
+    pub fn layer_kinds(&self) -> (Vec<&LayerSpec>, Vec<usize>) {
+        let mut kinds: Vec<&LayerSpec> = Vec::new();
+        let index = |layer| {
+            kinds.iter().position(|k| *k == layer).unwrap_or_else(|| {
+                kinds.push(layer);
+                kinds.len() - 1
+            })
+        };
+        let of_layer = self.layers.iter().map(index).collect();
+        (kinds, of_layer)
+    }
+}

@@ -1,0 +1,301 @@
+//! What the decoder families share. In: raw keys and a family's defaults. Out: a configuration whose layers are plain
+//! (no bias, norm, gate or window) for the family to adjust; names and saved keys of transformers.
+
+use crate::config::rope_keys::{self, ScalingName};
+use crate::config::{
+    Activation, AttentionSpec, ConfigError, InitStyle, LayerSpec, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS,
+    MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, MlpSpec, ModelConfig, QkNorm, Raw, RopeLayout,
+};
+use crate::registry::{ModelType, Names};
+use astrai_ir::DType;
+use serde_json::{Map, Value, json};
+
+/// Keys that [`plain`] reads, apart from the rope's.
+pub(super) const KEYS: &[&str] = &[
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+    "hidden_act",
+    "initializer_range",
+    "dtype",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+];
+
+/// The two spellings of the element type.
+pub(super) const ALIASES: &[(&str, &str)] = &[("dtype", "torch_dtype")];
+
+/// Scalings that transformers computes and that are built here.
+pub(super) const SCALINGS: &[ScalingName] = &["linear", "llama3", "yarn"];
+
+/// Weight names that most decoders of transformers share.
+pub(super) static NAMES: Names = Names {
+    embed: "model.embed_tokens.weight",
+    layer: "model.layers.{i}.",
+    input_norm: "input_layernorm",
+    q: "self_attn.q_proj",
+    k: "self_attn.k_proj",
+    v: "self_attn.v_proj",
+    q_norm: "self_attn.q_norm",
+    k_norm: "self_attn.k_norm",
+    gate: "self_attn.gate_proj",
+    o: "self_attn.o_proj",
+    post_attention_norm: "post_attention_layernorm",
+    mlp_gate: "mlp.gate_proj",
+    mlp_up: "mlp.up_proj",
+    mlp_down: "mlp.down_proj",
+    final_norm: "model.norm.weight",
+    head: "lm_head.weight",
+};
+
+/// What differs between families when a key is absent, as in transformers.
+pub(super) struct Defaults {
+    /// True when an absent `num_key_value_heads` means all heads; else it has to be stated (`null` means all heads).
+    pub kv_heads_all: bool,
+    /// Head width; `None` is `hidden_size / num_attention_heads`.
+    pub head_dim: Option<usize>,
+    /// Context; `None` has to be stated.
+    pub max_positions: Option<usize>,
+    /// RMSNorm's epsilon; `None` has to be stated.
+    pub norm_eps: Option<f64>,
+    /// Rope pairs.
+    pub layout: RopeLayout,
+    /// Rope scaling types that the family's reference computes.
+    pub scalings: &'static [ScalingName],
+}
+
+/// Every shared key resolved, every layer plain.
+pub(super) fn plain(raw: &Raw, model: &'static ModelType, d: &Defaults) -> Result<ModelConfig, ConfigError> {
+    let vocab_size = raw.count("vocab_size", MAX_VOCAB)?;
+    let hidden_size = raw.count("hidden_size", MAX_WIDTH)?;
+    let num_layers = raw.count("num_hidden_layers", MAX_LAYERS)?;
+    let (heads, kv_heads, head_dim) = heads(raw, hidden_size, d)?;
+    let intermediate_size = raw.count("intermediate_size", MAX_WIDTH)?;
+    let max_positions = raw.count_opt("max_position_embeddings", MAX_POSITIONS)?.or(d.max_positions);
+    let max_positions = max_positions.ok_or_else(|| raw.missing("max_position_embeddings"))?;
+    let norm_eps =
+        raw.real_where("rms_norm_eps", |x| x > 0.0 && x < 1.0, "above 0 and below 1")?.or(d.norm_eps);
+    let range = raw.real_where("initializer_range", |x| (0.0..=1e3).contains(&x), "between 0 and 1000")?;
+    let layer = LayerSpec {
+        attention: AttentionSpec {
+            qkv_bias: false,
+            o_bias: false,
+            qk_norm: QkNorm::None,
+            gate: false,
+            window: None,
+            scale: 1.0 / (head_dim as f64).sqrt(),
+            rope: rope_keys::read(raw, head_dim, max_positions, d.layout, d.scalings)?,
+        },
+        mlp: MlpSpec { intermediate: intermediate_size, bias: false },
+    };
+    Ok(ModelConfig {
+        model_type: model,
+        vocab_size,
+        hidden_size,
+        num_layers,
+        heads,
+        kv_heads,
+        head_dim,
+        intermediate_size,
+        max_positions,
+        norm_eps: norm_eps.ok_or_else(|| raw.missing("rms_norm_eps"))?,
+        tie_embeddings: raw.flag("tie_word_embeddings", false)?,
+        activation: activation(raw)?,
+        dtype: dtype(raw)?,
+        initializer_range: range.unwrap_or(0.02),
+        init_style: InitStyle::Normal,
+        bos: token(raw, "bos_token_id", vocab_size)?,
+        eos: raw.token_ids("eos_token_id", vocab_size)?,
+        pad: token(raw, "pad_token_id", vocab_size)?,
+        layers: vec![layer; num_layers],
+    })
+}
+
+/// Query heads, key-value heads, width of a head.
+fn heads(raw: &Raw, hidden_size: usize, d: &Defaults) -> Result<(usize, usize, usize), ConfigError> {
+    let heads = raw.count("num_attention_heads", MAX_HEADS)?;
+    let key = "num_key_value_heads";
+    let kv_heads = match raw.count_opt(key, MAX_HEADS)? {
+        Some(n) => n,
+        None if d.kv_heads_all || raw.states(key) => heads,
+        None => return Err(raw.refuse(key, "is missing", format!("add it; null means all {heads} heads"))),
+    };
+    if heads % kv_heads != 0 {
+        let problem = format!("is {kv_heads}, which does not divide the {heads} heads");
+        return Err(raw.refuse(raw.spelled(key), problem, "each key-value head serves as many query heads"));
+    }
+    let head_dim = match raw.count_opt("head_dim", MAX_HEAD_DIM)?.or(d.head_dim) {
+        Some(n) => n,
+        None if hidden_size % heads == 0 => hidden_size / heads,
+        None => {
+            let problem = format!("is {hidden_size}, not a multiple of the {heads} heads");
+            return Err(raw.refuse(raw.spelled("hidden_size"), problem, "correct it, or state head_dim"));
+        }
+    };
+    if head_dim % 2 != 0 || head_dim > MAX_HEAD_DIM {
+        let key = if raw.states("head_dim") { "head_dim" } else { raw.spelled("hidden_size") };
+        let remedy = format!("rope turns pairs, so heads have an even width of at most {MAX_HEAD_DIM}");
+        return Err(raw.refuse(key, format!("makes heads of width {head_dim}"), remedy));
+    }
+    Ok((heads, kv_heads, head_dim))
+}
+
+fn activation(raw: &Raw) -> Result<Activation, ConfigError> {
+    match raw.text("hidden_act")?.unwrap_or("silu") {
+        "silu" | "swish" => Ok(Activation::Silu),
+        "gelu" => Ok(Activation::Gelu),
+        "gelu_pytorch_tanh" | "gelu_new" => Ok(Activation::GeluTanh),
+        other => {
+            let problem = format!("is {}, which is not supported", json!(other));
+            Err(raw.refuse("hidden_act", problem, "supported: silu, gelu, gelu_pytorch_tanh"))
+        }
+    }
+}
+
+/// Names that transformers gives to element types.
+const DTYPES: [(&str, DType); 5] = [
+    ("float32", DType::F32),
+    ("float16", DType::F16),
+    ("bfloat16", DType::BF16),
+    ("float8_e4m3fn", DType::F8E4M3),
+    ("float8_e5m2", DType::F8E5M2),
+];
+
+fn dtype(raw: &Raw) -> Result<Option<DType>, ConfigError> {
+    let Some(name) = raw.text("dtype")? else { return Ok(None) };
+    let bare = name.strip_prefix("torch.").unwrap_or(name);
+    match DTYPES.iter().find(|(n, _)| *n == bare) {
+        Some((_, dtype)) => Ok(Some(*dtype)),
+        None if bare == "auto" => Ok(None),
+        None => {
+            let remedy = format!("supported: {}", DTYPES.map(|(n, _)| n).join(", "));
+            Err(raw.refuse(raw.spelled("dtype"), format!("is {}", json!(name)), remedy))
+        }
+    }
+}
+
+/// The name that transformers gives to the element type of a checkpoint.
+fn dtype_name(dtype: DType) -> &'static str {
+    DTYPES.iter().find(|(_, d)| *d == dtype).map_or("float32", |(n, _)| *n)
+}
+
+fn token(raw: &Raw, key: &'static str, vocab: usize) -> Result<Option<u32>, ConfigError> {
+    let ids = raw.token_ids(key, vocab)?;
+    if ids.len() > 1 {
+        return Err(raw.refuse(key, format!("lists {} tokens", ids.len()), "state one"));
+    }
+    Ok(ids.first().copied())
+}
+
+/// The shared keys in transformers' spelling. Absent tokens are written as `null`, for some families default to ids.
+pub(super) fn save(c: &ModelConfig) -> Map<String, Value> {
+    let mut out = Map::new();
+    let mut put = |key: &str, value: Value| out.insert(key.to_owned(), value);
+    put("architectures", json!([c.model_type.architectures.first()]));
+    put("model_type", json!(c.model_type.name));
+    put("vocab_size", json!(c.vocab_size));
+    put("hidden_size", json!(c.hidden_size));
+    put("num_hidden_layers", json!(c.num_layers));
+    put("num_attention_heads", json!(c.heads));
+    put("num_key_value_heads", json!(c.kv_heads));
+    put("head_dim", json!(c.head_dim));
+    put("intermediate_size", json!(c.intermediate_size));
+    put("max_position_embeddings", json!(c.max_positions));
+    put("rms_norm_eps", json!(c.norm_eps));
+    put("tie_word_embeddings", json!(c.tie_embeddings));
+    let activation = match c.activation {
+        Activation::Silu => "silu",
+        Activation::Gelu => "gelu",
+        Activation::GeluTanh => "gelu_pytorch_tanh",
+    };
+    put("hidden_act", json!(activation));
+    put("initializer_range", json!(c.initializer_range));
+    if let Some(dtype) = c.dtype {
+        put("torch_dtype", json!(dtype_name(dtype)));
+    }
+    put("bos_token_id", json!(c.bos));
+    put("eos_token_id", eos(c));
+    put("pad_token_id", json!(c.pad));
+    if let Some(layer) = c.layers.first() {
+        rope_keys::write(&layer.attention.rope, &mut out);
+    }
+    out
+}
+
+/// None, one id, or a list.
+fn eos(c: &ModelConfig) -> Value {
+    match c.eos.as_slice() {
+        [] => Value::Null,
+        [one] => json!(one),
+        list => json!(list),
+    }
+}
+
+/// Keys by which the qwen families place windows.
+pub(super) const WINDOW_KEYS: &[&str] =
+    &["use_sliding_window", "sliding_window", "max_window_layers", "layer_types"];
+
+/// Window of each layer by the rules of qwen2 and qwen3: `layer_types` if given, else all layers from
+/// `max_window_layers` on; none at all unless `use_sliding_window`.
+pub(super) fn qwen_windows(raw: &Raw, c: &mut ModelConfig) -> Result<(), ConfigError> {
+    const FROM: usize = 28; // the reference's default
+    let stated = match raw.count_opt("sliding_window", MAX_POSITIONS)? {
+        None if !raw.states("sliding_window") => Some(4096), // likewise
+        other => other,
+    };
+    let in_use = raw.flag("use_sliding_window", false)?;
+    let window = stated.filter(|_| in_use);
+    let from = match raw.find("max_window_layers")? {
+        Some((_, v)) if v.as_u64() == Some(0) => 0,
+        _ => raw.count_opt("max_window_layers", MAX_POSITIONS)?.unwrap_or(FROM),
+    };
+    let types = layer_types(raw, c.num_layers)?;
+    for (i, layer) in c.layers.iter_mut().enumerate() {
+        let windowed = types.as_ref().map_or(window.is_some() && i >= from, |t| t[i]);
+        if windowed && window.is_none() {
+            let problem = "lists sliding_attention while no sliding window is in use";
+            return Err(raw.refuse("layer_types", problem, "set use_sliding_window and sliding_window"));
+        }
+        layer.attention.window = window.filter(|_| windowed);
+    }
+    Ok(())
+}
+
+/// For each layer whether it is windowed, if the file lists them.
+pub(super) fn layer_types(raw: &Raw, num_layers: usize) -> Result<Option<Vec<bool>>, ConfigError> {
+    let Some(types) = raw.texts("layer_types")? else { return Ok(None) };
+    if types.len() != num_layers {
+        let problem = format!("lists {} layers of {num_layers}", types.len());
+        return Err(raw.refuse("layer_types", problem, "list every layer, or none"));
+    }
+    let windowed = |t: &&str| match *t {
+        "full_attention" => Ok(false),
+        "sliding_attention" => Ok(true),
+        other => {
+            let problem = format!("lists {}", json!(other));
+            Err(raw.refuse("layer_types", problem, "supported: full_attention, sliding_attention"))
+        }
+    };
+    types.iter().map(windowed).collect::<Result<_, _>>().map(Some)
+}
+
+/// The keys of [`qwen_windows`] for saving.
+pub(super) fn save_qwen_windows(c: &ModelConfig, out: &mut Map<String, Value>) {
+    let windows: Vec<_> = c.layers.iter().map(|l| l.attention.window).collect();
+    let window = windows.iter().flatten().next();
+    let name = |w: &Option<usize>| if w.is_some() { "sliding_attention" } else { "full_attention" };
+    out.insert("use_sliding_window".into(), json!(window.is_some()));
+    out.insert("sliding_window".into(), json!(window));
+    let from = windows.iter().position(Option::is_some).unwrap_or(c.num_layers);
+    out.insert("max_window_layers".into(), json!(from));
+    out.insert("layer_types".into(), windows.iter().map(name).collect());
+}

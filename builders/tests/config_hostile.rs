@@ -1,0 +1,260 @@
+//! Hostile configurations: each is refused in one line that names file, key, value and remedy, and nothing panics.
+
+mod common;
+
+use astrai_builders::config::ModelConfig;
+use common::{ASTRAI, LLAMA, QWEN3, shared};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+/// The error that `text` gives, checked to be one line that opens with the file.
+fn refusal(text: &str) -> String {
+    let e =
+        ModelConfig::parse(text, "config.json").map(|r| format!("accepted: {r:?}")).unwrap_err().to_string();
+    assert!(e.starts_with("config.json: ") && !e.contains('\n') && e.contains("; "), "{e}");
+    e
+}
+
+fn changed(text: &str, key: &str, value: Value) -> String {
+    let mut object: Value = serde_json::from_str(text).unwrap();
+    object.as_object_mut().unwrap().insert(key.to_owned(), value);
+    object.to_string()
+}
+
+#[test]
+fn files_that_are_no_configuration() {
+    for (text, says) in [
+        ("", "line 1 column 0"),
+        ("[1]", "a list, not a JSON object"),
+        ("{\"vocab_size\": NaN}", "line 1 column 16"),
+        ("{\"vocab_size\": 1e999}", "out of range"),
+        ("{\"model_type\": \"llama\",\n \"model_type\": \"qwen2\"}", "`model_type` appears twice at line 2"),
+        ("{}", "does not say which model"),
+        ("{\"model_type\": 3}", "`model_type` is 3"),
+        ("{\"architectures\": [\"MambaForCausalLM\"]}", "\"MambaForCausalLM\", which is not known"),
+        ("{\"model_type\": \"mixtral\"}", "known model types: autoregressive_lm, llama"),
+    ] {
+        let e = refusal(text);
+        assert!(e.contains(says), "{e}");
+    }
+    let deep = format!("{{\"a\": {}1{}}}", "[".repeat(5000), "]".repeat(5000));
+    assert!(refusal(&deep).contains("recursion"));
+}
+
+#[test]
+fn files_on_disk() {
+    let dir = std::env::temp_dir().join(format!("astrai-config-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let e = ModelConfig::read(&dir).unwrap_err().to_string();
+    assert!(e.contains("config.json: cannot be read"), "{e}");
+    std::fs::write(dir.join("config.json"), b"{\"a\": \"\xff\"}").unwrap();
+    let e = ModelConfig::read(&dir).unwrap_err().to_string();
+    assert!(e.contains("is not UTF-8 (byte 7)"), "{e}");
+    std::fs::write(dir.join("config.json"), LLAMA).unwrap();
+    assert!(ModelConfig::read(&dir).is_ok() && ModelConfig::read(&dir.join("config.json")).is_ok());
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn values_that_make_no_sense() {
+    let rows = [
+        ("vocab_size", json!("320"), "is \"320\" (a string); it must be a positive integer"),
+        ("vocab_size", json!(null), "is missing"),
+        ("vocab_size", json!(-1), "is -1; it must be a positive integer"),
+        ("vocab_size", json!(3.5), "is 3.5; it must be a positive integer"),
+        ("hidden_size", json!(0), "is 0; it must be a positive integer"),
+        ("hidden_size", json!(1u64 << 60), "the largest accepted is 16777216"),
+        ("hidden_size", json!([64]), "is a list; it must be a positive integer"),
+        ("max_position_embeddings", json!(0), "is 0"),
+        ("num_key_value_heads", json!(3), "is 3, which does not divide the 4 heads"),
+        ("head_dim", json!(15), "width 15"),
+        ("head_dim", json!(true), "is true (a boolean)"),
+        ("rms_norm_eps", json!(0.0), "is 0; it must be above 0"),
+        ("rms_norm_eps", json!(-1e-5), "it must be above 0 and below 1"),
+        ("rope_theta", json!(0), "it must be above 1"),
+        ("tie_word_embeddings", json!("yes"), "it must be true or false"),
+        ("hidden_act", json!("relu"), "is \"relu\", which is not supported; supported: silu"),
+        ("torch_dtype", json!("int4"), "supported: float32"),
+        ("eos_token_id", json!("</s>"), "it must be a token id"),
+        ("bos_token_id", json!([1, 2]), "lists 2 tokens"),
+        ("rope_scaling", json!(2.0), "it must be an object"),
+    ];
+    for (key, value, says) in rows {
+        let e = refusal(&changed(LLAMA, key, value));
+        assert!(e.contains(says) && e.contains(&format!("`{key}`")), "{e}");
+    }
+    let odd = changed(&changed(LLAMA, "head_dim", json!(null)), "hidden_size", json!(66));
+    assert!(refusal(&odd).contains("not a multiple of the 4 heads"));
+    let two = changed(ASTRAI, "hidden_size", json!(32));
+    assert!(refusal(&two).contains("is 64 while `hidden_size` is 32"));
+    let mut huge = LLAMA.to_owned();
+    for key in ["hidden_size", "intermediate_size"] {
+        huge = changed(&huge, key, json!(1 << 24));
+    }
+    assert!(refusal(&huge).contains("parameters; the most accepted"));
+}
+
+#[test]
+fn what_would_change_the_result() {
+    let rows = [
+        ("quantization_config", json!({"bits": 4})),
+        ("final_logit_softcapping", json!(30.0)),
+        ("num_experts", json!(8)),
+        ("sliding_window", json!(4096)),
+        ("scoring_func", json!("sigmoid")),
+        ("layer_types", json!(["full_attention", "sliding_attention"])),
+        ("partial_rotary_factor", json!(0.5)),
+        ("rope_interleaved", json!(true)),
+        ("use_qk_norm", json!(true)),
+    ];
+    for (key, value) in rows {
+        let e = refusal(&changed(LLAMA, key, value));
+        assert!(e.contains(&format!("`{key}`")), "{e}");
+    }
+    for (scaling, says) in [
+        (json!({"type": "dynamic", "factor": 2.0}), "`rope_scaling.type` is \"dynamic\""),
+        (json!({"rope_type": "ntk", "factor": 2.0}), "`rope_scaling.rope_type` is \"ntk\""),
+        (json!({"type": "yarn", "rope_type": "linear", "factor": 2.0}), "keep one of them"),
+        (json!({"type": "linear"}), "`rope_scaling.factor` is missing"),
+        (json!({"type": "linear", "factor": 0.5}), "between 1 and 1e6"),
+        (json!({"type": "llama3", "factor": 8}), "low_freq_factor"),
+        (json!({"type": "yarn", "factor": 4, "beta_fast": 1, "beta_slow": 2}), "the larger of the two"),
+        (json!({"full_attention": {"rope_theta": 1e6}}), "object under `full_attention`"),
+        (json!({"rope_theta": 1e4}), "`rope_theta` is 500000"),
+    ] {
+        let e = refusal(&changed(LLAMA, "rope_scaling", scaling));
+        assert!(e.contains(says), "{e}");
+    }
+    let e = refusal(&changed(ASTRAI, "rope_scaling", json!({"type": "linear", "factor": 2.0})));
+    assert!(e.contains("is \"linear\""), "{e}");
+    assert!(refusal(&changed(ASTRAI, "ffn_type", json!("moe"))).contains("`ffn_type` is \"moe\""));
+    let two = changed(QWEN3, "rope_scaling", json!({"type": "yarn", "factor": 2.0}));
+    assert!(refusal(&two).contains("disagree"));
+    assert!(
+        refusal(&changed(QWEN3, "layer_types", json!(["full_attention"]))).contains("lists 1 layers of 3")
+    );
+}
+
+/// The embedded configurations and, where there are any, the shared ones.
+fn corpus() -> Vec<String> {
+    let mut texts: Vec<String> = [LLAMA, QWEN3, ASTRAI].map(str::to_owned).to_vec();
+    if let Some(dir) = shared() {
+        let folders = std::fs::read_dir(dir.join("golden")).into_iter().flatten().flatten();
+        texts.extend(folders.filter_map(|f| std::fs::read_to_string(f.path().join("config.json")).ok()));
+        texts.sort();
+    }
+    texts
+}
+
+/// Reads a text; whatever is accepted must be usable and survive saving.
+fn survive(text: &str) {
+    match ModelConfig::parse(text, "config.json") {
+        Err(e) => {
+            let line = e.to_string();
+            assert!(line.starts_with("config.json: ") && !line.contains('\n') && line.len() < 1000, "{line}");
+        }
+        Ok(r) => {
+            let c = r.config;
+            let rope = &c.layers[0].attention.rope;
+            assert!(rope.inv_freq().iter().all(|f| f.is_finite() && *f >= 0.0), "{rope:?}");
+            assert!(rope.attention_factor().is_finite() && c.parameter_count() > 0);
+            let again = ModelConfig::parse(&c.save().to_string(), "saved").unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(again.config, c);
+        }
+    }
+}
+
+fn nasty() -> impl Strategy<Value = Value> {
+    let fixed = [
+        json!(null),
+        json!(true),
+        json!(false),
+        json!(0),
+        json!(1),
+        json!(2),
+        json!(3),
+        json!(-1),
+        json!(0.0),
+        json!(0.5),
+        json!(1.0),
+        json!(4.0),
+        json!(1e308),
+        json!(5e-324),
+        json!(-1e-5),
+        json!(u64::MAX),
+        json!(i64::MIN),
+        json!(1u64 << 31),
+        json!(1 << 24),
+        json!(16384),
+        json!(""),
+        json!("yarn"),
+        json!("ntk"),
+        json!("llama3"),
+        json!("linear"),
+        json!("gelu"),
+        json!("a\nb"),
+        json!([]),
+        json!([1, 2]),
+        json!({}),
+        json!(["sliding_attention", "full_attention"]),
+        json!({"type": "yarn", "factor": 4.0}),
+        json!({"rope_type": "linear", "factor": 1e6}),
+        json!({"type": "ntk", "factor": 2}),
+        json!([[]]),
+    ];
+    prop_oneof![
+        proptest::sample::select(fixed.to_vec()),
+        any::<i64>().prop_map(|x| json!(x)),
+        any::<f64>().prop_map(|x| json!(x)),
+        (1u32..400).prop_map(|x| json!(x)),
+        ".{0,80}".prop_map(|x| json!(x)),
+    ]
+}
+
+/// Replaces, removes or adds the entry at `at`, descending into nested objects when `inner` says so.
+fn mutate(value: &mut Value, at: usize, inner: bool, new: Option<Value>) {
+    let Some(map) = value.as_object_mut() else { return };
+    let Some(key) = map.keys().nth(at % (map.len() + 1)).cloned() else {
+        map.insert("surprise\n".to_owned(), new.unwrap_or(Value::Null));
+        return;
+    };
+    match (new, map.get_mut(&key)) {
+        (new, Some(child)) if inner && child.is_object() => mutate(child, at / 7, false, new),
+        (Some(new), Some(child)) => *child = new,
+        _ => {
+            map.shift_remove(&key);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn mutated_objects(
+        which in any::<usize>(),
+        changes in prop::collection::vec((any::<usize>(), any::<bool>(), prop::option::weighted(0.85, nasty())), 1..4),
+    ) {
+        let texts = corpus();
+        let mut value: Value = serde_json::from_str(&texts[which % texts.len()]).unwrap();
+        for (at, inner, new) in changes {
+            mutate(&mut value, at, inner, new);
+        }
+        survive(&value.to_string());
+    }
+
+    #[test]
+    fn mutated_bytes(which in any::<usize>(), edits in prop::collection::vec((any::<usize>(), any::<char>()), 1..6)) {
+        let texts = corpus();
+        let mut chars: Vec<char> = texts[which % texts.len()].chars().collect();
+        for (at, c) in edits {
+            let at = at % chars.len();
+            match at % 3 {
+                0 => chars[at] = c,
+                1 => chars.insert(at, c),
+                _ => chars.truncate(at.max(1)),
+            }
+        }
+        survive(&chars.into_iter().collect::<String>());
+    }
+}
