@@ -1,9 +1,12 @@
 //! Builders: from the configuration of a model to what is computed. In: `config.json`. Out: a resolved description, its
-//! weights by name, shape and initialiser.
+//! weights by name, shape and initialiser, and the graph of every program of the model.
 
 pub mod config;
+mod layer;
+pub mod model;
 pub mod models;
 pub mod registry;
 
 pub use config::{ConfigError, ModelConfig};
+pub use model::{Logits, Program, build};
 pub use registry::{MODELS, ModelType, Names};

@@ -9,6 +9,8 @@ pub mod eval;
 pub mod graph;
 pub mod op;
 pub mod ops;
+pub mod plan;
+pub mod target;
 pub mod tensor;
 pub mod ty;
 
@@ -19,5 +21,7 @@ pub use eval::{Sizes, eval};
 pub use graph::{BlockId, Graph, IrError, Node, NodeId};
 pub use op::Operator;
 pub use ops::Op;
+pub use plan::{Anchor, Layout, Plan, Region};
+pub use target::{Simd, Target, TargetKind};
 pub use tensor::{Data, Tensor};
 pub use ty::{Real, Type};

@@ -1,0 +1,128 @@
+//! One decoder layer as the body of a block: attention and MLP, each behind its norm and added to the residual stream.
+//! In: what the layer computes. Out: a graph whose leaves are `x`, `cos`, `sin`, `starts` and the layer's weights by
+//! their names within the layer.
+
+use crate::config::{Activation, LayerSpec, ModelConfig, QkNorm, RopeLayout};
+use astrai_ir::ops::{self, Attention, GatedAct, Rope, UnaryKind};
+use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Symbol};
+
+/// What the parts of a layer share.
+struct Layer<'a> {
+    g: Graph,
+    config: &'a ModelConfig,
+    spec: &'a LayerSpec,
+    span: u64,
+}
+
+/// The body of a layer of this kind: `x` `[tokens, hidden]` in, the same shape out.
+pub fn body(config: &ModelConfig, spec: &LayerSpec, symbols: &[Symbol], span: u64) -> Result<Graph, IrError> {
+    let mut layer = Layer { g: Graph::new(symbols.to_vec()), config, spec, span };
+    let tokens = Dim::symbol("tokens");
+    let half = Dim::from(spec.attention.rope.dim / 2);
+    let x = layer.g.input("x", DType::F32, vec![tokens.clone(), Dim::from(config.hidden_size)])?;
+    let cos = layer.g.input("cos", DType::F32, vec![tokens.clone(), half.clone()])?;
+    let sin = layer.g.input("sin", DType::F32, vec![tokens, half])?;
+    let starts = layer.g.input("starts", DType::I32, vec![&Dim::symbol("sequences") + &Dim::from(1)])?;
+    let x = layer.attention(x, [cos, sin, starts])?;
+    let x = layer.mlp(x)?;
+    layer.g.set_output("x", x)?;
+    Ok(layer.g)
+}
+
+impl Layer<'_> {
+    /// `x + o(attention(norm(x)))`.
+    fn attention(&mut self, x: NodeId, [cos, sin, starts]: [NodeId; 3]) -> Result<NodeId, IrError> {
+        let (names, a) = (self.config.model_type.names, &self.spec.attention);
+        let (heads, kv, d) = (self.config.heads, self.config.kv_heads, self.config.head_dim);
+        let hidden = self.config.hidden_size;
+        let n = self.norm(names.input_norm, x, hidden)?;
+        let q = self.linear(names.q, n, [heads * d, hidden], a.qkv_bias)?;
+        let k = self.linear(names.k, n, [kv * d, hidden], a.qkv_bias)?;
+        let v = self.linear(names.v, n, [kv * d, hidden], a.qkv_bias)?;
+        let q = self.heads(q, heads)?;
+        let k = self.heads(k, kv)?;
+        let v = self.heads(v, kv)?; // [tokens, kv, d]
+        let q = self.rotate(names.q_norm, q, [cos, sin])?;
+        let k = self.rotate(names.k_norm, k, [cos, sin])?;
+        let op = Attention {
+            scale: Real(a.scale),
+            causal: true,
+            window: a.window,
+            softcap: None,
+            sinks: false,
+            span: Dim::from(self.span as usize),
+        };
+        let out = self.g.scope("attn", |g| {
+            let both = g.push(op, &[q, k, v, starts])?;
+            let out = g.part(both, 0)?; // [tokens, heads, d]
+            g.reshape(out, vec![Dim::symbol("tokens"), Dim::from(heads * d)])
+        })?;
+        let out = match a.gate {
+            true => {
+                let gate = self.linear(names.gate, n, [heads * d, hidden], false)?;
+                self.g.scope("attn.gate", |g| {
+                    let gate = g.unary(UnaryKind::Sigmoid, gate)?;
+                    g.mul(out, gate)
+                })?
+            }
+            false => out,
+        };
+        let o = self.linear(names.o, out, [hidden, heads * d], a.o_bias)?;
+        self.g.scope("attn.residual", |g| g.add(x, o))
+    }
+
+    /// `x + down(act(gate(norm(x))) * up(norm(x)))`.
+    fn mlp(&mut self, x: NodeId) -> Result<NodeId, IrError> {
+        let (names, m, hidden) = (self.config.model_type.names, &self.spec.mlp, self.config.hidden_size);
+        let n = self.norm(names.post_attention_norm, x, hidden)?;
+        let gate = self.linear(names.mlp_gate, n, [m.intermediate, hidden], m.bias)?;
+        let up = self.linear(names.mlp_up, n, [m.intermediate, hidden], m.bias)?;
+        let act = match self.config.activation {
+            Activation::Silu => ops::Activation::Silu,
+            Activation::Gelu => ops::Activation::Gelu,
+            Activation::GeluTanh => ops::Activation::GeluTanh,
+        };
+        let h = self.g.scope("mlp.act", |g| g.push(GatedAct { act }, &[gate, up]))?;
+        let down = self.linear(names.mlp_down, h, [hidden, m.intermediate], m.bias)?;
+        self.g.scope("mlp.residual", |g| g.add(x, down))
+    }
+
+    /// `[tokens, heads * d]` as `[tokens, heads, d]`.
+    fn heads(&mut self, x: NodeId, heads: usize) -> Result<NodeId, IrError> {
+        self.g.reshape(x, vec![Dim::symbol("tokens"), Dim::from(heads), Dim::from(self.config.head_dim)])
+    }
+
+    /// Rotation by position, with the norm of queries and keys before or after it.
+    fn rotate(&mut self, norm: &str, x: NodeId, [cos, sin]: [NodeId; 2]) -> Result<NodeId, IrError> {
+        let (a, d) = (&self.spec.attention, self.config.head_dim);
+        let layout = match a.rope.layout {
+            RopeLayout::Half => ops::RopeLayout::Half,
+            RopeLayout::Interleaved => ops::RopeLayout::Interleaved,
+        };
+        let x = if a.qk_norm == QkNorm::BeforeRope { self.norm(norm, x, d)? } else { x };
+        let x = self.g.scope("attn.rope", |g| g.push(Rope { layout, dim: a.rope.dim }, &[x, cos, sin]))?;
+        if a.qk_norm == QkNorm::AfterRope { self.norm(norm, x, d) } else { Ok(x) }
+    }
+
+    /// RMSNorm over the last axis of `x`, weight `[n]`.
+    fn norm(&mut self, name: &str, x: NodeId, n: usize) -> Result<NodeId, IrError> {
+        let eps = self.config.norm_eps;
+        self.g.scope(name, |g| {
+            let w = g.weight(&format!("{name}.weight"), DType::F32, &[n])?;
+            g.rms_norm(x, w, eps)
+        })
+    }
+
+    /// `x · wᵀ` (`+ b`), `w` `[out, in]`.
+    fn linear(&mut self, name: &str, x: NodeId, shape: [usize; 2], bias: bool) -> Result<NodeId, IrError> {
+        self.g.scope(name, |g| {
+            let w = g.weight(&format!("{name}.weight"), DType::F32, &shape)?;
+            let y = g.linear(x, w)?; // [tokens, out]
+            if !bias {
+                return Ok(y);
+            }
+            let b = g.weight(&format!("{name}.bias"), DType::F32, &shape[..1])?;
+            g.add(y, b)
+        })
+    }
+}

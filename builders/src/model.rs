@@ -1,0 +1,163 @@
+//! From a resolved configuration to the graph that computes it. One builder serves every program: they differ in the
+//! bounds of their symbols and in what is wanted, not in model code. Each distinct layer is one block; the outer graph
+//! embeds, calls the blocks in order, norms, and applies the head.
+
+use crate::config::{LayerSpec, ModelConfig, RopeSpec};
+use crate::layer;
+use astrai_ir::ops::{Call, CompareKind, Const, ReduceKind, UnaryKind};
+use astrai_ir::{Block, BlockId, DType, Dim, Graph, IrError, NodeId, Real, Symbol, Tensor, ops};
+use std::sync::Arc;
+
+/// Which program is built, and for what sizes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// Most tokens in one run, of all sequences together.
+    pub tokens: u64,
+    /// Most sequences in one run.
+    pub sequences: u64,
+    /// Longest sequence, for the cost of attention.
+    pub span: u64,
+    /// Logits of which positions.
+    pub logits: Logits,
+    /// Also the mean cross-entropy of `targets`.
+    pub loss: bool,
+}
+
+/// Positions whose logits a program puts out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    /// Of none (a program that only scores).
+    None,
+    /// Of every token: `[tokens, vocab]`.
+    All,
+    /// Of the tokens at `last`, one a sequence: `[sequences, vocab]`.
+    Last,
+}
+
+impl Program {
+    /// Everything of a batch of `batch` sequences of up to `seq` tokens.
+    pub fn full(batch: u64, seq: u64) -> Program {
+        Program { tokens: batch * seq, sequences: batch, span: seq, logits: Logits::All, loss: false }
+    }
+
+    fn symbols(&self) -> Vec<Symbol> {
+        let one = |name: &str, max: u64| Symbol { name: name.into(), min: 1, max, multiple_of: 1 };
+        vec![one("sequences", self.sequences), one("tokens", self.tokens)]
+    }
+}
+
+/// The graph of a model. Inputs: `input_ids` i32 `[tokens]`, `positions` i32 `[tokens]` (from 0 in each sequence),
+/// `starts` i32 `[sequences + 1]`, and as wanted `last` i32 `[sequences]` and `targets` i32 `[tokens]` (negative:
+/// ignored). Outputs: `logits`, `loss`. All arithmetic is f32; the precision pass changes what is stored.
+pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> {
+    let mut g = Graph::new(program.symbols());
+    let tokens = Dim::symbol("tokens");
+    let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+    let names = config.model_type.names;
+    let ids = g.input("input_ids", DType::I32, vec![tokens.clone()])?;
+    let positions = g.input("positions", DType::I32, vec![tokens.clone()])?;
+    let starts = g.input("starts", DType::I32, vec![&Dim::symbol("sequences") + &Dim::from(1)])?;
+    let embed = g.scope("embed", |g| g.weight(names.embed, DType::F32, &[vocab, hidden]))?;
+    let mut x = g.scope("embed", |g| g.gather(embed, ids, 0))?; // [tokens, hidden]
+    x = layers(&mut g, config, program, x, [positions, starts])?;
+    let norm = g.scope("norm", |g| g.weight(names.final_norm, DType::F32, &[hidden]))?;
+    let head = match config.tie_embeddings {
+        true => embed,
+        false => g.scope("lm_head", |g| g.weight(names.head, DType::F32, &[vocab, hidden]))?,
+    };
+    let finish = |g: &mut Graph, x| {
+        let x = g.scope("norm", |g| g.rms_norm(x, norm, config.norm_eps))?;
+        g.scope("lm_head", |g| g.linear(x, head)) // [.., vocab]
+    };
+    match program.logits {
+        Logits::None => {}
+        Logits::All => {
+            let logits = finish(&mut g, x)?;
+            g.set_output("logits", logits)?;
+        }
+        Logits::Last => {
+            let last = g.input("last", DType::I32, vec![Dim::symbol("sequences")])?;
+            let rows = g.scope("last", |g| g.gather(x, last, 0))?;
+            let logits = finish(&mut g, rows)?;
+            g.set_output("logits", logits)?;
+        }
+    }
+    if program.loss {
+        let x = g.scope("norm", |g| g.rms_norm(x, norm, config.norm_eps))?;
+        let loss = g.scope("loss", |g| mean_loss(g, x, head))?;
+        g.set_output("loss", loss)?;
+    }
+    Ok(g)
+}
+
+/// Calls the layers in order on `x` `[tokens, hidden]`.
+fn layers(
+    g: &mut Graph,
+    config: &ModelConfig,
+    program: &Program,
+    mut x: NodeId,
+    [positions, starts]: [NodeId; 2],
+) -> Result<NodeId, IrError> {
+    let (kinds, of_layer) = config.layer_kinds();
+    let mut blocks: Vec<BlockId> = Vec::with_capacity(kinds.len());
+    for (i, spec) in kinds.iter().enumerate() {
+        let name = if kinds.len() == 1 { "layer".to_string() } else { format!("layer_{i}") };
+        let block = Block::new(&name, layer::body(config, spec, &program.symbols(), program.span)?);
+        blocks.push(g.add_block(Arc::new(block)));
+    }
+    for (i, &kind) in of_layer.iter().enumerate() {
+        let spec: &LayerSpec = kinds[kind];
+        let [cos, sin] = g.scope("rope", |g| rope_tables(g, &spec.attention.rope, positions))?;
+        let block = g.block(blocks[kind]).clone();
+        let mut args = Vec::with_capacity(block.params.len());
+        for (param, leaf) in block.params.iter().zip(block.param_types()?) {
+            args.push(match param.as_str() {
+                "x" => x,
+                "cos" => cos,
+                "sin" => sin,
+                "starts" => starts,
+                weight => {
+                    let name = format!("{}{weight}", config.model_type.names.layer.replace("{i}", &i.to_string()));
+                    g.scope(&format!("layers.{i}"), |g| g.push(ops::Weight::new(&name, leaf.clone()), &[]))?
+                }
+            });
+        }
+        let call = Call { block: blocks[kind], layer: i as u32 };
+        x = g.scope(&format!("layers.{i}"), |g| g.push(call, &args))?;
+    }
+    Ok(x)
+}
+
+/// Cosines and sines of every token's angles: two tensors `[tokens, dim/2]`.
+fn rope_tables(g: &mut Graph, rope: &RopeSpec, positions: NodeId) -> Result<[NodeId; 2], IrError> {
+    let freq = rope.inv_freq();
+    let half = freq.len();
+    let table = Tensor::float(DType::F32, &[half], freq);
+    let freq = g.push(Const::new(&table), &[])?;
+    let p = g.cast(positions, DType::F32)?;
+    let shape = vec![Dim::symbol("tokens"), Dim::from(half)];
+    let p = g.reshape(p, vec![Dim::symbol("tokens"), Dim::from(1)])?;
+    let p = g.broadcast(p, &shape)?;
+    let angle = g.mul(p, freq)?;
+    let mut side = |kind| {
+        let t = g.unary(kind, angle)?;
+        match rope.attention_factor() {
+            1.0 => Ok(t),
+            factor => g.scale(t, factor),
+        }
+    };
+    Ok([side(UnaryKind::Cos)?, side(UnaryKind::Sin)?])
+}
+
+/// Mean cross-entropy of `targets` from the normed hidden states `[tokens, hidden]` and the head `[vocab, hidden]`.
+fn mean_loss(g: &mut Graph, x: NodeId, head: NodeId) -> Result<NodeId, IrError> {
+    let targets = g.input("targets", DType::I32, vec![Dim::symbol("tokens")])?;
+    let op = ops::LinearCrossEntropy { label_smoothing: Real(0.0), softcap: None };
+    let losses = g.push(op, &[x, head, targets])?; // [tokens]
+    let sum = g.reduce(ReduceKind::Sum, losses, &[0])?;
+    let zero = g.fill(targets, 0.0)?;
+    let valid = g.compare(CompareKind::Ge, targets, zero)?;
+    let valid = g.cast(valid, DType::F32)?;
+    let count = g.reduce(ReduceKind::Sum, valid, &[0])?;
+    g.div(sum, count)
+}
