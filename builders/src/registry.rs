@@ -19,7 +19,7 @@ pub static MODELS: [&ModelType; 5] = [
 pub struct ModelType {
     /// Value of `model_type`.
     pub name: &'static str,
-    /// Values of `architectures` that mean this type; the first is written on saving.
+    /// Values of `architectures` that mean this type; the first, if any, is written on saving.
     pub architectures: &'static [&'static str],
     /// One line for listings.
     pub description: &'static str,

@@ -128,6 +128,8 @@ fn what_would_change_the_result() {
     let e = refusal(&changed(ASTRAI, "rope_scaling", json!({"type": "linear", "factor": 2.0})));
     assert!(e.contains("is \"linear\""), "{e}");
     assert!(refusal(&changed(ASTRAI, "ffn_type", json!("moe"))).contains("`ffn_type` is \"moe\""));
+    let outer = changed(LLAMA, "original_max_position_embeddings", json!(128));
+    assert!(refusal(&outer).contains("is 64 while the outer one is 128"));
     let two = changed(QWEN3, "rope_scaling", json!({"type": "yarn", "factor": 2.0}));
     assert!(refusal(&two).contains("disagree"));
     assert!(
@@ -227,6 +229,46 @@ fn mutate(value: &mut Value, at: usize, inner: bool, new: Option<Value>) {
     }
 }
 
+/// Keys with values that mostly make sense, so that many combinations are accepted.
+fn sensible() -> impl Strategy<Value = (&'static str, Value)> {
+    let number =
+        |key, values: &'static [f64]| (Just(key), proptest::sample::select(values).prop_map(|x| json!(x)));
+    let count =
+        |key, values: &'static [u64]| (Just(key), proptest::sample::select(values).prop_map(|x| json!(x)));
+    let flag = |key| (Just(key), any::<bool>().prop_map(|x| json!(x)));
+    let type_ = proptest::sample::select(vec!["linear", "llama3", "yarn", "default"]);
+    let yarn =
+        (type_, 1.0..64.0f64, 1usize..1000, 0.5..40.0f64, any::<bool>(), prop::option::of(0.0..2.0f64));
+    let rope = yarn.prop_map(|(name, factor, original, beta, truncate, scale)| {
+        json!({"rope_type": name, "factor": factor, "original_max_position_embeddings": original, "truncate": truncate,
+            "low_freq_factor": 1.0, "high_freq_factor": beta, "beta_fast": beta, "mscale": scale, "mscale_all_dim": 1})
+    });
+    let types =
+        prop::collection::vec(proptest::sample::select(vec!["full_attention", "sliding_attention"]), 2);
+    prop_oneof![
+        (
+            Just("model_type"),
+            proptest::sample::select(vec!["mistral", "qwen2", "qwen3"]).prop_map(|x| json!(x))
+        ),
+        (Just("rope_scaling"), rope),
+        (Just("layer_types"), types.prop_map(|x| json!(x))),
+        count("head_dim", &[2, 4, 6, 16, 128]),
+        count("hidden_size", &[4, 60, 64, 66]),
+        count("num_attention_heads", &[2, 4, 6, 8]),
+        count("num_key_value_heads", &[1, 2, 4]),
+        count("sliding_window", &[1, 8, 4096]),
+        count("max_window_layers", &[0, 1, 2, 28]),
+        count("eos_token_id", &[0, 319, 320, 4_000_000_000]),
+        number("rope_theta", &[1.0000001, 2.0, 1e4, 1e15]),
+        number("rms_norm_eps", &[1e-300, 1e-6, 0.5]),
+        number("initializer_range", &[0.0, 0.006, 1.0]),
+        flag("use_sliding_window"),
+        flag("attention_bias"),
+        flag("mlp_bias"),
+        flag("tie_word_embeddings"),
+    ]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -241,6 +283,15 @@ proptest! {
             mutate(&mut value, at, inner, new);
         }
         survive(&value.to_string());
+    }
+
+    #[test]
+    fn sensible_objects(changes in prop::collection::vec(sensible(), 1..8)) {
+        let mut text = LLAMA.to_owned();
+        for (key, value) in changes {
+            text = changed(&text, key, value);
+        }
+        survive(&text);
     }
 
     #[test]

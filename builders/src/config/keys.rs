@@ -21,10 +21,6 @@ enum Otherwise {
     Refuse,
 }
 
-fn any(_: &Value) -> bool {
-    true
-}
-
 fn null(_: &Value) -> bool {
     false
 }
@@ -128,7 +124,7 @@ const ROWS: &[Row] = &[
     warn("attention_dropout", zero, DROPOUT),
     warn("attention_probs_dropout_prob", zero, DROPOUT),
     warn("attn_pdrop", zero, DROPOUT),
-    warn("classifier_dropout", any, DROPOUT),
+    warn("classifier_dropout", zero, DROPOUT),
     warn("embd_pdrop", zero, DROPOUT),
     warn("hidden_dropout", zero, DROPOUT),
     warn("hidden_dropout_prob", zero, DROPOUT),

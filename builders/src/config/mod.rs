@@ -30,6 +30,9 @@ use std::path::Path;
 /// Largest configuration file read, bytes.
 const MAX_FILE: u64 = 16 << 20;
 
+/// Most unknown keys named in a refusal.
+const SHOWN: usize = 8;
+
 /// Keys by which a file without a type is recognised as AstrAI's.
 const ASTRAI_KEYS: [&str; 8] =
     ["dim", "n_layers", "n_heads", "dim_ffn", "use_gated_attention", "use_qk_norm", "attn_type", "ffn_type"];
@@ -52,8 +55,10 @@ impl Reading {
         if self.unknown.is_empty() {
             return Ok(self);
         }
+        let shown = self.unknown.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+        let more = if self.unknown.len() > SHOWN { ", …" } else { "" };
         Err(ConfigError::File {
-            problem: format!("has unknown keys with --strict: {}", self.unknown.join(", ")),
+            problem: format!("has {} unknown keys: {shown}{more}", self.unknown.len()),
             remedy: "remove them, or read without --strict".to_owned(),
             file: self.file,
         })

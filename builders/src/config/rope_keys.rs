@@ -59,7 +59,7 @@ pub fn read(
         let problem = format!("is {a} while `{key}.rope_theta` is {b}");
         return Err(raw.refuse("rope_theta", problem, "keep one of them"));
     }
-    let scaling = scaling(&inner, outer_original.unwrap_or(max_positions), allowed)?;
+    let scaling = scaling(&inner, outer_original, max_positions, allowed)?;
     if dim < 4 && matches!(scaling, RopeScaling::Ntk { .. }) {
         return Err(raw.refuse(
             key,
@@ -81,7 +81,12 @@ fn whole_head(raw: &Raw) -> Result<(), ConfigError> {
 }
 
 /// The scaling that the inner object asks for; without a type it is the default one.
-fn scaling(inner: &Raw, original: usize, allowed: &[ScalingName]) -> Result<RopeScaling, ConfigError> {
+fn scaling(
+    inner: &Raw,
+    outer: Option<usize>,
+    max_positions: usize,
+    allowed: &[ScalingName],
+) -> Result<RopeScaling, ConfigError> {
     let (newer, older) = (inner.text("rope_type")?, inner.text("type")?);
     if let (Some(a), Some(b)) = (newer, older)
         && a != b
@@ -96,7 +101,14 @@ fn scaling(inner: &Raw, original: usize, allowed: &[ScalingName]) -> Result<Rope
         let remedy = format!("this model type supports: default, {list}");
         return Err(inner.refuse(key, format!("is \"{}\"", excerpt(name)), remedy));
     }
-    let original = inner.count_opt("original_max_position_embeddings", MAX_POSITIONS)?.unwrap_or(original);
+    let original = match (inner.count_opt("original_max_position_embeddings", MAX_POSITIONS)?, outer) {
+        // Versions of the reference differ in which of the two counts.
+        (Some(a), Some(b)) if a != b && matches!(name, "llama3" | "yarn") => {
+            let problem = format!("is {a} while the outer one is {b}");
+            return Err(inner.refuse("original_max_position_embeddings", problem, "keep one of them"));
+        }
+        (inner, outer) => inner.or(outer).unwrap_or(max_positions),
+    };
     match name {
         "linear" => Ok(RopeScaling::Linear { factor: factor(inner)? }),
         "ntk" => Ok(RopeScaling::Ntk { factor: factor(inner)? }),

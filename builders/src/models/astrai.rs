@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 /// The registration.
 pub static ASTRAI: ModelType = ModelType {
     name: "autoregressive_lm",
-    architectures: &["AutoRegressiveLM"],
+    architectures: &[], // its files have none
     description: "AstrAI: GQA and MLP, interleaved rope, optional gate and q/k norms after rope",
     keys: &[decoder::KEYS, ROPE_KEYS, &["use_qk_norm", "use_gated_attention", "attn_type", "ffn_type"]],
     aliases: &[

@@ -129,19 +129,19 @@ fn heads(raw: &Raw, hidden_size: usize, d: &Defaults) -> Result<(usize, usize, u
         None if d.kv_heads_all || raw.states(key) => heads,
         None => return Err(raw.refuse(key, "is missing", format!("add it; null means all {heads} heads"))),
     };
-    if heads % kv_heads != 0 {
+    if !heads.is_multiple_of(kv_heads) {
         let problem = format!("is {kv_heads}, which does not divide the {heads} heads");
         return Err(raw.refuse(raw.spelled(key), problem, "each key-value head serves as many query heads"));
     }
     let head_dim = match raw.count_opt("head_dim", MAX_HEAD_DIM)?.or(d.head_dim) {
         Some(n) => n,
-        None if hidden_size % heads == 0 => hidden_size / heads,
+        None if hidden_size.is_multiple_of(heads) => hidden_size / heads,
         None => {
             let problem = format!("is {hidden_size}, not a multiple of the {heads} heads");
             return Err(raw.refuse(raw.spelled("hidden_size"), problem, "correct it, or state head_dim"));
         }
     };
-    if head_dim % 2 != 0 || head_dim > MAX_HEAD_DIM {
+    if !head_dim.is_multiple_of(2) || head_dim > MAX_HEAD_DIM {
         let key = if raw.states("head_dim") { "head_dim" } else { raw.spelled("hidden_size") };
         let remedy = format!("rope turns pairs, so heads have an even width of at most {MAX_HEAD_DIM}");
         return Err(raw.refuse(key, format!("makes heads of width {head_dim}"), remedy));
