@@ -1,1 +1,35 @@
-//! passes
+//! The stages between a graph and a plan. Each is a plain function with a verb for a name: a graph goes in, a new one comes
+//! out; the last ones make a plan. `runtime::compile` names them in order.
+
+mod canonicalise;
+mod decompose;
+mod fuse;
+mod merge;
+mod place;
+mod precision;
+mod regions;
+
+pub use canonicalise::canonicalise;
+pub use decompose::decompose;
+pub use fuse::fuse;
+pub use merge::merge;
+pub use place::place;
+pub use precision::{Policy, precision};
+
+use astrai_ir::{Block, Graph, IrError};
+use std::sync::Arc;
+
+/// Applies a stage to the bodies of all blocks, then to the graph itself.
+fn each_graph(
+    graph: &Graph,
+    stage: &dyn Fn(&Graph) -> Result<Graph, IrError>,
+) -> Result<Graph, IrError> {
+    let blocks = graph.rebuild(
+        |b| {
+            let graph = each_graph(&b.graph, stage)?;
+            Ok(Arc::new(Block { name: b.name.clone(), graph, params: b.params.clone() }))
+        },
+        |g, id, args| g.push_exact(graph.node(id).op.clone(), args),
+    )?;
+    stage(&blocks)
+}

@@ -1,0 +1,34 @@
+//! Replaces the operators that a target has no kernel of by simpler ones. In: a graph and the question whether an
+//! operator is native. Out: a graph of native operators, as far as decompositions exist.
+
+use crate::each_graph;
+use astrai_ir::ops::Op;
+use astrai_ir::{Graph, IrError, NodeId};
+
+/// The graph with every operator that is not `native` and has a decomposition replaced by it.
+pub fn decompose(graph: &Graph, native: &dyn Fn(&Op) -> bool) -> Result<Graph, IrError> {
+    each_graph(graph, &|g| {
+        let split: Vec<bool> = g.nodes().iter().map(|n| !native(&n.op)).collect();
+        let mut parts: Vec<Option<Vec<NodeId>>> = vec![None; g.nodes().len()];
+        g.rebuild(
+            |b| Ok(b.clone()),
+            |out, id, args| {
+                let node = g.node(id);
+                if let Op::Part(p) = &node.op
+                    && let Some(made) = &parts[node.args[0].index()]
+                {
+                    return Ok(made[p.index as usize]);
+                }
+                if split[id.index()]
+                    && let Some(made) = node.op.decompose(out, args)
+                {
+                    let made = made?;
+                    let first = made[0];
+                    parts[id.index()] = Some(made);
+                    return Ok(first);
+                }
+                out.push(node.op.clone(), args)
+            },
+        )
+    })
+}

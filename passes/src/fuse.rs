@@ -1,0 +1,314 @@
+//! Groups nodes into regions, one kernel each, and orders them. In: a graph of native operators. Out: a plan whose buffers
+//! have no offsets yet. No region crosses a block: a norm is the prologue of the dot that follows, a residual addition the
+//! epilogue of the dot before.
+
+use crate::regions::{Uses, inlines_arguments, is_attention_result, is_free, packed_weight, stored};
+use astrai_ir::ops::{Input, Op};
+use astrai_ir::plan::{Body, Buffer, BufferId, Place, PlannedWeight, Step};
+use astrai_ir::{Anchor, Graph, IrError, Layout, NodeId, Plan, Region};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// The plan of a graph, buffers not yet placed.
+pub fn fuse(graph: &Graph) -> Result<Plan, IrError> {
+    let mut plan = Plan { symbols: graph.symbols.clone(), ..Plan::default() };
+    let mut known = HashMap::new();
+    for block in graph.blocks() {
+        let mut f = Fuse::new(&block.graph, &mut plan, &mut known);
+        f.params = block.params.clone();
+        let mut body = f.body()?;
+        body.name = block.name.clone();
+        plan.bodies.push(body);
+    }
+    let mut f = Fuse::new(graph, &mut plan, &mut known);
+    f.params = inputs(graph);
+    f.main = true;
+    plan.main = f.body()?;
+    Ok(plan)
+}
+
+/// Names of the inputs and states of a graph, in order.
+fn inputs(g: &Graph) -> Vec<String> {
+    let named = g.nodes().iter().filter(|n| matches!(n.op, Op::Input(_) | Op::State(_)));
+    named.filter_map(|n| n.op.leaf_name().map(str::to_string)).collect()
+}
+
+/// One body in the making.
+struct Fuse<'a> {
+    g: &'a Graph,
+    plan: &'a mut Plan,
+    known: &'a mut HashMap<String, usize>,
+    uses: Uses,
+    stored: Vec<bool>,
+    packed: BTreeSet<NodeId>,
+    params: Vec<String>,
+    main: bool,
+    body: Body,
+    buffer_of: HashMap<(NodeId, Layout), BufferId>,
+}
+
+impl<'a> Fuse<'a> {
+    fn new(g: &'a Graph, plan: &'a mut Plan, known: &'a mut HashMap<String, usize>) -> Fuse<'a> {
+        let uses = Uses::of(g);
+        let stored = stored(g, &uses);
+        let packed = g.ids().filter_map(|id| packed_weight(g, id)).collect();
+        let body = Body::default();
+        Fuse { g, plan, known, uses, stored, packed, params: vec![], main: false, body, buffer_of: HashMap::new() }
+    }
+
+    fn body(mut self) -> Result<Body, IrError> {
+        let layout = |f: &Fuse, p: &String| {
+            let leaf = f.packed.iter().any(|id| f.g.node(*id).op.leaf_name() == Some(p));
+            if leaf { Layout::Panels } else { Layout::Rows }
+        };
+        self.body.params = self.params.iter().map(|p| (p.clone(), layout(&self, p))).collect();
+        self.body.results = self.g.outputs().iter().map(|(n, _)| n.clone()).collect();
+        self.place_results();
+        let live = self.g.live();
+        let mut done = BTreeSet::new();
+        for id in self.g.ids().filter(|id| live[id.index()]) {
+            if let Op::Call(_) = self.g.node(id).op {
+                self.call(id)?;
+            } else if self.stored[id.index()] && !self.is_leaf(id) && self.alias(id).is_none() && !done.contains(&id) {
+                let roots = self.roots(id);
+                done.extend(roots.iter().copied());
+                self.region(&roots)?;
+            }
+        }
+        self.copy_results()?;
+        Ok(self.body)
+    }
+
+    /// Values that have memory without a kernel of this body.
+    fn is_leaf(&self, id: NodeId) -> bool {
+        let node = self.g.node(id);
+        match &node.op {
+            Op::Input(_) | Op::Weight(_) | Op::State(_) | Op::Const(_) => true,
+            Op::Part(_) => matches!(self.g.node(node.args[0]).op, Op::Call(_)),
+            _ => false,
+        }
+    }
+
+    /// The stored value whose memory is also this reshaped value's.
+    fn alias(&self, id: NodeId) -> Option<NodeId> {
+        let mut at = id;
+        while let Op::Reshape(_) = self.g.node(at).op {
+            at = self.g.node(at).args[0];
+            if self.stored[at.index()] || self.is_leaf(at) || matches!(self.g.node(at).op, Op::Call(_)) {
+                let computed = !matches!(self.g.node(at).op, Op::Const(_));
+                return (computed && !self.packed.contains(&at)).then(|| self.alias(at).unwrap_or(at));
+            }
+        }
+        None
+    }
+
+    /// Outputs computed here are written straight to the caller's memory.
+    fn place_results(&mut self) {
+        for (i, (_, id)) in self.g.outputs().iter().enumerate() {
+            let is_call = matches!(self.g.node(*id).op, Op::Call(_));
+            let key = (*id, Layout::Rows);
+            let own = !self.is_leaf(*id) && self.alias(*id).is_none() || is_call || self.is_call_part(*id);
+            if own && !self.buffer_of.contains_key(&key) {
+                let b = self.new_buffer(*id, Place::Result(i));
+                self.buffer_of.insert(key, b);
+            }
+        }
+    }
+
+    fn is_call_part(&self, id: NodeId) -> bool {
+        let node = self.g.node(id);
+        matches!(node.op, Op::Part(_)) && matches!(self.g.node(node.args[0]).op, Op::Call(_))
+    }
+
+    /// Outputs that are leaves, aliases or declared twice are copied.
+    fn copy_results(&mut self) -> Result<(), IrError> {
+        for (i, (_, id)) in self.g.outputs().iter().enumerate() {
+            let at = self.buffer(*id, Layout::Rows)?;
+            if self.body.buffers[at].place != Place::Result(i) {
+                let mut graph = Graph::new(self.plan.symbols.clone());
+                let x = graph.push(Input { name: "r0".into(), ty: self.g.ty(*id).clone() }, &[])?;
+                graph.set_output("w0", x)?;
+                let layouts = vec![Layout::Rows];
+                let origin = self.g.node(*id).origin.to_string();
+                let region = self.intern(Region { anchor: Anchor::Loops, graph, layouts, origin });
+                let to = self.new_buffer(*id, Place::Result(i));
+                let origin = self.g.node(*id).origin.clone();
+                self.body.steps.push(Step::Run { region, reads: vec![at], writes: vec![to], origin });
+            }
+        }
+        Ok(())
+    }
+
+    fn new_buffer(&mut self, id: NodeId, place: Place) -> BufferId {
+        let node = self.g.node(id);
+        self.body.buffers.push(Buffer { ty: node.ty().clone(), place, origin: node.origin.clone() });
+        self.body.buffers.len() - 1
+    }
+
+    /// The buffer of a stored value; made when first asked for.
+    fn buffer(&mut self, id: NodeId, layout: Layout) -> Result<BufferId, IrError> {
+        let id = self.alias(id).unwrap_or(id);
+        if let Some(b) = self.buffer_of.get(&(id, layout)) {
+            return Ok(*b);
+        }
+        let place = match &self.g.node(id).op {
+            Op::Const(c) => Place::Const(c.bits.clone()),
+            Op::Weight(w) if self.main => Place::Weight(self.weight(PlannedWeight { weight: w.clone(), layout })),
+            Op::Input(_) | Op::Weight(_) | Op::State(_) => {
+                let name = self.g.node(id).op.leaf_name().unwrap_or_default();
+                let at = self.params.iter().position(|p| p == name);
+                Place::Param(at.ok_or_else(|| self.g.error(format!("leaf `{name}` is no parameter")))?)
+            }
+            _ => Place::Arena(0),
+        };
+        let b = self.new_buffer(id, place);
+        self.buffer_of.insert((id, layout), b);
+        Ok(b)
+    }
+
+    fn weight(&mut self, w: PlannedWeight) -> usize {
+        let at = self.plan.weights.iter().position(|x| *x == w);
+        at.unwrap_or_else(|| {
+            self.plan.weights.push(w);
+            self.plan.weights.len() - 1
+        })
+    }
+
+    fn call(&mut self, id: NodeId) -> Result<(), IrError> {
+        let node = self.g.node(id);
+        let Op::Call(c) = &node.op else { return Ok(()) };
+        let body = c.block.0 as usize;
+        let layouts: Vec<Layout> = self.plan.bodies[body].params.iter().map(|p| p.1).collect();
+        let mut args = Vec::with_capacity(node.args.len());
+        for (&a, layout) in node.args.iter().zip(layouts) {
+            args.push(self.buffer(a, layout)?);
+        }
+        let mut results = Vec::new();
+        for i in 0..node.types.len() {
+            let value = match node.types.len() {
+                1 => Some(id),
+                _ => self.uses.of_node(id).iter().copied().find(|u| {
+                    matches!(&self.g.node(*u).op, Op::Part(p) if p.index as usize == i)
+                }),
+            };
+            results.push(match value {
+                Some(v) => self.buffer(v, Layout::Rows)?,
+                None => {
+                    self.body.buffers.push(Buffer {
+                        ty: node.types[i].clone(),
+                        place: Place::Arena(0),
+                        origin: node.origin.clone(),
+                    });
+                    self.body.buffers.len() - 1
+                }
+            });
+        }
+        self.body.steps.push(Step::Call { body, args, results, origin: node.origin.clone() });
+        Ok(())
+    }
+
+    /// Values written by the kernel that writes `id`: all stored outputs of a node that has several.
+    fn roots(&self, id: NodeId) -> Vec<NodeId> {
+        let mut source = id;
+        if let Op::Cast(_) = self.g.node(id).op
+            && is_attention_result(self.g, self.g.node(id).args[0])
+            && !self.stored[self.g.node(id).args[0].index()]
+        {
+            source = self.g.node(id).args[0];
+        }
+        let Op::Part(_) = self.g.node(source).op else { return vec![id] };
+        let many = self.g.node(source).args[0];
+        let mut roots = Vec::new();
+        for &part in self.uses.of_node(many) {
+            if self.stored[part.index()] {
+                roots.push(part);
+            } else if let [cast] = self.uses.of_node(part) {
+                roots.push(*cast);
+            }
+        }
+        roots
+    }
+
+    /// Emits the kernel that writes `roots`.
+    fn region(&mut self, roots: &[NodeId]) -> Result<(), IrError> {
+        let inside = self.inside(roots);
+        let mut graph = Graph::new(self.plan.symbols.clone());
+        let (mut reads, mut layouts, mut map) = (Vec::new(), Vec::new(), HashMap::new());
+        let mut origins: Vec<Arc<str>> = Vec::new();
+        for &id in &inside {
+            let node = self.g.node(id);
+            let is_root = roots.contains(&id);
+            let made = if !is_root && (self.stored[id.index()] || self.is_leaf(id)) && !self.is_scalar(id) {
+                let layout = if self.packed.contains(&id) { Layout::Panels } else { Layout::Rows };
+                let name = format!("r{}", reads.len());
+                reads.push(self.buffer(id, layout)?);
+                layouts.push(layout);
+                graph.push_exact(Input { name, ty: node.ty().clone() }.into(), &[])?
+            } else {
+                if !node.origin.is_empty() && !is_free(self.g, id) && !origins.contains(&node.origin) {
+                    origins.push(node.origin.clone());
+                }
+                let args: Vec<NodeId> = node.args.iter().map(|a| map[a]).collect();
+                graph.with_origin(&node.origin, |g| g.push_exact(node.op.clone(), &args))?
+            };
+            map.insert(id, made);
+        }
+        for (i, r) in roots.iter().enumerate() {
+            graph.set_output(&format!("w{i}"), map[r])?;
+        }
+        let anchor = self.anchor(&inside, roots);
+        let origin = origins.join(" ");
+        let region = self.intern(Region { anchor, graph, layouts, origin: origin.clone() });
+        let mut writes = Vec::new();
+        for &r in roots {
+            writes.push(self.buffer(r, Layout::Rows)?);
+        }
+        self.body.steps.push(Step::Run { region, reads, writes, origin: origin.into() });
+        Ok(())
+    }
+
+    fn is_scalar(&self, id: NodeId) -> bool {
+        matches!(&self.g.node(id).op, Op::Const(c) if c.as_scalar().is_some())
+    }
+
+    /// Nodes of the region that computes `roots`, with the stored values it reads, ascending.
+    fn inside(&self, roots: &[NodeId]) -> BTreeSet<NodeId> {
+        let mut inside = BTreeSet::new();
+        let mut todo = roots.to_vec();
+        while let Some(id) = todo.pop() {
+            if !inside.insert(id) {
+                continue;
+            }
+            let stop = (self.stored[id.index()] || self.is_leaf(id)) && !roots.contains(&id);
+            if !stop && !matches!(self.g.node(id).op, Op::Call(_)) {
+                todo.extend(&self.g.node(id).args);
+            }
+        }
+        inside
+    }
+
+    fn anchor(&self, inside: &BTreeSet<NodeId>, roots: &[NodeId]) -> Anchor {
+        let computed = || inside.iter().filter(|id| roots.contains(id) || !self.stored[id.index()] && !self.is_leaf(**id));
+        if computed().any(|id| packed_weight(self.g, *id).is_some()) {
+            return Anchor::Dot;
+        }
+        if computed().any(|id| matches!(self.g.node(*id).op, Op::Attention(_))) {
+            return Anchor::Attention;
+        }
+        let known = |id: &NodeId| {
+            let op = &self.g.node(*id).op;
+            inlines_arguments(op) && !matches!(op, Op::Part(_)) || matches!(op, Op::Const(_) | Op::Iota(_))
+        };
+        if computed().all(known) { Anchor::Loops } else { Anchor::Eval }
+    }
+
+    fn intern(&mut self, region: Region) -> usize {
+        let key = region.key();
+        let next = self.plan.regions.len();
+        let at = *self.known.entry(key).or_insert(next);
+        if at == next {
+            self.plan.regions.push(Arc::new(region));
+        }
+        at
+    }
+}

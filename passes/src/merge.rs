@@ -1,0 +1,243 @@
+//! Joins sibling dots: several weights applied to one input become one dot on the joined weight, then slices. In: a graph
+//! whose blocks hold the siblings (q|k|v|gate, gate|up). Out: the same values bit for bit (each output keeps its own sum)
+//! from fewer kernels. The joined buffer is the storage from here on; the checkpoint's names are rows of it.
+
+use astrai_ir::ops::{BinaryKind, Call, Dot, Op, Rows, Weight};
+use astrai_ir::{Block, BlockId, Dim, Graph, IrError, NodeId, Type};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Leaves that become one: their names, the first of them, and the joined name.
+struct Join {
+    names: Vec<String>,
+    joined: String,
+}
+
+/// One group of sibling dots in a graph.
+struct Siblings {
+    dots: Vec<NodeId>,
+    weights: Vec<NodeId>,
+    /// Where every dot feeds one addition of a bias: those additions and the bias leaves.
+    biases: Option<(Vec<NodeId>, Vec<NodeId>)>,
+}
+
+/// The graph with sibling dots joined in every block and at the top.
+pub fn merge(graph: &Graph) -> Result<Graph, IrError> {
+    let mut joins: Vec<Vec<Join>> = Vec::new();
+    let mut blocks: Vec<Arc<Block>> = Vec::new();
+    for (i, block) in graph.blocks().iter().enumerate() {
+        let allowed = |name: &str| bound_to_weights(graph, BlockId(i as u32), block, name);
+        let (body, done) = join_siblings(&block.graph, &allowed)?;
+        let params = new_params(block, &done);
+        blocks.push(Arc::new(Block { name: block.name.clone(), graph: body, params }));
+        joins.push(done);
+    }
+    let mut next = blocks.into_iter();
+    let outer = graph.rebuild(
+        |b| Ok(next.next().unwrap_or_else(|| b.clone())),
+        |out, id, args| match &graph.node(id).op {
+            Op::Call(c) => {
+                let args = join_args(out, &graph.block(c.block).params, &joins[c.block.0 as usize], args)?;
+                out.push(Call { block: c.block, layer: c.layer }, &args)
+            }
+            op => out.push(op.clone(), args),
+        },
+    )?;
+    // Weights that only the old calls used are gone with them.
+    let outer = outer.rebuild(|b| Ok(b.clone()), |g, id, args| g.push(outer.node(id).op.clone(), args))?;
+    Ok(join_siblings(&outer, &|_| true)?.0)
+}
+
+/// True when every call binds this parameter to a weight that nothing else uses.
+fn bound_to_weights(graph: &Graph, id: BlockId, block: &Block, name: &str) -> bool {
+    let Some(at) = block.params.iter().position(|p| p == name) else { return false };
+    let users = graph.users();
+    graph.nodes().iter().all(|n| match &n.op {
+        Op::Call(c) if c.block == id => {
+            let arg = n.args[at];
+            matches!(graph.node(arg).op, Op::Weight(_)) && users[arg.index()].len() == 1
+        }
+        _ => true,
+    })
+}
+
+/// Parameters of a block after its leaves were joined: the joined one stands where the first was.
+fn new_params(block: &Block, joins: &[Join]) -> Vec<String> {
+    let mut params = Vec::new();
+    for p in &block.params {
+        match joins.iter().find(|j| j.names.contains(p)) {
+            Some(j) if &j.names[0] == p => params.push(j.joined.clone()),
+            Some(_) => {}
+            None => params.push(p.clone()),
+        }
+    }
+    params
+}
+
+/// Arguments of a call after its block's leaves were joined.
+fn join_args(g: &mut Graph, params: &[String], joins: &[Join], args: &[NodeId]) -> Result<Vec<NodeId>, IrError> {
+    let by_name: HashMap<&str, NodeId> = params.iter().map(String::as_str).zip(args.iter().copied()).collect();
+    let mut out = Vec::new();
+    for p in params {
+        match joins.iter().find(|j| j.names.contains(p)) {
+            Some(j) if &j.names[0] == p => {
+                let leaves: Vec<NodeId> = j.names.iter().map(|n| by_name[n.as_str()]).collect();
+                let joined = joined_weight(g, &leaves)?;
+                out.push(g.push(joined, &[])?);
+            }
+            Some(_) => {}
+            None => out.push(by_name[p.as_str()]),
+        }
+    }
+    Ok(out)
+}
+
+/// Joins every group of siblings whose weights are `allowed`.
+fn join_siblings(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Result<(Graph, Vec<Join>), IrError> {
+    let groups = find(g, allowed);
+    let mut joins = Vec::new();
+    let mut made: HashMap<NodeId, NodeId> = HashMap::new(); // member -> its slice in the new graph
+    let mut first: HashMap<NodeId, usize> = HashMap::new();
+    for (i, s) in groups.iter().enumerate() {
+        let members = s.biases.as_ref().map_or(&s.dots, |(adds, _)| adds);
+        members.iter().for_each(|m| _ = first.insert(*m, i));
+    }
+    let out = g.rebuild(
+        |b| Ok(b.clone()),
+        |out, id, args| {
+            let Some(&i) = first.get(&id) else { return out.push(g.node(id).op.clone(), args) };
+            if let Some(done) = made.get(&id) {
+                return Ok(*done);
+            }
+            let s = &groups[i];
+            // The shared input was made before any of the dots; find it again by its leaf-to-root position.
+            let dot_args = match &s.biases {
+                None => args.to_vec(),
+                Some(_) => {
+                    let dot = args.iter().find(|a| matches!(out.node(**a).op, Op::Dot(_)));
+                    dot.map(|d| out.node(*d).args.clone()).unwrap_or_default()
+                }
+            };
+            let slices = joined_dot(g, out, s, dot_args[0], &mut joins)?;
+            let members = s.biases.as_ref().map_or(&s.dots, |(adds, _)| adds);
+            made.extend(members.iter().copied().zip(slices));
+            Ok(made[&id])
+        },
+    )?;
+    // The separate dots are dead now.
+    let clean = out.rebuild(|b| Ok(b.clone()), |n, id, args| n.push(out.node(id).op.clone(), args))?;
+    Ok((clean, joins))
+}
+
+/// One dot on the joined weight, plus the joined bias, and each member's slice of it.
+fn joined_dot(
+    g: &Graph,
+    out: &mut Graph,
+    s: &Siblings,
+    x: NodeId,
+    joins: &mut Vec<Join>,
+) -> Result<Vec<NodeId>, IrError> {
+    let origin = common_origin(g, &s.dots);
+    out.with_origin(&origin, |out| {
+        let w = join_leaves(g, out, &s.weights, joins)?;
+        let mut y = out.linear(x, w)?;
+        if let Some((_, leaves)) = &s.biases {
+            let b = join_leaves(g, out, leaves, joins)?;
+            y = out.add(y, b)?;
+        }
+        let axis = out.ty(y).rank() - 1;
+        let mut start = Dim::from(0);
+        let mut slices = Vec::new();
+        for &d in &s.dots {
+            let len = g.ty(d).shape[axis].clone();
+            let end = &start + &len;
+            slices.push(out.slice(y, axis, start, len)?);
+            start = end;
+        }
+        Ok(slices)
+    })
+}
+
+/// A leaf that holds the rows of these leaves of `g`, one after another.
+fn join_leaves(g: &Graph, out: &mut Graph, leaves: &[NodeId], joins: &mut Vec<Join>) -> Result<NodeId, IrError> {
+    let joined = joined_weight(g, leaves)?;
+    let names = leaves.iter().filter_map(|l| g.node(*l).op.leaf_name().map(str::to_string)).collect();
+    joins.push(Join { names, joined: joined.name.clone() });
+    out.push(joined, &[])
+}
+
+/// The weight whose rows are those of these weights.
+fn joined_weight(g: &Graph, leaves: &[NodeId]) -> Result<Weight, IrError> {
+    let mut parts: Vec<Rows> = Vec::new();
+    let mut names: Vec<&str> = Vec::new();
+    for &l in leaves {
+        let Op::Weight(w) = &g.node(l).op else { return Err(g.error("only weights can be joined".into())) };
+        parts.extend(w.rows());
+        names.push(&w.name);
+    }
+    let rows: usize = parts.iter().map(|p| p.rows).sum();
+    let mut ty: Type = g.ty(leaves[0]).clone();
+    ty.shape[0] = Dim::from(rows);
+    Ok(Weight { name: joined_name(&names), ty, parts })
+}
+
+/// `attn.{q_proj,k_proj}.weight` for names that differ in one dotted part; joined with `+` otherwise.
+fn joined_name(names: &[&str]) -> String {
+    let split: Vec<Vec<&str>> = names.iter().map(|n| n.split('.').collect()).collect();
+    let n = split[0].len();
+    let same_len = split.iter().all(|s| s.len() == n);
+    let differ: Vec<usize> = (0..n).filter(|&i| same_len && split.iter().any(|s| s[i] != split[0][i])).collect();
+    let [at] = differ.as_slice() else { return names.join("+") };
+    let mut parts: Vec<String> = split[0].iter().map(|s| s.to_string()).collect();
+    parts[*at] = format!("{{{}}}", split.iter().map(|s| s[*at]).collect::<Vec<_>>().join(","));
+    parts.join(".")
+}
+
+fn common_origin(g: &Graph, nodes: &[NodeId]) -> Arc<str> {
+    let origins: Vec<&str> = nodes.iter().map(|d| &*g.node(*d).origin).collect();
+    joined_name(&origins).into()
+}
+
+/// Groups of two or more plain dots of weights on one input.
+fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Vec<Siblings> {
+    let users = g.users();
+    let mut by_input: Vec<(NodeId, Vec<NodeId>)> = Vec::new();
+    for id in g.ids() {
+        let node = g.node(id);
+        let Op::Dot(Dot { batch, contract }) = &node.op else { continue };
+        let (x, w) = (node.args[0], node.args[1]);
+        let rank = g.ty(x).rank();
+        let Op::Weight(leaf) = &g.node(w).op else { continue };
+        let plain = batch.is_empty() && *contract == [(rank - 1, 1)] && g.ty(w).rank() == 2;
+        if !plain || users[w.index()].len() != 1 || !allowed(&leaf.name) {
+            continue;
+        }
+        match by_input.iter_mut().find(|(i, _)| *i == x) {
+            Some((_, dots)) => dots.push(id),
+            None => by_input.push((x, vec![id])),
+        }
+    }
+    by_input.retain(|(_, dots)| dots.len() > 1);
+    let group = |(_, dots): (NodeId, Vec<NodeId>)| {
+        let weights = dots.iter().map(|d| g.node(*d).args[1]).collect();
+        let biases = dots.iter().map(|d| bias_of(g, &users, *d, allowed)).collect::<Option<Vec<_>>>();
+        Siblings { dots, weights, biases: biases.map(|b| b.into_iter().unzip()) }
+    };
+    by_input.into_iter().map(group).collect()
+}
+
+/// The addition of a one-dimensional weight that is the only use of this dot, and that weight.
+fn bias_of(g: &Graph, users: &[Vec<NodeId>], dot: NodeId, allowed: &dyn Fn(&str) -> bool) -> Option<(NodeId, NodeId)> {
+    let [add] = users[dot.index()].as_slice() else { return None };
+    let node = g.node(*add);
+    let Op::Binary(b) = &node.op else { return None };
+    let other = *node.args.iter().find(|a| **a != dot)?;
+    let mut leaf = other;
+    while matches!(g.node(leaf).op, Op::Reshape(_) | Op::Expand(_)) {
+        leaf = g.node(leaf).args[0];
+    }
+    let Op::Weight(w) = &g.node(leaf).op else { return None };
+    let ok = b.kind == BinaryKind::Add && g.ty(leaf).rank() == 1 && allowed(&w.name);
+    let last = g.ty(dot).shape.last()?;
+    (ok && g.ty(leaf).shape[0] == *last).then_some((*add, leaf))
+}

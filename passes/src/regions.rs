@@ -1,0 +1,234 @@
+//! What goes to memory. In: a graph. Out: for each node whether its value is stored or computed where it is used, and
+//! which pointwise nodes an anchor takes along. Greedy and deterministic; every choice is about cost, none about meaning.
+
+use astrai_ir::ops::Op;
+use astrai_ir::{DType, Graph, NodeId};
+
+/// Who uses what.
+pub struct Uses {
+    users: Vec<Vec<NodeId>>,
+    output: Vec<bool>,
+}
+
+impl Uses {
+    /// Users of every node of a graph.
+    pub fn of(g: &Graph) -> Uses {
+        let mut output = vec![false; g.nodes().len()];
+        g.outputs().iter().for_each(|(_, id)| output[id.index()] = true);
+        let live = g.live();
+        let mut users = g.users();
+        users.iter_mut().for_each(|u| u.retain(|id| live[id.index()]));
+        Uses { users, output }
+    }
+
+    /// Nodes that take this one as an argument.
+    pub fn of_node(&self, id: NodeId) -> &[NodeId] {
+        &self.users[id.index()]
+    }
+
+    /// True when a result of the graph is this node.
+    pub fn is_output(&self, id: NodeId) -> bool {
+        self.output[id.index()]
+    }
+
+    /// Users behind views and widening casts, which cost nothing: (user, the node it takes). Outputs of the graph behind
+    /// such nodes are counted as `None`.
+    fn effective(&self, g: &Graph, id: NodeId, out: &mut Vec<Option<(NodeId, NodeId)>>) {
+        if self.is_output(id) {
+            out.push(None);
+        }
+        for &u in self.of_node(id) {
+            if is_free(g, u) { self.effective(g, u, out) } else { out.push(Some((u, id))) }
+        }
+    }
+
+    /// The pointwise nodes that follow an anchor's value one by one, each the only user of the one before, over the same
+    /// elements; ends at the first that narrows. Nodes that need a later anchor's value stop the tail.
+    pub fn tail(&self, g: &Graph, anchor: NodeId) -> Vec<NodeId> {
+        let mut tail = Vec::new();
+        let mut at = anchor;
+        while !self.is_output(at) {
+            let [next] = self.of_node(at) else { break };
+            let node = g.node(*next);
+            let joins = matches!(node.op, Op::Unary(_) | Op::Binary(_) | Op::Select(_))
+                || matches!(node.op, Op::Cast(_)) && !widens(g, *next);
+            let others = || node.args.iter().filter(|a| **a != at);
+            if !joins || node.ty().shape != g.ty(at).shape || others().any(|o| !before(g, *o, anchor)) {
+                break;
+            }
+            tail.push(*next);
+            at = *next;
+            if matches!(node.op, Op::Cast(_)) {
+                break;
+            }
+        }
+        tail
+    }
+}
+
+/// True when no anchor later than `anchor` is needed for `id`.
+fn before(g: &Graph, id: NodeId, anchor: NodeId) -> bool {
+    if id < anchor {
+        return true;
+    }
+    let node = g.node(id);
+    let computes = matches!(
+        node.op,
+        Op::Dot(_) | Op::Attention(_) | Op::AttentionGrad(_) | Op::Call(_) | Op::Reduce(_) | Op::RmsNorm(_) | Op::Softmax(_)
+    );
+    !computes && node.args.iter().all(|&a| before(g, a, anchor))
+}
+
+/// True for a cast to a type of at least as many bytes.
+pub fn widens(g: &Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    matches!(node.op, Op::Cast(_)) && node.ty().dtype.bytes() >= g.ty(node.args[0]).dtype.bytes()
+}
+
+/// True for nodes that are computed wherever they are used: they only rename elements or are known without memory.
+pub fn is_free(g: &Graph, id: NodeId) -> bool {
+    let op = &g.node(id).op;
+    op.is_view() || matches!(op, Op::Iota(_)) || widens(g, id) || is_scalar(g, id)
+}
+
+fn is_scalar(g: &Graph, id: NodeId) -> bool {
+    matches!(&g.node(id).op, Op::Const(c) if c.as_scalar().is_some())
+}
+
+/// For each node whether its value lies in memory.
+pub fn stored(g: &Graph, uses: &Uses) -> Vec<bool> {
+    let mut stored = vec![false; g.nodes().len()];
+    let live = g.live();
+    let mut in_tail = vec![false; g.nodes().len()];
+    for id in g.ids().filter(|id| live[id.index()]) {
+        if matches!(g.node(id).op, Op::Dot(_)) || is_attention_result(g, id) {
+            let mut tail = uses.tail(g, id);
+            if is_attention_result(g, id) {
+                tail.retain(|t| matches!(g.node(*t).op, Op::Cast(_)) && tail_is_cast(g, uses, id));
+            }
+            if let Some((end, inner)) = tail.split_last() {
+                in_tail[id.index()] = true;
+                inner.iter().for_each(|t| in_tail[t.index()] = true);
+                stored[end.index()] = true;
+            }
+        }
+    }
+    for id in g.ids().filter(|id| live[id.index()]) {
+        if !in_tail[id.index()] && needs_memory(g, uses, id) {
+            stored[id.index()] = true;
+        }
+        if let Op::Call(_) = g.node(id).op {
+            g.node(id).args.iter().for_each(|a| stored[a.index()] = true);
+        }
+    }
+    for id in g.ids().filter(|id| live[id.index()]) {
+        let node = g.node(id);
+        if !inlines_arguments(&node.op) {
+            for &a in &node.args {
+                store_below_free(g, a, &mut stored);
+            }
+        }
+        if let Op::Dot(_) = node.op {
+            store_below_free(g, node.args[1], &mut stored);
+            if packed_weight(g, id).is_none() {
+                store_below_free(g, node.args[0], &mut stored);
+            }
+        }
+    }
+    stored
+}
+
+/// The weight leaf `[n, k]` of a dot `[…, k] · [n, k]ᵀ` that the dot core computes from packed panels.
+pub fn packed_weight(g: &Graph, dot: NodeId) -> Option<NodeId> {
+    let node = g.node(dot);
+    let Op::Dot(d) = &node.op else { return None };
+    let rank = g.ty(node.args[0]).rank();
+    let mut w = node.args[1];
+    while widens(g, w) {
+        w = g.node(w).args[0];
+    }
+    let plain = d.batch.is_empty() && d.contract == [(rank - 1, 1)] && g.ty(w).rank() == 2;
+    let dtype = g.ty(w).dtype;
+    (plain && matches!(g.node(w).op, Op::Weight(_)) && matches!(dtype, DType::F32 | DType::BF16)).then_some(w)
+}
+
+/// True for the first output of attention.
+pub fn is_attention_result(g: &Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    matches!(&node.op, Op::Part(p) if p.index == 0) && matches!(g.node(node.args[0]).op, Op::Attention(_))
+}
+
+/// True when the only thing done with attention's result is one rounding.
+fn tail_is_cast(g: &Graph, uses: &Uses, id: NodeId) -> bool {
+    !uses.is_output(id) && matches!(uses.of_node(id), [u] if matches!(g.node(*u).op, Op::Cast(_)))
+}
+
+/// Operators whose kernels compute their arguments element by element.
+pub fn inlines_arguments(op: &Op) -> bool {
+    op.is_pointwise()
+        || op.is_view()
+        || matches!(
+            op,
+            Op::Rope(_) | Op::Concat(_) | Op::Pad(_) | Op::Gather(_) | Op::Reduce(_) | Op::RmsNorm(_) | Op::Softmax(_)
+                | Op::Dot(_) | Op::Call(_)
+        )
+        || matches!(op, Op::Part(_))
+}
+
+/// Marks the first node under views and widening casts.
+fn store_below_free(g: &Graph, mut id: NodeId, stored: &mut [bool]) {
+    while is_free(g, id) && !g.node(id).args.is_empty() {
+        id = g.node(id).args[0];
+    }
+    if !matches!(g.node(id).op, Op::Iota(_)) && !is_scalar(g, id) {
+        stored[id.index()] = true;
+    }
+}
+
+fn needs_memory(g: &Graph, uses: &Uses, id: NodeId) -> bool {
+    let op = &g.node(id).op;
+    if uses.is_output(id) {
+        return true;
+    }
+    if is_free(g, id) {
+        return false;
+    }
+    match op {
+        Op::Input(_) | Op::Weight(_) | Op::State(_) | Op::Const(_) | Op::Part(_) => true,
+        Op::Attention(_) | Op::AttentionGrad(_) | Op::Call(_) => g.node(id).types.len() == 1,
+        _ if !inlines_arguments(op) => g.node(id).types.len() == 1,
+        Op::Dot(_) => true,
+        _ => {
+            let mut users = Vec::new();
+            uses.effective(g, id, &mut users);
+            let [Some((user, through))] = users.as_slice() else { return true };
+            !takes_inline(g, id, *user, *through)
+        }
+    }
+}
+
+/// True when `user` may compute `id`, which it takes as `through`, element by element where it needs it.
+fn takes_inline(g: &Graph, id: NodeId, user: NodeId, through: NodeId) -> bool {
+    let node = g.node(user);
+    let reduces = |id: NodeId| {
+        matches!(g.node(id).op, Op::Reduce(_) | Op::RmsNorm(_) | Op::Softmax(_))
+    };
+    match &node.op {
+        Op::Dot(_) => {
+            let left = node.args[0] == through && node.args[1] != through;
+            left && packed_weight(g, user).is_some() && same_rows(g, id, through)
+        }
+        Op::Gather(_) => !reduces(id),
+        _ if !inlines_arguments(&node.op) => false,
+        // A row's statistics are computed once for the row only where the user walks the same rows.
+        Op::Reduce(_) | Op::RmsNorm(_) | Op::Softmax(_) => {
+            !reduces(id) || same_rows(g, id, through) && g.ty(id).shape == g.ty(node.args[0]).shape
+        }
+        _ => !reduces(id) || g.ty(id).shape == node.ty().shape && same_rows(g, id, through),
+    }
+}
+
+/// True when no view between the two changes the shape.
+fn same_rows(g: &Graph, id: NodeId, through: NodeId) -> bool {
+    g.ty(id).shape == g.ty(through).shape
+}
