@@ -318,6 +318,23 @@ INLINE vf v_fma(vf a, vf b, vf c) {
 #endif
 }
 
+/* The greater lane; b where either is a NaN. */
+INLINE vf v_max(vf a, vf b) {
+#if defined(__clang__)
+    return __builtin_elementwise_max(a, b);
+#elif defined(__AVX512F__)
+    return __builtin_ia32_maxps512_mask(a, b, a, (uint16_t)-1, 4);
+#elif defined(__AVX__)
+    return __builtin_ia32_maxps256(a, b);
+#elif defined(__SSE__)
+    return __builtin_ia32_maxps(a, b);
+#else
+    vf r;
+    for (int i = 0; i < VW; i++) r[i] = a[i] > b[i] ? a[i] : b[i];
+    return r;
+#endif
+}
+
 /* Sum of the lanes, always as the same tree. */
 INLINE float v_sum(vf x) {
     float t[VW];
