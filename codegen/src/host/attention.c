@@ -138,12 +138,18 @@ INLINE float attn_exp(float x) {
 #define HEAD_CHUNKS ((GROUP + ROWS - 1) / ROWS)
 #define GROUP_HEADS ((GROUP + HEAD_CHUNKS - 1) / HEAD_CHUNKS)
 #define TILE_QUERIES (ROWS / GROUP_HEADS)
+/* A unit of few queries (decode) takes several key heads, whose rows are neighbours in memory; never all, for two threads. */
+#define MERGES(n) (HEAD_CHUNKS == 1 && KV_HEADS % (2 * (n)) == 0 && (n) * D * (int)sizeof(K_T) <= 2048)
+#define MERGE (MERGES(8) ? 8 : MERGES(4) ? 4 : MERGES(2) ? 2 : 1)
 #define DP ((D + VW - 1) / VW * VW)
 #define DVP ((DV + VW - 1) / VW * VW)
 
-/* One unit: a run of queries of one sequence, times the heads that share one key head. */
+/* One unit: a run of queries of one sequence, times heads that share a key head, for `groups` key heads.
+ * Its rows are ordered by key head, query, head. */
 struct NAME(unit) {
-    int seq, q0, queries, key_head, head0, heads, rows;
+    int q0, queries, key_head, groups;
+    int head0, heads;     /* first query head, heads of one group */
+    int rows;             /* of one group */
     int keys, base;       /* keys of the sequence; position of its query 0 */
     int64_t row0, kv_row; /* global rows of query q0 and of key 0 */
     const int32_t *pages;
@@ -156,7 +162,7 @@ struct NAME(state) {
     float k[DP][ATTN_KEYS] __attribute__((aligned(64)));
     float wide[VW][DP] __attribute__((aligned(64))); /* keys on their way into k */
     float v[ATTN_KEYS][DVP] __attribute__((aligned(64)));
-    float max[ROWS], sum[ROWS], keep[ROWS]; /* keep: what a tile leaves of the sums before it */
+    float max[ROWS + VW], sum[ROWS + VW], keep[ROWS + VW]; /* keep: what a tile leaves of the sums before it */
     int lo[ROWS], hi[ROWS]; /* visible keys of a row, then */
     int a[ROWS], b[ROWS];   /* those inside the tile; a == b when none */
 };
@@ -180,7 +186,6 @@ static int NAME(find)(struct NAME(unit) *u, void *const *bufs, const int64_t *di
     int64_t q0 = (slot - starts[lo] / TILE_QUERIES - lo) * TILE_QUERIES;
     int64_t len = starts[lo + 1] - starts[lo];
     if (q0 < 0 || q0 >= len) return 0;
-    u->seq = (int)lo;
     u->q0 = (int)q0;
     u->queries = (int)(len - q0 < TILE_QUERIES ? len - q0 : TILE_QUERIES);
     u->key_head = (int)(head / HEAD_CHUNKS);
@@ -188,6 +193,7 @@ static int NAME(find)(struct NAME(unit) *u, void *const *bufs, const int64_t *di
     u->heads = GROUP - first < GROUP_HEADS ? GROUP - first : GROUP_HEADS;
     u->head0 = u->key_head * GROUP + first;
     u->rows = u->queries * u->heads;
+    u->groups = u->rows * MERGE <= ROWS ? MERGE : 1;
     u->row0 = starts[lo] + q0;
     u->pages = 0;
 #if defined(PAGES_BUF)
@@ -203,7 +209,13 @@ static int NAME(find)(struct NAME(unit) *u, void *const *bufs, const int64_t *di
     u->kv_row = starts[lo];
 #endif
     u->base = u->keys - (int)len;
-    return u->heads > 0;
+    return u->heads > 0 && u->key_head % u->groups == 0;
+}
+
+INLINE int NAME(query)(const struct NAME(unit) *u, int r) { return r % u->rows / u->heads; }
+
+INLINE int NAME(head)(const struct NAME(unit) *u, int r) {
+    return u->head0 + r / u->rows * GROUP + r % u->rows % u->heads;
 }
 
 INLINE int64_t NAME(key_row)(const struct NAME(unit) *u, int j) {
@@ -215,13 +227,13 @@ INLINE int64_t NAME(key_row)(const struct NAME(unit) *u, int j) {
 }
 
 static void NAME(begin)(const struct NAME(unit) *u, struct NAME(state) *t, const Q_T *q) {
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < ROWS + VW; r++) {
         t->max[r] = -__builtin_inff();
         t->sum[r] = 0.0f;
     }
-    for (int r = 0; r < u->rows; r++) {
-        int i = u->base + u->q0 + r / u->heads, head = u->head0 + r % u->heads;
-        const Q_T *from = q + Q_OFF + (u->row0 + r / u->heads) * Q_ROW + head * (int64_t)Q_HEAD;
+    for (int r = 0; r < u->groups * u->rows; r++) {
+        int at = NAME(query)(u, r), i = u->base + u->q0 + at;
+        const Q_T *from = q + Q_OFF + (u->row0 + at) * Q_ROW + NAME(head)(u, r) * (int64_t)Q_HEAD;
         for (int d = 0; d < D; d++) t->q[r][d] = LOAD_Q(from[d]);
         for (int d = 0; d < DVP; d++) t->o[r][d] = 0.0f;
         t->lo[r] = WINDOW > 0 && i - WINDOW + 1 > 0 ? i - WINDOW + 1 : 0;
@@ -229,44 +241,49 @@ static void NAME(begin)(const struct NAME(unit) *u, struct NAME(state) *t, const
     }
 }
 
-/* Packs keys j0.. of the tile as k[D][keys] and v[keys][DVP] in f32; lanes past `count` repeat the last key. */
-static void NAME(pack)(const struct NAME(unit) *u, struct NAME(state) *t, const K_T *k, const V_T *v, int j0, int count) {
-    k += K_OFF + u->key_head * (int64_t)K_HEAD;
-    v += V_OFF + u->key_head * (int64_t)V_HEAD;
-    int ahead = j0 + ATTN_KEYS;
-    for (int g = 0; g < count; g += VW) {
-        const K_T *row[VW];
+/* The place to fetch ahead while key i of group g is packed: the next tile's rows, each across all groups at once. */
+INLINE int64_t NAME(ahead)(const struct NAME(unit) *u, int j0, int g, int i, int64_t row, int64_t head) {
+    int n = g * ATTN_KEYS + i, j = j0 + ATTN_KEYS + n / u->groups;
+    return NAME(key_row)(u, j < u->keys ? j : u->keys - 1) * row + (u->key_head + n % u->groups) * head;
+}
+
+/* k[D][keys] of group g; lanes past the last key repeat it. */
+static void NAME(pack_k)(const struct NAME(unit) *u, struct NAME(state) *t, const K_T *k, int j0, int count, int g) {
+    const K_T *head = k + K_OFF + (u->key_head + g) * (int64_t)K_HEAD;
+    for (int j = 0; j < count; j += VW) {
         for (int i = 0; i < VW; i++) {
-            int j = g + i < count ? g + i : count - 1;
-            row[i] = k + NAME(key_row)(u, j0 + j) * K_ROW;
-            if (ahead + g + i < u->keys) {
-                int64_t n = NAME(key_row)(u, ahead + g + i);
-                for (int e = 0; e < D; e += 64 / (int)sizeof(K_T)) __builtin_prefetch(k + n * K_ROW + e, 0, 2);
-                for (int e = 0; e < DV; e += 64 / (int)sizeof(V_T)) __builtin_prefetch(v + n * V_ROW + e, 0, 2);
-            }
+            const K_T *next = k + K_OFF + NAME(ahead)(u, j0, g, j + i, K_ROW, K_HEAD);
+            for (int d = 0; d < D; d += 64 / (int)sizeof(K_T)) __builtin_prefetch(next + d, 0, 2);
+            const K_T *from = head + NAME(key_row)(u, j0 + (j + i < count ? j + i : count - 1)) * K_ROW;
+            for (int d = 0; d < D; d++) t->wide[i][d] = LOAD_K(from[d]);
         }
-        for (int i = 0; i < VW; i++)
-            for (int d = 0; d < D; d++) t->wide[i][d] = LOAD_K(row[i][d]);
-        for (int d = 0; d < D; d += VW) attn_transpose(&t->wide[0][d], DP, &t->k[d][g], ATTN_KEYS);
+        for (int d = 0; d < D; d += VW) attn_transpose(&t->wide[0][d], DP, &t->k[d][j], ATTN_KEYS);
     }
+}
+
+/* v[keys][DVP] of group g. */
+static void NAME(pack_v)(const struct NAME(unit) *u, struct NAME(state) *t, const V_T *v, int j0, int count, int g) {
+    const V_T *head = v + V_OFF + (u->key_head + g) * (int64_t)V_HEAD;
     for (int j = 0; j < count; j++) {
-        const V_T *from = v + NAME(key_row)(u, j0 + j) * V_ROW;
+        const V_T *next = v + V_OFF + NAME(ahead)(u, j0, g, j, V_ROW, V_HEAD);
+        for (int d = 0; d < DV; d += 64 / (int)sizeof(V_T)) __builtin_prefetch(next + d, 0, 2);
+        const V_T *from = head + NAME(key_row)(u, j0 + j) * V_ROW;
         for (int d = 0; d < DV; d++) t->v[j][d] = LOAD_V(from[d]);
         for (int d = DV; d < DVP; d++) t->v[j][d] = 0.0f;
     }
 }
 
-/* Scores of the tile, rows in blocks, only the key lanes that some row of the block sees. */
-static void NAME(scores)(const struct NAME(unit) *u, struct NAME(state) *t, int j0) {
-    for (int r = 0; r < u->rows; r++) {
+/* Scores of rows r0..r1, rows in blocks, only the key lanes that some row of the block sees. */
+static void NAME(scores)(struct NAME(state) *t, int r0, int r1, int j0) {
+    for (int r = r0; r < r1; r++) {
         int a = t->lo[r] - j0, b = t->hi[r] - j0;
         a = a > 0 ? a : 0;
         b = b < ATTN_KEYS ? b : ATTN_KEYS;
         t->a[r] = a < b ? a : 0;
         t->b[r] = a < b ? b : 0;
     }
-    for (int r = 0, n; r < u->rows; r += n) {
-        n = attn_rows(u->rows - r);
+    for (int r = r0, n; r < r1; r += n) {
+        n = attn_rows(r1 - r);
         int a = ATTN_KEYS, b = 0;
         for (int i = r; i < r + n; i++) {
             if (t->a[i] == t->b[i]) continue;
@@ -329,9 +346,9 @@ static void NAME(weigh)(struct NAME(state) *t, int r0, int rows) {
 
 /* o += weights v. A block of rows shares the keys that all its rows see; a row's other keys, before and after
  * those, are its own, so that what it must not see is never multiplied, not even by zero. */
-static void NAME(blend)(const struct NAME(unit) *u, struct NAME(state) *t) {
-    for (int r = 0, n; r < u->rows; r += n) {
-        n = attn_rows(u->rows - r);
+static void NAME(blend)(struct NAME(state) *t, int r0, int r1) {
+    for (int r = r0, n; r < r1; r += n) {
+        n = attn_rows(r1 - r);
         int a = 0, b = ATTN_KEYS;
         for (int i = r; i < r + n; i++) {
             a = t->a[i] > a ? t->a[i] : a;
@@ -350,11 +367,12 @@ static void NAME(blend)(const struct NAME(unit) *u, struct NAME(state) *t) {
 }
 
 static void NAME(finish)(const struct NAME(unit) *u, struct NAME(state) *t, void *const *bufs) {
-    for (int r = 0; r < u->rows; r++) {
-        int64_t at = (u->row0 + r / u->heads) * HEADS + u->head0 + r % u->heads;
+    for (int r = 0; r < u->groups * u->rows; r++) {
+        int head = NAME(head)(u, r);
+        int64_t at = (u->row0 + NAME(query)(u, r)) * HEADS + head;
         float sum = t->sum[r], m = t->max[r], keep = 1.0f;
 #ifdef SINK_BUF
-        float sink = LOAD_SINK(((const SINK_T *)bufs[SINK_BUF])[u->head0 + r % u->heads]);
+        float sink = LOAD_SINK(((const SINK_T *)bufs[SINK_BUF])[head]);
         float top = sink > m ? sink : m;
         keep = m_exp(m - top);
         sum = FMA(sum, keep, m_exp(sink - top));
@@ -376,13 +394,18 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
     for (int64_t index = begin; index < end; index++) {
         if (!NAME(find)(&u, bufs, dims, index)) continue;
         NAME(begin)(&u, &t, bufs[Q_BUF]);
-        int from = t.lo[0] / ATTN_KEYS * ATTN_KEYS, to = t.hi[u.rows - 1];
+        int rows = u.groups * u.rows, from = t.lo[0] / ATTN_KEYS * ATTN_KEYS, to = t.hi[rows - 1];
         for (int j0 = from; j0 < to; j0 += ATTN_KEYS) {
             int count = to - j0 < ATTN_KEYS ? to - j0 : ATTN_KEYS;
-            NAME(pack)(&u, &t, bufs[K_BUF], bufs[V_BUF], j0, count);
-            NAME(scores)(&u, &t, j0);
-            for (int r = 0; r < u.rows; r += VW) NAME(weigh)(&t, r, u.rows - r);
-            NAME(blend)(&u, &t);
+            for (int g = 0; g < u.groups; g++) {
+                NAME(pack_k)(&u, &t, bufs[K_BUF], j0, count, g);
+                NAME(scores)(&t, g * u.rows, (g + 1) * u.rows, j0);
+            }
+            for (int r = 0; r < rows; r += VW) NAME(weigh)(&t, r, rows - r);
+            for (int g = 0; g < u.groups; g++) {
+                NAME(pack_v)(&u, &t, bufs[V_BUF], j0, count, g);
+                NAME(blend)(&t, g * u.rows, (g + 1) * u.rows);
+            }
         }
         NAME(finish)(&u, &t, bufs);
     }
@@ -394,5 +417,7 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef HEAD_CHUNKS
 #undef GROUP_HEADS
 #undef TILE_QUERIES
+#undef MERGES
+#undef MERGE
 #undef DP
 #undef DVP
