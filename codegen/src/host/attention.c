@@ -21,7 +21,9 @@
  * Key tiles are counted from the start of the sequence; every score and output element has one
  * accumulator; row sums run over fixed lanes; a tile or key that a row does not see leaves its state
  * untouched. So a row's bits depend on its query and its visible keys alone, not on the batch, the
- * query tile or the threads: decode equals the full forward. Lives on the stack: up to 1 MiB for D = 576.
+ * query tile or the threads: decode equals the full forward. Its state is on the stack:
+ * 0.4 MiB for D = DV = 256, 0.6 MiB for D = 576, DV = 512. Key pages want huge pages: in 4 KiB pages decode waits on
+ * page walks.
  */
 
 #ifndef ATTENTION_SHARED
@@ -370,7 +372,10 @@ static void NAME(finish)(const struct NAME(unit) *u, struct NAME(state) *t, void
     for (int r = 0; r < u->groups * u->rows; r++) {
         int head = NAME(head)(u, r);
         int64_t at = (u->row0 + NAME(query)(u, r)) * HEADS + head;
-        float sum = t->sum[r], m = t->max[r], keep = 1.0f;
+        float sum = t->sum[r], keep = 1.0f;
+#if defined(SINK_BUF) || defined(LSE_BUF)
+        float m = t->max[r];
+#endif
 #ifdef SINK_BUF
         float sink = LOAD_SINK(((const SINK_T *)bufs[SINK_BUF])[head]);
         float top = sink > m ? sink : m;
