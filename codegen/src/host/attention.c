@@ -1,0 +1,428 @@
+/* Attention forward on the host: ragged, grouped, online softmax over fixed key tiles.
+ *
+ * Enters, as #defines before each inclusion of this text (prelude.c comes first in the unit):
+ *   NAME(x)                    prefixes every symbol of this instance
+ *   Q_BUF K_BUF V_BUF O_BUF    indices into bufs; STARTS_BUF: i32 [sequences + 1], cumulative query rows
+ *   LSE_BUF                    optional: f32 [tokens, HEADS], natural log-sum-exp of the scaled scores (sink included)
+ *   SINK_BUF, SINK_T, LOAD_SINK  optional: [HEADS] logits that enter the denominator only
+ *   KV_STARTS_BUF              optional: i32 [sequences + 1], cumulative key rows; without it keys are the queries' rows.
+ *                              The last query of a sequence stands at its last key (decode, chunked prefill).
+ *   PAGES_BUF, KV_LENS_BUF, PAGE, DIM_PAGES  optional, instead: i32 [sequences, dims[DIM_PAGES]] page numbers,
+ *                              i32 [sequences] key counts, literal rows per page; key j lies in row page * PAGE + j % PAGE
+ *   Q_T K_T V_T O_T            element types; LOAD_Q(x) LOAD_K(x) LOAD_V(x) to f32, STORE_O(x) from f32
+ *   Q_OFF K_OFF V_OFF          offsets in elements; Q_ROW K_ROW V_ROW strides of a token, Q_HEAD K_HEAD V_HEAD of a head
+ *   DIM_TOKENS DIM_SEQS        indices into dims: query rows, sequences
+ *   HEADS KV_HEADS D DV        sizes, KV_HEADS divides HEADS
+ *   SCALE SOFTCAP              f32 literals, SCALE > 0; SOFTCAP > 0: s = SOFTCAP tanh(SCALE s / SOFTCAP), 0 = none
+ *   CAUSAL WINDOW              0 or 1; WINDOW > 0: key j is visible only if i - j < WINDOW, 0 = none
+ * Leaves: NAME(units0)(dims) and NAME(phase0)(bufs, dims, scratch, begin, end), which writes
+ *   o [tokens, HEADS, DV] contiguous, and lse. scratch is unused. A query that sees no key gets 0 and lse -infinity.
+ *
+ * Key tiles are counted from the start of the sequence; every score and output element has one
+ * accumulator; row sums run over fixed lanes; a tile or key that a row does not see leaves its state
+ * untouched. So a row's bits depend on its query and its visible keys alone, not on the batch, the
+ * query tile or the threads: decode equals the full forward. Its state is on the stack:
+ * 0.4 MiB for D = DV = 256, 0.6 MiB for D = 576, DV = 512. Key pages want huge pages: in 4 KiB pages decode waits on
+ * page walks.
+ */
+
+#ifndef ATTENTION_SHARED
+#define ATTENTION_SHARED
+
+#define ATTN_KEYS 64 /* keys in a tile: part of the numerics */
+#if V_REGS == 32
+#define ATTN_NV 4
+#else
+#define ATTN_NV 2
+#endif
+#define ATTN_EACH(i, n) _Pragma("GCC unroll 8") for (int i = 0; i < (n); i++)
+
+/* c[MR][NV * VW] (+)= a[MR][k0..k1) b[k0..k1)[NV * VW], k ascending, one accumulator an element. */
+#define ATTN_TILE(MR, NV)                                                                          \
+    static void attn_tile_##MR##_##NV(const float *a, int64_t lda, const float *b, int64_t ldb,    \
+                                      float *c, int64_t ldc, int64_t k0, int64_t k1, int fresh) {  \
+        vf acc[MR][NV];                                                                            \
+        ATTN_EACH(r, MR) ATTN_EACH(n, NV)                                                          \
+            acc[r][n] = fresh ? (vf){0} : v_load(c + r * ldc + n * VW);                            \
+        for (int64_t k = k0; k < k1; k++) {                                                        \
+            vf bv[NV];                                                                             \
+            ATTN_EACH(n, NV) bv[n] = v_load(b + k * ldb + n * VW);                                 \
+            ATTN_EACH(r, MR) {                                                                     \
+                vf av = v_splat(a[r * lda + k]);                                                   \
+                ATTN_EACH(n, NV) acc[r][n] = v_fma(av, bv[n], acc[r][n]);                          \
+            }                                                                                      \
+        }                                                                                          \
+        ATTN_EACH(r, MR) ATTN_EACH(n, NV) v_store(c + r * ldc + n * VW, acc[r][n]);                \
+    }
+
+typedef void attn_tile(const float *, int64_t, const float *, int64_t, float *, int64_t, int64_t, int64_t, int);
+
+#define ATTN_TILES(NV) ATTN_TILE(1, NV) ATTN_TILE(2, NV) ATTN_TILE(4, NV) ATTN_TILE(6, NV)
+#define ATTN_ROW(NV) {0, attn_tile_1_##NV, attn_tile_2_##NV, 0, attn_tile_4_##NV, 0, attn_tile_6_##NV}
+ATTN_TILES(1)
+ATTN_TILES(2)
+#if ATTN_NV == 4
+ATTN_TILES(4)
+static attn_tile *const attn_tiles[3][7] = {ATTN_ROW(1), ATTN_ROW(2), ATTN_ROW(4)};
+#else
+static attn_tile *const attn_tiles[2][7] = {ATTN_ROW(1), ATTN_ROW(2)};
+#endif
+
+/* Rows taken at once when `left` remain. */
+INLINE int attn_rows(int left) { return left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
+
+static void attn_product(int rows, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
+                         int64_t ldc, int cols, int k0, int k1, int fresh) {
+    for (int n = 0; n < cols;) {
+        int left = (cols - n) / VW;
+        int step = ATTN_NV == 4 && left >= 4 ? 2 : left >= 2 ? 1 : 0;
+        attn_tiles[step][rows](a, lda, b + n, ldb, c + n, ldc, k0, k1, fresh);
+        n += VW << step;
+    }
+}
+
+INLINE vf attn_zip_lo(vf a, vf b) {
+#if VW == 16
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+#elif VW == 8
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+#else
+    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+#endif
+}
+
+INLINE vf attn_zip_hi(vf a, vf b) {
+#if VW == 16
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif VW == 8
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+#endif
+}
+
+/* Transposes VW x VW in registers: each round of zips rotates the bits of (row, lane) by one. */
+INLINE void attn_transpose(const float *from, int64_t ld_from, float *to, int64_t ld_to) {
+    vf x[VW], y[VW];
+    ATTN_EACH(i, VW / 2) { x[i] = v_load(from + i * ld_from); x[i + VW / 2] = v_load(from + (i + VW / 2) * ld_from); }
+    _Pragma("GCC unroll 4") for (int w = 1; w < VW; w *= 2) {
+        ATTN_EACH(i, VW / 2) {
+            y[2 * i] = attn_zip_lo(x[i], x[i + VW / 2]);
+            y[2 * i + 1] = attn_zip_hi(x[i], x[i + VW / 2]);
+        }
+        ATTN_EACH(i, VW / 2) { x[2 * i] = y[2 * i]; x[2 * i + 1] = y[2 * i + 1]; }
+    }
+    ATTN_EACH(i, VW / 2) { v_store(to + i * ld_to, x[i]); v_store(to + (i + VW / 2) * ld_to, x[i + VW / 2]); }
+}
+
+/* exp for weights relative to a maximum, x <= 0 but for rounding: below e^-87 a weight is 0. */
+INLINE float attn_exp(float x) {
+    float c = x < -87.0f ? -87.0f : x;
+    float t = FMA(c, 1.44269504f, 12582912.0f);
+    float n = t - 12582912.0f;
+    float r = FMA(n, -0.693359375f, c);
+    r = FMA(n, 2.12194440e-4f, r);
+    float p = FMA(r, 1.382478396e-03f, 8.369384333e-03f);
+    p = FMA(p, r, 4.166823626e-02f);
+    p = FMA(p, r, 1.666651517e-01f);
+    p = FMA(p, r, 4.999999404e-01f);
+    p = FMA(p, r * r, r) + 1.0f;
+    float v = bits_f32(f32_bits(p) + (f32_bits(t) << 23));
+    v = x < -87.0f ? 0.0f : v;
+    return x == x ? v : x;
+}
+#endif
+
+/* Heads of a group are split into HEAD_CHUNKS of at most GROUP_HEADS when a group alone overfills a tile. */
+#define GROUP (HEADS / KV_HEADS)
+#define WIDE (D > DV ? D : DV)
+#define ROWS (WIDE > 256 ? 48 : WIDE > 128 ? 96 : WIDE > 64 ? 144 : 192)
+#define HEAD_CHUNKS ((GROUP + ROWS - 1) / ROWS)
+#define GROUP_HEADS ((GROUP + HEAD_CHUNKS - 1) / HEAD_CHUNKS)
+#define TILE_QUERIES (ROWS / GROUP_HEADS)
+/* A unit of few queries (decode) takes several key heads, whose rows are neighbours in memory; never all, for two threads. */
+#define MERGES(n) (HEAD_CHUNKS == 1 && KV_HEADS % (2 * (n)) == 0 && (n) * D * (int)sizeof(K_T) <= 2048)
+#define MERGE (MERGES(8) ? 8 : MERGES(4) ? 4 : MERGES(2) ? 2 : 1)
+#define DP ((D + VW - 1) / VW * VW)
+#define DVP ((DV + VW - 1) / VW * VW)
+
+/* One unit: a run of queries of one sequence, times heads that share a key head, for `groups` key heads.
+ * Its rows are ordered by key head, query, head. */
+struct NAME(unit) {
+    int q0, queries, key_head, groups;
+    int head0, heads;     /* first query head, heads of one group */
+    int rows;             /* of one group */
+    int keys, base;       /* keys of the sequence; position of its query 0 */
+    int64_t row0, kv_row; /* global rows of query q0 and of key 0 */
+    const int32_t *pages;
+};
+
+struct NAME(state) {
+    float q[ROWS][D] __attribute__((aligned(64)));
+    float s[ROWS][ATTN_KEYS] __attribute__((aligned(64)));
+    float o[ROWS][DVP] __attribute__((aligned(64)));
+    float k[DP][ATTN_KEYS] __attribute__((aligned(64)));
+    float wide[VW][DP] __attribute__((aligned(64))); /* keys on their way into k */
+    float v[ATTN_KEYS][DVP] __attribute__((aligned(64)));
+    float max[ROWS + VW], sum[ROWS + VW], keep[ROWS + VW]; /* keep: what a tile leaves of the sums before it */
+    int lo[ROWS], hi[ROWS]; /* visible keys of a row, then */
+    int a[ROWS], b[ROWS];   /* those inside the tile; a == b when none */
+};
+
+int64_t NAME(units0)(const int64_t *dims) {
+    return (dims[DIM_TOKENS] / TILE_QUERIES + dims[DIM_SEQS]) * KV_HEADS * HEAD_CHUNKS;
+}
+
+/* Sequence s owns the tile slots from starts[s] / TILE_QUERIES + s on: enough for it, and known without a
+ * prefix sum. Slots are visited from both ends in turn, so that any half of the units holds half of a causal triangle. */
+static int NAME(find)(struct NAME(unit) *u, void *const *bufs, const int64_t *dims, int64_t index) {
+    const int32_t *starts = bufs[STARTS_BUF];
+    int64_t slots = dims[DIM_TOKENS] / TILE_QUERIES + dims[DIM_SEQS];
+    int64_t at = index % slots, head = index / slots;
+    int64_t slot = at & 1 ? slots - 1 - at / 2 : at / 2;
+    int64_t lo = 0, hi = dims[DIM_SEQS];
+    while (hi - lo > 1) {
+        int64_t mid = (lo + hi) / 2;
+        if (starts[mid] / TILE_QUERIES + mid <= slot) lo = mid; else hi = mid;
+    }
+    int64_t q0 = (slot - starts[lo] / TILE_QUERIES - lo) * TILE_QUERIES;
+    int64_t len = starts[lo + 1] - starts[lo];
+    if (q0 < 0 || q0 >= len) return 0;
+    u->q0 = (int)q0;
+    u->queries = (int)(len - q0 < TILE_QUERIES ? len - q0 : TILE_QUERIES);
+    u->key_head = (int)(head / HEAD_CHUNKS);
+    int first = (int)(head % HEAD_CHUNKS) * GROUP_HEADS;
+    u->heads = GROUP - first < GROUP_HEADS ? GROUP - first : GROUP_HEADS;
+    u->head0 = u->key_head * GROUP + first;
+    u->rows = u->queries * u->heads;
+    u->groups = u->rows * MERGE <= ROWS ? MERGE : 1;
+    u->row0 = starts[lo] + q0;
+    u->pages = 0;
+#if defined(PAGES_BUF)
+    u->pages = (const int32_t *)bufs[PAGES_BUF] + lo * dims[DIM_PAGES];
+    u->keys = ((const int32_t *)bufs[KV_LENS_BUF])[lo];
+    u->kv_row = 0;
+#elif defined(KV_STARTS_BUF)
+    const int32_t *kv = bufs[KV_STARTS_BUF];
+    u->keys = kv[lo + 1] - kv[lo];
+    u->kv_row = kv[lo];
+#else
+    u->keys = (int)len;
+    u->kv_row = starts[lo];
+#endif
+    u->base = u->keys - (int)len;
+    return u->heads > 0 && u->key_head % u->groups == 0;
+}
+
+INLINE int NAME(query)(const struct NAME(unit) *u, int r) { return r % u->rows / u->heads; }
+
+INLINE int NAME(head)(const struct NAME(unit) *u, int r) {
+    return u->head0 + r / u->rows * GROUP + r % u->rows % u->heads;
+}
+
+INLINE int64_t NAME(key_row)(const struct NAME(unit) *u, int j) {
+#if defined(PAGES_BUF)
+    return (int64_t)u->pages[j / PAGE] * PAGE + j % PAGE;
+#else
+    return u->kv_row + j;
+#endif
+}
+
+static void NAME(begin)(const struct NAME(unit) *u, struct NAME(state) *t, const Q_T *q) {
+    for (int r = 0; r < ROWS + VW; r++) {
+        t->max[r] = -__builtin_inff();
+        t->sum[r] = 0.0f;
+    }
+    for (int r = 0; r < u->groups * u->rows; r++) {
+        int at = NAME(query)(u, r), i = u->base + u->q0 + at;
+        const Q_T *from = q + Q_OFF + (u->row0 + at) * Q_ROW + NAME(head)(u, r) * (int64_t)Q_HEAD;
+        for (int d = 0; d < D; d++) t->q[r][d] = LOAD_Q(from[d]);
+        for (int d = 0; d < DVP; d++) t->o[r][d] = 0.0f;
+        t->lo[r] = WINDOW > 0 && i - WINDOW + 1 > 0 ? i - WINDOW + 1 : 0;
+        t->hi[r] = CAUSAL && i + 1 < u->keys ? i + 1 : u->keys;
+    }
+}
+
+/* The place to fetch ahead while key i of group g is packed: the next tile's rows, each across all groups at once. */
+INLINE int64_t NAME(ahead)(const struct NAME(unit) *u, int j0, int g, int i, int64_t row, int64_t head) {
+    int n = g * ATTN_KEYS + i, j = j0 + ATTN_KEYS + n / u->groups;
+    return NAME(key_row)(u, j < u->keys ? j : u->keys - 1) * row + (u->key_head + n % u->groups) * head;
+}
+
+/* k[D][keys] of group g; lanes past the last key repeat it. */
+static void NAME(pack_k)(const struct NAME(unit) *u, struct NAME(state) *t, const K_T *k, int j0, int count, int g) {
+    const K_T *head = k + K_OFF + (u->key_head + g) * (int64_t)K_HEAD;
+    for (int j = 0; j < count; j += VW) {
+        for (int i = 0; i < VW; i++) {
+            const K_T *next = k + K_OFF + NAME(ahead)(u, j0, g, j + i, K_ROW, K_HEAD);
+            for (int d = 0; d < D; d += 64 / (int)sizeof(K_T)) __builtin_prefetch(next + d, 0, 2);
+            const K_T *from = head + NAME(key_row)(u, j0 + (j + i < count ? j + i : count - 1)) * K_ROW;
+            for (int d = 0; d < D; d++) t->wide[i][d] = LOAD_K(from[d]);
+        }
+        for (int d = 0; d < D; d += VW) attn_transpose(&t->wide[0][d], DP, &t->k[d][j], ATTN_KEYS);
+    }
+}
+
+/* v[keys][DVP] of group g. */
+static void NAME(pack_v)(const struct NAME(unit) *u, struct NAME(state) *t, const V_T *v, int j0, int count, int g) {
+    const V_T *head = v + V_OFF + (u->key_head + g) * (int64_t)V_HEAD;
+    for (int j = 0; j < count; j++) {
+        const V_T *next = v + V_OFF + NAME(ahead)(u, j0, g, j, V_ROW, V_HEAD);
+        for (int d = 0; d < DV; d += 64 / (int)sizeof(V_T)) __builtin_prefetch(next + d, 0, 2);
+        const V_T *from = head + NAME(key_row)(u, j0 + j) * V_ROW;
+        for (int d = 0; d < DV; d++) t->v[j][d] = LOAD_V(from[d]);
+        for (int d = DV; d < DVP; d++) t->v[j][d] = 0.0f;
+    }
+}
+
+/* Scores of rows r0..r1, rows in blocks, only the key lanes that some row of the block sees. */
+static void NAME(scores)(struct NAME(state) *t, int r0, int r1, int j0) {
+    for (int r = r0; r < r1; r++) {
+        int a = t->lo[r] - j0, b = t->hi[r] - j0;
+        a = a > 0 ? a : 0;
+        b = b < ATTN_KEYS ? b : ATTN_KEYS;
+        t->a[r] = a < b ? a : 0;
+        t->b[r] = a < b ? b : 0;
+    }
+    for (int r = r0, n; r < r1; r += n) {
+        n = attn_rows(r1 - r);
+        int a = ATTN_KEYS, b = 0;
+        for (int i = r; i < r + n; i++) {
+            if (t->a[i] == t->b[i]) continue;
+            a = t->a[i] < a ? t->a[i] : a;
+            b = t->b[i] > b ? t->b[i] : b;
+        }
+        if (a >= b) continue;
+        a = a / VW * VW;
+        b = (b + VW - 1) / VW * VW;
+        attn_product(n, t->q[r], D, &t->k[0][a], ATTN_KEYS, &t->s[r][a], ATTN_KEYS, b - a, 0, D, 1);
+    }
+}
+
+/* Scores to weights, VW rows at once: new maxima, the factor that keeps the old sums, exponentials, sums.
+ * Lane results of the rows are transposed, so that the last step over lanes is vertical. */
+static void NAME(weigh)(struct NAME(state) *t, int r0, int rows) {
+    const float factor = SOFTCAP > 0 ? 1.0f : SCALE, none = -__builtin_inff();
+    float lane[VW][VW] __attribute__((aligned(64)));
+    for (int i = 0; i < VW; i++) {
+        int r = r0 + i;
+        v_store(lane[i], v_splat(none));
+        if (i >= rows || t->a[r] == t->b[r]) continue;
+        float *s = t->s[r];
+        if (SOFTCAP > 0)
+            for (int j = 0; j < ATTN_KEYS; j++) s[j] = SOFTCAP * m_tanh(s[j] * (SCALE / (SOFTCAP > 0 ? SOFTCAP : 1.0f)));
+        for (int j = 0; j < t->a[r]; j++) s[j] = none;
+        for (int j = t->b[r]; j < ATTN_KEYS; j++) s[j] = none;
+        vf top = v_splat(none);
+        for (int j = 0; j < ATTN_KEYS; j += VW) top = v_max(v_load(s + j), top);
+        v_store(lane[i], top);
+    }
+    attn_transpose(lane[0], VW, lane[0], VW);
+    vf top = v_load(lane[0]);
+    for (int i = 1; i < VW; i++) top = v_max(v_load(lane[i]), top);
+    v_store(lane[0], top * v_splat(factor));
+    float *max = t->max + r0, *keep = t->keep + r0;
+    for (int i = 0; i < VW; i++) {
+        float next = lane[0][i] > max[i] ? lane[0][i] : max[i], fade = attn_exp(max[i] - next);
+        keep[i] = max[i] == next ? 1.0f : fade;
+        max[i] = next;
+    }
+    for (int i = 0; i < VW; i++) {
+        int r = r0 + i;
+        v_store(lane[i], (vf){0});
+        if (i >= rows || t->a[r] == t->b[r]) continue;
+        float *s = t->s[r], m = t->max[r];
+        for (int j = 0; j < ATTN_KEYS; j++) s[j] = attn_exp(FMA(s[j], factor, -m));
+        vf sum = v_load(s);
+        for (int j = VW; j < ATTN_KEYS; j += VW) sum += v_load(s + j);
+        v_store(lane[i], sum);
+        vf k = v_splat(t->keep[r]);
+        if (t->keep[r] != 1.0f)
+            for (int d = 0; d < DVP; d += VW) v_store(t->o[r] + d, v_load(t->o[r] + d) * k);
+    }
+    attn_transpose(lane[0], VW, lane[0], VW);
+    vf sum = v_load(lane[0]);
+    for (int i = 1; i < VW; i++) sum += v_load(lane[i]);
+    v_store(t->sum + r0, v_fma(v_load(t->sum + r0), v_load(keep), sum));
+}
+
+/* o += weights v. A block of rows shares the keys that all its rows see; a row's other keys, before and after
+ * those, are its own, so that what it must not see is never multiplied, not even by zero. */
+static void NAME(blend)(struct NAME(state) *t, int r0, int r1) {
+    for (int r = r0, n; r < r1; r += n) {
+        n = attn_rows(r1 - r);
+        int a = 0, b = ATTN_KEYS;
+        for (int i = r; i < r + n; i++) {
+            a = t->a[i] > a ? t->a[i] : a;
+            b = t->b[i] < b ? t->b[i] : b;
+        }
+        int shared = a < b;
+        for (int i = r; i < r + n; i++) {
+            int end = shared ? a : t->b[i];
+            if (t->a[i] < end) attn_product(1, t->s[i], ATTN_KEYS, t->v[0], DVP, t->o[i], DVP, DVP, t->a[i], end, 0);
+        }
+        if (!shared) continue;
+        attn_product(n, t->s[r], ATTN_KEYS, t->v[0], DVP, t->o[r], DVP, DVP, a, b, 0);
+        for (int i = r; i < r + n; i++)
+            if (b < t->b[i]) attn_product(1, t->s[i], ATTN_KEYS, t->v[0], DVP, t->o[i], DVP, DVP, b, t->b[i], 0);
+    }
+}
+
+static void NAME(finish)(const struct NAME(unit) *u, struct NAME(state) *t, void *const *bufs) {
+    for (int r = 0; r < u->groups * u->rows; r++) {
+        int head = NAME(head)(u, r);
+        int64_t at = (u->row0 + NAME(query)(u, r)) * HEADS + head;
+        float sum = t->sum[r], keep = 1.0f;
+#if defined(SINK_BUF) || defined(LSE_BUF)
+        float m = t->max[r];
+#endif
+#ifdef SINK_BUF
+        float sink = LOAD_SINK(((const SINK_T *)bufs[SINK_BUF])[head]);
+        float top = sink > m ? sink : m;
+        keep = m_exp(m - top);
+        sum = FMA(sum, keep, m_exp(sink - top));
+        m = top;
+#endif
+        float inverse = sum == 0.0f ? 0.0f : keep / sum;
+        O_T *to = (O_T *)bufs[O_BUF] + at * DV;
+        for (int d = 0; d < DV; d++) to[d] = STORE_O(t->o[r][d] * inverse);
+#ifdef LSE_BUF
+        ((float *)bufs[LSE_BUF])[at] = m + m_log(sum);
+#endif
+    }
+}
+
+void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {
+    (void)scratch;
+    struct NAME(state) t;
+    struct NAME(unit) u;
+    for (int64_t index = begin; index < end; index++) {
+        if (!NAME(find)(&u, bufs, dims, index)) continue;
+        NAME(begin)(&u, &t, bufs[Q_BUF]);
+        int rows = u.groups * u.rows, from = t.lo[0] / ATTN_KEYS * ATTN_KEYS, to = t.hi[rows - 1];
+        for (int j0 = from; j0 < to; j0 += ATTN_KEYS) {
+            int count = to - j0 < ATTN_KEYS ? to - j0 : ATTN_KEYS;
+            for (int g = 0; g < u.groups; g++) {
+                NAME(pack_k)(&u, &t, bufs[K_BUF], j0, count, g);
+                NAME(scores)(&t, g * u.rows, (g + 1) * u.rows, j0);
+            }
+            for (int r = 0; r < rows; r += VW) NAME(weigh)(&t, r, rows - r);
+            for (int g = 0; g < u.groups; g++) {
+                NAME(pack_v)(&u, &t, bufs[V_BUF], j0, count, g);
+                NAME(blend)(&t, g * u.rows, (g + 1) * u.rows);
+            }
+        }
+        NAME(finish)(&u, &t, bufs);
+    }
+}
+
+#undef GROUP
+#undef WIDE
+#undef ROWS
+#undef HEAD_CHUNKS
+#undef GROUP_HEADS
+#undef TILE_QUERIES
+#undef MERGES
+#undef MERGE
+#undef DP
+#undef DVP
