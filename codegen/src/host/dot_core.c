@@ -65,9 +65,10 @@ DOT_INLINE dot_vf dot_load(const float *p) { return *(const dot_vf_any *)p; }
 DOT_INLINE void dot_save(float *p, dot_vf v) { *(dot_vf_any *)p = v; }
 
 /* One register tile: mr rows x np panels of 32 columns, `kc` steps. `stride` is a panel's length in 32-bit words.
- * c is [np][mr][32]; `first` starts from zero, else the accumulators go on from c. All of mr, np, bf16 are literals. */
+ * c is [np][mr][32]; `first` starts from zero, else the accumulators go on from c. Literals: mr, np, bf16. A tile of
+ * many rows computes long enough to fetch, line by line, what follows: the next tile's rows and kc lines at next_w. */
 DOT_INLINE void dot_tile(int mr, int np, int bf16, const float *restrict a, const void *restrict w, int64_t stride,
-                         int64_t kc, float *restrict c, int first)
+                         int64_t kc, float *restrict c, int first, const char *next_a, const char *next_w)
 {
     for (int s = 0; s < DOT_NR; s += DOT_STRIP) {
         const uint32_t *b = (const uint32_t *)w + s;
@@ -90,7 +91,12 @@ DOT_INLINE void dot_tile(int mr, int np, int bf16, const float *restrict a, cons
                 } else {
                     lo[j] = dot_load((const float *)at);
                 }
-                if (mr * np <= DOT_FAR_ROWS) __builtin_prefetch((const char *)at + DOT_FAR, 0, 3);
+                if (mr <= DOT_FAR_ROWS) __builtin_prefetch((const char *)at + DOT_FAR, 0, 3);
+            }
+            if (mr > DOT_FAR_ROWS) {
+                __builtin_prefetch(next_a + k * mr * 4, 0, 3);
+                if (bf16) __builtin_prefetch(next_a + (k + 1) * mr * 4, 0, 3);
+                __builtin_prefetch(next_w + k * 64, 0, 2);
             }
 #pragma GCC unroll 16
             for (int r = 0; r < mr; r++) {
@@ -121,16 +127,19 @@ DOT_INLINE void dot_tile(int mr, int np, int bf16, const float *restrict a, cons
     }
 }
 
-typedef void dot_tile_fn(const float *a, const void *w, int64_t stride, int64_t kc, float *c, int first);
+#define DOT_TILE_ARGS                                                                                                  \
+    const float *a, const void *w, int64_t stride, int64_t kc, float *c, int first, const void *next_a,                \
+        const void *next_w
+typedef void dot_tile_fn(DOT_TILE_ARGS);
 
-#define DOT_TILE(mr, np)                                                                                                  \
-    DOT_OUTLINE void dot_f32_##mr##x##np(const float *a, const void *w, int64_t stride, int64_t kc, float *c, int first)  \
-    {                                                                                                                     \
-        dot_tile(mr, np, 0, a, w, stride, kc, c, first);                                                                  \
-    }                                                                                                                     \
-    DOT_OUTLINE void dot_bf16_##mr##x##np(const float *a, const void *w, int64_t stride, int64_t kc, float *c, int first) \
-    {                                                                                                                     \
-        dot_tile(mr, np, 1, a, w, stride, kc, c, first);                                                                  \
+#define DOT_TILE(mr, np)                                                                                               \
+    DOT_OUTLINE void dot_f32_##mr##x##np(DOT_TILE_ARGS)                                                                \
+    {                                                                                                                  \
+        dot_tile(mr, np, 0, a, w, stride, kc, c, first, next_a, next_w);                                               \
+    }                                                                                                                  \
+    DOT_OUTLINE void dot_bf16_##mr##x##np(DOT_TILE_ARGS)                                                               \
+    {                                                                                                                  \
+        dot_tile(mr, np, 1, a, w, stride, kc, c, first, next_a, next_w);                                               \
     }
 DOT_TILE(1, 4)
 DOT_TILE(1, 1)
@@ -173,6 +182,12 @@ DOT_OUTLINE void dot_panel_packed_bf16(float *dst, const uint32_t *w, int64_t kc
         }
     if (k < kc)
         for (int j = 0; j < DOT_NR; j += DOT_LANES) dot_save(dst + j, dot_low(dot_load_u(w + j)));
+}
+
+DOT_INLINE uint32_t dot_bits(float x)
+{
+    union { float f; uint32_t u; } bits = {x};
+    return bits.u;
 }
 
 DOT_INLINE float dot_widen(const void *src, int bf16, int64_t i)
@@ -225,3 +240,68 @@ DOT_INLINE void dot_panel_nk(float *dst, const void *src, int bf16, int64_t ld, 
     for (int j = 0; j < n; j++)
         for (int64_t k = j < n4 ? k4 : 0; k < kc; k++) dst[k * DOT_NR + j] = dot_widen(src, bf16, j * ld + k);
 }
+
+#if defined(__AMX_BF16__) && defined(__linux__)
+/* The matrix unit: tiles of 16 rows by 16 columns of f32, each instruction adding 32 products of bf16 pairs per output, pairs
+ * ascending. Rounding differs from the chain of fused multiply-adds (and subnormals count as zero), but it too is the
+ * same for a row whatever the other rows are, so a kernel keeps to one of the two ways for every number of rows. */
+#define DOT_AMX_ROWS 32
+#define DOT_AMX_FAR 4096 /* short inputs wait for memory: bytes of w asked for ahead */
+
+static int dot_amx; /* whether the system lets this process use the unit */
+
+__attribute__((constructor, unused)) static void dot_amx_request(void)
+{
+    long result = 158; /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), for all threads of the process */
+    __asm__ volatile("syscall" : "+a"(result) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+    dot_amx = result == 0;
+}
+
+/* Tiles 0..4 hold c, 4 and 5 the upper and lower rows of a, 6 and 7 the left and right columns of w. */
+DOT_INLINE void dot_amx_configure(int rows)
+{
+    struct { uint8_t palette, start, zero[14]; uint16_t bytes[16]; uint8_t rows[16]; } config = {.palette = 1};
+    int upper = rows < 16 ? rows : 16, lower = rows - upper;
+    for (int i = 0; i < 8; i++) {
+        int height = i >= 6 ? 16 : (i < 4 ? i < 2 : i == 4) ? upper : lower;
+        config.rows[i] = (uint8_t)height, config.bytes[i] = height ? 64 : 0;
+    }
+    __asm__ volatile("ldtilecfg %0" ::"m"(config));
+}
+
+DOT_INLINE void dot_amx_release(void) { __asm__ volatile("tilerelease"); }
+
+/* c[rows][32] (+)= a[steps][rows][32] bf16 times a panel from w, 32 of k per step. */
+#define DOT_AMX_LOAD(tile, at, stride)                                                                                 \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(at), "r"((long)(stride)) : "memory")
+#define DOT_AMX_SAVE(tile, at, stride)                                                                                 \
+    __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(at), "r"((long)(stride)) : "memory")
+#define DOT_AMX_ZERO(tile) __asm__ volatile("tilezero %tmm" #tile)
+#define DOT_AMX_DOT(c, a, w) __asm__ volatile("tdpbf16ps %tmm" #w ", %tmm" #a ", %tmm" #c)
+
+DOT_OUTLINE void dot_amx_tile(int rows, const uint16_t *a, const uint32_t *w, int64_t steps, float *c, int first)
+{
+    if (first) {
+        DOT_AMX_ZERO(0); DOT_AMX_ZERO(1);
+        if (rows > 16) { DOT_AMX_ZERO(2); DOT_AMX_ZERO(3); }
+    } else {
+        DOT_AMX_LOAD(0, c, 128); DOT_AMX_LOAD(1, c + 16, 128);
+        if (rows > 16) { DOT_AMX_LOAD(2, c + 512, 128); DOT_AMX_LOAD(3, c + 528, 128); }
+    }
+    if (rows > 16)
+        for (int64_t i = 0; i < steps; i++, a += rows * 32, w += 512) {
+            DOT_AMX_LOAD(6, w, 128); DOT_AMX_LOAD(4, a, 64);
+            DOT_AMX_DOT(0, 4, 6); DOT_AMX_LOAD(7, w + 16, 128);
+            DOT_AMX_DOT(1, 4, 7); DOT_AMX_LOAD(5, a + 512, 64);
+            DOT_AMX_DOT(2, 5, 6); DOT_AMX_DOT(3, 5, 7);
+        }
+    else
+        for (int64_t i = 0; i < steps; i++, a += rows * 32, w += 512) {
+            for (int line = 0; line < 32; line++) __builtin_prefetch((const char *)w + DOT_AMX_FAR + line * 64, 0, 3);
+            DOT_AMX_LOAD(6, w, 128); DOT_AMX_LOAD(4, a, 64); DOT_AMX_LOAD(7, w + 16, 128);
+            DOT_AMX_DOT(0, 4, 6); DOT_AMX_DOT(1, 4, 7);
+        }
+    DOT_AMX_SAVE(0, c, 128); DOT_AMX_SAVE(1, c + 16, 128);
+    if (rows > 16) { DOT_AMX_SAVE(2, c + 512, 128); DOT_AMX_SAVE(3, c + 528, 128); }
+}
+#endif
