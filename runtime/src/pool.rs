@@ -74,7 +74,9 @@ impl Pool {
         let mut pool = Pool { shared, workers: Vec::with_capacity(threads - 1), turn: Mutex::new(()) };
         for worker in 1..threads {
             let shared = Arc::clone(&pool.shared);
-            let handle = thread::Builder::new().name(format!("astrai-{worker}")).spawn(move || shared.serve(worker))?;
+            let handle = thread::Builder::new()
+                .name(format!("astrai-{worker}"))
+                .spawn(move || shared.serve(worker))?;
             pool.workers.push((handle.thread().clone(), handle));
         }
         Ok(pool)
@@ -164,7 +166,11 @@ impl Shared {
                     self.sleep(worker, seen);
                     spins = 0;
                 }
-            } else if self.state.compare_exchange(state, state + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            } else if self
+                .state
+                .compare_exchange(state, state + 1, Ordering::SeqCst, Ordering::Relaxed)
+                .is_ok()
+            {
                 seen = state / RUN;
                 self.work(worker);
                 self.state.fetch_sub(1, Ordering::Release);
@@ -257,9 +263,14 @@ mod tests {
                 let counts: Vec<AtomicUsize> = (0..units).map(|_| AtomicUsize::new(0)).collect();
                 pool.run(units, &|worker, range| {
                     assert!(worker < threads);
-                    range.for_each(|unit| drop(counts[unit].fetch_add(1, Ordering::Relaxed)));
+                    for unit in range {
+                        counts[unit].fetch_add(1, Ordering::Relaxed);
+                    }
                 });
-                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1), "{threads} threads, {units} units");
+                assert!(
+                    counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
+                    "{threads} threads, {units} units"
+                );
             }
         }
     }
@@ -269,7 +280,9 @@ mod tests {
         let pool = pool(3);
         let sum = AtomicUsize::new(0);
         for run in 0..20_000 {
-            pool.run(4, &|_, range| drop(sum.fetch_add(range.len(), Ordering::Relaxed)));
+            pool.run(4, &|_, range| {
+                sum.fetch_add(range.len(), Ordering::Relaxed);
+            });
             assert_eq!(sum.load(Ordering::Relaxed), 4 * (run + 1));
         }
     }
@@ -280,7 +293,11 @@ mod tests {
         for _ in 0..5 {
             thread::sleep(Duration::from_millis(5));
             let both = Barrier::new(2); // passes only when two threads are inside
-            pool.run(2, &|_, range| range.for_each(|_| drop(both.wait())));
+            pool.run(2, &|_, range| {
+                for _ in range {
+                    both.wait();
+                }
+            });
         }
     }
 
@@ -304,7 +321,9 @@ mod tests {
             let caught = catch_unwind(AssertUnwindSafe(|| pool.run(units, &|_, _| panic!("unit failed"))));
             assert_eq!(caught.unwrap_err().downcast_ref::<&str>(), Some(&"unit failed"));
             let done = AtomicUsize::new(0);
-            pool.run(64, &|_, range| drop(done.fetch_add(range.len(), Ordering::Relaxed)));
+            pool.run(64, &|_, range| {
+                done.fetch_add(range.len(), Ordering::Relaxed);
+            });
             assert_eq!(done.load(Ordering::Relaxed), 64);
         }
     }
@@ -317,7 +336,9 @@ mod tests {
             for _ in 0..3 {
                 scope.spawn(|| {
                     for _ in 0..100 {
-                        let count = |_: usize, r: Range<usize>| drop(done.fetch_add(r.len(), Ordering::Relaxed));
+                        let count = |_: usize, units: Range<usize>| {
+                            done.fetch_add(units.len(), Ordering::Relaxed);
+                        };
                         pool.run(8, &|_, range| range.for_each(|_| pool.run(5, &count)));
                     }
                 });

@@ -100,7 +100,8 @@ int64_t NAME(units1)(const int64_t *dims)
     return DOT_M > 0 ? NAME(row_blocks)(dims) * NAME(panel_groups)(dims) : 0;
 }
 
-static void NAME(finish)(void *const *bufs, const int64_t *dims, int64_t m0, int64_t rows, int64_t panel, const float *c)
+static void NAME(finish)(void *const *bufs, const int64_t *dims, int64_t m0, int64_t rows, int64_t panel,
+                         const float *c)
 {
     int64_t n0 = panel * DOT_NR;
     int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
@@ -174,7 +175,7 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
                 const float *next_a = packed + next_m * NAME(depth) + k * (NAME(row)(dims, next + 1) - next_m);
                 const void *next_w = next_a;
 #ifdef DOT_AT
-                if (i < t + 2) next_w = (const char *)(q + 1 < p_end ? DOT_AT(q + 1, k) : DOT_AT(p, k + kc)) + (i - t) * kc * 64;
+                if (i < t + 2) next_w = (q + 1 < p_end ? DOT_AT(q + 1, k) : DOT_AT(p, k + kc)) + (i - t) * kc * 16;
 #endif
 #ifdef PREFETCH_OUT
                 if (k + kc == DOT_K)
@@ -189,24 +190,28 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
 }
 
 #ifndef DOT_NO_MATRIX_UNIT
-/* As above, on the matrix unit: it holds the accumulators over the whole of K. */
+/* As above, on the matrix unit, which is fast enough to want every panel block from the first-level cache. */
 static void NAME(matrix_tiles)(void *const *bufs, const int64_t *dims, const char *packed, int64_t t, int64_t t_end,
                                int64_t p, int64_t p_end)
 {
-    float c[DOT_AMX_ROWS * DOT_NR] __attribute__((aligned(64)));
+    enum { steps = DOT_KC / 32 };
+    float c[DOT_TILES_PER_UNIT * DOT_AMX_ROWS * DOT_NR] __attribute__((aligned(64)));
     int rows_set = 0;
     for (int64_t q = p; q < p_end; q++)
-        for (int64_t i = t; i < t_end; i++) {
-            int64_t m = NAME(row)(dims, i);
-            int rows = (int)(NAME(row)(dims, i + 1) - m);
-            if (rows != rows_set) dot_amx_configure(rows_set = rows);
+        for (int64_t k = 0; k < DOT_K; k += steps * 32)
+            for (int64_t i = t; i < t_end; i++) {
+                int64_t m = NAME(row)(dims, i), left = (DOT_K - k) / 32;
+                int rows = (int)(NAME(row)(dims, i + 1) - m), last = left <= steps;
+                const char *tile = packed + m * NAME(depth) * (int64_t)sizeof(float);
+                float *to = c + (i - t) * DOT_AMX_ROWS * DOT_NR;
+                if (rows != rows_set) dot_amx_configure(rows_set = rows);
 #ifdef PREFETCH_OUT
-            for (int64_t r = m; r < m + rows; r++) PREFETCH_OUT(r, q * DOT_NR);
+                if (last)
+                    for (int64_t r = m; r < m + rows; r++) PREFETCH_OUT(r, q * DOT_NR);
 #endif
-            const uint16_t *a = (const uint16_t *)(packed + m * NAME(depth) * (int64_t)sizeof(float));
-            dot_amx_tile(rows, a, DOT_AT(q, 0), DOT_K / 32, c, 1);
-            NAME(finish)(bufs, dims, m, rows, q, c);
-        }
+                dot_amx_tile(rows, (const uint16_t *)tile + k * rows, DOT_AT(q, k), last ? left : steps, to, k == 0);
+                if (last) NAME(finish)(bufs, dims, m, rows, q, to);
+            }
     dot_amx_release();
 }
 #endif

@@ -170,7 +170,7 @@ DOT_TILE(14, 1)
 #define DOT_TABLE(type) {dot_##type##_1x1, dot_##type##_2x1, dot_##type##_3x1, dot_##type##_4x1}
 #endif
 
-/* Unrolled blocks of a panel, [kc][32] f32, from the layouts a runtime tensor may have. `n` valid columns (1..=32). */
+/* Blocks of a panel, [kc][32] f32, from the layouts a runtime tensor may have. `n` valid columns (1..=32). */
 
 DOT_OUTLINE void dot_panel_packed_bf16(float *dst, const uint32_t *w, int64_t kc)
 {
@@ -242,11 +242,10 @@ DOT_INLINE void dot_panel_nk(float *dst, const void *src, int bf16, int64_t ld, 
 }
 
 #if defined(__AMX_BF16__) && defined(__linux__)
-/* The matrix unit: tiles of 16 rows by 16 columns of f32, each instruction adding 32 products of bf16 pairs per output, pairs
- * ascending. Rounding differs from the chain of fused multiply-adds (and subnormals count as zero), but it too is the
+/* The matrix unit: tiles of 16 rows by 16 columns of f32; an instruction adds 32 products to each, pairs of k ascending. Rounding differs from the chain of fused multiply-adds (and subnormals count as zero), but it too is the
  * same for a row whatever the other rows are, so a kernel keeps to one of the two ways for every number of rows. */
 #define DOT_AMX_ROWS 32
-#define DOT_AMX_FAR 4096 /* short inputs wait for memory: bytes of w asked for ahead */
+#define DOT_AMX_FAR 8192 /* short inputs wait for memory: bytes of w asked for ahead */
 
 static int dot_amx; /* whether the system lets this process use the unit */
 
@@ -257,7 +256,7 @@ __attribute__((constructor, unused)) static void dot_amx_request(void)
     dot_amx = result == 0;
 }
 
-/* Tiles 0..4 hold c, 4 and 5 the upper and lower rows of a, 6 and 7 the left and right columns of w. */
+/* Tiles 0 to 3 hold c, 4 and 5 the upper and lower rows of a, 6 and 7 the left and right columns of w. */
 DOT_INLINE void dot_amx_configure(int rows)
 {
     struct { uint8_t palette, start, zero[14]; uint16_t bytes[16]; uint8_t rows[16]; } config = {.palette = 1};
