@@ -100,8 +100,8 @@ int64_t NAME(units1)(const int64_t *dims)
     return DOT_M > 0 ? NAME(row_blocks)(dims) * NAME(panel_groups)(dims) : 0;
 }
 
-static void NAME(finish)(void *const *bufs, const int64_t *dims, int64_t m0, int64_t rows, int64_t panel,
-                         const float *c)
+static void NAME(finish)(void *const *bufs, const int64_t *dims __attribute__((unused)), int64_t m0,
+                         int64_t rows, int64_t panel, const float *c)
 {
     int64_t n0 = panel * DOT_NR;
     int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
@@ -209,7 +209,9 @@ static void NAME(matrix_tiles)(void *const *bufs, const int64_t *dims, const cha
                 if (last)
                     for (int64_t r = m; r < m + rows; r++) PREFETCH_OUT(r, q * DOT_NR);
 #endif
-                dot_amx_tile(rows, (const uint16_t *)tile + k * rows, DOT_AT(q, k), last ? left : steps, to, k == 0);
+                /* Eight tiles together fetch the next block: blocks of a panel, and panels, follow each other. */
+                const uint32_t *w = DOT_AT(q, k), *next_w = w + (steps + (i - t) % steps) * 512;
+                dot_amx_tile(rows, (const uint16_t *)tile + k * rows, w, last ? left : steps, to, k == 0, next_w);
                 if (last) NAME(finish)(bufs, dims, m, rows, q, to);
             }
     dot_amx_release();

@@ -270,7 +270,8 @@ DOT_INLINE void dot_amx_configure(int rows)
 
 DOT_INLINE void dot_amx_release(void) { __asm__ volatile("tilerelease"); }
 
-/* c[rows][32] (+)= a[steps][rows][32] bf16 times a panel from w, 32 of k per step. */
+/* c[rows][32] (+)= a[steps][rows][32] bf16 times a panel from w, 32 of k per step. A full tile fetches four lines at
+ * next_w per step. */
 #define DOT_AMX_LOAD(tile, at, stride)                                                                                 \
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(at), "r"((long)(stride)) : "memory")
 #define DOT_AMX_SAVE(tile, at, stride)                                                                                 \
@@ -278,7 +279,8 @@ DOT_INLINE void dot_amx_release(void) { __asm__ volatile("tilerelease"); }
 #define DOT_AMX_ZERO(tile) __asm__ volatile("tilezero %tmm" #tile)
 #define DOT_AMX_DOT(c, a, w) __asm__ volatile("tdpbf16ps %tmm" #w ", %tmm" #a ", %tmm" #c)
 
-DOT_OUTLINE void dot_amx_tile(int rows, const uint16_t *a, const uint32_t *w, int64_t steps, float *c, int first)
+DOT_OUTLINE void dot_amx_tile(int rows, const uint16_t *a, const uint32_t *w, int64_t steps, float *c, int first,
+                              const uint32_t *next_w)
 {
     if (first) {
         DOT_AMX_ZERO(0); DOT_AMX_ZERO(1);
@@ -288,7 +290,8 @@ DOT_OUTLINE void dot_amx_tile(int rows, const uint16_t *a, const uint32_t *w, in
         if (rows > 16) { DOT_AMX_LOAD(2, c + 512, 128); DOT_AMX_LOAD(3, c + 528, 128); }
     }
     if (rows > 16)
-        for (int64_t i = 0; i < steps; i++, a += rows * 32, w += 512) {
+        for (int64_t i = 0; i < steps; i++, a += rows * 32, w += 512, next_w += 64) {
+            for (int line = 0; line < 4; line++) __builtin_prefetch(next_w + line * 16, 0, 2);
             DOT_AMX_LOAD(6, w, 128); DOT_AMX_LOAD(4, a, 64);
             DOT_AMX_DOT(0, 4, 6); DOT_AMX_LOAD(7, w + 16, 128);
             DOT_AMX_DOT(1, 4, 7); DOT_AMX_LOAD(5, a + 512, 64);
