@@ -1,3 +1,4 @@
 //! runtime
 
+pub mod pool;
 pub mod weights;

@@ -1,0 +1,268 @@
+/* One dot kernel: out[m, n] = epilogue(m, n, sum over k of A(m, k) * W(n, k)). Included once per kernel, after
+ * `dot_core.c`; the emitter defines the slots before and this text undefines them at its end.
+ *
+ *   NAME(x)                       prefixes a symbol of this kernel
+ *   DOT_M                         rows, a runtime expression over `dims`; DOT_N and DOT_K are literals
+ *   PROLOGUE_ROW(m, row)          writes A(m, 0..K) as f32 to `row`
+ *   EPILOGUE(m, n0, acc, valid)   consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
+ *   PREFETCH_OUT(m, n0)           optional: asks for the memory EPILOGUE will touch for these 32 columns
+ *   one source of the weight:
+ *     DOT_WEIGHT_F32 / DOT_WEIGHT_BF16   address of packed panels
+ *     LOAD_PANEL(dst, n0, n, k0, kc)     writes W(n0 .. n0 + n, k0 .. k0 + kc) to dst[kc][32], zeros beyond n
+ *   DOT_A_BF16 (optional)         every A(m, k) is a bf16 value; with a bf16 weight this admits the matrix unit
+ *
+ * Slots see `bufs` and `dims`. The caller runs phase 0 over units0, then phase 1 over units1, with
+ * `scratch` bytes aligned to 64 between them. Units are independent: any split over threads gives the same bits.
+ */
+enum {
+    NAME(panels) = (DOT_N + DOT_NR - 1) / DOT_NR,
+    NAME(blocks) = (DOT_K + DOT_KC - 1) / DOT_KC,
+    NAME(depth) = NAME(blocks) * DOT_KC, /* floats a packed row occupies */
+};
+_Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=131072: a row is staged on the stack");
+
+#define DOT_TILES_PER_UNIT 12
+#define DOT_PANELS_PER_UNIT 8
+#define DOT_UNITS 32 /* enough for a few threads to balance, few enough to keep panels in cache */
+
+#if defined(DOT_AMX_ROWS) && defined(DOT_WEIGHT_BF16) && defined(DOT_A_BF16) && DOT_K % 32 == 0
+#define DOT_MATRIX_UNIT dot_amx
+#else
+#define DOT_MATRIX_UNIT 0
+#define DOT_NO_MATRIX_UNIT
+#endif
+
+static int64_t NAME(tiles)(const int64_t *dims)
+{
+    int64_t height = DOT_MATRIX_UNIT ? 32 : DOT_MR;
+    return (DOT_M + height - 1) / height;
+}
+
+/* Tiles of near-equal height: a last tile of one or two rows would run at the speed of its panel loads. The matrix unit
+ * has no such loss, and takes full tiles. */
+static int64_t NAME(row)(const int64_t *dims, int64_t tile)
+{
+    if (DOT_MATRIX_UNIT) return tile * 32 < DOT_M ? tile * 32 : DOT_M;
+    return tile * DOT_M / NAME(tiles)(dims);
+}
+
+int64_t NAME(scratch)(const int64_t *dims)
+{
+    return DOT_M * NAME(depth) * (int64_t)sizeof(float);
+}
+
+/* A short input is packed by the caller alone: waking threads costs more. */
+int64_t NAME(units0)(const int64_t *dims) { return DOT_M <= 4 ? DOT_M > 0 : NAME(tiles)(dims); }
+
+/* Row r of a tile of mr rows: blocks of DOT_KC f32, or for the matrix unit [K/32][mr][32] bf16. */
+static void NAME(pack_row)(char *tile, int64_t mr, int64_t r, const float *row)
+{
+    if (DOT_MATRIX_UNIT) {
+        for (int64_t k = 0; k < DOT_K; k += 32) {
+            uint16_t *to = (uint16_t *)tile + k * mr + r * 32;
+            for (int i = 0; i < 32; i++) to[i] = (uint16_t)(dot_bits(row[k + i]) >> 16); /* exact: a bf16 value */
+        }
+        return;
+    }
+    for (int64_t k = 0; k < DOT_K; k += DOT_KC)
+        memcpy((float *)tile + k * mr + r * DOT_KC, row + k, sizeof *row * (DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC));
+}
+
+void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
+{
+    if (DOT_M <= 4) begin = 0, end = NAME(tiles)(dims);
+    for (int64_t t = begin; t < end; t++) {
+        int64_t m0 = NAME(row)(dims, t), mr = NAME(row)(dims, t + 1) - m0;
+        char *tile = scratch + m0 * NAME(depth) * (int64_t)sizeof(float);
+        for (int64_t r = 0; r < mr; r++) {
+            float row[DOT_K] __attribute__((aligned(64)));
+            PROLOGUE_ROW(m0 + r, row);
+            NAME(pack_row)(tile, mr, r, row);
+        }
+    }
+}
+
+static int64_t NAME(row_blocks)(const int64_t *dims)
+{
+    return (NAME(tiles)(dims) + DOT_TILES_PER_UNIT - 1) / DOT_TILES_PER_UNIT;
+}
+
+static int64_t NAME(panel_groups)(const int64_t *dims)
+{
+    int64_t wanted = (DOT_UNITS + NAME(row_blocks)(dims) - 1) / NAME(row_blocks)(dims);
+    int64_t least = (NAME(panels) + DOT_PANELS_PER_UNIT - 1) / DOT_PANELS_PER_UNIT;
+    int64_t groups = least > wanted ? least : wanted;
+    return groups < NAME(panels) ? groups : NAME(panels);
+}
+
+int64_t NAME(units1)(const int64_t *dims)
+{
+    return DOT_M > 0 ? NAME(row_blocks)(dims) * NAME(panel_groups)(dims) : 0;
+}
+
+static void NAME(finish)(void *const *bufs, const int64_t *dims __attribute__((unused)), int64_t m0,
+                         int64_t rows, int64_t panel, const float *c)
+{
+    int64_t n0 = panel * DOT_NR;
+    int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
+    for (int64_t r = 0; r < rows; r++, c += DOT_NR) EPILOGUE(m0 + r, n0, c, valid);
+}
+
+#if defined(DOT_WEIGHT_F32)
+#define DOT_PANEL_WORDS ((int64_t)DOT_K * DOT_NR)
+#define DOT_AT(p, k) ((const float *)(DOT_WEIGHT_F32) + (p) * DOT_PANEL_WORDS + (k) * DOT_NR)
+#define DOT_DIRECT(x) dot_f32_##x
+#define DOT_DIRECT_TABLE DOT_TABLE(f32)
+#elif defined(DOT_WEIGHT_BF16)
+#define DOT_PANEL_WORDS ((int64_t)(DOT_K + 1) / 2 * DOT_NR)
+#define DOT_AT(p, k) ((const uint32_t *)(DOT_WEIGHT_BF16) + (p) * DOT_PANEL_WORDS + (k) / 2 * DOT_NR)
+#define DOT_DIRECT(x) dot_bf16_##x
+#define DOT_DIRECT_TABLE DOT_TABLE(bf16)
+#endif
+
+#ifdef DOT_AT
+/* One row: four panels at a time, as one has too few accumulators to hide the latency of an addition. */
+static void NAME(one_row)(void *const *bufs, const int64_t *dims, const float *a, int64_t p, int64_t end)
+{
+    float c[4 * DOT_NR] __attribute__((aligned(64)));
+    for (; p + 4 <= end; p += 4) {
+        DOT_DIRECT(1x4)(a, DOT_AT(p, 0), DOT_PANEL_WORDS, DOT_K, c, 1, a, a);
+        for (int q = 0; q < 4; q++) NAME(finish)(bufs, dims, 0, 1, p + q, c + q * DOT_NR);
+    }
+    for (; p < end; p++) {
+        DOT_DIRECT(1x1)(a, DOT_AT(p, 0), 0, DOT_K, c, 1, a, a);
+        NAME(finish)(bufs, dims, 0, 1, p, c);
+    }
+}
+
+/* One tile: panels are used once, so they are read where they lie, whatever their type. */
+static void NAME(one_tile)(void *const *bufs, const int64_t *dims, const float *a, int64_t p, int64_t end)
+{
+    static dot_tile_fn *const direct[] = DOT_DIRECT_TABLE;
+    float c[DOT_MR * DOT_NR] __attribute__((aligned(64)));
+    for (; p < end; p++) {
+        for (int64_t k = 0; k < DOT_K; k += DOT_KC)
+            direct[DOT_M - 1](a + k * DOT_M, DOT_AT(p, k), 0, DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC, c, k == 0, a, a);
+        NAME(finish)(bufs, dims, 0, DOT_M, p, c);
+    }
+}
+#endif
+
+/* Tiles t .. t_end by panels p .. p_end: a block of a panel rests in the first-level cache while all tiles use it; the
+ * activations' block rests in the second level while all panels use it. */
+static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float *packed, int64_t t, int64_t t_end,
+                             int64_t p, int64_t p_end)
+{
+    static dot_tile_fn *const tiles[] = DOT_TABLE(f32);
+    float c[DOT_PANELS_PER_UNIT * DOT_TILES_PER_UNIT * DOT_MR * DOT_NR] __attribute__((aligned(64)));
+    int64_t m0 = NAME(row)(dims, t), rows = NAME(row)(dims, t_end) - m0;
+    for (int64_t k = 0; k < DOT_K; k += DOT_KC) {
+        int64_t kc = DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC;
+        for (int64_t q = p; q < p_end; q++) {
+#ifdef DOT_WEIGHT_F32
+            const float *w = DOT_AT(q, k);
+#else
+            float w[DOT_KC * DOT_NR] __attribute__((aligned(64)));
+#ifdef DOT_WEIGHT_BF16
+            dot_panel_packed_bf16(w, DOT_AT(q, k), kc);
+#else
+            LOAD_PANEL(w, q * DOT_NR, DOT_N - q * DOT_NR < DOT_NR ? (int)(DOT_N - q * DOT_NR) : DOT_NR, k, kc);
+#endif
+#endif
+            for (int64_t i = t; i < t_end; i++) {
+                int64_t m = NAME(row)(dims, i), mr = NAME(row)(dims, i + 1) - m;
+                int64_t next = i + 1 < t_end ? i + 1 : t, next_m = NAME(row)(dims, next);
+                const float *next_a = packed + next_m * NAME(depth) + k * (NAME(row)(dims, next + 1) - next_m);
+                const void *next_w = next_a;
+#ifdef DOT_AT
+                if (i < t + 2) next_w = (q + 1 < p_end ? DOT_AT(q + 1, k) : DOT_AT(p, k + kc)) + (i - t) * kc * 16;
+#endif
+#ifdef PREFETCH_OUT
+                if (k + kc == DOT_K)
+                    for (int64_t r = m; r < m + mr; r++) PREFETCH_OUT(r, q * DOT_NR);
+#endif
+                float *to = c + ((q - p) * rows + m - m0) * DOT_NR;
+                tiles[mr - 1](packed + m * NAME(depth) + k * mr, w, 0, kc, to, k == 0, next_a, next_w);
+                if (k + kc == DOT_K) NAME(finish)(bufs, dims, m, mr, q, to);
+            }
+        }
+    }
+}
+
+#ifndef DOT_NO_MATRIX_UNIT
+/* As above, on the matrix unit, which is fast enough to want every panel block from the first-level cache. */
+static void NAME(matrix_tiles)(void *const *bufs, const int64_t *dims, const char *packed, int64_t t, int64_t t_end,
+                               int64_t p, int64_t p_end)
+{
+    enum { steps = DOT_KC / 32 };
+    float c[DOT_TILES_PER_UNIT * DOT_AMX_ROWS * DOT_NR] __attribute__((aligned(64)));
+    int rows_set = 0;
+    for (int64_t q = p; q < p_end; q++)
+        for (int64_t k = 0; k < DOT_K; k += steps * 32)
+            for (int64_t i = t; i < t_end; i++) {
+                int64_t m = NAME(row)(dims, i), left = (DOT_K - k) / 32;
+                int rows = (int)(NAME(row)(dims, i + 1) - m), last = left <= steps;
+                const char *tile = packed + m * NAME(depth) * (int64_t)sizeof(float);
+                float *to = c + (i - t) * DOT_AMX_ROWS * DOT_NR;
+                if (rows != rows_set) dot_amx_configure(rows_set = rows);
+#ifdef PREFETCH_OUT
+                if (last)
+                    for (int64_t r = m; r < m + rows; r++) PREFETCH_OUT(r, q * DOT_NR);
+#endif
+                /* Eight tiles together fetch the next block: blocks of a panel, and panels, follow each other. */
+                const uint32_t *w = DOT_AT(q, k), *next_w = w + (steps + (i - t) % steps) * 512;
+                dot_amx_tile(rows, (const uint16_t *)tile + k * rows, w, last ? left : steps, to, k == 0, next_w);
+                if (last) NAME(finish)(bufs, dims, m, rows, q, to);
+            }
+    dot_amx_release();
+}
+#endif
+
+void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
+{
+    const float *a = (const float *)scratch;
+    int64_t tiles = NAME(tiles)(dims), blocks = NAME(row_blocks)(dims), groups = NAME(panel_groups)(dims);
+#ifndef DOT_NO_MATRIX_UNIT
+    if (DOT_MATRIX_UNIT) {
+        for (int64_t u = begin; u < end; u++) {
+            int64_t b = u % blocks, g = u / blocks;
+            NAME(matrix_tiles)(bufs, dims, scratch, b * tiles / blocks, (b + 1) * tiles / blocks,
+                               g * NAME(panels) / groups, (g + 1) * NAME(panels) / groups);
+        }
+        return;
+    }
+#endif
+#ifdef DOT_AT
+    if (tiles == 1) {
+        int64_t p = begin * NAME(panels) / groups, p_end = end * NAME(panels) / groups;
+        (DOT_M == 1 ? NAME(one_row) : NAME(one_tile))(bufs, dims, a, p, p_end);
+        return;
+    }
+#endif
+    for (int64_t u = begin; u < end; u++) {
+        int64_t b = u % blocks, g = u / blocks;
+        NAME(many_tiles)(bufs, dims, a, b * tiles / blocks, (b + 1) * tiles / blocks, g * NAME(panels) / groups,
+                         (g + 1) * NAME(panels) / groups);
+    }
+}
+
+#undef DOT_PANEL_WORDS
+#undef DOT_AT
+#undef DOT_MATRIX_UNIT
+#undef DOT_NO_MATRIX_UNIT
+#undef DOT_DIRECT
+#undef DOT_DIRECT_TABLE
+#undef DOT_TILES_PER_UNIT
+#undef DOT_PANELS_PER_UNIT
+#undef DOT_UNITS
+#undef NAME
+#undef DOT_M
+#undef DOT_N
+#undef DOT_K
+#undef PROLOGUE_ROW
+#undef EPILOGUE
+#undef PREFETCH_OUT
+#undef DOT_WEIGHT_F32
+#undef DOT_WEIGHT_BF16
+#undef LOAD_PANEL
+#undef DOT_A_BF16

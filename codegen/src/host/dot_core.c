@@ -1,0 +1,309 @@
+/* The part of the host dot that is written once per translation unit: vectors, the register tile, panel sources.
+ *
+ * Enters: packed activations, a block of a weight panel. Leaves: f32 accumulators. `dot.c` holds the loops around it.
+ *
+ * Every output has one accumulator and k ascends through explicit fused multiply-adds, so that the bits of a row depend
+ * neither on the number of rows, nor on the height of the tile, nor on threads, nor on the vector width.
+ *
+ * Layouts
+ *   activations  tile of mr rows: [ceil(K/DOT_KC)][mr][DOT_KC] f32; the last block is ragged, its row stride stays.
+ *   f32 panels   [ceil(N/32)][K][32]
+ *   bf16 panels  [ceil(N/32)][ceil(K/2)][32][2]: a 32-bit lane holds (k, k+1) of one column, hence a shift and a mask
+ *                unpack two f32 vectors from one load, and the same bytes are what a matrix unit (AMX) reads.
+ *   Columns beyond N and the odd k beyond K are zero.
+ */
+#include <stdint.h>
+#include <string.h>
+
+#define DOT_NR 32
+#define DOT_KC 256 /* a panel block of 256 x 32 f32 fills two thirds of a 48 KiB first-level cache */
+
+#if defined(__AVX512F__)
+#define DOT_LANES 16
+#define DOT_MR 14
+#elif defined(__AVX2__) && defined(__FMA__)
+#define DOT_LANES 8
+#define DOT_MR 6
+#else
+#define DOT_LANES 4
+#define DOT_MR 4
+#endif
+#define DOT_FAR_ROWS 4 /* short tiles wait for memory: ask for the panel DOT_FAR bytes ahead */
+#define DOT_FAR 2048
+#define DOT_STRIP (2 * DOT_LANES) /* columns one pass of the tile holds in registers */
+
+typedef float dot_vf __attribute__((vector_size(4 * DOT_LANES)));
+typedef uint32_t dot_vu __attribute__((vector_size(4 * DOT_LANES)));
+typedef float dot_vf_any __attribute__((vector_size(4 * DOT_LANES), aligned(4), may_alias));
+typedef uint32_t dot_vu_any __attribute__((vector_size(4 * DOT_LANES), aligned(4), may_alias));
+
+#define DOT_INLINE static inline __attribute__((always_inline, unused))
+#define DOT_OUTLINE static __attribute__((noinline, unused))
+
+DOT_INLINE dot_vf dot_splat(float x) { return x - (dot_vf){0}; } /* x - 0 keeps the sign of zero, x + 0 does not */
+
+DOT_INLINE dot_vf dot_fma(dot_vf a, dot_vf b, dot_vf c)
+{
+#if defined(__clang__) && __has_builtin(__builtin_elementwise_fma) && (defined(__FMA__) || !defined(__x86_64__))
+    return __builtin_elementwise_fma(a, b, c);
+#elif defined(__AVX512F__) && !defined(__clang__)
+    return __builtin_ia32_vfmaddps512_mask(a, b, c, -1, 4);
+#elif defined(__AVX2__) && defined(__FMA__) && !defined(__clang__)
+    return __builtin_ia32_vfmaddps256(a, b, c);
+#elif defined(__FMA__) || !defined(__x86_64__)
+    for (int i = 0; i < DOT_LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#else
+    return a * b + c; /* no such instruction: two roundings */
+#endif
+}
+
+DOT_INLINE dot_vf dot_low(dot_vu w) { return (dot_vf)(w << 16); }          /* k */
+DOT_INLINE dot_vf dot_high(dot_vu w) { return (dot_vf)(w & 0xffff0000u); } /* k + 1 */
+DOT_INLINE dot_vu dot_load_u(const void *p) { return *(const dot_vu_any *)p; }
+DOT_INLINE dot_vf dot_load(const float *p) { return *(const dot_vf_any *)p; }
+DOT_INLINE void dot_save(float *p, dot_vf v) { *(dot_vf_any *)p = v; }
+
+/* One register tile: mr rows x np panels of 32 columns, `kc` steps. `stride` is a panel's length in 32-bit words.
+ * c is [np][mr][32]; `first` starts from zero, else the accumulators go on from c. Literals: mr, np, bf16. A tile of
+ * many rows computes long enough to fetch, line by line, what follows: the next tile's rows and kc lines at next_w. */
+DOT_INLINE void dot_tile(int mr, int np, int bf16, const float *restrict a, const void *restrict w, int64_t stride,
+                         int64_t kc, float *restrict c, int first, const char *next_a, const char *next_w)
+{
+    for (int s = 0; s < DOT_NR; s += DOT_STRIP) {
+        const uint32_t *b = (const uint32_t *)w + s;
+        dot_vf acc[DOT_MR][8];
+#pragma GCC unroll 16
+        for (int r = 0; r < mr; r++)
+#pragma GCC unroll 8
+            for (int j = 0; j < 2 * np; j++)
+                acc[r][j] = first ? (dot_vf){0} : dot_load(c + (j / 2 * mr + r) * DOT_NR + s + j % 2 * DOT_LANES);
+        int64_t k = 0;
+#pragma GCC unroll 1
+        for (; k + 1 + bf16 <= kc; k += 1 + bf16, b += DOT_NR) {
+            dot_vf lo[8], hi[8];
+#pragma GCC unroll 8
+            for (int j = 0; j < 2 * np; j++) {
+                const uint32_t *at = b + j / 2 * stride + j % 2 * DOT_LANES;
+                if (bf16) {
+                    dot_vu both = dot_load_u(at);
+                    lo[j] = dot_low(both), hi[j] = dot_high(both);
+                } else {
+                    lo[j] = dot_load((const float *)at);
+                }
+                if (mr <= DOT_FAR_ROWS) __builtin_prefetch((const char *)at + DOT_FAR, 0, 3);
+            }
+            if (mr > DOT_FAR_ROWS) {
+                __builtin_prefetch(next_a + k * mr * 4, 0, 3);
+                if (bf16) __builtin_prefetch(next_a + (k + 1) * mr * 4, 0, 3);
+                __builtin_prefetch(next_w + k * 64, 0, 2);
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < mr; r++) {
+                dot_vf x = dot_splat(a[r * DOT_KC + k]);
+#pragma GCC unroll 8
+                for (int j = 0; j < 2 * np; j++) acc[r][j] = dot_fma(x, lo[j], acc[r][j]);
+            }
+            if (bf16)
+#pragma GCC unroll 16
+                for (int r = 0; r < mr; r++) {
+                    dot_vf x = dot_splat(a[r * DOT_KC + k + 1]);
+#pragma GCC unroll 8
+                    for (int j = 0; j < 2 * np; j++) acc[r][j] = dot_fma(x, hi[j], acc[r][j]);
+                }
+        }
+        if (bf16 && k < kc) /* odd K */
+#pragma GCC unroll 16
+            for (int r = 0; r < mr; r++)
+#pragma GCC unroll 8
+                for (int j = 0; j < 2 * np; j++)
+                    acc[r][j] = dot_fma(dot_splat(a[r * DOT_KC + k]),
+                                        dot_low(dot_load_u(b + j / 2 * stride + j % 2 * DOT_LANES)), acc[r][j]);
+#pragma GCC unroll 16
+        for (int r = 0; r < mr; r++)
+#pragma GCC unroll 8
+            for (int j = 0; j < 2 * np; j++)
+                dot_save(c + (j / 2 * mr + r) * DOT_NR + s + j % 2 * DOT_LANES, acc[r][j]);
+    }
+}
+
+#define DOT_TILE_ARGS                                                                                                  \
+    const float *a, const void *w, int64_t stride, int64_t kc, float *c, int first, const void *next_a,                \
+        const void *next_w
+typedef void dot_tile_fn(DOT_TILE_ARGS);
+
+#define DOT_TILE(mr, np)                                                                                               \
+    DOT_OUTLINE void dot_f32_##mr##x##np(DOT_TILE_ARGS)                                                                \
+    {                                                                                                                  \
+        dot_tile(mr, np, 0, a, w, stride, kc, c, first, next_a, next_w);                                               \
+    }                                                                                                                  \
+    DOT_OUTLINE void dot_bf16_##mr##x##np(DOT_TILE_ARGS)                                                               \
+    {                                                                                                                  \
+        dot_tile(mr, np, 1, a, w, stride, kc, c, first, next_a, next_w);                                               \
+    }
+DOT_TILE(1, 4)
+DOT_TILE(1, 1)
+DOT_TILE(2, 1)
+DOT_TILE(3, 1)
+DOT_TILE(4, 1)
+#if DOT_MR > 4
+DOT_TILE(5, 1)
+DOT_TILE(6, 1)
+#endif
+#if DOT_MR > 6
+DOT_TILE(7, 1)
+DOT_TILE(8, 1)
+DOT_TILE(9, 1)
+DOT_TILE(10, 1)
+DOT_TILE(11, 1)
+DOT_TILE(12, 1)
+DOT_TILE(13, 1)
+DOT_TILE(14, 1)
+#define DOT_TABLE(type)                                                                                                \
+    {dot_##type##_1x1, dot_##type##_2x1,  dot_##type##_3x1,  dot_##type##_4x1,  dot_##type##_5x1,                      \
+     dot_##type##_6x1, dot_##type##_7x1,  dot_##type##_8x1,  dot_##type##_9x1,  dot_##type##_10x1,                     \
+     dot_##type##_11x1, dot_##type##_12x1, dot_##type##_13x1, dot_##type##_14x1}
+#elif DOT_MR > 4
+#define DOT_TABLE(type)                                                                                                \
+    {dot_##type##_1x1, dot_##type##_2x1, dot_##type##_3x1, dot_##type##_4x1, dot_##type##_5x1, dot_##type##_6x1}
+#else
+#define DOT_TABLE(type) {dot_##type##_1x1, dot_##type##_2x1, dot_##type##_3x1, dot_##type##_4x1}
+#endif
+
+/* Blocks of a panel, [kc][32] f32, from the layouts a runtime tensor may have. `n` valid columns (1..=32). */
+
+DOT_OUTLINE void dot_panel_packed_bf16(float *dst, const uint32_t *w, int64_t kc)
+{
+    int64_t k = 0;
+    for (; k + 2 <= kc; k += 2, w += DOT_NR, dst += 2 * DOT_NR)
+        for (int j = 0; j < DOT_NR; j += DOT_LANES) {
+            dot_vu both = dot_load_u(w + j);
+            dot_save(dst + j, dot_low(both)), dot_save(dst + DOT_NR + j, dot_high(both));
+        }
+    if (k < kc)
+        for (int j = 0; j < DOT_NR; j += DOT_LANES) dot_save(dst + j, dot_low(dot_load_u(w + j)));
+}
+
+DOT_INLINE uint32_t dot_bits(float x)
+{
+    union { float f; uint32_t u; } bits = {x};
+    return bits.u;
+}
+
+DOT_INLINE float dot_widen(const void *src, int bf16, int64_t i)
+{
+    if (!bf16) return ((const float *)src)[i];
+    union { uint32_t u; float f; } x = {(uint32_t)((const uint16_t *)src)[i] << 16};
+    return x.f;
+}
+
+/* src[k][n], row length ld: a panel is a band of columns. */
+DOT_INLINE void dot_panel_kn(float *dst, const void *src, int bf16, int64_t ld, int64_t kc, int n)
+{
+    for (int64_t k = 0; k < kc; k++, dst += DOT_NR) {
+        if (n == DOT_NR)
+            for (int j = 0; j < DOT_NR; j++) dst[j] = dot_widen(src, bf16, k * ld + j);
+        else
+            for (int j = 0; j < DOT_NR; j++) dst[j] = j < n ? dot_widen(src, bf16, k * ld + j) : 0;
+    }
+}
+
+typedef float dot_v4 __attribute__((vector_size(16)));
+typedef float dot_v4_any __attribute__((vector_size(16), aligned(4), may_alias));
+typedef uint32_t dot_u4 __attribute__((vector_size(16)));
+typedef uint16_t dot_h4_any __attribute__((vector_size(8), aligned(2), may_alias));
+
+DOT_INLINE dot_v4 dot_widen4(const void *src, int bf16, int64_t i)
+{
+    if (!bf16) return *(const dot_v4_any *)((const float *)src + i);
+    return (dot_v4)(__builtin_convertvector(*(const dot_h4_any *)((const uint16_t *)src + i), dot_u4) << 16);
+}
+
+/* src[n][k], row length ld, as a linear layer stores its weight: transposed four by four. */
+DOT_INLINE void dot_panel_nk(float *dst, const void *src, int bf16, int64_t ld, int64_t kc, int n)
+{
+    int64_t k4 = kc & ~(int64_t)3;
+    int n4 = n & ~3;
+    if (n < DOT_NR) memset(dst, 0, (size_t)kc * DOT_NR * sizeof *dst);
+    for (int64_t k = 0; k < k4; k += 4)
+        for (int j = 0; j < n4; j += 4) {
+            dot_v4 r0 = dot_widen4(src, bf16, j * ld + k), r1 = dot_widen4(src, bf16, (j + 1) * ld + k);
+            dot_v4 r2 = dot_widen4(src, bf16, (j + 2) * ld + k), r3 = dot_widen4(src, bf16, (j + 3) * ld + k);
+            dot_v4 a = __builtin_shufflevector(r0, r1, 0, 4, 1, 5), b = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
+            dot_v4 c = __builtin_shufflevector(r2, r3, 0, 4, 1, 5), d = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
+            float *to = dst + k * DOT_NR + j;
+            *(dot_v4_any *)to = __builtin_shufflevector(a, c, 0, 1, 4, 5);
+            *(dot_v4_any *)(to + DOT_NR) = __builtin_shufflevector(a, c, 2, 3, 6, 7);
+            *(dot_v4_any *)(to + 2 * DOT_NR) = __builtin_shufflevector(b, d, 0, 1, 4, 5);
+            *(dot_v4_any *)(to + 3 * DOT_NR) = __builtin_shufflevector(b, d, 2, 3, 6, 7);
+        }
+    for (int j = 0; j < n; j++)
+        for (int64_t k = j < n4 ? k4 : 0; k < kc; k++) dst[k * DOT_NR + j] = dot_widen(src, bf16, j * ld + k);
+}
+
+#if defined(__AMX_BF16__) && defined(__linux__)
+/* The matrix unit: tiles of 16 rows by 16 columns of f32; an instruction adds 32 products to each, pairs of k ascending. Rounding differs from the chain of fused multiply-adds (and subnormals count as zero), but it too is the
+ * same for a row whatever the other rows are, so a kernel keeps to one of the two ways for every number of rows. */
+#define DOT_AMX_ROWS 32
+#define DOT_AMX_FAR 8192 /* short inputs wait for memory: bytes of w asked for ahead */
+
+static int dot_amx; /* whether the system lets this process use the unit */
+
+__attribute__((constructor, unused)) static void dot_amx_request(void)
+{
+    long result = 158; /* arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), for all threads of the process */
+    __asm__ volatile("syscall" : "+a"(result) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+    dot_amx = result == 0;
+}
+
+/* Tiles 0 to 3 hold c, 4 and 5 the upper and lower rows of a, 6 and 7 the left and right columns of w. */
+DOT_INLINE void dot_amx_configure(int rows)
+{
+    struct { uint8_t palette, start, zero[14]; uint16_t bytes[16]; uint8_t rows[16]; } config = {.palette = 1};
+    int upper = rows < 16 ? rows : 16, lower = rows - upper;
+    for (int i = 0; i < 8; i++) {
+        int height = i >= 6 ? 16 : (i < 4 ? i < 2 : i == 4) ? upper : lower;
+        config.rows[i] = (uint8_t)height, config.bytes[i] = height ? 64 : 0;
+    }
+    __asm__ volatile("ldtilecfg %0" ::"m"(config));
+}
+
+DOT_INLINE void dot_amx_release(void) { __asm__ volatile("tilerelease"); }
+
+/* c[rows][32] (+)= a[steps][rows][32] bf16 times a panel from w, 32 of k per step. A full tile fetches four lines at
+ * next_w per step. */
+#define DOT_AMX_LOAD(tile, at, stride)                                                                                 \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(at), "r"((long)(stride)) : "memory")
+#define DOT_AMX_SAVE(tile, at, stride)                                                                                 \
+    __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(at), "r"((long)(stride)) : "memory")
+#define DOT_AMX_ZERO(tile) __asm__ volatile("tilezero %tmm" #tile)
+#define DOT_AMX_DOT(c, a, w) __asm__ volatile("tdpbf16ps %tmm" #w ", %tmm" #a ", %tmm" #c)
+
+DOT_OUTLINE void dot_amx_tile(int rows, const uint16_t *a, const uint32_t *w, int64_t steps, float *c, int first,
+                              const uint32_t *next_w)
+{
+    if (first) {
+        DOT_AMX_ZERO(0); DOT_AMX_ZERO(1);
+        if (rows > 16) { DOT_AMX_ZERO(2); DOT_AMX_ZERO(3); }
+    } else {
+        DOT_AMX_LOAD(0, c, 128); DOT_AMX_LOAD(1, c + 16, 128);
+        if (rows > 16) { DOT_AMX_LOAD(2, c + 512, 128); DOT_AMX_LOAD(3, c + 528, 128); }
+    }
+    if (rows > 16)
+        for (int64_t i = 0; i < steps; i++, a += rows * 32, w += 512, next_w += 64) {
+            for (int line = 0; line < 4; line++) __builtin_prefetch(next_w + line * 16, 0, 2);
+            DOT_AMX_LOAD(6, w, 128); DOT_AMX_LOAD(4, a, 64);
+            DOT_AMX_DOT(0, 4, 6); DOT_AMX_LOAD(7, w + 16, 128);
+            DOT_AMX_DOT(1, 4, 7); DOT_AMX_LOAD(5, a + 512, 64);
+            DOT_AMX_DOT(2, 5, 6); DOT_AMX_DOT(3, 5, 7);
+        }
+    else
+        for (int64_t i = 0; i < steps; i++, a += rows * 32, w += 512) {
+            for (int line = 0; line < 32; line++) __builtin_prefetch((const char *)w + DOT_AMX_FAR + line * 64, 0, 3);
+            DOT_AMX_LOAD(6, w, 128); DOT_AMX_LOAD(4, a, 64); DOT_AMX_LOAD(7, w + 16, 128);
+            DOT_AMX_DOT(0, 4, 6); DOT_AMX_DOT(1, 4, 7);
+        }
+    DOT_AMX_SAVE(0, c, 128); DOT_AMX_SAVE(1, c + 16, 128);
+    if (rows > 16) { DOT_AMX_SAVE(2, c + 512, 128); DOT_AMX_SAVE(3, c + 528, 128); }
+}
+#endif
