@@ -7,11 +7,11 @@
  *   SINK_BUF, SINK_T, LOAD_SINK  optional: [HEADS] logits that enter the denominator only
  *   KV_STARTS_BUF              optional: i32 [sequences + 1], cumulative key rows; without it keys are the queries' rows.
  *                              The last query of a sequence stands at its last key (decode, chunked prefill).
- *   PAGES_BUF, KV_LENS_BUF, PAGE, DIM_PAGES  optional, instead: i32 [sequences, dims[DIM_PAGES]] page numbers,
+ *   PAGES_BUF, KV_LENS_BUF, PAGE, TABLE_PAGES  optional, instead: i32 [sequences, TABLE_PAGES] page numbers,
  *                              i32 [sequences] key counts, literal rows per page; key j lies in row page * PAGE + j % PAGE
  *   Q_T K_T V_T O_T            element types; LOAD_Q(x) LOAD_K(x) LOAD_V(x) to f32, STORE_O(x) from f32
  *   Q_OFF K_OFF V_OFF          offsets in elements; Q_ROW K_ROW V_ROW strides of a token, Q_HEAD K_HEAD V_HEAD of a head
- *   DIM_TOKENS DIM_SEQS        indices into dims: query rows, sequences
+ *   TOKENS SEQUENCES           query rows and sequences, expressions over dims
  *   HEADS KV_HEADS D DV        sizes, KV_HEADS divides HEADS
  *   SCALE SOFTCAP              f32 literals, SCALE > 0; SOFTCAP > 0: s = SOFTCAP tanh(SCALE s / SOFTCAP), 0 = none
  *   CAUSAL WINDOW              0 or 1; WINDOW > 0: key j is visible only if i - j < WINDOW, 0 = none
@@ -170,17 +170,17 @@ struct NAME(state) {
 };
 
 int64_t NAME(units0)(const int64_t *dims) {
-    return (dims[DIM_TOKENS] / TILE_QUERIES + dims[DIM_SEQS]) * KV_HEADS * HEAD_CHUNKS;
+    return (TOKENS / TILE_QUERIES + SEQUENCES) * KV_HEADS * HEAD_CHUNKS;
 }
 
 /* Sequence s owns the tile slots from starts[s] / TILE_QUERIES + s on: enough for it, and known without a
  * prefix sum. Slots are visited from both ends in turn, so that any half of the units holds half of a causal triangle. */
 static int NAME(find)(struct NAME(unit) *u, void *const *bufs, const int64_t *dims, int64_t index) {
     const int32_t *starts = bufs[STARTS_BUF];
-    int64_t slots = dims[DIM_TOKENS] / TILE_QUERIES + dims[DIM_SEQS];
+    int64_t slots = TOKENS / TILE_QUERIES + SEQUENCES;
     int64_t at = index % slots, head = index / slots;
     int64_t slot = at & 1 ? slots - 1 - at / 2 : at / 2;
-    int64_t lo = 0, hi = dims[DIM_SEQS];
+    int64_t lo = 0, hi = SEQUENCES;
     while (hi - lo > 1) {
         int64_t mid = (lo + hi) / 2;
         if (starts[mid] / TILE_QUERIES + mid <= slot) lo = mid; else hi = mid;
@@ -199,7 +199,7 @@ static int NAME(find)(struct NAME(unit) *u, void *const *bufs, const int64_t *di
     u->row0 = starts[lo] + q0;
     u->pages = 0;
 #if defined(PAGES_BUF)
-    u->pages = (const int32_t *)bufs[PAGES_BUF] + lo * dims[DIM_PAGES];
+    u->pages = (const int32_t *)bufs[PAGES_BUF] + lo * TABLE_PAGES;
     u->keys = ((const int32_t *)bufs[KV_LENS_BUF])[lo];
     u->kv_row = 0;
 #elif defined(KV_STARTS_BUF)

@@ -1,0 +1,391 @@
+//! Host C of a region. In: a region. Out: functions for the runtime's pool: `units` work items a phase, any split of which
+//! over threads gives the same bits. Several kernels share a translation unit behind one prelude.
+
+use crate::index::{Index, Var};
+use crate::kernel::{Expr, Stmt};
+use crate::loops::{Loops, leading, loops};
+use crate::lower::Lower;
+use crate::print::{Dialect, Printer, dim, element};
+use crate::{Kernel, comment};
+use astrai_ir::ops::Op;
+use astrai_ir::{Anchor, DType, Dim, NodeId, Region};
+use std::fmt::Write;
+
+const PRELUDE: &str = include_str!("host/prelude.c");
+const LOOPS: &str = include_str!("host/loops.c");
+const DOT_CORE: &str = include_str!("host/dot_core.c");
+const DOT: &str = include_str!("host/dot.c");
+const ATTENTION: &str = include_str!("host/attention.c");
+
+/// Flags with which a unit is compiled; never `-ffast-math`.
+pub const FLAGS: &[&str] = &[
+    "-O3",
+    "-march=native",
+    "-mprefer-vector-width=512",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fwrapv",
+    "-fPIC",
+    "-shared",
+    "-w",
+];
+
+/// One translation unit of several kernels.
+pub fn unit(kernels: &[&Kernel]) -> String {
+    let mut text = format!("{PRELUDE}\n{LOOPS}\n");
+    if kernels.iter().any(|k| k.anchor == Anchor::Dot) {
+        text.push_str(DOT_CORE);
+    }
+    for k in kernels {
+        text.push('\n');
+        text.push_str(&k.source);
+    }
+    text
+}
+
+/// The kernel of a region.
+pub fn emit(region: &Region, name: &str) -> Result<Kernel, String> {
+    let (body, phases, scratch) = match region.anchor {
+        Anchor::Loops => (loops_kernel(region, name)?, 1, false),
+        Anchor::Dot => (dot_kernel(region, name)?, 2, true),
+        Anchor::Attention => (attention_kernel(region, name)?, 1, false),
+        Anchor::Eval => return Err("the region has no kernel".into()),
+    };
+    let source = format!("{}{body}", comment(region));
+    Ok(Kernel { name: name.to_string(), anchor: region.anchor, source, phases, scratch })
+}
+
+/// Sizes and buffers as locals.
+fn prologue(p: &mut Printer, region: &Region) {
+    for (i, s) in region.graph.symbols.iter().enumerate() {
+        p.line(&format!("const int64_t {} = dims[{i}]; (void){0};", s.name));
+    }
+    let reads = region.reads();
+    for (i, t) in reads.iter().enumerate() {
+        p.line(&format!("const {0} *restrict r{i} = (const {0} *)bufs[{i}]; (void)r{i};", element(t.dtype)));
+    }
+    for (i, t) in region.writes().iter().enumerate() {
+        let at = reads.len() + i;
+        p.line(&format!("{0} *restrict w{i} = ({0} *)bufs[{at}]; (void)w{i};", element(t.dtype)));
+    }
+}
+
+const PHASE: &str = "(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)";
+
+/// An expression over `dims`, for use outside a kernel's body.
+fn over_dims(region: &Region, d: &Dim) -> String {
+    let mut text = dim(d);
+    for (i, s) in region.graph.symbols.iter().enumerate() {
+        text = replace_word(&text, &s.name, &format!("dims[{i}]"));
+    }
+    text
+}
+
+fn replace_word(text: &str, word: &str, with: &str) -> String {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(word) {
+        let (before, after) = (&rest[..at], &rest[at + word.len()..]);
+        let whole = !before.ends_with(is_word) && !after.starts_with(is_word);
+        out.push_str(before);
+        out.push_str(if whole { with } else { word });
+        rest = after;
+    }
+    out + rest
+}
+
+fn loops_kernel(region: &Region, name: &str) -> Result<String, String> {
+    let l = loops(region)?;
+    let rows = over_dims(region, &l.rows);
+    let units = match l.chunk {
+        Some(n) => format!("({rows} + {}) / {n}", n - 1),
+        None => rows,
+    };
+    let mut p = Printer::new(Dialect::Host, 0);
+    p.line(&format!("int64_t {name}_units0(const int64_t *dims) {{ return {units}; }}"));
+    p.braces(&format!("void {name}_phase0{PHASE}"), |p| {
+        prologue(p, region);
+        p.statements(&l.before);
+        p.braces("for (int64_t row = begin; row < end; row++)", |p| row(p, &l));
+    });
+    Ok(p.finish())
+}
+
+/// The statements of one row.
+fn row(p: &mut Printer, l: &Loops) {
+    if let Some(n) = l.chunk {
+        // The only loop runs over a piece of the axis.
+        if let [Stmt::Loop { var, body }] = l.body.as_slice() {
+            let (v, total) = (&var.name, dim(&l.rows));
+            p.line(&format!("const int64_t stop = i_min((row + 1) * {n}, {total});"));
+            p.line("#pragma GCC ivdep");
+            p.braces(&format!("for (int64_t {v} = row * {n}; {v} < stop; {v}++)"), |p| p.statements(body));
+            return;
+        }
+    }
+    lead(p, &l.row, &l.leading);
+    p.statements(&l.body);
+}
+
+/// Indices of the leading axes from the row.
+fn lead(p: &mut Printer, row: &Var, leading: &[(Var, Dim, Dim)]) {
+    for (v, divisor, size) in leading.iter().filter(|(v, ..)| v != row) {
+        p.line(&format!("const int64_t {} = row / {} % {}; (void){0};", v.name, dim(divisor), dim(size)));
+    }
+}
+
+/// The dot of the region, its left argument and the buffer of its weight.
+fn dot_parts(region: &Region) -> Result<(NodeId, NodeId, usize, DType), String> {
+    let g = &region.graph;
+    for id in g.ids() {
+        let node = g.node(id);
+        let Op::Dot(_) = node.op else { continue };
+        let mut w = node.args[1];
+        while let Op::Cast(_) = g.node(w).op {
+            w = g.node(w).args[0];
+        }
+        if let Op::Input(i) = &g.node(w).op {
+            let buf = i.name.trim_start_matches('r').parse().map_err(|_| "a weight is no buffer")?;
+            return Ok((id, node.args[0], buf, i.ty.dtype));
+        }
+    }
+    Err("a dot region without a dot".into())
+}
+
+fn dot_kernel(region: &Region, name: &str) -> Result<String, String> {
+    let g = &region.graph;
+    let (dot, x, weight, dtype) = dot_parts(region)?;
+    let shape = g.ty(x).shape.clone();
+    let (k, lead_dims) = shape.split_last().ok_or("a dot of a scalar")?;
+    let n = g.ty(dot).shape.last().cloned().ok_or("a dot without columns")?;
+    let (Some(k), Some(n)) = (k.size(), n.size()) else { return Err("sizes of a weight are literal".into()) };
+    let mut out = dot_prologue(region, name, x, lead_dims)?;
+    out.push_str(&dot_epilogue(region, name, dot, lead_dims)?);
+    let kind = if dtype == DType::BF16 { "DOT_WEIGHT_BF16" } else { "DOT_WEIGHT_F32" };
+    let m = over_dims(region, &Dim::product(lead_dims));
+    let _ = write!(
+        out,
+        "#define NAME(x) {name}_##x\n#define DOT_M ((int64_t){m})\n#define DOT_N {n}\n#define DOT_K {k}\n\
+         #define {kind} bufs[{weight}]\n\
+         #define PROLOGUE_ROW(m, row) {name}_load(bufs, dims, m, row)\n\
+         #define EPILOGUE(m, n0, acc, valid) {name}_store(bufs, dims, m, n0, acc, valid)\n{DOT}"
+    );
+    Ok(out)
+}
+
+/// `row[0..K]`: the left argument of one row.
+fn dot_prologue(region: &Region, name: &str, x: NodeId, lead_dims: &[Dim]) -> Result<String, String> {
+    let mut lower = Lower::new(region);
+    let row = Var { name: "row".into(), extent: Dim::product(lead_dims), depth: 1 };
+    let leading = leading(lead_dims, &row);
+    let at: Vec<Index> = leading.iter().map(|(v, ..)| Index::var(v)).collect();
+    lower.open();
+    for s in lower.segments(x) {
+        let (var, positions) = lower.positions(&s);
+        lower.open();
+        for p in positions {
+            let mut at = at.clone();
+            at.push(p.clone());
+            let value = lower.value(x, &at)?;
+            lower.push(Stmt::Store { buf: 0, at: p, dtype: DType::F32, value });
+        }
+        let body = lower.close();
+        lower.push(Stmt::Loop { var, body });
+    }
+    let (body, before) = (lower.close(), lower.close());
+    let mut p = Printer::new(Dialect::Host, 0);
+    let head = format!("static void {name}_load(void *const *bufs, const int64_t *dims, int64_t row, float *restrict w0)");
+    p.braces(&head, |p| {
+        reads_only(p, region);
+        p.statements(&before);
+        lead(p, &row, &leading);
+        p.statements(&body);
+    });
+    Ok(p.finish())
+}
+
+fn reads_only(p: &mut Printer, region: &Region) {
+    for (i, s) in region.graph.symbols.iter().enumerate() {
+        p.line(&format!("const int64_t {} = dims[{i}]; (void){0};", s.name));
+    }
+    for (i, t) in region.reads().iter().enumerate() {
+        p.line(&format!("const {0} *restrict r{i} = (const {0} *)bufs[{i}]; (void)r{i};", element(t.dtype)));
+    }
+}
+
+/// The results of `valid` columns of one row, from their sums.
+fn dot_epilogue(region: &Region, name: &str, dot: NodeId, lead_dims: &[Dim]) -> Result<String, String> {
+    let g = &region.graph;
+    let mut lower = Lower::new(region);
+    let row = Var { name: "row".into(), extent: Dim::product(lead_dims), depth: 1 };
+    let leading = leading(lead_dims, &row);
+    lower.open();
+    let root = g.outputs()[0].1;
+    let columns = g.ty(root).shape.last().cloned().unwrap_or_default();
+    let first = Var { name: "n0".into(), extent: columns.clone(), depth: 1 };
+    let var = lower.var(Dim::from(32));
+    lower.open();
+    // The sums lie where a buffer beyond the reads would: r<reads>.
+    let acc = Expr::Load { buf: region.layouts.len(), at: Index::var(&var), dtype: DType::F32 };
+    lower.give(dot, acc);
+    let mut at: Vec<Index> = leading.iter().map(|(v, ..)| Index::var(v)).collect();
+    at.push(Index::var(&first).add(&Index::var(&var)));
+    let value = lower.value(root, &at)?;
+    let ty = g.ty(root);
+    lower.push(Stmt::Store { buf: 0, at: Index::linear(&at, &ty.shape), dtype: ty.dtype, value });
+    let (inner, body, before) = (lower.close(), lower.close(), lower.close());
+    let acc = region.layouts.len();
+    let mut p = Printer::new(Dialect::Host, 0);
+    let args = "void *const *bufs, const int64_t *dims, int64_t row, int64_t n0";
+    let head = format!("static void {name}_store({args}, const float *restrict r{acc}, int valid)");
+    p.braces(&head, |p| {
+        prologue(p, region);
+        p.statements(&before);
+        lead(p, &row, &leading);
+        p.statements(&body);
+        let v = &var.name;
+        let loop_to = |p: &mut Printer, to: &str| {
+            p.line("#pragma GCC ivdep");
+            p.braces(&format!("for (int64_t {v} = 0; {v} < {to}; {v}++)"), |p| p.statements(&inner));
+        };
+        // A whole panel has a literal length, which the compiler turns into straight vector code.
+        p.braces("if (valid == 32)", |p| loop_to(p, "32"));
+        p.braces("else", |p| loop_to(p, "valid"));
+    });
+    Ok(p.finish())
+}
+
+fn attention_kernel(region: &Region, name: &str) -> Result<String, String> {
+    let g = &region.graph;
+    let node = g.nodes().iter().find(|n| matches!(n.op, Op::Attention(_))).ok_or("no attention in the region")?;
+    let Op::Attention(a) = &node.op else { return Err("no attention in the region".into()) };
+    let size = |t: NodeId, axis: usize| g.ty(t).shape[axis].size().ok_or("sizes of a head are literal");
+    let (q, k, v, starts) = (node.args[0], node.args[1], node.args[2], node.args[3]);
+    let mut d = String::new();
+    let mut define = |key: &str, value: String| _ = writeln!(d, "#define {key} {value}");
+    define("NAME(x)", format!("{name}_##x"));
+    for (letter, id) in [("Q", q), ("K", k), ("V", v)] {
+        let s = strided(region, id)?;
+        define(&format!("{letter}_BUF"), s.buf.to_string());
+        define(&format!("{letter}_T"), element(s.dtype).into());
+        define(&format!("LOAD_{letter}(x)"), if s.dtype == DType::F32 { "(x)".into() } else { format!("{}_to_f32(x)", element(s.dtype)) });
+        define(&format!("{letter}_OFF"), over_dims(region, &s.offset));
+        define(&format!("{letter}_ROW"), over_dims(region, &s.row));
+        define(&format!("{letter}_HEAD"), over_dims(region, &s.head));
+    }
+    let starts_at = strided_vector(region, starts)?;
+    define("STARTS_BUF", starts_at.to_string());
+    define("TOKENS", over_dims(region, &g.ty(q).shape[0]));
+    define("SEQUENCES", over_dims(region, &(&g.ty(starts).shape[0] - &Dim::from(1))));
+    define("HEADS", size(q, 1)?.to_string());
+    define("KV_HEADS", size(k, 1)?.to_string());
+    define("D", size(q, 2)?.to_string());
+    define("DV", size(v, 2)?.to_string());
+    define("SCALE", format!("{:?}f", a.scale.0 as f32));
+    define("SOFTCAP", format!("{:?}f", a.softcap.map_or(0.0, |c| c.0 as f32)));
+    define("CAUSAL", u8::from(a.causal).to_string());
+    define("WINDOW", a.window.unwrap_or(0).to_string());
+    if a.sinks {
+        let sinks = node.args[4];
+        define("SINK_BUF", strided_vector(region, sinks)?.to_string());
+        let t = vector_type(region, sinks);
+        define("SINK_T", element(t).into());
+        define("LOAD_SINK(x)", if t == DType::F32 { "(x)".into() } else { format!("{}_to_f32(x)", element(t)) });
+    }
+    let mut wrote = false;
+    for (i, (_, id)) in g.outputs().iter().enumerate() {
+        let at = (region.layouts.len() + i).to_string();
+        let ty = g.ty(*id);
+        if part_of(region, *id) == 1 {
+            define("LSE_BUF", at);
+        } else {
+            wrote = true;
+            define("O_BUF", at);
+            define("O_T", element(ty.dtype).into());
+            define("STORE_O(x)", if ty.dtype == DType::F32 { "(x)".into() } else { format!("f32_to_{}(x)", element(ty.dtype)) });
+        }
+    }
+    if !wrote {
+        return Err("attention whose result nobody reads".into());
+    }
+    let undef: String = d.lines().map(|l| format!("#undef {}\n", l["#define ".len()..].split(['(', ' ']).next().unwrap_or(""))).collect();
+    Ok(format!("{d}{ATTENTION}{undef}"))
+}
+
+/// Which output of the attention an output of the region is.
+fn part_of(region: &Region, id: NodeId) -> u32 {
+    match &region.graph.node(id).op {
+        Op::Part(p) => p.index,
+        _ => region.graph.node(id).args.first().map_or(0, |a| part_of(region, *a)),
+    }
+}
+
+/// A `[tokens, heads, d]` value as strides over a buffer.
+struct Strided {
+    buf: usize,
+    dtype: DType,
+    offset: Dim,
+    row: Dim,
+    head: Dim,
+}
+
+fn strided(region: &Region, id: NodeId) -> Result<Strided, String> {
+    let shape = &region.graph.ty(id).shape;
+    let var = |name: &str, i: usize| Var { name: name.into(), extent: shape[i].clone(), depth: 1 };
+    let vars = [var("t", 0), var("h", 1), var("j", 2)];
+    let at: Vec<Index> = vars.iter().map(|v| Index::atom(crate::index::Atom::Var(v.clone()))).collect();
+    let (buf, dtype, address) = address(region, id, &at)?;
+    let c = |v: &Var| address.coefficient(v).ok_or("attention reads through a view that is not strided");
+    let (row, head, last) = (c(&vars[0])?, c(&vars[1])?, c(&vars[2])?);
+    if !last.is_one() && !shape[2].is_one() {
+        return Err("attention wants the elements of a head one after another".into());
+    }
+    Ok(Strided { buf, dtype, offset: address.offset, row, head })
+}
+
+fn strided_vector(region: &Region, id: NodeId) -> Result<usize, String> {
+    let v = Var { name: "i".into(), extent: region.graph.ty(id).shape[0].clone(), depth: 1 };
+    let (buf, _, at) = address(region, id, &[Index::atom(crate::index::Atom::Var(v.clone()))])?;
+    let plain = at.coefficient(&v).is_some_and(|c| c.is_one()) && at.offset == Dim::from(0);
+    if plain { Ok(buf) } else { Err("attention wants whole vectors".into()) }
+}
+
+fn vector_type(region: &Region, id: NodeId) -> DType {
+    let node = region.graph.node(id);
+    match (&node.op, node.args.first()) {
+        (Op::Input(i), _) => i.ty.dtype,
+        (_, Some(a)) => vector_type(region, *a),
+        _ => DType::F32,
+    }
+}
+
+/// (buffer, element type, position) of an element behind views and widening casts.
+fn address(region: &Region, id: NodeId, at: &[Index]) -> Result<(usize, DType, Index), String> {
+    let g = &region.graph;
+    let node = g.node(id);
+    let arg = |i: usize| node.args[i];
+    match &node.op {
+        Op::Input(i) => {
+            let buf = i.name.trim_start_matches('r').parse().map_err(|_| "a leaf is no buffer")?;
+            Ok((buf, i.ty.dtype, Index::linear(at, &i.ty.shape)))
+        }
+        Op::Cast(_) => address(region, arg(0), at),
+        Op::Reshape(_) => {
+            let flat = Index::linear(at, &node.ty().shape);
+            address(region, arg(0), &flat.unravel(&g.ty(arg(0)).shape))
+        }
+        Op::Permute(p) => {
+            let mut inner = vec![Index::default(); at.len()];
+            p.axes.iter().enumerate().for_each(|(i, &a)| inner[a] = at[i].clone());
+            address(region, arg(0), &inner)
+        }
+        Op::Slice(s) => {
+            let mut inner = at.to_vec();
+            inner[s.axis] = inner[s.axis].plus(&s.start);
+            address(region, arg(0), &inner)
+        }
+        op => Err(format!("attention reads `{}`, which is not in memory", op.name())),
+    }
+}
