@@ -242,8 +242,9 @@ DOT_INLINE void dot_panel_nk(float *dst, const void *src, int bf16, int64_t ld, 
 }
 
 #if defined(__AMX_BF16__) && defined(__linux__)
-/* The matrix unit: tiles of 16 rows by 16 columns of f32; an instruction adds 32 products to each, pairs of k ascending. Rounding differs from the chain of fused multiply-adds (and subnormals count as zero), but it too is the
- * same for a row whatever the other rows are, so a kernel keeps to one of the two ways for every number of rows. */
+/* The matrix unit: tiles of 16 rows by 16 columns of f32; an instruction adds 32 products to each, pairs of k ascending.
+ * Rounding differs from the chain of fused multiply-adds (and subnormals count as zero), but it too is the same for a
+ * row whatever the other rows are, so a kernel keeps to one of the two ways for every number of rows. */
 #define DOT_AMX_ROWS 32
 #define DOT_AMX_FAR 8192 /* short inputs wait for memory: bytes of w asked for ahead */
 

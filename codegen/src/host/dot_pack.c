@@ -1,5 +1,5 @@
 /* Packs a weight for the host dot: row-major [N, K] of f32, bf16 or f16 enters, panels as `dot_core.c` describes
- * leave. Written once per translation unit, after `dot_core.c`. Panels are independent; a call packs panels begin .. end. */
+ * leave. Written once per translation unit, after `dot_core.c`. Panels are independent of each other. */
 
 enum dot_type { DOT_TYPE_F32, DOT_TYPE_BF16, DOT_TYPE_F16 };
 
@@ -47,8 +47,8 @@ DOT_INLINE void dot_pack_block(float *to, const void *src, enum dot_type type, i
     dot_panel_nk(to, stage, 0, DOT_STAGE, bf16 ? (kc + 1) / 2 : kc, n);
 }
 
-/* Packs panels begin .. end of `src` [n, k]; `to` is the whole weight: ceil(n/32) panels of k * 32 f32 values, or (bf16) of
- * ceil(k/2) * 32 words of two values. Values narrow to nearest, ties to even. */
+/* Packs panels begin .. end of `src` [n, k]; `to` is the whole weight: ceil(n/32) panels of k * 32 f32 values, or (bf16)
+ * of ceil(k/2) * 32 words of two values. Values narrow to nearest, ties to even. */
 void dot_pack(void *to, const void *src, int type, int bf16, int64_t n, int64_t k, int64_t begin, int64_t end)
 {
     int64_t depth = bf16 ? (k + 1) / 2 : k, size = type == DOT_TYPE_F32 ? 4 : 2;
