@@ -85,18 +85,18 @@ impl Index {
     }
 
     /// Largest value that the extents allow.
-    fn max(&self) -> Dim {
-        self.terms.iter().fold(self.offset.clone(), |m, (c, a)| &m + &(c * &a.max()))
+    fn upper(&self) -> Dim {
+        self.terms.iter().fold(self.offset.clone(), |m, (c, a)| &m + &(c * &a.upper()))
     }
 
     /// (smallest, largest) value, where both are literal.
     pub fn range(&self) -> Option<(i64, i64)> {
-        Some((self.offset.literal()?, self.max().literal()?))
+        Some((self.offset.literal()?, self.upper().literal()?))
     }
 
     /// True when every value is provably below `d`.
     fn below(&self, d: &Dim) -> bool {
-        (d - &self.max()).literal().is_some_and(|v| v > 0)
+        (d - &self.upper()).literal().is_some_and(|v| v > 0)
     }
 
     /// (part that `d` divides, the rest).
@@ -141,7 +141,7 @@ impl Index {
     }
 
     /// The value held inside `0 .. size`; the form itself when it cannot leave.
-    pub fn clamp(&self, size: &Dim) -> Index {
+    pub fn hold(&self, size: &Dim) -> Index {
         let never_negative = self.offset.literal().is_some_and(|o| o >= 0);
         if never_negative && self.below(size) {
             return self.clone();
@@ -194,14 +194,14 @@ impl Index {
 }
 
 impl Atom {
-    fn max(&self) -> Dim {
+    fn upper(&self) -> Dim {
         let one = Dim::from(1);
         match self {
             Atom::Var(v) => &v.extent - &one,
             Atom::Mod(_, d) | Atom::Clamp(_, d) | Atom::Local(_, _, d) => d - &one,
             // Rounded down: the quotient of the largest value is an upper bound where it is exact or literal.
             Atom::Div(i, d) => {
-                let top = i.max();
+                let top = i.upper();
                 match (top.literal(), d.literal()) {
                     (Some(t), Some(d)) if d > 0 => Dim::from((t.max(0) / d) as usize),
                     _ => top.div_exact(d).unwrap_or(top),

@@ -249,7 +249,7 @@ impl<'a> Lower<'a> {
     /// Value at an index that may lie outside along `axis`; then at the nearest that is inside.
     fn clamped(&mut self, id: NodeId, at: &[Index], axis: usize) -> Lowered {
         let mut at = at.to_vec();
-        at[axis] = at[axis].clamp(&self.ty(id).shape[axis]);
+        at[axis] = at[axis].hold(&self.ty(id).shape[axis]);
         self.value(id, &at)
     }
 
@@ -342,7 +342,7 @@ impl<'a> Lower<'a> {
         let mut other = at.to_vec();
         other[2] = partner.clone();
         let other = self.clamped(args[0], &other, 2)?;
-        let row = [at[0].clone(), pair.clamp(half)];
+        let row = [at[0].clone(), pair.hold(half)];
         let (cos, sin) = (self.value(args[1], &row)?, self.value(args[2], &row)?);
         let mul = |a: &Expr, b: Expr| {
             Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(a.clone()), Box::new(b))
