@@ -389,3 +389,13 @@ fn address(region: &Region, id: NodeId, at: &[Index]) -> Result<(usize, DType, I
         op => Err(format!("attention reads `{}`, which is not in memory", op.name())),
     }
 }
+
+/// Bytes that a kernel of this region keeps between its phases: the packed rows of its left argument, a whole number of
+/// depth blocks each.
+pub fn scratch(region: &Region) -> Dim {
+    let Ok((_, x, ..)) = dot_parts(region) else { return Dim::from(0) };
+    let shape = &region.graph.ty(x).shape;
+    let (Some((k, lead)), block) = (shape.split_last(), 256) else { return Dim::from(0) };
+    let depth = k.size().unwrap_or(0).next_multiple_of(block);
+    &Dim::product(lead) * &Dim::from(depth * 4)
+}

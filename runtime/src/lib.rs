@@ -1,4 +1,25 @@
-//! runtime
+//! From a graph to numbers: `compile` names every stage in order; a device makes the kernels; a session holds the weights,
+//! the arena and the threads, and runs.
 
+mod cc;
+mod compile;
+mod error;
+mod memory;
+mod pack;
 pub mod pool;
+mod profile;
+mod session;
+mod stages;
+mod value;
+mod weigh;
 pub mod weights;
+
+pub use cc::{Compiler, KernelCache};
+pub use compile::{Device, Options, Program, compile};
+pub use error::Error;
+pub use memory::{available_memory, host_simd};
+pub use profile::{Profile, ProfileRow};
+pub use session::Session;
+pub use stages::{Dump, Stage};
+pub use value::Value;
+pub use weigh::{Random, WeightSource};

@@ -1,0 +1,169 @@
+//! The hall. In: a graph. Out: a program: its plan and the source of its kernels. Every stage is named here in order.
+
+use crate::Error;
+use crate::stages::{Dump, Stage, Stages};
+use astrai_codegen::{Kernel, host};
+use astrai_ir::ops::Op;
+use astrai_ir::plan::{PlannedWeight, bound};
+use astrai_ir::{Anchor, DType, Graph, IrError, Layout, Plan, Target};
+use astrai_passes as passes;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// What runs the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// Kernels in C on this machine's processor.
+    Host,
+    /// The reference interpreter.
+    Interpreter,
+    /// Nothing: programs are planned and their kernels written, but never built or run.
+    Null,
+}
+
+/// How a graph is compiled.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Type of weights and activations in memory.
+    pub storage: DType,
+    /// Which stages are kept for the reader.
+    pub dump: Dump,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { storage: DType::F32, dump: Dump::None }
+    }
+}
+
+/// A compiled graph.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The graph after the stages that change what is computed where; the interpreter runs it.
+    pub graph: Graph,
+    /// What runs in which order.
+    pub plan: Plan,
+    /// One kernel a region of the plan; `None` where the interpreter runs the region.
+    pub kernels: Vec<Option<Kernel>>,
+    /// What each stage did.
+    pub stages: Vec<Stage>,
+}
+
+/// Compiles a graph for a target.
+pub fn compile(graph: &Graph, target: &Target, options: &Options) -> Result<Program, Error> {
+    let policy = passes::Policy { storage: options.storage };
+    let mut stages = Stages::new(&options.dump);
+    let g = stages.graph("build", || Ok(graph.clone()))?;
+    let g = stages.graph("merge", || passes::merge(&g))?;
+    let g = stages.graph("precision", || passes::precision(&g, policy))?;
+    let g = stages.graph("canonicalise", || passes::canonicalise(&g))?;
+    let g = stages.graph("decompose", || passes::decompose(&g, &native))?;
+    let plan = stages.other("fuse", || Ok(passes::fuse(&g)?), |p| p.regions.len())?;
+    let plan = stages.other("place", || Ok(passes::place(&plan)?), |p| p.launches())?;
+    let kernels = stages.other("emit", || emit(&plan, target), |k| k.len())?;
+    Ok(Program { graph: g, plan, kernels, stages: stages.done })
+}
+
+/// Operators that have a kernel of their own.
+fn native(op: &Op) -> bool {
+    !matches!(op, Op::LinearCrossEntropy(_))
+}
+
+fn emit(plan: &Plan, _target: &Target) -> Result<Vec<Option<Kernel>>, Error> {
+    let mut kernels = Vec::with_capacity(plan.regions.len());
+    for region in &plan.regions {
+        if region.anchor == Anchor::Eval {
+            kernels.push(None);
+            continue;
+        }
+        let mut hash = DefaultHasher::new();
+        region.key().hash(&mut hash);
+        let name = format!("k{:016x}", hash.finish());
+        let kernel = host::emit(region, &name)
+            .map_err(|message| Error::Codegen { origin: region.origin.clone(), message })?;
+        kernels.push(Some(kernel));
+    }
+    Ok(kernels)
+}
+
+/// Bytes of a weight in its layout.
+pub(crate) fn weight_bytes(w: &PlannedWeight) -> u64 {
+    let size = |i: usize| w.weight.ty.shape.get(i).and_then(|d| d.size()).unwrap_or(1) as u64;
+    let elements: u64 = (0..w.weight.ty.rank()).map(size).product();
+    let dtype = w.weight.ty.dtype;
+    match w.layout {
+        Layout::Rows => elements * dtype.bytes() as u64,
+        Layout::Panels => {
+            let k = if dtype == DType::BF16 { size(1).next_multiple_of(2) } else { size(1) };
+            size(0).next_multiple_of(32) * k * dtype.bytes() as u64
+        }
+    }
+}
+
+/// Predicted cost of a program at the upper bounds of its symbols.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cost {
+    /// Kernel launches of a run.
+    pub launches: u64,
+    /// Floating-point operations of a run.
+    pub flops: u64,
+    /// Bytes that kernels read and write in a run.
+    pub bytes: u64,
+    /// Bytes of weights as stored.
+    pub weight_bytes: u64,
+    /// Bytes of values between kernels, scratch of kernels included.
+    pub arena_bytes: u64,
+    /// Bytes of keys and values that one token leaves behind.
+    pub kv_bytes_per_token: u64,
+}
+
+impl Program {
+    /// Predicted cost at the symbols' upper bounds.
+    pub fn cost(&self) -> Result<Cost, Error> {
+        let mut cost = Cost::default();
+        for (_, r) in self.plan.each_launch() {
+            let region = &self.plan.regions[r];
+            cost.launches += 1;
+            cost.flops = cost.flops.saturating_add(self.plan.bound(&region.flops())?);
+            cost.bytes = cost.bytes.saturating_add(self.plan.bound(&region.bytes())?);
+            cost.kv_bytes_per_token += kv_bytes(region);
+        }
+        cost.weight_bytes = self.plan.weights.iter().map(weight_bytes).sum();
+        cost.arena_bytes = self.plan.main.arena + self.plan.scratch + self.scratch_bytes()?;
+        Ok(cost)
+    }
+
+    /// Bytes that the most demanding kernel keeps between its phases.
+    pub(crate) fn scratch_bytes(&self) -> Result<u64, IrError> {
+        let mut most = 0;
+        for (region, kernel) in self.plan.regions.iter().zip(&self.kernels) {
+            if kernel.as_ref().is_some_and(|k| k.scratch) {
+                most = most.max(bound(&self.plan.symbols, &host::scratch(region))?);
+            }
+        }
+        Ok(most)
+    }
+}
+
+/// Bytes of keys and values a token, from the attention in a region.
+fn kv_bytes(region: &astrai_ir::Region) -> u64 {
+    let g = &region.graph;
+    let mut bytes = 0;
+    for n in g.nodes() {
+        if let Op::Attention(_) = n.op {
+            for &a in &n.args[1..3] {
+                let per_token = g.ty(a).shape[1..].iter().filter_map(|d| d.size()).product::<usize>();
+                bytes += (per_token * stored_dtype(g, a).bytes()) as u64;
+            }
+        }
+    }
+    bytes
+}
+
+fn stored_dtype(g: &Graph, id: astrai_ir::NodeId) -> DType {
+    let node = g.node(id);
+    match (&node.op, node.args.first()) {
+        (Op::Input(i), _) => i.ty.dtype,
+        (_, Some(a)) => stored_dtype(g, *a),
+        _ => node.ty().dtype,
+    }
+}

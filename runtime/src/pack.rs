@@ -1,0 +1,134 @@
+//! Packing of weights into panels. In: rows of a checkpoint tensor in whatever type it has. Out: the same rows, at their
+//! place in the joined buffer, in the type and layout that kernels read: row-major, or panels of 32 rows (f32
+//! `[n/32][k][32]`, bf16 `[n/32][k/2][32][2]`).
+
+use astrai_ir::{DType, Layout};
+
+/// Rows in a panel.
+pub const PANEL: usize = 32;
+
+/// Writes `rows` rows of `k` elements (`bytes`, of type `from`) to rows `first ..` of `to`. Rows of one panel may come in
+/// several calls.
+pub fn pack(to: &mut [u8], dtype: DType, layout: Layout, first: usize, k: usize, bytes: &[u8], from: DType) {
+    let width = k * from.bytes();
+    if width == 0 {
+        return;
+    }
+    if layout == Layout::Rows {
+        let at = first * k * dtype.bytes();
+        let n = bytes.len() / from.bytes();
+        convert(&mut to[at..at + n * dtype.bytes()], dtype, bytes, from);
+        return;
+    }
+    let mut staged = vec![0u8; PANEL * k * dtype.bytes()];
+    let rows = bytes.len() / width;
+    let mut done = 0;
+    while done < rows {
+        let row = first + done;
+        let (panel, lane) = (row / PANEL, row % PANEL);
+        let n = (PANEL - lane).min(rows - done);
+        let staged = &mut staged[..n * k * dtype.bytes()];
+        convert(staged, dtype, &bytes[done * width..(done + n) * width], from);
+        match dtype {
+            DType::BF16 => {
+                let len = k.div_ceil(2) * PANEL * 4;
+                interleave::<2>(&mut to[panel * len..(panel + 1) * len], staged, lane, n, k);
+            }
+            _ => {
+                let len = k * PANEL * 4;
+                spread(&mut to[panel * len..(panel + 1) * len], staged, lane, n, k);
+            }
+        }
+        done += n;
+    }
+}
+
+/// f32: element k of row `lane + r` goes to `[k][lane + r]`.
+fn spread(panel: &mut [u8], rows: &[u8], lane: usize, n: usize, k: usize) {
+    for i in 0..k {
+        let line = &mut panel[i * PANEL * 4..(i + 1) * PANEL * 4];
+        for r in 0..n {
+            let from = (r * k + i) * 4;
+            line[(lane + r) * 4..(lane + r) * 4 + 4].copy_from_slice(&rows[from..from + 4]);
+        }
+    }
+}
+
+/// bf16: elements k and k + 1 of row `lane + r` go to `[k/2][lane + r][0..2]`.
+fn interleave<const PAIR: usize>(panel: &mut [u8], rows: &[u8], lane: usize, n: usize, k: usize) {
+    for i in 0..k {
+        let line = &mut panel[i / PAIR * PANEL * 4..][..PANEL * 4];
+        for r in 0..n {
+            let (from, to) = ((r * k + i) * 2, (lane + r) * 4 + i % PAIR * 2);
+            line[to..to + 2].copy_from_slice(&rows[from..from + 2]);
+        }
+    }
+}
+
+/// Elements of one type as another, rounded to nearest even.
+pub fn convert(to: &mut [u8], dtype: DType, bytes: &[u8], from: DType) {
+    if dtype == from {
+        to.copy_from_slice(bytes);
+        return;
+    }
+    let (tw, fw) = (dtype.bytes(), from.bytes());
+    let pairs = to.chunks_exact_mut(tw).zip(bytes.chunks_exact(fw));
+    match (from, dtype) {
+        (DType::BF16, DType::F32) => pairs.for_each(|(t, f)| t.copy_from_slice(&[0, 0, f[0], f[1]])),
+        (DType::F32, DType::BF16) => pairs.for_each(|(t, f)| {
+            let x = half::bf16::from_f32(f32::from_le_bytes([f[0], f[1], f[2], f[3]]));
+            t.copy_from_slice(&x.to_le_bytes());
+        }),
+        _ => {
+            let mut one = Vec::with_capacity(8);
+            pairs.for_each(|(t, f)| {
+                one.clear();
+                dtype.encode(from.decode(f), &mut one);
+                t.copy_from_slice(&one);
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn element(panels: &[u8], dtype: DType, k: usize, n: usize, i: usize) -> f64 {
+        let at = match dtype {
+            DType::BF16 => (n / 32 * k.div_ceil(2) * 64 + i / 2 * 64 + n % 32 * 2 + i % 2) * 2,
+            _ => (n / 32 * k * 32 + i * 32 + n % 32) * 4,
+        };
+        dtype.decode(&panels[at..at + dtype.bytes()])
+    }
+
+    #[test]
+    fn every_element_lands_where_kernels_read_it_whatever_the_pieces() {
+        let (n, k) = (77, 5);
+        let source: Vec<u8> = (0..n * k).flat_map(|i| (i as f32).to_le_bytes()).collect();
+        for dtype in [DType::F32, DType::BF16] {
+            let mut to = vec![0u8; 96 * k.next_multiple_of(2) * dtype.bytes()];
+            let mut row = 0;
+            for piece in [1, 30, 3, 40, 3] {
+                let bytes = &source[row * k * 4..(row + piece) * k * 4];
+                pack(&mut to, dtype, Layout::Panels, row, k, bytes, DType::F32);
+                row += piece;
+            }
+            for r in 0..n {
+                for i in 0..k {
+                    assert_eq!(element(&to, dtype, k, r, i), dtype.round((r * k + i) as f64), "{dtype} {r} {i}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn conversions_round_to_nearest_even() {
+        let mut to = [0u8; 2];
+        convert(&mut to, DType::BF16, &1.00390625f32.to_le_bytes(), DType::F32);
+        assert_eq!(DType::BF16.decode(&to), 1.0);
+        let mut to = [0u8; 4];
+        convert(&mut to, DType::F32, &half::f16::from_f32(0.333).to_le_bytes(), DType::F16);
+        assert_eq!(DType::F32.decode(&to), half::f16::from_f32(0.333).to_f64());
+    }
+}

@@ -1,0 +1,50 @@
+//! The profiler: measured time of each kernel beside what its bytes and flops predict.
+
+use std::sync::Arc;
+
+/// One launch of a run.
+#[derive(Clone, Debug)]
+pub struct ProfileRow {
+    /// Where the kernel comes from.
+    pub origin: Arc<str>,
+    /// Name of the kernel.
+    pub kernel: String,
+    /// Bytes predicted for the sizes of the run.
+    pub bytes: u64,
+    /// Floating-point operations predicted for the sizes of the run.
+    pub flops: u64,
+    /// Seconds that the target's roofline allows.
+    pub predicted: f64,
+    /// Seconds measured, summed over runs.
+    pub measured: f64,
+    /// Runs summed.
+    pub runs: u64,
+}
+
+/// Launches in order.
+#[derive(Clone, Debug, Default)]
+pub struct Profile {
+    /// One row a launch.
+    pub rows: Vec<ProfileRow>,
+}
+
+impl Profile {
+    /// Rows of equal kernel summed, the slowest first: (kernel, origin of the first, launches, predicted, measured).
+    pub fn by_kernel(&self) -> Vec<ProfileRow> {
+        let mut sums: Vec<ProfileRow> = Vec::new();
+        for row in &self.rows {
+            match sums.iter_mut().find(|s| s.kernel == row.kernel) {
+                Some(s) => {
+                    s.bytes += row.bytes;
+                    s.flops += row.flops;
+                    s.predicted += row.predicted;
+                    s.measured += row.measured;
+                    s.runs += row.runs;
+                }
+                None => sums.push(row.clone()),
+            }
+        }
+        sums.sort_by(|a, b| b.measured.total_cmp(&a.measured));
+        sums
+    }
+}

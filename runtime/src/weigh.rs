@@ -1,0 +1,79 @@
+//! Where weights come from: a checkpoint on disk, or a generator. In: checkpoint names. Out: rows as bytes, one tensor at a
+//! time, given back when they have been packed.
+
+use crate::weights::Checkpoint;
+use astrai_ir::DType;
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+/// A tensor of a source.
+pub struct Source<'a> {
+    /// Element type.
+    pub dtype: DType,
+    /// Sizes.
+    pub shape: Vec<usize>,
+    /// Elements, row-major, little-endian.
+    pub bytes: Cow<'a, [u8]>,
+}
+
+/// Gives weights by checkpoint name.
+pub trait WeightSource {
+    /// The tensor, if there is one of that name.
+    fn tensor(&self, name: &str) -> Option<Source<'_>>;
+
+    /// Says that the tensor is not needed again.
+    fn done(&self, _name: &str) {}
+}
+
+impl WeightSource for Checkpoint {
+    fn tensor(&self, name: &str) -> Option<Source<'_>> {
+        let v = self.get(name)?;
+        Some(Source { dtype: v.dtype(), shape: v.shape().to_vec(), bytes: Cow::Borrowed(v.bytes()) })
+    }
+
+    fn done(&self, name: &str) {
+        // Advice only: pages that stay mapped cost memory, not correctness.
+        let _ = self.release(name);
+    }
+}
+
+impl WeightSource for HashMap<String, crate::Value> {
+    fn tensor(&self, name: &str) -> Option<Source<'_>> {
+        let v = self.get(name)?;
+        Some(Source { dtype: v.dtype, shape: v.shape.clone(), bytes: Cow::Borrowed(&v.bytes) })
+    }
+}
+
+/// Weights drawn from a normal distribution: the same for the same seed, name and shape.
+pub struct Random {
+    /// Shape, mean and standard deviation of each tensor by name.
+    pub tensors: HashMap<String, (Vec<usize>, f32, f32)>,
+    /// Seed of the draws.
+    pub seed: u64,
+}
+
+impl WeightSource for Random {
+    fn tensor(&self, name: &str) -> Option<Source<'_>> {
+        let (shape, mean, std) = self.tensors.get(name)?;
+        let n: usize = shape.iter().product();
+        let mut state = name.bytes().fold(self.seed ^ 0x9e37_79b9_7f4a_7c15, |h, b| {
+            (h ^ b as u64).wrapping_mul(0x0100_0000_01b3)
+        });
+        let mut next = || {
+            // SplitMix64; four 16-bit draws summed approximate a normal well enough for fresh weights.
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = state;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            z ^ (z >> 31)
+        };
+        let mut bytes = Vec::with_capacity(n * 4);
+        for _ in 0..n {
+            let z = next();
+            let sum: f32 = (0..4).map(|i| ((z >> (16 * i)) & 0xffff) as f32 / 65536.0 - 0.5).sum();
+            // The sum of four uniforms on (-½, ½) has variance 1/3.
+            bytes.extend((mean + std * sum * 1.732_050_8).to_le_bytes());
+        }
+        Some(Source { dtype: DType::F32, shape: shape.clone(), bytes: Cow::Owned(bytes) })
+    }
+}
