@@ -3,6 +3,7 @@
 
 use crate::graph::{Graph, IrError, NodeId};
 use crate::ops::*;
+use crate::ty::show;
 use crate::{DType, Dim, Real, Shape, Type};
 
 type Made = Result<NodeId, IrError>;
@@ -144,27 +145,28 @@ impl Graph {
     }
 
     /// Both at the broadcast of their shapes.
-    fn together(&mut self, a: NodeId, b: NodeId) -> Result<(NodeId, NodeId), IrError> {
+    pub(crate) fn together(&mut self, a: NodeId, b: NodeId) -> Result<(NodeId, NodeId), IrError> {
         let (sa, sb) = (self.ty(a).shape.clone(), self.ty(b).shape.clone());
         if sa == sb {
             return Ok((a, b));
         }
-        let rank = sa.len().max(sb.len());
-        let at = |s: &Shape, i: usize| {
-            (i + s.len()).checked_sub(rank).map(|i| s[i].clone()).unwrap_or(Dim::from(1))
-        };
+        let shape = self.together_shape(&sa, &sb)?;
+        Ok((self.broadcast(a, &shape)?, self.broadcast(b, &shape)?))
+    }
+
+    /// The broadcast of two shapes: aligned at their ends, sizes equal or one of them 1.
+    pub(crate) fn together_shape(&self, a: &[Dim], b: &[Dim]) -> Result<Shape, IrError> {
+        let rank = a.len().max(b.len());
+        let at = |s: &[Dim], i: usize| (i + s.len()).checked_sub(rank).map_or(Dim::from(1), |i| s[i].clone());
         let mut shape = Vec::with_capacity(rank);
         for i in 0..rank {
-            let (x, y) = (at(&sa, i), at(&sb, i));
+            let (x, y) = (at(a, i), at(b, i));
             if x != y && !x.is_one() && !y.is_one() {
-                return Err(self.error(format!(
-                    "{} and {} do not broadcast: {x} and {y} differ",
-                    self.ty(a),
-                    self.ty(b)
-                )));
+                let (a, b) = (show(a), show(b));
+                return Err(self.error(format!("{a} and {b} do not broadcast: {x} and {y} differ")));
             }
             shape.push(if x.is_one() { y } else { x });
         }
-        Ok((self.broadcast(a, &shape)?, self.broadcast(b, &shape)?))
+        Ok(shape)
     }
 }

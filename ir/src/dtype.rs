@@ -91,6 +91,17 @@ impl DType {
         }
     }
 
+    /// The value of this integer type that is `x` modulo its range; truth for bool; the identity for floating types.
+    pub fn wrap(self, x: i64) -> i64 {
+        match self {
+            DType::I32 => x as i32 as i64,
+            DType::I8 => x as i8 as i64,
+            DType::U8 => x as u8 as i64,
+            DType::Bool => (x != 0) as i64,
+            _ => x,
+        }
+    }
+
     /// Little-endian bits of `x` after rounding to this floating type.
     pub fn encode(self, x: f64, out: &mut Vec<u8>) {
         match self {

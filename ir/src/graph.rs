@@ -214,12 +214,22 @@ impl Graph {
 
     /// Runs `f` with `name` appended to the origin of the nodes it makes.
     pub fn scope<R>(&mut self, name: &str, f: impl FnOnce(&mut Graph) -> R) -> R {
+        self.enter(name);
+        let r = f(self);
+        self.leave();
+        r
+    }
+
+    /// Appends `name` to the origin of the nodes that follow, until [`leave`](Self::leave).
+    pub(crate) fn enter(&mut self, name: &str) {
         self.scope.push(name.to_string());
         self.here = self.scope.join(".").into();
-        let r = f(self);
+    }
+
+    /// Ends what the last [`enter`](Self::enter) began.
+    pub(crate) fn leave(&mut self) {
         self.scope.pop();
         self.here = self.scope.join(".").into();
-        r
     }
 
     /// Runs `f` with the origin set to that of an existing node (passes rebuild graphs node by node).

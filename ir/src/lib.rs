@@ -3,10 +3,15 @@
 
 pub mod block;
 pub mod build;
+#[cfg(test)]
+mod check;
 pub mod dim;
 pub mod dtype;
 pub mod eval;
+pub mod front;
+pub mod grad;
 pub mod graph;
+pub mod inline;
 pub mod op;
 pub mod ops;
 pub mod plan;
@@ -17,8 +22,11 @@ pub mod ty;
 pub use block::Block;
 pub use dim::{Dim, Shape, Symbol};
 pub use dtype::DType;
-pub use eval::{Sizes, eval};
+pub use eval::{Precision, Sizes, eval};
+pub use front::{Tape, Value};
+pub use grad::{gradient, gradient_until};
 pub use graph::{BlockId, Graph, IrError, Node, NodeId};
+pub use inline::inline_calls;
 pub use op::Operator;
 pub use ops::Op;
 pub use plan::{Anchor, Layout, Plan, Region};

@@ -77,18 +77,18 @@ macro_rules! ops {
 #[rustfmt::skip]
 ops! {
     // leaves
-    input::Input, weight::Weight, state::State, constant::Const, iota::Iota,
+    input::Input, weight::Weight, state::State, constant::Const, iota::Iota, random::Random,
     // views
     reshape::Reshape, permute::Permute, expand::Expand, slice::Slice, pad::Pad, concat::Concat,
     // element by element
     unary::Unary, binary::Binary, compare::Compare, select::Select, cast::Cast,
     // contractions and indexing
-    reduce::Reduce, dot::Dot, gather::Gather, scatter::Scatter,
+    reduce::Reduce, cumsum::Cumsum, argmax::Argmax, topk::Topk, dot::Dot, gather::Gather, scatter::Scatter,
     // structure
-    call::Call, part::Part,
+    call::Call, part::Part, store::Store,
     // composites
-    rms_norm::RmsNorm, softmax::Softmax, rope::Rope, attention::Attention, attention_grad::AttentionGrad,
-    gated_act::GatedAct,
+    rms_norm::RmsNorm, layer_norm::LayerNorm, softmax::Softmax, rope::Rope, attention::Attention, attention_grad::AttentionGrad,
+    gated_act::GatedAct, linear_cross_entropy::LinearCrossEntropy,
 }
 
 impl Op {

@@ -49,9 +49,10 @@ impl Tensor {
         Tensor { dtype, shape: shape.to_vec(), data: Data::Float(values) }
     }
 
-    /// A tensor of an integer or bool type.
-    pub fn int(dtype: DType, shape: &[usize], values: Vec<i64>) -> Tensor {
+    /// A tensor of an integer or bool type; values wrap around to it.
+    pub fn int(dtype: DType, shape: &[usize], mut values: Vec<i64>) -> Tensor {
         assert_eq!(values.len(), shape.iter().product::<usize>(), "elements of {shape:?}");
+        values.iter_mut().for_each(|x| *x = dtype.wrap(*x));
         Tensor { dtype, shape: shape.to_vec(), data: Data::Int(values) }
     }
 
@@ -121,6 +122,15 @@ impl Tensor {
     /// All elements as reals.
     pub fn reals(&self) -> Vec<f64> {
         (0..self.len()).map(|i| self.at(i)).collect()
+    }
+
+    /// The elements of this and, behind them, those of `other`, which is of the same type.
+    pub fn join(&self, other: &Tensor) -> Tensor {
+        let data = match (&self.data, &other.data) {
+            (Data::Int(a), Data::Int(b)) => Data::Int([a.as_slice(), b].concat()),
+            _ => Data::Float([self.reals(), other.reals()].concat()),
+        };
+        Tensor { dtype: self.dtype, shape: vec![self.len() + other.len()], data }
     }
 
     /// Elements picked by row-major position: the value of element `i` of the result is element `from(i)` of this.

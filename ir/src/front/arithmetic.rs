@@ -1,0 +1,109 @@
+//! `+ - * /` and negation of values, with each other and with numbers on either side, owned or borrowed.
+
+use super::Value;
+use crate::graph::NodeId;
+use crate::ops::{BinaryKind, UnaryKind};
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+impl Value {
+    fn number(&self, kind: BinaryKind, x: f64, value_first: bool) -> Value {
+        self.with(|g, v| {
+            let c: NodeId = g.fill(v, x)?;
+            if value_first { g.binary(kind, v, c) } else { g.binary(kind, c, v) }
+        })
+    }
+
+    fn both(&self, kind: BinaryKind, o: &Value) -> Value {
+        self.with2(o, |g, a, b| g.binary(kind, a, b))
+    }
+
+    /// `self` to the power of a number.
+    pub fn pow(&self, exponent: f64) -> Value {
+        self.number(BinaryKind::Pow, exponent, true)
+    }
+
+    /// The larger of two, element by element.
+    pub fn maximum(&self, o: &Value) -> Value {
+        self.both(BinaryKind::Max, o)
+    }
+
+    /// The smaller of two, element by element.
+    pub fn minimum(&self, o: &Value) -> Value {
+        self.both(BinaryKind::Min, o)
+    }
+
+    /// `max(x, 0)`.
+    pub fn relu(&self) -> Value {
+        // The number first: at 0 the gradient is that of the constant, none.
+        self.number(BinaryKind::Max, 0.0, false)
+    }
+}
+
+macro_rules! operator {
+    ($($trait:ident $method:ident)*) => { $(
+        impl $trait<&Value> for &Value {
+            type Output = Value;
+            fn $method(self, o: &Value) -> Value {
+                self.both(BinaryKind::$trait, o)
+            }
+        }
+        impl $trait<Value> for &Value {
+            type Output = Value;
+            fn $method(self, o: Value) -> Value {
+                self.both(BinaryKind::$trait, &o)
+            }
+        }
+        impl $trait<&Value> for Value {
+            type Output = Value;
+            fn $method(self, o: &Value) -> Value {
+                self.both(BinaryKind::$trait, o)
+            }
+        }
+        impl $trait<Value> for Value {
+            type Output = Value;
+            fn $method(self, o: Value) -> Value {
+                self.both(BinaryKind::$trait, &o)
+            }
+        }
+        impl $trait<f64> for &Value {
+            type Output = Value;
+            fn $method(self, x: f64) -> Value {
+                self.number(BinaryKind::$trait, x, true)
+            }
+        }
+        impl $trait<f64> for Value {
+            type Output = Value;
+            fn $method(self, x: f64) -> Value {
+                self.number(BinaryKind::$trait, x, true)
+            }
+        }
+        impl $trait<&Value> for f64 {
+            type Output = Value;
+            fn $method(self, v: &Value) -> Value {
+                v.number(BinaryKind::$trait, self, false)
+            }
+        }
+        impl $trait<Value> for f64 {
+            type Output = Value;
+            fn $method(self, v: Value) -> Value {
+                v.number(BinaryKind::$trait, self, false)
+            }
+        }
+    )* };
+}
+
+operator! { Add add Sub sub Mul mul Div div }
+
+impl Neg for &Value {
+    type Output = Value;
+    fn neg(self) -> Value {
+        self.with(|g, x| g.unary(UnaryKind::Neg, x))
+    }
+}
+
+impl Neg for Value {
+    type Output = Value;
+    fn neg(self) -> Value {
+        -&self
+    }
+}

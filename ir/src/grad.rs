@@ -1,0 +1,124 @@
+//! Reverse-mode differentiation of a graph. In: outputs with their cotangents, and the nodes to differentiate by. Out:
+//! the cotangents of those, as new nodes of the same graph. The rules are the operators' own; this is only the walk.
+
+use crate::graph::{Graph, IrError, NodeId};
+use crate::op::Vjp;
+use crate::ops::Op;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Cotangents of `wrt`, in their order; `None` where no output depends on the node. `outputs` pairs nodes with their
+/// cotangents, which have the same types. A `call` on the way is an error: blocks are differentiated as blocks.
+pub fn gradient(
+    graph: &mut Graph,
+    outputs: &[(NodeId, NodeId)],
+    wrt: &[NodeId],
+) -> Result<Vec<Option<NodeId>>, IrError> {
+    gradient_until(graph, outputs, wrt, &HashSet::new())
+}
+
+/// [`gradient`] in which the nodes of `stop` are constants: nothing flows through them to their arguments.
+pub fn gradient_until(
+    graph: &mut Graph,
+    outputs: &[(NodeId, NodeId)],
+    wrt: &[NodeId],
+    stop: &HashSet<NodeId>,
+) -> Result<Vec<Option<NodeId>>, IrError> {
+    check(graph, outputs, wrt)?;
+    let on_path = reached(graph, wrt, stop);
+    let mut sums = Sums { grads: graph.nodes().iter().map(|n| vec![None; n.types.len()]).collect() };
+    for &(y, cotangent) in outputs.iter().filter(|(y, _)| on_path[y.index()]) {
+        sums.add(graph, y, 0, cotangent)?;
+    }
+    for i in (0..sums.grads.len()).rev() {
+        let id = NodeId(i as u32);
+        let inner = !stop.contains(&id) && graph.node(id).args.iter().any(|a| on_path[a.index()]);
+        if inner && sums.grads[i].iter().any(Option::is_some) {
+            let origin: Arc<str> = match &*graph.node(id).origin {
+                "" => "grad".into(),
+                o => format!("{o}.grad").into(),
+            };
+            graph.with_origin(&origin, |g| sums.step(g, id, &on_path))?;
+        }
+    }
+    Ok(wrt.iter().map(|w| sums.grads[w.index()][0]).collect())
+}
+
+fn check(graph: &Graph, outputs: &[(NodeId, NodeId)], wrt: &[NodeId]) -> Result<(), IrError> {
+    let ids = outputs.iter().flat_map(|(y, c)| [y, c]).chain(wrt);
+    for &id in ids {
+        let node = graph.nodes().get(id.index());
+        let node = node.ok_or_else(|| graph.error(format!("gradient: {id} does not exist")))?;
+        if node.types.len() != 1 {
+            return Err(graph.error(format!("gradient: {id} has several outputs; take a `part` of it")));
+        }
+    }
+    for &(y, c) in outputs {
+        let (ty, tc) = (graph.ty(y), graph.ty(c));
+        if ty != tc || !ty.dtype.is_float() {
+            return Err(graph.error(format!("gradient: the output {y} is {ty}, its cotangent {tc}")));
+        }
+    }
+    Ok(())
+}
+
+/// For each node whether it is in `wrt` or depends on one, not counting what lies behind a node of `stop`.
+fn reached(graph: &Graph, wrt: &[NodeId], stop: &HashSet<NodeId>) -> Vec<bool> {
+    let mut on_path = vec![false; graph.nodes().len()];
+    wrt.iter().for_each(|w| on_path[w.index()] = true);
+    for id in graph.ids().filter(|id| !stop.contains(id)) {
+        if graph.node(id).args.iter().any(|a| on_path[a.index()]) {
+            on_path[id.index()] = true;
+        }
+    }
+    on_path
+}
+
+/// Cotangents so far: one for each output of each forward node.
+struct Sums {
+    grads: Vec<Vec<Option<NodeId>>>,
+}
+
+impl Sums {
+    fn add(&mut self, graph: &mut Graph, id: NodeId, output: usize, g: NodeId) -> Result<(), IrError> {
+        let sum = match self.grads[id.index()][output] {
+            Some(before) => graph.add(before, g)?,
+            None => g,
+        };
+        self.grads[id.index()][output] = Some(sum);
+        Ok(())
+    }
+
+    /// Passes the cotangents of `id` on to its arguments.
+    fn step(&mut self, graph: &mut Graph, id: NodeId, on_path: &[bool]) -> Result<(), IrError> {
+        let grads = self.grads[id.index()].clone();
+        let node = graph.node(id);
+        let args = node.args.clone();
+        match node.op.clone() {
+            Op::Part(p) => match grads[0] {
+                Some(g) => self.add(graph, args[0], p.index as usize, g),
+                None => Ok(()),
+            },
+            Op::Call(c) => {
+                let name = graph.block(c.block).name.clone();
+                Err(graph.error(format!(
+                    "the call of block `{name}` has no gradient here; differentiate the block, or inline its calls"
+                )))
+            }
+            op => {
+                let outs: Result<Vec<NodeId>, IrError> =
+                    (0..grads.len() as u32).map(|i| graph.part(id, i)).collect();
+                let back = op.vjp(&mut Vjp { graph, args: &args, outs: &outs?, grads: &grads })?;
+                for (&a, g) in args.iter().zip(back).filter(|(a, _)| on_path[a.index()]) {
+                    let Some(g) = g else { continue };
+                    if graph.ty(g) != graph.ty(a) {
+                        let (tg, ta) = (graph.ty(g), graph.ty(a));
+                        return Err(graph.error(format!("`{}` answers {tg} for an argument {ta}", op.name())));
+                    }
+                    self.add(graph, a, 0, g)?;
+                }
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! `linear_cross_entropy`: negative log-likelihood of target tokens under softmax(hidden · weightᵀ). Kept whole because
+//! a kernel never holds the logits of more than a few tokens.
+
+use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
+use crate::ops::{CompareKind, Dot, Iota, ReduceKind, Softmax, UnaryKind};
+use crate::{DType, Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
+use serde::{Deserialize, Serialize};
+
+/// Arguments: `hidden` `[tokens, k]`, `weight` `[vocab, k]`, `targets` i32 `[tokens]`. Result: f32 `[tokens]`,
+/// `(1 - s)·(-log p[target]) + s·mean(-log p)` with the smoothing `s`; 0 where the target is negative (ignored).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinearCrossEntropy {
+    /// Part of the probability spread over the whole vocabulary, in [0, 1).
+    pub label_smoothing: Real,
+    /// When set, logits become cap · tanh(logit / cap).
+    pub softcap: Option<Real>,
+}
+
+/// Nodes that the loss and its gradient share; all `[tokens, vocab]` but `valid`.
+struct Parts {
+    logits: NodeId,
+    /// tanh(logit / cap), when there is a cap.
+    tanh: Option<NodeId>,
+    /// True at the target.
+    hit: NodeId,
+    /// `[tokens]`: true where the target counts.
+    valid: NodeId,
+}
+
+impl LinearCrossEntropy {
+    fn parts(&self, g: &mut Graph, args: &[NodeId]) -> Result<Parts, IrError> {
+        let targets = args[2];
+        // Logits are f32 whatever the storage type: products of two short mantissas are exact there.
+        let (hidden, weight) = (g.cast(args[0], DType::F32)?, g.cast(args[1], DType::F32)?);
+        let mut logits = g.linear(hidden, weight)?;
+        let mut tanh = None;
+        if let Some(cap) = self.softcap {
+            let c = g.fill(logits, cap.0)?;
+            let t = g.div(logits, c)?;
+            let t = g.unary(UnaryKind::Tanh, t)?;
+            (logits, tanh) = (g.mul(t, c)?, Some(t));
+        }
+        let shape = g.ty(logits).shape.clone();
+        let column = g.reshape(targets, vec![shape[0].clone(), Dim::from(1)])?;
+        let column = g.broadcast(column, &shape)?;
+        let iota = g.push(Iota { ty: Type { dtype: DType::I32, shape }, axis: 1 }, &[])?;
+        let hit = g.compare(CompareKind::Eq, iota, column)?;
+        let zero = g.fill(targets, 0.0)?;
+        let valid = g.compare(CompareKind::Ge, targets, zero)?;
+        Ok(Parts { logits, tanh, hit, valid })
+    }
+}
+
+impl Operator for LinearCrossEntropy {
+    const NAME: &'static str = "linear_cross_entropy";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let [hidden, weight, targets] = cx.exactly()?;
+        float("hidden", hidden)?;
+        let ([tokens, k], [vocab, kw]) = (hidden.shape.as_slice(), weight.shape.as_slice()) else {
+            return Err(format!("wants hidden [tokens, k] and weight [vocab, k], got {hidden} and {weight}"));
+        };
+        if k != kw || hidden.dtype != weight.dtype || vocab.size().is_none_or(|v| v == 0) {
+            return Err(format!("hidden {hidden} and weight {weight} do not go together"));
+        }
+        if *targets != Type::new(DType::I32, [tokens.clone()]) {
+            return Err(format!("wants targets as i32[{tokens}], got {targets}"));
+        }
+        if !(0.0..1.0).contains(&self.label_smoothing.0) {
+            return Err(format!("wants a label smoothing in [0, 1), got {}", self.label_smoothing.0));
+        }
+        if self.softcap.is_some_and(|c| c.0.is_nan() || c.0 <= 0.0) {
+            return Err("wants a positive soft-cap".into());
+        }
+        Ok(vec![Type::new(DType::F32, [tokens.clone()])])
+    }
+
+    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+        let [hidden, weight, targets] = cx.args else { return Err("takes 3 arguments".into()) };
+        let (k, vocab, s) = (hidden.shape[1], weight.shape[0], self.label_smoothing.0);
+        let mut losses = vec![0.0; hidden.shape[0]];
+        for (t, loss) in losses.iter_mut().enumerate() {
+            let target = targets.int_at(t);
+            let Ok(target) = usize::try_from(target) else { continue };
+            if target >= vocab {
+                return Err(format!("target {target} is outside the vocabulary of {vocab}"));
+            }
+            let logits: Vec<f64> = (0..vocab)
+                .map(|v| {
+                    let x: f64 = (0..k).map(|e| hidden.at(t * k + e) * weight.at(v * k + e)).sum();
+                    self.softcap.map_or(x, |c| c.0 * (x / c.0).tanh())
+                })
+                .collect();
+            let top = logits.iter().fold(f64::NEG_INFINITY, |a, &b| ReduceKind::Max.step(a, b));
+            let lse = top + logits.iter().map(|x| (x - top).exp()).sum::<f64>().ln();
+            let mean = logits.iter().sum::<f64>() / vocab as f64;
+            *loss = (1.0 - s) * (lse - logits[target]) + s * (lse - mean);
+        }
+        cx.real(losses)
+    }
+
+    /// The logits are made again: d logit = grad · (p - (1 - s)·[target] - s / vocab), times the slope of the cap.
+    fn vjp(&self, cx: &mut Vjp) -> Cotangents {
+        let (args, grad) = (cx.args, cx.grad());
+        let g = &mut *cx.graph;
+        let parts = self.parts(g, args)?;
+        let ty = g.ty(parts.logits).clone();
+        let (tokens, vocab) = (ty.shape[0].clone(), ty.shape[1].size().unwrap_or(1));
+        let even = self.label_smoothing.0 / vocab as f64;
+        let (on, off) =
+            (g.fill(parts.logits, 1.0 - self.label_smoothing.0 + even)?, g.fill(parts.logits, even)?);
+        let wanted = g.select(parts.hit, on, off)?;
+        let p = g.push(Softmax { log: false }, &[parts.logits])?;
+        let mut d = g.sub(p, wanted)?;
+        if let Some(t) = parts.tanh {
+            let (one, tt) = (g.fill(t, 1.0)?, g.mul(t, t)?);
+            let slope = g.sub(one, tt)?;
+            d = g.mul(d, slope)?;
+        }
+        let none = g.fill(grad, 0.0)?;
+        let grad = g.select(parts.valid, grad, none)?;
+        let column = g.reshape(grad, vec![tokens, Dim::from(1)])?;
+        let column = g.broadcast(column, &ty.shape)?;
+        let d = g.mul(d, column)?;
+        let against = |g: &mut Graph, axis: usize, other: NodeId| {
+            let dtype = g.ty(other).dtype;
+            let wide = g.cast(other, DType::F32)?;
+            let made = g.push(Dot { batch: vec![], contract: vec![(axis, 0)] }, &[d, wide])?;
+            g.cast(made, dtype)
+        };
+        Ok(vec![Some(against(g, 1, args[1])?), Some(against(g, 0, args[0])?), None])
+    }
+
+    fn decompose(&self, g: &mut Graph, args: &[NodeId]) -> Option<Result<Vec<NodeId>, IrError>> {
+        let s = self.label_smoothing.0;
+        Some((|| {
+            let parts = self.parts(g, args)?;
+            let logp = g.push(Softmax { log: true }, &[parts.logits])?;
+            let zero = g.fill(logp, 0.0)?;
+            let picked = g.select(parts.hit, logp, zero)?;
+            let picked = g.reduce(ReduceKind::Sum, picked, &[1])?;
+            let mut loss = g.scale(picked, s - 1.0)?;
+            if s != 0.0 {
+                let mean = g.reduce(ReduceKind::Mean, logp, &[1])?;
+                let spread = g.scale(mean, -s)?;
+                loss = g.add(loss, spread)?;
+            }
+            let zero = g.fill(loss, 0.0)?;
+            Ok(vec![g.select(parts.valid, loss, zero)?])
+        })())
+    }
+
+    fn flops(&self, args: &[&Type], _: &[Type]) -> Dim {
+        let (products, logits) =
+            (&args[0].elements() * &args[1].shape[0], &args[0].shape[0] * &args[1].shape[0]);
+        &(&products * &Dim::from(2)) + &(&logits * &Dim::from(5))
+    }
+
+    fn tolerance(&self, dtype: DType) -> f64 {
+        (16.0 * dtype.epsilon()).max(2e-5)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{apply, close, try_apply};
+
+    fn op(s: f64, cap: Option<f64>) -> LinearCrossEntropy {
+        LinearCrossEntropy { label_smoothing: Real(s), softcap: cap.map(Real) }
+    }
+
+    #[test]
+    fn two_classes_by_hand() {
+        // logits (ln 3, 0): p = (3/4, 1/4)
+        let hidden = Tensor::f32(&[3, 1], &[1.0, 1.0, 1.0]);
+        let weight = Tensor::f32(&[2, 1], &[3f32.ln(), 0.0]);
+        let targets = Tensor::int(DType::I32, &[3], vec![0, 1, -100]);
+        let args = [hidden.clone(), weight.clone(), targets];
+        let (a, b) = ((4.0f64 / 3.0).ln(), 4f64.ln());
+        close(&apply(op(0.0, None), &args)[0], &[a, b, 0.0]);
+        let m = 0.5 * (a + b);
+        close(&apply(op(0.2, None), &args)[0], &[0.8 * a + 0.2 * m, 0.8 * b + 0.2 * m, 0.0]);
+        let z = 0.5 * (3f64.ln() / 0.5).tanh();
+        close(&apply(op(0.0, Some(0.5)), &args)[0], &[(1.0 + (-z).exp()).ln(), (1.0 + z.exp()).ln(), 0.0]);
+        let bad = Tensor::int(DType::I32, &[3], vec![0, 2, 0]);
+        assert!(
+            try_apply(op(0.0, None), &[hidden, weight, bad]).unwrap_err().to_string().contains("target 2")
+        );
+    }
+}
