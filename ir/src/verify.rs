@@ -94,17 +94,17 @@ fn symbols(symbols: &[Symbol]) -> Result<(), String> {
 /// A body's leaves are its parameters, each once; it has outputs; its symbols are those of the graph around it.
 fn body(graph: &Graph, block: &Block) -> Result<(), String> {
     name("a block", &block.name)?;
-    let leaves: Vec<&str> = block.graph.nodes().iter().filter_map(|n| n.op.leaf_name()).collect();
+    let leaves: HashSet<&str> = block.graph.nodes().iter().filter_map(|n| n.op.leaf_name()).collect();
     let mut seen = HashSet::new();
     for p in &block.params {
         if !seen.insert(p.as_str()) {
             return Err(format!("parameter `{p}` is listed twice"));
         }
-        if !leaves.contains(&p.as_str()) {
+        if !leaves.contains(p.as_str()) {
             return Err(format!("parameter `{p}` has no leaf in the body"));
         }
     }
-    if let Some(l) = leaves.iter().find(|l| !seen.contains(**l)) {
+    if let Some(l) = block.graph.nodes().iter().filter_map(|n| n.op.leaf_name()).find(|l| !seen.contains(l)) {
         return Err(format!("leaf `{l}` of the body is no parameter"));
     }
     if block.graph.outputs().is_empty() {

@@ -39,8 +39,8 @@ pub fn layer() -> Block {
 /// A graph with every kind of operator of the dense models.
 pub fn every_op() -> Graph {
     let mut g = Graph::new(symbols());
-    let ids = g.scope("ends", |g| ends(g)).unwrap();
-    let ids = [ids, g.scope("attn", |g| heads(g)).unwrap(), calls(&mut g).unwrap()].concat();
+    let ids = g.scope("ends", ends).unwrap();
+    let ids = [ids, g.scope("attn", heads).unwrap(), calls(&mut g).unwrap()].concat();
     for (i, id) in ids.into_iter().enumerate() {
         g.set_output(&format!("out{i}"), id).unwrap();
     }
@@ -55,7 +55,8 @@ fn ends(g: &mut Graph) -> Result<Vec<NodeId>, IrError> {
     let parts = ["q", "k"].map(|n| Rows { name: n.into(), rows: 4 }).to_vec();
     let w = Weight { name: "qk".into(), ty: Type::new(DType::F32, [8, 8].map(Dim::from)), parts };
     let w = g.push(w, &[])?;
-    let s = g.push(State { name: "s".into(), ty: Type::new(DType::F32, [Dim::from(16), Dim::from(8)]) }, &[])?;
+    let s =
+        g.push(State { name: "s".into(), ty: Type::new(DType::F32, [Dim::from(16), Dim::from(8)]) }, &[])?;
     let odd = Tensor::float(DType::BF16, &[4], vec![-0.0, f64::NAN, f64::INFINITY, 0.1]);
     out.push(g.push(Const::new(&odd), &[])?);
     out.push(g.push(Iota { ty: Type::new(DType::I64, [tokens(), Dim::from(2)]), axis: 0 }, &[])?);
@@ -64,7 +65,13 @@ fn ends(g: &mut Graph) -> Result<Vec<NodeId>, IrError> {
     let value = Real(f64::NEG_INFINITY);
     out.push(g.push(Pad { axis: 0, before: Dim::symbol("sequences"), after: Dim::from(0), value }, &[x])?);
     out.push(g.push(Concat { axis: 1 }, &[x, x])?);
-    out.extend(UnaryKind::ALL.iter().filter(|k| **k != UnaryKind::Not).map(|&k| g.unary(k, x)).collect::<Result<Vec<_>, _>>()?);
+    out.extend(
+        UnaryKind::ALL
+            .iter()
+            .filter(|k| **k != UnaryKind::Not)
+            .map(|&k| g.unary(k, x))
+            .collect::<Result<Vec<_>, _>>()?,
+    );
     let half = g.scale(x, 0.5)?;
     for kind in BinaryKind::ALL.into_iter().filter(|k| !matches!(k, BinaryKind::And | BinaryKind::Or)) {
         out.push(g.binary(kind, x, half)?);

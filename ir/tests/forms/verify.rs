@@ -46,7 +46,9 @@ fn names_symbols_and_outputs() {
         assert!(broken(&g).contains("symbol `t` wants 1 <= min <= max"));
     }
     assert!(broken(&Graph::new([symbols(), symbols()].concat())).contains("`tokens` is declared twice"));
-    assert!(broken(&Graph::new(vec![Symbol { name: "2t".into(), ..symbols()[0].clone() }])).contains("no name"));
+    assert!(
+        broken(&Graph::new(vec![Symbol { name: "2t".into(), ..symbols()[0].clone() }])).contains("no name")
+    );
 }
 
 #[test]
