@@ -86,7 +86,7 @@ impl Dim {
         let [d] = by.terms.as_slice() else { return None };
         let mut terms = Vec::with_capacity(self.terms.len());
         for t in &self.terms {
-            if t.coef % d.coef != 0 {
+            if t.coef.checked_rem(d.coef)? != 0 {
                 return None;
             }
             let mut symbols = t.symbols.clone();
@@ -175,7 +175,8 @@ impl Add for &Dim {
 impl Sub for &Dim {
     type Output = Dim;
     fn sub(self, o: &Dim) -> Dim {
-        let minus = o.terms.iter().map(|t| Term { symbols: t.symbols.clone(), coef: -t.coef });
+        let minus =
+            o.terms.iter().map(|t| Term { symbols: t.symbols.clone(), coef: t.coef.saturating_neg() });
         Dim::normal(self.terms.iter().cloned().chain(minus).collect())
     }
 }

@@ -1,0 +1,304 @@
+//! Effects as values. In: a graph whose states (and trained weights) have versions: the leaf, then what each `store`, or
+//! call of a body that stores, returns. Out: who overwrites which version and who must therefore run before; the verifier
+//! asks whether such an order exists, the scheduler keeps it.
+
+use crate::block::Block;
+use crate::graph::{Graph, IrError, Node, NodeId};
+use crate::ops::Op;
+
+/// Overwritten versions of a graph's states. Dead nodes have no part in it: they never run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Effects {
+    /// (writer, version it overwrites), by writer.
+    pub writes: Vec<(NodeId, NodeId)>,
+    /// (reader of a version, its writer): the first runs before the second. A view has no storage of its own, so whoever
+    /// reads a view of a version reads the version.
+    pub before: Vec<(NodeId, NodeId)>,
+}
+
+/// What a call of a block does to what it is given.
+struct Body {
+    /// For each parameter whether the body overwrites it.
+    writes: Vec<bool>,
+    /// For each output whether it is a version of a state.
+    gives: Vec<bool>,
+}
+
+type IsStore<'a> = &'a dyn Fn(&Node) -> bool;
+
+impl Effects {
+    /// The effects of a graph whose nodes, blocks and outputs are well formed. `Err` when something other than the newest
+    /// version of a state is overwritten, or no order of the nodes reads every version before it is overwritten.
+    pub fn of(graph: &Graph) -> Result<Effects, IrError> {
+        Ok(Effects::scan(graph, &|n| n.op.name() == "store")?.0)
+    }
+
+    /// The effects, and for each node whether it is a version of a state.
+    fn scan(graph: &Graph, is_store: IsStore) -> Result<(Effects, Vec<bool>), IrError> {
+        let bodies: Result<Vec<Body>, IrError> =
+            graph.blocks().iter().map(|b| Body::of(b, is_store)).collect();
+        let bodies = bodies?;
+        let versions: Vec<bool> = graph.ids().map(|id| is_version(graph, id, &bodies, is_store)).collect();
+        let live = graph.live();
+        let mut effects = Effects::default();
+        let mut writer: Vec<Option<NodeId>> = vec![None; versions.len()];
+        for id in graph.ids().filter(|id| live[id.index()]) {
+            for v in overwritten(graph.node(id), &bodies, is_store) {
+                if !versions[v.index()] {
+                    return Err(at(graph, id, format!("overwrites {v}, which is no version of a state")));
+                }
+                if let Some(first) = writer[v.index()] {
+                    return Err(at(
+                        graph,
+                        id,
+                        format!("overwrites {v}, which {first} overwrites; store to that"),
+                    ));
+                }
+                if !is_store(graph.node(id)) && graph.node(id).args.iter().filter(|a| **a == v).count() > 1 {
+                    return Err(at(graph, id, format!("overwrites {v} and has it as another argument too")));
+                }
+                writer[v.index()] = Some(id);
+                effects.writes.push((id, v));
+            }
+        }
+        effects.read_before(graph, &live, &writer)?;
+        effects.order(graph, &live)?;
+        Ok((effects, versions))
+    }
+
+    /// Fills `before`.
+    fn read_before(
+        &mut self,
+        graph: &Graph,
+        live: &[bool],
+        writer: &[Option<NodeId>],
+    ) -> Result<(), IrError> {
+        // For each node the overwritten version it is, or is a view of.
+        let mut shown: Vec<Option<NodeId>> = vec![None; writer.len()];
+        for id in graph.ids().filter(|id| live[id.index()]) {
+            let node = graph.node(id);
+            for v in node.args.iter().filter_map(|a| shown[a.index()]) {
+                match writer[v.index()] {
+                    Some(w) if w != id && self.before.last() != Some(&(id, w)) => self.before.push((id, w)),
+                    _ => {}
+                }
+            }
+            shown[id.index()] = match node.args.as_slice() {
+                _ if writer[id.index()].is_some() => Some(id),
+                [a] if node.op.is_view() => shown[a.index()],
+                _ => None,
+            };
+        }
+        for (name, id) in graph.outputs() {
+            if let Some((v, w)) = shown[id.index()].and_then(|v| Some((v, writer[v.index()]?))) {
+                return Err(at(
+                    graph,
+                    *id,
+                    format!("is the output `{name}` and shows {v}, which {w} overwrites"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// `Ok` when the arguments' order and `before` have no cycle.
+    fn order(&self, graph: &Graph, live: &[bool]) -> Result<(), IrError> {
+        if self.before.is_empty() {
+            return Ok(());
+        }
+        let mut next: Vec<Vec<NodeId>> = vec![Vec::new(); live.len()];
+        let mut waits = vec![0usize; live.len()];
+        let args = graph.ids().filter(|id| live[id.index()]);
+        let args = args.flat_map(|id| graph.node(id).args.iter().map(move |&a| (a, id)));
+        for (first, then) in args.chain(self.before.iter().copied()) {
+            next[first.index()].push(then);
+            waits[then.index()] += 1;
+        }
+        let mut ready: Vec<NodeId> =
+            graph.ids().filter(|id| live[id.index()] && waits[id.index()] == 0).collect();
+        let mut left = live.iter().filter(|l| **l).count();
+        while let Some(id) = ready.pop() {
+            left -= 1;
+            for n in &next[id.index()] {
+                waits[n.index()] -= 1;
+                if waits[n.index()] == 0 {
+                    ready.push(*n);
+                }
+            }
+        }
+        if left == 0 {
+            return Ok(());
+        }
+        match self.before.iter().find(|(reader, writer)| reaches(&next, *writer, *reader)) {
+            Some((reader, writer)) => {
+                Err(at(graph, *reader, format!("reads what {writer} overwrites, but cannot run before it")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Body {
+    fn of(block: &Block, is_store: IsStore) -> Result<Body, IrError> {
+        let (effects, versions) = Effects::scan(&block.graph, is_store)
+            .map_err(|e| IrError { message: format!("in block `{}`: {}", block.name, e.message), ..e })?;
+        let written = |p: &String| block.leaf(p).is_some_and(|l| effects.writes.iter().any(|(_, v)| *v == l));
+        Ok(Body {
+            writes: block.params.iter().map(written).collect(),
+            gives: block.graph.outputs().iter().map(|(_, id)| versions[id.index()]).collect(),
+        })
+    }
+}
+
+fn at(graph: &Graph, id: NodeId, message: String) -> IrError {
+    let node = graph.node(id);
+    IrError { origin: node.origin.to_string(), message: format!("{id} `{}` {message}", node.op.name()) }
+}
+
+fn is_version(graph: &Graph, id: NodeId, bodies: &[Body], is_store: IsStore) -> bool {
+    let node = graph.node(id);
+    let given = |op: &Op, i: usize| match op {
+        Op::Call(c) => bodies[c.block.0 as usize].gives.get(i) == Some(&true),
+        _ => false,
+    };
+    match &node.op {
+        Op::State(_) | Op::Weight(_) => true,
+        Op::Part(p) => given(&graph.node(node.args[0]).op, p.index as usize),
+        op => is_store(node) || given(op, 0),
+    }
+}
+
+/// Arguments whose storage the node overwrites.
+fn overwritten(node: &Node, bodies: &[Body], is_store: IsStore) -> Vec<NodeId> {
+    match &node.op {
+        Op::Call(c) => {
+            let writes = &bodies[c.block.0 as usize].writes;
+            node.args.iter().zip(writes).filter(|(_, w)| **w).map(|(a, _)| *a).collect()
+        }
+        _ if is_store(node) => node.args.first().copied().into_iter().collect(),
+        _ => vec![],
+    }
+}
+
+fn reaches(next: &[Vec<NodeId>], from: NodeId, to: NodeId) -> bool {
+    let mut seen = vec![false; next.len()];
+    let mut stack = vec![from];
+    while let Some(id) = stack.pop() {
+        if id == to {
+            return true;
+        }
+        if !std::mem::replace(&mut seen[id.index()], true) {
+            stack.extend(&next[id.index()]);
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{Call, Scatter, ScatterKind, State, UnaryKind};
+    use crate::{DType, Dim, Type};
+    use std::sync::Arc;
+
+    // `scatter` stands for a store here: like a store it makes the next version of its first argument.
+    fn effects(g: &Graph) -> Result<Effects, String> {
+        match Effects::scan(g, &|n| matches!(n.op, Op::Scatter(_))) {
+            Ok((e, _)) => Ok(e),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+
+    fn store(g: &mut Graph, x: NodeId, value: NodeId) -> NodeId {
+        let i = g.input("i", DType::I32, vec![Dim::from(4)]).unwrap();
+        g.push(Scatter { axis: 0, batch: 0, kind: ScatterKind::Set }, &[x, i, value]).unwrap()
+    }
+
+    fn state(g: &mut Graph, name: &str) -> NodeId {
+        let ty = Type::new(DType::F32, [Dim::from(4)]);
+        g.push(State { name: name.into(), ty }, &[]).unwrap()
+    }
+
+    #[test]
+    fn readers_run_before_the_writer() {
+        let mut g = Graph::default();
+        let (s, x) = (state(&mut g, "s"), g.input("x", DType::F32, vec![Dim::from(4)]).unwrap());
+        let next = store(&mut g, s, x);
+        let late = g.unary(UnaryKind::Neg, s).unwrap();
+        g.set_output("s", next).unwrap();
+        assert_eq!(effects(&g).unwrap(), Effects { writes: vec![(next, s)], before: vec![] });
+        g.set_output("y", late).unwrap();
+        assert_eq!(effects(&g).unwrap().before, vec![(late, next)]);
+        g.set_output("old", s).unwrap();
+        assert!(effects(&g).unwrap_err().contains("output `old`"));
+    }
+
+    #[test]
+    fn a_reader_that_needs_the_writer_is_refused() {
+        let mut g = Graph::default();
+        let (s, x) = (state(&mut g, "s"), g.input("x", DType::F32, vec![Dim::from(4)]).unwrap());
+        let next = store(&mut g, s, x);
+        let view = g.reshape(s, vec![Dim::from(2), Dim::from(2)]).unwrap();
+        let flat = g.reshape(next, vec![Dim::from(2), Dim::from(2)]).unwrap();
+        let sum = g.add(view, flat).unwrap();
+        g.set_output("sum", sum).unwrap();
+        let e = effects(&g).unwrap_err();
+        assert_eq!(e, format!("{sum} `binary` reads what {next} overwrites, but cannot run before it"));
+    }
+
+    #[test]
+    fn exchanged_states_have_no_order() {
+        let mut g = Graph::default();
+        let (a, b) = (state(&mut g, "a"), state(&mut g, "b"));
+        let (na, nb) = (store(&mut g, a, b), store(&mut g, b, a));
+        g.set_output("a", na).unwrap();
+        g.set_output("b", nb).unwrap();
+        assert!(effects(&g).unwrap_err().contains("cannot run before it"));
+    }
+
+    #[test]
+    fn a_version_is_stored_once_and_only_versions_are() {
+        let mut g = Graph::default();
+        let (s, x) = (state(&mut g, "s"), g.input("x", DType::F32, vec![Dim::from(4)]).unwrap());
+        let y = g.unary(UnaryKind::Neg, x).unwrap();
+        let (p, q) = (store(&mut g, s, x), store(&mut g, s, y));
+        g.set_output("p", p).unwrap();
+        assert!(effects(&g).is_ok(), "a dead store does not run");
+        g.set_output("q", q).unwrap();
+        assert_eq!(
+            effects(&g).unwrap_err(),
+            format!("{q} `scatter` overwrites {s}, which {p} overwrites; store to that")
+        );
+        let mut g = Graph::default();
+        let x = g.input("x", DType::F32, vec![Dim::from(4)]).unwrap();
+        let p = store(&mut g, x, x);
+        g.set_output("p", p).unwrap();
+        assert!(effects(&g).unwrap_err().contains("no version of a state"));
+    }
+
+    #[test]
+    fn calls_overwrite_what_their_bodies_store() {
+        let mut body = Graph::default();
+        let (s, x) = (state(&mut body, "s"), body.input("x", DType::F32, vec![Dim::from(4)]).unwrap());
+        let next = store(&mut body, s, x);
+        body.set_output("s", next).unwrap();
+        let mut g = Graph::default();
+        let block = g.add_block(Arc::new(Block::new("layer", body)));
+        let (s, x) = (state(&mut g, "s"), g.input("x", DType::F32, vec![Dim::from(4)]).unwrap());
+        let i = g.input("i", DType::I32, vec![Dim::from(4)]).unwrap();
+        let one = g.push(Call { block, layer: 0 }, &[s, x, i]).unwrap();
+        let two = g.push(Call { block, layer: 1 }, &[one, x, i]).unwrap();
+        g.set_output("s", two).unwrap();
+        assert_eq!(effects(&g).unwrap().writes, vec![(one, s), (two, one)]);
+        let again = g.push(Call { block, layer: 2 }, &[s, x, i]).unwrap();
+        g.set_output("again", again).unwrap();
+        assert!(effects(&g).unwrap_err().contains("store to that"));
+        let mut g2 = Graph::default();
+        let block = g2.add_block(g.block(block).clone());
+        let s = state(&mut g2, "s");
+        let i = g2.input("i", DType::I32, vec![Dim::from(4)]).unwrap();
+        let both = g2.push(Call { block, layer: 0 }, &[s, s, i]).unwrap();
+        g2.set_output("s", both).unwrap();
+        assert!(effects(&g2).unwrap_err().contains("another argument"));
+    }
+}
