@@ -117,7 +117,8 @@ fn layers(
                 "sin" => sin,
                 "starts" => starts,
                 weight => {
-                    let name = format!("{}{weight}", config.model_type.names.layer.replace("{i}", &i.to_string()));
+                    let name =
+                        format!("{}{weight}", config.model_type.names.layer.replace("{i}", &i.to_string()));
                     g.scope(&format!("layers.{i}"), |g| g.push(ops::Weight::new(&name, leaf.clone()), &[]))?
                 }
             });

@@ -196,7 +196,9 @@ fn dot_prologue(region: &Region, name: &str, x: NodeId, lead_dims: &[Dim]) -> Re
     }
     let (body, before) = (lower.close(), lower.close());
     let mut p = Printer::new(Dialect::Host, 0);
-    let head = format!("static void {name}_load(void *const *bufs, const int64_t *dims, int64_t row, float *restrict w0)");
+    let head = format!(
+        "static void {name}_load(void *const *bufs, const int64_t *dims, int64_t row, float *restrict w0)"
+    );
     p.braces(&head, |p| {
         reads_only(p, region);
         p.statements(&before);
@@ -259,7 +261,8 @@ fn dot_epilogue(region: &Region, name: &str, dot: NodeId, lead_dims: &[Dim]) -> 
 
 fn attention_kernel(region: &Region, name: &str) -> Result<String, String> {
     let g = &region.graph;
-    let node = g.nodes().iter().find(|n| matches!(n.op, Op::Attention(_))).ok_or("no attention in the region")?;
+    let node =
+        g.nodes().iter().find(|n| matches!(n.op, Op::Attention(_))).ok_or("no attention in the region")?;
     let Op::Attention(a) = &node.op else { return Err("no attention in the region".into()) };
     let size = |t: NodeId, axis: usize| g.ty(t).shape[axis].size().ok_or("sizes of a head are literal");
     let (q, k, v, starts) = (node.args[0], node.args[1], node.args[2], node.args[3]);
@@ -270,7 +273,10 @@ fn attention_kernel(region: &Region, name: &str) -> Result<String, String> {
         let s = strided(region, id)?;
         define(&format!("{letter}_BUF"), s.buf.to_string());
         define(&format!("{letter}_T"), element(s.dtype).into());
-        define(&format!("LOAD_{letter}(x)"), if s.dtype == DType::F32 { "(x)".into() } else { format!("{}_to_f32(x)", element(s.dtype)) });
+        define(
+            &format!("LOAD_{letter}(x)"),
+            if s.dtype == DType::F32 { "(x)".into() } else { format!("{}_to_f32(x)", element(s.dtype)) },
+        );
         define(&format!("{letter}_OFF"), over_dims(region, &s.offset));
         define(&format!("{letter}_ROW"), over_dims(region, &s.row));
         define(&format!("{letter}_HEAD"), over_dims(region, &s.head));
@@ -292,7 +298,10 @@ fn attention_kernel(region: &Region, name: &str) -> Result<String, String> {
         define("SINK_BUF", strided_vector(region, sinks)?.to_string());
         let t = vector_type(region, sinks);
         define("SINK_T", element(t).into());
-        define("LOAD_SINK(x)", if t == DType::F32 { "(x)".into() } else { format!("{}_to_f32(x)", element(t)) });
+        define(
+            "LOAD_SINK(x)",
+            if t == DType::F32 { "(x)".into() } else { format!("{}_to_f32(x)", element(t)) },
+        );
     }
     let mut wrote = false;
     for (i, (_, id)) in g.outputs().iter().enumerate() {
@@ -304,13 +313,23 @@ fn attention_kernel(region: &Region, name: &str) -> Result<String, String> {
             wrote = true;
             define("O_BUF", at);
             define("O_T", element(ty.dtype).into());
-            define("STORE_O(x)", if ty.dtype == DType::F32 { "(x)".into() } else { format!("f32_to_{}(x)", element(ty.dtype)) });
+            define(
+                "STORE_O(x)",
+                if ty.dtype == DType::F32 {
+                    "(x)".into()
+                } else {
+                    format!("f32_to_{}(x)", element(ty.dtype))
+                },
+            );
         }
     }
     if !wrote {
         return Err("attention whose result nobody reads".into());
     }
-    let undef: String = d.lines().map(|l| format!("#undef {}\n", l["#define ".len()..].split(['(', ' ']).next().unwrap_or(""))).collect();
+    let undef: String = d
+        .lines()
+        .map(|l| format!("#undef {}\n", l["#define ".len()..].split(['(', ' ']).next().unwrap_or("")))
+        .collect();
     Ok(format!("{d}{ATTENTION}{undef}"))
 }
 

@@ -81,7 +81,10 @@ impl Index {
         if d.literal() == Some(0) {
             return Index::default();
         }
-        Index { terms: self.terms.iter().map(|(c, a)| (c * d, a.clone())).collect(), offset: &self.offset * d }
+        Index {
+            terms: self.terms.iter().map(|(c, a)| (c * d, a.clone())).collect(),
+            offset: &self.offset * d,
+        }
     }
 
     /// Largest value that the extents allow.
@@ -260,6 +263,9 @@ mod tests {
         assert!(matches!(x.div(&Dim::from(16)).terms[0].1, Atom::Div(..)));
         assert!(matches!(x.rem(&Dim::from(16)).terms[0].1, Atom::Mod(..)));
         assert_eq!(x.rem(&Dim::from(100)), x);
-        assert_eq!(x.times(&Dim::from(2)).plus(&Dim::from(1)).rem(&Dim::from(2)), Index::constant(Dim::from(1)));
+        assert_eq!(
+            x.times(&Dim::from(2)).plus(&Dim::from(1)).rem(&Dim::from(2)),
+            Index::constant(Dim::from(1))
+        );
     }
 }

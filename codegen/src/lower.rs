@@ -183,7 +183,8 @@ impl<'a> Lower<'a> {
             Op::Rope(r) => self.rope(r, &node.args, at),
             Op::Gather(g) => {
                 let picks = self.ty(arg(1)).rank() - g.batch;
-                let index: Vec<Index> = at[..g.batch].iter().chain(&at[g.axis..g.axis + picks]).cloned().collect();
+                let index: Vec<Index> =
+                    at[..g.batch].iter().chain(&at[g.axis..g.axis + picks]).cloned().collect();
                 let n = self.ty(arg(0)).shape[g.axis].clone();
                 let row = self.picked(arg(1), &index, n)?;
                 let mut inner = at[..g.axis].to_vec();
@@ -241,7 +242,11 @@ impl<'a> Lower<'a> {
         let x = inside(self)?;
         let zero = Expr::Int(Index::default());
         let from = Expr::Compare(CompareKind::Ge, Box::new(Expr::Int(low.clone())), Box::new(zero));
-        let to = Expr::Compare(CompareKind::Lt, Box::new(Expr::Int(low)), Box::new(Expr::Int(Index::constant(high))));
+        let to = Expr::Compare(
+            CompareKind::Lt,
+            Box::new(Expr::Int(low)),
+            Box::new(Expr::Int(Index::constant(high))),
+        );
         let both = Expr::Binary(BinaryKind::And, DType::Bool, Box::new(from), Box::new(to));
         Ok(Expr::Select(Box::new(both), Box::new(x), Box::new(outside)))
     }
@@ -304,7 +309,13 @@ impl<'a> Lower<'a> {
             astrai_ir::ops::RopeLayout::Half => {
                 let first = j.range().and_then(|(lo, hi)| {
                     let h = (r.dim / 2) as i64;
-                    if hi < h { Some(true) } else if lo >= h { Some(false) } else { None }
+                    if hi < h {
+                        Some(true)
+                    } else if lo >= h {
+                        Some(false)
+                    } else {
+                        None
+                    }
                 });
                 (first, (j.clone(), half.clone()))
             }
@@ -344,9 +355,8 @@ impl<'a> Lower<'a> {
         let other = self.clamped(args[0], &other, 2)?;
         let row = [at[0].clone(), pair.hold(half)];
         let (cos, sin) = (self.value(args[1], &row)?, self.value(args[2], &row)?);
-        let mul = |a: &Expr, b: Expr| {
-            Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(a.clone()), Box::new(b))
-        };
+        let mul =
+            |a: &Expr, b: Expr| Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(a.clone()), Box::new(b));
         let kind = if *first { BinaryKind::Sub } else { BinaryKind::Add };
         Ok(Expr::Binary(kind, DType::F32, Box::new(mul(x, cos)), Box::new(mul(&other, sin))))
     }
@@ -388,17 +398,26 @@ impl<'a> Lower<'a> {
         })?;
         let v = self.value(x, at)?;
         let shifted = sub(v, top);
-        Ok(narrow(dtype, match log {
-            true => sub(shifted, sum),
-            false => {
-                let e = Expr::Unary(UnaryKind::Exp, Box::new(shifted));
-                Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(e), Box::new(sum))
-            }
-        }))
+        Ok(narrow(
+            dtype,
+            match log {
+                true => sub(shifted, sum),
+                false => {
+                    let e = Expr::Unary(UnaryKind::Exp, Box::new(shifted));
+                    Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(e), Box::new(sum))
+                }
+            },
+        ))
     }
 
     /// A value of one row, bound once for the row.
-    fn statistic(&mut self, id: NodeId, tag: u8, row: &[Index], f: impl FnOnce(&mut Self) -> Lowered) -> Lowered {
+    fn statistic(
+        &mut self,
+        id: NodeId,
+        tag: u8,
+        row: &[Index],
+        f: impl FnOnce(&mut Self) -> Lowered,
+    ) -> Lowered {
         let depth = depth_of(row).min(self.scopes.len() - 1);
         let key = (id, tag, row.to_vec());
         if let Some(known) = self.scopes[depth].known.get(&key) {
@@ -543,12 +562,21 @@ impl<'a> Lower<'a> {
         cuts.sort_unstable();
         cuts.dedup();
         let step = |a: usize, b: usize| if b <= paired && (b - a) % 2 == 0 && a % 2 == 0 { 2 } else { 1 };
-        let segment = |w: &[usize]| Segment { start: w[0].into(), len: (w[1] - w[0]).into(), step: step(w[0], w[1]) };
+        let segment =
+            |w: &[usize]| Segment { start: w[0].into(), len: (w[1] - w[0]).into(), step: step(w[0], w[1]) };
         cuts.windows(2).map(segment).collect()
     }
 
     /// Collects piece boundaries inside `0 .. len`, for values read at `position + shift`.
-    fn cuts(&self, id: NodeId, shift: usize, len: usize, cuts: &mut Vec<usize>, paired: &mut usize, deep: usize) {
+    fn cuts(
+        &self,
+        id: NodeId,
+        shift: usize,
+        len: usize,
+        cuts: &mut Vec<usize>,
+        paired: &mut usize,
+        deep: usize,
+    ) {
         let node = self.region.graph.node(id);
         let mut add = |at: usize| {
             if at > shift && at < shift + len {

@@ -96,7 +96,15 @@ impl Printer {
         self.braces(&format!("for (int64_t {v} = 0; {v} < {n}; {v}++)"), |p| p.statements(body));
     }
 
-    fn reduce(&mut self, name: &Rc<str>, kind: ReduceKind, dtype: DType, outer: &[Var], parts: &[Part], n: &Index) {
+    fn reduce(
+        &mut self,
+        name: &Rc<str>,
+        kind: ReduceKind,
+        dtype: DType,
+        outer: &[Var],
+        parts: &[Part],
+        n: &Index,
+    ) {
         let (ty, first) = (local(dtype), identity(kind, dtype));
         self.line(&format!("{ty} {name};"));
         self.braces("", |p| match p.dialect {
@@ -113,7 +121,8 @@ impl Printer {
                 p.line(&format!("{ty} acc = {first};"));
                 let spread = p.spread;
                 p.around(outer, |p| parts.iter().for_each(|part| p.strided(kind, dtype, part, spread)));
-                let all = if spread { "acc".to_string() } else { format!("block_{}(acc)", reduce_name(kind)) };
+                let all =
+                    if spread { "acc".to_string() } else { format!("block_{}(acc)", reduce_name(kind)) };
                 p.line(&format!("{name} = {};", mean(kind, dtype, &all, n)));
             }
         });
@@ -197,7 +206,8 @@ fn step(kind: ReduceKind, dtype: DType, a: &str, b: &str) -> String {
 }
 
 fn mean(kind: ReduceKind, dtype: DType, acc: &str, n: &Index) -> String {
-    let value = if kind == ReduceKind::Mean { format!("{acc} / (float){}", index(n)) } else { acc.to_string() };
+    let value =
+        if kind == ReduceKind::Mean { format!("{acc} / (float){}", index(n)) } else { acc.to_string() };
     // The accumulator is f32; a narrow type rounds once, at the end.
     if dtype.is_float() { round(dtype, value) } else { value }
 }
@@ -238,7 +248,9 @@ fn round(dtype: DType, x: String) -> String {
 /// The value as an element of memory. A value that was just rounded to the type is not widened first.
 fn stored(dtype: DType, value: &Expr) -> String {
     match value {
-        Expr::Cast(from, to, x) if *to == dtype && from.is_float() && dtype.is_float() && dtype != DType::F32 => {
+        Expr::Cast(from, to, x)
+            if *to == dtype && from.is_float() && dtype.is_float() && dtype != DType::F32 =>
+        {
             format!("f32_to_{}({})", element(dtype), expr(x))
         }
         v if dtype.is_float() && dtype != DType::F32 => format!("f32_to_{}({})", element(dtype), expr(v)),

@@ -228,7 +228,8 @@ impl Plan {
         let mut add = |prefix: &str, steps: &[Step]| {
             for s in steps {
                 if let Step::Run { region, origin, .. } = s {
-                    let at = if prefix.is_empty() { origin.to_string() } else { format!("{prefix}.{origin}") };
+                    let at =
+                        if prefix.is_empty() { origin.to_string() } else { format!("{prefix}.{origin}") };
                     out.push((at.into(), *region));
                 }
             }

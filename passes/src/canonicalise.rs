@@ -9,10 +9,13 @@ use astrai_ir::{DType, Graph, IrError, NodeId};
 /// The normal form.
 pub fn canonicalise(graph: &Graph) -> Result<Graph, IrError> {
     each_graph(graph, &|g| {
-        g.rebuild(|b| Ok(b.clone()), |out, id, args| match simpler(out, &g.node(id).op, args) {
-            Some(id) => Ok(id),
-            None => out.push(g.node(id).op.clone(), args),
-        })
+        g.rebuild(
+            |b| Ok(b.clone()),
+            |out, id, args| match simpler(out, &g.node(id).op, args) {
+                Some(id) => Ok(id),
+                None => out.push(g.node(id).op.clone(), args),
+            },
+        )
     })
 }
 
@@ -31,7 +34,9 @@ fn simpler(g: &Graph, op: &Op, args: &[NodeId]) -> Option<NodeId> {
             BinaryKind::Mul if scalar(g, args[0]) == Some(1.0) => Some(args[1]),
             BinaryKind::Div if scalar(g, args[1]) == Some(1.0) => Some(args[0]),
             // x - 0 is x for every x; x + 0 is not (-0 + 0 is 0).
-            BinaryKind::Sub if scalar(g, args[1]).is_some_and(|c| c == 0.0 && c.is_sign_positive()) => Some(args[0]),
+            BinaryKind::Sub if scalar(g, args[1]).is_some_and(|c| c == 0.0 && c.is_sign_positive()) => {
+                Some(args[0])
+            }
             _ => None,
         },
         _ => None,

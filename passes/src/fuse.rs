@@ -53,7 +53,18 @@ impl<'a> Fuse<'a> {
         let stored = stored(g, &uses);
         let packed = g.ids().filter_map(|id| packed_weight(g, id)).collect();
         let body = Body::default();
-        Fuse { g, plan, known, uses, stored, packed, params: vec![], main: false, body, buffer_of: HashMap::new() }
+        Fuse {
+            g,
+            plan,
+            known,
+            uses,
+            stored,
+            packed,
+            params: vec![],
+            main: false,
+            body,
+            buffer_of: HashMap::new(),
+        }
     }
 
     fn body(mut self) -> Result<Body, IrError> {
@@ -69,7 +80,11 @@ impl<'a> Fuse<'a> {
         for id in self.g.ids().filter(|id| live[id.index()]) {
             if let Op::Call(_) = self.g.node(id).op {
                 self.call(id)?;
-            } else if self.stored[id.index()] && !self.is_leaf(id) && self.alias(id).is_none() && !done.contains(&id) {
+            } else if self.stored[id.index()]
+                && !self.is_leaf(id)
+                && self.alias(id).is_none()
+                && !done.contains(&id)
+            {
                 let roots = self.roots(id);
                 done.extend(roots.iter().copied());
                 self.region(&roots)?;
@@ -153,7 +168,9 @@ impl<'a> Fuse<'a> {
         }
         let place = match &self.g.node(id).op {
             Op::Const(c) => Place::Const(c.bits.clone()),
-            Op::Weight(w) if self.main => Place::Weight(self.weight(PlannedWeight { weight: w.clone(), layout })),
+            Op::Weight(w) if self.main => {
+                Place::Weight(self.weight(PlannedWeight { weight: w.clone(), layout }))
+            }
             Op::Input(_) | Op::Weight(_) | Op::State(_) => {
                 let name = self.g.node(id).op.leaf_name().unwrap_or_default();
                 let at = self.params.iter().position(|p| p == name);
@@ -187,9 +204,12 @@ impl<'a> Fuse<'a> {
         for i in 0..node.types.len() {
             let value = match node.types.len() {
                 1 => Some(id),
-                _ => self.uses.of_node(id).iter().copied().find(|u| {
-                    matches!(&self.g.node(*u).op, Op::Part(p) if p.index as usize == i)
-                }),
+                _ => self
+                    .uses
+                    .of_node(id)
+                    .iter()
+                    .copied()
+                    .find(|u| matches!(&self.g.node(*u).op, Op::Part(p) if p.index as usize == i)),
             };
             results.push(match value {
                 Some(v) => self.buffer(v, Layout::Rows)?,
@@ -288,7 +308,9 @@ impl<'a> Fuse<'a> {
     }
 
     fn anchor(&self, inside: &BTreeSet<NodeId>, roots: &[NodeId]) -> Anchor {
-        let computed = || inside.iter().filter(|id| roots.contains(id) || !self.stored[id.index()] && !self.is_leaf(**id));
+        let computed = || {
+            inside.iter().filter(|id| roots.contains(id) || !self.stored[id.index()] && !self.is_leaf(**id))
+        };
         if computed().any(|id| packed_weight(self.g, *id).is_some()) {
             return Anchor::Dot;
         }

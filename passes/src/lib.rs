@@ -20,10 +20,7 @@ use astrai_ir::{Block, Graph, IrError};
 use std::sync::Arc;
 
 /// Applies a stage to the bodies of all blocks, then to the graph itself.
-fn each_graph(
-    graph: &Graph,
-    stage: &dyn Fn(&Graph) -> Result<Graph, IrError>,
-) -> Result<Graph, IrError> {
+fn each_graph(graph: &Graph, stage: &dyn Fn(&Graph) -> Result<Graph, IrError>) -> Result<Graph, IrError> {
     let blocks = graph.rebuild(
         |b| {
             let graph = each_graph(&b.graph, stage)?;

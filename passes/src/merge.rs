@@ -75,8 +75,14 @@ fn new_params(block: &Block, joins: &[Join]) -> Vec<String> {
 }
 
 /// Arguments of a call after its block's leaves were joined.
-fn join_args(g: &mut Graph, params: &[String], joins: &[Join], args: &[NodeId]) -> Result<Vec<NodeId>, IrError> {
-    let by_name: HashMap<&str, NodeId> = params.iter().map(String::as_str).zip(args.iter().copied()).collect();
+fn join_args(
+    g: &mut Graph,
+    params: &[String],
+    joins: &[Join],
+    args: &[NodeId],
+) -> Result<Vec<NodeId>, IrError> {
+    let by_name: HashMap<&str, NodeId> =
+        params.iter().map(String::as_str).zip(args.iter().copied()).collect();
     let mut out = Vec::new();
     for p in params {
         match joins.iter().find(|j| j.names.contains(p)) {
@@ -159,7 +165,12 @@ fn joined_dot(
 }
 
 /// A leaf that holds the rows of these leaves of `g`, one after another.
-fn join_leaves(g: &Graph, out: &mut Graph, leaves: &[NodeId], joins: &mut Vec<Join>) -> Result<NodeId, IrError> {
+fn join_leaves(
+    g: &Graph,
+    out: &mut Graph,
+    leaves: &[NodeId],
+    joins: &mut Vec<Join>,
+) -> Result<NodeId, IrError> {
     let joined = joined_weight(g, leaves)?;
     let names = leaves.iter().filter_map(|l| g.node(*l).op.leaf_name().map(str::to_string)).collect();
     joins.push(Join { names, joined: joined.name.clone() });
@@ -186,7 +197,8 @@ fn joined_name(names: &[&str]) -> String {
     let split: Vec<Vec<&str>> = names.iter().map(|n| n.split('.').collect()).collect();
     let n = split[0].len();
     let same_len = split.iter().all(|s| s.len() == n);
-    let differ: Vec<usize> = (0..n).filter(|&i| same_len && split.iter().any(|s| s[i] != split[0][i])).collect();
+    let differ: Vec<usize> =
+        (0..n).filter(|&i| same_len && split.iter().any(|s| s[i] != split[0][i])).collect();
     let [at] = differ.as_slice() else { return names.join("+") };
     let mut parts: Vec<String> = split[0].iter().map(|s| s.to_string()).collect();
     parts[*at] = format!("{{{}}}", split.iter().map(|s| s[*at]).collect::<Vec<_>>().join(","));
@@ -227,7 +239,12 @@ fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Vec<Siblings> {
 }
 
 /// The addition of a one-dimensional weight that is the only use of this dot, and that weight.
-fn bias_of(g: &Graph, users: &[Vec<NodeId>], dot: NodeId, allowed: &dyn Fn(&str) -> bool) -> Option<(NodeId, NodeId)> {
+fn bias_of(
+    g: &Graph,
+    users: &[Vec<NodeId>],
+    dot: NodeId,
+    allowed: &dyn Fn(&str) -> bool,
+) -> Option<(NodeId, NodeId)> {
     let [add] = users[dot.index()].as_slice() else { return None };
     let node = g.node(*add);
     let Op::Binary(b) = &node.op else { return None };

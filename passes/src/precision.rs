@@ -120,7 +120,11 @@ fn rounding_points(g: &Graph) -> BTreeSet<NodeId> {
             }
             Op::Attention(_) => {
                 points.extend(g.node(id).args[..3].iter().map(|&a| base(g, a)));
-                points.extend(uses.of_node(id).iter().filter(|u| matches!(&g.node(**u).op, Op::Part(p) if p.index == 0)));
+                points.extend(
+                    uses.of_node(id)
+                        .iter()
+                        .filter(|u| matches!(&g.node(**u).op, Op::Part(p) if p.index == 0)),
+                );
             }
             _ => {}
         }

@@ -74,7 +74,13 @@ fn before(g: &Graph, id: NodeId, anchor: NodeId) -> bool {
     let node = g.node(id);
     let computes = matches!(
         node.op,
-        Op::Dot(_) | Op::Attention(_) | Op::AttentionGrad(_) | Op::Call(_) | Op::Reduce(_) | Op::RmsNorm(_) | Op::Softmax(_)
+        Op::Dot(_)
+            | Op::Attention(_)
+            | Op::AttentionGrad(_)
+            | Op::Call(_)
+            | Op::Reduce(_)
+            | Op::RmsNorm(_)
+            | Op::Softmax(_)
     );
     !computes && node.args.iter().all(|&a| before(g, a, anchor))
 }
@@ -169,8 +175,15 @@ pub fn inlines_arguments(op: &Op) -> bool {
         || op.is_view()
         || matches!(
             op,
-            Op::Rope(_) | Op::Concat(_) | Op::Pad(_) | Op::Gather(_) | Op::Reduce(_) | Op::RmsNorm(_) | Op::Softmax(_)
-                | Op::Dot(_) | Op::Call(_)
+            Op::Rope(_)
+                | Op::Concat(_)
+                | Op::Pad(_)
+                | Op::Gather(_)
+                | Op::Reduce(_)
+                | Op::RmsNorm(_)
+                | Op::Softmax(_)
+                | Op::Dot(_)
+                | Op::Call(_)
         )
         || matches!(op, Op::Part(_))
 }
@@ -210,9 +223,7 @@ fn needs_memory(g: &Graph, uses: &Uses, id: NodeId) -> bool {
 /// True when `user` may compute `id`, which it takes as `through`, element by element where it needs it.
 fn takes_inline(g: &Graph, id: NodeId, user: NodeId, through: NodeId) -> bool {
     let node = g.node(user);
-    let reduces = |id: NodeId| {
-        matches!(g.node(id).op, Op::Reduce(_) | Op::RmsNorm(_) | Op::Softmax(_))
-    };
+    let reduces = |id: NodeId| matches!(g.node(id).op, Op::Reduce(_) | Op::RmsNorm(_) | Op::Softmax(_));
     match &node.op {
         Op::Dot(_) => {
             let left = node.args[0] == through && node.args[1] != through;

@@ -15,11 +15,11 @@ mod weigh;
 pub mod weights;
 
 pub use cc::{Compiler, KernelCache};
-pub use compile::{Device, Options, Program, compile};
+pub use compile::{Cost, Device, Options, Program, compile};
 pub use error::Error;
 pub use memory::{available_memory, host_simd};
 pub use profile::{Profile, ProfileRow};
-pub use session::Session;
+pub use session::{Session, Tools};
 pub use stages::{Dump, Stage};
 pub use value::Value;
 pub use weigh::{Random, WeightSource};

@@ -116,7 +116,11 @@ mod tests {
             }
             for r in 0..n {
                 for i in 0..k {
-                    assert_eq!(element(&to, dtype, k, r, i), dtype.round((r * k + i) as f64), "{dtype} {r} {i}");
+                    assert_eq!(
+                        element(&to, dtype, k, r, i),
+                        dtype.round((r * k + i) as f64),
+                        "{dtype} {r} {i}"
+                    );
                 }
             }
         }

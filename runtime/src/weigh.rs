@@ -56,9 +56,9 @@ impl WeightSource for Random {
     fn tensor(&self, name: &str) -> Option<Source<'_>> {
         let (shape, mean, std) = self.tensors.get(name)?;
         let n: usize = shape.iter().product();
-        let mut state = name.bytes().fold(self.seed ^ 0x9e37_79b9_7f4a_7c15, |h, b| {
-            (h ^ b as u64).wrapping_mul(0x0100_0000_01b3)
-        });
+        let mut state = name
+            .bytes()
+            .fold(self.seed ^ 0x9e37_79b9_7f4a_7c15, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));
         let mut next = || {
             // SplitMix64; four 16-bit draws summed approximate a normal well enough for fresh weights.
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);

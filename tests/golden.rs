@@ -1,0 +1,77 @@
+//! Golden cases: logits and loss of reference implementations, through host kernels and through the interpreter.
+
+use astrai::batch::Batch;
+use astrai::machine::Machine;
+use astrai::model::Model;
+use astrai_builders::{Logits, Program};
+use astrai_ir::DType;
+use astrai_runtime::Device;
+use astrai_runtime::weights::Checkpoint;
+use std::path::{Path, PathBuf};
+
+const DENSE: [&str; 7] =
+    ["llama", "qwen3", "astrai_gqa", "llama3_rope", "qwen2", "mistral", "astrai_gqa_older"];
+
+/// The case in this repository, or beside it; a word when it is in neither.
+fn case(name: &str) -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let found = [root.join("tests/golden"), root.join("../shared/golden")].into_iter().map(|p| p.join(name));
+    let found = found.into_iter().find(|p| p.is_dir());
+    if found.is_none() {
+        println!("skipped: golden case {name} is not here");
+    }
+    found
+}
+
+fn logits_and_loss(case: &Path, device: Device, storage: DType) -> (Vec<f32>, Vec<f32>, f32, f32) {
+    let golden = Checkpoint::open(&case.join("golden.safetensors")).unwrap();
+    let ids = golden.get("input_ids").unwrap();
+    let (batch, seq) = (ids.shape()[0], ids.shape()[1]);
+    let tokens = ids.to_i64().unwrap();
+    let model = Model::open(case, false).unwrap();
+    let machine = Machine::new(device, 2).unwrap();
+    let program = Program { loss: true, logits: Logits::All, ..Program::full(batch as u64, seq as u64) };
+    let mut session = model.session(&program, storage, &machine, &mut |_, _| {}).unwrap();
+    let rows: Vec<&[i64]> = tokens.chunks(seq).collect();
+    let inputs = Batch::new(&rows, model.config.vocab_size).unwrap();
+    let outs = session.run(&inputs.inputs(&session.inputs().to_vec())).unwrap();
+    let mut want = vec![0.0; golden.get("logits").unwrap().elements()];
+    golden.get("logits").unwrap().to_f32(&mut want).unwrap();
+    let mut loss = vec![0.0];
+    golden.get("loss").unwrap().to_f32(&mut loss).unwrap();
+    (outs[0].1.to_f32(), want, outs[1].1.to_f32()[0], loss[0])
+}
+
+fn check(name: &str, device: Device, storage: DType) {
+    let Some(path) = case(name) else { return };
+    let (got, want, loss, want_loss) = logits_and_loss(&path, device, storage);
+    let top = want.iter().fold(0f32, |m, x| m.max(x.abs()));
+    if storage == DType::F32 {
+        let worst = got.iter().zip(&want).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        assert!(worst <= 1e-4 * top, "{name} {device:?}: logits off by {worst} of {top}");
+        assert!(
+            (loss - want_loss).abs() <= 1e-5 * want_loss.abs(),
+            "{name} {device:?}: loss {loss} {want_loss}"
+        );
+    } else {
+        let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|x| (x * x) as f64).sum::<f64>().sqrt();
+        let off = norm(&mut got.iter().zip(&want).map(|(a, b)| a - b)) / norm(&mut want.iter().copied());
+        assert!(off < 3e-2, "{name} {device:?}: bf16 logits off by {off}");
+    }
+}
+
+#[test]
+fn host_kernels_give_the_references_numbers() {
+    for name in DENSE {
+        check(name, Device::Host, DType::F32);
+        check(name, Device::Host, DType::BF16);
+    }
+}
+
+#[test]
+fn the_interpreter_gives_the_references_numbers() {
+    for name in DENSE {
+        check(name, Device::Interpreter, DType::F32);
+        check(name, Device::Interpreter, DType::BF16);
+    }
+}
