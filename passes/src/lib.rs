@@ -3,6 +3,7 @@
 
 mod canonicalise;
 mod decompose;
+mod flatten;
 mod fuse;
 mod merge;
 mod place;
@@ -12,6 +13,7 @@ mod strides;
 
 pub use canonicalise::canonicalise;
 pub use decompose::decompose;
+pub use flatten::flatten;
 pub use fuse::fuse;
 pub use merge::merge;
 pub use place::place;
