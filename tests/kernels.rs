@@ -8,6 +8,8 @@ mod dots;
 mod pointwise;
 #[path = "kernels/programs.rs"]
 mod programs;
+#[path = "kernels/random.rs"]
+mod random;
 #[path = "kernels/row.rs"]
 mod row;
 #[path = "kernels/table.rs"]

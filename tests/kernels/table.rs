@@ -145,7 +145,8 @@ impl Table {
         self
     }
 
-    fn values(&self, n: u64) -> HashMap<String, Tensor> {
+    /// Values of the leaves at this size.
+    pub fn values(&self, n: u64) -> HashMap<String, Tensor> {
         let sizes = Sizes::from([("n".to_string(), n)]);
         let value = |(i, l): (usize, &Leaf)| {
             let size = |d: &Dim| d.eval(&|s| sizes.get(s).copied()).unwrap() as usize;
