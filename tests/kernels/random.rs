@@ -73,12 +73,12 @@ impl Dice<'_> {
             }
             6 => self.norm(x, w),
             7 => self.t.g.push(Softmax { log: false }, &[x]),
-            8..=10 => {
+            8..=9 => {
                 let i = self.below(WIDTHS.len());
                 let y = self.linear(x, WIDTHS[i]);
                 self.t.g.unary(UnaryKind::Tanh, y)
             }
-            11 => {
+            10..=11 => {
                 let (y, act) =
                     (self.of_width(w), [Activation::Silu, Activation::Gelu][self.seed as usize % 2]);
                 self.t.g.push(GatedAct { act }, &[x, y])
