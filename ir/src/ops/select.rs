@@ -21,7 +21,7 @@ impl Operator for Select {
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let [c, a, b] = cx.args else { return Err("takes 3 arguments".into()) };
-        cx.each(|i| if c.at(i) != 0.0 { a.at(i) } else { b.at(i) })
+        Ok(vec![a.join(b).pick(cx.shape(), |i| if c.at(i) != 0.0 { i } else { a.len() + i })])
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {

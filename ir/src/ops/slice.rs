@@ -63,7 +63,9 @@ impl Operator for Slice {
             Op::Slice(s) if s.axis == self.axis => {
                 let start = &s.start + &self.start;
                 let op = Slice { axis: self.axis, start, len: self.len.clone() };
-                let inside = (&(&s.len - &self.start) - &self.len).literal().is_some_and(|v| v >= 0);
+                let inside = self.start.literal().is_none_or(|v| v >= 0)
+                    && self.len.literal().is_none_or(|v| v >= 0)
+                    && (&(&s.len - &self.start) - &self.len).literal().is_some_and(|v| v >= 0);
                 inside.then(|| Simpler::Op(Box::new(op.into()), node.args.clone()))
             }
             _ => None,

@@ -67,6 +67,7 @@ impl Operator for Unary {
         let [x] = cx.exactly()?;
         match self.kind {
             Not if x.dtype != DType::Bool => return Err(format!("not takes bool, got {x}")),
+            Neg | Abs if x.dtype == DType::Bool => return Err(format!("{:?} takes numbers, got {x}", self.kind)),
             Not | Neg | Abs => {}
             _ => float("its argument", x)?,
         }
@@ -75,6 +76,11 @@ impl Operator for Unary {
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let x = cx.args[0];
+        if !x.dtype.is_float() && self.kind != Not {
+            let f = if self.kind == Neg { i64::wrapping_neg } else { i64::wrapping_abs };
+            let values = (0..x.len()).map(|i| f(x.int_at(i))).collect();
+            return Ok(vec![Tensor::int(x.dtype, cx.shape(), values)]);
+        }
         cx.each(|i| self.kind.apply(x.at(i)))
     }
 
