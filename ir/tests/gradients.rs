@@ -2,7 +2,9 @@
 //! exact mode; and every decomposition against the operator it stands for. A new operator of the table fails here until
 //! it is in the cases or in the list of those without a gradient.
 
-use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Op, Precision, Sizes, Tensor, eval, gradient, ops::UnaryKind};
+use astrai_ir::{
+    DType, Dim, Graph, IrError, NodeId, Op, Precision, Sizes, Tensor, eval, gradient, ops::UnaryKind,
+};
 use std::collections::{BTreeSet, HashMap};
 
 #[path = "gradients/cases.rs"]
@@ -92,7 +94,10 @@ fn check(case: &Case) {
             let want = (at(h) - at(-h)) / (2.0 * h);
             let got = got[k + 1].at(e);
             // Constants in the graph are f32, so gradient and difference agree to about its rounding.
-            assert!((got - want).abs() <= 1e-6 * want.abs().max(1.0), "{case:?}: d{name}[{e}] {got}, not {want}");
+            assert!(
+                (got - want).abs() <= 1e-6 * want.abs().max(1.0),
+                "{case:?}: d{name}[{e}] {got}, not {want}"
+            );
         }
     }
 }
@@ -105,7 +110,8 @@ fn gradients_match_finite_differences() {
 #[test]
 fn every_operator_is_checked_or_without_gradient() {
     let cases = cases();
-    let checked: BTreeSet<&str> = cases.iter().filter(|c| !c.outputs.is_empty()).map(|c| c.op.name()).collect();
+    let checked: BTreeSet<&str> =
+        cases.iter().filter(|c| !c.outputs.is_empty()).map(|c| c.op.name()).collect();
     let without: BTreeSet<&str> = WITHOUT.into_iter().chain(OF_THE_WALK).collect();
     let all: BTreeSet<&str> = Op::NAMES.iter().copied().collect();
     assert_eq!(checked.intersection(&without).collect::<Vec<_>>(), Vec::<&&str>::new());

@@ -155,3 +155,29 @@ impl Operator for Attention {
         (16.0 * dtype.epsilon()).max(2e-5)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{apply, close, try_apply};
+
+    /// Two sequences, of two tokens and of one; one head of size 1.
+    #[test]
+    fn ragged_rows_by_hand() {
+        let t = |v: &[f32]| Tensor::f32(&[3, 1, 1], v);
+        let op = Attention { scale: Real(1.0), causal: true, window: None, softcap: None, sinks: false, span: Dim::from(2) };
+        let (q, k, v) = (t(&[1.0, 1.0, 1.0]), t(&[3f32.ln(), 0.0, 5.0]), t(&[8.0, 4.0, 2.0]));
+        let starts = Tensor::int(DType::I32, &[3], vec![0, 2, 3]);
+        let args = vec![q, k, v, starts];
+        let out = apply(op.clone(), &args);
+        // Token 1 weighs its keys 3 : 1.
+        close(&out[0], &[8.0, 7.0, 2.0]);
+        close(&out[1], &[3f64.ln(), 4f64.ln(), 5.0]);
+        close(&apply(Attention { window: Some(1), ..op.clone() }, &args)[0], &[8.0, 4.0, 2.0]);
+        close(&apply(Attention { causal: false, ..op.clone() }, &args)[0], &[7.0, 7.0, 2.0]);
+        let with_sink = [args.clone(), vec![Tensor::f32(&[1], &[0.0])]].concat();
+        close(&apply(Attention { sinks: true, ..op.clone() }, &with_sink)[0].pick(&[2], |i| i), &[6.0, 28.0 / 5.0]);
+        let bad = [&args[..3], &[Tensor::int(DType::I32, &[2], vec![0, 2])]].concat();
+        assert!(try_apply(op, &bad).is_err());
+    }
+}

@@ -71,3 +71,15 @@ impl Operator for Concat {
         Dim::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn rows_interleave_on_the_last_axis() {
+        let (a, b) = (Tensor::f32(&[2, 1], &[1.0, 2.0]), Tensor::f32(&[2, 2], &[3.0, 4.0, 5.0, 6.0]));
+        assert_eq!(apply(Concat { axis: 1 }, &[a, b])[0].reals(), [1.0, 3.0, 4.0, 2.0, 5.0, 6.0]);
+    }
+}

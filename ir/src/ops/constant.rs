@@ -79,3 +79,21 @@ mod hex {
         (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).map_err(|_| bad())).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn bits_survive_json() {
+        let c = Const::new(&Tensor::f32(&[2], &[1.5, -0.0]));
+        let json = serde_json::to_value(&c).unwrap();
+        assert_eq!(serde_json::from_value::<Const>(json).unwrap(), c);
+        assert_eq!(apply(c, &[])[0].reals(), [1.5, -0.0]);
+        for bits in ["0", "+1", "zz", "éé"] {
+            let bad = serde_json::json!({"dtype": "u8", "shape": [1], "bits": bits});
+            assert!(serde_json::from_value::<Const>(bad).is_err(), "{bits}");
+        }
+    }
+}

@@ -131,3 +131,22 @@ fn invert(order: &[usize]) -> Vec<usize> {
     axes
 }
 
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn products_by_hand() {
+        let a = Tensor::f32(&[2, 2], &[1.0, 2.0, 3.0, 4.0]);
+        let b = Tensor::f32(&[2, 2], &[5.0, 6.0, 7.0, 8.0]);
+        let run = |batch: &[(usize, usize)], contract: &[(usize, usize)]| {
+            let op = Dot { batch: batch.to_vec(), contract: contract.to_vec() };
+            apply(op, &[a.clone(), b.clone()])[0].reals()
+        };
+        assert_eq!(run(&[], &[(1, 0)]), [19.0, 22.0, 43.0, 50.0]);
+        assert_eq!(run(&[], &[(1, 1)]), [17.0, 23.0, 39.0, 53.0]);
+        assert_eq!(run(&[(0, 0)], &[(1, 1)]), [17.0, 53.0]);
+        assert_eq!(run(&[], &[(0, 1), (1, 0)]), [5.0 + 14.0 + 18.0 + 32.0]);
+    }
+}

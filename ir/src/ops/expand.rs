@@ -53,3 +53,16 @@ impl Operator for Expand {
         Dim::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn a_column_repeats() {
+        let x = Tensor::f32(&[2, 1], &[1.0, 2.0]);
+        let op = Expand { shape: vec![Dim::from(2), Dim::from(3)] };
+        assert_eq!(apply(op, &[x])[0].reals(), [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]);
+    }
+}

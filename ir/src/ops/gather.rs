@@ -76,3 +76,23 @@ impl Operator for Gather {
         Dim::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::check::{apply, try_apply};
+
+    #[test]
+    fn rows_and_batched_columns() {
+        let x = Tensor::f32(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let i = |v: Vec<i64>| Tensor::int(DType::I32, &[2], v);
+        let rows = apply(Gather { axis: 0, batch: 0 }, &[x.clone(), i(vec![1, 0])]);
+        assert_eq!(rows[0].reals(), [4.0, 5.0, 6.0, 1.0, 2.0, 3.0]);
+        let picks = apply(Gather { axis: 1, batch: 1 }, &[x.clone(), i(vec![2, 0])]);
+        assert_eq!(picks[0].reals(), [3.0, 4.0]);
+        for bad in [-1, 2] {
+            assert!(try_apply(Gather { axis: 0, batch: 0 }, &[x.clone(), i(vec![0, bad])]).is_err());
+        }
+    }
+}

@@ -65,3 +65,18 @@ impl Operator for Pad {
         Dim::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::check::apply;
+
+    #[test]
+    fn in_front_and_behind() {
+        let op = Pad { axis: 1, before: Dim::from(1), after: Dim::from(2), value: Real(9.0) };
+        let x = Tensor::int(DType::I64, &[2, 1], vec![i64::MAX, 2]);
+        let want = vec![9, i64::MAX, 9, 9, 9, 2, 9, 9];
+        assert_eq!(apply(op, &[x])[0], Tensor::int(DType::I64, &[2, 4], want));
+    }
+}

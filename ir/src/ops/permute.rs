@@ -66,3 +66,16 @@ impl Operator for Permute {
         Dim::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn a_transpose() {
+        let x = Tensor::f32(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let y = apply(Permute { axes: vec![1, 0] }, &[x]);
+        assert_eq!((y[0].shape.as_slice(), y[0].reals()), (&[3, 2][..], vec![1.0, 4.0, 2.0, 5.0, 3.0, 6.0]));
+    }
+}

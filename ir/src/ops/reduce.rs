@@ -176,3 +176,22 @@ impl Reduce {
         g.broadcast(y, &shape)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn every_kind_and_wrapping_integers() {
+        let x = Tensor::f32(&[2, 3], &[1.0, 2.0, 6.0, -4.0, 5.0, 0.5]);
+        let run = |kind, axes| apply(Reduce { kind, axes }, std::slice::from_ref(&x))[0].reals();
+        assert_eq!(run(Sum, vec![1]), [9.0, 1.5]);
+        assert_eq!(run(Mean, vec![0]), [-1.5, 3.5, 3.25]);
+        assert_eq!(run(Max, vec![0, 1]), [6.0]);
+        assert_eq!(run(Min, vec![1]), [1.0, -4.0]);
+        assert_eq!(run(Prod, vec![1]), [12.0, -10.0]);
+        let big = Tensor::int(DType::I64, &[2], vec![1 << 60, 1]);
+        assert_eq!(apply(Reduce { kind: Sum, axes: vec![0] }, &[big])[0].int_at(0), (1 << 60) + 1);
+    }
+}

@@ -149,3 +149,18 @@ impl Operator for Rope {
         &outs[0].elements() * &Dim::from(3)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn a_quarter_turn_in_both_layouts() {
+        let x = Tensor::f32(&[1, 1, 5], &[1.0, 2.0, 3.0, 4.0, 5.0]);
+        let (cos, sin) = (Tensor::f32(&[1, 2], &[0.0, 1.0]), Tensor::f32(&[1, 2], &[1.0, 0.0]));
+        let run = |layout| apply(Rope { layout, dim: 4 }, &[x.clone(), cos.clone(), sin.clone()])[0].reals();
+        assert_eq!(run(RopeLayout::Half), [-3.0, 2.0, 1.0, 4.0, 5.0]);
+        assert_eq!(run(RopeLayout::Interleaved), [-2.0, 1.0, 3.0, 4.0, 5.0]);
+    }
+}

@@ -97,3 +97,18 @@ impl Operator for Scatter {
         Ok(vec![Some(dx), None, Some(cx.graph.select(stayed, du, zero)?)])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn set_keeps_the_last_and_add_sums() {
+        let x = Tensor::f32(&[3], &[1.0, 2.0, 3.0]);
+        let (at, u) = (Tensor::int(DType::I32, &[3], vec![2, 0, 2]), Tensor::f32(&[3], &[10.0, 20.0, 30.0]));
+        let run = |kind| apply(Scatter { axis: 0, batch: 0, kind }, &[x.clone(), at.clone(), u.clone()])[0].reals();
+        assert_eq!(run(ScatterKind::Set), [20.0, 2.0, 30.0]);
+        assert_eq!(run(ScatterKind::Add), [21.0, 2.0, 43.0]);
+    }
+}

@@ -34,3 +34,17 @@ impl Operator for Select {
         Ok(vec![None, Some(a), Some(b)])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn integers_stay_whole() {
+        let i = |v: Vec<i64>| Tensor::int(DType::I64, &[2], v);
+        let c = Tensor::int(DType::Bool, &[2], vec![1, 0]);
+        let y = apply(Select {}, &[c, i(vec![i64::MAX, 1]), i(vec![0, i64::MIN + 1])]);
+        assert_eq!(y[0], i(vec![i64::MAX, i64::MIN + 1]));
+    }
+}

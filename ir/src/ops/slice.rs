@@ -76,3 +76,17 @@ impl Operator for Slice {
         Dim::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{apply, try_apply};
+
+    #[test]
+    fn a_range_of_columns() {
+        let x = Tensor::f32(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let op = |start: usize, len: usize| Slice { axis: 1, start: Dim::from(start), len: Dim::from(len) };
+        assert_eq!(apply(op(1, 2), std::slice::from_ref(&x))[0].reals(), [2.0, 3.0, 5.0, 6.0]);
+        assert!(try_apply(op(2, 2), &[x]).is_err());
+    }
+}

@@ -71,3 +71,17 @@ impl Operator for Softmax {
         &outs[0].elements() * &Dim::from(5)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{apply, close};
+
+    #[test]
+    fn two_rows_by_hand() {
+        let x = Tensor::f32(&[2, 2], &[3f32.ln(), 0.0, 1000.0, 1000.0]);
+        close(&apply(Softmax { log: false }, std::slice::from_ref(&x))[0], &[0.75, 0.25, 0.5, 0.5]);
+        let (a, b) = (0.75f64.ln(), 0.25f64.ln());
+        close(&apply(Softmax { log: true }, &[x])[0], &[a, b, -2f64.ln(), -2f64.ln()]);
+    }
+}

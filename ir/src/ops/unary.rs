@@ -162,6 +162,35 @@ pub fn erf(x: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use crate::check::{apply, close, try_apply};
+
+    #[test]
+    fn every_kind_at_a_point() {
+        let x = Tensor::f32(&[1], &[0.25]);
+        let want = [
+            (Neg, -0.25),
+            (Abs, 0.25),
+            (Exp, 1.2840254166877414),
+            (Log, -1.3862943611198906),
+            (Sqrt, 0.5),
+            (Rsqrt, 2.0),
+            (Sin, 0.24740395925452294),
+            (Cos, 0.9689124217106447),
+            (Tanh, 0.24491866240370913),
+            (Erf, 0.2763263901682369),
+            (Sigmoid, 0.5621765008857981),
+            (Floor, 0.0),
+        ];
+        assert_eq!(want.len() + 1, UnaryKind::ALL.len());
+        for (kind, y) in want {
+            close(&apply(Unary { kind }, std::slice::from_ref(&x))[0], &[y]);
+        }
+        let b = Tensor::int(DType::Bool, &[2], vec![0, 1]);
+        assert_eq!(apply(Unary { kind: Not }, std::slice::from_ref(&b))[0].reals(), [1.0, 0.0]);
+        assert!(try_apply(Unary { kind: Neg }, &[b]).is_err());
+    }
+
     #[test]
     fn erf_matches_tables() {
         for (x, y) in [(0.5, 0.5204998778130465), (1.0, 0.8427007929497149), (2.4, 0.9993114861033549), (3.0, 0.9999779095030014)] {
