@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn rounding_truncation_and_truth() {
-        let x = Tensor::f32(&[4], &[1.00390625, -2.7, 0.0, 3.5]);
+        let x = Tensor::f32(&[4], &[1.0 + 0.00390625, -2.7, 0.0, 3.5]);
         let run = |dtype| apply(Cast { dtype }, std::slice::from_ref(&x))[0].reals();
         assert_eq!(run(DType::BF16), [1.0, -2.703125, 0.0, 3.5]);
         assert_eq!(run(DType::I32), [1.0, -2.0, 0.0, 3.0]);

@@ -102,7 +102,7 @@ impl Operator for Rope {
             [_, _, d] => d.size().unwrap_or(0),
             _ => return Err(format!("wants x as [tokens, heads, d], got {x}")),
         };
-        if self.dim == 0 || self.dim % 2 != 0 || self.dim > d {
+        if self.dim == 0 || !self.dim.is_multiple_of(2) || self.dim > d {
             return Err(format!("cannot rotate {} of {d} elements", self.dim));
         }
         let table = Type::new(x.dtype, [x.shape[0].clone(), Dim::from(self.dim / 2)]);
