@@ -93,7 +93,8 @@ impl Operator for Binary {
         if cx.dtype().is_float() {
             return cx.each(|i| self.kind.apply(a.at(i), b.at(i)));
         }
-        let values: Option<Vec<i64>> = (0..a.len()).map(|i| self.kind.apply_int(a.int_at(i), b.int_at(i))).collect();
+        let values: Option<Vec<i64>> =
+            (0..a.len()).map(|i| self.kind.apply_int(a.int_at(i), b.int_at(i))).collect();
         let values = values.ok_or("divides by zero")?;
         Ok(vec![Tensor::int(cx.dtype(), cx.shape(), values)])
     }

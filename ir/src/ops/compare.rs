@@ -57,7 +57,8 @@ impl Operator for Compare {
         let [a, b] = cx.args else { return Err("takes 2 arguments".into()) };
         if !a.dtype.is_float() {
             // Differences of 64-bit integers can be lost in f64; their sign is not.
-            return cx.each(|i| self.kind.apply(a.int_at(i).cmp(&b.int_at(i)) as i8 as f64, 0.0) as u8 as f64);
+            return cx
+                .each(|i| self.kind.apply(a.int_at(i).cmp(&b.int_at(i)) as i8 as f64, 0.0) as u8 as f64);
         }
         cx.each(|i| self.kind.apply(a.at(i), b.at(i)) as u8 as f64)
     }

@@ -24,7 +24,10 @@ impl Gather {
         integer("indices", indices)?;
         let batch = self.batch;
         if batch > self.axis || batch > indices.rank() || x.shape[..batch] != indices.shape[..batch] {
-            return Err(format!("{x} and {indices} do not share {batch} leading axes before axis {}", self.axis));
+            return Err(format!(
+                "{x} and {indices} do not share {batch} leading axes before axis {}",
+                self.axis
+            ));
         }
         let (before, after) = (&x.shape[..self.axis], &x.shape[self.axis + 1..]);
         Ok(before.iter().chain(&indices.shape[batch..]).chain(after).cloned().collect())

@@ -54,7 +54,9 @@ impl Operator for Permute {
             return Some(Simpler::Node(x));
         }
         match &graph.node(x).op {
-            Op::Permute(p) if p.axes.len() == self.axes.len() && self.axes.iter().all(|&a| a < p.axes.len()) => {
+            Op::Permute(p)
+                if p.axes.len() == self.axes.len() && self.axes.iter().all(|&a| a < p.axes.len()) =>
+            {
                 let axes = self.axes.iter().map(|&a| p.axes[a]).collect();
                 Some(Simpler::Op(Box::new(Permute { axes }.into()), graph.node(x).args.clone()))
             }

@@ -121,7 +121,9 @@ impl Operator for Reduce {
             Mean => {
                 let count = Dim::product(self.axes.iter().map(|&a| &g.ty(x).shape[a]));
                 let n = count.literal().ok_or_else(|| {
-                    g.error(format!("the gradient of a mean over {count} elements needs a literal size; use sum"))
+                    g.error(format!(
+                        "the gradient of a mean over {count} elements needs a literal size; use sum"
+                    ))
                 })?;
                 g.scale(back, 1.0 / n as f64)?
             }

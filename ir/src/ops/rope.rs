@@ -48,7 +48,9 @@ impl Rope {
         let (t, h, half) = (shape[0].clone(), shape[1].clone(), Dim::from(self.dim / 2));
         let x = g.slice(x, 2, Dim::from(0), Dim::from(self.dim))?;
         match self.layout {
-            RopeLayout::Half => Ok((g.slice(x, 2, Dim::from(0), half.clone())?, g.slice(x, 2, half.clone(), half)?)),
+            RopeLayout::Half => {
+                Ok((g.slice(x, 2, Dim::from(0), half.clone())?, g.slice(x, 2, half.clone(), half)?))
+            }
             RopeLayout::Interleaved => {
                 let pairs = g.reshape(x, vec![t.clone(), h.clone(), half.clone(), Dim::from(2)])?;
                 let mut side = |i: usize| {

@@ -107,7 +107,8 @@ mod tests {
     fn set_keeps_the_last_and_add_sums() {
         let x = Tensor::f32(&[3], &[1.0, 2.0, 3.0]);
         let (at, u) = (Tensor::int(DType::I32, &[3], vec![2, 0, 2]), Tensor::f32(&[3], &[10.0, 20.0, 30.0]));
-        let run = |kind| apply(Scatter { axis: 0, batch: 0, kind }, &[x.clone(), at.clone(), u.clone()])[0].reals();
+        let run =
+            |kind| apply(Scatter { axis: 0, batch: 0, kind }, &[x.clone(), at.clone(), u.clone()])[0].reals();
         assert_eq!(run(ScatterKind::Set), [20.0, 2.0, 30.0]);
         assert_eq!(run(ScatterKind::Add), [21.0, 2.0, 43.0]);
     }

@@ -26,7 +26,10 @@ impl Operator for Slice {
         axis_in(self.axis, x)?;
         let rest = &(&x.shape[self.axis] - &self.start) - &self.len;
         if [&rest, &self.start, &self.len].into_iter().any(|d| d.literal().is_some_and(|v| v < 0)) {
-            return Err(format!("{} .. {} + {} is outside axis {} of {x}", self.start, self.start, self.len, self.axis));
+            return Err(format!(
+                "{} .. {} + {} is outside axis {} of {x}",
+                self.start, self.start, self.len, self.axis
+            ));
         }
         let mut shape = x.shape.clone();
         shape[self.axis] = self.len.clone();

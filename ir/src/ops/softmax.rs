@@ -31,7 +31,8 @@ impl Operator for Softmax {
         for row in out.chunks_mut(n.max(1)) {
             let top = row.iter().fold(f64::NEG_INFINITY, |a, &b| ReduceKind::Max.step(a, b));
             let sum: f64 = row.iter().map(|x| (x - top).exp()).sum();
-            row.iter_mut().for_each(|x| *x = if self.log { *x - top - sum.ln() } else { (*x - top).exp() / sum });
+            row.iter_mut()
+                .for_each(|x| *x = if self.log { *x - top - sum.ln() } else { (*x - top).exp() / sum });
         }
         cx.real(out)
     }

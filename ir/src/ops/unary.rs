@@ -67,7 +67,9 @@ impl Operator for Unary {
         let [x] = cx.exactly()?;
         match self.kind {
             Not if x.dtype != DType::Bool => return Err(format!("not takes bool, got {x}")),
-            Neg | Abs if x.dtype == DType::Bool => return Err(format!("{:?} takes numbers, got {x}", self.kind)),
+            Neg | Abs if x.dtype == DType::Bool => {
+                return Err(format!("{:?} takes numbers, got {x}", self.kind));
+            }
             Not | Neg | Abs => {}
             _ => float("its argument", x)?,
         }
@@ -193,7 +195,12 @@ mod tests {
 
     #[test]
     fn erf_matches_tables() {
-        for (x, y) in [(0.5, 0.5204998778130465), (1.0, 0.8427007929497149), (2.4, 0.9993114861033549), (3.0, 0.9999779095030014)] {
+        for (x, y) in [
+            (0.5, 0.5204998778130465),
+            (1.0, 0.8427007929497149),
+            (2.4, 0.9993114861033549),
+            (3.0, 0.9999779095030014),
+        ] {
             assert!((super::erf(x) - y).abs() < 1e-14, "{x}: {}", super::erf(x));
             assert_eq!(super::erf(-x), -super::erf(x));
         }
