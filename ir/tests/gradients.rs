@@ -172,3 +172,33 @@ fn only_paths_are_walked() {
     assert!(e.to_string().contains("its cotangent"), "{e}");
     assert!(gradient(&mut g, &[(NodeId(999), y)], &[y]).is_err());
 }
+
+/// Arguments that do not fit are errors with the operator's name, whatever they are.
+#[test]
+fn wrong_arguments_are_errors() {
+    for case in cases() {
+        let mut g = Graph::new(vec![]);
+        let mut args = Vec::new();
+        for (i, a) in case.args.iter().enumerate() {
+            let t = a.tensor(i);
+            let shape = t.shape.iter().map(|&n| Dim::from(n)).collect();
+            args.push(g.input(&format!("x{i}"), t.dtype, shape).unwrap());
+        }
+        let scalar = g.input("scalar", DType::Bool, vec![]).unwrap();
+        let flat = g.input("flat", DType::I64, vec![Dim::from(1)]).unwrap();
+        let two = g.push(astrai_ir::ops::Topk { k: 1 }, &[flat]).unwrap();
+        let n = args.len();
+        let mut tries = vec![vec![], vec![scalar; n + 1], vec![two; n], [&args[..], &[flat; 9]].concat()];
+        if !matches!(case.op, Op::Concat(_)) {
+            tries.push(args[1..].to_vec());
+        }
+        for wrong in tries {
+            let e = g.push(case.op.clone(), &wrong).unwrap_err();
+            assert!(e.to_string().contains(case.op.name()), "{case:?}: {e}");
+        }
+        for wrong in [scalar, flat] {
+            // Some operators take these; none may panic.
+            let _ = g.push(case.op.clone(), &vec![wrong; n]);
+        }
+    }
+}

@@ -43,7 +43,8 @@ impl Operator for Cast {
     }
 
     fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
-        (graph.ty(*args.first()?).dtype == self.dtype).then(|| Simpler::Node(args[0]))
+        let &[x] = args else { return None };
+        (graph.ty(x).dtype == self.dtype).then_some(Simpler::Node(x))
     }
 }
 

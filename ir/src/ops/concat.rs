@@ -63,8 +63,8 @@ impl Operator for Concat {
         Ok(grads)
     }
 
-    fn simplify(&self, _: &Graph, args: &[NodeId]) -> Option<Simpler> {
-        (args.len() == 1).then(|| Simpler::Node(args[0]))
+    fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
+        (args.len() == 1 && self.axis < graph.ty(args[0]).rank()).then(|| Simpler::Node(args[0]))
     }
 
     fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {

@@ -45,7 +45,7 @@ impl Operator for Expand {
     }
 
     fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
-        let x = *args.first()?;
+        let &[x] = args else { return None };
         (graph.ty(x).shape == self.shape).then_some(Simpler::Node(x))
     }
 

@@ -49,7 +49,7 @@ impl Operator for Permute {
     }
 
     fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
-        let x = *args.first()?;
+        let &[x] = args else { return None };
         if self.axes.iter().enumerate().all(|(i, &a)| i == a) && graph.ty(x).rank() == self.axes.len() {
             return Some(Simpler::Node(x));
         }

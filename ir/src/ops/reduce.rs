@@ -146,7 +146,8 @@ impl Operator for Reduce {
     }
 
     fn simplify(&self, _: &Graph, args: &[NodeId]) -> Option<Simpler> {
-        self.axes.is_empty().then(|| args.first().copied().map(Simpler::Node)).flatten()
+        let &[x] = args else { return None };
+        self.axes.is_empty().then_some(Simpler::Node(x))
     }
 
     fn flops(&self, args: &[&Type], _: &[Type]) -> Dim {

@@ -35,7 +35,7 @@ impl Operator for Reshape {
     }
 
     fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
-        let x = *args.first()?;
+        let &[x] = args else { return None };
         let node = graph.node(x);
         if node.types.len() == 1 && node.ty().shape == self.shape {
             return Some(Simpler::Node(x));

@@ -57,7 +57,7 @@ impl Operator for Slice {
     }
 
     fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
-        let x = *args.first()?;
+        let &[x] = args else { return None };
         let node = graph.node(x);
         if self.start == Dim::from(0) && node.ty().shape.get(self.axis) == Some(&self.len) {
             return Some(Simpler::Node(x));
