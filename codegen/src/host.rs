@@ -165,6 +165,9 @@ fn dot_kernel(region: &Region, name: &str) -> Result<String, String> {
     out.push_str(&dot_epilogue(region, name, dot, lead_dims)?);
     let kind = if dtype == DType::BF16 { "DOT_WEIGHT_BF16" } else { "DOT_WEIGHT_F32" };
     let m = over_dims(region, &Dim::product(lead_dims));
+    if dtype == DType::BF16 && is_widened(g, x) {
+        out.push_str("#define DOT_A_BF16\n");
+    }
     let _ = write!(
         out,
         "#define NAME(x) {name}_##x\n#define DOT_M ((int64_t){m})\n#define DOT_N {n}\n#define DOT_K {k}\n\
@@ -173,6 +176,16 @@ fn dot_kernel(region: &Region, name: &str) -> Result<String, String> {
          #define EPILOGUE(m, n0, acc, valid) {name}_store(bufs, dims, m, n0, acc, valid)\n{DOT}"
     );
     Ok(out)
+}
+
+/// True for f32 values that are bf16 values.
+fn is_widened(g: &astrai_ir::Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    match &node.op {
+        Op::Cast(_) => g.ty(node.args[0]).dtype == DType::BF16,
+        op if op.is_view() => is_widened(g, node.args[0]),
+        _ => false,
+    }
 }
 
 /// `row[0..K]`: the left argument of one row.
