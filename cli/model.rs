@@ -62,7 +62,7 @@ impl Model {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, Error> {
         let graph: Graph = build(&self.config, program)?;
-        let options = Options { storage, dump: Dump::None };
+        let options = Options { storage, dump: Dump::None, gradient_of: None };
         let compiled = Arc::new(compile(&graph, &machine.target, &options)?);
         Session::new(
             compiled,

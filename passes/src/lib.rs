@@ -3,6 +3,7 @@
 
 mod canonicalise;
 mod decompose;
+mod differentiate;
 mod fuse;
 mod merge;
 mod place;
@@ -11,6 +12,7 @@ mod regions;
 
 pub use canonicalise::canonicalise;
 pub use decompose::decompose;
+pub use differentiate::{GRAD, differentiate};
 pub use fuse::fuse;
 pub use merge::merge;
 pub use place::place;

@@ -27,11 +27,13 @@ pub struct Options {
     pub storage: DType,
     /// Which stages are kept for the reader.
     pub dump: Dump,
+    /// The scalar output whose gradient by every weight is added, as `grad.<buffer>`.
+    pub gradient_of: Option<String>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { storage: DType::F32, dump: Dump::None }
+        Options { storage: DType::F32, dump: Dump::None, gradient_of: None }
     }
 }
 
@@ -55,6 +57,10 @@ pub fn compile(graph: &Graph, target: &Target, options: &Options) -> Result<Prog
     let g = stages.graph("build", || Ok(graph.clone()))?;
     let g = stages.graph("merge", || passes::merge(&g))?;
     let g = stages.graph("precision", || passes::precision(&g, policy))?;
+    let g = match &options.gradient_of {
+        Some(output) => stages.graph("differentiate", || passes::differentiate(&g, output))?,
+        None => g,
+    };
     let g = stages.graph("canonicalise", || passes::canonicalise(&g))?;
     let g = stages.graph("decompose", || passes::decompose(&g, &native))?;
     let plan = stages.other("fuse", || Ok(passes::fuse(&g)?), |p| p.regions.len())?;

@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn every_element_lands_where_kernels_read_it_whatever_the_pieces() {
-        let (n, k) = (77, 5);
+        let (n, k) = (77usize, 5usize);
         let source: Vec<u8> = (0..n * k).flat_map(|i| (i as f32).to_le_bytes()).collect();
         for dtype in [DType::F32, DType::BF16] {
             let mut to = vec![0u8; 96 * k.next_multiple_of(2) * dtype.bytes()];
