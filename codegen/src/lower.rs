@@ -117,7 +117,7 @@ impl<'a> Lower<'a> {
             Op::Input(i) => self.load(&i.name, node.ty(), at),
             Op::Const(c) => match c.as_scalar() {
                 Some(x) if dtype.is_float() => Ok(Expr::Real(x)),
-                Some(x) => Ok(Expr::Int(Index::constant(integer(x)))),
+                Some(_) => Ok(Expr::Int(Index::constant(integer(c.dtype.decode_int(&c.bits))))),
                 None => Err("a table of numbers inside a region".into()),
             },
             Op::Iota(i) => Ok(cast(DType::I64, dtype, Expr::Int(at[i.axis].clone()))),
@@ -151,13 +151,13 @@ impl<'a> Lower<'a> {
                 let (low, high) = (inner[p.axis].clone(), n.clone());
                 let value = match dtype.is_float() {
                     true => pad,
-                    false => Expr::Int(Index::constant(integer(p.value.0))),
+                    false => Expr::Int(Index::constant(integer(dtype.wrap(p.value.0 as i64)))),
                 };
                 self.within(low, high, |l| l.clamped(arg(0), &inner, p.axis), value)
             }
             Op::Unary(u) => {
                 let x = self.value(arg(0), at)?;
-                Ok(narrow(dtype, Expr::Unary(u.kind, Box::new(x))))
+                Ok(narrow(dtype, Expr::Unary(u.kind, dtype, Box::new(x))))
             }
             Op::Binary(b) => {
                 let (x, y) = (self.value(arg(0), at)?, self.value(arg(1), at)?);
@@ -371,7 +371,7 @@ impl<'a> Lower<'a> {
                 Ok(Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(x.clone()), Box::new(x)))
             })?;
             let m = Expr::Binary(BinaryKind::Add, DType::F32, Box::new(mean), Box::new(Expr::Real(eps)));
-            Ok(Expr::Unary(UnaryKind::Rsqrt, Box::new(m)))
+            Ok(Expr::Unary(UnaryKind::Rsqrt, DType::F32, Box::new(m)))
         })?;
         let x = self.value(args[0], at)?;
         let w = self.value(args[1], &at[at.len() - 1..])?;
@@ -388,11 +388,11 @@ impl<'a> Lower<'a> {
         let sum = self.statistic(id, 2, row, |l| {
             let sum = l.fold(ReduceKind::Sum, x, row, |l, k| {
                 let v = l.value(x, k)?;
-                Ok(Expr::Unary(UnaryKind::Exp, Box::new(sub(v, top.clone()))))
+                Ok(Expr::Unary(UnaryKind::Exp, DType::F32, Box::new(sub(v, top.clone()))))
             })?;
             let one = Expr::Real(1.0);
             Ok(match log {
-                true => Expr::Unary(UnaryKind::Log, Box::new(sum)),
+                true => Expr::Unary(UnaryKind::Log, DType::F32, Box::new(sum)),
                 false => Expr::Binary(BinaryKind::Div, DType::F32, Box::new(one), Box::new(sum)),
             })
         })?;
@@ -403,7 +403,7 @@ impl<'a> Lower<'a> {
             match log {
                 true => sub(shifted, sum),
                 false => {
-                    let e = Expr::Unary(UnaryKind::Exp, Box::new(shifted));
+                    let e = Expr::Unary(UnaryKind::Exp, DType::F32, Box::new(shifted));
                     Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(e), Box::new(sum))
                 }
             },
@@ -629,9 +629,9 @@ fn depth_of(at: &[Index]) -> usize {
     at.iter().map(Index::depth).max().unwrap_or(0)
 }
 
-fn integer(x: f64) -> Dim {
-    let magnitude = Dim::from(x.abs() as usize);
-    if x < 0.0 { &Dim::from(0) - &magnitude } else { magnitude }
+fn integer(x: i64) -> Dim {
+    let magnitude = Dim::from(x.unsigned_abs() as usize);
+    if x < 0 { &Dim::from(0) - &magnitude } else { magnitude }
 }
 
 fn cast(from: DType, to: DType, x: Expr) -> Expr {

@@ -208,8 +208,8 @@ fn step(kind: ReduceKind, dtype: DType, a: &str, b: &str) -> String {
 fn mean(kind: ReduceKind, dtype: DType, acc: &str, n: &Index) -> String {
     let value =
         if kind == ReduceKind::Mean { format!("{acc} / (float){}", index(n)) } else { acc.to_string() };
-    // The accumulator is f32; a narrow type rounds once, at the end.
-    if dtype.is_float() { round(dtype, value) } else { value }
+    // The accumulator is f32 or i64; a narrow type rounds or wraps once, at the end.
+    if dtype.is_float() { round(dtype, value) } else { wrap(dtype, value) }
 }
 
 /// Prefix of the functions on a type: `m` for floats, `i` for integers.
@@ -314,7 +314,7 @@ fn expr(e: &Expr) -> String {
                 false => load,
             }
         }
-        Expr::Unary(kind, x) => unary(*kind, &expr(x)),
+        Expr::Unary(kind, dtype, x) => unary(*kind, *dtype, &expr(x)),
         Expr::Act(act, x) => {
             let f = match act {
                 Activation::Silu => "m_silu",
@@ -346,7 +346,7 @@ fn convert(from: DType, to: DType, x: String) -> String {
         (true, true) => round(to, x),
         (false, true) => round(to, format!("(float)({x})")),
         (_, false) if to == DType::Bool => format!("(({x}) != 0)"),
-        (true, false) => format!("(int64_t)({})({x})", element(to)),
+        (true, false) => format!("(int64_t)({})f32_to_i64({x})", element(to)),
         (false, false) => format!("(int64_t)({})({x})", element(to)),
     }
 }
@@ -361,10 +361,11 @@ fn real(x: f64) -> String {
     }
 }
 
-fn unary(kind: UnaryKind, x: &str) -> String {
+fn unary(kind: UnaryKind, dtype: DType, x: &str) -> String {
     let f = match kind {
-        UnaryKind::Neg => return format!("(-{x})"),
+        UnaryKind::Neg => return wrap(dtype, format!("(-{x})")),
         UnaryKind::Not => return format!("(!{x})"),
+        UnaryKind::Abs if !dtype.is_float() => return wrap(dtype, format!("i_abs({x})")),
         UnaryKind::Abs => "m_abs",
         UnaryKind::Exp => "m_exp",
         UnaryKind::Log => "m_log",
@@ -389,15 +390,18 @@ fn binary(kind: BinaryKind, dtype: DType, a: &str, b: &str) -> String {
         BinaryKind::Div if dtype.is_float() => "/",
         BinaryKind::And => "&",
         BinaryKind::Or => "|",
-        BinaryKind::Div => return format!("i_div({a}, {b})"),
+        BinaryKind::Div => return wrap(dtype, format!("i_div({a}, {b})")),
         BinaryKind::Max => return format!("{f}_max({a}, {b})"),
         BinaryKind::Min => return format!("{f}_min({a}, {b})"),
         BinaryKind::Pow => return format!("{f}_pow({a}, {b})"),
     };
-    let value = format!("({a} {sign} {b})");
-    // Narrow integers wrap where their type ends.
+    wrap(dtype, format!("({a} {sign} {b})"))
+}
+
+/// Narrow integers wrap where their type ends.
+fn wrap(dtype: DType, value: String) -> String {
     match dtype {
-        DType::I32 | DType::I8 | DType::U8 => format!("(int64_t)({}){value}", element(dtype)),
+        DType::I32 | DType::I8 | DType::U8 => format!("(int64_t)({})({value})", element(dtype)),
         _ => value,
     }
 }

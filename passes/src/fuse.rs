@@ -314,7 +314,9 @@ impl<'a> Fuse<'a> {
         if computed().any(|id| packed_weight(self.g, *id).is_some()) {
             return Anchor::Dot;
         }
-        if computed().any(|id| matches!(self.g.node(*id).op, Op::Attention(_))) {
+        if computed().any(|id| matches!(&self.g.node(*id).op, Op::Attention(a) if a.scale.0 > 0.0))
+            && inside.iter().any(|id| is_attention_result(self.g, *id))
+        {
             return Anchor::Attention;
         }
         let known = |id: &NodeId| {

@@ -9,6 +9,7 @@ mod merge;
 mod place;
 mod precision;
 mod regions;
+mod strides;
 
 pub use canonicalise::canonicalise;
 pub use decompose::decompose;
