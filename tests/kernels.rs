@@ -1,11 +1,11 @@
 //! Host kernels against the interpreter: operators, shapes, types and fusions as a table, in few translation units.
 
-#[path = "kernels/pointwise.rs"]
-mod pointwise;
 #[path = "kernels/attend.rs"]
 mod attend;
 #[path = "kernels/dots.rs"]
 mod dots;
+#[path = "kernels/pointwise.rs"]
+mod pointwise;
 #[path = "kernels/row.rs"]
 mod row;
 #[path = "kernels/table.rs"]

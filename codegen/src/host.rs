@@ -1,6 +1,7 @@
 //! Host C of a region. In: a region. Out: functions for the runtime's pool: `units` work items a phase, any split of which
 //! over threads gives the same bits. Several kernels share a translation unit behind one prelude.
 
+use crate::columns::columns_kernel;
 use crate::index::{Index, Var};
 use crate::kernel::{Expr, Stmt};
 use crate::loops::{Loops, leading, loops};
@@ -57,7 +58,7 @@ pub fn emit(region: &Region, name: &str) -> Result<Kernel, String> {
 }
 
 /// Sizes and buffers as locals.
-fn prologue(p: &mut Printer, region: &Region) {
+pub(crate) fn prologue(p: &mut Printer, region: &Region) {
     for (i, s) in region.graph.symbols.iter().enumerate() {
         p.line(&format!("const int64_t {} = dims[{i}]; (void){0};", s.name));
     }
@@ -71,10 +72,11 @@ fn prologue(p: &mut Printer, region: &Region) {
     }
 }
 
-const PHASE: &str = "(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)";
+pub(crate) const PHASE: &str =
+    "(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)";
 
 /// An expression over `dims`, for use outside a kernel's body.
-fn over_dims(region: &Region, d: &Dim) -> String {
+pub(crate) fn over_dims(region: &Region, d: &Dim) -> String {
     let mut text = dim(d);
     for (i, s) in region.graph.symbols.iter().enumerate() {
         text = replace_word(&text, &s.name, &format!("dims[{i}]"));
@@ -97,6 +99,9 @@ fn replace_word(text: &str, word: &str, with: &str) -> String {
 }
 
 fn loops_kernel(region: &Region, name: &str) -> Result<String, String> {
+    if let Some(made) = columns_kernel(region, name) {
+        return made;
+    }
     let l = loops(region)?;
     let rows = over_dims(region, &l.rows);
     let units = match l.chunk {

@@ -128,7 +128,7 @@ impl Printer {
         });
     }
 
-    fn around(&mut self, outer: &[Var], body: impl FnOnce(&mut Printer)) {
+    pub fn around(&mut self, outer: &[Var], body: impl FnOnce(&mut Printer)) {
         for v in outer {
             let (name, n) = (&v.name, dim(&v.extent));
             self.line(&format!("for (int64_t {name} = 0; {name} < {n}; {name}++) {{"));
@@ -186,7 +186,7 @@ fn reduce_name(kind: ReduceKind) -> &'static str {
     }
 }
 
-fn identity(kind: ReduceKind, dtype: DType) -> String {
+pub fn identity(kind: ReduceKind, dtype: DType) -> String {
     match (kind, dtype.is_float()) {
         (ReduceKind::Sum | ReduceKind::Mean, _) => "0".into(),
         (ReduceKind::Prod, _) => "1".into(),
@@ -197,7 +197,7 @@ fn identity(kind: ReduceKind, dtype: DType) -> String {
     }
 }
 
-fn step(kind: ReduceKind, dtype: DType, a: &str, b: &str) -> String {
+pub fn step(kind: ReduceKind, dtype: DType, a: &str, b: &str) -> String {
     match kind {
         ReduceKind::Sum | ReduceKind::Mean => format!("{a} + {b}"),
         ReduceKind::Prod => format!("{a} * {b}"),
@@ -302,7 +302,7 @@ fn atom(a: &Atom) -> String {
     }
 }
 
-fn expr(e: &Expr) -> String {
+pub fn expr(e: &Expr) -> String {
     match e {
         Expr::Real(x) => real(*x),
         Expr::Int(i) => format!("(int64_t)({})", index(i)),

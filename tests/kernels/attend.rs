@@ -39,13 +39,22 @@ fn outputs(t: &mut Table, name: &str, a: Attention, args: &[NodeId], lse: bool) 
 fn shapes_and_options() {
     let mut t = Table::new();
     let s = starts(&mut t);
-    for (i, heads) in [(1, 1, 1, 1), (4, 2, 16, 16), (6, 2, 33, 7), (8, 1, 64, 64), (3, 3, 65, 20)].into_iter().enumerate() {
+    for (i, heads) in
+        [(1, 1, 1, 1), (4, 2, 16, 16), (6, 2, 33, 7), (8, 1, 64, 64), (3, 3, 65, 20)].into_iter().enumerate()
+    {
         let [q, k, v] = qkv(&mut t, DType::F32, heads);
         outputs(&mut t, &format!("shape {i}"), attention(heads.2), &[q, k, v, s], i % 2 == 0);
     }
     let heads = (4, 2, 16, 16);
-    for (i, (causal, window, softcap)) in
-        [(false, None, None), (true, Some(1), None), (true, Some(9), None), (true, None, Some(5.0)), (true, Some(70), Some(2.0))].into_iter().enumerate()
+    for (i, (causal, window, softcap)) in [
+        (false, None, None),
+        (true, Some(1), None),
+        (true, Some(9), None),
+        (true, None, Some(5.0)),
+        (true, Some(70), Some(2.0)),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let [q, k, v] = qkv(&mut t, DType::F32, heads);
         let a = Attention { causal, window, softcap: softcap.map(Real), ..attention(16) };
@@ -139,7 +148,13 @@ fn arguments_that_are_not_in_memory() {
     outputs(&mut t, "lossy keys", attention(8), &[q, lossy, v, s], false);
     let heads = t.x(dims(&[5]));
     let sinks = t.g.slice(heads, 0, Dim::from(1), Dim::from(4)).unwrap();
-    outputs(&mut t, "sinks of a slice", Attention { sinks: true, ..attention(8) }, &[q, k, v, s, sinks], false);
+    outputs(
+        &mut t,
+        "sinks of a slice",
+        Attention { sinks: true, ..attention(8) },
+        &[q, k, v, s, sinks],
+        false,
+    );
     let both = t.g.push(Attention { softcap: Some(Real(3.0)), ..attention(8) }, &[q, k, v, s]).unwrap();
     let l = t.g.part(both, 1).unwrap();
     t.case("log-sum-exp alone", l);

@@ -19,7 +19,9 @@ fn packed(t: &mut Table, dtype: DType, x: NodeId, n: usize, k: usize) -> NodeId 
 fn the_packed_core_at_odd_sizes() {
     let mut t = Table::new();
     for dtype in [DType::F32, DType::BF16] {
-        for (n, k) in [(1usize, 1usize), (7, 3), (31, 33), (32, 32), (33, 257), (65, 64), (96, 300), (257, 31)] {
+        for (n, k) in
+            [(1usize, 1usize), (7, 3), (31, 33), (32, 32), (33, 257), (65, 64), (96, 300), (257, 31)]
+        {
             let x = t.x(rows(&[k]));
             let y = packed(&mut t, dtype, x, n, k);
             t.case(&format!("{dtype} [{n}, {k}]"), y);
@@ -104,7 +106,10 @@ fn prologues() {
             let y = packed(&mut t, dtype, x, 20, k);
             t.case(&format!("{dtype} {k} gated"), y);
             let joined = t.x(rows(&[2 * k]));
-            let (a, b) = (t.g.slice(joined, 1, Dim::from(0), Dim::from(k)).unwrap(), t.g.slice(joined, 1, Dim::from(k), Dim::from(k)).unwrap());
+            let (a, b) = (
+                t.g.slice(joined, 1, Dim::from(0), Dim::from(k)).unwrap(),
+                t.g.slice(joined, 1, Dim::from(k), Dim::from(k)).unwrap(),
+            );
             let x = t.g.push(GatedAct { act: Activation::GeluTanh }, &[a, b]).unwrap();
             let y = packed(&mut t, dtype, x, 20, k);
             t.case(&format!("{dtype} {k} gated halves"), y);
@@ -146,7 +151,9 @@ fn prologues() {
 #[test]
 fn a_cast_that_loses_values_is_not_looked_through() {
     let mut t = Table::new();
-    for (weight, through) in [(DType::F32, DType::I32), (DType::BF16, DType::F16), (DType::F32, DType::F8E4M3)] {
+    for (weight, through) in
+        [(DType::F32, DType::I32), (DType::BF16, DType::F16), (DType::F32, DType::F8E4M3)]
+    {
         let (x, w) = (t.x(rows(&[16])), t.weight(weight, &[8, 16]));
         let w = t.g.scale(w, 1.0).unwrap();
         let w = t.g.cast(w, through).unwrap();
@@ -177,7 +184,10 @@ fn generic_dots() {
         t.case(&format!("generic {i}"), y);
         let y = t.g.unary(UnaryKind::Tanh, y).unwrap();
         t.case(&format!("generic {i} and on"), y);
-        let (a, b) = (t.input(DType::BF16, rows(l), Fill::Real(-1.0, 1.0)), t.input(DType::BF16, dims(r), Fill::Real(-1.0, 1.0)));
+        let (a, b) = (
+            t.input(DType::BF16, rows(l), Fill::Real(-1.0, 1.0)),
+            t.input(DType::BF16, dims(r), Fill::Real(-1.0, 1.0)),
+        );
         let y = t.g.push(Dot { batch, contract }, &[a, b]).unwrap();
         t.case(&format!("generic {i} bf16"), y);
     }

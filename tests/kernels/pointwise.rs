@@ -82,7 +82,10 @@ fn binary_and_compare_of_every_type() {
     use BinaryKind::*;
     for dtype in INTS {
         let low = if dtype == DType::U8 { 0 } else { -100 };
-        let (a, b) = (t.input(dtype, rows(&[]), Fill::List(vec![low as f64, 100.0, 3.0, 1.0, 77.0])), t.input(dtype, rows(&[]), Fill::Int(1, 90)));
+        let (a, b) = (
+            t.input(dtype, rows(&[]), Fill::List(vec![low as f64, 100.0, 3.0, 1.0, 77.0])),
+            t.input(dtype, rows(&[]), Fill::Int(1, 90)),
+        );
         for kind in [Add, Sub, Mul, Div, Max, Min] {
             let y = t.g.binary(kind, a, b).unwrap();
             t.case(&format!("{kind:?} {dtype}"), y);
@@ -94,7 +97,8 @@ fn binary_and_compare_of_every_type() {
         }
     }
     for dtype in [FLOATS.as_slice(), &INTS].concat() {
-        let (a, b) = (t.input(dtype, rows(&[2]), Fill::Int(0, 3)), t.input(dtype, rows(&[2]), Fill::Int(0, 3)));
+        let (a, b) =
+            (t.input(dtype, rows(&[2]), Fill::Int(0, 3)), t.input(dtype, rows(&[2]), Fill::Int(0, 3)));
         for kind in CompareKind::ALL {
             let y = t.g.compare(kind, a, b).unwrap();
             t.case(&format!("{kind:?} {dtype}"), y);
@@ -103,7 +107,8 @@ fn binary_and_compare_of_every_type() {
         let y = t.g.select(c, a, b).unwrap();
         t.case(&format!("select {dtype}"), y);
     }
-    let (a, b) = (t.input(DType::Bool, rows(&[]), Fill::Int(0, 1)), t.input(DType::Bool, rows(&[]), Fill::Int(0, 1)));
+    let (a, b) =
+        (t.input(DType::Bool, rows(&[]), Fill::Int(0, 1)), t.input(DType::Bool, rows(&[]), Fill::Int(0, 1)));
     for kind in [And, Or] {
         let y = t.g.binary(kind, a, b).unwrap();
         t.case(&format!("{kind:?}"), y);
@@ -116,7 +121,11 @@ fn casts_between_all_types() {
     let mut t = Table::new();
     let reals = vec![0.0, -0.0, 0.4, -0.6, 1.5, 2.5, 3.1, 100.7, 0.001, 2e-3, 17.0, 120.0, 1e-7];
     for from in DType::ALL {
-        let fill = if from.is_float() { Fill::List(reals.clone()) } else { Fill::Int(0, if from == DType::Bool { 1 } else { 127 }) };
+        let fill = if from.is_float() {
+            Fill::List(reals.clone())
+        } else {
+            Fill::Int(0, if from == DType::Bool { 1 } else { 127 })
+        };
         let x = t.input(from, rows(&[]), fill);
         for to in DType::ALL {
             let y = t.g.cast(x, to).unwrap();
@@ -132,7 +141,24 @@ fn casts_between_all_types() {
 #[test]
 fn casts_at_the_edges_of_the_types() {
     let mut t = Table::new();
-    let wild = vec![f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 3e9, -3e9, 1e19, -1e19, 300.0, -1.0, -129.0, 447.0, 449.0, 470.0, 6e4, 7e4, 1e38];
+    let wild = vec![
+        f64::NAN,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        3e9,
+        -3e9,
+        1e19,
+        -1e19,
+        300.0,
+        -1.0,
+        -129.0,
+        447.0,
+        449.0,
+        470.0,
+        6e4,
+        7e4,
+        1e38,
+    ];
     for from in [DType::F32, DType::BF16, DType::F16] {
         let x = t.input(from, rows(&[]), Fill::List(wild.clone()));
         for to in DType::ALL {
@@ -141,7 +167,11 @@ fn casts_at_the_edges_of_the_types() {
         }
     }
     for from in [DType::I64, DType::I32, DType::I8] {
-        let x = t.input(from, rows(&[]), Fill::List(vec![-1.0, -128.0, 255.0, 256.0, 70000.0, -70001.0, 16_777_217.0]));
+        let x = t.input(
+            from,
+            rows(&[]),
+            Fill::List(vec![-1.0, -128.0, 255.0, 256.0, 70000.0, -70001.0, 16_777_217.0]),
+        );
         for to in DType::ALL {
             let y = t.g.cast(x, to).unwrap();
             t.case(&format!("{from} to {to}"), y);
@@ -155,7 +185,10 @@ fn gated_activations_constants_and_scalars() {
     let mut t = Table::new();
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for act in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
-            let (a, b) = (t.input(dtype, rows(&[33]), Fill::Real(-6.0, 6.0)), t.input(dtype, rows(&[33]), Fill::Real(-2.0, 2.0)));
+            let (a, b) = (
+                t.input(dtype, rows(&[33]), Fill::Real(-6.0, 6.0)),
+                t.input(dtype, rows(&[33]), Fill::Real(-2.0, 2.0)),
+            );
             let y = t.g.push(GatedAct { act }, &[a, b]).unwrap();
             t.case(&format!("{act:?} {dtype}"), y);
         }

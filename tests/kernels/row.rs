@@ -143,7 +143,10 @@ fn rope_of_both_layouts_whole_and_partial() {
         let n = t.g.rms_norm(heads, w, 1e-6).unwrap();
         let y = t.g.push(Rope { layout, dim: 16 }, &[n, c, s]).unwrap();
         t.case(&format!("{layout:?} of normed heads of a joined row"), y);
-        let (xb, cb) = (t.input(DType::BF16, rows(&[2, 16]), Fill::Real(-1.0, 1.0)), t.input(DType::BF16, rows(&[8]), Fill::Real(-1.0, 1.0)));
+        let (xb, cb) = (
+            t.input(DType::BF16, rows(&[2, 16]), Fill::Real(-1.0, 1.0)),
+            t.input(DType::BF16, rows(&[8]), Fill::Real(-1.0, 1.0)),
+        );
         let y = t.g.push(Rope { layout, dim: 16 }, &[xb, cb, cb]).unwrap();
         t.case(&format!("{layout:?} bf16"), y);
         let y = t.g.slice(y, 2, Dim::from(3), Dim::from(9)).unwrap();

@@ -4,9 +4,7 @@
 
 use astrai::machine::Machine;
 use astrai_ir::ops::Op;
-use astrai_ir::{
-    Anchor, DType, Dim, Graph, NodeId, Precision, Shape, Sizes, Symbol, Tensor, Type, eval,
-};
+use astrai_ir::{Anchor, DType, Dim, Graph, NodeId, Precision, Shape, Sizes, Symbol, Tensor, Type, eval};
 use astrai_runtime::{Device, Dump, Options, Program, Session, Value, compile};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -214,7 +212,13 @@ pub fn tolerance(g: &Graph, id: NodeId, storage: DType) -> f64 {
         let exact = node.op.is_view()
             || matches!(
                 node.op,
-                Op::Select(_) | Op::Concat(_) | Op::Pad(_) | Op::Gather(_) | Op::Iota(_) | Op::Const(_) | Op::Part(_)
+                Op::Select(_)
+                    | Op::Concat(_)
+                    | Op::Pad(_)
+                    | Op::Gather(_)
+                    | Op::Iota(_)
+                    | Op::Const(_)
+                    | Op::Part(_)
             );
         if let Op::Call(c) = &node.op {
             let b = &g.block(c.block).graph;
@@ -246,8 +250,9 @@ pub fn compare(got: &Tensor, want: &Tensor, tolerance: f64) -> Result<(), String
     }
     match first {
         None => Ok(()),
-        Some((i, a, b)) => {
-            Err(format!("{bad} of {} differ, element {i} is {a:?}, not {b:?} (allowed {allowed:e})", want.len()))
-        }
+        Some((i, a, b)) => Err(format!(
+            "{bad} of {} differ, element {i} is {a:?}, not {b:?} (allowed {allowed:e})",
+            want.len()
+        )),
     }
 }

@@ -14,7 +14,11 @@ fn n() -> Dim {
 /// The view itself, and a function of it.
 fn both(t: &mut Table, name: &str, id: NodeId) {
     t.case(name, id);
-    let e = if t.g.ty(id).dtype == DType::F32 { t.g.unary(UnaryKind::Tanh, id).unwrap() } else { t.g.cast(id, DType::F32).unwrap() };
+    let e = if t.g.ty(id).dtype == DType::F32 {
+        t.g.unary(UnaryKind::Tanh, id).unwrap()
+    } else {
+        t.g.cast(id, DType::F32).unwrap()
+    };
     t.case(&format!("{name}, used"), e);
 }
 
@@ -92,10 +96,20 @@ fn concat_and_pad() {
     for (i, (before, after)) in [(0usize, 1usize), (1, 0), (3, 4), (32, 1)].into_iter().enumerate() {
         let x = t.x(rows(&[7]));
         for axis in [0, 1] {
-            let p = Pad { axis, before: before.into(), after: after.into(), value: Real(if i == 1 { f64::NEG_INFINITY } else { 0.5 }) };
+            let p = Pad {
+                axis,
+                before: before.into(),
+                after: after.into(),
+                value: Real(if i == 1 { f64::NEG_INFINITY } else { 0.5 }),
+            };
             let y = t.g.push(p, &[x]).unwrap();
             both(&mut t, &format!("pad {i} of axis {axis}"), y);
-            let y = t.g.push(Pad { axis: 1 - axis, before: 1usize.into(), after: 0usize.into(), value: Real(-1.0) }, &[y]).unwrap();
+            let y =
+                t.g.push(
+                    Pad { axis: 1 - axis, before: 1usize.into(), after: 0usize.into(), value: Real(-1.0) },
+                    &[y],
+                )
+                .unwrap();
             let shape = vec![Dim::product(&t.g.ty(y).shape)];
             let y = t.g.reshape(y, shape).unwrap();
             both(&mut t, &format!("pad {i} of axis {axis}, twice and flat"), y);
@@ -128,7 +142,13 @@ fn iota_and_gather() {
     let y = t.g.permute(y, &[1, 2, 0]).unwrap();
     both(&mut t, "columns, permuted", y);
     let x = t.x(rows(&[4, 6]));
-    for (axis, batch, shape) in [(1usize, 1usize, rows(&[3])), (2, 1, rows(&[2])), (2, 2, rows(&[4, 3])), (2, 0, dims(&[7])), (1, 1, rows(&[]))] {
+    for (axis, batch, shape) in [
+        (1usize, 1usize, rows(&[3])),
+        (2, 1, rows(&[2])),
+        (2, 2, rows(&[4, 3])),
+        (2, 0, dims(&[7])),
+        (1, 1, rows(&[])),
+    ] {
         let top = if axis == 1 { 3 } else { 5 };
         let i = t.input(DType::I32, shape, Fill::Int(0, top));
         let y = t.g.push(Gather { axis, batch }, &[x, i]).unwrap();
