@@ -6,6 +6,8 @@ mod attend;
 mod dots;
 #[path = "kernels/pointwise.rs"]
 mod pointwise;
+#[path = "kernels/programs.rs"]
+mod programs;
 #[path = "kernels/row.rs"]
 mod row;
 #[path = "kernels/table.rs"]

@@ -6,7 +6,7 @@ use crate::index::{Index, Var};
 use crate::kernel::{Expr, Stmt};
 use crate::loops::{Loops, leading, loops};
 use crate::lower::Lower;
-use crate::print::{Dialect, Printer, dim, element};
+use crate::print::{Dialect, Printer, dim, element, symbol};
 use crate::{Kernel, comment};
 use astrai_ir::ops::Op;
 use astrai_ir::{Anchor, DType, Dim, NodeId, Region};
@@ -60,7 +60,7 @@ pub fn emit(region: &Region, name: &str) -> Result<Kernel, String> {
 /// Sizes and buffers as locals.
 pub(crate) fn prologue(p: &mut Printer, region: &Region) {
     for (i, s) in region.graph.symbols.iter().enumerate() {
-        p.line(&format!("const int64_t {} = dims[{i}]; (void){0};", s.name));
+        p.line(&format!("const int64_t {} = dims[{i}]; (void){0};", symbol(&s.name)));
     }
     let reads = region.reads();
     for (i, t) in reads.iter().enumerate() {
@@ -79,7 +79,7 @@ pub(crate) const PHASE: &str =
 pub(crate) fn over_dims(region: &Region, d: &Dim) -> String {
     let mut text = dim(d);
     for (i, s) in region.graph.symbols.iter().enumerate() {
-        text = replace_word(&text, &s.name, &format!("dims[{i}]"));
+        text = replace_word(&text, &symbol(&s.name), &format!("dims[{i}]"));
     }
     text
 }
@@ -228,7 +228,7 @@ fn dot_prologue(region: &Region, name: &str, x: NodeId, lead_dims: &[Dim]) -> Re
 
 fn reads_only(p: &mut Printer, region: &Region) {
     for (i, s) in region.graph.symbols.iter().enumerate() {
-        p.line(&format!("const int64_t {} = dims[{i}]; (void){0};", s.name));
+        p.line(&format!("const int64_t {} = dims[{i}]; (void){0};", symbol(&s.name)));
     }
     for (i, t) in region.reads().iter().enumerate() {
         p.line(&format!("const {0} *restrict r{i} = (const {0} *)bufs[{i}]; (void)r{i};", element(t.dtype)));

@@ -259,6 +259,11 @@ fn stored(dtype: DType, value: &Expr) -> String {
     }
 }
 
+/// A size's variable in a kernel, which no other variable of kernels is named like.
+pub fn symbol(name: &str) -> String {
+    format!("n_{name}")
+}
+
 /// A size as an expression over the kernel's symbols.
 pub fn dim(d: &Dim) -> String {
     let mut out = String::new();
@@ -266,7 +271,7 @@ pub fn dim(d: &Dim) -> String {
         if !out.is_empty() {
             out.push_str(" + ");
         }
-        let mut factors: Vec<String> = symbols.iter().map(|s| s.to_string()).collect();
+        let mut factors: Vec<String> = symbols.iter().map(|s| symbol(s)).collect();
         if coef != 1 || factors.is_empty() {
             factors.insert(0, coef.to_string());
         }
