@@ -117,7 +117,9 @@ impl Bench {
             ("--seq", self.seq.is_some()),
         ];
         if let Some((flag, _)) = set.iter().find(|(_, set)| *set) {
-            return Err(format!("{flag} means nothing to bench gemm, which has its own sizes; leave it out").into());
+            return Err(
+                format!("{flag} means nothing to bench gemm, which has its own sizes; leave it out").into()
+            );
         }
         for (m, n, k) in GEMMS {
             let work = 2.0 * (m * n * k) as f64;
@@ -173,9 +175,8 @@ impl Bench {
     fn compile(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {
         let (config, program) = self.program()?;
         let options = Options { storage: self.machine.storage(), ..Options::default() };
-        let planning = || -> Result<_, Failure> {
-            Ok(compile(&build(&config, &program)?, &machine.target, &options)?)
-        };
+        let planning =
+            || -> Result<_, Failure> { Ok(compile(&build(&config, &program)?, &machine.target, &options)?) };
         let planned = planning()?;
         let seconds = (0..self.repeat).map(|_| Ok(once(planning)?.1)).collect::<Result<_, Failure>>()?;
         let kernels = planned.kernels.iter().flatten().count();

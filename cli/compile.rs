@@ -86,9 +86,8 @@ impl Compile {
         let keep = self.output.is_some() || self.dump_after.is_some();
         let options =
             Options { storage: self.machine.storage(), dump: if keep { Dump::All } else { Dump::None } };
-        let (planned, seconds) = measure::once(|| {
-            astrai_runtime::compile(&subject.graph, &machine.target, &options)
-        })?;
+        let (planned, seconds) =
+            measure::once(|| astrai_runtime::compile(&subject.graph, &machine.target, &options))?;
         let mut report = summary(&planned, subject.parameters, subject.build_seconds + seconds)?;
         report.extend(subject.about.as_object().cloned().unwrap_or_default());
         if let Some(folder) = &self.output {
@@ -157,14 +156,19 @@ fn read_graph(path: &Path) -> Result<Option<Value>, Failure> {
         return Ok(None);
     }
     if meta.len() > MAX_GRAPH {
-        let line = format!("{}: is larger than {} MiB; give a config.json or a graph", path.display(), MAX_GRAPH >> 20);
+        let line = format!(
+            "{}: is larger than {} MiB; give a config.json or a graph",
+            path.display(),
+            MAX_GRAPH >> 20
+        );
         return Err(line.into());
     }
     let Ok(text) = std::fs::read_to_string(path) else { return Ok(None) };
     if !text.contains("\"astrai_ir\"") {
         return Ok(None);
     }
-    let value: Value = serde_json::from_str(&text).map_err(|e| format!("{}: is not JSON: {e}", path.display()))?;
+    let value: Value =
+        serde_json::from_str(&text).map_err(|e| format!("{}: is not JSON: {e}", path.display()))?;
     Ok(value.get("astrai_ir").is_some().then_some(value))
 }
 
@@ -181,8 +185,11 @@ fn dump(out: &mut dyn Write, planned: &Planned, pass: &str) -> Result<(), Failur
         Some((_, graph)) => Ok(write!(out, "{graph}")?),
         None => {
             let names: Vec<&str> = graphs.iter().map(|(name, _)| *name).collect();
-            Err(format!("--dump-after {pass}: no pass of this name leaves a graph; there are {}, all", names.join(", "))
-                .into())
+            Err(format!(
+                "--dump-after {pass}: no pass of this name leaves a graph; there are {}, all",
+                names.join(", ")
+            )
+            .into())
         }
     }
 }

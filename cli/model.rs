@@ -82,7 +82,8 @@ impl Model {
         let text = format!("{:#}\n", self.config.save());
         std::fs::write(&config, text).map_err(|e| format!("{}: {e}", config.display()))?;
         let specs = self.config.tensors();
-        let entry = |t: &TensorSpec| Entry { name: t.name.clone(), dtype: DType::F32, shape: t.shape.clone() };
+        let entry =
+            |t: &TensorSpec| Entry { name: t.name.clone(), dtype: DType::F32, shape: t.shape.clone() };
         let entries: Vec<Entry> = specs.iter().map(entry).collect();
         let write = || -> Result<(), WeightsError> {
             let path = folder.join("model.safetensors");

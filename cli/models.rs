@@ -24,7 +24,8 @@ impl Models {
     pub fn run(&self, out: &mut dyn Write) -> Done {
         if self.json {
             for m in MODELS {
-                let line = json!({"name": m.name, "architectures": m.architectures, "description": m.description});
+                let line =
+                    json!({"name": m.name, "architectures": m.architectures, "description": m.description});
                 writeln!(out, "{line}")?;
             }
             return Ok(ExitCode::SUCCESS);

@@ -62,9 +62,7 @@ fn plan(program: &Program) -> Value {
             "parts": parts,
         })
     });
-    let symbol = |s: &astrai_ir::Symbol| {
-        json!({"name": &*s.name, "min": s.min, "max": s.max, "multiple_of": s.multiple_of})
-    };
+    let symbol = |s: &astrai_ir::Symbol| json!({"name": &*s.name, "min": s.min, "max": s.max, "multiple_of": s.multiple_of});
     let names: Vec<&str> = plan.bodies.iter().map(|b| b.name.as_str()).collect();
     json!({
         "symbols": plan.symbols.iter().map(symbol).collect::<Vec<_>>(),
@@ -85,9 +83,7 @@ fn body(b: &Body, kernel: &dyn Fn(usize) -> String, bodies: &[&str]) -> Value {
             json!({"call": bodies.get(*body), "args": args, "results": results, "origin": &**origin})
         }
     };
-    let param = |(name, layout): &(String, astrai_ir::Layout)| {
-        json!({"name": name, "layout": format!("{layout:?}").to_lowercase()})
-    };
+    let param = |(name, layout): &(String, astrai_ir::Layout)| json!({"name": name, "layout": format!("{layout:?}").to_lowercase()});
     json!({
         "name": b.name,
         "params": b.params.iter().map(param).collect::<Vec<_>>(),

@@ -78,9 +78,8 @@ impl Quickstart {
 
     fn tour(&self, out: &mut dyn Write, machine: &Machine, folder: &Path) -> Result<Value, Failure> {
         let quiet = self.json;
-        let mut tell = |text: String| -> Result<(), Failure> {
-            Ok(if quiet { () } else { writeln!(out, "{text}")? })
-        };
+        let mut tell =
+            |text: String| -> Result<(), Failure> { Ok(if quiet { () } else { writeln!(out, "{text}")? }) };
         make_model(folder, machine.device == Device::Host)?;
         let (config, _) = read_config(folder, false)?;
         let parameters = config.parameter_count();
@@ -100,9 +99,8 @@ impl Quickstart {
         ))?;
         let model = Model::open(folder, false)?;
         let length = (PROMPT.len() + NEW) as u64;
-        let (mut session, loading) = measure::once(|| {
-            model.session(&greedy::program(length), storage, machine, &mut |_, _| {})
-        })?;
+        let (mut session, loading) =
+            measure::once(|| model.session(&greedy::program(length), storage, machine, &mut |_, _| {}))?;
         let (chosen, running) = measure::once(|| {
             greedy::continue_greedily(&mut session, &PROMPT, NEW, config.vocab_size, &mut |_| {})
         })?;

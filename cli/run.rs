@@ -95,7 +95,13 @@ impl Run {
         self.report(out, &results, seconds, &rows)
     }
 
-    fn report(&self, out: &mut dyn Write, results: &[(String, Array)], seconds: f64, rows: &[ProfileRow]) -> Done {
+    fn report(
+        &self,
+        out: &mut dyn Write,
+        results: &[(String, Array)],
+        seconds: f64,
+        rows: &[ProfileRow],
+    ) -> Done {
         let loss = results.iter().find(|(n, _)| n == "loss").and_then(|(_, v)| v.to_f32().first().copied());
         if self.json {
             let shapes = results.iter().map(|(n, v)| (n.clone(), json!(v.shape)));
@@ -146,7 +152,8 @@ fn shaped(results: Vec<(String, Array)>, of: &Sequences) -> Vec<(String, Array)>
 }
 
 fn write_results(path: &Path, results: &[(String, Array)]) -> Result<(), Failure> {
-    let tensors = results.iter().map(|(n, v)| (n.as_str(), DType::F32, v.shape.as_slice(), v.bytes.as_slice()));
+    let tensors =
+        results.iter().map(|(n, v)| (n.as_str(), DType::F32, v.shape.as_slice(), v.bytes.as_slice()));
     Ok(write(path, tensors, &BTreeMap::new())?)
 }
 
@@ -178,6 +185,7 @@ fn profile_table(rows: &[ProfileRow]) -> String {
             r.origin.to_string(),
         ]
     };
-    let head = ["kernel", "launches", "predicted ms", "measured ms", "share", "GB/s", "GFLOP/s", "first origin"];
+    let head =
+        ["kernel", "launches", "predicted ms", "measured ms", "share", "GB/s", "GFLOP/s", "first origin"];
     table(&head, &rows.iter().map(row).collect::<Vec<_>>())
 }

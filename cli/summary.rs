@@ -35,8 +35,7 @@ pub fn summary(program: &Program, parameters: u64, seconds: f64) -> Result<Map<S
     put("planned_bytes", json!(cost.weight_bytes.saturating_add(cost.arena_bytes)));
     put("kv_bytes_per_token", json!(cost.kv_bytes_per_token));
     put("compile_seconds", json!(seconds));
-    let pass =
-        |s: &astrai_runtime::Stage| json!({"name": s.name, "seconds": s.seconds, "nodes": s.nodes});
+    let pass = |s: &astrai_runtime::Stage| json!({"name": s.name, "seconds": s.seconds, "nodes": s.nodes});
     put("passes", program.stages.iter().map(pass).collect());
     Ok(map)
 }

@@ -168,7 +168,8 @@ impl Proof {
         if logits {
             rows.push(match got("logits") {
                 Some(got) => {
-                    let (error, tolerance, note) = self.compare_logits(&got, &self.floats("logits", got.len())?);
+                    let (error, tolerance, note) =
+                        self.compare_logits(&got, &self.floats("logits", got.len())?);
                     Row::compared("logits", error, tolerance, note)
                 }
                 None => missing("logits"),
@@ -274,7 +275,12 @@ fn judge(chosen: &[Choice], want: &[i64], margins: &[f32], storage: DType) -> Ro
         let off = f64::from((c.margin - margin).abs()) / f64::from(c.top).max(1e-30);
         worst = if off.is_nan() { f64::NAN } else { worst.max(off) };
         if storage == DType::F32 && (off.is_nan() || off > MARGIN) {
-            return Row::compared("greedy", off, MARGIN, &format!("margin of token {i}, of the largest logit"));
+            return Row::compared(
+                "greedy",
+                off,
+                MARGIN,
+                &format!("margin of token {i}, of the largest logit"),
+            );
         }
     }
     let note = format!("{} tokens equal; error is of the margins", want.len());
