@@ -144,7 +144,7 @@ impl<'a> Lower<'a> {
             }
             Op::Concat(c) => self.concat(&node.args, c.axis, at),
             Op::Pad(p) => {
-                let pad = Expr::Real(p.value.0);
+                let pad = Expr::Real(dtype.round(p.value.0));
                 let n = self.ty(arg(0)).shape[p.axis].clone();
                 let mut inner = at.to_vec();
                 inner[p.axis] = inner[p.axis].plus(&(&Dim::from(0) - &p.before));
@@ -157,7 +157,10 @@ impl<'a> Lower<'a> {
             }
             Op::Unary(u) => {
                 let x = self.value(arg(0), at)?;
-                Ok(narrow(dtype, Expr::Unary(u.kind, Box::new(x))))
+                Ok(match dtype.is_float() || dtype == DType::Bool {
+                    true => narrow(dtype, Expr::Unary(u.kind, Box::new(x))),
+                    false => integer_unary(u.kind, dtype, x),
+                })
             }
             Op::Binary(b) => {
                 let (x, y) = (self.value(arg(0), at)?, self.value(arg(1), at)?);
@@ -561,7 +564,9 @@ impl<'a> Lower<'a> {
         self.cuts(id, 0, len, &mut cuts, &mut paired, 0);
         cuts.sort_unstable();
         cuts.dedup();
-        let step = |a: usize, b: usize| if b <= paired && (b - a) % 2 == 0 && a % 2 == 0 { 2 } else { 1 };
+        let step = |a: usize, b: usize| {
+            if b <= paired && (b - a).is_multiple_of(2) && a.is_multiple_of(2) { 2 } else { 1 }
+        };
         let segment =
             |w: &[usize]| Segment { start: w[0].into(), len: (w[1] - w[0]).into(), step: step(w[0], w[1]) };
         cuts.windows(2).map(segment).collect()
@@ -625,6 +630,16 @@ impl<'a> Lower<'a> {
 
 fn depth_of(at: &[Index]) -> usize {
     at.iter().map(Index::depth).max().unwrap_or(0)
+}
+
+/// Functions of one integer, wrapping as subtraction does.
+fn integer_unary(kind: UnaryKind, dtype: DType, x: Expr) -> Expr {
+    let zero = Expr::Int(Index::default());
+    let minus = Expr::Binary(BinaryKind::Sub, dtype, Box::new(zero), Box::new(x.clone()));
+    match kind {
+        UnaryKind::Abs => Expr::Binary(BinaryKind::Max, dtype, Box::new(x), Box::new(minus)),
+        _ => minus,
+    }
 }
 
 fn integer(x: f64) -> Dim {
