@@ -637,6 +637,7 @@ fn integer_unary(kind: UnaryKind, dtype: DType, x: Expr) -> Expr {
     let zero = Expr::Int(Index::default());
     let minus = Expr::Binary(BinaryKind::Sub, dtype, Box::new(zero), Box::new(x.clone()));
     match kind {
+        UnaryKind::Abs if dtype == DType::U8 => x,
         UnaryKind::Abs => Expr::Binary(BinaryKind::Max, dtype, Box::new(x), Box::new(minus)),
         _ => minus,
     }
