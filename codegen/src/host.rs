@@ -13,7 +13,7 @@ use astrai_ir::{Anchor, DType, Dim, NodeId, Region};
 use std::fmt::Write;
 
 const PRELUDE: &str = include_str!("host/prelude.c");
-const LOOPS: &str = include_str!("host/loops.c");
+const SCALAR: &str = include_str!("scalar.c");
 const DOT_CORE: &str = include_str!("host/dot_core.c");
 const DOT: &str = include_str!("host/dot.c");
 const ATTENTION: &str = include_str!("host/attention.c");
@@ -34,7 +34,7 @@ pub const FLAGS: &[&str] = &[
 
 /// One translation unit of several kernels.
 pub fn unit(kernels: &[&Kernel]) -> String {
-    let mut text = format!("{PRELUDE}\n{LOOPS}\n");
+    let mut text = format!("{PRELUDE}\n{SCALAR}\n");
     if kernels.iter().any(|k| k.anchor == Anchor::Dot) {
         text.push_str(DOT_CORE);
     }
