@@ -2,7 +2,9 @@
 //! have no offsets yet. No region crosses a block: a norm is the prologue of the dot that follows, a residual addition the
 //! epilogue of the dot before.
 
-use crate::regions::{Uses, inlines_arguments, is_attention_result, is_free, packed_weight, stored};
+use crate::regions::{
+    Uses, adds_rows, attends, inlines_arguments, is_attention_result, is_free, packed_weight, stored,
+};
 use astrai_ir::ops::{Input, Op};
 use astrai_ir::plan::{Body, Buffer, BufferId, Place, PlannedWeight, Step};
 use astrai_ir::{Anchor, Graph, IrError, Layout, NodeId, Plan, Region};
@@ -322,14 +324,16 @@ impl<'a> Fuse<'a> {
         if computed().any(|id| packed_weight(self.g, *id).is_some()) {
             return Anchor::Dot;
         }
-        if computed().any(|id| matches!(&self.g.node(*id).op, Op::Attention(a) if a.scale.0 > 0.0))
+        if computed().any(|id| attends(self.g, *id))
             && inside.iter().any(|id| is_attention_result(self.g, *id))
         {
             return Anchor::Attention;
         }
         let known = |id: &NodeId| {
             let op = &self.g.node(*id).op;
-            inlines_arguments(op) && !matches!(op, Op::Part(_)) || matches!(op, Op::Const(_) | Op::Iota(_))
+            inlines_arguments(op) && !matches!(op, Op::Part(_))
+                || matches!(op, Op::Const(_) | Op::Iota(_))
+                || adds_rows(self.g, *id)
         };
         if computed().all(known) { Anchor::Loops } else { Anchor::Eval }
     }

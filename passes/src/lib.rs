@@ -3,6 +3,7 @@
 
 mod canonicalise;
 mod decompose;
+mod differentiate;
 mod flatten;
 mod fuse;
 mod merge;
@@ -13,6 +14,7 @@ mod strides;
 
 pub use canonicalise::canonicalise;
 pub use decompose::decompose;
+pub use differentiate::{GRAD, differentiate};
 pub use flatten::flatten;
 pub use fuse::fuse;
 pub use merge::merge;

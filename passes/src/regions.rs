@@ -3,7 +3,7 @@
 
 use crate::canonicalise::holds;
 use crate::strides::read_in_place;
-use astrai_ir::ops::Op;
+use astrai_ir::ops::{Op, ScatterKind};
 use astrai_ir::{DType, Graph, NodeId};
 
 /// Who uses what.
@@ -172,6 +172,25 @@ pub fn packed_weight(g: &Graph, dot: NodeId) -> Option<NodeId> {
 pub fn is_attention_result(g: &Graph, id: NodeId) -> bool {
     let node = g.node(id);
     matches!(&node.op, Op::Part(p) if p.index == 0) && matches!(g.node(node.args[0]).op, Op::Attention(_))
+}
+
+/// Widest head that the attention core keeps on its stack.
+const MAX_HEAD: usize = 1024;
+
+/// True for attention that the core computes: a positive scale, heads that fit its stack.
+pub fn attends(g: &Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    let Op::Attention(a) = &node.op else { return false };
+    let narrow = |i: usize| g.ty(node.args[i]).shape[2].size().is_some_and(|d| d <= MAX_HEAD);
+    a.scale.0 > 0.0 && narrow(0) && narrow(2)
+}
+
+/// True for a scatter that adds rows to an f32 matrix, which has a kernel.
+pub fn adds_rows(g: &Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    let Op::Scatter(s) = &node.op else { return false };
+    let plain = s.axis == 0 && s.batch == 0 && s.kind == ScatterKind::Add;
+    plain && node.ty().rank() == 2 && node.ty().dtype == DType::F32 && g.ty(node.args[1]).rank() == 1
 }
 
 /// True when the only thing done with attention's result is its one rounding.

@@ -1,6 +1,7 @@
 //! The hall. In: a graph. Out: a program: its plan and the source of its kernels. Every stage is named here in order.
 
 use crate::Error;
+use crate::memory::available_memory;
 use crate::pack::panel_bytes;
 use crate::stages::{Dump, Stage, Stages};
 use astrai_codegen::{Kernel, host};
@@ -28,11 +29,13 @@ pub struct Options {
     pub storage: DType,
     /// Which stages are kept for the reader.
     pub dump: Dump,
+    /// The scalar output whose gradient by every weight is added, as `grad.<buffer>`.
+    pub gradient_of: Option<String>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { storage: DType::F32, dump: Dump::None }
+        Options { storage: DType::F32, dump: Dump::None, gradient_of: None }
     }
 }
 
@@ -57,6 +60,10 @@ pub fn compile(graph: &Graph, target: &Target, options: &Options) -> Result<Prog
     let g = stages.graph("flatten", || passes::flatten(&g))?;
     let g = stages.graph("merge", || passes::merge(&g))?;
     let g = stages.graph("precision", || passes::precision(&g, policy))?;
+    let g = match &options.gradient_of {
+        Some(output) => stages.graph("differentiate", || passes::differentiate(&g, output))?,
+        None => g,
+    };
     let g = stages.graph("canonicalise", || passes::canonicalise(&g))?;
     let g = stages.graph("decompose", || passes::decompose(&g, &native))?;
     let plan = stages.other("fuse", || Ok(passes::fuse(&g)?), |p| p.regions.len())?;
@@ -129,6 +136,21 @@ impl Program {
         cost.weight_bytes = self.plan.weights.iter().map(weight_bytes).sum();
         cost.arena_bytes = self.plan.main.arena + self.plan.scratch + self.scratch_bytes()?;
         Ok(cost)
+    }
+
+    /// Refuses a program that needs more memory than the machine has left, before anything is loaded.
+    pub fn check_memory(&self) -> Result<(), Error> {
+        let cost = self.cost()?;
+        let (need, have) = (cost.weight_bytes.saturating_add(cost.arena_bytes), available_memory());
+        if need <= have {
+            return Ok(());
+        }
+        Err(Error::Memory {
+            what: "this program".into(),
+            need,
+            have,
+            remedy: "use a smaller model, --batch or --seq, or --dtype bf16".into(),
+        })
     }
 
     /// Bytes that the most demanding kernel keeps between its phases.

@@ -6,7 +6,7 @@ mod execute;
 
 use crate::cc::{Compiler, KernelCache, Loaded};
 use crate::compile::{Device, weight_bytes};
-use crate::memory::{Memory, available_memory};
+use crate::memory::Memory;
 use crate::pack::pack;
 use crate::pool::Pool;
 use crate::profile::{Profile, ProfileRow};
@@ -14,7 +14,7 @@ use crate::weigh::WeightSource;
 use crate::{Error, Program, Value};
 use astrai_ir::ops::{Op, Weight};
 use astrai_ir::{DType, Layout, Precision, Sizes, Target, Tensor, Type, eval};
-use execute::{Addresses, run_kernel, run_region};
+use execute::{Addresses, grow, run_kernel, run_region};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -50,6 +50,13 @@ pub struct Session {
     target: Target,
     profile: Option<Profile>,
     poisoned: Option<String>,
+    /// Copies of the inputs, aligned, kept from run to run.
+    staged: Vec<Memory>,
+    result_memory: Vec<Memory>,
+    /// Name, type and shape of the last run's results.
+    results: Vec<(String, DType, Vec<usize>)>,
+    dims: Vec<i64>,
+    bound: Addresses,
 }
 
 /// How host kernels are built.
@@ -74,7 +81,7 @@ impl Session {
         target: &Target,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, Error> {
-        check_memory(&program)?;
+        program.check_memory()?;
         let device = if tools.is_some() { Device::Host } else { Device::Interpreter };
         let arena_bytes = program.plan.main.arena + program.plan.scratch;
         let mut session = Session {
@@ -100,6 +107,11 @@ impl Session {
             target: target.clone(),
             profile: None,
             poisoned: None,
+            staged: vec![],
+            result_memory: vec![],
+            results: vec![],
+            dims: vec![],
+            bound: Addresses(vec![]),
         };
         match tools {
             None => session.interpreted = Some(interpreter_weights(&session.program, source)?),
@@ -139,8 +151,24 @@ impl Session {
         self.profile.take()
     }
 
-    /// Runs once. Symbols take their values from the shapes of the inputs.
+    /// Runs once and copies the results out. Symbols take their values from the shapes of the inputs.
     pub fn run(&mut self, inputs: &[(&str, &Value)]) -> Result<Vec<(String, Value)>, Error> {
+        self.execute(inputs)?;
+        let own = |i: usize| {
+            let (name, dtype, shape) = &self.results[i];
+            (name.clone(), Value { dtype: *dtype, shape: shape.clone(), bytes: self.result(i).to_vec() })
+        };
+        Ok((0..self.results.len()).map(own).collect())
+    }
+
+    /// Bytes of the result that the last run left at this place.
+    pub fn result(&self, i: usize) -> &[u8] {
+        let (_, dtype, shape) = &self.results[i];
+        &self.result_memory[i].bytes()[..shape.iter().product::<usize>() * dtype.bytes()]
+    }
+
+    /// Runs once; the results stay in the session's memory until the next run.
+    pub fn execute(&mut self, inputs: &[(&str, &Value)]) -> Result<(), Error> {
         if let Some(why) = &self.poisoned {
             return Err(Error::Input(format!("an earlier run failed ({why}); open the session again")));
         }
@@ -156,49 +184,39 @@ impl Session {
         if self.interpreted.is_some() {
             return self.interpret(inputs, &sizes);
         }
-        let mut outs = Vec::with_capacity(self.outputs.len());
-        for (name, ty) in &self.outputs {
+        self.results.clear();
+        for (i, (name, ty)) in self.outputs.iter().enumerate() {
             let shape = concrete(ty, &sizes)?;
-            let bytes = shape.iter().product::<usize>() * ty.dtype.bytes();
-            outs.push((name.clone(), Value { dtype: ty.dtype, shape, bytes: vec![0; bytes] }));
+            grow(&mut self.result_memory, i, shape.iter().product::<usize>() * ty.dtype.bytes())?;
+            self.results.push((name.clone(), ty.dtype, shape));
         }
-        let dims: Vec<i64> = self.program.plan.symbols.iter().map(|s| sizes[&*s.name] as i64).collect();
-        // Vectors of bytes may lie at any address; kernels expect elements aligned.
-        let mut staged: Vec<Memory> = Vec::new();
-        for v in &values {
-            let mut m = Memory::zeroed(v.bytes.len())?;
-            m.bytes_mut()[..v.bytes.len()].copy_from_slice(&v.bytes);
-            staged.push(m);
+        self.dims.clear();
+        self.dims.extend(self.program.plan.symbols.iter().map(|s| sizes[&*s.name] as i64));
+        for (i, v) in values.iter().enumerate() {
+            grow(&mut self.staged, i, v.bytes.len())?;
+            self.staged[i].bytes_mut()[..v.bytes.len()].copy_from_slice(&v.bytes);
         }
-        let results: Vec<*mut u8> = outs.iter_mut().map(|(_, v)| v.bytes.as_mut_ptr()).collect();
         for i in 0..self.launches.len() {
-            if let Err(e) = self.launch(i, &dims, &staged, &results, &sizes) {
+            if let Err(e) = self.launch(i, &sizes) {
                 self.poisoned = Some(e.to_string());
                 return Err(e);
             }
         }
-        Ok(outs)
+        Ok(())
     }
 
-    fn launch(
-        &mut self,
-        i: usize,
-        dims: &[i64],
-        inputs: &[Memory],
-        results: &[*mut u8],
-        sizes: &Sizes,
-    ) -> Result<(), Error> {
+    fn launch(&mut self, i: usize, sizes: &Sizes) -> Result<(), Error> {
         let launch = &self.launches[i];
-        let at = |s: &Spot| match s {
+        self.bound.0.clear();
+        self.bound.0.extend(launch.spots.iter().map(|s| match s {
             Spot::Fixed(p) => *p,
-            Spot::Input(i) => inputs[*i].address(),
-            Spot::Output(i) => results[*i],
-        };
-        let bufs = Addresses(launch.spots.iter().map(at).collect());
+            Spot::Input(i) => self.staged[*i].address(),
+            Spot::Output(i) => self.result_memory[*i].address(),
+        }));
         let started = Instant::now();
         match &launch.kernel {
-            Some(k) => run_kernel(&self.pool, k, &bufs, dims, self.scratch.address(), self.scratch.len())?,
-            None => run_region(&self.program.plan.regions[launch.region], &bufs, sizes)?,
+            Some(k) => run_kernel(&self.pool, k, &self.bound, &self.dims, &self.scratch)?,
+            None => run_region(&self.program.plan.regions[launch.region], &self.bound, sizes)?,
         }
         let seconds = started.elapsed().as_secs_f64();
         if self.profile.is_some() {
@@ -289,7 +307,7 @@ impl Session {
         Ok(sizes)
     }
 
-    fn interpret(&self, inputs: &[(&str, &Value)], sizes: &Sizes) -> Result<Vec<(String, Value)>, Error> {
+    fn interpret(&mut self, inputs: &[(&str, &Value)], sizes: &Sizes) -> Result<(), Error> {
         let mut leaves = HashMap::new();
         for (name, v) in inputs {
             leaves.insert(*name, v.to_tensor().map_err(Error::Input)?);
@@ -297,7 +315,14 @@ impl Session {
         let weights = self.interpreted.iter().flatten().map(|(k, v)| (k.as_str(), v));
         let all: HashMap<&str, &Tensor> = leaves.iter().map(|(k, v)| (*k, v)).chain(weights).collect();
         let outs = eval::walk(&self.program.graph, &all, sizes, Precision::default())?;
-        Ok(outs.iter().map(|(n, t)| (n.clone(), Value::from_tensor(t))).collect())
+        self.results.clear();
+        for (i, (name, t)) in outs.iter().enumerate() {
+            let bytes = t.to_bytes();
+            grow(&mut self.result_memory, i, bytes.len())?;
+            self.result_memory[i].bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
+            self.results.push((name.clone(), t.dtype, t.shape.clone()));
+        }
+        Ok(())
     }
 
     /// Packs every weight, one checkpoint tensor at a time, in the order in which the plan lists them.
@@ -388,18 +413,4 @@ fn whole_weight(w: &Weight, source: &dyn WeightSource) -> Result<Tensor, Error> 
         first += part.rows;
     }
     Tensor::from_bytes(w.ty.dtype, &shape, &bytes).map_err(Error::Input)
-}
-
-fn check_memory(program: &Program) -> Result<(), Error> {
-    let cost = program.cost()?;
-    let (need, have) = (cost.weight_bytes + cost.arena_bytes, available_memory());
-    if need <= have {
-        return Ok(());
-    }
-    Err(Error::Memory {
-        what: "this program".into(),
-        need,
-        have,
-        remedy: "use a smaller model, --batch or --seq, or --dtype bf16".into(),
-    })
 }

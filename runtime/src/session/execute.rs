@@ -3,6 +3,7 @@
 use super::concrete;
 use crate::Error;
 use crate::cc::Loaded;
+use crate::memory::Memory;
 use crate::pack::{panel_bytes, unpack};
 use crate::pool::Pool;
 use astrai_ir::{Layout, Precision, Region, Sizes, Tensor, eval};
@@ -14,31 +15,43 @@ pub(super) struct Addresses(pub(super) Vec<*mut u8>);
 // SAFETY: kernels write disjoint parts of the buffers per unit; the addresses themselves are only read.
 unsafe impl Sync for Addresses {}
 
+/// Makes room for `len` bytes at place `i`.
+pub(super) fn grow(memory: &mut Vec<Memory>, i: usize, len: usize) -> Result<(), Error> {
+    if i < memory.len() && memory[i].len() >= len {
+        return Ok(());
+    }
+    let fresh = Memory::zeroed(len)?;
+    if i < memory.len() {
+        memory[i] = fresh
+    } else {
+        memory.push(fresh)
+    }
+    Ok(())
+}
+
 pub(super) fn run_kernel(
     pool: &Pool,
     k: &Loaded,
     bufs: &Addresses,
     dims: &[i64],
-    scratch: *mut u8,
-    scratch_len: usize,
+    scratch: &Memory,
 ) -> Result<(), Error> {
-    let scratch = Addresses(vec![scratch]);
     // SAFETY: the emitted functions read `dims` up to the number of symbols, which `dims` holds.
     let needs = k.scratch.map_or(0, |f| unsafe { f(dims.as_ptr()) });
-    if needs < 0 || needs as usize > scratch_len {
+    if needs < 0 || needs as usize > scratch.len() {
         return Err(Error::Input(format!(
-            "a kernel wants {needs} bytes of scratch, planned were {scratch_len}"
+            "a kernel wants {needs} bytes of scratch, planned were {}",
+            scratch.len()
         )));
     }
     for (units, phase) in &k.phases {
         // SAFETY: as above.
         let n = unsafe { units(dims.as_ptr()) };
-        let (bufs, scratch) = (&bufs, &scratch);
         pool.run(n.max(0) as usize, &|_, range| {
             // SAFETY: buffers are as large as the region's types at these sizes (checked bounds of the plan); units are
             // independent, so that ranges on different threads touch disjoint results.
             unsafe {
-                phase(bufs.0.as_ptr(), dims.as_ptr(), scratch.0[0], range.start as i64, range.end as i64)
+                phase(bufs.0.as_ptr(), dims.as_ptr(), scratch.address(), range.start as i64, range.end as i64)
             }
         });
     }
