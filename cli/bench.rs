@@ -164,8 +164,7 @@ impl Bench {
         let mut progress = Progress::new("making weights");
         let mut session = model.start(planned, machine, &mut |done, all| progress.set(done, all))?;
         drop(progress);
-        let names = session.inputs().to_vec();
-        let inputs = batch.inputs(&names);
+        let inputs = batch.inputs(session.inputs());
         let seconds = after_warm_up(self.repeat as usize, || session.run(&inputs))?;
         let mut line = self.line(machine, &seconds);
         line.insert("tokens_per_s".into(), json!(rounded(program.tokens as f64 / seconds.median, 2)));
@@ -192,9 +191,9 @@ impl Bench {
         for _ in 0..self.repeat {
             let folder = tempfile::tempdir().map_err(|e| format!("a temporary folder: {e}"))?;
             let cache = KernelCache::open(folder.path())?;
-            let mut prepare = || cache.prepare(tools.compiler, &planned, machine.pool.threads());
-            cold.push(once(&mut prepare)?.1);
-            warm.push(once(&mut prepare)?.1);
+            let prepare = || cache.prepare(tools.compiler, &planned, machine.pool.threads());
+            cold.push(once(prepare)?.1);
+            warm.push(once(prepare)?.1);
         }
         put("kernels_cold", cold)?;
         put("kernels_warm", warm)

@@ -34,7 +34,7 @@ fn logits_and_loss(case: &Path, device: Device, storage: DType) -> (Vec<f32>, Ve
     let mut session = model.session(&program, storage, &machine, &mut |_, _| {}).unwrap();
     let rows: Vec<&[i64]> = tokens.chunks(seq).collect();
     let inputs = Batch::new(&rows, model.config.vocab_size).unwrap();
-    let outs = session.run(&inputs.inputs(&session.inputs().to_vec())).unwrap();
+    let outs = session.run(&inputs.inputs(session.inputs())).unwrap();
     let mut want = vec![0.0; golden.get("logits").unwrap().elements()];
     golden.get("logits").unwrap().to_f32(&mut want).unwrap();
     let mut loss = vec![0.0];
