@@ -101,13 +101,11 @@ fn concrete(ty: &Type, sizes: &Sizes) -> Vec<usize> {
     ty.shape.iter().map(size).collect()
 }
 
+/// Runs a region, by its index, on its buffers and on the values of the symbols.
+type RunRegion<'a> = &'a dyn Fn(usize, &[*mut u8], &[i64]);
+
 /// Runs the plan's steps in order; `launch` runs a region on its buffers.
-pub fn run(
-    p: &Planned,
-    leaves: &HashMap<String, Tensor>,
-    sizes: &Sizes,
-    launch: &dyn Fn(usize, &[*mut u8], &[i64]),
-) -> Vec<Tensor> {
+pub fn run(p: &Planned, leaves: &HashMap<String, Tensor>, sizes: &Sizes, launch: RunRegion) -> Vec<Tensor> {
     let dims: Vec<i64> = p.plan.symbols.iter().map(|s| sizes[&*s.name] as i64).collect();
     let body = &p.plan.main;
     let mut buffers: Vec<Buffer> = (body.buffers.iter())
