@@ -84,8 +84,11 @@ impl Compile {
         let machine = self.machine.planner()?;
         let subject = self.subject()?;
         let keep = self.output.is_some() || self.dump_after.is_some();
-        let options =
-            Options { storage: self.machine.storage(), dump: if keep { Dump::All } else { Dump::None } };
+        let options = Options {
+            storage: self.machine.storage(),
+            dump: if keep { Dump::All } else { Dump::None },
+            ..Options::default()
+        };
         let (planned, seconds) =
             measure::once(|| astrai_runtime::compile(&subject.graph, &machine.target, &options))?;
         let mut report = summary(&planned, subject.parameters, subject.build_seconds + seconds)?;

@@ -5,7 +5,7 @@ use astrai_builders::config::{Init, TensorSpec};
 use astrai_builders::{ModelConfig, Program, build};
 use astrai_ir::{DType, Graph};
 use astrai_runtime::weights::{Checkpoint, Entry, WeightsError, Writer};
-use astrai_runtime::{Dump, Error, Options, Program as Planned, Random, Session, WeightSource, compile};
+use astrai_runtime::{Error, Options, Program as Planned, Random, Session, WeightSource, compile};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -105,7 +105,7 @@ pub fn plan(
     machine: &Machine,
 ) -> Result<Planned, Error> {
     let graph: Graph = build(config, program)?;
-    compile(&graph, &machine.target, &Options { storage, dump: Dump::None })
+    compile(&graph, &machine.target, &Options { storage, ..Options::default() })
 }
 
 /// Refuses sizes that a model or the kernels' 32-bit indices do not take.

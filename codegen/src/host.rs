@@ -1,18 +1,19 @@
 //! Host C of a region. In: a region. Out: functions for the runtime's pool: `units` work items a phase, any split of which
 //! over threads gives the same bits. Several kernels share a translation unit behind one prelude.
 
+use crate::columns::columns_kernel;
 use crate::index::{Index, Var};
 use crate::kernel::{Expr, Stmt};
 use crate::loops::{Loops, leading, loops};
 use crate::lower::Lower;
-use crate::print::{Dialect, Printer, dim, element};
+use crate::print::{Dialect, Printer, dim, element, symbol};
 use crate::{Kernel, comment};
 use astrai_ir::ops::Op;
 use astrai_ir::{Anchor, DType, Dim, NodeId, Region};
 use std::fmt::Write;
 
 const PRELUDE: &str = include_str!("host/prelude.c");
-const LOOPS: &str = include_str!("host/loops.c");
+const SCALAR: &str = include_str!("scalar.c");
 const DOT_CORE: &str = include_str!("host/dot_core.c");
 const DOT: &str = include_str!("host/dot.c");
 const ATTENTION: &str = include_str!("host/attention.c");
@@ -33,7 +34,7 @@ pub const FLAGS: &[&str] = &[
 
 /// One translation unit of several kernels.
 pub fn unit(kernels: &[&Kernel]) -> String {
-    let mut text = format!("{PRELUDE}\n{LOOPS}\n");
+    let mut text = format!("{PRELUDE}\n{SCALAR}\n");
     if kernels.iter().any(|k| k.anchor == Anchor::Dot) {
         text.push_str(DOT_CORE);
     }
@@ -57,9 +58,9 @@ pub fn emit(region: &Region, name: &str) -> Result<Kernel, String> {
 }
 
 /// Sizes and buffers as locals.
-fn prologue(p: &mut Printer, region: &Region) {
+pub(crate) fn prologue(p: &mut Printer, region: &Region) {
     for (i, s) in region.graph.symbols.iter().enumerate() {
-        p.line(&format!("const int64_t {} = dims[{i}]; (void){0};", s.name));
+        p.line(&format!("const int64_t {} = dims[{i}]; (void){0};", symbol(&s.name)));
     }
     let reads = region.reads();
     for (i, t) in reads.iter().enumerate() {
@@ -71,13 +72,14 @@ fn prologue(p: &mut Printer, region: &Region) {
     }
 }
 
-const PHASE: &str = "(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)";
+pub(crate) const PHASE: &str =
+    "(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)";
 
 /// An expression over `dims`, for use outside a kernel's body.
-fn over_dims(region: &Region, d: &Dim) -> String {
+pub(crate) fn over_dims(region: &Region, d: &Dim) -> String {
     let mut text = dim(d);
     for (i, s) in region.graph.symbols.iter().enumerate() {
-        text = replace_word(&text, &s.name, &format!("dims[{i}]"));
+        text = replace_word(&text, &symbol(&s.name), &format!("dims[{i}]"));
     }
     text
 }
@@ -97,6 +99,9 @@ fn replace_word(text: &str, word: &str, with: &str) -> String {
 }
 
 fn loops_kernel(region: &Region, name: &str) -> Result<String, String> {
+    if let Some(made) = columns_kernel(region, name) {
+        return made;
+    }
     let l = loops(region)?;
     let rows = over_dims(region, &l.rows);
     let units = match l.chunk {
@@ -165,6 +170,9 @@ fn dot_kernel(region: &Region, name: &str) -> Result<String, String> {
     out.push_str(&dot_epilogue(region, name, dot, lead_dims)?);
     let kind = if dtype == DType::BF16 { "DOT_WEIGHT_BF16" } else { "DOT_WEIGHT_F32" };
     let m = over_dims(region, &Dim::product(lead_dims));
+    if dtype == DType::BF16 && is_widened(g, x) {
+        out.push_str("#define DOT_A_BF16\n");
+    }
     let _ = write!(
         out,
         "#define NAME(x) {name}_##x\n#define DOT_M ((int64_t){m})\n#define DOT_N {n}\n#define DOT_K {k}\n\
@@ -173,6 +181,16 @@ fn dot_kernel(region: &Region, name: &str) -> Result<String, String> {
          #define EPILOGUE(m, n0, acc, valid) {name}_store(bufs, dims, m, n0, acc, valid)\n{DOT}"
     );
     Ok(out)
+}
+
+/// True for f32 values that are bf16 values.
+fn is_widened(g: &astrai_ir::Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    match &node.op {
+        Op::Cast(_) => g.ty(node.args[0]).dtype == DType::BF16,
+        op if op.is_view() => is_widened(g, node.args[0]),
+        _ => false,
+    }
 }
 
 /// `row[0..K]`: the left argument of one row.
@@ -210,7 +228,7 @@ fn dot_prologue(region: &Region, name: &str, x: NodeId, lead_dims: &[Dim]) -> Re
 
 fn reads_only(p: &mut Printer, region: &Region) {
     for (i, s) in region.graph.symbols.iter().enumerate() {
-        p.line(&format!("const int64_t {} = dims[{i}]; (void){0};", s.name));
+        p.line(&format!("const int64_t {} = dims[{i}]; (void){0};", symbol(&s.name)));
     }
     for (i, t) in region.reads().iter().enumerate() {
         p.line(&format!("const {0} *restrict r{i} = (const {0} *)bufs[{i}]; (void)r{i};", element(t.dtype)));

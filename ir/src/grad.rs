@@ -2,7 +2,7 @@
 //! the cotangents of those, as new nodes of the same graph. The rules are the operators' own; this is only the walk.
 
 use crate::graph::{Graph, IrError, NodeId};
-use crate::op::Vjp;
+use crate::op::{Cotangents, Vjp};
 use crate::ops::Op;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,6 +24,26 @@ pub fn gradient_until(
     wrt: &[NodeId],
     stop: &HashSet<NodeId>,
 ) -> Result<Vec<Option<NodeId>>, IrError> {
+    gradient_through(graph, outputs, wrt, stop, &mut |graph, id, _| {
+        let Op::Call(c) = &graph.node(id).op else { return Ok(vec![]) };
+        let name = graph.block(c.block).name.clone();
+        Err(graph.error(format!(
+            "the call of block `{name}` has no gradient here; differentiate the block, or inline its calls"
+        )))
+    })
+}
+
+/// What the walk asks about a `call`: the graph, the call, the cotangents of its outputs; answers those of its arguments.
+pub type CallRule<'a> = dyn FnMut(&mut Graph, NodeId, &[Option<NodeId>]) -> Cotangents + 'a;
+
+/// [`gradient_until`] in which `call` nodes are differentiated by a rule of the caller's.
+pub fn gradient_through(
+    graph: &mut Graph,
+    outputs: &[(NodeId, NodeId)],
+    wrt: &[NodeId],
+    stop: &HashSet<NodeId>,
+    call: &mut CallRule,
+) -> Result<Vec<Option<NodeId>>, IrError> {
     check(graph, outputs, wrt)?;
     let on_path = reached(graph, wrt, stop);
     let mut sums = Sums { grads: graph.nodes().iter().map(|n| vec![None; n.types.len()]).collect() };
@@ -38,7 +58,7 @@ pub fn gradient_until(
                 "" => "grad".into(),
                 o => format!("{o}.grad").into(),
             };
-            graph.with_origin(&origin, |g| sums.step(g, id, &on_path))?;
+            graph.with_origin(&origin, |g| sums.step(g, id, &on_path, call))?;
         }
     }
     Ok(wrt.iter().map(|w| sums.grads[w.index()][0]).collect())
@@ -90,7 +110,13 @@ impl Sums {
     }
 
     /// Passes the cotangents of `id` on to its arguments.
-    fn step(&mut self, graph: &mut Graph, id: NodeId, on_path: &[bool]) -> Result<(), IrError> {
+    fn step(
+        &mut self,
+        graph: &mut Graph,
+        id: NodeId,
+        on_path: &[bool],
+        call: &mut CallRule,
+    ) -> Result<(), IrError> {
         let grads = self.grads[id.index()].clone();
         let node = graph.node(id);
         let args = node.args.clone();
@@ -99,26 +125,35 @@ impl Sums {
                 Some(g) => self.add(graph, args[0], p.index as usize, g),
                 None => Ok(()),
             },
-            Op::Call(c) => {
-                let name = graph.block(c.block).name.clone();
-                Err(graph.error(format!(
-                    "the call of block `{name}` has no gradient here; differentiate the block, or inline its calls"
-                )))
+            Op::Call(_) => {
+                let back = call(graph, id, &grads)?;
+                self.pass(graph, &args, back, on_path)
             }
             op => {
                 let outs: Result<Vec<NodeId>, IrError> =
                     (0..grads.len() as u32).map(|i| graph.part(id, i)).collect();
                 let back = op.vjp(&mut Vjp { graph, args: &args, outs: &outs?, grads: &grads })?;
-                for (&a, g) in args.iter().zip(back).filter(|(a, _)| on_path[a.index()]) {
-                    let Some(g) = g else { continue };
-                    if graph.ty(g) != graph.ty(a) {
-                        let (tg, ta) = (graph.ty(g), graph.ty(a));
-                        return Err(graph.error(format!("`{}` answers {tg} for an argument {ta}", op.name())));
-                    }
-                    self.add(graph, a, 0, g)?;
-                }
-                Ok(())
+                self.pass(graph, &args, back, on_path)
             }
         }
+    }
+
+    /// Adds the answers of a rule to the sums of the arguments.
+    fn pass(
+        &mut self,
+        graph: &mut Graph,
+        args: &[NodeId],
+        back: Vec<Option<NodeId>>,
+        on_path: &[bool],
+    ) -> Result<(), IrError> {
+        for (&a, g) in args.iter().zip(back).filter(|(a, _)| on_path[a.index()]) {
+            let Some(g) = g else { continue };
+            if graph.ty(g) != graph.ty(a) {
+                let (tg, ta) = (graph.ty(g), graph.ty(a));
+                return Err(graph.error(format!("a gradient rule answers {tg} for an argument {ta}")));
+            }
+            self.add(graph, a, 0, g)?;
+        }
+        Ok(())
     }
 }

@@ -157,7 +157,9 @@ impl Graph {
         if let Some(bad) = args.iter().find(|a| a.index() >= self.nodes.len()) {
             return Err(self.error(format!("`{}` refers to {bad}, which does not exist yet", op.name())));
         }
-        match op.simplify(self, args) {
+        // Of several outputs no rule may take the first for the whole; the check that follows refuses them.
+        let single = args.iter().all(|a| self.node(*a).types.len() == 1);
+        match if single { op.simplify(self, args) } else { None } {
             Some(Simpler::Node(id)) => return Ok(id),
             Some(Simpler::Op(op, args)) => return self.push(*op, &args),
             None => {}

@@ -30,7 +30,7 @@ pub use dim::{Dim, Shape, Symbol};
 pub use dtype::DType;
 pub use eval::{Precision, Sizes, eval};
 pub use front::{Tape, Value};
-pub use grad::{gradient, gradient_until};
+pub use grad::{gradient, gradient_through, gradient_until};
 pub use graph::{BlockId, Graph, IrError, Node, NodeId};
 pub use inline::inline_calls;
 pub use op::Operator;

@@ -3,14 +3,19 @@
 
 mod canonicalise;
 mod decompose;
+mod differentiate;
+mod flatten;
 mod fuse;
 mod merge;
 mod place;
 mod precision;
 mod regions;
+mod strides;
 
 pub use canonicalise::canonicalise;
 pub use decompose::decompose;
+pub use differentiate::{GRAD, differentiate};
+pub use flatten::flatten;
 pub use fuse::fuse;
 pub use merge::merge;
 pub use place::place;
@@ -29,4 +34,9 @@ fn each_graph(graph: &Graph, stage: &dyn Fn(&Graph) -> Result<Graph, IrError>) -
         |g, id, args| g.push_exact(graph.node(id).op.clone(), args),
     )?;
     stage(&blocks)
+}
+
+/// The graph without nodes that no output needs.
+fn live_only(graph: &Graph) -> Result<Graph, IrError> {
+    graph.rebuild(|b| Ok(b.clone()), |g, id, args| g.push_exact(graph.node(id).op.clone(), args))
 }

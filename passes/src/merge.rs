@@ -2,6 +2,7 @@
 //! whose blocks hold the siblings (q|k|v|gate, gate|up). Out: the same values bit for bit (each output keeps its own sum)
 //! from fewer kernels. The joined buffer is the storage from here on; the checkpoint's names are rows of it.
 
+use crate::live_only;
 use astrai_ir::ops::{BinaryKind, Call, Dot, Op, Rows, Weight};
 use astrai_ir::{Block, BlockId, Dim, Graph, IrError, NodeId, Type};
 use std::collections::HashMap;
@@ -44,8 +45,7 @@ pub fn merge(graph: &Graph) -> Result<Graph, IrError> {
         },
     )?;
     // Weights that only the old calls used are gone with them.
-    let outer = outer.rebuild(|b| Ok(b.clone()), |g, id, args| g.push(outer.node(id).op.clone(), args))?;
-    Ok(join_siblings(&outer, &|_| true)?.0)
+    Ok(join_siblings(&live_only(&outer)?, &|_| true)?.0)
 }
 
 /// True when every call binds this parameter to a weight that nothing else uses.
@@ -131,8 +131,7 @@ fn join_siblings(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Result<(Graph, Ve
         },
     )?;
     // The separate dots are dead now.
-    let clean = out.rebuild(|b| Ok(b.clone()), |n, id, args| n.push(out.node(id).op.clone(), args))?;
-    Ok((clean, joins))
+    Ok((live_only(&out)?, joins))
 }
 
 /// One dot on the joined weight, plus the joined bias, and each member's slice of it.
@@ -221,7 +220,7 @@ fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Vec<Siblings> {
         let rank = g.ty(x).rank();
         let Op::Weight(leaf) = &g.node(w).op else { continue };
         let plain = batch.is_empty() && *contract == [(rank - 1, 1)] && g.ty(w).rank() == 2;
-        if !plain || users[w.index()].len() != 1 || !allowed(&leaf.name) {
+        if !plain || users[w.index()].len() != 1 || is_output(g, w) || !allowed(&leaf.name) {
             continue;
         }
         match by_input.iter_mut().find(|(i, _)| *i == x) {
@@ -238,6 +237,10 @@ fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Vec<Siblings> {
     by_input.into_iter().map(group).collect()
 }
 
+fn is_output(g: &Graph, id: NodeId) -> bool {
+    g.outputs().iter().any(|(_, o)| *o == id)
+}
+
 /// The addition of a one-dimensional weight that is the only use of this dot, and that weight.
 fn bias_of(
     g: &Graph,
@@ -248,13 +251,17 @@ fn bias_of(
     let [add] = users[dot.index()].as_slice() else { return None };
     let node = g.node(*add);
     let Op::Binary(b) = &node.op else { return None };
-    let other = *node.args.iter().find(|a| **a != dot)?;
-    let mut leaf = other;
-    while matches!(g.node(leaf).op, Op::Reshape(_) | Op::Expand(_)) {
+    let mut leaf = *node.args.iter().find(|a| **a != dot)?;
+    let last = g.ty(dot).shape.last()?;
+    // Repeated along the rows only, and nobody else's: the separate leaf is gone afterwards.
+    while users[leaf.index()].len() == 1
+        && matches!(g.node(leaf).op, Op::Reshape(_) | Op::Expand(_))
+        && g.ty(leaf).shape.last() == Some(last)
+    {
         leaf = g.node(leaf).args[0];
     }
     let Op::Weight(w) = &g.node(leaf).op else { return None };
-    let ok = b.kind == BinaryKind::Add && g.ty(leaf).rank() == 1 && allowed(&w.name);
-    let last = g.ty(dot).shape.last()?;
+    let own = users[leaf.index()].len() == 1 && !is_output(g, leaf) && !is_output(g, dot);
+    let ok = b.kind == BinaryKind::Add && g.ty(leaf).rank() == 1 && own && allowed(&w.name);
     (ok && g.ty(leaf).shape[0] == *last).then_some((*add, leaf))
 }

@@ -1,6 +1,6 @@
 //! Chooses what is stored in which type. In: a graph whose arithmetic is all f32. Out: the same graph with narrow weights,
-//! narrow residual stream and narrow results of dots and attention, each rounding an explicit cast; arithmetic, sums and
-//! statistics stay f32.
+//! narrow residual stream and narrow operands and results of dots and attention, each rounding an explicit cast;
+//! pointwise arithmetic, sums and statistics stay f32.
 
 use crate::regions::Uses;
 use astrai_ir::ops::{Call, Input, Op, Weight};
@@ -66,6 +66,17 @@ fn rebuild(
                 }
             }
             Op::Call(c) => return call(out, c, args, to),
+            Op::Dot(d) => {
+                // A narrow left side is what matrix units multiply; the sums stay f32.
+                let left = match stored(out, args[0], to) {
+                    Some(_) => args[0],
+                    None => {
+                        let narrow = out.cast(args[0], to)?;
+                        out.cast(narrow, DType::F32)?
+                    }
+                };
+                out.push(d.clone(), &[left, args[1]])?
+            }
             op => out.push(op.clone(), args)?,
         };
         if narrow_outputs && outs.contains(&id) && out.ty(made).dtype == DType::F32 {

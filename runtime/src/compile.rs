@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::memory::available_memory;
+use crate::pack::panel_bytes;
 use crate::stages::{Dump, Stage, Stages};
 use astrai_codegen::{Kernel, host};
 use astrai_ir::ops::Op;
@@ -28,11 +29,13 @@ pub struct Options {
     pub storage: DType,
     /// Which stages are kept for the reader.
     pub dump: Dump,
+    /// The scalar output whose gradient by every weight is added, as `grad.<buffer>`.
+    pub gradient_of: Option<String>,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { storage: DType::F32, dump: Dump::None }
+        Options { storage: DType::F32, dump: Dump::None, gradient_of: None }
     }
 }
 
@@ -54,8 +57,13 @@ pub fn compile(graph: &Graph, target: &Target, options: &Options) -> Result<Prog
     let policy = passes::Policy { storage: options.storage };
     let mut stages = Stages::new(&options.dump);
     let g = stages.graph("build", || Ok(graph.clone()))?;
+    let g = stages.graph("flatten", || passes::flatten(&g))?;
     let g = stages.graph("merge", || passes::merge(&g))?;
     let g = stages.graph("precision", || passes::precision(&g, policy))?;
+    let g = match &options.gradient_of {
+        Some(output) => stages.graph("differentiate", || passes::differentiate(&g, output))?,
+        None => g,
+    };
     let g = stages.graph("canonicalise", || passes::canonicalise(&g))?;
     let g = stages.graph("decompose", || passes::decompose(&g, &native))?;
     let plan = stages.other("fuse", || Ok(passes::fuse(&g)?), |p| p.regions.len())?;
@@ -66,7 +74,7 @@ pub fn compile(graph: &Graph, target: &Target, options: &Options) -> Result<Prog
 
 /// Operators that have a kernel of their own.
 fn native(op: &Op) -> bool {
-    !matches!(op, Op::LinearCrossEntropy(_))
+    !matches!(op, Op::LinearCrossEntropy(_) | Op::LayerNorm(_))
 }
 
 fn emit(plan: &Plan, _target: &Target) -> Result<Vec<Option<Kernel>>, Error> {
@@ -93,10 +101,7 @@ pub(crate) fn weight_bytes(w: &PlannedWeight) -> u64 {
     let dtype = w.weight.ty.dtype;
     match w.layout {
         Layout::Rows => elements * dtype.bytes() as u64,
-        Layout::Panels => {
-            let k = if dtype == DType::BF16 { size(1).next_multiple_of(2) } else { size(1) };
-            size(0).next_multiple_of(32) * k * dtype.bytes() as u64
-        }
+        Layout::Panels => panel_bytes(dtype, size(0) as usize, size(1) as usize) as u64,
     }
 }
 

@@ -57,6 +57,12 @@ impl Memory {
     }
 
     /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping is `len` bytes long and initialised by the system; writers hold `&mut` or run in a session.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+
+    /// The bytes, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the mapping is `len` bytes long, initialised by the system, and borrowed mutably here.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }

@@ -1,1 +1,2 @@
-//! train
+//! Datasets in, checkpoints out. The training programs are built from the gradient rules that every operator in `astrai-ir`
+//! already has.

@@ -76,7 +76,10 @@ mod tests {
     #[test]
     fn first_of_equals_and_nan_wins() {
         let x = Tensor::f32(&[2, 3], &[1.0, 5.0, 5.0, 2.0, f32::NAN, 9.0]);
-        assert_eq!(apply(Argmax { axis: 1 }, &[x.clone()])[0], Tensor::int(DType::I32, &[2], vec![1, 1]));
+        assert_eq!(
+            apply(Argmax { axis: 1 }, std::slice::from_ref(&x))[0],
+            Tensor::int(DType::I32, &[2], vec![1, 1])
+        );
         assert_eq!(apply(Argmax { axis: 0 }, &[x])[0], Tensor::int(DType::I32, &[3], vec![1, 1, 1]));
     }
 }

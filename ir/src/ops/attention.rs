@@ -80,7 +80,9 @@ impl Operator for Attention {
             a => return Err(format!("takes {} arguments, got {}", 4 + self.sinks as usize, a.len())),
         };
         float("q", q)?;
-        let ([t, h, d], [tk, hk, dk], [tv, hv, dv]) = (q.shape.as_slice(), k.shape.as_slice(), v.shape.as_slice()) else {
+        let ([t, h, d], [tk, hk, dk], [tv, hv, dv]) =
+            (q.shape.as_slice(), k.shape.as_slice(), v.shape.as_slice())
+        else {
             return Err(format!("wants [tokens, heads, d] for q, k and v, got {q}, {k}, {v}"));
         };
         if (t, d, hk) != (tk, dk, hv) || t != tv || k.dtype != q.dtype || v.dtype != q.dtype {
@@ -142,14 +144,54 @@ impl Operator for Attention {
 
     fn flops(&self, args: &[&Type], outs: &[Type]) -> Dim {
         let q = args[0].elements();
-        let seen = self.window.map_or(self.span.clone(), |w| self.span.size().map_or(Dim::from(w), |s| Dim::from(s.min(w))));
+        let seen = self
+            .window
+            .map_or(self.span.clone(), |w| self.span.size().map_or(Dim::from(w), |s| Dim::from(s.min(w))));
+        // A window shorter than the sequence is full for nearly every query.
+        let short = self.window.is_some() && seen != self.span;
         // Two products of 2·d (and 2·dv) a visible key; causal sees half of the keys.
         let both = &q + &outs[0].elements();
         let work = &both * &seen;
-        if self.causal { work } else { &work * &Dim::from(2) }
+        if self.causal && !short { work } else { &work * &Dim::from(2) }
     }
 
     fn tolerance(&self, dtype: DType) -> f64 {
         (16.0 * dtype.epsilon()).max(2e-5)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{apply, close, try_apply};
+
+    /// Two sequences, of two tokens and of one; one head of size 1.
+    #[test]
+    fn ragged_rows_by_hand() {
+        let t = |v: &[f32]| Tensor::f32(&[3, 1, 1], v);
+        let op = Attention {
+            scale: Real(1.0),
+            causal: true,
+            window: None,
+            softcap: None,
+            sinks: false,
+            span: Dim::from(2),
+        };
+        let (q, k, v) = (t(&[1.0, 1.0, 1.0]), t(&[3f32.ln(), 0.0, 5.0]), t(&[8.0, 4.0, 2.0]));
+        let starts = Tensor::int(DType::I32, &[3], vec![0, 2, 3]);
+        let args = vec![q, k, v, starts];
+        let out = apply(op.clone(), &args);
+        // Token 1 weighs its keys 3 : 1.
+        close(&out[0], &[8.0, 7.0, 2.0]);
+        close(&out[1], &[3f64.ln(), 4f64.ln(), 5.0]);
+        close(&apply(Attention { window: Some(1), ..op.clone() }, &args)[0], &[8.0, 4.0, 2.0]);
+        close(&apply(Attention { causal: false, ..op.clone() }, &args)[0], &[7.0, 7.0, 2.0]);
+        let with_sink = [args.clone(), vec![Tensor::f32(&[1], &[0.0])]].concat();
+        close(
+            &apply(Attention { sinks: true, ..op.clone() }, &with_sink)[0].pick(&[2], |i| i),
+            &[6.0, 28.0 / 5.0],
+        );
+        let bad = [&args[..3], &[Tensor::int(DType::I32, &[2], vec![0, 2])]].concat();
+        assert!(try_apply(op, &bad).is_err());
     }
 }

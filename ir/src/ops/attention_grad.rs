@@ -69,7 +69,10 @@ impl Operator for AttentionGrad {
         forward.extend(cx.args.get(7));
         let outs = self.forward.infer(&Infer { args: &forward, graph: cx.graph })?;
         if [cx.args[4], cx.args[5], cx.args[6]] != [&outs[0], &outs[1], &outs[0]] {
-            return Err(format!("wants the outputs {} and {} and a cotangent like the first", outs[0], outs[1]));
+            return Err(format!(
+                "wants the outputs {} and {} and a cotangent like the first",
+                outs[0], outs[1]
+            ));
         }
         let mut types: Vec<Type> = cx.args[..3].iter().map(|t| (*t).clone()).collect();
         types.extend(cx.args.get(7).map(|t| (*t).clone()));

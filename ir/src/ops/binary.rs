@@ -93,7 +93,8 @@ impl Operator for Binary {
         if cx.dtype().is_float() {
             return cx.each(|i| self.kind.apply(a.at(i), b.at(i)));
         }
-        let values: Option<Vec<i64>> = (0..a.len()).map(|i| self.kind.apply_int(a.int_at(i), b.int_at(i))).collect();
+        let values: Option<Vec<i64>> =
+            (0..a.len()).map(|i| self.kind.apply_int(a.int_at(i), b.int_at(i))).collect();
         let values = values.ok_or("divides by zero")?;
         Ok(vec![Tensor::int(cx.dtype(), cx.shape(), values)])
     }
@@ -132,5 +133,26 @@ impl Operator for Binary {
             And | Or => return Ok(vec![None, None]),
         };
         Ok(vec![Some(da), Some(db)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{apply, try_apply};
+
+    #[test]
+    fn floats_and_integers() {
+        let (a, b) = (Tensor::f32(&[3], &[6.0, f32::NAN, -8.0]), Tensor::f32(&[3], &[4.0, 1.0, 3.0]));
+        let run = |kind| apply(Binary { kind }, &[a.clone(), b.clone()])[0].reals();
+        assert_eq!(run(Div)[0], 1.5);
+        assert_eq!(run(Pow)[2], -512.0);
+        assert_eq!((run(Max)[0], run(Min)[2]), (6.0, -8.0));
+        assert!(run(Max)[1].is_nan() && run(Min)[1].is_nan());
+        let i = |v: i64| Tensor::int(DType::I32, &[1], vec![v]);
+        assert_eq!(apply(Binary { kind: Div }, &[i(-7), i(2)])[0], i(-3));
+        assert_eq!(apply(Binary { kind: Add }, &[i(i32::MAX as i64), i(1)])[0], i(i32::MIN as i64));
+        assert!(try_apply(Binary { kind: Div }, &[i(1), i(0)]).is_err());
+        assert!(try_apply(Binary { kind: Pow }, &[i(1), i(0)]).is_err());
     }
 }

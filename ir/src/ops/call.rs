@@ -23,7 +23,12 @@ impl Operator for Call {
         let block = block.ok_or_else(|| format!("names block {}, which does not exist", self.block.0))?;
         let params = block.param_types().map_err(|e| e.to_string())?;
         if params.len() != cx.args.len() {
-            return Err(format!("of `{}` takes {} arguments, got {}", block.name, params.len(), cx.args.len()));
+            return Err(format!(
+                "of `{}` takes {} arguments, got {}",
+                block.name,
+                params.len(),
+                cx.args.len()
+            ));
         }
         for ((name, want), got) in block.params.iter().zip(&params).zip(cx.args) {
             if want != got {
@@ -35,8 +40,10 @@ impl Operator for Call {
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let block = cx.graph.block(self.block);
-        let leaves: HashMap<&str, &Tensor> = block.params.iter().map(String::as_str).zip(cx.args.iter().copied()).collect();
-        let outs = walk(&block.graph, &leaves, cx.sizes, Precision { exact: cx.exact }).map_err(|e| e.to_string())?;
+        let leaves: HashMap<&str, &Tensor> =
+            block.params.iter().map(String::as_str).zip(cx.args.iter().copied()).collect();
+        let outs = walk(&block.graph, &leaves, cx.sizes, Precision { exact: cx.exact })
+            .map_err(|e| e.to_string())?;
         Ok(outs.into_iter().map(|(_, t)| t).collect())
     }
 

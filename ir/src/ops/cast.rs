@@ -43,6 +43,24 @@ impl Operator for Cast {
     }
 
     fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
-        (graph.ty(*args.first()?).dtype == self.dtype).then(|| Simpler::Node(args[0]))
+        let &[x] = args else { return None };
+        (graph.ty(x).dtype == self.dtype).then_some(Simpler::Node(x))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn rounding_truncation_and_truth() {
+        let x = Tensor::f32(&[4], &[1.0 + 0.00390625, -2.7, 0.0, 3.5]);
+        let run = |dtype| apply(Cast { dtype }, std::slice::from_ref(&x))[0].reals();
+        assert_eq!(run(DType::BF16), [1.0, -2.703125, 0.0, 3.5]);
+        assert_eq!(run(DType::I32), [1.0, -2.0, 0.0, 3.0]);
+        assert_eq!(run(DType::Bool), [1.0, 1.0, 0.0, 1.0]);
+        let wide = Tensor::int(DType::I64, &[1], vec![300]);
+        assert_eq!(apply(Cast { dtype: DType::U8 }, &[wide])[0].int_at(0), 44);
     }
 }

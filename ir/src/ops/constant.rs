@@ -49,7 +49,12 @@ impl Operator for Const {
         let [] = cx.exactly()?;
         let n = self.shape.iter().try_fold(self.dtype.bytes(), |n, &d| n.checked_mul(d));
         if n != Some(self.bits.len()) {
-            return Err(format!("{}{:?} does not hold {} bytes of bits", self.dtype, self.shape, self.bits.len()));
+            return Err(format!(
+                "{}{:?} does not hold {} bytes of bits",
+                self.dtype,
+                self.shape,
+                self.bits.len()
+            ));
         }
         Ok(vec![Type::new(self.dtype, self.shape.iter().map(|&n| Dim::from(n)))])
     }
@@ -76,6 +81,27 @@ mod hex {
         if !text.len().is_multiple_of(2) || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
             return Err(bad());
         }
-        (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).map_err(|_| bad())).collect()
+        (0..text.len())
+            .step_by(2)
+            .map(|i| u8::from_str_radix(&text[i..i + 2], 16).map_err(|_| bad()))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn bits_survive_json() {
+        let c = Const::new(&Tensor::f32(&[2], &[1.5, -0.0]));
+        let json = serde_json::to_value(&c).unwrap();
+        assert_eq!(serde_json::from_value::<Const>(json).unwrap(), c);
+        assert_eq!(apply(c, &[])[0].reals(), [1.5, -0.0]);
+        for bits in ["0", "+1", "zz", "éé"] {
+            let bad = serde_json::json!({"dtype": "u8", "shape": [1], "bits": bits});
+            assert!(serde_json::from_value::<Const>(bad).is_err(), "{bits}");
+        }
     }
 }

@@ -35,12 +35,16 @@ impl Dot {
         if l.dtype != r.dtype {
             return Err(format!("arguments must have one dtype, got {l} and {r}"));
         }
-        let (mut left, mut right): (Vec<_>, Vec<_>) = self.batch.iter().chain(&self.contract).copied().unzip();
+        let (mut left, mut right): (Vec<_>, Vec<_>) =
+            self.batch.iter().chain(&self.contract).copied().unzip();
         left.sort_unstable();
         right.sort_unstable();
         let distinct = |v: &[usize], rank| v.is_sorted_by(|a, b| a < b) && v.last().is_none_or(|&a| a < rank);
         if !distinct(&left, l.rank()) || !distinct(&right, r.rank()) {
-            return Err(format!("dimension numbers {:?} {:?} do not fit {l} and {r}", self.batch, self.contract));
+            return Err(format!(
+                "dimension numbers {:?} {:?} do not fit {l} and {r}",
+                self.batch, self.contract
+            ));
         }
         for &(a, b) in self.batch.iter().chain(&self.contract) {
             if l.shape[a] != r.shape[b] {
@@ -101,14 +105,26 @@ impl Operator for Dot {
         let dl = g.push(Dot { batch, contract }, &[grad, r])?;
         let mut by_right = self.contract.clone();
         by_right.sort_by_key(|p| p.1);
-        let order: Vec<usize> = self.batch.iter().map(|p| p.0).chain(lf.iter().copied()).chain(by_right.iter().map(|p| p.0)).collect();
+        let order: Vec<usize> = self
+            .batch
+            .iter()
+            .map(|p| p.0)
+            .chain(lf.iter().copied())
+            .chain(by_right.iter().map(|p| p.0))
+            .collect();
         let dl = g.permute(dl, &invert(&order))?;
         let batch: Vec<_> = self.batch.iter().enumerate().map(|(i, p)| (i, p.0)).collect();
         let contract: Vec<_> = lf.iter().enumerate().map(|(i, &a)| (nb + i, a)).collect();
         let dr = g.push(Dot { batch, contract }, &[grad, l])?;
         let mut by_left = self.contract.clone();
         by_left.sort_by_key(|p| p.0);
-        let order: Vec<usize> = self.batch.iter().map(|p| p.1).chain(rf.iter().copied()).chain(by_left.iter().map(|p| p.1)).collect();
+        let order: Vec<usize> = self
+            .batch
+            .iter()
+            .map(|p| p.1)
+            .chain(rf.iter().copied())
+            .chain(by_left.iter().map(|p| p.1))
+            .collect();
         let dr = g.permute(dr, &invert(&order))?;
         Ok(vec![Some(dl), Some(dr)])
     }
@@ -131,3 +147,22 @@ fn invert(order: &[usize]) -> Vec<usize> {
     axes
 }
 
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn products_by_hand() {
+        let a = Tensor::f32(&[2, 2], &[1.0, 2.0, 3.0, 4.0]);
+        let b = Tensor::f32(&[2, 2], &[5.0, 6.0, 7.0, 8.0]);
+        let run = |batch: &[(usize, usize)], contract: &[(usize, usize)]| {
+            let op = Dot { batch: batch.to_vec(), contract: contract.to_vec() };
+            apply(op, &[a.clone(), b.clone()])[0].reals()
+        };
+        assert_eq!(run(&[], &[(1, 0)]), [19.0, 22.0, 43.0, 50.0]);
+        assert_eq!(run(&[], &[(1, 1)]), [17.0, 23.0, 39.0, 53.0]);
+        assert_eq!(run(&[(0, 0)], &[(1, 1)]), [17.0, 53.0]);
+        assert_eq!(run(&[], &[(0, 1), (1, 0)]), [5.0 + 14.0 + 18.0 + 32.0]);
+    }
+}

@@ -45,11 +45,24 @@ impl Operator for Expand {
     }
 
     fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
-        let x = *args.first()?;
+        let &[x] = args else { return None };
         (graph.ty(x).shape == self.shape).then_some(Simpler::Node(x))
     }
 
     fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
         Dim::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn a_column_repeats() {
+        let x = Tensor::f32(&[2, 1], &[1.0, 2.0]);
+        let op = Expand { shape: vec![Dim::from(2), Dim::from(3)] };
+        assert_eq!(apply(op, &[x])[0].reals(), [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]);
     }
 }

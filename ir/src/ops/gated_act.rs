@@ -147,3 +147,18 @@ impl GatedAct {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{apply, close};
+
+    #[test]
+    fn values_of_tables() {
+        let (x, up) = (Tensor::f32(&[2], &[1.0, -2.0]), Tensor::f32(&[2], &[2.0, 1.0]));
+        let run = |act| apply(GatedAct { act }, &[x.clone(), up.clone()]).remove(0);
+        close(&run(Activation::Silu), &[2.0 * 0.7310585786300049, -2.0 * 0.11920292202211755]);
+        close(&run(Activation::Gelu), &[2.0 * 0.8413447460685429, -2.0 * 0.022750131948179195]);
+        close(&run(Activation::GeluTanh), &[2.0 * 0.8411919906082768, -0.04540230591222]);
+    }
+}

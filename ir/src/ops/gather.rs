@@ -24,7 +24,10 @@ impl Gather {
         integer("indices", indices)?;
         let batch = self.batch;
         if batch > self.axis || batch > indices.rank() || x.shape[..batch] != indices.shape[..batch] {
-            return Err(format!("{x} and {indices} do not share {batch} leading axes before axis {}", self.axis));
+            return Err(format!(
+                "{x} and {indices} do not share {batch} leading axes before axis {}",
+                self.axis
+            ));
         }
         let (before, after) = (&x.shape[..self.axis], &x.shape[self.axis + 1..]);
         Ok(before.iter().chain(&indices.shape[batch..]).chain(after).cloned().collect())
@@ -74,5 +77,25 @@ impl Operator for Gather {
 
     fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
         Dim::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::check::{apply, try_apply};
+
+    #[test]
+    fn rows_and_batched_columns() {
+        let x = Tensor::f32(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let i = |v: Vec<i64>| Tensor::int(DType::I32, &[2], v);
+        let rows = apply(Gather { axis: 0, batch: 0 }, &[x.clone(), i(vec![1, 0])]);
+        assert_eq!(rows[0].reals(), [4.0, 5.0, 6.0, 1.0, 2.0, 3.0]);
+        let picks = apply(Gather { axis: 1, batch: 1 }, &[x.clone(), i(vec![2, 0])]);
+        assert_eq!(picks[0].reals(), [3.0, 4.0]);
+        for bad in [-1, 2] {
+            assert!(try_apply(Gather { axis: 0, batch: 0 }, &[x.clone(), i(vec![0, bad])]).is_err());
+        }
     }
 }

@@ -32,3 +32,17 @@ impl Operator for Iota {
         Dim::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::check::apply;
+
+    #[test]
+    fn counts_along_its_axis() {
+        let ty = Type::new(DType::I32, [Dim::from(2), Dim::from(3)]);
+        assert_eq!(apply(Iota { ty: ty.clone(), axis: 1 }, &[])[0].reals(), [0.0, 1.0, 2.0, 0.0, 1.0, 2.0]);
+        assert_eq!(apply(Iota { ty, axis: 0 }, &[])[0].reals(), [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
+    }
+}

@@ -100,7 +100,7 @@ impl Operator for LinearCrossEntropy {
         cx.real(losses)
     }
 
-    /// The logits are made again: d logit = grad · (p - (1 - s)·[target] - s / vocab), times the slope of the cap.
+    /// The logits are made again: d logit = grad · (p - (1 - s)·onehot - s / vocab), times the slope of the cap.
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
         let (args, grad) = (cx.args, cx.grad());
         let g = &mut *cx.graph;

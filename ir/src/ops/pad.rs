@@ -36,14 +36,18 @@ impl Operator for Pad {
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let (x, before) = (cx.args[0], cx.dim(&self.before)?);
-        cx.each(|i| {
+        // The value stands behind the elements of x, so that integers stay whole.
+        let mut bits = Vec::new();
+        x.dtype.encode(self.value.0, &mut bits);
+        let both = x.join(&Tensor::from_bytes(x.dtype, &[1], &bits)?);
+        Ok(vec![both.pick(cx.shape(), |i| {
             let mut at = unravel(i, cx.shape());
             if at[self.axis] < before || at[self.axis] >= before + x.shape[self.axis] {
-                return self.value.0;
+                return x.len();
             }
             at[self.axis] -= before;
-            x.at(ravel(&at, &x.shape))
-        })
+            ravel(&at, &x.shape)
+        })])
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
@@ -52,11 +56,28 @@ impl Operator for Pad {
         Ok(vec![Some(cx.graph.push(Slice { axis: self.axis, start: self.before.clone(), len }, &[g])?)])
     }
 
-    fn simplify(&self, _: &Graph, args: &[NodeId]) -> Option<Simpler> {
-        (self.before == Dim::from(0) && self.after == Dim::from(0)).then(|| Simpler::Node(args[0]))
+    fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
+        let &[x] = args else { return None };
+        let nothing = self.before == Dim::from(0) && self.after == Dim::from(0);
+        (nothing && self.axis < graph.ty(x).rank()).then_some(Simpler::Node(x))
     }
 
     fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
         Dim::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::check::apply;
+
+    #[test]
+    fn in_front_and_behind() {
+        let op = Pad { axis: 1, before: Dim::from(1), after: Dim::from(2), value: Real(9.0) };
+        let x = Tensor::int(DType::I64, &[2, 1], vec![i64::MAX, 2]);
+        let want = vec![9, i64::MAX, 9, 9, 9, 2, 9, 9];
+        assert_eq!(apply(op, &[x])[0], Tensor::int(DType::I64, &[2, 4], want));
     }
 }

@@ -49,12 +49,14 @@ impl Operator for Permute {
     }
 
     fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
-        let x = *args.first()?;
+        let &[x] = args else { return None };
         if self.axes.iter().enumerate().all(|(i, &a)| i == a) && graph.ty(x).rank() == self.axes.len() {
             return Some(Simpler::Node(x));
         }
         match &graph.node(x).op {
-            Op::Permute(p) if p.axes.len() == self.axes.len() && self.axes.iter().all(|&a| a < p.axes.len()) => {
+            Op::Permute(p)
+                if p.axes.len() == self.axes.len() && self.axes.iter().all(|&a| a < p.axes.len()) =>
+            {
                 let axes = self.axes.iter().map(|&a| p.axes[a]).collect();
                 Some(Simpler::Op(Box::new(Permute { axes }.into()), graph.node(x).args.clone()))
             }
@@ -64,5 +66,18 @@ impl Operator for Permute {
 
     fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
         Dim::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn a_transpose() {
+        let x = Tensor::f32(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let y = apply(Permute { axes: vec![1, 0] }, &[x]);
+        assert_eq!((y[0].shape.as_slice(), y[0].reals()), (&[3, 2][..], vec![1.0, 4.0, 2.0, 5.0, 3.0, 6.0]));
     }
 }

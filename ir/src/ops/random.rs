@@ -6,7 +6,7 @@
 //! * key = (seed low, seed high), counter = (i / 4, stream, step low, step high), each a 32-bit half of the i64;
 //! * uniform: the upper `p` bits of `w[i % 4]`, times 2⁻ᵖ, where `p` is the number of significant bits of the element
 //!   type (24 for f32, 11 for f16, 8 for bf16); so every value is exact in its type and 1 does not occur;
-//! * normal (Box and Muller 1958), with `a = w[i % 4 & 2]`, `b = w[i % 4 | 1]`: radius `r = sqrt(-2 ln u)` for
+//! * normal (Box and Muller 1958), with `a = w[(i % 4) & 2]`, `b = w[(i % 4) | 1]`: radius `r = sqrt(-2 ln u)` for
 //!   `u = ((a >> 8) + 1)·2⁻²⁴`, angle `t = 2π·(b >> 8)·2⁻²⁴`; the value is `r cos t` for even `i` and `r sin t` for odd.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, same};
@@ -62,10 +62,10 @@ impl Random {
             }
             RandomKind::Normal => {
                 let scale = 2f64.powi(-24);
-                let (a, b) = (w[i % 4 & 2] >> 8, w[i % 4 | 1] >> 8);
+                let (a, b) = (w[(i % 4) & 2] >> 8, w[(i % 4) | 1] >> 8);
                 let r = (-2.0 * (f64::from(a + 1) * scale).ln()).sqrt();
                 let t = std::f64::consts::TAU * f64::from(b) * scale;
-                r * if i % 2 == 0 { t.cos() } else { t.sin() }
+                r * if i.is_multiple_of(2) { t.cos() } else { t.sin() }
             }
         }
     }

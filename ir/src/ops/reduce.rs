@@ -43,6 +43,16 @@ impl ReduceKind {
             Prod => acc * x,
         }
     }
+
+    /// One step on integers, wrapping.
+    pub fn step_int(self, acc: i64, x: i64) -> i64 {
+        match self {
+            Sum | Mean => acc.wrapping_add(x),
+            Max => acc.max(x),
+            Min => acc.min(x),
+            Prod => acc.wrapping_mul(x),
+        }
+    }
 }
 
 /// A reduction over axes, which the result no longer has.
@@ -73,12 +83,24 @@ impl Operator for Reduce {
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let x = cx.args[0];
-        let mut acc = vec![self.kind.identity(); cx.shape().iter().product()];
-        for i in 0..x.len() {
+        let n = cx.shape().iter().product();
+        let place = |i: usize| {
             let at = unravel(i, &x.shape);
             let kept: Vec<usize> = (0..at.len()).filter(|d| !self.axes.contains(d)).map(|d| at[d]).collect();
-            let o = ravel(&kept, cx.shape());
-            acc[o] = self.kind.step(acc[o], x.at(i));
+            ravel(&kept, cx.shape())
+        };
+        if !x.dtype.is_float() {
+            let mut acc = vec![self.kind.identity() as i64; n];
+            for i in 0..x.len() {
+                let a = &mut acc[place(i)];
+                *a = self.kind.step_int(*a, x.int_at(i));
+            }
+            return Ok(vec![Tensor::int(x.dtype, cx.shape(), acc)]);
+        }
+        let mut acc = vec![self.kind.identity(); n];
+        for i in 0..x.len() {
+            let a = &mut acc[place(i)];
+            *a = self.kind.step(*a, x.at(i));
         }
         if self.kind == Mean {
             let n = x.len() as f64 / acc.len().max(1) as f64;
@@ -99,26 +121,33 @@ impl Operator for Reduce {
             Mean => {
                 let count = Dim::product(self.axes.iter().map(|&a| &g.ty(x).shape[a]));
                 let n = count.literal().ok_or_else(|| {
-                    g.error(format!("the gradient of a mean over {count} elements needs a literal size; use sum"))
+                    g.error(format!(
+                        "the gradient of a mean over {count} elements needs a literal size; use sum"
+                    ))
                 })?;
                 g.scale(back, 1.0 / n as f64)?
             }
             Max | Min => {
                 let top = self.spread(g, y, x)?;
                 let hit = g.compare(CompareKind::Eq, x, top)?;
-                let zero = g.fill(x, 0.0)?;
-                g.select(hit, back, zero)?
+                // Equal elements share the cotangent evenly.
+                let (one, zero) = (g.fill(x, 1.0)?, g.fill(x, 0.0)?);
+                let ones = g.select(hit, one, zero)?;
+                let count = g.reduce(Sum, ones, &self.axes)?;
+                let count = self.spread(g, count, x)?;
+                let share = g.div(back, count)?;
+                g.select(hit, share, zero)?
             }
             Prod => {
-                let all = self.spread(g, y, x)?;
-                let others = g.div(all, x)?;
+                let others = self.others(g, x)?;
                 g.mul(back, others)?
             }
         })])
     }
 
     fn simplify(&self, _: &Graph, args: &[NodeId]) -> Option<Simpler> {
-        self.axes.is_empty().then(|| Simpler::Node(args[0]))
+        let &[x] = args else { return None };
+        self.axes.is_empty().then_some(Simpler::Node(x))
     }
 
     fn flops(&self, args: &[&Type], _: &[Type]) -> Dim {
@@ -127,6 +156,20 @@ impl Operator for Reduce {
 }
 
 impl Reduce {
+    /// For each element of `x` the product of the others. Zeros are left out of the products and counted instead: an
+    /// element has other factors than zero only where it is the only zero, or where there is none.
+    fn others(&self, g: &mut Graph, x: NodeId) -> Result<NodeId, IrError> {
+        let (one, zero) = (g.fill(x, 1.0)?, g.fill(x, 0.0)?);
+        let is_zero = g.compare(CompareKind::Eq, x, zero)?;
+        let (factor, mark) = (g.select(is_zero, one, x)?, g.select(is_zero, one, zero)?);
+        let (all, zeros) = (g.reduce(Prod, factor, &self.axes)?, g.reduce(Sum, mark, &self.axes)?);
+        let (all, zeros) = (self.spread(g, all, x)?, self.spread(g, zeros, x)?);
+        let others = g.div(all, factor)?;
+        let other_zeros = g.sub(zeros, mark)?;
+        let clear = g.compare(CompareKind::Eq, other_zeros, zero)?;
+        g.select(clear, others, zero)
+    }
+
     /// `y` of the reduced shape, repeated to the shape of `x`.
     fn spread(&self, g: &mut Graph, y: NodeId, x: NodeId) -> Result<NodeId, IrError> {
         let shape = g.ty(x).shape.clone();
@@ -134,5 +177,24 @@ impl Reduce {
         self.axes.iter().for_each(|&a| kept[a] = Dim::from(1));
         let y = g.reshape(y, kept)?;
         g.broadcast(y, &shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn every_kind_and_wrapping_integers() {
+        let x = Tensor::f32(&[2, 3], &[1.0, 2.0, 6.0, -4.0, 5.0, 0.5]);
+        let run = |kind, axes| apply(Reduce { kind, axes }, std::slice::from_ref(&x))[0].reals();
+        assert_eq!(run(Sum, vec![1]), [9.0, 1.5]);
+        assert_eq!(run(Mean, vec![0]), [-1.5, 3.5, 3.25]);
+        assert_eq!(run(Max, vec![0, 1]), [6.0]);
+        assert_eq!(run(Min, vec![1]), [1.0, -4.0]);
+        assert_eq!(run(Prod, vec![1]), [12.0, -10.0]);
+        let big = Tensor::int(DType::I64, &[2], vec![1 << 60, 1]);
+        assert_eq!(apply(Reduce { kind: Sum, axes: vec![0] }, &[big])[0].int_at(0), (1 << 60) + 1);
     }
 }

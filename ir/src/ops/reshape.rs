@@ -35,7 +35,7 @@ impl Operator for Reshape {
     }
 
     fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
-        let x = *args.first()?;
+        let &[x] = args else { return None };
         let node = graph.node(x);
         if node.types.len() == 1 && node.ty().shape == self.shape {
             return Some(Simpler::Node(x));
@@ -48,5 +48,19 @@ impl Operator for Reshape {
 
     fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
         Dim::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{apply, try_apply};
+
+    #[test]
+    fn order_stays() {
+        let x = Tensor::f32(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let y = apply(Reshape { shape: vec![Dim::from(6)] }, std::slice::from_ref(&x));
+        assert_eq!((y[0].shape.as_slice(), y[0].reals()), (&[6][..], x.reals()));
+        assert!(try_apply(Reshape { shape: vec![Dim::from(4)] }, &[x]).is_err());
     }
 }

@@ -79,3 +79,16 @@ impl Operator for RmsNorm {
         &outs[0].elements() * &Dim::from(4)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{apply, close};
+
+    #[test]
+    fn a_row_by_hand() {
+        // mean square 12.5; with eps 3.5 the root is 4
+        let (x, w) = (Tensor::f32(&[1, 2], &[3.0, 4.0]), Tensor::f32(&[2], &[1.0, 2.0]));
+        close(&apply(RmsNorm { eps: Real(3.5) }, &[x, w])[0], &[0.75, 2.0]);
+    }
+}

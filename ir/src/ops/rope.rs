@@ -48,7 +48,9 @@ impl Rope {
         let (t, h, half) = (shape[0].clone(), shape[1].clone(), Dim::from(self.dim / 2));
         let x = g.slice(x, 2, Dim::from(0), Dim::from(self.dim))?;
         match self.layout {
-            RopeLayout::Half => Ok((g.slice(x, 2, Dim::from(0), half.clone())?, g.slice(x, 2, half.clone(), half)?)),
+            RopeLayout::Half => {
+                Ok((g.slice(x, 2, Dim::from(0), half.clone())?, g.slice(x, 2, half.clone(), half)?))
+            }
             RopeLayout::Interleaved => {
                 let pairs = g.reshape(x, vec![t.clone(), h.clone(), half.clone(), Dim::from(2)])?;
                 let mut side = |i: usize| {
@@ -147,5 +149,20 @@ impl Operator for Rope {
 
     fn flops(&self, _: &[&Type], outs: &[Type]) -> Dim {
         &outs[0].elements() * &Dim::from(3)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn a_quarter_turn_in_both_layouts() {
+        let x = Tensor::f32(&[1, 1, 5], &[1.0, 2.0, 3.0, 4.0, 5.0]);
+        let (cos, sin) = (Tensor::f32(&[1, 2], &[0.0, 1.0]), Tensor::f32(&[1, 2], &[1.0, 0.0]));
+        let run = |layout| apply(Rope { layout, dim: 4 }, &[x.clone(), cos.clone(), sin.clone()])[0].reals();
+        assert_eq!(run(RopeLayout::Half), [-3.0, 2.0, 1.0, 4.0, 5.0]);
+        assert_eq!(run(RopeLayout::Interleaved), [-2.0, 1.0, 3.0, 4.0, 5.0]);
     }
 }

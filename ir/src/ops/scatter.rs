@@ -1,9 +1,9 @@
 //! `scatter`: slices written or added at integer indices along one axis; the inverse of `gather`.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, same};
-use crate::ops::Gather;
+use crate::ops::{CompareKind, Gather, Iota};
 use crate::tensor::{ravel, unravel};
-use crate::{Tensor, Type, eval::Eval};
+use crate::{DType, Dim, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// What happens to the element that is there.
@@ -34,6 +34,23 @@ impl Scatter {
     }
 }
 
+impl Scatter {
+    /// Truth, for each update that is set, of being the last at its place: each writes its number, and finds it there.
+    fn stayed(&self, cx: &mut Vjp) -> Result<NodeId, IrError> {
+        let (x, indices, updates) = (cx.args[0], cx.args[1], cx.args[2]);
+        let g = &mut *cx.graph;
+        let shape = g.ty(updates).shape.clone();
+        let flat = Type::new(DType::I32, [Dim::product(&shape)]);
+        let number = g.push(Iota { ty: flat, axis: 0 }, &[])?;
+        let number = g.reshape(number, shape)?;
+        let ty = g.ty(x).with(DType::I32);
+        let none = g.constant(ty, -1.0)?;
+        let last = g.push(self.clone(), &[none, indices, number])?;
+        let last = g.push(self.gather(), &[last, indices])?;
+        g.compare(CompareKind::Eq, last, number)
+    }
+}
+
 impl Operator for Scatter {
     const NAME: &'static str = "scatter";
 
@@ -47,6 +64,8 @@ impl Operator for Scatter {
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let [x, indices, updates] = cx.args else { return Err("takes 3 arguments".into()) };
         let n = x.shape[self.axis];
+        let mut ints: Vec<i64> =
+            if x.dtype.is_float() { vec![] } else { (0..x.len()).map(|i| x.int_at(i)).collect() };
         let mut out = x.reals();
         for i in 0..updates.len() {
             let (mut at, index) = self.gather().split(&unravel(i, &updates.shape), indices.shape.len());
@@ -56,22 +75,41 @@ impl Operator for Scatter {
             }
             at[self.axis] = v as usize;
             let o = ravel(&at, &x.shape);
-            out[o] = if self.kind == ScatterKind::Add { out[o] + updates.at(i) } else { updates.at(i) };
+            let add = self.kind == ScatterKind::Add;
+            if x.dtype.is_float() {
+                out[o] = if add { out[o] + updates.at(i) } else { updates.at(i) };
+            } else {
+                ints[o] = if add { ints[o].wrapping_add(updates.int_at(i)) } else { updates.int_at(i) };
+            }
         }
-        cx.real(out)
+        if x.dtype.is_float() { cx.real(out) } else { Ok(vec![Tensor::int(x.dtype, cx.shape(), ints)]) }
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
         let (indices, updates, g) = (cx.args[1], cx.args[2], cx.grad());
         let du = cx.graph.push(self.gather(), &[g, indices])?;
-        let dx = match self.kind {
-            ScatterKind::Add => g,
-            // Several updates of one element: which one stayed is not known from the gradient alone.
-            ScatterKind::Set => {
-                let zero = cx.graph.fill(updates, 0.0)?;
-                cx.graph.push(self.clone(), &[g, indices, zero])?
-            }
-        };
-        Ok(vec![Some(dx), None, Some(du)])
+        if self.kind == ScatterKind::Add {
+            return Ok(vec![Some(g), None, Some(du)]);
+        }
+        let zero = cx.graph.fill(updates, 0.0)?;
+        let dx = cx.graph.push(self.clone(), &[g, indices, zero])?;
+        let stayed = self.stayed(cx)?;
+        Ok(vec![Some(dx), None, Some(cx.graph.select(stayed, du, zero)?)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn set_keeps_the_last_and_add_sums() {
+        let x = Tensor::f32(&[3], &[1.0, 2.0, 3.0]);
+        let (at, u) = (Tensor::int(DType::I32, &[3], vec![2, 0, 2]), Tensor::f32(&[3], &[10.0, 20.0, 30.0]));
+        let run =
+            |kind| apply(Scatter { axis: 0, batch: 0, kind }, &[x.clone(), at.clone(), u.clone()])[0].reals();
+        assert_eq!(run(ScatterKind::Set), [20.0, 2.0, 30.0]);
+        assert_eq!(run(ScatterKind::Add), [21.0, 2.0, 43.0]);
     }
 }

@@ -21,7 +21,7 @@ impl Operator for Select {
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let [c, a, b] = cx.args else { return Err("takes 3 arguments".into()) };
-        cx.each(|i| if c.at(i) != 0.0 { a.at(i) } else { b.at(i) })
+        Ok(vec![a.join(b).pick(cx.shape(), |i| if c.at(i) != 0.0 { i } else { a.len() + i })])
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
@@ -32,5 +32,19 @@ impl Operator for Select {
         let zero = cx.graph.fill(g, 0.0)?;
         let (a, b) = (cx.graph.select(c, g, zero)?, cx.graph.select(c, zero, g)?);
         Ok(vec![None, Some(a), Some(b)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::apply;
+
+    #[test]
+    fn integers_stay_whole() {
+        let i = |v: Vec<i64>| Tensor::int(DType::I64, &[2], v);
+        let c = Tensor::int(DType::Bool, &[2], vec![1, 0]);
+        let y = apply(Select {}, &[c, i(vec![i64::MAX, 1]), i(vec![0, i64::MIN + 1])]);
+        assert_eq!(y[0], i(vec![i64::MAX, i64::MIN + 1]));
     }
 }

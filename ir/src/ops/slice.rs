@@ -26,7 +26,10 @@ impl Operator for Slice {
         axis_in(self.axis, x)?;
         let rest = &(&x.shape[self.axis] - &self.start) - &self.len;
         if [&rest, &self.start, &self.len].into_iter().any(|d| d.literal().is_some_and(|v| v < 0)) {
-            return Err(format!("{} .. {} + {} is outside axis {} of {x}", self.start, self.start, self.len, self.axis));
+            return Err(format!(
+                "{} .. {} + {} is outside axis {} of {x}",
+                self.start, self.start, self.len, self.axis
+            ));
         }
         let mut shape = x.shape.clone();
         shape[self.axis] = self.len.clone();
@@ -54,7 +57,7 @@ impl Operator for Slice {
     }
 
     fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
-        let x = *args.first()?;
+        let &[x] = args else { return None };
         let node = graph.node(x);
         if self.start == Dim::from(0) && node.ty().shape.get(self.axis) == Some(&self.len) {
             return Some(Simpler::Node(x));
@@ -63,7 +66,9 @@ impl Operator for Slice {
             Op::Slice(s) if s.axis == self.axis => {
                 let start = &s.start + &self.start;
                 let op = Slice { axis: self.axis, start, len: self.len.clone() };
-                let inside = (&(&s.len - &self.start) - &self.len).literal().is_some_and(|v| v >= 0);
+                let inside = self.start.literal().is_none_or(|v| v >= 0)
+                    && self.len.literal().is_none_or(|v| v >= 0)
+                    && (&(&s.len - &self.start) - &self.len).literal().is_some_and(|v| v >= 0);
                 inside.then(|| Simpler::Op(Box::new(op.into()), node.args.clone()))
             }
             _ => None,
@@ -72,5 +77,19 @@ impl Operator for Slice {
 
     fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
         Dim::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{apply, try_apply};
+
+    #[test]
+    fn a_range_of_columns() {
+        let x = Tensor::f32(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let op = |start: usize, len: usize| Slice { axis: 1, start: Dim::from(start), len: Dim::from(len) };
+        assert_eq!(apply(op(1, 2), std::slice::from_ref(&x))[0].reals(), [2.0, 3.0, 5.0, 6.0]);
+        assert!(try_apply(op(2, 2), &[x]).is_err());
     }
 }

@@ -31,7 +31,8 @@ impl Operator for Softmax {
         for row in out.chunks_mut(n.max(1)) {
             let top = row.iter().fold(f64::NEG_INFINITY, |a, &b| ReduceKind::Max.step(a, b));
             let sum: f64 = row.iter().map(|x| (x - top).exp()).sum();
-            row.iter_mut().for_each(|x| *x = if self.log { *x - top - sum.ln() } else { (*x - top).exp() / sum });
+            row.iter_mut()
+                .for_each(|x| *x = if self.log { *x - top - sum.ln() } else { (*x - top).exp() / sum });
         }
         cx.real(out)
     }
@@ -69,5 +70,19 @@ impl Operator for Softmax {
 
     fn flops(&self, _: &[&Type], outs: &[Type]) -> Dim {
         &outs[0].elements() * &Dim::from(5)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{apply, close};
+
+    #[test]
+    fn two_rows_by_hand() {
+        let x = Tensor::f32(&[2, 2], &[3f32.ln(), 0.0, 1000.0, 1000.0]);
+        close(&apply(Softmax { log: false }, std::slice::from_ref(&x))[0], &[0.75, 0.25, 0.5, 0.5]);
+        let (a, b) = (0.75f64.ln(), 0.25f64.ln());
+        close(&apply(Softmax { log: true }, &[x])[0], &[a, b, -2f64.ln(), -2f64.ln()]);
     }
 }

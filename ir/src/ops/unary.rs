@@ -67,6 +67,9 @@ impl Operator for Unary {
         let [x] = cx.exactly()?;
         match self.kind {
             Not if x.dtype != DType::Bool => return Err(format!("not takes bool, got {x}")),
+            Neg | Abs if x.dtype == DType::Bool => {
+                return Err(format!("{:?} takes numbers, got {x}", self.kind));
+            }
             Not | Neg | Abs => {}
             _ => float("its argument", x)?,
         }
@@ -75,6 +78,11 @@ impl Operator for Unary {
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let x = cx.args[0];
+        if !x.dtype.is_float() && self.kind != Not {
+            let f = if self.kind == Neg { i64::wrapping_neg } else { i64::wrapping_abs };
+            let values = (0..x.len()).map(|i| f(x.int_at(i))).collect();
+            return Ok(vec![Tensor::int(x.dtype, cx.shape(), values)]);
+        }
         cx.each(|i| self.kind.apply(x.at(i)))
     }
 
@@ -156,9 +164,43 @@ pub fn erf(x: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use crate::check::{apply, close, try_apply};
+
+    #[test]
+    fn every_kind_at_a_point() {
+        let x = Tensor::f32(&[1], &[0.25]);
+        let want = [
+            (Neg, -0.25),
+            (Abs, 0.25),
+            (Exp, 1.2840254166877414),
+            (Log, -1.3862943611198906),
+            (Sqrt, 0.5),
+            (Rsqrt, 2.0),
+            (Sin, 0.24740395925452294),
+            (Cos, 0.9689124217106447),
+            (Tanh, 0.24491866240370913),
+            (Erf, 0.2763263901682369),
+            (Sigmoid, 0.5621765008857981),
+            (Floor, 0.0),
+        ];
+        assert_eq!(want.len() + 1, UnaryKind::ALL.len());
+        for (kind, y) in want {
+            close(&apply(Unary { kind }, std::slice::from_ref(&x))[0], &[y]);
+        }
+        let b = Tensor::int(DType::Bool, &[2], vec![0, 1]);
+        assert_eq!(apply(Unary { kind: Not }, std::slice::from_ref(&b))[0].reals(), [1.0, 0.0]);
+        assert!(try_apply(Unary { kind: Neg }, &[b]).is_err());
+    }
+
     #[test]
     fn erf_matches_tables() {
-        for (x, y) in [(0.5, 0.5204998778130465), (1.0, 0.8427007929497149), (2.4, 0.9993114861033549), (3.0, 0.9999779095030014)] {
+        for (x, y) in [
+            (0.5, 0.5204998778130465),
+            (1.0, 0.8427007929497149),
+            (2.4, 0.9993114861033549),
+            (3.0, 0.9999779095030014),
+        ] {
             assert!((super::erf(x) - y).abs() < 1e-14, "{x}: {}", super::erf(x));
             assert_eq!(super::erf(-x), -super::erf(x));
         }
