@@ -12,7 +12,7 @@ use std::path::Path;
 fn a_tiny_llama_after_every_stage() {
     let text = FAMILIES.iter().find(|(n, _)| *n == "llama").unwrap().1;
     let graph = build(&config(text), &program(64)).unwrap();
-    let options = Options { storage: DType::BF16, dump: Dump::All };
+    let options = Options { storage: DType::BF16, dump: Dump::All, ..Options::default() };
     let program = compile(&graph, &machine().target, &options).unwrap();
     let mut before = String::new();
     for stage in &program.stages {
