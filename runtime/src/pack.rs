@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn conversions_round_to_nearest_even() {
         let mut to = [0u8; 2];
-        convert(&mut to, DType::BF16, &1.00390625f32.to_le_bytes(), DType::F32);
+        convert(&mut to, DType::BF16, &(1.0 + 2f32.powi(-8)).to_le_bytes(), DType::F32);
         assert_eq!(DType::BF16.decode(&to), 1.0);
         let mut to = [0u8; 4];
         convert(&mut to, DType::F32, &half::f16::from_f32(0.333).to_le_bytes(), DType::F16);
