@@ -191,5 +191,5 @@ fn special(i: usize, random: f64) -> f64 {
         // Multiples of 1/512 of a power of two: ties of every narrow type among them.
         _ => (1.0 + (random * 512.0).floor() / 512.0) * 2f64.powi((i % 61) as i32 - 40),
     };
-    if i % 2 == 0 { x } else { -x }
+    if i.is_multiple_of(2) { x } else { -x }
 }
