@@ -5,7 +5,7 @@ use crate::comment;
 use crate::index::Var;
 use crate::kernel::{Part, Stmt, reduces};
 use crate::loops::{Loops, loops};
-use crate::print::{Dialect, Printer, digit, dim, element};
+use crate::print::{Dialect, Printer, digit, dim, element, symbol};
 use astrai_ir::ops::Op;
 use astrai_ir::plan::bound;
 use astrai_ir::{Anchor, Dim, Layout, Region};
@@ -107,7 +107,7 @@ fn function(region: &Region, name: &str, l: &Loops, mapping: Mapping) -> String 
     let head = format!("extern \"C\" __global__ void __launch_bounds__(BLOCK) {name}({})", params.join(", "));
     p.braces(&head, |p| {
         for (i, s) in symbols.iter().enumerate() {
-            p.line(&format!("const index_t {} = (index_t)n{i}; (void){0};", s.name));
+            p.line(&format!("const index_t {} = (index_t)n{i}; (void){0};", symbol(&s.name)));
         }
         match mapping {
             Mapping::Flat => p.alone(|p| {
