@@ -208,7 +208,7 @@ fn operators_without_a_kernel_run_in_the_interpreter() {
             t.case(&format!("scatter {kind:?}"), y);
         }
     }
-    let cache = t.x(dims(&[300, 9]));
+    let cache = t.state("cache", Type::new(DType::F32, dims(&[300, 9])), Fill::Real(-1.0, 1.0));
     let at = t.g.push(Iota { ty: Type::new(DType::I32, rows(&[])), axis: 0 }, &[]).unwrap();
     let y = t.g.push(Store {}, &[cache, at, e]).unwrap();
     t.case("store", y);

@@ -208,7 +208,9 @@ proptest! {
         let apart = passes::decompose(&plain, &|op| !matches!(op, Op::RmsNorm(_) | Op::Softmax(_) | Op::GatedAct(_))).unwrap();
         prop_assert!(!apart.nodes().iter().any(|n| matches!(n.op, Op::RmsNorm(_) | Op::Softmax(_) | Op::GatedAct(_))));
         for ((name, got), (_, want)) in value(&apart, &join(&apart, &leaves)).iter().zip(&want) {
-            let allowed = tolerance(&t.g, t.g.output(name).unwrap(), DType::F32) * 8.0;
+            // Differences of values near one may cancel to almost nothing.
+            let top = want.reals().iter().fold(1e-30f64, |m, x| m.max(x.abs()));
+            let allowed = tolerance(&t.g, t.g.output(name).unwrap(), DType::F32) * 8.0 / top.min(1.0);
             prop_assert!(compare(got, want, allowed).is_ok(), "{}: {:?}", name, compare(got, want, allowed));
         }
     }

@@ -3,7 +3,7 @@
 //! values of the symbol `n`, within the tolerance of the operators that made them.
 
 use astrai::machine::Machine;
-use astrai_ir::ops::Op;
+use astrai_ir::ops::{Op, State};
 use astrai_ir::{Anchor, DType, Dim, Graph, NodeId, Precision, Shape, Sizes, Symbol, Tensor, Type, eval};
 use astrai_runtime::{Device, Options, Program, Session, Value, compile};
 use std::collections::HashMap;
@@ -104,6 +104,12 @@ impl Table {
         let ty = Type { dtype, shape: shape.clone() };
         self.leaves.push(Leaf { name: name.into(), ty, fill, weight: false });
         self.g.input(name, dtype, shape).unwrap()
+    }
+
+    /// A state of this name.
+    pub fn state(&mut self, name: &str, ty: Type, fill: Fill) -> NodeId {
+        self.leaves.push(Leaf { name: name.into(), ty: ty.clone(), fill, weight: false });
+        self.g.push(State { name: name.into(), ty }, &[]).unwrap()
     }
 
     /// A fresh f32 input of values between -2 and 2.
