@@ -317,6 +317,9 @@ impl<'a> Fuse<'a> {
         if computed().any(|id| matches!(self.g.node(*id).op, Op::Attention(_))) {
             return Anchor::Attention;
         }
+        if computed().any(|id| matches!(self.g.node(*id).op, Op::AttentionGrad(_))) {
+            return Anchor::AttentionGrad;
+        }
         let known = |id: &NodeId| {
             let op = &self.g.node(*id).op;
             inlines_arguments(op) && !matches!(op, Op::Part(_)) || matches!(op, Op::Const(_) | Op::Iota(_))

@@ -130,8 +130,9 @@ pub fn stored(g: &Graph, uses: &Uses) -> Vec<bool> {
     for id in g.ids().filter(|id| live[id.index()]) {
         let node = g.node(id);
         if !inlines_arguments(&node.op) {
+            let strided = matches!(node.op, Op::Attention(_) | Op::AttentionGrad(_));
             for &a in &node.args {
-                store_below_free(g, a, &mut stored);
+                if strided { store_strided(g, a, &mut stored) } else { store_below_free(g, a, &mut stored) }
             }
         }
         if let Op::Dot(_) = node.op {
@@ -158,10 +159,15 @@ pub fn packed_weight(g: &Graph, dot: NodeId) -> Option<NodeId> {
     (plain && matches!(g.node(w).op, Op::Weight(_)) && matches!(dtype, DType::F32 | DType::BF16)).then_some(w)
 }
 
-/// True for the first output of attention.
+/// True for the first output of attention and for the cotangents of its arguments: their kernels can round them.
 pub fn is_attention_result(g: &Graph, id: NodeId) -> bool {
     let node = g.node(id);
-    matches!(&node.op, Op::Part(p) if p.index == 0) && matches!(g.node(node.args[0]).op, Op::Attention(_))
+    let Op::Part(p) = &node.op else { return false };
+    match g.node(node.args[0]).op {
+        Op::Attention(_) => p.index == 0,
+        Op::AttentionGrad(_) => true,
+        _ => false,
+    }
 }
 
 /// True when the only thing done with attention's result is one rounding.
@@ -195,6 +201,21 @@ fn store_below_free(g: &Graph, mut id: NodeId, stored: &mut [bool]) {
     }
     if !matches!(g.node(id).op, Op::Iota(_)) && !is_scalar(g, id) {
         stored[id.index()] = true;
+    }
+}
+
+/// Marks the first node that is no view with strides, for kernels that read rows of memory: `expand` has none, and a
+/// `permute` that moves the last axis tears rows apart.
+fn store_strided(g: &Graph, mut id: NodeId, stored: &mut [bool]) {
+    loop {
+        let node = g.node(id);
+        match &node.op {
+            Op::Reshape(_) | Op::Slice(_) => {}
+            Op::Permute(p) if p.axes.last().is_some_and(|&a| a + 1 == p.axes.len()) => {}
+            Op::Cast(_) if widens(g, id) => {}
+            _ => break stored[id.index()] = true,
+        }
+        id = node.args[0];
     }
 }
 
