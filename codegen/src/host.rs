@@ -1,6 +1,8 @@
 //! Host C of a region. In: a region. Out: functions for the runtime's pool: `units` work items a phase, any split of which
 //! over threads gives the same bits. Several kernels share a translation unit behind one prelude.
 
+mod attention_grad;
+
 use crate::columns::columns_kernel;
 use crate::index::{Index, Var};
 use crate::kernel::{Expr, Stmt};
@@ -16,6 +18,7 @@ const PRELUDE: &str = include_str!("host/prelude.c");
 const SCALAR: &str = include_str!("scalar.c");
 const DOT_CORE: &str = include_str!("host/dot_core.c");
 const DOT: &str = include_str!("host/dot.c");
+const ATTENTION_CORE: &str = include_str!("host/attention_core.c");
 const ATTENTION: &str = include_str!("host/attention.c");
 
 /// Flags with which a unit is compiled; never `-ffast-math`.
@@ -38,6 +41,9 @@ pub fn unit(kernels: &[&Kernel]) -> String {
     if kernels.iter().any(|k| k.anchor == Anchor::Dot) {
         text.push_str(DOT_CORE);
     }
+    if kernels.iter().any(|k| matches!(k.anchor, Anchor::Attention | Anchor::AttentionGrad)) {
+        text.push_str(ATTENTION_CORE);
+    }
     for k in kernels {
         text.push('\n');
         text.push_str(&k.source);
@@ -51,6 +57,7 @@ pub fn emit(region: &Region, name: &str) -> Result<Kernel, String> {
         Anchor::Loops => (loops_kernel(region, name)?, 1, false),
         Anchor::Dot => (dot_kernel(region, name)?, 2, true),
         Anchor::Attention => (attention_kernel(region, name)?, 1, false),
+        Anchor::AttentionGrad => (attention_grad::kernel(region, name)?, 2, true),
         Anchor::Eval => return Err("the region has no kernel".into()),
     };
     let source = format!("{}{body}", comment(region));
@@ -344,11 +351,14 @@ fn attention_kernel(region: &Region, name: &str) -> Result<String, String> {
     if !wrote {
         return Err("attention whose result nobody reads".into());
     }
-    let undef: String = d
-        .lines()
-        .map(|l| format!("#undef {}\n", l["#define ".len()..].split(['(', ' ']).next().unwrap_or("")))
-        .collect();
+    let undef = undefine(&d);
     Ok(format!("{d}{ATTENTION}{undef}"))
+}
+
+/// Takes the definitions of a template's slots back.
+fn undefine(defines: &str) -> String {
+    let name = |l: &str| l["#define ".len()..].split(['(', ' ']).next().unwrap_or("").to_string();
+    defines.lines().map(|l| format!("#undef {}\n", name(l))).collect()
 }
 
 /// Which output of the attention an output of the region is.
@@ -427,9 +437,16 @@ fn address(region: &Region, id: NodeId, at: &[Index]) -> Result<(usize, DType, I
     }
 }
 
-/// Bytes that a kernel of this region keeps between its phases: the packed rows of its left argument, a whole number of
-/// depth blocks each.
+/// Bytes that a kernel of this region keeps between its phases.
 pub fn scratch(region: &Region) -> Dim {
+    match region.anchor {
+        Anchor::AttentionGrad => attention_grad::scratch(region),
+        _ => dot_scratch(region),
+    }
+}
+
+/// The packed rows of the left argument, a whole number of depth blocks each.
+fn dot_scratch(region: &Region) -> Dim {
     let Ok((_, x, ..)) = dot_parts(region) else { return Dim::from(0) };
     let shape = &region.graph.ty(x).shape;
     let (Some((k, lead)), block) = (shape.split_last(), 256) else { return Dim::from(0) };

@@ -15,6 +15,8 @@ pub enum Anchor {
     Dot,
     /// The attention core.
     Attention,
+    /// The core of attention's gradient.
+    AttentionGrad,
     /// No kernel: the interpreter runs it.
     Eval,
 }

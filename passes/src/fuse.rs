@@ -329,6 +329,9 @@ impl<'a> Fuse<'a> {
         {
             return Anchor::Attention;
         }
+        if computed().any(|id| matches!(self.g.node(*id).op, Op::AttentionGrad(_))) {
+            return Anchor::AttentionGrad;
+        }
         let known = |id: &NodeId| {
             let op = &self.g.node(*id).op;
             inlines_arguments(op) && !matches!(op, Op::Part(_))

@@ -137,7 +137,7 @@ pub fn stored(g: &Graph, uses: &Uses) -> Vec<bool> {
     }
     for id in g.ids().filter(|id| live[id.index()]) {
         let node = g.node(id);
-        if let Op::Attention(_) = node.op {
+        if let Op::Attention(_) | Op::AttentionGrad(_) = node.op {
             node.args.iter().for_each(|&a| stored[read_in_place(g, a).unwrap_or(a).index()] = true);
         } else if !inlines_arguments(&node.op) {
             for &a in &node.args {
@@ -168,10 +168,15 @@ pub fn packed_weight(g: &Graph, dot: NodeId) -> Option<NodeId> {
     (plain && matches!(g.node(w).op, Op::Weight(_)) && matches!(dtype, DType::F32 | DType::BF16)).then_some(w)
 }
 
-/// True for the first output of attention.
+/// True for the first output of attention and for the cotangents of its arguments: their kernels can round them.
 pub fn is_attention_result(g: &Graph, id: NodeId) -> bool {
     let node = g.node(id);
-    matches!(&node.op, Op::Part(p) if p.index == 0) && matches!(g.node(node.args[0]).op, Op::Attention(_))
+    let Op::Part(p) = &node.op else { return false };
+    match g.node(node.args[0]).op {
+        Op::Attention(_) => p.index == 0,
+        Op::AttentionGrad(_) => true,
+        _ => false,
+    }
 }
 
 /// Widest head that the attention core keeps on its stack.

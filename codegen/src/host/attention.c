@@ -1,6 +1,6 @@
 /* Attention forward on the host: ragged, grouped, online softmax over fixed key tiles.
  *
- * Enters, as #defines before each inclusion of this text (prelude.c comes first in the unit):
+ * Enters, as #defines before each inclusion of this text (prelude.c and attention_core.c come first in the unit):
  *   NAME(x)                    prefixes every symbol of this instance
  *   Q_BUF K_BUF V_BUF O_BUF    indices into bufs; STARTS_BUF: i32 [sequences + 1], cumulative query rows
  *   LSE_BUF                    optional: f32 [tokens, HEADS], natural log-sum-exp of the scaled scores (sink included)
@@ -25,113 +25,6 @@
  * 0.4 MiB for D = DV = 256, 0.6 MiB for D = 576, DV = 512. Key pages want huge pages: in 4 KiB pages decode waits on
  * page walks.
  */
-
-#ifndef ATTENTION_SHARED
-#define ATTENTION_SHARED
-
-#define ATTN_KEYS 64 /* keys in a tile: part of the numerics */
-#if V_REGS == 32
-#define ATTN_NV 4
-#else
-#define ATTN_NV 2
-#endif
-#define ATTN_EACH(i, n) _Pragma("GCC unroll 8") for (int i = 0; i < (n); i++)
-
-/* c[MR][NV * VW] (+)= a[MR][k0..k1) b[k0..k1)[NV * VW], k ascending, one accumulator an element. */
-#define ATTN_TILE(MR, NV)                                                                          \
-    static void attn_tile_##MR##_##NV(const float *a, int64_t lda, const float *b, int64_t ldb,    \
-                                      float *c, int64_t ldc, int64_t k0, int64_t k1, int fresh) {  \
-        vf acc[MR][NV];                                                                            \
-        ATTN_EACH(r, MR) ATTN_EACH(n, NV)                                                          \
-            acc[r][n] = fresh ? (vf){0} : v_load(c + r * ldc + n * VW);                            \
-        for (int64_t k = k0; k < k1; k++) {                                                        \
-            vf bv[NV];                                                                             \
-            ATTN_EACH(n, NV) bv[n] = v_load(b + k * ldb + n * VW);                                 \
-            ATTN_EACH(r, MR) {                                                                     \
-                vf av = v_splat(a[r * lda + k]);                                                   \
-                ATTN_EACH(n, NV) acc[r][n] = v_fma(av, bv[n], acc[r][n]);                          \
-            }                                                                                      \
-        }                                                                                          \
-        ATTN_EACH(r, MR) ATTN_EACH(n, NV) v_store(c + r * ldc + n * VW, acc[r][n]);                \
-    }
-
-typedef void attn_tile(const float *, int64_t, const float *, int64_t, float *, int64_t, int64_t, int64_t, int);
-
-#define ATTN_TILES(NV) ATTN_TILE(1, NV) ATTN_TILE(2, NV) ATTN_TILE(4, NV) ATTN_TILE(6, NV)
-#define ATTN_ROW(NV) {0, attn_tile_1_##NV, attn_tile_2_##NV, 0, attn_tile_4_##NV, 0, attn_tile_6_##NV}
-ATTN_TILES(1)
-ATTN_TILES(2)
-#if ATTN_NV == 4
-ATTN_TILES(4)
-static attn_tile *const attn_tiles[3][7] = {ATTN_ROW(1), ATTN_ROW(2), ATTN_ROW(4)};
-#else
-static attn_tile *const attn_tiles[2][7] = {ATTN_ROW(1), ATTN_ROW(2)};
-#endif
-
-/* Rows taken at once when `left` remain. */
-INLINE int attn_rows(int left) { return left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
-
-static void attn_product(int rows, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
-                         int64_t ldc, int cols, int k0, int k1, int fresh) {
-    for (int n = 0; n < cols;) {
-        int left = (cols - n) / VW;
-        int step = ATTN_NV == 4 && left >= 4 ? 2 : left >= 2 ? 1 : 0;
-        attn_tiles[step][rows](a, lda, b + n, ldb, c + n, ldc, k0, k1, fresh);
-        n += VW << step;
-    }
-}
-
-INLINE vf attn_zip_lo(vf a, vf b) {
-#if VW == 16
-    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-#elif VW == 8
-    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-#else
-    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
-#endif
-}
-
-INLINE vf attn_zip_hi(vf a, vf b) {
-#if VW == 16
-    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-#elif VW == 8
-    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-#else
-    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
-#endif
-}
-
-/* Transposes VW x VW in registers: each round of zips rotates the bits of (row, lane) by one. */
-INLINE void attn_transpose(const float *from, int64_t ld_from, float *to, int64_t ld_to) {
-    vf x[VW], y[VW];
-    ATTN_EACH(i, VW / 2) { x[i] = v_load(from + i * ld_from); x[i + VW / 2] = v_load(from + (i + VW / 2) * ld_from); }
-    _Pragma("GCC unroll 4") for (int w = 1; w < VW; w *= 2) {
-        ATTN_EACH(i, VW / 2) {
-            y[2 * i] = attn_zip_lo(x[i], x[i + VW / 2]);
-            y[2 * i + 1] = attn_zip_hi(x[i], x[i + VW / 2]);
-        }
-        ATTN_EACH(i, VW / 2) { x[2 * i] = y[2 * i]; x[2 * i + 1] = y[2 * i + 1]; }
-    }
-    ATTN_EACH(i, VW / 2) { v_store(to + i * ld_to, x[i]); v_store(to + (i + VW / 2) * ld_to, x[i + VW / 2]); }
-}
-
-/* exp for weights relative to a maximum, x <= 0 but for rounding: below e^-87 a weight is 0. */
-INLINE float attn_exp(float x) {
-    float c = x < -87.0f ? -87.0f : x;
-    float t = FMA(c, 1.44269504f, 12582912.0f);
-    float n = t - 12582912.0f;
-    float r = FMA(n, -0.693359375f, c);
-    r = FMA(n, 2.12194440e-4f, r);
-    float p = FMA(r, 1.382478396e-03f, 8.369384333e-03f);
-    p = FMA(p, r, 4.166823626e-02f);
-    p = FMA(p, r, 1.666651517e-01f);
-    p = FMA(p, r, 4.999999404e-01f);
-    p = FMA(p, r * r, r) + 1.0f;
-    float v = bits_f32(f32_bits(p) + (f32_bits(t) << 23));
-    v = x < -87.0f ? 0.0f : v;
-    return x == x ? v : x;
-}
-#endif
 
 /* Heads of a group are split into HEAD_CHUNKS of at most GROUP_HEADS when a group alone overfills a tile. */
 #define GROUP (HEADS / KV_HEADS)
