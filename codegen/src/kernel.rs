@@ -24,8 +24,8 @@ pub enum Expr {
         /// Element type.
         dtype: DType,
     },
-    /// Function of one value.
-    Unary(UnaryKind, Box<Expr>),
+    /// Function of one value of this type.
+    Unary(UnaryKind, DType, Box<Expr>),
     /// Activation.
     Act(Activation, Box<Expr>),
     /// Function of two values of this type.

@@ -1,6 +1,7 @@
 //! From regions to kernel source. What all archetypes share (index maps, pointwise bodies, reductions) is a small kernel IR
 //! that one printer turns into host C or CUDA C++; the tuned cores are templates with slots that the same IR fills.
 
+mod columns;
 pub mod host;
 pub mod index;
 pub mod kernel;

@@ -2,9 +2,14 @@
 //! every value bound in the outermost scope that knows its indices (so that a row's statistics are computed once a row),
 //! reductions as loops with fixed lanes.
 
+mod row;
+mod segments;
+
+pub use segments::Segment;
+
 use crate::index::{Atom, Index, Var};
 use crate::kernel::{Expr, Part, Stmt};
-use astrai_ir::ops::{BinaryKind, CompareKind, Op, ReduceKind, Rope, UnaryKind};
+use astrai_ir::ops::{BinaryKind, CompareKind, Op, ReduceKind};
 use astrai_ir::{DType, Dim, Layout, NodeId, Region, Type};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -14,17 +19,6 @@ use std::rc::Rc;
 struct Scope {
     body: Vec<Stmt>,
     known: HashMap<(NodeId, u8, Vec<Index>), Expr>,
-}
-
-/// A stretch of an axis in which every piecewise operator stays in one piece: positions `start + step·p + c`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Segment {
-    /// First position.
-    pub start: Dim,
-    /// Number of positions.
-    pub len: Dim,
-    /// Positions an iteration covers.
-    pub step: usize,
 }
 
 /// Lowers one region.
@@ -117,7 +111,7 @@ impl<'a> Lower<'a> {
             Op::Input(i) => self.load(&i.name, node.ty(), at),
             Op::Const(c) => match c.as_scalar() {
                 Some(x) if dtype.is_float() => Ok(Expr::Real(x)),
-                Some(x) => Ok(Expr::Int(Index::constant(integer(x)))),
+                Some(_) => Ok(Expr::Int(Index::constant(integer(c.dtype.decode_int(&c.bits))))),
                 None => Err("a table of numbers inside a region".into()),
             },
             Op::Iota(i) => Ok(cast(DType::I64, dtype, Expr::Int(at[i.axis].clone()))),
@@ -151,13 +145,13 @@ impl<'a> Lower<'a> {
                 let (low, high) = (inner[p.axis].clone(), n.clone());
                 let value = match dtype.is_float() {
                     true => pad,
-                    false => Expr::Int(Index::constant(integer(p.value.0))),
+                    false => Expr::Int(Index::constant(integer(dtype.wrap(p.value.0 as i64)))),
                 };
                 self.within(low, high, |l| l.clamped(arg(0), &inner, p.axis), value)
             }
             Op::Unary(u) => {
                 let x = self.value(arg(0), at)?;
-                Ok(narrow(dtype, Expr::Unary(u.kind, Box::new(x))))
+                Ok(narrow(dtype, Expr::Unary(u.kind, dtype, Box::new(x))))
             }
             Op::Binary(b) => {
                 let (x, y) = (self.value(arg(0), at)?, self.value(arg(1), at)?);
@@ -284,130 +278,6 @@ impl<'a> Lower<'a> {
             value = self.within(low, n, |l| l.clamped(a, &inner, axis), value)?;
         }
         Ok(value)
-    }
-
-    fn rope(&mut self, r: &Rope, args: &[NodeId], at: &[Index]) -> Lowered {
-        let (dim, half) = (Dim::from(r.dim), Dim::from(r.dim / 2));
-        let dtype = self.ty(args[0]).dtype;
-        let j = at[2].clone();
-        let x = self.value(args[0], at)?;
-        if j.range().is_some_and(|(lo, _)| lo >= r.dim as i64) {
-            return Ok(x);
-        }
-        let sides: [(Index, Index, bool); 2] = match r.layout {
-            astrai_ir::ops::RopeLayout::Half => {
-                let back = j.plus(&(&Dim::from(0) - &half));
-                [(j.plus(&half), j.clone(), true), (back.clone(), back, false)]
-            }
-            astrai_ir::ops::RopeLayout::Interleaved => {
-                let (pair, two) = (j.div(&Dim::from(2)), Dim::from(2));
-                let even = pair.times(&two);
-                [(even.plus(&Dim::from(1)), pair.clone(), true), (even, pair, false)]
-            }
-        };
-        let (decided, test) = match r.layout {
-            astrai_ir::ops::RopeLayout::Half => {
-                let first = j.range().and_then(|(lo, hi)| {
-                    let h = (r.dim / 2) as i64;
-                    if hi < h {
-                        Some(true)
-                    } else if lo >= h {
-                        Some(false)
-                    } else {
-                        None
-                    }
-                });
-                (first, (j.clone(), half.clone()))
-            }
-            astrai_ir::ops::RopeLayout::Interleaved => {
-                let rest = j.rem(&Dim::from(2));
-                (rest.range().filter(|(lo, hi)| lo == hi).map(|(lo, _)| lo == 0), (rest, Dim::from(1)))
-            }
-        };
-        let rotated = match decided {
-            Some(first) => self.rotate(args, at, &x, &sides[usize::from(!first)], &half)?,
-            None => {
-                let a = self.rotate(args, at, &x, &sides[0], &half)?;
-                let b = self.rotate(args, at, &x, &sides[1], &half)?;
-                let (i, n) = test;
-                let first = Expr::Compare(
-                    CompareKind::Lt,
-                    Box::new(Expr::Int(i)),
-                    Box::new(Expr::Int(Index::constant(n))),
-                );
-                Expr::Select(Box::new(first), Box::new(a), Box::new(b))
-            }
-        };
-        self.within(j, dim, |_| Ok(narrow(dtype, rotated)), x)
-    }
-
-    /// x·cos ∓ partner·sin.
-    fn rotate(
-        &mut self,
-        args: &[NodeId],
-        at: &[Index],
-        x: &Expr,
-        (partner, pair, first): &(Index, Index, bool),
-        half: &Dim,
-    ) -> Lowered {
-        let mut other = at.to_vec();
-        other[2] = partner.clone();
-        let other = self.clamped(args[0], &other, 2)?;
-        let row = [at[0].clone(), pair.hold(half)];
-        let (cos, sin) = (self.value(args[1], &row)?, self.value(args[2], &row)?);
-        let mul =
-            |a: &Expr, b: Expr| Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(a.clone()), Box::new(b));
-        let kind = if *first { BinaryKind::Sub } else { BinaryKind::Add };
-        Ok(Expr::Binary(kind, DType::F32, Box::new(mul(x, cos)), Box::new(mul(&other, sin))))
-    }
-
-    fn rms_norm(&mut self, eps: f64, id: NodeId, at: &[Index]) -> Lowered {
-        let args = self.region.graph.node(id).args.clone();
-        let dtype = self.ty(id).dtype;
-        let row = &at[..at.len() - 1];
-        let scale = self.statistic(id, 1, row, |l| {
-            let mean = l.fold(ReduceKind::Mean, args[0], row, |l, k| {
-                let x = l.value(args[0], k)?;
-                Ok(Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(x.clone()), Box::new(x)))
-            })?;
-            let m = Expr::Binary(BinaryKind::Add, DType::F32, Box::new(mean), Box::new(Expr::Real(eps)));
-            Ok(Expr::Unary(UnaryKind::Rsqrt, Box::new(m)))
-        })?;
-        let x = self.value(args[0], at)?;
-        let w = self.value(args[1], &at[at.len() - 1..])?;
-        let n = Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(x), Box::new(scale));
-        Ok(narrow(dtype, Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(n), Box::new(w))))
-    }
-
-    fn softmax(&mut self, log: bool, id: NodeId, at: &[Index]) -> Lowered {
-        let x = self.region.graph.node(id).args[0];
-        let dtype = self.ty(id).dtype;
-        let row = &at[..at.len() - 1];
-        let sub = |a: Expr, b: Expr| Expr::Binary(BinaryKind::Sub, DType::F32, Box::new(a), Box::new(b));
-        let top = self.statistic(id, 1, row, |l| l.fold(ReduceKind::Max, x, row, |l, k| l.value(x, k)))?;
-        let sum = self.statistic(id, 2, row, |l| {
-            let sum = l.fold(ReduceKind::Sum, x, row, |l, k| {
-                let v = l.value(x, k)?;
-                Ok(Expr::Unary(UnaryKind::Exp, Box::new(sub(v, top.clone()))))
-            })?;
-            let one = Expr::Real(1.0);
-            Ok(match log {
-                true => Expr::Unary(UnaryKind::Log, Box::new(sum)),
-                false => Expr::Binary(BinaryKind::Div, DType::F32, Box::new(one), Box::new(sum)),
-            })
-        })?;
-        let v = self.value(x, at)?;
-        let shifted = sub(v, top);
-        Ok(narrow(
-            dtype,
-            match log {
-                true => sub(shifted, sum),
-                false => {
-                    let e = Expr::Unary(UnaryKind::Exp, Box::new(shifted));
-                    Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(e), Box::new(sum))
-                }
-            },
-        ))
     }
 
     /// A value of one row, bound once for the row.
@@ -543,95 +413,15 @@ impl<'a> Lower<'a> {
         self.push(Stmt::Reduce { name: name.clone(), kind, dtype, outer: vars, parts, count });
         Ok(Expr::Local(name, dtype))
     }
-
-    /// The loop variable of a segment and the positions an iteration covers.
-    pub fn positions(&mut self, s: &Segment) -> (Var, Vec<Index>) {
-        let step = Dim::from(s.step);
-        let var = self.var(s.len.div_exact(&step).unwrap_or(s.len.clone()));
-        let first = Index::var(&var).times(&step).plus(&s.start);
-        let positions = (0..s.step).map(|c| first.plus(&Dim::from(c))).collect();
-        (var, positions)
-    }
-
-    /// Segments of the last axis of a node, from the piecewise operators below it.
-    pub fn segments(&self, id: NodeId) -> Vec<Segment> {
-        let n = self.ty(id).shape.last().cloned().unwrap_or(Dim::from(1));
-        let Some(len) = n.size() else { return vec![Segment { start: Dim::from(0), len: n, step: 1 }] };
-        let (mut cuts, mut paired) = (vec![0, len], 0);
-        self.cuts(id, 0, len, &mut cuts, &mut paired, 0);
-        cuts.sort_unstable();
-        cuts.dedup();
-        let step = |a: usize, b: usize| {
-            if b <= paired && (b - a).is_multiple_of(2) && a.is_multiple_of(2) { 2 } else { 1 }
-        };
-        let segment =
-            |w: &[usize]| Segment { start: w[0].into(), len: (w[1] - w[0]).into(), step: step(w[0], w[1]) };
-        cuts.windows(2).map(segment).collect()
-    }
-
-    /// Collects piece boundaries inside `0 .. len`, for values read at `position + shift`.
-    fn cuts(
-        &self,
-        id: NodeId,
-        shift: usize,
-        len: usize,
-        cuts: &mut Vec<usize>,
-        paired: &mut usize,
-        deep: usize,
-    ) {
-        let node = self.region.graph.node(id);
-        let mut add = |at: usize| {
-            if at > shift && at < shift + len {
-                cuts.push(at - shift);
-            }
-        };
-        let last = node.ty().rank().saturating_sub(1);
-        let same_last = |a: &NodeId| self.ty(*a).shape.last() == node.ty().shape.last();
-        match &node.op {
-            Op::Rope(r) => {
-                add(r.dim);
-                match r.layout {
-                    astrai_ir::ops::RopeLayout::Half => add(r.dim / 2),
-                    astrai_ir::ops::RopeLayout::Interleaved if shift == 0 => *paired = r.dim,
-                    astrai_ir::ops::RopeLayout::Interleaved => {}
-                }
-            }
-            Op::Concat(c) if c.axis == last => {
-                let mut end = 0;
-                for a in &node.args {
-                    end += self.ty(*a).shape[last].size().unwrap_or(0);
-                    add(end);
-                }
-            }
-            Op::Pad(p) if p.axis == last => {
-                if let (Some(before), Some(n)) = (p.before.size(), self.ty(node.args[0]).shape[last].size()) {
-                    add(before);
-                    add(before + n);
-                }
-            }
-            Op::Slice(s) if s.axis == last && deep < 32 => {
-                if let Some(start) = s.start.size() {
-                    self.cuts(node.args[0], shift + start, len, cuts, paired, deep + 1);
-                }
-            }
-            Op::Input(_) | Op::Gather(_) | Op::Reduce(_) | Op::Dot(_) => {}
-            _ if deep < 32 => {
-                for a in node.args.iter().filter(|a| same_last(a)) {
-                    self.cuts(*a, shift, len, cuts, paired, deep + 1);
-                }
-            }
-            _ => {}
-        }
-    }
 }
 
 fn depth_of(at: &[Index]) -> usize {
     at.iter().map(Index::depth).max().unwrap_or(0)
 }
 
-fn integer(x: f64) -> Dim {
-    let magnitude = Dim::from(x.abs() as usize);
-    if x < 0.0 { &Dim::from(0) - &magnitude } else { magnitude }
+fn integer(x: i64) -> Dim {
+    let magnitude = Dim::from(x.unsigned_abs() as usize);
+    if x < 0 { &Dim::from(0) - &magnitude } else { magnitude }
 }
 
 fn cast(from: DType, to: DType, x: Expr) -> Expr {
@@ -639,7 +429,7 @@ fn cast(from: DType, to: DType, x: Expr) -> Expr {
 }
 
 /// Results of narrow floating types are rounded to them.
-fn narrow(dtype: DType, x: Expr) -> Expr {
+pub fn narrow(dtype: DType, x: Expr) -> Expr {
     if dtype.is_float() && dtype != DType::F32 { Expr::Cast(DType::F32, dtype, Box::new(x)) } else { x }
 }
 

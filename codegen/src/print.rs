@@ -128,7 +128,7 @@ impl Printer {
         });
     }
 
-    fn around(&mut self, outer: &[Var], body: impl FnOnce(&mut Printer)) {
+    pub fn around(&mut self, outer: &[Var], body: impl FnOnce(&mut Printer)) {
         for v in outer {
             let (name, n) = (&v.name, dim(&v.extent));
             self.line(&format!("for (int64_t {name} = 0; {name} < {n}; {name}++) {{"));
@@ -186,7 +186,7 @@ fn reduce_name(kind: ReduceKind) -> &'static str {
     }
 }
 
-fn identity(kind: ReduceKind, dtype: DType) -> String {
+pub fn identity(kind: ReduceKind, dtype: DType) -> String {
     match (kind, dtype.is_float()) {
         (ReduceKind::Sum | ReduceKind::Mean, _) => "0".into(),
         (ReduceKind::Prod, _) => "1".into(),
@@ -197,7 +197,7 @@ fn identity(kind: ReduceKind, dtype: DType) -> String {
     }
 }
 
-fn step(kind: ReduceKind, dtype: DType, a: &str, b: &str) -> String {
+pub fn step(kind: ReduceKind, dtype: DType, a: &str, b: &str) -> String {
     match kind {
         ReduceKind::Sum | ReduceKind::Mean => format!("{a} + {b}"),
         ReduceKind::Prod => format!("{a} * {b}"),
@@ -208,8 +208,8 @@ fn step(kind: ReduceKind, dtype: DType, a: &str, b: &str) -> String {
 fn mean(kind: ReduceKind, dtype: DType, acc: &str, n: &Index) -> String {
     let value =
         if kind == ReduceKind::Mean { format!("{acc} / (float){}", index(n)) } else { acc.to_string() };
-    // The accumulator is f32; a narrow type rounds once, at the end.
-    if dtype.is_float() { round(dtype, value) } else { value }
+    // The accumulator is f32 or i64; a narrow type rounds or wraps once, at the end.
+    if dtype.is_float() { round(dtype, value) } else { wrap(dtype, value) }
 }
 
 /// Prefix of the functions on a type: `m` for floats, `i` for integers.
@@ -259,6 +259,11 @@ fn stored(dtype: DType, value: &Expr) -> String {
     }
 }
 
+/// A size's variable in a kernel, which no other variable of kernels is named like.
+pub fn symbol(name: &str) -> String {
+    format!("n_{name}")
+}
+
 /// A size as an expression over the kernel's symbols.
 pub fn dim(d: &Dim) -> String {
     let mut out = String::new();
@@ -266,7 +271,7 @@ pub fn dim(d: &Dim) -> String {
         if !out.is_empty() {
             out.push_str(" + ");
         }
-        let mut factors: Vec<String> = symbols.iter().map(|s| s.to_string()).collect();
+        let mut factors: Vec<String> = symbols.iter().map(|s| symbol(s)).collect();
         if coef != 1 || factors.is_empty() {
             factors.insert(0, coef.to_string());
         }
@@ -302,7 +307,7 @@ fn atom(a: &Atom) -> String {
     }
 }
 
-fn expr(e: &Expr) -> String {
+pub fn expr(e: &Expr) -> String {
     match e {
         Expr::Real(x) => real(*x),
         Expr::Int(i) => format!("(int64_t)({})", index(i)),
@@ -314,7 +319,7 @@ fn expr(e: &Expr) -> String {
                 false => load,
             }
         }
-        Expr::Unary(kind, x) => unary(*kind, &expr(x)),
+        Expr::Unary(kind, dtype, x) => unary(*kind, *dtype, &expr(x)),
         Expr::Act(act, x) => {
             let f = match act {
                 Activation::Silu => "m_silu",
@@ -346,7 +351,7 @@ fn convert(from: DType, to: DType, x: String) -> String {
         (true, true) => round(to, x),
         (false, true) => round(to, format!("(float)({x})")),
         (_, false) if to == DType::Bool => format!("(({x}) != 0)"),
-        (true, false) => format!("(int64_t)({})({x})", element(to)),
+        (true, false) => format!("(int64_t)({})f32_to_i64({x})", element(to)),
         (false, false) => format!("(int64_t)({})({x})", element(to)),
     }
 }
@@ -361,10 +366,11 @@ fn real(x: f64) -> String {
     }
 }
 
-fn unary(kind: UnaryKind, x: &str) -> String {
+fn unary(kind: UnaryKind, dtype: DType, x: &str) -> String {
     let f = match kind {
-        UnaryKind::Neg => return format!("(-{x})"),
+        UnaryKind::Neg => return wrap(dtype, format!("(-{x})")),
         UnaryKind::Not => return format!("(!{x})"),
+        UnaryKind::Abs if !dtype.is_float() => return wrap(dtype, format!("i_abs({x})")),
         UnaryKind::Abs => "m_abs",
         UnaryKind::Exp => "m_exp",
         UnaryKind::Log => "m_log",
@@ -389,15 +395,18 @@ fn binary(kind: BinaryKind, dtype: DType, a: &str, b: &str) -> String {
         BinaryKind::Div if dtype.is_float() => "/",
         BinaryKind::And => "&",
         BinaryKind::Or => "|",
-        BinaryKind::Div => return format!("i_div({a}, {b})"),
+        BinaryKind::Div => return wrap(dtype, format!("i_div({a}, {b})")),
         BinaryKind::Max => return format!("{f}_max({a}, {b})"),
         BinaryKind::Min => return format!("{f}_min({a}, {b})"),
         BinaryKind::Pow => return format!("{f}_pow({a}, {b})"),
     };
-    let value = format!("({a} {sign} {b})");
-    // Narrow integers wrap where their type ends.
+    wrap(dtype, format!("({a} {sign} {b})"))
+}
+
+/// Narrow integers wrap where their type ends.
+fn wrap(dtype: DType, value: String) -> String {
     match dtype {
-        DType::I32 | DType::I8 | DType::U8 => format!("(int64_t)({}){value}", element(dtype)),
+        DType::I32 | DType::I8 | DType::U8 => format!("(int64_t)({})({value})", element(dtype)),
         _ => value,
     }
 }

@@ -98,7 +98,13 @@ fn side(g: &Graph, id: NodeId, free: &[usize], along: &[usize]) -> Option<DotSid
         _ => None,
     };
     let (free, along) = (step(free)?, step(along)?);
-    (free.is_one() || along.is_one()).then_some(DotSide { base: s.base, dtype, offset: s.offset, free, along })
+    (free.is_one() || along.is_one()).then_some(DotSide {
+        base: s.base,
+        dtype,
+        offset: s.offset,
+        free,
+        along,
+    })
 }
 
 fn is_scalar(g: &Graph, id: NodeId) -> bool {
@@ -110,9 +116,12 @@ fn strided(g: &Graph, id: NodeId) -> Option<Strided> {
     let inner = || strided(g, node.args[0]);
     match &node.op {
         Op::Cast(c) => {
-            // Only widening to f32 is what a load does.
-            let kept = c.dtype == DType::F32 && matches!(g.ty(node.args[0]).dtype, DType::F32 | DType::BF16);
-            if kept { inner() } else { Some(whole(id, node.ty())) }
+            // Widening to f32 is what a load does; other casts that cost nothing are no memory to read.
+            let from = g.ty(node.args[0]).dtype;
+            match c.dtype == DType::F32 && matches!(from, DType::F32 | DType::BF16) {
+                true => inner(),
+                false => (c.dtype.bytes() < from.bytes()).then(|| whole(id, node.ty())),
+            }
         }
         Op::Permute(p) => {
             let s = inner()?;

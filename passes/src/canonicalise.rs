@@ -44,7 +44,7 @@ fn simpler(g: &Graph, op: &Op, args: &[NodeId]) -> Option<NodeId> {
 }
 
 /// True when every value of `narrow` is a value of `wide`.
-fn holds(wide: DType, narrow: DType) -> bool {
+pub(crate) fn holds(wide: DType, narrow: DType) -> bool {
     use DType::*;
     match wide {
         F32 => matches!(narrow, F16 | BF16 | F8E4M3 | F8E5M2 | I8 | U8 | Bool),

@@ -2,7 +2,7 @@
 //! have no offsets yet. No region crosses a block: a norm is the prologue of the dot that follows, a residual addition the
 //! epilogue of the dot before.
 
-use crate::regions::{Uses, inlines_arguments, is_attention_result, is_free, stored};
+use crate::regions::{Uses, adds_rows, attends, inlines_arguments, is_attention_result, is_free, stored};
 use astrai_ir::ops::{Input, Op};
 use astrai_ir::plan::{Body, Buffer, BufferId, Place, PlannedWeight, Step};
 use astrai_ir::{Anchor, DotForm, Graph, IrError, Layout, NodeId, Plan, Region};
@@ -15,6 +15,9 @@ pub fn fuse(graph: &Graph, trained: bool) -> Result<Plan, IrError> {
     let mut plan = Plan { symbols: graph.symbols.clone(), ..Plan::default() };
     let mut known = HashMap::new();
     for block in graph.blocks() {
+        if !block.graph.blocks().is_empty() {
+            return Err(graph.error(format!("block `{}` calls blocks; flatten the graph first", block.name)));
+        }
         let mut f = Fuse::new(&block.graph, trained, &mut plan, &mut known);
         f.params = block.params.clone();
         let mut body = f.body()?;
@@ -159,12 +162,17 @@ impl<'a> Fuse<'a> {
     /// Outputs that are leaves, aliases or declared twice are copied.
     fn copy_results(&mut self) -> Result<(), IrError> {
         for (i, (_, id)) in self.g.outputs().iter().enumerate() {
-            let at = self.buffer(*id, Layout::Rows)?;
+            // A block's weight comes in one layout, in which the copy reads it.
+            let layout = match self.packed.contains(id) && !self.main {
+                true => Layout::Panels,
+                false => Layout::Rows,
+            };
+            let at = self.buffer(*id, layout)?;
             if self.body.buffers[at].place != Place::Result(i) {
                 let mut graph = Graph::new(self.plan.symbols.clone());
                 let x = graph.push(Input { name: "r0".into(), ty: self.g.ty(*id).clone() }, &[])?;
                 graph.set_output("w0", x)?;
-                let layouts = vec![Layout::Rows];
+                let layouts = vec![layout];
                 let origin = self.g.node(*id).origin.to_string();
                 let region = self.intern(Region { anchor: Anchor::Loops, graph, layouts, origin });
                 let to = self.new_buffer(*id, Place::Result(i));
@@ -335,12 +343,16 @@ impl<'a> Fuse<'a> {
         if computed().any(|id| DotForm::of(self.g, *id).is_some()) {
             return Anchor::Dot;
         }
-        if computed().any(|id| matches!(self.g.node(*id).op, Op::Attention(_))) {
+        if computed().any(|id| attends(self.g, *id))
+            && inside.iter().any(|id| is_attention_result(self.g, *id))
+        {
             return Anchor::Attention;
         }
         let known = |id: &NodeId| {
             let op = &self.g.node(*id).op;
-            inlines_arguments(op) && !matches!(op, Op::Part(_)) || matches!(op, Op::Const(_) | Op::Iota(_))
+            inlines_arguments(op) && !matches!(op, Op::Part(_))
+                || matches!(op, Op::Const(_) | Op::Iota(_))
+                || adds_rows(self.g, *id)
         };
         if computed().all(known) { Anchor::Loops } else { Anchor::Eval }
     }

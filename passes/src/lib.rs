@@ -4,15 +4,18 @@
 mod canonicalise;
 mod decompose;
 mod differentiate;
+mod flatten;
 mod fuse;
 mod merge;
 mod place;
 mod precision;
 mod regions;
+mod strides;
 
 pub use canonicalise::canonicalise;
 pub use decompose::decompose;
 pub use differentiate::{GRAD, differentiate};
+pub use flatten::flatten;
 pub use fuse::fuse;
 pub use merge::merge;
 pub use place::place;

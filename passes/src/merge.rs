@@ -221,7 +221,7 @@ fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Vec<Siblings> {
         let rank = g.ty(x).rank();
         let Op::Weight(leaf) = &g.node(w).op else { continue };
         let plain = batch.is_empty() && *contract == [(rank - 1, 1)] && g.ty(w).rank() == 2;
-        if !plain || users[w.index()].len() != 1 || !allowed(&leaf.name) {
+        if !plain || users[w.index()].len() != 1 || is_output(g, w) || !allowed(&leaf.name) {
             continue;
         }
         match by_input.iter_mut().find(|(i, _)| *i == x) {
@@ -238,6 +238,10 @@ fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Vec<Siblings> {
     by_input.into_iter().map(group).collect()
 }
 
+fn is_output(g: &Graph, id: NodeId) -> bool {
+    g.outputs().iter().any(|(_, o)| *o == id)
+}
+
 /// The addition of a one-dimensional weight that is the only use of this dot, and that weight.
 fn bias_of(
     g: &Graph,
@@ -248,13 +252,17 @@ fn bias_of(
     let [add] = users[dot.index()].as_slice() else { return None };
     let node = g.node(*add);
     let Op::Binary(b) = &node.op else { return None };
-    let other = *node.args.iter().find(|a| **a != dot)?;
-    let mut leaf = other;
-    while matches!(g.node(leaf).op, Op::Reshape(_) | Op::Expand(_)) {
+    let mut leaf = *node.args.iter().find(|a| **a != dot)?;
+    let last = g.ty(dot).shape.last()?;
+    // Repeated along the rows only, and nobody else's: the separate leaf is gone afterwards.
+    while users[leaf.index()].len() == 1
+        && matches!(g.node(leaf).op, Op::Reshape(_) | Op::Expand(_))
+        && g.ty(leaf).shape.last() == Some(last)
+    {
         leaf = g.node(leaf).args[0];
     }
     let Op::Weight(w) = &g.node(leaf).op else { return None };
-    let ok = b.kind == BinaryKind::Add && g.ty(leaf).rank() == 1 && allowed(&w.name);
-    let last = g.ty(dot).shape.last()?;
+    let own = users[leaf.index()].len() == 1 && !is_output(g, leaf) && !is_output(g, dot);
+    let ok = b.kind == BinaryKind::Add && g.ty(leaf).rank() == 1 && own && allowed(&w.name);
     (ok && g.ty(leaf).shape[0] == *last).then_some((*add, leaf))
 }

@@ -1,8 +1,10 @@
 //! What goes to memory. In: a graph. Out: for each node whether its value is stored or computed where it is used, and
 //! which pointwise nodes an anchor takes along. Greedy and deterministic; every choice is about cost, none about meaning.
 
-use astrai_ir::ops::Op;
-use astrai_ir::{DotForm, Graph, NodeId};
+use crate::canonicalise::holds;
+use crate::strides::read_in_place;
+use astrai_ir::ops::{Op, ScatterKind};
+use astrai_ir::{DType, DotForm, Graph, NodeId};
 
 /// Who uses what.
 pub struct Uses {
@@ -91,6 +93,12 @@ pub fn widens(g: &Graph, id: NodeId) -> bool {
     matches!(node.op, Op::Cast(_)) && node.ty().dtype.bytes() >= g.ty(node.args[0]).dtype.bytes()
 }
 
+/// True for a cast that changes the type and no value.
+pub fn keeps(g: &Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    matches!(node.op, Op::Cast(_)) && holds(node.ty().dtype, g.ty(node.args[0]).dtype)
+}
+
 /// True for nodes that are computed wherever they are used: they only rename elements or are known without memory.
 pub fn is_free(g: &Graph, id: NodeId) -> bool {
     let op = &g.node(id).op;
@@ -129,7 +137,9 @@ pub fn stored(g: &Graph, uses: &Uses) -> Vec<bool> {
     }
     for id in g.ids().filter(|id| live[id.index()]) {
         let node = g.node(id);
-        if !inlines_arguments(&node.op) {
+        if let Op::Attention(_) = node.op {
+            node.args.iter().for_each(|&a| stored[read_in_place(g, a).unwrap_or(a).index()] = true);
+        } else if !inlines_arguments(&node.op) {
             for &a in &node.args {
                 store_below_free(g, a, &mut stored);
             }
@@ -150,9 +160,30 @@ pub fn is_attention_result(g: &Graph, id: NodeId) -> bool {
     matches!(&node.op, Op::Part(p) if p.index == 0) && matches!(g.node(node.args[0]).op, Op::Attention(_))
 }
 
-/// True when the only thing done with attention's result is one rounding.
+/// Widest head that the attention core keeps on its stack.
+const MAX_HEAD: usize = 1024;
+
+/// True for attention that the core computes: a positive scale, heads that fit its stack.
+pub fn attends(g: &Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    let Op::Attention(a) = &node.op else { return false };
+    let narrow = |i: usize| g.ty(node.args[i]).shape[2].size().is_some_and(|d| d <= MAX_HEAD);
+    a.scale.0 > 0.0 && narrow(0) && narrow(2)
+}
+
+/// True for a scatter that adds rows to an f32 matrix, which has a kernel.
+pub fn adds_rows(g: &Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    let Op::Scatter(s) = &node.op else { return false };
+    let plain = s.axis == 0 && s.batch == 0 && s.kind == ScatterKind::Add;
+    plain && node.ty().rank() == 2 && node.ty().dtype == DType::F32 && g.ty(node.args[1]).rank() == 1
+}
+
+/// True when the only thing done with attention's result is its one rounding.
 fn tail_is_cast(g: &Graph, uses: &Uses, id: NodeId) -> bool {
-    !uses.is_output(id) && matches!(uses.of_node(id), [u] if matches!(g.node(*u).op, Op::Cast(_)))
+    let rounds = |u: NodeId| matches!(g.node(u).op, Op::Cast(_)) && g.ty(u).dtype.is_float();
+    let once = g.ty(id).dtype == DType::F32 && !uses.is_output(id);
+    once && matches!(uses.of_node(id), [u] if rounds(*u))
 }
 
 /// Operators whose kernels compute their arguments element by element.

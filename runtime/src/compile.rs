@@ -1,6 +1,7 @@
 //! The hall. In: a graph. Out: a program: its plan and the source of its kernels. Every stage is named here in order.
 
 use crate::Error;
+use crate::pack::panel_bytes;
 use crate::stages::{Dump, Stage, Stages};
 use astrai_codegen::{Kernel, host};
 use astrai_ir::ops::Op;
@@ -55,6 +56,7 @@ pub fn compile(graph: &Graph, target: &Target, options: &Options) -> Result<Prog
     let policy = passes::Policy { storage: options.storage };
     let mut stages = Stages::new(&options.dump);
     let g = stages.graph("build", || Ok(graph.clone()))?;
+    let g = stages.graph("flatten", || passes::flatten(&g))?;
     let g = stages.graph("merge", || passes::merge(&g))?;
     let g = stages.graph("precision", || passes::precision(&g, policy))?;
     let g = match &options.gradient_of {
@@ -72,7 +74,7 @@ pub fn compile(graph: &Graph, target: &Target, options: &Options) -> Result<Prog
 
 /// Operators that have a kernel of their own.
 fn native(op: &Op) -> bool {
-    !matches!(op, Op::LinearCrossEntropy(_))
+    !matches!(op, Op::LinearCrossEntropy(_) | Op::LayerNorm(_))
 }
 
 fn emit(plan: &Plan, _target: &Target) -> Result<Vec<Option<Kernel>>, Error> {
@@ -99,10 +101,7 @@ pub(crate) fn weight_bytes(w: &PlannedWeight) -> u64 {
     let dtype = w.weight.ty.dtype;
     match w.layout {
         Layout::Rows => elements * dtype.bytes() as u64,
-        Layout::Panels => {
-            let k = if dtype == DType::BF16 { size(1).next_multiple_of(2) } else { size(1) };
-            size(0).next_multiple_of(32) * k * dtype.bytes() as u64
-        }
+        Layout::Panels => panel_bytes(dtype, size(0) as usize, size(1) as usize) as u64,
     }
 }
 

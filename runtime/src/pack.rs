@@ -65,6 +65,34 @@ fn interleave<const PAIR: usize>(panel: &mut [u8], rows: &[u8], lane: usize, n: 
     }
 }
 
+/// The rows of a matrix `[n, k]` that lies in panels.
+pub fn unpack(panels: &[u8], dtype: DType, n: usize, k: usize) -> Vec<u8> {
+    let width = dtype.bytes();
+    let mut rows = Vec::with_capacity(n * k * width);
+    for r in 0..n {
+        for i in 0..k {
+            let at = panel_element(dtype, k, r, i) * width;
+            rows.extend_from_slice(&panels[at..at + width]);
+        }
+    }
+    rows
+}
+
+/// Position in its panels of element `i` of row `r`.
+fn panel_element(dtype: DType, k: usize, r: usize, i: usize) -> usize {
+    let (panel, lane) = (r / PANEL, r % PANEL);
+    match dtype {
+        DType::BF16 => (panel * k.div_ceil(2) + i / 2) * PANEL * 2 + lane * 2 + i % 2,
+        _ => (panel * k + i) * PANEL + lane,
+    }
+}
+
+/// Bytes of a matrix `[n, k]` in panels.
+pub fn panel_bytes(dtype: DType, n: usize, k: usize) -> usize {
+    let k = if dtype == DType::BF16 { k.next_multiple_of(2) } else { k };
+    n.next_multiple_of(PANEL) * k * dtype.bytes()
+}
+
 /// Elements of one type as another, rounded to nearest even.
 pub fn convert(to: &mut [u8], dtype: DType, bytes: &[u8], from: DType) {
     if dtype == from {
@@ -122,6 +150,18 @@ mod tests {
                         "{dtype} {r} {i}"
                     );
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_packed_unpacks() {
+        for dtype in [DType::F32, DType::BF16] {
+            for (n, k) in [(1usize, 1usize), (33, 7), (64, 8)] {
+                let bytes: Vec<u8> = (0..n * k * dtype.bytes()).map(|i| i as u8).collect();
+                let mut to = vec![0; panel_bytes(dtype, n, k)];
+                pack(&mut to, dtype, Layout::Panels, 0, k, &bytes, dtype);
+                assert_eq!(unpack(&to, dtype, n, k), bytes, "{dtype} {n} {k}");
             }
         }
     }

@@ -1,6 +1,9 @@
 //! Runs a program. In: a program, a source of weights, threads. Out: results of runs. Memory is taken once: weights in the
 //! layout that kernels read, one arena for everything between kernels, and the scratch of the most demanding kernel.
 
+mod bind;
+mod execute;
+
 use crate::cc::{Compiler, KernelCache, Loaded};
 use crate::compile::{Device, weight_bytes};
 use crate::memory::{Memory, available_memory};
@@ -10,8 +13,8 @@ use crate::profile::{Profile, ProfileRow};
 use crate::weigh::WeightSource;
 use crate::{Error, Program, Value};
 use astrai_ir::ops::{Op, Weight};
-use astrai_ir::plan::{Body, Buffer, Place, Step};
-use astrai_ir::{DType, Precision, Region, Sizes, Target, Tensor, Type, eval};
+use astrai_ir::{DType, Layout, Precision, Sizes, Target, Tensor, Type, eval};
+use execute::{Addresses, grow, run_kernel, run_region};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -273,6 +276,12 @@ impl Session {
                             );
                             return Err(Error::Input(m));
                         }
+                        if value as u64 % s.multiple_of.max(1) != 0 {
+                            let (s, m) = (&s.name, s.multiple_of);
+                            let m =
+                                format!("`{s}` is {value} in input `{name}`, it must be a multiple of {m}");
+                            return Err(Error::Input(m));
+                        }
                         sizes.insert(s.name.to_string(), value as u64);
                     }
                 }
@@ -287,10 +296,15 @@ impl Session {
                 )));
             }
         }
-        match symbols.iter().find(|s| !sizes.contains_key(&*s.name)) {
-            Some(s) => Err(Error::Input(format!("no input says how large `{}` is", s.name))),
-            None => Ok(sizes),
+        for s in symbols {
+            if !sizes.contains_key(&*s.name) {
+                if uses_symbol(&self.program, &s.name) {
+                    return Err(Error::Input(format!("no input says how large `{}` is", s.name)));
+                }
+                sizes.insert(s.name.to_string(), s.min);
+            }
         }
+        Ok(sizes)
     }
 
     fn interpret(&mut self, inputs: &[(&str, &Value)], sizes: &Sizes) -> Result<(), Error> {
@@ -338,158 +352,18 @@ impl Session {
         }
         Ok(())
     }
-
-    fn bind(&mut self, loaded: &HashMap<String, Loaded>) -> Result<(), Error> {
-        let program = self.program.clone();
-        let plan = &program.plan;
-        let base = self.arena.address();
-        let main: Vec<Spot> = self.spots(&plan.main, &|p| match p {
-            Place::Param(i) => Spot::Input(*i),
-            Place::Result(i) => Spot::Output(*i),
-            // SAFETY: `place` keeps every offset and length inside the arena.
-            Place::Arena(o) => Spot::Fixed(unsafe { base.add(*o as usize) }),
-            Place::Weight(_) | Place::Const(_) => Spot::Fixed(base),
-        })?;
-        // SAFETY: the shared scratch follows the main body's part of the arena.
-        let shared = unsafe { base.add(plan.main.arena as usize) };
-        let consts: Vec<Vec<Option<*mut u8>>> =
-            plan.bodies.iter().map(|b| self.const_spots(b)).collect::<Result<_, Error>>()?;
-        for step in &plan.main.steps {
-            match step {
-                Step::Run { region, reads, writes, origin } => {
-                    let spots = reads.iter().chain(writes).map(|b| main[*b]).collect();
-                    self.add(*region, spots, origin.clone(), loaded);
-                }
-                Step::Call { body, args, results, origin } => {
-                    let inner = &plan.bodies[*body];
-                    let spot = |i: usize, b: &Buffer| match &b.place {
-                        Place::Param(p) => main[args[*p]],
-                        Place::Result(r) => main[results[*r]],
-                        // SAFETY: `place` keeps every offset and length inside the shared scratch.
-                        Place::Arena(o) => Spot::Fixed(unsafe { shared.add(*o as usize) }),
-                        Place::Weight(_) | Place::Const(_) => Spot::Fixed(consts[*body][i].unwrap_or(shared)),
-                    };
-                    let spots: Vec<Spot> =
-                        inner.buffers.iter().enumerate().map(|(i, b)| spot(i, b)).collect();
-                    for s in &inner.steps {
-                        if let Step::Run { region, reads, writes, origin: at } = s {
-                            let bound = reads.iter().chain(writes).map(|b| spots[*b]).collect();
-                            self.add(*region, bound, format!("{origin}.{at}").into(), loaded);
-                        }
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn add(&mut self, region: usize, spots: Vec<Spot>, origin: Arc<str>, loaded: &HashMap<String, Loaded>) {
-        let kernel = self.program.kernels[region].as_ref().and_then(|k| loaded.get(&k.name).cloned());
-        self.launches.push(Launch { region, kernel, spots, origin });
-    }
-
-    fn spots(&mut self, body: &Body, place: &dyn Fn(&Place) -> Spot) -> Result<Vec<Spot>, Error> {
-        let consts = self.const_spots(body)?;
-        let spot = |(i, b): (usize, &Buffer)| match (&b.place, consts[i]) {
-            (_, Some(p)) => Spot::Fixed(p),
-            (Place::Weight(w), _) => Spot::Fixed(self.weights[*w].address()),
-            (p, _) => place(p),
-        };
-        Ok(body.buffers.iter().enumerate().map(spot).collect())
-    }
-
-    /// Copies of a body's literal numbers.
-    fn const_spots(&mut self, body: &Body) -> Result<Vec<Option<*mut u8>>, Error> {
-        let mut spots = Vec::with_capacity(body.buffers.len());
-        for b in &body.buffers {
-            spots.push(match &b.place {
-                Place::Const(bits) => {
-                    let mut m = Memory::zeroed(bits.len())?;
-                    m.bytes_mut()[..bits.len()].copy_from_slice(bits);
-                    let at = m.address();
-                    self.consts.push(m);
-                    Some(at)
-                }
-                _ => None,
-            });
-        }
-        Ok(spots)
-    }
-}
-
-/// Addresses of a launch's buffers, shared by the pool's threads.
-struct Addresses(Vec<*mut u8>);
-
-// SAFETY: kernels write disjoint parts of the buffers per unit; the addresses themselves are only read.
-unsafe impl Sync for Addresses {}
-
-/// Makes room for `len` bytes at place `i`.
-fn grow(memory: &mut Vec<Memory>, i: usize, len: usize) -> Result<(), Error> {
-    if i < memory.len() && memory[i].len() >= len {
-        return Ok(());
-    }
-    let fresh = Memory::zeroed(len)?;
-    if i < memory.len() {
-        memory[i] = fresh
-    } else {
-        memory.push(fresh)
-    }
-    Ok(())
-}
-
-fn run_kernel(
-    pool: &Pool,
-    k: &Loaded,
-    bufs: &Addresses,
-    dims: &[i64],
-    scratch: &Memory,
-) -> Result<(), Error> {
-    // SAFETY: the emitted functions read `dims` up to the number of symbols, which `dims` holds.
-    let needs = k.scratch.map_or(0, |f| unsafe { f(dims.as_ptr()) });
-    if needs < 0 || needs as usize > scratch.len() {
-        return Err(Error::Input(format!(
-            "a kernel wants {needs} bytes of scratch, planned were {}",
-            scratch.len()
-        )));
-    }
-    for (units, phase) in &k.phases {
-        // SAFETY: as above.
-        let n = unsafe { units(dims.as_ptr()) };
-        pool.run(n.max(0) as usize, &|_, range| {
-            // SAFETY: buffers are as large as the region's types at these sizes (checked bounds of the plan); units are
-            // independent, so that ranges on different threads touch disjoint results.
-            unsafe {
-                phase(bufs.0.as_ptr(), dims.as_ptr(), scratch.address(), range.start as i64, range.end as i64)
-            }
-        });
-    }
-    Ok(())
-}
-
-/// Runs a region without a kernel through the interpreter.
-fn run_region(region: &Region, bufs: &Addresses, sizes: &Sizes) -> Result<(), Error> {
-    let reads = region.reads();
-    let mut leaves = HashMap::new();
-    for (i, ty) in reads.iter().enumerate() {
-        let shape = concrete(ty, sizes)?;
-        let len = shape.iter().product::<usize>() * ty.dtype.bytes();
-        // SAFETY: the buffer holds a value of this type at these sizes.
-        let bytes = unsafe { std::slice::from_raw_parts(bufs.0[i], len) };
-        leaves.insert(format!("r{i}"), Tensor::from_bytes(ty.dtype, &shape, bytes).map_err(Error::Input)?);
-    }
-    let by_ref: HashMap<&str, &Tensor> = leaves.iter().map(|(k, v)| (k.as_str(), v)).collect();
-    let outs = eval::walk(&region.graph, &by_ref, sizes, Precision::default())?;
-    for (i, (_, t)) in outs.iter().enumerate() {
-        let bytes = t.to_bytes();
-        // SAFETY: as above; the result's buffer is nobody else's during this launch.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), bufs.0[reads.len() + i], bytes.len()) };
-    }
-    Ok(())
 }
 
 fn concrete(ty: &Type, sizes: &Sizes) -> Result<Vec<usize>, Error> {
     let size = |d: &astrai_ir::Dim| d.eval(&|s| sizes.get(s).copied()).map(|n| n as usize);
     ty.shape.iter().map(size).collect::<Result<_, _>>().map_err(Error::Input)
+}
+
+/// True when the shape of a value has this symbol in it.
+fn uses_symbol(program: &Program, name: &str) -> bool {
+    let mut nodes = program.plan.regions.iter().flat_map(|r| r.graph.nodes()).chain(program.graph.nodes());
+    let has = |t: &Type| t.shape.iter().any(|d| d.symbols().iter().any(|s| &**s == name));
+    nodes.any(|n| n.types.iter().any(has))
 }
 
 fn leaves(program: &Program) -> Vec<(String, Type)> {
@@ -535,7 +409,7 @@ fn whole_weight(w: &Weight, source: &dyn WeightSource) -> Result<Tensor, Error> 
     for part in w.rows() {
         let t = source.tensor(&part.name).ok_or_else(|| missing(&part.name))?;
         check_shape(&part.name, &t.shape, part.rows, &w.ty)?;
-        pack(&mut bytes, w.ty.dtype, astrai_ir::Layout::Rows, first, k, &t.bytes, t.dtype);
+        pack(&mut bytes, w.ty.dtype, Layout::Rows, first, k, &t.bytes, t.dtype);
         first += part.rows;
     }
     Tensor::from_bytes(w.ty.dtype, &shape, &bytes).map_err(Error::Input)

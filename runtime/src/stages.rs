@@ -1,7 +1,7 @@
 //! The wrapper around stages: timing, verification and dumps for each, so that stages themselves stay plain functions.
 
 use crate::Error;
-use astrai_ir::{Graph, IrError};
+use astrai_ir::{Graph, IrError, verify};
 use std::time::Instant;
 
 /// What a stage left behind.
@@ -49,6 +49,7 @@ impl Stages {
         let started = Instant::now();
         let graph = stage()?;
         let seconds = started.elapsed().as_secs_f64();
+        verify(&graph).map_err(|e| IrError { message: format!("after {name}: {}", e.message), ..e })?;
         let wanted = match &self.dump {
             Dump::None => false,
             Dump::All => true,

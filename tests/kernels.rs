@@ -1,0 +1,16 @@
+//! Host kernels against the interpreter: operators, shapes, types and fusions as a table, in few translation units.
+
+#[path = "kernels/attend.rs"]
+mod attend;
+#[path = "kernels/dots.rs"]
+mod dots;
+#[path = "kernels/pointwise.rs"]
+mod pointwise;
+#[path = "kernels/programs.rs"]
+mod programs;
+#[path = "kernels/row.rs"]
+mod row;
+#[path = "kernels/table.rs"]
+mod table;
+#[path = "kernels/views.rs"]
+mod views;

@@ -1,0 +1,258 @@
+//! The table: many small cases in one graph, so that few translation units hold dozens of kernels. In: cases as outputs of
+//! a graph, leaves with the range of their values. Out: the host's results held against the interpreter's, at several
+//! values of the symbol `n`, within the tolerance of the operators that made them.
+
+use astrai::machine::Machine;
+use astrai_ir::ops::Op;
+use astrai_ir::{Anchor, DType, Dim, Graph, NodeId, Precision, Shape, Sizes, Symbol, Tensor, Type, eval};
+use astrai_runtime::{Device, Dump, Options, Program, Session, Value, compile};
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+/// Values of a leaf.
+#[derive(Clone, Debug)]
+pub enum Fill {
+    /// Reals of a range, rounded to the type.
+    Real(f64, f64),
+    /// Integers of a range, its end included.
+    Int(i64, i64),
+    /// These, over and over.
+    List(Vec<f64>),
+}
+
+struct Leaf {
+    name: String,
+    ty: Type,
+    fill: Fill,
+    weight: bool,
+}
+
+/// Cases in one graph.
+pub struct Table {
+    /// The graph; outputs are cases.
+    pub g: Graph,
+    leaves: Vec<Leaf>,
+    storage: DType,
+    slack: f64,
+}
+
+/// The machine of all tests of a binary: two threads.
+pub fn machine() -> &'static Machine {
+    static MACHINE: OnceLock<Machine> = OnceLock::new();
+    MACHINE.get_or_init(|| Machine::new(Device::Host, 2).unwrap())
+}
+
+/// Sizes from literals.
+pub fn dims(sizes: &[usize]) -> Shape {
+    sizes.iter().map(|&n| Dim::from(n)).collect()
+}
+
+/// `[n, rest…]` with the table's symbol.
+pub fn rows(rest: &[usize]) -> Shape {
+    [Dim::symbol("n")].into_iter().chain(dims(rest)).collect()
+}
+
+/// A well-mixed number of two.
+pub fn mix(a: u64, b: u64) -> u64 {
+    let mut z = a.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ b.wrapping_add(0x632b_e59b_d9b4_e019);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+impl Fill {
+    /// A tensor of these values.
+    pub fn tensor(&self, seed: u64, dtype: DType, shape: &[usize]) -> Tensor {
+        let n: usize = shape.iter().product();
+        let unit = |i: usize| (mix(seed, i as u64) >> 11) as f64 / (1u64 << 53) as f64;
+        let int = |a: &i64, b: &i64, i| a + (mix(seed, i as u64) % (b - a + 1) as u64) as i64;
+        match self {
+            Fill::Real(a, b) => Tensor::float(dtype, shape, (0..n).map(|i| a + (b - a) * unit(i)).collect()),
+            Fill::Int(a, b) if dtype.is_float() => {
+                Tensor::float(dtype, shape, (0..n).map(|i| int(a, b, i) as f64).collect())
+            }
+            Fill::Int(a, b) => Tensor::int(dtype, shape, (0..n).map(|i| int(a, b, i)).collect()),
+            Fill::List(v) if dtype.is_float() => {
+                Tensor::float(dtype, shape, (0..n).map(|i| v[i % v.len()]).collect())
+            }
+            Fill::List(v) => Tensor::int(dtype, shape, (0..n).map(|i| v[i % v.len()] as i64).collect()),
+        }
+    }
+}
+
+impl Table {
+    /// An empty table over the symbol `n`, which is at most 300.
+    pub fn new() -> Table {
+        let n = Symbol { name: "n".into(), min: 1, max: 300, multiple_of: 1 };
+        Table { g: Graph::new(vec![n]), leaves: vec![], storage: DType::F32, slack: 1.0 }
+    }
+
+    /// The table compiled with this storage type, its results compared with this many times the tolerance.
+    pub fn stored(mut self, storage: DType, slack: f64) -> Table {
+        (self.storage, self.slack) = (storage, slack);
+        self
+    }
+
+    /// A fresh input.
+    pub fn input(&mut self, dtype: DType, shape: Shape, fill: Fill) -> NodeId {
+        let name = format!("in{}", self.leaves.len());
+        self.named(&name, dtype, shape, fill)
+    }
+
+    /// An input of this name.
+    pub fn named(&mut self, name: &str, dtype: DType, shape: Shape, fill: Fill) -> NodeId {
+        let ty = Type { dtype, shape: shape.clone() };
+        self.leaves.push(Leaf { name: name.into(), ty, fill, weight: false });
+        self.g.input(name, dtype, shape).unwrap()
+    }
+
+    /// A fresh f32 input of values between -2 and 2.
+    pub fn x(&mut self, shape: Shape) -> NodeId {
+        self.input(DType::F32, shape, Fill::Real(-2.0, 2.0))
+    }
+
+    /// A fresh weight.
+    pub fn weight(&mut self, dtype: DType, shape: &[usize]) -> NodeId {
+        let name = format!("w{}", self.leaves.len());
+        self.weight_named(&name, dtype, shape)
+    }
+
+    /// A weight of this name.
+    pub fn weight_named(&mut self, name: &str, dtype: DType, shape: &[usize]) -> NodeId {
+        let ty = Type { dtype, shape: dims(shape) };
+        self.leaves.push(Leaf { name: name.into(), ty, fill: Fill::Real(-1.0, 1.0), weight: true });
+        self.g.weight(name, dtype, shape).unwrap()
+    }
+
+    /// Declares a case.
+    pub fn case(&mut self, name: &str, id: NodeId) {
+        self.g.set_output(name, id).unwrap();
+    }
+
+    /// The compiled table.
+    pub fn compiled(&self) -> Program {
+        let options = Options { storage: self.storage, dump: Dump::None };
+        compile(&self.g, &machine().target, &options).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// Every region has a kernel of its own.
+    pub fn all_native(&self) -> &Table {
+        let program = self.compiled();
+        for r in program.plan.regions.iter().filter(|r| r.anchor == Anchor::Eval) {
+            let ops: Vec<&str> = r.graph.nodes().iter().map(|n| n.op.name()).collect();
+            panic!("no kernel for {ops:?}");
+        }
+        self
+    }
+
+    fn values(&self, n: u64) -> HashMap<String, Tensor> {
+        let sizes = Sizes::from([("n".to_string(), n)]);
+        let value = |(i, l): (usize, &Leaf)| {
+            let size = |d: &Dim| d.eval(&|s| sizes.get(s).copied()).unwrap() as usize;
+            let shape: Vec<usize> = l.ty.shape.iter().map(size).collect();
+            (l.name.clone(), l.fill.tensor(i as u64 + 1, l.ty.dtype, &shape))
+        };
+        self.leaves.iter().enumerate().map(value).collect()
+    }
+
+    /// A session of the table's program.
+    pub fn session(&self) -> Session {
+        let leaves = self.values(1);
+        let weights = self.leaves.iter().filter(|l| l.weight);
+        let weights: HashMap<String, Value> =
+            weights.map(|l| (l.name.clone(), Value::from_tensor(&leaves[&l.name]))).collect();
+        let m = machine();
+        let program = Arc::new(self.compiled());
+        Session::new(program, &weights, m.pool.clone(), m.tools(), &m.target, &mut |_, _| {})
+            .unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// Runs every case at every size and compares.
+    pub fn run(&self, sizes: &[u64]) {
+        let mut session = self.session();
+        let mut wrong = Vec::new();
+        for &n in sizes {
+            let leaves = self.values(n);
+            let want = eval(&self.g, &leaves, &Sizes::from([("n".to_string(), n)]), Precision::default());
+            let want = want.unwrap_or_else(|e| panic!("{e}"));
+            let got = run(&mut session, &leaves);
+            for ((name, got), (_, want)) in got.iter().zip(&want) {
+                let id = self.g.output(name).unwrap();
+                let tolerance = tolerance(&self.g, id, self.storage) * self.slack;
+                if let Err(e) = compare(&got.to_tensor().unwrap(), want, tolerance) {
+                    wrong.push(format!("{name} at n = {n}: {e}"));
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{} cases are wrong:\n{}", wrong.len(), wrong.join("\n"));
+    }
+}
+
+/// Results of a session on these leaves, those that it does not name left out.
+pub fn run(session: &mut Session, leaves: &HashMap<String, Tensor>) -> Vec<(String, Value)> {
+    let names: Vec<String> = session.inputs().iter().map(|(n, _)| n.clone()).collect();
+    let values: Vec<(String, Value)> =
+        names.iter().map(|n| (n.clone(), Value::from_tensor(&leaves[n]))).collect();
+    let inputs: Vec<(&str, &Value)> = values.iter().map(|(n, v)| (n.as_str(), v)).collect();
+    session.run(&inputs).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Sum of the tolerances of the operators that an output is made by.
+pub fn tolerance(g: &Graph, id: NodeId, storage: DType) -> f64 {
+    let mut seen = vec![false; g.nodes().len()];
+    let mut todo = vec![id];
+    let mut sum = 0.0;
+    while let Some(id) = todo.pop() {
+        if std::mem::replace(&mut seen[id.index()], true) {
+            continue;
+        }
+        let node = g.node(id);
+        todo.extend(&node.args);
+        let dtype = node.types[0].dtype;
+        let exact = node.op.is_view()
+            || matches!(
+                node.op,
+                Op::Select(_)
+                    | Op::Concat(_)
+                    | Op::Pad(_)
+                    | Op::Gather(_)
+                    | Op::Iota(_)
+                    | Op::Const(_)
+                    | Op::Part(_)
+            );
+        if let Op::Call(c) = &node.op {
+            let b = &g.block(c.block).graph;
+            sum += b.outputs().iter().map(|(_, id)| tolerance(b, *id, storage)).sum::<f64>();
+        } else if !exact && node.op.leaf_name().is_none() && dtype.is_float() {
+            let narrow = if dtype == DType::F32 { storage } else { dtype };
+            sum += node.op.tolerance(narrow);
+        }
+    }
+    sum
+}
+
+/// `Ok` when two tensors agree within this share of the largest magnitude; integers agree exactly.
+pub fn compare(got: &Tensor, want: &Tensor, tolerance: f64) -> Result<(), String> {
+    if (got.dtype, &got.shape) != (want.dtype, &want.shape) {
+        return Err(format!("{}{:?} is not {}{:?}", got.dtype, got.shape, want.dtype, want.shape));
+    }
+    let top = want.reals().iter().filter(|x| x.is_finite()).fold(0f64, |m, x| m.max(x.abs()));
+    let allowed = if got.dtype.is_float() { tolerance * top } else { 0.0 };
+    let mut bad = 0;
+    let mut first = None;
+    for i in 0..want.len() {
+        let (a, b) = (got.at(i), want.at(i));
+        let close = a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= allowed;
+        if !close {
+            bad += 1;
+            first.get_or_insert((i, a, b));
+        }
+    }
+    match first {
+        None => Ok(()),
+        Some((i, a, b)) => Err(format!(
+            "{bad} of {} differ, element {i} is {a:?}, not {b:?} (allowed {allowed:e})",
+            want.len()
+        )),
+    }
+}
