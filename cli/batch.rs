@@ -1,7 +1,44 @@
 //! Batches of sequences as the inputs of a program: tokens of all sequences one after another, with their positions and
 //! where each sequence starts.
 
+use astrai_ir::DType;
 use astrai_runtime::Value;
+use astrai_runtime::weights::Checkpoint;
+use std::path::Path;
+
+/// Sequences of equal length.
+#[derive(Clone, Debug)]
+pub struct Sequences {
+    /// Token ids, `[batch, seq]` row-major.
+    pub ids: Vec<i64>,
+    /// Number of sequences.
+    pub batch: usize,
+    /// Tokens of each.
+    pub seq: usize,
+}
+
+impl Sequences {
+    /// `input_ids` of a safetensors file: i64 or i32 `[batch, seq]`, neither of them zero.
+    pub fn read(file: &Checkpoint, path: &Path) -> Result<Sequences, String> {
+        let path = path.display();
+        let t = file.get("input_ids").ok_or_else(|| {
+            format!("{path}: no tensor `input_ids`; give the token ids as i64 [batch, seq] under this name")
+        })?;
+        match (t.dtype(), t.shape()) {
+            (DType::I64 | DType::I32, &[batch, seq]) if batch > 0 && seq > 0 => {
+                Ok(Sequences { ids: t.to_i64().map_err(|e| e.to_string())?, batch, seq })
+            }
+            (dtype, shape) => Err(format!(
+                "{path}: `input_ids` is {dtype} {shape:?}; it has to be i64 or i32 [batch, seq], neither of them 0"
+            )),
+        }
+    }
+
+    /// The sequences one by one.
+    pub fn rows(&self) -> Vec<&[i64]> {
+        self.ids.chunks(self.seq).collect()
+    }
+}
 
 /// Inputs of a ragged batch.
 #[derive(Clone, Debug)]

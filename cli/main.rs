@@ -1,2 +1,47 @@
-//! The `astrai` program.
-fn main() {}
+//! The `astrai` program: parses the command, runs it, and says in one line what went wrong.
+
+use astrai::failure::Failure;
+use astrai::{bench, compile, models, quickstart, run, verify};
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// A compiler for language models: a model's config.json becomes one graph that is planned, costed and run.
+///
+/// New here? `astrai quickstart` makes a small model and walks through everything in a minute.
+#[derive(Parser)]
+#[command(name = "astrai", version, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Models(models::Models),
+    Compile(compile::Compile),
+    Run(run::Run),
+    Verify(verify::Verify),
+    Bench(bench::Bench),
+    Quickstart(quickstart::Quickstart),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let mut out = std::io::stdout().lock();
+    let done = match cli.command {
+        Command::Models(c) => c.run(&mut out),
+        Command::Compile(c) => c.run(&mut out),
+        Command::Run(c) => c.run(&mut out),
+        Command::Verify(c) => c.run(&mut out),
+        Command::Bench(c) => c.run(&mut out),
+        Command::Quickstart(c) => c.run(&mut out),
+    };
+    match done {
+        Ok(code) => code,
+        Err(Failure::Closed) => ExitCode::SUCCESS,
+        Err(Failure::Message(line)) => {
+            astrai::failure::say(&line);
+            ExitCode::FAILURE
+        }
+    }
+}

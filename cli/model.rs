@@ -1,11 +1,12 @@
 //! A model on disk: its configuration, and sessions of its programs with its weights.
 
 use crate::machine::Machine;
-use astrai_builders::config::Init;
+use astrai_builders::config::{Init, TensorSpec};
 use astrai_builders::{ModelConfig, Program, build};
 use astrai_ir::{DType, Graph};
-use astrai_runtime::weights::Checkpoint;
-use astrai_runtime::{Dump, Error, Options, Random, Session, WeightSource, compile};
+use astrai_runtime::weights::{Checkpoint, Entry, WeightsError, Writer};
+use astrai_runtime::{Error, Options, Program as Planned, Random, Session, WeightSource, compile};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -61,17 +62,63 @@ impl Model {
         machine: &Machine,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, Error> {
-        let graph: Graph = build(&self.config, program)?;
-        let options = Options { storage, dump: Dump::None, gradient_of: None };
-        let compiled = Arc::new(compile(&graph, &machine.target, &options)?);
-        Session::new(
-            compiled,
-            &*self.weights,
-            machine.pool.clone(),
-            machine.tools(),
-            &machine.target,
-            progress,
-        )
+        self.start(plan(&self.config, program, storage, machine)?, machine, progress)
+    }
+
+    /// A session of a program that was planned for this model.
+    pub fn start(
+        &self,
+        planned: Planned,
+        machine: &Machine,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Session, Error> {
+        let (pool, tools) = (machine.pool.clone(), machine.tools());
+        Session::new(Arc::new(planned), &*self.weights, pool, tools, &machine.target, progress)
+    }
+
+    /// Writes `config.json` and `model.safetensors` into a folder, one tensor in memory at a time.
+    pub fn save(&self, folder: &Path) -> Result<(), String> {
+        let config = folder.join("config.json");
+        let text = format!("{:#}\n", self.config.save());
+        std::fs::write(&config, text).map_err(|e| format!("{}: {e}", config.display()))?;
+        let specs = self.config.tensors();
+        let entry =
+            |t: &TensorSpec| Entry { name: t.name.clone(), dtype: DType::F32, shape: t.shape.clone() };
+        let entries: Vec<Entry> = specs.iter().map(entry).collect();
+        let write = || -> Result<(), WeightsError> {
+            let path = folder.join("model.safetensors");
+            let mut file = Writer::create(&path, &entries, &BTreeMap::new())?;
+            for t in specs.iter().filter_map(|t| self.weights.tensor(&t.name)) {
+                file.put(&t.bytes)?;
+            }
+            file.finish()
+        };
+        write().map_err(|e| e.to_string())
+    }
+}
+
+/// The program of a model for a machine: planned, its kernels written, nothing built or loaded yet.
+pub fn plan(
+    config: &ModelConfig,
+    program: &Program,
+    storage: DType,
+    machine: &Machine,
+) -> Result<Planned, Error> {
+    let graph: Graph = build(config, program)?;
+    compile(&graph, &machine.target, &Options { storage, ..Options::default() })
+}
+
+/// Refuses sizes that a model or the kernels' 32-bit indices do not take.
+pub fn check_sizes(config: &ModelConfig, batch: u64, seq: u64) -> Result<(), String> {
+    if seq > config.max_positions as u64 {
+        let most = config.max_positions;
+        return Err(format!("sequences of {seq} tokens: the model takes at most {most} positions"));
+    }
+    match batch.checked_mul(seq) {
+        Some(tokens) if tokens <= i32::MAX as u64 => Ok(()),
+        _ => {
+            Err(format!("{batch} sequences of {seq} tokens: a batch has at most {} tokens in all", i32::MAX))
+        }
     }
 }
 

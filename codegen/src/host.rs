@@ -15,7 +15,7 @@ mod dots;
 pub use dots::scratch;
 
 const PRELUDE: &str = include_str!("host/prelude.c");
-const LOOPS: &str = include_str!("host/loops.c");
+const SCALAR: &str = include_str!("scalar.c");
 const DOT_CORE: &str = include_str!("host/dot_core.c");
 const DOT_BLOCKS: &str = include_str!("host/dot_blocks.c");
 const ATTENTION: &str = include_str!("host/attention.c");
@@ -36,7 +36,7 @@ pub const FLAGS: &[&str] = &[
 
 /// One translation unit of several kernels.
 pub fn unit(kernels: &[&Kernel]) -> String {
-    let mut text = format!("{PRELUDE}\n{LOOPS}\n");
+    let mut text = format!("{PRELUDE}\n{SCALAR}\n");
     if kernels.iter().any(|k| k.anchor == Anchor::Dot) {
         text.push_str(DOT_CORE);
         text.push_str(DOT_BLOCKS);

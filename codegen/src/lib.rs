@@ -2,6 +2,7 @@
 //! that one printer turns into host C or CUDA C++; the tuned cores are templates with slots that the same IR fills.
 
 mod columns;
+pub mod cuda;
 pub mod host;
 pub mod index;
 pub mod kernel;

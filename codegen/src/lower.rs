@@ -138,7 +138,7 @@ impl<'a> Lower<'a> {
             }
             Op::Concat(c) => self.concat(&node.args, c.axis, at),
             Op::Pad(p) => {
-                let pad = Expr::Real(p.value.0);
+                let pad = Expr::Real(dtype.round(p.value.0));
                 let n = self.ty(arg(0)).shape[p.axis].clone();
                 let mut inner = at.to_vec();
                 inner[p.axis] = inner[p.axis].plus(&(&Dim::from(0) - &p.before));

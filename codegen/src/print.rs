@@ -55,6 +55,21 @@ impl Printer {
         self.line("}");
     }
 
+    /// Statements of one thread alone: loops and reductions inside are its own.
+    pub fn alone(&mut self, body: impl FnOnce(&mut Printer)) {
+        let spread = std::mem::replace(&mut self.spread, true);
+        body(self);
+        self.spread = spread;
+    }
+
+    /// Type of loop variables.
+    fn counter(&self) -> &'static str {
+        match self.dialect {
+            Dialect::Host => "int64_t",
+            Dialect::Cuda => "index_t",
+        }
+    }
+
     /// Statements in order.
     pub fn statements(&mut self, body: &[Stmt]) {
         body.iter().for_each(|s| self.statement(s));
@@ -72,8 +87,8 @@ impl Printer {
             }
             Stmt::Loop { var, body } => self.parallel(var, body),
             Stmt::Serial { var, body } => {
-                let (v, n) = (&var.name, dim(&var.extent));
-                self.braces(&format!("for (int64_t {v} = 0; {v} < {n}; {v}++)"), |p| p.statements(body));
+                let (v, n, t) = (&var.name, dim(&var.extent), self.counter());
+                self.braces(&format!("for ({t} {v} = 0; {v} < {n}; {v}++)"), |p| p.statements(body));
             }
             Stmt::Reduce { name, kind, dtype, outer, parts, count } => {
                 self.reduce(name, *kind, *dtype, outer, parts, count)
@@ -82,18 +97,16 @@ impl Printer {
     }
 
     fn parallel(&mut self, var: &Var, body: &[Stmt]) {
-        let (v, n) = (&var.name, dim(&var.extent));
+        let (v, n, t) = (&var.name, dim(&var.extent), self.counter());
         if self.dialect == Dialect::Cuda && !self.spread {
-            self.spread = true;
-            let head = format!("for (int64_t {v} = threadIdx.x; {v} < {n}; {v} += blockDim.x)");
-            self.braces(&head, |p| p.statements(body));
-            self.spread = false;
+            let head = format!("for ({t} {v} = threadIdx.x; {v} < {n}; {v} += BLOCK)");
+            self.braces(&head, |p| p.alone(|p| p.statements(body)));
             return;
         }
         if self.dialect == Dialect::Host && !reduces(body) {
             self.line("#pragma GCC ivdep");
         }
-        self.braces(&format!("for (int64_t {v} = 0; {v} < {n}; {v}++)"), |p| p.statements(body));
+        self.braces(&format!("for ({t} {v} = 0; {v} < {n}; {v}++)"), |p| p.statements(body));
     }
 
     fn reduce(
@@ -119,10 +132,12 @@ impl Printer {
             }
             Dialect::Cuda => {
                 p.line(&format!("{ty} acc = {first};"));
-                let spread = p.spread;
-                p.around(outer, |p| parts.iter().for_each(|part| p.strided(kind, dtype, part, spread)));
+                match (p.spread, parts) {
+                    (false, [part]) if !outer.is_empty() => p.flattened(kind, dtype, outer, part),
+                    _ => p.around(outer, |p| parts.iter().for_each(|part| p.strided(kind, dtype, part))),
+                }
                 let all =
-                    if spread { "acc".to_string() } else { format!("block_{}(acc)", reduce_name(kind)) };
+                    if p.spread { "acc".to_string() } else { format!("block_{}(acc)", reduce_name(kind)) };
                 p.line(&format!("{name} = {};", mean(kind, dtype, &all, n)));
             }
         });
@@ -130,8 +145,8 @@ impl Printer {
 
     pub fn around(&mut self, outer: &[Var], body: impl FnOnce(&mut Printer)) {
         for v in outer {
-            let (name, n) = (&v.name, dim(&v.extent));
-            self.line(&format!("for (int64_t {name} = 0; {name} < {n}; {name}++) {{"));
+            let (name, n, t) = (&v.name, dim(&v.extent), self.counter());
+            self.line(&format!("for ({t} {name} = 0; {name} < {n}; {name}++) {{"));
             self.indent += 1;
         }
         body(self);
@@ -160,21 +175,45 @@ impl Printer {
         });
     }
 
-    fn strided(&mut self, kind: ReduceKind, dtype: DType, part: &Part, spread: bool) {
-        let (v, n) = (&part.var.name, dim(&part.var.extent));
-        let head = match spread {
-            true => format!("for (int64_t {v} = 0; {v} < {n}; {v}++)"),
-            false => format!("for (int64_t {v} = threadIdx.x; {v} < {n}; {v} += blockDim.x)"),
+    fn strided(&mut self, kind: ReduceKind, dtype: DType, part: &Part) {
+        let (v, n, t) = (&part.var.name, dim(&part.var.extent), self.counter());
+        let head = match self.spread {
+            true => format!("for ({t} {v} = 0; {v} < {n}; {v}++)"),
+            false => format!("for ({t} {v} = threadIdx.x; {v} < {n}; {v} += BLOCK)"),
         };
-        self.spread = true;
-        self.braces(&head, |p| {
-            p.statements(&part.body);
-            for value in &part.values {
-                p.line(&format!("acc = {};", step(kind, dtype, "acc", &expr(value))));
-            }
-        });
-        self.spread = spread;
+        self.braces(&head, |p| p.alone(|p| p.accumulate(kind, dtype, part)));
     }
+
+    /// The loops of a reduction over several axes as one, so that short inner axes still keep all threads busy.
+    fn flattened(&mut self, kind: ReduceKind, dtype: DType, outer: &[Var], part: &Part) {
+        let (t, all) = (self.counter(), format!("{}_all", part.var.name));
+        let vars: Vec<&Var> = outer.iter().chain([&part.var]).collect();
+        let total = dim(&Dim::product(vars.iter().map(|v| &v.extent)));
+        self.braces(&format!("for ({t} {all} = threadIdx.x; {all} < {total}; {all} += BLOCK)"), |p| {
+            for (i, v) in vars.iter().enumerate() {
+                let inner = Dim::product(vars[i + 1..].iter().map(|v| &v.extent));
+                p.line(&format!(
+                    "const {t} {} = {};",
+                    v.name,
+                    digit(&all, &inner, (i > 0).then_some(&v.extent))
+                ));
+            }
+            p.alone(|p| p.accumulate(kind, dtype, part));
+        });
+    }
+
+    fn accumulate(&mut self, kind: ReduceKind, dtype: DType, part: &Part) {
+        self.statements(&part.body);
+        for value in &part.values {
+            self.line(&format!("acc = {};", step(kind, dtype, "acc", &expr(value))));
+        }
+    }
+}
+
+/// `x / divisor % size`; without a size, `x` is below `divisor` times it.
+pub fn digit(x: &str, divisor: &Dim, size: Option<&Dim>) -> String {
+    let whole = if divisor.is_one() { x.to_string() } else { format!("{x} / {}", dim(divisor)) };
+    size.map_or(whole.clone(), |n| format!("{whole} % {}", dim(n)))
 }
 
 fn reduce_name(kind: ReduceKind) -> &'static str {
@@ -302,8 +341,8 @@ fn atom(a: &Atom) -> String {
         Atom::Var(v) => v.name.to_string(),
         Atom::Div(i, d) => format!("({} / {})", index(i), dim(d)),
         Atom::Mod(i, d) => format!("({} % {})", index(i), dim(d)),
-        Atom::Clamp(i, d) => format!("i_min(i_max({}, 0), {} - 1)", index(i), dim(d)),
-        Atom::Local(name, _, _) => name.to_string(),
+        Atom::Clamp(i, d) => format!("i_hold({}, {})", index(i), dim(d)),
+        Atom::Local(name, _, _) => format!("(index_t){name}"),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Host kernels through the system's C compiler. In: kernels as C. Out: a loaded shared object's functions. Objects are
 //! cached by (source, flags, compiler, processor features), written atomically into a folder private to the user.
 
-use crate::Error;
+use crate::{Error, Program};
 use astrai_codegen::{Kernel, host};
 use libloading::Library;
 use std::collections::HashMap;
@@ -73,6 +73,12 @@ impl KernelCache {
             return Err(io(io::Error::new(io::ErrorKind::PermissionDenied, what)));
         }
         Ok(KernelCache { folder: folder.to_path_buf() })
+    }
+
+    /// Builds and loads every kernel of a program, so that sessions of it start at once; `threads` units are built at once.
+    pub fn prepare(&self, compiler: &Compiler, program: &Program, threads: usize) -> Result<(), Error> {
+        let kernels: Vec<_> = program.kernels.iter().flatten().collect();
+        self.load(compiler, &kernels, threads).map(drop)
     }
 
     /// Functions of all kernels, built where they are not cached yet; `threads` units are built at once.

@@ -1,6 +1,7 @@
 //! The hall. In: a graph. Out: a program: its plan and the source of its kernels. Every stage is named here in order.
 
 use crate::Error;
+use crate::memory::available_memory;
 use crate::pack::panel_bytes;
 use crate::stages::{Dump, Stage, Stages};
 use astrai_codegen::{Kernel, host};
@@ -136,6 +137,21 @@ impl Program {
         cost.weight_bytes = self.plan.weights.iter().map(weight_bytes).sum();
         cost.arena_bytes = self.plan.main.arena + self.plan.scratch + self.scratch_bytes()?;
         Ok(cost)
+    }
+
+    /// Refuses a program that needs more memory than the machine has left, before anything is loaded.
+    pub fn check_memory(&self) -> Result<(), Error> {
+        let cost = self.cost()?;
+        let (need, have) = (cost.weight_bytes.saturating_add(cost.arena_bytes), available_memory());
+        if need <= have {
+            return Ok(());
+        }
+        Err(Error::Memory {
+            what: "this program".into(),
+            need,
+            have,
+            remedy: "use a smaller model, --batch or --seq, or --dtype bf16".into(),
+        })
     }
 
     /// Bytes that the most demanding kernel keeps between its phases.

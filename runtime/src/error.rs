@@ -28,6 +28,14 @@ pub enum Error {
         /// Its last words.
         message: String,
     },
+    /// NVRTC could not be loaded or refused a program.
+    #[error("NVRTC: {program}: {message}")]
+    Nvrtc {
+        /// The program, or the library.
+        program: String,
+        /// Its words.
+        message: String,
+    },
     /// A file could not be used.
     #[error("{path}: {source}", path = .path.display())]
     Io {

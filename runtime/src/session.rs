@@ -6,7 +6,7 @@ mod execute;
 
 use crate::cc::{Compiler, KernelCache, Loaded};
 use crate::compile::{Device, weight_bytes};
-use crate::memory::{Memory, available_memory};
+use crate::memory::Memory;
 use crate::pack::pack;
 use crate::pool::Pool;
 use crate::profile::{Profile, ProfileRow};
@@ -81,7 +81,7 @@ impl Session {
         target: &Target,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, Error> {
-        check_memory(&program)?;
+        program.check_memory()?;
         let device = if tools.is_some() { Device::Host } else { Device::Interpreter };
         let arena_bytes = program.plan.main.arena + program.plan.scratch;
         let mut session = Session {
@@ -413,18 +413,4 @@ fn whole_weight(w: &Weight, source: &dyn WeightSource) -> Result<Tensor, Error> 
         first += part.rows;
     }
     Tensor::from_bytes(w.ty.dtype, &shape, &bytes).map_err(Error::Input)
-}
-
-fn check_memory(program: &Program) -> Result<(), Error> {
-    let cost = program.cost()?;
-    let (need, have) = (cost.weight_bytes + cost.arena_bytes, available_memory());
-    if need <= have {
-        return Ok(());
-    }
-    Err(Error::Memory {
-        what: "this program".into(),
-        need,
-        have,
-        remedy: "use a smaller model, --batch or --seq, or --dtype bf16".into(),
-    })
 }

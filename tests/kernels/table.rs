@@ -5,7 +5,7 @@
 use astrai::machine::Machine;
 use astrai_ir::ops::Op;
 use astrai_ir::{Anchor, DType, Dim, Graph, NodeId, Precision, Shape, Sizes, Symbol, Tensor, Type, eval};
-use astrai_runtime::{Device, Dump, Options, Program, Session, Value, compile};
+use astrai_runtime::{Device, Options, Program, Session, Value, compile};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
@@ -131,7 +131,7 @@ impl Table {
 
     /// The compiled table.
     pub fn compiled(&self) -> Program {
-        let options = Options { storage: self.storage, dump: Dump::None };
+        let options = Options { storage: self.storage, ..Options::default() };
         compile(&self.g, &machine().target, &options).unwrap_or_else(|e| panic!("{e}"))
     }
 

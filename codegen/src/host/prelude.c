@@ -1,20 +1,13 @@
 /* Head of every host translation unit.
  *
- * Enters: nothing but the compiler's target macros. Leaves: element types and their conversions to
- * and from f32, scalar math on f32, and one native vector type with an explicit fused multiply-add.
- * Here so that kernels need no libm, no -ffast-math and no headers beyond <stdint.h>.
+ * Enters: nothing but the compiler's target macros. Leaves: what scalar.c is written in, and one
+ * native vector type with an explicit fused multiply-add. Here so that kernels need no libm, no
+ * -ffast-math and no headers beyond <stdint.h>.
  *
- * Every function selects instead of branching, so that gcc -O3 -fno-math-errno -fno-trapping-math
- * vectorises loops over it. NaN propagates, infinities and denormals are honoured. Intended flags
- * include -ffp-contract=off: a product and a sum fuse only where FMA says so. Without a hardware FMA
+ * Intended flags include -ffp-contract=off: a product and a sum fuse only where FMA says so. Without a hardware FMA
  * the two round apart, so results are reproducible per target, not across targets. No slots.
  */
 #include <stdint.h>
-
-typedef uint16_t bf16;   /* 1.8.7 bits */
-typedef uint16_t f16;    /* 1.5.10 bits */
-typedef uint8_t f8e4m3;  /* 1.4.3 bits, no infinity, NaN = 0x7f */
-typedef uint8_t f8e5m2;  /* 1.5.2 bits, IEEE-like */
 
 #define INLINE static inline __attribute__((always_inline, unused))
 #ifdef __FMA__
@@ -33,252 +26,15 @@ INLINE float bits_f32(uint32_t u) { float x; __builtin_memcpy(&x, &u, 4); return
 INLINE uint64_t f64_bits(double x) { uint64_t u; __builtin_memcpy(&u, &x, 8); return u; }
 INLINE double bits_f64(uint64_t u) { double x; __builtin_memcpy(&x, &u, 8); return x; }
 
-/* Conversions: to f32 exact; from f32 to nearest, ties to even; a NaN stays a NaN. */
-
-INLINE float bf16_to_f32(bf16 h) { return bits_f32((uint32_t)h << 16); }
-
-INLINE bf16 f32_to_bf16(float x) {
-    uint32_t u = f32_bits(x);
-    uint32_t r = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
-    uint32_t n = (u >> 16) | 0x40u;
-    return (bf16)((u & 0x7fffffffu) > 0x7f800000u ? n : r);
-}
-
-INLINE float f16_to_f32(f16 h) {
-    uint32_t m = (uint32_t)(h & 0x7fff) << 13;
-    float v = bits_f32(m) * 0x1p112f; /* exact for denormals too */
-    uint32_t special = m | 0x7f800000u;
-    uint32_t u = m >= (0x7c00u << 13) ? special : f32_bits(v);
-    return bits_f32(u | (uint32_t)(h & 0x8000) << 16);
-}
-
-/* Adding 0.5 puts the last mantissa bit of the sum at 2^-24, the spacing of f16 denormals, so that
- * the adder does the rounding; f8e4m3 and f8e5m2 use 2^14 and 2^7 likewise. */
-INLINE f16 f32_to_f16(float x) {
-    uint32_t u = f32_bits(x), a = u & 0x7fffffffu;
-    uint32_t normal = (a - (112u << 23) + 0xfffu + ((a >> 13) & 1)) >> 13;
-    uint32_t small = f32_bits(bits_f32(a) + 0.5f) - 0x3f000000u;
-    uint32_t r = a < 0x38800000u ? small : normal;
-    r = a >= 0x47800000u ? 0x7c00u : r;
-    r = a > 0x7f800000u ? 0x7e00u : r;
-    return (f16)(r | (u >> 16 & 0x8000u));
-}
-
-INLINE float f8e4m3_to_f32(f8e4m3 h) {
-    uint32_t m = (uint32_t)(h & 0x7f) << 20;
-    float v = bits_f32(m) * 0x1p120f;
-    uint32_t u = m == (0x7fu << 20) ? 0x7fc00000u : f32_bits(v);
-    return bits_f32(u | (uint32_t)(h & 0x80) << 24);
-}
-
-/* Beyond the largest finite value (448) the result is NaN: the format has no infinity. */
-INLINE f8e4m3 f32_to_f8e4m3(float x) {
-    uint32_t u = f32_bits(x), a = u & 0x7fffffffu;
-    uint32_t normal = (a - (120u << 23) + 0x7ffffu + ((a >> 20) & 1)) >> 20;
-    uint32_t small = f32_bits(bits_f32(a) + 16384.0f) - 0x46800000u;
-    uint32_t r = a < 0x3c800000u ? small : normal;
-    r = a >= 0x43f00000u ? 0x7fu : r;
-    return (f8e4m3)(r | (u >> 24 & 0x80u));
-}
-
-INLINE float f8e5m2_to_f32(f8e5m2 h) { return f16_to_f32((f16)((uint32_t)h << 8)); }
-
-INLINE f8e5m2 f32_to_f8e5m2(float x) {
-    uint32_t u = f32_bits(x), a = u & 0x7fffffffu;
-    uint32_t normal = (a - (112u << 23) + 0xfffffu + ((a >> 21) & 1)) >> 21;
-    uint32_t small = f32_bits(bits_f32(a) + 128.0f) - 0x43000000u;
-    uint32_t r = a < 0x38800000u ? small : normal;
-    r = a >= 0x47800000u ? 0x7cu : r;
-    r = a > 0x7f800000u ? 0x7eu : r;
-    return (f8e5m2)(r | (u >> 24 & 0x80u));
-}
-
-/* Scalar math. Polynomials are fits of our own (weighted least squares towards the minimax). */
-
-INLINE float m_rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
-
-/* exp(x) = 2^k e^r; two half scales round once, so that denormal results are right. */
-INLINE float m_exp(float x) {
-    float c = x < -104.0f ? -104.0f : x;
-    c = c > 89.0f ? 89.0f : c;
-    float t = FMA(c, 1.44269504f, 12582912.0f);
-    int32_t k = (int32_t)(f32_bits(t) - 0x4b400000u);
-    float n = t - 12582912.0f;
-    float r = FMA(n, -0.693359375f, c);
-    r = FMA(n, 2.12194440e-4f, r);
-    float p = FMA(r, 1.382478396e-03f, 8.369384333e-03f);
-    p = FMA(p, r, 4.166823626e-02f);
-    p = FMA(p, r, 1.666651517e-01f);
-    p = FMA(p, r, 4.999999404e-01f);
-    p = FMA(p, r * r, r) + 1.0f;
-    int32_t k1 = k >> 1, k2 = k - k1;
-    return p * bits_f32((uint32_t)(k1 + 127) << 23) * bits_f32((uint32_t)(k2 + 127) << 23);
-}
-
-/* log(x) = e log 2 + log(1 + f), 1 + f in [sqrt(1/2), sqrt(2)). */
-INLINE float m_log(float x) {
-    float scaled = x * 8388608.0f;
-    float xs = x < 0x1p-126f ? scaled : x;
-    int32_t e0 = x < 0x1p-126f ? -23 : 0;
-    uint32_t i = f32_bits(xs) - 0x3f3504f3u;
-    float e = (float)(((int32_t)i >> 23) + e0);
-    float f = bits_f32((i & 0x7fffffu) + 0x3f3504f3u) - 1.0f;
-    float p = FMA(f, 8.686616272e-02f, -1.426530778e-01f);
-    p = FMA(p, f, 1.491881311e-01f);
-    p = FMA(p, f, -1.657802165e-01f);
-    p = FMA(p, f, 1.996269077e-01f);
-    p = FMA(p, f, -2.500131726e-01f);
-    p = FMA(p, f, 3.333392143e-01f);
-    float s = f * f;
-    float y = FMA(e, -2.12194440e-4f, f * s * p);
-    y = FMA(-0.5f, s, y);
-    float r = FMA(e, 0.693359375f, f + y);
-    r = x > 0.0f ? r : __builtin_nanf("");
-    r = x == 0.0f ? -__builtin_inff() : r;
-    return x == __builtin_inff() ? x : r;
-}
-
-/* 1 - 2 / (e^2|x| + 1), and an odd polynomial where that cancels. */
-INLINE float m_tanh(float x) {
-    float t = __builtin_fabsf(x), s = x * x;
-    float p = FMA(s, -5.665719043e-03f, 2.060487308e-02f);
-    p = FMA(p, s, -5.372953042e-02f);
-    p = FMA(p, s, 1.333132386e-01f);
-    p = FMA(p, s, -3.333327770e-01f);
-    float small = FMA(p * s, x, x);
-    float large = __builtin_copysignf(1.0f - 2.0f / (m_exp(t + t) + 1.0f), x);
-    return t < 0.625f ? small : large;
-}
-
-/* erfc(t) exp(t^2) for 0 <= t <= 10.3, in the variable (t - 4) / (t + 4). */
-INLINE float m_erfcx(float t) {
-    float u = (t - 4.0f) / (t + 4.0f);
-    float p = FMA(u, -2.862172259e-04f, -9.706123383e-04f);
-    p = FMA(p, u, 4.141206387e-03f);
-    p = FMA(p, u, -1.274683606e-02f);
-    p = FMA(p, u, 3.129559755e-02f);
-    p = FMA(p, u, -6.312552840e-02f);
-    p = FMA(p, u, 1.089626551e-01f);
-    p = FMA(p, u, -1.642565727e-01f);
-    p = FMA(p, u, 2.187196910e-01f);
-    p = FMA(p, u, -2.590680718e-01f);
-    return FMA(p, u, 1.369994581e-01f);
-}
-
-INLINE float m_erf(float x) {
-    float a = __builtin_fabsf(x), s = x * x;
-    float p = FMA(s, -2.089572263e-05f, -4.992155591e-04f);
-    p = FMA(p, s, 4.843805917e-03f);
-    p = FMA(p, s, -2.667176165e-02f);
-    p = FMA(p, s, 1.127920672e-01f);
-    p = FMA(p, s, -3.761223555e-01f);
-    p = FMA(p, s, 1.283791512e-01f);
-    float small = FMA(p, x, x);
-    float t = a > 4.0f ? 4.0f : a;
-    float large = __builtin_copysignf(1.0f - m_exp(-t * t) * m_erfcx(t), x);
-    return a < 1.0f ? small : large;
-}
-
-/* 1 / (1 + e^-x); for x < 0 as z / (1 + z), z = e^x, which keeps the tail. */
-INLINE float m_sigmoid(float x) {
-    float z = m_exp(-__builtin_fabsf(x));
-    float n = x < 0.0f ? z : 1.0f;
-    return n / (1.0f + z);
-}
-
-/* The activations are x times a factor that vanishes at -infinity: there the product is NaN. */
-INLINE float m_silu(float x) { return x * m_sigmoid(x); }
-
-/* x Phi(x); the lower tail is a product, never a difference. a*a is split so that exp keeps its digits. */
-INLINE float m_gelu(float x) {
-    float a = __builtin_fabsf(x);
-    a = a > 14.5f ? 14.5f : a;
-    float s = a * a, rest = FMA(a, a, -s);
-    float tail = m_exp(-0.5f * s) * (0.5f * m_erfcx(a * 0.70710678f));
-    tail = FMA(tail, -0.5f * rest, tail);
-    return x * (x < 0.0f ? tail : 1.0f - tail);
-}
-
-/* x (1 + tanh(u)) / 2 = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3). */
-INLINE float m_gelu_tanh(float x) {
-    float c = FMA(x * x, 0.071354814f, 1.595769122f);
-    return x * m_sigmoid(x * c);
-}
-
-/* max(x, 0) + log(1 + z), z = e^-|x|; the last term restores what 1 + z rounded away. */
-INLINE float m_softplus(float x) {
-    float z = m_exp(-__builtin_fabsf(x)), u = 1.0f + z;
-    float l = m_log(u) + (z - (u - 1.0f)) / u;
-    return (x > 0.0f ? x : 0.0f) + l;
-}
-
-/* sin(x + quarter pi/2). Reduced in double: good to 2^30 in magnitude, bounded by 1 beyond. */
-INLINE float m_sine(float x, uint32_t quarter) {
-    double d = x, t = FMAD(d, 0.63661977236758134308, 6755399441055744.0);
-    uint32_t q = (uint32_t)f64_bits(t) + quarter;
-    double n = t - 6755399441055744.0;
-    double w = FMAD(n, -1.57079632673412561417, d);
-    float r = (float)FMAD(n, -6.07710050650619224932e-11, w);
-    r = r > 0.8f ? 0.8f : r;
-    r = r < -0.8f ? -0.8f : r;
-    float z = r * r;
-    float s = FMA(z, -1.951807353e-04f, 8.332188241e-03f);
-    s = FMA(s, z, -1.666665524e-01f);
-    s = FMA(s * z, r, r);
-    float c = FMA(z, 2.443158701e-05f, -1.388730598e-03f);
-    c = FMA(c, z, 4.166664556e-02f);
-    c = FMA(c * z, z, FMA(z, -0.5f, 1.0f));
-    uint32_t v = q & 1 ? f32_bits(c) : f32_bits(s);
-    return bits_f32(v ^ (q & 2) << 30);
-}
-
-INLINE float m_sin(float x) { return m_sine(x, 0); }
-INLINE float m_cos(float x) { return m_sine(x, 1); }
-
-/* x^y as exp(y log|x|) in double, with C's special cases. */
-INLINE float m_pow(float x, float y) {
-    double a = __builtin_fabs((double)x);
-    uint64_t i = f64_bits(a) - 0x3fe6a09e667f3bcdu;
-    double e = bits_f64(0x4338000000000000u + (uint64_t)((int64_t)i >> 52)) - 6755399441055744.0;
-    double m = bits_f64((i & 0xfffffffffffffu) + 0x3fe6a09e667f3bcdu);
-    double s = (m - 1.0) / (m + 1.0), z = s * s;
-    double p = FMAD(z, 1.0 / 15, 1.0 / 13);
-    p = FMAD(p, z, 1.0 / 11);
-    p = FMAD(p, z, 1.0 / 9);
-    p = FMAD(p, z, 1.0 / 7);
-    p = FMAD(p, z, 1.0 / 5);
-    p = FMAD(p, z, 1.0 / 3);
-    double l = FMAD(e, 0.69314718055994530942, 2.0 * FMAD(p * z, s, s));
-    l = a == 0.0 ? -__builtin_inf() : l;
-    l = a == __builtin_inf() ? a : l;
-    double w = l * (double)y;
-    w = w < -200.0 ? -200.0 : w;
-    w = w > 200.0 ? 200.0 : w;
-    double t = FMAD(w, 1.44269504088896340736, 6755399441055744.0);
-    double r = FMAD(t - 6755399441055744.0, -0.69314718055994530942, w);
-    double g = FMAD(r, 1.0 / 39916800, 1.0 / 3628800);
-    g = FMAD(g, r, 1.0 / 362880);
-    g = FMAD(g, r, 1.0 / 40320);
-    g = FMAD(g, r, 1.0 / 5040);
-    g = FMAD(g, r, 1.0 / 720);
-    g = FMAD(g, r, 1.0 / 120);
-    g = FMAD(g, r, 1.0 / 24);
-    g = FMAD(g, r, 1.0 / 6);
-    g = FMAD(g, r, 0.5);
-    g = FMAD(g, r * r, r) + 1.0;
-    float v = (float)(g * bits_f64((f64_bits(t) + 1023) << 52));
-    double yd = y, ya = __builtin_fabs(yd);
-    double half = yd * 0.5, big = 6755399441055744.0;
-    int whole = (yd + big) - big == yd || ya > 0x1p30;
-    int odd = whole && (half + big) - big != half && ya < 0x1p25;
-    float neg = odd ? -v : v;
-    int minus = f32_bits(x) >> 31;
-    float bad = x < 0.0f && !whole && a != __builtin_inf() ? __builtin_nanf("") : neg;
-    v = minus ? bad : v;
-    v = x != x || y != y ? x + y : v;
-    int one = y == 0.0f || x == 1.0f || (x == -1.0f && ya == __builtin_inf());
-    return one ? 1.0f : v;
-}
+typedef int64_t index_t;
+#define INF_F __builtin_inff()
+#define NAN_F __builtin_nanf("")
+#define INF_D __builtin_inf()
+#define ABS_D(x) __builtin_fabs(x)
+#define m_abs(x) __builtin_fabsf(x)
+#define m_sqrt(x) __builtin_sqrtf(x)
+#define m_floor(x) __builtin_floorf(x)
+#define m_copysign(x, s) __builtin_copysignf(x, s)
 
 /* One native vector of f32. VW is its width, V_REGS the number of vector registers. */
 #if defined(__AVX512F__)

@@ -1,0 +1,239 @@
+//! `astrai bench`: the figures that anyone can measure again, as JSON lines with the fields of the peer's script
+//! (`torch_lm.py`), so that both sides are read by one program.
+
+use crate::batch::Batch;
+use crate::failure::{Done, Failure, warn};
+use crate::flags::{MachineFlags, device_name};
+use crate::machine::Machine;
+use crate::measure::{Seconds, after_warm_up, once, peak_rss_mb, rounded};
+use crate::model::{Model, check_sizes, plan, read_config};
+use crate::progress::Progress;
+use astrai_builders::{Logits, ModelConfig, Program, build};
+use astrai_ir::{DType, Dim, Graph, IrError, Symbol};
+use astrai_runtime::{KernelCache, Options, Random, Session, Value as Array, compile};
+use clap::{Args, ValueEnum};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// Sizes (m, n, k) that the peer's script measures.
+const GEMMS: [(usize, usize, usize); 7] = [
+    (512, 512, 512),
+    (1024, 1024, 1024),
+    (2048, 3072, 768),
+    (768, 3072, 1024),
+    (1024, 50304, 768),
+    (64, 4096, 4096),
+    (1, 4096, 4096),
+];
+
+/// The peer's default of `--seq`, which stands in every line.
+const SEQ: u64 = 512;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Job {
+    /// x[m, k] times w[n, k] transposed, over a list of sizes: gflops
+    Gemm,
+    /// One forward pass of --batch sequences of --seq tokens, logits of the last position: tokens_per_s
+    Prefill,
+    /// Seconds to plan the prefill program and write its kernels, then to build the kernels, cold and warm
+    Compile,
+}
+
+/// Measure, and print JSON lines
+///
+/// The lines have the fields of torch_lm.py: the median of --repeat timed runs after one warm-up, the fastest, the slowest, and
+/// the peak memory of the process. Weights are random. Measure on an otherwise idle machine, from a release build.
+/// `compile` has a line each for plan, kernels_cold (an empty cache) and kernels_warm.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  astrai bench gemm --dtype bf16
+  astrai bench prefill --shape model/config.json --seq 512 --threads 2
+  astrai bench compile --shape model/config.json")]
+pub struct Bench {
+    /// What is measured
+    #[arg(value_enum)]
+    job: Job,
+    /// A config.json or model directory (prefill, compile)
+    #[arg(long, value_name = "FILE")]
+    shape: Option<PathBuf>,
+    /// Sequences in a run (prefill, compile) [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
+    batch: Option<u64>,
+    /// Tokens of a sequence (prefill, compile) [default: 512]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
+    seq: Option<u64>,
+    /// Timed runs
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    repeat: u32,
+    #[command(flatten)]
+    machine: MachineFlags,
+}
+
+impl Bench {
+    /// Measures and prints.
+    pub fn run(self, out: &mut dyn Write) -> Done {
+        let machine = self.machine.machine()?;
+        warn(&machine.warnings);
+        match self.job {
+            Job::Gemm => self.gemm(&machine, out)?,
+            Job::Prefill => self.prefill(&machine, out)?,
+            Job::Compile => self.compile(&machine, out)?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// The fields that every line has, in the peer's order.
+    fn line(&self, machine: &Machine, s: &Seconds) -> Map<String, Value> {
+        let job = self.job.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
+        let name = self.shape.as_ref().and_then(|p| p.file_name());
+        let shape = name.map_or_else(|| job.clone(), |n| n.to_string_lossy().into_owned());
+        let fields = json!({
+            "peer": concat!("astrai ", env!("CARGO_PKG_VERSION")),
+            "job": job,
+            "shape": shape,
+            "dtype": self.machine.storage().name(),
+            "batch": self.batch.unwrap_or(1),
+            "seq": self.seq.unwrap_or(SEQ),
+            "compiled": true,
+            "device": device_name(machine.device),
+            "threads": machine.pool.threads(),
+            "seconds_median": rounded(s.median, 5),
+            "seconds_min": rounded(s.min, 5),
+            "seconds_max": rounded(s.max, 5),
+            "peak_rss_mb": peak_rss_mb(),
+        });
+        fields.as_object().cloned().unwrap_or_default()
+    }
+
+    fn gemm(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {
+        let set = [
+            ("--shape", self.shape.is_some()),
+            ("--batch", self.batch.is_some()),
+            ("--seq", self.seq.is_some()),
+        ];
+        if let Some((flag, _)) = set.iter().find(|(_, set)| *set) {
+            return Err(
+                format!("{flag} means nothing to bench gemm, which has its own sizes; leave it out").into()
+            );
+        }
+        for (m, n, k) in GEMMS {
+            let work = 2.0 * (m * n * k) as f64;
+            let times = ((2e9 / work) as usize).max(1);
+            let mut session = gemm_session((m, n, k), self.machine.storage(), machine)?;
+            let x = random_input(m, k, self.machine.storage());
+            let seconds = after_warm_up(self.repeat as usize, || {
+                (0..times).try_for_each(|_| session.run(&[("x", &x)]).map(drop))
+            })?;
+            let mut line = self.line(machine, &seconds);
+            let gflops = 1e-9 * work * times as f64 / seconds.median;
+            line.extend([
+                ("gflops".to_string(), json!(rounded(gflops, 2))),
+                ("m".into(), json!(m)),
+                ("n".into(), json!(n)),
+                ("k".into(), json!(k)),
+            ]);
+            writeln!(out, "{}", Value::Object(line))?;
+        }
+        Ok(())
+    }
+
+    /// The configuration and the program of `--shape`, `--batch` and `--seq`.
+    fn program(&self) -> Result<(ModelConfig, Program), Failure> {
+        let needed = "--shape FILE is needed: the config.json of the model to measure";
+        let path = self.shape.as_ref().ok_or(needed)?;
+        let (config, warnings) = read_config(path, false)?;
+        warn(&warnings);
+        let (batch, seq) = (self.batch.unwrap_or(1), self.seq.unwrap_or(SEQ));
+        check_sizes(&config, batch, seq)?;
+        Ok((config, Program { logits: Logits::Last, ..Program::full(batch, seq) }))
+    }
+
+    fn prefill(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {
+        let (config, program) = self.program()?;
+        let planned = plan(&config, &program, self.machine.storage(), machine)?;
+        planned.check_memory()?;
+        let vocab = config.vocab_size;
+        let ids: Vec<i64> = (0..program.tokens).map(|i| (draw(i) % vocab as u64) as i64).collect();
+        let batch = Batch::new(&ids.chunks(program.span as usize).collect::<Vec<_>>(), vocab)?;
+        let model = Model::fresh(config, vec![], 0);
+        let mut progress = Progress::new("making weights");
+        let mut session = model.start(planned, machine, &mut |done, all| progress.set(done, all))?;
+        drop(progress);
+        let names = session.inputs().to_vec();
+        let inputs = batch.inputs(&names);
+        let seconds = after_warm_up(self.repeat as usize, || session.run(&inputs))?;
+        let mut line = self.line(machine, &seconds);
+        line.insert("tokens_per_s".into(), json!(rounded(program.tokens as f64 / seconds.median, 2)));
+        Ok(writeln!(out, "{}", Value::Object(line))?)
+    }
+
+    fn compile(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {
+        let (config, program) = self.program()?;
+        let options = Options { storage: self.machine.storage(), ..Options::default() };
+        let planning =
+            || -> Result<_, Failure> { Ok(compile(&build(&config, &program)?, &machine.target, &options)?) };
+        let planned = planning()?;
+        let seconds = (0..self.repeat).map(|_| Ok(once(planning)?.1)).collect::<Result<_, Failure>>()?;
+        let kernels = planned.kernels.iter().flatten().count();
+        let mut put = |stage: &str, seconds: Vec<f64>| -> Result<(), Failure> {
+            let mut line = self.line(machine, &Seconds::of(seconds));
+            line.insert("stage".into(), json!(stage));
+            line.insert("kernels".into(), json!(kernels));
+            Ok(writeln!(out, "{}", Value::Object(line))?)
+        };
+        put("plan", seconds)?;
+        let Some(tools) = machine.tools() else { return Ok(()) };
+        let (mut cold, mut warm) = (vec![], vec![]);
+        for _ in 0..self.repeat {
+            let folder = tempfile::tempdir().map_err(|e| format!("a temporary folder: {e}"))?;
+            let cache = KernelCache::open(folder.path())?;
+            let mut prepare = || cache.prepare(tools.compiler, &planned, machine.pool.threads());
+            cold.push(once(&mut prepare)?.1);
+            warm.push(once(&mut prepare)?.1);
+        }
+        put("kernels_cold", cold)?;
+        put("kernels_warm", warm)
+    }
+}
+
+/// `y = x · wᵀ`; in bf16 all three are stored so, each rounding a cast of the graph.
+fn gemm_graph((m, n, k): (usize, usize, usize), storage: DType) -> Result<Graph, IrError> {
+    let tokens = Symbol { name: "tokens".into(), min: 1, max: m as u64, multiple_of: 1 };
+    let mut g = Graph::new(vec![tokens]);
+    let x = g.input("x", storage, vec![Dim::symbol("tokens"), Dim::from(k)])?;
+    let w = g.weight("w", storage, &[n, k])?;
+    let (x, w) = (g.cast(x, DType::F32)?, g.cast(w, DType::F32)?);
+    let y = g.linear(x, w)?;
+    let y = g.cast(y, storage)?;
+    g.set_output("y", y)?;
+    Ok(g)
+}
+
+fn gemm_session(size: (usize, usize, usize), storage: DType, machine: &Machine) -> Result<Session, Failure> {
+    let (_, n, k) = size;
+    let planned = compile(&gemm_graph(size, storage)?, &machine.target, &Options::default())?;
+    let weights = Random { tensors: HashMap::from([("w".to_string(), (vec![n, k], 0.0, 1.0))]), seed: 0 };
+    let (pool, target) = (machine.pool.clone(), &machine.target);
+    Ok(Session::new(Arc::new(planned), &weights, pool, machine.tools(), target, &mut |_, _| {})?)
+}
+
+fn random_input(m: usize, k: usize, storage: DType) -> Array {
+    let mut bytes = Vec::with_capacity(m * k * storage.bytes());
+    for i in 0..(m * k) as u64 {
+        storage.encode((draw(i) >> 11) as f64 / (1u64 << 52) as f64 - 1.0, &mut bytes);
+    }
+    Array { dtype: storage, shape: vec![m, k], bytes }
+}
+
+/// The `i`-th of a fixed series of random bits (SplitMix64).
+fn draw(i: u64) -> u64 {
+    let mut z = i.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

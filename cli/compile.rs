@@ -1,0 +1,198 @@
+//! `astrai compile`: from a config.json, a model directory or a graph to a plan and the source of its kernels, with what
+//! they will cost. Needs no weights, builds nothing, allocates nothing of the model's size.
+
+use crate::failure::{Done, Failure, warn};
+use crate::flags::MachineFlags;
+use crate::model::{check_sizes, read_config};
+use crate::summary::{describe, graph_parameters, summary};
+use crate::{measure, output};
+use astrai_builders::{Logits, Program, build};
+use astrai_ir::{Graph, json as ir_json};
+use astrai_runtime::{Dump, Options, Program as Planned};
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Tokens of a sequence unless `--seq` says otherwise or the model takes fewer.
+const SEQ: u64 = 512;
+
+/// Longest graph file read, bytes.
+const MAX_GRAPH: u64 = 1 << 30;
+
+/// Values of `--for`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Purpose {
+    /// Logits of the last position of `--batch` sequences of `--seq` tokens
+    Prefill,
+    /// One token of each of `--batch` sequences, attention costed as over `--seq` (there is no cache yet: the same graph
+    /// at one token a sequence)
+    Decode,
+}
+
+/// Compile a model and say what it costs: kernels, flops, bytes, memory
+///
+/// Takes a config.json, a model directory, or a graph as `-o` writes it (recognised by its key `astrai_ir` and compiled
+/// as given). No weights are needed and nothing is built or run, so that models far larger than this machine can be
+/// planned.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  astrai compile model/config.json --seq 1024
+  astrai compile model/ --for decode --batch 8 --dtype bf16 --json
+  astrai compile model/ -o out/          then look at out/graph.dot, out/ir/, out/kernels/
+  astrai compile model/ --dump-after merge | less")]
+pub struct Compile {
+    /// A config.json, a model directory, or a graph (JSON)
+    model: PathBuf,
+    /// Write graphs, plan, kernels and summary into this folder
+    #[arg(short, long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// Which program [default: prefill]
+    #[arg(long = "for", value_enum, value_name = "PROGRAM")]
+    purpose: Option<Purpose>,
+    /// Sequences in a run [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
+    batch: Option<u64>,
+    /// Tokens of a sequence [default: 512, or what the model takes if that is less]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
+    seq: Option<u64>,
+    /// Print the graph after this pass ("all": after every one) instead of the summary
+    #[arg(long, value_name = "PASS", conflicts_with = "json")]
+    dump_after: Option<String>,
+    /// Refuse a config.json with unknown keys instead of warning
+    #[arg(long)]
+    strict: bool,
+    /// The summary as one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    machine: MachineFlags,
+}
+
+/// What is compiled.
+struct Subject {
+    graph: Graph,
+    parameters: u64,
+    about: Value,
+    build_seconds: f64,
+}
+
+impl Compile {
+    /// Compiles and prints.
+    pub fn run(self, out: &mut dyn Write) -> Done {
+        let machine = self.machine.planner()?;
+        let subject = self.subject()?;
+        let keep = self.output.is_some() || self.dump_after.is_some();
+        let options = Options {
+            storage: self.machine.storage(),
+            dump: if keep { Dump::All } else { Dump::None },
+            ..Options::default()
+        };
+        let (planned, seconds) =
+            measure::once(|| astrai_runtime::compile(&subject.graph, &machine.target, &options))?;
+        let mut report = summary(&planned, subject.parameters, subject.build_seconds + seconds)?;
+        report.extend(subject.about.as_object().cloned().unwrap_or_default());
+        if let Some(folder) = &self.output {
+            output::write(folder, &planned, &Value::Object(report.clone()))?;
+        }
+        match &self.dump_after {
+            Some(pass) => dump(out, &planned, pass)?,
+            None if self.json => writeln!(out, "{}", Value::Object(report))?,
+            None => {
+                write!(out, "{}", describe(&report))?;
+                if let Some(folder) = &self.output {
+                    writeln!(out, "\nwritten to {}", folder.display())?;
+                }
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn subject(&self) -> Result<Subject, Failure> {
+        if let Some(value) = read_graph(&self.model)? {
+            return self.given(&value);
+        }
+        let (config, warnings) = read_config(&self.model, self.strict)?;
+        warn(&warnings);
+        let most = config.max_positions as u64;
+        let (batch, seq) = (self.batch.unwrap_or(1), self.seq.unwrap_or(SEQ.min(most)));
+        check_sizes(&config, batch, seq)?;
+        let purpose = self.purpose.unwrap_or(Purpose::Prefill);
+        let full = Program { logits: Logits::Last, ..Program::full(batch, seq) };
+        let (name, program) = match purpose {
+            Purpose::Prefill => ("prefill", full),
+            Purpose::Decode => ("decode", Program { tokens: batch, ..full }),
+        };
+        let (graph, build_seconds) = measure::once(|| build(&config, &program))?;
+        let about = json!({
+            "model_type": config.model_type.name, "for": name, "batch": batch, "seq": seq,
+            "dtype": self.machine.storage().name(),
+        });
+        Ok(Subject { graph, parameters: config.parameter_count(), about, build_seconds })
+    }
+
+    /// A graph as given.
+    fn given(&self, value: &Value) -> Result<Subject, Failure> {
+        let set = [
+            ("--for", self.purpose.is_some()),
+            ("--batch", self.batch.is_some()),
+            ("--seq", self.seq.is_some()),
+            ("--strict", self.strict),
+        ];
+        if let Some((flag, _)) = set.iter().find(|(_, set)| *set) {
+            let path = self.model.display();
+            return Err(format!("{path} is a graph, which is compiled as given: leave {flag} out").into());
+        }
+        let (graph, build_seconds) = measure::once(|| ir_json::from_json(value))
+            .map_err(|e| format!("{}: {e}", self.model.display()))?;
+        let parameters = graph_parameters(&graph)?;
+        let about = json!({"dtype": self.machine.storage().name()});
+        Ok(Subject { graph, parameters, about, build_seconds })
+    }
+}
+
+/// The JSON of a graph file; `None` for whatever else there may be, which is read as a configuration.
+fn read_graph(path: &Path) -> Result<Option<Value>, Failure> {
+    let Ok(meta) = std::fs::metadata(path) else { return Ok(None) };
+    if !meta.is_file() {
+        return Ok(None);
+    }
+    if meta.len() > MAX_GRAPH {
+        let line = format!(
+            "{}: is larger than {} MiB; give a config.json or a graph",
+            path.display(),
+            MAX_GRAPH >> 20
+        );
+        return Err(line.into());
+    }
+    let Ok(text) = std::fs::read_to_string(path) else { return Ok(None) };
+    if !text.contains("\"astrai_ir\"") {
+        return Ok(None);
+    }
+    let value: Value =
+        serde_json::from_str(&text).map_err(|e| format!("{}: is not JSON: {e}", path.display()))?;
+    Ok(value.get("astrai_ir").is_some().then_some(value))
+}
+
+/// Prints the graph after a pass, or after each of them under its name.
+fn dump(out: &mut dyn Write, planned: &Planned, pass: &str) -> Result<(), Failure> {
+    let graphs = output::graphs(planned);
+    if pass == "all" {
+        for (name, graph) in graphs {
+            writeln!(out, "# after {name}\n{graph}")?;
+        }
+        return Ok(());
+    }
+    match graphs.iter().find(|(name, _)| *name == pass) {
+        Some((_, graph)) => Ok(write!(out, "{graph}")?),
+        None => {
+            let names: Vec<&str> = graphs.iter().map(|(name, _)| *name).collect();
+            Err(format!(
+                "--dump-after {pass}: no pass of this name leaves a graph; there are {}, all",
+                names.join(", ")
+            )
+            .into())
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The folder that `astrai compile -o` writes: the graph after every pass, its picture, the plan, and the kernels, each of
+//! which compiles by itself.
+
+use astrai_codegen::host;
+use astrai_ir::plan::{Body, Buffer, Place, Step};
+use astrai_ir::{Graph, Type, graphviz, json as ir_json};
+use astrai_runtime::Program;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+
+/// Writes everything about a program whose every stage was dumped into `folder`, made if it does not exist.
+pub fn write(folder: &Path, program: &Program, summary: &Value) -> Result<(), String> {
+    for part in ["ir", "kernels"] {
+        let path = folder.join(part);
+        fs::create_dir_all(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    }
+    let put = |name: &str, text: &str| {
+        let path = folder.join(name);
+        fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))
+    };
+    for (i, (name, graph)) in graphs(program).into_iter().enumerate() {
+        put(&format!("ir/{i:02}-{name}.json"), &ir_json::write_json(graph))?;
+        put(&format!("ir/{i:02}-{name}.txt"), &graph.to_string())?;
+    }
+    put("graph.dot", &graphviz::to_dot(&program.graph))?;
+    for kernel in program.kernels.iter().flatten() {
+        put(&format!("kernels/{}.c", kernel.name), &host::unit(&[kernel]))?;
+    }
+    put("plan.json", &format!("{:#}\n", plan(program)))?;
+    put("summary.json", &format!("{summary:#}\n"))
+}
+
+/// Name and graph of each dumped stage.
+pub fn graphs(program: &Program) -> Vec<(&'static str, &Graph)> {
+    program.stages.iter().filter_map(|s| Some((s.name, s.graph.as_ref()?))).collect()
+}
+
+fn plan(program: &Program) -> Value {
+    let plan = &program.plan;
+    let kernel = |r: usize| program.kernels.get(r).and_then(Option::as_ref);
+    let name = |r: usize| kernel(r).map_or_else(|| format!("interpreter_{r}"), |k| k.name.clone());
+    let types = |list: Vec<Type>| list.iter().map(Type::to_string).collect::<Vec<_>>();
+    let regions = plan.regions.iter().enumerate().map(|(i, r)| {
+        json!({
+            "kernel": name(i),
+            "anchor": format!("{:?}", r.anchor).to_lowercase(),
+            "origin": r.origin,
+            "reads": types(r.reads()),
+            "layouts": r.layouts.iter().map(|l| format!("{l:?}").to_lowercase()).collect::<Vec<_>>(),
+            "writes": types(r.writes()),
+            "flops": r.flops().to_string(),
+            "bytes": r.bytes().to_string(),
+        })
+    });
+    let weights = plan.weights.iter().map(|w| {
+        let parts: Vec<_> = w.weight.rows().iter().map(|p| json!({"name": p.name, "rows": p.rows})).collect();
+        json!({
+            "name": w.weight.name,
+            "type": w.weight.ty.to_string(),
+            "layout": format!("{:?}", w.layout).to_lowercase(),
+            "parts": parts,
+        })
+    });
+    let symbol = |s: &astrai_ir::Symbol| json!({"name": &*s.name, "min": s.min, "max": s.max, "multiple_of": s.multiple_of});
+    let names: Vec<&str> = plan.bodies.iter().map(|b| b.name.as_str()).collect();
+    json!({
+        "symbols": plan.symbols.iter().map(symbol).collect::<Vec<_>>(),
+        "regions": regions.collect::<Vec<_>>(),
+        "weights": weights.collect::<Vec<_>>(),
+        "scratch": plan.scratch,
+        "main": body(&plan.main, &name, &names),
+        "bodies": plan.bodies.iter().map(|b| body(b, &name, &names)).collect::<Vec<_>>(),
+    })
+}
+
+fn body(b: &Body, kernel: &dyn Fn(usize) -> String, bodies: &[&str]) -> Value {
+    let step = |s: &Step| match s {
+        Step::Run { region, reads, writes, origin } => {
+            json!({"run": kernel(*region), "reads": reads, "writes": writes, "origin": &**origin})
+        }
+        Step::Call { body, args, results, origin } => {
+            json!({"call": bodies.get(*body), "args": args, "results": results, "origin": &**origin})
+        }
+    };
+    let param = |(name, layout): &(String, astrai_ir::Layout)| json!({"name": name, "layout": format!("{layout:?}").to_lowercase()});
+    json!({
+        "name": b.name,
+        "params": b.params.iter().map(param).collect::<Vec<_>>(),
+        "results": b.results,
+        "arena": b.arena,
+        "buffers": b.buffers.iter().map(buffer).collect::<Vec<_>>(),
+        "steps": b.steps.iter().map(step).collect::<Vec<_>>(),
+    })
+}
+
+fn buffer(b: &Buffer) -> Value {
+    let (place, at) = match &b.place {
+        Place::Param(i) => ("param", *i as u64),
+        Place::Result(i) => ("result", *i as u64),
+        Place::Weight(i) => ("weight", *i as u64),
+        Place::Const(bits) => ("const_bytes", bits.len() as u64),
+        Place::Arena(offset) => ("offset", *offset),
+    };
+    json!({"type": b.ty.to_string(), place: at, "origin": &*b.origin})
+}

@@ -1,0 +1,191 @@
+//! `astrai run`: token ids in, logits and loss out, as safetensors; with a profile of the kernels on request.
+
+use crate::batch::{Batch, Sequences};
+use crate::failure::{Done, Failure, warn};
+use crate::flags::MachineFlags;
+use crate::measure;
+use crate::model::{Model, check_sizes, plan, read_config};
+use crate::progress::Progress;
+use crate::table::table;
+use astrai_builders::{Logits, Program};
+use astrai_ir::DType;
+use astrai_runtime::weights::{Checkpoint, write};
+use astrai_runtime::{Device, ProfileRow, Session, Value as Array};
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Values of `--want`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Want {
+    /// f32 [batch, seq, vocab]
+    Logits,
+    /// f32 [1]: mean cross-entropy of each next token
+    Loss,
+    /// Gradients of the loss (not yet built)
+    Grads,
+}
+
+/// Run a model on token ids: logits and loss
+///
+/// The input file holds `input_ids`, i64 or i32 [batch, seq]; its other tensors are not read. The output file holds
+/// what `--want` names.
+#[derive(Args)]
+#[command(after_help = "Example:
+  astrai run model/ --inputs in.safetensors --outputs out.safetensors --want logits,loss --profile")]
+pub struct Run {
+    /// A model directory: config.json and safetensors
+    model: PathBuf,
+    /// Token ids (safetensors)
+    #[arg(long, value_name = "FILE")]
+    inputs: PathBuf,
+    /// Where results are written (safetensors)
+    #[arg(long, value_name = "FILE")]
+    outputs: PathBuf,
+    /// What is computed, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "logits")]
+    want: Vec<Want>,
+    /// Time every kernel in a second run and print predicted beside measured
+    #[arg(long)]
+    profile: bool,
+    /// One JSON object instead of text
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    machine: MachineFlags,
+}
+
+impl Run {
+    /// Runs and writes.
+    pub fn run(self, out: &mut dyn Write) -> Done {
+        if self.want.contains(&Want::Grads) {
+            return Err("--want grads is not yet built; logits and loss are".into());
+        }
+        check_folder(&self.outputs)?;
+        let (config, warnings) = read_config(&self.model, false)?;
+        let sequences = Sequences::read(&Checkpoint::open(&self.inputs)?, &self.inputs)?;
+        check_sizes(&config, sequences.batch as u64, sequences.seq as u64)?;
+        if self.want.contains(&Want::Loss) && sequences.seq < 2 {
+            return Err("a loss needs sequences of at least 2 tokens".into());
+        }
+        let batch = Batch::new(&sequences.rows(), config.vocab_size)?;
+        let machine = self.machine.machine()?;
+        warn(warnings.iter().chain(&machine.warnings));
+        if self.profile && machine.device == Device::Interpreter {
+            return Err("--profile times kernels, and the interpreter has none; use --device cpu".into());
+        }
+        let logits = if self.want.contains(&Want::Logits) { Logits::All } else { Logits::None };
+        let full = Program::full(sequences.batch as u64, sequences.seq as u64);
+        let program = Program { logits, loss: self.want.contains(&Want::Loss), ..full };
+        let planned = plan(&config, &program, self.machine.storage(), &machine)?;
+        planned.check_memory()?;
+        let model = Model::open(&self.model, false)?;
+        let mut progress = Progress::new("loading weights");
+        let mut session = model.start(planned, &machine, &mut |done, all| progress.set(done, all))?;
+        drop(progress);
+        let names = session.inputs().to_vec();
+        let inputs = batch.inputs(&names);
+        let (results, seconds) = measure::once(|| session.run(&inputs))?;
+        let rows = if self.profile { profile(&mut session, &inputs)? } else { vec![] };
+        let results = shaped(results, &sequences);
+        write_results(&self.outputs, &results)?;
+        self.report(out, &results, seconds, &rows)
+    }
+
+    fn report(
+        &self,
+        out: &mut dyn Write,
+        results: &[(String, Array)],
+        seconds: f64,
+        rows: &[ProfileRow],
+    ) -> Done {
+        let loss = results.iter().find(|(n, _)| n == "loss").and_then(|(_, v)| v.to_f32().first().copied());
+        if self.json {
+            let shapes = results.iter().map(|(n, v)| (n.clone(), json!(v.shape)));
+            let mut report = json!({
+                "outputs": self.outputs.display().to_string(),
+                "tensors": shapes.collect::<serde_json::Map<_, _>>(),
+                "seconds": seconds,
+            });
+            if let Some(loss) = loss {
+                report["loss"] = json!(loss);
+            }
+            if self.profile {
+                report["profile"] = rows.iter().map(profile_json).collect();
+            }
+            writeln!(out, "{report}")?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        for (name, v) in results {
+            writeln!(out, "{name} f32 {:?}", v.shape)?;
+        }
+        if let Some(loss) = loss {
+            writeln!(out, "loss = {loss}")?;
+        }
+        writeln!(out, "ran in {:.1} ms, written to {}", seconds * 1e3, self.outputs.display())?;
+        if self.profile {
+            write!(out, "\n{}", profile_table(rows))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Refuses an output whose folder is not there, before anything is computed.
+fn check_folder(file: &Path) -> Result<(), Failure> {
+    let folder = file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match folder.is_dir() {
+        true => Ok(()),
+        false => Err(format!("{}: the folder does not exist; make it first", folder.display()).into()),
+    }
+}
+
+/// Results as they are written: f32, tokens as `[batch, seq]`, the loss as `[1]`.
+fn shaped(results: Vec<(String, Array)>, of: &Sequences) -> Vec<(String, Array)> {
+    let shape = |v: &Array| match v.shape.as_slice() {
+        [_, vocab] => vec![of.batch, of.seq, *vocab],
+        _ => vec![1],
+    };
+    results.into_iter().map(|(n, v)| (n, Array::f32(&shape(&v), &v.to_f32()))).collect()
+}
+
+fn write_results(path: &Path, results: &[(String, Array)]) -> Result<(), Failure> {
+    let tensors =
+        results.iter().map(|(n, v)| (n.as_str(), DType::F32, v.shape.as_slice(), v.bytes.as_slice()));
+    Ok(write(path, tensors, &BTreeMap::new())?)
+}
+
+/// A second run, whose pages and caches are warm, timed kernel by kernel.
+fn profile(session: &mut Session, inputs: &[(&str, &Array)]) -> Result<Vec<ProfileRow>, Failure> {
+    session.start_profile();
+    session.run(inputs)?;
+    Ok(session.take_profile().unwrap_or_default().by_kernel())
+}
+
+fn profile_json(r: &ProfileRow) -> Value {
+    json!({
+        "kernel": r.kernel, "origin": &*r.origin, "launches": r.runs, "predicted_seconds": r.predicted,
+        "measured_seconds": r.measured, "bytes": r.bytes, "flops": r.flops,
+    })
+}
+
+fn profile_table(rows: &[ProfileRow]) -> String {
+    let total: f64 = rows.iter().map(|r| r.measured).sum();
+    let row = |r: &ProfileRow| {
+        vec![
+            r.kernel.clone(),
+            r.runs.to_string(),
+            format!("{:.3}", r.predicted * 1e3),
+            format!("{:.3}", r.measured * 1e3),
+            format!("{:.1}%", 100.0 * r.measured / total.max(1e-12)),
+            format!("{:.2}", r.bytes as f64 / r.measured.max(1e-12) * 1e-9),
+            format!("{:.2}", r.flops as f64 / r.measured.max(1e-12) * 1e-9),
+            r.origin.to_string(),
+        ]
+    };
+    let head =
+        ["kernel", "launches", "predicted ms", "measured ms", "share", "GB/s", "GFLOP/s", "first origin"];
+    table(&head, &rows.iter().map(row).collect::<Vec<_>>())
+}

@@ -1,0 +1,70 @@
+//! What a compiled program costs, as one JSON object and as lines for people.
+
+use crate::failure::Failure;
+use crate::table::{bytes, count, table};
+use astrai_ir::Graph;
+use astrai_ir::ops::Op;
+use astrai_runtime::Program;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+/// Parameters of a graph: elements of its weights, each once.
+pub fn graph_parameters(graph: &Graph) -> Result<u64, Failure> {
+    let mut sizes = BTreeMap::new();
+    for node in graph.nodes() {
+        if let Op::Weight(w) = &node.op {
+            let shape = w.ty.shape.iter().map(|d| d.size().unwrap_or(0) as u64);
+            sizes.insert(&w.name, shape.fold(1u64, u64::saturating_mul));
+        }
+    }
+    let sum = sizes.values().try_fold(0u64, |sum, &n| sum.checked_add(n));
+    sum.ok_or_else(|| "the weights have more elements than can be counted; correct their shapes".into())
+}
+
+/// The summary of a program: sizes at the upper bounds of its symbols, `seconds` of compiling it.
+pub fn summary(program: &Program, parameters: u64, seconds: f64) -> Result<Map<String, Value>, Failure> {
+    let cost = program.cost()?;
+    let mut map = Map::new();
+    let mut put = |key: &str, value: Value| map.insert(key.into(), value);
+    put("parameters", json!(parameters));
+    put("kernels", json!(program.kernels.iter().flatten().count()));
+    put("launches", json!(cost.launches));
+    put("flops", json!(cost.flops));
+    put("bytes", json!(cost.bytes));
+    put("weight_bytes", json!(cost.weight_bytes));
+    put("planned_bytes", json!(cost.weight_bytes.saturating_add(cost.arena_bytes)));
+    put("kv_bytes_per_token", json!(cost.kv_bytes_per_token));
+    put("compile_seconds", json!(seconds));
+    let pass = |s: &astrai_runtime::Stage| json!({"name": s.name, "seconds": s.seconds, "nodes": s.nodes});
+    put("passes", program.stages.iter().map(pass).collect());
+    Ok(map)
+}
+
+/// The summary for people.
+pub fn describe(summary: &Map<String, Value>) -> String {
+    let number = |key: &str| summary.get(key).and_then(Value::as_u64).unwrap_or(0);
+    let with_bytes = |key: &str| format!("{} ({})", number(key), bytes(number(key)));
+    let seconds = |v: &Value| v.as_f64().unwrap_or(0.0);
+    let total = summary.get("compile_seconds").map_or(0.0, seconds);
+    let lines = [
+        ("parameters", format!("{} ({})", number("parameters"), count(number("parameters")))),
+        ("kernels", format!("{} distinct, {} launches a run", number("kernels"), number("launches"))),
+        ("flops a run", format!("{} ({})", number("flops"), count(number("flops")))),
+        ("bytes a run", with_bytes("bytes")),
+        ("weights", with_bytes("weight_bytes")),
+        ("planned memory", with_bytes("planned_bytes")),
+        ("kv a token", with_bytes("kv_bytes_per_token")),
+        ("compiled in", format!("{total:.3} s")),
+    ];
+    let mut text = String::new();
+    for (name, value) in lines {
+        text += &format!("{name:<16}{value}\n");
+    }
+    text.push('\n');
+    let passes = summary.get("passes").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let row = |p: &Value| {
+        let name = p["name"].as_str().unwrap_or_default().to_string();
+        vec![name, format!("{:.2}", seconds(&p["seconds"]) * 1e3), p["nodes"].to_string()]
+    };
+    text + &table(&["pass", "ms", "nodes"], &passes.iter().map(row).collect::<Vec<_>>())
+}

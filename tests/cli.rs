@@ -1,0 +1,322 @@
+//! The program as a user meets it: every command on the golden models, output for scripts, and one clear line for whatever
+//! is wrong.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+const SMALL: &str = r#"{"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64}"#;
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+fn astrai(args: &[&str]) -> Output {
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache");
+    Command::new(env!("CARGO_BIN_EXE_astrai")).args(args).env("ASTRAI_CACHE", cache).output().unwrap()
+}
+
+fn stdout(out: &Output) -> String {
+    String::from_utf8(out.stdout.clone()).unwrap()
+}
+
+fn stderr(out: &Output) -> String {
+    String::from_utf8(out.stderr.clone()).unwrap()
+}
+
+/// Standard output of a command that succeeds.
+fn good(args: &[&str]) -> String {
+    let out = astrai(args);
+    assert!(out.status.success(), "{args:?}: {}{}", stdout(&out), stderr(&out));
+    stdout(&out)
+}
+
+/// The only object on standard output.
+fn object(args: &[&str]) -> Value {
+    let text = good(args);
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{args:?}: {e}: {text}"))
+}
+
+/// The one line of a command that fails, without its `astrai: `.
+fn refused(args: &[&str]) -> String {
+    let out = astrai(args);
+    let line = stderr(&out);
+    assert_eq!(out.status.code(), Some(1), "{args:?}: {line}");
+    assert!(out.stdout.is_empty(), "{args:?}: {}", stdout(&out));
+    assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
+    line.strip_prefix("astrai: ").expect(&line).trim_end().to_string()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A copy of a golden case in which a number of a tensor of the golden file is changed.
+fn altered(case: &str, tensor: &str, change: impl Fn(f32) -> f32) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(golden(case).join(file), dir.path().join(file)).unwrap();
+    }
+    let file = astrai_runtime::weights::Checkpoint::open(&golden(case).join("golden.safetensors")).unwrap();
+    let tensors: Vec<_> = file.names().map(|n| file.get(n).unwrap()).collect();
+    let bytes = |t: &astrai_runtime::weights::TensorView| {
+        let mut bytes = t.bytes().to_vec();
+        if t.name() == tensor {
+            let middle = bytes.len() / 8 * 4;
+            let at = middle.min(bytes.len() - 4);
+            let old = f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+            bytes[at..at + 4].copy_from_slice(&change(old).to_le_bytes());
+        }
+        bytes
+    };
+    let changed: Vec<Vec<u8>> = tensors.iter().map(bytes).collect();
+    let all = tensors.iter().zip(&changed).map(|(t, b)| (t.name(), t.dtype(), t.shape(), b.as_slice()));
+    astrai_runtime::weights::write(&dir.path().join("golden.safetensors"), all, &BTreeMap::new()).unwrap();
+    dir
+}
+
+fn write_ids(path: &Path, shape: &[usize], ids: &[i64]) {
+    let bytes: Vec<u8> = ids.iter().flat_map(|i| i.to_le_bytes()).collect();
+    let tensor = ("input_ids", astrai_ir::DType::I64, shape, bytes.as_slice());
+    astrai_runtime::weights::write(path, [tensor], &BTreeMap::new()).unwrap();
+}
+
+#[test]
+fn every_command_explains_itself() {
+    for command in ["models", "compile", "run", "verify", "bench", "quickstart"] {
+        let help = good(&[command, "--help"]);
+        assert!(help.contains("Example"), "{command}: {help}");
+        assert!(help.contains(&format!("astrai {command}")), "{command}: {help}");
+    }
+    assert_eq!(astrai(&["compile", "--no-such-flag"]).status.code(), Some(2));
+}
+
+#[test]
+fn models_are_listed() {
+    assert!(good(&["models"]).contains("LlamaForCausalLM"));
+    let lines = good(&["models", "--json"]);
+    let names: Vec<Value> =
+        lines.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()["name"].clone()).collect();
+    assert!(names.contains(&"qwen3".into()), "{names:?}");
+}
+
+#[test]
+fn compile_costs_and_writes_what_it_made() {
+    let (dir, model) = (tempfile::tempdir().unwrap(), golden("qwen3"));
+    let out = dir.path().join("out");
+    let report = object(&["compile", text(&model), "-o", text(&out), "--json"]);
+    assert_eq!(report["parameters"], 113_088);
+    for key in
+        ["kernels", "launches", "flops", "bytes", "weight_bytes", "planned_bytes", "kv_bytes_per_token"]
+    {
+        assert!(report[key].as_u64().unwrap() > 0, "{key}: {report}");
+    }
+    let kernels = fs::read_dir(out.join("kernels")).unwrap().count() as u64;
+    assert_eq!(report["kernels"], kernels);
+    let plan: Value = serde_json::from_str(&fs::read_to_string(out.join("plan.json")).unwrap()).unwrap();
+    assert_eq!(plan["regions"].as_array().unwrap().len() as u64, kernels);
+    for file in ["graph.dot", "summary.json", "ir/00-build.json", "ir/00-build.txt", "ir/01-merge.json"] {
+        assert!(fs::metadata(out.join(file)).unwrap().len() > 0, "{file}");
+    }
+    let again = object(&["compile", text(&out.join("ir/00-build.json")), "--json"]);
+    for key in ["parameters", "kernels", "launches", "flops", "planned_bytes"] {
+        assert_eq!(again[key], report[key], "{key}");
+    }
+    let decode =
+        object(&["compile", text(&model), "--for", "decode", "--batch", "4", "--dtype", "bf16", "--json"]);
+    assert!(decode["flops"].as_u64() < report["flops"].as_u64());
+    assert!(decode["weight_bytes"].as_u64() < report["weight_bytes"].as_u64());
+    assert!(good(&["compile", text(&model)]).contains("113088"));
+}
+
+#[test]
+fn graphs_are_dumped_by_pass() {
+    let model = golden("llama");
+    assert!(good(&["compile", text(&model), "--dump-after", "merge"]).starts_with("graph"));
+    assert!(good(&["compile", text(&model), "--dump-after", "all"]).contains("# after canonicalise"));
+    for pass in ["fuse", "nonsense"] {
+        let line = refused(&["compile", text(&model), "--dump-after", pass]);
+        assert!(line.contains("build, merge") && line.contains(pass), "{line}");
+    }
+}
+
+#[test]
+fn models_larger_than_the_machine_are_planned_and_refused_by_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = r#"{"model_type": "llama", "vocab_size": 200000, "hidden_size": 65536, "num_hidden_layers": 500,
+        "num_attention_heads": 512, "num_key_value_heads": 8, "intermediate_size": 200000,
+        "max_position_embeddings": 4096}"#;
+    fs::write(dir.path().join("config.json"), config).unwrap();
+    let report = object(&["compile", text(dir.path()), "--device", "null", "--json"]);
+    assert!(report["planned_bytes"].as_u64().unwrap() > 1 << 44);
+    let ids = dir.path().join("ids.safetensors");
+    write_ids(&ids, &[1, 3], &[1, 2, 3]);
+    let line =
+        refused(&["run", text(dir.path()), "--inputs", text(&ids), "--outputs", text(&dir.path().join("o"))]);
+    assert!(line.contains("needs") && line.contains("TiB"), "{line}");
+}
+
+#[test]
+fn run_writes_what_is_wanted() {
+    let (dir, model) = (tempfile::tempdir().unwrap(), golden("llama"));
+    let (inputs, outputs) = (model.join("golden.safetensors"), dir.path().join("out.safetensors"));
+    let base = [
+        "run",
+        text(&model),
+        "--inputs",
+        text(&inputs),
+        "--outputs",
+        text(&outputs),
+        "--want",
+        "logits,loss",
+    ];
+    let report = object(&[&base[..], &["--json", "--profile"]].concat());
+    assert!(report["loss"].as_f64().unwrap() > 0.0);
+    assert!(!report["profile"].as_array().unwrap().is_empty());
+    let (got, want) = (
+        astrai_runtime::weights::Checkpoint::open(&outputs).unwrap(),
+        astrai_runtime::weights::Checkpoint::open(&inputs).unwrap(),
+    );
+    assert_eq!(got.get("logits").unwrap().shape(), want.get("logits").unwrap().shape());
+    assert_eq!(got.get("loss").unwrap().shape(), [1]);
+    assert!(good(&[&base[..], &["--profile"]].concat()).contains("predicted ms"));
+    assert!(
+        refused(&["run", "m", "--inputs", "i", "--outputs", "o", "--want", "grads"])
+            .contains("not yet built")
+    );
+}
+
+#[test]
+fn verify_passes_what_is_right() {
+    for flags in [["--device", "cpu"], ["--device", "interpreter"], ["--dtype", "bf16"]] {
+        let model = golden("llama");
+        let report = object(
+            &[&["verify", text(&model), "--json", "--only", "logits,loss,greedy"][..], &flags].concat(),
+        );
+        assert_eq!(report["ok"], true);
+        assert_eq!(report["checks"].as_array().unwrap().len(), 3);
+    }
+    let out = astrai(&["verify", text(&golden("llama"))]);
+    assert_eq!(out.status.code(), Some(1));
+    assert_eq!(stdout(&out).matches("not built yet").count(), 2);
+    assert_eq!(astrai(&["verify", text(&golden("llama")), "--only", "train"]).status.code(), Some(1));
+}
+
+#[test]
+fn verify_catches_ten_tolerances() {
+    let off = |dir: &TempDir, only: &str| {
+        let out = astrai(&["verify", text(dir.path()), "--only", only, "--json"]);
+        let report: Value = serde_json::from_str(&stdout(&out)).unwrap();
+        assert_eq!(out.status.code(), Some(1), "{only}");
+        assert_eq!(report["checks"][0]["verdict"], "off", "{report}");
+    };
+    let file =
+        astrai_runtime::weights::Checkpoint::open(&golden("llama").join("golden.safetensors")).unwrap();
+    let view = file.get("logits").unwrap();
+    let mut logits = vec![0.0; view.elements()];
+    view.to_f32(&mut logits).unwrap();
+    let top = logits.iter().fold(0f32, |m, x| m.max(x.abs()));
+    off(&altered("llama", "logits", |x| x + 1e-3 * top), "logits");
+    off(&altered("llama", "logits", |_| f32::NAN), "logits");
+    off(&altered("llama", "loss", |x| x * (1.0 + 1e-4)), "loss");
+    off(&altered("llama", "greedy.margin", |x| x + 0.1), "greedy");
+}
+
+#[test]
+fn what_is_wrong_is_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let model = golden("llama");
+    assert!(refused(&["compile", "no/such/config.json"]).contains("no/such/config.json"));
+    fs::write(at("type.json"), r#"{"model_type": "perceptron"}"#).unwrap();
+    let line = refused(&["compile", text(&at("type.json"))]);
+    assert!(line.contains("perceptron") && line.contains("llama"), "{line}");
+    fs::write(at("ir.json"), r#"{"astrai_ir": 1, "symbols": [], "blocks": [], "nodes": 3, "outputs": []}"#)
+        .unwrap();
+    assert!(refused(&["compile", text(&at("ir.json"))]).contains("nodes"));
+    assert!(refused(&["compile", text(&model), "--seq", "4096"]).contains("128 positions"));
+    assert!(refused(&["compile", text(&model), "--batch", "999999999"]).contains("at most"));
+
+    write_ids(&at("high.safetensors"), &[1, 3], &[1, 2, 320]);
+    write_ids(&at("long.safetensors"), &[1, 200], &[1; 200]);
+    write_ids(&at("flat.safetensors"), &[3], &[1, 2, 3]);
+    write_ids(&at("good.safetensors"), &[1, 3], &[1, 2, 3]);
+    let run = |model: &Path, ids: &str| {
+        refused(&["run", text(model), "--inputs", text(&at(ids)), "--outputs", text(&at("out.safetensors"))])
+    };
+    assert!(run(&model, "high.safetensors").contains("outside the vocabulary of 320"));
+    assert!(run(&model, "long.safetensors").contains("at most 128 positions"));
+    assert!(run(&model, "flat.safetensors").contains("[batch, seq]"));
+    assert!(run(&model, "none.safetensors").contains("none.safetensors"));
+
+    let broken = at("broken");
+    fs::create_dir(&broken).unwrap();
+    fs::copy(model.join("config.json"), broken.join("config.json")).unwrap();
+    let whole = fs::read(model.join("model.safetensors")).unwrap();
+    fs::write(broken.join("model.safetensors"), &whole[..whole.len() / 2]).unwrap();
+    assert!(run(&broken, "good.safetensors").contains("download or copy it again"));
+    fs::write(broken.join("config.json"), SMALL).unwrap();
+    fs::write(broken.join("model.safetensors"), &whole).unwrap();
+    assert!(run(&broken, "good.safetensors").contains("misshapen"));
+    assert!(refused(&["verify", text(&broken)]).contains("golden.safetensors"));
+    let null = ["run", text(&model), "--inputs", "x", "--outputs", "y", "--device", "null"];
+    assert!(!refused(&null).is_empty());
+}
+
+#[test]
+fn bench_lines_have_the_peers_fields() {
+    let dir = tempfile::tempdir().unwrap();
+    let shape = dir.path().join("small.json");
+    fs::write(&shape, SMALL).unwrap();
+    let common = ["--shape", text(&shape), "--seq", "32", "--repeat", "2", "--threads", "1"];
+    let peer = "peer job shape dtype batch seq compiled device threads seconds_median seconds_min seconds_max \
+                peak_rss_mb tokens_per_s";
+    let line = object(&[&["bench", "prefill"][..], &common].concat());
+    let keys: Vec<&String> = line.as_object().unwrap().keys().collect();
+    assert_eq!(keys, peer.split_whitespace().collect::<Vec<_>>());
+    let lines = good(&[&["bench", "compile"][..], &common].concat());
+    assert_eq!(lines.lines().filter(|l| serde_json::from_str::<Value>(l).is_ok()).count(), 3);
+    assert!(refused(&["bench", "gemm", "--seq", "3"]).contains("--seq"));
+}
+
+#[test]
+fn quickstart_makes_a_model_the_other_commands_take() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("m");
+    let tour = good(&["quickstart", text(&model)]);
+    assert!(tour.contains("astrai compile") && tour.contains("->"), "{tour}");
+    let (inputs, outputs) = (model.join("inputs.safetensors"), model.join("out.safetensors"));
+    let flags = ["--inputs", text(&inputs), "--outputs", text(&outputs), "--want", "logits,loss", "--json"];
+    assert!(object(&[&["run", text(&model)][..], &flags].concat())["loss"].as_f64().unwrap() > 0.0);
+    assert!(refused(&["quickstart", text(&model)]).contains("not empty"));
+    let report = object(&["quickstart", "--json"]);
+    assert_eq!(report["tokens"].as_array().unwrap().len(), 16);
+    assert!(report["folder"].is_null());
+}
+
+#[test]
+fn without_a_compiler_the_interpreter_runs() {
+    let out =
+        Command::new(env!("CARGO_BIN_EXE_astrai")).args(["quickstart", "--json"]).env("PATH", "").output();
+    let out = out.unwrap();
+    assert!(out.status.success(), "{}", stderr(&out));
+    assert!(stderr(&out).contains("no C compiler"), "{}", stderr(&out));
+    assert!(serde_json::from_str::<Value>(&stdout(&out)).is_ok());
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_error() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_astrai"))
+        .args(["compile", text(&golden("llama")), "--dump-after", "all"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let out = child.wait_with_output().unwrap();
+    assert!(out.status.success() && out.stderr.is_empty(), "{}", stderr(&out));
+}
