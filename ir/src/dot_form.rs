@@ -51,7 +51,9 @@ impl DotForm {
         let (l, r) = (g.ty(node.args[0]), g.ty(node.args[1]));
         let (lf, rf) = (d.left_free(l.rank()), d.right_free(r.rank()));
         let size = |t: &Type, axes: &[usize]| Dim::product(axes.iter().map(|&a| &t.shape[a]));
-        let (lk, rk): (Vec<usize>, Vec<usize>) = d.contract.iter().copied().unzip();
+        let mut contract = d.contract.clone();
+        contract.sort_unstable();
+        let (lk, rk): (Vec<usize>, Vec<usize>) = contract.into_iter().unzip();
         let k = size(l, &lk);
         let last = lk == [l.rank() - 1];
         Some(DotForm {
