@@ -7,10 +7,11 @@ use crate::flags::{MachineFlags, device_name};
 use crate::machine::Machine;
 use crate::measure::{Seconds, after_warm_up, once, peak_rss_mb, rounded};
 use crate::model::{Model, check_sizes, plan, read_config};
+use crate::peaks::Peaks;
 use crate::progress::Progress;
 use astrai_builders::{Logits, ModelConfig, Program, build};
 use astrai_ir::{DType, Dim, Graph, IrError, Symbol};
-use astrai_runtime::{KernelCache, Options, Random, Session, Value as Array, compile};
+use astrai_runtime::{KernelCache, Options, Program as Planned, Random, Session, Value as Array, compile};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -48,6 +49,8 @@ pub enum Job {
 ///
 /// The lines have the fields of torch_lm.py: the median of --repeat timed runs after one warm-up, the fastest, the slowest, and
 /// the peak memory of the process. Weights are random. Measure on an otherwise idle machine, from a release build.
+/// Beside them stands the floor: the seconds of the same operations and bytes at the peaks of arithmetic and of reading
+/// memory, measured in the same run, kernel by kernel; of_floor is floor_seconds / seconds_median.
 /// `compile` has a line each for plan, kernels_cold (an empty cache) and kernels_warm.
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -121,6 +124,7 @@ impl Bench {
                 format!("{flag} means nothing to bench gemm, which has its own sizes; leave it out").into()
             );
         }
+        let mut lines = Vec::new();
         for (m, n, k) in GEMMS {
             let work = 2.0 * (m * n * k) as f64;
             let times = ((2e9 / work) as usize).max(1);
@@ -137,6 +141,13 @@ impl Bench {
                 ("n".into(), json!(n)),
                 ("k".into(), json!(k)),
             ]);
+            let moved = ((m * k + n * k + m * n) * self.machine.storage().bytes() * times) as f64;
+            lines.push((line, seconds, (work * times as f64, moved)));
+        }
+        // Last of all, for it takes memory of its own, which must not count as the peak of any size.
+        let peaks = Peaks::measure(&machine.pool);
+        for (mut line, seconds, (flops, bytes)) in lines {
+            line.extend(peaks.iter().flat_map(|p| floor(p.floor(flops, bytes), &seconds)));
             writeln!(out, "{}", Value::Object(line))?;
         }
         Ok(())
@@ -157,6 +168,7 @@ impl Bench {
         let (config, program) = self.program()?;
         let planned = plan(&config, &program, self.machine.storage(), machine)?;
         planned.check_memory()?;
+        let costs = launch_costs(&planned)?;
         let vocab = config.vocab_size;
         let ids: Vec<i64> = (0..program.tokens).map(|i| (draw(i) % vocab as u64) as i64).collect();
         let batch = Batch::new(&ids.chunks(program.span as usize).collect::<Vec<_>>(), vocab)?;
@@ -164,11 +176,14 @@ impl Bench {
         let mut progress = Progress::new("making weights");
         let mut session = model.start(planned, machine, &mut |done, all| progress.set(done, all))?;
         drop(progress);
-        let names = session.inputs().to_vec();
-        let inputs = batch.inputs(&names);
+        let inputs = batch.inputs(session.inputs());
         let seconds = after_warm_up(self.repeat as usize, || session.run(&inputs))?;
         let mut line = self.line(machine, &seconds);
         line.insert("tokens_per_s".into(), json!(rounded(program.tokens as f64 / seconds.median, 2)));
+        if let Some(peaks) = Peaks::measure(&machine.pool) {
+            let least = costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes)).sum();
+            line.extend(floor(least, &seconds));
+        }
         Ok(writeln!(out, "{}", Value::Object(line))?)
     }
 
@@ -192,13 +207,29 @@ impl Bench {
         for _ in 0..self.repeat {
             let folder = tempfile::tempdir().map_err(|e| format!("a temporary folder: {e}"))?;
             let cache = KernelCache::open(folder.path())?;
-            let mut prepare = || cache.prepare(tools.compiler, &planned, machine.pool.threads());
-            cold.push(once(&mut prepare)?.1);
-            warm.push(once(&mut prepare)?.1);
+            let prepare = || cache.prepare(tools.compiler, &planned, machine.pool.threads());
+            cold.push(once(prepare)?.1);
+            warm.push(once(prepare)?.1);
         }
         put("kernels_cold", cold)?;
         put("kernels_warm", warm)
     }
+}
+
+/// The fields of the least seconds possible, and which part of the median they are.
+fn floor(least: f64, seconds: &Seconds) -> [(String, Value); 2] {
+    let part = json!(rounded(least / seconds.median, 3));
+    [("floor_seconds".into(), json!(rounded(least, 6))), ("of_floor".into(), part)]
+}
+
+/// Operations and bytes of each kernel launch.
+fn launch_costs(planned: &Planned) -> Result<Vec<(f64, f64)>, Failure> {
+    let plan = &planned.plan;
+    let cost = |r: usize| -> Result<(f64, f64), Failure> {
+        let region = &plan.regions[r];
+        Ok((plan.bound(&region.flops())? as f64, plan.bound(&region.bytes())? as f64))
+    };
+    plan.each_launch().into_iter().map(|(_, r)| cost(r)).collect()
 }
 
 /// `y = x · wᵀ`; in bf16 all three are stored so, each rounding a cast of the graph.

@@ -29,12 +29,11 @@ pub fn continue_greedily(
     vocab: usize,
     each: &mut dyn FnMut(usize),
 ) -> Result<Vec<Choice>, String> {
-    let names = session.inputs().to_vec();
     let mut sequence = prompt.to_vec();
     let mut chosen = Vec::with_capacity(new);
     for step in 0..new {
         let batch = Batch::new(&[&sequence], vocab)?;
-        let outs = session.run(&batch.inputs(&names)).map_err(|e| e.to_string())?;
+        let outs = session.run(&batch.inputs(session.inputs())).map_err(|e| e.to_string())?;
         let logits = outs.first().map(|(_, v)| v.to_f32()).unwrap_or_default();
         let choice =
             choose(&logits).ok_or_else(|| format!("step {step}: the logits are not all finite numbers"))?;

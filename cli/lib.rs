@@ -11,6 +11,7 @@ pub mod measure;
 pub mod model;
 pub mod models;
 pub mod output;
+pub mod peaks;
 pub mod progress;
 pub mod quickstart;
 pub mod run;

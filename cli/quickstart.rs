@@ -78,8 +78,10 @@ impl Quickstart {
 
     fn tour(&self, out: &mut dyn Write, machine: &Machine, folder: &Path) -> Result<Value, Failure> {
         let quiet = self.json;
-        let mut tell =
-            |text: String| -> Result<(), Failure> { Ok(if quiet { () } else { writeln!(out, "{text}")? }) };
+        let mut tell = |text: String| match quiet {
+            true => Ok(()),
+            false => writeln!(out, "{text}"),
+        };
         make_model(folder, machine.device == Device::Host)?;
         let (config, _) = read_config(folder, false)?;
         let parameters = config.parameter_count();

@@ -86,8 +86,7 @@ impl Run {
         let mut progress = Progress::new("loading weights");
         let mut session = model.start(planned, &machine, &mut |done, all| progress.set(done, all))?;
         drop(progress);
-        let names = session.inputs().to_vec();
-        let inputs = batch.inputs(&names);
+        let inputs = batch.inputs(session.inputs());
         let (results, seconds) = measure::once(|| session.run(&inputs))?;
         let rows = if self.profile { profile(&mut session, &inputs)? } else { vec![] };
         let results = shaped(results, &sequences);

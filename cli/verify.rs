@@ -196,8 +196,7 @@ impl Proof {
         let logits = if logits { Logits::All } else { Logits::None };
         let full = Program::full(sequences.batch as u64, sequences.seq as u64);
         let mut session = self.session(&Program { logits, loss, ..full })?;
-        let names = session.inputs().to_vec();
-        Ok(session.run(&batch.inputs(&names))?)
+        Ok(session.run(&batch.inputs(session.inputs()))?)
     }
 
     /// Error, tolerance and measure.

@@ -10,6 +10,8 @@ mod free;
 mod pointwise;
 #[path = "kernels/programs.rs"]
 mod programs;
+#[path = "kernels/random.rs"]
+mod random;
 #[path = "kernels/row.rs"]
 mod row;
 #[path = "kernels/table.rs"]

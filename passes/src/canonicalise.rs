@@ -2,20 +2,21 @@
 //! nothing, without arithmetic on neutral elements and without dead nodes. Views are normalised by the constructor.
 //! Running it twice changes nothing.
 
-use crate::each_graph;
+use crate::{each_graph, live_only};
 use astrai_ir::ops::{BinaryKind, Op};
 use astrai_ir::{DType, Graph, IrError, NodeId};
 
 /// The normal form.
 pub fn canonicalise(graph: &Graph) -> Result<Graph, IrError> {
     each_graph(graph, &|g| {
-        g.rebuild(
+        let simple = g.rebuild(
             |b| Ok(b.clone()),
             |out, id, args| match simpler(out, &g.node(id).op, args) {
                 Some(id) => Ok(id),
                 None => out.push(g.node(id).op.clone(), args),
             },
-        )
+        )?;
+        live_only(&simple)
     })
 }
 

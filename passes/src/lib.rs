@@ -35,3 +35,8 @@ fn each_graph(graph: &Graph, stage: &dyn Fn(&Graph) -> Result<Graph, IrError>) -
     )?;
     stage(&blocks)
 }
+
+/// The graph without nodes that no output needs.
+fn live_only(graph: &Graph) -> Result<Graph, IrError> {
+    graph.rebuild(|b| Ok(b.clone()), |g, id, args| g.push_exact(graph.node(id).op.clone(), args))
+}

@@ -2,6 +2,7 @@
 //! whose blocks hold the siblings (q|k|v|gate, gate|up). Out: the same values bit for bit (each output keeps its own sum)
 //! from fewer kernels. The joined buffer is the storage from here on; the checkpoint's names are rows of it.
 
+use crate::live_only;
 use astrai_ir::ops::{BinaryKind, Call, Dot, Op, Rows, Weight};
 use astrai_ir::{Block, BlockId, Dim, Graph, IrError, NodeId, Type};
 use std::collections::HashMap;
@@ -44,8 +45,7 @@ pub fn merge(graph: &Graph) -> Result<Graph, IrError> {
         },
     )?;
     // Weights that only the old calls used are gone with them.
-    let outer = outer.rebuild(|b| Ok(b.clone()), |g, id, args| g.push(outer.node(id).op.clone(), args))?;
-    Ok(join_siblings(&outer, &|_| true)?.0)
+    Ok(join_siblings(&live_only(&outer)?, &|_| true)?.0)
 }
 
 /// True when every call binds this parameter to a weight that nothing else uses.
@@ -131,8 +131,7 @@ fn join_siblings(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Result<(Graph, Ve
         },
     )?;
     // The separate dots are dead now.
-    let clean = out.rebuild(|b| Ok(b.clone()), |n, id, args| n.push(out.node(id).op.clone(), args))?;
-    Ok((clean, joins))
+    Ok((live_only(&out)?, joins))
 }
 
 /// One dot on the joined weight, plus the joined bias, and each member's slice of it.

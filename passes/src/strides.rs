@@ -16,11 +16,8 @@ pub fn read_in_place(g: &Graph, id: NodeId) -> Option<NodeId> {
         chain.push(at);
         at = g.node(at).args[0];
     }
-    let in_memory = match &g.node(at).op {
-        Op::Expand(_) | Op::Cast(_) => false,
-        Op::Const(c) => c.as_scalar().is_none(),
-        _ => true,
-    };
+    // A number everywhere has no memory.
+    let in_memory = !matches!(&g.node(at).op, Op::Const(c) if c.as_scalar().is_some());
     let axes = walk(g, at, &chain)?;
     let inner = axes.last().is_none_or(|(size, stride)| size.is_one() || stride.is_one());
     let literal = axes.iter().all(|(_, stride)| stride.literal().is_some());

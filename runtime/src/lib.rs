@@ -18,7 +18,7 @@ pub mod weights;
 pub use cc::{Compiler, KernelCache};
 pub use compile::{Cost, Device, Options, Program, compile};
 pub use error::Error;
-pub use memory::{available_memory, host_simd};
+pub use memory::{Memory, available_memory, host_simd};
 pub use nvrtc::{Cubin, Nvrtc, Usage};
 pub use profile::{Profile, ProfileRow};
 pub use session::{Session, Tools};

@@ -51,6 +51,11 @@ impl Memory {
         self.len
     }
 
+    /// Never: a block has 64 bytes at least.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the mapping is `len` bytes long and initialised by the system; writers hold `&mut` or run in a session.

@@ -123,6 +123,20 @@ fn casts(c: &mut Cases) {
             Ok(vec![y, g.cast(y, F32)?])
         });
     }
+    // Numbers at the edges of the types, without tolerance.
+    for to in DType::ALL.into_iter().filter(|d| d.is_float()) {
+        c.add(&format!("exact_{to}"), &[200], |g| {
+            let x = g.input("special", F32, shape(&[0, 16]))?;
+            let y = g.cast(x, to)?;
+            Ok(vec![y, g.cast(y, F32)?])
+        });
+    }
+    c.add("exact_extremes", &[200], |g| {
+        let x = g.input("special", F32, shape(&[0, 16]))?;
+        let y = g.reshape(x, shape(&[16, 0]))?;
+        let y = g.permute(y, &[1, 0])?;
+        Ok(vec![g.binary(BinaryKind::Max, x, y)?, g.binary(BinaryKind::Min, x, y)?])
+    });
     for (from, to) in [
         (BF16, F16),
         (F16, BF16),
@@ -218,7 +232,7 @@ fn reductions(c: &mut Cases) {
     use ReduceKind::*;
     let axes: [&[usize]; 6] = [&[2], &[0], &[1], &[0, 2], &[1, 2], &[0, 1, 2]];
     for kind in ReduceKind::ALL {
-        for axes in axes.iter().filter(|a| kind != Prod || a.len() < 3) {
+        for axes in axes.iter().filter(|a| matches!(kind, Sum | Max) || a.contains(&2) && a.len() < 3) {
             let letters: String = axes.iter().map(ToString::to_string).collect();
             c.add(&format!("reduce_{kind:?}_{letters}"), &[1, 11], |g| {
                 let x = g.input("near1", DType::F32, shape(&[0, 3, 37]))?;

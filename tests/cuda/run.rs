@@ -101,13 +101,11 @@ fn concrete(ty: &Type, sizes: &Sizes) -> Vec<usize> {
     ty.shape.iter().map(size).collect()
 }
 
+/// Runs a region, by its index, on its buffers and on the values of the symbols.
+type RunRegion<'a> = &'a dyn Fn(usize, &[*mut u8], &[i64]);
+
 /// Runs the plan's steps in order; `launch` runs a region on its buffers.
-pub fn run(
-    p: &Planned,
-    leaves: &HashMap<String, Tensor>,
-    sizes: &Sizes,
-    launch: &dyn Fn(usize, &[*mut u8], &[i64]),
-) -> Vec<Tensor> {
+pub fn run(p: &Planned, leaves: &HashMap<String, Tensor>, sizes: &Sizes, launch: RunRegion) -> Vec<Tensor> {
     let dims: Vec<i64> = p.plan.symbols.iter().map(|s| sizes[&*s.name] as i64).collect();
     let body = &p.plan.main;
     let mut buffers: Vec<Buffer> = (body.buffers.iter())
@@ -148,6 +146,9 @@ pub fn values(case: &Case, sizes: &Sizes) -> HashMap<String, Tensor> {
         let count: usize = shape.iter().product();
         let below = i.name.strip_prefix("below").and_then(|b| b.parse::<f64>().ok());
         let value = match (i.ty.dtype, below) {
+            (d, _) if i.name == "special" => {
+                Tensor::float(d, &shape, (0..count).map(|i| special(i, random())).collect())
+            }
             (d, _) if d.is_float() && i.name == "near1" => {
                 Tensor::float(d, &shape, (0..count).map(|_| 0.8 + 0.4 * random()).collect())
             }
@@ -165,4 +166,30 @@ pub fn values(case: &Case, sizes: &Sizes) -> HashMap<String, Tensor> {
         leaves.insert(i.name.clone(), value);
     }
     leaves
+}
+
+/// Zeros, infinities, NaN, denormals, the largest numbers of narrow types and what lies between two of their numbers.
+fn special(i: usize, random: f64) -> f64 {
+    const EDGES: [f64; 14] = [
+        0.0,
+        f64::INFINITY,
+        f64::NAN,
+        1e-40,
+        6e-8,
+        3e-8,
+        6.2e-5,
+        65504.0,
+        65520.0,
+        57344.0,
+        61440.0,
+        448.0,
+        464.0,
+        480.0,
+    ];
+    let x = match i / 2 {
+        j if j < EDGES.len() => EDGES[j],
+        // Multiples of 1/512 of a power of two: ties of every narrow type among them.
+        _ => (1.0 + (random * 512.0).floor() / 512.0) * 2f64.powi((i % 61) as i32 - 40),
+    };
+    if i % 2 == 0 { x } else { -x }
 }

@@ -167,7 +167,8 @@ fn a_cast_that_loses_values_is_not_looked_through() {
 #[test]
 fn generic_dots() {
     let mut t = Table::new();
-    let numbers: [(&[usize], &[usize], Vec<(usize, usize)>, Vec<(usize, usize)>); 9] = [
+    type Pairs = Vec<(usize, usize)>;
+    let numbers: [(&[usize], &[usize], Pairs, Pairs); 9] = [
         (&[7], &[7, 5], vec![], vec![(1, 0)]),
         (&[7], &[5, 7], vec![], vec![(1, 1)]),
         (&[3, 7], &[7, 3, 2], vec![], vec![(1, 1), (2, 0)]),
@@ -201,8 +202,6 @@ fn generic_dots() {
     let w = t.weight(DType::F32, &[6, 9]);
     let y = t.g.push(Dot { batch: vec![], contract: vec![(1, 0)] }, &[a, w]).unwrap();
     t.case("a weight the other way round", y);
-    let y = t.g.push(Dot { batch: vec![], contract: vec![(1, 1)] }, &[w, a]);
-    let _ = y.map(|y| t.case("sizes that differ", y));
     let wt = t.g.permute(w, &[1, 0]).unwrap();
     let y = t.g.linear(a, wt).unwrap();
     t.case("a permuted weight", y);

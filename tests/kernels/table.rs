@@ -146,7 +146,7 @@ impl Table {
     /// Every region has a kernel of its own.
     pub fn all_native(&self) -> &Table {
         let program = self.compiled();
-        for r in program.plan.regions.iter().filter(|r| r.anchor == Anchor::Eval) {
+        if let Some(r) = program.plan.regions.iter().find(|r| r.anchor == Anchor::Eval) {
             let ops: Vec<&str> = r.graph.nodes().iter().map(|n| n.op.name()).collect();
             panic!("no kernel for {ops:?}");
         }

@@ -1,6 +1,6 @@
 //! Elements in other places: views and chains of them, concat, pad, iota, gather.
 
-use crate::table::{Fill, Table, dims, machine, rows, run};
+use crate::table::{Fill, Table, dims, rows, run};
 use astrai_ir::ops::{Concat, Expand, Gather, Iota, Pad, Slice, UnaryKind};
 use astrai_ir::{DType, Dim, NodeId, Real, Tensor, Type};
 use std::collections::HashMap;
@@ -157,9 +157,6 @@ fn iota_and_gather() {
     let i = t.input(DType::I32, dims(&[]), Fill::Int(2, 2));
     let y = t.g.gather(table, i, 0).unwrap();
     both(&mut t, "one row", y);
-    let i = t.input(DType::I32, rows(&[]), Fill::Int(0, 2));
-    let twice = t.g.push(Gather { axis: 0, batch: 0 }, &[i, i]);
-    let _ = twice.map(|y| both(&mut t, "never in range for n < 3", y));
     t.all_native().run(&[7, 31, 33, 257]);
 }
 
@@ -177,7 +174,6 @@ fn indices_out_of_range_take_the_nearest_row() {
     let y = run(&mut s, &leaves)[0].1.to_f32();
     let first: Vec<f32> = y.chunks(3).map(|r| r[0]).collect();
     assert_eq!(first, [0.0, 0.0, 12.0, 12.0, 12.0, 6.0]);
-    assert_eq!(machine().pool.threads(), 2);
 }
 
 #[test]

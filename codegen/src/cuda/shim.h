@@ -80,14 +80,11 @@ static uint64_t shim_random(uint64_t *s) {
     return *s ^= *s << 17;
 }
 
-/* Makes fibers `first .. last` ready when all of them wait in `state` on one line; true when some wait but not all. */
-static bool shim_release(unsigned first, unsigned last, shim_state state) {
-    unsigned waiting = 0;
+/* Makes fibers `first .. last` ready when all of them wait in `state` on one line. */
+static void shim_release(unsigned first, unsigned last, shim_state state) {
     for (unsigned i = first; i < last; i++)
-        waiting += shim_fibers[i].state == state && shim_fibers[i].line == shim_fibers[first].line;
-    if (waiting < last - first) return waiting > 0;
+        if (shim_fibers[i].state != state || shim_fibers[i].line != shim_fibers[first].line) return;
     for (unsigned i = first; i < last; i++) shim_fibers[i].state = SHIM_READY;
-    return false;
 }
 
 /* Runs one block; 0, or the line where some threads wait for others that do not come. */

@@ -1,0 +1,76 @@
+//! Published shapes on the null device: planned whole and their kernels written, on a machine that could never hold them.
+
+use astrai::machine::Machine;
+use astrai_builders::{Logits, ModelConfig, Program, build};
+use astrai_ir::DType;
+use astrai_runtime::{Device, Options, compile};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// File, parameters as an independent implementation counts them, layers.
+const SHAPES: [(&str, u64, u64); 7] = [
+    ("llama-3.1-8b", 8_030_261_248, 32),
+    ("llama-3.1-405b", 405_853_388_800, 126),
+    ("llama-3.2-1b", 1_235_814_400, 16),
+    ("mistral-7b-v0.1", 7_241_732_096, 32),
+    ("qwen2.5-0.5b", 494_032_768, 24),
+    ("qwen3-8b", 8_190_735_360, 36),
+    ("qwen3-32b", 32_762_123_264, 64),
+];
+
+fn config(name: &str) -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let places = [root.join("configs"), root.join("../shared/configs")];
+    let found = places.into_iter().map(|p| p.join(format!("{name}.json"))).find(|p| p.is_file());
+    if found.is_none() {
+        println!("skipped: {name} is not here");
+    }
+    found
+}
+
+#[test]
+fn published_shapes_are_planned_in_seconds() {
+    let machine = Machine::new(Device::Null, 1).unwrap();
+    for (name, parameters, layers) in SHAPES {
+        let Some(path) = config(name) else { continue };
+        let config = ModelConfig::read(&path).unwrap().config;
+        assert_eq!(config.parameter_count(), parameters, "{name}");
+        for (tokens, logits) in [(8192, Logits::Last), (1, Logits::All)] {
+            let started = Instant::now();
+            let program = Program { tokens, sequences: 1, span: tokens, logits, loss: false };
+            let graph = build(&config, &program).unwrap();
+            let options = Options { storage: DType::BF16, ..Options::default() };
+            let program = compile(&graph, &machine.target, &options).unwrap();
+            let seconds = started.elapsed().as_secs_f64();
+            let cost = program.cost().unwrap();
+            let (launches, outside) = (program.plan.bodies[0].steps.len() as u64, cost.launches);
+            println!(
+                "{name} {tokens} tokens: {seconds:.2} s, {launches} launches a layer, arena {:.3} GB",
+                cost.arena_bytes as f64 / 1e9
+            );
+            assert!(seconds < 10.0, "{name}: {seconds} s");
+            assert!(launches <= 7, "{name}: {launches} launches a layer");
+            assert!(outside <= layers * launches + 8, "{name}: {outside} launches");
+            weights_are_whole(name, &config, cost.weight_bytes, parameters);
+            arena_is_sane(name, &config, cost.arena_bytes, tokens);
+            // Two operations a weight and token at least, but for the embedding and the head.
+            let hidden = config.hidden_size as f64;
+            let inner = parameters as f64 - 2.0 * config.vocab_size as f64 * hidden;
+            assert!(cost.flops as f64 >= 1.9 * inner * tokens as f64, "{name}: {} operations", cost.flops);
+        }
+    }
+}
+
+/// Two bytes a parameter; a tied embedding is held twice, as rows and as panels, and panels are padded.
+fn weights_are_whole(name: &str, config: &ModelConfig, bytes: u64, parameters: u64) {
+    let table = 2 * (config.vocab_size * config.hidden_size) as u64;
+    let most = (2 * parameters + table) as f64 * 1.01;
+    assert!(bytes >= 2 * parameters && (bytes as f64) < most, "{name}: {bytes} bytes of weights");
+}
+
+/// A few rows of the widest values of a layer at a time, f32 at most, and the logits.
+fn arena_is_sane(name: &str, config: &ModelConfig, bytes: u64, tokens: u64) {
+    let wide = 2 * (config.hidden_size.max(config.layer_kinds().0[0].mlp.intermediate)) as u64;
+    let most = 4 * (3 * tokens * wide + config.vocab_size as u64) + (64 << 10);
+    assert!(bytes < most, "{name}: an arena of {bytes} bytes, expected below {most}");
+}

@@ -1,0 +1,108 @@
+//! The stages over the graphs of every registered family: what they must not change, what a second run must not change,
+//! layer kinds compiled once, and memory that no two values share.
+
+#[path = "stages/families.rs"]
+mod families;
+#[path = "stages/place.rs"]
+mod place;
+#[path = "stages/snapshot.rs"]
+mod snapshot;
+
+use astrai_builders::build;
+use astrai_ir::json::write_json;
+use astrai_ir::ops::Op;
+use astrai_ir::{DType, Graph, Tensor, verify};
+use astrai_passes as passes;
+use astrai_runtime::{Options, Program, compile};
+use families::{FAMILIES, config, evaluate, machine, program};
+
+#[test]
+fn every_family_is_here() {
+    for model in astrai_builders::registry::MODELS {
+        assert!(
+            FAMILIES.iter().any(|(name, _)| *name == model.name),
+            "add a tiny config of `{}`",
+            model.name
+        );
+    }
+}
+
+fn graphs() -> Vec<(String, Graph)> {
+    let graph = |(name, text): &(&str, &str)| (name.to_string(), build(&config(text), &program(12)).unwrap());
+    FAMILIES.iter().map(graph).collect()
+}
+
+fn close(name: &str, got: &[(String, Tensor)], want: &[(String, Tensor)], share: f64) {
+    for ((out, a), (_, b)) in got.iter().zip(want) {
+        let top = b.reals().iter().fold(0f64, |m, x| m.max(x.abs()));
+        let off = a.reals().iter().zip(b.reals()).fold(0f64, |m, (x, y)| m.max((x - y).abs()));
+        assert!(off <= share * top, "{name}: {out} is off by {off} of {top}");
+    }
+}
+
+#[test]
+fn stages_keep_the_meaning_and_settle_at_once() {
+    for (name, g) in graphs() {
+        let want = evaluate(&g);
+        let merged = passes::merge(&g).unwrap();
+        verify(&merged).unwrap();
+        assert_eq!(evaluate(&merged), want, "{name}: merge");
+        assert_eq!(write_json(&passes::merge(&merged).unwrap()), write_json(&merged), "{name}: merge again");
+        let dots = |g: &Graph| g.nodes().iter().filter(|n| matches!(n.op, Op::Dot(_))).count();
+        let (before, after) = (dots(&g.blocks()[0].graph), dots(&merged.blocks()[0].graph));
+        assert!(after < before && after >= 4, "{name}: {before} dots became {after}");
+        for storage in [DType::F32, DType::BF16] {
+            let stored = passes::precision(&merged, passes::Policy { storage }).unwrap();
+            verify(&stored).unwrap();
+            let exact = evaluate(&stored);
+            close(&name, &exact, &want, if storage == DType::F32 { 0.0 } else { 0.05 });
+            let plain = passes::canonicalise(&stored).unwrap();
+            verify(&plain).unwrap();
+            assert_eq!(evaluate(&plain), exact, "{name}: canonicalise");
+            let again = passes::canonicalise(&plain).unwrap();
+            assert_eq!(write_json(&again), write_json(&plain), "{name}: canonicalise again");
+            if storage == DType::F32 {
+                let apart = passes::decompose(&plain, &|op| matches!(op, Op::Attention(_))).unwrap();
+                verify(&apart).unwrap();
+                close(&name, &evaluate(&apart), &exact, 2e-5);
+            }
+        }
+    }
+}
+
+fn compiled(g: &Graph, storage: DType) -> Program {
+    compile(g, &machine().target, &Options { storage, ..Options::default() }).unwrap()
+}
+
+#[test]
+fn a_kind_of_layer_is_compiled_once_whatever_the_depth() {
+    for (name, text) in FAMILIES {
+        for storage in [DType::F32, DType::BF16] {
+            let at = |layers: usize| {
+                let text =
+                    text.replace("\"num_hidden_layers\": 2", &format!("\"num_hidden_layers\": {layers}"));
+                compiled(&build(&config(&text), &program(64)).unwrap(), storage)
+            };
+            let (few, many) = (at(2), at(40));
+            let keys = |p: &Program| p.plan.regions.iter().map(|r| r.key()).collect::<Vec<_>>();
+            assert_eq!(keys(&few), keys(&many), "{name} {storage}");
+            assert_eq!(few.plan.bodies.len(), 1, "{name}");
+            let (a, b) = (few.cost().unwrap(), many.cost().unwrap());
+            assert_eq!(a.arena_bytes, b.arena_bytes, "{name}: scratch is shared");
+            let layer = (b.launches - a.launches) / 38;
+            assert!(
+                layer <= 8 && few.plan.bodies[0].steps.len() as u64 == layer,
+                "{name}: {layer} launches a layer"
+            );
+        }
+    }
+}
+
+#[test]
+fn no_two_values_share_memory_while_both_are_needed() {
+    for (name, g) in graphs() {
+        for storage in [DType::F32, DType::BF16] {
+            place::check(&compiled(&g, storage).plan).unwrap_or_else(|e| panic!("{name} {storage}: {e}"));
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! A tiny configuration of every family, and values for the leaves of its graphs.
+
+use astrai::machine::Machine;
+use astrai_builders::{Logits, ModelConfig, Program};
+use astrai_ir::ops::Op;
+use astrai_ir::{DType, Graph, Precision, Sizes, Tensor, eval};
+use astrai_runtime::Device;
+use std::collections::HashMap;
+
+/// Model type and configuration.
+pub const FAMILIES: [(&str, &str); 5] = [
+    (
+        "autoregressive_lm",
+        r#"{"model_type": "autoregressive_lm", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128,
+        "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "tie_word_embeddings": false, "use_gated_attention": true, "use_qk_norm": true, "vocab_size": 50}"#,
+    ),
+    (
+        "llama",
+        r#"{"model_type": "llama", "head_dim": 8, "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 48,
+        "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true, "vocab_size": 50}"#,
+    ),
+    (
+        "mistral",
+        r#"{"model_type": "mistral", "head_dim": 8, "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 48,
+        "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "sliding_window": 4, "tie_word_embeddings": false, "vocab_size": 50}"#,
+    ),
+    (
+        "qwen2",
+        r#"{"model_type": "qwen2", "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 48,
+        "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": true, "use_sliding_window": false, "vocab_size": 50}"#,
+    ),
+    (
+        "qwen3",
+        r#"{"model_type": "qwen3", "head_dim": 8, "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 48,
+        "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": false, "vocab_size": 50}"#,
+    ),
+];
+
+/// The resolved configuration.
+pub fn config(text: &str) -> ModelConfig {
+    ModelConfig::parse(text, "config.json").unwrap_or_else(|e| panic!("{e}")).config
+}
+
+/// Logits and loss of up to two sequences.
+pub fn program(tokens: u64) -> Program {
+    Program { tokens, sequences: 2, span: tokens, logits: Logits::All, loss: true }
+}
+
+/// A machine on which nothing runs.
+pub fn machine() -> Machine {
+    Machine::new(Device::Null, 1).unwrap()
+}
+
+/// Outputs of a model's graph for two sequences of 4 and 8 tokens, weights drawn by checkpoint name.
+pub fn evaluate(g: &Graph) -> Vec<(String, Tensor)> {
+    let int = |v: Vec<i64>| Tensor::int(DType::I32, &[v.len()], v);
+    let mut leaves: HashMap<String, Tensor> = HashMap::from([
+        ("input_ids".into(), int((0..12).map(|i| i * 17 % 50).collect())),
+        ("positions".into(), int((0..4).chain(0..8).collect())),
+        ("starts".into(), int(vec![0, 4, 12])),
+        ("targets".into(), int((0..12).map(|i| i * 29 % 51 - 1).collect())),
+    ]);
+    for n in g.nodes() {
+        let Op::Weight(w) = &n.op else { continue };
+        let shape: Vec<usize> = w.ty.shape.iter().map(|d| d.size().unwrap()).collect();
+        let width: usize = shape[1..].iter().product();
+        let values = w.rows().iter().flat_map(|r| drawn(&r.name, r.rows * width)).collect();
+        leaves.insert(w.name.clone(), Tensor::float(w.ty.dtype, &shape, values));
+    }
+    let sizes = Sizes::from([("tokens".to_string(), 12), ("sequences".to_string(), 2)]);
+    eval(g, &leaves, &sizes, Precision::default()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// `n` numbers between -0.3 and 0.3 that follow from a name.
+fn drawn(name: &str, n: usize) -> Vec<f64> {
+    let mut state = name.bytes().fold(7u64, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));
+    let mut next = move || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as f64 / (1u64 << 31) as f64
+    };
+    (0..n).map(|_| (next() - 0.5) * 0.6).collect()
+}

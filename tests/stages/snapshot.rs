@@ -1,0 +1,80 @@
+//! The text of a tiny llama after every stage, and its plan, as files. `BLESS=1` writes them anew.
+
+use crate::families::{FAMILIES, config, machine, program};
+use astrai_builders::build;
+use astrai_ir::plan::{Body, Place, Step};
+use astrai_ir::{DType, Plan};
+use astrai_runtime::{Dump, Options, compile};
+use std::fmt::Write;
+use std::path::Path;
+
+#[test]
+fn a_tiny_llama_after_every_stage() {
+    let text = FAMILIES.iter().find(|(n, _)| *n == "llama").unwrap().1;
+    let graph = build(&config(text), &program(64)).unwrap();
+    let options = Options { storage: DType::BF16, dump: Dump::All, ..Options::default() };
+    let program = compile(&graph, &machine().target, &options).unwrap();
+    let mut before = String::new();
+    for stage in &program.stages {
+        let Some(g) = &stage.graph else { continue };
+        let after = g.to_string();
+        // A stage that changes nothing needs no file of its own.
+        let shown = if after == before { "unchanged\n".to_string() } else { after.clone() };
+        before = after;
+        same(&format!("llama_{}.txt", stage.name), &shown);
+    }
+    same("llama_plan.txt", &plan(&program.plan));
+}
+
+fn plan(p: &Plan) -> String {
+    let mut out = String::new();
+    for (i, r) in p.regions.iter().enumerate() {
+        let ops: Vec<&str> = r.graph.nodes().iter().map(|n| n.op.name()).filter(|n| *n != "input").collect();
+        let _ =
+            writeln!(out, "region {i} {:?} {:?}: {}   # {}", r.anchor, r.layouts, ops.join(" "), r.origin);
+    }
+    for b in p.bodies.iter().chain([&p.main]) {
+        let _ = writeln!(out, "\nbody `{}` arena {}", b.name, b.arena);
+        b.steps.iter().for_each(|s| step(&mut out, b, s));
+    }
+    let _ = writeln!(out, "\nscratch {}", p.scratch);
+    for w in &p.weights {
+        let _ = writeln!(out, "weight {} {} {:?}", w.weight.name, w.weight.ty, w.layout);
+    }
+    out
+}
+
+fn step(out: &mut String, body: &Body, step: &Step) {
+    let show = |ids: &[usize]| {
+        let one = |&b: &usize| {
+            let buffer = &body.buffers[b];
+            match &buffer.place {
+                Place::Const(bits) => format!("{} const {} bytes", buffer.ty, bits.len()),
+                place => format!("{} {place:?}", buffer.ty),
+            }
+        };
+        ids.iter().map(one).collect::<Vec<_>>().join(", ")
+    };
+    let _ = match step {
+        Step::Run { region, reads, writes, .. } => {
+            writeln!(out, "  run {region}: {} -> {}", show(reads), show(writes))
+        }
+        Step::Call { body, args, results, origin } => {
+            writeln!(out, "  call {body}: {} -> {}   # {origin}", show(args), show(results))
+        }
+    };
+}
+
+fn same(file: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(file);
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, text).unwrap();
+        return;
+    }
+    let want = std::fs::read_to_string(&path).unwrap_or_default();
+    if let Some((i, (a, b))) = text.lines().zip(want.lines()).enumerate().find(|(_, (a, b))| a != b) {
+        panic!("{file} line {}: got\n{a}\nwant\n{b}\nBLESS=1 accepts what is made now", i + 1);
+    }
+    assert_eq!(text.lines().count(), want.lines().count(), "{file}; BLESS=1 accepts what is made now");
+}
