@@ -276,7 +276,7 @@ impl Session {
                             );
                             return Err(Error::Input(m));
                         }
-                        if value as u64 % s.multiple_of.max(1) != 0 {
+                        if !(value as u64).is_multiple_of(s.multiple_of.max(1)) {
                             let (s, m) = (&s.name, s.multiple_of);
                             let m =
                                 format!("`{s}` is {value} in input `{name}`, it must be a multiple of {m}");

@@ -37,7 +37,7 @@ fn every_form_at_odd_sizes() {
         let n = Dim::symbol("n");
         let (a, b) = (Dim::from(a), Dim::from(b));
         // The symbol is the rows, the rows, the columns, the sum, the sum.
-        let forms: [(&str, [Dim; 2], [Dim; 2], (usize, usize)); 5] = [
+        let forms = [
             ("x wT", [n.clone(), a.clone()], [b.clone(), a.clone()], (1, 1)),
             ("g w", [n.clone(), a.clone()], [a.clone(), b.clone()], (1, 0)),
             ("xT gT", [a.clone(), b.clone()], [n.clone(), a.clone()], (0, 1)),
@@ -46,7 +46,7 @@ fn every_form_at_odd_sizes() {
         ];
         for (f, (name, left, right, contract)) in forms.into_iter().enumerate() {
             let (dl, dr) = TYPES[(i + f) % 3];
-            let (l, r) = (side(&mut t, dl, left.into()), side(&mut t, dr, right.into()));
+            let (l, r) = (side(&mut t, dl, left.to_vec()), side(&mut t, dr, right.to_vec()));
             let y = dot(&mut t, l, r, contract);
             t.case(&format!("{name} {dl} {dr} {a} {b}"), y);
         }

@@ -102,12 +102,13 @@ static void NAME(unit)(void *const *bufs, const int64_t *dims, const float *pack
     }
 }
 
+/* Units in a row share the block of the longer side, so that the shorter one, which caches hold, is what is read again. */
 void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
 {
     int64_t tiles = NAME(tiles)(dims), panels = NAME(panels)(dims);
     int64_t blocks = NAME(row_blocks)(dims), groups = NAME(panel_groups)(dims);
     for (int64_t u = begin; u < end; u++) {
-        int64_t b = u % blocks, g = u / blocks;
+        int64_t b = DOT_M > DOT_N ? u / groups : u % blocks, g = DOT_M > DOT_N ? u % groups : u / blocks;
         NAME(unit)(bufs, dims, (const float *)scratch, b * tiles / blocks, (b + 1) * tiles / blocks,
                    g * panels / groups, (g + 1) * panels / groups);
     }

@@ -35,7 +35,9 @@ impl Lower<'_> {
         self.cuts(id, 0, len, &mut cuts, &mut paired, 0);
         cuts.sort_unstable();
         cuts.dedup();
-        let step = |a: usize, b: usize| if b <= paired && (b - a) % 2 == 0 && a % 2 == 0 { 2 } else { 1 };
+        let step = |a: usize, b: usize| {
+            if b <= paired && (b - a).is_multiple_of(2) && a.is_multiple_of(2) { 2 } else { 1 }
+        };
         let segment =
             |w: &[usize]| Segment { start: w[0].into(), len: (w[1] - w[0]).into(), step: step(w[0], w[1]) };
         cuts.windows(2).map(segment).collect()
