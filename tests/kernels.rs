@@ -4,6 +4,8 @@
 mod attend;
 #[path = "kernels/dots.rs"]
 mod dots;
+#[path = "kernels/free.rs"]
+mod free;
 #[path = "kernels/pointwise.rs"]
 mod pointwise;
 #[path = "kernels/programs.rs"]

@@ -2,12 +2,12 @@
 //! over threads gives the same bits. Several kernels share a translation unit behind one prelude.
 
 mod attention_grad;
+mod dots;
 
 use crate::columns::columns_kernel;
 use crate::index::{Index, Var};
-use crate::kernel::{Expr, Stmt};
-use crate::loops::{Loops, leading, loops};
-use crate::lower::Lower;
+use crate::kernel::Stmt;
+use crate::loops::{Loops, loops};
 use crate::print::{Dialect, Printer, dim, element, symbol};
 use crate::{Kernel, comment};
 use astrai_ir::ops::Op;
@@ -17,7 +17,7 @@ use std::fmt::Write;
 const PRELUDE: &str = include_str!("host/prelude.c");
 const SCALAR: &str = include_str!("scalar.c");
 const DOT_CORE: &str = include_str!("host/dot_core.c");
-const DOT: &str = include_str!("host/dot.c");
+const DOT_BLOCKS: &str = include_str!("host/dot_blocks.c");
 const ATTENTION_CORE: &str = include_str!("host/attention_core.c");
 const ATTENTION: &str = include_str!("host/attention.c");
 
@@ -40,6 +40,7 @@ pub fn unit(kernels: &[&Kernel]) -> String {
     let mut text = format!("{PRELUDE}\n{SCALAR}\n");
     if kernels.iter().any(|k| k.anchor == Anchor::Dot) {
         text.push_str(DOT_CORE);
+        text.push_str(DOT_BLOCKS);
     }
     if kernels.iter().any(|k| matches!(k.anchor, Anchor::Attention | Anchor::AttentionGrad)) {
         text.push_str(ATTENTION_CORE);
@@ -55,7 +56,7 @@ pub fn unit(kernels: &[&Kernel]) -> String {
 pub fn emit(region: &Region, name: &str) -> Result<Kernel, String> {
     let (body, phases, scratch) = match region.anchor {
         Anchor::Loops => (loops_kernel(region, name)?, 1, false),
-        Anchor::Dot => (dot_kernel(region, name)?, 2, true),
+        Anchor::Dot => (dots::dot_kernel(region, name)?, 2, true),
         Anchor::Attention => (attention_kernel(region, name)?, 1, false),
         Anchor::AttentionGrad => (attention_grad::kernel(region, name)?, 2, true),
         Anchor::Eval => return Err("the region has no kernel".into()),
@@ -148,91 +149,6 @@ fn lead(p: &mut Printer, row: &Var, leading: &[(Var, Dim, Dim)]) {
     }
 }
 
-/// The dot of the region, its left argument and the buffer of its weight.
-fn dot_parts(region: &Region) -> Result<(NodeId, NodeId, usize, DType), String> {
-    let g = &region.graph;
-    for id in g.ids() {
-        let node = g.node(id);
-        let Op::Dot(_) = node.op else { continue };
-        let mut w = node.args[1];
-        while let Op::Cast(_) = g.node(w).op {
-            w = g.node(w).args[0];
-        }
-        if let Op::Input(i) = &g.node(w).op {
-            let buf = i.name.trim_start_matches('r').parse().map_err(|_| "a weight is no buffer")?;
-            return Ok((id, node.args[0], buf, i.ty.dtype));
-        }
-    }
-    Err("a dot region without a dot".into())
-}
-
-fn dot_kernel(region: &Region, name: &str) -> Result<String, String> {
-    let g = &region.graph;
-    let (dot, x, weight, dtype) = dot_parts(region)?;
-    let shape = g.ty(x).shape.clone();
-    let (k, lead_dims) = shape.split_last().ok_or("a dot of a scalar")?;
-    let n = g.ty(dot).shape.last().cloned().ok_or("a dot without columns")?;
-    let (Some(k), Some(n)) = (k.size(), n.size()) else { return Err("sizes of a weight are literal".into()) };
-    let mut out = dot_prologue(region, name, x, lead_dims)?;
-    out.push_str(&dot_epilogue(region, name, dot, lead_dims)?);
-    let kind = if dtype == DType::BF16 { "DOT_WEIGHT_BF16" } else { "DOT_WEIGHT_F32" };
-    let m = over_dims(region, &Dim::product(lead_dims));
-    if dtype == DType::BF16 && is_widened(g, x) {
-        out.push_str("#define DOT_A_BF16\n");
-    }
-    let _ = write!(
-        out,
-        "#define NAME(x) {name}_##x\n#define DOT_M ((int64_t){m})\n#define DOT_N {n}\n#define DOT_K {k}\n\
-         #define {kind} bufs[{weight}]\n\
-         #define PROLOGUE_ROW(m, row) {name}_load(bufs, dims, m, row)\n\
-         #define EPILOGUE(m, n0, acc, valid) {name}_store(bufs, dims, m, n0, acc, valid)\n{DOT}"
-    );
-    Ok(out)
-}
-
-/// True for f32 values that are bf16 values.
-fn is_widened(g: &astrai_ir::Graph, id: NodeId) -> bool {
-    let node = g.node(id);
-    match &node.op {
-        Op::Cast(_) => g.ty(node.args[0]).dtype == DType::BF16,
-        op if op.is_view() => is_widened(g, node.args[0]),
-        _ => false,
-    }
-}
-
-/// `row[0..K]`: the left argument of one row.
-fn dot_prologue(region: &Region, name: &str, x: NodeId, lead_dims: &[Dim]) -> Result<String, String> {
-    let mut lower = Lower::new(region);
-    let row = Var { name: "row".into(), extent: Dim::product(lead_dims), depth: 1 };
-    let leading = leading(lead_dims, &row);
-    let at: Vec<Index> = leading.iter().map(|(v, ..)| Index::var(v)).collect();
-    lower.open();
-    for s in lower.segments(x) {
-        let (var, positions) = lower.positions(&s);
-        lower.open();
-        for p in positions {
-            let mut at = at.clone();
-            at.push(p.clone());
-            let value = lower.value(x, &at)?;
-            lower.push(Stmt::Store { buf: 0, at: p, dtype: DType::F32, value });
-        }
-        let body = lower.close();
-        lower.push(Stmt::Loop { var, body });
-    }
-    let (body, before) = (lower.close(), lower.close());
-    let mut p = Printer::new(Dialect::Host, 0);
-    let head = format!(
-        "static void {name}_load(void *const *bufs, const int64_t *dims, int64_t row, float *restrict w0)"
-    );
-    p.braces(&head, |p| {
-        reads_only(p, region);
-        p.statements(&before);
-        lead(p, &row, &leading);
-        p.statements(&body);
-    });
-    Ok(p.finish())
-}
-
 fn reads_only(p: &mut Printer, region: &Region) {
     for (i, s) in region.graph.symbols.iter().enumerate() {
         p.line(&format!("const int64_t {} = dims[{i}]; (void){0};", symbol(&s.name)));
@@ -240,48 +156,6 @@ fn reads_only(p: &mut Printer, region: &Region) {
     for (i, t) in region.reads().iter().enumerate() {
         p.line(&format!("const {0} *restrict r{i} = (const {0} *)bufs[{i}]; (void)r{i};", element(t.dtype)));
     }
-}
-
-/// The results of `valid` columns of one row, from their sums.
-fn dot_epilogue(region: &Region, name: &str, dot: NodeId, lead_dims: &[Dim]) -> Result<String, String> {
-    let g = &region.graph;
-    let mut lower = Lower::new(region);
-    let row = Var { name: "row".into(), extent: Dim::product(lead_dims), depth: 1 };
-    let leading = leading(lead_dims, &row);
-    lower.open();
-    let root = g.outputs()[0].1;
-    let columns = g.ty(root).shape.last().cloned().unwrap_or_default();
-    let first = Var { name: "n0".into(), extent: columns.clone(), depth: 1 };
-    let var = lower.var(Dim::from(32));
-    lower.open();
-    // The sums lie where a buffer beyond the reads would: r<reads>.
-    let acc = Expr::Load { buf: region.layouts.len(), at: Index::var(&var), dtype: DType::F32 };
-    lower.give(dot, acc);
-    let mut at: Vec<Index> = leading.iter().map(|(v, ..)| Index::var(v)).collect();
-    at.push(Index::var(&first).add(&Index::var(&var)));
-    let value = lower.value(root, &at)?;
-    let ty = g.ty(root);
-    lower.push(Stmt::Store { buf: 0, at: Index::linear(&at, &ty.shape), dtype: ty.dtype, value });
-    let (inner, body, before) = (lower.close(), lower.close(), lower.close());
-    let acc = region.layouts.len();
-    let mut p = Printer::new(Dialect::Host, 0);
-    let args = "void *const *bufs, const int64_t *dims, int64_t row, int64_t n0";
-    let head = format!("static void {name}_store({args}, const float *restrict r{acc}, int valid)");
-    p.braces(&head, |p| {
-        prologue(p, region);
-        p.statements(&before);
-        lead(p, &row, &leading);
-        p.statements(&body);
-        let v = &var.name;
-        let loop_to = |p: &mut Printer, to: &str| {
-            p.line("#pragma GCC ivdep");
-            p.braces(&format!("for (int64_t {v} = 0; {v} < {to}; {v}++)"), |p| p.statements(&inner));
-        };
-        // A whole panel has a literal length, which the compiler turns into straight vector code.
-        p.braces("if (valid == 32)", |p| loop_to(p, "32"));
-        p.braces("else", |p| loop_to(p, "valid"));
-    });
-    Ok(p.finish())
 }
 
 fn attention_kernel(region: &Region, name: &str) -> Result<String, String> {
@@ -441,15 +315,6 @@ fn address(region: &Region, id: NodeId, at: &[Index]) -> Result<(usize, DType, I
 pub fn scratch(region: &Region) -> Dim {
     match region.anchor {
         Anchor::AttentionGrad => attention_grad::scratch(region),
-        _ => dot_scratch(region),
+        _ => dots::scratch(region),
     }
-}
-
-/// The packed rows of the left argument, a whole number of depth blocks each.
-fn dot_scratch(region: &Region) -> Dim {
-    let Ok((_, x, ..)) = dot_parts(region) else { return Dim::from(0) };
-    let shape = &region.graph.ty(x).shape;
-    let (Some((k, lead)), block) = (shape.split_last(), 256) else { return Dim::from(0) };
-    let depth = k.size().unwrap_or(0).next_multiple_of(block);
-    &Dim::product(lead) * &Dim::from(depth * 4)
 }

@@ -429,7 +429,7 @@ fn cast(from: DType, to: DType, x: Expr) -> Expr {
 }
 
 /// Results of narrow floating types are rounded to them.
-fn narrow(dtype: DType, x: Expr) -> Expr {
+pub fn narrow(dtype: DType, x: Expr) -> Expr {
     if dtype.is_float() && dtype != DType::F32 { Expr::Cast(DType::F32, dtype, Box::new(x)) } else { x }
 }
 

@@ -6,6 +6,7 @@ pub mod build;
 #[cfg(test)]
 mod check;
 pub mod dim;
+pub mod dot_form;
 pub mod dtype;
 pub mod effects;
 pub mod eval;
@@ -27,6 +28,7 @@ pub mod view;
 
 pub use block::Block;
 pub use dim::{Dim, Shape, Symbol};
+pub use dot_form::{DotForm, DotSide};
 pub use dtype::DType;
 pub use eval::{Precision, Sizes, eval};
 pub use front::{Tape, Value};

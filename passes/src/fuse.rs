@@ -2,30 +2,29 @@
 //! have no offsets yet. No region crosses a block: a norm is the prologue of the dot that follows, a residual addition the
 //! epilogue of the dot before.
 
-use crate::regions::{
-    Uses, adds_rows, attends, inlines_arguments, is_attention_result, is_free, packed_weight, stored,
-};
+use crate::regions::{Uses, adds_rows, attends, inlines_arguments, is_attention_result, is_free, stored};
 use astrai_ir::ops::{Input, Op};
 use astrai_ir::plan::{Body, Buffer, BufferId, Place, PlannedWeight, Step};
-use astrai_ir::{Anchor, Graph, IrError, Layout, NodeId, Plan, Region};
+use astrai_ir::{Anchor, DotForm, Graph, IrError, Layout, NodeId, Plan, Region};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// The plan of a graph, buffers not yet placed.
-pub fn fuse(graph: &Graph) -> Result<Plan, IrError> {
+/// The plan of a graph, buffers not yet placed. Weights that are `trained` change at every step and stay row-major; others
+/// are packed ahead for the dots that read them.
+pub fn fuse(graph: &Graph, trained: bool) -> Result<Plan, IrError> {
     let mut plan = Plan { symbols: graph.symbols.clone(), ..Plan::default() };
     let mut known = HashMap::new();
     for block in graph.blocks() {
         if !block.graph.blocks().is_empty() {
             return Err(graph.error(format!("block `{}` calls blocks; flatten the graph first", block.name)));
         }
-        let mut f = Fuse::new(&block.graph, &mut plan, &mut known);
+        let mut f = Fuse::new(&block.graph, trained, &mut plan, &mut known);
         f.params = block.params.clone();
         let mut body = f.body()?;
         body.name = block.name.clone();
         plan.bodies.push(body);
     }
-    let mut f = Fuse::new(graph, &mut plan, &mut known);
+    let mut f = Fuse::new(graph, trained, &mut plan, &mut known);
     f.params = inputs(graph);
     f.main = true;
     plan.main = f.body()?;
@@ -36,6 +35,21 @@ pub fn fuse(graph: &Graph) -> Result<Plan, IrError> {
 fn inputs(g: &Graph) -> Vec<String> {
     let named = g.nodes().iter().filter(|n| matches!(n.op, Op::Input(_) | Op::State(_)));
     named.filter_map(|n| n.op.leaf_name().map(str::to_string)).collect()
+}
+
+/// Weights that are packed ahead: every dot on the core reads them as `[n, k]`.
+fn packed(g: &Graph) -> BTreeSet<NodeId> {
+    let mut packed: BTreeSet<NodeId> = g.ids().filter_map(|id| DotForm::packed_weight(g, id)).collect();
+    for id in g.ids() {
+        let Some(form) = DotForm::of(g, id) else { continue };
+        let sides = [Some(form.right.base), form.left.map(|l| l.base)];
+        for base in sides.into_iter().flatten() {
+            if DotForm::packed_weight(g, id) != Some(base) {
+                packed.remove(&base);
+            }
+        }
+    }
+    packed
 }
 
 /// One body in the making.
@@ -53,10 +67,15 @@ struct Fuse<'a> {
 }
 
 impl<'a> Fuse<'a> {
-    fn new(g: &'a Graph, plan: &'a mut Plan, known: &'a mut HashMap<String, usize>) -> Fuse<'a> {
+    fn new(
+        g: &'a Graph,
+        trained: bool,
+        plan: &'a mut Plan,
+        known: &'a mut HashMap<String, usize>,
+    ) -> Fuse<'a> {
         let uses = Uses::of(g);
         let stored = stored(g, &uses);
-        let packed = g.ids().filter_map(|id| packed_weight(g, id)).collect();
+        let packed = if trained { BTreeSet::new() } else { packed(g) };
         let body = Body::default();
         Fuse {
             g,
@@ -321,7 +340,7 @@ impl<'a> Fuse<'a> {
         let computed = || {
             inside.iter().filter(|id| roots.contains(id) || !self.stored[id.index()] && !self.is_leaf(**id))
         };
-        if computed().any(|id| packed_weight(self.g, *id).is_some()) {
+        if computed().any(|id| DotForm::of(self.g, *id).is_some()) {
             return Anchor::Dot;
         }
         if computed().any(|id| attends(self.g, *id))

@@ -4,7 +4,7 @@
 use crate::canonicalise::holds;
 use crate::strides::read_in_place;
 use astrai_ir::ops::{Op, ScatterKind};
-use astrai_ir::{DType, Graph, NodeId};
+use astrai_ir::{DType, DotForm, Graph, NodeId};
 
 /// Who uses what.
 pub struct Uses {
@@ -146,26 +146,12 @@ pub fn stored(g: &Graph, uses: &Uses) -> Vec<bool> {
         }
         if let Op::Dot(_) = node.op {
             store_below_free(g, node.args[1], &mut stored);
-            if packed_weight(g, id).is_none() {
+            if !DotForm::of(g, id).is_some_and(|f| f.rows) {
                 store_below_free(g, node.args[0], &mut stored);
             }
         }
     }
     stored
-}
-
-/// The weight leaf `[n, k]` of a dot `[…, k] · [n, k]ᵀ` that the dot core computes from packed panels.
-pub fn packed_weight(g: &Graph, dot: NodeId) -> Option<NodeId> {
-    let node = g.node(dot);
-    let Op::Dot(d) = &node.op else { return None };
-    let rank = g.ty(node.args[0]).rank();
-    let mut w = node.args[1];
-    while keeps(g, w) {
-        w = g.node(w).args[0];
-    }
-    let plain = d.batch.is_empty() && d.contract == [(rank - 1, 1)] && g.ty(w).rank() == 2;
-    let dtype = g.ty(w).dtype;
-    (plain && matches!(g.node(w).op, Op::Weight(_)) && matches!(dtype, DType::F32 | DType::BF16)).then_some(w)
 }
 
 /// True for the first output of attention and for the cotangents of its arguments: their kernels can round them.
@@ -263,7 +249,7 @@ fn takes_inline(g: &Graph, id: NodeId, user: NodeId, through: NodeId) -> bool {
     match &node.op {
         Op::Dot(_) => {
             let left = node.args[0] == through && node.args[1] != through;
-            left && packed_weight(g, user).is_some() && same_rows(g, id, through)
+            left && DotForm::of(g, user).is_some_and(|f| f.rows) && same_rows(g, id, through)
         }
         Op::Gather(_) => !reduces(id),
         _ if !inlines_arguments(&node.op) => false,

@@ -66,7 +66,8 @@ pub fn compile(graph: &Graph, target: &Target, options: &Options) -> Result<Prog
     };
     let g = stages.graph("canonicalise", || passes::canonicalise(&g))?;
     let g = stages.graph("decompose", || passes::decompose(&g, &native))?;
-    let plan = stages.other("fuse", || Ok(passes::fuse(&g)?), |p| p.regions.len())?;
+    let trained = options.gradient_of.is_some();
+    let plan = stages.other("fuse", || Ok(passes::fuse(&g, trained)?), |p| p.regions.len())?;
     let plan = stages.other("place", || Ok(passes::place(&plan)?), |p| p.launches())?;
     let kernels = stages.other("emit", || emit(&plan, target), |k| k.len())?;
     Ok(Program { graph: g, plan, kernels, stages: stages.done })

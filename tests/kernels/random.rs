@@ -134,7 +134,7 @@ impl Dice<'_> {
 
     /// Columns in another order, by views or by the interpreter's running sum.
     fn across(&mut self, x: NodeId, w: usize) -> Result<NodeId, astrai_ir::IrError> {
-        if w % 4 == 0 {
+        if w.is_multiple_of(4) {
             let y = self.t.g.reshape(x, rows(&[4, w / 4]))?;
             let y = self.t.g.permute(y, &[0, 2, 1])?;
             return self.t.g.reshape(y, rows(&[w]));

@@ -34,6 +34,7 @@ pub struct Table {
     leaves: Vec<Leaf>,
     storage: DType,
     slack: f64,
+    gradient_of: Option<String>,
 }
 
 /// The machine of all tests of a binary: two threads.
@@ -84,12 +85,18 @@ impl Table {
     /// An empty table over the symbol `n`, which is at most 300.
     pub fn new() -> Table {
         let n = Symbol { name: "n".into(), min: 1, max: 300, multiple_of: 1 };
-        Table { g: Graph::new(vec![n]), leaves: vec![], storage: DType::F32, slack: 1.0 }
+        Table { g: Graph::new(vec![n]), leaves: vec![], storage: DType::F32, slack: 1.0, gradient_of: None }
     }
 
     /// The table compiled with this storage type, its results compared with this many times the tolerance.
     pub fn stored(mut self, storage: DType, slack: f64) -> Table {
         (self.storage, self.slack) = (storage, slack);
+        self
+    }
+
+    /// The table with gradients of the output `of` by its weights as further cases.
+    pub fn gradient_of(mut self, of: &str) -> Table {
+        self.gradient_of = Some(of.into());
         self
     }
 
@@ -137,7 +144,8 @@ impl Table {
 
     /// The compiled table.
     pub fn compiled(&self) -> Program {
-        let options = Options { storage: self.storage, ..Options::default() };
+        let options =
+            Options { storage: self.storage, gradient_of: self.gradient_of.clone(), ..Options::default() };
         compile(&self.g, &machine().target, &options).unwrap_or_else(|e| panic!("{e}"))
     }
 
@@ -164,11 +172,15 @@ impl Table {
 
     /// A session of the table's program.
     pub fn session(&self) -> Session {
+        self.session_on(machine())
+    }
+
+    /// The same on this machine.
+    pub fn session_on(&self, m: &Machine) -> Session {
         let leaves = self.values(1);
         let weights = self.leaves.iter().filter(|l| l.weight);
         let weights: HashMap<String, Value> =
             weights.map(|l| (l.name.clone(), Value::from_tensor(&leaves[&l.name]))).collect();
-        let m = machine();
         let program = Arc::new(self.compiled());
         Session::new(program, &weights, m.pool.clone(), m.tools(), &m.target, &mut |_, _| {})
             .unwrap_or_else(|e| panic!("{e}"))
@@ -177,15 +189,18 @@ impl Table {
     /// Runs every case at every size and compares.
     pub fn run(&self, sizes: &[u64]) {
         let mut session = self.session();
+        let differentiated =
+            self.gradient_of.as_ref().map(|of| astrai_passes::differentiate(&self.g, of).unwrap());
+        let graph = differentiated.as_ref().unwrap_or(&self.g);
         let mut wrong = Vec::new();
         for &n in sizes {
             let leaves = self.values(n);
-            let want = eval(&self.g, &leaves, &Sizes::from([("n".to_string(), n)]), Precision::default());
+            let want = eval(graph, &leaves, &Sizes::from([("n".to_string(), n)]), Precision::default());
             let want = want.unwrap_or_else(|e| panic!("{e}"));
             let got = run(&mut session, &leaves);
             for ((name, got), (_, want)) in got.iter().zip(&want) {
-                let id = self.g.output(name).unwrap();
-                let tolerance = tolerance(&self.g, id, self.storage) * self.slack;
+                let id = graph.output(name).unwrap();
+                let tolerance = tolerance(graph, id, self.storage) * self.slack;
                 if let Err(e) = compare(&got.to_tensor().unwrap(), want, tolerance) {
                     wrong.push(format!("{name} at n = {n}: {e}"));
                 }

@@ -1,0 +1,129 @@
+/* One dot kernel whose sides nobody packed ahead: out[m, n] = epilogue(m, n, sum over k of A(m, k) * B(k, n)), with every
+ * size known only at run time. Included once per kernel, after `dot_core.c`, whose tiles it uses; the emitter defines the
+ * slots before and this text undefines them at its end.
+ *
+ *   NAME(x)                       prefixes a symbol of this kernel
+ *   DOT_M, DOT_N, DOT_K           rows, columns and length of the sums, expressions over `dims`
+ *   one source of the left side:
+ *     PROLOGUE_ROW(m, row)          writes A(m, 0..DOT_ROW) as f32 to `row`; DOT_ROW is DOT_K as a literal
+ *     LOAD_A(dst, m, mr, k0, kc)    writes A(m .. m + mr, k0 .. k0 + kc) to dst[mr][DOT_KC]
+ *   LOAD_PANEL(dst, n0, n, k0, kc)  writes B(k0 .. k0 + kc, n0 .. n0 + n) to dst[kc][32], zeros beyond n
+ *   EPILOGUE(m, n0, acc, valid)   consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
+ *
+ * Slots see `bufs` and `dims`. Phase 0 packs the left side into scratch, once; phase 1 packs blocks of panels where it uses
+ * them, each shared by all tiles of a unit. Units are independent: any split over threads gives the same bits, those of the
+ * packed dot on the same numbers.
+ */
+#define DOT_TILES_PER_UNIT (512 / DOT_MR) /* so many rows share a panel that packing it hardly counts */
+#define DOT_PANELS_PER_UNIT 8
+#define DOT_TILES_PER_PACK 4
+#define DOT_UNITS 32
+
+static int64_t NAME(tiles)(const int64_t *dims) { return (DOT_M + DOT_MR - 1) / DOT_MR; }
+static int64_t NAME(panels)(const int64_t *dims) { return (DOT_N + DOT_NR - 1) / DOT_NR; }
+
+/* Tiles of near-equal height: a last tile of one or two rows would run at the speed of its panel loads. */
+static int64_t NAME(row)(const int64_t *dims, int64_t tile) { return tile * DOT_M / NAME(tiles)(dims); }
+
+/* Floats that a packed row occupies. */
+static int64_t NAME(depth)(const int64_t *dims) { return (DOT_K + DOT_KC - 1) / DOT_KC * DOT_KC; }
+
+int64_t NAME(scratch)(const int64_t *dims) { return DOT_M * NAME(depth)(dims) * (int64_t)sizeof(float); }
+
+int64_t NAME(units0)(const int64_t *dims)
+{
+    return (NAME(tiles)(dims) + DOT_TILES_PER_PACK - 1) / DOT_TILES_PER_PACK;
+}
+
+void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
+{
+    int64_t tiles = NAME(tiles)(dims), last = end * DOT_TILES_PER_PACK;
+    for (int64_t t = begin * DOT_TILES_PER_PACK; t < (last < tiles ? last : tiles); t++) {
+        int64_t m0 = NAME(row)(dims, t), mr = NAME(row)(dims, t + 1) - m0;
+        float *tile = (float *)scratch + m0 * NAME(depth)(dims);
+#ifdef PROLOGUE_ROW
+        for (int64_t r = 0; r < mr; r++) {
+            float row[DOT_ROW] __attribute__((aligned(64)));
+            PROLOGUE_ROW(m0 + r, row);
+            for (int64_t k = 0; k < DOT_ROW; k += DOT_KC)
+                memcpy(tile + k * mr + r * DOT_KC, row + k, sizeof *row * (DOT_ROW - k < DOT_KC ? DOT_ROW - k : DOT_KC));
+        }
+#else
+        for (int64_t k = 0; k < DOT_K; k += DOT_KC)
+            LOAD_A(tile + k * mr, m0, mr, k, DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC);
+#endif
+    }
+}
+
+static int64_t NAME(row_blocks)(const int64_t *dims)
+{
+    return (NAME(tiles)(dims) + DOT_TILES_PER_UNIT - 1) / DOT_TILES_PER_UNIT;
+}
+
+static int64_t NAME(panel_groups)(const int64_t *dims)
+{
+    int64_t panels = NAME(panels)(dims), blocks = NAME(row_blocks)(dims);
+    int64_t wanted = (DOT_UNITS + blocks - 1) / blocks;
+    int64_t least = (panels + DOT_PANELS_PER_UNIT - 1) / DOT_PANELS_PER_UNIT;
+    int64_t groups = least > wanted ? least : wanted;
+    return groups < panels ? groups : panels;
+}
+
+int64_t NAME(units1)(const int64_t *dims)
+{
+    return DOT_M > 0 && DOT_N > 0 ? NAME(row_blocks)(dims) * NAME(panel_groups)(dims) : 0;
+}
+
+/* Tiles t .. t_end by panels p .. p_end: a block of a panel rests in the first-level cache while all tiles use it; the left
+ * side's block rests in the second level while all panels use it. Sums over nothing are zero. */
+static void NAME(unit)(void *const *bufs, const int64_t *dims, const float *packed, int64_t t, int64_t t_end, int64_t p,
+                       int64_t p_end)
+{
+    static dot_tile_fn *const tiles[] = DOT_TABLE(f32);
+    float c[DOT_PANELS_PER_UNIT * DOT_TILES_PER_UNIT * DOT_MR * DOT_NR] __attribute__((aligned(64)));
+    float w[DOT_KC * DOT_NR] __attribute__((aligned(64)));
+    int64_t m0 = NAME(row)(dims, t), rows = NAME(row)(dims, t_end) - m0, depth = NAME(depth)(dims);
+    for (int64_t k = 0; k == 0 || k < DOT_K; k += DOT_KC) {
+        int64_t kc = DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC;
+        for (int64_t q = p; q < p_end; q++) {
+            int64_t n0 = q * DOT_NR;
+            int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
+            LOAD_PANEL(w, n0, valid, k, kc);
+            for (int64_t i = t; i < t_end; i++) {
+                int64_t m = NAME(row)(dims, i), mr = NAME(row)(dims, i + 1) - m;
+                int64_t next = i + 1 < t_end ? i + 1 : t, next_m = NAME(row)(dims, next);
+                const float *next_a = packed + next_m * depth + k * (NAME(row)(dims, next + 1) - next_m);
+                float *to = c + ((q - p) * rows + m - m0) * DOT_NR;
+                tiles[mr - 1](packed + m * depth + k * mr, w, 0, kc, to, k == 0, next_a, next_a);
+                if (k + kc == DOT_K)
+                    for (int64_t r = 0; r < mr; r++) EPILOGUE(m + r, n0, to + r * DOT_NR, valid);
+            }
+        }
+    }
+}
+
+/* Units in a row share the block of the longer side, so that the shorter one, which caches hold, is what is read again. */
+void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
+{
+    int64_t tiles = NAME(tiles)(dims), panels = NAME(panels)(dims);
+    int64_t blocks = NAME(row_blocks)(dims), groups = NAME(panel_groups)(dims);
+    for (int64_t u = begin; u < end; u++) {
+        int64_t b = DOT_M > DOT_N ? u / groups : u % blocks, g = DOT_M > DOT_N ? u % groups : u / blocks;
+        NAME(unit)(bufs, dims, (const float *)scratch, b * tiles / blocks, (b + 1) * tiles / blocks,
+                   g * panels / groups, (g + 1) * panels / groups);
+    }
+}
+
+#undef DOT_TILES_PER_UNIT
+#undef DOT_PANELS_PER_UNIT
+#undef DOT_TILES_PER_PACK
+#undef DOT_UNITS
+#undef NAME
+#undef DOT_M
+#undef DOT_N
+#undef DOT_K
+#undef DOT_ROW
+#undef PROLOGUE_ROW
+#undef LOAD_A
+#undef LOAD_PANEL
+#undef EPILOGUE

@@ -1,0 +1,221 @@
+//! Host C of dots on the core. In: a region around one dot. Out: the slots of a template: `dot.c` for a weight that was
+//! packed ahead, `dot_free.c` for sides that lie in memory as they were made.
+
+use super::{lead, over_dims, prologue, reads_only};
+use crate::index::{Index, Var};
+use crate::kernel::{Expr, Stmt};
+use crate::loops::leading;
+use crate::lower::{Lower, narrow};
+use crate::print::{Dialect, Printer};
+use astrai_ir::ops::Op;
+use astrai_ir::{DType, Dim, DotForm, DotSide, Layout, NodeId, Region};
+use std::fmt::Write;
+
+const PACKED: &str = include_str!("dot.c");
+const FREE: &str = include_str!("dot_free.c");
+
+/// Floats in a block of a packed row.
+const BLOCK: usize = 256;
+
+/// A dot and where its sides are read.
+struct Parts {
+    dot: NodeId,
+    form: DotForm,
+    /// The left side's buffer; `None` where it is an expression.
+    left: Option<usize>,
+    right: usize,
+    /// True when the right side was packed ahead.
+    packed: bool,
+}
+
+fn parts(region: &Region) -> Result<Parts, String> {
+    let g = &region.graph;
+    let found = g.ids().find_map(|id| DotForm::of(g, id).map(|form| (id, form)));
+    let (dot, form) = found.ok_or("a dot region without a dot")?;
+    let buffer = |side: &DotSide| match &g.node(side.base).op {
+        Op::Input(i) => i.name.strip_prefix('r').and_then(|s| s.parse::<usize>().ok()),
+        _ => None,
+    };
+    let right = buffer(&form.right).ok_or("the right side of a dot is no buffer")?;
+    let left = form.left.as_ref().and_then(buffer);
+    let panels = |b: usize| region.layouts[b] == Layout::Panels;
+    if left.is_some_and(panels) || left.is_none() && !form.rows {
+        return Err("the left side of a dot is neither rows nor a buffer".into());
+    }
+    Ok(Parts { dot, left, right, packed: panels(right), form })
+}
+
+/// The kernel of a region around a dot.
+pub(super) fn dot_kernel(region: &Region, name: &str) -> Result<String, String> {
+    let p = parts(region)?;
+    let mut out = dot_epilogue(region, name, p.dot)?;
+    let m = over_dims(region, &p.form.m);
+    let _ = write!(
+        out,
+        "#define NAME(x) {name}_##x\n#define DOT_M ((int64_t){m})\n\
+         #define EPILOGUE(m, n0, acc, valid) {name}_store(bufs, dims, m, n0, acc, valid)\n"
+    );
+    if p.left.is_none() || p.packed {
+        let x = region.graph.node(p.dot).args[0];
+        out.insert_str(0, &dot_prologue(region, name, x)?);
+        let _ = writeln!(out, "#define PROLOGUE_ROW(m, row) {name}_load(bufs, dims, m, row)");
+    }
+    if p.packed {
+        packed_slots(region, &p, &mut out)?
+    } else {
+        free_slots(region, &p, &mut out)?
+    }
+    Ok(out)
+}
+
+/// Slots of a weight in panels.
+fn packed_slots(region: &Region, p: &Parts, out: &mut String) -> Result<(), String> {
+    let (Some(n), Some(k)) = (p.form.n.size(), p.form.k.size()) else {
+        return Err("sizes of a weight are literal".into());
+    };
+    let narrow = p.form.right.dtype == DType::BF16;
+    if narrow && is_widened(&region.graph, region.graph.node(p.dot).args[0]) {
+        out.push_str("#define DOT_A_BF16\n");
+    }
+    let kind = if narrow { "DOT_WEIGHT_BF16" } else { "DOT_WEIGHT_F32" };
+    let _ = write!(out, "#define DOT_N {n}\n#define DOT_K {k}\n#define {kind} bufs[{}]\n{PACKED}", p.right);
+    Ok(())
+}
+
+/// Slots of sides in memory.
+fn free_slots(region: &Region, p: &Parts, out: &mut String) -> Result<(), String> {
+    let (n, k) = (over_dims(region, &p.form.n), over_dims(region, &p.form.k));
+    let _ = write!(out, "#define DOT_N ((int64_t){n})\n#define DOT_K ((int64_t){k})\n");
+    match (&p.form.left, p.left) {
+        (Some(left), Some(buf)) => {
+            let (name, from) = source(region, left, buf, "dot_block", "mk", "km", "m");
+            let _ = writeln!(out, "#define LOAD_A(dst, m, mr, k0, kc) {name}(dst, {from}, mr, kc)");
+        }
+        _ => _ = writeln!(out, "#define DOT_ROW {k}"),
+    }
+    let (name, from) = source(region, &p.form.right, p.right, "dot_panel", "nk", "kn", "n0");
+    let _ = write!(out, "#define LOAD_PANEL(dst, n0, n, k0, kc) {name}(dst, {from}, kc, n)\n{FREE}");
+    Ok(())
+}
+
+/// The function that packs a block of a side, by whether the sum runs along or across its rows, and its arguments: address,
+/// type, row length.
+fn source(
+    region: &Region,
+    side: &DotSide,
+    buf: usize,
+    family: &str,
+    along: &str,
+    across: &str,
+    free: &str,
+) -> (String, String) {
+    let narrow = side.dtype == DType::BF16;
+    let ty = if narrow { "uint16_t" } else { "float" };
+    let steps = (over_dims(region, &side.free), over_dims(region, &side.along));
+    let (order, row) = if side.along.is_one() { (along, &steps.0) } else { (across, &steps.1) };
+    let offset = over_dims(region, &side.offset);
+    let at = format!("({free}) * (int64_t){} + (k0) * (int64_t){}", steps.0, steps.1);
+    let from = format!("(const {ty} *)bufs[{buf}] + {offset} + {at}, {}, {row}", u8::from(narrow));
+    (format!("{family}_{order}"), from)
+}
+
+/// True for f32 values that are bf16 values.
+fn is_widened(g: &astrai_ir::Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    match &node.op {
+        Op::Cast(_) => g.ty(node.args[0]).dtype == DType::BF16,
+        op if op.is_view() => is_widened(g, node.args[0]),
+        _ => false,
+    }
+}
+
+/// `row[0..K]`: the left argument of one row.
+fn dot_prologue(region: &Region, name: &str, x: NodeId) -> Result<String, String> {
+    let shape = &region.graph.ty(x).shape;
+    let lead_dims = &shape[..shape.len().saturating_sub(1)];
+    let mut lower = Lower::new(region);
+    let row = Var { name: "row".into(), extent: Dim::product(lead_dims), depth: 1 };
+    let leading = leading(lead_dims, &row);
+    let at: Vec<Index> = leading.iter().map(|(v, ..)| Index::var(v)).collect();
+    lower.open();
+    for s in lower.segments(x) {
+        let (var, positions) = lower.positions(&s);
+        lower.open();
+        for p in positions {
+            let mut at = at.clone();
+            at.push(p.clone());
+            let value = lower.value(x, &at)?;
+            lower.push(Stmt::Store { buf: 0, at: p, dtype: DType::F32, value });
+        }
+        let body = lower.close();
+        lower.push(Stmt::Loop { var, body });
+    }
+    let (body, before) = (lower.close(), lower.close());
+    let mut p = Printer::new(Dialect::Host, 0);
+    let head = format!(
+        "static void {name}_load(void *const *bufs, const int64_t *dims, int64_t row, float *restrict w0)"
+    );
+    p.braces(&head, |p| {
+        reads_only(p, region);
+        p.statements(&before);
+        lead(p, &row, &leading);
+        p.statements(&body);
+    });
+    Ok(p.finish())
+}
+
+/// The results of `valid` columns of one row, from their sums.
+fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<String, String> {
+    let g = &region.graph;
+    let Op::Dot(d) = &g.node(dot).op else { return Err("a dot region without a dot".into()) };
+    let free = d.left_free(g.ty(g.node(dot).args[0]).rank()).len();
+    let (lead_dims, column_dims) = g.ty(dot).shape.split_at(free);
+    let mut lower = Lower::new(region);
+    let row = Var { name: "row".into(), extent: Dim::product(lead_dims), depth: 1 };
+    let leading = leading(lead_dims, &row);
+    lower.open();
+    let root = g.outputs()[0].1;
+    let first = Var { name: "n0".into(), extent: Dim::product(column_dims), depth: 1 };
+    let var = lower.var(Dim::from(32));
+    lower.open();
+    // The sums lie where a buffer beyond the reads would: r<reads>.
+    let acc = Expr::Load { buf: region.layouts.len(), at: Index::var(&var), dtype: DType::F32 };
+    lower.give(dot, narrow(g.ty(dot).dtype, acc));
+    let mut at: Vec<Index> = leading.iter().map(|(v, ..)| Index::var(v)).collect();
+    at.extend(Index::var(&first).add(&Index::var(&var)).unravel(column_dims));
+    let value = lower.value(root, &at)?;
+    let ty = g.ty(root);
+    lower.push(Stmt::Store { buf: 0, at: Index::linear(&at, &ty.shape), dtype: ty.dtype, value });
+    let (inner, body, before) = (lower.close(), lower.close(), lower.close());
+    let acc = region.layouts.len();
+    let mut p = Printer::new(Dialect::Host, 0);
+    let args = "void *const *bufs, const int64_t *dims, int64_t row, int64_t n0";
+    let head = format!("static void {name}_store({args}, const float *restrict r{acc}, int valid)");
+    p.braces(&head, |p| {
+        prologue(p, region);
+        p.statements(&before);
+        lead(p, &row, &leading);
+        p.statements(&body);
+        let v = &var.name;
+        let loop_to = |p: &mut Printer, to: &str| {
+            p.line("#pragma GCC ivdep");
+            p.braces(&format!("for (int64_t {v} = 0; {v} < {to}; {v}++)"), |p| p.statements(&inner));
+        };
+        // A whole panel has a literal length, which the compiler turns into straight vector code.
+        p.braces("if (valid == 32)", |p| loop_to(p, "32"));
+        p.braces("else", |p| loop_to(p, "valid"));
+    });
+    Ok(p.finish())
+}
+
+/// Bytes that a kernel of this region keeps between its phases: the packed rows of its left argument, a whole number of
+/// depth blocks each.
+pub fn scratch(region: &Region) -> Dim {
+    let Ok(p) = parts(region) else { return Dim::from(0) };
+    let bytes = match p.form.k.size() {
+        Some(k) => Dim::from(k.next_multiple_of(BLOCK) * 4),
+        // Sizes have no division: a whole block more than the longest row can need.
+        None => &(&p.form.k + &Dim::from(BLOCK - 1)) * &Dim::from(4),
+    };
+    &p.form.m * &bytes
+}
