@@ -5,6 +5,7 @@ pub mod bench;
 pub mod compile;
 pub mod failure;
 pub mod flags;
+pub mod gradients;
 pub mod greedy;
 pub mod machine;
 pub mod measure;

@@ -108,6 +108,18 @@ pub fn plan(
     compile(&graph, &machine.target, &Options { storage, ..Options::default() })
 }
 
+/// [`plan`] of a program with a loss and its gradient by every weight, `grad.<buffer>`.
+pub fn plan_gradient(
+    config: &ModelConfig,
+    program: &Program,
+    storage: DType,
+    machine: &Machine,
+) -> Result<Planned, Error> {
+    let graph: Graph = build(config, &Program { loss: true, ..program.clone() })?;
+    let options = Options { storage, gradient_of: Some("loss".into()), ..Options::default() };
+    compile(&graph, &machine.target, &options)
+}
+
 /// Refuses sizes that a model or the kernels' 32-bit indices do not take.
 pub fn check_sizes(config: &ModelConfig, batch: u64, seq: u64) -> Result<(), String> {
     if seq > config.max_positions as u64 {

@@ -1,10 +1,11 @@
-//! `astrai run`: token ids in, logits and loss out, as safetensors; with a profile of the kernels on request.
+//! `astrai run`: token ids in, logits, loss and gradients out, as safetensors; with a profile of the kernels on request.
 
 use crate::batch::{Batch, Sequences};
 use crate::failure::{Done, Failure, warn};
 use crate::flags::MachineFlags;
+use crate::gradients::by_checkpoint_name;
 use crate::measure;
-use crate::model::{Model, check_sizes, plan, read_config};
+use crate::model::{Model, check_sizes, plan, plan_gradient, read_config};
 use crate::progress::Progress;
 use crate::table::table;
 use astrai_builders::{Logits, Program};
@@ -25,11 +26,11 @@ pub enum Want {
     Logits,
     /// f32 [1]: mean cross-entropy of each next token
     Loss,
-    /// Gradients of the loss (not yet built)
+    /// `grad.<checkpoint name>` f32: gradients of the loss
     Grads,
 }
 
-/// Run a model on token ids: logits and loss
+/// Run a model on token ids: logits, loss, gradients
 ///
 /// The input file holds `input_ids`, i64 or i32 [batch, seq]; its other tensors are not read. The output file holds
 /// what `--want` names.
@@ -61,14 +62,12 @@ pub struct Run {
 impl Run {
     /// Runs and writes.
     pub fn run(self, out: &mut dyn Write) -> Done {
-        if self.want.contains(&Want::Grads) {
-            return Err("--want grads is not yet built; logits and loss are".into());
-        }
         check_folder(&self.outputs)?;
         let (config, warnings) = read_config(&self.model, false)?;
         let sequences = Sequences::read(&Checkpoint::open(&self.inputs)?, &self.inputs)?;
         check_sizes(&config, sequences.batch as u64, sequences.seq as u64)?;
-        if self.want.contains(&Want::Loss) && sequences.seq < 2 {
+        let grads = self.want.contains(&Want::Grads);
+        if (grads || self.want.contains(&Want::Loss)) && sequences.seq < 2 {
             return Err("a loss needs sequences of at least 2 tokens".into());
         }
         let batch = Batch::new(&sequences.rows(), config.vocab_size)?;
@@ -80,7 +79,10 @@ impl Run {
         let logits = if self.want.contains(&Want::Logits) { Logits::All } else { Logits::None };
         let full = Program::full(sequences.batch as u64, sequences.seq as u64);
         let program = Program { logits, loss: self.want.contains(&Want::Loss), ..full };
-        let planned = plan(&config, &program, self.machine.storage(), &machine)?;
+        let planned = match grads {
+            true => plan_gradient(&config, &program, self.machine.storage(), &machine)?,
+            false => plan(&config, &program, self.machine.storage(), &machine)?,
+        };
         planned.check_memory()?;
         let model = Model::open(&self.model, false)?;
         let mut progress = Progress::new("loading weights");
@@ -89,6 +91,9 @@ impl Run {
         let inputs = batch.inputs(session.inputs());
         let (results, seconds) = measure::once(|| session.run(&inputs))?;
         let rows = if self.profile { profile(&mut session, &inputs)? } else { vec![] };
+        let results = by_checkpoint_name(results, session.program());
+        let wanted = |name: &str| name != "loss" || self.want.contains(&Want::Loss);
+        let results: Vec<_> = results.into_iter().filter(|(n, _)| wanted(n)).collect();
         let results = shaped(results, &sequences);
         write_results(&self.outputs, &results)?;
         self.report(out, &results, seconds, &rows)
@@ -143,11 +148,16 @@ fn check_folder(file: &Path) -> Result<(), Failure> {
 
 /// Results as they are written: f32, tokens as `[batch, seq]`, the loss as `[1]`.
 fn shaped(results: Vec<(String, Array)>, of: &Sequences) -> Vec<(String, Array)> {
-    let shape = |v: &Array| match v.shape.as_slice() {
-        [_, vocab] => vec![of.batch, of.seq, *vocab],
-        _ => vec![1],
+    let shape = |name: &str, v: &Array| match (name, v.shape.as_slice()) {
+        ("logits", [_, vocab]) => vec![of.batch, of.seq, *vocab],
+        ("loss", _) => vec![1],
+        (_, shape) => shape.to_vec(),
     };
-    results.into_iter().map(|(n, v)| (n, Array::f32(&shape(&v), &v.to_f32()))).collect()
+    let f32_of = |(n, v): (String, Array)| {
+        let shape = shape(&n, &v);
+        (n, Array::f32(&shape, &v.to_f32()))
+    };
+    results.into_iter().map(f32_of).collect()
 }
 
 fn write_results(path: &Path, results: &[(String, Array)]) -> Result<(), Failure> {

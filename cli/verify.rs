@@ -4,15 +4,16 @@
 use crate::batch::{Batch, Sequences};
 use crate::failure::{Done, Failure, warn};
 use crate::flags::{MachineFlags, device_name};
+use crate::gradients::{GRAD, by_checkpoint_name};
 use crate::greedy::{self, Choice};
 use crate::machine::Machine;
-use crate::model::{Model, check_sizes, plan};
+use crate::model::{Model, check_sizes, plan, plan_gradient};
 use crate::progress::Progress;
 use crate::table::table;
 use astrai_builders::{Logits, Program};
 use astrai_ir::DType;
 use astrai_runtime::weights::Checkpoint;
-use astrai_runtime::{Session, Value as Array};
+use astrai_runtime::{Program as Planned, Session, Value as Array};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -26,7 +27,7 @@ pub enum Check {
     Logits,
     /// Mean next-token cross-entropy
     Loss,
-    /// Gradients of the loss (not yet built)
+    /// Gradients of the loss by every checkpoint tensor
     Grads,
     /// Greedy continuation of a prompt
     Greedy,
@@ -36,8 +37,8 @@ pub enum Check {
 
 /// Compare a model with what a reference implementation computed for it
 ///
-/// The golden file holds `input_ids`, `logits`, `loss`, and `greedy.*`. Tolerances in f32: logits within 1e-4 of their
-/// largest magnitude, loss within 1e-5, greedy tokens equal (a token may differ, and ends the comparison, where the
+/// The golden file holds `input_ids`, `logits`, `loss`, `grad.*` and `greedy.*`. Tolerances in f32: logits and each gradient
+/// within 1e-4 of their largest magnitude, loss within 1e-5, greedy tokens equal (a token may differ, and ends the comparison, where the
 /// reference's margin is below 1e-3; the margins themselves must agree). In bf16: logits within 3e-2 by norm, loss within 3e-2
 /// relative, and a greedy token may differ where the margin is below 3e-2 of the largest logit. Exit code 1 when anything
 /// asked for is off, missing, or cannot be checked yet.
@@ -112,7 +113,12 @@ impl Verify {
             match check {
                 _ if !checks.contains(&check) => {}
                 Check::Greedy => rows.push(proof.greedy()?),
-                _ => rows.push(Row::without(name, "not built yet", "astrai cannot train yet")),
+                Check::Grads => rows.push(proof.gradients()?),
+                _ => rows.push(Row::without(
+                    name,
+                    "not built yet",
+                    "the optimiser's program comes with training",
+                )),
             }
         }
         let ok = rows.iter().all(|r| r.verdict == "ok");
@@ -148,7 +154,10 @@ impl Verify {
 impl Proof {
     /// A session of a program of the model.
     fn session(&self, program: &Program) -> Result<Session, Failure> {
-        let planned = plan(&self.model.config, program, self.storage, &self.machine)?;
+        self.start(plan(&self.model.config, program, self.storage, &self.machine)?)
+    }
+
+    fn start(&self, planned: Planned) -> Result<Session, Failure> {
         planned.check_memory()?;
         let mut progress = Progress::new("loading weights");
         Ok(self.model.start(planned, &self.machine, &mut |done, all| progress.set(done, all))?)
@@ -226,6 +235,40 @@ impl Proof {
         let mut out = vec![0.0; count];
         t.to_f32(&mut out)?;
         Ok(out)
+    }
+
+    /// The worst gradient of all checkpoint tensors; f32 only, as the references are.
+    fn gradients(&self) -> Result<Row, Failure> {
+        let names: Vec<&str> = self.golden.names().filter(|n| n.starts_with(GRAD)).collect();
+        if names.is_empty() {
+            return Ok(Row::without("grads", "missing", "no `grad.*` in the golden file"));
+        }
+        let sequences = Sequences::read(&self.golden, &self.path)?;
+        check_sizes(&self.model.config, sequences.batch as u64, sequences.seq as u64)?;
+        let batch = Batch::new(&sequences.rows(), self.model.config.vocab_size)?;
+        let full = Program::full(sequences.batch as u64, sequences.seq as u64);
+        let program = Program { logits: Logits::None, ..full };
+        let planned = plan_gradient(&self.model.config, &program, self.storage, &self.machine)?;
+        let mut session = self.start(planned)?;
+        let results = session.run(&batch.inputs(session.inputs()))?;
+        let results = by_checkpoint_name(results, session.program());
+        let mut worst = Row::compared("grads", 0.0, 1e-4, "");
+        for name in &names {
+            let Some((_, got)) = results.iter().find(|(n, _)| n == name) else {
+                return Ok(Row::without("grads", "missing", &format!("the model has no `{name}`")));
+            };
+            let got = got.to_f32();
+            let (error, tolerance, how) = self.compare_logits(&got, &self.floats(name, got.len())?);
+            let over = error / tolerance;
+            if over.is_nan() || over > worst.error.unwrap_or(0.0) / worst.tolerance.unwrap_or(1.0) {
+                worst = Row::compared("grads", error, tolerance, &format!("{name}, {how}"));
+            }
+            if over.is_nan() {
+                return Ok(worst);
+            }
+        }
+        worst.note = format!("worst of {}: {}", names.len(), worst.note);
+        Ok(worst)
     }
 
     fn integers(&self, name: &str) -> Result<Vec<i64>, Failure> {

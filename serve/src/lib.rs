@@ -1,4 +1,2 @@
-//! Requests in, token streams out. What a served model needs on top of a session lives here; so far that is the choice of
-//! the next token.
-
-pub mod sample;
+//! Requests in, token streams out. The engine, the schedulers and the HTTP APIs are built on `astrai_runtime::Session`; greedy
+//! generation without a cache is `astrai quickstart`'s, in the root package.
