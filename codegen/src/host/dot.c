@@ -27,7 +27,10 @@ _Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=13
 
 #if defined(DOT_AMX_ROWS) && defined(DOT_WEIGHT_BF16) && defined(DOT_A_BF16) && DOT_K % 32 == 0
 #define DOT_MATRIX_UNIT dot_amx
+#define DOT_MATRIX_TILES_PER_UNIT                                                                                      \
+    (DOT_K * 64 > DOT_AMX_NEAR / 4 ? 4 : DOT_K * 64 < DOT_AMX_NEAR / 32 ? 32 : DOT_AMX_NEAR / (DOT_K * 64))
 #else
+#define DOT_MATRIX_TILES_PER_UNIT 1
 #define DOT_MATRIX_UNIT 0
 #define DOT_NO_MATRIX_UNIT
 #endif
@@ -54,12 +57,17 @@ int64_t NAME(scratch)(const int64_t *dims)
 /* A short input is packed by the caller alone: waking threads costs more. */
 int64_t NAME(units0)(const int64_t *dims) { return DOT_M <= 4 ? DOT_M > 0 : NAME(tiles)(dims); }
 
+static char *NAME(tile_at)(char *scratch, int64_t m)
+{
+    return scratch + m * (DOT_MATRIX_UNIT ? DOT_K * (int64_t)sizeof(uint16_t) : NAME(depth) * (int64_t)sizeof(float));
+}
+
 /* Row r of a tile of mr rows: blocks of DOT_KC f32, or for the matrix unit [K/32][mr][32] bf16. */
 static void NAME(pack_row)(char *tile, int64_t mr, int64_t r, const float *row)
 {
     if (DOT_MATRIX_UNIT) {
         for (int64_t k = 0; k < DOT_K; k += 32) {
-            uint16_t *to = (uint16_t *)tile + k * mr + r * 32;
+            uint16_t *restrict to = (uint16_t *)tile + k * mr + r * 32;
             for (int i = 0; i < 32; i++) to[i] = (uint16_t)(dot_bits(row[k + i]) >> 16); /* exact: a bf16 value */
         }
         return;
@@ -73,7 +81,7 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
     if (DOT_M <= 4) begin = 0, end = NAME(tiles)(dims);
     for (int64_t t = begin; t < end; t++) {
         int64_t m0 = NAME(row)(dims, t), mr = NAME(row)(dims, t + 1) - m0;
-        char *tile = scratch + m0 * NAME(depth) * (int64_t)sizeof(float);
+        char *tile = NAME(tile_at)(scratch, m0);
         for (int64_t r = 0; r < mr; r++) {
             float row[DOT_K] __attribute__((aligned(64)));
             PROLOGUE_ROW(m0 + r, row);
@@ -84,13 +92,14 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 
 static int64_t NAME(row_blocks)(const int64_t *dims)
 {
-    return (NAME(tiles)(dims) + DOT_TILES_PER_UNIT - 1) / DOT_TILES_PER_UNIT;
+    int64_t tiles = DOT_MATRIX_UNIT ? DOT_MATRIX_TILES_PER_UNIT : DOT_TILES_PER_UNIT;
+    return (NAME(tiles)(dims) + tiles - 1) / tiles;
 }
 
 static int64_t NAME(panel_groups)(const int64_t *dims)
 {
     int64_t wanted = (DOT_UNITS + NAME(row_blocks)(dims) - 1) / NAME(row_blocks)(dims);
-    int64_t least = (NAME(panels) + DOT_PANELS_PER_UNIT - 1) / DOT_PANELS_PER_UNIT;
+    int64_t least = DOT_MATRIX_UNIT ? 1 : (NAME(panels) + DOT_PANELS_PER_UNIT - 1) / DOT_PANELS_PER_UNIT;
     int64_t groups = least > wanted ? least : wanted;
     return groups < NAME(panels) ? groups : NAME(panels);
 }
@@ -190,31 +199,72 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
 }
 
 #ifndef DOT_NO_MATRIX_UNIT
-/* As above, on the matrix unit, which is fast enough to want every panel block from the first-level cache. */
-static void NAME(matrix_tiles)(void *const *bufs, const int64_t *dims, const char *packed, int64_t t, int64_t t_end,
-                               int64_t p, int64_t p_end)
+/* Sums that wait for their epilogue. */
+struct NAME(sums) {
+    int64_t m, rows, panel;
+    const float *c;
+};
+
+DOT_INLINE void NAME(finish_some)(void *const *bufs, const int64_t *dims, struct NAME(sums) *s, int64_t rows)
 {
-    enum { steps = DOT_KC / 32 };
-    float c[DOT_TILES_PER_UNIT * DOT_AMX_ROWS * DOT_NR] __attribute__((aligned(64)));
+    if (rows > s->rows) rows = s->rows;
+    if (rows == 0) return;
+    NAME(finish)(bufs, dims, s->m, rows, s->panel, s->c);
+    s->m += rows, s->rows -= rows, s->c += rows * DOT_NR;
+}
+
+/* `steps` of k of one tile by one panel. Meanwhile the vector units finish the sums computed before, and `lines` lines a
+ * step arrive from next_w. */
+DOT_INLINE void NAME(matrix_tile)(void *const *bufs, const int64_t *dims, int rows, const uint16_t *a,
+                                  const uint32_t *w, int64_t steps, const uint32_t *next_w, int64_t lines,
+                                  struct NAME(sums) *before)
+{
+    struct NAME(sums) s = *before;
+#pragma GCC unroll 1
+    for (int64_t i = 0; i < steps; i++, a += rows * 32, w += 512, next_w += 512) {
+        dot_amx_step(rows, a, w);
+        NAME(finish_some)(bufs, dims, &s, DOT_AMX_ROWS / DOT_AMX_STEPS);
+#pragma GCC unroll 1
+        for (int64_t line = 0; line < lines; line++) __builtin_prefetch(next_w + line * 16, 0, 2);
+    }
+    NAME(finish_some)(bufs, dims, &s, DOT_AMX_ROWS);
+    before->rows = 0;
+}
+
+/* Units of the matrix unit: the packed rows of a unit rest in the second-level cache while its panels pass. */
+static void NAME(matrix_units)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
+{
+    enum { depth = DOT_AMX_STEPS * 32 };
+    float c[DOT_MATRIX_TILES_PER_UNIT * DOT_AMX_ROWS * DOT_NR] __attribute__((aligned(64)));
+    int64_t tiles = NAME(tiles)(dims), blocks = NAME(row_blocks)(dims), groups = NAME(panel_groups)(dims);
+    struct NAME(sums) before = {0, 0, 0, c};
     int rows_set = 0;
-    for (int64_t q = p; q < p_end; q++)
-        for (int64_t k = 0; k < DOT_K; k += steps * 32)
-            for (int64_t i = t; i < t_end; i++) {
-                int64_t m = NAME(row)(dims, i), left = (DOT_K - k) / 32;
-                int rows = (int)(NAME(row)(dims, i + 1) - m), last = left <= steps;
-                const char *tile = packed + m * NAME(depth) * (int64_t)sizeof(float);
-                float *to = c + (i - t) * DOT_AMX_ROWS * DOT_NR;
-                if (rows != rows_set) dot_amx_configure(rows_set = rows);
-#ifdef PREFETCH_OUT
-                if (last)
-                    for (int64_t r = m; r < m + rows; r++) PREFETCH_OUT(r, q * DOT_NR);
-#endif
-                /* Eight tiles together fetch the next block: blocks of a panel, and panels, follow each other. */
-                const uint32_t *w = DOT_AT(q, k), *next_w = w + (steps + (i - t) % steps) * 512;
-                dot_amx_tile(rows, (const uint16_t *)tile + k * rows, w, last ? left : steps, to, k == 0, next_w);
-                if (last) NAME(finish)(bufs, dims, m, rows, q, to);
+    for (int64_t u = begin; u < end; u++) {
+        int64_t b = u / groups, g = u % groups, t = b * tiles / blocks, wide = (b + 1) * tiles / blocks - t;
+        for (int64_t q = g * NAME(panels) / groups; q < (g + 1) * NAME(panels) / groups; q++)
+            for (int64_t k = 0; k < DOT_K; k += depth) {
+                int64_t steps = (DOT_K - k < depth ? DOT_K - k : depth) / 32;
+                const uint32_t *w = DOT_AT(q, k), *next_w = w + (wide == 1 ? DOT_AMX_FAR / 4 : steps * 512);
+                int64_t lines = (32 + wide - 1) / wide;
+                for (int64_t i = 0; i < wide; i++, next_w += lines * 16) {
+                    int64_t m = (t + i) * DOT_AMX_ROWS;
+                    int rows = (int)(DOT_M - m < DOT_AMX_ROWS ? DOT_M - m : DOT_AMX_ROWS);
+                    const uint16_t *a = (const uint16_t *)scratch + m * DOT_K + k * rows;
+                    float *to = c + i * DOT_AMX_ROWS * DOT_NR;
+                    if (rows != rows_set) dot_amx_configure(rows_set = rows);
+                    dot_amx_open(rows, to, k == 0);
+                    if (rows == DOT_AMX_ROWS && steps == DOT_AMX_STEPS)
+                        NAME(matrix_tile)(bufs, dims, DOT_AMX_ROWS, a, w, DOT_AMX_STEPS, next_w, lines, &before);
+                    else
+                        NAME(matrix_tile)(bufs, dims, rows, a, w, steps, next_w, lines, &before);
+                    dot_amx_close(rows, to);
+                    if (k + depth >= DOT_K) before = (struct NAME(sums)){m, rows, q, to};
+                }
             }
+    }
+    NAME(finish)(bufs, dims, before.m, before.rows, before.panel, before.c);
     dot_amx_release();
+    dot_fence();
 }
 #endif
 
@@ -224,11 +274,7 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
     int64_t tiles = NAME(tiles)(dims), blocks = NAME(row_blocks)(dims), groups = NAME(panel_groups)(dims);
 #ifndef DOT_NO_MATRIX_UNIT
     if (DOT_MATRIX_UNIT) {
-        for (int64_t u = begin; u < end; u++) {
-            int64_t b = u % blocks, g = u / blocks;
-            NAME(matrix_tiles)(bufs, dims, scratch, b * tiles / blocks, (b + 1) * tiles / blocks,
-                               g * NAME(panels) / groups, (g + 1) * NAME(panels) / groups);
-        }
+        NAME(matrix_units)(bufs, dims, scratch, begin, end);
         return;
     }
 #endif
@@ -236,6 +282,7 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
     if (tiles == 1) {
         int64_t p = begin * NAME(panels) / groups, p_end = end * NAME(panels) / groups;
         (DOT_M == 1 ? NAME(one_row) : NAME(one_tile))(bufs, dims, a, p, p_end);
+        dot_fence();
         return;
     }
 #endif
@@ -244,12 +291,14 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
         NAME(many_tiles)(bufs, dims, a, b * tiles / blocks, (b + 1) * tiles / blocks, g * NAME(panels) / groups,
                          (g + 1) * NAME(panels) / groups);
     }
+    dot_fence();
 }
 
 #undef DOT_PANEL_WORDS
 #undef DOT_AT
 #undef DOT_MATRIX_UNIT
 #undef DOT_NO_MATRIX_UNIT
+#undef DOT_MATRIX_TILES_PER_UNIT
 #undef DOT_DIRECT
 #undef DOT_DIRECT_TABLE
 #undef DOT_TILES_PER_UNIT

@@ -127,6 +127,31 @@ DOT_INLINE void dot_tile(int mr, int np, int bf16, const float *restrict a, cons
     }
 }
 
+#define DOT_FAR_OUT (4 << 20) /* bytes of output that no second-level cache keeps for the reader */
+
+/* `bytes` (a literal) of a row of an output of `whole` bytes. A store that misses the caches waits for the line that it is
+ * about to overwrite, hence lines of a large output go past them; dot_fence then precedes any reader. */
+DOT_INLINE void dot_put(void *to, const void *from, int bytes, int64_t whole)
+{
+#if defined(__AVX512F__)
+    typedef long long line __attribute__((vector_size(64), aligned(64), may_alias));
+    if (whole >= DOT_FAR_OUT && bytes % 64 == 0 && (uintptr_t)to % 64 == 0) {
+        for (int i = 0; i < bytes / 64; i++)
+            __asm__ volatile("vmovntdq %1, %0" : "=m"(((line *)to)[i]) : "v"(((const line *)from)[i]));
+        return;
+    }
+#endif
+    (void)whole;
+    memcpy(to, from, (size_t)bytes);
+}
+
+DOT_INLINE void dot_fence(void)
+{
+#if defined(__AVX512F__)
+    __asm__ volatile("sfence" ::: "memory");
+#endif
+}
+
 #define DOT_TILE_ARGS                                                                                                  \
     const float *a, const void *w, int64_t stride, int64_t kc, float *c, int first, const void *next_a,                \
         const void *next_w
@@ -246,7 +271,9 @@ DOT_INLINE void dot_panel_nk(float *dst, const void *src, int bf16, int64_t ld, 
  * Rounding differs from the chain of fused multiply-adds (and subnormals count as zero), but it too is the same for a
  * row whatever the other rows are, so a kernel keeps to one of the two ways for every number of rows. */
 #define DOT_AMX_ROWS 32
-#define DOT_AMX_FAR 8192 /* short inputs wait for memory: bytes of w asked for ahead */
+#define DOT_AMX_STEPS 8      /* of 32 of k: a panel's block then stays in the first-level cache while the tiles pass */
+#define DOT_AMX_NEAR 786432  /* bytes of packed rows that a unit reads again for each panel, from the second-level cache */
+#define DOT_AMX_FAR 8192     /* short inputs wait for memory: bytes of w asked for ahead */
 
 static int dot_amx; /* whether the system lets this process use the unit */
 
@@ -271,8 +298,6 @@ DOT_INLINE void dot_amx_configure(int rows)
 
 DOT_INLINE void dot_amx_release(void) { __asm__ volatile("tilerelease"); }
 
-/* c[rows][32] (+)= a[steps][rows][32] bf16 times a panel from w, 32 of k per step. A full tile fetches four lines at
- * next_w per step. */
 #define DOT_AMX_LOAD(tile, at, stride)                                                                                 \
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(at), "r"((long)(stride)) : "memory")
 #define DOT_AMX_SAVE(tile, at, stride)                                                                                 \
@@ -280,8 +305,8 @@ DOT_INLINE void dot_amx_release(void) { __asm__ volatile("tilerelease"); }
 #define DOT_AMX_ZERO(tile) __asm__ volatile("tilezero %tmm" #tile)
 #define DOT_AMX_DOT(c, a, w) __asm__ volatile("tdpbf16ps %tmm" #w ", %tmm" #a ", %tmm" #c)
 
-DOT_OUTLINE void dot_amx_tile(int rows, const uint16_t *a, const uint32_t *w, int64_t steps, float *c, int first,
-                              const uint32_t *next_w)
+/* Sums start from zero or from c[rows][32]. */
+DOT_INLINE void dot_amx_open(int rows, const float *c, int first)
 {
     if (first) {
         DOT_AMX_ZERO(0); DOT_AMX_ZERO(1);
@@ -290,20 +315,19 @@ DOT_OUTLINE void dot_amx_tile(int rows, const uint16_t *a, const uint32_t *w, in
         DOT_AMX_LOAD(0, c, 128); DOT_AMX_LOAD(1, c + 16, 128);
         if (rows > 16) { DOT_AMX_LOAD(2, c + 512, 128); DOT_AMX_LOAD(3, c + 528, 128); }
     }
-    if (rows > 16)
-        for (int64_t i = 0; i < steps; i++, a += rows * 32, w += 512, next_w += 64) {
-            for (int line = 0; line < 4; line++) __builtin_prefetch(next_w + line * 16, 0, 2);
-            DOT_AMX_LOAD(6, w, 128); DOT_AMX_LOAD(4, a, 64);
-            DOT_AMX_DOT(0, 4, 6); DOT_AMX_LOAD(7, w + 16, 128);
-            DOT_AMX_DOT(1, 4, 7); DOT_AMX_LOAD(5, a + 512, 64);
-            DOT_AMX_DOT(2, 5, 6); DOT_AMX_DOT(3, 5, 7);
-        }
-    else
-        for (int64_t i = 0; i < steps; i++, a += rows * 32, w += 512) {
-            for (int line = 0; line < 32; line++) __builtin_prefetch((const char *)w + DOT_AMX_FAR + line * 64, 0, 3);
-            DOT_AMX_LOAD(6, w, 128); DOT_AMX_LOAD(4, a, 64); DOT_AMX_LOAD(7, w + 16, 128);
-            DOT_AMX_DOT(0, 4, 6); DOT_AMX_DOT(1, 4, 7);
-        }
+}
+
+/* Sums += a[rows][32] bf16 times 32 of k of a panel. */
+DOT_INLINE void dot_amx_step(int rows, const uint16_t *a, const uint32_t *w)
+{
+    DOT_AMX_LOAD(6, w, 128); DOT_AMX_LOAD(4, a, 64);
+    DOT_AMX_DOT(0, 4, 6); DOT_AMX_LOAD(7, w + 16, 128);
+    DOT_AMX_DOT(1, 4, 7);
+    if (rows > 16) { DOT_AMX_LOAD(5, a + 512, 64); DOT_AMX_DOT(2, 5, 6); DOT_AMX_DOT(3, 5, 7); }
+}
+
+DOT_INLINE void dot_amx_close(int rows, float *c)
+{
     DOT_AMX_SAVE(0, c, 128); DOT_AMX_SAVE(1, c + 16, 128);
     if (rows > 16) { DOT_AMX_SAVE(2, c + 512, 128); DOT_AMX_SAVE(3, c + 528, 128); }
 }

@@ -112,6 +112,7 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
         NAME(unit)(bufs, dims, (const float *)scratch, b * tiles / blocks, (b + 1) * tiles / blocks,
                    g * panels / groups, (g + 1) * panels / groups);
     }
+    dot_fence();
 }
 
 #undef DOT_TILES_PER_UNIT

@@ -6,7 +6,7 @@ use crate::index::{Index, Var};
 use crate::kernel::{Expr, Stmt};
 use crate::loops::leading;
 use crate::lower::{Lower, narrow};
-use crate::print::{Dialect, Printer};
+use crate::print::{Dialect, Printer, dim, element, index};
 use astrai_ir::ops::Op;
 use astrai_ir::{DType, Dim, DotForm, DotSide, Layout, NodeId, Region};
 use std::fmt::Write;
@@ -185,7 +185,12 @@ fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<String, Stri
     at.extend(Index::var(&first).add(&Index::var(&var)).unravel(column_dims));
     let value = lower.value(root, &at)?;
     let ty = g.ty(root);
-    lower.push(Stmt::Store { buf: 0, at: Index::linear(&at, &ty.shape), dtype: ty.dtype, value });
+    // A line is gathered beside the output, w<writes>, and written at once.
+    let line = region.writes().len();
+    lower.push(Stmt::Store { buf: line, at: Index::var(&var), dtype: ty.dtype, value });
+    at.truncate(leading.len());
+    at.extend(Index::var(&first).unravel(column_dims));
+    let begin = index(&Index::linear(&at, &ty.shape));
     let (inner, body, before) = (lower.close(), lower.close(), lower.close());
     let acc = region.layouts.len();
     let mut p = Printer::new(Dialect::Host, 0);
@@ -196,14 +201,22 @@ fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<String, Stri
         p.statements(&before);
         lead(p, &row, &leading);
         p.statements(&body);
-        let v = &var.name;
+        let (v, t) = (&var.name, element(ty.dtype));
+        p.line(&format!("{t} w{line}[32] __attribute__((aligned(64)));"));
         let loop_to = |p: &mut Printer, to: &str| {
             p.line("#pragma GCC ivdep");
             p.braces(&format!("for (int64_t {v} = 0; {v} < {to}; {v}++)"), |p| p.statements(&inner));
         };
         // A whole panel has a literal length, which the compiler turns into straight vector code.
-        p.braces("if (valid == 32)", |p| loop_to(p, "32"));
-        p.braces("else", |p| loop_to(p, "valid"));
+        p.braces("if (valid == 32)", |p| {
+            loop_to(p, "32");
+            let whole = format!("{} * (int64_t)sizeof({t})", dim(&Dim::product(&ty.shape)));
+            p.line(&format!("dot_put(w0 + {begin}, w{line}, sizeof w{line}, {whole});"));
+        });
+        p.braces("else", |p| {
+            loop_to(p, "valid");
+            p.line(&format!("memcpy(w0 + {begin}, w{line}, valid * sizeof *w{line});"));
+        });
     });
     Ok(p.finish())
 }
