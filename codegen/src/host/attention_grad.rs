@@ -92,23 +92,15 @@ pub(super) fn kernel(region: &Region, name: &str) -> Result<String, String> {
     for (i, (_, id)) in region.graph.outputs().iter().enumerate() {
         let result = ["DQ", "DK", "DV", "DSINK"][part_of(region, *id).min(3)];
         let dtype = region.graph.ty(*id).dtype;
-        // A result that is wanted both as it is and rounded is two buffers of one slot.
-        if text_has(&text, &format!("{result}_BUF")) {
-            return Err("a cotangent of attention is written twice".into());
-        }
-        let _ = writeln!(text, "#define {result}_BUF {}", region.layouts.len() + i);
-        let _ = writeln!(text, "#define {result}_T {}", element(dtype));
-        let _ = writeln!(text, "#define STORE_{result}(x) {}", store(dtype));
+        define(&format!("{result}_BUF"), (region.layouts.len() + i).to_string());
+        define(&format!("{result}_T"), element(dtype).into());
+        define(&format!("STORE_{result}(x)"), store(dtype));
     }
     if direct(region, d) {
         text.push_str("#define DQ_DIRECT\n");
     }
     let undef = super::undefine(&text);
     Ok(format!("{text}{TEMPLATE}{undef}"))
-}
-
-fn text_has(text: &str, key: &str) -> bool {
-    text.lines().any(|l| l.split(' ').nth(1) == Some(key))
 }
 
 /// The buffer of a value that is read as it lies.
