@@ -22,7 +22,7 @@ pub struct Planned {
 pub fn plan(case: Case) -> Planned {
     let g = astrai_passes::canonicalise(&case.graph).unwrap();
     let g = astrai_passes::decompose(&g, &|op| !matches!(op, Op::LayerNorm(_))).unwrap();
-    let plan = astrai_passes::fuse(&g).unwrap();
+    let plan = astrai_passes::fuse(&g, false).unwrap();
     let (mut cuda, mut host_kernels) = (Vec::new(), Vec::new());
     for (i, r) in plan.regions.iter().enumerate() {
         assert_eq!(r.anchor, Anchor::Loops, "{}", case.name);
@@ -191,5 +191,5 @@ fn special(i: usize, random: f64) -> f64 {
         // Multiples of 1/512 of a power of two: ties of every narrow type among them.
         _ => (1.0 + (random * 512.0).floor() / 512.0) * 2f64.powi((i % 61) as i32 - 40),
     };
-    if i % 2 == 0 { x } else { -x }
+    if i.is_multiple_of(2) { x } else { -x }
 }
