@@ -22,7 +22,7 @@ pub struct Planned {
 pub fn plan(case: Case) -> Planned {
     let g = astrai_passes::canonicalise(&case.graph).unwrap();
     let g = astrai_passes::decompose(&g, &|op| !matches!(op, Op::LayerNorm(_))).unwrap();
-    let plan = astrai_passes::fuse(&g).unwrap();
+    let plan = astrai_passes::fuse(&g, false).unwrap();
     let (mut cuda, mut host_kernels) = (Vec::new(), Vec::new());
     for (i, r) in plan.regions.iter().enumerate() {
         assert_eq!(r.anchor, Anchor::Loops, "{}", case.name);
