@@ -69,6 +69,21 @@ fn host_kernels_give_the_references_numbers() {
 }
 
 #[test]
+fn bounds_that_lead_out_of_the_batch_are_refused_and_forgotten() {
+    let Some(path) = case("llama") else { return };
+    let model = Model::open(&path, false).unwrap();
+    let machine = Machine::new(Device::Host, 2).unwrap();
+    let mut session = model.session(&Program::full(2, 8), DType::F32, &machine, &mut |_, _| {}).unwrap();
+    let good = Batch::new(&[&[1, 2, 3], &[4, 5]], model.config.vocab_size).unwrap();
+    for starts in [[0, 3, 500], [0, 9, 5], [-4, 3, 5], [1, 3, 5], [0, 3, 4]] {
+        let bad = Batch { starts: astrai_runtime::Value::i32(&[3], &starts), ..good.clone() };
+        let error = session.run(&bad.inputs(session.inputs())).unwrap_err().to_string();
+        assert!(error.contains("`starts` must ascend"), "{error}");
+        assert!(session.run(&good.inputs(session.inputs())).is_ok());
+    }
+}
+
+#[test]
 fn the_interpreter_gives_the_references_numbers() {
     for name in DENSE {
         check(name, Device::Interpreter, DType::F32);

@@ -14,7 +14,7 @@ use crate::weigh::WeightSource;
 use crate::{Error, Program, Value};
 use astrai_ir::ops::{Op, Weight};
 use astrai_ir::{DType, Layout, Precision, Sizes, Target, Tensor, Type, eval};
-use execute::{Addresses, grow, run_kernel, run_region};
+use execute::{Addresses, Starts, check_starts, grow, run_kernel, run_region};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -57,6 +57,8 @@ pub struct Session {
     results: Vec<(String, DType, Vec<usize>)>,
     dims: Vec<i64>,
     bound: Addresses,
+    /// For each region that attends: which buffer divides its tokens into sequences.
+    starts: Vec<Option<Starts>>,
 }
 
 /// How host kernels are built.
@@ -84,6 +86,7 @@ impl Session {
         program.check_memory()?;
         let device = if tools.is_some() { Device::Host } else { Device::Interpreter };
         let arena_bytes = program.plan.main.arena + program.plan.scratch;
+        let starts = program.plan.regions.iter().map(|r| Starts::of(r)).collect();
         let mut session = Session {
             inputs: leaves(&program),
             outputs: program
@@ -112,6 +115,7 @@ impl Session {
             results: vec![],
             dims: vec![],
             bound: Addresses(vec![]),
+            starts,
         };
         match tools {
             None => session.interpreted = Some(interpreter_weights(&session.program, source)?),
@@ -198,7 +202,10 @@ impl Session {
         }
         for i in 0..self.launches.len() {
             if let Err(e) = self.launch(i, &sizes) {
-                self.poisoned = Some(e.to_string());
+                // A wrong input leaves nothing behind that the next run would read.
+                if !matches!(e, Error::Input(_)) {
+                    self.poisoned = Some(e.to_string());
+                }
                 return Err(e);
             }
         }
@@ -213,6 +220,9 @@ impl Session {
             Spot::Input(i) => self.staged[*i].address(),
             Spot::Output(i) => self.result_memory[*i].address(),
         }));
+        if let Some(s) = &self.starts[launch.region] {
+            check_starts(s, &self.bound, sizes)?;
+        }
         let started = Instant::now();
         match &launch.kernel {
             Some(k) => run_kernel(&self.pool, k, &self.bound, &self.dims, &self.scratch)?,
