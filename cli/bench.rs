@@ -131,7 +131,7 @@ impl Bench {
             let mut session = gemm_session((m, n, k), self.machine.storage(), machine)?;
             let x = random_input(m, k, self.machine.storage());
             let seconds = after_warm_up(self.repeat as usize, || {
-                (0..times).try_for_each(|_| session.run(&[("x", &x)]).map(drop))
+                (0..times).try_for_each(|_| session.execute(&[("x", &x)]))
             })?;
             let mut line = self.line(machine, &seconds);
             let gflops = 1e-9 * work * times as f64 / seconds.median;
@@ -177,7 +177,7 @@ impl Bench {
         let mut session = model.start(planned, machine, &mut |done, all| progress.set(done, all))?;
         drop(progress);
         let inputs = batch.inputs(session.inputs());
-        let seconds = after_warm_up(self.repeat as usize, || session.run(&inputs))?;
+        let seconds = after_warm_up(self.repeat as usize, || session.execute(&inputs))?;
         let mut line = self.line(machine, &seconds);
         line.insert("tokens_per_s".into(), json!(rounded(program.tokens as f64 / seconds.median, 2)));
         if let Some(peaks) = Peaks::measure(&machine.pool) {

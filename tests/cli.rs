@@ -205,7 +205,7 @@ fn verify_passes_what_is_right() {
     }
     let out = astrai(&["verify", text(&golden("llama"))]);
     assert_eq!(out.status.code(), Some(1));
-    assert_eq!(stdout(&out).matches("not built yet").count(), 2);
+    assert_eq!(stdout(&out).matches("not built yet").count(), 1);
     assert_eq!(astrai(&["verify", text(&golden("llama")), "--only", "train"]).status.code(), Some(1));
 }
 
@@ -227,6 +227,7 @@ fn verify_catches_ten_tolerances() {
     off(&altered("llama", "logits", |_| f32::NAN), "logits");
     off(&altered("llama", "loss", |x| x * (1.0 + 1e-4)), "loss");
     off(&altered("llama", "greedy.margin", |x| x + 0.1), "greedy");
+    off(&altered("llama", "grad.model.norm.weight", |x| x + 1.0), "grads");
 }
 
 #[test]

@@ -292,6 +292,8 @@ fn stored(dtype: DType, value: &Expr) -> String {
         {
             format!("f32_to_{}({})", element(dtype), expr(x))
         }
+        // A local of this type holds one of its values: nothing is left to round.
+        Expr::Local(name, DType::BF16) if dtype == DType::BF16 => format!("(bf16)(f32_bits({name}) >> 16)"),
         v if dtype.is_float() && dtype != DType::F32 => format!("f32_to_{}({})", element(dtype), expr(v)),
         v if dtype == DType::Bool => format!("({}) != 0", expr(v)),
         v => expr(v),

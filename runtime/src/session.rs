@@ -50,7 +50,9 @@ pub struct Session {
     target: Target,
     profile: Option<Profile>,
     poisoned: Option<String>,
-    /// Copies of the inputs, aligned, kept from run to run.
+    /// Addresses of the inputs of the run; kernels only read there.
+    given: Addresses,
+    /// Copies of inputs that are not aligned, kept from run to run.
     staged: Vec<Memory>,
     result_memory: Vec<Memory>,
     /// Name, type and shape of the last run's results.
@@ -110,6 +112,7 @@ impl Session {
             target: target.clone(),
             profile: None,
             poisoned: None,
+            given: Addresses(vec![]),
             staged: vec![],
             result_memory: vec![],
             results: vec![],
@@ -196,9 +199,18 @@ impl Session {
         }
         self.dims.clear();
         self.dims.extend(self.program.plan.symbols.iter().map(|s| sizes[&*s.name] as i64));
+        self.given.0.clear();
         for (i, v) in values.iter().enumerate() {
+            grow(&mut self.staged, i, 0)?;
+            // Elements that lie on their own alignment are read where they are.
+            let at = v.bytes.as_ptr().cast_mut();
+            if at.align_offset(v.dtype.bytes()) == 0 {
+                self.given.0.push(at);
+                continue;
+            }
             grow(&mut self.staged, i, v.bytes.len())?;
             self.staged[i].bytes_mut()[..v.bytes.len()].copy_from_slice(&v.bytes);
+            self.given.0.push(self.staged[i].address());
         }
         for i in 0..self.launches.len() {
             if let Err(e) = self.launch(i, &sizes) {
@@ -217,7 +229,7 @@ impl Session {
         self.bound.0.clear();
         self.bound.0.extend(launch.spots.iter().map(|s| match s {
             Spot::Fixed(p) => *p,
-            Spot::Input(i) => self.staged[*i].address(),
+            Spot::Input(i) => self.given.0[*i],
             Spot::Output(i) => self.result_memory[*i].address(),
         }));
         if let Some(s) = &self.starts[launch.region] {
