@@ -33,7 +33,9 @@ pub fn shared() -> Option<PathBuf> {
     let found =
         ["../shared", "../../shared"].map(|p| here.join(p)).into_iter().find(|p| p.join("golden").is_dir());
     if found.is_none() {
-        println!("skipped: no shared folder beside this checkout");
+        // Property tests ask thousands of times; one word is enough.
+        static SAID: std::sync::Once = std::sync::Once::new();
+        SAID.call_once(|| println!("skipped: no shared folder beside this checkout"));
     }
     found
 }
