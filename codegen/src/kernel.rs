@@ -30,8 +30,6 @@ pub enum Expr {
     Act(Activation, Box<Expr>),
     /// Function of two values of this type.
     Binary(BinaryKind, DType, Box<Expr>, Box<Expr>),
-    /// `a * b + c` with one rounding.
-    Fma(Box<Expr>, Box<Expr>, Box<Expr>),
     /// Relation of two values.
     Compare(CompareKind, Box<Expr>, Box<Expr>),
     /// Choice.
@@ -81,14 +79,7 @@ pub enum Stmt {
         /// Statements of an iteration.
         body: Vec<Stmt>,
     },
-    /// Iterations in order.
-    Serial {
-        /// Loop variable.
-        var: Var,
-        /// Statements of an iteration.
-        body: Vec<Stmt>,
-    },
-    /// A local that accumulates over loops, in fixed lanes; one after another when `serial` loops surround the parts.
+    /// A local that accumulates over loops, in fixed lanes; one after another when loops surround the parts.
     Reduce {
         /// Name of the local.
         name: Rc<str>,
@@ -109,7 +100,7 @@ pub enum Stmt {
 pub fn reduces(body: &[Stmt]) -> bool {
     body.iter().any(|s| match s {
         Stmt::Reduce { .. } => true,
-        Stmt::Loop { body, .. } | Stmt::Serial { body, .. } => reduces(body),
+        Stmt::Loop { body, .. } => reduces(body),
         Stmt::Let { .. } | Stmt::Store { .. } => false,
     })
 }

@@ -86,10 +86,6 @@ impl Printer {
                 self.line(&format!("w{buf}[{}] = {value};", index(at)));
             }
             Stmt::Loop { var, body } => self.parallel(var, body),
-            Stmt::Serial { var, body } => {
-                let (v, n, t) = (&var.name, dim(&var.extent), self.counter());
-                self.braces(&format!("for ({t} {v} = 0; {v} < {n}; {v}++)"), |p| p.statements(body));
-            }
             Stmt::Reduce { name, kind, dtype, outer, parts, count } => {
                 self.reduce(name, *kind, *dtype, outer, parts, count)
             }
@@ -370,7 +366,6 @@ pub fn expr(e: &Expr) -> String {
             format!("{f}({})", expr(x))
         }
         Expr::Binary(kind, dtype, a, b) => binary(*kind, *dtype, &expr(a), &expr(b)),
-        Expr::Fma(a, b, c) => format!("FMA({}, {}, {})", expr(a), expr(b), expr(c)),
         Expr::Compare(kind, a, b) => {
             let sign = match kind {
                 CompareKind::Eq => "==",

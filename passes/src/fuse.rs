@@ -343,13 +343,12 @@ impl<'a> Fuse<'a> {
         if computed().any(|id| DotForm::of(self.g, *id).is_some()) {
             return Anchor::Dot;
         }
-        if computed().any(|id| attends(self.g, *id))
-            && inside.iter().any(|id| is_attention_result(self.g, *id))
-        {
-            return Anchor::Attention;
-        }
-        if computed().any(|id| matches!(self.g.node(*id).op, Op::AttentionGrad(_))) {
-            return Anchor::AttentionGrad;
+        if let Some(id) = computed().find(|id| attends(self.g, **id)) {
+            match self.g.node(*id).op {
+                Op::AttentionGrad(_) => return Anchor::AttentionGrad,
+                _ if inside.iter().any(|id| is_attention_result(self.g, *id)) => return Anchor::Attention,
+                _ => {}
+            }
         }
         let known = |id: &NodeId| {
             let op = &self.g.node(*id).op;

@@ -168,10 +168,14 @@ pub fn is_attention_result(g: &Graph, id: NodeId) -> bool {
 /// Widest head that the attention core keeps on its stack.
 const MAX_HEAD: usize = 1024;
 
-/// True for attention that the core computes: a positive scale, heads that fit its stack.
+/// True for attention, or its gradient, that a core computes: a positive scale, heads that fit its stack.
 pub fn attends(g: &Graph, id: NodeId) -> bool {
     let node = g.node(id);
-    let Op::Attention(a) = &node.op else { return false };
+    let a = match &node.op {
+        Op::Attention(a) => a,
+        Op::AttentionGrad(g) => &g.forward,
+        _ => return false,
+    };
     let narrow = |i: usize| g.ty(node.args[i]).shape[2].size().is_some_and(|d| d <= MAX_HEAD);
     a.scale.0 > 0.0 && narrow(0) && narrow(2)
 }

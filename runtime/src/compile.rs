@@ -7,7 +7,7 @@ use crate::stages::{Dump, Stage, Stages};
 use astrai_codegen::{Kernel, host};
 use astrai_ir::ops::Op;
 use astrai_ir::plan::{PlannedWeight, bound};
-use astrai_ir::{Anchor, DType, Graph, IrError, Layout, Plan, Target};
+use astrai_ir::{Anchor, DType, Graph, IrError, Layout, Plan, Target, TargetKind};
 use astrai_passes as passes;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -78,7 +78,12 @@ fn native(op: &Op) -> bool {
     !matches!(op, Op::LinearCrossEntropy(_) | Op::LayerNorm(_))
 }
 
-fn emit(plan: &Plan, _target: &Target) -> Result<Vec<Option<Kernel>>, Error> {
+fn emit(plan: &Plan, target: &Target) -> Result<Vec<Option<Kernel>>, Error> {
+    if let TargetKind::Cuda { .. } = target.kind {
+        let message =
+            "programs run on the host; CUDA has kernels of single regions only (codegen::cuda)".into();
+        return Err(Error::Codegen { origin: target.name.clone(), message });
+    }
     let mut kernels = Vec::with_capacity(plan.regions.len());
     for region in &plan.regions {
         if region.anchor == Anchor::Eval {
@@ -117,7 +122,7 @@ pub struct Cost {
     pub bytes: u64,
     /// Bytes of weights as stored.
     pub weight_bytes: u64,
-    /// Bytes of values between kernels, scratch of kernels included.
+    /// Bytes of values between kernels and of results, scratch of kernels included.
     pub arena_bytes: u64,
     /// Bytes of keys and values that one token leaves behind.
     pub kv_bytes_per_token: u64,
@@ -136,6 +141,9 @@ impl Program {
         }
         cost.weight_bytes = self.plan.weights.iter().map(weight_bytes).sum();
         cost.arena_bytes = self.plan.main.arena + self.plan.scratch + self.scratch_bytes()?;
+        for (_, id) in self.graph.outputs() {
+            cost.arena_bytes += self.plan.bound(&self.graph.ty(*id).bytes())?;
+        }
         Ok(cost)
     }
 

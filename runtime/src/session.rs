@@ -142,12 +142,6 @@ impl Session {
         &self.program
     }
 
-    /// Bytes held: weights, arena and scratch.
-    pub fn bytes(&self) -> u64 {
-        let all = self.weights.iter().chain(&self.consts).chain([&self.arena, &self.scratch]);
-        all.map(|m| m.len() as u64).sum()
-    }
-
     /// From here on every launch is timed.
     pub fn start_profile(&mut self) {
         self.profile = Some(Profile::default());

@@ -35,6 +35,21 @@ fn outputs(t: &mut Table, name: &str, a: Attention, args: &[NodeId], lse: bool) 
     }
 }
 
+/// The cores keep a head on their stack; wider ones run in the interpreter, the gradient's too.
+#[test]
+fn heads_wider_than_the_core_takes() {
+    let mut t = Table::new();
+    let s = starts(&mut t);
+    let [q, k, v] = qkv(&mut t, DType::F32, (1, 1, 1032, 1032));
+    let both = t.g.push(attention(1032), &[q, k, v, s]).unwrap();
+    let o = t.g.part(both, 0).unwrap();
+    t.case("wide", o);
+    let one = t.g.fill(o, 1.0).unwrap();
+    let dq = astrai_ir::gradient(&mut t.g, &[(o, one)], &[q]).unwrap()[0].unwrap();
+    t.case("wide, dq", dq);
+    t.run(&[11]);
+}
+
 #[test]
 fn shapes_and_options() {
     let mut t = Table::new();

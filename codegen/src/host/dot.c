@@ -5,10 +5,8 @@
  *   DOT_M                         rows, a runtime expression over `dims`; DOT_N and DOT_K are literals
  *   PROLOGUE_ROW(m, row)          writes A(m, 0..K) as f32 to `row`
  *   EPILOGUE(m, n0, acc, valid)   consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
- *   PREFETCH_OUT(m, n0)           optional: asks for the memory EPILOGUE will touch for these 32 columns
  *   one source of the weight:
  *     DOT_WEIGHT_F32 / DOT_WEIGHT_BF16   address of packed panels
- *     LOAD_PANEL(dst, n0, n, k0, kc)     writes W(n0 .. n0 + n, k0 .. k0 + kc) to dst[kc][32], zeros beyond n
  *   DOT_A_BF16 (optional)         every A(m, k) is a bf16 value; with a bf16 weight this admits the matrix unit
  *
  * Slots see `bufs` and `dims`. The caller runs phase 0 over units0, then phase 1 over units1, with
@@ -172,24 +170,14 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
             const float *w = DOT_AT(q, k);
 #else
             float w[DOT_KC * DOT_NR] __attribute__((aligned(64)));
-#ifdef DOT_WEIGHT_BF16
             dot_panel_packed_bf16(w, DOT_AT(q, k), kc);
-#else
-            LOAD_PANEL(w, q * DOT_NR, DOT_N - q * DOT_NR < DOT_NR ? (int)(DOT_N - q * DOT_NR) : DOT_NR, k, kc);
-#endif
 #endif
             for (int64_t i = t; i < t_end; i++) {
                 int64_t m = NAME(row)(dims, i), mr = NAME(row)(dims, i + 1) - m;
                 int64_t next = i + 1 < t_end ? i + 1 : t, next_m = NAME(row)(dims, next);
                 const float *next_a = packed + next_m * NAME(depth) + k * (NAME(row)(dims, next + 1) - next_m);
                 const void *next_w = next_a;
-#ifdef DOT_AT
                 if (i < t + 2) next_w = (q + 1 < p_end ? DOT_AT(q + 1, k) : DOT_AT(p, k + kc)) + (i - t) * kc * 16;
-#endif
-#ifdef PREFETCH_OUT
-                if (k + kc == DOT_K)
-                    for (int64_t r = m; r < m + mr; r++) PREFETCH_OUT(r, q * DOT_NR);
-#endif
                 float *to = c + ((q - p) * rows + m - m0) * DOT_NR;
                 tiles[mr - 1](packed + m * NAME(depth) + k * mr, w, 0, kc, to, k == 0, next_a, next_w);
                 if (k + kc == DOT_K) NAME(finish)(bufs, dims, m, mr, q, to);
@@ -310,8 +298,6 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef DOT_K
 #undef PROLOGUE_ROW
 #undef EPILOGUE
-#undef PREFETCH_OUT
 #undef DOT_WEIGHT_F32
 #undef DOT_WEIGHT_BF16
-#undef LOAD_PANEL
 #undef DOT_A_BF16
