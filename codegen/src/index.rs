@@ -3,7 +3,6 @@
 //! of kernels have plain affine addresses.
 
 use astrai_ir::Dim;
-use std::fmt;
 use std::rc::Rc;
 
 /// A loop variable: counts `0 .. extent`.
@@ -227,13 +226,6 @@ impl Atom {
             Atom::Div(i, _) | Atom::Mod(i, _) | Atom::Clamp(i, _) => i.mentions(v),
             Atom::Local(..) => false,
         }
-    }
-}
-
-impl fmt::Display for Index {
-    /// For debugging; kernels are printed with their dialect's names of sizes.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} + {}", self.terms, self.offset)
     }
 }
 
