@@ -2,7 +2,7 @@
 
 use crate::machine::Machine;
 use astrai_builders::config::{Init, TensorSpec};
-use astrai_builders::{ModelConfig, Program, build};
+use astrai_builders::{Loss, ModelConfig, Program, build};
 use astrai_ir::{DType, Graph};
 use astrai_runtime::weights::{Checkpoint, Entry, WeightsError, Writer};
 use astrai_runtime::{Error, Options, Program as Planned, Random, Session, WeightSource, compile};
@@ -115,7 +115,7 @@ pub fn plan_gradient(
     storage: DType,
     machine: &Machine,
 ) -> Result<Planned, Error> {
-    let graph: Graph = build(config, &Program { loss: true, ..program.clone() })?;
+    let graph: Graph = build(config, &Program { loss: Loss::Mean, ..program.clone() })?;
     let options = Options { storage, gradient_of: Some("loss".into()), ..Options::default() };
     compile(&graph, &machine.target, &options)
 }

@@ -8,7 +8,7 @@ use crate::measure;
 use crate::model::{Model, check_sizes, plan, plan_gradient, read_config};
 use crate::progress::Progress;
 use crate::table::table;
-use astrai_builders::{Logits, Program};
+use astrai_builders::{Logits, Loss, Program};
 use astrai_ir::DType;
 use astrai_runtime::weights::{Checkpoint, write};
 use astrai_runtime::{Device, ProfileRow, Session, Value as Array};
@@ -78,7 +78,8 @@ impl Run {
         }
         let logits = if self.want.contains(&Want::Logits) { Logits::All } else { Logits::None };
         let full = Program::full(sequences.batch as u64, sequences.seq as u64);
-        let program = Program { logits, loss: self.want.contains(&Want::Loss), ..full };
+        let loss = if self.want.contains(&Want::Loss) { Loss::Mean } else { Loss::None };
+        let program = Program { logits, loss, ..full };
         let planned = match grads {
             true => plan_gradient(&config, &program, self.machine.storage(), &machine)?,
             false => plan(&config, &program, self.machine.storage(), &machine)?,

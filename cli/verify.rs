@@ -10,7 +10,7 @@ use crate::machine::Machine;
 use crate::model::{Model, check_sizes, plan, plan_gradient};
 use crate::progress::Progress;
 use crate::table::table;
-use astrai_builders::{Logits, Program};
+use astrai_builders::{Logits, Loss, Program};
 use astrai_ir::DType;
 use astrai_runtime::weights::Checkpoint;
 use astrai_runtime::{Program as Planned, Session, Value as Array};
@@ -204,7 +204,8 @@ impl Proof {
         let batch = Batch::new(&sequences.rows(), config.vocab_size)?;
         let logits = if logits { Logits::All } else { Logits::None };
         let full = Program::full(sequences.batch as u64, sequences.seq as u64);
-        let mut session = self.session(&Program { logits, loss, ..full })?;
+        let mut session =
+            self.session(&Program { logits, loss: if loss { Loss::Mean } else { Loss::None }, ..full })?;
         Ok(session.run(&batch.inputs(session.inputs()))?)
     }
 

@@ -4,7 +4,7 @@
 use astrai::batch::Batch;
 use astrai::machine::Machine;
 use astrai::model::Model;
-use astrai_builders::{Logits, Program, build};
+use astrai_builders::{Logits, Loss, Program, build};
 use astrai_ir::json::{read_json, write_json};
 use astrai_ir::{DType, Graph};
 use astrai_runtime::{Device, Dump, Options, Session, compile};
@@ -30,7 +30,7 @@ fn cases() -> Vec<PathBuf> {
 }
 
 fn program() -> Program {
-    Program { tokens: 96, sequences: 4, span: 64, logits: Logits::All, loss: false }
+    Program { tokens: 96, sequences: 4, span: 64, logits: Logits::All, loss: Loss::None }
 }
 
 fn open(path: &Path, storage: DType, threads: usize) -> (Session, usize) {
@@ -92,7 +92,7 @@ fn trace(graph: &Graph, storage: DType) -> (Vec<(String, String)>, Vec<String>) 
 fn compilation_is_a_function_of_the_graph() {
     for path in cases() {
         let model = Model::open(&path, false).unwrap();
-        for loss in [false, true] {
+        for loss in [Loss::None, Loss::Mean, Loss::Scaled] {
             let graph = build(&model.config, &Program { loss, ..program() }).unwrap();
             for storage in [DType::F32, DType::BF16] {
                 let first = trace(&graph, storage);

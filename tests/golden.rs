@@ -3,7 +3,7 @@
 use astrai::batch::Batch;
 use astrai::machine::Machine;
 use astrai::model::Model;
-use astrai_builders::{Logits, Program};
+use astrai_builders::{Logits, Loss, Program};
 use astrai_ir::DType;
 use astrai_runtime::Device;
 use astrai_runtime::weights::Checkpoint;
@@ -30,7 +30,8 @@ fn logits_and_loss(case: &Path, device: Device, storage: DType) -> (Vec<f32>, Ve
     let tokens = ids.to_i64().unwrap();
     let model = Model::open(case, false).unwrap();
     let machine = Machine::new(device, 2).unwrap();
-    let program = Program { loss: true, logits: Logits::All, ..Program::full(batch as u64, seq as u64) };
+    let program =
+        Program { loss: Loss::Mean, logits: Logits::All, ..Program::full(batch as u64, seq as u64) };
     let mut session = model.session(&program, storage, &machine, &mut |_, _| {}).unwrap();
     let rows: Vec<&[i64]> = tokens.chunks(seq).collect();
     let inputs = Batch::new(&rows, model.config.vocab_size).unwrap();

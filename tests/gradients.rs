@@ -3,7 +3,7 @@
 use astrai::batch::Batch;
 use astrai::machine::Machine;
 use astrai::model::{Model, read_config};
-use astrai_builders::{Logits, Program, build};
+use astrai_builders::{Logits, Loss, Program, build};
 use astrai_ir::{Anchor, DType, Op};
 use astrai_runtime::weights::Checkpoint;
 use astrai_runtime::{Device, Options, compile};
@@ -19,7 +19,8 @@ fn host_kernels_give_the_references_gradients() {
         let tokens = ids.to_i64().unwrap();
         let model = Model::open(&case, false).unwrap();
         let machine = Machine::new(Device::Host, 2).unwrap();
-        let program = Program { loss: true, logits: Logits::All, ..Program::full(batch as u64, seq as u64) };
+        let program =
+            Program { loss: Loss::Mean, logits: Logits::All, ..Program::full(batch as u64, seq as u64) };
         let graph = build(&model.config, &program).unwrap();
         let options = Options { gradient_of: Some("loss".into()), ..Options::default() };
         let compiled = compile(&graph, &machine.target, &options).unwrap();
@@ -55,7 +56,7 @@ fn no_dot_of_training_is_left_to_loops() {
     let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/llama");
     let (config, _) = read_config(&case, false).unwrap();
     let machine = Machine::new(Device::Null, 1).unwrap();
-    let graph = build(&config, &Program { loss: true, ..Program::full(2, 64) }).unwrap();
+    let graph = build(&config, &Program { loss: Loss::Mean, ..Program::full(2, 64) }).unwrap();
     for storage in [DType::F32, DType::BF16] {
         let options = Options { storage, gradient_of: Some("loss".into()), ..Options::default() };
         let compiled = compile(&graph, &machine.target, &options).unwrap();

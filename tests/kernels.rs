@@ -14,6 +14,8 @@ mod programs;
 mod random;
 #[path = "kernels/row.rs"]
 mod row;
+#[path = "kernels/states.rs"]
+mod states;
 #[path = "kernels/table.rs"]
 mod table;
 #[path = "kernels/views.rs"]

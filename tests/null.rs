@@ -1,7 +1,7 @@
 //! Published shapes on the null device: planned whole and their kernels written, on a machine that could never hold them.
 
 use astrai::machine::Machine;
-use astrai_builders::{Logits, ModelConfig, Program, build};
+use astrai_builders::{Logits, Loss, ModelConfig, Program, build};
 use astrai_ir::DType;
 use astrai_runtime::{Device, Options, compile};
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ fn published_shapes_are_planned_in_seconds() {
         assert_eq!(config.parameter_count(), parameters, "{name}");
         for (tokens, logits) in [(8192, Logits::Last), (1, Logits::All)] {
             let started = Instant::now();
-            let program = Program { tokens, sequences: 1, span: tokens, logits, loss: false };
+            let program = Program { tokens, sequences: 1, span: tokens, logits, loss: Loss::None };
             let graph = build(&config, &program).unwrap();
             let options = Options { storage: DType::BF16, ..Options::default() };
             let program = compile(&graph, &machine.target, &options).unwrap();

@@ -19,8 +19,20 @@ pub struct Program {
     pub span: u64,
     /// Logits of which positions.
     pub logits: Logits,
-    /// Also the mean cross-entropy of `targets`.
-    pub loss: bool,
+    /// Which cross-entropy of `targets`.
+    pub loss: Loss,
+}
+
+/// The loss of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// None; there are no targets.
+    None,
+    /// The mean over the targets that count.
+    Mean,
+    /// Their sum times the scalar input `loss_scale`: with one over the number of all targets that count, the losses of
+    /// several runs, and their gradients, add up to those of the mean over all.
+    Scaled,
 }
 
 /// Positions whose logits a program puts out.
@@ -37,7 +49,7 @@ pub enum Logits {
 impl Program {
     /// Everything of a batch of `batch` sequences of up to `seq` tokens.
     pub fn full(batch: u64, seq: u64) -> Program {
-        Program { tokens: batch * seq, sequences: batch, span: seq, logits: Logits::All, loss: false }
+        Program { tokens: batch * seq, sequences: batch, span: seq, logits: Logits::All, loss: Loss::None }
     }
 
     fn symbols(&self) -> Vec<Symbol> {
@@ -47,8 +59,8 @@ impl Program {
 }
 
 /// The graph of a model. Inputs: `input_ids` i32 `[tokens]`, `positions` i32 `[tokens]` (from 0 in each sequence),
-/// `starts` i32 `[sequences + 1]`, and as wanted `last` i32 `[sequences]` and `targets` i32 `[tokens]` (negative:
-/// ignored). Outputs: `logits`, `loss`. All arithmetic is f32; the precision pass changes what is stored.
+/// `starts` i32 `[sequences + 1]`, and as wanted `last` i32 `[sequences]`, `targets` i32 `[tokens]` (negative:
+/// ignored) and `loss_scale` f32. Outputs: `logits`, `loss`. All arithmetic is f32; the precision pass changes what is stored.
 pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> {
     let mut g = Graph::new(program.symbols());
     let tokens = Dim::symbol("tokens");
@@ -82,9 +94,9 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
             g.set_output("logits", logits)?;
         }
     }
-    if program.loss {
+    if program.loss != Loss::None {
         let x = g.scope("norm", |g| g.rms_norm(x, norm, config.norm_eps))?;
-        let loss = g.scope("loss", |g| mean_loss(g, x, head))?;
+        let loss = g.scope("loss", |g| loss(g, x, head, program.loss))?;
         g.set_output("loss", loss)?;
     }
     Ok(g)
@@ -150,12 +162,16 @@ fn rope_tables(g: &mut Graph, rope: &RopeSpec, positions: NodeId) -> Result<[Nod
     Ok([side(UnaryKind::Cos)?, side(UnaryKind::Sin)?])
 }
 
-/// Mean cross-entropy of `targets` from the normed hidden states `[tokens, hidden]` and the head `[vocab, hidden]`.
-fn mean_loss(g: &mut Graph, x: NodeId, head: NodeId) -> Result<NodeId, IrError> {
+/// Cross-entropy of `targets` from the normed hidden states `[tokens, hidden]` and the head `[vocab, hidden]`.
+fn loss(g: &mut Graph, x: NodeId, head: NodeId, kind: Loss) -> Result<NodeId, IrError> {
     let targets = g.input("targets", DType::I32, vec![Dim::symbol("tokens")])?;
     let op = ops::LinearCrossEntropy { label_smoothing: Real(0.0), softcap: None };
     let losses = g.push(op, &[x, head, targets])?; // [tokens]
     let sum = g.reduce(ReduceKind::Sum, losses, &[0])?;
+    if kind == Loss::Scaled {
+        let scale = g.input("loss_scale", DType::F32, vec![])?;
+        return g.mul(sum, scale);
+    }
     let zero = g.fill(targets, 0.0)?;
     let valid = g.compare(CompareKind::Ge, targets, zero)?;
     let valid = g.cast(valid, DType::F32)?;

@@ -182,14 +182,17 @@ fn scatter_kernel(region: &Region, name: &str, root: NodeId, s: &Scatter) -> Res
         p.braces("for (int64_t unit = begin; unit < end; unit++)", |p| {
             piece(p, &pieces, &dim(&width));
             p.statements(&around);
-            let (row, column, value, at, inner, of_row) = &start;
-            p.around(std::slice::from_ref(row), |p| {
-                p.statements(of_row);
-                p.braces(&format!("for (int64_t {0} = 0; {0} < width; {0}++)", column.name), |p| {
-                    p.statements(inner);
-                    p.line(&format!("w0[{}] = {};", index(at), expr(value)));
+            // In place, what is added to lies there already.
+            if region.in_place.is_empty() {
+                let (row, column, value, at, inner, of_row) = &start;
+                p.around(std::slice::from_ref(row), |p| {
+                    p.statements(of_row);
+                    p.braces(&format!("for (int64_t {0} = 0; {0} < width; {0}++)", column.name), |p| {
+                        p.statements(inner);
+                        p.line(&format!("w0[{}] = {};", index(at), expr(value)));
+                    });
                 });
-            });
+            }
             let (row, column, value, at, inner, of_row) = &add;
             p.around(std::slice::from_ref(row), |p| {
                 p.statements(&of_index);

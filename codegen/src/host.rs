@@ -72,12 +72,19 @@ pub(crate) fn prologue(p: &mut Printer, region: &Region) {
     }
     let reads = region.reads();
     for (i, t) in reads.iter().enumerate() {
-        p.line(&format!("const {0} *restrict r{i} = (const {0} *)bufs[{i}]; (void)r{i};", element(t.dtype)));
+        p.line(&read_pointer(region, i, t.dtype));
     }
     for (i, t) in region.writes().iter().enumerate() {
         let at = reads.len() + i;
-        p.line(&format!("{0} *restrict w{i} = ({0} *)bufs[{at}]; (void)w{i};", element(t.dtype)));
+        let alone = if region.in_place.iter().any(|(w, _)| *w == i) { "" } else { "restrict " };
+        p.line(&format!("{0} *{alone}w{i} = ({0} *)bufs[{at}]; (void)w{i};", element(t.dtype)));
     }
+}
+
+/// The local through which a buffer is read; `restrict` unless the kernel writes there too.
+fn read_pointer(region: &Region, i: usize, dtype: DType) -> String {
+    let alone = if region.in_place.iter().any(|(_, r)| *r == i) { "" } else { "restrict " };
+    format!("const {0} *{alone}r{i} = (const {0} *)bufs[{i}]; (void)r{i};", element(dtype))
 }
 
 pub(crate) const PHASE: &str =
@@ -154,7 +161,7 @@ fn reads_only(p: &mut Printer, region: &Region) {
         p.line(&format!("const int64_t {} = dims[{i}]; (void){0};", symbol(&s.name)));
     }
     for (i, t) in region.reads().iter().enumerate() {
-        p.line(&format!("const {0} *restrict r{i} = (const {0} *)bufs[{i}]; (void)r{i};", element(t.dtype)));
+        p.line(&read_pointer(region, i, t.dtype));
     }
 }
 

@@ -66,12 +66,14 @@ fn stores(lower: &mut Lower, region: &Region, at: &[Index], s: &Segment, scalar:
         if !scalar {
             at.push(p.clone());
         }
+        // A result may lie where another's argument does: all are computed before the first is written.
+        let mut made = Vec::new();
         for (buf, (_, id)) in region.graph.outputs().iter().enumerate() {
             let ty = region.graph.ty(*id);
             let value = lower.value(*id, &at)?;
-            let to = Index::linear(&at, &ty.shape);
-            lower.push(Stmt::Store { buf, at: to, dtype: ty.dtype, value });
+            made.push(Stmt::Store { buf, at: Index::linear(&at, &ty.shape), dtype: ty.dtype, value });
         }
+        made.into_iter().for_each(|s| lower.push(s));
     }
     let body = lower.close();
     lower.push(Stmt::Loop { var, body });

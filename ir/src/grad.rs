@@ -1,11 +1,12 @@
 //! Reverse-mode differentiation of a graph. In: outputs with their cotangents, and the nodes to differentiate by. Out:
 //! the cotangents of those, as new nodes of the same graph. The rules are the operators' own; this is only the walk.
 
+use crate::DType;
 use crate::graph::{Graph, IrError, NodeId};
 use crate::op::{Cotangents, Vjp};
-use crate::ops::Op;
+use crate::ops::{BinaryKind, Op, ScatterKind};
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// Cotangents of `wrt`, in their order; `None` where no output depends on the node. `outputs` pairs nodes with their
 /// cotangents, which have the same types. A `call` on the way is an error: blocks are differentiated as blocks.
@@ -24,29 +25,50 @@ pub fn gradient_until(
     wrt: &[NodeId],
     stop: &HashSet<NodeId>,
 ) -> Result<Vec<Option<NodeId>>, IrError> {
-    gradient_through(graph, outputs, wrt, stop, &mut |graph, id, _| {
-        let Op::Call(c) = &graph.node(id).op else { return Ok(vec![]) };
-        let name = graph.block(c.block).name.clone();
-        Err(graph.error(format!(
-            "the call of block `{name}` has no gradient here; differentiate the block, or inline its calls"
-        )))
-    })
+    gradient_through(graph, outputs, wrt, &Walk { stop, ..Walk::default() }, &mut refuse_calls)
+}
+
+/// The rule of graphs without calls.
+pub fn refuse_calls(graph: &mut Graph, id: NodeId, _: &[Option<NodeId>]) -> Cotangents {
+    let Op::Call(c) = &graph.node(id).op else { return Ok(vec![]) };
+    let name = graph.block(c.block).name.clone();
+    Err(graph.error(format!(
+        "the call of block `{name}` has no gradient here; differentiate the block, or inline its calls"
+    )))
+}
+
+/// What the walk does at particular nodes.
+#[derive(Clone, Copy)]
+pub struct Walk<'a> {
+    /// Constants: nothing flows through them to their arguments.
+    pub stop: &'a HashSet<NodeId>,
+    /// Narrow leaves whose cotangents are f32: they are summed before anything is rounded.
+    pub wide: &'a HashSet<NodeId>,
+}
+
+impl Default for Walk<'_> {
+    fn default() -> Self {
+        static NONE: LazyLock<HashSet<NodeId>> = LazyLock::new(HashSet::new);
+        Walk { stop: &NONE, wide: &NONE }
+    }
 }
 
 /// What the walk asks about a `call`: the graph, the call, the cotangents of its outputs; answers those of its arguments.
 pub type CallRule<'a> = dyn FnMut(&mut Graph, NodeId, &[Option<NodeId>]) -> Cotangents + 'a;
 
-/// [`gradient_until`] in which `call` nodes are differentiated by a rule of the caller's.
+/// [`gradient`] in which `call` nodes are differentiated by a rule of the caller's.
 pub fn gradient_through(
     graph: &mut Graph,
     outputs: &[(NodeId, NodeId)],
     wrt: &[NodeId],
-    stop: &HashSet<NodeId>,
+    walk: &Walk,
     call: &mut CallRule,
 ) -> Result<Vec<Option<NodeId>>, IrError> {
     check(graph, outputs, wrt)?;
+    let stop = walk.stop;
     let on_path = reached(graph, wrt, stop);
-    let mut sums = Sums { grads: graph.nodes().iter().map(|n| vec![None; n.types.len()]).collect() };
+    let grads = graph.nodes().iter().map(|n| vec![None; n.types.len()]).collect();
+    let mut sums = Sums { grads, wide: walk.wide };
     for &(y, cotangent) in outputs.iter().filter(|(y, _)| on_path[y.index()]) {
         sums.add(graph, y, 0, cotangent)?;
     }
@@ -95,12 +117,14 @@ fn reached(graph: &Graph, wrt: &[NodeId], stop: &HashSet<NodeId>) -> Vec<bool> {
 }
 
 /// Cotangents so far: one for each output of each forward node.
-struct Sums {
+struct Sums<'a> {
     grads: Vec<Vec<Option<NodeId>>>,
+    wide: &'a HashSet<NodeId>,
 }
 
-impl Sums {
+impl Sums<'_> {
     fn add(&mut self, graph: &mut Graph, id: NodeId, output: usize, g: NodeId) -> Result<(), IrError> {
+        let g = if self.wide.contains(&id) { widen(graph, g)? } else { g };
         let sum = match self.grads[id.index()][output] {
             Some(before) => graph.add(before, g)?,
             None => g,
@@ -148,12 +172,48 @@ impl Sums {
     ) -> Result<(), IrError> {
         for (&a, g) in args.iter().zip(back).filter(|(a, _)| on_path[a.index()]) {
             let Some(g) = g else { continue };
-            if graph.ty(g) != graph.ty(a) {
+            let wanted = match self.wide.contains(&a) {
+                true => graph.ty(a).with(graph.ty(g).dtype),
+                false => graph.ty(a).clone(),
+            };
+            if *graph.ty(g) != wanted {
                 let (tg, ta) = (graph.ty(g), graph.ty(a));
                 return Err(graph.error(format!("a gradient rule answers {tg} for an argument {ta}")));
             }
             self.add(graph, a, 0, g)?;
         }
         Ok(())
+    }
+}
+
+/// A cotangent as f32: roundings at its end are taken back, where they were made for a narrow leaf only.
+fn widen(graph: &mut Graph, g: NodeId) -> Result<NodeId, IrError> {
+    let (node, ty) = (graph.node(g), graph.ty(g).clone());
+    if ty.dtype == DType::F32 {
+        return Ok(g);
+    }
+    let (op, args) = (node.op.clone(), node.args.clone());
+    match &op {
+        Op::Cast(_) if graph.ty(args[0]).dtype == DType::F32 => Ok(args[0]),
+        Op::Reshape(_) | Op::Permute(_) => {
+            let x = widen(graph, args[0])?;
+            graph.push(op, &[x])
+        }
+        Op::Binary(b) if b.kind == BinaryKind::Add => {
+            let (x, y) = (widen(graph, args[0])?, widen(graph, args[1])?);
+            graph.add(x, y)
+        }
+        Op::Scatter(s) if s.kind == ScatterKind::Add => {
+            let (x, updates) = (widen(graph, args[0])?, widen(graph, args[2])?);
+            graph.push(op, &[x, args[1], updates])
+        }
+        Op::Const(c) if c.as_scalar().is_some() => {
+            graph.constant(ty.with(DType::F32), c.as_scalar().unwrap_or(0.0))
+        }
+        Op::Expand(_) => {
+            let x = widen(graph, args[0])?;
+            graph.push(op, &[x])
+        }
+        _ => graph.cast(g, DType::F32),
     }
 }

@@ -32,7 +32,7 @@ pub use dot_form::{DotForm, DotSide};
 pub use dtype::DType;
 pub use eval::{Precision, Sizes, eval};
 pub use front::{Tape, Value};
-pub use grad::{gradient, gradient_through, gradient_until};
+pub use grad::{Walk, gradient, gradient_through, gradient_until, refuse_calls};
 pub use graph::{BlockId, Graph, IrError, Node, NodeId};
 pub use inline::inline_calls;
 pub use op::Operator;

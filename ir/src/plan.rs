@@ -40,6 +40,8 @@ pub struct Region {
     pub graph: Graph,
     /// Layout of each buffer read.
     pub layouts: Vec<Layout>,
+    /// (write, read) that are one buffer: an element is read there before it is written.
+    pub in_place: Vec<(usize, usize)>,
     /// Origins of the nodes, for the reader.
     pub origin: String,
 }
@@ -95,7 +97,7 @@ impl Region {
     /// Text that two regions share exactly when one kernel serves both.
     pub fn key(&self) -> String {
         use std::fmt::Write;
-        let mut key = format!("{:?} {:?}\n", self.anchor, self.layouts);
+        let mut key = format!("{:?} {:?} {:?}\n", self.anchor, self.layouts, self.in_place);
         for n in self.graph.nodes() {
             let _ = writeln!(key, "{:?} {:?}", n.op, n.args);
         }

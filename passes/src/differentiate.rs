@@ -1,16 +1,52 @@
 //! Adds the gradient of a scalar output to a graph. In: a graph with calls of blocks and an output such as `loss`. Out: the
 //! same outputs and `grad.<buffer>` for every weight. It works per block: each body becomes a forward body, which also puts
-//! out what is saved, and a gradient body, which recomputes the rest. Saved are ends of dots and attention's result with its
-//! log-sum-exp; norms and pointwise chains are recomputed.
+//! out what is saved, and a gradient body, which recomputes the rest. By default saved are ends of dots and attention's
+//! result with its log-sum-exp; norms and pointwise chains are recomputed. Gradients of narrow weights are f32.
 
-use crate::regions::Uses;
-use astrai_ir::ops::{Call, Input, Op};
-use astrai_ir::{Block, BlockId, Graph, IrError, NodeId, gradient, gradient_through};
+use crate::regions::{Uses, is_free};
+use astrai_ir::ops::{Call, CompareKind, Input, Op, State, Store};
+use astrai_ir::{Block, BlockId, DType, Graph, IrError, NodeId, Type, Walk, gradient_through, refuse_calls};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 /// Prefix of a gradient's output.
 pub const GRAD: &str = "grad.";
+
+/// Name of the input that says whether gradients are added to what their states hold: 0 in the first run of a sum, else 1.
+pub const KEEP: &str = "keep";
+
+/// Where gradients go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Destination {
+    /// Outputs `grad.<buffer>`.
+    #[default]
+    Results,
+    /// States `grad.<buffer>`, overwritten by each run.
+    States,
+    /// States `grad.<buffer>`, added up from run to run: the scalar input [`KEEP`] multiplies what they hold.
+    Sums,
+}
+
+/// Which values of the forward bodies the gradient's bodies compute again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recompute {
+    /// None: whatever the gradient needs is saved.
+    None,
+    /// What is cheap: norms and pointwise chains.
+    #[default]
+    Selective,
+    /// All: only the arguments of the blocks are kept.
+    Full,
+}
+
+/// How a graph is differentiated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gradients {
+    /// Where gradients go.
+    pub to: Destination,
+    /// What is computed again.
+    pub recompute: Recompute,
+}
 
 /// A block taken apart for the gradient.
 struct Split {
@@ -23,8 +59,9 @@ struct Split {
 }
 
 /// The graph with gradients of the output `of` by every weight.
-pub fn differentiate(graph: &Graph, of: &str) -> Result<Graph, IrError> {
-    let splits = graph.blocks().iter().map(split).collect::<Result<Vec<_>, IrError>>()?;
+pub fn differentiate(graph: &Graph, of: &str, how: Gradients) -> Result<Graph, IrError> {
+    let of_block = |(i, b)| split(b, &given_weights(graph, BlockId(i as u32)), how.recompute);
+    let splits = graph.blocks().iter().enumerate().map(of_block).collect::<Result<Vec<_>, IrError>>()?;
     let mut next = splits.iter();
     let mut g = graph.rebuild(
         |b| Ok(next.next().map_or(b.clone(), |s| s.forward.clone())),
@@ -38,18 +75,62 @@ pub fn differentiate(graph: &Graph, of: &str) -> Result<Graph, IrError> {
     let loss = g.output(of).ok_or_else(|| g.error(format!("there is no output `{of}` to differentiate")))?;
     let weights: Vec<NodeId> = g.ids().filter(|id| matches!(g.node(*id).op, Op::Weight(_))).collect();
     let one = g.fill(loss, 1.0)?;
-    let grads = gradient_through(&mut g, &[(loss, one)], &weights, &HashSet::new(), &mut |g, id, grads| {
+    let wide: HashSet<NodeId> = weights.iter().copied().collect();
+    let walk = Walk { wide: &wide, ..Walk::default() };
+    let grads = gradient_through(&mut g, &[(loss, one)], &weights, &walk, &mut |g, id, grads| {
         call_back(g, id, grads, &splits, &backward)
     })?;
+    let keep = match how.to {
+        Destination::Sums => Some(g.input(KEEP, DType::F32, vec![])?),
+        _ => None,
+    };
     for (w, d) in weights.iter().zip(grads) {
-        let d = match d {
-            Some(d) => d,
-            None => g.fill(*w, 0.0)?,
-        };
-        let name = g.node(*w).op.leaf_name().unwrap_or_default().to_string();
-        g.set_output(&format!("{GRAD}{name}"), d)?;
+        let origin = g.node(*w).origin.clone();
+        g.with_origin(&origin, |g| put_out(g, *w, d, how.to, keep))?;
     }
     Ok(g)
+}
+
+/// Makes the gradient `d` of a weight an output, or the next version of its state.
+fn put_out(
+    g: &mut Graph,
+    w: NodeId,
+    d: Option<NodeId>,
+    to: Destination,
+    keep: Option<NodeId>,
+) -> Result<(), IrError> {
+    let ty = g.ty(w).with(DType::F32);
+    let name = format!("{GRAD}{}", g.node(w).op.leaf_name().unwrap_or_default());
+    let mut d = match d {
+        Some(d) => d,
+        None => g.constant(ty.clone(), 0.0)?,
+    };
+    if to != Destination::Results {
+        let state = g.push(State { name: name.clone(), ty: ty.clone() }, &[])?;
+        if let Some(keep) = keep {
+            d = added(g, state, d, keep, &ty)?;
+        }
+        d = g.push(Store {}, &[state, d])?;
+    }
+    g.set_output(&name, d)
+}
+
+/// `d` on top of what the state holds. A state that held an infinity counts for nothing when it is not kept.
+fn added(g: &mut Graph, state: NodeId, d: NodeId, keep: NodeId, ty: &Type) -> Result<NodeId, IrError> {
+    let zero = g.constant(Type::scalar(DType::F32), 0.0)?;
+    let kept = g.compare(CompareKind::Gt, keep, zero)?;
+    let kept = g.broadcast(kept, &ty.shape)?;
+    let none = g.constant(ty.clone(), 0.0)?;
+    let before = g.select(kept, state, none)?;
+    g.add(before, d)
+}
+
+/// Parameters of a block that every call binds to a weight.
+fn given_weights(graph: &Graph, block: BlockId) -> HashSet<usize> {
+    let params = 0..graph.block(block).params.len();
+    let calls = || graph.nodes().iter().filter(|n| matches!(&n.op, Op::Call(c) if c.block == block));
+    let weight = |id: &NodeId| matches!(graph.node(*id).op, Op::Weight(_));
+    params.filter(|&p| calls().all(|n| n.args.get(p).is_some_and(weight))).collect()
 }
 
 /// Cotangents of a call's arguments: the gradient body called on what it needs.
@@ -106,7 +187,7 @@ fn name_index(name: &str, prefix: &str) -> Option<usize> {
 }
 
 /// The forward body that saves and the gradient body that uses what was saved.
-fn split(block: &Arc<Block>) -> Result<Split, IrError> {
+fn split(block: &Arc<Block>, weights: &HashSet<usize>, recompute: Recompute) -> Result<Split, IrError> {
     let body = &block.graph;
     let outputs = body.outputs().to_vec();
     let mut both = body.clone();
@@ -118,10 +199,16 @@ fn split(block: &Arc<Block>) -> Result<Split, IrError> {
     let leaf = |p: &String| block.leaf(p).ok_or_else(|| body.error(format!("parameter `{p}` has no leaf")));
     let params = block.params.iter().map(leaf).collect::<Result<Vec<_>, IrError>>()?;
     let float: Vec<NodeId> = params.iter().copied().filter(|p| body.ty(*p).dtype.is_float()).collect();
-    let grads = gradient(&mut both, &pairs, &float)?;
+    let wide = weights.iter().map(|&p| params[p]).collect();
+    let walk = Walk { wide: &wide, ..Walk::default() };
+    let grads = gradient_through(&mut both, &pairs, &float, &walk, &mut refuse_calls)?;
     let by_leaf: HashMap<NodeId, Option<NodeId>> = float.into_iter().zip(grads).collect();
     let roots: Vec<Option<NodeId>> = params.iter().map(|p| by_leaf.get(p).copied().flatten()).collect();
-    let worth = worth_saving(&both, body);
+    let worth = match recompute {
+        Recompute::None => computed(&both, body),
+        Recompute::Selective => worth_saving(&both, body),
+        Recompute::Full => BTreeSet::new(),
+    };
     let needed = needed(&both, &roots, &worth);
     let saved: Vec<NodeId> = needed.iter().copied().filter(|id| worth.contains(id)).collect();
     let mut forward = body.clone();
@@ -162,6 +249,20 @@ fn worth_saving(both: &Graph, body: &Graph) -> BTreeSet<NodeId> {
         }
     }
     worth
+}
+
+/// Everything that the forward body computes, but views and casts of what is in memory anyway.
+fn computed(both: &Graph, body: &Graph) -> BTreeSet<NodeId> {
+    let forward = |id: NodeId| id.index() < body.nodes().len();
+    let computes = |id: &NodeId| {
+        let node = both.node(*id);
+        match &node.op {
+            Op::Part(_) => forward(node.args[0]),
+            Op::Const(_) => false,
+            op => forward(*id) && node.types.len() == 1 && op.leaf_name().is_none() && !is_free(both, *id),
+        }
+    };
+    both.ids().filter(computes).collect()
 }
 
 /// Nodes that the gradient body holds: everything behind the roots, up to what is saved.

@@ -2,7 +2,10 @@
 //! have no offsets yet. No region crosses a block: a norm is the prologue of the dot that follows, a residual addition the
 //! epilogue of the dot before.
 
-use crate::regions::{Uses, adds_rows, attends, inlines_arguments, is_attention_result, is_free, stored};
+use crate::regions::{
+    Uses, adds_rows, attends, cone, inlines_arguments, is_attention_result, is_free, is_leaf, stored,
+};
+use crate::versions::{Versions, stored_param, version_leaf};
 use astrai_ir::ops::{Input, Op};
 use astrai_ir::plan::{Body, Buffer, BufferId, Place, PlannedWeight, Step};
 use astrai_ir::{Anchor, DotForm, Graph, IrError, Layout, NodeId, Plan, Region};
@@ -59,11 +62,14 @@ struct Fuse<'a> {
     known: &'a mut HashMap<String, usize>,
     uses: Uses,
     stored: Vec<bool>,
+    versions: Versions,
     packed: BTreeSet<NodeId>,
     params: Vec<String>,
     main: bool,
     body: Body,
     buffer_of: HashMap<(NodeId, Layout), BufferId>,
+    /// The value that each buffer of a state holds now.
+    holds: HashMap<BufferId, NodeId>,
 }
 
 impl<'a> Fuse<'a> {
@@ -75,6 +81,7 @@ impl<'a> Fuse<'a> {
     ) -> Fuse<'a> {
         let uses = Uses::of(g);
         let stored = stored(g, &uses);
+        let versions = Versions::of(g, &uses, &stored);
         let packed = if trained { BTreeSet::new() } else { packed(g) };
         let body = Body::default();
         Fuse {
@@ -83,11 +90,13 @@ impl<'a> Fuse<'a> {
             known,
             uses,
             stored,
+            versions,
             packed,
             params: vec![],
             main: false,
             body,
             buffer_of: HashMap::new(),
+            holds: HashMap::new(),
         }
     }
 
@@ -110,6 +119,10 @@ impl<'a> Fuse<'a> {
                 && !done.contains(&id)
             {
                 let roots = self.roots(id);
+                // Together at the last, when everything they need is there.
+                if self.versions.together(id).is_some_and(|all| all.iter().any(|r| *r > id)) {
+                    continue;
+                }
                 done.extend(roots.iter().copied());
                 self.region(&roots)?;
             }
@@ -118,19 +131,22 @@ impl<'a> Fuse<'a> {
         Ok(self.body)
     }
 
-    /// Values that have memory without a kernel of this body.
     fn is_leaf(&self, id: NodeId) -> bool {
-        let node = self.g.node(id);
-        match &node.op {
-            Op::Input(_) | Op::Weight(_) | Op::State(_) | Op::Const(_) => true,
-            Op::Part(_) => matches!(self.g.node(node.args[0]).op, Op::Call(_)),
-            _ => false,
-        }
+        is_leaf(self.g, id)
     }
 
-    /// The stored value whose memory is also this reshaped value's.
+    /// True for what a state holds after a store: it stays where it is.
+    fn is_version(&self, id: NodeId) -> bool {
+        self.g.node(id).op.leaf_name().is_none() && version_leaf(self.g, id).is_some()
+    }
+
+    /// The stored value whose memory is also this reshaped, or just stored, value's.
     fn alias(&self, id: NodeId) -> Option<NodeId> {
         let mut at = id;
+        if let (Op::Store(_), &[_, value]) = (&self.g.node(id).op, self.g.node(id).args.as_slice()) {
+            let there = self.versions.home(value) != value;
+            return there.then(|| self.alias(value).unwrap_or(value));
+        }
         while let Op::Reshape(_) = self.g.node(at).op {
             at = self.g.node(at).args[0];
             if self.stored[at.index()] || self.is_leaf(at) || matches!(self.g.node(at).op, Op::Call(_)) {
@@ -147,7 +163,7 @@ impl<'a> Fuse<'a> {
             let is_call = matches!(self.g.node(*id).op, Op::Call(_));
             let key = (*id, Layout::Rows);
             let own = !self.is_leaf(*id) && self.alias(*id).is_none() || is_call || self.is_call_part(*id);
-            if own && !self.buffer_of.contains_key(&key) {
+            if own && !self.is_version(*id) && !self.buffer_of.contains_key(&key) {
                 let b = self.new_buffer(*id, Place::Result(i));
                 self.buffer_of.insert(key, b);
             }
@@ -162,6 +178,9 @@ impl<'a> Fuse<'a> {
     /// Outputs that are leaves, aliases or declared twice are copied.
     fn copy_results(&mut self) -> Result<(), IrError> {
         for (i, (_, id)) in self.g.outputs().iter().enumerate() {
+            if self.is_version(*id) {
+                continue;
+            }
             // A block's weight comes in one layout, in which the copy reads it.
             let layout = match self.packed.contains(id) && !self.main {
                 true => Layout::Panels,
@@ -174,7 +193,8 @@ impl<'a> Fuse<'a> {
                 graph.set_output("w0", x)?;
                 let layouts = vec![layout];
                 let origin = self.g.node(*id).origin.to_string();
-                let region = self.intern(Region { anchor: Anchor::Loops, graph, layouts, origin });
+                let region =
+                    self.intern(Region { anchor: Anchor::Loops, graph, layouts, in_place: vec![], origin });
                 let to = self.new_buffer(*id, Place::Result(i));
                 let origin = self.g.node(*id).origin.clone();
                 self.body.steps.push(Step::Run { region, reads: vec![at], writes: vec![to], origin });
@@ -191,7 +211,7 @@ impl<'a> Fuse<'a> {
 
     /// The buffer of a stored value; made when first asked for.
     fn buffer(&mut self, id: NodeId, layout: Layout) -> Result<BufferId, IrError> {
-        let id = self.alias(id).unwrap_or(id);
+        let id = self.place_of(id);
         if let Some(b) = self.buffer_of.get(&(id, layout)) {
             return Ok(*b);
         }
@@ -212,6 +232,38 @@ impl<'a> Fuse<'a> {
         Ok(b)
     }
 
+    /// The value under which the memory of this one is known.
+    fn place_of(&self, id: NodeId) -> NodeId {
+        let mut at = id;
+        loop {
+            let next = self.versions.home(self.alias(at).unwrap_or(at));
+            let next = match version_leaf(self.g, next) {
+                Some(leaf) if self.is_version(next) => leaf,
+                _ => next,
+            };
+            if next == at {
+                return at;
+            }
+            at = next;
+        }
+    }
+
+    /// The version that a reader of this value wants in its buffer.
+    fn version(&self, id: NodeId) -> NodeId {
+        self.alias(id).map_or(id, |a| self.version(a))
+    }
+
+    /// Refuses to read a version of a state that was overwritten.
+    fn check_version(&mut self, id: NodeId, buffer: BufferId) -> Result<(), IrError> {
+        let wanted = self.version(id);
+        let held = *self.holds.entry(buffer).or_insert(wanted);
+        if held == wanted {
+            return Ok(());
+        }
+        let origin = self.g.node(id).origin.to_string();
+        Err(IrError { origin, message: format!("{id} is read after {held} has taken its place") })
+    }
+
     fn weight(&mut self, w: PlannedWeight) -> usize {
         let at = self.plan.weights.iter().position(|x| *x == w);
         at.unwrap_or_else(|| {
@@ -227,7 +279,9 @@ impl<'a> Fuse<'a> {
         let layouts: Vec<Layout> = self.plan.bodies[body].params.iter().map(|p| p.1).collect();
         let mut args = Vec::with_capacity(node.args.len());
         for (&a, layout) in node.args.iter().zip(layouts) {
-            args.push(self.buffer(a, layout)?);
+            let b = self.buffer(a, layout)?;
+            self.check_version(a, b)?;
+            args.push(b);
         }
         let mut results = Vec::new();
         for i in 0..node.types.len() {
@@ -240,9 +294,17 @@ impl<'a> Fuse<'a> {
                     .copied()
                     .find(|u| matches!(&self.g.node(*u).op, Op::Part(p) if p.index as usize == i)),
             };
-            results.push(match value {
-                Some(v) => self.buffer(v, Layout::Rows)?,
-                None => {
+            results.push(match (value, stored_param(self.g, id, i)) {
+                (v, Some(param)) => {
+                    self.holds.insert(args[param], v.unwrap_or(id));
+                    args[param]
+                }
+                (Some(v), None) => {
+                    let b = self.buffer(v, Layout::Rows)?;
+                    self.holds.insert(b, v);
+                    b
+                }
+                (None, None) => {
                     self.body.buffers.push(Buffer {
                         ty: node.types[i].clone(),
                         place: Place::Arena(0),
@@ -258,6 +320,9 @@ impl<'a> Fuse<'a> {
 
     /// Values written by the kernel that writes `id`: all stored outputs of a node that has several.
     fn roots(&self, id: NodeId) -> Vec<NodeId> {
+        if let Some(all) = self.versions.together(id) {
+            return all.to_vec();
+        }
         let mut source = id;
         if let Op::Cast(_) = self.g.node(id).op
             && is_attention_result(self.g, self.g.node(id).args[0])
@@ -280,25 +345,32 @@ impl<'a> Fuse<'a> {
 
     /// Emits the kernel that writes `roots`.
     fn region(&mut self, roots: &[NodeId]) -> Result<(), IrError> {
-        let inside = self.inside(roots);
+        let inside = cone(self.g, &self.stored, roots);
         let mut graph = Graph::new(self.plan.symbols.clone());
         let (mut reads, mut layouts, mut map) = (Vec::new(), Vec::new(), HashMap::new());
         let mut origins: Vec<Arc<str>> = Vec::new();
-        for &id in &inside {
+        for id in self.by_need(&inside, roots) {
             let node = self.g.node(id);
             let is_root = roots.contains(&id);
             let made = if !is_root && (self.stored[id.index()] || self.is_leaf(id)) && !self.is_scalar(id) {
                 let layout = if self.packed.contains(&id) { Layout::Panels } else { Layout::Rows };
                 let name = format!("r{}", reads.len());
-                reads.push(self.buffer(id, layout)?);
+                let b = self.buffer(id, layout)?;
+                self.check_version(id, b)?;
+                reads.push(b);
                 layouts.push(layout);
                 graph.push_exact(Input { name, ty: node.ty().clone() }.into(), &[])?
             } else {
                 if !node.origin.is_empty() && !is_free(self.g, id) && !origins.contains(&node.origin) {
                     origins.push(node.origin.clone());
                 }
-                let args: Vec<NodeId> = node.args.iter().map(|a| map[a]).collect();
-                graph.with_origin(&node.origin, |g| g.push_exact(node.op.clone(), &args))?
+                match (&node.op, node.args.as_slice()) {
+                    (Op::Store(_), [_, value]) => map[value],
+                    (_, args) => {
+                        let args: Vec<NodeId> = args.iter().map(|a| map[a]).collect();
+                        graph.with_origin(&node.origin, |g| g.push_exact(node.op.clone(), &args))?
+                    }
+                }
             };
             map.insert(id, made);
         }
@@ -307,33 +379,39 @@ impl<'a> Fuse<'a> {
         }
         let anchor = self.anchor(&inside, roots);
         let origin = origins.join(" ");
-        let region = self.intern(Region { anchor, graph, layouts, origin: origin.clone() });
         let mut writes = Vec::new();
         for &r in roots {
-            writes.push(self.buffer(r, Layout::Rows)?);
+            let b = self.buffer(r, Layout::Rows)?;
+            self.holds.insert(b, r);
+            writes.push(b);
         }
+        let pair = |(w, b): (usize, &BufferId)| Some((w, reads.iter().position(|r| r == b)?));
+        let in_place = writes.iter().enumerate().filter_map(pair).collect();
+        let region = self.intern(Region { anchor, graph, layouts, in_place, origin: origin.clone() });
         self.body.steps.push(Step::Run { region, reads, writes, origin: origin.into() });
         Ok(())
     }
 
-    fn is_scalar(&self, id: NodeId) -> bool {
-        matches!(&self.g.node(id).op, Op::Const(c) if c.as_scalar().is_some())
-    }
-
-    /// Nodes of the region that computes `roots`, with the stored values it reads, ascending.
-    fn inside(&self, roots: &[NodeId]) -> BTreeSet<NodeId> {
-        let mut inside = BTreeSet::new();
-        let mut todo = roots.to_vec();
-        while let Some(id) = todo.pop() {
-            if !inside.insert(id) {
-                continue;
-            }
-            let stop = (self.stored[id.index()] || self.is_leaf(id)) && !roots.contains(&id);
-            if !stop && !matches!(self.g.node(id).op, Op::Call(_)) {
-                todo.extend(&self.g.node(id).args);
+    /// The nodes of a region as its results ask for them: equal computations get equal regions, wherever their nodes were
+    /// made.
+    fn by_need(&self, inside: &BTreeSet<NodeId>, roots: &[NodeId]) -> Vec<NodeId> {
+        let (mut order, mut done) = (Vec::with_capacity(inside.len()), BTreeSet::new());
+        let mut todo: Vec<(NodeId, bool)> = roots.iter().rev().map(|r| (*r, false)).collect();
+        while let Some((id, ready)) = todo.pop() {
+            if ready {
+                order.push(id);
+            } else if done.insert(id) {
+                todo.push((id, true));
+                let reads = !roots.contains(&id) && (self.stored[id.index()] || self.is_leaf(id));
+                let args = if reads { &[][..] } else { &self.g.node(id).args };
+                todo.extend(args.iter().rev().filter(|a| inside.contains(a)).map(|a| (*a, false)));
             }
         }
-        inside
+        order
+    }
+
+    fn is_scalar(&self, id: NodeId) -> bool {
+        matches!(&self.g.node(id).op, Op::Const(c) if c.as_scalar().is_some())
     }
 
     fn anchor(&self, inside: &BTreeSet<NodeId>, roots: &[NodeId]) -> Anchor {
@@ -353,6 +431,7 @@ impl<'a> Fuse<'a> {
         let known = |id: &NodeId| {
             let op = &self.g.node(*id).op;
             inlines_arguments(op) && !matches!(op, Op::Part(_))
+                || matches!(op, Op::Store(_)) && self.g.node(*id).args.len() == 2
                 || matches!(op, Op::Const(_) | Op::Iota(_))
                 || adds_rows(self.g, *id)
         };

@@ -11,15 +11,17 @@ mod place;
 mod precision;
 mod regions;
 mod strides;
+mod versions;
 
 pub use canonicalise::canonicalise;
 pub use decompose::decompose;
-pub use differentiate::{GRAD, differentiate};
+pub use differentiate::{Destination, GRAD, Gradients, KEEP, Recompute, differentiate};
 pub use flatten::flatten;
 pub use fuse::fuse;
 pub use merge::merge;
 pub use place::place;
 pub use precision::{Policy, precision};
+pub use versions::version_leaf;
 
 use astrai_ir::{Block, Graph, IrError};
 use std::sync::Arc;

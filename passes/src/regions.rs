@@ -5,6 +5,7 @@ use crate::canonicalise::holds;
 use crate::strides::read_in_place;
 use astrai_ir::ops::{Op, ScatterKind};
 use astrai_ir::{DType, DotForm, Graph, NodeId};
+use std::collections::BTreeSet;
 
 /// Who uses what.
 pub struct Uses {
@@ -87,6 +88,37 @@ fn before(g: &Graph, id: NodeId, anchor: NodeId) -> bool {
     !computes && node.args.iter().all(|&a| before(g, a, anchor))
 }
 
+/// Values that have memory without a kernel of their graph.
+pub fn is_leaf(g: &Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    match &node.op {
+        Op::Input(_) | Op::Weight(_) | Op::State(_) | Op::Const(_) => true,
+        Op::Part(_) => matches!(g.node(node.args[0]).op, Op::Call(_)),
+        _ => false,
+    }
+}
+
+/// Nodes of the region that computes `roots`, with the stored values it reads, ascending. Of a `store` of a whole state only
+/// the value counts.
+pub fn cone(g: &Graph, stored: &[bool], roots: &[NodeId]) -> BTreeSet<NodeId> {
+    let mut inside = BTreeSet::new();
+    let mut todo = roots.to_vec();
+    while let Some(id) = todo.pop() {
+        if !inside.insert(id) {
+            continue;
+        }
+        let stop = (stored[id.index()] || is_leaf(g, id)) && !roots.contains(&id);
+        let node = g.node(id);
+        match (&node.op, node.args.as_slice()) {
+            _ if stop => {}
+            (Op::Call(_), _) => {}
+            (Op::Store(_), [_, value]) => todo.push(*value),
+            (_, args) => todo.extend(args),
+        }
+    }
+    inside
+}
+
 /// True for a cast to a type of at least as many bytes.
 pub fn widens(g: &Graph, id: NodeId) -> bool {
     let node = g.node(id);
@@ -131,8 +163,10 @@ pub fn stored(g: &Graph, uses: &Uses) -> Vec<bool> {
         if !in_tail[id.index()] && needs_memory(g, uses, id) {
             stored[id.index()] = true;
         }
-        if let Op::Call(_) = g.node(id).op {
-            g.node(id).args.iter().for_each(|a| stored[a.index()] = true);
+        match (&g.node(id).op, g.node(id).args.as_slice()) {
+            (Op::Call(_), args) => args.iter().for_each(|a| stored[a.index()] = true),
+            (Op::Store(_), args) => args.iter().for_each(|a| stored[a.index()] = true),
+            _ => {}
         }
     }
     for id in g.ids().filter(|id| live[id.index()]) {

@@ -31,11 +31,21 @@ pub struct Options {
     pub dump: Dump,
     /// The scalar output whose gradient by every weight is added, as `grad.<buffer>`.
     pub gradient_of: Option<String>,
+    /// Where gradients go and what is computed again for them.
+    pub gradients: passes::Gradients,
+    /// Weights change between runs: they are read row-major, nothing derived from them is kept.
+    pub trained: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { storage: DType::F32, dump: Dump::None, gradient_of: None }
+        Options {
+            storage: DType::F32,
+            dump: Dump::None,
+            gradient_of: None,
+            gradients: passes::Gradients::default(),
+            trained: false,
+        }
     }
 }
 
@@ -61,12 +71,14 @@ pub fn compile(graph: &Graph, target: &Target, options: &Options) -> Result<Prog
     let g = stages.graph("merge", || passes::merge(&g))?;
     let g = stages.graph("precision", || passes::precision(&g, policy))?;
     let g = match &options.gradient_of {
-        Some(output) => stages.graph("differentiate", || passes::differentiate(&g, output))?,
+        Some(output) => {
+            stages.graph("differentiate", || passes::differentiate(&g, output, options.gradients))?
+        }
         None => g,
     };
     let g = stages.graph("canonicalise", || passes::canonicalise(&g))?;
     let g = stages.graph("decompose", || passes::decompose(&g, &native))?;
-    let trained = options.gradient_of.is_some();
+    let trained = options.trained || options.gradient_of.is_some();
     let plan = stages.other("fuse", || Ok(passes::fuse(&g, trained)?), |p| p.regions.len())?;
     let plan = stages.other("place", || Ok(passes::place(&plan)?), |p| p.launches())?;
     let kernels = stages.other("emit", || emit(&plan, target), |k| k.len())?;

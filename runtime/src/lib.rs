@@ -1,6 +1,7 @@
 //! From a graph to numbers: `compile` names every stage in order; a device makes the kernels; a session holds the weights,
 //! the arena and the threads, and runs.
 
+mod buffers;
 mod cc;
 mod compile;
 mod error;
@@ -15,6 +16,7 @@ mod value;
 mod weigh;
 pub mod weights;
 
+pub use buffers::Buffers;
 pub use cc::{Compiler, KernelCache};
 pub use compile::{Cost, Device, Options, Program, compile};
 pub use error::Error;

@@ -269,22 +269,6 @@ fn the_gradient_of_attention_and_of_a_loss() {
     t.run(&[1]);
 }
 
-#[test]
-fn a_state_is_an_input_of_the_program() {
-    let mut t = Table::new();
-    let ty = Type::new(DType::F32, dims(&[4, 3]));
-    let _ = t.named("unused", DType::F32, dims(&[1]), Fill::Int(0, 0));
-    let s = t.g.push(State { name: "cache".into(), ty }, &[]).unwrap();
-    let x = t.named("x", DType::F32, dims(&[4, 3]), Fill::Real(-1.0, 1.0));
-    let y = t.g.add(s, x).unwrap();
-    let next = t.g.push(Store {}, &[s, y]).unwrap();
-    t.case("next", next);
-    let mut session = t.session();
-    let value = Tensor::f32(&[4, 3], &[1.0; 12]);
-    let leaves = HashMap::from([("cache".into(), value.clone()), ("x".into(), value)]);
-    assert_eq!(run(&mut session, &leaves)[0].1.to_f32(), [2.0; 12]);
-}
-
 /// A perceptron with its gradients, written with the front end, through the hall.
 #[test]
 fn a_program_of_the_front_end() {

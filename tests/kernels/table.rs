@@ -5,7 +5,7 @@
 use astrai::machine::Machine;
 use astrai_ir::ops::{Op, State};
 use astrai_ir::{Anchor, DType, Dim, Graph, NodeId, Precision, Shape, Sizes, Symbol, Tensor, Type, eval};
-use astrai_runtime::{Device, Options, Program, Session, Value, compile};
+use astrai_runtime::{Buffers, Device, Options, Program, Session, Value, compile};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
@@ -24,7 +24,14 @@ struct Leaf {
     name: String,
     ty: Type,
     fill: Fill,
-    weight: bool,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Input,
+    Weight,
+    State,
 }
 
 /// Cases in one graph.
@@ -109,13 +116,13 @@ impl Table {
     /// An input of this name.
     pub fn named(&mut self, name: &str, dtype: DType, shape: Shape, fill: Fill) -> NodeId {
         let ty = Type { dtype, shape: shape.clone() };
-        self.leaves.push(Leaf { name: name.into(), ty, fill, weight: false });
+        self.leaves.push(Leaf { name: name.into(), ty, fill, kind: Kind::Input });
         self.g.input(name, dtype, shape).unwrap()
     }
 
     /// A state of this name.
     pub fn state(&mut self, name: &str, ty: Type, fill: Fill) -> NodeId {
-        self.leaves.push(Leaf { name: name.into(), ty: ty.clone(), fill, weight: false });
+        self.leaves.push(Leaf { name: name.into(), ty: ty.clone(), fill, kind: Kind::State });
         self.g.push(State { name: name.into(), ty }, &[]).unwrap()
     }
 
@@ -133,7 +140,7 @@ impl Table {
     /// A weight of this name.
     pub fn weight_named(&mut self, name: &str, dtype: DType, shape: &[usize]) -> NodeId {
         let ty = Type { dtype, shape: dims(shape) };
-        self.leaves.push(Leaf { name: name.into(), ty, fill: Fill::Real(-1.0, 1.0), weight: true });
+        self.leaves.push(Leaf { name: name.into(), ty, fill: Fill::Real(-1.0, 1.0), kind: Kind::Weight });
         self.g.weight(name, dtype, shape).unwrap()
     }
 
@@ -177,37 +184,74 @@ impl Table {
 
     /// The same on this machine.
     pub fn session_on(&self, m: &Machine) -> Session {
+        self.open(m, &self.states())
+    }
+
+    /// A session over these states.
+    pub fn open(&self, m: &Machine, states: &Buffers) -> Session {
         let leaves = self.values(1);
-        let weights = self.leaves.iter().filter(|l| l.weight);
+        let weights = self.leaves.iter().filter(|l| l.kind == Kind::Weight);
         let weights: HashMap<String, Value> =
             weights.map(|l| (l.name.clone(), Value::from_tensor(&leaves[&l.name]))).collect();
         let program = Arc::new(self.compiled());
-        Session::new(program, &weights, m.pool.clone(), m.tools(), &m.target, &mut |_, _| {})
+        Session::over(program, &weights, states, m.pool.clone(), m.tools(), &m.target, &mut |_, _| {})
             .unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// Memory of the states, filled.
+    pub fn states(&self) -> Buffers {
+        let mut buffers = Buffers::new();
+        for l in self.leaves.iter().filter(|l| l.kind == Kind::State) {
+            let shape: Vec<usize> = l.ty.shape.iter().filter_map(|d| d.size()).collect();
+            buffers.add(&l.name, l.ty.dtype, &shape).unwrap();
+        }
+        self.reset(&buffers);
+        buffers
+    }
+
+    fn reset(&self, states: &Buffers) {
+        let values = self.values(1);
+        for l in self.leaves.iter().filter(|l| l.kind == Kind::State) {
+            states.write(&l.name, |bytes| bytes.copy_from_slice(&values[&l.name].to_bytes())).unwrap();
+        }
     }
 
     /// Runs every case at every size and compares.
     pub fn run(&self, sizes: &[u64]) {
-        let mut session = self.session();
-        let differentiated =
-            self.gradient_of.as_ref().map(|of| astrai_passes::differentiate(&self.g, of).unwrap());
+        let states = self.states();
+        let mut session = self.open(machine(), &states);
+        let differentiate =
+            |of: &String| astrai_passes::differentiate(&self.g, of, Default::default()).unwrap();
+        let differentiated = self.gradient_of.as_ref().map(differentiate);
         let graph = differentiated.as_ref().unwrap_or(&self.g);
         let mut wrong = Vec::new();
         for &n in sizes {
             let leaves = self.values(n);
+            self.reset(&states);
             let want = eval(graph, &leaves, &Sizes::from([("n".to_string(), n)]), Precision::default());
             let want = want.unwrap_or_else(|e| panic!("{e}"));
             let got = run(&mut session, &leaves);
-            for ((name, got), (_, want)) in got.iter().zip(&want) {
+            for (name, want) in &want {
                 let id = graph.output(name).unwrap();
                 let tolerance = tolerance(graph, id, self.storage) * self.slack;
-                if let Err(e) = compare(&got.to_tensor().unwrap(), want, tolerance) {
+                let got = match got.iter().find(|(n, _)| n == name) {
+                    Some((_, got)) => got.to_tensor().unwrap(),
+                    None => version(graph, id, &states),
+                };
+                if let Err(e) = compare(&got, want, tolerance) {
                     wrong.push(format!("{name} at n = {n}: {e}"));
                 }
             }
         }
         assert!(wrong.is_empty(), "{} cases are wrong:\n{}", wrong.len(), wrong.join("\n"));
     }
+}
+
+/// What the state holds of which `id` is the next version.
+fn version(graph: &Graph, id: NodeId, states: &Buffers) -> Tensor {
+    let leaf = astrai_passes::version_leaf(graph, id).and_then(|l| graph.node(l).op.leaf_name()).unwrap();
+    let (dtype, shape) = states.shape(leaf).unwrap();
+    states.read(leaf, |bytes| Tensor::from_bytes(dtype, shape, bytes)).unwrap().unwrap()
 }
 
 /// Results of a session on these leaves, those that it does not name left out.

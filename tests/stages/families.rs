@@ -1,7 +1,7 @@
 //! A tiny configuration of every family, and values for the leaves of its graphs.
 
 use astrai::machine::Machine;
-use astrai_builders::{Logits, ModelConfig, Program};
+use astrai_builders::{Logits, Loss, ModelConfig, Program};
 use astrai_ir::ops::Op;
 use astrai_ir::{DType, Graph, Precision, Sizes, Tensor, eval};
 use astrai_runtime::Device;
@@ -48,7 +48,7 @@ pub fn config(text: &str) -> ModelConfig {
 
 /// Logits and loss of up to two sequences.
 pub fn program(tokens: u64) -> Program {
-    Program { tokens, sequences: 2, span: tokens, logits: Logits::All, loss: true }
+    Program { tokens, sequences: 2, span: tokens, logits: Logits::All, loss: Loss::Mean }
 }
 
 /// A machine on which nothing runs.

@@ -14,8 +14,9 @@ impl Session {
         let program = self.program.clone();
         let plan = &program.plan;
         let base = self.arena.address();
+        let params: Vec<Spot> = plan.main.params.iter().map(|(name, _)| self.param(name)).collect();
         let main: Vec<Spot> = self.spots(&plan.main, &|p| match p {
-            Place::Param(i) => Spot::Input(*i),
+            Place::Param(i) => params[*i],
             Place::Result(i) => Spot::Output(*i),
             // SAFETY: `place` keeps every offset and length inside the arena.
             Place::Arena(o) => Spot::Fixed(unsafe { base.add(*o as usize) }),
@@ -54,6 +55,14 @@ impl Session {
         Ok(())
     }
 
+    /// An input of the run, or the memory of a state.
+    fn param(&self, name: &str) -> Spot {
+        match self.inputs.iter().position(|(n, _)| n == name) {
+            Some(i) => Spot::Input(i),
+            None => Spot::Fixed(self.buffers.get(name).map_or(self.arena.address(), |b| b.address())),
+        }
+    }
+
     fn add(&mut self, region: usize, spots: Vec<Spot>, origin: Arc<str>, loaded: &HashMap<String, Loaded>) {
         let kernel = self.program.kernels[region].as_ref().and_then(|k| loaded.get(&k.name).cloned());
         self.launches.push(Launch { region, kernel, spots, origin });
@@ -63,7 +72,7 @@ impl Session {
         let consts = self.const_spots(body)?;
         let spot = |(i, b): (usize, &Buffer)| match (&b.place, consts[i]) {
             (_, Some(p)) => Spot::Fixed(p),
-            (Place::Weight(w), _) => Spot::Fixed(self.weights[*w].address()),
+            (Place::Weight(w), _) => Spot::Fixed(self.weights[*w]),
             (p, _) => place(p),
         };
         Ok(body.buffers.iter().enumerate().map(spot).collect())
@@ -78,7 +87,7 @@ impl Session {
                     let mut m = Memory::zeroed(bits.len())?;
                     m.bytes_mut()[..bits.len()].copy_from_slice(bits);
                     let at = m.address();
-                    self.consts.push(m);
+                    self.owned.push(m);
                     Some(at)
                 }
                 _ => None,

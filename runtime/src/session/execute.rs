@@ -1,6 +1,6 @@
 //! One launch. In: a kernel or a region without one, and addresses. Out: written buffers.
 
-use super::concrete;
+use super::sizes::concrete;
 use crate::Error;
 use crate::cc::Loaded;
 use crate::memory::Memory;

@@ -1,0 +1,176 @@
+//! Where versions of states live. In: a graph and which of its values are stored. Out: values that are computed straight into
+//! the memory of another (the next version of a state into the state's, a sum of rows into what it is added to), and
+//! values that one kernel writes together, so that an optimiser's step reads everything once.
+
+use crate::regions::{Uses, adds_rows, cone, is_leaf};
+use astrai_ir::ops::Op;
+use astrai_ir::{Graph, NodeId};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// Values that share memory, values that are written together.
+#[derive(Default)]
+pub struct Versions {
+    lives_in: HashMap<NodeId, NodeId>,
+    together: HashMap<NodeId, Arc<[NodeId]>>,
+}
+
+/// The leaf of which this node is a version: through stores, and through calls whose bodies store.
+pub fn version_leaf(g: &Graph, id: NodeId) -> Option<NodeId> {
+    let node = g.node(id);
+    match &node.op {
+        Op::State(_) => Some(id),
+        Op::Store(_) => version_leaf(g, node.args[0]).or(Some(node.args[0])),
+        Op::Part(p) => called_version(g, node.args[0], p.index as usize),
+        Op::Call(_) => called_version(g, id, 0),
+        _ => None,
+    }
+}
+
+/// The leaf of which result `i` of a call is a version.
+pub fn called_version(g: &Graph, call: NodeId, i: usize) -> Option<NodeId> {
+    let arg = g.node(call).args[stored_param(g, call, i)?];
+    version_leaf(g, arg).or(Some(arg))
+}
+
+/// The parameter of the called body that result `i` is a version of.
+pub fn stored_param(g: &Graph, call: NodeId, i: usize) -> Option<usize> {
+    let Op::Call(c) = &g.node(call).op else { return None };
+    let block = g.block(c.block);
+    let (_, out) = block.graph.outputs().get(i)?;
+    if block.graph.node(*out).op.leaf_name().is_some() {
+        return None;
+    }
+    let leaf = version_leaf(&block.graph, *out)?;
+    let name = block.graph.node(leaf).op.leaf_name()?;
+    block.params.iter().position(|p| p == name)
+}
+
+impl Versions {
+    /// What shares memory in a graph.
+    pub fn of(g: &Graph, uses: &Uses, stored: &[bool]) -> Versions {
+        let mut v = Versions::default();
+        let live = g.live();
+        for id in g.ids().filter(|id| live[id.index()]) {
+            let node = g.node(id);
+            match (&node.op, node.args.as_slice()) {
+                (Op::Store(_), [state, value]) => {
+                    let sole = !uses.is_output(*value) && !v.lives_in.contains_key(value);
+                    if sole && stored[value.index()] && v.may_overwrite(g, stored, *value, *state) {
+                        v.lives_in.insert(*value, *state);
+                    }
+                }
+                (Op::Store(_), [state, ..]) => _ = v.lives_in.insert(id, *state),
+                (Op::Scatter(_), [x, ..]) if adds_rows(g, id) && stored[id.index()] => {
+                    let sole = uses.of_node(*x) == [id] && !uses.is_output(*x);
+                    let computed =
+                        stored[x.index()] && !is_leaf(g, *x) && !matches!(g.node(*x).op, Op::Reshape(_));
+                    if sole && computed {
+                        v.lives_in.insert(*x, id);
+                    }
+                }
+                _ => {}
+            }
+        }
+        v.group(g, uses, stored);
+        v
+    }
+
+    /// The value in whose memory this one is computed; itself when it has its own.
+    pub fn home(&self, mut id: NodeId) -> NodeId {
+        while let Some(&next) = self.lives_in.get(&id) {
+            id = next;
+        }
+        id
+    }
+
+    /// All values that the kernel of this one writes.
+    pub fn together(&self, id: NodeId) -> Option<&[NodeId]> {
+        self.together.get(&id).map(|g| &**g)
+    }
+
+    /// True when the kernel that computes `value` may write over the version it may read.
+    fn may_overwrite(&self, g: &Graph, stored: &[bool], value: NodeId, state: NodeId) -> bool {
+        let node = g.node(value);
+        if let Op::Part(_) = node.op
+            && let Op::Call(_) = g.node(node.args[0]).op
+        {
+            return true;
+        }
+        let reshaped = matches!(node.op, Op::Reshape(_));
+        if is_leaf(g, value) || reshaped || matches!(node.op, Op::Store(_) | Op::Call(_) | Op::Const(_)) {
+            return false;
+        }
+        let inside = cone(g, stored, &[value]);
+        !inside.contains(&state) || same_elements(g, &inside, &[value], state)
+    }
+
+    /// Finds next versions of one shape, pointwise in what they share, that one kernel can write.
+    fn group(&mut self, g: &Graph, uses: &Uses, stored: &[bool]) {
+        let mut groups: Vec<Group> = Vec::new();
+        let mut ids: Vec<NodeId> = self.lives_in.keys().copied().collect();
+        ids.sort_unstable();
+        for id in ids {
+            let inside = cone(g, stored, &[id]);
+            if !inside.iter().all(|&x| pointwise(g, stored, id, x)) {
+                continue;
+            }
+            let read = |x: &NodeId| {
+                let memory = stored[x.index()] || is_leaf(g, *x) && !matches!(g.node(*x).op, Op::Const(_));
+                memory && g.ty(*x).shape == g.ty(id).shape
+            };
+            let shared: BTreeSet<NodeId> = inside.iter().copied().filter(read).collect();
+            let fits = |gr: &&mut Group| {
+                g.ty(gr.roots[0]).shape == g.ty(id).shape && !gr.shared.is_disjoint(&shared)
+            };
+            match groups.iter_mut().find(fits) {
+                Some(gr) => {
+                    gr.roots.push(id);
+                    gr.shared.extend(shared);
+                }
+                None => groups.push(Group { roots: vec![id], shared }),
+            }
+        }
+        for gr in groups.into_iter().filter(|gr| gr.roots.len() > 1) {
+            let inside = cone(g, stored, &gr.roots);
+            let last = gr.roots.iter().max().copied().unwrap_or(NodeId(0));
+            let waits = |u: &NodeId| *u > last || inside.contains(u) || matches!(g.node(*u).op, Op::Store(_));
+            let alone = gr.roots.iter().all(|r| uses.of_node(*r).iter().all(waits));
+            let safe = gr.roots.iter().all(|r| same_elements(g, &inside, &gr.roots, self.home(*r)));
+            if alone && safe {
+                let roots: Arc<[NodeId]> = gr.roots.into();
+                roots.iter().for_each(|r| _ = self.together.insert(*r, roots.clone()));
+            }
+        }
+    }
+}
+
+struct Group {
+    roots: Vec<NodeId>,
+    shared: BTreeSet<NodeId>,
+}
+
+/// True for what a pointwise kernel of `root` computes or reads.
+fn pointwise(g: &Graph, stored: &[bool], root: NodeId, id: NodeId) -> bool {
+    let node = g.node(id);
+    let read = id != root && (stored[id.index()] || is_leaf(g, id));
+    let scalar = || node.args.iter().all(|a| g.ty(*a).shape.iter().all(|d| d.is_one()));
+    read || node.op.is_pointwise() || matches!(node.op, Op::Cast(_)) || node.op.is_view() && scalar()
+}
+
+/// True when `leaf` is read only at the very element that is written: on every way to it shapes stay what they are.
+fn same_elements(g: &Graph, inside: &BTreeSet<NodeId>, roots: &[NodeId], leaf: NodeId) -> bool {
+    let mut reads = BTreeSet::from([leaf]);
+    for &id in inside {
+        let node = g.node(id);
+        if id == leaf || !node.args.iter().any(|a| reads.contains(a) && inside.contains(a)) {
+            continue;
+        }
+        let keeps = node.op.is_pointwise() || matches!(node.op, Op::Cast(_));
+        if !keeps || g.ty(id).shape != g.ty(leaf).shape {
+            return false;
+        }
+        reads.insert(id);
+    }
+    roots.iter().all(|r| !reads.contains(r) || g.ty(*r).shape == g.ty(leaf).shape)
+}

@@ -1,0 +1,143 @@
+//! States: next versions lie where the last ones did, an optimiser's step is one kernel, sums go on from run to run.
+
+use crate::table::{Fill, Table, compare, dims, machine, run};
+use astrai_ir::ops::{BinaryKind, Store, UnaryKind};
+use astrai_ir::{Anchor, DType, NodeId, Tensor, Type};
+use astrai_passes::{Destination, GRAD, Gradients};
+use astrai_runtime::{Options, Session, compile};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+fn state(t: &mut Table, name: &str, shape: &[usize]) -> NodeId {
+    t.state(name, Type::new(DType::F32, dims(shape)), Fill::Real(0.1, 1.0))
+}
+
+fn store(t: &mut Table, name: &str, state: NodeId, value: NodeId) {
+    let next = t.g.push(Store {}, &[state, value]).unwrap();
+    t.case(name, next);
+}
+
+/// m' = m/2 + g, v' = v/2 + g², w' = w - m'/sqrt(v') · lr, w rounded besides.
+fn optimiser(t: &mut Table, tag: &str, shape: &[usize], lr: NodeId) {
+    let [w, m, v, d] = ["w", "m", "v", "g"].map(|n| state(t, &format!("{tag}{n}"), shape));
+    let narrow = t.state(&format!("{tag}narrow"), Type::new(DType::BF16, dims(shape)), Fill::Real(0.0, 1.0));
+    let g = &mut t.g;
+    let (half, dd) = (g.scale(m, 0.5).unwrap(), g.mul(d, d).unwrap());
+    let next_m = g.add(half, d).unwrap();
+    let half = g.scale(v, 0.5).unwrap();
+    let next_v = g.add(half, dd).unwrap();
+    let root = g.unary(UnaryKind::Sqrt, next_v).unwrap();
+    let step = g.div(next_m, root).unwrap();
+    let lr = g.broadcast(lr, &dims(shape)).unwrap();
+    let step = g.mul(step, lr).unwrap();
+    let next_w = g.sub(w, step).unwrap();
+    let rounded = g.cast(next_w, DType::BF16).unwrap();
+    for (n, s, v) in [("m'", m, next_m), ("v'", v, next_v), ("w'", w, next_w), ("narrow'", narrow, rounded)] {
+        store(t, &format!("{tag}{n}"), s, v);
+    }
+}
+
+#[test]
+fn an_optimisers_step_is_one_kernel_in_place() {
+    let mut t = Table::new();
+    let _ = t.input(DType::F32, crate::table::rows(&[]), Fill::Real(0.0, 1.0));
+    let lr = t.named("lr", DType::F32, dims(&[]), Fill::Real(0.1, 0.2));
+    for (tag, shape) in [("a.", &[5, 37][..]), ("b.", &[5, 37]), ("c.", &[9001]), ("d.", &[2, 3, 16])] {
+        optimiser(&mut t, tag, shape, lr);
+    }
+    let program = t.compiled();
+    assert_eq!(program.plan.launches(), 4);
+    assert_eq!(program.plan.regions.len(), 3, "the first two are one kernel");
+    let region = &program.plan.regions[0];
+    assert_eq!((region.layouts.len(), region.writes().len(), region.in_place.len()), (5, 4, 3));
+    t.all_native().run(&[1, 4]);
+}
+
+#[test]
+fn values_that_cannot_lie_in_the_state_are_copied_there() {
+    let mut t = Table::new();
+    let x = t.named("x", DType::F32, dims(&[4, 8]), Fill::Real(-1.0, 1.0));
+    let unused = t.input(DType::F32, crate::table::rows(&[]), Fill::Real(0.0, 1.0));
+    t.case("unused", unused);
+    let (a, b, c, d) = (
+        state(&mut t, "a", &[4, 8]),
+        state(&mut t, "b", &[8, 4]),
+        state(&mut t, "c", &[4, 8]),
+        state(&mut t, "d", &[4, 8]),
+    );
+    // An input, the transpose of what is overwritten, a value that is also a result, a value for two states.
+    store(&mut t, "input", a, x);
+    let flipped = t.g.permute(b, &[1, 0]).unwrap();
+    let flipped = t.g.reshape(flipped, dims(&[8, 4])).unwrap();
+    let flipped = t.g.unary(UnaryKind::Neg, flipped).unwrap();
+    store(&mut t, "flipped", b, flipped);
+    let y = t.g.binary(BinaryKind::Mul, c, x).unwrap();
+    t.case("y", y);
+    store(&mut t, "result", c, y);
+    let z = t.g.binary(BinaryKind::Sub, x, y).unwrap();
+    store(&mut t, "d'", d, z);
+    t.all_native().run(&[3]);
+}
+
+#[test]
+fn a_version_is_not_read_after_it_was_overwritten() {
+    let mut t = Table::new();
+    let unused = t.input(DType::F32, crate::table::rows(&[]), Fill::Real(0.0, 1.0));
+    let s = state(&mut t, "s", &[4]);
+    let next = t.g.scale(s, 2.0).unwrap();
+    store(&mut t, "s'", s, next);
+    let late = t.g.unary(UnaryKind::Exp, s).unwrap();
+    t.case("late", late);
+    t.case("unused", unused);
+    let e = compile(&t.g, &machine().target, &Options::default()).unwrap_err().to_string();
+    assert!(e.contains("has taken its place"), "{e}");
+}
+
+/// Gradients added over two runs are twice those of one; the first run of a sum forgets what was there.
+#[test]
+fn gradients_add_up_from_run_to_run() {
+    let mut t = Table::new();
+    let x = t.x(crate::table::rows(&[40]));
+    let (w, v) = (t.weight_named("w", DType::F32, &[33, 40]), t.weight_named("v", DType::F32, &[33]));
+    let y = t.g.linear(x, w).unwrap();
+    let y = t.g.unary(UnaryKind::Tanh, y).unwrap();
+    let shape = t.g.ty(y).shape.clone();
+    let v = t.g.broadcast(v, &shape).unwrap();
+    let y = t.g.mul(y, v).unwrap();
+    let loss = t.g.reduce(astrai_ir::ops::ReduceKind::Sum, y, &[0, 1]).unwrap();
+    t.case("loss", loss);
+    let leaves = t.values(7);
+    let plain = t.gradient_of("loss");
+    let want = run(&mut plain.session(), &leaves);
+    for (to, tools) in [(Destination::States, true), (Destination::Sums, true), (Destination::Sums, false)] {
+        let gradients = Gradients { to, ..Gradients::default() };
+        let options = Options { gradient_of: Some("loss".into()), gradients, ..Options::default() };
+        let program = Arc::new(compile(&plain.g, &machine().target, &options).unwrap());
+        assert!(program.plan.regions.iter().all(|r| r.anchor != Anchor::Eval));
+        let mut states = astrai_runtime::Buffers::new();
+        states.add("grad.w", DType::F32, &[33, 40]).unwrap();
+        states.add("grad.v", DType::F32, &[33]).unwrap();
+        states.write("grad.w", |b| b.fill(0xff)).unwrap();
+        let m = machine();
+        let weights: HashMap<_, _> =
+            ["w", "v"].map(|n| (n.to_string(), astrai_runtime::Value::from_tensor(&leaves[n]))).into();
+        let tools = if tools { m.tools() } else { None };
+        let mut session =
+            Session::over(program, &weights, &states, m.pool.clone(), tools, &m.target, &mut |_, _| {})
+                .unwrap();
+        let mut leaves = leaves.clone();
+        for i in 0..2 {
+            leaves.insert("keep".into(), Tensor::f32(&[], &[i as f32]));
+            let (got, want) = (run(&mut session, &leaves)[0].1.to_tensor(), want[0].1.to_tensor());
+            compare(&got.unwrap(), &want.unwrap(), 1e-6).unwrap();
+        }
+        let times = if to == Destination::Sums { 2.0 } else { 1.0 };
+        for (name, value) in &want[1..] {
+            let (dtype, shape) = states.shape(name).unwrap();
+            let got = states.read(name, |b| Tensor::from_bytes(dtype, shape, b)).unwrap().unwrap();
+            assert!(name.starts_with(GRAD));
+            let twice: Vec<f32> = value.to_f32().iter().map(|x| x * times).collect();
+            compare(&got, &Tensor::f32(shape, &twice), 1e-6).unwrap_or_else(|e| panic!("{name}: {e}"));
+        }
+    }
+}
