@@ -3,6 +3,7 @@
 pub mod batch;
 pub mod bench;
 pub mod compile;
+pub mod curve;
 pub mod failure;
 pub mod flags;
 pub mod gradients;

@@ -3,6 +3,7 @@
 use astrai_ir::Target;
 use astrai_runtime::pool::Pool;
 use astrai_runtime::{Compiler, Device, Error, KernelCache, Tools, available_memory, host_simd};
+use astrai_train::engine::Runner;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -47,6 +48,13 @@ impl Machine {
     /// The compiler and cache for host kernels; none where the interpreter runs.
     pub fn tools(&self) -> Option<Tools<'_>> {
         self.tools.as_ref().map(|(compiler, cache)| Tools { compiler, cache })
+    }
+}
+
+impl Machine {
+    /// What runs a model under training.
+    pub fn runner(&self) -> Runner<'_> {
+        Runner { pool: self.pool.clone(), tools: self.tools(), target: &self.target }
     }
 }
 

@@ -76,6 +76,11 @@ impl Model {
         Session::new(Arc::new(planned), &*self.weights, pool, tools, &machine.target, progress)
     }
 
+    /// Where its weights come from, by checkpoint name.
+    pub fn source(&self) -> &dyn WeightSource {
+        &*self.weights
+    }
+
     /// Writes `config.json` and `model.safetensors` into a folder, one tensor in memory at a time.
     pub fn save(&self, folder: &Path) -> Result<(), String> {
         let config = folder.join("config.json");

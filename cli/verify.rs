@@ -2,6 +2,7 @@
 //! file. Out: a row a check, and success only when every check asked for was made and passed.
 
 use crate::batch::{Batch, Sequences};
+use crate::curve;
 use crate::failure::{Done, Failure, warn};
 use crate::flags::{MachineFlags, device_name};
 use crate::gradients::{GRAD, by_checkpoint_name};
@@ -14,6 +15,7 @@ use astrai_builders::{Logits, Loss, Program};
 use astrai_ir::DType;
 use astrai_runtime::weights::Checkpoint;
 use astrai_runtime::{Program as Planned, Session, Value as Array};
+use astrai_train::engine::Step;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -31,7 +33,7 @@ pub enum Check {
     Grads,
     /// Greedy continuation of a prompt
     Greedy,
-    /// A short training run (not yet built)
+    /// Losses and gradient norms of a short training run
     Train,
 }
 
@@ -40,7 +42,8 @@ pub enum Check {
 /// The golden file holds `input_ids`, `logits`, `loss`, `grad.*` and `greedy.*`. Tolerances in f32: logits and each gradient
 /// within 1e-4 of their largest magnitude, loss within 1e-5, greedy tokens equal (a token may differ, and ends the comparison, where the
 /// reference's margin is below 1e-3; the margins themselves must agree). In bf16: logits within 3e-2 by norm, loss within 3e-2
-/// relative, and a greedy token may differ where the margin is below 3e-2 of the largest logit. Exit code 1 when anything
+/// relative, and a greedy token may differ where the margin is below 3e-2 of the largest logit. The short training run: losses within 2e-3
+/// relative, gradient norms within 1e-2 (in bf16: losses within 2e-2). Exit code 1 when anything
 /// asked for is off, missing, or cannot be checked yet.
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -109,16 +112,12 @@ impl Verify {
             false => self.only.as_slice(),
         };
         let mut rows = proof.forward(checks.contains(&Check::Logits), checks.contains(&Check::Loss))?;
-        for (check, name) in [(Check::Grads, "grads"), (Check::Greedy, "greedy"), (Check::Train, "train")] {
+        for check in [Check::Grads, Check::Greedy, Check::Train] {
             match check {
                 _ if !checks.contains(&check) => {}
                 Check::Greedy => rows.push(proof.greedy()?),
                 Check::Grads => rows.push(proof.gradients()?),
-                _ => rows.push(Row::without(
-                    name,
-                    "not built yet",
-                    "the optimiser's program comes with training",
-                )),
+                _ => rows.extend(proof.train()?),
             }
         }
         let ok = rows.iter().all(|r| r.verdict == "ok");
@@ -273,6 +272,45 @@ impl Proof {
         }
         worst.note = format!("worst of {}: {}", names.len(), worst.note);
         Ok(worst)
+    }
+
+    /// Losses and gradient norms of the short training run.
+    fn train(&self) -> Result<Vec<Row>, Failure> {
+        let names = ["train.batches", "train.losses", "train.grad_norms"];
+        if let Some(absent) = names.iter().find(|n| self.golden.get(n).is_none()) {
+            return Ok(vec![Row::without("train", "missing", &format!("no `{absent}` in the golden file"))]);
+        }
+        let path = self.path.display();
+        let batches = self.golden.get(names[0]).map_or(&[][..], |t| t.shape());
+        let &[steps, batch, seq] = batches else {
+            return Err(
+                format!("{path}: `{}` is {batches:?}, it should be [steps, batch, seq]", names[0]).into()
+            );
+        };
+        if steps == 0 || batch == 0 || seq < 2 {
+            return Err(format!("{path}: `{}` {batches:?} leaves nothing to train on", names[0]).into());
+        }
+        check_sizes(&self.model.config, batch as u64, seq as u64)?;
+        let (losses, norms) = (self.floats(names[1], steps)?, self.floats(names[2], steps)?);
+        let mut progress = Progress::new("training steps");
+        let ids = self.integers(names[0])?;
+        let sizes = [steps, batch, seq];
+        let got = curve::train(&self.model, &ids, sizes, self.storage, &self.machine, &mut |done, all| {
+            progress.set(done, all)
+        })?;
+        let worst = |f: &dyn Fn(&Step) -> f64, want: &[f32]| {
+            let off = got.iter().zip(want).map(|(s, w)| (f(s) - f64::from(*w)) / f64::from(*w).abs());
+            largest(off)
+        };
+        // In bf16 the curve follows the reference's; norms of single steps have no tolerance there.
+        let narrow = self.storage != DType::F32;
+        let note = format!("worst of {steps} steps, relative");
+        let tolerance = if narrow { 2e-2 } else { 2e-3 };
+        let mut rows = vec![Row::compared("train.losses", worst(&|s| s.loss, &losses), tolerance, &note)];
+        if !narrow {
+            rows.push(Row::compared("train.grad_norms", worst(&|s| s.grad_norm, &norms), 1e-2, &note));
+        }
+        Ok(rows)
     }
 
     fn integers(&self, name: &str) -> Result<Vec<i64>, Failure> {

@@ -152,11 +152,21 @@ impl Program {
             cost.kv_bytes_per_token += kv_bytes(region);
         }
         cost.weight_bytes = self.plan.weights.iter().map(weight_bytes).sum();
-        cost.arena_bytes = self.plan.main.arena + self.plan.scratch + self.scratch_bytes()?;
-        for (_, id) in self.graph.outputs() {
-            cost.arena_bytes += self.plan.bound(&self.graph.ty(*id).bytes())?;
-        }
+        cost.arena_bytes = self.arena_bytes()?;
         Ok(cost)
+    }
+
+    /// Bytes of values between kernels and of results, scratch of kernels included.
+    pub fn arena_bytes(&self) -> Result<u64, Error> {
+        let mut bytes = self.plan.main.arena + self.plan.scratch + self.scratch_bytes()?;
+        for (_, id) in self.graph.outputs() {
+            let version = self.graph.node(*id).op.leaf_name().is_none()
+                && passes::version_leaf(&self.graph, *id).is_some();
+            if !version {
+                bytes += self.plan.bound(&self.graph.ty(*id).bytes())?;
+            }
+        }
+        Ok(bytes)
     }
 
     /// Refuses a program that needs more memory than the machine has left, before anything is loaded.

@@ -83,6 +83,7 @@ pub struct Session {
 }
 
 /// How host kernels are built.
+#[derive(Clone, Copy)]
 pub struct Tools<'a> {
     /// The C compiler.
     pub compiler: &'a Compiler,

@@ -1,2 +1,5 @@
-//! Datasets in, checkpoints out. The training programs are built from the gradient rules that every operator in `astrai-ir`
-//! already has.
+//! Datasets in, checkpoints out: the engine runs the compiled programs of a model under training.
+
+pub mod batch;
+pub mod engine;
+pub mod update;

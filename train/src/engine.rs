@@ -1,0 +1,303 @@
+//! A model under training. In: a configuration, a recipe, weights. Out: optimiser steps on batches. Three compiled programs over
+//! one set of buffers: `grad` (forward and backward, gradients into states), `update` (norm, clip, optimiser), `score`
+//! (the loss alone). A step allocates nothing once the shapes of its batches have been seen.
+
+use crate::batch::Batch;
+use crate::update::{self, MASTER, Optimizer, Rule};
+use astrai_builders::{Logits, Loss, ModelConfig, Program as Built};
+use astrai_ir::ops::{Op, Weight};
+use astrai_ir::{DType, Target};
+use astrai_runtime::pool::Pool;
+use astrai_runtime::{
+    Buffers, Destination, Dump, Error, GRAD, Gradients, Options, Profile, Program, Recompute, Session, Tools,
+    Value, WeightSource, available_memory, compile,
+};
+use std::sync::Arc;
+
+/// How a model is trained; batches may be smaller than these sizes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recipe {
+    /// Most tokens in a batch, of all sequences together.
+    pub tokens: u64,
+    /// Most sequences in a batch.
+    pub sequences: u64,
+    /// Longest sequence.
+    pub span: u64,
+    /// Type of weights and activations; gradients, moments and master weights are f32.
+    pub storage: DType,
+    /// Several batches a step: their gradients are added up.
+    pub accumulate: bool,
+    /// What is computed again for the gradient.
+    pub recompute: Recompute,
+    /// How weights follow their gradients.
+    pub optimizer: Optimizer,
+}
+
+/// The programs of a model under training, planned.
+pub struct Plan {
+    /// Forward and backward.
+    pub grad: Program,
+    /// Norm, clip and optimiser.
+    pub update: Program,
+    /// The loss of a batch.
+    pub score: Program,
+    /// Buffers of the weights, in the type in which kernels read them.
+    pub weights: Vec<Weight>,
+    recipe: Recipe,
+}
+
+impl Plan {
+    /// Plans the programs of a model for a target. `dump` says which stages of `grad` are kept.
+    pub fn new(config: &ModelConfig, recipe: &Recipe, target: &Target, dump: Dump) -> Result<Plan, Error> {
+        let built = Built {
+            tokens: recipe.tokens,
+            sequences: recipe.sequences,
+            span: recipe.span,
+            logits: Logits::None,
+            loss: Loss::Scaled,
+        };
+        let graph = astrai_builders::build(config, &built)?;
+        let to = if recipe.accumulate { Destination::Sums } else { Destination::States };
+        let score = Options { storage: recipe.storage, trained: true, ..Options::default() };
+        let grad = Options {
+            dump,
+            gradient_of: Some("loss".into()),
+            gradients: Gradients { to, recompute: recipe.recompute },
+            ..score.clone()
+        };
+        let (grad, score) = (compile(&graph, target, &grad)?, compile(&graph, target, &score)?);
+        let weights = weights(&grad);
+        let update = compile(&update::build(&weights, &recipe.optimizer)?, target, &Options::default())?;
+        Ok(Plan { grad, update, score, weights, recipe: recipe.clone() })
+    }
+
+    /// Names and types of the buffers beside the weights: gradients, moments, master weights.
+    pub fn states(&self) -> Vec<(String, DType, Vec<usize>)> {
+        let moments = self.recipe.optimizer.moments().iter().copied();
+        let master = (self.recipe.storage != DType::F32).then_some(MASTER);
+        let prefixes: Vec<&str> = [GRAD].into_iter().chain(moments).chain(master).collect();
+        let one = |p: &str, w: &Weight| (format!("{p}{}", w.name), DType::F32, shape(w));
+        prefixes.iter().flat_map(|p| self.weights.iter().map(move |w| one(p, w))).collect()
+    }
+
+    /// Bytes that training holds: (weights, gradients and optimiser, activations and scratch).
+    pub fn memory(&self) -> Result<[u64; 3], Error> {
+        let bytes = |dtype: DType, shape: &[usize]| (shape.iter().product::<usize>() * dtype.bytes()) as u64;
+        let weights = self.weights.iter().map(|w| bytes(w.ty.dtype, &shape(w))).sum();
+        let states = self.states().iter().map(|(_, d, s)| bytes(*d, s)).sum();
+        // The programs run one after another, but each session keeps its arena.
+        let mut arenas = 0;
+        for p in [&self.grad, &self.update, &self.score] {
+            arenas += p.arena_bytes()?;
+        }
+        Ok([weights, states, arenas])
+    }
+
+    /// Refuses what does not fit the memory that is left.
+    pub fn check_memory(&self) -> Result<(), Error> {
+        let (need, have) = (self.memory()?.iter().sum(), available_memory());
+        if need <= have {
+            return Ok(());
+        }
+        let remedy = "use a smaller model, --batch or --seq, --recompute full, or --dtype bf16".into();
+        Err(Error::Memory { what: "training this model".into(), need, have, remedy })
+    }
+}
+
+fn weights(program: &Program) -> Vec<Weight> {
+    let mut all: Vec<Weight> = Vec::new();
+    for n in program.graph.nodes() {
+        if let Op::Weight(w) = &n.op
+            && !all.iter().any(|x| x.name == w.name)
+        {
+            all.push(w.clone());
+        }
+    }
+    all
+}
+
+fn shape(w: &Weight) -> Vec<usize> {
+    w.ty.shape.iter().filter_map(|d| d.size()).collect()
+}
+
+/// What an optimiser step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// Mean loss over the targets that count, before the step.
+    pub loss: f64,
+    /// Norm of all gradients together, before clipping. When it is not finite, nothing was changed.
+    pub grad_norm: f64,
+    /// Targets that counted.
+    pub targets: usize,
+}
+
+impl Step {
+    /// False when a gradient was infinite or not a number, so that the step changed nothing.
+    pub fn applied(&self) -> bool {
+        self.grad_norm.is_finite()
+    }
+}
+
+/// What runs the programs.
+#[derive(Clone)]
+pub struct Runner<'a> {
+    /// The threads.
+    pub pool: Arc<Pool>,
+    /// Compiler and kernel cache; without them the interpreter runs the programs.
+    pub tools: Option<Tools<'a>>,
+    /// What the programs were planned for.
+    pub target: &'a Target,
+}
+
+/// A model under training.
+pub struct Engine {
+    buffers: Buffers,
+    weights: Vec<Weight>,
+    recipe: Recipe,
+    grad: Session,
+    update: Session,
+    score: Session,
+    inputs: Inputs,
+    /// Steps taken, over all runs.
+    pub steps: u64,
+}
+
+impl Engine {
+    /// A model with these weights (by checkpoint name), no step taken yet. `progress` hears (bytes done, bytes in all).
+    pub fn open(
+        plan: Plan,
+        source: &dyn WeightSource,
+        run: &Runner,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Engine, Error> {
+        plan.check_memory()?;
+        let mut buffers = Buffers::new();
+        for w in &plan.weights {
+            buffers.add(&w.name, w.ty.dtype, &shape(w))?;
+        }
+        for (name, dtype, shape) in plan.states() {
+            buffers.add(&name, dtype, &shape)?;
+        }
+        for (i, w) in plan.weights.iter().enumerate() {
+            if plan.recipe.storage != DType::F32 {
+                buffers.load(&format!("{MASTER}{}", w.name), w, source)?;
+            }
+            buffers.load(&w.name, w, source)?;
+            progress(i as u64 + 1, plan.weights.len() as u64);
+        }
+        let session = |program: Program| {
+            let (pool, tools) = (run.pool.clone(), run.tools.clone());
+            Session::over(Arc::new(program), source, &buffers, pool, tools, run.target, &mut |_, _| {})
+        };
+        let (grad, update, score) = (session(plan.grad)?, session(plan.update)?, session(plan.score)?);
+        let (weights, recipe) = (plan.weights, plan.recipe);
+        Ok(Engine { grad, update, score, buffers, weights, recipe, inputs: Inputs::new(), steps: 0 })
+    }
+
+    /// One optimiser step: the gradient of the mean loss over all targets of these batches, then the update.
+    pub fn step(&mut self, batches: &[Batch], lr: f64) -> Result<Step, Error> {
+        if batches.len() > 1 && !self.recipe.accumulate || batches.is_empty() {
+            return Err(Error::Input(format!("{} batches in a step", batches.len())));
+        }
+        let targets: usize = batches.iter().map(Batch::valid).sum();
+        if targets == 0 {
+            return Err(Error::Input("no target in a step counts".into()));
+        }
+        let mut loss = 0.0;
+        for (i, batch) in batches.iter().enumerate() {
+            self.inputs.set(batch);
+            self.inputs.scalar(LOSS_SCALE, 1.0 / targets as f64);
+            self.inputs.scalar(KEEP, if i > 0 { 1.0 } else { 0.0 });
+            let used = if self.recipe.accumulate { KEEP + 1 } else { KEEP };
+            self.inputs.run(&mut self.grad, 0..used)?;
+            loss += f64::from(self.grad.scalar("loss").unwrap_or(f32::NAN));
+        }
+        let t = self.steps as f64 + 1.0;
+        self.inputs.scalar(LR, lr);
+        let mut used = LR..LR + 1;
+        if let Rule::AdamW { beta1, beta2, .. } = self.recipe.optimizer.rule {
+            self.inputs.scalar(LR + 1, 1.0 / (1.0 - beta1.powf(t)));
+            self.inputs.scalar(LR + 2, 1.0 / (1.0 - beta2.powf(t)));
+            used = LR..LR + 3;
+        }
+        self.inputs.run(&mut self.update, used)?;
+        let grad_norm = f64::from(self.update.scalar("grad_norm").unwrap_or(f32::NAN));
+        self.steps += 1;
+        Ok(Step { loss, grad_norm, targets })
+    }
+
+    /// Sum of the losses of a batch and the number of its targets that count.
+    pub fn score(&mut self, batch: &Batch) -> Result<(f64, usize), Error> {
+        self.inputs.set(batch);
+        self.inputs.scalar(LOSS_SCALE, 1.0);
+        self.inputs.run(&mut self.score, 0..LOSS_SCALE + 1)?;
+        Ok((f64::from(self.score.scalar("loss").unwrap_or(f32::NAN)), batch.valid()))
+    }
+
+    /// Memory of weights, gradients, moments and master weights, by buffer name.
+    pub fn buffers(&self) -> &Buffers {
+        &self.buffers
+    }
+
+    /// Buffers of the weights, each with the checkpoint tensors in it.
+    pub fn weights(&self) -> &[Weight] {
+        &self.weights
+    }
+
+    /// The recipe.
+    pub fn recipe(&self) -> &Recipe {
+        &self.recipe
+    }
+
+    /// Times every launch from here on.
+    pub fn start_profile(&mut self) {
+        [&mut self.grad, &mut self.update].into_iter().for_each(Session::start_profile);
+    }
+
+    /// What was timed since, of `grad` and of `update`.
+    pub fn take_profile(&mut self) -> [Option<Profile>; 2] {
+        [self.grad.take_profile(), self.update.take_profile()]
+    }
+}
+
+/// Inputs of the programs, kept from step to step.
+struct Inputs {
+    values: Vec<(&'static str, Value)>,
+}
+
+const LOSS_SCALE: usize = 4;
+const KEEP: usize = 5;
+const LR: usize = 6;
+
+impl Inputs {
+    fn new() -> Inputs {
+        let lists = ["input_ids", "positions", "starts", "targets"];
+        let scalars = ["loss_scale", astrai_runtime::KEEP, "lr", "correction1", "correction2"];
+        let list = |n| (n, Value::i32(&[0], &[]));
+        let scalar = |n| (n, Value::f32(&[], &[0.0]));
+        Inputs { values: lists.into_iter().map(list).chain(scalars.into_iter().map(scalar)).collect() }
+    }
+
+    fn set(&mut self, batch: &Batch) {
+        let lists = [&batch.input_ids, &batch.positions, &batch.starts, &batch.targets];
+        for ((_, v), list) in self.values.iter_mut().zip(lists) {
+            v.shape[0] = list.len();
+            v.bytes.clear();
+            v.bytes.extend(list.iter().flat_map(|x| x.to_le_bytes()));
+        }
+    }
+
+    fn scalar(&mut self, i: usize, x: f64) {
+        self.values[i].1.bytes.copy_from_slice(&(x as f32).to_le_bytes());
+    }
+
+    fn run(&self, session: &mut Session, which: std::ops::Range<usize>) -> Result<(), Error> {
+        let none = ("", &self.values[0].1);
+        let mut given = [none; 9];
+        let used = which.len();
+        for (to, (name, value)) in given.iter_mut().zip(&self.values[which]) {
+            *to = (*name, value);
+        }
+        session.execute(&given[..used])
+    }
+}

@@ -1,0 +1,225 @@
+//! The update program. In: the weights of a gradient program and an optimiser. Out: a graph over states that holds the norm
+//! of all gradients, clips them, and moves every weight with its moments in one sweep each. A step whose gradients are not
+//! finite changes nothing.
+
+use astrai_ir::ops::{CompareKind, ReduceKind, State, Store, UnaryKind, Weight};
+use astrai_ir::{DType, Graph, IrError, NodeId, Type};
+use astrai_runtime::GRAD;
+
+/// How weights follow their gradients.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Optimizer {
+    /// The rule.
+    pub rule: Rule,
+    /// Decoupled weight decay (of SGD: added to the gradient), on tensors of more than one axis.
+    pub weight_decay: f64,
+    /// Largest norm of all gradients together; larger ones are scaled down to it.
+    pub clip: Option<f64>,
+}
+
+/// An optimiser's rule.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Rule {
+    /// Loshchilov and Hutter, arXiv:1711.05101: p -= lr·(m̂/(√v̂ + eps) + decay·p).
+    AdamW {
+        /// Decay of the mean of gradients.
+        beta1: f64,
+        /// Decay of the mean of their squares.
+        beta2: f64,
+        /// Added to the root of the second moment.
+        eps: f64,
+    },
+    /// b = momentum·b + g; p -= lr·b.
+    Sgd {
+        /// Share of the last step's direction; 0 keeps no state.
+        momentum: f64,
+    },
+}
+
+/// Prefixes of an optimiser's states; a buffer's or checkpoint tensor's name follows.
+pub const MASTER: &str = "master.";
+/// The mean of gradients.
+pub const EXP_AVG: &str = "exp_avg.";
+/// The mean of squared gradients.
+pub const EXP_AVG_SQ: &str = "exp_avg_sq.";
+/// The direction of SGD with momentum.
+pub const MOMENTUM: &str = "momentum_buffer.";
+
+impl Optimizer {
+    /// Prefixes of the f32 states that this optimiser keeps for each weight, beside master weights.
+    pub fn moments(&self) -> &'static [&'static str] {
+        match self.rule {
+            Rule::AdamW { .. } => &[EXP_AVG, EXP_AVG_SQ],
+            Rule::Sgd { momentum } if momentum != 0.0 => &[MOMENTUM],
+            Rule::Sgd { .. } => &[],
+        }
+    }
+}
+
+/// The update of these weights. Inputs, all f32 scalars: `lr`, and for AdamW `correction1` = 1/(1 - beta1^t) and
+/// `correction2` = 1/(1 - beta2^t) for step t from 1. Output: `grad_norm`, of the gradients before clipping. States: `grad.<buffer>`,
+/// the weight itself, `master.<buffer>` where the weight is narrower than f32, and the optimiser's moments.
+pub fn build(weights: &[Weight], optimizer: &Optimizer) -> Result<Graph, IrError> {
+    let mut g = Graph::default();
+    let lr = scalar(&mut g, "lr")?;
+    let corrections = match optimizer.rule {
+        Rule::AdamW { .. } => [scalar(&mut g, "correction1")?, scalar(&mut g, "correction2")?],
+        Rule::Sgd { .. } => [lr, lr],
+    };
+    let mut grads = Vec::with_capacity(weights.len());
+    for w in weights {
+        grads.push(g.scope(&w.name, |g| state(g, GRAD, w, DType::F32))?);
+    }
+    let norm = g.scope("norm", |g| norm(g, &grads))?;
+    g.set_output("grad_norm", norm)?;
+    let finite = {
+        let most = g.constant(Type::scalar(DType::F32), f64::from(f32::MAX))?;
+        g.compare(CompareKind::Le, norm, most)?
+    };
+    let factor = match optimizer.clip {
+        Some(most) => Some(g.scope("clip", |g| clip_factor(g, norm, most))?),
+        None => None,
+    };
+    for (w, &grad) in weights.iter().zip(&grads) {
+        let step = Step { optimizer, weight: w, lr, corrections, factor, finite };
+        g.scope(&w.name, |g| step.build(g, grad))?;
+    }
+    Ok(g)
+}
+
+fn scalar(g: &mut Graph, name: &str) -> Result<NodeId, IrError> {
+    g.input(name, DType::F32, vec![])
+}
+
+fn state(g: &mut Graph, prefix: &str, w: &Weight, dtype: DType) -> Result<NodeId, IrError> {
+    g.push(State { name: format!("{prefix}{}", w.name), ty: w.ty.with(dtype) }, &[])
+}
+
+/// The Euclidean norm of all gradients together, summed in a fixed order: along rows, then over rows, then over buffers.
+fn norm(g: &mut Graph, grads: &[NodeId]) -> Result<NodeId, IrError> {
+    let mut total = g.constant(Type::scalar(DType::F32), 0.0)?;
+    for &d in grads {
+        let mut sum = g.mul(d, d)?;
+        while g.ty(sum).rank() > 0 {
+            let last = g.ty(sum).rank() - 1;
+            sum = g.reduce(ReduceKind::Sum, sum, &[last])?;
+        }
+        total = g.add(total, sum)?;
+    }
+    g.unary(UnaryKind::Sqrt, total)
+}
+
+/// min(1, most / (norm + 1e-6)), as PyTorch's `clip_grad_norm_` has it.
+fn clip_factor(g: &mut Graph, norm: NodeId, most: f64) -> Result<NodeId, IrError> {
+    let ty = Type::scalar(DType::F32);
+    let (tiny, most, one) =
+        (g.constant(ty.clone(), 1e-6)?, g.constant(ty.clone(), most)?, g.constant(ty, 1.0)?);
+    let above = g.add(norm, tiny)?;
+    let factor = g.div(most, above)?;
+    let smaller = g.compare(CompareKind::Lt, factor, one)?;
+    g.select(smaller, factor, one)
+}
+
+/// The update of one weight.
+struct Step<'a> {
+    optimizer: &'a Optimizer,
+    weight: &'a Weight,
+    lr: NodeId,
+    corrections: [NodeId; 2],
+    factor: Option<NodeId>,
+    finite: NodeId,
+}
+
+impl Step<'_> {
+    fn build(&self, g: &mut Graph, grad: NodeId) -> Result<(), IrError> {
+        let w = self.weight;
+        let narrow = w.ty.dtype != DType::F32;
+        let compute = state(g, "", w, w.ty.dtype)?;
+        let p = if narrow { state(g, MASTER, w, DType::F32)? } else { compute };
+        let clipped = match self.factor {
+            Some(f) => self.times(g, grad, f)?,
+            None => grad,
+        };
+        let next = match self.optimizer.rule {
+            Rule::AdamW { beta1, beta2, eps } => self.adamw(g, p, clipped, (beta1, beta2, eps))?,
+            Rule::Sgd { momentum } => self.sgd(g, p, clipped, momentum)?,
+        };
+        let next = self.store(g, if narrow { MASTER } else { "" }, p, next)?;
+        if narrow {
+            let rounded = g.cast(next, w.ty.dtype)?;
+            let stored = g.push(Store {}, &[compute, rounded])?;
+            g.set_output(&w.name, stored)?;
+        }
+        Ok(())
+    }
+
+    /// Stores the next version of a state, which stays what it was when a gradient is not finite; answers the value.
+    fn store(&self, g: &mut Graph, prefix: &str, state: NodeId, next: NodeId) -> Result<NodeId, IrError> {
+        let shape = g.ty(state).shape.clone();
+        let finite = g.broadcast(self.finite, &shape)?;
+        let next = g.select(finite, next, state)?;
+        let stored = g.push(Store {}, &[state, next])?;
+        g.set_output(&format!("{prefix}{}", self.weight.name), stored)?;
+        Ok(next)
+    }
+
+    fn times(&self, g: &mut Graph, x: NodeId, factor: NodeId) -> Result<NodeId, IrError> {
+        let shape = g.ty(x).shape.clone();
+        let factor = g.broadcast(factor, &shape)?;
+        g.mul(x, factor)
+    }
+
+    /// decay·a + (1 - decay)·b
+    fn mean(&self, g: &mut Graph, a: NodeId, b: NodeId, decay: f64) -> Result<NodeId, IrError> {
+        let (a, b) = (g.scale(a, decay)?, g.scale(b, 1.0 - decay)?);
+        g.add(a, b)
+    }
+
+    fn decay(&self) -> f64 {
+        if self.weight.ty.rank() > 1 { self.optimizer.weight_decay } else { 0.0 }
+    }
+
+    fn adamw(
+        &self,
+        g: &mut Graph,
+        p: NodeId,
+        grad: NodeId,
+        (beta1, beta2, eps): (f64, f64, f64),
+    ) -> Result<NodeId, IrError> {
+        let m = state(g, EXP_AVG, self.weight, DType::F32)?;
+        let v = state(g, EXP_AVG_SQ, self.weight, DType::F32)?;
+        let next_m = self.mean(g, m, grad, beta1)?;
+        let square = g.mul(grad, grad)?;
+        let next_v = self.mean(g, v, square, beta2)?;
+        let (next_m, next_v) = (self.store(g, EXP_AVG, m, next_m)?, self.store(g, EXP_AVG_SQ, v, next_v)?);
+        let (mean, square) =
+            (self.times(g, next_m, self.corrections[0])?, self.times(g, next_v, self.corrections[1])?);
+        let root = g.unary(UnaryKind::Sqrt, square)?;
+        let eps = g.fill(root, eps)?;
+        let root = g.add(root, eps)?;
+        let direction = g.div(mean, root)?;
+        let mut by = direction;
+        if self.decay() != 0.0 {
+            let decayed = g.scale(p, self.decay())?;
+            by = g.add(direction, decayed)?;
+        }
+        let by = self.times(g, by, self.lr)?;
+        g.sub(p, by)
+    }
+
+    fn sgd(&self, g: &mut Graph, p: NodeId, grad: NodeId, momentum: f64) -> Result<NodeId, IrError> {
+        let mut by = grad;
+        if self.decay() != 0.0 {
+            let decayed = g.scale(p, self.decay())?;
+            by = g.add(by, decayed)?;
+        }
+        if momentum != 0.0 {
+            let b = state(g, MOMENTUM, self.weight, DType::F32)?;
+            let kept = g.scale(b, momentum)?;
+            let next = g.add(kept, by)?;
+            by = self.store(g, MOMENTUM, b, next)?;
+        }
+        let by = self.times(g, by, self.lr)?;
+        g.sub(p, by)
+    }
+}
