@@ -4,6 +4,7 @@
 //! log-sum-exp; norms and pointwise chains are recomputed.
 
 use crate::regions::Uses;
+use crate::share_loss::share_loss;
 use astrai_ir::ops::{Call, Input, Op};
 use astrai_ir::{Block, BlockId, Graph, IrError, NodeId, gradient, gradient_through};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -49,7 +50,7 @@ pub fn differentiate(graph: &Graph, of: &str) -> Result<Graph, IrError> {
         let name = g.node(*w).op.leaf_name().unwrap_or_default().to_string();
         g.set_output(&format!("{GRAD}{name}"), d)?;
     }
-    Ok(g)
+    share_loss(&g)
 }
 
 /// Cotangents of a call's arguments: the gradient body called on what it needs.
