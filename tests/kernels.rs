@@ -6,6 +6,8 @@ mod attend;
 mod dots;
 #[path = "kernels/free.rs"]
 mod free;
+#[path = "kernels/losses.rs"]
+mod losses;
 #[path = "kernels/pointwise.rs"]
 mod pointwise;
 #[path = "kernels/programs.rs"]

@@ -2,6 +2,7 @@
 //! over threads gives the same bits. Several kernels share a translation unit behind one prelude.
 
 mod attention_grad;
+mod cross_entropy;
 mod dots;
 
 use crate::columns::columns_kernel;
@@ -38,7 +39,7 @@ pub const FLAGS: &[&str] = &[
 /// One translation unit of several kernels.
 pub fn unit(kernels: &[&Kernel]) -> String {
     let mut text = format!("{PRELUDE}\n{SCALAR}\n");
-    if kernels.iter().any(|k| k.anchor == Anchor::Dot) {
+    if kernels.iter().any(|k| matches!(k.anchor, Anchor::Dot | Anchor::CrossEntropy)) {
         text.push_str(DOT_CORE);
         text.push_str(DOT_BLOCKS);
     }
@@ -59,10 +60,15 @@ pub fn emit(region: &Region, name: &str) -> Result<Kernel, String> {
         Anchor::Dot => (dots::dot_kernel(region, name)?, 2, true),
         Anchor::Attention => (attention_kernel(region, name)?, 1, false),
         Anchor::AttentionGrad => (attention_grad::kernel(region, name)?, 2, true),
+        Anchor::CrossEntropy => {
+            let (body, phases) = cross_entropy::kernel(region, name)?;
+            (body, phases, true)
+        }
         Anchor::Eval => return Err("the region has no kernel".into()),
     };
     let source = format!("{}{body}", comment(region));
-    Ok(Kernel { name: name.to_string(), anchor: region.anchor, source, phases, scratch })
+    let rounds = region.anchor == Anchor::CrossEntropy;
+    Ok(Kernel { name: name.to_string(), anchor: region.anchor, source, phases, scratch, rounds })
 }
 
 /// Sizes and buffers as locals.
@@ -322,6 +328,7 @@ fn address(region: &Region, id: NodeId, at: &[Index]) -> Result<(usize, DType, I
 pub fn scratch(region: &Region) -> Dim {
     match region.anchor {
         Anchor::AttentionGrad => attention_grad::scratch(region),
+        Anchor::CrossEntropy => cross_entropy::scratch(region),
         _ => dots::scratch(region),
     }
 }

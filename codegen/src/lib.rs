@@ -25,6 +25,9 @@ pub struct Kernel {
     pub phases: usize,
     /// True when it needs scratch memory between its phases.
     pub scratch: bool,
+    /// True when all its phases run several times, as often as its `rounds` function says; the number of the round
+    /// follows the symbols in `dims`.
+    pub rounds: bool,
 }
 
 /// The comment that opens a kernel: where it comes from, what it computes, what it should cost.

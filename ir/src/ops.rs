@@ -89,6 +89,7 @@ ops! {
     // composites
     rms_norm::RmsNorm, layer_norm::LayerNorm, softmax::Softmax, rope::Rope, attention::Attention, attention_grad::AttentionGrad,
     gated_act::GatedAct, linear_cross_entropy::LinearCrossEntropy,
+    linear_cross_entropy_grad::LinearCrossEntropyGrad,
 }
 
 impl Op {

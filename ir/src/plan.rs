@@ -17,6 +17,8 @@ pub enum Anchor {
     Attention,
     /// The core of attention's gradient.
     AttentionGrad,
+    /// Cross-entropy of a linear layer, or its gradient, a few tokens' logits at a time.
+    CrossEntropy,
     /// No kernel: the interpreter runs it.
     Eval,
 }

@@ -4,6 +4,7 @@
 //! result with its log-sum-exp; norms and pointwise chains are recomputed. Gradients of narrow weights are f32.
 
 use crate::regions::{Uses, is_free};
+use crate::share_loss::share_loss;
 use astrai_ir::ops::{Call, CompareKind, Input, Op, State, Store};
 use astrai_ir::{Block, BlockId, DType, Graph, IrError, NodeId, Type, Walk, gradient_through, refuse_calls};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -88,7 +89,7 @@ pub fn differentiate(graph: &Graph, of: &str, how: Gradients) -> Result<Graph, I
         let origin = g.node(*w).origin.clone();
         g.with_origin(&origin, |g| put_out(g, *w, d, how.to, keep))?;
     }
-    Ok(g)
+    share_loss(&g)
 }
 
 /// Makes the gradient `d` of a weight an output, or the next version of its state.

@@ -3,8 +3,10 @@
 //! epilogue of the dot before.
 
 use crate::regions::{
-    Uses, adds_rows, attends, cone, inlines_arguments, is_attention_result, is_free, is_leaf, stored,
+    Uses, adds_rows, attends, cone, has_cross_entropy_kernel, inlines_arguments, is_attention_result,
+    is_cross_entropy, is_free, is_leaf, stored,
 };
+use crate::strides::read_whole;
 use crate::versions::{Versions, stored_param, version_leaf};
 use astrai_ir::ops::{Input, Op};
 use astrai_ir::plan::{Body, Buffer, BufferId, Place, PlannedWeight, Step};
@@ -40,10 +42,15 @@ fn inputs(g: &Graph) -> Vec<String> {
     named.filter_map(|n| n.op.leaf_name().map(str::to_string)).collect()
 }
 
-/// Weights that are packed ahead: every dot on the core reads them as `[n, k]`.
+/// Weights that are packed ahead: every dot on the core reads them as `[n, k]`, and no cross-entropy reads them.
 fn packed(g: &Graph) -> BTreeSet<NodeId> {
     let mut packed: BTreeSet<NodeId> = g.ids().filter_map(|id| DotForm::packed_weight(g, id)).collect();
     for id in g.ids() {
+        if is_cross_entropy(&g.node(id).op)
+            && let Some(weight) = read_whole(g, g.node(id).args[1])
+        {
+            packed.remove(&weight);
+        }
         let Some(form) = DotForm::of(g, id) else { continue };
         let sides = [Some(form.right.base), form.left.map(|l| l.base)];
         for base in sides.into_iter().flatten() {
@@ -427,6 +434,9 @@ impl<'a> Fuse<'a> {
                 _ if inside.iter().any(|id| is_attention_result(self.g, *id)) => return Anchor::Attention,
                 _ => {}
             }
+        }
+        if computed().any(|id| has_cross_entropy_kernel(self.g, *id)) {
+            return Anchor::CrossEntropy;
         }
         let known = |id: &NodeId| {
             let op = &self.g.node(*id).op;

@@ -10,6 +10,7 @@ mod merge;
 mod place;
 mod precision;
 mod regions;
+mod share_loss;
 mod strides;
 mod versions;
 

@@ -1,5 +1,5 @@
 //! Chooses what is stored in which type. In: a graph whose arithmetic is all f32. Out: the same graph with narrow weights,
-//! narrow residual stream and narrow operands and results of dots and attention, each rounding an explicit cast;
+//! narrow residual stream and narrow operands and results of dots and attention and of the loss, each rounding an explicit cast;
 //! pointwise arithmetic, sums and statistics stay f32.
 
 use crate::regions::Uses;
@@ -76,6 +76,17 @@ fn rebuild(
                     }
                 };
                 out.push(d.clone(), &[left, args[1]])?
+            }
+            Op::LinearCrossEntropy(op) if to == DType::BF16 => {
+                // Narrow hidden states and weights say that the logits' gradient is narrow too.
+                let mut args = args.to_vec();
+                for a in &mut args[..2] {
+                    *a = match stored(out, *a, to) {
+                        Some(narrow) => narrow,
+                        None => out.cast(*a, to)?,
+                    };
+                }
+                out.push(op.clone(), &args)?
             }
             op => out.push(op.clone(), args)?,
         };

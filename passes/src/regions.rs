@@ -2,7 +2,7 @@
 //! which pointwise nodes an anchor takes along. Greedy and deterministic; every choice is about cost, none about meaning.
 
 use crate::canonicalise::holds;
-use crate::strides::read_in_place;
+use crate::strides::{read_in_place, read_whole};
 use astrai_ir::ops::{Op, ScatterKind};
 use astrai_ir::{DType, DotForm, Graph, NodeId};
 use std::collections::BTreeSet;
@@ -173,6 +173,8 @@ pub fn stored(g: &Graph, uses: &Uses) -> Vec<bool> {
         let node = g.node(id);
         if let Op::Attention(_) | Op::AttentionGrad(_) = node.op {
             node.args.iter().for_each(|&a| stored[read_in_place(g, a).unwrap_or(a).index()] = true);
+        } else if is_cross_entropy(&node.op) {
+            node.args.iter().for_each(|&a| stored[read_whole(g, a).unwrap_or(a).index()] = true);
         } else if !inlines_arguments(&node.op) {
             for &a in &node.args {
                 store_below_free(g, a, &mut stored);
@@ -212,6 +214,17 @@ pub fn attends(g: &Graph, id: NodeId) -> bool {
     };
     let narrow = |i: usize| g.ty(node.args[i]).shape[2].size().is_some_and(|d| d <= MAX_HEAD);
     a.scale.0 > 0.0 && narrow(0) && narrow(2)
+}
+
+/// True for cross-entropy of a linear layer and for its gradient.
+pub fn is_cross_entropy(op: &Op) -> bool {
+    matches!(op, Op::LinearCrossEntropy(_) | Op::LinearCrossEntropyGrad(_))
+}
+
+/// True for cross-entropy, or its gradient, of types that its kernel multiplies.
+pub fn has_cross_entropy_kernel(g: &Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    is_cross_entropy(&node.op) && matches!(g.ty(node.args[0]).dtype, DType::F32 | DType::BF16)
 }
 
 /// True for a scatter that adds rows to an f32 matrix, which has a kernel.

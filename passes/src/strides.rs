@@ -1,9 +1,9 @@
-//! What the attention core reads in place. In: an argument of attention. Out: the value in memory whose rows hold it, when
+//! What the cores of attention and of cross-entropy read in place. In: an argument. Out: the value in memory that holds it, when
 //! the views and casts between the two leave literal strides over the heads; else the argument wants memory of its own.
 
 use crate::regions::keeps;
 use astrai_ir::ops::Op;
-use astrai_ir::{Dim, Graph, NodeId};
+use astrai_ir::{DType, Dim, Graph, NodeId};
 
 /// The value below the views of `id` if the core can walk them as strides.
 pub fn read_in_place(g: &Graph, id: NodeId) -> Option<NodeId> {
@@ -24,6 +24,23 @@ pub fn read_in_place(g: &Graph, id: NodeId) -> Option<NodeId> {
     // Vectors (starts, sinks) are read whole.
     let whole = axes.len() == 3 || g.ty(at).shape == g.ty(id).shape;
     (in_memory && inner && literal && whole).then_some(at)
+}
+
+/// The value below reshapes, and below casts from bf16 to f32, if its memory holds the elements of `id` in order; what a
+/// kernel that takes whole matrices reads.
+pub fn read_whole(g: &Graph, id: NodeId) -> Option<NodeId> {
+    let mut at = id;
+    loop {
+        let node = g.node(at);
+        match &node.op {
+            Op::Reshape(_) => {}
+            Op::Cast(_) if node.ty().dtype == DType::F32 && g.ty(node.args[0]).dtype == DType::BF16 => {}
+            Op::Const(c) if c.as_scalar().is_some() => return None,
+            op if op.is_view() || matches!(op, Op::Iota(_)) => return None,
+            _ => return Some(at),
+        }
+        at = node.args[0];
+    }
 }
 
 /// (size, stride) of every axis after the views of `chain`, innermost view last in it, over `base`.

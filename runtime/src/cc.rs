@@ -26,6 +26,8 @@ pub(crate) type UnitsFn = unsafe extern "C" fn(*const i64) -> i64;
 pub(crate) struct Loaded {
     pub(crate) phases: Vec<(UnitsFn, PhaseFn)>,
     pub(crate) scratch: Option<UnitsFn>,
+    /// How often the phases run; once where there is none.
+    pub(crate) rounds: Option<UnitsFn>,
     _library: Arc<Library>,
 }
 
@@ -159,7 +161,7 @@ fn symbols(library: &Arc<Library>, k: &Kernel) -> Result<Loaded, Error> {
     let missing =
         |name: &str| Error::Compiler { unit: k.name.clone().into(), message: format!("no symbol {name}") };
     let units = |name: String| -> Result<UnitsFn, Error> {
-        // SAFETY: the emitter declares every `units` and `scratch` function with this signature.
+        // SAFETY: the emitter declares every `units`, `scratch` and `rounds` function with this signature.
         unsafe { library.get::<UnitsFn>(name.as_bytes()) }.map(|s| *s).map_err(|_| missing(&name))
     };
     let mut phases = Vec::new();
@@ -171,7 +173,8 @@ fn symbols(library: &Arc<Library>, k: &Kernel) -> Result<Loaded, Error> {
         phases.push((units(format!("{}_units{i}", k.name))?, phase));
     }
     let scratch = if k.scratch { Some(units(format!("{}_scratch", k.name))?) } else { None };
-    Ok(Loaded { phases, scratch, _library: library.clone() })
+    let rounds = if k.rounds { Some(units(format!("{}_rounds", k.name))?) } else { None };
+    Ok(Loaded { phases, scratch, rounds, _library: library.clone() })
 }
 
 /// 128 bits of hash as hex.

@@ -87,7 +87,7 @@ pub fn compile(graph: &Graph, target: &Target, options: &Options) -> Result<Prog
 
 /// Operators that have a kernel of their own.
 fn native(op: &Op) -> bool {
-    !matches!(op, Op::LinearCrossEntropy(_) | Op::LayerNorm(_))
+    !matches!(op, Op::LayerNorm(_))
 }
 
 fn emit(plan: &Plan, target: &Target) -> Result<Vec<Option<Kernel>>, Error> {

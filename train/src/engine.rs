@@ -186,7 +186,7 @@ impl Engine {
             progress(i as u64 + 1, plan.weights.len() as u64);
         }
         let session = |program: Program| {
-            let (pool, tools) = (run.pool.clone(), run.tools.clone());
+            let (pool, tools) = (run.pool.clone(), run.tools);
             Session::over(Arc::new(program), source, &buffers, pool, tools, run.target, &mut |_, _| {})
         };
         let (grad, update, score) = (session(plan.grad)?, session(plan.update)?, session(plan.score)?);

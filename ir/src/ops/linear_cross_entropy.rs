@@ -2,7 +2,7 @@
 //! a kernel never holds the logits of more than a few tokens.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
-use crate::ops::{CompareKind, Dot, Iota, ReduceKind, Softmax, UnaryKind};
+use crate::ops::{CompareKind, Iota, LinearCrossEntropyGrad, ReduceKind, Softmax, UnaryKind};
 use crate::{DType, Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -18,18 +18,28 @@ pub struct LinearCrossEntropy {
 }
 
 /// Nodes that the loss and its gradient share; all `[tokens, vocab]` but `valid`.
-struct Parts {
-    logits: NodeId,
+pub(super) struct Parts {
+    pub(super) logits: NodeId,
     /// tanh(logit / cap), when there is a cap.
-    tanh: Option<NodeId>,
+    pub(super) tanh: Option<NodeId>,
     /// True at the target.
-    hit: NodeId,
+    pub(super) hit: NodeId,
     /// `[tokens]`: true where the target counts.
-    valid: NodeId,
+    pub(super) valid: NodeId,
+}
+
+/// What the reference evaluation knows of one token.
+pub(super) struct Row {
+    /// The logits after the cap.
+    pub(super) logits: Vec<f64>,
+    /// Log of the sum of their exponentials.
+    pub(super) lse: f64,
+    pub(super) target: usize,
+    pub(super) loss: f64,
 }
 
 impl LinearCrossEntropy {
-    fn parts(&self, g: &mut Graph, args: &[NodeId]) -> Result<Parts, IrError> {
+    pub(super) fn parts(&self, g: &mut Graph, args: &[NodeId]) -> Result<Parts, IrError> {
         let targets = args[2];
         // Logits are f32 whatever the storage type: products of two short mantissas are exact there.
         let (hidden, weight) = (g.cast(args[0], DType::F32)?, g.cast(args[1], DType::F32)?);
@@ -49,6 +59,46 @@ impl LinearCrossEntropy {
         let zero = g.fill(targets, 0.0)?;
         let valid = g.compare(CompareKind::Ge, targets, zero)?;
         Ok(Parts { logits, tanh, hit, valid })
+    }
+
+    /// The losses from their parts.
+    pub(super) fn losses(&self, g: &mut Graph, parts: &Parts) -> Result<NodeId, IrError> {
+        let s = self.label_smoothing.0;
+        let logp = g.push(Softmax { log: true }, &[parts.logits])?;
+        let zero = g.fill(logp, 0.0)?;
+        let picked = g.select(parts.hit, logp, zero)?;
+        let picked = g.reduce(ReduceKind::Sum, picked, &[1])?;
+        let mut loss = g.scale(picked, s - 1.0)?;
+        if s != 0.0 {
+            let mean = g.reduce(ReduceKind::Mean, logp, &[1])?;
+            let spread = g.scale(mean, -s)?;
+            loss = g.add(loss, spread)?;
+        }
+        let zero = g.fill(loss, 0.0)?;
+        g.select(parts.valid, loss, zero)
+    }
+
+    /// Token `t` of an evaluation; `None` where the target is ignored.
+    pub(super) fn row(&self, cx: &Eval, t: usize) -> Result<Option<Row>, String> {
+        let [hidden, weight, targets] = cx.args[..3] else {
+            return Err("takes hidden, weight, targets".into());
+        };
+        let (k, vocab, s) = (hidden.shape[1], weight.shape[0], self.label_smoothing.0);
+        let Ok(target) = usize::try_from(targets.int_at(t)) else { return Ok(None) };
+        if target >= vocab {
+            return Err(format!("target {target} is outside the vocabulary of {vocab}"));
+        }
+        let logits: Vec<f64> = (0..vocab)
+            .map(|v| {
+                let x: f64 = (0..k).map(|e| hidden.at(t * k + e) * weight.at(v * k + e)).sum();
+                self.softcap.map_or(x, |c| c.0 * (x / c.0).tanh())
+            })
+            .collect();
+        let top = logits.iter().fold(f64::NEG_INFINITY, |a, &b| ReduceKind::Max.step(a, b));
+        let lse = top + logits.iter().map(|x| (x - top).exp()).sum::<f64>().ln();
+        let mean = logits.iter().sum::<f64>() / vocab as f64;
+        let loss = (1.0 - s) * (lse - logits[target]) + s * (lse - mean);
+        Ok(Some(Row { logits, lse, target, loss }))
     }
 }
 
@@ -77,78 +127,27 @@ impl Operator for LinearCrossEntropy {
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        let [hidden, weight, targets] = cx.args else { return Err("takes 3 arguments".into()) };
-        let (k, vocab, s) = (hidden.shape[1], weight.shape[0], self.label_smoothing.0);
-        let mut losses = vec![0.0; hidden.shape[0]];
-        for (t, loss) in losses.iter_mut().enumerate() {
-            let target = targets.int_at(t);
-            let Ok(target) = usize::try_from(target) else { continue };
-            if target >= vocab {
-                return Err(format!("target {target} is outside the vocabulary of {vocab}"));
-            }
-            let logits: Vec<f64> = (0..vocab)
-                .map(|v| {
-                    let x: f64 = (0..k).map(|e| hidden.at(t * k + e) * weight.at(v * k + e)).sum();
-                    self.softcap.map_or(x, |c| c.0 * (x / c.0).tanh())
-                })
-                .collect();
-            let top = logits.iter().fold(f64::NEG_INFINITY, |a, &b| ReduceKind::Max.step(a, b));
-            let lse = top + logits.iter().map(|x| (x - top).exp()).sum::<f64>().ln();
-            let mean = logits.iter().sum::<f64>() / vocab as f64;
-            *loss = (1.0 - s) * (lse - logits[target]) + s * (lse - mean);
-        }
-        cx.real(losses)
+        let row = |t| Ok(self.row(cx, t)?.map_or(0.0, |row| row.loss));
+        cx.real((0..cx.shape()[0]).map(row).collect::<Result<_, String>>()?)
     }
 
-    /// The logits are made again: d logit = grad · (p - (1 - s)·onehot - s / vocab), times the slope of the cap.
+    /// Both products of the logits' gradient come from one node, which makes the logits again a few tokens at a time.
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
         let (args, grad) = (cx.args, cx.grad());
         let g = &mut *cx.graph;
-        let parts = self.parts(g, args)?;
-        let ty = g.ty(parts.logits).clone();
-        let (tokens, vocab) = (ty.shape[0].clone(), ty.shape[1].size().unwrap_or(1));
-        let even = self.label_smoothing.0 / vocab as f64;
-        let (on, off) =
-            (g.fill(parts.logits, 1.0 - self.label_smoothing.0 + even)?, g.fill(parts.logits, even)?);
-        let wanted = g.select(parts.hit, on, off)?;
-        let p = g.push(Softmax { log: false }, &[parts.logits])?;
-        let mut d = g.sub(p, wanted)?;
-        if let Some(t) = parts.tanh {
-            let (one, tt) = (g.fill(t, 1.0)?, g.mul(t, t)?);
-            let slope = g.sub(one, tt)?;
-            d = g.mul(d, slope)?;
+        let op = LinearCrossEntropyGrad { forward: self.clone() };
+        let both = g.push(op, &[args[0], args[1], args[2], grad])?;
+        let mut back = Vec::with_capacity(3);
+        for i in 0..2 {
+            let d = g.part(both, i)?;
+            back.push(Some(g.cast(d, g.ty(args[i as usize]).dtype)?));
         }
-        let none = g.fill(grad, 0.0)?;
-        let grad = g.select(parts.valid, grad, none)?;
-        let column = g.reshape(grad, vec![tokens, Dim::from(1)])?;
-        let column = g.broadcast(column, &ty.shape)?;
-        let d = g.mul(d, column)?;
-        let against = |g: &mut Graph, axis: usize, other: NodeId| {
-            let dtype = g.ty(other).dtype;
-            let wide = g.cast(other, DType::F32)?;
-            let made = g.push(Dot { batch: vec![], contract: vec![(axis, 0)] }, &[d, wide])?;
-            g.cast(made, dtype)
-        };
-        Ok(vec![Some(against(g, 1, args[1])?), Some(against(g, 0, args[0])?), None])
+        back.push(None);
+        Ok(back)
     }
 
     fn decompose(&self, g: &mut Graph, args: &[NodeId]) -> Option<Result<Vec<NodeId>, IrError>> {
-        let s = self.label_smoothing.0;
-        Some((|| {
-            let parts = self.parts(g, args)?;
-            let logp = g.push(Softmax { log: true }, &[parts.logits])?;
-            let zero = g.fill(logp, 0.0)?;
-            let picked = g.select(parts.hit, logp, zero)?;
-            let picked = g.reduce(ReduceKind::Sum, picked, &[1])?;
-            let mut loss = g.scale(picked, s - 1.0)?;
-            if s != 0.0 {
-                let mean = g.reduce(ReduceKind::Mean, logp, &[1])?;
-                let spread = g.scale(mean, -s)?;
-                loss = g.add(loss, spread)?;
-            }
-            let zero = g.fill(loss, 0.0)?;
-            Ok(vec![g.select(parts.valid, loss, zero)?])
-        })())
+        Some(self.parts(g, args).and_then(|parts| Ok(vec![self.losses(g, &parts)?])))
     }
 
     fn flops(&self, args: &[&Type], _: &[Type]) -> Dim {

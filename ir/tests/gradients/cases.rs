@@ -225,7 +225,10 @@ fn composites() -> Vec<Case> {
     }
     for (s, cap) in [(0.0, None), (0.1, None), (0.0, Some(0.7)), (0.3, Some(2.0))] {
         let op = LinearCrossEntropy { label_smoothing: Real(s), softcap: cap.map(Real) };
-        all.push(case(op, vec![x(&[4, 3]), x(&[5, 3]), ints(&[4], &[4, -100, 0, 2])]));
+        let args = || vec![x(&[4, 3]), x(&[5, 3]), ints(&[4], &[4, -100, 0, 2])];
+        let grad = LinearCrossEntropyGrad { forward: op.clone() };
+        all.push(case(op, args()));
+        all.push(Case { outputs: vec![], ..case(grad, [args(), vec![x(&[4])]].concat()) });
     }
     all
 }

@@ -82,8 +82,26 @@ pub(super) fn run_kernel(
             scratch.len()
         )));
     }
+    let Some(rounds) = k.rounds else {
+        run_phases(pool, k, bufs, dims, scratch);
+        return Ok(());
+    };
+    // SAFETY: as above.
+    let rounds = unsafe { rounds(dims.as_ptr()) };
+    let mut dims = [dims, &[0]].concat();
+    for round in 0..rounds {
+        if let Some(last) = dims.last_mut() {
+            *last = round;
+        }
+        run_phases(pool, k, bufs, &dims, scratch);
+    }
+    Ok(())
+}
+
+/// Runs every phase once; `dims` holds the symbols, and the number of the round of a kernel that has rounds.
+fn run_phases(pool: &Pool, k: &Loaded, bufs: &Addresses, dims: &[i64], scratch: &Memory) {
     for (units, phase) in &k.phases {
-        // SAFETY: as above.
+        // SAFETY: the emitted functions read `dims` up to what it holds.
         let n = unsafe { units(dims.as_ptr()) };
         pool.run(n.max(0) as usize, &|_, range| {
             // SAFETY: buffers are as large as the region's types at these sizes (checked bounds of the plan); units are
@@ -93,7 +111,6 @@ pub(super) fn run_kernel(
             }
         });
     }
-    Ok(())
 }
 
 /// Runs a region without a kernel through the interpreter.

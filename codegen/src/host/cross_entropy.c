@@ -1,0 +1,283 @@
+/* Cross-entropy of a linear layer, and its gradient, on the host: the logits of a chunk of tokens at a time.
+ *
+ * Enters, as #defines before each inclusion of this text (prelude.c, scalar.c, dot_core.c and dot_blocks.c come first):
+ *   NAME(x)                      prefixes every symbol of this instance
+ *   SYMBOLS, BUFFERS             values in `dims`, addresses in `bufs`
+ *   TOKENS                       expression over dims; VOCAB, WIDTH literals
+ *   CHUNK, SLICE                 most tokens whose logits exist at once; rows of the weight that one round's products take
+ *   TARGETS_BUF                  i32 [TOKENS]; below 0 is ignored, from VOCAB on makes the token's results NaN
+ *   LOSSES_BUF                   optional: f32 [TOKENS]
+ *   GRAD_BUF                     only with the gradient: f32 [TOKENS], the losses' cotangent
+ *   DHIDDEN_BUF, DWEIGHT_BUF     optional: f32 [TOKENS, WIDTH], [VOCAB, WIDTH]
+ *   NARROW                       1: the logits' gradient is rounded to bf16, and lies at the front of its row
+ *   SMOOTHING, SOFTCAP           f32 literals; a SOFTCAP of 0 is none
+ *   LOGITS_ROW, SLICES, FIRST, COUNT, VOCAB0, VOCABS   see the emitter
+ * and after it three dots (dot_free.c) under the names NAME(logits_x), NAME(dhidden_x), NAME(dweight_x).
+ * Leaves: NAME(rounds), NAME(scratch), NAME(units0..), NAME(phase0..).
+ *
+ * A round is a slice of the vocabulary for a chunk of tokens. The first round of a chunk makes its logits (phases 0 and 1)
+ * and turns each row into its loss and its gradient in place (phase 2); every round adds its slice's part to the two
+ * products (phases 3 and 4). Chunks and slices ascend, hence the sums have one order on any number of threads.
+ */
+
+/* What the dots and rows of a round see: the buffers, then the logits; the symbols, then FIRST, COUNT, VOCAB0, VOCABS. */
+struct NAME(round) {
+    void *bufs[BUFFERS + 1];
+    int64_t dims[SYMBOLS + 4];
+};
+
+int64_t NAME(rounds)(const int64_t *dims) { return i_max((TOKENS + CHUNK - 1) / CHUNK, 1) * SLICES; }
+
+INLINE void NAME(size)(struct NAME(round) *r, const int64_t *dims, int64_t token, int64_t row) {
+    for (int i = 0; i < SYMBOLS; i++) r->dims[i] = dims[i];
+    r->dims[SYMBOLS] = token, r->dims[SYMBOLS + 1] = i_min(CHUNK, TOKENS - token);
+    r->dims[SYMBOLS + 2] = row, r->dims[SYMBOLS + 3] = i_min(SLICE, VOCAB - row);
+}
+
+/* The sizes of the round whose number follows the symbols; whether it is the first of its chunk. */
+INLINE int NAME(begin)(struct NAME(round) *r, const int64_t *dims) {
+    int64_t chunk = dims[SYMBOLS] / SLICES, slice = dims[SYMBOLS] % SLICES;
+    NAME(size)(r, dims, chunk * CHUNK, slice * SLICE);
+    return slice == 0;
+}
+
+INLINE void NAME(bind)(struct NAME(round) *r, void *const *bufs, char *scratch) {
+    for (int i = 0; i < BUFFERS; i++) r->bufs[i] = bufs[i];
+    r->bufs[BUFFERS] = scratch;
+}
+
+#define DOT_FUNCTIONS(dot)                                                                                             \
+    int64_t NAME(dot##_scratch)(const int64_t *);                                                                      \
+    int64_t NAME(dot##_units0)(const int64_t *);                                                                       \
+    int64_t NAME(dot##_units1)(const int64_t *);                                                                       \
+    void NAME(dot##_phase0)(void *const *, const int64_t *, char *, int64_t, int64_t);                                 \
+    void NAME(dot##_phase1)(void *const *, const int64_t *, char *, int64_t, int64_t);
+DOT_FUNCTIONS(logits)
+DOT_FUNCTIONS(dhidden)
+DOT_FUNCTIONS(dweight)
+#undef DOT_FUNCTIONS
+
+/* Scratch: the chunk's logits; then the packed left side of the first product, or those of the other two. */
+struct NAME(areas) {
+    int64_t packed, second, end;
+};
+
+static struct NAME(areas) NAME(areas)(const int64_t *dims) {
+    struct NAME(areas) a;
+    struct NAME(round) most;
+    NAME(size)(&most, dims, 0, 0);
+    a.packed = most.dims[SYMBOLS + 1] * LOGITS_ROW * (int64_t)sizeof(float);
+    a.end = a.packed + NAME(logits_scratch)(most.dims);
+    a.second = a.packed;
+#ifdef DHIDDEN_BUF
+    a.second += (NAME(dhidden_scratch)(most.dims) + 63) / 64 * 64;
+    a.end = i_max(a.end, a.second);
+#endif
+#ifdef DWEIGHT_BUF
+    a.end = i_max(a.end, a.second + NAME(dweight_scratch)(most.dims));
+#endif
+    return a;
+}
+
+int64_t NAME(scratch)(const int64_t *dims) { return NAME(areas)(dims).end; }
+
+/* Columns n0 .. n0 + valid of row m of the chunk's logits. */
+static void NAME(keep)(void *const *bufs, int64_t m, int64_t n0, const float *acc, int valid) {
+    float *to = (float *)bufs[BUFFERS] + m * LOGITS_ROW + n0;
+    float line[32] __attribute__((aligned(64)));
+    if (SOFTCAP > 0) {
+        for (int j = 0; j < 32; j++) line[j] = SOFTCAP * m_tanh(acc[j] / (SOFTCAP > 0 ? SOFTCAP : 1.0f));
+        acc = line;
+    }
+    memcpy(to, acc, valid == 32 ? 32 * sizeof *to : (size_t)valid * sizeof *to);
+}
+
+#define LANES 64
+
+/* The greatest of a row, -inf beyond VOCAB; a NaN wins. */
+static float NAME(greatest)(const float *x) {
+    float most[LANES];
+    for (int j = 0; j < LANES; j++) most[j] = x[j];
+    for (int64_t i = LANES; i < VOCAB; i += LANES)
+        for (int j = 0; j < LANES; j++) most[j] = m_max(most[j], x[i + j]);
+    for (int w = LANES / 2; w > 0; w /= 2)
+        for (int j = 0; j < w; j++) most[j] = m_max(most[j], most[j + w]);
+    return most[0];
+}
+
+INLINE float NAME(total)(float *sum) {
+    for (int w = LANES / 2; w > 0; w /= 2)
+        for (int j = 0; j < w; j++) sum[j] += sum[j + w];
+    return sum[0];
+}
+
+static float NAME(sum_exp)(const float *x, float top) {
+    float sum[LANES] = {0};
+    for (int64_t i = 0; i < VOCAB; i += LANES)
+        for (int j = 0; j < LANES; j++) sum[j] += m_exp(x[i + j] - top);
+    return NAME(total)(sum);
+}
+
+static float NAME(mean)(const float *x) {
+    float sum[LANES] = {0};
+    for (int64_t i = 0; i < VOCAB / LANES * LANES; i += LANES)
+        for (int j = 0; j < LANES; j++) sum[j] += x[i + j];
+    for (int64_t i = VOCAB / LANES * LANES; i < VOCAB; i++) sum[i % LANES] += x[i];
+    return NAME(total)(sum) / VOCAB;
+}
+
+#ifdef GRAD_BUF
+INLINE float NAME(slope)(float x) {
+    float t = x / (SOFTCAP > 0 ? SOFTCAP : 1.0f);
+    return SOFTCAP > 0 ? FMA(-t, t, 1.0f) : 1.0f;
+}
+
+INLINE void NAME(put)(float *row, int64_t i, const float *d, int n) {
+    if (NARROW) {
+        bf16 line[LANES];
+        for (int j = 0; j < n; j++) line[j] = f32_to_bf16(d[j]);
+        memcpy((char *)row + i * sizeof *line, line, (size_t)n * sizeof *line);
+    } else {
+        memcpy(row + i, d, (size_t)n * sizeof *d);
+    }
+}
+
+/* The row becomes grad * (p - (1 - s) onehot - s / VOCAB), times the slope of the cap. */
+static void NAME(differentiate)(float *row, int64_t target, float grad, float top, float sum) {
+    const float even = SMOOTHING / VOCAB, share = 1.0f / sum, x = row[target];
+    float hit = grad * (FMA(m_exp(x - top), share, -even) - (1.0f - SMOOTHING)) * NAME(slope)(x);
+    for (int64_t i = 0; i < VOCAB; i += LANES) {
+        float d[LANES];
+        memcpy(d, row + i, sizeof d);
+        for (int j = 0; j < LANES; j++) d[j] = grad * FMA(m_exp(d[j] - top), share, -even) * NAME(slope)(d[j]);
+        NAME(put)(row, i, d, LANES);
+    }
+    NAME(put)(row, target, &hit, 1);
+}
+
+/* A row of one number: 0 for an ignored token, NaN for a target that does not exist. */
+static void NAME(flatten)(float *row, float x) {
+    float d[LANES];
+    for (int j = 0; j < LANES; j++) d[j] = x;
+    for (int64_t i = 0; i < VOCAB; i += LANES) NAME(put)(row, i, d, LANES);
+}
+#endif
+
+/* Row m of the chunk: from logits to a loss and a gradient. */
+static void NAME(row)(void *const *bufs, const int64_t *dims, int64_t m) {
+    float *row = (float *)bufs[BUFFERS] + m * LOGITS_ROW;
+    int64_t token = FIRST + m, target = ((const int32_t *)bufs[TARGETS_BUF])[token];
+    float loss = target < 0 ? 0.0f : NAN_F;
+    if (target >= 0 && target < VOCAB) {
+        for (int64_t i = VOCAB; i % LANES != 0; i++) row[i] = -INF_F;
+        float top = NAME(greatest)(row), sum = NAME(sum_exp)(row, top);
+        float aim = SMOOTHING > 0 ? FMA(SMOOTHING, NAME(mean)(row), (1.0f - SMOOTHING) * row[target]) : row[target];
+        loss = m_log(sum) + (top - aim);
+#ifdef GRAD_BUF
+        NAME(differentiate)(row, target, ((const float *)bufs[GRAD_BUF])[token], top, sum);
+    } else {
+        NAME(flatten)(row, loss);
+#endif
+    }
+#ifdef LOSSES_BUF
+    ((float *)bufs[LOSSES_BUF])[token] = loss;
+#endif
+}
+
+INLINE void NAME(add)(float *to, const float *acc, int valid, int first) {
+    if (valid < 32)
+        for (int j = 0; j < valid; j++) to[j] = first ? acc[j] : to[j] + acc[j];
+    else if (first)
+        memcpy(to, acc, 32 * sizeof *to);
+    else
+        for (int j = 0; j < 32; j++) to[j] += acc[j];
+}
+
+#ifdef DHIDDEN_BUF
+static void NAME(add_hidden)(void *const *bufs, const int64_t *dims, int64_t m, int64_t n0, const float *acc, int valid) {
+    NAME(add)((float *)bufs[DHIDDEN_BUF] + (FIRST + m) * WIDTH + n0, acc, valid, VOCAB0 == 0);
+}
+#endif
+
+#ifdef DWEIGHT_BUF
+/* The sums so far have left the caches since the last chunk: those of the next tile's rows are asked for now. */
+static void NAME(add_weight)(void *const *bufs, const int64_t *dims, int64_t m, int64_t n0, const float *acc, int valid) {
+    float *to = (float *)bufs[DWEIGHT_BUF] + (VOCAB0 + m) * WIDTH + n0;
+    __builtin_prefetch(to + DOT_MR * WIDTH, 1, 3), __builtin_prefetch(to + DOT_MR * WIDTH + 16, 1, 3);
+    NAME(add)(to, acc, valid, FIRST == 0);
+}
+#endif
+
+int64_t NAME(units0)(const int64_t *dims) {
+    struct NAME(round) r;
+    return NAME(begin)(&r, dims) ? NAME(logits_units0)(r.dims) : 0;
+}
+
+void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {
+    struct NAME(round) r;
+    NAME(begin)(&r, dims), NAME(bind)(&r, bufs, scratch);
+    NAME(logits_phase0)(r.bufs, r.dims, scratch + NAME(areas)(dims).packed, begin, end);
+}
+
+int64_t NAME(units1)(const int64_t *dims) {
+    struct NAME(round) r;
+    return NAME(begin)(&r, dims) ? NAME(logits_units1)(r.dims) : 0;
+}
+
+void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {
+    struct NAME(round) r;
+    NAME(begin)(&r, dims), NAME(bind)(&r, bufs, scratch);
+    NAME(logits_phase1)(r.bufs, r.dims, scratch + NAME(areas)(dims).packed, begin, end);
+}
+
+int64_t NAME(units2)(const int64_t *dims) {
+    struct NAME(round) r;
+    return NAME(begin)(&r, dims) ? r.dims[SYMBOLS + 1] : 0;
+}
+
+void NAME(phase2)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {
+    struct NAME(round) r;
+    NAME(begin)(&r, dims), NAME(bind)(&r, bufs, scratch);
+    for (int64_t m = begin; m < end; m++) NAME(row)(r.bufs, r.dims, m);
+}
+
+#ifdef GRAD_BUF
+#ifdef DHIDDEN_BUF
+#define OF_HIDDEN(phase) NAME(dhidden_##phase)
+#else
+#define OF_HIDDEN(phase) NAME(nothing_##phase)
+#endif
+#ifdef DWEIGHT_BUF
+#define OF_WEIGHT(phase) NAME(dweight_##phase)
+#else
+#define OF_WEIGHT(phase) NAME(nothing_##phase)
+#endif
+#define NOTHING(i)                                                                                                     \
+    INLINE int64_t NAME(nothing_units##i)(const int64_t *dims) { return 0; }                                           \
+    INLINE void NAME(nothing_phase##i)(void *const *b, const int64_t *d, char *s, int64_t begin, int64_t end) {}
+NOTHING(0)
+NOTHING(1)
+
+/* Units of both products, those of the hidden states first. */
+#define PRODUCTS(at, i)                                                                                                \
+    int64_t NAME(units##at)(const int64_t *dims) {                                                                     \
+        struct NAME(round) r;                                                                                          \
+        NAME(begin)(&r, dims);                                                                                         \
+        return OF_HIDDEN(units##i)(r.dims) + OF_WEIGHT(units##i)(r.dims);                                              \
+    }                                                                                                                  \
+    void NAME(phase##at)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {          \
+        struct NAME(round) r;                                                                                          \
+        struct NAME(areas) a = NAME(areas)(dims);                                                                      \
+        NAME(begin)(&r, dims), NAME(bind)(&r, bufs, scratch);                                                          \
+        int64_t n = OF_HIDDEN(units##i)(r.dims);                                                                       \
+        if (begin < n) OF_HIDDEN(phase##i)(r.bufs, r.dims, scratch + a.packed, begin, i_min(end, n));                  \
+        if (end > n) OF_WEIGHT(phase##i)(r.bufs, r.dims, scratch + a.second, i_max(begin, n) - n, end - n);            \
+    }
+PRODUCTS(3, 0)
+PRODUCTS(4, 1)
+#undef PRODUCTS
+#undef NOTHING
+#undef OF_HIDDEN
+#undef OF_WEIGHT
+#endif
+#undef LANES

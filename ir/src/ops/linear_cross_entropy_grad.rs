@@ -1,0 +1,168 @@
+//! `linear_cross_entropy_grad`: both products of the gradient of `linear_cross_entropy`, and its losses, from one making of
+//! the logits. Kept whole because a kernel turns the logits of a few tokens into their own gradient in place.
+
+use crate::op::{Infer, Inferred, Operator};
+use crate::ops::{Dot, LinearCrossEntropy, Softmax};
+use crate::{DType, Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
+use serde::{Deserialize, Serialize};
+
+/// Arguments: `hidden` `[tokens, k]`, `weight` `[vocab, k]`, `targets` i32 `[tokens]` as in [`LinearCrossEntropy`], then
+/// `grad` f32 `[tokens]`, the cotangent of the losses. Outputs, all f32: the cotangents of `hidden` and `weight`, and the
+/// losses `[tokens]`. The logits' gradient is rounded to the type of `hidden` before the two products, which add in f32: in
+/// bf16 both sides of every product are bf16. A token whose target is negative has loss 0 and gives no gradient.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinearCrossEntropyGrad {
+    /// The forward operator.
+    pub forward: LinearCrossEntropy,
+}
+
+impl LinearCrossEntropyGrad {
+    /// d logit = grad · (p - (1 - s)·onehot - s / vocab), times the slope of the cap, for one token.
+    fn logits_gradient(&self, cx: &Eval, t: usize) -> Result<Option<(Vec<f64>, f64)>, String> {
+        let Some(row) = self.forward.row(cx, t)? else { return Ok(None) };
+        let (s, dtype, grad) = (self.forward.label_smoothing.0, cx.args[0].dtype, cx.args[3].at(t));
+        let narrow = dtype != DType::F32 && !cx.exact;
+        let even = s / row.logits.len() as f64;
+        let gradient = |(v, x): (usize, &f64)| {
+            let hit = if v == row.target { 1.0 - s } else { 0.0 };
+            let slope = self.forward.softcap.map_or(1.0, |c| 1.0 - (x / c.0) * (x / c.0));
+            let d = grad * ((x - row.lse).exp() - hit - even) * slope;
+            if narrow { dtype.round(d) } else { d }
+        };
+        Ok(Some((row.logits.iter().enumerate().map(gradient).collect(), row.loss)))
+    }
+
+    /// The logits' gradient as nodes, `[tokens, vocab]` f32 before its rounding; and the losses.
+    fn logits_gradient_parts(&self, g: &mut Graph, args: &[NodeId]) -> Result<(NodeId, NodeId), IrError> {
+        let (f, grad) = (&self.forward, args[3]);
+        let parts = f.parts(g, args)?;
+        let ty = g.ty(parts.logits).clone();
+        let (tokens, vocab) = (ty.shape[0].clone(), ty.shape[1].size().unwrap_or(1));
+        let even = f.label_smoothing.0 / vocab as f64;
+        let on = g.fill(parts.logits, 1.0 - f.label_smoothing.0 + even)?;
+        let off = g.fill(parts.logits, even)?;
+        let wanted = g.select(parts.hit, on, off)?;
+        let p = g.push(Softmax { log: false }, &[parts.logits])?;
+        let mut d = g.sub(p, wanted)?;
+        if let Some(t) = parts.tanh {
+            let (one, tt) = (g.fill(t, 1.0)?, g.mul(t, t)?);
+            let slope = g.sub(one, tt)?;
+            d = g.mul(d, slope)?;
+        }
+        let none = g.fill(grad, 0.0)?;
+        let grad = g.select(parts.valid, grad, none)?;
+        let column = g.reshape(grad, vec![tokens, Dim::from(1)])?;
+        let column = g.broadcast(column, &ty.shape)?;
+        Ok((g.mul(d, column)?, f.losses(g, &parts)?))
+    }
+}
+
+impl Operator for LinearCrossEntropyGrad {
+    const NAME: &'static str = "linear_cross_entropy_grad";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let [hidden, weight, targets, grad] = cx.exactly()?;
+        let losses = self.forward.infer(&Infer { args: &[hidden, weight, targets], graph: cx.graph })?;
+        if *grad != losses[0] {
+            return Err(format!("wants the cotangent of the losses as {}, got {grad}", losses[0]));
+        }
+        Ok(vec![hidden.with(DType::F32), weight.with(DType::F32), losses[0].clone()])
+    }
+
+    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+        let [hidden, weight, ..] = cx.args else { return Err("takes 4 arguments".into()) };
+        let (tokens, k) = (hidden.shape[0], hidden.shape[1]);
+        let (mut dh, mut dw) = (vec![0.0; hidden.len()], vec![0.0; weight.len()]);
+        let mut losses = vec![0.0; tokens];
+        for (t, loss) in losses.iter_mut().enumerate() {
+            let Some((gradient, of)) = self.logits_gradient(cx, t)? else { continue };
+            *loss = of;
+            for (v, d) in gradient.into_iter().enumerate() {
+                for e in 0..k {
+                    dh[t * k + e] += d * weight.at(v * k + e);
+                    dw[v * k + e] += d * hidden.at(t * k + e);
+                }
+            }
+        }
+        Ok(vec![cx.make(0, dh), cx.make(1, dw), cx.make(2, losses)])
+    }
+
+    fn decompose(&self, g: &mut Graph, args: &[NodeId]) -> Option<Result<Vec<NodeId>, IrError>> {
+        Some((|| {
+            let (d, losses) = self.logits_gradient_parts(g, args)?;
+            let d = g.cast(d, g.ty(args[0]).dtype)?;
+            let d = g.cast(d, DType::F32)?;
+            let against = |g: &mut Graph, axis: usize, other: NodeId| {
+                let wide = g.cast(other, DType::F32)?;
+                g.push(Dot { batch: vec![], contract: vec![(axis, 0)] }, &[d, wide])
+            };
+            Ok(vec![against(g, 1, args[1])?, against(g, 0, args[0])?, losses])
+        })())
+    }
+
+    fn flops(&self, args: &[&Type], _: &[Type]) -> Dim {
+        // Three products, and about ten operations a logit.
+        let (products, logits) =
+            (&args[0].elements() * &args[1].shape[0], &args[0].shape[0] * &args[1].shape[0]);
+        &(&products * &Dim::from(6)) + &(&logits * &Dim::from(10))
+    }
+
+    fn tolerance(&self, dtype: DType) -> f64 {
+        (32.0 * dtype.epsilon()).max(5e-5)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Real;
+    use crate::check::{apply, close, try_apply};
+
+    fn op(s: f64, cap: Option<f64>) -> LinearCrossEntropyGrad {
+        let forward = LinearCrossEntropy { label_smoothing: Real(s), softcap: cap.map(Real) };
+        LinearCrossEntropyGrad { forward }
+    }
+
+    fn args(targets: [i64; 3]) -> [Tensor; 4] {
+        [
+            Tensor::f32(&[3, 1], &[1.0, 2.0, 1.0]),
+            Tensor::f32(&[2, 1], &[3f32.ln(), 0.0]),
+            Tensor::int(DType::I32, &[3], targets.to_vec()),
+            Tensor::f32(&[3], &[1.0, -0.5, f32::NAN]),
+        ]
+    }
+
+    #[test]
+    fn two_classes_by_hand() {
+        // logits (ln 3, 0) and (2 ln 3, 0): p = (3/4, 1/4) and (9/10, 1/10); the third token is ignored.
+        let (a, b, w) = ((4.0f64 / 3.0).ln(), 10f64.ln(), 3f64.ln());
+        let got = apply(op(0.0, None), &args([0, 1, -1]));
+        close(&got[0], &[-0.25 * w, -0.45 * w, 0.0]);
+        close(&got[1], &[-0.25 - 0.9, 0.25 + 0.9]);
+        close(&got[2], &[a, b, 0.0]);
+        // Smoothed by 0.2 the targets are 0.9 and 0.1.
+        let got = apply(op(0.2, None), &args([0, 1, -1]));
+        close(&got[0], &[-0.15 * w, -0.5 * 0.8 * w, 0.0]);
+        close(&got[2], &[0.9 * a + 0.1 * 4f64.ln(), 0.9 * b + 0.1 * (10.0f64 / 9.0).ln(), 0.0]);
+        let got = apply(op(0.0, Some(0.5)), &args([0, -7, -1]));
+        let t = (w / 0.5).tanh();
+        let p = 1.0 / (1.0 + (-0.5 * t).exp());
+        close(&got[0], &[(p - 1.0) * (1.0 - t * t) * w, 0.0, 0.0]);
+        let e = try_apply(op(0.0, None), &args([0, 2, 0])).unwrap_err();
+        assert!(e.to_string().contains("target 2"), "{e}");
+    }
+
+    #[test]
+    fn narrow_arguments_round_the_gradient_of_the_logits() {
+        let narrow = |t: &Tensor| Tensor::float(DType::BF16, &t.shape, t.reals());
+        let [h, w, t, g] = args([0, 1, -1]);
+        let got = apply(op(0.0, None), &[narrow(&h), narrow(&w), t, g]);
+        let w = DType::BF16.round(3f64.ln());
+        let p = 1.0 / (1.0 + (-w).exp());
+        let d = DType::BF16.round(p - 1.0);
+        close(&got[0].pick(&[1], |_| 0), &[d * w]);
+        assert!((d - (p - 1.0)).abs() > 1e-5, "the case shows no rounding");
+        assert_eq!(got[1].dtype, DType::F32);
+    }
+}
