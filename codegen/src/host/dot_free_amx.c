@@ -1,0 +1,146 @@
+/* The matrix unit's way through `dot_free.c`, included before it where both sides are bf16 values, with the same slots and
+ *
+ *   LOAD_ROWS(dst, m, mr, k0, kc, next)   writes A(m .. m + mr, k0 .. k0 + kc) to a block of rows, zeros beyond mr and kc
+ *   LOAD_PAIRS(dst, n0, n, k0, kc, next)  writes B(k0 .. k0 + kc, n0 .. n0 + n) to a block of pairs, zeros beyond n and kc
+ *
+ * as `dot_pairs.c` has them. A unit packs both sides itself, a block of depth at a time: the rows rest in the second-level
+ * cache while panels of 32 columns pass; while one panel is multiplied, the vector units pack the next one and finish the
+ * sums of the tile before. Sums over one row do not depend on the unit that it is in: k ascends in steps of 32 from zero.
+ */
+#ifdef DOT_PAIRS
+#define DOT_MATRIX_UNIT dot_amx
+enum {
+    NAME(deepest) = 48,      /* steps of 32 of k in a block: longer sums wait in memory between blocks */
+    NAME(near) = 384,        /* tile-steps of 2 KiB of rows that a unit packs */
+    NAME(highest) = 16,      /* tiles of a unit */
+    NAME(waiting) = 64,      /* tiles of sums that wait in memory */
+    NAME(amx_units) = 16,
+};
+
+static int64_t NAME(steps)(const int64_t *dims) { return (DOT_K + 31) / 32; }
+static int64_t NAME(amx_tiles)(const int64_t *dims) { return (DOT_M + 31) / 32; }
+static int64_t NAME(amx_panels)(const int64_t *dims) { return (DOT_N + 31) / 32; }
+
+static int64_t NAME(depths)(const int64_t *dims)
+{
+    int64_t steps = NAME(steps)(dims);
+    return steps > NAME(deepest) ? (steps + NAME(deepest) - 1) / NAME(deepest) : 1;
+}
+
+static int64_t NAME(amx_blocks)(const int64_t *dims)
+{
+    int64_t depths = NAME(depths)(dims), steps = (NAME(steps)(dims) + depths - 1) / depths;
+    int64_t high = depths > 1 ? NAME(near) / NAME(deepest) : steps > 24 ? NAME(near) / steps : NAME(highest);
+    return (NAME(amx_tiles)(dims) + high - 1) / high;
+}
+
+static int64_t NAME(amx_groups)(const int64_t *dims)
+{
+    int64_t blocks = NAME(amx_blocks)(dims), panels = NAME(amx_panels)(dims);
+    int64_t high = (NAME(amx_tiles)(dims) + blocks - 1) / blocks, wide = NAME(waiting) / high;
+    int64_t wanted = (NAME(amx_units) + blocks - 1) / blocks;
+    int64_t least = NAME(depths)(dims) > 1 ? (panels + wide - 1) / wide : 1;
+    int64_t groups = least > wanted ? least : wanted;
+    return groups < panels ? groups : panels;
+}
+
+/* What the vector units do while the matrix unit multiplies: sums that wait for their epilogue, blocks of the next panel. */
+struct NAME(beside) {
+    int64_t m, rows, n0;
+    const float *c;
+    uint16_t *to;
+    int64_t panel, k, k_end, k_next, every, left;
+};
+
+DOT_INLINE void NAME(finish)(void *const *bufs, const int64_t *dims, struct NAME(beside) *s, int64_t rows)
+{
+    int valid = DOT_N - s->n0 < DOT_NR ? (int)(DOT_N - s->n0) : DOT_NR;
+    if (rows > s->rows) rows = s->rows;
+    for (int64_t r = 0; r < rows; r++) EPILOGUE(s->m + r, s->n0, s->c + r * DOT_NR, valid);
+    s->m += rows, s->rows -= rows, s->c += rows * DOT_NR;
+}
+
+DOT_OUTLINE void NAME(pack_pairs)(void *const *bufs, const int64_t *dims, struct NAME(beside) *s)
+{
+    int64_t n0 = s->panel * DOT_NR, n = DOT_N - n0 < DOT_NR ? DOT_N - n0 : DOT_NR;
+    int64_t kc = DOT_K - s->k < 32 ? DOT_K - s->k : 32, next = s->k + 32 < s->k_end ? s->k + 32 : s->k;
+    LOAD_PAIRS(s->to, n0, n, s->k, kc, next);
+    s->to += 1024, s->k += 32;
+}
+
+DOT_OUTLINE void NAME(pack_rows)(void *const *bufs, const int64_t *dims, const char *scratch, uint16_t *to, int64_t t,
+                                 int64_t t_end, int64_t k, int64_t steps)
+{
+    for (int64_t s = 0; s < steps; s++, k += 32)
+        for (int64_t i = t; i < t_end; i++) {
+            int64_t mr = DOT_M - i * 32 < 32 ? DOT_M - i * 32 : 32, kc = DOT_K - k < 32 ? DOT_K - k : 32;
+            LOAD_ROWS(to + ((i - t) * steps + s) * 1024, i * 32, mr, k, kc, k + 32);
+        }
+}
+
+DOT_OUTLINE void NAME(multiply)(void *const *bufs, const int64_t *dims, const uint16_t *a, const uint16_t *w,
+                                int64_t steps, float *c, int first, struct NAME(beside) *s)
+{
+    dot_amx_open(32, c, first);
+#pragma GCC unroll 1
+    for (int64_t i = 0; i < steps; i++, a += 1024, w += 1024) {
+        dot_amx_step(32, a, (const uint32_t *)w);
+        NAME(finish)(bufs, dims, s, 2);
+        if (--s->left <= 0 && s->k < s->k_end) NAME(pack_pairs)(bufs, dims, s), s->left = s->every;
+    }
+    NAME(finish)(bufs, dims, s, 32);
+    dot_amx_close(32, c);
+}
+
+/* Tiles t .. t_end by panels p .. p_end. */
+DOT_OUTLINE void NAME(amx_unit)(void *const *bufs, const int64_t *dims, const char *scratch, int64_t t, int64_t t_end,
+                                int64_t p, int64_t p_end)
+{
+    uint16_t a[NAME(near) * 1024] __attribute__((aligned(64)));
+    uint16_t w[2][NAME(deepest) * 1024] __attribute__((aligned(64)));
+    float c[NAME(waiting) * 32 * DOT_NR] __attribute__((aligned(64)));
+    int64_t steps = NAME(steps)(dims), depths = NAME(depths)(dims), high = t_end - t;
+    struct NAME(beside) s = {0};
+    for (int64_t d = 0; d < depths; d++) {
+        int64_t k = d * steps / depths * 32, k_end = (d + 1) * steps / depths * 32, here = (k_end - k) / 32;
+        NAME(pack_rows)(bufs, dims, scratch, a, t, t_end, k, here);
+        s.k_end = k_end, s.every = high;
+        s.to = w[p & 1], s.panel = p, s.k = k;
+        while (s.k < s.k_end) NAME(pack_pairs)(bufs, dims, &s);
+        for (int64_t q = p; q < p_end; q++) {
+            s.to = w[(q + 1) & 1], s.panel = q + 1, s.k = q + 1 < p_end ? k : k_end, s.left = high;
+            for (int64_t i = t; i < t_end; i++) {
+                int64_t at = (q - p) * high + i - t;
+                float *to = c + (depths > 1 ? at : at % 2) * 32 * DOT_NR;
+                NAME(multiply)(bufs, dims, a + (i - t) * here * 1024, w[q & 1], here, to, d == 0, &s);
+                if (d + 1 < depths) continue;
+                s.m = i * 32, s.rows = DOT_M - s.m < 32 ? DOT_M - s.m : 32, s.n0 = q * DOT_NR, s.c = to;
+            }
+            while (s.k < s.k_end) NAME(pack_pairs)(bufs, dims, &s);
+        }
+    }
+    NAME(finish)(bufs, dims, &s, 32);
+}
+
+#ifdef PROLOGUE_ROW
+/* A row that an expression made waits in scratch. */
+static void NAME(keep_row)(uint16_t *to, const float *row)
+{
+    for (int64_t k = 0; k < DOT_ROW; k++) to[k] = (uint16_t)(dot_bits(row[k]) >> 16); /* exact: a bf16 value */
+}
+#endif
+
+static void NAME(amx_phase1)(void *const *bufs, const int64_t *dims, const char *scratch, int64_t begin, int64_t end)
+{
+    int64_t tiles = NAME(amx_tiles)(dims), panels = NAME(amx_panels)(dims);
+    int64_t blocks = NAME(amx_blocks)(dims), groups = NAME(amx_groups)(dims);
+    dot_amx_configure(32);
+    for (int64_t u = begin; u < end; u++) {
+        int64_t b = u / groups, g = u % groups;
+        NAME(amx_unit)(bufs, dims, scratch, b * tiles / blocks, (b + 1) * tiles / blocks, g * panels / groups,
+                       (g + 1) * panels / groups);
+    }
+    dot_amx_release();
+    dot_fence();
+}
+#endif
