@@ -44,12 +44,12 @@ static int64_t NAME(amx_groups)(const int64_t *dims)
     return groups < panels ? groups : panels;
 }
 
-/* What the vector units do while the matrix unit multiplies: sums that wait for their epilogue, blocks of the next panel. */
+/* What the vector units do while the matrix unit multiplies: sums that wait for their epilogue, pairs that come next. */
 struct NAME(beside) {
     int64_t m, rows, n0;
     const float *c;
     uint16_t *to;
-    int64_t panel, k, k_end, k_next, every, left;
+    int64_t panel, k, k_end, every, left;
 };
 
 DOT_INLINE void NAME(finish)(void *const *bufs, const int64_t *dims, struct NAME(beside) *s, int64_t rows)
@@ -63,9 +63,9 @@ DOT_INLINE void NAME(finish)(void *const *bufs, const int64_t *dims, struct NAME
 DOT_OUTLINE void NAME(pack_pairs)(void *const *bufs, const int64_t *dims, struct NAME(beside) *s)
 {
     int64_t n0 = s->panel * DOT_NR, n = DOT_N - n0 < DOT_NR ? DOT_N - n0 : DOT_NR;
-    int64_t kc = DOT_K - s->k < 32 ? DOT_K - s->k : 32, next = s->k + 32 < s->k_end ? s->k + 32 : s->k;
+    int64_t kc = DOT_K - s->k < 32 ? DOT_K - s->k : 32, next = s->k + 32;
     LOAD_PAIRS(s->to, n0, n, s->k, kc, next);
-    s->to += 1024, s->k += 32;
+    s->to += 1024, s->k += 32, s->left = s->every;
 }
 
 DOT_OUTLINE void NAME(pack_rows)(void *const *bufs, const int64_t *dims, const char *scratch, uint16_t *to, int64_t t,
@@ -78,46 +78,51 @@ DOT_OUTLINE void NAME(pack_rows)(void *const *bufs, const int64_t *dims, const c
         }
 }
 
-DOT_OUTLINE void NAME(multiply)(void *const *bufs, const int64_t *dims, const uint16_t *a, const uint16_t *w,
-                                int64_t steps, float *c, int first, struct NAME(beside) *s)
+DOT_INLINE void NAME(multiply)(void *const *bufs, const int64_t *dims, const uint16_t *a, const uint16_t *w,
+                               int64_t steps, float *c, int first, struct NAME(beside) *s)
 {
     dot_amx_open(32, c, first);
 #pragma GCC unroll 1
     for (int64_t i = 0; i < steps; i++, a += 1024, w += 1024) {
         dot_amx_step(32, a, (const uint32_t *)w);
-        NAME(finish)(bufs, dims, s, 2);
-        if (--s->left <= 0 && s->k < s->k_end) NAME(pack_pairs)(bufs, dims, s), s->left = s->every;
+        if (s->rows) NAME(finish)(bufs, dims, s, 32 / DOT_AMX_STEPS);
+        if (--s->left <= 0 && s->k < s->k_end) NAME(pack_pairs)(bufs, dims, s);
     }
-    NAME(finish)(bufs, dims, s, 32);
+    if (s->rows) NAME(finish)(bufs, dims, s, 32);
     dot_amx_close(32, c);
 }
 
-/* Tiles t .. t_end by panels p .. p_end. */
-DOT_OUTLINE void NAME(amx_unit)(void *const *bufs, const int64_t *dims, const char *scratch, int64_t t, int64_t t_end,
-                                int64_t p, int64_t p_end)
+/* Tiles t .. t_end by panels p .. p_end. `a` holds the rows of these tiles already where `packed`. */
+DOT_OUTLINE void NAME(amx_unit)(void *const *bufs, const int64_t *dims, const char *scratch, uint16_t *a, int packed,
+                                int64_t t, int64_t t_end, int64_t p, int64_t p_end)
 {
-    uint16_t a[NAME(near) * 1024] __attribute__((aligned(64)));
-    uint16_t w[2][NAME(deepest) * 1024] __attribute__((aligned(64)));
+    uint16_t w[2][DOT_AMX_STEPS * 1024] __attribute__((aligned(64)));
     float c[NAME(waiting) * 32 * DOT_NR] __attribute__((aligned(64)));
     int64_t steps = NAME(steps)(dims), depths = NAME(depths)(dims), high = t_end - t;
-    struct NAME(beside) s = {0};
+    struct NAME(beside) s = {.every = high};
     for (int64_t d = 0; d < depths; d++) {
-        int64_t k = d * steps / depths * 32, k_end = (d + 1) * steps / depths * 32, here = (k_end - k) / 32;
-        NAME(pack_rows)(bufs, dims, scratch, a, t, t_end, k, here);
-        s.k_end = k_end, s.every = high;
-        s.to = w[p & 1], s.panel = p, s.k = k;
-        while (s.k < s.k_end) NAME(pack_pairs)(bufs, dims, &s);
-        for (int64_t q = p; q < p_end; q++) {
-            s.to = w[(q + 1) & 1], s.panel = q + 1, s.k = q + 1 < p_end ? k : k_end, s.left = high;
-            for (int64_t i = t; i < t_end; i++) {
-                int64_t at = (q - p) * high + i - t;
-                float *to = c + (depths > 1 ? at : at % 2) * 32 * DOT_NR;
-                NAME(multiply)(bufs, dims, a + (i - t) * here * 1024, w[q & 1], here, to, d == 0, &s);
-                if (d + 1 < depths) continue;
-                s.m = i * 32, s.rows = DOT_M - s.m < 32 ? DOT_M - s.m : 32, s.n0 = q * DOT_NR, s.c = to;
+        int64_t k0 = d * steps / depths, here = (d + 1) * steps / depths - k0, turn = 0;
+        int64_t parts = here > DOT_AMX_STEPS ? (here + DOT_AMX_STEPS - 1) / DOT_AMX_STEPS : 1;
+        if (!packed) NAME(pack_rows)(bufs, dims, scratch, a, t, t_end, k0 * 32, here);
+        s.to = w[0], s.panel = p, s.k = k0 * 32, s.k_end = (k0 + here / parts) * 32;
+        for (int64_t q = p; q < p_end; q++)
+            for (int64_t part = 0; part < parts; part++, turn ^= 1) {
+                int64_t k = part * here / parts, length = (part + 1) * here / parts - k;
+                int64_t next = part + 1 < parts ? part + 1 : 0;
+                while (s.k < s.k_end) NAME(pack_pairs)(bufs, dims, &s);
+                s.to = w[turn ^ 1], s.panel = next ? q : q + 1, s.k = (k0 + next * here / parts) * 32;
+                s.k_end = s.panel < p_end ? (k0 + (next + 1) * here / parts) * 32 : s.k;
+                for (int64_t i = t; i < t_end; i++) {
+                    float *to = c + ((depths > 1 ? (q - p) * high : 0) + i - t) * 32 * DOT_NR;
+                    const uint16_t *rows = a + ((i - t) * here + k) * 1024;
+                    if (length == DOT_AMX_STEPS)
+                        NAME(multiply)(bufs, dims, rows, w[turn], DOT_AMX_STEPS, to, k0 + k == 0, &s);
+                    else
+                        NAME(multiply)(bufs, dims, rows, w[turn], length, to, k0 + k == 0, &s);
+                    if (d + 1 < depths || part + 1 < parts) continue;
+                    s.m = i * 32, s.rows = DOT_M - s.m < 32 ? DOT_M - s.m : 32, s.n0 = q * DOT_NR, s.c = to;
+                }
             }
-            while (s.k < s.k_end) NAME(pack_pairs)(bufs, dims, &s);
-        }
     }
     NAME(finish)(bufs, dims, &s, 32);
 }
@@ -132,13 +137,15 @@ static void NAME(keep_row)(uint16_t *to, const float *row)
 
 static void NAME(amx_phase1)(void *const *bufs, const int64_t *dims, const char *scratch, int64_t begin, int64_t end)
 {
+    uint16_t a[NAME(near) * 1024] __attribute__((aligned(64)));
     int64_t tiles = NAME(amx_tiles)(dims), panels = NAME(amx_panels)(dims);
     int64_t blocks = NAME(amx_blocks)(dims), groups = NAME(amx_groups)(dims);
     dot_amx_configure(32);
     for (int64_t u = begin; u < end; u++) {
         int64_t b = u / groups, g = u % groups;
-        NAME(amx_unit)(bufs, dims, scratch, b * tiles / blocks, (b + 1) * tiles / blocks, g * panels / groups,
-                       (g + 1) * panels / groups);
+        int packed = u > begin && g > 0 && NAME(depths)(dims) == 1;
+        NAME(amx_unit)(bufs, dims, scratch, a, packed, b * tiles / blocks, (b + 1) * tiles / blocks,
+                       g * panels / groups, (g + 1) * panels / groups);
     }
     dot_amx_release();
     dot_fence();
