@@ -152,6 +152,12 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef PROLOGUE_ROW
 #undef LOAD_A
 #undef LOAD_PANEL
-#undef LOAD_ROWS
-#undef LOAD_PAIRS
+#undef ROWS_AT
+#undef ROWS_LINE
+#undef ROWS_ALONG
+#undef PACK_ROWS
+#undef AHEAD
+#undef PAIRS_AT
+#undef PAIRS_LINE
+#undef PACK_PAIRS
 #undef EPILOGUE

@@ -1,7 +1,10 @@
 /* The matrix unit's way through `dot_free.c`, included before it where both sides are bf16 values, with the same slots and
  *
- *   LOAD_ROWS(dst, m, mr, k0, kc, next)   writes A(m .. m + mr, k0 .. k0 + kc) to a block of rows, zeros beyond mr and kc
- *   LOAD_PAIRS(dst, n0, n, k0, kc, next)  writes B(k0 .. k0 + kc, n0 .. n0 + n) to a block of pairs, zeros beyond n and kc
+ *   ROWS_AT(m, k), PAIRS_AT(n0, k)   addresses of A(m, k) and B(k, n0); ROWS_LINE, PAIRS_LINE from a line of 32 to the next
+ *   PACK_ROWS(dst, m, mr, k, kc)     writes A(m .. m + mr, k .. k + kc) to a block of rows, zeros beyond mr and kc
+ *   PACK_PAIRS(dst, n0, n, k, kc)    writes B(k .. k + kc, n0 .. n0 + n) to a block of pairs, zeros beyond n and kc
+ *   ROWS_ALONG                       1 where a line of A goes along the sum, else 0
+ *   AHEAD(m, n0)                     asks for the memory that EPILOGUE writes
  *
  * as `dot_pairs.c` has them. A unit packs both sides itself, a block of depth at a time: the rows rest in the second-level
  * cache while panels of 32 columns pass; while one panel is multiplied, the vector units pack the next one and finish the
@@ -10,7 +13,8 @@
 #ifdef DOT_PAIRS
 #define DOT_MATRIX_UNIT dot_amx
 enum {
-    NAME(deepest) = 48,      /* steps of 32 of k in a block: longer sums wait in memory between blocks */
+    NAME(deepest) = 24,      /* steps of 32 of k in a block: longer sums wait in memory between blocks */
+    NAME(whole) = 48,        /* steps of 32 of k that are one block */
     NAME(near) = 384,        /* tile-steps of 2 KiB of rows that a unit packs */
     NAME(highest) = 16,      /* tiles of a unit */
     NAME(waiting) = 64,      /* tiles of sums that wait in memory */
@@ -24,13 +28,13 @@ static int64_t NAME(amx_panels)(const int64_t *dims) { return (DOT_N + 31) / 32;
 static int64_t NAME(depths)(const int64_t *dims)
 {
     int64_t steps = NAME(steps)(dims);
-    return steps > NAME(deepest) ? (steps + NAME(deepest) - 1) / NAME(deepest) : 1;
+    return steps > NAME(whole) ? (steps + NAME(deepest) - 1) / NAME(deepest) : 1;
 }
 
 static int64_t NAME(amx_blocks)(const int64_t *dims)
 {
     int64_t depths = NAME(depths)(dims), steps = (NAME(steps)(dims) + depths - 1) / depths;
-    int64_t high = depths > 1 ? NAME(near) / NAME(deepest) : steps > 24 ? NAME(near) / steps : NAME(highest);
+    int64_t high = depths > 1 ? NAME(near) / 2 / NAME(deepest) : steps > 24 ? NAME(near) / steps : NAME(highest);
     return (NAME(amx_tiles)(dims) + high - 1) / high;
 }
 
@@ -44,13 +48,27 @@ static int64_t NAME(amx_groups)(const int64_t *dims)
     return groups < panels ? groups : panels;
 }
 
-/* What the vector units do while the matrix unit multiplies: sums that wait for their epilogue, pairs that come next. */
-struct NAME(beside) {
-    int64_t m, rows, n0;
-    const float *c;
+/* Blocks of a side that come next, one in `every` steps, and lines of the block after. */
+struct NAME(supply) {
     uint16_t *to;
-    int64_t panel, k, k_end, every, left;
+    const uint16_t *far;
+    int64_t at, k, k_end, every, left, lines;
 };
+
+/* What the vector units do while the matrix unit multiplies. */
+struct NAME(beside) {
+    int64_t m, rows, n0; /* sums that wait for their epilogue */
+    const float *c;
+    int64_t ahead, ahead_n0; /* rows of the result that are written next */
+    int64_t k0, k1; /* the depth of these pairs */
+    struct NAME(supply) pairs, a;
+    int64_t t, t_end, a_k0; /* the block whose rows are packed */
+};
+
+DOT_INLINE void NAME(pace)(struct NAME(supply) *s, int64_t every)
+{
+    s->every = every, s->lines = (32 + every - 1) / every;
+}
 
 DOT_INLINE void NAME(finish)(void *const *bufs, const int64_t *dims, struct NAME(beside) *s, int64_t rows)
 {
@@ -60,33 +78,61 @@ DOT_INLINE void NAME(finish)(void *const *bufs, const int64_t *dims, struct NAME
     s->m += rows, s->rows -= rows, s->c += rows * DOT_NR;
 }
 
-DOT_OUTLINE void NAME(pack_pairs)(void *const *bufs, const int64_t *dims, struct NAME(beside) *s)
+DOT_OUTLINE void NAME(pack_pairs)(void *const *bufs, const int64_t *dims, struct NAME(beside) *b)
 {
-    int64_t n0 = s->panel * DOT_NR, n = DOT_N - n0 < DOT_NR ? DOT_N - n0 : DOT_NR;
-    int64_t kc = DOT_K - s->k < 32 ? DOT_K - s->k : 32, next = s->k + 32;
-    LOAD_PAIRS(s->to, n0, n, s->k, kc, next);
+    struct NAME(supply) *s = &b->pairs;
+    int64_t n0 = s->at * DOT_NR, n = DOT_N - n0 < DOT_NR ? DOT_N - n0 : DOT_NR;
+    int64_t k = s->k, kc = DOT_K - k < 32 ? DOT_K - k : 32;
+    PACK_PAIRS(s->to, n0, n, k, kc);
     s->to += 1024, s->k += 32, s->left = s->every;
+    s->far = k + 32 < b->k1 ? PAIRS_AT(n0, k + 32) : PAIRS_AT(n0 + DOT_NR, b->k0);
 }
 
-DOT_OUTLINE void NAME(pack_rows)(void *const *bufs, const int64_t *dims, const char *scratch, uint16_t *to, int64_t t,
-                                 int64_t t_end, int64_t k, int64_t steps)
+DOT_OUTLINE void NAME(pack_rows)(void *const *bufs, const int64_t *dims, const char *scratch, struct NAME(beside) *b)
 {
-    for (int64_t s = 0; s < steps; s++, k += 32)
-        for (int64_t i = t; i < t_end; i++) {
-            int64_t mr = DOT_M - i * 32 < 32 ? DOT_M - i * 32 : 32, kc = DOT_K - k < 32 ? DOT_K - k : 32;
-            LOAD_ROWS(to + ((i - t) * steps + s) * 1024, i * 32, mr, k, kc, k + 32);
-        }
+    struct NAME(supply) *s = &b->a;
+    int64_t m = s->at * 32, mr = DOT_M - m < 32 ? DOT_M - m : 32, k = s->k, kc = DOT_K - k < 32 ? DOT_K - k : 32;
+    int64_t steps = (s->k_end - b->a_k0) / 32;
+    PACK_ROWS(s->to + ((s->at - b->t) * steps + (k - b->a_k0) / 32) * 1024, m, mr, k, kc);
+    if (ROWS_ALONG) {
+        s->k += 32;
+        if (s->k == s->k_end && s->at + 1 < b->t_end) s->k = b->a_k0, s->at++;
+    } else if (++s->at == b->t_end) {
+        s->at = b->t, s->k += 32;
+    }
+    s->far = ROWS_AT(s->at * 32, s->k), s->left = s->every;
 }
 
-DOT_INLINE void NAME(multiply)(void *const *bufs, const int64_t *dims, const uint16_t *a, const uint16_t *w,
-                               int64_t steps, float *c, int first, struct NAME(beside) *s)
+/* The rows of tiles t .. t_end and `steps` from k on are packed next. */
+DOT_INLINE void NAME(begin_rows)(struct NAME(beside) *b, uint16_t *to, int64_t t, int64_t t_end, int64_t k, int64_t steps)
+{
+    b->t = b->a.at = t, b->t_end = t_end, b->a_k0 = b->a.k = k * 32, b->a.k_end = (k + steps) * 32, b->a.to = to;
+}
+
+DOT_INLINE void NAME(arrive)(struct NAME(supply) *s, int64_t line)
+{
+    for (int64_t i = 0; i < s->lines; i++, s->far += line) __builtin_prefetch(s->far, 0, 2);
+    s->left--;
+}
+
+DOT_INLINE void NAME(multiply)(void *const *bufs, const int64_t *dims, const char *scratch, const uint16_t *a,
+                               const uint16_t *w, int64_t steps, float *c, int first, struct NAME(beside) *s)
 {
     dot_amx_open(32, c, first);
 #pragma GCC unroll 1
     for (int64_t i = 0; i < steps; i++, a += 1024, w += 1024) {
         dot_amx_step(32, a, (const uint32_t *)w);
         if (s->rows) NAME(finish)(bufs, dims, s, 32 / DOT_AMX_STEPS);
-        if (--s->left <= 0 && s->k < s->k_end) NAME(pack_pairs)(bufs, dims, s);
+        if (s->ahead >= 0)
+            for (int64_t end = s->ahead + 32 / DOT_AMX_STEPS; s->ahead < end; s->ahead++) AHEAD(s->ahead, s->ahead_n0);
+        if (s->pairs.k < s->pairs.k_end) {
+            NAME(arrive)(&s->pairs, PAIRS_LINE);
+            if (s->pairs.left <= 0) NAME(pack_pairs)(bufs, dims, s);
+        }
+        if (s->a.k < s->a.k_end) {
+            NAME(arrive)(&s->a, ROWS_LINE);
+            if (s->a.left <= 0) NAME(pack_rows)(bufs, dims, scratch, s);
+        }
     }
     if (s->rows) NAME(finish)(bufs, dims, s, 32);
     dot_amx_close(32, c);
@@ -99,27 +145,37 @@ DOT_OUTLINE void NAME(amx_unit)(void *const *bufs, const int64_t *dims, const ch
     uint16_t w[2][DOT_AMX_STEPS * 1024] __attribute__((aligned(64)));
     float c[NAME(waiting) * 32 * DOT_NR] __attribute__((aligned(64)));
     int64_t steps = NAME(steps)(dims), depths = NAME(depths)(dims), high = t_end - t;
-    struct NAME(beside) s = {.every = high};
+    struct NAME(beside) s = {0};
+    NAME(pace)(&s.pairs, high), NAME(pace)(&s.a, p_end - p);
+    if (!packed) NAME(begin_rows)(&s, a, t, t_end, 0, steps / depths);
     for (int64_t d = 0; d < depths; d++) {
         int64_t k0 = d * steps / depths, here = (d + 1) * steps / depths - k0, turn = 0;
         int64_t parts = here > DOT_AMX_STEPS ? (here + DOT_AMX_STEPS - 1) / DOT_AMX_STEPS : 1;
-        if (!packed) NAME(pack_rows)(bufs, dims, scratch, a, t, t_end, k0 * 32, here);
-        s.to = w[0], s.panel = p, s.k = k0 * 32, s.k_end = (k0 + here / parts) * 32;
+        const uint16_t *block = a + d % 2 * (NAME(near) / 2 * 1024);
+        while (s.a.k < s.a.k_end) NAME(pack_rows)(bufs, dims, scratch, &s);
+        if (d + 1 < depths)
+            NAME(begin_rows)(&s, a + (d + 1) % 2 * (NAME(near) / 2 * 1024), t, t_end, k0 + here,
+                             (d + 2) * steps / depths - k0 - here);
+        s.k0 = k0 * 32, s.k1 = (k0 + here) * 32;
+        s.pairs.to = w[0], s.pairs.at = p, s.pairs.k = k0 * 32, s.pairs.k_end = (k0 + here / parts) * 32;
         for (int64_t q = p; q < p_end; q++)
             for (int64_t part = 0; part < parts; part++, turn ^= 1) {
                 int64_t k = part * here / parts, length = (part + 1) * here / parts - k;
                 int64_t next = part + 1 < parts ? part + 1 : 0;
-                while (s.k < s.k_end) NAME(pack_pairs)(bufs, dims, &s);
-                s.to = w[turn ^ 1], s.panel = next ? q : q + 1, s.k = (k0 + next * here / parts) * 32;
-                s.k_end = s.panel < p_end ? (k0 + (next + 1) * here / parts) * 32 : s.k;
+                int last = d + 1 == depths && part + 1 == parts;
+                while (s.pairs.k < s.pairs.k_end) NAME(pack_pairs)(bufs, dims, &s);
+                s.pairs.to = w[turn ^ 1], s.pairs.at = next ? q : q + 1;
+                s.pairs.k = (k0 + next * here / parts) * 32;
+                s.pairs.k_end = s.pairs.at < p_end ? (k0 + (next + 1) * here / parts) * 32 : s.pairs.k;
                 for (int64_t i = t; i < t_end; i++) {
                     float *to = c + ((depths > 1 ? (q - p) * high : 0) + i - t) * 32 * DOT_NR;
-                    const uint16_t *rows = a + ((i - t) * here + k) * 1024;
+                    const uint16_t *rows = block + ((i - t) * here + k) * 1024;
+                    s.ahead = last ? i * 32 : -1, s.ahead_n0 = q * DOT_NR;
                     if (length == DOT_AMX_STEPS)
-                        NAME(multiply)(bufs, dims, rows, w[turn], DOT_AMX_STEPS, to, k0 + k == 0, &s);
+                        NAME(multiply)(bufs, dims, scratch, rows, w[turn], DOT_AMX_STEPS, to, k0 + k == 0, &s);
                     else
-                        NAME(multiply)(bufs, dims, rows, w[turn], length, to, k0 + k == 0, &s);
-                    if (d + 1 < depths || part + 1 < parts) continue;
+                        NAME(multiply)(bufs, dims, scratch, rows, w[turn], length, to, k0 + k == 0, &s);
+                    if (!last) continue;
                     s.m = i * 32, s.rows = DOT_M - s.m < 32 ? DOT_M - s.m : 32, s.n0 = q * DOT_NR, s.c = to;
                 }
             }

@@ -4,8 +4,7 @@
  *   rows   dst[32 m][32 k], a left side's block: what tiles 4 and 5 load
  *   pairs  dst[16][32 n][2], a right side's block: pairs of k side by side, what tiles 6 and 7 load
  *
- * Numbers are moved, never changed; beyond the ends of a side they are zero. Each function asks the caches for `next`, the
- * block that is packed some blocks later, as lines of rows far apart come one by one.
+ * Numbers are moved, never changed; beyond the ends of a side they are zero.
  */
 #if defined(DOT_AMX_ROWS) && defined(__AVX512BW__)
 #define DOT_PAIRS
@@ -47,27 +46,27 @@ DOT_OUTLINE void dot_edge(uint16_t *edge, const uint16_t *src, int64_t ld, int64
     for (int64_t r = 0; r < rows; r++) memcpy(edge + r * 32, src + r * ld, (size_t)columns * sizeof *edge);
 }
 
-DOT_INLINE void dot_next(const uint16_t *next, int64_t ld)
+/* The lines of a result that are about to be written, but not those that go past the caches. */
+DOT_INLINE void dot_ahead(const void *to, int bytes, int64_t whole)
 {
-    for (int r = 0; r < 32; r++) __builtin_prefetch(next + r * ld, 0, 3);
+    if (whole >= DOT_FAR_OUT) return;
+    __builtin_prefetch(to, 1, 3);
+    if (bytes > 64) __builtin_prefetch((const char *)to + 64, 1, 3);
 }
 
 /* src[m][k], row length ld. */
-DOT_OUTLINE void dot_rows_mk(uint16_t *dst, const uint16_t *src, int64_t ld, int64_t m, int64_t k, const uint16_t *next)
+DOT_OUTLINE void dot_rows_mk(uint16_t *dst, const uint16_t *src, int64_t ld, int64_t m, int64_t k)
 {
     uint16_t edge[1024] __attribute__((aligned(64)));
     if (m < 32 || k < 32) dot_edge(edge, src, ld, m, k), src = edge, ld = 32;
     for (int r = 0; r < 32; r++) ((dot_q8 *)dst)[r] = *(const dot_q8_any *)(src + r * ld);
-    dot_next(next, ld);
 }
 
 /* src[k][m], row length ld: eight by eight are transposed within 16 bytes. */
-DOT_OUTLINE void dot_rows_km(uint16_t *dst, const uint16_t *src, int64_t ld, int64_t m, int64_t k, const uint16_t *next)
+DOT_OUTLINE void dot_rows_km(uint16_t *dst, const uint16_t *src, int64_t ld, int64_t m, int64_t k)
 {
     uint16_t edge[1024] __attribute__((aligned(64)));
-    int64_t far = ld;
     if (m < 32 || k < 32) dot_edge(edge, src, ld, k, m), src = edge, ld = 32;
-    dot_next(next, far);
     for (int i = 0; i < 32; i += 8) {
         dot_q8 a[8], b[8];
         dot_q8 *to = (dot_q8 *)dst + i;
@@ -83,13 +82,10 @@ DOT_OUTLINE void dot_rows_km(uint16_t *dst, const uint16_t *src, int64_t ld, int
 }
 
 /* src[n][k], row length ld: four by four pairs are transposed within 16 bytes. */
-DOT_OUTLINE void dot_pairs_nk(uint16_t *dst, const uint16_t *src, int64_t ld, int64_t n, int64_t k,
-                              const uint16_t *next)
+DOT_OUTLINE void dot_pairs_nk(uint16_t *dst, const uint16_t *src, int64_t ld, int64_t n, int64_t k)
 {
     uint16_t edge[1024] __attribute__((aligned(64)));
-    int64_t far = ld;
     if (n < 32 || k < 32) dot_edge(edge, src, ld, n, k), src = edge, ld = 32;
-    dot_next(next, far);
     for (int half = 0; half < 2; half++)
         for (int p = 0; p < 16; p += 4) {
             const uint16_t *from = src + half * 16 * ld + 2 * p;
@@ -104,13 +100,10 @@ DOT_OUTLINE void dot_pairs_nk(uint16_t *dst, const uint16_t *src, int64_t ld, in
 }
 
 /* src[k][n], row length ld: two rows become one of pairs. */
-DOT_OUTLINE void dot_pairs_kn(uint16_t *dst, const uint16_t *src, int64_t ld, int64_t n, int64_t k,
-                              const uint16_t *next)
+DOT_OUTLINE void dot_pairs_kn(uint16_t *dst, const uint16_t *src, int64_t ld, int64_t n, int64_t k)
 {
     uint16_t edge[1024] __attribute__((aligned(64)));
-    int64_t far = ld;
     if (n < 32 || k < 32) dot_edge(edge, src, ld, k, n), src = edge, ld = 32;
-    dot_next(next, far);
     for (int p = 0; p < 16; p++) {
         dot_q8 a = *(const dot_q8_any *)(src + 2 * p * ld), b = *(const dot_q8_any *)(src + (2 * p + 1) * ld);
         /* Alternating works within 16 bytes: the low eight go to the left columns, the high eight to the right. */
