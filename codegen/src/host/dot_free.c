@@ -156,7 +156,6 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef ROWS_LINE
 #undef ROWS_ALONG
 #undef PACK_ROWS
-#undef AHEAD
 #undef PAIRS_AT
 #undef PAIRS_LINE
 #undef PACK_PAIRS

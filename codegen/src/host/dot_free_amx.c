@@ -4,7 +4,6 @@
  *   PACK_ROWS(dst, m, mr, k, kc)     writes A(m .. m + mr, k .. k + kc) to a block of rows, zeros beyond mr and kc
  *   PACK_PAIRS(dst, n0, n, k, kc)    writes B(k .. k + kc, n0 .. n0 + n) to a block of pairs, zeros beyond n and kc
  *   ROWS_ALONG                       1 where a line of A goes along the sum, else 0
- *   AHEAD(m, n0)                     asks for the memory that EPILOGUE writes
  *
  * as `dot_pairs.c` has them. A unit packs both sides itself, a block of depth at a time: the rows rest in the second-level
  * cache while panels of 32 columns pass; while one panel is multiplied, the vector units pack the next one and finish the
@@ -13,11 +12,10 @@
 #ifdef DOT_PAIRS
 #define DOT_MATRIX_UNIT dot_amx
 enum {
-    NAME(deepest) = 24,      /* steps of 32 of k in a block: longer sums wait in memory between blocks */
-    NAME(whole) = 48,        /* steps of 32 of k that are one block */
-    NAME(near) = 384,        /* tile-steps of 2 KiB of rows that a unit packs */
-    NAME(highest) = 16,      /* tiles of a unit */
-    NAME(waiting) = 64,      /* tiles of sums that wait in memory */
+    NAME(whole) = 48,    /* steps of 32 of k that are one block; of longer sums the blocks are DOT_AMX_STEPS */
+    NAME(near) = 384,    /* tile-steps of 2 KiB of rows that rest in the second-level cache */
+    NAME(highest) = 16,  /* tiles of a unit */
+    NAME(widest) = 8,    /* panels of a unit whose sums wait in memory between blocks */
     NAME(amx_units) = 16,
 };
 
@@ -28,22 +26,25 @@ static int64_t NAME(amx_panels)(const int64_t *dims) { return (DOT_N + 31) / 32;
 static int64_t NAME(depths)(const int64_t *dims)
 {
     int64_t steps = NAME(steps)(dims);
-    return steps > NAME(whole) ? (steps + NAME(deepest) - 1) / NAME(deepest) : 1;
+    return steps > NAME(whole) ? (steps + DOT_AMX_STEPS - 1) / DOT_AMX_STEPS : 1;
 }
 
 static int64_t NAME(amx_blocks)(const int64_t *dims)
 {
-    int64_t depths = NAME(depths)(dims), steps = (NAME(steps)(dims) + depths - 1) / depths;
-    int64_t high = depths > 1 ? NAME(near) / 2 / NAME(deepest) : steps > 24 ? NAME(near) / steps : NAME(highest);
-    return (NAME(amx_tiles)(dims) + high - 1) / high;
+    int64_t tiles = NAME(amx_tiles)(dims), steps = NAME(steps)(dims), high = NAME(highest);
+    if (NAME(depths)(dims) == 1) {
+        if (steps * high > NAME(near)) high = NAME(near) / steps;
+    } else if (tiles * NAME(amx_panels)(dims) < NAME(amx_units) * NAME(highest) * NAME(widest)) {
+        high /= 2; /* the fewer units, the squarer */
+    }
+    return (tiles + high - 1) / high;
 }
 
 static int64_t NAME(amx_groups)(const int64_t *dims)
 {
     int64_t blocks = NAME(amx_blocks)(dims), panels = NAME(amx_panels)(dims);
-    int64_t high = (NAME(amx_tiles)(dims) + blocks - 1) / blocks, wide = NAME(waiting) / high;
     int64_t wanted = (NAME(amx_units) + blocks - 1) / blocks;
-    int64_t least = NAME(depths)(dims) > 1 ? (panels + wide - 1) / wide : 1;
+    int64_t least = NAME(depths)(dims) > 1 ? (panels + NAME(widest) - 1) / NAME(widest) : 1;
     int64_t groups = least > wanted ? least : wanted;
     return groups < panels ? groups : panels;
 }
@@ -59,7 +60,6 @@ struct NAME(supply) {
 struct NAME(beside) {
     int64_t m, rows, n0; /* sums that wait for their epilogue */
     const float *c;
-    int64_t ahead, ahead_n0; /* rows of the result that are written next */
     int64_t k0, k1; /* the depth of these pairs */
     struct NAME(supply) pairs, a;
     int64_t t, t_end, a_k0; /* the block whose rows are packed */
@@ -123,8 +123,6 @@ DOT_INLINE void NAME(multiply)(void *const *bufs, const int64_t *dims, const cha
     for (int64_t i = 0; i < steps; i++, a += 1024, w += 1024) {
         dot_amx_step(32, a, (const uint32_t *)w);
         if (s->rows) NAME(finish)(bufs, dims, s, 32 / DOT_AMX_STEPS);
-        if (s->ahead >= 0)
-            for (int64_t end = s->ahead + 32 / DOT_AMX_STEPS; s->ahead < end; s->ahead++) AHEAD(s->ahead, s->ahead_n0);
         if (s->pairs.k < s->pairs.k_end) {
             NAME(arrive)(&s->pairs, PAIRS_LINE);
             if (s->pairs.left <= 0) NAME(pack_pairs)(bufs, dims, s);
@@ -138,24 +136,25 @@ DOT_INLINE void NAME(multiply)(void *const *bufs, const int64_t *dims, const cha
     dot_amx_close(32, c);
 }
 
-/* Tiles t .. t_end by panels p .. p_end. `a` holds the rows of these tiles already where `packed`. */
-DOT_OUTLINE void NAME(amx_unit)(void *const *bufs, const int64_t *dims, const char *scratch, uint16_t *a, int packed,
+/* Tiles t .. t_end by panels p .. p_end. `near` is for rows, then sums; it has the rows of these tiles where `packed`. */
+DOT_OUTLINE void NAME(amx_unit)(void *const *bufs, const int64_t *dims, const char *scratch, char *near, int packed,
                                 int64_t t, int64_t t_end, int64_t p, int64_t p_end)
 {
     uint16_t w[2][DOT_AMX_STEPS * 1024] __attribute__((aligned(64)));
-    float c[NAME(waiting) * 32 * DOT_NR] __attribute__((aligned(64)));
     int64_t steps = NAME(steps)(dims), depths = NAME(depths)(dims), high = t_end - t;
+    int64_t turns = depths > 1 ? 2 * NAME(highest) * DOT_AMX_STEPS : NAME(near);
+    uint16_t *a = (uint16_t *)near, *a_next = a + NAME(highest) * DOT_AMX_STEPS * 1024;
+    float *c = (float *)(a + turns * 1024);
     struct NAME(beside) s = {0};
     NAME(pace)(&s.pairs, high), NAME(pace)(&s.a, p_end - p);
     if (!packed) NAME(begin_rows)(&s, a, t, t_end, 0, steps / depths);
     for (int64_t d = 0; d < depths; d++) {
         int64_t k0 = d * steps / depths, here = (d + 1) * steps / depths - k0, turn = 0;
         int64_t parts = here > DOT_AMX_STEPS ? (here + DOT_AMX_STEPS - 1) / DOT_AMX_STEPS : 1;
-        const uint16_t *block = a + d % 2 * (NAME(near) / 2 * 1024);
+        const uint16_t *block = d % 2 ? a_next : a;
         while (s.a.k < s.a.k_end) NAME(pack_rows)(bufs, dims, scratch, &s);
         if (d + 1 < depths)
-            NAME(begin_rows)(&s, a + (d + 1) % 2 * (NAME(near) / 2 * 1024), t, t_end, k0 + here,
-                             (d + 2) * steps / depths - k0 - here);
+            NAME(begin_rows)(&s, d % 2 ? a : a_next, t, t_end, k0 + here, (d + 2) * steps / depths - k0 - here);
         s.k0 = k0 * 32, s.k1 = (k0 + here) * 32;
         s.pairs.to = w[0], s.pairs.at = p, s.pairs.k = k0 * 32, s.pairs.k_end = (k0 + here / parts) * 32;
         for (int64_t q = p; q < p_end; q++)
@@ -170,7 +169,6 @@ DOT_OUTLINE void NAME(amx_unit)(void *const *bufs, const int64_t *dims, const ch
                 for (int64_t i = t; i < t_end; i++) {
                     float *to = c + ((depths > 1 ? (q - p) * high : 0) + i - t) * 32 * DOT_NR;
                     const uint16_t *rows = block + ((i - t) * here + k) * 1024;
-                    s.ahead = last ? i * 32 : -1, s.ahead_n0 = q * DOT_NR;
                     if (length == DOT_AMX_STEPS)
                         NAME(multiply)(bufs, dims, scratch, rows, w[turn], DOT_AMX_STEPS, to, k0 + k == 0, &s);
                     else
@@ -193,14 +191,18 @@ static void NAME(keep_row)(uint16_t *to, const float *row)
 
 static void NAME(amx_phase1)(void *const *bufs, const int64_t *dims, const char *scratch, int64_t begin, int64_t end)
 {
-    uint16_t a[NAME(near) * 1024] __attribute__((aligned(64)));
+    enum {
+        whole = NAME(near) * 2048 + NAME(highest) * 4096,
+        parts = 2 * NAME(highest) * DOT_AMX_STEPS * 2048 + NAME(highest) * NAME(widest) * 4096,
+    };
+    char near[whole > parts ? whole : parts] __attribute__((aligned(64)));
     int64_t tiles = NAME(amx_tiles)(dims), panels = NAME(amx_panels)(dims);
     int64_t blocks = NAME(amx_blocks)(dims), groups = NAME(amx_groups)(dims);
     dot_amx_configure(32);
     for (int64_t u = begin; u < end; u++) {
         int64_t b = u / groups, g = u % groups;
         int packed = u > begin && g > 0 && NAME(depths)(dims) == 1;
-        NAME(amx_unit)(bufs, dims, scratch, a, packed, b * tiles / blocks, (b + 1) * tiles / blocks,
+        NAME(amx_unit)(bufs, dims, scratch, near, packed, b * tiles / blocks, (b + 1) * tiles / blocks,
                        g * panels / groups, (g + 1) * panels / groups);
     }
     dot_amx_release();

@@ -13,7 +13,6 @@ typedef uint16_t dot_h32 __attribute__((vector_size(64), may_alias));
 typedef uint32_t dot_w16 __attribute__((vector_size(64), may_alias));
 typedef uint64_t dot_q8 __attribute__((vector_size(64), may_alias));
 typedef uint64_t dot_q8_any __attribute__((vector_size(64), aligned(2), may_alias));
-typedef uint64_t dot_q2_any __attribute__((vector_size(16), aligned(2), may_alias));
 
 /* In each group of 16 bytes: the elements of the lower (upper) halves of a and b, alternating. */
 #define DOT_LOW16(a, b)                                                                                                \
@@ -31,13 +30,34 @@ typedef uint64_t dot_q2_any __attribute__((vector_size(16), aligned(2), may_alia
 #define DOT_LOW64(a, b) __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14)
 #define DOT_HIGH64(a, b) __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15)
 
-/* 16 bytes of each of four rows. */
-DOT_INLINE dot_q8 dot_four(const uint16_t *a, int64_t step)
+#define DOT_EVEN128(a, b) __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13)
+#define DOT_ODD128(a, b) __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15)
+
+/* 16 x 16 words of 32 bits, transposed. */
+DOT_INLINE void dot_transpose(dot_q8 *r)
 {
-    dot_q2_any r0 = *(const dot_q2_any *)a, r1 = *(const dot_q2_any *)(a + step);
-    dot_q2_any r2 = *(const dot_q2_any *)(a + 2 * step), r3 = *(const dot_q2_any *)(a + 3 * step);
-    return (dot_q8){r0[0], r0[1], r1[0], r1[1], r2[0], r2[1], r3[0], r3[1]};
+    dot_q8 t[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) t[i] = DOT_LOW32(r[i], r[i + 1]), t[i + 1] = DOT_HIGH32(r[i], r[i + 1]);
+    /* r[4 g + j] in its group of 16 bytes l: word 4 l + j of rows 4 g .. 4 g + 3. */
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = DOT_LOW64(t[i], t[i + 2]), r[i + 1] = DOT_HIGH64(t[i], t[i + 2]);
+        r[i + 2] = DOT_LOW64(t[i + 1], t[i + 3]), r[i + 3] = DOT_HIGH64(t[i + 1], t[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        t[j] = DOT_EVEN128(r[j], r[j + 4]), t[j + 4] = DOT_ODD128(r[j], r[j + 4]);
+        t[j + 8] = DOT_EVEN128(r[j + 8], r[j + 12]), t[j + 12] = DOT_ODD128(r[j + 8], r[j + 12]);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        r[j] = DOT_EVEN128(t[j], t[j + 8]), r[j + 8] = DOT_ODD128(t[j], t[j + 8]);
+        r[j + 4] = DOT_EVEN128(t[j + 4], t[j + 12]), r[j + 12] = DOT_ODD128(t[j + 4], t[j + 12]);
+    }
 }
+
+DOT_INLINE dot_q8 dot_line(const uint16_t *at) { return *(const dot_q8_any *)at; }
 
 /* The top left of a block, the rest zero. */
 DOT_OUTLINE void dot_edge(uint16_t *edge, const uint16_t *src, int64_t ld, int64_t rows, int64_t columns)
@@ -46,57 +66,46 @@ DOT_OUTLINE void dot_edge(uint16_t *edge, const uint16_t *src, int64_t ld, int64
     for (int64_t r = 0; r < rows; r++) memcpy(edge + r * 32, src + r * ld, (size_t)columns * sizeof *edge);
 }
 
-/* The lines of a result that are about to be written, but not those that go past the caches. */
-DOT_INLINE void dot_ahead(const void *to, int bytes, int64_t whole)
-{
-    if (whole >= DOT_FAR_OUT) return;
-    __builtin_prefetch(to, 1, 3);
-    if (bytes > 64) __builtin_prefetch((const char *)to + 64, 1, 3);
-}
-
 /* src[m][k], row length ld. */
 DOT_OUTLINE void dot_rows_mk(uint16_t *dst, const uint16_t *src, int64_t ld, int64_t m, int64_t k)
 {
     uint16_t edge[1024] __attribute__((aligned(64)));
     if (m < 32 || k < 32) dot_edge(edge, src, ld, m, k), src = edge, ld = 32;
-    for (int r = 0; r < 32; r++) ((dot_q8 *)dst)[r] = *(const dot_q8_any *)(src + r * ld);
+    for (int r = 0; r < 32; r++) ((dot_q8 *)dst)[r] = dot_line(src + r * ld);
 }
 
-/* src[k][m], row length ld: eight by eight are transposed within 16 bytes. */
+/* src[k][m], row length ld. */
 DOT_OUTLINE void dot_rows_km(uint16_t *dst, const uint16_t *src, int64_t ld, int64_t m, int64_t k)
 {
     uint16_t edge[1024] __attribute__((aligned(64)));
     if (m < 32 || k < 32) dot_edge(edge, src, ld, k, m), src = edge, ld = 32;
-    for (int i = 0; i < 32; i += 8) {
-        dot_q8 a[8], b[8];
-        dot_q8 *to = (dot_q8 *)dst + i;
-        for (int j = 0; j < 8; j++) a[j] = dot_four(src + j * ld + i, 8 * ld);
-        for (int j = 0; j < 8; j += 2) b[j] = DOT_LOW16(a[j], a[j + 1]), b[j + 1] = DOT_HIGH16(a[j], a[j + 1]);
-        for (int j = 0; j < 8; j += 4)
-            for (int h = 0; h < 2; h++) {
-                a[j + 2 * h] = DOT_LOW32(b[j + h], b[j + h + 2]);
-                a[j + 2 * h + 1] = DOT_HIGH32(b[j + h], b[j + h + 2]);
-            }
-        for (int j = 0; j < 4; j++) to[2 * j] = DOT_LOW64(a[j], a[j + 4]), to[2 * j + 1] = DOT_HIGH64(a[j], a[j + 4]);
+    dot_q8 low[16], high[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) {
+        dot_q8 even = dot_line(src + 2 * i * ld), odd = dot_line(src + (2 * i + 1) * ld);
+        low[i] = DOT_LOW16(even, odd), high[i] = DOT_HIGH16(even, odd);
+    }
+    dot_transpose(low), dot_transpose(high);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) {
+        dot_q8 *to = (dot_q8 *)dst + i / 4 * 8 + i % 4;
+        to[0] = low[i], to[4] = high[i];
     }
 }
 
-/* src[n][k], row length ld: four by four pairs are transposed within 16 bytes. */
+/* src[n][k], row length ld. */
 DOT_OUTLINE void dot_pairs_nk(uint16_t *dst, const uint16_t *src, int64_t ld, int64_t n, int64_t k)
 {
     uint16_t edge[1024] __attribute__((aligned(64)));
     if (n < 32 || k < 32) dot_edge(edge, src, ld, n, k), src = edge, ld = 32;
-    for (int half = 0; half < 2; half++)
-        for (int p = 0; p < 16; p += 4) {
-            const uint16_t *from = src + half * 16 * ld + 2 * p;
-            dot_q8 a[4], b[4];
-            dot_q8 *to = (dot_q8 *)dst + 2 * p + half;
-            for (int j = 0; j < 4; j++) a[j] = dot_four(from + j * ld, 4 * ld);
-            b[0] = DOT_LOW32(a[0], a[1]), b[1] = DOT_HIGH32(a[0], a[1]);
-            b[2] = DOT_LOW32(a[2], a[3]), b[3] = DOT_HIGH32(a[2], a[3]);
-            to[0] = DOT_LOW64(b[0], b[2]), to[2] = DOT_HIGH64(b[0], b[2]);
-            to[4] = DOT_LOW64(b[1], b[3]), to[6] = DOT_HIGH64(b[1], b[3]);
-        }
+    for (int half = 0; half < 2; half++) {
+        dot_q8 r[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) r[i] = dot_line(src + (half * 16 + i) * ld);
+        dot_transpose(r);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) ((dot_q8 *)dst)[2 * i + half] = r[i];
+    }
 }
 
 /* src[k][n], row length ld: two rows become one of pairs. */
@@ -105,7 +114,7 @@ DOT_OUTLINE void dot_pairs_kn(uint16_t *dst, const uint16_t *src, int64_t ld, in
     uint16_t edge[1024] __attribute__((aligned(64)));
     if (n < 32 || k < 32) dot_edge(edge, src, ld, k, n), src = edge, ld = 32;
     for (int p = 0; p < 16; p++) {
-        dot_q8 a = *(const dot_q8_any *)(src + 2 * p * ld), b = *(const dot_q8_any *)(src + (2 * p + 1) * ld);
+        dot_q8 a = dot_line(src + 2 * p * ld), b = dot_line(src + (2 * p + 1) * ld);
         /* Alternating works within 16 bytes: the low eight go to the left columns, the high eight to the right. */
         a = __builtin_shufflevector(a, a, 0, 4, 1, 5, 2, 6, 3, 7);
         b = __builtin_shufflevector(b, b, 0, 4, 1, 5, 2, 6, 3, 7);
