@@ -1,6 +1,8 @@
 //! `astrai bench`: the figures that anyone can measure again, as JSON lines with the fields of the peer's script
 //! (`torch_lm.py`), so that both sides are read by one program.
 
+mod train;
+
 use crate::batch::Batch;
 use crate::failure::{Done, Failure, warn};
 use crate::flags::{MachineFlags, device_name};
@@ -11,7 +13,9 @@ use crate::peaks::Peaks;
 use crate::progress::Progress;
 use astrai_builders::{Logits, ModelConfig, Program, build};
 use astrai_ir::{DType, Dim, Graph, IrError, Symbol};
-use astrai_runtime::{KernelCache, Options, Program as Planned, Random, Session, Value as Array, compile};
+use astrai_runtime::{
+    Device, KernelCache, Options, Program as Planned, Random, Session, Value as Array, compile,
+};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -41,6 +45,8 @@ pub enum Job {
     Gemm,
     /// One forward pass of --batch sequences of --seq tokens, logits of the last position: tokens_per_s
     Prefill,
+    /// One optimiser step (forward, backward, clip, AdamW) on --batch sequences of --seq tokens: tokens_per_s
+    Train,
     /// Seconds to plan the prefill program and write its kernels, then to build the kernels, cold and warm
     Compile,
 }
@@ -56,23 +62,27 @@ pub enum Job {
 #[command(after_help = "Examples:
   astrai bench gemm --dtype bf16
   astrai bench prefill --shape model/config.json --seq 512 --threads 2
+  astrai bench train --shape model/config.json --batch 4 --seq 256 --profile
   astrai bench compile --shape model/config.json")]
 pub struct Bench {
     /// What is measured
     #[arg(value_enum)]
     job: Job,
-    /// A config.json or model directory (prefill, compile)
+    /// A config.json or model directory (prefill, train, compile)
     #[arg(long, value_name = "FILE")]
     shape: Option<PathBuf>,
-    /// Sequences in a run (prefill, compile) [default: 1]
+    /// Sequences in a run (prefill, train, compile) [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
     batch: Option<u64>,
-    /// Tokens of a sequence (prefill, compile) [default: 512]
+    /// Tokens of a sequence (prefill, train, compile) [default: 512]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
     seq: Option<u64>,
     /// Timed runs
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeat: u32,
+    /// Also where the time of a step goes, kernel by kernel (train)
+    #[arg(long)]
+    profile: bool,
     #[command(flatten)]
     machine: MachineFlags,
 }
@@ -82,9 +92,13 @@ impl Bench {
     pub fn run(self, out: &mut dyn Write) -> Done {
         let machine = self.machine.machine()?;
         warn(&machine.warnings);
+        if self.profile && (self.job != Job::Train || machine.device != Device::Host) {
+            return Err("--profile goes with bench train on the processor; leave it out".into());
+        }
         match self.job {
             Job::Gemm => self.gemm(&machine, out)?,
             Job::Prefill => self.prefill(&machine, out)?,
+            Job::Train => self.train(&machine, out)?,
             Job::Compile => self.compile(&machine, out)?,
         }
         Ok(ExitCode::SUCCESS)

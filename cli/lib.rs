@@ -1,5 +1,6 @@
 //! The `astrai` library: what the commands call. One file a subcommand; the rest is what they share.
 
+pub mod allocations;
 pub mod batch;
 pub mod bench;
 pub mod compile;

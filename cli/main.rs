@@ -1,9 +1,13 @@
 //! The `astrai` program: parses the command, runs it, and says in one line what went wrong.
 
+use astrai::allocations::Counted;
 use astrai::failure::Failure;
 use astrai::{bench, compile, models, quickstart, run, verify};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: Counted = Counted;
 
 /// A compiler for language models: a model's config.json becomes one graph that is planned, costed and run.
 ///

@@ -181,7 +181,7 @@ fn profile_json(r: &ProfileRow) -> Value {
     })
 }
 
-fn profile_table(rows: &[ProfileRow]) -> String {
+pub(crate) fn profile_table(rows: &[ProfileRow]) -> String {
     let total: f64 = rows.iter().map(|r| r.measured).sum();
     let row = |r: &ProfileRow| {
         vec![
