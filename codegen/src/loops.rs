@@ -36,9 +36,12 @@ pub fn loops(region: &Region) -> Result<Loops, String> {
     }
     let mut lower = Lower::new(region);
     let (lead, last) = match shape.split_last() {
+        // A sum for each element: the elements are the rows.
+        Some(_) if shape.len() == 1 && sums_elements(region) => (shape.clone(), Dim::from(1)),
         Some((last, lead)) => (lead.to_vec(), last.clone()),
         None => (vec![], Dim::from(1)),
     };
+    let whole = lead.len() == shape.len();
     let row = Var { name: "row".into(), extent: Dim::product(&lead), depth: 1 };
     let leading = leading(&lead, &row);
     let at: Vec<Index> = leading.iter().map(|(v, ..)| Index::var(v)).collect();
@@ -47,10 +50,11 @@ pub fn loops(region: &Region) -> Result<Loops, String> {
     let segments: Vec<Segment> = match chunk {
         // Positions of a piece are `first + i`, piecewise operators decide at run time.
         Some(_) => vec![Segment { start: Dim::from(0), len: last.clone(), step: 1 }],
+        None if whole => vec![Segment { start: Dim::from(0), len: last.clone(), step: 1 }],
         None => lower.segments(g.outputs()[0].1),
     };
     for s in &segments {
-        stores(&mut lower, region, &at, s, shape.is_empty())?;
+        stores(&mut lower, region, &at, s, whole)?;
     }
     let body = lower.close();
     let rows = if chunk.is_some() { last } else { row.extent.clone() };
@@ -58,12 +62,12 @@ pub fn loops(region: &Region) -> Result<Loops, String> {
 }
 
 /// One loop over a segment of the last axis.
-fn stores(lower: &mut Lower, region: &Region, at: &[Index], s: &Segment, scalar: bool) -> Result<(), String> {
+fn stores(lower: &mut Lower, region: &Region, at: &[Index], s: &Segment, whole: bool) -> Result<(), String> {
     let (var, positions) = lower.positions(s);
     lower.open();
     for p in &positions {
         let mut at = at.to_vec();
-        if !scalar {
+        if !whole {
             at.push(p.clone());
         }
         // A result may lie where another's argument does: all are computed before the first is written.
@@ -87,6 +91,16 @@ pub fn leading(lead: &[Dim], row: &Var) -> Vec<(Var, Dim, Dim)> {
     }
     let var = |i: usize| Var { name: Rc::from(format!("a{i}")), extent: lead[i].clone(), depth: 1 };
     (0..lead.len()).map(|i| (var(i), Dim::product(&lead[i + 1..]), lead[i].clone())).collect()
+}
+
+/// True when each element of the result has reductions of its own, and nothing else walks an axis.
+fn sums_elements(region: &Region) -> bool {
+    use astrai_ir::ops::Op;
+    let g = &region.graph;
+    let shape = &g.ty(g.outputs()[0].1).shape;
+    let other = |op: &Op| matches!(op, Op::RmsNorm(_) | Op::Softmax(_) | Op::Dot(_));
+    let own = |n: &astrai_ir::Node| !matches!(n.op, Op::Reduce(_)) || n.ty().shape == *shape;
+    has_statistics(region) && g.nodes().iter().all(|n| own(n) && !other(&n.op))
 }
 
 /// True when something is computed once for a whole row.

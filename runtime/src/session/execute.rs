@@ -71,7 +71,7 @@ pub(super) fn run_kernel(
     pool: &Pool,
     k: &Loaded,
     bufs: &Addresses,
-    dims: &[i64],
+    dims: &mut [i64],
     scratch: &Memory,
 ) -> Result<(), Error> {
     // SAFETY: the emitted functions read `dims` up to the number of symbols, which `dims` holds.
@@ -88,12 +88,11 @@ pub(super) fn run_kernel(
     };
     // SAFETY: as above.
     let rounds = unsafe { rounds(dims.as_ptr()) };
-    let mut dims = [dims, &[0]].concat();
     for round in 0..rounds {
         if let Some(last) = dims.last_mut() {
             *last = round;
         }
-        run_phases(pool, k, bufs, &dims, scratch);
+        run_phases(pool, k, bufs, dims, scratch);
     }
     Ok(())
 }

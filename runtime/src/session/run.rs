@@ -72,7 +72,7 @@ impl Session {
         }
         let started = Instant::now();
         match &launch.kernel {
-            Some(k) => run_kernel(&self.pool, k, &self.bound, &self.dims, &self.scratch)?,
+            Some(k) => run_kernel(&self.pool, k, &self.bound, &mut self.dims, &self.scratch)?,
             None => run_region(&self.program.plan.regions[launch.region], &self.bound, &self.sizes)?,
         }
         let seconds = started.elapsed().as_secs_f64();

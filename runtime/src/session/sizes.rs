@@ -32,6 +32,8 @@ impl Session {
         }
         self.dims.clear();
         self.dims.extend(self.program.plan.symbols.iter().map(|s| sizes[&*s.name] as i64));
+        // Behind them the number of the round, for kernels that run in rounds.
+        self.dims.push(0);
         self.sizes = sizes;
         self.shapes.extend(values.iter().map(|v| v.shape.clone()));
         Ok(())
