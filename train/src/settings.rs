@@ -116,6 +116,18 @@ macro_rules! settings {
         #[cfg(test)]
         const SHOWN: &[(&str, &str)] = &[$((stringify!($name), $shown),)*];
 
+        impl From<&Settings> for Partial {
+            /// All that `settings` say, so that a run can be continued without repeating its flags.
+            fn from(settings: &Settings) -> Partial {
+                let s = settings.clone();
+                check::without_idle(Partial {
+                    $($rname: Some(s.$rname),)*
+                    $($oname: s.$oname,)*
+                    $($name: Some(s.$name),)*
+                })
+            }
+        }
+
         impl Partial {
             /// Takes the keys of a parsed file; `file` names it in messages. The keys are known to exist.
             fn from_table(mut table: toml::Table, file: &str) -> Result<Partial, Error> {

@@ -35,6 +35,18 @@ pub(super) fn idle(given: &Partial) -> Result<(), Error> {
     Ok(())
 }
 
+/// Drops what [`idle`] would refuse.
+pub(super) fn without_idle(mut given: Partial) -> Partial {
+    match given.optimizer.unwrap_or(Optimizer::Adamw) {
+        Optimizer::Adamw => given.momentum = None,
+        Optimizer::Sgd => (given.beta1, given.beta2, given.eps) = (None, None, None),
+    }
+    if given.schedule == Some(Decay::Constant) {
+        given.min_lr = None;
+    }
+    given
+}
+
 /// Refuses settings that no run can have.
 pub(super) fn sound(s: &Settings) -> Result<(), Error> {
     choices(s)?;

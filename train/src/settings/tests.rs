@@ -149,6 +149,19 @@ fn length_and_schedule_follow_the_settings() {
     assert_eq!(merged("--batch 2 --seq 3 --accum 4").tokens_per_step(), 24);
 }
 
+#[test]
+fn recorded_settings_merge_to_themselves() {
+    for line in
+        ["", "--optimizer sgd --momentum 0.5", "--schedule constant --steps 3", "--min-lr 1e-6 --vocab 300"]
+    {
+        let first = Settings::merge(Partial::default(), flags(&format!("{LEAST} {line}"))).expect("merged");
+        let again = Settings::merge(Partial::from(&first), Partial::default()).expect("merged");
+        assert_eq!(first, again);
+        let json = serde_json::to_string(&first).expect("JSON");
+        assert_eq!(first, serde_json::from_str(&json).expect("read back"));
+    }
+}
+
 proptest! {
     #[test]
     fn hostile_files_never_panic(text in "\\PC{0,200}", key in "[a-z_]{1,12}", value in "[-0-9a-z.'\\[\\]{}=]{0,20}") {
