@@ -3,6 +3,8 @@
 
 pub mod checkpoint;
 mod durable;
+pub mod metrics;
+pub mod plot;
 pub mod schedule;
 pub mod settings;
 pub mod signals;

@@ -79,7 +79,7 @@ fn a_kill_at_any_moment_leaves_a_whole_checkpoint() {
         return;
     }
     let out = tempfile::tempdir().expect("a temporary folder");
-    let (mut newest, mut unfinished) = (0, 0);
+    let (mut newest, mut unfinished, mut slowness) = (0, 0, 1);
     for kill in 0..KILLS {
         let mut child = Command::new(std::env::current_exe().expect("this binary"))
             .args(["child", "--exact", "--nocapture"])
@@ -88,7 +88,7 @@ fn a_kill_at_any_moment_leaves_a_whole_checkpoint() {
             .spawn()
             .expect("a child");
         // Spread over the length of several saves, at moments that share no rhythm with them.
-        std::thread::sleep(Duration::from_micros(40_000 + (kill * 7919) % 61 * 1000));
+        std::thread::sleep(Duration::from_millis((20 + (kill * 7919) % 61) * slowness));
         child.kill().expect("killed");
         assert!(child.wait().expect("ended").code().is_none(), "the child ended by itself");
         let names = std::fs::read_dir(out.path()).expect("listed").map(|e| e.expect("an entry").file_name());
@@ -97,8 +97,11 @@ fn a_kill_at_any_moment_leaves_a_whole_checkpoint() {
         assert!(resumed.notes.is_empty(), "{:?}", resumed.notes);
         if let Some(checkpoint) = resumed.checkpoint {
             assert_whole(&checkpoint);
-            assert!(checkpoint.trainer.step >= newest, "a published checkpoint is lost");
-            newest = checkpoint.trainer.step;
+            let step = checkpoint.trainer.step;
+            assert!(step >= newest, "a published checkpoint is lost");
+            // A busy machine may need longer for one save.
+            slowness = if step > newest { 1 } else { (2 * slowness).min(16) };
+            newest = step;
         }
     }
     println!("{newest} saves, {unfinished} of {KILLS} kills in the middle of one");
