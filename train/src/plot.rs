@@ -15,10 +15,14 @@ const SIZE: (u32, u32) = (960, 640);
 const UPPER: u32 = 440;
 /// Parts of the horizontal axis of which a curve shows extremes at most; a longer one shows no more on a screen.
 const COLUMNS: usize = 800;
-/// The smoothed curve forgets over this part of the run.
-const MEMORY: usize = 50;
+/// The smoothed curve forgets over one part in so many of the run.
+const MEMORY: usize = 100;
 /// Numbers beyond this are left out: no loss is like that, and axes cannot show them.
 const LARGEST: f64 = 1e30;
+
+const TITLE: (&str, u32) = ("sans-serif", 22);
+const DESCRIPTION: (&str, u32) = ("sans-serif", 17);
+const LABEL: (&str, u32) = ("sans-serif", 15);
 
 const RAW: RGBColor = RGBColor(31, 119, 180);
 const SMOOTH: RGBColor = RGBColor(12, 60, 110);
@@ -78,7 +82,7 @@ fn draw_losses<'a>(area: &Area<'a>, last: f64, loss: &[(f64, f64)], validation: 
     let smooth = smoothed(loss);
     let (low, high) = range(loss.iter().chain(validation));
     let mut chart = ChartBuilder::on(area)
-        .caption("Loss", ("sans-serif", 20))
+        .caption("Loss", TITLE)
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(70)
@@ -86,6 +90,8 @@ fn draw_losses<'a>(area: &Area<'a>, last: f64, loss: &[(f64, f64)], validation: 
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
+        .label_style(LABEL)
+        .axis_desc_style(DESCRIPTION)
         .x_desc("step")
         .y_desc("loss (nats per token)")
         .x_label_formatter(&count)
@@ -100,7 +106,12 @@ fn draw_losses<'a>(area: &Area<'a>, last: f64, loss: &[(f64, f64)], validation: 
         let series = LineSeries::new(thin(validation), line).point_size(3);
         chart.draw_series(series)?.label("validation loss").legend(move |at| stroke(at, line));
     }
-    chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK.mix(0.3)).draw()
+    chart
+        .configure_series_labels()
+        .label_font(DESCRIPTION)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK.mix(0.3))
+        .draw()
 }
 
 fn draw_rate<'a>(area: &Area<'a>, last: f64, rate: &[(f64, f64)]) -> Drawn<'a> {
@@ -114,6 +125,8 @@ fn draw_rate<'a>(area: &Area<'a>, last: f64, rate: &[(f64, f64)]) -> Drawn<'a> {
         .configure_mesh()
         .light_line_style(TRANSPARENT)
         .y_labels(5)
+        .label_style(LABEL)
+        .axis_desc_style(DESCRIPTION)
         .x_desc("step")
         .y_desc("learning rate")
         .x_label_formatter(&count)
@@ -214,11 +227,9 @@ mod tests {
             assert!(svg.contains(text), "no {text}");
         }
         assert!(!svg.contains("NaN") && !svg.contains("inf"));
-        for color in ["#1F77B4", "#0C3C6E", "#D65A14", "#3C8246"] {
-            assert!(svg.contains(&format!("<polyline fill=\"none\" opacity=\"1\" stroke=\"{color}\"")) || color == "#1F77B4", "no {color}");
-        }
-        if let Ok(path) = std::env::var("ASTRAI_TEST_PICTURE") {
-            std::fs::write(path, svg).expect("written");
+        for (color, opacity) in [("#1F77B4", "0.35"), ("#0C3C6E", "1"), ("#D65A14", "1"), ("#3C8246", "1")] {
+            let curve = format!("<polyline fill=\"none\" opacity=\"{opacity}\" stroke=\"{color}\"");
+            assert!(svg.contains(&curve), "no {curve}");
         }
     }
 
@@ -235,8 +246,8 @@ mod tests {
 
     #[test]
     fn smoothing_by_hand() {
-        // 100 points: the memory is 2, half of the old and half of the new, weights corrected.
-        let points: Points = (0..100).map(|i| (f64::from(i), if i == 0 { 4.0 } else { 1.0 })).collect();
+        // 200 points: the memory is 2, half of the old and half of the new, weights corrected.
+        let points: Points = (0..200).map(|i| (f64::from(i), if i == 0 { 4.0 } else { 1.0 })).collect();
         let got = smoothed(&points);
         assert_eq!(got[0], (0.0, 4.0));
         assert_eq!(got[1], (1.0, 2.0));
