@@ -27,7 +27,7 @@ use locate::{Index, Location, locate, open_regular};
 
 pub use error::WeightsError;
 pub use view::TensorView;
-pub use write::{Entry, Writer, write};
+pub use write::{Entry, Writer, opening, write};
 
 /// An open checkpoint, checked in full. Shared freely between threads.
 #[derive(Debug)]

@@ -52,8 +52,8 @@ impl Writer {
         entries: &[Entry],
         metadata: &BTreeMap<String, String>,
     ) -> Result<Writer, WeightsError> {
-        let (header, sizes) =
-            header(entries, metadata).map_err(|trouble| WeightsError::refused(path, trouble))?;
+        let (opening, sizes) =
+            opening(entries, metadata).map_err(|trouble| WeightsError::refused(path, trouble))?;
         if path.is_dir() {
             return Err(WeightsError::refused(path, "a directory has this name: give the path of a file"));
         }
@@ -63,11 +63,10 @@ impl Writer {
             file,
             temporary: Some(temporary),
             broken: false,
-            sizes,
+            sizes: entries.iter().map(|e| e.name.clone()).zip(sizes).collect(),
             next: 0,
         };
-        writer.append(&(header.len() as u64).to_le_bytes())?;
-        writer.append(header.as_bytes())?;
+        writer.append(&opening)?;
         Ok(writer)
     }
 
@@ -156,11 +155,15 @@ pub fn write<'a>(
     writer.finish()
 }
 
-/// The header's text, padded so that data begins at a multiple of eight, and the bytes of each entry.
-fn header(
+/// The bytes before the data of a file of `entries`, padded so that data begins at a multiple of eight, and the bytes that
+/// each entry takes; for those who write the file themselves.
+///
+/// # Errors
+/// Entries the format cannot hold: which, and why.
+pub fn opening(
     entries: &[Entry],
     metadata: &BTreeMap<String, String>,
-) -> Result<(String, Vec<(String, usize)>), String> {
+) -> Result<(Vec<u8>, Vec<usize>), String> {
     let mut names: Vec<&str> = entries.iter().map(|e| e.name.as_str()).collect();
     names.sort_unstable();
     if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -195,7 +198,7 @@ fn header(
             dtype_name(*dtype),
             dims.join(",")
         ));
-        sizes.push((name.clone(), size));
+        sizes.push(size);
         begin = end;
     }
     let mut header = format!("{{{}}}", fields.join(","));
@@ -207,7 +210,9 @@ fn header(
             header.len()
         ));
     }
-    Ok((header, sizes))
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(header.as_bytes());
+    Ok((bytes, sizes))
 }
 
 fn directory_of(path: &Path) -> &Path {

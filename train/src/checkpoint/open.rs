@@ -1,0 +1,185 @@
+//! In: a checkpoint's folder, a run's folder or a model directory, all hostile. Out: tensors, state and texts, held to the
+//! manifest before anything is believed; where the newest checkpoint is not sound, the one before, and why.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use astrai_runtime::weights::Checkpoint;
+
+use super::manifest::Manifest;
+use super::state::{LONGEST, TrainerState};
+use super::{Attachment, CONFIG, LATEST, MANIFEST, MODEL, OPTIMIZER, TRAINER, step_of};
+use crate::durable::{FileError, read_limited, read_text, shown};
+
+/// Longest config.json read, in bytes.
+const LONGEST_CONFIG: u64 = 16 << 20;
+/// Longest tokenizer's file read, in bytes.
+const LONGEST_ATTACHMENT: u64 = 256 << 20;
+/// Files that make up a tokenizer in model directories, and what generation with it needs.
+const TOKENIZER: [&str; 9] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+];
+
+/// A checkpoint that agrees with its manifest.
+#[derive(Debug)]
+pub struct Opened {
+    /// Its folder.
+    pub path: PathBuf,
+    /// Text of `config.json`.
+    pub config: String,
+    /// Where the run stands.
+    pub trainer: TrainerState,
+    /// The weights.
+    pub model: Checkpoint,
+    /// Master weights and moments.
+    pub optimizer: Checkpoint,
+    /// Files of the tokenizer.
+    pub tokenizer: Vec<Attachment>,
+}
+
+/// The newest sound checkpoint of a run.
+#[derive(Debug)]
+pub struct Latest {
+    /// The checkpoint.
+    pub checkpoint: Opened,
+    /// What was wrong with newer ones, a line each, for the user.
+    pub notes: Vec<String>,
+}
+
+/// A model directory: weights without a run's state.
+#[derive(Debug)]
+pub struct Model {
+    /// Text of `config.json`.
+    pub config: String,
+    /// The weights.
+    pub weights: Checkpoint,
+    /// Files of the tokenizer, those that are there.
+    pub tokenizer: Vec<Attachment>,
+}
+
+/// Opens the checkpoint in the folder `path`.
+///
+/// # Errors
+/// A file is missing, differs from the manifest, or says what this program cannot read.
+pub fn open(path: &Path) -> Result<Opened, FileError> {
+    let manifest = Manifest::verify(path)?;
+    let trainer = path.join(TRAINER);
+    let trainer = TrainerState::parse(&read_text(&trainer, LONGEST)?, &trainer)?;
+    if trainer.step != manifest.step {
+        let trouble = format!("of step {}, the manifest of step {}", trainer.step, manifest.step);
+        return Err(FileError::refused(&path.join(TRAINER), trouble));
+    }
+    let mut tokenizer = Vec::new();
+    for name in manifest.files.keys() {
+        if ![CONFIG, MODEL, OPTIMIZER, TRAINER].contains(&name.as_str()) {
+            let bytes = read_limited(&path.join(name), LONGEST_ATTACHMENT)?;
+            tokenizer.push(Attachment { name: name.clone(), bytes });
+        }
+    }
+    Ok(Opened {
+        path: path.to_path_buf(),
+        config: read_text(&path.join(CONFIG), LONGEST_CONFIG)?,
+        trainer,
+        model: weights(&path.join(MODEL))?,
+        optimizer: weights(&path.join(OPTIMIZER))?,
+        tokenizer,
+    })
+}
+
+/// Opens the newest sound checkpoint of the run in `out`; none if there is no checkpoint at all.
+///
+/// # Errors
+/// There are checkpoints and none is sound (all reasons, in one line), or `out` cannot be listed.
+pub fn open_latest(out: &Path) -> Result<Option<Latest>, FileError> {
+    let all = steps(out)?;
+    let mut notes = Vec::new();
+    if let Some(note) = wrong_pointer(out, &all) {
+        notes.push(note);
+    }
+    for (_, path) in &all {
+        match open(path) {
+            Ok(checkpoint) => return Ok(Some(Latest { checkpoint, notes })),
+            Err(e) => notes.push(e.to_string()),
+        }
+    }
+    if all.is_empty() {
+        return Ok(None);
+    }
+    let trouble =
+        format!("no checkpoint here is sound ({}); give another --out to start anew", notes.join("; "));
+    Err(FileError::refused(out, trouble))
+}
+
+/// Opens the model in `path`: a directory of transformers' form, which a checkpoint's folder is too.
+///
+/// # Errors
+/// There is no model, or a file of it is damaged.
+pub fn open_model(path: &Path) -> Result<Model, FileError> {
+    let config = path.join(CONFIG);
+    if !config.exists() {
+        let trouble = match steps(path).ok().and_then(|all| all.into_iter().next()) {
+            Some((_, newest)) => format!("the folder of a run, not a model's: give {}", shown(&newest)),
+            None => "no config.json here: give a model directory".to_string(),
+        };
+        return Err(FileError::refused(path, trouble));
+    }
+    if path.join(MANIFEST).exists() && path.join(TRAINER).exists() {
+        Manifest::verify(path)?;
+    }
+    let mut tokenizer = Vec::new();
+    for name in TOKENIZER {
+        let file = path.join(name);
+        if file.exists() {
+            let bytes = read_limited(&file, LONGEST_ATTACHMENT)?;
+            tokenizer.push(Attachment { name: name.to_string(), bytes });
+        }
+    }
+    Ok(Model { config: read_text(&config, LONGEST_CONFIG)?, weights: weights(path)?, tokenizer })
+}
+
+/// The checkpoints' folders in `out`, newest first; none where `out` is not.
+pub(super) fn steps(out: &Path) -> Result<Vec<(u64, PathBuf)>, FileError> {
+    let entries = match fs::read_dir(out) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(FileError::io(out, "list it"))?,
+    };
+    let mut all = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(FileError::io(out, "list it"))?.path();
+        if let Some(step) = step_of(&path).filter(|_| path.is_dir()) {
+            all.push((step, path));
+        }
+    }
+    all.sort_by(|a, b| b.cmp(a));
+    Ok(all)
+}
+
+/// What is wrong with `latest`. That it lags behind is not: the process was stopped between publishing and pointing.
+fn wrong_pointer(out: &Path, all: &[(u64, PathBuf)]) -> Option<String> {
+    let path = out.join(LATEST);
+    let text = match read_text(&path, 256) {
+        Ok(text) => text,
+        Err(FileError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return None,
+        Err(e) => return Some(e.to_string()),
+    };
+    let known = all.iter().any(|(_, p)| p.file_name().is_some_and(|name| name == text.trim_end()));
+    (!known).then(|| format!("{}: names no checkpoint that is here", shown(&path)))
+}
+
+fn weights(path: &Path) -> Result<Checkpoint, FileError> {
+    Checkpoint::open(path).map_err(|e| {
+        // The weights' own line begins with the file's name, which this error says already.
+        let line = e.to_string();
+        let trouble = line.strip_prefix(&format!("{}: ", shown(path))).unwrap_or(&line).to_string();
+        FileError::refused(path, trouble)
+    })
+}

@@ -1,0 +1,216 @@
+//! What a run measured. In: a row a step. Out: `metrics.jsonl`, one JSON object a line, each written whole at once; on
+//! resume cut back to the checkpoint's step, so that the file is what an uninterrupted run would have written, but
+//! for times. A number that is not finite is `null`, because JSON has no other word for it.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::durable::{FileError, UNFINISHED, folder_of, shown};
+
+/// Longest line read, in bytes.
+const LONGEST: u64 = 1 << 16;
+
+/// Measurements of one update.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// Updates made, this one included.
+    pub step: u64,
+    /// Pass over the data, counted from 0, with its fraction.
+    #[serde(deserialize_with = "number")]
+    pub epoch: f64,
+    /// Tokens read since the run's beginning.
+    pub tokens: u64,
+    /// Mean loss of the update's tokens, nats a token.
+    #[serde(deserialize_with = "number")]
+    pub loss: f64,
+    /// Learning rate of the update.
+    #[serde(deserialize_with = "number")]
+    pub lr: f64,
+    /// Global norm of the gradient before clipping.
+    #[serde(deserialize_with = "number")]
+    pub grad_norm: f64,
+    /// Tokens read a second, in this update.
+    #[serde(deserialize_with = "number")]
+    pub tokens_per_s: f64,
+    /// Wall time of the update.
+    #[serde(deserialize_with = "number")]
+    pub seconds: f64,
+    /// Share of the machine's peak that the model's own arithmetic reached; see [`mfu`].
+    #[serde(deserialize_with = "number")]
+    pub mfu: f64,
+}
+
+/// Loss on the validation data.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Validation {
+    /// Updates made before it.
+    pub step: u64,
+    /// Mean loss, nats a token.
+    #[serde(deserialize_with = "number")]
+    pub val_loss: f64,
+}
+
+/// A line of the file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Row {
+    /// Of an update.
+    Step(Step),
+    /// Of a validation.
+    Validation(Validation),
+}
+
+impl Row {
+    /// Updates made.
+    pub fn step(&self) -> u64 {
+        match self {
+            Row::Step(row) => row.step,
+            Row::Validation(row) => row.step,
+        }
+    }
+}
+
+fn number<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(from)?.unwrap_or(f64::NAN))
+}
+
+/// Model flops utilisation: `flops_per_token` of forward and backward, without what is computed again, at `tokens_per_s`,
+/// over the machine's `peak` in flops a second. 0 where no peak is known.
+pub fn mfu(flops_per_token: f64, tokens_per_s: f64, peak: f64) -> f64 {
+    if peak > 0.0 { flops_per_token * tokens_per_s / peak } else { 0.0 }
+}
+
+/// The file being written.
+#[derive(Debug)]
+pub struct Metrics {
+    path: PathBuf,
+    file: File,
+    /// Bytes of whole lines.
+    length: u64,
+}
+
+impl Metrics {
+    /// Starts the file anew.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn create(path: &Path) -> Result<Metrics, FileError> {
+        let file = File::create(path).map_err(FileError::io(path, "create it"))?;
+        Ok(Metrics { path: path.to_path_buf(), file, length: 0 })
+    }
+
+    /// Continues the file after `step`: rows of later steps and lines that cannot be read are dropped, in a copy that
+    /// replaces the file. Gives a line for the user for what could not be read, but for a last line cut short.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn resume(path: &Path, step: u64) -> Result<(Metrics, Vec<String>), FileError> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let beside = folder_of(path).join(format!("{UNFINISHED}{name}-{}", std::process::id()));
+        let cut = cut_back(path, &beside, step);
+        if cut.is_err() {
+            // The cut's own error is the one to report.
+            let _leftover = fs::remove_file(&beside);
+        }
+        let (length, notes) = cut?;
+        let file = File::options().append(true).open(path).map_err(FileError::io(path, "open it"))?;
+        Ok((Metrics { path: path.to_path_buf(), file, length }, notes))
+    }
+
+    /// Appends a row. When it fails, the file is left with the whole lines it had, and the run may go on.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn add(&mut self, row: &Row) -> Result<(), FileError> {
+        let mut line = serde_json::to_vec(row)
+            .map_err(|e| FileError::refused(&self.path, format!("a row is no JSON: {e}")))?;
+        line.push(b'\n');
+        if let Err(e) = self.file.write_all(&line) {
+            // Half a line would spoil the next; where cutting fails too, the reader drops both.
+            let _cut = self.file.set_len(self.length);
+            return Err(FileError::io(&self.path, "append to it")(e));
+        }
+        self.length += line.len() as u64;
+        Ok(())
+    }
+
+    /// Makes all rows durable; before a checkpoint is published, so that none of its steps can be missing.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn sync(&self) -> Result<(), FileError> {
+        self.file.sync_data().map_err(FileError::io(&self.path, "make it durable"))
+    }
+}
+
+/// Copies the rows up to `step` and gives the copy the file's name. The bytes that stay, and notes.
+fn cut_back(path: &Path, beside: &Path, step: u64) -> Result<(u64, Vec<String>), FileError> {
+    let mut out = io::BufWriter::new(File::create(beside).map_err(FileError::io(beside, "create it"))?);
+    let (mut length, mut written) = (0, Ok(()));
+    let notes = lines(path, &mut |row, line| {
+        if row.step() <= step && written.is_ok() {
+            length += line.len() as u64 + 1;
+            written = out.write_all(line).and_then(|()| out.write_all(b"\n"));
+        }
+    })?;
+    written.and_then(|()| out.flush()).map_err(FileError::io(beside, "write it"))?;
+    out.get_ref().sync_all().map_err(FileError::io(beside, "make it durable"))?;
+    fs::rename(beside, path).map_err(FileError::io(path, "replace it"))?;
+    let folder = folder_of(path);
+    File::open(folder).and_then(|f| f.sync_all()).map_err(FileError::io(folder, "make it durable"))?;
+    Ok((length, notes))
+}
+
+/// All rows of the file, and a line for the user for what could not be read; no rows where there is no file.
+///
+/// # Errors
+/// The system refuses.
+pub fn read(path: &Path) -> Result<(Vec<Row>, Vec<String>), FileError> {
+    let mut rows = Vec::new();
+    let notes = lines(path, &mut |row, _| rows.push(row))?;
+    Ok((rows, notes))
+}
+
+/// Gives every readable row to `take`, with its line. A last line without an end was cut short by a crash and is nothing
+/// to speak of; another that cannot be read is.
+fn lines(path: &Path, take: &mut dyn FnMut(Row, &[u8])) -> Result<Vec<String>, FileError> {
+    let file = match File::open(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        file => file.map_err(FileError::io(path, "open it"))?,
+    };
+    let mut file = BufReader::new(file);
+    let (mut line, mut number, mut bad) = (Vec::new(), 0u64, Vec::new());
+    loop {
+        line.clear();
+        let read = file.by_ref().take(LONGEST).read_until(b'\n', &mut line);
+        if read.map_err(FileError::io(path, "read it"))? == 0 {
+            break;
+        }
+        number += 1;
+        let whole = line.pop_if(|last| *last == b'\n').is_some();
+        if !whole && line.len() as u64 == LONGEST {
+            file.skip_until(b'\n').map_err(FileError::io(path, "read it"))?;
+        }
+        match serde_json::from_slice(&line) {
+            Ok(row) if whole => take(row, &line),
+            _ if whole || line.len() as u64 == LONGEST => bad.push(number),
+            _ => {}
+        }
+    }
+    Ok(match bad.first() {
+        None => Vec::new(),
+        Some(first) => {
+            vec![format!(
+                "{}: {} lines cannot be read and are left out, the first is line {first}",
+                shown(path),
+                bad.len()
+            )]
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,250 @@
+//! Settings of a run. In: `run.toml` and flags, both optional and hostile. Out: one checked [`Settings`]; flags win. One
+//! table below makes the flags with their help, the file's keys, the defaults and the record kept in checkpoints.
+
+mod check;
+mod file;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use crate::schedule::{Decay, Schedule};
+
+/// Why settings are refused: one line that names the key, and the file where it comes from one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Error(pub(crate) String);
+
+/// What is learned from the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Strategy {
+    /// Every next token of running text
+    Seq,
+}
+
+/// Rule of the update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Optimizer {
+    /// Adam with decoupled weight decay
+    Adamw,
+    /// Gradient descent with momentum
+    Sgd,
+}
+
+/// How weights and activations are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Storage {
+    /// 32-bit floats
+    F32,
+    /// bfloat16, with 32-bit master weights, moments and arithmetic
+    Bf16,
+}
+
+/// Which activations the backward pass computes again instead of keeping them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// None: the most memory, the least work
+    None,
+    /// Those that are cheap to compute again
+    Selective,
+    /// All inside a layer: the least memory
+    Full,
+}
+
+/// How long a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Length {
+    /// Updates.
+    Steps(u64),
+    /// Passes over the data.
+    Epochs(u64),
+}
+
+macro_rules! settings {
+    (
+        required { $($(#[$extra:meta])* $rname:ident: $rkind:ty, $rvalue:literal, $rhelp:literal;)* }
+        optional { $($oname:ident: $okind:ty, $ovalue:literal, $ohelp:literal;)* }
+        defaulted { $($name:ident: $kind:ty = $default:expr, $shown:literal, $value:literal, $help:literal;)* }
+    ) => {
+        /// Some of the settings: what the flags give, or what a file gives.
+        #[derive(Args, Clone, Debug, Default, PartialEq)]
+        pub struct Partial {
+            $(
+                #[doc = $rhelp]
+                #[arg(long, value_name = $rvalue, help = $rhelp)]
+                $(#[$extra])*
+                pub $rname: Option<$rkind>,
+            )*
+            $(#[doc = $ohelp] #[arg(long, value_name = $ovalue, help = $ohelp)] pub $oname: Option<$okind>,)*
+            $(
+                #[doc = $help]
+                #[arg(long, value_name = $value, help = concat!($help, " [default: ", $shown, "]"))]
+                pub $name: Option<$kind>,
+            )*
+        }
+
+        /// All settings of a run, checked.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct Settings {
+            $(#[doc = $rhelp] pub $rname: $rkind,)*
+            $(#[doc = $ohelp] pub $oname: Option<$okind>,)*
+            $(#[doc = $help] pub $name: $kind,)*
+        }
+
+        impl Default for Settings {
+            fn default() -> Settings {
+                Settings {
+                    $($rname: <$rkind>::default(),)*
+                    $($oname: None,)*
+                    $($name: $default,)*
+                }
+            }
+        }
+
+        /// Keys of `run.toml`.
+        const KEYS: &[&str] =
+            &[$(stringify!($rname),)* $(stringify!($oname),)* $(stringify!($name),)*];
+
+        #[cfg(test)]
+        const SHOWN: &[(&str, &str)] = &[$((stringify!($name), $shown),)*];
+
+        impl From<&Settings> for Partial {
+            /// All that `settings` say, so that a run can be continued without repeating its flags.
+            fn from(settings: &Settings) -> Partial {
+                let s = settings.clone();
+                check::without_idle(Partial {
+                    $($rname: Some(s.$rname),)*
+                    $($oname: s.$oname,)*
+                    $($name: Some(s.$name),)*
+                })
+            }
+        }
+
+        impl Partial {
+            /// Takes the keys of a parsed file; `file` names it in messages. The keys are known to exist.
+            fn from_table(mut table: toml::Table, file: &str) -> Result<Partial, Error> {
+                Ok(Partial {
+                    $($rname: file::take(&mut table, stringify!($rname), file)?,)*
+                    $($oname: file::take(&mut table, stringify!($oname), file)?,)*
+                    $($name: file::take(&mut table, stringify!($name), file)?,)*
+                })
+            }
+
+            /// `self` where it says something, else `other`.
+            fn or(self, other: Partial) -> Partial {
+                Partial {
+                    $($rname: self.$rname.or(other.$rname),)*
+                    $($oname: self.$oname.or(other.$oname),)*
+                    $($name: self.$name.or(other.$name),)*
+                }
+            }
+
+            /// Fills the gaps with the defaults.
+            fn complete(self) -> Settings {
+                Settings {
+                    $($rname: self.$rname.unwrap_or_default(),)*
+                    $($oname: self.$oname,)*
+                    $($name: self.$name.unwrap_or($default),)*
+                }
+            }
+        }
+    };
+}
+
+settings! {
+    required {
+        #[arg(num_args = 1..)]
+        data: Vec<PathBuf>, "PATH", "What to train on: .bin shards with their meta.json, text files or folders; may be repeated";
+        out: PathBuf, "DIR", "Folder for checkpoints, metrics.jsonl and loss.svg";
+    }
+    optional {
+        config: PathBuf, "FILE", "config.json of a model to train from scratch; or give --model";
+        model: PathBuf, "DIR", "Model directory to start from: config.json, weights and tokenizer";
+        tokenizer: PathBuf, "FILE", "tokenizer.json to encode text with; or give --vocab";
+        vocab: usize, "N", "Train a byte-level BPE tokenizer of this many tokens on the data first";
+        steps: u64, "N", "Length of the run in updates; or give --epochs";
+        epochs: u64, "N", "Length of the run in passes over the data [default: 1, unless --steps is given]";
+        warmup: u64, "STEPS", "Updates over which the learning rate rises to its peak [default: a twentieth of the run]";
+        min_lr: f64, "RATE", "Learning rate at which the schedule ends, absolute [default: a tenth of --lr]";
+    }
+    defaulted {
+        strategy: Strategy = Strategy::Seq, "seq", "NAME", "What is learned from the data";
+        batch: usize = 8, "8", "N", "Sequences in a micro-batch";
+        seq: usize = 256, "256", "TOKENS", "Length of a sequence";
+        accum: usize = 1, "1", "N", "Micro-batches whose gradients make one update";
+        lr: f64 = 3e-4, "0.0003", "RATE", "Peak learning rate";
+        schedule: Decay = Decay::Cosine, "cosine", "NAME", "Course of the learning rate after the warm-up";
+        optimizer: Optimizer = Optimizer::Adamw, "adamw", "NAME", "Rule of the update";
+        weight_decay: f64 = 0.1, "0.1", "RATE", "Decoupled weight decay of matrices, relative to the learning rate";
+        clip: f64 = 1.0, "1.0", "NORM", "Largest global norm of the gradient, larger ones are scaled down; 0 means no limit";
+        beta1: f64 = 0.9, "0.9", "X", "AdamW: decay of the first moment";
+        beta2: f64 = 0.95, "0.95", "X", "AdamW: decay of the second moment";
+        eps: f64 = 1e-8, "1e-8", "X", "AdamW: what is added to the root of the second moment";
+        momentum: f64 = 0.9, "0.9", "X", "SGD: decay of the velocity";
+        dtype: Storage = Storage::F32, "f32", "TYPE", "How weights and activations are stored";
+        recompute: Recompute = Recompute::Selective, "selective", "PRESET", "Which activations are computed again in the backward pass";
+        seed: u64 = 3407, "3407", "N", "Seed of weights and of the order of the data";
+        save_every: u64 = 500, "500", "STEPS", "Updates between checkpoints; 0 means at the end only";
+        keep: usize = 3, "3", "N", "Newest checkpoints to keep; 0 means all";
+        eval_every: u64 = 0, "0", "STEPS", "Updates between validations; 0 means none";
+        threads: usize = 0, "0", "N", "Threads; 0 means one a core";
+    }
+}
+
+impl Settings {
+    /// Joins what a file and the flags say, flags first, with the defaults, and checks the whole. Of `config` and
+    /// `model`, `tokenizer` and `vocab`, `steps` and `epochs`, the one given by flag displaces the file's other.
+    ///
+    /// # Errors
+    /// Settings that contradict each other, do nothing, or are beyond reason: one line with the first.
+    pub fn merge(mut file: Partial, flags: Partial) -> Result<Settings, Error> {
+        if flags.config.is_some() || flags.model.is_some() {
+            (file.config, file.model) = (None, None);
+        }
+        if flags.tokenizer.is_some() || flags.vocab.is_some() {
+            (file.tokenizer, file.vocab) = (None, None);
+        }
+        if flags.steps.is_some() || flags.epochs.is_some() {
+            (file.steps, file.epochs) = (None, None);
+        }
+        let given = flags.or(file);
+        check::idle(&given)?;
+        let settings = given.complete();
+        check::sound(&settings)?;
+        Ok(settings)
+    }
+
+    /// How long the run is.
+    pub fn length(&self) -> Length {
+        match self.steps {
+            Some(steps) => Length::Steps(steps),
+            None => Length::Epochs(self.epochs.unwrap_or(1)),
+        }
+    }
+
+    /// The learning rate over a run of `total` updates.
+    ///
+    /// # Errors
+    /// The warm-up is longer than the run.
+    pub fn schedule(&self, total: u64) -> Result<Schedule, Error> {
+        let warmup = self.warmup.unwrap_or(total / 20);
+        if warmup > total {
+            return Err(Error(format!("warmup: {warmup} steps exceed the run's {total}; shorten it")));
+        }
+        let min_lr = self.min_lr.unwrap_or(self.lr / 10.0);
+        Ok(Schedule { decay: self.schedule, lr: self.lr, min_lr, warmup, total })
+    }
+
+    /// Tokens that one update reads: batch × sequence × accumulation.
+    pub fn tokens_per_step(&self) -> u64 {
+        (self.batch * self.seq * self.accum) as u64
+    }
+}

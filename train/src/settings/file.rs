@@ -1,0 +1,114 @@
+//! In: `run.toml`, hostile. Out: the settings it gives, or one line with file, key and, for a key that does not exist,
+//! the nearest one that does.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use toml::{Table, Value};
+
+use super::{Error, KEYS, Partial};
+
+/// Longest file read, in bytes.
+const LONGEST: u64 = 1 << 20;
+
+impl Partial {
+    /// Reads the settings in the TOML file `path`. Keys are the flags' names with underscores; paths are relative to
+    /// the working directory, as the flags' are.
+    ///
+    /// # Errors
+    /// The file cannot be read, is no TOML, or has a key that does not exist or a value of another type.
+    pub fn read(path: &Path) -> Result<Partial, Error> {
+        let name = path.display().to_string();
+        let refused = |trouble: String| Error(format!("{name}: {trouble}"));
+        let mut bytes = Vec::new();
+        File::open(path)
+            .and_then(|file| file.take(LONGEST + 1).read_to_end(&mut bytes))
+            .map_err(|e| refused(format!("cannot read it: {e}")))?;
+        if bytes.len() as u64 > LONGEST {
+            return Err(refused("larger than 1 MiB: not a file of settings".to_string()));
+        }
+        let text = String::from_utf8(bytes)
+            .map_err(|e| refused(format!("not UTF-8 at byte {}", e.utf8_error().valid_up_to())))?;
+        Partial::parse(&text, &name)
+    }
+
+    /// Reads settings from TOML `text`; `file` names it in messages.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read), but for the file's.
+    pub fn parse(text: &str, file: &str) -> Result<Partial, Error> {
+        let mut table: Table = text.parse().map_err(|e| Error(format!("{file}: {}", located(text, &e))))?;
+        for key in table.keys() {
+            if !KEYS.contains(&key.as_str()) {
+                return Err(Error(format!("{file}: unknown key {}; {}", quote(key), remedy(key))));
+            }
+        }
+        if let Some(path @ Value::String(_)) = table.get("data").cloned() {
+            table.insert("data".to_string(), Value::Array(vec![path]));
+        }
+        Partial::from_table(table, file)
+    }
+}
+
+/// The value of `key`, taken out of `table`.
+pub(super) fn take<T: DeserializeOwned>(
+    table: &mut Table,
+    key: &str,
+    file: &str,
+) -> Result<Option<T>, Error> {
+    let Some(value) = table.remove(key) else { return Ok(None) };
+    let read = value
+        .try_into()
+        .map_err(|e: toml::de::Error| Error(format!("{file}: {key}: {}", one_line(e.message()))))?;
+    Ok(Some(read))
+}
+
+/// The parser's reason with its line, on one line.
+fn located(text: &str, error: &toml::de::Error) -> String {
+    let reason = one_line(error.message());
+    match error.span().and_then(|span| text.get(..span.start)) {
+        Some(before) => format!("line {}: {reason}", before.matches('\n').count() + 1),
+        None => reason,
+    }
+}
+
+fn remedy(key: &str) -> String {
+    let nearest = KEYS.iter().map(|known| (distance(key, known), known)).min();
+    match nearest {
+        Some((edits, known)) if edits <= 2 || edits * 3 <= known.len() => {
+            format!("did you mean \"{known}\"?")
+        }
+        _ => format!("the keys are {}", KEYS.join(", ")),
+    }
+}
+
+/// Characters to insert, delete or replace between the first 64 of `a` and `b` (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().take(64).enumerate() {
+        let mut corner = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = corner + usize::from(x != *y);
+            corner = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(corner + 1);
+        }
+    }
+    row[b.len()]
+}
+
+fn quote(key: &str) -> String {
+    format!("\"{}\"", one_line(key))
+}
+
+fn one_line(text: &str) -> String {
+    text.chars()
+        .take(200)
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect::<String>()
+        .trim()
+        .to_string()
+}

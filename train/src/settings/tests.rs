@@ -1,0 +1,171 @@
+//! The table against itself (help, defaults, file and flags agree), and every refusal's line.
+
+use clap::{CommandFactory, Parser};
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Parser)]
+#[command(no_binary_name = true)]
+struct Command {
+    #[command(flatten)]
+    settings: Partial,
+}
+
+fn flags(line: &str) -> Partial {
+    Command::try_parse_from(line.split_whitespace()).unwrap_or_else(|e| panic!("{line}: {e}")).settings
+}
+
+fn file(text: &str) -> Partial {
+    Partial::parse(text, "run.toml").unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn trouble(text: &str) -> String {
+    let line = Partial::parse(text, "run.toml").expect_err(text).to_string();
+    assert!(!line.contains('\n'), "{line}");
+    line
+}
+
+const LEAST: &str = "--config c.json --data a --out o";
+
+fn refusal(line: &str) -> String {
+    let all = format!("{LEAST} {line}");
+    let line = Settings::merge(Partial::default(), flags(&all)).expect_err(&all).to_string();
+    assert!(!line.contains('\n'), "{line}");
+    line
+}
+
+#[test]
+fn help_shows_the_defaults_that_hold() {
+    let json = serde_json::to_value(Settings::default()).expect("JSON");
+    for (key, shown) in SHOWN {
+        let value = &json[key];
+        let same = match value.as_f64() {
+            Some(number) => shown.parse::<f64>() == Ok(number),
+            None => value.as_str() == Some(shown),
+        };
+        assert!(same, "{key}: the help says {shown}, the default is {value}");
+    }
+    Command::command().debug_assert();
+    let help = Command::command().render_long_help().to_string();
+    for text in ["--weight-decay <RATE>", "[default: 0.0003]", "- cosine:   Half a cosine"] {
+        assert!(help.contains(text), "{help}");
+    }
+    for key in KEYS {
+        assert!(help.contains(&format!("--{} ", key.replace('_', "-"))), "{key}: {help}");
+    }
+}
+
+#[test]
+fn flags_and_file_say_the_same() {
+    let line = "--data a b --out o --config c.json --steps 9 --lr 1e-3 --schedule wsd --dtype bf16 --min-lr 1e-5 \
+                --optimizer adamw --weight-decay 0 --recompute full --strategy seq --batch 2 --threads 1";
+    let text = "data = ['a', 'b']\nout = 'o'\nconfig = 'c.json'\nsteps = 9\nlr = 1e-3\nschedule = 'wsd'\n\
+                dtype = 'bf16'\nmin_lr = 1e-5\noptimizer = 'adamw'\nweight_decay = 0\nrecompute = 'full'\n\
+                strategy = 'seq'\nbatch = 2\nthreads = 1\n";
+    assert_eq!(flags(line), file(text));
+    assert_eq!(flags("--data a --data b").data, flags("--data a b").data);
+    assert_eq!(file("data = 'a'").data, Some(vec![PathBuf::from("a")]));
+}
+
+#[test]
+fn flags_win_and_displace_the_alternative() {
+    let base = file("config = 'c'\ndata = 'a'\nout = 'o'\nsteps = 5\nlr = 1.0\nbatch = 3\nvocab = 300");
+    let got = Settings::merge(base, flags("--model m --epochs 2 --lr 0.5 --tokenizer t")).expect("merged");
+    assert_eq!((got.config, got.model), (None, Some(PathBuf::from("m"))));
+    assert_eq!((got.steps, got.epochs, got.lr, got.batch), (None, Some(2), 0.5, 3));
+    assert_eq!((got.vocab, got.tokenizer), (None, Some(PathBuf::from("t"))));
+    assert_eq!(got.seq, Settings::default().seq);
+}
+
+#[test]
+fn bad_files_are_named_with_their_key() {
+    assert_eq!(trouble("stepz = 3"), "run.toml: unknown key \"stepz\"; did you mean \"steps\"?");
+    assert_eq!(
+        trouble("weight-decay = 3"),
+        "run.toml: unknown key \"weight-decay\"; did you mean \"weight_decay\"?"
+    );
+    assert!(
+        trouble("[train]\nlr = 1").starts_with("run.toml: unknown key \"train\"; the keys are data, out")
+    );
+    assert_eq!(trouble("steps = 'many'"), "run.toml: steps: invalid type: string \"many\", expected u64");
+    assert!(trouble("batch = -1").starts_with("run.toml: batch: invalid value: integer `-1`"));
+    assert!(trouble("schedule = 'cosin'").starts_with("run.toml: schedule: unknown variant `cosin`"));
+    assert!(trouble("lr = 1\nlr = 2").starts_with("run.toml: line 2: duplicate key"));
+    assert!(trouble("lr = ").starts_with("run.toml: line 1: "));
+    let missing =
+        Partial::read(std::path::Path::new("/nonexistent/run.toml")).expect_err("absent").to_string();
+    assert!(missing.starts_with("/nonexistent/run.toml: cannot read it: "), "{missing}");
+}
+
+#[test]
+fn refusals_name_the_setting() {
+    let rows = [
+        ("--steps 3 --epochs 1", "steps and epochs are both given"),
+        ("--model m", "config and model are both given"),
+        ("--tokenizer t --vocab 300", "tokenizer and vocab are both given"),
+        ("--lr inf", "lr: inf is not a rate above 0"),
+        ("--lr nan", "lr: NaN is not"),
+        ("--lr 0", "lr: 0 is not"),
+        ("--min-lr 1", "min_lr: 1 is not between 0 and lr"),
+        ("--batch 0", "batch: 0 is outside 1 to"),
+        ("--seq 0", "seq: 0 is outside"),
+        ("--accum 99999999", "accum: 99999999 is outside"),
+        ("--batch 1000000 --seq 1000000", "tokens an update"),
+        ("--steps 0", "steps: 0 is outside"),
+        ("--steps 5 --warmup 6", "warmup: 6 steps exceed the run's 5"),
+        ("--beta2 1", "beta2: 1 is not at least 0 and below 1"),
+        ("--eps 0", "eps: 0 is not"),
+        ("--clip inf", "clip: inf is not"),
+        ("--vocab 5", "vocab: 5 is outside 256"),
+        ("--momentum 0.5", "momentum: adamw has none"),
+        ("--optimizer sgd --beta1 0.5", "beta1: sgd has none"),
+        ("--schedule constant --min-lr 0", "min_lr: schedule constant has no end rate"),
+    ];
+    for (line, starts) in rows {
+        let got = refusal(line);
+        assert!(got.contains(starts), "{line}: {got}");
+    }
+    for (line, has) in
+        [("--data a --out o", "--config"), ("--config c --out o", "--data"), ("--config c --data a", "--out")]
+    {
+        let got = Settings::merge(Partial::default(), flags(line)).expect_err(line).to_string();
+        assert!(got.contains(has), "{got}");
+    }
+}
+
+#[test]
+fn length_and_schedule_follow_the_settings() {
+    let merged = |line: &str| {
+        Settings::merge(Partial::default(), flags(&format!("{LEAST} {line}")))
+            .unwrap_or_else(|e| panic!("{e}"))
+    };
+    assert_eq!(merged("").length(), Length::Epochs(1));
+    assert_eq!(merged("--steps 7").length(), Length::Steps(7));
+    let schedule = merged("--lr 1e-3").schedule(200).expect("a schedule");
+    assert_eq!((schedule.warmup, schedule.total, schedule.min_lr), (10, 200, 1e-4));
+    let line = merged("--warmup 30").schedule(20).expect_err("too long").to_string();
+    assert!(line.contains("warmup: 30 steps exceed the run's 20"), "{line}");
+    assert_eq!(merged("--batch 2 --seq 3 --accum 4").tokens_per_step(), 24);
+}
+
+#[test]
+fn recorded_settings_merge_to_themselves() {
+    for line in
+        ["", "--optimizer sgd --momentum 0.5", "--schedule constant --steps 3", "--min-lr 1e-6 --vocab 300"]
+    {
+        let first = Settings::merge(Partial::default(), flags(&format!("{LEAST} {line}"))).expect("merged");
+        let again = Settings::merge(Partial::from(&first), Partial::default()).expect("merged");
+        assert_eq!(first, again);
+        let json = serde_json::to_string(&first).expect("JSON");
+        assert_eq!(first, serde_json::from_str(&json).expect("read back"));
+    }
+}
+
+proptest! {
+    #[test]
+    fn hostile_files_never_panic(text in "\\PC{0,200}", key in "[a-z_]{1,12}", value in "[-0-9a-z.'\\[\\]{}=]{0,20}") {
+        let _read = Partial::parse(&text, "run.toml");
+        let _read = Partial::parse(&format!("{key} = {value}\nlr = {value}\ndata = {value}"), "run.toml");
+    }
+}
