@@ -1,21 +1,130 @@
-//! A ragged batch of sequences, as the programs take it.
+//! What a training program reads in one step. In: items of a dataset. Out: sequences of different lengths one after another,
+//! without padding, with their positions, bounds and targets. A batch is filled again and again in the same memory, because a
+//! training step must not allocate.
 
-/// Sequences one after another.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+use crate::data::DataError;
+
+/// A target that is not learnt; any negative one would do.
+pub const IGNORED: i32 = -100;
+
+/// Sequences and what is to be predicted after each of their tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Token ids `[tokens]`.
+    /// Token ids. `[tokens]`
     pub input_ids: Vec<i32>,
-    /// Positions `[tokens]`, from 0 in each sequence.
+    /// Position of each token in its sequence, from 0. `[tokens]`
     pub positions: Vec<i32>,
-    /// Bounds of the sequences `[sequences + 1]`, from 0 to the number of tokens.
+    /// Where each sequence starts, from 0, and at last the number of tokens. `[sequences + 1]`
     pub starts: Vec<i32>,
-    /// Next tokens `[tokens]`; negative: ignored.
+    /// The token to be predicted; negative where none is. `[tokens]`
     pub targets: Vec<i32>,
 }
 
+/// A dataset: items that can be written into a batch.
+pub trait Items {
+    /// How many there are.
+    fn len(&self) -> u64;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Writes item number `item` behind what the batch holds.
+    ///
+    /// # Errors
+    /// There is no such item, or its data is not what it should be.
+    fn append(&self, item: u64, batch: &mut Batch) -> Result<(), DataError>;
+}
+
+impl Default for Batch {
+    fn default() -> Batch {
+        Batch::with_capacity(0)
+    }
+}
+
 impl Batch {
-    /// Number of targets that count.
+    /// An empty batch that `tokens` tokens fit in without allocation, however many sequences they make.
+    pub fn with_capacity(tokens: usize) -> Batch {
+        let mut batch = Batch {
+            input_ids: Vec::with_capacity(tokens),
+            positions: Vec::with_capacity(tokens),
+            starts: Vec::with_capacity(tokens + 1),
+            targets: Vec::with_capacity(tokens),
+        };
+        batch.clear();
+        batch
+    }
+
+    /// Removes all sequences; keeps the memory.
+    pub fn clear(&mut self) {
+        self.input_ids.clear();
+        self.positions.clear();
+        self.starts.clear();
+        self.starts.push(0);
+        self.targets.clear();
+    }
+
+    /// Holds the numbered items of `source` and nothing else; empty after an error. Allocates only where the batch has never
+    /// been as large.
+    ///
+    /// # Errors
+    /// An item cannot be had.
+    pub fn fill(
+        &mut self,
+        source: &dyn Items,
+        items: impl IntoIterator<Item = u64>,
+    ) -> Result<(), DataError> {
+        self.clear();
+        let all = items.into_iter().try_for_each(|item| source.append(item, self));
+        // Bounds are as many as the tokens allow, so that a batch of more and shorter documents finds room.
+        self.starts.reserve(self.input_ids.len().saturating_sub(self.starts.len()) + 1);
+        all.inspect_err(|_| self.clear())
+    }
+
+    /// Adds a sequence.
+    ///
+    /// # Panics
+    /// `input_ids` and `targets` differ in length.
+    pub fn push(&mut self, input_ids: &[i32], targets: &[i32]) {
+        assert_eq!(input_ids.len(), targets.len(), "a target for each token");
+        self.input_ids.extend_from_slice(input_ids);
+        self.targets.extend_from_slice(targets);
+        self.end(input_ids.len());
+    }
+
+    /// Tokens of all sequences.
+    pub fn tokens(&self) -> usize {
+        self.input_ids.len()
+    }
+
+    /// Sequences.
+    pub fn sequences(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// Tokens with a target: what a mean loss is divided by.
     pub fn valid(&self) -> usize {
-        self.targets.iter().filter(|t| **t >= 0).count()
+        self.targets.iter().filter(|&&target| target >= 0).count()
+    }
+
+    /// Room for `tokens` more: ids and targets, to be written and then closed with [`end`](Self::end).
+    pub(crate) fn grow(&mut self, tokens: usize) -> (&mut [i32], &mut [i32]) {
+        let before = self.input_ids.len();
+        self.input_ids.resize(before + tokens, 0);
+        self.targets.resize(before + tokens, IGNORED);
+        (&mut self.input_ids[before..], &mut self.targets[before..])
+    }
+
+    /// Makes the next `tokens` tokens that belong to no sequence yet a sequence.
+    pub(crate) fn end(&mut self, tokens: usize) {
+        let begin = self.positions.len();
+        self.positions.extend(0..tokens as i32);
+        self.starts.push((begin + tokens) as i32);
+    }
+
+    /// Tokens that belong to no sequence yet.
+    pub(crate) fn open(&self) -> &[i32] {
+        &self.input_ids[self.positions.len()..]
     }
 }

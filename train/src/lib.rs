@@ -12,3 +12,5 @@ pub mod schedule;
 pub mod settings;
 pub mod signals;
 pub mod update;
+
+pub use durable::FileError;

@@ -1,0 +1,297 @@
+//! Text and token ids. In: `tokenizer.json` with the files beside it that name special tokens. Out: ids for text, text for
+//! ids, whole or token by token. The merging itself is the `tokenizers` crate's, so that ids are those of the reference; this
+//! module is here for what that crate leaves open: errors that name the file and the remedy, special tokens, no silent
+//! truncation, copies beside a checkpoint, and a stream that never shows half a character.
+
+mod special;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+use tokenizers::{DecoderWrapper, Encoding, Tokenizer as Library};
+
+pub use special::{SpecialToken, SpecialTokens};
+pub use stream::DecodeStream;
+
+/// What makes a folder a tokenizer's; whatever of it is there is copied by [`Tokenizer::save_to`].
+const FILES: [&str; 8] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+];
+
+/// Larger than any published tokenizer by an order of magnitude; whoever names the weights by mistake learns it at once.
+const LARGEST: u64 = 1 << 28;
+
+/// Why a tokenizer cannot be used, in one line: the file, the defect, the remedy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{path}: {message}", path = .path.display())]
+pub struct TokenizerError {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// The defect and the remedy.
+    pub message: String,
+}
+
+impl TokenizerError {
+    fn new(path: &Path, message: impl Into<String>) -> TokenizerError {
+        TokenizerError { path: path.to_path_buf(), message: message.into() }
+    }
+}
+
+/// A tokenizer, ready for use from any number of threads. A clone shares everything.
+#[derive(Clone)]
+pub struct Tokenizer {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    path: PathBuf,
+    library: Library,
+    /// The same, but special tokens written in a text are text.
+    plain: Library,
+    byte_level: bool,
+    vocabulary: usize,
+    special: SpecialTokens,
+    warnings: Vec<String>,
+    /// Names and contents, as they were read.
+    files: Vec<(&'static str, Vec<u8>)>,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tokenizer({}, {} ids)", self.shared.path.display(), self.shared.vocabulary)
+    }
+}
+
+impl Tokenizer {
+    /// Opens a `tokenizer.json`, or the one in a model's folder, with `tokenizer_config.json` and `special_tokens_map.json`
+    /// beside it where they are. Truncation and padding that the file asks for are switched off: nothing is cut unasked.
+    ///
+    /// # Errors
+    /// The file is absent, unreadable, no tokenizer, or holds no token; or one of its neighbours is no JSON object.
+    pub fn open(path: &Path) -> Result<Tokenizer, TokenizerError> {
+        let (file, folder) = locate(path)?;
+        let main = read(&file)?;
+        let library = parse(&file, &main)?;
+        let vocabulary = library.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
+        if vocabulary == 0 {
+            return Err(TokenizerError::new(&file, "holds no token; save the tokenizer again"));
+        }
+        let mut files = vec![(FILES[0], main)];
+        for name in &FILES[1..] {
+            let beside = folder.join(name);
+            if beside.is_file() {
+                files.push((name, read(&beside)?));
+            }
+        }
+        let (special, warnings) = special::read(&folder, &files, |token| library.token_to_id(token))?;
+        let mut plain = library.clone();
+        plain.set_encode_special_tokens(true);
+        let byte_level = library.get_decoder().is_some_and(|d| matches!(d, DecoderWrapper::ByteLevel(_)));
+        let shared = Shared { path: file, library, plain, byte_level, vocabulary, special, warnings, files };
+        Ok(Tokenizer { shared: Arc::new(shared) })
+    }
+
+    /// Ids of `text`. Special tokens written in it are recognised; `add_special` also adds those that the tokenizer puts
+    /// around a text (a bos, say).
+    ///
+    /// # Errors
+    /// The text holds what the vocabulary cannot express.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
+        let encoding = self.shared.library.encode_fast(text, add_special);
+        encoding.map(|e| e.get_ids().to_vec()).map_err(|e| self.error("cannot encode this text", &e))
+    }
+
+    /// Ids of `text` as mere text: a special token written in it is spelt, never recognised, and none is added. This is how
+    /// text of unknown origin is read.
+    ///
+    /// # Errors
+    /// The text holds what the vocabulary cannot express.
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let encoding = self.shared.plain.encode_fast(text, false);
+        encoding.map(|e| e.get_ids().to_vec()).map_err(|e| self.error("cannot encode this text", &e))
+    }
+
+    /// Ids of each text, on all cores; nothing is added. With `recognise`, special tokens written in the texts are those
+    /// tokens, otherwise they are spelt.
+    ///
+    /// # Errors
+    /// A text holds what the vocabulary cannot express.
+    pub fn encode_batch(&self, texts: &[&str], recognise: bool) -> Result<Vec<Encoded>, TokenizerError> {
+        let library = if recognise { &self.shared.library } else { &self.shared.plain };
+        let encodings = library.encode_batch_fast(texts.to_vec(), false);
+        let encodings = encodings.map_err(|e| self.error("cannot encode these texts", &e))?;
+        Ok(encodings.into_iter().map(Encoded).collect())
+    }
+
+    /// Text of `ids`; special tokens are left out with `skip_special`. Bytes that form no character show as U+FFFD, ids that
+    /// the vocabulary does not have as nothing.
+    ///
+    /// # Errors
+    /// The tokenizer's decoder refuses these tokens.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, TokenizerError> {
+        self.shared.library.decode(ids, skip_special).map_err(|e| self.error("cannot decode these ids", &e))
+    }
+
+    /// A stream that turns ids into text one by one.
+    pub fn stream(&self, skip_special: bool) -> DecodeStream {
+        DecodeStream::new(self.clone(), skip_special)
+    }
+
+    /// One more than the largest id: the least number of rows a model's embedding must have.
+    pub fn vocabulary(&self) -> usize {
+        self.shared.vocabulary
+    }
+
+    /// The id of a token, given by its text in the vocabulary.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.shared.library.token_to_id(token)
+    }
+
+    /// The text in the vocabulary of an id.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.shared.library.id_to_token(id)
+    }
+
+    /// Whether the id is a special token, which [`decode`](Self::decode) can leave out.
+    pub fn is_special(&self, id: u32) -> bool {
+        let added = self.shared.library.get_added_vocabulary();
+        added.simple_id_to_token(id).is_some_and(|token| added.is_special_token(&token))
+    }
+
+    /// The tokens with a part to play.
+    pub fn special(&self) -> &SpecialTokens {
+        &self.shared.special
+    }
+
+    /// What is odd about the files but does no harm, a line each.
+    pub fn warnings(&self) -> &[String] {
+        &self.shared.warnings
+    }
+
+    /// The `tokenizer.json` that was opened.
+    pub fn path(&self) -> &Path {
+        &self.shared.path
+    }
+
+    /// The contents of a file that was read with the tokenizer, `tokenizer_config.json` or `chat_template.jinja` say.
+    pub fn file(&self, name: &str) -> Option<&[u8]> {
+        self.shared.files.iter().find(|(n, _)| *n == name).map(|(_, bytes)| bytes.as_slice())
+    }
+
+    /// SHA-256 of `tokenizer.json`, in hexadecimal: equal sums give equal ids.
+    pub fn sha256(&self) -> String {
+        let sum = Sha256::digest(&self.shared.files[0].1);
+        sum.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Writes the tokenizer's files, as they were read, into the folder `dir`, which is made where it is absent.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn save_to(&self, dir: &Path) -> Result<(), TokenizerError> {
+        let failed = |path: &Path, e: std::io::Error| TokenizerError::new(path, format!("cannot write: {e}"));
+        fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
+        for (name, bytes) in &self.shared.files {
+            let path = dir.join(name);
+            fs::write(&path, bytes).map_err(|e| failed(&path, e))?;
+        }
+        Ok(())
+    }
+
+    fn error(&self, what: &str, e: &tokenizers::Error) -> TokenizerError {
+        TokenizerError::new(&self.shared.path, format!("{what}: {}", line(&e.to_string())))
+    }
+}
+
+/// The ids of one text of a batch.
+pub struct Encoded(Encoding);
+
+impl Encoded {
+    /// The ids.
+    pub fn ids(&self) -> &[u32] {
+        self.0.get_ids()
+    }
+}
+
+/// `tokenizer.json` and the folder it lies in.
+fn locate(path: &Path) -> Result<(PathBuf, PathBuf), TokenizerError> {
+    if !path.is_dir() {
+        let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
+        return Ok((path.to_path_buf(), folder));
+    }
+    let file = path.join(FILES[0]);
+    if file.exists() {
+        return Ok((file, path.to_path_buf()));
+    }
+    let older = ["tokenizer.model", "vocab.json", "vocab.txt"].into_iter().find(|n| path.join(n).exists());
+    Err(TokenizerError::new(
+        path,
+        match older {
+            Some(name) => format!(
+                "holds {name} but no tokenizer.json; write one with transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+            ),
+            None => "holds no tokenizer.json; name the folder or file that does".into(),
+        },
+    ))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
+    let failed = |e: std::io::Error| match e.kind() {
+        ErrorKind::NotFound => TokenizerError::new(path, "no such file; name a tokenizer.json or its folder"),
+        _ => TokenizerError::new(path, format!("cannot read: {e}")),
+    };
+    let found = fs::metadata(path).map_err(failed)?;
+    if !found.is_file() {
+        return Err(TokenizerError::new(path, "is no regular file; name a tokenizer.json or its folder"));
+    }
+    if found.len() > LARGEST {
+        let message = format!("{} bytes are too many for a tokenizer; name its tokenizer.json", found.len());
+        return Err(TokenizerError::new(path, message));
+    }
+    fs::read(path).map_err(failed)
+}
+
+fn parse(path: &Path, bytes: &[u8]) -> Result<Library, TokenizerError> {
+    let refused = |message: String| TokenizerError::new(path, message);
+    if bytes.starts_with(b"version https://git-lfs") {
+        return Err(refused("is a Git LFS pointer, not the file itself; run `git lfs pull`".into()));
+    }
+    let value: serde_json::Value = serde_json::from_slice(bytes)
+        .map_err(|e| refused(format!("is no JSON ({}); fetch the file again", line(&e.to_string()))))?;
+    if value.get("model").is_none_or(|model| !model.is_object()) {
+        let message = "has no `model`: no tokenizer.json of Hugging Face tokenizers; name the right file";
+        return Err(refused(message.into()));
+    }
+    let mut library = Library::from_bytes(bytes).map_err(|e| {
+        refused(format!(
+            "is no usable tokenizer ({}); save it again with a current version",
+            line(&e.to_string())
+        ))
+    })?;
+    library.with_padding(None);
+    let off = library.with_truncation(None).map(|_| ());
+    off.map_err(|e| refused(format!("truncation cannot be switched off: {}", line(&e.to_string()))))?;
+    Ok(library)
+}
+
+/// A message of another library on one line, no longer than one can read.
+fn line(message: &str) -> String {
+    let flat = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    match flat.char_indices().nth(200) {
+        Some((at, _)) => format!("{}…", &flat[..at]),
+        None => flat,
+    }
+}

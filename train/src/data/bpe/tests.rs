@@ -1,0 +1,91 @@
+//! Training: known merges, equal files from equal text, ids that the library and the splitting agree on.
+
+use super::*;
+use proptest::prelude::*;
+
+fn words(texts: &[&str]) -> Words {
+    let pieces = texts.iter().map(|text| Ok(Piece { text: text.to_string(), last: true, read: 0 }));
+    Words::count(pieces, 0, &mut |_, _| {}).unwrap()
+}
+
+fn train(texts: &[&str], options: &BpeOptions) -> Bpe {
+    words(texts).train(options, &mut |_, _| {}).unwrap()
+}
+
+const SAMPLE: &str =
+    "low low low low low lower lower newest newest newest newest newest newest widest widest widest";
+
+#[test]
+fn the_textbook_merges_come_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let bpe = train(&[SAMPLE], &BpeOptions::new(268));
+    let tokenizer = bpe.write(dir.path()).unwrap();
+    assert_eq!((bpe.vocabulary(), tokenizer.vocabulary()), (268, 268));
+    let token = |id: u32| tokenizer.token(id).unwrap();
+    assert_eq!((token(0), token(1)), ("<|endoftext|>".into(), "<|pad|>".into()));
+    assert_eq!((token(258), token(259), token(260)), ("es".into(), "est".into(), "lo".into()));
+    assert_eq!(tokenizer.special().eos.as_ref().unwrap().id, 0);
+    assert_eq!(tokenizer.special().pad.as_ref().unwrap().id, 1);
+    let text = "lowest é 🙂\r\n\0 <|endoftext|>";
+    let ids = tokenizer.encode(text, true).unwrap();
+    assert_eq!(tokenizer.decode(&ids, false).unwrap(), text);
+    assert_eq!(ids.last(), Some(&0));
+}
+
+#[test]
+fn equal_text_gives_equal_tokenizers_and_little_text_small_ones() {
+    let source = [include_str!("../bpe.rs"), include_str!("merge.rs"), include_str!("../documents.rs")];
+    let options = BpeOptions::new(900);
+    let first = train(&source, &options);
+    assert_eq!(first.vocabulary(), 900);
+    for _ in 0..3 {
+        assert_eq!(train(&source, &options), first);
+    }
+    assert_eq!(train(&["no pair twice"], &options).vocabulary(), 258);
+}
+
+#[test]
+fn special_tokens_are_never_learnt_and_bad_ones_refused() {
+    let text = "<|x|> ".repeat(50);
+    let mut options = BpeOptions::new(300);
+    options.special = vec!["<|x|>".into()];
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = train(&[&text], &options).write(dir.path()).unwrap();
+    assert_eq!(tokenizer.encode("<|x|>", false).unwrap(), [2]);
+    assert!(!tokenizer.encode_plain("<|x|>").unwrap().contains(&2));
+    let says = |options: &BpeOptions, what: &str| {
+        let said = words(&["a"]).train(options, &mut |_, _| {}).unwrap_err().to_string();
+        assert!(said.contains(what), "{said}");
+    };
+    says(&BpeOptions::new(257), "make 258 at least");
+    says(&BpeOptions { pad: "x".into(), ..BpeOptions::new(300) }, "too short");
+    says(&BpeOptions { pad: "<|endoftext|>".into(), ..BpeOptions::new(300) }, "named twice");
+    assert!(Words::count([], 0, &mut |_, _| {}).unwrap_err().to_string().contains("no text"));
+}
+
+#[test]
+fn tokens_stay_short_of_a_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "a".repeat(100_000);
+    let tokenizer = train(&[&text], &BpeOptions::new(400)).write(dir.path()).unwrap();
+    assert!((0..tokenizer.vocabulary() as u32).all(|id| tokenizer.token(id).unwrap().len() <= 128));
+    let ids = tokenizer.encode(&text, false).unwrap();
+    assert_eq!(tokenizer.decode(&ids, false).unwrap(), text);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Every word that was counted is one the library's pre-tokenizer makes: with room for all merges, each is one token.
+    #[test]
+    fn words_are_the_librarys(text in "[a-c1 \n\t'é…s🙂]{1,40}") {
+        let dir = tempfile::tempdir().unwrap();
+        let text = text.repeat(2);
+        let counted = words(&[&text]);
+        let options = BpeOptions { least: 1, ..BpeOptions::new(2000) };
+        let tokenizer = counted.train(&options, &mut |_, _| {}).unwrap().write(dir.path()).unwrap();
+        let ids = tokenizer.encode(&text, false).unwrap();
+        prop_assert_eq!(ids.len() as u64, counted.counts.values().sum::<u64>());
+        prop_assert_eq!(tokenizer.decode(&ids, false).unwrap(), text);
+    }
+}

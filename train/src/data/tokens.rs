@@ -1,0 +1,241 @@
+//! Token ids on disk. In: a folder with `meta.json` and shards, ours or a user's, hostile until checked. Out: one long row of
+//! ids, mapped into memory and read where a window needs it. Sizes are proved when the folder is opened; ids are checked
+//! wherever they are read, and all at once by [`Tokens::check`].
+//!
+//! A map shows the file as it is: whoever shortens a shard in place while it is open makes reading its lost pages a fault.
+
+use super::meta::META;
+use super::{DataError, Meta, Progress, Shard, Width};
+use memmap2::{Advice, Mmap};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+/// Ids that are checked between two words of progress.
+const BLOCK: usize = 1 << 20;
+
+/// An open row of ids.
+#[derive(Debug)]
+pub struct Tokens {
+    meta: Meta,
+    shards: Vec<Mapped>,
+    total: u64,
+    warnings: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Mapped {
+    path: PathBuf,
+    map: Mmap,
+    /// Number of the first id.
+    first: u64,
+}
+
+impl Tokens {
+    /// Opens a folder with shards, its `meta.json`, or one shard beside it.
+    ///
+    /// # Errors
+    /// `meta.json` or a shard is absent, unreadable, empty, or does not hold what it should.
+    pub fn open(path: &Path) -> Result<Tokens, DataError> {
+        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+        let (mut meta, warnings) = Meta::read(&folder.join(META))?;
+        let one = path.is_file() && path.file_name().is_some_and(|name| name != META);
+        if one {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let tokens = meta.shards.iter().find(|shard| shard.file == name).and_then(|shard| shard.tokens);
+            meta.shards = vec![Shard { file: name, tokens }];
+            meta.tokens = None;
+        } else if meta.shards.is_empty() {
+            meta.shards = all_shards(folder)?;
+        }
+        let mut tokens = Tokens { meta, shards: Vec::new(), total: 0, warnings };
+        for shard in tokens.meta.shards.clone() {
+            let mapped = map(&folder.join(&shard.file), tokens.meta.dtype, shard.tokens, tokens.total)?;
+            tokens.total += (mapped.map.len() / tokens.meta.dtype.bytes()) as u64;
+            tokens.shards.push(mapped);
+        }
+        if tokens.meta.tokens.is_some_and(|said| said != tokens.total) {
+            let said = tokens.meta.tokens.unwrap_or(0);
+            let message =
+                format!("says {said} tokens, the shards hold {}; prepare the data again", tokens.total);
+            return Err(DataError::refused(&folder.join(META), message));
+        }
+        Ok(tokens)
+    }
+
+    /// What `meta.json` says.
+    pub fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// Ids of all shards.
+    pub fn len(&self) -> u64 {
+        self.total
+    }
+
+    /// Whether there are none; never so, an empty shard is refused.
+    pub fn is_empty(&self) -> bool {
+        self.total == 0
+    }
+
+    /// What is odd about `meta.json` but does no harm, a line each.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Copies the ids from number `from` on.
+    ///
+    /// # Errors
+    /// There are not as many, or one is not below the vocabulary that `meta.json` states.
+    pub fn copy(&self, from: u64, mut to: &mut [i32]) -> Result<(), DataError> {
+        let end = from.checked_add(to.len() as u64);
+        if end.is_none_or(|end| end > self.total) {
+            let message = format!("tokens {from} and on were asked for, {} there are", self.total);
+            return Err(DataError::Options(message));
+        }
+        let limit = self.meta.vocab_size.unwrap_or(u64::MAX);
+        let mut at = self.shards.partition_point(|shard| shard.first <= from).saturating_sub(1);
+        let mut from = from;
+        while !to.is_empty() {
+            let shard = &self.shards[at];
+            let skip = (from - shard.first) as usize * self.meta.dtype.bytes();
+            let here = &shard.map[skip..];
+            let n = to.len().min(here.len() / self.meta.dtype.bytes());
+            let (now, later) = to.split_at_mut(n);
+            let largest = widen(self.meta.dtype, &here[..n * self.meta.dtype.bytes()], now);
+            refuse_beyond(shard, self.meta.dtype, from, n, largest, limit)?;
+            (to, at, from) = (later, at + 1, from + n as u64);
+        }
+        Ok(())
+    }
+
+    /// Reads all ids once and refuses one that is not below `vocabulary`. `progress` is told ids read of all.
+    ///
+    /// # Errors
+    /// An id is too large.
+    pub fn check(&self, vocabulary: usize, progress: Progress<'_>) -> Result<(), DataError> {
+        let mut block = vec![0; BLOCK];
+        let width = self.meta.dtype;
+        for shard in &self.shards {
+            // Without the hint the check is slower, nothing more.
+            let _ = shard.map.advise(Advice::Sequential);
+            for (i, bytes) in shard.map.chunks(BLOCK * width.bytes()).enumerate() {
+                let (first, n) = (shard.first + (i * BLOCK) as u64, bytes.len() / width.bytes());
+                let largest = widen(width, bytes, &mut block[..n]);
+                refuse_beyond(shard, width, first, n, largest, vocabulary as u64)?;
+                progress(first + n as u64, self.total);
+            }
+            let _ = shard.map.advise(Advice::Normal);
+        }
+        Ok(())
+    }
+}
+
+/// All `.bin` files of a folder.
+fn all_shards(folder: &Path) -> Result<Vec<Shard>, DataError> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(DataError::io(folder, "read the folder"))? {
+        let name = entry.map_err(DataError::io(folder, "read the folder"))?.file_name();
+        if Path::new(&name).extension().is_some_and(|e| e == "bin") {
+            names.push(name.to_string_lossy().into_owned());
+        }
+    }
+    names.sort_unstable();
+    if names.is_empty() {
+        return Err(DataError::refused(folder, "holds meta.json but no .bin file; put the shards beside it"));
+    }
+    Ok(names.into_iter().map(|file| Shard { file, tokens: None }).collect())
+}
+
+fn map(path: &Path, width: Width, said: Option<u64>, first: u64) -> Result<Mapped, DataError> {
+    let doing = "read the shard; restore it or prepare the data again";
+    let found = fs::metadata(path).map_err(DataError::io(path, doing))?;
+    let refused = |message: String| Err(DataError::refused(path, message));
+    let (size, each) = (found.len(), width.bytes() as u64);
+    if !found.is_file() {
+        return refused("is no regular file; put the shard itself there".into());
+    }
+    if size == 0 {
+        return refused("is empty; restore it or prepare the data again".into());
+    }
+    if !size.is_multiple_of(each) {
+        return refused(format!(
+            "{size} bytes are no multiple of the {each} bytes of an id; the file is cut short, or `dtype` in meta.json is wrong"
+        ));
+    }
+    if said.is_some_and(|said| said != size / each) {
+        let said = said.unwrap_or(0);
+        return refused(format!(
+            "holds {} tokens, meta.json says {said}; prepare the data again",
+            size / each
+        ));
+    }
+    let file = File::open(path).map_err(DataError::io(path, doing))?;
+    // SAFETY: the map is only read. That nobody shortens the file meanwhile is the module's stated condition.
+    let map = unsafe { Mmap::map(&file) }.map_err(DataError::io(path, doing))?;
+    match map.len() as u64 == size {
+        true => Ok(Mapped { path: path.to_path_buf(), map, first }),
+        false => refused("changes while it is read; wait until it is written".into()),
+    }
+}
+
+/// Writes ids as i32; gives the largest, as it is stored. What does not fit is for the caller to refuse.
+fn widen(width: Width, bytes: &[u8], to: &mut [i32]) -> u64 {
+    let mut largest = 0;
+    match width {
+        Width::Uint16 => {
+            let mut most = 0;
+            for (to, id) in to.iter_mut().zip(bytes.as_chunks().0) {
+                let id = u16::from_le_bytes(*id);
+                most = most.max(id);
+                *to = i32::from(id);
+            }
+            largest = u64::from(most);
+        }
+        Width::Uint32 => {
+            let mut most = 0;
+            for (to, id) in to.iter_mut().zip(bytes.as_chunks().0) {
+                let id = u32::from_le_bytes(*id);
+                most = most.max(id);
+                *to = id as i32;
+            }
+            largest = largest.max(u64::from(most));
+        }
+        Width::Int64 => {
+            for (to, id) in to.iter_mut().zip(bytes.as_chunks().0) {
+                let id = u64::from_le_bytes(*id);
+                largest = largest.max(id);
+                *to = id as i32;
+            }
+        }
+    }
+    largest
+}
+
+/// The error for ids beyond `limit`, and beyond what an i32 holds, among the `n` from number `first` on.
+fn refuse_beyond(
+    shard: &Mapped,
+    width: Width,
+    first: u64,
+    n: usize,
+    largest: u64,
+    limit: u64,
+) -> Result<(), DataError> {
+    let limit = limit.min(1 << 31);
+    if largest < limit {
+        return Ok(());
+    }
+    let begin = (first - shard.first) as usize;
+    let bytes = &shard.map[begin * width.bytes()..(begin + n) * width.bytes()];
+    let id = |bytes: &[u8]| {
+        let mut whole = [0; 8];
+        whole[..bytes.len()].copy_from_slice(bytes);
+        u64::from_le_bytes(whole)
+    };
+    let at = bytes.chunks(width.bytes()).position(|bytes| id(bytes) >= limit).unwrap_or(0);
+    let message = format!(
+        "token {} is {}, the vocabulary ends at {limit}; name the tokenizer that made the data, or mend `dtype` in meta.json",
+        begin + at,
+        id(&bytes[at * width.bytes()..][..width.bytes()])
+    );
+    Err(DataError::refused(&shard.path, message))
+}
