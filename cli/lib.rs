@@ -20,4 +20,6 @@ pub mod quickstart;
 pub mod run;
 pub mod summary;
 pub mod table;
+pub mod train;
 pub mod verify;
+pub mod watch;

@@ -52,6 +52,11 @@ impl Machine {
 }
 
 impl Machine {
+    /// Which C compiler makes the kernels, and for which processor; on this depend the last bits of results.
+    pub fn compiler(&self) -> String {
+        self.tools.as_ref().map_or("interpreter".into(), |(c, _)| c.identity().to_string())
+    }
+
     /// What runs a model under training.
     pub fn runner(&self) -> Runner<'_> {
         Runner { pool: self.pool.clone(), tools: self.tools(), target: &self.target }

@@ -2,7 +2,7 @@
 
 use astrai::allocations::Counted;
 use astrai::failure::Failure;
-use astrai::{bench, compile, models, quickstart, run, verify};
+use astrai::{bench, compile, models, quickstart, run, train, verify};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -24,6 +24,7 @@ enum Command {
     Models(models::Models),
     Compile(compile::Compile),
     Run(run::Run),
+    Train(Box<train::Train>),
     Verify(verify::Verify),
     Bench(bench::Bench),
     Quickstart(quickstart::Quickstart),
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         Command::Models(c) => c.run(&mut out),
         Command::Compile(c) => c.run(&mut out),
         Command::Run(c) => c.run(&mut out),
+        Command::Train(c) => c.run(&mut out),
         Command::Verify(c) => c.run(&mut out),
         Command::Bench(c) => c.run(&mut out),
         Command::Quickstart(c) => c.run(&mut out),

@@ -1,7 +1,7 @@
 //! What this machine can do at best, measured: fused multiply-adds of registers and reading of memory, by all threads of a
 //! pool. Beside a benchmark's seconds stands then the least that they could have been.
 
-use astrai_ir::Simd;
+use astrai_ir::{DType, Simd};
 use astrai_runtime::pool::Pool;
 use astrai_runtime::{Memory, host_simd};
 use std::hint::black_box;
@@ -41,6 +41,12 @@ impl Peaks {
         });
         let all = (units as u64 * TURNS * flops) as f64;
         Some(Peaks { flops: all / fma, bandwidth: READ as f64 / read })
+    }
+
+    /// Peak for operands of this type. A matrix unit for bf16 multiplies 16 times as many numbers a cycle as two vector units.
+    pub fn of(&self, dtype: DType) -> f64 {
+        let unit = || std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|t| t.contains(" amx_bf16"));
+        if dtype == DType::BF16 && unit() { 16.0 * self.flops } else { self.flops }
     }
 
     /// The least seconds that so many operations and bytes take.

@@ -39,6 +39,11 @@ pub struct Compiler {
 }
 
 impl Compiler {
+    /// Path and version, as one line.
+    pub fn identity(&self) -> &str {
+        &self.identity
+    }
+
     /// The first of `cc`, `gcc`, `clang` in these folders (the caller's `PATH`).
     pub fn find(folders: &[PathBuf]) -> Option<Compiler> {
         for name in ["cc", "gcc", "clang"] {

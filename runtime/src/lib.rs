@@ -27,4 +27,4 @@ pub use profile::{Profile, ProfileRow};
 pub use session::{Session, Tools};
 pub use stages::{Dump, Stage};
 pub use value::Value;
-pub use weigh::{Random, WeightSource};
+pub use weigh::{Random, Source, WeightSource};

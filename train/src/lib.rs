@@ -3,14 +3,19 @@
 
 pub mod batch;
 pub mod checkpoint;
+pub mod contents;
 pub mod data;
+pub mod dataset;
 mod durable;
 pub mod engine;
+mod error;
 pub mod metrics;
 pub mod plot;
 pub mod schedule;
 pub mod settings;
 pub mod signals;
+pub mod trainer;
 pub mod update;
 
 pub use durable::FileError;
+pub use error::Error;

@@ -199,6 +199,28 @@ settings! {
     }
 }
 
+impl Partial {
+    /// What a file says, and where it is silent what an older run's settings say; of alternatives the file's displaces the
+    /// older.
+    pub fn over(self, mut older: Partial) -> Partial {
+        older.yield_to(&self);
+        self.or(older)
+    }
+
+    /// Drops alternatives of what `stronger` gives.
+    fn yield_to(&mut self, stronger: &Partial) {
+        if stronger.config.is_some() || stronger.model.is_some() {
+            (self.config, self.model) = (None, None);
+        }
+        if stronger.tokenizer.is_some() || stronger.vocab.is_some() {
+            (self.tokenizer, self.vocab) = (None, None);
+        }
+        if stronger.steps.is_some() || stronger.epochs.is_some() {
+            (self.steps, self.epochs) = (None, None);
+        }
+    }
+}
+
 impl Settings {
     /// Joins what a file and the flags say, flags first, with the defaults, and checks the whole. Of `config` and
     /// `model`, `tokenizer` and `vocab`, `steps` and `epochs`, the one given by flag displaces the file's other.
@@ -206,15 +228,7 @@ impl Settings {
     /// # Errors
     /// Settings that contradict each other, do nothing, or are beyond reason: one line with the first.
     pub fn merge(mut file: Partial, flags: Partial) -> Result<Settings, Error> {
-        if flags.config.is_some() || flags.model.is_some() {
-            (file.config, file.model) = (None, None);
-        }
-        if flags.tokenizer.is_some() || flags.vocab.is_some() {
-            (file.tokenizer, file.vocab) = (None, None);
-        }
-        if flags.steps.is_some() || flags.epochs.is_some() {
-            (file.steps, file.epochs) = (None, None);
-        }
+        file.yield_to(&flags);
         let given = flags.or(file);
         check::idle(&given)?;
         let settings = given.complete();

@@ -1,0 +1,117 @@
+//! The engine's side of a checkpoint. In: an engine between steps. Out: its tensors under checkpoint names, as views of its
+//! memory; and back.
+
+use crate::checkpoint::{Attachment, Contents, Part, Sink, TrainerState};
+use crate::durable::FileError;
+use crate::engine::Engine;
+use crate::update::MASTER;
+use astrai_ir::DType;
+use astrai_runtime::weights::{Checkpoint, Entry};
+use astrai_runtime::{Error, Source, WeightSource};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+
+/// An engine as a checkpoint's contents.
+pub struct Snapshot<'a> {
+    engine: &'a Engine,
+    config: &'a str,
+    tokenizer: &'a [Attachment],
+    state: TrainerState,
+    parts: [Vec<Entry>; 2],
+    /// Buffer and bytes of each entry.
+    places: HashMap<String, (String, Range<usize>)>,
+}
+
+impl<'a> Snapshot<'a> {
+    /// The contents of a checkpoint of this engine now.
+    pub fn new(
+        engine: &'a Engine,
+        config: &'a str,
+        tokenizer: &'a [Attachment],
+        state: TrainerState,
+    ) -> Snapshot<'a> {
+        let mut s =
+            Snapshot { engine, config, tokenizer, state, parts: [vec![], vec![]], places: HashMap::new() };
+        s.add(0, "");
+        engine.kept().for_each(|prefix| s.add(1, prefix));
+        s
+    }
+
+    /// Adds the checkpoint tensors of every weight's buffer of this prefix.
+    fn add(&mut self, part: usize, prefix: &str) {
+        for w in self.engine.weights() {
+            let buffer = format!("{prefix}{}", w.name);
+            let Some((dtype, shape)) = self.engine.buffers().shape(&buffer) else { continue };
+            let row: usize = shape.iter().skip(1).product::<usize>() * dtype.bytes();
+            let mut first = 0;
+            for rows in w.rows() {
+                let mut shape = shape.to_vec();
+                shape[0] = rows.rows;
+                let name = format!("{prefix}{}", rows.name);
+                let range = first * row..(first + rows.rows) * row;
+                first += rows.rows;
+                self.places.insert(name.clone(), (buffer.clone(), range));
+                self.parts[part].push(Entry { name, dtype, shape });
+            }
+        }
+    }
+}
+
+impl Contents for Snapshot<'_> {
+    fn config(&self) -> String {
+        self.config.to_string()
+    }
+
+    fn tokenizer(&self) -> &[Attachment] {
+        self.tokenizer
+    }
+
+    fn trainer(&self) -> TrainerState {
+        self.state.clone()
+    }
+
+    fn entries(&self, part: Part) -> Vec<Entry> {
+        self.parts[usize::from(part == Part::Optimizer)].clone()
+    }
+
+    fn write(&mut self, part: Part, entry: &Entry, sink: &mut Sink) -> Result<(), FileError> {
+        let absent = || FileError::refused(Path::new(part.file()), format!("no tensor `{}`", entry.name));
+        let (buffer, range) = self.places.get(&entry.name).ok_or_else(absent)?;
+        let written = self.engine.buffers().read(buffer, |bytes| sink(&bytes[range.clone()]));
+        written.ok_or_else(absent)?
+    }
+}
+
+/// Tensors of a checkpoint whose names begin with a prefix, without it.
+struct Prefixed<'a> {
+    checkpoint: &'a Checkpoint,
+    prefix: &'a str,
+}
+
+impl WeightSource for Prefixed<'_> {
+    fn tensor(&self, name: &str) -> Option<Source<'_>> {
+        self.checkpoint.tensor(&format!("{}{name}", self.prefix))
+    }
+}
+
+impl Engine {
+    /// Prefixes of the states that outlive a run: moments, and master weights where weights are narrow.
+    pub fn kept(&self) -> impl Iterator<Item = &'static str> {
+        let narrow = self.recipe().storage != DType::F32;
+        self.recipe().optimizer.moments().iter().copied().chain(narrow.then_some(MASTER))
+    }
+
+    /// Takes moments and master weights from a checkpoint's `optimizer.safetensors`, and the number of steps they stand for.
+    /// The weights were given when the engine was opened.
+    pub fn restore(&mut self, optimizer: &Checkpoint, steps: u64) -> Result<(), Error> {
+        for prefix in self.kept() {
+            let source = Prefixed { checkpoint: optimizer, prefix };
+            for w in self.weights() {
+                self.buffers().load(&format!("{prefix}{}", w.name), w, &source)?;
+            }
+        }
+        self.steps = steps;
+        Ok(())
+    }
+}

@@ -1,0 +1,205 @@
+//! A run. In: an engine, data, settings and where the run stands. Out: steps, each with its row of metrics; validations;
+//! checkpoints, saved after an update and never before it; a picture of the losses. What comes next is a function of the
+//! number of steps made, so a run that was stopped, however, goes on as if it had not been.
+
+use crate::batch::{Batch, Items};
+use crate::checkpoint::{RunFolder, TrainerState};
+use crate::contents::Snapshot;
+use crate::data::Sampler;
+use crate::dataset::Dataset;
+use crate::durable::FileError;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::metrics::{self, Metrics, Row, Validation, mfu};
+use crate::plot;
+use crate::schedule::Schedule;
+use crate::settings::{Length, Settings};
+use crate::signals::Stop;
+use std::path::Path;
+use std::time::Instant;
+
+/// Name of the metrics in a run's folder.
+pub const METRICS: &str = "metrics.jsonl";
+/// Name of their picture.
+pub const PICTURE: &str = "loss.svg";
+/// So many steps in a row without a finite gradient end a run.
+const PATIENCE: u64 = 20;
+
+/// Hears what a run does.
+pub trait Watch {
+    /// A line for the user.
+    fn note(&mut self, line: &str);
+    /// A preparation has come so far.
+    fn progress(&mut self, what: &'static str, done: u64, total: u64);
+    /// A step was made, of so many.
+    fn step(&mut self, row: &metrics::Step, total: u64);
+    /// Held-out data were scored.
+    fn validated(&mut self, row: &Validation);
+    /// A checkpoint was published.
+    fn saved(&mut self, path: &Path);
+}
+
+/// A run about to begin or go on.
+pub struct Trainer<'a> {
+    /// The model under training, in the state of `state`.
+    pub engine: Engine,
+    /// What it trains on.
+    pub data: Dataset,
+    /// How.
+    pub settings: Settings,
+    /// Text of the model's `config.json`.
+    pub config: String,
+    /// The run's folder.
+    pub folder: &'a RunFolder,
+    /// Where the run stands.
+    pub state: TrainerState,
+    /// Operations of forward and backward for a token, and what the machine can do in a second: for `mfu`.
+    pub flops: (f64, f64),
+}
+
+/// Updates of a run over `items` windows.
+pub fn total_steps(settings: &Settings, items: u64) -> u64 {
+    let step = (settings.batch * settings.accum) as u64;
+    match settings.length() {
+        Length::Steps(n) => n,
+        Length::Epochs(n) => items.saturating_mul(n).div_ceil(step).max(1),
+    }
+}
+
+/// A run under way.
+struct Run<'a, 'b> {
+    t: Trainer<'a>,
+    sampler: Sampler,
+    schedule: Schedule,
+    metrics: Metrics,
+    batches: Vec<Batch>,
+    watch: &'b mut dyn Watch,
+    /// Step of the newest checkpoint of this process.
+    saved: Option<u64>,
+    /// Steps in a row that changed nothing.
+    idle: u64,
+}
+
+impl<'a> Trainer<'a> {
+    /// Runs to the end, or until `stop` asks for it; then the last state is saved. Answers the number of steps made.
+    pub fn run(self, watch: &mut dyn Watch, stop: &Stop) -> Result<u64, Error> {
+        let sampler = Sampler::new(self.data.train.len(), self.settings.seed)?;
+        let schedule = self.settings.schedule(self.state.total_steps)?;
+        let path = self.folder.path().join(METRICS);
+        let (metrics, notes) = match self.state.step {
+            0 => (Metrics::create(&path)?, vec![]),
+            step => Metrics::resume(&path, step)?,
+        };
+        notes.iter().for_each(|n| watch.note(n));
+        let tokens = self.settings.batch * self.settings.seq;
+        let batches = (0..self.settings.accum).map(|_| Batch::with_capacity(tokens)).collect();
+        let mut run = Run { t: self, sampler, schedule, metrics, batches, watch, saved: None, idle: 0 };
+        while run.t.state.step < run.t.state.total_steps && !stop.requested() {
+            run.step()?;
+            let step = run.t.state.step;
+            let due = |every: u64| every > 0 && step.is_multiple_of(every);
+            if due(run.t.settings.eval_every) {
+                run.validate()?;
+            }
+            if due(run.t.settings.save_every) && step < run.t.state.total_steps {
+                // The last checkpoint stays good, and there may be room the next time.
+                if let Err(e) = run.save() {
+                    run.watch.note(&format!("not saved, the run goes on: {e}"));
+                }
+            }
+        }
+        if run.saved != Some(run.t.state.step) {
+            run.save()?;
+        }
+        Ok(run.t.state.step)
+    }
+}
+
+impl Run<'_, '_> {
+    fn step(&mut self) -> Result<(), Error> {
+        let started = Instant::now();
+        let s = &self.t.settings;
+        let (micro, sample) = (s.batch as u64, self.t.state.sample);
+        for (i, batch) in self.batches.iter_mut().enumerate() {
+            let first = sample + i as u64 * micro;
+            batch.fill(&self.t.data.train, self.sampler.range(first..first + micro))?;
+        }
+        let lr = self.schedule.at(self.t.state.step);
+        let done = self.t.engine.step(&self.batches, lr)?;
+        let tokens = self.batches.iter().map(Batch::tokens).sum::<usize>() as u64;
+        let seconds = started.elapsed().as_secs_f64();
+        let state = &mut self.t.state;
+        state.step += 1;
+        state.random.step = state.step;
+        state.sample += micro * self.batches.len() as u64;
+        state.epoch = self.sampler.epoch(state.sample);
+        state.tokens += tokens;
+        let tokens_per_s = tokens as f64 / seconds;
+        let (flops, peak) = self.t.flops;
+        let row = metrics::Step {
+            step: state.step,
+            epoch: state.sample as f64 / self.sampler.items() as f64,
+            tokens: state.tokens,
+            loss: done.loss,
+            lr,
+            grad_norm: done.grad_norm,
+            tokens_per_s,
+            seconds,
+            mfu: mfu(flops, tokens_per_s, peak),
+        };
+        self.record(&Row::Step(row.clone()));
+        self.watch.step(&row, self.t.state.total_steps);
+        self.idle = if done.applied() { 0 } else { self.idle + 1 };
+        if self.idle == 1 {
+            self.watch.note(&format!("step {}: the gradient is not finite, the step was left out", row.step));
+        }
+        if self.idle >= PATIENCE {
+            return Err(Error::Refused(format!(
+                "no finite gradient in the last {PATIENCE} steps, up to step {}: lower --lr, or look at the data; go on from a checkpoint with --resume",
+                row.step
+            )));
+        }
+        Ok(())
+    }
+
+    /// Writes a row; a full disk does not end the run.
+    fn record(&mut self, row: &Row) {
+        if let Err(e) = self.metrics.add(row) {
+            self.watch.note(&e.to_string());
+        }
+    }
+
+    fn validate(&mut self) -> Result<(), Error> {
+        let Some(held) = &self.t.data.held else { return Ok(()) };
+        let (mut sum, mut count) = (0.0, 0);
+        let Some(batch) = self.batches.first_mut() else { return Ok(()) };
+        let micro = self.t.settings.batch as u64;
+        for first in (0..held.len()).step_by(micro as usize) {
+            batch.fill(held, first..(first + micro).min(held.len()))?;
+            let (loss, targets) = self.t.engine.score(batch)?;
+            sum += loss;
+            count += targets;
+        }
+        let row = Validation { step: self.t.state.step, val_loss: sum / count.max(1) as f64 };
+        self.record(&Row::Validation(row.clone()));
+        self.watch.validated(&row);
+        Ok(())
+    }
+
+    fn save(&mut self) -> Result<(), FileError> {
+        self.metrics.sync()?;
+        let t = &self.t;
+        let mut contents = Snapshot::new(&t.engine, &t.config, &t.data.tokenizer, t.state.clone());
+        let saved = t.folder.save(t.state.step, &mut contents, t.settings.keep)?;
+        saved.notes.iter().for_each(|n| self.watch.note(n));
+        self.saved = Some(t.state.step);
+        let path = t.folder.path();
+        // A picture is no reason to end a run.
+        match plot::draw(&path.join(METRICS), &path.join(PICTURE)) {
+            Ok(notes) => notes.iter().for_each(|n| self.watch.note(n)),
+            Err(e) => self.watch.note(&e.to_string()),
+        }
+        self.watch.saved(&saved.path);
+        Ok(())
+    }
+}
