@@ -10,11 +10,14 @@ mod tests;
 
 use std::fs;
 use std::io::ErrorKind;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
 
 use sha2::{Digest, Sha256};
-use tokenizers::{DecoderWrapper, Encoding, Tokenizer as Library};
+use tokenizers::{DecoderWrapper, Tokenizer as Library};
 
 pub use special::{SpecialToken, SpecialTokens};
 pub use stream::DecodeStream;
@@ -129,11 +132,27 @@ impl Tokenizer {
     ///
     /// # Errors
     /// A text holds what the vocabulary cannot express.
-    pub fn encode_batch(&self, texts: &[&str], recognise: bool) -> Result<Vec<Encoded>, TokenizerError> {
-        let library = if recognise { &self.shared.library } else { &self.shared.plain };
-        let encodings = library.encode_batch_fast(texts.to_vec(), false);
-        let encodings = encodings.map_err(|e| self.error("cannot encode these texts", &e))?;
-        Ok(encodings.into_iter().map(Encoded).collect())
+    pub fn encode_batch(&self, texts: &[&str], recognise: bool) -> Result<Vec<Vec<u32>>, TokenizerError> {
+        let next = AtomicUsize::new(0);
+        let all: Vec<OnceLock<Result<Vec<u32>, TokenizerError>>> =
+            texts.iter().map(|_| OnceLock::new()).collect();
+        // Ids are taken out by the thread that encodes: what the library builds around them is large, and costly to free elsewhere.
+        let work = || {
+            while let Some((text, slot)) = {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                texts.get(at).zip(all.get(at))
+            } {
+                slot.get_or_init(
+                    || if recognise { self.encode(text, false) } else { self.encode_plain(text) },
+                );
+            }
+        };
+        let threads = thread::available_parallelism().map_or(1, NonZero::get).min(texts.len());
+        thread::scope(|scope| {
+            (1..threads).for_each(|_| drop(scope.spawn(work)));
+            work();
+        });
+        all.into_iter().filter_map(OnceLock::into_inner).collect()
     }
 
     /// Text of `ids`; special tokens are left out with `skip_special`. Bytes that form no character show as U+FFFD, ids that
@@ -213,16 +232,6 @@ impl Tokenizer {
 
     fn error(&self, what: &str, e: &tokenizers::Error) -> TokenizerError {
         TokenizerError::new(&self.shared.path, format!("{what}: {}", line(&e.to_string())))
-    }
-}
-
-/// The ids of one text of a batch.
-pub struct Encoded(Encoding);
-
-impl Encoded {
-    /// The ids.
-    pub fn ids(&self) -> &[u32] {
-        self.0.get_ids()
     }
 }
 

@@ -30,7 +30,8 @@ pub trait Items {
         self.len() == 0
     }
 
-    /// Writes item number `item` behind what the batch holds.
+    /// Writes item number `item` behind what the batch holds. [`Batch::fill`] calls this; after an error the batch is to be
+    /// cleared.
     ///
     /// # Errors
     /// There is no such item, or its data is not what it should be.

@@ -148,8 +148,8 @@ fn write(
     let mut flush = |batch: &mut Vec<Piece>| -> Result<(), DataError> {
         let texts: Vec<&str> = batch.iter().map(|piece| piece.text.as_str()).collect();
         let encoded = tokenizer.encode_batch(&texts, options.recognise)?;
-        for (piece, encoded) in batch.iter().zip(encoded) {
-            writer.push(encoded.ids())?;
+        for (piece, ids) in batch.iter().zip(encoded) {
+            writer.push(&ids)?;
             if piece.last {
                 writer.push(meta.eos.as_slice())?;
                 documents += 1;
