@@ -12,7 +12,8 @@
  *
  * Slots see `bufs` and `dims`. Phase 0 packs the left side into scratch, once; phase 1 packs blocks of panels where it uses
  * them, each shared by all tiles of a unit. Units are independent: any split over threads gives the same bits, those of the
- * packed dot on the same numbers.
+ * packed dot on the same numbers. Where `dot_free_amx.c` came before and the system admits the matrix unit, that is the way
+ * taken; then scratch holds only the rows of a PROLOGUE_ROW, as bf16.
  */
 #define DOT_TILES_PER_UNIT (512 / DOT_MR) /* so many rows share a panel that packing it hardly counts */
 #define DOT_PANELS_PER_UNIT 8

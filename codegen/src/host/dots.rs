@@ -117,21 +117,22 @@ fn free_slots(region: &Region, p: &Parts, out: &mut String) -> Result<(), String
 
 /// Slots of the matrix unit, for sides of bf16 values.
 fn matrix_slots(left: Option<&Source>, right: &Source, out: &mut String) {
-    let (order, at, next, row) = match left {
-        Some(s) => (s.order("mk", "km"), s.at("k0"), s.at("next"), s.row.as_str()),
-        None => {
-            let at = |k: &str| format!("(const uint16_t *)scratch + (m) * (int64_t)DOT_ROW + ({k})");
-            ("mk", at("k0"), at("next"), "DOT_ROW")
-        }
+    let (order, at, line) = match left {
+        Some(s) => (s.order("mk", "km"), s.at("k"), s.row.as_str()),
+        // Rows that an expression makes wait in scratch.
+        None => ("mk", "(const uint16_t *)scratch + (m) * (int64_t)DOT_ROW + (k)".into(), "DOT_ROW"),
     };
-    let _ = writeln!(
-        out,
-        "#define LOAD_ROWS(dst, m, mr, k0, kc, next) dot_rows_{order}(dst, {at}, {row}, mr, kc, {next})"
-    );
-    let (order, at, next, row) = (right.order("nk", "kn"), right.at("k0"), right.at("next"), &right.row);
     let _ = write!(
         out,
-        "#define LOAD_PAIRS(dst, n0, n, k0, kc, next) dot_pairs_{order}(dst, {at}, {row}, n, kc, {next})\n{FREE_AMX}"
+        "#define ROWS_AT(m, k) ({at})\n#define ROWS_LINE {line}\n#define ROWS_ALONG {}\n\
+         #define PACK_ROWS(dst, m, mr, k, kc) dot_rows_{order}(dst, ROWS_AT(m, k), ROWS_LINE, mr, kc)\n",
+        u8::from(order == "mk")
+    );
+    let (order, at, line) = (right.order("nk", "kn"), right.at("k"), &right.row);
+    let _ = write!(
+        out,
+        "#define PAIRS_AT(n0, k) ({at})\n#define PAIRS_LINE {line}\n\
+         #define PACK_PAIRS(dst, n0, n, k, kc) dot_pairs_{order}(dst, PAIRS_AT(n0, k), PAIRS_LINE, n, kc)\n{FREE_AMX}"
     );
 }
 
