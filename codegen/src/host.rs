@@ -19,6 +19,7 @@ const PRELUDE: &str = include_str!("host/prelude.c");
 const SCALAR: &str = include_str!("scalar.c");
 const DOT_CORE: &str = include_str!("host/dot_core.c");
 const DOT_BLOCKS: &str = include_str!("host/dot_blocks.c");
+const DOT_PAIRS: &str = include_str!("host/dot_pairs.c");
 const ATTENTION_CORE: &str = include_str!("host/attention_core.c");
 const ATTENTION: &str = include_str!("host/attention.c");
 
@@ -42,6 +43,7 @@ pub fn unit(kernels: &[&Kernel]) -> String {
     if kernels.iter().any(|k| matches!(k.anchor, Anchor::Dot | Anchor::CrossEntropy)) {
         text.push_str(DOT_CORE);
         text.push_str(DOT_BLOCKS);
+        text.push_str(DOT_PAIRS);
     }
     if kernels.iter().any(|k| matches!(k.anchor, Anchor::Attention | Anchor::AttentionGrad)) {
         text.push_str(ATTENTION_CORE);

@@ -30,6 +30,14 @@ fn all_on_the_core(t: &Table) {
     }
 }
 
+/// Every dot may run on the matrix unit.
+fn all_in_pairs(t: &Table) {
+    let p = t.compiled();
+    for (r, k) in p.plan.regions.iter().zip(&p.kernels).filter(|(r, _)| r.anchor == Anchor::Dot) {
+        assert!(k.as_ref().unwrap().source.contains("#define PACK_PAIRS"), "{} widens its sides", r.origin);
+    }
+}
+
 #[test]
 fn every_form_at_odd_sizes() {
     let mut t = Table::new();
@@ -128,7 +136,7 @@ fn sums_longer_than_a_row_on_the_stack() {
 #[test]
 fn bits_do_not_depend_on_threads() {
     let mut t = Table::new();
-    for (a, b) in [(65, 257), (700, 300)] {
+    for (a, b) in [(65, 257), (700, 300), (1700, 290)] {
         for (dl, dr) in TYPES {
             let (l, r) = (side(&mut t, dl, rows(&[a])), side(&mut t, dr, rows(&[b])));
             let y = dot(&mut t, l, r, (0, 0));
@@ -141,6 +149,107 @@ fn bits_do_not_depend_on_threads() {
     let leaves = t.values(257);
     let on = |threads| run(&mut t.session_on(&Machine::new(Device::Host, threads).unwrap()), &leaves);
     assert!(on(1) == on(2), "results differ");
+}
+
+/// An input of bf16 values, widened.
+fn wide(t: &mut Table, shape: Shape) -> NodeId {
+    side(t, DType::BF16, shape)
+}
+
+/// Sides of bf16 values at sizes that fill no block of 32, with sums over one block of depth, several and none.
+#[test]
+fn sides_of_bf16_in_every_orientation() {
+    let mut t = Table::new();
+    let sizes =
+        [(1, 7, 31), (7, 33, 1), (31, 1, 33), (33, 65, 7), (64, 31, 96), (40, 300, 131), (300, 33, 1601)];
+    for (i, (m, n, k)) in sizes.into_iter().enumerate() {
+        let forms = [
+            ("x wT", [m, k], [n, k], (1, 1)),
+            ("g w", [m, k], [k, n], (1, 0)),
+            ("gT x", [k, m], [k, n], (0, 0)),
+        ];
+        for (f, (name, left, right, contract)) in forms.into_iter().enumerate() {
+            let (l, r) = (wide(&mut t, dims(&left)), wide(&mut t, dims(&right)));
+            let mut y = dot(&mut t, l, r, contract);
+            match (i + f) % 4 {
+                0 => {}
+                1 => y = t.g.cast(y, DType::BF16).unwrap(),
+                2 => {
+                    let so_far = t.x(dims(&[m, n]));
+                    y = t.g.add(so_far, y).unwrap();
+                }
+                _ => {
+                    let bias = t.weight(DType::BF16, &[n]);
+                    let bias = t.g.cast(bias, DType::F32).unwrap();
+                    let sum = t.g.add(y, bias).unwrap();
+                    let sum = t.g.unary(UnaryKind::Tanh, sum).unwrap();
+                    y = t.g.cast(sum, DType::BF16).unwrap();
+                }
+            }
+            t.case(&format!("{name} {m} {n} {k}"), y);
+        }
+    }
+    all_on_the_core(&t);
+    all_in_pairs(&t);
+    t.all_native().run(&[1]);
+}
+
+#[test]
+fn bf16_sides_over_the_symbol_behind_views_and_prologues() {
+    let mut t = Table::new();
+    let (x, w) = (wide(&mut t, rows(&[66])), wide(&mut t, dims(&[35, 33])));
+    let half = t.g.slice(x, 1, Dim::from(33), Dim::from(33)).unwrap();
+    let forward = dot(&mut t, half, w, (1, 1));
+    t.case("rows over the symbol, of a slice", forward);
+    let g = wide(&mut t, rows(&[35]));
+    let back = dot(&mut t, g, w, (1, 0));
+    t.case("the left side's gradient", back);
+    let narrow = dot(&mut t, g, half, (0, 0));
+    let narrow = t.g.cast(narrow, DType::BF16).unwrap();
+    t.case("the right side's gradient", narrow);
+    for (name, rounded) in [("a rounded expression", true), ("an expression that is not rounded", false)] {
+        let mut left = t.g.unary(UnaryKind::Tanh, half).unwrap();
+        if rounded {
+            left = t.g.cast(left, DType::BF16).unwrap();
+            left = t.g.cast(left, DType::F32).unwrap();
+        }
+        let y = dot(&mut t, left, w, (1, 1));
+        t.case(name, y);
+    }
+    let f32s = t.x(rows(&[35]));
+    let mixed = dot(&mut t, f32s, w, (1, 0));
+    t.case("one side of f32", mixed);
+    all_on_the_core(&t);
+    t.all_native().run(&SIZES);
+}
+
+/// The layer below with every side a bf16 value, as storage in bf16 makes it.
+#[test]
+fn a_trained_layer_in_bf16() {
+    let mut t = Table::new();
+    let x = wide(&mut t, rows(&[33]));
+    let weight = |t: &mut Table, shape| {
+        let w = t.weight(DType::BF16, shape);
+        t.g.cast(w, DType::F32).unwrap()
+    };
+    let rounded = |t: &mut Table, y| {
+        let y = t.g.cast(y, DType::BF16).unwrap();
+        t.g.cast(y, DType::F32).unwrap()
+    };
+    let (w1, w2) = (weight(&mut t, &[65, 33]), weight(&mut t, &[31, 65]));
+    let h = t.g.linear(x, w1).unwrap();
+    let h = rounded(&mut t, h);
+    let h = t.g.unary(UnaryKind::Tanh, h).unwrap();
+    let h = rounded(&mut t, h);
+    let y = t.g.linear(h, w2).unwrap();
+    let y = rounded(&mut t, y);
+    let y = t.g.mul(y, y).unwrap();
+    let loss = t.g.reduce(astrai_ir::ops::ReduceKind::Sum, y, &[0, 1]).unwrap();
+    t.case("loss", loss);
+    let t = t.gradient_of("loss");
+    all_on_the_core(&t);
+    all_in_pairs(&t);
+    t.run(&[1, 33, 257]);
 }
 
 /// Weights that change stay row-major, and gradients are those of the interpreter.

@@ -12,12 +12,17 @@
  *
  * Slots see `bufs` and `dims`. Phase 0 packs the left side into scratch, once; phase 1 packs blocks of panels where it uses
  * them, each shared by all tiles of a unit. Units are independent: any split over threads gives the same bits, those of the
- * packed dot on the same numbers.
+ * packed dot on the same numbers. Where `dot_free_amx.c` came before and the system admits the matrix unit, that is the way
+ * taken; then scratch holds only the rows of a PROLOGUE_ROW, as bf16.
  */
 #define DOT_TILES_PER_UNIT (512 / DOT_MR) /* so many rows share a panel that packing it hardly counts */
 #define DOT_PANELS_PER_UNIT 8
 #define DOT_TILES_PER_PACK 4
 #define DOT_UNITS 32
+#ifndef DOT_MATRIX_UNIT
+#define DOT_MATRIX_UNIT 0
+#define DOT_NO_MATRIX_UNIT
+#endif
 
 static int64_t NAME(tiles)(const int64_t *dims) { return (DOT_M + DOT_MR - 1) / DOT_MR; }
 static int64_t NAME(panels)(const int64_t *dims) { return (DOT_N + DOT_NR - 1) / DOT_NR; }
@@ -32,6 +37,9 @@ int64_t NAME(scratch)(const int64_t *dims) { return DOT_M * NAME(depth)(dims) * 
 
 int64_t NAME(units0)(const int64_t *dims)
 {
+#ifndef PROLOGUE_ROW
+    if (DOT_MATRIX_UNIT) return 0;
+#endif
     return (NAME(tiles)(dims) + DOT_TILES_PER_PACK - 1) / DOT_TILES_PER_PACK;
 }
 
@@ -45,6 +53,12 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
         for (int64_t r = 0; r < mr; r++) {
             float row[DOT_ROW] __attribute__((aligned(64)));
             PROLOGUE_ROW(m0 + r, row);
+#ifndef DOT_NO_MATRIX_UNIT
+            if (DOT_MATRIX_UNIT) {
+                NAME(keep_row)((uint16_t *)scratch + (m0 + r) * DOT_ROW, row);
+                continue;
+            }
+#endif
             for (int64_t k = 0; k < DOT_ROW; k += DOT_KC)
                 memcpy(tile + k * mr + r * DOT_KC, row + k, sizeof *row * (DOT_ROW - k < DOT_KC ? DOT_ROW - k : DOT_KC));
         }
@@ -71,7 +85,11 @@ static int64_t NAME(panel_groups)(const int64_t *dims)
 
 int64_t NAME(units1)(const int64_t *dims)
 {
-    return DOT_M > 0 && DOT_N > 0 ? NAME(row_blocks)(dims) * NAME(panel_groups)(dims) : 0;
+    if (DOT_M <= 0 || DOT_N <= 0) return 0;
+#ifndef DOT_NO_MATRIX_UNIT
+    if (DOT_MATRIX_UNIT) return NAME(amx_blocks)(dims) * NAME(amx_groups)(dims);
+#endif
+    return NAME(row_blocks)(dims) * NAME(panel_groups)(dims);
 }
 
 /* Tiles t .. t_end by panels p .. p_end: a block of a panel rests in the first-level cache while all tiles use it; the left
@@ -105,6 +123,12 @@ static void NAME(unit)(void *const *bufs, const int64_t *dims, const float *pack
 /* Units in a row share the block of the longer side, so that the shorter one, which caches hold, is what is read again. */
 void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
 {
+#ifndef DOT_NO_MATRIX_UNIT
+    if (DOT_MATRIX_UNIT) {
+        NAME(amx_phase1)(bufs, dims, scratch, begin, end);
+        return;
+    }
+#endif
     int64_t tiles = NAME(tiles)(dims), panels = NAME(panels)(dims);
     int64_t blocks = NAME(row_blocks)(dims), groups = NAME(panel_groups)(dims);
     for (int64_t u = begin; u < end; u++) {
@@ -119,6 +143,8 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef DOT_PANELS_PER_UNIT
 #undef DOT_TILES_PER_PACK
 #undef DOT_UNITS
+#undef DOT_MATRIX_UNIT
+#undef DOT_NO_MATRIX_UNIT
 #undef NAME
 #undef DOT_M
 #undef DOT_N
@@ -127,4 +153,11 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef PROLOGUE_ROW
 #undef LOAD_A
 #undef LOAD_PANEL
+#undef ROWS_AT
+#undef ROWS_LINE
+#undef ROWS_ALONG
+#undef PACK_ROWS
+#undef PAIRS_AT
+#undef PAIRS_LINE
+#undef PACK_PAIRS
 #undef EPILOGUE

@@ -13,6 +13,7 @@ use std::fmt::Write;
 
 const PACKED: &str = include_str!("dot.c");
 const FREE: &str = include_str!("dot_free.c");
+const FREE_AMX: &str = include_str!("dot_free_amx.c");
 
 /// Floats in a block of a packed row.
 const BLOCK: usize = 256;
@@ -86,37 +87,90 @@ fn packed_slots(region: &Region, p: &Parts, out: &mut String) -> Result<(), Stri
 fn free_slots(region: &Region, p: &Parts, out: &mut String) -> Result<(), String> {
     let (n, k) = (over_dims(region, &p.form.n), over_dims(region, &p.form.k));
     let _ = write!(out, "#define DOT_N ((int64_t){n})\n#define DOT_K ((int64_t){k})\n");
-    match (&p.form.left, p.left) {
-        (Some(left), Some(buf)) => {
-            let (name, from) = source(region, left, buf, "dot_block", "mk", "km", "m");
-            let _ = writeln!(out, "#define LOAD_A(dst, m, mr, k0, kc) {name}(dst, {from}, mr, kc)");
+    let left = p.form.left.as_ref().zip(p.left).map(|(side, buf)| Source::new(region, side, buf, "m"));
+    let right = Source::new(region, &p.form.right, p.right, "n0");
+    match &left {
+        Some(s) => {
+            let (order, at) = (s.order("mk", "km"), s.at("k0"));
+            let _ = writeln!(
+                out,
+                "#define LOAD_A(dst, m, mr, k0, kc) dot_block_{order}(dst, {at}, {}, {}, mr, kc)",
+                s.narrow, s.row
+            );
         }
-        _ => _ = writeln!(out, "#define DOT_ROW {k}"),
+        None => _ = writeln!(out, "#define DOT_ROW {k}"),
     }
-    let (name, from) = source(region, &p.form.right, p.right, "dot_panel", "nk", "kn", "n0");
-    let _ = write!(out, "#define LOAD_PANEL(dst, n0, n, k0, kc) {name}(dst, {from}, kc, n)\n{FREE}");
+    let (order, at) = (right.order("nk", "kn"), right.at("k0"));
+    let _ = writeln!(
+        out,
+        "#define LOAD_PANEL(dst, n0, n, k0, kc) dot_panel_{order}(dst, {at}, {}, {}, kc, n)",
+        right.narrow, right.row
+    );
+    let narrow = |s: &Source| s.narrow == 1;
+    let is_narrow_row = || is_widened(&region.graph, region.graph.node(p.dot).args[0]);
+    if narrow(&right) && left.as_ref().map_or_else(is_narrow_row, narrow) {
+        matrix_slots(left.as_ref(), &right, out);
+    }
+    out.push_str(FREE);
     Ok(())
 }
 
-/// The function that packs a block of a side, by whether the sum runs along or across its rows, and its arguments: address,
-/// type, row length.
-fn source(
-    region: &Region,
-    side: &DotSide,
-    buf: usize,
-    family: &str,
-    along: &str,
-    across: &str,
-    free: &str,
-) -> (String, String) {
-    let narrow = side.dtype == DType::BF16;
-    let ty = if narrow { "uint16_t" } else { "float" };
-    let steps = (over_dims(region, &side.free), over_dims(region, &side.along));
-    let (order, row) = if side.along.is_one() { (along, &steps.0) } else { (across, &steps.1) };
-    let offset = over_dims(region, &side.offset);
-    let at = format!("({free}) * (int64_t){} + (k0) * (int64_t){}", steps.0, steps.1);
-    let from = format!("(const {ty} *)bufs[{buf}] + {offset} + {at}, {}, {row}", u8::from(narrow));
-    (format!("{family}_{order}"), from)
+/// Slots of the matrix unit, for sides of bf16 values.
+fn matrix_slots(left: Option<&Source>, right: &Source, out: &mut String) {
+    let (order, at, line) = match left {
+        Some(s) => (s.order("mk", "km"), s.at("k"), s.row.as_str()),
+        // Rows that an expression makes wait in scratch.
+        None => ("mk", "(const uint16_t *)scratch + (m) * (int64_t)DOT_ROW + (k)".into(), "DOT_ROW"),
+    };
+    let _ = write!(
+        out,
+        "#define ROWS_AT(m, k) ({at})\n#define ROWS_LINE {line}\n#define ROWS_ALONG {}\n\
+         #define PACK_ROWS(dst, m, mr, k, kc) dot_rows_{order}(dst, ROWS_AT(m, k), ROWS_LINE, mr, kc)\n",
+        u8::from(order == "mk")
+    );
+    let (order, at, line) = (right.order("nk", "kn"), right.at("k"), &right.row);
+    let _ = write!(
+        out,
+        "#define PAIRS_AT(n0, k) ({at})\n#define PAIRS_LINE {line}\n\
+         #define PACK_PAIRS(dst, n0, n, k, kc) dot_pairs_{order}(dst, PAIRS_AT(n0, k), PAIRS_LINE, n, kc)\n{FREE_AMX}"
+    );
+}
+
+/// A side in memory, as C reads it.
+struct Source {
+    /// Address of an element of the side's first row (left) or column (right) where the sum begins.
+    begin: String,
+    /// Step along the sum.
+    step: String,
+    /// Whether the sum runs along rows in memory.
+    along: bool,
+    /// Length of a row in memory.
+    row: String,
+    /// Whether elements are bf16, else f32.
+    narrow: u8,
+}
+
+impl Source {
+    /// The side in buffer `buf`, whose row or column is the C expression `free`.
+    fn new(region: &Region, side: &DotSide, buf: usize, free: &str) -> Source {
+        let narrow = side.dtype == DType::BF16;
+        let ty = if narrow { "uint16_t" } else { "float" };
+        let (across, step) = (over_dims(region, &side.free), over_dims(region, &side.along));
+        let offset = over_dims(region, &side.offset);
+        let begin = format!("(const {ty} *)bufs[{buf}] + {offset} + ({free}) * (int64_t){across}");
+        let along = side.along.is_one();
+        let row = if along { across } else { step.clone() };
+        Source { begin, step, along, row, narrow: u8::from(narrow) }
+    }
+
+    /// The address of the element `k` of the sum.
+    fn at(&self, k: &str) -> String {
+        format!("{} + ({k}) * (int64_t){}", self.begin, self.step)
+    }
+
+    fn order<'a>(&self, along: &'a str, across: &'a str) -> &'a str {
+        if self.along { along } else { across }
+    }
 }
 
 /// True for f32 values that are bf16 values.

@@ -1,0 +1,124 @@
+/* Blocks of 32 x 32 bf16 for the matrix unit, from row-major sides of a dot that nobody packed ahead. Written once per
+ * translation unit, after `dot_core.c`.
+ *
+ *   rows   dst[32 m][32 k], a left side's block: what tiles 4 and 5 load
+ *   pairs  dst[16][32 n][2], a right side's block: pairs of k side by side, what tiles 6 and 7 load
+ *
+ * Numbers are moved, never changed; beyond the ends of a side they are zero.
+ */
+#if defined(DOT_AMX_ROWS) && defined(__AVX512BW__)
+#define DOT_PAIRS
+
+typedef uint16_t dot_h32 __attribute__((vector_size(64), may_alias));
+typedef uint32_t dot_w16 __attribute__((vector_size(64), may_alias));
+typedef uint64_t dot_q8 __attribute__((vector_size(64), may_alias));
+typedef uint64_t dot_q8_any __attribute__((vector_size(64), aligned(2), may_alias));
+
+/* In each group of 16 bytes: the elements of the lower (upper) halves of a and b, alternating. */
+#define DOT_LOW16(a, b)                                                                                                \
+    (dot_q8) __builtin_shufflevector((dot_h32)(a), (dot_h32)(b), 0, 32, 1, 33, 2, 34, 3, 35, 8, 40, 9, 41, 10, 42, 11, \
+                                     43, 16, 48, 17, 49, 18, 50, 19, 51, 24, 56, 25, 57, 26, 58, 27, 59)
+#define DOT_HIGH16(a, b)                                                                                               \
+    (dot_q8) __builtin_shufflevector((dot_h32)(a), (dot_h32)(b), 4, 36, 5, 37, 6, 38, 7, 39, 12, 44, 13, 45, 14, 46,   \
+                                     15, 47, 20, 52, 21, 53, 22, 54, 23, 55, 28, 60, 29, 61, 30, 62, 31, 63)
+#define DOT_LOW32(a, b)                                                                                                \
+    (dot_q8) __builtin_shufflevector((dot_w16)(a), (dot_w16)(b), 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, \
+                                     29)
+#define DOT_HIGH32(a, b)                                                                                               \
+    (dot_q8) __builtin_shufflevector((dot_w16)(a), (dot_w16)(b), 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30,   \
+                                     15, 31)
+#define DOT_LOW64(a, b) __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14)
+#define DOT_HIGH64(a, b) __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15)
+
+#define DOT_EVEN128(a, b) __builtin_shufflevector(a, b, 0, 1, 4, 5, 8, 9, 12, 13)
+#define DOT_ODD128(a, b) __builtin_shufflevector(a, b, 2, 3, 6, 7, 10, 11, 14, 15)
+
+/* 16 x 16 words of 32 bits, transposed. */
+DOT_INLINE void dot_transpose(dot_q8 *r)
+{
+    dot_q8 t[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) t[i] = DOT_LOW32(r[i], r[i + 1]), t[i + 1] = DOT_HIGH32(r[i], r[i + 1]);
+    /* r[4 g + j] in its group of 16 bytes l: word 4 l + j of rows 4 g .. 4 g + 3. */
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        r[i] = DOT_LOW64(t[i], t[i + 2]), r[i + 1] = DOT_HIGH64(t[i], t[i + 2]);
+        r[i + 2] = DOT_LOW64(t[i + 1], t[i + 3]), r[i + 3] = DOT_HIGH64(t[i + 1], t[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        t[j] = DOT_EVEN128(r[j], r[j + 4]), t[j + 4] = DOT_ODD128(r[j], r[j + 4]);
+        t[j + 8] = DOT_EVEN128(r[j + 8], r[j + 12]), t[j + 12] = DOT_ODD128(r[j + 8], r[j + 12]);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        r[j] = DOT_EVEN128(t[j], t[j + 8]), r[j + 8] = DOT_ODD128(t[j], t[j + 8]);
+        r[j + 4] = DOT_EVEN128(t[j + 4], t[j + 12]), r[j + 12] = DOT_ODD128(t[j + 4], t[j + 12]);
+    }
+}
+
+DOT_INLINE dot_q8 dot_line(const uint16_t *at) { return *(const dot_q8_any *)at; }
+
+/* The top left of a block, the rest zero. */
+DOT_OUTLINE void dot_edge(uint16_t *edge, const uint16_t *src, int64_t ld, int64_t rows, int64_t columns)
+{
+    memset(edge, 0, 2048);
+    for (int64_t r = 0; r < rows; r++) memcpy(edge + r * 32, src + r * ld, (size_t)columns * sizeof *edge);
+}
+
+/* src[m][k], row length ld. */
+DOT_OUTLINE void dot_rows_mk(uint16_t *dst, const uint16_t *src, int64_t ld, int64_t m, int64_t k)
+{
+    uint16_t edge[1024] __attribute__((aligned(64)));
+    if (m < 32 || k < 32) dot_edge(edge, src, ld, m, k), src = edge, ld = 32;
+    for (int r = 0; r < 32; r++) ((dot_q8 *)dst)[r] = dot_line(src + r * ld);
+}
+
+/* src[k][m], row length ld. */
+DOT_OUTLINE void dot_rows_km(uint16_t *dst, const uint16_t *src, int64_t ld, int64_t m, int64_t k)
+{
+    uint16_t edge[1024] __attribute__((aligned(64)));
+    if (m < 32 || k < 32) dot_edge(edge, src, ld, k, m), src = edge, ld = 32;
+    dot_q8 low[16], high[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) {
+        dot_q8 even = dot_line(src + 2 * i * ld), odd = dot_line(src + (2 * i + 1) * ld);
+        low[i] = DOT_LOW16(even, odd), high[i] = DOT_HIGH16(even, odd);
+    }
+    dot_transpose(low), dot_transpose(high);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) {
+        dot_q8 *to = (dot_q8 *)dst + i / 4 * 8 + i % 4;
+        to[0] = low[i], to[4] = high[i];
+    }
+}
+
+/* src[n][k], row length ld. */
+DOT_OUTLINE void dot_pairs_nk(uint16_t *dst, const uint16_t *src, int64_t ld, int64_t n, int64_t k)
+{
+    uint16_t edge[1024] __attribute__((aligned(64)));
+    if (n < 32 || k < 32) dot_edge(edge, src, ld, n, k), src = edge, ld = 32;
+    for (int half = 0; half < 2; half++) {
+        dot_q8 r[16];
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) r[i] = dot_line(src + (half * 16 + i) * ld);
+        dot_transpose(r);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) ((dot_q8 *)dst)[2 * i + half] = r[i];
+    }
+}
+
+/* src[k][n], row length ld: two rows become one of pairs. */
+DOT_OUTLINE void dot_pairs_kn(uint16_t *dst, const uint16_t *src, int64_t ld, int64_t n, int64_t k)
+{
+    uint16_t edge[1024] __attribute__((aligned(64)));
+    if (n < 32 || k < 32) dot_edge(edge, src, ld, k, n), src = edge, ld = 32;
+    for (int p = 0; p < 16; p++) {
+        dot_q8 a = dot_line(src + 2 * p * ld), b = dot_line(src + (2 * p + 1) * ld);
+        /* Alternating works within 16 bytes: the low eight go to the left columns, the high eight to the right. */
+        a = __builtin_shufflevector(a, a, 0, 4, 1, 5, 2, 6, 3, 7);
+        b = __builtin_shufflevector(b, b, 0, 4, 1, 5, 2, 6, 3, 7);
+        ((dot_q8 *)dst)[2 * p] = DOT_LOW16(a, b), ((dot_q8 *)dst)[2 * p + 1] = DOT_HIGH16(a, b);
+    }
+}
+#endif
