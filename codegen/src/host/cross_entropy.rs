@@ -10,13 +10,15 @@ use std::fmt::Write;
 
 const TEMPLATE: &str = include_str!("cross_entropy.c");
 const DOT: &str = include_str!("dot_free.c");
+const DOT_AMX: &str = include_str!("dot_free_amx.c");
 
 /// Logits that exist at once, 64 MiB of them.
 const LOGITS: usize = 16 << 20;
 /// Fewest and most tokens of a chunk: the sums of the weight's gradient go through memory once a chunk.
 const CHUNK: (usize, usize) = (32, 512);
-/// Rows of the weight that one round's products take, so that their packed sides stay in the caches.
-const SLICE: usize = 2048;
+/// Rows of the weight that one round's products take, so that their packed sides stay in the caches; as many as the matrix
+/// unit adds up in its own registers.
+const SLICE: usize = 1536;
 /// Floats in a block of a packed row.
 const BLOCK: usize = 256;
 
@@ -70,19 +72,33 @@ const PRODUCTS: [Product; 3] = [
 ];
 
 impl Product {
-    /// The dot of the kernel `name`.
-    fn text(&self, name: &str) -> String {
+    /// The dot of the kernel `name`; two narrow sides go through the matrix unit where there is one.
+    fn text(&self, name: &str, narrow: &dyn Fn(&str) -> bool) -> String {
         let (dot, [m, n, k], left, right) = (self.name, self.sizes, &self.left, &self.right);
         let rows = if left.along { "mk" } else { "km" };
         let panel = if right.along { "nk" } else { "kn" };
-        format!(
+        let mut text = format!(
             "#define NAME(x) {name}_{dot}_##x\n#define DOT_M {m}\n#define DOT_N {n}\n#define DOT_K {k}\n\
              #define LEFT_AT(i, k) {}\n#define RIGHT_AT(i, k) {}\n\
              #define LOAD_A(dst, m, mr, k0, kc) dot_block_{rows}(dst, LEFT_AT(m, k0), {}, {}, mr, kc)\n\
              #define LOAD_PANEL(dst, n0, n, k0, kc) dot_panel_{panel}(dst, RIGHT_AT(n0, k0), {}, {}, kc, n)\n\
-             #define EPILOGUE(m, n0, acc, valid) {name}_{}\n{DOT}#undef LEFT_AT\n#undef RIGHT_AT\n",
+             #define EPILOGUE(m, n0, acc, valid) {name}_{}\n",
             left.at, right.at, left.narrow, left.line, right.narrow, right.line, self.epilogue
-        )
+        );
+        if narrow(left.narrow) && narrow(right.narrow) {
+            let _ = write!(
+                text,
+                "#define ROWS_AT(m, k) LEFT_AT(m, k)\n#define ROWS_LINE {}\n#define ROWS_ALONG {}\n\
+                 #define PACK_ROWS(dst, m, mr, k, kc) dot_rows_{rows}(dst, ROWS_AT(m, k), ROWS_LINE, mr, kc)\n\
+                 #define PAIRS_AT(n0, k) RIGHT_AT(n0, k)\n#define PAIRS_LINE {}\n\
+                 #define PACK_PAIRS(dst, n0, n, k, kc) dot_pairs_{panel}(dst, PAIRS_AT(n0, k), PAIRS_LINE, n, kc)\n\
+                 {DOT_AMX}",
+                left.line,
+                u8::from(left.along),
+                right.line
+            );
+        }
+        text + DOT + "#undef LEFT_AT\n#undef RIGHT_AT\n"
     }
 }
 
@@ -139,9 +155,10 @@ pub(super) fn kernel(region: &Region, name: &str) -> Result<(String, usize), Str
     let results = results(region, &f);
     let defines = sizes(region, &f, results.len())? + &values(region, &f, &results)?;
     let mut source = format!("{defines}#define NAME(x) {name}_##x\n{TEMPLATE}#undef NAME\n");
+    let narrow = |key: &str| defines.lines().any(|l| l == format!("#define {key} 1"));
     for p in &PRODUCTS {
         if p.result.is_empty() || results.iter().any(|(key, _)| *key == p.result) {
-            source.push_str(&p.text(name));
+            source.push_str(&p.text(name, &narrow));
         }
     }
     Ok((source + &undefine(&defines), if f.gradient { 5 } else { 3 }))
