@@ -120,7 +120,7 @@ impl Session {
         target: &Target,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, Error> {
-        program.check_memory()?;
+        program.check_memory_beside(buffers)?;
         let kernels = tools.is_some();
         let room = |bytes: u64| Memory::zeroed(if kernels { bytes as usize } else { 0 });
         let mut session = Session {
