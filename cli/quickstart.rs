@@ -45,6 +45,7 @@ const TRIAL: (usize, Duration) = (5, Duration::from_secs(3));
 #[command(after_help = "Examples:
   astrai quickstart
   astrai quickstart my-model --data ~/notes --minutes 5
+  astrai quickstart my-model --dtype bf16      more steps in the time, where the processor multiplies bf16 fast
   astrai quickstart my-model --steps 20        a look at the whole in half a minute")]
 pub struct Quickstart {
     /// Folder to make everything in [default: a new one among temporary files]
@@ -348,7 +349,7 @@ fn trained(run: &Path) -> Result<Trained, Failure> {
     warn(&notes);
     let steps: Vec<_> =
         rows.iter().filter_map(|r| if let Row::Step(s) = r { Some(s) } else { None }).collect();
-    let validations =
+    let mut validations =
         rows.iter().filter_map(|r| if let Row::Validation(v) = r { Some(v.val_loss) } else { None });
     let mean = |part: &[&metrics::Step]| part.iter().map(|s| s.loss).sum::<f64>() / part.len() as f64;
     let parts = steps.chunks(steps.len().div_ceil(SHOWN).max(1)).map(mean);
@@ -359,7 +360,7 @@ fn trained(run: &Path) -> Result<Trained, Failure> {
         tokens: steps.last().map_or(0, |s| s.tokens),
         seconds: steps.iter().map(|s| s.seconds).sum(),
         losses,
-        validation: validations.last(),
+        validation: validations.next_back(),
     })
 }
 
