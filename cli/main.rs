@@ -9,9 +9,9 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: Counted = Counted;
 
-/// A compiler for language models: a model's config.json becomes one graph that is planned, costed and run.
+/// A compiler for language models: a model's config.json becomes one graph that is planned, costed, trained and run.
 ///
-/// New here? `astrai quickstart` makes a small model and walks through everything in a minute.
+/// New here? `astrai quickstart` trains a small model in two minutes and shows each step.
 #[derive(Parser)]
 #[command(name = "astrai", version, max_term_width = 110)]
 struct Cli {

@@ -333,29 +333,55 @@ fn bench_lines_have_the_peers_fields() {
     assert!(refused(&["bench", "gemm", "--seq", "3"]).contains("--seq"));
 }
 
+/// Text of a little more than quickstart wants.
+fn some_text(path: &Path) {
+    let line = |i: u32| format!("line {i} of {}: {}\n", i * i, ["alpha", "beta", "gamma"][i as usize % 3]);
+    fs::write(path, (0..1000).map(line).collect::<String>()).unwrap();
+}
+
 #[test]
-fn quickstart_makes_a_model_the_other_commands_take() {
+fn quickstart_trains_a_model_the_other_commands_take() {
     let dir = tempfile::tempdir().unwrap();
-    let model = dir.path().join("m");
-    let tour = good(&["quickstart", text(&model)]);
-    assert!(tour.contains("astrai compile") && tour.contains("->"), "{tour}");
-    let (inputs, outputs) = (model.join("inputs.safetensors"), model.join("out.safetensors"));
-    let flags = ["--inputs", text(&inputs), "--outputs", text(&outputs), "--want", "logits,loss", "--json"];
-    assert!(object(&[&["run", text(&model)][..], &flags].concat())["loss"].as_f64().unwrap() > 0.0);
-    assert!(refused(&["quickstart", text(&model)]).contains("not empty"));
-    let report = object(&["quickstart", "--json"]);
-    assert_eq!(report["tokens"].as_array().unwrap().len(), 16);
-    assert!(report["folder"].is_null());
+    let (model, file) = (dir.path().join("m"), dir.path().join("text"));
+    some_text(&file);
+    let tour = good(&["quickstart", text(&model), "--data", text(&file), "--steps", "12"]);
+    assert!(tour.contains("kernels") && tour.contains("run/loss.svg"), "{tour}");
+    assert!(model.join("run/loss.svg").is_file());
+    let commands: Vec<Vec<&str>> = tour
+        .lines()
+        .filter_map(|l| l.strip_prefix("  astrai "))
+        .map(|l| l.split("        ").next().unwrap().split(' ').collect())
+        .collect();
+    let names: Vec<&str> = commands.iter().map(|c| c[0]).collect();
+    assert_eq!(names, ["train", "run", "compile", "bench", "verify"], "{tour}");
+    for command in commands.iter().filter(|c| c[0] != "bench") {
+        good(command);
+    }
+    assert!(model.join("run/step_000024/tokenizer.json").is_file(), "trained on");
+    assert!(refused(&["quickstart", text(&model), "--data", text(&file)]).contains("not empty"));
+    let (little, new) = (dir.path().join("little"), dir.path().join("new"));
+    fs::write(&little, "few words").unwrap();
+    assert!(refused(&["quickstart", text(&new), "--data", text(&little)]).contains("--data"));
+    assert!(refused(&["quickstart", text(&new), "--data", "no/such"]).contains("no/such"));
+    assert!(!new.exists(), "nothing is left of what was refused");
 }
 
 #[test]
 fn without_a_compiler_the_interpreter_runs() {
-    let out =
-        Command::new(env!("CARGO_BIN_EXE_astrai")).args(["quickstart", "--json"]).env("PATH", "").output();
+    let dir = tempfile::tempdir().unwrap();
+    let (model, file) = (dir.path().join("m"), dir.path().join("text"));
+    some_text(&file);
+    let out = Command::new(env!("CARGO_BIN_EXE_astrai"))
+        .args(["quickstart", text(&model), "--data", text(&file), "--minutes", "0.1", "--json"])
+        .env("PATH", "")
+        .output();
     let out = out.unwrap();
     assert!(out.status.success(), "{}", stderr(&out));
     assert!(stderr(&out).contains("no C compiler"), "{}", stderr(&out));
-    assert!(serde_json::from_str::<Value>(&stdout(&out)).is_ok());
+    let report: Value = serde_json::from_str(&stdout(&out)).unwrap();
+    let loss = |key: &str| report[key].as_f64().unwrap();
+    assert!(loss("last_loss") < loss("first_loss") && loss("val_loss") > 0.0, "{report}");
+    assert!(report["text"].is_string() && model.join("run/loss.svg").is_file(), "{report}");
 }
 
 #[test]

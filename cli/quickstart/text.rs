@@ -28,7 +28,7 @@ const OWN: [&str; 11] = [
 const LEAST: u64 = 20_000;
 
 /// Letters of the text that the trained model continues, at most.
-const PROMPT: usize = 60;
+const PROMPT: usize = 160;
 
 /// Text found.
 pub(super) struct Text {
