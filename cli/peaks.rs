@@ -28,9 +28,7 @@ const TRIES: [usize; 2] = [60, 12];
 impl Peaks {
     /// Measures for a moment; takes 256 MiB. `None` where the vector instructions are not known here.
     pub fn measure(pool: &Pool) -> Option<Peaks> {
-        let (chains, flops) = chains(host_simd())?;
-        let units = pool.threads() * UNITS;
-        let fma = fastest(TRIES[0], || pool.run(units, &|_, some| some.for_each(|_| chains(TURNS))));
+        let flops = Peaks::arithmetic(pool)?;
         let mut memory = Memory::zeroed(READ).ok()?; // as the weights lie: large pages where the system has them
         memory.bytes_mut().fill(1);
         let bytes = &*memory.bytes_mut();
@@ -39,8 +37,20 @@ impl Peaks {
                 black_box(sum(black_box(&bytes[some.start * UNIT..some.end * UNIT])));
             })
         });
-        let all = (units as u64 * TURNS * flops) as f64;
-        Some(Peaks { flops: all / fma, bandwidth: READ as f64 / read })
+        Some(Peaks { flops, bandwidth: READ as f64 / read })
+    }
+
+    /// f32 operations per second alone, which takes no memory.
+    fn arithmetic(pool: &Pool) -> Option<f64> {
+        let (chains, flops) = chains(host_simd())?;
+        let units = pool.threads() * UNITS;
+        let fma = fastest(TRIES[0], || pool.run(units, &|_, some| some.for_each(|_| chains(TURNS))));
+        Some((units as u64 * TURNS * flops) as f64 / fma)
+    }
+
+    /// Operations per second on this type: as [`of`](Peaks::of), without the measurement of memory.
+    pub fn compute(pool: &Pool, dtype: DType) -> Option<f64> {
+        Some(Peaks { flops: Peaks::arithmetic(pool)?, bandwidth: 0.0 }.of(dtype))
     }
 
     /// Peak for operands of this type. A matrix unit for bf16 multiplies 16 times as many numbers a cycle as two vector units.

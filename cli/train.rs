@@ -11,11 +11,13 @@ use astrai_builders::ModelConfig;
 use astrai_ir::DType;
 use astrai_runtime::{Device, Dump, Error as RunError, Recompute, WeightSource};
 use astrai_train::batch::Items;
-use astrai_train::checkpoint::{Opened, RunFolder, TrainerState, agree};
+use astrai_train::checkpoint::{
+    Opened, RunFolder, TrainerState, agree, agree_data, folder_name, open_latest,
+};
 use astrai_train::dataset::{Dataset, Sources};
 use astrai_train::engine::{Engine, Plan, Recipe};
-use astrai_train::settings::{self, Partial, Settings, Storage};
-use astrai_train::signals::Stop;
+use astrai_train::settings::{self, Length, Partial, Settings, Storage};
+use astrai_train::signals::{self, Stop};
 use astrai_train::trainer::{Trainer, Watch, total_steps};
 use astrai_train::update::{Optimizer, Rule};
 use clap::Args;
@@ -56,49 +58,79 @@ pub struct Train {
     json: bool,
 }
 
-/// The model of a run, before its first step.
-struct Start {
+/// What a run consists of, checked, before anything is written.
+struct Begin {
+    settings: Settings,
     config: ModelConfig,
+    /// Text of `config.json`.
     text: String,
+    /// Where weights come from, unless from a checkpoint.
     model: Option<Model>,
+    sources: Sources,
 }
 
 impl Train {
     /// Trains.
     pub fn run(self, out: &mut dyn Write) -> Done {
         let file = self.file.as_deref().map(Partial::read).transpose()?.unwrap_or_default();
-        if self.dry_run {
-            let settings = Settings::merge(file, self.given.clone())?;
-            return self.plan(&settings, out);
-        }
-        let mut screen = Screen::new(self.json);
         let path = self.given.out.clone().or(file.out.clone());
         let path = path.ok_or("no output folder: give --out DIR, or `out` in the file")?;
-        let (folder, checkpoint) = match self.resume {
-            true => {
-                let resumed = RunFolder::resume(&path)?;
-                resumed.notes.iter().for_each(|n| screen.note(n));
-                if resumed.checkpoint.is_none() {
-                    screen.note(&format!("{}: no checkpoint yet, the run begins", path.display()));
-                }
-                (resumed.folder, resumed.checkpoint)
-            }
-            false => (RunFolder::create(&path)?, None),
+        if self.dry_run {
+            return self.plan(file, &path, out);
+        }
+        signals::survive_file_limit().map_err(|e| format!("signals: {e}"))?;
+        let mut screen = Screen::new(self.json);
+        if self.resume && !path.is_dir() && !self.names_model(&file) {
+            let line =
+                "there is no run here to go on with; give the --out of one, or all that a new one needs";
+            return Err(format!("{}: {line}", path.display()).into());
+        }
+        // A folder that is there is taken first, to read where its run stands; a new one is made when all else is well.
+        let taken = if path.is_dir() { Some(self.take(&path, &mut screen)?) } else { None };
+        let begin = self.begin(file, taken.as_ref().and_then(|(_, c)| c.as_ref()))?;
+        let machine = self.machine(&begin.settings)?;
+        let (folder, checkpoint) = match taken {
+            Some(taken) => taken,
+            None => self.take(&path, &mut screen)?,
         };
-        let before = checkpoint.as_ref().map(|c| Partial::from(&c.trainer.settings)).unwrap_or_default();
-        let named = self.given.config.is_some() || self.given.model.is_some();
-        let settings = Settings::merge(file.over(before), self.given.clone())?;
-        let start = start(&settings, checkpoint.as_ref().filter(|_| !named))?;
-        let steps = run(&self, &settings, start, &folder, checkpoint, &mut screen)?;
+        let steps = run(begin, &machine, &folder, checkpoint, &mut screen)?;
         drop(screen);
-        let newest = std::fs::read_to_string(path.join("latest")).unwrap_or_default();
-        let newest = path.join(newest.trim());
+        let newest = path.join(folder_name(steps));
         if self.json {
             writeln!(out, "{}", json!({"steps": steps, "checkpoint": newest.display().to_string()}))?;
         } else {
             writeln!(out, "{steps} steps, the model is in {}", newest.display())?;
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// Takes the run's folder, and with --resume the checkpoint to go on from.
+    fn take(&self, path: &Path, screen: &mut Screen) -> Result<(RunFolder, Option<Opened>), Failure> {
+        if !self.resume {
+            return Ok((RunFolder::create(path)?, None));
+        }
+        let resumed = RunFolder::resume(path)?;
+        resumed.notes.iter().for_each(|n| screen.note(n));
+        if resumed.checkpoint.is_none() {
+            screen.note(&format!("{}: no checkpoint yet, the run begins", path.display()));
+        }
+        Ok((resumed.folder, resumed.checkpoint))
+    }
+
+    fn names_model(&self, file: &Partial) -> bool {
+        [file, &self.given].iter().any(|p| p.config.is_some() || p.model.is_some())
+    }
+
+    /// Settings, model and data of a run, from its flags, its file and the checkpoint that it goes on from.
+    fn begin(&self, file: Partial, checkpoint: Option<&Opened>) -> Result<Begin, Failure> {
+        let before = checkpoint.map(|c| Partial::from(&c.trainer.settings)).unwrap_or_default();
+        let named = self.names_model(&file);
+        let settings = Settings::merge(file.over(before), self.given.clone())?;
+        let (config, text, model) = start(&settings, checkpoint.filter(|_| !named))?;
+        check_sizes(&config, settings.batch as u64, settings.seq as u64)?;
+        let folder = checkpoint.map(|c| c.path.as_path()).or(settings.model.as_deref());
+        let sources = Sources::find(&settings, config.vocab_size, folder)?;
+        Ok(Begin { settings, config, text, model, sources })
     }
 
     fn machine(&self, settings: &Settings) -> Result<Machine, Failure> {
@@ -113,72 +145,79 @@ impl Train {
     }
 
     /// `--dry-run`.
-    fn plan(&self, settings: &Settings, out: &mut dyn Write) -> Done {
-        let start = start(settings, None)?;
+    fn plan(&self, file: Partial, path: &Path, out: &mut dyn Write) -> Done {
+        if self.device == DeviceName::Interpreter {
+            return Err("--device interpreter plans nothing; with --dry-run use cpu or null".into());
+        }
+        let newest = if self.resume { open_latest(path)? } else { None };
+        let begin = self.begin(file, newest.as_ref().map(|n| &n.checkpoint))?;
+        let settings = &begin.settings;
         let machine = Machine::new(Device::Null, settings.threads)?;
-        let sources = Sources::find(settings)?;
-        let plan = Plan::new(&start.config, &recipe(settings), &machine.target, Dump::None)?;
+        let plan = Plan::new(&begin.config, &recipe(settings), &machine.target, Dump::None)?;
         let [weights, states, arenas] = plan.memory()?;
         let launches = [&plan.grad, &plan.update].map(|p| p.plan.launches());
-        let parameters = start.config.parameter_count();
-        let flops = flops_per_token(&start.config, settings.seq);
+        let parameters = begin.config.parameter_count();
+        let flops = flops_per_token(&begin.config, settings.seq);
+        let steps = match (settings.length(), begin.sources.windows) {
+            (Length::Steps(n), _) => Some(n),
+            (Length::Epochs(_), windows) => windows.map(|n| total_steps(settings, n)),
+        };
+        steps.map_or(Ok(()), |n| settings.schedule(n).map(drop))?;
         if self.json {
             let report = json!({
-                "parameters": parameters, "reads": sources.shown, "steps": settings.steps, "epochs": settings.epochs,
+                "parameters": parameters, "reads": begin.sources.shown, "steps": steps, "epochs": settings.epochs,
                 "tokens_per_step": settings.tokens_per_step(), "flops_per_token": flops,
                 "weight_bytes": weights, "state_bytes": states, "planned_bytes": arenas,
                 "launches_grad": launches[0], "launches_update": launches[1],
             });
             writeln!(out, "{report}")?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        let rows = [
-            ("parameters", parameters.to_string()),
-            ("reads", sources.shown),
-            ("tokens a step", settings.tokens_per_step().to_string()),
-            ("kernel launches", format!("{} a micro-batch, {} an update", launches[0], launches[1])),
-            ("operations a token", format!("{:.3e}", flops)),
-            ("weights", bytes(weights)),
-            ("gradients and optimiser", bytes(states)),
-            ("activations and scratch", bytes(arenas)),
-            ("memory in all", bytes(weights + states + arenas)),
-        ];
-        for (name, value) in rows {
-            writeln!(out, "{name:<24} {value}")?;
+        } else {
+            let unknown = || "known when the text is tokenised".to_string();
+            let rows = [
+                ("parameters", parameters.to_string()),
+                ("reads", begin.sources.shown),
+                ("steps", steps.map_or_else(unknown, |n| n.to_string())),
+                ("tokens a step", settings.tokens_per_step().to_string()),
+                ("kernel launches", format!("{} a micro-batch, {} an update", launches[0], launches[1])),
+                ("operations a token", format!("{:.3e}", flops)),
+                ("weights", bytes(weights)),
+                ("gradients and optimiser", bytes(states)),
+                ("activations and scratch", bytes(arenas)),
+                ("memory in all", bytes(weights + states + arenas)),
+            ];
+            for (name, value) in rows {
+                writeln!(out, "{name:<24} {value}")?;
+            }
         }
         plan.check_memory()?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-/// The model that a run starts from: of a checkpoint, of a directory, or fresh.
-fn start(settings: &Settings, checkpoint: Option<&Opened>) -> Result<Start, Failure> {
-    let start = match (checkpoint, &settings.config, &settings.model) {
+/// The model that a run starts from: of a checkpoint, of a directory, or fresh; and the text of its `config.json`.
+fn start(
+    settings: &Settings,
+    checkpoint: Option<&Opened>,
+) -> Result<(ModelConfig, String, Option<Model>), Failure> {
+    match (checkpoint, &settings.config, &settings.model) {
         (Some(c), ..) => {
             let reading = ModelConfig::parse(&c.config, &c.path.join("config.json").display().to_string());
-            let reading = reading.map_err(|e| e.to_string())?;
-            Start { config: reading.config, text: c.config.clone(), model: None }
+            Ok((reading.map_err(|e| e.to_string())?.config, c.config.clone(), None))
         }
         (None, _, Some(folder)) => {
             let model = Model::open(folder, false)?;
             warn(&model.warnings);
-            Start {
-                config: model.config.clone(),
-                text: text(&folder.join("config.json"))?,
-                model: Some(model),
-            }
+            Ok((model.config.clone(), text(&folder.join("config.json"))?, Some(model)))
         }
         (None, Some(path), _) => {
             let (config, warnings) = read_config(path, false)?;
             warn(&warnings);
             let path = if path.is_dir() { path.join("config.json") } else { path.clone() };
             let model = Model::fresh(config.clone(), vec![], settings.seed);
-            Start { config, text: text(&path)?, model: Some(model) }
+            Ok((config, text(&path)?, Some(model)))
         }
-        (None, None, None) => return Err("no model: give --config FILE or --model DIR".into()),
-    };
-    check_sizes(&start.config, settings.batch as u64, settings.seq as u64)?;
-    Ok(start)
+        (None, None, None) => Err("no model: give --config FILE or --model DIR".into()),
+    }
 }
 
 fn text(path: &Path) -> Result<String, Failure> {
@@ -186,41 +225,24 @@ fn text(path: &Path) -> Result<String, Failure> {
 }
 
 fn run(
-    train: &Train,
-    settings: &Settings,
-    start: Start,
+    begin: Begin,
+    machine: &Machine,
     folder: &RunFolder,
     checkpoint: Option<Opened>,
     screen: &mut Screen,
 ) -> Result<u64, Failure> {
-    let machine = train.machine(settings)?;
+    let Begin { settings, config, text, model, sources } = begin;
     machine.warnings.iter().for_each(|w| screen.note(w));
     // Planned first: what does not fit the memory is known before text is tokenised.
-    let plan = Plan::new(&start.config, &recipe(settings), &machine.target, Dump::None)?;
+    let plan = Plan::new(&config, &recipe(&settings), &machine.target, Dump::None)?;
     plan.check_memory()?;
-    let data = Dataset::prepare(settings, start.config.vocab_size, settings.model.as_deref(), screen)?;
-    let total = total_steps(settings, data.train.len());
-    settings.schedule(total)?;
-    let compiler = machine.compiler();
-    let mut state = TrainerState::new(settings.clone(), total, data.fingerprint.clone(), compiler.clone());
     if let Some(c) = &checkpoint {
-        let changed = agree(c, &start.text, settings, &data.fingerprint)?;
-        changed.iter().for_each(|line| screen.note(line));
-        if c.trainer.versions != state.versions {
-            screen.note(
-                "the checkpoint was written by another version or C compiler: bits may differ from here on",
-            );
-        }
-        let fresh = state;
-        state = c.trainer.clone();
-        (state.settings, state.total_steps, state.versions) = (fresh.settings, total, fresh.versions);
-        if state.step >= total {
-            return Err(
-                format!("the run is complete at step {}; give more --steps or --epochs", state.step).into()
-            );
-        }
+        agree(c, &text, &settings)?.iter().for_each(|line| screen.note(line));
     }
-    let source: &dyn WeightSource = match (&checkpoint, &start.model) {
+    let before = checkpoint.as_ref().map(|c| c.trainer.data.as_str());
+    let data = Dataset::prepare(sources, &settings, config.vocab_size, before, screen)?;
+    let state = state(&settings, &data, machine.compiler(), checkpoint.as_ref(), screen)?;
+    let source: &dyn WeightSource = match (&checkpoint, &model) {
         (Some(c), _) => &c.model,
         (None, Some(model)) => model.source(),
         (None, None) => return Err("no weights to start from".into()),
@@ -231,16 +253,43 @@ fn run(
         engine.restore(&c.optimizer, c.trainer.step)?;
     }
     drop(checkpoint);
-    let peak = Peaks::measure(&machine.pool).map_or(0.0, |p| p.of(engine.recipe().storage));
-    let flops = (flops_per_token(&start.config, settings.seq), peak);
+    let peak = Peaks::compute(&machine.pool, engine.recipe().storage).unwrap_or(0.0);
+    let flops = (flops_per_token(&config, settings.seq), peak);
     let stop = Stop::on_signals().map_err(|e| format!("signals: {e}"))?;
-    let trainer =
-        Trainer { engine, data, settings: settings.clone(), config: start.text, folder, state, flops };
-    let steps = trainer.run(screen, &stop)?;
+    let total = state.total_steps;
+    let steps = Trainer { engine, data, settings, config: text, folder, state, flops }.run(screen, &stop)?;
     if stop.requested() && steps < total {
         screen.note(&format!("stopped at step {steps} of {total}; go on with --resume"));
     }
     Ok(steps)
+}
+
+/// Where the run stands: at its beginning, or at the checkpoint that it goes on from.
+fn state(
+    settings: &Settings,
+    data: &Dataset,
+    compiler: String,
+    checkpoint: Option<&Opened>,
+    screen: &mut Screen,
+) -> Result<TrainerState, Failure> {
+    let total = total_steps(settings, data.train.len());
+    settings.schedule(total)?;
+    let fresh = TrainerState::new(settings.clone(), total, data.fingerprint.clone(), compiler);
+    let Some(c) = checkpoint else { return Ok(fresh) };
+    agree_data(c, &data.fingerprint)?;
+    if c.trainer.versions != fresh.versions {
+        screen.note(
+            "the checkpoint was written by another version or C compiler: bits may differ from here on",
+        );
+    }
+    let mut state = c.trainer.clone();
+    (state.settings, state.total_steps, state.versions) = (fresh.settings, total, fresh.versions);
+    if state.step >= total {
+        return Err(
+            format!("the run is complete at step {}; give more --steps or --epochs", state.step).into()
+        );
+    }
+    Ok(state)
 }
 
 /// What the engine is told of the settings.

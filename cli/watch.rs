@@ -1,15 +1,19 @@
 //! A training run on the screen: a bar with loss, tokens a second, MFU and the time left where a person watches; else a line
-//! now and then; or every row as JSON.
+//! now and then; or every row as JSON. A run does not end because nobody reads.
 
 use astrai_train::metrics::{Step, Validation};
 use astrai_train::trainer::Watch;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::IsTerminal;
+use serde::Serialize;
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Between lines where nobody watches.
 const PAUSE: Duration = Duration::from_secs(10);
+/// Of preparations, and of steps: what matters most comes first, for a narrow terminal cuts the end.
+const PREPARING: &str = "{msg} [{bar:30}] {percent:>3}% {eta} left";
+const TRAINING: &str = "{pos}/{len} [{bar:8}] {eta} left, {wide_msg}";
 
 /// The screen.
 pub struct Screen {
@@ -23,27 +27,48 @@ pub struct Screen {
 impl Screen {
     /// A screen; as `json`, rows go to standard output.
     pub fn new(json: bool) -> Screen {
-        let watched = !json && std::io::stderr().is_terminal();
-        let bar = watched.then(|| ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr()));
+        let watched = !json && io::stderr().is_terminal();
+        let bar = watched.then(ProgressBar::hidden);
         Screen { json, bar, stage: "", last: None, validation: None }
     }
 
-    fn style(&mut self, stage: &'static str, template: &str) {
-        if let Some(bar) = &self.bar
-            && self.stage != stage
-        {
+    /// Another stage begins, of which so much is done; what was done before it says nothing about the time left.
+    fn enter(&mut self, stage: &'static str, template: &str, (done, total): (u64, u64), message: &str) {
+        if self.stage == stage {
+            return;
+        }
+        let first = self.stage.is_empty();
+        (self.stage, self.last) = (stage, None);
+        if let Some(bar) = &self.bar {
             bar.reset();
+            bar.set_message(message.to_string());
             if let Ok(style) = ProgressStyle::with_template(template) {
                 bar.set_style(style.progress_chars("=> "));
             }
+            bar.set_length(total);
+            bar.set_position(done);
+            bar.reset_eta();
+            if first {
+                // Hidden until it had something to show.
+                bar.set_draw_target(ProgressDrawTarget::stderr());
+            }
         }
-        self.stage = stage;
     }
 
     fn line(&self, line: &str) {
+        let line: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        // Where standard error is closed nobody can be told.
+        let say = || drop(writeln!(io::stderr(), "{line}"));
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{line}")),
-            None => eprintln!("{line}"),
+            Some(bar) => bar.suspend(say),
+            None => say(),
+        }
+    }
+
+    fn row(&self, row: &impl Serialize) {
+        if let Ok(line) = serde_json::to_string(row) {
+            // The rows are in the run's folder too; a reader who has gone is no reason to end it.
+            let _unread = writeln!(io::stdout(), "{line}");
         }
     }
 }
@@ -54,42 +79,44 @@ impl Watch for Screen {
     }
 
     fn progress(&mut self, what: &'static str, done: u64, total: u64) {
-        self.style(what, "{msg} [{bar:30}] {percent:>3}% {eta}");
-        if let Some(bar) = &self.bar {
-            bar.set_message(what);
-            bar.set_length(total);
-            bar.set_position(done);
+        self.enter(what, PREPARING, (0, total), what);
+        match &self.bar {
+            Some(bar) => {
+                bar.set_length(total);
+                bar.set_position(done);
+            }
+            None => {
+                let last = *self.last.get_or_insert_with(Instant::now);
+                if !self.json && last.elapsed() >= PAUSE {
+                    self.line(&format!("{what}: {} %", 100 * done / total.max(1)));
+                    self.last = Some(Instant::now());
+                }
+            }
         }
     }
 
     fn step(&mut self, row: &Step, total: u64) {
         if self.json {
-            if let Ok(line) = serde_json::to_string(row) {
-                println!("{line}");
-            }
-            return;
+            return self.row(row);
         }
-        let validation = self.validation.map_or(String::new(), |v| format!(" val {v:.4}"));
+        let validation = self.validation.map_or(String::new(), |v| format!(", val {v:.4}"));
         let figures = format!(
-            "loss {:.4}{validation} | {:.0} tok/s | MFU {:.1}%",
+            "loss {:.4}{validation}, {:.0} tok/s, MFU {:.1}%",
             row.loss,
             row.tokens_per_s,
             100.0 * row.mfu
         );
-        self.style("training", "{pos}/{len} [{bar:24}] {msg} | {eta} left");
+        self.enter("training", TRAINING, (row.step.saturating_sub(1), total), &figures);
         match &self.bar {
             Some(bar) => {
-                bar.set_length(total);
                 bar.set_position(row.step);
                 bar.set_message(figures);
             }
             None => {
                 let due = self.last.is_none_or(|t| t.elapsed() >= PAUSE) || row.step == total;
                 if due {
-                    eprintln!(
-                        "step {}/{total} {figures} lr {:.2e} grad {:.3}",
-                        row.step, row.lr, row.grad_norm
-                    );
+                    let (step, lr, norm) = (row.step, row.lr, row.grad_norm);
+                    self.line(&format!("step {step}/{total}: {figures}, lr {lr:.2e}, grad {norm:.3}"));
                     self.last = Some(Instant::now());
                 }
             }
@@ -99,11 +126,7 @@ impl Watch for Screen {
     fn validated(&mut self, row: &Validation) {
         self.validation = Some(row.val_loss);
         match self.json {
-            true => {
-                if let Ok(line) = serde_json::to_string(row) {
-                    println!("{line}");
-                }
-            }
+            true => self.row(row),
             false => self.line(&format!("step {}: validation loss {:.4}", row.step, row.val_loss)),
         }
     }

@@ -14,6 +14,14 @@ fn says(line: &str, parts: &[&str]) {
     assert!(parts.iter().all(|p| line.contains(p)), "{line:?} does not say {parts:?}");
 }
 
+/// The small model on the shared shards, in windows of this length.
+fn sized(out: &Path, seq: &str) -> Command {
+    let mut c = command(out);
+    c.arg("--config").arg(shared().join("config.json")).arg("--data").arg(shared().join("run/data"));
+    c.args(["--seq", seq]);
+    c
+}
+
 /// The small model on text in a folder.
 fn on_text(out: &Path, data: &Path) -> Command {
     let mut c = command(out);
@@ -43,8 +51,7 @@ fn data_that_cannot_be_learnt_from() {
     let short = dir.path().join("short.txt");
     fs::write(&short, "a b c").unwrap();
     says(&fails(&mut given(&short)).0, &["tokens of data do not fill one window of 32"]);
-    let twice = given(&text()).arg("--data").arg(text().join("bpe.rs")).output().unwrap();
-    says(&crate::fixture::stderr(&twice), &["bpe.rs", "given twice"]);
+    says(&refused(given(&text()).arg("--data").arg(text().join("bpe.rs"))), &["bpe.rs", "given twice"]);
     let none = refused(command(&out).args(["--steps", "2", "--config"]).arg(shared().join("config.json")));
     says(&none, &["no data", "--data"]);
     let mut bare = on_text(&out, &text());
@@ -56,7 +63,7 @@ fn data_that_cannot_be_learnt_from() {
 fn sizes_that_do_not_fit_the_model() {
     let dir = folder();
     let out = dir.path().join("out");
-    says(&refused(small(&out).args(["--seq", "65", "--steps", "2"])), &["65 tokens", "at most 64 positions"]);
+    says(&refused(sized(&out, "65").args(["--steps", "2"])), &["65 tokens", "at most 64 positions"]);
     let line = refused(on_text(&out, &text()).args(["--steps", "2", "--vocab", "321"]));
     says(&line, &["--vocab 321", "vocabulary is 320"]);
     let config = dir.path().join("config.json");
@@ -64,11 +71,11 @@ fn sizes_that_do_not_fit_the_model() {
     let mut c = command(&out);
     c.arg("--config").arg(&config).arg("--data").arg(text()).arg("--tokenizer").arg(tokenizer());
     says(&refused(c.args(["--seq", "32", "--steps", "2"])), &["has 300 tokens", "vocabulary 280"]);
+    assert!(!out.exists(), "a run that was refused left its folder");
     let mut c = command(&out);
     c.arg("--config").arg(&config).arg("--data").arg(shared().join("run/data"));
     let (line, _) = fails(c.args(["--seq", "32", "--steps", "2"]));
-    says(&line, &["280"]);
-    assert!(!out.exists(), "a run that was refused left its folder");
+    says(&line, &["data_00000.bin", "280"]);
 }
 
 #[test]
@@ -77,22 +84,27 @@ fn a_checkpoint_that_is_of_another_run() {
     let out = dir.path().join("out");
     good(small(&out).args(["--steps", "4", "--batch", "4", "--save-every", "2"]));
     let again = |flags: &[&str]| fails(small(&out).args(["--batch", "4"]).args(flags)).0;
+    let nowhere = dir.path().join("nowhere");
+    says(&refused(command(&nowhere).arg("--resume")), &["nowhere", "no run here"]);
+    assert!(!nowhere.exists());
     says(&again(&["--steps", "8"]), &["checkpoints up to step_000004", "--resume"]);
     says(&again(&["--resume", "--steps", "3"]), &["complete at step 4", "--steps"]);
     says(&again(&["--resume", "--steps", "8", "--dtype", "bf16"]), &["dtype", "cannot change"]);
     let eval = again(&["--resume", "--steps", "8", "--eval-every", "2"]);
     says(&eval, &["eval_every"]);
     let config = dir.path().join("config.json");
-    fs::write(&config, crate::fixture::SMALL.replace("64,", "96,")).unwrap();
+    fs::write(
+        &config,
+        crate::fixture::SMALL.replace("\"intermediate_size\": 64", "\"intermediate_size\": 96"),
+    )
+    .unwrap();
     let mut c = command(&out);
     c.args(["--resume", "--steps", "8", "--config"]).arg(&config);
     says(&fails(&mut c).0, &["of another model", "intermediate_size"]);
-    let mut c = command(&out);
-    let other =
-        fails(c.args(["--resume", "--steps", "8", "--tokenizer"]).arg(tokenizer()).arg("--data").arg(text()));
-    // The shared shards are of the same text and tokenizer: these are the same data under another name.
-    says(&other.0, &["data"]);
-    assert!(!again(&["--resume", "--steps", "4"]).is_empty());
+    // The same text with another tokenizer.
+    let texts =
+        fails(on_text(&out, &text()).args(["--resume", "--batch", "4", "--steps", "8", "--vocab", "290"]));
+    says(&texts.0, &["not what the run was trained on", "restore it"]);
 
     // Damage: the newest is set aside, the one before goes on, and that is said.
     let newest = out.join("step_000004/model.safetensors");
@@ -105,6 +117,36 @@ fn a_checkpoint_that_is_of_another_run() {
     let straight = dir.path().join("straight");
     good(small(&straight).args(["--steps", "4", "--batch", "4"]));
     assert_same(&straight, &out, 4, "after damage");
+}
+
+#[test]
+fn text_that_changes_under_a_run_does_not_cost_its_tokens() {
+    let dir = folder();
+    let (out, straight, texts) =
+        (dir.path().join("out"), dir.path().join("straight"), dir.path().join("texts"));
+    fs::create_dir(&texts).unwrap();
+    fs::copy(text().join("shards.rs"), texts.join("a.rs")).unwrap();
+    let flags = ["--vocab", "300", "--batch", "2", "--schedule", "constant", "--warmup", "0"];
+    good(on_text(&straight, &texts).args(["--steps", "4"]).args(flags));
+    good(on_text(&out, &texts).args(["--steps", "2"]).args(flags));
+    fs::copy(text().join("windows.rs"), texts.join("b.rs")).unwrap();
+    let again = on_text(&out, &texts).args(["--resume", "--steps", "4"]).args(flags).output().unwrap();
+    let line = crate::fixture::stderr(&again);
+    let remedy = line.trim_end().split("made then: ").nth(1).unwrap_or_else(|| panic!("{line}"));
+    let remedy: Vec<&str> = remedy.split(' ').collect();
+    assert_eq!(remedy.len(), 4, "{line}");
+    let line = fails(command(&out).args(["--resume", "--vocab", "310", "--steps", "4"])).0;
+    says(&line, &["vocab was 300, is now 310"]);
+    good(command(&out).args(["--resume", "--steps", "4"]).args(remedy));
+    assert_same(&straight, &out, 4, "the tokens made then");
+
+    // Without a checkpoint nothing is to be kept: another wish makes another tokenizer.
+    let fresh = dir.path().join("fresh");
+    fs::create_dir(&fresh).unwrap();
+    fs::rename(out.join("tokenizer"), fresh.join("tokenizer")).unwrap();
+    let told = good(on_text(&fresh, &texts).args(["--vocab", "280", "--steps", "1", "--batch", "2"]));
+    assert!(!told.contains("using the tokenizer"), "{told}");
+    assert!(fresh.join("step_000001").exists());
 }
 
 #[test]
@@ -144,6 +186,21 @@ fn a_disk_that_is_full_loses_nothing() {
     );
     good(small(&out).args(["--resume", "--steps", "8"]).args(flags));
     assert_same(&straight, &out, 8, "after a full disk");
+}
+
+#[test]
+fn a_run_that_diverges_ends_and_keeps_its_good_checkpoints() {
+    let dir = folder();
+    let out = dir.path().join("out");
+    let good_part =
+        ["--batch", "4", "--optimizer", "sgd", "--clip", "0", "--warmup", "0", "--schedule", "constant"];
+    good(small(&out).args(["--steps", "4", "--lr", "1e-3"]).args(good_part));
+    let wild = ["--resume", "--steps", "90", "--lr", "1000", "--save-every", "8", "--keep", "1"];
+    let (line, before) = fails(small(&out).args(wild).args(good_part));
+    says(&line, &["no finite gradient in the last 20 steps", "lower --lr", "--resume"]);
+    assert!(before.iter().any(|l| l.contains("the step was left out")), "{before:?}");
+    assert_eq!(fs::read_to_string(out.join("latest")).unwrap(), "step_000004\n");
+    good(small(&out).args(["--resume", "--steps", "6", "--lr", "1e-3"]).args(good_part));
 }
 
 #[test]

@@ -40,6 +40,24 @@ fn a_signal_ends_a_run_with_a_checkpoint() {
 }
 
 #[test]
+fn a_run_does_not_end_because_nobody_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    for json in [false, true] {
+        let out = dir.path().join(format!("{json}"));
+        let mut run = small(&out);
+        run.args(["--steps", "30", "--batch", "2", "--save-every", "1", "--keep", "1"]);
+        if json {
+            run.arg("--json");
+        }
+        let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop((child.stdout.take(), child.stderr.take()));
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+        assert_eq!(crate::fixture::losses(&out).len(), 30);
+        assert!(out.join("step_000030/manifest.json").exists());
+    }
+}
+
+#[test]
 fn a_stopped_run_resumed_is_the_run_that_was_not_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let (straight, out) = (dir.path().join("straight"), dir.path().join("stopped"));

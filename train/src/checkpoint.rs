@@ -17,7 +17,7 @@ use std::path::Path;
 
 use astrai_runtime::weights::Entry;
 
-pub use agree::agree;
+pub use agree::{agree, agree_data};
 pub use folder::{Resumed, RunFolder};
 pub use open::{Latest, Model, Opened, open, open_latest, open_model};
 pub use save::Saved;

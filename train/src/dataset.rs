@@ -8,10 +8,12 @@ use crate::data::bpe::{BpeOptions, Words};
 use crate::data::{
     Boundaries, Corpus, DataError, Held, Made, ShardOptions, Tokens, WindowOptions, Windows, prepare,
 };
+use crate::durable::{System, replace};
 use crate::error::Error;
 use crate::settings::Settings;
 use crate::trainer::Watch;
 use astrai_serve::tokenizer::Tokenizer;
+use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,6 +21,8 @@ use std::sync::Arc;
 const SHARDS: &str = "data";
 /// Folder of a tokenizer trained for the run, inside the run's.
 const TOKENIZER: &str = "tokenizer";
+/// What that tokenizer was made of, beside it.
+const RECORD: &str = "made.json";
 /// Most windows that are held out; more would only make validations longer.
 const MOST_HELD: u64 = 256;
 
@@ -34,92 +38,97 @@ pub struct Dataset {
     pub fingerprint: String,
 }
 
-/// What a run would read, found out without writing anything.
+/// What a run would read, found and checked without writing anything.
 pub struct Sources {
-    /// Bytes of text, or ids of shards.
-    pub size: u64,
+    named: Named,
+    /// The one given, or the model's; none where one is to be trained, or where ids have none.
+    tokenizer: Option<Tokenizer>,
     /// What they are, for the reader.
     pub shown: String,
+    /// Windows to train on, where that is known before text is tokenised.
+    pub windows: Option<u64>,
 }
 
 /// Data as the settings name them.
 enum Named {
-    Shards(PathBuf),
+    Shards(Arc<Tokens>),
     Text(Corpus),
 }
 
+impl Sources {
+    /// Looks at the data of a run. `vocabulary` is the model's, `folder` a model directory whose tokenizer serves when none is
+    /// named.
+    pub fn find(settings: &Settings, vocabulary: usize, folder: Option<&Path>) -> Result<Sources, Error> {
+        let is_shards =
+            |p: &PathBuf| p.join("meta.json").exists() || p.extension().is_some_and(|e| e == "bin");
+        let (named, shown, windows) = match settings.data.as_slice() {
+            [one] if is_shards(one) => {
+                let tokens = Arc::new(Tokens::open(one)?);
+                let shown = format!("{} tokens in {}", tokens.len(), one.display());
+                let (train, _) = windows(tokens.clone(), settings)?;
+                (Named::Shards(tokens), shown, Some(train.len()))
+            }
+            all if all.iter().any(is_shards) => {
+                return refused(
+                    "--data: shards of ids go alone; give one folder with its meta.json, or text only",
+                );
+            }
+            all => {
+                let corpus = Corpus::find(all, std::slice::from_ref(&settings.out))?;
+                let (files, bytes, skipped) = (corpus.files().len(), corpus.bytes(), corpus.skipped());
+                let shown = format!("{files} files of text, {bytes} bytes (skipped: {skipped})");
+                (Named::Text(corpus), shown, None)
+            }
+        };
+        let tokenizer = tokenizer(settings, &named, vocabulary, folder)?;
+        Ok(Sources { named, tokenizer, shown, windows })
+    }
+}
+
 impl Dataset {
-    /// Finds, and where need be makes, the data of a run. `vocabulary` is the model's, `folder` a model directory whose
-    /// tokenizer serves when none is named.
+    /// Reads, and where need be makes, the data of a run for a model of this vocabulary. `resumed` is the fingerprint of
+    /// the data that the run was trained on so far.
+    ///
+    /// # Errors
+    /// The data cannot be had, do not fit, or are others than those so far; the tokens of a run that is to go on are
+    /// never overwritten by others.
     pub fn prepare(
+        sources: Sources,
         settings: &Settings,
         vocabulary: usize,
-        folder: Option<&Path>,
+        resumed: Option<&str>,
         watch: &mut dyn Watch,
     ) -> Result<Dataset, Error> {
-        let (tokens, tokenizer) = match named(settings)? {
-            Named::Shards(path) => {
-                if settings.vocab.is_some() {
-                    return refused("--vocab: shards hold ids already; remove it, or train on text");
-                }
-                let tokens = Tokens::open(&path)?;
+        watch.note(&sources.shown);
+        let (tokens, tokenizer) = match sources.named {
+            Named::Shards(tokens) => {
                 tokens.warnings().iter().for_each(|w| watch.note(w));
-                let tokenizer = given_tokenizer(settings, folder).map(|p| Tokenizer::open(&p)).transpose();
-                (tokens, tokenizer.map_err(DataError::from)?)
+                (tokens, sources.tokenizer)
             }
             Named::Text(corpus) => {
-                let tokenizer = tokenizer(settings, &corpus, folder, vocabulary, watch)?;
-                fits(&tokenizer, vocabulary)?;
+                let text = corpus.fingerprint();
+                same(resumed, &text, settings)?;
+                let tokenizer = match sources.tokenizer {
+                    Some(given) => given,
+                    None => trained(settings, &corpus, &text, watch)?,
+                };
+                same(resumed, &made_of(&text, &tokenizer.sha256()), settings)?;
                 let shards = settings.out.join(SHARDS);
                 let options = ShardOptions::default();
                 let mut progress = |done, all| watch.progress("tokenising", done, all);
                 let (tokens, made) = prepare(&corpus, &tokenizer, &shards, &options, &mut progress)?;
-                let skipped = corpus.skipped();
-                watch.note(&format!("{} files of text; skipped: {skipped}", corpus.files().len()));
                 match made {
                     Made::Again(why) => watch.note(&format!("tokenised again: {why}")),
                     Made::Reused => watch.note(&format!("using the tokens in {}", shards.display())),
                     Made::New => {}
                 }
-                (tokens, Some(tokenizer))
+                (Arc::new(tokens), Some(tokenizer))
             }
         };
-        tokenizer.iter().try_for_each(|t| fits(t, vocabulary))?;
         tokens.check(vocabulary, &mut |done, all| watch.progress("checking tokens", done, all))?;
         let fingerprint = fingerprint(&tokens, settings);
-        let options = WindowOptions { seq: settings.seq, stride: None, boundaries: Boundaries::Ignore };
-        let windows = Windows::new(Arc::new(tokens), &options)?;
-        let (train, held) = match settings.eval_every {
-            0 => (windows, None),
-            _ => {
-                let count = (windows.len() / 20).clamp(1, MOST_HELD);
-                let (train, held) = windows.split(Held::Count(count))?;
-                (train, Some(held))
-            }
-        };
+        let (train, held) = windows(tokens, settings)?;
         Ok(Dataset { train, held, tokenizer: tokenizer.map_or(vec![], |t| attachments(&t)), fingerprint })
-    }
-}
-
-impl Sources {
-    /// Looks at the data of a run.
-    pub fn find(settings: &Settings) -> Result<Sources, Error> {
-        Ok(match named(settings)? {
-            Named::Shards(path) => {
-                let tokens = Tokens::open(&path)?;
-                let shown = format!("{} tokens in {}", tokens.len(), path.display());
-                Sources { size: tokens.len(), shown }
-            }
-            Named::Text(corpus) => {
-                let files = corpus.files().len();
-                let shown = format!(
-                    "{files} files of text, {} bytes (skipped: {})",
-                    corpus.bytes(),
-                    corpus.skipped()
-                );
-                Sources { size: corpus.bytes(), shown }
-            }
-        })
     }
 }
 
@@ -127,56 +136,80 @@ fn refused<T>(line: &str) -> Result<T, Error> {
     Err(Error::Refused(line.into()))
 }
 
-/// Shards of ids, or text.
-fn named(settings: &Settings) -> Result<Named, Error> {
-    let is_shards = |p: &PathBuf| p.join("meta.json").exists() || p.extension().is_some_and(|e| e == "bin");
-    match settings.data.as_slice() {
-        [one] if is_shards(one) => Ok(Named::Shards(one.clone())),
-        all if all.iter().any(is_shards) => {
-            refused("--data: shards of ids go alone; give one folder with its meta.json, or text only")
-        }
-        all => Ok(Named::Text(Corpus::find(all, std::slice::from_ref(&settings.out))?)),
+/// Windows to train on, and where the run validates, windows held out.
+fn windows(tokens: Arc<Tokens>, settings: &Settings) -> Result<(Windows, Option<Windows>), Error> {
+    let options = WindowOptions { seq: settings.seq, stride: None, boundaries: Boundaries::Ignore };
+    let all = Windows::new(tokens, &options)?;
+    if settings.eval_every == 0 {
+        return Ok((all, None));
     }
+    if all.len() < 2 {
+        return refused(
+            "the data fill one window, and none is left to validate on: add text, choose a smaller --seq, or --eval-every 0",
+        );
+    }
+    let count = (all.len() / 20).clamp(1, MOST_HELD);
+    let (train, held) = all.split(Held::Count(count))?;
+    Ok((train, Some(held)))
 }
 
-fn given_tokenizer(settings: &Settings, folder: Option<&Path>) -> Option<PathBuf> {
-    let beside = folder.map(Path::to_path_buf).filter(|f| f.join("tokenizer.json").exists());
-    settings.tokenizer.clone().or(beside)
-}
-
-/// The tokenizer of text: named, the model's, or trained on the text first.
+/// The tokenizer that was named, or the model's.
 fn tokenizer(
     settings: &Settings,
-    corpus: &Corpus,
-    folder: Option<&Path>,
+    named: &Named,
     vocabulary: usize,
+    folder: Option<&Path>,
+) -> Result<Option<Tokenizer>, Error> {
+    match (named, settings.vocab) {
+        (Named::Shards(_), Some(_)) => {
+            return refused("--vocab: shards hold ids already; remove it, or train on text");
+        }
+        (Named::Text(_), Some(wanted)) if wanted > vocabulary => {
+            let line =
+                format!("--vocab {wanted}: the model's vocabulary is {vocabulary}; choose at most that");
+            return Err(Error::Refused(line));
+        }
+        (Named::Text(_), Some(_)) => return Ok(None),
+        _ => {}
+    }
+    let beside = folder.map(Path::to_path_buf).filter(|f| f.join("tokenizer.json").exists());
+    match (settings.tokenizer.clone().or(beside), named) {
+        (Some(path), _) => {
+            let tokenizer = Tokenizer::open(&path).map_err(DataError::from)?;
+            fits(&tokenizer, vocabulary)?;
+            Ok(Some(tokenizer))
+        }
+        (None, Named::Shards(_)) => Ok(None),
+        (None, Named::Text(_)) => {
+            refused("text needs a tokenizer: give --tokenizer FILE, or --vocab N to train one on the data")
+        }
+    }
+}
+
+/// A tokenizer trained on the text; one that was made for the same wish is used again.
+fn trained(
+    settings: &Settings,
+    corpus: &Corpus,
+    text: &str,
     watch: &mut dyn Watch,
 ) -> Result<Tokenizer, Error> {
-    let Some(wanted) = settings.vocab else {
-        let path = given_tokenizer(settings, folder).ok_or_else(|| {
-            let line = "text needs a tokenizer: give --tokenizer FILE, or --vocab N to train one on the data";
-            Error::Refused(line.into())
-        })?;
-        return Ok(Tokenizer::open(&path).map_err(DataError::from)?);
-    };
-    if wanted > vocabulary {
-        let line = format!("--vocab {wanted}: the model's vocabulary is {vocabulary}; choose at most that");
-        return Err(Error::Refused(line));
-    }
+    let wanted = settings.vocab.unwrap_or_default();
     let kept = settings.out.join(TOKENIZER);
-    if kept.join("tokenizer.json").exists() {
+    let record = json!({ "vocab": wanted, "text": text }).to_string();
+    if std::fs::read_to_string(kept.join(RECORD)).is_ok_and(|made| made == record) {
         watch.note(&format!("using the tokenizer in {}", kept.display()));
         return Ok(Tokenizer::open(&kept).map_err(DataError::from)?);
     }
-    let total = corpus.bytes();
     let mut counted = |done, all| watch.progress("counting words", done, all);
-    let words = Words::count(corpus.documents(), total, &mut counted)?;
+    let words = Words::count(corpus.documents(), corpus.bytes(), &mut counted)?;
     let mut merged = |done, all| watch.progress("training the tokenizer", done, all);
     let bpe = words.train(&BpeOptions::new(wanted), &mut merged)?;
     if bpe.vocabulary() < wanted {
         watch.note(&format!("the text gives {} tokens of the {wanted} wanted", bpe.vocabulary()));
     }
-    Ok(bpe.write(&kept)?)
+    let tokenizer = bpe.write(&kept)?;
+    replace(&System, &kept.join(RECORD), record.as_bytes())?;
+    Ok(tokenizer)
 }
 
 /// Every id must have a row in the embedding.
@@ -191,13 +224,35 @@ fn fits(tokenizer: &Tokenizer, vocabulary: usize) -> Result<(), Error> {
     )))
 }
 
+/// The fingerprint's beginning: text and tokenizer.
+fn made_of(text: &str, tokenizer: &str) -> String {
+    format!("{text} tokenizer {tokenizer}")
+}
+
 /// Which ids, and which of them are held out.
 fn fingerprint(tokens: &Tokens, settings: &Settings) -> String {
     let meta = tokens.meta();
     let text = meta.fingerprint.as_deref().unwrap_or("ids");
     let tokenizer = meta.tokenizer.as_deref().unwrap_or("none");
     let held = if settings.eval_every > 0 { "held out" } else { "all" };
-    format!("{text} tokenizer {tokenizer} tokens {} {held}", tokens.len())
+    format!("{} tokens {} {held}", made_of(text, tokenizer), tokens.len())
+}
+
+/// Refuses text or a tokenizer other than those of the run so far, before anything is written over.
+fn same(resumed: Option<&str>, beginning: &str, settings: &Settings) -> Result<(), Error> {
+    if resumed.is_none_or(|all| all.starts_with(beginning)) {
+        return Ok(());
+    }
+    let data = settings.out.join(SHARDS);
+    let mut remedy = "restore it".to_string();
+    if data.join("meta.json").exists() {
+        remedy += &format!(", or go on with the tokens made then: --data {}", data.display());
+        if settings.vocab.is_some() {
+            remedy += &format!(" --tokenizer {}", settings.out.join(TOKENIZER).display());
+        }
+    }
+    let why = "the text or its tokenizer is not what the run was trained on (paths, sizes or times differ)";
+    Err(Error::Refused(format!("{why}; {remedy}")))
 }
 
 fn attachments(tokenizer: &Tokenizer) -> Vec<Attachment> {

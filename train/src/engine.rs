@@ -1,6 +1,6 @@
 //! A model under training. In: a configuration, a recipe, weights. Out: optimiser steps on batches. Three compiled programs over
 //! one set of buffers: `grad` (forward and backward, gradients into states), `update` (norm, clip, optimiser), `score`
-//! (the loss alone). A step allocates nothing once the shapes of its batches have been seen.
+//! (the loss alone). A step on batches of the same shape as the last one's allocates nothing.
 
 use crate::batch::Batch;
 use crate::update::{self, MASTER, Optimizer, Rule};

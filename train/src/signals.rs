@@ -6,8 +6,17 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
+
+/// From here on a file that would become longer than the user's limit (`ulimit -f`) is an error of the write that meets it,
+/// and not the end of the process.
+///
+/// # Errors
+/// The system refuses a handler.
+pub fn survive_file_limit() -> io::Result<()> {
+    flag::register(SIGXFSZ, Arc::default()).map(drop)
+}
 
 /// Whether the run was asked to end; clones share the answer.
 #[derive(Clone, Debug, Default)]

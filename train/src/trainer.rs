@@ -15,6 +15,7 @@ use crate::plot;
 use crate::schedule::Schedule;
 use crate::settings::{Length, Settings};
 use crate::signals::Stop;
+use std::collections::VecDeque;
 use std::path::Path;
 use std::time::Instant;
 
@@ -72,6 +73,8 @@ struct Run<'a, 'b> {
     sampler: Sampler,
     schedule: Schedule,
     metrics: Metrics,
+    /// Rows for which there was no room; the next wait behind them, so that none is missing.
+    waiting: VecDeque<Row>,
     batches: Vec<Batch>,
     watch: &'b mut dyn Watch,
     /// Step of the newest checkpoint of this process.
@@ -93,7 +96,17 @@ impl<'a> Trainer<'a> {
         notes.iter().for_each(|n| watch.note(n));
         let tokens = self.settings.batch * self.settings.seq;
         let batches = (0..self.settings.accum).map(|_| Batch::with_capacity(tokens)).collect();
-        let mut run = Run { t: self, sampler, schedule, metrics, batches, watch, saved: None, idle: 0 };
+        let mut run = Run {
+            t: self,
+            sampler,
+            schedule,
+            metrics,
+            waiting: VecDeque::new(),
+            batches,
+            watch,
+            saved: None,
+            idle: 0,
+        };
         while run.t.state.step < run.t.state.total_steps && !stop.requested() {
             run.step()?;
             let step = run.t.state.step;
@@ -101,7 +114,8 @@ impl<'a> Trainer<'a> {
             if due(run.t.settings.eval_every) {
                 run.validate()?;
             }
-            if due(run.t.settings.save_every) && step < run.t.state.total_steps {
+            // Steps that change nothing would in time push out the checkpoints from before the trouble.
+            if due(run.t.settings.save_every) && step < run.t.state.total_steps && run.idle == 0 {
                 // The last checkpoint stays good, and there may be room the next time.
                 if let Err(e) = run.save() {
                     run.watch.note(&format!("not saved, the run goes on: {e}"));
@@ -147,7 +161,7 @@ impl Run<'_, '_> {
             seconds,
             mfu: mfu(flops, tokens_per_s, peak),
         };
-        self.record(&Row::Step(row.clone()));
+        self.record(Row::Step(row.clone()));
         self.watch.step(&row, self.t.state.total_steps);
         self.idle = if done.applied() { 0 } else { self.idle + 1 };
         if self.idle == 1 {
@@ -155,18 +169,30 @@ impl Run<'_, '_> {
         }
         if self.idle >= PATIENCE {
             return Err(Error::Refused(format!(
-                "no finite gradient in the last {PATIENCE} steps, up to step {}: lower --lr, or look at the data; go on from a checkpoint with --resume",
+                "no finite gradient in the last {PATIENCE} steps, up to step {}: lower --lr or look at the data, and go on from the last checkpoint with --resume, or begin anew",
                 row.step
             )));
         }
         Ok(())
     }
 
-    /// Writes a row; a full disk does not end the run.
-    fn record(&mut self, row: &Row) {
-        if let Err(e) = self.metrics.add(row) {
-            self.watch.note(&e.to_string());
+    /// Writes a row; a full disk does not end the run, and is told once.
+    fn record(&mut self, row: Row) {
+        let told = !self.waiting.is_empty();
+        self.waiting.push_back(row);
+        if let Err(e) = self.write_waiting()
+            && !told
+        {
+            self.watch.note(&format!("{e}; what was measured waits until it can"));
         }
+    }
+
+    fn write_waiting(&mut self) -> Result<(), FileError> {
+        while let Some(row) = self.waiting.front() {
+            self.metrics.add(row)?;
+            self.waiting.pop_front();
+        }
+        Ok(())
     }
 
     fn validate(&mut self) -> Result<(), Error> {
@@ -181,12 +207,14 @@ impl Run<'_, '_> {
             count += targets;
         }
         let row = Validation { step: self.t.state.step, val_loss: sum / count.max(1) as f64 };
-        self.record(&Row::Validation(row.clone()));
+        self.record(Row::Validation(row.clone()));
         self.watch.validated(&row);
         Ok(())
     }
 
     fn save(&mut self) -> Result<(), FileError> {
+        // A checkpoint without the rows before it would be resumed with a gap.
+        self.write_waiting()?;
         self.metrics.sync()?;
         let t = &self.t;
         let mut contents = Snapshot::new(&t.engine, &t.config, &t.data.tokenizer, t.state.clone());

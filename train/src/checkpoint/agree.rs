@@ -1,5 +1,6 @@
 //! In: a checkpoint, and the model, settings and data of the run that would continue it. Out: the first difference that
-//! would make it another run, or what may change and did.
+//! would make it another run, or what may change and did. Model and settings come first, because text that belongs to
+//! another run need not be read.
 
 use std::path::Path;
 
@@ -29,40 +30,50 @@ pub(super) const CURVE: [&str; 12] = [
     "momentum",
 ];
 
-/// Holds a checkpoint to the run that would continue it: `config` is its model's `config.json`, `data` the fingerprint of
-/// its data. Gives a line for each setting that may differ and does.
+/// Holds a checkpoint to the run that would continue it: `config` is its model's `config.json`. Gives a line for each setting
+/// that may differ and does.
 ///
 /// # Errors
-/// Another model, other data, or a setting that must stay: the first difference.
-pub fn agree(
-    checkpoint: &Opened,
-    config: &str,
-    settings: &Settings,
-    data: &str,
-) -> Result<Vec<String>, FileError> {
+/// Another model, or a setting that must stay: the first difference.
+pub fn agree(checkpoint: &Opened, config: &str, settings: &Settings) -> Result<Vec<String>, FileError> {
     let file = |name: &str| checkpoint.path.join(name);
     let ours = model(config, Path::new(CONFIG))?;
     if let Some(line) = difference("", &model(&checkpoint.config, &file(CONFIG))?, &ours) {
         return Err(FileError::refused(&file(CONFIG), format!("of another model: {line}")));
     }
     let refused = |trouble: String| FileError::refused(&file(TRAINER), trouble);
+    let before = &checkpoint.trainer.settings;
     let as_json = |settings: &Settings| serde_json::to_value(settings).map_err(|e| refused(e.to_string()));
-    let (was, is) = (as_json(&checkpoint.trainer.settings)?, as_json(settings)?);
-    if let Some(key) = FIXED.into_iter().find(|key| was[key] != is[key]) {
+    let (was, is) = (as_json(before)?, as_json(settings)?);
+    let other_words = before.vocab.zip(settings.vocab).is_some_and(|(a, b)| a != b);
+    let other_held = (before.eval_every == 0) != (settings.eval_every == 0);
+    let special = [("vocab", other_words), ("eval_every", other_held)];
+    let special = special.into_iter().filter_map(|(key, differs)| differs.then_some(key));
+    if let Some(key) = FIXED.into_iter().filter(|key| was[key] != is[key]).chain(special).next() {
+        let why =
+            if key == "eval_every" { " between 0 and more, for it decides what is held out" } else { "" };
         let trouble = format!(
-            "{key} was {}, is now {}: it cannot change on --resume; start another run with --model",
+            "{key} was {}, is now {}: it cannot change{why} on --resume; start another run with --model",
             was[key], is[key]
         );
         return Err(refused(trouble));
     }
-    if checkpoint.trainer.data != data {
-        return Err(refused(
-            "the data are not those it was trained on: give the same --data and tokenizer, or start another run with --model"
-                .to_string(),
-        ));
-    }
     let changed = CURVE.into_iter().filter(|key| was[key] != is[key]);
     Ok(changed.map(|key| format!("{key} was {}, is now {}", was[key], is[key])).collect())
+}
+
+/// Holds a checkpoint to the data of the run that would continue it, by their fingerprint.
+///
+/// # Errors
+/// They are others.
+pub fn agree_data(checkpoint: &Opened, data: &str) -> Result<(), FileError> {
+    if checkpoint.trainer.data == data {
+        return Ok(());
+    }
+    Err(FileError::refused(
+        &checkpoint.path.join(TRAINER),
+        "the data are not those it was trained on: give the same --data and tokenizer, or start another run with --model",
+    ))
 }
 
 /// What a config.json means: two texts that mean the same model give the same value.

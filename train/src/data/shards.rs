@@ -142,6 +142,7 @@ fn write(
         }
         _ => {}
     }
+    remove_unfinished(out)?;
     let mut writer =
         Writer { out, width: meta.dtype, most: options.shard_tokens, shards: Vec::new(), open: None };
     let (mut batch, mut bytes, mut documents): (Vec<Piece>, _, _) = (Vec::new(), 0, 0);
@@ -180,6 +181,19 @@ fn write(
     let text = serde_json::to_string_pretty(&meta)
         .map_err(|e| DataError::refused(&out.join(META), format!("cannot be written as JSON: {e}")))?;
     write_whole(&out.join(META), format!("{text}\n").as_bytes())
+}
+
+/// Removes what a process that was killed left half written.
+fn remove_unfinished(out: &Path) -> Result<(), DataError> {
+    for entry in fs::read_dir(out).map_err(DataError::io(out, "list"))? {
+        let entry = entry.map_err(DataError::io(out, "list"))?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.ends_with(".tmp") && (name.starts_with("data_") || name.starts_with(META)) {
+            fs::remove_file(entry.path()).map_err(DataError::io(&entry.path(), "remove the leftover"))?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes shards of an earlier, longer row.

@@ -70,8 +70,9 @@ impl Corpus {
     /// results are written, are passed by.
     ///
     /// # Errors
-    /// A root is absent, something cannot be read, or there is no text at all.
+    /// A root is absent or inside another, something cannot be read, or there is no text at all.
     pub fn find(roots: &[PathBuf], except: &[PathBuf]) -> Result<Corpus, DataError> {
+        refuse_twice(roots)?;
         let except: Vec<PathBuf> = except.iter().filter_map(|path| path.canonicalize().ok()).collect();
         let mut corpus = Corpus { roots: roots.to_vec(), files: Vec::new(), skipped: Skipped::default() };
         for root in roots {
@@ -195,6 +196,21 @@ impl Corpus {
     pub fn documents(&self) -> Documents<'_> {
         Documents::new(&self.files)
     }
+}
+
+/// Refuses a root that is, or is inside of, another: its text would count twice.
+fn refuse_twice(roots: &[PathBuf]) -> Result<(), DataError> {
+    let real = |root: &PathBuf| root.canonicalize().unwrap_or_else(|_| root.clone());
+    let real: Vec<PathBuf> = roots.iter().map(real).collect();
+    for (i, root) in roots.iter().enumerate() {
+        if (0..roots.len()).any(|j| j != i && real[i].starts_with(&real[j])) {
+            return Err(DataError::refused(
+                root,
+                "is given twice, alone or within another folder; name it once",
+            ));
+        }
+    }
+    Ok(())
 }
 
 const UNREADABLE: &str = "read; give yourself the right to, or move it out of the folder";

@@ -123,18 +123,21 @@ fn contents_that_make_no_checkpoint_are_refused() {
 fn another_run_is_not_continued() {
     let out = run(&[4]);
     let checkpoint = open_latest(out.path()).expect("sound").expect("one").checkpoint;
-    let agreed = |config: &str, settings: &Settings, data: &str| agree(&checkpoint, config, settings, data);
-    assert_eq!(agreed(LLAMA, &settings(), "data-1").expect("the same"), Vec::<String>::new());
+    let agreed = |config: &str, settings: &Settings| agree(&checkpoint, config, settings);
+    assert_eq!(agreed(LLAMA, &settings()).expect("the same"), Vec::<String>::new());
     let spelled = LLAMA.replace("\"hidden_act\": \"silu\",", "").replace("10000.0", "10000");
-    assert!(agreed(&spelled, &settings(), "data-1").is_ok());
+    assert!(agreed(&spelled, &settings()).is_ok());
     let other = LLAMA.replace("\"hidden_size\": 16", "\"hidden_size\": 32");
-    let line = agreed(&other, &settings(), "data-1").expect_err("another").to_string();
+    let line = agreed(&other, &settings()).expect_err("another").to_string();
     assert!(line.contains("of another model: hidden_size is 16 there, 32 here"), "{line}");
-    let line = agreed(LLAMA, &settings(), "data-2").expect_err("other data").to_string();
+    agree_data(&checkpoint, "data-1").expect("the same");
+    let line = agree_data(&checkpoint, "data-2").expect_err("other data").to_string();
     assert!(line.contains("the data are not those"), "{line}");
-    let line = agreed(LLAMA, &Settings { batch: 9, ..settings() }, "data-1").expect_err("other").to_string();
+    let line = agreed(LLAMA, &Settings { batch: 9, ..settings() }).expect_err("other").to_string();
     assert!(line.contains("trainer.json: batch was 8, is now 9: it cannot change on --resume"), "{line}");
-    let notes = agreed(LLAMA, &Settings { lr: 1e-3, keep: 1, ..settings() }, "data-1").expect("allowed");
+    let line = agreed(LLAMA, &Settings { eval_every: 5, ..settings() }).expect_err("other").to_string();
+    assert!(line.contains("eval_every was 0, is now 5: it cannot change between 0 and more"), "{line}");
+    let notes = agreed(LLAMA, &Settings { lr: 1e-3, keep: 1, ..settings() }).expect("allowed");
     assert_eq!(notes, ["lr was 0.0003, is now 0.001"]);
     let record = serde_json::to_value(settings()).expect("JSON");
     for key in agree::FIXED.iter().chain(&agree::CURVE) {
