@@ -6,7 +6,7 @@ use crate::flags::MachineFlags;
 use crate::model::{check_sizes, read_config};
 use crate::summary::{describe, graph_parameters, summary};
 use crate::{measure, output};
-use astrai_builders::{Logits, Program, build};
+use astrai_builders::{Cache, Logits, Program, build};
 use astrai_ir::{Graph, json as ir_json};
 use astrai_runtime::{Dump, Options, Program as Planned};
 use clap::{Args, ValueEnum};
@@ -26,8 +26,7 @@ const MAX_GRAPH: u64 = 1 << 30;
 pub enum Purpose {
     /// Logits of the last position of `--batch` sequences of `--seq` tokens
     Prefill,
-    /// One token of each of `--batch` sequences, attention costed as over `--seq` (there is no cache yet: the same graph
-    /// at one token a sequence)
+    /// One token of each of `--batch` sequences, keys and values of up to `--seq` tokens in pages
     Decode,
 }
 
@@ -122,7 +121,11 @@ impl Compile {
         let full = Program { logits: Logits::Last, ..Program::full(batch, seq) };
         let (name, program) = match purpose {
             Purpose::Prefill => ("prefill", full),
-            Purpose::Decode => ("decode", Program { tokens: batch, ..full }),
+            Purpose::Decode => {
+                let table = (seq as usize).div_ceil(Cache::PAGE);
+                let cache = Cache { page: Cache::PAGE, pages: table.saturating_mul(batch as usize), table };
+                ("decode", Program { span: seq, ..Program::paged(batch, batch, cache) })
+            }
         };
         let (graph, build_seconds) = measure::once(|| build(&config, &program))?;
         let about = json!({

@@ -5,7 +5,7 @@ use astrai::batch::Batch;
 use astrai::machine::Machine;
 use astrai::model::{Model, plan};
 use astrai_builders::{Cache, Logits, Loss, Program, build};
-use astrai_ir::DType;
+use astrai_ir::{Anchor, DType};
 use astrai_runtime::{Device, Options, Session, Value, compile};
 use astrai_serve::cache::{KvCache, PagedBatch};
 use std::path::{Path, PathBuf};
@@ -53,6 +53,7 @@ impl Paged {
         let program = Program { logits, ..Program::paged(24, 4, CACHE) };
         let kv = KvCache::new(&model.config, CACHE, storage).unwrap();
         let planned = plan(&model.config, &program, storage, machine).unwrap();
+        assert!(planned.plan.regions.iter().all(|r| r.anchor != Anchor::Eval), "a region has no kernel");
         let session = model.start_over(planned, kv.buffers(), machine, &mut |_, _| {}).unwrap();
         let vocab = model.config.vocab_size;
         let mut paged = Paged {

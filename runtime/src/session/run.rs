@@ -118,6 +118,8 @@ impl Session {
         let Some(profile) = &mut self.profile else { return Ok(()) };
         match profile.rows.get_mut(i) {
             Some(old) => {
+                old.bytes += bytes;
+                old.flops += flops;
                 old.measured += seconds;
                 old.predicted += predicted;
                 old.runs += 1;
