@@ -1,16 +1,19 @@
 //! `astrai compile`: from a config.json, a model directory or a graph to a plan and the source of its kernels, with what
 //! they will cost. Needs no weights, builds nothing, allocates nothing of the model's size.
 
+mod train;
+
 use crate::failure::{Done, Failure, warn};
 use crate::flags::MachineFlags;
+use crate::machine::Machine;
 use crate::model::{check_sizes, read_config};
 use crate::summary::{describe, graph_parameters, summary};
 use crate::{measure, output};
-use astrai_builders::{Cache, Logits, Program, build};
+use astrai_builders::{Cache, Logits, ModelConfig, Program, build};
 use astrai_ir::{Graph, json as ir_json};
 use astrai_runtime::{Dump, Options, Program as Planned};
 use clap::{Args, ValueEnum};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -28,6 +31,8 @@ pub enum Purpose {
     Prefill,
     /// One token of each of `--batch` sequences, keys and values of up to `--seq` tokens in pages
     Decode,
+    /// A training step on `--batch` sequences of `--seq` tokens: gradient and AdamW update
+    Train,
 }
 
 /// Compile a model and say what it costs: kernels, flops, bytes, memory
@@ -35,10 +40,15 @@ pub enum Purpose {
 /// Takes a config.json, a model directory, or a graph as `-o` writes it (recognised by its key `astrai_ir` and compiled
 /// as given). No weights are needed and nothing is built or run, so that models far larger than this machine can be
 /// planned.
+///
+/// With `--for train` there are two programs: flops, bytes and launches are of both, a micro-batch and its update; the
+/// planned memory is what `astrai train` holds: weights, states (gradients, moments, in bf16 also f32 master weights), activations. The
+/// passes and files of the update stand under `update/`.
 #[derive(Args)]
 #[command(after_help = "Examples:
   astrai compile model/config.json --seq 1024
   astrai compile model/ --for decode --batch 8 --dtype bf16 --json
+  astrai compile model/ --for train --batch 4 --seq 256 --dtype bf16
   astrai compile model/ -o out/          then look at out/graph.dot, out/ir/, out/kernels/
   astrai compile model/ --dump-after merge | less")]
 pub struct Compile {
@@ -69,6 +79,13 @@ pub struct Compile {
     machine: MachineFlags,
 }
 
+/// What was compiled.
+struct Made {
+    /// Programs, each with what stands before the names of its passes and files; the first has an empty prefix.
+    programs: Vec<(&'static str, Planned)>,
+    report: Map<String, Value>,
+}
+
 /// What is compiled.
 struct Subject {
     graph: Graph,
@@ -81,22 +98,17 @@ impl Compile {
     /// Compiles and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
         let machine = self.machine.planner()?;
-        let subject = self.subject()?;
-        let keep = self.output.is_some() || self.dump_after.is_some();
-        let options = Options {
-            storage: self.machine.storage(),
-            dump: if keep { Dump::All } else { Dump::None },
-            ..Options::default()
+        let dumps = self.output.is_some() || self.dump_after.is_some();
+        let made = match (read_graph(&self.model)?, self.purpose) {
+            (None, Some(Purpose::Train)) => self.train(&machine, dumps)?,
+            (graph, _) => self.one(graph.as_ref(), &machine, dumps)?,
         };
-        let (planned, seconds) =
-            measure::once(|| astrai_runtime::compile(&subject.graph, &machine.target, &options))?;
-        let mut report = summary(&planned, subject.parameters, subject.build_seconds + seconds)?;
-        report.extend(subject.about.as_object().cloned().unwrap_or_default());
+        let Made { programs, report } = made;
         if let Some(folder) = &self.output {
-            output::write(folder, &planned, &Value::Object(report.clone()))?;
+            output::write(folder, &programs, &Value::Object(report.clone()))?;
         }
         match &self.dump_after {
-            Some(pass) => dump(out, &planned, pass)?,
+            Some(pass) => dump(out, &programs, pass)?,
             None if self.json => writeln!(out, "{}", Value::Object(report))?,
             None => {
                 write!(out, "{}", describe(&report))?;
@@ -108,24 +120,44 @@ impl Compile {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn subject(&self) -> Result<Subject, Failure> {
-        if let Some(value) = read_graph(&self.model)? {
-            return self.given(&value);
-        }
-        let (config, warnings) = read_config(&self.model, self.strict)?;
-        warn(&warnings);
+    /// A program of its own: of a model, or a graph as given.
+    fn one(&self, graph: Option<&Value>, machine: &Machine, dumps: bool) -> Result<Made, Failure> {
+        let subject = match graph {
+            Some(value) => self.given(value)?,
+            None => self.subject()?,
+        };
+        let options = Options {
+            storage: self.machine.storage(),
+            dump: if dumps { Dump::All } else { Dump::None },
+            ..Options::default()
+        };
+        let (planned, seconds) =
+            measure::once(|| astrai_runtime::compile(&subject.graph, &machine.target, &options))?;
+        let mut report = summary(&planned, subject.parameters, subject.build_seconds + seconds)?;
+        report.extend(subject.about.as_object().cloned().unwrap_or_default());
+        Ok(Made { programs: vec![("", planned)], report })
+    }
+
+    /// Sequences of a run and their length.
+    fn sizes(&self, config: &ModelConfig) -> Result<(u64, u64), Failure> {
         let most = config.max_positions as u64;
         let (batch, seq) = (self.batch.unwrap_or(1), self.seq.unwrap_or(SEQ.min(most)));
-        check_sizes(&config, batch, seq)?;
-        let purpose = self.purpose.unwrap_or(Purpose::Prefill);
+        check_sizes(config, batch, seq)?;
+        Ok((batch, seq))
+    }
+
+    fn subject(&self) -> Result<Subject, Failure> {
+        let (config, warnings) = read_config(&self.model, self.strict)?;
+        warn(&warnings);
+        let (batch, seq) = self.sizes(&config)?;
         let full = Program { logits: Logits::Last, ..Program::full(batch, seq) };
-        let (name, program) = match purpose {
-            Purpose::Prefill => ("prefill", full),
-            Purpose::Decode => {
+        let (name, program) = match self.purpose {
+            Some(Purpose::Decode) => {
                 let table = (seq as usize).div_ceil(Cache::PAGE);
                 let cache = Cache { page: Cache::PAGE, pages: table.saturating_mul(batch as usize), table };
                 ("decode", Program { span: seq, ..Program::paged(batch, batch, cache) })
             }
+            _ => ("prefill", full),
         };
         let (graph, build_seconds) = measure::once(|| build(&config, &program))?;
         let about = json!({
@@ -179,8 +211,8 @@ fn read_graph(path: &Path) -> Result<Option<Value>, Failure> {
 }
 
 /// Prints the graph after a pass, or after each of them under its name.
-fn dump(out: &mut dyn Write, planned: &Planned, pass: &str) -> Result<(), Failure> {
-    let graphs = output::graphs(planned);
+fn dump(out: &mut dyn Write, programs: &[(&'static str, Planned)], pass: &str) -> Result<(), Failure> {
+    let graphs: Vec<_> = output::graphs(programs).collect();
     if pass == "all" {
         for (name, graph) in graphs {
             writeln!(out, "# after {name}\n{graph}")?;
@@ -190,7 +222,7 @@ fn dump(out: &mut dyn Write, planned: &Planned, pass: &str) -> Result<(), Failur
     match graphs.iter().find(|(name, _)| *name == pass) {
         Some((_, graph)) => Ok(write!(out, "{graph}")?),
         None => {
-            let names: Vec<&str> = graphs.iter().map(|(name, _)| *name).collect();
+            let names: Vec<&str> = graphs.iter().map(|(name, _)| name.as_str()).collect();
             Err(format!(
                 "--dump-after {pass}: no pass of this name leaves a graph; there are {}, all",
                 names.join(", ")

@@ -9,31 +9,40 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-/// Writes everything about a program whose every stage was dumped into `folder`, made if it does not exist.
-pub fn write(folder: &Path, program: &Program, summary: &Value) -> Result<(), String> {
-    for part in ["ir", "kernels"] {
-        let path = folder.join(part);
-        fs::create_dir_all(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-    }
-    let put = |name: &str, text: &str| {
+/// Writes everything about programs whose every stage was dumped into `folder`, made if it does not exist. Each comes with its
+/// own folder inside, empty for none; kernels, which are named by what they do, lie together.
+pub fn write(folder: &Path, programs: &[(&'static str, Program)], summary: &Value) -> Result<(), String> {
+    let make = |name: String| {
+        let path = folder.join(name);
+        fs::create_dir_all(&path).map_err(|e| format!("{}: {e}", path.display()))
+    };
+    let put = |name: String, text: &str| {
         let path = folder.join(name);
         fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))
     };
-    for (i, (name, graph)) in graphs(program).into_iter().enumerate() {
-        put(&format!("ir/{i:02}-{name}.json"), &ir_json::write_json(graph))?;
-        put(&format!("ir/{i:02}-{name}.txt"), &graph.to_string())?;
+    make("kernels".into())?;
+    for (inside, program) in programs {
+        make(format!("{inside}ir"))?;
+        for (i, (name, graph)) in stages(program).enumerate() {
+            put(format!("{inside}ir/{i:02}-{name}.json"), &ir_json::write_json(graph))?;
+            put(format!("{inside}ir/{i:02}-{name}.txt"), &graph.to_string())?;
+        }
+        put(format!("{inside}graph.dot"), &graphviz::to_dot(&program.graph))?;
+        for kernel in program.kernels.iter().flatten() {
+            put(format!("kernels/{}.c", kernel.name), &host::unit(&[kernel]))?;
+        }
+        put(format!("{inside}plan.json"), &format!("{:#}\n", plan(program)))?;
     }
-    put("graph.dot", &graphviz::to_dot(&program.graph))?;
-    for kernel in program.kernels.iter().flatten() {
-        put(&format!("kernels/{}.c", kernel.name), &host::unit(&[kernel]))?;
-    }
-    put("plan.json", &format!("{:#}\n", plan(program)))?;
-    put("summary.json", &format!("{summary:#}\n"))
+    put("summary.json".into(), &format!("{summary:#}\n"))
 }
 
-/// Name and graph of each dumped stage.
-pub fn graphs(program: &Program) -> Vec<(&'static str, &Graph)> {
-    program.stages.iter().filter_map(|s| Some((s.name, s.graph.as_ref()?))).collect()
+/// Name and graph of each dumped stage of each program.
+pub fn graphs<'a>(programs: &'a [(&'static str, Program)]) -> impl Iterator<Item = (String, &'a Graph)> + 'a {
+    programs.iter().flat_map(|(of, p)| stages(p).map(move |(name, graph)| (format!("{of}{name}"), graph)))
+}
+
+fn stages(program: &Program) -> impl Iterator<Item = (&'static str, &Graph)> {
+    program.stages.iter().filter_map(|s| Some((s.name, s.graph.as_ref()?)))
 }
 
 fn plan(program: &Program) -> Value {

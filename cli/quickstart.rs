@@ -1,169 +1,378 @@
-//! `astrai quickstart`: a small random model made, compiled, and run, with a word on each step; the shortest way to see the
-//! whole.
+//! `astrai quickstart`: a small model planned, trained on text that is at hand, and asked to go on with some, with a word on each
+//! step; the shortest way to see the whole.
+
+mod text;
 
 use crate::failure::{Done, Failure, warn};
-use crate::flags::DTypeName;
-use crate::greedy;
+use crate::flags::MachineFlags;
 use crate::machine::Machine;
-use crate::measure;
-use crate::model::{Model, plan, read_config};
-use crate::summary::{describe, summary};
-use astrai_builders::{Logits, ModelConfig, Program};
+use crate::model::Model;
+use crate::table::{bytes, count};
+use crate::train::{Train, recipe};
+use crate::{greedy, measure};
+use astrai_builders::ModelConfig;
 use astrai_ir::DType;
-use astrai_runtime::{Device, weights};
-use clap::Args;
+use astrai_runtime::{Device, Dump};
+use astrai_serve::tokenizer::Tokenizer;
+use astrai_train::batch::Batch;
+use astrai_train::engine::{Engine, Plan};
+use astrai_train::metrics::{self, Row};
+use astrai_train::settings::{Settings, Storage};
+use astrai_train::trainer::{METRICS, PICTURE};
+use clap::{Args, FromArgMatches};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use text::{Text, near, repository};
 
-/// Tokens of a sequence that the program shown is made for.
-const SEQ: u64 = 64;
-/// What is continued.
-const PROMPT: [i64; 5] = [1, 7, 42, 11, 5];
 /// Tokens generated.
-const NEW: usize = 16;
+const NEW: usize = 48;
+/// Peak learning rate; small models take a large one.
+const LR: &str = "0.002";
+/// How often the loss is printed over a run.
+const SHOWN: usize = 8;
+/// The time of a step is known after so many, or after so long.
+const TRIAL: (usize, Duration) = (5, Duration::from_secs(3));
 
-/// Make a small random model, compile it, generate from it
+/// Train a small model on text at hand for two minutes, and let it write
 ///
-/// Needs no download. Without a C compiler the interpreter runs a still smaller model.
+/// A byte-level BPE tokenizer and a llama of five million parameters learn from astrai's own sources, or from any text given with
+/// --data. Needs no download. How many steps two minutes are is measured first. Without a C compiler the interpreter
+/// trains a far smaller model.
 #[derive(Args)]
 #[command(after_help = "Examples:
   astrai quickstart
-  astrai quickstart my-model      keeps the model in my-model/, to try the other commands on")]
+  astrai quickstart my-model --data ~/notes --minutes 5
+  astrai quickstart my-model --steps 20        a look at the whole in half a minute")]
 pub struct Quickstart {
-    /// Folder to make the model in, which is kept [default: a temporary one, removed at the end]
+    /// Folder to make everything in [default: a new one among temporary files]
     folder: Option<PathBuf>,
-    /// Keep the temporary folder
-    #[arg(long, conflicts_with = "folder")]
-    keep: bool,
+    /// Text to learn from, a file or folder; may be repeated [default: astrai's sources]
+    #[arg(long, value_name = "PATH")]
+    data: Vec<PathBuf>,
+    /// How long to train
+    #[arg(long, default_value_t = 2.0, value_name = "MINUTES", value_parser = minutes)]
+    minutes: f64,
+    /// Train for so many steps instead
+    #[arg(long, value_name = "N", conflicts_with = "minutes", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    steps: Option<u64>,
     /// One JSON object instead of the tour
     #[arg(long)]
     json: bool,
-    /// How weights and activations are stored
-    #[arg(long, value_enum, default_value_t = DTypeName::F32)]
-    dtype: DTypeName,
-    /// Threads; 0 means one a core
-    #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
-    threads: u16,
+    #[command(flatten)]
+    machine: MachineFlags,
+}
+
+fn minutes(text: &str) -> Result<f64, String> {
+    let given = text.parse().ok().filter(|m| (0.05..=10_000.0).contains(m));
+    given.ok_or_else(|| "give a number of minutes from 0.05 to 10000".into())
+}
+
+/// The model that is made, and a batch.
+struct Size {
+    vocab: usize,
+    hidden: usize,
+    inner: usize,
+    layers: usize,
+    batch: usize,
+    seq: usize,
+}
+
+/// What is shown, and what it is shown of.
+struct Tour<'a> {
+    out: &'a mut dyn Write,
+    quickstart: &'a Quickstart,
+    machine: Machine,
+    size: Size,
+    folder: PathBuf,
+    text: Text,
+}
+
+/// A run that is over.
+struct Trained {
+    /// Its newest checkpoint, a model directory.
+    model: PathBuf,
+    steps: u64,
+    tokens: u64,
+    seconds: f64,
+    /// Loss of the first step, then means over equal parts of the run.
+    losses: Vec<f64>,
+    validation: Option<f64>,
 }
 
 impl Quickstart {
     /// Walks through everything.
     pub fn run(self, out: &mut dyn Write) -> Done {
-        let machine = Machine::new(Device::Host, self.threads.into())?;
+        let machine = self.machine.machine()?;
         warn(&machine.warnings);
+        let size = match machine.device {
+            Device::Host => Size { vocab: 4096, hidden: 256, inner: 704, layers: 6, batch: 8, seq: 128 },
+            _ => Size { vocab: 300, hidden: 32, inner: 64, layers: 2, batch: 2, seq: 16 },
+        };
         let temporary = match self.folder {
             Some(_) => None,
-            None => Some(tempfile::tempdir().map_err(|e| format!("a temporary folder: {e}"))?),
+            None => {
+                let made = tempfile::Builder::new().prefix("astrai-quickstart-").tempdir();
+                Some(made.map_err(|e| format!("a temporary folder: {e}"))?)
+            }
         };
         let folder = match (&self.folder, &temporary) {
             (Some(given), _) => given.clone(),
-            (None, Some(t)) => t.path().to_path_buf(),
-            (None, None) => return Err("no folder to make the model in".into()),
+            (None, Some(made)) => made.path().to_path_buf(),
+            (None, None) => return Err("no folder to work in".into()),
         };
-        let report = self.tour(out, &machine, &folder)?;
-        let kept = self.keep || self.folder.is_some();
-        if let (Some(t), true) = (temporary, self.keep) {
-            // From here on nobody removes it.
-            let _kept = t.keep();
-        }
-        match self.json {
-            true => writeln!(out, "{report}")?,
-            false => out.write_all(what_next(&folder, kept).as_bytes())?,
+        let text = Text::find(&self.data, &folder)?;
+        make_folder(&folder)?;
+        // From here on there is something to look at, and nobody removes it.
+        let _kept = temporary.map(tempfile::TempDir::keep);
+        let report = Tour { out, quickstart: &self, machine, size, folder, text }.walk()?;
+        if self.json {
+            writeln!(out, "{report}")?;
         }
         Ok(ExitCode::SUCCESS)
     }
+}
 
-    fn tour(&self, out: &mut dyn Write, machine: &Machine, folder: &Path) -> Result<Value, Failure> {
-        let quiet = self.json;
-        let mut tell = |text: String| match quiet {
+impl Tour<'_> {
+    fn tell(&mut self, text: &str) -> Result<(), Failure> {
+        match self.quickstart.json {
             true => Ok(()),
-            false => writeln!(out, "{text}"),
-        };
-        make_model(folder, machine.device == Device::Host)?;
-        let (config, _) = read_config(folder, false)?;
+            false => Ok(writeln!(self.out, "{text}\n")?),
+        }
+    }
+
+    fn storage(&self) -> DType {
+        self.quickstart.machine.storage()
+    }
+
+    fn walk(mut self) -> Result<Value, Failure> {
+        let (files, size) = (self.text.corpus.files().len(), self.text.corpus.bytes());
+        let of = if self.quickstart.data.is_empty() { "astrai's own sources, " } else { "" };
+        self.tell(&format!("1. Text to learn from: {of}{files} files, {}.", bytes(size)))?;
+        let config = self.write_config()?;
         let parameters = config.parameter_count();
-        tell(format!(
-            "1. A model is a folder: config.json says what is computed, model.safetensors holds the weights.\n   \
-             This one is a random llama of {parameters} parameters in {}.\n",
-            folder.display()
-        ))?;
-        let storage = self.dtype.storage();
-        let program = Program { logits: Logits::Last, ..Program::full(1, SEQ) };
-        let (planned, seconds) = measure::once(|| plan(&config, &program, storage, machine))?;
-        let report = summary(&planned, parameters, seconds)?;
-        tell(format!(
-            "2. Compiled for one sequence of {SEQ} tokens: the config becomes a graph, passes rewrite it, and regions of\n   \
-             it become kernels. What a run costs is known before anything runs:\n\n{}",
-            describe(&report)
-        ))?;
-        let model = Model::open(folder, false)?;
-        let length = (PROMPT.len() + NEW) as u64;
-        let (mut session, loading) =
-            measure::once(|| model.session(&greedy::program(length), storage, machine, &mut |_, _| {}))?;
-        let (chosen, running) = measure::once(|| {
-            greedy::continue_greedily(&mut session, &PROMPT, NEW, config.vocab_size, &mut |_| {})
-        })?;
-        let tokens: Vec<i64> = chosen.iter().map(|c| c.token).collect();
-        let how = match machine.device {
-            Device::Host => "kernels built by the C compiler (cached for next time)",
-            _ => "the interpreter, for want of a C compiler",
+        let (plan, seconds) = measure::once(|| self.plan(&config))?;
+        let figures = self.planned(&plan, parameters, seconds)?;
+        let steps = match self.quickstart.steps {
+            Some(steps) => steps,
+            None => self.steps(&config, plan)?,
         };
-        tell(format!(
-            "3. Run by {how}: ready in {loading:.2} s, {NEW} tokens in {running:.3} s,\n   each by a full pass over all \
-             tokens before it. The weights are random, and so is what they say:\n   {PROMPT:?} -> {tokens:?}\n"
-        ))?;
+        let trained = self.train(steps)?;
+        self.show(&trained)?;
+        let (prompt, answer) = self.generate(&trained.model)?;
+        self.what_next(&trained)?;
+        let picture = self.run_folder().join(PICTURE).display().to_string();
         Ok(json!({
-            "folder": (self.keep || self.folder.is_some()).then(|| folder.display().to_string()),
-            "summary": report, "prompt": PROMPT, "tokens": tokens,
-            "load_seconds": loading, "generate_seconds": running,
+            "folder": self.folder.display().to_string(), "model": trained.model.display().to_string(),
+            "text_bytes": size, "parameters": parameters, "plan": figures, "steps": trained.steps,
+            "tokens": trained.tokens, "train_seconds": trained.seconds, "losses": trained.losses,
+            "first_loss": trained.losses.first(), "last_loss": trained.losses.last(), "val_loss": trained.validation,
+            "picture": picture, "prompt": prompt, "text": answer,
         }))
+    }
+
+    fn run_folder(&self) -> PathBuf {
+        self.folder.join("run")
+    }
+
+    /// Writes `config.json`.
+    fn write_config(&self) -> Result<ModelConfig, Failure> {
+        let Size { vocab, hidden, inner, layers, .. } = self.size;
+        // The tokenizer that is trained has the end of a text at 0 and padding at 1.
+        let config = json!({
+            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocab, "hidden_size": hidden,
+            "intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": 8,
+            "num_key_value_heads": 4, "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "tie_word_embeddings": true, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1,
+            "torch_dtype": "float32",
+        });
+        let path = self.folder.join("config.json");
+        std::fs::write(&path, format!("{config:#}\n")).map_err(|e| format!("{}: {e}", path.display()))?;
+        let reading = ModelConfig::parse(&config.to_string(), "quickstart").map_err(|e| e.to_string())?;
+        Ok(reading.config)
+    }
+
+    fn plan(&self, config: &ModelConfig) -> Result<Plan, Failure> {
+        let dtype = if self.storage() == DType::BF16 { Storage::Bf16 } else { Storage::F32 };
+        let settings = Settings { batch: self.size.batch, seq: self.size.seq, dtype, ..Settings::default() };
+        Ok(Plan::new(config, &recipe(&settings), &self.machine.target, Dump::None)?)
+    }
+
+    fn planned(&mut self, plan: &Plan, parameters: u64, seconds: f64) -> Result<Value, Failure> {
+        let [mut kernels, mut launches, mut flops] = [0; 3];
+        for program in [&plan.grad, &plan.update] {
+            let cost = program.cost()?;
+            kernels += program.kernels.len() as u64;
+            (launches, flops) = (launches + cost.launches, flops + cost.flops);
+        }
+        let memory: u64 = plan.memory()?.iter().sum();
+        let Size { batch, seq, .. } = self.size;
+        self.tell(&format!(
+            "2. A llama of {} parameters. Its config.json became a graph, the graph its own gradient, and both {kernels}\n   \
+             kernels, in {seconds:.2} s. A training step on {batch} sequences of {seq} tokens is {launches} launches and {} operations;\n   \
+             it takes {}.",
+            count(parameters), count(flops), bytes(memory)
+        ))?;
+        Ok(
+            json!({"kernels": kernels, "launches": launches, "flops": flops, "planned_bytes": memory, "compile_seconds": seconds}),
+        )
+    }
+
+    /// Steps that fill the time, found by making some.
+    fn steps(&mut self, config: &ModelConfig, plan: Plan) -> Result<u64, Failure> {
+        let Size { vocab, batch, seq, .. } = self.size;
+        let token = |i: usize| (i * 2_654_435_761 % vocab) as i32;
+        let trial = Batch {
+            input_ids: (0..batch * seq).map(token).collect(),
+            positions: (0..batch * seq).map(|i| (i % seq) as i32).collect(),
+            starts: (0..=batch).map(|s| (s * seq) as i32).collect(),
+            targets: (1..=batch * seq).map(token).collect(),
+        };
+        let model = Model::fresh(config.clone(), vec![], 0);
+        let mut engine = Engine::open(plan, model.source(), &self.machine.runner(), &mut |_, _| {})?;
+        let mut runs = Vec::new();
+        let started = Instant::now();
+        // The first touches all memory and does not count.
+        let first = measure::once(|| engine.step(std::slice::from_ref(&trial), 1e-4))?.1;
+        while runs.len() < TRIAL.0 && (runs.is_empty() || started.elapsed() < TRIAL.1) {
+            runs.push(measure::once(|| engine.step(std::slice::from_ref(&trial), 1e-4))?.1);
+        }
+        let step = measure::Seconds::of(runs).median.min(first).max(1e-6);
+        let steps = (60.0 * self.quickstart.minutes / step) as u64;
+        // Even, so that the validation after the second half is the end.
+        let steps = (steps / 2 * 2).max(2);
+        self.tell(&format!(
+            "3. A step takes {:.0} ms here, so {steps} steps fill {} minutes.",
+            1e3 * step,
+            self.quickstart.minutes
+        ))?;
+        Ok(steps)
+    }
+
+    /// Runs `astrai train`, the very command that is shown.
+    fn train(&mut self, steps: u64) -> Result<Trained, Failure> {
+        let flags = &self.quickstart.machine;
+        let device = if self.machine.device == Device::Host { "cpu" } else { "interpreter" };
+        let run = self.run_folder();
+        let shown = |p: &Path| p.display().to_string();
+        let mut words =
+            vec!["--config".to_string(), shown(&self.folder.join("config.json")), "--data".into()];
+        words.extend(self.text.roots.iter().map(|p| shown(p)));
+        let validate = if steps.is_multiple_of(2) { steps / 2 } else { steps };
+        let Size { vocab, batch, seq, .. } = self.size;
+        let numbers = format!(
+            "--vocab {vocab} --batch {batch} --seq {seq} --steps {steps} --lr {LR} --eval-every {validate} --save-every 0 \
+             --dtype {} --threads {} --device {device}",
+            self.storage().name(),
+            flags.threads
+        );
+        words.extend(["--out".into(), shown(&run)]);
+        words.extend(numbers.split(' ').map(str::to_string));
+        let line: Vec<String> = words.iter().map(|w| quoted(w)).collect();
+        self.tell(&format!("   astrai train {}", line.join(" ")))?;
+        let command = Train::augment_args(clap::Command::new("train").no_binary_name(true));
+        let parsed = command.try_get_matches_from(&words).and_then(|m| Train::from_arg_matches(&m));
+        parsed.map_err(|e| e.to_string())?.run(&mut std::io::sink())?;
+        trained(&run)
+    }
+
+    fn show(&mut self, t: &Trained) -> Result<(), Failure> {
+        let losses: Vec<String> = t.losses.iter().map(|l| format!("{l:.2}")).collect();
+        let validation =
+            t.validation.map_or(String::new(), |v| format!("\n   On text that was held out: {v:.2}."));
+        self.tell(&format!(
+            "4. {} steps, {} tokens, {:.0} s. The loss, nats a token, fell from {} (choosing blindly would give {:.2}) to {}:\n   \
+             {}{validation}\n   The curve is in {}",
+            t.steps,
+            t.tokens,
+            t.seconds,
+            losses.first().map_or("", String::as_str),
+            (self.size.vocab as f64).ln(),
+            losses.last().map_or("", String::as_str),
+            losses.join("  "),
+            self.run_folder().join(PICTURE).display(),
+        ))
+    }
+
+    /// The trained model continues the beginning of a text.
+    fn generate(&mut self, folder: &Path) -> Result<(String, String), Failure> {
+        let tokenizer = Tokenizer::open(folder).map_err(|e| e.to_string())?;
+        let ids = [2, self.size.seq];
+        self.text.write_ids(&self.folder.join("inputs.safetensors"), &tokenizer, ids)?;
+        let prompt = self.text.prompt()?;
+        let ids = tokenizer.encode_plain(&prompt).map_err(|e| e.to_string())?;
+        let ids: Vec<i64> = ids.into_iter().map(i64::from).collect();
+        let model = Model::open(folder, false)?;
+        let program = greedy::program((ids.len() + NEW) as u64);
+        let mut session = model.session(&program, self.storage(), &self.machine, &mut |_, _| {})?;
+        let vocab = model.config.vocab_size;
+        let (chosen, seconds) =
+            measure::once(|| greedy::continue_greedily(&mut session, &ids, NEW, vocab, &mut |_| {}))?;
+        let ids: Vec<u32> = chosen.iter().filter_map(|c| u32::try_from(c.token).ok()).collect();
+        let text = tokenizer.decode(&ids, true).map_err(|e| e.to_string())?;
+        self.tell(&format!(
+            "5. It goes on with text, taking the likeliest token each time ({NEW} tokens in {seconds:.2} s, without a cache):\n   \
+             {prompt:?}\n   -> {text:?}"
+        ))?;
+        Ok((prompt, text))
+    }
+
+    fn what_next(&mut self, t: &Trained) -> Result<(), Failure> {
+        let word = |p: &Path| quoted(&p.display().to_string());
+        let (dir, model) = (word(&self.folder), word(&t.model));
+        let (run, longer) = (word(&self.run_folder()), 2 * t.steps);
+        let verify = repository().map_or(String::new(), |root| {
+            let golden = word(&near(&root.join("tests/golden/llama")));
+            format!("\n  astrai verify {golden}        the same numbers as a reference implementation")
+        });
+        let Size { batch, seq, .. } = self.size;
+        self.tell(&format!(
+            "Next (the model is a folder as Hugging Face lays it out, {model}):\n  \
+             astrai train --out {run} --resume --steps {longer}        train on\n  \
+             astrai run {model} --inputs {dir}/inputs.safetensors --outputs {dir}/out.safetensors --want logits,loss,grads --profile\n  \
+             astrai compile {dir}/config.json --for train -o {dir}/compiled        graphs, plan and kernels as files\n  \
+             astrai bench train --shape {dir}/config.json --batch {batch} --seq {seq}{verify}"
+        ))
     }
 }
 
-/// Writes the model and token ids to try it on: five million parameters, or few where the interpreter has to run them.
-fn make_model(folder: &Path, large: bool) -> Result<(), Failure> {
+/// What a run's folder says of it.
+fn trained(run: &Path) -> Result<Trained, Failure> {
+    let latest = run.join("latest");
+    let name = std::fs::read_to_string(&latest).map_err(|e| format!("{}: {e}", latest.display()))?;
+    let (rows, notes) = metrics::read(&run.join(METRICS))?;
+    warn(&notes);
+    let steps: Vec<_> =
+        rows.iter().filter_map(|r| if let Row::Step(s) = r { Some(s) } else { None }).collect();
+    let validations =
+        rows.iter().filter_map(|r| if let Row::Validation(v) = r { Some(v.val_loss) } else { None });
+    let mean = |part: &[&metrics::Step]| part.iter().map(|s| s.loss).sum::<f64>() / part.len() as f64;
+    let parts = steps.chunks(steps.len().div_ceil(SHOWN).max(1)).map(mean);
+    let losses = steps.first().map(|s| s.loss).into_iter().chain(parts).collect();
+    Ok(Trained {
+        model: run.join(name.trim()),
+        steps: steps.len() as u64,
+        tokens: steps.last().map_or(0, |s| s.tokens),
+        seconds: steps.iter().map(|s| s.seconds).sum(),
+        losses,
+        validation: validations.last(),
+    })
+}
+
+/// A folder that is there and empty.
+fn make_folder(folder: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     if std::fs::read_dir(folder).is_ok_and(|mut list| list.next().is_some()) {
         let line = format!("{}: the folder is not empty; give one that is, or a new name", folder.display());
         return Err(line.into());
     }
-    let (vocab, hidden, inner, layers) = if large { (8192, 256, 704, 4) } else { (256, 64, 176, 2) };
-    let config = json!({
-        "model_type": "llama", "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": inner,
-        "num_hidden_layers": layers, "num_attention_heads": 8, "num_key_value_heads": 4,
-        "max_position_embeddings": 1024, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-        "tie_word_embeddings": true, "torch_dtype": "float32",
-    });
-    let reading = ModelConfig::parse(&config.to_string(), "quickstart").map_err(|e| e.to_string())?;
-    Model::fresh(reading.config, vec![], 0).save(folder)?;
-    let ids: Vec<u8> = (0..2 * SEQ as i64).flat_map(|i| (i * 37 % 251).to_le_bytes()).collect();
-    let shape = [2, SEQ as usize];
-    let tensor = ("input_ids", DType::I64, shape.as_slice(), ids.as_slice());
-    Ok(weights::write(&folder.join("inputs.safetensors"), [tensor], &BTreeMap::new())?)
+    Ok(())
 }
 
-fn what_next(folder: &Path, kept: bool) -> String {
-    if !kept {
-        return "Next, keep the model to try the other commands on:\n  astrai quickstart my-model\n  \
-                astrai models\n"
-            .to_string();
-    }
-    let dir = quoted(folder);
-    format!(
-        "Next:\n  \
-         astrai compile {dir} -o {dir}/compiled        graphs, plan and kernels as files\n  \
-         astrai compile {dir} --dump-after merge       the graph after a pass\n  \
-         astrai run {dir} --inputs {dir}/inputs.safetensors --outputs {dir}/out.safetensors --want logits,loss --profile\n  \
-         astrai bench prefill --shape {dir}/config.json --seq 64\n"
-    )
-}
-
-/// A path as a shell reads it.
-fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
+/// A word as a shell reads it.
+fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "/._-+".contains(c);
-    if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
+    if text.chars().all(plain) { text.into() } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }

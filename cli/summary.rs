@@ -4,9 +4,9 @@ use crate::failure::Failure;
 use crate::table::{bytes, count, table};
 use astrai_ir::Graph;
 use astrai_ir::ops::Op;
-use astrai_runtime::Program;
+use astrai_runtime::{Program, Stage};
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Parameters of a graph: elements of its weights, each once.
 pub fn graph_parameters(graph: &Graph) -> Result<u64, Failure> {
@@ -35,9 +35,35 @@ pub fn summary(program: &Program, parameters: u64, seconds: f64) -> Result<Map<S
     put("planned_bytes", json!(cost.weight_bytes.saturating_add(cost.arena_bytes)));
     put("kv_bytes_per_token", json!(cost.kv_bytes_per_token));
     put("compile_seconds", json!(seconds));
-    let pass = |s: &astrai_runtime::Stage| json!({"name": s.name, "seconds": s.seconds, "nodes": s.nodes});
-    put("passes", program.stages.iter().map(pass).collect());
+    put("passes", stages("", program).collect());
     Ok(map)
+}
+
+/// Kernels, launches, flops and bytes of programs that run one after another.
+pub fn sum_costs(programs: &[(&'static str, Program)]) -> Result<Map<String, Value>, Failure> {
+    let mut kernels = BTreeSet::new();
+    let [mut launches, mut flops, mut bytes] = [0u64; 3];
+    for (_, program) in programs {
+        let cost = program.cost()?;
+        kernels.extend(program.kernels.iter().flatten().map(|k| &k.name));
+        launches += cost.launches;
+        flops = flops.saturating_add(cost.flops);
+        bytes = bytes.saturating_add(cost.bytes);
+    }
+    let sums =
+        [("kernels", kernels.len() as u64), ("launches", launches), ("flops", flops), ("bytes", bytes)];
+    Ok(sums.into_iter().map(|(key, n)| (key.to_string(), json!(n))).collect())
+}
+
+/// What each pass did, program by program.
+pub fn passes(programs: &[(&'static str, Program)]) -> Value {
+    programs.iter().flat_map(|(of, program)| stages(of, program)).collect()
+}
+
+fn stages<'a>(of: &'a str, program: &'a Program) -> impl Iterator<Item = Value> + 'a {
+    let row =
+        move |s: &Stage| json!({"name": format!("{of}{}", s.name), "seconds": s.seconds, "nodes": s.nodes});
+    program.stages.iter().map(row)
 }
 
 /// The summary for people.
@@ -49,16 +75,17 @@ pub fn describe(summary: &Map<String, Value>) -> String {
     let lines = [
         ("parameters", format!("{} ({})", number("parameters"), count(number("parameters")))),
         ("kernels", format!("{} distinct, {} launches a run", number("kernels"), number("launches"))),
-        ("flops a run", format!("{} ({})", number("flops"), count(number("flops")))),
-        ("bytes a run", with_bytes("bytes")),
-        ("weights", with_bytes("weight_bytes")),
-        ("planned memory", with_bytes("planned_bytes")),
-        ("kv a token", with_bytes("kv_bytes_per_token")),
-        ("compiled in", format!("{total:.3} s")),
+        ("flops", format!("{} ({}) a run", number("flops"), count(number("flops")))),
+        ("bytes", with_bytes("bytes") + " a run"),
+        ("weight_bytes", with_bytes("weight_bytes")),
+        ("state_bytes", with_bytes("state_bytes") + ": gradients, optimiser"),
+        ("planned_bytes", with_bytes("planned_bytes")),
+        ("kv_bytes_per_token", with_bytes("kv_bytes_per_token")),
+        ("compile_seconds", format!("{total:.3}")),
     ];
     let mut text = String::new();
-    for (name, value) in lines {
-        text += &format!("{name:<16}{value}\n");
+    for (key, value) in lines.iter().filter(|(key, _)| summary.contains_key(*key)) {
+        text += &format!("{:<20}{value}\n", key.replace('_', " "));
     }
     text.push('\n');
     let passes = summary.get("passes").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();

@@ -39,15 +39,16 @@ pub enum Check {
 
 /// Compare a model with what a reference implementation computed for it
 ///
-/// The golden file holds `input_ids`, `logits`, `loss`, `grad.*` and `greedy.*`. Tolerances in f32: logits and each gradient
+/// The golden file holds `input_ids`, `logits`, `loss`, `grad.*`, `greedy.*` and `train.*`. Tolerances in f32: logits and each gradient
 /// within 1e-4 of their largest magnitude, loss within 1e-5, greedy tokens equal (a token may differ, and ends the comparison, where the
 /// reference's margin is below 1e-3; the margins themselves must agree). In bf16: logits within 3e-2 by norm, loss within 3e-2
 /// relative, and a greedy token may differ where the margin is below 3e-2 of the largest logit. The short training run: losses within 2e-3
 /// relative, gradient norms within 1e-2 (in bf16: losses within 2e-2). Exit code 1 when anything
-/// asked for is off, missing, or cannot be checked yet.
+/// asked for is off, missing, or without a tolerance (gradients in bf16).
 #[derive(Args)]
 #[command(after_help = "Examples:
-  astrai verify tests/golden/llama --only logits,loss,greedy
+  astrai verify tests/golden/llama
+  astrai verify tests/golden/llama --only logits,loss,train --dtype bf16
   astrai verify model/ --golden reference.safetensors --dtype bf16 --only logits --json")]
 pub struct Verify {
     /// A model directory

@@ -87,7 +87,7 @@ fn write_ids(path: &Path, shape: &[usize], ids: &[i64]) {
 
 #[test]
 fn every_command_explains_itself() {
-    for command in ["models", "compile", "run", "verify", "bench", "quickstart"] {
+    for command in ["models", "compile", "run", "train", "verify", "bench", "quickstart"] {
         let help = good(&[command, "--help"]);
         assert!(help.contains("Example"), "{command}: {help}");
         assert!(help.contains(&format!("astrai {command}")), "{command}: {help}");
@@ -134,6 +134,41 @@ fn compile_costs_and_writes_what_it_made() {
     assert!(decode["flops"].as_u64() < report["flops"].as_u64());
     assert!(decode["weight_bytes"].as_u64() < report["weight_bytes"].as_u64());
     assert!(good(&["compile", text(&model)]).contains("113088"));
+}
+
+#[test]
+fn a_training_step_is_planned_whole() {
+    let (dir, model) = (tempfile::tempdir().unwrap(), golden("qwen3"));
+    let out = dir.path().join("out");
+    let step = ["compile", text(&model), "--for", "train", "--batch", "2", "--seq", "32"];
+    let report = object(&[&step[..], &["-o", text(&out), "--json"]].concat());
+    let number =
+        |report: &Value, key: &str| report[key].as_u64().unwrap_or_else(|| panic!("{key}: {report}"));
+    let weights = number(&report, "weight_bytes");
+    assert_eq!((number(&report, "parameters"), weights), (113_088, 4 * 113_088));
+    assert_eq!(number(&report, "state_bytes"), 3 * weights, "a gradient and two moments");
+    assert!(number(&report, "planned_bytes") > 4 * weights);
+    assert!(number(&report, "flops") > 6 * 64 * 100_000, "6 operations a parameter and token");
+    let kernels = fs::read_dir(out.join("kernels")).unwrap().count() as u64;
+    assert_eq!(number(&report, "kernels"), kernels);
+    for file in [
+        "ir/04-differentiate.json",
+        "plan.json",
+        "summary.json",
+        "update/ir/00-build.json",
+        "update/plan.json",
+    ] {
+        assert!(fs::metadata(out.join(file)).unwrap().len() > 0, "{file}");
+    }
+    let passes: Vec<&str> =
+        report["passes"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
+    assert!(passes.contains(&"differentiate") && passes.contains(&"update/fuse"), "{passes:?}");
+    let narrow = object(&[&step[..], &["--dtype", "bf16", "--json"]].concat());
+    assert_eq!(number(&narrow, "weight_bytes"), weights / 2);
+    assert_eq!(number(&narrow, "state_bytes"), 4 * weights, "master weights too");
+    assert!(good(&[&step[..], &["--dump-after", "update/merge"]].concat()).contains("grad_norm"));
+    assert!(refused(&[&step[..], &["--dump-after", "x"]].concat()).contains("update/build"));
+    assert!(good(&step).contains("state bytes"));
 }
 
 #[test]
@@ -203,19 +238,28 @@ fn verify_passes_what_is_right() {
         assert_eq!(report["ok"], true);
         assert_eq!(report["checks"].as_array().unwrap().len(), 3);
     }
-    let out = astrai(&["verify", text(&golden("llama"))]);
-    assert_eq!(out.status.code(), Some(1));
-    assert_eq!(stdout(&out).matches("not built yet").count(), 1);
-    assert_eq!(astrai(&["verify", text(&golden("llama")), "--only", "train"]).status.code(), Some(1));
+    for case in ["llama", "qwen3", "astrai_gqa"] {
+        let model = golden(case);
+        for (only, dtype, rows) in [("grads,train", "f32", 3), ("train", "bf16", 1)] {
+            let flags = ["--only", only, "--dtype", dtype, "--json"];
+            let report = object(&[&["verify", text(&model)][..], &flags].concat());
+            assert_eq!(report["ok"], true, "{report}");
+            assert_eq!(report["checks"].as_array().unwrap().len(), rows, "{report}");
+        }
+    }
+    assert!(astrai(&["verify", text(&golden("llama"))]).status.success(), "all checks");
 }
 
 #[test]
 fn verify_catches_ten_tolerances() {
-    let off = |dir: &TempDir, only: &str| {
+    let off = |dir: &TempDir, check: &str| {
+        let only = check.split('.').next().unwrap();
         let out = astrai(&["verify", text(dir.path()), "--only", only, "--json"]);
         let report: Value = serde_json::from_str(&stdout(&out)).unwrap();
-        assert_eq!(out.status.code(), Some(1), "{only}");
-        assert_eq!(report["checks"][0]["verdict"], "off", "{report}");
+        assert_eq!(out.status.code(), Some(1), "{check}");
+        let rows = report["checks"].as_array().unwrap();
+        let off: Vec<&Value> = rows.iter().filter(|r| r["verdict"] == "off").map(|r| &r["check"]).collect();
+        assert_eq!(off, [check], "{report}");
     };
     let file =
         astrai_runtime::weights::Checkpoint::open(&golden("llama").join("golden.safetensors")).unwrap();
@@ -228,6 +272,8 @@ fn verify_catches_ten_tolerances() {
     off(&altered("llama", "loss", |x| x * (1.0 + 1e-4)), "loss");
     off(&altered("llama", "greedy.margin", |x| x + 0.1), "greedy");
     off(&altered("llama", "grad.model.norm.weight", |x| x + 1.0), "grads");
+    off(&altered("llama", "train.losses", |x| x * (1.0 + 2e-2)), "train.losses");
+    off(&altered("llama", "train.grad_norms", |x| x * (1.0 + 1e-1)), "train.grad_norms");
 }
 
 #[test]

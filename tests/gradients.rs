@@ -61,7 +61,10 @@ fn no_dot_of_training_is_left_to_loops() {
         let options = Options { storage, gradient_of: Some("loss".into()), ..Options::default() };
         let compiled = compile(&graph, &machine.target, &options).unwrap();
         let mut dots = 0;
+        let losses = compiled.plan.regions.iter().filter(|r| r.anchor == Anchor::CrossEntropy);
+        assert_eq!(losses.count(), 1, "{storage}: the logits of the loss are made once");
         for r in &compiled.plan.regions {
+            assert!(r.anchor != Anchor::Eval || storage != DType::F32, "{} has no kernel", r.origin);
             if r.graph.nodes().iter().any(|n| matches!(n.op, Op::Dot(_))) {
                 assert_eq!(r.anchor, Anchor::Dot, "{storage}: {} has a dot in loops", r.origin);
                 dots += 1;

@@ -3,7 +3,9 @@
 use astrai::machine::Machine;
 use astrai_builders::{Logits, Loss, ModelConfig, Program, build};
 use astrai_ir::DType;
-use astrai_runtime::{Device, Options, compile};
+use astrai_runtime::{Device, Dump, Options, compile};
+use astrai_train::engine::Plan;
+use astrai_train::settings::{Settings, Storage};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -59,6 +61,30 @@ fn published_shapes_are_planned_in_seconds() {
             let inner = parameters as f64 - 2.0 * config.vocab_size as f64 * hidden;
             assert!(cost.flops as f64 >= 1.9 * inner * tokens as f64, "{name}: {} operations", cost.flops);
         }
+    }
+}
+
+#[test]
+fn training_of_published_shapes_is_planned() {
+    let machine = Machine::new(Device::Null, 1).unwrap();
+    for (name, parameters, layers) in SHAPES {
+        let Some(path) = config(name) else { continue };
+        let config = ModelConfig::read(&path).unwrap().config;
+        let settings = Settings { batch: 8, seq: 4096, dtype: Storage::Bf16, ..Settings::default() };
+        let recipe = astrai::train::recipe(&settings);
+        let plan = Plan::new(&config, &recipe, &machine.target, Dump::None).unwrap();
+        let [weights, states, arenas] = plan.memory().unwrap();
+        assert_eq!(weights, 2 * parameters, "{name}");
+        // A gradient, two moments and a master weight, four bytes each.
+        assert_eq!(states, 16 * parameters, "{name}");
+        let kernels = plan.grad.kernels.len() + plan.update.kernels.len();
+        let launches = [&plan.grad, &plan.update].map(|p| p.plan.launches() as u64);
+        println!("{name}: {kernels} kernels, launches {launches:?}, arenas {:.3} GB", arenas as f64 / 1e9);
+        assert!(kernels < 100, "{name}: {kernels} kernels, however deep the model");
+        assert!(launches[0] <= 60 * layers + 20, "{name}: {launches:?} launches");
+        let flops: u64 = [&plan.grad, &plan.update].iter().map(|p| p.cost().unwrap().flops).sum();
+        let products = (parameters - (config.vocab_size * config.hidden_size) as u64) as f64;
+        assert!(flops as f64 > 6.0 * products * 32768.0, "{name}: {flops} operations");
     }
 }
 

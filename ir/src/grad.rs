@@ -126,7 +126,7 @@ impl Sums<'_> {
     fn add(&mut self, graph: &mut Graph, id: NodeId, output: usize, g: NodeId) -> Result<(), IrError> {
         let g = if self.wide.contains(&id) { widen(graph, g)? } else { g };
         let sum = match self.grads[id.index()][output] {
-            Some(before) => graph.add(before, g)?,
+            Some(before) => plus(graph, before, g)?,
             None => g,
         };
         self.grads[id.index()][output] = Some(sum);
@@ -183,6 +183,30 @@ impl Sums<'_> {
             self.add(graph, a, 0, g)?;
         }
         Ok(())
+    }
+}
+
+/// a + b; rows that one of them adds to zeros are added to the other, so that no table of zeros is made.
+fn plus(graph: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId, IrError> {
+    for (sum, rows) in [(a, b), (b, a)] {
+        let node = graph.node(rows);
+        if let Op::Scatter(s) = &node.op
+            && s.kind == ScatterKind::Add
+            && is_zero(graph, node.args[0])
+        {
+            let (op, args) = (node.op.clone(), [sum, node.args[1], node.args[2]]);
+            return graph.push(op, &args);
+        }
+    }
+    graph.add(a, b)
+}
+
+fn is_zero(graph: &Graph, id: NodeId) -> bool {
+    let node = graph.node(id);
+    match &node.op {
+        Op::Const(c) => c.as_scalar() == Some(0.0),
+        Op::Expand(_) | Op::Reshape(_) => is_zero(graph, node.args[0]),
+        _ => false,
     }
 }
 

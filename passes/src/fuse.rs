@@ -87,8 +87,8 @@ impl<'a> Fuse<'a> {
         known: &'a mut HashMap<String, usize>,
     ) -> Fuse<'a> {
         let uses = Uses::of(g);
-        let stored = stored(g, &uses);
-        let versions = Versions::of(g, &uses, &stored);
+        let mut stored = stored(g, &uses);
+        let versions = Versions::of(g, &uses, &mut stored);
         let packed = if trained { BTreeSet::new() } else { packed(g) };
         let body = Body::default();
         Fuse {

@@ -319,6 +319,8 @@ fn takes_inline(g: &Graph, id: NodeId, user: NodeId, through: NodeId) -> bool {
             _ => false,
         },
         _ if !inlines_arguments(&node.op) => false,
+        // Sums of sums: the inner ones are spread over threads.
+        Op::Reduce(_) if matches!(g.node(id).op, Op::Reduce(_)) => false,
         // A row's statistics are computed once for the row only where the user walks the same rows.
         Op::Reduce(_) | Op::RmsNorm(_) | Op::Softmax(_) => {
             !reduces(id) || same_rows(g, id, through) && g.ty(id).shape == g.ty(node.args[0]).shape

@@ -47,8 +47,8 @@ pub fn stored_param(g: &Graph, call: NodeId, i: usize) -> Option<usize> {
 }
 
 impl Versions {
-    /// What shares memory in a graph.
-    pub fn of(g: &Graph, uses: &Uses, stored: &[bool]) -> Versions {
+    /// What shares memory in a graph. What only kernels of several results use is computed in them: it is `stored` no more.
+    pub fn of(g: &Graph, uses: &Uses, stored: &mut [bool]) -> Versions {
         let mut v = Versions::default();
         let live = g.live();
         for id in g.ids().filter(|id| live[id.index()]) {
@@ -106,7 +106,7 @@ impl Versions {
     }
 
     /// Finds next versions of one shape, pointwise in what they share, that one kernel can write.
-    fn group(&mut self, g: &Graph, uses: &Uses, stored: &[bool]) {
+    fn group(&mut self, g: &Graph, uses: &Uses, stored: &mut [bool]) {
         let mut groups: Vec<Group> = Vec::new();
         let mut ids: Vec<NodeId> = self.lives_in.keys().copied().collect();
         ids.sort_unstable();
@@ -132,6 +132,7 @@ impl Versions {
             }
         }
         for gr in groups.into_iter().filter(|gr| gr.roots.len() > 1) {
+            let kept = absorb(g, uses, stored, &gr.roots);
             let inside = cone(g, stored, &gr.roots);
             let last = gr.roots.iter().max().copied().unwrap_or(NodeId(0));
             let waits = |u: &NodeId| *u > last || inside.contains(u) || matches!(g.node(*u).op, Op::Store(_));
@@ -140,8 +141,29 @@ impl Versions {
             if alone && safe {
                 let roots: Arc<[NodeId]> = gr.roots.into();
                 roots.iter().for_each(|r| _ = self.together.insert(*r, roots.clone()));
+            } else {
+                kept.into_iter().for_each(|id| stored[id.index()] = true);
             }
         }
+    }
+}
+
+/// Takes pointwise values that nothing but the kernel of these roots uses out of memory; answers which.
+fn absorb(g: &Graph, uses: &Uses, stored: &mut [bool], roots: &[NodeId]) -> Vec<NodeId> {
+    let mut taken = Vec::new();
+    loop {
+        let inside = cone(g, stored, roots);
+        let computed = |id: &NodeId| {
+            inside.contains(id) && (roots.contains(id) || !stored[id.index()] && !is_leaf(g, *id))
+        };
+        let only_here = |id: &NodeId| {
+            let pointwise = g.node(*id).op.is_pointwise() && g.ty(*id).shape == g.ty(roots[0]).shape;
+            let read = stored[id.index()] && !roots.contains(id);
+            read && pointwise && !uses.is_output(*id) && uses.of_node(*id).iter().all(computed)
+        };
+        let Some(id) = inside.iter().copied().rev().find(only_here) else { return taken };
+        stored[id.index()] = false;
+        taken.push(id);
     }
 }
 

@@ -1,6 +1,7 @@
 //! The hall. In: a graph. Out: a program: its plan and the source of its kernels. Every stage is named here in order.
 
 use crate::Error;
+use crate::buffers::Buffers;
 use crate::memory::available_memory;
 use crate::pack::panel_bytes;
 use crate::stages::{Dump, Stage, Stages};
@@ -171,8 +172,14 @@ impl Program {
 
     /// Refuses a program that needs more memory than the machine has left, before anything is loaded.
     pub fn check_memory(&self) -> Result<(), Error> {
-        let cost = self.cost()?;
-        let (need, have) = (cost.weight_bytes.saturating_add(cost.arena_bytes), available_memory());
+        self.check_memory_beside(&Buffers::new())
+    }
+
+    /// [`check_memory`](Self::check_memory) of what is not in memory yet: weights in these buffers are.
+    pub(crate) fn check_memory_beside(&self, buffers: &Buffers) -> Result<(), Error> {
+        let fresh = self.plan.weights.iter().filter(|w| buffers.get(&w.weight.name).is_none());
+        let weights: u64 = fresh.map(weight_bytes).sum();
+        let (need, have) = (weights.saturating_add(self.arena_bytes()?), available_memory());
         if need <= have {
             return Ok(());
         }

@@ -22,6 +22,7 @@ use astrai_ir::{DType, Sizes, Target, Tensor, Type};
 use astrai_passes::version_leaf;
 use bounds::Bounds;
 use execute::Addresses;
+use sizes::{Origin, origins};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -79,6 +80,8 @@ pub struct Session {
     /// Which of the values given is which input, and the shapes of the last run with what follows from them.
     order: Vec<usize>,
     shapes: Vec<Vec<usize>>,
+    measured: bool,
+    origins: Vec<Option<Origin>>,
     sizes: Sizes,
     dims: Vec<i64>,
     bound: Addresses,
@@ -126,11 +129,13 @@ impl Session {
         target: &Target,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, Error> {
-        program.check_memory()?;
+        program.check_memory_beside(buffers)?;
         let kernels = tools.is_some();
         let room = |bytes: u64| Memory::zeroed(if kernels { bytes as usize } else { 0 });
+        let inputs = inputs(&program);
         let mut session = Session {
-            inputs: inputs(&program),
+            origins: origins(&program, &inputs)?,
+            inputs,
             arena: room(program.plan.main.arena + program.plan.scratch)?,
             scratch: room(program.scratch_bytes()?)?,
             results: outcomes(&program),
@@ -152,6 +157,7 @@ impl Session {
             result_memory: vec![],
             order: vec![],
             shapes: vec![],
+            measured: false,
             sizes: Sizes::new(),
             dims: vec![],
             bound: Addresses(vec![]),

@@ -111,10 +111,21 @@ INLINE float NAME(total)(float *sum) {
     return sum[0];
 }
 
-static float NAME(sum_exp)(const float *x, float top) {
+#if defined(GRAD_BUF)
+#define EXP_STAYS (SOFTCAP == 0) /* the slope of a cap needs the logits themselves */
+#else
+#define EXP_STAYS 0
+#endif
+
+/* The sum of exp(x - top), which takes the place of x where EXP_STAYS. */
+static float NAME(sum_exp)(float *x, float top) {
     float sum[LANES] = {0};
     for (int64_t i = 0; i < VOCAB; i += LANES)
-        for (int j = 0; j < LANES; j++) sum[j] += m_exp(x[i + j] - top);
+        for (int j = 0; j < LANES; j++) {
+            float e = m_exp(x[i + j] - top);
+            if (EXP_STAYS) x[i + j] = e;
+            sum[j] += e;
+        }
     return NAME(total)(sum);
 }
 
@@ -127,9 +138,11 @@ static float NAME(mean)(const float *x) {
 }
 
 #ifdef GRAD_BUF
-INLINE float NAME(slope)(float x) {
+/* grad * (p - wanted), times the slope of the cap, from what sum_exp left of a logit. */
+INLINE float NAME(slope)(float x, float grad, float top, float share, float wanted) {
+    if (EXP_STAYS) return grad * FMA(x, share, -wanted);
     float t = x / (SOFTCAP > 0 ? SOFTCAP : 1.0f);
-    return SOFTCAP > 0 ? FMA(-t, t, 1.0f) : 1.0f;
+    return grad * FMA(m_exp(x - top), share, -wanted) * FMA(-t, t, 1.0f);
 }
 
 INLINE void NAME(put)(float *row, int64_t i, const float *d, int n) {
@@ -142,14 +155,14 @@ INLINE void NAME(put)(float *row, int64_t i, const float *d, int n) {
     }
 }
 
-/* The row becomes grad * (p - (1 - s) onehot - s / VOCAB), times the slope of the cap. */
+/* The row becomes the gradient: wanted is (1 - s) onehot + s / VOCAB. */
 static void NAME(differentiate)(float *row, int64_t target, float grad, float top, float sum) {
-    const float even = SMOOTHING / VOCAB, share = 1.0f / sum, x = row[target];
-    float hit = grad * (FMA(m_exp(x - top), share, -even) - (1.0f - SMOOTHING)) * NAME(slope)(x);
+    const float even = SMOOTHING / VOCAB, share = 1.0f / sum;
+    float hit = NAME(slope)(row[target], grad, top, share, even + (1.0f - SMOOTHING));
     for (int64_t i = 0; i < VOCAB; i += LANES) {
         float d[LANES];
         memcpy(d, row + i, sizeof d);
-        for (int j = 0; j < LANES; j++) d[j] = grad * FMA(m_exp(d[j] - top), share, -even) * NAME(slope)(d[j]);
+        for (int j = 0; j < LANES; j++) d[j] = NAME(slope)(d[j], grad, top, share, even);
         NAME(put)(row, i, d, LANES);
     }
     NAME(put)(row, target, &hit, 1);
@@ -170,8 +183,9 @@ static void NAME(row)(void *const *bufs, const int64_t *dims, int64_t m) {
     float loss = target < 0 ? 0.0f : NAN_F;
     if (target >= 0 && target < VOCAB) {
         for (int64_t i = VOCAB; i % LANES != 0; i++) row[i] = -INF_F;
-        float top = NAME(greatest)(row), sum = NAME(sum_exp)(row, top);
-        float aim = SMOOTHING > 0 ? FMA(SMOOTHING, NAME(mean)(row), (1.0f - SMOOTHING) * row[target]) : row[target];
+        float top = NAME(greatest)(row), aim = row[target];
+        if (SMOOTHING > 0) aim = FMA(SMOOTHING, NAME(mean)(row), (1.0f - SMOOTHING) * aim);
+        float sum = NAME(sum_exp)(row, top);
         loss = m_log(sum) + (top - aim);
 #ifdef GRAD_BUF
         NAME(differentiate)(row, target, ((const float *)bufs[GRAD_BUF])[token], top, sum);
@@ -281,3 +295,4 @@ PRODUCTS(4, 1)
 #undef OF_WEIGHT
 #endif
 #undef LANES
+#undef EXP_STAYS

@@ -10,41 +10,97 @@ use std::fmt::Write;
 
 const TEMPLATE: &str = include_str!("cross_entropy.c");
 const DOT: &str = include_str!("dot_free.c");
+const DOT_AMX: &str = include_str!("dot_free_amx.c");
 
 /// Logits that exist at once, 64 MiB of them.
 const LOGITS: usize = 16 << 20;
 /// Fewest and most tokens of a chunk: the sums of the weight's gradient go through memory once a chunk.
 const CHUNK: (usize, usize) = (32, 512);
-/// Rows of the weight that one round's products take, so that their packed sides stay in the caches.
-const SLICE: usize = 2048;
+/// Rows of the weight that one round's products take, so that their packed sides stay in the caches; as many as the matrix
+/// unit adds up in its own registers.
+const SLICE: usize = 1536;
 /// Floats in a block of a packed row.
 const BLOCK: usize = 256;
 
-/// The products: logits = hidden · weightᵀ, d hidden = d logits · weight, d weight = d logitsᵀ · hidden.
-const DOTS: [(&str, &str); 3] = [
-    (
-        "logits",
-        "#define DOT_M COUNT\n#define DOT_N ((int64_t)VOCAB)\n#define DOT_K ((int64_t)WIDTH)\n\
-         #define LOAD_A(dst, m, mr, k0, kc) dot_block_mk(dst, HIDDEN_AT(m, k0), HIDDEN_BF16, WIDTH, mr, kc)\n\
-         #define LOAD_PANEL(dst, n0, n, k0, kc) dot_panel_nk(dst, WEIGHT_AT(n0, k0), WEIGHT_BF16, WIDTH, kc, n)\n\
-         #define EPILOGUE(m, n0, acc, valid) KERNEL_keep(bufs, m, n0, acc, valid)\n",
-    ),
-    (
-        "dhidden",
-        "#define DOT_M COUNT\n#define DOT_N ((int64_t)WIDTH)\n#define DOT_K VOCABS\n\
-         #define LOAD_A(dst, m, mr, k0, kc) dot_block_mk(dst, DLOGITS_AT(m, k0), NARROW, DLOGITS_ROW, mr, kc)\n\
-         #define LOAD_PANEL(dst, n0, n, k0, kc) \
-         dot_panel_kn(dst, WEIGHT_AT(VOCAB0 + (k0), n0), WEIGHT_BF16, WIDTH, kc, n)\n\
-         #define EPILOGUE(m, n0, acc, valid) KERNEL_add_hidden(bufs, dims, m, n0, acc, valid)\n",
-    ),
-    (
-        "dweight",
-        "#define DOT_M VOCABS\n#define DOT_N ((int64_t)WIDTH)\n#define DOT_K COUNT\n\
-         #define LOAD_A(dst, m, mr, k0, kc) dot_block_km(dst, DLOGITS_AT(k0, m), NARROW, DLOGITS_ROW, mr, kc)\n\
-         #define LOAD_PANEL(dst, n0, n, k0, kc) dot_panel_kn(dst, HIDDEN_AT(k0, n0), HIDDEN_BF16, WIDTH, kc, n)\n\
-         #define EPILOGUE(m, n0, acc, valid) KERNEL_add_weight(bufs, dims, m, n0, acc, valid)\n",
-    ),
+/// One side of a product: `[free, sum]` in memory where `along`, else `[sum, free]`.
+struct Side {
+    /// Address of the element (`i`, `k`).
+    at: &'static str,
+    along: bool,
+    /// Length of a row in memory.
+    line: &'static str,
+    /// Macro that is 1 for bf16 elements.
+    narrow: &'static str,
+}
+
+/// One product as slots of the dot; its rows `m`, columns `n` and sums `k` are expressions over a round's `dims`.
+struct Product {
+    name: &'static str,
+    result: &'static str,
+    sizes: [&'static str; 3],
+    left: Side,
+    right: Side,
+    epilogue: &'static str,
+}
+
+/// logits = hidden · weightᵀ, d hidden = d logits · weight, d weight = d logitsᵀ · hidden.
+const PRODUCTS: [Product; 3] = [
+    Product {
+        name: "logits",
+        result: "",
+        sizes: ["COUNT", "((int64_t)VOCAB)", "((int64_t)WIDTH)"],
+        left: Side { at: "HIDDEN_AT(i, k)", along: true, line: "WIDTH", narrow: "HIDDEN_BF16" },
+        right: Side { at: "WEIGHT_AT(i, k)", along: true, line: "WIDTH", narrow: "WEIGHT_BF16" },
+        epilogue: "keep(bufs, m, n0, acc, valid)",
+    },
+    Product {
+        name: "dhidden",
+        result: "DHIDDEN_BUF",
+        sizes: ["COUNT", "((int64_t)WIDTH)", "VOCABS"],
+        left: Side { at: "DLOGITS_AT(i, k)", along: true, line: "DLOGITS_ROW", narrow: "NARROW" },
+        right: Side { at: "WEIGHT_AT(VOCAB0 + (k), i)", along: false, line: "WIDTH", narrow: "WEIGHT_BF16" },
+        epilogue: "add_hidden(bufs, dims, m, n0, acc, valid)",
+    },
+    Product {
+        name: "dweight",
+        result: "DWEIGHT_BUF",
+        sizes: ["VOCABS", "((int64_t)WIDTH)", "COUNT"],
+        left: Side { at: "DLOGITS_AT(k, i)", along: false, line: "DLOGITS_ROW", narrow: "NARROW" },
+        right: Side { at: "HIDDEN_AT(k, i)", along: false, line: "WIDTH", narrow: "HIDDEN_BF16" },
+        epilogue: "add_weight(bufs, dims, m, n0, acc, valid)",
+    },
 ];
+
+impl Product {
+    /// The dot of the kernel `name`; two narrow sides go through the matrix unit where there is one.
+    fn text(&self, name: &str, narrow: &dyn Fn(&str) -> bool) -> String {
+        let (dot, [m, n, k], left, right) = (self.name, self.sizes, &self.left, &self.right);
+        let rows = if left.along { "mk" } else { "km" };
+        let panel = if right.along { "nk" } else { "kn" };
+        let mut text = format!(
+            "#define NAME(x) {name}_{dot}_##x\n#define DOT_M {m}\n#define DOT_N {n}\n#define DOT_K {k}\n\
+             #define LEFT_AT(i, k) {}\n#define RIGHT_AT(i, k) {}\n\
+             #define LOAD_A(dst, m, mr, k0, kc) dot_block_{rows}(dst, LEFT_AT(m, k0), {}, {}, mr, kc)\n\
+             #define LOAD_PANEL(dst, n0, n, k0, kc) dot_panel_{panel}(dst, RIGHT_AT(n0, k0), {}, {}, kc, n)\n\
+             #define EPILOGUE(m, n0, acc, valid) {name}_{}\n",
+            left.at, right.at, left.narrow, left.line, right.narrow, right.line, self.epilogue
+        );
+        if narrow(left.narrow) && narrow(right.narrow) {
+            let _ = write!(
+                text,
+                "#define ROWS_AT(m, k) LEFT_AT(m, k)\n#define ROWS_LINE {}\n#define ROWS_ALONG {}\n\
+                 #define PACK_ROWS(dst, m, mr, k, kc) dot_rows_{rows}(dst, ROWS_AT(m, k), ROWS_LINE, mr, kc)\n\
+                 #define PAIRS_AT(n0, k) RIGHT_AT(n0, k)\n#define PAIRS_LINE {}\n\
+                 #define PACK_PAIRS(dst, n0, n, k, kc) dot_pairs_{panel}(dst, PAIRS_AT(n0, k), PAIRS_LINE, n, kc)\n\
+                 {DOT_AMX}",
+                left.line,
+                u8::from(left.along),
+                right.line
+            );
+        }
+        text + DOT + "#undef LEFT_AT\n#undef RIGHT_AT\n"
+    }
+}
 
 /// The node of the region, its forward operator, and whether it is the gradient.
 struct Found<'a> {
@@ -88,7 +144,7 @@ impl Found<'_> {
 }
 
 /// Upper bound of the tokens.
-fn tokens(region: &Region, found: &Found) -> Result<usize, String> {
+fn most_tokens(region: &Region, found: &Found) -> Result<usize, String> {
     let most = bound(&region.graph.symbols, &region.graph.ty(found.node.args[0]).shape[0]);
     most.map(|n| n as usize).map_err(|e| e.to_string())
 }
@@ -96,32 +152,47 @@ fn tokens(region: &Region, found: &Found) -> Result<usize, String> {
 /// The kernel's text, how many phases it has.
 pub(super) fn kernel(region: &Region, name: &str) -> Result<(String, usize), String> {
     let f = found(region)?;
-    let mut text = String::new();
-    let mut define = |key: &str, value: String| _ = writeln!(text, "#define {key} {value}");
     let results = results(region, &f);
-    let buffers = region.layouts.len() + results.len();
-    let symbols = region.graph.symbols.len();
-    define("SYMBOLS", symbols.to_string());
-    define("BUFFERS", buffers.to_string());
-    define("TOKENS", over_dims(region, &region.graph.ty(f.node.args[0]).shape[0]));
-    let slices = f.vocab.div_ceil(f.slice());
-    let chunk = f.chunk(tokens(region, &f)?);
+    let defines = sizes(region, &f, results.len())? + &values(region, &f, &results)?;
+    let mut source = format!("{defines}#define NAME(x) {name}_##x\n{TEMPLATE}#undef NAME\n");
+    let narrow = |key: &str| defines.lines().any(|l| l == format!("#define {key} 1"));
+    for p in &PRODUCTS {
+        if p.result.is_empty() || results.iter().any(|(key, _)| *key == p.result) {
+            source.push_str(&p.text(name, &narrow));
+        }
+    }
+    Ok((source + &undefine(&defines), if f.gradient { 5 } else { 3 }))
+}
+
+/// Definitions of the sizes of the region and of a round.
+fn sizes(region: &Region, f: &Found, results: usize) -> Result<String, String> {
+    let (symbols, slice) = (region.graph.symbols.len(), f.slice());
+    let tokens = over_dims(region, &region.graph.ty(f.node.args[0]).shape[0]);
+    let mut text = format!("#define TOKENS {tokens}\n");
     for (key, value) in [
+        ("SYMBOLS", symbols),
+        ("BUFFERS", region.layouts.len() + results),
         ("VOCAB", f.vocab),
         ("WIDTH", f.width),
-        ("CHUNK", chunk),
-        ("SLICE", f.slice()),
-        ("SLICES", slices),
+        ("CHUNK", f.chunk(most_tokens(region, f)?)),
+        ("SLICE", slice),
+        ("SLICES", f.vocab.div_ceil(slice)),
         ("LOGITS_ROW", f.row()),
     ] {
-        define(key, value.to_string());
+        let _ = writeln!(text, "#define {key} {value}");
     }
     for (i, key) in ["FIRST", "COUNT", "VOCAB0", "VOCABS"].into_iter().enumerate() {
-        define(key, format!("dims[{}]", symbols + i));
+        let _ = writeln!(text, "#define {key} dims[{}]", symbols + i);
     }
-    for (letter, arg) in [("HIDDEN", 0), ("WEIGHT", 1)] {
+    Ok(text)
+}
+
+/// Definitions of where values lie and of the operator's attributes.
+fn values(region: &Region, f: &Found, results: &[(&str, usize)]) -> Result<String, String> {
+    let mut text = String::new();
+    let mut define = |key: &str, value: String| _ = writeln!(text, "#define {key} {value}");
+    for (letter, arg, first) in [("HIDDEN", 0, "FIRST + "), ("WEIGHT", 1, "")] {
         let (buffer, dtype) = whole(region, f.node.args[arg])?;
-        let first = if arg == 0 { "FIRST + " } else { "" };
         let row = format!("({first}(row)) * WIDTH + (column)");
         let at = format!("((const {} *)bufs[{buffer}] + {row})", element(dtype));
         define(&format!("{letter}_AT(row, column)"), at);
@@ -140,16 +211,7 @@ pub(super) fn kernel(region: &Region, name: &str) -> Result<(String, usize), Str
     results.iter().for_each(|(key, at)| define(key, at.to_string()));
     define("SMOOTHING", format!("{:?}f", f.forward.label_smoothing.0 as f32));
     define("SOFTCAP", format!("{:?}f", f.forward.softcap.map_or(0.0, |c| c.0 as f32)));
-    let undef = undefine(&text);
-    let mut source = format!("{text}#define NAME(x) {name}_##x\n{TEMPLATE}#undef NAME\n");
-    let wanted = |dot: &str| {
-        dot == "logits" || results.iter().any(|(key, _)| *key == format!("{}_BUF", dot.to_uppercase()))
-    };
-    for (dot, slots) in DOTS.into_iter().filter(|(dot, _)| wanted(dot)) {
-        let slots = slots.replace("KERNEL", name);
-        let _ = write!(source, "#define NAME(x) {name}_{dot}_##x\n{slots}{DOT}");
-    }
-    Ok((source + &undef, if f.gradient { 5 } else { 3 }))
+    Ok(text)
 }
 
 /// Which results are written, to which buffers.
@@ -179,7 +241,7 @@ fn whole(region: &Region, id: NodeId) -> Result<(usize, DType), String> {
 /// Bytes of scratch: a chunk's logits, and the packed left sides of the products.
 pub(super) fn scratch(region: &Region) -> Dim {
     let Ok(f) = found(region) else { return Dim::from(0) };
-    let Ok(tokens) = tokens(region, &f) else { return Dim::from(0) };
+    let Ok(tokens) = most_tokens(region, &f) else { return Dim::from(0) };
     let (rows, slice) = (f.chunk(tokens), f.slice());
     let packed = |m: usize, k: usize| m * k.next_multiple_of(BLOCK);
     let products = if f.gradient { packed(rows, slice) + packed(slice, rows) } else { 0 };

@@ -107,8 +107,9 @@ int64_t NAME(units1)(const int64_t *dims)
     return DOT_M > 0 ? NAME(row_blocks)(dims) * NAME(panel_groups)(dims) : 0;
 }
 
-static void NAME(finish)(void *const *bufs, const int64_t *dims __attribute__((unused)), int64_t m0,
-                         int64_t rows, int64_t panel, const float *c)
+/* A function of its own, into which the epilogue is inlined once: its constants are made once for several rows. */
+DOT_OUTLINE void NAME(finish)(void *const *bufs, const int64_t *dims __attribute__((unused)), int64_t m0,
+                              int64_t rows, int64_t panel, const float *c)
 {
     int64_t n0 = panel * DOT_NR;
     int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
@@ -202,16 +203,19 @@ DOT_INLINE void NAME(finish_some)(void *const *bufs, const int64_t *dims, struct
 }
 
 /* `steps` of k of one tile by one panel. Meanwhile the vector units finish the sums computed before, and `lines` lines a
- * step arrive from next_w. */
+ * step arrive from next_w. A tile that nobody reads is stored between: see DOT_AMX_IDLE. */
 DOT_INLINE void NAME(matrix_tile)(void *const *bufs, const int64_t *dims, int rows, const uint16_t *a,
                                   const uint32_t *w, int64_t steps, const uint32_t *next_w, int64_t lines,
                                   struct NAME(sums) *before)
 {
+    enum { together = 4, pause = DOT_AMX_STEPS / (DOT_AMX_ROWS / together) };
+    char unread[1024] __attribute__((aligned(64)));
     struct NAME(sums) s = *before;
 #pragma GCC unroll 1
-    for (int64_t i = 0; i < steps; i++, a += rows * 32, w += 512, next_w += 512) {
+    for (int64_t i = 0; i < steps; i++, a += rows * 32, w += 512, next_w += lines * 16) {
         dot_amx_step(rows, a, w);
-        NAME(finish_some)(bufs, dims, &s, DOT_AMX_ROWS / DOT_AMX_STEPS);
+        if (i % pause == 0) NAME(finish_some)(bufs, dims, &s, together);
+        if (i % DOT_AMX_IDLE == DOT_AMX_IDLE - 1 && i + 1 < steps) DOT_AMX_SAVE(4, unread, 64);
 #pragma GCC unroll 1
         for (int64_t line = 0; line < lines; line++) __builtin_prefetch(next_w + line * 16, 0, 2);
     }
@@ -234,7 +238,7 @@ static void NAME(matrix_units)(void *const *bufs, const int64_t *dims, char *scr
                 int64_t steps = (DOT_K - k < depth ? DOT_K - k : depth) / 32;
                 const uint32_t *w = DOT_AT(q, k), *next_w = w + (wide == 1 ? DOT_AMX_FAR / 4 : steps * 512);
                 int64_t lines = (32 + wide - 1) / wide;
-                for (int64_t i = 0; i < wide; i++, next_w += lines * 16) {
+                for (int64_t i = 0; i < wide; i++, next_w += lines * steps * 16) {
                     int64_t m = (t + i) * DOT_AMX_ROWS;
                     int rows = (int)(DOT_M - m < DOT_AMX_ROWS ? DOT_M - m : DOT_AMX_ROWS);
                     const uint16_t *a = (const uint16_t *)scratch + m * DOT_K + k * rows;

@@ -271,7 +271,8 @@ DOT_INLINE void dot_panel_nk(float *dst, const void *src, int bf16, int64_t ld, 
  * Rounding differs from the chain of fused multiply-adds (and subnormals count as zero), but it too is the same for a
  * row whatever the other rows are, so a kernel keeps to one of the two ways for every number of rows. */
 #define DOT_AMX_ROWS 32
-#define DOT_AMX_STEPS 8      /* of 32 of k: a panel's block then stays in the first-level cache while the tiles pass */
+#define DOT_AMX_STEPS 16     /* of 32 of k: a panel's block, 32 KiB, stays in the first-level cache while the tiles pass */
+#define DOT_AMX_IDLE 8       /* steps: a store of a tile long after the last one takes some 250 cycles more */
 #define DOT_AMX_NEAR 786432  /* bytes of packed rows that a unit reads again for each panel, from the second-level cache */
 #define DOT_AMX_FAR 8192     /* short inputs wait for memory: bytes of w asked for ahead */
 
@@ -300,6 +301,9 @@ DOT_INLINE void dot_amx_release(void) { __asm__ volatile("tilerelease"); }
 
 #define DOT_AMX_LOAD(tile, at, stride)                                                                                 \
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(at), "r"((long)(stride)) : "memory")
+/* As the load, of lines that are not read again soon: they take no room from those that are. */
+#define DOT_AMX_PASS(tile, at, stride)                                                                                 \
+    __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"(at), "r"((long)(stride)) : "memory")
 #define DOT_AMX_SAVE(tile, at, stride)                                                                                 \
     __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(at), "r"((long)(stride)) : "memory")
 #define DOT_AMX_ZERO(tile) __asm__ volatile("tilezero %tmm" #tile)
@@ -320,10 +324,10 @@ DOT_INLINE void dot_amx_open(int rows, const float *c, int first)
 /* Sums += a[rows][32] bf16 times 32 of k of a panel. */
 DOT_INLINE void dot_amx_step(int rows, const uint16_t *a, const uint32_t *w)
 {
-    DOT_AMX_LOAD(6, w, 128); DOT_AMX_LOAD(4, a, 64);
+    DOT_AMX_LOAD(6, w, 128); DOT_AMX_PASS(4, a, 64);
     DOT_AMX_DOT(0, 4, 6); DOT_AMX_LOAD(7, w + 16, 128);
     DOT_AMX_DOT(1, 4, 7);
-    if (rows > 16) { DOT_AMX_LOAD(5, a + 512, 64); DOT_AMX_DOT(2, 5, 6); DOT_AMX_DOT(3, 5, 7); }
+    if (rows > 16) { DOT_AMX_PASS(5, a + 512, 64); DOT_AMX_DOT(2, 5, 6); DOT_AMX_DOT(3, 5, 7); }
 }
 
 DOT_INLINE void dot_amx_close(int rows, float *c)

@@ -12,7 +12,7 @@
 #ifdef DOT_PAIRS
 #define DOT_MATRIX_UNIT dot_amx
 enum {
-    NAME(whole) = 48,    /* steps of 32 of k that are one block; of longer sums the blocks are DOT_AMX_STEPS */
+    NAME(whole) = 48,    /* steps of 32 of k that are one block; of longer sums the blocks are DOT_PAIRS_STEPS */
     NAME(near) = 384,    /* tile-steps of 2 KiB of rows that rest in the second-level cache */
     NAME(highest) = 16,  /* tiles of a unit */
     NAME(widest) = 8,    /* panels of a unit whose sums wait in memory between blocks */
@@ -26,7 +26,7 @@ static int64_t NAME(amx_panels)(const int64_t *dims) { return (DOT_N + 31) / 32;
 static int64_t NAME(depths)(const int64_t *dims)
 {
     int64_t steps = NAME(steps)(dims);
-    return steps > NAME(whole) ? (steps + DOT_AMX_STEPS - 1) / DOT_AMX_STEPS : 1;
+    return steps > NAME(whole) ? (steps + DOT_PAIRS_STEPS - 1) / DOT_PAIRS_STEPS : 1;
 }
 
 static int64_t NAME(amx_blocks)(const int64_t *dims)
@@ -122,7 +122,7 @@ DOT_INLINE void NAME(multiply)(void *const *bufs, const int64_t *dims, const cha
 #pragma GCC unroll 1
     for (int64_t i = 0; i < steps; i++, a += 1024, w += 1024) {
         dot_amx_step(32, a, (const uint32_t *)w);
-        if (s->rows) NAME(finish)(bufs, dims, s, 32 / DOT_AMX_STEPS);
+        if (s->rows) NAME(finish)(bufs, dims, s, 32 / DOT_PAIRS_STEPS);
         if (s->pairs.k < s->pairs.k_end) {
             NAME(arrive)(&s->pairs, PAIRS_LINE);
             if (s->pairs.left <= 0) NAME(pack_pairs)(bufs, dims, s);
@@ -140,17 +140,17 @@ DOT_INLINE void NAME(multiply)(void *const *bufs, const int64_t *dims, const cha
 DOT_OUTLINE void NAME(amx_unit)(void *const *bufs, const int64_t *dims, const char *scratch, char *near, int packed,
                                 int64_t t, int64_t t_end, int64_t p, int64_t p_end)
 {
-    uint16_t w[2][DOT_AMX_STEPS * 1024] __attribute__((aligned(64)));
+    uint16_t w[2][DOT_PAIRS_STEPS * 1024] __attribute__((aligned(64)));
     int64_t steps = NAME(steps)(dims), depths = NAME(depths)(dims), high = t_end - t;
-    int64_t turns = depths > 1 ? 2 * NAME(highest) * DOT_AMX_STEPS : NAME(near);
-    uint16_t *a = (uint16_t *)near, *a_next = a + NAME(highest) * DOT_AMX_STEPS * 1024;
+    int64_t turns = depths > 1 ? 2 * NAME(highest) * DOT_PAIRS_STEPS : NAME(near);
+    uint16_t *a = (uint16_t *)near, *a_next = a + NAME(highest) * DOT_PAIRS_STEPS * 1024;
     float *c = (float *)(a + turns * 1024);
     struct NAME(beside) s = {0};
     NAME(pace)(&s.pairs, high), NAME(pace)(&s.a, p_end - p);
     if (!packed) NAME(begin_rows)(&s, a, t, t_end, 0, steps / depths);
     for (int64_t d = 0; d < depths; d++) {
         int64_t k0 = d * steps / depths, here = (d + 1) * steps / depths - k0, turn = 0;
-        int64_t parts = here > DOT_AMX_STEPS ? (here + DOT_AMX_STEPS - 1) / DOT_AMX_STEPS : 1;
+        int64_t parts = here > DOT_PAIRS_STEPS ? (here + DOT_PAIRS_STEPS - 1) / DOT_PAIRS_STEPS : 1;
         const uint16_t *block = d % 2 ? a_next : a;
         while (s.a.k < s.a.k_end) NAME(pack_rows)(bufs, dims, scratch, &s);
         if (d + 1 < depths)
@@ -169,8 +169,8 @@ DOT_OUTLINE void NAME(amx_unit)(void *const *bufs, const int64_t *dims, const ch
                 for (int64_t i = t; i < t_end; i++) {
                     float *to = c + ((depths > 1 ? (q - p) * high : 0) + i - t) * 32 * DOT_NR;
                     const uint16_t *rows = block + ((i - t) * here + k) * 1024;
-                    if (length == DOT_AMX_STEPS)
-                        NAME(multiply)(bufs, dims, scratch, rows, w[turn], DOT_AMX_STEPS, to, k0 + k == 0, &s);
+                    if (length == DOT_PAIRS_STEPS)
+                        NAME(multiply)(bufs, dims, scratch, rows, w[turn], DOT_PAIRS_STEPS, to, k0 + k == 0, &s);
                     else
                         NAME(multiply)(bufs, dims, scratch, rows, w[turn], length, to, k0 + k == 0, &s);
                     if (!last) continue;
@@ -193,7 +193,7 @@ static void NAME(amx_phase1)(void *const *bufs, const int64_t *dims, const char 
 {
     enum {
         whole = NAME(near) * 2048 + NAME(highest) * 4096,
-        parts = 2 * NAME(highest) * DOT_AMX_STEPS * 2048 + NAME(highest) * NAME(widest) * 4096,
+        parts = 2 * NAME(highest) * DOT_PAIRS_STEPS * 2048 + NAME(highest) * NAME(widest) * 4096,
     };
     char near[whole > parts ? whole : parts] __attribute__((aligned(64)));
     int64_t tiles = NAME(amx_tiles)(dims), panels = NAME(amx_panels)(dims);

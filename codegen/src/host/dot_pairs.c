@@ -8,6 +8,7 @@
  */
 #if defined(DOT_AMX_ROWS) && defined(__AVX512BW__)
 #define DOT_PAIRS
+#define DOT_PAIRS_STEPS 8 /* of 32 of k: two blocks of a panel, one in use and one in the making, stay in the first-level cache */
 
 typedef uint16_t dot_h32 __attribute__((vector_size(64), may_alias));
 typedef uint32_t dot_w16 __attribute__((vector_size(64), may_alias));

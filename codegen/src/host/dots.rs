@@ -249,7 +249,7 @@ fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<String, Stri
     let acc = region.layouts.len();
     let mut p = Printer::new(Dialect::Host, 0);
     let args = "void *const *bufs, const int64_t *dims, int64_t row, int64_t n0";
-    let head = format!("static void {name}_store({args}, const float *restrict r{acc}, int valid)");
+    let head = format!("INLINE void {name}_store({args}, const float *restrict r{acc}, int valid)");
     p.braces(&head, |p| {
         prologue(p, region);
         p.statements(&before);

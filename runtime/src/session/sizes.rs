@@ -1,10 +1,40 @@
 //! Values of a program's symbols. In: the shapes of a run's inputs. Out: sizes that make them the declared ones, and what
-//! follows: shapes of results, room for them. Kept while the shapes stay as they are.
+//! follows: shapes of results, room for them. Kept while the shapes stay as they are; nothing is allocated for shapes no
+//! larger than before.
 
 use super::Session;
 use super::execute::grow;
 use crate::{Error, Program, Value};
-use astrai_ir::{Sizes, Type};
+use astrai_ir::{Dim, Sizes, Symbol, Type};
+
+/// Where a symbol's value is read off: an axis of an input, which is the symbol plus a constant.
+pub(super) struct Origin {
+    input: usize,
+    axis: usize,
+    more: i64,
+}
+
+/// For each symbol of a program where its value is read off; `None` for those that nothing uses.
+pub(super) fn origins(program: &Program, inputs: &[(String, Type)]) -> Result<Vec<Option<Origin>>, Error> {
+    let find = |s: &Symbol| {
+        let symbol = Dim::symbol(&s.name);
+        let axes = inputs
+            .iter()
+            .enumerate()
+            .flat_map(|(i, (_, ty))| ty.shape.iter().enumerate().map(move |a| (i, a)));
+        let mut found = axes.filter_map(|(input, (axis, d))| {
+            let more = (d - &symbol).literal()?;
+            Some(Origin { input, axis, more })
+        });
+        match found.next() {
+            None if uses_symbol(program, &s.name) => {
+                Err(Error::Input(format!("no input says how large `{}` is", s.name)))
+            }
+            found => Ok(found),
+        }
+    };
+    program.plan.symbols.iter().map(find).collect()
+}
 
 impl Session {
     /// Takes the shapes of these inputs for the run.
@@ -13,17 +43,19 @@ impl Session {
         let fits = |(v, (_, ty)): (&Value, &(_, Type))| {
             v.dtype == ty.dtype && v.bytes.len() == v.shape.iter().product::<usize>() * v.dtype.bytes()
         };
-        let same = self.shapes.len() == self.order.len()
+        let same = self.measured
             && values().zip(&self.shapes).all(|(v, s)| v.shape == *s)
             && values().zip(&self.inputs).all(fits);
         if same {
             return Ok(());
         }
-        self.shapes.clear();
-        let values: Vec<&Value> = values().collect();
-        let sizes = self.sizes_of(&values)?;
+        self.measured = false;
+        self.solve(inputs)?;
         for r in &mut self.results {
-            r.shape = concrete(&r.ty, &sizes)?;
+            r.shape.clear();
+            for d in &r.ty.shape {
+                r.shape.push(value(d, &self.sizes)? as usize);
+            }
             for i in self.result_memory.len()..r.at {
                 grow(&mut self.result_memory, i, 0)?;
             }
@@ -31,73 +63,79 @@ impl Session {
             grow(&mut self.result_memory, r.at, bytes)?;
         }
         self.dims.clear();
-        self.dims.extend(self.program.plan.symbols.iter().map(|s| sizes[&*s.name] as i64));
+        self.dims.extend(self.program.plan.symbols.iter().map(|s| self.sizes[&*s.name] as i64));
         // Behind them the number of the round, for kernels that run in rounds.
         self.dims.push(0);
-        self.sizes = sizes;
-        self.shapes.extend(values.iter().map(|v| v.shape.clone()));
+        self.shapes.resize(self.order.len(), vec![]);
+        for (kept, &i) in self.shapes.iter_mut().zip(&self.order) {
+            kept.clone_from(&inputs[i].1.shape);
+        }
+        self.measured = true;
         Ok(())
     }
 
     /// Values of the symbols that make the inputs' shapes the declared ones.
-    fn sizes_of(&self, values: &[&Value]) -> Result<Sizes, Error> {
-        let mut sizes = Sizes::new();
-        let symbols = &self.program.plan.symbols;
-        for ((name, ty), v) in self.inputs.iter().zip(values) {
+    fn solve(&mut self, inputs: &[(&str, &Value)]) -> Result<(), Error> {
+        for ((name, ty), &i) in self.inputs.iter().zip(&self.order) {
+            let v = inputs[i].1;
             if ty.dtype != v.dtype || ty.rank() != v.shape.len() {
                 return Err(Error::Input(format!(
                     "input `{name}` must be {ty}, got {}{:?}",
                     v.dtype, v.shape
                 )));
             }
+        }
+        for (s, origin) in self.program.plan.symbols.iter().zip(&self.origins) {
+            let size = match origin {
+                Some(o) => {
+                    let n = inputs[self.order[o.input]].1.shape[o.axis] as i64 - o.more;
+                    allowed(s, n, &self.inputs[o.input].0)?
+                }
+                None => s.min,
+            };
+            match self.sizes.get_mut(&*s.name) {
+                Some(kept) => *kept = size,
+                None => _ = self.sizes.insert(s.name.to_string(), size),
+            }
+        }
+        for ((name, ty), &i) in self.inputs.iter().zip(&self.order) {
+            let v = inputs[i].1;
+            let mut fits = v.bytes.len() == v.shape.iter().product::<usize>() * v.dtype.bytes();
             for (d, &n) in ty.shape.iter().zip(&v.shape) {
-                for s in symbols {
-                    let rest = d - &astrai_ir::Dim::symbol(&s.name);
-                    if let (Some(c), false) = (rest.literal(), sizes.contains_key(&*s.name)) {
-                        let value = n as i64 - c;
-                        if value < s.min as i64 || value > s.max as i64 {
-                            let m = format!(
-                                "`{}` is {value} in input `{name}`, the program was made for {} to {}",
-                                s.name, s.min, s.max
-                            );
-                            return Err(Error::Input(m));
-                        }
-                        if !(value as u64).is_multiple_of(s.multiple_of.max(1)) {
-                            let (s, m) = (&s.name, s.multiple_of);
-                            let m =
-                                format!("`{s}` is {value} in input `{name}`, it must be a multiple of {m}");
-                            return Err(Error::Input(m));
-                        }
-                        sizes.insert(s.name.to_string(), value as u64);
-                    }
-                }
+                fits &= value(d, &self.sizes)? == n as u64;
+            }
+            if !fits {
+                let want = concrete(ty, &self.sizes)?;
+                let got = &v.shape;
+                return Err(Error::Input(format!("input `{name}` must be {ty} = {want:?}, got {got:?}")));
             }
         }
-        for ((name, ty), v) in self.inputs.iter().zip(values) {
-            let want = concrete(ty, &sizes)?;
-            if want != v.shape || v.bytes.len() != want.iter().product::<usize>() * v.dtype.bytes() {
-                return Err(Error::Input(format!(
-                    "input `{name}` must be {ty} = {want:?}, got {:?}",
-                    v.shape
-                )));
-            }
-        }
-        for s in symbols {
-            if !sizes.contains_key(&*s.name) {
-                if uses_symbol(&self.program, &s.name) {
-                    return Err(Error::Input(format!("no input says how large `{}` is", s.name)));
-                }
-                sizes.insert(s.name.to_string(), s.min);
-            }
-        }
-        Ok(sizes)
+        Ok(())
     }
+}
+
+/// The value of a symbol, when it is one that the program was made for.
+fn allowed(s: &Symbol, n: i64, input: &str) -> Result<u64, Error> {
+    if n < s.min as i64 || n > s.max as i64 {
+        return Err(Error::Input(format!(
+            "`{}` is {n} in input `{input}`, the program was made for {} to {}",
+            s.name, s.min, s.max
+        )));
+    }
+    if !(n as u64).is_multiple_of(s.multiple_of.max(1)) {
+        let (s, m) = (&s.name, s.multiple_of);
+        return Err(Error::Input(format!("`{s}` is {n} in input `{input}`, it must be a multiple of {m}")));
+    }
+    Ok(n as u64)
+}
+
+fn value(d: &Dim, sizes: &Sizes) -> Result<u64, Error> {
+    d.eval(&|s| sizes.get(s).copied()).map_err(Error::Input)
 }
 
 /// A type's sizes.
 pub(super) fn concrete(ty: &Type, sizes: &Sizes) -> Result<Vec<usize>, Error> {
-    let size = |d: &astrai_ir::Dim| d.eval(&|s| sizes.get(s).copied()).map(|n| n as usize);
-    ty.shape.iter().map(size).collect::<Result<_, _>>().map_err(Error::Input)
+    ty.shape.iter().map(|d| Ok(value(d, sizes)? as usize)).collect()
 }
 
 /// True when the shape of a value has this symbol in it.

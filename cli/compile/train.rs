@@ -1,0 +1,56 @@
+//! `astrai compile --for train`. In: a config.json. Out: the two programs of a training step, gradient and update, with what
+//! they cost together and what training holds in memory.
+
+use super::{Compile, Made};
+use crate::failure::Failure;
+use crate::machine::Machine;
+use crate::measure;
+use crate::model::read_config;
+use crate::summary::{passes, sum_costs};
+use crate::train::recipe;
+use astrai_ir::DType;
+use astrai_runtime::{Dump, Options, compile};
+use astrai_train::engine::Plan;
+use astrai_train::settings::{Settings, Storage};
+use astrai_train::update;
+use serde_json::{Map, Value, json};
+
+impl Compile {
+    /// Plans a training step as `astrai train` makes it where no flag says otherwise.
+    pub(super) fn train(&self, machine: &Machine, dumps: bool) -> Result<Made, Failure> {
+        let (config, warnings) = read_config(&self.model, self.strict)?;
+        crate::failure::warn(&warnings);
+        let (batch, seq) = self.sizes(&config)?;
+        let dtype = match self.machine.storage() {
+            DType::BF16 => Storage::Bf16,
+            _ => Storage::F32,
+        };
+        let recipe =
+            recipe(&Settings { batch: batch as usize, seq: seq as usize, dtype, ..Settings::default() });
+        let dump = if dumps { Dump::All } else { Dump::None };
+        let (plan, seconds) = measure::once(|| Plan::new(&config, &recipe, &machine.target, dump.clone()))?;
+        let [weights, states, arenas] = plan.memory()?;
+        let update = match dumps {
+            // The plan keeps no graphs of this one.
+            true => {
+                let graph = update::build(&plan.weights, &recipe.optimizer)?;
+                compile(&graph, &machine.target, &Options { dump, ..Options::default() })?
+            }
+            false => plan.update,
+        };
+        let programs = vec![("", plan.grad), ("update/", update)];
+        let mut report = Map::new();
+        report.insert("parameters".into(), json!(config.parameter_count()));
+        report.extend(sum_costs(&programs)?);
+        let rest = json!({
+            "weight_bytes": weights, "state_bytes": states,
+            "planned_bytes": weights.saturating_add(states).saturating_add(arenas), "compile_seconds": seconds,
+            "passes": passes(&programs), "model_type": config.model_type.name, "for": "train", "batch": batch,
+            "seq": seq, "dtype": self.machine.storage().name(),
+        });
+        if let Value::Object(rest) = rest {
+            report.extend(rest);
+        }
+        Ok(Made { programs, report })
+    }
+}

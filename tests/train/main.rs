@@ -1,0 +1,11 @@
+//! `astrai train` held to what it promises: a run that is killed and resumed is the run that was not, threads and memory
+//! presets change nothing, updates are what their formulas say, and whatever is wrong is one clear line.
+
+mod bad;
+mod engine;
+mod fixture;
+mod leave;
+mod model;
+mod resume;
+mod same;
+mod update;
