@@ -1,6 +1,7 @@
 //! `astrai bench`: the figures that anyone can measure again, as JSON lines with the fields of the peer's script
 //! (`torch_lm.py`), so that both sides are read by one program.
 
+mod decode;
 mod train;
 
 use crate::batch::Batch;
@@ -45,6 +46,8 @@ pub enum Job {
     Gemm,
     /// One forward pass of --batch sequences of --seq tokens, logits of the last position: tokens_per_s
     Prefill,
+    /// --new single-token steps of --batch sequences after prompts of --seq tokens, keys and values in pages: tokens_per_s
+    Decode,
     /// One optimiser step (forward, backward, clip, AdamW) on --batch sequences of --seq tokens: tokens_per_s
     Train,
     /// Seconds to plan the prefill program and write its kernels, then to build the kernels, cold and warm
@@ -62,25 +65,29 @@ pub enum Job {
 #[command(after_help = "Examples:
   astrai bench gemm --dtype bf16
   astrai bench prefill --shape model/config.json --seq 512 --threads 2
+  astrai bench decode --shape model/config.json --seq 512 --new 32 --dtype bf16
   astrai bench train --shape model/config.json --batch 4 --seq 256 --profile
   astrai bench compile --shape model/config.json")]
 pub struct Bench {
     /// What is measured
     #[arg(value_enum)]
     job: Job,
-    /// A config.json or model directory (prefill, train, compile)
+    /// A config.json or model directory (prefill, decode, train, compile)
     #[arg(long, value_name = "FILE")]
     shape: Option<PathBuf>,
-    /// Sequences in a run (prefill, train, compile) [default: 1]
+    /// Sequences in a run (prefill, decode, train, compile) [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
     batch: Option<u64>,
-    /// Tokens of a sequence (prefill, train, compile) [default: 512]
+    /// Tokens of a sequence (prefill, train, compile) or of its prompt (decode) [default: 512]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
     seq: Option<u64>,
+    /// Tokens decoded in a run (decode) [default: 32]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    new: Option<u64>,
     /// Timed runs
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeat: u32,
-    /// Also where the time of a step goes, kernel by kernel (train)
+    /// Also where the time of a step goes, kernel by kernel (train, decode)
     #[arg(long)]
     profile: bool,
     #[command(flatten)]
@@ -92,12 +99,17 @@ impl Bench {
     pub fn run(self, out: &mut dyn Write) -> Done {
         let machine = self.machine.machine()?;
         warn(&machine.warnings);
-        if self.profile && (self.job != Job::Train || machine.device != Device::Host) {
-            return Err("--profile goes with bench train on the processor; leave it out".into());
+        let profiles = matches!(self.job, Job::Train | Job::Decode) && machine.device == Device::Host;
+        if self.profile && !profiles {
+            return Err("--profile goes with bench train and decode on the processor; leave it out".into());
+        }
+        if self.new.is_some() && self.job != Job::Decode {
+            return Err("--new goes with bench decode; leave it out".into());
         }
         match self.job {
             Job::Gemm => self.gemm(&machine, out)?,
             Job::Prefill => self.prefill(&machine, out)?,
+            Job::Decode => self.decode(&machine, out)?,
             Job::Train => self.train(&machine, out)?,
             Job::Compile => self.compile(&machine, out)?,
         }
@@ -238,10 +250,18 @@ fn floor(least: f64, seconds: &Seconds) -> [(String, Value); 2] {
 
 /// Operations and bytes of each kernel launch.
 fn launch_costs(planned: &Planned) -> Result<Vec<(f64, f64)>, Failure> {
+    costs(planned, &|d| Ok(planned.plan.bound(d)?))
+}
+
+/// Operations and bytes of each kernel launch, dims being worth what `value` says.
+fn costs(
+    planned: &Planned,
+    value: &dyn Fn(&Dim) -> Result<u64, Failure>,
+) -> Result<Vec<(f64, f64)>, Failure> {
     let plan = &planned.plan;
     let cost = |r: usize| -> Result<(f64, f64), Failure> {
         let region = &plan.regions[r];
-        Ok((plan.bound(&region.flops())? as f64, plan.bound(&region.bytes())? as f64))
+        Ok((value(&region.flops())? as f64, value(&region.bytes())? as f64))
     };
     plan.each_launch().into_iter().map(|(_, r)| cost(r)).collect()
 }

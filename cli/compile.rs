@@ -9,7 +9,7 @@ use crate::machine::Machine;
 use crate::model::{check_sizes, read_config};
 use crate::summary::{describe, graph_parameters, summary};
 use crate::{measure, output};
-use astrai_builders::{Logits, ModelConfig, Program, build};
+use astrai_builders::{Cache, Logits, ModelConfig, Program, build};
 use astrai_ir::{Graph, json as ir_json};
 use astrai_runtime::{Dump, Options, Program as Planned};
 use clap::{Args, ValueEnum};
@@ -29,8 +29,7 @@ const MAX_GRAPH: u64 = 1 << 30;
 pub enum Purpose {
     /// Logits of the last position of `--batch` sequences of `--seq` tokens
     Prefill,
-    /// One token of each of `--batch` sequences, attention costed as over `--seq` (there is no cache yet: the same graph
-    /// at one token a sequence)
+    /// One token of each of `--batch` sequences, keys and values of up to `--seq` tokens in pages
     Decode,
     /// A training step on `--batch` sequences of `--seq` tokens: gradient and AdamW update
     Train,
@@ -153,7 +152,11 @@ impl Compile {
         let (batch, seq) = self.sizes(&config)?;
         let full = Program { logits: Logits::Last, ..Program::full(batch, seq) };
         let (name, program) = match self.purpose {
-            Some(Purpose::Decode) => ("decode", Program { tokens: batch, ..full }),
+            Some(Purpose::Decode) => {
+                let table = (seq as usize).div_ceil(Cache::PAGE);
+                let cache = Cache { page: Cache::PAGE, pages: table.saturating_mul(batch as usize), table };
+                ("decode", Program { span: seq, ..Program::paged(batch, batch, cache) })
+            }
             _ => ("prefill", full),
         };
         let (graph, build_seconds) = measure::once(|| build(&config, &program))?;

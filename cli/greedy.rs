@@ -35,8 +35,8 @@ pub fn continue_greedily(
         let batch = Batch::new(&[&sequence], vocab)?;
         let outs = session.run(&batch.inputs(session.inputs())).map_err(|e| e.to_string())?;
         let logits = outs.first().map(|(_, v)| v.to_f32()).unwrap_or_default();
-        let choice =
-            choose(&logits).ok_or_else(|| format!("step {step}: the logits are not all finite numbers"))?;
+        let choice = choose(logits.iter().copied())
+            .ok_or_else(|| format!("step {step}: the logits are not all finite numbers"))?;
         sequence.push(choice.token);
         chosen.push(choice);
         each(step + 1);
@@ -45,9 +45,9 @@ pub fn continue_greedily(
 }
 
 /// The largest of the logits; `None` where one is not finite.
-fn choose(logits: &[f32]) -> Option<Choice> {
+pub(crate) fn choose(logits: impl Iterator<Item = f32>) -> Option<Choice> {
     let (mut best, mut second, mut at, mut top) = (f32::NEG_INFINITY, f32::NEG_INFINITY, 0, 0f32);
-    for (i, &x) in logits.iter().enumerate() {
+    for (i, x) in logits.enumerate() {
         if !x.is_finite() {
             return None;
         }
@@ -67,9 +67,9 @@ mod tests {
 
     #[test]
     fn the_first_of_equals_is_chosen_and_nan_is_no_choice() {
-        let c = choose(&[1.0, -4.0, 3.0, 3.0]).unwrap();
+        let c = choose([1.0, -4.0, 3.0, 3.0].into_iter()).unwrap();
         assert_eq!((c.token, c.margin, c.top), (2, 0.0, 4.0));
-        assert!(choose(&[1.0, f32::NAN]).is_none());
-        assert!(choose(&[]).is_none());
+        assert!(choose([1.0, f32::NAN].into_iter()).is_none());
+        assert!(choose([].into_iter()).is_none());
     }
 }

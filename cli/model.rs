@@ -5,7 +5,7 @@ use astrai_builders::config::{Init, TensorSpec};
 use astrai_builders::{Loss, ModelConfig, Program, build};
 use astrai_ir::{DType, Graph};
 use astrai_runtime::weights::{Checkpoint, Entry, WeightsError, Writer};
-use astrai_runtime::{Error, Options, Program as Planned, Random, Session, WeightSource, compile};
+use astrai_runtime::{Buffers, Error, Options, Program as Planned, Random, Session, WeightSource, compile};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -74,6 +74,18 @@ impl Model {
     ) -> Result<Session, Error> {
         let (pool, tools) = (machine.pool.clone(), machine.tools());
         Session::new(Arc::new(planned), &*self.weights, pool, tools, &machine.target, progress)
+    }
+
+    /// The same over memory that outlives runs.
+    pub fn start_over(
+        &self,
+        planned: Planned,
+        buffers: &Buffers,
+        machine: &Machine,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Session, Error> {
+        let (pool, tools, target) = (machine.pool.clone(), machine.tools(), &machine.target);
+        Session::over(Arc::new(planned), &*self.weights, buffers, pool, tools, target, progress)
     }
 
     /// Where its weights come from, by checkpoint name.

@@ -26,6 +26,7 @@ fn case() -> Case {
         softcap: None,
         sinks: false,
         span: Dim::from(256),
+        page: None,
     };
     Case { heads: 4, kv_heads: 4, d: 16, dv: 16, dtype: DType::F32, op }
 }

@@ -328,6 +328,11 @@ fn bench_lines_have_the_peers_fields() {
     let line = object(&[&["bench", "prefill"][..], &common].concat());
     let keys: Vec<&String> = line.as_object().unwrap().keys().collect();
     assert!(keys.iter().map(|k| k.as_str()).take(14).eq(peer.split_whitespace()), "{keys:?}");
+    let line = object(&[&["bench", "decode", "--new", "5", "--batch", "3"][..], &common].concat());
+    let keys: Vec<&String> = line.as_object().unwrap().keys().collect();
+    assert!(keys.iter().map(|k| k.as_str()).take(14).eq(peer.split_whitespace()), "{keys:?}");
+    assert_eq!((&line["batch"], &line["new"]), (&3.into(), &5.into()));
+    assert!(refused(&[&["bench", "prefill", "--new", "5"][..], &common].concat()).contains("--new"));
     let lines = good(&[&["bench", "compile"][..], &common].concat());
     assert_eq!(lines.lines().filter(|l| serde_json::from_str::<Value>(l).is_ok()).count(), 3);
     assert!(refused(&["bench", "gemm", "--seq", "3"]).contains("--seq"));

@@ -30,7 +30,7 @@ fn cases() -> Vec<PathBuf> {
 }
 
 fn program() -> Program {
-    Program { tokens: 96, sequences: 4, span: 64, logits: Logits::All, loss: Loss::None }
+    Program { tokens: 96, sequences: 4, span: 64, logits: Logits::All, loss: Loss::None, cache: None }
 }
 
 fn open(path: &Path, storage: DType, threads: usize) -> (Session, usize) {

@@ -8,6 +8,8 @@ mod dots;
 mod free;
 #[path = "kernels/losses.rs"]
 mod losses;
+#[path = "kernels/paged.rs"]
+mod paged;
 #[path = "kernels/pointwise.rs"]
 mod pointwise;
 #[path = "kernels/programs.rs"]

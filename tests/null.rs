@@ -39,7 +39,8 @@ fn published_shapes_are_planned_in_seconds() {
         assert_eq!(config.parameter_count(), parameters, "{name}");
         for (tokens, logits) in [(8192, Logits::Last), (1, Logits::All)] {
             let started = Instant::now();
-            let program = Program { tokens, sequences: 1, span: tokens, logits, loss: Loss::None };
+            let program =
+                Program { tokens, sequences: 1, span: tokens, logits, loss: Loss::None, cache: None };
             let graph = build(&config, &program).unwrap();
             let options = Options { storage: DType::BF16, ..Options::default() };
             let program = compile(&graph, &machine.target, &options).unwrap();

@@ -1,37 +1,60 @@
 //! One decoder layer as the body of a block: attention and MLP, each behind its norm and added to the residual stream.
 //! In: what the layer computes. Out: a graph whose leaves are `x`, `cos`, `sin`, `starts` and the layer's weights by
-//! their names within the layer.
+//! their names within the layer; over a cache also `slots`, `tables`, `lens` and the states `k_cache` and `v_cache`, whose next
+//! versions follow `x` among the outputs.
 
 use crate::config::{Activation, LayerSpec, ModelConfig, QkNorm, RopeLayout};
+use crate::model::{Cache, Program};
 use astrai_ir::ops::{self, Attention, GatedAct, Rope, UnaryKind};
-use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Symbol};
+use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Type};
+
+/// Next versions of states, by name.
+type Versions = Vec<(&'static str, NodeId)>;
 
 /// What the parts of a layer share.
 struct Layer<'a> {
     g: Graph,
     config: &'a ModelConfig,
     spec: &'a LayerSpec,
-    span: u64,
+    program: &'a Program,
+}
+
+/// Inputs of programs over a cache: the row of each token's key and value, each sequence's pages, how many tokens it has.
+pub const CACHE: [&str; 3] = ["slots", "tables", "lens"];
+
+/// The inputs [`CACHE`].
+pub fn cache_inputs(g: &mut Graph, cache: &Cache) -> Result<[NodeId; 3], IrError> {
+    let sequences = Dim::symbol("sequences");
+    let slots = g.input(CACHE[0], DType::I32, vec![Dim::symbol("tokens")])?;
+    let tables = g.input(CACHE[1], DType::I32, vec![sequences.clone(), Dim::from(cache.table)])?;
+    Ok([slots, tables, g.input(CACHE[2], DType::I32, vec![sequences])?])
 }
 
 /// The body of a layer of this kind: `x` `[tokens, hidden]` in, the same shape out.
-pub fn body(config: &ModelConfig, spec: &LayerSpec, symbols: &[Symbol], span: u64) -> Result<Graph, IrError> {
-    let mut layer = Layer { g: Graph::new(symbols.to_vec()), config, spec, span };
+pub fn body(config: &ModelConfig, spec: &LayerSpec, program: &Program) -> Result<Graph, IrError> {
+    let mut layer = Layer { g: Graph::new(program.symbols()), config, spec, program };
     let tokens = Dim::symbol("tokens");
     let half = Dim::from(spec.attention.rope.dim / 2);
     let x = layer.g.input("x", DType::F32, vec![tokens.clone(), Dim::from(config.hidden_size)])?;
     let cos = layer.g.input("cos", DType::F32, vec![tokens.clone(), half.clone()])?;
     let sin = layer.g.input("sin", DType::F32, vec![tokens, half])?;
     let starts = layer.g.input("starts", DType::I32, vec![&Dim::symbol("sequences") + &Dim::from(1)])?;
-    let x = layer.attention(x, [cos, sin, starts])?;
+    let (x, versions) = layer.attention(x, [cos, sin, starts])?;
     let x = layer.mlp(x)?;
     layer.g.set_output("x", x)?;
+    for (name, version) in versions {
+        layer.g.set_output(name, version)?;
+    }
     Ok(layer.g)
 }
 
 impl Layer<'_> {
-    /// `x + o(attention(norm(x)))`.
-    fn attention(&mut self, x: NodeId, [cos, sin, starts]: [NodeId; 3]) -> Result<NodeId, IrError> {
+    /// `x + o(attention(norm(x)))`, and the next versions of the states.
+    fn attention(
+        &mut self,
+        x: NodeId,
+        [cos, sin, starts]: [NodeId; 3],
+    ) -> Result<(NodeId, Versions), IrError> {
         let (names, a) = (self.config.model_type.names, &self.spec.attention);
         let (heads, kv, d) = (self.config.heads, self.config.kv_heads, self.config.head_dim);
         let hidden = self.config.hidden_size;
@@ -44,16 +67,18 @@ impl Layer<'_> {
         let v = self.heads(v, kv)?; // [tokens, kv, d]
         let q = self.rotate(names.q_norm, q, [cos, sin])?;
         let k = self.rotate(names.k_norm, k, [cos, sin])?;
+        let (keys, versions) = self.keys([k, v, starts])?;
         let op = Attention {
             scale: Real(a.scale),
             causal: true,
             window: a.window,
             softcap: None,
             sinks: false,
-            span: Dim::from(self.span as usize),
+            span: Dim::from(self.program.span as usize),
+            page: self.program.cache.map(|c| c.page),
         };
         let out = self.g.scope("attn", |g| {
-            let both = g.push(op, &[q, k, v, starts])?;
+            let both = g.push(op, &[&[q][..], &keys].concat())?;
             let out = g.part(both, 0)?; // [tokens, heads, d]
             g.reshape(out, vec![Dim::symbol("tokens"), Dim::from(heads * d)])
         })?;
@@ -68,7 +93,22 @@ impl Layer<'_> {
             false => out,
         };
         let o = self.linear(names.o, out, [hidden, heads * d], a.o_bias)?;
-        self.g.scope("attn.residual", |g| g.add(x, o))
+        Ok((self.g.scope("attn.residual", |g| g.add(x, o))?, versions))
+    }
+
+    /// What attention takes behind the queries: this run's keys and values, or the pages that these were stored into.
+    fn keys(&mut self, [k, v, starts]: [NodeId; 3]) -> Result<(Vec<NodeId>, Versions), IrError> {
+        let Some(cache) = self.program.cache else { return Ok((vec![k, v, starts], vec![])) };
+        let ty = Type::new(DType::F32, cache.shape(self.config).map(Dim::from));
+        self.g.scope("attn.cache", |g| {
+            let [slots, tables, lens] = cache_inputs(g, &cache)?;
+            let mut versions = Vec::new();
+            for (name, rows) in [("k_cache", k), ("v_cache", v)] {
+                let state = g.push(ops::State { name: name.into(), ty: ty.clone() }, &[])?;
+                versions.push((name, g.push(ops::Store {}, &[state, slots, rows])?));
+            }
+            Ok((vec![versions[0].1, versions[1].1, starts, tables, lens], versions))
+        })
     }
 
     /// `x + down(act(gate(norm(x))) * up(norm(x)))`.

@@ -8,5 +8,5 @@ pub mod models;
 pub mod registry;
 
 pub use config::{ConfigError, ModelConfig};
-pub use model::{Logits, Loss, Program, build};
+pub use model::{Cache, Logits, Loss, Program, build};
 pub use registry::{MODELS, ModelType, Names};

@@ -21,6 +21,50 @@ pub struct Program {
     pub logits: Logits,
     /// Which cross-entropy of `targets`.
     pub loss: Loss,
+    /// Keys and values in pages that outlive runs: prefill and decode. `None`: those of the run's own tokens.
+    pub cache: Option<Cache>,
+}
+
+/// Keys and values in pages: states `kv.<layer>.k` and `kv.<layer>.v`, each `[pages * page, kv_heads, head_dim]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// Rows (tokens) of a page, a power of two.
+    pub page: usize,
+    /// Pages of every layer.
+    pub pages: usize,
+    /// Most pages of a sequence.
+    pub table: usize,
+}
+
+impl Cache {
+    /// Rows of a page unless there is a reason for another number.
+    pub const PAGE: usize = 16;
+
+    /// Names of the states of a layer's keys and values.
+    pub fn states(layer: usize) -> [String; 2] {
+        ["k", "v"].map(|x| format!("kv.{layer}.{x}"))
+    }
+
+    /// Shape of the state of a layer's keys, and of its values.
+    pub fn shape(&self, config: &ModelConfig) -> [usize; 3] {
+        [self.pages * self.page, config.kv_heads, config.head_dim]
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let Cache { page, pages, table } = *self;
+        if !page.is_power_of_two() || pages == 0 || table == 0 {
+            return Err(format!(
+                "{pages} pages of {page} rows, {table} a sequence: a page has a power of two of rows, and there is one at least"
+            ));
+        }
+        match [pages, table].iter().all(|n| n.checked_mul(page).is_some_and(|rows| rows <= i32::MAX as usize))
+        {
+            true => Ok(()),
+            false => {
+                Err(format!("{pages} pages of {page} rows, {table} a sequence: rows are counted in 32 bits"))
+            }
+        }
+    }
 }
 
 /// The loss of a program.
@@ -49,10 +93,18 @@ pub enum Logits {
 impl Program {
     /// Everything of a batch of `batch` sequences of up to `seq` tokens.
     pub fn full(batch: u64, seq: u64) -> Program {
-        Program { tokens: batch * seq, sequences: batch, span: seq, logits: Logits::All, loss: Loss::None }
+        let (logits, loss) = (Logits::All, Loss::None);
+        Program { tokens: batch * seq, sequences: batch, span: seq, logits, loss, cache: None }
     }
 
-    fn symbols(&self) -> Vec<Symbol> {
+    /// Prefill of up to `tokens` tokens of up to `sequences` sequences and, at a token each, their decode.
+    pub fn paged(tokens: u64, sequences: u64, cache: Cache) -> Program {
+        let span = (cache.table.saturating_mul(cache.page)) as u64;
+        let (logits, loss) = (Logits::Last, Loss::None);
+        Program { tokens, sequences, span, logits, loss, cache: Some(cache) }
+    }
+
+    pub(crate) fn symbols(&self) -> Vec<Symbol> {
         let one = |name: &str, max: u64| Symbol { name: name.into(), min: 1, max, multiple_of: 1 };
         vec![one("sequences", self.sequences), one("tokens", self.tokens)]
     }
@@ -60,9 +112,13 @@ impl Program {
 
 /// The graph of a model. Inputs: `input_ids` i32 `[tokens]`, `positions` i32 `[tokens]` (from 0 in each sequence),
 /// `starts` i32 `[sequences + 1]`, and as wanted `last` i32 `[sequences]`, `targets` i32 `[tokens]` (negative:
-/// ignored) and `loss_scale` f32. Outputs: `logits`, `loss`. All arithmetic is f32; the precision pass changes what is stored.
+/// ignored) and `loss_scale` f32. Outputs: `logits`, `loss`. Over a cache `positions` go on from run to run, and there are
+/// `slots` i32 `[tokens]` (the row of each token's key and value, -1: none), `tables` i32 `[sequences, table]` (each
+/// sequence's pages), `lens` i32 `[sequences]` (its tokens in them, those of this run included) and an output for the next
+/// version of each state. All arithmetic is f32; the precision pass changes what is stored.
 pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> {
     let mut g = Graph::new(program.symbols());
+    program.cache.map_or(Ok(()), |c| c.check()).map_err(|m| g.error(m))?;
     let tokens = Dim::symbol("tokens");
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
     let names = config.model_type.names;
@@ -71,7 +127,11 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
     let starts = g.input("starts", DType::I32, vec![&Dim::symbol("sequences") + &Dim::from(1)])?;
     let embed = g.scope("embed", |g| g.weight(names.embed, DType::F32, &[vocab, hidden]))?;
     let mut x = g.scope("embed", |g| g.gather(embed, ids, 0))?; // [tokens, hidden]
-    x = layers(&mut g, config, program, x, [positions, starts])?;
+    let mut given = vec![("positions", positions), ("starts", starts)];
+    if let Some(cache) = &program.cache {
+        given.extend(layer::CACHE.into_iter().zip(layer::cache_inputs(&mut g, cache)?));
+    }
+    x = layers(&mut g, config, program, x, &given)?;
     let norm = g.scope("norm", |g| g.weight(names.final_norm, DType::F32, &[hidden]))?;
     let head = match config.tie_embeddings {
         true => embed,
@@ -102,24 +162,25 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
     Ok(g)
 }
 
-/// Calls the layers in order on `x` `[tokens, hidden]`.
+/// Calls the layers in order on `x` `[tokens, hidden]`; `given` are the inputs that all layers share. Next versions of their
+/// states become outputs.
 fn layers(
     g: &mut Graph,
     config: &ModelConfig,
     program: &Program,
     mut x: NodeId,
-    [positions, starts]: [NodeId; 2],
+    given: &[(&str, NodeId)],
 ) -> Result<NodeId, IrError> {
     let (kinds, of_layer) = config.layer_kinds();
     let mut blocks: Vec<BlockId> = Vec::with_capacity(kinds.len());
     for (i, spec) in kinds.iter().enumerate() {
         let name = if kinds.len() == 1 { "layer".to_string() } else { format!("layer_{i}") };
-        let block = Block::new(&name, layer::body(config, spec, &program.symbols(), program.span)?);
+        let block = Block::new(&name, layer::body(config, spec, program)?);
         blocks.push(g.add_block(Arc::new(block)));
     }
     for (i, &kind) in of_layer.iter().enumerate() {
         let spec: &LayerSpec = kinds[kind];
-        let [cos, sin] = g.scope("rope", |g| rope_tables(g, &spec.attention.rope, positions))?;
+        let [cos, sin] = g.scope("rope", |g| rope_tables(g, &spec.attention.rope, given[0].1))?;
         let block = g.block(blocks[kind]).clone();
         let mut args = Vec::with_capacity(block.params.len());
         for (param, leaf) in block.params.iter().zip(block.param_types()?) {
@@ -127,7 +188,13 @@ fn layers(
                 "x" => x,
                 "cos" => cos,
                 "sin" => sin,
-                "starts" => starts,
+                "k_cache" | "v_cache" => {
+                    let name = &Cache::states(i)[usize::from(param == "v_cache")];
+                    g.push(ops::State { name: name.clone(), ty: leaf.clone() }, &[])?
+                }
+                shared if given.iter().any(|(name, _)| *name == shared) => {
+                    given.iter().find(|(name, _)| *name == shared).map_or(x, |(_, id)| *id)
+                }
                 weight => {
                     let name =
                         format!("{}{weight}", config.model_type.names.layer.replace("{i}", &i.to_string()));
@@ -136,7 +203,15 @@ fn layers(
             });
         }
         let call = Call { block: blocks[kind], layer: i as u32 };
-        x = g.scope(&format!("layers.{i}"), |g| g.push(call, &args))?;
+        let made = g.scope(&format!("layers.{i}"), |g| g.push(call, &args))?;
+        x = made;
+        if program.cache.is_some() {
+            x = g.part(made, 0)?;
+            for (part, name) in (1..).zip(Cache::states(i)) {
+                let next = g.part(made, part)?;
+                g.set_output(&name, next)?;
+            }
+        }
     }
     Ok(x)
 }

@@ -10,6 +10,7 @@ use crate::index::{Index, Var};
 use crate::kernel::Stmt;
 use crate::loops::{Loops, loops};
 use crate::print::{Dialect, Printer, dim, element, symbol};
+use crate::store::store_kernel;
 use crate::{Kernel, comment};
 use astrai_ir::ops::Op;
 use astrai_ir::{Anchor, DType, Dim, NodeId, Region};
@@ -122,7 +123,7 @@ fn replace_word(text: &str, word: &str, with: &str) -> String {
 }
 
 fn loops_kernel(region: &Region, name: &str) -> Result<String, String> {
-    if let Some(made) = columns_kernel(region, name) {
+    if let Some(made) = store_kernel(region, name).or_else(|| columns_kernel(region, name)) {
         return made;
     }
     let l = loops(region)?;
@@ -207,8 +208,14 @@ fn attention_kernel(region: &Region, name: &str) -> Result<String, String> {
     define("SOFTCAP", format!("{:?}f", a.softcap.map_or(0.0, |c| c.0 as f32)));
     define("CAUSAL", u8::from(a.causal).to_string());
     define("WINDOW", a.window.unwrap_or(0).to_string());
+    if let Some(page) = a.page {
+        define("PAGES_BUF", strided_vector(region, node.args[4])?.to_string());
+        define("KV_LENS_BUF", strided_vector(region, node.args[5])?.to_string());
+        define("PAGE", page.to_string());
+        define("TABLE_PAGES", size(node.args[4], 1)?.to_string());
+    }
     if a.sinks {
-        let sinks = node.args[4];
+        let sinks = node.args[a.sinks_at()];
         define("SINK_BUF", strided_vector(region, sinks)?.to_string());
         let t = vector_type(region, sinks);
         define("SINK_T", element(t).into());
@@ -281,11 +288,13 @@ fn strided(region: &Region, id: NodeId) -> Result<Strided, String> {
     Ok(Strided { buf, dtype, offset: address.offset, row, head })
 }
 
+/// The buffer in which a vector, or a table, lies whole.
 fn strided_vector(region: &Region, id: NodeId) -> Result<usize, String> {
-    let v = Var { name: "i".into(), extent: region.graph.ty(id).shape[0].clone(), depth: 1 };
-    let (buf, _, at) = address(region, id, &[Index::atom(crate::index::Atom::Var(v.clone()))])?;
-    let plain = at.coefficient(&v).is_some_and(|c| c.is_one()) && at.offset == Dim::from(0);
-    if plain { Ok(buf) } else { Err("attention wants whole vectors".into()) }
+    let shape = &region.graph.ty(id).shape;
+    let var = |(i, n): (usize, &Dim)| Var { name: format!("i{i}").into(), extent: n.clone(), depth: 1 };
+    let at: Vec<Index> = shape.iter().enumerate().map(|x| Index::var(&var(x))).collect();
+    let (buf, _, found) = address(region, id, &at)?;
+    if found == Index::linear(&at, shape) { Ok(buf) } else { Err("attention wants whole vectors".into()) }
 }
 
 fn vector_type(region: &Region, id: NodeId) -> DType {

@@ -9,6 +9,7 @@ pub mod kernel;
 pub mod loops;
 mod lower;
 mod print;
+mod store;
 
 use astrai_ir::{Anchor, Region};
 

@@ -1,9 +1,10 @@
 //! What the passes hand to code generation and to the runtime: regions (what one kernel computes) and plans (which
 //! kernels run in which order on which buffers). Plain data, so that its makers and readers stay strangers.
 
-use crate::graph::{Graph, IrError};
+use crate::graph::{Graph, IrError, NodeId};
 use crate::ops::{Op, Weight};
 use crate::{Dim, Symbol, Type};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Which archetype computes a region.
@@ -68,23 +69,50 @@ impl Region {
         self.graph.outputs().iter().map(|(_, id)| self.graph.ty(*id).clone()).collect()
     }
 
-    /// Bytes read and written once each; of a gathered table only the rows that are picked.
+    /// Bytes read and written once each; of a gathered table only the rows that are picked, of a state only the rows that are
+    /// stored, of pages only what the sequences may hold.
     pub fn bytes(&self) -> Dim {
         let mut sum = Dim::from(0);
         let g = &self.graph;
         let users = g.users();
+        let paged = self.paged();
         for (id, n) in g.ids().zip(g.nodes()) {
             let Op::Input(_) = n.op else { continue };
             let mut picked = Vec::new();
             for &u in &users[id.index()] {
-                match &g.node(u).op {
-                    Op::Gather(_) if g.node(u).args[0] == id => picked.push(g.ty(u).bytes()),
-                    _ => picked.push(n.ty().bytes()),
+                match (&g.node(u).op, g.node(u).args.as_slice()) {
+                    (Op::Gather(_), [x, ..]) if *x == id => picked.push(g.ty(u).bytes()),
+                    (Op::Store(_), [state, _, _]) if *state == id => {}
+                    _ => picked.push(paged.get(&id).cloned().unwrap_or_else(|| n.ty().bytes())),
                 }
             }
             sum = &sum + &picked.into_iter().max().unwrap_or_default();
         }
-        self.writes().iter().fold(sum, |s, t| &s + &t.bytes())
+        let written = |id: NodeId| match (&g.node(id).op, g.node(id).args.as_slice()) {
+            (Op::Store(_), [_, _, value]) => g.ty(*value).bytes(),
+            _ => g.ty(id).bytes(),
+        };
+        g.outputs().iter().fold(sum, |s, (_, id)| &s + &written(*id))
+    }
+
+    /// The buffers that hold pages, with the bytes of the keys or values that the sequences may have there.
+    fn paged(&self) -> HashMap<NodeId, Dim> {
+        let g = &self.graph;
+        let mut found = HashMap::new();
+        for n in g.nodes() {
+            let Op::Attention(a) = &n.op else { continue };
+            for &arg in n.args[1..3].iter().filter(|_| a.page.is_some()) {
+                let mut at = arg;
+                while g.node(at).op.is_view() || matches!(g.node(at).op, Op::Cast(_)) {
+                    at = g.node(at).args[0];
+                }
+                let rows = &g.ty(n.args[5]).shape[0] * &a.span;
+                let width = Dim::product(&g.ty(arg).shape[1..]);
+                let width = &width * &Dim::from(g.ty(at).dtype.bytes());
+                found.insert(at, &rows * &width);
+            }
+        }
+        found
     }
 
     /// Floating-point operations.

@@ -4,7 +4,7 @@
 
 use crate::regions::{
     Uses, adds_rows, attends, cone, has_cross_entropy_kernel, inlines_arguments, is_attention_result,
-    is_cross_entropy, is_free, is_leaf, stored,
+    is_cross_entropy, is_free, is_leaf, stored, stores_rows,
 };
 use crate::strides::read_whole;
 use crate::versions::{Versions, stored_param, version_leaf};
@@ -444,8 +444,24 @@ impl<'a> Fuse<'a> {
                 || matches!(op, Op::Store(_)) && self.g.node(*id).args.len() == 2
                 || matches!(op, Op::Const(_) | Op::Iota(_))
                 || adds_rows(self.g, *id)
+                || stores_rows(self.g, *id)
         };
+        if self.reads_what_it_stores(inside, roots) {
+            return Anchor::Eval;
+        }
         if computed().all(known) { Anchor::Loops } else { Anchor::Eval }
+    }
+
+    /// True when rows of a state are stored that are computed from others of its rows.
+    fn reads_what_it_stores(&self, inside: &BTreeSet<NodeId>, roots: &[NodeId]) -> bool {
+        let &[root] = roots else { return false };
+        let home = self.place_of(root);
+        let reads = |id: &NodeId| {
+            let args = self.g.node(*id).args.as_slice();
+            let args = if *id == root { &args[1..] } else { args };
+            (*id == root || !self.stored[id.index()]) && args.iter().any(|a| self.place_of(*a) == home)
+        };
+        stores_rows(self.g, root) && inside.iter().any(reads)
     }
 
     fn intern(&mut self, region: Region) -> usize {

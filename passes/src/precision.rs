@@ -1,9 +1,11 @@
 //! Chooses what is stored in which type. In: a graph whose arithmetic is all f32. Out: the same graph with narrow weights,
 //! narrow residual stream and narrow operands and results of dots and attention and of the loss, each rounding an explicit cast;
-//! pointwise arithmetic, sums and statistics stay f32.
+//! pointwise arithmetic, sums and statistics stay f32. States of which rows are stored (pages of keys and values) are narrow too:
+//! what is stored is rounded where attention without a cache rounds it.
 
-use crate::regions::Uses;
-use astrai_ir::ops::{Call, Input, Op, Weight};
+use crate::regions::{Uses, stores_rows};
+use crate::versions::version_leaf;
+use astrai_ir::ops::{Call, Input, Op, State, Weight};
 use astrai_ir::{Block, DType, Graph, IrError, NodeId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,13 +28,33 @@ pub fn precision(graph: &Graph, policy: Policy) -> Result<Graph, IrError> {
         Ok(Arc::new(Block { name: b.name.clone(), graph, params: b.params.clone() }))
     };
     let blocks = graph.blocks().iter().map(narrow_block).collect::<Result<Vec<_>, IrError>>()?;
+    let caches = caches(graph, &blocks);
     let mut next = blocks.into_iter();
     let with_blocks = |b: &Arc<Block>| Ok(next.next().unwrap_or_else(|| b.clone()));
-    rebuild(graph, policy.storage, &|_| false, false, with_blocks)
+    rebuild(graph, policy.storage, &|_| false, false, &caches, with_blocks)
+}
+
+/// States of which rows are stored, here or by the blocks called.
+fn caches(g: &Graph, blocks: &[Arc<Block>]) -> BTreeSet<NodeId> {
+    let mut found = BTreeSet::new();
+    for id in g.ids() {
+        let node = g.node(id);
+        if stores_rows(g, id) {
+            found.extend(version_leaf(g, node.args[0]));
+        }
+        let Op::Call(c) = &node.op else { continue };
+        let block = &blocks[c.block.0 as usize];
+        let of_body = self::caches(&block.graph, &[]);
+        let cached = |p: &String| block.leaf(p).is_some_and(|l| of_body.contains(&l));
+        let args = node.args.iter().zip(&block.params).filter(|(_, p)| cached(p));
+        found.extend(args.filter_map(|(a, _)| version_leaf(g, *a)));
+    }
+    found.retain(|id| matches!(g.node(*id).op, Op::State(_)));
+    found
 }
 
 fn narrow(g: &Graph, to: DType, stream: &dyn Fn(&str) -> bool, outputs: bool) -> Result<Graph, IrError> {
-    rebuild(g, to, stream, outputs, |b| Ok(b.clone()))
+    rebuild(g, to, stream, outputs, &caches(g, &[]), |b| Ok(b.clone()))
 }
 
 fn rebuild(
@@ -40,13 +62,35 @@ fn rebuild(
     to: DType,
     stream: &dyn Fn(&str) -> bool,
     narrow_outputs: bool,
+    caches: &BTreeSet<NodeId>,
     on_block: impl FnMut(&Arc<Block>) -> Result<Arc<Block>, IrError>,
 ) -> Result<Graph, IrError> {
     let rounded = rounding_points(g);
     let outs: BTreeSet<NodeId> = g.outputs().iter().map(|(_, id)| *id).collect();
     g.rebuild(on_block, |out, id, args| {
         let node = g.node(id);
+        let args = &match node.op {
+            Op::Store(_) | Op::Call(_) | Op::Part(_) => args.to_vec(),
+            _ => widened(g, id, out, args, to)?,
+        }[..];
         let made = match &node.op {
+            Op::State(s) if caches.contains(&id) && s.ty.dtype == DType::F32 => {
+                return out.push(State { ty: s.ty.with(to), ..s.clone() }, &[]);
+            }
+            Op::Store(op) => {
+                let mut args = args.to_vec();
+                let (dtype, last) = (out.ty(args[0]).dtype, args.len() - 1);
+                args[last] = match stored(out, args[last], dtype) {
+                    Some(narrow) => narrow,
+                    None => out.cast(args[last], dtype)?,
+                };
+                return out.push(op.clone(), &args);
+            }
+            Op::Part(p) if matches!(g.node(node.args[0]).op, Op::Call(_)) => {
+                let part = out.push(p.clone(), args)?;
+                let stream = version_leaf(g, id).is_none() && out.ty(part).dtype == to;
+                return if stream { out.cast(part, DType::F32) } else { Ok(part) };
+            }
             Op::Weight(w) if w.ty.dtype == DType::F32 => {
                 let w = out.push(Weight { ty: w.ty.with(to), ..w.clone() }, &[])?;
                 return out.cast(w, DType::F32);
@@ -99,6 +143,21 @@ fn rebuild(
         }
         Ok(made)
     })
+}
+
+/// The arguments of a node, those widened that have become narrow.
+fn widened(
+    g: &Graph,
+    id: NodeId,
+    out: &mut Graph,
+    args: &[NodeId],
+    to: DType,
+) -> Result<Vec<NodeId>, IrError> {
+    let widen = |(&a, old): (&NodeId, &NodeId)| match (g.ty(*old).dtype, out.ty(a).dtype) {
+        (DType::F32, narrow) if narrow == to => out.cast(a, DType::F32),
+        _ => Ok(a),
+    };
+    args.iter().zip(&g.node(id).args).map(widen).collect()
 }
 
 /// A call with its arguments in the types that the block's parameters have now; its result widened.

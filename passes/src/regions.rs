@@ -165,6 +165,10 @@ pub fn stored(g: &Graph, uses: &Uses) -> Vec<bool> {
         }
         match (&g.node(id).op, g.node(id).args.as_slice()) {
             (Op::Call(_), args) => args.iter().for_each(|a| stored[a.index()] = true),
+            (Op::Store(_), [state, rows, _]) => {
+                stored[state.index()] = true;
+                store_below_free(g, *rows, &mut stored);
+            }
             (Op::Store(_), args) => args.iter().for_each(|a| stored[a.index()] = true),
             _ => {}
         }
@@ -175,7 +179,7 @@ pub fn stored(g: &Graph, uses: &Uses) -> Vec<bool> {
             node.args.iter().for_each(|&a| stored[read_in_place(g, a).unwrap_or(a).index()] = true);
         } else if is_cross_entropy(&node.op) {
             node.args.iter().for_each(|&a| stored[read_whole(g, a).unwrap_or(a).index()] = true);
-        } else if !inlines_arguments(&node.op) {
+        } else if !inlines_arguments(&node.op) && !stores_rows(g, id) {
             for &a in &node.args {
                 store_below_free(g, a, &mut stored);
             }
@@ -233,6 +237,11 @@ pub fn adds_rows(g: &Graph, id: NodeId) -> bool {
     let Op::Scatter(s) = &node.op else { return false };
     let plain = s.axis == 0 && s.batch == 0 && s.kind == ScatterKind::Add;
     plain && node.ty().rank() == 2 && node.ty().dtype == DType::F32 && g.ty(node.args[1]).rank() == 1
+}
+
+/// True for a store of rows of a state, which has a kernel.
+pub fn stores_rows(g: &Graph, id: NodeId) -> bool {
+    matches!((&g.node(id).op, g.node(id).args.as_slice()), (Op::Store(_), [_, _, _]))
 }
 
 /// True when the only thing done with attention's result is its one rounding.
@@ -303,6 +312,12 @@ fn takes_inline(g: &Graph, id: NodeId, user: NodeId, through: NodeId) -> bool {
             left && DotForm::of(g, user).is_some_and(|f| f.rows) && same_rows(g, id, through)
         }
         Op::Gather(_) => !reduces(id),
+        Op::Store(_) => match node.args.as_slice() {
+            [_, _, value] if *value == through => {
+                !reduces(id) || same_rows(g, id, through) && g.ty(id).shape == g.ty(*value).shape
+            }
+            _ => false,
+        },
         _ if !inlines_arguments(&node.op) => false,
         // Sums of sums: the inner ones are spread over threads.
         Op::Reduce(_) if matches!(g.node(id).op, Op::Reduce(_)) => false,

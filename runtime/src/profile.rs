@@ -9,11 +9,11 @@ pub struct ProfileRow {
     pub origin: Arc<str>,
     /// Name of the kernel.
     pub kernel: String,
-    /// Bytes predicted for the sizes of the run.
+    /// Bytes predicted for the sizes of the run, summed over runs.
     pub bytes: u64,
-    /// Floating-point operations predicted for the sizes of the run.
+    /// Floating-point operations predicted for the sizes of the run, summed over runs.
     pub flops: u64,
-    /// Seconds that the target's roofline allows.
+    /// Seconds that the target's roofline allows, summed over runs.
     pub predicted: f64,
     /// Seconds measured, summed over runs.
     pub measured: f64,

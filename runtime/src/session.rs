@@ -3,6 +3,7 @@
 //! on shapes like the last one's allocates nothing.
 
 mod bind;
+mod bounds;
 mod execute;
 mod interpret;
 mod load;
@@ -19,7 +20,8 @@ use crate::{Error, Program, Value};
 use astrai_ir::ops::Op;
 use astrai_ir::{DType, Sizes, Target, Tensor, Type};
 use astrai_passes::version_leaf;
-use execute::{Addresses, Starts};
+use bounds::Bounds;
+use execute::Addresses;
 use sizes::{Origin, origins};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -46,6 +48,8 @@ struct Launch {
     kernel: Option<Loaded>,
     spots: Vec<Spot>,
     origin: Arc<str>,
+    /// Its bounds are looked at before the run.
+    checked: bool,
 }
 
 /// A program with its weights, ready to run.
@@ -81,8 +85,10 @@ pub struct Session {
     sizes: Sizes,
     dims: Vec<i64>,
     bound: Addresses,
-    /// For each region that attends: which buffer divides its tokens into sequences.
-    starts: Vec<Option<Starts>>,
+    /// For each region which integers lead it.
+    bounds: Vec<Option<Bounds>>,
+    /// Launches whose bounds are looked at before a run, each set of inputs once.
+    guards: Vec<usize>,
 }
 
 /// How host kernels are built.
@@ -133,7 +139,8 @@ impl Session {
             arena: room(program.plan.main.arena + program.plan.scratch)?,
             scratch: room(program.scratch_bytes()?)?,
             results: outcomes(&program),
-            starts: program.plan.regions.iter().map(|r| Starts::of(r)).collect(),
+            bounds: program.plan.regions.iter().map(|r| Bounds::of(r)).collect(),
+            guards: vec![],
             program,
             pool,
             launches: vec![],

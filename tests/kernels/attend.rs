@@ -9,7 +9,15 @@ const SIZES: [u64; 5] = [11, 33, 64, 65, 150];
 
 fn attention(d: usize) -> Attention {
     let scale = Real(1.0 / (d as f64).sqrt());
-    Attention { scale, causal: true, window: None, softcap: None, sinks: false, span: Dim::from(300) }
+    Attention {
+        scale,
+        causal: true,
+        window: None,
+        softcap: None,
+        sinks: false,
+        span: Dim::from(300),
+        page: None,
+    }
 }
 
 /// Starts of four sequences in n tokens, the third empty, from data: 0, 1, 10, 10, n.

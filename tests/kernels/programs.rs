@@ -250,6 +250,7 @@ fn the_gradient_of_attention_and_of_a_loss() {
         softcap: None,
         sinks: false,
         span: Dim::from(9),
+        page: None,
     };
     let [q, k, v] = [[9, 4, 8], [9, 2, 8], [9, 2, 8]].map(|s| t.x(dims(&s)));
     let both = t.g.push(op, &[q, k, v, s]).unwrap();

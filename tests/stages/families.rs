@@ -48,7 +48,7 @@ pub fn config(text: &str) -> ModelConfig {
 
 /// Logits and loss of up to two sequences.
 pub fn program(tokens: u64) -> Program {
-    Program { tokens, sequences: 2, span: tokens, logits: Logits::All, loss: Loss::Mean }
+    Program { tokens, sequences: 2, span: tokens, logits: Logits::All, loss: Loss::Mean, cache: None }
 }
 
 /// A machine on which nothing runs.

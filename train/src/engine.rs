@@ -55,6 +55,7 @@ impl Plan {
             span: recipe.span,
             logits: Logits::None,
             loss: Loss::Scaled,
+            cache: None,
         };
         let graph = astrai_builders::build(config, &built)?;
         let to = if recipe.accumulate { Destination::Sums } else { Destination::States };

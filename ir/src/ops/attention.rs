@@ -1,13 +1,18 @@
 //! `attention`: softmax(scale · q kᵀ) v over ragged sequences, grouped heads, causal or not, with window, soft-cap and
-//! sinks. Kept whole because a kernel never stores the scores.
+//! sinks; keys and values stand beside the queries or in pages. Kept whole because a kernel never stores the scores.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
 use crate::{DType, Dim, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Arguments: `q` `[tokens, heads, d]`, `k` `[tokens, kv_heads, d]`, `v` `[tokens, kv_heads, dv]`, `starts` i32
 /// `[sequences + 1]` (where each sequence begins, and the end), and `sinks` `[heads]` when `sinks` is set. Outputs: the
 /// result `[tokens, heads, dv]` and the log-sum-exp of the scores, f32 `[tokens, heads]`.
+///
+/// With `page` set, `k` and `v` are `[rows, kv_heads, ..]` of whole pages, and behind `starts` (which then divides the queries
+/// only) stand `tables` i32 `[sequences, table]` (numbers of each sequence's pages) and `lens` i32 `[sequences]` (its keys; its
+/// last query stands at its last key). Key `j` lies in row `tables[s][j / page] * page + j % page`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attention {
@@ -19,10 +24,13 @@ pub struct Attention {
     pub window: Option<usize>,
     /// When set, scores become cap · tanh(score / cap).
     pub softcap: Option<Real>,
-    /// A fifth argument holds one score per head that joins the denominator only.
+    /// A last argument holds one score per head that joins the denominator only.
     pub sinks: bool,
-    /// Bound on the length of a sequence, for the cost only.
+    /// Bound on the keys of a sequence, for the cost only.
     pub span: Dim,
+    /// Rows of a page, when keys and values lie in pages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page: Option<usize>,
 }
 
 struct Sizes {
@@ -38,11 +46,18 @@ impl Attention {
         (!self.causal || j <= i) && self.window.is_none_or(|w| i.abs_diff(j) < w)
     }
 
+    /// Which argument the sinks are.
+    pub fn sinks_at(&self) -> usize {
+        if self.page.is_some() { 6 } else { 4 }
+    }
+
     /// One (query, head): the result row and its log-sum-exp.
-    fn row(&self, cx: &Eval, s: &Sizes, seq: (usize, usize), token: usize, head: usize) -> (Vec<f64>, f64) {
+    fn row(&self, cx: &Eval, s: &Sizes, seq: &Sequence, token: usize, head: usize) -> (Vec<f64>, f64) {
         let (q, k, v) = (cx.args[0], cx.args[1], cx.args[2]);
         let kv = head / (s.heads / s.kv_heads);
-        let keys: Vec<usize> = (seq.0..seq.1).filter(|&j| self.visible(token - seq.0, j - seq.0)).collect();
+        let i = seq.keys.len() - seq.queries.len() + token - seq.queries.start;
+        let keys: Vec<usize> =
+            (0..seq.keys.len()).filter(|&j| self.visible(i, j)).map(|j| seq.keys[j]).collect();
         let mut scores: Vec<f64> = keys
             .iter()
             .map(|j| {
@@ -53,7 +68,7 @@ impl Attention {
                 self.softcap.map_or(x, |c| c.0 * (x / c.0).tanh())
             })
             .collect();
-        let sink = if self.sinks { cx.args[4].at(head) } else { f64::NEG_INFINITY };
+        let sink = if self.sinks { cx.args[self.sinks_at()].at(head) } else { f64::NEG_INFINITY };
         let top = scores.iter().fold(sink, |a, &b| a.max(b));
         let sum: f64 = scores.iter().map(|x| (x - top).exp()).sum::<f64>() + (sink - top).exp();
         scores.iter_mut().for_each(|x| *x = (*x - top).exp() / sum);
@@ -62,30 +77,98 @@ impl Attention {
             .collect();
         (out, top + sum.ln())
     }
+
+    /// The sequences of the arguments.
+    fn sequences(&self, cx: &Eval) -> Result<Vec<Sequence>, String> {
+        let (tokens, bounds) = (cx.args[0].shape[0], ints(cx.args[3]));
+        if bounds.first() != Some(&0) || bounds.last() != Some(&(tokens as i64)) || !bounds.is_sorted() {
+            return Err(format!("starts {bounds:?} do not divide {tokens} tokens into sequences"));
+        }
+        let queries = bounds.windows(2).map(|w| w[0] as usize..w[1] as usize);
+        let Some(page) = self.page else {
+            return Ok(queries.map(|q| Sequence { keys: q.clone().collect(), queries: q }).collect());
+        };
+        let (tables, lens, pages) = (ints(cx.args[4]), ints(cx.args[5]), cx.args[1].shape[0] / page);
+        let width = cx.args[4].shape[1];
+        let keys = |(s, queries): (usize, Range<usize>)| {
+            let (least, most) = (queries.len(), width * page);
+            let len = usize::try_from(lens[s]).ok().filter(|n| (least..=most).contains(n));
+            let len = len.ok_or_else(|| {
+                format!(
+                    "{} keys of sequence {s} are not between its {least} queries and the table's {most}",
+                    lens[s]
+                )
+            })?;
+            let table = &tables[s * width..][..len.div_ceil(page)];
+            if let Some(bad) = table.iter().find(|p| !(0..pages as i64).contains(*p)) {
+                return Err(format!("page {bad} of sequence {s} is outside the {pages} pages"));
+            }
+            let row = |j: usize| table[j / page] as usize * page + j % page;
+            Ok(Sequence { queries, keys: (0..len).map(row).collect() })
+        };
+        queries.enumerate().map(keys).collect()
+    }
+
+    /// Refuses pages that are not whole, and what says where they are in other types.
+    fn check_pages(
+        &self,
+        page: usize,
+        [q, k, v, starts]: [&Type; 4],
+        tables: &Type,
+        lens: &Type,
+    ) -> Result<(), String> {
+        let rows = k.shape[0].size().filter(|n| page > 0 && n.is_multiple_of(page));
+        if rows.is_none() || k.shape[0] != v.shape[0] {
+            return Err(format!("wants k and v as whole pages of {page} rows for {q}, got {k} and {v}"));
+        }
+        let sequences = &starts.shape[0] - &Dim::from(1);
+        let [of, width] = tables.shape.as_slice() else {
+            return Err(format!("wants tables as i32[sequences, table], got {tables}"));
+        };
+        let literal = width.size().is_some() && tables.dtype == DType::I32;
+        if *of != sequences || !literal || *lens != Type::new(DType::I32, [sequences]) {
+            return Err(format!(
+                "wants tables as i32[sequences, table] and lens as i32[sequences], got {tables} and {lens}"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Query rows of a sequence, and the row of each of its keys.
+struct Sequence {
+    queries: Range<usize>,
+    keys: Vec<usize>,
+}
+
+fn ints(t: &Tensor) -> Vec<i64> {
+    (0..t.len()).map(|i| t.int_at(i)).collect()
 }
 
 impl Operator for Attention {
     const NAME: &'static str = "attention";
 
     fn infer(&self, cx: &Infer) -> Inferred {
-        let (q, k, v, starts) = match cx.args {
-            [q, k, v, s] if !self.sinks => (*q, *k, *v, *s),
-            [q, k, v, s, sinks] if self.sinks => {
-                float("sinks", sinks)?;
-                if sinks.shape != q.shape.get(1).cloned().into_iter().collect::<Vec<_>>() {
-                    return Err(format!("wants one sink a head of {q}, got {sinks}"));
-                }
-                (*q, *k, *v, *s)
+        let count = self.sinks_at() + self.sinks as usize;
+        if cx.args.len() != count {
+            return Err(format!("takes {count} arguments, got {}", cx.args.len()));
+        }
+        let [q, k, v, starts] = [0, 1, 2, 3].map(|i| cx.args[i]);
+        if self.sinks {
+            let sinks = cx.args[self.sinks_at()];
+            float("sinks", sinks)?;
+            if sinks.shape != q.shape.get(1).cloned().into_iter().collect::<Vec<_>>() {
+                return Err(format!("wants one sink a head of {q}, got {sinks}"));
             }
-            a => return Err(format!("takes {} arguments, got {}", 4 + self.sinks as usize, a.len())),
-        };
+        }
         float("q", q)?;
         let ([t, h, d], [tk, hk, dk], [tv, hv, dv]) =
             (q.shape.as_slice(), k.shape.as_slice(), v.shape.as_slice())
         else {
             return Err(format!("wants [tokens, heads, d] for q, k and v, got {q}, {k}, {v}"));
         };
-        if (t, d, hk) != (tk, dk, hv) || t != tv || k.dtype != q.dtype || v.dtype != q.dtype {
+        let beside = self.page.is_some() || (t, t) == (tk, tv);
+        if (d, hk) != (dk, hv) || !beside || k.dtype != q.dtype || v.dtype != q.dtype {
             return Err(format!("q {q}, k {k} and v {v} do not go together"));
         }
         match (h.size(), hk.size()) {
@@ -95,6 +178,9 @@ impl Operator for Attention {
         if starts.dtype != DType::I32 || starts.rank() != 1 {
             return Err(format!("wants starts as i32[sequences + 1], got {starts}"));
         }
+        if let Some(page) = self.page {
+            self.check_pages(page, [q, k, v, starts], cx.args[4], cx.args[5])?;
+        }
         if self.window == Some(0) || (self.window.is_some() && !self.causal) {
             return Err("a window must be positive and causal".into());
         }
@@ -103,20 +189,15 @@ impl Operator for Attention {
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        let (q, k, starts) = (cx.args[0], cx.args[1], cx.args[3]);
+        let (q, k) = (cx.args[0], cx.args[1]);
         let s = Sizes { heads: q.shape[1], kv_heads: k.shape[1], d: q.shape[2], dv: cx.outs[0].1[2] };
         let tokens = q.shape[0];
         let mut out = vec![0.0; tokens * s.heads * s.dv];
         let mut lse = vec![0.0; tokens * s.heads];
-        let bounds: Vec<i64> = (0..starts.len()).map(|i| starts.int_at(i)).collect();
-        if bounds.first() != Some(&0) || bounds.last() != Some(&(tokens as i64)) || !bounds.is_sorted() {
-            return Err(format!("starts {bounds:?} do not divide {tokens} tokens into sequences"));
-        }
-        for w in bounds.windows(2) {
-            let seq = (w[0] as usize, w[1] as usize);
-            for token in seq.0..seq.1 {
+        for seq in self.sequences(cx)? {
+            for token in seq.queries.clone() {
                 for head in 0..s.heads {
-                    let (row, l) = self.row(cx, &s, seq, token, head);
+                    let (row, l) = self.row(cx, &s, &seq, token, head);
                     let at = token * s.heads + head;
                     out[at * s.dv..(at + 1) * s.dv].copy_from_slice(&row);
                     lse[at] = l;
@@ -127,6 +208,10 @@ impl Operator for Attention {
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
+        if self.page.is_some() {
+            let message = "attention over pages has no gradient; build the program without a cache";
+            return Err(cx.graph.error(message.into()));
+        }
         if cx.grads[1].is_some() {
             return Err(cx.graph.error("the log-sum-exp of `attention` has no gradient".into()));
         }
@@ -149,10 +234,10 @@ impl Operator for Attention {
             .map_or(self.span.clone(), |w| self.span.size().map_or(Dim::from(w), |s| Dim::from(s.min(w))));
         // A window shorter than the sequence is full for nearly every query.
         let short = self.window.is_some() && seen != self.span;
-        // Two products of 2·d (and 2·dv) a visible key; causal sees half of the keys.
+        // Two products of 2·d (and 2·dv) a visible key; causal sees half of the keys, but those in pages may be all older.
         let both = &q + &outs[0].elements();
         let work = &both * &seen;
-        if self.causal && !short { work } else { &work * &Dim::from(2) }
+        if self.causal && !short && self.page.is_none() { work } else { &work * &Dim::from(2) }
     }
 
     fn tolerance(&self, dtype: DType) -> f64 {
@@ -176,6 +261,7 @@ mod tests {
             softcap: None,
             sinks: false,
             span: Dim::from(2),
+            page: None,
         };
         let (q, k, v) = (t(&[1.0, 1.0, 1.0]), t(&[3f32.ln(), 0.0, 5.0]), t(&[8.0, 4.0, 2.0]));
         let starts = Tensor::int(DType::I32, &[3], vec![0, 2, 3]);
@@ -193,5 +279,47 @@ mod tests {
         );
         let bad = [&args[..3], &[Tensor::int(DType::I32, &[2], vec![0, 2])]].concat();
         assert!(try_apply(op, &bad).is_err());
+    }
+
+    /// Pages of two rows: a sequence of three keys in pages 2 and 0 with one query, and one of two in page 1 with both.
+    #[test]
+    fn keys_in_pages_are_those_beside_the_queries() {
+        let op = Attention {
+            scale: Real(1.0),
+            causal: true,
+            window: None,
+            softcap: None,
+            sinks: false,
+            span: Dim::from(4),
+            page: Some(2),
+        };
+        let ints = |shape: &[usize], v: &[i64]| Tensor::int(DType::I32, shape, v.to_vec());
+        let t = |v: &[f32]| Tensor::f32(&[v.len(), 1, 1], v);
+        let (k, v) = ([0.5, 9.0, 1.0, 2.0, 0.25, -1.0], [1.0, 9.0, 2.0, 3.0, 4.0, 5.0]);
+        let (starts, lens) = (ints(&[3], &[0, 1, 3]), ints(&[2], &[3, 2]));
+        let args = vec![t(&[1.0, 2.0, 3.0]), t(&k), t(&v), starts, ints(&[2, 2], &[2, 0, 1, -7]), lens];
+        let paged = apply(op.clone(), &args);
+        let beside =
+            [t(&[0.0, 0.0, 1.0, 2.0, 3.0]), t(&[0.25, -1.0, 0.5, 1.0, 2.0]), t(&[4.0, 5.0, 1.0, 2.0, 3.0])];
+        let want =
+            apply(Attention { page: None, ..op.clone() }, &[&beside[..], &[ints(&[3], &[0, 3, 5])]].concat());
+        for i in 0..2 {
+            close(&paged[i], &want[i].reals()[2..]);
+        }
+        let with = |i: usize, t: Tensor| {
+            let mut args = args.clone();
+            args[i] = t;
+            try_apply(op.clone(), &args).unwrap_err().to_string()
+        };
+        assert!(with(4, ints(&[2, 2], &[2, 3, 1, 0])).contains("page 3 of sequence 0"));
+        assert!(with(4, ints(&[2, 2], &[-1, 0, 1, 0])).contains("page -1 of sequence 0"));
+        assert!(with(5, ints(&[2], &[5, 2])).contains("5 keys of sequence 0"));
+        assert!(with(5, ints(&[2], &[3, 1])).contains("1 keys of sequence 1"));
+        assert!(with(2, t(&k[..4])).contains("whole pages"));
+        assert!(with(5, ints(&[1], &[3])).contains("lens as i32[sequences]"));
+        let plain = Attention { page: None, ..op };
+        let old = serde_json::to_string(&plain).unwrap();
+        assert!(!old.contains("page"), "{old}");
+        assert_eq!(serde_json::from_str::<Attention>(&old).unwrap(), plain);
     }
 }

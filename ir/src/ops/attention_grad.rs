@@ -61,6 +61,9 @@ impl Operator for AttentionGrad {
     const NAME: &'static str = "attention_grad";
 
     fn infer(&self, cx: &Infer) -> Inferred {
+        if self.forward.page.is_some() {
+            return Err("attention over pages has no gradient".into());
+        }
         let n = 7 + self.forward.sinks as usize;
         if cx.args.len() != n {
             return Err(format!("takes {n} arguments, got {}", cx.args.len()));

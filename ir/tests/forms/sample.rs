@@ -104,6 +104,7 @@ fn heads(g: &mut Graph) -> Result<Vec<NodeId>, IrError> {
         softcap: Some(Real(30.0)),
         sinks: false,
         span: tokens(),
+        page: None,
     };
     let both = g.push(attention.clone(), &[q, k, k, starts])?;
     let (y, lse) = (g.part(both, 0)?, g.part(both, 1)?);

@@ -105,6 +105,7 @@ fn attention_shows_what_is_set() {
         softcap: None,
         sinks: false,
         span: Dim::parse("2*tokens + 1").unwrap(),
+        page: None,
     };
     g.push(op, &[q, q, q, starts]).unwrap();
     let want = "%2 = attention %0, %0, %0, %1 scale=0.125 causal span=2*tokens+1 : f32[tokens, 4, 8], f32[tokens, 4]";

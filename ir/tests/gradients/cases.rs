@@ -242,6 +242,7 @@ fn attentions() -> Vec<Case> {
         softcap: None,
         sinks: false,
         span: Dim::from(8usize),
+        page: None,
     };
     let variants = [
         (base.clone(), 2, 2),

@@ -65,7 +65,17 @@ impl Session {
 
     fn add(&mut self, region: usize, spots: Vec<Spot>, origin: Arc<str>, loaded: &HashMap<String, Loaded>) {
         let kernel = self.program.kernels[region].as_ref().and_then(|k| loaded.get(&k.name).cloned());
-        self.launches.push(Launch { region, kernel, spots, origin });
+        let led_by = |spots: &[Spot]| -> Vec<Spot> {
+            let buffers = self.bounds[region].iter().flat_map(|b| b.buffers());
+            buffers.map(|b| spots[b]).collect()
+        };
+        let by = led_by(&spots);
+        let checked = !by.is_empty() && by.iter().all(|s| matches!(s, Spot::Input(_)));
+        let known = |&i: &usize| self.launches[i].region == region && led_by(&self.launches[i].spots) == by;
+        if checked && !self.guards.iter().any(known) {
+            self.guards.push(self.launches.len());
+        }
+        self.launches.push(Launch { region, kernel, spots, origin, checked });
     }
 
     fn spots(&mut self, body: &Body, place: &dyn Fn(&Place) -> Spot) -> Result<Vec<Spot>, Error> {

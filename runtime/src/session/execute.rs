@@ -6,8 +6,7 @@ use crate::cc::Loaded;
 use crate::memory::Memory;
 use crate::pack::{panel_bytes, unpack};
 use crate::pool::Pool;
-use astrai_ir::ops::Op;
-use astrai_ir::{Dim, Layout, Node, Precision, Region, Sizes, Tensor, eval};
+use astrai_ir::{Layout, Precision, Region, Sizes, Tensor, eval};
 use std::collections::HashMap;
 
 /// Addresses of a launch's buffers, shared by the pool's threads.
@@ -15,43 +14,6 @@ pub(super) struct Addresses(pub(super) Vec<*mut u8>);
 
 // SAFETY: kernels write disjoint parts of the buffers per unit; the addresses themselves are only read.
 unsafe impl Sync for Addresses {}
-
-/// Where a kernel of attention finds the bounds of its sequences.
-pub(super) struct Starts {
-    buffer: usize,
-    count: Dim,
-    tokens: Dim,
-}
-
-impl Starts {
-    /// The bounds that the attention of a region reads, when they lie in a buffer.
-    pub(super) fn of(region: &Region) -> Option<Starts> {
-        let g = &region.graph;
-        let attends = |n: &&Node| matches!(n.op, Op::Attention(_) | Op::AttentionGrad(_));
-        let node = g.nodes().iter().find(attends)?;
-        let mut at = node.args[3];
-        while g.node(at).op.is_view() {
-            at = g.node(at).args[0];
-        }
-        let buffer = g.node(at).op.leaf_name()?.strip_prefix('r')?.parse().ok()?;
-        Some(Starts { buffer, count: g.ty(at).elements(), tokens: g.ty(node.args[0]).shape[0].clone() })
-    }
-}
-
-/// Refuses bounds that do not divide the tokens into sequences: the kernel would read past its buffers.
-pub(super) fn check_starts(s: &Starts, bufs: &Addresses, sizes: &Sizes) -> Result<(), Error> {
-    let value = |d: &Dim| d.eval(&|s| sizes.get(s).copied()).map_err(Error::Input);
-    let (count, tokens) = (value(&s.count)?, value(&s.tokens)?);
-    // SAFETY: the buffer holds `count` i32 at these sizes, aligned as every buffer is.
-    let starts = unsafe { std::slice::from_raw_parts(bufs.0[s.buffer].cast::<i32>(), count as usize) };
-    let whole = starts.first() == Some(&0) && starts.last().is_some_and(|e| i64::from(*e) == tokens as i64);
-    match whole && starts.is_sorted() {
-        true => Ok(()),
-        false => Err(Error::Input(format!(
-            "`starts` must ascend from 0 to the {tokens} tokens, one entry a sequence and the end"
-        ))),
-    }
-}
 
 /// Makes room for `len` bytes at place `i`.
 pub(super) fn grow(memory: &mut Vec<Memory>, i: usize, len: usize) -> Result<(), Error> {

@@ -1,6 +1,6 @@
 //! A run. In: inputs by name. Out: results in the session's memory, states in their next versions.
 
-use super::execute::{check_starts, grow, run_kernel, run_region};
+use super::execute::{grow, run_kernel, run_region};
 use super::{Session, Spot};
 use crate::profile::ProfileRow;
 use crate::{Error, Value};
@@ -29,6 +29,10 @@ impl Session {
             return self.interpret(inputs);
         }
         self.take(inputs)?;
+        for i in 0..self.guards.len() {
+            self.address(self.guards[i]);
+            self.check(self.guards[i])?;
+        }
         for i in 0..self.launches.len() {
             if let Err(e) = self.launch(i) {
                 // A wrong input leaves nothing behind that the next run would read.
@@ -59,17 +63,30 @@ impl Session {
         Ok(())
     }
 
-    fn launch(&mut self, i: usize) -> Result<(), Error> {
-        let launch = &self.launches[i];
+    /// Addresses of a launch's buffers.
+    fn address(&mut self, i: usize) {
         self.bound.0.clear();
-        self.bound.0.extend(launch.spots.iter().map(|s| match s {
+        self.bound.0.extend(self.launches[i].spots.iter().map(|s| match s {
             Spot::Fixed(p) => *p,
             Spot::Input(i) => self.given.0[*i],
             Spot::Output(i) => self.result_memory[*i].address(),
         }));
-        if let Some(s) = &self.starts[launch.region] {
-            check_starts(s, &self.bound, &self.sizes)?;
+    }
+
+    /// Looks at what leads the launch whose addresses these are.
+    fn check(&self, i: usize) -> Result<(), Error> {
+        match &self.bounds[self.launches[i].region] {
+            Some(b) => b.check(&self.bound, &self.sizes),
+            None => Ok(()),
         }
+    }
+
+    fn launch(&mut self, i: usize) -> Result<(), Error> {
+        self.address(i);
+        if !self.launches[i].checked {
+            self.check(i)?;
+        }
+        let launch = &self.launches[i];
         let started = Instant::now();
         match &launch.kernel {
             Some(k) => run_kernel(&self.pool, k, &self.bound, &mut self.dims, &self.scratch)?,
@@ -101,6 +118,8 @@ impl Session {
         let Some(profile) = &mut self.profile else { return Ok(()) };
         match profile.rows.get_mut(i) {
             Some(old) => {
+                old.bytes += bytes;
+                old.flops += flops;
                 old.measured += seconds;
                 old.predicted += predicted;
                 old.runs += 1;

@@ -1,0 +1,134 @@
+//! `astrai bench decode`: steps of one token a sequence over paged keys and values, as the peer's script measures them.
+
+use super::{Bench, SEQ, costs, draw, floor};
+use crate::failure::{Failure, warn};
+use crate::greedy::choose;
+use crate::machine::Machine;
+use crate::measure::{after_warm_up, rounded};
+use crate::model::{Model, check_sizes, plan, read_config};
+use crate::peaks::Peaks;
+use crate::progress::Progress;
+use crate::run::profile_table;
+use astrai_builders::{Cache, Program};
+use astrai_runtime::Session;
+use astrai_serve::cache::{KvCache, PagedBatch};
+use serde_json::{Value, json};
+use std::io::Write;
+
+/// The peer's default of `--new`.
+const NEW: u64 = 32;
+
+/// Most tokens of a prompt in one run.
+const CHUNK: u64 = 512;
+
+/// Sequences that are continued greedily.
+struct Decoding {
+    session: Session,
+    batch: PagedBatch,
+    /// Pages of each sequence.
+    pages: Vec<Vec<i32>>,
+    next: Vec<i32>,
+    vocab: usize,
+}
+
+impl Decoding {
+    /// Takes the prompts in, a chunk of one after the other.
+    fn prefill(&mut self, prompt: usize, chunk: usize) -> Result<(), Failure> {
+        for s in 0..self.pages.len() {
+            for first in (0..prompt).step_by(chunk) {
+                let at = (first..prompt.min(first + chunk)).map(|i| (s * prompt + i) as u64);
+                let tokens: Vec<i32> = at.map(|i| (draw(i) % self.vocab as u64) as i32).collect();
+                self.batch.clear();
+                self.batch.push(&tokens, first, &self.pages[s])?;
+                self.run()?;
+            }
+            self.next[s] = self.best(0)?;
+        }
+        Ok(())
+    }
+
+    /// `new` tokens of every sequence behind the first `prompt`.
+    fn decode(&mut self, prompt: usize, new: usize) -> Result<(), Failure> {
+        for done in prompt..prompt + new {
+            self.batch.clear();
+            for (pages, next) in self.pages.iter().zip(&self.next) {
+                self.batch.push(&[*next], done, pages)?;
+            }
+            self.run()?;
+            for s in 0..self.pages.len() {
+                self.next[s] = self.best(s)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&mut self) -> Result<(), Failure> {
+        let inputs = self.batch.inputs(self.session.inputs());
+        Ok(self.session.execute(&inputs)?)
+    }
+
+    /// The token of the largest logit of a row of the last run.
+    fn best(&self, row: usize) -> Result<i32, Failure> {
+        let logits = &self.session.result(0)[row * self.vocab * 4..][..self.vocab * 4];
+        let logits = logits.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
+        let best = choose(logits).ok_or("the logits are not all finite numbers")?;
+        Ok(best.token as i32)
+    }
+}
+
+impl Bench {
+    pub(super) fn decode(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {
+        let path =
+            self.shape.as_ref().ok_or("--shape FILE is needed: the config.json of the model to measure")?;
+        let (config, warnings) = read_config(path, false)?;
+        warn(&warnings);
+        let (batch, seq) = (self.batch.unwrap_or(1), self.seq.unwrap_or(SEQ));
+        let new = self.new.unwrap_or(NEW);
+        check_sizes(&config, batch, seq + new)?;
+        let (storage, vocab) = (self.machine.storage(), config.vocab_size);
+        let table = ((seq + new) as usize).div_ceil(Cache::PAGE);
+        let cache = Cache { page: Cache::PAGE, pages: table * batch as usize, table };
+        let chunk = seq.min(CHUNK);
+        let planned = plan(&config, &Program::paged(chunk.max(batch), batch, cache), storage, machine)?;
+        // The least that a step takes: one token of each sequence.
+        let value = |d: &astrai_ir::Dim| {
+            Ok(d.eval(&|s| matches!(s, "tokens" | "sequences").then_some(batch)).map_err(Failure::from)?)
+        };
+        let costs = costs(&planned, &value)?;
+        let kv = KvCache::new(&config, cache, storage)?;
+        let model = Model::fresh(config, vec![], 0);
+        let mut progress = Progress::new("making weights");
+        let session =
+            model.start_over(planned, kv.buffers(), machine, &mut |done, all| progress.set(done, all))?;
+        drop(progress);
+        // Neighbours in a sequence are far apart in memory, as after many requests.
+        let page = |s: usize, i: usize| (i * batch as usize + s) as i32;
+        let pages = (0..batch as usize).map(|s| (0..table).map(|i| page(s, i)).collect()).collect();
+        let batched = PagedBatch::new(cache, vocab);
+        let next = vec![0; batch as usize];
+        let mut decoding = Decoding { session, batch: batched, pages, next, vocab };
+        decoding.prefill(seq as usize, chunk as usize)?;
+        let first = decoding.next.clone();
+        let mut again = || {
+            decoding.next.copy_from_slice(&first);
+            decoding.decode(seq as usize, new as usize)
+        };
+        let seconds = after_warm_up(self.repeat as usize, &mut again)?;
+        let mut line = self.line(machine, &seconds);
+        let tokens = (batch * new) as f64;
+        line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
+        line.insert("new".into(), json!(new));
+        if let Some(peaks) = Peaks::measure(&machine.pool) {
+            let step: f64 = costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes)).sum();
+            line.extend(floor(step * new as f64, &seconds));
+        }
+        writeln!(out, "{}", Value::Object(line))?;
+        if self.profile {
+            decoding.session.start_profile();
+            decoding.decode(seq as usize, new as usize)?;
+            let rows = decoding.session.take_profile().unwrap_or_default().by_kernel();
+            eprint!("\n{}", profile_table(&rows));
+        }
+        Ok(())
+    }
+}
