@@ -92,7 +92,7 @@ impl Bench {
         let planned = plan(&config, &Program::paged(chunk.max(batch), batch, cache), storage, machine)?;
         // The least that a step takes: one token of each sequence.
         let value = |d: &astrai_ir::Dim| {
-            Ok(d.eval(&|s| matches!(s, "tokens" | "sequences").then_some(batch)).map_err(Failure::from)?)
+            d.eval(&|s| matches!(s, "tokens" | "sequences").then_some(batch)).map_err(Failure::from)
         };
         let costs = costs(&planned, &value)?;
         let kv = KvCache::new(&config, cache, storage)?;
