@@ -1,0 +1,72 @@
+//! Source of a template, made fit for the engine. In: Jinja as transformers reads it. Out: the same with `generation` blocks,
+//! which mark what the assistant wrote and print it unaltered, spelt as the plain scope that they are.
+
+/// Replaces `{% generation %}` by `{% with %}` and its end alike; whitespace control stays. Comments, raw blocks and strings
+/// are left alone. Every end of a line becomes `\n`, as Jinja reads it.
+pub(super) fn plain(source: &str) -> String {
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
+    let mut made = String::with_capacity(source.len());
+    let mut rest = source.as_str();
+    while let Some(at) = rest.find('{') {
+        made.push_str(&rest[..at]);
+        rest = &rest[at..];
+        let taken = match rest.as_bytes().get(1) {
+            Some(b'#') => rest.find("#}").map_or(rest.len(), |end| end + 2),
+            Some(b'{') => code(rest, "}}"),
+            Some(b'%') => match keyword(rest) {
+                "raw" => raw(rest),
+                _ => code(rest, "%}"),
+            },
+            _ => 1,
+        };
+        let (tag, after) = rest.split_at(taken);
+        match keyword(tag) {
+            word @ ("generation" | "endgeneration") if tag.starts_with("{%") => {
+                made.push_str(&tag.replacen(word, if word == "generation" { "with" } else { "endwith" }, 1));
+            }
+            _ => made.push_str(tag),
+        }
+        rest = after;
+    }
+    made + rest
+}
+
+/// The first word of a tag.
+fn keyword(tag: &str) -> &str {
+    let inner = tag.get(2..).unwrap_or("").trim_start_matches(['-', '+']).trim_start();
+    let end = inner.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(inner.len());
+    &inner[..end]
+}
+
+/// Length of a tag that ends with `close`, outside of strings.
+fn code(tag: &str, close: &str) -> usize {
+    let bytes = tag.as_bytes();
+    let mut at = 2;
+    while at < bytes.len() {
+        match bytes[at] {
+            quote @ (b'"' | b'\'') => {
+                at += 1;
+                while at < bytes.len() && bytes[at] != quote {
+                    at += if bytes[at] == b'\\' { 2 } else { 1 };
+                }
+                at += 1;
+            }
+            _ if bytes[at..].starts_with(close.as_bytes()) => return at + close.len(),
+            _ => at += 1,
+        }
+    }
+    tag.len()
+}
+
+/// Length of a raw block with its ends.
+fn raw(block: &str) -> usize {
+    let mut at = 2;
+    while let Some(next) = block[at..].find("{%") {
+        at += next;
+        if keyword(&block[at..]) == "endraw" {
+            return at + code(&block[at..], "%}");
+        }
+        at += 2;
+    }
+    block.len()
+}
