@@ -2,6 +2,7 @@
 //! transformers renders, or one line that says why there is none. The engine is `minijinja`; the modules below add what Python
 //! has and it lacks, and hold a hostile template to its limits.
 
+mod filters;
 mod json;
 mod limits;
 mod load;
@@ -30,7 +31,7 @@ pub enum TemplateError {
         message: String,
     },
     /// The template itself refuses the conversation, in its own words.
-    #[error("the chat template refuses this conversation: {0}")]
+    #[error("the chat template refuses this conversation: {}", line(.0))]
     Raised(String),
     /// The request asks for what cannot be; names the field.
     #[error("{0}")]

@@ -4,7 +4,7 @@
 use super::limits;
 use super::python::{Arguments, float, invalid};
 use minijinja::value::ValueKind;
-use minijinja::{Error, State, Value};
+use minijinja::{Error, Value};
 
 /// Deeper values are refused, as Python refuses them.
 const DEPTH: usize = 500;
@@ -22,8 +22,7 @@ struct Writer {
 }
 
 /// `value | tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
-pub(super) fn tojson(state: &mut State, value: &Value, args: &[Value]) -> Result<Value, Error> {
-    let mut args = Arguments::new("tojson", args)?;
+pub(super) fn tojson(value: &Value, mut args: Arguments) -> Result<Value, Error> {
     let ascii = args.flag("ensure_ascii")?;
     let indent = args.take("indent")?.filter(|v| !v.is_none()).map(|v| indent(&v)).transpose()?;
     let separators = args.take("separators")?.filter(|v| !v.is_none());
@@ -36,7 +35,6 @@ pub(super) fn tojson(state: &mut State, value: &Value, args: &[Value]) -> Result
     };
     let mut writer = Writer { out: String::new(), ascii, sorted, indent, comma, colon };
     writer.value(value, 0)?;
-    limits::spend(state, writer.out.len())?;
     Ok(Value::from(writer.out))
 }
 

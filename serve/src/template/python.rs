@@ -3,7 +3,7 @@
 
 use super::limits;
 use minijinja::value::{Kwargs, Tuple, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, State, Value};
+use minijinja::{Error, ErrorKind, State, Value};
 
 pub(super) fn invalid(message: String) -> Error {
     Error::new(ErrorKind::InvalidOperation, message)
@@ -12,7 +12,8 @@ pub(super) fn invalid(message: String) -> Error {
 /// Arguments of a call, taken in their order or by their names.
 pub(super) struct Arguments {
     of: &'static str,
-    positional: std::vec::IntoIter<Value>,
+    /// The next one last.
+    positional: Vec<Value>,
     named: Option<Kwargs>,
 }
 
@@ -22,11 +23,11 @@ impl Arguments {
             Some((last, rest)) if last.is_kwargs() => (Some(Kwargs::try_from(last.clone())?), rest),
             _ => (None, args),
         };
-        Ok(Arguments { of, positional: positional.to_vec().into_iter(), named })
+        Ok(Arguments { of, positional: positional.iter().rev().cloned().collect(), named })
     }
 
     pub(super) fn take(&mut self, name: &str) -> Result<Option<Value>, Error> {
-        match (self.positional.next(), &self.named) {
+        match (self.positional.pop(), &self.named) {
             (None, Some(named)) if named.has(name) => named.get(name).map(Some),
             (value, _) => Ok(value),
         }
@@ -36,7 +37,7 @@ impl Arguments {
         Ok(self.take(name)?.is_some_and(|v| v.is_true()))
     }
 
-    fn text(&mut self, name: &str) -> Result<Option<String>, Error> {
+    pub(super) fn text(&mut self, name: &str) -> Result<Option<String>, Error> {
         let of = self.of;
         match self.take(name)?.filter(|v| !v.is_none()) {
             None => Ok(None),
@@ -47,7 +48,7 @@ impl Arguments {
         }
     }
 
-    fn count(&mut self, name: &str) -> Result<Option<i64>, Error> {
+    pub(super) fn count(&mut self, name: &str) -> Result<Option<i64>, Error> {
         let of = self.of;
         match self.take(name)?.filter(|v| !v.is_none()) {
             None => Ok(None),
@@ -57,12 +58,12 @@ impl Arguments {
         }
     }
 
-    fn need<T>(&self, name: &str, value: Option<T>) -> Result<T, Error> {
+    pub(super) fn need<T>(&self, name: &str, value: Option<T>) -> Result<T, Error> {
         value.ok_or_else(|| Error::new(ErrorKind::MissingArgument, format!("{}: {name} is missing", self.of)))
     }
 
-    pub(super) fn finish(mut self) -> Result<(), Error> {
-        if self.positional.next().is_some() {
+    pub(super) fn finish(self) -> Result<(), Error> {
+        if !self.positional.is_empty() {
             return Err(Error::new(ErrorKind::TooManyArguments, format!("{}: too many arguments", self.of)));
         }
         self.named.map_or(Ok(()), |named| named.assert_all_used())
@@ -97,47 +98,15 @@ fn blank(c: char) -> bool {
     c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
 }
 
-/// Adds what the engine lacks.
-pub(super) fn complete(env: &mut Environment<'static>) {
-    env.set_unknown_method_callback(method);
-    env.add_filter("trim", |value: &Value, chars: Option<String>| {
-        strip(&value.to_string(), chars.as_deref(), (true, true))
-    });
-    env.add_filter("truncate", |value: &Value, args: minijinja::value::Rest<Value>| {
-        truncate(&value.to_string(), &args)
-    });
-    env.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
-}
-
-fn strip(text: &str, chars: Option<&str>, (start, end): (bool, bool)) -> String {
+pub(super) fn strip(text: &str, chars: Option<&str>, (start, end): (bool, bool)) -> String {
     let drop = |c: char| chars.map_or_else(|| blank(c), |chars| chars.contains(c));
     let text = if start { text.trim_start_matches(drop) } else { text };
     let text = if end { text.trim_end_matches(drop) } else { text };
     text.to_owned()
 }
 
-/// Jinja's `truncate(length=255, killwords=False, end="...", leeway=5)`.
-fn truncate(text: &str, args: &[Value]) -> Result<String, Error> {
-    let mut args = Arguments::new("truncate", args)?;
-    let length = args.count("length")?.unwrap_or(255);
-    let kill = args.flag("killwords")?;
-    let end = args.text("end")?.unwrap_or_else(|| "...".into());
-    let leeway = args.count("leeway")?.unwrap_or(5);
-    args.finish()?;
-    let kept = length - end.chars().count() as i64;
-    if kept < 0 || leeway < 0 {
-        return Err(invalid(format!("truncate: length {length} has no room for {end:?}")));
-    }
-    if text.chars().count() as i64 <= length.saturating_add(leeway) {
-        return Ok(text.to_owned());
-    }
-    let kept: String = text.chars().take(kept as usize).collect();
-    let whole = if kill { &kept } else { kept.rsplit_once(' ').map_or(kept.as_str(), |(words, _)| words) };
-    Ok(format!("{whole}{end}"))
-}
-
 /// Methods of texts, lists and dicts.
-fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     let known = match (value.as_str(), value.kind()) {
         (Some(text), _) => text_method(text, name, args)?,
         (_, ValueKind::Seq) => list_method(value, name, args)?,
@@ -180,9 +149,21 @@ fn text_method(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, 
             Value::from(cut.unwrap_or(text))
         }
         "center" | "ljust" | "rjust" | "zfill" => pad(text, name, args)?,
+        "join" => {
+            let (items,): (&Value,) = minijinja::value::from_args(args)?;
+            Value::from(joined(items, text)?)
+        }
+        "replace" => {
+            let mut args = Arguments::new("replace", args)?;
+            let (old, new) = (args.text("old")?, args.text("new")?);
+            let (old, new) = (args.need("old", old)?, args.need("new", new)?);
+            let most = args.count("count")?;
+            args.finish()?;
+            Value::from(replaced(text, &old, &new, most)?)
+        }
         "splitlines" => lines(text, args)?,
         "title" => Value::from(title(text)),
-        "casefold" => Value::from(text.to_lowercase()),
+        "casefold" => Value::from(text.to_lowercase().replace('ß', "ss")),
         "swapcase" => Value::from(text.chars().map(swap).collect::<String>()),
         "isdecimal" => Value::from(!text.is_empty() && text.chars().all(|c| c.is_ascii_digit())),
         "index" => {
@@ -265,7 +246,7 @@ fn partition(text: &str, from_end: bool, args: &[Value]) -> Result<Value, Error>
     Ok(Value::from(Tuple::from(parts.map(Value::from))))
 }
 
-fn pad(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
+pub(super) fn pad(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     let mut args = Arguments::new("width", args)?;
     let width = args.count("width")?;
     let width = usize::try_from(args.need("width", width)?).unwrap_or(0);
@@ -284,6 +265,31 @@ fn pad(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     let sign = text.len() - text.strip_prefix(['+', '-']).filter(|_| name == "zfill").unwrap_or(text).len();
     let (sign, digits) = text.split_at(sign);
     Ok(Value::from(format!("{sign}{}{digits}{}", fill.repeat(left), fill.repeat(blanks - left))))
+}
+
+/// The texts of items with another between them.
+pub(super) fn joined(items: &Value, between: &str) -> Result<String, Error> {
+    let mut made = String::new();
+    for (i, item) in items.try_iter()?.enumerate() {
+        if i > 0 {
+            made.push_str(between);
+        }
+        made.push_str(&printed(&item));
+        if made.len() > limits::TEXT {
+            return Err(limits::exceeded());
+        }
+    }
+    Ok(made)
+}
+
+/// `old` replaced by `new`, from the left, `most` times if that is not negative.
+pub(super) fn replaced(text: &str, old: &str, new: &str, most: Option<i64>) -> Result<String, Error> {
+    let most = most.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
+    let found = text.matches(old).count().min(most);
+    if found.saturating_mul(new.len()) > limits::TEXT {
+        return Err(limits::exceeded());
+    }
+    Ok(text.replacen(old, new, most))
 }
 
 /// Python's `str.splitlines`, which knows more ends of a line than most.

@@ -1,7 +1,7 @@
 //! Rendering. In: a compiled template, special tokens, a conversation. Out: the prompt. Each rendering has a thread of its own,
 //! with a stack for the worst that the fuel allows; whatever goes wrong there is an error here.
 
-use super::{Chat, ContentForm, Message, TemplateError, json, limits, line, load, python, source};
+use super::{Chat, ContentForm, Message, TemplateError, filters, limits, line, load, python, source};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
@@ -49,19 +49,15 @@ fn environment() -> Result<Environment<'static>, Error> {
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_debug(false);
     env.remove_global("debug");
-    env.add_filter(
-        "tojson",
-        |state: &mut minijinja::State, value: &Value, args: minijinja::value::Rest<Value>| {
-            json::tojson(state, value, &args)
-        },
-    );
     env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
         let said = message.to_string();
         Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(said)))
     });
     env.add_function("strftime_now", |format: &str| strftime(format));
     limits::count_output(&mut env);
-    python::complete(&mut env);
+    filters::add(&mut env);
+    env.set_unknown_method_callback(python::method);
+    env.add_function("joiner", minijinja_contrib::globals::joiner);
     Ok(env)
 }
 
