@@ -2,8 +2,8 @@
 //! gives, or an error; text made here counts against the template's limit.
 
 use super::json::tojson;
-use super::limits;
 use super::python::{Arguments, invalid, joined, pad, printed, replaced, strip};
+use super::{limits, source};
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value};
 
@@ -40,6 +40,10 @@ pub(super) fn add(env: &mut Environment<'static>) {
             Ok::<Value, Error>(made)
         });
     }
+    env.add_filter(source::TEXT, limits::weigh);
+    env.add_filter(source::TIMES, limits::weigh_factor);
+    env.add_filter(source::AGAIN, |state: &mut State, value: &Value| limits::charge(state, value, 1 << 20));
+    env.add_filter(source::POWER, |state: &mut State, value: &Value| limits::charge(state, value, 1 << 24));
     env.add_filter("filesizeformat", minijinja_contrib::filters::filesizeformat);
     env.add_filter("striptags", minijinja_contrib::filters::striptags);
     env.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);

@@ -2,7 +2,7 @@
 //! values until the stack is gone. Instructions are counted by the engine (its fuel); what is counted here is text, and the
 //! stack is one of our own, so that no template can take the process with it.
 
-use minijinja::value::Object;
+use minijinja::value::{Object, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -45,6 +45,40 @@ pub(super) fn spend(state: &mut State, bytes: usize) -> Result<(), Error> {
     };
     let before = spent.downcast_object_ref::<Spent>().map_or(0, |s| s.0.fetch_add(bytes, Ordering::Relaxed));
     if before.saturating_add(bytes) > TEXT { Err(exceeded()) } else { Ok(()) }
+}
+
+/// Bytes that a value of a list may take.
+const ITEM: usize = 24;
+
+/// Factors up to this are free.
+const FACTOR: i64 = 16;
+
+/// Counts an operand of `~` and `+`: all but the last operand are counted, so no value can grow by more than the limit.
+pub(super) fn weigh(state: &mut State, value: &Value) -> Result<Value, Error> {
+    let bytes = match value.as_str() {
+        Some(text) => text.len(),
+        None if value.kind() == ValueKind::Number => 0,
+        None => value.len().unwrap_or(0).saturating_mul(ITEM),
+    };
+    spend(state, bytes)?;
+    Ok(value.clone())
+}
+
+/// Counts an operand of `*`: what is long or large could be repeated into something longer.
+pub(super) fn weigh_factor(state: &mut State, value: &Value) -> Result<Value, Error> {
+    match i64::try_from(value.clone()) {
+        Ok(factor) if factor > FACTOR => {
+            let factor = usize::try_from(factor).unwrap_or(usize::MAX);
+            charge(state, value, factor.saturating_mul(factor))
+        }
+        _ => weigh(state, value),
+    }
+}
+
+/// Counts a step whose outcome cannot be told from its operand.
+pub(super) fn charge(state: &mut State, value: &Value, bytes: usize) -> Result<Value, Error> {
+    spend(state, bytes)?;
+    Ok(value.clone())
 }
 
 /// The error of a template that writes without end.
