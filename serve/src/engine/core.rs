@@ -52,6 +52,8 @@ pub(super) struct Core<M> {
     tokens: Vec<Option<u32>>,
     /// Requests to which this step gave something.
     touched: Vec<u64>,
+    /// Requests whose streams are still to be told that they ended.
+    ended: Vec<(Ticket, Vec<Update>, End)>,
     /// Set when no more requests come; what is left at the time is ended.
     draining: Option<Option<Instant>>,
     /// Draws seeds for requests that bring none.
@@ -81,6 +83,7 @@ impl<M: Model> Core<M> {
             requests: BTreeMap::new(),
             tokens: Vec::new(),
             touched: Vec::new(),
+            ended: Vec::new(),
             draining: None,
             seeds: RandomState::new(),
             shared,
@@ -112,6 +115,9 @@ impl<M: Model> Core<M> {
             && Instant::now() >= until
         {
             self.fail_all("the server is shutting down");
+        }
+        if !self.ended.is_empty() {
+            self.publish();
         }
         if !self.requests.is_empty() {
             self.step()?;
@@ -176,7 +182,7 @@ impl<M: Model> Core<M> {
         unheard.into_iter().for_each(|r| self.cancel(r));
     }
 
-    /// Takes a request out and tells its stream.
+    /// Takes a request out; its stream is told with the next publication.
     fn end(&mut self, request: u64, end: End) {
         let Some(active) = self.requests.remove(&request) else { return };
         active.choices.iter().flatten().for_each(|c| self.scheduler.remove(c.id));
@@ -185,7 +191,7 @@ impl<M: Model> Core<M> {
             End::Cancelled(_) => self.stats.cancelled += 1,
             End::Failed(_) => self.stats.failed += 1,
         }
-        active.ticket.end(active.updates, end);
+        self.ended.push((active.ticket, active.updates, end));
     }
 
     fn step(&mut self) -> Result<(), String> {
@@ -246,6 +252,7 @@ impl<M: Model> Core<M> {
         }
     }
 
+    /// Publishes the state, then tells who ended: whoever hears of its end finds it in the state.
     fn publish(&mut self) {
         self.stats.running = self.scheduler.running();
         self.stats.waiting = self.scheduler.waiting();
@@ -253,6 +260,7 @@ impl<M: Model> Core<M> {
         self.stats.pages_cached = self.scheduler.pages().cached();
         self.stats.scheduler = self.scheduler.counters();
         self.shared.publish(self.stats);
+        self.ended.drain(..).for_each(|(ticket, updates, end)| ticket.end(updates, end));
     }
 }
 
