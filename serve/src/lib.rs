@@ -3,6 +3,11 @@
 //! scheduler's, within the pages of the KV state; what token follows from logits is the sampler's.
 
 pub mod cache;
+pub mod engine;
+pub mod pages;
+pub mod request;
+pub mod sample;
+pub mod scheduler;
 pub mod stop;
 pub mod template;
 pub mod tokenizer;
