@@ -7,6 +7,7 @@ pub mod compile;
 pub mod curve;
 pub mod failure;
 pub mod flags;
+pub mod generate;
 pub mod gradients;
 pub mod greedy;
 pub mod machine;

@@ -2,7 +2,7 @@
 
 use astrai::allocations::Counted;
 use astrai::failure::Failure;
-use astrai::{bench, compile, models, quickstart, run, train, verify};
+use astrai::{bench, compile, generate, models, quickstart, run, train, verify};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -25,6 +25,7 @@ enum Command {
     Compile(compile::Compile),
     Run(run::Run),
     Train(Box<train::Train>),
+    Generate(generate::Generate),
     Verify(verify::Verify),
     Bench(bench::Bench),
     Quickstart(quickstart::Quickstart),
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Command::Compile(c) => c.run(&mut out),
         Command::Run(c) => c.run(&mut out),
         Command::Train(c) => c.run(&mut out),
+        Command::Generate(c) => c.run(&mut out),
         Command::Verify(c) => c.run(&mut out),
         Command::Bench(c) => c.run(&mut out),
         Command::Quickstart(c) => c.run(&mut out),

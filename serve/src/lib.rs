@@ -4,6 +4,7 @@
 
 pub mod cache;
 pub mod engine;
+pub mod paged;
 pub mod pages;
 pub mod request;
 pub mod sample;
