@@ -1,5 +1,13 @@
-//! Requests in, token streams out. The engine, the schedulers and the HTTP APIs are built on `astrai_runtime::Session`; greedy
-//! generation without a cache is `astrai quickstart`'s, in the root package.
+//! Requests in, token streams out. The engine owns a model on a thread of its own; requests reach it as tokens and leave as
+//! events, one a step. What text is to tokens is the tokenizer's and the chat template's; what a step computes is the
+//! scheduler's, within the pages of the KV state; what token follows from logits is the sampler's.
 
 pub mod cache;
+pub mod engine;
+pub mod pages;
+pub mod request;
+pub mod sample;
+pub mod scheduler;
+pub mod stop;
+pub mod template;
 pub mod tokenizer;

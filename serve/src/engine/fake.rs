@@ -1,0 +1,144 @@
+//! A model without weights whose answers tell whether it was asked rightly: the KV entry of a token is a hash of all tokens
+//! up to it, read through the page tables as attention would read them, and the logits hash all entries of the sequence. A
+//! wrong page, slot, position or order gives other tokens; a write where another reads panics.
+
+use std::collections::HashMap;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use super::{Model, ModelError, Sizes};
+use crate::request::{Limits, Request};
+use crate::sample::{History, Sampler};
+use crate::scheduler::batch::StepBatch;
+
+/// After this token the logits are NaN.
+pub const POISON: u32 = 6;
+
+pub const SIZES: Sizes =
+    Sizes { vocabulary: 37, page_size: 4, pages: 24, positions: 64, tokens: 12, sequences: 6 };
+
+/// What a fake does at a step, counted from 0.
+pub type Fault = Box<dyn FnMut(u64) -> Result<(), ModelError> + Send>;
+
+pub struct Fake {
+    sizes: Sizes,
+    memory: Vec<u64>,
+    logits: Vec<f32>,
+    steps: u64,
+    fault: Fault,
+    /// If there, each step waits for a message, or for the sender to go.
+    gate: Option<Receiver<()>>,
+}
+
+fn mix(a: u64, b: u64) -> u64 {
+    let x = (a ^ b.wrapping_mul(0x9E37_79B9_7F4A_7C15)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    (x ^ x >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) ^ x >> 32
+}
+
+fn fill(logits: &mut [f32], state: u64, last: u32) {
+    for (v, x) in logits.iter_mut().enumerate() {
+        *x = (mix(state, v as u64) >> 40) as f32 * 2f32.powi(-24) * 6.0 - 3.0;
+    }
+    if last == POISON {
+        logits[3] = f32::NAN;
+    }
+}
+
+impl Fake {
+    pub fn new(sizes: Sizes) -> Fake {
+        let memory = vec![u64::MAX; sizes.pages * sizes.page_size];
+        Fake { sizes, memory, logits: Vec::new(), steps: 0, fault: Box::new(|_| Ok(())), gate: None }
+    }
+
+    pub fn faulty(sizes: Sizes, fault: impl FnMut(u64) -> Result<(), ModelError> + Send + 'static) -> Fake {
+        Fake { fault: Box::new(fault), ..Fake::new(sizes) }
+    }
+
+    pub fn gated(sizes: Sizes, gate: Receiver<()>) -> Fake {
+        Fake { gate: Some(gate), ..Fake::new(sizes) }
+    }
+
+    fn check(&self, batch: &StepBatch) {
+        let Sizes { page_size, pages, positions, tokens, sequences, .. } = self.sizes;
+        let n = batch.sequences();
+        assert!(n > 0 && n <= sequences && batch.tokens() <= tokens);
+        let lengths = (batch.starts.len(), batch.last.len(), batch.positions.len(), batch.slots.len());
+        assert_eq!(lengths, (n + 1, n, batch.tokens(), batch.tokens()));
+        assert_eq!(batch.tables.len(), n * batch.table);
+        let mut users = HashMap::new();
+        for (s, table) in batch.tables.chunks(batch.table).enumerate() {
+            assert!(table.iter().all(|p| (*p as usize) < pages));
+            assert!(batch.lens[s] as usize <= positions);
+            let used = (batch.lens[s] as usize).div_ceil(page_size);
+            table[..used].iter().for_each(|p| *users.entry(*p).or_insert(0) += 1);
+        }
+        for &slot in &batch.slots {
+            assert_eq!(users[&(slot / page_size as i32)], 1, "a page is written that others read");
+        }
+    }
+}
+
+impl Model for Fake {
+    fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    fn step(&mut self, batch: &StepBatch) -> Result<&mut [f32], ModelError> {
+        if let Some(gate) = &self.gate {
+            let _ = gate.recv_timeout(Duration::from_secs(20));
+        }
+        (self.fault)(self.steps)?;
+        self.steps += 1;
+        self.check(batch);
+        let (size, vocabulary) = (self.sizes.page_size, self.sizes.vocabulary);
+        self.logits.resize(batch.sequences() * vocabulary, 0.0);
+        for s in 0..batch.sequences() {
+            let table = &batch.tables[s * batch.table..][..batch.table];
+            let slot = |position: usize| table[position / size] as usize * size + position % size;
+            let (from, to) = (batch.starts[s] as usize, batch.starts[s + 1] as usize);
+            assert_eq!(batch.lens[s], batch.positions[to - 1] + 1);
+            assert_eq!(batch.last[s] as usize, to - 1);
+            for row in from..to {
+                let position = batch.positions[row] as usize;
+                assert_eq!(
+                    (batch.slots[row] as usize, position),
+                    (slot(position), batch.positions[from] as usize + row - from)
+                );
+                let before = if position == 0 { 0 } else { self.memory[slot(position - 1)] };
+                self.memory[slot(position)] = mix(before, batch.input_ids[row] as u64);
+            }
+            let keys = (0..batch.lens[s] as usize).map(|p| self.memory[slot(p)]);
+            let state = keys.fold(1, mix);
+            fill(&mut self.logits[s * vocabulary..][..vocabulary], state, batch.input_ids[to - 1] as u32);
+        }
+        Ok(&mut self.logits)
+    }
+}
+
+/// What a choice of a request must be, computed alone and without pages: tokens up to and with the last, or `None` after
+/// them if its logits become NaN.
+pub fn expected(request: &Request, index: u32, eos: &[u32]) -> (Vec<u32>, bool) {
+    let limits = Limits { vocabulary: SIZES.vocabulary, context: SIZES.context() };
+    let Request { prompt, sampling, .. } = request.clone().checked(limits).unwrap();
+    let mut ends = sampling.stop_ids.clone();
+    if !sampling.ignore_eos {
+        ends.extend_from_slice(eos);
+    }
+    let mut history = History::new(&sampling, &prompt, sampling.seed.unwrap_or(0), index, ends.clone());
+    let (mut sampler, mut output) = (Sampler::default(), Vec::new());
+    let mut logits = vec![0.0; SIZES.vocabulary];
+    while output.len() < sampling.max_tokens.unwrap() {
+        let tokens = prompt.iter().chain(&output);
+        let entries = tokens.clone().scan(0, |chain, t| {
+            *chain = mix(*chain, u64::from(*t));
+            Some(*chain)
+        });
+        fill(&mut logits, entries.fold(1, mix), *tokens.last().unwrap());
+        let Ok(sampled) = sampler.sample(&mut logits, &sampling, &mut history) else { return (output, true) };
+        output.push(sampled.token);
+        if ends.contains(&sampled.token) {
+            break;
+        }
+    }
+    (output, false)
+}

@@ -1,0 +1,175 @@
+//! What the rest of the process holds of an engine: the way to submit, and what can be known without asking its thread.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+use super::stream::{Place, Stream, Ticket, connect};
+use crate::request::{Limits, Request, RequestError};
+use crate::scheduler::Counters;
+
+/// Why a request was not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// It cannot be answered as it is (HTTP 400).
+    #[error(transparent)]
+    Invalid(#[from] RequestError),
+    /// As many wait as may (HTTP 429).
+    #[error("{0} requests are waiting already; try again later")]
+    Busy(usize),
+    /// The engine finishes what it has and takes nothing new (HTTP 503).
+    #[error("the server is shutting down")]
+    Draining,
+    /// The engine has failed (HTTP 503).
+    #[error("{0}")]
+    Dead(String),
+}
+
+/// What the engine's thread is told.
+#[derive(Debug)]
+pub(super) enum Command {
+    Submit { request: u64, body: Box<Request>, ticket: Ticket, place: Place },
+    Stop { request: u64, index: u32 },
+    Cancel { request: u64 },
+    Drain { until: Option<Instant> },
+}
+
+/// The state of an engine, for metrics and health.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Requests that were not yet admitted.
+    pub queued: usize,
+    /// Sequences that run.
+    pub running: usize,
+    /// Sequences that wait, preempted ones among them.
+    pub waiting: usize,
+    /// Pages of the KV state.
+    pub pages: usize,
+    /// Of these, pages that nobody uses and nothing is known of.
+    pub pages_free: usize,
+    /// Of these, pages that nobody uses but the prefix cache knows.
+    pub pages_cached: usize,
+    /// Steps so far.
+    pub steps: u64,
+    /// Tokens of prompts of admitted requests.
+    pub prompt_tokens: u64,
+    /// Tokens sampled.
+    pub output_tokens: u64,
+    /// Requests that ended well.
+    pub finished: u64,
+    /// Requests their clients gave up.
+    pub cancelled: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Counters of the scheduler.
+    pub scheduler: Counters,
+}
+
+/// What both sides see.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub limits: Limits,
+    most: usize,
+    queued: AtomicUsize,
+    next: AtomicU64,
+    draining: AtomicBool,
+    dead: OnceLock<String>,
+    stats: Mutex<Stats>,
+}
+
+impl Shared {
+    pub fn new(limits: Limits, queue: usize) -> Shared {
+        Shared {
+            limits,
+            most: queue,
+            queued: AtomicUsize::new(0),
+            next: AtomicU64::new(0),
+            draining: AtomicBool::new(false),
+            dead: OnceLock::new(),
+            stats: Mutex::default(),
+        }
+    }
+
+    fn enter_queue(self: &Arc<Shared>) -> Option<Place> {
+        let more = |n: usize| (n < self.most).then_some(n + 1);
+        self.queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
+        Some(Place(self.clone()))
+    }
+
+    pub fn leave_queue(&self) {
+        self.queued.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub fn dead(&self) -> Option<&str> {
+        self.dead.get().map(String::as_str)
+    }
+
+    pub fn die(&self, why: String) {
+        // The first reason is the cause, later ones its consequences.
+        let _ = self.dead.set(why);
+    }
+
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    pub fn publish(&self, stats: Stats) {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+    }
+}
+
+/// A way to the engine, for any number of threads.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    pub(super) shared: Arc<Shared>,
+    pub(super) commands: Sender<Command>,
+}
+
+impl Handle {
+    /// Hands a request to the engine. Its events come through the stream, the last of them exactly once.
+    ///
+    /// # Errors
+    /// The request is invalid, too many wait, or the engine takes none (any more).
+    pub fn submit(&self, request: Request) -> Result<Stream, SubmitError> {
+        if let Some(why) = self.shared.dead() {
+            return Err(SubmitError::Dead(why.into()));
+        }
+        if self.shared.draining.load(Ordering::Acquire) {
+            return Err(SubmitError::Draining);
+        }
+        let body = Box::new(request.checked(self.shared.limits)?);
+        let place = self.shared.enter_queue().ok_or(SubmitError::Busy(self.shared.most))?;
+        let request = self.shared.next.fetch_add(1, Ordering::Relaxed);
+        let (ticket, stream) = connect(request, &self.shared, self.commands.clone());
+        let command = Command::Submit { request, body, ticket, place };
+        // The thread may end at any moment; a command it never reads ends its request as it is dropped.
+        match self.commands.send(command) {
+            Ok(()) => Ok(stream),
+            Err(_) => {
+                Err(self.shared.dead().map_or(SubmitError::Draining, |why| SubmitError::Dead(why.into())))
+            }
+        }
+    }
+
+    /// What requests are held to.
+    pub fn limits(&self) -> Limits {
+        self.shared.limits
+    }
+
+    /// The state after the last step.
+    pub fn stats(&self) -> Stats {
+        let stats = *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
+        Stats { queued: self.shared.queued.load(Ordering::Acquire), ..stats }
+    }
+
+    /// Why the engine is dead, if it is.
+    pub fn dead(&self) -> Option<&str> {
+        self.shared.dead()
+    }
+
+    /// Whether the engine takes requests.
+    pub fn is_ready(&self) -> bool {
+        self.dead().is_none() && !self.shared.draining.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,46 @@
+//! What the engine asks of a model: a step of many sequences over a paged KV state. Everything around it is written against
+//! this, and tested with a model that needs no weights.
+
+use std::error::Error;
+
+use crate::scheduler::batch::StepBatch;
+
+/// Why a step failed. The engine does not go on after it: what the KV state holds is unknown then.
+pub type ModelError = Box<dyn Error + Send + Sync>;
+
+/// What a model was compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Logits of a token.
+    pub vocabulary: usize,
+    /// Tokens a page of the KV state holds.
+    pub page_size: usize,
+    /// Pages of the KV state.
+    pub pages: usize,
+    /// Positions of a sequence.
+    pub positions: usize,
+    /// Tokens of a step.
+    pub tokens: usize,
+    /// Sequences of a step.
+    pub sequences: usize,
+}
+
+impl Sizes {
+    /// Tokens one sequence may have: its positions, and as many as all pages hold.
+    pub fn context(&self) -> usize {
+        self.positions.min(self.pages.saturating_mul(self.page_size))
+    }
+}
+
+/// A model with its KV state.
+pub trait Model {
+    /// What it was compiled for; never changes.
+    fn sizes(&self) -> Sizes;
+
+    /// Computes the tokens of a batch, writing their keys and values to their slots. Gives the logits of each sequence's
+    /// last token, `[sequences, vocabulary]`, which the engine may overwrite.
+    ///
+    /// # Errors
+    /// The step could not be computed; the model is not asked again.
+    fn step(&mut self, batch: &StepBatch) -> Result<&mut [f32], ModelError>;
+}

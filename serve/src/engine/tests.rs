@@ -1,0 +1,314 @@
+//! The engine with the fake model: answers, endings, faults.
+
+use super::fake::{Fake, POISON, SIZES, expected};
+use super::*;
+use crate::request::{Request, Sampling};
+use std::sync::mpsc::{Sender, channel};
+
+const EOS: u32 = 5;
+
+fn settings() -> Settings {
+    Settings { eos: vec![EOS], ..Settings::default() }
+}
+
+fn start() -> Engine {
+    Engine::start(Fake::new(SIZES), &settings()).unwrap()
+}
+
+/// An engine that takes one step a message.
+fn gated() -> (Engine, Sender<()>) {
+    let (steps, gate) = channel();
+    (Engine::start(Fake::gated(SIZES, gate), &settings()).unwrap(), steps)
+}
+
+fn request(prompt: &[u32], most: usize) -> Request {
+    let greedy = Sampling { temperature: 0.0, max_tokens: Some(most), ..Sampling::default() };
+    Request { sampling: greedy, ..Request::new(prompt.to_vec()) }
+}
+
+/// A request that is sure to last.
+fn endless(most: usize) -> Request {
+    let bias = vec![(POISON, -100.0), (EOS, -100.0)];
+    let mut long = request(&[9, 10], most);
+    long.sampling.logit_bias = bias;
+    long
+}
+
+/// Tokens of a choice, and why it ended.
+type Answer = (Vec<u32>, Option<Finish>);
+
+/// All of a request: tokens and finish of each choice, and the end, of which there must be one, and last.
+fn collect(stream: &mut Stream, n: usize) -> (Vec<Answer>, End) {
+    let mut choices = vec![(Vec::new(), None); n];
+    while let Some(event) = stream.blocking_recv() {
+        let mut seen = vec![false; n];
+        for update in event.updates {
+            let at = update.index as usize;
+            assert!(choices[at].1.is_none() && !std::mem::replace(&mut seen[at], true));
+            choices[at].0.push(update.token);
+            choices[at].1 = update.finish;
+        }
+        if let Some(end) = event.end {
+            assert!(stream.blocking_recv().is_none(), "an event after the last");
+            return (choices, end);
+        }
+    }
+    panic!("no last event");
+}
+
+/// Numbers for tests, from a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n
+    }
+
+    fn request(&mut self) -> Request {
+        let family = 7 + self.roll(3) as u32;
+        let shared = (0..self.roll(20) as u32).map(|i| family + i % 7);
+        let mut prompt: Vec<u32> = shared.collect();
+        prompt.extend((0..1 + self.roll(9)).map(|_| 7 + self.roll(30) as u32));
+        let room = SIZES.context() - prompt.len();
+        let sampling = Sampling {
+            temperature: [0.0, 0.7, 1.0, 1.5][self.roll(4)],
+            top_k: [0, 5][self.roll(2)],
+            top_p: [1.0, 0.9][self.roll(2)],
+            min_p: [0.0, 0.1][self.roll(2)],
+            frequency_penalty: [0.0, 0.5][self.roll(2)],
+            repetition_penalty: [1.0, 1.2][self.roll(2)],
+            seed: Some(self.roll(1000) as u64),
+            stop_ids: [vec![], vec![11, 12]][self.roll(2)].clone(),
+            max_tokens: Some(1 + self.roll(room.min(30))),
+            ignore_eos: self.roll(2) == 0,
+            logprobs: [None, Some(2)][self.roll(2)],
+            ..Sampling::default()
+        };
+        let n = if sampling.temperature > 0.0 { 1 + self.roll(3) as u32 } else { 1 };
+        let salt = vec![self.roll(2) as u8];
+        Request { n, priority: self.roll(2) as i32, salt, ..Request { sampling, ..Request::new(prompt) } }
+    }
+}
+
+/// Sends requests one after the other, dropping, cancelling and stopping some; gives how many were answered whole.
+fn client(handle: &Handle, seed: u64, requests: usize) -> usize {
+    let (mut dice, mut whole) = (Dice(seed), 0);
+    for _ in 0..requests {
+        let request = dice.request();
+        let mut stream = handle.submit(request.clone()).unwrap();
+        match dice.roll(6) {
+            0 => {
+                (0..dice.roll(4)).for_each(|_| drop(stream.blocking_recv()));
+                continue;
+            }
+            1 => stream.cancel(),
+            2 => stream.stop(0),
+            _ => {}
+        }
+        let (choices, end) = collect(&mut stream, request.n as usize);
+        let mut failed = false;
+        for (index, (tokens, finish)) in choices.iter().enumerate() {
+            let (want, poisoned) = expected(&request, index as u32, &[EOS]);
+            failed |= poisoned;
+            let right = if finish.is_some() { *tokens == want } else { want.starts_with(tokens) };
+            assert!(right, "choice {index} of {request:?} is {tokens:?}, alone {want:?}");
+        }
+        match end {
+            End::Failed(why) => assert!(failed && why.contains("NaN"), "{why}"),
+            End::Finished(usage) => {
+                whole += usize::from(choices.iter().all(|c| c.1.is_some()));
+                assert_eq!(usage.output, choices.iter().map(|c| c.0.len()).sum::<usize>());
+                assert_eq!(usage.prompt, request.prompt.len());
+            }
+            End::Cancelled(_) => {}
+        }
+    }
+    whole
+}
+
+#[test]
+fn every_answer_is_that_of_the_request_alone() {
+    for prefix_cache in [true, false] {
+        let engine = Engine::start(Fake::new(SIZES), &Settings { prefix_cache, ..settings() }).unwrap();
+        let handles: Vec<Handle> = (0..12).map(|_| engine.handle()).collect();
+        let clients = handles.into_iter().enumerate().map(|(i, handle)| {
+            std::thread::spawn(move || client(&handle, i as u64 * 77 + u64::from(prefix_cache), 120))
+        });
+        let clients = clients.collect::<Vec<_>>();
+        let whole: usize = clients.into_iter().map(|c| c.join().unwrap()).sum();
+        let handle = engine.handle();
+        engine.drain(None);
+        let stats = handle.stats();
+        assert!(whole > 300, "only {whole} were answered whole");
+        assert_eq!(stats.pages_free + stats.pages_cached, SIZES.pages);
+        assert_eq!((stats.queued, stats.running, stats.waiting), (0, 0, 0));
+        assert_eq!(stats.finished + stats.cancelled + stats.failed, 12 * 120);
+        assert!(stats.scheduler.preemptions > 0 && stats.scheduler.cache_hits > 0);
+        assert!(prefix_cache || stats.pages_cached == 0);
+    }
+}
+
+#[test]
+fn finishes_are_told_apart() {
+    let engine = start();
+    let submit = |change: &dyn Fn(&mut Sampling)| {
+        let mut request = request(&[9, 10, 11], 8);
+        change(&mut request.sampling);
+        let (choices, end) = collect(&mut engine.handle().submit(request).unwrap(), 1);
+        assert!(matches!(end, End::Finished(_)));
+        (choices[0].0.len(), choices[0].1.unwrap())
+    };
+    let force = |s: &mut Sampling, id| s.logit_bias = vec![(id, 100.0)];
+    assert_eq!(submit(&|s| force(s, EOS)), (1, Finish::Eos));
+    assert_eq!(submit(&|s| force(s, 20)), (8, Finish::Length));
+    assert_eq!(submit(&|s| (force(s, 20), s.stop_ids.push(20)).1), (1, Finish::StopId(20)));
+    assert_eq!(submit(&|s| (force(s, EOS), s.ignore_eos = true).1), (8, Finish::Length));
+    let late = |s: &mut Sampling| {
+        s.logit_bias = vec![(EOS, 100.0), (20, 50.0)];
+        s.min_tokens = 3;
+    };
+    assert_eq!(submit(&late), (4, Finish::Eos));
+}
+
+#[test]
+fn nan_ends_its_own_request_only() {
+    let engine = start();
+    let mut good = engine.handle().submit(endless(30)).unwrap();
+    let mut bad = engine.handle().submit(request(&[9, POISON], 4)).unwrap();
+    assert!(matches!(collect(&mut bad, 1).1, End::Failed(why) if why.contains("position 2")));
+    let (choices, end) = collect(&mut good, 1);
+    assert!(matches!(end, End::Finished(_)) && choices[0].0.len() == 30);
+    assert_eq!(engine.handle().stats().failed, 1);
+}
+
+#[test]
+fn whoever_leaves_is_gone_within_one_step() {
+    let (engine, steps) = gated();
+    let mut stays = engine.handle().submit(endless(12)).unwrap();
+    let leaves = engine.handle().submit(endless(12)).unwrap();
+    let mut cancels = engine.handle().submit(endless(12)).unwrap();
+    (0..3).for_each(|_| steps.send(()).unwrap());
+    (0..3).for_each(|_| assert!(stays.blocking_recv().unwrap().end.is_none()));
+    drop(leaves);
+    cancels.cancel();
+    // The step that was begun before, and the one after.
+    (0..2).for_each(|_| steps.send(()).unwrap());
+    (0..2).for_each(|_| assert!(stays.blocking_recv().is_some()));
+    let (_, end) = collect(&mut cancels, 1);
+    assert!(matches!(end, End::Cancelled(usage) if usage.output <= 4));
+    drop(steps);
+    assert_eq!(collect(&mut stays, 1).0[0].0.len(), 7);
+    let stats = engine.handle().stats();
+    assert_eq!((stats.cancelled, stats.running), (2, 0));
+}
+
+#[test]
+fn choices_are_stopped_one_by_one() {
+    let engine = start();
+    let mut all = endless(20);
+    (all.n, all.sampling.temperature, all.sampling.seed) = (3, 1.0, Some(4));
+    let mut stream = engine.handle().submit(all).unwrap();
+    stream.stop(0);
+    stream.stop(2);
+    stream.stop(9);
+    let (choices, end) = collect(&mut stream, 3);
+    assert_eq!((choices[1].0.len(), choices[1].1), (20, Some(Finish::Length)));
+    assert!(matches!(end, End::Finished(_)) && choices[0].1.is_none());
+}
+
+#[test]
+fn more_may_not_wait_than_may() {
+    let (steps, gate) = channel();
+    let few = Settings { queue: 2, sequences: Some(1), ..settings() };
+    let engine = Engine::start(Fake::gated(SIZES, gate), &few).unwrap();
+    let handle = engine.handle();
+    let mut first = handle.submit(endless(4)).unwrap();
+    steps.send(()).unwrap();
+    assert!(first.blocking_recv().is_some());
+    let _second = handle.submit(endless(4)).unwrap();
+    let third = handle.submit(endless(4)).unwrap();
+    assert_eq!(handle.submit(endless(4)).unwrap_err(), SubmitError::Busy(2));
+    assert_eq!(handle.stats().queued, 2);
+    // Whoever gives up waiting makes room.
+    drop(third);
+    steps.send(()).unwrap();
+    steps.send(()).unwrap();
+    (0..2).for_each(|_| assert!(first.blocking_recv().is_some()));
+    let _fourth = handle.submit(endless(4)).unwrap();
+    assert!(matches!(handle.submit(request(&[], 1)), Err(SubmitError::Invalid(e)) if e.param == "prompt"));
+    drop(steps);
+}
+
+/// An engine whose sixth step fails, when three requests have been submitted.
+fn dies(mut fault: impl FnMut() -> Result<(), ModelError> + Send + 'static, reason: &str) {
+    let (go, ready) = channel();
+    let model = Fake::faulty(SIZES, move |step| match step {
+        0 => ready.recv().map_err(ModelError::from),
+        5 => fault(),
+        _ => Ok(()),
+    });
+    let engine = Engine::start(model, &settings()).unwrap();
+    let handle = engine.handle();
+    let mut streams = [40, 30, 20].map(|most| handle.submit(endless(most)).unwrap());
+    go.send(()).unwrap();
+    for stream in &mut streams {
+        let (_, end) = collect(stream, 1);
+        assert!(matches!(&end, End::Failed(why) if why.contains(reason)), "{end:?}");
+    }
+    assert!(handle.dead().is_some_and(|why| why.contains(reason)) && !handle.is_ready());
+    let refused = handle.submit(endless(1)).unwrap_err();
+    assert!(matches!(refused, SubmitError::Dead(why) if why.contains(reason)));
+    drop(engine);
+    let stats = handle.stats();
+    assert_eq!((stats.queued, stats.running, stats.failed), (0, 0, 3));
+}
+
+#[test]
+fn a_model_that_fails_fails_everybody_and_says_so() {
+    dies(|| Err("out of memory".into()), "out of memory");
+}
+
+#[test]
+fn a_model_that_panics_fails_everybody_and_says_so() {
+    dies(|| panic!("index {}", 5), "panicked: index 5");
+}
+
+#[test]
+fn draining_finishes_what_there_is() {
+    let engine = start();
+    let handle = engine.handle();
+    let mut streams: Vec<_> = (0..10).map(|_| handle.submit(endless(30)).unwrap()).collect();
+    engine.drain(None);
+    assert!(streams.iter_mut().all(|s| collect(s, 1).0[0].0.len() == 30));
+    assert_eq!(handle.submit(endless(1)).unwrap_err(), SubmitError::Draining);
+}
+
+#[test]
+fn draining_without_patience_ends_everybody() {
+    let (engine, steps) = gated();
+    let handle = engine.handle();
+    let mut streams: Vec<_> = (0..10).map(|_| handle.submit(endless(30)).unwrap()).collect();
+    steps.send(()).unwrap();
+    assert!(streams[0].blocking_recv().is_some_and(|e| e.end.is_none()));
+    let ended = std::thread::spawn(move || engine.drain(Some(Duration::ZERO)));
+    drop(steps);
+    ended.join().unwrap();
+    for stream in &mut streams {
+        let (_, end) = collect(stream, 1);
+        assert!(matches!(end, End::Failed(why) if why.contains("shutting down")));
+    }
+    assert_eq!(handle.stats().pages_free + handle.stats().pages_cached, SIZES.pages);
+}
+
+#[test]
+fn what_allows_no_step_does_not_start() {
+    let refuse = |sizes: Sizes, settings: Settings| {
+        Engine::start(Fake::new(sizes), &settings).map(|_| ()).unwrap_err().to_string()
+    };
+    assert!(refuse(SIZES, Settings { sequences: Some(7), ..settings() }).contains("7 sequences"));
+    assert!(refuse(SIZES, Settings { tokens: Some(5), ..settings() }).contains("5 tokens"));
+    assert!(refuse(SIZES, Settings { queue: 0, ..settings() }).contains("may be 0"));
+    assert!(refuse(SIZES, Settings { eos: vec![37], ..settings() }).contains("eos"));
+    assert!(refuse(Sizes { positions: 0, ..SIZES }, settings()).contains("may be 0"));
+}

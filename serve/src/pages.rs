@@ -1,0 +1,303 @@
+//! Pages of the KV state: who owns which, and which still hold something worth finding again. In: page tables that want to
+//! grow, share, or go. Out: page numbers. Nothing here touches the memory itself; it is here so that what sequences may
+//! read and write is decided in one place, and can be proved there.
+//!
+//! A page is, at any time, exactly one of
+//! * *owned*: in at least one table (its reference count is the number of tables);
+//! * *cached*: in no table, but full, and findable by its content;
+//! * *free*.
+//!
+//! The prefix cache knows full pages by a chain of hashes: the key of a page is SHA-256, truncated to 128 bits, of a secret,
+//! the key of the page before it, and its tokens; the first page's parent is made of the secret and the request's salt. A
+//! hit is believed only after the tokens and the parent are compared. Cached pages are given away least recently used
+//! first, and the pages of one table from its end, so that what many prompts share stays longest.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+
+use sha2::{Digest, Sha256};
+
+/// Number of a page in the KV state.
+pub type Page = u32;
+
+/// What keeps keys of the prefix cache unpredictable.
+pub type Secret = [u8; 32];
+
+type Key = u128;
+
+const NONE: Page = Page::MAX;
+
+/// The pages of one sequence, in the order of its positions. Made by [`Pages::table`], given back by [`Pages::release`].
+#[derive(Debug)]
+pub struct Table {
+    pages: Vec<Page>,
+    root: Key,
+    /// Of the full pages hashed so far, whether these are published or not.
+    keys: Vec<Key>,
+    /// Leading pages that were offered to the cache, or came from it.
+    published: usize,
+    /// Set when a key of this table means other tokens in the cache: nothing behind it may be published.
+    collided: bool,
+}
+
+impl Table {
+    /// Page numbers.
+    pub fn pages(&self) -> &[Page] {
+        &self.pages
+    }
+}
+
+/// A doubly linked list through `Pages::links`.
+#[derive(Clone, Copy, Debug)]
+struct List {
+    first: Page,
+    last: Page,
+    len: usize,
+}
+
+/// All pages of a KV state.
+#[derive(Debug)]
+pub struct Pages {
+    size: usize,
+    refs: Vec<u32>,
+    /// `(previous, next)` of a page in the list it is in.
+    links: Vec<(Page, Page)>,
+    free: List,
+    /// Cached pages, the least recently used first.
+    cached: List,
+    releases: u64,
+    cache: Option<Cache>,
+}
+
+/// What pages hold, by content.
+#[derive(Debug)]
+struct Cache {
+    secret: Secret,
+    by_key: HashMap<Key, Page>,
+    /// `(key, parent)` of a published page.
+    names: Vec<Option<(Key, Key)>>,
+    /// Tokens of published pages, `[pages, size]`.
+    tokens: Vec<u32>,
+}
+
+impl Cache {
+    fn hash(&self, parent: &[u8], tokens: &[u32]) -> Key {
+        let mut hash = Sha256::new_with_prefix(self.secret);
+        hash.update(parent);
+        tokens.iter().for_each(|t| hash.update(t.to_le_bytes()));
+        let digest: [u8; 32] = hash.finalize().into();
+        digest.iter().take(16).fold(0, |key, b| key << 8 | Key::from(*b))
+    }
+
+    fn holds(&self, page: Page, parent: Key, tokens: &[u32]) -> bool {
+        let at = page as usize;
+        self.names[at].is_some_and(|(_, p)| p == parent)
+            && self.tokens[at * tokens.len()..][..tokens.len()] == *tokens
+    }
+
+    fn publish(&mut self, page: Page, key: Key, parent: Key, tokens: &[u32]) {
+        self.by_key.insert(key, page);
+        self.names[page as usize] = Some((key, parent));
+        self.tokens[page as usize * tokens.len()..][..tokens.len()].copy_from_slice(tokens);
+    }
+
+    fn forget(&mut self, page: Page) {
+        if let Some((key, _)) = self.names[page as usize].take() {
+            self.by_key.remove(&key);
+        }
+    }
+}
+
+impl Pages {
+    /// `pages` free pages of `size` tokens each (both positive), with a prefix cache if there is a secret for it.
+    pub fn new(pages: usize, size: usize, secret: Option<Secret>) -> Pages {
+        let empty = List { first: NONE, last: NONE, len: 0 };
+        let cache = secret.map(|secret| Cache {
+            secret,
+            by_key: HashMap::with_capacity(pages),
+            names: vec![None; pages],
+            tokens: vec![0; pages * size],
+        });
+        let links = vec![(NONE, NONE); pages];
+        let mut all =
+            Pages { size, refs: vec![0; pages], links, free: empty, cached: empty, releases: 0, cache };
+        (0..pages as Page).for_each(|page| all.append(page));
+        all
+    }
+
+    /// Tokens a page holds.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// All pages.
+    pub fn total(&self) -> usize {
+        self.refs.len()
+    }
+
+    /// Pages that are free.
+    pub fn free(&self) -> usize {
+        self.free.len
+    }
+
+    /// Pages that are cached.
+    pub fn cached(&self) -> usize {
+        self.cached.len
+    }
+
+    /// Pages that tables may still take: the free and the cached.
+    pub fn available(&self) -> usize {
+        self.free.len + self.cached.len
+    }
+
+    /// How many tables were released so far; while this stands, what did not fit does not fit.
+    pub fn releases(&self) -> u64 {
+        self.releases
+    }
+
+    /// Pages that `tokens` tokens need.
+    pub fn needed(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.size)
+    }
+
+    /// An empty table. Tables share cached pages only under equal salts.
+    pub fn table(&self, salt: &[u8]) -> Table {
+        let root = self.cache.as_ref().map_or(0, |c| c.hash(salt, &[]));
+        Table { pages: Vec::new(), root, keys: Vec::new(), published: 0, collided: false }
+    }
+
+    /// Fills an empty table with the longest run of published pages that begins `tokens`; at least the last token is
+    /// left out, because somebody has to compute what comes after it. Gives the number of tokens found.
+    pub fn find(&mut self, table: &mut Table, tokens: &[u32]) -> usize {
+        self.extend_keys(table, tokens, tokens.len().saturating_sub(1) / self.size);
+        for block in 0..tokens.len().saturating_sub(1) / self.size {
+            let Some(cache) = &self.cache else { break };
+            let parent = if block == 0 { table.root } else { table.keys[block - 1] };
+            let Some(&page) = cache.by_key.get(&table.keys[block]) else { break };
+            if !cache.holds(page, parent, &tokens[block * self.size..][..self.size]) {
+                break;
+            }
+            self.share(page);
+            table.pages.push(page);
+        }
+        table.published = table.pages.len();
+        table.pages.len() * self.size
+    }
+
+    /// Lets an empty table share the first `pages` pages of another, which must be full of tokens that both have.
+    pub fn fork(&mut self, from: &Table, pages: usize, to: &mut Table) {
+        to.pages.extend_from_slice(&from.pages[..pages]);
+        from.pages[..pages].iter().for_each(|&page| self.share(page));
+        (to.published, to.collided) = (pages, from.collided);
+    }
+
+    /// Makes a table hold `tokens` tokens, or leaves it as it is and says `false` if there are too few pages.
+    pub fn grow(&mut self, table: &mut Table, tokens: usize) -> bool {
+        let more = self.needed(tokens).saturating_sub(table.pages.len());
+        if more > self.available() {
+            return false;
+        }
+        for _ in 0..more {
+            let from = if self.free.len > 0 { self.free.first } else { self.cached.first };
+            self.unlink(from);
+            if let Some(cache) = &mut self.cache {
+                cache.forget(from);
+            }
+            self.refs[from as usize] = 1;
+            table.pages.push(from);
+        }
+        true
+    }
+
+    /// Publishes the pages of which all tokens are computed; `tokens` are those of the sequence, of which the first
+    /// `computed` are in the KV state.
+    pub fn publish(&mut self, table: &mut Table, tokens: &[u32], computed: usize) {
+        let full = computed / self.size;
+        if table.published >= full || table.collided {
+            return;
+        }
+        self.extend_keys(table, tokens, full);
+        let Some(cache) = &mut self.cache else { return };
+        for block in table.published..full {
+            let parent = if block == 0 { table.root } else { table.keys[block - 1] };
+            let content = &tokens[block * self.size..][..self.size];
+            match cache.by_key.get(&table.keys[block]) {
+                // Two sequences computed the same at the same time: one copy is enough to be found.
+                Some(&page) if cache.holds(page, parent, content) => {}
+                Some(_) => {
+                    table.collided = true;
+                    return;
+                }
+                None => cache.publish(table.pages[block], table.keys[block], parent, content),
+            }
+        }
+        table.published = full;
+    }
+
+    /// Takes all pages from a table, which may then be filled anew for the same tokens.
+    pub fn release(&mut self, table: &mut Table) {
+        self.releases += 1;
+        while let Some(page) = table.pages.pop() {
+            self.refs[page as usize] -= 1;
+            if self.refs[page as usize] == 0 {
+                self.append(page);
+            }
+        }
+        (table.published, table.collided) = (0, false);
+    }
+
+    fn extend_keys(&self, table: &mut Table, tokens: &[u32], blocks: usize) {
+        let Some(cache) = &self.cache else { return };
+        for block in table.keys.len()..blocks {
+            let parent = table.keys.last().unwrap_or(&table.root).to_le_bytes();
+            table.keys.push(cache.hash(&parent, &tokens[block * self.size..][..self.size]));
+        }
+    }
+
+    fn share(&mut self, page: Page) {
+        if self.refs[page as usize] == 0 {
+            self.unlink(page);
+        }
+        self.refs[page as usize] += 1;
+    }
+
+    fn is_published(&self, page: Page) -> bool {
+        self.cache.as_ref().is_some_and(|c| c.names[page as usize].is_some())
+    }
+
+    /// The list of a page that no table has.
+    fn list(&mut self, page: Page) -> &mut List {
+        if self.is_published(page) { &mut self.cached } else { &mut self.free }
+    }
+
+    fn append(&mut self, page: Page) {
+        let list = self.list(page);
+        let last = std::mem::replace(&mut list.last, page);
+        list.len += 1;
+        match last {
+            NONE => list.first = page,
+            _ => self.links[last as usize].1 = page,
+        }
+        self.links[page as usize] = (last, NONE);
+    }
+
+    fn unlink(&mut self, page: Page) {
+        let (before, after) = self.links[page as usize];
+        let list = self.list(page);
+        list.len -= 1;
+        if before == NONE {
+            list.first = after;
+        }
+        if after == NONE {
+            list.last = before;
+        }
+        if before != NONE {
+            self.links[before as usize].1 = after;
+        }
+        if after != NONE {
+            self.links[after as usize].0 = before;
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! What a client may ask of the engine, and what it may not. In: tokens and sampling parameters, hostile until checked.
+//! Out: the same with every value in its range, or one line that names the parameter. Semantics follow the OpenAI API where
+//! it has the parameter, and the common extensions of other servers where it has not.
+
+#[cfg(test)]
+mod tests;
+
+/// More choices than any client needs; each is a sequence of its own.
+pub const MOST_CHOICES: u32 = 128;
+
+/// Alternatives shown beside each token, at most.
+pub const MOST_LOGPROBS: u32 = 20;
+
+/// What hides in a small temperature is greedy sampling with overflow; below this there is no difference to see.
+const SMALLEST_TEMPERATURE: f32 = 0.01;
+
+/// Bias of a token, clamped to this either way.
+const LARGEST_BIAS: f32 = 100.0;
+
+/// How tokens are chosen. The logits go through, in this order: log-probabilities taken as they are; `min_tokens`;
+/// `logit_bias`; repetition, frequency and presence penalty; temperature; `min_p`; `top_k`; `top_p`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits. 0 takes the likeliest token and ignores `top_p`, `top_k` and `min_p`.
+    pub temperature: f32,
+    /// Keeps the `k` likeliest; 0 keeps all. Of equals, the lower id is likelier.
+    pub top_k: u32,
+    /// Keeps the fewest likeliest tokens that have this probability together, in (0, 1].
+    pub top_p: f32,
+    /// Keeps tokens at least this fraction as likely as the likeliest, in [0, 1].
+    pub min_p: f32,
+    /// Divides positive logits and multiplies negative ones of tokens in prompt or output; 1 changes nothing.
+    pub repetition_penalty: f32,
+    /// Subtracted from logits of tokens in the output, in [-2, 2].
+    pub presence_penalty: f32,
+    /// The same, times how often they occur there, in [-2, 2].
+    pub frequency_penalty: f32,
+    /// Added to the logits of these tokens; clamped to [-100, 100].
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Makes the request repeatable; without one, the engine draws one.
+    pub seed: Option<u64>,
+    /// Log-probability of each token and of so many likeliest.
+    pub logprobs: Option<u32>,
+    /// Tokens that end the answer, besides the model's own.
+    pub stop_ids: Vec<u32>,
+    /// Tokens after which the answer ends; without, what the context leaves.
+    pub max_tokens: Option<usize>,
+    /// Before so many tokens nothing that ends the answer is sampled.
+    pub min_tokens: usize,
+    /// Lets the answer go on past the model's own end of text.
+    pub ignore_eos: bool,
+}
+
+impl Default for Sampling {
+    fn default() -> Sampling {
+        Sampling {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            seed: None,
+            logprobs: None,
+            stop_ids: Vec::new(),
+            max_tokens: None,
+            min_tokens: 0,
+            ignore_eos: false,
+        }
+    }
+}
+
+/// One request: a prompt, and how often and how to continue it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Ids of the prompt.
+    pub prompt: Vec<u32>,
+    /// Choices: answers that differ by their draws.
+    pub n: u32,
+    /// Lower goes first; equals go first come, first served.
+    pub priority: i32,
+    /// Cached prefixes are shared only between requests of equal salt.
+    pub salt: Vec<u8>,
+    /// How to sample.
+    pub sampling: Sampling,
+}
+
+impl Request {
+    /// One answer to a prompt, sampled from the model's own distribution.
+    pub fn new(prompt: Vec<u32>) -> Request {
+        Request { prompt, n: 1, priority: 0, salt: Vec::new(), sampling: Sampling::default() }
+    }
+}
+
+/// What a request is held to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Ids there are.
+    pub vocabulary: usize,
+    /// Tokens of prompt and answer together, at most.
+    pub context: usize,
+}
+
+/// A parameter that cannot be honoured, in one line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{param}: {message}")]
+pub struct RequestError {
+    /// The parameter, as the OpenAI API names it.
+    pub param: &'static str,
+    /// What is wrong and what would be right.
+    pub message: String,
+}
+
+fn refuse<T>(param: &'static str, message: String) -> Result<T, RequestError> {
+    Err(RequestError { param, message })
+}
+
+/// `true` for what is in the range; NaN is in none.
+fn hold(param: &'static str, value: f32, fits: bool, range: &str) -> Result<(), RequestError> {
+    if fits { Ok(()) } else { refuse(param, format!("must be {range}, not {value}")) }
+}
+
+fn hold_ids(
+    param: &'static str,
+    ids: impl Iterator<Item = u32>,
+    vocabulary: usize,
+) -> Result<(), RequestError> {
+    for id in ids {
+        if id as usize >= vocabulary {
+            return refuse(param, format!("token {id} is not among the model's {vocabulary} ids"));
+        }
+    }
+    Ok(())
+}
+
+impl Sampling {
+    /// Checks all but what depends on the prompt, and brings the values into the form the sampler expects.
+    ///
+    /// # Errors
+    /// A value is out of its range, NaN or infinite.
+    pub fn checked(mut self, vocabulary: usize) -> Result<Sampling, RequestError> {
+        let s = &self;
+        let finite = |v: f32| v.is_finite() && v.abs() <= 2.0;
+        hold("temperature", s.temperature, (0.0..=100.0).contains(&s.temperature), "from 0 to 100")?;
+        hold("top_p", s.top_p, s.top_p > 0.0 && s.top_p <= 1.0, "above 0 and at most 1")?;
+        hold("min_p", s.min_p, (0.0..=1.0).contains(&s.min_p), "from 0 to 1")?;
+        let r = s.repetition_penalty;
+        hold("repetition_penalty", r, r > 0.0 && r.is_finite(), "positive and finite")?;
+        hold("presence_penalty", s.presence_penalty, finite(s.presence_penalty), "from -2 to 2")?;
+        hold("frequency_penalty", s.frequency_penalty, finite(s.frequency_penalty), "from -2 to 2")?;
+        if let Some((id, bias)) = s.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
+            return refuse("logit_bias", format!("of token {id} must be a number, not {bias}"));
+        }
+        hold_ids("logit_bias", s.logit_bias.iter().map(|b| b.0), vocabulary)?;
+        hold_ids("stop_token_ids", s.stop_ids.iter().copied(), vocabulary)?;
+        if let Some(n) = s.logprobs.filter(|n| *n > MOST_LOGPROBS) {
+            return refuse("top_logprobs", format!("must be at most {MOST_LOGPROBS}, not {n}"));
+        }
+        if s.max_tokens == Some(0) {
+            return refuse("max_tokens", "must be at least 1, not 0".into());
+        }
+        if s.max_tokens.is_some_and(|most| s.min_tokens > most) {
+            return refuse("min_tokens", format!("{} is more than max_tokens", s.min_tokens));
+        }
+        if self.temperature == 0.0 {
+            (self.top_k, self.top_p, self.min_p) = (0, 1.0, 0.0);
+        } else {
+            self.temperature = self.temperature.max(SMALLEST_TEMPERATURE);
+        }
+        self.logit_bias.iter_mut().for_each(|(_, bias)| *bias = bias.clamp(-LARGEST_BIAS, LARGEST_BIAS));
+        Ok(self)
+    }
+}
+
+impl Request {
+    /// Checks the whole; `sampling.max_tokens` is set afterwards.
+    ///
+    /// # Errors
+    /// A value is out of its range, a token is none, or the prompt and what is asked for do not fit the context.
+    pub fn checked(mut self, limits: Limits) -> Result<Request, RequestError> {
+        let Limits { vocabulary, context } = limits;
+        if self.prompt.is_empty() {
+            return refuse("prompt", "is empty; it must have at least one token".into());
+        }
+        if self.prompt.len() >= context {
+            let n = self.prompt.len();
+            return refuse("prompt", format!("has {n} tokens, the context {context}; shorten the prompt"));
+        }
+        hold_ids("prompt", self.prompt.iter().copied(), vocabulary)?;
+        if self.n == 0 || self.n > MOST_CHOICES {
+            return refuse("n", format!("must be from 1 to {MOST_CHOICES}, not {}", self.n));
+        }
+        self.sampling = self.sampling.checked(vocabulary)?;
+        if self.n > 1 && self.sampling.temperature == 0.0 {
+            return refuse("n", "must be 1 at temperature 0, where all choices would be the same".into());
+        }
+        let room = context - self.prompt.len();
+        let most = self.sampling.max_tokens.unwrap_or(room);
+        if most > room {
+            let n = self.prompt.len();
+            let message = format!(
+                "{most} and the {n} tokens of the prompt exceed the context of {context}; at most {room}"
+            );
+            return refuse("max_tokens", message);
+        }
+        if self.sampling.min_tokens > most {
+            let least = self.sampling.min_tokens;
+            return refuse(
+                "min_tokens",
+                format!("{least} is more than the {most} tokens the context leaves"),
+            );
+        }
+        self.sampling.max_tokens = Some(most);
+        Ok(self)
+    }
+}

@@ -1,0 +1,220 @@
+//! The state machine under arbitrary arrivals and departures, with the fake model behind it.
+
+use super::*;
+use crate::engine::fake::{Fake, POISON, SIZES, expected};
+use crate::engine::{Model, Sizes};
+use crate::request::{Request, Sampling};
+use proptest::prelude::*;
+use std::collections::HashMap;
+
+impl Scheduler {
+    /// What must hold between any two calls.
+    fn check(&self) {
+        let all: Vec<&Sequence> = self.slots.iter().flatten().collect();
+        self.pages.check(all.iter().map(|s| &s.table)).unwrap();
+        assert_eq!(all.len(), self.waiting.len() + self.running.len());
+        assert!(self.running.len() <= self.bounds.sequences);
+        for slots in [&self.running, &Vec::from(self.waiting.clone())] {
+            assert!(slots.is_sorted_by(|a, b| self.rank(*a) < self.rank(*b)));
+        }
+        for slot in &self.waiting {
+            let s = self.slots[*slot as usize].as_ref().unwrap();
+            assert!(s.table.pages().is_empty() && s.computed == 0 && !self.running.contains(slot));
+        }
+        for slot in &self.running {
+            let s = self.slots[*slot as usize].as_ref().unwrap();
+            assert!(s.table.pages().len() >= self.pages.needed(s.computed) && s.computed <= s.tokens.len());
+        }
+    }
+}
+
+fn bounds(sizes: Sizes) -> Bounds {
+    let Sizes { page_size, pages, tokens, sequences, .. } = sizes;
+    Bounds { page_size, pages, tokens, sequences }
+}
+
+/// A scheduler with a model, and what each sequence was asked and has answered.
+struct World {
+    scheduler: Scheduler,
+    model: Fake,
+    answers: HashMap<SequenceId, (Request, Vec<u32>)>,
+    requests: u64,
+    finished: usize,
+}
+
+impl World {
+    fn new(sizes: Sizes, cache: bool) -> World {
+        let scheduler = Scheduler::new(bounds(sizes), cache.then_some([1; 32]));
+        World { scheduler, model: Fake::new(sizes), answers: HashMap::new(), requests: 0, finished: 0 }
+    }
+
+    fn add(&mut self, prompt: Vec<u32>, siblings: u32, priority: i32, most: usize) -> Vec<SequenceId> {
+        let logit_bias = vec![(POISON, -100.0)];
+        let greedy = Sampling { temperature: 0.0, max_tokens: Some(most), logit_bias, ..Sampling::default() };
+        let request = Request { sampling: greedy, ..Request::new(prompt.clone()) };
+        let number = self.requests;
+        self.requests += 1;
+        let ids = (0..siblings).map(|index| {
+            let arrival = Arrival { request: number, index, priority, prompt: prompt.clone(), salt: vec![] };
+            let id = self.scheduler.add(arrival);
+            self.answers.insert(id, (request.clone(), Vec::new()));
+            id
+        });
+        ids.collect()
+    }
+
+    fn remove(&mut self, id: SequenceId) {
+        self.scheduler.remove(id);
+        self.answers.remove(&id);
+        self.scheduler.check();
+    }
+
+    /// One step; the number of its tokens.
+    fn step(&mut self) -> usize {
+        let Some(batch) = self.scheduler.plan() else { return 0 };
+        let computed = batch.tokens();
+        let mut logits = self.model.step(batch).unwrap().to_vec();
+        self.scheduler.check();
+        logits.chunks_mut(SIZES.vocabulary).for_each(|x| x[POISON as usize] = -100.0);
+        let rows = self.scheduler.rows().to_vec();
+        assert_eq!(rows.iter().map(|r| r.tokens).sum::<usize>(), computed);
+        let best = |x: &[f32]| (0..x.len()).fold(0, |b, i| if x[i] > x[b] { i } else { b }) as u32;
+        let chosen: Vec<u32> = logits.chunks(SIZES.vocabulary).map(best).collect();
+        let tokens: Vec<_> = rows.iter().zip(&chosen).map(|(r, t)| r.complete.then_some(*t)).collect();
+        self.scheduler.complete(&tokens);
+        self.scheduler.check();
+        for (row, token) in rows.iter().zip(tokens) {
+            let (request, answer) = self.answers.get_mut(&row.id).unwrap();
+            answer.extend(token);
+            if Some(answer.len()) == request.sampling.max_tokens {
+                assert_eq!(*answer, expected(request, row.id.index, &[]).0);
+                self.finished += 1;
+                self.remove(row.id);
+            }
+        }
+        computed
+    }
+
+    fn steps(&mut self, n: usize) {
+        (0..n).for_each(|_| assert!(self.step() > 0));
+    }
+
+    fn finish(&mut self) {
+        let mut steps = 0;
+        while self.step() > 0 {
+            steps += 1;
+            assert!(steps < 10_000, "no end");
+        }
+        assert!(self.answers.is_empty());
+        assert_eq!(self.scheduler.pages().available(), self.scheduler.pages().total());
+    }
+}
+
+fn prompt() -> impl Strategy<Value = Vec<u32>> {
+    // Few different prefixes, so that pages are shared; never the token that spoils logits.
+    let tail = prop::collection::vec(7u32..37, 0..20);
+    (0usize..3, 0usize..24, tail).prop_map(|(kind, shared, tail)| {
+        let head = (0..shared).map(|i| (7 + kind * 5 + i % 5) as u32);
+        head.chain(tail).chain([7]).collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn answers_are_those_of_a_sequence_alone(
+        cache in any::<bool>(),
+        pages in 16usize..40,
+        ops in prop::collection::vec((0u8..10, any::<u8>(), prompt(), 1u32..4, 1usize..20), 1..60),
+    ) {
+        let mut world = World::new(Sizes { pages, ..SIZES }, cache);
+        for (op, which, prompt, siblings, most) in ops {
+            match op {
+                0..=3 => {
+                    let most = most.min(64 - prompt.len());
+                    world.add(prompt, siblings, i32::from(which % 3), most);
+                }
+                4 => {
+                    let mut ids: Vec<SequenceId> = world.answers.keys().copied().collect();
+                    ids.sort_unstable_by_key(|id| (id.request, id.index));
+                    if !ids.is_empty() {
+                        world.remove(ids[usize::from(which) % ids.len()]);
+                    }
+                }
+                _ => {
+                    world.step();
+                }
+            }
+            world.scheduler.check();
+        }
+        world.finish();
+    }
+}
+
+#[test]
+fn siblings_share_the_full_pages_of_their_prompt_without_any_cache() {
+    let mut world = World::new(SIZES, false);
+    let prompt: Vec<u32> = (10..27).collect();
+    world.add(prompt, 3, 0, 4);
+    world.steps(3);
+    assert_eq!(world.scheduler.running(), 3);
+    let owned = SIZES.pages - world.scheduler.pages().available();
+    assert_eq!(owned, 4 + 3);
+    assert_eq!(world.scheduler.counters().cache_hits, 2 * 16);
+    world.finish();
+}
+
+#[test]
+fn those_who_run_get_their_token_while_a_long_prompt_is_computed() {
+    let mut world = World::new(SIZES, true);
+    world.add(vec![9], 1, 0, 8);
+    world.step();
+    world.add((0..40).map(|i| 7 + i % 30).collect(), 1, 0, 1);
+    world.add(vec![8], 1, 0, 2);
+    assert_eq!(world.step(), 12);
+    assert!(world.scheduler.plan().is_some());
+    let tokens: Vec<usize> = world.scheduler.rows().iter().map(|r| r.tokens).collect();
+    assert_eq!(tokens, [1, 11]);
+    world.finish();
+}
+
+#[test]
+fn the_first_in_order_is_never_preempted_and_the_last_always() {
+    let mut world = World::new(Sizes { pages: 16, ..SIZES }, false);
+    let first = world.add((7..27).collect(), 1, 0, 40)[0];
+    let second = world.add((8..28).collect(), 1, 0, 40)[0];
+    let mut lost = false;
+    while world.answers.contains_key(&first) {
+        world.step();
+        let slot = |id: SequenceId| world.scheduler.running.contains(&id.slot);
+        assert!(slot(first) || !world.answers.contains_key(&first));
+        lost |= !slot(second) && world.scheduler.counters().preemptions == 1;
+    }
+    assert!(lost);
+    world.finish();
+    assert_eq!(world.finished, 2);
+}
+
+#[test]
+fn lower_priorities_go_first_and_equals_in_order() {
+    let mut world = World::new(Sizes { sequences: 1, ..SIZES }, true);
+    let ids: Vec<_> = [1, 0, 0].map(|priority| world.add(vec![7, 8], 1, priority, 1)[0]).into();
+    let mut order = Vec::new();
+    while !world.answers.is_empty() {
+        let before: Vec<_> = world.answers.keys().copied().collect();
+        world.step();
+        order.extend(before.into_iter().filter(|id| !world.answers.contains_key(id)));
+    }
+    assert_eq!(order, [ids[1], ids[2], ids[0]]);
+}
+
+#[test]
+fn the_batch_is_refilled_in_place() {
+    let mut world = World::new(SIZES, true);
+    (0..6).for_each(|i| drop(world.add(vec![7 + i; 9], 1, 0, 30)));
+    world.steps(40);
+    let b = &world.scheduler.batch;
+    let space = [&b.input_ids, &b.positions, &b.starts, &b.slots, &b.lens, &b.last].map(|v| v.capacity());
+    assert_eq!(space, [12, 12, 7, 12, 6, 6]);
+    world.finish();
+}

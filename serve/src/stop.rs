@@ -1,0 +1,188 @@
+//! Stop strings. In: text of an answer, piece by piece, cut wherever tokens end. Out: the text that may be shown, and the stop
+//! string that ended it. Only what could be the beginning of a stop string is held back, so a stream lags as little as it can, and
+//! what comes out never depends on where the pieces were cut.
+
+mod text;
+
+use std::sync::Arc;
+
+pub use text::TextStream;
+
+/// Bytes of all stop strings of a request; far beyond any use, and a bound on the memory of one.
+const LARGEST: usize = 1 << 16;
+
+/// Why stop strings cannot be used; names the field.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StopError {
+    /// An empty string would stop everything.
+    #[error("stop[{0}]: is empty; give at least one character, or leave it out")]
+    Empty(usize),
+    /// Too much of them.
+    #[error("stop: {0} bytes of stop strings are too many; give at most {LARGEST}")]
+    TooLong(usize),
+}
+
+/// The stop strings of a request. A clone shares them.
+///
+/// The text ends with the stop string that is complete first; of several complete at the same character, with the longest.
+#[derive(Clone, Debug)]
+pub struct StopStrings {
+    /// After Aho and Corasick, "Efficient string matching" (1975): a node is a beginning of some stop string.
+    nodes: Arc<[Node]>,
+    include: bool,
+}
+
+#[derive(Debug, Default)]
+struct Node {
+    /// Longer beginnings by one more byte, in order.
+    next: Vec<(u8, u32)>,
+    /// The longest proper suffix that is a beginning too.
+    fail: u32,
+    /// Length in bytes.
+    depth: u32,
+    /// The longest stop string that ends here: its place in the list and its length.
+    hit: Option<(u32, u32)>,
+}
+
+/// What a piece of text, or the end of it, brings.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// Text to show.
+    pub text: String,
+    /// The place in the list of the stop string that ended the text; nothing comes after it.
+    pub stopped: Option<usize>,
+}
+
+impl StopStrings {
+    /// Prepares stop strings; `include` shows the one that ends the text as part of it.
+    ///
+    /// # Errors
+    /// One is empty, or they are too long.
+    pub fn new<S: AsRef<str>>(stops: &[S], include: bool) -> Result<StopStrings, StopError> {
+        let total = stops.iter().map(|s| s.as_ref().len()).fold(0, usize::saturating_add);
+        if total > LARGEST {
+            return Err(StopError::TooLong(total));
+        }
+        let mut nodes = vec![Node::default()];
+        for (i, stop) in stops.iter().map(AsRef::as_ref).enumerate() {
+            if stop.is_empty() {
+                return Err(StopError::Empty(i));
+            }
+            let end = insert(&mut nodes, stop);
+            nodes[end].hit.get_or_insert((i as u32, stop.len() as u32));
+        }
+        link(&mut nodes);
+        Ok(StopStrings { nodes: nodes.into(), include })
+    }
+
+    /// Begins a text.
+    pub fn scan(&self) -> StopScan {
+        StopScan { stops: self.clone(), state: 0, held: String::new(), stopped: None }
+    }
+
+    fn child(&self, state: u32, byte: u8) -> Option<u32> {
+        child(&self.nodes[state as usize], byte)
+    }
+
+    fn step(&self, mut state: u32, byte: u8) -> u32 {
+        loop {
+            match self.child(state, byte) {
+                Some(next) => return next,
+                None if state == 0 => return 0,
+                None => state = self.nodes[state as usize].fail,
+            }
+        }
+    }
+}
+
+fn child(node: &Node, byte: u8) -> Option<u32> {
+    node.next.binary_search_by_key(&byte, |(b, _)| *b).ok().map(|at| node.next[at].1)
+}
+
+fn insert(nodes: &mut Vec<Node>, stop: &str) -> usize {
+    let mut at = 0;
+    for byte in stop.bytes() {
+        at = match nodes[at].next.binary_search_by_key(&byte, |(b, _)| *b) {
+            Ok(found) => nodes[at].next[found].1 as usize,
+            Err(place) => {
+                let fresh = nodes.len();
+                nodes[at].next.insert(place, (byte, fresh as u32));
+                let depth = nodes[at].depth + 1;
+                nodes.push(Node { depth, ..Node::default() });
+                fresh
+            }
+        };
+    }
+    at
+}
+
+/// Finds the suffixes, shorter beginnings first.
+fn link(nodes: &mut [Node]) {
+    let mut order: Vec<u32> = vec![0];
+    let mut done = 0;
+    while let Some(&parent) = order.get(done) {
+        done += 1;
+        for (byte, node) in nodes[parent as usize].next.clone() {
+            let mut suffix = nodes[parent as usize].fail;
+            let fail = loop {
+                match child(&nodes[suffix as usize], byte) {
+                    Some(found) if found != node => break found,
+                    _ if suffix == 0 => break 0,
+                    _ => suffix = nodes[suffix as usize].fail,
+                }
+            };
+            let inherited = nodes[fail as usize].hit;
+            let node_ref = &mut nodes[node as usize];
+            node_ref.fail = fail;
+            node_ref.hit = node_ref.hit.or(inherited);
+            order.push(node);
+        }
+    }
+}
+
+/// A text on its way through the stop strings.
+#[derive(Clone, Debug)]
+pub struct StopScan {
+    stops: StopStrings,
+    state: u32,
+    /// Not shown yet: a beginning of a stop string.
+    held: String,
+    stopped: Option<usize>,
+}
+
+impl StopScan {
+    /// Takes the next piece; gives what may be shown. After a stop nothing is taken.
+    pub fn push(&mut self, piece: &str) -> Shown {
+        if self.stopped.is_some() {
+            return Shown { text: String::new(), stopped: self.stopped };
+        }
+        let before = self.held.len();
+        self.held.push_str(piece);
+        for (i, byte) in piece.bytes().enumerate() {
+            self.state = self.stops.step(self.state, byte);
+            if let Some((stop, length)) = self.stops.nodes[self.state as usize].hit {
+                let end = before + i + 1;
+                self.held.truncate(if self.stops.include { end } else { end - length as usize });
+                self.stopped = Some(stop as usize);
+                return Shown { text: std::mem::take(&mut self.held), stopped: self.stopped };
+            }
+        }
+        let keep = self.stops.nodes[self.state as usize].depth as usize;
+        let rest = self.held.split_off(self.held.len() - keep);
+        Shown { text: std::mem::replace(&mut self.held, rest), stopped: None }
+    }
+
+    /// Ends the text: what was held back is no stop string after all.
+    pub fn finish(self) -> Shown {
+        let text = if self.stopped.is_some() { String::new() } else { self.held };
+        Shown { text, stopped: self.stopped }
+    }
+
+    /// The stop string that ended the text.
+    pub fn stopped(&self) -> Option<usize> {
+        self.stopped
+    }
+}
+
+#[cfg(test)]
+mod tests;
