@@ -96,10 +96,10 @@ impl Engine {
     }
 
     fn end(&mut self, until: Option<Instant>) {
+        // Neither is left when the thread has ended by a failure, which everybody has been told.
+        let _ = self.handle.commands.send(Command::Drain { until });
         self.handle.shared.drain();
         if let Some(thread) = self.thread.take() {
-            // Neither is left when the thread has ended by a failure, which everybody has been told.
-            let _ = self.handle.commands.send(Command::Drain { until });
             let _ = thread.join();
         }
     }

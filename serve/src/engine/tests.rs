@@ -292,6 +292,9 @@ fn draining_without_patience_ends_everybody() {
     steps.send(()).unwrap();
     assert!(streams[0].blocking_recv().is_some_and(|e| e.end.is_none()));
     let ended = std::thread::spawn(move || engine.drain(Some(Duration::ZERO)));
+    while handle.is_ready() {
+        std::thread::yield_now();
+    }
     drop(steps);
     ended.join().unwrap();
     for stream in &mut streams {

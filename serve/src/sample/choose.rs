@@ -25,6 +25,9 @@ pub fn logit(rank: Rank) -> f32 {
     f32::from_bits(if ordered >> 31 == 1 { ordered & !(1 << 31) } else { !ordered })
 }
 
+/// Tokens that usually have almost all the probability.
+const FEW: usize = 256;
+
 /// Candidates, by id, and space to work in.
 #[derive(Clone, Debug, Default)]
 pub struct Candidates {
@@ -36,7 +39,7 @@ pub struct Candidates {
 /// What to keep.
 #[derive(Clone, Copy, Debug)]
 pub struct Filter {
-    /// Multiplied to probabilities' ratios and so on; as in [`crate::request::Sampling`].
+    /// Positive; the one the survey was taken with.
     pub temperature: f32,
     /// At most so many; 0 for all.
     pub top_k: usize,
@@ -103,6 +106,15 @@ impl Candidates {
             // Tokens of less than half of (1 - p) / vocabulary each are too few to matter together.
             let tail = 0.5 * f64::from(1.0 - top_p) * survey.total / logits.len() as f64;
             least = least.max(survey.max + temperature * tail.ln().min(0.0) as f32);
+            // Where the model is sure of anything, a few tokens are enough, and cheap to find.
+            let mass = f64::from(top_p) * survey.total;
+            if mass <= FEW as f64 {
+                self.likeliest(logits, survey, FEW, least);
+            }
+            if mass <= FEW as f64 && weight(&self.space, survey) >= mass {
+                cut = self.space.iter().copied().min().unwrap_or(0);
+                least = logit(cut);
+            }
         }
         self.kept.clear();
         for (b, block) in logits.chunks(BLOCK).enumerate().filter(|(b, _)| survey.maxima[*b] >= least) {
@@ -155,6 +167,17 @@ impl Candidates {
     }
 }
 
+/// In lanes, so that the compiler makes vectors of it.
 fn weight(ranks: &[Rank], survey: &Survey) -> f64 {
-    ranks.iter().map(|&r| f64::from(survey.weight(logit(r)))).sum()
+    let mut sums = [0f64; 8];
+    let (whole, rest) = ranks.as_chunks::<8>();
+    for chunk in whole {
+        for i in 0..8 {
+            sums[i] += f64::from(survey.weight(logit(chunk[i])));
+        }
+    }
+    for (i, &r) in rest.iter().enumerate() {
+        sums[i] += f64::from(survey.weight(logit(r)));
+    }
+    sums.iter().sum()
 }
