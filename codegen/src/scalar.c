@@ -18,10 +18,8 @@ typedef uint8_t f8e5m2;  /* 1.5.2 bits, IEEE-like */
 INLINE float bf16_to_f32(bf16 h) { return bits_f32((uint32_t)h << 16); }
 
 INLINE bf16 f32_to_bf16(float x) {
-    uint32_t u = f32_bits(x);
-    uint32_t r = (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
-    uint32_t n = (u >> 16) | 0x40u;
-    return (bf16)((u & 0x7fffffffu) > 0x7f800000u ? n : r);
+    uint32_t u = f32_bits(x), r = u + 0x7fffu + (u >> 16 & 1);
+    return (bf16)((x != x ? u | 0x400000u : r) >> 16);
 }
 
 INLINE float f16_to_f32(f16 h) {

@@ -8,6 +8,7 @@
  *   one source of the weight:
  *     DOT_WEIGHT_F32 / DOT_WEIGHT_BF16   address of packed panels
  *   DOT_A_BF16 (optional)         every A(m, k) is a bf16 value; with a bf16 weight this admits the matrix unit
+ *   DOT_A_AT(m) (optional)        address of A(m, 0..K) where it lies in memory as bf16
  *
  * Slots see `bufs` and `dims`. The caller runs phase 0 over units0, then phase 1 over units1, with
  * `scratch` bytes aligned to 64 between them. Units are independent: any split over threads gives the same bits.
@@ -74,6 +75,15 @@ static void NAME(pack_row)(char *tile, int64_t mr, int64_t r, const float *row)
         memcpy((float *)tile + k * mr + r * DOT_KC, row + k, sizeof *row * (DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC));
 }
 
+#ifdef DOT_A_AT
+/* As pack_row for the matrix unit. Reading the rows where they lie would save this pass, yet costs more: tiles load best
+ * from adjacent lines. */
+DOT_INLINE void NAME(copy_row)(char *tile, int64_t mr, int64_t r, const uint16_t *row)
+{
+    for (int64_t k = 0; k < DOT_K; k += 32) memcpy((uint16_t *)tile + k * mr + r * 32, row + k, 64);
+}
+#endif
+
 void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
 {
     if (DOT_M <= 4) begin = 0, end = NAME(tiles)(dims);
@@ -81,6 +91,12 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
         int64_t m0 = NAME(row)(dims, t), mr = NAME(row)(dims, t + 1) - m0;
         char *tile = NAME(tile_at)(scratch, m0);
         for (int64_t r = 0; r < mr; r++) {
+#ifdef DOT_A_AT
+            if (DOT_MATRIX_UNIT) {
+                NAME(copy_row)(tile, mr, r, DOT_A_AT(m0 + r));
+                continue;
+            }
+#endif
             float row[DOT_K] __attribute__((aligned(64)));
             PROLOGUE_ROW(m0 + r, row);
             NAME(pack_row)(tile, mr, r, row);
@@ -305,3 +321,4 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef DOT_WEIGHT_F32
 #undef DOT_WEIGHT_BF16
 #undef DOT_A_BF16
+#undef DOT_A_AT

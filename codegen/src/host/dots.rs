@@ -77,6 +77,10 @@ fn packed_slots(region: &Region, p: &Parts, out: &mut String) -> Result<(), Stri
     let narrow = p.form.right.dtype == DType::BF16;
     if narrow && is_widened(&region.graph, region.graph.node(p.dot).args[0]) {
         out.push_str("#define DOT_A_BF16\n");
+        let left = p.form.left.as_ref().zip(p.left).map(|(side, buf)| Source::new(region, side, buf, "m"));
+        if let Some(s) = left.filter(|s| s.narrow == 1 && s.along) {
+            let _ = writeln!(out, "#define DOT_A_AT(m) ({})", s.begin);
+        }
     }
     let kind = if narrow { "DOT_WEIGHT_BF16" } else { "DOT_WEIGHT_F32" };
     let _ = write!(out, "#define DOT_N {n}\n#define DOT_K {k}\n#define {kind} bufs[{}]\n{PACKED}", p.right);
