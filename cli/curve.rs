@@ -52,12 +52,10 @@ pub fn train(
 
 /// A batch of equally long sequences.
 fn of(ids: &[i64], seq: usize) -> Batch {
-    let mut b = Batch { starts: vec![0], ..Batch::default() };
+    let mut batch = Batch::default();
     for row in ids.chunks(seq) {
-        b.input_ids.extend(row[..seq - 1].iter().map(|t| *t as i32));
-        b.targets.extend(row[1..].iter().map(|t| *t as i32));
-        b.positions.extend(0..seq as i32 - 1);
-        b.starts.push(b.input_ids.len() as i32);
+        let row: Vec<i32> = row.iter().map(|t| *t as i32).collect();
+        batch.push(&row[..seq - 1], &row[1..]);
     }
-    b
+    batch
 }

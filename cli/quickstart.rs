@@ -8,7 +8,7 @@ use crate::flags::MachineFlags;
 use crate::machine::Machine;
 use crate::model::Model;
 use crate::table::{bytes, count};
-use crate::train::{Train, recipe};
+use crate::train::{Train, default_recipe};
 use crate::{greedy, measure};
 use astrai_builders::ModelConfig;
 use astrai_ir::DType;
@@ -17,7 +17,6 @@ use astrai_serve::tokenizer::Tokenizer;
 use astrai_train::batch::Batch;
 use astrai_train::engine::{Engine, Plan};
 use astrai_train::metrics::{self, Row};
-use astrai_train::settings::{Settings, Storage};
 use astrai_train::trainer::{METRICS, PICTURE};
 use clap::{Args, FromArgMatches};
 use serde_json::{Value, json};
@@ -196,9 +195,8 @@ impl Tour<'_> {
     }
 
     fn plan(&self, config: &ModelConfig) -> Result<Plan, Failure> {
-        let dtype = if self.storage() == DType::BF16 { Storage::Bf16 } else { Storage::F32 };
-        let settings = Settings { batch: self.size.batch, seq: self.size.seq, dtype, ..Settings::default() };
-        Ok(Plan::new(config, &recipe(&settings), &self.machine.target, Dump::None)?)
+        let recipe = default_recipe(self.size.batch as u64, self.size.seq as u64, self.storage());
+        Ok(Plan::new(config, &recipe, &self.machine.target, Dump::None)?)
     }
 
     fn planned(&mut self, plan: &Plan, parameters: u64, seconds: f64) -> Result<Value, Failure> {
@@ -224,13 +222,9 @@ impl Tour<'_> {
     /// Steps that fill the time, found by making some.
     fn steps(&mut self, config: &ModelConfig, plan: Plan) -> Result<u64, Failure> {
         let Size { vocab, batch, seq, .. } = self.size;
-        let token = |i: usize| (i * 2_654_435_761 % vocab) as i32;
-        let trial = Batch {
-            input_ids: (0..batch * seq).map(token).collect(),
-            positions: (0..batch * seq).map(|i| (i % seq) as i32).collect(),
-            starts: (0..=batch).map(|s| (s * seq) as i32).collect(),
-            targets: (1..=batch * seq).map(token).collect(),
-        };
+        let ids: Vec<i32> = (0..=seq).map(|i| (i * 2_654_435_761 % vocab) as i32).collect();
+        let mut trial = Batch::default();
+        (0..batch).for_each(|_| trial.push(&ids[..seq], &ids[1..]));
         let model = Model::fresh(config.clone(), vec![], 0);
         let mut engine = Engine::open(plan, model.source(), &self.machine.runner(), &mut |_, _| {})?;
         let mut runs = Vec::new();

@@ -292,6 +292,12 @@ fn state(
     Ok(state)
 }
 
+/// A recipe of the default settings, for figures that depend on sizes only.
+pub fn default_recipe(batch: u64, seq: u64, storage: DType) -> Recipe {
+    let sizes = Settings { batch: batch as usize, seq: seq as usize, ..Settings::default() };
+    Recipe { storage, ..recipe(&sizes) }
+}
+
 /// What the engine is told of the settings.
 pub fn recipe(s: &Settings) -> Recipe {
     let rule = match s.optimizer {

@@ -8,29 +8,12 @@ use crate::measure::{after_warm_up, rounded};
 use crate::model::{Model, check_sizes, read_config};
 use crate::peaks::Peaks;
 use crate::run::profile_table;
-use astrai_ir::DType;
-use astrai_runtime::{Dump, Recompute};
+use crate::train::default_recipe;
+use astrai_runtime::Dump;
 use astrai_train::batch::Batch;
-use astrai_train::engine::{Engine, Plan, Recipe};
-use astrai_train::update::{Optimizer, Rule};
+use astrai_train::engine::{Engine, Plan};
 use serde_json::{Value, json};
 use std::io::Write;
-
-/// The peer's optimiser.
-pub(super) fn recipe(batch: u64, seq: u64, storage: DType) -> Recipe {
-    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
-    let optimizer = Optimizer { rule, weight_decay: 0.1, clip: Some(1.0) };
-    let recompute = Recompute::Selective;
-    Recipe {
-        tokens: batch * seq,
-        sequences: batch,
-        span: seq,
-        storage,
-        accumulate: false,
-        recompute,
-        optimizer,
-    }
-}
 
 impl Bench {
     pub(super) fn train(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {
@@ -41,18 +24,19 @@ impl Bench {
         let (batch, seq) = (self.batch.unwrap_or(1), self.seq.unwrap_or(super::SEQ));
         check_sizes(&config, batch, seq)?;
         let tokens = batch * seq;
-        let plan =
-            Plan::new(&config, &recipe(batch, seq, self.machine.storage()), &machine.target, Dump::None)?;
+        // The defaults are the peer's optimiser.
+        let recipe = default_recipe(batch, seq, self.machine.storage());
+        let plan = Plan::new(&config, &recipe, &machine.target, Dump::None)?;
         let mut costs = launch_costs(&plan.grad)?;
         costs.extend(launch_costs(&plan.update)?);
         let vocab = config.vocab_size as u64;
         let token = |i: u64| (draw(i) % vocab) as i32;
-        let batches = [Batch {
-            input_ids: (0..tokens).map(token).collect(),
-            positions: (0..tokens).map(|i| (i % seq) as i32).collect(),
-            starts: (0..=batch).map(|s| (s * seq) as i32).collect(),
-            targets: (0..tokens).map(|i| token(i + 1)).collect(),
-        }];
+        let ids: Vec<i32> = (0..=tokens).map(token).collect();
+        let mut batches = [Batch::default()];
+        for first in (0..tokens as usize).step_by(seq as usize) {
+            let next = first + seq as usize;
+            batches[0].push(&ids[first..next], &ids[first + 1..=next]);
+        }
         let model = Model::fresh(config, vec![], 0);
         let mut engine = Engine::open(plan, model.source(), &machine.runner(), &mut |_, _| {})?;
         let mut allocated = 0;

@@ -7,11 +7,9 @@ use crate::machine::Machine;
 use crate::measure;
 use crate::model::read_config;
 use crate::summary::{passes, sum_costs};
-use crate::train::recipe;
-use astrai_ir::DType;
+use crate::train::default_recipe;
 use astrai_runtime::{Dump, Options, compile};
 use astrai_train::engine::Plan;
-use astrai_train::settings::{Settings, Storage};
 use astrai_train::update;
 use serde_json::{Map, Value, json};
 
@@ -21,12 +19,7 @@ impl Compile {
         let (config, warnings) = read_config(&self.model, self.strict)?;
         crate::failure::warn(&warnings);
         let (batch, seq) = self.sizes(&config)?;
-        let dtype = match self.machine.storage() {
-            DType::BF16 => Storage::Bf16,
-            _ => Storage::F32,
-        };
-        let recipe =
-            recipe(&Settings { batch: batch as usize, seq: seq as usize, dtype, ..Settings::default() });
+        let recipe = default_recipe(batch, seq, self.machine.storage());
         let dump = if dumps { Dump::All } else { Dump::None };
         let (plan, seconds) = measure::once(|| Plan::new(&config, &recipe, &machine.target, dump.clone()))?;
         let [weights, states, arenas] = plan.memory()?;

@@ -24,7 +24,7 @@ pub enum Destination {
     Results,
     /// States `grad.<buffer>`, overwritten by each run.
     States,
-    /// States `grad.<buffer>`, added up from run to run: the scalar input [`KEEP`] multiplies what they hold.
+    /// States `grad.<buffer>`, added up from run to run: where the scalar input [`KEEP`] is 0, what they held is forgotten.
     Sums,
 }
 

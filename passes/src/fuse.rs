@@ -7,7 +7,7 @@ use crate::regions::{
     is_cross_entropy, is_free, is_leaf, stored, stores_rows,
 };
 use crate::strides::read_whole;
-use crate::versions::{Versions, stored_param, version_leaf};
+use crate::versions::{Versions, is_version, stored_param, version_leaf};
 use astrai_ir::ops::{Input, Op};
 use astrai_ir::plan::{Body, Buffer, BufferId, Place, PlannedWeight, Step};
 use astrai_ir::{Anchor, DotForm, Graph, IrError, Layout, NodeId, Plan, Region};
@@ -142,11 +142,6 @@ impl<'a> Fuse<'a> {
         is_leaf(self.g, id)
     }
 
-    /// True for what a state holds after a store: it stays where it is.
-    fn is_version(&self, id: NodeId) -> bool {
-        self.g.node(id).op.leaf_name().is_none() && version_leaf(self.g, id).is_some()
-    }
-
     /// The stored value whose memory is also this reshaped, or just stored, value's.
     fn alias(&self, id: NodeId) -> Option<NodeId> {
         let mut at = id;
@@ -170,7 +165,7 @@ impl<'a> Fuse<'a> {
             let is_call = matches!(self.g.node(*id).op, Op::Call(_));
             let key = (*id, Layout::Rows);
             let own = !self.is_leaf(*id) && self.alias(*id).is_none() || is_call || self.is_call_part(*id);
-            if own && !self.is_version(*id) && !self.buffer_of.contains_key(&key) {
+            if own && !is_version(self.g, *id) && !self.buffer_of.contains_key(&key) {
                 let b = self.new_buffer(*id, Place::Result(i));
                 self.buffer_of.insert(key, b);
             }
@@ -185,7 +180,7 @@ impl<'a> Fuse<'a> {
     /// Outputs that are leaves, aliases or declared twice are copied.
     fn copy_results(&mut self) -> Result<(), IrError> {
         for (i, (_, id)) in self.g.outputs().iter().enumerate() {
-            if self.is_version(*id) {
+            if is_version(self.g, *id) {
                 continue;
             }
             // A block's weight comes in one layout, in which the copy reads it.
@@ -245,7 +240,7 @@ impl<'a> Fuse<'a> {
         loop {
             let next = self.versions.home(self.alias(at).unwrap_or(at));
             let next = match version_leaf(self.g, next) {
-                Some(leaf) if self.is_version(next) => leaf,
+                Some(leaf) if is_version(self.g, next) => leaf,
                 _ => next,
             };
             if next == at {

@@ -22,7 +22,7 @@ pub use fuse::fuse;
 pub use merge::merge;
 pub use place::place;
 pub use precision::{Policy, precision};
-pub use versions::version_leaf;
+pub use versions::{is_version, version_leaf};
 
 use astrai_ir::{Block, Graph, IrError};
 use std::sync::Arc;

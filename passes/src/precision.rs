@@ -3,7 +3,7 @@
 //! pointwise arithmetic, sums and statistics stay f32. States of which rows are stored (pages of keys and values) are narrow too:
 //! what is stored is rounded where attention without a cache rounds it.
 
-use crate::regions::{Uses, stores_rows};
+use crate::regions::{Uses, base, stores_rows};
 use crate::versions::version_leaf;
 use astrai_ir::ops::{Call, Input, Op, State, Weight};
 use astrai_ir::{Block, DType, Graph, IrError, NodeId};
@@ -212,12 +212,4 @@ fn rounding_points(g: &Graph) -> BTreeSet<NodeId> {
     }
     points.retain(|&p| g.ty(p).dtype == DType::F32 && g.node(p).op.leaf_name().is_none());
     points
-}
-
-/// The node that views look at.
-fn base(g: &Graph, mut id: NodeId) -> NodeId {
-    while g.node(id).op.is_view() {
-        id = g.node(id).args[0];
-    }
-    id
 }

@@ -98,6 +98,14 @@ pub fn is_leaf(g: &Graph, id: NodeId) -> bool {
     }
 }
 
+/// The node that views look at.
+pub fn base(g: &Graph, mut id: NodeId) -> NodeId {
+    while g.node(id).op.is_view() {
+        id = g.node(id).args[0];
+    }
+    id
+}
+
 /// Nodes of the region that computes `roots`, with the stored values it reads, ascending. Of a `store` of a whole state only
 /// the value counts.
 pub fn cone(g: &Graph, stored: &[bool], roots: &[NodeId]) -> BTreeSet<NodeId> {

@@ -2,7 +2,7 @@
 //! the memory of another (the next version of a state into the state's, a sum of rows into what it is added to), and
 //! values that one kernel writes together, so that an optimiser's step reads everything once.
 
-use crate::regions::{Uses, adds_rows, cone, is_leaf};
+use crate::regions::{Uses, adds_rows, base, cone, is_leaf};
 use astrai_ir::ops::Op;
 use astrai_ir::{Graph, NodeId};
 use std::collections::{BTreeSet, HashMap};
@@ -25,6 +25,11 @@ pub fn version_leaf(g: &Graph, id: NodeId) -> Option<NodeId> {
         Op::Call(_) => called_version(g, id, 0),
         _ => None,
     }
+}
+
+/// True for what a state holds after a store, here or in a body that is called: it stays where it is.
+pub fn is_version(g: &Graph, id: NodeId) -> bool {
+    g.node(id).op.leaf_name().is_none() && version_leaf(g, id).is_some()
 }
 
 /// The leaf of which result `i` of a call is a version.
@@ -56,7 +61,8 @@ impl Versions {
             match (&node.op, node.args.as_slice()) {
                 (Op::Store(_), [state, value]) => {
                     let sole = !uses.is_output(*value) && !v.lives_in.contains_key(value);
-                    if sole && stored[value.index()] && v.may_overwrite(g, stored, *value, *state) {
+                    let safe = v.living_in(g, *value).all(|x| may_overwrite(g, stored, x, *state));
+                    if sole && safe && stored[value.index()] {
                         v.lives_in.insert(*value, *state);
                     }
                 }
@@ -84,25 +90,18 @@ impl Versions {
         id
     }
 
+    /// The value, and what is computed in its memory before it: what rows are added to.
+    fn living_in<'a>(&'a self, g: &'a Graph, value: NodeId) -> impl Iterator<Item = NodeId> + 'a {
+        let before = |id: &NodeId| {
+            let x = *g.node(*id).args.first()?;
+            (self.lives_in.get(&x) == Some(id)).then_some(x)
+        };
+        std::iter::successors(Some(value), before)
+    }
+
     /// All values that the kernel of this one writes.
     pub fn together(&self, id: NodeId) -> Option<&[NodeId]> {
         self.together.get(&id).map(|g| &**g)
-    }
-
-    /// True when the kernel that computes `value` may write over the version it may read.
-    fn may_overwrite(&self, g: &Graph, stored: &[bool], value: NodeId, state: NodeId) -> bool {
-        let node = g.node(value);
-        if let Op::Part(_) = node.op
-            && let Op::Call(_) = g.node(node.args[0]).op
-        {
-            return true;
-        }
-        let reshaped = matches!(node.op, Op::Reshape(_));
-        if is_leaf(g, value) || reshaped || matches!(node.op, Op::Store(_) | Op::Call(_) | Op::Const(_)) {
-            return false;
-        }
-        let inside = cone(g, stored, &[value]);
-        !inside.contains(&state) || same_elements(g, &inside, &[value], state)
     }
 
     /// Finds next versions of one shape, pointwise in what they share, that one kernel can write.
@@ -146,6 +145,23 @@ impl Versions {
             }
         }
     }
+}
+
+/// True when what computes `value` may write over the version of a state that it may read.
+fn may_overwrite(g: &Graph, stored: &[bool], value: NodeId, state: NodeId) -> bool {
+    let node = g.node(value);
+    if let Op::Part(_) = node.op
+        && let Op::Call(_) = g.node(node.args[0]).op
+    {
+        // A body may read its arguments after it has written a result.
+        return g.node(node.args[0]).args.iter().all(|a| base(g, *a) != state);
+    }
+    let reshaped = matches!(node.op, Op::Reshape(_));
+    if is_leaf(g, value) || reshaped || matches!(node.op, Op::Store(_) | Op::Call(_) | Op::Const(_)) {
+        return false;
+    }
+    let inside = cone(g, stored, &[value]);
+    !inside.contains(&state) || same_elements(g, &inside, &[value], state)
 }
 
 /// Takes pointwise values that nothing but the kernel of these roots uses out of memory; answers which.

@@ -161,9 +161,7 @@ impl Program {
     pub fn arena_bytes(&self) -> Result<u64, Error> {
         let mut bytes = self.plan.main.arena + self.plan.scratch + self.scratch_bytes()?;
         for (_, id) in self.graph.outputs() {
-            let version = self.graph.node(*id).op.leaf_name().is_none()
-                && passes::version_leaf(&self.graph, *id).is_some();
-            if !version {
+            if !passes::is_version(&self.graph, *id) {
                 bytes += self.plan.bound(&self.graph.ty(*id).bytes())?;
             }
         }

@@ -19,7 +19,7 @@ use crate::weigh::WeightSource;
 use crate::{Error, Program, Value};
 use astrai_ir::ops::Op;
 use astrai_ir::{DType, Sizes, Target, Tensor, Type};
-use astrai_passes::version_leaf;
+use astrai_passes::is_version;
 use bounds::Bounds;
 use execute::Addresses;
 use sizes::{Origin, origins};
@@ -252,8 +252,12 @@ fn inputs(program: &Program) -> Vec<(String, Type)> {
 fn outcomes(program: &Program) -> Vec<Outcome> {
     let g = &program.graph;
     let outcome = |(at, (name, id)): (usize, &(String, astrai_ir::NodeId))| {
-        let version = g.node(*id).op.leaf_name().is_none() && version_leaf(g, *id).is_some();
-        (!version).then(|| Outcome { name: name.clone(), at, ty: g.ty(*id).clone(), shape: vec![] })
+        (!is_version(g, *id)).then(|| Outcome {
+            name: name.clone(),
+            at,
+            ty: g.ty(*id).clone(),
+            shape: vec![],
+        })
     };
     g.outputs().iter().enumerate().filter_map(outcome).collect()
 }

@@ -52,7 +52,7 @@ impl Model for PagedModel {
         fill(&mut self.inputs[TABLES + 2].1, &batch.last);
         // The program's tables are as wide as its longest sequence; what lies behind a sequence's pages is not read.
         let (width, tables) = (self.cache.table, &mut self.inputs[TABLES].1);
-        tables.shape = vec![batch.sequences(), width];
+        tables.shape.copy_from_slice(&[batch.sequences(), width]);
         tables.bytes.clear();
         for row in batch.tables.chunks(batch.table.max(1)).take(batch.sequences()) {
             let pages = (0..width).map(|i| row.get(i).copied().unwrap_or(0));

@@ -1,8 +1,8 @@
 //! States: next versions lie where the last ones did, an optimiser's step is one kernel, sums go on from run to run.
 
 use crate::table::{Fill, Table, compare, dims, machine, run};
-use astrai_ir::ops::{BinaryKind, Store, UnaryKind};
-use astrai_ir::{Anchor, DType, NodeId, Tensor, Type};
+use astrai_ir::ops::{BinaryKind, Call, Scatter, ScatterKind, Store, UnaryKind};
+use astrai_ir::{Anchor, Block, DType, Graph, NodeId, Tensor, Type};
 use astrai_passes::{Destination, GRAD, Gradients};
 use astrai_runtime::{Options, Session, compile};
 use std::collections::HashMap;
@@ -140,4 +140,36 @@ fn gradients_add_up_from_run_to_run() {
             compare(&got, &Tensor::f32(shape, &twice), 1e-6).unwrap_or_else(|e| panic!("{name}: {e}"));
         }
     }
+}
+
+/// Neither a body nor the rows of a scatter are computed over a state that they read elsewhere than where they write.
+#[test]
+fn what_reads_a_state_elsewhere_is_not_computed_over_it() {
+    let mut t = Table::new();
+    let unused = t.input(DType::F32, crate::table::rows(&[]), Fill::Real(0.0, 1.0));
+    t.case("unused", unused);
+    let flip = |g: &mut Graph, x: NodeId| {
+        let flipped = g.permute(x, &[1, 0]).unwrap();
+        let exp = g.unary(UnaryKind::Exp, flipped).unwrap();
+        g.scale(exp, 0.5).unwrap()
+    };
+    let mut body = Graph::new(t.g.symbols.clone());
+    let x = body.input("x", DType::F32, dims(&[6, 6])).unwrap();
+    let (once, also) = (flip(&mut body, x), body.unary(UnaryKind::Neg, x).unwrap());
+    body.set_output("once", once).unwrap();
+    body.set_output("also", also).unwrap();
+    let block = t.g.add_block(Arc::new(Block::new("flip", body)));
+    let a = state(&mut t, "a", &[6, 6]);
+    let call = t.g.push(Call { block, layer: 0 }, &[a]).unwrap();
+    let (flipped, also) = (t.g.part(call, 0).unwrap(), t.g.part(call, 1).unwrap());
+    store(&mut t, "called", a, flipped);
+    t.case("also", also);
+    let b = state(&mut t, "b", &[6, 6]);
+    let sums = flip(&mut t.g, b);
+    let at = t.named("at", DType::I32, dims(&[3]), Fill::List(vec![4.0, 0.0, 4.0]));
+    let rows = t.named("rows", DType::F32, dims(&[3, 6]), Fill::Real(-1.0, 1.0));
+    let op = Scatter { axis: 0, batch: 0, kind: ScatterKind::Add };
+    let sums = t.g.push(op, &[sums, at, rows]).unwrap();
+    store(&mut t, "scattered", b, sums);
+    t.run(&[3]);
 }

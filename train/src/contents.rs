@@ -4,8 +4,6 @@
 use crate::checkpoint::{Attachment, Contents, Part, Sink, TrainerState};
 use crate::durable::FileError;
 use crate::engine::Engine;
-use crate::update::MASTER;
-use astrai_ir::DType;
 use astrai_runtime::weights::{Checkpoint, Entry};
 use astrai_runtime::{Error, Source, WeightSource};
 use std::collections::HashMap;
@@ -34,7 +32,7 @@ impl<'a> Snapshot<'a> {
         let mut s =
             Snapshot { engine, config, tokenizer, state, parts: [vec![], vec![]], places: HashMap::new() };
         s.add(0, "");
-        engine.kept().for_each(|prefix| s.add(1, prefix));
+        engine.recipe().kept().for_each(|prefix| s.add(1, prefix));
         s
     }
 
@@ -96,16 +94,10 @@ impl WeightSource for Prefixed<'_> {
 }
 
 impl Engine {
-    /// Prefixes of the states that outlive a run: moments, and master weights where weights are narrow.
-    pub fn kept(&self) -> impl Iterator<Item = &'static str> {
-        let narrow = self.recipe().storage != DType::F32;
-        self.recipe().optimizer.moments().iter().copied().chain(narrow.then_some(MASTER))
-    }
-
     /// Takes moments and master weights from a checkpoint's `optimizer.safetensors`, and the number of steps they stand for.
     /// The weights were given when the engine was opened.
     pub fn restore(&mut self, optimizer: &Checkpoint, steps: u64) -> Result<(), Error> {
-        for prefix in self.kept() {
+        for prefix in self.recipe().kept() {
             let source = Prefixed { checkpoint: optimizer, prefix };
             for w in self.weights() {
                 self.buffers().load(&format!("{prefix}{}", w.name), w, &source)?;

@@ -100,10 +100,10 @@ impl Dataset {
         watch: &mut dyn Watch,
     ) -> Result<Dataset, Error> {
         watch.note(&sources.shown);
-        let (tokens, tokenizer) = match sources.named {
+        let (tokens, tokenizer, fresh) = match sources.named {
             Named::Shards(tokens) => {
                 tokens.warnings().iter().for_each(|w| watch.note(w));
-                (tokens, sources.tokenizer)
+                (tokens, sources.tokenizer, false)
             }
             Named::Text(corpus) => {
                 let text = corpus.fingerprint();
@@ -117,15 +117,19 @@ impl Dataset {
                 let options = ShardOptions::default();
                 let mut progress = |done, all| watch.progress("tokenising", done, all);
                 let (tokens, made) = prepare(&corpus, &tokenizer, &shards, &options, &mut progress)?;
+                // Ids that were made just now are the tokenizer's, which fits.
+                let fresh = made != Made::Reused;
                 match made {
                     Made::Again(why) => watch.note(&format!("tokenised again: {why}")),
                     Made::Reused => watch.note(&format!("using the tokens in {}", shards.display())),
                     Made::New => {}
                 }
-                (Arc::new(tokens), Some(tokenizer))
+                (Arc::new(tokens), Some(tokenizer), fresh)
             }
         };
-        tokens.check(vocabulary, &mut |done, all| watch.progress("checking tokens", done, all))?;
+        if !fresh {
+            tokens.check(vocabulary, &mut |done, all| watch.progress("checking tokens", done, all))?;
+        }
         let fingerprint = fingerprint(&tokens, settings);
         let (train, held) = windows(tokens, settings)?;
         Ok(Dataset { train, held, tokenizer: tokenizer.map_or(vec![], |t| attachments(&t)), fingerprint })

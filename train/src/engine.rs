@@ -33,6 +33,14 @@ pub struct Recipe {
     pub optimizer: Optimizer,
 }
 
+impl Recipe {
+    /// Prefixes of the states that outlive a run: moments, and master weights where weights are narrow.
+    pub fn kept(&self) -> impl Iterator<Item = &'static str> {
+        let narrow = self.storage != DType::F32;
+        self.optimizer.moments().iter().copied().chain(narrow.then_some(MASTER))
+    }
+}
+
 /// The programs of a model under training, planned.
 pub struct Plan {
     /// Forward and backward.
@@ -74,9 +82,7 @@ impl Plan {
 
     /// Names and types of the buffers beside the weights: gradients, moments, master weights.
     pub fn states(&self) -> Vec<(String, DType, Vec<usize>)> {
-        let moments = self.recipe.optimizer.moments().iter().copied();
-        let master = (self.recipe.storage != DType::F32).then_some(MASTER);
-        let prefixes: Vec<&str> = [GRAD].into_iter().chain(moments).chain(master).collect();
+        let prefixes: Vec<&str> = [GRAD].into_iter().chain(self.recipe.kept()).collect();
         let one = |p: &str, w: &Weight| (format!("{p}{}", w.name), DType::F32, shape(w));
         prefixes.iter().flat_map(|p| self.weights.iter().map(move |w| one(p, w))).collect()
     }

@@ -98,7 +98,9 @@ impl Metrics {
     /// # Errors
     /// The system refuses.
     pub fn create(path: &Path) -> Result<Metrics, FileError> {
-        let file = File::create(path).map_err(FileError::io(path, "create it"))?;
+        File::create(path).map_err(FileError::io(path, "create it"))?;
+        // At its end only: half a line that was cut away leaves no hole before the next.
+        let file = File::options().append(true).open(path).map_err(FileError::io(path, "open it"))?;
         Ok(Metrics { path: path.to_path_buf(), file, length: 0 })
     }
 

@@ -199,7 +199,10 @@ pub(super) fn chat(
     variables.insert("documents".into(), list(chat.documents));
     variables.insert("add_generation_prompt".into(), Json::Bool(chat.add_generation_prompt));
     let prompt = render(template, variables, items)?;
-    last.map_or(Ok(prompt.clone()), |last| cut(prompt, &last))
+    match last {
+        Some(last) => cut(prompt, &last),
+        None => Ok(prompt),
+    }
 }
 
 /// Marks the end of the last message's text; gives that text.

@@ -231,8 +231,8 @@ proptest! {
         text.splice(cut..end, with.bytes());
         fs::write(dir.path().join("tokenizer.json"), text).unwrap();
         if let Ok(tokenizer) = Tokenizer::open(dir.path()) {
-            let ids = tokenizer.encode("ab c", false);
-            prop_assert!(ids.is_ok() || ids.is_err());
+            let ids = tokenizer.encode("ab c", false).unwrap_or_default();
+            prop_assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocabulary()));
         }
     }
 }
