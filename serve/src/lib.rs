@@ -4,6 +4,7 @@
 
 pub mod cache;
 pub mod engine;
+mod files;
 pub mod paged;
 pub mod pages;
 pub mod request;

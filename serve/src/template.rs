@@ -17,6 +17,8 @@ use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::files::line;
+
 pub use message::{Message, MessageError};
 
 /// Why there is no prompt, in one line.
@@ -202,14 +204,5 @@ impl ChatTemplate {
                 self.names()
             ))
         })
-    }
-}
-
-/// A message of a library on one line, no longer than one can read.
-fn line(message: &str) -> String {
-    let flat = message.split_whitespace().collect::<Vec<_>>().join(" ");
-    match flat.char_indices().nth(400) {
-        Some((at, _)) => format!("{}…", &flat[..at]),
-        None => flat,
     }
 }

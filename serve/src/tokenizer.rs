@@ -7,9 +7,9 @@ mod special;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod unfinished;
 
 use std::fs;
-use std::io::ErrorKind;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use sha2::{Digest, Sha256};
-use tokenizers::{DecoderWrapper, Tokenizer as Library};
+use tokenizers::{DecoderWrapper, Model, Tokenizer as Library};
+
+use crate::files::{self, line};
 
 pub use special::{SpecialToken, SpecialTokens};
 pub use stream::DecodeStream;
@@ -190,6 +192,14 @@ impl Tokenizer {
         added.simple_id_to_token(id).is_some_and(|token| added.is_special_token(&token))
     }
 
+    /// What [`decode`](Self::decode) gives its decoder for an id; `None` for what it leaves out.
+    fn spelling(&self, id: u32, skip_special: bool) -> Option<String> {
+        let library = &self.shared.library;
+        let added = library.get_added_vocabulary();
+        let token = added.simple_id_to_token(id).or_else(|| library.get_model().id_to_token(id))?;
+        (!skip_special || !added.is_special_token(&token)).then_some(token)
+    }
+
     /// The tokens with a part to play.
     pub fn special(&self) -> &SpecialTokens {
         &self.shared.special
@@ -258,19 +268,9 @@ fn locate(path: &Path) -> Result<(PathBuf, PathBuf), TokenizerError> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
-    let failed = |e: std::io::Error| match e.kind() {
-        ErrorKind::NotFound => TokenizerError::new(path, "no such file; name a tokenizer.json or its folder"),
-        _ => TokenizerError::new(path, format!("cannot read: {e}")),
-    };
-    let found = fs::metadata(path).map_err(failed)?;
-    if !found.is_file() {
-        return Err(TokenizerError::new(path, "is no regular file; name a tokenizer.json or its folder"));
-    }
-    if found.len() > LARGEST {
-        let message = format!("{} bytes are too many for a tokenizer; name its tokenizer.json", found.len());
-        return Err(TokenizerError::new(path, message));
-    }
-    fs::read(path).map_err(failed)
+    let failed = |message: String| TokenizerError::new(path, message);
+    let found = files::read(path, LARGEST).map_err(failed)?;
+    found.ok_or_else(|| failed("no such file; name a tokenizer.json or its folder".into()))
 }
 
 fn parse(path: &Path, bytes: &[u8]) -> Result<Library, TokenizerError> {
@@ -294,13 +294,4 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Library, TokenizerError> {
     let off = library.with_truncation(None).map(|_| ());
     off.map_err(|e| refused(format!("truncation cannot be switched off: {}", line(&e.to_string()))))?;
     Ok(library)
-}
-
-/// A message of another library on one line, no longer than one can read.
-fn line(message: &str) -> String {
-    let flat = message.split_whitespace().collect::<Vec<_>>().join(" ");
-    match flat.char_indices().nth(200) {
-        Some((at, _)) => format!("{}…", &flat[..at]),
-        None => flat,
-    }
 }

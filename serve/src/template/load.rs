@@ -1,9 +1,9 @@
 //! Where templates lie. In: a model's folder. Out: named sources, and the special tokens that templates print.
 
-use super::{TemplateError, line};
+use super::TemplateError;
+use crate::files;
 use serde_json::{Map, Value};
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Published templates have some ten thousand bytes.
@@ -110,28 +110,12 @@ pub(super) fn tokens(folder: &Path) -> Result<Map<String, Value>, TemplateError>
 }
 
 fn object(path: &Path) -> Result<Option<Map<String, Value>>, TemplateError> {
-    let Some(text) = text(path, LARGEST_CONFIG)? else { return Ok(None) };
-    serde_json::from_str(&text)
-        .map(Some)
-        .map_err(|e| refuse(path, format!("is no JSON object ({}); mend it", line(&e.to_string()))))
+    let bytes = files::read(path, LARGEST_CONFIG).map_err(|message| refuse(path, message))?;
+    bytes.map(|b| files::object(&b).map_err(|message| refuse(path, message))).transpose()
 }
 
 fn text(path: &Path, largest: u64) -> Result<Option<String>, TemplateError> {
-    let size = match fs::metadata(path) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(refuse(path, format!("cannot read: {e}"))),
-        Ok(found) if !found.is_file() => return Err(refuse(path, "is no regular file; move it away")),
-        Ok(found) => found.len(),
-    };
-    if size > largest {
-        return Err(refuse(
-            path,
-            format!("{size} bytes are too many, {largest} is the limit; name the right file"),
-        ));
-    }
-    let bytes = fs::read(path).map_err(|e| refuse(path, format!("cannot read: {e}")))?;
-    match String::from_utf8(bytes) {
-        Ok(text) => Ok(Some(text)),
-        Err(_) => Err(refuse(path, "is not UTF-8; save it as such")),
-    }
+    let bytes = files::read(path, largest).map_err(|message| refuse(path, message))?;
+    let text = bytes.map(|b| String::from_utf8(b).map_err(|_| refuse(path, "is not UTF-8; save it as such")));
+    text.transpose()
 }

@@ -1,8 +1,9 @@
 //! Special tokens by their part. In: `tokenizer_config.json` and, for what it leaves open, the older
 //! `special_tokens_map.json`. Out: which token begins and ends a text, pads a batch, stands for the unknown.
 
-use super::{TokenizerError, line};
-use serde_json::{Map, Value};
+use super::TokenizerError;
+use crate::files::object;
+use serde_json::Value;
 use std::path::Path;
 
 /// A token with a part to play.
@@ -38,7 +39,9 @@ pub(super) fn read(
 ) -> Result<(SpecialTokens, Vec<String>), TokenizerError> {
     let mut sources = Vec::new();
     for (name, bytes) in files.iter().filter(|(name, _)| SOURCES.contains(name)) {
-        sources.push((folder.join(name), object(&folder.join(name), bytes)?));
+        let path = folder.join(name);
+        let found = object(bytes).map_err(|message| TokenizerError::new(&path, message))?;
+        sources.push((path, found));
     }
     let mut warnings = Vec::new();
     let mut find = |key: &str| -> Result<Option<SpecialToken>, TokenizerError> {
@@ -61,13 +64,6 @@ pub(super) fn read(
         unk: find("unk_token")?,
     };
     Ok((special, warnings))
-}
-
-fn object(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, TokenizerError> {
-    serde_json::from_slice(bytes).map_err(|e| {
-        let e = line(&e.to_string());
-        TokenizerError::new(path, format!("is no JSON object ({e}); mend it or move it out of the folder"))
-    })
 }
 
 /// A token is written as its text, or as an object whose `content` is the text; null and absence say that there is none.

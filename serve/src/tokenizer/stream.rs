@@ -3,14 +3,15 @@
 //! all ids at once gives: always with a byte-level decoder, and wherever bytes form characters with one that falls back to
 //! bytes (it spoils valid neighbours of a broken byte, which a stream has shown by then).
 
+use super::unfinished::Unfinished;
 use super::{Tokenizer, TokenizerError};
 
 /// What stands for bytes that form no character, or no character yet.
 const BROKEN: char = '\u{fffd}';
 
-/// Tokens kept as context: a decoder may treat the first token of a text differently, and a character of four bytes may
-/// have come from as many tokens.
-const CONTEXT: usize = 4;
+/// Tokens decoded at once, at most, unless they are one unfinished character: a decoder may treat the first token of a text
+/// differently, so that some must go before.
+const WINDOW: usize = 8;
 
 /// Tokens after which a run of broken bytes is no character in the making.
 const PATIENCE: usize = 8;
@@ -20,6 +21,19 @@ const PATIENCE: usize = 8;
 pub struct DecodeStream {
     tokenizer: Tokenizer,
     skip_special: bool,
+    decoding: Decoding,
+}
+
+#[derive(Clone, Debug)]
+enum Decoding {
+    /// Each token's bytes are known without its neighbours.
+    Bytes(Unfinished),
+    /// Tokens are decoded with some that were before.
+    Window(Window),
+}
+
+#[derive(Clone, Debug, Default)]
+struct Window {
     /// Context, then what is not shown whole.
     ids: Vec<u32>,
     /// Of `ids`, those of which some text is not shown yet.
@@ -30,7 +44,11 @@ pub struct DecodeStream {
 
 impl DecodeStream {
     pub(super) fn new(tokenizer: Tokenizer, skip_special: bool) -> DecodeStream {
-        DecodeStream { tokenizer, skip_special, ids: Vec::new(), fresh: 0, shown: String::new() }
+        let decoding = match tokenizer.shared.byte_level {
+            true => Decoding::Bytes(Unfinished::default()),
+            false => Decoding::Window(Window::default()),
+        };
+        DecodeStream { tokenizer, skip_special, decoding }
     }
 
     /// Takes the next id; gives the text that is sure by now, often all of it, sometimes none.
@@ -38,21 +56,11 @@ impl DecodeStream {
     /// # Errors
     /// The tokenizer's decoder refuses the token; the stream is then as before.
     pub fn push(&mut self, id: u32) -> Result<String, TokenizerError> {
-        if self.tokenizer.token(id).is_none() || (self.skip_special && self.tokenizer.is_special(id)) {
-            return Ok(String::new());
+        let Some(token) = self.tokenizer.spelling(id, self.skip_special) else { return Ok(String::new()) };
+        match &mut self.decoding {
+            Decoding::Bytes(bytes) => Ok(bytes.push(&token)),
+            Decoding::Window(window) => window.push(&self.tokenizer, id),
         }
-        self.ids.push(id);
-        self.fresh += 1;
-        let text = self.tokenizer.decode(&self.ids, false).inspect_err(|_| {
-            self.ids.pop();
-            self.fresh -= 1;
-        })?;
-        let held = self.held(&text);
-        let Some(new) = text[..text.len() - held].strip_prefix(self.shown.as_str()).map(str::to_owned) else {
-            return self.restart(held == 0);
-        };
-        self.forget(held == 0)?;
-        Ok(new)
     }
 
     /// Ends the stream: what was held back, as whole decoding would show it.
@@ -60,45 +68,57 @@ impl DecodeStream {
     /// # Errors
     /// The tokenizer's decoder refuses the tokens.
     pub fn finish(self) -> Result<String, TokenizerError> {
-        let text = self.tokenizer.decode(&self.ids, false)?;
+        match self.decoding {
+            Decoding::Bytes(bytes) => Ok(bytes.finish()),
+            Decoding::Window(window) => window.finish(&self.tokenizer),
+        }
+    }
+}
+
+impl Window {
+    fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, TokenizerError> {
+        self.ids.push(id);
+        let text = tokenizer.decode(&self.ids, false).inspect_err(|_| {
+            self.ids.pop();
+        })?;
+        self.fresh += 1;
+        // Decoders with byte fallback spoil a whole run of bytes until it is complete.
+        let broken = text.len() - text.trim_end_matches(BROKEN).len();
+        let held = if self.fresh >= PATIENCE { 0 } else { broken };
+        let new = text[..text.len() - held].strip_prefix(self.shown.as_str()).map(str::to_owned);
+        match new {
+            // What is shown already reads differently now: wait while a character may be in the making, then go on without
+            // context.
+            None if held > 0 => return Ok(String::new()),
+            None => {
+                let new = tokenizer.decode(&self.ids[self.ids.len() - self.fresh..], false)?;
+                self.forget(tokenizer)?;
+                return Ok(new);
+            }
+            Some(_) if held == 0 && self.ids.len() >= WINDOW => self.forget(tokenizer)?,
+            Some(_) => {
+                self.fresh = if held == 0 { 0 } else { self.fresh };
+                self.shown.clear();
+                self.shown.push_str(&text[..text.len() - held]);
+            }
+        }
+        Ok(new.unwrap_or_default())
+    }
+
+    /// Keeps only the tokens that were shown last, so that a long stream costs no more per token than a short one. Only done
+    /// where text was shown whole, or a character would lose its first half.
+    fn forget(&mut self, tokenizer: &Tokenizer) -> Result<(), TokenizerError> {
+        self.ids.drain(..self.ids.len() - self.fresh);
+        self.fresh = 0;
+        self.shown = tokenizer.decode(&self.ids, false)?;
+        Ok(())
+    }
+
+    fn finish(self, tokenizer: &Tokenizer) -> Result<String, TokenizerError> {
+        let text = tokenizer.decode(&self.ids, false)?;
         match text.strip_prefix(self.shown.as_str()) {
             Some(rest) => Ok(rest.to_owned()),
-            None => self.tokenizer.decode(&self.ids[self.ids.len() - self.fresh..], false),
+            None => tokenizer.decode(&self.ids[self.ids.len() - self.fresh..], false),
         }
-    }
-
-    /// Bytes at the end of `text` that may still turn into another character. Byte-level decoders show an unfinished character
-    /// as exactly one U+FFFD; those with byte fallback spoil the whole run of bytes until it is complete.
-    fn held(&self, text: &str) -> usize {
-        if self.tokenizer.shared.byte_level {
-            return if text.ends_with(BROKEN) { BROKEN.len_utf8() } else { 0 };
-        }
-        if self.fresh >= PATIENCE { 0 } else { text.len() - text.trim_end_matches(BROKEN).len() }
-    }
-
-    /// What is shown already reads differently now: wait while a character may be in the making, then go on without context.
-    fn restart(&mut self, sure: bool) -> Result<String, TokenizerError> {
-        if !sure {
-            return Ok(String::new());
-        }
-        let new = self.tokenizer.decode(&self.ids[self.ids.len() - self.fresh..], false)?;
-        self.forget(true)?;
-        Ok(new)
-    }
-
-    /// Drops what no longer matters, so that a long stream costs no more per token than a short one. Bytes that fall back are
-    /// only cut where text was shown whole, or a character would lose its first half.
-    fn forget(&mut self, whole: bool) -> Result<(), TokenizerError> {
-        let old = match (self.tokenizer.shared.byte_level, whole) {
-            (true, _) => self.ids.len().saturating_sub(CONTEXT),
-            (false, true) => self.ids.len() - self.fresh,
-            (false, false) => 0,
-        };
-        self.ids.drain(..old);
-        self.fresh = if whole { 0 } else { self.fresh.min(self.ids.len()) };
-        let text = self.tokenizer.decode(&self.ids, false)?;
-        let held = if whole { 0 } else { self.held(&text) };
-        self.shown = text[..text.len() - held].to_owned();
-        Ok(())
     }
 }
