@@ -8,6 +8,12 @@ mod tests;
 /// More choices than any client needs; each is a sequence of its own.
 pub const MOST_CHOICES: u32 = 128;
 
+/// Tokens with a bias, at most; as many as the OpenAI API takes.
+pub const MOST_BIASES: usize = 300;
+
+/// Stop ids, at most.
+pub const MOST_STOP_IDS: usize = 128;
+
 /// Alternatives shown beside each token, at most.
 pub const MOST_LOGPROBS: u32 = 20;
 
@@ -117,7 +123,7 @@ fn refuse<T>(param: &'static str, message: String) -> Result<T, RequestError> {
     Err(RequestError { param, message })
 }
 
-/// `true` for what is in the range; NaN is in none.
+/// Refuses a value that does not fit; NaN fits nowhere.
 fn hold(param: &'static str, value: f32, fits: bool, range: &str) -> Result<(), RequestError> {
     if fits { Ok(()) } else { refuse(param, format!("must be {range}, not {value}")) }
 }
@@ -150,6 +156,14 @@ impl Sampling {
         hold("repetition_penalty", r, r > 0.0 && r.is_finite(), "positive and finite")?;
         hold("presence_penalty", s.presence_penalty, finite(s.presence_penalty), "from -2 to 2")?;
         hold("frequency_penalty", s.frequency_penalty, finite(s.frequency_penalty), "from -2 to 2")?;
+        for (param, n, most) in [
+            ("logit_bias", s.logit_bias.len(), MOST_BIASES),
+            ("stop_token_ids", s.stop_ids.len(), MOST_STOP_IDS),
+        ] {
+            if n > most {
+                return refuse(param, format!("has {n} tokens; give at most {most}"));
+            }
+        }
         if let Some((id, bias)) = s.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
             return refuse("logit_bias", format!("of token {id} must be a number, not {bias}"));
         }
@@ -160,9 +174,6 @@ impl Sampling {
         }
         if s.max_tokens == Some(0) {
             return refuse("max_tokens", "must be at least 1, not 0".into());
-        }
-        if s.max_tokens.is_some_and(|most| s.min_tokens > most) {
-            return refuse("min_tokens", format!("{} is more than max_tokens", s.min_tokens));
         }
         if self.temperature == 0.0 {
             (self.top_k, self.top_p, self.min_p) = (0, 1.0, 0.0);
@@ -209,7 +220,7 @@ impl Request {
             let least = self.sampling.min_tokens;
             return refuse(
                 "min_tokens",
-                format!("{least} is more than the {most} tokens the context leaves"),
+                format!("{least} is more than the {most} tokens the answer may have"),
             );
         }
         self.sampling.max_tokens = Some(most);

@@ -70,6 +70,14 @@ fn counts_are_held_to_what_is_useful() {
 }
 
 #[test]
+fn lists_are_no_longer_than_is_useful() {
+    assert_eq!(with(|s| s.logit_bias = vec![(1, 1.0); 300]), "");
+    assert_eq!(with(|s| s.logit_bias = vec![(1, 1.0); 301]), "logit_bias");
+    assert_eq!(with(|s| s.stop_ids = vec![1; 128]), "");
+    assert_eq!(with(|s| s.stop_ids = vec![1; 129]), "stop_token_ids");
+}
+
+#[test]
 fn greedy_forgets_what_it_does_not_use_and_biases_are_clamped() {
     let sampling = Sampling { temperature: 0.0, top_k: 5, top_p: 0.5, min_p: 0.5, ..Sampling::default() };
     let greedy = sampling.checked(100).unwrap();
