@@ -7,7 +7,8 @@ use astrai::model::{Model, plan};
 use astrai_builders::{Cache, Logits, Loss, Program, build};
 use astrai_ir::{Anchor, DType};
 use astrai_runtime::{Device, Options, Session, Value, compile};
-use astrai_serve::cache::{KvCache, PagedBatch};
+use astrai_serve::cache::KvCache;
+use astrai_serve::scheduler::batch::StepBatch;
 use std::path::{Path, PathBuf};
 
 const DENSE: [&str; 7] =
@@ -40,7 +41,8 @@ fn sequences(vocab: usize) -> Vec<Vec<i64>> {
 /// A session over pages and what it has been given.
 struct Paged {
     session: Session,
-    batch: PagedBatch,
+    batch: StepBatch,
+    bounds: [usize; 2],
     sequences: Vec<Vec<i64>>,
     done: Vec<usize>,
     /// Logits of each sequence's tokens so far.
@@ -58,7 +60,8 @@ impl Paged {
         let vocab = model.config.vocab_size;
         let mut paged = Paged {
             session,
-            batch: PagedBatch::new(CACHE, vocab),
+            batch: StepBatch::new(CACHE.page, CACHE.table),
+            bounds: [vocab, CACHE.pages],
             sequences: sequences(vocab),
             done: vec![],
             got: vec![],
@@ -74,8 +77,8 @@ impl Paged {
     }
 
     /// Pages of a sequence: no two in order, none shared.
-    fn pages(s: usize) -> Vec<i32> {
-        (0..CACHE.table).map(|i| (((s * CACHE.table + i) * 17 + 5) % CACHE.pages) as i32).collect()
+    fn pages(s: usize) -> Vec<u32> {
+        (0..CACHE.table).map(|i| (((s * CACHE.table + i) * 17 + 5) % CACHE.pages) as u32).collect()
     }
 
     /// Runs the next `n` tokens (or what is left) of each of these sequences.
@@ -86,8 +89,9 @@ impl Paged {
             let (from, all) = (self.done[s], &self.sequences[s]);
             let to = all.len().min(from + n);
             if from < to {
-                let tokens: Vec<i32> = all[from..to].iter().map(|t| *t as i32).collect();
-                self.batch.push(&tokens, from, &Paged::pages(s)[..to.div_ceil(CACHE.page)]).unwrap();
+                let tokens: Vec<u32> = all[from..to].iter().map(|t| *t as u32).collect();
+                let pages = &Paged::pages(s)[..to.div_ceil(CACHE.page)];
+                self.batch.push(&tokens, from, pages, self.bounds).unwrap();
                 self.done[s] = to;
                 given.push((s, to - from));
             }
@@ -209,8 +213,8 @@ fn hostile_integers_are_refused_and_forgotten() {
     for device in [Device::Host, Device::Interpreter] {
         let machine = Machine::new(device, 2).unwrap();
         let mut p = Paged::open(&path, DType::F32, &machine, Logits::All);
-        p.batch.push(&[1, 2, 3, 4, 5], 0, &[3, 7]).unwrap();
-        p.batch.push(&[6], 0, &[9]).unwrap();
+        p.batch.push(&[1, 2, 3, 4, 5], 0, &[3, 7], p.bounds).unwrap();
+        p.batch.push(&[6], 0, &[9], p.bounds).unwrap();
         let names = p.session.inputs().to_vec();
         let good: Vec<(&str, Value)> =
             p.batch.inputs(&names).into_iter().map(|(n, v)| (n, v.clone())).collect();

@@ -11,7 +11,9 @@ use crate::progress::Progress;
 use crate::run::profile_table;
 use astrai_builders::{Cache, Program};
 use astrai_runtime::Session;
-use astrai_serve::cache::{KvCache, PagedBatch};
+use astrai_serve::cache::KvCache;
+use astrai_serve::pages::Page;
+use astrai_serve::scheduler::batch::StepBatch;
 use serde_json::{Value, json};
 use std::io::Write;
 
@@ -24,22 +26,24 @@ const CHUNK: u64 = 512;
 /// Sequences that are continued greedily.
 struct Decoding {
     session: Session,
-    batch: PagedBatch,
+    batch: StepBatch,
     /// Pages of each sequence.
-    pages: Vec<Vec<i32>>,
-    next: Vec<i32>,
-    vocab: usize,
+    pages: Vec<Vec<Page>>,
+    next: Vec<u32>,
+    /// Ids, and pages of all sequences.
+    bounds: [usize; 2],
 }
 
 impl Decoding {
     /// Takes the prompts in, a chunk of one after the other.
     fn prefill(&mut self, prompt: usize, chunk: usize) -> Result<(), Failure> {
+        let [vocab, _] = self.bounds;
         for s in 0..self.pages.len() {
             for first in (0..prompt).step_by(chunk) {
                 let at = (first..prompt.min(first + chunk)).map(|i| (s * prompt + i) as u64);
-                let tokens: Vec<i32> = at.map(|i| (draw(i) % self.vocab as u64) as i32).collect();
+                let tokens: Vec<u32> = at.map(|i| (draw(i) % vocab as u64) as u32).collect();
                 self.batch.clear();
-                self.batch.push(&tokens, first, &self.pages[s])?;
+                self.batch.push(&tokens, first, &self.pages[s], self.bounds)?;
                 self.run()?;
             }
             self.next[s] = self.best(0)?;
@@ -52,7 +56,7 @@ impl Decoding {
         for done in prompt..prompt + new {
             self.batch.clear();
             for (pages, next) in self.pages.iter().zip(&self.next) {
-                self.batch.push(&[*next], done, pages)?;
+                self.batch.push(&[*next], done, pages, self.bounds)?;
             }
             self.run()?;
             for s in 0..self.pages.len() {
@@ -68,11 +72,12 @@ impl Decoding {
     }
 
     /// The token of the largest logit of a row of the last run.
-    fn best(&self, row: usize) -> Result<i32, Failure> {
-        let logits = &self.session.result(0)[row * self.vocab * 4..][..self.vocab * 4];
-        let logits = logits.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
-        let best = choose(logits).ok_or("the logits are not all finite numbers")?;
-        Ok(best.token as i32)
+    fn best(&mut self, row: usize) -> Result<u32, Failure> {
+        let [vocab, _] = self.bounds;
+        let logits = self.session.floats_mut(0).and_then(|all| all.chunks_exact(vocab).nth(row));
+        let logits = logits.ok_or("the program's first result is not the logits")?;
+        let best = choose(logits.iter().copied()).ok_or("the logits are not all finite numbers")?;
+        Ok(best.token as u32)
     }
 }
 
@@ -102,11 +107,11 @@ impl Bench {
             model.start_over(planned, kv.buffers(), machine, &mut |done, all| progress.set(done, all))?;
         drop(progress);
         // Neighbours in a sequence are far apart in memory, as after many requests.
-        let page = |s: usize, i: usize| (i * batch as usize + s) as i32;
+        let page = |s: usize, i: usize| (i * batch as usize + s) as Page;
         let pages = (0..batch as usize).map(|s| (0..table).map(|i| page(s, i)).collect()).collect();
-        let batched = PagedBatch::new(cache, vocab);
-        let next = vec![0; batch as usize];
-        let mut decoding = Decoding { session, batch: batched, pages, next, vocab };
+        let batched = StepBatch::new(cache.page, cache.table);
+        let (next, bounds) = (vec![0; batch as usize], [vocab, cache.pages]);
+        let mut decoding = Decoding { session, batch: batched, pages, next, bounds };
         decoding.prefill(seq as usize, chunk as usize)?;
         let first = decoding.next.clone();
         let mut again = || {

@@ -230,6 +230,22 @@ impl Session {
         &self.result_memory[r.at].bytes()[..r.shape.iter().product::<usize>() * r.ty.dtype.bytes()]
     }
 
+    /// Elements of the f32 result that the last run left at this place; they may be overwritten. `None` where there is none,
+    /// or of another type.
+    pub fn floats_mut(&mut self, i: usize) -> Option<&mut [f32]> {
+        let r = self.results.get(i).filter(|r| r.ty.dtype == DType::F32)?;
+        let memory = self.result_memory.get_mut(r.at)?;
+        let count = r.shape.iter().product::<usize>();
+        // SAFETY: the memory is aligned for f32, and its bytes are initialised; every pattern of bits is an f32.
+        let (_, all, _) = unsafe { memory.bytes_mut().align_to_mut::<f32>() };
+        all.get_mut(..count)
+    }
+
+    /// The threads that run it.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
     /// The only element of a scalar f32 result of the last run.
     pub fn scalar(&self, name: &str) -> Option<f32> {
         let i = self.results.iter().position(|r| r.name == name)?;

@@ -4,6 +4,7 @@
 //! panic, ends the engine: all requests are told why, and so is everybody who submits afterwards.
 
 mod core;
+mod draw;
 #[cfg(test)]
 pub(crate) mod fake;
 mod handle;
@@ -35,7 +36,7 @@ pub use stream::{End, Event, Finish, Stream, Update, Usage};
 pub struct Settings {
     /// Ids that end a text.
     pub eos: Vec<u32>,
-    /// Requests that may wait to be admitted.
+    /// Choices of requests that may wait until they run; a request that comes when none wait may have more.
     pub queue: usize,
     /// Sequences of a step, at most; none for as many as the model takes.
     pub sequences: Option<usize>,
@@ -96,7 +97,7 @@ impl Engine {
     }
 
     fn end(&mut self, until: Option<Instant>) {
-        // Neither is left when the thread has ended by a failure, which everybody has been told.
+        // After a failure nobody receives this, and everybody has been told.
         let _ = self.handle.commands.send(Command::Drain { until });
         self.handle.shared.drain();
         if let Some(thread) = self.thread.take() {

@@ -14,10 +14,13 @@
 
 #[cfg(test)]
 mod tests;
+mod tokens;
 
 use std::collections::HashMap;
 
 use sha2::{Digest, Sha256};
+
+pub use tokens::{Prompt, Tokens};
 
 /// Number of a page in the KV state.
 pub type Page = u32;
@@ -29,13 +32,10 @@ type Key = u128;
 
 const NONE: Page = Page::MAX;
 
-/// The pages of one sequence, in the order of its positions. Made by [`Pages::table`], given back by [`Pages::release`].
-#[derive(Debug)]
+/// The pages of one sequence, in the order of its positions; none at first. Given back by [`Pages::release`].
+#[derive(Debug, Default)]
 pub struct Table {
     pages: Vec<Page>,
-    root: Key,
-    /// Of the full pages hashed so far, whether these are published or not.
-    keys: Vec<Key>,
     /// Leading pages that were offered to the cache, or came from it.
     published: usize,
     /// Set when a key of this table means other tokens in the cache: nothing behind it may be published.
@@ -127,16 +127,6 @@ impl Pages {
         all
     }
 
-    /// Tokens a page holds.
-    pub fn size(&self) -> usize {
-        self.size
-    }
-
-    /// All pages.
-    pub fn total(&self) -> usize {
-        self.refs.len()
-    }
-
     /// Pages that are free.
     pub fn free(&self) -> usize {
         self.free.len
@@ -162,21 +152,15 @@ impl Pages {
         tokens.div_ceil(self.size)
     }
 
-    /// An empty table. Tables share cached pages only under equal salts.
-    pub fn table(&self, salt: &[u8]) -> Table {
-        let root = self.cache.as_ref().map_or(0, |c| c.hash(salt, &[]));
-        Table { pages: Vec::new(), root, keys: Vec::new(), published: 0, collided: false }
-    }
-
     /// Fills an empty table with the longest run of published pages that begins `tokens`; at least the last token is
     /// left out, because somebody has to compute what comes after it. Gives the number of tokens found.
-    pub fn find(&mut self, table: &mut Table, tokens: &[u32]) -> usize {
-        self.extend_keys(table, tokens, tokens.len().saturating_sub(1) / self.size);
-        for block in 0..tokens.len().saturating_sub(1) / self.size {
+    pub fn find(&mut self, table: &mut Table, tokens: &mut Tokens) -> usize {
+        let most = tokens.len().saturating_sub(1) / self.size;
+        self.extend_keys(tokens, most);
+        for block in 0..most {
             let Some(cache) = &self.cache else { break };
-            let parent = if block == 0 { table.root } else { table.keys[block - 1] };
-            let Some(&page) = cache.by_key.get(&table.keys[block]) else { break };
-            if !cache.holds(page, parent, &tokens[block * self.size..][..self.size]) {
+            let Some(&page) = cache.by_key.get(&tokens.key(block)) else { break };
+            if !cache.holds(page, tokens.parent(block), tokens.page(block)) {
                 break;
             }
             self.share(page);
@@ -213,24 +197,23 @@ impl Pages {
 
     /// Publishes the pages of which all tokens are computed; `tokens` are those of the sequence, of which the first
     /// `computed` are in the KV state.
-    pub fn publish(&mut self, table: &mut Table, tokens: &[u32], computed: usize) {
+    pub fn publish(&mut self, table: &mut Table, tokens: &mut Tokens, computed: usize) {
         let full = computed / self.size;
         if table.published >= full || table.collided {
             return;
         }
-        self.extend_keys(table, tokens, full);
+        self.extend_keys(tokens, full);
         let Some(cache) = &mut self.cache else { return };
         for block in table.published..full {
-            let parent = if block == 0 { table.root } else { table.keys[block - 1] };
-            let content = &tokens[block * self.size..][..self.size];
-            match cache.by_key.get(&table.keys[block]) {
+            let (key, parent, content) = (tokens.key(block), tokens.parent(block), tokens.page(block));
+            match cache.by_key.get(&key) {
                 // Two sequences computed the same at the same time: one copy is enough to be found.
                 Some(&page) if cache.holds(page, parent, content) => {}
                 Some(_) => {
                     table.collided = true;
                     return;
                 }
-                None => cache.publish(table.pages[block], table.keys[block], parent, content),
+                None => cache.publish(table.pages[block], key, parent, content),
             }
         }
         table.published = full;
@@ -248,11 +231,9 @@ impl Pages {
         (table.published, table.collided) = (0, false);
     }
 
-    fn extend_keys(&self, table: &mut Table, tokens: &[u32], blocks: usize) {
-        let Some(cache) = &self.cache else { return };
-        for block in table.keys.len()..blocks {
-            let parent = table.keys.last().unwrap_or(&table.root).to_le_bytes();
-            table.keys.push(cache.hash(&parent, &tokens[block * self.size..][..self.size]));
+    fn extend_keys(&self, tokens: &mut Tokens, pages: usize) {
+        if let Some(cache) = &self.cache {
+            tokens.extend_keys(pages, |parent, tokens| cache.hash(parent, tokens));
         }
     }
 

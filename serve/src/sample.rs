@@ -1,6 +1,6 @@
 //! Logits in, a token out. The draw for a token depends on the request's seed, the choice and the token's position and
 //! on nothing else: whatever shares the batch, and however often a sequence is computed anew, it gets the same tokens. One
-//! pass over the vocabulary finds what greedy and plain sampling need; filters look again only where likely tokens are.
+//! pass over the vocabulary is enough for greedy sampling, two for plain; filters look again only where likely tokens are.
 
 mod choose;
 mod survey;
@@ -8,19 +8,25 @@ mod survey;
 mod tests;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use astrai_ir::ops::philox;
 
 use crate::request::Sampling;
 use choose::{Candidates, Filter};
-use survey::Survey;
+use survey::{Survey, Unsound};
 
-/// Logits that are no distribution: NaN, positive infinity, or none above negative infinity.
+/// Why there is no token at a position.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the model gave logits that are no distribution at position {position} (NaN or infinite)")]
-pub struct SampleError {
-    /// Position of the token that was to be sampled.
-    pub position: usize,
+pub enum SampleError {
+    /// The model's own logits are NaN, positive infinity, or all negative infinity.
+    #[error("the model gave logits that are no distribution at position {0} (NaN or infinite)")]
+    Model(usize),
+    /// They were sound before the request's parameters.
+    #[error(
+        "no token is left at position {0}: min_tokens, stop ids, biases and penalties rule out all; relax them"
+    )]
+    Request(usize),
 }
 
 /// Log-probabilities of the model's own distribution, before anything is done to it.
@@ -41,27 +47,58 @@ pub struct Sampled {
     pub logprobs: Option<Logprobs>,
 }
 
+/// How the tokens of a request are drawn: what its choices have in common.
+#[derive(Debug)]
+pub struct Rules {
+    sampling: Sampling,
+    seed: u64,
+    /// Tokens of the prompt.
+    prompt: usize,
+    /// What may not come before `min_tokens`.
+    ends: Vec<u32>,
+    /// Distinct tokens of the prompt, if repetition is penalised.
+    known: Vec<u32>,
+}
+
+impl Rules {
+    /// Of a request with checked parameters; `ends` are all ids that end a choice.
+    pub fn new(sampling: Sampling, prompt: &[u32], seed: u64, ends: Vec<u32>) -> Arc<Rules> {
+        let mut known = if sampling.repetition_penalty == 1.0 { vec![] } else { prompt.to_vec() };
+        known.sort_unstable();
+        known.dedup();
+        Arc::new(Rules { sampling, seed, prompt: prompt.len(), ends, known })
+    }
+
+    /// The parameters.
+    pub fn sampling(&self) -> &Sampling {
+        &self.sampling
+    }
+
+    /// Ids that end a choice.
+    pub fn ends(&self) -> &[u32] {
+        &self.ends
+    }
+
+    fn penalises(&self) -> bool {
+        let s = &self.sampling;
+        s.repetition_penalty != 1.0 || s.presence_penalty != 0.0 || s.frequency_penalty != 0.0
+    }
+}
+
 /// What sampling remembers of one sequence.
 #[derive(Clone, Debug)]
 pub struct History {
-    seed: u64,
+    rules: Arc<Rules>,
     choice: u32,
-    prompt: usize,
     generated: usize,
-    /// What may not come before `min_tokens`.
-    ends: Vec<u32>,
-    /// Tokens of prompt and output and how often they are in the output; only for requests with penalties.
-    counts: Option<HashMap<u32, u32>>,
+    /// Tokens of the output and how often they are there; only for requests with penalties.
+    counts: HashMap<u32, u32>,
 }
 
 impl History {
-    /// Of a sequence that begins; `ends` are all ids that will end it.
-    pub fn new(sampling: &Sampling, prompt: &[u32], seed: u64, choice: u32, ends: Vec<u32>) -> History {
-        let penalties = sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
-        let repetition = sampling.repetition_penalty != 1.0;
-        let known = if repetition { prompt } else { &[] };
-        let counts = (penalties || repetition).then(|| known.iter().map(|&t| (t, 0)).collect());
-        History { seed, choice, prompt: prompt.len(), generated: 0, ends, counts }
+    /// Of a choice that begins.
+    pub fn new(rules: Arc<Rules>, choice: u32) -> History {
+        History { rules, choice, generated: 0, counts: HashMap::new() }
     }
 
     /// Tokens sampled so far.
@@ -69,43 +106,48 @@ impl History {
         self.generated
     }
 
-    /// Ids that end the sequence.
-    pub fn ends(&self) -> &[u32] {
-        &self.ends
+    fn position(&self) -> usize {
+        self.rules.prompt + self.generated
     }
 
-    /// A number in [0, 1) for the token at `position`.
-    fn uniform(&self, position: usize) -> f64 {
-        let position = position as u64;
-        let counter = [0, self.choice, position as u32, (position >> 32) as u32];
-        let words = philox(counter, [self.seed as u32, (self.seed >> 32) as u32]);
+    /// A number in [0, 1) for the next token; each draw for it has its own.
+    fn uniform(&self, draw: u32) -> f64 {
+        let position = self.position() as u64;
+        let counter = [draw, self.choice, position as u32, (position >> 32) as u32];
+        let words = philox(counter, [self.rules.seed as u32, (self.rules.seed >> 32) as u32]);
         let bits = u64::from(words[0]) << 32 | u64::from(words[1]);
         (bits >> 11) as f64 * 2f64.powi(-53)
     }
 
-    /// Does to the logits all that comes before the temperature.
-    fn adjust(&self, logits: &mut [f32], sampling: &Sampling) {
-        if self.generated < sampling.min_tokens {
-            self.ends.iter().for_each(|&id| logits[id as usize] = f32::NEG_INFINITY);
+    /// Does to the logits all that comes before the temperature; what was there before goes to `raw`, first come first.
+    fn adjust(&self, logits: &mut [f32], raw: &mut Vec<(u32, f32)>) {
+        let rules = &*self.rules;
+        let s = &rules.sampling;
+        let mut change = |id: u32, to: &dyn Fn(f32) -> f32| {
+            let x = &mut logits[id as usize];
+            raw.push((id, *x));
+            *x = to(*x);
+        };
+        if self.generated < s.min_tokens {
+            rules.ends.iter().for_each(|&id| change(id, &|_| f32::NEG_INFINITY));
         }
-        sampling.logit_bias.iter().for_each(|&(id, bias)| logits[id as usize] += bias);
-        let Some(counts) = &self.counts else { return };
-        for (&token, &count) in counts {
-            let x = &mut logits[token as usize];
-            let r = sampling.repetition_penalty;
-            // A tiny divisor would make an infinity, which is no one's fault but has no distribution.
-            *x = (if *x > 0.0 { (*x / r).min(f32::MAX) } else { *x * r })
-                - sampling.frequency_penalty * count as f32;
-            if count > 0 {
-                *x -= sampling.presence_penalty;
-            }
+        s.logit_bias.iter().for_each(|&(id, bias)| change(id, &|x| x + bias));
+        let r = s.repetition_penalty;
+        // A tiny divisor would make an infinity, which is no one's fault but has no distribution.
+        let repeated = |x: f32| if x > 0.0 { (x / r).min(f32::MAX) } else { x * r };
+        for &id in rules.known.iter().filter(|id| !self.counts.contains_key(id)) {
+            change(id, &repeated);
+        }
+        for (&id, &count) in &self.counts {
+            let less = s.frequency_penalty * count as f32 + s.presence_penalty;
+            change(id, &|x| repeated(x) - less);
         }
     }
 
     fn record(&mut self, token: u32) {
         self.generated += 1;
-        if let Some(counts) = &mut self.counts {
-            *counts.entry(token).or_insert(0) += 1;
+        if self.rules.penalises() {
+            *self.counts.entry(token).or_insert(0) += 1;
         }
     }
 }
@@ -115,61 +157,61 @@ impl History {
 pub struct Sampler {
     survey: Survey,
     candidates: Candidates,
+    /// Logits that were adjusted, as the model gave them.
+    raw: Vec<(u32, f32)>,
 }
 
 impl Sampler {
-    /// Samples the next token of a sequence and remembers it. The parameters must be [checked](Sampling::checked) for a
-    /// vocabulary no larger than the row; the row is spoilt.
+    /// Samples the next token of a sequence and remembers it. The row must be no shorter than the vocabulary that the
+    /// parameters were checked for; it is spoilt.
     ///
     /// # Errors
     /// The logits are no distribution.
-    pub fn sample(
-        &mut self,
-        logits: &mut [f32],
-        sampling: &Sampling,
-        history: &mut History,
-    ) -> Result<Sampled, SampleError> {
-        let position = history.prompt + history.generated;
-        let wrong = SampleError { position };
-        let mut shown = None;
-        if let Some(top) = sampling.logprobs {
-            if !self.survey.take(logits, Some(1.0)) {
-                return Err(wrong);
+    pub fn sample(&mut self, logits: &mut [f32], history: &mut History) -> Result<Sampled, SampleError> {
+        let rules = history.rules.clone();
+        let position = history.position();
+        let shown = match rules.sampling.logprobs {
+            None => None,
+            Some(top) => {
+                self.survey.take(logits).map_err(|_| SampleError::Model(position))?;
+                Some(self.logprobs(logits, top as usize))
             }
-            let log = f64::from(self.survey.max) + self.survey.total.ln();
-            let of = |x: f32| (f64::from(x) - log) as f32;
-            let ranks = self.candidates.top(logits, &self.survey, top as usize);
-            shown =
-                Some((log, ranks.iter().map(|&r| (choose::id(r) as u32, of(choose::logit(r)))).collect()));
+        };
+        self.raw.clear();
+        history.adjust(logits, &mut self.raw);
+        if shown.is_none() || !self.raw.is_empty() {
+            self.survey.take(logits).map_err(|wrong| match wrong {
+                Unsound::Nothing if self.raw.iter().any(|(_, x)| *x > f32::NEG_INFINITY) => {
+                    SampleError::Request(position)
+                }
+                _ => SampleError::Model(position),
+            })?;
         }
-        // Adjusting spoils the row, so what the chosen token had is read afterwards only if nothing was adjusted.
-        let adjusts = history.counts.is_some()
-            || !sampling.logit_bias.is_empty()
-            || history.generated < sampling.min_tokens;
-        let raw = (shown.is_some() && adjusts).then(|| logits.to_vec());
-        if adjusts {
-            history.adjust(logits, sampling);
-        }
-        let token = self.choose(logits, sampling, history.uniform(position)).ok_or(wrong)?;
-        let x = raw.as_deref().unwrap_or(logits)[token];
-        history.record(token as u32);
+        let chosen = self.choose(logits, &rules.sampling, &|draw| history.uniform(draw));
+        let token = chosen.ok_or(SampleError::Model(position))? as u32;
+        let x = self.raw.iter().find(|(id, _)| *id == token).map_or(logits[token as usize], |(_, x)| *x);
+        history.record(token);
         let logprobs = shown.map(|(log, top)| Logprobs { chosen: (f64::from(x) - log) as f32, top });
-        Ok(Sampled { token: token as u32, logprobs })
+        Ok(Sampled { token, logprobs })
     }
 
-    fn choose(&mut self, logits: &[f32], sampling: &Sampling, u: f64) -> Option<usize> {
-        if sampling.temperature == 0.0 {
-            return self.survey.take(logits, None).then(|| self.survey.argmax(logits));
-        }
-        if !self.survey.take(logits, Some(sampling.temperature)) {
-            return None;
-        }
+    /// Logarithm of the sum of a surveyed row, and the likeliest of it.
+    fn logprobs(&mut self, logits: &[f32], top: usize) -> (f64, Vec<(u32, f32)>) {
+        self.survey.weigh(logits, 1.0, f32::NEG_INFINITY);
+        let log = f64::from(self.survey.max) + self.survey.total.ln();
+        let of = |x: f32| (f64::from(x) - log) as f32;
+        let ranks = self.candidates.top(logits, &self.survey, top);
+        (log, ranks.iter().map(|&r| (choose::id(r) as u32, of(choose::logit(r)))).collect())
+    }
+
+    /// Draws from a surveyed row.
+    fn choose(&mut self, logits: &[f32], sampling: &Sampling, uniform: &dyn Fn(u32) -> f64) -> Option<usize> {
         let &Sampling { temperature, top_p, min_p, .. } = sampling;
-        let filter = Filter { temperature, top_k: sampling.top_k as usize, top_p, min_p };
-        if filter.top_k == 0 && top_p == 1.0 && min_p == 0.0 {
-            return Some(self.survey.at(logits, u));
+        if temperature == 0.0 {
+            return Some(self.survey.argmax(logits));
         }
-        self.candidates.filter(logits, &self.survey, &filter);
-        self.candidates.at(&self.survey, u)
+        let filter = Filter { temperature, top_k: sampling.top_k as usize, top_p, min_p };
+        let kept = self.candidates.filter(logits, &mut self.survey, &filter);
+        self.candidates.draw(logits, &self.survey, kept, uniform)
     }
 }

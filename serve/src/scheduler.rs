@@ -17,8 +17,9 @@ pub mod batch;
 mod tests;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use crate::pages::{Pages, Secret, Table};
+use crate::pages::{Pages, Prompt, Secret, Table, Tokens};
 use batch::StepBatch;
 
 /// Bounds of a step.
@@ -32,6 +33,8 @@ pub struct Bounds {
     pub tokens: usize,
     /// Sequences in one step.
     pub sequences: usize,
+    /// Pages of a sequence, at most: the width of the page tables that the model takes.
+    pub table: usize,
 }
 
 /// A sequence that arrives.
@@ -44,9 +47,7 @@ pub struct Arrival {
     /// Lower goes first.
     pub priority: i32,
     /// What there is to continue: at least one token.
-    pub prompt: Vec<u32>,
-    /// Pages are found again only under equal salts.
-    pub salt: Vec<u8>,
+    pub prompt: Arc<Prompt>,
 }
 
 /// Names a sequence from its arrival to its end, and nothing afterwards.
@@ -87,8 +88,7 @@ pub struct Counters {
 struct Sequence {
     id: SequenceId,
     priority: i32,
-    tokens: Vec<u32>,
-    prompt: usize,
+    tokens: Tokens,
     /// Leading tokens whose keys and values are in the table's pages.
     computed: usize,
     table: Table,
@@ -139,23 +139,21 @@ impl Scheduler {
             running: Vec::new(),
             stuck: None,
             rows: Vec::new(),
-            batch: StepBatch::new(bounds.tokens, bounds.sequences),
+            batch: StepBatch::new(bounds.page_size, bounds.table),
             counters: Counters::default(),
         }
     }
 
     /// Lets a sequence wait. It must fit alone: prompt and what will be sampled, but for the last, within all pages.
     pub fn add(&mut self, arrival: Arrival) -> SequenceId {
-        let Arrival { request, index, priority, prompt, salt } = arrival;
+        let Arrival { request, index, priority, prompt } = arrival;
         let slot = self.vacant.pop().unwrap_or(self.slots.len() as u32);
         if slot as usize == self.slots.len() {
             self.slots.push(None);
         }
         let id = SequenceId { slot, request, index };
-        let table = self.pages.table(&salt);
-        let length = prompt.len();
-        let sequence =
-            Sequence { id, priority, tokens: prompt, prompt: length, computed: 0, table, cached: None };
+        let tokens = Tokens::new(prompt, self.bounds.page_size);
+        let sequence = Sequence { id, priority, tokens, computed: 0, table: Table::default(), cached: None };
         self.slots[slot as usize] = Some(sequence);
         self.wait(slot);
         id
@@ -212,9 +210,9 @@ impl Scheduler {
             }
             self.counters.computed += row.tokens as u64;
             sequence.computed += row.tokens;
-            self.pages.publish(&mut sequence.table, &sequence.tokens, sequence.computed);
-            if row.complete {
-                sequence.tokens.extend(token);
+            self.pages.publish(&mut sequence.table, &mut sequence.tokens, sequence.computed);
+            if let Some(token) = token.filter(|_| row.complete) {
+                sequence.tokens.push(token);
             }
         }
     }
@@ -263,8 +261,8 @@ impl Scheduler {
         self.waiting.insert(at, slot);
     }
 
-    /// Gives each running sequence pages for all its tokens, taking them from the last where there are none. Says
-    /// whether that happened.
+    /// Gives each running sequence pages for all its tokens; while there are too few, the last loses its own. Says whether one
+    /// did.
     fn grow(&mut self) -> bool {
         let (mut at, before) = (0, self.counters.preemptions);
         while at < self.running.len() {
@@ -299,12 +297,15 @@ impl Scheduler {
     }
 
     fn admit(&mut self, mut budget: usize) {
-        let mut at = 0;
+        let (mut at, mut later) = (0, None);
         while at < self.waiting.len() && self.running.len() < self.bounds.sequences && budget > 0 {
             let slot = self.waiting[at];
-            match self.try_admit(slot) {
+            let request = self.slots[slot as usize].as_ref().map(|s| s.id.request);
+            // What one sibling waits for, all of them wait for.
+            let admission = if request == later { Admission::Later } else { self.try_admit(slot) };
+            match admission {
                 Admission::NoPages => break,
-                Admission::Later => at += 1,
+                Admission::Later => (at, later) = (at + 1, request),
                 Admission::Admitted => {
                     self.waiting.remove(at);
                     let rank = self.rank(slot);
@@ -328,19 +329,18 @@ impl Scheduler {
             return Admission::NoPages;
         }
         // The last token of a prompt is never shared: what comes after it has to be computed by each.
-        let whole = (sequence.prompt - 1) / self.bounds.page_size;
-        let mut found = self.pages.find(&mut sequence.table, &sequence.tokens);
+        let whole = (sequence.tokens.prompt() - 1) / self.bounds.page_size;
+        let sibling = self.sibling(sequence.id, sequence.priority);
+        if sibling.is_some_and(|(_, computed)| computed < whole * self.bounds.page_size) {
+            return Admission::Later;
+        }
+        let mut found = self.pages.find(&mut sequence.table, &mut sequence.tokens);
         if found < whole * self.bounds.page_size
-            && let Some(sibling) = self.sibling(sequence.id, sequence.priority)
+            && let Some(from) = sibling.and_then(|(slot, _)| self.slots[slot as usize].as_ref())
         {
             self.pages.release(&mut sequence.table);
-            if sibling.1 < whole * self.bounds.page_size {
-                return Admission::Later;
-            }
-            if let Some(from) = &self.slots[sibling.0 as usize] {
-                self.pages.fork(&from.table, whole, &mut sequence.table);
-                found = whole * self.bounds.page_size;
-            }
+            self.pages.fork(&from.table, whole, &mut sequence.table);
+            found = whole * self.bounds.page_size;
         }
         let length = sequence.tokens.len();
         let more = self.pages.needed(length) - sequence.table.pages().len();
@@ -354,7 +354,7 @@ impl Scheduler {
         self.counters.cache_queries += length as u64;
         self.counters.cache_hits += found as u64;
         sequence.computed = found;
-        sequence.cached.get_or_insert(found.min(sequence.prompt));
+        sequence.cached.get_or_insert(found.min(sequence.tokens.prompt()));
         Admission::Admitted
     }
 
@@ -370,12 +370,11 @@ impl Scheduler {
 
     /// Writes the batch of the rows.
     fn fill(&mut self) {
-        let tables = self.rows.iter().filter_map(|r| self.get(r.id)).map(|s| s.table.pages().len());
-        let width = tables.max().unwrap_or(0);
-        self.batch.clear(width);
+        self.batch.expect(self.rows.len());
         for row in &self.rows {
             if let Some(s) = self.slots[row.id.slot as usize].as_ref() {
-                self.batch.push(&s.tokens, s.computed, row.tokens, s.table.pages(), self.bounds.page_size);
+                let tokens = (s.computed..s.computed + row.tokens).map(|at| s.tokens.get(at));
+                self.batch.append(tokens, s.computed, s.table.pages());
             }
         }
     }

@@ -3,26 +3,32 @@
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use astrai_runtime::pool::Pool;
+
+use super::draw::{Draw, draw};
 use super::handle::{Command, Shared, Stats};
-use super::stream::{End, Finish, Place, Ticket, Update, Usage};
+use super::stream::{End, Finish, Places, Ticket, Update, Usage};
 use super::{Model, Settings, Sizes};
-use crate::pages::Secret;
-use crate::request::{Request, Sampling};
-use crate::sample::{History, Sampler};
+use crate::pages::{Prompt, Secret};
+use crate::request::Request;
+use crate::sample::{History, Rules, SampleError, Sampled, Sampler};
 use crate::scheduler::{Arrival, Bounds, Scheduler, SequenceId};
 
 /// A request in the engine.
 struct Active {
     ticket: Ticket,
-    /// Given up when the first choice runs.
-    place: Option<Place>,
-    sampling: Sampling,
+    /// One is given up by each choice that runs.
+    places: Places,
+    rules: Arc<Rules>,
     /// By index; none when it has ended.
     choices: Vec<Option<Choice>>,
+    since: Instant,
+    /// Whether a choice has run.
+    ran: bool,
     usage: Usage,
     /// What this step gave.
     updates: Vec<Update>,
@@ -31,12 +37,36 @@ struct Active {
 
 struct Choice {
     id: SequenceId,
-    history: History,
+    /// Made when it first runs: what waits takes no more than its place.
+    history: Option<History>,
+    ran: bool,
 }
 
 impl Active {
     fn is_over(&self) -> bool {
         self.failure.is_some() || self.choices.iter().all(Option::is_none)
+    }
+
+    /// Notes that a choice runs at this time; says whether it is the request's first.
+    fn run(&mut self, index: u32, now: Instant) -> bool {
+        let choice = self.choices.get_mut(index as usize).and_then(Option::as_mut);
+        let Some(choice) = choice.filter(|c| !c.ran) else { return false };
+        choice.ran = true;
+        self.places.leave();
+        let first = !std::mem::replace(&mut self.ran, true);
+        if first {
+            self.usage.queued = now.duration_since(self.since);
+        }
+        first
+    }
+
+    /// Ends a choice; gives its sequence.
+    fn take(&mut self, index: u32) -> Option<SequenceId> {
+        let choice = self.choices.get_mut(index as usize)?.take()?;
+        if !choice.ran {
+            self.places.leave();
+        }
+        Some(choice.id)
     }
 }
 
@@ -45,7 +75,9 @@ pub(super) struct Core<M> {
     model: M,
     vocabulary: usize,
     scheduler: Scheduler,
-    sampler: Sampler,
+    /// One for each thread that samples.
+    samplers: Vec<Mutex<Sampler>>,
+    pool: Option<Arc<Pool>>,
     eos: Vec<u32>,
     /// By number, so that everything happens in one order.
     requests: BTreeMap<u64, Active>,
@@ -71,14 +103,18 @@ impl<M: Model> Core<M> {
         shared: Arc<Shared>,
     ) -> Core<M> {
         let Sizes { page_size, pages, tokens, sequences, vocabulary, .. } = sizes;
-        let scheduler = Scheduler::new(Bounds { page_size, pages, tokens, sequences }, secret);
+        let bounds = Bounds { page_size, pages, tokens, sequences, table: model.table() };
+        let scheduler = Scheduler::new(bounds, secret);
+        let pool = model.pool();
+        let threads = pool.as_ref().map_or(1, |p| p.threads());
         let stats = Stats { pages, pages_free: pages, ..Stats::default() };
         shared.publish(stats);
         Core {
             model,
             vocabulary,
             scheduler,
-            sampler: Sampler::default(),
+            samplers: (0..threads).map(|_| Mutex::default()).collect(),
+            pool,
             eos: settings.eos.clone(),
             requests: BTreeMap::new(),
             tokens: Vec::new(),
@@ -135,11 +171,14 @@ impl<M: Model> Core<M> {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Submit { request, body, ticket, place } => self.begin(request, *body, ticket, place),
+            Command::Submit { request, body, ticket, places, at } => {
+                self.begin(request, *body, ticket, places, at);
+            }
             Command::Stop { request, index } => {
                 let Some(active) = self.requests.get_mut(&request) else { return };
-                let choice = active.choices.get_mut(index as usize).and_then(Option::take);
-                choice.iter().for_each(|c| self.scheduler.remove(c.id));
+                if let Some(id) = active.take(index) {
+                    self.scheduler.remove(id);
+                }
                 if active.is_over() {
                     let usage = active.usage;
                     self.end(request, End::Finished(usage));
@@ -150,22 +189,24 @@ impl<M: Model> Core<M> {
         }
     }
 
-    fn begin(&mut self, request: u64, body: Request, ticket: Ticket, place: Place) {
+    fn begin(&mut self, request: u64, body: Request, ticket: Ticket, places: Places, since: Instant) {
         let Request { prompt, n, priority, salt, sampling } = body;
         let seed = sampling.seed.unwrap_or_else(|| self.seeds.hash_one(request));
         let mut ends = sampling.stop_ids.clone();
         if !sampling.ignore_eos {
             ends.extend_from_slice(&self.eos);
         }
+        let usage = Usage { prompt: prompt.len(), ..Usage::default() };
+        let rules = Rules::new(sampling, &prompt, seed, ends);
+        let prompt = Prompt::new(prompt, salt);
         let choices = (0..n).map(|index| {
-            let history = History::new(&sampling, &prompt, seed, index, ends.clone());
-            let arrival = Arrival { request, index, priority, prompt: prompt.clone(), salt: salt.clone() };
-            Some(Choice { id: self.scheduler.add(arrival), history })
+            let arrival = Arrival { request, index, priority, prompt: prompt.clone() };
+            Some(Choice { id: self.scheduler.add(arrival), history: None, ran: false })
         });
         let choices = choices.collect();
-        let usage = Usage { prompt: prompt.len(), ..Usage::default() };
         let updates = Vec::new();
-        let active = Active { ticket, place: Some(place), sampling, choices, usage, updates, failure: None };
+        let active =
+            Active { ticket, places, rules, choices, since, ran: false, usage, updates, failure: None };
         self.requests.insert(request, active);
     }
 
@@ -195,6 +236,7 @@ impl<M: Model> Core<M> {
     }
 
     fn step(&mut self) -> Result<(), String> {
+        let begun = Instant::now();
         let Some(batch) = self.scheduler.plan() else {
             return Err("the scheduler has sequences but no step for them; please report this".into());
         };
@@ -204,22 +246,35 @@ impl<M: Model> Core<M> {
             let n = rows.len();
             return Err(format!("the model gave {} logits, not {n} rows of {vocabulary}", logits.len()));
         }
-        self.tokens.clear();
-        self.touched.clear();
+        let mut draws = Vec::with_capacity(rows.len());
         for (row, logits) in rows.iter().zip(logits.chunks_exact_mut(vocabulary)) {
-            let active = self.requests.get_mut(&row.id.request);
-            let Some(active) = active else {
+            let Some(active) = self.requests.get_mut(&row.id.request) else {
                 return Err("a sequence without a request; please report this".into());
             };
-            if active.place.take().is_some() {
+            if active.run(row.id.index, begun) {
                 self.stats.prompt_tokens += active.usage.prompt as u64;
                 active.usage.cached = self.scheduler.cached(row.id).unwrap_or(0);
             }
-            let token =
-                row.complete.then(|| sample(&mut self.sampler, active, row.id, logits, &self.eos)).flatten();
-            if (token.is_some() || active.failure.is_some()) && self.touched.last() != Some(&row.id.request) {
-                self.touched.push(row.id.request);
-            }
+            let choice = active.choices.get_mut(row.id.index as usize).and_then(Option::as_mut);
+            draws.extend(choice.filter(|_| row.complete).map(|choice| {
+                let history = choice.history.take();
+                let history = history.unwrap_or_else(|| History::new(active.rules.clone(), row.id.index));
+                Mutex::new(Draw { id: row.id, logits, history, sampled: None })
+            }));
+        }
+        draw(&draws, &self.samplers, self.pool.as_deref());
+        let now = Instant::now();
+        self.touched.clear();
+        self.tokens.clear();
+        let mut draws = draws.into_iter().peekable();
+        for row in rows {
+            let of_row = |d: &Mutex<Draw>| d.lock().is_ok_and(|d| d.id == row.id);
+            let drawn = draws.next_if(of_row).and_then(|d| d.into_inner().ok());
+            let token = drawn.and_then(|Draw { id, history, sampled, .. }| {
+                let active = self.requests.get_mut(&id.request)?;
+                self.touched.push(id.request);
+                note(active, id, history, sampled?, now, &self.eos)
+            });
             self.stats.output_tokens += u64::from(token.is_some());
             self.tokens.push(token);
         }
@@ -234,11 +289,14 @@ impl<M: Model> Core<M> {
         // A request's rows need not be neighbours when some of its choices decode and others do not.
         self.touched.sort_unstable();
         self.touched.dedup();
-        for request in std::mem::take(&mut self.touched) {
+        for i in 0..self.touched.len() {
+            let request = self.touched[i];
             let Some(active) = self.requests.get_mut(&request) else { continue };
-            for update in active.updates.iter().filter(|u| u.finish.is_some()) {
-                let choice = active.choices[update.index as usize].take();
-                choice.iter().for_each(|c| self.scheduler.remove(c.id));
+            for i in 0..active.updates.len() {
+                let Update { index, finish, .. } = active.updates[i];
+                if let Some(id) = finish.and_then(|_| active.take(index)) {
+                    self.scheduler.remove(id);
+                }
             }
             let usage = active.usage;
             match (active.failure.take(), active.is_over()) {
@@ -264,34 +322,35 @@ impl<M: Model> Core<M> {
     }
 }
 
-/// Samples for one choice, noting what its request will be told.
-fn sample(
-    sampler: &mut Sampler,
+/// Notes what was drawn for a choice: what its request will be told. Gives the token.
+fn note(
     active: &mut Active,
     id: SequenceId,
-    logits: &mut [f32],
+    history: History,
+    sampled: Result<Sampled, SampleError>,
+    now: Instant,
     eos: &[u32],
 ) -> Option<u32> {
-    let choice = active.choices.get_mut(id.index as usize)?.as_mut()?;
-    let sampled = match sampler.sample(logits, &active.sampling, &mut choice.history) {
+    let Sampled { token, logprobs } = match sampled {
         Ok(sampled) => sampled,
         Err(wrong) => {
             active.failure = Some(wrong.to_string());
             return None;
         }
     };
-    let token = sampled.token;
-    let ends = choice.history.ends().contains(&token);
-    let full = active.sampling.max_tokens.is_some_and(|most| choice.history.generated() >= most);
-    let finish = match ends {
-        true if active.sampling.stop_ids.contains(&token) && !eos.contains(&token) => {
-            Some(Finish::StopId(token))
-        }
-        true if active.sampling.ignore_eos => Some(Finish::StopId(token)),
+    let sampling = active.rules.sampling();
+    let full = sampling.max_tokens.is_some_and(|most| history.generated() >= most);
+    let finish = match active.rules.ends().contains(&token) {
+        true if sampling.stop_ids.contains(&token) && !eos.contains(&token) => Some(Finish::StopId(token)),
+        true if sampling.ignore_eos => Some(Finish::StopId(token)),
         true => Some(Finish::Eos),
         false => full.then_some(Finish::Length),
     };
+    let time = now.duration_since(active.since);
     active.usage.output += 1;
-    active.updates.push(Update { index: id.index, token, logprobs: sampled.logprobs, finish });
+    active.usage.first_token.get_or_insert(time);
+    active.usage.last_token = Some(time);
+    active.updates.push(Update { index: id.index, token, logprobs, finish });
+    active.choices.get_mut(id.index as usize)?.as_mut()?.history = Some(history);
     Some(token)
 }

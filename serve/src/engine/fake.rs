@@ -3,12 +3,15 @@
 //! wrong page, slot, position or order gives other tokens; a write where another reads panics.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
+use astrai_runtime::pool::Pool;
+
 use super::{Model, ModelError, Sizes};
 use crate::request::{Limits, Request};
-use crate::sample::{History, Sampler};
+use crate::sample::{History, Rules, Sampler};
 use crate::scheduler::batch::StepBatch;
 
 /// After this token the logits are NaN.
@@ -28,6 +31,7 @@ pub struct Fake {
     fault: Fault,
     /// If there, each step waits for a message, or for the sender to go.
     gate: Option<Receiver<()>>,
+    pool: Option<Arc<Pool>>,
 }
 
 fn mix(a: u64, b: u64) -> u64 {
@@ -44,32 +48,66 @@ fn fill(logits: &mut [f32], state: u64, last: u32) {
     }
 }
 
+/// A batch as lists.
+struct Lists {
+    input_ids: Vec<i32>,
+    positions: Vec<i32>,
+    starts: Vec<i32>,
+    slots: Vec<i32>,
+    tables: Vec<i32>,
+    table: usize,
+    lens: Vec<i32>,
+    last: Vec<i32>,
+}
+
+impl Lists {
+    fn of(batch: &StepBatch, table: usize) -> Lists {
+        let [input_ids, positions, starts, slots, tables, lens, last] =
+            ["input_ids", "positions", "starts", "slots", "tables", "lens", "last"].map(|n| batch.list(n));
+        Lists { input_ids, positions, starts, slots, tables, table, lens, last }
+    }
+}
+
 impl Fake {
     pub fn new(sizes: Sizes) -> Fake {
         let memory = vec![u64::MAX; sizes.pages * sizes.page_size];
-        Fake { sizes, memory, logits: Vec::new(), steps: 0, fault: Box::new(|_| Ok(())), gate: None }
+        Fake {
+            sizes,
+            memory,
+            logits: Vec::new(),
+            steps: 0,
+            fault: Box::new(|_| Ok(())),
+            gate: None,
+            pool: None,
+        }
     }
 
     pub fn faulty(sizes: Sizes, fault: impl FnMut(u64) -> Result<(), ModelError> + Send + 'static) -> Fake {
         Fake { fault: Box::new(fault), ..Fake::new(sizes) }
     }
 
+    /// One whose tokens are drawn by so many threads.
+    pub fn threaded(sizes: Sizes, threads: usize) -> Fake {
+        Fake { pool: Some(Arc::new(Pool::new(threads).unwrap())), ..Fake::new(sizes) }
+    }
+
     pub fn gated(sizes: Sizes, gate: Receiver<()>) -> Fake {
         Fake { gate: Some(gate), ..Fake::new(sizes) }
     }
 
-    fn check(&self, batch: &StepBatch) {
+    fn check(&self, batch: &Lists) {
         let Sizes { page_size, pages, positions, tokens, sequences, .. } = self.sizes;
-        let n = batch.sequences();
-        assert!(n > 0 && n <= sequences && batch.tokens() <= tokens);
+        let n = batch.lens.len();
+        let count = batch.input_ids.len();
+        assert!(n > 0 && n <= sequences && count <= tokens);
         let lengths = (batch.starts.len(), batch.last.len(), batch.positions.len(), batch.slots.len());
-        assert_eq!(lengths, (n + 1, n, batch.tokens(), batch.tokens()));
+        assert_eq!(lengths, (n + 1, n, count, count));
         assert_eq!(batch.tables.len(), n * batch.table);
         let mut users = HashMap::new();
         for (s, table) in batch.tables.chunks(batch.table).enumerate() {
-            assert!(table.iter().all(|p| (*p as usize) < pages));
             assert!(batch.lens[s] as usize <= positions);
             let used = (batch.lens[s] as usize).div_ceil(page_size);
+            assert!(table[..used].iter().all(|p| (*p as usize) < pages));
             table[..used].iter().for_each(|p| *users.entry(*p).or_insert(0) += 1);
         }
         for &slot in &batch.slots {
@@ -83,16 +121,21 @@ impl Model for Fake {
         self.sizes
     }
 
+    fn pool(&self) -> Option<Arc<Pool>> {
+        self.pool.clone()
+    }
+
     fn step(&mut self, batch: &StepBatch) -> Result<&mut [f32], ModelError> {
         if let Some(gate) = &self.gate {
             let _ = gate.recv_timeout(Duration::from_secs(20));
         }
         (self.fault)(self.steps)?;
         self.steps += 1;
+        let batch = &Lists::of(batch, self.table());
         self.check(batch);
         let (size, vocabulary) = (self.sizes.page_size, self.sizes.vocabulary);
-        self.logits.resize(batch.sequences() * vocabulary, 0.0);
-        for s in 0..batch.sequences() {
+        self.logits.resize(batch.lens.len() * vocabulary, 0.0);
+        for s in 0..batch.lens.len() {
             let table = &batch.tables[s * batch.table..][..batch.table];
             let slot = |position: usize| table[position / size] as usize * size + position % size;
             let (from, to) = (batch.starts[s] as usize, batch.starts[s + 1] as usize);
@@ -118,13 +161,15 @@ impl Model for Fake {
 /// What a choice of a request must be, computed alone and without pages: tokens up to and with the last, or `None` after
 /// them if its logits become NaN.
 pub fn expected(request: &Request, index: u32, eos: &[u32]) -> (Vec<u32>, bool) {
-    let limits = Limits { vocabulary: SIZES.vocabulary, context: SIZES.context() };
+    let context = SIZES.context().max(request.prompt.len() + request.sampling.max_tokens.unwrap_or(0));
+    let limits = Limits { vocabulary: SIZES.vocabulary, context };
     let Request { prompt, sampling, .. } = request.clone().checked(limits).unwrap();
     let mut ends = sampling.stop_ids.clone();
     if !sampling.ignore_eos {
         ends.extend_from_slice(eos);
     }
-    let mut history = History::new(&sampling, &prompt, sampling.seed.unwrap_or(0), index, ends.clone());
+    let rules = Rules::new(sampling.clone(), &prompt, sampling.seed.unwrap_or(0), ends.clone());
+    let mut history = History::new(rules, index);
     let (mut sampler, mut output) = (Sampler::default(), Vec::new());
     let mut logits = vec![0.0; SIZES.vocabulary];
     while output.len() < sampling.max_tokens.unwrap() {
@@ -134,7 +179,7 @@ pub fn expected(request: &Request, index: u32, eos: &[u32]) -> (Vec<u32>, bool) 
             Some(*chain)
         });
         fill(&mut logits, entries.fold(1, mix), *tokens.last().unwrap());
-        let Ok(sampled) = sampler.sample(&mut logits, &sampling, &mut history) else { return (output, true) };
+        let Ok(sampled) = sampler.sample(&mut logits, &mut history) else { return (output, true) };
         output.push(sampled.token);
         if ends.contains(&sampled.token) {
             break;

@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use super::stream::{Place, Stream, Ticket, connect};
+use super::stream::{Places, Stream, Ticket, connect};
 use crate::request::{Limits, Request, RequestError};
 use crate::scheduler::Counters;
 
@@ -16,7 +16,7 @@ pub enum SubmitError {
     #[error(transparent)]
     Invalid(#[from] RequestError),
     /// As many wait as may (HTTP 429).
-    #[error("{0} requests are waiting already; try again later")]
+    #[error("{0} answers may wait, and as many do; try again later")]
     Busy(usize),
     /// The engine finishes what it has and takes nothing new (HTTP 503).
     #[error("the server is shutting down")]
@@ -29,7 +29,7 @@ pub enum SubmitError {
 /// What the engine's thread is told.
 #[derive(Debug)]
 pub(super) enum Command {
-    Submit { request: u64, body: Box<Request>, ticket: Ticket, place: Place },
+    Submit { request: u64, body: Box<Request>, ticket: Ticket, places: Places, at: Instant },
     Stop { request: u64, index: u32 },
     Cancel { request: u64 },
     Drain { until: Option<Instant> },
@@ -38,7 +38,7 @@ pub(super) enum Command {
 /// The state of an engine, for metrics and health.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Requests that were not yet admitted.
+    /// Choices of requests that have not run yet, also those that the engine has not seen yet.
     pub queued: usize,
     /// Sequences that run.
     pub running: usize,
@@ -66,6 +66,14 @@ pub struct Stats {
     pub scheduler: Counters,
 }
 
+impl Stats {
+    /// The part of the KV state that running sequences have, from 0 to 1.
+    pub fn kv_use(&self) -> f64 {
+        let used = self.pages - self.pages_free - self.pages_cached;
+        used as f64 / self.pages.max(1) as f64
+    }
+}
+
 /// What both sides see.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -91,14 +99,15 @@ impl Shared {
         }
     }
 
-    fn enter_queue(self: &Arc<Shared>) -> Option<Place> {
-        let more = |n: usize| (n < self.most).then_some(n + 1);
+    /// Places for so many choices: within the bound, or at least in an empty queue.
+    fn enter_queue(self: &Arc<Shared>, choices: usize) -> Option<Places> {
+        let more = |n: usize| (n == 0 || n + choices <= self.most).then_some(n + choices);
         self.queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
-        Some(Place(self.clone()))
+        Some(Places { shared: self.clone(), left: choices })
     }
 
-    pub fn leave_queue(&self) {
-        self.queued.fetch_sub(1, Ordering::AcqRel);
+    pub fn leave_queue(&self, choices: usize) {
+        self.queued.fetch_sub(choices, Ordering::AcqRel);
     }
 
     pub fn dead(&self) -> Option<&str> {
@@ -139,10 +148,10 @@ impl Handle {
             return Err(SubmitError::Draining);
         }
         let body = Box::new(request.checked(self.shared.limits)?);
-        let place = self.shared.enter_queue().ok_or(SubmitError::Busy(self.shared.most))?;
+        let places = self.shared.enter_queue(body.n as usize).ok_or(SubmitError::Busy(self.shared.most))?;
         let request = self.shared.next.fetch_add(1, Ordering::Relaxed);
         let (ticket, stream) = connect(request, &self.shared, self.commands.clone());
-        let command = Command::Submit { request, body, ticket, place };
+        let command = Command::Submit { request, body, ticket, places, at: Instant::now() };
         // The thread may end at any moment; a command it never reads ends its request as it is dropped.
         match self.commands.send(command) {
             Ok(()) => Ok(stream),

@@ -2,6 +2,9 @@
 //! this, and tested with a model that needs no weights.
 
 use std::error::Error;
+use std::sync::Arc;
+
+use astrai_runtime::pool::Pool;
 
 use crate::scheduler::batch::StepBatch;
 
@@ -36,6 +39,17 @@ impl Sizes {
 pub trait Model {
     /// What it was compiled for; never changes.
     fn sizes(&self) -> Sizes;
+
+    /// Width of the page tables that [`step`](Self::step) is given: at least the pages of all positions.
+    fn table(&self) -> usize {
+        let Sizes { positions, page_size, .. } = self.sizes();
+        positions.div_ceil(page_size.max(1))
+    }
+
+    /// The threads it runs on, if there are any: they idle while tokens are sampled, and may help.
+    fn pool(&self) -> Option<Arc<Pool>> {
+        None
+    }
 
     /// Computes the tokens of a batch, writing their keys and values to their slots. Gives the logits of each sequence's
     /// last token, `[sequences, vocabulary]`, which the engine may overwrite.

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, error::TryRecvError, unbounded_channel};
 
@@ -33,7 +34,7 @@ pub struct Update {
     pub finish: Option<Finish>,
 }
 
-/// Tokens of a request.
+/// Tokens of a request, and how long they took. All times are from the submission on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// In the prompt.
@@ -42,6 +43,12 @@ pub struct Usage {
     pub cached: usize,
     /// Sampled, over all choices.
     pub output: usize,
+    /// Until its first choice ran; zero if none did.
+    pub queued: Duration,
+    /// Until its first token was there.
+    pub first_token: Option<Duration>,
+    /// Until its last token was there.
+    pub last_token: Option<Duration>,
 }
 
 /// How a request ended.
@@ -64,13 +71,26 @@ pub struct Event {
     pub end: Option<End>,
 }
 
-/// A place in the queue, from the submission until the first choice runs.
+/// Places in the queue: one for each choice of a request, from the submission until it first runs.
 #[derive(Debug)]
-pub(super) struct Place(pub Arc<Shared>);
+pub(super) struct Places {
+    pub shared: Arc<Shared>,
+    pub left: usize,
+}
 
-impl Drop for Place {
+impl Places {
+    /// One choice waits no longer.
+    pub fn leave(&mut self) {
+        if self.left > 0 {
+            self.left -= 1;
+            self.shared.leave_queue(1);
+        }
+    }
+}
+
+impl Drop for Places {
     fn drop(&mut self) {
-        self.0.leave_queue();
+        self.shared.leave_queue(self.left);
     }
 }
 

@@ -130,7 +130,8 @@ fn client(handle: &Handle, seed: u64, requests: usize) -> usize {
 #[test]
 fn every_answer_is_that_of_the_request_alone() {
     for prefix_cache in [true, false] {
-        let engine = Engine::start(Fake::new(SIZES), &Settings { prefix_cache, ..settings() }).unwrap();
+        let model = if prefix_cache { Fake::threaded(SIZES, 3) } else { Fake::new(SIZES) };
+        let engine = Engine::start(model, &Settings { prefix_cache, ..settings() }).unwrap();
         let handles: Vec<Handle> = (0..12).map(|_| engine.handle()).collect();
         let clients = handles.into_iter().enumerate().map(|(i, handle)| {
             std::thread::spawn(move || client(&handle, i as u64 * 77 + u64::from(prefix_cache), 120))
@@ -214,7 +215,87 @@ fn choices_are_stopped_one_by_one() {
     stream.stop(9);
     let (choices, end) = collect(&mut stream, 3);
     assert_eq!((choices[1].0.len(), choices[1].1), (20, Some(Finish::Length)));
-    assert!(matches!(end, End::Finished(_)) && choices[0].1.is_none());
+    assert!(matches!(end, End::Finished(_)) && choices[0].1.is_none() && choices[2].1.is_none());
+    assert!(choices[0].0.len() < 20 && choices[2].0.len() < 20);
+    assert_eq!(engine.handle().stats().queued, 0);
+}
+
+#[test]
+fn times_are_told_in_order() {
+    let (steps, gate) = channel();
+    let few = Settings { sequences: Some(1), ..settings() };
+    let engine = Engine::start(Fake::gated(SIZES, gate), &few).unwrap();
+    let [mut first, mut second] = [3, 2].map(|most| engine.handle().submit(endless(most)).unwrap());
+    let gone = engine.handle().submit(endless(1)).unwrap();
+    gone.cancel();
+    std::thread::sleep(Duration::from_millis(20));
+    drop(steps);
+    let usage = |stream: &mut Stream| match collect(stream, 1).1 {
+        End::Finished(usage) | End::Cancelled(usage) => usage,
+        End::Failed(why) => panic!("{why}"),
+    };
+    let [a, b] = [&mut first, &mut second].map(|stream| {
+        let usage = usage(stream);
+        let times = [usage.queued, usage.first_token.unwrap(), usage.last_token.unwrap()];
+        assert!(times.is_sorted());
+        times
+    });
+    // The first waited for the gate, the second for all of the first.
+    assert!(a[1] >= Duration::from_millis(20) && b[0] >= a[2] && a[0] < a[1] && b[1] < b[2]);
+    let stats = engine.handle().stats();
+    assert_eq!((stats.prompt_tokens, stats.output_tokens, stats.kv_use()), (4, 5, 0.0));
+}
+
+#[test]
+fn choices_that_wait_are_counted_one_by_one() {
+    let (steps, gate) = channel();
+    let few = Settings { queue: 4, sequences: Some(2), ..settings() };
+    let engine = Engine::start(Fake::gated(SIZES, gate), &few).unwrap();
+    let handle = engine.handle();
+    let submit = |n: u32| {
+        let mut all = endless(30);
+        (all.n, all.sampling.temperature) = (n, 1.0);
+        handle.submit(all)
+    };
+    // Whoever finds nobody waiting may bring more than the bound.
+    let mut many = submit(9).unwrap();
+    assert_eq!(submit(1).unwrap_err(), SubmitError::Busy(4));
+    steps.send(()).unwrap();
+    steps.send(()).unwrap();
+    assert!(many.blocking_recv().is_some());
+    assert_eq!(handle.stats().queued, 7);
+    // Two choices that run, and four that wait, are stopped.
+    [0, 1, 2, 3, 4, 5].into_iter().for_each(|i| many.stop(i));
+    steps.send(()).unwrap();
+    steps.send(()).unwrap();
+    while handle.stats().queued > 1 {
+        std::thread::yield_now();
+    }
+    assert_eq!(submit(4).unwrap_err(), SubmitError::Busy(4));
+    let three = submit(3).unwrap();
+    drop((many, three, steps));
+    engine.drain(None);
+    assert_eq!(handle.stats().queued, 0);
+}
+
+#[test]
+fn however_the_engine_goes_each_stream_ends_once() {
+    for (seed, when) in (0..40).map(|i| (i, Duration::from_micros(i * 97))) {
+        let engine = start();
+        let mut dice = Dice(seed);
+        let requests: Vec<Request> = (0..20).map(|_| dice.request()).collect();
+        let streams = requests.iter().map(|r| engine.handle().submit(r.clone()).unwrap());
+        let mut streams: Vec<Stream> = streams.collect();
+        let handle = engine.handle();
+        std::thread::sleep(when);
+        drop(engine);
+        for (stream, request) in streams.iter_mut().zip(&requests) {
+            collect(stream, request.n as usize);
+        }
+        let stats = handle.stats();
+        assert_eq!(stats.pages_free + stats.pages_cached, SIZES.pages);
+        assert_eq!((stats.queued, stats.running, stats.waiting), (0, 0, 0));
+    }
 }
 
 #[test]

@@ -6,12 +6,12 @@ use proptest::prelude::*;
 impl Pages {
     /// What must hold at any time, given all tables there are.
     pub(crate) fn check<'a>(&self, tables: impl Iterator<Item = &'a Table>) -> Result<(), String> {
-        let mut refs = vec![0; self.total()];
+        let mut refs = vec![0; self.refs.len()];
         tables.flat_map(|t| &t.pages).for_each(|&p| refs[p as usize] += 1);
         if refs != self.refs {
             return Err(format!("references {:?}, tables say {refs:?}", self.refs));
         }
-        let mut listed = vec![0; self.total()];
+        let mut listed = vec![0; self.refs.len()];
         for (list, published) in [(self.free, false), (self.cached, true)] {
             let (mut at, mut before, mut len) = (list.first, NONE, 0);
             while at != NONE {
@@ -43,9 +43,20 @@ const SIZE: usize = 4;
 
 /// A sequence as the scheduler has it: its tokens, and its table.
 struct Owner {
-    tokens: Vec<u32>,
+    tokens: Tokens,
     salt: u8,
     table: Table,
+}
+
+fn tokens(ids: &[u32], salt: u8) -> Tokens {
+    Tokens::new(Prompt::new(ids.to_vec(), vec![salt]), SIZE)
+}
+
+impl Owner {
+    /// The first tokens.
+    fn prefix(&self, n: usize) -> Vec<u32> {
+        (0..n).map(|i| self.tokens.get(i)).collect()
+    }
 }
 
 /// What each page really holds: for each position the whole prefix that made it, with its salt.
@@ -65,14 +76,15 @@ impl World {
         let owner = &mut self.owners[at];
         for i in from..owner.tokens.len() {
             let slot = owner.table.pages[i / SIZE] as usize * SIZE + i % SIZE;
-            self.memory[slot] = Some((owner.salt, owner.tokens[..=i].to_vec()));
+            self.memory[slot] = Some((owner.salt, owner.prefix(i + 1)));
         }
-        self.pages.publish(&mut owner.table, &owner.tokens, owner.tokens.len());
+        let all = owner.tokens.len();
+        self.pages.publish(&mut owner.table, &mut owner.tokens, all);
     }
 
-    fn begin(&mut self, tokens: Vec<u32>, salt: u8) {
-        let mut table = self.pages.table(&[salt]);
-        let found = self.pages.find(&mut table, &tokens);
+    fn begin(&mut self, ids: Vec<u32>, salt: u8) {
+        let (mut table, mut tokens) = (Table::default(), tokens(&ids, salt));
+        let found = self.pages.find(&mut table, &mut tokens);
         assert!(found < tokens.len());
         if !self.pages.grow(&mut table, tokens.len()) {
             self.pages.release(&mut table);
@@ -86,7 +98,7 @@ impl World {
         let owner = &mut self.owners[at];
         let before = owner.tokens.len();
         if self.pages.grow(&mut owner.table, before + tokens.len()) {
-            owner.tokens.extend_from_slice(tokens);
+            tokens.iter().for_each(|t| owner.tokens.push(*t));
             self.compute(at, before);
         }
     }
@@ -94,8 +106,8 @@ impl World {
     fn fork(&mut self, at: usize) {
         let from = &self.owners[at];
         let whole = (from.tokens.len() - 1) / SIZE;
-        let (tokens, salt) = (from.tokens.clone(), from.salt);
-        let mut table = self.pages.table(&[salt]);
+        let (tokens, salt) = (tokens(&from.prefix(from.tokens.len()), from.salt), from.salt);
+        let mut table = Table::default();
         self.pages.fork(&from.table, whole, &mut table);
         if !self.pages.grow(&mut table, tokens.len()) {
             self.pages.release(&mut table);
@@ -116,7 +128,7 @@ impl World {
         for owner in &self.owners {
             for i in 0..owner.tokens.len() {
                 let slot = owner.table.pages[i / SIZE] as usize * SIZE + i % SIZE;
-                assert_eq!(self.memory[slot], Some((owner.salt, owner.tokens[..=i].to_vec())));
+                assert_eq!(self.memory[slot], Some((owner.salt, owner.prefix(i + 1))));
             }
         }
     }
@@ -145,7 +157,7 @@ proptest! {
             world.end(0);
             world.check();
         }
-        prop_assert_eq!(world.pages.available(), world.pages.total());
+        prop_assert_eq!(world.pages.available(), 12);
         prop_assert!(cache || world.pages.cached() == 0);
     }
 }
@@ -153,17 +165,18 @@ proptest! {
 #[test]
 fn a_prompt_is_found_again_but_never_whole_nor_under_another_salt() {
     let mut world = World::new(true);
-    let tokens: Vec<u32> = (0..8).collect();
-    world.begin(tokens.clone(), 0);
+    world.begin((0..8).collect(), 0);
     world.end(0);
     assert_eq!((world.pages.cached(), world.pages.free()), (2, 10));
-    let mut table = world.pages.table(&[0]);
-    assert_eq!(world.pages.find(&mut table, &tokens), 4);
-    world.pages.release(&mut table);
-    assert_eq!(world.pages.find(&mut table, &(0..9).collect::<Vec<_>>()), 8);
-    world.pages.release(&mut table);
-    let mut other = world.pages.table(&[1]);
-    assert_eq!(world.pages.find(&mut other, &tokens), 0);
+    let find = |world: &mut World, n: u32, salt: u8| {
+        let mut table = Table::default();
+        let found = world.pages.find(&mut table, &mut self::tokens(&(0..n).collect::<Vec<_>>(), salt));
+        world.pages.release(&mut table);
+        found
+    };
+    assert_eq!(find(&mut world, 8, 0), 4);
+    assert_eq!(find(&mut world, 9, 0), 8);
+    assert_eq!(find(&mut world, 9, 1), 0);
 }
 
 #[test]
@@ -176,8 +189,8 @@ fn the_least_recently_used_goes_first_and_a_prefix_after_what_follows_it() {
     world.begin(vec![3; 5 * SIZE], 0);
     world.check();
     let found = |world: &mut World, token: u32| {
-        let mut table = world.pages.table(&[0]);
-        let found = world.pages.find(&mut table, &[token; 17]);
+        let mut table = Table::default();
+        let found = world.pages.find(&mut table, &mut tokens(&[token; 17], 0));
         world.pages.release(&mut table);
         found
     };
@@ -188,13 +201,32 @@ fn the_least_recently_used_goes_first_and_a_prefix_after_what_follows_it() {
 fn equal_keys_of_other_tokens_are_not_believed() {
     let mut world = World::new(true);
     world.begin((0..8).collect(), 0);
-    let (key, page) = (world.owners[0].table.keys[0], world.owners[0].table.pages[0]);
+    let (key, page) = (world.owners[0].tokens.key(0), world.owners[0].table.pages[0]);
     let cache = world.pages.cache.as_mut().unwrap();
     assert_eq!(cache.by_key[&key], page);
     cache.tokens[page as usize * SIZE] = 99;
-    let mut table = world.pages.table(&[0]);
-    assert_eq!(world.pages.find(&mut table, &(0..9).collect::<Vec<_>>()), 0);
+    let (mut table, mut tokens) = (Table::default(), tokens(&(0..9).collect::<Vec<_>>(), 0));
+    assert_eq!(world.pages.find(&mut table, &mut tokens), 0);
     assert!(world.pages.grow(&mut table, 8));
-    world.pages.publish(&mut table, &(0..8).collect::<Vec<_>>(), 8);
+    world.pages.publish(&mut table, &mut tokens, 8);
     assert!(table.collided);
+}
+
+#[test]
+fn a_page_of_a_sequence_has_the_same_key_whoever_began_it() {
+    let pages = Pages::new(1, SIZE, Some([7; 32]));
+    let ids: Vec<u32> = (0..23).collect();
+    let keys = |prompt: usize, salt: u8| {
+        let mut tokens = tokens(&ids[..prompt], salt);
+        ids[prompt..].iter().for_each(|t| tokens.push(*t));
+        // In two goes, as a sequence grows.
+        pages.extend_keys(&mut tokens, 2);
+        pages.extend_keys(&mut tokens, 5);
+        (0..5).for_each(|p| assert_eq!(tokens.page(p), &ids[p * SIZE..][..SIZE]));
+        (0..5).map(|p| (tokens.parent(p), tokens.key(p))).collect::<Vec<_>>()
+    };
+    let whole = keys(23, 0);
+    assert!(whole.windows(2).all(|w| w[0].1 == w[1].0));
+    (1..23).for_each(|prompt| assert_eq!(keys(prompt, 0), whole));
+    assert!(keys(9, 1).iter().zip(&whole).all(|(a, b)| a.1 != b.1));
 }

@@ -1,7 +1,9 @@
-//! The likeliest of a row without sorting it. In: logits and their survey. Out: the candidates that min-p, top-k and top-p
-//! leave. Logits and ids are joined to one integer that orders by logit and then by lower id, so that every cut is sharp.
+//! What min-p, top-k and top-p leave of a row, without sorting it. In: logits and their survey. Out: a draw. Few candidates are
+//! listed; where many are left, tokens are drawn from the whole and those that the filters drop are drawn again, which gives the
+//! same distribution for one pass a draw. Logits and ids are joined to one integer that orders by logit and then by lower id, so
+//! that every cut is sharp.
 
-use super::survey::{BLOCK, Survey};
+use super::survey::{BLOCK, LANES, Survey, widest};
 
 /// Larger is likelier; no two tokens of a row are equal.
 pub type Rank = u64;
@@ -25,21 +27,16 @@ pub fn logit(rank: Rank) -> f32 {
     f32::from_bits(if ordered >> 31 == 1 { ordered & !(1 << 31) } else { !ordered })
 }
 
-/// Tokens that usually have almost all the probability.
-const FEW: usize = 256;
+/// Tokens that have almost all the probability where the model is sure of anything.
+const FEW: usize = 64;
 
-/// Candidates, by id, and space to work in.
-#[derive(Clone, Debug, Default)]
-pub struct Candidates {
-    /// What is left of the row.
-    pub kept: Vec<Rank>,
-    space: Vec<Rank>,
-}
+/// Draws from the whole row before what is left is listed after all: with the smallest `top_p` they may all miss.
+const DRAWS: u32 = 8;
 
 /// What to keep.
 #[derive(Clone, Copy, Debug)]
 pub struct Filter {
-    /// Positive; the one the survey was taken with.
+    /// Positive.
     pub temperature: f32,
     /// At most so many; 0 for all.
     pub top_k: usize,
@@ -49,92 +46,133 @@ pub struct Filter {
     pub min_p: f32,
 }
 
+/// What a filter keeps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kept {
+    /// The candidates that are listed.
+    Listed,
+    /// Of the weighed row the tokens above which there is less weight than this.
+    Below(f64),
+}
+
+/// Candidates, and space to work in.
+#[derive(Clone, Debug, Default)]
+pub struct Candidates {
+    /// In no order.
+    pub listed: Vec<Rank>,
+    space: Vec<Rank>,
+    maxima: Vec<f32>,
+}
+
 impl Candidates {
-    /// The `k` likeliest, in no order, into the space; `k` is positive.
+    /// Lists the `k` likeliest that are not below `least`; `k` is positive.
     fn likeliest(&mut self, logits: &[f32], survey: &Survey, k: usize, least: f32) {
-        self.space.clear();
-        let mut least = least;
-        for (b, block) in logits.chunks(BLOCK).enumerate() {
-            if survey.maxima[b] < least {
-                continue;
-            }
-            for (i, &x) in block.iter().enumerate() {
-                // Equal to the least so far but of a higher id: it loses when ranks are compared.
-                if x >= least {
-                    self.space.push(rank(x, b * BLOCK + i));
-                }
-            }
-            if self.space.len() >= 2 * k.max(BLOCK) {
-                self.cut(k);
-                least = logit(self.space[k - 1]);
-            }
-        }
-        if self.space.len() > k {
-            self.cut(k);
+        let bound = self.bound(survey, k).unwrap_or(least);
+        self.list(logits, survey, if bound > least { bound } else { least });
+        if self.listed.len() > k {
+            self.listed.select_nth_unstable_by(k - 1, |a, b| b.cmp(a));
+            self.listed.truncate(k);
         }
     }
 
-    /// Leaves the `k` likeliest in the space, of which the last is the least.
-    fn cut(&mut self, k: usize) {
-        self.space.select_nth_unstable_by(k - 1, |a, b| b.cmp(a));
-        self.space.truncate(k);
+    /// What `k` tokens reach at least, one in each of as many blocks, where there are so many.
+    fn bound(&mut self, survey: &Survey, k: usize) -> Option<f32> {
+        if k > survey.maxima.len() {
+            return None;
+        }
+        self.maxima.clear();
+        self.maxima.extend_from_slice(&survey.maxima);
+        Some(*self.maxima.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1)
+    }
+
+    /// Lists all that are not below `least`.
+    fn list(&mut self, logits: &[f32], survey: &Survey, least: f32) {
+        self.listed.clear();
+        for (b, block) in logits.chunks(BLOCK).enumerate().filter(|(b, _)| survey.maxima[*b] >= least) {
+            for (c, chunk) in block.chunks(LANES).enumerate() {
+                // One test of vectors: most chunks of most rows have none.
+                if !chunk.iter().fold(false, |any, x| any | (*x >= least)) {
+                    continue;
+                }
+                let first = b * BLOCK + c * LANES;
+                let ranks = chunk.iter().enumerate().filter(|(_, x)| **x >= least);
+                self.listed.extend(ranks.map(|(i, &x)| rank(x, first + i)));
+            }
+        }
     }
 
     /// The `k` likeliest tokens, likeliest first.
     pub fn top(&mut self, logits: &[f32], survey: &Survey, k: usize) -> &[Rank] {
-        self.space.clear();
+        self.listed.clear();
         if k > 0 {
             self.likeliest(logits, survey, k, f32::NEG_INFINITY);
-            self.space.sort_unstable_by(|a, b| b.cmp(a));
+            self.listed.sort_unstable_by(|a, b| b.cmp(a));
         }
-        &self.space
+        &self.listed
     }
 
-    /// Finds the tokens that a filter keeps: at least one.
-    pub fn filter(&mut self, logits: &[f32], survey: &Survey, filter: &Filter) {
+    /// Finds out what a filter keeps: at least one token.
+    pub fn filter(&mut self, logits: &[f32], survey: &mut Survey, filter: &Filter) -> Kept {
         let Filter { temperature, top_k, top_p, min_p } = *filter;
-        let mut least = f32::MIN;
-        if min_p > 0.0 {
-            least = survey.max + temperature * min_p.ln();
-        }
-        let mut cut = 0;
+        let floor = if min_p > 0.0 { survey.max + temperature * min_p.ln() } else { f32::MIN };
         if top_k > 0 && top_k < logits.len() {
-            self.likeliest(logits, survey, top_k, least);
-            cut = self.space.iter().copied().min().unwrap_or(0);
-            least = least.max(logit(cut));
-        } else if top_p < 1.0 && min_p == 0.0 {
-            // Tokens of less than half of (1 - p) / vocabulary each are too few to matter together.
-            let tail = 0.5 * f64::from(1.0 - top_p) * survey.total / logits.len() as f64;
-            least = least.max(survey.max + temperature * tail.ln().min(0.0) as f32);
-            // Where the model is sure of anything, a few tokens are enough, and cheap to find.
-            let mass = f64::from(top_p) * survey.total;
-            if mass <= FEW as f64 {
-                self.likeliest(logits, survey, FEW, least);
+            survey.warm(temperature);
+            self.likeliest(logits, survey, top_k, floor);
+            if top_p < 1.0 {
+                self.narrow(survey, f64::from(top_p) * weight(&self.listed, survey));
             }
-            if mass <= FEW as f64 && weight(&self.space, survey) >= mass {
-                cut = self.space.iter().copied().min().unwrap_or(0);
-                least = logit(cut);
+            return Kept::Listed;
+        }
+        survey.weigh(logits, temperature, floor);
+        if top_p == 1.0 {
+            return Kept::Below(f64::INFINITY);
+        }
+        let mass = f64::from(top_p) * survey.total;
+        // None weighs more than 1; and few are those of a small part of the blocks.
+        let few = FEW.min(survey.maxima.len() / 4);
+        if mass <= few as f64
+            && let Some(bound) = self.bound(survey, few)
+        {
+            self.list(logits, survey, bound.max(floor));
+            if weight(&self.listed, survey) >= mass {
+                self.narrow(survey, mass);
+                return Kept::Listed;
             }
         }
-        self.kept.clear();
-        for (b, block) in logits.chunks(BLOCK).enumerate().filter(|(b, _)| survey.maxima[*b] >= least) {
-            let ranks = block.iter().enumerate().filter(|(_, x)| **x >= least);
-            self.kept.extend(ranks.map(|(i, &x)| rank(x, b * BLOCK + i)).filter(|r| *r >= cut));
-        }
-        if top_p < 1.0 {
-            let whole = top_k == 0 || top_k >= logits.len();
-            let total = if whole && min_p == 0.0 { survey.total } else { weight(&self.kept, survey) };
-            let cut = self.nucleus(survey, f64::from(top_p) * total);
-            self.kept.retain(|r| *r >= cut);
-        }
+        Kept::Below(mass)
     }
 
-    /// The least of the fewest likeliest candidates that weigh `mass` together.
-    fn nucleus(&mut self, survey: &Survey, mass: f64) -> Rank {
+    /// Draws one of what a filter keeps; `uniform` gives independent numbers in [0, 1).
+    pub fn draw(
+        &mut self,
+        logits: &[f32],
+        survey: &Survey,
+        kept: Kept,
+        uniform: impl Fn(u32) -> f64,
+    ) -> Option<usize> {
+        let Kept::Below(mass) = kept else { return self.at(survey, uniform(0)) };
+        for i in 0..DRAWS {
+            let id = survey.at(logits, uniform(i));
+            if mass == f64::INFINITY || survey.above(logits, id) < mass {
+                return Some(id);
+            }
+        }
+        self.list_below(logits, survey, mass);
+        self.at(survey, uniform(DRAWS))
+    }
+
+    /// Lists what a weighed row keeps.
+    pub fn list_below(&mut self, logits: &[f32], survey: &Survey, mass: f64) {
+        self.list(logits, survey, survey.floor());
+        self.narrow(survey, mass);
+    }
+
+    /// Leaves the fewest likeliest of the list that weigh `mass` together.
+    fn narrow(&mut self, survey: &Survey, mass: f64) {
         self.space.clear();
-        self.space.extend_from_slice(&self.kept);
+        self.space.extend_from_slice(&self.listed);
         let (mut from, mut to, mut left) = (0, self.space.len(), mass);
-        // The answer is in `from..to`; what is before weighs the rest of the mass.
+        // The least to keep is in `from..to`; what is before weighs the rest of the mass.
         while to - from > 1 {
             let half = (to - from) / 2;
             self.space[from..to].select_nth_unstable_by(half - 1, |a, b| b.cmp(a));
@@ -146,29 +184,19 @@ impl Candidates {
                 from += half;
             }
         }
-        self.space.get(from).copied().unwrap_or(0)
+        let cut = self.space.get(from).copied().unwrap_or(0);
+        self.listed.retain(|r| *r >= cut);
     }
 
     /// The candidate at which the running sum of weights exceeds `u` of the total; `u` in [0, 1).
-    pub fn at(&self, survey: &Survey, u: f64) -> Option<usize> {
-        let mut left = u * weight(&self.kept, survey);
-        let mut chosen = None;
-        for &r in &self.kept {
-            let weight = f64::from(survey.weight(logit(r)));
-            if weight > 0.0 {
-                chosen = Some(id(r));
-                if left < weight {
-                    break;
-                }
-                left -= weight;
-            }
-        }
-        chosen
+    fn at(&self, survey: &Survey, u: f64) -> Option<usize> {
+        walk_widest(&self.listed, survey, u * weight(&self.listed, survey)).map(id)
     }
 }
 
-/// In lanes, so that the compiler makes vectors of it.
-fn weight(ranks: &[Rank], survey: &Survey) -> f64 {
+/// Weight of all, in lanes, so that the compiler makes vectors of it.
+#[inline(always)]
+fn sum(ranks: &[Rank], survey: &Survey) -> f64 {
     let mut sums = [0f64; 8];
     let (whole, rest) = ranks.as_chunks::<8>();
     for chunk in whole {
@@ -181,3 +209,23 @@ fn weight(ranks: &[Rank], survey: &Survey) -> f64 {
     }
     sums.iter().sum()
 }
+
+/// The rank at which the running sum of weights exceeds `left`, or the last that weighs anything.
+#[inline(always)]
+fn walk(ranks: &[Rank], survey: &Survey, mut left: f64) -> Option<Rank> {
+    let mut chosen = None;
+    for &r in ranks {
+        let weight = f64::from(survey.weight(logit(r)));
+        if weight > 0.0 {
+            chosen = Some(r);
+            if left < weight {
+                break;
+            }
+            left -= weight;
+        }
+    }
+    chosen
+}
+
+widest!(sum, sum_avx2, weight, (ranks: &[Rank], survey: &Survey) -> f64);
+widest!(walk, walk_avx2, walk_widest, (ranks: &[Rank], survey: &Survey, left: f64) -> Option<Rank>);

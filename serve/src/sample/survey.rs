@@ -1,27 +1,39 @@
-//! One pass over a row of logits: maximum and softmax sum, by blocks. In: logits of one token, `[vocabulary]`. Out: what
-//! all ways of choosing need first, and what lets them skip most of the row afterwards. The arithmetic is written so that
+//! Passes over a row of logits. In: logits of one token, `[vocabulary]`. Out: maxima and sums of softmax weights by blocks,
+//! which all ways of choosing need first and which let them skip most of the row afterwards. The arithmetic is written so that
 //! the compiler makes vectors of it; the results do not depend on how wide these are.
 
 /// Logits that a block summarises; a multiple of [`LANES`].
-pub const BLOCK: usize = 512;
+pub const BLOCK: usize = 128;
 
-const LANES: usize = 16;
+pub const LANES: usize = 16;
 
-/// Block maxima and sums of `exp((x - block maximum) / temperature)`, and the same of the whole.
+/// Why logits are no distribution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unsound {
+    /// One is NaN or positive infinity.
+    NotFinite,
+    /// All are negative infinity.
+    Nothing,
+}
+
+/// What is known of a row.
 #[derive(Clone, Debug, Default)]
 pub struct Survey {
     /// Largest logit of each block.
     pub maxima: Vec<f32>,
-    /// Sum of each block.
-    pub sums: Vec<f32>,
     /// Largest logit.
     pub max: f32,
-    /// Sum of `exp((x - max) / temperature)`.
+    /// Sum of the weights of all logits that are not below the floor.
     pub total: f64,
+    /// The same of each block.
+    sums: Vec<f32>,
+    floor: f32,
+    /// A logit `x` weighs `exp(x * inverse + shift)`.
     inverse: f32,
+    shift: f32,
 }
 
-/// `exp(x)` for `x <= 0`, within 2 ulp; 0 below -87, where the numbers end.
+/// `exp(x)` for `x <= 0`, or above by a rounding, within 2 ulp; 0 below -87, where the numbers end.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     // Adding this rounds to an integer and leaves it in the low bits.
@@ -29,96 +41,214 @@ pub fn exp(x: f32) -> f32 {
     // The upper part of ln 2 has few bits: its products with small integers are exact.
     const UPPER: f32 = 0.693_359_4;
     const LOWER: f32 = (std::f64::consts::LN_2 - UPPER as f64) as f32;
-    let shifted = x * std::f32::consts::LOG2_E + ROUND;
+    let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
-    let r = x - n * UPPER - n * LOWER;
-    let mut p = 1.0 / 5040.0;
-    for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
-        p = p * r + c;
+    let r = n.mul_add(-LOWER, n.mul_add(-UPPER, x));
+    // Within 1e-8 of exp for |r| <= ln 2 / 2: fitted there, with 1 and r as they are.
+    let mut p = 0.001_390_502;
+    for c in [0.008_366_279, 0.041_666_865, 0.166_665_45, 0.5, 1.0, 1.0] {
+        p = r.mul_add(p, c);
     }
-    let scale = f32::from_bits(shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23);
-    if x < -87.0 { 0.0 } else { p * scale }
+    // The bits of ROUND itself leave by the shift; n is added to the exponent.
+    let scaled = f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23));
+    if x < -87.0 { 0.0 } else { scaled }
 }
 
+/// The largest of each block; `false` if a logit is NaN or positive infinity.
 #[inline(always)]
-fn maximum(logits: &[f32]) -> (f32, bool) {
-    let (mut max, mut bad) = ([f32::NEG_INFINITY; LANES], [false; LANES]);
-    let (whole, rest) = logits.as_chunks::<LANES>();
-    for chunk in whole {
-        for i in 0..LANES {
-            max[i] = if chunk[i] > max[i] { chunk[i] } else { max[i] };
-            bad[i] |= chunk[i].is_nan() | (chunk[i] == f32::INFINITY);
+fn maxima(logits: &[f32], out: &mut Vec<f32>) -> bool {
+    // As signed integers positive infinity and positive NaN are the largest, as unsigned ones negative NaN.
+    let (mut signed, mut unsigned) = ([i32::MIN; LANES], [0u32; LANES]);
+    out.resize(logits.len().div_ceil(BLOCK), 0.0);
+    for (block, out) in logits.chunks(BLOCK).zip(out) {
+        let mut max = [f32::NEG_INFINITY; LANES];
+        let mut look = |i: usize, x: f32| {
+            max[i] = if x > max[i] { x } else { max[i] };
+            signed[i] = signed[i].max(x.to_bits() as i32);
+            unsigned[i] = unsigned[i].max(x.to_bits());
+        };
+        let (whole, rest) = block.as_chunks::<LANES>();
+        for chunk in whole {
+            for i in 0..LANES {
+                look(i, chunk[i]);
+            }
         }
+        for (i, &x) in rest.iter().enumerate() {
+            look(i, x);
+        }
+        *out = largest(max);
     }
-    for (i, &x) in rest.iter().enumerate() {
-        max[i] = if x > max[i] { x } else { max[i] };
-        bad[i] |= x.is_nan() | (x == f32::INFINITY);
-    }
-    (max.into_iter().fold(f32::NEG_INFINITY, f32::max), bad.contains(&true))
+    let finite =
+        |i: usize| signed[i] < f32::INFINITY.to_bits() as i32 && unsigned[i] <= f32::NEG_INFINITY.to_bits();
+    (0..LANES).all(finite)
 }
 
+/// By halves, so that it takes four steps of vectors.
 #[inline(always)]
-fn sum(logits: &[f32], max: f32, inverse: f32) -> f32 {
+fn largest(mut of: [f32; LANES]) -> f32 {
+    let mut n = LANES / 2;
+    while n > 0 {
+        for i in 0..n {
+            of[i] = if of[i + n] > of[i] { of[i + n] } else { of[i] };
+        }
+        n /= 2;
+    }
+    of[0]
+}
+
+/// Weights of the logits of a block added up; with a floor only of those that are not below it.
+#[inline(always)]
+fn sum<const FLOOR: bool>(block: &[f32], inverse: f32, shift: f32, floor: f32) -> f32 {
+    let weight = |x: f32| {
+        let weight = exp(x.mul_add(inverse, shift));
+        if !FLOOR || x >= floor { weight } else { 0.0 }
+    };
     let mut sums = [0f32; LANES];
-    let (whole, rest) = logits.as_chunks::<LANES>();
+    let (whole, rest) = block.as_chunks::<LANES>();
     for chunk in whole {
         for i in 0..LANES {
-            sums[i] += exp((chunk[i] - max) * inverse);
+            sums[i] += weight(chunk[i]);
         }
     }
     for (i, &x) in rest.iter().enumerate() {
-        sums[i] += exp((x - max) * inverse);
+        sums[i] += weight(x);
     }
-    sums.iter().sum()
+    let mut n = LANES / 2;
+    while n > 0 {
+        for i in 0..n {
+            sums[i] += sums[i + n];
+        }
+        n /= 2;
+    }
+    sums[0]
 }
 
-/// Fills maxima, and sums if `inverse` is a temperature's; `false` if a logit is NaN or positive infinity.
+/// [`sum`] of each block.
 #[inline(always)]
-fn fill(survey: &mut Survey, logits: &[f32], inverse: Option<f32>) -> bool {
-    let mut bad = false;
-    for block in logits.chunks(BLOCK) {
-        let (max, wrong) = maximum(block);
-        bad |= wrong;
-        survey.maxima.push(max);
-        if let Some(inverse) = inverse {
-            survey.sums.push(if max == f32::NEG_INFINITY { 0.0 } else { sum(block, max, inverse) });
+fn sums(survey: &mut Survey, logits: &[f32]) {
+    let Survey { maxima, sums, floor, inverse, shift, .. } = survey;
+    let (floor, inverse, shift) = (*floor, *inverse, *shift);
+    sums.resize(maxima.len(), 0.0);
+    for ((block, most), out) in logits.chunks(BLOCK).zip(maxima).zip(sums) {
+        *out = if floor <= f32::MIN {
+            // What is negative infinity weighs nothing anyway.
+            sum::<false>(block, inverse, shift, floor)
+        } else if *most >= floor {
+            sum::<true>(block, inverse, shift, floor)
+        } else {
+            0.0
+        };
+    }
+}
+
+/// Weights of all tokens that are likelier than this one: its equals of lower ids are.
+#[inline(always)]
+fn above(survey: &Survey, logits: &[f32], id: usize) -> f64 {
+    let (least, own, mut total) = (logits[id], id / BLOCK, 0.0);
+    for (b, block) in logits.chunks(BLOCK).enumerate().filter(|(b, _)| survey.maxima[*b] >= least) {
+        if b == own {
+            let first = b * BLOCK;
+            let likelier = |(i, x): &(usize, &f32)| **x > least || (**x == least && first + *i < id);
+            let weights = block.iter().enumerate().filter(likelier).map(|(_, x)| survey.weight(*x));
+            total += f64::from(weights.sum::<f32>());
+        } else {
+            let floor = if b < own { least } else { least.next_up() };
+            total += f64::from(sum::<true>(block, survey.inverse, survey.shift, floor));
         }
     }
-    !bad
+    total
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn fill_avx2(survey: &mut Survey, logits: &[f32], inverse: Option<f32>) -> bool {
-    fill(survey, logits, inverse)
-}
-
-fn fill_widest(survey: &mut Survey, logits: &[f32], inverse: Option<f32>) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has what the function is compiled for.
-        return unsafe { fill_avx2(survey, logits, inverse) };
+/// The place in a block at which the running sum of weights exceeds `left`, or the last that weighs anything.
+#[inline(always)]
+fn walk(survey: &Survey, block: &[f32], mut left: f64) -> Option<usize> {
+    let mut weights = [0f32; BLOCK];
+    for (weight, &x) in weights.iter_mut().zip(block) {
+        let w = survey.weight(x);
+        *weight = if x >= survey.floor { w } else { 0.0 };
     }
-    fill(survey, logits, inverse)
+    let mut chosen = None;
+    for (i, &weight) in weights.iter().enumerate().filter(|(_, w)| **w > 0.0) {
+        chosen = Some(i);
+        if left < f64::from(weight) {
+            break;
+        }
+        left -= f64::from(weight);
+    }
+    chosen
 }
+
+/// Compiles a pass for wider vectors as well, and takes that where the processor has them.
+macro_rules! widest {
+    ($pass:ident, $wide:ident, $chosen:ident, ($($arg:ident: $ty:ty),*) -> $out:ty) => {
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma")]
+        fn $wide($($arg: $ty),*) -> $out {
+            $pass($($arg),*)
+        }
+
+        fn $chosen($($arg: $ty),*) -> $out {
+            #[cfg(target_arch = "x86_64")]
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                // SAFETY: the processor has what the function is compiled for.
+                return unsafe { $wide($($arg),*) };
+            }
+            $pass($($arg),*)
+        }
+    };
+}
+
+pub(super) use widest;
+
+widest!(maxima, maxima_avx2, maxima_widest, (logits: &[f32], out: &mut Vec<f32>) -> bool);
+widest!(sums, sums_avx2, sums_widest, (survey: &mut Survey, logits: &[f32]) -> ());
+widest!(above, above_avx2, above_widest, (survey: &Survey, logits: &[f32], id: usize) -> f64);
+widest!(walk, walk_avx2, walk_widest, (survey: &Survey, block: &[f32], left: f64) -> Option<usize>);
 
 impl Survey {
-    /// Surveys a row; sums only with a temperature. `false` if a logit is NaN or positive infinity, or if all are negative
-    /// infinity: there is no distribution then.
-    pub fn take(&mut self, logits: &[f32], temperature: Option<f32>) -> bool {
-        self.maxima.clear();
-        self.sums.clear();
-        self.inverse = temperature.map_or(1.0, |t| 1.0 / t);
-        let sound = fill_widest(self, logits, temperature.map(|t| 1.0 / t));
+    /// Surveys a row: its maxima.
+    ///
+    /// # Errors
+    /// There is no distribution.
+    pub fn take(&mut self, logits: &[f32]) -> Result<(), Unsound> {
+        let finite = maxima_widest(logits, &mut self.maxima);
         self.max = self.maxima.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let parts = self.maxima.iter().zip(&self.sums);
-        self.total = parts.map(|(max, sum)| f64::from(sum * exp((max - self.max) * self.inverse))).sum();
-        sound && self.max > f32::NEG_INFINITY
+        match finite {
+            false => Err(Unsound::NotFinite),
+            true if self.max == f32::NEG_INFINITY => Err(Unsound::Nothing),
+            true => Ok(()),
+        }
+    }
+
+    /// Weighs at a temperature from here on: a logit `x` has `exp((x - max) / temperature)`. One rounding of the shift, which
+    /// is the same for all, changes no probability.
+    pub fn warm(&mut self, temperature: f32) {
+        self.inverse = 1.0 / temperature;
+        self.shift = -(self.max * self.inverse);
+    }
+
+    /// Weighs the row at a temperature; logits below the floor weigh nothing.
+    pub fn weigh(&mut self, logits: &[f32], temperature: f32, floor: f32) {
+        self.warm(temperature);
+        self.floor = floor;
+        sums_widest(self, logits);
+        self.total = self.sums.iter().map(|s| f64::from(*s)).sum();
+    }
+
+    /// The floor below which nothing was weighed.
+    pub fn floor(&self) -> f32 {
+        self.floor
     }
 
     /// Weight of a logit, where the likeliest has 1.
+    #[inline(always)]
     pub fn weight(&self, x: f32) -> f32 {
-        exp((x - self.max) * self.inverse)
+        exp(x.mul_add(self.inverse, self.shift))
+    }
+
+    /// Weight together of all tokens that are likelier than this one.
+    pub fn above(&self, logits: &[f32], id: usize) -> f64 {
+        above_widest(self, logits, id)
     }
 
     /// The first of the largest.
@@ -127,31 +257,18 @@ impl Survey {
         block + logits[block..].iter().position(|&x| x == self.max).unwrap_or(0)
     }
 
-    /// The token at which the running sum of weights exceeds `u` of the total; `u` in [0, 1).
+    /// The token at which the running sum of weights exceeds `u` of the total; `u` in [0, 1). The row was weighed.
     pub fn at(&self, logits: &[f32], u: f64) -> usize {
         let (mut left, mut block) = (u * self.total, 0);
-        let parts = self.maxima.iter().zip(&self.sums).enumerate();
-        for (b, (max, sum)) in parts.filter(|(_, (_, sum))| **sum > 0.0) {
-            let weight = f64::from(sum * exp((max - self.max) * self.inverse));
-            if weight > 0.0 {
-                block = b;
-                if left < weight {
-                    break;
-                }
-                left -= weight;
+        for (b, sum) in self.sums.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
+            block = b;
+            if left < f64::from(*sum) {
+                break;
             }
+            left -= f64::from(*sum);
         }
-        let (mut chosen, start) = (None, block * BLOCK);
-        for (i, &x) in logits[start..].iter().take(BLOCK).enumerate() {
-            let weight = f64::from(self.weight(x));
-            if weight > 0.0 {
-                chosen = Some(start + i);
-                if left < weight {
-                    break;
-                }
-                left -= weight;
-            }
-        }
-        chosen.unwrap_or_else(|| self.argmax(logits))
+        let start = block * BLOCK;
+        let block = &logits[start..logits.len().min(start + BLOCK)];
+        walk_widest(self, block, left).map_or_else(|| self.argmax(logits), |i| start + i)
     }
 }

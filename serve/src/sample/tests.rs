@@ -3,8 +3,9 @@
 use super::*;
 use proptest::prelude::*;
 
-fn history(seed: u64) -> History {
-    History::new(&Sampling::default(), &[], seed, 0, Vec::new())
+/// A choice without a prompt.
+fn history(s: &Sampling, seed: u64) -> History {
+    History::new(Rules::new(s.clone(), &[], seed, Vec::new()), 0)
 }
 
 fn normal(n: usize, seed: u64, spread: f64) -> Vec<f32> {
@@ -20,7 +21,9 @@ fn naive(logits: &[f32], s: &Sampling, slack: f64) -> Vec<f64> {
     let t = f64::from(s.temperature);
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut p: Vec<f64> = logits.iter().map(|x| (f64::from(x - max) / t).exp()).collect();
-    p.iter_mut().for_each(|p| *p *= f64::from(u8::from(*p >= f64::from(s.min_p) * (1.0 - slack))));
+    // The likeliest stays, however the cut is widened.
+    let least = (f64::from(s.min_p) * (1.0 - slack)).min(1.0);
+    p.iter_mut().for_each(|p| *p *= f64::from(u8::from(*p >= least)));
     let mut order: Vec<usize> = (0..p.len()).collect();
     order.sort_by(|a, b| logits[*b].partial_cmp(&logits[*a]).unwrap().then(a.cmp(b)));
     if s.top_k > 0 {
@@ -38,13 +41,25 @@ fn naive(logits: &[f32], s: &Sampling, slack: f64) -> Vec<f64> {
     p.iter().map(|p| p / total).collect()
 }
 
-fn kept(logits: &[f32], s: &Sampling) -> Vec<usize> {
-    let mut sampler = Sampler::default();
-    assert!(sampler.survey.take(logits, Some(s.temperature)));
+/// Ids that the filters keep, as a draw would have it, and listed.
+fn kept(logits: &[f32], s: &Sampling) -> [Vec<usize>; 2] {
+    let Sampler { mut survey, mut candidates, .. } = Sampler::default();
+    survey.take(logits).unwrap();
     let filter =
         Filter { temperature: s.temperature, top_k: s.top_k as usize, top_p: s.top_p, min_p: s.min_p };
-    sampler.candidates.filter(logits, &sampler.survey, &filter);
-    sampler.candidates.kept.iter().map(|r| choose::id(*r)).collect()
+    let kept = candidates.filter(logits, &mut survey, &filter);
+    let drawn = match kept {
+        choose::Kept::Listed => None,
+        choose::Kept::Below(mass) => {
+            let ids = (0..logits.len()).filter(|&i| logits[i] >= survey.floor());
+            let ids = ids.filter(|&i| mass == f64::INFINITY || survey.above(logits, i) < mass).collect();
+            candidates.list_below(logits, &survey, mass);
+            Some(ids)
+        }
+    };
+    let mut listed: Vec<usize> = candidates.listed.iter().map(|r| choose::id(*r)).collect();
+    listed.sort();
+    [drawn.unwrap_or_else(|| listed.clone()), listed]
 }
 
 proptest! {
@@ -67,14 +82,15 @@ proptest! {
             logits[0] = 0.0;
         }
         let s = Sampling { temperature, top_k, top_p, min_p, ..Sampling::default() };
-        let ids = kept(&logits, &s);
         let (few, many) = (naive(&logits, &s, -1e-4), naive(&logits, &s, 1e-4));
-        prop_assert!(!ids.is_empty() && ids.is_sorted());
-        let is_kept = |i: &usize| ids.binary_search(i).is_ok();
-        for i in 0..n {
-            // What weighs nothing may be kept or not: it is never drawn.
-            prop_assert!(is_kept(&i) || few[i] < 1e-30, "{i} of probability {} is missing", few[i]);
-            prop_assert!(!is_kept(&i) || many[i] > 0.0 || ids.len() == 1, "{i} should not be there");
+        for ids in kept(&logits, &s) {
+            prop_assert!(!ids.is_empty() && ids.is_sorted());
+            let is_kept = |i: &usize| ids.binary_search(i).is_ok();
+            for i in 0..n {
+                // What weighs nothing may be kept or not: it is never drawn.
+                prop_assert!(is_kept(&i) || few[i] < 1e-30, "{i} of probability {} is missing", few[i]);
+                prop_assert!(!is_kept(&i) || many[i] > 0.0 || ids.len() == 1, "{i} should not be there");
+            }
         }
     }
 
@@ -82,7 +98,7 @@ proptest! {
     fn the_likeliest_are_in_order(n in 1usize..3000, seed in any::<u64>(), k in 0usize..40) {
         let logits: Vec<f32> = normal(n, seed, 2.0).iter().map(|x| (x * 8.0).round() / 8.0).collect();
         let mut sampler = Sampler::default();
-        prop_assert!(sampler.survey.take(&logits, None));
+        prop_assert!(sampler.survey.take(&logits).is_ok());
         let top: Vec<usize> = sampler.candidates.top(&logits, &sampler.survey, k).iter().map(|r| choose::id(*r)).collect();
         let mut order: Vec<usize> = (0..n).collect();
         order.sort_by(|a, b| logits[*b].partial_cmp(&logits[*a]).unwrap().then(a.cmp(b)));
@@ -97,9 +113,9 @@ fn deviation(s: &Sampling, logits: &[f32], seed: u64) -> f64 {
     let draws = 20_000;
     let mut counts = vec![0.0; p.len()];
     let mut sampler = Sampler::default();
-    let mut history = history(seed);
+    let mut history = history(s, seed);
     for _ in 0..draws {
-        let drawn = sampler.sample(&mut logits.to_vec(), s, &mut history).unwrap().token;
+        let drawn = sampler.sample(&mut logits.to_vec(), &mut history).unwrap().token;
         counts[drawn as usize] += 1.0;
         assert!(p[drawn as usize] > 0.0);
     }
@@ -128,6 +144,9 @@ fn draws_have_the_exact_distribution() {
         Sampling { temperature: 1.7, ..plain.clone() },
         Sampling { top_k: 40, ..plain.clone() },
         Sampling { top_p: 0.8, ..plain.clone() },
+        Sampling { top_p: 0.05, ..plain.clone() },
+        Sampling { top_p: 0.1, temperature: 2.5, ..plain.clone() },
+        Sampling { top_p: 0.9, min_p: 0.02, temperature: 2.5, ..plain.clone() },
         Sampling { min_p: 0.05, ..plain.clone() },
         Sampling { temperature: 0.9, top_k: 100, top_p: 0.9, min_p: 0.01, ..plain },
     ];
@@ -149,17 +168,18 @@ fn the_exponential_is_accurate() {
 
 #[test]
 fn a_draw_depends_on_seed_choice_and_position_only() {
+    let plain = Sampling::default();
     let draw = |seed, choice, before: usize| {
-        let mut h = History { generated: before, choice, ..history(seed) };
-        Sampler::default().sample(&mut normal(500, 1, 0.5), &Sampling::default(), &mut h).unwrap().token
+        let mut h = History { generated: before, choice, ..history(&plain, seed) };
+        Sampler::default().sample(&mut normal(500, 1, 0.5), &mut h).unwrap().token
     };
     let tokens: Vec<u32> = (0..32).map(|i| draw(5, 0, i)).collect();
     let mut sampler = Sampler::default();
-    let mut one = history(5);
+    let mut one = history(&plain, 5);
     for (i, &token) in tokens.iter().enumerate() {
         let noise = Sampling { top_k: 3, ..Sampling::default() };
-        sampler.sample(&mut normal(99, i as u64, 3.0), &noise, &mut history(i as u64)).unwrap();
-        let again = sampler.sample(&mut normal(500, 1, 0.5), &Sampling::default(), &mut one).unwrap();
+        sampler.sample(&mut normal(99, i as u64, 3.0), &mut history(&noise, i as u64)).unwrap();
+        let again = sampler.sample(&mut normal(500, 1, 0.5), &mut one).unwrap();
         assert_eq!(again.token, token);
     }
     let differ = |other: &dyn Fn(usize) -> u32| tokens.iter().enumerate().any(|(i, t)| other(i) != *t);
@@ -177,13 +197,13 @@ fn what_is_no_distribution_is_an_error() {
             for at in [0, 511, 512, 699] {
                 let mut logits = normal(700, 1, 1.0);
                 logits[at] = wrong;
-                let mut h = History { prompt: 4, ..history(1) };
-                let error = Sampler::default().sample(&mut logits, &s, &mut h).unwrap_err();
-                assert_eq!((error.position, h.generated()), (4, 0));
+                let mut h = History::new(Rules::new(s.clone(), &[1; 4], 1, vec![]), 0);
+                let error = Sampler::default().sample(&mut logits, &mut h).unwrap_err();
+                assert_eq!((error, h.generated()), (SampleError::Model(4), 0));
             }
         }
-        let none = Sampler::default().sample(&mut [f32::NEG_INFINITY; 5], &s, &mut history(1));
-        assert!(none.is_err());
+        let none = Sampler::default().sample(&mut [f32::NEG_INFINITY; 5], &mut history(&s, 1));
+        assert_eq!(none, Err(SampleError::Model(0)));
     }
 }
 
@@ -197,16 +217,32 @@ fn penalties_biases_and_bans_are_as_specified() {
         min_tokens: 4,
         ..Sampling::default()
     };
-    let mut h = History::new(&s, &[0, 1], 0, 0, vec![5]);
+    let mut h = History::new(Rules::new(s, &[0, 1, 1], 0, vec![5]), 0);
     [1, 2, 2].into_iter().for_each(|t| h.record(t));
-    let mut logits = [1.0, -1.0, 4.0, 0.5, 0.5, 9.0];
-    h.adjust(&mut logits, &s);
+    let (before, mut raw) = ([1.0, -1.0, 4.0, 0.5, 0.5, 9.0], Vec::new());
+    let mut logits = before;
+    h.adjust(&mut logits, &mut raw);
     let (one, two) = (-2.0 - 0.5 - 0.25, 2.0 - 2.0 * 0.5 - 0.25);
     assert_eq!(logits, [1.5, one, two, 0.5, -0.5, f32::NEG_INFINITY]);
+    for (id, x) in before.iter().enumerate().filter(|(id, x)| logits[*id] != **x) {
+        assert_eq!(raw.iter().find(|(i, _)| *i as usize == id), Some(&(id as u32, *x)));
+    }
     h.record(3);
     let mut logits = [0.0; 6];
-    h.adjust(&mut logits, &s);
+    h.adjust(&mut logits, &mut raw);
     assert_eq!(logits[5], 0.0);
+}
+
+#[test]
+fn what_the_request_rules_out_is_not_the_models_fault() {
+    let s = Sampling { min_tokens: 2, ..Sampling::default() };
+    for logprobs in [None, Some(1)] {
+        let s = Sampling { logprobs, ..s.clone() };
+        let mut h = History::new(Rules::new(s, &[1, 2], 0, vec![0, 2]), 0);
+        let mut row = [1.0, f32::NEG_INFINITY, 2.0];
+        let error = Sampler::default().sample(&mut row, &mut h).unwrap_err();
+        assert_eq!(error, SampleError::Request(2));
+    }
 }
 
 #[test]
@@ -216,7 +252,7 @@ fn log_probabilities_are_the_models_own() {
     let bias = Sampling { logit_bias: vec![(17, 100.0)], logprobs: Some(3), ..Sampling::default() };
     let cold = Sampling { temperature: 0.0, logprobs: Some(0), ..Sampling::default() };
     for s in [bias, cold, Sampling { logprobs: Some(5), temperature: 0.5, top_k: 4, ..Sampling::default() }] {
-        let sampled = Sampler::default().sample(&mut logits.clone(), &s, &mut history(2)).unwrap();
+        let sampled = Sampler::default().sample(&mut logits.clone(), &mut history(&s, 2)).unwrap();
         let shown = sampled.logprobs.unwrap();
         let of = |id: u32| f64::from(logits[id as usize]) - sum;
         assert!((f64::from(shown.chosen) - of(sampled.token)).abs() < 1e-5);

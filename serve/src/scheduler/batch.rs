@@ -1,82 +1,189 @@
-//! The integers of one step, as the paged programs take them: what the scheduler decided, ragged, without any padding of
-//! tokens. Refilled in place, so that a server that has warmed up allocates nothing here.
+//! The integers of one step, as the paged programs take them: tokens of some sequences, each at the end of what its pages
+//! hold, ragged, without any padding of tokens. In: tokens and pages. Out: a program's inputs by name. Refilled in place, so
+//! that whoever has warmed up allocates nothing here.
+
+use astrai_ir::Type;
+use astrai_runtime::{Error, Value};
 
 use crate::pages::Page;
 
 /// What a step computes: for each sequence the next few tokens of it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+///
+/// Inputs, all `i32`: `input_ids`, `positions` (of each token in its sequence) and `slots` (where its key and value go: page
+/// times page size plus the row in the page), `[tokens]`; `starts` (the first token of each sequence, and the number of
+/// tokens), `[sequences + 1]`; `tables` (pages of each sequence in the order of positions; what stands behind the last is not
+/// read), `[sequences, table]`; `lens` (keys of each sequence after this step) and `last` (index of its last token, the one
+/// whose logits are wanted), `[sequences]`.
+#[derive(Clone, Debug)]
 pub struct StepBatch {
-    /// Ids, `[tokens]`.
-    pub input_ids: Vec<i32>,
-    /// Their positions in their sequences, `[tokens]`.
-    pub positions: Vec<i32>,
-    /// The first token of each sequence, and the number of tokens: `[sequences + 1]`.
-    pub starts: Vec<i32>,
-    /// Where each token's keys and values go: page times page size plus the row in the page, `[tokens]`.
-    pub slots: Vec<i32>,
-    /// Pages of each sequence in the order of positions, `[sequences, table]`; zeros behind the last.
-    pub tables: Vec<i32>,
-    /// Length of a row of `tables`: pages of the sequence that has most.
-    pub table: usize,
-    /// Keys of each sequence after this step, `[sequences]`.
-    pub lens: Vec<i32>,
-    /// Index in `input_ids` of the last token of each sequence, `[sequences]`: the tokens whose logits are wanted.
-    pub last: Vec<i32>,
+    page: usize,
+    table: usize,
+    inputs: [(&'static str, Value); 7],
 }
 
+const IDS: usize = 0;
+const POSITIONS: usize = 1;
+const SLOTS: usize = 2;
+const STARTS: usize = 3;
+const TABLES: usize = 4;
+const LENS: usize = 5;
+const LAST: usize = 6;
+
 impl StepBatch {
-    /// An empty one with space for so many tokens and sequences.
-    pub fn new(tokens: usize, sequences: usize) -> StepBatch {
-        let space = Vec::with_capacity;
-        StepBatch {
-            input_ids: space(tokens),
-            positions: space(tokens),
-            starts: space(sequences + 1),
-            slots: space(tokens),
-            tables: Vec::new(),
-            table: 0,
-            lens: space(sequences),
-            last: space(sequences),
+    /// No sequences yet, in pages of `page` tokens, at most `table` of them a sequence.
+    pub fn new(page: usize, table: usize) -> StepBatch {
+        let names = ["input_ids", "positions", "slots", "starts", "tables", "lens", "last"];
+        let inputs = names.map(|n| (n, Value::i32(if n == "tables" { &[0, 0] } else { &[0] }, &[])));
+        let mut batch = StepBatch { page, table, inputs };
+        batch.inputs[TABLES].1.shape[1] = table;
+        batch.clear();
+        batch
+    }
+
+    /// Takes the sequences out.
+    pub fn clear(&mut self) {
+        self.expect(0);
+    }
+
+    /// Takes the sequences out; exactly so many come, or more. Their rows of the tables keep what they had behind their pages,
+    /// which nobody reads: writing zeros there would cost more than all the rest.
+    pub(super) fn expect(&mut self, sequences: usize) {
+        for (i, (_, v)) in self.inputs.iter_mut().enumerate() {
+            v.shape[0] = 0;
+            v.bytes.resize(if i == TABLES { sequences * self.table * 4 } else { 0 }, 0);
+        }
+        self.put(STARTS, 0);
+    }
+
+    /// Adds a sequence: tokens behind the `done` first, which are in `pages`, as many as these have room for.
+    ///
+    /// # Errors
+    /// A token is outside the vocabulary of `vocabulary` ids, a page outside the `all` pages there are, there is no token, or
+    /// there are too few or too many pages; the batch is then as before.
+    pub fn push(
+        &mut self,
+        tokens: &[u32],
+        done: usize,
+        pages: &[Page],
+        [vocabulary, all]: [usize; 2],
+    ) -> Result<(), Error> {
+        let (page, table, sequence) = (self.page, self.table, self.sequences());
+        let wrong = |what: String| Err(Error::Input(format!("sequence {sequence}: {what}")));
+        if let Some(t) = tokens.iter().find(|t| **t as usize >= vocabulary) {
+            return wrong(format!("token {t} is outside the vocabulary of {vocabulary}"));
+        }
+        if let Some(p) = pages.iter().find(|p| **p as usize >= all) {
+            return wrong(format!("page {p} is outside the {all} pages"));
+        }
+        let (n, room) = (tokens.len(), pages.len());
+        if n == 0 || room > table || done.saturating_add(n) > room * page {
+            return wrong(format!(
+                "{n} tokens behind {done}, {room} pages of {page}: wants tokens, room for them, {table} pages at most"
+            ));
+        }
+        self.append(tokens.iter().copied(), done, pages);
+        Ok(())
+    }
+
+    /// [`push`](Self::push) of what is known to be sound.
+    pub(super) fn append(&mut self, tokens: impl Iterator<Item = u32>, done: usize, pages: &[Page]) {
+        let mut at = done;
+        for token in tokens {
+            self.put(IDS, token as i32);
+            self.put(POSITIONS, at as i32);
+            self.put(SLOTS, (pages[at / self.page] as usize * self.page + at % self.page) as i32);
+            at += 1;
+        }
+        let end = self.tokens() as i32;
+        self.put(STARTS, end);
+        self.put(LAST, end - 1);
+        self.put(LENS, at as i32);
+        let tables = &mut self.inputs[TABLES].1;
+        let row = tables.shape[0] * self.table * 4;
+        tables.shape[0] += 1;
+        if tables.bytes.len() < row + self.table * 4 {
+            tables.bytes.resize(row + self.table * 4, 0);
+        }
+        for (to, page) in tables.bytes[row..].as_chunks_mut::<4>().0.iter_mut().zip(pages) {
+            *to = (*page as i32).to_le_bytes();
         }
     }
 
     /// Number of sequences.
     pub fn sequences(&self) -> usize {
-        self.lens.len()
+        self.inputs[LENS].1.shape[0]
     }
 
     /// Number of tokens.
     pub fn tokens(&self) -> usize {
-        self.input_ids.len()
+        self.inputs[IDS].1.shape[0]
     }
 
-    pub(super) fn clear(&mut self, table: usize) {
-        let lists = [&mut self.input_ids, &mut self.positions, &mut self.starts, &mut self.slots];
-        lists.into_iter().for_each(Vec::clear);
-        [&mut self.tables, &mut self.lens, &mut self.last].into_iter().for_each(Vec::clear);
-        self.starts.push(0);
-        self.table = table;
+    /// All inputs by name.
+    pub fn all(&self) -> [(&'static str, &Value); 7] {
+        self.inputs.each_ref().map(|(name, v)| (*name, v))
     }
 
-    /// Adds a sequence: `count` of its tokens after the `computed` first.
-    pub(super) fn push(
-        &mut self,
-        tokens: &[u32],
-        computed: usize,
-        count: usize,
-        pages: &[Page],
-        size: usize,
-    ) {
-        for position in computed..computed + count {
-            self.input_ids.push(tokens[position] as i32);
-            self.positions.push(position as i32);
-            self.slots.push((pages[position / size] as usize * size + position % size) as i32);
+    /// Those inputs that a program names.
+    pub fn inputs(&self, names: &[(String, Type)]) -> Vec<(&'static str, &Value)> {
+        self.all().into_iter().filter(|(n, _)| names.iter().any(|(x, _)| x == n)).collect()
+    }
+
+    /// A copy of an input's integers; none of a name that there is not.
+    pub fn list(&self, name: &str) -> Vec<i32> {
+        let input = self.inputs.iter().filter(|(n, _)| *n == name);
+        input.flat_map(|(_, v)| v.bytes.as_chunks::<4>().0).map(|b| i32::from_le_bytes(*b)).collect()
+    }
+
+    fn put(&mut self, i: usize, x: i32) {
+        let v = &mut self.inputs[i].1;
+        v.bytes.extend(x.to_le_bytes());
+        v.shape[0] += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_stand_behind_what_the_pages_hold() {
+        let mut b = StepBatch::new(4, 3);
+        for _ in 0..2 {
+            b.clear();
+            b.push(&[5, 6, 7], 3, &[8, 2], [50, 9]).unwrap();
+            b.push(&[9], 0, &[1], [50, 9]).unwrap();
+            assert_eq!((b.sequences(), b.tokens()), (2, 4));
+            assert_eq!((b.list("input_ids"), b.list("slots")), (vec![5, 6, 7, 9], vec![35, 8, 9, 4]));
+            assert_eq!((b.list("positions"), b.list("starts")), (vec![3, 4, 5, 0], vec![0, 3, 4]));
+            assert_eq!((b.list("lens"), b.list("last")), (vec![6, 1], vec![2, 3]));
+            assert_eq!(b.list("tables"), [8, 2, 0, 1, 0, 0]);
+            assert!(b.all().iter().all(|(_, v)| v.bytes.len() == v.shape.iter().product::<usize>() * 4));
+            assert_eq!(b.inputs[TABLES].1.shape, [2, 3]);
         }
-        let end = self.input_ids.len() as i32;
-        self.starts.push(end);
-        self.last.push(end - 1);
-        self.lens.push((computed + count) as i32);
-        self.tables.extend(pages.iter().map(|&p| p as i32));
-        self.tables.resize(self.lens.len() * self.table, 0);
+        for (tokens, done, pages) in [
+            (&[50][..], 0, &[1][..]),
+            (&[u32::MAX], 0, &[1]),
+            (&[1], 4, &[1]),
+            (&[], 0, &[1]),
+            (&[1], usize::MAX, &[1]),
+            (&[1], 0, &[9]),
+            (&[1], 0, &[1; 4]),
+        ] {
+            assert!(b.push(tokens, done, pages, [50, 9]).is_err(), "{tokens:?} {done} {pages:?}");
+            assert_eq!(b.sequences(), 2);
+        }
+    }
+
+    #[test]
+    fn rows_of_tables_are_kept_for_as_many_sequences_as_come() {
+        let mut b = StepBatch::new(4, 2);
+        b.push(&[1; 8], 0, &[3, 4], [9, 9]).unwrap();
+        b.push(&[1; 8], 0, &[5, 6], [9, 9]).unwrap();
+        b.expect(1);
+        b.append([1].into_iter(), 0, &[7]);
+        assert_eq!((b.list("tables"), b.all()[TABLES].1.shape.clone()), (vec![7, 4], vec![1, 2]));
+        b.append([1].into_iter(), 0, &[8]);
+        assert_eq!(b.list("tables"), [7, 4, 8, 0]);
     }
 }

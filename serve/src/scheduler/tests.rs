@@ -29,8 +29,8 @@ impl Scheduler {
 }
 
 fn bounds(sizes: Sizes) -> Bounds {
-    let Sizes { page_size, pages, tokens, sequences, .. } = sizes;
-    Bounds { page_size, pages, tokens, sequences }
+    let Sizes { page_size, pages, tokens, sequences, positions, .. } = sizes;
+    Bounds { page_size, pages, tokens, sequences, table: positions.div_ceil(page_size) }
 }
 
 /// A scheduler with a model, and what each sequence was asked and has answered.
@@ -54,8 +54,9 @@ impl World {
         let request = Request { sampling: greedy, ..Request::new(prompt.clone()) };
         let number = self.requests;
         self.requests += 1;
+        let prompt = Prompt::new(prompt, vec![]);
         let ids = (0..siblings).map(|index| {
-            let arrival = Arrival { request: number, index, priority, prompt: prompt.clone(), salt: vec![] };
+            let arrival = Arrival { request: number, index, priority, prompt: prompt.clone() };
             let id = self.scheduler.add(arrival);
             self.answers.insert(id, (request.clone(), Vec::new()));
             id
@@ -106,7 +107,7 @@ impl World {
             assert!(steps < 10_000, "no end");
         }
         assert!(self.answers.is_empty());
-        assert_eq!(self.scheduler.pages().available(), self.scheduler.pages().total());
+        assert_eq!(self.scheduler.pages().available(), self.scheduler.bounds.pages);
     }
 }
 
@@ -179,6 +180,34 @@ fn those_who_run_get_their_token_while_a_long_prompt_is_computed() {
 }
 
 #[test]
+fn a_chunk_of_a_long_prompt_goes_beside_as_many_decodes_as_there_are() {
+    let sizes = Sizes { pages: 400, positions: 1024, tokens: 512, sequences: 16, ..SIZES };
+    let mut world = World::new(sizes, true);
+    let short: Vec<SequenceId> = (0..15).map(|i| world.add(vec![7 + i], 1, 0, 12)[0]).collect();
+    assert_eq!(world.step(), 15);
+    let long = world.add((0..900).map(|i| 7 + i % 29).collect(), 1, 0, 2)[0];
+    for (done, chunk) in [(2, 497), (3, 403), (4, 1)] {
+        assert_eq!(world.step(), 15 + chunk);
+        assert!(short.iter().all(|id| world.answers[id].1.len() == done));
+    }
+    assert!(!world.answers.contains_key(&long));
+    world.finish();
+}
+
+#[test]
+fn siblings_hold_and_hash_their_prompt_once() {
+    let mut world = World::new(SIZES, true);
+    let prompt = Prompt::new((7..27).collect(), vec![]);
+    for index in 0..128 {
+        let arrival = Arrival { request: 0, index, priority: 0, prompt: prompt.clone() };
+        world.scheduler.add(arrival);
+    }
+    assert_eq!(Arc::strong_count(&prompt), 129);
+    assert!(world.scheduler.plan().is_some());
+    assert_eq!(world.scheduler.rows().len(), 1, "the others wait for what they share");
+}
+
+#[test]
 fn the_first_in_order_is_never_preempted_and_the_last_always() {
     let mut world = World::new(Sizes { pages: 16, ..SIZES }, false);
     let first = world.add((7..27).collect(), 1, 0, 40)[0];
@@ -213,8 +242,11 @@ fn the_batch_is_refilled_in_place() {
     let mut world = World::new(SIZES, true);
     (0..6).for_each(|i| drop(world.add(vec![7 + i; 9], 1, 0, 30)));
     world.steps(40);
-    let b = &world.scheduler.batch;
-    let space = [&b.input_ids, &b.positions, &b.starts, &b.slots, &b.lens, &b.last].map(|v| v.capacity());
-    assert_eq!(space, [12, 12, 7, 12, 6, 6]);
+    // Most sequences, most tokens and most pages were there.
+    let space =
+        |world: &World| world.scheduler.batch.all().map(|(_, v)| (v.bytes.as_ptr(), v.bytes.capacity()));
+    let before = space(&world);
+    world.steps(20);
+    assert_eq!(space(&world), before);
     world.finish();
 }

@@ -1,0 +1,113 @@
+//! Tokens of sequences in pages. In: a prompt, which the choices of a request share, and what each of them samples. Out: the
+//! tokens of any full page as one slice, and its key, computed once however many sequences have it.
+
+use std::sync::{Arc, OnceLock};
+
+use super::Key;
+
+/// What the choices of a request begin with. They share it, so that many choices cost little more than one.
+#[derive(Debug)]
+pub struct Prompt {
+    tokens: Vec<u32>,
+    salt: Vec<u8>,
+    /// The root of its salt, then the keys of its full pages; made when they are first looked for.
+    pub(super) keys: OnceLock<Box<[Key]>>,
+}
+
+impl Prompt {
+    /// A prompt whose pages are found again only under an equal salt.
+    pub fn new(tokens: Vec<u32>, salt: Vec<u8>) -> Arc<Prompt> {
+        Arc::new(Prompt { tokens, salt, keys: OnceLock::new() })
+    }
+
+    /// Its ids.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+}
+
+/// The tokens of one sequence.
+#[derive(Debug)]
+pub struct Tokens {
+    prompt: Arc<Prompt>,
+    size: usize,
+    /// Tokens of the prompt's full pages.
+    whole: usize,
+    /// What follows them: the end of the prompt and what was sampled, so that no page is half here and half there.
+    rest: Vec<u32>,
+    /// Keys of full pages of the rest, as far as they were needed.
+    keys: Vec<Key>,
+}
+
+impl Tokens {
+    /// A sequence that is only a prompt yet, in pages of `size` tokens.
+    pub fn new(prompt: Arc<Prompt>, size: usize) -> Tokens {
+        let whole = prompt.tokens.len() / size * size;
+        let rest = prompt.tokens[whole..].to_vec();
+        Tokens { prompt, size, whole, rest, keys: Vec::new() }
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.whole + self.rest.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Tokens of the prompt.
+    pub fn prompt(&self) -> usize {
+        self.prompt.tokens.len()
+    }
+
+    /// The token at a position.
+    pub fn get(&self, position: usize) -> u32 {
+        match position.checked_sub(self.whole) {
+            Some(at) => self.rest[at],
+            None => self.prompt.tokens[position],
+        }
+    }
+
+    /// Adds a sampled token.
+    pub fn push(&mut self, token: u32) {
+        self.rest.push(token);
+    }
+
+    /// The tokens of a full page.
+    pub(super) fn page(&self, page: usize) -> &[u32] {
+        let first = page * self.size;
+        match first.checked_sub(self.whole) {
+            Some(at) => &self.rest[at..][..self.size],
+            None => &self.prompt.tokens[first..][..self.size],
+        }
+    }
+
+    /// Makes sure that the first `pages` pages, all full, have keys; `hash` makes one of the parent's bytes and tokens.
+    pub(super) fn extend_keys(&mut self, pages: usize, hash: impl Fn(&[u8], &[u32]) -> Key) {
+        let shared = self.prompt.keys.get_or_init(|| {
+            let mut keys = vec![hash(&self.prompt.salt, &[])];
+            for page in self.prompt.tokens.chunks_exact(self.size) {
+                let parent = keys[keys.len() - 1].to_le_bytes();
+                keys.push(hash(&parent, page));
+            }
+            keys.into()
+        });
+        for page in shared.len() - 1 + self.keys.len()..pages {
+            let key = hash(&self.parent(page).to_le_bytes(), self.page(page));
+            self.keys.push(key);
+        }
+    }
+
+    /// The key of a page that has one.
+    pub(super) fn key(&self, page: usize) -> Key {
+        self.parent(page + 1)
+    }
+
+    /// The key of the page before; of the first, what its salt makes.
+    pub(super) fn parent(&self, page: usize) -> Key {
+        let shared = self.prompt.keys.get().map_or(&[][..], |keys| keys);
+        shared.get(page).copied().unwrap_or_else(|| self.keys[page - shared.len()])
+    }
+}
