@@ -1,0 +1,239 @@
+//! The serving engine over a compiled model under load: clients with all kinds of requests come and go, pages are few, and every
+//! answer is that of the request alone; afterwards nothing is left. `ASTRAI_SOAK_SECONDS` makes it run for so long.
+
+use astrai::machine::Machine;
+use astrai::model::{Model, plan};
+use astrai_builders::{Cache, ModelConfig, Program};
+use astrai_ir::DType;
+use astrai_runtime::Device;
+use astrai_serve::cache::KvCache;
+use astrai_serve::engine::{End, Engine, Event, Finish, Handle, Settings, Stream, SubmitError};
+use astrai_serve::paged::PagedModel;
+use astrai_serve::request::{Request, Sampling};
+use astrai_serve::sample::Logprobs;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const SMALL: &str = r#"{"model_type": "llama", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128}"#;
+
+const EOS: u32 = 5;
+
+/// Different requests that there are.
+const KINDS: usize = 192;
+
+const CLIENTS: u64 = 32;
+
+/// Requests of a test without `ASTRAI_SOAK_SECONDS`.
+const REQUESTS: u64 = 6000;
+
+/// An engine over so many pages.
+fn start(machine: &Machine, pages: usize, sequences: usize, settings: Settings) -> Engine {
+    let config = ModelConfig::parse(SMALL, "small").unwrap().config;
+    let cache = Cache { page: 8, pages, table: 16 };
+    let program = Program::paged(48, sequences as u64, cache);
+    let planned = plan(&config, &program, DType::F32, machine).unwrap();
+    let kv = KvCache::new(&config, cache, DType::F32).unwrap();
+    let model = Model::fresh(config, vec![], 3);
+    let session = model.start_over(planned, kv.buffers(), machine, &mut |_, _| {}).unwrap();
+    let model = PagedModel::new(session, cache, [320, 128, 48, sequences]);
+    Engine::start(model, &Settings { eos: vec![EOS], ..settings }).unwrap()
+}
+
+/// Numbers from a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % n
+    }
+
+    fn request(&mut self) -> Request {
+        // Few beginnings, so that pages are found again.
+        let family = 11 * self.roll(4);
+        let shared = (0..[0, 9, 24, 40][self.roll(4)]).map(|i| ((family + i * 7) % 320) as u32);
+        let mut prompt: Vec<u32> = shared.collect();
+        prompt.extend((0..1 + self.roll(40)).map(|_| self.roll(320) as u32));
+        let room = 128 - prompt.len();
+        let sampling = Sampling {
+            temperature: [0.0, 0.7, 1.0, 1.5][self.roll(4)],
+            top_k: [0, 0, 5, 40][self.roll(4)],
+            top_p: [1.0, 0.9, 0.3][self.roll(3)],
+            min_p: [0.0, 0.0, 0.1][self.roll(3)],
+            presence_penalty: [0.0, 0.5][self.roll(2)],
+            repetition_penalty: [1.0, 1.2][self.roll(2)],
+            logit_bias: [vec![], vec![(EOS, 3.0), (9, -5.0)]][self.roll(2)].clone(),
+            seed: Some(self.roll(1000) as u64),
+            stop_ids: [vec![], vec![11, 12, 13]][self.roll(2)].clone(),
+            max_tokens: Some(1 + self.roll(room.min(60))),
+            min_tokens: 0,
+            ignore_eos: self.roll(2) == 0,
+            logprobs: [None, None, Some(2)][self.roll(3)],
+            ..Sampling::default()
+        };
+        let n = if sampling.temperature > 0.0 { 1 + self.roll(3) as u32 } else { 1 };
+        let salt = vec![self.roll(3) as u8 / 2];
+        Request { n, priority: self.roll(5) as i32 / 4, salt, ..Request { sampling, ..Request::new(prompt) } }
+    }
+}
+
+/// Of each choice its tokens, with what was asked about them, and why it ended.
+type Answer = Vec<(Vec<(u32, Option<Logprobs>)>, Option<Finish>)>;
+
+fn take(answer: &mut Answer, event: Event) -> Option<End> {
+    for update in event.updates {
+        let choice = &mut answer[update.index as usize];
+        assert!(choice.1.is_none(), "a token after the last");
+        choice.0.push((update.token, update.logprobs));
+        choice.1 = update.finish;
+    }
+    event.end
+}
+
+fn collect(stream: &mut Stream, n: usize) -> (Answer, End) {
+    let mut answer: Answer = vec![(vec![], None); n];
+    loop {
+        let event = stream.blocking_recv().expect("a last event");
+        if let Some(end) = take(&mut answer, event) {
+            assert!(stream.blocking_recv().is_none(), "an event after the last");
+            return (answer, end);
+        }
+    }
+}
+
+/// What clients count.
+#[derive(Default)]
+struct Counts {
+    requests: AtomicU64,
+    whole: AtomicU64,
+    gone: AtomicU64,
+    busy: AtomicU64,
+}
+
+fn submit(handle: &Handle, request: &Request, counts: &Counts) -> Stream {
+    loop {
+        match handle.submit(request.clone()) {
+            Ok(stream) => return stream,
+            Err(SubmitError::Busy(_)) => {
+                counts.busy.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(Duration::from_millis(2));
+            }
+            Err(e) => panic!("{e}"),
+        }
+    }
+}
+
+/// One client: requests one after the other, some of which it gives up, cancels, or stops in part.
+fn client(
+    handle: &Handle,
+    seed: u64,
+    known: &[(Request, Answer)],
+    until: &dyn Fn(u64) -> bool,
+    counts: &Counts,
+) {
+    let mut dice = Dice(seed);
+    while until(counts.requests.fetch_add(1, Ordering::Relaxed)) {
+        let (request, alone) = &known[dice.roll(known.len())];
+        let mut stream = submit(handle, request, counts);
+        let mut partial = false;
+        match dice.roll(8) {
+            0 => {
+                (0..dice.roll(6)).for_each(|_| drop(stream.blocking_recv()));
+                counts.gone.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            1 => (partial, _) = (true, stream.cancel()),
+            2 => (partial, _) = (true, stream.stop(0)),
+            _ => {}
+        }
+        let (answer, end) = collect(&mut stream, request.n as usize);
+        for ((got, finish), (want, _)) in answer.iter().zip(alone) {
+            assert!(want.starts_with(got), "{request:?}: {got:?}, alone {want:?}");
+            assert!(partial || finish.is_some());
+        }
+        let usage = match end {
+            End::Finished(usage) | End::Cancelled(usage) => usage,
+            End::Failed(why) => panic!("{request:?}: {why}"),
+        };
+        assert_eq!(usage.output, answer.iter().map(|c| c.0.len()).sum::<usize>());
+        if answer == *alone {
+            counts.whole.fetch_add(1, Ordering::Relaxed);
+        } else {
+            assert!(partial, "{request:?}: {answer:?}, alone {alone:?}");
+            counts.gone.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Kilobytes of memory of this process.
+fn resident() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    text.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 4
+}
+
+#[test]
+fn under_load_every_answer_is_that_of_the_request_alone_and_nothing_is_left() {
+    let machine = Machine::new(Device::Host, 2).unwrap();
+    let alone = start(&machine, 16, 1, Settings { prefix_cache: false, ..Settings::default() });
+    let mut dice = Dice(7);
+    let answer = |request: Request| {
+        let (answer, end) = collect(&mut alone.handle().submit(request.clone()).unwrap(), request.n as usize);
+        assert!(matches!(end, End::Finished(_)), "{end:?}");
+        (request, answer)
+    };
+    let known: Vec<(Request, Answer)> = (0..KINDS).map(|_| answer(dice.request())).collect();
+    drop(alone);
+
+    let seconds = std::env::var("ASTRAI_SOAK_SECONDS").ok().map(|s| s.parse::<u64>().unwrap());
+    let started = Instant::now();
+    let until = |n: u64| seconds.map_or(n < REQUESTS, |s| started.elapsed() < Duration::from_secs(s));
+    let engine = start(&machine, 40, 8, Settings { queue: 24, ..Settings::default() });
+    let (counts, handle) = (Counts::default(), engine.handle());
+    let mut memory = vec![];
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|i| {
+                let (handle, known, until, counts) = (handle.clone(), &known, &until, &counts);
+                scope.spawn(move || client(&handle, i * 7919 + 1, known, until, counts))
+            })
+            .collect();
+        while !clients.iter().all(|c| c.is_finished()) {
+            memory.push(resident());
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let took = started.elapsed();
+    engine.drain(None);
+    let (stats, n) = (handle.stats(), |c: &AtomicU64| c.load(Ordering::Relaxed));
+    let third = memory.len() / 3;
+    let median = |part: &[u64]| {
+        let mut part = part.to_vec();
+        part.sort_unstable();
+        part.get(part.len() / 2).copied().unwrap_or(0)
+    };
+    let (first, last) = (median(&memory[..third]), median(&memory[memory.len() - third..]));
+    let requests = stats.finished + stats.cancelled + stats.failed;
+    println!(
+        "{requests} requests in {:.1} s: {} whole, {} given up, {} times busy; {} steps, {} + {} tokens, {} preemptions, \
+         {} of {} tokens found; resident {first} kB, then {last} kB",
+        took.as_secs_f64(),
+        n(&counts.whole),
+        n(&counts.gone),
+        n(&counts.busy),
+        stats.steps,
+        stats.prompt_tokens,
+        stats.output_tokens,
+        stats.scheduler.preemptions,
+        stats.scheduler.cache_hits,
+        stats.scheduler.cache_queries,
+    );
+    assert_eq!(stats.failed, 0);
+    assert_eq!(requests, n(&counts.requests) - CLIENTS, "each request ended once");
+    assert_eq!(requests, n(&counts.whole) + n(&counts.gone));
+    assert_eq!(stats.pages_free + stats.pages_cached, 40, "pages are owned");
+    assert_eq!((stats.queued, stats.running, stats.waiting), (0, 0, 0));
+    assert!(stats.scheduler.preemptions > 0 && stats.scheduler.cache_hits > 0 && n(&counts.busy) > 0);
+    assert!(last < first + 4096, "memory grew from {first} to {last} kB");
+}
