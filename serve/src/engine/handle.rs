@@ -16,7 +16,7 @@ pub enum SubmitError {
     #[error(transparent)]
     Invalid(#[from] RequestError),
     /// As many wait as may (HTTP 429).
-    #[error("{0} answers may wait, and as many do; try again later")]
+    #[error("the queue of {0} answers has no room for this; try again later")]
     Busy(usize),
     /// The engine finishes what it has and takes nothing new (HTTP 503).
     #[error("the server is shutting down")]
