@@ -6,6 +6,7 @@ pub mod cache;
 pub mod engine;
 pub mod paged;
 pub mod pages;
+pub mod recommended;
 pub mod request;
 pub mod sample;
 pub mod scheduler;
