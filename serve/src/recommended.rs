@@ -55,8 +55,8 @@ impl Recommended {
             _ => fs::read(&path).map_err(|e| refuse(format!("cannot read: {e}")))?,
         };
         let remedy = "mend it, or move it out of the folder";
-        let file: Map<String, Value> =
-            serde_json::from_slice(&bytes).map_err(|e| refuse(format!("is no JSON object ({e}); {remedy}")))?;
+        let file: Map<String, Value> = serde_json::from_slice(&bytes)
+            .map_err(|e| refuse(format!("is no JSON object ({e}); {remedy}")))?;
         Recommended::parse(&file, vocabulary).map_err(|what| refuse(format!("{what}; {remedy}")))
     }
 
@@ -162,10 +162,7 @@ mod tests {
         assert_eq!((r.eos.as_slice(), r.warnings.len()), (&[7, 3][..], 1));
         let asked = Asked { temperature: Some(0.0), min_p: Some(0.1), ..Asked::default() };
         let s = r.fill(&asked);
-        assert_eq!(
-            (s.temperature, s.top_p, s.top_k, s.min_p, s.repetition_penalty),
-            (0.0, 0.9, 0, 0.1, 1.0)
-        );
+        assert_eq!((s.temperature, s.top_p, s.top_k, s.min_p, s.repetition_penalty), (0.0, 0.9, 0, 0.1, 1.0));
         assert_eq!(read(r#"{"eos_token_id": 5}"#).unwrap().eos, [5]);
         let nothing = Recommended::read(Path::new("no/such/folder"), 10).unwrap();
         assert_eq!(nothing.fill(&Asked::default()), Sampling::default());

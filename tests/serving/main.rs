@@ -1,0 +1,6 @@
+//! The serving commands as a user meets them: `generate`, `chat` and `serve` on a golden model whose every token is a word.
+
+mod chat;
+mod fixture;
+mod generate;
+mod serve;
