@@ -4,7 +4,6 @@
 use crate::failure::{Done, Failure, say, warn};
 use crate::flags::{MachineFlags, RoomFlags};
 use crate::serving::{Published, Room, SEQUENCES};
-use crate::table::bytes;
 use astrai_serve::engine::{Engine, Handle, Stats};
 use astrai_serve::http::{HttpSettings, Served, serve};
 use astrai_serve::recommended::Asked;

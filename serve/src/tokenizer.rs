@@ -6,7 +6,7 @@
 mod special;
 mod stream;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::fs;
 use std::io::ErrorKind;
