@@ -347,7 +347,7 @@ impl Tour<'_> {
         let word = |p: &Path| quoted(&p.display().to_string());
         let (dir, model) = (word(&self.folder), word(&t.model));
         let (run, longer) = (word(&self.run_folder()), 2 * t.steps);
-        let name = json!({"model": NAME, "prompt": "fn main", "max_tokens": 32});
+        let name = json!({"model": NAME, "prompt": "fn", "max_tokens": 32});
         let verify = repository().map_or(String::new(), |root| {
             let golden = word(&near(&root.join("tests/golden/llama")));
             format!("\n  astrai verify {golden}        the same numbers as a reference implementation")
@@ -357,7 +357,7 @@ impl Tour<'_> {
             "Next (the model is a folder as Hugging Face lays it out, {model}):\n  \
              astrai serve {model} --served-name {NAME}        then, from elsewhere:\n    \
              curl http://127.0.0.1:8000/v1/completions -d '{name}'\n  \
-             astrai generate {model} --prompt 'fn main' --max-tokens 64 --temperature 0.8        the same without a server\n  \
+             astrai generate {model} --prompt fn --max-tokens 64 --temperature 0.8        the same without a server\n  \
              astrai train --out {run} --resume --steps {longer}        train on\n  \
              astrai run {model} --inputs {dir}/inputs.safetensors --outputs {dir}/out.safetensors --want logits,loss,grads --profile\n  \
              astrai compile {dir}/config.json --for train -o {dir}/compiled        graphs, plan and kernels as files\n  \

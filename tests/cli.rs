@@ -360,8 +360,8 @@ fn quickstart_trains_a_model_the_other_commands_take() {
         .map(|l| l.split("        ").next().unwrap().split(' ').collect())
         .collect();
     let names: Vec<&str> = commands.iter().map(|c| c[0]).collect();
-    assert_eq!(names, ["train", "run", "compile", "bench", "verify"], "{tour}");
-    for command in commands.iter().filter(|c| c[0] != "bench") {
+    assert_eq!(names, ["serve", "generate", "train", "run", "compile", "bench", "verify"], "{tour}");
+    for command in commands.iter().filter(|c| !["bench", "serve"].contains(&c[0])) {
         good(command);
     }
     assert!(model.join("run/step_000024/tokenizer.json").is_file(), "trained on");

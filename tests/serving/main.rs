@@ -4,3 +4,4 @@ mod chat;
 mod fixture;
 mod generate;
 mod serve;
+mod verify;
