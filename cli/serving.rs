@@ -10,7 +10,7 @@ use crate::progress::Progress;
 use crate::table::bytes;
 use astrai_builders::{Cache, Program};
 use astrai_ir::DType;
-use astrai_runtime::available_memory;
+use astrai_runtime::{Error, available_memory};
 use astrai_serve::cache::KvCache;
 use astrai_serve::engine::{Engine, Settings};
 use astrai_serve::paged::PagedModel;
@@ -197,12 +197,22 @@ pub fn steps(model: &Model, room: &Room, machine: &Machine) -> Result<PagedModel
     }
     let program = Program::paged(tokens as u64, room.sequences as u64, cache);
     let planned = plan(config, &program, room.storage, machine)?;
-    planned.check_memory()?;
+    planned.check_memory().map_err(with_remedy)?;
     let kv = KvCache::new(config, cache, room.storage)?;
     let mut progress = Progress::new("loading weights");
     let session =
         model.start_over(planned, kv.buffers(), machine, &mut |done, all| progress.set(done, all))?;
     Ok(PagedModel::new(session, cache, [config.vocab_size, context, tokens, room.sequences]))
+}
+
+/// The same error, with a remedy that there is here.
+fn with_remedy(e: Error) -> Error {
+    match e {
+        Error::Memory { what, need, have, .. } => {
+            Error::Memory { what, need, have, remedy: "use a smaller model, or --dtype bf16".into() }
+        }
+        other => other,
+    }
 }
 
 /// A KV state that fits the memory.

@@ -39,7 +39,7 @@ pub fn endless() -> &'static Path {
 
 /// A model directory among the build's files, made anew each time.
 pub fn make(name: &str, change: impl FnOnce(&mut Value)) -> PathBuf {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("serving").join(name);
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("answers").join(name);
     let _absent = fs::remove_dir_all(&dir);
     fs::create_dir_all(&dir).unwrap();
     let mut config: Value = serde_json::from_slice(&fs::read(golden("config.json")).unwrap()).unwrap();
