@@ -2,11 +2,16 @@
 //! events, one a step. What text is to tokens is the tokenizer's and the chat template's; what a step computes is the
 //! scheduler's, within the pages of the KV state; what token follows from logits is the sampler's.
 
+#[cfg(test)]
+mod alphabet;
+pub mod answer;
 pub mod cache;
 pub mod engine;
 mod files;
+pub mod http;
 pub mod paged;
 pub mod pages;
+pub mod recommended;
 pub mod request;
 pub mod sample;
 pub mod scheduler;

@@ -3,10 +3,11 @@
 //! module is here for what that crate leaves open: errors that name the file and the remedy, special tokens, no silent
 //! truncation, copies beside a checkpoint, and a stream that never shows half a character.
 
+mod bytes;
 mod special;
 mod stream;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod unfinished;
 
 use std::fs;

@@ -32,7 +32,7 @@ fn letters() -> Value {
 }
 
 /// Every byte a token, `ab` another, and one special token with id 257.
-fn byte_level() -> Value {
+pub(crate) fn byte_level() -> Value {
     json!({"version": "1.0",
         "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
         "padding": {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0,
@@ -73,7 +73,7 @@ fn write(dir: &Path, name: &str, value: &Value) {
     fs::write(dir.join(name), value.to_string()).unwrap();
 }
 
-fn open(value: &Value) -> Tokenizer {
+pub(crate) fn open(value: &Value) -> Tokenizer {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), "tokenizer.json", value);
     Tokenizer::open(dir.path()).unwrap()

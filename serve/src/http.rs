@@ -1,0 +1,108 @@
+//! The server. In: connections from anywhere. Out: answers of the engine in the forms of OpenAI's API, plain and streamed,
+//! and what operators ask: health, readiness, metrics. Whatever comes over the wire is hostile until a field table, the
+//! template's limits and the engine's own checks have passed it; whatever goes wrong is one error object with a status.
+//!
+//! A request is prepared (parsed, rendered, tokenised) off the asynchronous threads, a bounded number at a time, and then
+//! waits in the engine's queue. Its answer lives in the future that writes the response: when the client leaves, hyper
+//! drops that future, and the engine gives up the request within a step.
+
+mod api;
+mod app;
+mod batch;
+mod chat;
+mod completions;
+mod connections;
+mod error;
+mod fields;
+mod gate;
+mod generate;
+mod logprobs;
+mod metrics;
+mod models;
+mod params;
+mod sse;
+#[cfg(test)]
+mod tests;
+mod texts;
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+
+use crate::engine::Engine;
+use crate::request::Sampling;
+use crate::template::ChatTemplate;
+use crate::tokenizer::Tokenizer;
+use app::App;
+
+/// What a server serves.
+#[derive(Debug)]
+pub struct Served {
+    /// Answers the requests; ends with the server.
+    pub engine: Engine,
+    /// The model's.
+    pub tokenizer: Tokenizer,
+    /// The model's, if it has one; without, there are no chats.
+    pub template: Option<ChatTemplate>,
+    /// Ids of the model, at least one; the first is the one it is told by, the others are accepted too.
+    pub names: Vec<String>,
+    /// How.
+    pub settings: HttpSettings,
+}
+
+/// How a server serves.
+#[derive(Clone, Debug)]
+pub struct HttpSettings {
+    /// One of these must come with each request but `/health` and `/ready`; none asks for none.
+    pub api_keys: Vec<String>,
+    /// Bytes of a request's body.
+    pub body_limit: usize,
+    /// How long requests may go on when the server is told to stop.
+    pub shutdown_timeout: Duration,
+    /// Origins whose pages may use the server from a browser; `*` allows all, none allows none.
+    pub cors_origins: Vec<String>,
+    /// Comments go to streams that have been silent for so long, so that nothing between takes them for dead.
+    pub keep_alive: Duration,
+    /// What a request gets that says nothing about it: a model's recommended temperature, say.
+    pub sampling: Sampling,
+}
+
+impl Default for HttpSettings {
+    fn default() -> HttpSettings {
+        HttpSettings {
+            api_keys: Vec::new(),
+            body_limit: 4 << 20,
+            shutdown_timeout: Duration::from_secs(30),
+            cors_origins: Vec::new(),
+            keep_alive: Duration::from_secs(12),
+            sampling: Sampling::default(),
+        }
+    }
+}
+
+/// Serves until `stop` is ready. From then on the server says that it is not, takes no more requests, and finishes those it
+/// has; what is not finished after the shutdown timeout ends with an error of its own. Returns when all have been told.
+///
+/// # Errors
+/// The settings name nothing, or what no header can hold.
+pub async fn serve(
+    listener: TcpListener,
+    served: Served,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
+    let Served { engine, tokenizer, template, names, settings } = served;
+    let patience = settings.shutdown_timeout;
+    let app = Arc::new(App::new(engine.handle(), tokenizer, template, names, settings)?);
+    let service = gate::guarded(api::routes(app.clone()), &app)?;
+    let drained = async move {
+        stop.await;
+        app.drain();
+        // The engine's thread is waited for, and it tells every request the end.
+        let _ = tokio::task::spawn_blocking(move || engine.drain(Some(patience))).await;
+    };
+    connections::accept(listener, service, drained).await;
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! Which path leads where.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde::Serialize;
+
+use super::app::App;
+use super::error::ApiError;
+use super::{chat, completions, metrics, models, texts};
+
+/// All paths. A slash at the end changes nothing.
+pub fn routes(app: Arc<App>) -> Router {
+    let mut router = Router::new();
+    for end in ["", "/"] {
+        let at = |path: &str| format!("{path}{end}");
+        router = router
+            .route(&at("/health"), get(health))
+            .route(&at("/ready"), get(ready))
+            .route(&at("/metrics"), get(metrics::show))
+            .route(&at("/v1/models"), get(models::list))
+            .route(&at("/v1/chat/completions"), post(chat::create))
+            .route(&at("/v1/completions"), post(completions::create))
+            .route(&at("/tokenize"), post(texts::tokenize))
+            .route(&at("/detokenize"), post(texts::detokenize));
+    }
+    router
+        .route("/v1/models/{*id}", get(models::one))
+        .fallback(nowhere)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(app)
+}
+
+/// A response of JSON.
+pub fn json(body: &impl Serialize) -> Response {
+    match serde_json::to_string(body) {
+        Ok(text) => {
+            let json = HeaderValue::from_static("application/json");
+            ([(header::CONTENT_TYPE, json)], text).into_response()
+        }
+        Err(e) => ApiError::internal(format!("the answer cannot be written: {e}")).into_response(),
+    }
+}
+
+async fn nowhere(method: Method) -> Response {
+    if method == Method::OPTIONS {
+        return StatusCode::NO_CONTENT.into_response();
+    }
+    ApiError::new(StatusCode::NOT_FOUND, "there is nothing at this path; the API is under /v1")
+        .into_response()
+}
+
+async fn wrong_method(method: Method) -> Response {
+    if method == Method::OPTIONS {
+        return StatusCode::NO_CONTENT.into_response();
+    }
+    let message = format!("{method} is not for this path");
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message).into_response()
+}
+
+/// `GET /health`: whether the process should be left alive.
+async fn health(State(app): State<Arc<App>>) -> Response {
+    match app.engine.dead() {
+        None => json(&serde_json::json!({"status": "ok"})),
+        Some(why) => ApiError::unavailable(why).into_response(),
+    }
+}
+
+/// `GET /ready`: whether requests should be sent here.
+async fn ready(State(app): State<Arc<App>>) -> Response {
+    match (app.engine.dead(), app.is_ready()) {
+        (Some(why), _) => ApiError::unavailable(why).into_response(),
+        (None, false) => ApiError::unavailable("the server is shutting down").into_response(),
+        (None, true) => json(&serde_json::json!({"status": "ready"})),
+    }
+}

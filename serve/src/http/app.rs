@@ -1,0 +1,129 @@
+//! What all requests share.
+
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use sha2::{Digest, Sha256};
+use tokio::sync::Semaphore;
+
+use super::HttpSettings;
+use super::error::ApiError;
+use super::metrics::Metrics;
+use crate::engine::Handle;
+use crate::template::ChatTemplate;
+use crate::tokenizer::Tokenizer;
+
+/// The sum of a key: of one length, and of no use to whoever sees it.
+pub type KeySum = [u8; 32];
+
+/// What all requests share.
+#[derive(Debug)]
+pub struct App {
+    pub engine: Handle,
+    pub tokenizer: Tokenizer,
+    pub template: Option<ChatTemplate>,
+    pub names: Vec<String>,
+    pub settings: HttpSettings,
+    /// Seconds since 1970 at the start.
+    pub created: u64,
+    pub metrics: Metrics,
+    keys: Vec<KeySum>,
+    draining: AtomicBool,
+    /// Requests that may be rendered and tokenised at once.
+    rooms: Arc<Semaphore>,
+    seeds: [RandomState; 2],
+    next: AtomicU64,
+}
+
+impl App {
+    pub fn new(
+        engine: Handle,
+        tokenizer: Tokenizer,
+        template: Option<ChatTemplate>,
+        names: Vec<String>,
+        settings: HttpSettings,
+    ) -> io::Result<App> {
+        if names.is_empty() || names.iter().any(String::is_empty) {
+            return Err(io::Error::other("the model needs a name, and none may be empty"));
+        }
+        if settings.api_keys.iter().any(String::is_empty) {
+            return Err(io::Error::other("an API key is empty; give one that is not, or none"));
+        }
+        let keys = settings.api_keys.iter().map(|k| Sha256::digest(k).into()).collect();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(App {
+            engine,
+            tokenizer,
+            template,
+            names,
+            settings,
+            created: now(),
+            metrics: Metrics::new().map_err(io::Error::other)?,
+            keys,
+            draining: AtomicBool::new(false),
+            rooms: Arc::new(Semaphore::new(cores)),
+            seeds: [RandomState::new(), RandomState::new()],
+            next: AtomicU64::new(0),
+        })
+    }
+
+    /// The name by which the model is told.
+    pub fn name(&self) -> &str {
+        &self.names[0]
+    }
+
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether requests are taken.
+    pub fn is_ready(&self) -> bool {
+        !self.draining.load(Ordering::Acquire) && self.engine.is_ready()
+    }
+
+    pub fn wants_keys(&self) -> bool {
+        !self.keys.is_empty()
+    }
+
+    /// The sum of a key, if it is one of ours. Every key is compared, in the same time wherever it differs.
+    pub fn known(&self, key: &[u8]) -> Option<KeySum> {
+        let sum: KeySum = Sha256::digest(key).into();
+        let same = |ours: &KeySum| ours.iter().zip(&sum).fold(0, |d, (a, b)| d | (a ^ b)) == 0;
+        self.keys.iter().fold(false, |any, ours| any | same(ours)).then_some(sum)
+    }
+
+    /// Whether callers are to be kept apart from each other.
+    pub fn has_tenants(&self) -> bool {
+        self.keys.len() > 1
+    }
+
+    /// 24 hexadecimal digits that nobody can foretell.
+    pub fn mint(&self) -> String {
+        let n = self.next.fetch_add(1, Ordering::Relaxed);
+        let [high, low] = self.seeds.each_ref().map(|s| s.hash_one(n));
+        format!("{:08x}{low:016x}", high >> 32)
+    }
+
+    /// Does work that takes long on a thread of its own, no more at a time than there are cores.
+    ///
+    /// # Errors
+    /// The work's own, or a panic of it.
+    pub async fn apart<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let broken = || ApiError::internal("the request could not be prepared");
+        let room = self.rooms.clone().acquire_owned().await.map_err(|_| broken())?;
+        // The work goes on when the client leaves; its room is taken until it is done.
+        let work = move || (work(), drop(room)).0;
+        tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(broken()))
+    }
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}

@@ -1,0 +1,148 @@
+//! Errors as OpenAI's API writes them: a status, and `{"error": {"message", "type", "param", "code"}}`.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::engine::SubmitError;
+use crate::request::RequestError;
+use crate::template::{MessageError, TemplateError};
+
+/// What a client is told that gets no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    pub status: StatusCode,
+    pub message: String,
+    /// The field of the request that is at fault.
+    pub param: Option<String>,
+    /// A word for programs.
+    pub code: Option<&'static str>,
+    /// Seconds after which to try again.
+    pub retry_after: Option<u16>,
+}
+
+impl ApiError {
+    pub fn new(status: StatusCode, message: impl Into<String>) -> ApiError {
+        ApiError { status, message: message.into(), param: None, code: None, retry_after: None }
+    }
+
+    /// 400: this field cannot be so.
+    pub fn field(param: impl Into<String>, message: impl std::fmt::Display) -> ApiError {
+        let param = param.into();
+        let message = format!("{param}: {message}");
+        ApiError { param: Some(param), ..ApiError::new(StatusCode::BAD_REQUEST, message) }
+    }
+
+    /// 400, about the body as a whole.
+    pub fn body(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// 500: not the client's fault.
+    pub fn internal(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+    }
+
+    /// 503: gone, or going.
+    pub fn unavailable(message: impl Into<String>) -> ApiError {
+        ApiError { retry_after: Some(5), ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message) }
+    }
+
+    pub fn unknown_model(name: &str) -> ApiError {
+        let message = format!("the model {name:?} does not exist; /v1/models lists what does");
+        let param = Some("model".into());
+        ApiError { param, code: Some("model_not_found"), ..ApiError::new(StatusCode::NOT_FOUND, message) }
+    }
+
+    pub fn with_code(self, code: &'static str) -> ApiError {
+        ApiError { code: Some(code), ..self }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            429 => "rate_limit_error",
+            503 => "service_unavailable_error",
+            500.. => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    fn word(&self) -> Option<&'static str> {
+        let usual = match self.status.as_u16() {
+            401 => Some("invalid_api_key"),
+            404 => Some("not_found"),
+            405 => Some("method_not_allowed"),
+            408 => Some("request_timeout"),
+            413 => Some("request_too_large"),
+            429 => Some("rate_limit_exceeded"),
+            500 => Some("server_error"),
+            503 => Some("service_unavailable"),
+            _ => None,
+        };
+        self.code.or(usual)
+    }
+
+    /// The body of the response, or the event that ends a stream.
+    pub fn json(&self) -> Value {
+        json!({"error": {
+            "message": self.message, "type": self.kind(), "param": self.param, "code": self.word(),
+        }})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, self.json().to_string()).into_response();
+        let json = HeaderValue::from_static("application/json");
+        response.headers_mut().insert(header::CONTENT_TYPE, json);
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+        }
+        response
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(e: SubmitError) -> ApiError {
+        let message = e.to_string();
+        match e {
+            SubmitError::Invalid(e) => e.into(),
+            SubmitError::Busy(_) => {
+                ApiError { retry_after: Some(1), ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, message) }
+            }
+            SubmitError::Draining | SubmitError::Dead(_) => ApiError::unavailable(message),
+        }
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(e: RequestError) -> ApiError {
+        ApiError::field(e.param, e.message)
+    }
+}
+
+impl From<MessageError> for ApiError {
+    fn from(e: MessageError) -> ApiError {
+        ApiError::field(e.field, e.message)
+    }
+}
+
+impl From<TemplateError> for ApiError {
+    fn from(e: TemplateError) -> ApiError {
+        let message = e.to_string();
+        match &e {
+            // The message begins with the field.
+            TemplateError::Request(said) => {
+                let param = said.split_once(": ").map(|(field, _)| field.to_owned());
+                ApiError { param: param.filter(|p| !p.contains(' ')), ..ApiError::body(message) }
+            }
+            TemplateError::File { .. } => ApiError::internal(message),
+            TemplateError::Raised(_) | TemplateError::Failed { .. } | TemplateError::Stopped(_) => {
+                ApiError { param: Some("messages".into()), ..ApiError::body(message) }
+            }
+        }
+    }
+}
