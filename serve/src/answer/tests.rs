@@ -21,8 +21,11 @@ fn answer(engine: &Engine, request: Request, stops: &[&str], include: bool) -> A
     Answer::new(engine.handle().submit(request).unwrap(), &tokenizer(), n, &stops, true)
 }
 
-/// Texts, tokens and ends of each choice, and the end; holds every step to what steps promise.
-fn collect(mut answer: Answer, n: usize) -> (Vec<(String, Vec<u32>, Option<Ended>)>, End) {
+/// Text and tokens of a choice, and why it ended.
+type Told = (String, Vec<u32>, Option<Ended>);
+
+/// What was told of each choice, and the end; holds every step to what steps promise.
+fn collect(mut answer: Answer, n: usize) -> (Vec<Told>, End) {
     let mut choices = vec![(String::new(), Vec::new(), None); n];
     while let Some(step) = answer.blocking_next() {
         assert!(!step.deltas.is_empty() || step.end.is_some(), "a step without anything");
