@@ -2,8 +2,11 @@
 
 use crate::failure::Failure;
 use crate::machine::Machine;
+use crate::serving::KvMemory;
 use astrai_ir::DType;
 use astrai_runtime::Device;
+use astrai_serve::recommended::{Asked, Recommended};
+use astrai_serve::request::RequestError;
 use clap::{Args, ValueEnum};
 
 /// Values of `--device`.
@@ -40,6 +43,65 @@ pub struct MachineFlags {
     /// Threads; 0 means one a core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub threads: u16,
+}
+
+/// How much a served model may hold.
+#[derive(Args, Clone, Debug)]
+pub struct RoomFlags {
+    /// Most tokens of prompt and answer together [default: what the model takes and the memory holds]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    pub max_model_len: Option<u32>,
+    /// Memory for keys and values: a size, 4GiB say, or a part of what is free beside the weights, 40% say
+    /// [default: what all sequences can use, at most 50%]
+    #[arg(long, value_name = "SIZE")]
+    pub kv_memory: Option<KvMemory>,
+}
+
+/// How tokens are chosen. What no flag says, the model's generation_config.json says, if it is there.
+#[derive(Args, Clone, Debug)]
+pub struct SamplingFlags {
+    /// 0 takes the likeliest token each time; higher is freer [default: the model's, else 1]
+    #[arg(long, value_name = "T")]
+    temperature: Option<f32>,
+    /// Draw from the fewest tokens that have this probability together [default: the model's, else 1]
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+    /// Draw from the N likeliest tokens; 0 from all [default: the model's, else 0]
+    #[arg(long, value_name = "N")]
+    top_k: Option<u32>,
+    /// Draw from tokens at least this fraction as likely as the likeliest [default: the model's, else 0]
+    #[arg(long, value_name = "P")]
+    min_p: Option<f32>,
+    /// Make what is there already less likely; 1 changes nothing [default: the model's, else 1]
+    #[arg(long, value_name = "R")]
+    repetition_penalty: Option<f32>,
+    /// Makes the text repeatable
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+impl SamplingFlags {
+    /// What the flags ask for.
+    pub fn asked(&self) -> Asked {
+        Asked {
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+        }
+    }
+
+    /// Refuses values out of their ranges, for a model of so many ids.
+    pub fn check(&self, vocabulary: usize) -> Result<(), Failure> {
+        let given = Recommended::default().fill(&self.asked());
+        given.checked(vocabulary).map(drop).map_err(|e| as_flag(&e).into())
+    }
+}
+
+/// A parameter of a request that cannot be honoured, by the name of its flag.
+pub fn as_flag(e: &RequestError) -> String {
+    format!("--{}: {}", e.param.replace('_', "-"), e.message)
 }
 
 impl DTypeName {

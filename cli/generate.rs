@@ -1,63 +1,58 @@
-//! `astrai generate`: a prompt in, its continuation out as it comes, through the engine that serves.
+//! `astrai generate`: a prompt in, its continuation out as it comes; or a file of prompts in, a line for each out, many computed
+//! at once. Both go through the engine that serves.
+
+mod batch;
 
 use crate::failure::{Done, Failure, warn};
-use crate::flags::MachineFlags;
-use crate::machine::Machine;
-use crate::model::{Model, plan};
-use crate::progress::Progress;
-use astrai_builders::{Cache, Program};
-use astrai_serve::cache::KvCache;
-use astrai_serve::engine::{End, Engine, Settings};
-use astrai_serve::paged::PagedModel;
-use astrai_serve::request::{Request, Sampling};
-use astrai_serve::stop::{StopStrings, TextStream};
-use astrai_serve::template::{Chat, ChatTemplate, Message};
-use astrai_serve::tokenizer::Tokenizer;
+use crate::flags::{MachineFlags, RoomFlags, SamplingFlags, as_flag};
+use crate::serving::{Published, Room, chat_ids};
+use astrai_serve::answer::Answer;
+use astrai_serve::engine::{End, Usage};
+use astrai_serve::request::{Limits, Request, Sampling};
+use astrai_serve::stop::StopStrings;
+use astrai_serve::template::Message;
 use clap::Args;
 use serde_json::json;
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Most tokens of a prompt that one run takes in.
-const CHUNK: usize = 512;
+/// Tokens added unless told otherwise.
+const NEW: usize = 128;
 
-/// Continue a prompt
+/// Continue a prompt, or a file of prompts
 ///
 /// The model directory holds config.json, the weights and tokenizer.json. With --chat the prompt is a user's message, put
-/// through the model's chat template. The same --seed gives the same text.
+/// through the model's chat template. The same --seed gives the same text. Sampling that no flag names is as the model's
+/// generation_config.json recommends.
+///
+/// With --batch the prompts are lines of a file, each a JSON object with `prompt` or `messages` and, where they differ from the
+/// flags, `max_tokens`, `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty`, `seed`, `stop`. For each there is a line
+/// with `text`, or `error`, in the same order; with an error among them the exit code is 1.
 #[derive(Args)]
 #[command(after_help = "Examples:
   astrai generate model/ --prompt 'Once upon a time' --max-tokens 64
-  echo 'Say hello.' | astrai generate model/ --prompt - --chat --temperature 0")]
+  echo 'Say hello.' | astrai generate model/ --prompt - --chat --temperature 0
+  astrai generate model/ --batch questions.jsonl --dtype bf16 > answers.jsonl")]
 pub struct Generate {
     /// A model directory
     model: PathBuf,
     /// The text to continue; - reads standard input
-    #[arg(long, value_name = "TEXT")]
-    prompt: String,
+    #[arg(long, value_name = "TEXT", required_unless_present = "batch")]
+    prompt: Option<String>,
+    /// A file of prompts, a JSON object a line; - reads standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "json"])]
+    batch: Option<PathBuf>,
+    /// Most prompts of the file that are computed at once [default: 32]
+    #[arg(long, value_name = "N", conflicts_with = "prompt", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    max_seqs: Option<u16>,
     /// Put the prompt through the model's chat template
     #[arg(long)]
     chat: bool,
-    /// Most tokens to add
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
-    max_tokens: u32,
-    /// 0 takes the likeliest token each time; higher is freer
-    #[arg(long, value_name = "T", default_value_t = 0.8)]
-    temperature: f32,
-    /// Draw from the fewest tokens that have this probability together
-    #[arg(long, value_name = "P", default_value_t = 0.95)]
-    top_p: f32,
-    /// Draw from the N likeliest tokens; 0 from all
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    top_k: u32,
-    /// Draw from tokens at least this fraction as likely as the likeliest
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
-    min_p: f32,
-    /// Makes the text repeatable
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
+    /// Most tokens to add [default: 128, or what the context leaves]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: Option<u32>,
     /// End before this text; may be repeated
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
@@ -65,138 +60,121 @@ pub struct Generate {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    sampling: SamplingFlags,
+    #[command(flatten)]
+    room: RoomFlags,
+    #[command(flatten)]
     machine: MachineFlags,
 }
 
 impl Generate {
     /// Generates and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
-        let tokenizer = Tokenizer::open(&self.model).map_err(|e| e.to_string())?;
-        let prompt = self.prompt(&tokenizer)?;
-        if prompt.is_empty() {
-            return Err("the prompt has no tokens; give some text with --prompt".into());
+        let published = Published::read(&self.model)?;
+        self.sampling.check(published.model.config.vocab_size)?;
+        let stops = StopStrings::new(&self.stop, false).map_err(|e| format!("--{e}"))?;
+        match &self.batch {
+            Some(path) => batch::run(&self, path, &published, &stops, out),
+            None => self.one(&published, &stops, out),
         }
-        let machine = self.machine.machine()?;
-        warn(&machine.warnings);
-        let most = prompt.len() + self.max_tokens as usize;
-        let (model, eos) = open(&self.model, most, &tokenizer, self.machine.storage(), &machine)?;
-        let engine = Engine::start(model, &Settings { eos, prefix_cache: false, ..Settings::default() })
-            .map_err(|e| e.to_string())?;
+    }
+
+    fn one(&self, published: &Published, stops: &StopStrings, out: &mut dyn Write) -> Done {
+        let prompt = self.prompt(published)?;
+        let mut room = Room { prefix_cache: false, ..Room::of_one(self.machine.storage(), &self.room) };
+        let positions = published.model.config.max_positions;
+        let context = room.context.unwrap_or(positions);
+        let left = context.saturating_sub(prompt.len());
+        let most = self.max_tokens.map_or_else(|| NEW.min(left.max(1)), |n| n as usize);
+        // No more pages than this text can fill.
+        room.context.get_or_insert(positions.min(prompt.len().saturating_add(most)));
         let mut request = Request::new(prompt);
         request.sampling = Sampling {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            seed: self.seed,
-            max_tokens: Some(self.max_tokens as usize),
-            ..Sampling::default()
+            seed: self.sampling.seed,
+            max_tokens: Some(most),
+            ..published.recommended.fill(&self.sampling.asked())
         };
-        let stops = StopStrings::new(&self.stop, false).map_err(|e| format!("--stop: {e}"))?;
+        // What the engine would refuse is known before the weights are read.
+        let limits = Limits { vocabulary: published.model.config.vocab_size, context };
+        request.clone().checked(limits).map_err(|e| as_flag(&e))?;
+        let machine = self.machine.machine()?;
+        warn(&machine.warnings);
+        let engine = published.start(&room, &machine)?;
         let started = Instant::now();
-        let mut stream = engine.handle().submit(request).map_err(|e| e.to_string())?;
-        let mut text = TextStream::new(&tokenizer, true, &stops);
-        let mut all = String::new();
-        let mut show = |piece: &str, out: &mut dyn Write| -> Result<(), Failure> {
-            all.push_str(piece);
+        let stream = engine.handle().submit(request).map_err(|e| e.to_string())?;
+        let mut answer = Answer::new(stream, &published.tokenizer, 1, stops, true);
+        let mut all = Text::default();
+        while let Some(step) = answer.blocking_next() {
+            let piece = all.take(step)?;
             if !self.json {
                 out.write_all(piece.as_bytes())?;
                 out.flush()?;
             }
-            Ok(())
-        };
-        let mut first = None;
-        let mut stopped = false;
-        let usage = loop {
-            let event = stream.blocking_recv().ok_or("the engine ended without an answer")?;
-            for u in &event.updates {
-                if stopped {
-                    break;
-                }
-                first.get_or_insert_with(|| started.elapsed());
-                let ends = matches!(u.finish, Some(f) if f != astrai_serve::engine::Finish::Length);
-                if ends {
-                    continue;
-                }
-                let shown = text.push(u.token).map_err(|e| e.to_string())?;
-                show(&shown.text, out)?;
-                if shown.stopped.is_some() {
-                    stopped = true;
-                    stream.stop(u.index);
-                }
-            }
-            match event.end {
-                None => {}
-                Some(End::Finished(usage) | End::Cancelled(usage)) => break usage,
-                Some(End::Failed(why)) => return Err(why.into()),
-            }
-        };
-        let seconds = started.elapsed().as_secs_f64();
-        if !stopped {
-            let rest = text.finish().map_err(|e| e.to_string())?;
-            show(&rest.text, out)?;
         }
-        if self.json {
-            let first = first.map(|f| f.as_secs_f64());
-            let line = json!({
-                "text": all, "prompt_tokens": usage.prompt, "completion_tokens": usage.output,
-                "seconds_to_first_token": first, "seconds": seconds,
-            });
-            writeln!(out, "{line}")?;
-        } else {
+        if !self.json {
             writeln!(out)?;
+            return Ok(ExitCode::SUCCESS);
         }
+        let mut line = all.report();
+        let first = answer.first_token().map(|at| (at - started).as_secs_f64());
+        line["seconds_to_first_token"] = json!(first);
+        line["seconds"] = json!(started.elapsed().as_secs_f64());
+        writeln!(out, "{line}")?;
         Ok(ExitCode::SUCCESS)
     }
 
     /// Ids of the prompt.
-    fn prompt(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
-        let mut text = self.prompt.clone();
+    fn prompt(&self, published: &Published) -> Result<Vec<u32>, Failure> {
+        let mut text = self.prompt.clone().unwrap_or_default();
         if text == "-" {
             text.clear();
             std::io::stdin().read_to_string(&mut text).map_err(|e| format!("standard input: {e}"))?;
         }
-        if !self.chat {
-            return Ok(tokenizer.encode(&text, true).map_err(|e| e.to_string())?);
+        let ids = match self.chat {
+            true => {
+                let template = published.template("generate without --chat")?;
+                chat_ids(template, &published.tokenizer, &[Message::text("user", &text)])?
+            }
+            false => published.tokenizer.encode(&text, true).map_err(|e| e.to_string())?,
+        };
+        if ids.is_empty() {
+            return Err("the prompt has no tokens; give some text with --prompt".into());
         }
-        let template = ChatTemplate::open(&self.model).map_err(|e| e.to_string())?;
-        let template = template
-            .ok_or_else(|| format!("{}: no chat template; generate without --chat", self.model.display()))?;
-        let mut messages = [Message::text("user", &text)];
-        template.adapt(&mut messages, None, false).map_err(|e| e.to_string())?;
-        let chat = Chat { messages: &messages, add_generation_prompt: true, ..Chat::default() };
-        let text = template.render(&chat).map_err(|e| e.to_string())?;
-        // The template has put the special tokens there.
-        Ok(tokenizer.encode(&text, false).map_err(|e| e.to_string())?)
+        Ok(ids)
     }
 }
 
-/// A model that takes one sequence of so many tokens, and the ids that end its texts.
-fn open(
-    folder: &Path,
-    tokens: usize,
-    tokenizer: &Tokenizer,
-    storage: astrai_ir::DType,
-    machine: &Machine,
-) -> Result<(PagedModel, Vec<u32>), Failure> {
-    let model = Model::open(folder, false)?;
-    warn(&model.warnings);
-    let config = model.config.clone();
-    if tokenizer.vocabulary() > config.vocab_size {
-        let (has, takes) = (tokenizer.vocabulary(), config.vocab_size);
-        return Err(format!("{}: its tokenizer has {has} tokens, the model {takes}", folder.display()).into());
+/// An answer of one choice, as it adds up.
+#[derive(Default)]
+struct Text {
+    text: String,
+    ids: Vec<u32>,
+    finish: Option<&'static str>,
+    usage: Usage,
+}
+
+impl Text {
+    /// Adds a step; gives what is new of the text.
+    fn take(&mut self, step: astrai_serve::answer::Step) -> Result<String, String> {
+        let mut piece = String::new();
+        for delta in step.deltas {
+            piece.push_str(&delta.text);
+            self.ids.extend(delta.tokens.iter().map(|t| t.id));
+            self.finish = delta.ended.map(|e| e.name()).or(self.finish);
+        }
+        self.text.push_str(&piece);
+        match step.end {
+            None => {}
+            Some(End::Finished(usage) | End::Cancelled(usage)) => self.usage = usage,
+            Some(End::Failed(why)) => return Err(why),
+        }
+        Ok(piece)
     }
-    let positions = config.max_positions.min(tokens);
-    let table = positions.div_ceil(Cache::PAGE);
-    let cache = Cache { page: Cache::PAGE, pages: table, table };
-    let chunk = CHUNK.min(positions);
-    let planned = plan(&config, &Program::paged(chunk as u64, 1, cache), storage, machine)?;
-    let kv = KvCache::new(&config, cache, storage)?;
-    let mut progress = Progress::new("loading weights");
-    let session =
-        model.start_over(planned, kv.buffers(), machine, &mut |done, all| progress.set(done, all))?;
-    let mut eos = config.eos.clone();
-    eos.extend(tokenizer.special().eos.as_ref().map(|t| t.id).filter(|id| !eos.contains(id)));
-    let sizes = [config.vocab_size, positions, chunk, 1];
-    Ok((PagedModel::new(session, cache, sizes), eos))
+
+    fn report(&self) -> serde_json::Value {
+        json!({
+            "text": self.text, "token_ids": self.ids, "finish_reason": self.finish,
+            "prompt_tokens": self.usage.prompt, "completion_tokens": self.usage.output,
+        })
+    }
 }

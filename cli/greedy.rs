@@ -1,9 +1,10 @@
-//! Greedy continuation by full forward passes, without a cache: the plainest way to generate, and the reference for any
-//! faster one.
+//! Greedy continuation through the serving engine, and how sure the model was of each token. In: a model over paged keys and
+//! values, a prompt. Out: the tokens that the engine chose, with the logits' margins, seen as they pass by.
 
-use crate::batch::Batch;
-use astrai_builders::{Logits, Program};
-use astrai_runtime::Session;
+use astrai_serve::engine::{End, Engine, Model, ModelError, Settings, Sizes};
+use astrai_serve::request::{Request, Sampling};
+use astrai_serve::scheduler::batch::StepBatch;
+use std::sync::mpsc::{Sender, channel};
 
 /// One token chosen.
 #[derive(Clone, Copy, Debug)]
@@ -16,32 +17,53 @@ pub struct Choice {
     pub top: f32,
 }
 
-/// The program for sequences of up to `tokens` tokens.
-pub fn program(tokens: u64) -> Program {
-    Program { logits: Logits::Last, ..Program::full(1, tokens) }
+/// A model that tells of the logits it gives for the last sequence of each step.
+struct Watched<M> {
+    model: M,
+    seen: Sender<Option<Choice>>,
 }
 
-/// Continues `prompt` by `new` tokens with a session of [`program`]; `each` hears how many there are.
+impl<M: Model> Model for Watched<M> {
+    fn sizes(&self) -> Sizes {
+        self.model.sizes()
+    }
+
+    fn step(&mut self, batch: &StepBatch) -> Result<&mut [f32], ModelError> {
+        let vocabulary = self.model.sizes().vocabulary;
+        let logits = self.model.step(batch)?;
+        self.seen.send(choose(logits.iter().rev().take(vocabulary).rev().copied()))?;
+        Ok(logits)
+    }
+}
+
+/// Continues `prompt` by `new` tokens; `each` hears how many there are.
 pub fn continue_greedily(
-    session: &mut Session,
+    model: impl Model + Send + 'static,
     prompt: &[i64],
     new: usize,
-    vocab: usize,
     each: &mut dyn FnMut(usize),
 ) -> Result<Vec<Choice>, String> {
-    let mut sequence = prompt.to_vec();
-    let mut chosen = Vec::with_capacity(new);
-    for step in 0..new {
-        let batch = Batch::new(&[&sequence], vocab)?;
-        let outs = session.run(&batch.inputs(session.inputs())).map_err(|e| e.to_string())?;
-        let logits = outs.first().map(|(_, v)| v.to_f32()).unwrap_or_default();
-        let choice = choose(logits.iter().copied())
-            .ok_or_else(|| format!("step {step}: the logits are not all finite numbers"))?;
-        sequence.push(choice.token);
-        chosen.push(choice);
-        each(step + 1);
+    let id = |t: &i64| u32::try_from(*t).map_err(|_| format!("the prompt's token {t} is none"));
+    let mut request = Request::new(prompt.iter().map(id).collect::<Result<_, _>>()?);
+    request.sampling =
+        Sampling { temperature: 0.0, max_tokens: Some(new), ignore_eos: true, ..Sampling::default() };
+    let (seen, choices) = channel();
+    let settings = Settings { prefix_cache: false, ..Settings::default() };
+    let engine = Engine::start(Watched { model, seen }, &settings).map_err(|e| e.to_string())?;
+    let mut stream = engine.handle().submit(request).map_err(|e| e.to_string())?;
+    let mut tokens = Vec::with_capacity(new);
+    while let Some(event) = stream.blocking_recv() {
+        tokens.extend(event.updates.iter().map(|u| i64::from(u.token)));
+        each(tokens.len());
+        if let Some(End::Failed(why)) = event.end {
+            return Err(why);
+        }
     }
-    Ok(chosen)
+    // A prompt may take several steps; the last of them gave the first token.
+    let choices: Vec<Option<Choice>> = choices.try_iter().collect();
+    let first = choices.len().checked_sub(tokens.len()).ok_or("the engine chose without the model")?;
+    let chosen = choices[first..].iter().zip(tokens).map(|(c, token)| Some(Choice { token, ..(*c)? }));
+    chosen.collect::<Option<_>>().ok_or_else(|| "the logits are not all finite numbers".into())
 }
 
 /// The largest of the logits; `None` where one is not finite.

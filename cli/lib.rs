@@ -3,6 +3,7 @@
 pub mod allocations;
 pub mod batch;
 pub mod bench;
+pub mod chat;
 pub mod compile;
 pub mod curve;
 pub mod failure;
@@ -19,6 +20,8 @@ pub mod peaks;
 pub mod progress;
 pub mod quickstart;
 pub mod run;
+pub mod serve;
+pub mod serving;
 pub mod summary;
 pub mod table;
 pub mod train;

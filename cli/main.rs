@@ -2,7 +2,7 @@
 
 use astrai::allocations::Counted;
 use astrai::failure::Failure;
-use astrai::{bench, compile, generate, models, quickstart, run, train, verify};
+use astrai::{bench, chat, compile, generate, models, quickstart, run, serve, train, verify};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -25,7 +25,9 @@ enum Command {
     Compile(compile::Compile),
     Run(run::Run),
     Train(Box<train::Train>),
-    Generate(generate::Generate),
+    Generate(Box<generate::Generate>),
+    Chat(Box<chat::Chat>),
+    Serve(Box<serve::Serve>),
     Verify(verify::Verify),
     Bench(bench::Bench),
     Quickstart(quickstart::Quickstart),
@@ -40,6 +42,8 @@ fn main() -> ExitCode {
         Command::Run(c) => c.run(&mut out),
         Command::Train(c) => c.run(&mut out),
         Command::Generate(c) => c.run(&mut out),
+        Command::Chat(c) => c.run(&mut out),
+        Command::Serve(c) => c.run(&mut out),
         Command::Verify(c) => c.run(&mut out),
         Command::Bench(c) => c.run(&mut out),
         Command::Quickstart(c) => c.run(&mut out),

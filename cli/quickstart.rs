@@ -1,19 +1,21 @@
-//! `astrai quickstart`: a small model planned, trained on text that is at hand, and asked to go on with some, with a word on each
-//! step; the shortest way to see the whole.
+//! `astrai quickstart`: a small model planned, trained on text that is at hand, served, and asked over HTTP to go on with some,
+//! with a word on each step; the shortest way to see the whole.
 
 mod text;
 
 use crate::failure::{Done, Failure, warn};
-use crate::flags::MachineFlags;
+use crate::flags::{MachineFlags, RoomFlags};
 use crate::machine::Machine;
+use crate::measure;
 use crate::model::Model;
+use crate::serve::{LOCAL, Server, listen};
+use crate::serving::{Published, Room};
 use crate::table::{bytes, count};
 use crate::train::{Train, default_recipe};
-use crate::{greedy, measure};
 use astrai_builders::ModelConfig;
 use astrai_ir::DType;
 use astrai_runtime::{Device, Dump};
-use astrai_serve::tokenizer::Tokenizer;
+use astrai_serve::http::HttpSettings;
 use astrai_train::batch::Batch;
 use astrai_train::engine::{Engine, Plan};
 use astrai_train::metrics::{self, Row};
@@ -28,6 +30,10 @@ use text::{Text, near, repository};
 
 /// Tokens generated.
 const NEW: usize = 48;
+/// The name that the model is served under.
+const NAME: &str = "quickstart";
+/// Sequences that the tour's server takes at once.
+const SERVED: usize = 8;
 /// Peak learning rate; small models take a large one.
 const LR: &str = "0.002";
 /// How often the loss is printed over a run.
@@ -35,11 +41,11 @@ const SHOWN: usize = 8;
 /// The time of a step is known after so many, or after so long.
 const TRIAL: (usize, Duration) = (5, Duration::from_secs(3));
 
-/// Train a small model on text at hand for two minutes, and let it write
+/// Train a small model on text at hand for two minutes, serve it, and let it write
 ///
 /// A byte-level BPE tokenizer and a llama of five million parameters learn from astrai's own sources, or from any text given with
-/// --data. Needs no download. How many steps two minutes are is measured first. Without a C compiler the interpreter
-/// trains a far smaller model.
+/// --data. Needs no download. How many steps two minutes are is measured first. Then the model is served on a free port of this
+/// machine, and asked for a text as any program would ask. Without a C compiler the interpreter trains a far smaller model.
 #[derive(Args)]
 #[command(after_help = "Examples:
   astrai quickstart
@@ -58,6 +64,9 @@ pub struct Quickstart {
     /// Train for so many steps instead
     #[arg(long, value_name = "N", conflicts_with = "minutes", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     steps: Option<u64>,
+    /// Go on serving when all is shown, until Ctrl-C
+    #[arg(long)]
+    keep_serving: bool,
     /// One JSON object instead of the tour
     #[arg(long)]
     json: bool,
@@ -127,10 +136,19 @@ impl Quickstart {
         make_folder(&folder)?;
         // From here on there is something to look at, and nobody removes it.
         let _kept = temporary.map(tempfile::TempDir::keep);
-        let report = Tour { out, quickstart: &self, machine, size, folder, text }.walk()?;
+        let (report, server) = Tour { out, quickstart: &self, machine, size, folder, text }.walk()?;
         if self.json {
             writeln!(out, "{report}")?;
         }
+        if !self.keep_serving {
+            server.stop()?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        if !self.json {
+            writeln!(out, "Serving on {} until Ctrl-C.", server.url())?;
+        }
+        out.flush()?;
+        server.wait_for_signal()?;
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -147,7 +165,7 @@ impl Tour<'_> {
         self.quickstart.machine.storage()
     }
 
-    fn walk(mut self) -> Result<Value, Failure> {
+    fn walk(mut self) -> Result<(Value, Server), Failure> {
         let (files, size) = (self.text.corpus.files().len(), self.text.corpus.bytes());
         let of = if self.quickstart.data.is_empty() { "astrai's own sources, " } else { "" };
         self.tell(&format!("1. Text to learn from: {of}{files} files, {}.", bytes(size)))?;
@@ -161,16 +179,18 @@ impl Tour<'_> {
         };
         let trained = self.train(steps)?;
         self.show(&trained)?;
-        let (prompt, answer) = self.generate(&trained.model)?;
+        let server = self.serve(&trained.model)?;
+        let (prompt, answer) = self.ask(&server, &trained.model)?;
         self.what_next(&trained)?;
         let picture = self.run_folder().join(PICTURE).display().to_string();
-        Ok(json!({
+        let report = json!({
             "folder": self.folder.display().to_string(), "model": trained.model.display().to_string(),
             "text_bytes": size, "parameters": parameters, "plan": figures, "steps": trained.steps,
             "tokens": trained.tokens, "train_seconds": trained.seconds, "losses": trained.losses,
             "first_loss": trained.losses.first(), "last_loss": trained.losses.last(), "val_loss": trained.validation,
-            "picture": picture, "prompt": prompt, "text": answer,
-        }))
+            "picture": picture, "url": server.url(), "prompt": prompt, "text": answer,
+        });
+        Ok((report, server))
     }
 
     fn run_folder(&self) -> PathBuf {
@@ -291,27 +311,34 @@ impl Tour<'_> {
         ))
     }
 
-    /// The trained model continues the beginning of a text.
-    fn generate(&mut self, folder: &Path) -> Result<(String, String), Failure> {
-        let tokenizer = Tokenizer::open(folder).map_err(|e| e.to_string())?;
+    /// Serves the trained model.
+    fn serve(&mut self, folder: &Path) -> Result<Server, Failure> {
+        let published = Published::read(folder)?;
         let ids = [2, self.size.seq];
-        self.text.write_ids(&self.folder.join("inputs.safetensors"), &tokenizer, ids)?;
+        self.text.write_ids(&self.folder.join("inputs.safetensors"), &published.tokenizer, ids)?;
+        let listener = listen(LOCAL, 0)?;
+        let flags = RoomFlags { max_model_len: None, kv_memory: None };
+        let room = Room { sequences: SERVED, queue: SERVED, ..Room::of_one(self.storage(), &flags) };
+        let engine = published.start(&room, &self.machine)?;
+        Server::start(listener, published.served(engine, vec![NAME.into()], HttpSettings::default()))
+    }
+
+    /// The trained model continues the beginning of a text, for a client of its server.
+    fn ask(&mut self, server: &Server, folder: &Path) -> Result<(String, String), Failure> {
         let prompt = self.text.prompt()?;
-        let ids = tokenizer.encode_plain(&prompt).map_err(|e| e.to_string())?;
-        let ids: Vec<i64> = ids.into_iter().map(i64::from).collect();
-        let model = Model::open(folder, false)?;
-        let program = greedy::program((ids.len() + NEW) as u64);
-        let mut session = model.session(&program, self.storage(), &self.machine, &mut |_, _| {})?;
-        let vocab = model.config.vocab_size;
-        let (chosen, seconds) =
-            measure::once(|| greedy::continue_greedily(&mut session, &ids, NEW, vocab, &mut |_| {}))?;
-        let ids: Vec<u32> = chosen.iter().filter_map(|c| u32::try_from(c.token).ok()).collect();
-        let text = tokenizer.decode(&ids, true).map_err(|e| e.to_string())?;
+        let url = format!("{}/v1/completions", server.url());
+        let body = json!({"model": NAME, "prompt": prompt, "max_tokens": NEW, "temperature": 0});
+        let (answer, seconds) = measure::once(|| post(&url, &body))?;
+        let text = answer["choices"][0]["text"].as_str();
+        let text = text.ok_or_else(|| format!("{url}: no text in the answer {answer}"))?.to_string();
         let lines =
             |text: &str| text.lines().filter(|l| !l.trim().is_empty()).collect::<Vec<_>>().join("\n     ");
+        let model = quoted(&folder.display().to_string());
         self.tell(&format!(
-            "5. Given the beginning of a text\n\n     {}\n\n   it goes on, with the likeliest token each time ({NEW} tokens in {seconds:.2} s, without a cache)\n\n     {}",
-            lines(&prompt), lines(&text)
+            "5. astrai serve {model} --port 0\n\n   \
+             serves the model, here on {}, the way OpenAI's API is served. Asked there, at /v1/completions, to continue\n\n     {}\n\n   \
+             it answers, with the likeliest token each time ({NEW} tokens in {seconds:.2} s)\n\n     {}",
+            server.url(), lines(&prompt), lines(&text)
         ))?;
         Ok((prompt, text))
     }
@@ -320,6 +347,7 @@ impl Tour<'_> {
         let word = |p: &Path| quoted(&p.display().to_string());
         let (dir, model) = (word(&self.folder), word(&t.model));
         let (run, longer) = (word(&self.run_folder()), 2 * t.steps);
+        let name = json!({"model": NAME, "prompt": "fn", "max_tokens": 32});
         let verify = repository().map_or(String::new(), |root| {
             let golden = word(&near(&root.join("tests/golden/llama")));
             format!("\n  astrai verify {golden}        the same numbers as a reference implementation")
@@ -327,6 +355,9 @@ impl Tour<'_> {
         let Size { batch, seq, .. } = self.size;
         self.tell(&format!(
             "Next (the model is a folder as Hugging Face lays it out, {model}):\n  \
+             astrai serve {model} --served-name {NAME}        then, from elsewhere:\n    \
+             curl http://127.0.0.1:8000/v1/completions -d '{name}'\n  \
+             astrai generate {model} --prompt fn --max-tokens 64 --temperature 0.8        the same without a server\n  \
              astrai train --out {run} --resume --steps {longer}        train on\n  \
              astrai run {model} --inputs {dir}/inputs.safetensors --outputs {dir}/out.safetensors --want logits,loss,grads --profile\n  \
              astrai compile {dir}/config.json --for train -o {dir}/compiled        graphs, plan and kernels as files\n  \
@@ -356,6 +387,15 @@ fn trained(run: &Path) -> Result<Trained, Failure> {
         losses,
         validation: validations.next_back(),
     })
+}
+
+/// A request of JSON, and its answer.
+fn post(url: &str, body: &Value) -> Result<Value, String> {
+    let failed = |e: ureq::Error| format!("{url}: {e}");
+    let mut answer =
+        ureq::post(url).content_type("application/json").send(body.to_string()).map_err(failed)?;
+    let text = answer.body_mut().read_to_string().map_err(failed)?;
+    serde_json::from_str(&text).map_err(|e| format!("{url}: the answer is no JSON: {e}"))
 }
 
 /// A folder that is there and empty.

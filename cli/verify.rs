@@ -10,6 +10,7 @@ use crate::greedy::{self, Choice};
 use crate::machine::Machine;
 use crate::model::{Model, check_sizes, plan, plan_gradient};
 use crate::progress::Progress;
+use crate::serving::{Room, steps};
 use crate::table::table;
 use astrai_builders::{Logits, Loss, Program};
 use astrai_ir::DType;
@@ -31,7 +32,7 @@ pub enum Check {
     Loss,
     /// Gradients of the loss by every checkpoint tensor
     Grads,
-    /// Greedy continuation of a prompt
+    /// Greedy continuation of a prompt, over paged keys and values
     Greedy,
     /// Losses and gradient norms of a short training run
     Train,
@@ -320,7 +321,7 @@ impl Proof {
         Ok(t.to_i64()?)
     }
 
-    /// Greedy continuation without a cache.
+    /// Greedy continuation by the engine that serves, over paged keys and values.
     fn greedy(&self) -> Result<Row, Failure> {
         let names = ["greedy.prompt_ids", "greedy.output_ids", "greedy.margin"];
         if let Some(absent) = names.iter().find(|n| self.golden.get(n).is_none()) {
@@ -334,13 +335,21 @@ impl Proof {
         }
         let length = (prompt.len() + want.len()) as u64;
         check_sizes(&self.model.config, 1, length)?;
-        let mut session = self.session(&greedy::program(length))?;
+        let room = Room {
+            storage: self.storage,
+            sequences: 1,
+            // The prompt in more than one step, as a long one would be.
+            tokens: Some(prompt.len().div_ceil(2)),
+            context: Some(length as usize),
+            kv: None,
+            queue: 1,
+            prefix_cache: false,
+        };
+        let model = steps(&self.model, &room, &self.machine)?;
         let mut progress = Progress::new("greedy tokens");
         let total = want.len() as u64;
-        let vocab = self.model.config.vocab_size;
-        let chosen = greedy::continue_greedily(&mut session, &prompt, want.len(), vocab, &mut |n| {
-            progress.set(n as u64, total)
-        })?;
+        let chosen =
+            greedy::continue_greedily(model, &prompt, want.len(), &mut |n| progress.set(n as u64, total))?;
         Ok(judge(&chosen, &want, &margins, self.storage))
     }
 }

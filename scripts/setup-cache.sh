@@ -1,41 +1,52 @@
 #!/bin/sh
-# Fills .cache/ in the repository root with what tests use when it is there: NVRTC, NVIDIA's run-time compiler, from PyPI.
-# Running it again changes nothing. Without pip or without a network it says so and leaves with success: the tests that
-# want the library then print that they were skipped.
+# Fills .cache/ in the repository root with what tests use when it is there, all of it from PyPI: NVRTC, NVIDIA's run-time
+# compiler, and the Python client of OpenAI's API. Running it again changes nothing. Without pip or without a network it says
+# so and leaves with success: the tests that want these then print that they were skipped.
 set -u
 
-version=13.5.37
 root=$(cd "$(dirname "$0")/.." && pwd)
-folder=$root/.cache/nvrtc/$version
-
-if ls "$folder"/nvidia/*/lib/libnvrtc.so.* >/dev/null 2>&1; then
-    echo "nvrtc $version: already in $folder"
-    exit 0
-fi
 python=$(command -v python3 || command -v python || true)
-if [ -z "$python" ] || ! "$python" -m pip --version >/dev/null 2>&1; then
-    echo "nvrtc $version: skipped, there is no python with pip"
-    exit 0
-fi
-mkdir -p "$root/.cache/nvrtc"
-work=$(mktemp -d "$root/.cache/nvrtc/download.XXXXXX")
-trap 'rm -rf "$work"' EXIT
-if ! "$python" -m pip download --quiet --no-deps --only-binary=:all: --dest "$work" "nvidia-cuda-nvrtc==$version" 2>"$work/log"; then
-    echo "nvrtc $version: skipped, the download failed: $(tail -n 1 "$work/log")"
-    exit 0
-fi
-# Only the libraries: the wheel's headers are not used. The folder appears whole or not at all.
-if ! "$python" - "$work" <<'PYTHON'
+
+# fill NAME FOLDER FUNCTION: FUNCTION gets an empty folder, fills its subfolder "unpacked", and a log; FOLDER appears
+# whole or not at all.
+fill() {
+    if [ -d "$2" ]; then
+        echo "$1: already in $2"
+        return
+    fi
+    if [ -z "$python" ] || ! "$python" -m pip --version >/dev/null 2>&1; then
+        echo "$1: skipped, there is no python with pip"
+        return
+    fi
+    mkdir -p "$(dirname "$2")"
+    work=$(mktemp -d "$(dirname "$2")/download.XXXXXX")
+    if "$3" "$work" 2>"$work/log" && mv "$work/unpacked" "$2"; then
+        echo "$1: unpacked into $2"
+    else
+        echo "$1: skipped: $(tail -n 1 "$work/log")"
+    fi
+    rm -rf "$work"
+}
+
+nvrtc=13.5.37
+nvrtc() {
+    "$python" -m pip download --quiet --no-deps --only-binary=:all: --dest "$1" "nvidia-cuda-nvrtc==$nvrtc" || return 1
+    # Only the libraries: the wheel's headers are not used.
+    "$python" - "$1" <<'PYTHON'
 import pathlib, sys, zipfile
 work = pathlib.Path(sys.argv[1])
 with zipfile.ZipFile(next(work.glob("*.whl"))) as wheel:
     names = [n for n in wheel.namelist() if "/lib/" in n and "libnvrtc" in n and ".so" in n or n.endswith("License.txt")]
     wheel.extractall(work / "unpacked", names)
 PYTHON
-then
-    echo "nvrtc $version: skipped, the wheel could not be unpacked"
-    exit 0
-fi
-rm -rf "$folder"
-mv "$work/unpacked" "$folder"
-echo "nvrtc $version: unpacked into $folder"
+}
+
+openai=3.54.0
+openai() {
+    "$python" -m pip install --quiet --no-compile --only-binary=:all: --target "$1/unpacked" "openai==$openai"
+}
+
+fill "nvrtc $nvrtc" "$root/.cache/nvrtc/$nvrtc" nvrtc
+# Parts of the client are compiled for one version of Python.
+version=$("${python:-false}" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || echo none)
+fill "openai $openai" "$root/.cache/openai/$openai-python$version" openai

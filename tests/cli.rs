@@ -87,7 +87,9 @@ fn write_ids(path: &Path, shape: &[usize], ids: &[i64]) {
 
 #[test]
 fn every_command_explains_itself() {
-    for command in ["models", "compile", "run", "train", "verify", "bench", "quickstart"] {
+    for command in
+        ["models", "compile", "run", "train", "generate", "chat", "serve", "verify", "bench", "quickstart"]
+    {
         let help = good(&[command, "--help"]);
         assert!(help.contains("Example"), "{command}: {help}");
         assert!(help.contains(&format!("astrai {command}")), "{command}: {help}");
@@ -358,8 +360,8 @@ fn quickstart_trains_a_model_the_other_commands_take() {
         .map(|l| l.split("        ").next().unwrap().split(' ').collect())
         .collect();
     let names: Vec<&str> = commands.iter().map(|c| c[0]).collect();
-    assert_eq!(names, ["train", "run", "compile", "bench", "verify"], "{tour}");
-    for command in commands.iter().filter(|c| c[0] != "bench") {
+    assert_eq!(names, ["serve", "generate", "train", "run", "compile", "bench", "verify"], "{tour}");
+    for command in commands.iter().filter(|c| !["bench", "serve"].contains(&c[0])) {
         good(command);
     }
     assert!(model.join("run/step_000024/tokenizer.json").is_file(), "trained on");

@@ -10,6 +10,7 @@ pub mod engine;
 pub mod http;
 pub mod paged;
 pub mod pages;
+pub mod recommended;
 pub mod request;
 pub mod sample;
 pub mod scheduler;

@@ -127,10 +127,14 @@ impl Dataset {
                 (Arc::new(tokens), Some(tokenizer), fresh)
             }
         };
-        if !fresh {
-            tokens.check(vocabulary, &mut |done, all| watch.progress("checking tokens", done, all))?;
-        }
-        let fingerprint = fingerprint(&tokens, settings);
+        let stated = tokens.meta().fingerprint.clone();
+        let ids = match stated.filter(|_| fresh) {
+            Some(stated) => stated,
+            None => {
+                tokens.check(vocabulary, &mut |done, all| watch.progress("checking tokens", done, all))?
+            }
+        };
+        let fingerprint = fingerprint(&ids, &tokens, settings);
         let (train, held) = windows(tokens, settings)?;
         Ok(Dataset { train, held, tokenizer: tokenizer.map_or(vec![], |t| attachments(&t)), fingerprint })
     }
@@ -234,12 +238,10 @@ fn made_of(text: &str, tokenizer: &str) -> String {
 }
 
 /// Which ids, and which of them are held out.
-fn fingerprint(tokens: &Tokens, settings: &Settings) -> String {
-    let meta = tokens.meta();
-    let text = meta.fingerprint.as_deref().unwrap_or("ids");
-    let tokenizer = meta.tokenizer.as_deref().unwrap_or("none");
+fn fingerprint(ids: &str, tokens: &Tokens, settings: &Settings) -> String {
+    let tokenizer = tokens.meta().tokenizer.as_deref().unwrap_or("none");
     let held = if settings.eval_every > 0 { "held out" } else { "all" };
-    format!("{} tokens {} {held}", made_of(text, tokenizer), tokens.len())
+    format!("{} tokens {} {held}", made_of(ids, tokenizer), tokens.len())
 }
 
 /// Refuses text or a tokenizer other than those of the run so far, before anything is written over.

@@ -2,6 +2,7 @@
 //! or one line that says what kept it from being so. Everything that changes the disk goes through [`Disk`], so that
 //! tests can stop a save after any of its operations.
 
+use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
@@ -10,6 +11,11 @@ use std::path::{Path, PathBuf};
 
 /// How names of unfinished files and folders begin.
 pub(crate) const UNFINISHED: &str = ".tmp-";
+
+/// A digest in hexadecimal, as records of files hold it.
+pub(crate) fn hex(digest: Sha256) -> String {
+    digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
 
 /// Why a file could not be read or written. `Display` is one line: file, trouble, remedy.
 #[derive(Debug, thiserror::Error)]

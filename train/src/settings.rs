@@ -194,7 +194,7 @@ settings! {
         seed: u64 = 3407, "3407", "N", "Seed of weights and of the order of the data";
         save_every: u64 = 500, "500", "STEPS", "Updates between checkpoints; 0 means at the end only";
         keep: usize = 3, "3", "N", "Newest checkpoints to keep; 0 means all";
-        eval_every: u64 = 0, "0", "STEPS", "Updates between validations; 0 means none";
+        eval_every: u64 = 0, "0", "STEPS", "Updates between validations, one more at the end; 0 means none";
         threads: usize = 0, "0", "N", "Threads; 0 means one a core";
     }
 }

@@ -111,7 +111,9 @@ impl<'a> Trainer<'a> {
             run.step()?;
             let step = run.t.state.step;
             let due = |every: u64| every > 0 && step.is_multiple_of(every);
-            if due(run.t.settings.eval_every) {
+            // The last step is validated whatever its number: the result of a run is what one wants to know.
+            let every = run.t.settings.eval_every;
+            if due(every) || every > 0 && step == run.t.state.total_steps {
                 run.validate()?;
             }
             // Steps that change nothing would in time push out the checkpoints from before the trouble.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{CONFIG, MANIFEST, MODEL, OPTIMIZER, TRAINER, step_of};
-use crate::durable::{FileError, one_line, read_text};
+use crate::durable::{FileError, hex, one_line, read_text};
 
 /// Version of the file's form.
 const FORMAT: u32 = 1;
@@ -107,11 +107,6 @@ impl Manifest {
         }
         Ok(manifest)
     }
-}
-
-/// A digest in hexadecimal.
-pub(super) fn hex(hash: Sha256) -> String {
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn hash(path: &Path) -> Result<String, FileError> {

@@ -3,6 +3,7 @@
 //! UTF-8 text is skipped and counted.
 
 use super::{DataError, Documents};
+use crate::durable::hex;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, Metadata};
 use std::io::Read;
@@ -189,7 +190,7 @@ impl Corpus {
             sum.update(file.bytes.to_le_bytes());
             sum.update(file.modified.to_le_bytes());
         }
-        sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(sum)
     }
 
     /// Reads the documents from the first.

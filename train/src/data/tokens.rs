@@ -6,7 +6,9 @@
 
 use super::meta::META;
 use super::{DataError, Meta, Progress, Shard, Width};
+use crate::durable::hex;
 use memmap2::{Advice, Mmap};
+use sha2::{Digest, Sha256};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -108,11 +110,14 @@ impl Tokens {
         Ok(())
     }
 
-    /// Reads all ids once and refuses one that is not below `vocabulary`. `progress` is told ids read of all.
+    /// Reads all ids once and refuses one that is not below `vocabulary`. `progress` is told ids read of all. Answers what
+    /// tells these ids from others: what `meta.json` says of the text they were made of, or else the SHA-256 of the ids.
     ///
     /// # Errors
     /// An id is too large.
-    pub fn check(&self, vocabulary: usize, progress: Progress<'_>) -> Result<(), DataError> {
+    pub fn check(&self, vocabulary: usize, progress: Progress<'_>) -> Result<String, DataError> {
+        let stated = self.meta.fingerprint.as_ref();
+        let mut sum = Sha256::new();
         let mut block = vec![0; BLOCK];
         let width = self.meta.dtype;
         for shard in &self.shards {
@@ -122,11 +127,14 @@ impl Tokens {
                 let (first, n) = (shard.first + (i * BLOCK) as u64, bytes.len() / width.bytes());
                 let largest = widen(width, bytes, &mut block[..n]);
                 refuse_beyond(shard, width, first, n, largest, vocabulary as u64)?;
+                if stated.is_none() {
+                    sum.update(bytes);
+                }
                 progress(first + n as u64, self.total);
             }
             let _ = shard.map.advise(Advice::Normal);
         }
-        Ok(())
+        Ok(stated.cloned().unwrap_or_else(|| hex(sum)))
     }
 }
 

@@ -1,0 +1,241 @@
+//! `astrai serve`: a model directory in, a server of OpenAI's API out, until a signal ends it. The server itself is the serving
+//! crate's; here are its flags, its socket, and its end.
+
+use crate::failure::{Done, Failure, say, warn};
+use crate::flags::{MachineFlags, RoomFlags};
+use crate::serving::{Published, Room, SEQUENCES};
+use astrai_serve::engine::{Engine, Handle, Stats};
+use astrai_serve::http::{HttpSettings, Served, serve};
+use astrai_serve::recommended::Asked;
+use astrai_train::signals::Stop;
+use clap::Args;
+use serde_json::json;
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// This machine, for itself only.
+pub const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// How often a server looks for signals.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// How often it tells what it did.
+const REPORT: Duration = Duration::from_secs(10);
+
+/// Serve a model over HTTP, with OpenAI's API
+///
+/// Chat and text completions, streamed or whole, many at once: /v1/chat/completions, /v1/completions, /v1/models, and /health,
+/// /ready and /metrics for whoever operates it. One line on standard output says when it is ready and where. What a request
+/// leaves open (temperature, top_p, top_k, min_p, repetition_penalty) is as the model's generation_config.json recommends.
+/// SIGINT and SIGTERM let it finish what it has and end; a second one ends it at once. While there are requests, a line every ten
+/// seconds on standard error says how it goes.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  astrai serve model/ --dtype bf16
+  astrai serve model/ --host 0.0.0.0 --port 80 --api-key \"$KEY\" --served-name gpt --max-seqs 64 --kv-memory 8GiB
+  curl http://127.0.0.1:8000/v1/chat/completions -d '{\"model\": \"model\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello.\"}]}'")]
+pub struct Serve {
+    /// A model directory
+    model: PathBuf,
+    /// Address to listen on; 0.0.0.0 is all of this machine's
+    #[arg(long, value_name = "ADDRESS", default_value_t = LOCAL)]
+    host: IpAddr,
+    /// Port to listen on; 0 picks a free one
+    #[arg(long, value_name = "N", default_value_t = 8000)]
+    port: u16,
+    /// Name that requests call the model by; may be repeated [default: the folder's name]
+    #[arg(long, value_name = "NAME")]
+    served_name: Vec<String>,
+    /// Key that requests must bring; may be repeated [default: none is asked for]
+    #[arg(long, value_name = "KEY", env = "ASTRAI_API_KEY", hide_env_values = true)]
+    api_key: Vec<String>,
+    /// Most answers computed at once
+    #[arg(long, value_name = "N", default_value_t = SEQUENCES as u16, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    max_seqs: u16,
+    /// Most tokens in one step, of prompts and answers together [default: 512, or as many as answers at once]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    max_batch_tokens: Option<u32>,
+    /// Requests that may wait; what comes then is refused with 429
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    queue: u32,
+    /// Seconds that requests may go on when the server is told to end
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(..=86_400))]
+    shutdown_timeout: u32,
+    /// The line that says that it is ready as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    room: RoomFlags,
+    #[command(flatten)]
+    machine: MachineFlags,
+}
+
+impl Serve {
+    /// Serves until a signal.
+    pub fn run(self, out: &mut dyn Write) -> Done {
+        if self.api_key.iter().chain(&self.served_name).any(|text| text.trim().is_empty()) {
+            return Err("--api-key, ASTRAI_API_KEY and --served-name may not be empty; leave them out".into());
+        }
+        // A port that is taken is known before the weights are read.
+        let listener = listen(self.host, self.port)?;
+        let published = Published::read(&self.model)?;
+        let machine = self.machine.machine()?;
+        warn(&machine.warnings);
+        let room = Room {
+            sequences: self.max_seqs.into(),
+            tokens: self.max_batch_tokens.map(|n| n as usize),
+            queue: self.queue as usize,
+            ..Room::of_one(self.machine.storage(), &self.room)
+        };
+        let engine = published.start(&room, &machine)?;
+        let (context, pages) = (engine.handle().limits().context, engine.handle().stats().pages);
+        let names = match self.served_name.is_empty() {
+            true => vec![published.name()],
+            false => self.served_name,
+        };
+        let name = names[0].clone();
+        let settings = HttpSettings {
+            api_keys: self.api_key,
+            shutdown_timeout: Duration::from_secs(self.shutdown_timeout.into()),
+            ..HttpSettings::default()
+        };
+        let open = self.host.is_unspecified() && settings.api_keys.is_empty();
+        let server = Server::start(listener, published.served(engine, names, settings))?;
+        if open {
+            say("warning: whoever reaches this machine can use the server; --api-key asks for a key");
+        }
+        let url = server.url();
+        if self.json {
+            let line = json!({"url": url, "model": name, "context": context, "max_seqs": room.sequences, "kv_tokens": pages * 16});
+            writeln!(out, "{line}")?;
+        } else {
+            writeln!(
+                out,
+                "{name} is served on {url} (a context of {context} tokens, {} answers at once)",
+                room.sequences
+            )?;
+        }
+        out.flush()?;
+        server.wait_for_signal()?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Published {
+    /// The same for a server.
+    pub fn served(self, engine: Engine, names: Vec<String>, settings: HttpSettings) -> Served {
+        let sampling = self.recommended.fill(&Asked::default());
+        let settings = HttpSettings { sampling, ..settings };
+        Served { engine, tokenizer: self.tokenizer, template: self.template, names, settings }
+    }
+}
+
+/// A socket that listens.
+pub fn listen(host: IpAddr, port: u16) -> Result<TcpListener, Failure> {
+    let remedy = "give another --port, or 0 for a free one";
+    let bound = TcpListener::bind((host, port));
+    let bound = bound.and_then(|l| l.set_nonblocking(true).map(|()| l));
+    Ok(bound.map_err(|e| format!("{}: {e}; {remedy}", SocketAddr::new(host, port)))?)
+}
+
+/// A server on threads of its own.
+pub struct Server {
+    address: SocketAddr,
+    engine: Handle,
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<io::Result<()>>,
+}
+
+impl Server {
+    /// Starts to serve.
+    pub fn start(listener: TcpListener, served: Served) -> Result<Server, Failure> {
+        let failed = |e: io::Error| Failure::Message(format!("the server did not start: {e}"));
+        let (address, engine) = (listener.local_addr().map_err(failed)?, served.engine.handle());
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(failed)?;
+        let (stop, stopped) = oneshot::channel();
+        let work = move || {
+            runtime.block_on(async {
+                let listener = tokio::net::TcpListener::from_std(listener)?;
+                serve(listener, served, async { stopped.await.unwrap_or(()) }).await
+            })
+        };
+        let thread = thread::Builder::new().name("server".into()).spawn(work).map_err(failed)?;
+        Ok(Server { address, engine, stop, thread })
+    }
+
+    /// Where it listens.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Lets it finish what it has, and waits for its end.
+    pub fn stop(self) -> Result<(), Failure> {
+        // A server that has ended by itself is told nothing; how it ended comes next.
+        let _ = self.stop.send(());
+        match self.thread.join() {
+            Ok(ended) => Ok(ended.map_err(|e| format!("the server: {e}"))?),
+            Err(_) => Err("the server panicked; please report this".into()),
+        }
+    }
+
+    /// Serves until SIGINT or SIGTERM, then stops. A second signal ends the process at once. An engine that fails is an error:
+    /// whoever watches the process can start it anew.
+    pub fn wait_for_signal(self) -> Result<(), Failure> {
+        let stop = Stop::on_signals().map_err(|e| format!("signals: {e}"))?;
+        let (mut told, mut at) = (self.engine.stats(), Instant::now());
+        while !stop.requested() && !self.thread.is_finished() && self.engine.dead().is_none() {
+            thread::sleep(LOOK);
+            let (now, passed) = (self.engine.stats(), at.elapsed());
+            if passed >= REPORT {
+                activity(&told, &now, passed).iter().for_each(|line| say(line));
+                (told, at) = (now, Instant::now());
+            }
+        }
+        let engine = self.engine.clone();
+        self.stop()?;
+        activity(&told, &engine.stats(), at.elapsed()).iter().for_each(|line| say(line));
+        match engine.dead() {
+            Some(why) => Err(why.into()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What was done between two looks, if anything.
+fn activity(before: &Stats, now: &Stats, passed: Duration) -> Option<String> {
+    let new = |of: fn(&Stats) -> u64| of(now).saturating_sub(of(before));
+    let [finished, cancelled, failed] = [new(|s| s.finished), new(|s| s.cancelled), new(|s| s.failed)];
+    let (prompts, output) = (new(|s| s.prompt_tokens), new(|s| s.output_tokens));
+    if finished + cancelled + failed + prompts + output == 0 {
+        return None;
+    }
+    let rate = output as f64 / passed.as_secs_f64().max(1e-3);
+    Some(format!(
+        "{finished} requests answered, {cancelled} cancelled, {failed} failed; tokens: {prompts} in, {output} out, {rate:.1} a second; \
+         {} running, {} waiting",
+        now.running,
+        now.waiting.max(now.queued),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_does_nothing_says_nothing() {
+        let before = Stats { finished: 3, output_tokens: 50, ..Stats::default() };
+        assert_eq!(activity(&before, &before, REPORT), None);
+        let now = Stats { finished: 4, output_tokens: 150, prompt_tokens: 7, running: 2, ..before };
+        let line = activity(&before, &now, REPORT).unwrap();
+        assert_eq!(
+            line,
+            "1 requests answered, 0 cancelled, 0 failed; tokens: 7 in, 100 out, 10.0 a second; 2 running, 0 waiting"
+        );
+    }
+}

@@ -1,0 +1,313 @@
+//! A model opened for serving. In: a model directory, and how much room it may take. Out: a running engine, and what text is
+//! to it: tokenizer, chat template, the ids that end a text, the sampling its makers recommend. Everything that answers
+//! requests (generate, chat, serve, quickstart, verify) comes through here.
+
+use crate::failure::{Failure, warn};
+use crate::flags::RoomFlags;
+use crate::machine::Machine;
+use crate::model::{Model, plan};
+use crate::progress::Progress;
+use crate::table::bytes;
+use astrai_builders::{Cache, Program};
+use astrai_ir::DType;
+use astrai_runtime::{Error, available_memory};
+use astrai_serve::cache::KvCache;
+use astrai_serve::engine::{Engine, Settings};
+use astrai_serve::paged::PagedModel;
+use astrai_serve::recommended::Recommended;
+use astrai_serve::template::{Chat, ChatTemplate, Message};
+use astrai_serve::tokenizer::Tokenizer;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Most sequences in one step unless told otherwise.
+pub const SEQUENCES: usize = 32;
+
+/// Most tokens in one step unless told otherwise: enough to fill the processor, few enough to keep others' steps short.
+const TOKENS: usize = 512;
+
+/// Of the memory that is free beside the weights, the part that keys and values take unless told otherwise.
+const SHARE: f64 = 0.5;
+
+/// Memory for keys and values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum KvMemory {
+    /// So many bytes.
+    Bytes(u64),
+    /// This part, in (0, 1], of what is free beside the weights.
+    Share(f64),
+}
+
+impl FromStr for KvMemory {
+    type Err = String;
+
+    /// `4GiB`, `500MB`, a number of bytes, or `40%`.
+    fn from_str(text: &str) -> Result<KvMemory, String> {
+        let wrong = || "give a size, 4GiB or 500MB say, or a part of the free memory, 40% say".to_string();
+        let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+        let number: f64 = digits.parse().map_err(|_| wrong())?;
+        let unit = match text[digits.len()..].trim().to_ascii_lowercase().as_str() {
+            "%" if number > 0.0 && number <= 100.0 => return Ok(KvMemory::Share(number / 100.0)),
+            "" | "b" => 1.0,
+            "kb" => 1e3,
+            "mb" => 1e6,
+            "gb" => 1e9,
+            "tb" => 1e12,
+            "k" | "kib" => 1024.0,
+            "m" | "mib" => 1024f64.powi(2),
+            "g" | "gib" => 1024f64.powi(3),
+            "t" | "tib" => 1024f64.powi(4),
+            _ => return Err(wrong()),
+        };
+        let size = number * unit;
+        if size >= 1.0 && size < 2f64.powi(60) { Ok(KvMemory::Bytes(size as u64)) } else { Err(wrong()) }
+    }
+}
+
+/// The room a served model may take.
+#[derive(Clone, Debug)]
+pub struct Room {
+    /// The type of weights, activations, keys and values in memory.
+    pub storage: DType,
+    /// Most sequences in one step.
+    pub sequences: usize,
+    /// Most tokens in one step; none for a number that suits the rest.
+    pub tokens: Option<usize>,
+    /// Most tokens of prompt and answer together; none for what the model takes, as far as the memory goes.
+    pub context: Option<usize>,
+    /// Memory for keys and values; none for half of what is free beside the weights, or less where less is of use.
+    pub kv: Option<KvMemory>,
+    /// Requests that may wait.
+    pub queue: usize,
+    /// Whether pages are kept to be found again.
+    pub prefix_cache: bool,
+}
+
+impl Room {
+    /// Room for one sequence at a time.
+    pub fn of_one(storage: DType, flags: &RoomFlags) -> Room {
+        Room {
+            storage,
+            sequences: 1,
+            tokens: None,
+            context: flags.max_model_len.map(|n| n as usize),
+            kv: flags.kv_memory,
+            queue: 1,
+            prefix_cache: true,
+        }
+    }
+}
+
+/// A model directory as it was published: weights, and what text is to them.
+pub struct Published {
+    /// Where it lies.
+    pub folder: PathBuf,
+    /// Configuration and weights.
+    pub model: Model,
+    /// Its tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Its chat template, if it has one.
+    pub template: Option<ChatTemplate>,
+    /// The sampling its makers recommend.
+    pub recommended: Recommended,
+}
+
+impl Published {
+    /// Reads all but the weights, which are only looked at.
+    pub fn read(folder: &Path) -> Result<Published, Failure> {
+        let model = Model::open(folder, false)?;
+        let tokenizer = Tokenizer::open(folder).map_err(|e| e.to_string())?;
+        let template = ChatTemplate::open(folder).map_err(|e| e.to_string())?;
+        let (has, takes) = (tokenizer.vocabulary(), model.config.vocab_size);
+        if has > takes {
+            let line = format!("its tokenizer has {has} tokens, the model {takes}; use the model's own");
+            return Err(format!("{}: {line}", folder.display()).into());
+        }
+        let recommended = Recommended::read(folder, takes).map_err(|e| e.to_string())?;
+        warn(model.warnings.iter().chain(tokenizer.warnings()).chain(&recommended.warnings));
+        Ok(Published { folder: folder.to_path_buf(), model, tokenizer, template, recommended })
+    }
+
+    /// Loads the weights and starts an engine.
+    pub fn start(&self, room: &Room, machine: &Machine) -> Result<Engine, Failure> {
+        let model = steps(&self.model, room, machine)?;
+        let settings = Settings {
+            eos: self.eos(),
+            queue: room.queue,
+            prefix_cache: room.prefix_cache,
+            ..Settings::default()
+        };
+        Ok(Engine::start(model, &settings).map_err(|e| e.to_string())?)
+    }
+
+    /// Every id that one of the model's files says ends a text.
+    pub fn eos(&self) -> Vec<u32> {
+        let stated = self.model.config.eos.iter().chain(&self.recommended.eos).copied();
+        let mut all = Vec::new();
+        for id in stated.chain(self.tokenizer.special().eos.as_ref().map(|t| t.id)) {
+            if !all.contains(&id) {
+                all.push(id);
+            }
+        }
+        all
+    }
+
+    /// The chat template, or a line that says that there is none and what to do instead.
+    pub fn template(&self, instead: &str) -> Result<&ChatTemplate, Failure> {
+        let none = || format!("{}: no chat template; {instead}", self.folder.display());
+        self.template.as_ref().ok_or_else(|| none().into())
+    }
+
+    /// The name it is served under unless told otherwise: its folder's.
+    pub fn name(&self) -> String {
+        let whole = self.folder.canonicalize().unwrap_or_else(|_| self.folder.clone());
+        whole.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned())
+    }
+}
+
+/// Ids of a conversation, ready for the model's answer.
+pub fn chat_ids(
+    template: &ChatTemplate,
+    tokenizer: &Tokenizer,
+    messages: &[Message],
+) -> Result<Vec<u32>, String> {
+    let mut messages = messages.to_vec();
+    template.adapt(&mut messages, None, false).map_err(|e| e.to_string())?;
+    let chat = Chat { messages: &messages, add_generation_prompt: true, ..Chat::default() };
+    let text = template.render(&chat).map_err(|e| e.to_string())?;
+    // The template has put the special tokens there.
+    tokenizer.encode(&text, false).map_err(|e| e.to_string())
+}
+
+/// A model that computes steps of many sequences, with its weights and its KV state.
+pub fn steps(model: &Model, room: &Room, machine: &Machine) -> Result<PagedModel, Failure> {
+    let config = &model.config;
+    let page_bytes = KvCache::page_bytes(config, Cache::PAGE, room.storage);
+    let weights = config.parameter_count().saturating_mul(room.storage.bytes() as u64);
+    let free = available_memory().saturating_sub(weights);
+    let fit = fit(room, config.max_positions, page_bytes, free)?;
+    warn(&fit.warning);
+    let Fit { cache, context, .. } = fit;
+    let least = room.sequences.max(TOKENS.min(context.saturating_mul(room.sequences)));
+    let tokens = room.tokens.unwrap_or(least);
+    if tokens < room.sequences {
+        let n = room.sequences;
+        let line = format!("{tokens} tokens a step are too few for {n} sequences, each of which takes one");
+        return Err(format!("{line}; give more --max-batch-tokens or fewer --max-seqs").into());
+    }
+    let program = Program::paged(tokens as u64, room.sequences as u64, cache);
+    let planned = plan(config, &program, room.storage, machine)?;
+    planned.check_memory().map_err(with_remedy)?;
+    let kv = KvCache::new(config, cache, room.storage)?;
+    let mut progress = Progress::new("loading weights");
+    let session =
+        model.start_over(planned, kv.buffers(), machine, &mut |done, all| progress.set(done, all))?;
+    Ok(PagedModel::new(session, cache, [config.vocab_size, context, tokens, room.sequences]))
+}
+
+/// The same error, with a remedy that there is here.
+fn with_remedy(e: Error) -> Error {
+    match e {
+        Error::Memory { what, need, have, .. } => {
+            Error::Memory { what, need, have, remedy: "use a smaller model, or --dtype bf16".into() }
+        }
+        other => other,
+    }
+}
+
+/// A KV state that fits the memory.
+#[derive(Debug)]
+struct Fit {
+    cache: Cache,
+    context: usize,
+    warning: Option<String>,
+}
+
+/// Pages for as many sequences as there may be, each as long as may be, or for what the memory holds; never less than one
+/// sequence of the context.
+fn fit(room: &Room, positions: usize, page_bytes: u64, free: u64) -> Result<Fit, String> {
+    let mut context = room.context.unwrap_or(positions);
+    if context > positions {
+        return Err(format!("--max-model-len {context}: the model takes at most {positions} positions"));
+    }
+    let budget = match room.kv {
+        Some(KvMemory::Bytes(n)) if n > free => {
+            let (n, free) = (bytes(n), bytes(free));
+            return Err(format!("--kv-memory {n}: only {free} are free beside the weights; give less"));
+        }
+        Some(KvMemory::Bytes(n)) => n,
+        Some(KvMemory::Share(part)) => (part * free as f64) as u64,
+        None => (SHARE * free as f64) as u64,
+    };
+    // The kernels' indices have 32 bits.
+    let most =
+        room.sequences.saturating_mul(context.div_ceil(Cache::PAGE)).min(i32::MAX as usize / Cache::PAGE);
+    let held = usize::try_from(budget / page_bytes.max(1)).unwrap_or(usize::MAX);
+    let (mut pages, mut table) = (most.min(held), context.div_ceil(Cache::PAGE));
+    let mut warning = None;
+    if pages < table {
+        let (tokens, budget) = (held.saturating_mul(Cache::PAGE), bytes(budget));
+        let short = format!(
+            "{budget} of keys and values hold {tokens} tokens, one sequence of the context has {context}"
+        );
+        if room.kv.is_some() || room.context.is_some() || pages == 0 {
+            let less =
+                if tokens > 0 { format!(", or --max-model-len {tokens} at most") } else { String::new() };
+            return Err(format!("{short}; give more --kv-memory{less}, or --dtype bf16"));
+        }
+        warning = Some(format!("{short}: the context is cut to {tokens}; --kv-memory gives it more"));
+        (context, table) = (tokens, pages);
+    }
+    pages = pages.max(table);
+    Ok(Fit { cache: Cache { page: Cache::PAGE, pages, table }, context, warning })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE_BYTES: u64 = 1 << 10;
+
+    fn room(sequences: usize, context: Option<usize>, kv: Option<KvMemory>) -> Room {
+        let flags = RoomFlags { max_model_len: context.map(|n| n as u32), kv_memory: kv };
+        Room { sequences, ..Room::of_one(DType::F32, &flags) }
+    }
+
+    #[test]
+    fn keys_and_values_take_what_is_of_use_and_no_more_than_there_is() {
+        let fits = |room: &Room, free| {
+            let f = fit(room, 100, PAGE_BYTES, free).unwrap();
+            (f.cache.pages, f.cache.table, f.context, f.warning.is_some())
+        };
+        // 100 tokens are 7 pages.
+        assert_eq!(fits(&room(4, None, None), 1 << 30), (28, 7, 100, false));
+        assert_eq!(fits(&room(4, None, None), 40 << 10), (20, 7, 100, false), "half of what is free");
+        assert_eq!(fits(&room(4, None, None), 8 << 10), (4, 4, 64, true), "a shorter context");
+        assert_eq!(fits(&room(4, Some(30), None), 1 << 30), (8, 2, 30, false));
+        assert_eq!(fits(&room(4, None, Some(KvMemory::Bytes(9 << 10))), 1 << 30), (9, 7, 100, false));
+        assert_eq!(fits(&room(4, None, Some(KvMemory::Share(0.25))), 40 << 10), (10, 7, 100, false));
+    }
+
+    #[test]
+    fn too_little_room_is_told_with_what_would_do() {
+        let told = |room: &Room, free| fit(room, 100, PAGE_BYTES, free).unwrap_err();
+        let little = told(&room(4, None, Some(KvMemory::Bytes(4 << 10))), 1 << 30);
+        assert!(little.contains("64 tokens") && little.contains("--max-model-len 64"), "{little}");
+        assert!(told(&room(1, Some(101), None), 1 << 30).contains("at most 100"));
+        assert!(told(&room(1, Some(100), None), 1 << 10).contains("--kv-memory"));
+        assert!(told(&room(1, None, None), 0).contains("--kv-memory"));
+        assert!(told(&room(1, None, Some(KvMemory::Bytes(1 << 30))), 1 << 20).contains("1.00 MiB are free"));
+    }
+
+    #[test]
+    fn sizes_are_read() {
+        let read = |text: &str| text.parse::<KvMemory>();
+        assert_eq!(read("4GiB"), Ok(KvMemory::Bytes(4 << 30)));
+        assert_eq!(read("1.5k"), Ok(KvMemory::Bytes(1536)));
+        assert_eq!(read("500 MB"), Ok(KvMemory::Bytes(500_000_000)));
+        assert_eq!(read("40%"), Ok(KvMemory::Share(0.4)));
+        for wrong in ["", "GiB", "-1", "0", "0%", "101%", "NaN", "inf", "4 bananas", "1e30", "é"] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+}
