@@ -74,7 +74,8 @@ fn characters_are_never_halved() {
     assert_eq!(one(request("!", 6), &[], false), ("🙂ab".into(), 6, Ended::Length));
     // The text ends within a character.
     assert_eq!(one(request("!", 3), &[], false).0, "\u{fffd}");
-    let mut steps = answer(&start(), request("!", 6), &[], false);
+    let engine = start();
+    let mut steps = answer(&engine, request("!", 6), &[], false);
     let first = steps.blocking_next().unwrap().deltas.remove(0);
     assert_eq!((first.text.as_str(), first.tokens.len()), ("🙂", 4));
     assert!(steps.first_token().is_some() && steps.sampled() >= 4);
