@@ -21,6 +21,7 @@ mod metrics;
 mod models;
 mod params;
 mod sse;
+mod stall;
 #[cfg(test)]
 mod tests;
 mod texts;
@@ -66,6 +67,8 @@ pub struct HttpSettings {
     pub cors_origins: Vec<String>,
     /// Comments go to streams that have been silent for so long, so that nothing between takes them for dead.
     pub keep_alive: Duration,
+    /// Time in which a client must take something of what it is sent, or be left.
+    pub stall_timeout: Duration,
     /// What a request gets that says nothing about it: a model's recommended temperature, say.
     pub sampling: Sampling,
 }
@@ -78,6 +81,7 @@ impl Default for HttpSettings {
             shutdown_timeout: Duration::from_secs(30),
             cors_origins: Vec::new(),
             keep_alive: Duration::from_secs(12),
+            stall_timeout: Duration::from_secs(60),
             sampling: Sampling::default(),
         }
     }
@@ -94,7 +98,7 @@ pub async fn serve(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let Served { engine, tokenizer, template, names, settings } = served;
-    let patience = settings.shutdown_timeout;
+    let (patience, stall) = (settings.shutdown_timeout, settings.stall_timeout);
     let app = Arc::new(App::new(engine.handle(), tokenizer, template, names, settings)?);
     let service = gate::guarded(api::routes(app.clone()), &app)?;
     let drained = async move {
@@ -103,6 +107,6 @@ pub async fn serve(
         // The engine's thread is waited for, and it tells every request the end.
         let _ = tokio::task::spawn_blocking(move || engine.drain(Some(patience))).await;
     };
-    connections::accept(listener, service, drained).await;
+    connections::accept(listener, service, stall, drained).await;
     Ok(())
 }

@@ -21,8 +21,11 @@ fn answer(engine: &Engine, request: Request, stops: &[&str], include: bool) -> A
     Answer::new(engine.handle().submit(request).unwrap(), &tokenizer(), n, &stops, true)
 }
 
-/// Texts, tokens and ends of each choice, and the end; holds every step to what steps promise.
-fn collect(mut answer: Answer, n: usize) -> (Vec<(String, Vec<u32>, Option<Ended>)>, End) {
+/// Text and tokens of a choice, and why it ended.
+type Told = (String, Vec<u32>, Option<Ended>);
+
+/// What was told of each choice, and the end; holds every step to what steps promise.
+fn collect(mut answer: Answer, n: usize) -> (Vec<Told>, End) {
     let mut choices = vec![(String::new(), Vec::new(), None); n];
     while let Some(step) = answer.blocking_next() {
         assert!(!step.deltas.is_empty() || step.end.is_some(), "a step without anything");
@@ -71,7 +74,8 @@ fn characters_are_never_halved() {
     assert_eq!(one(request("!", 6), &[], false), ("🙂ab".into(), 6, Ended::Length));
     // The text ends within a character.
     assert_eq!(one(request("!", 3), &[], false).0, "\u{fffd}");
-    let mut steps = answer(&start(), request("!", 6), &[], false);
+    let engine = start();
+    let mut steps = answer(&engine, request("!", 6), &[], false);
     let first = steps.blocking_next().unwrap().deltas.remove(0);
     assert_eq!((first.text.as_str(), first.tokens.len()), ("🙂", 4));
     assert!(steps.first_token().is_some() && steps.sampled() >= 4);

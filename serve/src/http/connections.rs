@@ -15,6 +15,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
+use super::stall::Impatient;
+
 /// Connections at a time; more wait to be accepted.
 const MOST: usize = 4096;
 
@@ -28,7 +30,12 @@ const HEADER: usize = 64 << 10;
 const FLUSH: Duration = Duration::from_secs(5);
 
 /// Accepts and serves connections until `drained` is ready, then lets them finish.
-pub async fn accept(listener: TcpListener, service: Router, drained: impl Future<Output = ()>) {
+pub async fn accept(
+    listener: TcpListener,
+    service: Router,
+    stall: Duration,
+    drained: impl Future<Output = ()>,
+) {
     let places = Arc::new(Semaphore::new(MOST));
     let (close, closing) = watch::channel(());
     let mut drained = pin!(drained);
@@ -39,7 +46,10 @@ pub async fn accept(listener: TcpListener, service: Router, drained: impl Future
         };
         match place {
             Ok((stream, place)) => {
-                drop(tokio::spawn(connection(stream, place, service.clone(), closing.clone())))
+                // Tokens are sent as they come.
+                let _ = stream.set_nodelay(true);
+                let stream = Impatient::new(stream, stall);
+                tokio::spawn(connection(stream, place, service.clone(), closing.clone()));
             }
             // Too many open files, say; what is open now will close.
             Err(_) => sleep(Duration::from_millis(50)).await,
@@ -60,13 +70,11 @@ async fn next(
 }
 
 async fn connection(
-    stream: TcpStream,
+    stream: Impatient,
     _place: OwnedSemaphorePermit,
     service: Router,
     mut closing: watch::Receiver<()>,
 ) {
-    // Tokens are sent as they come.
-    let _ = stream.set_nodelay(true);
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).max_buf_size(HEADER);
     let mut served = pin!(http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)));

@@ -11,7 +11,7 @@ const NEVER: f32 = -9999.0;
 
 fn number(x: f32) -> f64 {
     // NaN is not larger either.
-    f64::from(x.max(NEVER).min(0.0))
+    f64::from(if x > NEVER { x.min(0.0) } else { NEVER })
 }
 
 /// A token's text, with U+FFFD for bytes that are no character by themselves.

@@ -18,7 +18,7 @@ const MOST_STOPS: usize = 64;
 const MOST_STOP_IDS: usize = 128;
 
 /// Tokens with a bias of their own.
-const MOST_BIASES: usize = 1024;
+const MOST_BIASES: usize = 300;
 
 /// Bytes of a salt.
 const LONGEST_SALT: usize = 256;

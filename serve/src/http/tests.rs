@@ -2,6 +2,7 @@
 //! can also send what no client would.
 
 mod hostile;
+mod openai;
 mod operations;
 mod plain;
 mod refusals;

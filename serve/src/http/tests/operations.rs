@@ -114,6 +114,22 @@ fn who_leaves_frees_what_it_held() {
 }
 
 #[test]
+fn who_stops_reading_is_left() {
+    let settings = HttpSettings { stall_timeout: Duration::from_millis(100), ..HttpSettings::default() };
+    let server = slow(Settings::default(), settings);
+    // Far more than the buffers between hold.
+    let fields = json!({
+        "n": 64, "temperature": 1, "logprobs": true, "top_logprobs": 20, "max_tokens": 240, "stream": true,
+    });
+    let mut connection = server.send("POST", CHAT, "", chat("hi", fields).to_string().as_bytes());
+    until("it is given up", || server.engine.stats().cancelled == 1);
+    server.settle();
+    let mut seen = Vec::new();
+    let _ = connection.read_to_end(&mut seen);
+    assert!(seen.starts_with(b"HTTP/1.1 200") && !seen.ends_with(b"0\r\n\r\n"), "{} bytes", seen.len());
+}
+
+#[test]
 fn too_many_are_told_to_come_back() {
     let (steps, gate) = channel();
     let few = Settings { queue: 1, sequences: Some(1), ..Settings::default() };
