@@ -8,10 +8,22 @@
 
 mod api;
 mod app;
+mod batch;
+mod chat;
+mod completions;
 mod connections;
 mod error;
+mod fields;
 mod gate;
+mod generate;
+mod logprobs;
+mod metrics;
 mod models;
+mod params;
+mod sse;
+#[cfg(test)]
+mod tests;
+mod texts;
 
 use std::future::Future;
 use std::io;

@@ -3,6 +3,7 @@
 //! module is here for what that crate leaves open: errors that name the file and the remedy, special tokens, no silent
 //! truncation, copies beside a checkpoint, and a stream that never shows half a character.
 
+mod bytes;
 mod special;
 mod stream;
 #[cfg(test)]

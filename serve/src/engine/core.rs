@@ -211,7 +211,8 @@ impl<M: Model> Core<M> {
             let Some(active) = active else {
                 return Err("a sequence without a request; please report this".into());
             };
-            if active.place.take().is_some() {
+            if let Some(place) = active.place.take() {
+                active.usage.queued = place.1.elapsed();
                 self.stats.prompt_tokens += active.usage.prompt as u64;
                 active.usage.cached = self.scheduler.cached(row.id).unwrap_or(0);
             }

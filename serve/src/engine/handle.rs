@@ -94,7 +94,7 @@ impl Shared {
     fn enter_queue(self: &Arc<Shared>) -> Option<Place> {
         let more = |n: usize| (n < self.most).then_some(n + 1);
         self.queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
-        Some(Place(self.clone()))
+        Some(Place(self.clone(), Instant::now()))
     }
 
     pub fn leave_queue(&self) {

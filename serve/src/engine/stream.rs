@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, error::TryRecvError, unbounded_channel};
 
@@ -33,7 +34,7 @@ pub struct Update {
     pub finish: Option<Finish>,
 }
 
-/// Tokens of a request.
+/// What a request took: tokens, and time in the queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// In the prompt.
@@ -42,6 +43,8 @@ pub struct Usage {
     pub cached: usize,
     /// Sampled, over all choices.
     pub output: usize,
+    /// From the submission until the first choice ran.
+    pub queued: Duration,
 }
 
 /// How a request ended.
@@ -66,7 +69,7 @@ pub struct Event {
 
 /// A place in the queue, from the submission until the first choice runs.
 #[derive(Debug)]
-pub(super) struct Place(pub Arc<Shared>);
+pub(super) struct Place(pub Arc<Shared>, pub Instant);
 
 impl Drop for Place {
     fn drop(&mut self) {

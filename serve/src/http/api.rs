@@ -6,12 +6,12 @@ use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use serde::Serialize;
 
 use super::app::App;
 use super::error::ApiError;
-use super::models;
+use super::{chat, completions, metrics, models, texts};
 
 /// All paths. A slash at the end changes nothing.
 pub fn routes(app: Arc<App>) -> Router {
@@ -21,7 +21,12 @@ pub fn routes(app: Arc<App>) -> Router {
         router = router
             .route(&at("/health"), get(health))
             .route(&at("/ready"), get(ready))
-            .route(&at("/v1/models"), get(models::list));
+            .route(&at("/metrics"), get(metrics::show))
+            .route(&at("/v1/models"), get(models::list))
+            .route(&at("/v1/chat/completions"), post(chat::create))
+            .route(&at("/v1/completions"), post(completions::create))
+            .route(&at("/tokenize"), post(texts::tokenize))
+            .route(&at("/detokenize"), post(texts::detokenize));
     }
     router
         .route("/v1/models/{*id}", get(models::one))

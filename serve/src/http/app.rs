@@ -2,6 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,6 +11,7 @@ use tokio::sync::Semaphore;
 
 use super::HttpSettings;
 use super::error::ApiError;
+use super::metrics::Metrics;
 use crate::engine::Handle;
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
@@ -27,10 +29,11 @@ pub struct App {
     pub settings: HttpSettings,
     /// Seconds since 1970 at the start.
     pub created: u64,
+    pub metrics: Metrics,
     keys: Vec<KeySum>,
     draining: AtomicBool,
     /// Requests that may be rendered and tokenised at once.
-    rooms: Semaphore,
+    rooms: Arc<Semaphore>,
     seeds: [RandomState; 2],
     next: AtomicU64,
 }
@@ -58,9 +61,10 @@ impl App {
             names,
             settings,
             created: now(),
+            metrics: Metrics::new().map_err(io::Error::other)?,
             keys,
             draining: AtomicBool::new(false),
-            rooms: Semaphore::new(cores),
+            rooms: Arc::new(Semaphore::new(cores)),
             seeds: [RandomState::new(), RandomState::new()],
             next: AtomicU64::new(0),
         })
@@ -112,7 +116,9 @@ impl App {
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let broken = || ApiError::internal("the request could not be prepared");
-        let _room = self.rooms.acquire().await.map_err(|_| broken())?;
+        let room = self.rooms.clone().acquire_owned().await.map_err(|_| broken())?;
+        // The work goes on when the client leaves; its room is taken until it is done.
+        let work = move || (work(), drop(room)).0;
         tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(broken()))
     }
 }

@@ -18,7 +18,7 @@ pub struct ApiError {
     /// A word for programs.
     pub code: Option<&'static str>,
     /// Seconds after which to try again.
-    retry_after: Option<u16>,
+    pub retry_after: Option<u16>,
 }
 
 impl ApiError {

@@ -9,7 +9,7 @@ use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
 use super::app::{App, KeySum};
 use super::error::ApiError;
@@ -18,6 +18,18 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Of the ids that clients give.
 const LONGEST_ID: usize = 128;
+
+/// Paths that are counted by themselves.
+const PATHS: [&str; 8] = [
+    "/health",
+    "/ready",
+    "/metrics",
+    "/tokenize",
+    "/detokenize",
+    "/v1/models",
+    "/v1/completions",
+    "/v1/chat/completions",
+];
 
 /// Who calls: the sum of the key that was given, where keys are asked for.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +60,9 @@ fn cors(origins: &[String]) -> io::Result<Option<CorsLayer>> {
         };
         AllowOrigin::list(origins.iter().map(parse).collect::<io::Result<Vec<_>>>()?)
     };
-    let cors = CorsLayer::new().allow_origin(origin).allow_methods(Any).allow_headers(Any);
+    // A star would leave out the header that has the key.
+    let headers = AllowHeaders::mirror_request();
+    let cors = CorsLayer::new().allow_origin(origin).allow_methods(Any).allow_headers(headers);
     Ok(Some(cors.expose_headers([REQUEST_ID, header::RETRY_AFTER])))
 }
 
@@ -59,7 +73,10 @@ async fn identify(State(app): State<Arc<App>>, request: Request, next: Next) -> 
         (1..=LONGEST_ID).contains(&id.len()) && id.as_bytes().iter().all(plain)
     });
     let id = given.cloned().or_else(|| HeaderValue::from_str(&format!("req-{}", app.mint())).ok());
+    let path = request.uri().path().trim_end_matches('/');
+    let path = PATHS.into_iter().find(|known| *known == path).unwrap_or("other");
     let mut response = next.run(request).await;
+    app.metrics.response(path, response.status().as_u16());
     if let Some(id) = id {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -68,7 +85,7 @@ async fn identify(State(app): State<Arc<App>>, request: Request, next: Next) -> 
 
 /// Lets in who has a key. Whether the server lives is no secret.
 async fn key(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
-    let open = ["/health", "/ready"].contains(&request.uri().path());
+    let open = ["/health", "/ready"].contains(&request.uri().path().trim_end_matches('/'));
     let headers = request.headers();
     let bearer = headers.get(header::AUTHORIZATION).and_then(|v| {
         let (scheme, key) = v.as_bytes().split_at_checked(7)?;

@@ -1,0 +1,176 @@
+//! Fields of a request's body. In: bytes. Out: values of the right type, each taken by its name, or the error that names the
+//! field, what it must be and what it is. A field that is null is a field that is absent.
+
+use serde_json::{Map, Value};
+
+use super::error::ApiError;
+
+/// The fields of a body that are not read yet.
+#[derive(Debug)]
+pub struct Fields {
+    entries: Map<String, Value>,
+    /// Path of the object they are in; empty for the body itself.
+    within: &'static str,
+}
+
+impl Fields {
+    /// Parses a body.
+    ///
+    /// # Errors
+    /// It is no JSON object. Numbers that are none (`1e999`), halves of surrogate pairs and too deep nesting are not JSON.
+    pub fn parse(body: &[u8]) -> Result<Fields, ApiError> {
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(entries)) => Ok(Fields { entries, within: "" }),
+            Ok(other) => Err(ApiError::body(format!("the body must be a JSON object, not {}", kind(&other)))),
+            Err(e) => {
+                let e = e.to_string();
+                Err(ApiError::body(format!("the body is no valid JSON: {}", e.lines().next().unwrap_or(""))))
+            }
+        }
+    }
+
+    /// A field's value as it is.
+    pub fn raw(&mut self, name: &str) -> Option<Value> {
+        self.entries.remove(name).filter(|v| !v.is_null())
+    }
+
+    /// A field of a type.
+    ///
+    /// # Errors
+    /// The value is of another.
+    pub fn take<T: Read>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
+        let value = self.raw(name);
+        value.map(|v| T::read(v).map_err(|wrong| self.refusal(name, wrong))).transpose()
+    }
+
+    /// A field of a type, with what its absence means.
+    ///
+    /// # Errors
+    /// The value is of another type.
+    pub fn or<T: Read>(&mut self, name: &str, absent: T) -> Result<T, ApiError> {
+        Ok(self.take(name)?.unwrap_or(absent))
+    }
+
+    /// A list of no more than `most`, empty if absent.
+    ///
+    /// # Errors
+    /// It is no list, it is longer, or an item is of another type.
+    pub fn list<T: Read>(&mut self, name: &str, most: usize) -> Result<Vec<T>, ApiError> {
+        let list: Vec<Value> = self.or(name, Vec::new())?;
+        if list.len() > most {
+            let n = list.len();
+            return Err(self.refusal(name, format!("must have at most {most} items, not {n}")));
+        }
+        let item = |(i, v)| T::read(v).map_err(|wrong| self.refusal(&format!("{name}[{i}]"), wrong));
+        list.into_iter().enumerate().map(item).collect()
+    }
+
+    /// An object's fields.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn object(&mut self, name: &'static str) -> Result<Option<Fields>, ApiError> {
+        Ok(self.take::<Map<String, Value>>(name)?.map(|entries| Fields { entries, within: name }))
+    }
+
+    /// The error of a field.
+    pub fn refusal(&self, name: &str, wrong: impl std::fmt::Display) -> ApiError {
+        let path = if self.within.is_empty() { name.to_owned() } else { format!("{}.{name}", self.within) };
+        ApiError::field(path, wrong)
+    }
+}
+
+/// What a field can be.
+pub trait Read: Sized {
+    /// Reads the value, or says what it must be.
+    fn read(value: Value) -> Result<Self, String>;
+}
+
+fn must<T>(be: &str, value: &Value) -> Result<T, String> {
+    Err(format!("must be {be}, not {}", kind(value)))
+}
+
+impl Read for Value {
+    fn read(value: Value) -> Result<Value, String> {
+        Ok(value)
+    }
+}
+
+impl Read for bool {
+    fn read(value: Value) -> Result<bool, String> {
+        value.as_bool().map_or_else(|| must("a boolean", &value), Ok)
+    }
+}
+
+impl Read for String {
+    fn read(value: Value) -> Result<String, String> {
+        match value {
+            Value::String(text) => Ok(text),
+            other => must("a text", &other),
+        }
+    }
+}
+
+impl Read for Vec<Value> {
+    fn read(value: Value) -> Result<Vec<Value>, String> {
+        match value {
+            Value::Array(items) => Ok(items),
+            other => must("a list", &other),
+        }
+    }
+}
+
+impl Read for Map<String, Value> {
+    fn read(value: Value) -> Result<Map<String, Value>, String> {
+        match value {
+            Value::Object(entries) => Ok(entries),
+            other => must("an object", &other),
+        }
+    }
+}
+
+impl Read for f32 {
+    /// What is too large for it is infinite, which no range has.
+    fn read(value: Value) -> Result<f32, String> {
+        value.as_f64().map_or_else(|| must("a number", &value), |x| Ok(x as f32))
+    }
+}
+
+/// Integers that a float holds exactly.
+const EXACT: f64 = 9_007_199_254_740_992.0;
+
+impl Read for i128 {
+    fn read(value: Value) -> Result<i128, String> {
+        let Value::Number(n) = &value else { return must("an integer", &value) };
+        let whole = |x: &f64| x.fract() == 0.0 && x.abs() <= EXACT;
+        let read = n.as_i64().map(i128::from).or_else(|| n.as_u64().map(i128::from));
+        let read = read.or_else(|| n.as_f64().filter(whole).map(|x| x as i128));
+        read.ok_or_else(|| format!("must be an integer, not {n}"))
+    }
+}
+
+macro_rules! read_integer {
+    ($($type:ty)*) => {$(
+        impl Read for $type {
+            fn read(value: Value) -> Result<$type, String> {
+                let n = i128::read(value)?;
+                let range = format!("must be from {} to {}, not {n}", <$type>::MIN, <$type>::MAX);
+                n.try_into().map_err(|_| range)
+            }
+        }
+    )*};
+}
+
+read_integer!(u32 usize i32);
+
+/// A value's type, as an error shows it.
+pub fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}

@@ -1,0 +1,66 @@
+//! Log-probabilities as the two endpoints write them. JSON has no infinity: what cannot happen has -9999.
+
+use serde_json::{Map, Value, json};
+
+use crate::answer::Token;
+use crate::sample::Logprobs;
+use crate::tokenizer::Tokenizer;
+
+/// Stands for negative infinity.
+const NEVER: f32 = -9999.0;
+
+fn number(x: f32) -> f64 {
+    // NaN is not larger either.
+    f64::from(x.max(NEVER).min(0.0))
+}
+
+/// A token's text, with U+FFFD for bytes that are no character by themselves.
+fn text(tokenizer: &Tokenizer, id: u32) -> String {
+    String::from_utf8_lossy(&tokenizer.bytes(id)).into_owned()
+}
+
+fn entry(tokenizer: &Tokenizer, id: u32, logprob: f32) -> Map<String, Value> {
+    let bytes = tokenizer.bytes(id);
+    let entries = [
+        ("token", json!(String::from_utf8_lossy(&bytes))),
+        ("logprob", json!(number(logprob))),
+        ("bytes", json!(bytes)),
+    ];
+    entries.map(|(key, value)| (key.to_owned(), value)).into_iter().collect()
+}
+
+/// Of a chat's tokens: each with the likeliest in its place. Null if they were not asked for.
+pub fn chat(tokenizer: &Tokenizer, tokens: &[Token]) -> Value {
+    let one = |token: &Token| {
+        let Logprobs { chosen, top } = token.logprobs.as_ref()?;
+        let mut shown = entry(tokenizer, token.id, *chosen);
+        let top = top.iter().map(|(id, x)| Value::Object(entry(tokenizer, *id, *x)));
+        shown.insert("top_logprobs".into(), top.collect());
+        Some(Value::Object(shown))
+    };
+    match tokens.iter().map(one).collect::<Option<Vec<Value>>>() {
+        Some(content) if !content.is_empty() => json!({"content": content, "refusal": null}),
+        _ => Value::Null,
+    }
+}
+
+/// Of a completion's tokens; `offset` counts the characters before them, and then those after them. The token itself is
+/// among the likeliest even if it is none of them.
+pub fn completion(tokenizer: &Tokenizer, tokens: &[Token], offset: &mut usize) -> Value {
+    let (mut texts, mut own, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
+    for Token { id, logprobs } in tokens {
+        let Some(Logprobs { chosen, top }) = logprobs else { return Value::Null };
+        let shown = text(tokenizer, *id);
+        let mut likeliest = Map::new();
+        // Different bytes may look the same; the likelier one stays.
+        for (id, x) in top.iter().map(|(id, x)| (*id, *x)).chain([(*id, *chosen)]) {
+            likeliest.entry(text(tokenizer, id)).or_insert_with(|| json!(number(x)));
+        }
+        offsets.push(*offset);
+        *offset += shown.chars().count();
+        texts.push(shown);
+        own.push(number(*chosen));
+        tops.push(likeliest);
+    }
+    json!({"tokens": texts, "token_logprobs": own, "top_logprobs": tops, "text_offset": offsets})
+}

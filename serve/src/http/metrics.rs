@@ -1,0 +1,181 @@
+//! What operators measure, in Prometheus' text form. Names are those dashboards for vLLM know, with `astrai_` before them.
+//! Times are seconds; what the engine counts is read when somebody asks.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use axum::extract::State;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use prometheus::{
+    Encoder, Error, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+    TextEncoder,
+};
+
+use super::app::App;
+use super::error::ApiError;
+use crate::answer::{Delta, Ended};
+use crate::engine::{Stats, Usage};
+
+/// Seconds until a first token, or a whole answer.
+const LONG: [f64; 22] = [
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0, 640.0, 2560.0,
+];
+
+/// Seconds between tokens.
+const SHORT: [f64; 16] =
+    [0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0];
+
+/// Tokens of a request.
+const TOKENS: [f64; 16] =
+    [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5];
+
+/// The engine's state, by how it is shown.
+type Level = (&'static str, &'static str, fn(&Stats) -> usize);
+type Count = (&'static str, &'static str, fn(&Stats) -> u64);
+
+const LEVELS: [Level; 5] = [
+    ("num_requests_running", "Sequences that run.", |s| s.running),
+    ("num_requests_waiting", "Sequences that wait, preempted ones among them.", |s| s.waiting),
+    ("num_requests_queued", "Requests that were not yet admitted.", |s| s.queued),
+    ("kv_pages", "Pages of keys and values.", |s| s.pages),
+    ("kv_pages_cached", "Pages that nobody uses but the prefix cache knows.", |s| s.pages_cached),
+];
+
+const COUNTS: [Count; 10] = [
+    ("prompt_tokens_total", "Tokens of prompts of admitted requests.", |s| s.prompt_tokens),
+    ("generation_tokens_total", "Tokens sampled.", |s| s.output_tokens),
+    ("prefix_cache_queries_total", "Tokens looked up in the prefix cache.", |s| s.scheduler.cache_queries),
+    ("prefix_cache_hits_total", "Tokens found in the prefix cache.", |s| s.scheduler.cache_hits),
+    ("num_preemptions_total", "Sequences that lost their pages to another.", |s| s.scheduler.preemptions),
+    ("computed_tokens_total", "Tokens computed.", |s| s.scheduler.computed),
+    ("engine_steps_total", "Steps of the engine.", |s| s.steps),
+    ("requests_finished_total", "Requests that ended well.", |s| s.finished),
+    ("requests_cancelled_total", "Requests that their clients gave up.", |s| s.cancelled),
+    ("requests_failed_total", "Requests that failed.", |s| s.failed),
+];
+
+/// All that is measured.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    levels: Vec<IntGauge>,
+    /// Locked while they are brought up to date, so that nothing is counted twice.
+    counts: Mutex<Vec<IntCounter>>,
+    cache_usage: Gauge,
+    responses: IntCounterVec,
+    ends: IntCounterVec,
+    queue: Histogram,
+    first: Histogram,
+    each: Histogram,
+    whole: Histogram,
+    prompt: Histogram,
+    output: Histogram,
+}
+
+fn opts(name: &str, help: &str) -> Opts {
+    Opts::new(format!("astrai_{name}"), help)
+}
+
+fn histogram(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> Result<Histogram, Error> {
+    let all = HistogramOpts::from(opts(name, help)).buckets(buckets.to_vec());
+    let histogram = Histogram::with_opts(all)?;
+    registry.register(Box::new(histogram.clone()))?;
+    Ok(histogram)
+}
+
+fn counters(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, Error> {
+    let counters = IntCounterVec::new(opts(name, help), labels)?;
+    registry.register(Box::new(counters.clone()))?;
+    Ok(counters)
+}
+
+impl Metrics {
+    /// Nothing measured yet.
+    ///
+    /// # Errors
+    /// A name is not one, or there twice.
+    pub fn new() -> Result<Metrics, Error> {
+        let registry = Registry::new();
+        let r = &registry;
+        let level = |(name, help, _): &Level| {
+            let gauge = IntGauge::with_opts(opts(name, help))?;
+            r.register(Box::new(gauge.clone())).map(|()| gauge)
+        };
+        let count = |(name, help, _): &Count| {
+            let counter = IntCounter::with_opts(opts(name, help))?;
+            r.register(Box::new(counter.clone())).map(|()| counter)
+        };
+        let usage = opts("kv_cache_usage_perc", "Share of the pages that sequences use, from 0 to 1.");
+        let cache_usage = Gauge::with_opts(usage)?;
+        r.register(Box::new(cache_usage.clone()))?;
+        let time = |name, help, buckets: &[f64]| histogram(r, name, help, buckets);
+        Ok(Metrics {
+            levels: LEVELS.iter().map(level).collect::<Result<_, _>>()?,
+            counts: Mutex::new(COUNTS.iter().map(count).collect::<Result<_, _>>()?),
+            cache_usage,
+            responses: counters(r, "http_responses_total", "Responses.", &["path", "status"])?,
+            ends: counters(r, "request_success_total", "Choices that ended.", &["finished_reason"])?,
+            queue: time("request_queue_time_seconds", "From submission to the first step.", &LONG)?,
+            first: time("time_to_first_token_seconds", "From submission to the first token.", &LONG)?,
+            each: time("request_time_per_output_token_seconds", "Between tokens of a choice.", &SHORT)?,
+            whole: time("e2e_request_latency_seconds", "From submission to the end.", &LONG)?,
+            prompt: time("request_prompt_tokens", "Tokens of a prompt.", &TOKENS)?,
+            output: time("request_generation_tokens", "Tokens generated for a prompt.", &TOKENS)?,
+            registry,
+        })
+    }
+
+    /// A response was begun.
+    pub fn response(&self, path: &str, status: u16) {
+        self.responses.with_label_values(&[path, &status.to_string()]).inc();
+    }
+
+    /// Choices went on, or ended.
+    pub fn deltas(&self, deltas: &[Delta]) {
+        for ended in deltas.iter().filter_map(|d| d.ended) {
+            self.ends.with_label_values(&[Ended::name(ended)]).inc();
+        }
+    }
+
+    /// A prompt's `n` choices have ended.
+    pub fn finished(&self, usage: &Usage, n: u32, submitted: Instant, first: Option<Instant>) {
+        let now = Instant::now();
+        self.queue.observe(usage.queued.as_secs_f64());
+        self.whole.observe((now - submitted).as_secs_f64());
+        self.prompt.observe(usage.prompt as f64);
+        self.output.observe(usage.output as f64);
+        let Some(first) = first else { return };
+        self.first.observe((first - submitted).as_secs_f64());
+        let more = usage.output as f64 / f64::from(n.max(1)) - 1.0;
+        if more > 0.0 {
+            self.each.observe((now - first).as_secs_f64() / more);
+        }
+    }
+
+    fn text(&self, stats: &Stats) -> Result<String, Error> {
+        for (gauge, (.., read)) in self.levels.iter().zip(LEVELS) {
+            gauge.set(i64::try_from(read(stats)).unwrap_or(i64::MAX));
+        }
+        let used = stats.pages.saturating_sub(stats.pages_free + stats.pages_cached);
+        self.cache_usage.set(used as f64 / stats.pages.max(1) as f64);
+        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        for (counter, (.., read)) in counts.iter().zip(COUNTS) {
+            counter.inc_by(read(stats).saturating_sub(counter.get()));
+        }
+        drop(counts);
+        let mut out = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut out)?;
+        Ok(String::from_utf8_lossy(&out).into_owned())
+    }
+}
+
+/// `GET /metrics`
+pub async fn show(State(app): State<Arc<App>>) -> Response {
+    let form = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    match app.metrics.text(&app.engine.stats()) {
+        Ok(text) => ([(header::CONTENT_TYPE, form)], text).into_response(),
+        Err(e) => ApiError::internal(format!("the metrics cannot be written: {e}")).into_response(),
+    }
+}

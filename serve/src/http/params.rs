@@ -1,0 +1,273 @@
+//! What chats and completions have in common: how to sample, when to stop, how to send. A field's type stands here, its range
+//! and what is said about it in [`Sampling::checked`], which the engine holds everybody to.
+
+use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+
+use super::app::App;
+use super::error::ApiError;
+use super::fields::{Fields, Read, kind};
+use super::gate::Caller;
+use crate::request::Sampling;
+use crate::stop::{StopError, StopStrings};
+
+/// Stop strings of a request.
+const MOST_STOPS: usize = 64;
+
+/// Stop ids of a request.
+const MOST_STOP_IDS: usize = 128;
+
+/// Tokens with a bias of their own.
+const MOST_BIASES: usize = 1024;
+
+/// Bytes of a salt.
+const LONGEST_SALT: usize = 256;
+
+/// What a request asks for besides its prompt.
+#[derive(Debug)]
+pub struct Params {
+    /// The name by which the client knows the model.
+    pub model: String,
+    pub sampling: Sampling,
+    pub n: u32,
+    pub stops: Vec<String>,
+    pub scan: StopStrings,
+    pub skip_special: bool,
+    pub priority: i32,
+    pub salt: Vec<u8>,
+    pub stream: Option<StreamOptions>,
+}
+
+/// What a stream tells besides text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamOptions {
+    /// The usage, in a chunk at the end.
+    pub usage: bool,
+    /// The usage so far, in every chunk.
+    pub continuous: bool,
+}
+
+/// Puts a field's value where it belongs.
+type Set = fn(&mut Sampling, Value) -> Result<(), String>;
+
+fn put<T: Read>(slot: &mut T, value: Value) -> Result<(), String> {
+    *slot = T::read(value)?;
+    Ok(())
+}
+
+/// The later row wins.
+const SAMPLING: [(&str, Set); 15] = [
+    ("temperature", |s, v| put(&mut s.temperature, v)),
+    ("top_p", |s, v| put(&mut s.top_p, v)),
+    ("top_k", |s, v| top_k(v).map(|k| s.top_k = k)),
+    ("min_p", |s, v| put(&mut s.min_p, v)),
+    ("repetition_penalty", |s, v| put(&mut s.repetition_penalty, v)),
+    ("presence_penalty", |s, v| put(&mut s.presence_penalty, v)),
+    ("frequency_penalty", |s, v| put(&mut s.frequency_penalty, v)),
+    ("logit_bias", |s, v| biases(v).map(|b| s.logit_bias = b)),
+    ("seed", |s, v| seed(v).map(|n| s.seed = n)),
+    ("stop_token_ids", |s, v| stop_ids(v).map(|ids| s.stop_ids = ids)),
+    ("max_tokens", |s, v| usize::read(v).map(|n| s.max_tokens = Some(n))),
+    ("max_completion_tokens", |s, v| usize::read(v).map(|n| s.max_tokens = Some(n))),
+    ("min_tokens", |s, v| put(&mut s.min_tokens, v)),
+    ("ignore_eos", |s, v| put(&mut s.ignore_eos, v)),
+    ("logprobs_mode", |_, v| match v.as_str() {
+        Some("raw_logprobs") => Ok(()),
+        _ => Err("must be \"raw_logprobs\"; there are no others".into()),
+    }),
+];
+
+/// -1 is another way to say that all are kept.
+fn top_k(value: Value) -> Result<u32, String> {
+    match i128::read(value)? {
+        -1 => Ok(0),
+        k => u32::try_from(k).map_err(|_| format!("must be at least 1, or 0 or -1 for all tokens, not {k}")),
+    }
+}
+
+/// -1 is another way to ask for none.
+fn seed(value: Value) -> Result<Option<u64>, String> {
+    match i128::read(value)? {
+        -1 => Ok(None),
+        n => match (i64::try_from(n), u64::try_from(n)) {
+            (_, Ok(seed)) => Ok(Some(seed)),
+            (Ok(seed), _) => Ok(Some(seed as u64)),
+            _ => Err(format!("must be an integer of 64 bits, not {n}")),
+        },
+    }
+}
+
+fn stop_ids(value: Value) -> Result<Vec<u32>, String> {
+    let list = Vec::<Value>::read(value)?;
+    if list.len() > MOST_STOP_IDS {
+        return Err(format!("must have at most {MOST_STOP_IDS} items, not {}", list.len()));
+    }
+    list.into_iter().map(u32::read).collect()
+}
+
+fn biases(value: Value) -> Result<Vec<(u32, f32)>, String> {
+    let entries = Map::read(value)?;
+    if entries.len() > MOST_BIASES {
+        return Err(format!("must have at most {MOST_BIASES} tokens, not {}", entries.len()));
+    }
+    let one = |(token, bias): (String, Value)| {
+        let id = token.parse().map_err(|_| format!("{:?} is no token id", short(&token)))?;
+        Ok((id, f32::read(bias).map_err(|wrong| format!("token {id}: {wrong}"))?))
+    };
+    entries.into_iter().map(one).collect()
+}
+
+/// As much of a client's text as an error may repeat.
+pub fn short(text: &str) -> &str {
+    text.char_indices().nth(64).map_or(text, |(at, _)| &text[..at])
+}
+
+/// A field that would change the answer, and is not supported: the values that ask for nothing, and what to do.
+type Refused = (&'static str, fn(&Value) -> bool, &'static str);
+
+const NOTHING: fn(&Value) -> bool = |_| false;
+const FALSE: fn(&Value) -> bool = |v| v == &Value::Bool(false);
+const TRUE: fn(&Value) -> bool = |v| v == &Value::Bool(true);
+const EMPTY: fn(&Value) -> bool = |v| {
+    v.as_str().is_some_and(str::is_empty)
+        || v.as_array().is_some_and(Vec::is_empty)
+        || v.as_object().is_some_and(Map::is_empty)
+};
+
+const REFUSED: [Refused; 24] = [
+    ("use_beam_search", FALSE, "beam search is not supported; leave it out"),
+    ("suffix", EMPTY, "filling in is not supported; leave it out"),
+    ("prompt_logprobs", NOTHING, "log-probabilities of the prompt are not supported; leave it out"),
+    ("bad_words", EMPTY, "is not supported; use logit_bias"),
+    ("allowed_token_ids", EMPTY, "is not supported; use logit_bias"),
+    ("structured_outputs", EMPTY, "structured output is not supported; leave it out"),
+    ("guided_json", NOTHING, "structured output is not supported; leave it out"),
+    ("guided_regex", NOTHING, "structured output is not supported; leave it out"),
+    ("guided_choice", NOTHING, "structured output is not supported; leave it out"),
+    ("guided_grammar", NOTHING, "structured output is not supported; leave it out"),
+    ("grammar", EMPTY, "structured output is not supported; leave it out"),
+    ("json_schema", EMPTY, "structured output is not supported; leave it out"),
+    ("functions", EMPTY, "is obsolete and not supported; use tools"),
+    ("function_call", |v| v == "none" || v == "auto", "is obsolete and not supported; use tools"),
+    ("modalities", |v| v == &serde_json::json!(["text"]), "only text is supported; leave it out"),
+    ("audio", NOTHING, "audio is not supported; leave it out"),
+    ("web_search_options", NOTHING, "searching the web is not supported; leave it out"),
+    ("chat_template", NOTHING, "a template of the request's own is not allowed; the model's is used"),
+    ("truncate_prompt_tokens", NOTHING, "is not supported; shorten the prompt"),
+    ("thinking_token_budget", NOTHING, "is not supported; leave it out"),
+    ("typical_p", |v| v.as_f64() == Some(1.0), "is not supported; use min_p"),
+    ("return_token_ids", FALSE, "is not supported; use logprobs"),
+    ("spaces_between_special_tokens", TRUE, "is not supported; leave it out"),
+    ("lora", NOTHING, "adapters are not supported; leave it out"),
+];
+
+impl Params {
+    /// Reads the fields; what is left of them is the endpoint's own.
+    ///
+    /// # Errors
+    /// The model is not here, a field is of the wrong type, or it asks for what is not supported.
+    pub fn read(fields: &mut Fields, app: &App, caller: Caller) -> Result<Params, ApiError> {
+        let model = fields.take::<String>("model")?.unwrap_or_else(|| app.name().into());
+        if !app.names.contains(&model) {
+            return Err(ApiError::unknown_model(short(&model)));
+        }
+        for (name, harmless, what) in REFUSED {
+            if fields.raw(name).is_some_and(|value| !harmless(&value)) {
+                return Err(fields.refusal(name, what));
+            }
+        }
+        response_format(fields)?;
+        let mut sampling = app.settings.sampling.clone();
+        for (name, set) in SAMPLING {
+            if let Some(value) = fields.raw(name) {
+                set(&mut sampling, value).map_err(|wrong| fields.refusal(name, wrong))?;
+            }
+        }
+        let sampling = sampling.checked(app.engine.limits().vocabulary)?;
+        let n = fields.or("n", 1)?;
+        if fields.take::<u32>("best_of")?.is_some_and(|best| best != n) {
+            return Err(fields.refusal("best_of", "must equal n; choosing among more is not supported"));
+        }
+        let stops = stops(fields)?;
+        let scan = StopStrings::new(&stops, fields.or("include_stop_str_in_output", false)?);
+        let scan = scan.map_err(|e| match e {
+            StopError::Empty(i) => {
+                ApiError::field(format!("stop[{i}]"), "is empty; give a character at least")
+            }
+            StopError::TooLong(n) => {
+                fields.refusal("stop", format!("{n} bytes of stop strings are too many"))
+            }
+        })?;
+        Ok(Params {
+            model,
+            sampling,
+            n,
+            stops,
+            scan,
+            skip_special: fields.or("skip_special_tokens", true)?,
+            priority: fields.or("priority", 0)?,
+            salt: salt(fields, app, caller)?,
+            stream: stream(fields)?,
+        })
+    }
+}
+
+fn response_format(fields: &mut Fields) -> Result<(), ApiError> {
+    let Some(mut format) = fields.object("response_format")? else { return Ok(()) };
+    match format.take::<String>("type")?.as_deref() {
+        Some("text") => Ok(()),
+        Some(known @ ("json_object" | "json_schema")) => {
+            let wrong = format!("{known:?} is not supported; only \"text\" is");
+            Err(format.refusal("type", wrong))
+        }
+        other => {
+            let wrong = format!("must be \"text\", not {:?}", short(other.unwrap_or("")));
+            Err(format.refusal("type", wrong))
+        }
+    }
+}
+
+fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
+    match fields.raw("stop") {
+        None => Ok(Vec::new()),
+        Some(Value::String(one)) => Ok(vec![one]),
+        Some(Value::Array(list)) if list.len() > MOST_STOPS => {
+            let n = list.len();
+            Err(fields.refusal("stop", format!("must have at most {MOST_STOPS} texts, not {n}")))
+        }
+        Some(Value::Array(list)) => {
+            let one = |(i, v)| String::read(v).map_err(|wrong| fields.refusal(&format!("stop[{i}]"), wrong));
+            list.into_iter().enumerate().map(one).collect()
+        }
+        Some(other) => {
+            Err(fields.refusal("stop", format!("must be a text or a list of texts, not {}", kind(&other))))
+        }
+    }
+}
+
+/// Cached prefixes are the caller's own where there are several callers, and the salt's own where one is given.
+fn salt(fields: &mut Fields, app: &App, caller: Caller) -> Result<Vec<u8>, ApiError> {
+    let salt: String = fields.or("cache_salt", String::new())?;
+    if salt.len() > LONGEST_SALT {
+        let n = salt.len();
+        return Err(fields.refusal("cache_salt", format!("must have at most {LONGEST_SALT} bytes, not {n}")));
+    }
+    let caller = caller.0.filter(|_| app.has_tenants());
+    if caller.is_none() && salt.is_empty() {
+        return Ok(Vec::new());
+    }
+    let sum = Sha256::new().chain_update(caller.unwrap_or_default()).chain_update(salt);
+    Ok(sum.finalize().to_vec())
+}
+
+fn stream(fields: &mut Fields) -> Result<Option<StreamOptions>, ApiError> {
+    let on = fields.or("stream", false)?;
+    let Some(mut options) = fields.object("stream_options")? else {
+        return Ok(on.then(StreamOptions::default));
+    };
+    if !on {
+        return Err(fields.refusal("stream_options", "is for streams only; set stream, or leave it out"));
+    }
+    let usage = options.or("include_usage", false)?;
+    Ok(Some(StreamOptions { usage, continuous: options.or("continuous_usage_stats", false)? }))
+}

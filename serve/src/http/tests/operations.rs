@@ -1,0 +1,214 @@
+//! Keys, ids, browsers; clients that leave; too many of them; the end.
+
+use super::*;
+use std::sync::mpsc::channel;
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn slow(settings: Settings, http: HttpSettings) -> Server {
+    Server::with(Alphabet::paced(Duration::from_millis(3)), settings, http)
+}
+
+/// Begins a request that lasts, and waits until it runs.
+fn begin(server: &Server, stream: bool) -> TcpStream {
+    let before = server.engine.stats().running;
+    let body = chat("hi", json!({"stream": stream, "max_tokens": 200})).to_string();
+    let connection = server.send("POST", CHAT, "", body.as_bytes());
+    until("it runs", || server.engine.stats().running > before);
+    connection
+}
+
+fn rest(mut connection: TcpStream) -> Reply {
+    let mut bytes = Vec::new();
+    connection.read_to_end(&mut bytes).unwrap();
+    Reply::parse(&bytes)
+}
+
+#[test]
+fn keys_guard_all_but_health() {
+    let api_keys = vec!["one".to_owned(), "two".to_owned()];
+    let server = Server::with(
+        Alphabet::new(),
+        Settings::default(),
+        HttpSettings { api_keys, ..HttpSettings::default() },
+    );
+    for path in ["/v1/models", "/metrics", "/nowhere", "/v1/models/x"] {
+        assert_eq!(server.get(path).error(), (401, None, "invalid_api_key".into()), "{path}");
+    }
+    assert_eq!((server.get("/health").status, server.get("/ready").status), (200, 200));
+    for (header, status) in [
+        ("authorization: Bearer one\r\n", 200),
+        ("authorization: bearer two\r\n", 200),
+        ("x-api-key: two\r\n", 200),
+        ("authorization: Bearer on\r\n", 401),
+        ("authorization: Bearer \r\n", 401),
+        ("authorization: Basic one\r\n", 401),
+        ("authorization: B\r\n", 401),
+        ("x-api-key: \u{e9}\r\n", 401),
+    ] {
+        assert_eq!(server.ask("GET", "/v1/models", header, b"").status, status, "{header}");
+    }
+    // What one caller's prompts left in the cache, another does not find.
+    let body = chat("hi", json!({"max_tokens": 1})).to_string();
+    let cached = |key: &str| {
+        let reply = server.ask("POST", CHAT, &format!("x-api-key: {key}\r\n"), body.as_bytes());
+        reply.good()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+    };
+    assert_eq!([cached("one"), cached("one"), cached("two"), cached("two")], [0, 8, 0, 8]);
+}
+
+#[test]
+fn ids_are_echoed_if_they_are_safe() {
+    let server = Server::new();
+    let id = |header: &str, path: &str| {
+        server.ask("GET", path, header, b"").header("x-request-id").unwrap().to_owned()
+    };
+    assert_eq!(id("x-request-id: a-1_b.c:d\r\n", "/health"), "a-1_b.c:d");
+    assert_eq!(id("x-request-id: mine\r\n", "/nowhere"), "mine");
+    for bad in ["x-request-id: a b\r\n", "x-request-id: <x>\r\n", "x-request-id: \r\n", ""] {
+        assert!(id(bad, "/health").starts_with("req-"), "{bad}");
+    }
+    assert!(id(&format!("x-request-id: {}\r\n", "x".repeat(129)), "/health").starts_with("req-"));
+    assert_ne!(id("", "/health"), id("", "/health"));
+}
+
+#[test]
+fn browsers_may_call_from_where_they_are_allowed() {
+    let cors_origins = vec!["https://a.example".to_owned()];
+    let server = Server::with(
+        Alphabet::new(),
+        Settings::default(),
+        HttpSettings { cors_origins, ..HttpSettings::default() },
+    );
+    let asked = |origin: &str| {
+        let headers = format!("origin: {origin}\r\naccess-control-request-method: POST\r\n");
+        let reply = server.ask("OPTIONS", CHAT, &headers, b"");
+        assert_eq!(reply.status, 200);
+        reply.header("access-control-allow-origin").map(str::to_owned)
+    };
+    assert_eq!(asked("https://a.example").as_deref(), Some("https://a.example"));
+    assert_eq!(asked("https://b.example"), None);
+    assert_eq!(
+        Server::new()
+            .ask("GET", "/health", "origin: https://a.example\r\n", b"")
+            .header("access-control-allow-origin"),
+        None
+    );
+}
+
+#[test]
+fn who_leaves_frees_what_it_held() {
+    let server = slow(Settings::default(), HttpSettings::default());
+    for stream in [true, false] {
+        let connection = begin(&server, stream);
+        if stream {
+            let mut some = [0; 300];
+            (&connection).read_exact(&mut some).unwrap();
+        }
+        let before = server.engine.stats().cancelled;
+        drop(connection);
+        server.settle();
+        assert_eq!(server.engine.stats().cancelled, before + 1, "stream: {stream}");
+    }
+    assert_eq!(server.engine.stats().finished, 0);
+}
+
+#[test]
+fn too_many_are_told_to_come_back() {
+    let (steps, gate) = channel();
+    let few = Settings { queue: 1, sequences: Some(1), ..Settings::default() };
+    let server = Server::with(Alphabet::gated(gate), few, HttpSettings::default());
+    let body = chat("hi", json!({"max_tokens": 2})).to_string();
+    let first = server.send("POST", CHAT, "", body.as_bytes());
+    until("it is in the queue", || server.engine.stats().queued == 1);
+    steps.send(()).unwrap();
+    until("it runs", || server.engine.stats().queued == 0);
+    let second = server.send("POST", CHAT, "", body.as_bytes());
+    until("it is in the queue", || server.engine.stats().queued == 1);
+    let third = server.chat("hi", json!({}));
+    assert_eq!(
+        (third.error(), third.header("retry-after")),
+        ((429, None, "rate_limit_exceeded".into()), Some("1"))
+    );
+    drop(steps);
+    assert_eq!((rest(first).status, rest(second).status), (200, 200));
+    server.settle();
+}
+
+#[test]
+fn draining_finishes_what_runs() {
+    let mut server = slow(Settings::default(), HttpSettings::default());
+    let (streamed, plain) = (begin(&server, true), begin(&server, false));
+    server.stop();
+    until("it is not ready", || server.get("/ready").status == 503);
+    let refused = server.chat("hi", json!({}));
+    assert_eq!((refused.error().0, refused.header("retry-after")), (503, Some("5")));
+    assert_eq!(server.get("/health").status, 200);
+    assert_eq!(rest(streamed).events().last().unwrap(), "[DONE]");
+    assert_eq!(rest(plain).good()["usage"]["completion_tokens"], 200);
+    let address = server.address;
+    server.join();
+    assert!(TcpStream::connect(address).is_err(), "the listener is open still");
+}
+
+#[test]
+fn draining_ends_what_does_not_finish() {
+    let settings = HttpSettings { shutdown_timeout: Duration::from_millis(50), ..HttpSettings::default() };
+    let mut server = slow(Settings::default(), settings);
+    let (streamed, plain) = (begin(&server, true), begin(&server, false));
+    server.stop();
+    let last = rest(streamed).events().pop().unwrap();
+    assert_eq!(last["error"]["message"], "the server is shutting down");
+    assert_eq!(rest(plain).error().0, 503);
+    server.join();
+}
+
+#[test]
+fn an_idle_connection_does_not_hold_the_end() {
+    let server = Server::new();
+    let idle = server.connect();
+    let started = Instant::now();
+    server.join();
+    assert!(started.elapsed() < Duration::from_secs(4));
+    drop(idle);
+}
+
+#[test]
+fn metrics_count_what_happened() {
+    let server = Server::new();
+    server.chat("hi", json!({"max_tokens": 4})).good();
+    server.chat("hi", json!({"max_tokens": 9, "stop": "d", "stream": true})).events();
+    server.chat("hi", json!({"n": 0})).error();
+    server.settle();
+    let reply = server.get("/metrics");
+    assert!(reply.header("content-type").unwrap().starts_with("text/plain; version=0.0.4"));
+    let value = |name: &str| {
+        let line =
+            reply.text().lines().find(|l| l.strip_prefix(name).is_some_and(|rest| rest.starts_with(' ')));
+        line.unwrap_or_else(|| panic!("no {name} in {}", reply.text()))
+            .rsplit(' ')
+            .next()
+            .unwrap()
+            .parse::<f64>()
+            .unwrap()
+    };
+    for (name, want) in [
+        ("astrai_num_requests_running", 0.0),
+        ("astrai_kv_cache_usage_perc", 0.0),
+        ("astrai_prompt_tokens_total", 18.0),
+        ("astrai_prefix_cache_hits_total", 8.0),
+        ("astrai_requests_finished_total", 2.0),
+        ("astrai_request_success_total{finished_reason=\"length\"}", 1.0),
+        ("astrai_request_success_total{finished_reason=\"stop\"}", 1.0),
+        ("astrai_http_responses_total{path=\"/v1/chat/completions\",status=\"200\"}", 2.0),
+        ("astrai_http_responses_total{path=\"/v1/chat/completions\",status=\"400\"}", 1.0),
+        ("astrai_time_to_first_token_seconds_count", 2.0),
+        ("astrai_request_queue_time_seconds_count", 2.0),
+        ("astrai_e2e_request_latency_seconds_count", 2.0),
+        ("astrai_request_time_per_output_token_seconds_count", 2.0),
+        ("astrai_request_generation_tokens_sum", 8.0),
+    ] {
+        assert_eq!(value(name), want, "{name}");
+    }
+    assert!(value("astrai_generation_tokens_total") >= 8.0);
+}

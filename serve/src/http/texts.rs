@@ -1,0 +1,65 @@
+//! `POST /tokenize` and `POST /detokenize`: what a text or a conversation is to the model.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::app::App;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::params::short;
+use super::{api, chat, generate};
+
+type Work = fn(&App, Fields) -> Result<Value, ApiError>;
+
+/// `POST /tokenize`
+pub async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Response {
+    answer(app, body, ids).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// `POST /detokenize`
+pub async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Response {
+    answer(app, body, text).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn answer(app: Arc<App>, body: Body, work: Work) -> Result<Response, ApiError> {
+    let content = generate::body(&app, body).await?;
+    let shared = app.clone();
+    let value = app.apart(move || {
+        let mut fields = Fields::parse(&content)?;
+        let model = fields.take::<String>("model")?;
+        match model.filter(|name| !shared.names.contains(name)) {
+            Some(name) => Err(ApiError::unknown_model(short(&name))),
+            None => work(&shared, fields),
+        }
+    });
+    Ok(api::json(&value.await?))
+}
+
+fn ids(app: &App, mut fields: Fields) -> Result<Value, ApiError> {
+    let strings = fields.or("return_token_strs", false)?;
+    let ids = match fields.take::<String>("prompt")? {
+        Some(text) => {
+            let add_special = fields.or("add_special_tokens", true)?;
+            let ids = app.tokenizer.encode(&text, add_special);
+            ids.map_err(|e| fields.refusal("prompt", e.message))?
+        }
+        None => chat::prompt(app, &mut fields)?,
+    };
+    let shown = strings.then(|| ids.iter().map(|id| app.tokenizer.token(*id)).collect::<Vec<_>>());
+    let context = app.engine.limits().context;
+    Ok(json!({"count": ids.len(), "max_model_len": context, "tokens": ids, "token_strs": shown}))
+}
+
+fn text(app: &App, mut fields: Fields) -> Result<Value, ApiError> {
+    let ids: Vec<u32> = fields.list("tokens", usize::MAX)?;
+    let known = app.tokenizer.vocabulary();
+    if let Some(id) = ids.iter().find(|id| **id as usize >= known) {
+        return Err(fields.refusal("tokens", format!("token {id} is not among the tokenizer's {known} ids")));
+    }
+    let text = app.tokenizer.decode(&ids, false).map_err(|e| fields.refusal("tokens", e.message))?;
+    Ok(json!({"prompt": text}))
+}

@@ -1,0 +1,36 @@
+//! The bytes of one token. A token may be a part of a character; its bytes are told where its text cannot be.
+
+use super::Tokenizer;
+
+impl Tokenizer {
+    /// Bytes that an id stands for in the middle of a text; none for an id that the vocabulary does not have.
+    pub fn bytes(&self, id: u32) -> Vec<u8> {
+        let Some(token) = self.token(id) else { return Vec::new() };
+        if self.shared.library.get_added_vocabulary().simple_id_to_token(id).is_some() {
+            return token.into_bytes();
+        }
+        if self.shared.byte_level {
+            return token.chars().flat_map(spelt).collect();
+        }
+        let byte = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+        match byte.filter(|b| b.len() == 2).and_then(|b| u8::from_str_radix(b, 16).ok()) {
+            Some(byte) => vec![byte],
+            None => token.replace('\u{2581}', " ").into_bytes(),
+        }
+    }
+}
+
+/// What a character of a byte-level vocabulary stands for. Printable bytes of Latin-1 stand for themselves; the others are
+/// moved to where they can be seen, in order.
+fn spelt(c: char) -> Vec<u8> {
+    let moved = |n: u32| match n {
+        0..=0x20 => n,
+        0x21..=0x42 => n - 0x21 + 0x7f,
+        _ => 0xad,
+    };
+    match u32::from(c) {
+        n @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => vec![n as u8],
+        n @ 0x100..=0x143 => vec![moved(n - 0x100) as u8],
+        _ => c.to_string().into_bytes(),
+    }
+}
