@@ -4,6 +4,7 @@
 use crate::failure::{Done, Failure, say, warn};
 use crate::flags::{MachineFlags, RoomFlags};
 use crate::serving::{Published, Room, SEQUENCES};
+use astrai_builders::Cache;
 use astrai_serve::engine::{Engine, Handle, Stats};
 use astrai_serve::http::{HttpSettings, Served, serve};
 use astrai_serve::recommended::Asked;
@@ -111,7 +112,7 @@ impl Serve {
         }
         let url = server.url();
         if self.json {
-            let line = json!({"url": url, "model": name, "context": context, "max_seqs": room.sequences, "kv_tokens": pages * 16});
+            let line = json!({"url": url, "model": name, "context": context, "max_seqs": room.sequences, "kv_tokens": pages * Cache::PAGE});
             writeln!(out, "{line}")?;
         } else {
             writeln!(
