@@ -31,6 +31,7 @@ impl Model {
         let tied = config.tie_embeddings;
         let extra = |name: &str| {
             (tied && name == names.head)
+                || names.beside.iter().any(|part| name.starts_with(part))
                 || name.ends_with("rotary_emb.inv_freq")
                 || name.ends_with("attn.masked_bias")
         };

@@ -10,8 +10,20 @@ use astrai_ir::{DType, Graph};
 use astrai_runtime::{Device, Dump, Options, Session, compile};
 use std::path::{Path, PathBuf};
 
-const DENSE: [&str; 7] =
-    ["llama", "qwen3", "astrai_gqa", "llama3_rope", "qwen2", "mistral", "astrai_gqa_older"];
+const DENSE: [&str; 12] = [
+    "llama",
+    "qwen3",
+    "astrai_gqa",
+    "llama3_rope",
+    "qwen2",
+    "mistral",
+    "astrai_gqa_older",
+    "olmo2",
+    "glm4",
+    "phi3",
+    "gemma2",
+    "gemma3",
+];
 
 /// The cases that are in this repository or beside it.
 fn cases() -> Vec<PathBuf> {

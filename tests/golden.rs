@@ -9,8 +9,20 @@ use astrai_runtime::Device;
 use astrai_runtime::weights::Checkpoint;
 use std::path::{Path, PathBuf};
 
-const DENSE: [&str; 7] =
-    ["llama", "qwen3", "astrai_gqa", "llama3_rope", "qwen2", "mistral", "astrai_gqa_older"];
+const DENSE: [&str; 12] = [
+    "llama",
+    "qwen3",
+    "astrai_gqa",
+    "llama3_rope",
+    "qwen2",
+    "mistral",
+    "astrai_gqa_older",
+    "olmo2",
+    "glm4",
+    "phi3",
+    "gemma2",
+    "gemma3",
+];
 
 /// The case in this repository, or beside it; a word when it is in neither.
 fn case(name: &str) -> Option<PathBuf> {

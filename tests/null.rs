@@ -1,6 +1,7 @@
 //! Published shapes on the null device: planned whole and their kernels written, on a machine that could never hold them.
 
 use astrai::machine::Machine;
+use astrai_builders::config::{NormPlace, QkNorm};
 use astrai_builders::{Logits, Loss, ModelConfig, Program, build};
 use astrai_ir::DType;
 use astrai_runtime::{Device, Dump, Options, compile};
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// File, parameters as an independent implementation counts them, layers.
-const SHAPES: [(&str, u64, u64); 7] = [
+const SHAPES: [(&str, u64, u64); 12] = [
     ("llama-3.1-8b", 8_030_261_248, 32),
     ("llama-3.1-405b", 405_853_388_800, 126),
     ("llama-3.2-1b", 1_235_814_400, 16),
@@ -18,6 +19,11 @@ const SHAPES: [(&str, u64, u64); 7] = [
     ("qwen2.5-0.5b", 494_032_768, 24),
     ("qwen3-8b", 8_190_735_360, 36),
     ("qwen3-32b", 32_762_123_264, 64),
+    ("olmo-2-1b", 1_484_916_736, 16),
+    ("glm-4-9b", 9_400_279_040, 40),
+    ("phi-3-mini", 3_821_079_552, 32),
+    ("gemma-2-2b", 2_614_341_888, 26),
+    ("gemma-3-1b", 999_885_952, 26),
 ];
 
 fn config(name: &str) -> Option<PathBuf> {
@@ -46,13 +52,14 @@ fn published_shapes_are_planned_in_seconds() {
             let program = compile(&graph, &machine.target, &options).unwrap();
             let seconds = started.elapsed().as_secs_f64();
             let cost = program.cost().unwrap();
-            let (launches, outside) = (program.plan.bodies[0].steps.len() as u64, cost.launches);
+            let launches = program.plan.bodies.iter().map(|b| b.steps.len()).max().unwrap_or(0) as u64;
+            let outside = cost.launches;
             println!(
                 "{name} {tokens} tokens: {seconds:.2} s, {launches} launches a layer, arena {:.3} GB",
                 cost.arena_bytes as f64 / 1e9
             );
             assert!(seconds < 10.0, "{name}: {seconds} s");
-            assert!(launches <= 7, "{name}: {launches} launches a layer");
+            assert!(launches <= 7 + norms_apart(&config), "{name}: {launches} launches a layer");
             assert!(outside <= layers * launches + 8, "{name}: {outside} launches");
             weights_are_whole(name, &config, cost.weight_bytes, parameters);
             arena_is_sane(name, &config, cost.arena_bytes, tokens);
@@ -80,12 +87,24 @@ fn training_of_published_shapes_is_planned() {
         let kernels = plan.grad.kernels.len() + plan.update.kernels.len();
         let launches = [&plan.grad, &plan.update].map(|p| p.plan.launches() as u64);
         println!("{name}: {kernels} kernels, launches {launches:?}, arenas {:.3} GB", arenas as f64 / 1e9);
-        assert!(kernels < 100, "{name}: {kernels} kernels, however deep the model");
-        assert!(launches[0] <= 60 * layers + 20, "{name}: {launches:?} launches");
+        let kinds = config.layer_kinds().0.len();
+        assert!(kernels < 50 + 50 * kinds, "{name}: {kernels} kernels, however deep the model");
+        let first = &config.layers[0];
+        let behind = if first.norms == NormPlace::Before { 0 } else { 20 };
+        let layer = 46 + behind + if first.attention.qk_norm == QkNorm::None { 0 } else { 14 };
+        assert!(launches[0] <= layer * layers + 20, "{name}: {launches:?} launches");
         let flops: u64 = [&plan.grad, &plan.update].iter().map(|p| p.cost().unwrap().flops).sum();
         let products = (parameters - (config.vocab_size * config.hidden_size) as u64) as f64;
         assert!(flops as f64 > 6.0 * products * 32768.0, "{name}: {flops} operations");
     }
+}
+
+/// Norms of a layer that are no prologue of a dot: behind attention and MLP, and over all heads of queries and keys.
+fn norms_apart(config: &ModelConfig) -> u64 {
+    let layer = &config.layers[0];
+    let behind = if layer.norms == NormPlace::Before { 0 } else { 2 };
+    let whole = if layer.attention.qk_norm == QkNorm::WholeBeforeRope { 2 } else { 0 };
+    behind + whole
 }
 
 /// Two bytes a parameter; a tied embedding is held twice, as rows and as panels, and panels are padded.

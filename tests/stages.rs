@@ -9,6 +9,7 @@ mod place;
 mod snapshot;
 
 use astrai_builders::build;
+use astrai_builders::config::{LayerSpec, NormPlace, QkNorm};
 use astrai_ir::json::write_json;
 use astrai_ir::ops::Op;
 use astrai_ir::{DType, Graph, Tensor, verify};
@@ -50,7 +51,8 @@ fn stages_keep_the_meaning_and_settle_at_once() {
         assert_eq!(write_json(&passes::merge(&merged).unwrap()), write_json(&merged), "{name}: merge again");
         let dots = |g: &Graph| g.nodes().iter().filter(|n| matches!(n.op, Op::Dot(_))).count();
         let (before, after) = (dots(&g.blocks()[0].graph), dots(&merged.blocks()[0].graph));
-        assert!(after < before && after >= 4, "{name}: {before} dots became {after}");
+        // q|k|v, o, gate|up, down; in some checkpoints the joined ones are one tensor already.
+        assert!(after == 4 && (after < before || name == "phi3"), "{name}: {before} dots became {after}");
         for storage in [DType::F32, DType::BF16] {
             let stored = passes::precision(&merged, passes::Policy { storage }).unwrap();
             verify(&stored).unwrap();
@@ -70,6 +72,13 @@ fn stages_keep_the_meaning_and_settle_at_once() {
     }
 }
 
+/// Norms of a layer that are no prologue of a dot: behind attention and MLP, and over all heads of queries and keys.
+fn norms_apart(layer: &LayerSpec) -> u64 {
+    let behind = if layer.norms == NormPlace::Before { 0 } else { 2 };
+    let whole = if layer.attention.qk_norm == QkNorm::WholeBeforeRope { 2 } else { 0 };
+    behind + whole
+}
+
 fn compiled(g: &Graph, storage: DType) -> Program {
     compile(g, &machine().target, &Options { storage, ..Options::default() }).unwrap()
 }
@@ -83,15 +92,19 @@ fn a_kind_of_layer_is_compiled_once_whatever_the_depth() {
                     text.replace("\"num_hidden_layers\": 2", &format!("\"num_hidden_layers\": {layers}"));
                 compiled(&build(&config(&text), &program(64)).unwrap(), storage)
             };
-            let (few, many) = (at(2), at(40));
+            // Enough for every kind of layer to come twice, with what its calls share.
+            let (few, many) = (at(4), at(40));
             let keys = |p: &Program| p.plan.regions.iter().map(|r| r.key()).collect::<Vec<_>>();
             assert_eq!(keys(&few), keys(&many), "{name} {storage}");
-            assert_eq!(few.plan.bodies.len(), 1, "{name}");
+            let read = config(text);
+            let (kinds, _) = read.layer_kinds();
+            assert_eq!(few.plan.bodies.len(), kinds.len(), "{name}");
             let (a, b) = (few.cost().unwrap(), many.cost().unwrap());
             assert_eq!(a.arena_bytes, b.arena_bytes, "{name}: scratch is shared");
-            let layer = (b.launches - a.launches) / 38;
+            let layer = (b.launches - a.launches) / 36;
+            let most = 8 + norms_apart(kinds[0]);
             assert!(
-                layer <= 8 && few.plan.bodies[0].steps.len() as u64 == layer,
+                layer <= most && few.plan.bodies.iter().all(|b| b.steps.len() as u64 == layer),
                 "{name}: {layer} launches a layer"
             );
         }

@@ -1,9 +1,9 @@
-//! One decoder layer as the body of a block: attention and MLP, each behind its norm and added to the residual stream.
+//! One decoder layer as the body of a block: attention and MLP, each normed and added to the residual stream.
 //! In: what the layer computes. Out: a graph whose leaves are `x`, `cos`, `sin`, `starts` and the layer's weights by
 //! their names within the layer; over a cache also `slots`, `tables`, `lens` and the states `k_cache` and `v_cache`, whose next
 //! versions follow `x` among the outputs.
 
-use crate::config::{Activation, LayerSpec, ModelConfig, QkNorm, RopeLayout};
+use crate::config::{Activation, LayerSpec, ModelConfig, NormPlace, QkNorm, RopeLayout};
 use crate::model::{Cache, Program};
 use astrai_ir::ops::{self, Attention, GatedAct, Rope, UnaryKind};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Type};
@@ -48,8 +48,18 @@ pub fn body(config: &ModelConfig, spec: &LayerSpec, program: &Program) -> Result
     Ok(layer.g)
 }
 
+/// What an RMSNorm over `n` elements multiplies by.
+pub fn norm_weight(g: &mut Graph, config: &ModelConfig, name: &str, n: usize) -> Result<NodeId, IrError> {
+    let w = g.weight(name, DType::F32, &[n])?;
+    if !config.norm_offset {
+        return Ok(w);
+    }
+    let one = g.fill(w, 1.0)?;
+    g.add(w, one)
+}
+
 impl Layer<'_> {
-    /// `x + o(attention(norm(x)))`, and the next versions of the states.
+    /// `x + o(attention(x))`, normed where the layer says so, and the next versions of the states.
     fn attention(
         &mut self,
         x: NodeId,
@@ -58,10 +68,13 @@ impl Layer<'_> {
         let (names, a) = (self.config.model_type.names, &self.spec.attention);
         let (heads, kv, d) = (self.config.heads, self.config.kv_heads, self.config.head_dim);
         let hidden = self.config.hidden_size;
-        let n = self.norm(names.input_norm, x, hidden)?;
-        let q = self.linear(names.q, n, [heads * d, hidden], a.qkv_bias)?;
-        let k = self.linear(names.k, n, [kv * d, hidden], a.qkv_bias)?;
-        let v = self.linear(names.v, n, [kv * d, hidden], a.qkv_bias)?;
+        let n = self.norm_before(names.input_norm, x)?;
+        let apart = [(names.q, heads * d), (names.k, kv * d), (names.v, kv * d)];
+        let [mut q, mut k, v] = self.projections(names.qkv, apart, n, a.qkv_bias)?;
+        if a.qk_norm == QkNorm::WholeBeforeRope {
+            q = self.norm(names.q_norm, q, heads * d)?;
+            k = self.norm(names.k_norm, k, kv * d)?;
+        }
         let q = self.heads(q, heads)?;
         let k = self.heads(k, kv)?;
         let v = self.heads(v, kv)?; // [tokens, kv, d]
@@ -72,7 +85,7 @@ impl Layer<'_> {
             scale: Real(a.scale),
             causal: true,
             window: a.window,
-            softcap: None,
+            softcap: a.softcap.map(Real),
             sinks: false,
             span: Dim::from(self.program.span as usize),
             page: self.program.cache.map(|c| c.page),
@@ -93,6 +106,7 @@ impl Layer<'_> {
             false => out,
         };
         let o = self.linear(names.o, out, [hidden, heads * d], a.o_bias)?;
+        let o = self.norm_after(names.attention_out_norm, o)?;
         Ok((self.g.scope("attn.residual", |g| g.add(x, o))?, versions))
     }
 
@@ -111,12 +125,12 @@ impl Layer<'_> {
         })
     }
 
-    /// `x + down(act(gate(norm(x))) * up(norm(x)))`.
+    /// `x + down(act(gate(x)) * up(x))`, normed where the layer says so.
     fn mlp(&mut self, x: NodeId) -> Result<NodeId, IrError> {
         let (names, m, hidden) = (self.config.model_type.names, &self.spec.mlp, self.config.hidden_size);
-        let n = self.norm(names.post_attention_norm, x, hidden)?;
-        let gate = self.linear(names.mlp_gate, n, [m.intermediate, hidden], m.bias)?;
-        let up = self.linear(names.mlp_up, n, [m.intermediate, hidden], m.bias)?;
+        let n = self.norm_before(names.post_attention_norm, x)?;
+        let apart = [names.mlp_gate, names.mlp_up].map(|name| (name, m.intermediate));
+        let [gate, up] = self.projections(names.mlp_gate_up, apart, n, m.bias)?;
         let act = match self.config.activation {
             Activation::Silu => ops::Activation::Silu,
             Activation::Gelu => ops::Activation::Gelu,
@@ -124,6 +138,7 @@ impl Layer<'_> {
         };
         let h = self.g.scope("mlp.act", |g| g.push(GatedAct { act }, &[gate, up]))?;
         let down = self.linear(names.mlp_down, h, [hidden, m.intermediate], m.bias)?;
+        let down = self.norm_after(names.mlp_out_norm, down)?;
         self.g.scope("mlp.residual", |g| g.add(x, down))
     }
 
@@ -132,7 +147,7 @@ impl Layer<'_> {
         self.g.reshape(x, vec![Dim::symbol("tokens"), Dim::from(heads), Dim::from(self.config.head_dim)])
     }
 
-    /// Rotation by position, with the norm of queries and keys before or after it.
+    /// Rotation by position, with the norm of each head of queries and keys before or after it.
     fn rotate(&mut self, norm: &str, x: NodeId, [cos, sin]: [NodeId; 2]) -> Result<NodeId, IrError> {
         let (a, d) = (&self.spec.attention, self.config.head_dim);
         let layout = match a.rope.layout {
@@ -144,13 +159,54 @@ impl Layer<'_> {
         if a.qk_norm == QkNorm::AfterRope { self.norm(norm, x, d) } else { Ok(x) }
     }
 
+    /// What a residual branch takes.
+    fn norm_before(&mut self, name: &str, x: NodeId) -> Result<NodeId, IrError> {
+        match self.spec.norms {
+            NormPlace::Before | NormPlace::Both => self.norm(name, x, self.config.hidden_size),
+            NormPlace::After => Ok(x),
+        }
+    }
+
+    /// What a residual branch adds.
+    fn norm_after(&mut self, name: &str, x: NodeId) -> Result<NodeId, IrError> {
+        match self.spec.norms {
+            NormPlace::Before => Ok(x),
+            NormPlace::After | NormPlace::Both => self.norm(name, x, self.config.hidden_size),
+        }
+    }
+
     /// RMSNorm over the last axis of `x`, weight `[n]`.
     fn norm(&mut self, name: &str, x: NodeId, n: usize) -> Result<NodeId, IrError> {
-        let eps = self.config.norm_eps;
+        let config = self.config;
         self.g.scope(name, |g| {
-            let w = g.weight(&format!("{name}.weight"), DType::F32, &[n])?;
-            g.rms_norm(x, w, eps)
+            let w = norm_weight(g, config, &format!("{name}.weight"), n)?;
+            g.rms_norm(x, w, config.norm_eps)
         })
+    }
+
+    /// Linear layers of one input, each `[out, hidden]`: apart, or slices of one whose weight the checkpoint has under `fused`.
+    fn projections<const N: usize>(
+        &mut self,
+        fused: Option<&str>,
+        apart: [(&str, usize); N],
+        x: NodeId,
+        bias: bool,
+    ) -> Result<[NodeId; N], IrError> {
+        let hidden = self.config.hidden_size;
+        let mut made = [x; N];
+        let Some(name) = fused else {
+            for (y, (name, rows)) in made.iter_mut().zip(apart) {
+                *y = self.linear(name, x, [rows, hidden], bias)?;
+            }
+            return Ok(made);
+        };
+        let all = self.linear(name, x, [apart.iter().map(|(_, rows)| rows).sum(), hidden], bias)?;
+        let mut start = 0;
+        for (y, (_, rows)) in made.iter_mut().zip(apart) {
+            *y = self.g.scope(name, |g| g.slice(all, 1, Dim::from(start), Dim::from(rows)))?;
+            start += rows;
+        }
+        Ok(made)
     }
 
     /// `x · wᵀ` (`+ b`), `w` `[out, in]`.

@@ -15,7 +15,7 @@ pub struct Program {
     pub tokens: u64,
     /// Most sequences in one run.
     pub sequences: u64,
-    /// Longest sequence, for the cost of attention.
+    /// Longest sequence: for the cost of attention, and for rope that turns otherwise in long contexts (LongRoPE).
     pub span: u64,
     /// Logits of which positions.
     pub logits: Logits,
@@ -127,19 +127,25 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
     let starts = g.input("starts", DType::I32, vec![&Dim::symbol("sequences") + &Dim::from(1)])?;
     let embed = g.scope("embed", |g| g.weight(names.embed, DType::F32, &[vocab, hidden]))?;
     let mut x = g.scope("embed", |g| g.gather(embed, ids, 0))?; // [tokens, hidden]
+    if config.embed_scale != 1.0 {
+        x = g.scope("embed", |g| g.scale(x, config.embed_scale))?;
+    }
     let mut given = vec![("positions", positions), ("starts", starts)];
     if let Some(cache) = &program.cache {
         given.extend(layer::CACHE.into_iter().zip(layer::cache_inputs(&mut g, cache)?));
     }
     x = layers(&mut g, config, program, x, &given)?;
-    let norm = g.scope("norm", |g| g.weight(names.final_norm, DType::F32, &[hidden]))?;
+    let norm = g.scope("norm", |g| layer::norm_weight(g, config, names.final_norm, hidden))?;
     let head = match config.tie_embeddings {
         true => embed,
         false => g.scope("lm_head", |g| g.weight(names.head, DType::F32, &[vocab, hidden]))?,
     };
     let finish = |g: &mut Graph, x| {
         let x = g.scope("norm", |g| g.rms_norm(x, norm, config.norm_eps))?;
-        g.scope("lm_head", |g| g.linear(x, head)) // [.., vocab]
+        g.scope("lm_head", |g| {
+            let logits = g.linear(x, head)?; // [.., vocab]
+            config.logit_softcap.map_or(Ok(logits), |cap| softcap(g, logits, cap))
+        })
     };
     match program.logits {
         Logits::None => {}
@@ -156,7 +162,7 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
     }
     if program.loss != Loss::None {
         let x = g.scope("norm", |g| g.rms_norm(x, norm, config.norm_eps))?;
-        let loss = g.scope("loss", |g| loss(g, x, head, program.loss))?;
+        let loss = g.scope("loss", |g| loss(g, [x, head], config, program.loss))?;
         g.set_output("loss", loss)?;
     }
     Ok(g)
@@ -180,7 +186,8 @@ fn layers(
     }
     for (i, &kind) in of_layer.iter().enumerate() {
         let spec: &LayerSpec = kinds[kind];
-        let [cos, sin] = g.scope("rope", |g| rope_tables(g, &spec.attention.rope, given[0].1))?;
+        let [cos, sin] =
+            g.scope("rope", |g| rope_tables(g, &spec.attention.rope, program.span, given[0].1))?;
         let block = g.block(blocks[kind]).clone();
         let mut args = Vec::with_capacity(block.params.len());
         for (param, leaf) in block.params.iter().zip(block.param_types()?) {
@@ -217,8 +224,8 @@ fn layers(
 }
 
 /// Cosines and sines of every token's angles: two tensors `[tokens, dim/2]`.
-fn rope_tables(g: &mut Graph, rope: &RopeSpec, positions: NodeId) -> Result<[NodeId; 2], IrError> {
-    let freq = rope.inv_freq();
+fn rope_tables(g: &mut Graph, rope: &RopeSpec, span: u64, positions: NodeId) -> Result<[NodeId; 2], IrError> {
+    let freq = rope.inv_freq_within(span);
     let half = freq.len();
     let table = Tensor::float(DType::F32, &[half], freq);
     let freq = g.push(Const::new(&table), &[])?;
@@ -237,10 +244,19 @@ fn rope_tables(g: &mut Graph, rope: &RopeSpec, positions: NodeId) -> Result<[Nod
     Ok([side(UnaryKind::Cos)?, side(UnaryKind::Sin)?])
 }
 
+/// `cap * tanh(x / cap)`.
+fn softcap(g: &mut Graph, x: NodeId, cap: f64) -> Result<NodeId, IrError> {
+    let whole = g.fill(x, cap)?;
+    let x = g.div(x, whole)?;
+    let x = g.unary(UnaryKind::Tanh, x)?;
+    g.mul(x, whole)
+}
+
 /// Cross-entropy of `targets` from the normed hidden states `[tokens, hidden]` and the head `[vocab, hidden]`.
-fn loss(g: &mut Graph, x: NodeId, head: NodeId, kind: Loss) -> Result<NodeId, IrError> {
+fn loss(g: &mut Graph, [x, head]: [NodeId; 2], config: &ModelConfig, kind: Loss) -> Result<NodeId, IrError> {
     let targets = g.input("targets", DType::I32, vec![Dim::symbol("tokens")])?;
-    let op = ops::LinearCrossEntropy { label_smoothing: Real(0.0), softcap: None };
+    let softcap = config.logit_softcap.map(Real);
+    let op = ops::LinearCrossEntropy { label_smoothing: Real(0.0), softcap };
     let losses = g.push(op, &[x, head, targets])?; // [tokens]
     let sum = g.reduce(ReduceKind::Sum, losses, &[0])?;
     if kind == Loss::Scaled {

@@ -7,12 +7,18 @@ use serde_json::{Map, Value};
 use std::fmt;
 
 /// Every model type that can be built, in the order they are listed to the user.
-pub static MODELS: [&ModelType; 5] = [
+pub static MODELS: [&ModelType; 11] = [
     &models::astrai::ASTRAI,
     &models::llama::LLAMA,
     &models::mistral::MISTRAL,
     &models::qwen2::QWEN2,
     &models::qwen3::QWEN3,
+    &models::olmo2::OLMO2,
+    &models::glm4::GLM4,
+    &models::phi3::PHI3,
+    &models::gemma2::GEMMA2,
+    &models::gemma3::GEMMA3_TEXT,
+    &models::gemma3::GEMMA3,
 ];
 
 /// One registered model type.
@@ -52,26 +58,36 @@ pub struct Names {
     pub k: &'static str,
     /// Value projection, `[kv_heads * head_dim, hidden]`.
     pub v: &'static str,
-    /// Norm of queries, `[head_dim]`.
+    /// Where the checkpoint has one tensor for the three: its rows are those of the query, key and value projections.
+    pub qkv: Option<&'static str>,
+    /// Norm of queries, `[head_dim]` or as wide as they are.
     pub q_norm: &'static str,
-    /// Norm of keys, `[head_dim]`.
+    /// Norm of keys, `[head_dim]` or as wide as they are.
     pub k_norm: &'static str,
     /// Gate on the attention output, `[heads * head_dim, hidden]`.
     pub gate: &'static str,
     /// Output projection, `[hidden, heads * head_dim]`.
     pub o: &'static str,
+    /// Norm of what attention adds to the stream, `[hidden]`.
+    pub attention_out_norm: &'static str,
     /// Norm before the MLP, `[hidden]`.
     pub post_attention_norm: &'static str,
     /// MLP gate, `[intermediate, hidden]`.
     pub mlp_gate: &'static str,
     /// MLP up, `[intermediate, hidden]`.
     pub mlp_up: &'static str,
+    /// Where the checkpoint has one tensor for gate and up: its rows are those of the gate, then of up.
+    pub mlp_gate_up: Option<&'static str>,
     /// MLP down, `[hidden, intermediate]`.
     pub mlp_down: &'static str,
+    /// Norm of what the MLP adds to the stream, `[hidden]`.
+    pub mlp_out_norm: &'static str,
     /// Last norm, `[hidden]`.
     pub final_norm: &'static str,
     /// Head, `[vocab, hidden]`; absent from checkpoints with tied embeddings.
     pub head: &'static str,
+    /// How names begin of tensors of parts that are not built, such as an image tower; they are left aside.
+    pub beside: &'static [&'static str],
 }
 
 impl Names {

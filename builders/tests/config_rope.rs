@@ -1,6 +1,6 @@
 //! Rope frequencies against values computed apart from this code, from the definitions in transformers.
 
-use astrai_builders::config::{RopeLayout, RopeScaling, RopeSpec, Yarn};
+use astrai_builders::config::{LongRope, RopeLayout, RopeScaling, RopeSpec, Yarn};
 
 fn check(scaling: RopeScaling, theta: f64, dim: usize, expected: &[(usize, f64)]) -> RopeSpec {
     let rope = RopeSpec { theta, dim, layout: RopeLayout::Half, scaling };
@@ -91,4 +91,38 @@ fn yarn_attention_factor() {
     assert!((factor(scales.clone()) - 0.9210423553163399).abs() < 1e-14);
     assert_eq!(factor(Yarn { attention_factor: Some(1.5), ..scales }), 1.5);
     assert_eq!(factor(yarn(1.0, 4096)), 1.0);
+}
+
+/// Values of transformers' own function in f32.
+#[test]
+fn longrope_turns_by_the_context_it_is_built_for() {
+    let l = LongRope {
+        short: (0..8).map(|i| 1.0 + 0.25 * f64::from(i)).collect(),
+        long: (0..8).map(|i| 2.0 + f64::from(i * i)).collect(),
+        original_max_positions: 4096,
+        max_positions: 131_072,
+        factor: None,
+        attention_factor: None,
+    };
+    let of = |l: LongRope| RopeSpec {
+        theta: 1e4,
+        dim: 16,
+        layout: RopeLayout::Half,
+        scaling: RopeScaling::LongRope(l),
+    };
+    let rope = of(l.clone());
+    let near = |got: f64, want: f64| assert!((got - want).abs() <= 1e-7 * want, "{got} for {want}");
+    for span in [1, 4096] {
+        let freq = rope.inv_freq_within(span);
+        near(freq[0], 1.0);
+        near(freq[3], 0.01807015761733055);
+        near(freq[7], 0.00011499191168695688);
+    }
+    let freq = rope.inv_freq_within(4097);
+    near(freq[0], 0.5);
+    near(freq[3], 0.002874797908589244);
+    near(freq[7], 6.200544703460764e-6);
+    near(rope.attention_factor(), 1.1902380714238083);
+    near(of(LongRope { attention_factor: Some(1.5), ..l.clone() }).attention_factor(), 1.5);
+    near(of(LongRope { factor: Some(1.0), ..l }).attention_factor(), 1.0);
 }

@@ -8,7 +8,7 @@ use astrai_runtime::Device;
 use std::collections::HashMap;
 
 /// Model type and configuration.
-pub const FAMILIES: [(&str, &str); 5] = [
+pub const FAMILIES: [(&str, &str); 11] = [
     (
         "autoregressive_lm",
         r#"{"model_type": "autoregressive_lm", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128,
@@ -38,6 +38,47 @@ pub const FAMILIES: [(&str, &str); 5] = [
         r#"{"model_type": "qwen3", "head_dim": 8, "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 48,
         "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
         "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": false, "vocab_size": 50}"#,
+    ),
+    (
+        "olmo2",
+        r#"{"model_type": "olmo2", "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 48,
+        "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": false, "vocab_size": 50}"#,
+    ),
+    (
+        "glm4",
+        r#"{"model_type": "glm4", "head_dim": 12, "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 48,
+        "attention_bias": true, "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2,
+        "num_key_value_heads": 2, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-6, "tie_word_embeddings": false,
+        "vocab_size": 50}"#,
+    ),
+    (
+        "phi3",
+        r#"{"model_type": "phi3", "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 48,
+        "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "original_max_position_embeddings": 10, "partial_rotary_factor": 0.75, "rms_norm_eps": 1e-6, "sliding_window": 5,
+        "rope_scaling": {"type": "longrope", "short_factor": [1, 1.25, 1.5], "long_factor": [2, 3, 4]},
+        "tie_word_embeddings": false, "vocab_size": 50}"#,
+    ),
+    (
+        "gemma2",
+        r#"{"model_type": "gemma2", "head_dim": 12, "hidden_size": 32, "intermediate_size": 48, "sliding_window": 4,
+        "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0, "max_position_embeddings": 128,
+        "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2, "query_pre_attn_scalar": 10,
+        "rms_norm_eps": 1e-6, "vocab_size": 50}"#,
+    ),
+    (
+        "gemma3_text",
+        r#"{"model_type": "gemma3_text", "head_dim": 12, "hidden_size": 32, "intermediate_size": 48, "sliding_window": 4,
+        "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "query_pre_attn_scalar": 10, "rms_norm_eps": 1e-6, "sliding_window_pattern": 2, "vocab_size": 50}"#,
+    ),
+    (
+        "gemma3",
+        r#"{"model_type": "gemma3", "text_config": {"head_dim": 12, "hidden_size": 32, "intermediate_size": 48,
+        "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window": 4, "sliding_window_pattern": 2,
+        "vocab_size": 50}, "vision_config": {"hidden_size": 16}}"#,
     ),
 ];
 

@@ -61,6 +61,7 @@ const INERT: &[&str] = &[
     "attn_implementation",
     "bad_words_ids",
     "begin_suppress_tokens",
+    "cache_implementation",
     "decoder_start_token_id",
     "diversity_penalty",
     "do_sample",
@@ -208,7 +209,7 @@ const ROWS: &[Row] = &[
 ];
 
 /// Walks the keys of `raw` that `model` does not read.
-pub(super) fn check(raw: &Raw, model: &ModelType) -> Result<(), ConfigError> {
+pub(crate) fn check(raw: &Raw, model: &ModelType) -> Result<(), ConfigError> {
     for (key, value) in raw.entries() {
         if model.reads(key) || model.inert.contains(&key) || INERT.contains(&key) {
             continue;

@@ -4,7 +4,7 @@
 
 mod error;
 mod json;
-mod keys;
+pub(crate) mod keys;
 mod raw;
 mod rope;
 pub(crate) mod rope_keys;
@@ -13,15 +13,16 @@ mod tensors;
 
 pub use error::ConfigError;
 pub use raw::Raw;
-pub use rope::{RopeLayout, RopeScaling, RopeSpec, Yarn, yarn_mscale};
+pub use rope::{LongRope, RopeLayout, RopeScaling, RopeSpec, Yarn, yarn_mscale};
 pub use spec::{
     Activation, AttentionSpec, InitStyle, LayerSpec, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_PARAMETERS,
-    MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, MlpSpec, ModelConfig, QkNorm,
+    MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, MlpSpec, ModelConfig, NormPlace, QkNorm,
 };
 pub use tensors::{Init, TensorSpec, parameter_count, tensors};
 
 use crate::registry::{self, ModelType};
 use error::excerpt;
+pub(crate) use error::show;
 use serde_json::{Map, Value};
 use std::fs::File;
 use std::io::Read;
@@ -151,13 +152,19 @@ mod tests {
     #[test]
     fn registrations_declare_what_they_read() {
         for model in registry::MODELS {
-            let text = format!(
-                r#"{{"model_type": "{}", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1,
+            let rope = match model.name {
+                "gemma3_text" | "gemma3" => r#"{"full_attention": {"rope_type": "default"}}"#,
+                _ => r#"{"rope_type": "default"}"#,
+            };
+            let keys = format!(
+                r#""vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1,
                 "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
-                "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
-                "rope_parameters": {{"rope_type": "default"}}}}"#,
-                model.name
+                "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_parameters": {rope}"#
             );
+            let text = match model.name {
+                "gemma3" => format!(r#"{{"model_type": "gemma3", "text_config": {{{keys}}}}}"#),
+                name => format!(r#"{{"model_type": "{name}", {keys}}}"#),
+            };
             let map = json::object(&text, "t").unwrap();
             let raw = Raw::new("t", &map, model.aliases);
             (model.resolve)(&raw).unwrap();

@@ -141,6 +141,16 @@ impl<'a> Raw<'a> {
         list.iter().map(text).collect::<Result<_, _>>().map(Some)
     }
 
+    /// A list of finite numbers, if given.
+    pub fn reals(&self, key: &'static str) -> Result<Option<Vec<f64>>, ConfigError> {
+        let Some((key, value)) = self.find(key)? else { return Ok(None) };
+        let list = value.as_array().ok_or_else(|| self.wrong(key, value, "a list of numbers"))?;
+        let number = |v: &'a Value| {
+            v.as_f64().filter(|x| x.is_finite()).ok_or_else(|| self.wrong(key, v, "a number in that list"))
+        };
+        list.iter().map(number).collect::<Result<_, _>>().map(Some)
+    }
+
     /// Token ids under `key`: one id or a list. An id outside `0..vocab` warns; a negative one also counts as absent,
     /// as published files use -1 for "none".
     pub fn token_ids(&self, key: &'static str, vocab: usize) -> Result<Vec<u32>, ConfigError> {
@@ -211,6 +221,34 @@ impl<'a> Raw<'a> {
         self.notes.borrow_mut().unknown.push(key);
     }
 
+    /// Reads `map`, an object that stands under `key`, as the keys of a model; what is noticed is noted here.
+    pub(crate) fn within<T>(
+        &self,
+        key: &str,
+        map: &Map<String, Value>,
+        aliases: &'static [(&'static str, &'static str)],
+        read: impl FnOnce(&Raw) -> Result<T, ConfigError>,
+    ) -> Result<T, ConfigError> {
+        let prefix = format!("{}{key}.", self.prefix);
+        let inner = Raw {
+            file: self.file,
+            prefix,
+            map,
+            aliases,
+            read: RefCell::default(),
+            notes: RefCell::default(),
+        };
+        let made = read(&inner)?;
+        self.take_notes(inner.into_notes());
+        Ok(made)
+    }
+
+    fn take_notes(&self, theirs: Notes) {
+        let mut notes = self.notes.borrow_mut();
+        notes.warnings.extend(theirs.warnings);
+        notes.unknown.extend(theirs.unknown);
+    }
+
     /// Takes the notes of a nested object, whose keys that were never looked at are unknown.
     pub(crate) fn absorb(&self, inner: Raw) {
         for (key, _) in inner.entries() {
@@ -218,10 +256,7 @@ impl<'a> Raw<'a> {
                 inner.ignore(key);
             }
         }
-        let theirs = inner.notes.take();
-        let mut notes = self.notes.borrow_mut();
-        notes.warnings.extend(theirs.warnings);
-        notes.unknown.extend(theirs.unknown);
+        self.take_notes(inner.into_notes());
     }
 
     /// Keys looked at so far.

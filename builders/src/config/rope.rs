@@ -54,6 +54,27 @@ pub enum RopeScaling {
     },
     /// YaRN (arXiv 2309.00071).
     Yarn(Yarn),
+    /// LongRoPE (arXiv 2402.13753).
+    LongRope(LongRope),
+}
+
+/// Parameters of LongRoPE, which turns slower by a factor of each pair's own: other factors in long contexts than in those of
+/// the original training. Which of them counts is decided by the longest sequence that a program is built for, so that no
+/// result depends on what else is in a batch, and keys in a cache stay what they are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRope {
+    /// Divisors of the frequencies in contexts up to `original_max_positions`, `[dim/2]`.
+    pub short: Vec<f64>,
+    /// Those in longer ones, `[dim/2]`.
+    pub long: Vec<f64>,
+    /// Context of the original training, tokens; at least 2.
+    pub original_max_positions: usize,
+    /// Longest context, tokens.
+    pub max_positions: usize,
+    /// The stretch when the file states it; else the quotient of the two contexts.
+    pub factor: Option<f64>,
+    /// Factor on cos and sin when the file states it; else it follows from the stretch.
+    pub attention_factor: Option<f64>,
 }
 
 /// Parameters of YaRN.
@@ -83,9 +104,18 @@ pub fn yarn_mscale(factor: f64, mscale: f64) -> f64 {
 }
 
 impl RopeSpec {
-    /// Angle per position of each pair, radians. Shape `[dim/2]`.
+    /// Angle per position of each pair in sequences of up to `span` tokens, radians. Shape `[dim/2]`.
+    pub fn inv_freq_within(&self, span: u64) -> Vec<f64> {
+        match &self.scaling {
+            RopeScaling::LongRope(l) if span > l.original_max_positions as u64 => divided(self, &l.long),
+            _ => self.inv_freq(),
+        }
+    }
+
+    /// Angle per position of each pair in the context of the original training, radians. Shape `[dim/2]`.
     pub fn inv_freq(&self) -> Vec<f64> {
         match &self.scaling {
+            RopeScaling::LongRope(l) => divided(self, &l.short),
             RopeScaling::None => series(self.theta, self.dim),
             RopeScaling::Linear { factor } => {
                 series(self.theta, self.dim).iter().map(|f| f / factor).collect()
@@ -103,7 +133,7 @@ impl RopeSpec {
         }
     }
 
-    /// Multiplies cos and sin; 1 except with YaRN.
+    /// Multiplies cos and sin; 1 except with YaRN and LongRoPE.
     pub fn attention_factor(&self) -> f64 {
         match &self.scaling {
             RopeScaling::Yarn(y) => {
@@ -112,9 +142,21 @@ impl RopeSpec {
                     _ => yarn_mscale(y.factor, 1.0),
                 })
             }
+            RopeScaling::LongRope(l) => l.attention_factor.unwrap_or_else(|| {
+                let original = l.original_max_positions as f64;
+                match l.factor.unwrap_or(l.max_positions as f64 / original) {
+                    factor if factor <= 1.0 => 1.0,
+                    factor => (1.0 + factor.ln() / original.ln()).sqrt(),
+                }
+            }),
             _ => 1.0,
         }
     }
+}
+
+/// The plain frequencies of `rope`, each divided by its factor.
+fn divided(rope: &RopeSpec, by: &[f64]) -> Vec<f64> {
+    series(rope.theta, rope.dim).iter().zip(by).map(|(f, x)| f / x).collect()
 }
 
 /// `theta^(-2j/dim)` for `j` in `0..dim/2`.

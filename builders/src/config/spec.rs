@@ -43,6 +43,12 @@ pub struct ModelConfig {
     pub max_positions: usize,
     /// Added to the mean square in every RMSNorm.
     pub norm_eps: f64,
+    /// RMSNorms multiply by `1 + w` in place of `w` (Gemma).
+    pub norm_offset: bool,
+    /// Factor on the rows of the embedding before the first layer.
+    pub embed_scale: f64,
+    /// When set, logits become `cap * tanh(logit / cap)`.
+    pub logit_softcap: Option<f64>,
     /// The head is the embedding.
     pub tie_embeddings: bool,
     /// The MLP is `down(activation(gate(x)) * up(x))`.
@@ -74,7 +80,7 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// How fresh weights are drawn; norms are ones and biases zeros in both.
+/// How fresh weights are drawn; norms multiply by one and biases are zero in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InitStyle {
     /// Every matrix `N(0, initializer_range)`.
@@ -90,6 +96,19 @@ pub struct LayerSpec {
     pub attention: AttentionSpec,
     /// Feed-forward part.
     pub mlp: MlpSpec,
+    /// Where the residual branches are normed.
+    pub norms: NormPlace,
+}
+
+/// Where the RMSNorms of attention and of the MLP stand, both `x + branch(x)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormPlace {
+    /// `x + f(norm(x))`.
+    Before,
+    /// `x + norm(f(x))` (OLMo 2).
+    After,
+    /// `x + norm(f(norm(x)))` (Gemma 2 and 3, GLM 4).
+    Both,
 }
 
 /// Grouped-query attention of one layer.
@@ -99,7 +118,7 @@ pub struct AttentionSpec {
     pub qkv_bias: bool,
     /// Bias on the output projection.
     pub o_bias: bool,
-    /// RMSNorm of queries and keys over each head.
+    /// RMSNorm of queries and keys.
     pub qk_norm: QkNorm,
     /// Output multiplied by `sigmoid(linear(x))`, `x` the layer's normed input, before the output projection.
     pub gate: bool,
@@ -107,11 +126,13 @@ pub struct AttentionSpec {
     pub window: Option<usize>,
     /// Factor on the scores before softmax.
     pub scale: f64,
+    /// When set, scores become `cap * tanh(score / cap)` before softmax.
+    pub softcap: Option<f64>,
     /// Rotary embedding of queries and keys.
     pub rope: RopeSpec,
 }
 
-/// Where queries and keys are normed, weight `[head_dim]`.
+/// Where queries and keys are normed; over each head, weight `[head_dim]`, unless it says otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
     /// Nowhere.
@@ -120,6 +141,8 @@ pub enum QkNorm {
     BeforeRope,
     /// After it (AstrAI).
     AfterRope,
+    /// Before it, over all heads of a token together, weights `[heads * head_dim]` and `[kv_heads * head_dim]` (OLMo 2).
+    WholeBeforeRope,
 }
 
 /// Gated MLP of one layer.

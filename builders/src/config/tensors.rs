@@ -1,7 +1,7 @@
 //! Every tensor of a checkpoint. In: a resolved configuration. Out: names, shapes and initialisers in model order, from
 //! which parameters are counted, checkpoints checked and fresh weights drawn.
 
-use super::spec::{InitStyle, LayerSpec, ModelConfig, QkNorm};
+use super::spec::{InitStyle, LayerSpec, ModelConfig, NormPlace, QkNorm};
 
 /// One tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,7 +42,7 @@ pub fn tensors(c: &ModelConfig) -> Vec<TensorSpec> {
     for (i, layer) in c.layers.iter().enumerate() {
         layer_tensors(c, layer, i, &mut out);
     }
-    out.push(TensorSpec { name: names.final_norm.into(), shape: vec![c.hidden_size], init: Init::Ones });
+    out.push(TensorSpec { name: names.final_norm.into(), shape: vec![c.hidden_size], init: norm_init(c) });
     if !c.tie_embeddings {
         out.push(table(names.head));
     }
@@ -69,12 +69,17 @@ pub(super) fn count_parameters(c: &ModelConfig) -> u128 {
     total + elements(&outside)
 }
 
+/// A fresh norm changes nothing: it multiplies by one.
+fn norm_init(c: &ModelConfig) -> Init {
+    if c.norm_offset { Init::Zeros } else { Init::Ones }
+}
+
 /// Tensors of layer `i` in the order they act.
 fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<TensorSpec>) {
     let names = c.model_type.names;
     let (h, q, kv, inner) =
         (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim, layer.mlp.intermediate);
-    let draw = Init::Normal(c.initializer_range);
+    let (draw, one) = (Init::Normal(c.initializer_range), norm_init(c));
     let output = match c.init_style {
         InitStyle::Normal => draw,
         InitStyle::ScaledOutputs => Init::Normal(c.initializer_range / (2.0 * c.num_layers as f64).sqrt()),
@@ -83,16 +88,26 @@ fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<Ten
         out.push(TensorSpec { name: names.in_layer(i, part, suffix), shape: shape.to_vec(), init });
     };
     let (a, m) = (&layer.attention, &layer.mlp);
-    push(names.input_norm, "weight", &[h], Init::Ones);
-    for (part, rows) in [(names.q, q), (names.k, kv), (names.v, kv)] {
+    let (before, after) = (layer.norms != NormPlace::After, layer.norms != NormPlace::Before);
+    if before {
+        push(names.input_norm, "weight", &[h], one);
+    }
+    let apart = [(names.q, q), (names.k, kv), (names.v, kv)];
+    let fused = names.qkv.map(|name| [(name, q + 2 * kv)]);
+    for &(part, rows) in fused.as_ref().map_or(&apart[..], |f| &f[..]) {
         push(part, "weight", &[rows, h], draw);
         if a.qkv_bias {
             push(part, "bias", &[rows], Init::Zeros);
         }
     }
-    if a.qk_norm != QkNorm::None {
-        push(names.q_norm, "weight", &[c.head_dim], Init::Ones);
-        push(names.k_norm, "weight", &[c.head_dim], Init::Ones);
+    let widths = match a.qk_norm {
+        QkNorm::None => None,
+        QkNorm::BeforeRope | QkNorm::AfterRope => Some([c.head_dim; 2]),
+        QkNorm::WholeBeforeRope => Some([q, kv]),
+    };
+    if let Some([of_q, of_k]) = widths {
+        push(names.q_norm, "weight", &[of_q], one);
+        push(names.k_norm, "weight", &[of_k], one);
     }
     if a.gate {
         push(names.gate, "weight", &[q, h], draw);
@@ -101,16 +116,23 @@ fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<Ten
     if a.o_bias {
         push(names.o, "bias", &[h], Init::Zeros);
     }
-    push(names.post_attention_norm, "weight", &[h], Init::Ones);
-    let mlp = [
-        (names.mlp_gate, inner, h, draw),
-        (names.mlp_up, inner, h, draw),
-        (names.mlp_down, h, inner, output),
-    ];
+    if after {
+        push(names.attention_out_norm, "weight", &[h], one);
+    }
+    if before {
+        push(names.post_attention_norm, "weight", &[h], one);
+    }
+    let apart = [(names.mlp_gate, inner), (names.mlp_up, inner)];
+    let fused = names.mlp_gate_up.map(|name| [(name, 2 * inner)]);
+    let into = fused.as_ref().map_or(&apart[..], |f| &f[..]).iter();
+    let mlp = into.map(|&(part, rows)| (part, rows, h, draw)).chain([(names.mlp_down, h, inner, output)]);
     for (part, rows, columns, init) in mlp {
         push(part, "weight", &[rows, columns], init);
         if m.bias {
             push(part, "bias", &[rows], Init::Zeros);
         }
+    }
+    if after {
+        push(names.mlp_out_norm, "weight", &[h], one);
     }
 }

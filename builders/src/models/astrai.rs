@@ -54,16 +54,21 @@ static NAMES: Names = Names {
     q: "attention.q_proj",
     k: "attention.k_proj",
     v: "attention.v_proj",
+    qkv: None,
     q_norm: "attention.q_norm",
     k_norm: "attention.k_norm",
     gate: "attention.gate",
     o: "attention.o_proj",
+    attention_out_norm: "attention_out_norm",
     post_attention_norm: "post_attention_norm",
     mlp_gate: "mlp.gate",
     mlp_up: "mlp.up",
+    mlp_gate_up: None,
     mlp_down: "mlp.down",
+    mlp_out_norm: "mlp_out_norm",
     final_norm: "norm.weight",
     head: "lm_head.weight",
+    beside: &[],
 };
 
 const DEFAULTS: Defaults = Defaults {
@@ -73,6 +78,7 @@ const DEFAULTS: Defaults = Defaults {
     norm_eps: None,
     layout: RopeLayout::Interleaved,
     scalings: &["ntk"],
+    ..decoder::DEFAULTS
 };
 
 fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {

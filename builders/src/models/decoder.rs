@@ -1,10 +1,10 @@
 //! What the decoder families share. In: raw keys and a family's defaults. Out: a configuration whose layers are plain
 //! (no bias, norm, gate or window) for the family to adjust; names and saved keys of transformers.
 
-use crate::config::rope_keys::{self, ScalingName};
+use crate::config::rope_keys::{self, LayerType, RopeKeys, ScalingName};
 use crate::config::{
     Activation, AttentionSpec, ConfigError, InitStyle, LayerSpec, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS,
-    MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, MlpSpec, ModelConfig, QkNorm, Raw, RopeLayout,
+    MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, MlpSpec, ModelConfig, NormPlace, QkNorm, Raw, RopeLayout,
 };
 use crate::registry::{ModelType, Names};
 use astrai_ir::DType;
@@ -45,16 +45,21 @@ pub(super) static NAMES: Names = Names {
     q: "self_attn.q_proj",
     k: "self_attn.k_proj",
     v: "self_attn.v_proj",
+    qkv: None,
     q_norm: "self_attn.q_norm",
     k_norm: "self_attn.k_norm",
     gate: "self_attn.gate_proj",
     o: "self_attn.o_proj",
+    attention_out_norm: "post_self_attn_layernorm",
     post_attention_norm: "post_attention_layernorm",
     mlp_gate: "mlp.gate_proj",
     mlp_up: "mlp.up_proj",
+    mlp_gate_up: None,
     mlp_down: "mlp.down_proj",
+    mlp_out_norm: "post_mlp_layernorm",
     final_norm: "model.norm.weight",
     head: "lm_head.weight",
+    beside: &[],
 };
 
 /// What differs between families when a key is absent, as in transformers.
@@ -71,6 +76,44 @@ pub(super) struct Defaults {
     pub layout: RopeLayout,
     /// Rope scaling types that the family's reference computes.
     pub scalings: &'static [ScalingName],
+    /// Share of a head that rope rotates; `None`: whole heads, and nothing else is accepted.
+    pub rotary: Option<f64>,
+    /// Context of the original training, to which rope scalings refer; `None` is the context.
+    pub original: Option<usize>,
+    /// Where rope differs between types of layers: the type that `plain` reads.
+    pub layer_type: Option<LayerType>,
+    /// The head is the embedding.
+    pub tie: bool,
+    /// Function of the MLP's gate.
+    pub activation: Activation,
+}
+
+/// What most families have.
+pub(super) const DEFAULTS: Defaults = Defaults {
+    kv_heads_all: false,
+    head_dim: None,
+    max_positions: None,
+    norm_eps: None,
+    layout: RopeLayout::Half,
+    scalings: SCALINGS,
+    rotary: None,
+    original: None,
+    layer_type: None,
+    tie: false,
+    activation: Activation::Silu,
+};
+
+impl Defaults {
+    /// How rope is read.
+    pub(super) fn rope(&self) -> RopeKeys {
+        RopeKeys {
+            layout: self.layout,
+            allowed: self.scalings,
+            share: self.rotary,
+            original: self.original,
+            layer_type: self.layer_type,
+        }
+    }
 }
 
 /// Every shared key resolved, every layer plain.
@@ -93,9 +136,11 @@ pub(super) fn plain(raw: &Raw, model: &'static ModelType, d: &Defaults) -> Resul
             gate: false,
             window: None,
             scale: 1.0 / (head_dim as f64).sqrt(),
-            rope: rope_keys::read(raw, head_dim, max_positions, d.layout, d.scalings)?,
+            softcap: None,
+            rope: rope_keys::read(raw, head_dim, max_positions, &d.rope())?,
         },
         mlp: MlpSpec { intermediate: intermediate_size, bias: false },
+        norms: NormPlace::Before,
     };
     Ok(ModelConfig {
         model_type: model,
@@ -108,8 +153,11 @@ pub(super) fn plain(raw: &Raw, model: &'static ModelType, d: &Defaults) -> Resul
         intermediate_size,
         max_positions,
         norm_eps: norm_eps.ok_or_else(|| raw.missing("rms_norm_eps"))?,
-        tie_embeddings: raw.flag("tie_word_embeddings", false)?,
-        activation: activation(raw)?,
+        norm_offset: false,
+        embed_scale: 1.0,
+        logit_softcap: None,
+        tie_embeddings: raw.flag("tie_word_embeddings", d.tie)?,
+        activation: activation(raw, d.activation)?,
         dtype: dtype(raw)?,
         initializer_range: range.unwrap_or(0.02),
         init_style: InitStyle::Normal,
@@ -149,14 +197,16 @@ fn heads(raw: &Raw, hidden_size: usize, d: &Defaults) -> Result<(usize, usize, u
     Ok((heads, kv_heads, head_dim))
 }
 
-fn activation(raw: &Raw) -> Result<Activation, ConfigError> {
-    match raw.text("hidden_act")?.unwrap_or("silu") {
-        "silu" | "swish" => Ok(Activation::Silu),
-        "gelu" => Ok(Activation::Gelu),
-        "gelu_pytorch_tanh" | "gelu_new" => Ok(Activation::GeluTanh),
-        other => {
+fn activation(raw: &Raw, default: Activation) -> Result<Activation, ConfigError> {
+    match raw.text("hidden_act")? {
+        None => Ok(default),
+        Some("silu" | "swish") => Ok(Activation::Silu),
+        Some("gelu") => Ok(Activation::Gelu),
+        Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
+        Some(other) => {
             let problem = format!("is {}, which is not supported", json!(other));
-            Err(raw.refuse("hidden_act", problem, "supported: silu, gelu, gelu_pytorch_tanh"))
+            let remedy = "supported: silu, gelu, gelu_pytorch_tanh";
+            Err(raw.refuse(raw.spelled("hidden_act"), problem, remedy))
         }
     }
 }
@@ -229,6 +279,14 @@ pub(super) fn save(c: &ModelConfig) -> Map<String, Value> {
         rope_keys::write(&layer.attention.rope, &mut out);
     }
     out
+}
+
+/// Adds the share of a head that is rotated, for families whose default may be another.
+pub(super) fn save_rotary(c: &ModelConfig, out: &mut Map<String, Value>) {
+    if let Some(layer) = c.layers.first() {
+        let share = rope_keys::share_of(layer.attention.rope.dim, c.head_dim);
+        out.insert("partial_rotary_factor".into(), json!(share));
+    }
 }
 
 /// None, one id, or a list.

@@ -27,6 +27,7 @@ const DEFAULTS: Defaults = Defaults {
     norm_eps: Some(1e-6),
     layout: RopeLayout::Half,
     scalings: decoder::SCALINGS,
+    ..decoder::DEFAULTS
 };
 
 /// Window when the key is absent; `null` is none.

@@ -27,6 +27,7 @@ const DEFAULTS: Defaults = Defaults {
     norm_eps: Some(1e-6),
     layout: RopeLayout::Half,
     scalings: decoder::SCALINGS,
+    ..decoder::DEFAULTS
 };
 
 fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
