@@ -123,13 +123,17 @@ int64_t NAME(units1)(const int64_t *dims)
     return DOT_M > 0 ? NAME(row_blocks)(dims) * NAME(panel_groups)(dims) : 0;
 }
 
+DOT_INLINE int NAME(valid)(int64_t panel)
+{
+    return DOT_N % DOT_NR && panel + 1 == NAME(panels) ? DOT_N % DOT_NR : DOT_NR;
+}
+
 /* A function of its own, into which the epilogue is inlined once: its constants are made once for several rows. */
 DOT_OUTLINE void NAME(finish)(void *const *bufs, const int64_t *dims __attribute__((unused)), int64_t m0,
                               int64_t rows, int64_t panel, const float *c)
 {
-    int64_t n0 = panel * DOT_NR;
-    int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
-    for (int64_t r = 0; r < rows; r++, c += DOT_NR) EPILOGUE(m0 + r, n0, c, valid);
+    int valid = NAME(valid)(panel);
+    for (int64_t r = 0; r < rows; r++, c += DOT_NR) EPILOGUE(m0 + r, panel * DOT_NR, c, valid);
 }
 
 #if defined(DOT_WEIGHT_F32)
@@ -204,46 +208,51 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
 }
 
 #ifndef DOT_NO_MATRIX_UNIT
+enum { NAME(steps) = DOT_K / 32 <= DOT_AMX_WHOLE ? DOT_K / 32 : DOT_AMX_STEPS }; /* of a block */
+
 /* Sums that wait for their epilogue. */
 struct NAME(sums) {
     int64_t m, rows, panel;
     const float *c;
 };
 
-DOT_INLINE void NAME(finish_some)(void *const *bufs, const int64_t *dims, struct NAME(sums) *s, int64_t rows)
+DOT_INLINE void NAME(finish_row)(void *const *bufs, const int64_t *dims, int full, struct NAME(sums) *s)
 {
-    if (rows > s->rows) rows = s->rows;
-    if (rows == 0) return;
-    NAME(finish)(bufs, dims, s->m, rows, s->panel, s->c);
-    s->m += rows, s->rows -= rows, s->c += rows * DOT_NR;
+    if (s->rows == 0) return;
+    if (full)
+        EPILOGUE(s->m, s->panel * DOT_NR, s->c, NAME(valid)(s->panel));
+    else
+        NAME(finish)(bufs, dims, s->m, 1, s->panel, s->c);
+    s->m++, s->rows--, s->c += DOT_NR;
 }
 
-/* `steps` of k of one tile by one panel. Meanwhile the vector units finish the sums computed before, and `lines` lines a
- * step arrive from next_w. A tile that nobody reads is stored between: see DOT_AMX_IDLE. */
-DOT_INLINE void NAME(matrix_tile)(void *const *bufs, const int64_t *dims, int rows, const uint16_t *a,
+/* `steps` of k of one tile by one panel; literally all of a block and of a tile where `full`. Meanwhile the vector units
+ * finish the sums computed before, a row at a time, for many at once would keep the matrix unit waiting; and `lines` lines
+ * a step arrive from next_w. */
+DOT_INLINE void NAME(matrix_tile)(void *const *bufs, const int64_t *dims, int full, int rows, const uint16_t *a,
                                   const uint32_t *w, int64_t steps, const uint32_t *next_w, int64_t lines,
                                   struct NAME(sums) *before)
 {
-    enum { together = 4, pause = DOT_AMX_STEPS / (DOT_AMX_ROWS / together) };
-    char unread[1024] __attribute__((aligned(64)));
     struct NAME(sums) s = *before;
 #pragma GCC unroll 1
     for (int64_t i = 0; i < steps; i++, a += rows * 32, w += 512, next_w += lines * 16) {
-        dot_amx_step(rows, a, w);
-        if (i % pause == 0) NAME(finish_some)(bufs, dims, &s, together);
-        if (i % DOT_AMX_IDLE == DOT_AMX_IDLE - 1 && i + 1 < steps) DOT_AMX_SAVE(4, unread, 64);
+        dot_amx_upper(a, w, i < DOT_AMX_STAY);
+        NAME(finish_row)(bufs, dims, full, &s);
+        dot_amx_lower(rows, a);
+        NAME(finish_row)(bufs, dims, full, &s);
 #pragma GCC unroll 1
         for (int64_t line = 0; line < lines; line++) __builtin_prefetch(next_w + line * 16, 0, 2);
     }
-    NAME(finish_some)(bufs, dims, &s, DOT_AMX_ROWS);
+    NAME(finish)(bufs, dims, s.m, s.rows, s.panel, s.c);
     before->rows = 0;
 }
 
-/* Units of the matrix unit: the packed rows of a unit rest in the second-level cache while its panels pass. */
+/* Units of the matrix unit: the packed rows of a unit rest in the second-level cache while its panels pass. Sums before
+ * are finished when a tile is stored, so that the next may take their place. */
 static void NAME(matrix_units)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
 {
-    enum { depth = DOT_AMX_STEPS * 32 };
-    float c[DOT_MATRIX_TILES_PER_UNIT * DOT_AMX_ROWS * DOT_NR] __attribute__((aligned(64)));
+    enum { depth = NAME(steps) * 32, whole = DOT_K == depth };
+    float c[(whole ? 1 : DOT_MATRIX_TILES_PER_UNIT) * DOT_AMX_ROWS * DOT_NR] __attribute__((aligned(64)));
     int64_t tiles = NAME(tiles)(dims), blocks = NAME(row_blocks)(dims), groups = NAME(panel_groups)(dims);
     struct NAME(sums) before = {0, 0, 0, c};
     int rows_set = 0;
@@ -258,13 +267,13 @@ static void NAME(matrix_units)(void *const *bufs, const int64_t *dims, char *scr
                     int64_t m = (t + i) * DOT_AMX_ROWS;
                     int rows = (int)(DOT_M - m < DOT_AMX_ROWS ? DOT_M - m : DOT_AMX_ROWS);
                     const uint16_t *a = (const uint16_t *)scratch + m * DOT_K + k * rows;
-                    float *to = c + i * DOT_AMX_ROWS * DOT_NR;
+                    float *to = c + (whole ? 0 : i) * DOT_AMX_ROWS * DOT_NR;
                     if (rows != rows_set) dot_amx_configure(rows_set = rows);
                     dot_amx_open(rows, to, k == 0);
-                    if (rows == DOT_AMX_ROWS && steps == DOT_AMX_STEPS)
-                        NAME(matrix_tile)(bufs, dims, DOT_AMX_ROWS, a, w, DOT_AMX_STEPS, next_w, lines, &before);
+                    if (rows == DOT_AMX_ROWS && steps == NAME(steps))
+                        NAME(matrix_tile)(bufs, dims, 1, DOT_AMX_ROWS, a, w, NAME(steps), next_w, lines, &before);
                     else
-                        NAME(matrix_tile)(bufs, dims, rows, a, w, steps, next_w, lines, &before);
+                        NAME(matrix_tile)(bufs, dims, 0, rows, a, w, steps, next_w, lines, &before);
                     dot_amx_close(rows, to);
                     if (k + depth >= DOT_K) before = (struct NAME(sums)){m, rows, q, to};
                 }

@@ -271,8 +271,9 @@ DOT_INLINE void dot_panel_nk(float *dst, const void *src, int bf16, int64_t ld, 
  * Rounding differs from the chain of fused multiply-adds (and subnormals count as zero), but it too is the same for a
  * row whatever the other rows are, so a kernel keeps to one of the two ways for every number of rows. */
 #define DOT_AMX_ROWS 32
-#define DOT_AMX_STEPS 16     /* of 32 of k: a panel's block, 32 KiB, stays in the first-level cache while the tiles pass */
-#define DOT_AMX_IDLE 8       /* steps: a store of a tile long after the last one takes some 250 cycles more */
+#define DOT_AMX_WHOLE 32     /* steps of 32 of k: so short a sum stays in the tiles to its end */
+#define DOT_AMX_STEPS 16     /* steps of a block of longer sums, which wait in memory between blocks */
+#define DOT_AMX_STAY 20      /* steps of a block of a panel, 40 KiB, stay in the first-level cache while the tiles of rows pass */
 #define DOT_AMX_NEAR 786432  /* bytes of packed rows that a unit reads again for each panel, from the second-level cache */
 #define DOT_AMX_FAR 8192     /* short inputs wait for memory: bytes of w asked for ahead */
 
@@ -321,13 +322,25 @@ DOT_INLINE void dot_amx_open(int rows, const float *c, int first)
     }
 }
 
-/* Sums += a[rows][32] bf16 times 32 of k of a panel. */
+/* Sums of the upper 16 rows += a[16][32] bf16 times 32 of k of a panel, which `stays` near or passes. */
+DOT_INLINE void dot_amx_upper(const uint16_t *a, const uint32_t *w, int stays)
+{
+    if (stays) DOT_AMX_LOAD(6, w, 128); else DOT_AMX_PASS(6, w, 128);
+    DOT_AMX_PASS(4, a, 64); DOT_AMX_DOT(0, 4, 6);
+    if (stays) DOT_AMX_LOAD(7, w + 16, 128); else DOT_AMX_PASS(7, w + 16, 128);
+    DOT_AMX_DOT(1, 4, 7);
+}
+
+/* The same for the lower rows of a[rows][32], by the lines of the panel that the upper ones loaded. */
+DOT_INLINE void dot_amx_lower(int rows, const uint16_t *a)
+{
+    if (rows > 16) { DOT_AMX_PASS(5, a + 512, 64); DOT_AMX_DOT(2, 5, 6); DOT_AMX_DOT(3, 5, 7); }
+}
+
 DOT_INLINE void dot_amx_step(int rows, const uint16_t *a, const uint32_t *w)
 {
-    DOT_AMX_LOAD(6, w, 128); DOT_AMX_PASS(4, a, 64);
-    DOT_AMX_DOT(0, 4, 6); DOT_AMX_LOAD(7, w + 16, 128);
-    DOT_AMX_DOT(1, 4, 7);
-    if (rows > 16) { DOT_AMX_PASS(5, a + 512, 64); DOT_AMX_DOT(2, 5, 6); DOT_AMX_DOT(3, 5, 7); }
+    dot_amx_upper(a, w, 1);
+    dot_amx_lower(rows, a);
 }
 
 DOT_INLINE void dot_amx_close(int rows, float *c)
