@@ -2,6 +2,7 @@
 //! (`torch_lm.py`), so that both sides are read by one program.
 
 mod decode;
+mod serve;
 mod train;
 
 use crate::batch::Batch;
@@ -48,6 +49,9 @@ pub enum Job {
     Prefill,
     /// --new single-token steps of --batch sequences after prompts of --seq tokens, keys and values in pages: tokens_per_s
     Decode,
+    /// --requests of --seq tokens through the serving engine, --batch at a time, each answered with --new tokens:
+    /// tokens_per_s, and milliseconds to the first token and from one to the next
+    Serve,
     /// One optimiser step (forward, backward, clip, AdamW) on --batch sequences of --seq tokens: tokens_per_s
     Train,
     /// Seconds to plan the prefill program and write its kernels, then to build the kernels, cold and warm
@@ -66,24 +70,28 @@ pub enum Job {
   astrai bench gemm --dtype bf16
   astrai bench prefill --shape model/config.json --seq 512 --threads 2
   astrai bench decode --shape model/config.json --seq 512 --new 32 --dtype bf16
+  astrai bench serve --shape model/config.json --batch 16 --seq 128 --new 64 --dtype bf16
   astrai bench train --shape model/config.json --batch 4 --seq 256 --profile
   astrai bench compile --shape model/config.json")]
 pub struct Bench {
     /// What is measured
     #[arg(value_enum)]
     job: Job,
-    /// A config.json or model directory (prefill, decode, train, compile)
+    /// A config.json or model directory (all but gemm)
     #[arg(long, value_name = "FILE")]
     shape: Option<PathBuf>,
-    /// Sequences in a run (prefill, decode, train, compile) [default: 1]
+    /// Sequences in a run, clients of an engine (all but gemm) [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
     batch: Option<u64>,
-    /// Tokens of a sequence (prefill, train, compile) or of its prompt (decode) [default: 512]
+    /// Tokens of a sequence (prefill, train, compile) or of its prompt (decode, serve) [default: 512]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
     seq: Option<u64>,
-    /// Tokens decoded in a run (decode) [default: 32]
+    /// Tokens decoded in a run (decode), or for a request (serve) [default: 32, 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     new: Option<u64>,
+    /// Requests of a run (serve) [default: 2 for each client]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    requests: Option<u64>,
     /// Timed runs
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeat: u32,
@@ -103,13 +111,17 @@ impl Bench {
         if self.profile && !profiles {
             return Err("--profile goes with bench train and decode on the processor; leave it out".into());
         }
-        if self.new.is_some() && self.job != Job::Decode {
-            return Err("--new goes with bench decode; leave it out".into());
+        if self.new.is_some() && !matches!(self.job, Job::Decode | Job::Serve) {
+            return Err("--new goes with bench decode and serve; leave it out".into());
+        }
+        if self.requests.is_some() && self.job != Job::Serve {
+            return Err("--requests goes with bench serve; leave it out".into());
         }
         match self.job {
             Job::Gemm => self.gemm(&machine, out)?,
             Job::Prefill => self.prefill(&machine, out)?,
             Job::Decode => self.decode(&machine, out)?,
+            Job::Serve => self.serve(&machine, out)?,
             Job::Train => self.train(&machine, out)?,
             Job::Compile => self.compile(&machine, out)?,
         }

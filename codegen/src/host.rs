@@ -203,6 +203,9 @@ fn attention_kernel(region: &Region, name: &str) -> Result<String, String> {
     define("HEADS", size(q, 1)?.to_string());
     define("KV_HEADS", size(k, 1)?.to_string());
     define("D", size(q, 2)?.to_string());
+    if [k, v].iter().all(|id| strided(region, *id).is_ok_and(|s| s.dtype == DType::BF16)) {
+        define("KV_BF16", "1".into());
+    }
     define("DV", size(v, 2)?.to_string());
     define("SCALE", format!("{:?}f", a.scale.0 as f32));
     define("SOFTCAP", format!("{:?}f", a.softcap.map_or(0.0, |c| c.0 as f32)));

@@ -2,10 +2,53 @@
 //! place in the joined buffer, in the type and layout that kernels read: row-major, or panels of 32 rows (f32
 //! `[n/32][k][32]`, bf16 `[n/32][k/2][32][2]`).
 
+use crate::pool::Pool;
 use astrai_ir::{DType, Layout};
+use std::sync::{Mutex, PoisonError};
 
 /// Rows in a panel.
 pub const PANEL: usize = 32;
+
+/// Elements of bf16 in a line of the caches.
+const LINE: usize = 32;
+
+/// Rows that one thread packs at once, whole panels.
+const PIECE: usize = 8 * PANEL;
+
+/// As [`pack`], on all threads of a pool.
+#[allow(clippy::too_many_arguments)]
+pub fn pack_on(
+    pool: &Pool,
+    to: &mut [u8],
+    dtype: DType,
+    layout: Layout,
+    first: usize,
+    k: usize,
+    bytes: &[u8],
+    from: DType,
+) {
+    let width = k * from.bytes();
+    if width == 0 {
+        return;
+    }
+    let len = if layout == Layout::Rows { PIECE * k * dtype.bytes() } else { panel_bytes(dtype, PIECE, k) };
+    let last = first + bytes.len() / width;
+    let pieces: Vec<(usize, Mutex<&mut [u8]>)> = to
+        .chunks_mut(len)
+        .enumerate()
+        .map(|(i, piece)| (i * PIECE, Mutex::new(piece)))
+        .filter(|(begin, _)| *begin < last && first < begin + PIECE)
+        .collect();
+    pool.run(pieces.len(), &|_, some| {
+        for (begin, piece) in &pieces[some] {
+            // Each piece is one thread's; the lock only says so to the compiler.
+            let mut piece = piece.lock().unwrap_or_else(PoisonError::into_inner);
+            let (a, b) = (first.max(*begin), last.min(begin + PIECE));
+            let bytes = &bytes[(a - first) * width..(b - first) * width];
+            pack(&mut piece, dtype, layout, a - begin, k, bytes, from);
+        }
+    });
+}
 
 /// Writes `rows` rows of `k` elements (`bytes`, of type `from`) to rows `first ..` of `to`. Rows of one panel may come in
 /// several calls.
@@ -21,23 +64,23 @@ pub fn pack(to: &mut [u8], dtype: DType, layout: Layout, first: usize, k: usize,
         return;
     }
     let mut staged = vec![0u8; PANEL * k * dtype.bytes()];
-    let rows = bytes.len() / width;
+    let count = bytes.len() / width;
     let mut done = 0;
-    while done < rows {
+    while done < count {
         let row = first + done;
         let (panel, lane) = (row / PANEL, row % PANEL);
-        let n = (PANEL - lane).min(rows - done);
-        let staged = &mut staged[..n * k * dtype.bytes()];
-        convert(staged, dtype, &bytes[done * width..(done + n) * width], from);
+        let n = (PANEL - lane).min(count - done);
+        let mut rows = &bytes[done * width..(done + n) * width];
+        if dtype != from {
+            let staged = &mut staged[..n * k * dtype.bytes()];
+            convert(staged, dtype, rows, from);
+            rows = staged;
+        }
+        let len = panel_bytes(dtype, PANEL, k);
+        let panel = &mut to[panel * len..(panel + 1) * len];
         match dtype {
-            DType::BF16 => {
-                let len = k.div_ceil(2) * PANEL * 4;
-                interleave::<2>(&mut to[panel * len..(panel + 1) * len], staged, lane, n, k);
-            }
-            _ => {
-                let len = k * PANEL * 4;
-                spread(&mut to[panel * len..(panel + 1) * len], staged, lane, n, k);
-            }
+            DType::BF16 => interleave(panel, rows, lane, n, k),
+            _ => spread(panel, rows, lane, n, k),
         }
         done += n;
     }
@@ -55,12 +98,19 @@ fn spread(panel: &mut [u8], rows: &[u8], lane: usize, n: usize, k: usize) {
 }
 
 /// bf16: elements k and k + 1 of row `lane + r` go to `[k/2][lane + r][0..2]`.
-fn interleave<const PAIR: usize>(panel: &mut [u8], rows: &[u8], lane: usize, n: usize, k: usize) {
-    for i in 0..k {
-        let line = &mut panel[i / PAIR * PANEL * 4..][..PANEL * 4];
+fn interleave(panel: &mut [u8], rows: &[u8], lane: usize, n: usize, k: usize) {
+    // A line of a row after the other: of rows far apart, a cache may not hold the lines of all.
+    for begin in (0..k).step_by(LINE) {
+        let panel = &mut panel[begin / 2 * PANEL * 4..];
         for r in 0..n {
-            let (from, to) = ((r * k + i) * 2, (lane + r) * 4 + i % PAIR * 2);
-            line[to..to + 2].copy_from_slice(&rows[from..from + 2]);
+            let row = &rows[(r * k + begin) * 2..(r * k + k.min(begin + LINE)) * 2];
+            let (pairs, odd) = row.as_chunks::<4>();
+            for (i, pair) in pairs.iter().enumerate() {
+                panel[(i * PANEL + lane + r) * 4..][..4].copy_from_slice(pair);
+            }
+            if !odd.is_empty() {
+                panel[(pairs.len() * PANEL + lane + r) * 4..][..odd.len()].copy_from_slice(odd);
+            }
         }
     }
 }

@@ -59,6 +59,15 @@ fn attention_over_pages() {
     {
         attend(&mut t, &format!("shape {i}"), paged(heads.2, 16), DType::F32, heads);
     }
+    // One query of bf16 keys has a way of its own where the heads of a group are few.
+    let groups =
+        [(9, 3, 64, 64), (2, 2, 32, 48), (8, 4, 128, 128), (8, 1, 32, 16), (7, 1, 64, 80), (10, 1, 32, 32)];
+    for (i, heads) in groups.into_iter().enumerate() {
+        for (page, window) in [(16, None), (4, Some(30))] {
+            let op = Attention { window, ..paged(heads.2, page) };
+            attend(&mut t, &format!("group {i}, page {page}"), op, DType::BF16, heads);
+        }
+    }
     let heads = (4, 2, 16, 16);
     for (i, (causal, window, softcap)) in
         [(false, None, None), (true, Some(1), None), (true, Some(70), None), (true, Some(9), Some(2.0))]

@@ -15,6 +15,7 @@
  *   HEADS KV_HEADS D DV        sizes, KV_HEADS divides HEADS
  *   SCALE SOFTCAP              f32 literals, SCALE > 0; SOFTCAP > 0: s = SOFTCAP tanh(SCALE s / SOFTCAP), 0 = none
  *   CAUSAL WINDOW              0 or 1; WINDOW > 0: key j is visible only if i - j < WINDOW, 0 = none
+ *   KV_BF16                    optional: keys and values are bf16
  * Leaves: NAME(units0)(dims) and NAME(phase0)(bufs, dims, scratch, begin, end), which writes
  *   o [tokens, HEADS, DV] contiguous, and lse. scratch is unused. A query that sees no key gets 0 and lse -infinity.
  *
@@ -49,6 +50,13 @@ struct NAME(unit) {
     int64_t row0, kv_row; /* global rows of query q0 and of key 0 */
     const int32_t *pages;
 };
+
+/* Whether one query has a way of its own, see NAME(one). */
+#if defined(PAGES_BUF) && defined(KV_BF16) && D % (2 * VW) == 0 && DV % VW == 0 && HEADS <= 8 * KV_HEADS
+#define ONE_QUERY 1
+#else
+#define ONE_QUERY 0
+#endif
 
 struct NAME(state) {
     float q[ROWS][D] __attribute__((aligned(64)));
@@ -261,6 +269,112 @@ static void NAME(blend)(struct NAME(state) *t, int r0, int r1) {
     }
 }
 
+#if ONE_QUERY
+/* One query (decode): each key and value is used by a few rows only, so getting it ready is what costs. Keys are
+ * transposed as words of two numbers and widened on their way into the product; values are widened where they lie. Every
+ * sum has the terms and the order that it has among many queries. */
+
+/* Rows of keys j0 and on; past the last key that one again. */
+static void NAME(rows)(const struct NAME(unit) *u, int j0, int64_t *rows) {
+    for (int i = 0; i < ATTN_KEYS; i++) rows[i] = NAME(key_row)(u, j0 + i < u->keys ? j0 + i : u->keys - 1);
+}
+
+/* Keys a .. b of a tile as words [D / 2][keys], in the place of k; `next` are rows to fetch meanwhile. */
+static void NAME(pair_k)(struct NAME(state) *t, const K_T *k, const int64_t *rows, const int64_t *next, int a, int b) {
+    for (int j = a / VW * VW; j < b; j += VW) {
+        for (int i = 0; i < VW; i++)
+            for (int d = 0; d < D; d += 32) __builtin_prefetch(k + next[j + i] * K_ROW + d, 0, 2);
+        for (int d = 0; d < D; d += 2 * VW) {
+            const float *from[VW];
+            for (int i = 0; i < VW; i++) from[i] = (const float *)(k + rows[j + i] * K_ROW + d);
+            attn_transpose_lines(from, &t->k[d / 2][j], ATTN_KEYS);
+        }
+    }
+}
+
+/* Scores of n rows (a literal) and keys a .. b. */
+INLINE void NAME(score_some)(struct NAME(state) *t, int r, int n, int a, int b) {
+    for (int j = a / VW * VW; j < b; j += ATTN_NV * VW) {
+        /* The last lanes of a step may lie past the tile: then it begins earlier, and computes some scores twice. */
+        int at = j + ATTN_NV * VW <= ATTN_KEYS ? j : ATTN_KEYS - ATTN_NV * VW;
+        vf acc[4][ATTN_NV];
+        ATTN_EACH(i, n) ATTN_EACH(c, ATTN_NV) acc[i][c] = (vf){0};
+        for (int d = 0; d < D; d += 2) {
+            vf low[ATTN_NV], high[ATTN_NV];
+            ATTN_EACH(c, ATTN_NV) {
+                vu both = (vu)v_load(&t->k[d / 2][at + c * VW]);
+                low[c] = (vf)(both << 16), high[c] = (vf)(both & 0xffff0000u);
+            }
+            ATTN_EACH(i, n) {
+                vf q = v_splat(t->q[r + i][d]);
+                ATTN_EACH(c, ATTN_NV) acc[i][c] = v_fma(q, low[c], acc[i][c]);
+            }
+            ATTN_EACH(i, n) {
+                vf q = v_splat(t->q[r + i][d + 1]);
+                ATTN_EACH(c, ATTN_NV) acc[i][c] = v_fma(q, high[c], acc[i][c]);
+            }
+        }
+        ATTN_EACH(i, n) ATTN_EACH(c, ATTN_NV) v_store(&t->s[r + i][at + c * VW], acc[i][c]);
+    }
+}
+
+/* o += weights v for n rows and nv vectors of columns from d on (both literals). */
+INLINE void NAME(blend_some)(struct NAME(state) *t, const V_T *v, const int64_t *rows, const int64_t *next, int r, int n,
+                             int d, int nv, int a, int b) {
+    vf acc[4][ATTN_NV];
+    ATTN_EACH(i, n) ATTN_EACH(c, nv) acc[i][c] = v_load(&t->o[r + i][d + c * VW]);
+    for (int j = a; j < b; j++) {
+        const V_T *from = v + rows[j] * V_ROW + d;
+        for (int c = 0; next && c < nv * VW; c += 32) __builtin_prefetch(v + next[j] * V_ROW + d + c, 0, 2);
+        vf x[ATTN_NV];
+        ATTN_EACH(c, nv) x[c] = attn_widen(from + c * VW);
+        ATTN_EACH(i, n) {
+            vf w = v_splat(t->s[r + i][j]);
+            ATTN_EACH(c, nv) acc[i][c] = v_fma(w, x[c], acc[i][c]);
+        }
+    }
+    ATTN_EACH(i, n) ATTN_EACH(c, nv) v_store(&t->o[r + i][d + c * VW], acc[i][c]);
+}
+
+INLINE void NAME(blend_rows)(struct NAME(state) *t, const V_T *v, const int64_t *rows, const int64_t *next, int r, int n,
+                             int a, int b) {
+    int d = 0;
+    for (; d + ATTN_NV * VW <= DV; d += ATTN_NV * VW) NAME(blend_some)(t, v, rows, next, r, n, d, ATTN_NV, a, b);
+    for (; d < DV; d += VW) NAME(blend_some)(t, v, rows, next, r, n, d, 1, a, b);
+}
+
+/* All keys of the unit's query, a tile after the other. */
+static void NAME(one)(const struct NAME(unit) *u, struct NAME(state) *t, const K_T *k, const V_T *v) {
+    int64_t around[2][ATTN_KEYS];
+    int lo = t->lo[0], hi = t->hi[0], rows = u->groups * u->rows, turn = 0;
+    k += K_OFF + u->key_head * (int64_t)K_HEAD, v += V_OFF + u->key_head * (int64_t)V_HEAD;
+    NAME(rows)(u, lo / ATTN_KEYS * ATTN_KEYS, around[0]);
+    for (int j0 = lo / ATTN_KEYS * ATTN_KEYS; j0 < hi; j0 += ATTN_KEYS, turn ^= 1) {
+        const int64_t *here = around[turn], *next = around[turn ^ 1];
+        int a = lo > j0 ? lo - j0 : 0, b = hi - j0 < ATTN_KEYS ? hi - j0 : ATTN_KEYS;
+        NAME(rows)(u, j0 + ATTN_KEYS, around[turn ^ 1]);
+        for (int r = 0; r < rows; r++) t->a[r] = a, t->b[r] = b;
+        for (int g = 0; g < u->groups; g++) {
+            int r = g * u->rows, end = r + u->rows;
+            NAME(pair_k)(t, k + g * (int64_t)K_HEAD, here, next, a, b);
+            for (; r + 4 <= end; r += 4) NAME(score_some)(t, r, 4, a, b);
+            if (end - r == 3) NAME(score_some)(t, r, 3, a, b);
+            if (end - r == 2) NAME(score_some)(t, r, 2, a, b);
+            if (end - r == 1) NAME(score_some)(t, r, 1, a, b);
+        }
+        for (int r = 0; r < rows; r += VW) NAME(weigh)(t, r, rows - r);
+        for (int g = 0; g < u->groups; g++) {
+            const V_T *head = v + g * (int64_t)V_HEAD;
+            int r = g * u->rows, end = r + u->rows;
+            for (; r + 4 <= end; r += 4) NAME(blend_rows)(t, head, here, next, r, 4, a, b);
+            if (end - r == 3) NAME(blend_rows)(t, head, here, next, r, 3, a, b);
+            if (end - r == 2) NAME(blend_rows)(t, head, here, next, r, 2, a, b);
+            if (end - r == 1) NAME(blend_rows)(t, head, here, next, r, 1, a, b);
+        }
+    }
+}
+#endif
+
 static void NAME(finish)(const struct NAME(unit) *u, struct NAME(state) *t, void *const *bufs) {
     for (int r = 0; r < u->groups * u->rows; r++) {
         int head = NAME(head)(u, r);
@@ -292,6 +406,13 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
     for (int64_t index = begin; index < end; index++) {
         if (!NAME(find)(&u, bufs, dims, index)) continue;
         NAME(begin)(&u, &t, bufs[Q_BUF]);
+#if ONE_QUERY
+        if (u.queries == 1) {
+            NAME(one)(&u, &t, bufs[K_BUF], bufs[V_BUF]);
+            NAME(finish)(&u, &t, bufs);
+            continue;
+        }
+#endif
         int rows = u.groups * u.rows, from = t.lo[0] / ATTN_KEYS * ATTN_KEYS, to = t.hi[rows - 1];
         for (int j0 = from; j0 < to; j0 += ATTN_KEYS) {
             int count = to - j0 < ATTN_KEYS ? to - j0 : ATTN_KEYS;
@@ -309,6 +430,7 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
     }
 }
 
+#undef ONE_QUERY
 #undef GROUP
 #undef WIDE
 #undef ROWS

@@ -94,17 +94,44 @@ INLINE vf attn_zip_hi(vf a, vf b) {
 }
 
 /* Transposes VW x VW in registers: each round of zips rotates the bits of (row, lane) by one. */
-INLINE void attn_transpose(const float *from, int64_t ld_from, float *to, int64_t ld_to) {
-    vf x[VW], y[VW];
-    ATTN_EACH(i, VW / 2) { x[i] = v_load(from + i * ld_from); x[i + VW / 2] = v_load(from + (i + VW / 2) * ld_from); }
-    _Pragma("GCC unroll 4") for (int w = 1; w < VW; w *= 2) {
-        ATTN_EACH(i, VW / 2) {
-            y[2 * i] = attn_zip_lo(x[i], x[i + VW / 2]);
-            y[2 * i + 1] = attn_zip_hi(x[i], x[i + VW / 2]);
-        }
-        ATTN_EACH(i, VW / 2) { x[2 * i] = y[2 * i]; x[2 * i + 1] = y[2 * i + 1]; }
-    }
+#define ATTN_TRANSPOSE(LINE, to, ld_to)                                                            \
+    vf x[VW], y[VW];                                                                               \
+    ATTN_EACH(i, VW / 2) { x[i] = v_load(LINE(i)); x[i + VW / 2] = v_load(LINE(i + VW / 2)); }     \
+    _Pragma("GCC unroll 4") for (int w = 1; w < VW; w *= 2) {                                      \
+        ATTN_EACH(i, VW / 2) {                                                                     \
+            y[2 * i] = attn_zip_lo(x[i], x[i + VW / 2]);                                           \
+            y[2 * i + 1] = attn_zip_hi(x[i], x[i + VW / 2]);                                       \
+        }                                                                                          \
+        ATTN_EACH(i, VW / 2) { x[2 * i] = y[2 * i]; x[2 * i + 1] = y[2 * i + 1]; }                 \
+    }                                                                                              \
     ATTN_EACH(i, VW / 2) { v_store(to + i * ld_to, x[i]); v_store(to + (i + VW / 2) * ld_to, x[i + VW / 2]); }
+
+INLINE void attn_transpose(const float *from, int64_t ld_from, float *to, int64_t ld_to) {
+#define ATTN_LINE(i) (from + (i) * ld_from)
+    ATTN_TRANSPOSE(ATTN_LINE, to, ld_to)
+#undef ATTN_LINE
+}
+
+/* As attn_transpose, of lines anywhere in memory. */
+INLINE void attn_transpose_lines(const float *const *from, float *to, int64_t ld_to) {
+#define ATTN_LINE(i) from[i]
+    ATTN_TRANSPOSE(ATTN_LINE, to, ld_to)
+#undef ATTN_LINE
+}
+
+typedef uint32_t vu __attribute__((vector_size(4 * VW)));
+typedef uint16_t vh_loose __attribute__((vector_size(2 * VW), aligned(2), may_alias));
+
+/* VW numbers of bf16 as f32. */
+INLINE vf attn_widen(const void *from) {
+#if defined(__AVX512F__) && !defined(__clang__)
+    typedef short half __attribute__((vector_size(32)));
+    typedef int whole __attribute__((vector_size(64)));
+    half h = (half) * (const vh_loose *)from;
+    return (vf)((vu)__builtin_ia32_pmovzxwd512_mask(h, (whole){0}, (uint16_t)-1) << 16);
+#else
+    return (vf)(__builtin_convertvector(*(const vh_loose *)from, vu) << 16);
+#endif
 }
 
 /* exp for weights relative to a maximum, x <= 0 but for rounding: below e^-87 a weight is 0. */

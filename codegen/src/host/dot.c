@@ -53,8 +53,12 @@ int64_t NAME(scratch)(const int64_t *dims)
     return DOT_M * NAME(depth) * (int64_t)sizeof(float);
 }
 
-/* A short input is packed by the caller alone: waking threads costs more. */
-int64_t NAME(units0)(const int64_t *dims) { return DOT_M <= 4 ? DOT_M > 0 : NAME(tiles)(dims); }
+/* A short input is packed by the caller alone: waking threads costs more. Of a single tile the rows are units. */
+int64_t NAME(units0)(const int64_t *dims)
+{
+    if (DOT_M <= 4) return DOT_M > 0;
+    return NAME(tiles)(dims) == 1 ? DOT_M : NAME(tiles)(dims);
+}
 
 static char *NAME(tile_at)(char *scratch, int64_t m)
 {
@@ -84,24 +88,33 @@ DOT_INLINE void NAME(copy_row)(char *tile, int64_t mr, int64_t r, const uint16_t
 }
 #endif
 
+/* Rows r .. r_end of tile t. */
+static void NAME(pack_rows)(void *const *bufs, const int64_t *dims, char *scratch, int64_t t, int64_t r, int64_t r_end)
+{
+    int64_t m0 = NAME(row)(dims, t), mr = NAME(row)(dims, t + 1) - m0;
+    char *tile = NAME(tile_at)(scratch, m0);
+    for (; r < (r_end < mr ? r_end : mr); r++) {
+#ifdef DOT_A_AT
+        if (DOT_MATRIX_UNIT) {
+            NAME(copy_row)(tile, mr, r, DOT_A_AT(m0 + r));
+            continue;
+        }
+#endif
+        float row[DOT_K] __attribute__((aligned(64)));
+        PROLOGUE_ROW(m0 + r, row);
+        NAME(pack_row)(tile, mr, r, row);
+    }
+}
+
 void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
 {
-    if (DOT_M <= 4) begin = 0, end = NAME(tiles)(dims);
-    for (int64_t t = begin; t < end; t++) {
-        int64_t m0 = NAME(row)(dims, t), mr = NAME(row)(dims, t + 1) - m0;
-        char *tile = NAME(tile_at)(scratch, m0);
-        for (int64_t r = 0; r < mr; r++) {
-#ifdef DOT_A_AT
-            if (DOT_MATRIX_UNIT) {
-                NAME(copy_row)(tile, mr, r, DOT_A_AT(m0 + r));
-                continue;
-            }
-#endif
-            float row[DOT_K] __attribute__((aligned(64)));
-            PROLOGUE_ROW(m0 + r, row);
-            NAME(pack_row)(tile, mr, r, row);
-        }
+    int64_t tiles = NAME(tiles)(dims);
+    if (DOT_M <= 4) begin = 0, end = DOT_M;
+    if (tiles == 1) {
+        NAME(pack_rows)(bufs, dims, scratch, 0, begin, end);
+        return;
     }
+    for (int64_t t = begin; t < (end < tiles ? end : tiles); t++) NAME(pack_rows)(bufs, dims, scratch, t, 0, DOT_M);
 }
 
 static int64_t NAME(row_blocks)(const int64_t *dims)

@@ -6,7 +6,8 @@ use crate::Error;
 use crate::buffers::Buffers;
 use crate::compile::weight_bytes;
 use crate::memory::Memory;
-use crate::pack::pack;
+use crate::pack::{pack, pack_on};
+use crate::pool::Pool;
 use crate::weigh::WeightSource;
 use astrai_ir::ops::{Op, Weight};
 use astrai_ir::{Layout, Tensor, Type};
@@ -36,7 +37,7 @@ impl Session {
                 continue;
             }
             let mut memory = Memory::zeroed(weight_bytes(w) as usize)?;
-            fill(memory.bytes_mut(), &w.weight, w.layout, source)?;
+            fill(memory.bytes_mut(), &w.weight, w.layout, source, Some(&self.pool))?;
             done += memory.len() as u64;
             progress(done.min(total), total);
             self.weights.push(memory.address());
@@ -53,7 +54,7 @@ impl Session {
             if self.buffers.get(&w.name).is_none() {
                 let shape = literal(&w.ty).unwrap_or_default();
                 let mut bytes = vec![0; shape.iter().product::<usize>() * w.ty.dtype.bytes()];
-                fill(&mut bytes, w, Layout::Rows, source)?;
+                fill(&mut bytes, w, Layout::Rows, source, None)?;
                 let tensor = Tensor::from_bytes(w.ty.dtype, &shape, &bytes).map_err(Error::Input)?;
                 all.insert(w.name.clone(), tensor);
             }
@@ -68,18 +69,27 @@ impl Buffers {
         let absent = || Error::Input(format!("there is no buffer `{name}`"));
         let dtype = self.shape(name).ok_or_else(absent)?.0;
         let weight = Weight { ty: weight.ty.with(dtype), ..weight.clone() };
-        self.write(name, |bytes| fill(bytes, &weight, Layout::Rows, source)).ok_or_else(absent)?
+        self.write(name, |bytes| fill(bytes, &weight, Layout::Rows, source, None)).ok_or_else(absent)?
     }
 }
 
-/// Writes the checkpoint tensors of a weight.
-fn fill(bytes: &mut [u8], w: &Weight, layout: Layout, source: &dyn WeightSource) -> Result<(), Error> {
+/// Writes the checkpoint tensors of a weight, on the threads of a pool where there is one.
+fn fill(
+    bytes: &mut [u8],
+    w: &Weight,
+    layout: Layout,
+    source: &dyn WeightSource,
+    pool: Option<&Pool>,
+) -> Result<(), Error> {
     let k: usize = w.ty.shape.iter().skip(1).filter_map(|d| d.size()).product();
     let mut first = 0;
     for part in w.rows() {
         let t = source.tensor(&part.name).ok_or_else(|| missing(&part.name))?;
         check_shape(&part.name, &t.shape, part.rows, &w.ty)?;
-        pack(bytes, w.ty.dtype, layout, first, k, &t.bytes, t.dtype);
+        match pool {
+            Some(pool) => pack_on(pool, bytes, w.ty.dtype, layout, first, k, &t.bytes, t.dtype),
+            None => pack(bytes, w.ty.dtype, layout, first, k, &t.bytes, t.dtype),
+        }
         first += part.rows;
         source.done(&part.name);
     }

@@ -1,0 +1,173 @@
+//! `astrai bench serve`: clients of the engine, each of which asks again when it has been answered; no network between.
+
+use super::{Bench, SEQ, draw};
+use crate::failure::{Failure, warn};
+use crate::machine::Machine;
+use crate::measure::{Seconds, rounded};
+use crate::model::{Model, check_sizes, plan, read_config};
+use crate::progress::Progress;
+use astrai_builders::{Cache, Program};
+use astrai_serve::cache::KvCache;
+use astrai_serve::engine::{End, Engine, Handle, Settings};
+use astrai_serve::paged::PagedModel;
+use astrai_serve::request::{Request, Sampling};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Instant;
+
+/// Tokens of an answer, by default.
+const NEW: u64 = 64;
+
+/// Most tokens of a step.
+const CHUNK: u64 = 512;
+
+/// What is asked: so many requests, so many of them at a time.
+struct Load {
+    clients: u64,
+    requests: u64,
+    prompt: u64,
+    new: u64,
+    vocab: u64,
+}
+
+/// Seconds that tokens took to come.
+#[derive(Default)]
+struct Waits {
+    /// From a request to its first token.
+    first: Vec<f64>,
+    /// From a token to the next of the same request.
+    next: Vec<f64>,
+}
+
+impl Load {
+    /// All requests once: the seconds they took together, and each token's.
+    fn run(&self, engine: &Engine) -> Result<(f64, Waits), Failure> {
+        let asked = AtomicU64::new(0);
+        let started = Instant::now();
+        let waits = thread::scope(|s| {
+            let clients: Vec<_> = (0..self.clients)
+                .map(|_| {
+                    let (handle, asked) = (engine.handle(), &asked);
+                    s.spawn(move || self.client(&handle, asked))
+                })
+                .collect();
+            let mut all = Waits::default();
+            for client in clients {
+                let waits = client.join().map_err(|_| "a client's thread failed")??;
+                all.first.extend(waits.first);
+                all.next.extend(waits.next);
+            }
+            Ok::<_, Failure>(all)
+        })?;
+        Ok((started.elapsed().as_secs_f64(), waits))
+    }
+
+    /// One request after the other, until all have been asked.
+    fn client(&self, handle: &Handle, asked: &AtomicU64) -> Result<Waits, Failure> {
+        let mut waits = Waits::default();
+        loop {
+            let i = asked.fetch_add(1, Ordering::Relaxed);
+            if i >= self.requests {
+                return Ok(waits);
+            }
+            let prompt = (i * self.prompt..(i + 1) * self.prompt).map(|i| (draw(i) % self.vocab) as u32);
+            let mut request = Request::new(prompt.collect());
+            request.sampling =
+                Sampling { temperature: 0.0, max_tokens: Some(self.new as usize), ..Sampling::default() };
+            self.ask(handle, request, &mut waits)?;
+        }
+    }
+
+    fn ask(&self, handle: &Handle, request: Request, waits: &mut Waits) -> Result<(), Failure> {
+        let mut before = Instant::now();
+        let mut stream = handle.submit(request).map_err(|e| e.to_string())?;
+        let mut tokens = 0;
+        loop {
+            let event = stream.blocking_recv().ok_or("the engine ended without an answer")?;
+            for _ in &event.updates {
+                let now = Instant::now();
+                let to = if tokens == 0 { &mut waits.first } else { &mut waits.next };
+                to.push((now - before).as_secs_f64());
+                before = now;
+                tokens += 1;
+            }
+            match event.end {
+                None => {}
+                Some(End::Finished(_)) if tokens == self.new => return Ok(()),
+                Some(End::Finished(_)) => return Err("an answer is shorter than it was to be".into()),
+                Some(End::Cancelled(_)) => return Err("a request was cancelled".into()),
+                Some(End::Failed(why)) => return Err(why.into()),
+            }
+        }
+    }
+}
+
+/// Milliseconds that a half, 95 and 99 of 100 of these waits do not exceed.
+fn percentiles(mut seconds: Vec<f64>) -> Value {
+    seconds.sort_by(f64::total_cmp);
+    let at = |p: f64| {
+        let i = (p * seconds.len().saturating_sub(1) as f64).round() as usize;
+        seconds.get(i).map(|s| rounded(1e3 * s, 2))
+    };
+    json!({"p50": at(0.5), "p95": at(0.95), "p99": at(0.99)})
+}
+
+impl Bench {
+    pub(super) fn serve(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {
+        let path =
+            self.shape.as_ref().ok_or("--shape FILE is needed: the config.json of the model to measure")?;
+        let (config, warnings) = read_config(path, false)?;
+        warn(&warnings);
+        let (clients, prompt) = (self.batch.unwrap_or(1), self.seq.unwrap_or(SEQ));
+        let new = self.new.unwrap_or(NEW);
+        check_sizes(&config, clients, prompt + new)?;
+        let requests = self.requests.unwrap_or(2 * clients);
+        let load = Load { clients, requests, prompt, new, vocab: config.vocab_size as u64 };
+        let engine = self.engine(&load, config, machine)?;
+        load.run(&engine)?;
+        let (mut seconds, mut waits) = (vec![], Waits::default());
+        for _ in 0..self.repeat {
+            let (all, each) = load.run(&engine)?;
+            seconds.push(all);
+            waits.first.extend(each.first);
+            waits.next.extend(each.next);
+        }
+        engine.drain(None);
+        let seconds = Seconds::of(seconds);
+        let mut line = self.line(machine, &seconds);
+        line.insert("new".into(), json!(new));
+        line.insert("requests".into(), json!(requests));
+        let tokens = (requests * new) as f64;
+        line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
+        line.insert("first_token_ms".into(), percentiles(waits.first));
+        line.insert("next_token_ms".into(), percentiles(waits.next));
+        Ok(writeln!(out, "{}", Value::Object(line))?)
+    }
+
+    /// An engine with random weights and room for all clients at once.
+    fn engine(
+        &self,
+        load: &Load,
+        config: astrai_builders::ModelConfig,
+        machine: &Machine,
+    ) -> Result<Engine, Failure> {
+        let storage = self.machine.storage();
+        let positions = (load.prompt + load.new) as usize;
+        let table = positions.div_ceil(Cache::PAGE);
+        let cache = Cache { page: Cache::PAGE, pages: table * load.clients as usize, table };
+        let tokens = load.prompt.min(CHUNK).max(load.clients);
+        let planned = plan(&config, &Program::paged(tokens, load.clients, cache), storage, machine)?;
+        let kv = KvCache::new(&config, cache, storage)?;
+        let sizes = [config.vocab_size, positions, tokens as usize, load.clients as usize];
+        let model = Model::fresh(config, vec![], 0);
+        let mut progress = Progress::new("making weights");
+        let session =
+            model.start_over(planned, kv.buffers(), machine, &mut |done, all| progress.set(done, all))?;
+        let model = PagedModel::new(session, cache, sizes);
+        let queue = load.clients as usize;
+        let settings = Settings { prefix_cache: false, queue, ..Settings::default() };
+        Engine::start(model, &settings).map_err(|e| e.to_string().into())
+    }
+}
