@@ -8,17 +8,11 @@ use super::app::App;
 use super::error::ApiError;
 use super::fields::{Fields, Read, kind};
 use super::gate::Caller;
-use crate::request::Sampling;
+use crate::request::{MOST_BIASES, MOST_STOP_IDS, Sampling};
 use crate::stop::{StopError, StopStrings};
 
 /// Stop strings of a request.
 const MOST_STOPS: usize = 64;
-
-/// Stop ids of a request.
-const MOST_STOP_IDS: usize = 128;
-
-/// Tokens with a bias of their own.
-const MOST_BIASES: usize = 300;
 
 /// Bytes of a salt.
 const LONGEST_SALT: usize = 256;

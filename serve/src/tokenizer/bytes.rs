@@ -1,6 +1,7 @@
 //! The bytes of one token. A token may be a part of a character; its bytes are told where its text cannot be.
 
 use super::Tokenizer;
+use super::unfinished::byte;
 
 impl Tokenizer {
     /// Bytes that an id stands for in the middle of a text; none for an id that the vocabulary does not have.
@@ -20,17 +21,7 @@ impl Tokenizer {
     }
 }
 
-/// What a character of a byte-level vocabulary stands for. Printable bytes of Latin-1 stand for themselves; the others are
-/// moved to where they can be seen, in order.
+/// What a character of a byte-level vocabulary stands for; one that is none of it is spelt as it is.
 fn spelt(c: char) -> Vec<u8> {
-    let moved = |n: u32| match n {
-        0..=0x20 => n,
-        0x21..=0x42 => n - 0x21 + 0x7f,
-        _ => 0xad,
-    };
-    match u32::from(c) {
-        n @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => vec![n as u8],
-        n @ 0x100..=0x143 => vec![moved(n - 0x100) as u8],
-        _ => c.to_string().into_bytes(),
-    }
+    byte(c).map_or_else(|| c.to_string().into_bytes(), |b| vec![b])
 }

@@ -5,7 +5,7 @@
 const OTHERS: u32 = 0x100;
 
 /// The byte that a character stands for.
-fn byte(c: char) -> Option<u8> {
+pub(super) fn byte(c: char) -> Option<u8> {
     match (c, u32::from(c).wrapping_sub(OTHERS)) {
         ('!'..='~' | '\u{a1}'..='\u{ac}' | '\u{ae}'..='\u{ff}', _) => u8::try_from(c).ok(),
         (_, n @ 0..33) => Some(n as u8),

@@ -1,0 +1,103 @@
+//! The official Python client of OpenAI's API, unmodified, against `astrai serve`. It comes from the test cache; where that
+//! or Python is absent, a word says so.
+
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+const KEY: &str = "a key";
+/// A model that is quick and has room for requests that last.
+const MODEL: &str = r#"{"model_type": "llama", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 4096,
+    "tie_word_embeddings": true}"#;
+const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}\
+    {% if m.content == 'raise' %}{{ raise_exception(\"the template's own words\") }}{% endif %}\
+    <|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+
+#[test]
+fn the_official_client_works_unmodified() {
+    let Some(client) = client() else {
+        return println!("skipped: no openai client in .cache/openai; scripts/setup-cache.sh puts it there");
+    };
+    let model = model();
+    let wide = Server::start(&model, &["--max-seqs", "16", "--kv-memory", "64MiB"]);
+    let narrow = Server::start(&model, &["--max-seqs", "1", "--queue", "1"]);
+    let mut python = Command::new("python3");
+    python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/openai/client.py"));
+    python.args([&wide.url, "small", KEY, &narrow.url]).env("PYTHONPATH", client);
+    let out = python.output().expect("python3, with which the client was installed");
+    let told = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success(), "{told}{}", String::from_utf8_lossy(&out.stderr));
+    print!("{told}");
+    wide.stop();
+    narrow.stop();
+}
+
+/// The client's folder for the version of Python that is here.
+fn client() -> Option<PathBuf> {
+    let version = "import sys; print('-python%d.%d' % sys.version_info[:2])";
+    let out = Command::new("python3").args(["-c", version]).output().ok()?;
+    let ending = String::from_utf8(out.stdout).ok()?;
+    let folders = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".cache/openai")).ok()?;
+    let mut folders = folders.flatten().map(|entry| entry.path());
+    folders.find(|path| path.to_string_lossy().ends_with(ending.trim()))
+}
+
+fn astrai() -> Command {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_astrai"));
+    c.env("ASTRAI_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"));
+    c
+}
+
+/// A model directory with a tokenizer and a chat template.
+fn model() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("openai");
+    let _absent = fs::remove_dir_all(&dir);
+    fs::create_dir_all(&dir).unwrap();
+    let config = dir.join("config.json");
+    fs::write(&config, MODEL).unwrap();
+    let mut train = astrai();
+    train.arg("train").arg("--config").arg(config).arg("--data").arg(root.join("train/src/data"));
+    train.args(["--vocab", "320", "--steps", "1", "--seq", "32", "--out"]).arg(dir.join("run"));
+    let out = train.output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let model = dir.join("run/step_000001");
+    fs::write(model.join("chat_template.jinja"), TEMPLATE).unwrap();
+    model
+}
+
+/// A server that is there until it is stopped.
+struct Server {
+    child: Child,
+    url: String,
+}
+
+impl Server {
+    fn start(model: &Path, flags: &[&str]) -> Server {
+        let mut c = astrai();
+        c.arg("serve").arg(model).args(["--port", "0", "--json", "--served-name", "small", "--api-key", KEY]);
+        let mut child = c.args(flags).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let ready: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line:?}"));
+        Server { child, url: ready["url"].as_str().unwrap().to_string() }
+    }
+
+    /// Tells it to end, which it does in order.
+    fn stop(mut self) {
+        // SAFETY: a signal to a process that is a child of this one and not yet waited for.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, libc::SIGTERM) }, 0);
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Both fail where it has ended, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
