@@ -10,6 +10,7 @@ mod merge;
 mod place;
 mod precision;
 mod regions;
+mod saturate;
 mod share_loss;
 mod strides;
 mod versions;
@@ -22,6 +23,7 @@ pub use fuse::fuse;
 pub use merge::merge;
 pub use place::place;
 pub use precision::{Policy, precision};
+pub use saturate::{Class, Fidelity, RULES, Rule, Saturate, Searched, Wanted, saturate};
 pub use versions::{is_version, version_leaf};
 
 use astrai_ir::{Block, Graph, IrError};
