@@ -53,6 +53,13 @@ impl Default for Saturate {
     }
 }
 
+impl Saturate {
+    /// True when weights may be folded into one another.
+    pub fn folds(self, trained: bool) -> bool {
+        self.enabled && !trained && self.fidelity.allows(Class::WeightFold)
+    }
+}
+
 /// What was found in one body.
 #[derive(Clone, Debug, Default)]
 pub struct Searched {
@@ -79,8 +86,7 @@ pub fn saturate(
     if !how.enabled {
         return Ok((graph.clone(), vec![]));
     }
-    let fold = !trained && how.fidelity.allows(Class::WeightFold);
-    let search = Search { target, how, fold };
+    let search = Search { target, how, fold: how.folds(trained) };
     let mut report = Vec::new();
     let mut blocks = Vec::new();
     for (i, block) in graph.blocks().iter().enumerate() {

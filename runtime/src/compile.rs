@@ -64,6 +64,8 @@ pub struct Program {
     pub kernels: Vec<Option<Kernel>>,
     /// What was found when the bodies' equal forms were looked for.
     pub searched: Vec<passes::Searched>,
+    /// Weights that are computed from others when they are loaded.
+    pub derived: Vec<passes::Derived>,
     /// What each stage did.
     pub stages: Vec<Stage>,
 }
@@ -90,11 +92,20 @@ pub fn compile(graph: &Graph, target: &Target, options: &Options) -> Result<Prog
         searched = found;
         Ok(g)
     })?;
+    let mut derived = Vec::new();
+    let g = match options.saturate.folds(trained) {
+        true => stages.graph("fold", || {
+            let (g, found) = passes::fold(&g)?;
+            derived = found;
+            Ok(g)
+        })?,
+        false => g,
+    };
     let g = stages.graph("decompose", || passes::decompose(&g, &native))?;
     let plan = stages.other("fuse", || Ok(passes::fuse(&g, trained)?), |p| p.regions.len())?;
     let plan = stages.other("place", || Ok(passes::place(&plan)?), |p| p.launches())?;
     let kernels = stages.other("emit", || emit(&plan, target), |k| k.len())?;
-    Ok(Program { graph: g, plan, kernels, searched, stages: stages.done })
+    Ok(Program { graph: g, plan, kernels, searched, derived, stages: stages.done })
 }
 
 /// Operators that have a kernel of their own.

@@ -22,7 +22,7 @@ pub struct Facts {
     pub attr: Option<AttrId>,
     /// Types of the outputs; none for attributes.
     pub types: Vec<Type>,
-    /// Nothing but weights and constants goes into it.
+    /// Nothing but weights and constants goes into it, and its size is known ahead.
     pub weight_only: bool,
     /// The number that fills it.
     pub constant: Option<f64>,
@@ -143,7 +143,8 @@ impl Analysis<Term> for Algebra {
                 let Some((op, args)) = parts(egraph, term) else { return facts };
                 let args: Vec<&Facts> = args.iter().map(|i| &egraph[*i].data).collect();
                 facts.types = types(&a.graph, &op, &args).unwrap_or_default();
-                facts.weight_only = !is_barrier(&op) && args.iter().all(|f| f.weight_only);
+                let literal = facts.types.iter().all(|t| t.shape.iter().all(|d| d.size().is_some()));
+                facts.weight_only = literal && !is_barrier(&op) && args.iter().all(|f| f.weight_only);
                 facts.constant = match &op {
                     Op::Const(c) => c.as_scalar(),
                     Op::Reshape(_) | Op::Expand(_) | Op::Permute(_) => args[0].constant,

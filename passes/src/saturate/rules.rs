@@ -150,7 +150,8 @@ pub const RULES: &[Rule] = rules! {
                                        dots::scale_into_weight, scaled_dot;
     "norm-into-dot"         WeightFold ["(dot ?d (rms_norm ?n ?x ?g) ?w)", "(dot ?d (cast ?c (cast ?b (rms_norm ?n ?x ?g))) ?w)"]
                                        dots::norm_into_dot, dot_of_norm;
-    "biases-ahead"          WeightFold ["(add (add ?y ?a) ?b)", "(add (add ?a ?y) ?b)", "(add ?b (add ?y ?a))", "(add ?b (add ?a ?y))"]
+    "biases-ahead"          WeightFold ["(add (add ?y (expand ?e ?a)) (expand ?f ?b))", "(add (add (expand ?e ?a) ?y) (expand ?f ?b))",
+                                        "(add (expand ?f ?b) (add ?y (expand ?e ?a)))", "(add (expand ?f ?b) (add (expand ?e ?a) ?y))"]
                                        numbers::biases_ahead, biases_added;
     "product-of-table"      WeightFold ["(dot ?d (gather ?g ?w ?i) ?a)"] dots::product_of_table, dot_of_gather;
 };

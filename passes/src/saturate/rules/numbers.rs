@@ -57,12 +57,15 @@ pub fn reciprocal(s: &mut Site) -> Option<Id> {
     s.make(Binary { kind: BinaryKind::Mul }, &[x, factor])
 }
 
-/// `(y + a) + b` is `y + (a + b)` for weights `a` and `b`.
+/// `(y + a) + b` is `y + (a + b)` for weights `a` and `b`, repeated alike.
 pub fn biases_ahead(s: &mut Site) -> Option<Id> {
-    if s.facts("y")?.weight_only || !s.facts("a")?.weight_only || !s.facts("b")?.weight_only {
+    let weights = s.facts("a")?.weight_only && s.facts("b")?.weight_only;
+    let (e, f) = (s.op("e")?, s.op("f")?);
+    if !weights || s.facts("y")?.weight_only || e != f || s.ty("a")? != s.ty("b")? {
         return None;
     }
     let (y, a, b) = (s.var("y")?, s.var("a")?, s.var("b")?);
     let sum = s.make(Binary { kind: BinaryKind::Add }, &[a, b])?;
+    let sum = s.make(e, &[sum])?;
     s.make(Binary { kind: BinaryKind::Add }, &[y, sum])
 }
