@@ -5,6 +5,7 @@ pub mod batch;
 pub mod bench;
 pub mod compile;
 pub mod curve;
+pub mod explain;
 pub mod failure;
 pub mod flags;
 pub mod generate;

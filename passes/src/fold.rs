@@ -78,7 +78,8 @@ fn fold_block(block: &Arc<Block>, found: &[Expression]) -> Result<Arc<Block>, Ir
     )?;
     let body = crate::live_only(&body)?;
     let has = |p: &String| body.nodes().iter().any(|n| n.op.leaf_name() == Some(p));
-    let params = block.params.iter().chain(found.iter().map(|e| &e.param)).filter(|p| has(p)).cloned().collect();
+    let params =
+        block.params.iter().chain(found.iter().map(|e| &e.param)).filter(|p| has(p)).cloned().collect();
     Ok(Arc::new(Block { name: block.name.clone(), graph: body, params }))
 }
 

@@ -137,10 +137,7 @@ impl Search<'_> {
         let choice = extract(&forms.classes, &roots, self.how.wanted).ok_or_else(unchanged)?;
         let only_originals = Forms::originals(&forms.classes);
         let before = extract(&only_originals, &roots, Wanted::Cheapest).ok_or_else(unchanged)?;
-        found.cost = [
-            extract::total(&only_originals, &before).0,
-            extract::total(&forms.classes, &choice).0,
-        ];
+        found.cost = [extract::total(&only_originals, &before).0, extract::total(&forms.classes, &choice).0];
         let (_, new, _) = extract::total(&forms.classes, &choice);
         if new == 0 && choice.len() == graph.live().iter().filter(|l| **l).count() {
             return Ok(((**graph).clone(), found));
@@ -202,7 +199,9 @@ impl Forms {
             terms.sort_by_cached_key(|t| (!originals.contains(t), t.clone()));
             let candidate = |t: &Term| {
                 let new = !originals.contains(t) as u32;
-                let Some((op, args)) = parts(g, t) else { return Candidate { args: vec![], cost: (0, new, 1) } };
+                let Some((op, args)) = parts(g, t) else {
+                    return Candidate { args: vec![], cost: (0, new, 1) };
+                };
                 let args: Vec<Id> = args.iter().map(|a| g.find(*a)).collect();
                 let facts: Vec<&Facts> = args.iter().map(|a| &g[*a].data).collect();
                 let cost = costs.of(&g.analysis, &op, &facts, &g[*id].data);

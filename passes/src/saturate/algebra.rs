@@ -4,10 +4,10 @@
 
 use super::term::{AttrId, Tag, Term};
 use crate::canonicalise::holds;
+use astrai_ir::op::Infer;
 use astrai_ir::ops::{Cast, Const, Expand, Op, Permute, Reshape, Slice};
 use astrai_ir::plan::bound;
 use astrai_ir::{DType, Dim, Graph, NodeId, Type};
-use astrai_ir::op::Infer;
 use egg::{Analysis, DidMerge, Id};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

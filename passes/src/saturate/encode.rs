@@ -61,7 +61,8 @@ impl Encoded {
     /// The body that takes for every class the term that `choice` names.
     pub fn decode(&self, choice: &HashMap<Id, Term>) -> Result<Graph, IrError> {
         let from = &self.egraph.analysis.graph;
-        let mut d = Decode { encoded: self, choice, out: Graph::new(from.symbols.clone()), made: HashMap::new() };
+        let mut d =
+            Decode { encoded: self, choice, out: Graph::new(from.symbols.clone()), made: HashMap::new() };
         from.blocks().iter().for_each(|b| _ = d.out.add_block(b.clone()));
         for id in from.ids() {
             // Leaves stay, used or not: they are the parameters.

@@ -250,11 +250,15 @@ mod tests {
             let mut terms = vec![];
             for _ in 0..1 + next(3) {
                 let count = next(3);
-                let args = (0..count).map(|_| if next(4) == 0 { next(n as u64) } else { next(c as u64 + 1) } as usize);
+                let args = (0..count)
+                    .map(|_| if next(4) == 0 { next(n as u64) } else { next(c as u64 + 1) } as usize);
                 let args: Vec<usize> = args.collect();
                 terms.push(Candidate { args, cost: (next(20), 0, 1) });
             }
-            terms.push(Candidate { args: (c > 0).then(|| c - 1).into_iter().collect(), cost: (10 + next(20), 0, 1) });
+            terms.push(Candidate {
+                args: (c > 0).then(|| c - 1).into_iter().collect(),
+                cost: (10 + next(20), 0, 1),
+            });
             classes.push(terms);
         }
         (classes, vec![n - 1, n / 2])
@@ -267,7 +271,11 @@ mod tests {
             let (classes, roots) = random(seed * 1000);
             let best = brute(&classes, &roots).unwrap();
             let found = extract(&classes, &roots, Wanted::Cheapest).unwrap();
-            assert_eq!(reachable(&classes, &found, &roots).as_ref(), Some(&found), "closed and without cycles");
+            assert_eq!(
+                reachable(&classes, &found, &roots).as_ref(),
+                Some(&found),
+                "closed and without cycles"
+            );
             let cost = total(&classes, &found);
             assert!(cost >= best, "{seed}: {cost:?} is less than the least {best:?}");
             assert!(cost.0 <= best.0 + best.0 / 2 + 1, "{seed}: {cost:?} beside {best:?}");

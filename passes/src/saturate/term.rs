@@ -72,7 +72,9 @@ impl Tag {
     /// The operator, when the tag says everything.
     pub fn op(self) -> Option<Op> {
         let binary = BINARY.iter().find(|(n, _)| *n == self.0).map(|(_, kind)| Binary { kind: *kind }.into());
-        binary.or_else(|| UNARY.iter().find(|(n, _)| *n == self.0).map(|(_, kind)| Unary { kind: *kind }.into()))
+        binary.or_else(|| {
+            UNARY.iter().find(|(n, _)| *n == self.0).map(|(_, kind)| Unary { kind: *kind }.into())
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use super::encode::Encoded;
 use super::samples::Draw;
 use super::*;
 use astrai_ir::ops::*;
-use astrai_ir::{DType, Precision, Simd, Sizes, Tensor, TargetKind, eval, verify};
+use astrai_ir::{DType, Precision, Simd, Sizes, TargetKind, Tensor, eval, verify};
 
 /// Sequences of the instances: the symbol `tokens`.
 const TOKENS: usize = 5;
@@ -72,7 +72,8 @@ fn close(rule: &str, a: &Tensor, b: &Tensor, tolerance: f64) {
     assert_eq!((a.dtype, &a.shape), (b.dtype, &b.shape), "{rule}");
     let top = b.reals().iter().fold(0f64, |m, x| m.max(x.abs()));
     for (x, y) in a.reals().iter().zip(b.reals()) {
-        let same = if tolerance == 0.0 { x.to_bits() == y.to_bits() } else { (x - y).abs() <= tolerance * top };
+        let same =
+            if tolerance == 0.0 { x.to_bits() == y.to_bits() } else { (x - y).abs() <= tolerance * top };
         assert!(same || x.is_nan() && y.is_nan(), "{rule}: {x} beside {y}, the largest is {top}");
     }
 }
@@ -157,7 +158,8 @@ fn machines() -> [Target; 2] {
         launch: 3e-6,
         memory: 80 << 30,
     };
-    let measured = Target { flops: vec![(DType::F32, 416e9), (DType::BF16, 3.4e12)], bandwidth: 58e9, ..host() };
+    let measured =
+        Target { flops: vec![(DType::F32, 416e9), (DType::BF16, 3.4e12)], bandwidth: 58e9, ..host() };
     [h100, measured]
 }
 
@@ -169,7 +171,7 @@ fn dims(n: &[usize]) -> Vec<astrai_ir::Dim> {
 /// queries where there are as many, in pages of 16 otherwise.
 fn latent([h, nope, rope, dv, latent]: [usize; 5], queries: usize, keys: usize) -> Graph {
     let mut g = Graph::new(vec![]);
-    let mut input = |g: &mut Graph, name: &str, dtype, n: &[usize]| g.input(name, dtype, dims(n)).unwrap();
+    let input = |g: &mut Graph, name: &str, dtype, n: &[usize]| g.input(name, dtype, dims(n)).unwrap();
     let q = input(&mut g, "q", DType::F32, &[queries, h, nope + rope]);
     let c = input(&mut g, "c", DType::F32, &[keys, latent]);
     let kr = input(&mut g, "kr", DType::F32, &[keys, rope]);
@@ -191,7 +193,8 @@ fn latent([h, nope, rope, dv, latent]: [usize; 5], queries: usize, keys: usize) 
         args.push(input(&mut g, "lens", DType::I32, &[1]));
     }
     let scale = astrai_ir::Real(1.0 / ((nope + rope) as f64).sqrt());
-    let op = Attention { scale, causal: true, window: None, softcap: None, sinks: false, span: keys.into(), page };
+    let op =
+        Attention { scale, causal: true, window: None, softcap: None, sinks: false, span: keys.into(), page };
     let a = g.push(op, &args).unwrap();
     let y = g.part(a, 0).unwrap();
     g.set_output("y", y).unwrap();
@@ -268,9 +271,10 @@ fn low_rank_products_stay_apart_or_are_merged_by_cost() {
             let (fast, report) = run(&g, Fidelity::Fast, Wanted::Cheapest);
             assert_eq!(dots(&fast), want, "{tokens} tokens, rank {rank}\n{fast}");
             assert!(report[0].cost[1] <= report[0].cost[0]);
-            let (trained, _) =
-                saturate(&g, &host(), Saturate { fidelity: Fidelity::Fast, ..Saturate::default() }, true).unwrap();
-            assert_eq!(trained.to_string(), g.to_string(), "nothing is made ahead of weights that change");
+            let how = Saturate { fidelity: Fidelity::Fast, ..Saturate::default() };
+            let (trained, _) = saturate(&g, &host(), how, true).unwrap();
+            let ahead = crate::fold(&trained).unwrap().1;
+            assert!(ahead.is_empty(), "nothing is made ahead of weights that change\n{trained}");
         }
     }
 }
@@ -281,7 +285,8 @@ fn products_of_trained_weights_are_factored() {
     let mut g = Graph::new(vec![]);
     let x = g.input("x", DType::F32, dims(&[4, 1024])).unwrap();
     let w = g.weight("w", DType::F32, &[1024, 1024]).unwrap();
-    let (a, b) = (g.weight("a", DType::F32, &[8, 1024]).unwrap(), g.weight("b", DType::F32, &[1024, 8]).unwrap());
+    let (a, b) =
+        (g.weight("a", DType::F32, &[8, 1024]).unwrap(), g.weight("b", DType::F32, &[1024, 8]).unwrap());
     let both = g.push(Dot { batch: vec![], contract: vec![(1, 0)] }, &[b, a]).unwrap();
     let w = g.add(w, both).unwrap();
     let y = g.linear(x, w).unwrap();
@@ -357,10 +362,21 @@ fn limits_hold() {
         y = g.linear(y, w).unwrap();
     }
     g.set_output("y", y).unwrap();
-    let (after, report) = run(&g, Fidelity::Fast, Wanted::Cheapest);
-    assert!(report[0].size[0] <= ROUNDS && report[0].size[1] <= TERMS + 20 * MATCHES_OF_A_RULE, "{report:?}");
     let leaves = leaves(&g, &mut Draw(5));
-    close("chain", &value(&after, &leaves, true), &value(&g, &leaves, true), 1e-4);
+    let mut outer = Graph::new(vec![]);
+    let args: Vec<NodeId> = g
+        .nodes()
+        .iter()
+        .filter(|n| n.op.leaf_name().is_some())
+        .map(|n| outer.push(n.op.clone(), &[]).unwrap())
+        .collect();
+    let block = outer.add_block(Arc::new(Block::new("chain", g)));
+    let y = outer.push(Call { block, layer: 0 }, &args).unwrap();
+    outer.set_output("y", y).unwrap();
+    let (after, report) = run(&outer, Fidelity::Fast, Wanted::Cheapest);
+    println!("{:?}", report[0]);
+    assert!(report[0].size[0] <= ROUNDS && report[0].size[1] <= TERMS + 20 * MATCHES_OF_A_RULE, "{report:?}");
+    close("chain", &value(&after, &leaves, true), &value(&outer, &leaves, true), 1e-4);
 }
 
 /// A rule that began below the limit may pass it by what it finds in one go.

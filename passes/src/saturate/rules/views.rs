@@ -23,7 +23,9 @@ pub fn slice_of_concat(s: &mut Site) -> Option<Id> {
 
 /// Two ranges of one value, one after the other, are one range.
 pub fn concat_of_slices(s: &mut Site) -> Option<Id> {
-    let (Op::Concat(c), Op::Slice(a), Op::Slice(b)) = (s.op("c")?, s.op("s")?, s.op("t")?) else { return None };
+    let (Op::Concat(c), Op::Slice(a), Op::Slice(b)) = (s.op("c")?, s.op("s")?, s.op("t")?) else {
+        return None;
+    };
     if a.axis != c.axis || b.axis != c.axis || &a.start + &a.len != b.start {
         return None;
     }
