@@ -1,14 +1,17 @@
 //! What a term costs on a target. In: an operator, what is known of its arguments. Out: integer picoseconds at the upper bounds
 //! of the symbols: the roofline for what has a kernel, a share of the bytes for what is likely computed inside another's, nothing
-//! for views, widening casts and, where weights never change, for what is made of weights alone.
+//! for views and widening casts, and next to nothing for what is made of weights alone where they never change.
 
 use super::algebra::{Algebra, Facts};
 use crate::canonicalise::holds;
-use astrai_ir::ops::Op;
+use astrai_ir::ops::{Cast, Op};
 use astrai_ir::{DType, Target, Type};
 
 /// Of the bytes of a pointwise value so many parts in this many are counted: most are computed where they are used.
 const POINTWISE_SHARE: u64 = 4;
+
+/// Runs in which what is made ahead of weights has to pay for being made.
+const RUNS: u64 = 1024;
 
 /// Picoseconds in a second.
 const PS: f64 = 1e12;
@@ -24,15 +27,19 @@ pub struct Costs<'a> {
 impl Costs<'_> {
     /// Picoseconds of `op` on `args`, whose value is known as `facts`.
     pub fn of(&self, a: &Algebra, op: &Op, args: &[&Facts], facts: &Facts) -> u64 {
-        if self.fold && facts.weight_only {
+        let free = op.is_view()
+            || op.leaf_name().is_some()
+            || matches!(op, Op::Part(_) | Op::Const(_) | Op::Iota(_));
+        let widens = |c: &Cast| args.iter().all(|x| holds(c.dtype, x.ty().dtype));
+        if free || matches!(op, Op::Cast(c) if widens(c)) {
             return 0;
         }
         let out = facts.types.iter().fold(0u64, |sum, t| sum.saturating_add(a.size(&t.bytes())));
+        if self.fold && facts.weight_only {
+            return self.bytes(out) / RUNS;
+        }
         let read = args.iter().fold(0u64, |sum, f| sum.saturating_add(f.bytes));
         match op {
-            Op::Part(_) | Op::Const(_) | Op::Iota(_) => 0,
-            op if op.is_view() || op.leaf_name().is_some() => 0,
-            Op::Cast(c) if args.iter().all(|x| holds(c.dtype, x.ty().dtype)) => 0,
             op if op.is_pointwise() => self.bytes(read.saturating_add(out)) / POINTWISE_SHARE,
             Op::Concat(_) | Op::Pad(_) => self.bytes(read.saturating_add(out)) / POINTWISE_SHARE,
             // Of a table only the rows that are picked are read.
