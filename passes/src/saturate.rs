@@ -30,8 +30,9 @@ use term::Term;
 /// Rounds of rules at most.
 const ROUNDS: usize = 12;
 
-/// Terms of an e-graph at most.
-const TERMS: usize = 20_000;
+/// Terms of an e-graph at most. A layer has about a hundred; what has more than this is multiplied, not simplified, and
+/// the search for the cheapest would take seconds.
+const TERMS: usize = 2_000;
 
 /// Nodes of a graph around blocks that is searched: one with many weights is mostly a list of calls.
 const OUTER: usize = 256;
@@ -134,7 +135,10 @@ impl Search<'_> {
         found.size[2] = forms.classes.len();
         let unchanged = || graph.error("no form of the body can be computed".into());
         let roots: Vec<usize> = encoded.roots().iter().map(|r| forms.at[r]).collect();
-        let choice = extract(&forms.classes, &roots, self.how.wanted).ok_or_else(unchanged)?;
+        // A search that was cut short may have no form of its own: then the body stays what it is.
+        let Some(choice) = extract(&forms.classes, &roots, self.how.wanted) else {
+            return Ok(((**graph).clone(), found));
+        };
         let only_originals = Forms::originals(&forms.classes);
         let before = extract(&only_originals, &roots, Wanted::Cheapest).ok_or_else(unchanged)?;
         found.cost = [extract::total(&only_originals, &before).0, extract::total(&forms.classes, &choice).0];
@@ -157,7 +161,7 @@ impl Search<'_> {
                 if egraph.total_size() > TERMS {
                     break;
                 }
-                let times = rules::apply(egraph, i);
+                let times = rules::apply(egraph, i, TERMS);
                 egraph.rebuild();
                 if times > 0 {
                     *found.fired.entry(rule.name).or_default() += times;

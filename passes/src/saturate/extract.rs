@@ -100,8 +100,9 @@ impl Search<'_> {
         }
         let mut best: Vec<Option<Derivation>> = (0..n).map(|_| None).collect();
         let mut todo: BTreeSet<usize> = (0..n).collect();
-        // Every class once in order, then whatever an improvement touched; the bound only cuts the search for the dearest.
-        let mut left = 64 * n.max(16);
+        // Every class once in order, then whatever an improvement touched; the bound cuts what is far from done,
+        // the search for the dearest most of all.
+        let mut left = 8 * n.max(64);
         while let Some(c) = todo.pop_first() {
             left -= 1;
             if left == 0 {

@@ -218,8 +218,9 @@ fn patterns(rule: usize) -> &'static [Pattern<Term>] {
     &all[rule]
 }
 
-/// Applies rule `rule` wherever it matches; answers how often it said something new.
-pub fn apply(g: &mut EGraph, rule: usize) -> usize {
+/// Applies rule `rule` wherever it matches, as long as there are not more than `terms` terms; answers how often it said
+/// something new.
+pub fn apply(g: &mut EGraph, rule: usize, terms: usize) -> usize {
     let mut matches: Vec<(usize, Id, Subst)> = Vec::new();
     for (i, pattern) in patterns(rule).iter().enumerate() {
         for m in pattern.search_with_limit(g, MATCHES) {
@@ -228,6 +229,9 @@ pub fn apply(g: &mut EGraph, rule: usize) -> usize {
     }
     let mut new = 0;
     for (i, root, subst) in matches.into_iter().take(MATCHES) {
+        if g.total_size() > terms {
+            break;
+        }
         let vars = patterns(rule)[i].vars();
         let bound: BTreeMap<Var, Id> = vars.iter().map(|v| (*v, g.find(subst[*v]))).collect();
         if bound.values().any(|id| g[*id].data.held) {
