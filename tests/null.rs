@@ -58,6 +58,10 @@ fn published_shapes_are_planned_in_seconds() {
                 "{name} {tokens} tokens: {seconds:.2} s, {launches} launches a layer, arena {:.3} GB",
                 cost.arena_bytes as f64 / 1e9
             );
+            let stage = program.stages.iter().find(|s| s.name == "saturate").unwrap();
+            let [_, terms, _] = program.searched[0].size;
+            println!("  saturate: {:.2} ms, {terms} terms", stage.seconds * 1e3);
+            assert!(program.searched.iter().all(|s| s.saturated && s.size[1] <= 20_000), "{name}");
             assert!(seconds < 10.0, "{name}: {seconds} s");
             assert!(launches <= 7 + norms_apart(&config), "{name}: {launches} launches a layer");
             assert!(outside <= layers * launches + 8, "{name}: {outside} launches");

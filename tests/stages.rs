@@ -5,6 +5,8 @@
 mod families;
 #[path = "stages/place.rs"]
 mod place;
+#[path = "stages/saturate.rs"]
+mod saturate;
 #[path = "stages/snapshot.rs"]
 mod snapshot;
 
