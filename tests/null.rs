@@ -97,7 +97,7 @@ fn weights_are_whole(name: &str, config: &ModelConfig, bytes: u64, parameters: u
 
 /// A few rows of the widest values of a layer at a time, f32 at most, and the logits.
 fn arena_is_sane(name: &str, config: &ModelConfig, bytes: u64, tokens: u64) {
-    let wide = 2 * (config.hidden_size.max(config.layer_kinds().0[0].mlp.intermediate)) as u64;
+    let wide = 2 * (config.hidden_size.max(config.layer_kinds().0[0].mlp.intermediate())) as u64;
     let most = 4 * (3 * tokens * wide + config.vocab_size as u64) + (64 << 10);
     assert!(bytes < most, "{name}: an arena of {bytes} bytes, expected below {most}");
 }

@@ -3,7 +3,8 @@
 //! their names within the layer; over a cache also `slots`, `tables`, `lens` and the states `k_cache` and `v_cache`, whose next
 //! versions follow `x` among the outputs.
 
-use crate::config::{Activation, LayerSpec, ModelConfig, QkNorm, RopeLayout};
+use crate::config::{Activation, LayerSpec, MlpSpec, ModelConfig, QkNorm, RopeLayout};
+use crate::experts::experts;
 use crate::model::{Cache, Program};
 use astrai_ir::ops::{self, Attention, GatedAct, Rope, UnaryKind};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Type};
@@ -111,20 +112,25 @@ impl Layer<'_> {
         })
     }
 
-    /// `x + down(act(gate(norm(x))) * up(norm(x)))`.
+    /// `x + down(act(gate(norm(x))) * up(norm(x)))`, of one MLP or of the chosen experts.
     fn mlp(&mut self, x: NodeId) -> Result<NodeId, IrError> {
-        let (names, m, hidden) = (self.config.model_type.names, &self.spec.mlp, self.config.hidden_size);
+        let (names, hidden) = (self.config.model_type.names, self.config.hidden_size);
         let n = self.norm(names.post_attention_norm, x, hidden)?;
-        let gate = self.linear(names.mlp_gate, n, [m.intermediate, hidden], m.bias)?;
-        let up = self.linear(names.mlp_up, n, [m.intermediate, hidden], m.bias)?;
         let act = match self.config.activation {
             Activation::Silu => ops::Activation::Silu,
             Activation::Gelu => ops::Activation::Gelu,
             Activation::GeluTanh => ops::Activation::GeluTanh,
         };
-        let h = self.g.scope("mlp.act", |g| g.push(GatedAct { act }, &[gate, up]))?;
-        let down = self.linear(names.mlp_down, h, [hidden, m.intermediate], m.bias)?;
-        self.g.scope("mlp.residual", |g| g.add(x, down))
+        let y = match &self.spec.mlp {
+            MlpSpec::Dense { intermediate, bias } => {
+                let gate = self.linear(names.mlp_gate, n, [*intermediate, hidden], *bias)?;
+                let up = self.linear(names.mlp_up, n, [*intermediate, hidden], *bias)?;
+                let h = self.g.scope("mlp.act", |g| g.push(GatedAct { act }, &[gate, up]))?;
+                self.linear(names.mlp_down, h, [hidden, *intermediate], *bias)?
+            }
+            MlpSpec::Experts(e) => experts(&mut self.g, e, act, n)?,
+        };
+        self.g.scope("mlp.residual", |g| g.add(x, y))
     }
 
     /// `[tokens, heads * d]` as `[tokens, heads, d]`.

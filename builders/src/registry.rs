@@ -7,12 +7,14 @@ use serde_json::{Map, Value};
 use std::fmt;
 
 /// Every model type that can be built, in the order they are listed to the user.
-pub static MODELS: [&ModelType; 5] = [
+pub static MODELS: [&ModelType; 7] = [
     &models::astrai::ASTRAI,
     &models::llama::LLAMA,
     &models::mistral::MISTRAL,
+    &models::mixtral::MIXTRAL,
     &models::qwen2::QWEN2,
     &models::qwen3::QWEN3,
+    &models::qwen3_moe::QWEN3_MOE,
 ];
 
 /// One registered model type.

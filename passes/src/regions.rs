@@ -78,6 +78,9 @@ fn before(g: &Graph, id: NodeId, anchor: NodeId) -> bool {
     let computes = matches!(
         node.op,
         Op::Dot(_)
+            | Op::GroupedDot(_)
+            | Op::GroupedOuter(_)
+            | Op::Route(_)
             | Op::Attention(_)
             | Op::AttentionGrad(_)
             | Op::Call(_)

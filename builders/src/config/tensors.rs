@@ -1,7 +1,7 @@
 //! Every tensor of a checkpoint. In: a resolved configuration. Out: names, shapes and initialisers in model order, from
 //! which parameters are counted, checkpoints checked and fresh weights drawn.
 
-use super::spec::{InitStyle, LayerSpec, ModelConfig, QkNorm};
+use super::spec::{ExpertsSpec, InitStyle, LayerSpec, MlpSpec, ModelConfig, QkNorm};
 
 /// One tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,8 +72,7 @@ pub(super) fn count_parameters(c: &ModelConfig) -> u128 {
 /// Tensors of layer `i` in the order they act.
 fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<TensorSpec>) {
     let names = c.model_type.names;
-    let (h, q, kv, inner) =
-        (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim, layer.mlp.intermediate);
+    let (h, q, kv) = (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim);
     let draw = Init::Normal(c.initializer_range);
     let output = match c.init_style {
         InitStyle::Normal => draw,
@@ -82,7 +81,7 @@ fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<Ten
     let mut push = |part: &str, suffix: &str, shape: &[usize], init| {
         out.push(TensorSpec { name: names.in_layer(i, part, suffix), shape: shape.to_vec(), init });
     };
-    let (a, m) = (&layer.attention, &layer.mlp);
+    let a = &layer.attention;
     push(names.input_norm, "weight", &[h], Init::Ones);
     for (part, rows) in [(names.q, q), (names.k, kv), (names.v, kv)] {
         push(part, "weight", &[rows, h], draw);
@@ -102,6 +101,10 @@ fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<Ten
         push(names.o, "bias", &[h], Init::Zeros);
     }
     push(names.post_attention_norm, "weight", &[h], Init::Ones);
+    let (inner, bias) = match &layer.mlp {
+        MlpSpec::Dense { intermediate, bias } => (*intermediate, *bias),
+        MlpSpec::Experts(e) => return expert_tensors(c, e, i, [draw, output], out),
+    };
     let mlp = [
         (names.mlp_gate, inner, h, draw),
         (names.mlp_up, inner, h, draw),
@@ -109,8 +112,23 @@ fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<Ten
     ];
     for (part, rows, columns, init) in mlp {
         push(part, "weight", &[rows, columns], init);
-        if m.bias {
+        if bias {
             push(part, "bias", &[rows], Init::Zeros);
         }
+    }
+}
+
+/// Router and experts of layer `i`; down projections are drawn as the second of `init`.
+fn expert_tensors(c: &ModelConfig, e: &ExpertsSpec, i: usize, init: [Init; 2], out: &mut Vec<TensorSpec>) {
+    let (h, inner, layer) = (c.hidden_size, e.intermediate, c.model_type.names.layer);
+    let layer = layer.replace("{i}", &i.to_string());
+    let mut push = |name: String, shape: [usize; 2], init| {
+        out.push(TensorSpec { name: format!("{layer}{name}"), shape: shape.to_vec(), init });
+    };
+    push(format!("{}.weight", e.names.router), [e.count, h], init[0]);
+    for expert in 0..e.count {
+        push(e.names.of(e.names.gate, expert), [inner, h], init[0]);
+        push(e.names.of(e.names.up, expert), [inner, h], init[0]);
+        push(e.names.of(e.names.down, expert), [h, inner], init[1]);
     }
 }

@@ -95,7 +95,7 @@ pub(super) fn plain(raw: &Raw, model: &'static ModelType, d: &Defaults) -> Resul
             scale: 1.0 / (head_dim as f64).sqrt(),
             rope: rope_keys::read(raw, head_dim, max_positions, d.layout, d.scalings)?,
         },
-        mlp: MlpSpec { intermediate: intermediate_size, bias: false },
+        mlp: MlpSpec::Dense { intermediate: intermediate_size, bias: false },
     };
     Ok(ModelConfig {
         model_type: model,

@@ -3,7 +3,10 @@
 
 pub mod astrai;
 mod decoder;
+mod experts;
 pub mod llama;
 pub mod mistral;
+pub mod mixtral;
 pub mod qwen2;
 pub mod qwen3;
+pub mod qwen3_moe;
