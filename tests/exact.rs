@@ -10,8 +10,17 @@ use astrai_ir::{DType, Graph};
 use astrai_runtime::{Device, Dump, Options, Session, compile};
 use std::path::{Path, PathBuf};
 
-const DENSE: [&str; 7] =
-    ["llama", "qwen3", "astrai_gqa", "llama3_rope", "qwen2", "mistral", "astrai_gqa_older"];
+const CASES: [&str; 9] = [
+    "llama",
+    "qwen3",
+    "astrai_gqa",
+    "llama3_rope",
+    "qwen2",
+    "mistral",
+    "astrai_gqa_older",
+    "mixtral",
+    "qwen3_moe",
+];
 
 /// The cases that are in this repository or beside it.
 fn cases() -> Vec<PathBuf> {
@@ -24,7 +33,7 @@ fn cases() -> Vec<PathBuf> {
         }
         found
     };
-    let found: Vec<PathBuf> = DENSE.iter().filter_map(find).collect();
+    let found: Vec<PathBuf> = CASES.iter().filter_map(find).collect();
     assert!(found.len() >= 2);
     found
 }

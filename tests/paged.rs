@@ -10,8 +10,17 @@ use astrai_runtime::{Device, Options, Session, Value, compile};
 use astrai_serve::cache::{KvCache, PagedBatch};
 use std::path::{Path, PathBuf};
 
-const DENSE: [&str; 7] =
-    ["llama", "qwen3", "astrai_gqa", "llama3_rope", "qwen2", "mistral", "astrai_gqa_older"];
+const CASES: [&str; 9] = [
+    "llama",
+    "qwen3",
+    "astrai_gqa",
+    "llama3_rope",
+    "qwen2",
+    "mistral",
+    "astrai_gqa_older",
+    "mixtral",
+    "qwen3_moe",
+];
 
 /// The cases that are in this repository or beside it.
 fn cases() -> Vec<PathBuf> {
@@ -24,7 +33,7 @@ fn cases() -> Vec<PathBuf> {
         }
         found
     };
-    DENSE.iter().filter_map(find).collect()
+    CASES.iter().filter_map(find).collect()
 }
 
 const CACHE: Cache = Cache { page: 4, pages: 43, table: 11 };

@@ -48,7 +48,8 @@ fn stages_keep_the_meaning_and_settle_at_once() {
         verify(&merged).unwrap();
         assert_eq!(evaluate(&merged), want, "{name}: merge");
         assert_eq!(write_json(&passes::merge(&merged).unwrap()), write_json(&merged), "{name}: merge again");
-        let dots = |g: &Graph| g.nodes().iter().filter(|n| matches!(n.op, Op::Dot(_))).count();
+        let dots =
+            |g: &Graph| g.nodes().iter().filter(|n| matches!(n.op, Op::Dot(_) | Op::GroupedDot(_))).count();
         let (before, after) = (dots(&g.blocks()[0].graph), dots(&merged.blocks()[0].graph));
         assert!(after < before && after >= 4, "{name}: {before} dots became {after}");
         for storage in [DType::F32, DType::BF16] {
@@ -90,8 +91,9 @@ fn a_kind_of_layer_is_compiled_once_whatever_the_depth() {
             let (a, b) = (few.cost().unwrap(), many.cost().unwrap());
             assert_eq!(a.arena_bytes, b.arena_bytes, "{name}: scratch is shared");
             let layer = (b.launches - a.launches) / 38;
+            let experts = name == "mixtral" || name == "qwen3_moe";
             assert!(
-                layer <= 8 && few.plan.bodies[0].steps.len() as u64 == layer,
+                layer <= if experts { 12 } else { 8 } && few.plan.bodies[0].steps.len() as u64 == layer,
                 "{name}: {layer} launches a layer"
             );
         }

@@ -64,12 +64,10 @@ fn product(
     let each = n.size().unwrap_or(0);
     let part = |expert, name: &&str| Rows { name: e.names.of(name, expert), rows: each };
     let parts: Vec<Rows> = (0..e.count).flat_map(|i| names.iter().map(move |n| part(i, n))).collect();
-    let columns = &n * &Dim::from(names.len());
-    let ty = Type::new(DType::F32, [&columns * &Dim::from(e.count), k.clone()]);
+    let ty = Type::new(DType::F32, [&n * &Dim::from(names.len() * e.count), k]);
     let name = joined(names);
     g.scope(&name, |g| {
         let w = g.push(Weight { name: format!("{name}.weight"), ty, parts }, &[])?;
-        let w = g.reshape(w, vec![Dim::from(e.count), columns, k])?;
         g.push(GroupedDot { transposed: false }, &[x, w, offsets])
     })
 }

@@ -6,30 +6,21 @@ use crate::ops::{CompareKind, Dot, Gather, GroupedOuter, Iota, ReduceKind};
 use crate::{DType, Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
-/// Arguments: `x` `[rows, k]`, `w` `[groups, n, k]`, `offsets` i32 `[groups + 1]`, ascending from 0 to the rows. Row `r` of
-/// group `e`, `offsets[e] <= r < offsets[e + 1]`, becomes `x[r] · w[e]ᵀ`: `[rows, n]`. Transposed, `x` is `[rows, n]` and the
-/// result `x[r] · w[e]`, `[rows, k]`. Sums are f32.
+/// Arguments: `x` `[rows, k]`, `w` `[groups * n, k]` (the matrices one after another), `offsets` i32 `[groups + 1]`, ascending
+/// from 0 to the rows. Row `r` of group `e`, `offsets[e] <= r < offsets[e + 1]`, becomes `x[r] · w[e]ᵀ`: `[rows, n]`.
+/// Transposed, `x` is `[rows, n]` and the result `x[r] · w[e]`, `[rows, k]`. Sums are f32.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupedDot {
-    /// The sums run over the second axis of `w` instead of its last.
+    /// The sums run over the rows of a group's matrix instead of its columns.
     pub transposed: bool,
 }
 
-impl GroupedDot {
-    /// Axes of `w` along the sum and along the result's columns.
-    pub fn axes(&self) -> (usize, usize) {
-        if self.transposed { (1, 2) } else { (2, 1) }
-    }
-}
-
-/// What is wrong with the offsets of `groups` groups.
-pub(super) fn check_offsets(offsets: &Type, groups: &Dim) -> Result<(), String> {
-    let want = Type::new(DType::I32, [groups + &Dim::from(1)]);
-    if *offsets == want {
-        Ok(())
-    } else {
-        Err(format!("offsets of {groups} groups are {want}, got {offsets}"))
+/// The number of groups that these offsets divide rows into.
+pub(super) fn groups(offsets: &Type) -> Result<usize, String> {
+    match (offsets.dtype, offsets.shape.as_slice()) {
+        (DType::I32, [n]) if n.size().is_some_and(|n| n > 1) => Ok(n.size().unwrap_or(2) - 1),
+        _ => Err(format!("wants offsets i32[groups + 1], got {offsets}")),
     }
 }
 
@@ -61,15 +52,17 @@ impl Operator for GroupedDot {
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x, w, offsets] = cx.exactly()?;
         float("rows", x)?;
-        if x.rank() != 2 || w.rank() != 3 || x.dtype != w.dtype {
-            return Err(format!("takes [rows, k] and [groups, n, k] of one type, got {x} and {w}"));
+        if x.rank() != 2 || w.rank() != 2 || x.dtype != w.dtype {
+            return Err(format!("takes [rows, k] and [groups * n, k] of one type, got {x} and {w}"));
         }
-        let (along, across) = self.axes();
-        if x.shape[1] != w.shape[along] {
-            return Err(format!("axis 1 of {x} and axis {along} of {w} differ"));
+        let groups = groups(offsets)?;
+        let n = w.shape[0].div_exact(&Dim::from(groups));
+        let n = n.ok_or_else(|| format!("{groups} groups do not divide the rows of {w}"))?;
+        let (k, columns) = if self.transposed { (n, w.shape[1].clone()) } else { (w.shape[1].clone(), n) };
+        if x.shape[1] != k {
+            return Err(format!("rows of {x} meet matrices of {k} in {w} of {groups} groups"));
         }
-        check_offsets(offsets, &w.shape[0])?;
-        Ok(vec![Type::new(x.dtype, [x.shape[0].clone(), w.shape[across].clone()])])
+        Ok(vec![Type::new(x.dtype, [x.shape[0].clone(), columns])])
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
@@ -98,8 +91,13 @@ impl Operator for GroupedDot {
         Some((|| {
             let rows = g.ty(args[0]).shape[0].clone();
             let group = groups_node(g, args[2], &rows)?;
-            let own = g.push(Gather { axis: 0, batch: 0 }, &[args[1], group])?; // [rows, n, k]
-            let dot = Dot { batch: vec![(0, 0)], contract: vec![(1, self.axes().0)] };
+            let groups = &g.ty(args[2]).shape[0] - &Dim::from(1);
+            let [n, k] = [0, 1].map(|axis| g.ty(args[1]).shape[axis].clone());
+            let n = n.div_exact(&groups).unwrap_or(n);
+            let each = g.reshape(args[1], vec![groups, n, k])?;
+            let own = g.push(Gather { axis: 0, batch: 0 }, &[each, group])?; // [rows, n, k]
+            let along = if self.transposed { 1 } else { 2 };
+            let dot = Dot { batch: vec![(0, 0)], contract: vec![(1, along)] };
             Ok(vec![g.push(dot, &[args[0], own])?])
         })())
     }
@@ -121,7 +119,7 @@ mod tests {
     #[test]
     fn each_row_meets_the_matrix_of_its_group() {
         let x = Tensor::f32(&[3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
-        let w = Tensor::f32(&[3, 1, 2], &[1.0, 0.0, 7.0, 7.0, 0.0, 10.0]);
+        let w = Tensor::f32(&[3, 2], &[1.0, 0.0, 7.0, 7.0, 0.0, 10.0]);
         let offsets = |v: &[i64]| Tensor::int(DType::I32, &[4], v.to_vec());
         let op = GroupedDot { transposed: false };
         let y = apply(op.clone(), &[x.clone(), w.clone(), offsets(&[0, 1, 1, 3])]);

@@ -1,13 +1,13 @@
 //! `grouped_outer`: for each group of rows the sum of their outer products: the gradient of `grouped_dot` by its matrices.
 
-use super::grouped_dot::{check_offsets, groups_node, groups_of};
+use super::grouped_dot::{groups, groups_node, groups_of};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
 use crate::ops::{CompareKind, Dot, GroupedDot, Iota};
 use crate::{DType, Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Arguments: `a` `[rows, n]`, `b` `[rows, k]`, `offsets` i32 `[groups + 1]` as in [`GroupedDot`]. The result is
-/// `[groups, n, k]`, `Σ a[r] ⊗ b[r]` over the rows of each group; zero for a group without rows.
+/// `[groups * n, k]`, for each group `Σ a[r] ⊗ b[r]` over its rows; zero for a group without rows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupedOuter {}
@@ -21,13 +21,8 @@ impl Operator for GroupedOuter {
         if a.rank() != 2 || b.rank() != 2 || a.dtype != b.dtype || a.shape[0] != b.shape[0] {
             return Err(format!("takes [rows, n] and [rows, k] of one type, got {a} and {b}"));
         }
-        let entries = offsets.shape.first().ok_or("wants offsets, got a scalar")?;
-        let groups = entries - &Dim::from(1);
-        if groups.literal().is_none_or(|n| n < 1) {
-            return Err(format!("wants a literal number of groups, got offsets {offsets}"));
-        }
-        check_offsets(offsets, &groups)?;
-        Ok(vec![Type::new(a.dtype, [groups, a.shape[1].clone(), b.shape[1].clone()])])
+        let n = &Dim::from(groups(offsets)?) * &a.shape[1];
+        Ok(vec![Type::new(a.dtype, [n, b.shape[1].clone()])])
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
@@ -65,12 +60,14 @@ impl Operator for GroupedOuter {
             let own = g.compare(CompareKind::Eq, group, number)?;
             let own = g.cast(own, ty.dtype)?;
             let own = g.reshape(own, vec![rows.clone(), groups.clone(), Dim::from(1)])?;
-            let whole = vec![rows.clone(), groups, n.clone()];
+            let whole = [rows.clone(), groups, n.clone()];
             let own = g.broadcast(own, &whole)?;
             let a = g.reshape(args[0], vec![rows, Dim::from(1), n])?;
             let a = g.broadcast(a, &whole)?;
             let a = g.mul(own, a)?; // [rows, groups, n]
-            Ok(vec![g.push(Dot { batch: vec![], contract: vec![(0, 0)] }, &[a, args[1]])?])
+            let sums = g.push(Dot { batch: vec![], contract: vec![(0, 0)] }, &[a, args[1]])?;
+            let shape = vec![&whole[1] * &whole[2], g.ty(args[1]).shape[1].clone()];
+            Ok(vec![g.reshape(sums, shape)?])
         })())
     }
 

@@ -84,6 +84,11 @@ impl Route {
         Ok(())
     }
 
+    /// True when scores without a correction rank as logits do, which no rounding makes equal.
+    pub fn by_logits(&self) -> bool {
+        self.groups.is_none_or(|g| g.score == GroupScore::Best)
+    }
+
     /// Experts of one token, best first, by what they are ranked by.
     fn choose(&self, by: &[f64]) -> Vec<usize> {
         let best = |list: &[f64], n: usize| {
@@ -120,11 +125,11 @@ impl Route {
             Scores::Sigmoid => logits.iter().map(|v| 1.0 / (1.0 + (-v).exp())).collect(),
             Scores::SoftmaxChosen => logits.to_vec(),
         };
-        let by: Vec<f64> = match correction {
-            Some(c) => scores.iter().zip(c).map(|(s, c)| s + c).collect(),
-            None => scores.clone(),
+        let chosen = match correction {
+            Some(c) => self.choose(&scores.iter().zip(c).map(|(s, c)| s + c).collect::<Vec<f64>>()),
+            None if self.by_logits() => self.choose(logits),
+            None => self.choose(&scores),
         };
-        let chosen = self.choose(&by);
         let mut weights: Vec<f64> = chosen.iter().map(|&e| scores[e]).collect();
         if self.scores == Scores::SoftmaxChosen {
             weights = softmax(&weights);

@@ -270,8 +270,8 @@ fn attentions() -> Vec<Case> {
 fn experts() -> Vec<Case> {
     let offsets = || ints(&[4], &[0, 2, 2, 5]);
     let mut all = vec![
-        case(GroupedDot { transposed: false }, vec![x(&[5, 3]), x(&[3, 2, 3]), offsets()]),
-        case(GroupedDot { transposed: true }, vec![x(&[5, 2]), x(&[3, 2, 3]), offsets()]),
+        case(GroupedDot { transposed: false }, vec![x(&[5, 3]), x(&[6, 3]), offsets()]),
+        case(GroupedDot { transposed: true }, vec![x(&[5, 2]), x(&[6, 3]), offsets()]),
         case(GroupedOuter {}, vec![x(&[5, 2]), x(&[5, 3]), offsets()]),
     ];
     for scores in [Scores::Softmax, Scores::Sigmoid, Scores::SoftmaxChosen] {
