@@ -88,7 +88,8 @@ fn training_of_published_shapes_is_planned() {
         let launches = [&plan.grad, &plan.update].map(|p| p.plan.launches() as u64);
         println!("{name}: {kernels} kernels, launches {launches:?}, arenas {:.3} GB", arenas as f64 / 1e9);
         assert!(kernels < 100, "{name}: {kernels} kernels, however deep the model");
-        assert!(launches[0] <= 60 * layers + 20, "{name}: {launches:?} launches");
+        let most = if idle(&config) > 0 { 80 } else { 60 };
+        assert!(launches[0] <= most * layers + 20, "{name}: {launches:?} launches");
         let flops: u64 = [&plan.grad, &plan.update].iter().map(|p| p.cost().unwrap().flops).sum();
         let products = (parameters - idle(&config) - (config.vocab_size * config.hidden_size) as u64) as f64;
         assert!(flops as f64 > 6.0 * products * 32768.0, "{name}: {flops} operations");
