@@ -49,7 +49,7 @@ pub const FAMILIES: [(&str, &str); 7] = [
     (
         "qwen3_moe",
         r#"{"model_type": "qwen3_moe", "head_dim": 8, "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 48,
-        "moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": true,
+        "moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": true,
         "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
         "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": false, "vocab_size": 50}"#,
     ),
