@@ -170,8 +170,7 @@ fn a_layer_and_its_gradient() {
         let loss = t.g.scale(loss, 0.01).unwrap();
         t.case("loss", loss);
         t.all_native().run(&SIZES);
-        // The interpreter still scatters the cotangents of the weights to the scores they were picked from.
-        t.gradient_of("loss").run(&SIZES);
+        t.gradient_of("loss").all_native().run(&SIZES);
     }
 }
 

@@ -4,7 +4,7 @@
 use super::argmax::rank;
 use crate::grad::gradient;
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp};
-use crate::ops::{Gather, ReduceKind, Softmax, UnaryKind};
+use crate::ops::{CompareKind, Iota, ReduceKind, Softmax, UnaryKind};
 use crate::{DType, Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -138,6 +138,21 @@ impl Route {
         (chosen, weights.into_iter().map(|w| w / sum * self.scale.0).collect())
     }
 
+    /// Scores of chosen experts, by holding every expert against them: the gradient is a sum, too, and no scatter.
+    fn picked(&self, g: &mut Graph, scores: NodeId, experts: NodeId) -> Result<NodeId, IrError> {
+        let [tokens, n] = [0, 1].map(|axis| g.ty(scores).shape[axis].clone());
+        let whole = vec![tokens.clone(), Dim::from(self.k), n.clone()];
+        let number = g.push(Iota { ty: Type::new(DType::I32, whole.clone()), axis: 2 }, &[])?;
+        let chosen = g.reshape(experts, vec![tokens.clone(), Dim::from(self.k), Dim::from(1)])?;
+        let chosen = g.broadcast(chosen, &whole)?;
+        let hit = g.compare(CompareKind::Eq, number, chosen)?;
+        let each = g.reshape(scores, vec![tokens, Dim::from(1), n])?;
+        let each = g.broadcast(each, &whole)?;
+        let none = g.fill(each, 0.0)?;
+        let of_chosen = g.select(hit, each, none)?;
+        g.reduce(ReduceKind::Sum, of_chosen, &[2])
+    }
+
     /// The weights of chosen experts as nodes.
     fn weights(&self, g: &mut Graph, logits: NodeId, experts: NodeId) -> Result<NodeId, IrError> {
         let scores = match self.scores {
@@ -145,7 +160,7 @@ impl Route {
             Scores::Sigmoid => g.unary(UnaryKind::Sigmoid, logits)?,
             Scores::SoftmaxChosen => logits,
         };
-        let mut w = g.push(Gather { axis: 1, batch: 1 }, &[scores, experts])?; // [tokens, k]
+        let mut w = self.picked(g, scores, experts)?; // [tokens, k]
         if self.scores == Scores::SoftmaxChosen {
             w = g.push(Softmax { log: false }, &[w])?;
         }
