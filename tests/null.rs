@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// File, parameters as an independent implementation counts them, layers.
-const SHAPES: [(&str, u64, u64); 14] = [
+const SHAPES: [(&str, u64, u64); 15] = [
     ("llama-3.1-8b", 8_030_261_248, 32),
     ("llama-3.1-405b", 405_853_388_800, 126),
     ("llama-3.2-1b", 1_235_814_400, 16),
