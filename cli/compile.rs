@@ -3,6 +3,7 @@
 
 mod train;
 
+use crate::explain::explain;
 use crate::failure::{Done, Failure, warn};
 use crate::flags::MachineFlags;
 use crate::machine::Machine;
@@ -11,6 +12,7 @@ use crate::summary::{describe, graph_parameters, summary};
 use crate::{measure, output};
 use astrai_builders::{Cache, Logits, ModelConfig, Program, build};
 use astrai_ir::{Graph, json as ir_json};
+use astrai_passes::{Fidelity, Saturate};
 use astrai_runtime::{Dump, Options, Program as Planned};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
@@ -35,6 +37,17 @@ pub enum Purpose {
     Train,
 }
 
+/// Values of `--fidelity`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FidelityName {
+    /// The same bits
+    Exact,
+    /// Sums and products may be computed in another order
+    Standard,
+    /// That, and weights may be folded into one another when they are loaded
+    Fast,
+}
+
 /// Compile a model and say what it costs: kernels, flops, bytes, memory
 ///
 /// Takes a config.json, a model directory, or a graph as `-o` writes it (recognised by its key `astrai_ir` and compiled
@@ -50,7 +63,8 @@ pub enum Purpose {
   astrai compile model/ --for decode --batch 8 --dtype bf16 --json
   astrai compile model/ --for train --batch 4 --seq 256 --dtype bf16
   astrai compile model/ -o out/          then look at out/graph.dot, out/ir/, out/kernels/
-  astrai compile model/ --dump-after merge | less")]
+  astrai compile model/ --dump-after merge | less
+  astrai compile model/ --for decode --fidelity fast --explain layer")]
 pub struct Compile {
     /// A config.json, a model directory, or a graph (JSON)
     model: PathBuf,
@@ -69,6 +83,15 @@ pub struct Compile {
     /// Print the graph after this pass ("all": after every one) instead of the summary
     #[arg(long, value_name = "PASS", conflicts_with = "json")]
     dump_after: Option<String>,
+    /// How far the program may go from the numbers of its graph [default: exact]
+    #[arg(long, value_enum, value_name = "CLASS")]
+    fidelity: Option<FidelityName>,
+    /// Take the graph as it is: look for no equal form
+    #[arg(long, conflicts_with = "fidelity")]
+    no_saturate: bool,
+    /// Print which rules fired on a layer kind ("main": the graph around the layers), kernels and bytes before and after
+    #[arg(long, value_name = "KIND", conflicts_with_all = ["json", "dump_after", "no_saturate"])]
+    explain: Option<String>,
     /// Refuse a config.json with unknown keys instead of warning
     #[arg(long)]
     strict: bool,
@@ -84,6 +107,8 @@ struct Made {
     /// Programs, each with what stands before the names of its passes and files; the first has an empty prefix.
     programs: Vec<(&'static str, Planned)>,
     report: Map<String, Value>,
+    /// What `--explain` prints.
+    explained: String,
 }
 
 /// What is compiled.
@@ -98,17 +123,25 @@ impl Compile {
     /// Compiles and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
         let machine = self.machine.planner()?;
+        if let (Some(Purpose::Train), true) =
+            (self.purpose, self.fidelity.is_some() || self.no_saturate || self.explain.is_some())
+        {
+            let line =
+                "--for train: training is always exact; leave --fidelity, --no-saturate and --explain out";
+            return Err(line.into());
+        }
         let dumps = self.output.is_some() || self.dump_after.is_some();
         let made = match (read_graph(&self.model)?, self.purpose) {
             (None, Some(Purpose::Train)) => self.train(&machine, dumps)?,
             (graph, _) => self.one(graph.as_ref(), &machine, dumps)?,
         };
-        let Made { programs, report } = made;
+        let Made { programs, report, explained } = made;
         if let Some(folder) = &self.output {
             output::write(folder, &programs, &Value::Object(report.clone()))?;
         }
         match &self.dump_after {
             Some(pass) => dump(out, &programs, pass)?,
+            None if self.explain.is_some() => write!(out, "{}", explained)?,
             None if self.json => writeln!(out, "{}", Value::Object(report))?,
             None => {
                 write!(out, "{}", describe(&report))?;
@@ -129,13 +162,32 @@ impl Compile {
         let options = Options {
             storage: self.machine.storage(),
             dump: if dumps { Dump::All } else { Dump::None },
+            saturate: self.saturate(),
             ..Options::default()
         };
         let (planned, seconds) =
             measure::once(|| astrai_runtime::compile(&subject.graph, &machine.target, &options))?;
         let mut report = summary(&planned, subject.parameters, subject.build_seconds + seconds)?;
         report.extend(subject.about.as_object().cloned().unwrap_or_default());
-        Ok(Made { programs: vec![("", planned)], report })
+        let explained = match &self.explain {
+            Some(kind) => {
+                let saturate = Saturate { enabled: false, ..options.saturate };
+                let plain = Options { dump: Dump::None, saturate, ..options };
+                explain(kind, &astrai_runtime::compile(&subject.graph, &machine.target, &plain)?, &planned)?
+            }
+            None => String::new(),
+        };
+        Ok(Made { programs: vec![("", planned)], report, explained })
+    }
+
+    /// Which equal forms are looked for.
+    fn saturate(&self) -> Saturate {
+        let fidelity = match self.fidelity {
+            Some(FidelityName::Standard) => Fidelity::Standard,
+            Some(FidelityName::Fast) => Fidelity::Fast,
+            _ => Fidelity::Exact,
+        };
+        Saturate { fidelity, enabled: !self.no_saturate, ..Saturate::default() }
     }
 
     /// Sequences of a run and their length.

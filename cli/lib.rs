@@ -6,6 +6,7 @@ pub mod bench;
 pub mod chat;
 pub mod compile;
 pub mod curve;
+pub mod explain;
 pub mod failure;
 pub mod flags;
 pub mod generate;

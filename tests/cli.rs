@@ -185,6 +185,19 @@ fn graphs_are_dumped_by_pass() {
 }
 
 #[test]
+fn rules_that_fired_are_told_by_layer_kind() {
+    let model = golden("llama");
+    let compile = |more: &[&'static str]| [&["compile", text(&model)], more].concat();
+    let told = good(&compile(&["--for", "decode", "--fidelity", "fast", "--explain", "layer"]));
+    assert!(told.contains("kernels") && told.contains("norm-into-dot"), "{told}");
+    assert!(refused(&compile(&["--explain", "nothing"])).contains("there are layer, main"));
+    assert!(good(&compile(&["--dump-after", "saturate"])).starts_with("graph"));
+    let plain = compile(&["--no-saturate", "--dump-after", "saturate"]);
+    assert_eq!(good(&plain), good(&compile(&["--dump-after", "canonicalise"])));
+    assert!(refused(&compile(&["--for", "train", "--fidelity", "fast"])).contains("always exact"));
+}
+
+#[test]
 fn models_larger_than_the_machine_are_planned_and_refused_by_run() {
     let dir = tempfile::tempdir().unwrap();
     let config = r#"{"model_type": "llama", "vocab_size": 200000, "hidden_size": 65536, "num_hidden_layers": 500,

@@ -10,7 +10,7 @@ use astrai_ir::{DType, Graph};
 use astrai_runtime::{Device, Dump, Options, Session, compile};
 use std::path::{Path, PathBuf};
 
-const DENSE: [&str; 12] = [
+const CASES: [&str; 14] = [
     "llama",
     "qwen3",
     "astrai_gqa",
@@ -23,6 +23,8 @@ const DENSE: [&str; 12] = [
     "phi3",
     "gemma2",
     "gemma3",
+    "mixtral",
+    "qwen3_moe",
 ];
 
 /// The cases that are in this repository or beside it.
@@ -36,7 +38,7 @@ fn cases() -> Vec<PathBuf> {
         }
         found
     };
-    let found: Vec<PathBuf> = DENSE.iter().filter_map(find).collect();
+    let found: Vec<PathBuf> = CASES.iter().filter_map(find).collect();
     assert!(found.len() >= 2);
     found
 }

@@ -4,6 +4,8 @@
 mod attend;
 #[path = "kernels/dots.rs"]
 mod dots;
+#[path = "kernels/experts.rs"]
+mod experts;
 #[path = "kernels/free.rs"]
 mod free;
 #[path = "kernels/losses.rs"]

@@ -11,7 +11,7 @@ use astrai_serve::cache::KvCache;
 use astrai_serve::scheduler::batch::StepBatch;
 use std::path::{Path, PathBuf};
 
-const DENSE: [&str; 12] = [
+const CASES: [&str; 14] = [
     "llama",
     "qwen3",
     "astrai_gqa",
@@ -24,6 +24,8 @@ const DENSE: [&str; 12] = [
     "phi3",
     "gemma2",
     "gemma3",
+    "mixtral",
+    "qwen3_moe",
 ];
 
 /// The cases that are in this repository or beside it.
@@ -37,7 +39,7 @@ fn cases() -> Vec<PathBuf> {
         }
         found
     };
-    DENSE.iter().filter_map(find).collect()
+    CASES.iter().filter_map(find).collect()
 }
 
 const CACHE: Cache = Cache { page: 4, pages: 43, table: 11 };

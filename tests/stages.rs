@@ -5,6 +5,8 @@
 mod families;
 #[path = "stages/place.rs"]
 mod place;
+#[path = "stages/saturate.rs"]
+mod saturate;
 #[path = "stages/snapshot.rs"]
 mod snapshot;
 
@@ -49,7 +51,8 @@ fn stages_keep_the_meaning_and_settle_at_once() {
         verify(&merged).unwrap();
         assert_eq!(evaluate(&merged), want, "{name}: merge");
         assert_eq!(write_json(&passes::merge(&merged).unwrap()), write_json(&merged), "{name}: merge again");
-        let dots = |g: &Graph| g.nodes().iter().filter(|n| matches!(n.op, Op::Dot(_))).count();
+        let dots =
+            |g: &Graph| g.nodes().iter().filter(|n| matches!(n.op, Op::Dot(_) | Op::GroupedDot(_))).count();
         let (before, after) = (dots(&g.blocks()[0].graph), dots(&merged.blocks()[0].graph));
         // q|k|v, o, gate|up, down; in some checkpoints the joined ones are one tensor already.
         assert!(after == 4 && (after < before || name == "phi3"), "{name}: {before} dots became {after}");
@@ -102,7 +105,8 @@ fn a_kind_of_layer_is_compiled_once_whatever_the_depth() {
             let (a, b) = (few.cost().unwrap(), many.cost().unwrap());
             assert_eq!(a.arena_bytes, b.arena_bytes, "{name}: scratch is shared");
             let layer = (b.launches - a.launches) / 36;
-            let most = 8 + norms_apart(kinds[0]);
+            let experts = if name == "mixtral" || name == "qwen3_moe" { 4 } else { 0 };
+            let most = 8 + norms_apart(kinds[0]) + experts;
             assert!(
                 layer <= most && few.plan.bodies.iter().all(|b| b.steps.len() as u64 == layer),
                 "{name}: {layer} launches a layer"

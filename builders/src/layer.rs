@@ -3,7 +3,8 @@
 //! their names within the layer; over a cache also `slots`, `tables`, `lens` and the states `k_cache` and `v_cache`, whose next
 //! versions follow `x` among the outputs.
 
-use crate::config::{Activation, LayerSpec, ModelConfig, NormPlace, QkNorm, RopeLayout};
+use crate::config::{Activation, LayerSpec, MlpSpec, ModelConfig, NormPlace, QkNorm, RopeLayout};
+use crate::experts::experts;
 use crate::model::{Cache, Program};
 use astrai_ir::ops::{self, Attention, GatedAct, Rope, UnaryKind};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Type};
@@ -125,21 +126,26 @@ impl Layer<'_> {
         })
     }
 
-    /// `x + down(act(gate(x)) * up(x))`, normed where the layer says so.
+    /// `x + down(act(gate(x)) * up(x))`, of one MLP or of the chosen experts, normed where the layer says so.
     fn mlp(&mut self, x: NodeId) -> Result<NodeId, IrError> {
-        let (names, m, hidden) = (self.config.model_type.names, &self.spec.mlp, self.config.hidden_size);
+        let (names, hidden) = (self.config.model_type.names, self.config.hidden_size);
         let n = self.norm_before(names.post_attention_norm, x)?;
-        let apart = [names.mlp_gate, names.mlp_up].map(|name| (name, m.intermediate));
-        let [gate, up] = self.projections(names.mlp_gate_up, apart, n, m.bias)?;
         let act = match self.config.activation {
             Activation::Silu => ops::Activation::Silu,
             Activation::Gelu => ops::Activation::Gelu,
             Activation::GeluTanh => ops::Activation::GeluTanh,
         };
-        let h = self.g.scope("mlp.act", |g| g.push(GatedAct { act }, &[gate, up]))?;
-        let down = self.linear(names.mlp_down, h, [hidden, m.intermediate], m.bias)?;
-        let down = self.norm_after(names.mlp_out_norm, down)?;
-        self.g.scope("mlp.residual", |g| g.add(x, down))
+        let y = match &self.spec.mlp {
+            MlpSpec::Dense { intermediate, bias } => {
+                let apart = [names.mlp_gate, names.mlp_up].map(|name| (name, *intermediate));
+                let [gate, up] = self.projections(names.mlp_gate_up, apart, n, *bias)?;
+                let h = self.g.scope("mlp.act", |g| g.push(GatedAct { act }, &[gate, up]))?;
+                self.linear(names.mlp_down, h, [hidden, *intermediate], *bias)?
+            }
+            MlpSpec::Experts(e) => experts(&mut self.g, e, act, n)?,
+        };
+        let y = self.norm_after(names.mlp_out_norm, y)?;
+        self.g.scope("mlp.residual", |g| g.add(x, y))
     }
 
     /// `[tokens, heads * d]` as `[tokens, heads, d]`.

@@ -2,6 +2,7 @@
 //! weights by name, shape and initialiser, and the graph of every program of the model.
 
 pub mod config;
+mod experts;
 mod layer;
 pub mod model;
 pub mod models;

@@ -5,7 +5,7 @@
 use crate::config::{LayerSpec, ModelConfig, RopeSpec};
 use crate::layer;
 use astrai_ir::ops::{Call, CompareKind, Const, ReduceKind, UnaryKind};
-use astrai_ir::{Block, BlockId, DType, Dim, Graph, IrError, NodeId, Real, Symbol, Tensor, ops};
+use astrai_ir::{Block, BlockId, DType, Dim, Graph, IrError, NodeId, Real, Symbol, Tensor, Type, ops};
 use std::sync::Arc;
 
 /// Which program is built, and for what sizes.
@@ -203,9 +203,9 @@ fn layers(
                     given.iter().find(|(name, _)| *name == shared).map_or(x, |(_, id)| *id)
                 }
                 weight => {
-                    let name =
-                        format!("{}{weight}", config.model_type.names.layer.replace("{i}", &i.to_string()));
-                    g.scope(&format!("layers.{i}"), |g| g.push(ops::Weight::new(&name, leaf.clone()), &[]))?
+                    let layer = config.model_type.names.layer.replace("{i}", &i.to_string());
+                    let weight = of_layer_weight(&block, weight, &layer, leaf);
+                    g.scope(&format!("layers.{i}"), |g| g.push(weight, &[]))?
                 }
             });
         }
@@ -221,6 +221,16 @@ fn layers(
         }
     }
     Ok(x)
+}
+
+/// The weight that a layer binds to a parameter of its block: the layer's prefix before its name and those of its parts.
+fn of_layer_weight(block: &Block, param: &str, layer: &str, ty: &Type) -> ops::Weight {
+    let mut weight = ops::Weight::new(&format!("{layer}{param}"), ty.clone());
+    if let Some(ops::Op::Weight(w)) = block.leaf(param).map(|leaf| &block.graph.node(leaf).op) {
+        let part = |p: &ops::Rows| ops::Rows { name: format!("{layer}{}", p.name), rows: p.rows };
+        weight.parts = w.parts.iter().map(part).collect();
+    }
+    weight
 }
 
 /// Cosines and sines of every token's angles: two tensors `[tokens, dim/2]`.

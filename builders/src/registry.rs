@@ -7,12 +7,14 @@ use serde_json::{Map, Value};
 use std::fmt;
 
 /// Every model type that can be built, in the order they are listed to the user.
-pub static MODELS: [&ModelType; 11] = [
+pub static MODELS: [&ModelType; 13] = [
     &models::astrai::ASTRAI,
     &models::llama::LLAMA,
     &models::mistral::MISTRAL,
+    &models::mixtral::MIXTRAL,
     &models::qwen2::QWEN2,
     &models::qwen3::QWEN3,
+    &models::qwen3_moe::QWEN3_MOE,
     &models::olmo2::OLMO2,
     &models::glm4::GLM4,
     &models::phi3::PHI3,

@@ -32,7 +32,7 @@ fn files_that_are_no_configuration() {
         ("{}", "does not say which model"),
         ("{\"model_type\": 3}", "`model_type` is 3"),
         ("{\"architectures\": [\"MambaForCausalLM\"]}", "\"MambaForCausalLM\", which is not known"),
-        ("{\"model_type\": \"mixtral\"}", "known model types: autoregressive_lm, llama"),
+        ("{\"model_type\": \"dbrx\"}", "known model types: autoregressive_lm, llama"),
     ] {
         let e = refusal(text);
         assert!(e.contains(says), "{e}");
@@ -308,4 +308,37 @@ proptest! {
         }
         survive(&chars.into_iter().collect::<String>());
     }
+}
+
+#[test]
+fn experts_that_make_no_sense() {
+    let moe = changed(&changed(QWEN3, "model_type", json!("qwen3_moe")), "rope_parameters", json!(null));
+    assert!(ModelConfig::parse(&moe, "config.json").is_ok());
+    let rows = [
+        ("num_experts", json!(0), "is 0; it must be a positive integer"),
+        (
+            "num_local_experts",
+            json!(4),
+            "is 8, more than the 4 experts; it must be at most `num_local_experts`",
+        ),
+        ("num_experts", json!(1 << 20), "in 3 layers; the most accepted is 1048576"),
+        (
+            "num_experts_per_tok",
+            json!(129),
+            "is 129, more than the 128 experts; it must be at most `num_experts`",
+        ),
+        ("moe_intermediate_size", json!("768"), "it must be a positive integer"),
+        ("decoder_sparse_step", json!(0), "it must be a positive integer"),
+        ("mlp_only_layers", json!([-1]), "is no list of layer numbers"),
+        ("mlp_only_layers", json!(1), "is no list of layer numbers"),
+        ("norm_topk_prob", json!(1), "it must be true or false"),
+        ("n_group", json!(2), "does not compute"),
+        ("router_jitter_noise", json!(0.1), "does not compute"),
+    ];
+    for (key, value, says) in rows {
+        let e = refusal(&changed(&moe, key, value));
+        assert!(e.contains(says), "{e}");
+    }
+    let two = changed(&changed(&moe, "num_experts", json!(8)), "num_local_experts", json!(16));
+    assert!(refusal(&two).contains("both mean the same"));
 }

@@ -44,6 +44,6 @@ impl Compile {
         if let Value::Object(rest) = rest {
             report.extend(rest);
         }
-        Ok(Made { programs, report })
+        Ok(Made { programs, report, explained: String::new() })
     }
 }

@@ -4,6 +4,8 @@
 mod attention_grad;
 mod cross_entropy;
 mod dots;
+mod grouped;
+mod route;
 
 use crate::columns::columns_kernel;
 use crate::index::{Index, Var};
@@ -41,7 +43,8 @@ pub const FLAGS: &[&str] = &[
 /// One translation unit of several kernels.
 pub fn unit(kernels: &[&Kernel]) -> String {
     let mut text = format!("{PRELUDE}\n{SCALAR}\n");
-    if kernels.iter().any(|k| matches!(k.anchor, Anchor::Dot | Anchor::CrossEntropy)) {
+    let dots = [Anchor::Dot, Anchor::CrossEntropy, Anchor::Grouped, Anchor::GroupedOuter];
+    if kernels.iter().any(|k| dots.contains(&k.anchor)) {
         text.push_str(DOT_CORE);
         text.push_str(DOT_BLOCKS);
         text.push_str(DOT_PAIRS);
@@ -67,6 +70,9 @@ pub fn emit(region: &Region, name: &str) -> Result<Kernel, String> {
             let (body, phases) = cross_entropy::kernel(region, name)?;
             (body, phases, true)
         }
+        Anchor::Grouped => (grouped::kernel(region, name)?, 2, true),
+        Anchor::GroupedOuter => (grouped::outer_kernel(region, name)?, 1, false),
+        Anchor::Route => (route::kernel(region, name)?, 2, true),
         Anchor::Eval => return Err("the region has no kernel".into()),
     };
     let source = format!("{}{body}", comment(region));
@@ -343,6 +349,8 @@ pub fn scratch(region: &Region) -> Dim {
     match region.anchor {
         Anchor::AttentionGrad => attention_grad::scratch(region),
         Anchor::CrossEntropy => cross_entropy::scratch(region),
+        Anchor::Grouped => grouped::scratch(region),
+        Anchor::Route => route::scratch(region),
         _ => dots::scratch(region),
     }
 }

@@ -80,6 +80,69 @@ impl DotForm {
     }
 }
 
+/// A grouped dot `[rows, k]` by matrices `[n, k]` or, transposed, a dot `[rows, n]` by `[n, k]`. Its left side is computed a
+/// row at a time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupedForm {
+    /// Rows of all groups together.
+    pub rows: Dim,
+    /// Matrices.
+    pub groups: usize,
+    /// Columns of the result.
+    pub n: usize,
+    /// Length of the sums.
+    pub k: usize,
+    /// The first matrix as a right side.
+    pub right: DotSide,
+    /// Step from one matrix to the next.
+    pub group: Dim,
+}
+
+impl GroupedForm {
+    /// The form of a grouped dot; `None` when it has no kernel.
+    pub fn of(g: &Graph, id: NodeId) -> Option<GroupedForm> {
+        let node = g.node(id);
+        let Op::GroupedDot(op) = &node.op else { return None };
+        let (x, w) = (g.ty(node.args[0]), node.args[1]);
+        let (free, along) = if op.transposed { (1, 0) } else { (0, 1) };
+        let right = side(g, w, &[free], &[along])?;
+        let groups = whole_offsets(g, node.args[2])?;
+        let (n, k) = (node.ty().shape[1].size()?, x.shape[1].size()?);
+        let (matrix, step) = if op.transposed { (k, &right.along) } else { (n, &right.free) };
+        let group = step * &Dim::from(matrix);
+        let fits = n > 0 && (1..=LONGEST_ROW).contains(&k);
+        fits.then(|| GroupedForm { rows: x.shape[0].clone(), groups, n, k, group, right })
+    }
+
+    /// The weight `[groups * n, k]` of a grouped dot that can be packed ahead into panels: none belongs to two matrices.
+    pub fn packed_weight(g: &Graph, id: NodeId) -> Option<NodeId> {
+        let form = GroupedForm::of(g, id)?;
+        let mut w = g.node(id).args[1];
+        while let Op::Cast(_) = g.node(w).op {
+            w = g.node(w).args[0];
+        }
+        let whole = w == form.right.base && matches!(g.node(w).op, Op::Weight(_));
+        let aligned = matches!(&g.node(id).op, Op::GroupedDot(op) if !op.transposed) && form.n % 32 == 0;
+        (whole && aligned).then_some(w)
+    }
+
+    /// Both sides of a sum of outer products by groups, as sides of a dot that sums over rows, and the number of groups.
+    pub fn outer(g: &Graph, id: NodeId) -> Option<([DotSide; 2], usize)> {
+        let node = g.node(id);
+        let Op::GroupedOuter(_) = &node.op else { return None };
+        let [a, b] = [side(g, node.args[0], &[1], &[0])?, side(g, node.args[1], &[1], &[0])?];
+        let literal = |arg: usize| g.ty(node.args[arg]).shape[1].size().is_some_and(|n| n > 0);
+        let rows = a.free.is_one() && b.free.is_one() && literal(0) && literal(1);
+        Some(([a, b], whole_offsets(g, node.args[2])?)).filter(|_| rows)
+    }
+}
+
+/// The number of groups, where their offsets lie in memory as they are.
+fn whole_offsets(g: &Graph, id: NodeId) -> Option<usize> {
+    let plain = !g.node(id).op.is_view() && !matches!(g.node(id).op, Op::Cast(_) | Op::Iota(_));
+    g.ty(id).shape[0].size().filter(|_| plain).map(|n| n - 1)
+}
+
 /// Sizes and steps of the axes of a value behind views.
 struct Strided {
     base: NodeId,

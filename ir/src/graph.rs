@@ -44,7 +44,7 @@ pub struct Node {
     pub op: Op,
     /// Arguments, all of smaller id.
     pub args: Vec<NodeId>,
-    /// Types of the outputs; all but `call`, `topk` and `attention` have one.
+    /// Types of the outputs; all but `call`, `topk`, `route` and `attention` have one.
     pub types: Vec<Type>,
     /// Where the builder was: `layers.3.attn.q_proj`. No part of the node's identity.
     pub origin: Arc<str>,

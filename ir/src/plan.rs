@@ -3,7 +3,7 @@
 
 use crate::graph::{Graph, IrError, NodeId};
 use crate::ops::{Op, Weight};
-use crate::{Dim, Symbol, Type};
+use crate::{Dim, GroupedForm, Symbol, Type};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -20,6 +20,12 @@ pub enum Anchor {
     AttentionGrad,
     /// Cross-entropy of a linear layer, or its gradient, a few tokens' logits at a time.
     CrossEntropy,
+    /// The dot core on rows in groups, each with a matrix of its own.
+    Grouped,
+    /// The dot core on sums of outer products by groups of rows.
+    GroupedOuter,
+    /// The choice of experts.
+    Route,
     /// No kernel: the interpreter runs it.
     Eval,
 }
@@ -70,12 +76,13 @@ impl Region {
     }
 
     /// Bytes read and written once each; of a gathered table only the rows that are picked, of a state only the rows that are
-    /// stored, of pages only what the sequences may hold.
+    /// stored, of pages only what the sequences may hold, of grouped matrices no more than there are rows.
     pub fn bytes(&self) -> Dim {
         let mut sum = Dim::from(0);
         let g = &self.graph;
         let users = g.users();
-        let paged = self.paged();
+        let mut paged = self.paged();
+        paged.extend(self.grouped());
         for (id, n) in g.ids().zip(g.nodes()) {
             let Op::Input(_) = n.op else { continue };
             let mut picked = Vec::new();
@@ -93,6 +100,18 @@ impl Region {
             _ => g.ty(id).bytes(),
         };
         g.outputs().iter().fold(sum, |s, (_, id)| &s + &written(*id))
+    }
+
+    /// The buffers that hold more grouped matrices than there can be rows, with the bytes of one for each row.
+    fn grouped(&self) -> HashMap<NodeId, Dim> {
+        let g = &self.graph;
+        let touched = |id: NodeId| {
+            let form = GroupedForm::of(g, id)?;
+            let most = bound(&g.symbols, &form.rows).ok()?;
+            let matrix = Dim::from(form.n * form.k * form.right.dtype.bytes());
+            (most < form.groups as u64).then(|| (form.right.base, &form.rows * &matrix))
+        };
+        g.ids().filter_map(touched).collect()
     }
 
     /// The buffers that hold pages, with the bytes of the keys or values that the sequences may have there.

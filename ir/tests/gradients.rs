@@ -164,6 +164,8 @@ fn decompositions_are_equal() {
     }
     let want = [
         "gated_act",
+        "grouped_dot",
+        "grouped_outer",
         "layer_norm",
         "linear_cross_entropy",
         "linear_cross_entropy_grad",

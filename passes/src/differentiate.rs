@@ -1,7 +1,7 @@
 //! Adds the gradient of a scalar output to a graph. In: a graph with calls of blocks and an output such as `loss`. Out: the
 //! same outputs and `grad.<buffer>` for every weight. It works per block: each body becomes a forward body, which also puts
-//! out what is saved, and a gradient body, which recomputes the rest. By default saved are ends of dots and attention's
-//! result with its log-sum-exp; norms and pointwise chains are recomputed. Gradients of narrow weights are f32.
+//! out what is saved, and a gradient body, which recomputes the rest. By default saved are ends of dots, attention's
+//! result with its log-sum-exp, and routes; norms and pointwise chains are recomputed. Gradients of narrow weights are f32.
 
 use crate::regions::{Uses, is_free};
 use crate::share_loss::share_loss;
@@ -236,13 +236,13 @@ fn worth_saving(both: &Graph, body: &Graph) -> BTreeSet<NodeId> {
     let mut worth = BTreeSet::new();
     for id in both.ids() {
         match &both.node(id).op {
-            Op::Dot(_) if id.index() < body.nodes().len() => {
+            Op::Dot(_) | Op::GroupedDot(_) if id.index() < body.nodes().len() => {
                 worth.insert(id);
                 worth.extend(uses.tail(body, id).last());
             }
             Op::Part(p) => {
                 let many = &both.node(both.node(id).args[0]).op;
-                if matches!(many, Op::Attention(_)) && p.index < 2 {
+                if matches!(many, Op::Attention(_)) && p.index < 2 || matches!(many, Op::Route(_)) {
                     worth.insert(id);
                 }
             }

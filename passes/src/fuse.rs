@@ -3,14 +3,14 @@
 //! epilogue of the dot before.
 
 use crate::regions::{
-    Uses, adds_rows, attends, cone, has_cross_entropy_kernel, inlines_arguments, is_attention_result,
-    is_cross_entropy, is_free, is_leaf, stored, stores_rows,
+    Uses, adds_rows, attends, cone, has_cross_entropy_kernel, has_group_kernel, inlines_arguments,
+    is_attention_result, is_cross_entropy, is_free, is_leaf, stored, stores_rows,
 };
 use crate::strides::read_whole;
 use crate::versions::{Versions, is_version, stored_param, version_leaf};
 use astrai_ir::ops::{Input, Op};
 use astrai_ir::plan::{Body, Buffer, BufferId, Place, PlannedWeight, Step};
-use astrai_ir::{Anchor, DotForm, Graph, IrError, Layout, NodeId, Plan, Region};
+use astrai_ir::{Anchor, DotForm, Graph, GroupedForm, IrError, Layout, NodeId, Plan, Region};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -42,10 +42,17 @@ fn inputs(g: &Graph) -> Vec<String> {
     named.filter_map(|n| n.op.leaf_name().map(str::to_string)).collect()
 }
 
-/// Weights that are packed ahead: every dot on the core reads them as `[n, k]`, and no cross-entropy reads them.
+/// Weights that are packed ahead: every dot on the core reads them as `[n, k]`, or as such matrices one after another, and no
+/// cross-entropy reads them.
 fn packed(g: &Graph) -> BTreeSet<NodeId> {
-    let mut packed: BTreeSet<NodeId> = g.ids().filter_map(|id| DotForm::packed_weight(g, id)).collect();
+    let ahead = |id| DotForm::packed_weight(g, id).or_else(|| GroupedForm::packed_weight(g, id));
+    let mut packed: BTreeSet<NodeId> = g.ids().filter_map(ahead).collect();
     for id in g.ids() {
+        if let Some(form) = GroupedForm::of(g, id)
+            && ahead(id).is_none()
+        {
+            packed.remove(&form.right.base);
+        }
         if is_cross_entropy(&g.node(id).op)
             && let Some(weight) = read_whole(g, g.node(id).args[1])
         {
@@ -423,6 +430,13 @@ impl<'a> Fuse<'a> {
         if computed().any(|id| DotForm::of(self.g, *id).is_some()) {
             return Anchor::Dot;
         }
+        if let Some(id) = computed().find(|id| has_group_kernel(self.g, **id)) {
+            return match self.g.node(*id).op {
+                Op::Route(_) => Anchor::Route,
+                Op::GroupedOuter(_) => Anchor::GroupedOuter,
+                _ => Anchor::Grouped,
+            };
+        }
         if let Some(id) = computed().find(|id| attends(self.g, **id)) {
             match self.g.node(*id).op {
                 Op::AttentionGrad(_) => return Anchor::AttentionGrad,
@@ -435,7 +449,7 @@ impl<'a> Fuse<'a> {
         }
         let known = |id: &NodeId| {
             let op = &self.g.node(*id).op;
-            inlines_arguments(op) && !matches!(op, Op::Part(_))
+            inlines_arguments(op) && !matches!(op, Op::Part(_) | Op::GroupedDot(_))
                 || matches!(op, Op::Store(_)) && self.g.node(*id).args.len() == 2
                 || matches!(op, Op::Const(_) | Op::Iota(_))
                 || adds_rows(self.g, *id)

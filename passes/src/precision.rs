@@ -1,6 +1,6 @@
 //! Chooses what is stored in which type. In: a graph whose arithmetic is all f32. Out: the same graph with narrow weights,
 //! narrow residual stream and narrow operands and results of dots and attention and of the loss, each rounding an explicit cast;
-//! pointwise arithmetic, sums and statistics stay f32. States of which rows are stored (pages of keys and values) are narrow too:
+//! pointwise arithmetic, sums, statistics and a router's logits stay f32. States of which rows are stored (pages of keys and values) are narrow too:
 //! what is stored is rounded where attention without a cache rounds it.
 
 use crate::regions::{Uses, base, stores_rows};
@@ -110,7 +110,7 @@ fn rebuild(
                 }
             }
             Op::Call(c) => return call(out, c, args, to),
-            Op::Dot(d) => {
+            op @ (Op::Dot(_) | Op::GroupedDot(_)) => {
                 // A narrow left side is what matrix units multiply; the sums stay f32.
                 let left = match stored(out, args[0], to) {
                     Some(_) => args[0],
@@ -119,7 +119,7 @@ fn rebuild(
                         out.cast(narrow, DType::F32)?
                     }
                 };
-                out.push(d.clone(), &[left, args[1]])?
+                out.push(op.clone(), &[&[left], &args[1..]].concat())?
             }
             Op::LinearCrossEntropy(op) if to == DType::BF16 => {
                 // Narrow hidden states and weights say that the logits' gradient is narrow too.
@@ -193,9 +193,11 @@ fn rounding_points(g: &Graph) -> BTreeSet<NodeId> {
     let mut points = BTreeSet::new();
     for id in g.ids() {
         match &g.node(id).op {
-            Op::Dot(_) => {
+            Op::Dot(_) | Op::GroupedDot(_) => {
                 let end = *uses.tail(g, id).last().unwrap_or(&id);
-                if !uses.is_output(end) {
+                // A router's choice hangs on small differences: its logits stay f32.
+                let routes = uses.of_node(end).iter().any(|u| matches!(g.node(*u).op, Op::Route(_)));
+                if !uses.is_output(end) && !routes {
                     points.insert(end);
                 }
             }

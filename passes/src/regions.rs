@@ -4,7 +4,7 @@
 use crate::canonicalise::holds;
 use crate::strides::{read_in_place, read_whole};
 use astrai_ir::ops::{Op, ScatterKind};
-use astrai_ir::{DType, DotForm, Graph, NodeId};
+use astrai_ir::{DType, DotForm, Graph, GroupedForm, NodeId};
 use std::collections::BTreeSet;
 
 /// Who uses what.
@@ -78,6 +78,9 @@ fn before(g: &Graph, id: NodeId, anchor: NodeId) -> bool {
     let computes = matches!(
         node.op,
         Op::Dot(_)
+            | Op::GroupedDot(_)
+            | Op::GroupedOuter(_)
+            | Op::Route(_)
             | Op::Attention(_)
             | Op::AttentionGrad(_)
             | Op::Call(_)
@@ -155,7 +158,7 @@ pub fn stored(g: &Graph, uses: &Uses) -> Vec<bool> {
     let live = g.live();
     let mut in_tail = vec![false; g.nodes().len()];
     for id in g.ids().filter(|id| live[id.index()]) {
-        if matches!(g.node(id).op, Op::Dot(_)) || is_attention_result(g, id) {
+        if is_product(&g.node(id).op) || is_attention_result(g, id) {
             let mut tail = uses.tail(g, id);
             if is_attention_result(g, id) {
                 tail.retain(|t| matches!(g.node(*t).op, Op::Cast(_)) && tail_is_cast(g, uses, id));
@@ -191,6 +194,10 @@ pub fn stored(g: &Graph, uses: &Uses) -> Vec<bool> {
             for &a in &node.args {
                 store_below_free(g, a, &mut stored);
             }
+        }
+        if let Op::GroupedDot(_) = node.op {
+            let inlined = usize::from(GroupedForm::of(g, id).is_some());
+            node.args[inlined..].iter().for_each(|&a| store_below_free(g, a, &mut stored));
         }
         if let Op::Dot(_) = node.op {
             store_below_free(g, node.args[1], &mut stored);
@@ -239,6 +246,28 @@ pub fn has_cross_entropy_kernel(g: &Graph, id: NodeId) -> bool {
     is_cross_entropy(&node.op) && matches!(g.ty(node.args[0]).dtype, DType::F32 | DType::BF16)
 }
 
+/// True for dots, of whatever kind: their sums go to memory, or through what follows them one by one.
+fn is_product(op: &Op) -> bool {
+    matches!(op, Op::Dot(_) | Op::GroupedDot(_) | Op::GroupedOuter(_))
+}
+
+/// Most experts that the kernel of a route holds on its stack.
+const MAX_EXPERTS: usize = 8192;
+
+/// True for a choice of experts, or a product by groups, that has a kernel.
+pub fn has_group_kernel(g: &Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    match &node.op {
+        Op::Route(_) => {
+            let few = g.ty(node.args[0]).shape[1].size().is_some_and(|n| n <= MAX_EXPERTS);
+            few && !node.args.iter().any(|a| is_free(g, *a))
+        }
+        Op::GroupedDot(_) => GroupedForm::of(g, id).is_some(),
+        Op::GroupedOuter(_) => GroupedForm::outer(g, id).is_some(),
+        _ => false,
+    }
+}
+
 /// True for a scatter that adds rows to an f32 matrix, which has a kernel.
 pub fn adds_rows(g: &Graph, id: NodeId) -> bool {
     let node = g.node(id);
@@ -273,6 +302,7 @@ pub fn inlines_arguments(op: &Op) -> bool {
                 | Op::RmsNorm(_)
                 | Op::Softmax(_)
                 | Op::Dot(_)
+                | Op::GroupedDot(_)
                 | Op::Call(_)
         )
         || matches!(op, Op::Part(_))
@@ -300,7 +330,7 @@ fn needs_memory(g: &Graph, uses: &Uses, id: NodeId) -> bool {
         Op::Input(_) | Op::Weight(_) | Op::State(_) | Op::Const(_) | Op::Part(_) => true,
         Op::Attention(_) | Op::AttentionGrad(_) | Op::Call(_) => g.node(id).types.len() == 1,
         _ if !inlines_arguments(op) => g.node(id).types.len() == 1,
-        Op::Dot(_) => true,
+        op if is_product(op) => true,
         _ => {
             let mut users = Vec::new();
             uses.effective(g, id, &mut users);
@@ -318,6 +348,10 @@ fn takes_inline(g: &Graph, id: NodeId, user: NodeId, through: NodeId) -> bool {
         Op::Dot(_) => {
             let left = node.args[0] == through && node.args[1] != through;
             left && DotForm::of(g, user).is_some_and(|f| f.rows) && same_rows(g, id, through)
+        }
+        Op::GroupedDot(_) => {
+            let left = node.args[0] == through && !node.args[1..].contains(&through);
+            left && has_group_kernel(g, user) && same_rows(g, id, through)
         }
         Op::Gather(_) => !reduces(id),
         Op::Store(_) => match node.args.as_slice() {

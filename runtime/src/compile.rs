@@ -34,6 +34,8 @@ pub struct Options {
     pub gradient_of: Option<String>,
     /// Where gradients go and what is computed again for them.
     pub gradients: passes::Gradients,
+    /// Which equal forms of the graph are looked for.
+    pub saturate: passes::Saturate,
     /// Weights change between runs: they are read row-major, nothing derived from them is kept.
     pub trained: bool,
 }
@@ -45,6 +47,7 @@ impl Default for Options {
             dump: Dump::None,
             gradient_of: None,
             gradients: passes::Gradients::default(),
+            saturate: passes::Saturate::default(),
             trained: false,
         }
     }
@@ -59,6 +62,10 @@ pub struct Program {
     pub plan: Plan,
     /// One kernel a region of the plan; `None` where the interpreter runs the region.
     pub kernels: Vec<Option<Kernel>>,
+    /// What was found when the bodies' equal forms were looked for.
+    pub searched: Vec<passes::Searched>,
+    /// Weights that are computed from others when they are loaded.
+    pub derived: Vec<passes::Derived>,
     /// What each stage did.
     pub stages: Vec<Stage>,
 }
@@ -78,12 +85,27 @@ pub fn compile(graph: &Graph, target: &Target, options: &Options) -> Result<Prog
         None => g,
     };
     let g = stages.graph("canonicalise", || passes::canonicalise(&g))?;
-    let g = stages.graph("decompose", || passes::decompose(&g, &native))?;
     let trained = options.trained || options.gradient_of.is_some();
+    let mut searched = Vec::new();
+    let g = stages.graph("saturate", || {
+        let (g, found) = passes::saturate(&g, target, options.saturate, trained)?;
+        searched = found;
+        Ok(g)
+    })?;
+    let mut derived = Vec::new();
+    let g = match options.saturate.folds(trained) {
+        true => stages.graph("fold", || {
+            let (g, found) = passes::fold(&g)?;
+            derived = found;
+            Ok(g)
+        })?,
+        false => g,
+    };
+    let g = stages.graph("decompose", || passes::decompose(&g, &native))?;
     let plan = stages.other("fuse", || Ok(passes::fuse(&g, trained)?), |p| p.regions.len())?;
     let plan = stages.other("place", || Ok(passes::place(&plan)?), |p| p.launches())?;
     let kernels = stages.other("emit", || emit(&plan, target), |k| k.len())?;
-    Ok(Program { graph: g, plan, kernels, stages: stages.done })
+    Ok(Program { graph: g, plan, kernels, searched, derived, stages: stages.done })
 }
 
 /// Operators that have a kernel of their own.

@@ -274,7 +274,9 @@ pub fn tolerance(g: &Graph, id: NodeId, storage: DType) -> f64 {
         }
         let node = g.node(id);
         todo.extend(&node.args);
-        let dtype = node.types[0].dtype;
+        // Of several outputs the first that is no integer.
+        let float = node.types.iter().map(|t| t.dtype).find(|d| d.is_float());
+        let dtype = float.unwrap_or(node.types[0].dtype);
         let exact = node.op.is_view()
             || matches!(
                 node.op,

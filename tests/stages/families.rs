@@ -8,7 +8,7 @@ use astrai_runtime::Device;
 use std::collections::HashMap;
 
 /// Model type and configuration.
-pub const FAMILIES: [(&str, &str); 11] = [
+pub const FAMILIES: [(&str, &str); 13] = [
     (
         "autoregressive_lm",
         r#"{"model_type": "autoregressive_lm", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128,
@@ -26,6 +26,13 @@ pub const FAMILIES: [(&str, &str); 11] = [
         r#"{"model_type": "mistral", "head_dim": 8, "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 48,
         "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
         "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "sliding_window": 4, "tie_word_embeddings": false, "vocab_size": 50}"#,
+    ),
+    (
+        "mixtral",
+        r#"{"model_type": "mixtral", "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 48,
+        "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "num_local_experts": 4, "num_experts_per_tok": 2, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "tie_word_embeddings": false, "vocab_size": 50}"#,
     ),
     (
         "qwen2",
@@ -79,6 +86,13 @@ pub const FAMILIES: [(&str, &str); 11] = [
         "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window": 4, "sliding_window_pattern": 2,
         "vocab_size": 50}, "vision_config": {"hidden_size": 16}}"#,
+    ),
+    (
+        "qwen3_moe",
+        r#"{"model_type": "qwen3_moe", "head_dim": 8, "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 48,
+        "moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": true,
+        "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": false, "vocab_size": 50}"#,
     ),
 ];
 

@@ -188,6 +188,7 @@ const ROWS: &[Row] = &[
     refuse("rope_local_base_freq", null),
     refuse("rotary_pct", one),
     refuse("routed_scaling_factor", one),
+    refuse("router_jitter_noise", zero),
     refuse("scale_attn_weights", on),
     refuse("scale_emb", one),
     refuse("scoring_func", null),

@@ -15,6 +15,8 @@ pub const MAX_HEAD_DIM: usize = 1 << 14;
 pub const MAX_WIDTH: usize = 1 << 24;
 /// Largest vocabulary accepted.
 pub const MAX_VOCAB: usize = 1 << 28;
+/// Most experts accepted, of all layers together.
+pub const MAX_EXPERTS: usize = 1 << 20;
 /// Longest context accepted, and largest window.
 pub const MAX_POSITIONS: usize = 1 << 31;
 /// Most parameters accepted; byte counts of weights, gradients and moments then fit 63 bits.
@@ -37,7 +39,7 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Components of a head, even; `heads * head_dim` may differ from `hidden_size`.
     pub head_dim: usize,
-    /// Inner width of the MLP.
+    /// Inner width of the MLP (of mixtral: of its experts).
     pub intermediate_size: usize,
     /// Longest sequence that the model states, tokens.
     pub max_positions: usize,
@@ -145,13 +147,63 @@ pub enum QkNorm {
     WholeBeforeRope,
 }
 
-/// Gated MLP of one layer.
+/// Feed-forward part of one layer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct MlpSpec {
-    /// Inner width.
+pub enum MlpSpec {
+    /// One gated MLP for every token.
+    Dense {
+        /// Inner width.
+        intermediate: usize,
+        /// Biases on all three projections.
+        bias: bool,
+    },
+    /// A few of many gated MLPs for each token.
+    Experts(ExpertsSpec),
+}
+
+impl MlpSpec {
+    /// Inner width of the MLP, or of an expert.
+    pub fn intermediate(&self) -> usize {
+        match self {
+            MlpSpec::Dense { intermediate, .. } => *intermediate,
+            MlpSpec::Experts(e) => e.intermediate,
+        }
+    }
+}
+
+/// Mixture of experts of one layer: `Σ w_e · down_e(activation(gate_e(x)) * up_e(x))` over the experts chosen for a token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsSpec {
+    /// Experts.
+    pub count: usize,
+    /// Experts of a token, `1..=count`.
+    pub chosen: usize,
+    /// Inner width of an expert.
     pub intermediate: usize,
-    /// Biases on all three projections.
-    pub bias: bool,
+    /// The weights of the chosen, which come from softmax over all experts, are divided by their sum.
+    pub normalise: bool,
+    /// Names of the weights.
+    pub names: &'static ExpertNames,
+}
+
+/// The checkpoint's names of a layer's experts, behind the layer's prefix and before `.weight`; `{e}` is the expert.
+#[derive(Debug, PartialEq)]
+pub struct ExpertNames {
+    /// Router, `[experts, hidden]`.
+    pub router: &'static str,
+    /// Gate of an expert, `[intermediate, hidden]`.
+    pub gate: &'static str,
+    /// Up projection of an expert, `[intermediate, hidden]`.
+    pub up: &'static str,
+    /// Down projection of an expert, `[hidden, intermediate]`.
+    pub down: &'static str,
+}
+
+impl ExpertNames {
+    /// Name of an expert's tensor within its layer.
+    pub fn of(&self, part: &str, expert: usize) -> String {
+        format!("{}.weight", part.replace("{e}", &expert.to_string()))
+    }
 }
 
 impl ModelConfig {

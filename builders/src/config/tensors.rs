@@ -1,7 +1,7 @@
 //! Every tensor of a checkpoint. In: a resolved configuration. Out: names, shapes and initialisers in model order, from
 //! which parameters are counted, checkpoints checked and fresh weights drawn.
 
-use super::spec::{InitStyle, LayerSpec, ModelConfig, NormPlace, QkNorm};
+use super::spec::{ExpertsSpec, InitStyle, LayerSpec, MlpSpec, ModelConfig, NormPlace, QkNorm};
 
 /// One tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,8 +77,7 @@ fn norm_init(c: &ModelConfig) -> Init {
 /// Tensors of layer `i` in the order they act.
 fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<TensorSpec>) {
     let names = c.model_type.names;
-    let (h, q, kv, inner) =
-        (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim, layer.mlp.intermediate);
+    let (h, q, kv) = (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim);
     let (draw, one) = (Init::Normal(c.initializer_range), norm_init(c));
     let output = match c.init_style {
         InitStyle::Normal => draw,
@@ -87,7 +86,7 @@ fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<Ten
     let mut push = |part: &str, suffix: &str, shape: &[usize], init| {
         out.push(TensorSpec { name: names.in_layer(i, part, suffix), shape: shape.to_vec(), init });
     };
-    let (a, m) = (&layer.attention, &layer.mlp);
+    let a = &layer.attention;
     let (before, after) = (layer.norms != NormPlace::After, layer.norms != NormPlace::Before);
     if before {
         push(names.input_norm, "weight", &[h], one);
@@ -122,17 +121,56 @@ fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<Ten
     if before {
         push(names.post_attention_norm, "weight", &[h], one);
     }
+    match &layer.mlp {
+        MlpSpec::Dense { intermediate, bias } => {
+            dense_tensors(c, (*intermediate, *bias), i, [draw, output], out)
+        }
+        MlpSpec::Experts(e) => expert_tensors(c, e, i, [draw, output], out),
+    }
+    if after {
+        out.push(TensorSpec {
+            name: names.in_layer(i, names.mlp_out_norm, "weight"),
+            shape: vec![h],
+            init: one,
+        });
+    }
+}
+
+/// The MLP of layer `i`, of this width, with or without biases; down projections are drawn as the second of `init`.
+fn dense_tensors(
+    c: &ModelConfig,
+    (inner, bias): (usize, bool),
+    i: usize,
+    init: [Init; 2],
+    out: &mut Vec<TensorSpec>,
+) {
+    let (names, h) = (c.model_type.names, c.hidden_size);
+    let mut push = |part: &str, suffix: &str, shape: &[usize], init| {
+        out.push(TensorSpec { name: names.in_layer(i, part, suffix), shape: shape.to_vec(), init });
+    };
     let apart = [(names.mlp_gate, inner), (names.mlp_up, inner)];
     let fused = names.mlp_gate_up.map(|name| [(name, 2 * inner)]);
     let into = fused.as_ref().map_or(&apart[..], |f| &f[..]).iter();
-    let mlp = into.map(|&(part, rows)| (part, rows, h, draw)).chain([(names.mlp_down, h, inner, output)]);
+    let mlp = into.map(|&(part, rows)| (part, rows, h, init[0])).chain([(names.mlp_down, h, inner, init[1])]);
     for (part, rows, columns, init) in mlp {
         push(part, "weight", &[rows, columns], init);
-        if m.bias {
+        if bias {
             push(part, "bias", &[rows], Init::Zeros);
         }
     }
-    if after {
-        push(names.mlp_out_norm, "weight", &[h], one);
+}
+
+/// Router and experts of layer `i`; down projections are drawn as the second of `init`.
+fn expert_tensors(c: &ModelConfig, e: &ExpertsSpec, i: usize, init: [Init; 2], out: &mut Vec<TensorSpec>) {
+    let (h, inner, layer) = (c.hidden_size, e.intermediate, c.model_type.names.layer);
+    let layer = layer.replace("{i}", &i.to_string());
+    let mut push = |name: String, shape: [usize; 2], init| {
+        out.push(TensorSpec { name: format!("{layer}{name}"), shape: shape.to_vec(), init });
+    };
+    push(format!("{}.weight", e.names.router), [e.count, h], init[0]);
+    for expert in 0..e.count {
+        push(e.names.of(e.names.gate, expert), [inner, h], init[0]);
+        push(e.names.of(e.names.up, expert), [inner, h], init[0]);
+        push(e.names.of(e.names.down, expert), [h, inner], init[1]);
     }
 }

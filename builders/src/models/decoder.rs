@@ -139,7 +139,7 @@ pub(super) fn plain(raw: &Raw, model: &'static ModelType, d: &Defaults) -> Resul
             softcap: None,
             rope: rope_keys::read(raw, head_dim, max_positions, &d.rope())?,
         },
-        mlp: MlpSpec { intermediate: intermediate_size, bias: false },
+        mlp: MlpSpec::Dense { intermediate: intermediate_size, bias: false },
         norms: NormPlace::Before,
     };
     Ok(ModelConfig {

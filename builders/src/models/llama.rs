@@ -3,7 +3,7 @@
 
 use super::decoder::{self, Defaults};
 use crate::config::rope_keys::ROPE_KEYS;
-use crate::config::{ConfigError, ModelConfig, Raw, RopeLayout};
+use crate::config::{ConfigError, MlpSpec, ModelConfig, Raw, RopeLayout};
 use crate::registry::ModelType;
 use serde_json::{Map, Value, json};
 
@@ -36,7 +36,7 @@ fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
     for layer in &mut c.layers {
         layer.attention.qkv_bias = attention;
         layer.attention.o_bias = attention;
-        layer.mlp.bias = mlp;
+        layer.mlp = MlpSpec::Dense { intermediate: c.intermediate_size, bias: mlp };
     }
     Ok(c)
 }
@@ -44,6 +44,9 @@ fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
 fn save(c: &ModelConfig) -> Map<String, Value> {
     let mut out = decoder::save(c);
     out.insert("attention_bias".into(), json!(c.layers.iter().any(|l| l.attention.qkv_bias)));
-    out.insert("mlp_bias".into(), json!(c.layers.iter().any(|l| l.mlp.bias)));
+    out.insert(
+        "mlp_bias".into(),
+        json!(c.layers.iter().any(|l| matches!(l.mlp, MlpSpec::Dense { bias: true, .. }))),
+    );
     out
 }

@@ -3,13 +3,16 @@
 
 pub mod astrai;
 mod decoder;
+mod experts;
 mod gemma;
 pub mod gemma2;
 pub mod gemma3;
 pub mod glm4;
 pub mod llama;
 pub mod mistral;
+pub mod mixtral;
 pub mod olmo2;
 pub mod phi3;
 pub mod qwen2;
 pub mod qwen3;
+pub mod qwen3_moe;

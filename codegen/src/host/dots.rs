@@ -16,7 +16,7 @@ const FREE: &str = include_str!("dot_free.c");
 const FREE_AMX: &str = include_str!("dot_free_amx.c");
 
 /// Floats in a block of a packed row.
-const BLOCK: usize = 256;
+pub(super) const BLOCK: usize = 256;
 
 /// A dot and where its sides are read.
 struct Parts {
@@ -33,17 +33,21 @@ fn parts(region: &Region) -> Result<Parts, String> {
     let g = &region.graph;
     let found = g.ids().find_map(|id| DotForm::of(g, id).map(|form| (id, form)));
     let (dot, form) = found.ok_or("a dot region without a dot")?;
-    let buffer = |side: &DotSide| match &g.node(side.base).op {
-        Op::Input(i) => i.name.strip_prefix('r').and_then(|s| s.parse::<usize>().ok()),
-        _ => None,
-    };
-    let right = buffer(&form.right).ok_or("the right side of a dot is no buffer")?;
-    let left = form.left.as_ref().and_then(buffer);
+    let right = buffer(region, form.right.base).ok_or("the right side of a dot is no buffer")?;
+    let left = form.left.as_ref().and_then(|side| buffer(region, side.base));
     let panels = |b: usize| region.layouts[b] == Layout::Panels;
     if left.is_some_and(panels) || left.is_none() && !form.rows {
         return Err("the left side of a dot is neither rows nor a buffer".into());
     }
     Ok(Parts { dot, left, right, packed: panels(right), form })
+}
+
+/// The number of the buffer that a leaf of a region is.
+pub(super) fn buffer(region: &Region, id: NodeId) -> Option<usize> {
+    match &region.graph.node(id).op {
+        Op::Input(i) => i.name.strip_prefix('r').and_then(|s| s.parse().ok()),
+        _ => None,
+    }
 }
 
 /// The kernel of a region around a dot.
@@ -141,7 +145,7 @@ fn matrix_slots(left: Option<&Source>, right: &Source, out: &mut String) {
 }
 
 /// A side in memory, as C reads it.
-struct Source {
+pub(super) struct Source {
     /// Address of an element of the side's first row (left) or column (right) where the sum begins.
     begin: String,
     /// Step along the sum.
@@ -149,14 +153,14 @@ struct Source {
     /// Whether the sum runs along rows in memory.
     along: bool,
     /// Length of a row in memory.
-    row: String,
+    pub(super) row: String,
     /// Whether elements are bf16, else f32.
-    narrow: u8,
+    pub(super) narrow: u8,
 }
 
 impl Source {
     /// The side in buffer `buf`, whose row or column is the C expression `free`.
-    fn new(region: &Region, side: &DotSide, buf: usize, free: &str) -> Source {
+    pub(super) fn new(region: &Region, side: &DotSide, buf: usize, free: &str) -> Source {
         let narrow = side.dtype == DType::BF16;
         let ty = if narrow { "uint16_t" } else { "float" };
         let (across, step) = (over_dims(region, &side.free), over_dims(region, &side.along));
@@ -168,11 +172,11 @@ impl Source {
     }
 
     /// The address of the element `k` of the sum.
-    fn at(&self, k: &str) -> String {
+    pub(super) fn at(&self, k: &str) -> String {
         format!("{} + ({k}) * (int64_t){}", self.begin, self.step)
     }
 
-    fn order<'a>(&self, along: &'a str, across: &'a str) -> &'a str {
+    pub(super) fn order<'a>(&self, along: &'a str, across: &'a str) -> &'a str {
         if self.along { along } else { across }
     }
 }
@@ -188,7 +192,7 @@ fn is_widened(g: &astrai_ir::Graph, id: NodeId) -> bool {
 }
 
 /// `row[0..K]`: the left argument of one row.
-fn dot_prologue(region: &Region, name: &str, x: NodeId) -> Result<String, String> {
+pub(super) fn dot_prologue(region: &Region, name: &str, x: NodeId) -> Result<String, String> {
     let shape = &region.graph.ty(x).shape;
     let lead_dims = &shape[..shape.len().saturating_sub(1)];
     let mut lower = Lower::new(region);
@@ -223,10 +227,13 @@ fn dot_prologue(region: &Region, name: &str, x: NodeId) -> Result<String, String
 }
 
 /// The results of `valid` columns of one row, from their sums.
-fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<String, String> {
+pub(super) fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<String, String> {
     let g = &region.graph;
-    let Op::Dot(d) = &g.node(dot).op else { return Err("a dot region without a dot".into()) };
-    let free = d.left_free(g.ty(g.node(dot).args[0]).rank()).len();
+    let free = match &g.node(dot).op {
+        Op::Dot(d) => d.left_free(g.ty(g.node(dot).args[0]).rank()).len(),
+        Op::GroupedDot(_) | Op::GroupedOuter(_) => 1,
+        _ => return Err("a dot region without a dot".into()),
+    };
     let (lead_dims, column_dims) = g.ty(dot).shape.split_at(free);
     let mut lower = Lower::new(region);
     let row = Var { name: "row".into(), extent: Dim::product(lead_dims), depth: 1 };

@@ -91,7 +91,10 @@ pub fn kinds() -> Vec<String> {
     let logical = [BinaryKind::And, BinaryKind::Or];
     all.extend(BinaryKind::ALL.iter().filter(|k| !logical.contains(k)).map(|k| name(serde_json::json!(k))));
     all.extend(ReduceKind::ALL.iter().map(|k| name(serde_json::json!(k))));
-    all.extend(["set", "half", "interleaved", "silu", "gelu", "gelu_tanh"].map(String::from));
+    all.extend(
+        ["set", "half", "interleaved", "silu", "gelu", "gelu_tanh", "sigmoid", "softmax_chosen"]
+            .map(String::from),
+    );
     all
 }
 
@@ -102,6 +105,7 @@ pub fn cases() -> Vec<Case> {
     all.extend(indexing());
     all.extend(composites());
     all.extend(attentions());
+    all.extend(experts());
     all
 }
 
@@ -258,6 +262,27 @@ fn attentions() -> Vec<Case> {
         let mut args = vec![x(&[6, heads, 3]), x(&[6, kv, 3]), x(&[6, kv, 2]), ints(&[5], &[0, 3, 3, 4, 6])];
         args.extend(op.sinks.then(|| x(&[heads])));
         all.push(case(op, args));
+    }
+    all
+}
+
+/// Groups of 2, 0 and 3 rows; routers of every kind of score.
+fn experts() -> Vec<Case> {
+    let offsets = || ints(&[4], &[0, 2, 2, 5]);
+    let mut all = vec![
+        case(GroupedDot { transposed: false }, vec![x(&[5, 3]), x(&[6, 3]), offsets()]),
+        case(GroupedDot { transposed: true }, vec![x(&[5, 2]), x(&[6, 3]), offsets()]),
+        case(GroupedOuter {}, vec![x(&[5, 2]), x(&[5, 3]), offsets()]),
+    ];
+    for scores in [Scores::Softmax, Scores::Sigmoid, Scores::SoftmaxChosen] {
+        for (normalise, scale) in [(false, 1.0), (true, 2.5)] {
+            let op = Route { k: 2, scores, groups: None, normalise, scale: Real(scale) };
+            let case = |op: Route, args| Case { outputs: vec![1], ..case(op, args) };
+            all.push(case(op.clone(), vec![apart(&[3, 4])]));
+            let groups = Some(Groups { count: 2, kept: 1, score: GroupScore::BestTwo });
+            let args = vec![apart(&[3, 6]), Arg::Given(vec![6], vec![0.1, -0.2, 0.3, 0.0, 0.2, -0.1])];
+            all.push(Case { constant: vec![1], ..case(Route { groups, ..op }, args) });
+        }
     }
     all
 }

@@ -1,4 +1,4 @@
-//! Integers that say where a kernel reads and writes: bounds of sequences, tables of pages, rows of a state. In: a region, its
+//! Integers that say where a kernel reads and writes: bounds of sequences and groups, tables of pages, rows of a state. In: a region, its
 //! buffers. Out: a word when they would lead it past its memory. Those that are inputs are looked at once, before a run.
 
 use super::execute::Addresses;
@@ -12,6 +12,8 @@ pub(super) enum Bounds {
     Sequences { starts: List, tokens: Dim, pages: Option<Pages> },
     /// Rows of a state that has so many.
     Rows { list: List, rows: usize },
+    /// What divides rows into groups.
+    Groups { offsets: List, rows: Dim },
 }
 
 /// Integers in a buffer.
@@ -65,6 +67,9 @@ impl Bounds {
                 let tokens = g.ty(args[0]).shape[0].clone();
                 Some(Bounds::Sequences { starts: List::of(g, args[3])?, tokens, pages })
             }
+            (Op::GroupedDot(_) | Op::GroupedOuter(_), &[x, _, offsets]) => {
+                Some(Bounds::Groups { offsets: List::of(g, offsets)?, rows: g.ty(x).shape[0].clone() })
+            }
             (Op::Store(_), &[state, rows, _]) => {
                 Some(Bounds::Rows { list: List::of(g, rows)?, rows: g.ty(state).shape[0].size()? })
             }
@@ -81,6 +86,7 @@ impl Bounds {
                 [starts.buffer].into_iter().chain(of_pages).collect()
             }
             Bounds::Rows { list, .. } => vec![list.buffer],
+            Bounds::Groups { offsets, .. } => vec![offsets.buffer],
         }
     }
 
@@ -89,15 +95,21 @@ impl Bounds {
         match self {
             Bounds::Sequences { starts, tokens, pages } => {
                 let (starts, tokens) = (starts.read(bufs, sizes)?, value(tokens, sizes)?);
-                let whole = starts.first() == Some(&0)
-                    && starts.last().is_some_and(|e| i64::from(*e) == tokens as i64)
-                    && starts.is_sorted();
-                if !whole {
+                if !divides(starts, tokens) {
                     return Err(Error::Input(format!(
                         "`starts` must ascend from 0 to the {tokens} tokens, one entry a sequence and the end"
                     )));
                 }
                 pages.as_ref().map_or(Ok(()), |p| p.check(starts, bufs, sizes))
+            }
+            Bounds::Groups { offsets, rows } => {
+                let rows = value(rows, sizes)?;
+                match divides(offsets.read(bufs, sizes)?, rows) {
+                    true => Ok(()),
+                    false => {
+                        Err(Error::Input(format!("offsets of groups must ascend from 0 to the {rows} rows")))
+                    }
+                }
             }
             Bounds::Rows { list, rows } => {
                 let inside = |r: &i32| *r == -1 || usize::try_from(*r).is_ok_and(|r| r < *rows);
@@ -110,6 +122,13 @@ impl Bounds {
             }
         }
     }
+}
+
+/// True when these ascend from 0 to `n`.
+fn divides(starts: &[i32], n: u64) -> bool {
+    starts.first() == Some(&0)
+        && starts.last().is_some_and(|e| i64::from(*e) == n as i64)
+        && starts.is_sorted()
 }
 
 impl Pages {

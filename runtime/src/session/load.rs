@@ -10,7 +10,8 @@ use crate::pack::{pack, pack_on};
 use crate::pool::Pool;
 use crate::weigh::WeightSource;
 use astrai_ir::ops::{Op, Weight};
-use astrai_ir::{Layout, Tensor, Type};
+use astrai_ir::{Layout, Precision, Sizes, Tensor, Type, eval};
+use astrai_passes::Derived;
 use std::collections::HashMap;
 
 impl Session {
@@ -37,7 +38,10 @@ impl Session {
                 continue;
             }
             let mut memory = Memory::zeroed(weight_bytes(w) as usize)?;
-            fill(memory.bytes_mut(), &w.weight, w.layout, source, Some(&self.pool))?;
+            match program.derived.iter().find(|d| d.weight.name == w.weight.name) {
+                Some(d) => put(memory.bytes_mut(), w.layout, &derive(d, source)?),
+                None => fill(memory.bytes_mut(), &w.weight, w.layout, source, Some(&self.pool))?,
+            }
             done += memory.len() as u64;
             progress(done.min(total), total);
             self.weights.push(memory.address());
@@ -52,10 +56,10 @@ impl Session {
         for n in self.program.graph.nodes() {
             let Op::Weight(w) = &n.op else { continue };
             if self.buffers.get(&w.name).is_none() {
-                let shape = literal(&w.ty).unwrap_or_default();
-                let mut bytes = vec![0; shape.iter().product::<usize>() * w.ty.dtype.bytes()];
-                fill(&mut bytes, w, Layout::Rows, source, None)?;
-                let tensor = Tensor::from_bytes(w.ty.dtype, &shape, &bytes).map_err(Error::Input)?;
+                let tensor = match self.program.derived.iter().find(|d| d.weight.name == w.name) {
+                    Some(d) => derive(d, source)?,
+                    None => whole(w, source)?,
+                };
                 all.insert(w.name.clone(), tensor);
             }
         }
@@ -71,6 +75,33 @@ impl Buffers {
         let weight = Weight { ty: weight.ty.with(dtype), ..weight.clone() };
         self.write(name, |bytes| fill(bytes, &weight, Layout::Rows, source, None)).ok_or_else(absent)?
     }
+}
+
+/// The checkpoint tensors of a weight as one.
+fn whole(w: &Weight, source: &dyn WeightSource) -> Result<Tensor, Error> {
+    let shape = literal(&w.ty).unwrap_or_default();
+    let mut bytes = vec![0; shape.iter().product::<usize>() * w.ty.dtype.bytes()];
+    fill(&mut bytes, w, Layout::Rows, source, None)?;
+    Tensor::from_bytes(w.ty.dtype, &shape, &bytes).map_err(Error::Input)
+}
+
+/// The value of a derived weight, by the interpreter: each is computed once, when it is loaded.
+fn derive(d: &Derived, source: &dyn WeightSource) -> Result<Tensor, Error> {
+    let mut leaves = HashMap::new();
+    for n in d.graph.nodes() {
+        if let Op::Weight(w) = &n.op {
+            leaves.insert(w.name.clone(), whole(w, source)?);
+        }
+    }
+    let values = eval(&d.graph, &leaves, &Sizes::new(), Precision::default())?;
+    let value = values.into_iter().next().map(|(_, t)| t);
+    value.ok_or_else(|| Error::Input(format!("`{}` has no value", d.weight.name)))
+}
+
+/// Writes a tensor in a layout.
+fn put(bytes: &mut [u8], layout: Layout, t: &Tensor) {
+    let k = t.shape.iter().skip(1).product();
+    pack(bytes, t.dtype, layout, 0, k, &t.to_bytes(), t.dtype);
 }
 
 /// Writes the checkpoint tensors of a weight, on the threads of a pool where there is one.

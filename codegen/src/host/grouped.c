@@ -1,0 +1,189 @@
+/* One product of rows in groups: out[m, n] = epilogue(m, n, sum over k of A(m, k) * W_e(n, k)), e the group of row m. Included
+ * once per kernel, after `dot_core.c`, whose tiles it uses; the emitter defines the slots before and undefines them after.
+ *
+ *   NAME(x)                         prefixes a symbol of this kernel
+ *   ROWS                            rows of all groups, a runtime expression over `dims`; GROUPS, DOT_N and DOT_K are literals
+ *   OFFSETS                         i32 [GROUPS + 1], ascending from 0 to ROWS
+ *   PROLOGUE_ROW(m, row)            writes A(m, 0..K) as f32 to `row`
+ *   EPILOGUE(m, n0, acc, valid)     consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
+ *   one source of the matrices:
+ *     DOT_WEIGHT_F32 / DOT_WEIGHT_BF16   address of packed panels, those of a group one after another
+ *     LOAD_PANEL(dst, e, n0, n, k0, kc)  writes columns n0 .. n0 + n of matrix e to dst[kc][32], zeros beyond n
+ *
+ * Rows of a group are cut into blocks, blocks into tiles of near-equal height. Units are counted by what there may be at
+ * most, for how many rows a group has is data; those beyond the last block return at once. Phase 0 packs the rows of a block
+ * into scratch, phase 1 multiplies blocks by groups of panels. Every output has one accumulator, k ascending, so that a
+ * row's bits depend neither on the other rows nor on the threads.
+ */
+enum {
+    NAME(panels) = (DOT_N + DOT_NR - 1) / DOT_NR,
+    NAME(depth) = (DOT_K + DOT_KC - 1) / DOT_KC * DOT_KC, /* floats a packed row occupies */
+    NAME(block) = 12 * DOT_MR,
+};
+_Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=131072: a row is staged on the stack");
+
+#define GROUPED_FEW 16    /* rows that one thread packs: waking others costs more */
+#define GROUPED_UNITS 64  /* enough for a few threads to balance */
+
+/* Most blocks that these rows may make. */
+static int64_t NAME(blocks)(const int64_t *dims)
+{
+    return ROWS / NAME(block) + (ROWS < GROUPS ? ROWS : GROUPS);
+}
+
+struct NAME(rows) {
+    int64_t group, first, count, tiles;
+};
+
+/* Block b, and how many blocks its group has after it; no rows beyond the last block. */
+static struct NAME(rows) NAME(find)(void *const *bufs, int64_t b)
+{
+    const int32_t *offsets = OFFSETS;
+    for (int64_t e = 0; e < GROUPS; e++) {
+        int64_t n = offsets[e + 1] - offsets[e], blocks = (n + NAME(block) - 1) / NAME(block);
+        if (b < blocks) {
+            int64_t first = b * n / blocks, count = (b + 1) * n / blocks - first;
+            return (struct NAME(rows)){e, offsets[e] + first, count, (count + DOT_MR - 1) / DOT_MR};
+        }
+        b -= blocks;
+    }
+    return (struct NAME(rows)){0};
+}
+
+/* First row of tile t of a block, counted from the block's. */
+static int64_t NAME(row)(const struct NAME(rows) *r, int64_t t) { return t * r->count / r->tiles; }
+
+int64_t NAME(scratch)(const int64_t *dims) { return ROWS * NAME(depth) * (int64_t)sizeof(float); }
+
+int64_t NAME(units0)(const int64_t *dims) { return ROWS <= GROUPED_FEW ? ROWS > 0 : NAME(blocks)(dims); }
+
+void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
+{
+    if (ROWS <= GROUPED_FEW) begin = 0, end = NAME(blocks)(dims);
+    for (int64_t b = begin; b < end; b++) {
+        struct NAME(rows) r = NAME(find)(bufs, b);
+        for (int64_t t = 0; t < r.tiles; t++) {
+            int64_t m0 = NAME(row)(&r, t), mr = NAME(row)(&r, t + 1) - m0;
+            float *tile = (float *)scratch + (r.first + m0) * NAME(depth);
+            for (int64_t i = 0; i < mr; i++) {
+                float row[DOT_K] __attribute__((aligned(64)));
+                PROLOGUE_ROW(r.first + m0 + i, row);
+                for (int64_t k = 0; k < DOT_K; k += DOT_KC)
+                    memcpy(tile + k * mr + i * DOT_KC, row + k,
+                           sizeof *row * (DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC));
+            }
+        }
+    }
+}
+
+static int64_t NAME(panel_groups)(const int64_t *dims)
+{
+    int64_t blocks = NAME(blocks)(dims), wanted = (GROUPED_UNITS + blocks - 1) / blocks;
+    if (wanted < 4) wanted = 4;
+    return wanted < NAME(panels) ? wanted : NAME(panels);
+}
+
+int64_t NAME(units1)(const int64_t *dims) { return ROWS > 0 ? NAME(blocks)(dims) * NAME(panel_groups)(dims) : 0; }
+
+/* A function of its own, into which the epilogue is inlined once: its constants are made once for several rows. */
+DOT_OUTLINE void NAME(finish)(void *const *bufs, const int64_t *dims __attribute__((unused)), int64_t m0,
+                              int64_t rows, int64_t panel, const float *c)
+{
+    int64_t n0 = panel * DOT_NR;
+    int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
+    for (int64_t r = 0; r < rows; r++, c += DOT_NR) EPILOGUE(m0 + r, n0, c, valid);
+}
+
+#if defined(DOT_WEIGHT_F32)
+#define GROUPED_WORDS ((int64_t)DOT_K * DOT_NR)
+#define GROUPED_AT(e, p, k)                                                                                            \
+    ((const float *)(DOT_WEIGHT_F32) + ((e) * NAME(panels) + (p)) * GROUPED_WORDS + (k) * DOT_NR)
+#define GROUPED_DIRECT(x) dot_f32_##x
+#define GROUPED_TABLE DOT_TABLE(f32)
+#elif defined(DOT_WEIGHT_BF16)
+#define GROUPED_WORDS ((int64_t)(DOT_K + 1) / 2 * DOT_NR)
+#define GROUPED_AT(e, p, k)                                                                                            \
+    ((const uint32_t *)(DOT_WEIGHT_BF16) + ((e) * NAME(panels) + (p)) * GROUPED_WORDS + (k) / 2 * DOT_NR)
+#define GROUPED_DIRECT(x) dot_bf16_##x
+#define GROUPED_TABLE DOT_TABLE(bf16)
+#endif
+
+#ifdef GROUPED_AT
+/* One tile: panels are used once, so they are read where they lie, whatever their type; of a single row four at a time, as
+ * one has too few accumulators to hide the latency of an addition. */
+static void NAME(one_tile)(void *const *bufs, const int64_t *dims, const float *a, const struct NAME(rows) *r, int64_t p,
+                           int64_t end)
+{
+    static dot_tile_fn *const direct[] = GROUPED_TABLE;
+    float c[DOT_MR * DOT_NR] __attribute__((aligned(64)));
+    for (; r->count == 1 && p + 4 <= end; p += 4) {
+        GROUPED_DIRECT(1x4)(a, GROUPED_AT(r->group, p, 0), GROUPED_WORDS, DOT_K, c, 1, a, a);
+        for (int q = 0; q < 4; q++) NAME(finish)(bufs, dims, r->first, 1, p + q, c + q * DOT_NR);
+    }
+    for (; p < end; p++) {
+        for (int64_t k = 0; k < DOT_K; k += DOT_KC)
+            direct[r->count - 1](a + k * r->count, GROUPED_AT(r->group, p, k), 0,
+                                 DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC, c, k == 0, a, a);
+        NAME(finish)(bufs, dims, r->first, r->count, p, c);
+    }
+}
+#endif
+
+/* A block by panels p .. end: a block of a panel rests in the first-level cache while all tiles use it. */
+static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float *packed, const struct NAME(rows) *r,
+                             int64_t p, int64_t end)
+{
+    static dot_tile_fn *const tiles[] = DOT_TABLE(f32);
+    float c[NAME(block) * DOT_NR] __attribute__((aligned(64)));
+    for (; p < end; p++)
+        for (int64_t k = 0; k < DOT_K; k += DOT_KC) {
+            int64_t kc = DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC;
+#ifdef DOT_WEIGHT_F32
+            const float *w = GROUPED_AT(r->group, p, k);
+#else
+            float w[DOT_KC * DOT_NR] __attribute__((aligned(64)));
+#ifdef DOT_WEIGHT_BF16
+            dot_panel_packed_bf16(w, GROUPED_AT(r->group, p, k), kc);
+#else
+            int64_t n0 = p * DOT_NR;
+            int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
+            LOAD_PANEL(w, r->group, n0, valid, k, kc);
+#endif
+#endif
+            for (int64_t t = 0; t < r->tiles; t++) {
+                int64_t m = NAME(row)(r, t), mr = NAME(row)(r, t + 1) - m;
+                int64_t next = t + 1 < r->tiles ? t + 1 : 0, next_m = NAME(row)(r, next);
+                const float *next_a = packed + next_m * NAME(depth) + k * (NAME(row)(r, next + 1) - next_m);
+                float *to = c + m * DOT_NR;
+                tiles[mr - 1](packed + m * NAME(depth) + k * mr, w, 0, kc, to, k == 0, next_a, next_a);
+                if (k + kc == DOT_K) NAME(finish)(bufs, dims, r->first + m, mr, p, to);
+            }
+        }
+}
+
+void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
+{
+    int64_t groups = NAME(panel_groups)(dims);
+    for (int64_t u = begin; u < end; u++) {
+        int64_t g = u % groups;
+        struct NAME(rows) r = NAME(find)(bufs, u / groups);
+        if (r.count == 0) break;
+        const float *a = (const float *)scratch + r.first * NAME(depth);
+        int64_t p = g * NAME(panels) / groups, p_end = (g + 1) * NAME(panels) / groups;
+#ifdef GROUPED_AT
+        if (r.tiles == 1) {
+            NAME(one_tile)(bufs, dims, a, &r, p, p_end);
+            continue;
+        }
+#endif
+        NAME(many_tiles)(bufs, dims, a, &r, p, p_end);
+    }
+    dot_fence();
+}
+
+#undef GROUPED_FEW
+#undef GROUPED_UNITS
+#undef GROUPED_WORDS
+#undef GROUPED_AT
+#undef GROUPED_DIRECT
+#undef GROUPED_TABLE

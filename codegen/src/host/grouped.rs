@@ -1,0 +1,88 @@
+//! The slots of `grouped.c` and `grouped_outer.c`. In: a region around a product of rows in groups, or around its gradient by
+//! the matrices. Out: the templates' `#define`s around their texts, and how much scratch they take.
+
+use super::dots::{BLOCK, Source, buffer, dot_epilogue, dot_prologue};
+use super::{over_dims, undefine};
+use astrai_ir::ops::Op;
+use astrai_ir::{DType, Dim, GroupedForm, Layout, NodeId, Region};
+use std::fmt::Write;
+
+const GROUPED: &str = include_str!("grouped.c");
+const OUTER: &str = include_str!("grouped_outer.c");
+
+/// The grouped product of a region.
+fn product(region: &Region) -> Result<NodeId, String> {
+    let grouped = |id: &NodeId| matches!(region.graph.node(*id).op, Op::GroupedDot(_) | Op::GroupedOuter(_));
+    region.graph.ids().find(grouped).ok_or_else(|| "no grouped product in the region".into())
+}
+
+fn offsets(region: &Region, product: NodeId) -> Result<usize, String> {
+    let offsets = region.graph.node(product).args[2];
+    buffer(region, offsets).ok_or_else(|| "the offsets of groups are no buffer".into())
+}
+
+/// The kernel of a region around a grouped dot.
+pub(super) fn kernel(region: &Region, name: &str) -> Result<String, String> {
+    let id = product(region)?;
+    let form = GroupedForm::of(&region.graph, id).ok_or("a grouped dot without a form")?;
+    let right = buffer(region, form.right.base).ok_or("the matrices of a grouped dot are no buffer")?;
+    let mut d = String::new();
+    let mut define = |key: &str, value: String| _ = writeln!(d, "#define {key} {value}");
+    define("NAME(x)", format!("{name}_##x"));
+    define("ROWS", format!("((int64_t){})", over_dims(region, &form.rows)));
+    define("OFFSETS", format!("((const int32_t *)bufs[{}])", offsets(region, id)?));
+    for (key, value) in [("GROUPS", form.groups), ("DOT_N", form.n), ("DOT_K", form.k)] {
+        define(key, value.to_string());
+    }
+    define("PROLOGUE_ROW(m, row)", format!("{name}_load(bufs, dims, m, row)"));
+    define("EPILOGUE(m, n0, acc, valid)", format!("{name}_store(bufs, dims, m, n0, acc, valid)"));
+    let narrow = form.right.dtype == DType::BF16;
+    if region.layouts[right] == Layout::Panels {
+        define(if narrow { "DOT_WEIGHT_BF16" } else { "DOT_WEIGHT_F32" }, format!("bufs[{right}]"));
+    } else {
+        let s = Source::new(region, &form.right, right, "n0");
+        let (order, at, group) = (s.order("nk", "kn"), s.at("k0"), over_dims(region, &form.group));
+        define(
+            "LOAD_PANEL(dst, e, n0, n, k0, kc)",
+            format!("dot_panel_{order}(dst, {at} + (e) * (int64_t){group}, {}, {}, kc, n)", s.narrow, s.row),
+        );
+    }
+    let load = dot_prologue(region, name, region.graph.node(id).args[0])?;
+    let store = dot_epilogue(region, name, id)?;
+    Ok(format!("{load}{store}{d}{GROUPED}{}", undefine(&d)))
+}
+
+/// The kernel of a region around sums of outer products by groups.
+pub(super) fn outer_kernel(region: &Region, name: &str) -> Result<String, String> {
+    let id = product(region)?;
+    let node = region.graph.node(id);
+    let (sides, groups) =
+        GroupedForm::outer(&region.graph, id).ok_or("a grouped outer product without a form")?;
+    let mut d = String::new();
+    let mut define = |key: &str, value: String| _ = writeln!(d, "#define {key} {value}");
+    define("NAME(x)", format!("{name}_##x"));
+    define("OFFSETS", format!("((const int32_t *)bufs[{}])", offsets(region, id)?));
+    define("GROUPS", groups.to_string());
+    let sizes = [("DOT_M", 0), ("DOT_N", 1)];
+    for (key, arg) in sizes {
+        let size = region.graph.ty(node.args[arg]).shape[1].size().ok_or("widths of rows are literal")?;
+        define(key, size.to_string());
+    }
+    let loads = [
+        ("LOAD_A(dst, m, mr, k0, kc)", "dot_block_km", "m", "mr, kc"),
+        ("LOAD_PANEL(dst, n0, n, k0, kc)", "dot_panel_kn", "n0", "kc, n"),
+    ];
+    for ((key, load, free, sizes), side) in loads.into_iter().zip(&sides) {
+        let at = buffer(region, side.base).ok_or("a side of an outer product is no buffer")?;
+        let s = Source::new(region, side, at, free);
+        define(key, format!("{load}(dst, {}, {}, {}, {sizes})", s.at("k0"), s.narrow, s.row));
+    }
+    define("EPILOGUE(m, n0, acc, valid)", format!("{name}_store(bufs, dims, m, n0, acc, valid)"));
+    Ok(format!("{}{d}{OUTER}{}", dot_epilogue(region, name, id)?, undefine(&d)))
+}
+
+/// Bytes of scratch: the packed rows.
+pub(super) fn scratch(region: &Region) -> Dim {
+    let form = product(region).ok().and_then(|id| GroupedForm::of(&region.graph, id));
+    form.map_or(Dim::from(0), |f| &f.rows * &Dim::from(f.k.next_multiple_of(BLOCK) * size_of::<f32>()))
+}

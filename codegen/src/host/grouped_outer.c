@@ -1,0 +1,67 @@
+/* Sums of outer products by groups of rows: out[e * M + m, n] = epilogue(sum over the rows r of group e of A(r, m) * B(r, n)).
+ * Included once per kernel, after `dot_core.c` and `dot_blocks.c`; the emitter defines the slots before and undefines them
+ * after.
+ *
+ *   NAME(x)                         prefixes a symbol of this kernel
+ *   GROUPS, DOT_M, DOT_N            literals; OFFSETS: i32 [GROUPS + 1], ascending from 0 to the rows
+ *   LOAD_A(dst, m, mr, k0, kc)      writes A(k0 .. k0 + kc, m .. m + mr) to dst[mr][DOT_KC]
+ *   LOAD_PANEL(dst, n0, n, k0, kc)  writes B(k0 .. k0 + kc, n0 .. n0 + n) to dst[kc][32], zeros beyond n
+ *   EPILOGUE(m, n0, acc, valid)     consumes columns n0 .. n0 + valid of row m of the result
+ *
+ * A unit is a block of rows of one matrix by a group of panels; a group without rows gives zeros. Rows ascend in one
+ * accumulator, so that the bits do not depend on the threads.
+ */
+enum {
+    NAME(panels) = (DOT_N + DOT_NR - 1) / DOT_NR,
+    NAME(height) = 12 * DOT_MR,
+    NAME(blocks) = (DOT_M + NAME(height) - 1) / NAME(height),
+    NAME(width) = 8, /* panels of a group */
+    NAME(groups) = (NAME(panels) + NAME(width) - 1) / NAME(width),
+};
+
+int64_t NAME(units0)(const int64_t *dims) { return (int64_t)GROUPS * NAME(blocks) * NAME(groups); }
+
+/* Rows m0 .. m_end of matrix e by panels p .. p_end. */
+static void NAME(unit)(void *const *bufs, const int64_t *dims, int64_t e, int64_t m0, int64_t m_end, int64_t p,
+                       int64_t p_end)
+{
+    static dot_tile_fn *const table[] = DOT_TABLE(f32);
+    float c[NAME(width) * NAME(height) * DOT_NR] __attribute__((aligned(64)));
+    float a[NAME(height) * DOT_KC] __attribute__((aligned(64)));
+    float w[DOT_KC * DOT_NR] __attribute__((aligned(64)));
+    int64_t begin = (OFFSETS)[e], end = (OFFSETS)[e + 1], rows = m_end - m0, tiles = (rows + DOT_MR - 1) / DOT_MR;
+    if (begin == end) memset(c, 0, sizeof c);
+    for (int64_t k = begin; k < end; k += DOT_KC) {
+        int64_t kc = end - k < DOT_KC ? end - k : DOT_KC;
+        for (int64_t t = 0; t < tiles; t++) {
+            int64_t m = t * rows / tiles, mr = (t + 1) * rows / tiles - m;
+            LOAD_A(a + m * DOT_KC, m0 + m, mr, k, kc);
+        }
+        for (int64_t q = p; q < p_end; q++) {
+            int64_t n0 = q * DOT_NR;
+            int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
+            LOAD_PANEL(w, n0, valid, k, kc);
+            for (int64_t t = 0; t < tiles; t++) {
+                int64_t m = t * rows / tiles, mr = (t + 1) * rows / tiles - m;
+                const float *at = a + m * DOT_KC;
+                table[mr - 1](at, w, 0, kc, c + ((q - p) * rows + m) * DOT_NR, k == begin, at, at);
+            }
+        }
+    }
+    for (int64_t q = p; q < p_end; q++) {
+        int64_t n0 = q * DOT_NR;
+        int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
+        const float *from = c + (q - p) * rows * DOT_NR;
+        for (int64_t m = 0; m < rows; m++) EPILOGUE(e * DOT_M + m0 + m, n0, from + m * DOT_NR, valid);
+    }
+}
+
+void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
+{
+    for (int64_t u = begin; u < end; u++) {
+        int64_t g = u % NAME(groups), b = u / NAME(groups) % NAME(blocks), e = u / NAME(groups) / NAME(blocks);
+        NAME(unit)(bufs, dims, e, b * DOT_M / NAME(blocks), (b + 1) * DOT_M / NAME(blocks),
+                   g * NAME(panels) / NAME(groups), (g + 1) * NAME(panels) / NAME(groups));
+    }
+    dot_fence();
+}

@@ -1,0 +1,188 @@
+//! Makes weights of what is computed from weights alone. In: a graph whose weights never change. Out: the same values, each such
+//! expression (a product of two weights, a scaled one) replaced by a weight of its own, and how each of these is computed when
+//! weights are loaded. Parameters and weights that nothing reads any more are gone.
+
+use crate::canonicalise::holds;
+use astrai_ir::ops::{Call, Op, Weight};
+use astrai_ir::{Block, BlockId, Graph, IrError, NodeId};
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+/// A weight that is computed from others once, when they are loaded.
+#[derive(Clone, Debug)]
+pub struct Derived {
+    /// Its name and type.
+    pub weight: Weight,
+    /// The expression: leaves are weights of the checkpoint, the only output is the value.
+    pub graph: Graph,
+}
+
+/// One expression of a body: over its leaves, and the parameters it takes.
+struct Expression {
+    at: NodeId,
+    param: String,
+    graph: Graph,
+}
+
+/// The graph with derived weights, and these.
+pub fn fold(graph: &Graph) -> Result<(Graph, Vec<Derived>), IrError> {
+    let mut of_block = Vec::new();
+    for (i, block) in graph.blocks().iter().enumerate() {
+        of_block.push(expressions(&block.graph, &|name| is_given(graph, BlockId(i as u32), block, name))?);
+    }
+    let of_graph = expressions(graph, &|_| true)?;
+    if of_graph.is_empty() && of_block.iter().all(Vec::is_empty) {
+        return Ok((graph.clone(), vec![]));
+    }
+    let blocks = graph.blocks().iter().zip(&of_block).map(|(b, found)| fold_block(b, found));
+    let blocks = blocks.collect::<Result<Vec<_>, IrError>>()?;
+    let mut next = blocks.iter().cloned();
+    let mut derived = BTreeMap::new();
+    let folded = graph.rebuild(
+        |b| Ok(next.next().unwrap_or_else(|| b.clone())),
+        |out, id, args| match (&graph.node(id).op, of_graph.iter().find(|e| e.at == id)) {
+            (_, Some(e)) => derive(&e.graph, out, &mut derived),
+            (Op::Call(c), None) => {
+                let at = c.block.0 as usize;
+                let old = graph.block(c.block).params.iter().map(String::as_str);
+                let bound: HashMap<&str, NodeId> = old.zip(args.iter().copied()).collect();
+                let mut all = Vec::with_capacity(blocks[at].params.len());
+                for p in &blocks[at].params {
+                    all.push(match of_block[at].iter().find(|e| e.param == *p) {
+                        Some(e) => derive(&rebound(&e.graph, out, &bound)?, out, &mut derived)?,
+                        None => bound[p.as_str()],
+                    });
+                }
+                out.push_exact(Call { block: c.block, layer: c.layer }.into(), &all)
+            }
+            (op, None) => out.push_exact(op.clone(), args),
+        },
+    )?;
+    // Weights that only expressions took are dead now.
+    Ok((crate::live_only(&folded)?, derived.into_values().collect()))
+}
+
+/// A block whose expressions are parameters, without the parameters that only they took.
+fn fold_block(block: &Arc<Block>, found: &[Expression]) -> Result<Arc<Block>, IrError> {
+    if found.is_empty() {
+        return Ok(block.clone());
+    }
+    let g = &block.graph;
+    let body = g.rebuild(
+        |b| Ok(b.clone()),
+        |out, id, args| match found.iter().find(|e| e.at == id) {
+            Some(e) => out.push(Weight::new(&e.param, g.ty(id).clone()), &[]),
+            None => out.push_exact(g.node(id).op.clone(), args),
+        },
+    )?;
+    let body = crate::live_only(&body)?;
+    let has = |p: &String| body.nodes().iter().any(|n| n.op.leaf_name() == Some(p));
+    let params =
+        block.params.iter().chain(found.iter().map(|e| &e.param)).filter(|p| has(p)).cloned().collect();
+    Ok(Arc::new(Block { name: block.name.clone(), graph: body, params }))
+}
+
+/// True when every call binds this parameter to a weight.
+fn is_given(graph: &Graph, id: BlockId, block: &Block, name: &str) -> bool {
+    let Some(at) = block.params.iter().position(|p| p == name) else { return false };
+    graph.nodes().iter().all(|n| match &n.op {
+        Op::Call(c) if c.block == id => matches!(graph.node(n.args[at]).op, Op::Weight(_)),
+        _ => true,
+    })
+}
+
+/// The largest expressions of weights alone that compute something.
+fn expressions(g: &Graph, given: &dyn Fn(&str) -> bool) -> Result<Vec<Expression>, IrError> {
+    let live = g.live();
+    let mut alone = vec![false; g.nodes().len()];
+    let mut computes = vec![false; g.nodes().len()];
+    for id in g.ids().filter(|id| live[id.index()]) {
+        let node = g.node(id);
+        let literal = node.types.len() == 1 && node.ty().shape.iter().all(|d| d.size().is_some());
+        let args = || node.args.iter();
+        alone[id.index()] = literal
+            && match &node.op {
+                Op::Weight(w) => given(&w.name),
+                Op::Const(_) => true,
+                Op::Call(_) | Op::Store(_) | Op::Random(_) | Op::Part(_) => false,
+                _ => !node.args.is_empty() && args().all(|a| alone[a.index()]),
+            };
+        let free = node.op.leaf_name().is_some() || matches!(node.op, Op::Const(_)) || is_view(g, id);
+        computes[id.index()] = alone[id.index()] && (!free || args().any(|a| computes[a.index()]));
+    }
+    let users = g.users();
+    let output = |id: NodeId| g.outputs().iter().any(|(_, o)| *o == id);
+    let mut found: Vec<Expression> = Vec::new();
+    for id in g.ids().filter(|id| computes[id.index()] && weights(g, *id)) {
+        let needed = |u: &NodeId| live[u.index()] && !alone[u.index()];
+        if !output(id) && !users[id.index()].iter().any(needed) {
+            continue;
+        }
+        // Views and widening stay with the reader: they cost nothing there and bytes here.
+        let mut at = id;
+        while is_view(g, at) {
+            at = g.node(at).args[0];
+        }
+        if found.iter().all(|e| e.at != at) {
+            let param = format!("derived.{}", found.len());
+            found.push(Expression { at, param, graph: expression(g, at)? });
+        }
+    }
+    Ok(found)
+}
+
+/// True for what repeats, renames or widens.
+fn is_view(g: &Graph, id: NodeId) -> bool {
+    match &g.node(id).op {
+        Op::Cast(c) => holds(c.dtype, g.ty(g.node(id).args[0]).dtype),
+        Op::Reshape(_) | Op::Expand(_) => true,
+        _ => false,
+    }
+}
+
+fn weights(g: &Graph, id: NodeId) -> bool {
+    matches!(g.node(id).op, Op::Weight(_)) || g.node(id).args.iter().any(|a| weights(g, *a))
+}
+
+/// What is behind a node, as a graph of its own.
+fn expression(g: &Graph, at: NodeId) -> Result<Graph, IrError> {
+    let mut out = Graph::new(vec![]);
+    let mut map: BTreeMap<NodeId, NodeId> = BTreeMap::new();
+    let mut needed = std::collections::BTreeSet::new();
+    let mut todo = vec![at];
+    while let Some(id) = todo.pop() {
+        if needed.insert(id) {
+            todo.extend(&g.node(id).args);
+        }
+    }
+    for id in needed {
+        let args: Vec<NodeId> = g.node(id).args.iter().map(|a| map[a]).collect();
+        map.insert(id, out.push_exact(g.node(id).op.clone(), &args)?);
+    }
+    out.set_output("value", map[&at])?;
+    Ok(out)
+}
+
+/// An expression over a block's parameters as one over what a call binds to them.
+fn rebound(e: &Graph, outer: &Graph, bound: &HashMap<&str, NodeId>) -> Result<Graph, IrError> {
+    e.rebuild(
+        |b| Ok(b.clone()),
+        |g, id, args| {
+            let op = &e.node(id).op;
+            let leaf = op.leaf_name().and_then(|name| bound.get(name));
+            g.push_exact(leaf.map_or(op, |l| &outer.node(*l).op).clone(), args)
+        },
+    )
+}
+
+/// The leaf of a derived weight; its name follows from its expression.
+fn derive(e: &Graph, g: &mut Graph, derived: &mut BTreeMap<String, Derived>) -> Result<NodeId, IrError> {
+    let mut hash = DefaultHasher::new();
+    e.to_string().hash(&mut hash);
+    let names: Vec<&str> = e.nodes().iter().filter_map(|n| n.op.leaf_name()).collect();
+    let name = format!("derived.{:016x}({})", hash.finish(), names.join(", "));
+    let weight = Weight::new(&name, e.ty(e.outputs()[0].1).clone());
+    derived.entry(name).or_insert_with(|| Derived { weight: weight.clone(), graph: e.clone() });
+    g.push(weight, &[])
+}

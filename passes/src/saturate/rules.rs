@@ -1,0 +1,251 @@
+//! The rules, one row each. In: an e-graph. Out: more terms in its classes. A rule's pattern says where it may apply, its function
+//! proves from the facts of what is bound (rank, exact sizes, dtype, weights only) that it does and makes the other side; its
+//! class says what it may change. Nothing is checked afterwards. A row without an instance for the property test does not compile.
+
+mod attention;
+mod casts;
+mod dots;
+mod numbers;
+mod sums;
+mod views;
+
+use super::algebra::{EGraph, Facts, Make};
+#[cfg(test)]
+use super::samples::{self, Draw};
+use super::term::Term;
+#[cfg(test)]
+use astrai_ir::Graph;
+use astrai_ir::{Op, Type};
+use egg::{Id, Pattern, Searcher, Subst, Var};
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+/// What a rule may change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// Nothing: the same bits.
+    Exact,
+    /// The order in which sums are added and products multiplied.
+    Reassoc,
+    /// What is computed from weights ahead, rounded once; for weights that never change.
+    WeightFold,
+}
+
+/// How far a program may go from the numbers of its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Fidelity {
+    /// The same bits.
+    #[default]
+    Exact,
+    /// Sums and products in another order.
+    Standard,
+    /// That, and weights folded into one another.
+    Fast,
+}
+
+impl Fidelity {
+    /// True when rules of this class are used.
+    pub fn allows(self, class: Class) -> bool {
+        match class {
+            Class::Exact => true,
+            Class::Reassoc => self != Fidelity::Exact,
+            Class::WeightFold => self == Fidelity::Fast,
+        }
+    }
+}
+
+/// A rule.
+pub struct Rule {
+    /// Its name in reports.
+    pub name: &'static str,
+    /// What it may change.
+    pub class: Class,
+    /// Where it may apply. Attributes come first, unless the name says them all (`mul`).
+    pub patterns: &'static [&'static str],
+    /// The other side; `None` where a guard fails.
+    pub apply: fn(&mut Site) -> Option<Id>,
+    /// A graph whose only output it rewrites.
+    #[cfg(test)]
+    pub sample: fn(&mut Draw) -> Graph,
+}
+
+macro_rules! rules {
+    ($($name:literal $class:ident [$($pattern:expr),+ $(,)?] $apply:path, $sample:ident;)*) => {
+        &[$(Rule {
+            name: $name,
+            class: Class::$class,
+            patterns: &[$($pattern),+],
+            apply: $apply,
+            #[cfg(test)]
+            sample: samples::$sample,
+        }),*]
+    };
+}
+
+/// Every rule. `E` leaves the bits as they are, `R` adds and multiplies in another order, `W` works on weights ahead.
+#[rustfmt::skip]
+pub const RULES: &[Rule] = rules! {
+    // casts: never is a narrowing one dropped or moved
+    "cast-of-cast"          Exact      ["(cast ?c (cast ?d ?x))"] casts::of_cast, cast_of_cast;
+    "cast-into-view"        Exact      ["(cast ?c (reshape ?v ?x))", "(cast ?c (permute ?v ?x))", "(cast ?c (expand ?v ?x))"]
+                                       casts::into_view, cast_of_view;
+    "cast-out-of-slice"     Exact      ["(slice ?v (cast ?c ?x))"] casts::out_of_view, slice_of_cast;
+    "cast-out-of-gather"    Exact      ["(gather ?v (cast ?c ?x) ?i)"] casts::out_of_gather, gather_of_cast;
+    "cast-out-of-concat"    Exact      ["(concat ?v (cast ?c ?x) (cast ?d ?y))"] casts::out_of_concat, concat_of_casts;
+    // views
+    "slice-of-concat"       Exact      ["(slice ?s (concat ?c ?x ?y))"] views::slice_of_concat, slice_of_concat;
+    "concat-of-slices"      Exact      ["(concat ?c (slice ?s ?x) (slice ?t ?x))"] views::concat_of_slices, concat_of_slices;
+    "expand-out"            Exact      ["(add (expand ?v ?x) (expand ?w ?y))", "(sub (expand ?v ?x) (expand ?w ?y))",
+                                        "(mul (expand ?v ?x) (expand ?w ?y))", "(div (expand ?v ?x) (expand ?w ?y))",
+                                        "(add (reshape ?v ?x) (reshape ?w ?y))", "(sub (reshape ?v ?x) (reshape ?w ?y))",
+                                        "(mul (reshape ?v ?x) (reshape ?w ?y))", "(div (reshape ?v ?x) (reshape ?w ?y))"]
+                                       views::out_of_binary, sum_of_expands;
+    "expand-out-of-unary"   Exact      ["(neg (expand ?v ?x))", "(exp (expand ?v ?x))", "(log (expand ?v ?x))", "(sqrt (expand ?v ?x))",
+                                        "(rsqrt (expand ?v ?x))", "(sin (expand ?v ?x))", "(cos (expand ?v ?x))"]
+                                       views::out_of_unary, cosine_of_expand;
+    "permute-of-dot"        Exact      ["(permute ?p (dot ?d ?x ?w))"] dots::permuted, permute_of_dot;
+    "dot-of-permute"        Exact      ["(dot ?d (permute ?p ?x) ?w)"] dots::of_permuted, dot_of_permute;
+    "gather-of-dot"         Exact      ["(gather ?g (dot ?d ?w ?a) ?i)"] dots::gather_of_dot, gather_of_dot;
+    "grouped-heads"         Exact      ["(attention ?a ?q (reshape ?r (expand ?e (reshape ?s ?k))) (reshape ?t (expand ?f (reshape ?u ?v))) ?0)",
+                                        "(attention ?a ?q (reshape ?r (expand ?e (reshape ?s ?k))) (reshape ?t (expand ?f (reshape ?u ?v))) ?0 ?1)",
+                                        "(attention ?a ?q (reshape ?r (expand ?e (reshape ?s ?k))) (reshape ?t (expand ?f (reshape ?u ?v))) ?0 ?1 ?2)"]
+                                       attention::grouped, repeated_heads;
+    // numbers
+    "negated-twice"         Exact      ["(neg (neg ?x))"] numbers::itself, negated_twice;
+    "add-of-negated"        Exact      ["(add ?x (neg ?y))", "(add (neg ?y) ?x)"] numbers::difference, add_of_negated;
+    "times-one"             Exact      ["(mul ?x ?c)", "(mul ?c ?x)", "(div ?x ?c)"] numbers::times_one, times_one;
+    "times-minus-one"       Exact      ["(mul ?x ?c)", "(mul ?c ?x)"] numbers::times_minus_one, times_minus_one;
+    "constant-chain"        Reassoc    ["(mul (mul ?x ?c) ?d)", "(mul (mul ?c ?x) ?d)", "(mul ?d (mul ?x ?c))", "(mul ?d (mul ?c ?x))"]
+                                       numbers::chain, constant_chain;
+    "divide-by-constant"    Reassoc    ["(div ?x ?c)"] numbers::reciprocal, divide_by_constant;
+    // sums
+    "extreme-of-expand"     Exact      ["(reduce ?r (expand ?e ?x))"] sums::extreme_of_expand, extreme_of_expand;
+    "extreme-of-one"        Exact      ["(reduce ?r ?x)"] sums::extreme_of_one, extreme_of_one;
+    "extreme-of-extremes"   Exact      ["(reduce ?r (reduce ?s ?x))"] sums::extreme_of_extremes, extreme_of_extremes;
+    "sum-of-expand"         Reassoc    ["(reduce ?r (expand ?e ?x))"] sums::sum_of_expand, sum_of_expand;
+    "sum-of-one"            Reassoc    ["(reduce ?r ?x)"] sums::sum_of_one, sum_of_one;
+    "sum-of-sums"           Reassoc    ["(reduce ?r (reduce ?s ?x))"] sums::sum_of_sums, sum_of_sums;
+    "sums-added"            Reassoc    ["(add (reduce ?r ?x) (reduce ?s ?y))"] sums::added, sums_added;
+    "sum-of-scaled"         Reassoc    ["(reduce ?r (mul ?x (expand ?e ?c)))", "(reduce ?r (mul (expand ?e ?c) ?x))"]
+                                       sums::of_scaled, sum_of_scaled;
+    // dots
+    "row-scale-out"         Reassoc    ["(dot ?d (mul ?x (expand ?e ?r)) ?w)", "(dot ?d (mul (expand ?e ?r) ?x) ?w)"]
+                                       dots::row_scale_out, dot_of_scaled_rows;
+    "row-scale-in"          Reassoc    ["(mul (dot ?d ?x ?w) (expand ?e ?r))", "(mul (expand ?e ?r) (dot ?d ?x ?w))"]
+                                       dots::row_scale_in, scaled_rows_of_dot;
+    "factor"                Reassoc    ["(dot ?d ?x (dot ?e ?a ?b))"] dots::factor, dot_of_product;
+    "distribute"            Reassoc    ["(dot ?d ?x (add ?a ?b))"] dots::distribute, dot_of_sum;
+    "scale-out-of-weight"   Reassoc    ["(dot ?d ?x (mul ?w ?s))", "(dot ?d ?x (mul ?s ?w))"] dots::scale_out, dot_of_scaled_weight;
+    "scale-into-attention"  Reassoc    ["(attention ?a (mul ?q ?s) ?k ?v ?0)", "(attention ?a (mul ?q ?s) ?k ?v ?0 ?1)",
+                                        "(attention ?a (mul ?q ?s) ?k ?v ?0 ?1 ?2)", "(attention ?a (mul ?q ?s) ?k ?v ?0 ?1 ?2 ?3)"]
+                                       attention::scaled_query, attention_of_scaled_query;
+    "latent-attention"      Reassoc    ["(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x (reshape ?s ?kr))) (reshape ?t (dot ?e ?l ?wv)) ?0))",
+                                        "(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x (reshape ?s ?kr))) (reshape ?t (dot ?e ?l ?wv)) ?0 ?1))",
+                                        "(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x (reshape ?s ?kr))) (reshape ?t (dot ?e ?l ?wv)) ?0 ?1 ?2))",
+                                        "(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x (reshape ?s ?kr))) (reshape ?t (dot ?e ?l ?wv)) ?0 ?1 ?2 ?3))"]
+                                       attention::latent, latent_attention;
+    "product-ahead"         WeightFold ["(dot ?e (dot ?d ?x ?a) ?b)"] dots::product_ahead, dot_of_dot;
+    "sum-ahead"             WeightFold ["(add (dot ?d ?x ?a) (dot ?e ?x ?b))"] dots::sum_ahead, dots_added;
+    "scale-into-weight"     WeightFold ["(dot ?d (mul ?x ?s) ?w)", "(dot ?d (mul ?s ?x) ?w)", "(mul (dot ?d ?x ?w) ?s)", "(mul ?s (dot ?d ?x ?w))"]
+                                       dots::scale_into_weight, scaled_dot;
+    "norm-into-dot"         WeightFold ["(dot ?d (rms_norm ?n ?x ?g) ?w)", "(dot ?d (cast ?c (cast ?b (rms_norm ?n ?x ?g))) ?w)"]
+                                       dots::norm_into_dot, dot_of_norm;
+    "biases-ahead"          WeightFold ["(add (add ?y (expand ?e ?a)) (expand ?f ?b))", "(add (add (expand ?e ?a) ?y) (expand ?f ?b))",
+                                        "(add (expand ?f ?b) (add ?y (expand ?e ?a)))", "(add (expand ?f ?b) (add (expand ?e ?a) ?y))"]
+                                       numbers::biases_ahead, biases_added;
+    "product-of-table"      WeightFold ["(dot ?d (gather ?g ?w ?i) ?a)"] dots::product_of_table, dot_of_gather;
+};
+
+/// A place where a pattern matched.
+pub struct Site<'a> {
+    /// The e-graph.
+    pub g: &'a mut EGraph,
+    /// Which of the rule's patterns it is.
+    pub pattern: usize,
+    bound: &'a BTreeMap<Var, Id>,
+    root: Id,
+}
+
+impl Site<'_> {
+    /// The class bound to a variable.
+    pub fn var(&self, name: &str) -> Option<Id> {
+        let wanted = |v: &&Var| v.to_string().strip_prefix('?') == Some(name);
+        self.bound.iter().find(|(v, _)| wanted(v)).map(|(_, id)| *id)
+    }
+
+    /// The operator whose attributes are bound to a variable.
+    pub fn op(&self, name: &str) -> Option<Op> {
+        let attr = self.g[self.var(name)?].data.attr?;
+        Some(self.g.analysis.attr(attr).clone())
+    }
+
+    /// What is known of what a variable is bound to.
+    pub fn facts(&self, name: &str) -> Option<&Facts> {
+        Some(&self.g[self.var(name)?].data)
+    }
+
+    /// Type of what a variable is bound to.
+    pub fn ty(&self, name: &str) -> Option<Type> {
+        self.facts(name)?.types.first().cloned()
+    }
+
+    /// Type of the whole.
+    pub fn root_ty(&self) -> Option<Type> {
+        self.g[self.root].data.types.first().cloned()
+    }
+
+    /// What follows the arguments that a pattern names.
+    pub fn rest(&self) -> Vec<Id> {
+        ["0", "1", "2", "3"].iter().map_while(|n| self.var(n)).collect()
+    }
+
+    /// The class of `op` on `args`.
+    pub fn make(&mut self, op: impl Into<Op>, args: &[Id]) -> Option<Id> {
+        self.g.make(op, args)
+    }
+}
+
+/// Matches of a rule that are applied in one round at most: what has more is being multiplied, not simplified.
+const MATCHES: usize = 1000;
+
+fn patterns(rule: usize) -> &'static [Pattern<Term>] {
+    static PATTERNS: OnceLock<Vec<Vec<Pattern<Term>>>> = OnceLock::new();
+    let all = PATTERNS.get_or_init(|| {
+        // A row that is no pattern is a mistake in the table, which every test finds.
+        let read = |p: &&str| p.parse().unwrap_or_else(|e| panic!("`{p}` is no pattern: {e}"));
+        RULES.iter().map(|r| r.patterns.iter().map(read).collect()).collect()
+    });
+    &all[rule]
+}
+
+/// Applies rule `rule` wherever it matches, as long as there are not more than `terms` terms; answers how often it said
+/// something new.
+pub fn apply(g: &mut EGraph, rule: usize, terms: usize) -> usize {
+    let mut matches: Vec<(usize, Id, Subst)> = Vec::new();
+    for (i, pattern) in patterns(rule).iter().enumerate() {
+        for m in pattern.search_with_limit(g, MATCHES) {
+            matches.extend(m.substs.into_iter().map(|s| (i, m.eclass, s)));
+        }
+    }
+    let mut new = 0;
+    for (i, root, subst) in matches.into_iter().take(MATCHES) {
+        if g.total_size() > terms {
+            break;
+        }
+        let vars = patterns(rule)[i].vars();
+        let bound: BTreeMap<Var, Id> = vars.iter().map(|v| (*v, g.find(subst[*v]))).collect();
+        if bound.values().any(|id| g[*id].data.held) {
+            continue;
+        }
+        let root = g.find(root);
+        g.analysis.here = g[root].data.origin.clone();
+        let made = (RULES[rule].apply)(&mut Site { g, pattern: i, bound: &bound, root });
+        let Some(made) = made else { continue };
+        if g[made].data.types == g[root].data.types {
+            new += g.union(root, made) as usize;
+        } else {
+            debug_assert!(false, "rule `{}` makes another type", RULES[rule].name);
+        }
+    }
+    new
+}

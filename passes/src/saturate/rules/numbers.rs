@@ -1,0 +1,71 @@
+//! Rules of numbers: signs, ones, chains of constants, sums of biases.
+
+use super::Site;
+use crate::saturate::algebra::Make;
+use astrai_ir::ops::{Binary, BinaryKind, Unary, UnaryKind};
+use astrai_ir::{DType, Tensor};
+use egg::Id;
+
+/// The inner value itself.
+pub fn itself(s: &mut Site) -> Option<Id> {
+    s.var("x")
+}
+
+/// `x + (-y)` is `x - y`.
+pub fn difference(s: &mut Site) -> Option<Id> {
+    let (x, y) = (s.var("x")?, s.var("y")?);
+    s.make(Binary { kind: BinaryKind::Sub }, &[x, y])
+}
+
+/// `x · 1` and `x / 1` are `x`.
+pub fn times_one(s: &mut Site) -> Option<Id> {
+    if s.facts("c")?.constant? != 1.0 {
+        return None;
+    }
+    s.var("x")
+}
+
+/// `x · -1` is `-x`.
+pub fn times_minus_one(s: &mut Site) -> Option<Id> {
+    if s.facts("c")?.constant? != -1.0 || !s.ty("x")?.dtype.is_float() {
+        return None;
+    }
+    let x = s.var("x")?;
+    s.make(Unary { kind: UnaryKind::Neg }, &[x])
+}
+
+/// A finite number, other than zero, as the dtype keeps it: what overflows or vanishes is not folded.
+fn kept(dtype: DType, x: f64) -> Option<f64> {
+    let x = Tensor::float(dtype, &[1], vec![x]).at(0);
+    (dtype.is_float() && x.is_normal()).then_some(x)
+}
+
+/// `(x · c) · d` is `x · (c·d)`.
+pub fn chain(s: &mut Site) -> Option<Id> {
+    let (c, d, ty) = (s.facts("c")?.constant?, s.facts("d")?.constant?, s.ty("x")?);
+    if s.facts("x")?.constant.is_some() {
+        return None;
+    }
+    let (x, both) = (s.var("x")?, s.g.fill(&ty, kept(ty.dtype, c * d)?)?);
+    s.make(Binary { kind: BinaryKind::Mul }, &[x, both])
+}
+
+/// `x / c` is `x · (1/c)`.
+pub fn reciprocal(s: &mut Site) -> Option<Id> {
+    let (c, ty) = (s.facts("c")?.constant?, s.ty("x")?);
+    let (x, factor) = (s.var("x")?, s.g.fill(&ty, kept(ty.dtype, 1.0 / c)?)?);
+    s.make(Binary { kind: BinaryKind::Mul }, &[x, factor])
+}
+
+/// `(y + a) + b` is `y + (a + b)` for weights `a` and `b`, repeated alike.
+pub fn biases_ahead(s: &mut Site) -> Option<Id> {
+    let weights = s.facts("a")?.weight_only && s.facts("b")?.weight_only;
+    let (e, f) = (s.op("e")?, s.op("f")?);
+    if !weights || s.facts("y")?.weight_only || e != f || s.ty("a")? != s.ty("b")? {
+        return None;
+    }
+    let (y, a, b) = (s.var("y")?, s.var("a")?, s.var("b")?);
+    let sum = s.make(Binary { kind: BinaryKind::Add }, &[a, b])?;
+    let sum = s.make(e, &[sum])?;
+    s.make(Binary { kind: BinaryKind::Add }, &[y, sum])
+}

@@ -1,0 +1,120 @@
+//! Rules of reductions. Backward graphs are full of sums over what was repeated on the way forward.
+
+use super::Site;
+use crate::saturate::algebra::Make;
+use astrai_ir::ops::{Binary, BinaryKind, Expand, Op, Reduce, ReduceKind, Reshape};
+use astrai_ir::{Dim, Shape};
+use egg::Id;
+
+fn reduce(s: &Site, name: &str, kinds: &[ReduceKind]) -> Option<Reduce> {
+    match s.op(name)? {
+        Op::Reduce(r) if kinds.contains(&r.kind) => Some(r),
+        _ => None,
+    }
+}
+
+use ReduceKind::{Max, Mean, Min, Prod, Sum};
+
+/// The reduction of `expand(x)`, all but the factor that repeated elements make: `x` reduced (of one element along axes that
+/// were repeated), then repeated along the others.
+fn unrepeated(s: &mut Site, r: &Reduce) -> Option<Id> {
+    let (x, shape) = (s.var("x")?, s.root_ty()?.shape);
+    let whole = match s.op("e")? {
+        Op::Expand(e) => e.shape,
+        _ => return None,
+    };
+    let own = s.ty("x")?.shape;
+    r.axes.iter().any(|&a| own[a] != whole[a]).then_some(())?;
+    let y = s.make(r.clone(), &[x])?;
+    s.make(Expand { shape }, &[y])
+}
+
+/// The largest of equal elements is one of them.
+pub fn extreme_of_expand(s: &mut Site) -> Option<Id> {
+    let r = reduce(s, "r", &[Max, Min])?;
+    unrepeated(s, &r)
+}
+
+/// The sum of `n` equal elements is `n` times one of them; their mean is one of them.
+pub fn sum_of_expand(s: &mut Site) -> Option<Id> {
+    let r = reduce(s, "r", &[Sum, Mean])?;
+    let (own, Op::Expand(e)) = (s.ty("x")?, s.op("e")?) else { return None };
+    let repeated = r.axes.iter().filter(|&&a| own.shape[a] != e.shape[a]).map(|&a| &e.shape[a]);
+    let n = Dim::product(repeated).size()?;
+    let one = unrepeated(s, &r)?;
+    if r.kind == Mean {
+        return Some(one);
+    }
+    let ty = s.root_ty().filter(|t| t.dtype.is_float())?;
+    let n = s.g.fill(&ty, n as f64)?;
+    s.make(Binary { kind: BinaryKind::Mul }, &[one, n])
+}
+
+/// A reduction over axes of one element each is a view.
+fn of_one(s: &mut Site, kinds: &[ReduceKind]) -> Option<Id> {
+    let (r, own) = (reduce(s, "r", kinds)?, s.ty("x")?);
+    if r.axes.iter().any(|&a| !own.shape[a].is_one()) {
+        return None;
+    }
+    let (x, shape) = (s.var("x")?, s.root_ty()?.shape);
+    s.make(Reshape { shape }, &[x])
+}
+
+/// The largest of one.
+pub fn extreme_of_one(s: &mut Site) -> Option<Id> {
+    of_one(s, &[Max, Min, Prod])
+}
+
+/// The sum of one: but for -0, whose sum is 0.
+pub fn sum_of_one(s: &mut Site) -> Option<Id> {
+    of_one(s, &[Sum, Mean])
+}
+
+/// Two reductions of one kind as one over both sets of axes.
+fn both(s: &mut Site, kinds: &[ReduceKind]) -> Option<Id> {
+    let (outer, inner) = (reduce(s, "r", kinds)?, reduce(s, "s", kinds)?);
+    if outer.kind != inner.kind {
+        return None;
+    }
+    let kept: Vec<usize> = (0..s.ty("x")?.rank()).filter(|a| !inner.axes.contains(a)).collect();
+    let more = outer.axes.iter().map(|&a| kept.get(a).copied()).collect::<Option<Vec<_>>>()?;
+    let mut axes = [inner.axes, more].concat();
+    axes.sort_unstable();
+    let x = s.var("x")?;
+    s.make(Reduce { kind: outer.kind, axes }, &[x])
+}
+
+/// The largest of the largest.
+pub fn extreme_of_extremes(s: &mut Site) -> Option<Id> {
+    both(s, &[Max, Min])
+}
+
+/// The sum of sums.
+pub fn sum_of_sums(s: &mut Site) -> Option<Id> {
+    both(s, &[Sum])
+}
+
+/// `Σx + Σy` over the same axes is `Σ(x + y)`.
+pub fn added(s: &mut Site) -> Option<Id> {
+    let (a, b) = (reduce(s, "r", &[Sum])?, reduce(s, "s", &[Sum])?);
+    if a != b || s.ty("x")? != s.ty("y")? {
+        return None;
+    }
+    let (x, y) = (s.var("x")?, s.var("y")?);
+    let sum = s.make(Binary { kind: BinaryKind::Add }, &[x, y])?;
+    s.make(a, &[sum])
+}
+
+/// `Σ(x·c)` is `(Σx)·c` for a factor that is the same along the axes summed over.
+pub fn of_scaled(s: &mut Site) -> Option<Id> {
+    let (r, c) = (reduce(s, "r", &[Sum])?, s.ty("c")?);
+    if !c.dtype.is_float() || r.axes.iter().any(|&a| !c.shape[a].is_one()) {
+        return None;
+    }
+    let kept: Shape = (0..c.rank()).filter(|a| !r.axes.contains(a)).map(|a| c.shape[a].clone()).collect();
+    let (x, c, shape) = (s.var("x")?, s.var("c")?, s.root_ty()?.shape);
+    let sum = s.make(r, &[x])?;
+    let c = s.make(Reshape { shape: kept }, &[c])?;
+    let c = s.make(Expand { shape }, &[c])?;
+    s.make(Binary { kind: BinaryKind::Mul }, &[sum, c])
+}

@@ -1,0 +1,59 @@
+//! Rules of views: what is cut out of what was joined, and functions of numbers computed before they are repeated.
+
+use super::Site;
+use astrai_ir::ops::{Binary, BinaryKind, Op, Slice, Unary, UnaryKind};
+use egg::Id;
+
+/// A range that lies in one of two joined values is a range of that.
+pub fn slice_of_concat(s: &mut Site) -> Option<Id> {
+    let (Op::Slice(cut), Op::Concat(c)) = (s.op("s")?, s.op("c")?) else { return None };
+    if cut.axis != c.axis {
+        return None;
+    }
+    let first = s.ty("x")?.shape[c.axis].size()?;
+    let (start, len) = (cut.start.size()?, cut.len.size()?);
+    if start + len <= first {
+        let x = s.var("x")?;
+        return s.make(cut, &[x]);
+    }
+    let start = start.checked_sub(first)?.into();
+    let y = s.var("y")?;
+    s.make(Slice { start, ..cut }, &[y])
+}
+
+/// Two ranges of one value, one after the other, are one range.
+pub fn concat_of_slices(s: &mut Site) -> Option<Id> {
+    let (Op::Concat(c), Op::Slice(a), Op::Slice(b)) = (s.op("c")?, s.op("s")?, s.op("t")?) else {
+        return None;
+    };
+    if a.axis != c.axis || b.axis != c.axis || &a.start + &a.len != b.start {
+        return None;
+    }
+    let x = s.var("x")?;
+    s.make(Slice { axis: c.axis, start: a.start, len: &a.len + &b.len }, &[x])
+}
+
+const BINARY: [BinaryKind; 4] = [BinaryKind::Add, BinaryKind::Sub, BinaryKind::Mul, BinaryKind::Div];
+
+/// `f(view x, view y)` is `view f(x, y)` for one view of one shape.
+pub fn out_of_binary(s: &mut Site) -> Option<Id> {
+    let (v, w) = (s.op("v")?, s.op("w")?);
+    if v != w || s.ty("x")? != s.ty("y")? {
+        return None;
+    }
+    let (x, y, kind) = (s.var("x")?, s.var("y")?, BINARY[s.pattern % BINARY.len()]);
+    let small = s.make(Binary { kind }, &[x, y])?;
+    s.make(v, &[small])
+}
+
+const UNARY: [UnaryKind; 7] = {
+    use UnaryKind::*;
+    [Neg, Exp, Log, Sqrt, Rsqrt, Sin, Cos]
+};
+
+/// `f(expand x)` is `expand f(x)`.
+pub fn out_of_unary(s: &mut Site) -> Option<Id> {
+    let (v, x, kind) = (s.op("v")?, s.var("x")?, *UNARY.get(s.pattern)?);
+    let small = s.make(Unary { kind }, &[x])?;
+    s.make(v, &[small])
+}

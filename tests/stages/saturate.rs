@@ -1,0 +1,150 @@
+//! Equal forms of every family's graphs: whatever form is taken, the values are those of the graph, bit for bit where the
+//! fidelity says so; weights folded ahead give the same results from kernels.
+
+use crate::close;
+use crate::families::{FAMILIES, config, evaluate, machine, program};
+use astrai::machine::Machine;
+use astrai_builders::build;
+use astrai_ir::{DType, Dim, Graph, verify};
+use astrai_passes::{self as passes, Fidelity, Saturate, Searched, Wanted};
+use astrai_runtime::{Device, Options, Session, Value, compile};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+fn form(g: &Graph, fidelity: Fidelity, wanted: Wanted, trained: bool) -> (Graph, Vec<Searched>) {
+    let how = Saturate { fidelity, wanted, ..Saturate::default() };
+    let (after, found) = passes::saturate(g, &machine().target, how, trained).unwrap();
+    verify(&after).unwrap_or_else(|e| panic!("{e}\n{after}"));
+    (after, found)
+}
+
+/// The graph of a family as the stage gets it, with or without gradients.
+fn ready(text: &str, storage: DType, gradient: bool) -> Graph {
+    let g = passes::merge(&build(&config(text), &program(12)).unwrap()).unwrap();
+    let g = passes::precision(&g, passes::Policy { storage }).unwrap();
+    let how = passes::Gradients::default();
+    let g = if gradient { passes::differentiate(&g, "loss", how).unwrap() } else { g };
+    passes::canonicalise(&g).unwrap()
+}
+
+#[test]
+fn every_form_means_the_same() {
+    for (name, text) in FAMILIES {
+        for (storage, gradient) in
+            [(DType::F32, false), (DType::BF16, false), (DType::F32, true), (DType::BF16, true)]
+        {
+            let g = ready(text, storage, gradient);
+            let want = evaluate(&g);
+            for wanted in [Wanted::Cheapest, Wanted::Dearest, Wanted::Random(1)] {
+                let (after, found) = form(&g, Fidelity::Exact, wanted, gradient);
+                assert_eq!(evaluate(&after), want, "{name} {storage} {wanted:?}");
+                assert!(found.iter().all(|f| f.saturated && f.size[1] <= 20_000), "{name}: {found:?}");
+                let loose = if gradient { Fidelity::Standard } else { Fidelity::Fast };
+                let (after, found) = form(&g, loose, wanted, gradient);
+                let share = if storage == DType::F32 { 2e-5 } else { 0.05 };
+                close(&format!("{name} {storage} {loose:?} {wanted:?}"), &evaluate(&after), &want, share);
+                assert!(found.iter().all(|f| f.size[1] <= 20_000), "{name}: {found:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_default_changes_nothing_that_costs_the_same() {
+    for (name, text) in FAMILIES {
+        for storage in [DType::F32, DType::BF16] {
+            let g = ready(text, storage, false);
+            let (after, found) = form(&g, Fidelity::Exact, Wanted::Cheapest, false);
+            assert_eq!(after.to_string(), g.to_string(), "{name} {storage}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn the_default_adds_no_kernel() {
+    for (name, text) in FAMILIES {
+        for storage in [DType::F32, DType::BF16] {
+            let g = build(&config(text), &program(12)).unwrap();
+            let launches = |enabled: bool, gradient_of: Option<&str>| {
+                let saturate = Saturate { enabled, ..Saturate::default() };
+                let gradient_of = gradient_of.map(str::to_string);
+                let options = Options { storage, saturate, gradient_of, ..Options::default() };
+                compile(&g, &machine().target, &options).unwrap().plan.launches()
+            };
+            for gradient in [None, Some("loss")] {
+                let (with, without) = (launches(true, gradient), launches(false, gradient));
+                assert!(with <= without, "{name} {storage} {gradient:?}: {without} launches became {with}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_search_does_not_grow_with_depth() {
+    for (name, text) in FAMILIES {
+        let found = |layers: usize| {
+            let text = text.replace("\"num_hidden_layers\": 2", &format!("\"num_hidden_layers\": {layers}"));
+            form(&ready(&text, DType::BF16, false), Fidelity::Fast, Wanted::Cheapest, false).1
+        };
+        let (few, many) = (found(2), found(30));
+        assert_eq!((&few[0].fired, few[0].size), (&many[0].fired, many[0].size), "{name}");
+    }
+}
+
+/// `2·(x·A)·B + b + c` behind a norm, in a session of kernels and in one of the interpreter.
+#[test]
+fn folded_weights_run() {
+    let (t, k) = (Dim::from(5), 48);
+    let mut g = Graph::new(vec![]);
+    let x = g.input("x", DType::F32, vec![t, k.into()]).unwrap();
+    let mut source = HashMap::new();
+    let mut weight = |g: &mut Graph, name: &str, shape: &[usize]| {
+        let values =
+            (0..shape.iter().product()).map(|i| ((i * 37 + name.len() * 11) % 101) as f32 / 101.0 - 0.5);
+        let bytes = values.flat_map(f32::to_le_bytes).collect();
+        source.insert(name.to_string(), Value { dtype: DType::F32, shape: shape.to_vec(), bytes });
+        g.weight(name, DType::F32, shape).unwrap()
+    };
+    let gain = weight(&mut g, "gain", &[k]);
+    let (a, b) = (weight(&mut g, "a", &[40, k]), weight(&mut g, "bb", &[k, 40]));
+    let (bias, more) = (weight(&mut g, "bias", &[k]), weight(&mut g, "more_bias", &[k]));
+    let n = g.rms_norm(x, gain, 1e-5).unwrap();
+    let low = g.linear(n, a).unwrap();
+    let y = g.linear(low, b).unwrap();
+    let mut y = g.scale(y, 2.0).unwrap();
+    for bias in [bias, more] {
+        y = g.add(y, bias).unwrap();
+    }
+    g.set_output("y", y).unwrap();
+    let input = Value {
+        dtype: DType::F32,
+        shape: vec![5, k],
+        bytes: (0..5 * k).flat_map(|i| ((i * 13 % 29) as f32 / 29.0 - 0.4).to_le_bytes()).collect(),
+    };
+    let run = |device: Device, fidelity: Fidelity| {
+        let machine = Machine::new(device, 2).unwrap();
+        let saturate = Saturate { fidelity, ..Saturate::default() };
+        let program = compile(&g, &machine.target, &Options { saturate, ..Options::default() }).unwrap();
+        let counts = (program.plan.launches(), program.derived.len());
+        let mut session = Session::new(
+            Arc::new(program),
+            &source,
+            machine.pool.clone(),
+            machine.tools(),
+            &machine.target,
+            &mut |_, _| {},
+        )
+        .unwrap();
+        let y = session.run(&[("x", &input)]).unwrap().remove(0).1;
+        let values: Vec<f32> = y.bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        (counts, values)
+    };
+    for device in [Device::Host, Device::Interpreter] {
+        let ((before, none), want) = run(device, Fidelity::Exact);
+        let ((after, derived), got) = run(device, Fidelity::Fast);
+        println!("{device:?}: {before} launches, {after} with {derived} derived weights");
+        assert!(none == 0 && derived >= 2 && after < before);
+        let top = want.iter().fold(0f32, |m, x| m.max(x.abs()));
+        assert!(want.iter().zip(&got).all(|(a, b)| (a - b).abs() <= 2e-5 * top), "{want:?}\n{got:?}");
+    }
+}
