@@ -191,7 +191,8 @@ async def at_once():
     for i, answer in enumerate(together):
         alone = await ask(i)
         assert alone.choices[0].message.content == answer.choices[0].message.content, i
-    task = asyncio.create_task(ask(3400))
+    long = many.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=3500, extra_body=ON)
+    task = asyncio.create_task(long)
     await asyncio.sleep(0.2)
     task.cancel()
     try:

@@ -274,8 +274,8 @@ mod tests {
         let all: f64 = [1f64, 2.0, 3.0].iter().map(|v| v.exp()).sum();
         let two = 2f64.exp() + 3f64.exp();
         let want = |sum: f64| [3f64.exp() / sum, 2f64.exp() / sum];
-        close(&apply(route(2, Scores::Softmax), &[x.clone()])[1], &want(all));
-        close(&apply(route(2, Scores::SoftmaxChosen), &[x.clone()])[1], &want(two));
+        close(&apply(route(2, Scores::Softmax), std::slice::from_ref(&x))[1], &want(all));
+        close(&apply(route(2, Scores::SoftmaxChosen), std::slice::from_ref(&x))[1], &want(two));
         let normal = Route { normalise: true, scale: Real(2.0), ..route(2, Scores::Softmax) };
         close(&apply(normal, &[x])[1], &want(two).map(|w| 2.0 * w));
     }
@@ -292,9 +292,9 @@ mod tests {
             let out = apply(op, args);
             [out[0].int_at(0), out[0].int_at(1)]
         };
-        assert_eq!(chosen(limited(GroupScore::Best, 1), &[x.clone()]), [4, 5]);
-        assert_eq!(chosen(limited(GroupScore::BestTwo, 1), &[x.clone()]), [0, 1]);
-        assert_eq!(chosen(limited(GroupScore::BestTwo, 2), &[x.clone()]), [0, 1]);
+        assert_eq!(chosen(limited(GroupScore::Best, 1), std::slice::from_ref(&x)), [4, 5]);
+        assert_eq!(chosen(limited(GroupScore::BestTwo, 1), std::slice::from_ref(&x)), [0, 1]);
+        assert_eq!(chosen(limited(GroupScore::BestTwo, 2), std::slice::from_ref(&x)), [0, 1]);
         let bias = Tensor::f32(&[6], &[0.0, 0.0, 0.0, 9.0, 0.0, 0.0]);
         let out = apply(route(1, Scores::Sigmoid), &[x.clone(), bias]);
         assert_eq!(out[0].int_at(0), 3);
@@ -302,7 +302,7 @@ mod tests {
         let bad = [(GroupScore::Best, 4, 1, 2), (GroupScore::Best, 3, 0, 2), (GroupScore::Best, 3, 1, 3)];
         for (score, count, kept, k) in bad {
             let op = Route { groups: Some(Groups { count, kept, score }), ..route(k, Scores::Softmax) };
-            assert!(try_apply(op, &[x.clone()]).is_err());
+            assert!(try_apply(op, std::slice::from_ref(&x)).is_err());
         }
     }
 }
