@@ -15,8 +15,7 @@ const LINE: usize = 32;
 /// Rows that one thread packs at once, whole panels.
 const PIECE: usize = 8 * PANEL;
 
-/// As [`pack`], on all threads of a pool.
-#[allow(clippy::too_many_arguments)]
+/// As [`pack`], on all threads of a pool; the rows come with their type.
 pub fn pack_on(
     pool: &Pool,
     to: &mut [u8],
@@ -24,8 +23,7 @@ pub fn pack_on(
     layout: Layout,
     first: usize,
     k: usize,
-    bytes: &[u8],
-    from: DType,
+    (bytes, from): (&[u8], DType),
 ) {
     let width = k * from.bytes();
     if width == 0 {

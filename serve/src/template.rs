@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use crate::files::line;
 
+pub(crate) use message::kind;
 pub use message::{Message, MessageError};
 
 /// Why there is no prompt, in one line.

@@ -118,7 +118,7 @@ fn fill(
         let t = source.tensor(&part.name).ok_or_else(|| missing(&part.name))?;
         check_shape(&part.name, &t.shape, part.rows, &w.ty)?;
         match pool {
-            Some(pool) => pack_on(pool, bytes, w.ty.dtype, layout, first, k, &t.bytes, t.dtype),
+            Some(pool) => pack_on(pool, bytes, w.ty.dtype, layout, first, k, (&t.bytes, t.dtype)),
             None => pack(bytes, w.ty.dtype, layout, first, k, &t.bytes, t.dtype),
         }
         first += part.rows;

@@ -4,6 +4,7 @@
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
+pub(super) use crate::template::kind;
 
 /// The fields of a body that are not read yet.
 #[derive(Debug)]
@@ -162,15 +163,3 @@ macro_rules! read_integer {
 }
 
 read_integer!(u32 usize i32);
-
-/// A value's type, as an error shows it.
-pub fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a text",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    }
-}

@@ -257,7 +257,8 @@ fn call(value: &mut Value, at: &str) -> Result<(), MessageError> {
     Ok(())
 }
 
-fn kind(value: &Value) -> &'static str {
+/// A value's type, as an error shows it.
+pub(crate) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
