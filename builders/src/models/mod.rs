@@ -3,6 +3,7 @@
 
 pub mod astrai;
 mod decoder;
+mod deepseek_moe;
 mod experts;
 mod gemma;
 pub mod gemma2;
