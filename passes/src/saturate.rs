@@ -131,6 +131,13 @@ impl Search<'_> {
     fn body(&self, graph: &Arc<Graph>, weights: HashSet<NodeId>) -> Result<(Graph, Searched), IrError> {
         let mut encoded = Encoded::of(graph, weights)?;
         let mut found = self.apply_rules(&mut encoded.egraph);
+        if found.fired.is_empty() {
+            // The body is its only form: nothing is left to choose.
+            let cost = self.cost_of(&encoded);
+            found.cost = [cost, cost];
+            found.size[2] = encoded.egraph.classes().filter(|c| c.data.attr.is_none()).count();
+            return Ok(((**graph).clone(), found));
+        }
         let forms = Forms::of(&encoded, self);
         found.size[2] = forms.classes.len();
         let unchanged = || graph.error("no form of the body can be computed".into());
@@ -149,6 +156,19 @@ impl Search<'_> {
         let terms: HashMap<Id, Term> =
             choice.iter().map(|(&c, &t)| (forms.ids[c], forms.terms[c][t].clone())).collect();
         Ok((encoded.decode(&terms)?, found))
+    }
+
+    /// What the body costs as it is.
+    fn cost_of(&self, encoded: &Encoded) -> u64 {
+        let (g, costs) = (&encoded.egraph, Costs { target: self.target, fold: self.fold });
+        let cost = |t: &Term, class: Id| {
+            let Some((op, args)) = parts(g, t) else { return 0 };
+            let facts: Vec<&Facts> = args.iter().map(|a| &g[*a].data).collect();
+            costs.of(&g.analysis, &op, &facts, &g[class].data)
+        };
+        let all = encoded.originals();
+        let of = |t: &Term| g.lookup(t.clone()).map_or(0, |class| cost(t, class));
+        all.iter().map(of).fold(0, u64::saturating_add)
     }
 
     /// Rounds of all rules that the fidelity allows, until nothing is new or a limit is met.
