@@ -14,6 +14,11 @@ use std::process::Command;
 /// Bytes of the page of any published shape at most, whatever its depth.
 const MOST: usize = 2 << 20;
 
+/// A small model with experts.
+const EXPERTS: &str = r#"{"model_type": "mixtral", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 64,
+    "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 2, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "vocab_size": 50}"#;
+
 /// Writes the page of a model, or of a graph.
 fn page(dir: &Path, model: &Path, flags: &[&str]) -> (PathBuf, String) {
     let file = dir.join("page.html");
@@ -45,8 +50,10 @@ fn a_page_fetches_nothing_and_no_name_ends_its_script() {
     let dir = tempfile::tempdir().unwrap();
     let (_, text) = page(dir.path(), &golden("qwen3"), &["--for", "decode"]);
     assert!(text.contains("default-src 'none'"));
-    for outside in ["src=", "@import", "url(", "fetch("] {
-        assert!(!text.contains(outside), "{outside}");
+    let (before, rest) = text.split_once("type=\"application/json\">").unwrap();
+    let page = format!("{before}{}", rest.split_once("</script>").unwrap().1);
+    for outside in ["src=", "@import", "url(", "fetch(", "import "] {
+        assert!(!page.contains(outside), "{outside}");
     }
     let (_, hostile) = page(dir.path(), &hostile(dir.path()), &[]);
     assert_eq!(hostile.matches("</script>").count(), text.matches("</script>").count());
@@ -83,8 +90,10 @@ fn the_size_of_a_page_follows_the_kinds_of_layers() {
         let size = |layers: usize| page(dir.path(), &config(layers), &["--for", program]).1.len();
         let (few, many) = (size(4), size(64));
         println!("{program}: {few} bytes with 4 layers, {many} with 64");
-        // What is left for each layer are names on the axis of time and values that live between layers.
-        assert!(many < few + 60 * 1500, "{program}: {few} bytes with 4 layers, {many} with 64");
+        // What is left for each layer are names on the axis of time and values that live between layers; in training also what
+        // the kernel that adds up the norms of all gradients reads.
+        let layer = if program == "train" { 8000 } else { 80 };
+        assert!(many < few + 60 * layer, "{program}: {few} bytes with 4 layers, {many} with 64");
     }
     let shapes = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/configs");
     for name in ["llama-3.1-405b", "qwen3-30b-a3b"] {
@@ -133,7 +142,7 @@ fn finds_a_node(b: &mut Browser) {
     assert!(b.text("#details .of-origin").contains("mlp.down_proj"));
     assert!(b.text("#details .of-type").starts_with("f32[tokens, "), "{}", b.text("#details"));
     let source = b.text("#details pre");
-    assert!(source.contains("mlp.down_proj") && source.contains("_phase0"), "{source}");
+    assert!(source.contains("mlp.down_proj") && source.contains("bufs"), "{source}");
     for word in ["flops", "bytes", "predicted", "kernel"] {
         assert!(b.text("#details").contains(word), "{word}");
     }
@@ -206,7 +215,7 @@ fn lists_the_plan(b: &mut Browser) {
     b.click("#steps .call");
     assert!(b.text("#steps caption").starts_with("layer"), "a call leads to its kind");
     b.click("#steps [data-step='0']");
-    assert!(b.text("#details pre").contains("_phase0"));
+    assert!(b.text("#details pre").contains("bufs"));
 }
 
 #[test]
@@ -214,7 +223,9 @@ fn a_training_page_fits_a_small_window_in_the_dark() {
     let Some(mut b) = started() else { return };
     let dir = tempfile::tempdir().unwrap();
     let flags = ["--for", "train", "--batch", "2", "--seq", "32", "--dtype", "bf16"];
-    let (file, _) = page(dir.path(), &golden("mixtral"), &flags);
+    let config = dir.path().join("mixtral.json");
+    fs::write(&config, EXPERTS).unwrap();
+    let (file, _) = page(dir.path(), &config, &flags);
     b.look(600, 800, true);
     b.open(&file);
     let ground = b.value("getComputedStyle(document.body).backgroundColor");
