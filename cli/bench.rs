@@ -137,9 +137,12 @@ impl Bench {
     pub fn run(self, out: &mut dyn Write) -> Done {
         let machine = self.machine.machine()?;
         warn(&machine.warnings);
-        let profiles = matches!(self.job, Job::Train | Job::Prefill | Job::Decode) && machine.device == Device::Host;
+        let profiles =
+            matches!(self.job, Job::Train | Job::Prefill | Job::Decode) && machine.device == Device::Host;
         if self.profile && !profiles {
-            return Err("--profile goes with bench train, prefill and decode on the processor; leave it out".into());
+            return Err(
+                "--profile goes with bench train, prefill and decode on the processor; leave it out".into()
+            );
         }
         if self.new.is_some() && !matches!(self.job, Job::Decode | Job::Serve) {
             return Err("--new goes with bench decode and serve; leave it out".into());

@@ -65,5 +65,7 @@ function drawDetails() {
   const shown = STATE.tab === "memory" && STATE.value !== null && plan?.memory[STATE.value] ? value(plan, STATE.value)
     : STATE.tab === "plan" && step && step.run !== undefined ? kernel(step)
       : STATE.tab !== "memory" && b && STATE.node !== null && STATE.node < b.count ? node(b, STATE.node) : overview();
+  // For who hears the page: what the arrows have come to.
+  byId("said").textContent = STATE.tab === "graph" && b && STATE.node !== null ? `${b.head(STATE.node)}, ${b.type(STATE.node)}, ${b.origin(STATE.node)}` : "";
   byId("details").replaceChildren(...[shown].flat(Infinity).filter(Boolean));
 }

@@ -54,8 +54,10 @@ function drawing(b) {
     const v = visible(b, views, leaves);
     const texts = v.shown.map(i => caption(b, i));
     const widths = texts.map(lines => Math.max(...lines.map(l => l.length)) * CHAR + 18);
-    const isLeaf = n => v.args[n].length === 0;
-    LAYOUTS.set(key, { ...v, texts, key, ...layout(v.shown.length, v.args, widths, isLeaf) });
+    // Views of leaves stand with them, near who uses them.
+    const leaf = [];
+    v.args.forEach((args, n) => leaf.push(args.length === 0 || (VIEW.has(b.op(v.shown[n])) && args.every(a => leaf[a]))));
+    LAYOUTS.set(key, { ...v, texts, key, ...layout(v.shown.length, v.args, widths, n => leaf[n]) });
   }
   return LAYOUTS.get(key);
 }
@@ -117,7 +119,7 @@ function zoom(factor, x, y) {
 }
 
 function curve(d, edge) {
-  const from = d.nodes[edge.from], to = d.nodes[edge.to], many = d.args[edge.to].length;
+  const from = d.nodes[edge.from], to = d.nodes[edge.to], many = edge.of;
   const spread = Math.min(to.width - 20, 16 * (many - 1));
   const end = [to.x + (many > 1 ? spread * (edge.slot / (many - 1) - 0.5) : 0), to.y];
   const points = [[from.x, from.y + NODE_HEIGHT], ...edge.points, end];

@@ -7,8 +7,10 @@ function layers(count, args, isLeaf) {
   const rank = new Array(count).fill(0);
   const first = new Array(count).fill(Infinity);
   for (let i = 0; i < count; i++) for (const a of args[i]) if (a < i) rank[i] = Math.max(rank[i], rank[a] + 1);
-  for (let i = 0; i < count; i++) for (const a of args[i]) if (a < i) first[a] = Math.min(first[a], rank[i]);
-  for (let i = 0; i < count; i++) if (isLeaf(i) && first[i] < Infinity) rank[i] = first[i] - 1;
+  for (let i = count - 1; i >= 0; i--) {
+    if (isLeaf(i) && first[i] < Infinity) rank[i] = first[i] - 1;
+    for (const a of args[i]) if (a < i) first[a] = Math.min(first[a], rank[i]);
+  }
   const least = rank.reduce((m, r) => Math.min(m, r), 0);
   return rank.map(r => r - least);
 }
@@ -20,8 +22,10 @@ function cells(count, args, rank, width) {
   const edges = [];
   const join = (a, b) => { all[a].down.push(b); all[b].up.push(a); };
   for (let i = 0; i < count; i++) {
-    args[i].forEach((a, slot) => {
-      const edge = { from: a, to: i, slot, via: [] };
+    // Of several values from one node to another one edge.
+    const from = [...new Set(args[i])];
+    from.forEach((a, slot) => {
+      const edge = { from: a, to: i, slot, of: from.length, via: [] };
       edges.push(edge);
       if (a >= i || rank[a] >= rank[i]) { edge.back = true; return; }
       const span = rank[i] - rank[a];
