@@ -8,6 +8,7 @@ use crate::peaks::Peaks;
 use crate::table::bytes;
 use crate::watch::Screen;
 use astrai_builders::ModelConfig;
+use astrai_builders::config::MlpSpec;
 use astrai_ir::DType;
 use astrai_runtime::{Device, Dump, Error as RunError, Recompute, WeightSource};
 use astrai_train::batch::Items;
@@ -16,6 +17,7 @@ use astrai_train::checkpoint::{
 };
 use astrai_train::dataset::{Dataset, Sources};
 use astrai_train::engine::{Engine, Plan, Recipe};
+use astrai_train::router::Router;
 use astrai_train::settings::{self, Length, Partial, Settings, Storage};
 use astrai_train::signals::{self, Stop};
 use astrai_train::trainer::{Trainer, Watch, total_steps};
@@ -128,6 +130,7 @@ impl Train {
         let settings = Settings::merge(file.over(before), self.given.clone())?;
         let (config, text, model) = start(&settings, checkpoint.filter(|_| !named))?;
         check_sizes(&config, settings.batch as u64, settings.seq as u64)?;
+        check_router(&config, &settings)?;
         let folder = checkpoint.map(|c| c.path.as_path()).or(settings.model.as_deref());
         let sources = Sources::find(&settings, config.vocab_size, folder)?;
         Ok(Begin { settings, config, text, model, sources })
@@ -292,6 +295,21 @@ fn state(
     Ok(state)
 }
 
+/// Refuses losses of routers of a model that has none.
+fn check_router(config: &ModelConfig, s: &Settings) -> Result<(), Failure> {
+    if config.layers.iter().any(|l| !matches!(l.mlp, MlpSpec::Dense { .. })) {
+        return Ok(());
+    }
+    let given =
+        [("router_aux_loss_coef", s.router_aux_loss_coef), ("router_z_loss_coef", s.router_z_loss_coef)];
+    match given.iter().find(|(_, factor)| *factor != 0.0) {
+        Some((key, factor)) => {
+            Err(format!("{key}: {factor}, but the model has no experts; remove it").into())
+        }
+        None => Ok(()),
+    }
+}
+
 /// A recipe of the default settings, for figures that depend on sizes only.
 pub fn default_recipe(batch: u64, seq: u64, storage: DType) -> Recipe {
     let sizes = Settings { batch: batch as usize, seq: seq as usize, ..Settings::default() };
@@ -320,6 +338,7 @@ pub fn recipe(s: &Settings) -> Recipe {
             settings::Recompute::Full => Recompute::Full,
         },
         optimizer: Optimizer { rule, weight_decay: s.weight_decay, clip },
+        router: Router { watched: true, balance: s.router_aux_loss_coef, z: s.router_z_loss_coef },
     }
 }
 

@@ -11,7 +11,7 @@ mod saturate;
 mod snapshot;
 
 use astrai_builders::build;
-use astrai_builders::config::{LayerSpec, NormPlace, QkNorm};
+use astrai_builders::config::{LayerSpec, MlpSpec, NormPlace, QkNorm};
 use astrai_ir::json::write_json;
 use astrai_ir::ops::Op;
 use astrai_ir::{DType, Graph, Tensor, verify};
@@ -109,7 +109,11 @@ fn a_kind_of_layer_is_compiled_once_whatever_the_depth() {
             let (a, b) = (few.cost().unwrap(), many.cost().unwrap());
             assert_eq!(a.arena_bytes, b.arena_bytes, "{name}: scratch is shared");
             let layer = (b.launches - a.launches) / 36;
-            let experts = if name == "mixtral" || name == "qwen3_moe" { 4 } else { 0 };
+            // The router, the choice, and twice rows in another order; of shared experts gate and up at once, each down.
+            let experts = match &kinds[0].mlp {
+                MlpSpec::Experts(e) => 4 + e.shared.map_or(0, |s| 1 + s.count as u64),
+                MlpSpec::Dense { .. } => 0,
+            };
             let most = 8 + norms_apart(kinds[0]) + experts;
             assert!(
                 layer <= most && few.plan.bodies.iter().all(|b| b.steps.len() as u64 == layer),

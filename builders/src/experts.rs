@@ -4,20 +4,30 @@
 //! best expert first.
 
 use crate::config::{ExpertsSpec, SharedSpec};
+use crate::router::{self, Seen};
 use astrai_ir::ops::{Activation, GatedAct, GroupedDot, ReduceKind, Route, Rows, Weight};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Type};
 
-/// `Σ w_e · down_e(act(gate_e(x)) * up_e(x))` for `x` `[tokens, hidden]`, and the mean of the shared experts.
-pub fn experts(g: &mut Graph, e: &ExpertsSpec, act: Activation, x: NodeId) -> Result<NodeId, IrError> {
+/// `Σ w_e · down_e(act(gate_e(x)) * up_e(x))` for `x` `[tokens, hidden]`, and the mean of the shared experts; and what is `seen`
+/// of the router, by the names of a layer's outputs.
+pub fn experts(
+    g: &mut Graph,
+    e: &ExpertsSpec,
+    act: Activation,
+    x: NodeId,
+    seen: Seen,
+) -> Result<(NodeId, Vec<(&'static str, NodeId)>), IrError> {
     let routes = route(g, e, x)?;
     let y = chosen(g, e, act, x, &routes)?;
-    let Some(s) = &e.shared else { return Ok(y) };
+    let watched = router::watched(g, e, routes.logits, routes.offsets, seen)?;
+    let Some(s) = &e.shared else { return Ok((y, watched)) };
     let shared = shared(g, s, &e.names.shared, act, x)?;
-    g.scope("mlp.experts.sum", |g| g.add(y, shared))
+    Ok((g.scope("mlp.experts.sum", |g| g.add(y, shared))?, watched))
 }
 
-/// Parts of a route: weights `[tokens, chosen]`, then slots, places and offsets.
+/// Logits `[tokens, count]` and the parts of a route: weights `[tokens, chosen]`, then slots, places and offsets.
 struct Routes {
+    logits: NodeId,
     weights: NodeId,
     slots: NodeId,
     places: NodeId,
@@ -48,7 +58,7 @@ fn route(g: &mut Graph, e: &ExpertsSpec, x: NodeId) -> Result<Routes, IrError> {
         let route = g.push(op, &args)?;
         let [weights, slots, places, offsets] =
             [g.part(route, 1)?, g.part(route, 2)?, g.part(route, 3)?, g.part(route, 4)?];
-        Ok(Routes { weights, slots, places, offsets })
+        Ok(Routes { logits, weights, slots, places, offsets })
     })
 }
 

@@ -1,15 +1,16 @@
 //! One decoder layer as the body of a block: attention and MLP, each normed and added to the residual stream.
 //! In: what the layer computes. Out: a graph whose leaves are `x`, `cos`, `sin`, `starts` and the layer's weights by
 //! their names within the layer; over a cache also `slots`, `tables`, `lens` and the states `k_cache` and `v_cache`, whose next
-//! versions follow `x` among the outputs.
+//! versions follow `x` among the outputs. Last are what a loss wants of the layer's router.
 
 use crate::config::{Activation, LayerSpec, MlpSpec, ModelConfig, NormPlace, QkNorm, RopeLayout};
 use crate::experts::experts;
 use crate::model::{Cache, Program};
+use crate::router::Seen;
 use astrai_ir::ops::{self, Attention, GatedAct, Rope, UnaryKind};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Type};
 
-/// Next versions of states, by name.
+/// Next versions of states, or what is seen of a router, by name.
 type Versions = Vec<(&'static str, NodeId)>;
 
 /// What the parts of a layer share.
@@ -41,10 +42,10 @@ pub fn body(config: &ModelConfig, spec: &LayerSpec, program: &Program) -> Result
     let sin = layer.g.input("sin", DType::F32, vec![tokens, half])?;
     let starts = layer.g.input("starts", DType::I32, vec![&Dim::symbol("sequences") + &Dim::from(1)])?;
     let (x, versions) = layer.attention(x, [cos, sin, starts])?;
-    let x = layer.mlp(x)?;
+    let (x, watched) = layer.mlp(x)?;
     layer.g.set_output("x", x)?;
-    for (name, version) in versions {
-        layer.g.set_output(name, version)?;
+    for (name, id) in versions.into_iter().chain(watched) {
+        layer.g.set_output(name, id)?;
     }
     Ok(layer.g)
 }
@@ -126,8 +127,9 @@ impl Layer<'_> {
         })
     }
 
-    /// `x + down(act(gate(x)) * up(x))`, of one MLP or of the chosen experts, normed where the layer says so.
-    fn mlp(&mut self, x: NodeId) -> Result<NodeId, IrError> {
+    /// `x + down(act(gate(x)) * up(x))`, of one MLP or of the chosen experts, normed where the layer says so; and what is seen of
+    /// a router.
+    fn mlp(&mut self, x: NodeId) -> Result<(NodeId, Versions), IrError> {
         let (names, hidden) = (self.config.model_type.names, self.config.hidden_size);
         let n = self.norm_before(names.post_attention_norm, x)?;
         let act = match self.config.activation {
@@ -135,6 +137,7 @@ impl Layer<'_> {
             Activation::Gelu => ops::Activation::Gelu,
             Activation::GeluTanh => ops::Activation::GeluTanh,
         };
+        let mut watched = Versions::new();
         let y = match &self.spec.mlp {
             MlpSpec::Dense { intermediate, bias } => {
                 let apart = [names.mlp_gate, names.mlp_up].map(|name| (name, *intermediate));
@@ -142,10 +145,14 @@ impl Layer<'_> {
                 let h = self.g.scope("mlp.act", |g| g.push(GatedAct { act }, &[gate, up]))?;
                 self.linear(names.mlp_down, h, [hidden, *intermediate], *bias)?
             }
-            MlpSpec::Experts(e) => experts(&mut self.g, e, act, n)?,
+            MlpSpec::Experts(e) => {
+                let (y, seen) = experts(&mut self.g, e, act, n, Seen::by(self.program.loss))?;
+                watched = seen;
+                y
+            }
         };
         let y = self.norm_after(names.mlp_out_norm, y)?;
-        self.g.scope("mlp.residual", |g| g.add(x, y))
+        Ok((self.g.scope("mlp.residual", |g| g.add(x, y))?, watched))
     }
 
     /// `[tokens, heads * d]` as `[tokens, heads, d]`.

@@ -4,6 +4,7 @@
 
 use crate::config::{LayerSpec, ModelConfig, RopeSpec};
 use crate::layer;
+use crate::router::Routers;
 use astrai_ir::ops::{Call, CompareKind, Const, ReduceKind, UnaryKind};
 use astrai_ir::{Block, BlockId, DType, Dim, Graph, IrError, NodeId, Real, Symbol, Tensor, Type, ops};
 use std::sync::Arc;
@@ -77,6 +78,11 @@ pub enum Loss {
     /// Their sum times the scalar input `loss_scale`: with one over the number of all targets that count, the losses of
     /// several runs, and their gradients, add up to those of the mean over all.
     Scaled,
+    /// The same, of a model with experts, and what its routers did: see [`router`](crate::router).
+    Routed {
+        /// The routers' losses are made, too, and added to `loss`.
+        balanced: bool,
+    },
 }
 
 /// Positions whose logits a program puts out.
@@ -112,7 +118,7 @@ impl Program {
 
 /// The graph of a model. Inputs: `input_ids` i32 `[tokens]`, `positions` i32 `[tokens]` (from 0 in each sequence),
 /// `starts` i32 `[sequences + 1]`, and as wanted `last` i32 `[sequences]`, `targets` i32 `[tokens]` (negative:
-/// ignored) and `loss_scale` f32. Outputs: `logits`, `loss`. Over a cache `positions` go on from run to run, and there are
+/// ignored) and `loss_scale` f32. Outputs: `logits`, `loss`, and of [`Loss::Routed`] those of the routers. Over a cache `positions` go on from run to run, and there are
 /// `slots` i32 `[tokens]` (the row of each token's key and value, -1: none), `tables` i32 `[sequences, table]` (each
 /// sequence's pages), `lens` i32 `[sequences]` (its tokens in them, those of this run included) and an output for the next
 /// version of each state. All arithmetic is f32; the precision pass changes what is stored.
@@ -134,7 +140,8 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
     if let Some(cache) = &program.cache {
         given.extend(layer::CACHE.into_iter().zip(layer::cache_inputs(&mut g, cache)?));
     }
-    x = layers(&mut g, config, program, x, &given)?;
+    let mut routers = Routers::default();
+    x = layers(&mut g, config, program, x, &given, &mut routers)?;
     let norm = g.scope("norm", |g| layer::norm_weight(g, config, names.final_norm, hidden))?;
     let head = match config.tie_embeddings {
         true => embed,
@@ -163,19 +170,21 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
     if program.loss != Loss::None {
         let x = g.scope("norm", |g| g.rms_norm(x, norm, config.norm_eps))?;
         let loss = g.scope("loss", |g| loss(g, [x, head], config, program.loss))?;
+        let loss = g.scope("router", |g| routers.loss(g, config, program.loss, loss))?;
         g.set_output("loss", loss)?;
     }
     Ok(g)
 }
 
 /// Calls the layers in order on `x` `[tokens, hidden]`; `given` are the inputs that all layers share. Next versions of their
-/// states become outputs.
+/// states become outputs; what they show of their routers is gathered.
 fn layers(
     g: &mut Graph,
     config: &ModelConfig,
     program: &Program,
     mut x: NodeId,
     given: &[(&str, NodeId)],
+    routers: &mut Routers,
 ) -> Result<NodeId, IrError> {
     let (kinds, of_layer) = config.layer_kinds();
     let mut blocks: Vec<BlockId> = Vec::with_capacity(kinds.len());
@@ -212,8 +221,11 @@ fn layers(
         let call = Call { block: blocks[kind], layer: i as u32 };
         let made = g.scope(&format!("layers.{i}"), |g| g.push(call, &args))?;
         x = made;
-        if program.cache.is_some() {
+        if g.node(made).types.len() > 1 {
             x = g.part(made, 0)?;
+        }
+        routers.see(g, &block, made)?;
+        if program.cache.is_some() {
             for (part, name) in (1..).zip(Cache::states(i)) {
                 let next = g.part(made, part)?;
                 g.set_output(&name, next)?;
@@ -271,7 +283,7 @@ fn loss(g: &mut Graph, [x, head]: [NodeId; 2], config: &ModelConfig, kind: Loss)
     let op = ops::LinearCrossEntropy { label_smoothing: Real(0.0), softcap };
     let losses = g.push(op, &[x, head, targets])?; // [tokens]
     let sum = g.reduce(ReduceKind::Sum, losses, &[0])?;
-    if kind == Loss::Scaled {
+    if kind != Loss::Mean {
         let scale = g.input("loss_scale", DType::F32, vec![])?;
         return g.mul(sum, scale);
     }

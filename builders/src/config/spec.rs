@@ -194,8 +194,21 @@ pub struct ExpertsSpec {
     pub scale: f64,
     /// Experts of every token.
     pub shared: Option<SharedSpec>,
+    /// Which loss keeps the experts' loads even, where a run asks for one.
+    pub balance: Balance,
     /// Names of the weights.
     pub names: &'static ExpertNames,
+}
+
+/// A loss that is least when all experts have equally many tokens: with `f` the number of tokens of each of `E` experts and `p`
+/// the mean of its probabilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Balance {
+    /// `E Σ f p`, tokens of all layers taken together, `f` over their number: `chosen` when loads are even (transformers'
+    /// `load_balancing_loss_func`).
+    Together,
+    /// The mean over layers of `E Σ f p`, `f` over the number of choices: 1 when loads are even (AstrAI).
+    Apart,
 }
 
 /// Experts that every token meets: the mean of what gated MLPs make of it.

@@ -7,8 +7,8 @@ use super::decoder::{self, Defaults};
 use super::experts::{self, Counts};
 use crate::config::rope_keys::ROPE_KEYS;
 use crate::config::{
-    ConfigError, ExpertNames, InitStyle, MAX_EXPERTS, MAX_WIDTH, ModelConfig, QkNorm, Raw, RopeLayout,
-    SharedSpec,
+    Balance, ConfigError, ExpertNames, InitStyle, MAX_EXPERTS, MAX_WIDTH, ModelConfig, QkNorm, Raw,
+    RopeLayout, SharedSpec,
 };
 use crate::registry::{ModelType, Names};
 use serde_json::{Map, Value, json};
@@ -136,6 +136,7 @@ fn put_experts(raw: &Raw, c: &mut ModelConfig) -> Result<(), ConfigError> {
     let intermediate = width("shared_expert_intermediate_size")?;
     spec.shared = (count > 0).then_some(SharedSpec { count, intermediate });
     spec.normalise = raw.flag("norm_topk_prob", true)?;
+    spec.balance = Balance::Apart;
     if let Some(method) = raw.text("topk_method")?.filter(|m| *m != "greedy") {
         let key = raw.spelled("topk_method");
         raw.warn(format!("key `{key}` is {}: AstrAI never reads it, the choice is greedy", json!(method)));

@@ -1,7 +1,7 @@
 //! What the families with experts share: their numbers, read and checked, and the layers that have them.
 
 use crate::config::{
-    ConfigError, ExpertNames, ExpertsSpec, MAX_EXPERTS, MAX_LAYERS, MlpSpec, ModelConfig, Raw,
+    Balance, ConfigError, ExpertNames, ExpertsSpec, MAX_EXPERTS, MAX_LAYERS, MlpSpec, ModelConfig, Raw,
 };
 use astrai_ir::ops::Scores;
 use serde_json::{Map, Value, json};
@@ -60,6 +60,7 @@ pub(super) fn read(
         normalise: true,
         scale: 1.0,
         shared: None,
+        balance: Balance::Together,
         names,
     })
 }
