@@ -2,6 +2,7 @@
 //! transformers share is in `decoder`, what Gemma 2 and 3 share in `gemma`, what experts share in `experts`.
 
 mod decoder;
+mod deepseek_moe;
 mod experts;
 mod gemma;
 
