@@ -22,6 +22,8 @@ pub fn canonicalise(graph: &Graph) -> Result<Graph, IrError> {
 
 fn simpler(g: &Graph, op: &Op, args: &[NodeId]) -> Option<NodeId> {
     match op {
+        // It was there for its gradient, which exists by now.
+        Op::Spread(_) => Some(args[0]),
         // cast(cast(x: a -> b) -> a) is x when b holds every value of a.
         Op::Cast(c) => match &g.node(args[0]).op {
             Op::Cast(inner) => {

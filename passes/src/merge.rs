@@ -4,7 +4,8 @@
 
 use crate::live_only;
 use astrai_ir::ops::{BinaryKind, Call, Dot, Op, Rows, Weight};
-use astrai_ir::{Block, BlockId, Dim, Graph, IrError, NodeId, Type};
+use astrai_ir::shard::Cut;
+use astrai_ir::{Block, BlockId, Dim, Graph, IrError, NodeId, Placement, Sharding, Type};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -89,7 +90,10 @@ fn join_args(
             Some(j) if &j.names[0] == p => {
                 let leaves: Vec<NodeId> = j.names.iter().map(|n| by_name[n.as_str()]).collect();
                 let joined = joined_weight(g, &leaves)?;
-                out.push(g.push(joined, &[])?);
+                let made = g.push(joined, &[])?;
+                let sharding = joined_sharding(g, &leaves);
+                g.note_sharding(made, &sharding);
+                out.push(made);
             }
             Some(_) => {}
             None => out.push(by_name[p.as_str()]),
@@ -173,7 +177,9 @@ fn join_leaves(
     let joined = joined_weight(g, leaves)?;
     let names = leaves.iter().filter_map(|l| g.node(*l).op.leaf_name().map(str::to_string)).collect();
     joins.push(Join { names, joined: joined.name.clone() });
-    out.push(joined, &[])
+    let made = out.push(joined, &[])?;
+    out.note_sharding(made, &joined_sharding(g, leaves));
+    Ok(made)
 }
 
 /// The weight whose rows are those of these weights.
@@ -189,6 +195,28 @@ fn joined_weight(g: &Graph, leaves: &[NodeId]) -> Result<Weight, IrError> {
     let mut ty: Type = g.ty(leaves[0]).clone();
     ty.shape[0] = Dim::from(rows);
     Ok(Weight { name: joined_name(&names), ty, parts })
+}
+
+/// What ranks hold of the rows of these weights one after another: alike along every axis, rows that are cut being cut in each.
+fn joined_sharding(g: &Graph, leaves: &[NodeId]) -> Sharding {
+    let rows = |l: &NodeId| g.ty(*l).shape[0].size().unwrap_or(0);
+    let first = &g.node(leaves[0]).sharding;
+    let mut joined = first.clone();
+    for (i, (axis, placed)) in joined.iter_mut().enumerate() {
+        let alike = |l: &NodeId| {
+            g.node(*l).sharding.get(i).is_some_and(|(a, p)| (a, p) == (&first[i].0, &first[i].1))
+        };
+        if !leaves.iter().all(alike) {
+            return Sharding::new();
+        }
+        if let Placement::Split(cut) = placed
+            && cut.dim == 0
+        {
+            *placed = Placement::Split(Cut::sections(0, leaves.iter().map(rows).collect()));
+        }
+        let _ = axis;
+    }
+    joined
 }
 
 /// `attn.{q_proj,k_proj}.weight` for names that differ in one dotted part; joined with `+` otherwise.

@@ -93,6 +93,7 @@ fn rebuild(
             }
             Op::Weight(w) if w.ty.dtype == DType::F32 => {
                 let w = out.push(Weight { ty: w.ty.with(to), ..w.clone() }, &[])?;
+                out.note_sharding(w, &node.sharding);
                 return out.cast(w, DType::F32);
             }
             Op::Input(i) if i.ty.dtype == DType::F32 && stream(&i.name) => {
@@ -120,6 +121,18 @@ fn rebuild(
                     }
                 };
                 out.push(op.clone(), &[&[left], &args[1..]].concat())?
+            }
+            op if op.over().is_some() && node.types.len() == 1 => {
+                // What is stored narrow is sent narrow.
+                let mut args = args.to_vec();
+                match stored(out, args[0], to) {
+                    Some(narrow) => {
+                        args[0] = narrow;
+                        let met = out.push(op.clone(), &args)?;
+                        return out.cast(met, DType::F32);
+                    }
+                    None => out.push(op.clone(), &args)?,
+                }
             }
             Op::LinearCrossEntropy(op) if to == DType::BF16 => {
                 // Narrow hidden states and weights say that the logits' gradient is narrow too.

@@ -38,6 +38,8 @@ pub struct Options {
     pub saturate: passes::Saturate,
     /// Weights change between runs: they are read row-major, nothing derived from them is kept.
     pub trained: bool,
+    /// The ranks that run the program, and where its weights lie on them; no axes: one rank.
+    pub shards: passes::Shards,
 }
 
 impl Default for Options {
@@ -49,6 +51,7 @@ impl Default for Options {
             gradients: passes::Gradients::default(),
             saturate: passes::Saturate::default(),
             trained: false,
+            shards: passes::Shards::default(),
         }
     }
 }
@@ -75,12 +78,18 @@ pub fn compile(graph: &Graph, target: &Target, options: &Options) -> Result<Prog
     let policy = passes::Policy { storage: options.storage };
     let mut stages = Stages::new(&options.dump);
     let g = stages.graph("build", || Ok(graph.clone()))?;
+    let over = options.shards.data_axes();
+    let g = match options.shards.axes().next() {
+        Some(_) => stages.graph("shard", || passes::shard(&g, &options.shards))?,
+        None => g,
+    };
     let g = stages.graph("flatten", || passes::flatten(&g))?;
     let g = stages.graph("merge", || passes::merge(&g))?;
     let g = stages.graph("precision", || passes::precision(&g, policy))?;
     let g = match &options.gradient_of {
         Some(output) => {
-            stages.graph("differentiate", || passes::differentiate(&g, output, options.gradients))?
+            let how = options.gradients;
+            stages.graph("differentiate", || passes::differentiate_over(&g, output, how, &over))?
         }
         None => g,
     };
@@ -121,7 +130,7 @@ fn emit(plan: &Plan, target: &Target) -> Result<Vec<Option<Kernel>>, Error> {
     }
     let mut kernels = Vec::with_capacity(plan.regions.len());
     for region in &plan.regions {
-        if region.anchor == Anchor::Eval {
+        if matches!(region.anchor, Anchor::Eval | Anchor::Collective) {
             kernels.push(None);
             continue;
         }
