@@ -6,7 +6,7 @@ use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::eval::{Eval, Meet};
 use crate::graph::{Graph, IrError, NodeId};
-use crate::shard::{Local, Way, Ways};
+use crate::shard::{Local, Traffic, Way, Ways};
 use crate::ty::Type;
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
@@ -98,6 +98,11 @@ pub trait Operator: Clone + Eq + Hash + Debug + Serialize + DeserializeOwned {
     /// Reference values of a collective: from the arguments of the ranks that meet, in order, the outputs of each.
     fn meet(&self, _ranks: &[Vec<&crate::Tensor>], _cx: &Meet) -> Result<Vec<Vec<crate::Tensor>>, String> {
         Err("is no collective".into())
+    }
+
+    /// What one rank sends in a collective.
+    fn traffic(&self, _args: &[&Type], _outs: &[Type]) -> Option<Traffic> {
+        None
     }
 
     /// Floating-point operations of one evaluation.

@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::eval::{Eval, Meet};
 use crate::graph::{Graph, IrError, NodeId};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
-use crate::shard::{Axis, Local, Way, Ways};
+use crate::shard::{Axis, Local, Traffic, Way, Ways};
 use crate::tensor::Tensor;
 use crate::ty::Type;
 
@@ -61,6 +61,10 @@ macro_rules! ops {
             /// Reference values of a collective.
             pub fn meet(&self, ranks: &[Vec<&Tensor>], cx: &Meet) -> Result<Vec<Vec<Tensor>>, String> {
                 match self { $(Op::$variant(op) => op.meet(ranks, cx)),* }
+            }
+            /// What one rank sends in a collective.
+            pub fn traffic(&self, args: &[&Type], outs: &[Type]) -> Option<Traffic> {
+                match self { $(Op::$variant(op) => op.traffic(args, outs)),* }
             }
             /// Floating-point operations.
             pub fn flops(&self, args: &[&Type], outs: &[Type]) -> Dim {

@@ -286,6 +286,25 @@ pub struct Ways<'a> {
     pub n: usize,
 }
 
+/// What one rank sends over the link in a collective of the ring kind: `times · (ranks - 1) / ranks` of the bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes of the whole value.
+    pub bytes: Dim,
+    /// How often it goes around.
+    pub times: u64,
+    /// Ranks that meet.
+    pub ranks: u64,
+}
+
+impl Traffic {
+    /// Bytes sent, for a number of bytes of the value.
+    pub fn sent(&self, bytes: u64) -> u64 {
+        let all = u128::from(bytes) * u128::from(self.times) * u128::from(self.ranks.saturating_sub(1));
+        u64::try_from(all / u128::from(self.ranks.max(1))).unwrap_or(u64::MAX)
+    }
+}
+
 /// A dimension of an argument or result: those of one number go together; `None` cannot be cut.
 pub type Label = Option<usize>;
 

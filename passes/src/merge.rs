@@ -4,8 +4,7 @@
 
 use crate::live_only;
 use astrai_ir::ops::{BinaryKind, Call, Dot, Op, Rows, Weight};
-use astrai_ir::shard::Cut;
-use astrai_ir::{Block, BlockId, Dim, Graph, IrError, NodeId, Placement, Sharding, Type};
+use astrai_ir::{Block, BlockId, Dim, Graph, IrError, NodeId, Sharding, Type};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -197,26 +196,11 @@ fn joined_weight(g: &Graph, leaves: &[NodeId]) -> Result<Weight, IrError> {
     Ok(Weight { name: joined_name(&names), ty, parts })
 }
 
-/// What ranks hold of the rows of these weights one after another: alike along every axis, rows that are cut being cut in each.
+/// What ranks hold of these weights one after another, if it is alike in all: rows that are cut are cut in each.
 fn joined_sharding(g: &Graph, leaves: &[NodeId]) -> Sharding {
-    let rows = |l: &NodeId| g.ty(*l).shape[0].size().unwrap_or(0);
     let first = &g.node(leaves[0]).sharding;
-    let mut joined = first.clone();
-    for (i, (axis, placed)) in joined.iter_mut().enumerate() {
-        let alike = |l: &NodeId| {
-            g.node(*l).sharding.get(i).is_some_and(|(a, p)| (a, p) == (&first[i].0, &first[i].1))
-        };
-        if !leaves.iter().all(alike) {
-            return Sharding::new();
-        }
-        if let Placement::Split(cut) = placed
-            && cut.dim == 0
-        {
-            *placed = Placement::Split(Cut::sections(0, leaves.iter().map(rows).collect()));
-        }
-        let _ = axis;
-    }
-    joined
+    let alike = leaves.iter().all(|l| g.node(*l).sharding == *first);
+    if alike { first.clone() } else { Sharding::new() }
 }
 
 /// `attn.{q_proj,k_proj}.weight` for names that differ in one dotted part; joined with `+` otherwise.
@@ -251,7 +235,9 @@ fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Vec<Siblings> {
         if !plain || users[w.index()].len() != 1 || is_output(g, w) || !allowed(&leaf.name) {
             continue;
         }
-        match by_input.iter_mut().find(|(i, _)| *i == x) {
+        // Of one joined weight a rank holds the same share of every part.
+        let alike = |dots: &[NodeId]| g.node(g.node(dots[0]).args[1]).sharding == g.node(w).sharding;
+        match by_input.iter_mut().find(|(i, dots)| *i == x && alike(dots)) {
             Some((_, dots)) => dots.push(id),
             None => by_input.push((x, vec![id])),
         }

@@ -86,7 +86,7 @@ fn rebuild(
                 };
                 return out.push(op.clone(), &args);
             }
-            Op::Part(p) if matches!(g.node(node.args[0]).op, Op::Call(_)) => {
+            Op::Part(p) if matches!(g.node(node.args[0]).op, Op::Call(_) | Op::AllToAll(_)) => {
                 let part = out.push(p.clone(), args)?;
                 let stream = version_leaf(g, id).is_none() && out.ty(part).dtype == to;
                 return if stream { out.cast(part, DType::F32) } else { Ok(part) };
@@ -122,7 +122,15 @@ fn rebuild(
                 };
                 out.push(op.clone(), &[&[left], &args[1..]].concat())?
             }
-            op if op.over().is_some() && node.types.len() == 1 => {
+            Op::AllToAll(op) if !op.back => {
+                // Products round their rows anyway.
+                let rows = match stored(out, args[0], to) {
+                    Some(narrow) => narrow,
+                    None => out.cast(args[0], to)?,
+                };
+                return out.push(op.clone(), &[rows, args[1]]);
+            }
+            op if op.over().is_some() => {
                 // What is stored narrow is sent narrow.
                 let mut args = args.to_vec();
                 match stored(out, args[0], to) {

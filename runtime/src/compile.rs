@@ -8,8 +8,9 @@ use crate::stages::{Dump, Stage, Stages};
 use astrai_codegen::{Kernel, host};
 use astrai_ir::ops::Op;
 use astrai_ir::plan::{PlannedWeight, bound};
-use astrai_ir::{Anchor, DType, Graph, IrError, Layout, Plan, Target, TargetKind};
+use astrai_ir::{Anchor, DType, Graph, IrError, Layout, Plan, Target, TargetKind, Type};
 use astrai_passes as passes;
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// What runs the program.
@@ -186,6 +187,23 @@ impl Program {
         cost.weight_bytes = self.plan.weights.iter().map(weight_bytes).sum();
         cost.arena_bytes = self.arena_bytes()?;
         Ok(cost)
+    }
+
+    /// Collectives of a run by kind: how many, and the bytes that a rank sends in them at the symbols' upper bounds.
+    pub fn collectives(&self) -> Result<BTreeMap<&'static str, [u64; 2]>, Error> {
+        let mut found = BTreeMap::new();
+        for (_, r) in self.plan.each_launch() {
+            let g = &self.plan.regions[r].graph;
+            for n in g.nodes() {
+                let args: Vec<&Type> = n.args.iter().map(|a| g.ty(*a)).collect();
+                if let Some(traffic) = n.op.traffic(&args, &n.types) {
+                    let sent = traffic.sent(self.plan.bound(&traffic.bytes)?);
+                    let [count, bytes] = found.entry(n.op.name()).or_insert([0u64, 0]);
+                    (*count, *bytes) = (*count + 1, bytes.saturating_add(sent));
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Bytes of values between kernels and of results, scratch of kernels included.

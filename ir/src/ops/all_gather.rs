@@ -3,7 +3,7 @@
 use crate::eval::{Eval, Meet};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, axis_in};
 use crate::ops::OwnSlice;
-use crate::shard::{Axis, Cut, Way, Ways};
+use crate::shard::{Axis, Cut, Traffic, Way, Ways};
 use crate::{Dim, Tensor, Type};
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +48,10 @@ impl Operator for AllGather {
 
     fn ways(&self, cx: &Ways) -> Vec<Way> {
         [cx.beside(&[self.cut.dim]), cx.linear(&[&[0]])].concat()
+    }
+
+    fn traffic(&self, _args: &[&Type], outs: &[Type]) -> Option<Traffic> {
+        Some(Traffic { bytes: outs[0].bytes(), times: 1, ranks: self.over.size as u64 })
     }
 
     fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {

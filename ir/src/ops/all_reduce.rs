@@ -2,7 +2,7 @@
 
 use crate::eval::{Eval, Meet};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
-use crate::shard::{Axis, Way, Ways};
+use crate::shard::{Axis, Traffic, Way, Ways};
 use crate::{Dim, Graph, NodeId, Op, Tensor, Type};
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +75,14 @@ impl Operator for AllReduce {
     fn ways(&self, cx: &Ways) -> Vec<Way> {
         let sums: &[&[usize]] = if self.kind == Joint::Sum { &[&[0]] } else { &[] };
         [cx.pointwise(), cx.linear(sums)].concat()
+    }
+
+    fn traffic(&self, _args: &[&Type], outs: &[Type]) -> Option<Traffic> {
+        Some(Traffic {
+            bytes: outs[0].bytes(),
+            times: 2,
+            ranks: self.over.iter().map(|a| a.size as u64).product(),
+        })
     }
 
     fn flops(&self, _: &[&Type], outs: &[Type]) -> Dim {

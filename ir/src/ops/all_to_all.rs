@@ -3,7 +3,7 @@
 use super::grouped_dot::{groups, groups_of};
 use crate::eval::{Eval, Meet};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp};
-use crate::shard::{Axis, Label, Way, Ways};
+use crate::shard::{Axis, Label, Traffic, Way, Ways};
 use crate::{DType, Dim, Tensor, Type};
 use serde::{Deserialize, Serialize};
 
@@ -156,6 +156,12 @@ impl Operator for AllToAll {
             w.outs.push(whole.clone());
         });
         ways
+    }
+
+    /// Of what was sent: what arrives is the same on average, whatever place there is.
+    fn traffic(&self, args: &[&Type], outs: &[Type]) -> Option<Traffic> {
+        let bytes = if self.back { outs[0].bytes() } else { args[0].bytes() };
+        Some(Traffic { bytes, times: 1, ranks: self.over.size as u64 })
     }
 
     fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {

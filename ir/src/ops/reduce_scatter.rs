@@ -3,7 +3,7 @@
 use crate::eval::{Eval, Meet};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp};
 use crate::ops::{AllGather, AllReduce, Joint};
-use crate::shard::{Axis, Cut, Way, Ways};
+use crate::shard::{Axis, Cut, Traffic, Way, Ways};
 use crate::{Dim, Tensor, Type};
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +45,10 @@ impl Operator for ReduceScatter {
 
     fn ways(&self, cx: &Ways) -> Vec<Way> {
         [cx.beside(&[self.cut.dim]), cx.linear(&[&[0]])].concat()
+    }
+
+    fn traffic(&self, args: &[&Type], _outs: &[Type]) -> Option<Traffic> {
+        Some(Traffic { bytes: args[0].bytes(), times: 1, ranks: self.over.size as u64 })
     }
 
     fn flops(&self, args: &[&Type], _: &[Type]) -> Dim {

@@ -75,6 +75,8 @@ fn cost(g: &Graph, from: &Placement, to: &Placement, ty: &Type) -> Option<u128> 
     Some(match (from, to) {
         _ if from == to => 0,
         (Whole, Split(_)) => bytes.div_ceil(1024),
+        // One rank has it, the others zero; done with no more than a number.
+        (Whole, Partial) if ty.rank() == 0 => bytes,
         (Split(_), Whole) | (Partial, Split(_)) => 16 * bytes,
         (Partial, Whole) | (Split(_), Split(_)) => 32 * bytes,
         _ => return None,

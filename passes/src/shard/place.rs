@@ -2,9 +2,9 @@
 
 use super::choose::sent;
 use super::walk::{Value, Walk};
-use astrai_ir::ops::{AllGather, AllReduce, AllToAll, Expand, Joint, Op, OwnSlice, ReduceScatter};
+use astrai_ir::ops::{AllGather, AllReduce, AllToAll, Const, Expand, Joint, Op, OwnSlice, ReduceScatter};
 use astrai_ir::shard::Cut;
-use astrai_ir::{IrError, NodeId, Placement};
+use astrai_ir::{DType, IrError, NodeId, Placement, Tensor};
 
 impl Walk<'_> {
     /// The node that holds the value as `to`; `offsets` divide the rows of what is sent to experts.
@@ -22,6 +22,7 @@ impl Walk<'_> {
             (Partial, Split(cut)) => self.out.push(ReduceScatter { cut: cut.clone(), over: axis }, &[id])?,
             (Split(cut), Whole) => self.out.push(AllGather { cut: cut.clone(), over: axis }, &[id])?,
             (Whole, Split(cut)) => self.narrow(id, cut)?,
+            (Whole, Partial) => self.on_first(id)?,
             (Split(a), Split(b)) => {
                 let whole = self.out.push(AllGather { cut: a.clone(), over: axis }, &[id])?;
                 self.narrow(whole, b)?
@@ -63,6 +64,17 @@ impl Walk<'_> {
         let both = self.out.push(AllToAll { over: self.axis.clone(), rows, back: false }, &[id, offsets])?;
         self.arrived.insert(offsets, both);
         self.out.part(both, 0)
+    }
+
+    /// A number on the first rank, zero on the others.
+    fn on_first(&mut self, id: NodeId) -> Result<NodeId, IrError> {
+        let n = self.axis.size;
+        let first = Tensor::float(DType::F32, &[n], (0..n).map(|i| f64::from(i == 0)).collect());
+        let first = self.out.push(Const::new(&first), &[])?;
+        let own = self.out.push(OwnSlice { cut: Cut::of(0), over: self.axis.clone() }, &[first])?;
+        let own = self.out.reshape(own, vec![])?;
+        let own = self.out.cast(own, self.out.ty(id).dtype)?;
+        self.out.mul(id, own)
     }
 
     /// A rank's piece of a value that all hold; of what is repeated along the dimension, fewer repetitions.
