@@ -66,6 +66,9 @@ impl Ranks {
         tp("num_attention_heads", c.heads)?;
         tp("vocab_size", c.vocab_size)?;
         inner.into_iter().try_for_each(|n| tp(inner_key(c, experts.is_some()), n))?;
+        if let Some(shared) = experts.and_then(|e| e.shared) {
+            tp("the width of a shared expert", shared.intermediate)?;
+        }
         match experts {
             Some(e) => divides(experts_key(c), e.count, "ep", self.ep)?,
             None if self.ep > 1 => {
@@ -143,6 +146,15 @@ fn role<'a>(c: &'a ModelConfig, name: &str) -> Option<(Role, Option<&'a ExpertsS
         }
         if local == joined(&[e.names.down]) {
             return Some((Role::ExpertsOut, Some(e)));
+        }
+        let is = |name: &str, i: usize| local == name.replace("{e}", &i.to_string());
+        let any = |name: &str| (0..e.shared.map_or(0, |s| s.count)).any(|i| is(name, i));
+        let [gate, up, down] = e.names.shared;
+        if any(gate) || any(up) {
+            return Some((Role::Inner, None));
+        }
+        if any(down) {
+            return Some((Role::FromInner, None));
         }
     }
     let whole_norm = layer.attention.qk_norm == QkNorm::WholeBeforeRope;

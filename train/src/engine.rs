@@ -51,7 +51,7 @@ pub struct Plan {
     pub update: Program,
     /// The loss of a batch.
     pub score: Program,
-    /// Buffers of the weights, in the type in which kernels read them.
+    /// Buffers of the weights, fixed ones included, in the type in which kernels read them.
     pub weights: Vec<Weight>,
     recipe: Recipe,
     of_update: (Graph, Options),
@@ -113,11 +113,12 @@ impl Plan {
         compile(graph, target, &Options { dump, ..options.clone() })
     }
 
-    /// Names and types of the buffers beside the weights: gradients, moments, master weights.
+    /// Names and types of the buffers beside the weights: gradients, moments, master weights of those that are trained.
     pub fn states(&self) -> Vec<(String, DType, Vec<usize>)> {
         let prefixes: Vec<&str> = [GRAD].into_iter().chain(self.recipe.kept()).collect();
         let one = |p: &str, w: &Weight| (format!("{p}{}", w.name), DType::F32, shape(w));
-        prefixes.iter().flat_map(|p| self.weights.iter().map(move |w| one(p, w))).collect()
+        let trained = || self.weights.iter().filter(|w| !w.fixed);
+        prefixes.iter().flat_map(|p| trained().map(move |w| one(p, w))).collect()
     }
 
     /// Bytes that training holds: (weights, gradients and optimiser, activations and scratch).
@@ -162,6 +163,7 @@ type Leaves = HashMap<String, Vec<(String, Placement)>>;
 /// The weights of a program as they are on all ranks together, and where they and their states lie.
 fn whole_weights(program: &Program, mesh: &Mesh, recipe: &Recipe) -> Result<(Vec<Weight>, Leaves), Error> {
     let (mut all, mut leaves) = (weights(program), Leaves::new());
+    all.retain(|w| !w.fixed);
     if mesh.ranks() == 1 {
         return Ok((all, leaves));
     }
@@ -250,7 +252,7 @@ impl Engine {
             buffers.add(&name, dtype, &shape)?;
         }
         for (i, w) in plan.weights.iter().enumerate() {
-            if plan.recipe.storage != DType::F32 {
+            if plan.recipe.storage != DType::F32 && !w.fixed {
                 buffers.load(&format!("{MASTER}{}", w.name), w, source)?;
             }
             buffers.load(&w.name, w, source)?;

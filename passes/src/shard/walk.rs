@@ -306,5 +306,5 @@ fn piece_of_weight(w: &Weight, placed: &Placement, ty: Type, axis: &Axis) -> Wei
             }
         };
     }
-    Weight { name: w.name.clone(), ty, parts }
+    Weight { ty, parts, ..w.clone() }
 }
