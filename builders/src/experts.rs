@@ -157,7 +157,7 @@ fn product(
 }
 
 /// `experts.*.{gate_proj,up_proj}` for names that differ in their last part.
-fn joined(names: &[&str]) -> String {
+pub(crate) fn joined(names: &[&str]) -> String {
     let all = |name: &str| name.replace("{e}", "*");
     match names {
         [one] => all(one),

@@ -75,7 +75,7 @@ pub fn emit(region: &Region, name: &str) -> Result<Kernel, String> {
         Anchor::Grouped => (grouped::kernel(region, name)?, 2, true),
         Anchor::GroupedOuter => (grouped::outer_kernel(region, name)?, 1, false),
         Anchor::Route => (route::kernel(region, name)?, 2, true),
-        Anchor::Eval => return Err("the region has no kernel".into()),
+        Anchor::Eval | Anchor::Collective => return Err("the region has no kernel".into()),
     };
     let source = format!("{}{body}", comment(region));
     let rounds = region.anchor == Anchor::CrossEntropy;

@@ -26,6 +26,8 @@ pub enum Anchor {
     GroupedOuter,
     /// The choice of experts.
     Route,
+    /// No kernel: ranks meet.
+    Collective,
     /// No kernel: the interpreter runs it.
     Eval,
 }

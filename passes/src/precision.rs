@@ -86,13 +86,14 @@ fn rebuild(
                 };
                 return out.push(op.clone(), &args);
             }
-            Op::Part(p) if matches!(g.node(node.args[0]).op, Op::Call(_)) => {
+            Op::Part(p) if matches!(g.node(node.args[0]).op, Op::Call(_) | Op::AllToAll(_)) => {
                 let part = out.push(p.clone(), args)?;
                 let stream = version_leaf(g, id).is_none() && out.ty(part).dtype == to;
                 return if stream { out.cast(part, DType::F32) } else { Ok(part) };
             }
             Op::Weight(w) if w.ty.dtype == DType::F32 && !w.fixed => {
                 let w = out.push(Weight { ty: w.ty.with(to), ..w.clone() }, &[])?;
+                out.note_sharding(w, &node.sharding);
                 return out.cast(w, DType::F32);
             }
             Op::Input(i) if i.ty.dtype == DType::F32 && stream(&i.name) => {
@@ -120,6 +121,26 @@ fn rebuild(
                     }
                 };
                 out.push(op.clone(), &[&[left], &args[1..]].concat())?
+            }
+            Op::AllToAll(op) if !op.back => {
+                // Products round their rows anyway.
+                let rows = match stored(out, args[0], to) {
+                    Some(narrow) => narrow,
+                    None => out.cast(args[0], to)?,
+                };
+                return out.push(op.clone(), &[rows, args[1]]);
+            }
+            op if op.over().is_some() => {
+                // What is stored narrow is sent narrow.
+                let mut args = args.to_vec();
+                match stored(out, args[0], to) {
+                    Some(narrow) => {
+                        args[0] = narrow;
+                        let met = out.push(op.clone(), &args)?;
+                        return out.cast(met, DType::F32);
+                    }
+                    None => out.push(op.clone(), &args)?,
+                }
             }
             Op::LinearCrossEntropy(op) if to == DType::BF16 => {
                 // Narrow hidden states and weights say that the logits' gradient is narrow too.

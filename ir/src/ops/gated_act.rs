@@ -2,6 +2,7 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float, same};
 use crate::ops::UnaryKind;
+use crate::shard::{Way, Ways};
 use crate::{Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +71,10 @@ impl Operator for GatedAct {
         float("gate", gate)?;
         same("gate and up", gate, up)?;
         Ok(vec![(*gate).clone()])
+    }
+
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        cx.pointwise()
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
