@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// File, parameters as an independent implementation counts them, layers.
-const SHAPES: [(&str, u64, u64); 15] = [
+const SHAPES: [(&str, u64, u64); 16] = [
     ("llama-3.1-8b", 8_030_261_248, 32),
     ("llama-3.1-405b", 405_853_388_800, 126),
     ("llama-3.2-1b", 1_235_814_400, 16),
@@ -27,6 +27,7 @@ const SHAPES: [(&str, u64, u64); 15] = [
     ("gemma-3-1b", 999_885_952, 26),
     ("qwen3-30b-a3b", 30_532_122_624, 48),
     ("qwen3-235b-a22b", 235_093_634_560, 94),
+    ("gpt-oss-120b", 116_829_156_672, 36),
 ];
 
 fn config(name: &str) -> Option<PathBuf> {
@@ -128,6 +129,7 @@ fn weights_are_whole(name: &str, config: &ModelConfig, bytes: u64, parameters: u
 fn idle(config: &ModelConfig) -> u64 {
     let of = |mlp: &MlpSpec| match mlp {
         MlpSpec::Experts(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
+        MlpSpec::Stacked(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
         MlpSpec::Dense { .. } => 0,
     };
     config.layers.iter().map(|l| of(&l.mlp) as u64).sum()
@@ -136,7 +138,11 @@ fn idle(config: &ModelConfig) -> u64 {
 /// A few rows of the widest values of a layer at a time, f32 at most, and the logits.
 fn arena_is_sane(name: &str, config: &ModelConfig, bytes: u64, tokens: u64) {
     let mlp = &config.layer_kinds().0[0].mlp;
-    let rows = if let MlpSpec::Experts(e) = mlp { e.chosen } else { 1 };
+    let rows = match mlp {
+        MlpSpec::Experts(e) => e.chosen,
+        MlpSpec::Stacked(e) => e.chosen,
+        MlpSpec::Dense { .. } => 1,
+    };
     let wide = 2 * (config.hidden_size.max(mlp.intermediate()) * rows) as u64;
     let most = 4 * (3 * tokens * wide + config.vocab_size as u64) + (64 << 10);
     assert!(bytes < most, "{name}: an arena of {bytes} bytes, expected below {most}");

@@ -8,7 +8,7 @@ use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Type};
 
 /// `Σ w_e · down_e(act(gate_e(x)) * up_e(x))` for `x` `[tokens, hidden]`.
 pub fn experts(g: &mut Graph, e: &ExpertsSpec, act: Activation, x: NodeId) -> Result<NodeId, IrError> {
-    let (tokens, hidden) = (g.ty(x).shape[0].clone(), g.ty(x).shape[1].clone());
+    let hidden = g.ty(x).shape[1].clone();
     let (count, inner) = (Dim::from(e.count), Dim::from(e.intermediate));
     let logits = g.scope(e.names.router, |g| {
         let router = Type::new(DType::F32, [count.clone(), hidden.clone()]);
@@ -22,28 +22,63 @@ pub fn experts(g: &mut Graph, e: &ExpertsSpec, act: Activation, x: NodeId) -> Re
         normalise: e.normalise,
         scale: Real(1.0),
     };
-    let [weights, slots, places, offsets] = g.scope("mlp.route", |g| {
-        let route = g.push(op, &[logits])?;
-        Ok::<_, IrError>([g.part(route, 1)?, g.part(route, 2)?, g.part(route, 3)?, g.part(route, 4)?])
-    })?;
-    let rows = g.scope("mlp.experts.rows", |g| {
-        let chosen = g.fill(slots, e.chosen as f64)?;
-        let token = g.div(slots, chosen)?;
-        g.gather(x, token, 0) // [tokens * chosen, hidden]
-    })?;
-    let both = product(g, e, &[e.names.gate, e.names.up], rows, offsets, &hidden)?;
+    let routed = Routed::new(g, op, logits)?;
+    let rows = rows_of(g, &routed, x)?;
+    let both = product(g, e, &[e.names.gate, e.names.up], rows, routed.offsets, &hidden)?;
     let h = g.scope("mlp.act", |g| {
         let gate = g.slice(both, 1, Dim::from(0), inner.clone())?;
         let up = g.slice(both, 1, inner.clone(), inner.clone())?;
         g.push(GatedAct { act }, &[gate, up])
     })?;
-    let y = product(g, e, &[e.names.down], h, offsets, &hidden)?; // [tokens * chosen, hidden]
+    let y = product(g, e, &[e.names.down], h, routed.offsets, &hidden)?; // [tokens * chosen, hidden]
+    add_up(g, &routed, y)
+}
+
+/// The choice of experts, and the lists that their products need: see [`Route`].
+pub(crate) struct Routed {
+    /// i32 `[tokens, chosen]`
+    pub experts: NodeId,
+    /// `[tokens, chosen]`
+    pub weights: NodeId,
+    /// i32 `[tokens * chosen]`
+    pub slots: NodeId,
+    /// i32 `[tokens, chosen]`
+    pub places: NodeId,
+    /// i32 `[experts + 1]`
+    pub offsets: NodeId,
+}
+
+impl Routed {
+    /// The choice by router logits `[tokens, experts]`.
+    pub(crate) fn new(g: &mut Graph, op: Route, logits: NodeId) -> Result<Routed, IrError> {
+        g.scope("mlp.route", |g| {
+            let route = g.push(op, &[logits])?;
+            let [experts, weights] = [g.part(route, 0)?, g.part(route, 1)?];
+            let [slots, places, offsets] = [g.part(route, 2)?, g.part(route, 3)?, g.part(route, 4)?];
+            Ok(Routed { experts, weights, slots, places, offsets })
+        })
+    }
+}
+
+/// Rows of `x` `[tokens, hidden]` in the order of experts: `[tokens * chosen, hidden]`.
+pub(crate) fn rows_of(g: &mut Graph, routed: &Routed, x: NodeId) -> Result<NodeId, IrError> {
+    let chosen = g.ty(routed.weights).shape[1].size().unwrap_or(1);
+    g.scope("mlp.experts.rows", |g| {
+        let chosen = g.fill(routed.slots, chosen as f64)?;
+        let token = g.div(routed.slots, chosen)?;
+        g.gather(x, token, 0)
+    })
+}
+
+/// A token's results `y` `[tokens * chosen, hidden]` times their weights, added up best expert first: `[tokens, hidden]`.
+pub(crate) fn add_up(g: &mut Graph, routed: &Routed, y: NodeId) -> Result<NodeId, IrError> {
+    let [tokens, chosen] = [0, 1].map(|axis| g.ty(routed.weights).shape[axis].clone());
     g.scope("mlp.experts.sum", |g| {
-        let shape = vec![tokens.clone(), Dim::from(e.chosen), hidden];
-        let place = g.reshape(places, vec![&tokens * &shape[1]])?;
+        let shape = vec![tokens.clone(), chosen.clone(), g.ty(y).shape[1].clone()];
+        let place = g.reshape(routed.places, vec![&tokens * &chosen])?;
         let y = g.gather(y, place, 0)?;
         let y = g.reshape(y, shape.clone())?;
-        let w = g.reshape(weights, vec![tokens, shape[1].clone(), Dim::from(1)])?;
+        let w = g.reshape(routed.weights, vec![tokens, chosen, Dim::from(1)])?;
         let w = g.broadcast(w, &shape)?;
         let y = g.mul(y, w)?;
         g.reduce(ReduceKind::Sum, y, &[1])

@@ -6,6 +6,7 @@
 use crate::config::{Activation, LayerSpec, MlpSpec, ModelConfig, NormPlace, QkNorm, RopeLayout};
 use crate::experts::experts;
 use crate::model::{Cache, Program};
+use crate::stacked::stacked;
 use astrai_ir::ops::{self, Attention, GatedAct, Rope, UnaryKind};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Type};
 
@@ -81,13 +82,16 @@ impl Layer<'_> {
         let v = self.heads(v, kv)?; // [tokens, kv, d]
         let q = self.rotate(names.q_norm, q, [cos, sin])?;
         let k = self.rotate(names.k_norm, k, [cos, sin])?;
-        let (keys, versions) = self.keys([k, v, starts])?;
+        let (mut keys, versions) = self.keys([k, v, starts])?;
+        if let Some(name) = names.sinks.filter(|_| a.sinks) {
+            keys.push(self.g.scope(name, |g| g.weight(name, DType::F32, &[heads]))?);
+        }
         let op = Attention {
             scale: Real(a.scale),
             causal: true,
             window: a.window,
             softcap: a.softcap.map(Real),
-            sinks: false,
+            sinks: a.sinks,
             span: Dim::from(self.program.span as usize),
             page: self.program.cache.map(|c| c.page),
         };
@@ -143,6 +147,7 @@ impl Layer<'_> {
                 self.linear(names.mlp_down, h, [hidden, *intermediate], *bias)?
             }
             MlpSpec::Experts(e) => experts(&mut self.g, e, act, n)?,
+            MlpSpec::Stacked(e) => stacked(&mut self.g, e, n)?,
         };
         let y = self.norm_after(names.mlp_out_norm, y)?;
         self.g.scope("mlp.residual", |g| g.add(x, y))

@@ -7,6 +7,7 @@ mod layer;
 pub mod model;
 pub mod models;
 pub mod registry;
+mod stacked;
 
 pub use config::{ConfigError, ModelConfig};
 pub use model::{Cache, Logits, Loss, Program, build};

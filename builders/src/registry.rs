@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use std::fmt;
 
 /// Every model type that can be built, in the order they are listed to the user.
-pub static MODELS: [&ModelType; 13] = [
+pub static MODELS: [&ModelType; 14] = [
     &models::astrai::ASTRAI,
     &models::llama::LLAMA,
     &models::mistral::MISTRAL,
@@ -21,6 +21,7 @@ pub static MODELS: [&ModelType; 13] = [
     &models::gemma2::GEMMA2,
     &models::gemma3::GEMMA3_TEXT,
     &models::gemma3::GEMMA3,
+    &models::gpt_oss::GPT_OSS,
 ];
 
 /// One registered model type.
@@ -68,6 +69,8 @@ pub struct Names {
     pub k_norm: &'static str,
     /// Gate on the attention output, `[heads * head_dim, hidden]`.
     pub gate: &'static str,
+    /// Scores that join each head's softmax, `[heads]`, whole but for the layer's prefix.
+    pub sinks: Option<&'static str>,
     /// Output projection, `[hidden, heads * head_dim]`.
     pub o: &'static str,
     /// Norm of what attention adds to the stream, `[hidden]`.

@@ -1,6 +1,8 @@
-//! What OLMo 2, GLM 4, Phi-3, Gemma 2 and Gemma 3 resolve to, what they refuse, and that saving keeps it.
+//! What OLMo 2, GLM 4, Phi-3, Gemma 2, Gemma 3 and gpt-oss resolve to, what they refuse, and that saving keeps it.
 
-use astrai_builders::config::{Activation, Init, ModelConfig, NormPlace, QkNorm, RopeLayout, RopeScaling};
+use astrai_builders::config::{
+    Activation, Init, MlpSpec, ModelConfig, NormPlace, QkNorm, RopeLayout, RopeScaling,
+};
 use serde_json::{Value, json};
 
 /// A small configuration of a type, with keys replaced; `null` stays.
@@ -196,4 +198,39 @@ fn gemma3_in_three_layouts() {
     let unknown = nested(with("surprise", json!(1)), json!({})).unwrap();
     assert_eq!(unknown.unknown, ["text_config.surprise"]);
     refused("gemma3_text", json!({"rope_parameters": {"rope_theta": 1e6}}), "has the key `rope_theta`");
+}
+
+#[test]
+fn gpt_oss() {
+    let c = read("gpt_oss", json!({}));
+    assert_eq!(windows(&c), [Some(128), None, Some(128), None]);
+    let a = &c.layers[0].attention;
+    assert!(a.sinks && a.qkv_bias && a.o_bias);
+    let RopeScaling::Yarn(y) = &a.rope.scaling else { panic!("no yarn") };
+    assert_eq!((a.rope.theta, y.factor, y.truncate, y.original_max_positions), (150_000.0, 32.0, false, 4096));
+    let MlpSpec::Stacked(e) = &c.layers[3].mlp else { panic!("no experts") };
+    assert_eq!((e.count, e.chosen, e.limit, e.alpha), (128, 4, 7.0, 1.702));
+    let small = json!({"num_local_experts": 6, "experts_per_token": 3, "swiglu_limit": 2.5, "swiglu_alpha": 1.5,
+        "sliding_window": 9, "attention_bias": false, "layer_types": ["full_attention", "full_attention",
+        "sliding_attention", "full_attention"], "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        "initial_context_length": 4096, "router_aux_loss_coef": 0.9});
+    let c = read("gpt_oss", small);
+    assert_eq!(windows(&c), [None, None, Some(9), None]);
+    let rope = &c.layers[0].attention.rope;
+    assert_eq!((rope.theta, &rope.scaling), (1e4, &RopeScaling::None));
+    let shape = |name: &str| init(&c, &format!("model.layers.1.{name}")).map(|t| t.0);
+    assert_eq!(shape("self_attn.sinks"), Some(vec![4]));
+    assert_eq!(shape("self_attn.q_proj.bias"), None);
+    assert_eq!(shape("mlp.router.bias"), Some(vec![6]));
+    assert_eq!(shape("mlp.experts.gate_up_proj"), Some(vec![6, 32, 96]));
+    assert_eq!(shape("mlp.experts.gate_up_proj_bias"), Some(vec![6, 96]));
+    assert_eq!(shape("mlp.experts.down_proj"), Some(vec![6, 48, 32]));
+    assert_eq!(shape("mlp.experts.down_proj_bias"), Some(vec![6, 32]));
+    assert_eq!(read("gpt_oss", json!({"rope_theta": 5e4})).layers[0].attention.rope.theta, 5e4);
+    refused("gpt_oss", json!({"num_experts_per_tok": 129}), "is 129, more than the 128 experts");
+    refused("gpt_oss", json!({"num_experts_per_tok": 2, "experts_per_token": 3}), "both mean the same");
+    refused("gpt_oss", json!({"sliding_window": null}), "is null while there are sliding layers");
+    refused("gpt_oss", json!({"swiglu_limit": 0}), "`swiglu_limit` is 0");
+    refused("gpt_oss", json!({"hidden_act": "gelu"}), "`hidden_act` is not silu");
+    refused("gpt_oss", json!({"layer_types": ["full_attention"]}), "lists 1 layers of 4");
 }

@@ -8,7 +8,7 @@ use astrai_runtime::Device;
 use std::collections::HashMap;
 
 /// Model type and configuration.
-pub const FAMILIES: [(&str, &str); 13] = [
+pub const FAMILIES: [(&str, &str); 14] = [
     (
         "autoregressive_lm",
         r#"{"model_type": "autoregressive_lm", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128,
@@ -93,6 +93,12 @@ pub const FAMILIES: [(&str, &str); 13] = [
         "moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": true,
         "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
         "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": false, "vocab_size": 50}"#,
+    ),
+    (
+        "gpt_oss",
+        r#"{"model_type": "gpt_oss", "head_dim": 8, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128,
+        "num_attention_heads": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "num_local_experts": 4, "rms_norm_eps": 1e-6, "sliding_window": 4, "swiglu_limit": 0.5, "vocab_size": 50}"#,
     ),
 ];
 

@@ -132,6 +132,8 @@ pub struct AttentionSpec {
     pub softcap: Option<f64>,
     /// Rotary embedding of queries and keys.
     pub rope: RopeSpec,
+    /// A learned score of each head joins the denominator of its softmax (gpt-oss).
+    pub sinks: bool,
 }
 
 /// Where queries and keys are normed; over each head, weight `[head_dim]`, unless it says otherwise.
@@ -159,6 +161,8 @@ pub enum MlpSpec {
     },
     /// A few of many gated MLPs for each token.
     Experts(ExpertsSpec),
+    /// The same in gpt-oss's form.
+    Stacked(StackedExperts),
 }
 
 impl MlpSpec {
@@ -167,6 +171,7 @@ impl MlpSpec {
         match self {
             MlpSpec::Dense { intermediate, .. } => *intermediate,
             MlpSpec::Experts(e) => e.intermediate,
+            MlpSpec::Stacked(e) => e.intermediate,
         }
     }
 }
@@ -204,6 +209,36 @@ impl ExpertNames {
     pub fn of(&self, part: &str, expert: usize) -> String {
         format!("{}.weight", part.replace("{e}", &expert.to_string()))
     }
+}
+
+/// Mixture of experts whose matrices the checkpoint has as one tensor, with biases everywhere. With the gate's columns and
+/// those of up in turn, `g = min(gate, limit)` and `u = max(min(up, limit), -limit)`:
+/// `Σ w_e · down_e((u + 1) * g * sigmoid(alpha * g))`, `w` the softmax over the logits of the chosen alone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StackedExperts {
+    /// Experts.
+    pub count: usize,
+    /// Experts of a token, `1..=count`.
+    pub chosen: usize,
+    /// Inner width of an expert.
+    pub intermediate: usize,
+    /// Largest gate, and largest magnitude of up.
+    pub limit: f64,
+    /// Factor on the gate within the sigmoid.
+    pub alpha: f64,
+    /// Names of the weights.
+    pub names: &'static StackedNames,
+}
+
+/// The checkpoint's names of a layer's stacked experts, whole but for the layer's prefix.
+#[derive(Debug, PartialEq)]
+pub struct StackedNames {
+    /// Router `[experts, hidden]` and its bias `[experts]`.
+    pub router: [&'static str; 2],
+    /// Gate and up `[experts, hidden, 2 * intermediate]`, in turn, and their biases `[experts, 2 * intermediate]`.
+    pub gate_up: [&'static str; 2],
+    /// Down `[experts, intermediate, hidden]` and its biases `[experts, hidden]`.
+    pub down: [&'static str; 2],
 }
 
 impl ModelConfig {

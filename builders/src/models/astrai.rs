@@ -58,6 +58,7 @@ static NAMES: Names = Names {
     q_norm: "attention.q_norm",
     k_norm: "attention.k_norm",
     gate: "attention.gate",
+    sinks: None,
     o: "attention.o_proj",
     attention_out_norm: "attention_out_norm",
     post_attention_norm: "post_attention_norm",

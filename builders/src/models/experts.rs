@@ -15,6 +15,17 @@ pub(super) fn read(
     intermediate: usize,
     names: &'static ExpertNames,
 ) -> Result<ExpertsSpec, ConfigError> {
+    let (count, chosen) = counts(raw, key, defaults, layers)?;
+    Ok(ExpertsSpec { count, chosen, intermediate, normalise: true, names })
+}
+
+/// Experts of every layer by the key `count`, and how many of them a token has.
+pub(super) fn counts(
+    raw: &Raw,
+    key: &'static str,
+    defaults: (usize, usize),
+    layers: usize,
+) -> Result<(usize, usize), ConfigError> {
     let count = raw.count_opt(key, MAX_EXPERTS)?.unwrap_or(defaults.0);
     if count.checked_mul(layers).is_none_or(|all| all > MAX_EXPERTS) {
         let problem = format!("is {count}, in {layers} layers");
@@ -27,5 +38,5 @@ pub(super) fn read(
         let remedy = format!("it must be at most `{}`", raw.spelled(key));
         return Err(raw.refuse("num_experts_per_tok", problem, remedy));
     }
-    Ok(ExpertsSpec { count, chosen, intermediate, normalise: true, names })
+    Ok((count, chosen))
 }

@@ -8,6 +8,7 @@ mod gemma;
 pub mod gemma2;
 pub mod gemma3;
 pub mod glm4;
+pub mod gpt_oss;
 pub mod llama;
 pub mod mistral;
 pub mod mixtral;

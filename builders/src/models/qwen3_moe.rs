@@ -101,7 +101,7 @@ fn save(c: &ModelConfig) -> Map<String, Value> {
     out.insert("attention_bias".into(), json!(c.layers.iter().any(|l| l.attention.qkv_bias)));
     let spec = c.layers.iter().find_map(|l| match &l.mlp {
         MlpSpec::Experts(e) => Some(e),
-        MlpSpec::Dense { .. } => None,
+        _ => None,
     });
     if let Some(e) = spec {
         out.insert("num_experts".into(), json!(e.count));
