@@ -202,7 +202,8 @@ impl Compile {
         let (config, warnings) = read_config(&self.model, self.strict)?;
         warn(&warnings);
         let (batch, seq) = self.sizes(&config)?;
-        let full = Program { logits: Logits::Last, ..Program::full(batch, seq) };
+        let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
+        let full = Program { logits, ..Program::full(batch, seq) };
         let (name, program) = match self.purpose {
             Some(Purpose::Decode) => {
                 let table = (seq as usize).div_ceil(Cache::PAGE);

@@ -31,7 +31,7 @@ pub fn experts(g: &mut Graph, e: &ExpertsSpec, act: Activation, x: NodeId) -> Re
         g.push(GatedAct { act }, &[gate, up])
     })?;
     let y = product(g, e, &[e.names.down], h, routed.offsets, &hidden)?; // [tokens * chosen, hidden]
-    add_up(g, &routed, y)
+    add_up(g, &routed, y, None)
 }
 
 /// The choice of experts, and the lists that their products need: see [`Route`].
@@ -70,13 +70,20 @@ pub(crate) fn rows_of(g: &mut Graph, routed: &Routed, x: NodeId) -> Result<NodeI
     })
 }
 
-/// A token's results `y` `[tokens * chosen, hidden]` times their weights, added up best expert first: `[tokens, hidden]`.
-pub(crate) fn add_up(g: &mut Graph, routed: &Routed, y: NodeId) -> Result<NodeId, IrError> {
+/// A token's results `y` `[tokens * chosen, hidden]`, with a bias in the order of tokens, times their weights, added up best
+/// expert first: `[tokens, hidden]`.
+pub(crate) fn add_up(
+    g: &mut Graph,
+    routed: &Routed,
+    y: NodeId,
+    bias: Option<NodeId>,
+) -> Result<NodeId, IrError> {
     let [tokens, chosen] = [0, 1].map(|axis| g.ty(routed.weights).shape[axis].clone());
     g.scope("mlp.experts.sum", |g| {
         let shape = vec![tokens.clone(), chosen.clone(), g.ty(y).shape[1].clone()];
         let place = g.reshape(routed.places, vec![&tokens * &chosen])?;
         let y = g.gather(y, place, 0)?;
+        let y = bias.map_or(Ok(y), |b| g.add(y, b))?;
         let y = g.reshape(y, shape.clone())?;
         let w = g.reshape(routed.weights, vec![tokens, chosen, Dim::from(1)])?;
         let w = g.broadcast(w, &shape)?;

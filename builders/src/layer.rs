@@ -88,7 +88,7 @@ impl Layer<'_> {
         }
         let op = Attention {
             scale: Real(a.scale),
-            causal: true,
+            causal: self.config.encoder.is_none(),
             window: a.window,
             softcap: a.softcap.map(Real),
             sinks: a.sinks,

@@ -6,6 +6,7 @@ mod experts;
 mod layer;
 pub mod model;
 pub mod models;
+mod pool;
 pub mod registry;
 mod stacked;
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use std::fmt;
 
 /// Every model type that can be built, in the order they are listed to the user.
-pub static MODELS: [&ModelType; 14] = [
+pub static MODELS: [&ModelType; 15] = [
     &models::astrai::ASTRAI,
     &models::llama::LLAMA,
     &models::mistral::MISTRAL,
@@ -22,6 +22,7 @@ pub static MODELS: [&ModelType; 14] = [
     &models::gemma3::GEMMA3_TEXT,
     &models::gemma3::GEMMA3,
     &models::gpt_oss::GPT_OSS,
+    &models::embedding::EMBEDDING,
 ];
 
 /// One registered model type.

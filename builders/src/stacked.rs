@@ -4,7 +4,7 @@
 
 use crate::config::StackedExperts;
 use crate::experts::{Routed, add_up, rows_of};
-use astrai_ir::ops::{BinaryKind, GroupedDot, Route, Scores, UnaryKind};
+use astrai_ir::ops::{Activation, BinaryKind, GatedAct, GroupedDot, Route, Scores};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real};
 
 /// What the chosen experts make of `x` `[tokens, hidden]`.
@@ -25,33 +25,31 @@ pub fn stacked(g: &mut Graph, e: &StackedExperts, x: NodeId) -> Result<NodeId, I
     };
     let routed = Routed::new(g, op, logits)?;
     let rows = rows_of(g, &routed, x)?;
-    let expert = g.scope("mlp.experts.rows", |g| {
-        let chosen = g.reshape(routed.experts, g.ty(routed.slots).shape.clone())?;
-        g.gather(chosen, routed.slots, 0) // [tokens * chosen]
+    let expert = g.reshape(routed.experts, g.ty(routed.slots).shape.clone())?;
+    let both = product(g, e.names.gate_up[0], rows, routed.offsets, 2 * e.intermediate)?;
+    let both = g.scope(e.names.gate_up[1], |g| {
+        let b = g.weight(e.names.gate_up[1], DType::F32, &[e.count, 2 * e.intermediate])?;
+        let expert = g.gather(expert, routed.slots, 0)?;
+        let b = g.gather(b, expert, 0)?; // [tokens * chosen, 2 * intermediate]
+        g.add(both, b)
     })?;
-    let both = product(g, e.names.gate_up, rows, [expert, routed.offsets], 2 * e.intermediate)?;
     let h = g.scope("mlp.act", |g| act(g, e, both))?;
-    let y = product(g, e.names.down, h, [expert, routed.offsets], hidden)?; // [tokens * chosen, hidden]
-    add_up(g, &routed, y)
+    let y = product(g, e.names.down[0], h, routed.offsets, hidden)?; // [tokens * chosen, hidden]
+    let bias = g.scope(e.names.down[1], |g| {
+        let b = g.weight(e.names.down[1], DType::F32, &[e.count, hidden])?;
+        g.gather(b, expert, 0) // [tokens * chosen, hidden], in the order of tokens
+    })?;
+    add_up(g, &routed, y, Some(bias))
 }
 
-/// Rows `[rows, k]` in the order of experts, each times its expert's `[k, n]`, plus its bias.
-fn product(
-    g: &mut Graph,
-    [name, bias]: [&str; 2],
-    x: NodeId,
-    [expert, offsets]: [NodeId; 2],
-    n: usize,
-) -> Result<NodeId, IrError> {
+/// Rows `[rows, k]` in the order of experts, each times its expert's `[k, n]`.
+fn product(g: &mut Graph, name: &str, x: NodeId, offsets: NodeId, n: usize) -> Result<NodeId, IrError> {
     let k = g.ty(x).shape[1].size().unwrap_or(0);
     let count = g.ty(offsets).shape[0].size().unwrap_or(1) - 1;
     g.scope(name, |g| {
         let w = g.weight(name, DType::F32, &[count, k, n])?;
         let w = g.reshape(w, vec![Dim::from(count * k), Dim::from(n)])?;
-        let y = g.push(GroupedDot { transposed: true }, &[x, w, offsets])?;
-        let b = g.weight(bias, DType::F32, &[count, n])?;
-        let b = g.gather(b, expert, 0)?;
-        g.add(y, b)
+        g.push(GroupedDot { transposed: true }, &[x, w, offsets])
     })
 }
 
@@ -68,10 +66,7 @@ fn act(g: &mut Graph, e: &StackedExperts, both: NodeId) -> Result<NodeId, IrErro
     let gate = g.binary(BinaryKind::Min, gate, most)?;
     let up = g.binary(BinaryKind::Min, up, most)?;
     let up = g.binary(BinaryKind::Max, up, least)?;
-    let open = g.scale(gate, e.alpha)?;
-    let open = g.unary(UnaryKind::Sigmoid, open)?;
-    let gate = g.mul(gate, open)?;
     let one = g.fill(up, 1.0)?;
     let up = g.add(up, one)?;
-    g.mul(up, gate)
+    g.push(GatedAct { act: Activation::Swish(Real(e.alpha)) }, &[gate, up])
 }

@@ -188,7 +188,8 @@ fn header(path: &std::path::Path) -> BTreeMap<String, Vec<usize>> {
 fn tensors_are_those_of_the_golden_checkpoints() {
     let Some(shared) = shared() else { return };
     let names = ["llama", "llama3_rope", "mistral", "qwen2", "qwen3", "astrai_gqa", "astrai_gqa_older"];
-    let later = ["astrai_strategies", "olmo2", "glm4", "phi3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "gpt_oss"];
+    let later =
+        ["astrai_strategies", "olmo2", "glm4", "phi3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "gpt_oss"];
     for name in names.into_iter().chain(later) {
         let dir = shared.join("golden").join(name);
         let r = ModelConfig::read(&dir).unwrap_or_else(|e| panic!("{e}"));

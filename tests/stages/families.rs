@@ -102,6 +102,14 @@ pub const FAMILIES: [(&str, &str); 14] = [
     ),
 ];
 
+/// The encoder, whose programs have no loss.
+pub const ENCODER: (&str, &str) = (
+    "embedding",
+    r#"{"model_type": "embedding", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128,
+    "normalize_embeddings": true, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+    "pooling_type": "mean", "rms_norm_eps": 1e-5, "use_gated_attention": true, "use_qk_norm": true, "vocab_size": 50}"#,
+);
+
 /// The resolved configuration.
 pub fn config(text: &str) -> ModelConfig {
     ModelConfig::parse(text, "config.json").unwrap_or_else(|e| panic!("{e}")).config

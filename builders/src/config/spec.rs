@@ -22,7 +22,7 @@ pub const MAX_POSITIONS: usize = 1 << 31;
 /// Most parameters accepted; byte counts of weights, gradients and moments then fit 63 bits.
 pub const MAX_PARAMETERS: u128 = 1 << 48;
 
-/// A decoder-only language model, fully resolved.
+/// A decoder-only language model, or an encoder of the same parts, fully resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// The registered type: names of the weights, how to save.
@@ -69,6 +69,28 @@ pub struct ModelConfig {
     pub pad: Option<u32>,
     /// Each layer, first to last; equal entries are one kind.
     pub layers: Vec<LayerSpec>,
+    /// Set of an encoder: attention is to the whole sequence, and there is no head but this.
+    pub encoder: Option<EncoderSpec>,
+}
+
+/// How an encoder makes one vector of a sequence's normed stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncoderSpec {
+    /// Which positions count.
+    pub pooling: Pooling,
+    /// Vectors are divided by their Euclidean length.
+    pub normalise: bool,
+}
+
+/// Positions of a sequence that make its vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// The mean over all.
+    Mean,
+    /// The first.
+    Cls,
+    /// The last.
+    Last,
 }
 
 /// Pointwise function of the MLP's gate.
@@ -242,6 +264,18 @@ pub struct StackedNames {
 }
 
 impl ModelConfig {
+    /// Refuses an encoder where tokens are to be predicted; one line says what there is for it.
+    pub fn check_decoder(&self) -> Result<(), String> {
+        match self.encoder {
+            None => Ok(()),
+            Some(_) => Err(format!(
+                "`{}` is an encoder: it predicts no tokens, so there is nothing to train, generate or serve; `astrai run --want \
+                 embedding` gives its vectors",
+                self.model_type.name
+            )),
+        }
+    }
+
     /// The distinct layers in order of first appearance, and for each layer the index of its kind.
     pub fn layer_kinds(&self) -> (Vec<&LayerSpec>, Vec<usize>) {
         let mut kinds: Vec<&LayerSpec> = Vec::new();

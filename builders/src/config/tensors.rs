@@ -45,7 +45,7 @@ pub fn tensors(c: &ModelConfig) -> Vec<TensorSpec> {
         layer_tensors(c, layer, i, &mut out);
     }
     out.push(TensorSpec { name: names.final_norm.into(), shape: vec![c.hidden_size], init: norm_init(c) });
-    if !c.tie_embeddings {
+    if !c.tie_embeddings && c.encoder.is_none() {
         out.push(table(names.head));
     }
     out

@@ -14,17 +14,7 @@ pub static ASTRAI: ModelType = ModelType {
     architectures: &[], // its files have none
     description: "AstrAI: GQA and MLP, interleaved rope, optional gate and q/k norms after rope",
     keys: &[decoder::KEYS, ROPE_KEYS, &["use_qk_norm", "use_gated_attention", "attn_type", "ffn_type"]],
-    aliases: &[
-        ("hidden_size", "dim"),
-        ("num_hidden_layers", "n_layers"),
-        ("num_attention_heads", "n_heads"),
-        ("num_key_value_heads", "n_kv_heads"),
-        ("intermediate_size", "dim_ffn"),
-        ("rms_norm_eps", "norm_eps"),
-        ("tie_word_embeddings", "tie_weight"),
-        ("max_position_embeddings", "max_len"),
-        ("dtype", "torch_dtype"),
-    ],
+    aliases: ALIASES,
     // Keys of MLA and MoE, which `attn_type` gqa and `ffn_type` mlp leave without effect.
     inert: &[
         "decoder_sparse_step",
@@ -47,7 +37,20 @@ pub static ASTRAI: ModelType = ModelType {
     save,
 };
 
-static NAMES: Names = Names {
+/// The older spellings.
+pub(super) const ALIASES: &[(&str, &str)] = &[
+    ("hidden_size", "dim"),
+    ("num_hidden_layers", "n_layers"),
+    ("num_attention_heads", "n_heads"),
+    ("num_key_value_heads", "n_kv_heads"),
+    ("intermediate_size", "dim_ffn"),
+    ("rms_norm_eps", "norm_eps"),
+    ("tie_word_embeddings", "tie_weight"),
+    ("max_position_embeddings", "max_len"),
+    ("dtype", "torch_dtype"),
+];
+
+pub(super) static NAMES: Names = Names {
     embed: "embed_tokens.weight",
     layer: "layers.{i}.",
     input_norm: "input_norm",
@@ -85,8 +88,13 @@ const DEFAULTS: Defaults = Defaults {
 fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
     only(raw, "attn_type", "gqa")?;
     only(raw, "ffn_type", "mlp")?;
+    grouped(raw, &ASTRAI)
+}
+
+/// The layers that all of AstrAI's models have: grouped-query attention and an MLP.
+pub(super) fn grouped(raw: &Raw, model: &'static ModelType) -> Result<ModelConfig, ConfigError> {
     only(raw, "hidden_act", "silu")?;
-    let mut c = decoder::plain(raw, &ASTRAI, &DEFAULTS)?;
+    let mut c = decoder::plain(raw, model, &DEFAULTS)?;
     if c.heads * c.head_dim != c.hidden_size {
         let problem =
             format!("is {}, times {} heads not the hidden size {}", c.head_dim, c.heads, c.hidden_size);
@@ -127,7 +135,7 @@ const FOREIGN: [&str; 7] = [
     "pad_token_id",
 ];
 
-fn save(c: &ModelConfig) -> Map<String, Value> {
+pub(super) fn save(c: &ModelConfig) -> Map<String, Value> {
     let mut out = decoder::save(c);
     out.retain(|key, value| {
         !FOREIGN.contains(&key.as_str()) || (key.ends_with("_token_id") && !value.is_null())

@@ -167,6 +167,7 @@ pub(super) fn plain(raw: &Raw, model: &'static ModelType, d: &Defaults) -> Resul
         eos: raw.token_ids("eos_token_id", vocab_size)?,
         pad: token(raw, "pad_token_id", vocab_size)?,
         layers: vec![layer; num_layers],
+        encoder: None,
     })
 }
 

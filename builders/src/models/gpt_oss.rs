@@ -30,6 +30,7 @@ const KEYS: &[&str] = &[
     "layer_types",
     "num_experts_per_tok",
     "num_local_experts",
+    "quantization_config",
     "sliding_window",
     "swiglu_alpha",
     "swiglu_limit",
@@ -67,6 +68,7 @@ fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
         let remedy = "the gate of this model type is its own; state silu, or leave it out";
         return Err(raw.refuse("hidden_act", "is not silu", remedy));
     }
+    packing(raw)?;
     let bias = raw.flag("attention_bias", true)?;
     let windows = windows(raw, c.num_layers)?;
     let rope = match c.layers.first() {
@@ -92,6 +94,19 @@ fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
         layer.mlp = MlpSpec::Stacked(mlp.clone());
     }
     Ok(c)
+}
+
+/// Refuses weights that are packed otherwise than in MXFP4, which is read where it stands in the file.
+fn packing(raw: &Raw) -> Result<(), ConfigError> {
+    let key = "quantization_config";
+    let Some(packed) = raw.object(key)? else { return Ok(()) };
+    match packed.text("quant_method")? {
+        Some("mxfp4") => Ok(()),
+        other => {
+            let problem = format!("has the quant_method {}", json!(other));
+            Err(raw.refuse(key, problem, "supported: mxfp4; or give weights in bf16 or f32 and remove it"))
+        }
+    }
 }
 
 /// Rope as it was read, with this type's own defaults where nothing was stated.

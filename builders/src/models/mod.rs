@@ -3,6 +3,7 @@
 
 pub mod astrai;
 mod decoder;
+pub mod embedding;
 mod experts;
 mod gemma;
 pub mod gemma2;
