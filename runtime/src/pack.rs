@@ -290,7 +290,7 @@ mod tests {
             let mut to = vec![0; packed_bytes(dtype, &[groups, k, n])];
             let split = k * n * 4;
             pack_matrices(None, &mut to, dtype, 0, [k, n], (&all[..split], DType::F32));
-            let pool = Pool::new(2);
+            let pool = Pool::new(2).unwrap();
             pack_matrices(Some(&pool), &mut to, dtype, 1, [k, n], (&all[split..], DType::F32));
             for e in 0..groups {
                 let turned: Vec<u8> = (0..n * k).flat_map(|x| value(e, x % k, x / k).to_le_bytes()).collect();

@@ -28,7 +28,7 @@ fn folders() -> [PathBuf; 2] {
     let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packed");
     let config = ModelConfig::parse(CONFIG, "config.json").unwrap().config;
     let mut draw = Draw(5);
-    let (mut packed, mut plain): (Vec<(String, Value)>, Vec<(String, Value)>) = (vec![], vec![]);
+    let (mut packed, mut plain) = (Vec::<(String, Value)>::new(), Vec::<(String, Value)>::new());
     for t in config.tensors() {
         let &[groups, k, n] = &t.shape[..] else {
             let values: Vec<f32> =
