@@ -1,37 +1,19 @@
-//! Mixture of experts as part of a layer's body. In: the normed stream of every token. Out: what the chosen experts make of
-//! it. Experts' matrices lie one after another in one buffer, the checkpoint's tensors are rows of it; tokens go through
-//! them in the order of experts, in two grouped products, and a token's results are added up best expert first.
+//! Mixture of experts as part of a layer's body. In: the normed stream of every token. Out: what the chosen experts, and those
+//! that all tokens share, make of it. Experts' matrices lie one after another in one buffer, the checkpoint's tensors are
+//! rows of it; tokens go through them in the order of experts, in two grouped products, and a token's results are added up
+//! best expert first.
 
-use crate::config::ExpertsSpec;
-use astrai_ir::ops::{Activation, GatedAct, GroupedDot, ReduceKind, Route, Rows, Scores, Weight};
+use crate::config::{ExpertsSpec, SharedSpec};
+use astrai_ir::ops::{Activation, GatedAct, GroupedDot, ReduceKind, Route, Rows, Weight};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Type};
 
-/// `Σ w_e · down_e(act(gate_e(x)) * up_e(x))` for `x` `[tokens, hidden]`.
+/// `Σ w_e · down_e(act(gate_e(x)) * up_e(x))` for `x` `[tokens, hidden]`, and the mean of the shared experts.
 pub fn experts(g: &mut Graph, e: &ExpertsSpec, act: Activation, x: NodeId) -> Result<NodeId, IrError> {
-    let hidden = g.ty(x).shape[1].clone();
-    let (count, inner) = (Dim::from(e.count), Dim::from(e.intermediate));
-    let logits = g.scope(e.names.router, |g| {
-        let router = Type::new(DType::F32, [count.clone(), hidden.clone()]);
-        let router = g.push(Weight::new(&format!("{}.weight", e.names.router), router), &[])?;
-        g.linear(x, router)
-    })?;
-    let op = Route {
-        k: e.chosen,
-        scores: Scores::Softmax,
-        groups: None,
-        normalise: e.normalise,
-        scale: Real(1.0),
-    };
-    let routed = Routed::new(g, op, logits)?;
-    let rows = rows_of(g, &routed, x)?;
-    let both = product(g, e, &[e.names.gate, e.names.up], rows, routed.offsets, &hidden)?;
-    let h = g.scope("mlp.act", |g| {
-        let gate = g.slice(both, 1, Dim::from(0), inner.clone())?;
-        let up = g.slice(both, 1, inner.clone(), inner.clone())?;
-        g.push(GatedAct { act }, &[gate, up])
-    })?;
-    let y = product(g, e, &[e.names.down], h, routed.offsets, &hidden)?; // [tokens * chosen, hidden]
-    add_up(g, &routed, y, None)
+    let routes = route(g, e, x)?;
+    let y = chosen(g, e, act, x, &routes)?;
+    let Some(s) = &e.shared else { return Ok(y) };
+    let shared = shared(g, s, &e.names.shared, act, x)?;
+    g.scope("mlp.experts.sum", |g| g.add(y, shared))
 }
 
 /// The choice of experts, and the lists that their products need: see [`Route`].
@@ -49,15 +31,58 @@ pub(crate) struct Routed {
 }
 
 impl Routed {
-    /// The choice by router logits `[tokens, experts]`.
-    pub(crate) fn new(g: &mut Graph, op: Route, logits: NodeId) -> Result<Routed, IrError> {
-        g.scope("mlp.route", |g| {
-            let route = g.push(op, &[logits])?;
-            let [experts, weights] = [g.part(route, 0)?, g.part(route, 1)?];
-            let [slots, places, offsets] = [g.part(route, 2)?, g.part(route, 3)?, g.part(route, 4)?];
-            Ok(Routed { experts, weights, slots, places, offsets })
-        })
+    /// The choice by router logits `[tokens, experts]` and a correction, if there is one.
+    pub(crate) fn new(g: &mut Graph, op: Route, args: &[NodeId]) -> Result<Routed, IrError> {
+        let route = g.push(op, args)?;
+        let [experts, weights] = [g.part(route, 0)?, g.part(route, 1)?];
+        let [slots, places, offsets] = [g.part(route, 2)?, g.part(route, 3)?, g.part(route, 4)?];
+        Ok(Routed { experts, weights, slots, places, offsets })
     }
+}
+
+/// Which experts each token of `x` meets.
+fn route(g: &mut Graph, e: &ExpertsSpec, x: NodeId) -> Result<Routed, IrError> {
+    let count = Dim::from(e.count);
+    let logits = g.scope(e.names.router, |g| {
+        let router = Type::new(DType::F32, [count.clone(), g.ty(x).shape[1].clone()]);
+        let router = g.push(Weight::new(&format!("{}.weight", e.names.router), router), &[])?;
+        g.linear(x, router)
+    })?;
+    let op = Route {
+        k: e.chosen,
+        scores: e.scores,
+        groups: e.groups,
+        normalise: e.normalise,
+        scale: Real(e.scale),
+    };
+    g.scope("mlp.route", |g| {
+        let mut args = vec![logits];
+        if e.correction {
+            let ty = Type::new(DType::F32, [count]);
+            args.push(g.push(Weight::fixed(e.names.correction, ty), &[])?);
+        }
+        Routed::new(g, op, &args)
+    })
+}
+
+/// What the chosen experts make of each token, weighed and added up.
+fn chosen(
+    g: &mut Graph,
+    e: &ExpertsSpec,
+    act: Activation,
+    x: NodeId,
+    routes: &Routed,
+) -> Result<NodeId, IrError> {
+    let (hidden, inner) = (g.ty(x).shape[1].clone(), Dim::from(e.intermediate));
+    let rows = rows_of(g, routes, x)?;
+    let both = product(g, e, &[e.names.gate, e.names.up], rows, routes.offsets, &hidden)?;
+    let h = g.scope("mlp.act", |g| {
+        let gate = g.slice(both, 1, Dim::from(0), inner.clone())?;
+        let up = g.slice(both, 1, inner.clone(), inner.clone())?;
+        g.push(GatedAct { act }, &[gate, up])
+    })?;
+    let y = product(g, e, &[e.names.down], h, routes.offsets, &hidden)?; // [tokens * chosen, hidden]
+    add_up(g, routes, y, None)
 }
 
 /// Rows of `x` `[tokens, hidden]` in the order of experts: `[tokens * chosen, hidden]`.
@@ -92,6 +117,44 @@ pub(crate) fn add_up(
     })
 }
 
+/// The mean of the shared experts, of these names, for `x` `[tokens, hidden]`.
+fn shared(
+    g: &mut Graph,
+    s: &SharedSpec,
+    names: &[&str; 3],
+    act: Activation,
+    x: NodeId,
+) -> Result<NodeId, IrError> {
+    let (hidden, inner) = (g.ty(x).shape[1].clone(), Dim::from(s.intermediate));
+    let mut sum: Option<NodeId> = None;
+    for i in 0..s.count {
+        let [gate, up, down] = names.map(|name| name.replace("{e}", &i.to_string()));
+        let linear = |g: &mut Graph, name: &str, x: NodeId, shape: [&Dim; 2]| {
+            let ty = Type::new(DType::F32, shape.map(Clone::clone));
+            g.scope(name, |g| {
+                let w = g.push(Weight::new(&format!("{name}.weight"), ty), &[])?;
+                g.linear(x, w)
+            })
+        };
+        let a = linear(g, &gate, x, [&inner, &hidden])?;
+        let b = linear(g, &up, x, [&inner, &hidden])?;
+        let h = g.scope("mlp.shared_experts.act", |g| g.push(GatedAct { act }, &[a, b]))?;
+        let y = linear(g, &down, h, [&hidden, &inner])?; // [tokens, hidden]
+        sum = Some(match sum {
+            Some(sum) => g.scope("mlp.shared_experts.mean", |g| g.add(sum, y))?,
+            None => y,
+        });
+    }
+    let sum = sum.ok_or_else(|| g.error("there are no shared experts".into()))?;
+    if s.count == 1 {
+        return Ok(sum);
+    }
+    g.scope("mlp.shared_experts.mean", |g| {
+        let count = g.fill(sum, s.count as f64)?;
+        g.div(sum, count)
+    })
+}
+
 /// Rows in the order of experts, each times its expert's matrices of these names, one after another.
 fn product(
     g: &mut Graph,
@@ -109,7 +172,7 @@ fn product(
     let ty = Type::new(DType::F32, [&n * &Dim::from(names.len() * e.count), k]);
     let name = joined(names);
     g.scope(&name, |g| {
-        let w = g.push(Weight { name: format!("{name}.weight"), ty, parts }, &[])?;
+        let w = g.push(Weight { parts, ..Weight::new(&format!("{name}.weight"), ty) }, &[])?;
         g.push(GroupedDot { transposed: false }, &[x, w, offsets])
     })
 }

@@ -23,7 +23,7 @@ pub fn stacked(g: &mut Graph, e: &StackedExperts, x: NodeId) -> Result<NodeId, I
         normalise: false,
         scale: Real(1.0),
     };
-    let routed = Routed::new(g, op, logits)?;
+    let routed = g.scope("mlp.route", |g| Routed::new(g, op, &[logits]))?;
     let rows = rows_of(g, &routed, x)?;
     let expert = g.reshape(routed.experts, g.ty(routed.slots).shape.clone())?;
     let both = product(g, e.names.gate_up[0], rows, routed.offsets, 2 * e.intermediate)?;

@@ -17,7 +17,7 @@ pub use rope::{LongRope, RopeLayout, RopeScaling, RopeSpec, Yarn, yarn_mscale};
 pub use spec::{
     Activation, AttentionSpec, EncoderSpec, ExpertNames, ExpertsSpec, InitStyle, LayerSpec, MAX_EXPERTS,
     MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_PARAMETERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, MlpSpec,
-    ModelConfig, NormPlace, Pooling, QkNorm, StackedExperts, StackedNames,
+    ModelConfig, NormPlace, Pooling, QkNorm, SharedSpec, StackedExperts, StackedNames,
 };
 pub use tensors::{Init, TensorSpec, parameter_count, tensors};
 
@@ -152,7 +152,7 @@ mod tests {
     /// The declared keys are the keys read, neither more nor fewer.
     #[test]
     fn registrations_declare_what_they_read() {
-        for model in registry::MODELS {
+        for &model in registry::MODELS {
             let rope = match model.name {
                 "gemma3_text" | "gemma3" => r#"{"full_attention": {"rope_type": "default"}}"#,
                 _ => r#"{"rope_type": "default"}"#,

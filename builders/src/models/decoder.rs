@@ -315,10 +315,7 @@ pub(super) fn qwen_windows(raw: &Raw, c: &mut ModelConfig) -> Result<(), ConfigE
     };
     let in_use = raw.flag("use_sliding_window", false)?;
     let window = stated.filter(|_| in_use);
-    let from = match raw.find("max_window_layers")? {
-        Some((_, v)) if v.as_u64() == Some(0) => 0,
-        _ => raw.count_opt("max_window_layers", MAX_POSITIONS)?.unwrap_or(FROM),
-    };
+    let from = raw.count_or_none("max_window_layers", MAX_POSITIONS)?.unwrap_or(FROM);
     let types = layer_types(raw, c.num_layers)?;
     for (i, layer) in c.layers.iter_mut().enumerate() {
         let windowed = types.as_ref().map_or(window.is_some() && i >= from, |t| t[i]);

@@ -28,7 +28,7 @@ const POOLINGS: [(&str, Pooling); 3] =
     [("mean", Pooling::Mean), ("cls", Pooling::Cls), ("last", Pooling::Last)];
 
 fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
-    let mut c = astrai::grouped(raw, &EMBEDDING)?;
+    let mut c = astrai::plain(raw, &EMBEDDING)?;
     // Known, and without effect: there is no head.
     c.tie_embeddings = false;
     let name = raw.text("pooling_type")?.unwrap_or("mean");

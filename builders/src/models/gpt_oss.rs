@@ -2,7 +2,7 @@
 //! every layer. Source: `GptOssForCausalLM` of transformers.
 
 use super::decoder::{self, Defaults};
-use super::experts;
+use super::experts::{self, Counts};
 use crate::config::rope_keys::ROPE_KEYS;
 use crate::config::{
     Activation, ConfigError, MAX_POSITIONS, MlpSpec, ModelConfig, Raw, RopeScaling, RopeSpec, StackedExperts,
@@ -75,7 +75,8 @@ fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
         Some(layer) => rope(raw, &layer.attention.rope)?,
         None => return Ok(c),
     };
-    let (count, chosen) = experts::counts(raw, "num_local_experts", (128, 4), c.num_layers)?;
+    let keys = Counts { count: ("num_local_experts", Some(128)), chosen: ("num_experts_per_tok", Some(4)) };
+    let (count, chosen) = experts::counts(raw, &keys, c.num_layers)?;
     let positive = |key| raw.real_where(key, |x| (1e-3..=1e6).contains(&x), "between 1e-3 and 1e6");
     let mlp = StackedExperts {
         count,
