@@ -8,7 +8,7 @@ use astrai_runtime::Device;
 use std::collections::HashMap;
 
 /// Model type and configuration.
-pub const FAMILIES: [(&str, &str); 14] = [
+pub const FAMILIES: [(&str, &str); 15] = [
     (
         "autoregressive_lm",
         r#"{"model_type": "autoregressive_lm", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128,
