@@ -246,7 +246,8 @@ impl Compile {
         warn(&warnings);
         let (batch, seq) = self.sizes(&config)?;
         let (mesh, batch) = self.mesh(&config, batch)?;
-        let full = Program { logits: Logits::Last, ..Program::full(batch, seq) };
+        let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
+        let full = Program { logits, ..Program::full(batch, seq) };
         let (name, program) = match self.purpose {
             Some(Purpose::Decode) => {
                 let table = (seq as usize).div_ceil(Cache::PAGE);

@@ -116,6 +116,7 @@ impl Published {
     /// Reads all but the weights, which are only looked at.
     pub fn read(folder: &Path) -> Result<Published, Failure> {
         let model = Model::open(folder, false)?;
+        model.config.check_decoder()?;
         let tokenizer = Tokenizer::open(folder).map_err(|e| e.to_string())?;
         let template = ChatTemplate::open(folder).map_err(|e| e.to_string())?;
         let (has, takes) = (tokenizer.vocabulary(), model.config.vocab_size);

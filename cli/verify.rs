@@ -108,6 +108,7 @@ impl Verify {
             storage: self.machine.storage(),
             path,
         };
+        proof.model.config.check_decoder()?;
         warn(proof.model.warnings.iter().chain(&proof.machine.warnings));
         let checks = match self.only.is_empty() {
             true => Check::value_variants(),

@@ -12,7 +12,7 @@ use astrai_serve::scheduler::batch::StepBatch;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-const CASES: [&str; 14] = [
+const CASES: [&str; 15] = [
     "llama",
     "qwen3",
     "astrai_gqa",
@@ -27,6 +27,7 @@ const CASES: [&str; 14] = [
     "gemma3",
     "mixtral",
     "qwen3_moe",
+    "gpt_oss",
 ];
 
 /// The cases that are in this repository or beside it.

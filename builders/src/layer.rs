@@ -7,6 +7,7 @@ use crate::config::{Activation, LayerSpec, MlpSpec, ModelConfig, NormPlace, QkNo
 use crate::experts::experts;
 use crate::model::{Cache, Program};
 use crate::router::Seen;
+use crate::stacked::stacked;
 use astrai_ir::ops::{self, Attention, GatedAct, Rope, UnaryKind};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Type};
 
@@ -82,13 +83,16 @@ impl Layer<'_> {
         let v = self.heads(v, kv)?; // [tokens, kv, d]
         let q = self.rotate(names.q_norm, q, [cos, sin])?;
         let k = self.rotate(names.k_norm, k, [cos, sin])?;
-        let (keys, versions) = self.keys([k, v, starts])?;
+        let (mut keys, versions) = self.keys([k, v, starts])?;
+        if let Some(name) = names.sinks.filter(|_| a.sinks) {
+            keys.push(self.g.scope(name, |g| g.weight(name, DType::F32, &[heads]))?);
+        }
         let op = Attention {
             scale: Real(a.scale),
-            causal: true,
+            causal: self.config.encoder.is_none(),
             window: a.window,
             softcap: a.softcap.map(Real),
-            sinks: false,
+            sinks: a.sinks,
             span: Dim::from(self.program.span as usize),
             page: self.program.cache.map(|c| c.page),
         };
@@ -147,6 +151,11 @@ impl Layer<'_> {
             }
             MlpSpec::Experts(e) => {
                 let (y, seen) = experts(&mut self.g, e, act, n, Seen::by(self.program.loss))?;
+                watched = seen;
+                y
+            }
+            MlpSpec::Stacked(e) => {
+                let (y, seen) = stacked(&mut self.g, e, n, Seen::by(self.program.loss))?;
                 watched = seen;
                 y
             }

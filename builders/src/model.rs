@@ -4,6 +4,7 @@
 
 use crate::config::{LayerSpec, ModelConfig, RopeSpec};
 use crate::layer;
+use crate::pool::pool;
 use crate::router::Routers;
 use astrai_ir::ops::{Call, CompareKind, Const, ReduceKind, UnaryKind};
 use astrai_ir::{Block, BlockId, DType, Dim, Graph, IrError, NodeId, Real, Symbol, Tensor, Type, ops};
@@ -121,10 +122,14 @@ impl Program {
 /// ignored) and `loss_scale` f32. Outputs: `logits`, `loss`, and of [`Loss::Routed`] those of the routers. Over a cache `positions` go on from run to run, and there are
 /// `slots` i32 `[tokens]` (the row of each token's key and value, -1: none), `tables` i32 `[sequences, table]` (each
 /// sequence's pages), `lens` i32 `[sequences]` (its tokens in them, those of this run included) and an output for the next
-/// version of each state. All arithmetic is f32; the precision pass changes what is stored.
+/// version of each state. An encoder's only output is `embedding` `[sequences, hidden]`; its program wants nothing else. All
+/// arithmetic is f32; the precision pass changes what is stored.
 pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> {
     let mut g = Graph::new(program.symbols());
     program.cache.map_or(Ok(()), |c| c.check()).map_err(|m| g.error(m))?;
+    if program.logits != Logits::None || program.loss != Loss::None || program.cache.is_some() {
+        config.check_decoder().map_err(|m| g.error(m))?;
+    }
     let tokens = Dim::symbol("tokens");
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
     let names = config.model_type.names;
@@ -143,6 +148,12 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
     let mut routers = Routers::default();
     x = layers(&mut g, config, program, x, &given, &mut routers)?;
     let norm = g.scope("norm", |g| layer::norm_weight(g, config, names.final_norm, hidden))?;
+    if let Some(encoder) = &config.encoder {
+        let normed = |g: &mut Graph, x| g.scope("norm", |g| g.rms_norm(x, norm, config.norm_eps));
+        let embedding = pool(&mut g, encoder, [x, starts], normed)?;
+        g.set_output("embedding", embedding)?;
+        return Ok(g);
+    }
     let head = match config.tie_embeddings {
         true => embed,
         false => g.scope("lm_head", |g| g.weight(names.head, DType::F32, &[vocab, hidden]))?,

@@ -1,7 +1,7 @@
 //! What a dot asks of memory. In: a dot in a graph. Out: how its sides lie in the buffers they are read from, when views and
 //! widening casts leave them regular enough for the dot core; passes choose by it what is stored, codegen what is loaded.
 
-use crate::ops::{Dot, Op};
+use crate::ops::{Dot, GroupedDot, Op};
 use crate::{DType, Dim, Graph, NodeId, Type};
 
 /// Longest sum whose left side may be an expression: its row is staged on the stack.
@@ -114,16 +114,19 @@ impl GroupedForm {
         fits.then(|| GroupedForm { rows: x.shape[0].clone(), groups, n, k, group, right })
     }
 
-    /// The weight `[groups * n, k]` of a grouped dot that can be packed ahead into panels: none belongs to two matrices.
+    /// The weight of a grouped dot that can be packed ahead into panels, none of which belongs to two matrices: `[groups * n, k]`
+    /// or, of a transposed one, `[groups, k, n]`.
     pub fn packed_weight(g: &Graph, id: NodeId) -> Option<NodeId> {
         let form = GroupedForm::of(g, id)?;
+        let Op::GroupedDot(GroupedDot { transposed }) = g.node(id).op else { return None };
         let mut w = g.node(id).args[1];
-        while let Op::Cast(_) = g.node(w).op {
+        while matches!(g.node(w).op, Op::Cast(_)) || transposed && matches!(g.node(w).op, Op::Reshape(_)) {
             w = g.node(w).args[0];
         }
+        let matrices = [form.groups, form.k, form.n].map(Dim::from);
+        let shaped = !transposed || g.ty(w).shape == matrices;
         let whole = w == form.right.base && matches!(g.node(w).op, Op::Weight(_));
-        let aligned = matches!(&g.node(id).op, Op::GroupedDot(op) if !op.transposed) && form.n % 32 == 0;
-        (whole && aligned).then_some(w)
+        (whole && shaped && form.n.is_multiple_of(32)).then_some(w)
     }
 
     /// Both sides of a sum of outer products by groups, as sides of a dot that sums over rows, and the number of groups.

@@ -8,7 +8,7 @@ use astrai_runtime::Device;
 use std::collections::HashMap;
 
 /// Model type and configuration.
-pub const FAMILIES: [(&str, &str); 14] = [
+pub const FAMILIES: [(&str, &str); 15] = [
     (
         "autoregressive_lm",
         r#"{"model_type": "autoregressive_lm", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128,
@@ -101,7 +101,21 @@ pub const FAMILIES: [(&str, &str); 14] = [
         "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
         "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": false, "vocab_size": 50}"#,
     ),
+    (
+        "gpt_oss",
+        r#"{"model_type": "gpt_oss", "head_dim": 8, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128,
+        "num_attention_heads": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "num_local_experts": 4, "rms_norm_eps": 1e-6, "sliding_window": 4, "swiglu_limit": 0.5, "vocab_size": 50}"#,
+    ),
 ];
+
+/// The encoder, whose programs have no loss.
+pub const ENCODER: (&str, &str) = (
+    "embedding",
+    r#"{"model_type": "embedding", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128,
+    "normalize_embeddings": true, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+    "pooling_type": "mean", "rms_norm_eps": 1e-5, "use_gated_attention": true, "use_qk_norm": true, "vocab_size": 50}"#,
+);
 
 /// The resolved configuration.
 pub fn config(text: &str) -> ModelConfig {

@@ -25,7 +25,8 @@ fn watched(balance: f64, z: f64) -> Router {
 /// Gradients of the batches with these factors, nothing moved.
 fn step(model: &Model, router: Router, batches: &[Batch]) -> (Step, Engine) {
     let machine = Machine::new(Device::Host, 2).unwrap();
-    let recipe = Recipe { accumulate: true, router, recompute: Recompute::Selective, ..recipe(DType::F32, PLAIN) };
+    let recipe =
+        Recipe { accumulate: true, router, recompute: Recompute::Selective, ..recipe(DType::F32, PLAIN) };
     let plan = Plan::new(&model.config, &recipe, &machine.target, Dump::None).unwrap();
     let mut engine = Engine::open(plan, model.source(), &machine.runner(), &mut |_, _| {}).unwrap();
     (engine.step(batches, 0.0).unwrap(), engine)
@@ -63,7 +64,11 @@ fn the_losses_are_the_references() {
         let (plain, _) = step(&model, Router::default(), &batch);
         assert_eq!(plain.router, None);
         let (seen, _) = step(&model, watched(0.0, 0.0), &batch);
-        assert_eq!((seen.loss, seen.grad_norm), (plain.loss, plain.grad_norm), "{name}: watching changes nothing");
+        assert_eq!(
+            (seen.loss, seen.grad_norm),
+            (plain.loss, plain.grad_norm),
+            "{name}: watching changes nothing"
+        );
         assert!(seen.router.is_some_and(|r| r.router_balance.is_none() && r.load_entropy > 0.5));
         for (factors, norm) in [((2.0, 0.0), norm_balance), ((0.0, 0.3), norm_z)] {
             let (done, _) = step(&model, watched(factors.0, factors.1), &batch);

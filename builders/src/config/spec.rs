@@ -23,7 +23,7 @@ pub const MAX_POSITIONS: usize = 1 << 31;
 /// Most parameters accepted; byte counts of weights, gradients and moments then fit 63 bits.
 pub const MAX_PARAMETERS: u128 = 1 << 48;
 
-/// A decoder-only language model, fully resolved.
+/// A decoder-only language model, or an encoder of the same parts, fully resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// The registered type: names of the weights, how to save.
@@ -70,6 +70,28 @@ pub struct ModelConfig {
     pub pad: Option<u32>,
     /// Each layer, first to last; equal entries are one kind.
     pub layers: Vec<LayerSpec>,
+    /// Set of an encoder: attention is to the whole sequence, and there is no head but this.
+    pub encoder: Option<EncoderSpec>,
+}
+
+/// How an encoder makes one vector of a sequence's normed stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncoderSpec {
+    /// Which positions count.
+    pub pooling: Pooling,
+    /// Vectors are divided by their Euclidean length.
+    pub normalise: bool,
+}
+
+/// Positions of a sequence that make its vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// The mean over all.
+    Mean,
+    /// The first.
+    Cls,
+    /// The last.
+    Last,
 }
 
 /// Pointwise function of the MLP's gate.
@@ -133,6 +155,8 @@ pub struct AttentionSpec {
     pub softcap: Option<f64>,
     /// Rotary embedding of queries and keys.
     pub rope: RopeSpec,
+    /// A learned score of each head joins the denominator of its softmax (gpt-oss).
+    pub sinks: bool,
 }
 
 /// Where queries and keys are normed; over each head, weight `[head_dim]`, unless it says otherwise.
@@ -160,6 +184,8 @@ pub enum MlpSpec {
     },
     /// A few of many gated MLPs for each token.
     Experts(ExpertsSpec),
+    /// The same in gpt-oss's form.
+    Stacked(StackedExperts),
 }
 
 impl MlpSpec {
@@ -168,7 +194,45 @@ impl MlpSpec {
         match self {
             MlpSpec::Dense { intermediate, .. } => *intermediate,
             MlpSpec::Experts(e) => e.intermediate,
+            MlpSpec::Stacked(e) => e.intermediate,
         }
+    }
+
+    /// What its router chooses by, if it has experts.
+    pub fn router(&self) -> Option<RouterSpec> {
+        match self {
+            MlpSpec::Dense { .. } => None,
+            MlpSpec::Experts(e) => Some(e.router()),
+            MlpSpec::Stacked(e) => Some(e.router()),
+        }
+    }
+}
+
+/// What the choice of experts and its losses hang on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouterSpec {
+    /// Experts.
+    pub count: usize,
+    /// Experts of a token.
+    pub chosen: usize,
+    /// From the router's logits to weights.
+    pub scores: Scores,
+    /// Which loss keeps the experts' loads even.
+    pub balance: Balance,
+}
+
+impl ExpertsSpec {
+    /// What its router chooses by.
+    pub fn router(&self) -> RouterSpec {
+        RouterSpec { count: self.count, chosen: self.chosen, scores: self.scores, balance: self.balance }
+    }
+}
+
+impl StackedExperts {
+    /// What its router chooses by.
+    pub fn router(&self) -> RouterSpec {
+        let (scores, balance) = (Scores::SoftmaxChosen, Balance::Together);
+        RouterSpec { count: self.count, chosen: self.chosen, scores, balance }
     }
 }
 
@@ -244,7 +308,49 @@ impl ExpertNames {
     }
 }
 
+/// Mixture of experts whose matrices the checkpoint has as one tensor, with biases everywhere. With the gate's columns and
+/// those of up in turn, `g = min(gate, limit)` and `u = max(min(up, limit), -limit)`:
+/// `Σ w_e · down_e((u + 1) * g * sigmoid(alpha * g))`, `w` the softmax over the logits of the chosen alone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StackedExperts {
+    /// Experts.
+    pub count: usize,
+    /// Experts of a token, `1..=count`.
+    pub chosen: usize,
+    /// Inner width of an expert.
+    pub intermediate: usize,
+    /// Largest gate, and largest magnitude of up.
+    pub limit: f64,
+    /// Factor on the gate within the sigmoid.
+    pub alpha: f64,
+    /// Names of the weights.
+    pub names: &'static StackedNames,
+}
+
+/// The checkpoint's names of a layer's stacked experts, whole but for the layer's prefix.
+#[derive(Debug, PartialEq)]
+pub struct StackedNames {
+    /// Router `[experts, hidden]` and its bias `[experts]`.
+    pub router: [&'static str; 2],
+    /// Gate and up `[experts, hidden, 2 * intermediate]`, in turn, and their biases `[experts, 2 * intermediate]`.
+    pub gate_up: [&'static str; 2],
+    /// Down `[experts, intermediate, hidden]` and its biases `[experts, hidden]`.
+    pub down: [&'static str; 2],
+}
+
 impl ModelConfig {
+    /// Refuses an encoder where tokens are to be predicted; one line says what there is for it.
+    pub fn check_decoder(&self) -> Result<(), String> {
+        match self.encoder {
+            None => Ok(()),
+            Some(_) => Err(format!(
+                "`{}` is an encoder: it predicts no tokens, so there is nothing to train, generate or serve; `astrai run --want \
+                 embedding` gives its vectors",
+                self.model_type.name
+            )),
+        }
+    }
+
     /// The distinct layers in order of first appearance, and for each layer the index of its kind.
     pub fn layer_kinds(&self) -> (Vec<&LayerSpec>, Vec<usize>) {
         let mut kinds: Vec<&LayerSpec> = Vec::new();

@@ -1,7 +1,9 @@
 //! Every tensor of a checkpoint. In: a resolved configuration. Out: names, shapes and initialisers in model order, from
 //! which parameters are counted, checkpoints checked and fresh weights drawn.
 
-use super::spec::{ExpertsSpec, InitStyle, LayerSpec, MlpSpec, ModelConfig, NormPlace, QkNorm};
+use super::spec::{
+    ExpertsSpec, InitStyle, LayerSpec, MlpSpec, ModelConfig, NormPlace, QkNorm, StackedExperts,
+};
 
 /// One tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,7 +51,7 @@ pub fn tensors(c: &ModelConfig) -> Vec<TensorSpec> {
         layer_tensors(c, layer, i, &mut out);
     }
     out.push(TensorSpec::new(names.final_norm.into(), &[c.hidden_size], norm_init(c)));
-    if !c.tie_embeddings {
+    if !c.tie_embeddings && c.encoder.is_none() {
         out.push(table(names.head));
     }
     out
@@ -129,11 +131,15 @@ fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<Ten
     if before {
         push(names.post_attention_norm, "weight", &[h], one);
     }
+    if let Some(name) = names.sinks.filter(|_| a.sinks) {
+        out.push(TensorSpec::new(in_layer(c, i, name), &[c.heads], draw));
+    }
     match &layer.mlp {
         MlpSpec::Dense { intermediate, bias } => {
             dense_tensors(c, (*intermediate, *bias), i, [draw, output], out)
         }
         MlpSpec::Experts(e) => expert_tensors(c, e, i, [draw, output], out),
+        MlpSpec::Stacked(e) => stacked_tensors(c, e, i, [draw, output], out),
     }
     if after {
         out.push(TensorSpec::new(names.in_layer(i, names.mlp_out_norm, "weight"), &[h], one));
@@ -191,4 +197,29 @@ fn expert_tensors(c: &ModelConfig, e: &ExpertsSpec, i: usize, init: [Init; 2], o
         let name = format!("{layer}{}", e.names.correction);
         out.push(TensorSpec { fixed: true, ..TensorSpec::new(name, &[e.count], Init::Zeros) });
     }
+}
+
+/// Router and experts of layer `i` in one tensor each; down projections are drawn as the second of `init`.
+fn stacked_tensors(
+    c: &ModelConfig,
+    e: &StackedExperts,
+    i: usize,
+    init: [Init; 2],
+    out: &mut Vec<TensorSpec>,
+) {
+    let (n, h, inner) = (e.count, c.hidden_size, e.intermediate);
+    let mut push = |name: &str, shape: &[usize], init| {
+        out.push(TensorSpec::new(in_layer(c, i, name), shape, init));
+    };
+    push(e.names.router[0], &[n, h], init[0]);
+    push(e.names.router[1], &[n], Init::Zeros);
+    push(e.names.gate_up[0], &[n, h, 2 * inner], init[0]);
+    push(e.names.gate_up[1], &[n, 2 * inner], Init::Zeros);
+    push(e.names.down[0], &[n, inner, h], init[1]);
+    push(e.names.down[1], &[n, h], Init::Zeros);
+}
+
+/// A name of layer `i` that stands whole.
+fn in_layer(c: &ModelConfig, i: usize, name: &str) -> String {
+    format!("{}{name}", c.model_type.names.layer.replace("{i}", &i.to_string()))
 }

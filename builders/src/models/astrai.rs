@@ -25,18 +25,7 @@ pub static ASTRAI: ModelType = ModelType {
         MOE_KEYS,
         experts::EVERY_NTH,
     ],
-    aliases: &[
-        ("hidden_size", "dim"),
-        ("num_hidden_layers", "n_layers"),
-        ("num_attention_heads", "n_heads"),
-        ("num_key_value_heads", "n_kv_heads"),
-        ("intermediate_size", "dim_ffn"),
-        ("rms_norm_eps", "norm_eps"),
-        ("tie_word_embeddings", "tie_weight"),
-        ("max_position_embeddings", "max_len"),
-        ("dtype", "torch_dtype"),
-        ("topk_method", "moe_topk_method"),
-    ],
+    aliases: ALIASES,
     // Keys of MLA, which `attn_type` gqa leaves without effect, and of training.
     inert: &["kv_lora_rank", "moe_aux_loss_coef", "qk_nope_head_dim", "qk_rope_head_dim"],
     names: &NAMES,
@@ -44,7 +33,21 @@ pub static ASTRAI: ModelType = ModelType {
     save,
 };
 
-static NAMES: Names = Names {
+/// The older spellings.
+pub(super) const ALIASES: &[(&str, &str)] = &[
+    ("hidden_size", "dim"),
+    ("num_hidden_layers", "n_layers"),
+    ("num_attention_heads", "n_heads"),
+    ("num_key_value_heads", "n_kv_heads"),
+    ("intermediate_size", "dim_ffn"),
+    ("rms_norm_eps", "norm_eps"),
+    ("tie_word_embeddings", "tie_weight"),
+    ("max_position_embeddings", "max_len"),
+    ("dtype", "torch_dtype"),
+    ("topk_method", "moe_topk_method"),
+];
+
+pub(super) static NAMES: Names = Names {
     embed: "embed_tokens.weight",
     layer: "layers.{i}.",
     input_norm: "input_norm",
@@ -55,6 +58,7 @@ static NAMES: Names = Names {
     q_norm: "attention.q_norm",
     k_norm: "attention.k_norm",
     gate: "attention.gate",
+    sinks: None,
     o: "attention.o_proj",
     attention_out_norm: "attention_out_norm",
     post_attention_norm: "post_attention_norm",
@@ -103,6 +107,25 @@ fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
     let ffn = only(raw, "ffn_type", &["mlp", "moe"])?;
     only(raw, "hidden_act", &["silu"])?;
     let mut c = decoder::plain(raw, &ASTRAI, &DEFAULTS)?;
+    own(raw, &mut c)?;
+    match ffn {
+        Some("moe") => put_experts(raw, &mut c)?,
+        // Known, and without effect.
+        _ => MOE_KEYS.iter().chain(experts::EVERY_NTH).try_for_each(|key| raw.find(key).map(drop))?,
+    }
+    Ok(c)
+}
+
+/// The layers that an encoder has, too: grouped-query attention and an MLP.
+pub(super) fn plain(raw: &Raw, model: &'static ModelType) -> Result<ModelConfig, ConfigError> {
+    only(raw, "hidden_act", &["silu"])?;
+    let mut c = decoder::plain(raw, model, &DEFAULTS)?;
+    own(raw, &mut c)?;
+    Ok(c)
+}
+
+/// What all of AstrAI's models have of their own.
+fn own(raw: &Raw, c: &mut ModelConfig) -> Result<(), ConfigError> {
     if c.heads * c.head_dim != c.hidden_size {
         let problem =
             format!("is {}, times {} heads not the hidden size {}", c.head_dim, c.heads, c.hidden_size);
@@ -118,12 +141,7 @@ fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
         layer.attention.qk_norm = if norm { QkNorm::AfterRope } else { QkNorm::None };
         layer.attention.gate = gate;
     }
-    match ffn {
-        Some("moe") => put_experts(raw, &mut c)?,
-        // Known, and without effect.
-        _ => MOE_KEYS.iter().chain(experts::EVERY_NTH).try_for_each(|key| raw.find(key).map(drop))?,
-    }
-    Ok(c)
+    Ok(())
 }
 
 /// Gives layers their experts. AstrAI has no defaults for their numbers.
@@ -166,7 +184,7 @@ const FOREIGN: [&str; 7] = [
     "pad_token_id",
 ];
 
-fn save(c: &ModelConfig) -> Map<String, Value> {
+pub(super) fn save(c: &ModelConfig) -> Map<String, Value> {
     let mut out = decoder::save(c);
     out.retain(|key, value| {
         !FOREIGN.contains(&key.as_str()) || (key.ends_with("_token_id") && !value.is_null())

@@ -49,6 +49,7 @@ pub(super) static NAMES: Names = Names {
     q_norm: "self_attn.q_norm",
     k_norm: "self_attn.k_norm",
     gate: "self_attn.gate_proj",
+    sinks: None,
     o: "self_attn.o_proj",
     attention_out_norm: "post_self_attn_layernorm",
     post_attention_norm: "post_attention_layernorm",
@@ -138,6 +139,7 @@ pub(super) fn plain(raw: &Raw, model: &'static ModelType, d: &Defaults) -> Resul
             scale: 1.0 / (head_dim as f64).sqrt(),
             softcap: None,
             rope: rope_keys::read(raw, head_dim, max_positions, &d.rope())?,
+            sinks: false,
         },
         mlp: MlpSpec::Dense { intermediate: intermediate_size, bias: false },
         norms: NormPlace::Before,
@@ -165,6 +167,7 @@ pub(super) fn plain(raw: &Raw, model: &'static ModelType, d: &Defaults) -> Resul
         eos: raw.token_ids("eos_token_id", vocab_size)?,
         pad: token(raw, "pad_token_id", vocab_size)?,
         layers: vec![layer; num_layers],
+        encoder: None,
     })
 }
 

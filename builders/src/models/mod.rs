@@ -31,4 +31,6 @@ families! {
     phi3: PHI3,
     gemma2: GEMMA2,
     gemma3: GEMMA3_TEXT GEMMA3,
+    gpt_oss: GPT_OSS,
+    embedding: EMBEDDING,
 }
