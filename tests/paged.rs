@@ -74,7 +74,10 @@ impl Paged {
         let vocab = model.config.vocab_size;
         let mut paged = Paged {
             session,
-            batch: StepBatch::new(CACHE.page, CACHE.table),
+            batch: match model.config.caches_latents() {
+                true => StepBatch::of_latents(CACHE.page, CACHE.table),
+                false => StepBatch::new(CACHE.page, CACHE.table),
+            },
             bounds: [vocab, CACHE.pages],
             sequences: sequences(vocab),
             done: vec![],

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use std::fmt;
 
 /// Every model type that can be built, in the order they are listed to the user.
-pub static MODELS: [&ModelType; 13] = [
+pub static MODELS: [&ModelType; 15] = [
     &models::astrai::ASTRAI,
     &models::llama::LLAMA,
     &models::mistral::MISTRAL,
@@ -15,6 +15,8 @@ pub static MODELS: [&ModelType; 13] = [
     &models::qwen2::QWEN2,
     &models::qwen3::QWEN3,
     &models::qwen3_moe::QWEN3_MOE,
+    &models::deepseek_v2::DEEPSEEK_V2,
+    &models::deepseek_v3::DEEPSEEK_V3,
     &models::olmo2::OLMO2,
     &models::glm4::GLM4,
     &models::phi3::PHI3,

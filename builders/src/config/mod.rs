@@ -15,9 +15,9 @@ pub use error::ConfigError;
 pub use raw::Raw;
 pub use rope::{LongRope, RopeLayout, RopeScaling, RopeSpec, Yarn, yarn_mscale};
 pub use spec::{
-    Activation, AttentionSpec, ExpertNames, ExpertsSpec, InitStyle, LayerSpec, MAX_EXPERTS, MAX_HEAD_DIM,
+    Activation, AttentionSpec, ExpertNames, ExpertsSpec, InitStyle, LatentNames, LatentSpec, LayerSpec, MAX_EXPERTS, MAX_HEAD_DIM,
     MAX_HEADS, MAX_LAYERS, MAX_PARAMETERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, MlpSpec, ModelConfig,
-    NormPlace, QkNorm,
+    NormPlace, QkNorm, RopeKey,
 };
 pub use tensors::{Init, TensorSpec, parameter_count, tensors};
 

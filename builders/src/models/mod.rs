@@ -3,11 +3,15 @@
 
 pub mod astrai;
 mod decoder;
+mod deepseek;
+pub mod deepseek_v2;
+pub mod deepseek_v3;
 mod experts;
 mod gemma;
 pub mod gemma2;
 pub mod gemma3;
 pub mod glm4;
+mod latent;
 pub mod llama;
 pub mod mistral;
 pub mod mixtral;
