@@ -5,7 +5,7 @@ use crate::failure::{Failure, warn};
 use crate::greedy::choose;
 use crate::machine::Machine;
 use crate::measure::{after_warm_up, rounded};
-use crate::model::{Model, check_sizes, plan, read_config};
+use crate::model::{Model, check_sizes, plan_within, read_config, served_fidelity};
 use crate::peaks::Peaks;
 use crate::progress::Progress;
 use crate::run::profile_table;
@@ -94,7 +94,9 @@ impl Bench {
         let table = ((seq + new) as usize).div_ceil(Cache::PAGE);
         let cache = Cache { page: Cache::PAGE, pages: table * batch as usize, table };
         let chunk = seq.min(CHUNK);
-        let planned = plan(&config, &Program::paged(chunk.max(batch), batch, cache), storage, machine)?;
+        let fidelity = self.fidelity.asked().unwrap_or_else(|| served_fidelity(&config));
+        let program = Program::paged(chunk.max(batch), batch, cache);
+        let planned = plan_within(&config, &program, storage, machine, fidelity)?;
         // The least that a step takes: one token of each sequence.
         let value = |d: &astrai_ir::Dim| {
             let size = |s: &str| match s {

@@ -6,6 +6,7 @@ use super::{decoder, deepseek, latent};
 use crate::config::rope_keys::ROPE_KEYS;
 use crate::config::{ConfigError, ModelConfig, Raw, RopeLayout};
 use crate::registry::ModelType;
+use astrai_ir::ops::{GroupScore, Scores};
 use serde_json::{Map, Value, json};
 
 /// The registration.
@@ -22,7 +23,7 @@ pub static DEEPSEEK_V3: ModelType = ModelType {
         &["rope_interleave"],
     ],
     aliases: decoder::ALIASES,
-    inert: &["num_nextn_predict_layers"],
+    inert: deepseek::INERT,
     names: &decoder::NAMES,
     resolve,
     save,
@@ -33,12 +34,21 @@ fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
         true => RopeLayout::Interleaved,
         false => RopeLayout::Half,
     };
-    deepseek::resolve(raw, &DEEPSEEK_V3, layout)
+    let mut c = deepseek::resolve(raw, &DEEPSEEK_V3, layout)?;
+    deepseek::only(raw, "topk_method", &["noaux_tc"])?;
+    deepseek::only(raw, "scoring_func", &["sigmoid"])?;
+    let mut spec = deepseek::experts(raw, &c, Some(GroupScore::BestTwo))?;
+    (spec.scores, spec.correction) = (Scores::Sigmoid, true);
+    spec.normalise = raw.flag("norm_topk_prob", true)?;
+    deepseek::put_experts(raw, &spec, &mut c)?;
+    Ok(c)
 }
 
 fn save(c: &ModelConfig) -> Map<String, Value> {
     let mut out = deepseek::save(c);
     let layout = c.layers.first().map(|l| l.attention.rope.layout);
+    out.insert("topk_method".into(), json!("noaux_tc"));
+    out.insert("scoring_func".into(), json!("sigmoid"));
     out.insert("rope_interleave".into(), json!(layout != Some(RopeLayout::Half)));
     out
 }

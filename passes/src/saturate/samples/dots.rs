@@ -222,7 +222,7 @@ pub fn attention_over_gathered_pages(d: &mut Draw) -> Graph {
     let k = m.push(Reshape { shape: shape(&[listed * page, 1, width]) }, &[x]);
     let v = m.push(Slice { axis: 2, start: 0.into(), len: latent.into() }, &[k]);
     let (starts, tables) = (m.typed(DType::I32, shape(&[2])), m.typed(DType::I32, shape(&[1, listed])));
-    let lens = m.push(Const::new(&Tensor::int(DType::I32, &[1], vec![7])), &[]);
+    let lens = m.push(Const::new(&astrai_ir::Tensor::int(DType::I32, &[1], vec![7])), &[]);
     let op = Attention {
         scale: Real(0.7),
         causal: m.draw.below(2) == 0,
