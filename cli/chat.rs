@@ -83,7 +83,8 @@ impl Chat {
         self.sampling.check(published.model.config.vocab_size)?;
         let machine = self.machine.machine()?;
         warn(&machine.warnings);
-        let engine = published.start(&Room::of_one(self.machine.storage(), &self.room, self.fidelity.asked()), &machine)?;
+        let engine = published
+            .start(&Room::of_one(self.machine.storage(), &self.room, self.fidelity.asked()), &machine)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let mut talk = Talk {
             published: &published,

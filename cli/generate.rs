@@ -83,7 +83,10 @@ impl Generate {
 
     fn one(&self, published: &Published, stops: &StopStrings, out: &mut dyn Write) -> Done {
         let prompt = self.prompt(published)?;
-        let mut room = Room { prefix_cache: false, ..Room::of_one(self.machine.storage(), &self.room, self.fidelity.asked()) };
+        let mut room = Room {
+            prefix_cache: false,
+            ..Room::of_one(self.machine.storage(), &self.room, self.fidelity.asked())
+        };
         let positions = published.model.config.max_positions;
         let context = room.context.unwrap_or(positions);
         let left = context.saturating_sub(prompt.len());

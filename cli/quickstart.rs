@@ -320,7 +320,11 @@ impl Tour<'_> {
         self.text.write_ids(&self.folder.join("inputs.safetensors"), &published.tokenizer, ids)?;
         let listener = listen(LOCAL, 0)?;
         let flags = RoomFlags { max_model_len: None, kv_memory: None };
-        let room = Room { sequences: SERVED, queue: SERVED, ..Room::of_one(self.storage(), &flags, self.quickstart.fidelity.asked()) };
+        let room = Room {
+            sequences: SERVED,
+            queue: SERVED,
+            ..Room::of_one(self.storage(), &flags, self.quickstart.fidelity.asked())
+        };
         let engine = published.start(&room, &self.machine)?;
         Server::start(listener, published.served(engine, vec![NAME.into()], HttpSettings::default()))
     }

@@ -1,52 +1,126 @@
-//! Mixture of experts as part of a layer's body. In: the normed stream of every token. Out: what the chosen experts make of
-//! it. Experts' matrices lie one after another in one buffer, the checkpoint's tensors are rows of it; tokens go through
-//! them in the order of experts, in two grouped products, and a token's results are added up best expert first.
+//! Mixture of experts as part of a layer's body. In: the normed stream of every token. Out: what the chosen experts, and those
+//! that all tokens share, make of it. Experts' matrices lie one after another in one buffer, the checkpoint's tensors are
+//! rows of it; tokens go through them in the order of experts, in two grouped products, and a token's results are added up
+//! best expert first.
 
-use crate::config::ExpertsSpec;
-use astrai_ir::ops::{Activation, GatedAct, GroupedDot, ReduceKind, Route, Rows, Scores, Weight};
+use crate::config::{ExpertsSpec, SharedSpec};
+use astrai_ir::ops::{Activation, GatedAct, GroupedDot, ReduceKind, Route, Rows, Weight};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Type};
 
-/// `Σ w_e · down_e(act(gate_e(x)) * up_e(x))` for `x` `[tokens, hidden]`.
+/// `Σ w_e · down_e(act(gate_e(x)) * up_e(x))` for `x` `[tokens, hidden]`, and the mean of the shared experts.
 pub fn experts(g: &mut Graph, e: &ExpertsSpec, act: Activation, x: NodeId) -> Result<NodeId, IrError> {
-    let (tokens, hidden) = (g.ty(x).shape[0].clone(), g.ty(x).shape[1].clone());
-    let (count, inner) = (Dim::from(e.count), Dim::from(e.intermediate));
+    let routes = route(g, e, x)?;
+    let y = chosen(g, e, act, x, &routes)?;
+    let Some(s) = &e.shared else { return Ok(y) };
+    let shared = shared(g, s, &e.names.shared, act, x)?;
+    g.scope("mlp.experts.sum", |g| g.add(y, shared))
+}
+
+/// Parts of a route: weights `[tokens, chosen]`, then slots, places and offsets.
+struct Routes {
+    weights: NodeId,
+    slots: NodeId,
+    places: NodeId,
+    offsets: NodeId,
+}
+
+/// Which experts each token of `x` meets.
+fn route(g: &mut Graph, e: &ExpertsSpec, x: NodeId) -> Result<Routes, IrError> {
+    let count = Dim::from(e.count);
     let logits = g.scope(e.names.router, |g| {
-        let router = Type::new(DType::F32, [count.clone(), hidden.clone()]);
+        let router = Type::new(DType::F32, [count.clone(), g.ty(x).shape[1].clone()]);
         let router = g.push(Weight::new(&format!("{}.weight", e.names.router), router), &[])?;
         g.linear(x, router)
     })?;
     let op = Route {
         k: e.chosen,
-        scores: Scores::Softmax,
-        groups: None,
+        scores: e.scores,
+        groups: e.groups,
         normalise: e.normalise,
-        scale: Real(1.0),
+        scale: Real(e.scale),
     };
-    let [weights, slots, places, offsets] = g.scope("mlp.route", |g| {
-        let route = g.push(op, &[logits])?;
-        Ok::<_, IrError>([g.part(route, 1)?, g.part(route, 2)?, g.part(route, 3)?, g.part(route, 4)?])
-    })?;
+    g.scope("mlp.route", |g| {
+        let mut args = vec![logits];
+        if e.correction {
+            let ty = Type::new(DType::F32, [count]);
+            args.push(g.push(Weight::fixed(e.names.correction, ty), &[])?);
+        }
+        let route = g.push(op, &args)?;
+        let [weights, slots, places, offsets] =
+            [g.part(route, 1)?, g.part(route, 2)?, g.part(route, 3)?, g.part(route, 4)?];
+        Ok(Routes { weights, slots, places, offsets })
+    })
+}
+
+/// What the chosen experts make of each token, weighed and added up.
+fn chosen(
+    g: &mut Graph,
+    e: &ExpertsSpec,
+    act: Activation,
+    x: NodeId,
+    routes: &Routes,
+) -> Result<NodeId, IrError> {
+    let (tokens, hidden) = (g.ty(x).shape[0].clone(), g.ty(x).shape[1].clone());
+    let inner = Dim::from(e.intermediate);
     let rows = g.scope("mlp.experts.rows", |g| {
-        let chosen = g.fill(slots, e.chosen as f64)?;
-        let token = g.div(slots, chosen)?;
+        let chosen = g.fill(routes.slots, e.chosen as f64)?;
+        let token = g.div(routes.slots, chosen)?;
         g.gather(x, token, 0) // [tokens * chosen, hidden]
     })?;
-    let both = product(g, e, &[e.names.gate, e.names.up], rows, offsets, &hidden)?;
+    let both = product(g, e, &[e.names.gate, e.names.up], rows, routes.offsets, &hidden)?;
     let h = g.scope("mlp.act", |g| {
         let gate = g.slice(both, 1, Dim::from(0), inner.clone())?;
         let up = g.slice(both, 1, inner.clone(), inner.clone())?;
         g.push(GatedAct { act }, &[gate, up])
     })?;
-    let y = product(g, e, &[e.names.down], h, offsets, &hidden)?; // [tokens * chosen, hidden]
+    let y = product(g, e, &[e.names.down], h, routes.offsets, &hidden)?; // [tokens * chosen, hidden]
     g.scope("mlp.experts.sum", |g| {
         let shape = vec![tokens.clone(), Dim::from(e.chosen), hidden];
-        let place = g.reshape(places, vec![&tokens * &shape[1]])?;
+        let place = g.reshape(routes.places, vec![&tokens * &shape[1]])?;
         let y = g.gather(y, place, 0)?;
         let y = g.reshape(y, shape.clone())?;
-        let w = g.reshape(weights, vec![tokens, shape[1].clone(), Dim::from(1)])?;
+        let w = g.reshape(routes.weights, vec![tokens, shape[1].clone(), Dim::from(1)])?;
         let w = g.broadcast(w, &shape)?;
         let y = g.mul(y, w)?;
         g.reduce(ReduceKind::Sum, y, &[1])
+    })
+}
+
+/// The mean of the shared experts, of these names, for `x` `[tokens, hidden]`.
+fn shared(
+    g: &mut Graph,
+    s: &SharedSpec,
+    names: &[&str; 3],
+    act: Activation,
+    x: NodeId,
+) -> Result<NodeId, IrError> {
+    let (hidden, inner) = (g.ty(x).shape[1].clone(), Dim::from(s.intermediate));
+    let mut sum: Option<NodeId> = None;
+    for i in 0..s.count {
+        let [gate, up, down] = names.map(|name| name.replace("{e}", &i.to_string()));
+        let linear = |g: &mut Graph, name: &str, x: NodeId, shape: [&Dim; 2]| {
+            let ty = Type::new(DType::F32, shape.map(Clone::clone));
+            g.scope(name, |g| {
+                let w = g.push(Weight::new(&format!("{name}.weight"), ty), &[])?;
+                g.linear(x, w)
+            })
+        };
+        let a = linear(g, &gate, x, [&inner, &hidden])?;
+        let b = linear(g, &up, x, [&inner, &hidden])?;
+        let h = g.scope("mlp.shared_experts.act", |g| g.push(GatedAct { act }, &[a, b]))?;
+        let y = linear(g, &down, h, [&hidden, &inner])?; // [tokens, hidden]
+        sum = Some(match sum {
+            Some(sum) => g.scope("mlp.shared_experts.mean", |g| g.add(sum, y))?,
+            None => y,
+        });
+    }
+    let sum = sum.ok_or_else(|| g.error("there are no shared experts".into()))?;
+    if s.count == 1 {
+        return Ok(sum);
+    }
+    g.scope("mlp.shared_experts.mean", |g| {
+        let count = g.fill(sum, s.count as f64)?;
+        g.div(sum, count)
     })
 }
 
@@ -67,7 +141,7 @@ fn product(
     let ty = Type::new(DType::F32, [&n * &Dim::from(names.len() * e.count), k]);
     let name = joined(names);
     g.scope(&name, |g| {
-        let w = g.push(Weight { name: format!("{name}.weight"), ty, parts }, &[])?;
+        let w = g.push(Weight { parts, ..Weight::new(&format!("{name}.weight"), ty) }, &[])?;
         g.push(GroupedDot { transposed: false }, &[x, w, offsets])
     })
 }

@@ -8,10 +8,10 @@ mod latent;
 use crate::config::{Activation, LayerSpec, MlpSpec, ModelConfig, NormPlace, QkNorm, RopeLayout};
 use crate::experts::experts;
 use crate::model::{Cache, Program};
-use latent::Attended;
-pub(crate) use latent::CONTEXT;
 use astrai_ir::ops::{self, Attention, GatedAct, Rope, UnaryKind};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Type};
+use latent::Attended;
+pub(crate) use latent::CONTEXT;
 
 /// Next versions of states, by name.
 type Versions = Vec<(&'static str, NodeId)>;

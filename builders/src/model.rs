@@ -140,7 +140,11 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
     }
     let mut given = vec![("positions", positions), ("starts", starts)];
     if let Some(cache) = &program.cache {
-        given.extend(layer::CACHE.into_iter().zip(layer::cache_inputs(&mut g, cache, config.caches_latents())?));
+        given.extend(layer::CACHE.into_iter().zip(layer::cache_inputs(
+            &mut g,
+            cache,
+            config.caches_latents(),
+        )?));
     }
     x = layers(&mut g, config, program, x, &given)?;
     let norm = g.scope("norm", |g| layer::norm_weight(g, config, names.final_norm, hidden))?;
@@ -231,12 +235,14 @@ fn layers(
     Ok(x)
 }
 
-/// The weight that a layer binds to a parameter of its block: the layer's prefix before its name and those of its parts.
+/// The weight that a layer binds to a parameter of its block, fixed as that is: the layer's prefix before its name and those
+/// of its parts.
 fn of_layer_weight(block: &Block, param: &str, layer: &str, ty: &Type) -> ops::Weight {
     let mut weight = ops::Weight::new(&format!("{layer}{param}"), ty.clone());
     if let Some(ops::Op::Weight(w)) = block.leaf(param).map(|leaf| &block.graph.node(leaf).op) {
         let part = |p: &ops::Rows| ops::Rows { name: format!("{layer}{}", p.name), rows: p.rows };
         weight.parts = w.parts.iter().map(part).collect();
+        weight.fixed = w.fixed;
     }
     weight
 }

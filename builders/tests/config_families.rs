@@ -1,6 +1,8 @@
-//! What OLMo 2, GLM 4, Phi-3, Gemma 2 and Gemma 3 resolve to, what they refuse, and that saving keeps it.
+//! What OLMo 2, GLM 4, Phi-3, Gemma 2, Gemma 3 and AstrAI's experts resolve to, what they refuse, and that saving keeps it.
 
-use astrai_builders::config::{Activation, Init, ModelConfig, NormPlace, QkNorm, RopeLayout, RopeScaling};
+use astrai_builders::config::{
+    Activation, Init, MlpSpec, ModelConfig, NormPlace, QkNorm, RopeLayout, RopeScaling, SharedSpec,
+};
 use serde_json::{Value, json};
 
 /// A small configuration of a type, with keys replaced; `null` stays.
@@ -196,4 +198,48 @@ fn gemma3_in_three_layouts() {
     let unknown = nested(with("surprise", json!(1)), json!({})).unwrap();
     assert_eq!(unknown.unknown, ["text_config.surprise"]);
     refused("gemma3_text", json!({"rope_parameters": {"rope_theta": 1e6}}), "has the key `rope_theta`");
+}
+
+#[test]
+fn experts_of_astrai() {
+    let plain = json!({"head_dim": null, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "ffn_type": "moe",
+        "n_routed_experts": 6, "n_activated_experts": 2, "decoder_sparse_step": 2, "mlp_only_layers": [3]});
+    let c = read("autoregressive_lm", plain.clone());
+    let with = |changes: Value| {
+        let mut all = plain.as_object().unwrap().clone();
+        all.extend(changes.as_object().unwrap().clone());
+        Value::Object(all)
+    };
+    let experts = |c: &ModelConfig, i: usize| match &c.layers[i].mlp {
+        MlpSpec::Experts(e) => Some(e.clone()),
+        MlpSpec::Dense { .. } => None,
+    };
+    assert_eq!([0, 1, 2, 3].map(|i| experts(&c, i).is_some()), [false, true, false, false]);
+    let e = experts(&c, 1).unwrap();
+    assert!(e.normalise && e.shared.is_none() && e.intermediate == 48);
+    let shared = json!({"n_shared_experts": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40,
+        "norm_topk_prob": false});
+    let c = read("autoregressive_lm", with(shared));
+    let e = experts(&c, 1).unwrap();
+    assert_eq!((e.intermediate, e.shared), (24, Some(SharedSpec { count: 2, intermediate: 40 })));
+    assert!(!e.normalise);
+    // 4 layers; two shared experts are averaged, two chosen ones weighed.
+    let down = Init::Normal(0.02 / (8f64 * (1.0 / 2.0 + 1.0 / 2.0)).sqrt());
+    assert_eq!(init(&c, "layers.1.mlp.shared_experts.1.down.weight"), Some((vec![32, 40], down)));
+    assert_eq!(init(&c, "layers.1.mlp.routed_experts.5.down.weight"), Some((vec![32, 24], down)));
+    assert_eq!(init(&c, "layers.1.mlp.router.weight").map(|t| t.0), Some(vec![6, 32]));
+    assert_eq!(init(&c, "layers.0.mlp.down.weight").map(|t| t.1), Some(Init::Normal(0.02 / 8f64.sqrt())));
+    refused(
+        "autoregressive_lm",
+        with(json!({"n_activated_experts": null})),
+        "`n_activated_experts` is missing",
+    );
+    refused("autoregressive_lm", with(json!({"n_activated_experts": 7})), "at most `n_routed_experts`");
+    let r = ModelConfig::parse(&text("autoregressive_lm", with(json!({"moe_topk_method": "other"}))), "t")
+        .unwrap();
+    assert!(
+        r.warnings[0].contains("`moe_topk_method` is \"other\": AstrAI never reads it"),
+        "{:?}",
+        r.warnings
+    );
 }

@@ -127,7 +127,7 @@ fn what_would_change_the_result() {
     }
     let e = refusal(&changed(ASTRAI, "rope_scaling", json!({"type": "linear", "factor": 2.0})));
     assert!(e.contains("is \"linear\""), "{e}");
-    assert!(refusal(&changed(ASTRAI, "ffn_type", json!("moe"))).contains("`ffn_type` is \"moe\""));
+    assert!(refusal(&changed(ASTRAI, "ffn_type", json!("moe2"))).contains("`ffn_type` is \"moe2\""));
     let outer = changed(LLAMA, "original_max_position_embeddings", json!(128));
     assert!(refusal(&outer).contains("is 64 while the outer one is 128"));
     let two = changed(QWEN3, "rope_scaling", json!({"type": "yarn", "factor": 2.0}));

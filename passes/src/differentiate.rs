@@ -1,7 +1,8 @@
 //! Adds the gradient of a scalar output to a graph. In: a graph with calls of blocks and an output such as `loss`. Out: the
-//! same outputs and `grad.<buffer>` for every weight. It works per block: each body becomes a forward body, which also puts
-//! out what is saved, and a gradient body, which recomputes the rest. By default saved are ends of dots, attention's
-//! result with its log-sum-exp, and routes; norms and pointwise chains are recomputed. Gradients of narrow weights are f32.
+//! same outputs and `grad.<buffer>` for every weight that is not fixed. It works per block: each body becomes a forward body,
+//! which also puts out what is saved, and a gradient body, which recomputes the rest. By default saved are ends of dots,
+//! attention's result with its log-sum-exp, and routes; norms and pointwise chains are recomputed. Gradients of narrow
+//! weights are f32.
 
 use crate::regions::{Uses, is_free};
 use crate::share_loss::share_loss;
@@ -74,7 +75,8 @@ pub fn differentiate(graph: &Graph, of: &str, how: Gradients) -> Result<Graph, I
     )?;
     let backward: Vec<BlockId> = splits.iter().map(|s| g.add_block(s.backward.clone())).collect();
     let loss = g.output(of).ok_or_else(|| g.error(format!("there is no output `{of}` to differentiate")))?;
-    let weights: Vec<NodeId> = g.ids().filter(|id| matches!(g.node(*id).op, Op::Weight(_))).collect();
+    let trained = |id: &NodeId| matches!(&g.node(*id).op, Op::Weight(w) if !w.fixed);
+    let weights: Vec<NodeId> = g.ids().filter(trained).collect();
     let one = g.fill(loss, 1.0)?;
     let wide: HashSet<NodeId> = weights.iter().copied().collect();
     let walk = Walk { wide: &wide, ..Walk::default() };

@@ -188,7 +188,7 @@ fn joined_weight(g: &Graph, leaves: &[NodeId]) -> Result<Weight, IrError> {
     let rows: usize = parts.iter().map(|p| p.rows).sum();
     let mut ty: Type = g.ty(leaves[0]).clone();
     ty.shape[0] = Dim::from(rows);
-    Ok(Weight { name: joined_name(&names), ty, parts })
+    Ok(Weight { name: joined_name(&names), ty, parts, fixed: false })
 }
 
 /// `attn.{q_proj,k_proj}.weight` for names that differ in one dotted part; joined with `+` otherwise.
@@ -219,8 +219,10 @@ fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Vec<Siblings> {
         let (x, w) = (node.args[0], node.args[1]);
         let rank = g.ty(x).rank();
         let Op::Weight(leaf) = &g.node(w).op else { continue };
-        let plain = batch.is_empty() && *contract == [(rank - 1, 1)] && g.ty(w).rank() == 2;
-        if !plain || users[w.index()].len() != 1 || is_output(g, w) || !allowed(&leaf.name) {
+        // A router's logits stay wide where everything around them is narrow, so its dot stays apart.
+        let routes = users[id.index()].iter().any(|u| matches!(g.node(*u).op, Op::Route(_)));
+        let plain = batch.is_empty() && *contract == [(rank - 1, 1)] && g.ty(w).rank() == 2 && !routes;
+        if !plain || leaf.fixed || users[w.index()].len() != 1 || is_output(g, w) || !allowed(&leaf.name) {
             continue;
         }
         match by_input.iter_mut().find(|(i, _)| *i == x) {
@@ -263,5 +265,5 @@ fn bias_of(
     let Op::Weight(w) = &g.node(leaf).op else { return None };
     let own = users[leaf.index()].len() == 1 && !is_output(g, leaf) && !is_output(g, dot);
     let ok = b.kind == BinaryKind::Add && g.ty(leaf).rank() == 1 && own && allowed(&w.name);
-    (ok && g.ty(leaf).shape[0] == *last).then_some((*add, leaf))
+    (ok && !w.fixed && g.ty(leaf).shape[0] == *last).then_some((*add, leaf))
 }

@@ -1,7 +1,7 @@
 //! Chooses what is stored in which type. In: a graph whose arithmetic is all f32. Out: the same graph with narrow weights,
 //! narrow residual stream and narrow operands and results of dots and attention and of the loss, each rounding an explicit cast;
 //! pointwise arithmetic, sums, statistics and a router's logits stay f32. States of which rows are stored (pages of keys and values) are narrow too:
-//! what is stored is rounded where attention without a cache rounds it.
+//! what is stored is rounded where attention without a cache rounds it. Fixed weights stay as they are.
 
 use crate::regions::{Uses, base, stores_rows};
 use crate::versions::version_leaf;
@@ -91,7 +91,7 @@ fn rebuild(
                 let stream = version_leaf(g, id).is_none() && out.ty(part).dtype == to;
                 return if stream { out.cast(part, DType::F32) } else { Ok(part) };
             }
-            Op::Weight(w) if w.ty.dtype == DType::F32 => {
+            Op::Weight(w) if w.ty.dtype == DType::F32 && !w.fixed => {
                 let w = out.push(Weight { ty: w.ty.with(to), ..w.clone() }, &[])?;
                 return out.cast(w, DType::F32);
             }

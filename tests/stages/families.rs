@@ -8,12 +8,19 @@ use astrai_runtime::Device;
 use std::collections::HashMap;
 
 /// Model type and configuration.
-pub const FAMILIES: [(&str, &str); 13] = [
+pub const FAMILIES: [(&str, &str); 14] = [
     (
         "autoregressive_lm",
         r#"{"model_type": "autoregressive_lm", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128,
         "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
         "tie_word_embeddings": false, "use_gated_attention": true, "use_qk_norm": true, "vocab_size": 50}"#,
+    ),
+    (
+        "autoregressive_lm",
+        r#"{"model_type": "autoregressive_lm", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128,
+        "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "ffn_type": "moe",
+        "n_routed_experts": 6, "n_activated_experts": 2, "n_shared_experts": 2, "decoder_sparse_step": 2,
+        "moe_intermediate_size": 24, "vocab_size": 50}"#,
     ),
     (
         "llama",

@@ -3,9 +3,13 @@
 use astrai::machine::Machine;
 use astrai::model::Model;
 use astrai_builders::ModelConfig;
+use astrai_builders::config::{MlpSpec, SharedSpec};
 use astrai_ir::DType;
+use astrai_ir::ops::{GroupScore, Groups, Scores};
 use astrai_runtime::{Device, Dump, GRAD, Recompute};
 use astrai_train::batch::Batch;
+use astrai_train::checkpoint::{Contents, Part, TrainerState};
+use astrai_train::contents::Snapshot;
 use astrai_train::engine::{Engine, Plan, Recipe};
 use astrai_train::update::{Optimizer, Rule};
 
@@ -75,6 +79,44 @@ fn memory_presets_give_the_same_bits() {
             assert_eq!(losses, other, "{storage} {preset:?}");
             assert!(weights == selective, "{storage} {preset:?}: weights");
         }
+    }
+}
+
+/// The choice's correction is a weight that no step moves: it has no gradient and no moments, and checkpoints hold it.
+#[test]
+fn a_fixed_weight_stays_as_it_is() {
+    let text = r#"{"model_type": "mixtral", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24, "max_position_embeddings": 64,
+        "num_local_experts": 6}"#;
+    let mut config = ModelConfig::parse(text, "config.json").unwrap().config;
+    for layer in &mut config.layers {
+        let MlpSpec::Experts(e) = &mut layer.mlp else { panic!() };
+        (e.correction, e.scores, e.scale) = (true, Scores::Sigmoid, 2.5);
+        e.groups = Some(Groups { count: 3, kept: 2, score: GroupScore::BestTwo });
+        e.shared = Some(SharedSpec { count: 2, intermediate: 40 });
+    }
+    let machine = Machine::new(Device::Host, 2).unwrap();
+    for storage in [DType::F32, DType::BF16] {
+        let recipe = recipe(storage, ADAMW);
+        let plan = Plan::new(&config, &recipe, &machine.target, Dump::None).unwrap();
+        let model = Model::fresh(config.clone(), vec![], 7);
+        let mut engine = Engine::open(plan, model.source(), &machine.runner(), &mut |_, _| {}).unwrap();
+        let fixed: Vec<_> = engine.weights().iter().filter(|w| w.fixed).map(|w| w.name.clone()).collect();
+        assert_eq!(fixed.len(), 2);
+        let bias = [0.3f32, -0.1, 0.2, 0.0, -0.4, 0.1];
+        for name in &fixed {
+            assert!(engine.buffers().names().all(|n| n == name || !n.ends_with(name.as_str())));
+            let bytes: Vec<u8> = bias.iter().flat_map(|x| x.to_le_bytes()).collect();
+            engine.buffers().write(name, |b| b.copy_from_slice(&bytes)).unwrap();
+        }
+        let steps: Vec<f64> =
+            (0..6).map(|_| engine.step(&[batch(&[40, 29], 1)], 1e-3).unwrap().loss).collect();
+        assert!(steps[5] < steps[0], "{storage}: {steps:?}");
+        fixed.iter().for_each(|name| assert_eq!(values(&engine, name), bias));
+        let (config, state) = (String::new(), TrainerState::new(Default::default(), 1, "".into(), "".into()));
+        let entries = Snapshot::new(&engine, &config, &[], state).entries(Part::Model);
+        let held = |name: &String| entries.iter().any(|e| e.name == *name && e.dtype == DType::F32);
+        assert!(fixed.iter().all(held), "{storage}");
     }
 }
 

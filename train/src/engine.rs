@@ -49,7 +49,7 @@ pub struct Plan {
     pub update: Program,
     /// The loss of a batch.
     pub score: Program,
-    /// Buffers of the weights, in the type in which kernels read them.
+    /// Buffers of the weights, fixed ones included, in the type in which kernels read them.
     pub weights: Vec<Weight>,
     recipe: Recipe,
 }
@@ -76,15 +76,17 @@ impl Plan {
         };
         let (grad, score) = (compile(&graph, target, &grad)?, compile(&graph, target, &score)?);
         let weights = weights(&grad);
-        let update = compile(&update::build(&weights, &recipe.optimizer)?, target, &Options::default())?;
+        let trained: Vec<Weight> = weights.iter().filter(|w| !w.fixed).cloned().collect();
+        let update = compile(&update::build(&trained, &recipe.optimizer)?, target, &Options::default())?;
         Ok(Plan { grad, update, score, weights, recipe: recipe.clone() })
     }
 
-    /// Names and types of the buffers beside the weights: gradients, moments, master weights.
+    /// Names and types of the buffers beside the weights: gradients, moments, master weights of those that are trained.
     pub fn states(&self) -> Vec<(String, DType, Vec<usize>)> {
         let prefixes: Vec<&str> = [GRAD].into_iter().chain(self.recipe.kept()).collect();
         let one = |p: &str, w: &Weight| (format!("{p}{}", w.name), DType::F32, shape(w));
-        prefixes.iter().flat_map(|p| self.weights.iter().map(move |w| one(p, w))).collect()
+        let trained = || self.weights.iter().filter(|w| !w.fixed);
+        prefixes.iter().flat_map(|p| trained().map(move |w| one(p, w))).collect()
     }
 
     /// Bytes that training holds: (weights, gradients and optimiser, activations and scratch).
@@ -186,7 +188,7 @@ impl Engine {
             buffers.add(&name, dtype, &shape)?;
         }
         for (i, w) in plan.weights.iter().enumerate() {
-            if plan.recipe.storage != DType::F32 {
+            if plan.recipe.storage != DType::F32 && !w.fixed {
                 buffers.load(&format!("{MASTER}{}", w.name), w, source)?;
             }
             buffers.load(&w.name, w, source)?;

@@ -86,6 +86,14 @@ impl<'a> Raw<'a> {
         }
     }
 
+    /// A count in `0..=max`, if given.
+    pub fn count_or_none(&self, key: &'static str, max: usize) -> Result<Option<usize>, ConfigError> {
+        match self.find(key)? {
+            Some((_, v)) if v.as_u64() == Some(0) => Ok(Some(0)),
+            _ => self.count_opt(key, max),
+        }
+    }
+
     /// A count in `1..=max`.
     pub fn count(&self, key: &'static str, max: usize) -> Result<usize, ConfigError> {
         self.count_opt(key, max)?.ok_or_else(|| self.missing(key))

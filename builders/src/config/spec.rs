@@ -4,6 +4,7 @@
 use super::rope::RopeSpec;
 use crate::registry::ModelType;
 use astrai_ir::DType;
+use astrai_ir::ops::{Groups, Scores};
 
 /// Most layers accepted.
 pub const MAX_LAYERS: usize = 1 << 14;
@@ -248,19 +249,39 @@ impl MlpSpec {
     }
 }
 
-/// Mixture of experts of one layer: `Σ w_e · down_e(activation(gate_e(x)) * up_e(x))` over the experts chosen for a token.
+/// Mixture of experts of one layer: `Σ w_e · down_e(activation(gate_e(x)) * up_e(x))` over the experts chosen for a token, and
+/// what shared experts make of every token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsSpec {
     /// Experts.
     pub count: usize,
-    /// Experts of a token, `1..=count`.
+    /// Experts of a token, at most those of the groups kept.
     pub chosen: usize,
     /// Inner width of an expert.
     pub intermediate: usize,
-    /// The weights of the chosen, which come from softmax over all experts, are divided by their sum.
+    /// From the router's logits to weights.
+    pub scores: Scores,
+    /// The choice is limited to the best of equal groups of consecutive experts.
+    pub groups: Option<Groups>,
+    /// A fixed tensor of the checkpoint is added to the scores for the choice, and only for it.
+    pub correction: bool,
+    /// The weights of the chosen are divided by their sum.
     pub normalise: bool,
+    /// Factor on the weights, after that.
+    pub scale: f64,
+    /// Experts of every token.
+    pub shared: Option<SharedSpec>,
     /// Names of the weights.
     pub names: &'static ExpertNames,
+}
+
+/// Experts that every token meets: the mean of what gated MLPs make of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedSpec {
+    /// MLPs.
+    pub count: usize,
+    /// Inner width of each.
+    pub intermediate: usize,
 }
 
 /// The checkpoint's names of a layer's experts, behind the layer's prefix and before `.weight`; `{e}` is the expert.
@@ -268,12 +289,16 @@ pub struct ExpertsSpec {
 pub struct ExpertNames {
     /// Router, `[experts, hidden]`.
     pub router: &'static str,
+    /// Correction of the choice, `[experts]`; the whole name.
+    pub correction: &'static str,
     /// Gate of an expert, `[intermediate, hidden]`.
     pub gate: &'static str,
     /// Up projection of an expert, `[intermediate, hidden]`.
     pub up: &'static str,
     /// Down projection of an expert, `[hidden, intermediate]`.
     pub down: &'static str,
+    /// Gate, up and down projections of a shared expert.
+    pub shared: [&'static str; 3],
 }
 
 impl ExpertNames {

@@ -1,9 +1,7 @@
 //! Every tensor of a checkpoint. In: a resolved configuration. Out: names, shapes and initialisers in model order, from
 //! which parameters are counted, checkpoints checked and fresh weights drawn.
 
-use super::spec::{
-    ExpertsSpec, InitStyle, LatentSpec, LayerSpec, MlpSpec, ModelConfig, NormPlace, QkNorm,
-};
+use super::spec::{ExpertsSpec, InitStyle, LatentSpec, LayerSpec, MlpSpec, ModelConfig, NormPlace, QkNorm};
 
 /// One tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,6 +12,8 @@ pub struct TensorSpec {
     pub shape: Vec<usize>,
     /// How it is drawn when a model starts fresh.
     pub init: Init,
+    /// Training leaves it as it is, and it is no parameter.
+    pub fixed: bool,
 }
 
 /// Initial values of a tensor.
@@ -28,6 +28,11 @@ pub enum Init {
 }
 
 impl TensorSpec {
+    /// A parameter.
+    fn new(name: String, shape: &[usize], init: Init) -> TensorSpec {
+        TensorSpec { name, shape: shape.to_vec(), init, fixed: false }
+    }
+
     /// Elements.
     pub fn elements(&self) -> u64 {
         self.shape.iter().map(|&n| n as u64).product()
@@ -38,20 +43,19 @@ impl TensorSpec {
 pub fn tensors(c: &ModelConfig) -> Vec<TensorSpec> {
     let names = c.model_type.names;
     let draw = Init::Normal(c.initializer_range);
-    let table =
-        |name: &str| TensorSpec { name: name.into(), shape: vec![c.vocab_size, c.hidden_size], init: draw };
+    let table = |name: &str| TensorSpec::new(name.into(), &[c.vocab_size, c.hidden_size], draw);
     let mut out = vec![table(names.embed)];
     for (i, layer) in c.layers.iter().enumerate() {
         layer_tensors(c, layer, i, &mut out);
     }
-    out.push(TensorSpec { name: names.final_norm.into(), shape: vec![c.hidden_size], init: norm_init(c) });
+    out.push(TensorSpec::new(names.final_norm.into(), &[c.hidden_size], norm_init(c)));
     if !c.tie_embeddings {
         out.push(table(names.head));
     }
     out
 }
 
-/// Parameters from the shapes, tied tensors once.
+/// Parameters from the shapes, tied tensors once; fixed tensors are none.
 pub fn parameter_count(c: &ModelConfig) -> u64 {
     // Within `u64` for every accepted configuration: `MAX_PARAMETERS` is far below.
     u64::try_from(count_parameters(c)).unwrap_or(u64::MAX)
@@ -59,7 +63,9 @@ pub fn parameter_count(c: &ModelConfig) -> u64 {
 
 /// The count in `u128`, safe before the limit is checked; equal layers are counted once and multiplied.
 pub(super) fn count_parameters(c: &ModelConfig) -> u128 {
-    let elements = |list: &[TensorSpec]| list.iter().map(|t| u128::from(t.elements())).sum::<u128>();
+    let elements = |list: &[TensorSpec]| {
+        list.iter().filter(|t| !t.fixed).map(|t| u128::from(t.elements())).sum::<u128>()
+    };
     let (kinds, of_layer) = c.layer_kinds();
     let mut total = 0;
     for (k, layer) in kinds.iter().enumerate() {
@@ -86,7 +92,7 @@ fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<Ten
         InitStyle::ScaledOutputs => Init::Normal(c.initializer_range / (2.0 * c.num_layers as f64).sqrt()),
     };
     let mut push = |part: &str, suffix: &str, shape: &[usize], init| {
-        out.push(TensorSpec { name: names.in_layer(i, part, suffix), shape: shape.to_vec(), init });
+        out.push(TensorSpec::new(names.in_layer(i, part, suffix), shape, init));
     };
     let a = &layer.attention;
     let (before, after) = (layer.norms != NormPlace::After, layer.norms != NormPlace::Before);
@@ -135,11 +141,7 @@ fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<Ten
         MlpSpec::Experts(e) => expert_tensors(c, e, i, [draw, output], out),
     }
     if after {
-        out.push(TensorSpec {
-            name: names.in_layer(i, names.mlp_out_norm, "weight"),
-            shape: vec![h],
-            init: one,
-        });
+        out.push(TensorSpec::new(names.in_layer(i, names.mlp_out_norm, "weight"), &[h], one));
     }
 }
 
@@ -181,7 +183,7 @@ fn dense_tensors(
 ) {
     let (names, h) = (c.model_type.names, c.hidden_size);
     let mut push = |part: &str, suffix: &str, shape: &[usize], init| {
-        out.push(TensorSpec { name: names.in_layer(i, part, suffix), shape: shape.to_vec(), init });
+        out.push(TensorSpec::new(names.in_layer(i, part, suffix), shape, init));
     };
     let apart = [(names.mlp_gate, inner), (names.mlp_up, inner)];
     let fused = names.mlp_gate_up.map(|name| [(name, 2 * inner)]);
@@ -195,17 +197,31 @@ fn dense_tensors(
     }
 }
 
-/// Router and experts of layer `i`; down projections are drawn as the second of `init`.
+/// Router, experts and shared experts of layer `i`; the first of `init` draws all but down projections.
 fn expert_tensors(c: &ModelConfig, e: &ExpertsSpec, i: usize, init: [Init; 2], out: &mut Vec<TensorSpec>) {
-    let (h, inner, layer) = (c.hidden_size, e.intermediate, c.model_type.names.layer);
-    let layer = layer.replace("{i}", &i.to_string());
-    let mut push = |name: String, shape: [usize; 2], init| {
-        out.push(TensorSpec { name: format!("{layer}{name}"), shape: shape.to_vec(), init });
+    let (h, layer) = (c.hidden_size, c.model_type.names.layer.replace("{i}", &i.to_string()));
+    let down = match c.init_style {
+        InitStyle::Normal => init[1],
+        // What a layer adds is a mean of the shared experts and one of the chosen.
+        InitStyle::ScaledOutputs => {
+            let shared = e.shared.map_or(1.0, |s| s.count as f64);
+            let added = 2.0 * c.num_layers as f64 * (1.0 / shared + 1.0 / e.chosen as f64);
+            Init::Normal(c.initializer_range / added.sqrt())
+        }
     };
-    push(format!("{}.weight", e.names.router), [e.count, h], init[0]);
-    for expert in 0..e.count {
-        push(e.names.of(e.names.gate, expert), [inner, h], init[0]);
-        push(e.names.of(e.names.up, expert), [inner, h], init[0]);
-        push(e.names.of(e.names.down, expert), [h, inner], init[1]);
+    let mut push = |name: String, shape: &[usize], init| {
+        out.push(TensorSpec::new(format!("{layer}{name}"), shape, init));
+    };
+    push(format!("{}.weight", e.names.router), &[e.count, h], init[0]);
+    let own = (0..e.count).map(|x| (x, [e.names.gate, e.names.up, e.names.down], e.intermediate));
+    let shared = e.shared.into_iter().flat_map(|s| (0..s.count).map(move |x| (x, s.intermediate)));
+    for (x, [gate, up, last], inner) in own.chain(shared.map(|(x, inner)| (x, e.names.shared, inner))) {
+        push(e.names.of(gate, x), &[inner, h], init[0]);
+        push(e.names.of(up, x), &[inner, h], init[0]);
+        push(e.names.of(last, x), &[h, inner], down);
+    }
+    if e.correction {
+        let name = format!("{layer}{}", e.names.correction);
+        out.push(TensorSpec { fixed: true, ..TensorSpec::new(name, &[e.count], Init::Zeros) });
     }
 }

@@ -42,12 +42,7 @@ impl Layer<'_> {
     }
 
     /// Queries `[tokens, heads, nope + rope]`, the last of each head rotated.
-    fn latent_queries(
-        &mut self,
-        l: &LatentSpec,
-        n: NodeId,
-        tables: [NodeId; 2],
-    ) -> Result<NodeId, IrError> {
+    fn latent_queries(&mut self, l: &LatentSpec, n: NodeId, tables: [NodeId; 2]) -> Result<NodeId, IrError> {
         let (a, hidden, heads) = (&self.spec.attention, self.config.hidden_size, self.config.heads);
         let rows = heads * l.width();
         let q = match l.q_rank {

@@ -1,10 +1,16 @@
-//! AstrAI's `autoregressive_lm` with grouped-query attention and MLP: rope by interleaved pairs, queries and keys normed
-//! after the rotation, an optional sigmoid gate on the attention output. Read in both spellings of its configuration,
-//! written in the newer one, without keys that AstrAI does not know.
+//! AstrAI's `autoregressive_lm` with grouped-query attention, or its own latent attention, and MLP or experts: rope by
+//! interleaved pairs, queries and keys normed after the rotation, an optional sigmoid gate on the attention output; every nth layer a few of many experts and the
+//! mean of shared ones. Read in both spellings of its configuration, written in the newer one, without keys that AstrAI does
+//! not know.
 
 use super::decoder::{self, Defaults};
+use super::experts::{self, Counts};
+use super::latent;
 use crate::config::rope_keys::ROPE_KEYS;
-use crate::config::{ConfigError, InitStyle, ModelConfig, QkNorm, Raw, RopeLayout};
+use crate::config::{
+    ConfigError, ExpertNames, InitStyle, LatentNames, MAX_EXPERTS, MAX_WIDTH, ModelConfig, QkNorm, Raw,
+    RopeLayout, SharedSpec,
+};
 use crate::registry::{ModelType, Names};
 use serde_json::{Map, Value, json};
 
@@ -12,8 +18,15 @@ use serde_json::{Map, Value, json};
 pub static ASTRAI: ModelType = ModelType {
     name: "autoregressive_lm",
     architectures: &[], // its files have none
-    description: "AstrAI: GQA and MLP, interleaved rope, optional gate and q/k norms after rope",
-    keys: &[decoder::KEYS, ROPE_KEYS, &["use_qk_norm", "use_gated_attention", "attn_type", "ffn_type"]],
+    description: "AstrAI: GQA or MLA and MLP or experts, interleaved rope, optional gate and q/k norms after rope",
+    keys: &[
+        decoder::KEYS,
+        ROPE_KEYS,
+        &["use_qk_norm", "use_gated_attention", "attn_type", "ffn_type"],
+        latent::KEYS,
+        MOE_KEYS,
+        experts::EVERY_NTH,
+    ],
     aliases: &[
         ("hidden_size", "dim"),
         ("num_hidden_layers", "n_layers"),
@@ -24,24 +37,9 @@ pub static ASTRAI: ModelType = ModelType {
         ("tie_word_embeddings", "tie_weight"),
         ("max_position_embeddings", "max_len"),
         ("dtype", "torch_dtype"),
+        ("topk_method", "moe_topk_method"),
     ],
-    // Keys of MLA and MoE, which `attn_type` gqa and `ffn_type` mlp leave without effect.
-    inert: &[
-        "decoder_sparse_step",
-        "kv_lora_rank",
-        "mlp_only_layers",
-        "moe_aux_loss_coef",
-        "moe_intermediate_size",
-        "moe_topk_method",
-        "n_activated_experts",
-        "n_routed_experts",
-        "n_shared_experts",
-        "norm_topk_prob",
-        "qk_nope_head_dim",
-        "qk_rope_head_dim",
-        "shared_expert_intermediate_size",
-        "topk_method",
-    ],
+    inert: &["moe_aux_loss_coef"], // of training
     names: &NAMES,
     resolve,
     save,
@@ -71,6 +69,36 @@ static NAMES: Names = Names {
     beside: &[],
 };
 
+/// Keys that only `ffn_type` moe gives an effect.
+const MOE_KEYS: &[&str] = &[
+    "n_routed_experts",
+    "n_activated_experts",
+    "n_shared_experts",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "norm_topk_prob",
+    "topk_method",
+];
+
+static LATENT: LatentNames = LatentNames {
+    q: "attention.q_proj",
+    q_down: "", // queries have no latent
+    q_norm: "",
+    q_up: "",
+    kv_down: "attention.kv_a_proj",
+    kv_norm: "attention.kv_norm",
+    kv_up: "attention.kv_b_proj",
+};
+
+static EXPERTS: ExpertNames = ExpertNames {
+    router: "mlp.router",
+    correction: "", // there is none
+    gate: "mlp.routed_experts.{e}.gate",
+    up: "mlp.routed_experts.{e}.up",
+    down: "mlp.routed_experts.{e}.down",
+    shared: ["mlp.shared_experts.{e}.gate", "mlp.shared_experts.{e}.up", "mlp.shared_experts.{e}.down"],
+};
+
 const DEFAULTS: Defaults = Defaults {
     kv_heads_all: true,
     head_dim: None,
@@ -82,10 +110,17 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
-    only(raw, "attn_type", "gqa")?;
-    only(raw, "ffn_type", "mlp")?;
-    only(raw, "hidden_act", "silu")?;
-    let mut c = decoder::plain(raw, &ASTRAI, &DEFAULTS)?;
+    let attention = only(raw, "attn_type", &["gqa", "mla"])?;
+    let ffn = only(raw, "ffn_type", &["mlp", "moe"])?;
+    only(raw, "hidden_act", &["silu"])?;
+    let mut c = match attention {
+        Some("mla") => of_latent(raw)?,
+        _ => {
+            // Known, and without effect.
+            latent::KEYS.iter().try_for_each(|key| raw.find(key).map(drop))?;
+            decoder::plain(raw, &ASTRAI, &DEFAULTS)?
+        }
+    };
     if c.heads * c.head_dim != c.hidden_size {
         let problem =
             format!("is {}, times {} heads not the hidden size {}", c.head_dim, c.heads, c.hidden_size);
@@ -101,17 +136,58 @@ fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
         layer.attention.qk_norm = if norm { QkNorm::AfterRope } else { QkNorm::None };
         layer.attention.gate = gate;
     }
+    match ffn {
+        Some("moe") => put_experts(raw, &mut c)?,
+        // Known, and without effect.
+        _ => MOE_KEYS.iter().chain(experts::EVERY_NTH).try_for_each(|key| raw.find(key).map(drop))?,
+    }
     Ok(c)
 }
 
-/// Refuses any other value of `key` than `value`.
-fn only(raw: &Raw, key: &'static str, value: &str) -> Result<(), ConfigError> {
+/// Latent attention: a head's rotated components are its own, and values are as wide as keys.
+fn of_latent(raw: &Raw) -> Result<ModelConfig, ConfigError> {
+    let hidden = raw.count("hidden_size", MAX_WIDTH)?;
+    let (heads, kv_heads, head_dim) = decoder::heads(raw, hidden, &DEFAULTS)?;
+    let mut latent = latent::read(raw, 0.0, &LATENT)?;
+    if latent.width() != head_dim {
+        let (problem, keys) = (format!("is {}", latent.nope), latent::KEYS);
+        let remedy = format!("it and `{}` {} must make the head's {head_dim}", keys[2], latent.rope);
+        return Err(raw.refuse(keys[1], problem, remedy));
+    }
+    let sizes = [heads, kv_heads, head_dim, latent.rope];
+    let mut c = decoder::plain_of_heads(raw, &ASTRAI, &DEFAULTS, sizes)?;
+    latent.norm_eps = c.norm_eps;
+    for layer in &mut c.layers {
+        layer.attention.latent = Some(latent.clone());
+    }
+    Ok(c)
+}
+
+/// Gives layers their experts. AstrAI has no defaults for their numbers.
+fn put_experts(raw: &Raw, c: &mut ModelConfig) -> Result<(), ConfigError> {
+    let counts = Counts { count: ("n_routed_experts", None), chosen: ("n_activated_experts", None) };
+    let width = |key| Ok::<_, ConfigError>(raw.count_opt(key, MAX_WIDTH)?.unwrap_or(c.intermediate_size));
+    let inner = width("moe_intermediate_size")?;
+    let mut spec = experts::read(raw, &counts, c.num_layers, inner, &EXPERTS)?;
+    let count = raw.count_or_none("n_shared_experts", MAX_EXPERTS)?.unwrap_or(0);
+    let intermediate = width("shared_expert_intermediate_size")?;
+    spec.shared = (count > 0).then_some(SharedSpec { count, intermediate });
+    spec.normalise = raw.flag("norm_topk_prob", true)?;
+    if let Some(method) = raw.text("topk_method")?.filter(|m| *m != "greedy") {
+        let key = raw.spelled("topk_method");
+        raw.warn(format!("key `{key}` is {}: AstrAI never reads it, the choice is greedy", json!(method)));
+    }
+    experts::put_every_nth(raw, &spec, c)
+}
+
+/// The value of `key`, if it is given; refused unless it is one of these.
+fn only<'a>(raw: &Raw<'a>, key: &'static str, known: &[&str]) -> Result<Option<&'a str>, ConfigError> {
     match raw.text(key)? {
-        Some(other) if other != value => {
+        Some(other) if !known.contains(&other) => {
             let problem = format!("is {}, which is not supported", json!(other));
-            Err(raw.refuse(key, problem, format!("supported: {value}")))
+            Err(raw.refuse(key, problem, format!("supported: {}", known.join(", "))))
         }
-        _ => Ok(()),
+        given => Ok(given),
     }
 }
 
@@ -135,7 +211,21 @@ fn save(c: &ModelConfig) -> Map<String, Value> {
         out.insert("use_qk_norm".into(), json!(attention.qk_norm != QkNorm::None));
         out.insert("use_gated_attention".into(), json!(attention.gate));
     }
-    out.insert("attn_type".into(), json!("gqa"));
+    let latents = c.layers.iter().any(|l| l.attention.latent.is_some());
+    out.insert("attn_type".into(), json!(if latents { "mla" } else { "gqa" }));
+    latent::save(c, &mut out);
     out.insert("ffn_type".into(), json!("mlp"));
+    if let Some(e) = experts::of(c) {
+        out.insert("ffn_type".into(), json!("moe"));
+        out.insert("n_routed_experts".into(), json!(e.count));
+        out.insert("n_activated_experts".into(), json!(e.chosen));
+        out.insert("n_shared_experts".into(), json!(e.shared.map_or(0, |s| s.count)));
+        out.insert("moe_intermediate_size".into(), json!(e.intermediate));
+        if let Some(s) = e.shared {
+            out.insert("shared_expert_intermediate_size".into(), json!(s.intermediate));
+        }
+        out.insert("norm_topk_prob".into(), json!(e.normalise));
+        experts::save_every_nth(c, &mut out);
+    }
     out
 }

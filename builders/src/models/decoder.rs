@@ -181,7 +181,11 @@ pub(super) fn plain_of_heads(
 }
 
 /// Query heads, key-value heads, width of a head.
-fn heads(raw: &Raw, hidden_size: usize, d: &Defaults) -> Result<(usize, usize, usize), ConfigError> {
+pub(super) fn heads(
+    raw: &Raw,
+    hidden_size: usize,
+    d: &Defaults,
+) -> Result<(usize, usize, usize), ConfigError> {
     let heads = raw.count("num_attention_heads", MAX_HEADS)?;
     let key = "num_key_value_heads";
     let kv_heads = match raw.count_opt(key, MAX_HEADS)? {
@@ -324,10 +328,7 @@ pub(super) fn qwen_windows(raw: &Raw, c: &mut ModelConfig) -> Result<(), ConfigE
     };
     let in_use = raw.flag("use_sliding_window", false)?;
     let window = stated.filter(|_| in_use);
-    let from = match raw.find("max_window_layers")? {
-        Some((_, v)) if v.as_u64() == Some(0) => 0,
-        _ => raw.count_opt("max_window_layers", MAX_POSITIONS)?.unwrap_or(FROM),
-    };
+    let from = raw.count_or_none("max_window_layers", MAX_POSITIONS)?.unwrap_or(FROM);
     let types = layer_types(raw, c.num_layers)?;
     for (i, layer) in c.layers.iter_mut().enumerate() {
         let windowed = types.as_ref().map_or(window.is_some() && i >= from, |t| t[i]);

@@ -2,11 +2,10 @@
 //! best groups. The multi-token-prediction layer behind the last is left aside.
 //! Source: `DeepseekV3ForCausalLM` of transformers.
 
-use super::{decoder, deepseek, latent};
+use super::{decoder, deepseek, deepseek_moe, latent};
 use crate::config::rope_keys::ROPE_KEYS;
 use crate::config::{ConfigError, ModelConfig, Raw, RopeLayout};
 use crate::registry::ModelType;
-use astrai_ir::ops::{GroupScore, Scores};
 use serde_json::{Map, Value, json};
 
 /// The registration.
@@ -19,36 +18,38 @@ pub static DEEPSEEK_V3: ModelType = ModelType {
         ROPE_KEYS,
         latent::KEYS,
         latent::SHARED_KEYS,
+        deepseek_moe::KEYS,
         deepseek::KEYS,
         &["rope_interleave"],
     ],
     aliases: decoder::ALIASES,
-    inert: deepseek::INERT,
+    inert: INERT,
     names: &decoder::NAMES,
     resolve,
     save,
 };
+
+/// Keys of training, and of the layer that is left aside.
+const INERT: &[&str] = &[
+    "num_nextn_predict_layers",
+    "aux_loss_alpha",
+    "seq_aux",
+    "ep_size",
+    "output_router_logits",
+    "router_aux_loss_coef",
+];
 
 fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
     let layout = match raw.flag("rope_interleave", true)? {
         true => RopeLayout::Interleaved,
         false => RopeLayout::Half,
     };
-    let mut c = deepseek::resolve(raw, &DEEPSEEK_V3, layout)?;
-    deepseek::only(raw, "topk_method", &["noaux_tc"])?;
-    deepseek::only(raw, "scoring_func", &["sigmoid"])?;
-    let mut spec = deepseek::experts(raw, &c, Some(GroupScore::BestTwo))?;
-    (spec.scores, spec.correction) = (Scores::Sigmoid, true);
-    spec.normalise = raw.flag("norm_topk_prob", true)?;
-    deepseek::put_experts(raw, &spec, &mut c)?;
-    Ok(c)
+    deepseek::resolve(raw, &DEEPSEEK_V3, layout, &deepseek_moe::V3)
 }
 
 fn save(c: &ModelConfig) -> Map<String, Value> {
-    let mut out = deepseek::save(c);
+    let mut out = deepseek::save(c, &deepseek_moe::V3);
     let layout = c.layers.first().map(|l| l.attention.rope.layout);
-    out.insert("topk_method".into(), json!("noaux_tc"));
-    out.insert("scoring_func".into(), json!("sigmoid"));
     out.insert("rope_interleave".into(), json!(layout != Some(RopeLayout::Half)));
     out
 }

@@ -24,13 +24,9 @@ pub(super) static NAMES: LatentNames = LatentNames {
 
 /// Ranks and widths, every one of which has to be stated: values as wide as keys, and every head of keys with a rotated part
 /// of its own, as AstrAI has them.
-pub(super) fn read(
-    raw: &Raw,
-    norm_eps: f64,
-    names: &'static LatentNames,
-) -> Result<LatentSpec, ConfigError> {
-    let [rank, nope, rope] =
-        [(KEYS[0], MAX_WIDTH), (KEYS[1], MAX_HEAD_DIM), (KEYS[2], MAX_HEAD_DIM)].map(|(k, m)| raw.count(k, m));
+pub(super) fn read(raw: &Raw, norm_eps: f64, names: &'static LatentNames) -> Result<LatentSpec, ConfigError> {
+    let [rank, nope, rope] = [(KEYS[0], MAX_WIDTH), (KEYS[1], MAX_HEAD_DIM), (KEYS[2], MAX_HEAD_DIM)]
+        .map(|(k, m)| raw.count(k, m));
     let (rank, nope, rope) = (rank?, nope?, rope?);
     if !rope.is_multiple_of(2) {
         return Err(raw.refuse(KEYS[2], format!("is {rope}"), "rope turns pairs, so it must be even"));

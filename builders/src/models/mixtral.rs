@@ -2,7 +2,7 @@
 //! Source: `MixtralForCausalLM` of transformers.
 
 use super::decoder::{self, Defaults};
-use super::experts;
+use super::experts::{self, Counts};
 use crate::config::rope_keys::ROPE_KEYS;
 use crate::config::{ConfigError, ExpertNames, MAX_POSITIONS, MlpSpec, ModelConfig, Raw, RopeLayout};
 use crate::registry::ModelType;
@@ -26,6 +26,7 @@ static NAMES: ExpertNames = ExpertNames {
     gate: "block_sparse_moe.experts.{e}.w1",
     up: "block_sparse_moe.experts.{e}.w3",
     down: "block_sparse_moe.experts.{e}.w2",
+    ..experts::NAMES
 };
 
 const DEFAULTS: Defaults = Defaults {
@@ -41,7 +42,8 @@ const DEFAULTS: Defaults = Defaults {
 fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
     let mut c = decoder::plain(raw, &MIXTRAL, &DEFAULTS)?;
     let window = raw.count_opt("sliding_window", MAX_POSITIONS)?;
-    let spec = experts::read(raw, "num_local_experts", (8, 2), c.num_layers, c.intermediate_size, &NAMES)?;
+    let counts = Counts { count: ("num_local_experts", Some(8)), chosen: ("num_experts_per_tok", Some(2)) };
+    let spec = experts::read(raw, &counts, c.num_layers, c.intermediate_size, &NAMES)?;
     for layer in &mut c.layers {
         layer.attention.window = window;
         layer.mlp = MlpSpec::Experts(spec.clone());
@@ -52,7 +54,7 @@ fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
 fn save(c: &ModelConfig) -> Map<String, Value> {
     let mut out = decoder::save(c);
     out.insert("sliding_window".into(), json!(c.layers.iter().find_map(|l| l.attention.window)));
-    if let Some(MlpSpec::Experts(e)) = c.layers.first().map(|l| &l.mlp) {
+    if let Some(e) = experts::of(c) {
         out.insert("num_local_experts".into(), json!(e.count));
         out.insert("num_experts_per_tok".into(), json!(e.chosen));
     }

@@ -4,6 +4,7 @@
 pub mod astrai;
 mod decoder;
 mod deepseek;
+mod deepseek_moe;
 pub mod deepseek_v2;
 pub mod deepseek_v3;
 mod experts;

@@ -1,11 +1,11 @@
-//! `weight`: a trainable tensor. One buffer may hold several checkpoint tensors as consecutive rows (q|k|v, gate|up): then
-//! the joined buffer is the storage and the checkpoint names are views of it.
+//! `weight`: a tensor of the checkpoint. One buffer may hold several as consecutive rows (q|k|v, gate|up): then the joined
+//! buffer is the storage and the checkpoint names are views of it. Training moves weights, but for those that are fixed.
 
 use crate::op::{Infer, Inferred, Operator};
 use crate::{Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
-/// A trainable tensor, by name.
+/// A tensor of the checkpoint, by name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Weight {
@@ -16,6 +16,10 @@ pub struct Weight {
     /// Checkpoint tensors whose rows follow one another in the buffer; empty when the buffer is the one of that name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Rows>,
+    /// Training leaves it as it is: it has no gradient, no moments, no decay, and stays in its own type whatever is stored
+    /// narrow. It is loaded and saved like any other.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fixed: bool,
 }
 
 /// Consecutive rows (outermost dimension) of a joined buffer.
@@ -31,7 +35,12 @@ pub struct Rows {
 impl Weight {
     /// A buffer that is one checkpoint tensor.
     pub fn new(name: &str, ty: Type) -> Weight {
-        Weight { name: name.to_string(), ty, parts: vec![] }
+        Weight { name: name.to_string(), ty, parts: vec![], fixed: false }
+    }
+
+    /// A buffer that is one checkpoint tensor, which training leaves as it is.
+    pub fn fixed(name: &str, ty: Type) -> Weight {
+        Weight { fixed: true, ..Weight::new(name, ty) }
     }
 
     /// Checkpoint tensors in the buffer, with their rows.

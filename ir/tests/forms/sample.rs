@@ -53,7 +53,8 @@ fn ends(g: &mut Graph) -> Result<Vec<NodeId>, IrError> {
     let x = g.input("x", DType::F32, wide.clone())?;
     let i = g.input("i", DType::I32, vec![tokens()])?;
     let parts = ["q", "k"].map(|n| Rows { name: n.into(), rows: 4 }).to_vec();
-    let w = Weight { name: "qk".into(), ty: Type::new(DType::F32, [8, 8].map(Dim::from)), parts };
+    let ty = Type::new(DType::F32, [8, 8].map(Dim::from));
+    let w = Weight { name: "qk".into(), ty, parts, fixed: false };
     let w = g.push(w, &[])?;
     let s =
         g.push(State { name: "s".into(), ty: Type::new(DType::F32, [Dim::from(16), Dim::from(8)]) }, &[])?;

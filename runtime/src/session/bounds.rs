@@ -147,9 +147,7 @@ impl Pages {
             let used = &tables[s * width..][..keys.div_ceil(self.page)];
             let inside = |p: &i32| u64::try_from(*p).is_ok_and(|p| p < pages);
             if let Some(bad) = used.iter().find(|p| !inside(p)) {
-                return Err(Error::Input(format!(
-                    "page {bad} of sequence {s} is outside the {pages} pages"
-                )));
+                return Err(Error::Input(format!("page {bad} of sequence {s} is outside the {pages} pages")));
             }
         }
         Ok(())
