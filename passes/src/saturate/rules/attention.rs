@@ -77,10 +77,20 @@ fn projection(s: &mut Site, d: &str, w: &str, view: &str) -> Option<Projection> 
     Some(Projection { weight: s.make(Reshape { shape }, &[weight])?, axes })
 }
 
-/// Per head `x` `[t, heads, a]` times the projection over its axis `over`: `[t, heads, b]`.
-fn by_heads(s: &mut Site, x: Id, p: &Projection, over: usize) -> Option<Id> {
+/// Where products are rounded: to what, and back.
+type Rounding = Option<[Cast; 2]>;
+
+fn round(s: &mut Site, x: Id, rounding: &Rounding) -> Option<Id> {
+    let Some([narrow, wide]) = rounding else { return Some(x) };
+    let x = s.make(narrow.clone(), &[x])?;
+    s.make(wide.clone(), &[x])
+}
+
+/// Per head `x` `[t, heads, a]` times the projection over its axis `over`, rounded: `[t, heads, b]`.
+fn by_heads(s: &mut Site, x: Id, p: &Projection, over: usize, rounding: &Rounding) -> Option<Id> {
     let d = Dot { batch: vec![(1, p.axes[0])], contract: vec![(2, p.axes[over])] };
     let y = s.make(d, &[x, p.weight])?;
+    let y = round(s, y, rounding)?;
     s.make(Permute { axes: vec![1, 0, 2] }, &[y])
 }
 
@@ -92,8 +102,7 @@ struct Latent {
     nope: Dim,
     /// Those, `[rows, 1, rope]`.
     shared: Id,
-    /// Where products are rounded: to what, and back.
-    rounded: Option<[Cast; 2]>,
+    rounded: Rounding,
 }
 
 /// The attention that the pattern bound as one head of keys over the latent `l` itself: queries go through the keys' projection
@@ -107,27 +116,19 @@ fn absorb(s: &mut Site, of: Latent) -> Option<Id> {
     let (whole, latents) = (s.var("q")?, s.var("l")?);
     let plain = s.make(Slice { axis: 2, start: Dim::from(0), len: of.nope.clone() }, &[whole])?;
     let turned = s.make(Slice { axis: 2, start: of.nope, len: rope }, &[whole])?;
-    let round = |s: &mut Site, x: Id| match &of.rounded {
-        None => Some(x),
-        Some([narrow, wide]) => {
-            let x = s.make(narrow.clone(), &[x])?;
-            s.make(wide.clone(), &[x])
-        }
-    };
-    let absorbed = by_heads(s, plain, &of.keys, 1)?;
-    let absorbed = round(s, absorbed)?;
+    let absorbed = by_heads(s, plain, &of.keys, 1, &of.rounded)?;
     let q = s.make(Concat { axis: 2 }, &[absorbed, turned])?;
     let apart = s.make(Reshape { shape: vec![rows, Dim::from(1), latent.clone()] }, &[latents])?;
     let k = s.make(Concat { axis: 2 }, &[apart, of.shared])?;
-    let k = round(s, k)?;
+    let k = round(s, k, &of.rounded)?;
     let v = s.make(Slice { axis: 2, start: Dim::from(0), len: latent }, &[k])?;
     let both = attend(s, a, q, k, v)?;
     let y = s.make(Part { index: part.index }, &[both])?;
     if part.index > 0 {
         return Some(y);
     }
-    let y = round(s, y)?;
-    by_heads(s, y, &of.values, 2)
+    let y = round(s, y, &of.rounded)?;
+    by_heads(s, y, &of.values, 2, &None)
 }
 
 /// The part of keys that all heads share, `[rows, 1, rope]`, as `x` repeats it.
