@@ -149,9 +149,13 @@ pub const RULES: &[Rule] = rules! {
                                         "(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x ?kr)) (reshape ?t (dot ?e ?l ?wv)) ?0 ?1 ?2 ?3))"]
                                        attention::latent, latent_attention;
     "joint-latent-attention" Reassoc   ["(part ?p (attention ?a ?q (concat ?c (slice ?u (reshape ?r (dot ?d ?l ?w))) (expand ?x ?kr)) (slice ?v (reshape ?r (dot ?d ?l ?w))) ?0))",
+                                        "(part ?p (attention ?a ?q (concat ?c (slice ?u (reshape ?r (dot ?d ?l ?w))) (expand ?x ?kr)) (slice ?v (reshape ?r (dot ?d ?l ?w))) ?0 ?1))",
                                         "(part ?p (attention ?a ?q (concat ?c (slice ?u (reshape ?r (dot ?d ?l ?w))) (expand ?x ?kr)) (slice ?v (reshape ?r (dot ?d ?l ?w))) ?0 ?1 ?2))",
+                                        "(part ?p (attention ?a ?q (concat ?c (slice ?u (reshape ?r (dot ?d ?l ?w))) (expand ?x ?kr)) (slice ?v (reshape ?r (dot ?d ?l ?w))) ?0 ?1 ?2 ?3))",
                                         "(part ?p (attention ?a ?q (cast ?f (cast ?b (concat ?c (slice ?u (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) (expand ?x ?kr)))) (slice ?v (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) ?0))",
-                                        "(part ?p (attention ?a ?q (cast ?f (cast ?b (concat ?c (slice ?u (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) (expand ?x ?kr)))) (slice ?v (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) ?0 ?1 ?2))"]
+                                        "(part ?p (attention ?a ?q (cast ?f (cast ?b (concat ?c (slice ?u (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) (expand ?x ?kr)))) (slice ?v (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) ?0 ?1))",
+                                        "(part ?p (attention ?a ?q (cast ?f (cast ?b (concat ?c (slice ?u (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) (expand ?x ?kr)))) (slice ?v (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) ?0 ?1 ?2))",
+                                        "(part ?p (attention ?a ?q (cast ?f (cast ?b (concat ?c (slice ?u (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) (expand ?x ?kr)))) (slice ?v (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) ?0 ?1 ?2 ?3))"]
                                        attention::joint_latent, joint_latent_attention;
     "product-ahead"         WeightFold ["(dot ?e (dot ?d ?x ?a) ?b)"] dots::product_ahead, dot_of_dot;
     "sum-ahead"             WeightFold ["(add (dot ?d ?x ?a) (dot ?e ?x ?b))"] dots::sum_ahead, dots_added;
