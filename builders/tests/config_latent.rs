@@ -81,8 +81,7 @@ fn yarn_scales_the_scores_too() {
     let scale = |scaling: Value| {
         read("deepseek_v3", json!({"rope_scaling": scaling})).layers[0].attention.scale * 8f64.sqrt()
     };
-    let yarn =
-        |all: f64| json!({"type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64, "mscale_all_dim": all});
+    let yarn = |all: f64| json!({"type": "yarn", "factor": 40.0, "original_max_position_embeddings": 64, "mscale_all_dim": all});
     assert!((scale(yarn(1.0)) - (0.1 * 40f64.ln() + 1.0).powi(2)).abs() < 1e-12);
     assert!((scale(yarn(0.5)) - (0.05 * 40f64.ln() + 1.0).powi(2)).abs() < 1e-12);
     assert!((scale(yarn(0.0)) - 1.0).abs() < 1e-12);
@@ -127,7 +126,11 @@ fn nonsense_is_refused_by_its_key() {
         ("deepseek_v2", json!({"v_head_dim": true}), "`v_head_dim` is true"),
         ("deepseek_v2", json!({"qk_head_dim": 9}), "`qk_head_dim` is 9"),
         ("deepseek_v2", json!({"num_key_value_heads": 2}), "`num_key_value_heads` is 2"),
-        ("deepseek_v2", json!({"rope_scaling": {"type": "bananas", "factor": 2.0}}), "`rope_scaling.type` is"),
+        (
+            "deepseek_v2",
+            json!({"rope_scaling": {"type": "bananas", "factor": 2.0}}),
+            "`rope_scaling.type` is",
+        ),
         ("autoregressive_lm", json!({"kv_lora_rank": "-"}), "`kv_lora_rank` is missing"),
         ("autoregressive_lm", json!({"qk_rope_head_dim": "-"}), "`qk_rope_head_dim` is missing"),
         ("autoregressive_lm", json!({"qk_nope_head_dim": 4}), "`qk_nope_head_dim` is 4"),
