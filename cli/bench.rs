@@ -13,6 +13,7 @@ use crate::measure::{Seconds, after_warm_up, once, peak_rss_mb, rounded};
 use crate::model::{Model, check_sizes, plan_within, read_config};
 use crate::peaks::Peaks;
 use crate::progress::Progress;
+use crate::run::profile_table;
 use astrai_builders::{Logits, ModelConfig, Program, build};
 use astrai_ir::{DType, Dim, Graph, IrError, Symbol};
 use astrai_passes::Saturate;
@@ -25,6 +26,7 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::sync::Arc;
 
 /// Sizes (m, n, k) that the peer's script measures.
@@ -40,6 +42,30 @@ const GEMMS: [(usize, usize, usize); 7] = [
 
 /// The peer's default of `--seq`, which stands in every line.
 const SEQ: u64 = 512;
+
+/// x[m, k] times w[n, k] transposed.
+#[derive(Clone, Copy, Debug)]
+struct Size {
+    m: usize,
+    n: usize,
+    k: usize,
+}
+
+/// Longest side accepted, so that a matrix's bytes can be counted.
+const LONGEST: usize = 1 << 20;
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Size, String> {
+        let sides: Option<Vec<usize>> =
+            text.split(',').map(|side| side.parse().ok().filter(|n| (1..=LONGEST).contains(n))).collect();
+        match sides.as_deref() {
+            Some(&[m, n, k]) => Ok(Size { m, n, k }),
+            _ => Err(format!("wants three numbers M,N,K from 1 to {LONGEST}")),
+        }
+    }
+}
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -69,6 +95,7 @@ pub enum Job {
 #[derive(Args)]
 #[command(after_help = "Examples:
   astrai bench gemm --dtype bf16
+  astrai bench gemm --size 2048,3072,768 --repeat 100
   astrai bench prefill --shape model/config.json --seq 512 --threads 2
   astrai bench decode --shape model/config.json --seq 512 --new 32 --dtype bf16
   astrai bench serve --shape model/config.json --batch 16 --seq 128 --new 64 --dtype bf16
@@ -93,10 +120,13 @@ pub struct Bench {
     /// Requests of a run (serve) [default: 2 for each client]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     requests: Option<u64>,
+    /// Sizes to measure in place of the peer's (gemm); may be repeated
+    #[arg(long, value_name = "M,N,K")]
+    size: Vec<Size>,
     /// Timed runs
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeat: u32,
-    /// Also where the time of a step goes, kernel by kernel (train, decode)
+    /// Also where the time of a step goes, kernel by kernel (train, prefill, decode)
     #[arg(long)]
     profile: bool,
     #[command(flatten)]
@@ -110,12 +140,18 @@ impl Bench {
     pub fn run(self, out: &mut dyn Write) -> Done {
         let machine = self.machine.machine()?;
         warn(&machine.warnings);
-        let profiles = matches!(self.job, Job::Train | Job::Decode) && machine.device == Device::Host;
+        let profiles =
+            matches!(self.job, Job::Train | Job::Prefill | Job::Decode) && machine.device == Device::Host;
         if self.profile && !profiles {
-            return Err("--profile goes with bench train and decode on the processor; leave it out".into());
+            return Err(
+                "--profile goes with bench train, prefill and decode on the processor; leave it out".into()
+            );
         }
         if self.new.is_some() && !matches!(self.job, Job::Decode | Job::Serve) {
             return Err("--new goes with bench decode and serve; leave it out".into());
+        }
+        if !self.size.is_empty() && self.job != Job::Gemm {
+            return Err("--size goes with bench gemm; leave it out".into());
         }
         if self.requests.is_some() && self.job != Job::Serve {
             return Err("--requests goes with bench serve; leave it out".into());
@@ -171,11 +207,13 @@ impl Bench {
             );
         }
         let mut lines = Vec::new();
-        for (m, n, k) in GEMMS {
+        let storage = self.machine.storage();
+        let all = GEMMS.map(|(m, n, k)| Size { m, n, k });
+        for Size { m, n, k } in if self.size.is_empty() { &all[..] } else { &self.size[..] }.iter().copied() {
             let work = 2.0 * (m * n * k) as f64;
             let times = ((2e9 / work) as usize).max(1);
-            let mut session = gemm_session((m, n, k), self.machine.storage(), machine)?;
-            let x = random_input(m, k, self.machine.storage());
+            let mut session = gemm_session((m, n, k), storage, machine)?;
+            let x = random_input(m, k, storage);
             let seconds = after_warm_up(self.repeat as usize, || {
                 (0..times).try_for_each(|_| session.execute(&[("x", &x)]))
             })?;
@@ -187,13 +225,13 @@ impl Bench {
                 ("n".into(), json!(n)),
                 ("k".into(), json!(k)),
             ]);
-            let moved = ((m * k + n * k + m * n) * self.machine.storage().bytes() * times) as f64;
+            let moved = ((m * k + n * k + m * n) * storage.bytes() * times) as f64;
             lines.push((line, seconds, (work * times as f64, moved)));
         }
         // Last of all, for it takes memory of its own, which must not count as the peak of any size.
         let peaks = Peaks::measure(&machine.pool);
         for (mut line, seconds, (flops, bytes)) in lines {
-            line.extend(peaks.iter().flat_map(|p| floor(p.floor(flops, bytes), &seconds)));
+            line.extend(peaks.iter().flat_map(|p| floor(p.floor(flops, bytes, storage), &seconds)));
             writeln!(out, "{}", Value::Object(line))?;
         }
         Ok(())
@@ -220,6 +258,7 @@ impl Bench {
         let ids: Vec<i64> = (0..program.tokens).map(|i| (draw(i) % vocab as u64) as i64).collect();
         let batch = Batch::new(&ids.chunks(program.span as usize).collect::<Vec<_>>(), vocab)?;
         let model = Model::fresh(config, vec![], 0);
+        let storage = self.machine.storage();
         let mut progress = Progress::new("making weights");
         let mut session = model.start(planned, machine, &mut |done, all| progress.set(done, all))?;
         drop(progress);
@@ -228,10 +267,16 @@ impl Bench {
         let mut line = self.line(machine, &seconds);
         line.insert("tokens_per_s".into(), json!(rounded(program.tokens as f64 / seconds.median, 2)));
         if let Some(peaks) = Peaks::measure(&machine.pool) {
-            let least = costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes)).sum();
+            let least = costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, storage)).sum();
             line.extend(floor(least, &seconds));
         }
-        Ok(writeln!(out, "{}", Value::Object(line))?)
+        writeln!(out, "{}", Value::Object(line))?;
+        if self.profile {
+            session.start_profile();
+            session.execute(&inputs)?;
+            eprint!("\n{}", profile_table(&session.take_profile().unwrap_or_default().by_kernel()));
+        }
+        Ok(())
     }
 
     fn compile(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {
@@ -305,6 +350,7 @@ fn gemm_graph((m, n, k): (usize, usize, usize), storage: DType) -> Result<Graph,
 fn gemm_session(size: (usize, usize, usize), storage: DType, machine: &Machine) -> Result<Session, Failure> {
     let (_, n, k) = size;
     let planned = compile(&gemm_graph(size, storage)?, &machine.target, &Options::default())?;
+    planned.check_memory()?;
     let weights = Random { tensors: HashMap::from([("w".to_string(), (vec![n, k], 0.0, 1.0))]), seed: 0 };
     let (pool, target) = (machine.pool.clone(), &machine.target);
     Ok(Session::new(Arc::new(planned), &weights, pool, machine.tools(), target, &mut |_, _| {})?)

@@ -8,10 +8,11 @@ use crate::failure::{Done, Failure, warn};
 use crate::flags::{FidelityName, MachineFlags};
 use crate::machine::Machine;
 use crate::model::{check_sizes, read_config};
+use crate::page::page;
 use crate::summary::{describe, graph_parameters, summary};
 use crate::{measure, output};
 use astrai_builders::{Cache, Logits, ModelConfig, Program, build};
-use astrai_ir::{Graph, json as ir_json};
+use astrai_ir::{Graph, graphviz, json as ir_json};
 use astrai_passes::{Fidelity, Saturate};
 use astrai_runtime::{Dump, Options, Program as Planned};
 use clap::{Args, ValueEnum};
@@ -37,6 +38,18 @@ pub enum Purpose {
     Train,
 }
 
+/// Values of `--form`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, ValueEnum)]
+pub enum Form {
+    /// Lines for people, one node a line
+    #[default]
+    Text,
+    /// A graph that `astrai compile` takes again
+    Json,
+    /// The language of Graphviz
+    Dot,
+}
+
 /// Compile a model and say what it costs: kernels, flops, bytes, memory
 ///
 /// Takes a config.json, a model directory, or a graph as `-o` writes it (recognised by its key `astrai_ir` and compiled
@@ -52,7 +65,9 @@ pub enum Purpose {
   astrai compile model/ --for decode --batch 8 --dtype bf16 --json
   astrai compile model/ --for train --batch 4 --seq 256 --dtype bf16
   astrai compile model/ -o out/          then look at out/graph.dot, out/ir/, out/kernels/
+  astrai compile model/ --html model.html   then open model.html in a browser
   astrai compile model/ --dump-after merge | less
+  astrai compile model/ --dump-after saturate --form dot | dot -Tsvg > model.svg
   astrai compile model/ --for decode --fidelity fast --explain layer")]
 pub struct Compile {
     /// A config.json, a model directory, or a graph (JSON)
@@ -60,6 +75,9 @@ pub struct Compile {
     /// Write graphs, plan, kernels and summary into this folder
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
+    /// Write one page for a browser: graphs by layer kind, what each pass changed, kernels, memory over time
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Which program [default: prefill]
     #[arg(long = "for", value_enum, value_name = "PROGRAM")]
     purpose: Option<Purpose>,
@@ -72,6 +90,9 @@ pub struct Compile {
     /// Print the graph after this pass ("all": after every one) instead of the summary
     #[arg(long, value_name = "PASS", conflicts_with = "json")]
     dump_after: Option<String>,
+    /// How graphs are printed [default: text]
+    #[arg(long, value_enum, value_name = "FORM", requires = "dump_after")]
+    form: Option<Form>,
     /// How far the program may go from the numbers of its graph [default: exact]
     #[arg(long, value_enum, value_name = "CLASS")]
     fidelity: Option<FidelityName>,
@@ -119,7 +140,7 @@ impl Compile {
                 "--for train: training is always exact; leave --fidelity, --no-saturate and --explain out";
             return Err(line.into());
         }
-        let dumps = self.output.is_some() || self.dump_after.is_some();
+        let dumps = self.output.is_some() || self.html.is_some() || self.dump_after.is_some();
         let made = match (read_graph(&self.model)?, self.purpose) {
             (None, Some(Purpose::Train)) => self.train(&machine, dumps)?,
             (graph, _) => self.one(graph.as_ref(), &machine, dumps)?,
@@ -128,14 +149,18 @@ impl Compile {
         if let Some(folder) = &self.output {
             output::write(folder, &programs, &Value::Object(report.clone()))?;
         }
+        if let Some(file) = &self.html {
+            let text = page(&programs, &report, &machine.target)?;
+            std::fs::write(file, text).map_err(|e| format!("{}: {e}", file.display()))?;
+        }
         match &self.dump_after {
-            Some(pass) => dump(out, &programs, pass)?,
+            Some(pass) => dump(out, &programs, pass, self.form.unwrap_or_default())?,
             None if self.explain.is_some() => write!(out, "{}", explained)?,
             None if self.json => writeln!(out, "{}", Value::Object(report))?,
             None => {
                 write!(out, "{}", describe(&report))?;
-                if let Some(folder) = &self.output {
-                    writeln!(out, "\nwritten to {}", folder.display())?;
+                for path in self.output.iter().chain(&self.html) {
+                    writeln!(out, "\nwritten to {}", path.display())?;
                 }
             }
         }
@@ -248,16 +273,31 @@ fn read_graph(path: &Path) -> Result<Option<Value>, Failure> {
 }
 
 /// Prints the graph after a pass, or after each of them under its name.
-fn dump(out: &mut dyn Write, programs: &[(&'static str, Planned)], pass: &str) -> Result<(), Failure> {
+fn dump(
+    out: &mut dyn Write,
+    programs: &[(&'static str, Planned)],
+    pass: &str,
+    form: Form,
+) -> Result<(), Failure> {
     let graphs: Vec<_> = output::graphs(programs).collect();
+    let written = |graph: &Graph| match form {
+        Form::Text => graph.to_string(),
+        Form::Json => ir_json::write_json(graph),
+        Form::Dot => graphviz::to_dot(graph),
+    };
     if pass == "all" {
+        let begin = match form {
+            Form::Text => "#",
+            Form::Dot => "//",
+            Form::Json => return Err("--form json: name the one pass after which to dump".into()),
+        };
         for (name, graph) in graphs {
-            writeln!(out, "# after {name}\n{graph}")?;
+            writeln!(out, "{begin} after {name}\n{}", written(graph))?;
         }
         return Ok(());
     }
     match graphs.iter().find(|(name, _)| *name == pass) {
-        Some((_, graph)) => Ok(write!(out, "{graph}")?),
+        Some((_, graph)) => Ok(write!(out, "{}", written(graph))?),
         None => {
             let names: Vec<&str> = graphs.iter().map(|(name, _)| name.as_str()).collect();
             Err(format!(

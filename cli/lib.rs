@@ -17,6 +17,7 @@ pub mod measure;
 pub mod model;
 pub mod models;
 pub mod output;
+pub mod page;
 pub mod peaks;
 pub mod progress;
 pub mod quickstart;

@@ -85,7 +85,7 @@ fn plan(program: &Program) -> Value {
 
 fn body(b: &Body, kernel: &dyn Fn(usize) -> String, bodies: &[&str]) -> Value {
     let step = |s: &Step| match s {
-        Step::Run { region, reads, writes, origin } => {
+        Step::Run { region, reads, writes, origin, .. } => {
             json!({"run": kernel(*region), "reads": reads, "writes": writes, "origin": &**origin})
         }
         Step::Call { body, args, results, origin } => {

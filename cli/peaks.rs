@@ -1,5 +1,5 @@
-//! What this machine can do at best, measured: fused multiply-adds of registers and reading of memory, by all threads of a
-//! pool. Beside a benchmark's seconds stands then the least that they could have been.
+//! What this machine can do at best, measured: fused multiply-adds of registers, products of the matrix unit's tiles and
+//! reading of memory, by all threads of a pool. Beside a benchmark's seconds stands then the least that they could have been.
 
 use astrai_ir::{DType, Simd};
 use astrai_runtime::pool::Pool;
@@ -10,8 +10,10 @@ use std::time::Instant;
 /// Measured peaks of all threads together.
 #[derive(Clone, Copy, Debug)]
 pub struct Peaks {
-    /// f32 operations per second; a fused multiply-add is two.
-    pub flops: f64,
+    /// Operations per second on f32; a fused multiply-add is two.
+    pub vector: f64,
+    /// Operations per second on pairs of bf16 with sums in f32, where the processor has a unit for them.
+    pub matrix: Option<f64>,
     /// Bytes read from memory per second.
     pub bandwidth: f64,
 }
@@ -22,13 +24,15 @@ const UNIT: usize = 1 << 20;
 /// Loop turns of a unit, and units of each thread: a few milliseconds.
 const TURNS: u64 = 128 << 10;
 const UNITS: usize = 8;
+/// Loop turns of a unit of tile products, which take sixteen cycles each.
+const TILE_TURNS: u64 = 8 << 10;
 /// Tries, of which the fastest counts: a peak is what is possible, and a short try may go undisturbed.
 const TRIES: [usize; 2] = [60, 12];
 
 impl Peaks {
     /// Measures for a moment; takes 256 MiB. `None` where the vector instructions are not known here.
     pub fn measure(pool: &Pool) -> Option<Peaks> {
-        let flops = Peaks::arithmetic(pool)?;
+        let vector = Peaks::vector(pool)?;
         let mut memory = Memory::zeroed(READ).ok()?; // as the weights lie: large pages where the system has them
         memory.bytes_mut().fill(1);
         let bytes = &*memory.bytes_mut();
@@ -37,32 +41,37 @@ impl Peaks {
                 black_box(sum(black_box(&bytes[some.start * UNIT..some.end * UNIT])));
             })
         });
-        Some(Peaks { flops, bandwidth: READ as f64 / read })
+        Some(Peaks { vector, matrix: Peaks::matrix(pool), bandwidth: READ as f64 / read })
     }
 
-    /// f32 operations per second alone, which takes no memory.
-    fn arithmetic(pool: &Pool) -> Option<f64> {
-        let (chains, flops) = chains(host_simd())?;
-        let units = pool.threads() * UNITS;
-        let fma = fastest(TRIES[0], || pool.run(units, &|_, some| some.for_each(|_| chains(TURNS))));
-        Some((units as u64 * TURNS * flops) as f64 / fma)
-    }
-
-    /// Operations per second on this type: as [`of`](Peaks::of), without the measurement of memory.
+    /// Operations per second on operands of this type, without the measurement of memory.
     pub fn compute(pool: &Pool, dtype: DType) -> Option<f64> {
-        Some(Peaks { flops: Peaks::arithmetic(pool)?, bandwidth: 0.0 }.of(dtype))
+        let matrix = if dtype == DType::BF16 { Peaks::matrix(pool) } else { None };
+        matrix.or_else(|| Peaks::vector(pool))
     }
 
-    /// Peak for operands of this type. A matrix unit for bf16 multiplies 16 times as many numbers a cycle as two vector units.
-    pub fn of(&self, dtype: DType) -> f64 {
-        let unit = || std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|t| t.contains(" amx_bf16"));
-        if dtype == DType::BF16 && unit() { 16.0 * self.flops } else { self.flops }
+    fn vector(pool: &Pool) -> Option<f64> {
+        let (chains, flops) = chains(host_simd())?;
+        Some(rate(pool, flops, TURNS, chains))
     }
 
-    /// The least seconds that so many operations and bytes take.
-    pub fn floor(&self, flops: f64, bytes: f64) -> f64 {
-        (flops / self.flops).max(bytes / self.bandwidth)
+    fn matrix(pool: &Pool) -> Option<f64> {
+        let (chains, flops) = tile_chains()?;
+        Some(rate(pool, flops, TILE_TURNS, chains))
     }
+
+    /// The least seconds that so many operations on operands of this type, and so many bytes, take.
+    pub fn floor(&self, flops: f64, bytes: f64, dtype: DType) -> f64 {
+        let peak = self.matrix.filter(|_| dtype == DType::BF16).unwrap_or(self.vector);
+        (flops / peak).max(bytes / self.bandwidth)
+    }
+}
+
+/// Operations per second of all threads, `flops` in a turn of the loop.
+fn rate(pool: &Pool, flops: u64, turns: u64, chains: fn(u64)) -> f64 {
+    let units = pool.threads() * UNITS;
+    let seconds = fastest(TRIES[0], || pool.run(units, &|_, some| some.for_each(|_| chains(turns))));
+    (units as u64 * turns * flops) as f64 / seconds
 }
 
 /// Eight sums, so that no addition waits for the one before.
@@ -93,6 +102,59 @@ fn chains(simd: Simd) -> Option<(fn(u64), u64)> {
         #[cfg(target_arch = "x86_64")]
         Simd::Avx2 => Some((chains_256, 12 * 8 * 2)),
         _ => None,
+    }
+}
+
+/// Independent chains of tile products, and the operations of one turn.
+fn tile_chains() -> Option<(fn(u64), u64)> {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    if std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|t| t.contains(" amx_bf16")) && may_use_tiles() {
+        return Some((chains_of_tiles, 6 * 16 * 16 * 32 * 2));
+    }
+    None
+}
+
+/// Asks the system for the tiles' registers, which threads do not have from the start.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn may_use_tiles() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_ulong = 18;
+    // SAFETY: the call takes two numbers and touches no memory of ours.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+}
+
+/// Six chains of 16 x 16 sums over 32 products each; a chain's latency is about three products.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn chains_of_tiles(turns: u64) {
+    #[repr(align(64))]
+    struct Shapes([u8; 64]);
+    let mut shapes = Shapes([0; 64]);
+    shapes.0[0] = 1; // the only palette there is
+    shapes.0[16..32].copy_from_slice(&[64, 0].repeat(8)); // bytes of a row, of tiles 0 to 7
+    shapes.0[48..56].fill(16); // rows
+    // SAFETY: `tile_chains` offers this only where the processor has tiles and the system grants them; the registers are
+    // declared, and the one load reads the 64 bytes above. Tiles are zeroed, so that no odd number slows anything down.
+    unsafe {
+        std::arch::asm!(
+            "ldtilecfg [{shapes}]",
+            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+            "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
+            "2:",
+            "tdpbf16ps tmm0, tmm6, tmm7",
+            "tdpbf16ps tmm1, tmm6, tmm7",
+            "tdpbf16ps tmm2, tmm6, tmm7",
+            "tdpbf16ps tmm3, tmm6, tmm7",
+            "tdpbf16ps tmm4, tmm6, tmm7",
+            "tdpbf16ps tmm5, tmm6, tmm7",
+            "dec {turns}",
+            "jnz 2b",
+            "tilerelease",
+            shapes = in(reg) &raw const shapes,
+            turns = inout(reg) turns.max(1) => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack, readonly),
+        );
     }
 }
 

@@ -185,6 +185,27 @@ fn graphs_are_dumped_by_pass() {
 }
 
 #[test]
+fn graphs_are_printed_in_three_forms() {
+    let (dir, model) = (tempfile::tempdir().unwrap(), golden("llama"));
+    let dump = |pass: &'static str, form: &'static str| {
+        ["compile", text(&model), "--dump-after", pass, "--form", form].map(str::to_string)
+    };
+    let run = |args: [String; 6]| good(&args.each_ref().map(String::as_str));
+    assert_eq!(run(dump("merge", "text")), good(&["compile", text(&model), "--dump-after", "merge"]));
+    let dot = run(dump("merge", "dot"));
+    assert!(dot.starts_with("digraph {") && dot.contains("block layer") && dot.ends_with("}\n"), "{dot}");
+    assert!(run(dump("all", "dot")).contains("// after canonicalise\ndigraph {"));
+    let graph = dir.path().join("graph.json");
+    fs::write(&graph, run(dump("build", "json"))).unwrap();
+    let (whole, again) =
+        (object(&["compile", text(&model), "--json"]), object(&["compile", text(&graph), "--json"]));
+    assert_eq!(again["flops"], whole["flops"]);
+    let all = dump("all", "json");
+    assert!(refused(&all.each_ref().map(String::as_str)).contains("--form json"));
+    assert_eq!(astrai(&["compile", text(&model), "--form", "dot"]).status.code(), Some(2));
+}
+
+#[test]
 fn rules_that_fired_are_told_by_layer_kind() {
     let model = golden("llama");
     let compile = |more: &[&'static str]| [&["compile", text(&model)], more].concat();

@@ -4,13 +4,14 @@
 use astrai::batch::Batch;
 use astrai::machine::Machine;
 use astrai::model::{Model, plan, plan_within};
-use astrai_builders::{Cache, Logits, Loss, Program, build};
+use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, build};
 use astrai_ir::ops::Op;
 use astrai_ir::{Anchor, DType};
 use astrai_passes::Fidelity;
 use astrai_runtime::{Device, Options, Session, Value, compile};
 use astrai_serve::cache::KvCache;
 use astrai_serve::scheduler::batch::StepBatch;
+use serde_json::json;
 use std::path::{Path, PathBuf};
 
 const CASES: [&str; 17] = [
@@ -52,14 +53,17 @@ const CACHE: Cache = Cache { page: 4, pages: 43, table: 11 };
 /// Tokens of each test sequence: of a page and less, of many pages; one begins later than the others.
 const LENGTHS: [usize; 4] = [1, 40, 7, 33];
 
-fn sequences(vocab: usize) -> Vec<Vec<i64>> {
+fn sequences(vocab: usize, lengths: &[usize]) -> Vec<Vec<i64>> {
     let one = |n: &usize| (0..*n).map(|i| ((i * 7919 + n * 31) % vocab) as i64).collect();
-    LENGTHS.iter().map(one).collect()
+    lengths.iter().map(one).collect()
 }
 
 /// A session over pages and what it has been given.
 struct Paged {
     session: Session,
+    /// Heads of keys that attention reads in the first layer.
+    key_heads: usize,
+    cache: Cache,
     batch: StepBatch,
     bounds: [usize; 2],
     sequences: Vec<Vec<i64>>,
@@ -70,40 +74,46 @@ struct Paged {
 
 impl Paged {
     fn open(path: &Path, storage: DType, machine: &Machine, logits: Logits) -> Paged {
-        Paged::within(path, storage, machine, logits, Fidelity::Exact).0
+        Paged::within(path, storage, machine, logits, Fidelity::Exact)
     }
 
-    /// With the heads of keys that attention reads in the first layer.
-    fn within(
-        path: &Path,
+    fn within(path: &Path, storage: DType, machine: &Machine, logits: Logits, how: Fidelity) -> Paged {
+        let model = Model::open(path, false).unwrap();
+        Paged::of(&model, storage, machine, logits, (CACHE, &LENGTHS), how)
+    }
+
+    fn of(
+        model: &Model,
         storage: DType,
         machine: &Machine,
         logits: Logits,
-        fidelity: Fidelity,
-    ) -> (Paged, usize) {
-        let model = Model::open(path, false).unwrap();
-        let program = Program { logits, ..Program::paged(24, 4, CACHE) };
-        let kv = KvCache::new(&model.config, CACHE, storage).unwrap();
-        let planned = plan_within(&model.config, &program, storage, machine, fidelity).unwrap();
+        (cache, lengths): (Cache, &[usize]),
+        how: Fidelity,
+    ) -> Paged {
+        let program = Program { logits, ..Program::paged(24, 4, cache) };
+        let kv = KvCache::new(&model.config, cache, storage).unwrap();
+        let planned = plan_within(&model.config, &program, storage, machine, how).unwrap();
         let body = &planned.graph.blocks()[0].graph;
         let attention = body.nodes().iter().find(|n| matches!(n.op, Op::Attention(_))).unwrap();
-        let heads = body.ty(attention.args[1]).shape[1].size().unwrap();
+        let key_heads = body.ty(attention.args[1]).shape[1].size().unwrap();
         assert!(planned.plan.regions.iter().all(|r| r.anchor != Anchor::Eval), "a region has no kernel");
         let session = model.start_over(planned, kv.buffers(), machine, &mut |_, _| {}).unwrap();
         let vocab = model.config.vocab_size;
         let mut paged = Paged {
             session,
+            key_heads,
+            cache,
             batch: match model.config.caches_latents() {
-                true => StepBatch::of_latents(CACHE.page, CACHE.table),
-                false => StepBatch::new(CACHE.page, CACHE.table),
+                true => StepBatch::of_latents(cache.page, cache.table),
+                false => StepBatch::new(cache.page, cache.table),
             },
-            bounds: [vocab, CACHE.pages],
-            sequences: sequences(vocab),
+            bounds: [vocab, cache.pages],
+            sequences: sequences(vocab, lengths),
             done: vec![],
             got: vec![],
         };
         paged.forget();
-        (paged, heads)
+        paged
     }
 
     /// Begins again; what the pages held is overwritten.
@@ -113,8 +123,9 @@ impl Paged {
     }
 
     /// Pages of a sequence: no two in order, none shared.
-    fn pages(s: usize) -> Vec<u32> {
-        (0..CACHE.table).map(|i| (((s * CACHE.table + i) * 17 + 5) % CACHE.pages) as u32).collect()
+    fn pages(&self, s: usize) -> Vec<u32> {
+        let Cache { pages, table, .. } = self.cache;
+        (0..table).map(|i| (((s * table + i) * 17 + 5) % pages) as u32).collect()
     }
 
     /// Runs the next `n` tokens (or what is left) of each of these sequences.
@@ -123,10 +134,11 @@ impl Paged {
         let mut given = vec![];
         for &(s, n) in of {
             let (from, all) = (self.done[s], &self.sequences[s]);
+            let pages = self.pages(s);
             let to = all.len().min(from + n);
             if from < to {
                 let tokens: Vec<u32> = all[from..to].iter().map(|t| *t as u32).collect();
-                let pages = &Paged::pages(s)[..to.div_ceil(CACHE.page)];
+                let pages = &pages[..to.div_ceil(self.cache.page)];
                 self.batch.push(&tokens, from, pages, self.bounds).unwrap();
                 self.done[s] = to;
                 given.push((s, to - from));
@@ -155,21 +167,58 @@ impl Paged {
 
 /// Logits of each sequence by the full forward.
 fn full(path: &Path, storage: DType, machine: &Machine) -> Vec<Vec<u8>> {
-    let model = Model::open(path, false).unwrap();
+    full_of(&Model::open(path, false).unwrap(), storage, machine, &LENGTHS)
+}
+
+fn full_of(model: &Model, storage: DType, machine: &Machine, lengths: &[usize]) -> Vec<Vec<u8>> {
+    let tokens = lengths.iter().sum::<usize>() as u64;
     let program =
-        Program { tokens: 96, sequences: 4, span: 64, logits: Logits::All, loss: Loss::None, cache: None };
+        Program { tokens, sequences: 4, span: tokens, logits: Logits::All, loss: Loss::None, cache: None };
     let mut session = model.session(&program, storage, machine, &mut |_, _| {}).unwrap();
-    let all = sequences(model.config.vocab_size);
+    let all = sequences(model.config.vocab_size, lengths);
     let refs: Vec<&[i64]> = all.iter().map(Vec::as_slice).collect();
     let batch = Batch::new(&refs, model.config.vocab_size).unwrap();
     let bytes = session.run(&batch.inputs(session.inputs())).unwrap().remove(0).1.bytes;
-    let row = bytes.len() / LENGTHS.iter().sum::<usize>();
+    let row = bytes.len() / lengths.iter().sum::<usize>();
     let mut at = 0;
     let mut take = |n: &usize| {
         at += n * row;
         bytes[at - n * row..at].to_vec()
     };
-    LENGTHS.iter().map(&mut take).collect()
+    lengths.iter().map(&mut take).collect()
+}
+
+/// Head sizes that the matrix unit takes, where the golden cases have others: over several key tiles, with pages that are
+/// tiles and pages that are not, many heads of a group and one.
+#[test]
+fn heads_of_whole_tiles_decode_as_the_full_forward() {
+    const LENGTHS: [usize; 4] = [70, 1, 150, 64];
+    let machines = [1, 2].map(|threads| Machine::new(Device::Host, threads).unwrap());
+    for (heads, kv, d, window) in [(9, 3, 64, None), (4, 4, 32, Some(40))] {
+        let config = json!({
+            "model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": heads,
+            "num_key_value_heads": kv, "head_dim": d, "intermediate_size": 96, "vocab_size": 320,
+            "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "tie_word_embeddings": false,
+            "sliding_window": window,
+        });
+        let config = ModelConfig::parse(&config.to_string(), "config.json").unwrap().config;
+        let model = Model::fresh(config, vec![], 3);
+        let want = full_of(&model, DType::BF16, &machines[0], &LENGTHS);
+        for (machine, page) in [(&machines[0], 16), (&machines[1], 8)] {
+            let cache = Cache { page, pages: 83, table: 20 };
+            let mut p =
+                Paged::of(&model, DType::BF16, machine, Logits::All, (cache, &LENGTHS), Fidelity::Exact);
+            while !p.finished() {
+                p.step(&[(2, 1), (0, 1), (3, 1), (1, 1)]);
+            }
+            assert!(p.got == want, "{heads} {kv} {d} page {page}: token by token differs");
+            p.forget();
+            while !p.finished() {
+                p.step(&[(0, 17), (2, 3), (3, 1), (1, 1)]);
+            }
+            assert!(p.got == want, "{heads} {kv} {d} page {page}: chunks differ");
+        }
+    }
 }
 
 #[test]
@@ -220,8 +269,8 @@ fn absorbed_decode_is_the_full_forward_up_to_rounding() {
     for path in cases().into_iter().filter(|p| p.ends_with("deepseek_v2") || p.ends_with("deepseek_v3")) {
         for (storage, allowed) in [(DType::F32, 1e-4), (DType::BF16, 0.1)] {
             let want = full(&path, storage, &machine);
-            let (mut p, heads) = Paged::within(&path, storage, &machine, Logits::All, Fidelity::Standard);
-            assert_eq!(heads, 1, "{} {storage}: keys are made", path.display());
+            let mut p = Paged::within(&path, storage, &machine, Logits::All, Fidelity::Standard);
+            assert_eq!(p.key_heads, 1, "{} {storage}: keys are made", path.display());
             p.step(&[(1, 9), (2, 3)]);
             while !p.finished() {
                 p.step(&[(2, 1), (1, 1), (3, 6), (0, 1)]);

@@ -1,29 +1,11 @@
 //! The registry of model types. In: a type's name, an architecture, or the keys of a file. Out: its registration, one
-//! file per family under `models/`. A family is added by writing that file and its line in [`MODELS`].
+//! file per family under `models/`. A family is added by writing that file and its line in the table of `models/mod.rs`.
 
 use crate::config::{ConfigError, ModelConfig, Raw};
-use crate::models;
 use serde_json::{Map, Value};
 use std::fmt;
 
-/// Every model type that can be built, in the order they are listed to the user.
-pub static MODELS: [&ModelType; 15] = [
-    &models::astrai::ASTRAI,
-    &models::llama::LLAMA,
-    &models::mistral::MISTRAL,
-    &models::mixtral::MIXTRAL,
-    &models::qwen2::QWEN2,
-    &models::qwen3::QWEN3,
-    &models::qwen3_moe::QWEN3_MOE,
-    &models::deepseek_v2::DEEPSEEK_V2,
-    &models::deepseek_v3::DEEPSEEK_V3,
-    &models::olmo2::OLMO2,
-    &models::glm4::GLM4,
-    &models::phi3::PHI3,
-    &models::gemma2::GEMMA2,
-    &models::gemma3::GEMMA3_TEXT,
-    &models::gemma3::GEMMA3,
-];
+pub use crate::models::MODELS;
 
 /// One registered model type.
 pub struct ModelType {
@@ -123,15 +105,15 @@ impl fmt::Debug for ModelType {
 
 /// The type with this name.
 pub fn find(name: &str) -> Option<&'static ModelType> {
-    MODELS.into_iter().find(|m| m.name == name)
+    MODELS.iter().copied().find(|m| m.name == name)
 }
 
 /// The type whose architectures include this one.
 pub fn find_architecture(architecture: &str) -> Option<&'static ModelType> {
-    MODELS.into_iter().find(|m| m.architectures.contains(&architecture))
+    MODELS.iter().copied().find(|m| m.architectures.contains(&architecture))
 }
 
 /// Names of all types for messages.
 pub fn known() -> String {
-    MODELS.map(|m| m.name).join(", ")
+    MODELS.iter().map(|m| m.name).collect::<Vec<_>>().join(", ")
 }

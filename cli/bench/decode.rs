@@ -133,7 +133,8 @@ impl Bench {
         line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
         line.insert("new".into(), json!(new));
         if let Some(peaks) = Peaks::measure(&machine.pool) {
-            let step: f64 = costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes)).sum();
+            let step: f64 =
+                costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, self.machine.storage())).sum();
             line.extend(floor(step * new as f64, &seconds));
         }
         writeln!(out, "{}", Value::Object(line))?;

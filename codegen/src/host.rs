@@ -25,6 +25,7 @@ const DOT_BLOCKS: &str = include_str!("host/dot_blocks.c");
 const DOT_PAIRS: &str = include_str!("host/dot_pairs.c");
 const ATTENTION_CORE: &str = include_str!("host/attention_core.c");
 const ATTENTION: &str = include_str!("host/attention.c");
+const ATTENTION_TILES: &str = include_str!("host/attention_tiles.c");
 
 /// Flags with which a unit is compiled; never `-ffast-math`.
 pub const FLAGS: &[&str] = &[
@@ -44,7 +45,8 @@ pub const FLAGS: &[&str] = &[
 pub fn unit(kernels: &[&Kernel]) -> String {
     let mut text = format!("{PRELUDE}\n{SCALAR}\n");
     let dots = [Anchor::Dot, Anchor::CrossEntropy, Anchor::Grouped, Anchor::GroupedOuter];
-    if kernels.iter().any(|k| dots.contains(&k.anchor)) {
+    let tiled = |k: &Kernel| k.anchor == Anchor::Attention && k.source.contains("\n#define Q_BF16 ");
+    if kernels.iter().any(|k| dots.contains(&k.anchor) || tiled(k)) {
         text.push_str(DOT_CORE);
         text.push_str(DOT_BLOCKS);
         text.push_str(DOT_PAIRS);
@@ -209,8 +211,10 @@ fn attention_kernel(region: &Region, name: &str) -> Result<String, String> {
     define("HEADS", size(q, 1)?.to_string());
     define("KV_HEADS", size(k, 1)?.to_string());
     define("D", size(q, 2)?.to_string());
-    if [k, v].iter().all(|id| strided(region, *id).is_ok_and(|s| s.dtype == DType::BF16)) {
-        define("KV_BF16", "1".into());
+    for (name, all) in [("KV_BF16", &[k, v][..]), ("Q_BF16", &[q])] {
+        if all.iter().all(|id| strided(region, *id).is_ok_and(|s| s.dtype == DType::BF16)) {
+            define(name, "1".into());
+        }
     }
     define("DV", size(v, 2)?.to_string());
     define("SCALE", format!("{:?}f", a.scale.0 as f32));
@@ -257,7 +261,7 @@ fn attention_kernel(region: &Region, name: &str) -> Result<String, String> {
         return Err("attention whose result nobody reads".into());
     }
     let undef = undefine(&d);
-    Ok(format!("{d}{ATTENTION}{undef}"))
+    Ok(format!("{d}{ATTENTION}{ATTENTION_TILES}{undef}"))
 }
 
 /// Takes the definitions of a template's slots back.

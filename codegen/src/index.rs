@@ -67,7 +67,25 @@ impl Index {
         }
         terms.retain(|(c, _)| c.literal() != Some(0));
         terms.sort_by(|x, y| x.1.cmp(&y.1));
-        Index { terms, offset: &self.offset + &o.offset }
+        Index { terms, offset: &self.offset + &o.offset }.joined()
+    }
+
+    /// `c·d·(i / d) + c·(i % d)` is `c·i`: what a split axis is when it is one axis again.
+    fn joined(mut self) -> Index {
+        let rest_of = |c: &Dim, a: &Atom| match a {
+            Atom::Div(i, d) => {
+                let part = Atom::Mod(i.clone(), d.clone());
+                self.terms.iter().position(|(of, b)| *b == part && of * d == *c)
+            }
+            _ => None,
+        };
+        let found = self.terms.iter().enumerate().find_map(|(at, (c, a))| Some((at, rest_of(c, a)?)));
+        let Some((quotient, rest)) = found else { return self };
+        let (c, atom) = self.terms[rest].clone();
+        let Atom::Mod(i, _) = atom else { return self };
+        let mut at = 0;
+        self.terms.retain(|_| (at != quotient && at != rest, at += 1).0);
+        self.add(&i.times(&c))
     }
 
     /// Sum with a size.
@@ -247,6 +265,17 @@ mod tests {
         assert_eq!(flat[0], Index::var(&t));
         assert_eq!(flat[1].coefficient(&h), Some(Dim::from(16)));
         assert_eq!(flat[1].coefficient(&j), Some(Dim::from(1)));
+    }
+
+    #[test]
+    fn an_axis_split_and_joined_is_itself() {
+        let i = Index::var(&var("i", 576));
+        let heads = [Dim::from(9), Dim::from(64)];
+        assert_eq!(Index::linear(&i.unravel(&heads), &heads), i);
+        let t = Index::atom(Atom::Var(Var { name: "t".into(), extent: Dim::symbol("tokens"), depth: 1 }));
+        let shape = [Dim::symbol("tokens"), Dim::from(9), Dim::from(64)];
+        let flat = Index::linear(&[t, i], &[Dim::symbol("tokens"), Dim::from(576)]);
+        assert_eq!(Index::linear(&flat.unravel(&shape), &shape), flat);
     }
 
     #[test]

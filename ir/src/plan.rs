@@ -198,6 +198,8 @@ pub enum Step {
         reads: Vec<BufferId>,
         /// Buffers written.
         writes: Vec<BufferId>,
+        /// Nodes of the planned graph that are computed here, for the reader.
+        nodes: Vec<NodeId>,
         /// Where the computation was made.
         origin: Arc<str>,
     },

@@ -11,25 +11,36 @@ pub fn canonicalise(graph: &Graph) -> Result<Graph, IrError> {
     each_graph(graph, &|g| {
         let simple = g.rebuild(
             |b| Ok(b.clone()),
-            |out, id, args| match simpler(out, &g.node(id).op, args) {
-                Some(id) => Ok(id),
-                None => out.push(g.node(id).op.clone(), args),
+            |out, id, args| {
+                let found = match &g.node(id).op {
+                    Op::Cast(c) => stored(out, c.dtype, args[0])?,
+                    op => simpler(out, op, args),
+                };
+                found.map_or_else(|| out.push(g.node(id).op.clone(), args), Ok)
             },
         )?;
         live_only(&simple)
     })
 }
 
+/// cast(cast(x: a -> b) -> a) is x when b holds every value of a, and views may stand between.
+fn stored(g: &mut Graph, dtype: DType, id: NodeId) -> Result<Option<NodeId>, IrError> {
+    let node = g.node(id);
+    match node.op.clone() {
+        Op::Cast(inner) => {
+            let x = node.args[0];
+            Ok((g.ty(x).dtype == dtype && holds(inner.dtype, dtype)).then_some(x))
+        }
+        view @ (Op::Reshape(_) | Op::Permute(_) | Op::Slice(_) | Op::Expand(_)) => {
+            let x = stored(g, dtype, node.args[0])?;
+            x.map(|x| g.push(view, &[x])).transpose()
+        }
+        _ => Ok(None),
+    }
+}
+
 fn simpler(g: &Graph, op: &Op, args: &[NodeId]) -> Option<NodeId> {
     match op {
-        // cast(cast(x: a -> b) -> a) is x when b holds every value of a.
-        Op::Cast(c) => match &g.node(args[0]).op {
-            Op::Cast(inner) => {
-                let x = g.node(args[0]).args[0];
-                (g.ty(x).dtype == c.dtype && holds(inner.dtype, c.dtype)).then_some(x)
-            }
-            _ => None,
-        },
         Op::Binary(b) => match b.kind {
             BinaryKind::Mul if scalar(g, args[1]) == Some(1.0) => Some(args[0]),
             BinaryKind::Mul if scalar(g, args[0]) == Some(1.0) => Some(args[1]),

@@ -206,7 +206,8 @@ impl<'a> Fuse<'a> {
                     self.intern(Region { anchor: Anchor::Loops, graph, layouts, in_place: vec![], origin });
                 let to = self.new_buffer(*id, Place::Result(i));
                 let origin = self.g.node(*id).origin.clone();
-                self.body.steps.push(Step::Run { region, reads: vec![at], writes: vec![to], origin });
+                let (reads, writes, nodes) = (vec![at], vec![to], vec![]);
+                self.body.steps.push(Step::Run { region, reads, writes, nodes, origin });
             }
         }
         Ok(())
@@ -358,6 +359,7 @@ impl<'a> Fuse<'a> {
         let mut graph = Graph::new(self.plan.symbols.clone());
         let (mut reads, mut layouts, mut map) = (Vec::new(), Vec::new(), HashMap::new());
         let mut origins: Vec<Arc<str>> = Vec::new();
+        let mut nodes = Vec::new();
         for id in self.by_need(&inside, roots) {
             let node = self.g.node(id);
             let is_root = roots.contains(&id);
@@ -370,6 +372,7 @@ impl<'a> Fuse<'a> {
                 layouts.push(layout);
                 graph.push_exact(Input { name, ty: node.ty().clone() }.into(), &[])?
             } else {
+                nodes.push(id);
                 if !node.origin.is_empty() && !is_free(self.g, id) && !origins.contains(&node.origin) {
                     origins.push(node.origin.clone());
                 }
@@ -397,7 +400,7 @@ impl<'a> Fuse<'a> {
         let pair = |(w, b): (usize, &BufferId)| Some((w, reads.iter().position(|r| r == b)?));
         let in_place = writes.iter().enumerate().filter_map(pair).collect();
         let region = self.intern(Region { anchor, graph, layouts, in_place, origin: origin.clone() });
-        self.body.steps.push(Step::Run { region, reads, writes, origin: origin.into() });
+        self.body.steps.push(Step::Run { region, reads, writes, nodes, origin: origin.into() });
         Ok(())
     }
 

@@ -94,20 +94,29 @@ pub fn saturate(
         let weights = given_weights(graph, BlockId(i as u32));
         let (body, found) = search.body(&Arc::new(block.graph.clone()), weights)?;
         report.push(Searched { name: block.name.clone(), ..found });
-        blocks.push(Arc::new(Block { name: block.name.clone(), graph: body, params: block.params.clone() }));
+        blocks.push(
+            body.map(|graph| {
+                Arc::new(Block { name: block.name.clone(), graph, params: block.params.clone() })
+            }),
+        );
     }
+    let same = blocks.iter().all(Option::is_none) && graph.live().iter().all(|live| *live);
     let mut next = blocks.into_iter();
-    let outer = graph.rebuild(
-        |b| Ok(next.next().unwrap_or_else(|| b.clone())),
-        |out, id, args| out.push_exact(graph.node(id).op.clone(), args),
-    )?;
+    let outer = match same {
+        true => graph.clone(),
+        false => graph.rebuild(
+            |b| Ok(next.next().flatten().unwrap_or_else(|| b.clone())),
+            |out, id, args| out.push_exact(graph.node(id).op.clone(), args),
+        )?,
+    };
     if outer.nodes().len() > OUTER {
         return Ok((outer, report));
     }
     let weights = outer.ids().filter(|id| matches!(outer.node(*id).op, Op::Weight(_))).collect();
-    let (outer, found) = search.body(&Arc::new(outer), weights)?;
+    let outer = Arc::new(outer);
+    let (body, found) = search.body(&outer, weights)?;
     report.push(found);
-    Ok((outer, report))
+    Ok((body.unwrap_or_else(|| (*outer).clone()), report))
 }
 
 /// Leaves of a block that every call binds to a weight.
@@ -127,28 +136,52 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// The wanted form of one body whose leaves `weights` are weights.
-    fn body(&self, graph: &Arc<Graph>, weights: HashSet<NodeId>) -> Result<(Graph, Searched), IrError> {
+    /// The wanted form of one body whose leaves `weights` are weights; `None` when that is the body as it is.
+    fn body(
+        &self,
+        graph: &Arc<Graph>,
+        weights: HashSet<NodeId>,
+    ) -> Result<(Option<Graph>, Searched), IrError> {
         let mut encoded = Encoded::of(graph, weights)?;
         let mut found = self.apply_rules(&mut encoded.egraph);
+        if found.fired.is_empty() {
+            // The body is its only form: nothing is left to choose.
+            let cost = self.cost_of(&encoded);
+            found.cost = [cost, cost];
+            found.size[2] = encoded.egraph.classes().filter(|c| c.data.attr.is_none()).count();
+            return Ok((None, found));
+        }
         let forms = Forms::of(&encoded, self);
         found.size[2] = forms.classes.len();
         let unchanged = || graph.error("no form of the body can be computed".into());
         let roots: Vec<usize> = encoded.roots().iter().map(|r| forms.at[r]).collect();
         // A search that was cut short may have no form of its own: then the body stays what it is.
         let Some(choice) = extract(&forms.classes, &roots, self.how.wanted) else {
-            return Ok(((**graph).clone(), found));
+            return Ok((None, found));
         };
         let only_originals = Forms::originals(&forms.classes);
         let before = extract(&only_originals, &roots, Wanted::Cheapest).ok_or_else(unchanged)?;
         found.cost = [extract::total(&only_originals, &before).0, extract::total(&forms.classes, &choice).0];
         let (_, new, _) = extract::total(&forms.classes, &choice);
         if new == 0 && choice.len() == graph.live().iter().filter(|l| **l).count() {
-            return Ok(((**graph).clone(), found));
+            return Ok((None, found));
         }
         let terms: HashMap<Id, Term> =
             choice.iter().map(|(&c, &t)| (forms.ids[c], forms.terms[c][t].clone())).collect();
-        Ok((encoded.decode(&terms)?, found))
+        Ok((Some(encoded.decode(&terms)?), found))
+    }
+
+    /// What the body costs as it is.
+    fn cost_of(&self, encoded: &Encoded) -> u64 {
+        let (g, costs) = (&encoded.egraph, Costs { target: self.target, fold: self.fold });
+        let cost = |t: &Term, class: Id| {
+            let Some((op, args)) = parts(g, t) else { return 0 };
+            let facts: Vec<&Facts> = args.iter().map(|a| &g[*a].data).collect();
+            costs.of(&g.analysis, &op, &facts, &g[class].data)
+        };
+        let all = encoded.originals();
+        let of = |t: &Term| g.lookup(t.clone()).map_or(0, |class| cost(t, class));
+        all.iter().map(of).fold(0, u64::saturating_add)
     }
 
     /// Rounds of all rules that the fidelity allows, until nothing is new or a limit is met.

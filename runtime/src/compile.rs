@@ -108,9 +108,19 @@ pub fn compile(graph: &Graph, target: &Target, options: &Options) -> Result<Prog
     Ok(Program { graph: g, plan, kernels, searched, derived, stages: stages.done })
 }
 
-/// Operators that have a kernel of their own.
+/// Composites that have a kernel of their own; every other operator that says how is split into simpler ones.
 fn native(op: &Op) -> bool {
-    !matches!(op, Op::LayerNorm(_))
+    matches!(
+        op,
+        Op::RmsNorm(_)
+            | Op::Softmax(_)
+            | Op::Rope(_)
+            | Op::GatedAct(_)
+            | Op::GroupedDot(_)
+            | Op::GroupedOuter(_)
+            | Op::LinearCrossEntropy(_)
+            | Op::LinearCrossEntropyGrad(_)
+    )
 }
 
 fn emit(plan: &Plan, target: &Target) -> Result<Vec<Option<Kernel>>, Error> {

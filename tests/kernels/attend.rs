@@ -96,6 +96,45 @@ fn shapes_and_options() {
     t.all_native().run(&SIZES);
 }
 
+/// Sizes that the matrix unit takes where queries, keys and values are bf16.
+#[test]
+fn heads_of_whole_tiles() {
+    let mut t = Table::new();
+    let s = starts(&mut t);
+    let shapes = [
+        (1, 1, 32, 32),
+        (9, 3, 64, 64),
+        (8, 1, 128, 32),
+        (2, 2, 96, 160),
+        (16, 1, 192, 128),
+        (40, 2, 32, 64),
+    ];
+    for (i, heads) in shapes.into_iter().enumerate() {
+        let [q, k, v] = qkv(&mut t, DType::BF16, heads);
+        outputs(&mut t, &format!("shape {i}"), attention(heads.2), &[q, k, v, s], i % 2 == 0);
+    }
+    for (i, (causal, window, softcap)) in [
+        (false, None, None),
+        (true, Some(1), None),
+        (true, Some(9), None),
+        (true, Some(70), Some(2.0)),
+        (true, Some(65), None),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let [q, k, v] = qkv(&mut t, DType::BF16, (4, 2, 32, 32));
+        let sinks = t.input(DType::BF16, dims(&[4]), Fill::Real(-1.0, 3.0));
+        let a = Attention { causal, window, softcap: softcap.map(Real), sinks: i % 2 == 0, ..attention(32) };
+        let args = [q, k, v, s, sinks];
+        outputs(&mut t, &format!("option {i}"), a, &args[..if i % 2 == 0 { 5 } else { 4 }], true);
+    }
+    let x = t.input(DType::BF16, rows(&[8 * 32]), Fill::Real(-1.0, 1.0));
+    let [q, k, v] = joined(&mut t, x, 4, 2, 32);
+    outputs(&mut t, "joined", attention(32), &[q, k, v, s], false);
+    t.all_native().run(&SIZES);
+}
+
 /// q, k and v out of one joined row.
 fn joined(t: &mut Table, x: NodeId, h: usize, kv: usize, d: usize) -> [NodeId; 3] {
     let mut at = 0;

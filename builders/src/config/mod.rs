@@ -152,7 +152,7 @@ mod tests {
     /// The declared keys are the keys read, neither more nor fewer.
     #[test]
     fn registrations_declare_what_they_read() {
-        for model in registry::MODELS {
+        for &model in registry::MODELS {
             let rope = match model.name {
                 "gemma3_text" | "gemma3" => r#"{"full_attention": {"rope_type": "default"}}"#,
                 _ => r#"{"rope_type": "default"}"#,

@@ -15,7 +15,7 @@
  *   HEADS KV_HEADS D DV        sizes, KV_HEADS divides HEADS
  *   SCALE SOFTCAP              f32 literals, SCALE > 0; SOFTCAP > 0: s = SOFTCAP tanh(SCALE s / SOFTCAP), 0 = none
  *   CAUSAL WINDOW              0 or 1; WINDOW > 0: key j is visible only if i - j < WINDOW, 0 = none
- *   KV_BF16                    optional: keys and values are bf16
+ *   KV_BF16 Q_BF16             optional: keys and values, and queries, are bf16
  * Leaves: NAME(units0)(dims) and NAME(phase0)(bufs, dims, scratch, begin, end), which writes
  *   o [tokens, HEADS, DV] contiguous, and lse. scratch is unused. A query that sees no key gets 0 and lse -infinity.
  *
@@ -375,32 +375,51 @@ static void NAME(one)(const struct NAME(unit) *u, struct NAME(state) *t, const K
 }
 #endif
 
+/* The row of the result that a unit's row is. */
+INLINE int64_t NAME(result)(const struct NAME(unit) *u, int r) {
+    return (u->row0 + NAME(query)(u, r)) * HEADS + NAME(head)(u, r);
+}
+
+/* What a row's blend is multiplied by in the end; writes its log-sum-exp. */
+INLINE float NAME(close)(const struct NAME(unit) *u, int r, float max, float sum, void *const *bufs) {
+    float keep = 1.0f;
+#ifdef SINK_BUF
+    float sink = LOAD_SINK(((const SINK_T *)bufs[SINK_BUF])[NAME(head)(u, r)]);
+    float top = sink > max ? sink : max;
+    keep = m_exp(max - top);
+    sum = FMA(sum, keep, m_exp(sink - top));
+    max = top;
+#endif
+#ifdef LSE_BUF
+    ((float *)bufs[LSE_BUF])[NAME(result)(u, r)] = max + m_log(sum);
+#endif
+    return sum == 0.0f ? 0.0f : keep / sum;
+}
+
 static void NAME(finish)(const struct NAME(unit) *u, struct NAME(state) *t, void *const *bufs) {
     for (int r = 0; r < u->groups * u->rows; r++) {
-        int head = NAME(head)(u, r);
-        int64_t at = (u->row0 + NAME(query)(u, r)) * HEADS + head;
-        float sum = t->sum[r], keep = 1.0f;
-#if defined(SINK_BUF) || defined(LSE_BUF)
-        float m = t->max[r];
-#endif
-#ifdef SINK_BUF
-        float sink = LOAD_SINK(((const SINK_T *)bufs[SINK_BUF])[head]);
-        float top = sink > m ? sink : m;
-        keep = m_exp(m - top);
-        sum = FMA(sum, keep, m_exp(sink - top));
-        m = top;
-#endif
-        float inverse = sum == 0.0f ? 0.0f : keep / sum;
-        O_T *to = (O_T *)bufs[O_BUF] + at * DV;
+        float inverse = NAME(close)(u, r, t->max[r], t->sum[r], bufs);
+        O_T *to = (O_T *)bufs[O_BUF] + NAME(result)(u, r) * DV;
         for (int d = 0; d < DV; d++) to[d] = STORE_O(t->o[r][d] * inverse);
-#ifdef LSE_BUF
-        ((float *)bufs[LSE_BUF])[at] = m + m_log(sum);
-#endif
     }
 }
 
+/* Whether the matrix unit may do it, see attention_tiles.c. */
+#if defined(DOT_PAIRS) && defined(KV_BF16) && defined(Q_BF16) && D % 32 == 0 && DV % 32 == 0
+#define ATTN_TILED 1
+static void NAME(by_tiles)(void *const *bufs, const int64_t *dims, int64_t begin, int64_t end);
+#else
+#define ATTN_TILED 0
+#endif
+
 void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {
     (void)scratch;
+#if ATTN_TILED
+    if (dot_amx) {
+        NAME(by_tiles)(bufs, dims, begin, end);
+        return;
+    }
+#endif
     struct NAME(state) t;
     struct NAME(unit) u;
     for (int64_t index = begin; index < end; index++) {
@@ -429,15 +448,3 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
         NAME(finish)(&u, &t, bufs);
     }
 }
-
-#undef ONE_QUERY
-#undef GROUP
-#undef WIDE
-#undef ROWS
-#undef HEAD_CHUNKS
-#undef GROUP_HEADS
-#undef TILE_QUERIES
-#undef MERGES
-#undef MERGE
-#undef DP
-#undef DVP

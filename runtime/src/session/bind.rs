@@ -28,7 +28,7 @@ impl Session {
             plan.bodies.iter().map(|b| self.const_spots(b)).collect::<Result<_, Error>>()?;
         for step in &plan.main.steps {
             match step {
-                Step::Run { region, reads, writes, origin } => {
+                Step::Run { region, reads, writes, origin, .. } => {
                     let spots = reads.iter().chain(writes).map(|b| main[*b]).collect();
                     self.add(*region, spots, origin.clone(), loaded);
                 }
@@ -44,7 +44,7 @@ impl Session {
                     let spots: Vec<Spot> =
                         inner.buffers.iter().enumerate().map(|(i, b)| spot(i, b)).collect();
                     for s in &inner.steps {
-                        if let Step::Run { region, reads, writes, origin: at } = s {
+                        if let Step::Run { region, reads, writes, origin: at, .. } = s {
                             let bound = reads.iter().chain(writes).map(|b| spots[*b]).collect();
                             self.add(*region, bound, format!("{origin}.{at}").into(), loaded);
                         }

@@ -1,0 +1,314 @@
+/* Attention forward by the matrix unit, where queries, keys and values are bf16: the way of `attention.c` with its units,
+ * its masks and its fixed key tiles, the products by tiles. Comes after `attention.c`, whose slots and names it uses, and
+ * takes those names back at its end.
+ *
+ * A row of a unit is a column here, so that all of softmax runs down columns, sixteen at a time:
+ *   scores   [keys][columns]  = keys [16][D] as they lie in memory, times queries as pairs of d
+ *   results  [DV][columns]   += values transposed [16][keys], times weights as pairs of keys
+ * A weight w is the sum of two bf16 numbers, its upper half and what that leaves, so that no more than 2^-17 of it is
+ * lost; both are multiplied. Sums of a tile start at zero and join those before them outside the unit: a tile that a column
+ * does not see leaves the column's bits alone. So a row's bits depend on its query and its visible keys, here too.
+ */
+#if ATTN_TILED
+#define COLUMN_TILES ((ROWS + 15) / 16 + MERGE)
+#define STEPS (ATTN_KEYS / 32)
+
+typedef int32_t NAME(v16i) __attribute__((vector_size(64)));
+
+struct NAME(tiles) {
+    uint32_t q[COLUMN_TILES][D / 32][16][16] __attribute__((aligned(64))); /* pairs of d, columns */
+    float o[COLUMN_TILES][DV][16] __attribute__((aligned(64)));
+    float s[2][ATTN_KEYS][16] __attribute__((aligned(64)));                /* of two tiles of columns */
+    uint32_t w[2][2][STEPS][16][16] __attribute__((aligned(64)));          /* [upper, rest][tile of columns]: pairs of keys */
+    float sums[2][32][16] __attribute__((aligned(64)));                    /* [tile of columns][dv] */
+    uint16_t k[ATTN_KEYS][D] __attribute__((aligned(64)));                 /* keys that do not lie in rows of one distance */
+    uint16_t v[DV / 32][STEPS][32][32] __attribute__((aligned(64)));       /* [dv][keys] */
+    float max[COLUMN_TILES][16], sum[COLUMN_TILES][16], keep[2][16] __attribute__((aligned(64)));
+    int32_t lo[COLUMN_TILES][16], hi[COLUMN_TILES][16]; /* visible keys of a column; none of one that stands for no row */
+    int32_t least[COLUMN_TILES], most[COLUMN_TILES];    /* keys that some column of a tile sees lie between */
+    int32_t all_lo[COLUMN_TILES], all_hi[COLUMN_TILES]; /* those that all its columns see */
+    int64_t rows[ATTN_KEYS];                            /* of the keys of the tile at hand, in memory */
+    const uint16_t *from[ATTN_KEYS / 16];               /* where its keys are, 16 of them */
+    int64_t stride[ATTN_KEYS / 16];
+    int odd;                                            /* some value is no finite number */
+};
+
+/* Queries as pairs, and what each column sees. */
+static void NAME(open)(const struct NAME(unit) *u, struct NAME(tiles) *t, const uint16_t *q) {
+    int of_group = (u->rows + 15) / 16;
+    for (int c = 0; c < of_group * u->groups; c++) {
+        const uint16_t *from[16];
+        int r0 = c % of_group * 16;
+        t->least[c] = t->all_hi[c] = INT32_MAX, t->most[c] = t->all_lo[c] = 0;
+        for (int i = 0; i < 16; i++) {
+            int r = c / of_group * u->rows + r0 + i, at = NAME(query)(u, r), pos = u->base + u->q0 + at;
+            int real = r0 + i < u->rows;
+            t->lo[c][i] = real && WINDOW > 0 && pos - WINDOW + 1 > 0 ? pos - WINDOW + 1 : 0;
+            t->hi[c][i] = !real ? 0 : CAUSAL && pos + 1 < u->keys ? pos + 1 : u->keys;
+            from[i] = real ? q + Q_OFF + (u->row0 + at) * Q_ROW + NAME(head)(u, r) * (int64_t)Q_HEAD : 0;
+            t->max[c][i] = -__builtin_inff(), t->sum[c][i] = 0.0f;
+            if (!real) continue;
+            t->least[c] = t->lo[c][i] < t->least[c] ? t->lo[c][i] : t->least[c];
+            t->most[c] = t->hi[c][i] > t->most[c] ? t->hi[c][i] : t->most[c];
+            t->all_lo[c] = t->lo[c][i] > t->all_lo[c] ? t->lo[c][i] : t->all_lo[c];
+            t->all_hi[c] = t->hi[c][i] < t->all_hi[c] ? t->hi[c][i] : t->all_hi[c];
+        }
+        for (int s = 0; s < D / 32; s++) {
+            dot_q8 x[16];
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++) x[i] = from[i] ? dot_line(from[i] + s * 32) : (dot_q8){0};
+            dot_transpose(x);
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++) *(dot_q8 *)t->q[c][s][i] = x[i];
+        }
+        memset(t->o[c], 0, sizeof t->o[c]);
+    }
+}
+
+/* Where the keys from j0 on are; the last ones are copied, for the rows behind them may not be memory. */
+static void NAME(locate)(const struct NAME(unit) *u, struct NAME(tiles) *t, int j0) {
+    for (int i = 0; i < ATTN_KEYS; i++) t->rows[i] = NAME(key_row)(u, j0 + i < u->keys ? j0 + i : u->keys - 1);
+}
+
+static void NAME(keys)(const struct NAME(unit) *u, struct NAME(tiles) *t, const uint16_t *k, int j0) {
+    for (int i = 0; i < ATTN_KEYS / 16; i++) {
+        const int64_t *rows = t->rows + i * 16;
+        int even = j0 + i * 16 + 16 <= u->keys;
+#if defined(PAGES_BUF)
+        even = even && PAGE % 16 == 0;
+#endif
+        t->from[i] = even ? k + rows[0] * K_ROW : t->k[i * 16];
+        t->stride[i] = (even ? K_ROW : D) * 2;
+        if (!even)
+            for (int r = 0; r < 16; r++) memcpy(t->k[i * 16 + r], k + rows[r] * K_ROW, D * 2);
+    }
+}
+
+/* Values transposed; those of keys that are none, and what is no finite number, as zero. */
+static void NAME(values)(struct NAME(tiles) *t, const uint16_t *v, int count) {
+    typedef uint16_t v32h __attribute__((vector_size(64)));
+    v32h odd = {0};
+    for (int d = 0; d < DV; d += 32)
+        for (int s = 0; s < STEPS; s++) {
+            dot_q8 low[16], high[16];
+            if (s * 32 >= count) {
+                memset(t->v[d / 32][s], 0, sizeof t->v[d / 32][s]);
+                continue;
+            }
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++) {
+                int j = s * 32 + 2 * i;
+                v32h x[2];
+#pragma GCC unroll 2
+                for (int h = 0; h < 2; h++) {
+                    x[h] = j + h < count ? (v32h)dot_line(v + t->rows[j + h] * V_ROW + d) : (v32h){0};
+                    v32h none = (v32h)((x[h] & 0x7f80) == 0x7f80);
+                    odd |= none, x[h] &= ~none;
+                }
+                low[i] = DOT_LOW16(x[0], x[1]), high[i] = DOT_HIGH16(x[0], x[1]);
+            }
+            dot_transpose(low), dot_transpose(high);
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++) {
+                dot_q8 *to = (dot_q8 *)t->v[d / 32][s] + i / 4 * 8 + i % 4;
+                to[0] = low[i], to[4] = high[i];
+            }
+        }
+    dot_q8 any = (dot_q8)odd;
+    t->odd = (any[0] | any[1] | any[2] | any[3] | any[4] | any[5] | any[6] | any[7]) != 0;
+}
+
+/* Scores of the key tile and one or two (a literal) tiles of columns from c on. */
+INLINE void NAME(tile_scores)(struct NAME(tiles) *t, int c, int two, int a, int b) {
+    for (int i = a / 32 * 2; i * 16 < b; i += 2) {
+        DOT_AMX_ZERO(0); DOT_AMX_ZERO(2);
+        if (two) { DOT_AMX_ZERO(1); DOT_AMX_ZERO(3); }
+        for (int s = 0; s < D / 32; s++) {
+            DOT_AMX_LOAD(4, t->from[i] + s * 32, t->stride[i]);
+            DOT_AMX_LOAD(6, t->q[c][s], 64);
+            DOT_AMX_DOT(0, 4, 6);
+            if (two) { DOT_AMX_LOAD(7, t->q[c + 1][s], 64); DOT_AMX_DOT(1, 4, 7); }
+            DOT_AMX_LOAD(5, t->from[i + 1] + s * 32, t->stride[i + 1]);
+            DOT_AMX_DOT(2, 5, 6);
+            if (two) DOT_AMX_DOT(3, 5, 7);
+        }
+        DOT_AMX_SAVE(0, t->s[0][i * 16], 64); DOT_AMX_SAVE(2, t->s[0][i * 16 + 16], 64);
+        if (two) { DOT_AMX_SAVE(1, t->s[1][i * 16], 64); DOT_AMX_SAVE(3, t->s[1][i * 16 + 16], 64); }
+    }
+}
+
+/* Scores of one tile of columns to weights, in place and as pairs: the new maxima, what the sums before keep, exponentials.
+ * Keys a .. b (whole 32s) were computed; `edge` when some column does not see all of them. */
+static void NAME(tile_weigh)(struct NAME(tiles) *t, int c, int half, int j0, int a, int b, int edge) {
+    const float factor = SOFTCAP > 0 ? 1.0f : SCALE, none = -__builtin_inff();
+    float (*s)[16] = t->s[half];
+    int32_t lo[16], hi[16];
+    float m[16] __attribute__((aligned(64)));
+    for (int l = 0; l < 16; l++) lo[l] = t->lo[c][l] - j0, hi[l] = t->hi[c][l] - j0;
+    if (SOFTCAP > 0)
+        for (int j = a; j < b; j++)
+            for (int l = 0; l < 16; l++)
+                s[j][l] = SOFTCAP * m_tanh(s[j][l] * (SCALE / (SOFTCAP > 0 ? SOFTCAP : 1.0f)));
+    if (edge)
+        for (int j = a; j < b; j++)
+            for (int l = 0; l < 16; l++) s[j][l] = j >= lo[l] & j < hi[l] ? s[j][l] : none;
+    vf top[4] = {v_splat(none), v_splat(none), v_splat(none), v_splat(none)};
+    for (int j = a; j < b; j += 4)
+        ATTN_EACH(i, 4) top[i] = v_max(v_load(s[j + i]), top[i]);
+    v_store(m, v_max(v_max(top[0], top[1]), v_max(top[2], top[3])) * v_splat(factor));
+    for (int l = 0; l < 16; l++) {
+        float before = t->max[c][l], next = m[l] > before ? m[l] : before, fade = attn_exp(before - next);
+        t->keep[half][l] = before == next ? 1.0f : fade;
+        t->max[c][l] = m[l] = next;
+    }
+    for (int j = a; j < b; j++)
+        for (int l = 0; l < 16; l++) s[j][l] = attn_exp(FMA(s[j][l], factor, -m[l]));
+    if (edge)
+        for (int j = a; j < b; j++)
+            for (int l = 0; l < 16; l++) s[j][l] = j >= lo[l] & j < hi[l] ? s[j][l] : 0.0f;
+    vf sum[4] = {0};
+    for (int j = a; j < b; j += 4) {
+        ATTN_EACH(i, 2) {
+            vf even = v_load(s[j + 2 * i]), odd = v_load(s[j + 2 * i + 1]);
+            sum[2 * i] += even, sum[2 * i + 1] += odd;
+            vu x = (vu)even & 0xffff0000u, y = (vu)odd & 0xffff0000u;
+            vu rest_x = (vu)(even - (vf)x) + 0x8000u, rest_y = (vu)(odd - (vf)y) + 0x8000u;
+            *(vu *)t->w[0][half][j / 32][j % 32 / 2 + i] = x >> 16 | y;
+            *(vu *)t->w[1][half][j / 32][j % 32 / 2 + i] = rest_x >> 16 | (rest_y & 0xffff0000u);
+        }
+    }
+    vf now = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    v_store(t->sum[c], v_fma(v_load(t->sum[c]), v_load(t->keep[half]), now));
+}
+
+/* Values that are no finite numbers, times the weights of the columns that see them. */
+static void NAME(tile_odd)(struct NAME(tiles) *t, int c, int half, const uint16_t *v, int j0, int a, int b) {
+    for (int j = a; j < b; j++)
+        for (int d = 0; d < DV; d++) {
+            uint16_t x = v[t->rows[j] * V_ROW + d];
+            if ((x & 0x7f80) != 0x7f80) continue;
+            for (int l = 0; l < 16; l++)
+                if (j0 + j >= t->lo[c][l] && j0 + j < t->hi[c][l])
+                    t->o[c][d][l] = FMA(t->s[half][j][l], bits_f32((uint32_t)x << 16), t->o[c][d][l]);
+        }
+}
+
+/* Results += weights times values, for one or two (a literal) tiles of columns. */
+INLINE void NAME(tile_blend)(struct NAME(tiles) *t, int c, int two, int a, int b) {
+    for (int d = 0; d < DV; d += 32) {
+        DOT_AMX_ZERO(0); DOT_AMX_ZERO(2);
+        if (two) { DOT_AMX_ZERO(1); DOT_AMX_ZERO(3); }
+        for (int s = a / 32; s * 32 < b; s++) {
+            DOT_AMX_LOAD(4, t->v[d / 32][s][0], 64);
+            DOT_AMX_LOAD(5, t->v[d / 32][s][16], 64);
+            for (int part = 0; part < 2; part++) {
+                DOT_AMX_LOAD(6, t->w[part][0][s], 64);
+                DOT_AMX_DOT(0, 4, 6);
+                DOT_AMX_DOT(2, 5, 6);
+                if (two) {
+                    DOT_AMX_LOAD(7, t->w[part][1][s], 64);
+                    DOT_AMX_DOT(1, 4, 7);
+                    DOT_AMX_DOT(3, 5, 7);
+                }
+            }
+        }
+        DOT_AMX_SAVE(0, t->sums[0][0], 64); DOT_AMX_SAVE(2, t->sums[0][16], 64);
+        if (two) { DOT_AMX_SAVE(1, t->sums[1][0], 64); DOT_AMX_SAVE(3, t->sums[1][16], 64); }
+        for (int half = 0; half <= two; half++) {
+            vf keep = v_load(t->keep[half]);
+            for (int i = 0; i < 32; i++)
+                v_store(t->o[c + half][d + i], v_fma(v_load(t->o[c + half][d + i]), keep, v_load(t->sums[half][i])));
+        }
+    }
+}
+
+INLINE void NAME(tile_columns)(struct NAME(tiles) *t, const uint16_t *v, int c, int two, int j0) {
+    int least = t->least[c], most = t->most[c];
+    if (two) {
+        least = t->least[c + 1] < least ? t->least[c + 1] : least;
+        most = t->most[c + 1] > most ? t->most[c + 1] : most;
+    }
+    int a = least > j0 ? (least - j0) / 32 * 32 : 0, b = most - j0 < ATTN_KEYS ? (most - j0 + 31) / 32 * 32 : ATTN_KEYS;
+    if (a >= b) return;
+    NAME(tile_scores)(t, c, two, a, b);
+    for (int half = 0; half <= two; half++) {
+        int edge = t->all_lo[c + half] > j0 + a || t->all_hi[c + half] < j0 + b;
+        NAME(tile_weigh)(t, c + half, half, j0, a, b, edge);
+    }
+    NAME(tile_blend)(t, c, two, a, b);
+    if (t->odd)
+        for (int half = 0; half <= two; half++) NAME(tile_odd)(t, c + half, half, v, j0, a, b);
+}
+
+/* The lines of the next tile, of all heads at hand. */
+static void NAME(tile_ahead)(const struct NAME(unit) *u, const struct NAME(tiles) *t, const uint16_t *k, const uint16_t *v,
+                             int j0) {
+    for (int i = 0; i < ATTN_KEYS && j0 + i < u->keys; i++) {
+        int64_t row = NAME(key_row)(u, j0 + i);
+        for (int d = 0; d < u->groups * D; d += 32) __builtin_prefetch(k + row * K_ROW + d, 0, 2);
+        for (int d = 0; d < u->groups * DV; d += 32) __builtin_prefetch(v + row * V_ROW + d, 0, 2);
+    }
+}
+
+static void NAME(tile_finish)(const struct NAME(unit) *u, struct NAME(tiles) *t, void *const *bufs) {
+    int of_group = (u->rows + 15) / 16;
+    for (int c = 0; c < of_group * u->groups; c++) {
+        int r0 = c % of_group * 16, rows = u->rows - r0 < 16 ? u->rows - r0 : 16;
+        float inverse[16], out[16][DV] __attribute__((aligned(64)));
+        for (int d = 0; d < DV; d += 16) attn_transpose(t->o[c][d], 16, &out[0][d], DV);
+        for (int i = 0; i < rows; i++)
+            inverse[i] = NAME(close)(u, c / of_group * u->rows + r0 + i, t->max[c][i], t->sum[c][i], bufs);
+        for (int i = 0; i < rows; i++) {
+            O_T *to = (O_T *)bufs[O_BUF] + NAME(result)(u, c / of_group * u->rows + r0 + i) * DV;
+            for (int d = 0; d < DV; d++) to[d] = STORE_O(out[i][d] * inverse[i]);
+        }
+    }
+}
+
+static void NAME(by_tiles)(void *const *bufs, const int64_t *dims, int64_t begin, int64_t end) {
+    struct NAME(tiles) t;
+    struct NAME(unit) u;
+    dot_amx_configure(32);
+    for (int64_t index = begin; index < end; index++) {
+        if (!NAME(find)(&u, bufs, dims, index)) continue;
+        NAME(open)(&u, &t, bufs[Q_BUF]);
+        int of_group = (u.rows + 15) / 16, from = INT32_MAX, to = 0;
+        const uint16_t *k = (const uint16_t *)bufs[K_BUF] + K_OFF + u.key_head * (int64_t)K_HEAD;
+        const uint16_t *v = (const uint16_t *)bufs[V_BUF] + V_OFF + u.key_head * (int64_t)V_HEAD;
+        for (int c = 0; c < of_group; c++) {
+            from = t.least[c] < from ? t.least[c] : from;
+            to = t.most[c] > to ? t.most[c] : to;
+        }
+        for (int j0 = from / ATTN_KEYS * ATTN_KEYS; j0 < to; j0 += ATTN_KEYS) {
+            int count = u.keys - j0 < ATTN_KEYS ? u.keys - j0 : ATTN_KEYS;
+            NAME(locate)(&u, &t, j0);
+            if (j0 + ATTN_KEYS < to) NAME(tile_ahead)(&u, &t, k, v, j0 + ATTN_KEYS);
+            for (int g = 0; g < u.groups; g++) {
+                const uint16_t *values = v + g * (int64_t)V_HEAD;
+                NAME(keys)(&u, &t, k + g * (int64_t)K_HEAD, j0);
+                NAME(values)(&t, values, count);
+                int c = g * of_group, last = c + of_group;
+                for (; c + 1 < last; c += 2) NAME(tile_columns)(&t, values, c, 1, j0);
+                if (c < last) NAME(tile_columns)(&t, values, c, 0, j0);
+            }
+        }
+        NAME(tile_finish)(&u, &t, bufs);
+    }
+    dot_amx_release();
+}
+#undef COLUMN_TILES
+#undef STEPS
+#endif
+
+#undef ATTN_TILED
+#undef ONE_QUERY
+#undef GROUP
+#undef WIDE
+#undef ROWS
+#undef HEAD_CHUNKS
+#undef GROUP_HEADS
+#undef TILE_QUERIES
+#undef MERGES
+#undef MERGE
+#undef DP
+#undef DVP
