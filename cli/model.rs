@@ -4,6 +4,7 @@ use crate::machine::Machine;
 use astrai_builders::config::{Init, TensorSpec};
 use astrai_builders::{Loss, ModelConfig, Program, build};
 use astrai_ir::{DType, Graph};
+use astrai_passes::{Fidelity, Saturate};
 use astrai_runtime::weights::{Checkpoint, Entry, WeightsError, Widened, Writer};
 use astrai_runtime::{Buffers, Error, Options, Program as Planned, Random, Session, WeightSource, compile};
 use std::collections::BTreeMap;
@@ -123,8 +124,26 @@ pub fn plan(
     storage: DType,
     machine: &Machine,
 ) -> Result<Planned, Error> {
+    plan_within(config, program, storage, machine, Fidelity::Exact)
+}
+
+/// The same, as far from the numbers of its graph as `fidelity` allows.
+pub fn plan_within(
+    config: &ModelConfig,
+    program: &Program,
+    storage: DType,
+    machine: &Machine,
+    fidelity: Fidelity,
+) -> Result<Planned, Error> {
     let graph: Graph = build(config, program)?;
-    compile(&graph, &machine.target, &Options { storage, ..Options::default() })
+    let saturate = Saturate { fidelity, ..Saturate::default() };
+    compile(&graph, &machine.target, &Options { storage, saturate, ..Options::default() })
+}
+
+/// How far a model that answers requests goes unless told otherwise: with latents in pages, exact steps would make every key
+/// again; other models gain next to nothing.
+pub fn served_fidelity(config: &ModelConfig) -> Fidelity {
+    if config.caches_latents() { Fidelity::Standard } else { Fidelity::Exact }
 }
 
 /// [`plan`] of a program with a loss and its gradient by every weight, `grad.<buffer>`.

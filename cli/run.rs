@@ -2,10 +2,10 @@
 
 use crate::batch::{Batch, Sequences};
 use crate::failure::{Done, Failure, warn};
-use crate::flags::MachineFlags;
+use crate::flags::{FidelityFlags, MachineFlags};
 use crate::gradients::by_checkpoint_name;
 use crate::measure;
-use crate::model::{Model, check_sizes, plan, plan_gradient, read_config};
+use crate::model::{Model, check_sizes, plan_gradient, plan_within, read_config};
 use crate::progress::Progress;
 use crate::table::table;
 use astrai_builders::{Logits, Loss, ModelConfig, Program};
@@ -58,6 +58,8 @@ pub struct Run {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    fidelity: FidelityFlags,
+    #[command(flatten)]
     machine: MachineFlags,
 }
 
@@ -83,9 +85,16 @@ impl Run {
         let full = Program::full(sequences.batch as u64, sequences.seq as u64);
         let loss = if self.want.contains(&Want::Loss) { Loss::Mean } else { Loss::None };
         let program = Program { logits, loss, ..full };
+        let storage = self.machine.storage();
         let planned = match grads {
-            true => plan_gradient(&config, &program, self.machine.storage(), &machine)?,
-            false => plan(&config, &program, self.machine.storage(), &machine)?,
+            true => {
+                self.fidelity.none("gradients are always exact")?;
+                plan_gradient(&config, &program, storage, &machine)?
+            }
+            false => {
+                let fidelity = self.fidelity.asked().unwrap_or_default();
+                plan_within(&config, &program, storage, &machine, fidelity)?
+            }
         };
         planned.check_memory()?;
         let model = Model::open(&self.model, false)?;

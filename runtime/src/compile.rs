@@ -259,16 +259,20 @@ impl Program {
     }
 }
 
-/// Bytes of keys and values a token, from the attention in a region.
+/// Bytes of keys and values (or latents) a token: what a region stores of it in a state, or what attention without pages reads
+/// of it.
 fn kv_bytes(region: &astrai_ir::Region) -> u64 {
     let g = &region.graph;
     let mut bytes = 0;
     for n in g.nodes() {
-        if let Op::Attention(_) = n.op {
-            for &a in &n.args[1..3] {
-                let per_token = g.ty(a).shape[1..].iter().filter_map(|d| d.size()).product::<usize>();
-                bytes += (per_token * stored_dtype(g, a).bytes()) as u64;
-            }
+        let kept = match (&n.op, n.args.as_slice()) {
+            (Op::Attention(a), args) if a.page.is_none() => &args[1..3],
+            (Op::Store(_), args @ [_, _, _]) => &args[..1],
+            _ => &[],
+        };
+        for &a in kept {
+            let per_token = g.ty(a).shape[1..].iter().filter_map(|d| d.size()).product::<usize>();
+            bytes += (per_token * stored_dtype(g, a).bytes()) as u64;
         }
     }
     bytes

@@ -38,7 +38,7 @@ pub struct ModelConfig {
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Components of a head, even; `heads * head_dim` may differ from `hidden_size`.
+    /// Components of a head of queries and keys, even; `heads * head_dim` may differ from `hidden_size`.
     pub head_dim: usize,
     /// Inner width of the MLP (of mixtral: of its experts).
     pub intermediate_size: usize,
@@ -136,10 +136,10 @@ pub enum NormPlace {
     Both,
 }
 
-/// Grouped-query attention of one layer.
+/// Attention of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSpec {
-    /// Biases on the query, key and value projections.
+    /// Biases on the query, key and value projections; of latent attention on those that make latents.
     pub qkv_bias: bool,
     /// Bias on the output projection.
     pub o_bias: bool,
@@ -157,6 +157,83 @@ pub struct AttentionSpec {
     pub rope: RopeSpec,
     /// A learned score of each head joins the denominator of its softmax (gpt-oss).
     pub sinks: bool,
+    /// Keys and values are made of one latent a token; `None`: of the layer's normed input, heads of queries sharing them.
+    pub latent: Option<LatentSpec>,
+}
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): a token's keys and values are products of its normed latent.
+/// Heads of queries and keys have `nope` components that are not rotated, then `rope` that are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LatentSpec {
+    /// Width of the queries' own normed latent; `None`: queries are projected at once.
+    pub q_rank: Option<usize>,
+    /// Width of the latent.
+    pub rank: usize,
+    /// Components of a head that are not rotated.
+    pub nope: usize,
+    /// Components that are; even.
+    pub rope: usize,
+    /// Components of a value.
+    pub value: usize,
+    /// Where the rotated components of keys come from.
+    pub rope_key: RopeKey,
+    /// Added to the mean square in the norms of the latents.
+    pub norm_eps: f64,
+    /// Names of the weights.
+    pub names: &'static LatentNames,
+}
+
+/// Where the rotated components of keys come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeKey {
+    /// The projection that makes the latent; all heads share them (DeepSeek).
+    Shared,
+    /// The latent, for each head of keys between its other components and its value (AstrAI).
+    OfLatent,
+}
+
+/// The checkpoint's names of latent attention, within the layer and before `.weight`; those of queries with a latent of their
+/// own are empty where the family has none.
+#[derive(Debug, PartialEq)]
+pub struct LatentNames {
+    /// Queries at once, `[heads * (nope + rope), hidden]`.
+    pub q: &'static str,
+    /// To the queries' latent, `[q_rank, hidden]`.
+    pub q_down: &'static str,
+    /// Its norm, `[q_rank]`.
+    pub q_norm: &'static str,
+    /// Queries from it, `[heads * (nope + rope), q_rank]`.
+    pub q_up: &'static str,
+    /// To the latent, and the shared rotated components behind it, `[rank + rope, hidden]` or `[rank, hidden]`.
+    pub kv_down: &'static str,
+    /// Its norm, `[rank]`.
+    pub kv_norm: &'static str,
+    /// Keys and values from it, by heads of keys: `nope`, `rope` of the latent's own, `value`.
+    pub kv_up: &'static str,
+}
+
+impl LatentSpec {
+    /// Components of a head of queries and keys.
+    pub fn width(&self) -> usize {
+        self.nope + self.rope
+    }
+
+    /// Rows of the weight that makes the latent.
+    pub fn down(&self) -> usize {
+        self.rank + if self.rope_key == RopeKey::Shared { self.rope } else { 0 }
+    }
+
+    /// Rows, for each head of keys, of the weight that makes keys and values.
+    pub fn up(&self) -> usize {
+        self.nope + self.value + if self.rope_key == RopeKey::OfLatent { self.rope } else { 0 }
+    }
+}
+
+impl AttentionSpec {
+    /// Components of a value, in heads of `head_dim`.
+    pub fn value_dim(&self, head_dim: usize) -> usize {
+        self.latent.as_ref().map_or(head_dim, |l| l.value)
+    }
 }
 
 /// Where queries and keys are normed; over each head, weight `[head_dim]`, unless it says otherwise.
@@ -349,6 +426,12 @@ impl ModelConfig {
                 self.model_type.name
             )),
         }
+    }
+
+    /// True when pages hold what keys and values are made of; no family has other layers beside such ones.
+    pub fn caches_latents(&self) -> bool {
+        let shared = |l: &LatentSpec| l.rope_key == RopeKey::Shared;
+        self.layers.iter().any(|l| l.attention.latent.as_ref().is_some_and(shared))
     }
 
     /// The distinct layers in order of first appearance, and for each layer the index of its kind.

@@ -2,7 +2,7 @@
 //! which parameters are counted, checkpoints checked and fresh weights drawn.
 
 use super::spec::{
-    ExpertsSpec, InitStyle, LayerSpec, MlpSpec, ModelConfig, NormPlace, QkNorm, StackedExperts,
+    ExpertsSpec, InitStyle, LatentSpec, LayerSpec, MlpSpec, ModelConfig, NormPlace, QkNorm, StackedExperts,
 };
 
 /// One tensor of a checkpoint.
@@ -101,12 +101,16 @@ fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<Ten
     if before {
         push(names.input_norm, "weight", &[h], one);
     }
-    let apart = [(names.q, q), (names.k, kv), (names.v, kv)];
-    let fused = names.qkv.map(|name| [(name, q + 2 * kv)]);
-    for &(part, rows) in fused.as_ref().map_or(&apart[..], |f| &f[..]) {
-        push(part, "weight", &[rows, h], draw);
-        if a.qkv_bias {
-            push(part, "bias", &[rows], Init::Zeros);
+    if let Some(l) = &a.latent {
+        latent_tensors(c, l, a.qkv_bias, &mut push);
+    } else {
+        let apart = [(names.q, q), (names.k, kv), (names.v, kv)];
+        let fused = names.qkv.map(|name| [(name, q + 2 * kv)]);
+        for &(part, rows) in fused.as_ref().map_or(&apart[..], |f| &f[..]) {
+            push(part, "weight", &[rows, h], draw);
+            if a.qkv_bias {
+                push(part, "bias", &[rows], Init::Zeros);
+            }
         }
     }
     let widths = match a.qk_norm {
@@ -118,10 +122,11 @@ fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<Ten
         push(names.q_norm, "weight", &[of_q], one);
         push(names.k_norm, "weight", &[of_k], one);
     }
+    let result = c.heads * a.value_dim(c.head_dim);
     if a.gate {
-        push(names.gate, "weight", &[q, h], draw);
+        push(names.gate, "weight", &[result, h], draw);
     }
-    push(names.o, "weight", &[h, q], output);
+    push(names.o, "weight", &[h, result], output);
     if a.o_bias {
         push(names.o, "bias", &[h], Init::Zeros);
     }
@@ -144,6 +149,34 @@ fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<Ten
     if after {
         out.push(TensorSpec::new(names.in_layer(i, names.mlp_out_norm, "weight"), &[h], one));
     }
+}
+
+/// Projections of latent attention, but for the last, with biases on those that make latents.
+fn latent_tensors(
+    c: &ModelConfig,
+    l: &LatentSpec,
+    bias: bool,
+    push: &mut impl FnMut(&str, &str, &[usize], Init),
+) {
+    let (names, h, draw, one) = (l.names, c.hidden_size, Init::Normal(c.initializer_range), norm_init(c));
+    let queries = c.heads * l.width();
+    let down = |part, rows| {
+        let bias = bias.then_some((part, "bias", vec![rows], Init::Zeros));
+        std::iter::once((part, "weight", vec![rows, h], draw)).chain(bias)
+    };
+    let mut list = Vec::new();
+    match l.q_rank {
+        None => list.push((names.q, "weight", vec![queries, h], draw)),
+        Some(rank) => {
+            list.extend(down(names.q_down, rank));
+            list.push((names.q_norm, "weight", vec![rank], one));
+            list.push((names.q_up, "weight", vec![queries, rank], draw));
+        }
+    }
+    list.extend(down(names.kv_down, l.down()));
+    list.push((names.kv_norm, "weight", vec![l.rank], one));
+    list.push((names.kv_up, "weight", vec![c.kv_heads * l.up(), l.rank], draw));
+    list.into_iter().for_each(|(part, suffix, shape, init)| push(part, suffix, &shape, init));
 }
 
 /// The MLP of layer `i`, of this width, with or without biases; down projections are drawn as the second of `init`.

@@ -1,13 +1,14 @@
-//! AstrAI's `autoregressive_lm` with grouped-query attention and MLP or experts: rope by interleaved pairs, queries and keys
-//! normed after the rotation, an optional sigmoid gate on the attention output; every nth layer a few of many experts and the
+//! AstrAI's `autoregressive_lm` with grouped-query attention, or its own latent attention, and MLP or experts: rope by
+//! interleaved pairs, queries and keys normed after the rotation, an optional sigmoid gate on the attention output; every nth layer a few of many experts and the
 //! mean of shared ones. Read in both spellings of its configuration, written in the newer one, without keys that AstrAI does
 //! not know.
 
 use super::decoder::{self, Defaults};
 use super::experts::{self, Counts};
+use super::latent;
 use crate::config::rope_keys::ROPE_KEYS;
 use crate::config::{
-    Balance, ConfigError, ExpertNames, InitStyle, MAX_EXPERTS, MAX_WIDTH, ModelConfig, QkNorm, Raw,
+    Balance, ConfigError, ExpertNames, InitStyle, LatentNames, MAX_EXPERTS, MAX_WIDTH, ModelConfig, QkNorm, Raw,
     RopeLayout, SharedSpec,
 };
 use crate::registry::{ModelType, Names};
@@ -17,17 +18,17 @@ use serde_json::{Map, Value, json};
 pub static ASTRAI: ModelType = ModelType {
     name: "autoregressive_lm",
     architectures: &[], // its files have none
-    description: "AstrAI: GQA and MLP or experts, interleaved rope, optional gate and q/k norms after rope",
+    description: "AstrAI: GQA or MLA and MLP or experts, interleaved rope, optional gate and q/k norms after rope",
     keys: &[
         decoder::KEYS,
         ROPE_KEYS,
         &["use_qk_norm", "use_gated_attention", "attn_type", "ffn_type"],
+        latent::KEYS,
         MOE_KEYS,
         experts::EVERY_NTH,
     ],
     aliases: ALIASES,
-    // Keys of MLA, which `attn_type` gqa leaves without effect, and of training.
-    inert: &["kv_lora_rank", "moe_aux_loss_coef", "qk_nope_head_dim", "qk_rope_head_dim"],
+    inert: &["moe_aux_loss_coef"], // of training
     names: &NAMES,
     resolve,
     save,
@@ -83,6 +84,16 @@ const MOE_KEYS: &[&str] = &[
     "topk_method",
 ];
 
+static LATENT: LatentNames = LatentNames {
+    q: "attention.q_proj",
+    q_down: "", // queries have no latent
+    q_norm: "",
+    q_up: "",
+    kv_down: "attention.kv_a_proj",
+    kv_norm: "attention.kv_norm",
+    kv_up: "attention.kv_b_proj",
+};
+
 static EXPERTS: ExpertNames = ExpertNames {
     router: "mlp.router",
     correction: "", // there is none
@@ -103,10 +114,17 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
-    only(raw, "attn_type", &["gqa"])?;
+    let attention = only(raw, "attn_type", &["gqa", "mla"])?;
     let ffn = only(raw, "ffn_type", &["mlp", "moe"])?;
     only(raw, "hidden_act", &["silu"])?;
-    let mut c = decoder::plain(raw, &ASTRAI, &DEFAULTS)?;
+    let mut c = match attention {
+        Some("mla") => of_latent(raw)?,
+        _ => {
+            // Known, and without effect.
+            latent::KEYS.iter().try_for_each(|key| raw.find(key).map(drop))?;
+            decoder::plain(raw, &ASTRAI, &DEFAULTS)?
+        }
+    };
     own(raw, &mut c)?;
     match ffn {
         Some("moe") => put_experts(raw, &mut c)?,
@@ -142,6 +160,25 @@ fn own(raw: &Raw, c: &mut ModelConfig) -> Result<(), ConfigError> {
         layer.attention.gate = gate;
     }
     Ok(())
+}
+
+/// Latent attention: a head's rotated components are its own, and values are as wide as keys.
+fn of_latent(raw: &Raw) -> Result<ModelConfig, ConfigError> {
+    let hidden = raw.count("hidden_size", MAX_WIDTH)?;
+    let (heads, kv_heads, head_dim) = decoder::heads(raw, hidden, &DEFAULTS)?;
+    let mut latent = latent::read(raw, 0.0, &LATENT)?;
+    if latent.width() != head_dim {
+        let (problem, keys) = (format!("is {}", latent.nope), latent::KEYS);
+        let remedy = format!("it and `{}` {} must make the head's {head_dim}", keys[2], latent.rope);
+        return Err(raw.refuse(keys[1], problem, remedy));
+    }
+    let sizes = [heads, kv_heads, head_dim, latent.rope];
+    let mut c = decoder::plain_of_heads(raw, &ASTRAI, &DEFAULTS, sizes)?;
+    latent.norm_eps = c.norm_eps;
+    for layer in &mut c.layers {
+        layer.attention.latent = Some(latent.clone());
+    }
+    Ok(c)
 }
 
 /// Gives layers their experts. AstrAI has no defaults for their numbers.
@@ -193,7 +230,9 @@ pub(super) fn save(c: &ModelConfig) -> Map<String, Value> {
         out.insert("use_qk_norm".into(), json!(attention.qk_norm != QkNorm::None));
         out.insert("use_gated_attention".into(), json!(attention.gate));
     }
-    out.insert("attn_type".into(), json!("gqa"));
+    let latents = c.layers.iter().any(|l| l.attention.latent.is_some());
+    out.insert("attn_type".into(), json!(if latents { "mla" } else { "gqa" }));
+    latent::save(c, &mut out);
     out.insert("ffn_type".into(), json!("mlp"));
     if let Some(e) = experts::of(c) {
         out.insert("ffn_type".into(), json!("moe"));
