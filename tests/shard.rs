@@ -144,6 +144,7 @@ impl Pieces {
             Sizes::from([
                 ("tokens_ep".to_string(), sum("input_ids")),
                 ("sequences_ep".to_string(), sum("starts") - ep as u64),
+                ("sequences".to_string(), given[self.share(rank)]["starts"].len() as u64 - 1),
             ])
         };
         let sizes: Vec<Sizes> = (0..self.mesh.ranks()).map(sizes).collect();
@@ -183,7 +184,8 @@ fn losses_and_gradients_on_ranks_are_those_of_the_whole() {
         let all = inputs(&lengths[..shares].concat(), 0);
         let want: Vec<(String, Tensor)> = {
             let given = weights.clone().into_iter().chain(all).collect();
-            eval(&whole, &given, &Sizes::new(), Precision { exact: true }).unwrap()
+            let sizes = Sizes::from([("sequences".to_string(), 2 * shares as u64)]);
+            eval(&whole, &given, &sizes, Precision { exact: true }).unwrap()
         };
         let given: Vec<Values> = (0..shares).map(|i| inputs(&lengths[i], 2 * i)).collect();
         for (rank, outs) in of_rank.run(&weights, &given).iter().enumerate() {
@@ -285,9 +287,8 @@ fn a_dense_layer_meets_twice_forward_and_twice_backward() {
     let cost = prefill.cost().unwrap();
     assert!((2 * rank..2 * rank + (1 << 28)).contains(&cost.weight_bytes), "{}", cost.weight_bytes);
     assert_eq!(cost.kv_bytes_per_token, layers * 2 * 128 * 2, "one of eight key heads");
-    // A few rows as wide as the stream and a rank's part of the MLP, four bytes at most.
-    let wide = 2 * (hidden + 2 * config.intermediate_size as u64 / 8);
-    assert!(cost.arena_bytes < 4 * tokens * wide, "{} bytes of arena", cost.arena_bytes);
+    // A few rows as wide as the stream, four bytes at most; the MLP's are narrower on a rank.
+    assert!(cost.arena_bytes < 4 * tokens * 6 * hidden, "{} bytes of arena", cost.arena_bytes);
     // Backward: what q, k, v and gate, up send back; each weight's gradient over dp; forward: the embedding, the loss over
     // the vocabulary (three) and the batch.
     let weights = plan.weights.len() as u64;

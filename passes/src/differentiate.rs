@@ -283,9 +283,9 @@ fn worth_saving(both: &Graph, body: &Graph) -> BTreeSet<NodeId> {
             }
             Op::Part(p) => {
                 let many = &both.node(both.node(id).args[0]).op;
-                if matches!(many, Op::Attention(_)) && p.index < 2
-                    || matches!(many, Op::Route(_) | Op::AllToAll(_))
-                {
+                let sent =
+                    matches!(many, Op::AllToAll(_)) && both.node(id).args[0].index() < body.nodes().len();
+                if matches!(many, Op::Attention(_)) && p.index < 2 || matches!(many, Op::Route(_)) || sent {
                     worth.insert(id);
                 }
             }
