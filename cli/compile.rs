@@ -1,19 +1,21 @@
 //! `astrai compile`: from a config.json, a model directory or a graph to a plan and the source of its kernels, with what
 //! they will cost. Needs no weights, builds nothing, allocates nothing of the model's size.
 
+mod mesh;
 mod train;
 
+use self::mesh::MeshFlag;
 use crate::explain::explain;
 use crate::failure::{Done, Failure, warn};
-use crate::flags::MachineFlags;
+use crate::flags::{DeviceName, FidelityName, MachineFlags};
 use crate::machine::Machine;
 use crate::model::{check_sizes, read_config};
 use crate::page::page;
 use crate::summary::{describe, graph_parameters, summary};
 use crate::{measure, output};
-use astrai_builders::{Cache, Logits, ModelConfig, Program, build};
+use astrai_builders::{Cache, Logits, ModelConfig, Program, build, placements};
 use astrai_ir::{Graph, graphviz, json as ir_json};
-use astrai_passes::{Fidelity, Saturate};
+use astrai_passes::{Fidelity, Saturate, Shards};
 use astrai_runtime::{Dump, Options, Program as Planned};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
@@ -50,17 +52,6 @@ pub enum Form {
     Dot,
 }
 
-/// Values of `--fidelity`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum FidelityName {
-    /// The same bits
-    Exact,
-    /// Sums and products may be computed in another order
-    Standard,
-    /// That, and weights may be folded into one another when they are loaded
-    Fast,
-}
-
 /// Compile a model and say what it costs: kernels, flops, bytes, memory
 ///
 /// Takes a config.json, a model directory, or a graph as `-o` writes it (recognised by its key `astrai_ir` and compiled
@@ -76,6 +67,7 @@ pub enum FidelityName {
   astrai compile model/ --for decode --batch 8 --dtype bf16 --json
   astrai compile model/ --for train --batch 4 --seq 256 --dtype bf16
   astrai compile model/ -o out/          then look at out/graph.dot, out/ir/, out/kernels/
+  astrai compile model/ --mesh tp=8,dp=2 --for train --batch 16 --dtype bf16
   astrai compile model/ --html model.html   then open model.html in a browser
   astrai compile model/ --dump-after merge | less
   astrai compile model/ --dump-after saturate --form dot | dot -Tsvg > model.svg
@@ -113,6 +105,9 @@ pub struct Compile {
     /// Print which rules fired on a layer kind ("main": the graph around the layers), kernels and bytes before and after
     #[arg(long, value_name = "KIND", conflicts_with_all = ["json", "dump_after", "no_saturate"])]
     explain: Option<String>,
+    /// Ranks along each axis: data (dp), experts (ep), tensors (tp), such as tp=8,dp=2; plans the program of one rank
+    #[arg(long, value_name = "AXES")]
+    mesh: Option<MeshFlag>,
     /// Refuse a config.json with unknown keys instead of warning
     #[arg(long)]
     strict: bool,
@@ -138,6 +133,7 @@ struct Subject {
     parameters: u64,
     about: Value,
     build_seconds: f64,
+    shards: Shards,
 }
 
 impl Compile {
@@ -149,6 +145,13 @@ impl Compile {
         {
             let line =
                 "--for train: training is always exact; leave --fidelity, --no-saturate and --explain out";
+            return Err(line.into());
+        }
+        if let (Some(mesh), DeviceName::Cpu) = (&self.mesh, self.machine.device)
+            && mesh.ranks() > 1
+        {
+            let line =
+                format!("--mesh {mesh}: programs of several ranks are planned only; use --device null");
             return Err(line.into());
         }
         let dumps = self.output.is_some() || self.html.is_some() || self.dump_after.is_some();
@@ -188,12 +191,16 @@ impl Compile {
             storage: self.machine.storage(),
             dump: if dumps { Dump::All } else { Dump::None },
             saturate: self.saturate(),
+            shards: subject.shards,
             ..Options::default()
         };
         let (planned, seconds) =
             measure::once(|| astrai_runtime::compile(&subject.graph, &machine.target, &options))?;
         let mut report = summary(&planned, subject.parameters, subject.build_seconds + seconds)?;
         report.extend(subject.about.as_object().cloned().unwrap_or_default());
+        if self.mesh.is_some() {
+            mesh::report(&mut report, &[&planned])?;
+        }
         let explained = match &self.explain {
             Some(kind) => {
                 let saturate = Saturate { enabled: false, ..options.saturate };
@@ -207,11 +214,7 @@ impl Compile {
 
     /// Which equal forms are looked for.
     fn saturate(&self) -> Saturate {
-        let fidelity = match self.fidelity {
-            Some(FidelityName::Standard) => Fidelity::Standard,
-            Some(FidelityName::Fast) => Fidelity::Fast,
-            _ => Fidelity::Exact,
-        };
+        let fidelity = self.fidelity.map_or(Fidelity::Exact, FidelityName::fidelity);
         Saturate { fidelity, enabled: !self.no_saturate, ..Saturate::default() }
     }
 
@@ -227,7 +230,9 @@ impl Compile {
         let (config, warnings) = read_config(&self.model, self.strict)?;
         warn(&warnings);
         let (batch, seq) = self.sizes(&config)?;
-        let full = Program { logits: Logits::Last, ..Program::full(batch, seq) };
+        let (mesh, batch) = self.mesh(&config, batch)?;
+        let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
+        let full = Program { logits, ..Program::full(batch, seq) };
         let (name, program) = match self.purpose {
             Some(Purpose::Decode) => {
                 let table = (seq as usize).div_ceil(Cache::PAGE);
@@ -241,12 +246,15 @@ impl Compile {
             "model_type": config.model_type.name, "for": name, "batch": batch, "seq": seq,
             "dtype": self.machine.storage().name(),
         });
-        Ok(Subject { graph, parameters: config.parameter_count(), about, build_seconds })
+        let leaves = placements(&config, &mesh, &graph);
+        let shards = Shards { mesh, leaves, trained: false };
+        Ok(Subject { graph, parameters: config.parameter_count(), about, build_seconds, shards })
     }
 
     /// A graph as given.
     fn given(&self, value: &Value) -> Result<Subject, Failure> {
         let set = [
+            ("--mesh", self.mesh.is_some()),
             ("--for", self.purpose.is_some()),
             ("--batch", self.batch.is_some()),
             ("--seq", self.seq.is_some()),
@@ -260,7 +268,7 @@ impl Compile {
             .map_err(|e| format!("{}: {e}", self.model.display()))?;
         let parameters = graph_parameters(&graph)?;
         let about = json!({"dtype": self.machine.storage().name()});
-        Ok(Subject { graph, parameters, about, build_seconds })
+        Ok(Subject { graph, parameters, about, build_seconds, shards: Shards::default() })
     }
 }
 

@@ -74,6 +74,7 @@ pub fn describe(summary: &Map<String, Value>) -> String {
     let total = summary.get("compile_seconds").map_or(0.0, seconds);
     let lines = [
         ("parameters", format!("{} ({})", number("parameters"), count(number("parameters")))),
+        ("rank_parameters", format!("{} ({})", number("rank_parameters"), count(number("rank_parameters")))),
         ("kernels", format!("{} distinct, {} launches a run", number("kernels"), number("launches"))),
         ("flops", format!("{} ({}) a run", number("flops"), count(number("flops")))),
         ("bytes", with_bytes("bytes") + " a run"),
@@ -86,6 +87,11 @@ pub fn describe(summary: &Map<String, Value>) -> String {
     let mut text = String::new();
     for (key, value) in lines.iter().filter(|(key, _)| summary.contains_key(*key)) {
         text += &format!("{:<20}{value}\n", key.replace('_', " "));
+    }
+    for (kind, sent) in summary.get("collectives").and_then(Value::as_object).into_iter().flatten() {
+        let (n, sent) = (&sent["count"], sent["bytes"].as_u64().unwrap_or(0));
+        text +=
+            &format!("{:<20}{n} a run, {sent} ({}) sent by a rank\n", kind.replace('_', " "), bytes(sent));
     }
     text.push('\n');
     let passes = summary.get("passes").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();

@@ -209,11 +209,13 @@ fn start(
         }
         (None, _, Some(folder)) => {
             let model = Model::open(folder, false)?;
+            model.config.check_decoder()?;
             warn(&model.warnings);
             Ok((model.config.clone(), text(&folder.join("config.json"))?, Some(model)))
         }
         (None, Some(path), _) => {
             let (config, warnings) = read_config(path, false)?;
+            config.check_decoder()?;
             warn(&warnings);
             let path = if path.is_dir() { path.join("config.json") } else { path.clone() };
             let model = Model::fresh(config.clone(), vec![], settings.seed);

@@ -10,20 +10,20 @@ mod saturate;
 #[path = "stages/snapshot.rs"]
 mod snapshot;
 
-use astrai_builders::build;
 use astrai_builders::config::{LayerSpec, MlpSpec, NormPlace, QkNorm};
+use astrai_builders::{Logits, Loss, build};
 use astrai_ir::json::write_json;
 use astrai_ir::ops::Op;
 use astrai_ir::{DType, Graph, Tensor, verify};
 use astrai_passes as passes;
 use astrai_runtime::{Options, Program, compile};
-use families::{FAMILIES, config, evaluate, machine, program};
+use families::{ENCODER, FAMILIES, config, evaluate, machine, program};
 
 #[test]
 fn every_family_is_here() {
     for model in astrai_builders::registry::MODELS {
         assert!(
-            FAMILIES.iter().any(|(name, _)| *name == model.name),
+            FAMILIES.iter().chain([&ENCODER]).any(|(name, _)| *name == model.name),
             "add a tiny config of `{}`",
             model.name
         );
@@ -32,7 +32,9 @@ fn every_family_is_here() {
 
 fn graphs() -> Vec<(String, Graph)> {
     let graph = |(name, text): &(&str, &str)| (name.to_string(), build(&config(text), &program(12)).unwrap());
-    FAMILIES.iter().map(graph).collect()
+    let vectors = astrai_builders::Program { logits: Logits::None, loss: Loss::None, ..program(12) };
+    let encoder = (ENCODER.0.to_string(), build(&config(ENCODER.1), &vectors).unwrap());
+    FAMILIES.iter().map(graph).chain([encoder]).collect()
 }
 
 fn close(name: &str, got: &[(String, Tensor)], want: &[(String, Tensor)], share: f64) {
@@ -119,6 +121,7 @@ fn a_kind_of_layer_is_compiled_once_whatever_the_depth() {
             // The router, the choice, and twice rows in another order; of shared experts gate and up at once, each down.
             let experts = match &kinds[0].mlp {
                 MlpSpec::Experts(e) => 4 + e.shared.map_or(0, |s| 1 + s.count as u64),
+                MlpSpec::Stacked(_) => 4,
                 MlpSpec::Dense { .. } => 0,
             };
             let most = 8 + norms_apart(kinds[0]) + experts;

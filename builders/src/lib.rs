@@ -6,9 +6,13 @@ mod experts;
 mod layer;
 pub mod model;
 pub mod models;
+mod placements;
+mod pool;
 pub mod registry;
 pub mod router;
+mod stacked;
 
 pub use config::{ConfigError, ModelConfig};
 pub use model::{Cache, Logits, Loss, Program, build};
+pub use placements::{Ranks, placements};
 pub use registry::{MODELS, ModelType, Names};

@@ -5,7 +5,8 @@
 //! [`Balance`] says; `router_z` is the mean over tokens and layers of the squared log-sum-exp of the logits (ST-MoE,
 //! arXiv:2202.08906). How many tokens an expert had is a constant to the gradient, as the choice is.
 
-use crate::config::{Balance, ExpertsSpec, MlpSpec, ModelConfig};
+use crate::config::{Balance, ModelConfig, RouterSpec};
+use crate::experts::Routed;
 use crate::model::Loss;
 use astrai_ir::ops::{Concat, ReduceKind, Scores, Softmax, UnaryKind};
 use astrai_ir::{Block, DType, Dim, Graph, IrError, NodeId};
@@ -36,26 +37,25 @@ impl Seen {
 /// squared log-sum-exp.
 const OUTPUTS: [&str; 3] = ["router.load", "router.probabilities", "router.z"];
 
-/// What is seen of a layer's router, from its logits `[tokens, experts]` and the offsets of its choice.
+/// What is seen of a layer's router.
 pub(crate) fn watched(
     g: &mut Graph,
-    e: &ExpertsSpec,
-    logits: NodeId,
-    offsets: NodeId,
+    r: RouterSpec,
+    routed: &Routed,
     seen: Seen,
 ) -> Result<Vec<(&'static str, NodeId)>, IrError> {
     if seen == Seen::Nothing {
         return Ok(vec![]);
     }
     g.scope("router", |g| {
-        let count = Dim::from(e.count);
+        let (count, offsets, logits) = (Dim::from(r.count), routed.offsets, routed.logits);
         let begin = g.slice(offsets, 0, Dim::from(0), count.clone())?;
         let end = g.slice(offsets, 0, Dim::from(1), count)?;
         let load = g.sub(end, begin)?;
         let load = g.cast(load, DType::F32)?;
         let mut out = vec![(OUTPUTS[0], load)];
         if seen == Seen::All {
-            let p = probabilities(g, e, logits)?;
+            let p = probabilities(g, r, logits)?;
             out.push((OUTPUTS[1], g.reduce(ReduceKind::Sum, p, &[0])?));
             out.push((OUTPUTS[2], squared_log_sum(g, logits)?));
         }
@@ -64,8 +64,8 @@ pub(crate) fn watched(
 }
 
 /// Probabilities of all experts: softmax, or sigmoids over their sum (DeepSeek-V3, arXiv:2412.19437).
-fn probabilities(g: &mut Graph, e: &ExpertsSpec, logits: NodeId) -> Result<NodeId, IrError> {
-    if e.scores != Scores::Sigmoid {
+fn probabilities(g: &mut Graph, r: RouterSpec, logits: NodeId) -> Result<NodeId, IrError> {
+    if r.scores != Scores::Sigmoid {
         return g.push(Softmax { log: false }, &[logits]);
     }
     let p = g.unary(UnaryKind::Sigmoid, logits)?;
@@ -108,11 +108,8 @@ impl Routers {
         kind: Loss,
         loss: NodeId,
     ) -> Result<NodeId, IrError> {
-        let experts = config.layers.iter().find_map(|l| match &l.mlp {
-            MlpSpec::Experts(e) => Some(e),
-            MlpSpec::Dense { .. } => None,
-        });
-        let (Loss::Routed { balanced }, Some(e)) = (kind, experts) else { return Ok(loss) };
+        let router = config.layers.iter().find_map(|l| l.mlp.router());
+        let (Loss::Routed { balanced }, Some(e)) = (kind, router) else { return Ok(loss) };
         let [load, probabilities, z] = &self.seen;
         let rows = load.iter().map(|&x| g.reshape(x, vec![Dim::from(1), Dim::from(e.count)]));
         let rows = rows.collect::<Result<Vec<_>, _>>()?;

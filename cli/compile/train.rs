@@ -8,9 +8,8 @@ use crate::measure;
 use crate::model::read_config;
 use crate::summary::{passes, sum_costs};
 use crate::train::default_recipe;
-use astrai_runtime::{Dump, Options, compile};
+use astrai_runtime::{Dump, Program};
 use astrai_train::engine::Plan;
-use astrai_train::update;
 use serde_json::{Map, Value, json};
 
 impl Compile {
@@ -18,17 +17,16 @@ impl Compile {
     pub(super) fn train(&self, machine: &Machine, dumps: bool) -> Result<Made, Failure> {
         let (config, warnings) = read_config(&self.model, self.strict)?;
         crate::failure::warn(&warnings);
-        let (batch, seq) = self.sizes(&config)?;
+        let (all, seq) = self.sizes(&config)?;
+        let (mesh, batch) = self.mesh(&config, all)?;
         let recipe = default_recipe(batch, seq, self.machine.storage());
         let dump = if dumps { Dump::All } else { Dump::None };
-        let (plan, seconds) = measure::once(|| Plan::new(&config, &recipe, &machine.target, dump.clone()))?;
+        let (plan, seconds) =
+            measure::once(|| Plan::on_ranks(&config, &recipe, &machine.target, dump.clone(), &mesh))?;
         let [weights, states, arenas] = plan.memory()?;
         let update = match dumps {
             // The plan keeps no graphs of this one.
-            true => {
-                let graph = update::build(&plan.weights, &recipe.optimizer)?;
-                compile(&graph, &machine.target, &Options { dump, ..Options::default() })?
-            }
+            true => plan.update_dumped(&machine.target, dump)?,
             false => plan.update,
         };
         let programs = vec![("", plan.grad), ("update/", update)];
@@ -43,6 +41,10 @@ impl Compile {
         });
         if let Value::Object(rest) = rest {
             report.extend(rest);
+        }
+        if self.mesh.is_some() {
+            let all: Vec<&Program> = programs.iter().map(|(_, p)| p).collect();
+            super::mesh::report(&mut report, &all)?;
         }
         Ok(Made { programs, report, explained: String::new() })
     }

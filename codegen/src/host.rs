@@ -75,7 +75,7 @@ pub fn emit(region: &Region, name: &str) -> Result<Kernel, String> {
         Anchor::Grouped => (grouped::kernel(region, name)?, 2, true),
         Anchor::GroupedOuter => (grouped::outer_kernel(region, name)?, 1, false),
         Anchor::Route => (route::kernel(region, name)?, 2, true),
-        Anchor::Eval => return Err("the region has no kernel".into()),
+        Anchor::Eval | Anchor::Collective => return Err("the region has no kernel".into()),
     };
     let source = format!("{}{body}", comment(region));
     let rounds = region.anchor == Anchor::CrossEntropy;
@@ -291,7 +291,12 @@ fn strided(region: &Region, id: NodeId) -> Result<Strided, String> {
     let shape = &region.graph.ty(id).shape;
     let var = |name: &str, i: usize| Var { name: name.into(), extent: shape[i].clone(), depth: 1 };
     let vars = [var("t", 0), var("h", 1), var("j", 2)];
-    let at: Vec<Index> = vars.iter().map(|v| Index::atom(crate::index::Atom::Var(v.clone()))).collect();
+    // An axis of one element stands at its beginning, whatever views make of it.
+    let index = |v: &Var| match v.extent.is_one() {
+        true => Index::default(),
+        false => Index::atom(crate::index::Atom::Var(v.clone())),
+    };
+    let at: Vec<Index> = vars.iter().map(index).collect();
     let (buf, dtype, address) = address(region, id, &at)?;
     let c = |v: &Var| address.coefficient(v).ok_or("attention reads through a view that is not strided");
     let (row, head, last) = (c(&vars[0])?, c(&vars[1])?, c(&vars[2])?);

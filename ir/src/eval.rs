@@ -6,6 +6,7 @@ use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::graph::{Graph, IrError, NodeId};
 use crate::ops::Op;
+use crate::shard::Axis;
 use crate::tensor::{Data, Tensor};
 use crate::ty::show;
 use std::collections::HashMap;
@@ -43,6 +44,12 @@ impl Eval<'_> {
         size_of(d, self.sizes)
     }
 
+    /// What a collective answers that is asked without the ranks it meets.
+    pub fn alone(&self, over: &[Axis]) -> Result<Vec<Tensor>, String> {
+        let over: Vec<String> = over.iter().map(Axis::to_string).collect();
+        Err(format!("meets the ranks of {}; evaluate all of them together", over.join(",")))
+    }
+
     /// The first output from reals, rounded unless exact.
     pub fn real(&self, values: Vec<f64>) -> Result<Vec<Tensor>, String> {
         Ok(vec![self.make(0, values)])
@@ -64,9 +71,24 @@ impl Eval<'_> {
     }
 }
 
-fn size_of(d: &Dim, sizes: &Sizes) -> Result<usize, String> {
+pub(crate) fn size_of(d: &Dim, sizes: &Sizes) -> Result<usize, String> {
     let v = d.eval(&|s| sizes.get(s).copied())?;
     usize::try_from(v).map_err(|_| format!("size {d} does not fit the machine"))
+}
+
+/// What a collective's reference evaluation sees besides its arguments.
+pub struct Meet<'a> {
+    /// Values of the graph's symbols on each rank that meets.
+    pub sizes: &'a [&'a Sizes],
+    /// No rounding of floating results.
+    pub exact: bool,
+}
+
+impl Meet<'_> {
+    /// Value of a size on a rank.
+    pub fn dim(&self, rank: usize, d: &Dim) -> Result<usize, String> {
+        size_of(d, self.sizes[rank])
+    }
 }
 
 /// Options of an evaluation.
@@ -85,6 +107,12 @@ pub fn eval(
     precision: Precision,
 ) -> Result<Vec<(String, Tensor)>, IrError> {
     let leaves: HashMap<&str, &Tensor> = leaves.iter().map(|(k, v)| (k.as_str(), v)).collect();
+    let sizes = sizes_of(graph, &leaves, sizes);
+    walk(graph, &leaves, &sizes, precision)
+}
+
+/// These sizes, and those that the shapes of leaves tell.
+pub(crate) fn sizes_of(graph: &Graph, leaves: &HashMap<&str, &Tensor>, sizes: &Sizes) -> Sizes {
     let mut sizes = sizes.clone();
     for node in graph.nodes() {
         if let Some(t) = node.op.leaf_name().and_then(|n| leaves.get(n)) {
@@ -95,7 +123,7 @@ pub fn eval(
             }
         }
     }
-    walk(graph, &leaves, &sizes, precision)
+    sizes
 }
 
 /// [`eval`] with leaves by reference and every size given.
@@ -123,7 +151,7 @@ pub fn walk(
     Ok(graph.outputs().iter().map(|(n, id)| (n.clone(), values[id.index()][0].clone())).collect())
 }
 
-fn eval_node(
+pub(crate) fn eval_node(
     graph: &Graph,
     id: NodeId,
     values: &[Vec<Tensor>],

@@ -5,6 +5,7 @@ use crate::block::Block;
 use crate::dim::Symbol;
 use crate::op::{Infer, Simpler};
 use crate::ops::{Op, Part};
+use crate::shard::Sharding;
 use crate::ty::Type;
 use std::collections::HashMap;
 use std::fmt;
@@ -48,6 +49,8 @@ pub struct Node {
     pub types: Vec<Type>,
     /// Where the builder was: `layers.3.attn.q_proj`. No part of the node's identity.
     pub origin: Arc<str>,
+    /// What ranks hold of the (first) value; empty where that is not known. No part of the node's identity either.
+    pub sharding: Sharding,
 }
 
 impl Node {
@@ -191,7 +194,13 @@ impl Graph {
         };
         let outs = outs.map_err(|m| self.error(format!("`{}` {m}", op.name())))?;
         let id = NodeId(self.nodes.len() as u32);
-        self.nodes.push(Node { op: op.clone(), args: args.clone(), types: outs, origin: self.here.clone() });
+        self.nodes.push(Node {
+            op: op.clone(),
+            args: args.clone(),
+            types: outs,
+            origin: self.here.clone(),
+            sharding: Sharding::new(),
+        });
         self.index.insert((op, args), id);
         Ok(id)
     }
@@ -204,6 +213,14 @@ impl Graph {
             ty.ok_or_else(|| format!("asks for output {} of {a}, which has {}", p.index, types.len()))?
                 .clone(),
         ])
+    }
+
+    /// Notes what ranks hold of a node, unless that is known already.
+    pub fn note_sharding(&mut self, id: NodeId, sharding: &Sharding) {
+        let node = &mut self.nodes[id.index()];
+        if node.sharding.is_empty() {
+            node.sharding = sharding.clone();
+        }
     }
 
     /// Output `index` of a node: the node itself when it has one output.
@@ -240,6 +257,11 @@ impl Graph {
         let r = f(self);
         self.here = before;
         r
+    }
+
+    /// Gives nodes from here on the origin of an existing one.
+    pub fn enter_origin(&mut self, origin: &Arc<str>) {
+        self.here = origin.clone();
     }
 
     /// An error at the current origin.
@@ -292,7 +314,11 @@ impl Graph {
         for id in self.ids().filter(|id| live[id.index()]) {
             let node = self.node(id);
             let args: Vec<NodeId> = node.args.iter().map(|a| map[a.index()]).collect();
-            map[id.index()] = out.with_origin(&node.origin, |g| f(g, id, &args))?;
+            let made = out.with_origin(&node.origin, |g| f(g, id, &args))?;
+            if !node.sharding.is_empty() && out.node(made).types[0].shape == node.types[0].shape {
+                out.note_sharding(made, &node.sharding);
+            }
+            map[id.index()] = made;
         }
         for (name, id) in &self.outputs {
             out.set_output(name, map[id.index()])?;

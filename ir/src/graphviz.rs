@@ -3,6 +3,7 @@
 
 use crate::graph::{Graph, Node};
 use crate::ops::Op;
+use crate::shard::show_sharding;
 use crate::text::{head, plain};
 use std::fmt::Write;
 
@@ -28,7 +29,11 @@ fn body(out: &mut String, graph: &Graph, prefix: &str, indent: &str) {
     for id in graph.ids() {
         let node = graph.node(id);
         let types: Vec<String> = node.types.iter().map(|t| t.to_string()).collect();
-        let label = format!("{id} {}\\n{}", quoted(&head(graph, node)), quoted(&types.join(", ")));
+        let placed = match node.sharding.is_empty() {
+            true => String::new(),
+            false => format!("\\n{}", quoted(&show_sharding(&node.sharding))),
+        };
+        let label = format!("{id} {}\\n{}{placed}", quoted(&head(graph, node)), quoted(&types.join(", ")));
         let _ = writeln!(out, "{indent}{prefix}{} [label=\"{label}\"{}];", id.0, colour(node));
         for (slot, a) in node.args.iter().enumerate() {
             // Numbered, since the arguments of `sub` or `dot` are not alike.
@@ -60,6 +65,7 @@ fn colour(node: &Node) -> &'static str {
         Op::State(_) => ", fillcolor=lightpink",
         Op::Const(_) | Op::Iota(_) => ", fillcolor=gray92",
         Op::Call(_) => ", fillcolor=palegreen",
+        _ if node.op.over().is_some() => ", fillcolor=orange",
         _ => "",
     }
 }

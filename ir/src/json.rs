@@ -6,6 +6,7 @@ use crate::block::Block;
 use crate::dim::Symbol;
 use crate::graph::{Graph, IrError, NodeId};
 use crate::ops::Op;
+use crate::shard::{Placement, Sharding};
 use crate::text::plain;
 use crate::ty::Type;
 use crate::verify::{MAX_NESTING, MAX_TERMS, types, verify};
@@ -40,14 +41,18 @@ fn graph_to(map: &mut Map<String, Value>, graph: &Graph) {
     };
     let node = |id: NodeId| {
         let n = graph.node(id);
-        json!({
+        let mut node = json!({
             "id": id.0,
             "op": n.op.name(),
             "attributes": n.op.attributes(),
             "args": n.args.iter().map(|a| a.0).collect::<Vec<_>>(),
             "type": n.types.iter().map(Type::to_string).collect::<Vec<_>>(),
             "origin": &*n.origin,
-        })
+        });
+        if !n.sharding.is_empty() {
+            node["sharding"] = n.sharding.iter().map(|(axis, p)| format!("{axis}={p}")).collect();
+        }
+        node
     };
     let outputs = graph.outputs().iter().map(|(name, id)| json!({"name": name, "node": id.0}));
     map.insert("symbols".into(), graph.symbols.iter().map(symbol).collect());
@@ -132,7 +137,7 @@ fn graph_from(object: &Object, depth: usize) -> Result<Graph, IrError> {
         graph.add_block(Arc::new(block_from(&object.inside(format!("block {i}"), v, &keys)?, depth)?));
     }
     for (i, v) in object.list("nodes")?.iter().enumerate() {
-        let keys = ["id", "op", "attributes", "args", "type", "origin"];
+        let keys = ["id", "op", "attributes", "args", "type", "origin", "sharding"];
         node_from(&mut graph, i, &object.inside(format!("node {i}"), v, &keys)?)?;
     }
     for (i, v) in object.list("outputs")?.iter().enumerate() {
@@ -191,6 +196,8 @@ fn node_from(graph: &mut Graph, i: usize, object: &Object) -> Result<(), IrError
     if made.index() != i {
         return Err(object.error(format!("repeats node {}", made.0)));
     }
+    let sharding = sharding_from(object)?;
+    graph.note_sharding(made, &sharding);
     let node = graph.node(made);
     types(&graph.symbols, node).map_err(|m| object.error(format!("`{}` {m}", node.op.name())))?;
     let stored = object.list("type")?;
@@ -204,6 +211,21 @@ fn node_from(graph: &mut Graph, i: usize, object: &Object) -> Result<(), IrError
         )));
     }
     Ok(())
+}
+
+/// The placements of a node, none where there is no such key.
+fn sharding_from(object: &Object) -> Result<Sharding, IrError> {
+    if !object.map.contains_key("sharding") {
+        return Ok(Sharding::new());
+    }
+    let one = |v: &Value| {
+        let text = v.as_str().and_then(|t| t.split_once('='));
+        let (axis, place) =
+            text.ok_or_else(|| object.error(format!("`sharding` has {v}, no axis=placement")))?;
+        let place = Placement::parse(place).map_err(|m| object.error(format!("`sharding`: {m}")))?;
+        Ok((axis.to_string(), place))
+    };
+    object.list("sharding")?.iter().map(one).collect()
 }
 
 /// The most products that any list of sizes in the value can have once multiplied out, read from the text of the sizes:

@@ -4,8 +4,9 @@
 
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::eval::Eval;
+use crate::eval::{Eval, Meet};
 use crate::graph::{Graph, IrError, NodeId};
+use crate::shard::{Local, Traffic, Way, Ways};
 use crate::ty::Type;
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
@@ -76,6 +77,31 @@ pub trait Operator: Clone + Eq + Hash + Debug + Serialize + DeserializeOwned {
 
     /// An existing or simpler node that is equal to this one on `args`, bit for bit; the constructor takes it instead.
     fn simplify(&self, _graph: &Graph, _args: &[NodeId]) -> Option<Simpler> {
+        None
+    }
+
+    /// Ways to work on pieces along one axis of a mesh, those for the placements that the arguments have now. All arguments
+    /// whole is always a way and not listed: an operator without a rule is repeated on every rank.
+    fn ways(&self, _cx: &Ways) -> Vec<Way> {
+        vec![]
+    }
+
+    /// The operator on a rank's pieces `args`, in the way that was chosen. Those whose attributes are no sizes and who need
+    /// nothing of other ranks are themselves.
+    fn local(&self, graph: &mut Graph, args: &[NodeId], _cx: &Local) -> Result<NodeId, IrError>
+    where
+        crate::Op: From<Self>,
+    {
+        graph.push(self.clone(), args)
+    }
+
+    /// Reference values of a collective: from the arguments of the ranks that meet, in order, the outputs of each.
+    fn meet(&self, _ranks: &[Vec<&crate::Tensor>], _cx: &Meet) -> Result<Vec<Vec<crate::Tensor>>, String> {
+        Err("is no collective".into())
+    }
+
+    /// What one rank sends in a collective.
+    fn traffic(&self, _args: &[&Type], _outs: &[Type]) -> Option<Traffic> {
         None
     }
 

@@ -2,9 +2,10 @@
 
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::eval::Eval;
+use crate::eval::{Eval, Meet};
 use crate::graph::{Graph, IrError, NodeId};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
+use crate::shard::{Axis, Local, Traffic, Way, Ways};
 use crate::tensor::Tensor;
 use crate::ty::Type;
 
@@ -49,6 +50,22 @@ macro_rules! ops {
             pub fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
                 match self { $(Op::$variant(op) => op.simplify(graph, args)),* }
             }
+            /// Ways to work on pieces.
+            pub fn ways(&self, cx: &Ways) -> Vec<Way> {
+                match self { $(Op::$variant(op) => op.ways(cx)),* }
+            }
+            /// The operator on a rank's pieces.
+            pub fn local(&self, graph: &mut Graph, args: &[NodeId], cx: &Local) -> Result<NodeId, IrError> {
+                match self { $(Op::$variant(op) => op.local(graph, args, cx)),* }
+            }
+            /// Reference values of a collective.
+            pub fn meet(&self, ranks: &[Vec<&Tensor>], cx: &Meet) -> Result<Vec<Vec<Tensor>>, String> {
+                match self { $(Op::$variant(op) => op.meet(ranks, cx)),* }
+            }
+            /// What one rank sends in a collective.
+            pub fn traffic(&self, args: &[&Type], outs: &[Type]) -> Option<Traffic> {
+                match self { $(Op::$variant(op) => op.traffic(args, outs)),* }
+            }
             /// Floating-point operations.
             pub fn flops(&self, args: &[&Type], outs: &[Type]) -> Dim {
                 match self { $(Op::$variant(op) => op.flops(args, outs)),* }
@@ -91,6 +108,9 @@ ops! {
     gated_act::GatedAct, route::Route, grouped_dot::GroupedDot, grouped_outer::GroupedOuter,
     linear_cross_entropy::LinearCrossEntropy,
     linear_cross_entropy_grad::LinearCrossEntropyGrad,
+    // collectives
+    all_reduce::AllReduce, all_gather::AllGather, reduce_scatter::ReduceScatter, all_to_all::AllToAll,
+    own_slice::OwnSlice, spread::Spread,
 }
 
 impl Op {
@@ -100,6 +120,18 @@ impl Op {
             Op::Input(i) => Some(&i.name),
             Op::Weight(w) => Some(&w.name),
             Op::State(s) => Some(&s.name),
+            _ => None,
+        }
+    }
+
+    /// The axes along which ranks meet in a collective.
+    pub fn over(&self) -> Option<&[Axis]> {
+        match self {
+            Op::AllReduce(op) => Some(&op.over),
+            Op::AllGather(op) => Some(std::slice::from_ref(&op.over)),
+            Op::ReduceScatter(op) => Some(std::slice::from_ref(&op.over)),
+            Op::AllToAll(op) => Some(std::slice::from_ref(&op.over)),
+            Op::OwnSlice(op) => Some(std::slice::from_ref(&op.over)),
             _ => None,
         }
     }

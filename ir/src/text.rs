@@ -4,6 +4,7 @@
 use crate::dim::Symbol;
 use crate::graph::{Graph, Node, NodeId};
 use crate::ops::{Const, Op};
+use crate::shard::show_sharding;
 use serde_json::Value;
 use std::fmt::{self, Write};
 
@@ -56,7 +57,11 @@ pub fn node_text(graph: &Graph, node: &Node) -> String {
     }
     let types: Vec<String> = node.types.iter().map(|t| t.to_string()).collect();
     let gap = if node.op.leaf_name().is_some() { "" } else { " " };
-    text + gap + ": " + &types.join(", ")
+    let placed = match node.sharding.is_empty() {
+        true => String::new(),
+        false => format!(" @ {}", show_sharding(&node.sharding)),
+    };
+    text + gap + ": " + &types.join(", ") + &placed
 }
 
 /// Operator and attributes, without arguments: `dot contract=[(1,1)]`.

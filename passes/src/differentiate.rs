@@ -6,8 +6,11 @@
 
 use crate::regions::{Uses, is_free};
 use crate::share_loss::share_loss;
-use astrai_ir::ops::{Call, CompareKind, Input, Op, State, Store};
-use astrai_ir::{Block, BlockId, DType, Graph, IrError, NodeId, Type, Walk, gradient_through, refuse_calls};
+use astrai_ir::ops::{AllReduce, Call, CompareKind, Input, Joint, Op, State, Store};
+use astrai_ir::{
+    Axis, Block, BlockId, DType, Graph, IrError, NodeId, Placement, Type, Walk, gradient_through,
+    refuse_calls,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -62,6 +65,12 @@ struct Split {
 
 /// The graph with gradients of the output `of` by every weight.
 pub fn differentiate(graph: &Graph, of: &str, how: Gradients) -> Result<Graph, IrError> {
+    differentiate_over(graph, of, how, &[])
+}
+
+/// [`differentiate`] for ranks that have tokens of their own along the axes `over`: gradients of weights that are whole there
+/// are sums over the ranks.
+pub fn differentiate_over(graph: &Graph, of: &str, how: Gradients, over: &[Axis]) -> Result<Graph, IrError> {
     let of_block = |(i, b)| split(b, &given_weights(graph, BlockId(i as u32)), how.recompute);
     let splits = graph.blocks().iter().enumerate().map(of_block).collect::<Result<Vec<_>, IrError>>()?;
     let mut next = splits.iter();
@@ -89,9 +98,31 @@ pub fn differentiate(graph: &Graph, of: &str, how: Gradients) -> Result<Graph, I
     };
     for (w, d) in weights.iter().zip(grads) {
         let origin = g.node(*w).origin.clone();
-        g.with_origin(&origin, |g| put_out(g, *w, d, how.to, keep))?;
+        g.with_origin(&origin, |g| {
+            let d = d.map(|d| summed(g, *w, d, over)).transpose()?;
+            put_out(g, *w, d, how.to, keep)
+        })?;
     }
     share_loss(&g)
+}
+
+/// The gradient of a weight from what each rank's tokens give, along the axes where the weight is whole.
+fn summed(g: &mut Graph, w: NodeId, d: NodeId, over: &[Axis]) -> Result<NodeId, IrError> {
+    let mut axes = Vec::new();
+    for axis in over {
+        let placed = g.node(w).sharding.iter().find(|(name, _)| *name == axis.name).map(|(_, p)| p);
+        match placed {
+            Some(Placement::Whole) => axes.push(axis.clone()),
+            Some(_) => {}
+            None => {
+                return Err(g.error(format!("a weight has no placement along {axis}; shard the graph first")));
+            }
+        }
+    }
+    match axes.is_empty() {
+        true => Ok(d),
+        false => g.push(AllReduce { kind: Joint::Sum, over: axes }, &[d]),
+    }
 }
 
 /// Makes the gradient `d` of a weight an output, or the next version of its state.
@@ -242,9 +273,19 @@ fn worth_saving(both: &Graph, body: &Graph) -> BTreeSet<NodeId> {
                 worth.insert(id);
                 worth.extend(uses.tail(body, id).last());
             }
+            // What was sent once is not sent again.
+            op if op.over().is_some()
+                && id.index() < body.nodes().len()
+                && both.node(id).types.len() == 1 =>
+            {
+                worth.insert(id);
+                worth.extend(uses.tail(body, id).last());
+            }
             Op::Part(p) => {
                 let many = &both.node(both.node(id).args[0]).op;
-                if matches!(many, Op::Attention(_)) && p.index < 2 || matches!(many, Op::Route(_)) {
+                let sent =
+                    matches!(many, Op::AllToAll(_)) && both.node(id).args[0].index() < body.nodes().len();
+                if matches!(many, Op::Attention(_)) && p.index < 2 || matches!(many, Op::Route(_)) || sent {
                     worth.insert(id);
                 }
             }

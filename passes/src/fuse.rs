@@ -450,6 +450,9 @@ impl<'a> Fuse<'a> {
         if computed().any(|id| has_cross_entropy_kernel(self.g, *id)) {
             return Anchor::CrossEntropy;
         }
+        if computed().any(|id| self.g.node(*id).op.over().is_some()) {
+            return Anchor::Collective;
+        }
         let known = |id: &NodeId| {
             let op = &self.g.node(*id).op;
             inlines_arguments(op) && !matches!(op, Op::Part(_) | Op::GroupedDot(_))

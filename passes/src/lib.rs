@@ -12,13 +12,14 @@ mod place;
 mod precision;
 mod regions;
 mod saturate;
+mod shard;
 mod share_loss;
 mod strides;
 mod versions;
 
 pub use canonicalise::canonicalise;
 pub use decompose::decompose;
-pub use differentiate::{Destination, GRAD, Gradients, KEEP, Recompute, differentiate};
+pub use differentiate::{Destination, GRAD, Gradients, KEEP, Recompute, differentiate, differentiate_over};
 pub use flatten::flatten;
 pub use fold::{Derived, fold};
 pub use fuse::fuse;
@@ -26,6 +27,7 @@ pub use merge::merge;
 pub use place::place;
 pub use precision::{Policy, precision};
 pub use saturate::{Class, Fidelity, RULES, Rule, Saturate, Searched, Wanted, saturate};
+pub use shard::{DATA, Shards, shard};
 pub use versions::{is_version, version_leaf};
 
 use astrai_ir::{Block, Graph, IrError};

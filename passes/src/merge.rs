@@ -4,7 +4,7 @@
 
 use crate::live_only;
 use astrai_ir::ops::{BinaryKind, Call, Dot, Op, Rows, Weight};
-use astrai_ir::{Block, BlockId, Dim, Graph, IrError, NodeId, Type};
+use astrai_ir::{Block, BlockId, Dim, Graph, IrError, NodeId, Sharding, Type};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -89,7 +89,10 @@ fn join_args(
             Some(j) if &j.names[0] == p => {
                 let leaves: Vec<NodeId> = j.names.iter().map(|n| by_name[n.as_str()]).collect();
                 let joined = joined_weight(g, &leaves)?;
-                out.push(g.push(joined, &[])?);
+                let made = g.push(joined, &[])?;
+                let sharding = joined_sharding(g, &leaves);
+                g.note_sharding(made, &sharding);
+                out.push(made);
             }
             Some(_) => {}
             None => out.push(by_name[p.as_str()]),
@@ -173,7 +176,9 @@ fn join_leaves(
     let joined = joined_weight(g, leaves)?;
     let names = leaves.iter().filter_map(|l| g.node(*l).op.leaf_name().map(str::to_string)).collect();
     joins.push(Join { names, joined: joined.name.clone() });
-    out.push(joined, &[])
+    let made = out.push(joined, &[])?;
+    out.note_sharding(made, &joined_sharding(g, leaves));
+    Ok(made)
 }
 
 /// The weight whose rows are those of these weights.
@@ -189,6 +194,13 @@ fn joined_weight(g: &Graph, leaves: &[NodeId]) -> Result<Weight, IrError> {
     let mut ty: Type = g.ty(leaves[0]).clone();
     ty.shape[0] = Dim::from(rows);
     Ok(Weight { name: joined_name(&names), ty, parts, fixed: false })
+}
+
+/// What ranks hold of these weights one after another, if it is alike in all: rows that are cut are cut in each.
+fn joined_sharding(g: &Graph, leaves: &[NodeId]) -> Sharding {
+    let first = &g.node(leaves[0]).sharding;
+    let alike = leaves.iter().all(|l| g.node(*l).sharding == *first);
+    if alike { first.clone() } else { Sharding::new() }
 }
 
 /// `attn.{q_proj,k_proj}.weight` for names that differ in one dotted part; joined with `+` otherwise.
@@ -225,7 +237,9 @@ fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Vec<Siblings> {
         if !plain || leaf.fixed || users[w.index()].len() != 1 || is_output(g, w) || !allowed(&leaf.name) {
             continue;
         }
-        match by_input.iter_mut().find(|(i, _)| *i == x) {
+        // Of one joined weight a rank holds the same share of every part.
+        let alike = |dots: &[NodeId]| g.node(g.node(dots[0]).args[1]).sharding == g.node(w).sharding;
+        match by_input.iter_mut().find(|(i, dots)| *i == x && alike(dots)) {
             Some((_, dots)) => dots.push(id),
             None => by_input.push((x, vec![id])),
         }

@@ -86,13 +86,14 @@ fn rebuild(
                 };
                 return out.push(op.clone(), &args);
             }
-            Op::Part(p) if matches!(g.node(node.args[0]).op, Op::Call(_)) => {
+            Op::Part(p) if matches!(g.node(node.args[0]).op, Op::Call(_) | Op::AllToAll(_)) => {
                 let part = out.push(p.clone(), args)?;
                 let stream = version_leaf(g, id).is_none() && out.ty(part).dtype == to;
                 return if stream { out.cast(part, DType::F32) } else { Ok(part) };
             }
             Op::Weight(w) if w.ty.dtype == DType::F32 && !w.fixed => {
                 let w = out.push(Weight { ty: w.ty.with(to), ..w.clone() }, &[])?;
+                out.note_sharding(w, &node.sharding);
                 return out.cast(w, DType::F32);
             }
             Op::Input(i) if i.ty.dtype == DType::F32 && stream(&i.name) => {
@@ -101,7 +102,7 @@ fn rebuild(
             }
             Op::Gather(op) => {
                 // Rows are picked before they are widened.
-                match stored(out, args[0], to) {
+                match stored_below(out, args[0], to)? {
                     Some(narrow) => {
                         let rows = out.push(op.clone(), &[narrow, args[1]])?;
                         return out.cast(rows, DType::F32);
@@ -112,14 +113,34 @@ fn rebuild(
             Op::Call(c) => return call(out, c, args, to),
             op @ (Op::Dot(_) | Op::GroupedDot(_)) => {
                 // A narrow left side is what matrix units multiply; the sums stay f32.
-                let left = match stored(out, args[0], to) {
-                    Some(_) => args[0],
-                    None => {
+                let left = match holds_narrow(out, args[0], to) {
+                    true => args[0],
+                    false => {
                         let narrow = out.cast(args[0], to)?;
                         out.cast(narrow, DType::F32)?
                     }
                 };
                 out.push(op.clone(), &[&[left], &args[1..]].concat())?
+            }
+            Op::AllToAll(op) if !op.back => {
+                // Products round their rows anyway.
+                let rows = match stored(out, args[0], to) {
+                    Some(narrow) => narrow,
+                    None => out.cast(args[0], to)?,
+                };
+                return out.push(op.clone(), &[rows, args[1]]);
+            }
+            op if op.over().is_some() => {
+                // What is stored narrow is sent narrow.
+                let mut args = args.to_vec();
+                match stored(out, args[0], to) {
+                    Some(narrow) => {
+                        args[0] = narrow;
+                        let met = out.push(op.clone(), &args)?;
+                        return out.cast(met, DType::F32);
+                    }
+                    None => out.push(op.clone(), &args)?,
+                }
             }
             Op::LinearCrossEntropy(op) if to == DType::BF16 => {
                 // Narrow hidden states and weights say that the logits' gradient is narrow too.
@@ -185,6 +206,22 @@ fn stored(g: &Graph, id: NodeId, dtype: DType) -> Option<NodeId> {
     let node = g.node(id);
     let x = *node.args.first()?;
     (matches!(node.op, Op::Cast(_)) && g.node(x).types.len() == 1 && g.ty(x).dtype == dtype).then_some(x)
+}
+
+/// True when every value of `id` was widened from this type.
+fn holds_narrow(g: &Graph, id: NodeId, dtype: DType) -> bool {
+    let node = g.node(id);
+    if node.op.is_view() { holds_narrow(g, node.args[0], dtype) } else { stored(g, id, dtype).is_some() }
+}
+
+/// The value of which `id` is the widened form, under the reshapes between the two.
+fn stored_below(g: &mut Graph, id: NodeId, dtype: DType) -> Result<Option<NodeId>, IrError> {
+    let node = g.node(id).clone();
+    let Op::Reshape(_) = node.op else { return Ok(stored(g, id, dtype)) };
+    match stored_below(g, node.args[0], dtype)? {
+        Some(narrow) => g.push(node.op, &[narrow]).map(Some),
+        None => Ok(None),
+    }
 }
 
 /// Nodes whose value goes to memory as f32 unless it is rounded: ends of dots, results and arguments of attention.

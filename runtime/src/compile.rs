@@ -3,13 +3,14 @@
 use crate::Error;
 use crate::buffers::Buffers;
 use crate::memory::available_memory;
-use crate::pack::panel_bytes;
+use crate::pack::packed_bytes;
 use crate::stages::{Dump, Stage, Stages};
 use astrai_codegen::{Kernel, host};
 use astrai_ir::ops::Op;
 use astrai_ir::plan::{PlannedWeight, bound};
-use astrai_ir::{Anchor, DType, Graph, IrError, Layout, Plan, Target, TargetKind};
+use astrai_ir::{Anchor, DType, Graph, IrError, Layout, Plan, Target, TargetKind, Type};
 use astrai_passes as passes;
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// What runs the program.
@@ -38,6 +39,8 @@ pub struct Options {
     pub saturate: passes::Saturate,
     /// Weights change between runs: they are read row-major, nothing derived from them is kept.
     pub trained: bool,
+    /// The ranks that run the program, and where its weights lie on them; no axes: one rank.
+    pub shards: passes::Shards,
 }
 
 impl Default for Options {
@@ -49,6 +52,7 @@ impl Default for Options {
             gradients: passes::Gradients::default(),
             saturate: passes::Saturate::default(),
             trained: false,
+            shards: passes::Shards::default(),
         }
     }
 }
@@ -75,12 +79,18 @@ pub fn compile(graph: &Graph, target: &Target, options: &Options) -> Result<Prog
     let policy = passes::Policy { storage: options.storage };
     let mut stages = Stages::new(&options.dump);
     let g = stages.graph("build", || Ok(graph.clone()))?;
+    let over = options.shards.data_axes();
+    let g = match options.shards.axes().next() {
+        Some(_) => stages.graph("shard", || passes::shard(&g, &options.shards))?,
+        None => g,
+    };
     let g = stages.graph("flatten", || passes::flatten(&g))?;
     let g = stages.graph("merge", || passes::merge(&g))?;
     let g = stages.graph("precision", || passes::precision(&g, policy))?;
     let g = match &options.gradient_of {
         Some(output) => {
-            stages.graph("differentiate", || passes::differentiate(&g, output, options.gradients))?
+            let how = options.gradients;
+            stages.graph("differentiate", || passes::differentiate_over(&g, output, how, &over))?
         }
         None => g,
     };
@@ -131,7 +141,7 @@ fn emit(plan: &Plan, target: &Target) -> Result<Vec<Option<Kernel>>, Error> {
     }
     let mut kernels = Vec::with_capacity(plan.regions.len());
     for region in &plan.regions {
-        if region.anchor == Anchor::Eval {
+        if matches!(region.anchor, Anchor::Eval | Anchor::Collective) {
             kernels.push(None);
             continue;
         }
@@ -147,12 +157,11 @@ fn emit(plan: &Plan, target: &Target) -> Result<Vec<Option<Kernel>>, Error> {
 
 /// Bytes of a weight in its layout.
 pub(crate) fn weight_bytes(w: &PlannedWeight) -> u64 {
-    let size = |i: usize| w.weight.ty.shape.get(i).and_then(|d| d.size()).unwrap_or(1) as u64;
-    let elements: u64 = (0..w.weight.ty.rank()).map(size).product();
+    let shape: Vec<usize> = w.weight.ty.shape.iter().map(|d| d.size().unwrap_or(1)).collect();
     let dtype = w.weight.ty.dtype;
     match w.layout {
-        Layout::Rows => elements * dtype.bytes() as u64,
-        Layout::Panels => panel_bytes(dtype, size(0) as usize, size(1) as usize) as u64,
+        Layout::Rows => shape.iter().map(|n| *n as u64).product::<u64>() * dtype.bytes() as u64,
+        Layout::Panels => packed_bytes(dtype, &shape) as u64,
     }
 }
 
@@ -187,6 +196,23 @@ impl Program {
         cost.weight_bytes = self.plan.weights.iter().map(weight_bytes).sum();
         cost.arena_bytes = self.arena_bytes()?;
         Ok(cost)
+    }
+
+    /// Collectives of a run by kind: how many, and the bytes that a rank sends in them at the symbols' upper bounds.
+    pub fn collectives(&self) -> Result<BTreeMap<&'static str, [u64; 2]>, Error> {
+        let mut found = BTreeMap::new();
+        for (_, r) in self.plan.each_launch() {
+            let g = &self.plan.regions[r].graph;
+            for n in g.nodes() {
+                let args: Vec<&Type> = n.args.iter().map(|a| g.ty(*a)).collect();
+                if let Some(traffic) = n.op.traffic(&args, &n.types) {
+                    let sent = traffic.sent(self.plan.bound(&traffic.bytes)?);
+                    let [count, bytes] = found.entry(n.op.name()).or_insert([0u64, 0]);
+                    (*count, *bytes) = (*count + 1, bytes.saturating_add(sent));
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Bytes of values between kernels and of results, scratch of kernels included.
@@ -233,16 +259,20 @@ impl Program {
     }
 }
 
-/// Bytes of keys and values a token, from the attention in a region.
+/// Bytes of keys and values (or latents) a token: what a region stores of it in a state, or what attention without pages reads
+/// of it.
 fn kv_bytes(region: &astrai_ir::Region) -> u64 {
     let g = &region.graph;
     let mut bytes = 0;
     for n in g.nodes() {
-        if let Op::Attention(_) = n.op {
-            for &a in &n.args[1..3] {
-                let per_token = g.ty(a).shape[1..].iter().filter_map(|d| d.size()).product::<usize>();
-                bytes += (per_token * stored_dtype(g, a).bytes()) as u64;
-            }
+        let kept = match (&n.op, n.args.as_slice()) {
+            (Op::Attention(a), args) if a.page.is_none() => &args[1..3],
+            (Op::Store(_), args @ [_, _, _]) => &args[..1],
+            _ => &[],
+        };
+        for &a in kept {
+            let per_token = g.ty(a).shape[1..].iter().filter_map(|d| d.size()).product::<usize>();
+            bytes += (per_token * stored_dtype(g, a).bytes()) as u64;
         }
     }
     bytes

@@ -18,7 +18,7 @@ use crate::profile::Profile;
 use crate::weigh::WeightSource;
 use crate::{Error, Program, Value};
 use astrai_ir::ops::Op;
-use astrai_ir::{DType, Sizes, Target, Tensor, Type};
+use astrai_ir::{Anchor, DType, Sizes, Target, Tensor, Type};
 use astrai_passes::is_version;
 use bounds::Bounds;
 use execute::Addresses;
@@ -129,6 +129,11 @@ impl Session {
         target: &Target,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, Error> {
+        if program.plan.regions.iter().any(|r| r.anchor == Anchor::Collective) {
+            let line =
+                "the program is one rank's of several, which can only be planned; compile it without a mesh";
+            return Err(Error::Input(line.into()));
+        }
         program.check_memory_beside(buffers)?;
         let kernels = tools.is_some();
         let room = |bytes: u64| Memory::zeroed(if kernels { bytes as usize } else { 0 });

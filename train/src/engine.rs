@@ -5,14 +5,16 @@
 use crate::batch::Batch;
 use crate::router::{Loads, Router, Seen};
 use crate::update::{self, MASTER, Optimizer, Rule};
-use astrai_builders::{Logits, Loss, ModelConfig, Program as Built};
+use astrai_builders::{Logits, Loss, ModelConfig, Program as Built, placements};
 use astrai_ir::ops::{Op, Weight};
-use astrai_ir::{DType, Target};
+use astrai_ir::shard::Cut;
+use astrai_ir::{DType, Dim, Graph, Mesh, Placement, Target};
 use astrai_runtime::pool::Pool;
 use astrai_runtime::{
-    Buffers, Destination, Dump, Error, GRAD, Gradients, Options, Profile, Program, Recompute, Session, Tools,
-    Value, WeightSource, available_memory, compile,
+    Buffers, Destination, Dump, Error, GRAD, Gradients, Options, Profile, Program, Recompute, Session,
+    Shards, Tools, Value, WeightSource, available_memory, compile,
 };
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// How a model is trained; batches may be smaller than these sizes.
@@ -55,11 +57,23 @@ pub struct Plan {
     /// Buffers of the weights, fixed ones included, in the type in which kernels read them.
     pub weights: Vec<Weight>,
     recipe: Recipe,
+    of_update: (Graph, Options),
 }
 
 impl Plan {
     /// Plans the programs of a model for a target. `dump` says which stages of `grad` are kept.
     pub fn new(config: &ModelConfig, recipe: &Recipe, target: &Target, dump: Dump) -> Result<Plan, Error> {
+        Plan::on_ranks(config, recipe, target, dump, &Mesh::default())
+    }
+
+    /// [`new`](Self::new) for one of the ranks of a mesh, whose batches are of the recipe's sizes.
+    pub fn on_ranks(
+        config: &ModelConfig,
+        recipe: &Recipe,
+        target: &Target,
+        dump: Dump,
+        mesh: &Mesh,
+    ) -> Result<Plan, Error> {
         let built = Built {
             tokens: recipe.tokens,
             sequences: recipe.sequences,
@@ -71,8 +85,10 @@ impl Plan {
         let graph = astrai_builders::build(config, &built)?;
         let alone = astrai_builders::build(config, &Built { loss: Loss::Scaled, ..built })?;
         let to = if recipe.accumulate { Destination::Sums } else { Destination::States };
-        let score = Options { storage: recipe.storage, trained: true, ..Options::default() };
+        let shards = Shards { mesh: mesh.clone(), leaves: placements(config, mesh, &graph), trained: false };
+        let score = Options { storage: recipe.storage, trained: true, shards, ..Options::default() };
         let grad = Options {
+            shards: Shards { trained: true, ..score.shards.clone() },
             dump,
             gradient_of: Some("loss".into()),
             gradients: Gradients { to, recompute: recipe.recompute },
@@ -80,9 +96,25 @@ impl Plan {
         };
         let (grad, score) = (compile(&graph, target, &grad)?, compile(&alone, target, &score)?);
         let weights = weights(&grad);
-        let trained: Vec<Weight> = weights.iter().filter(|w| !w.fixed).cloned().collect();
-        let update = compile(&update::build(&trained, &recipe.optimizer)?, target, &Options::default())?;
-        Ok(Plan { grad, update, score, weights, recipe: recipe.clone() })
+        let (whole, leaves) = whole_weights(&grad, mesh, recipe)?;
+        let shards = Shards { mesh: mesh.clone(), leaves, trained: false };
+        let update = update::build(&whole, &recipe.optimizer)?;
+        let of_update = Options { shards, ..Options::default() };
+        let compiled = compile(&update, target, &of_update)?;
+        Ok(Plan {
+            grad,
+            update: compiled,
+            score,
+            weights,
+            recipe: recipe.clone(),
+            of_update: (update, of_update),
+        })
+    }
+
+    /// The update once more, its stages kept.
+    pub fn update_dumped(&self, target: &Target, dump: Dump) -> Result<Program, Error> {
+        let (graph, options) = &self.of_update;
+        compile(graph, target, &Options { dump, ..options.clone() })
     }
 
     /// Names and types of the buffers beside the weights: gradients, moments, master weights of those that are trained.
@@ -127,6 +159,38 @@ fn weights(program: &Program) -> Vec<Weight> {
         }
     }
     all
+}
+
+/// For weights, and the states that follow them, what a rank holds along each axis.
+type Leaves = HashMap<String, Vec<(String, Placement)>>;
+
+/// The weights of a program as they are on all ranks together, and where they and their states lie.
+fn whole_weights(program: &Program, mesh: &Mesh, recipe: &Recipe) -> Result<(Vec<Weight>, Leaves), Error> {
+    let (mut all, mut leaves) = (weights(program), Leaves::new());
+    all.retain(|w| !w.fixed);
+    if mesh.ranks() == 1 {
+        return Ok((all, leaves));
+    }
+    let prefixes: Vec<&str> = ["", GRAD].into_iter().chain(recipe.kept()).collect();
+    for w in &mut all {
+        let of = |n: &&astrai_ir::Node| matches!(&n.op, Op::Weight(x) if x.name == w.name);
+        let sharding = program.graph.nodes().iter().find(of).map(|n| n.sharding.clone()).unwrap_or_default();
+        let mut placed = Vec::new();
+        for (axis, p) in sharding {
+            // What a joined weight is cut in does not matter to what goes element by element.
+            let p = match p {
+                Placement::Split(cut) => {
+                    w.ty.shape[cut.dim] = &w.ty.shape[cut.dim] * &Dim::from(mesh.size(&axis));
+                    Placement::Split(Cut::of(cut.dim))
+                }
+                p => p,
+            };
+            placed.push((axis, p));
+        }
+        w.parts.clear();
+        prefixes.iter().for_each(|p| _ = leaves.insert(format!("{p}{}", w.name), placed.clone()));
+    }
+    Ok((all, leaves))
 }
 
 fn shape(w: &Weight) -> Vec<usize> {

@@ -2,6 +2,7 @@
 //! sinks; keys and values stand beside the queries or in pages. Kept whole because a kernel never stores the scores.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
+use crate::shard::{Label, Way, Ways};
 use crate::{DType, Dim, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -117,8 +118,8 @@ impl Attention {
         tables: &Type,
         lens: &Type,
     ) -> Result<(), String> {
-        let rows = k.shape[0].size().filter(|n| page > 0 && n.is_multiple_of(page));
-        if rows.is_none() || k.shape[0] != v.shape[0] {
+        let whole = page > 0 && k.shape[0].div_exact(&Dim::from(page)).is_some();
+        if !whole || k.shape[0] != v.shape[0] {
             return Err(format!("wants k and v as whole pages of {page} rows for {q}, got {k} and {v}"));
         }
         let sequences = &starts.shape[0] - &Dim::from(1);
@@ -186,6 +187,24 @@ impl Operator for Attention {
         }
         let out = Type::new(q.dtype, [t.clone(), h.clone(), dv.clone()]);
         Ok(vec![out, Type::new(DType::F32, [t.clone(), h.clone()])])
+    }
+
+    /// Heads, those of keys with those of queries; of one key head all ranks have the same.
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        let heads = vec![None, Some(1), None];
+        let mut args: Vec<Vec<Label>> = cx.args.iter().map(|t| vec![None; t.rank()]).collect();
+        args[0] = heads.clone();
+        if self.sinks {
+            args[self.sinks_at()] = vec![Some(1)];
+        }
+        let shared = args.clone();
+        (args[1], args[2]) = (heads.clone(), heads.clone());
+        let outs = [heads, vec![None, Some(1)]];
+        let mut ways = cx.labelled(&args, &outs, &[]);
+        if cx.args[1].shape[1].is_one() {
+            ways.extend(cx.labelled(&shared, &outs, &[]));
+        }
+        ways
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

@@ -2,6 +2,7 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float, same};
 use crate::ops::CompareKind;
+use crate::shard::{Way, Ways};
 use crate::{DType, Tensor, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -86,6 +87,17 @@ impl Operator for Binary {
             _ => {}
         }
         Ok(vec![a.clone()])
+    }
+
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        let float = cx.outs[0].dtype.is_float();
+        let sums: &[&[usize]] = match self.kind {
+            Add | Sub => &[&[0, 1]],
+            Mul => &[&[0], &[1]],
+            Div if float => &[&[0]],
+            _ => &[],
+        };
+        [cx.pointwise(), cx.linear(sums)].concat()
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

@@ -1,6 +1,7 @@
 //! `cast`: another element type. Every rounding in a graph is one of these.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
+use crate::shard::{Way, Ways};
 use crate::{DType, Graph, NodeId, Tensor, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +20,12 @@ impl Operator for Cast {
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x] = cx.exactly()?;
         Ok(vec![x.with(self.dtype)])
+    }
+
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        let float = cx.args[0].dtype.is_float() && self.dtype.is_float();
+        let sums: &[&[usize]] = if float { &[&[0]] } else { &[] };
+        [cx.pointwise(), cx.linear(sums)].concat()
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

@@ -1,6 +1,7 @@
 //! `compare`: truth of a relation, element by element.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, same};
+use crate::shard::{Way, Ways};
 use crate::{DType, Tensor, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +52,10 @@ impl Operator for Compare {
         let [a, b] = cx.exactly()?;
         same("arguments", a, b)?;
         Ok(vec![a.with(DType::Bool)])
+    }
+
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        cx.pointwise()
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

@@ -2,6 +2,7 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp, axis_in};
 use crate::ops::Slice;
+use crate::shard::{Label, Way, Ways};
 use crate::tensor::{ravel, unravel};
 use crate::{Dim, Graph, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -33,6 +34,12 @@ impl Operator for Concat {
             ty.shape[self.axis] = &ty.shape[self.axis] + &t.shape[self.axis];
         }
         Ok(vec![ty])
+    }
+
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        let labels: Vec<Label> = (0..cx.outs[0].rank()).map(|d| (d != self.axis).then_some(d)).collect();
+        let all: Vec<usize> = (0..cx.args.len()).collect();
+        [cx.labelled(&vec![labels.clone(); cx.args.len()], &[labels], &[]), cx.linear(&[&all])].concat()
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

@@ -1,6 +1,7 @@
 //! `cumsum`: running sums along one axis.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, axis_in};
+use crate::shard::{Way, Ways};
 use crate::tensor::strides;
 use crate::{DType, Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -43,6 +44,10 @@ impl Operator for Cumsum {
             return Err(format!("takes numbers, got {x}; cast it"));
         }
         Ok(vec![(*x).clone()])
+    }
+
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        [cx.beside(&[self.axis]), cx.linear(&[&[0]])].concat()
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

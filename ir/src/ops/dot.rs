@@ -2,6 +2,7 @@
 //! variant exists.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
+use crate::shard::{Label, Way, Ways};
 use crate::tensor::{strides, unravel};
 use crate::{DType, Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -65,6 +66,19 @@ impl Operator for Dot {
         let left = self.left_free(l.rank()).into_iter().map(|a| l.shape[a].clone());
         let right = self.right_free(r.rank()).into_iter().map(|a| r.shape[a].clone());
         Ok(vec![Type::new(l.dtype, batch.chain(left).chain(right))])
+    }
+
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        let (lr, rr) = (cx.args[0].rank(), cx.args[1].rank());
+        // Labels are the left's axes and, behind them, the right's free ones.
+        let left: Vec<Label> = (0..lr).map(Some).collect();
+        let mut right: Vec<Label> = (0..rr).map(|d| Some(lr + d)).collect();
+        self.batch.iter().chain(&self.contract).for_each(|p| right[p.1] = Some(p.0));
+        let batch = self.batch.iter().map(|p| Some(p.0));
+        let free = self.right_free(rr).into_iter().map(|d| Some(lr + d));
+        let out = batch.chain(self.left_free(lr).into_iter().map(Some)).chain(free).collect();
+        let sums: Vec<usize> = self.contract.iter().map(|p| p.0).collect();
+        [cx.labelled(&[left, right], &[out], &sums), cx.linear(&[&[0], &[1]])].concat()
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

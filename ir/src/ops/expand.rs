@@ -2,9 +2,10 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
 use crate::ops::{Reduce, ReduceKind, Reshape};
+use crate::shard::{Label, Local, Way, Ways};
 use crate::tensor::{ravel, unravel};
 use crate::ty::show;
-use crate::{Dim, Graph, NodeId, Shape, Tensor, Type, eval::Eval};
+use crate::{Dim, Graph, IrError, NodeId, Shape, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Axes of size one repeated up to `shape`; the rank stays.
@@ -25,6 +26,16 @@ impl Operator for Expand {
             return Err(format!("cannot repeat {x} up to {}; only axes of size 1 repeat", show(&self.shape)));
         }
         Ok(vec![Type { dtype: x.dtype, shape: self.shape.clone() }])
+    }
+
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        let kept = |d: usize| (cx.args[0].shape[d] == self.shape[d]).then_some(d);
+        let labels: Vec<Label> = (0..self.shape.len()).map(kept).collect();
+        [cx.labelled(&[labels.clone()], &[labels], &[]), cx.linear(&[&[0]])].concat()
+    }
+
+    fn local(&self, graph: &mut Graph, args: &[NodeId], cx: &Local) -> Result<NodeId, IrError> {
+        graph.push(Expand { shape: cx.ty(0).shape }, args)
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

@@ -1,9 +1,10 @@
 //! `gather`: slices picked by integer indices along one axis.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, axis_in, integer};
-use crate::ops::{Scatter, ScatterKind};
+use crate::ops::{BinaryKind, CompareKind, Iota, OwnSlice, Scatter, ScatterKind};
+use crate::shard::{Axis, Cut, Label, Local, Placement, Way, Ways};
 use crate::tensor::{ravel, unravel};
-use crate::{Dim, Tensor, Type, eval::Eval};
+use crate::{Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// `x[indices]` along `axis`. The first `batch` axes of both go together; the result has the axes of `x` with `axis`
@@ -44,12 +45,71 @@ impl Gather {
     }
 }
 
+/// For integer indices into a dimension of which each rank along `axis` holds `each`: where they are on this rank, 0 for
+/// those elsewhere, and whether they are here.
+pub(super) fn own_index(
+    g: &mut Graph,
+    indices: NodeId,
+    each: usize,
+    axis: &Axis,
+) -> Result<(NodeId, NodeId), IrError> {
+    let dtype = g.ty(indices).dtype;
+    let ty = Type::new(dtype, [Dim::from(axis.size)]);
+    let ranks = g.push(Iota { ty, axis: 0 }, &[])?;
+    let rank = g.push(OwnSlice { cut: Cut::of(0), over: axis.clone() }, &[ranks])?;
+    let start = g.scale(rank, each as f64)?;
+    let start = g.reshape(start, vec![])?;
+    let from_start = g.sub(indices, start)?;
+    let zero = g.fill(indices, 0.0)?;
+    let last = g.fill(indices, each as f64 - 1.0)?;
+    let inside = g.binary(BinaryKind::Max, from_start, zero)?;
+    let inside = g.binary(BinaryKind::Min, inside, last)?;
+    let here = g.compare(CompareKind::Eq, inside, from_start)?;
+    Ok((g.select(here, from_start, zero)?, here))
+}
+
 impl Operator for Gather {
     const NAME: &'static str = "gather";
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x, indices] = cx.exactly()?;
         Ok(vec![Type { dtype: x.dtype, shape: self.shape(x, indices)? }])
+    }
+
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        let (x, indices) = (cx.args[0], cx.args[1]);
+        let of_x: Vec<Label> = (0..x.rank()).map(|d| (d != self.axis).then_some(d)).collect();
+        let of_index: Vec<Label> =
+            (0..indices.rank()).map(|d| Some(if d < self.batch { d } else { x.rank() + d })).collect();
+        let out = [&of_x[..self.axis], &of_index[self.batch..], &of_x[self.axis + 1..]].concat();
+        let mut ways = [cx.labelled(&[of_x, of_index], &[out], &[]), cx.linear(&[&[0]])].concat();
+        // Rows that a rank does not hold are zeros there, and the sum has them all.
+        if let Some(cut) = cx.cut(0)
+            && *cut == Cut::of(self.axis)
+            && self.batch == 0
+            && x.dtype.is_float()
+        {
+            let args = vec![Placement::Split(cut.clone()), Placement::Whole];
+            ways.push(Way { args, outs: vec![Placement::Partial] });
+        }
+        ways
+    }
+
+    fn local(&self, g: &mut Graph, args: &[NodeId], cx: &Local) -> Result<NodeId, IrError> {
+        if cx.cut(0).is_none_or(|cut| cut.dim != self.axis) {
+            return g.push(self.clone(), args);
+        }
+        let each = g.ty(args[0]).shape[self.axis].size().unwrap_or(0);
+        let (row, here) = own_index(g, args[1], each, cx.axis)?;
+        let rows = g.push(self.clone(), &[args[0], row])?;
+        let shape = g.ty(rows).shape.clone();
+        let mut column = vec![Dim::from(1); shape.len()];
+        let index = g.ty(here).shape.clone();
+        column[self.axis..self.axis + index.len()].clone_from_slice(&index);
+        let here = g.reshape(here, column)?;
+        let here = g.broadcast(here, &shape)?;
+        let zero = g.fill(rows, 0.0)?;
+        g.select(here, rows, zero)
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

@@ -3,6 +3,7 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
 use crate::ops::{CompareKind, Dot, Gather, GroupedOuter, Iota, ReduceKind};
+use crate::shard::{Cut, Placement, Way, Ways};
 use crate::{DType, Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +64,26 @@ impl Operator for GroupedDot {
             return Err(format!("rows of {x} meet matrices of {k} in {w} of {groups} groups"));
         }
         Ok(vec![Type::new(x.dtype, [x.shape[0].clone(), columns])])
+    }
+
+    /// What is summed over; or the rows of every matrix, cut alike in each.
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        let mut ways = cx.linear(&[&[0], &[1]]);
+        if self.transposed {
+            return ways;
+        }
+        let columns = vec![None, Some(1)];
+        ways.extend(cx.labelled(&[columns.clone(), columns, vec![None]], &[vec![None, None]], &[1]));
+        let groups = cx.args[2].shape[0].size().unwrap_or(1) - 1;
+        if let Some(cut) = cx.cut(1).filter(|cut| cut.dim == 0 && cut.sections.len().is_multiple_of(groups)) {
+            let one = &cut.sections[..cut.sections.len() / groups];
+            if !one.is_empty() && cut.sections.chunks(one.len()).all(|c| c == one) {
+                let out = Placement::Split(Cut::sections(1, one.to_vec()));
+                let args = vec![Placement::Whole, Placement::Split(cut.clone()), Placement::Whole];
+                ways.push(Way { args, outs: vec![out] });
+            }
+        }
+        ways
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

@@ -2,6 +2,7 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float, same};
 use crate::ops::{ReduceKind, UnaryKind};
+use crate::shard::{Label, Way, Ways};
 use crate::{Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +39,14 @@ impl Operator for LayerNorm {
         same("the last axis of x and w", &last, w)?;
         same("the last axis of x and b", &last, b)?;
         Ok(vec![(*x).clone()])
+    }
+
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        let last = cx.args[0].rank() - 1;
+        let labels: Vec<Label> = (0..=last).map(|d| (d < last).then_some(d)).collect();
+        let mut args = vec![vec![None]; cx.args.len()];
+        args[0] = labels.clone();
+        cx.labelled(&args, &[labels], &[])
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

@@ -1,8 +1,12 @@
 //! `linear_cross_entropy`: negative log-likelihood of target tokens under softmax(hidden · weightᵀ). Kept whole because
 //! a kernel never holds the logits of more than a few tokens.
 
+use super::gather::own_index;
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
-use crate::ops::{CompareKind, Iota, LinearCrossEntropyGrad, ReduceKind, Softmax, UnaryKind};
+use crate::ops::{
+    AllReduce, CompareKind, Iota, Joint, LinearCrossEntropyGrad, ReduceKind, Softmax, Spread, UnaryKind,
+};
+use crate::shard::{Axis, Cut, Local, Placement, Way, Ways};
 use crate::{DType, Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -102,6 +106,50 @@ impl LinearCrossEntropy {
     }
 }
 
+impl LinearCrossEntropy {
+    /// The losses where each rank along `axis` has a piece of the weight: log-sum-exp of every piece and logit of the target
+    /// from the rank that has it, joined. This operator with token 0 of the piece for a target gives the former, but for that
+    /// token's logit; so no rank ever holds its logits either.
+    fn in_pieces(&self, g: &mut Graph, args: &[NodeId], axis: &Axis) -> Result<NodeId, IrError> {
+        let [_, weight, targets] = *args else { return Err(g.error("takes 3 arguments".into())) };
+        let hidden = g.push(Spread { over: axis.clone() }, &[args[0]])?;
+        let each = g.ty(weight).shape[0].size().unwrap_or(0);
+        let first = g.fill(targets, 0.0)?;
+        let from_first = g.push(self.clone(), &[hidden, weight, first])?;
+        let at_first = self.logit(g, hidden, weight, first)?;
+        let lse = g.add(from_first, at_first)?; // [tokens], of the piece
+        let (row, here) = own_index(g, targets, each, axis)?;
+        let picked = self.logit(g, hidden, weight, row)?;
+        let zero = g.fill(picked, 0.0)?;
+        let picked = g.select(here, picked, zero)?;
+        let over = || vec![axis.clone()];
+        let picked = g.push(AllReduce { kind: Joint::Sum, over: over() }, &[picked])?;
+        let top = g.push(AllReduce { kind: Joint::Max, over: over() }, &[lse])?;
+        let below = g.sub(lse, top)?;
+        let part = g.unary(UnaryKind::Exp, below)?;
+        let sum = g.push(AllReduce { kind: Joint::Sum, over: over() }, &[part])?;
+        let sum = g.unary(UnaryKind::Log, sum)?;
+        let lse = g.add(top, sum)?;
+        let loss = g.sub(lse, picked)?;
+        let none = g.fill(targets, 0.0)?;
+        let valid = g.compare(CompareKind::Ge, targets, none)?;
+        g.select(valid, loss, zero)
+    }
+
+    /// `hidden[t] · weight[rows[t]]` for each token, with the cap.
+    fn logit(&self, g: &mut Graph, hidden: NodeId, weight: NodeId, rows: NodeId) -> Result<NodeId, IrError> {
+        let (hidden, weight) = (g.cast(hidden, DType::F32)?, g.cast(weight, DType::F32)?);
+        let rows = g.gather(weight, rows, 0)?; // [tokens, k]
+        let products = g.mul(hidden, rows)?;
+        let z = g.reduce(ReduceKind::Sum, products, &[1])?;
+        let Some(cap) = self.softcap else { return Ok(z) };
+        let c = g.fill(z, cap.0)?;
+        let t = g.div(z, c)?;
+        let t = g.unary(UnaryKind::Tanh, t)?;
+        g.mul(t, c)
+    }
+}
+
 impl Operator for LinearCrossEntropy {
     const NAME: &'static str = "linear_cross_entropy";
 
@@ -124,6 +172,24 @@ impl Operator for LinearCrossEntropy {
             return Err("wants a positive soft-cap".into());
         }
         Ok(vec![Type::new(DType::F32, [tokens.clone()])])
+    }
+
+    /// A vocabulary of which every rank has a piece.
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        match cx.cut(1) {
+            Some(cut) if *cut == Cut::of(0) && self.label_smoothing.0 == 0.0 => {
+                let args = vec![Placement::Whole, Placement::Split(cut.clone()), Placement::Whole];
+                vec![Way { args, outs: vec![Placement::Whole] }]
+            }
+            _ => vec![],
+        }
+    }
+
+    fn local(&self, g: &mut Graph, args: &[NodeId], cx: &Local) -> Result<NodeId, IrError> {
+        match cx.cut(1) {
+            Some(_) => self.in_pieces(g, args, cx.axis),
+            None => g.push(self.clone(), args),
+        }
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

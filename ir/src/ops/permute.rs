@@ -1,6 +1,7 @@
 //! `permute`: axes in another order.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
+use crate::shard::{Way, Ways};
 use crate::tensor::{ravel, unravel};
 use crate::{Dim, Graph, NodeId, Op, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,12 @@ impl Operator for Permute {
             return Err(format!("{:?} is no order of the axes of {x}", self.axes));
         }
         Ok(vec![Type::new(x.dtype, self.axes.iter().map(|&a| x.shape[a].clone()))])
+    }
+
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        let from = (0..self.axes.len()).map(Some).collect();
+        let to = self.axes.iter().copied().map(Some).collect();
+        [cx.labelled(&[from], &[to], &[]), cx.linear(&[&[0]])].concat()
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

@@ -2,6 +2,7 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp, axis_in};
 use crate::ops::CompareKind;
+use crate::shard::{Label, Way, Ways};
 use crate::tensor::{ravel, unravel};
 use crate::{DType, Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -79,6 +80,14 @@ impl Operator for Reduce {
         }
         let kept = x.shape.iter().enumerate().filter(|(i, _)| !self.axes.contains(i));
         Ok(vec![Type::new(x.dtype, kept.map(|(_, d)| d.clone()))])
+    }
+
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        let labels: Vec<Label> = (0..cx.args[0].rank()).map(Some).collect();
+        let kept = (0..labels.len()).filter(|d| !self.axes.contains(d)).map(Some).collect();
+        let sums = if self.kind == Sum { &self.axes[..] } else { &[] };
+        let linear: &[&[usize]] = if matches!(self.kind, Sum | Mean) { &[&[0]] } else { &[] };
+        [cx.labelled(&[labels], &[kept], sums), cx.linear(linear)].concat()
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

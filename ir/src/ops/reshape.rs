@@ -1,8 +1,9 @@
 //! `reshape`: the same elements in the same order under other sizes.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
+use crate::shard::{Label, Local, Way, Ways};
 use crate::ty::show;
-use crate::{Dim, Graph, NodeId, Op, Shape, Tensor, Type, eval::Eval};
+use crate::{Dim, Graph, IrError, NodeId, Op, Shape, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// The same elements, row-major, under other sizes.
@@ -11,6 +12,30 @@ use serde::{Deserialize, Serialize};
 pub struct Reshape {
     /// New sizes.
     pub shape: Shape,
+}
+
+/// Labels of two shapes of equally many elements: the outermost dimensions of stretches that hold the same elements go
+/// together. Dimensions of size one and all others have none.
+fn outermost(a: &[Dim], b: &[Dim]) -> [Vec<Label>; 2] {
+    let mut labels = [vec![None; a.len()], vec![None; b.len()]];
+    let (mut i, mut j) = (0, 0);
+    loop {
+        i += a[i..].iter().take_while(|d| d.is_one()).count();
+        j += b[j..].iter().take_while(|d| d.is_one()).count();
+        let (Some(x), Some(y)) = (a.get(i), b.get(j)) else { return labels };
+        (labels[0][i], labels[1][j]) = (Some(i), Some(i));
+        let (mut x, mut y) = (x.clone(), y.clone());
+        (i, j) = (i + 1, j + 1);
+        while x != y {
+            // The smaller takes the next of its side.
+            let next = if y.div_exact(&x).is_some() { a.get(i) } else { None };
+            match (next, b.get(j)) {
+                (Some(d), _) => (x, i) = (&x * d, i + 1),
+                (None, Some(d)) => (y, j) = (&y * d, j + 1),
+                (None, None) => return labels,
+            }
+        }
+    }
 }
 
 impl Operator for Reshape {
@@ -22,6 +47,16 @@ impl Operator for Reshape {
             return Err(format!("cannot make {} of {x}: the numbers of elements differ", show(&self.shape)));
         }
         Ok(vec![Type { dtype: x.dtype, shape: self.shape.clone() }])
+    }
+
+    /// Of dimensions that become one, or come from one, the outermost can be cut.
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        let [from, to] = outermost(&cx.args[0].shape, &self.shape);
+        [cx.labelled(&[from], &[to], &[]), cx.linear(&[&[0]])].concat()
+    }
+
+    fn local(&self, graph: &mut Graph, args: &[NodeId], cx: &Local) -> Result<NodeId, IrError> {
+        graph.push(Reshape { shape: cx.ty(0).shape }, args)
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

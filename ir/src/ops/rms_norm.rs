@@ -1,7 +1,8 @@
 //! `rms_norm`: x / sqrt(mean(x²) + eps) · w over the last axis (Zhang and Sennrich 2019).
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float, same};
-use crate::ops::{ReduceKind, UnaryKind};
+use crate::ops::{AllReduce, Joint, ReduceKind, Spread, UnaryKind};
+use crate::shard::{Cut, Label, Local, Placement, Way, Ways};
 use crate::{Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,42 @@ impl Operator for RmsNorm {
         let last = x.shape.last().ok_or("needs an axis, got a scalar")?;
         same("the last axis of x and w", &Type::new(x.dtype, [last.clone()]), w)?;
         Ok(vec![(*x).clone()])
+    }
+
+    /// Any dimension but the last; or the last, with the squares summed over the ranks.
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        let last = cx.args[0].rank() - 1;
+        let labels: Vec<Label> = (0..=last).map(|d| (d < last).then_some(d)).collect();
+        let mut ways = cx.labelled(&[labels.clone(), vec![None]], &[labels], &[]);
+        if let Some(cut) = cx.cut(0).filter(|cut| cut.dim == last) {
+            let x = Placement::Split(cut.clone());
+            let w = Placement::Split(Cut { dim: 0, sections: cut.sections.clone() });
+            ways.push(Way { args: vec![x.clone(), w], outs: vec![x] });
+        }
+        ways
+    }
+
+    fn local(&self, g: &mut Graph, args: &[NodeId], cx: &Local) -> Result<NodeId, IrError> {
+        let last = cx.args[0].rank() - 1;
+        if cx.cut(0).is_none_or(|cut| cut.dim != last) {
+            return g.push(self.clone(), args);
+        }
+        let shape = g.ty(args[0]).shape.clone();
+        let n = cx.args[0].shape[last].size().unwrap_or(1);
+        let xx = g.mul(args[0], args[0])?;
+        let sum = g.reduce(ReduceKind::Sum, xx, &[last])?;
+        let over = vec![cx.axis.clone()];
+        let sum = g.push(AllReduce { kind: Joint::Sum, over }, &[sum])?;
+        let mean = g.scale(sum, 1.0 / n as f64)?;
+        let eps = g.fill(mean, self.eps.0)?;
+        let m = g.add(mean, eps)?;
+        let r = g.unary(UnaryKind::Rsqrt, m)?;
+        let r = g.push(Spread { over: cx.axis.clone() }, &[r])?;
+        let mut column = shape.clone();
+        column[last] = Dim::from(1);
+        let r = g.reshape(r, column)?;
+        let y = g.mul(args[0], r)?;
+        g.mul(y, args[1])
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

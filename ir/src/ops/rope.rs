@@ -2,6 +2,7 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float, same};
 use crate::ops::UnaryKind;
+use crate::shard::{Label, Way, Ways};
 use crate::tensor::unravel;
 use crate::{Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -111,6 +112,13 @@ impl Operator for Rope {
         same("cos and its place", cos, &table)?;
         same("sin and its place", sin, &table)?;
         Ok(vec![(*x).clone()])
+    }
+
+    /// Tokens or heads; the tables are of tokens.
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        let last = cx.args[0].rank() - 1;
+        let labels: Vec<Label> = (0..=last).map(|d| (d < last).then_some(d)).collect();
+        cx.labelled(&[labels.clone(), vec![Some(0), None], vec![Some(0), None]], &[labels], &[])
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

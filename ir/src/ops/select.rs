@@ -1,6 +1,7 @@
 //! `select`: one of two values by a condition, element by element.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, same};
+use crate::shard::{Way, Ways};
 use crate::{DType, Tensor, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,10 @@ impl Operator for Select {
         same("choices", a, b)?;
         same("condition and choices as bool", c, &a.with(DType::Bool))?;
         Ok(vec![a.clone()])
+    }
+
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        [cx.pointwise(), cx.linear(&[&[1, 2]])].concat()
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

@@ -2,8 +2,9 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp, axis_in};
 use crate::ops::Pad;
+use crate::shard::{Cut, Local, Placement, Way, Ways};
 use crate::tensor::{ravel, unravel};
-use crate::{Dim, Graph, NodeId, Op, Tensor, Type, eval::Eval};
+use crate::{Dim, Graph, IrError, NodeId, Op, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Elements `start .. start + len` of one axis.
@@ -34,6 +35,33 @@ impl Operator for Slice {
         let mut shape = x.shape.clone();
         shape[self.axis] = self.len.clone();
         Ok(vec![Type { dtype: x.dtype, shape }])
+    }
+
+    /// Of a dimension cut in sections, some of them.
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        let mut ways = [cx.beside(&[self.axis]), cx.linear(&[&[0]])].concat();
+        if let Some(cut) = cx.cut(0)
+            && cut.dim == self.axis
+            && let (Some(start), Some(len)) = (self.start.size(), self.len.size())
+        {
+            let end = |i: usize| cut.sections[..i].iter().sum::<usize>();
+            let at = |x: usize| (0..=cut.sections.len()).find(|&i| end(i) == x);
+            if let (Some(a), Some(b)) = (at(start), at(start + len)) {
+                let kept = Cut::sections(self.axis, cut.sections[a..b].to_vec());
+                let args = vec![Placement::Split(cut.clone())];
+                ways.push(Way { args, outs: vec![Placement::Split(kept)] });
+            }
+        }
+        ways
+    }
+
+    fn local(&self, graph: &mut Graph, args: &[NodeId], cx: &Local) -> Result<NodeId, IrError> {
+        let mut op = self.clone();
+        if cx.cut(0).is_some_and(|cut| cut.dim == self.axis) {
+            let n = cx.axis.size;
+            [op.start, op.len] = [&self.start, &self.len].map(|d| Dim::from(d.size().unwrap_or(0) / n));
+        }
+        graph.push(op, args)
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

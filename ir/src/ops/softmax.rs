@@ -2,6 +2,7 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
 use crate::ops::{ReduceKind, UnaryKind};
+use crate::shard::{Way, Ways};
 use crate::{Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,10 @@ impl Operator for Softmax {
             return Err("needs an axis, got a scalar".into());
         }
         Ok(vec![(*x).clone()])
+    }
+
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        cx.beside(&[cx.args[0].rank() - 1])
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

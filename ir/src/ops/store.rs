@@ -2,6 +2,7 @@
 //! one slot.
 
 use crate::op::{Infer, Inferred, Operator, same};
+use crate::shard::{Label, Way, Ways};
 use crate::{DType, Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,16 @@ impl Operator for Store {
         };
         same("the value and its place in the state", value, &want)?;
         Ok(vec![state.clone()])
+    }
+
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        let whole = cx.args.len() == 2;
+        let labels: Vec<Label> = (0..cx.args[0].rank()).map(|d| (whole || d > 0).then_some(d)).collect();
+        let mut args = vec![labels.clone(); cx.args.len()];
+        if !whole {
+            args[1] = vec![None];
+        }
+        cx.labelled(&args, &[labels], &[])
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

@@ -1,6 +1,7 @@
 //! `unary`: functions of one number, element by element.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
+use crate::shard::{Way, Ways};
 use crate::{DType, Graph, IrError, NodeId, Tensor, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -74,6 +75,11 @@ impl Operator for Unary {
             _ => float("its argument", x)?,
         }
         Ok(vec![x.clone()])
+    }
+
+    fn ways(&self, cx: &Ways) -> Vec<Way> {
+        let sums: &[&[usize]] = if self.kind == Neg { &[&[0]] } else { &[] };
+        [cx.pointwise(), cx.linear(sums)].concat()
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

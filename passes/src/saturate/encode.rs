@@ -69,7 +69,12 @@ impl Encoded {
             let leaf = from.node(id).op.leaf_name().is_some();
             let class = self.classes[id.index()].map(|c| self.egraph.find(c));
             match class {
-                Some(c) if choice.contains_key(&c) => _ = d.class(c)?,
+                Some(c) if choice.contains_key(&c) => {
+                    let made = d.class(c)?;
+                    if d.out.ty(made).shape == from.ty(id).shape {
+                        d.out.note_sharding(made, &from.node(id).sharding);
+                    }
+                }
                 _ if leaf => _ = d.leaf(id)?,
                 _ => {}
             }

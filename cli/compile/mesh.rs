@@ -1,0 +1,95 @@
+//! `astrai compile --mesh`. In: ranks along each axis, a configuration. Out: the mesh, the sequences of one rank, and what the
+//! summary says of ranks.
+
+use super::Compile;
+use crate::failure::Failure;
+use astrai_builders::{ModelConfig, Ranks};
+use astrai_ir::ops::Op;
+use astrai_ir::shard::MAX_RANKS;
+use astrai_ir::{Axis, Mesh};
+use astrai_runtime::Program;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+/// Value of `--mesh`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MeshFlag(Ranks);
+
+impl MeshFlag {
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.0.dp * self.0.ep * self.0.tp
+    }
+}
+
+impl fmt::Display for MeshFlag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "dp={},ep={},tp={}", self.0.dp, self.0.ep, self.0.tp)
+    }
+}
+
+impl FromStr for MeshFlag {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<MeshFlag, String> {
+        let mut ranks = Ranks { dp: 1, ep: 1, tp: 1 };
+        let mut given: Vec<String> = Vec::new();
+        for part in text.split(',') {
+            let axis = Axis::parse(part)?;
+            let size = match axis.name.as_str() {
+                "dp" => &mut ranks.dp,
+                "ep" => &mut ranks.ep,
+                "tp" => &mut ranks.tp,
+                other => return Err(format!("`{other}` is no axis; there are dp, ep, tp")),
+            };
+            if given.contains(&axis.name) {
+                return Err(format!("{} is given twice", axis.name));
+            }
+            *size = axis.size;
+            given.push(axis.name);
+        }
+        match ranks.dp.checked_mul(ranks.ep).and_then(|n| n.checked_mul(ranks.tp)) {
+            Some(n) if n <= MAX_RANKS => Ok(MeshFlag(ranks)),
+            _ => Err(format!("there are more than {MAX_RANKS} ranks")),
+        }
+    }
+}
+
+impl Compile {
+    /// The mesh, no axes without the flag, and how many of `batch` sequences are one rank's.
+    pub(super) fn mesh(&self, config: &ModelConfig, batch: u64) -> Result<(Mesh, u64), Failure> {
+        let Some(flag) = &self.mesh else { return Ok((Mesh::default(), batch)) };
+        let mesh = flag.0.mesh(config).map_err(|m| format!("--mesh: {m}"))?;
+        let shares = (flag.0.dp * flag.0.ep) as u64;
+        if !batch.is_multiple_of(shares) {
+            return Err(format!("--batch {batch} does not divide by the {shares} ranks of dp and ep").into());
+        }
+        Ok((mesh, batch / shares))
+    }
+}
+
+/// Adds what is known of ranks to a summary: their number, the parameters of one, its collectives.
+pub fn report(summary: &mut Map<String, Value>, programs: &[&Program]) -> Result<(), Failure> {
+    let mut sizes = BTreeMap::new();
+    let mut collectives: BTreeMap<&str, [u64; 2]> = BTreeMap::new();
+    for (i, program) in programs.iter().enumerate() {
+        for node in program.graph.nodes().iter().filter(|_| i == 0) {
+            if let Op::Weight(w) = &node.op {
+                let elements: usize = w.ty.shape.iter().filter_map(|d| d.size()).product();
+                sizes.insert(w.name.clone(), elements as u64);
+            }
+        }
+        for (kind, [count, bytes]) in program.collectives()? {
+            let sum = collectives.entry(kind).or_insert([0, 0]);
+            *sum = [sum[0] + count, sum[1].saturating_add(bytes)];
+        }
+    }
+    summary.insert("rank_parameters".into(), json!(sizes.values().sum::<u64>()));
+    let row = |(kind, [count, bytes]): (&str, [u64; 2])| {
+        (kind.to_string(), json!({"count": count, "bytes": bytes}))
+    };
+    summary.insert("collectives".into(), Value::Object(collectives.into_iter().map(row).collect()));
+    Ok(())
+}
