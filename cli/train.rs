@@ -355,6 +355,7 @@ pub fn flops_per_token(config: &ModelConfig, seq: usize) -> f64 {
     let all: u64 = products.map(|t| t.elements()).sum();
     let idle = |l: &LayerSpec| match &l.mlp {
         MlpSpec::Experts(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
+        MlpSpec::Stacked(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
         MlpSpec::Dense { .. } => 0,
     };
     let parameters = all - config.layers.iter().map(idle).sum::<usize>() as u64;
