@@ -8,7 +8,7 @@ use crate::peaks::Peaks;
 use crate::table::bytes;
 use crate::watch::Screen;
 use astrai_builders::ModelConfig;
-use astrai_builders::config::MlpSpec;
+use astrai_builders::config::{LayerSpec, MlpSpec};
 use astrai_ir::DType;
 use astrai_runtime::{Device, Dump, Error as RunError, Recompute, WeightSource};
 use astrai_train::batch::Items;
@@ -344,15 +344,21 @@ pub fn recipe(s: &Settings) -> Recipe {
     }
 }
 
-/// Operations of forward and backward for a token, nothing computed twice: 6 for each parameter of a product, and 12 for each
-/// component of a head and token of the sequence (PaLM, arXiv:2204.02311, appendix B).
+/// Operations of forward and backward for a token, nothing computed twice: 6 for each parameter of a product that it meets, and
+/// 12 for each component of a head and token of the sequence (PaLM, arXiv:2204.02311, appendix B).
 pub fn flops_per_token(config: &ModelConfig, seq: usize) -> f64 {
     let names = config.model_type.names;
     let products = config
         .tensors()
         .into_iter()
         .filter(|t| t.shape.len() > 1 && (config.tie_embeddings || t.name != names.embed));
-    let parameters: u64 = products.map(|t| t.elements()).sum();
+    let all: u64 = products.map(|t| t.elements()).sum();
+    let idle = |l: &LayerSpec| match &l.mlp {
+        MlpSpec::Experts(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
+        MlpSpec::Stacked(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
+        MlpSpec::Dense { .. } => 0,
+    };
+    let parameters = all - config.layers.iter().map(idle).sum::<usize>() as u64;
     let heads = (config.num_layers * config.heads * config.head_dim) as f64;
     6.0 * parameters as f64 + 12.0 * heads * seq as f64
 }
