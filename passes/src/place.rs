@@ -1,6 +1,7 @@
 //! Gives every buffer its memory. In: a plan whose steps are ordered. Out: offsets in one arena, evaluated at the symbols'
 //! upper bounds: a value's bytes are free again after its last reader. Values are placed in the order in which they are made,
-//! each in the smallest gap that fits, or, where that leaves a smaller arena, the largest first.
+//! each in the smallest gap that fits, or, where that leaves a smaller arena, the largest first; and as long as more is taken than
+//! is ever in use at once, the value at the arena's end is placed first and the rest again.
 
 use astrai_ir::plan::{Body, BufferId, Place, Step, bound};
 use astrai_ir::{IrError, Plan, Symbol};
@@ -27,15 +28,36 @@ struct Value {
     until: usize,
 }
 
+/// Orders tried beyond the first two.
+const TRIES: usize = 32;
+
 fn place_body(body: &mut Body, symbols: &[Symbol]) -> Result<(), IrError> {
     let mut values = values(body, symbols)?;
-    let made = offsets(&values);
+    let least = (0..body.steps.len()).map(|step| in_use(&values, step)).max().unwrap_or(0);
+    let mut best = offsets(&values);
     values.sort_by_key(|v| Reverse(v.bytes));
-    let largest = offsets(&values);
-    let (places, arena) = if largest.1 < made.1 { largest } else { made };
+    let mut last = offsets(&values);
+    for _ in 0..TRIES {
+        let (places, arena) = &last;
+        let at_end =
+            |v: &Value| places.iter().any(|(b, offset)| *b == v.buffer && offset + v.bytes == *arena);
+        let highest = values.iter().position(at_end);
+        if last.1 < best.1 {
+            best = last;
+        }
+        let Some(highest) = highest.filter(|at| *at > 0 && best.1 > least) else { break };
+        values[..=highest].rotate_right(1);
+        last = offsets(&values);
+    }
+    let (places, arena) = best;
     places.into_iter().for_each(|(b, offset)| body.buffers[b].place = Place::Arena(offset));
     body.arena = body.arena.max(arena);
     Ok(())
+}
+
+/// Bytes of the values that a step needs.
+fn in_use(values: &[Value], step: usize) -> u64 {
+    values.iter().filter(|v| (v.from..=v.until).contains(&step)).map(|v| v.bytes).sum()
 }
 
 /// The values of the arena in the order in which they are made.

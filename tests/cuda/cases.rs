@@ -255,10 +255,11 @@ fn reductions(c: &mut Cases) {
             Ok(vec![g.cast(r, DType::F32)?])
         });
     }
+    // Over two batch axes, which no core takes, as loops.
     c.add("dot", &[1, 9], |g| {
-        let (a, b) =
-            (g.input("a", DType::F32, shape(&[0, 3, 20]))?, g.input("b", DType::F32, shape(&[3, 20, 7]))?);
-        Ok(vec![g.push(Dot { batch: vec![(1, 0)], contract: vec![(2, 1)] }, &[a, b])?])
+        let a = g.input("a", DType::F32, shape(&[0, 3, 2, 20]))?;
+        let b = g.input("b", DType::F32, shape(&[3, 2, 20, 7]))?;
+        Ok(vec![g.push(Dot { batch: vec![(1, 0), (2, 1)], contract: vec![(3, 2)] }, &[a, b])?])
     });
 }
 
