@@ -7,15 +7,16 @@ mod train;
 
 use crate::batch::Batch;
 use crate::failure::{Done, Failure, warn};
-use crate::flags::{MachineFlags, device_name};
+use crate::flags::{FidelityFlags, MachineFlags, device_name};
 use crate::machine::Machine;
 use crate::measure::{Seconds, after_warm_up, once, peak_rss_mb, rounded};
-use crate::model::{Model, check_sizes, plan, read_config};
+use crate::model::{Model, check_sizes, plan_within, read_config};
 use crate::peaks::Peaks;
 use crate::progress::Progress;
 use crate::run::profile_table;
 use astrai_builders::{Logits, ModelConfig, Program, build};
 use astrai_ir::{DType, Dim, Graph, IrError, Symbol};
+use astrai_passes::Saturate;
 use astrai_runtime::{
     Device, KernelCache, Options, Program as Planned, Random, Session, Value as Array, compile,
 };
@@ -129,6 +130,8 @@ pub struct Bench {
     #[arg(long)]
     profile: bool,
     #[command(flatten)]
+    fidelity: FidelityFlags,
+    #[command(flatten)]
     machine: MachineFlags,
 }
 
@@ -152,6 +155,11 @@ impl Bench {
         }
         if self.requests.is_some() && self.job != Job::Serve {
             return Err("--requests goes with bench serve; leave it out".into());
+        }
+        match self.job {
+            Job::Gemm => self.fidelity.none("bench gemm is one dot")?,
+            Job::Train => self.fidelity.none("training is always exact")?,
+            _ => {}
         }
         match self.job {
             Job::Gemm => self.gemm(&machine, out)?,
@@ -242,7 +250,8 @@ impl Bench {
 
     fn prefill(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {
         let (config, program) = self.program()?;
-        let planned = plan(&config, &program, self.machine.storage(), machine)?;
+        let fidelity = self.fidelity.asked().unwrap_or_default();
+        let planned = plan_within(&config, &program, self.machine.storage(), machine, fidelity)?;
         planned.check_memory()?;
         let costs = launch_costs(&planned)?;
         let vocab = config.vocab_size;
@@ -272,7 +281,9 @@ impl Bench {
 
     fn compile(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {
         let (config, program) = self.program()?;
-        let options = Options { storage: self.machine.storage(), ..Options::default() };
+        let saturate =
+            Saturate { fidelity: self.fidelity.asked().unwrap_or_default(), ..Saturate::default() };
+        let options = Options { storage: self.machine.storage(), saturate, ..Options::default() };
         let planning =
             || -> Result<_, Failure> { Ok(compile(&build(&config, &program)?, &machine.target, &options)?) };
         let planned = planning()?;

@@ -4,7 +4,7 @@
 mod input;
 
 use crate::failure::{Done, Failure, say, warn};
-use crate::flags::{MachineFlags, RoomFlags, SamplingFlags};
+use crate::flags::{FidelityFlags, MachineFlags, RoomFlags, SamplingFlags};
 use crate::serving::{Published, Room, chat_ids};
 use astrai_serve::answer::{Answer, Ended};
 use astrai_serve::engine::{End, Engine};
@@ -47,6 +47,8 @@ pub struct Chat {
     #[command(flatten)]
     room: RoomFlags,
     #[command(flatten)]
+    fidelity: FidelityFlags,
+    #[command(flatten)]
     machine: MachineFlags,
 }
 
@@ -81,7 +83,8 @@ impl Chat {
         self.sampling.check(published.model.config.vocab_size)?;
         let machine = self.machine.machine()?;
         warn(&machine.warnings);
-        let engine = published.start(&Room::of_one(self.machine.storage(), &self.room), &machine)?;
+        let engine = published
+            .start(&Room::of_one(self.machine.storage(), &self.room, self.fidelity.asked()), &machine)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let mut talk = Talk {
             published: &published,

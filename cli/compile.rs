@@ -7,7 +7,7 @@ mod train;
 use self::mesh::MeshFlag;
 use crate::explain::explain;
 use crate::failure::{Done, Failure, warn};
-use crate::flags::{DeviceName, MachineFlags};
+use crate::flags::{DeviceName, FidelityName, MachineFlags};
 use crate::machine::Machine;
 use crate::model::{check_sizes, read_config};
 use crate::page::page;
@@ -50,17 +50,6 @@ pub enum Form {
     Json,
     /// The language of Graphviz
     Dot,
-}
-
-/// Values of `--fidelity`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum FidelityName {
-    /// The same bits
-    Exact,
-    /// Sums and products may be computed in another order
-    Standard,
-    /// That, and weights may be folded into one another when they are loaded
-    Fast,
 }
 
 /// Compile a model and say what it costs: kernels, flops, bytes, memory
@@ -225,11 +214,7 @@ impl Compile {
 
     /// Which equal forms are looked for.
     fn saturate(&self) -> Saturate {
-        let fidelity = match self.fidelity {
-            Some(FidelityName::Standard) => Fidelity::Standard,
-            Some(FidelityName::Fast) => Fidelity::Fast,
-            _ => Fidelity::Exact,
-        };
+        let fidelity = self.fidelity.map_or(Fidelity::Exact, FidelityName::fidelity);
         Saturate { fidelity, enabled: !self.no_saturate, ..Saturate::default() }
     }
 
@@ -246,7 +231,8 @@ impl Compile {
         warn(&warnings);
         let (batch, seq) = self.sizes(&config)?;
         let (mesh, batch) = self.mesh(&config, batch)?;
-        let full = Program { logits: Logits::Last, ..Program::full(batch, seq) };
+        let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
+        let full = Program { logits, ..Program::full(batch, seq) };
         let (name, program) = match self.purpose {
             Some(Purpose::Decode) => {
                 let table = (seq as usize).div_ceil(Cache::PAGE);

@@ -6,6 +6,7 @@ use astrai_ir::DType;
 use astrai_runtime::{Dump, Recompute};
 use astrai_train::batch::Batch;
 use astrai_train::engine::{Engine, Plan, Recipe, Step};
+use astrai_train::router::Router;
 use astrai_train::update::{Optimizer, Rule};
 
 /// Learning rate of the run.
@@ -38,6 +39,7 @@ pub fn train(
         accumulate: false,
         recompute: Recompute::Selective,
         optimizer: optimizer(),
+        router: Router::default(),
     };
     let plan = Plan::new(&model.config, &recipe, &machine.target, Dump::None).map_err(|e| e.to_string())?;
     let mut engine =

@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::machine::Machine;
 use crate::serving::KvMemory;
 use astrai_ir::DType;
+use astrai_passes::Fidelity;
 use astrai_runtime::Device;
 use astrai_serve::recommended::{Asked, Recommended};
 use astrai_serve::request::RequestError;
@@ -29,6 +30,49 @@ pub enum DTypeName {
     F32,
     /// Weights and activations stored as bfloat16, arithmetic in 32-bit floats
     Bf16,
+}
+
+/// Values of `--fidelity`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FidelityName {
+    /// The same bits
+    Exact,
+    /// Sums and products may be computed in another order
+    Standard,
+    /// That, and weights may be folded into one another when they are loaded
+    Fast,
+}
+
+impl FidelityName {
+    /// Which rules it allows.
+    pub fn fidelity(self) -> Fidelity {
+        match self {
+            FidelityName::Exact => Fidelity::Exact,
+            FidelityName::Standard => Fidelity::Standard,
+            FidelityName::Fast => Fidelity::Fast,
+        }
+    }
+}
+
+/// How far programs may go from the numbers of the model's graph.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct FidelityFlags {
+    /// How far programs may go from the numbers of the model's graph [default: exact; of models that keep latents in pages
+    /// (DeepSeek) standard where they answer requests]
+    #[arg(long, value_enum, value_name = "CLASS")]
+    fidelity: Option<FidelityName>,
+}
+
+impl FidelityFlags {
+    /// What was asked for.
+    pub fn asked(self) -> Option<Fidelity> {
+        self.fidelity.map(FidelityName::fidelity)
+    }
+
+    /// Refuses the flag where nothing heeds it.
+    pub fn none(self, why: &str) -> Result<(), Failure> {
+        if self.fidelity.is_some() { Err(format!("{why}; leave --fidelity out").into()) } else { Ok(()) }
+    }
 }
 
 /// Where and how a program runs.

@@ -4,7 +4,7 @@
 mod batch;
 
 use crate::failure::{Done, Failure, warn};
-use crate::flags::{MachineFlags, RoomFlags, SamplingFlags, as_flag};
+use crate::flags::{FidelityFlags, MachineFlags, RoomFlags, SamplingFlags, as_flag};
 use crate::serving::{Published, Room, chat_ids};
 use astrai_serve::answer::Answer;
 use astrai_serve::engine::{End, Usage};
@@ -64,6 +64,8 @@ pub struct Generate {
     #[command(flatten)]
     room: RoomFlags,
     #[command(flatten)]
+    fidelity: FidelityFlags,
+    #[command(flatten)]
     machine: MachineFlags,
 }
 
@@ -81,7 +83,10 @@ impl Generate {
 
     fn one(&self, published: &Published, stops: &StopStrings, out: &mut dyn Write) -> Done {
         let prompt = self.prompt(published)?;
-        let mut room = Room { prefix_cache: false, ..Room::of_one(self.machine.storage(), &self.room) };
+        let mut room = Room {
+            prefix_cache: false,
+            ..Room::of_one(self.machine.storage(), &self.room, self.fidelity.asked())
+        };
         let positions = published.model.config.max_positions;
         let context = room.context.unwrap_or(positions);
         let left = context.saturating_sub(prompt.len());

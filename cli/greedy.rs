@@ -34,6 +34,10 @@ impl<M: Model> Model for Watched<M> {
         self.model.table()
     }
 
+    fn latents(&self) -> bool {
+        self.model.latents()
+    }
+
     fn pool(&self) -> Option<Arc<Pool>> {
         self.model.pool()
     }

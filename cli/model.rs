@@ -4,7 +4,8 @@ use crate::machine::Machine;
 use astrai_builders::config::{Init, TensorSpec};
 use astrai_builders::{Loss, ModelConfig, Program, build};
 use astrai_ir::{DType, Graph};
-use astrai_runtime::weights::{Checkpoint, Entry, WeightsError, Writer};
+use astrai_passes::{Fidelity, Saturate};
+use astrai_runtime::weights::{Checkpoint, Entry, WeightsError, Widened, Writer};
 use astrai_runtime::{Buffers, Error, Options, Program as Planned, Random, Session, WeightSource, compile};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,18 +26,19 @@ impl Model {
     /// Opens a model directory; every tensor of the configuration must be there with its shape.
     pub fn open(folder: &Path, strict: bool) -> Result<Model, String> {
         let (config, warnings) = read_config(folder, strict)?;
-        let checkpoint = Checkpoint::open(folder).map_err(|e| e.to_string())?;
-        let expected: Vec<_> = config.tensors().into_iter().map(|t| (t.name, t.shape)).collect();
+        let weights = Widened(Checkpoint::open(folder).map_err(|e| e.to_string())?);
+        let tensors = config.tensors().into_iter();
+        let expected: Vec<_> = tensors.flat_map(|t| weights.expected(t.name, t.shape)).collect();
         let names = config.model_type.names;
-        let tied = config.tie_embeddings;
+        let (tied, encoder) = (config.tie_embeddings, config.encoder.is_some());
         let extra = |name: &str| {
-            (tied && name == names.head)
+            ((tied || encoder) && name == names.head)
                 || names.beside.iter().any(|part| name.starts_with(part))
                 || name.ends_with("rotary_emb.inv_freq")
                 || name.ends_with("attn.masked_bias")
         };
-        checkpoint.check(&expected, &extra).map_err(|e| e.to_string())?;
-        Ok(Model { config, warnings, folder: Some(folder.to_path_buf()), weights: Box::new(checkpoint) })
+        weights.0.check(&expected, &extra).map_err(|e| e.to_string())?;
+        Ok(Model { config, warnings, folder: Some(folder.to_path_buf()), weights: Box::new(weights) })
     }
 
     /// A model with fresh random weights.
@@ -122,8 +124,26 @@ pub fn plan(
     storage: DType,
     machine: &Machine,
 ) -> Result<Planned, Error> {
+    plan_within(config, program, storage, machine, Fidelity::Exact)
+}
+
+/// The same, as far from the numbers of its graph as `fidelity` allows.
+pub fn plan_within(
+    config: &ModelConfig,
+    program: &Program,
+    storage: DType,
+    machine: &Machine,
+    fidelity: Fidelity,
+) -> Result<Planned, Error> {
     let graph: Graph = build(config, program)?;
-    compile(&graph, &machine.target, &Options { storage, ..Options::default() })
+    let saturate = Saturate { fidelity, ..Saturate::default() };
+    compile(&graph, &machine.target, &Options { storage, saturate, ..Options::default() })
+}
+
+/// How far a model that answers requests goes unless told otherwise: with latents in pages, exact steps would make every key
+/// again; other models gain next to nothing.
+pub fn served_fidelity(config: &ModelConfig) -> Fidelity {
+    if config.caches_latents() { Fidelity::Standard } else { Fidelity::Exact }
 }
 
 /// [`plan`] of a program with a loss and its gradient by every weight, `grad.<buffer>`.

@@ -4,7 +4,7 @@
 mod text;
 
 use crate::failure::{Done, Failure, warn};
-use crate::flags::{MachineFlags, RoomFlags};
+use crate::flags::{FidelityFlags, MachineFlags, RoomFlags};
 use crate::machine::Machine;
 use crate::measure;
 use crate::model::Model;
@@ -70,6 +70,8 @@ pub struct Quickstart {
     /// One JSON object instead of the tour
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    fidelity: FidelityFlags,
     #[command(flatten)]
     machine: MachineFlags,
 }
@@ -318,7 +320,11 @@ impl Tour<'_> {
         self.text.write_ids(&self.folder.join("inputs.safetensors"), &published.tokenizer, ids)?;
         let listener = listen(LOCAL, 0)?;
         let flags = RoomFlags { max_model_len: None, kv_memory: None };
-        let room = Room { sequences: SERVED, queue: SERVED, ..Room::of_one(self.storage(), &flags) };
+        let room = Room {
+            sequences: SERVED,
+            queue: SERVED,
+            ..Room::of_one(self.storage(), &flags, self.quickstart.fidelity.asked())
+        };
         let engine = published.start(&room, &self.machine)?;
         Server::start(listener, published.served(engine, vec![NAME.into()], HttpSettings::default()))
     }

@@ -1,14 +1,14 @@
-//! `astrai run`: token ids in, logits, loss and gradients out, as safetensors; with a profile of the kernels on request.
+//! `astrai run`: token ids in, logits, loss and gradients, or an encoder's vectors, out, as safetensors; with a profile of the kernels on request.
 
 use crate::batch::{Batch, Sequences};
 use crate::failure::{Done, Failure, warn};
-use crate::flags::MachineFlags;
+use crate::flags::{FidelityFlags, MachineFlags};
 use crate::gradients::by_checkpoint_name;
 use crate::measure;
-use crate::model::{Model, check_sizes, plan, plan_gradient, read_config};
+use crate::model::{Model, check_sizes, plan_gradient, plan_within, read_config};
 use crate::progress::Progress;
 use crate::table::table;
-use astrai_builders::{Logits, Loss, Program};
+use astrai_builders::{Logits, Loss, ModelConfig, Program};
 use astrai_ir::DType;
 use astrai_runtime::weights::{Checkpoint, write};
 use astrai_runtime::{Device, ProfileRow, Session, Value as Array};
@@ -28,9 +28,11 @@ pub enum Want {
     Loss,
     /// `grad.<checkpoint name>` f32: gradients of the loss
     Grads,
+    /// f32 [batch, hidden]: an encoder's vector of each sequence
+    Embedding,
 }
 
-/// Run a model on token ids: logits, loss, gradients
+/// Run a model on token ids: logits, loss, gradients, embeddings
 ///
 /// The input file holds `input_ids`, i64 or i32 [batch, seq]; its other tensors are not read. The output file holds
 /// what `--want` names.
@@ -46,8 +48,8 @@ pub struct Run {
     /// Where results are written (safetensors)
     #[arg(long, value_name = "FILE")]
     outputs: PathBuf,
-    /// What is computed, separated by commas
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "logits")]
+    /// What is computed, separated by commas [default: logits, or an encoder's embedding]
+    #[arg(long, value_enum, value_delimiter = ',')]
     want: Vec<Want>,
     /// Time every kernel in a second run and print predicted beside measured
     #[arg(long)]
@@ -56,14 +58,17 @@ pub struct Run {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    fidelity: FidelityFlags,
+    #[command(flatten)]
     machine: MachineFlags,
 }
 
 impl Run {
     /// Runs and writes.
-    pub fn run(self, out: &mut dyn Write) -> Done {
+    pub fn run(mut self, out: &mut dyn Write) -> Done {
         check_folder(&self.outputs)?;
         let (config, warnings) = read_config(&self.model, false)?;
+        self.check_want(&config)?;
         let sequences = Sequences::read(&Checkpoint::open(&self.inputs)?, &self.inputs)?;
         check_sizes(&config, sequences.batch as u64, sequences.seq as u64)?;
         let grads = self.want.contains(&Want::Grads);
@@ -80,9 +85,16 @@ impl Run {
         let full = Program::full(sequences.batch as u64, sequences.seq as u64);
         let loss = if self.want.contains(&Want::Loss) { Loss::Mean } else { Loss::None };
         let program = Program { logits, loss, ..full };
+        let storage = self.machine.storage();
         let planned = match grads {
-            true => plan_gradient(&config, &program, self.machine.storage(), &machine)?,
-            false => plan(&config, &program, self.machine.storage(), &machine)?,
+            true => {
+                self.fidelity.none("gradients are always exact")?;
+                plan_gradient(&config, &program, storage, &machine)?
+            }
+            false => {
+                let fidelity = self.fidelity.asked().unwrap_or_default();
+                plan_within(&config, &program, storage, &machine, fidelity)?
+            }
         };
         planned.check_memory()?;
         let model = Model::open(&self.model, false)?;
@@ -98,6 +110,23 @@ impl Run {
         let results = shaped(results, &sequences);
         write_results(&self.outputs, &results)?;
         self.report(out, &results, seconds, &rows)
+    }
+
+    /// Settles what is wanted; refuses what this kind of model has not.
+    fn check_want(&mut self, config: &ModelConfig) -> Result<(), Failure> {
+        if self.want.is_empty() {
+            self.want = vec![if config.encoder.is_some() { Want::Embedding } else { Want::Logits }];
+        }
+        if self.want.iter().any(|w| *w != Want::Embedding) {
+            config.check_decoder()?;
+        }
+        if self.want.contains(&Want::Embedding) && config.encoder.is_none() {
+            let name = config.model_type.name;
+            return Err(
+                format!("--want embedding: `{name}` is no encoder; want logits, loss or grads").into()
+            );
+        }
+        Ok(())
     }
 
     fn report(

@@ -2,7 +2,7 @@
 //! crate's; here are its flags, its socket, and its end.
 
 use crate::failure::{Done, Failure, say, warn};
-use crate::flags::{MachineFlags, RoomFlags};
+use crate::flags::{FidelityFlags, MachineFlags, RoomFlags};
 use crate::serving::{Published, Room, SEQUENCES};
 use astrai_builders::Cache;
 use astrai_serve::engine::{Engine, Handle, Stats};
@@ -73,6 +73,8 @@ pub struct Serve {
     #[command(flatten)]
     room: RoomFlags,
     #[command(flatten)]
+    fidelity: FidelityFlags,
+    #[command(flatten)]
     machine: MachineFlags,
 }
 
@@ -91,7 +93,7 @@ impl Serve {
             sequences: self.max_seqs.into(),
             tokens: self.max_batch_tokens.map(|n| n as usize),
             queue: self.queue as usize,
-            ..Room::of_one(self.machine.storage(), &self.room)
+            ..Room::of_one(self.machine.storage(), &self.room, self.fidelity.asked())
         };
         let engine = published.start(&room, &machine)?;
         let (context, pages) = (engine.handle().limits().context, engine.handle().stats().pages);

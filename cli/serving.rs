@@ -5,11 +5,12 @@
 use crate::failure::{Failure, warn};
 use crate::flags::RoomFlags;
 use crate::machine::Machine;
-use crate::model::{Model, plan};
+use crate::model::{Model, plan_within, served_fidelity};
 use crate::progress::Progress;
 use crate::table::bytes;
 use astrai_builders::{Cache, Program};
 use astrai_ir::DType;
+use astrai_passes::Fidelity;
 use astrai_runtime::{Error, available_memory};
 use astrai_serve::cache::KvCache;
 use astrai_serve::engine::{Engine, Settings};
@@ -69,6 +70,8 @@ impl FromStr for KvMemory {
 pub struct Room {
     /// The type of weights, activations, keys and values in memory.
     pub storage: DType,
+    /// How far steps may go from the numbers of the model's graph; none for what suits the model.
+    pub fidelity: Option<Fidelity>,
     /// Most sequences in one step.
     pub sequences: usize,
     /// Most tokens in one step; none for a number that suits the rest.
@@ -85,9 +88,10 @@ pub struct Room {
 
 impl Room {
     /// Room for one sequence at a time.
-    pub fn of_one(storage: DType, flags: &RoomFlags) -> Room {
+    pub fn of_one(storage: DType, flags: &RoomFlags, fidelity: Option<Fidelity>) -> Room {
         Room {
             storage,
+            fidelity,
             sequences: 1,
             tokens: None,
             context: flags.max_model_len.map(|n| n as usize),
@@ -116,6 +120,7 @@ impl Published {
     /// Reads all but the weights, which are only looked at.
     pub fn read(folder: &Path) -> Result<Published, Failure> {
         let model = Model::open(folder, false)?;
+        model.config.check_decoder()?;
         let tokenizer = Tokenizer::open(folder).map_err(|e| e.to_string())?;
         let template = ChatTemplate::open(folder).map_err(|e| e.to_string())?;
         let (has, takes) = (tokenizer.vocabulary(), model.config.vocab_size);
@@ -196,7 +201,8 @@ pub fn steps(model: &Model, room: &Room, machine: &Machine) -> Result<PagedModel
         return Err(format!("{line}; give more --max-batch-tokens or fewer --max-seqs").into());
     }
     let program = Program::paged(tokens as u64, room.sequences as u64, cache);
-    let planned = plan(config, &program, room.storage, machine)?;
+    let fidelity = room.fidelity.unwrap_or_else(|| served_fidelity(config));
+    let planned = plan_within(config, &program, room.storage, machine, fidelity)?;
     planned.check_memory().map_err(with_remedy)?;
     let kv = KvCache::new(config, cache, room.storage)?;
     let mut progress = Progress::new("loading weights");
@@ -270,7 +276,7 @@ mod tests {
 
     fn room(sequences: usize, context: Option<usize>, kv: Option<KvMemory>) -> Room {
         let flags = RoomFlags { max_model_len: context.map(|n| n as u32), kv_memory: kv };
-        Room { sequences, ..Room::of_one(DType::F32, &flags) }
+        Room { sequences, ..Room::of_one(DType::F32, &flags, None) }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::peaks::Peaks;
 use crate::table::bytes;
 use crate::watch::Screen;
 use astrai_builders::ModelConfig;
+use astrai_builders::config::{LayerSpec, MlpSpec};
 use astrai_ir::DType;
 use astrai_runtime::{Device, Dump, Error as RunError, Recompute, WeightSource};
 use astrai_train::batch::Items;
@@ -16,6 +17,7 @@ use astrai_train::checkpoint::{
 };
 use astrai_train::dataset::{Dataset, Sources};
 use astrai_train::engine::{Engine, Plan, Recipe};
+use astrai_train::router::Router;
 use astrai_train::settings::{self, Length, Partial, Settings, Storage};
 use astrai_train::signals::{self, Stop};
 use astrai_train::trainer::{Trainer, Watch, total_steps};
@@ -128,6 +130,7 @@ impl Train {
         let settings = Settings::merge(file.over(before), self.given.clone())?;
         let (config, text, model) = start(&settings, checkpoint.filter(|_| !named))?;
         check_sizes(&config, settings.batch as u64, settings.seq as u64)?;
+        check_router(&config, &settings)?;
         let folder = checkpoint.map(|c| c.path.as_path()).or(settings.model.as_deref());
         let sources = Sources::find(&settings, config.vocab_size, folder)?;
         Ok(Begin { settings, config, text, model, sources })
@@ -206,11 +209,13 @@ fn start(
         }
         (None, _, Some(folder)) => {
             let model = Model::open(folder, false)?;
+            model.config.check_decoder()?;
             warn(&model.warnings);
             Ok((model.config.clone(), text(&folder.join("config.json"))?, Some(model)))
         }
         (None, Some(path), _) => {
             let (config, warnings) = read_config(path, false)?;
+            config.check_decoder()?;
             warn(&warnings);
             let path = if path.is_dir() { path.join("config.json") } else { path.clone() };
             let model = Model::fresh(config.clone(), vec![], settings.seed);
@@ -292,6 +297,21 @@ fn state(
     Ok(state)
 }
 
+/// Refuses losses of routers of a model that has none.
+fn check_router(config: &ModelConfig, s: &Settings) -> Result<(), Failure> {
+    if config.layers.iter().any(|l| !matches!(l.mlp, MlpSpec::Dense { .. })) {
+        return Ok(());
+    }
+    let given =
+        [("router_aux_loss_coef", s.router_aux_loss_coef), ("router_z_loss_coef", s.router_z_loss_coef)];
+    match given.iter().find(|(_, factor)| *factor != 0.0) {
+        Some((key, factor)) => {
+            Err(format!("{key}: {factor}, but the model has no experts; remove it").into())
+        }
+        None => Ok(()),
+    }
+}
+
 /// A recipe of the default settings, for figures that depend on sizes only.
 pub fn default_recipe(batch: u64, seq: u64, storage: DType) -> Recipe {
     let sizes = Settings { batch: batch as usize, seq: seq as usize, ..Settings::default() };
@@ -320,18 +340,25 @@ pub fn recipe(s: &Settings) -> Recipe {
             settings::Recompute::Full => Recompute::Full,
         },
         optimizer: Optimizer { rule, weight_decay: s.weight_decay, clip },
+        router: Router { watched: true, balance: s.router_aux_loss_coef, z: s.router_z_loss_coef },
     }
 }
 
-/// Operations of forward and backward for a token, nothing computed twice: 6 for each parameter of a product, and 12 for each
-/// component of a head and token of the sequence (PaLM, arXiv:2204.02311, appendix B).
+/// Operations of forward and backward for a token, nothing computed twice: 6 for each parameter of a product that it meets, and
+/// 12 for each component of a head and token of the sequence (PaLM, arXiv:2204.02311, appendix B).
 pub fn flops_per_token(config: &ModelConfig, seq: usize) -> f64 {
     let names = config.model_type.names;
     let products = config
         .tensors()
         .into_iter()
         .filter(|t| t.shape.len() > 1 && (config.tie_embeddings || t.name != names.embed));
-    let parameters: u64 = products.map(|t| t.elements()).sum();
+    let all: u64 = products.map(|t| t.elements()).sum();
+    let idle = |l: &LayerSpec| match &l.mlp {
+        MlpSpec::Experts(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
+        MlpSpec::Stacked(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
+        MlpSpec::Dense { .. } => 0,
+    };
+    let parameters = all - config.layers.iter().map(idle).sum::<usize>() as u64;
     let heads = (config.num_layers * config.heads * config.head_dim) as f64;
     6.0 * parameters as f64 + 12.0 * heads * seq as f64
 }

@@ -4,16 +4,17 @@
 use crate::batch::{Batch, Sequences};
 use crate::curve;
 use crate::failure::{Done, Failure, warn};
-use crate::flags::{MachineFlags, device_name};
+use crate::flags::{FidelityFlags, MachineFlags, device_name};
 use crate::gradients::{GRAD, by_checkpoint_name};
 use crate::greedy::{self, Choice};
 use crate::machine::Machine;
-use crate::model::{Model, check_sizes, plan, plan_gradient};
+use crate::model::{Model, check_sizes, plan_gradient, plan_within};
 use crate::progress::Progress;
 use crate::serving::{Room, steps};
 use crate::table::table;
 use astrai_builders::{Logits, Loss, Program};
 use astrai_ir::DType;
+use astrai_passes::Fidelity;
 use astrai_runtime::weights::Checkpoint;
 use astrai_runtime::{Program as Planned, Session, Value as Array};
 use astrai_train::engine::Step;
@@ -64,6 +65,8 @@ pub struct Verify {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    fidelity: FidelityFlags,
+    #[command(flatten)]
     machine: MachineFlags,
 }
 
@@ -95,6 +98,8 @@ struct Proof {
     golden: Checkpoint,
     path: PathBuf,
     storage: DType,
+    /// Of logits, loss and greedy tokens; gradients are exact.
+    fidelity: Fidelity,
 }
 
 impl Verify {
@@ -106,8 +111,10 @@ impl Verify {
             model: Model::open(&self.model, false)?,
             machine: self.machine.machine()?,
             storage: self.machine.storage(),
+            fidelity: self.fidelity.asked().unwrap_or_default(),
             path,
         };
+        proof.model.config.check_decoder()?;
         warn(proof.model.warnings.iter().chain(&proof.machine.warnings));
         let checks = match self.only.is_empty() {
             true => Check::value_variants(),
@@ -155,7 +162,7 @@ impl Verify {
 impl Proof {
     /// A session of a program of the model.
     fn session(&self, program: &Program) -> Result<Session, Failure> {
-        self.start(plan(&self.model.config, program, self.storage, &self.machine)?)
+        self.start(plan_within(&self.model.config, program, self.storage, &self.machine, self.fidelity)?)
     }
 
     fn start(&self, planned: Planned) -> Result<Session, Failure> {
@@ -337,6 +344,7 @@ impl Proof {
         check_sizes(&self.model.config, 1, length)?;
         let room = Room {
             storage: self.storage,
+            fidelity: Some(self.fidelity),
             sequences: 1,
             // The prompt in more than one step, as a long one would be.
             tokens: Some(prompt.len().div_ceil(2)),

@@ -8,6 +8,7 @@ use astrai_ir::DType;
 use astrai_runtime::{Device, Dump, Recompute};
 use astrai_train::batch::Batch;
 use astrai_train::engine::{Engine, Plan, Recipe};
+use astrai_train::router::Router;
 use astrai_train::update::{Optimizer, Rule};
 
 #[global_allocator]
@@ -39,6 +40,7 @@ fn a_step_allocates_nothing_after_the_first() {
             accumulate: true,
             recompute: Recompute::Selective,
             optimizer: Optimizer { rule, weight_decay: 0.1, clip: Some(1.0) },
+            router: Router::default(),
         };
         let plan = Plan::new(&config, &recipe, &machine.target, Dump::None).unwrap();
         let model = Model::fresh(config, vec![], 7);

@@ -10,7 +10,7 @@ use astrai_ir::{DType, Graph};
 use astrai_runtime::{Device, Dump, Options, Session, compile};
 use std::path::{Path, PathBuf};
 
-const CASES: [&str; 14] = [
+const CASES: [&str; 18] = [
     "llama",
     "qwen3",
     "astrai_gqa",
@@ -25,6 +25,10 @@ const CASES: [&str; 14] = [
     "gemma3",
     "mixtral",
     "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "astrai_mla_moe",
+    "gpt_oss",
 ];
 
 /// The cases that are in this repository or beside it.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Uses of the operator: its meaning, its gradient, what it is made of, its form as JSON, what it refuses.
-const OPERATOR: &str = r#"
+const OPERATOR: &str = r#"//! The operator of the README.
 use astrai_ir::ops::{Clamp, Op};
 use astrai_ir::{DType, Dim, Graph, Real, Sizes, Tensor, eval, gradient, json, text};
 use std::collections::HashMap;
@@ -44,7 +44,7 @@ fn the_operator_is_whole() {
 "#;
 
 /// Uses of the family: found by its names, its parameters, its graph, and what it saves.
-const FAMILY: &str = r##"
+const FAMILY: &str = r##"//! The family of the README.
 use astrai_builders::{ModelConfig, Program, build};
 
 #[test]

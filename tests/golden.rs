@@ -25,7 +25,8 @@ const DENSE: [&str; 12] = [
 ];
 
 /// Mixtures of experts: routing flips on rounding, so bf16 is held to the interpreter and not to the reference.
-const EXPERTS: [&str; 2] = ["mixtral", "qwen3_moe"];
+const EXPERTS: [&str; 6] =
+    ["mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "astrai_mla_moe", "gpt_oss"];
 
 /// The case in this repository, or beside it; a word when it is in neither.
 fn case(name: &str) -> Option<PathBuf> {

@@ -11,7 +11,7 @@ use std::path::Path;
 
 #[test]
 fn host_kernels_give_the_references_gradients() {
-    for name in ["llama", "qwen3", "astrai_gqa", "olmo2", "glm4", "phi3", "gemma2", "gemma3"] {
+    for name in ["llama", "qwen3", "astrai_gqa", "olmo2", "glm4", "phi3", "gemma2", "gemma3", "gpt_oss"] {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let places = [root.join("tests/golden"), root.join("../shared/golden")];
         let Some(case) = places.into_iter().map(|p| p.join(name)).find(|p| p.is_dir()) else {

@@ -2,8 +2,8 @@
 
 use astrai::machine::Machine;
 use astrai_builders::config::{MlpSpec, NormPlace, QkNorm};
-use astrai_builders::{Logits, Loss, ModelConfig, Program, build};
-use astrai_ir::DType;
+use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, build, registry};
+use astrai_ir::{Anchor, DType};
 use astrai_runtime::{Device, Dump, Options, compile};
 use astrai_train::engine::Plan;
 use astrai_train::settings::{Settings, Storage};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// File, parameters as an independent implementation counts them, layers.
-const SHAPES: [(&str, u64, u64); 15] = [
+const SHAPES: [(&str, u64, u64); 16] = [
     ("llama-3.1-8b", 8_030_261_248, 32),
     ("llama-3.1-405b", 405_853_388_800, 126),
     ("llama-3.2-1b", 1_235_814_400, 16),
@@ -27,6 +27,7 @@ const SHAPES: [(&str, u64, u64); 15] = [
     ("gemma-3-1b", 999_885_952, 26),
     ("qwen3-30b-a3b", 30_532_122_624, 48),
     ("qwen3-235b-a22b", 235_093_634_560, 94),
+    ("gpt-oss-120b", 116_829_156_672, 36),
 ];
 
 fn config(name: &str) -> Option<PathBuf> {
@@ -79,6 +80,47 @@ fn published_shapes_are_planned_in_seconds() {
     }
 }
 
+/// Rows of the published shapes' own table: file, parameters.
+fn table() -> Vec<(PathBuf, u64)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/configs");
+    let Ok(text) = std::fs::read_to_string(folder.join("README.md")) else {
+        println!("skipped: the table of published shapes is not here");
+        return vec![];
+    };
+    let row = |line: &str| {
+        let (file, count) = line.strip_prefix("| `")?.strip_suffix(" |")?.split_once("` | ")?;
+        Some((folder.join(file), count.replace(',', "").parse().ok()?))
+    };
+    let rows: Vec<_> = text.lines().filter_map(row).collect();
+    assert!(rows.len() >= 18, "{rows:?}");
+    rows
+}
+
+#[test]
+fn every_shape_of_the_table_decodes_from_pages() {
+    let machine = Machine::new(Device::Null, 1).unwrap();
+    for (path, parameters) in table() {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let raw: serde_json::Value = serde_json::from_str(&text).unwrap();
+        if registry::find(raw["model_type"].as_str().unwrap()).is_none() {
+            println!("skipped: {} is of no type that is built", path.display());
+            continue;
+        }
+        let config = ModelConfig::read(&path).unwrap().config;
+        assert_eq!(config.parameter_count(), parameters, "{}", path.display());
+        let started = Instant::now();
+        let cache = Cache { page: Cache::PAGE, pages: 8 * 256, table: 256 };
+        let graph = build(&config, &Program::paged(8, 8, cache)).unwrap();
+        let options = Options { storage: DType::BF16, ..Options::default() };
+        let program = compile(&graph, &machine.target, &options).unwrap();
+        assert!(program.plan.regions.iter().all(|r| r.anchor != Anchor::Eval), "{}", path.display());
+        let (cost, seconds) = (program.cost().unwrap(), started.elapsed().as_secs_f64());
+        let name = path.file_stem().unwrap().display();
+        println!("{name}: {seconds:.2} s, {} kv bytes a token", cost.kv_bytes_per_token);
+        assert!(seconds < 10.0, "{name}: {seconds} s");
+    }
+}
+
 #[test]
 fn training_of_published_shapes_is_planned() {
     let machine = Machine::new(Device::Null, 1).unwrap();
@@ -100,7 +142,12 @@ fn training_of_published_shapes_is_planned() {
         let first = &config.layers[0];
         let behind = if first.norms == NormPlace::Before { 0 } else { 20 };
         let normed = if first.attention.qk_norm == QkNorm::None { 0 } else { 14 };
-        let experts = if idle(&config) > 0 { 20 } else { 0 };
+        let experts = match &first.mlp {
+            MlpSpec::Dense { .. } => 0,
+            MlpSpec::Experts(_) => 20,
+            // Their biases and the router's.
+            MlpSpec::Stacked(_) => 26,
+        };
         let layer = 46 + behind + normed + experts;
         assert!(launches[0] <= layer * layers + 20, "{name}: {launches:?} launches");
         let flops: u64 = [&plan.grad, &plan.update].iter().map(|p| p.cost().unwrap().flops).sum();
@@ -128,6 +175,7 @@ fn weights_are_whole(name: &str, config: &ModelConfig, bytes: u64, parameters: u
 fn idle(config: &ModelConfig) -> u64 {
     let of = |mlp: &MlpSpec| match mlp {
         MlpSpec::Experts(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
+        MlpSpec::Stacked(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
         MlpSpec::Dense { .. } => 0,
     };
     config.layers.iter().map(|l| of(&l.mlp) as u64).sum()
@@ -136,7 +184,11 @@ fn idle(config: &ModelConfig) -> u64 {
 /// A few rows of the widest values of a layer at a time, f32 at most, and the logits.
 fn arena_is_sane(name: &str, config: &ModelConfig, bytes: u64, tokens: u64) {
     let mlp = &config.layer_kinds().0[0].mlp;
-    let rows = if let MlpSpec::Experts(e) = mlp { e.chosen } else { 1 };
+    let rows = match mlp {
+        MlpSpec::Experts(e) => e.chosen,
+        MlpSpec::Stacked(e) => e.chosen,
+        MlpSpec::Dense { .. } => 1,
+    };
     let wide = 2 * (config.hidden_size.max(mlp.intermediate()) * rows) as u64;
     let most = 4 * (3 * tokens * wide + config.vocab_size as u64) + (64 << 10);
     assert!(bytes < most, "{name}: an arena of {bytes} bytes, expected below {most}");

@@ -10,20 +10,20 @@ mod saturate;
 #[path = "stages/snapshot.rs"]
 mod snapshot;
 
-use astrai_builders::build;
-use astrai_builders::config::{LayerSpec, NormPlace, QkNorm};
+use astrai_builders::config::{LayerSpec, MlpSpec, NormPlace, QkNorm};
+use astrai_builders::{Logits, Loss, build};
 use astrai_ir::json::write_json;
 use astrai_ir::ops::Op;
 use astrai_ir::{DType, Graph, Tensor, verify};
 use astrai_passes as passes;
 use astrai_runtime::{Options, Program, compile};
-use families::{FAMILIES, config, evaluate, machine, program};
+use families::{ENCODER, FAMILIES, config, evaluate, machine, program};
 
 #[test]
 fn every_family_is_here() {
     for model in astrai_builders::registry::MODELS {
         assert!(
-            FAMILIES.iter().any(|(name, _)| *name == model.name),
+            FAMILIES.iter().chain([&ENCODER]).any(|(name, _)| *name == model.name),
             "add a tiny config of `{}`",
             model.name
         );
@@ -32,7 +32,9 @@ fn every_family_is_here() {
 
 fn graphs() -> Vec<(String, Graph)> {
     let graph = |(name, text): &(&str, &str)| (name.to_string(), build(&config(text), &program(12)).unwrap());
-    FAMILIES.iter().map(graph).collect()
+    let vectors = astrai_builders::Program { logits: Logits::None, loss: Loss::None, ..program(12) };
+    let encoder = (ENCODER.0.to_string(), build(&config(ENCODER.1), &vectors).unwrap());
+    FAMILIES.iter().map(graph).chain([encoder]).collect()
 }
 
 fn close(name: &str, got: &[(String, Tensor)], want: &[(String, Tensor)], share: f64) {
@@ -54,10 +56,17 @@ fn stages_keep_the_meaning_and_settle_at_once() {
         let dots =
             |g: &Graph| g.nodes().iter().filter(|n| matches!(n.op, Op::Dot(_) | Op::GroupedDot(_))).count();
         let (before, after) = (dots(&g.blocks()[0].graph), dots(&merged.blocks()[0].graph));
-        // q|k|v, o, gate|up, down; in some checkpoints the joined ones are one tensor already. Experts have a router.
-        let routers = g.blocks()[0].graph.nodes().iter().filter(|n| matches!(n.op, Op::Route(_))).count();
+        // q|k|v, o, gate|up, down; in some checkpoints the joined ones are one tensor already. Experts have a router, and beside
+        // them shared ones gate|up of all and each its down.
+        let body = &g.blocks()[0].graph;
+        let routers = body.nodes().iter().filter(|n| matches!(n.op, Op::Route(_))).count();
+        let shared = |n: &&astrai_ir::Node| {
+            n.op.leaf_name()
+                .is_some_and(|name| name.contains("shared_experts") && name.ends_with("down.weight"))
+        };
+        let shared = body.nodes().iter().filter(shared).count();
         assert!(
-            after == 4 + routers && (after < before || name == "phi3"),
+            after == 4 + routers + shared + shared.min(1) && (after < before || name == "phi3"),
             "{name}: {before} dots became {after}"
         );
         for storage in [DType::F32, DType::BF16] {
@@ -109,7 +118,12 @@ fn a_kind_of_layer_is_compiled_once_whatever_the_depth() {
             let (a, b) = (few.cost().unwrap(), many.cost().unwrap());
             assert_eq!(a.arena_bytes, b.arena_bytes, "{name}: scratch is shared");
             let layer = (b.launches - a.launches) / 36;
-            let experts = if name == "mixtral" || name == "qwen3_moe" { 4 } else { 0 };
+            // The router, the choice, and twice rows in another order; of shared experts gate and up at once, each down.
+            let experts = match &kinds[0].mlp {
+                MlpSpec::Experts(e) => 4 + e.shared.map_or(0, |s| 1 + s.count as u64),
+                MlpSpec::Stacked(_) => 4,
+                MlpSpec::Dense { .. } => 0,
+            };
             let most = 8 + norms_apart(kinds[0]) + experts;
             assert!(
                 layer <= most && few.plan.bodies.iter().all(|b| b.steps.len() as u64 == layer),

@@ -4,28 +4,55 @@
 //! best expert first.
 
 use crate::config::{ExpertsSpec, SharedSpec};
+use crate::router::{self, Seen};
 use astrai_ir::ops::{Activation, GatedAct, GroupedDot, ReduceKind, Route, Rows, Weight};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Type};
 
-/// `Σ w_e · down_e(act(gate_e(x)) * up_e(x))` for `x` `[tokens, hidden]`, and the mean of the shared experts.
-pub fn experts(g: &mut Graph, e: &ExpertsSpec, act: Activation, x: NodeId) -> Result<NodeId, IrError> {
+/// `Σ w_e · down_e(act(gate_e(x)) * up_e(x))` for `x` `[tokens, hidden]`, and the mean of the shared experts; and what is `seen`
+/// of the router, by the names of a layer's outputs.
+pub fn experts(
+    g: &mut Graph,
+    e: &ExpertsSpec,
+    act: Activation,
+    x: NodeId,
+    seen: Seen,
+) -> Result<(NodeId, Vec<(&'static str, NodeId)>), IrError> {
     let routes = route(g, e, x)?;
     let y = chosen(g, e, act, x, &routes)?;
-    let Some(s) = &e.shared else { return Ok(y) };
+    let watched = router::watched(g, e.router(), &routes, seen)?;
+    let Some(s) = &e.shared else { return Ok((y, watched)) };
     let shared = shared(g, s, &e.names.shared, act, x)?;
-    g.scope("mlp.experts.sum", |g| g.add(y, shared))
+    Ok((g.scope("mlp.experts.sum", |g| g.add(y, shared))?, watched))
 }
 
-/// Parts of a route: weights `[tokens, chosen]`, then slots, places and offsets.
-struct Routes {
-    weights: NodeId,
-    slots: NodeId,
-    places: NodeId,
-    offsets: NodeId,
+/// The choice of experts, and the lists that their products need: see [`Route`].
+pub(crate) struct Routed {
+    /// `[tokens, experts]`
+    pub logits: NodeId,
+    /// i32 `[tokens, chosen]`
+    pub experts: NodeId,
+    /// `[tokens, chosen]`
+    pub weights: NodeId,
+    /// i32 `[tokens * chosen]`
+    pub slots: NodeId,
+    /// i32 `[tokens, chosen]`
+    pub places: NodeId,
+    /// i32 `[experts + 1]`
+    pub offsets: NodeId,
+}
+
+impl Routed {
+    /// The choice by router logits `[tokens, experts]` and a correction, if there is one.
+    pub(crate) fn new(g: &mut Graph, op: Route, args: &[NodeId]) -> Result<Routed, IrError> {
+        let route = g.push(op, args)?;
+        let [experts, weights] = [g.part(route, 0)?, g.part(route, 1)?];
+        let [slots, places, offsets] = [g.part(route, 2)?, g.part(route, 3)?, g.part(route, 4)?];
+        Ok(Routed { logits: args[0], experts, weights, slots, places, offsets })
+    }
 }
 
 /// Which experts each token of `x` meets.
-fn route(g: &mut Graph, e: &ExpertsSpec, x: NodeId) -> Result<Routes, IrError> {
+fn route(g: &mut Graph, e: &ExpertsSpec, x: NodeId) -> Result<Routed, IrError> {
     let count = Dim::from(e.count);
     let logits = g.scope(e.names.router, |g| {
         let router = Type::new(DType::F32, [count.clone(), g.ty(x).shape[1].clone()]);
@@ -45,10 +72,7 @@ fn route(g: &mut Graph, e: &ExpertsSpec, x: NodeId) -> Result<Routes, IrError> {
             let ty = Type::new(DType::F32, [count]);
             args.push(g.push(Weight::fixed(e.names.correction, ty), &[])?);
         }
-        let route = g.push(op, &args)?;
-        let [weights, slots, places, offsets] =
-            [g.part(route, 1)?, g.part(route, 2)?, g.part(route, 3)?, g.part(route, 4)?];
-        Ok(Routes { weights, slots, places, offsets })
+        Routed::new(g, op, &args)
     })
 }
 
@@ -58,15 +82,10 @@ fn chosen(
     e: &ExpertsSpec,
     act: Activation,
     x: NodeId,
-    routes: &Routes,
+    routes: &Routed,
 ) -> Result<NodeId, IrError> {
-    let (tokens, hidden) = (g.ty(x).shape[0].clone(), g.ty(x).shape[1].clone());
-    let inner = Dim::from(e.intermediate);
-    let rows = g.scope("mlp.experts.rows", |g| {
-        let chosen = g.fill(routes.slots, e.chosen as f64)?;
-        let token = g.div(routes.slots, chosen)?;
-        g.gather(x, token, 0) // [tokens * chosen, hidden]
-    })?;
+    let (hidden, inner) = (g.ty(x).shape[1].clone(), Dim::from(e.intermediate));
+    let rows = rows_of(g, routes, x)?;
     let both = product(g, e, &[e.names.gate, e.names.up], rows, routes.offsets, &hidden)?;
     let h = g.scope("mlp.act", |g| {
         let gate = g.slice(both, 1, Dim::from(0), inner.clone())?;
@@ -74,12 +93,35 @@ fn chosen(
         g.push(GatedAct { act }, &[gate, up])
     })?;
     let y = product(g, e, &[e.names.down], h, routes.offsets, &hidden)?; // [tokens * chosen, hidden]
+    add_up(g, routes, y, None)
+}
+
+/// Rows of `x` `[tokens, hidden]` in the order of experts: `[tokens * chosen, hidden]`.
+pub(crate) fn rows_of(g: &mut Graph, routed: &Routed, x: NodeId) -> Result<NodeId, IrError> {
+    let chosen = g.ty(routed.weights).shape[1].size().unwrap_or(1);
+    g.scope("mlp.experts.rows", |g| {
+        let chosen = g.fill(routed.slots, chosen as f64)?;
+        let token = g.div(routed.slots, chosen)?;
+        g.gather(x, token, 0)
+    })
+}
+
+/// A token's results `y` `[tokens * chosen, hidden]`, with a bias in the order of tokens, times their weights, added up best
+/// expert first: `[tokens, hidden]`.
+pub(crate) fn add_up(
+    g: &mut Graph,
+    routed: &Routed,
+    y: NodeId,
+    bias: Option<NodeId>,
+) -> Result<NodeId, IrError> {
+    let [tokens, chosen] = [0, 1].map(|axis| g.ty(routed.weights).shape[axis].clone());
     g.scope("mlp.experts.sum", |g| {
-        let shape = vec![tokens.clone(), Dim::from(e.chosen), hidden];
-        let place = g.reshape(routes.places, vec![&tokens * &shape[1]])?;
+        let shape = vec![tokens.clone(), chosen.clone(), g.ty(y).shape[1].clone()];
+        let place = g.reshape(routed.places, vec![&tokens * &chosen])?;
         let y = g.gather(y, place, 0)?;
+        let y = bias.map_or(Ok(y), |b| g.add(y, b))?;
         let y = g.reshape(y, shape.clone())?;
-        let w = g.reshape(routes.weights, vec![tokens, shape[1].clone(), Dim::from(1)])?;
+        let w = g.reshape(routed.weights, vec![tokens, chosen, Dim::from(1)])?;
         let w = g.broadcast(w, &shape)?;
         let y = g.mul(y, w)?;
         g.reduce(ReduceKind::Sum, y, &[1])

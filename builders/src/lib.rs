@@ -7,7 +7,10 @@ mod layer;
 pub mod model;
 pub mod models;
 mod placements;
+mod pool;
 pub mod registry;
+pub mod router;
+mod stacked;
 
 pub use config::{ConfigError, ModelConfig};
 pub use model::{Cache, Logits, Loss, Program, build};

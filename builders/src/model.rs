@@ -2,8 +2,10 @@
 //! bounds of their symbols and in what is wanted, not in model code. Each distinct layer is one block; the outer graph
 //! embeds, calls the blocks in order, norms, and applies the head.
 
-use crate::config::{LayerSpec, ModelConfig, RopeSpec};
+use crate::config::{LayerSpec, ModelConfig, RopeKey, RopeSpec};
 use crate::layer;
+use crate::pool::pool;
+use crate::router::Routers;
 use astrai_ir::ops::{Call, CompareKind, Const, ReduceKind, UnaryKind};
 use astrai_ir::{Block, BlockId, DType, Dim, Graph, IrError, NodeId, Real, Symbol, Tensor, Type, ops};
 use std::sync::Arc;
@@ -25,7 +27,8 @@ pub struct Program {
     pub cache: Option<Cache>,
 }
 
-/// Keys and values in pages: states `kv.<layer>.k` and `kv.<layer>.v`, each `[pages * page, kv_heads, head_dim]`.
+/// Keys and values in pages: states `kv.<layer>.k` and `kv.<layer>.v`, each `[pages * page, kv_heads, ..]`, or the latents they
+/// are made of: `kv.<layer>.latent`, `[pages * page, 1, rank + rope]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cache {
     /// Rows (tokens) of a page, a power of two.
@@ -40,14 +43,18 @@ impl Cache {
     /// Rows of a page unless there is a reason for another number.
     pub const PAGE: usize = 16;
 
-    /// Names of the states of a layer's keys and values.
-    pub fn states(layer: usize) -> [String; 2] {
-        ["k", "v"].map(|x| format!("kv.{layer}.{x}"))
-    }
-
-    /// Shape of the state of a layer's keys, and of its values.
-    pub fn shape(&self, config: &ModelConfig) -> [usize; 3] {
-        [self.pages * self.page, config.kv_heads, config.head_dim]
+    /// Names and shapes of the states of a layer.
+    pub fn states(&self, config: &ModelConfig, layer: usize) -> Vec<(String, [usize; 3])> {
+        let Some(spec) = config.layers.get(layer).map(|l| &l.attention) else { return vec![] };
+        let parts = match &spec.latent {
+            Some(l) if l.rope_key == RopeKey::Shared => vec![("latent", [1, l.rank + l.rope])],
+            _ => {
+                let (heads, d) = (config.kv_heads, config.head_dim);
+                vec![("k", [heads, d]), ("v", [heads, spec.value_dim(d)])]
+            }
+        };
+        let rows = self.pages * self.page;
+        parts.into_iter().map(|(x, [heads, d])| (format!("kv.{layer}.{x}"), [rows, heads, d])).collect()
     }
 
     fn check(&self) -> Result<(), String> {
@@ -77,6 +84,11 @@ pub enum Loss {
     /// Their sum times the scalar input `loss_scale`: with one over the number of all targets that count, the losses of
     /// several runs, and their gradients, add up to those of the mean over all.
     Scaled,
+    /// The same, of a model with experts, and what its routers did: see [`router`](crate::router).
+    Routed {
+        /// The routers' losses are made, too, and added to `loss`.
+        balanced: bool,
+    },
 }
 
 /// Positions whose logits a program puts out.
@@ -104,21 +116,28 @@ impl Program {
         Program { tokens, sequences, span, logits, loss, cache: Some(cache) }
     }
 
-    pub(crate) fn symbols(&self) -> Vec<Symbol> {
+    pub(crate) fn symbols(&self, config: &ModelConfig) -> Vec<Symbol> {
         let one = |name: &str, max: u64| Symbol { name: name.into(), min: 1, max, multiple_of: 1 };
-        vec![one("sequences", self.sequences), one("tokens", self.tokens)]
+        let pages = self.cache.filter(|_| config.caches_latents());
+        let pages = pages.map(|cache| one(layer::CONTEXT, cache.pages as u64));
+        pages.into_iter().chain([one("sequences", self.sequences), one("tokens", self.tokens)]).collect()
     }
 }
 
 /// The graph of a model. Inputs: `input_ids` i32 `[tokens]`, `positions` i32 `[tokens]` (from 0 in each sequence),
 /// `starts` i32 `[sequences + 1]`, and as wanted `last` i32 `[sequences]`, `targets` i32 `[tokens]` (negative:
-/// ignored) and `loss_scale` f32. Outputs: `logits`, `loss`. Over a cache `positions` go on from run to run, and there are
+/// ignored) and `loss_scale` f32. Outputs: `logits`, `loss`, and of [`Loss::Routed`] those of the routers. Over a cache `positions` go on from run to run, and there are
 /// `slots` i32 `[tokens]` (the row of each token's key and value, -1: none), `tables` i32 `[sequences, table]` (each
 /// sequence's pages), `lens` i32 `[sequences]` (its tokens in them, those of this run included) and an output for the next
-/// version of each state. All arithmetic is f32; the precision pass changes what is stored.
+/// version of each state. Where pages hold latents, `pages` i32 `[context]` lists the pages in use, each once, and `tables` holds
+/// places in that list. An encoder's only output is `embedding` `[sequences, hidden]`; its program wants nothing else. All
+/// arithmetic is f32; the precision pass changes what is stored.
 pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> {
-    let mut g = Graph::new(program.symbols());
+    let mut g = Graph::new(program.symbols(config));
     program.cache.map_or(Ok(()), |c| c.check()).map_err(|m| g.error(m))?;
+    if program.logits != Logits::None || program.loss != Loss::None || program.cache.is_some() {
+        config.check_decoder().map_err(|m| g.error(m))?;
+    }
     let tokens = Dim::symbol("tokens");
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
     let names = config.model_type.names;
@@ -132,10 +151,21 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
     }
     let mut given = vec![("positions", positions), ("starts", starts)];
     if let Some(cache) = &program.cache {
-        given.extend(layer::CACHE.into_iter().zip(layer::cache_inputs(&mut g, cache)?));
+        given.extend(layer::CACHE.into_iter().zip(layer::cache_inputs(
+            &mut g,
+            cache,
+            config.caches_latents(),
+        )?));
     }
-    x = layers(&mut g, config, program, x, &given)?;
+    let mut routers = Routers::default();
+    x = layers(&mut g, config, program, x, &given, &mut routers)?;
     let norm = g.scope("norm", |g| layer::norm_weight(g, config, names.final_norm, hidden))?;
+    if let Some(encoder) = &config.encoder {
+        let normed = |g: &mut Graph, x| g.scope("norm", |g| g.rms_norm(x, norm, config.norm_eps));
+        let embedding = pool(&mut g, encoder, [x, starts], normed)?;
+        g.set_output("embedding", embedding)?;
+        return Ok(g);
+    }
     let head = match config.tie_embeddings {
         true => embed,
         false => g.scope("lm_head", |g| g.weight(names.head, DType::F32, &[vocab, hidden]))?,
@@ -163,19 +193,21 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
     if program.loss != Loss::None {
         let x = g.scope("norm", |g| g.rms_norm(x, norm, config.norm_eps))?;
         let loss = g.scope("loss", |g| loss(g, [x, head], config, program.loss))?;
+        let loss = g.scope("router", |g| routers.loss(g, config, program.loss, loss))?;
         g.set_output("loss", loss)?;
     }
     Ok(g)
 }
 
 /// Calls the layers in order on `x` `[tokens, hidden]`; `given` are the inputs that all layers share. Next versions of their
-/// states become outputs.
+/// states become outputs; what they show of their routers is gathered.
 fn layers(
     g: &mut Graph,
     config: &ModelConfig,
     program: &Program,
     mut x: NodeId,
     given: &[(&str, NodeId)],
+    routers: &mut Routers,
 ) -> Result<NodeId, IrError> {
     let (kinds, of_layer) = config.layer_kinds();
     let mut blocks: Vec<BlockId> = Vec::with_capacity(kinds.len());
@@ -195,9 +227,9 @@ fn layers(
                 "x" => x,
                 "cos" => cos,
                 "sin" => sin,
-                "k_cache" | "v_cache" => {
-                    let name = &Cache::states(i)[usize::from(param == "v_cache")];
-                    g.push(ops::State { name: name.clone(), ty: leaf.clone() }, &[])?
+                "k_cache" | "v_cache" | "latent_cache" => {
+                    let name = format!("kv.{i}.{}", param.trim_end_matches("_cache"));
+                    g.push(ops::State { name, ty: leaf.clone() }, &[])?
                 }
                 shared if given.iter().any(|(name, _)| *name == shared) => {
                     given.iter().find(|(name, _)| *name == shared).map_or(x, |(_, id)| *id)
@@ -212,9 +244,12 @@ fn layers(
         let call = Call { block: blocks[kind], layer: i as u32 };
         let made = g.scope(&format!("layers.{i}"), |g| g.push(call, &args))?;
         x = made;
-        if program.cache.is_some() {
+        if g.node(made).types.len() > 1 {
             x = g.part(made, 0)?;
-            for (part, name) in (1..).zip(Cache::states(i)) {
+        }
+        routers.see(g, &block, made)?;
+        if let Some(cache) = &program.cache {
+            for (part, (name, _)) in (1..).zip(cache.states(config, i)) {
                 let next = g.part(made, part)?;
                 g.set_output(&name, next)?;
             }
@@ -271,7 +306,7 @@ fn loss(g: &mut Graph, [x, head]: [NodeId; 2], config: &ModelConfig, kind: Loss)
     let op = ops::LinearCrossEntropy { label_smoothing: Real(0.0), softcap };
     let losses = g.push(op, &[x, head, targets])?; // [tokens]
     let sum = g.reduce(ReduceKind::Sum, losses, &[0])?;
-    if kind == Loss::Scaled {
+    if kind != Loss::Mean {
         let scale = g.input("loss_scale", DType::F32, vec![])?;
         return g.mul(sum, scale);
     }

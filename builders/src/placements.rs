@@ -53,9 +53,12 @@ const SHARED: [&str; 2] = ["tp.kv", "tp.q"];
 impl Ranks {
     /// The mesh for a model, or which of its keys does not go with it.
     pub fn mesh(&self, c: &ModelConfig) -> Result<Mesh, String> {
+        if c.layers.iter().any(|l| matches!(l.mlp, MlpSpec::Stacked(_))) {
+            return Err(format!("{}: its experts' matrices have no placements yet", c.model_type.name));
+        }
         let experts = c.layers.iter().find_map(|l| match &l.mlp {
             MlpSpec::Experts(e) => Some(e),
-            MlpSpec::Dense { .. } => None,
+            MlpSpec::Dense { .. } | MlpSpec::Stacked(_) => None,
         });
         let inner = c.layers.iter().map(|l| l.mlp.intermediate());
         let divides = |key: &str, value: usize, axis: &str, n: usize| match value.is_multiple_of(n) {

@@ -52,6 +52,8 @@ pub struct Names {
     pub k_norm: &'static str,
     /// Gate on the attention output, `[heads * head_dim, hidden]`.
     pub gate: &'static str,
+    /// Scores that join each head's softmax, `[heads]`, whole but for the layer's prefix.
+    pub sinks: Option<&'static str>,
     /// Output projection, `[hidden, heads * head_dim]`.
     pub o: &'static str,
     /// Norm of what attention adds to the stream, `[hidden]`.

@@ -1,8 +1,11 @@
-//! What OLMo 2, GLM 4, Phi-3, Gemma 2, Gemma 3 and AstrAI's experts resolve to, what they refuse, and that saving keeps it.
+//! What OLMo 2, GLM 4, Phi-3, Gemma 2, Gemma 3, gpt-oss, AstrAI's experts and its encoder resolve to, what they refuse, and
+//! that saving keeps it.
 
 use astrai_builders::config::{
-    Activation, Init, MlpSpec, ModelConfig, NormPlace, QkNorm, RopeLayout, RopeScaling, SharedSpec,
+    Activation, EncoderSpec, Init, MlpSpec, ModelConfig, NormPlace, Pooling, QkNorm, RopeLayout, RopeScaling,
+    SharedSpec,
 };
+use astrai_builders::{Program, build};
 use serde_json::{Value, json};
 
 /// A small configuration of a type, with keys replaced; `null` stays.
@@ -201,6 +204,86 @@ fn gemma3_in_three_layouts() {
 }
 
 #[test]
+fn gpt_oss() {
+    let c = read("gpt_oss", json!({}));
+    assert_eq!(windows(&c), [Some(128), None, Some(128), None]);
+    let a = &c.layers[0].attention;
+    assert!(a.sinks && a.qkv_bias && a.o_bias);
+    let RopeScaling::Yarn(y) = &a.rope.scaling else { panic!("no yarn") };
+    assert_eq!(
+        (a.rope.theta, y.factor, y.truncate, y.original_max_positions),
+        (150_000.0, 32.0, false, 4096)
+    );
+    let MlpSpec::Stacked(e) = &c.layers[3].mlp else { panic!("no experts") };
+    assert_eq!((e.count, e.chosen, e.limit, e.alpha), (128, 4, 7.0, 1.702));
+    let small = json!({"num_local_experts": 6, "experts_per_token": 3, "swiglu_limit": 2.5, "swiglu_alpha": 1.5,
+        "sliding_window": 9, "attention_bias": false, "layer_types": ["full_attention", "full_attention",
+        "sliding_attention", "full_attention"], "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        "initial_context_length": 4096, "router_aux_loss_coef": 0.9});
+    let c = read("gpt_oss", small);
+    assert_eq!(windows(&c), [None, None, Some(9), None]);
+    let rope = &c.layers[0].attention.rope;
+    assert_eq!((rope.theta, &rope.scaling), (1e4, &RopeScaling::None));
+    let shape = |name: &str| init(&c, &format!("model.layers.1.{name}")).map(|t| t.0);
+    assert_eq!(shape("self_attn.sinks"), Some(vec![4]));
+    assert_eq!(shape("self_attn.q_proj.bias"), None);
+    assert_eq!(shape("mlp.router.bias"), Some(vec![6]));
+    assert_eq!(shape("mlp.experts.gate_up_proj"), Some(vec![6, 32, 96]));
+    assert_eq!(shape("mlp.experts.gate_up_proj_bias"), Some(vec![6, 96]));
+    assert_eq!(shape("mlp.experts.down_proj"), Some(vec![6, 48, 32]));
+    assert_eq!(shape("mlp.experts.down_proj_bias"), Some(vec![6, 32]));
+    assert_eq!(read("gpt_oss", json!({"rope_theta": 5e4})).layers[0].attention.rope.theta, 5e4);
+    let packed = json!({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]});
+    assert_eq!(read("gpt_oss", json!({"quantization_config": packed})), read("gpt_oss", json!({})));
+    let other = json!({"quantization_config": {"quant_method": "awq"}});
+    refused("gpt_oss", other, "`quantization_config` has the quant_method \"awq\"; supported: mxfp4");
+    refused("gpt_oss", json!({"quantization_config": 4}), "`quantization_config`");
+    refused("gpt_oss", json!({"num_experts_per_tok": 129}), "is 129, more than the 128 experts");
+    refused("gpt_oss", json!({"num_experts_per_tok": 2, "experts_per_token": 3}), "both mean the same");
+    refused("gpt_oss", json!({"sliding_window": null}), "is null while there are sliding layers");
+    refused("gpt_oss", json!({"swiglu_limit": 0}), "`swiglu_limit` is 0");
+    refused("gpt_oss", json!({"hidden_act": "gelu"}), "`hidden_act` is not silu");
+    refused("gpt_oss", json!({"layer_types": ["full_attention"]}), "lists 1 layers of 4");
+}
+
+#[test]
+fn embedding() {
+    let text = |more: &str| {
+        format!(
+            r#"{{"model_type": "embedding", "vocab_size": 64, "dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2,
+            "dim_ffn": 48, "max_len": 64, "norm_eps": 1e-5 {more}}}"#
+        )
+    };
+    let parse = |more: &str| ModelConfig::parse(&text(more), "config.json");
+    let plain = parse("").unwrap().config;
+    assert_eq!(plain.encoder, Some(EncoderSpec { pooling: Pooling::Mean, normalise: false }));
+    assert!(plain.tensors().iter().all(|t| t.name != "lm_head.weight"));
+    for (name, pooling) in [("mean", Pooling::Mean), ("cls", Pooling::Cls), ("last", Pooling::Last)] {
+        let more = format!(
+            r#", "pooling_type": "{name}", "normalize_embeddings": true, "use_qk_norm": true, "use_gated_attention": true,
+            "tie_weight": true, "rope_scaling": {{"type": "ntk", "factor": 2.0}}"#
+        );
+        let r = parse(&more).unwrap();
+        assert!(r.warnings.is_empty(), "{:?}", r.warnings);
+        assert_eq!(r.config.encoder, Some(EncoderSpec { pooling, normalise: true }));
+        let saved = r.config.save();
+        assert!(saved.get("tie_word_embeddings").is_none() && saved.get("ffn_type").is_none());
+        let again = ModelConfig::parse(&saved.to_string(), "saved").unwrap();
+        assert_eq!((again.config, again.warnings.len()), (r.config, 0));
+    }
+    let says = |more: &str, what: &str| {
+        let e = parse(more).map(|_| ()).unwrap_err().to_string();
+        assert!(e.contains(what) && !e.contains('\n'), "{e}");
+    };
+    says(r#", "pooling_type": "max""#, "`pooling_type` is \"max\"; supported: mean, cls, last");
+    says(r#", "normalize_embeddings": 1"#, "`normalize_embeddings`");
+    says(r#", "ffn_type": "moe""#, "`ffn_type` is \"moe\"");
+    let wants = Program::full(1, 8);
+    let e = build(&plain, &wants).unwrap_err().to_string();
+    assert!(e.contains("`embedding` is an encoder") && e.contains("--want embedding"), "{e}");
+}
+
+#[test]
 fn experts_of_astrai() {
     let plain = json!({"head_dim": null, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "ffn_type": "moe",
         "n_routed_experts": 6, "n_activated_experts": 2, "decoder_sparse_step": 2, "mlp_only_layers": [3]});
@@ -212,7 +295,7 @@ fn experts_of_astrai() {
     };
     let experts = |c: &ModelConfig, i: usize| match &c.layers[i].mlp {
         MlpSpec::Experts(e) => Some(e.clone()),
-        MlpSpec::Dense { .. } => None,
+        _ => None,
     };
     assert_eq!([0, 1, 2, 3].map(|i| experts(&c, i).is_some()), [false, true, false, false]);
     let e = experts(&c, 1).unwrap();

@@ -5,7 +5,7 @@ use crate::failure::{Failure, warn};
 use crate::greedy::choose;
 use crate::machine::Machine;
 use crate::measure::{after_warm_up, rounded};
-use crate::model::{Model, check_sizes, plan, read_config};
+use crate::model::{Model, check_sizes, plan_within, read_config, served_fidelity};
 use crate::peaks::Peaks;
 use crate::progress::Progress;
 use crate::run::profile_table;
@@ -94,10 +94,16 @@ impl Bench {
         let table = ((seq + new) as usize).div_ceil(Cache::PAGE);
         let cache = Cache { page: Cache::PAGE, pages: table * batch as usize, table };
         let chunk = seq.min(CHUNK);
-        let planned = plan(&config, &Program::paged(chunk.max(batch), batch, cache), storage, machine)?;
+        let fidelity = self.fidelity.asked().unwrap_or_else(|| served_fidelity(&config));
+        let program = Program::paged(chunk.max(batch), batch, cache);
+        let planned = plan_within(&config, &program, storage, machine, fidelity)?;
         // The least that a step takes: one token of each sequence.
         let value = |d: &astrai_ir::Dim| {
-            d.eval(&|s| matches!(s, "tokens" | "sequences").then_some(batch)).map_err(Failure::from)
+            let size = |s: &str| match s {
+                "context" => Some(cache.pages as u64),
+                _ => matches!(s, "tokens" | "sequences").then_some(batch),
+            };
+            d.eval(&size).map_err(Failure::from)
         };
         let costs = costs(&planned, &value)?;
         let kv = KvCache::new(&config, cache, storage)?;
@@ -109,7 +115,10 @@ impl Bench {
         // Neighbours in a sequence are far apart in memory, as after many requests.
         let page = |s: usize, i: usize| (i * batch as usize + s) as Page;
         let pages = (0..batch as usize).map(|s| (0..table).map(|i| page(s, i)).collect()).collect();
-        let batched = StepBatch::new(cache.page, cache.table);
+        let batched = match session.inputs().iter().any(|(name, _)| name == "pages") {
+            true => StepBatch::of_latents(cache.page, cache.table),
+            false => StepBatch::new(cache.page, cache.table),
+        };
         let (next, bounds) = (vec![0; batch as usize], [vocab, cache.pages]);
         let mut decoding = Decoding { session, batch: batched, pages, next, bounds };
         decoding.prefill(seq as usize, chunk as usize)?;

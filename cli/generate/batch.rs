@@ -68,7 +68,7 @@ pub(super) fn run(
     let sequences = flags.max_seqs.map_or(SEQUENCES, usize::from);
     let machine = flags.machine.machine()?;
     warn(&machine.warnings);
-    let one = Room::of_one(flags.machine.storage(), &flags.room);
+    let one = Room::of_one(flags.machine.storage(), &flags.room, flags.fidelity.asked());
     let engine = published.start(&Room { sequences, queue: 2 * sequences, ..one }, &machine)?;
     let batch = Batch { flags, published, stops, engine };
     let (mut all, mut failed) = (0usize, 0usize);

@@ -6,7 +6,7 @@ const TEXT = DATA.strings;
 const LEAF = new Set(["input", "weight", "state", "const", "iota"]);
 const VIEW = new Set(["reshape", "permute", "expand", "slice", "cast", "part"]);
 const DOTS = new Set(["dot", "grouped_dot", "grouped_outer", "linear_cross_entropy", "linear_cross_entropy_grad"]);
-const EFFECT = new Set(["store", "scatter", "call"]);
+const EFFECT = new Set(["store", "scatter", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "recv"]);
 
 function classOf(op) {
   if (op === "weight" || op === "state") return "weight";

@@ -10,7 +10,7 @@ function kernel(step) {
   const r = program().regions[step.run];
   const of = step.times > 1 ? ` of ${step.times} like it` : "";
   return el("section", { class: "kernel" },
-    el("h3", {}, "kernel ", el("code", {}, r.kernel || "none: the interpreter runs it")),
+    el("h3", {}, "kernel ", el("code", {}, r.kernel || (r.anchor === "eval" ? "none: the interpreter runs it" : "none"))),
     el("dl", {}, row("anchor", r.anchor), row("step", `${step.at}${of} in ${planned().kind}`), row("origin", TEXT[step.o] || r.origin),
       row("reads", el("code", {}, r.reads.join("\n"))), row("writes", el("code", {}, r.writes.join("\n"))),
       row("flops", asCount(r.flops), el("span", { class: "dim" }, ` = ${r.flops_of}`)), row("bytes", asBytes(r.bytes), el("span", { class: "dim" }, ` = ${r.bytes_of}`)),

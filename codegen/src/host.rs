@@ -291,7 +291,12 @@ fn strided(region: &Region, id: NodeId) -> Result<Strided, String> {
     let shape = &region.graph.ty(id).shape;
     let var = |name: &str, i: usize| Var { name: name.into(), extent: shape[i].clone(), depth: 1 };
     let vars = [var("t", 0), var("h", 1), var("j", 2)];
-    let at: Vec<Index> = vars.iter().map(|v| Index::atom(crate::index::Atom::Var(v.clone()))).collect();
+    // An axis of one element stands at its beginning, whatever views make of it.
+    let index = |v: &Var| match v.extent.is_one() {
+        true => Index::default(),
+        false => Index::atom(crate::index::Atom::Var(v.clone())),
+    };
+    let at: Vec<Index> = vars.iter().map(index).collect();
     let (buf, dtype, address) = address(region, id, &at)?;
     let c = |v: &Var| address.coefficient(v).ok_or("attention reads through a view that is not strided");
     let (row, head, last) = (c(&vars[0])?, c(&vars[1])?, c(&vars[2])?);

@@ -433,11 +433,16 @@ pub fn narrow(dtype: DType, x: Expr) -> Expr {
     if dtype.is_float() && dtype != DType::F32 { Expr::Cast(DType::F32, dtype, Box::new(x)) } else { x }
 }
 
-/// Position of element `(n, k)` in packed panels: f32 `[n/32][k][32]`, bf16 `[n/32][k/2][32][2]`.
+/// Position of element `(n, k)`, or of `(group, k, n)` whose `n` is a multiple of 32, in packed panels: f32 `[n/32][k][32]`,
+/// bf16 `[n/32][k/2][32][2]`.
 fn panel_address(ty: &Type, at: &[Index]) -> Index {
     let (lanes, two) = (Dim::from(32), Dim::from(2));
     let k = ty.shape[1].size().unwrap_or(0);
-    let (panel, column) = (at[0].div(&lanes), at[0].rem(&lanes));
+    let row = match at {
+        [group, _, n] => group.times(&ty.shape[2]).add(n),
+        _ => at[0].clone(),
+    };
+    let (panel, column) = (row.div(&lanes), row.rem(&lanes));
     if ty.dtype == DType::BF16 {
         let words = Dim::from(k.div_ceil(2) * 64);
         let pair = at[1].div(&two).times(&Dim::from(64));

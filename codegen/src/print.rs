@@ -358,12 +358,13 @@ pub fn expr(e: &Expr) -> String {
         }
         Expr::Unary(kind, dtype, x) => unary(*kind, *dtype, &expr(x)),
         Expr::Act(act, x) => {
-            let f = match act {
-                Activation::Silu => "m_silu",
-                Activation::Gelu => "m_gelu",
-                Activation::GeluTanh => "m_gelu_tanh",
-            };
-            format!("{f}({})", expr(x))
+            let x = expr(x);
+            match act {
+                Activation::Silu => format!("m_silu({x})"),
+                Activation::Gelu => format!("m_gelu({x})"),
+                Activation::GeluTanh => format!("m_gelu_tanh({x})"),
+                Activation::Swish(beta) => format!("({x} * m_sigmoid({} * {x}))", real(beta.0)),
+            }
         }
         Expr::Binary(kind, dtype, a, b) => binary(*kind, *dtype, &expr(a), &expr(b)),
         Expr::Compare(kind, a, b) => {

@@ -1,7 +1,7 @@
 //! What a dot asks of memory. In: a dot in a graph. Out: how its sides lie in the buffers they are read from, when views and
 //! widening casts leave them regular enough for the dot core; passes choose by it what is stored, codegen what is loaded.
 
-use crate::ops::{Dot, Op};
+use crate::ops::{Dot, GroupedDot, Op};
 use crate::{DType, Dim, Graph, NodeId, Type};
 
 /// Longest sum whose left side may be an expression: its row is staged on the stack.
@@ -23,9 +23,22 @@ pub struct DotSide {
     pub along: Dim,
 }
 
-/// A dot `[m, k] · [k, n]` without batch axes.
+/// Dots side by side.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DotBatch {
+    /// How many.
+    pub count: Dim,
+    /// Step from one left side to the next, in elements.
+    pub left: Dim,
+    /// Step from one right side to the next.
+    pub right: Dim,
+}
+
+/// A dot `[m, k] · [k, n]`, or several side by side.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DotForm {
+    /// Where there are several; both sides then lie in memory.
+    pub batch: Option<DotBatch>,
     /// Rows of the result: all free axes of the left side.
     pub m: Dim,
     /// Columns of the result: all free axes of the right side.
@@ -45,9 +58,13 @@ impl DotForm {
     pub fn of(g: &Graph, dot: NodeId) -> Option<DotForm> {
         let node = g.node(dot);
         let Op::Dot(d) = &node.op else { return None };
-        if !d.batch.is_empty() || d.contract.is_empty() {
+        if d.batch.len() > 1 || d.contract.is_empty() {
             return None;
         }
+        let batch = match d.batch.first() {
+            Some(&(a, b)) => Some(batch(g, (node.args[0], a), (node.args[1], b))?),
+            None => None,
+        };
         let (l, r) = (g.ty(node.args[0]), g.ty(node.args[1]));
         let (lf, rf) = (d.left_free(l.rank()), d.right_free(r.rank()));
         let size = |t: &Type, axes: &[usize]| Dim::product(axes.iter().map(|&a| &t.shape[a]));
@@ -60,8 +77,9 @@ impl DotForm {
             m: size(l, &lf),
             n: size(r, &rf),
             left: side(g, node.args[0], &lf, &lk),
-            rows: last && k.size().is_some_and(|k| (1..=LONGEST_ROW).contains(&k)),
+            rows: batch.is_none() && last && k.size().is_some_and(|k| (1..=LONGEST_ROW).contains(&k)),
             right: side(g, node.args[1], &rf, &rk)?,
+            batch,
             k,
         })
         .filter(|f| f.rows || f.left.is_some())
@@ -75,7 +93,7 @@ impl DotForm {
         while let Op::Cast(_) = g.node(w).op {
             w = g.node(w).args[0];
         }
-        let plain = w == form.right.base && g.ty(w).rank() == 2 && contract[0].1 == 1;
+        let plain = form.batch.is_none() && w == form.right.base && g.ty(w).rank() == 2 && contract[0].1 == 1;
         (form.rows && plain && matches!(g.node(w).op, Op::Weight(_))).then_some(w)
     }
 }
@@ -114,16 +132,19 @@ impl GroupedForm {
         fits.then(|| GroupedForm { rows: x.shape[0].clone(), groups, n, k, group, right })
     }
 
-    /// The weight `[groups * n, k]` of a grouped dot that can be packed ahead into panels: none belongs to two matrices.
+    /// The weight of a grouped dot that can be packed ahead into panels, none of which belongs to two matrices: `[groups * n, k]`
+    /// or, of a transposed one, `[groups, k, n]`.
     pub fn packed_weight(g: &Graph, id: NodeId) -> Option<NodeId> {
         let form = GroupedForm::of(g, id)?;
+        let Op::GroupedDot(GroupedDot { transposed }) = g.node(id).op else { return None };
         let mut w = g.node(id).args[1];
-        while let Op::Cast(_) = g.node(w).op {
+        while matches!(g.node(w).op, Op::Cast(_)) || transposed && matches!(g.node(w).op, Op::Reshape(_)) {
             w = g.node(w).args[0];
         }
+        let matrices = [form.groups, form.k, form.n].map(Dim::from);
+        let shaped = !transposed || g.ty(w).shape == matrices;
         let whole = w == form.right.base && matches!(g.node(w).op, Op::Weight(_));
-        let aligned = matches!(&g.node(id).op, Op::GroupedDot(op) if !op.transposed) && form.n % 32 == 0;
-        (whole && aligned).then_some(w)
+        (whole && shaped && form.n.is_multiple_of(32)).then_some(w)
     }
 
     /// Both sides of a sum of outer products by groups, as sides of a dot that sums over rows, and the number of groups.
@@ -141,6 +162,12 @@ impl GroupedForm {
 fn whole_offsets(g: &Graph, id: NodeId) -> Option<usize> {
     let plain = !g.node(id).op.is_view() && !matches!(g.node(id).op, Op::Cast(_) | Op::Iota(_));
     g.ty(id).shape[0].size().filter(|_| plain).map(|n| n - 1)
+}
+
+/// Dots along an axis of each side.
+fn batch(g: &Graph, (l, a): (NodeId, usize), (r, b): (NodeId, usize)) -> Option<DotBatch> {
+    let step = |id, axis: usize| Some(strided(g, id)?.axes[axis].1.clone());
+    Some(DotBatch { count: g.ty(l).shape[a].clone(), left: step(l, a)?, right: step(r, b)? })
 }
 
 /// Sizes and steps of the axes of a value behind views.

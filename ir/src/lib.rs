@@ -30,7 +30,7 @@ pub mod view;
 
 pub use block::Block;
 pub use dim::{Dim, Shape, Symbol};
-pub use dot_form::{DotForm, DotSide, GroupedForm};
+pub use dot_form::{DotBatch, DotForm, DotSide, GroupedForm};
 pub use dtype::DType;
 pub use eval::{Precision, Sizes, eval};
 pub use front::{Tape, Value};

@@ -37,7 +37,8 @@ pub enum Anchor {
 pub enum Layout {
     /// Row-major.
     Rows,
-    /// A matrix `[n, k]` as `[n/32][k][32]`, padded with zeros to a multiple of 32 rows.
+    /// A matrix `[n, k]` as `[n/32][k][32]`, padded with zeros to a multiple of 32 rows; matrices `[groups, k, n]` so one
+    /// after another, each transposed.
     Panels,
 }
 

@@ -102,7 +102,7 @@ fn rebuild(
             }
             Op::Gather(op) => {
                 // Rows are picked before they are widened.
-                match stored(out, args[0], to) {
+                match stored_below(out, args[0], to)? {
                     Some(narrow) => {
                         let rows = out.push(op.clone(), &[narrow, args[1]])?;
                         return out.cast(rows, DType::F32);
@@ -113,9 +113,9 @@ fn rebuild(
             Op::Call(c) => return call(out, c, args, to),
             op @ (Op::Dot(_) | Op::GroupedDot(_)) => {
                 // A narrow left side is what matrix units multiply; the sums stay f32.
-                let left = match stored(out, args[0], to) {
-                    Some(_) => args[0],
-                    None => {
+                let left = match holds_narrow(out, args[0], to) {
+                    true => args[0],
+                    false => {
                         let narrow = out.cast(args[0], to)?;
                         out.cast(narrow, DType::F32)?
                     }
@@ -206,6 +206,22 @@ fn stored(g: &Graph, id: NodeId, dtype: DType) -> Option<NodeId> {
     let node = g.node(id);
     let x = *node.args.first()?;
     (matches!(node.op, Op::Cast(_)) && g.node(x).types.len() == 1 && g.ty(x).dtype == dtype).then_some(x)
+}
+
+/// True when every value of `id` was widened from this type.
+fn holds_narrow(g: &Graph, id: NodeId, dtype: DType) -> bool {
+    let node = g.node(id);
+    if node.op.is_view() { holds_narrow(g, node.args[0], dtype) } else { stored(g, id, dtype).is_some() }
+}
+
+/// The value of which `id` is the widened form, under the reshapes between the two.
+fn stored_below(g: &mut Graph, id: NodeId, dtype: DType) -> Result<Option<NodeId>, IrError> {
+    let node = g.node(id).clone();
+    let Op::Reshape(_) = node.op else { return Ok(stored(g, id, dtype)) };
+    match stored_below(g, node.args[0], dtype)? {
+        Some(narrow) => g.push(node.op, &[narrow]).map(Some),
+        None => Ok(None),
+    }
 }
 
 /// Nodes whose value goes to memory as f32 unless it is rounded: ends of dots, results and arguments of attention.

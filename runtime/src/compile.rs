@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::buffers::Buffers;
 use crate::memory::available_memory;
-use crate::pack::panel_bytes;
+use crate::pack::packed_bytes;
 use crate::stages::{Dump, Stage, Stages};
 use astrai_codegen::{Kernel, host};
 use astrai_ir::ops::Op;
@@ -157,12 +157,11 @@ fn emit(plan: &Plan, target: &Target) -> Result<Vec<Option<Kernel>>, Error> {
 
 /// Bytes of a weight in its layout.
 pub(crate) fn weight_bytes(w: &PlannedWeight) -> u64 {
-    let size = |i: usize| w.weight.ty.shape.get(i).and_then(|d| d.size()).unwrap_or(1) as u64;
-    let elements: u64 = (0..w.weight.ty.rank()).map(size).product();
+    let shape: Vec<usize> = w.weight.ty.shape.iter().map(|d| d.size().unwrap_or(1)).collect();
     let dtype = w.weight.ty.dtype;
     match w.layout {
-        Layout::Rows => elements * dtype.bytes() as u64,
-        Layout::Panels => panel_bytes(dtype, size(0) as usize, size(1) as usize) as u64,
+        Layout::Rows => shape.iter().map(|n| *n as u64).product::<u64>() * dtype.bytes() as u64,
+        Layout::Panels => packed_bytes(dtype, &shape) as u64,
     }
 }
 
@@ -260,16 +259,20 @@ impl Program {
     }
 }
 
-/// Bytes of keys and values a token, from the attention in a region.
+/// Bytes of keys and values (or latents) a token: what a region stores of it in a state, or what attention without pages reads
+/// of it.
 fn kv_bytes(region: &astrai_ir::Region) -> u64 {
     let g = &region.graph;
     let mut bytes = 0;
     for n in g.nodes() {
-        if let Op::Attention(_) = n.op {
-            for &a in &n.args[1..3] {
-                let per_token = g.ty(a).shape[1..].iter().filter_map(|d| d.size()).product::<usize>();
-                bytes += (per_token * stored_dtype(g, a).bytes()) as u64;
-            }
+        let kept = match (&n.op, n.args.as_slice()) {
+            (Op::Attention(a), args) if a.page.is_none() => &args[1..3],
+            (Op::Store(_), args @ [_, _, _]) => &args[..1],
+            _ => &[],
+        };
+        for &a in kept {
+            let per_token = g.ty(a).shape[1..].iter().filter_map(|d| d.size()).product::<usize>();
+            bytes += (per_token * stored_dtype(g, a).bytes()) as u64;
         }
     }
     bytes

@@ -1,6 +1,6 @@
 //! Packing of weights into panels. In: rows of a checkpoint tensor in whatever type it has. Out: the same rows, at their
 //! place in the joined buffer, in the type and layout that kernels read: row-major, or panels of 32 rows (f32
-//! `[n/32][k][32]`, bf16 `[n/32][k/2][32][2]`).
+//! `[n/32][k][32]`, bf16 `[n/32][k/2][32][2]`); matrices `[groups, k, n]` as those of their transposes, one after another.
 
 use crate::pool::Pool;
 use astrai_ir::{DType, Layout};
@@ -84,6 +84,54 @@ pub fn pack(to: &mut [u8], dtype: DType, layout: Layout, first: usize, k: usize,
     }
 }
 
+/// Writes matrices `[k, n]` (of type `from`, one after another) as the panels of their transposes, from matrix `first` of `to`
+/// on; on all threads of a pool, if there is one.
+pub fn pack_matrices(
+    pool: Option<&Pool>,
+    to: &mut [u8],
+    dtype: DType,
+    first: usize,
+    [k, n]: [usize; 2],
+    (bytes, from): (&[u8], DType),
+) {
+    let (width, len) = (k * n * from.bytes(), panel_bytes(dtype, n, k));
+    if width == 0 {
+        return;
+    }
+    let matrices: Vec<(&[u8], Mutex<&mut [u8]>)> =
+        bytes.chunks_exact(width).zip(to.chunks_mut(len).skip(first).map(Mutex::new)).collect();
+    let one = |(rows, panels): &(&[u8], Mutex<&mut [u8]>)| {
+        // Each matrix is one thread's; the lock only says so to the compiler.
+        let mut panels = panels.lock().unwrap_or_else(PoisonError::into_inner);
+        transpose(&mut panels, dtype, [k, n], rows, from);
+    };
+    match pool {
+        Some(pool) => pool.run(matrices.len(), &|_, some| matrices[some].iter().for_each(one)),
+        None => matrices.iter().for_each(one),
+    }
+}
+
+/// A matrix `[k, n]` as the panels of its transpose.
+fn transpose(panels: &mut [u8], dtype: DType, [k, n]: [usize; 2], bytes: &[u8], from: DType) {
+    let (width, size) = (n * from.bytes(), dtype.bytes());
+    let mut staged = vec![0; n * size];
+    for (i, row) in bytes.chunks_exact(width).enumerate() {
+        convert(&mut staged, dtype, row, from);
+        for (panel, lanes) in panels.chunks_mut(panel_bytes(dtype, PANEL, k)).zip(staged.chunks(PANEL * size))
+        {
+            match dtype {
+                DType::BF16 => {
+                    let line = &mut panel[i / 2 * PANEL * 4 + i % 2 * 2..];
+                    for (lane, x) in lanes.chunks_exact(2).enumerate() {
+                        line[lane * 4..lane * 4 + 2].copy_from_slice(x);
+                    }
+                }
+                _ => panel[i * PANEL * size..][..lanes.len()].copy_from_slice(lanes),
+            }
+        }
+    }
+}
+
 /// f32: element k of row `lane + r` goes to `[k][lane + r]`.
 fn spread(panel: &mut [u8], rows: &[u8], lane: usize, n: usize, k: usize) {
     for i in 0..k {
@@ -113,10 +161,19 @@ fn interleave(panel: &mut [u8], rows: &[u8], lane: usize, n: usize, k: usize) {
     }
 }
 
-/// The rows of a matrix `[n, k]` that lies in panels.
-pub fn unpack(panels: &[u8], dtype: DType, n: usize, k: usize) -> Vec<u8> {
+/// A matrix `[n, k]`, or matrices `[groups, k, n]`, that lie in panels, row-major.
+pub fn unpack(panels: &[u8], dtype: DType, shape: &[usize]) -> Vec<u8> {
     let width = dtype.bytes();
-    let mut rows = Vec::with_capacity(n * k * width);
+    let mut rows = Vec::with_capacity(shape.iter().product::<usize>() * width);
+    if let &[_, k, n] = shape {
+        for one in panels.chunks_exact(panel_bytes(dtype, n, k)) {
+            for (i, r) in (0..k).flat_map(|i| (0..n).map(move |r| (i, r))) {
+                rows.extend_from_slice(&one[panel_element(dtype, k, r, i) * width..][..width]);
+            }
+        }
+        return rows;
+    }
+    let [n, k] = [0, 1].map(|axis| shape.get(axis).copied().unwrap_or(1));
     for r in 0..n {
         for i in 0..k {
             let at = panel_element(dtype, k, r, i) * width;
@@ -139,6 +196,14 @@ fn panel_element(dtype: DType, k: usize, r: usize, i: usize) -> usize {
 pub fn panel_bytes(dtype: DType, n: usize, k: usize) -> usize {
     let k = if dtype == DType::BF16 { k.next_multiple_of(2) } else { k };
     n.next_multiple_of(PANEL) * k * dtype.bytes()
+}
+
+/// Bytes in panels of a matrix `[n, k]`, or of matrices `[groups, k, n]`.
+pub fn packed_bytes(dtype: DType, shape: &[usize]) -> usize {
+    match *shape {
+        [groups, k, n] => groups * panel_bytes(dtype, n, k),
+        _ => panel_bytes(dtype, shape.first().copied().unwrap_or(1), shape.get(1).copied().unwrap_or(1)),
+    }
 }
 
 /// Elements of one type as another, rounded to nearest even.
@@ -209,8 +274,33 @@ mod tests {
                 let bytes: Vec<u8> = (0..n * k * dtype.bytes()).map(|i| i as u8).collect();
                 let mut to = vec![0; panel_bytes(dtype, n, k)];
                 pack(&mut to, dtype, Layout::Panels, 0, k, &bytes, dtype);
-                assert_eq!(unpack(&to, dtype, n, k), bytes, "{dtype} {n} {k}");
+                assert_eq!(unpack(&to, dtype, &[n, k]), bytes, "{dtype} {n} {k}");
             }
+        }
+    }
+
+    #[test]
+    fn matrices_pack_as_their_transposes_would() {
+        let [groups, k, n] = [3usize, 5, 64];
+        let value = |e: usize, i: usize, r: usize| (e * 1000 + i * 100 + r) as f32;
+        let all: Vec<u8> =
+            (0..groups * k * n).flat_map(|x| value(x / (k * n), x / n % k, x % n).to_le_bytes()).collect();
+        for dtype in [DType::F32, DType::BF16] {
+            let len = panel_bytes(dtype, n, k);
+            let mut to = vec![0; packed_bytes(dtype, &[groups, k, n])];
+            let split = k * n * 4;
+            pack_matrices(None, &mut to, dtype, 0, [k, n], (&all[..split], DType::F32));
+            let pool = Pool::new(2).unwrap();
+            pack_matrices(Some(&pool), &mut to, dtype, 1, [k, n], (&all[split..], DType::F32));
+            for e in 0..groups {
+                let turned: Vec<u8> = (0..n * k).flat_map(|x| value(e, x % k, x / k).to_le_bytes()).collect();
+                let mut want = vec![0; len];
+                pack(&mut want, dtype, Layout::Panels, 0, k, &turned, DType::F32);
+                assert!(to[e * len..(e + 1) * len] == want, "{dtype} {e}");
+            }
+            let mut rows = vec![0; groups * k * n * dtype.bytes()];
+            convert(&mut rows, dtype, &all, DType::F32);
+            assert_eq!(unpack(&to, dtype, &[groups, k, n]), rows);
         }
     }
 

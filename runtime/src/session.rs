@@ -246,6 +246,13 @@ impl Session {
         all.get_mut(..count)
     }
 
+    /// Shape and elements of an f32 result of the last run, by its name.
+    pub fn floats(&self, name: &str) -> Option<(&[usize], impl Iterator<Item = f32>)> {
+        let i = self.results.iter().position(|r| r.name == name && r.ty.dtype == DType::F32)?;
+        let bytes = self.result(i).as_chunks::<4>().0;
+        Some((&self.results[i].shape, bytes.iter().map(|b| f32::from_le_bytes(*b))))
+    }
+
     /// The threads that run it.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.pool

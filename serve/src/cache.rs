@@ -27,18 +27,19 @@ impl KvCache {
         }
         let mut buffers = Buffers::new();
         for layer in 0..config.num_layers {
-            for name in Cache::states(layer) {
-                buffers.add(&name, storage, &sizes.shape(config))?;
+            for (name, shape) in sizes.states(config, layer) {
+                buffers.add(&name, storage, &shape)?;
             }
         }
         Ok(KvCache { buffers })
     }
 
-    /// Bytes of a page of all layers, keys and values.
+    /// Bytes of a page of all layers: keys and values, or the latents they are made of.
     pub fn page_bytes(config: &ModelConfig, page: usize, storage: DType) -> u64 {
-        let row =
-            Cache { page, pages: 1, table: 1 }.shape(config).into_iter().map(|n| n as u64).product::<u64>();
-        2 * config.num_layers as u64 * row * storage.bytes() as u64
+        let one = Cache { page, pages: 1, table: 1 };
+        let states = (0..config.num_layers).flat_map(|layer| one.states(config, layer));
+        let elements = states.map(|(_, shape)| shape.into_iter().map(|n| n as u64).product::<u64>());
+        elements.sum::<u64>() * storage.bytes() as u64
     }
 
     /// The memory to open sessions over.

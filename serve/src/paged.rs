@@ -14,6 +14,7 @@ pub struct PagedModel {
     session: Session,
     cache: Cache,
     sizes: Sizes,
+    latents: bool,
 }
 
 impl PagedModel {
@@ -32,7 +33,8 @@ impl PagedModel {
             tokens,
             sequences,
         };
-        PagedModel { session, cache, sizes }
+        let latents = session.inputs().iter().any(|(name, _)| name == "pages");
+        PagedModel { session, cache, sizes, latents }
     }
 }
 
@@ -45,12 +47,18 @@ impl Model for PagedModel {
         self.cache.table
     }
 
+    fn latents(&self) -> bool {
+        self.latents
+    }
+
     fn pool(&self) -> Option<Arc<Pool>> {
         Some(self.session.pool().clone())
     }
 
     fn step(&mut self, batch: &StepBatch) -> Result<&mut [f32], ModelError> {
-        self.session.execute(&batch.all())?;
+        let all = batch.all();
+        let given = if self.latents { &all[..] } else { &all[..all.len() - 1] };
+        self.session.execute(given)?;
         let logits = self.session.floats_mut(0);
         Ok(logits.ok_or(
             "the program's first result is not the logits, of f32; this is a defect, please report it",

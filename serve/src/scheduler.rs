@@ -35,6 +35,8 @@ pub struct Bounds {
     pub sequences: usize,
     /// Pages of a sequence, at most: the width of the page tables that the model takes.
     pub table: usize,
+    /// Pages hold latents: steps list the pages in use.
+    pub latents: bool,
 }
 
 /// A sequence that arrives.
@@ -139,7 +141,10 @@ impl Scheduler {
             running: Vec::new(),
             stuck: None,
             rows: Vec::new(),
-            batch: StepBatch::new(bounds.page_size, bounds.table),
+            batch: match bounds.latents {
+                true => StepBatch::of_latents(bounds.page_size, bounds.table),
+                false => StepBatch::new(bounds.page_size, bounds.table),
+            },
             counters: Counters::default(),
         }
     }

@@ -5,13 +5,13 @@ use crate::fixture::{program, text, utf8};
 use serde_json::Value;
 use std::path::Path;
 
-const DENSE: [&str; 7] =
-    ["llama", "qwen3", "astrai_gqa", "llama3_rope", "qwen2", "mistral", "astrai_gqa_older"];
+const FAMILIES: [&str; 8] =
+    ["llama", "qwen3", "astrai_gqa", "llama3_rope", "qwen2", "mistral", "astrai_gqa_older", "gpt_oss"];
 
 #[test]
 fn the_engine_gives_the_references_tokens() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for name in DENSE {
+    for name in FAMILIES {
         let places = [root.join("tests/golden"), root.join("../shared/golden")];
         let Some(case) = places.into_iter().map(|p| p.join(name)).find(|p| p.is_dir()) else {
             println!("skipped: golden case {name} is not here");

@@ -5,7 +5,7 @@ use crate::table::{Fill, Table, dims, machine, rows};
 use astrai_ir::ops::{
     Activation, GatedAct, GroupScore, GroupedDot, GroupedOuter, Groups, ReduceKind, Route, Scores,
 };
-use astrai_ir::{Anchor, DType, Dim, NodeId, Real};
+use astrai_ir::{Anchor, DType, Dim, Layout, NodeId, Real};
 use astrai_runtime::Value;
 
 const SIZES: [u64; 8] = [1, 2, 3, 5, 17, 40, 130, 300];
@@ -171,6 +171,53 @@ fn a_layer_and_its_gradient() {
         t.case("loss", loss);
         t.all_native().run(&SIZES);
         t.gradient_of("loss").all_native().run(&SIZES);
+    }
+}
+
+/// Matrices as `[experts, in, out]`, packed ahead or not, with a bias for each expert and gate and up in turn.
+#[test]
+fn stacked_matrices_and_their_gradients() {
+    for (storage, experts, k, n) in
+        [(DType::F32, 5usize, 24usize, 64usize), (DType::BF16, 5, 33, 64), (DType::F32, 3, 17, 40)]
+    {
+        let mut t = Table::new().stored(storage, 1.0);
+        let x = t.x(rows(&[k]));
+        let [chosen, _, slots, _, offsets] = lists(&mut t, route(2, Scores::SoftmaxChosen), experts);
+        let w = t.weight_named("w", DType::F32, &[experts, k, n]);
+        let b = t.weight_named("b", DType::F32, &[experts, n]);
+        let g = &mut t.g;
+        let two = g.fill(slots, 2.0).unwrap();
+        let token = g.div(slots, two).unwrap();
+        let x = g.gather(x, token, 0).unwrap();
+        let flat = g.reshape(w, dims(&[experts * k, n])).unwrap();
+        let y = g.push(GroupedDot { transposed: true }, &[x, flat, offsets]).unwrap();
+        let chosen = g.reshape(chosen, vec![&Dim::symbol("n") * &Dim::from(2)]).unwrap();
+        let own = g.gather(chosen, slots, 0).unwrap();
+        let b = g.gather(b, own, 0).unwrap();
+        let y = g.add(y, b).unwrap();
+        let pairs = vec![&Dim::symbol("n") * &Dim::from(2), Dim::from(n / 2), Dim::from(2)];
+        let pairs = g.reshape(y, pairs).unwrap();
+        let mut side = |at: usize| {
+            let s = g.slice(pairs, 2, Dim::from(at), Dim::from(1)).unwrap();
+            g.reshape(s, vec![&Dim::symbol("n") * &Dim::from(2), Dim::from(n / 2)]).unwrap()
+        };
+        let (gate, up) = (side(0), side(1));
+        let h = g.push(GatedAct { act: Activation::Swish(Real(1.702)) }, &[gate, up]).unwrap();
+        t.case("h", h);
+        let hh = t.g.mul(h, h).unwrap();
+        let loss = t.g.reduce(ReduceKind::Sum, hh, &[0, 1]).unwrap();
+        let loss = t.g.scale(loss, 0.01).unwrap();
+        // A sum of narrow numbers, each of which may be rounded either way, has no tolerance.
+        if storage == DType::F32 {
+            t.case("loss", loss);
+        }
+        let packed =
+            t.compiled().plan.weights.iter().any(|w| w.weight.name == "w" && w.layout == Layout::Panels);
+        assert_eq!(packed, n == 64);
+        t.all_native().run(&SIZES);
+        if storage == DType::F32 {
+            t.gradient_of("loss").all_native().run(&SIZES);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::table::{Fill, Table, dims, rows};
 use astrai_ir::ops::{Activation, BinaryKind, CompareKind, Const, GatedAct, UnaryKind};
-use astrai_ir::{DType, Tensor};
+use astrai_ir::{DType, Real, Tensor};
 
 const FLOATS: [DType; 5] = [DType::F32, DType::BF16, DType::F16, DType::F8E4M3, DType::F8E5M2];
 const INTS: [DType; 4] = [DType::I64, DType::I32, DType::I8, DType::U8];
@@ -184,7 +184,8 @@ fn casts_at_the_edges_of_the_types() {
 fn gated_activations_constants_and_scalars() {
     let mut t = Table::new();
     for dtype in [DType::F32, DType::BF16, DType::F16] {
-        for act in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+        for act in [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Swish(Real(1.702))]
+        {
             let (a, b) = (
                 t.input(dtype, rows(&[33]), Fill::Real(-6.0, 6.0)),
                 t.input(dtype, rows(&[33]), Fill::Real(-2.0, 2.0)),

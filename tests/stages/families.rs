@@ -8,7 +8,7 @@ use astrai_runtime::Device;
 use std::collections::HashMap;
 
 /// Model type and configuration.
-pub const FAMILIES: [(&str, &str); 14] = [
+pub const FAMILIES: [(&str, &str); 18] = [
     (
         "autoregressive_lm",
         r#"{"model_type": "autoregressive_lm", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128,
@@ -19,7 +19,7 @@ pub const FAMILIES: [(&str, &str); 14] = [
         "autoregressive_lm",
         r#"{"model_type": "autoregressive_lm", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128,
         "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "ffn_type": "moe",
-        "n_routed_experts": 6, "n_activated_experts": 2, "n_shared_experts": 2, "decoder_sparse_step": 2,
+        "n_routed_experts": 6, "n_activated_experts": 2, "n_shared_experts": 2,
         "moe_intermediate_size": 24, "vocab_size": 50}"#,
     ),
     (
@@ -101,7 +101,45 @@ pub const FAMILIES: [(&str, &str); 14] = [
         "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
         "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": false, "vocab_size": 50}"#,
     ),
+    (
+        "gpt_oss",
+        r#"{"model_type": "gpt_oss", "head_dim": 8, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128,
+        "num_attention_heads": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "num_local_experts": 4, "rms_norm_eps": 1e-6, "sliding_window": 4, "swiglu_limit": 0.5, "vocab_size": 50}"#,
+    ),
+    (
+        "deepseek_v2",
+        r#"{"model_type": "deepseek_v2", "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 48,
+        "kv_lora_rank": 12, "q_lora_rank": null, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 2,
+        "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "tie_word_embeddings": false, "vocab_size": 50}"#,
+    ),
+    (
+        "deepseek_v3",
+        r#"{"model_type": "deepseek_v3", "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 48,
+        "kv_lora_rank": 12, "q_lora_rank": 20, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5,
+        "n_routed_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 2,
+        "max_position_embeddings": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "rms_norm_eps": 1e-6,
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 1.0,
+        "mscale_all_dim": 1.0}, "rope_theta": 10000.0, "tie_word_embeddings": false, "vocab_size": 50}"#,
+    ),
+    (
+        "autoregressive_lm",
+        r#"{"model_type": "autoregressive_lm", "attn_type": "mla", "kv_lora_rank": 12, "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 4, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128,
+        "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "tie_word_embeddings": false, "use_qk_norm": true, "vocab_size": 50}"#,
+    ),
 ];
+
+/// The encoder, whose programs have no loss.
+pub const ENCODER: (&str, &str) = (
+    "embedding",
+    r#"{"model_type": "embedding", "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 128,
+    "normalize_embeddings": true, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+    "pooling_type": "mean", "rms_norm_eps": 1e-5, "use_gated_attention": true, "use_qk_norm": true, "vocab_size": 50}"#,
+);
 
 /// The resolved configuration.
 pub fn config(text: &str) -> ModelConfig {

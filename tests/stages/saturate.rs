@@ -4,11 +4,13 @@
 use crate::close;
 use crate::families::{FAMILIES, config, evaluate, machine, program};
 use astrai::machine::Machine;
-use astrai_builders::build;
-use astrai_ir::{DType, Dim, Graph, verify};
+use astrai_builders::{Cache, Logits, ModelConfig, Program, build};
+use astrai_ir::ops::Op;
+use astrai_ir::{DType, Dim, Graph, Target, TargetKind, verify};
 use astrai_passes::{self as passes, Fidelity, Saturate, Searched, Wanted};
 use astrai_runtime::{Device, Options, Session, Value, compile};
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
 fn form(g: &Graph, fidelity: Fidelity, wanted: Wanted, trained: bool) -> (Graph, Vec<Searched>) {
@@ -146,5 +148,64 @@ fn folded_weights_run() {
         assert!(none == 0 && derived >= 2 && after < before);
         let top = want.iter().fold(0f32, |m, x| m.max(x.abs()));
         assert!(want.iter().zip(&got).all(|(a, b)| (a - b).abs() <= 2e-5 * top), "{want:?}\n{got:?}");
+    }
+}
+
+/// Peaks of an H100 (data sheet), and of the host of `bench/RESULTS.md` (measured).
+fn machines() -> [Target; 2] {
+    let h100 = Target {
+        name: "h100".into(),
+        kind: TargetKind::Cuda { capability: 90 },
+        units: 132,
+        flops: vec![(DType::F32, 67e12), (DType::BF16, 989e12)],
+        bandwidth: 3.35e12,
+        launch: 3e-6,
+        memory: 80 << 30,
+    };
+    let flops = vec![(DType::F32, 416e9), (DType::BF16, 3.4e12)];
+    [h100, Target { flops, bandwidth: 58e9, ..machine().target }]
+}
+
+/// Heads of keys that attention reads in each body, and whether any body gathers pages.
+fn key_heads(g: &Graph) -> (Vec<usize>, bool) {
+    let bodies = || g.blocks().iter().map(|b| &b.graph);
+    let heads = bodies().flat_map(|b| {
+        let attention = b.nodes().iter().filter(|n| matches!(n.op, Op::Attention(_)));
+        attention.filter_map(|n| b.ty(n.args[1]).shape[1].size())
+    });
+    let wide = |b: &Graph| b.nodes().iter().any(|n| matches!(n.op, Op::Gather(_)) && n.ty().rank() == 3);
+    (heads.collect(), bodies().any(wide))
+}
+
+/// DeepSeek-V3 as published: latents are read where they lie in decode, keys and values are made of them in prefill.
+#[test]
+fn published_latents_are_absorbed_by_cost_alone() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/configs/deepseek-v3.json");
+    if !path.is_file() {
+        return println!("skipped: deepseek-v3.json is not here");
+    }
+    let config = ModelConfig::read(&path).unwrap().config;
+    let cache = Cache { page: 16, pages: 256, table: 256 };
+    let full = Program { logits: Logits::Last, ..Program::full(1, 4096) };
+    for target in machines() {
+        for storage in [DType::F32, DType::BF16] {
+            let form = |program: &Program, fidelity: Fidelity| {
+                let g = passes::merge(&build(&config, program).unwrap()).unwrap();
+                let g = passes::precision(&g, passes::Policy { storage }).unwrap();
+                let g = passes::canonicalise(&g).unwrap();
+                let how = Saturate { fidelity, ..Saturate::default() };
+                let (after, found) = passes::saturate(&g, &target, how, false).unwrap();
+                verify(&after).unwrap();
+                assert!(found.iter().all(|f| f.saturated && f.size[1] <= 20_000), "{found:?}");
+                key_heads(&after)
+            };
+            let name = format!("{} {storage}", target.name);
+            let decode = Program::paged(1, 1, cache);
+            assert_eq!(form(&decode, Fidelity::Standard), (vec![1, 1], false), "{name} decode");
+            assert_eq!(form(&decode, Fidelity::Exact), (vec![128, 128], true), "{name} exact decode");
+            assert_eq!(form(&full, Fidelity::Standard), (vec![128, 128], false), "{name} prefill");
+            let paged = Program::paged(4096, 1, cache);
+            assert_eq!(form(&paged, Fidelity::Standard).0, [128, 128], "{name} prefill over pages");
+        }
     }
 }

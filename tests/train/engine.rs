@@ -11,6 +11,7 @@ use astrai_train::batch::Batch;
 use astrai_train::checkpoint::{Contents, Part, TrainerState};
 use astrai_train::contents::Snapshot;
 use astrai_train::engine::{Engine, Plan, Recipe};
+use astrai_train::router::Router;
 use astrai_train::update::{Optimizer, Rule};
 
 pub const ADAMW: Rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
@@ -25,6 +26,7 @@ pub fn recipe(storage: DType, rule: Rule) -> Recipe {
         accumulate: false,
         recompute: Recompute::Selective,
         optimizer: Optimizer { rule, weight_decay: 0.1, clip: Some(1.0) },
+        router: Router::default(),
     }
 }
 

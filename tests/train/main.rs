@@ -7,5 +7,6 @@ mod fixture;
 mod leave;
 mod model;
 mod resume;
+mod router;
 mod same;
 mod update;

@@ -3,6 +3,7 @@
 //! (the loss alone). A step on batches of the same shape as the last one's allocates nothing.
 
 use crate::batch::Batch;
+use crate::router::{Loads, Router, Seen};
 use crate::update::{self, MASTER, Optimizer, Rule};
 use astrai_builders::{Logits, Loss, ModelConfig, Program as Built, placements};
 use astrai_ir::ops::{Op, Weight};
@@ -33,6 +34,8 @@ pub struct Recipe {
     pub recompute: Recompute,
     /// How weights follow their gradients.
     pub optimizer: Optimizer,
+    /// What is made of the routers of a model with experts.
+    pub router: Router,
 }
 
 impl Recipe {
@@ -76,10 +79,11 @@ impl Plan {
             sequences: recipe.sequences,
             span: recipe.span,
             logits: Logits::None,
-            loss: Loss::Scaled,
+            loss: recipe.router.loss(),
             cache: None,
         };
         let graph = astrai_builders::build(config, &built)?;
+        let alone = astrai_builders::build(config, &Built { loss: Loss::Scaled, ..built })?;
         let to = if recipe.accumulate { Destination::Sums } else { Destination::States };
         let shards = Shards { mesh: mesh.clone(), leaves: placements(config, mesh, &graph), trained: false };
         let score = Options { storage: recipe.storage, trained: true, shards, ..Options::default() };
@@ -90,7 +94,7 @@ impl Plan {
             gradients: Gradients { to, recompute: recipe.recompute },
             ..score.clone()
         };
-        let (grad, score) = (compile(&graph, target, &grad)?, compile(&graph, target, &score)?);
+        let (grad, score) = (compile(&graph, target, &grad)?, compile(&alone, target, &score)?);
         let weights = weights(&grad);
         let (whole, leaves) = whole_weights(&grad, mesh, recipe)?;
         let shards = Shards { mesh: mesh.clone(), leaves, trained: false };
@@ -202,6 +206,8 @@ pub struct Step {
     pub grad_norm: f64,
     /// Targets that counted.
     pub targets: usize,
+    /// What the routers did, where that is watched.
+    pub router: Option<Seen>,
 }
 
 impl Step {
@@ -231,6 +237,7 @@ pub struct Engine {
     update: Session,
     score: Session,
     inputs: Inputs,
+    loads: Loads,
     /// Steps taken, over all runs.
     pub steps: u64,
 }
@@ -264,10 +271,12 @@ impl Engine {
         };
         let (grad, update, score) = (session(plan.grad)?, session(plan.update)?, session(plan.score)?);
         let (weights, recipe) = (plan.weights, plan.recipe);
-        Ok(Engine { grad, update, score, buffers, weights, recipe, inputs: Inputs::new(), steps: 0 })
+        let (inputs, loads) = (Inputs::new(), Loads::default());
+        Ok(Engine { grad, update, score, buffers, weights, recipe, inputs, loads, steps: 0 })
     }
 
-    /// One optimiser step: the gradient of the mean loss over all targets of these batches, then the update.
+    /// One optimiser step: the gradient of the mean loss over all targets of these batches, and of the mean over batches of the
+    /// routers' losses, then the update.
     pub fn step(&mut self, batches: &[Batch], lr: f64) -> Result<Step, Error> {
         if batches.len() > 1 && !self.recipe.accumulate || batches.is_empty() {
             return Err(Error::Input(format!("{} batches in a step", batches.len())));
@@ -276,27 +285,30 @@ impl Engine {
         if targets == 0 {
             return Err(Error::Input("no target in a step counts".into()));
         }
-        let mut loss = 0.0;
+        let (mut loss, router) = (0.0, self.recipe.router);
+        self.loads.clear();
         for (i, batch) in batches.iter().enumerate() {
             self.inputs.set(batch);
             self.inputs.scalar(LOSS_SCALE, 1.0 / targets as f64);
             self.inputs.scalar(KEEP, if i > 0 { 1.0 } else { 0.0 });
-            let used = if self.recipe.accumulate { KEEP + 1 } else { KEEP };
-            self.inputs.run(&mut self.grad, 0..used)?;
-            loss += f64::from(self.grad.scalar("loss").unwrap_or(f32::NAN));
+            for (at, cost) in [(BALANCE, router.balance), (BALANCE + 1, router.z)] {
+                self.inputs.scalar(at, cost / batches.len() as f64);
+            }
+            self.inputs.run(&mut self.grad, 0..LR)?;
+            let alone = self.grad.scalar("cross_entropy").or(self.grad.scalar("loss"));
+            loss += f64::from(alone.unwrap_or(f32::NAN));
+            self.loads.add(&self.grad);
         }
         let t = self.steps as f64 + 1.0;
         self.inputs.scalar(LR, lr);
-        let mut used = LR..LR + 1;
         if let Rule::AdamW { beta1, beta2, .. } = self.recipe.optimizer.rule {
             self.inputs.scalar(LR + 1, 1.0 / (1.0 - beta1.powf(t)));
             self.inputs.scalar(LR + 2, 1.0 / (1.0 - beta2.powf(t)));
-            used = LR..LR + 3;
         }
-        self.inputs.run(&mut self.update, used)?;
+        self.inputs.run(&mut self.update, LR..LR + 3)?;
         let grad_norm = f64::from(self.update.scalar("grad_norm").unwrap_or(f32::NAN));
         self.steps += 1;
-        Ok(Step { loss, grad_norm, targets })
+        Ok(Step { loss, grad_norm, targets, router: self.loads.seen(batches.len()) })
     }
 
     /// Sum of the losses of a batch and the number of its targets that count.
@@ -340,15 +352,17 @@ struct Inputs {
 
 const LOSS_SCALE: usize = 4;
 const KEEP: usize = 5;
-const LR: usize = 6;
+const BALANCE: usize = 6;
+const LR: usize = 8;
 
 impl Inputs {
     fn new() -> Inputs {
         let lists = ["input_ids", "positions", "starts", "targets"];
-        let scalars = ["loss_scale", astrai_runtime::KEEP, "lr", "correction1", "correction2"];
+        let of_run = ["loss_scale", astrai_runtime::KEEP, "balance_scale", "z_scale"];
+        let scalars = of_run.into_iter().chain(["lr", "correction1", "correction2"]);
         let list = |n| (n, Value::i32(&[0], &[]));
         let scalar = |n| (n, Value::f32(&[], &[0.0]));
-        Inputs { values: lists.into_iter().map(list).chain(scalars.into_iter().map(scalar)).collect() }
+        Inputs { values: lists.into_iter().map(list).chain(scalars.map(scalar)).collect() }
     }
 
     fn set(&mut self, batch: &Batch) {
@@ -364,12 +378,15 @@ impl Inputs {
         self.values[i].1.bytes.copy_from_slice(&(x as f32).to_le_bytes());
     }
 
+    /// Runs with those of these inputs that the program has.
     fn run(&self, session: &mut Session, which: std::ops::Range<usize>) -> Result<(), Error> {
         let none = ("", &self.values[0].1);
-        let mut given = [none; 9];
-        let used = which.len();
-        for (to, (name, value)) in given.iter_mut().zip(&self.values[which]) {
-            *to = (*name, value);
+        let mut given = [none; 11];
+        let mut used = 0;
+        let has = |name: &str| session.inputs().iter().any(|(n, _)| n == name);
+        for (name, value) in self.values[which].iter().filter(|(name, _)| has(name)) {
+            given[used] = (*name, value);
+            used += 1;
         }
         session.execute(&given[..used])
     }

@@ -11,6 +11,7 @@ pub mod engine;
 mod error;
 pub mod metrics;
 pub mod plot;
+pub mod router;
 pub mod schedule;
 pub mod settings;
 pub mod signals;

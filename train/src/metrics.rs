@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::durable::{FileError, UNFINISHED, folder_of, shown};
+use crate::router::Seen;
 
 /// Longest line read, in bytes.
 const LONGEST: u64 = 1 << 16;
@@ -41,6 +42,9 @@ pub struct Step {
     /// Share of the machine's peak that the model's own arithmetic reached; see [`mfu`].
     #[serde(deserialize_with = "number")]
     pub mfu: f64,
+    /// What the routers of a model with experts did.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub router: Option<Seen>,
 }
 
 /// Loss on the validation data.

@@ -189,6 +189,8 @@ settings! {
         beta2: f64 = 0.95, "0.95", "X", "AdamW: decay of the second moment";
         eps: f64 = 1e-8, "1e-8", "X", "AdamW: what is added to the root of the second moment";
         momentum: f64 = 0.9, "0.9", "X", "SGD: decay of the velocity";
+        router_aux_loss_coef: f64 = 0.0, "0", "FACTOR", "Of models with experts: factor on the loss that evens the experts' loads, whatever the model's config says";
+        router_z_loss_coef: f64 = 0.0, "0", "FACTOR", "Of models with experts: factor on the mean square of the log-sum-exp of a router's logits";
         dtype: Storage = Storage::F32, "f32", "TYPE", "How weights and activations are stored";
         recompute: Recompute = Recompute::Selective, "selective", "PRESET", "Which activations are computed again in the backward pass";
         seed: u64 = 3407, "3407", "N", "Seed of weights and of the order of the data";

@@ -162,6 +162,7 @@ impl Run<'_, '_> {
             tokens_per_s,
             seconds,
             mfu: mfu(flops, tokens_per_s, peak),
+            router: done.router,
         };
         self.record(Row::Step(row.clone()));
         self.watch.step(&row, self.t.state.total_steps);

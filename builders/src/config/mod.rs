@@ -15,9 +15,10 @@ pub use error::ConfigError;
 pub use raw::Raw;
 pub use rope::{LongRope, RopeLayout, RopeScaling, RopeSpec, Yarn, yarn_mscale};
 pub use spec::{
-    Activation, AttentionSpec, ExpertNames, ExpertsSpec, InitStyle, LayerSpec, MAX_EXPERTS, MAX_HEAD_DIM,
-    MAX_HEADS, MAX_LAYERS, MAX_PARAMETERS, MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, MlpSpec, ModelConfig,
-    NormPlace, QkNorm, SharedSpec,
+    Activation, AttentionSpec, Balance, EncoderSpec, ExpertNames, ExpertsSpec, InitStyle, LatentNames,
+    LatentSpec, LayerSpec, MAX_EXPERTS, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_PARAMETERS, MAX_POSITIONS,
+    MAX_VOCAB, MAX_WIDTH, MlpSpec, ModelConfig, NormPlace, Pooling, QkNorm, RopeKey, RouterSpec, SharedSpec,
+    StackedExperts, StackedNames,
 };
 pub use tensors::{Init, TensorSpec, parameter_count, tensors};
 
@@ -157,9 +158,17 @@ mod tests {
                 "gemma3_text" | "gemma3" => r#"{"full_attention": {"rope_type": "default"}}"#,
                 _ => r#"{"rope_type": "default"}"#,
             };
+            // Which heads share keys, or how wide latents are.
+            let heads = match model.name.starts_with("deepseek") {
+                true => {
+                    r#""kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4,
+                    "q_lora_rank": null, "num_experts_per_tok": 1"#
+                }
+                false => r#""num_key_value_heads": 2"#,
+            };
             let keys = format!(
                 r#""vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1,
-                "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
+                "num_attention_heads": 4, {heads}, "intermediate_size": 48,
                 "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_parameters": {rope}"#
             );
             let text = match model.name {

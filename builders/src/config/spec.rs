@@ -23,7 +23,7 @@ pub const MAX_POSITIONS: usize = 1 << 31;
 /// Most parameters accepted; byte counts of weights, gradients and moments then fit 63 bits.
 pub const MAX_PARAMETERS: u128 = 1 << 48;
 
-/// A decoder-only language model, fully resolved.
+/// A decoder-only language model, or an encoder of the same parts, fully resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// The registered type: names of the weights, how to save.
@@ -38,7 +38,7 @@ pub struct ModelConfig {
     pub heads: usize,
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Components of a head, even; `heads * head_dim` may differ from `hidden_size`.
+    /// Components of a head of queries and keys, even; `heads * head_dim` may differ from `hidden_size`.
     pub head_dim: usize,
     /// Inner width of the MLP (of mixtral: of its experts).
     pub intermediate_size: usize,
@@ -70,6 +70,28 @@ pub struct ModelConfig {
     pub pad: Option<u32>,
     /// Each layer, first to last; equal entries are one kind.
     pub layers: Vec<LayerSpec>,
+    /// Set of an encoder: attention is to the whole sequence, and there is no head but this.
+    pub encoder: Option<EncoderSpec>,
+}
+
+/// How an encoder makes one vector of a sequence's normed stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncoderSpec {
+    /// Which positions count.
+    pub pooling: Pooling,
+    /// Vectors are divided by their Euclidean length.
+    pub normalise: bool,
+}
+
+/// Positions of a sequence that make its vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// The mean over all.
+    Mean,
+    /// The first.
+    Cls,
+    /// The last.
+    Last,
 }
 
 /// Pointwise function of the MLP's gate.
@@ -114,10 +136,10 @@ pub enum NormPlace {
     Both,
 }
 
-/// Grouped-query attention of one layer.
+/// Attention of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSpec {
-    /// Biases on the query, key and value projections.
+    /// Biases on the query, key and value projections; of latent attention on those that make latents.
     pub qkv_bias: bool,
     /// Bias on the output projection.
     pub o_bias: bool,
@@ -133,6 +155,85 @@ pub struct AttentionSpec {
     pub softcap: Option<f64>,
     /// Rotary embedding of queries and keys.
     pub rope: RopeSpec,
+    /// A learned score of each head joins the denominator of its softmax (gpt-oss).
+    pub sinks: bool,
+    /// Keys and values are made of one latent a token; `None`: of the layer's normed input, heads of queries sharing them.
+    pub latent: Option<LatentSpec>,
+}
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): a token's keys and values are products of its normed latent.
+/// Heads of queries and keys have `nope` components that are not rotated, then `rope` that are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LatentSpec {
+    /// Width of the queries' own normed latent; `None`: queries are projected at once.
+    pub q_rank: Option<usize>,
+    /// Width of the latent.
+    pub rank: usize,
+    /// Components of a head that are not rotated.
+    pub nope: usize,
+    /// Components that are; even.
+    pub rope: usize,
+    /// Components of a value.
+    pub value: usize,
+    /// Where the rotated components of keys come from.
+    pub rope_key: RopeKey,
+    /// Added to the mean square in the norms of the latents.
+    pub norm_eps: f64,
+    /// Names of the weights.
+    pub names: &'static LatentNames,
+}
+
+/// Where the rotated components of keys come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeKey {
+    /// The projection that makes the latent; all heads share them (DeepSeek).
+    Shared,
+    /// The latent, for each head of keys between its other components and its value (AstrAI).
+    OfLatent,
+}
+
+/// The checkpoint's names of latent attention, within the layer and before `.weight`; those of queries with a latent of their
+/// own are empty where the family has none.
+#[derive(Debug, PartialEq)]
+pub struct LatentNames {
+    /// Queries at once, `[heads * (nope + rope), hidden]`.
+    pub q: &'static str,
+    /// To the queries' latent, `[q_rank, hidden]`.
+    pub q_down: &'static str,
+    /// Its norm, `[q_rank]`.
+    pub q_norm: &'static str,
+    /// Queries from it, `[heads * (nope + rope), q_rank]`.
+    pub q_up: &'static str,
+    /// To the latent, and the shared rotated components behind it, `[rank + rope, hidden]` or `[rank, hidden]`.
+    pub kv_down: &'static str,
+    /// Its norm, `[rank]`.
+    pub kv_norm: &'static str,
+    /// Keys and values from it, by heads of keys: `nope`, `rope` of the latent's own, `value`.
+    pub kv_up: &'static str,
+}
+
+impl LatentSpec {
+    /// Components of a head of queries and keys.
+    pub fn width(&self) -> usize {
+        self.nope + self.rope
+    }
+
+    /// Rows of the weight that makes the latent.
+    pub fn down(&self) -> usize {
+        self.rank + if self.rope_key == RopeKey::Shared { self.rope } else { 0 }
+    }
+
+    /// Rows, for each head of keys, of the weight that makes keys and values.
+    pub fn up(&self) -> usize {
+        self.nope + self.value + if self.rope_key == RopeKey::OfLatent { self.rope } else { 0 }
+    }
+}
+
+impl AttentionSpec {
+    /// Components of a value, in heads of `head_dim`.
+    pub fn value_dim(&self, head_dim: usize) -> usize {
+        self.latent.as_ref().map_or(head_dim, |l| l.value)
+    }
 }
 
 /// Where queries and keys are normed; over each head, weight `[head_dim]`, unless it says otherwise.
@@ -160,6 +261,8 @@ pub enum MlpSpec {
     },
     /// A few of many gated MLPs for each token.
     Experts(ExpertsSpec),
+    /// The same in gpt-oss's form.
+    Stacked(StackedExperts),
 }
 
 impl MlpSpec {
@@ -168,7 +271,45 @@ impl MlpSpec {
         match self {
             MlpSpec::Dense { intermediate, .. } => *intermediate,
             MlpSpec::Experts(e) => e.intermediate,
+            MlpSpec::Stacked(e) => e.intermediate,
         }
+    }
+
+    /// What its router chooses by, if it has experts.
+    pub fn router(&self) -> Option<RouterSpec> {
+        match self {
+            MlpSpec::Dense { .. } => None,
+            MlpSpec::Experts(e) => Some(e.router()),
+            MlpSpec::Stacked(e) => Some(e.router()),
+        }
+    }
+}
+
+/// What the choice of experts and its losses hang on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouterSpec {
+    /// Experts.
+    pub count: usize,
+    /// Experts of a token.
+    pub chosen: usize,
+    /// From the router's logits to weights.
+    pub scores: Scores,
+    /// Which loss keeps the experts' loads even.
+    pub balance: Balance,
+}
+
+impl ExpertsSpec {
+    /// What its router chooses by.
+    pub fn router(&self) -> RouterSpec {
+        RouterSpec { count: self.count, chosen: self.chosen, scores: self.scores, balance: self.balance }
+    }
+}
+
+impl StackedExperts {
+    /// What its router chooses by.
+    pub fn router(&self) -> RouterSpec {
+        let (scores, balance) = (Scores::SoftmaxChosen, Balance::Together);
+        RouterSpec { count: self.count, chosen: self.chosen, scores, balance }
     }
 }
 
@@ -194,8 +335,21 @@ pub struct ExpertsSpec {
     pub scale: f64,
     /// Experts of every token.
     pub shared: Option<SharedSpec>,
+    /// Which loss keeps the experts' loads even, where a run asks for one.
+    pub balance: Balance,
     /// Names of the weights.
     pub names: &'static ExpertNames,
+}
+
+/// A loss that is least when all experts have equally many tokens: with `f` the number of tokens of each of `E` experts and `p`
+/// the mean of its probabilities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Balance {
+    /// `E Σ f p`, tokens of all layers taken together, `f` over their number: `chosen` when loads are even (transformers'
+    /// `load_balancing_loss_func`).
+    Together,
+    /// The mean over layers of `E Σ f p`, `f` over the number of choices: 1 when loads are even (AstrAI).
+    Apart,
 }
 
 /// Experts that every token meets: the mean of what gated MLPs make of it.
@@ -231,7 +385,55 @@ impl ExpertNames {
     }
 }
 
+/// Mixture of experts whose matrices the checkpoint has as one tensor, with biases everywhere. With the gate's columns and
+/// those of up in turn, `g = min(gate, limit)` and `u = max(min(up, limit), -limit)`:
+/// `Σ w_e · down_e((u + 1) * g * sigmoid(alpha * g))`, `w` the softmax over the logits of the chosen alone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StackedExperts {
+    /// Experts.
+    pub count: usize,
+    /// Experts of a token, `1..=count`.
+    pub chosen: usize,
+    /// Inner width of an expert.
+    pub intermediate: usize,
+    /// Largest gate, and largest magnitude of up.
+    pub limit: f64,
+    /// Factor on the gate within the sigmoid.
+    pub alpha: f64,
+    /// Names of the weights.
+    pub names: &'static StackedNames,
+}
+
+/// The checkpoint's names of a layer's stacked experts, whole but for the layer's prefix.
+#[derive(Debug, PartialEq)]
+pub struct StackedNames {
+    /// Router `[experts, hidden]` and its bias `[experts]`.
+    pub router: [&'static str; 2],
+    /// Gate and up `[experts, hidden, 2 * intermediate]`, in turn, and their biases `[experts, 2 * intermediate]`.
+    pub gate_up: [&'static str; 2],
+    /// Down `[experts, intermediate, hidden]` and its biases `[experts, hidden]`.
+    pub down: [&'static str; 2],
+}
+
 impl ModelConfig {
+    /// Refuses an encoder where tokens are to be predicted; one line says what there is for it.
+    pub fn check_decoder(&self) -> Result<(), String> {
+        match self.encoder {
+            None => Ok(()),
+            Some(_) => Err(format!(
+                "`{}` is an encoder: it predicts no tokens, so there is nothing to train, generate or serve; `astrai run --want \
+                 embedding` gives its vectors",
+                self.model_type.name
+            )),
+        }
+    }
+
+    /// True when pages hold what keys and values are made of; no family has other layers beside such ones.
+    pub fn caches_latents(&self) -> bool {
+        let shared = |l: &LatentSpec| l.rope_key == RopeKey::Shared;
+        self.layers.iter().any(|l| l.attention.latent.as_ref().is_some_and(shared))
+    }
+
     /// The distinct layers in order of first appearance, and for each layer the index of its kind.
     pub fn layer_kinds(&self) -> (Vec<&LayerSpec>, Vec<usize>) {
         let mut kinds: Vec<&LayerSpec> = Vec::new();

@@ -1,7 +1,9 @@
 //! Every tensor of a checkpoint. In: a resolved configuration. Out: names, shapes and initialisers in model order, from
 //! which parameters are counted, checkpoints checked and fresh weights drawn.
 
-use super::spec::{ExpertsSpec, InitStyle, LayerSpec, MlpSpec, ModelConfig, NormPlace, QkNorm};
+use super::spec::{
+    ExpertsSpec, InitStyle, LatentSpec, LayerSpec, MlpSpec, ModelConfig, NormPlace, QkNorm, StackedExperts,
+};
 
 /// One tensor of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,7 +51,7 @@ pub fn tensors(c: &ModelConfig) -> Vec<TensorSpec> {
         layer_tensors(c, layer, i, &mut out);
     }
     out.push(TensorSpec::new(names.final_norm.into(), &[c.hidden_size], norm_init(c)));
-    if !c.tie_embeddings {
+    if !c.tie_embeddings && c.encoder.is_none() {
         out.push(table(names.head));
     }
     out
@@ -99,12 +101,16 @@ fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<Ten
     if before {
         push(names.input_norm, "weight", &[h], one);
     }
-    let apart = [(names.q, q), (names.k, kv), (names.v, kv)];
-    let fused = names.qkv.map(|name| [(name, q + 2 * kv)]);
-    for &(part, rows) in fused.as_ref().map_or(&apart[..], |f| &f[..]) {
-        push(part, "weight", &[rows, h], draw);
-        if a.qkv_bias {
-            push(part, "bias", &[rows], Init::Zeros);
+    if let Some(l) = &a.latent {
+        latent_tensors(c, l, a.qkv_bias, &mut push);
+    } else {
+        let apart = [(names.q, q), (names.k, kv), (names.v, kv)];
+        let fused = names.qkv.map(|name| [(name, q + 2 * kv)]);
+        for &(part, rows) in fused.as_ref().map_or(&apart[..], |f| &f[..]) {
+            push(part, "weight", &[rows, h], draw);
+            if a.qkv_bias {
+                push(part, "bias", &[rows], Init::Zeros);
+            }
         }
     }
     let widths = match a.qk_norm {
@@ -116,10 +122,11 @@ fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<Ten
         push(names.q_norm, "weight", &[of_q], one);
         push(names.k_norm, "weight", &[of_k], one);
     }
+    let result = c.heads * a.value_dim(c.head_dim);
     if a.gate {
-        push(names.gate, "weight", &[q, h], draw);
+        push(names.gate, "weight", &[result, h], draw);
     }
-    push(names.o, "weight", &[h, q], output);
+    push(names.o, "weight", &[h, result], output);
     if a.o_bias {
         push(names.o, "bias", &[h], Init::Zeros);
     }
@@ -129,15 +136,47 @@ fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<Ten
     if before {
         push(names.post_attention_norm, "weight", &[h], one);
     }
+    if let Some(name) = names.sinks.filter(|_| a.sinks) {
+        out.push(TensorSpec::new(in_layer(c, i, name), &[c.heads], draw));
+    }
     match &layer.mlp {
         MlpSpec::Dense { intermediate, bias } => {
             dense_tensors(c, (*intermediate, *bias), i, [draw, output], out)
         }
         MlpSpec::Experts(e) => expert_tensors(c, e, i, [draw, output], out),
+        MlpSpec::Stacked(e) => stacked_tensors(c, e, i, [draw, output], out),
     }
     if after {
         out.push(TensorSpec::new(names.in_layer(i, names.mlp_out_norm, "weight"), &[h], one));
     }
+}
+
+/// Projections of latent attention, but for the last, with biases on those that make latents.
+fn latent_tensors(
+    c: &ModelConfig,
+    l: &LatentSpec,
+    bias: bool,
+    push: &mut impl FnMut(&str, &str, &[usize], Init),
+) {
+    let (names, h, draw, one) = (l.names, c.hidden_size, Init::Normal(c.initializer_range), norm_init(c));
+    let queries = c.heads * l.width();
+    let down = |part, rows| {
+        let bias = bias.then_some((part, "bias", vec![rows], Init::Zeros));
+        std::iter::once((part, "weight", vec![rows, h], draw)).chain(bias)
+    };
+    let mut list = Vec::new();
+    match l.q_rank {
+        None => list.push((names.q, "weight", vec![queries, h], draw)),
+        Some(rank) => {
+            list.extend(down(names.q_down, rank));
+            list.push((names.q_norm, "weight", vec![rank], one));
+            list.push((names.q_up, "weight", vec![queries, rank], draw));
+        }
+    }
+    list.extend(down(names.kv_down, l.down()));
+    list.push((names.kv_norm, "weight", vec![l.rank], one));
+    list.push((names.kv_up, "weight", vec![c.kv_heads * l.up(), l.rank], draw));
+    list.into_iter().for_each(|(part, suffix, shape, init)| push(part, suffix, &shape, init));
 }
 
 /// The MLP of layer `i`, of this width, with or without biases; down projections are drawn as the second of `init`.
@@ -191,4 +230,29 @@ fn expert_tensors(c: &ModelConfig, e: &ExpertsSpec, i: usize, init: [Init; 2], o
         let name = format!("{layer}{}", e.names.correction);
         out.push(TensorSpec { fixed: true, ..TensorSpec::new(name, &[e.count], Init::Zeros) });
     }
+}
+
+/// Router and experts of layer `i` in one tensor each; down projections are drawn as the second of `init`.
+fn stacked_tensors(
+    c: &ModelConfig,
+    e: &StackedExperts,
+    i: usize,
+    init: [Init; 2],
+    out: &mut Vec<TensorSpec>,
+) {
+    let (n, h, inner) = (e.count, c.hidden_size, e.intermediate);
+    let mut push = |name: &str, shape: &[usize], init| {
+        out.push(TensorSpec::new(in_layer(c, i, name), shape, init));
+    };
+    push(e.names.router[0], &[n, h], init[0]);
+    push(e.names.router[1], &[n], Init::Zeros);
+    push(e.names.gate_up[0], &[n, h, 2 * inner], init[0]);
+    push(e.names.gate_up[1], &[n, 2 * inner], Init::Zeros);
+    push(e.names.down[0], &[n, inner, h], init[1]);
+    push(e.names.down[1], &[n, h], Init::Zeros);
+}
+
+/// A name of layer `i` that stands whole.
+fn in_layer(c: &ModelConfig, i: usize, name: &str) -> String {
+    format!("{}{name}", c.model_type.names.layer.replace("{i}", &i.to_string()))
 }

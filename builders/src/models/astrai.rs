@@ -1,14 +1,15 @@
-//! AstrAI's `autoregressive_lm` with grouped-query attention and MLP or experts: rope by interleaved pairs, queries and keys
-//! normed after the rotation, an optional sigmoid gate on the attention output; every nth layer a few of many experts and the
+//! AstrAI's `autoregressive_lm` with grouped-query attention, or its own latent attention, and MLP or experts: rope by
+//! interleaved pairs, queries and keys normed after the rotation, an optional sigmoid gate on the attention output; every nth layer a few of many experts and the
 //! mean of shared ones. Read in both spellings of its configuration, written in the newer one, without keys that AstrAI does
 //! not know.
 
 use super::decoder::{self, Defaults};
 use super::experts::{self, Counts};
+use super::latent;
 use crate::config::rope_keys::ROPE_KEYS;
 use crate::config::{
-    ConfigError, ExpertNames, InitStyle, MAX_EXPERTS, MAX_WIDTH, ModelConfig, QkNorm, Raw, RopeLayout,
-    SharedSpec,
+    Balance, ConfigError, ExpertNames, InitStyle, LatentNames, MAX_EXPERTS, MAX_WIDTH, ModelConfig, QkNorm, Raw,
+    RopeLayout, SharedSpec,
 };
 use crate::registry::{ModelType, Names};
 use serde_json::{Map, Value, json};
@@ -17,34 +18,37 @@ use serde_json::{Map, Value, json};
 pub static ASTRAI: ModelType = ModelType {
     name: "autoregressive_lm",
     architectures: &[], // its files have none
-    description: "AstrAI: GQA and MLP or experts, interleaved rope, optional gate and q/k norms after rope",
+    description: "AstrAI: GQA or MLA and MLP or experts, interleaved rope, optional gate and q/k norms after rope",
     keys: &[
         decoder::KEYS,
         ROPE_KEYS,
         &["use_qk_norm", "use_gated_attention", "attn_type", "ffn_type"],
+        latent::KEYS,
         MOE_KEYS,
         experts::EVERY_NTH,
     ],
-    aliases: &[
-        ("hidden_size", "dim"),
-        ("num_hidden_layers", "n_layers"),
-        ("num_attention_heads", "n_heads"),
-        ("num_key_value_heads", "n_kv_heads"),
-        ("intermediate_size", "dim_ffn"),
-        ("rms_norm_eps", "norm_eps"),
-        ("tie_word_embeddings", "tie_weight"),
-        ("max_position_embeddings", "max_len"),
-        ("dtype", "torch_dtype"),
-        ("topk_method", "moe_topk_method"),
-    ],
-    // Keys of MLA, which `attn_type` gqa leaves without effect, and of training.
-    inert: &["kv_lora_rank", "moe_aux_loss_coef", "qk_nope_head_dim", "qk_rope_head_dim"],
+    aliases: ALIASES,
+    inert: &["moe_aux_loss_coef"], // of training
     names: &NAMES,
     resolve,
     save,
 };
 
-static NAMES: Names = Names {
+/// The older spellings.
+pub(super) const ALIASES: &[(&str, &str)] = &[
+    ("hidden_size", "dim"),
+    ("num_hidden_layers", "n_layers"),
+    ("num_attention_heads", "n_heads"),
+    ("num_key_value_heads", "n_kv_heads"),
+    ("intermediate_size", "dim_ffn"),
+    ("rms_norm_eps", "norm_eps"),
+    ("tie_word_embeddings", "tie_weight"),
+    ("max_position_embeddings", "max_len"),
+    ("dtype", "torch_dtype"),
+    ("topk_method", "moe_topk_method"),
+];
+
+pub(super) static NAMES: Names = Names {
     embed: "embed_tokens.weight",
     layer: "layers.{i}.",
     input_norm: "input_norm",
@@ -55,6 +59,7 @@ static NAMES: Names = Names {
     q_norm: "attention.q_norm",
     k_norm: "attention.k_norm",
     gate: "attention.gate",
+    sinks: None,
     o: "attention.o_proj",
     attention_out_norm: "attention_out_norm",
     post_attention_norm: "post_attention_norm",
@@ -79,6 +84,16 @@ const MOE_KEYS: &[&str] = &[
     "topk_method",
 ];
 
+static LATENT: LatentNames = LatentNames {
+    q: "attention.q_proj",
+    q_down: "", // queries have no latent
+    q_norm: "",
+    q_up: "",
+    kv_down: "attention.kv_a_proj",
+    kv_norm: "attention.kv_norm",
+    kv_up: "attention.kv_b_proj",
+};
+
 static EXPERTS: ExpertNames = ExpertNames {
     router: "mlp.router",
     correction: "", // there is none
@@ -99,10 +114,36 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
-    only(raw, "attn_type", &["gqa"])?;
+    let attention = only(raw, "attn_type", &["gqa", "mla"])?;
     let ffn = only(raw, "ffn_type", &["mlp", "moe"])?;
     only(raw, "hidden_act", &["silu"])?;
-    let mut c = decoder::plain(raw, &ASTRAI, &DEFAULTS)?;
+    let mut c = match attention {
+        Some("mla") => of_latent(raw)?,
+        _ => {
+            // Known, and without effect.
+            latent::KEYS.iter().try_for_each(|key| raw.find(key).map(drop))?;
+            decoder::plain(raw, &ASTRAI, &DEFAULTS)?
+        }
+    };
+    own(raw, &mut c)?;
+    match ffn {
+        Some("moe") => put_experts(raw, &mut c)?,
+        // Known, and without effect.
+        _ => MOE_KEYS.iter().chain(experts::EVERY_NTH).try_for_each(|key| raw.find(key).map(drop))?,
+    }
+    Ok(c)
+}
+
+/// The layers that an encoder has, too: grouped-query attention and an MLP.
+pub(super) fn plain(raw: &Raw, model: &'static ModelType) -> Result<ModelConfig, ConfigError> {
+    only(raw, "hidden_act", &["silu"])?;
+    let mut c = decoder::plain(raw, model, &DEFAULTS)?;
+    own(raw, &mut c)?;
+    Ok(c)
+}
+
+/// What all of AstrAI's models have of their own.
+fn own(raw: &Raw, c: &mut ModelConfig) -> Result<(), ConfigError> {
     if c.heads * c.head_dim != c.hidden_size {
         let problem =
             format!("is {}, times {} heads not the hidden size {}", c.head_dim, c.heads, c.hidden_size);
@@ -118,10 +159,24 @@ fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
         layer.attention.qk_norm = if norm { QkNorm::AfterRope } else { QkNorm::None };
         layer.attention.gate = gate;
     }
-    match ffn {
-        Some("moe") => put_experts(raw, &mut c)?,
-        // Known, and without effect.
-        _ => MOE_KEYS.iter().chain(experts::EVERY_NTH).try_for_each(|key| raw.find(key).map(drop))?,
+    Ok(())
+}
+
+/// Latent attention: a head's rotated components are its own, and values are as wide as keys.
+fn of_latent(raw: &Raw) -> Result<ModelConfig, ConfigError> {
+    let hidden = raw.count("hidden_size", MAX_WIDTH)?;
+    let (heads, kv_heads, head_dim) = decoder::heads(raw, hidden, &DEFAULTS)?;
+    let mut latent = latent::read(raw, 0.0, &LATENT)?;
+    if latent.width() != head_dim {
+        let (problem, keys) = (format!("is {}", latent.nope), latent::KEYS);
+        let remedy = format!("it and `{}` {} must make the head's {head_dim}", keys[2], latent.rope);
+        return Err(raw.refuse(keys[1], problem, remedy));
+    }
+    let sizes = [heads, kv_heads, head_dim, latent.rope];
+    let mut c = decoder::plain_of_heads(raw, &ASTRAI, &DEFAULTS, sizes)?;
+    latent.norm_eps = c.norm_eps;
+    for layer in &mut c.layers {
+        layer.attention.latent = Some(latent.clone());
     }
     Ok(c)
 }
@@ -136,6 +191,7 @@ fn put_experts(raw: &Raw, c: &mut ModelConfig) -> Result<(), ConfigError> {
     let intermediate = width("shared_expert_intermediate_size")?;
     spec.shared = (count > 0).then_some(SharedSpec { count, intermediate });
     spec.normalise = raw.flag("norm_topk_prob", true)?;
+    spec.balance = Balance::Apart;
     if let Some(method) = raw.text("topk_method")?.filter(|m| *m != "greedy") {
         let key = raw.spelled("topk_method");
         raw.warn(format!("key `{key}` is {}: AstrAI never reads it, the choice is greedy", json!(method)));
@@ -165,7 +221,7 @@ const FOREIGN: [&str; 7] = [
     "pad_token_id",
 ];
 
-fn save(c: &ModelConfig) -> Map<String, Value> {
+pub(super) fn save(c: &ModelConfig) -> Map<String, Value> {
     let mut out = decoder::save(c);
     out.retain(|key, value| {
         !FOREIGN.contains(&key.as_str()) || (key.ends_with("_token_id") && !value.is_null())
@@ -174,7 +230,9 @@ fn save(c: &ModelConfig) -> Map<String, Value> {
         out.insert("use_qk_norm".into(), json!(attention.qk_norm != QkNorm::None));
         out.insert("use_gated_attention".into(), json!(attention.gate));
     }
-    out.insert("attn_type".into(), json!("gqa"));
+    let latents = c.layers.iter().any(|l| l.attention.latent.is_some());
+    out.insert("attn_type".into(), json!(if latents { "mla" } else { "gqa" }));
+    latent::save(c, &mut out);
     out.insert("ffn_type".into(), json!("mlp"));
     if let Some(e) = experts::of(c) {
         out.insert("ffn_type".into(), json!("moe"));

@@ -49,6 +49,7 @@ pub(super) static NAMES: Names = Names {
     q_norm: "self_attn.q_norm",
     k_norm: "self_attn.k_norm",
     gate: "self_attn.gate_proj",
+    sinks: None,
     o: "self_attn.o_proj",
     attention_out_norm: "post_self_attn_layernorm",
     post_attention_norm: "post_attention_layernorm",
@@ -118,10 +119,21 @@ impl Defaults {
 
 /// Every shared key resolved, every layer plain.
 pub(super) fn plain(raw: &Raw, model: &'static ModelType, d: &Defaults) -> Result<ModelConfig, ConfigError> {
+    let hidden_size = raw.count("hidden_size", MAX_WIDTH)?;
+    let (heads, kv_heads, head_dim) = heads(raw, hidden_size, d)?;
+    plain_of_heads(raw, model, d, [heads, kv_heads, head_dim, head_dim])
+}
+
+/// The same with query heads, key-value heads, the width of a head and the components of it that rope may rotate known.
+pub(super) fn plain_of_heads(
+    raw: &Raw,
+    model: &'static ModelType,
+    d: &Defaults,
+    [heads, kv_heads, head_dim, rope_dim]: [usize; 4],
+) -> Result<ModelConfig, ConfigError> {
     let vocab_size = raw.count("vocab_size", MAX_VOCAB)?;
     let hidden_size = raw.count("hidden_size", MAX_WIDTH)?;
     let num_layers = raw.count("num_hidden_layers", MAX_LAYERS)?;
-    let (heads, kv_heads, head_dim) = heads(raw, hidden_size, d)?;
     let intermediate_size = raw.count("intermediate_size", MAX_WIDTH)?;
     let max_positions = raw.count_opt("max_position_embeddings", MAX_POSITIONS)?.or(d.max_positions);
     let max_positions = max_positions.ok_or_else(|| raw.missing("max_position_embeddings"))?;
@@ -137,7 +149,9 @@ pub(super) fn plain(raw: &Raw, model: &'static ModelType, d: &Defaults) -> Resul
             window: None,
             scale: 1.0 / (head_dim as f64).sqrt(),
             softcap: None,
-            rope: rope_keys::read(raw, head_dim, max_positions, &d.rope())?,
+            rope: rope_keys::read(raw, rope_dim, max_positions, &d.rope())?,
+            latent: None,
+            sinks: false,
         },
         mlp: MlpSpec::Dense { intermediate: intermediate_size, bias: false },
         norms: NormPlace::Before,
@@ -165,11 +179,16 @@ pub(super) fn plain(raw: &Raw, model: &'static ModelType, d: &Defaults) -> Resul
         eos: raw.token_ids("eos_token_id", vocab_size)?,
         pad: token(raw, "pad_token_id", vocab_size)?,
         layers: vec![layer; num_layers],
+        encoder: None,
     })
 }
 
 /// Query heads, key-value heads, width of a head.
-fn heads(raw: &Raw, hidden_size: usize, d: &Defaults) -> Result<(usize, usize, usize), ConfigError> {
+pub(super) fn heads(
+    raw: &Raw,
+    hidden_size: usize,
+    d: &Defaults,
+) -> Result<(usize, usize, usize), ConfigError> {
     let heads = raw.count("num_attention_heads", MAX_HEADS)?;
     let key = "num_key_value_heads";
     let kv_heads = match raw.count_opt(key, MAX_HEADS)? {

@@ -3,9 +3,6 @@
 //! version 3 by sigmoid and a correction, groups by their two best. Sources: arXiv:2405.04434, arXiv:2412.19437, and
 //! `DeepseekV2ForCausalLM` and `DeepseekV3ForCausalLM` of transformers.
 
-// The families that read these keys are built beside this file.
-#![allow(dead_code)]
-
 use super::experts::{self, Counts};
 use crate::config::{
     ConfigError, ExpertNames, ExpertsSpec, MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, MlpSpec, ModelConfig, Raw,

@@ -1,7 +1,7 @@
 //! What the families with experts share: their numbers, read and checked, and the layers that have them.
 
 use crate::config::{
-    ConfigError, ExpertNames, ExpertsSpec, MAX_EXPERTS, MAX_LAYERS, MlpSpec, ModelConfig, Raw,
+    Balance, ConfigError, ExpertNames, ExpertsSpec, MAX_EXPERTS, MAX_LAYERS, MlpSpec, ModelConfig, Raw,
 };
 use astrai_ir::ops::Scores;
 use serde_json::{Map, Value, json};
@@ -36,6 +36,24 @@ pub(super) fn read(
     intermediate: usize,
     names: &'static ExpertNames,
 ) -> Result<ExpertsSpec, ConfigError> {
+    let (count, chosen) = counts(raw, keys, layers)?;
+    Ok(ExpertsSpec {
+        count,
+        chosen,
+        intermediate,
+        scores: Scores::Softmax,
+        groups: None,
+        correction: false,
+        normalise: true,
+        scale: 1.0,
+        shared: None,
+        balance: Balance::Together,
+        names,
+    })
+}
+
+/// Experts of a layer, and how many of them a token has.
+pub(super) fn counts(raw: &Raw, keys: &Counts, layers: usize) -> Result<(usize, usize), ConfigError> {
     let number = |(key, default): (&'static str, Option<usize>)| {
         raw.count_opt(key, MAX_EXPERTS)?.or(default).ok_or_else(|| raw.missing(key))
     };
@@ -50,18 +68,7 @@ pub(super) fn read(
         let remedy = format!("it must be at most `{}`", raw.spelled(keys.count.0));
         return Err(raw.refuse(keys.chosen.0, problem, remedy));
     }
-    Ok(ExpertsSpec {
-        count,
-        chosen,
-        intermediate,
-        scores: Scores::Softmax,
-        groups: None,
-        correction: false,
-        normalise: true,
-        scale: 1.0,
-        shared: None,
-        names,
-    })
+    Ok((count, chosen))
 }
 
 /// Keys by which files say which layers have experts: every nth, but for those listed.
@@ -92,7 +99,7 @@ fn dense_layers(raw: &Raw) -> Result<Vec<u64>, ConfigError> {
 pub(super) fn of(c: &ModelConfig) -> Option<&ExpertsSpec> {
     c.layers.iter().find_map(|l| match &l.mlp {
         MlpSpec::Experts(e) => Some(e),
-        MlpSpec::Dense { .. } => None,
+        _ => None,
     })
 }
 

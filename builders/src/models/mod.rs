@@ -2,9 +2,11 @@
 //! transformers share is in `decoder`, what Gemma 2 and 3 share in `gemma`, what experts share in `experts`.
 
 mod decoder;
+mod deepseek;
 mod deepseek_moe;
 mod experts;
 mod gemma;
+mod latent;
 
 use crate::registry::ModelType;
 
@@ -26,9 +28,13 @@ families! {
     qwen2: QWEN2,
     qwen3: QWEN3,
     qwen3_moe: QWEN3_MOE,
+    deepseek_v2: DEEPSEEK_V2,
+    deepseek_v3: DEEPSEEK_V3,
     olmo2: OLMO2,
     glm4: GLM4,
     phi3: PHI3,
     gemma2: GEMMA2,
     gemma3: GEMMA3_TEXT GEMMA3,
+    gpt_oss: GPT_OSS,
+    embedding: EMBEDDING,
 }

@@ -137,48 +137,69 @@ INLINE void NAME(tile_scores)(struct NAME(tiles) *t, int c, int two, int a, int 
     }
 }
 
-/* Scores of one tile of columns to weights, in place and as pairs: the new maxima, what the sums before keep, exponentials.
- * Keys a .. b (whole 32s) were computed; `edge` when some column does not see all of them. */
-static void NAME(tile_weigh)(struct NAME(tiles) *t, int c, int half, int j0, int a, int b, int edge) {
-    const float factor = SOFTCAP > 0 ? 1.0f : SCALE, none = -__builtin_inff();
+/* 2^x for x <= 0 but for rounding; below 2^-126, that. NaN stays. */
+INLINE vf NAME(power)(vf x) {
+    x = v_max(v_splat(-126.0f), x);
+    vf t = x + 12582912.0f, r = x - (t - 12582912.0f);
+    vf p = v_fma(r, v_splat(1.339887440e-3f), v_splat(9.618437357e-3f));
+    p = v_fma(p, r, v_splat(5.550332471e-2f));
+    p = v_fma(p, r, v_splat(2.402264689e-1f));
+    p = v_fma(p, r, v_splat(6.931471825e-1f));
+    p = v_fma(p, r, v_splat(1.0f));
+    return (vf)((vu)p + ((vu)t << 23));
+}
+
+/* Scores of one tile of columns to weights, as pairs: the new maxima, what the sums before keep, exponentials. Maxima
+ * count in powers of two. Keys a .. b (whole 32s) were computed; `edge` (a literal) when some column does not see all. */
+INLINE void NAME(tile_weigh)(struct NAME(tiles) *t, int c, int half, int j0, int a, int b, int edge) {
     float (*s)[16] = t->s[half];
-    int32_t lo[16], hi[16];
-    float m[16] __attribute__((aligned(64)));
-    for (int l = 0; l < 16; l++) lo[l] = t->lo[c][l] - j0, hi[l] = t->hi[c][l] - j0;
+    const float factor = (SOFTCAP > 0 ? 1.0f : SCALE) * 1.44269504f;
+    const vf none = v_splat(-__builtin_inff());
+    NAME(v16i) lo, hi;
+    memcpy(&lo, t->lo[c], sizeof lo), memcpy(&hi, t->hi[c], sizeof hi);
+    lo -= j0, hi -= j0;
     if (SOFTCAP > 0)
         for (int j = a; j < b; j++)
             for (int l = 0; l < 16; l++)
                 s[j][l] = SOFTCAP * m_tanh(s[j][l] * (SCALE / (SOFTCAP > 0 ? SOFTCAP : 1.0f)));
-    if (edge)
-        for (int j = a; j < b; j++)
-            for (int l = 0; l < 16; l++) s[j][l] = j >= lo[l] & j < hi[l] ? s[j][l] : none;
-    vf top[4] = {v_splat(none), v_splat(none), v_splat(none), v_splat(none)};
+    vf top[4] = {none, none, none, none};
     for (int j = a; j < b; j += 4)
-        ATTN_EACH(i, 4) top[i] = v_max(v_load(s[j + i]), top[i]);
-    v_store(m, v_max(v_max(top[0], top[1]), v_max(top[2], top[3])) * v_splat(factor));
-    for (int l = 0; l < 16; l++) {
-        float before = t->max[c][l], next = m[l] > before ? m[l] : before, fade = attn_exp(before - next);
-        t->keep[half][l] = before == next ? 1.0f : fade;
-        t->max[c][l] = m[l] = next;
-    }
-    for (int j = a; j < b; j++)
-        for (int l = 0; l < 16; l++) s[j][l] = attn_exp(FMA(s[j][l], factor, -m[l]));
-    if (edge)
-        for (int j = a; j < b; j++)
-            for (int l = 0; l < 16; l++) s[j][l] = j >= lo[l] & j < hi[l] ? s[j][l] : 0.0f;
-    vf sum[4] = {0};
+        ATTN_EACH(i, 4) {
+            vf x = v_load(s[j + i]);
+            if (edge) {
+                NAME(v16i) sees = (j + i >= lo) & (j + i < hi);
+                x = (vf)(((vu)x & (vu)sees) | ((vu)none & ~(vu)sees));
+            }
+            top[i] = v_max(x, top[i]);
+        }
+    vf most = v_max(v_max(top[0], top[1]), v_max(top[2], top[3])) * v_splat(factor);
+    vf before = v_load(t->max[c]), m = v_max(most, before);
+    /* A column that has seen nothing has no maximum: then nothing is kept, and all its weights are masked. */
+    vf keep = NAME(power)(before - m), sum[4] = {{0}, {0}, {0}, {0}};
+    NAME(v16i) same = before == m;
+    keep = (vf)(((vu)keep & ~(vu)same) | ((vu)v_splat(1.0f) & (vu)same));
+    v_store(t->keep[half], keep), v_store(t->max[c], m);
     for (int j = a; j < b; j += 4) {
+        vf x[4];
+        ATTN_EACH(i, 4) {
+            x[i] = NAME(power)(v_fma(v_load(s[j + i]), v_splat(factor), -m));
+            if (edge) x[i] = (vf)((vu)x[i] & (vu)((j + i >= lo) & (j + i < hi)));
+            sum[i] += x[i];
+        }
         ATTN_EACH(i, 2) {
-            vf even = v_load(s[j + 2 * i]), odd = v_load(s[j + 2 * i + 1]);
-            sum[2 * i] += even, sum[2 * i + 1] += odd;
-            vu x = (vu)even & 0xffff0000u, y = (vu)odd & 0xffff0000u;
-            vu rest_x = (vu)(even - (vf)x) + 0x8000u, rest_y = (vu)(odd - (vf)y) + 0x8000u;
-            *(vu *)t->w[0][half][j / 32][j % 32 / 2 + i] = x >> 16 | y;
-            *(vu *)t->w[1][half][j / 32][j % 32 / 2 + i] = rest_x >> 16 | (rest_y & 0xffff0000u);
+            vu even = (vu)x[2 * i] & 0xffff0000u, odd = (vu)x[2 * i + 1] & 0xffff0000u;
+            vu rest_even = (vu)(x[2 * i] - (vf)even) + 0x8000u, rest_odd = (vu)(x[2 * i + 1] - (vf)odd) + 0x8000u;
+            *(vu *)t->w[0][half][j / 32][j % 32 / 2 + i] = even >> 16 | odd;
+            *(vu *)t->w[1][half][j / 32][j % 32 / 2 + i] = rest_even >> 16 | (rest_odd & 0xffff0000u);
         }
     }
-    vf now = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-    v_store(t->sum[c], v_fma(v_load(t->sum[c]), v_load(t->keep[half]), now));
+    v_store(t->sum[c], v_fma(v_load(t->sum[c]), keep, (sum[0] + sum[1]) + (sum[2] + sum[3])));
+}
+
+/* The upper half of a weight. */
+INLINE float NAME(weight)(const struct NAME(tiles) *t, int half, int j, int l) {
+    uint32_t pair = t->w[0][half][j / 32][j % 32 / 2][l];
+    return bits_f32(j % 2 ? pair & 0xffff0000u : pair << 16);
 }
 
 /* Values that are no finite numbers, times the weights of the columns that see them. */
@@ -189,7 +210,7 @@ static void NAME(tile_odd)(struct NAME(tiles) *t, int c, int half, const uint16_
             if ((x & 0x7f80) != 0x7f80) continue;
             for (int l = 0; l < 16; l++)
                 if (j0 + j >= t->lo[c][l] && j0 + j < t->hi[c][l])
-                    t->o[c][d][l] = FMA(t->s[half][j][l], bits_f32((uint32_t)x << 16), t->o[c][d][l]);
+                    t->o[c][d][l] = FMA(NAME(weight)(t, half, j, l), bits_f32((uint32_t)x << 16), t->o[c][d][l]);
         }
 }
 
@@ -233,14 +254,17 @@ INLINE void NAME(tile_columns)(struct NAME(tiles) *t, const uint16_t *v, int c, 
     NAME(tile_scores)(t, c, two, a, b);
     for (int half = 0; half <= two; half++) {
         int edge = t->all_lo[c + half] > j0 + a || t->all_hi[c + half] < j0 + b;
-        NAME(tile_weigh)(t, c + half, half, j0, a, b, edge);
+        if (edge)
+            NAME(tile_weigh)(t, c + half, half, j0, a, b, 1);
+        else
+            NAME(tile_weigh)(t, c + half, half, j0, a, b, 0);
     }
     NAME(tile_blend)(t, c, two, a, b);
     if (t->odd)
         for (int half = 0; half <= two; half++) NAME(tile_odd)(t, c + half, half, v, j0, a, b);
 }
 
-/* The lines of the next tile, of all heads at hand. */
+/* The lines of the next tile, of all heads at hand: few queries wait for memory. */
 static void NAME(tile_ahead)(const struct NAME(unit) *u, const struct NAME(tiles) *t, const uint16_t *k, const uint16_t *v,
                              int j0) {
     for (int i = 0; i < ATTN_KEYS && j0 + i < u->keys; i++) {
@@ -257,7 +281,10 @@ static void NAME(tile_finish)(const struct NAME(unit) *u, struct NAME(tiles) *t,
         float inverse[16], out[16][DV] __attribute__((aligned(64)));
         for (int d = 0; d < DV; d += 16) attn_transpose(t->o[c][d], 16, &out[0][d], DV);
         for (int i = 0; i < rows; i++)
-            inverse[i] = NAME(close)(u, c / of_group * u->rows + r0 + i, t->max[c][i], t->sum[c][i], bufs);
+            {
+            int r = c / of_group * u->rows + r0 + i;
+            inverse[i] = NAME(close)(u, r, t->max[c][i] * 0.693147181f, t->sum[c][i], bufs);
+        }
         for (int i = 0; i < rows; i++) {
             O_T *to = (O_T *)bufs[O_BUF] + NAME(result)(u, c / of_group * u->rows + r0 + i) * DV;
             for (int d = 0; d < DV; d++) to[d] = STORE_O(out[i][d] * inverse[i]);
@@ -282,7 +309,7 @@ static void NAME(by_tiles)(void *const *bufs, const int64_t *dims, int64_t begin
         for (int j0 = from / ATTN_KEYS * ATTN_KEYS; j0 < to; j0 += ATTN_KEYS) {
             int count = u.keys - j0 < ATTN_KEYS ? u.keys - j0 : ATTN_KEYS;
             NAME(locate)(&u, &t, j0);
-            if (j0 + ATTN_KEYS < to) NAME(tile_ahead)(&u, &t, k, v, j0 + ATTN_KEYS);
+            if (j0 + ATTN_KEYS < to && u.rows <= 16) NAME(tile_ahead)(&u, &t, k, v, j0 + ATTN_KEYS);
             for (int g = 0; g < u.groups; g++) {
                 const uint16_t *values = v + g * (int64_t)V_HEAD;
                 NAME(keys)(&u, &t, k + g * (int64_t)K_HEAD, j0);

@@ -4,6 +4,8 @@
  *
  *   NAME(x)                       prefixes a symbol of this kernel
  *   DOT_M, DOT_N, DOT_K           rows, columns and length of the sums, expressions over `dims`
+ *   DOT_BATCH                     optional: so many dots side by side, an expression; sources see `batch`, which of them it is,
+ *                                 and rows of the result are those of all dots, one dot after another
  *   one source of the left side:
  *     PROLOGUE_ROW(m, row)          writes A(m, 0..DOT_ROW) as f32 to `row`; DOT_ROW is DOT_K as a literal
  *     LOAD_A(dst, m, mr, k0, kc)    writes A(m .. m + mr, k0 .. k0 + kc) to dst[mr][DOT_KC]
@@ -24,6 +26,10 @@
 #define DOT_NO_MATRIX_UNIT
 #endif
 
+#ifndef DOT_BATCH
+#define DOT_BATCH 1
+#endif
+
 static int64_t NAME(tiles)(const int64_t *dims) { return (DOT_M + DOT_MR - 1) / DOT_MR; }
 static int64_t NAME(panels)(const int64_t *dims) { return (DOT_N + DOT_NR - 1) / DOT_NR; }
 
@@ -33,22 +39,30 @@ static int64_t NAME(row)(const int64_t *dims, int64_t tile) { return tile * DOT_
 /* Floats that a packed row occupies. */
 static int64_t NAME(depth)(const int64_t *dims) { return (DOT_K + DOT_KC - 1) / DOT_KC * DOT_KC; }
 
-int64_t NAME(scratch)(const int64_t *dims) { return DOT_M * NAME(depth)(dims) * (int64_t)sizeof(float); }
+int64_t NAME(scratch)(const int64_t *dims) { return DOT_BATCH * DOT_M * NAME(depth)(dims) * (int64_t)sizeof(float); }
+
+/* Units that pack the rows of one dot. */
+static int64_t NAME(packs)(const int64_t *dims)
+{
+    return (NAME(tiles)(dims) + DOT_TILES_PER_PACK - 1) / DOT_TILES_PER_PACK;
+}
 
 int64_t NAME(units0)(const int64_t *dims)
 {
 #ifndef PROLOGUE_ROW
     if (DOT_MATRIX_UNIT) return 0;
 #endif
-    return (NAME(tiles)(dims) + DOT_TILES_PER_PACK - 1) / DOT_TILES_PER_PACK;
+    return DOT_BATCH * NAME(packs)(dims);
 }
 
 void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
 {
-    int64_t tiles = NAME(tiles)(dims), last = end * DOT_TILES_PER_PACK;
-    for (int64_t t = begin * DOT_TILES_PER_PACK; t < (last < tiles ? last : tiles); t++) {
+    int64_t tiles = NAME(tiles)(dims), packs = NAME(packs)(dims);
+    for (int64_t i = begin * DOT_TILES_PER_PACK; i < end * DOT_TILES_PER_PACK; i++) {
+        int64_t batch = i / (packs * DOT_TILES_PER_PACK), t = i % (packs * DOT_TILES_PER_PACK);
+        if (t >= tiles) continue;
         int64_t m0 = NAME(row)(dims, t), mr = NAME(row)(dims, t + 1) - m0;
-        float *tile = (float *)scratch + m0 * NAME(depth)(dims);
+        float *tile = (float *)scratch + (batch * DOT_M + m0) * NAME(depth)(dims);
 #ifdef PROLOGUE_ROW
         for (int64_t r = 0; r < mr; r++) {
             float row[DOT_ROW] __attribute__((aligned(64)));
@@ -89,18 +103,19 @@ int64_t NAME(units1)(const int64_t *dims)
 #ifndef DOT_NO_MATRIX_UNIT
     if (DOT_MATRIX_UNIT) return NAME(amx_blocks)(dims) * NAME(amx_groups)(dims);
 #endif
-    return NAME(row_blocks)(dims) * NAME(panel_groups)(dims);
+    return DOT_BATCH * NAME(row_blocks)(dims) * NAME(panel_groups)(dims);
 }
 
 /* Tiles t .. t_end by panels p .. p_end: a block of a panel rests in the first-level cache while all tiles use it; the left
  * side's block rests in the second level while all panels use it. Sums over nothing are zero. */
-static void NAME(unit)(void *const *bufs, const int64_t *dims, const float *packed, int64_t t, int64_t t_end, int64_t p,
-                       int64_t p_end)
+static void NAME(unit)(void *const *bufs, const int64_t *dims, const float *packed, int64_t batch, int64_t t,
+                       int64_t t_end, int64_t p, int64_t p_end)
 {
     static dot_tile_fn *const tiles[] = DOT_TABLE(f32);
     float c[DOT_PANELS_PER_UNIT * DOT_TILES_PER_UNIT * DOT_MR * DOT_NR] __attribute__((aligned(64)));
     float w[DOT_KC * DOT_NR] __attribute__((aligned(64)));
     int64_t m0 = NAME(row)(dims, t), rows = NAME(row)(dims, t_end) - m0, depth = NAME(depth)(dims);
+    packed += batch * DOT_M * depth;
     for (int64_t k = 0; k == 0 || k < DOT_K; k += DOT_KC) {
         int64_t kc = DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC;
         for (int64_t q = p; q < p_end; q++) {
@@ -114,7 +129,7 @@ static void NAME(unit)(void *const *bufs, const int64_t *dims, const float *pack
                 float *to = c + ((q - p) * rows + m - m0) * DOT_NR;
                 tiles[mr - 1](packed + m * depth + k * mr, w, 0, kc, to, k == 0, next_a, next_a);
                 if (k + kc == DOT_K)
-                    for (int64_t r = 0; r < mr; r++) EPILOGUE(m + r, n0, to + r * DOT_NR, valid);
+                    for (int64_t r = 0; r < mr; r++) EPILOGUE(batch * DOT_M + m + r, n0, to + r * DOT_NR, valid);
             }
         }
     }
@@ -131,9 +146,10 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #endif
     int64_t tiles = NAME(tiles)(dims), panels = NAME(panels)(dims);
     int64_t blocks = NAME(row_blocks)(dims), groups = NAME(panel_groups)(dims);
-    for (int64_t u = begin; u < end; u++) {
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t batch = unit / (blocks * groups), u = unit % (blocks * groups);
         int64_t b = DOT_M > DOT_N ? u / groups : u % blocks, g = DOT_M > DOT_N ? u % groups : u / blocks;
-        NAME(unit)(bufs, dims, (const float *)scratch, b * tiles / blocks, (b + 1) * tiles / blocks,
+        NAME(unit)(bufs, dims, (const float *)scratch, batch, b * tiles / blocks, (b + 1) * tiles / blocks,
                    g * panels / groups, (g + 1) * panels / groups);
     }
     dot_fence();
@@ -147,6 +163,7 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef DOT_NO_MATRIX_UNIT
 #undef NAME
 #undef DOT_M
+#undef DOT_BATCH
 #undef DOT_N
 #undef DOT_K
 #undef DOT_ROW

@@ -95,8 +95,13 @@ fn packed_slots(region: &Region, p: &Parts, out: &mut String) -> Result<(), Stri
 fn free_slots(region: &Region, p: &Parts, out: &mut String) -> Result<(), String> {
     let (n, k) = (over_dims(region, &p.form.n), over_dims(region, &p.form.k));
     let _ = write!(out, "#define DOT_N ((int64_t){n})\n#define DOT_K ((int64_t){k})\n");
-    let left = p.form.left.as_ref().zip(p.left).map(|(side, buf)| Source::new(region, side, buf, "m"));
-    let right = Source::new(region, &p.form.right, p.right, "n0");
+    let mut left = p.form.left.as_ref().zip(p.left).map(|(side, buf)| Source::new(region, side, buf, "m"));
+    let mut right = Source::new(region, &p.form.right, p.right, "n0");
+    if let Some(b) = &p.form.batch {
+        let _ = writeln!(out, "#define DOT_BATCH ((int64_t){})", over_dims(region, &b.count));
+        left.iter_mut().for_each(|s| s.step_by_batch(region, &b.left));
+        right.step_by_batch(region, &b.right);
+    }
     match &left {
         Some(s) => {
             let (order, at) = (s.order("mk", "km"), s.at("k0"));
@@ -116,7 +121,8 @@ fn free_slots(region: &Region, p: &Parts, out: &mut String) -> Result<(), String
     );
     let narrow = |s: &Source| s.narrow == 1;
     let is_narrow_row = || is_widened(&region.graph, region.graph.node(p.dot).args[0]);
-    if narrow(&right) && left.as_ref().map_or_else(is_narrow_row, narrow) {
+    let single = p.form.batch.is_none();
+    if single && narrow(&right) && left.as_ref().map_or_else(is_narrow_row, narrow) {
         matrix_slots(left.as_ref(), &right, out);
     }
     out.push_str(FREE);
@@ -169,6 +175,11 @@ impl Source {
         let along = side.along.is_one();
         let row = if along { across } else { step.clone() };
         Source { begin, step, along, row, narrow: u8::from(narrow) }
+    }
+
+    /// Sides of several dots lie so far apart.
+    fn step_by_batch(&mut self, region: &Region, step: &Dim) {
+        self.begin = format!("{} + batch * (int64_t){}", self.begin, over_dims(region, step));
     }
 
     /// The address of the element `k` of the sum.
@@ -230,7 +241,7 @@ pub(super) fn dot_prologue(region: &Region, name: &str, x: NodeId) -> Result<Str
 pub(super) fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<String, String> {
     let g = &region.graph;
     let free = match &g.node(dot).op {
-        Op::Dot(d) => d.left_free(g.ty(g.node(dot).args[0]).rank()).len(),
+        Op::Dot(d) => d.batch.len() + d.left_free(g.ty(g.node(dot).args[0]).rank()).len(),
         Op::GroupedDot(_) | Op::GroupedOuter(_) => 1,
         _ => return Err("a dot region without a dot".into()),
     };
@@ -295,5 +306,6 @@ pub fn scratch(region: &Region) -> Dim {
         // Sizes have no division: a whole block more than the longest row can need.
         None => &(&p.form.k + &Dim::from(BLOCK - 1)) * &Dim::from(4),
     };
-    &p.form.m * &bytes
+    let rows = p.form.batch.map_or(p.form.m.clone(), |b| &b.count * &p.form.m);
+    &rows * &bytes
 }

@@ -118,8 +118,8 @@ impl Attention {
         tables: &Type,
         lens: &Type,
     ) -> Result<(), String> {
-        let rows = k.shape[0].size().filter(|n| page > 0 && n.is_multiple_of(page));
-        if rows.is_none() || k.shape[0] != v.shape[0] {
+        let whole = page > 0 && k.shape[0].div_exact(&Dim::from(page)).is_some();
+        if !whole || k.shape[0] != v.shape[0] {
             return Err(format!("wants k and v as whole pages of {page} rows for {q}, got {k} and {v}"));
         }
         let sequences = &starts.shape[0] - &Dim::from(1);

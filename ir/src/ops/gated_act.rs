@@ -3,7 +3,7 @@
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float, same};
 use crate::ops::UnaryKind;
 use crate::shard::{Way, Ways};
-use crate::{Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
+use crate::{Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Activation function.
@@ -16,6 +16,8 @@ pub enum Activation {
     Gelu,
     /// x · Φ(x), Φ by tanh.
     GeluTanh,
+    /// x · sigmoid(βx), for this β.
+    Swish(Real),
 }
 
 const ROOT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
@@ -27,6 +29,7 @@ impl Activation {
             Activation::Silu => x / (1.0 + (-x).exp()),
             Activation::Gelu => 0.5 * x * (1.0 + super::unary::erf(x / std::f64::consts::SQRT_2)),
             Activation::GeluTanh => 0.5 * x * (1.0 + (ROOT_2_OVER_PI * (x + 0.044715 * x * x * x)).tanh()),
+            Activation::Swish(beta) => x / (1.0 + (-beta.0 * x).exp()),
         }
     }
 
@@ -34,6 +37,10 @@ impl Activation {
     pub fn build(self, g: &mut Graph, x: NodeId) -> Result<NodeId, IrError> {
         let phi = match self {
             Activation::Silu => g.unary(UnaryKind::Sigmoid, x)?,
+            Activation::Swish(beta) => {
+                let s = g.scale(x, beta.0)?;
+                g.unary(UnaryKind::Sigmoid, s)?
+            }
             Activation::Gelu | Activation::GeluTanh => {
                 let t = if self == Activation::Gelu {
                     let s = g.scale(x, std::f64::consts::FRAC_1_SQRT_2)?;
@@ -117,6 +124,15 @@ impl GatedAct {
                 let t = g.mul(xs, r)?;
                 g.add(s, t)
             }
+            Activation::Swish(beta) => {
+                // s + βx·s·(1-s)
+                let bx = g.scale(x, beta.0)?;
+                let s = g.unary(UnaryKind::Sigmoid, bx)?;
+                let r = g.sub(one, s)?;
+                let xs = g.mul(bx, s)?;
+                let t = g.mul(xs, r)?;
+                g.add(s, t)
+            }
             Activation::Gelu => {
                 // Φ(x) + x·φ(x)
                 let s = g.scale(x, std::f64::consts::FRAC_1_SQRT_2)?;
@@ -164,6 +180,7 @@ mod tests {
         let run = |act| apply(GatedAct { act }, &[x.clone(), up.clone()]).remove(0);
         close(&run(Activation::Silu), &[2.0 * 0.7310585786300049, -2.0 * 0.11920292202211755]);
         close(&run(Activation::Gelu), &[2.0 * 0.8413447460685429, -2.0 * 0.022750131948179195]);
+        close(&run(Activation::Swish(Real(0.5))), &[2.0 * 0.6224593312018546, -2.0 * 0.2689414213699951]);
         close(&run(Activation::GeluTanh), &[2.0 * 0.8411919906082768, -0.04540230591222]);
     }
 }

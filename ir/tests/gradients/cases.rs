@@ -158,7 +158,7 @@ fn pointwise() -> Vec<Case> {
         all.push(case(Binary { kind }, args));
     }
     all.push(case(Select {}, vec![Arg::Bool(vec![4], vec![1, 0, 0, 1]), x(&[4]), x(&[4])]));
-    for act in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+    for act in [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Swish(Real(1.702))] {
         all.push(case(GatedAct { act }, vec![x(&[2, 3]), x(&[2, 3])]));
     }
     all

@@ -89,6 +89,7 @@ pub const RULES: &[Rule] = rules! {
     "cast-of-cast"          Exact      ["(cast ?c (cast ?d ?x))"] casts::of_cast, cast_of_cast;
     "cast-into-view"        Exact      ["(cast ?c (reshape ?v ?x))", "(cast ?c (permute ?v ?x))", "(cast ?c (expand ?v ?x))"]
                                        casts::into_view, cast_of_view;
+    "cast-of-widened-view"  Exact      ["(cast ?c (reshape ?v (cast ?d ?x)))"] casts::of_widened_view, cast_of_widened_view;
     "cast-out-of-slice"     Exact      ["(slice ?v (cast ?c ?x))"] casts::out_of_view, slice_of_cast;
     "cast-out-of-gather"    Exact      ["(gather ?v (cast ?c ?x) ?i)"] casts::out_of_gather, gather_of_cast;
     "cast-out-of-concat"    Exact      ["(concat ?v (cast ?c ?x) (cast ?d ?y))"] casts::out_of_concat, concat_of_casts;
@@ -110,6 +111,9 @@ pub const RULES: &[Rule] = rules! {
                                         "(attention ?a ?q (reshape ?r (expand ?e (reshape ?s ?k))) (reshape ?t (expand ?f (reshape ?u ?v))) ?0 ?1)",
                                         "(attention ?a ?q (reshape ?r (expand ?e (reshape ?s ?k))) (reshape ?t (expand ?f (reshape ?u ?v))) ?0 ?1 ?2)"]
                                        attention::grouped, repeated_heads;
+    "pages-in-place"        Exact      ["(attention ?a ?q (reshape ?r (gather ?g (reshape ?s ?x) ?i)) (slice ?v (reshape ?r (gather ?g (reshape ?s ?x) ?i))) ?0 ?1 ?2)",
+                                        "(attention ?a ?q (reshape ?r (cast ?c (gather ?g (reshape ?s ?x) ?i))) (slice ?v (reshape ?r (cast ?c (gather ?g (reshape ?s ?x) ?i)))) ?0 ?1 ?2)"]
+                                       attention::pages_in_place, attention_over_gathered_pages;
     // numbers
     "negated-twice"         Exact      ["(neg (neg ?x))"] numbers::itself, negated_twice;
     "add-of-negated"        Exact      ["(add ?x (neg ?y))", "(add (neg ?y) ?x)"] numbers::difference, add_of_negated;
@@ -139,11 +143,20 @@ pub const RULES: &[Rule] = rules! {
     "scale-into-attention"  Reassoc    ["(attention ?a (mul ?q ?s) ?k ?v ?0)", "(attention ?a (mul ?q ?s) ?k ?v ?0 ?1)",
                                         "(attention ?a (mul ?q ?s) ?k ?v ?0 ?1 ?2)", "(attention ?a (mul ?q ?s) ?k ?v ?0 ?1 ?2 ?3)"]
                                        attention::scaled_query, attention_of_scaled_query;
-    "latent-attention"      Reassoc    ["(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x (reshape ?s ?kr))) (reshape ?t (dot ?e ?l ?wv)) ?0))",
-                                        "(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x (reshape ?s ?kr))) (reshape ?t (dot ?e ?l ?wv)) ?0 ?1))",
-                                        "(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x (reshape ?s ?kr))) (reshape ?t (dot ?e ?l ?wv)) ?0 ?1 ?2))",
-                                        "(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x (reshape ?s ?kr))) (reshape ?t (dot ?e ?l ?wv)) ?0 ?1 ?2 ?3))"]
+    "latent-attention"      Reassoc    ["(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x ?kr)) (reshape ?t (dot ?e ?l ?wv)) ?0))",
+                                        "(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x ?kr)) (reshape ?t (dot ?e ?l ?wv)) ?0 ?1))",
+                                        "(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x ?kr)) (reshape ?t (dot ?e ?l ?wv)) ?0 ?1 ?2))",
+                                        "(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x ?kr)) (reshape ?t (dot ?e ?l ?wv)) ?0 ?1 ?2 ?3))"]
                                        attention::latent, latent_attention;
+    "joint-latent-attention" Reassoc   ["(part ?p (attention ?a ?q (concat ?c (slice ?u (reshape ?r (dot ?d ?l ?w))) (expand ?x ?kr)) (slice ?v (reshape ?r (dot ?d ?l ?w))) ?0))",
+                                        "(part ?p (attention ?a ?q (concat ?c (slice ?u (reshape ?r (dot ?d ?l ?w))) (expand ?x ?kr)) (slice ?v (reshape ?r (dot ?d ?l ?w))) ?0 ?1))",
+                                        "(part ?p (attention ?a ?q (concat ?c (slice ?u (reshape ?r (dot ?d ?l ?w))) (expand ?x ?kr)) (slice ?v (reshape ?r (dot ?d ?l ?w))) ?0 ?1 ?2))",
+                                        "(part ?p (attention ?a ?q (concat ?c (slice ?u (reshape ?r (dot ?d ?l ?w))) (expand ?x ?kr)) (slice ?v (reshape ?r (dot ?d ?l ?w))) ?0 ?1 ?2 ?3))",
+                                        "(part ?p (attention ?a ?q (cast ?f (cast ?b (concat ?c (slice ?u (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) (expand ?x ?kr)))) (slice ?v (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) ?0))",
+                                        "(part ?p (attention ?a ?q (cast ?f (cast ?b (concat ?c (slice ?u (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) (expand ?x ?kr)))) (slice ?v (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) ?0 ?1))",
+                                        "(part ?p (attention ?a ?q (cast ?f (cast ?b (concat ?c (slice ?u (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) (expand ?x ?kr)))) (slice ?v (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) ?0 ?1 ?2))",
+                                        "(part ?p (attention ?a ?q (cast ?f (cast ?b (concat ?c (slice ?u (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) (expand ?x ?kr)))) (slice ?v (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) ?0 ?1 ?2 ?3))"]
+                                       attention::joint_latent, joint_latent_attention;
     "product-ahead"         WeightFold ["(dot ?e (dot ?d ?x ?a) ?b)"] dots::product_ahead, dot_of_dot;
     "sum-ahead"             WeightFold ["(add (dot ?d ?x ?a) (dot ?e ?x ?b))"] dots::sum_ahead, dots_added;
     "scale-into-weight"     WeightFold ["(dot ?d (mul ?x ?s) ?w)", "(dot ?d (mul ?s ?x) ?w)", "(mul (dot ?d ?x ?w) ?s)", "(mul ?s (dot ?d ?x ?w))"]

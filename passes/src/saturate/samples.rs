@@ -135,6 +135,15 @@ pub fn cast_of_view(d: &mut Draw) -> Graph {
     m.done(y)
 }
 
+pub fn cast_of_widened_view(d: &mut Draw) -> Graph {
+    let mut m = Make::new(d);
+    let (a, b) = (m.draw.size(), m.draw.size());
+    let x = widened(&mut m, &[a, b]);
+    let x = m.push(Reshape { shape: shape(&[a * b]) }, &[x]);
+    let y = m.push(Cast { dtype: DType::BF16 }, &[x]);
+    m.done(y)
+}
+
 pub fn slice_of_cast(d: &mut Draw) -> Graph {
     let mut m = Make::new(d);
     let x = widened(&mut m, &[3, 5]);

@@ -27,7 +27,7 @@ pub(super) struct Pages {
     tables: List,
     lens: List,
     page: usize,
-    pages: usize,
+    pages: Dim,
 }
 
 impl List {
@@ -60,7 +60,8 @@ impl Bounds {
                 let pages = match &n.op {
                     Op::Attention(a) => a.page.and_then(|page| {
                         let (tables, lens) = (List::of(g, args[4])?, List::of(g, args[5])?);
-                        Some(Pages { tables, lens, page, pages: g.ty(args[1]).shape[0].size()? / page })
+                        let pages = g.ty(args[1]).shape[0].div_exact(&Dim::from(page))?;
+                        Some(Pages { tables, lens, page, pages })
                     }),
                     _ => None,
                 };
@@ -134,7 +135,7 @@ fn divides(starts: &[i32], n: u64) -> bool {
 impl Pages {
     fn check(&self, starts: &[i32], bufs: &Addresses, sizes: &Sizes) -> Result<(), Error> {
         let (tables, lens) = (self.tables.read(bufs, sizes)?, self.lens.read(bufs, sizes)?);
-        let width = tables.len() / lens.len().max(1);
+        let (width, pages) = (tables.len() / lens.len().max(1), value(&self.pages, sizes)?);
         for (s, (&len, w)) in lens.iter().zip(starts.windows(2)).enumerate() {
             let (queries, most) = (w[1] - w[0], width * self.page);
             let keys = usize::try_from(len).ok().filter(|n| *n <= most && len >= queries);
@@ -144,12 +145,9 @@ impl Pages {
                 )));
             };
             let used = &tables[s * width..][..keys.div_ceil(self.page)];
-            let inside = |p: &i32| usize::try_from(*p).is_ok_and(|p| p < self.pages);
+            let inside = |p: &i32| u64::try_from(*p).is_ok_and(|p| p < pages);
             if let Some(bad) = used.iter().find(|p| !inside(p)) {
-                return Err(Error::Input(format!(
-                    "page {bad} of sequence {s} is outside the {} pages",
-                    self.pages
-                )));
+                return Err(Error::Input(format!("page {bad} of sequence {s} is outside the {pages} pages")));
             }
         }
         Ok(())

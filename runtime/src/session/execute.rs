@@ -4,7 +4,7 @@ use super::sizes::concrete;
 use crate::Error;
 use crate::cc::Loaded;
 use crate::memory::Memory;
-use crate::pack::{panel_bytes, unpack};
+use crate::pack::{packed_bytes, unpack};
 use crate::pool::Pool;
 use astrai_ir::{Layout, Precision, Region, Sizes, Tensor, eval};
 use std::collections::HashMap;
@@ -83,13 +83,13 @@ pub(super) fn run_region(region: &Region, bufs: &Addresses, sizes: &Sizes) -> Re
         let rows = region.layouts[i] == Layout::Rows;
         let len = match rows {
             true => shape.iter().product::<usize>() * ty.dtype.bytes(),
-            false => panel_bytes(ty.dtype, shape[0], shape[1]),
+            false => packed_bytes(ty.dtype, &shape),
         };
         // SAFETY: the buffer holds a value of this type and layout at these sizes.
         let bytes = unsafe { std::slice::from_raw_parts(bufs.0[i], len) };
         let tensor = match rows {
             true => Tensor::from_bytes(ty.dtype, &shape, bytes),
-            false => Tensor::from_bytes(ty.dtype, &shape, &unpack(bytes, ty.dtype, shape[0], shape[1])),
+            false => Tensor::from_bytes(ty.dtype, &shape, &unpack(bytes, ty.dtype, &shape)),
         };
         leaves.insert(format!("r{i}"), tensor.map_err(Error::Input)?);
     }

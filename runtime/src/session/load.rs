@@ -6,7 +6,7 @@ use crate::Error;
 use crate::buffers::Buffers;
 use crate::compile::weight_bytes;
 use crate::memory::Memory;
-use crate::pack::{pack, pack_on};
+use crate::pack::{pack, pack_matrices, pack_on};
 use crate::pool::Pool;
 use crate::weigh::WeightSource;
 use astrai_ir::ops::{Op, Weight};
@@ -100,8 +100,15 @@ fn derive(d: &Derived, source: &dyn WeightSource) -> Result<Tensor, Error> {
 
 /// Writes a tensor in a layout.
 fn put(bytes: &mut [u8], layout: Layout, t: &Tensor) {
-    let k = t.shape.iter().skip(1).product();
-    pack(bytes, t.dtype, layout, 0, k, &t.to_bytes(), t.dtype);
+    match (layout, t.shape.as_slice()) {
+        (Layout::Panels, &[_, k, n]) => {
+            pack_matrices(None, bytes, t.dtype, 0, [k, n], (&t.to_bytes(), t.dtype));
+        }
+        _ => {
+            let k = t.shape.iter().skip(1).product();
+            pack(bytes, t.dtype, layout, 0, k, &t.to_bytes(), t.dtype);
+        }
+    }
 }
 
 /// Writes the checkpoint tensors of a weight, on the threads of a pool where there is one.
@@ -112,12 +119,17 @@ fn fill(
     source: &dyn WeightSource,
     pool: Option<&Pool>,
 ) -> Result<(), Error> {
-    let k: usize = w.ty.shape.iter().skip(1).filter_map(|d| d.size()).product();
+    let sizes = literal(&w.ty).unwrap_or_default();
+    let k: usize = sizes.iter().skip(1).product();
     let mut first = 0;
     for part in w.rows() {
         let t = source.tensor(&part.name).ok_or_else(|| missing(&part.name))?;
         check_shape(&part.name, &t.shape, part.rows, &w.ty)?;
         match pool {
+            _ if layout == Layout::Panels && sizes.len() == 3 => {
+                let of = [sizes[1], sizes[2]];
+                pack_matrices(pool, bytes, w.ty.dtype, first, of, (&t.bytes, t.dtype));
+            }
             Some(pool) => pack_on(pool, bytes, w.ty.dtype, layout, first, k, (&t.bytes, t.dtype)),
             None => pack(bytes, w.ty.dtype, layout, first, k, &t.bytes, t.dtype),
         }

@@ -11,6 +11,7 @@ mod error;
 mod header;
 mod json;
 mod locate;
+mod mxfp4;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -26,6 +27,7 @@ use header::Tensor;
 use locate::{Index, Location, locate, open_regular};
 
 pub use error::WeightsError;
+pub use mxfp4::Widened;
 pub use view::TensorView;
 pub use write::{Entry, Writer, opening, write};
 

@@ -103,7 +103,8 @@ impl<M: Model> Core<M> {
         shared: Arc<Shared>,
     ) -> Core<M> {
         let Sizes { page_size, pages, tokens, sequences, vocabulary, .. } = sizes;
-        let bounds = Bounds { page_size, pages, tokens, sequences, table: model.table() };
+        let bounds =
+            Bounds { page_size, pages, tokens, sequences, table: model.table(), latents: model.latents() };
         let scheduler = Scheduler::new(bounds, secret);
         let pool = model.pool();
         let threads = pool.as_ref().map_or(1, |p| p.threads());

@@ -46,6 +46,11 @@ pub trait Model {
         positions.div_ceil(page_size.max(1))
     }
 
+    /// True when pages hold latents: steps then list the pages in use.
+    fn latents(&self) -> bool {
+        false
+    }
+
     /// The threads it runs on, if there are any: they idle while tokens are sampled, and may help.
     fn pool(&self) -> Option<Arc<Pool>> {
         None

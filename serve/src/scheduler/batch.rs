@@ -12,13 +12,52 @@ use crate::pages::Page;
 /// Inputs, all `i32`: `input_ids`, `positions` (of each token in its sequence) and `slots` (where its key and value go: page
 /// times page size plus the row in the page), `[tokens]`; `starts` (the first token of each sequence, and the number of
 /// tokens), `[sequences + 1]`; `tables` (pages of each sequence in the order of positions; what stands behind the last is not
-/// read), `[sequences, table]`; `lens` (keys of each sequence after this step) and `last` (index of its last token, the one
+/// read), `[sequences, table]`, or, where pages hold latents, places of these pages in the list `pages` `[context]` of those in
+/// use, each once; `lens` (keys of each sequence after this step) and `last` (index of its last token, the one
 /// whose logits are wanted), `[sequences]`.
 #[derive(Clone, Debug)]
 pub struct StepBatch {
     page: usize,
     table: usize,
-    inputs: [(&'static str, Value); 7],
+    inputs: [(&'static str, Value); 8],
+    /// Where pages are listed.
+    places: Option<Places>,
+}
+
+/// Where in the list of pages in use each page stands.
+#[derive(Clone, Debug, Default)]
+struct Places {
+    /// By page; it counts only where the list agrees.
+    of: Vec<u32>,
+    /// The list.
+    pages: Vec<Page>,
+    /// Entries of each row of the tables that are no zero.
+    filled: Vec<usize>,
+}
+
+impl Places {
+    /// The place of a page, which is listed if it was not.
+    fn find(&mut self, page: Page) -> u32 {
+        let at = page as usize;
+        if self.of.len() <= at {
+            self.of.resize(at + 1, 0);
+        }
+        let place = self.of[at];
+        if self.pages.get(place as usize) == Some(&page) {
+            return place;
+        }
+        self.of[at] = self.pages.len() as u32;
+        self.pages.push(page);
+        self.of[at]
+    }
+
+    /// Notes that a row of the tables has so many entries; says how many it had.
+    fn fill(&mut self, row: usize, entries: usize) -> usize {
+        if self.filled.len() <= row {
+            self.filled.resize(row + 1, 0);
+        }
+        std::mem::replace(&mut self.filled[row], entries)
+    }
 }
 
 const IDS: usize = 0;
@@ -28,16 +67,22 @@ const STARTS: usize = 3;
 const TABLES: usize = 4;
 const LENS: usize = 5;
 const LAST: usize = 6;
+const PAGES: usize = 7;
 
 impl StepBatch {
     /// No sequences yet, in pages of `page` tokens, at most `table` of them a sequence.
     pub fn new(page: usize, table: usize) -> StepBatch {
-        let names = ["input_ids", "positions", "slots", "starts", "tables", "lens", "last"];
+        let names = ["input_ids", "positions", "slots", "starts", "tables", "lens", "last", "pages"];
         let inputs = names.map(|n| (n, Value::i32(if n == "tables" { &[0, 0] } else { &[0] }, &[])));
-        let mut batch = StepBatch { page, table, inputs };
+        let mut batch = StepBatch { page, table, inputs, places: None };
         batch.inputs[TABLES].1.shape[1] = table;
         batch.clear();
         batch
+    }
+
+    /// The same where pages hold latents.
+    pub fn of_latents(page: usize, table: usize) -> StepBatch {
+        StepBatch { places: Some(Places::default()), ..StepBatch::new(page, table) }
     }
 
     /// Takes the sequences out.
@@ -53,6 +98,9 @@ impl StepBatch {
             v.bytes.resize(if i == TABLES { sequences * self.table * 4 } else { 0 }, 0);
         }
         self.put(STARTS, 0);
+        if let Some(places) = &mut self.places {
+            places.pages.clear();
+        }
     }
 
     /// Adds a sequence: tokens behind the `done` first, which are in `pages`, as many as these have room for.
@@ -104,9 +152,20 @@ impl StepBatch {
         if tables.bytes.len() < row + self.table * 4 {
             tables.bytes.resize(row + self.table * 4, 0);
         }
-        for (to, page) in tables.bytes[row..].as_chunks_mut::<4>().0.iter_mut().zip(pages) {
-            *to = (*page as i32).to_le_bytes();
-        }
+        let entries = tables.bytes[row..].as_chunks_mut::<4>().0;
+        let Some(places) = &mut self.places else {
+            entries.iter_mut().zip(pages).for_each(|(to, page)| *to = page.to_le_bytes());
+            return;
+        };
+        let known = places.pages.len();
+        entries.iter_mut().zip(pages).for_each(|(to, page)| *to = places.find(*page).to_le_bytes());
+        // What stands behind is looked up too, so that it has to be a place.
+        let before = places.fill(row / (self.table * 4), pages.len());
+        let stale = before.min(self.table).max(pages.len());
+        entries[pages.len()..stale].fill([0; 4]);
+        let list = &mut self.inputs[PAGES].1;
+        places.pages[known..].iter().for_each(|page| list.bytes.extend(page.to_le_bytes()));
+        list.shape[0] = places.pages.len();
     }
 
     /// Number of sequences.
@@ -119,8 +178,8 @@ impl StepBatch {
         self.inputs[IDS].1.shape[0]
     }
 
-    /// All inputs by name.
-    pub fn all(&self) -> [(&'static str, &Value); 7] {
+    /// All inputs by name, `pages` last.
+    pub fn all(&self) -> [(&'static str, &Value); 8] {
         self.inputs.each_ref().map(|(name, v)| (*name, v))
     }
 
@@ -172,6 +231,22 @@ mod tests {
         ] {
             assert!(b.push(tokens, done, pages, [50, 9]).is_err(), "{tokens:?} {done} {pages:?}");
             assert_eq!(b.sequences(), 2);
+        }
+    }
+
+    #[test]
+    fn pages_in_use_are_listed_once() {
+        let mut b = StepBatch::of_latents(4, 3);
+        for _ in 0..2 {
+            b.clear();
+            b.push(&[5, 6], 8, &[8, 2, 5], [50, 9]).unwrap();
+            b.push(&[9], 4, &[8, 1], [50, 9]).unwrap();
+            assert_eq!((b.list("pages"), b.list("tables")), (vec![8, 2, 5, 1], vec![0, 1, 2, 0, 3, 0]));
+            assert_eq!((b.list("slots"), b.all()[PAGES].1.shape.clone()), (vec![20, 21, 4], vec![4]));
+            b.clear();
+            b.push(&[9], 0, &[7], [50, 9]).unwrap();
+            b.push(&[9], 0, &[2], [50, 9]).unwrap();
+            assert_eq!((b.list("pages"), b.list("tables")), (vec![7, 2], vec![0, 0, 0, 1, 0, 0]));
         }
     }
 

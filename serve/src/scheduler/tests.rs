@@ -30,7 +30,7 @@ impl Scheduler {
 
 fn bounds(sizes: Sizes) -> Bounds {
     let Sizes { page_size, pages, tokens, sequences, positions, .. } = sizes;
-    Bounds { page_size, pages, tokens, sequences, table: positions.div_ceil(page_size) }
+    Bounds { page_size, pages, tokens, sequences, table: positions.div_ceil(page_size), latents: false }
 }
 
 /// A scheduler with a model, and what each sequence was asked and has answered.

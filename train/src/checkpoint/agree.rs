@@ -15,7 +15,7 @@ use crate::settings::Settings;
 pub(super) const FIXED: [&str; 7] = ["strategy", "batch", "seq", "accum", "optimizer", "dtype", "seed"];
 
 /// Settings that bend the rest of the curve: allowed, never silently.
-pub(super) const CURVE: [&str; 12] = [
+pub(super) const CURVE: [&str; 14] = [
     "lr",
     "schedule",
     "warmup",
@@ -28,6 +28,8 @@ pub(super) const CURVE: [&str; 12] = [
     "beta2",
     "eps",
     "momentum",
+    "router_aux_loss_coef",
+    "router_z_loss_coef",
 ];
 
 /// Holds a checkpoint to the run that would continue it: `config` is its model's `config.json`. Gives a line for each setting

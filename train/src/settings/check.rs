@@ -138,5 +138,10 @@ fn rates(s: &Settings) -> Result<(), Error> {
     for (key, value) in [("beta1", s.beta1), ("beta2", s.beta2), ("momentum", s.momentum)] {
         hold(key, value, (0.0..1.0).contains(&value), "at least 0 and below 1")?;
     }
+    for (key, value) in
+        [("router_aux_loss_coef", s.router_aux_loss_coef), ("router_z_loss_coef", s.router_z_loss_coef)]
+    {
+        hold(key, value, (0.0..=1e3).contains(&value), "a factor of at least 0, for example 0.001")?;
+    }
     hold("eps", s.eps, s.eps > 0.0 && s.eps < 1.0, "above 0 and below 1")
 }

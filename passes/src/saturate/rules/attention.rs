@@ -2,7 +2,7 @@
 //! latent (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434).
 
 use super::Site;
-use astrai_ir::ops::{Attention, Concat, Dot, Op, Part, Permute, Reshape, Slice};
+use astrai_ir::ops::{Attention, Cast, Concat, Dot, Gather, Op, Part, Permute, Reshape, Slice};
 use astrai_ir::{Dim, Real};
 use egg::Id;
 
@@ -77,43 +77,134 @@ fn projection(s: &mut Site, d: &str, w: &str, view: &str) -> Option<Projection> 
     Some(Projection { weight: s.make(Reshape { shape }, &[weight])?, axes })
 }
 
-/// Per head `x` `[t, heads, a]` times the projection over its axis `over`: `[t, heads, b]`.
-fn by_heads(s: &mut Site, x: Id, p: &Projection, over: usize) -> Option<Id> {
+/// Where products are rounded: to what, and back.
+type Rounding = Option<[Cast; 2]>;
+
+fn round(s: &mut Site, x: Id, rounding: &Rounding) -> Option<Id> {
+    let Some([narrow, wide]) = rounding else { return Some(x) };
+    let x = s.make(narrow.clone(), &[x])?;
+    s.make(wide.clone(), &[x])
+}
+
+/// Per head `x` `[t, heads, a]` times the projection over its axis `over`, rounded: `[t, heads, b]`.
+fn by_heads(s: &mut Site, x: Id, p: &Projection, over: usize, rounding: &Rounding) -> Option<Id> {
     let d = Dot { batch: vec![(1, p.axes[0])], contract: vec![(2, p.axes[over])] };
     let y = s.make(d, &[x, p.weight])?;
+    let y = round(s, y, rounding)?;
     s.make(Permute { axes: vec![1, 0, 2] }, &[y])
 }
 
+/// Attention of keys and values that are products of a latent, and what is known of them.
+struct Latent {
+    keys: Projection,
+    values: Projection,
+    /// Components of a head before those that all heads share.
+    nope: Dim,
+    /// Those, `[rows, 1, rope]`.
+    shared: Id,
+    rounded: Rounding,
+}
+
+/// The attention that the pattern bound as one head of keys over the latent `l` itself: queries go through the keys' projection
+/// first, results through the values' projection afterwards. Scores, and so their log-sum-exp, stay what they are. Where keys
+/// and values were rounded, what is now made in their stead is: on the way of a query to its scores, and of a value to the
+/// result, stand as many roundings as before.
+fn absorb(s: &mut Site, of: Latent) -> Option<Id> {
+    let (Op::Part(part), a, l) = (s.op("p")?, attention(s)?, s.ty("l")?) else { return None };
+    let (rows, latent) = (l.shape[0].clone(), l.shape[1].clone());
+    let rope = s.g[of.shared].data.ty().shape[2].clone();
+    let (whole, latents) = (s.var("q")?, s.var("l")?);
+    let plain = s.make(Slice { axis: 2, start: Dim::from(0), len: of.nope.clone() }, &[whole])?;
+    let turned = s.make(Slice { axis: 2, start: of.nope, len: rope }, &[whole])?;
+    let absorbed = by_heads(s, plain, &of.keys, 1, &of.rounded)?;
+    let q = s.make(Concat { axis: 2 }, &[absorbed, turned])?;
+    let apart = s.make(Reshape { shape: vec![rows, Dim::from(1), latent.clone()] }, &[latents])?;
+    let k = s.make(Concat { axis: 2 }, &[apart, of.shared])?;
+    let k = round(s, k, &of.rounded)?;
+    let v = s.make(Slice { axis: 2, start: Dim::from(0), len: latent }, &[k])?;
+    let both = attend(s, a, q, k, v)?;
+    let y = s.make(Part { index: part.index }, &[both])?;
+    if part.index > 0 {
+        return Some(y);
+    }
+    let y = round(s, y, &of.rounded)?;
+    by_heads(s, y, &of.values, 2, &None)
+}
+
+/// The part of keys that all heads share, `[rows, 1, rope]`, as `x` repeats it.
+fn shared(s: &Site, x: Id, rows: &Dim, heads: &Dim) -> Option<()> {
+    let (own, Op::Expand(e)) = (&s.g[x].data.ty().shape, s.op("x")?) else { return None };
+    let [n, one, rope] = own.as_slice() else { return None };
+    let wide = [rows.clone(), heads.clone(), rope.clone()];
+    (n == rows && one.is_one() && e.shape == wide).then_some(())
+}
+
 /// Attention whose keys are products of a latent (and a part shared by the heads) and whose values are products of the same
-/// latent is attention of one head of keys over the latent itself: queries go through the keys' projection first, results
-/// through the values' projection afterwards. Scores, and so their log-sum-exp, stay what they are.
+/// latent is attention over the latent itself: see [`absorb`].
 pub fn latent(s: &mut Site) -> Option<Id> {
-    let (Op::Part(part), a, Op::Concat(c)) = (s.op("p")?, attention(s)?, s.op("c")?) else { return None };
-    let (Op::Reshape(shared), q) = (s.op("s")?, s.ty("q")?) else { return None };
+    let (Op::Concat(c), q, l) = (s.op("c")?, s.ty("q")?, s.ty("l")?) else { return None };
     let (keys, values) = (projection(s, "d", "wk", "r")?, projection(s, "e", "wv", "t")?);
     let heads_of = |s: &Site, view: &str| match s.op(view) {
         Some(Op::Reshape(r)) => r.shape.get(1..3).map(|d| (d[0].clone(), d[1].clone())),
         _ => None,
     };
     let ((heads, nope), (of_values, _)) = (heads_of(s, "r")?, heads_of(s, "t")?);
-    let l = s.ty("l")?;
-    let (rows, latent) = (l.shape[0].clone(), l.shape[1].clone());
-    let [own, one, rope] = shared.shape.as_slice() else { return None };
-    if c.axis != 2 || *own != rows || !one.is_one() || q.shape[1] != heads || heads != of_values {
+    let turned = s.var("kr")?;
+    shared(s, turned, &l.shape[0], &heads)?;
+    if c.axis != 2 || q.shape[1] != heads || heads != of_values {
         return None;
     }
-    let (whole, kr, latents) = (s.var("q")?, s.var("kr")?, s.var("l")?);
-    let plain = s.make(Slice { axis: 2, start: Dim::from(0), len: nope.clone() }, &[whole])?;
-    let turned = s.make(Slice { axis: 2, start: nope, len: rope.clone() }, &[whole])?;
-    let absorbed = by_heads(s, plain, &keys, 1)?;
-    let q = s.make(Concat { axis: 2 }, &[absorbed, turned])?;
-    let v = s.make(Reshape { shape: vec![rows, Dim::from(1), latent] }, &[latents])?;
-    let kr = s.make(shared, &[kr])?;
-    let k = s.make(Concat { axis: 2 }, &[v, kr])?;
-    let both = attend(s, a, q, k, v)?;
-    let y = s.make(Part { index: part.index }, &[both])?;
-    match part.index {
-        0 => by_heads(s, y, &values, 2),
-        _ => Some(y),
+    absorb(s, Latent { keys, values, nope, shared: turned, rounded: None })
+}
+
+/// The same where one projection makes both: for every head its key's components, then its value.
+pub fn joint_latent(s: &mut Site) -> Option<Id> {
+    let (Op::Concat(c), q, l) = (s.op("c")?, s.ty("q")?, s.ty("l")?) else { return None };
+    let (Op::Slice(k), Op::Slice(v), Op::Reshape(apart)) = (s.op("u")?, s.op("v")?, s.op("r")?) else {
+        return None;
+    };
+    let rounded = match (s.op("b"), s.op("f")) {
+        (Some(Op::Cast(narrow)), Some(Op::Cast(wide))) => Some([narrow, wide]),
+        (None, None) => None,
+        _ => return None,
+    };
+    let both = projection(s, "d", "w", "r")?;
+    let heads = apart.shape[1].clone();
+    let turned = s.var("kr")?;
+    shared(s, turned, &l.shape[0], &heads)?;
+    if [c.axis, k.axis, v.axis] != [2; 3] || k.start != Dim::from(0) || q.shape[1] != heads {
+        return None;
     }
+    let mut rows = |start: &Dim, len: &Dim| {
+        let cut = Slice { axis: both.axes[1], start: start.clone(), len: len.clone() };
+        Some(Projection { weight: s.make(cut, &[both.weight])?, axes: both.axes })
+    };
+    let (keys, values) = (rows(&k.start, &k.len)?, rows(&v.start, &v.len)?);
+    absorb(s, Latent { keys, values, nope: k.len, shared: turned, rounded })
+}
+
+/// Attention over pages that were gathered into a list, its tables places in that list, is attention over the pages where they
+/// are, with tables that are looked up in the list.
+pub fn pages_in_place(s: &mut Site) -> Option<Id> {
+    let (a, Op::Gather(g), Op::Slice(v)) = (attention(s)?, s.op("g")?, s.op("v")?) else { return None };
+    let (Op::Reshape(by_pages), Op::Reshape(rows)) = (s.op("s")?, s.op("r")?) else { return None };
+    let (page, x, list) = (Dim::from(a.page?), s.ty("x")?, s.ty("i")?);
+    let [all, one, width] = x.shape.as_slice() else { return None };
+    let pages = all.div_exact(&page)?;
+    let [used] = list.shape.as_slice() else { return None };
+    let plain = g.axis == 0 && g.batch == 0 && one.is_one() && v.axis == 2;
+    let there = [pages, page.clone(), width.clone()];
+    if !plain || by_pages.shape != there || rows.shape != [used * &page, Dim::from(1), width.clone()] {
+        return None;
+    }
+    let mut keys = s.var("x")?;
+    if s.var("c").is_some() {
+        let Op::Cast(c) = s.op("c")? else { return None };
+        keys = s.make(c, &[keys])?;
+    }
+    let (q, list) = (s.var("q")?, s.var("i")?);
+    let (starts, tables, lens) = (s.var("0")?, s.var("1")?, s.var("2")?);
+    let tables = s.make(Gather { axis: 0, batch: 0 }, &[list, tables])?;
+    let values = s.make(v, &[keys])?;
+    s.make(a, &[q, keys, values, starts, tables, lens])
 }

@@ -28,6 +28,17 @@ pub fn into_view(s: &mut Site) -> Option<Id> {
     s.make(view, &[wide])
 }
 
+/// `cast(view(cast(x: a → b)) → a)` is `view(x)` when b holds every value of a.
+pub fn of_widened_view(s: &mut Site) -> Option<Id> {
+    let (Op::Cast(narrow), Op::Cast(wide), x) = (s.op("c")?, s.op("d")?, s.var("x")?) else { return None };
+    let own = s.ty("x")?.dtype;
+    if narrow.dtype != own || !holds(wide.dtype, own) {
+        return None;
+    }
+    let view = s.op("v")?;
+    s.make(view, &[x])
+}
+
 /// `slice(cast(x))` is `cast(slice(x))`.
 pub fn out_of_view(s: &mut Site) -> Option<Id> {
     let (c, view, x) = (widening(s, "c", "x")?, s.op("v")?, s.var("x")?);

@@ -191,3 +191,47 @@ pub fn latent_attention(d: &mut Draw) -> Graph {
     let a = attention(&mut m, q, k, v, h);
     result(m, a)
 }
+
+pub fn joint_latent_attention(d: &mut Draw) -> Graph {
+    let mut m = Make::new(d);
+    let (h, nope, rope, dv, latent) = (m.draw.size(), m.draw.size(), 2, m.draw.size(), m.draw.size());
+    let t = Dim::symbol("tokens");
+    let (q, c, kr) = (heads(&mut m, h, nope + rope), m.rows(latent), heads(&mut m, 1, rope));
+    let both = m.linear(c, latent, h * (nope + dv));
+    let both = m.push(Reshape { shape: vec![t.clone(), h.into(), (nope + dv).into()] }, &[both]);
+    let cut = |start: usize, len: usize| Slice { axis: 2, start: start.into(), len: len.into() };
+    let (k, v) = (m.push(cut(0, nope), &[both]), m.push(cut(nope, dv), &[both]));
+    let kr = m.expand(kr, vec![t, h.into(), rope.into()]);
+    let k = m.push(Concat { axis: 2 }, &[k, kr]);
+    let a = attention(&mut m, q, k, v, h);
+    result(m, a)
+}
+
+/// Three pages of two rows, four of them listed, and seven keys.
+pub fn attention_over_gathered_pages(d: &mut Draw) -> Graph {
+    let mut m = Make::new(d);
+    let (page, all, listed, rope, latent) = (2, 3, 4, 2, m.draw.size());
+    let width = latent + rope;
+    let q = heads(&mut m, 3, width);
+    let narrow = m.draw.below(2) == 1;
+    let x = m.typed(if narrow { DType::BF16 } else { DType::F32 }, shape(&[all * page, 1, width]));
+    let list = m.typed(DType::I32, shape(&[listed]));
+    let x = m.push(Reshape { shape: shape(&[all, page, width]) }, &[x]);
+    let x = m.push(Gather { axis: 0, batch: 0 }, &[x, list]);
+    let x = if narrow { m.push(Cast { dtype: DType::F32 }, &[x]) } else { x };
+    let k = m.push(Reshape { shape: shape(&[listed * page, 1, width]) }, &[x]);
+    let v = m.push(Slice { axis: 2, start: 0.into(), len: latent.into() }, &[k]);
+    let (starts, tables) = (m.typed(DType::I32, shape(&[2])), m.typed(DType::I32, shape(&[1, listed])));
+    let lens = m.push(Const::new(&astrai_ir::Tensor::int(DType::I32, &[1], vec![7])), &[]);
+    let op = Attention {
+        scale: Real(0.7),
+        causal: m.draw.below(2) == 0,
+        window: None,
+        softcap: None,
+        sinks: false,
+        span: Dim::from(8),
+        page: Some(page),
+    };
+    let a = m.push(op, &[q, k, v, starts, tables, lens]);
+    result(m, a)
+}

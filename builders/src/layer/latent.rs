@@ -1,0 +1,153 @@
+//! Multi-head latent attention as part of a layer's body. In: the layer's normed input. Out: queries and what attention takes
+//! behind them. Where all heads share the rotated part of keys, pages hold the latent and that part, and keys and values are
+//! made of the pages in use; where each head rotates its own (AstrAI), nothing could be read from the latent alone without
+//! making every key again, so that pages hold keys and values.
+
+use super::{Layer, Versions, cache_inputs};
+use crate::config::{LatentSpec, QkNorm, RopeKey};
+use astrai_ir::ops::{self, Concat};
+use astrai_ir::{DType, Dim, IrError, NodeId, Type};
+
+/// Queries, what attention takes behind them, next versions of states.
+pub(super) type Attended = (NodeId, Vec<NodeId>, Versions);
+
+impl Layer<'_> {
+    /// Queries, keys and values of latent attention on `n` `[tokens, hidden]`.
+    pub(super) fn latent(
+        &mut self,
+        l: &LatentSpec,
+        n: NodeId,
+        [cos, sin, starts]: [NodeId; 3],
+    ) -> Result<Attended, IrError> {
+        let q = self.latent_queries(l, n, [cos, sin])?;
+        let (bias, hidden) = (self.spec.attention.qkv_bias, self.config.hidden_size);
+        let both = self.linear(l.names.kv_down, n, [l.down(), hidden], bias)?;
+        let rank = Dim::from(l.rank);
+        let c = self.g.scope(l.names.kv_down, |g| g.slice(both, 1, Dim::from(0), rank.clone()))?;
+        let c = self.norm_by(l.names.kv_norm, c, l.rank, l.norm_eps)?; // [tokens, rank]
+        if l.rope_key == RopeKey::OfLatent {
+            let [k, v] = self.keys_of_latent(l, c, [cos, sin])?;
+            let (keys, versions) = self.keys([k, v, starts])?;
+            return Ok((q, keys, versions));
+        }
+        let shape = vec![Dim::symbol("tokens"), Dim::from(1), Dim::from(l.rope)];
+        let turned = self.g.scope(l.names.kv_down, |g| {
+            let part = g.slice(both, 1, rank, Dim::from(l.rope))?;
+            g.reshape(part, shape)
+        })?;
+        let turned = self.turn(turned, [cos, sin])?; // [tokens, 1, rope]
+        let (c, turned, rest, versions) = self.latents(l, [c, turned, starts])?;
+        let [k, v] = self.keys_beside(l, c, turned)?;
+        Ok((q, [vec![k, v], rest].concat(), versions))
+    }
+
+    /// Queries `[tokens, heads, nope + rope]`, the last of each head rotated.
+    fn latent_queries(&mut self, l: &LatentSpec, n: NodeId, tables: [NodeId; 2]) -> Result<NodeId, IrError> {
+        let (a, hidden, heads) = (&self.spec.attention, self.config.hidden_size, self.config.heads);
+        let rows = heads * l.width();
+        let q = match l.q_rank {
+            None => self.linear(l.names.q, n, [rows, hidden], false)?,
+            Some(rank) => {
+                let low = self.linear(l.names.q_down, n, [rank, hidden], a.qkv_bias)?;
+                let low = self.norm_by(l.names.q_norm, low, rank, l.norm_eps)?;
+                self.linear(l.names.q_up, low, [rows, rank], false)?
+            }
+        };
+        let q = self.heads(q, heads)?;
+        let plain = self.g.slice(q, 2, Dim::from(0), Dim::from(l.nope))?;
+        let turned = self.g.slice(q, 2, Dim::from(l.nope), Dim::from(l.rope))?;
+        let turned = self.turn(turned, tables)?;
+        let q = self.g.scope("attn.rope", |g| g.push(Concat { axis: 2 }, &[plain, turned]))?;
+        self.head_norm(self.config.model_type.names.q_norm, q)
+    }
+
+    /// The norm of each head behind the rotation, where there is one.
+    fn head_norm(&mut self, name: &str, x: NodeId) -> Result<NodeId, IrError> {
+        match self.spec.attention.qk_norm {
+            QkNorm::AfterRope => self.norm(name, x, self.config.head_dim),
+            _ => Ok(x),
+        }
+    }
+
+    /// Keys `[tokens, kv, nope + rope]` and values `[tokens, kv, value]`, each head's own rotated part out of the latent.
+    fn keys_of_latent(
+        &mut self,
+        l: &LatentSpec,
+        c: NodeId,
+        tables: [NodeId; 2],
+    ) -> Result<[NodeId; 2], IrError> {
+        let [plain, turned, v] = self.up(l, c, [l.nope, l.rope, l.value])?;
+        let turned = self.turn(turned, tables)?;
+        let k = self.g.scope("attn.rope", |g| g.push(Concat { axis: 2 }, &[plain, turned]))?;
+        Ok([self.head_norm(self.config.model_type.names.k_norm, k)?, v])
+    }
+
+    /// Keys `[rows, heads, nope + rope]` and values `[rows, heads, value]` of latents `[rows, rank]` and the rotated part
+    /// `[rows, 1, rope]` that all heads share.
+    fn keys_beside(&mut self, l: &LatentSpec, c: NodeId, turned: NodeId) -> Result<[NodeId; 2], IrError> {
+        let [plain, v] = self.up(l, c, [l.nope, l.value])?;
+        let k = self.g.scope("attn.keys", |g| {
+            let shape = [g.ty(plain).shape[..2].to_vec(), vec![Dim::from(l.rope)]].concat();
+            let turned = g.broadcast(turned, &shape)?;
+            g.push(Concat { axis: 2 }, &[plain, turned])
+        })?;
+        Ok([k, v])
+    }
+
+    /// What `kv_up` makes of latents `[rows, rank]`, by heads of keys, in parts of these widths.
+    fn up<const N: usize>(
+        &mut self,
+        l: &LatentSpec,
+        c: NodeId,
+        widths: [usize; N],
+    ) -> Result<[NodeId; N], IrError> {
+        let kv = self.config.kv_heads;
+        let all = self.linear(l.names.kv_up, c, [kv * l.up(), l.rank], false)?;
+        self.g.scope(l.names.kv_up, |g| {
+            let shape = vec![g.ty(c).shape[0].clone(), Dim::from(kv), Dim::from(l.up())];
+            let all = g.reshape(all, shape)?;
+            let mut parts = [all; N];
+            let mut start = 0;
+            for (part, width) in parts.iter_mut().zip(widths) {
+                *part = g.slice(all, 2, Dim::from(start), Dim::from(width))?;
+                start += width;
+            }
+            Ok(parts)
+        })
+    }
+
+    /// Latents `[rows, rank]` and shared rotated parts `[rows, 1, rope]` that attention walks, and what it takes behind keys
+    /// and values: of this run's tokens, or of the pages in use after these were stored there.
+    fn latents(
+        &mut self,
+        l: &LatentSpec,
+        [c, turned, starts]: [NodeId; 3],
+    ) -> Result<(NodeId, NodeId, Vec<NodeId>, Versions), IrError> {
+        let Some(cache) = self.program.cache else { return Ok((c, turned, vec![starts], vec![])) };
+        let width = l.rank + l.rope;
+        let ty = Type::new(DType::F32, [cache.pages * cache.page, 1, width].map(Dim::from));
+        self.g.scope("attn.cache", |g| {
+            let inputs = cache_inputs(g, &cache, true)?;
+            let [slots, tables, lens, used] = inputs[..] else {
+                return Err(g.error("latents in pages want the pages in use".into()));
+            };
+            let row = vec![Dim::symbol("tokens"), Dim::from(1), Dim::from(l.rank)];
+            let c = g.reshape(c, row)?;
+            let row = g.push(Concat { axis: 2 }, &[c, turned])?; // [tokens, 1, rank + rope]
+            let state = g.push(ops::State { name: "latent_cache".into(), ty }, &[])?;
+            let next = g.push(ops::Store {}, &[state, slots, row])?;
+            let by_pages = [cache.pages, cache.page, width].map(Dim::from).to_vec();
+            let pages = g.reshape(next, by_pages)?;
+            let pages = g.gather(pages, used, 0)?; // [context, page, rank + rope]
+            let rows = &Dim::symbol(CONTEXT) * &Dim::from(cache.page);
+            let all = g.reshape(pages, vec![rows.clone(), Dim::from(1), Dim::from(width)])?;
+            let c = g.slice(all, 2, Dim::from(0), Dim::from(l.rank))?;
+            let c = g.reshape(c, vec![rows, Dim::from(l.rank)])?;
+            let turned = g.slice(all, 2, Dim::from(l.rank), Dim::from(l.rope))?;
+            Ok((c, turned, vec![starts, tables, lens], vec![("latent_cache", next)]))
+        })
+    }
+}
+
+/// Symbol of the pages in use.
+pub(crate) const CONTEXT: &str = "context";

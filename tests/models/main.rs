@@ -1,0 +1,4 @@
+//! Models without a golden case: an encoder, and weights in MXFP4.
+
+mod encoder;
+mod packed;

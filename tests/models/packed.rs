@@ -1,0 +1,86 @@
+//! gpt-oss with experts in MXFP4, as it is published, against the same model with the numbers that they stand for.
+
+use astrai::batch::Batch;
+use astrai::machine::Machine;
+use astrai::model::Model;
+use astrai_builders::{ModelConfig, Program};
+use astrai_ir::DType;
+use astrai_runtime::weights::write;
+use astrai_runtime::{Device, Value};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+const CONFIG: &str = r#"{"model_type": "gpt_oss", "head_dim": 8, "hidden_size": 32, "intermediate_size": 64,
+    "max_position_embeddings": 128, "num_attention_heads": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2,
+    "num_key_value_heads": 2, "num_local_experts": 3, "sliding_window": 4, "vocab_size": 50}"#;
+
+struct Draw(u64);
+
+impl Draw {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 >> 33
+    }
+}
+
+/// Writes a model with its experts packed, and one with the same numbers in f32.
+fn folders() -> [PathBuf; 2] {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packed");
+    let config = ModelConfig::parse(CONFIG, "config.json").unwrap().config;
+    let mut draw = Draw(5);
+    let (mut packed, mut plain) = (Vec::<(String, Value)>::new(), Vec::<(String, Value)>::new());
+    for t in config.tensors() {
+        let &[groups, k, n] = &t.shape[..] else {
+            let values: Vec<f32> =
+                (0..t.elements()).map(|_| (draw.next() % 1000) as f32 / 2000.0 - 0.25).collect();
+            let v = Value::f32(&t.shape, &values);
+            packed.push((t.name.clone(), v.clone()));
+            plain.push((t.name, v));
+            continue;
+        };
+        let blocks: Vec<u8> = (0..groups * n * k / 2).map(|_| draw.next() as u8).collect();
+        let scales: Vec<u8> = (0..groups * n * k / 32).map(|_| 120 + (draw.next() % 5) as u8).collect();
+        let number = |e: usize, i: usize, r: usize| {
+            let at = (e * n + r) * k + i;
+            let four = blocks[at / 2] >> (4 * (at % 2)) & 15;
+            let size = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(four % 8)];
+            let sign = if four < 8 { 1.0 } else { -1.0 };
+            sign * size * 2f32.powi(i32::from(scales[at / 32]) - 127)
+        };
+        let values: Vec<f32> = (0..groups * k * n).map(|x| number(x / (k * n), x / n % k, x % n)).collect();
+        plain.push((t.name.clone(), Value::f32(&t.shape, &values)));
+        let bytes = |shape: Vec<usize>, bytes| Value { dtype: DType::U8, shape, bytes };
+        packed.push((format!("{}_blocks", t.name), bytes(vec![groups, n, k / 32, 16], blocks.clone())));
+        packed.push((format!("{}_scales", t.name), bytes(vec![groups, n, k / 32], scales.clone())));
+    }
+    let quantised = CONFIG
+        .replace("{\"model_type", "{\"quantization_config\": {\"quant_method\": \"mxfp4\"}, \"model_type");
+    [("mxfp4", quantised, packed), ("f32", CONFIG.to_string(), plain)].map(|(name, text, tensors)| {
+        let dir = root.join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("config.json"), text).unwrap();
+        let all = tensors.iter().map(|(n, v)| (n.as_str(), v.dtype, &v.shape[..], &v.bytes[..]));
+        write(&dir.join("model.safetensors"), all, &BTreeMap::new()).unwrap();
+        dir
+    })
+}
+
+#[test]
+fn packed_experts_are_the_numbers_they_stand_for() {
+    let ids: Vec<i64> = (0..24).map(|i| i * 17 % 50).collect();
+    for (device, storage) in
+        [(Device::Host, DType::F32), (Device::Host, DType::BF16), (Device::Interpreter, DType::F32)]
+    {
+        let logits = folders().map(|dir| {
+            let model = Model::open(&dir, true).unwrap();
+            assert!(model.warnings.is_empty(), "{:?}", model.warnings);
+            let machine = Machine::new(device, 2).unwrap();
+            let mut session =
+                model.session(&Program::full(1, 24), storage, &machine, &mut |_, _| {}).unwrap();
+            let batch = Batch::new(&[&ids[..]], 50).unwrap();
+            session.run(&batch.inputs(session.inputs())).unwrap().remove(0).1
+        });
+        assert!(logits[0].bytes == logits[1].bytes, "{device:?} {storage}");
+        assert!(logits[0].to_f32().iter().all(|x| x.is_finite()));
+    }
+}
