@@ -2,7 +2,9 @@
 
 use super::choose::sent;
 use super::walk::{Value, Walk};
-use astrai_ir::ops::{AllGather, AllReduce, AllToAll, Const, Expand, Joint, Op, OwnSlice, ReduceScatter};
+use astrai_ir::ops::{
+    AllGather, AllReduce, AllToAll, Const, Expand, Joint, Op, OwnSlice, ReduceScatter, Spread,
+};
 use astrai_ir::shard::Cut;
 use astrai_ir::{DType, IrError, NodeId, Placement, Tensor};
 
@@ -21,11 +23,11 @@ impl Walk<'_> {
             (Partial, Whole) => self.out.push(AllReduce { kind: Joint::Sum, over: vec![axis] }, &[id])?,
             (Partial, Split(cut)) => self.out.push(ReduceScatter { cut: cut.clone(), over: axis }, &[id])?,
             (Split(cut), Whole) => self.out.push(AllGather { cut: cut.clone(), over: axis }, &[id])?,
-            (Whole, Split(cut)) => self.narrow(id, cut)?,
+            (Whole, Split(cut)) => self.narrow(id, cut, value.graded)?,
             (Whole, Partial) => self.on_first(id)?,
             (Split(a), Split(b)) => {
                 let whole = self.out.push(AllGather { cut: a.clone(), over: axis }, &[id])?;
-                self.narrow(whole, b)?
+                self.narrow(whole, b, value.graded)?
             }
             (Own, Routed) => self.send(id, offsets)?,
             (Routed, Own) => {
@@ -56,6 +58,7 @@ impl Walk<'_> {
         // What is the same in every row needs no sending.
         if let Op::Expand(e) = &node.op
             && self.out.ty(node.args[0]).shape.first().is_some_and(|d| d.is_one())
+            && self.is_whole(node.args[0])
         {
             let (mut shape, arg) = (e.shape.clone(), node.args[0]);
             shape[0] = rows;
@@ -64,6 +67,12 @@ impl Walk<'_> {
         let both = self.out.push(AllToAll { over: self.axis.clone(), rows, back: false }, &[id, offsets])?;
         self.arrived.insert(offsets, both);
         self.out.part(both, 0)
+    }
+
+    /// True for what was noted to be the same on all ranks.
+    fn is_whole(&self, id: NodeId) -> bool {
+        let noted = self.out.node(id).sharding.iter().find(|(axis, _)| *axis == self.axis.name);
+        noted.is_some_and(|(_, p)| *p == Placement::Whole)
     }
 
     /// A number on the first rank, zero on the others.
@@ -78,12 +87,19 @@ impl Walk<'_> {
     }
 
     /// A rank's piece of a value that all hold; of what is repeated along the dimension, fewer repetitions.
-    fn narrow(&mut self, id: NodeId, cut: &Cut) -> Result<NodeId, IrError> {
+    fn narrow(&mut self, id: NodeId, cut: &Cut, graded: bool) -> Result<NodeId, IrError> {
         let node = self.out.node(id);
         if let Op::Expand(e) = &node.op {
             let (mut shape, arg) = (e.shape.clone(), node.args[0]);
             let repeated = self.out.ty(arg).shape[cut.dim].is_one();
-            let arg = if repeated { arg } else { self.narrow(arg, cut)? };
+            // Every rank repeats it for its own piece, so its cotangent is a sum over ranks.
+            let arg = match repeated {
+                true if graded && self.trained => {
+                    self.out.push(Spread { over: self.axis.clone() }, &[arg])?
+                }
+                true => arg,
+                false => self.narrow(arg, cut, graded)?,
+            };
             shape[cut.dim] = cut.piece(self.out.ty(id), self.axis.size).shape[cut.dim].clone();
             return self.out.push(Expand { shape }, &[arg]);
         }

@@ -281,3 +281,42 @@ fn heads_matrices_of_groups_and_a_vocabulary_in_pieces() {
     let e = shard(&g, &odd).unwrap_err().to_string();
     assert!(e.contains("does not divide by tp=3"), "{e}");
 }
+
+/// A row that all ranks hold is repeated by each for its own rows, and its gradient is that of all rows.
+#[test]
+fn what_is_repeated_for_a_piece_has_the_gradient_of_the_whole() {
+    let exact = Precision { exact: true };
+    let mut d = Draw(11);
+    let mut g = Graph::new(vec![]);
+    let [x, w] = [("x", &[4, 8][..]), ("w", &[8])].map(|(n, s)| g.weight(n, DType::F32, s).unwrap());
+    let root = g.unary(UnaryKind::Sigmoid, w).unwrap();
+    let y = g.mul(x, root).unwrap();
+    let yy = g.mul(y, y).unwrap();
+    let sum = g.reduce(ReduceKind::Sum, yy, &[0, 1]).unwrap();
+    g.set_output("loss", sum).unwrap();
+    let values: HashMap<String, Tensor> = [("x", d.tensor(&[4, 8])), ("w", d.tensor(&[8]))]
+        .into_iter()
+        .map(|(n, t)| (n.to_string(), t))
+        .collect();
+    let mesh = Mesh { axes: vec![Axis::new("tp", 2)] };
+    let of = |p| vec![("tp".to_string(), p)];
+    let leaves = HashMap::from([
+        ("x".to_string(), of(Placement::Split(Cut::of(0)))),
+        ("w".to_string(), of(Placement::Whole)),
+    ]);
+    let shards = Shards { mesh: mesh.clone(), leaves, trained: true };
+    let local = differentiate(&shard(&g, &shards).unwrap(), "loss", Gradients::default()).unwrap();
+    let whole = differentiate(&g, "loss", Gradients::default()).unwrap();
+    let want = eval(&whole, &values, &Sizes::new(), exact).unwrap();
+    let of_rank =
+        |rank| values.iter().map(|(n, t)| (n.clone(), piece(t, &shards.leaves[n], &mesh, rank))).collect();
+    let given: Vec<HashMap<String, Tensor>> = (0..2).map(of_rank).collect();
+    let got = eval_ranks(&local, &mesh, &given, &[Sizes::new(), Sizes::new()], exact).unwrap();
+    for (rank, outs) in got.iter().enumerate() {
+        for ((name, got), (_, want)) in outs.iter().zip(&want) {
+            let want =
+                name.strip_prefix(GRAD).map_or(want.clone(), |w| piece(want, &shards.leaves[w], &mesh, rank));
+            close(&format!("rank {rank}, {name}"), got, &want);
+        }
+    }
+}

@@ -26,7 +26,7 @@ pub(super) struct Value {
     /// Rows that it had before they were sent to experts.
     pub rows: Option<Dim>,
     /// Whether a gradient may flow to it.
-    graded: bool,
+    pub graded: bool,
     /// Whether it was made of what ranks have of their own.
     joint: bool,
 }
@@ -38,7 +38,7 @@ pub(super) struct Walk<'a> {
     old: &'a Graph,
     pub out: Graph,
     pub axis: &'a Axis,
-    trained: bool,
+    pub trained: bool,
     values: Vec<Option<Value>>,
     bodies: Bodies,
     /// For what was sent to experts, the offsets by which it was.
