@@ -53,7 +53,7 @@ fn deepseek() {
         assert_eq!((l.q_rank, l.rank, l.nope, l.rope, l.value), (Some(12), 10, 6, 2, 5));
         assert_eq!((l.rope_key, l.norm_eps, c.norm_eps), (RopeKey::Shared, 1e-6, 1e-5));
         assert_eq!((c.heads, c.kv_heads, c.head_dim, a.rope.dim), (4, 4, 8, 2));
-        assert_eq!((a.rope.layout, a.scale), (RopeLayout::Interleaved, 8f64.powf(-0.5)));
+        assert_eq!((a.rope.layout, a.scale), (RopeLayout::Interleaved, 1.0 / 8f64.sqrt()));
         let attention = "model.layers.2.self_attn.";
         for (name, want) in [
             ("q_a_proj.weight", vec![12, 32]),

@@ -79,9 +79,14 @@ fn pointwise(c: &mut Cases) {
             let (_, out) = (r, g.sub(r, z)?);
             Ok(vec![out])
         });
-        for act in [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Swish(Real(1.702))]
-        {
-            c.add(&format!("gated_{act:?}_{d}"), &[1, 33], |g| {
+        let acts = [
+            ("silu", Activation::Silu),
+            ("gelu", Activation::Gelu),
+            ("gelu_tanh", Activation::GeluTanh),
+            ("swish", Activation::Swish(Real(1.702))),
+        ];
+        for (name, act) in acts {
+            c.add(&format!("gated_{name}_{d}"), &[1, 33], |g| {
                 let x = g.input("x", d, shape(&[0, 514]))?;
                 let gate = g.slice(x, 1, Dim::from(0), Dim::from(257))?;
                 let up = g.slice(x, 1, Dim::from(257), Dim::from(257))?;

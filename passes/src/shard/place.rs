@@ -24,7 +24,7 @@ impl Walk<'_> {
             (Partial, Split(cut)) => self.out.push(ReduceScatter { cut: cut.clone(), over: axis }, &[id])?,
             (Split(cut), Whole) => self.out.push(AllGather { cut: cut.clone(), over: axis }, &[id])?,
             (Whole, Split(cut)) => self.narrow(id, cut, value.graded)?,
-            (Whole, Partial) => self.on_first(id)?,
+            (Whole, Partial) => self.on_first(id, value.graded)?,
             (Split(a), Split(b)) => {
                 let whole = self.out.push(AllGather { cut: a.clone(), over: axis }, &[id])?;
                 self.narrow(whole, b, value.graded)?
@@ -76,7 +76,12 @@ impl Walk<'_> {
     }
 
     /// A number on the first rank, zero on the others.
-    fn on_first(&mut self, id: NodeId) -> Result<NodeId, IrError> {
+    fn on_first(&mut self, id: NodeId, graded: bool) -> Result<NodeId, IrError> {
+        // Only the first rank's use gives a cotangent, which all ranks need.
+        let id = match graded && self.trained {
+            true => self.out.push(Spread { over: self.axis.clone() }, &[id])?,
+            false => id,
+        };
         let n = self.axis.size;
         let first = Tensor::float(DType::F32, &[n], (0..n).map(|i| f64::from(i == 0)).collect());
         let first = self.out.push(Const::new(&first), &[])?;
