@@ -4,7 +4,7 @@
 //! best expert first.
 
 use crate::config::{ExpertsSpec, SharedSpec};
-use crate::router::{self, Seen};
+use crate::router::{self, Seen, Watched};
 use astrai_ir::ops::{Activation, GatedAct, GroupedDot, ReduceKind, Route, Rows, Weight};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Type};
 
@@ -16,7 +16,7 @@ pub fn experts(
     act: Activation,
     x: NodeId,
     seen: Seen,
-) -> Result<(NodeId, Vec<(&'static str, NodeId)>), IrError> {
+) -> Result<(NodeId, Watched), IrError> {
     let routes = route(g, e, x)?;
     let y = chosen(g, e, act, x, &routes)?;
     let watched = router::watched(g, e.router(), &routes, seen)?;

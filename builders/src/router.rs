@@ -37,13 +37,11 @@ impl Seen {
 /// squared log-sum-exp.
 const OUTPUTS: [&str; 3] = ["router.load", "router.probabilities", "router.z"];
 
+/// What is seen of a router, by the names of a layer's outputs.
+pub(crate) type Watched = Vec<(&'static str, NodeId)>;
+
 /// What is seen of a layer's router.
-pub(crate) fn watched(
-    g: &mut Graph,
-    r: RouterSpec,
-    routed: &Routed,
-    seen: Seen,
-) -> Result<Vec<(&'static str, NodeId)>, IrError> {
+pub(crate) fn watched(g: &mut Graph, r: RouterSpec, routed: &Routed, seen: Seen) -> Result<Watched, IrError> {
     if seen == Seen::Nothing {
         return Ok(vec![]);
     }

@@ -4,7 +4,7 @@
 
 use crate::config::StackedExperts;
 use crate::experts::{Routed, add_up, rows_of};
-use crate::router::{self, Seen};
+use crate::router::{self, Seen, Watched};
 use astrai_ir::ops::{Activation, BinaryKind, GatedAct, GroupedDot, Route, Scores};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real};
 
@@ -14,7 +14,7 @@ pub fn stacked(
     e: &StackedExperts,
     x: NodeId,
     seen: Seen,
-) -> Result<(NodeId, Vec<(&'static str, NodeId)>), IrError> {
+) -> Result<(NodeId, Watched), IrError> {
     let hidden = g.ty(x).shape[1].size().unwrap_or(0);
     let logits = g.scope(e.names.router[0].trim_end_matches(".weight"), |g| {
         let w = g.weight(e.names.router[0], DType::F32, &[e.count, hidden])?;

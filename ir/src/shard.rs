@@ -5,6 +5,7 @@
 use crate::ty::Type;
 use crate::{Dim, Tensor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// Most ranks of a mesh.
@@ -86,21 +87,19 @@ impl Mesh {
     pub fn groups(&self, over: &[Axis]) -> Option<Vec<Vec<usize>>> {
         let at = |a: &Axis| self.axes.iter().position(|b| a == b);
         let along = over.iter().map(at).collect::<Option<Vec<usize>>>()?;
-        let mut groups: Vec<(Vec<usize>, Vec<(Vec<usize>, usize)>)> = Vec::new();
+        // By place on the other axes, the ranks and their places on these.
+        let mut groups: BTreeMap<Vec<usize>, Vec<(Vec<usize>, usize)>> = BTreeMap::new();
         for rank in 0..self.ranks() {
             let c = self.coordinates(rank);
             let rest = (0..c.len()).filter(|i| !along.contains(i)).map(|i| c[i]).collect();
-            let place = (along.iter().map(|&i| c[i]).collect(), rank);
-            match groups.iter_mut().find(|(r, _)| *r == rest) {
-                Some((_, list)) => list.push(place),
-                None => groups.push((rest, vec![place])),
-            }
+            let place = along.iter().map(|&i| c[i]).collect();
+            groups.entry(rest).or_default().push((place, rank));
         }
-        let sorted = |(_, mut list): (_, Vec<(Vec<usize>, usize)>)| {
+        let sorted = |mut list: Vec<(Vec<usize>, usize)>| {
             list.sort();
             list.into_iter().map(|(_, rank)| rank).collect()
         };
-        Some(groups.into_iter().map(sorted).collect())
+        Some(groups.into_values().map(sorted).collect())
     }
 }
 
@@ -352,7 +351,7 @@ impl Ways<'_> {
     pub fn beside(&self, axes: &[usize]) -> Vec<Way> {
         let labels: Vec<Label> =
             (0..self.args[0].rank()).map(|d| (!axes.contains(&d)).then_some(d)).collect();
-        self.labelled(&[labels.clone()], &vec![labels; self.outs.len()], &[])
+        self.labelled(std::slice::from_ref(&labels), &vec![labels.clone(); self.outs.len()], &[])
     }
 
     /// Summands in these arguments, the others whole, give a summand: the operator is linear in them together.

@@ -1,5 +1,7 @@
 //! Configurations that the tests share: three small ones embedded, the shared folder when the checkout has one.
 
+#![allow(dead_code)] // no test takes all of it
+
 use std::path::PathBuf;
 
 /// A small Llama, in the layout of published files.

@@ -30,8 +30,8 @@ impl Operator for Expand {
 
     fn ways(&self, cx: &Ways) -> Vec<Way> {
         let kept = |d: usize| (cx.args[0].shape[d] == self.shape[d]).then_some(d);
-        let labels: Vec<Label> = (0..self.shape.len()).map(kept).collect();
-        [cx.labelled(&[labels.clone()], &[labels], &[]), cx.linear(&[&[0]])].concat()
+        let labels: [Vec<Label>; 1] = [(0..self.shape.len()).map(kept).collect()];
+        [cx.labelled(&labels, &labels, &[]), cx.linear(&[&[0]])].concat()
     }
 
     fn local(&self, graph: &mut Graph, args: &[NodeId], cx: &Local) -> Result<NodeId, IrError> {

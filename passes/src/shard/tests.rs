@@ -126,8 +126,8 @@ fn place(d: &mut Draw, shape: &[usize], axes: &[Axis]) -> Vec<(String, Placement
     for a in axes {
         let dim = d.next(shape.len() + 1);
         let mut p = Placement::Whole;
-        if dim < shape.len() && left[dim] % a.size == 0 && left[dim] / a.size > 0 {
-            let halves = left[dim] % (2 * a.size) == 0 && d.next(3) == 0;
+        if dim < shape.len() && left[dim].is_multiple_of(a.size) && left[dim] / a.size > 0 {
+            let halves = left[dim].is_multiple_of(2 * a.size) && d.next(3) == 0;
             let sections = if halves { vec![left[dim] / 2; 2] } else { vec![] };
             p = Placement::Split(Cut { dim, sections });
             left[dim] /= a.size;
