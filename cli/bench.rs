@@ -318,18 +318,16 @@ fn floor(least: f64, seconds: &Seconds) -> [(String, Value); 2] {
 
 /// Operations and bytes of each kernel launch.
 fn launch_costs(planned: &Planned) -> Result<Vec<(f64, f64)>, Failure> {
-    costs(planned, &|d| Ok(planned.plan.bound(d)?))
+    let symbols = &planned.plan.symbols;
+    costs(planned, &|name| symbols.iter().find(|s| *s.name == *name).map(|s| s.max))
 }
 
-/// Operations and bytes of each kernel launch, dims being worth what `value` says.
-fn costs(
-    planned: &Planned,
-    value: &dyn Fn(&Dim) -> Result<u64, Failure>,
-) -> Result<Vec<(f64, f64)>, Failure> {
+/// Operations and bytes of each kernel launch in a run of these sizes.
+fn costs(planned: &Planned, size: &dyn Fn(&str) -> Option<u64>) -> Result<Vec<(f64, f64)>, Failure> {
     let plan = &planned.plan;
     let cost = |r: usize| -> Result<(f64, f64), Failure> {
-        let region = &plan.regions[r];
-        Ok((value(&region.flops())? as f64, value(&region.bytes())? as f64))
+        let region = plan.regions[r].within(size);
+        Ok((region.flops().eval(size)? as f64, region.bytes().eval(size)? as f64))
     };
     plan.each_launch().into_iter().map(|(_, r)| cost(r)).collect()
 }

@@ -120,6 +120,9 @@ impl Verify {
             true => Check::value_variants(),
             false => self.only.as_slice(),
         };
+        if checks.iter().all(|c| matches!(c, Check::Grads | Check::Train)) {
+            self.fidelity.none("gradients and training are always exact")?;
+        }
         let mut rows = proof.forward(checks.contains(&Check::Logits), checks.contains(&Check::Loss))?;
         for check in [Check::Grads, Check::Greedy, Check::Train] {
             match check {

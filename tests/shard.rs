@@ -145,6 +145,7 @@ impl Pieces {
                 ("tokens_ep".to_string(), sum("input_ids")),
                 ("sequences_ep".to_string(), sum("starts") - ep as u64),
                 ("sequences".to_string(), given[self.share(rank)]["starts"].len() as u64 - 1),
+                ("context".to_string(), given[self.share(rank)].get("pages").map_or(0, |v| v.len() as u64)),
             ])
         };
         let sizes: Vec<Sizes> = (0..self.mesh.ranks()).map(sizes).collect();
@@ -157,7 +158,19 @@ const MESHES: [(usize, usize, usize); 7] =
 
 /// Golden configurations and meshes that go with them. Four ranks share two key heads.
 fn each(check: impl Fn(&str, &ModelConfig, Ranks)) {
-    for name in ["llama", "qwen3_moe", "mixtral", "olmo2", "phi3", "qwen2", "gemma2", "astrai_gqa"] {
+    for name in [
+        "llama",
+        "qwen3_moe",
+        "mixtral",
+        "olmo2",
+        "phi3",
+        "qwen2",
+        "gemma2",
+        "astrai_gqa",
+        "deepseek_v2",
+        "deepseek_v3",
+        "astrai_mla_moe",
+    ] {
         let Some(path) = found("golden", &format!("{name}/config.json")) else { continue };
         let config = ModelConfig::read(&path).unwrap().config;
         for (dp, ep, tp) in MESHES {
@@ -215,6 +228,9 @@ fn prefill_over_pages_on_ranks_is_that_of_the_whole() {
             values.insert("slots".into(), ints(&[0, 1, 2, 4, 5]));
             values.insert("tables".into(), Tensor::int(DType::I32, &[2, 1], vec![0, 1]));
             values.insert("lens".into(), ints(&[3, 2]));
+            if config.caches_latents() {
+                values.insert("pages".into(), ints(&[0, 1]));
+            }
             values.remove("targets");
             values
         };
@@ -222,7 +238,8 @@ fn prefill_over_pages_on_ranks_is_that_of_the_whole() {
         let got = of_rank.run(&weights, &given);
         for (rank, outs) in got.iter().enumerate() {
             let values = weights.clone().into_iter().chain(given[of_rank.share(rank)].clone()).collect();
-            let want = eval(&whole, &values, &Sizes::new(), Precision { exact: true }).unwrap();
+            let context = Sizes::from([("context".to_string(), 2)]);
+            let want = eval(&whole, &values, &context, Precision { exact: true }).unwrap();
             for ((label, got), (_, want)) in outs.iter().zip(&want) {
                 let want = match of_rank.placed.get(label) {
                     Some(state) => piece(want, state, &of_rank.mesh, rank),

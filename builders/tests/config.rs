@@ -1,12 +1,16 @@
 //! Configurations read as intended: families, spellings, rope layouts, counts, checkpoint tensors, saving.
 
-mod common;
+#[path = "common/models.rs"]
+mod models;
+#[path = "common/shared.rs"]
+mod shared;
 
 use astrai_builders::config::{
     Init, InitStyle, MlpSpec, ModelConfig, QkNorm, Reading, RopeLayout, RopeScaling, TensorSpec,
 };
-use common::{ASTRAI, LLAMA, QWEN3, shared};
+use models::{ASTRAI, LLAMA, QWEN3};
 use serde_json::{Value, json};
+use shared::shared;
 use std::collections::BTreeMap;
 
 fn read(text: &str) -> Reading {

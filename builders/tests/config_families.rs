@@ -1,6 +1,9 @@
 //! What OLMo 2, GLM 4, Phi-3, Gemma 2, Gemma 3, gpt-oss, AstrAI's experts and its encoder resolve to, what they refuse, and
 //! that saving keeps it.
 
+#[path = "common/read.rs"]
+mod read;
+
 use astrai_builders::config::{
     Activation, EncoderSpec, Init, MlpSpec, ModelConfig, NormPlace, Pooling, QkNorm, RopeLayout, RopeScaling,
     SharedSpec,
@@ -19,14 +22,8 @@ fn text(model_type: &str, changes: Value) -> String {
     value.to_string()
 }
 
-/// Read without a word, and the same after saving.
 fn read(model_type: &str, changes: Value) -> ModelConfig {
-    let r = ModelConfig::parse(&text(model_type, changes), "config.json").unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(r.warnings, Vec::<String>::new());
-    let again = ModelConfig::parse(&r.config.save().to_string(), "saved").unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(again.config, r.config);
-    assert_eq!(again.warnings, Vec::<String>::new());
-    r.config
+    read::read_again(&text(model_type, changes))
 }
 
 fn refused(model_type: &str, changes: Value, says: &str) {

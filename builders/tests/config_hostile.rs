@@ -1,11 +1,15 @@
 //! Hostile configurations: each is refused in one line that names file, key, value and remedy, and nothing panics.
 
-mod common;
+#[path = "common/models.rs"]
+mod models;
+#[path = "common/shared.rs"]
+mod shared;
 
 use astrai_builders::config::ModelConfig;
-use common::{ASTRAI, LLAMA, QWEN3, shared};
+use models::{ASTRAI, LLAMA, QWEN3};
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use shared::shared;
 
 /// The error that `text` gives, checked to be one line that opens with the file.
 fn refusal(text: &str) -> String {

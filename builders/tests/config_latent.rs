@@ -1,6 +1,9 @@
 //! What latent attention resolves to, DeepSeek's and AstrAI's; what is refused; that saving keeps it.
 
-mod common;
+#[path = "common/read.rs"]
+mod read;
+#[path = "common/shared.rs"]
+mod shared;
 
 use astrai_builders::config::{ConfigError, ModelConfig, RopeKey, RopeLayout};
 use astrai_builders::{Cache, Program, build};
@@ -30,14 +33,8 @@ fn parse(model_type: &str, changes: Value) -> Result<ModelConfig, ConfigError> {
     Ok(ModelConfig::parse(&text(model_type, changes), "config.json")?.config)
 }
 
-/// Read without a word, and the same after saving.
 fn read(model_type: &str, changes: Value) -> ModelConfig {
-    let r = ModelConfig::parse(&text(model_type, changes), "config.json").unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(r.warnings, Vec::<String>::new());
-    let again = ModelConfig::parse(&r.config.save().to_string(), "saved").unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(again.config, r.config);
-    assert_eq!(again.warnings, Vec::<String>::new());
-    r.config
+    read::read_again(&text(model_type, changes))
 }
 
 fn shape(c: &ModelConfig, name: &str) -> Option<Vec<usize>> {
@@ -166,7 +163,7 @@ fn states_and_inputs_of_pages() {
 
 #[test]
 fn published_parameters() {
-    let Some(shared) = common::shared() else { return };
+    let Some(shared) = shared::shared() else { return };
     for (name, parameters) in [("deepseek-v2-lite", 15_706_484_224), ("deepseek-v3", 671_026_404_352)] {
         let c = ModelConfig::read(&shared.join(format!("configs/{name}.json"))).unwrap();
         assert_eq!((c.config.parameter_count(), c.warnings), (parameters, vec![]), "{name}");

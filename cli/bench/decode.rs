@@ -98,14 +98,11 @@ impl Bench {
         let program = Program::paged(chunk.max(batch), batch, cache);
         let planned = plan_within(&config, &program, storage, machine, fidelity)?;
         // The least that a step takes: one token of each sequence.
-        let value = |d: &astrai_ir::Dim| {
-            let size = |s: &str| match s {
-                "context" => Some(cache.pages as u64),
-                _ => matches!(s, "tokens" | "sequences").then_some(batch),
-            };
-            d.eval(&size).map_err(Failure::from)
+        let size = |s: &str| match s {
+            "context" => Some(cache.pages as u64),
+            _ => matches!(s, "tokens" | "sequences").then_some(batch),
         };
-        let costs = costs(&planned, &value)?;
+        let costs = costs(&planned, &size)?;
         let kv = KvCache::new(&config, cache, storage)?;
         let model = Model::fresh(config, vec![], 0);
         let mut progress = Progress::new("making weights");

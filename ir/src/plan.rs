@@ -78,6 +78,15 @@ impl Region {
         self.graph.outputs().iter().map(|(_, id)| self.graph.ty(*id).clone()).collect()
     }
 
+    /// The region where symbols are never more than in a run of these sizes: what its [`bytes`](Self::bytes) are may hang on it.
+    pub fn within(&self, size: &dyn Fn(&str) -> Option<u64>) -> Region {
+        let mut region = self.clone();
+        for s in &mut region.graph.symbols {
+            s.max = size(&s.name).unwrap_or(s.max);
+        }
+        region
+    }
+
     /// Bytes read and written once each; of a gathered table only the rows that are picked, of a state only the rows that are
     /// stored, of pages only what the sequences may hold, of grouped matrices no more than there are rows.
     pub fn bytes(&self) -> Dim {

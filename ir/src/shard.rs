@@ -141,6 +141,14 @@ impl Cut {
             && (self.sections.is_empty() || whole == Some(d) && self.sections.iter().all(even))
     }
 
+    /// The type of one of `n` pieces of a value, or why there are none.
+    pub fn one_of(&self, ty: &Type, n: usize) -> Result<Type, String> {
+        match self.fits(ty, n) {
+            true => Ok(self.piece(ty, n)),
+            false => Err(format!("cannot cut {ty} along {self:?} into {n} pieces")),
+        }
+    }
+
     /// The type of a piece; the cut must fit.
     pub fn piece(&self, ty: &Type, n: usize) -> Type {
         let mut ty = ty.clone();

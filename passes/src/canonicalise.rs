@@ -31,7 +31,7 @@ fn stored(g: &mut Graph, dtype: DType, id: NodeId) -> Result<Option<NodeId>, IrE
             let x = node.args[0];
             Ok((g.ty(x).dtype == dtype && holds(inner.dtype, dtype)).then_some(x))
         }
-        view @ (Op::Reshape(_) | Op::Permute(_) | Op::Slice(_) | Op::Expand(_)) => {
+        view if view.is_view() => {
             let x = stored(g, dtype, node.args[0])?;
             x.map(|x| g.push(view, &[x])).transpose()
         }

@@ -12,6 +12,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Version of what the emitter writes around kernels; part of every cache key.
 const EMITTER: u32 = 1;
@@ -126,16 +127,20 @@ impl KernelCache {
         if object.exists() {
             return Ok(object);
         }
+        // Other processes, and other threads of this one, may be building the same unit.
+        static BUILDS: AtomicU64 = AtomicU64::new(0);
+        let own = format!("{key}.{}-{}", std::process::id(), BUILDS.fetch_add(1, Ordering::Relaxed));
         let unit = self.folder.join(format!("{key}.c"));
-        let half_done = self.folder.join(format!("{key}.{}.tmp", std::process::id()));
+        let (written, half_done) = ["c", "tmp"].map(|end| self.folder.join(format!("{own}.{end}"))).into();
         let io = |path: &Path| {
             let path = path.to_path_buf();
             move |source| Error::Io { path, source }
         };
-        fs::write(&unit, &source).map_err(io(&unit))?;
+        fs::write(&written, &source).map_err(io(&written))?;
         let run =
-            Command::new(&compiler.path).args(host::FLAGS).arg("-o").arg(&half_done).arg(&unit).output();
+            Command::new(&compiler.path).args(host::FLAGS).arg("-o").arg(&half_done).arg(&written).output();
         let run = run.map_err(io(&compiler.path))?;
+        fs::rename(&written, &unit).map_err(io(&unit))?;
         if !run.status.success() {
             let text = String::from_utf8_lossy(&run.stderr);
             let line =

@@ -135,6 +135,29 @@ fn heads_of_whole_tiles() {
     t.all_native().run(&SIZES);
 }
 
+/// Values that are no finite numbers reach the queries that see them and no others, though the matrix unit multiplies what is
+/// hidden by zero.
+#[test]
+fn hidden_values_are_never_multiplied() {
+    let mut t = Table::new();
+    let s = starts(&mut t);
+    for (i, bad) in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN].into_iter().enumerate() {
+        for window in [None, Some(9)] {
+            let [q, k, _] = qkv(&mut t, DType::BF16, (6, 2, 32, 32));
+            let list = (0..1009).map(|j| if j == 700 { bad } else { f64::from(j % 7) - 3.0 }).collect();
+            let v = t.input(DType::BF16, rows(&[2, 32]), Fill::List(list));
+            outputs(
+                &mut t,
+                &format!("{i}, {window:?}"),
+                Attention { window, ..attention(32) },
+                &[q, k, v, s],
+                false,
+            );
+        }
+    }
+    t.all_native().run(&SIZES);
+}
+
 /// q, k and v out of one joined row.
 fn joined(t: &mut Table, x: NodeId, h: usize, kv: usize, d: usize) -> [NodeId; 3] {
     let mut at = 0;

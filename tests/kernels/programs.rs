@@ -6,7 +6,7 @@ use astrai_ir::ops::*;
 use astrai_ir::{
     Anchor, Block, DType, Dim, Graph, NodeId, Precision, Real, Sizes, Symbol, Tape, Tensor, Type, eval,
 };
-use astrai_runtime::{Options, Session, Value, compile};
+use astrai_runtime::{KernelCache, Options, Session, Value, compile};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -49,6 +49,28 @@ fn outputs_of_every_sort() {
         t.case(name, id);
     }
     t.all_native().run(&SIZES);
+}
+
+/// Threads that want the same kernels at once build them side by side, and none takes the other's half-done files.
+#[test]
+fn kernels_are_built_by_several_threads_at_once() {
+    let Some(tools) = machine().tools() else { return };
+    let mut t = Table::new();
+    let x = t.x(rows(&[6]));
+    let y = t.g.unary(UnaryKind::Exp, x).unwrap();
+    t.case("exp", y);
+    let program = t.compiled();
+    for _ in 0..4 {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = KernelCache::open(folder.path()).unwrap();
+        let prepare = || cache.prepare(tools.compiler, &program, 1).unwrap();
+        std::thread::scope(|s| (0..8).for_each(|_| _ = s.spawn(prepare)));
+        let left = |end: &str| {
+            let files = std::fs::read_dir(folder.path()).unwrap();
+            files.filter(|f| f.as_ref().unwrap().path().extension().is_some_and(|e| e == end)).count()
+        };
+        assert_eq!(["so", "c", "tmp"].map(left), [1, 1, 0]);
+    }
 }
 
 #[test]

@@ -22,10 +22,7 @@ impl Operator for ReduceScatter {
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x] = cx.exactly()?;
-        if !self.cut.fits(x, self.over.size) {
-            return Err(format!("cannot cut {x} along {:?} into {} pieces", self.cut, self.over.size));
-        }
-        Ok(vec![self.cut.piece(x, self.over.size)])
+        Ok(vec![self.cut.one_of(x, self.over.size)?])
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

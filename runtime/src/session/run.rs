@@ -101,8 +101,9 @@ impl Session {
 
     fn record(&mut self, i: usize, seconds: f64) -> Result<(), Error> {
         let launch = &self.launches[i];
-        let region = &self.program.plan.regions[launch.region];
-        let value = |d: &astrai_ir::Dim| d.eval(&|s| self.sizes.get(s).copied()).map_err(Error::Input);
+        let size = |s: &str| self.sizes.get(s).copied();
+        let region = self.program.plan.regions[launch.region].within(&size);
+        let value = |d: &astrai_ir::Dim| d.eval(&size).map_err(Error::Input);
         let (bytes, flops) = (value(&region.bytes())?, value(&region.flops())?);
         let predicted = self.target.seconds(flops as f64, bytes as f64, DType::F32);
         let kernel = self.program.kernels[launch.region].as_ref();

@@ -1,8 +1,4 @@
-//! Configurations that the tests share: three small ones embedded, the shared folder when the checkout has one.
-
-#![allow(dead_code)] // no test takes all of it
-
-use std::path::PathBuf;
+//! Three small configurations.
 
 /// A small Llama, in the layout of published files.
 pub const LLAMA: &str = r#"{
@@ -28,16 +24,3 @@ pub const ASTRAI: &str = r#"{
   "dim": 64, "dim_ffn": 112, "max_len": 128, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "norm_eps": 1e-05,
   "rope_theta": 10000.0, "rope_scaling": {"type": "ntk", "factor": 4.0}, "tie_weight": true,
   "use_gated_attention": true, "use_qk_norm": true, "vocab_size": 320 }"#;
-
-/// The folder of shared configurations and golden cases beside the checkout, if there is one.
-pub fn shared() -> Option<PathBuf> {
-    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    let found =
-        ["../shared", "../../shared"].map(|p| here.join(p)).into_iter().find(|p| p.join("golden").is_dir());
-    if found.is_none() {
-        // Property tests ask thousands of times; one word is enough.
-        static SAID: std::sync::Once = std::sync::Once::new();
-        SAID.call_once(|| println!("skipped: no shared folder beside this checkout"));
-    }
-    found
-}
