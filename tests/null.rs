@@ -168,6 +168,10 @@ fn training_of_every_shape_of_the_table_is_planned() {
         let [_, states, _] = plan.memory().unwrap();
         let (name, seconds) = (path.file_stem().unwrap().display(), started.elapsed().as_secs_f64());
         println!("{name}: {seconds:.2} s");
+        for p in [&plan.grad, &plan.update] {
+            let slow = p.plan.regions.iter().position(|r| r.anchor == Anchor::Eval);
+            assert_eq!(slow, None, "{name}: a region without a kernel");
+        }
         assert_eq!(states, 16 * parameters, "{name}");
         assert!(seconds < 10.0, "{name}: {seconds} s");
     }

@@ -129,6 +129,53 @@ fn sums_of_outer_products() {
     t.all_native().run(&SIZES);
 }
 
+/// Both sides bf16 values in memory, as in narrow training: the matrix unit's way where there is one. Widths of part of a tile,
+/// of several blocks, and of more than one depth; groups of more rows than one depth.
+#[test]
+fn narrow_products_and_their_sums() {
+    let mut t = Table::new();
+    for (experts, n, k) in
+        [(3usize, 32usize, 40usize), (4, 96, 300), (5, 33, 31), (64, 64, 65), (2, 300, 1601)]
+    {
+        let narrow = |t: &mut Table, width: usize| {
+            let x = t.input(DType::BF16, rows(&[width]), Fill::Real(-1.0, 1.0));
+            let x = widened(t, x);
+            sorted(t, experts, x)
+        };
+        let w = t.input(DType::BF16, dims(&[experts * n, k]), Fill::Real(-1.0, 1.0));
+        let w = widened(&mut t, w);
+        let (x, offsets) = narrow(&mut t, k);
+        let y = t.g.push(GroupedDot { transposed: false }, &[x, w, offsets]).unwrap();
+        t.case(&format!("{experts} [{n}, {k}]"), y);
+        let (x, offsets) = narrow(&mut t, n);
+        let y = t.g.push(GroupedDot { transposed: true }, &[x, w, offsets]).unwrap();
+        t.case(&format!("{experts} [{n}, {k}] transposed"), y);
+        let (a, offsets) = narrow(&mut t, n);
+        let (b, _) = narrow(&mut t, k);
+        let [a, b] = [a, b].map(|x| {
+            let stored = t.g.cast(x, DType::BF16).unwrap();
+            widened(&mut t, stored)
+        });
+        let y = t.g.push(GroupedOuter {}, &[a, b, offsets]).unwrap();
+        t.case(&format!("{experts} sums of [{n}, {k}]"), y);
+    }
+    t.all_native().run(&SIZES);
+    let mut t = Table::over(2000);
+    let [a, b] = [33usize, 40].map(|width| {
+        let x = t.input(DType::BF16, rows(&[width]), Fill::Real(-1.0, 1.0));
+        widened(&mut t, x)
+    });
+    let (a, offsets) = sorted(&mut t, 2, a);
+    let (b, _) = sorted(&mut t, 2, b);
+    let [a, b] = [a, b].map(|x| {
+        let stored = t.g.cast(x, DType::BF16).unwrap();
+        widened(&mut t, stored)
+    });
+    let y = t.g.push(GroupedOuter {}, &[a, b, offsets]).unwrap();
+    t.case("many rows", y);
+    t.all_native().run(&[2000]);
+}
+
 /// Two products with a gate between them and the sum of a token's results; and its gradient.
 fn layer(t: &mut Table, experts: usize, hidden: usize, inner: usize) -> NodeId {
     let router = t.weight_named("router", DType::F32, &[experts, hidden]);

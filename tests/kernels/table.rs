@@ -91,7 +91,12 @@ impl Fill {
 impl Table {
     /// An empty table over the symbol `n`, which is at most 300.
     pub fn new() -> Table {
-        let n = Symbol { name: "n".into(), min: 1, max: 300, multiple_of: 1 };
+        Table::over(300)
+    }
+
+    /// An empty table over the symbol `n`, which is at most this.
+    pub fn over(max: u64) -> Table {
+        let n = Symbol { name: "n".into(), min: 1, max, multiple_of: 1 };
         Table { g: Graph::new(vec![n]), leaves: vec![], storage: DType::F32, slack: 1.0, gradient_of: None }
     }
 

@@ -13,7 +13,7 @@ use std::fmt::Write;
 
 const PACKED: &str = include_str!("dot.c");
 const FREE: &str = include_str!("dot_free.c");
-const FREE_AMX: &str = include_str!("dot_free_amx.c");
+pub(super) const FREE_AMX: &str = include_str!("dot_free_amx.c");
 
 /// Floats in a block of a packed row.
 pub(super) const BLOCK: usize = 256;
@@ -99,8 +99,8 @@ fn free_slots(region: &Region, p: &Parts, out: &mut String) -> Result<(), String
     let mut right = Source::new(region, &p.form.right, p.right, "n0");
     if let Some(b) = &p.form.batch {
         let _ = writeln!(out, "#define DOT_BATCH ((int64_t){})", over_dims(region, &b.count));
-        left.iter_mut().for_each(|s| s.step_by_batch(region, &b.left));
-        right.step_by_batch(region, &b.right);
+        left.iter_mut().for_each(|s| s.step_by("batch", region, &b.left));
+        right.step_by("batch", region, &b.right);
     }
     match &left {
         Some(s) => {
@@ -123,31 +123,32 @@ fn free_slots(region: &Region, p: &Parts, out: &mut String) -> Result<(), String
     let is_narrow_row = || is_widened(&region.graph, region.graph.node(p.dot).args[0]);
     let single = p.form.batch.is_none();
     if single && narrow(&right) && left.as_ref().map_or_else(is_narrow_row, narrow) {
-        matrix_slots(left.as_ref(), &right, out);
+        out.push_str(&matrix_slots(left.as_ref(), &right, ["", ""]));
+        out.push_str(FREE_AMX);
     }
     out.push_str(FREE);
     Ok(())
 }
 
-/// Slots of the matrix unit, for sides of bf16 values.
-fn matrix_slots(left: Option<&Source>, right: &Source, out: &mut String) {
+/// Slots of the matrix unit, for sides of bf16 values; rows and sums begin at these C expressions, each with its plus.
+pub(super) fn matrix_slots(left: Option<&Source>, right: &Source, [row, sum]: [&str; 2]) -> String {
+    let k = format!("{sum}(k)");
     let (order, at, line) = match left {
-        Some(s) => (s.order("mk", "km"), s.at("k"), s.row.as_str()),
+        Some(s) => (s.order("mk", "km"), s.at(&k), s.row.as_str()),
         // Rows that an expression makes wait in scratch.
-        None => ("mk", "(const uint16_t *)scratch + (m) * (int64_t)DOT_ROW + (k)".into(), "DOT_ROW"),
+        None => ("mk", format!("(const uint16_t *)scratch + ({row}(m)) * (int64_t)DOT_ROW + (k)"), "DOT_ROW"),
     };
-    let _ = write!(
-        out,
+    let rows = format!(
         "#define ROWS_AT(m, k) ({at})\n#define ROWS_LINE {line}\n#define ROWS_ALONG {}\n\
          #define PACK_ROWS(dst, m, mr, k, kc) dot_rows_{order}(dst, ROWS_AT(m, k), ROWS_LINE, mr, kc)\n",
         u8::from(order == "mk")
     );
-    let (order, at, line) = (right.order("nk", "kn"), right.at("k"), &right.row);
-    let _ = write!(
-        out,
+    let (order, at, line) = (right.order("nk", "kn"), right.at(&k), &right.row);
+    let pairs = format!(
         "#define PAIRS_AT(n0, k) ({at})\n#define PAIRS_LINE {line}\n\
-         #define PACK_PAIRS(dst, n0, n, k, kc) dot_pairs_{order}(dst, PAIRS_AT(n0, k), PAIRS_LINE, n, kc)\n{FREE_AMX}"
+         #define PACK_PAIRS(dst, n0, n, k, kc) dot_pairs_{order}(dst, PAIRS_AT(n0, k), PAIRS_LINE, n, kc)\n"
     );
+    rows + &pairs
 }
 
 /// A side in memory, as C reads it.
@@ -177,9 +178,9 @@ impl Source {
         Source { begin, step, along, row, narrow: u8::from(narrow) }
     }
 
-    /// Sides of several dots lie so far apart.
-    fn step_by_batch(&mut self, region: &Region, step: &Dim) {
-        self.begin = format!("{} + batch * (int64_t){}", self.begin, over_dims(region, step));
+    /// Sides of several dots lie so far apart; `which` of them it is, a C expression.
+    pub(super) fn step_by(&mut self, which: &str, region: &Region, step: &Dim) {
+        self.begin = format!("{} + ({which}) * (int64_t){}", self.begin, over_dims(region, step));
     }
 
     /// The address of the element `k` of the sum.
@@ -193,7 +194,7 @@ impl Source {
 }
 
 /// True for f32 values that are bf16 values.
-fn is_widened(g: &astrai_ir::Graph, id: NodeId) -> bool {
+pub(super) fn is_widened(g: &astrai_ir::Graph, id: NodeId) -> bool {
     let node = g.node(id);
     match &node.op {
         Op::Cast(_) => g.ty(node.args[0]).dtype == DType::BF16,

@@ -13,13 +13,25 @@
  * Rows of a group are cut into blocks, blocks into tiles of near-equal height. Units are counted by what there may be at
  * most, for how many rows a group has is data; those beyond the last block return at once. Phase 0 packs the rows of a block
  * into scratch, phase 1 multiplies blocks by groups of panels. Every output has one accumulator, k ascending, so that a
- * row's bits depend neither on the other rows nor on the threads.
+ * row's bits depend neither on the other rows nor on the threads. Where `grouped_amx.c` came before and the system admits the
+ * matrix unit, that is the way taken; scratch then holds the rows as bf16.
  */
 enum {
     NAME(panels) = (DOT_N + DOT_NR - 1) / DOT_NR,
     NAME(depth) = (DOT_K + DOT_KC - 1) / DOT_KC * DOT_KC, /* floats a packed row occupies */
     NAME(block) = 12 * DOT_MR,
 };
+#ifdef GROUPED_MATRIX_UNIT
+enum {
+    NAME(amx_depth) = (DOT_K + 31) / 32,
+    /* As many tiles as the dot takes at once. */
+    NAME(amx_tiles_near) = NAME(amx_depth) <= NAME(amx_whole) ? NAME(amx_near) / NAME(amx_depth) : NAME(amx_highest),
+    NAME(amx_block) = (NAME(amx_tiles_near) < NAME(amx_highest) ? NAME(amx_tiles_near) : NAME(amx_highest)) * 32,
+};
+#define GROUPED_HEIGHT (GROUPED_MATRIX_UNIT ? NAME(amx_block) : NAME(block))
+#else
+#define GROUPED_HEIGHT NAME(block)
+#endif
 _Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=131072: a row is staged on the stack");
 
 #define GROUPED_FEW 16    /* rows that one thread packs: waking others costs more */
@@ -28,7 +40,7 @@ _Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=13
 /* Most blocks that these rows may make. */
 static int64_t NAME(blocks)(const int64_t *dims)
 {
-    return ROWS / NAME(block) + (ROWS < GROUPS ? ROWS : GROUPS);
+    return ROWS / GROUPED_HEIGHT + (ROWS < GROUPS ? ROWS : GROUPS);
 }
 
 struct NAME(rows) {
@@ -40,7 +52,7 @@ static struct NAME(rows) NAME(find)(void *const *bufs, int64_t b)
 {
     const int32_t *offsets = OFFSETS;
     for (int64_t e = 0; e < GROUPS; e++) {
-        int64_t n = offsets[e + 1] - offsets[e], blocks = (n + NAME(block) - 1) / NAME(block);
+        int64_t n = offsets[e + 1] - offsets[e], blocks = (n + GROUPED_HEIGHT - 1) / GROUPED_HEIGHT;
         if (b < blocks) {
             int64_t first = b * n / blocks, count = (b + 1) * n / blocks - first;
             return (struct NAME(rows)){e, offsets[e] + first, count, (count + DOT_MR - 1) / DOT_MR};
@@ -68,6 +80,12 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
             for (int64_t i = 0; i < mr; i++) {
                 float row[DOT_K] __attribute__((aligned(64)));
                 PROLOGUE_ROW(r.first + m0 + i, row);
+#ifdef GROUPED_MATRIX_UNIT
+                if (GROUPED_MATRIX_UNIT) {
+                    NAME(amx_keep_row)((uint16_t *)scratch + (r.first + m0 + i) * DOT_K, row);
+                    continue;
+                }
+#endif
                 for (int64_t k = 0; k < DOT_K; k += DOT_KC)
                     memcpy(tile + k * mr + i * DOT_KC, row + k,
                            sizeof *row * (DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC));
@@ -79,7 +97,8 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 static int64_t NAME(panel_groups)(const int64_t *dims)
 {
     int64_t blocks = NAME(blocks)(dims), wanted = (GROUPED_UNITS + blocks - 1) / blocks;
-    if (wanted < 4) wanted = 4;
+    int64_t least = GROUPED_HEIGHT > NAME(block) ? (NAME(panels) + 7) / 8 : 4; /* the matrix unit's sums of 8 panels wait */
+    if (wanted < least) wanted = least;
     return wanted < NAME(panels) ? wanted : NAME(panels);
 }
 
@@ -161,9 +180,34 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
         }
 }
 
+#ifdef GROUPED_MATRIX_UNIT
+static void NAME(matrix_units)(void *const *bufs, const int64_t *dims, const char *scratch, int64_t begin, int64_t end)
+{
+    char near[NAME(amx_bytes)] __attribute__((aligned(64)));
+    int64_t groups = NAME(panel_groups)(dims);
+    dot_amx_configure(32);
+    for (int64_t u = begin; u < end; u++) {
+        int64_t g = u % groups;
+        struct NAME(rows) r = NAME(find)(bufs, u / groups);
+        if (r.count == 0) break;
+        int64_t at[4] = {0, (r.count + 31) / 32, g * NAME(panels) / groups, (g + 1) * NAME(panels) / groups};
+        int packed = u > begin && g > 0 && (int)NAME(amx_depth) <= (int)NAME(amx_whole);
+        NAME(amx_part)(bufs, dims, scratch, near, packed, r.group, r.first, r.count, at);
+    }
+    dot_amx_release();
+    dot_fence();
+}
+#endif
+
 void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
 {
     int64_t groups = NAME(panel_groups)(dims);
+#ifdef GROUPED_MATRIX_UNIT
+    if (GROUPED_MATRIX_UNIT) {
+        NAME(matrix_units)(bufs, dims, scratch, begin, end);
+        return;
+    }
+#endif
     for (int64_t u = begin; u < end; u++) {
         int64_t g = u % groups;
         struct NAME(rows) r = NAME(find)(bufs, u / groups);
@@ -187,3 +231,5 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef GROUPED_AT
 #undef GROUPED_DIRECT
 #undef GROUPED_TABLE
+#undef GROUPED_MATRIX_UNIT
+#undef GROUPED_HEIGHT

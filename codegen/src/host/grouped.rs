@@ -1,7 +1,7 @@
 //! The slots of `grouped.c` and `grouped_outer.c`. In: a region around a product of rows in groups, or around its gradient by
 //! the matrices. Out: the templates' `#define`s around their texts, and how much scratch they take.
 
-use super::dots::{BLOCK, Source, buffer, dot_epilogue, dot_prologue};
+use super::dots::{BLOCK, FREE_AMX, Source, buffer, dot_epilogue, dot_prologue, is_widened, matrix_slots};
 use super::{over_dims, undefine};
 use astrai_ir::ops::Op;
 use astrai_ir::{DType, Dim, GroupedForm, Layout, NodeId, Region};
@@ -9,6 +9,7 @@ use std::fmt::Write;
 
 const GROUPED: &str = include_str!("grouped.c");
 const OUTER: &str = include_str!("grouped_outer.c");
+const AMX: &str = include_str!("grouped_amx.c");
 
 /// The grouped product of a region.
 fn product(region: &Region) -> Result<NodeId, String> {
@@ -19,6 +20,25 @@ fn product(region: &Region) -> Result<NodeId, String> {
 fn offsets(region: &Region, product: NodeId) -> Result<usize, String> {
     let offsets = region.graph.node(product).args[2];
     buffer(region, offsets).ok_or_else(|| "the offsets of groups are no buffer".into())
+}
+
+/// The matrix unit's dot of one group: its rows, columns and sums, where `epilogue` (a call's arguments before `n0`) finds a
+/// row of the result, and the slots of its sides.
+fn matrix_unit(region: &Region, name: &str, sizes: [String; 3], row: &str, slots: &str) -> String {
+    let symbols = region.graph.symbols.len();
+    let mut d = String::new();
+    let mut define = |key: &str, value: String| _ = writeln!(d, "#define {key} {value}");
+    define("NAME(x)", format!("{name}_amx_##x"));
+    for (i, key) in ["GROUP", "FIRST", "COUNT"].into_iter().enumerate() {
+        define(key, format!("dims[{}]", symbols + i));
+    }
+    for (key, size) in ["DOT_M", "DOT_N", "DOT_K"].into_iter().zip(sizes) {
+        define(key, format!("((int64_t){size})"));
+    }
+    define("EPILOGUE(m, n0, acc, valid)", format!("{name}_store(bufs, dims, {row} + (m), n0, acc, valid)"));
+    d.push_str(slots);
+    let end = undefine(&d);
+    format!("{d}{FREE_AMX}#undef DOT_MATRIX_UNIT\n{end}#define SYMBOLS {symbols}\n")
 }
 
 /// The kernel of a region around a grouped dot.
@@ -37,6 +57,8 @@ pub(super) fn kernel(region: &Region, name: &str) -> Result<String, String> {
     define("PROLOGUE_ROW(m, row)", format!("{name}_load(bufs, dims, m, row)"));
     define("EPILOGUE(m, n0, acc, valid)", format!("{name}_store(bufs, dims, m, n0, acc, valid)"));
     let narrow = form.right.dtype == DType::BF16;
+    let x = region.graph.node(id).args[0];
+    let mut matrix = String::new();
     if region.layouts[right] == Layout::Panels {
         define(if narrow { "DOT_WEIGHT_BF16" } else { "DOT_WEIGHT_F32" }, format!("bufs[{right}]"));
     } else {
@@ -46,10 +68,22 @@ pub(super) fn kernel(region: &Region, name: &str) -> Result<String, String> {
             "LOAD_PANEL(dst, e, n0, n, k0, kc)",
             format!("dot_panel_{order}(dst, {at} + (e) * (int64_t){group}, {}, {}, kc, n)", s.narrow, s.row),
         );
+        if narrow && is_widened(&region.graph, x) {
+            let mut s = Source::new(region, &form.right, right, "n0");
+            s.step_by("GROUP", region, &form.group);
+            let rows = format!("#define DOT_ROW {}\n#define PROLOGUE_ROW(m, row)\n", form.k);
+            let slots = rows + &matrix_slots(None, &s, ["FIRST + ", ""]);
+            let sizes = ["COUNT".into(), form.n.to_string(), form.k.to_string()];
+            matrix = matrix_unit(region, name, sizes, "FIRST", &slots);
+        }
     }
-    let load = dot_prologue(region, name, region.graph.node(id).args[0])?;
+    let load = dot_prologue(region, name, x)?;
     let store = dot_epilogue(region, name, id)?;
-    Ok(format!("{load}{store}{d}{GROUPED}{}", undefine(&d)))
+    Ok(format!(
+        "{load}{store}{matrix}{d}{}{GROUPED}{}",
+        if matrix.is_empty() { "" } else { AMX },
+        undefine(&d)
+    ))
 }
 
 /// The kernel of a region around sums of outer products by groups.
@@ -64,21 +98,34 @@ pub(super) fn outer_kernel(region: &Region, name: &str) -> Result<String, String
     define("OFFSETS", format!("((const int32_t *)bufs[{}])", offsets(region, id)?));
     define("GROUPS", groups.to_string());
     let sizes = [("DOT_M", 0), ("DOT_N", 1)];
+    let mut widths = vec![];
     for (key, arg) in sizes {
         let size = region.graph.ty(node.args[arg]).shape[1].size().ok_or("widths of rows are literal")?;
         define(key, size.to_string());
+        widths.push(size.to_string());
     }
     let loads = [
         ("LOAD_A(dst, m, mr, k0, kc)", "dot_block_km", "m", "mr, kc"),
         ("LOAD_PANEL(dst, n0, n, k0, kc)", "dot_panel_kn", "n0", "kc, n"),
     ];
+    let mut sources = vec![];
     for ((key, load, free, sizes), side) in loads.into_iter().zip(&sides) {
         let at = buffer(region, side.base).ok_or("a side of an outer product is no buffer")?;
         let s = Source::new(region, side, at, free);
         define(key, format!("{load}(dst, {}, {}, {}, {sizes})", s.at("k0"), s.narrow, s.row));
+        sources.push(s);
     }
     define("EPILOGUE(m, n0, acc, valid)", format!("{name}_store(bufs, dims, m, n0, acc, valid)"));
-    Ok(format!("{}{d}{OUTER}{}", dot_epilogue(region, name, id)?, undefine(&d)))
+    let mut matrix = String::new();
+    if let ([left, right], [m, n]) = (&sources[..], &widths[..])
+        && left.narrow + right.narrow == 2
+    {
+        let slots = matrix_slots(Some(left), right, ["", "FIRST + "]);
+        let sizes = [m.clone(), n.clone(), "COUNT".into()];
+        matrix = matrix_unit(region, name, sizes, &format!("GROUP * {m}"), &slots);
+    }
+    let store = dot_epilogue(region, name, id)?;
+    Ok(format!("{store}{matrix}{d}{}{OUTER}{}", if matrix.is_empty() { "" } else { AMX }, undefine(&d)))
 }
 
 /// Bytes of scratch: the packed rows.

@@ -9,7 +9,8 @@
  *   EPILOGUE(m, n0, acc, valid)     consumes columns n0 .. n0 + valid of row m of the result
  *
  * A unit is a block of rows of one matrix by a group of panels; a group without rows gives zeros. Rows ascend in one
- * accumulator, so that the bits do not depend on the threads.
+ * accumulator, so that the bits do not depend on the threads. Where `grouped_amx.c` came before and the system admits the
+ * matrix unit, that is the way taken.
  */
 enum {
     NAME(panels) = (DOT_N + DOT_NR - 1) / DOT_NR,
@@ -18,8 +19,6 @@ enum {
     NAME(width) = 8, /* panels of a group */
     NAME(groups) = (NAME(panels) + NAME(width) - 1) / NAME(width),
 };
-
-int64_t NAME(units0)(const int64_t *dims) { return (int64_t)GROUPS * NAME(blocks) * NAME(groups); }
 
 /* Rows m0 .. m_end of matrix e by panels p .. p_end. */
 static void NAME(unit)(void *const *bufs, const int64_t *dims, int64_t e, int64_t m0, int64_t m_end, int64_t p,
@@ -56,8 +55,43 @@ static void NAME(unit)(void *const *bufs, const int64_t *dims, int64_t e, int64_
     }
 }
 
+#ifdef GROUPED_MATRIX_UNIT
+/* Units are the same; a block's rows in tiles of 32. */
+static void NAME(matrix_units)(void *const *bufs, const int64_t *dims, int64_t begin, int64_t end)
+{
+    enum { tiles = (DOT_M + 31) / 32, high = NAME(amx_near) / NAME(amx_whole), blocks = (tiles + high - 1) / high };
+    char near[NAME(amx_bytes)] __attribute__((aligned(64)));
+    dot_amx_configure(32);
+    for (int64_t u = begin; u < end; u++) {
+        int64_t g = u % NAME(groups), b = u / NAME(groups) % blocks, e = u / NAME(groups) / blocks;
+        int64_t first = (OFFSETS)[e], count = (OFFSETS)[e + 1] - first;
+        int64_t at[4] = {b * tiles / blocks, (b + 1) * tiles / blocks, g * NAME(panels) / NAME(groups),
+                         (g + 1) * NAME(panels) / NAME(groups)};
+        int packed = u > begin && g > 0 && (count + 31) / 32 <= (int)NAME(amx_whole);
+        NAME(amx_part)(bufs, dims, 0, near, packed, e, first, count, at);
+    }
+    dot_amx_release();
+    dot_fence();
+}
+
+int64_t NAME(units0)(const int64_t *dims)
+{
+    int64_t tiles = (DOT_M + 31) / 32, high = NAME(amx_near) / NAME(amx_whole);
+    int64_t blocks = GROUPED_MATRIX_UNIT ? (tiles + high - 1) / high : NAME(blocks);
+    return GROUPS * blocks * NAME(groups);
+}
+#else
+int64_t NAME(units0)(const int64_t *dims) { return (int64_t)GROUPS * NAME(blocks) * NAME(groups); }
+#endif
+
 void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
 {
+#ifdef GROUPED_MATRIX_UNIT
+    if (GROUPED_MATRIX_UNIT) {
+        NAME(matrix_units)(bufs, dims, begin, end);
+        return;
+    }
+#endif
     for (int64_t u = begin; u < end; u++) {
         int64_t g = u % NAME(groups), b = u / NAME(groups) % NAME(blocks), e = u / NAME(groups) / NAME(blocks);
         NAME(unit)(bufs, dims, e, b * DOT_M / NAME(blocks), (b + 1) * DOT_M / NAME(blocks),
@@ -65,3 +99,4 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
     }
     dot_fence();
 }
+#undef GROUPED_MATRIX_UNIT

@@ -1,5 +1,6 @@
 //! `gather`: slices picked by integer indices along one axis.
 
+use super::route::inverse;
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, axis_in, integer};
 use crate::ops::{BinaryKind, CompareKind, Iota, OwnSlice, Scatter, ScatterKind};
 use crate::shard::{Axis, Cut, Label, Local, Placement, Way, Ways};
@@ -129,6 +130,11 @@ impl Operator for Gather {
         let (x, indices, g) = (cx.args[0], cx.args[1], cx.grad());
         if !cx.graph.ty(x).dtype.is_float() {
             return Ok(vec![None, None]);
+        }
+        // Rows met once each go back where they came from.
+        let back = if (self.axis, self.batch) == (0, 0) { inverse(cx.graph, x, indices)? } else { None };
+        if let Some(back) = back {
+            return Ok(vec![Some(cx.graph.gather(g, back, 0)?), None]);
         }
         let zero = cx.graph.fill(x, 0.0)?;
         let op = Scatter { axis: self.axis, batch: self.batch, kind: ScatterKind::Add };

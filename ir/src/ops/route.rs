@@ -4,7 +4,7 @@
 use super::argmax::rank;
 use crate::grad::gradient;
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp};
-use crate::ops::{CompareKind, Iota, ReduceKind, Softmax, UnaryKind};
+use crate::ops::{CompareKind, Iota, Op, ReduceKind, Softmax, UnaryKind};
 use crate::{DType, Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -243,6 +243,24 @@ impl Operator for Route {
     fn flops(&self, args: &[&Type], _: &[Type]) -> Dim {
         // Scores, then each expert held against the chosen.
         &args[0].elements() * &Dim::from(8 + self.k)
+    }
+}
+
+/// The slots of a route whose places are these indices of all rows of `x`: they say of each row which index met it.
+pub(super) fn inverse(g: &mut Graph, x: NodeId, indices: NodeId) -> Result<Option<NodeId>, IrError> {
+    const SLOTS: u32 = 2;
+    const PLACES: u32 = 3;
+    let mut places = indices;
+    while let Op::Reshape(_) = g.node(places).op {
+        places = g.node(places).args[0];
+    }
+    let node = g.node(places);
+    let (Op::Part(part), Some(&route)) = (&node.op, node.args.first()) else { return Ok(None) };
+    let routed = part.index == PLACES && matches!(g.node(route).op, Op::Route(_));
+    if routed && g.ty(indices).shape[..] == g.ty(x).shape[..1] {
+        g.part(route, SLOTS).map(Some)
+    } else {
+        Ok(None)
     }
 }
 
