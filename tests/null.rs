@@ -156,6 +156,23 @@ fn training_of_published_shapes_is_planned() {
     }
 }
 
+#[test]
+fn training_of_every_shape_of_the_table_is_planned() {
+    let machine = Machine::new(Device::Null, 1).unwrap();
+    for (path, parameters) in table() {
+        let config = ModelConfig::read(&path).unwrap().config;
+        let settings = Settings { batch: 1, seq: 4096, dtype: Storage::Bf16, ..Settings::default() };
+        let started = Instant::now();
+        let plan =
+            Plan::new(&config, &astrai::train::recipe(&settings), &machine.target, Dump::None).unwrap();
+        let [_, states, _] = plan.memory().unwrap();
+        let (name, seconds) = (path.file_stem().unwrap().display(), started.elapsed().as_secs_f64());
+        println!("{name}: {seconds:.2} s");
+        assert_eq!(states, 16 * parameters, "{name}");
+        assert!(seconds < 10.0, "{name}: {seconds} s");
+    }
+}
+
 /// Norms of a layer that are no prologue of a dot: behind attention and MLP, and over all heads of queries and keys.
 fn norms_apart(config: &ModelConfig) -> u64 {
     let layer = &config.layers[0];

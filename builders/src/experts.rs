@@ -183,7 +183,8 @@ fn product(
     let ty = Type::new(DType::F32, [&n * &Dim::from(names.len() * e.count), k]);
     let name = joined(names);
     g.scope(&name, |g| {
-        let w = g.push(Weight { parts, ..Weight::new(&format!("{name}.weight"), ty) }, &[])?;
+        let w = Weight { parts, rests: e.unmet_rest, ..Weight::new(&format!("{name}.weight"), ty) };
+        let w = g.push(w, &[])?;
         g.push(GroupedDot { transposed: false }, &[x, w, offsets])
     })
 }

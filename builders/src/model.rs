@@ -258,14 +258,14 @@ fn layers(
     Ok(x)
 }
 
-/// The weight that a layer binds to a parameter of its block, fixed as that is: the layer's prefix before its name and those
+/// The weight that a layer binds to a parameter of its block, trained as that is: the layer's prefix before its name and those
 /// of its parts.
 fn of_layer_weight(block: &Block, param: &str, layer: &str, ty: &Type) -> ops::Weight {
     let mut weight = ops::Weight::new(&format!("{layer}{param}"), ty.clone());
     if let Some(ops::Op::Weight(w)) = block.leaf(param).map(|leaf| &block.graph.node(leaf).op) {
         let part = |p: &ops::Rows| ops::Rows { name: format!("{layer}{}", p.name), rows: p.rows };
         weight.parts = w.parts.iter().map(part).collect();
-        weight.fixed = w.fixed;
+        (weight.fixed, weight.rests) = (w.fixed, w.rests);
     }
     weight
 }

@@ -193,7 +193,7 @@ fn joined_weight(g: &Graph, leaves: &[NodeId]) -> Result<Weight, IrError> {
     let rows: usize = parts.iter().map(|p| p.rows).sum();
     let mut ty: Type = g.ty(leaves[0]).clone();
     ty.shape[0] = Dim::from(rows);
-    Ok(Weight { name: joined_name(&names), ty, parts, fixed: false })
+    Ok(Weight { parts, ..Weight::new(&joined_name(&names), ty) })
 }
 
 /// What ranks hold of these weights one after another, if it is alike in all: rows that are cut are cut in each.

@@ -32,7 +32,12 @@ pub fn recipe(storage: DType, rule: Rule) -> Recipe {
 
 /// The small model with fresh weights.
 pub fn open(recipe: &Recipe) -> Engine {
-    let config = ModelConfig::parse(crate::fixture::SMALL, "small").unwrap().config;
+    open_model(crate::fixture::SMALL, recipe)
+}
+
+/// A model of this config with fresh weights.
+pub fn open_model(config: &str, recipe: &Recipe) -> Engine {
+    let config = ModelConfig::parse(config, "small").unwrap().config;
     let machine = Machine::new(Device::Host, 2).unwrap();
     let plan = Plan::new(&config, recipe, &machine.target, Dump::None).unwrap();
     let model = Model::fresh(config, vec![], 7);

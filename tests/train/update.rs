@@ -1,7 +1,7 @@
 //! One update by hand: AdamW and SGD with weight decay and a clip that bites, against their formulas in f64; and the loss along
 //! the gradient against its finite difference.
 
-use crate::engine::{ADAMW, batch, open, recipe, values};
+use crate::engine::{ADAMW, batch, open, open_model, recipe, values};
 use astrai_ir::DType;
 use astrai_runtime::GRAD;
 use astrai_train::engine::Engine;
@@ -124,4 +124,45 @@ fn the_loss_falls_along_the_gradient_as_the_gradient_says() {
     let slope = (above - below) / (2.0 * h * ahead.grad_norm * ahead.grad_norm);
     println!("slope {slope}");
     assert!((slope - 1.0).abs() < 2e-3, "{slope}");
+}
+
+/// Six experts of which a token meets two.
+const EXPERTS: &str = r#"{"model_type": "autoregressive_lm", "attn_type": "gqa", "ffn_type": "moe", "vocab_size": 320,
+    "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "n_routed_experts": 6, "n_activated_experts": 2, "n_shared_experts": 1,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false}"#;
+
+#[test]
+fn experts_of_their_own_rest_where_no_token_met_them() {
+    for rule in [ADAMW, Rule::Sgd { momentum: 0.9 }] {
+        let states: &[&str] = match rule {
+            Rule::AdamW { .. } => &["", EXP_AVG, EXP_AVG_SQ],
+            Rule::Sgd { .. } => &["", MOMENTUM],
+        };
+        let mut engine = open_model(EXPERTS, &recipe(DType::F32, rule));
+        let experts: Vec<_> = engine.weights().iter().filter(|w| w.rests).cloned().collect();
+        assert_eq!(experts.len(), 4, "two products in each of two layers");
+        engine.step(&[batch(&[40, 29], 1)], LR).unwrap(); // all experts have moments
+        let read = |engine: &Engine| -> Vec<Vec<Vec<f32>>> {
+            let states = |name: &str| states.iter().map(|s| values(engine, &format!("{s}{name}"))).collect();
+            experts.iter().map(|w| states(&w.name)).collect()
+        };
+        let before = read(&engine);
+        engine.step(&[batch(&[2], 2)], LR).unwrap(); // two tokens meet at most four
+        let after = read(&engine);
+        let (mut rested, mut moved) = (0, 0);
+        for (i, w) in experts.iter().enumerate() {
+            let grad = values(&engine, &format!("{GRAD}{}", w.name));
+            let each = grad.len() / w.parts.len();
+            for (part, grad) in grad.chunks(each).enumerate() {
+                let met = grad.iter().any(|g| *g != 0.0);
+                for (then, now) in before[i].iter().zip(&after[i]) {
+                    let [then, now] = [then, now].map(|x| &x[part * each..(part + 1) * each]);
+                    assert_eq!(then != now, met, "{} part {part}", w.name);
+                }
+                *if met { &mut moved } else { &mut rested } += 1;
+            }
+        }
+        assert!(rested > 0 && moved > 0, "{rested} rested, {moved} moved");
+    }
 }

@@ -1,9 +1,9 @@
 //! The update program. In: the weights of a gradient program and an optimiser. Out: a graph over states that holds the norm
 //! of all gradients, clips them, and moves every weight with its moments in one sweep each. A step whose gradients are not
-//! finite changes nothing.
+//! finite changes nothing; parts of a weight that rest ([`Weight::rests`]) keep their moments too.
 
-use astrai_ir::ops::{CompareKind, ReduceKind, State, Store, UnaryKind, Weight};
-use astrai_ir::{DType, Graph, IrError, NodeId, Type};
+use astrai_ir::ops::{BinaryKind, CompareKind, ReduceKind, State, Store, UnaryKind, Weight};
+use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Type};
 use astrai_runtime::GRAD;
 
 /// How weights follow their gradients.
@@ -81,8 +81,11 @@ pub fn build(weights: &[Weight], optimizer: &Optimizer) -> Result<Graph, IrError
         None => None,
     };
     for (w, &grad) in weights.iter().zip(&grads) {
-        let step = Step { optimizer, weight: w, lr, corrections, factor, finite };
-        g.scope(&w.name, |g| step.build(g, grad))?;
+        g.scope(&w.name, |g| {
+            let moves = if w.rests { met(g, w, grad, finite)? } else { finite };
+            let step = Step { optimizer, weight: w, lr, corrections, factor, moves };
+            step.build(g, grad)
+        })?;
     }
     Ok(g)
 }
@@ -109,6 +112,26 @@ fn norm(g: &mut Graph, grads: &[NodeId]) -> Result<NodeId, IrError> {
     g.unary(UnaryKind::Sqrt, total)
 }
 
+/// Whether rows move, `[rows, 1, ..]`: those of parts with a gradient, if all gradients are finite.
+fn met(g: &mut Graph, w: &Weight, grad: NodeId, finite: NodeId) -> Result<NodeId, IrError> {
+    let rows = g.ty(grad).shape[0].clone();
+    let parts = Dim::from(w.rows().len());
+    let each = Dim::from(w.rows().first().map_or(0, |part| part.rows));
+    let numbers = g.ty(grad).shape[1..].iter().fold(each.clone(), |n, d| &n * d);
+    let sizes = g.unary(UnaryKind::Abs, grad)?;
+    let sizes = g.reshape(sizes, vec![parts.clone(), numbers])?;
+    let most = g.reduce(ReduceKind::Max, sizes, &[1])?;
+    let most = g.reshape(most, vec![parts.clone(), Dim::from(1)])?;
+    let none = g.fill(most, 0.0)?;
+    let met = g.compare(CompareKind::Lt, none, most)?;
+    let shape = g.ty(met).shape.clone();
+    let finite = g.broadcast(finite, &shape)?;
+    let moves = g.binary(BinaryKind::And, met, finite)?;
+    let moves = g.broadcast(moves, &[parts, each])?;
+    let column = (0..g.ty(grad).rank()).map(|axis| if axis == 0 { rows.clone() } else { Dim::from(1) });
+    g.reshape(moves, column.collect())
+}
+
 /// min(1, most / (norm + 1e-6)), as PyTorch's `clip_grad_norm_` has it.
 fn clip_factor(g: &mut Graph, norm: NodeId, most: f64) -> Result<NodeId, IrError> {
     let ty = Type::scalar(DType::F32);
@@ -127,7 +150,8 @@ struct Step<'a> {
     lr: NodeId,
     corrections: [NodeId; 2],
     factor: Option<NodeId>,
-    finite: NodeId,
+    /// Whether anything moves, a bool that broadcasts.
+    moves: NodeId,
 }
 
 impl Step<'_> {
@@ -153,11 +177,11 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Stores the next version of a state, which stays what it was when a gradient is not finite; answers the value.
+    /// Stores the next version of a state where it moves; answers the value.
     fn store(&self, g: &mut Graph, prefix: &str, state: NodeId, next: NodeId) -> Result<NodeId, IrError> {
         let shape = g.ty(state).shape.clone();
-        let finite = g.broadcast(self.finite, &shape)?;
-        let next = g.select(finite, next, state)?;
+        let moves = g.broadcast(self.moves, &shape)?;
+        let next = g.select(moves, next, state)?;
         let stored = g.push(Store {}, &[state, next])?;
         g.set_output(&format!("{prefix}{}", self.weight.name), stored)?;
         Ok(next)

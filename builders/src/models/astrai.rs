@@ -191,7 +191,7 @@ fn put_experts(raw: &Raw, c: &mut ModelConfig) -> Result<(), ConfigError> {
     let intermediate = width("shared_expert_intermediate_size")?;
     spec.shared = (count > 0).then_some(SharedSpec { count, intermediate });
     spec.normalise = raw.flag("norm_topk_prob", true)?;
-    spec.balance = Balance::Apart;
+    (spec.balance, spec.unmet_rest) = (Balance::Apart, true); // each expert is a module of its own
     if let Some(method) = raw.text("topk_method")?.filter(|m| *m != "greedy") {
         let key = raw.spelled("topk_method");
         raw.warn(format!("key `{key}` is {}: AstrAI never reads it, the choice is greedy", json!(method)));

@@ -48,6 +48,7 @@ pub(super) fn read(
         scale: 1.0,
         shared: None,
         balance: Balance::Together,
+        unmet_rest: false,
         names,
     })
 }

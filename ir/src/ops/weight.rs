@@ -20,6 +20,10 @@ pub struct Weight {
     /// narrow. It is loaded and saved like any other.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fixed: bool,
+    /// A part whose gradient is zero throughout rests for that step of training: neither decay nor moments touch it, as if it
+    /// had no gradient. Parts then have equally many rows. Experts that are tensors of their own rest where no token met them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rests: bool,
 }
 
 /// Consecutive rows (outermost dimension) of a joined buffer.
@@ -35,7 +39,7 @@ pub struct Rows {
 impl Weight {
     /// A buffer that is one checkpoint tensor.
     pub fn new(name: &str, ty: Type) -> Weight {
-        Weight { name: name.to_string(), ty, parts: vec![], fixed: false }
+        Weight { name: name.to_string(), ty, parts: vec![], fixed: false, rests: false }
     }
 
     /// A buffer that is one checkpoint tensor, which training leaves as it is.
@@ -64,6 +68,9 @@ impl Operator for Weight {
         let rows: usize = self.parts.iter().map(|p| p.rows).sum();
         if !self.parts.is_empty() && self.ty.shape.first().and_then(Dim::size) != Some(rows) {
             return Err(format!("`{}` has parts of {rows} rows in all, its type is {}", self.name, self.ty));
+        }
+        if self.rests && self.parts.windows(2).any(|p| p[0].rows != p[1].rows) {
+            return Err(format!("`{}` has parts that rest, of different rows", self.name));
         }
         Ok(vec![self.ty.clone()])
     }

@@ -54,7 +54,7 @@ fn ends(g: &mut Graph) -> Result<Vec<NodeId>, IrError> {
     let i = g.input("i", DType::I32, vec![tokens()])?;
     let parts = ["q", "k"].map(|n| Rows { name: n.into(), rows: 4 }).to_vec();
     let ty = Type::new(DType::F32, [8, 8].map(Dim::from));
-    let w = Weight { name: "qk".into(), ty, parts, fixed: false };
+    let w = Weight { parts, ..Weight::new("qk", ty) };
     let w = g.push(w, &[])?;
     let s =
         g.push(State { name: "s".into(), ty: Type::new(DType::F32, [Dim::from(16), Dim::from(8)]) }, &[])?;
