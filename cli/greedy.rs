@@ -38,14 +38,19 @@ impl<M: Model> Model for Watched<M> {
         self.model.latents()
     }
 
+    fn apart(&self) -> bool {
+        self.model.apart()
+    }
+
     fn pool(&self) -> Option<Arc<Pool>> {
         self.model.pool()
     }
 
-    fn step(&mut self, batch: &StepBatch) -> Result<&mut [f32], ModelError> {
+    fn step(&mut self, batches: [&StepBatch; 2]) -> Result<[&mut [f32]; 2], ModelError> {
         let vocabulary = self.model.sizes().vocabulary;
-        let logits = self.model.step(batch)?;
-        self.seen.send(choose(logits.iter().rev().take(vocabulary).rev().copied()))?;
+        let logits = self.model.step(batches)?;
+        let all = logits.iter().rfind(|l| !l.is_empty()).map_or(&[][..], |l| l);
+        self.seen.send(choose(all[all.len().saturating_sub(vocabulary)..].iter().copied()))?;
         Ok(logits)
     }
 }

@@ -19,6 +19,7 @@ pub mod models;
 pub mod output;
 pub mod page;
 pub mod peaks;
+pub mod programs;
 pub mod progress;
 pub mod quickstart;
 pub mod run;

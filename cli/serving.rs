@@ -5,10 +5,12 @@
 use crate::failure::{Failure, warn};
 use crate::flags::RoomFlags;
 use crate::machine::Machine;
-use crate::model::{Model, plan_within, served_fidelity};
+use crate::model::{Model, served_fidelity};
+use crate::programs::Programs;
 use crate::progress::Progress;
 use crate::table::bytes;
-use astrai_builders::{Cache, Program};
+use astrai_builders::Cache;
+use astrai_builders::ModelConfig;
 use astrai_ir::DType;
 use astrai_passes::Fidelity;
 use astrai_runtime::{Error, available_memory};
@@ -190,25 +192,49 @@ pub fn steps(model: &Model, room: &Room, machine: &Machine) -> Result<PagedModel
     let page_bytes = KvCache::page_bytes(config, Cache::PAGE, room.storage);
     let weights = config.parameter_count().saturating_mul(room.storage.bytes() as u64);
     let free = available_memory().saturating_sub(weights);
-    let fit = fit(room, config.max_positions, page_bytes, free)?;
+    let (fit, tokens, programs) = plan(config, room, page_bytes, free, machine)?;
     warn(&fit.warning);
     let Fit { cache, context, .. } = fit;
-    let least = room.sequences.max(TOKENS.min(context.saturating_mul(room.sequences)));
-    let tokens = room.tokens.unwrap_or(least);
-    if tokens < room.sequences {
-        let n = room.sequences;
-        let line = format!("{tokens} tokens a step are too few for {n} sequences, each of which takes one");
-        return Err(format!("{line}; give more --max-batch-tokens or fewer --max-seqs").into());
-    }
-    let program = Program::paged(tokens as u64, room.sequences as u64, cache);
-    let fidelity = room.fidelity.unwrap_or_else(|| served_fidelity(config));
-    let planned = plan_within(config, &program, room.storage, machine, fidelity)?;
-    planned.check_memory().map_err(with_remedy)?;
+    programs.first.check_memory().map_err(with_remedy)?;
     let kv = KvCache::new(config, cache, room.storage)?;
     let mut progress = Progress::new("loading weights");
-    let session =
-        model.start_over(planned, kv.buffers(), machine, &mut |done, all| progress.set(done, all))?;
-    Ok(PagedModel::new(session, cache, [config.vocab_size, context, tokens, room.sequences]))
+    let (session, answers) =
+        programs.start(model, kv.buffers(), machine, &mut |done, all| progress.set(done, all))?;
+    let sizes = [config.vocab_size, context, tokens, room.sequences];
+    Ok(PagedModel::new(session, answers, cache, sizes))
+}
+
+/// Pages that fit the memory beside the weights, tokens of a step, and programs for these. What a second program takes of the
+/// `free` bytes is known only of a plan: where it leaves fewer pages, it is planned for these.
+fn plan(
+    config: &ModelConfig,
+    room: &Room,
+    page_bytes: u64,
+    free: u64,
+    machine: &Machine,
+) -> Result<(Fit, usize, Programs), Failure> {
+    let fidelity = room.fidelity.unwrap_or_else(|| served_fidelity(config));
+    let fit_beside = |bytes: u64| fit(room, config.max_positions, page_bytes, free.saturating_sub(bytes));
+    let (mut beside, mut fit) = (0, fit_beside(0)?);
+    loop {
+        let least = room.sequences.max(TOKENS.min(fit.context.saturating_mul(room.sequences)));
+        let tokens = room.tokens.unwrap_or(least);
+        if tokens < room.sequences {
+            let n = room.sequences;
+            let line =
+                format!("{tokens} tokens a step are too few for {n} sequences, each of which takes one");
+            return Err(format!("{line}; give more --max-batch-tokens or fewer --max-seqs").into());
+        }
+        let sizes = [tokens as u64, room.sequences as u64];
+        let programs = Programs::plan(config, sizes, fit.cache, room.storage, machine, fidelity)?;
+        // It only grows, so that this ends.
+        beside = programs.bytes_beside()?.max(beside);
+        let again = fit_beside(beside)?;
+        if again.cache == fit.cache {
+            return Ok((fit, tokens, programs));
+        }
+        fit = again;
+    }
 }
 
 /// The same error, with a remedy that there is here.

@@ -37,7 +37,7 @@ fn start(machine: &Machine, pages: usize, sequences: usize, settings: Settings) 
     let kv = KvCache::new(&config, cache, DType::F32).unwrap();
     let model = Model::fresh(config, vec![], 3);
     let session = model.start_over(planned, kv.buffers(), machine, &mut |_, _| {}).unwrap();
-    let model = PagedModel::new(session, cache, [320, 128, 48, sequences]);
+    let model = PagedModel::new(session, None, cache, [320, 128, 48, sequences]);
     Engine::start(model, &Settings { eos: vec![EOS], ..settings }).unwrap()
 }
 

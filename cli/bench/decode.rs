@@ -5,11 +5,12 @@ use crate::failure::{Failure, warn};
 use crate::greedy::choose;
 use crate::machine::Machine;
 use crate::measure::{after_warm_up, rounded};
-use crate::model::{Model, check_sizes, plan_within, read_config, served_fidelity};
+use crate::model::{Model, check_sizes, read_config, served_fidelity};
 use crate::peaks::Peaks;
+use crate::programs::Programs;
 use crate::progress::Progress;
 use crate::run::profile_table;
-use astrai_builders::{Cache, Program};
+use astrai_builders::Cache;
 use astrai_runtime::Session;
 use astrai_serve::cache::KvCache;
 use astrai_serve::pages::Page;
@@ -26,6 +27,8 @@ const CHUNK: u64 = 512;
 /// Sequences that are continued greedily.
 struct Decoding {
     session: Session,
+    /// Of the program for tokens of answers.
+    answers: Option<Session>,
     batch: StepBatch,
     /// Pages of each sequence.
     pages: Vec<Vec<Page>>,
@@ -44,9 +47,9 @@ impl Decoding {
                 let tokens: Vec<u32> = at.map(|i| (draw(i) % vocab as u64) as u32).collect();
                 self.batch.clear();
                 self.batch.push(&tokens, first, &self.pages[s], self.bounds)?;
-                self.run()?;
+                self.run(false)?;
             }
-            self.next[s] = self.best(0)?;
+            self.next[s] = self.best(false, 0)?;
         }
         Ok(())
     }
@@ -58,23 +61,29 @@ impl Decoding {
             for (pages, next) in self.pages.iter().zip(&self.next) {
                 self.batch.push(&[*next], done, pages, self.bounds)?;
             }
-            self.run()?;
+            self.run(true)?;
             for s in 0..self.pages.len() {
-                self.next[s] = self.best(s)?;
+                self.next[s] = self.best(true, s)?;
             }
         }
         Ok(())
     }
 
-    fn run(&mut self) -> Result<(), Failure> {
-        let inputs = self.batch.inputs(self.session.inputs());
-        Ok(self.session.execute(&inputs)?)
+    /// The session of the program that computes tokens of answers, or of prompts.
+    fn session(&mut self, answers: bool) -> &mut Session {
+        self.answers.as_mut().filter(|_| answers).unwrap_or(&mut self.session)
+    }
+
+    fn run(&mut self, answers: bool) -> Result<(), Failure> {
+        let session = self.answers.as_mut().filter(|_| answers).unwrap_or(&mut self.session);
+        let inputs = self.batch.inputs(session.inputs());
+        Ok(session.execute(&inputs)?)
     }
 
     /// The token of the largest logit of a row of the last run.
-    fn best(&mut self, row: usize) -> Result<u32, Failure> {
+    fn best(&mut self, answers: bool, row: usize) -> Result<u32, Failure> {
         let [vocab, _] = self.bounds;
-        let logits = self.session.floats_mut(0).and_then(|all| all.chunks_exact(vocab).nth(row));
+        let logits = self.session(answers).floats_mut(0).and_then(|all| all.chunks_exact(vocab).nth(row));
         let logits = logits.ok_or("the program's first result is not the logits")?;
         let best = choose(logits.iter().copied()).ok_or("the logits are not all finite numbers")?;
         Ok(best.token as u32)
@@ -95,19 +104,19 @@ impl Bench {
         let cache = Cache { page: Cache::PAGE, pages: table * batch as usize, table };
         let chunk = seq.min(CHUNK);
         let fidelity = self.fidelity.asked().unwrap_or_else(|| served_fidelity(&config));
-        let program = Program::paged(chunk.max(batch), batch, cache);
-        let planned = plan_within(&config, &program, storage, machine, fidelity)?;
+        let sizes = [chunk.max(batch), batch];
+        let programs = Programs::plan(&config, sizes, cache, storage, machine, fidelity)?;
         // The least that a step takes: one token of each sequence.
         let size = |s: &str| match s {
             "context" => Some(cache.pages as u64),
             _ => matches!(s, "tokens" | "sequences").then_some(batch),
         };
-        let costs = costs(&planned, &size)?;
+        let costs = costs(programs.answers.as_ref().unwrap_or(&programs.first), &size)?;
         let kv = KvCache::new(&config, cache, storage)?;
         let model = Model::fresh(config, vec![], 0);
         let mut progress = Progress::new("making weights");
-        let session =
-            model.start_over(planned, kv.buffers(), machine, &mut |done, all| progress.set(done, all))?;
+        let (session, answers) =
+            programs.start(&model, kv.buffers(), machine, &mut |done, all| progress.set(done, all))?;
         drop(progress);
         // Neighbours in a sequence are far apart in memory, as after many requests.
         let page = |s: usize, i: usize| (i * batch as usize + s) as Page;
@@ -117,7 +126,7 @@ impl Bench {
             false => StepBatch::new(cache.page, cache.table),
         };
         let (next, bounds) = (vec![0; batch as usize], [vocab, cache.pages]);
-        let mut decoding = Decoding { session, batch: batched, pages, next, bounds };
+        let mut decoding = Decoding { session, answers, batch: batched, pages, next, bounds };
         decoding.prefill(seq as usize, chunk as usize)?;
         let first = decoding.next.clone();
         let mut again = || {
@@ -136,9 +145,9 @@ impl Bench {
         }
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
-            decoding.session.start_profile();
+            decoding.session(true).start_profile();
             decoding.decode(seq as usize, new as usize)?;
-            let rows = decoding.session.take_profile().unwrap_or_default().by_kernel();
+            let rows = decoding.session(true).take_profile().unwrap_or_default().by_kernel();
             eprint!("\n{}", profile_table(&rows));
         }
         Ok(())

@@ -4,9 +4,10 @@ use super::{Bench, SEQ, draw};
 use crate::failure::{Failure, warn};
 use crate::machine::Machine;
 use crate::measure::{Seconds, rounded};
-use crate::model::{Model, check_sizes, plan_within, read_config, served_fidelity};
+use crate::model::{Model, check_sizes, read_config, served_fidelity};
+use crate::programs::Programs;
 use crate::progress::Progress;
-use astrai_builders::{Cache, Program};
+use astrai_builders::Cache;
 use astrai_serve::cache::KvCache;
 use astrai_serve::engine::{End, Engine, Handle, Settings};
 use astrai_serve::paged::PagedModel;
@@ -159,15 +160,14 @@ impl Bench {
         let cache = Cache { page: Cache::PAGE, pages: table * load.clients as usize, table };
         let tokens = load.prompt.min(CHUNK).max(load.clients);
         let fidelity = self.fidelity.asked().unwrap_or_else(|| served_fidelity(&config));
-        let program = Program::paged(tokens, load.clients, cache);
-        let planned = plan_within(&config, &program, storage, machine, fidelity)?;
+        let programs = Programs::plan(&config, [tokens, load.clients], cache, storage, machine, fidelity)?;
         let kv = KvCache::new(&config, cache, storage)?;
         let sizes = [config.vocab_size, positions, tokens as usize, load.clients as usize];
         let model = Model::fresh(config, vec![], 0);
         let mut progress = Progress::new("making weights");
-        let session =
-            model.start_over(planned, kv.buffers(), machine, &mut |done, all| progress.set(done, all))?;
-        let model = PagedModel::new(session, cache, sizes);
+        let (session, answers) =
+            programs.start(&model, kv.buffers(), machine, &mut |done, all| progress.set(done, all))?;
+        let model = PagedModel::new(session, answers, cache, sizes);
         let queue = load.clients as usize;
         let settings = Settings { prefix_cache: false, queue, ..Settings::default() };
         Engine::start(model, &settings).map_err(|e| e.to_string().into())

@@ -228,13 +228,29 @@ impl Program {
 
     /// Refuses a program that needs more memory than the machine has left, before anything is loaded.
     pub fn check_memory(&self) -> Result<(), Error> {
-        self.check_memory_beside(&Buffers::new())
+        self.check_memory_beside(&Buffers::new(), None)
     }
 
-    /// [`check_memory`](Self::check_memory) of what is not in memory yet: weights in these buffers are.
-    pub(crate) fn check_memory_beside(&self, buffers: &Buffers) -> Result<(), Error> {
-        let fresh = self.plan.weights.iter().filter(|w| buffers.get(&w.weight.name).is_none());
-        let weights: u64 = fresh.map(weight_bytes).sum();
+    /// Bytes of memory that a session of this program takes beside one of the other.
+    pub fn bytes_beside(&self, other: &Program) -> Result<u64, Error> {
+        Ok(self.fresh_weights(&Buffers::new(), Some(other)).saturating_add(self.arena_bytes()?))
+    }
+
+    /// Bytes of the weights that are not in memory yet, where these buffers and the other program's weights are.
+    pub(crate) fn fresh_weights(&self, buffers: &Buffers, other: Option<&Program>) -> u64 {
+        let known = |w: &PlannedWeight| {
+            buffers.get(&w.weight.name).is_some() || other.is_some_and(|o| o.plan.weights.contains(w))
+        };
+        self.plan.weights.iter().filter(|w| !known(w)).map(weight_bytes).sum()
+    }
+
+    /// [`check_memory`](Self::check_memory) of what is not in memory yet: weights in these buffers and of the other program are.
+    pub(crate) fn check_memory_beside(
+        &self,
+        buffers: &Buffers,
+        other: Option<&Program>,
+    ) -> Result<(), Error> {
+        let weights = self.fresh_weights(buffers, other);
         let (need, have) = (weights.saturating_add(self.arena_bytes()?), available_memory());
         if need <= have {
             return Ok(());

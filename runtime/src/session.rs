@@ -60,8 +60,12 @@ pub struct Session {
     inputs: Vec<(String, Type)>,
     arena: Memory,
     scratch: Memory,
-    /// Address of each weight of the plan, in `owned` or in `shared`.
+    /// Address of each weight of the plan, in `packed` or in `shared`.
     weights: Vec<*mut u8>,
+    /// Memory of each weight of the plan, where it has some of its own; sessions beside one another share it.
+    packed: Vec<Option<Arc<Memory>>>,
+    /// Kernels by name, for sessions beside this one.
+    loaded: HashMap<String, Loaded>,
     owned: Vec<Memory>,
     /// Memory that outlives runs, and what of it the program uses.
     buffers: Buffers,
@@ -100,8 +104,8 @@ pub struct Tools<'a> {
     pub cache: &'a KernelCache,
 }
 
-// SAFETY: the raw addresses in `launches` and `weights` point into memory that the session owns or keeps alive in `shared`,
-// which it touches only in its turn.
+// SAFETY: the raw addresses in `launches` and `weights` point into memory that the session owns, or keeps alive in `packed`,
+// which nobody writes once it is filled, or in `shared`, which it touches only in its turn.
 unsafe impl Send for Session {}
 
 impl Session {
@@ -129,13 +133,47 @@ impl Session {
         target: &Target,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, Error> {
+        program.check_memory_beside(buffers, None)?;
+        let mut session = Session::empty(program, buffers, pool, tools.is_some(), target)?;
+        match tools {
+            None => session.interpreted = Some(session.whole_weights(source)?),
+            Some(tools) => session.start(source, tools, None, progress)?,
+        }
+        Ok(session)
+    }
+
+    /// A session of another program of the same model over the same memory, on the same threads. Weights that both programs read
+    /// alike lie in memory once, kernels that both have are built once; `source` is asked for the rest. Runs of the two take
+    /// turns; each keeps its results until its own next run.
+    ///
+    /// # Errors
+    /// As [`over`](Self::over).
+    pub fn beside(
+        &self,
+        program: Arc<Program>,
+        source: &dyn WeightSource,
+        tools: Tools,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Session, Error> {
+        program.check_memory_beside(&self.buffers, Some(&self.program))?;
+        let mut session = Session::empty(program, &self.buffers, self.pool.clone(), true, &self.target)?;
+        session.start(source, tools, Some(self), progress)?;
+        Ok(session)
+    }
+
+    /// A session that has its memory, but no weights and no kernels yet.
+    fn empty(
+        program: Arc<Program>,
+        buffers: &Buffers,
+        pool: Arc<Pool>,
+        kernels: bool,
+        target: &Target,
+    ) -> Result<Session, Error> {
         if program.plan.regions.iter().any(|r| r.anchor == Anchor::Collective) {
             let line =
                 "the program is one rank's of several, which can only be planned; compile it without a mesh";
             return Err(Error::Input(line.into()));
         }
-        program.check_memory_beside(buffers)?;
-        let kernels = tools.is_some();
         let room = |bytes: u64| Memory::zeroed(if kernels { bytes as usize } else { 0 });
         let inputs = inputs(&program);
         let mut session = Session {
@@ -150,6 +188,8 @@ impl Session {
             pool,
             launches: vec![],
             weights: vec![],
+            packed: vec![],
+            loaded: HashMap::new(),
             owned: vec![],
             buffers: buffers.clone(),
             shared: vec![],
@@ -168,16 +208,25 @@ impl Session {
             bound: Addresses(vec![]),
         };
         session.share()?;
-        match tools {
-            None => session.interpreted = Some(session.whole_weights(source)?),
-            Some(tools) => {
-                let kernels: Vec<_> = session.program.kernels.iter().flatten().collect();
-                let loaded = tools.cache.load(tools.compiler, &kernels, session.pool.threads())?;
-                session.load_weights(source, progress)?;
-                session.bind(&loaded)?;
-            }
-        }
         Ok(session)
+    }
+
+    /// Loads kernels and weights that no session beside it has, and binds every launch.
+    fn start(
+        &mut self,
+        source: &dyn WeightSource,
+        tools: Tools,
+        beside: Option<&Session>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), Error> {
+        let program = self.program.clone();
+        let known = |name: &str| beside.and_then(|b| b.loaded.get(name));
+        let kernels = || program.kernels.iter().flatten();
+        let fresh: Vec<_> = kernels().filter(|k| known(&k.name).is_none()).collect();
+        self.loaded = tools.cache.load(tools.compiler, &fresh, self.pool.threads())?;
+        self.loaded.extend(kernels().filter_map(|k| Some((k.name.clone(), known(&k.name)?.clone()))));
+        self.load_weights(source, beside, progress)?;
+        self.bind()
     }
 
     /// Keeps the buffers of the program's states.

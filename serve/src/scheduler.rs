@@ -1,5 +1,5 @@
 //! Which tokens of which sequences the next step computes. In: sequences that come, go, and gain a token. Out: a
-//! [`StepBatch`] for the model. A pure state machine without threads or clocks, so that every decision can be replayed and
+//! [`StepBatch`] for each of the model's programs. A pure state machine without threads or clocks, so that every decision can be replayed and
 //! proved.
 //!
 //! A sequence waits or runs. It runs with pages for all its tokens; it is admitted only if these are there, and a page more
@@ -11,6 +11,10 @@
 //!
 //! Siblings (the choices of one request) share the full pages of their prompt; each computes the rest of it itself, so
 //! that nobody writes where another reads.
+//!
+//! Where tokens of answers have a program of their own, a sequence is in a step with tokens of its prompt or with tokens of its
+//! answer, never both, and all the latter together are at most as many as sequences may run. Which of the two a token is hangs on
+//! the sequence alone, also when its answer is computed anew.
 
 pub mod batch;
 #[cfg(test)]
@@ -37,6 +41,8 @@ pub struct Bounds {
     pub table: usize,
     /// Pages hold latents: steps list the pages in use.
     pub latents: bool,
+    /// Tokens of answers are computed apart from those of prompts, at most `sequences` of them in one step.
+    pub apart: bool,
 }
 
 /// A sequence that arrives.
@@ -71,6 +77,8 @@ pub struct Row {
     pub tokens: usize,
     /// Whether these are all it has, so that the logits are those of its next token.
     pub complete: bool,
+    /// Whether they are computed apart, as tokens of an answer.
+    pub apart: bool,
 }
 
 /// Counters for metrics.
@@ -84,6 +92,8 @@ pub struct Counters {
     pub cache_hits: u64,
     /// Tokens computed.
     pub computed: u64,
+    /// Of these, tokens of answers that were computed apart.
+    pub apart: u64,
 }
 
 #[derive(Debug)]
@@ -102,6 +112,14 @@ impl Sequence {
     fn rank(&self) -> (i32, u64, u32) {
         (self.priority, self.id.request, self.id.index)
     }
+}
+
+/// Tokens that a step may still take.
+struct Budget {
+    /// Of all kinds.
+    tokens: usize,
+    /// Of those computed apart.
+    apart: usize,
 }
 
 /// Why a waiting sequence stays where it is.
@@ -125,7 +143,8 @@ pub struct Scheduler {
     /// The first that waits, and the releases of pages when it did not fit.
     stuck: Option<(SequenceId, u64)>,
     rows: Vec<Row>,
-    batch: StepBatch,
+    /// Of rows that are not computed apart, and of those that are.
+    batches: [StepBatch; 2],
     counters: Counters,
 }
 
@@ -141,10 +160,10 @@ impl Scheduler {
             running: Vec::new(),
             stuck: None,
             rows: Vec::new(),
-            batch: match bounds.latents {
+            batches: [(); 2].map(|()| match bounds.latents {
                 true => StepBatch::of_latents(bounds.page_size, bounds.table),
                 false => StepBatch::new(bounds.page_size, bounds.table),
-            },
+            }),
             counters: Counters::default(),
         }
     }
@@ -157,7 +176,10 @@ impl Scheduler {
             self.slots.push(None);
         }
         let id = SequenceId { slot, request, index };
-        let tokens = Tokens::new(prompt, self.bounds.page_size);
+        let mut tokens = Tokens::new(prompt, self.bounds.page_size);
+        if self.bounds.apart {
+            tokens = tokens.apart();
+        }
         let sequence = Sequence { id, priority, tokens, computed: 0, table: Table::default(), cached: None };
         self.slots[slot as usize] = Some(sequence);
         self.wait(slot);
@@ -179,28 +201,31 @@ impl Scheduler {
         self.stuck = None;
     }
 
-    /// What the next step computes; nothing if there is nothing to compute.
-    pub fn plan(&mut self) -> Option<&StepBatch> {
+    /// What the next step computes, by program; nothing if there is nothing to compute.
+    pub fn plan(&mut self) -> Option<[&StepBatch; 2]> {
         self.rows.clear();
         let preempted = self.grow();
-        let mut budget = self.bounds.tokens;
+        let mut budget = Budget { tokens: self.bounds.tokens, apart: self.bounds.sequences };
         // Those with one token left first: nobody waits for another's prompt.
         for decode in [true, false] {
             for at in 0..self.running.len() {
                 let left = self.left(self.running[at]);
-                if left > 0 && budget > 0 && (left == 1) == decode {
-                    budget -= self.schedule(self.running[at], budget);
+                if left > 0 && budget.tokens > 0 && (left == 1) == decode {
+                    self.schedule(self.running[at], &mut budget);
                 }
             }
         }
         if !preempted {
-            self.admit(budget);
+            self.admit(&mut budget);
+        }
+        if self.bounds.apart {
+            self.rows.sort_unstable_by_key(|row| row.apart);
         }
         self.fill();
-        if self.rows.is_empty() { None } else { Some(&self.batch) }
+        if self.rows.is_empty() { None } else { Some(self.batches.each_ref()) }
     }
 
-    /// What the last plan holds for each sequence.
+    /// What the last plan holds for each sequence, the first batch's before the second's.
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }
@@ -214,6 +239,7 @@ impl Scheduler {
                 continue;
             }
             self.counters.computed += row.tokens as u64;
+            self.counters.apart += if row.apart { row.tokens as u64 } else { 0 };
             sequence.computed += row.tokens;
             self.pages.publish(&mut sequence.table, &mut sequence.tokens, sequence.computed);
             if let Some(token) = token.filter(|_| row.complete) {
@@ -292,18 +318,29 @@ impl Scheduler {
         self.wait(slot);
     }
 
-    /// Puts a running sequence into the batch; gives the number of its tokens.
-    fn schedule(&mut self, slot: u32, budget: usize) -> usize {
-        let Some(sequence) = &self.slots[slot as usize] else { return 0 };
+    /// Puts as many tokens of a running sequence into the step as the budget allows.
+    fn schedule(&mut self, slot: u32, budget: &mut Budget) {
+        let Some(sequence) = &self.slots[slot as usize] else { return };
         let left = sequence.tokens.len() - sequence.computed;
-        let tokens = left.min(budget);
-        self.rows.push(Row { id: sequence.id, tokens, complete: tokens == left });
-        tokens
+        let of_prompt = sequence.tokens.prompt().saturating_sub(sequence.computed);
+        let apart = self.bounds.apart && of_prompt == 0;
+        let most = match (self.bounds.apart, apart) {
+            (true, true) => budget.apart,
+            (true, false) => of_prompt,
+            (false, _) => left,
+        };
+        let tokens = left.min(most).min(budget.tokens);
+        if tokens == 0 {
+            return;
+        }
+        self.rows.push(Row { id: sequence.id, tokens, complete: tokens == left, apart });
+        budget.tokens -= tokens;
+        budget.apart -= if apart { tokens } else { 0 };
     }
 
-    fn admit(&mut self, mut budget: usize) {
+    fn admit(&mut self, budget: &mut Budget) {
         let (mut at, mut later) = (0, None);
-        while at < self.waiting.len() && self.running.len() < self.bounds.sequences && budget > 0 {
+        while at < self.waiting.len() && self.running.len() < self.bounds.sequences && budget.tokens > 0 {
             let slot = self.waiting[at];
             let request = self.slots[slot as usize].as_ref().map(|s| s.id.request);
             // What one sibling waits for, all of them wait for.
@@ -316,7 +353,7 @@ impl Scheduler {
                     let rank = self.rank(slot);
                     let place = self.running.partition_point(|&s| self.rank(s) < rank);
                     self.running.insert(place, slot);
-                    budget -= self.schedule(slot, budget);
+                    self.schedule(slot, budget);
                 }
             }
         }
@@ -373,13 +410,15 @@ impl Scheduler {
         family.reduce(|best, one| if one.1 > best.1 { one } else { best })
     }
 
-    /// Writes the batch of the rows.
+    /// Writes the batches of the rows.
     fn fill(&mut self) {
-        self.batch.expect(self.rows.len());
+        let first = self.rows.partition_point(|row| !row.apart);
+        self.batches[0].expect(first);
+        self.batches[1].expect(self.rows.len() - first);
         for row in &self.rows {
             if let Some(s) = self.slots[row.id.slot as usize].as_ref() {
                 let tokens = (s.computed..s.computed + row.tokens).map(|at| s.tokens.get(at));
-                self.batch.append(tokens, s.computed, s.table.pages());
+                self.batches[usize::from(row.apart)].append(tokens, s.computed, s.table.pages());
             }
         }
     }

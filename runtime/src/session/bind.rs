@@ -3,14 +3,12 @@
 
 use super::{Launch, Session, Spot};
 use crate::Error;
-use crate::cc::Loaded;
 use crate::memory::Memory;
 use astrai_ir::plan::{Body, Buffer, Place, Step};
-use std::collections::HashMap;
 use std::sync::Arc;
 
 impl Session {
-    pub(crate) fn bind(&mut self, loaded: &HashMap<String, Loaded>) -> Result<(), Error> {
+    pub(crate) fn bind(&mut self) -> Result<(), Error> {
         let program = self.program.clone();
         let plan = &program.plan;
         let base = self.arena.address();
@@ -30,7 +28,7 @@ impl Session {
             match step {
                 Step::Run { region, reads, writes, origin, .. } => {
                     let spots = reads.iter().chain(writes).map(|b| main[*b]).collect();
-                    self.add(*region, spots, origin.clone(), loaded);
+                    self.add(*region, spots, origin.clone());
                 }
                 Step::Call { body, args, results, origin } => {
                     let inner = &plan.bodies[*body];
@@ -46,7 +44,7 @@ impl Session {
                     for s in &inner.steps {
                         if let Step::Run { region, reads, writes, origin: at, .. } = s {
                             let bound = reads.iter().chain(writes).map(|b| spots[*b]).collect();
-                            self.add(*region, bound, format!("{origin}.{at}").into(), loaded);
+                            self.add(*region, bound, format!("{origin}.{at}").into());
                         }
                     }
                 }
@@ -63,8 +61,8 @@ impl Session {
         }
     }
 
-    fn add(&mut self, region: usize, spots: Vec<Spot>, origin: Arc<str>, loaded: &HashMap<String, Loaded>) {
-        let kernel = self.program.kernels[region].as_ref().and_then(|k| loaded.get(&k.name).cloned());
+    fn add(&mut self, region: usize, spots: Vec<Spot>, origin: Arc<str>) {
+        let kernel = self.program.kernels[region].as_ref().and_then(|k| self.loaded.get(&k.name).cloned());
         let led_by = |spots: &[Spot]| -> Vec<Spot> {
             let buffers = self.bounds[region].iter().flat_map(|b| b.buffers());
             buffers.map(|b| spots[b]).collect()

@@ -10,19 +10,23 @@ use crate::pack::{pack, pack_matrices, pack_on};
 use crate::pool::Pool;
 use crate::weigh::WeightSource;
 use astrai_ir::ops::{Op, Weight};
+use astrai_ir::plan::PlannedWeight;
 use astrai_ir::{Layout, Precision, Sizes, Tensor, Type, eval};
 use astrai_passes::Derived;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 impl Session {
-    /// Packs every weight, one checkpoint tensor at a time, in the order in which the plan lists them.
+    /// Packs every weight that no session beside it has, one checkpoint tensor at a time, in the order in which the plan lists
+    /// them.
     pub(super) fn load_weights(
         &mut self,
         source: &dyn WeightSource,
+        beside: Option<&Session>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), Error> {
         let program = self.program.clone();
-        let total: u64 = program.plan.weights.iter().map(weight_bytes).sum();
+        let total = program.fresh_weights(&self.buffers, beside.map(|b| b.program()));
         let mut done = 0;
         for w in &program.plan.weights {
             if let Some(b) = self.buffers.get(&w.weight.name) {
@@ -34,7 +38,13 @@ impl Session {
                     )));
                 }
                 self.weights.push(b.address());
+                self.packed.push(None);
                 self.shared.push(b.clone());
+                continue;
+            }
+            if let Some(memory) = beside.and_then(|b| b.packed_as(w)) {
+                self.weights.push(memory.address());
+                self.packed.push(Some(memory));
                 continue;
             }
             let mut memory = Memory::zeroed(weight_bytes(w) as usize)?;
@@ -45,9 +55,24 @@ impl Session {
             done += memory.len() as u64;
             progress(done.min(total), total);
             self.weights.push(memory.address());
-            self.owned.push(memory);
+            self.packed.push(Some(Arc::new(memory)));
         }
         Ok(())
+    }
+
+    /// The memory of a weight, where this session has it in the same layout.
+    fn packed_as(&self, w: &PlannedWeight) -> Option<Arc<Memory>> {
+        let at = self.program.plan.weights.iter().position(|own| own == w)?;
+        self.packed.get(at)?.clone()
+    }
+
+    /// Bytes of the weights that this session alone holds, and of those that one beside it shares.
+    pub fn weight_bytes(&self) -> [u64; 2] {
+        let mut bytes = [0; 2];
+        for memory in self.packed.iter().flatten() {
+            bytes[usize::from(Arc::strong_count(memory) > 1)] += memory.len() as u64;
+        }
+        bytes
     }
 
     /// Weights as the interpreter takes them: whole buffers by name.

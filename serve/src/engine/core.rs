@@ -103,8 +103,8 @@ impl<M: Model> Core<M> {
         shared: Arc<Shared>,
     ) -> Core<M> {
         let Sizes { page_size, pages, tokens, sequences, vocabulary, .. } = sizes;
-        let bounds =
-            Bounds { page_size, pages, tokens, sequences, table: model.table(), latents: model.latents() };
+        let (table, latents, apart) = (model.table(), model.latents(), model.apart());
+        let bounds = Bounds { page_size, pages, tokens, sequences, table, latents, apart };
         let scheduler = Scheduler::new(bounds, secret);
         let pool = model.pool();
         let threads = pool.as_ref().map_or(1, |p| p.threads());
@@ -238,17 +238,19 @@ impl<M: Model> Core<M> {
 
     fn step(&mut self) -> Result<(), String> {
         let begun = Instant::now();
-        let Some(batch) = self.scheduler.plan() else {
+        let Some(batches) = self.scheduler.plan() else {
             return Err("the scheduler has sequences but no step for them; please report this".into());
         };
-        let logits = self.model.step(batch).map_err(|e| format!("the model failed: {e}"))?;
+        let logits = self.model.step(batches).map_err(|e| format!("the model failed: {e}"))?;
         let (rows, vocabulary) = (self.scheduler.rows(), self.vocabulary);
-        if logits.len() != rows.len() * vocabulary {
+        let given: usize = logits.iter().map(|l| l.len()).sum();
+        if given != rows.len() * vocabulary || logits.iter().any(|l| l.len() % vocabulary != 0) {
             let n = rows.len();
-            return Err(format!("the model gave {} logits, not {n} rows of {vocabulary}", logits.len()));
+            return Err(format!("the model gave {given} logits, not {n} rows of {vocabulary}"));
         }
         let mut draws = Vec::with_capacity(rows.len());
-        for (row, logits) in rows.iter().zip(logits.chunks_exact_mut(vocabulary)) {
+        let logits = logits.into_iter().flat_map(|l| l.chunks_exact_mut(vocabulary));
+        for (row, logits) in rows.iter().zip(logits) {
             let Some(active) = self.requests.get_mut(&row.id.request) else {
                 return Err("a sequence without a request; please report this".into());
             };

@@ -25,8 +25,10 @@ pub type Fault = Box<dyn FnMut(u64) -> Result<(), ModelError> + Send>;
 
 pub struct Fake {
     sizes: Sizes,
+    /// Tokens of answers have a program of their own, which gives other numbers.
+    apart: bool,
     memory: Vec<u64>,
-    logits: Vec<f32>,
+    logits: [Vec<f32>; 2],
     steps: u64,
     fault: Fault,
     /// If there, each step waits for a message, or for the sender to go.
@@ -73,8 +75,9 @@ impl Fake {
         let memory = vec![u64::MAX; sizes.pages * sizes.page_size];
         Fake {
             sizes,
+            apart: false,
             memory,
-            logits: Vec::new(),
+            logits: Default::default(),
             steps: 0,
             fault: Box::new(|_| Ok(())),
             gate: None,
@@ -91,15 +94,20 @@ impl Fake {
         Fake { pool: Some(Arc::new(Pool::new(threads).unwrap())), ..Fake::new(sizes) }
     }
 
+    /// One with a second program for tokens of answers.
+    pub fn apart(sizes: Sizes) -> Fake {
+        Fake { apart: true, ..Fake::new(sizes) }
+    }
+
     pub fn gated(sizes: Sizes, gate: Receiver<()>) -> Fake {
         Fake { gate: Some(gate), ..Fake::new(sizes) }
     }
 
-    fn check(&self, batch: &Lists) {
+    fn check(&self, batch: &Lists, of_answers: bool) {
         let Sizes { page_size, pages, positions, tokens, sequences, .. } = self.sizes;
         let n = batch.lens.len();
         let count = batch.input_ids.len();
-        assert!(n > 0 && n <= sequences && count <= tokens);
+        assert!(n > 0 && n <= sequences && count <= if of_answers { sequences } else { tokens });
         let lengths = (batch.starts.len(), batch.last.len(), batch.positions.len(), batch.slots.len());
         assert_eq!(lengths, (n + 1, n, count, count));
         assert_eq!(batch.tables.len(), n * batch.table);
@@ -116,25 +124,26 @@ impl Fake {
     }
 }
 
-impl Model for Fake {
-    fn sizes(&self) -> Sizes {
-        self.sizes
-    }
+/// What the KV entry of a token hashes beside those before it.
+fn entry(token: u64, of_answers: bool) -> u64 {
+    token | u64::from(of_answers) << 32
+}
 
-    fn pool(&self) -> Option<Arc<Pool>> {
-        self.pool.clone()
-    }
-
-    fn step(&mut self, batch: &StepBatch) -> Result<&mut [f32], ModelError> {
-        if let Some(gate) = &self.gate {
-            let _ = gate.recv_timeout(Duration::from_secs(20));
-        }
-        (self.fault)(self.steps)?;
-        self.steps += 1;
-        let batch = &Lists::of(batch, self.table());
-        self.check(batch);
+impl Fake {
+    fn compute(&mut self, batch: &StepBatch, of_answers: bool) {
+        let logits = &mut std::mem::take(&mut self.logits[usize::from(of_answers)]);
         let (size, vocabulary) = (self.sizes.page_size, self.sizes.vocabulary);
-        self.logits.resize(batch.lens.len() * vocabulary, 0.0);
+        logits.resize(batch.sequences() * vocabulary, 0.0);
+        if batch.sequences() > 0 {
+            let batch = &Lists::of(batch, self.table());
+            self.check(batch, of_answers);
+            self.fill_all(batch, of_answers, logits, size);
+        }
+        std::mem::swap(&mut self.logits[usize::from(of_answers)], logits);
+    }
+
+    fn fill_all(&mut self, batch: &Lists, of_answers: bool, logits: &mut [f32], size: usize) {
+        let vocabulary = self.sizes.vocabulary;
         for s in 0..batch.lens.len() {
             let table = &batch.tables[s * batch.table..][..batch.table];
             let slot = |position: usize| table[position / size] as usize * size + position % size;
@@ -148,19 +157,51 @@ impl Model for Fake {
                     (slot(position), batch.positions[from] as usize + row - from)
                 );
                 let before = if position == 0 { 0 } else { self.memory[slot(position - 1)] };
-                self.memory[slot(position)] = mix(before, batch.input_ids[row] as u64);
+                self.memory[slot(position)] = mix(before, entry(batch.input_ids[row] as u64, of_answers));
             }
             let keys = (0..batch.lens[s] as usize).map(|p| self.memory[slot(p)]);
             let state = keys.fold(1, mix);
-            fill(&mut self.logits[s * vocabulary..][..vocabulary], state, batch.input_ids[to - 1] as u32);
+            fill(&mut logits[s * vocabulary..][..vocabulary], state, batch.input_ids[to - 1] as u32);
         }
-        Ok(&mut self.logits)
+    }
+}
+
+impl Model for Fake {
+    fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    fn apart(&self) -> bool {
+        self.apart
+    }
+
+    fn pool(&self) -> Option<Arc<Pool>> {
+        self.pool.clone()
+    }
+
+    fn step(&mut self, batches: [&StepBatch; 2]) -> Result<[&mut [f32]; 2], ModelError> {
+        if let Some(gate) = &self.gate {
+            let _ = gate.recv_timeout(Duration::from_secs(20));
+        }
+        (self.fault)(self.steps)?;
+        self.steps += 1;
+        assert!(batches[0].sequences() + batches[1].sequences() <= self.sizes.sequences);
+        assert!(batches[0].tokens() + batches[1].tokens() <= self.sizes.tokens);
+        assert!(self.apart || batches[1].sequences() == 0);
+        self.compute(batches[0], false);
+        self.compute(batches[1], true);
+        Ok(self.logits.each_mut().map(|l| &mut l[..]))
     }
 }
 
 /// What a choice of a request must be, computed alone and without pages: tokens up to and with the last, or `None` after
 /// them if its logits become NaN.
 pub fn expected(request: &Request, index: u32, eos: &[u32]) -> (Vec<u32>, bool) {
+    expected_of(request, index, eos, false)
+}
+
+/// The same of a model whose tokens of answers are computed apart.
+pub fn expected_of(request: &Request, index: u32, eos: &[u32], apart: bool) -> (Vec<u32>, bool) {
     let context = SIZES.context().max(request.prompt.len() + request.sampling.max_tokens.unwrap_or(0));
     let limits = Limits { vocabulary: SIZES.vocabulary, context };
     let Request { prompt, sampling, .. } = request.clone().checked(limits).unwrap();
@@ -174,8 +215,8 @@ pub fn expected(request: &Request, index: u32, eos: &[u32]) -> (Vec<u32>, bool) 
     let mut logits = vec![0.0; SIZES.vocabulary];
     while output.len() < sampling.max_tokens.unwrap() {
         let tokens = prompt.iter().chain(&output);
-        let entries = tokens.clone().scan(0, |chain, t| {
-            *chain = mix(*chain, u64::from(*t));
+        let entries = tokens.clone().enumerate().scan(0, |chain, (at, t)| {
+            *chain = mix(*chain, entry(u64::from(*t), apart && at >= prompt.len()));
             Some(*chain)
         });
         fill(&mut logits, entries.fold(1, mix), *tokens.last().unwrap());

@@ -51,15 +51,23 @@ pub trait Model {
         false
     }
 
+    /// True when tokens of answers are computed by a program of their own, apart from those of prompts: see
+    /// [`step`](Self::step).
+    fn apart(&self) -> bool {
+        false
+    }
+
     /// The threads it runs on, if there are any: they idle while tokens are sampled, and may help.
     fn pool(&self) -> Option<Arc<Pool>> {
         None
     }
 
-    /// Computes the tokens of a batch, writing their keys and values to their slots. Gives the logits of each sequence's
-    /// last token, `[sequences, vocabulary]`, which the engine may overwrite.
+    /// Computes the tokens of two batches, the first before the second, writing their keys and values to their slots. The second
+    /// has tokens of answers, at most as many as there may be sequences, and is empty where [`apart`](Self::apart) is false;
+    /// where it is true, the first has tokens of prompts only. One of them may be empty. Gives for each batch the logits of each
+    /// sequence's last token, `[sequences, vocabulary]`, which the engine may overwrite.
     ///
     /// # Errors
     /// The step could not be computed; the model is not asked again.
-    fn step(&mut self, batch: &StepBatch) -> Result<&mut [f32], ModelError>;
+    fn step(&mut self, batches: [&StepBatch; 2]) -> Result<[&mut [f32]; 2], ModelError>;
 }

@@ -37,6 +37,8 @@ pub struct Tokens {
     rest: Vec<u32>,
     /// Keys of full pages of the rest, as far as they were needed.
     keys: Vec<Key>,
+    /// Where the prompt ends is part of the rest's keys.
+    apart: bool,
 }
 
 impl Tokens {
@@ -44,7 +46,13 @@ impl Tokens {
     pub fn new(prompt: Arc<Prompt>, size: usize) -> Tokens {
         let whole = prompt.tokens.len() / size * size;
         let rest = prompt.tokens[whole..].to_vec();
-        Tokens { prompt, size, whole, rest, keys: Vec::new() }
+        Tokens { prompt, size, whole, rest, keys: Vec::new(), apart: false }
+    }
+
+    /// The same where what is sampled is computed otherwise than a prompt: pages that hold any of it are found again only by a
+    /// sequence whose prompt ends at the same place.
+    pub fn apart(self) -> Tokens {
+        Tokens { apart: true, ..self }
     }
 
     /// Number of tokens.
@@ -95,7 +103,11 @@ impl Tokens {
             keys.into()
         });
         for page in shared.len() - 1 + self.keys.len()..pages {
-            let key = hash(&self.parent(page).to_le_bytes(), self.page(page));
+            let of_prompt = self.prompt().saturating_sub(page * self.size) as u32;
+            let mut before = [0; 20];
+            before[..16].copy_from_slice(&self.parent(page).to_le_bytes());
+            before[16..].copy_from_slice(&of_prompt.to_le_bytes());
+            let key = hash(if self.apart { &before } else { &before[..16] }, self.page(page));
             self.keys.push(key);
         }
     }

@@ -142,6 +142,8 @@ impl StepBatch {
             self.put(SLOTS, (pages[at / self.page] as usize * self.page + at % self.page) as i32);
             at += 1;
         }
+        // Of a prompt that is computed in chunks, pages of later ones hold nothing yet; of those listed, every row is worked on.
+        let pages = &pages[..at.div_ceil(self.page)];
         let end = self.tokens() as i32;
         self.put(STARTS, end);
         self.put(LAST, end - 1);
@@ -235,18 +237,18 @@ mod tests {
     }
 
     #[test]
-    fn pages_in_use_are_listed_once() {
-        let mut b = StepBatch::of_latents(4, 3);
-        for _ in 0..2 {
+    fn pages_in_use_are_listed_once_and_those_for_later_not_at_all() {
+        let mut b = StepBatch::of_latents(4, 4);
+        for round in 0..2 {
             b.clear();
-            b.push(&[5, 6], 8, &[8, 2, 5], [50, 9]).unwrap();
+            b.push(&[5, 6], 8, &[8, 2, 5, 6][..3 + round], [50, 9]).unwrap();
             b.push(&[9], 4, &[8, 1], [50, 9]).unwrap();
-            assert_eq!((b.list("pages"), b.list("tables")), (vec![8, 2, 5, 1], vec![0, 1, 2, 0, 3, 0]));
+            assert_eq!((b.list("pages"), b.list("tables")), (vec![8, 2, 5, 1], vec![0, 1, 2, 0, 0, 3, 0, 0]));
             assert_eq!((b.list("slots"), b.all()[PAGES].1.shape.clone()), (vec![20, 21, 4], vec![4]));
             b.clear();
             b.push(&[9], 0, &[7], [50, 9]).unwrap();
             b.push(&[9], 0, &[2], [50, 9]).unwrap();
-            assert_eq!((b.list("pages"), b.list("tables")), (vec![7, 2], vec![0, 0, 0, 1, 0, 0]));
+            assert_eq!((b.list("pages"), b.list("tables")), (vec![7, 2], vec![0, 0, 0, 0, 1, 0, 0, 0]));
         }
     }
 

@@ -1,7 +1,7 @@
 //! The state machine under arbitrary arrivals and departures, with the fake model behind it.
 
 use super::*;
-use crate::engine::fake::{Fake, POISON, SIZES, expected};
+use crate::engine::fake::{Fake, POISON, SIZES, expected_of};
 use crate::engine::{Model, Sizes};
 use crate::request::{Request, Sampling};
 use proptest::prelude::*;
@@ -30,7 +30,8 @@ impl Scheduler {
 
 fn bounds(sizes: Sizes) -> Bounds {
     let Sizes { page_size, pages, tokens, sequences, positions, .. } = sizes;
-    Bounds { page_size, pages, tokens, sequences, table: positions.div_ceil(page_size), latents: false }
+    let table = positions.div_ceil(page_size);
+    Bounds { page_size, pages, tokens, sequences, table, latents: false, apart: false }
 }
 
 /// A scheduler with a model, and what each sequence was asked and has answered.
@@ -46,6 +47,12 @@ impl World {
     fn new(sizes: Sizes, cache: bool) -> World {
         let scheduler = Scheduler::new(bounds(sizes), cache.then_some([1; 32]));
         World { scheduler, model: Fake::new(sizes), answers: HashMap::new(), requests: 0, finished: 0 }
+    }
+
+    /// One whose tokens of answers are computed apart.
+    fn apart(sizes: Sizes, cache: bool) -> World {
+        let scheduler = Scheduler::new(Bounds { apart: true, ..bounds(sizes) }, cache.then_some([1; 32]));
+        World { scheduler, model: Fake::apart(sizes), ..World::new(sizes, cache) }
     }
 
     fn add(&mut self, prompt: Vec<u32>, siblings: u32, priority: i32, most: usize) -> Vec<SequenceId> {
@@ -72,9 +79,9 @@ impl World {
 
     /// One step; the number of its tokens.
     fn step(&mut self) -> usize {
-        let Some(batch) = self.scheduler.plan() else { return 0 };
-        let computed = batch.tokens();
-        let mut logits = self.model.step(batch).unwrap().to_vec();
+        let Some(batches) = self.scheduler.plan() else { return 0 };
+        let computed = batches[0].tokens() + batches[1].tokens();
+        let mut logits = self.model.step(batches).unwrap().concat();
         self.scheduler.check();
         logits.chunks_mut(SIZES.vocabulary).for_each(|x| x[POISON as usize] = -100.0);
         let rows = self.scheduler.rows().to_vec();
@@ -88,7 +95,7 @@ impl World {
             let (request, answer) = self.answers.get_mut(&row.id).unwrap();
             answer.extend(token);
             if Some(answer.len()) == request.sampling.max_tokens {
-                assert_eq!(*answer, expected(request, row.id.index, &[]).0);
+                assert_eq!(*answer, expected_of(request, row.id.index, &[], self.model.apart()).0);
                 self.finished += 1;
                 self.remove(row.id);
             }
@@ -125,10 +132,12 @@ proptest! {
     #[test]
     fn answers_are_those_of_a_sequence_alone(
         cache in any::<bool>(),
+        apart in any::<bool>(),
         pages in 16usize..40,
         ops in prop::collection::vec((0u8..10, any::<u8>(), prompt(), 1u32..4, 1usize..20), 1..60),
     ) {
-        let mut world = World::new(Sizes { pages, ..SIZES }, cache);
+        let sizes = Sizes { pages, ..SIZES };
+        let mut world = if apart { World::apart(sizes, cache) } else { World::new(sizes, cache) };
         for (op, which, prompt, siblings, most) in ops {
             match op {
                 0..=3 => {
@@ -149,6 +158,27 @@ proptest! {
             world.scheduler.check();
         }
         world.finish();
+    }
+}
+
+#[test]
+fn what_is_found_again_is_what_the_same_program_would_compute() {
+    for apart in [false, true] {
+        let mut world = if apart { World::apart(SIZES, true) } else { World::new(SIZES, true) };
+        let prompt: Vec<u32> = (10..20).collect();
+        let id = world.add(prompt.clone(), 1, 0, 9)[0];
+        while world.answers[&id].1.len() < 8 {
+            world.step();
+        }
+        let said = world.answers[&id].1.clone();
+        world.finish();
+        // 10 tokens and 8 of the answer are four full pages of the one sequence; two of them are the prompt's alone.
+        let next = world.add([prompt.clone(), said, vec![9]].concat(), 1, 0, 9)[0];
+        world.step();
+        assert_eq!(world.scheduler.cached(next), Some(if apart { 8 } else { 16 }));
+        world.finish();
+        let computed = world.scheduler.counters();
+        assert_eq!(computed.apart, if apart { 16 } else { 0 }, "all of an answer but its last token");
     }
 }
 
@@ -244,7 +274,7 @@ fn the_batch_is_refilled_in_place() {
     world.steps(40);
     // Most sequences, most tokens and most pages were there.
     let space =
-        |world: &World| world.scheduler.batch.all().map(|(_, v)| (v.bytes.as_ptr(), v.bytes.capacity()));
+        |world: &World| world.scheduler.batches[0].all().map(|(_, v)| (v.bytes.as_ptr(), v.bytes.capacity()));
     let before = space(&world);
     world.steps(20);
     assert_eq!(space(&world), before);
