@@ -74,15 +74,35 @@ fn rate(pool: &Pool, flops: u64, turns: u64, chains: fn(u64)) -> f64 {
     (units as u64 * turns * flops) as f64 / seconds
 }
 
-/// Eight sums, so that no addition waits for the one before.
+/// Bytes ahead of the one read that are asked for, as kernels do which wait for memory.
+const AHEAD: usize = 4096;
+
+/// Eight sums, so that no addition waits for the one before; of four streams, so that no stream's next line is waited for.
 fn sum(bytes: &[u8]) -> [u64; 8] {
     let mut sums = [0u64; 8];
-    for line in bytes.as_chunks::<64>().0 {
-        for (s, word) in sums.iter_mut().zip(line.as_chunks::<8>().0) {
-            *s = s.wrapping_add(u64::from_le_bytes(*word));
+    let streams = bytes.len() / 4;
+    for at in (0..streams).step_by(64) {
+        for stream in 0..4 {
+            let from = stream * streams + at;
+            let Some(line) = bytes.get(from..from + 64) else { continue };
+            prefetch(line.as_ptr().wrapping_add(AHEAD));
+            for (s, word) in sums.iter_mut().zip(line.as_chunks::<8>().0) {
+                *s = s.wrapping_add(u64::from_le_bytes(*word));
+            }
         }
     }
     sums
+}
+
+/// Asks for a line of memory, wherever it is.
+fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing that the program sees, and never faults.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch(at.cast(), std::arch::x86_64::_MM_HINT_T0);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 fn fastest(tries: usize, mut work: impl FnMut()) -> f64 {
