@@ -22,6 +22,7 @@ use astrai_ir::{Anchor, DType, Sizes, Target, Tensor, Type};
 use astrai_passes::is_version;
 use bounds::Bounds;
 use execute::Addresses;
+pub use load::laid_out;
 use sizes::{Origin, origins};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -172,7 +173,7 @@ impl Session {
             None => session.interpreted = Some(session.whole_weights(source)?),
             Some(tools) => {
                 let kernels: Vec<_> = session.program.kernels.iter().flatten().collect();
-                let loaded = tools.cache.load(tools.compiler, &kernels, session.pool.threads())?;
+                let loaded = tools.cache.load(tools.compiler, &kernels, target, session.pool.threads())?;
                 session.load_weights(source, progress)?;
                 session.bind(&loaded)?;
             }

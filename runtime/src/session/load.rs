@@ -10,6 +10,7 @@ use crate::pack::{pack, pack_matrices, pack_on};
 use crate::pool::Pool;
 use crate::weigh::WeightSource;
 use astrai_ir::ops::{Op, Weight};
+use astrai_ir::plan::PlannedWeight;
 use astrai_ir::{Layout, Precision, Sizes, Tensor, Type, eval};
 use astrai_passes::Derived;
 use std::collections::HashMap;
@@ -75,6 +76,13 @@ impl Buffers {
         let weight = Weight { ty: weight.ty.with(dtype), ..weight.clone() };
         self.write(name, |bytes| fill(bytes, &weight, Layout::Rows, source, None)).ok_or_else(absent)?
     }
+}
+
+/// Bytes of a weight in its layout, as kernels read it: what a session holds of it.
+pub fn laid_out(w: &PlannedWeight, source: &dyn WeightSource) -> Result<Vec<u8>, Error> {
+    let mut bytes = vec![0; weight_bytes(w) as usize];
+    fill(&mut bytes, &w.weight, w.layout, source, None)?;
+    Ok(bytes)
 }
 
 /// The checkpoint tensors of a weight as one.
