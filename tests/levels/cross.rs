@@ -81,6 +81,33 @@ fn golden_ids(path: &Path) -> (usize, usize, Vec<i64>) {
     (ids.shape()[0], ids.shape()[1], ids.to_i64().unwrap())
 }
 
+/// An executable of a unit for a target.
+fn build(zig: &Path, name: &str, text: &str, (simd, triple, cpu): (Simd, &str, &str)) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cross");
+    std::fs::create_dir_all(&folder).unwrap();
+    let [unit, object, exe] =
+        ["c", "o", "exe"].map(|end| folder.join(format!("{name}-{}.{end}", simd.name())));
+    std::fs::write(&unit, text).unwrap();
+    let cc = |args: &[&str], from: &Path, to: &Path| {
+        let mut run = Command::new(zig);
+        run.args(["cc", "-target", triple]).args(args).arg("-o").arg(to).arg(from);
+        for cache in ["ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"] {
+            run.env(cache, folder.join("cache"));
+        }
+        let out = run.output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success(), "{to:?}:\n{}", said.lines().take(20).collect::<Vec<_>>().join("\n"));
+    };
+    // Zig's own names for processors are in the place of the flags that choose instructions.
+    let cpu = format!("-mcpu={cpu}");
+    let flags = host::FLAGS.iter().filter(|f| !["-O3", "-shared"].contains(f)).copied();
+    let flags: Vec<&str> = ["-c", "-O1", &cpu].into_iter().chain(flags).collect();
+    cc(&flags, &unit, &object);
+    // Zig's own C library would be compiled first; the runner needs none.
+    cc(&["-static", "-nostdlib"], &object, &exe);
+    exe
+}
+
 impl Programs {
     /// All kernels, each once.
     fn kernels(&self) -> Vec<&Kernel> {
@@ -88,26 +115,6 @@ impl Programs {
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all.dedup_by(|a, b| a.name == b.name);
         all
-    }
-
-    /// An executable of all kernels.
-    fn build(&self, zig: &Path, (simd, triple, cpu): (Simd, &str, &str)) -> PathBuf {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cross");
-        std::fs::create_dir_all(&folder).unwrap();
-        let (from, to) =
-            ["c", "exe"].map(|end| folder.join(format!("{}-{}.{end}", self.name, simd.name()))).into();
-        std::fs::write(&from, source(&self.kernels())).unwrap();
-        // Zig's own names for processors are in the place of the flags that choose instructions.
-        let flags = host::FLAGS.iter().filter(|f| !["-O3", "-shared"].contains(f));
-        let mut run = Command::new(zig);
-        run.args(["cc", "-O1", "-static", "-target", triple, &format!("-mcpu={cpu}")]).args(flags);
-        for cache in ["ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"] {
-            run.env(cache, folder.join("cache"));
-        }
-        let out = run.arg("-o").arg(&to).arg(&from).output().unwrap();
-        let said = String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.success(), "{to:?}:\n{}", said.lines().take(20).collect::<Vec<_>>().join("\n"));
-        to
     }
 
     /// Results of a program by an executable; `None` where some region has no kernel.
@@ -140,7 +147,7 @@ impl Programs {
     }
 
     /// Logits, loss and gradients against the reference's; of experts in bf16, whose choice flips on rounding, only that
-    /// there is a number.
+    /// most of them are near.
     fn hold(&self, exe: &Path, by: Option<&Path>, path: &Path) {
         let golden = Checkpoint::open(&path.join("golden.safetensors")).unwrap();
         let want = |name: &str, count: usize| {
@@ -149,7 +156,7 @@ impl Programs {
             want
         };
         let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|x| f64::from(x * x)).sum::<f64>().sqrt();
-        let tag = |name: &str| format!("{} {exe:?}: {name}", self.name);
+        let tag = |name: &str| format!("{}: {name}", exe.file_name().unwrap_or_default().display());
         for p in &self.all[..2] {
             let results = self.results(p, exe, by, path);
             let Some(results) = results else {
@@ -160,12 +167,13 @@ impl Programs {
                 let want = want(name, got.len());
                 let off =
                     norm(&mut got.iter().zip(&want).map(|(a, b)| a - b)) / norm(&mut want.iter().copied());
-                let flips = self.storage == DType::BF16 && !path.ends_with("llama");
+                let flips = self.storage == DType::BF16 && name == "logits" && !path.ends_with("llama");
                 let allowed = match self.storage {
                     DType::F32 => 1e-5,
-                    _ if flips => 1.0,
+                    _ if flips => 0.3,
                     _ => 3e-2,
                 };
+                println!("{} off by {off:.1e}", tag(name));
                 assert!(off <= allowed, "{} off by {off}", tag(name));
             }
             if self.storage == DType::F32 {
@@ -214,11 +222,18 @@ fn clang_takes_every_kernel_for_every_target_and_its_numbers_are_right() {
         let Some(path) = case(name) else { continue };
         for storage in [DType::F32, DType::BF16] {
             let programs = programs(name, &path, storage);
-            for target in TARGETS {
-                let exe = programs.build(&zig, target);
-                match starter(target.0) {
-                    Some(by) => programs.hold(&exe, by.as_deref(), &path),
-                    None => println!("compiled, not run here: {} for {}", programs.name, target.0.name()),
+            let (name, unit) = (&programs.name, source(&programs.kernels()));
+            for some in TARGETS.chunks(2) {
+                let built: Vec<PathBuf> = std::thread::scope(|s| {
+                    let jobs: Vec<_> =
+                        some.iter().map(|t| s.spawn(|| build(&zig, name, &unit, *t))).collect();
+                    jobs.into_iter().map(|j| j.join().unwrap()).collect()
+                });
+                for ((simd, ..), exe) in some.iter().zip(built) {
+                    match starter(*simd) {
+                        Some(by) => programs.hold(&exe, by.as_deref(), &path),
+                        None => println!("compiled, not run here: {name} for {}", simd.name()),
+                    }
                 }
             }
         }

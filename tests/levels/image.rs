@@ -7,41 +7,22 @@ use astrai_ir::{DType, Op};
 use astrai_runtime::{Program, Value, WeightSource, laid_out};
 use std::fmt::Write;
 
-/// Runs the launches of standard input on the memory behind them; the memory is what it prints.
-const RUNNER: &str = r#"
-#include <stdio.h>
-#include <stdlib.h>
+/// Runs the launches of standard input on the memory behind them; the memory is what it prints. Needs no C library.
+const RUNNER: &str = include_str!("runner.c");
 
-int main(void) {
-    int64_t count = 0;
-    if (fread(&count, 8, 1, stdin) != 1) return 1;
-    int64_t *words = malloc((size_t)count * 8);
-    if (!words || fread(words, 8, (size_t)count, stdin) != (size_t)count) return 2;
-    int64_t bytes = *words++, room = *words++, symbols = *words++, *dims = words, *at = words + symbols + 1;
-    char *memory = aligned_alloc(64, (size_t)bytes), *scratch = aligned_alloc(64, (size_t)room);
-    if (!memory || !scratch || fread(memory, 1, (size_t)bytes, stdin) != (size_t)bytes) return 3;
-    for (int64_t left = *at++; left > 0; left--) {
-        const struct runner *k = runners + *at++;
-        void *bufs[256];
-        int64_t n = *at++;
-        for (int64_t i = 0; i < n; i++) bufs[i] = memory + *at++;
-        if (k->scratch && k->scratch(dims) > room) return 4;
-        int64_t rounds = k->rounds ? k->rounds(dims) : 1;
-        for (dims[symbols] = 0; dims[symbols] < rounds; dims[symbols]++)
-            for (int p = 0; p < 8 && k->phase[p]; p++) k->phase[p](bufs, dims, scratch, 0, k->units[p](dims));
-    }
-    return fwrite(memory, 1, (size_t)bytes, stdout) != (size_t)bytes;
-}
-"#;
+/// What the runner knows of a kernel.
+const RUNNER_TYPES: &str = "
+struct runner {
+    int64_t (*scratch)(const int64_t *), (*rounds)(const int64_t *), (*units[8])(const int64_t *);
+    void (*phase[8])(void *const *, const int64_t *, char *, int64_t, int64_t);
+};
+";
 
 /// One unit of these kernels and of what runs them.
 pub fn source(kernels: &[&Kernel]) -> String {
     let mut text = host::unit(kernels);
-    text.push_str(
-        "\nstruct runner {\n    int64_t (*scratch)(const int64_t *), (*rounds)(const int64_t *), (*units[8])(const int64_t *);\n    \
-         void (*phase[8])(void *const *, const int64_t *, char *, int64_t, int64_t);\n};\n\
-         static const struct runner runners[] = {\n",
-    );
+    text.push_str(RUNNER_TYPES);
+    text.push_str("static const struct runner runners[] = {\n");
     for k in kernels {
         let name = &k.name;
         let part = |has: bool, what: &str| if has { format!("{name}_{what}") } else { "0".into() };
