@@ -186,7 +186,6 @@ impl Bench {
             "seq": self.seq.unwrap_or(SEQ),
             "compiled": true,
             "device": device_name(machine.device),
-            "simd": machine.simd().name(),
             "threads": machine.pool.threads(),
             "seconds_median": rounded(s.median, 5),
             "seconds_min": rounded(s.min, 5),
