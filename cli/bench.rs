@@ -229,7 +229,7 @@ impl Bench {
             lines.push((line, seconds, (work * times as f64, moved)));
         }
         // Last of all, for it takes memory of its own, which must not count as the peak of any size.
-        let peaks = Peaks::measure(&machine.pool);
+        let peaks = Peaks::measure(machine);
         for (mut line, seconds, (flops, bytes)) in lines {
             line.extend(peaks.iter().flat_map(|p| floor(p.floor(flops, bytes, storage), &seconds)));
             writeln!(out, "{}", Value::Object(line))?;
@@ -266,7 +266,7 @@ impl Bench {
         let seconds = after_warm_up(self.repeat as usize, || session.execute(&inputs))?;
         let mut line = self.line(machine, &seconds);
         line.insert("tokens_per_s".into(), json!(rounded(program.tokens as f64 / seconds.median, 2)));
-        if let Some(peaks) = Peaks::measure(&machine.pool) {
+        if let Some(peaks) = Peaks::measure(machine) {
             let least = costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, storage)).sum();
             line.extend(floor(least, &seconds));
         }
@@ -301,7 +301,7 @@ impl Bench {
         for _ in 0..self.repeat {
             let folder = tempfile::tempdir().map_err(|e| format!("a temporary folder: {e}"))?;
             let cache = KernelCache::open(folder.path())?;
-            let prepare = || cache.prepare(tools.compiler, &planned, machine.pool.threads());
+            let prepare = || cache.prepare(tools.compiler, &planned, &machine.target, machine.pool.threads());
             cold.push(once(prepare)?.1);
             warm.push(once(prepare)?.1);
         }

@@ -3,9 +3,9 @@
 use crate::failure::Failure;
 use crate::machine::Machine;
 use crate::serving::KvMemory;
-use astrai_ir::DType;
+use astrai_ir::{DType, Simd};
 use astrai_passes::Fidelity;
-use astrai_runtime::Device;
+use astrai_runtime::{Device, host_levels, host_simd};
 use astrai_serve::recommended::{Asked, Recommended};
 use astrai_serve::request::RequestError;
 use clap::{Args, ValueEnum};
@@ -21,6 +21,23 @@ pub enum DeviceName {
     Null,
     /// The reference interpreter: slow, for proofs
     Interpreter,
+}
+
+/// Values of `--simd`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SimdName {
+    /// All that this processor has
+    Auto,
+    /// 512-bit vectors, and the matrix unit for bf16
+    Amx,
+    /// 512-bit vectors
+    Avx512,
+    /// 256-bit vectors with fused multiply-add
+    Avx2,
+    /// 128-bit vectors of aarch64
+    Neon,
+    /// What every processor of the architecture has
+    Plain,
 }
 
 /// Values of `--dtype`.
@@ -75,6 +92,39 @@ impl FidelityFlags {
     }
 }
 
+/// Vector instructions of the kernels.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct SimdFlag {
+    /// Vector instructions of the kernels; with less than the processor has they are slower
+    #[arg(long, value_enum, default_value_t = SimdName::Auto)]
+    simd: SimdName,
+}
+
+impl SimdFlag {
+    /// What was asked for, on a device; kernels are only made to run where the processor has it.
+    pub fn on(self, device: DeviceName) -> Result<Simd, Failure> {
+        let asked = match self.simd {
+            SimdName::Auto => return Ok(host_simd()),
+            SimdName::Amx => Simd::Amx,
+            SimdName::Avx512 => Simd::Avx512,
+            SimdName::Avx2 => Simd::Avx2,
+            SimdName::Neon => Simd::Neon,
+            SimdName::Plain => Simd::Plain,
+        };
+        let levels = host_levels();
+        let line = match device {
+            DeviceName::Null => return Ok(asked),
+            DeviceName::Interpreter => "the interpreter runs no kernels; leave --simd out".to_string(),
+            _ if levels.contains(&asked) => return Ok(asked),
+            _ => {
+                let has: Vec<&str> = levels.iter().rev().map(|s| s.name()).collect();
+                format!("--simd {}: this processor does not have it; it has {}", asked.name(), has.join(", "))
+            }
+        };
+        Err(line.into())
+    }
+}
+
 /// Where and how a program runs.
 #[derive(Args, Clone, Debug)]
 pub struct MachineFlags {
@@ -84,6 +134,9 @@ pub struct MachineFlags {
     /// How weights and activations are stored
     #[arg(long, value_enum, default_value_t = DTypeName::F32)]
     pub dtype: DTypeName,
+    /// Vector instructions of the kernels
+    #[command(flatten)]
+    pub simd: SimdFlag,
     /// Threads; 0 means one a core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1024))]
     pub threads: u16,
@@ -174,7 +227,7 @@ impl MachineFlags {
                 return Err(line.into());
             }
         };
-        Ok(Machine::new(device, self.threads.into())?)
+        Ok(Machine::with(device, self.threads.into(), self.simd.on(self.device)?)?)
     }
 
     /// The machine, for a command that only plans: neither compiler nor kernel cache is touched.
@@ -182,7 +235,7 @@ impl MachineFlags {
         if self.device == DeviceName::Interpreter {
             return Err("--device interpreter compiles nothing; use cpu or null".into());
         }
-        Ok(Machine::new(Device::Null, self.threads.into())?)
+        Ok(Machine::with(Device::Null, self.threads.into(), self.simd.on(self.device)?)?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The machine a command runs on: threads, target, compiler and kernel cache, from the common flags.
 
-use astrai_ir::Target;
+use astrai_ir::{Simd, Target, TargetKind};
 use astrai_runtime::pool::Pool;
 use astrai_runtime::{Compiler, Device, Error, KernelCache, Tools, available_memory, host_simd};
 use astrai_train::engine::Runner;
@@ -21,11 +21,17 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The machine for a device and a number of threads (0: all cores). Without a C compiler the interpreter stands in.
+    /// The machine for a device and a number of threads (0: all cores), with all that its processor has. Without a C compiler
+    /// the interpreter stands in.
     pub fn new(device: Device, threads: usize) -> Result<Machine, Error> {
+        Machine::with(device, threads, host_simd())
+    }
+
+    /// The same with these vector instructions, which kernels can only run with if the processor has them.
+    pub fn with(device: Device, threads: usize, simd: Simd) -> Result<Machine, Error> {
         let io = |source| Error::Io { path: "threads".into(), source };
         let pool = Arc::new(Pool::new(threads).map_err(io)?);
-        let target = Target::host(host_simd(), pool.threads() as u32, available_memory());
+        let target = Target::host(simd, pool.threads() as u32, available_memory());
         let mut warnings = Vec::new();
         let mut machine = Machine { device, target, pool, tools: None, warnings: vec![] };
         if device == Device::Host {
@@ -52,9 +58,18 @@ impl Machine {
 }
 
 impl Machine {
-    /// Which C compiler makes the kernels, and for which processor; on this depend the last bits of results.
+    /// Vector instructions of its kernels.
+    pub fn simd(&self) -> Simd {
+        match self.target.kind {
+            TargetKind::Host { simd } => simd,
+            TargetKind::Cuda { .. } => Simd::Plain,
+        }
+    }
+
+    /// Which C compiler makes the kernels, and with which vector instructions; on this depend the last bits of results.
     pub fn compiler(&self) -> String {
-        self.tools.as_ref().map_or("interpreter".into(), |(c, _)| c.identity().to_string())
+        let made = |c: &Compiler| format!("{} {}", c.identity(), self.simd().name());
+        self.tools.as_ref().map_or("interpreter".into(), |(c, _)| made(c))
     }
 
     /// What runs a model under training.

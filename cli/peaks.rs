@@ -1,9 +1,10 @@
-//! What this machine can do at best, measured: fused multiply-adds of registers, products of the matrix unit's tiles and
-//! reading of memory, by all threads of a pool. Beside a benchmark's seconds stands then the least that they could have been.
+//! What this machine can do at best with the vector instructions of its target, measured: multiplications and additions of
+//! registers, products of the matrix unit's tiles and reading of memory, by all threads of a pool. Beside a benchmark's seconds stands then the least that they could have been.
 
+use crate::machine::Machine;
 use astrai_ir::{DType, Simd};
+use astrai_runtime::Memory;
 use astrai_runtime::pool::Pool;
-use astrai_runtime::{Memory, host_simd};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -31,8 +32,9 @@ const TRIES: [usize; 2] = [60, 12];
 
 impl Peaks {
     /// Measures for a moment; takes 256 MiB. `None` where the vector instructions are not known here.
-    pub fn measure(pool: &Pool) -> Option<Peaks> {
-        let vector = Peaks::vector(pool)?;
+    pub fn measure(machine: &Machine) -> Option<Peaks> {
+        let pool = &*machine.pool;
+        let vector = Peaks::vector(machine)?;
         let mut memory = Memory::zeroed(READ).ok()?; // as the weights lie: large pages where the system has them
         memory.bytes_mut().fill(1);
         let bytes = &*memory.bytes_mut();
@@ -41,23 +43,23 @@ impl Peaks {
                 black_box(sum(black_box(&bytes[some.start * UNIT..some.end * UNIT])));
             })
         });
-        Some(Peaks { vector, matrix: Peaks::matrix(pool), bandwidth: READ as f64 / read })
+        Some(Peaks { vector, matrix: Peaks::matrix(machine), bandwidth: READ as f64 / read })
     }
 
     /// Operations per second on operands of this type, without the measurement of memory.
-    pub fn compute(pool: &Pool, dtype: DType) -> Option<f64> {
-        let matrix = if dtype == DType::BF16 { Peaks::matrix(pool) } else { None };
-        matrix.or_else(|| Peaks::vector(pool))
+    pub fn compute(machine: &Machine, dtype: DType) -> Option<f64> {
+        let matrix = if dtype == DType::BF16 { Peaks::matrix(machine) } else { None };
+        matrix.or_else(|| Peaks::vector(machine))
     }
 
-    fn vector(pool: &Pool) -> Option<f64> {
-        let (chains, flops) = chains(host_simd())?;
-        Some(rate(pool, flops, TURNS, chains))
+    fn vector(machine: &Machine) -> Option<f64> {
+        let (chains, flops) = chains(machine.simd())?;
+        Some(rate(&machine.pool, flops, TURNS, chains))
     }
 
-    fn matrix(pool: &Pool) -> Option<f64> {
-        let (chains, flops) = tile_chains()?;
-        Some(rate(pool, flops, TILE_TURNS, chains))
+    fn matrix(machine: &Machine) -> Option<f64> {
+        let (chains, flops) = tile_chains(machine.simd())?;
+        Some(rate(&machine.pool, flops, TILE_TURNS, chains))
     }
 
     /// The least seconds that so many operations on operands of this type, and so many bytes, take.
@@ -114,33 +116,26 @@ fn fastest(tries: usize, mut work: impl FnMut()) -> f64 {
     (0..tries).map(|_| timed()).fold(f64::INFINITY, f64::min)
 }
 
-/// Independent chains of fused multiply-adds, and the operations of one turn.
+/// Independent chains of multiplications and additions, and the operations of one turn.
 fn chains(simd: Simd) -> Option<(fn(u64), u64)> {
     match simd {
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx512 => Some((chains_512, 12 * 16 * 2)),
+        Simd::Avx512 | Simd::Amx => Some((chains_512, 12 * 16 * 2)),
         #[cfg(target_arch = "x86_64")]
         Simd::Avx2 => Some((chains_256, 12 * 8 * 2)),
+        #[cfg(target_arch = "x86_64")]
+        Simd::Plain => Some((chains_128, 12 * 4)),
         _ => None,
     }
 }
 
 /// Independent chains of tile products, and the operations of one turn.
-fn tile_chains() -> Option<(fn(u64), u64)> {
-    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    if std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|t| t.contains(" amx_bf16")) && may_use_tiles() {
-        return Some((chains_of_tiles, 6 * 16 * 16 * 32 * 2));
+fn tile_chains(simd: Simd) -> Option<(fn(u64), u64)> {
+    match simd {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        Simd::Amx => Some((chains_of_tiles, 6 * 16 * 16 * 32 * 2)),
+        _ => None,
     }
-    None
-}
-
-/// Asks the system for the tiles' registers, which threads do not have from the start.
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-fn may_use_tiles() -> bool {
-    const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
-    const XFEATURE_XTILEDATA: libc::c_ulong = 18;
-    // SAFETY: the call takes two numbers and touches no memory of ours.
-    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
 /// Six chains of 16 x 16 sums over 32 products each; a chain's latency is about three products.
@@ -152,7 +147,7 @@ fn chains_of_tiles(turns: u64) {
     shapes.0[0] = 1; // the only palette there is
     shapes.0[16..32].copy_from_slice(&[64, 0].repeat(8)); // bytes of a row, of tiles 0 to 7
     shapes.0[48..56].fill(16); // rows
-    // SAFETY: `tile_chains` offers this only where the processor has tiles and the system grants them; the registers are
+    // SAFETY: a machine runs with the matrix unit only where the processor has it and the system grants it; the registers are
     // declared, and the one load reads the 64 bytes above. Tiles are zeroed, so that no odd number slows anything down.
     unsafe {
         std::arch::asm!(
@@ -220,3 +215,29 @@ macro_rules! chains {
 chains!(chains_512, "zmm");
 #[cfg(target_arch = "x86_64")]
 chains!(chains_256, "ymm");
+
+/// Plain vectors multiply and add by an instruction each: six chains of both.
+#[cfg(target_arch = "x86_64")]
+fn chains_128(turns: u64) {
+    // SAFETY: as above; every x86-64 has the instructions.
+    unsafe {
+        std::arch::asm!(
+            "xorps xmm0, xmm0", "xorps xmm1, xmm1", "xorps xmm2, xmm2", "xorps xmm3, xmm3",
+            "xorps xmm4, xmm4", "xorps xmm5, xmm5", "xorps xmm6, xmm6", "xorps xmm7, xmm7",
+            "xorps xmm8, xmm8", "xorps xmm9, xmm9", "xorps xmm10, xmm10", "xorps xmm11, xmm11",
+            "xorps xmm12, xmm12",
+            "2:",
+            "mulps xmm0, xmm12", "addps xmm1, xmm12", "mulps xmm2, xmm12", "addps xmm3, xmm12",
+            "mulps xmm4, xmm12", "addps xmm5, xmm12", "mulps xmm6, xmm12", "addps xmm7, xmm12",
+            "mulps xmm8, xmm12", "addps xmm9, xmm12", "mulps xmm10, xmm12", "addps xmm11, xmm12",
+            "dec {turns}",
+            "jnz 2b",
+            turns = inout(reg) turns.max(1) => _,
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+            out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+            out("xmm12") _,
+            options(nomem, nostack),
+        );
+    }
+}

@@ -1,7 +1,7 @@
 //! `astrai train`: settings and data in, a trained model out, with its metrics and checkpoints.
 
 use crate::failure::{Done, Failure, warn};
-use crate::flags::DeviceName;
+use crate::flags::{DeviceName, SimdFlag};
 use crate::machine::Machine;
 use crate::model::{Model, check_sizes, read_config};
 use crate::peaks::Peaks;
@@ -55,6 +55,8 @@ pub struct Train {
     /// What runs the model
     #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
     device: DeviceName,
+    #[command(flatten)]
+    simd: SimdFlag,
     /// Rows of metrics as JSON lines instead of a progress bar
     #[arg(long)]
     json: bool,
@@ -144,7 +146,7 @@ impl Train {
                 return Err("--device null runs nothing; use --dry-run, or --device cpu".into());
             }
         };
-        Ok(Machine::new(device, settings.threads)?)
+        Ok(Machine::with(device, settings.threads, self.simd.on(self.device)?)?)
     }
 
     /// `--dry-run`.
@@ -155,7 +157,7 @@ impl Train {
         let newest = if self.resume { open_latest(path)? } else { None };
         let begin = self.begin(file, newest.as_ref().map(|n| &n.checkpoint))?;
         let settings = &begin.settings;
-        let machine = Machine::new(Device::Null, settings.threads)?;
+        let machine = Machine::with(Device::Null, settings.threads, self.simd.on(self.device)?)?;
         let plan = Plan::new(&begin.config, &recipe(settings), &machine.target, Dump::None)?;
         let [weights, states, arenas] = plan.memory()?;
         let launches = [&plan.grad, &plan.update].map(|p| p.plan.launches());
@@ -258,7 +260,7 @@ fn run(
         engine.restore(&c.optimizer, c.trainer.step)?;
     }
     drop(checkpoint);
-    let peak = Peaks::compute(&machine.pool, engine.recipe().storage).unwrap_or(0.0);
+    let peak = Peaks::compute(machine, engine.recipe().storage).unwrap_or(0.0);
     let flops = (flops_per_token(&config, settings.seq), peak);
     let stop = Stop::on_signals().map_err(|e| format!("signals: {e}"))?;
     let total = state.total_steps;

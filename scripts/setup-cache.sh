@@ -1,6 +1,6 @@
 #!/bin/sh
 # Fills .cache/ in the repository root with what tests use when it is there, all of it from PyPI: NVRTC, NVIDIA's run-time
-# compiler, and the Python client of OpenAI's API. Running it again changes nothing. Without pip or without a network it says
+# compiler, the Python client of OpenAI's API, and Zig, which brings a clang that compiles for other processors. Running it again changes nothing. Without pip or without a network it says
 # so and leaves with success: the tests that want these then print that they were skipped.
 set -u
 
@@ -41,12 +41,18 @@ with zipfile.ZipFile(next(work.glob("*.whl"))) as wheel:
 PYTHON
 }
 
+zig=0.17.1
+zig() {
+    "$python" -m pip install --quiet --no-compile --no-deps --only-binary=:all: --target "$1/unpacked" "ziglang==$zig"
+}
+
 openai=3.54.0
 openai() {
     "$python" -m pip install --quiet --no-compile --only-binary=:all: --target "$1/unpacked" "openai==$openai"
 }
 
 fill "nvrtc $nvrtc" "$root/.cache/nvrtc/$nvrtc" nvrtc
+fill "zig $zig" "$root/.cache/zig/$zig" zig
 # Parts of the client are compiled for one version of Python.
 version=$("${python:-false}" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || echo none)
 fill "openai $openai" "$root/.cache/openai/$openai-python$version" openai

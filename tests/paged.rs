@@ -8,7 +8,7 @@ use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, build};
 use astrai_ir::ops::Op;
 use astrai_ir::{Anchor, DType};
 use astrai_passes::Fidelity;
-use astrai_runtime::{Device, Options, Session, Value, compile};
+use astrai_runtime::{Device, Options, Session, Value, compile, host_levels};
 use astrai_serve::cache::KvCache;
 use astrai_serve::scheduler::batch::StepBatch;
 use serde_json::json;
@@ -251,6 +251,36 @@ fn decode_and_chunked_prefill_are_the_full_forward() {
                     p.step(&[(2, 1), (1, 1), (3, 6), (0, 1)]);
                 }
                 assert!(p.got == want, "{tag}: a mixed batch differs");
+            }
+        }
+    }
+}
+
+/// With fewer vector instructions than the processor has: a dense model, experts, latents.
+#[test]
+fn decode_is_the_full_forward_with_any_vector_instructions() {
+    let levels = host_levels();
+    let some = ["llama", "qwen3_moe", "deepseek_v3"];
+    let cases: Vec<_> = cases().into_iter().filter(|p| some.iter().any(|s| p.ends_with(s))).collect();
+    for simd in &levels[..levels.len() - 1] {
+        let machines = [1, 2].map(|threads| Machine::with(Device::Host, threads, *simd).unwrap());
+        for path in &cases {
+            for storage in [DType::F32, DType::BF16] {
+                let want = full(path, storage, &machines[0]);
+                for machine in &machines {
+                    let tag = format!("{} {storage} {}", path.display(), machine.target.name);
+                    let mut p = Paged::open(path, storage, machine, Logits::All);
+                    while !p.finished() {
+                        p.step(&[(3, 1), (0, 1), (1, 1), (2, 1)]);
+                    }
+                    assert!(p.got == want, "{tag}: token by token differs");
+                    p.forget();
+                    p.step(&[(1, 9), (2, 3)]);
+                    while !p.finished() {
+                        p.step(&[(2, 1), (1, 1), (3, 6), (0, 1)]);
+                    }
+                    assert!(p.got == want, "{tag}: a mixed batch differs");
+                }
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::print::{Dialect, Printer, dim, element, symbol};
 use crate::store::store_kernel;
 use crate::{Kernel, comment};
 use astrai_ir::ops::Op;
-use astrai_ir::{Anchor, DType, Dim, NodeId, Region};
+use astrai_ir::{Anchor, DType, Dim, NodeId, Region, Simd};
 use std::fmt::Write;
 
 const PRELUDE: &str = include_str!("host/prelude.c");
@@ -27,10 +27,9 @@ const ATTENTION_CORE: &str = include_str!("host/attention_core.c");
 const ATTENTION: &str = include_str!("host/attention.c");
 const ATTENTION_TILES: &str = include_str!("host/attention_tiles.c");
 
-/// Flags with which a unit is compiled; never `-ffast-math`.
+/// Flags with which a unit is compiled, beside those that choose its instructions; never `-ffast-math`.
 pub const FLAGS: &[&str] = &[
     "-O3",
-    "-march=native",
     "-mprefer-vector-width=512",
     "-ffp-contract=off",
     "-fno-math-errno",
@@ -40,6 +39,19 @@ pub const FLAGS: &[&str] = &[
     "-shared",
     "-w",
 ];
+
+/// Flags that let a unit use these instructions, and no others. Plain C takes what the architecture's compiler assumes of
+/// every processor, which on x86-64 it has to be told: some systems' compilers assume more.
+pub fn instructions(simd: Simd) -> &'static [&'static str] {
+    match simd {
+        Simd::Plain if cfg!(target_arch = "x86_64") => &["-march=x86-64"],
+        Simd::Plain => &[],
+        Simd::Neon => &["-march=armv8-a"],
+        Simd::Avx2 => &["-march=x86-64-v3"],
+        Simd::Avx512 => &["-march=x86-64-v4"],
+        Simd::Amx => &["-march=x86-64-v4", "-mamx-tile", "-mamx-bf16"],
+    }
+}
 
 /// One translation unit of several kernels.
 pub fn unit(kernels: &[&Kernel]) -> String {

@@ -2,15 +2,35 @@
 
 use crate::DType;
 
-/// Vector instructions of a host.
+/// Vector instructions of a host. Kernels are the same C for all of them; the compiler's flags choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Simd {
-    /// None known: plain C.
+    /// What every processor of the architecture has (x86-64: SSE2, no fused multiply-add).
     Plain,
-    /// 256-bit vectors with fused multiply-add.
+    /// 128-bit vectors with fused multiply-add, which every aarch64 has.
+    Neon,
+    /// 256-bit vectors with fused multiply-add (x86-64-v3).
     Avx2,
-    /// 512-bit vectors.
+    /// 512-bit vectors (x86-64-v4).
     Avx512,
+    /// Those and the matrix unit for bf16.
+    Amx,
+}
+
+impl Simd {
+    /// All of them.
+    pub const ALL: [Simd; 5] = [Simd::Plain, Simd::Neon, Simd::Avx2, Simd::Avx512, Simd::Amx];
+
+    /// Name in flags and results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Simd::Plain => "plain",
+            Simd::Neon => "neon",
+            Simd::Avx2 => "avx2",
+            Simd::Avx512 => "avx512",
+            Simd::Amx => "amx",
+        }
+    }
 }
 
 /// Family of a target, which chooses the dialect of the kernels.
@@ -53,11 +73,12 @@ impl Target {
     pub fn host(simd: Simd, threads: u32, memory: u64) -> Target {
         let per_core = match simd {
             Simd::Plain => 11e9,
+            Simd::Neon => 44e9,
             Simd::Avx2 => 88e9,
-            Simd::Avx512 => 174e9,
+            Simd::Avx512 | Simd::Amx => 174e9,
         };
         Target {
-            name: format!("host {simd:?} x{threads}").to_lowercase(),
+            name: format!("host {} x{threads}", simd.name()),
             kind: TargetKind::Host { simd },
             units: threads,
             flops: vec![(DType::F32, per_core * threads as f64)],

@@ -1,8 +1,11 @@
 //! Host kernels through the system's C compiler. In: kernels as C. Out: a loaded shared object's functions. Objects are
-//! cached by (source, flags, compiler, processor features), written atomically into a folder private to the user.
+//! cached by (source, flags, compiler, and the processor where the flags say "native"), written atomically into a folder
+//! private to the user. Flags come of the target's vector instructions, so that one folder holds objects for several.
 
+use crate::simd::{self, NATIVE};
 use crate::{Error, Program};
 use astrai_codegen::{Kernel, host};
+use astrai_ir::Target;
 use libloading::Library;
 use std::collections::HashMap;
 use std::fs;
@@ -83,10 +86,17 @@ impl KernelCache {
         Ok(KernelCache { folder: folder.to_path_buf() })
     }
 
-    /// Builds and loads every kernel of a program, so that sessions of it start at once; `threads` units are built at once.
-    pub fn prepare(&self, compiler: &Compiler, program: &Program, threads: usize) -> Result<(), Error> {
+    /// Builds and loads every kernel of a program for a target, so that sessions of it start at once; `threads` units are
+    /// built at once.
+    pub fn prepare(
+        &self,
+        compiler: &Compiler,
+        program: &Program,
+        target: &Target,
+        threads: usize,
+    ) -> Result<(), Error> {
         let kernels: Vec<_> = program.kernels.iter().flatten().collect();
-        self.load(compiler, &kernels, threads).map(drop)
+        self.load(compiler, &kernels, target, threads).map(drop)
     }
 
     /// Functions of all kernels, built where they are not cached yet; `threads` units are built at once.
@@ -94,11 +104,14 @@ impl KernelCache {
         &self,
         compiler: &Compiler,
         kernels: &[&Kernel],
+        target: &Target,
         threads: usize,
     ) -> Result<HashMap<String, Loaded>, Error> {
         let units = split(kernels, threads);
+        let instructions = simd::flags(target);
         let built: Vec<Result<PathBuf, Error>> = std::thread::scope(|s| {
-            let jobs: Vec<_> = units.iter().map(|unit| s.spawn(|| self.build(compiler, unit))).collect();
+            let build = |unit| self.build(compiler, unit, instructions);
+            let jobs: Vec<_> = units.iter().map(|unit| s.spawn(move || build(unit))).collect();
             jobs.into_iter()
                 .map(|j| j.join().unwrap_or_else(|_| Err(Error::Input("a compiler thread failed".into()))))
                 .collect()
@@ -119,10 +132,16 @@ impl KernelCache {
     }
 
     /// Path of the shared object of a unit.
-    fn build(&self, compiler: &Compiler, kernels: &[&Kernel]) -> Result<PathBuf, Error> {
+    fn build(
+        &self,
+        compiler: &Compiler,
+        kernels: &[&Kernel],
+        instructions: &[&str],
+    ) -> Result<PathBuf, Error> {
         let source = host::unit(kernels);
-        let key =
-            key(&[&source, &host::FLAGS.join(" "), &compiler.identity, &features(), &EMITTER.to_string()]);
+        let flags = [instructions, host::FLAGS].concat();
+        let processor = if flags.contains(&NATIVE) { features() } else { std::env::consts::ARCH.into() };
+        let key = key(&[&source, &flags.join(" "), &compiler.identity, &processor, &EMITTER.to_string()]);
         let object = self.folder.join(format!("{key}.so"));
         if object.exists() {
             return Ok(object);
@@ -137,8 +156,7 @@ impl KernelCache {
             move |source| Error::Io { path, source }
         };
         fs::write(&written, &source).map_err(io(&written))?;
-        let run =
-            Command::new(&compiler.path).args(host::FLAGS).arg("-o").arg(&half_done).arg(&written).output();
+        let run = Command::new(&compiler.path).args(&flags).arg("-o").arg(&half_done).arg(&written).output();
         let run = run.map_err(io(&compiler.path))?;
         fs::rename(&written, &unit).map_err(io(&unit))?;
         if !run.status.success() {

@@ -1,8 +1,7 @@
-//! Memory of sessions: pages straight from the system, zeroed, aligned, huge where the system has them; and what the
+//! Memory of sessions: pages straight from the system, zeroed, aligned, huge where the system has them; and how much the
 //! machine has.
 
 use crate::Error;
-use astrai_ir::Simd;
 use std::ptr::NonNull;
 
 /// A block of zeroed memory, 64-byte aligned at least.
@@ -82,18 +81,4 @@ pub fn available_memory() -> u64 {
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
     kib.map_or(u64::MAX, |k| k * 1024)
-}
-
-/// Vector instructions of this machine.
-pub fn host_simd() -> Simd {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx512f") {
-            return Simd::Avx512;
-        }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            return Simd::Avx2;
-        }
-    }
-    Simd::Plain
 }

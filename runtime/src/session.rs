@@ -22,6 +22,7 @@ use astrai_ir::{Anchor, DType, Sizes, Target, Tensor, Type};
 use astrai_passes::is_version;
 use bounds::Bounds;
 use execute::Addresses;
+pub use load::laid_out;
 use sizes::{Origin, origins};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -223,7 +224,7 @@ impl Session {
         let known = |name: &str| beside.and_then(|b| b.loaded.get(name));
         let kernels = || program.kernels.iter().flatten();
         let fresh: Vec<_> = kernels().filter(|k| known(&k.name).is_none()).collect();
-        self.loaded = tools.cache.load(tools.compiler, &fresh, self.pool.threads())?;
+        self.loaded = tools.cache.load(tools.compiler, &fresh, &self.target, self.pool.threads())?;
         self.loaded.extend(kernels().filter_map(|k| Some((k.name.clone(), known(&k.name)?.clone()))));
         self.load_weights(source, beside, progress)?;
         self.bind()

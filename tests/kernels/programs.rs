@@ -4,9 +4,10 @@
 use crate::table::{Fill, Table, compare, dims, machine, rows, run};
 use astrai_ir::ops::*;
 use astrai_ir::{
-    Anchor, Block, DType, Dim, Graph, NodeId, Precision, Real, Sizes, Symbol, Tape, Tensor, Type, eval,
+    Anchor, Block, DType, Dim, Graph, NodeId, Precision, Real, Sizes, Symbol, Tape, Target, Tensor, Type,
+    eval,
 };
-use astrai_runtime::{KernelCache, Options, Session, Value, compile};
+use astrai_runtime::{KernelCache, Options, Session, Value, compile, host_levels};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -63,7 +64,7 @@ fn kernels_are_built_by_several_threads_at_once() {
     for _ in 0..4 {
         let folder = tempfile::tempdir().unwrap();
         let cache = KernelCache::open(folder.path()).unwrap();
-        let prepare = || cache.prepare(tools.compiler, &program, 1).unwrap();
+        let prepare = || cache.prepare(tools.compiler, &program, &machine().target, 1).unwrap();
         std::thread::scope(|s| (0..8).for_each(|_| _ = s.spawn(prepare)));
         let left = |end: &str| {
             let files = std::fs::read_dir(folder.path()).unwrap();
@@ -71,6 +72,37 @@ fn kernels_are_built_by_several_threads_at_once() {
         };
         assert_eq!(["so", "c", "tmp"].map(left), [1, 1, 0]);
     }
+}
+
+/// One folder keeps the objects of several levels of vector instructions; none is built twice.
+#[test]
+fn kernels_of_several_levels_lie_side_by_side() {
+    let Some(tools) = machine().tools() else { return };
+    let mut t = Table::new();
+    let x = t.x(rows(&[6]));
+    let y = t.g.unary(UnaryKind::Exp, x).unwrap();
+    t.case("exp", y);
+    let program = t.compiled();
+    let folder = tempfile::tempdir().unwrap();
+    let cache = KernelCache::open(folder.path()).unwrap();
+    let objects = || {
+        let files = std::fs::read_dir(folder.path()).unwrap().map(|f| f.unwrap());
+        let objects = files.filter(|f| f.path().extension().is_some_and(|e| e == "so"));
+        let mut all: Vec<_> =
+            objects.map(|f| (f.path(), f.metadata().unwrap().modified().unwrap())).collect();
+        all.sort();
+        all
+    };
+    let levels = host_levels();
+    for (i, simd) in levels.iter().enumerate() {
+        cache.prepare(tools.compiler, &program, &Target::host(*simd, 1, 0), 1).unwrap();
+        assert_eq!(objects().len(), i + 1, "{simd:?}");
+    }
+    let before = objects();
+    for simd in levels {
+        cache.prepare(tools.compiler, &program, &Target::host(simd, 8, 1 << 30), 1).unwrap();
+    }
+    assert_eq!(objects(), before);
 }
 
 #[test]

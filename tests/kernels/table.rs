@@ -1,11 +1,12 @@
 //! The table: many small cases in one graph, so that few translation units hold dozens of kernels. In: cases as outputs of
 //! a graph, leaves with the range of their values. Out: the host's results held against the interpreter's, at several
-//! values of the symbol `n`, within the tolerance of the operators that made them.
+//! values of the symbol `n` and with every level of vector instructions that the processor has, within the tolerance of the
+//! operators that made them.
 
 use astrai::machine::Machine;
 use astrai_ir::ops::{Op, State};
 use astrai_ir::{Anchor, DType, Dim, Graph, NodeId, Precision, Shape, Sizes, Symbol, Tensor, Type, eval};
-use astrai_runtime::{Buffers, Device, Options, Program, Session, Value, compile};
+use astrai_runtime::{Buffers, Device, Options, Program, Session, Value, compile, host_levels};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
@@ -48,6 +49,17 @@ pub struct Table {
 pub fn machine() -> &'static Machine {
     static MACHINE: OnceLock<Machine> = OnceLock::new();
     MACHINE.get_or_init(|| Machine::new(Device::Host, 2).unwrap())
+}
+
+/// The same with each level of vector instructions that the processor has; the best comes last.
+fn machines() -> &'static [Machine] {
+    static MACHINES: OnceLock<Vec<Machine>> = OnceLock::new();
+    let with = |simd| {
+        let mut one = Machine::with(Device::Host, 1, simd).unwrap();
+        one.pool = machine().pool.clone();
+        one
+    };
+    MACHINES.get_or_init(|| host_levels().into_iter().map(with).collect())
 }
 
 /// Sizes from literals.
@@ -156,9 +168,13 @@ impl Table {
 
     /// The compiled table.
     pub fn compiled(&self) -> Program {
+        self.compiled_on(machine())
+    }
+
+    fn compiled_on(&self, m: &Machine) -> Program {
         let options =
             Options { storage: self.storage, gradient_of: self.gradient_of.clone(), ..Options::default() };
-        compile(&self.g, &machine().target, &options).unwrap_or_else(|e| panic!("{e}"))
+        compile(&self.g, &m.target, &options).unwrap_or_else(|e| panic!("{e}"))
     }
 
     /// Every region has a kernel of its own.
@@ -198,7 +214,7 @@ impl Table {
         let weights = self.leaves.iter().filter(|l| l.kind == Kind::Weight);
         let weights: HashMap<String, Value> =
             weights.map(|l| (l.name.clone(), Value::from_tensor(&leaves[&l.name]))).collect();
-        let program = Arc::new(self.compiled());
+        let program = Arc::new(self.compiled_on(m));
         Session::over(program, &weights, states, m.pool.clone(), m.tools(), &m.target, &mut |_, _| {})
             .unwrap_or_else(|e| panic!("{e}"))
     }
@@ -224,7 +240,7 @@ impl Table {
     /// Runs every case at every size and compares.
     pub fn run(&self, sizes: &[u64]) {
         let states = self.states();
-        let mut session = self.open(machine(), &states);
+        let mut sessions: Vec<_> = machines().iter().map(|m| (m.simd(), self.open(m, &states))).collect();
         let differentiate =
             |of: &String| astrai_passes::differentiate(&self.g, of, Default::default()).unwrap();
         let differentiated = self.gradient_of.as_ref().map(differentiate);
@@ -232,23 +248,37 @@ impl Table {
         let mut wrong = Vec::new();
         for &n in sizes {
             let leaves = self.values(n);
-            self.reset(&states);
             let want = eval(graph, &leaves, &Sizes::from([("n".to_string(), n)]), Precision::default());
             let want = want.unwrap_or_else(|e| panic!("{e}"));
-            let got = run(&mut session, &leaves);
-            for (name, want) in &want {
-                let id = graph.output(name).unwrap();
-                let tolerance = tolerance(graph, id, self.storage) * self.slack;
-                let got = match got.iter().find(|(n, _)| n == name) {
-                    Some((_, got)) => got.to_tensor().unwrap(),
-                    None => version(graph, id, &states),
-                };
-                if let Err(e) = compare(&got, want, tolerance) {
-                    wrong.push(format!("{name} at n = {n}: {e}"));
+            for (simd, session) in &mut sessions {
+                self.reset(&states);
+                let got = run(session, &leaves);
+                for e in self.differences(graph, &got, &want, &states) {
+                    wrong.push(format!("{}, n = {n}: {e}", simd.name()));
                 }
             }
         }
         assert!(wrong.is_empty(), "{} cases are wrong:\n{}", wrong.len(), wrong.join("\n"));
+    }
+
+    /// A line for each result, or next version of a state, that is not the interpreter's.
+    fn differences(
+        &self,
+        graph: &Graph,
+        got: &[(String, Value)],
+        want: &[(String, Tensor)],
+        states: &Buffers,
+    ) -> Vec<String> {
+        let difference = |(name, want): &(String, Tensor)| {
+            let id = graph.output(name).unwrap();
+            let tolerance = tolerance(graph, id, self.storage) * self.slack;
+            let got = match got.iter().find(|(n, _)| n == name) {
+                Some((_, got)) => got.to_tensor().unwrap(),
+                None => version(graph, id, states),
+            };
+            compare(&got, want, tolerance).err().map(|e| format!("{name}: {e}"))
+        };
+        want.iter().filter_map(difference).collect()
     }
 }
 

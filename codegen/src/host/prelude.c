@@ -76,18 +76,16 @@ INLINE vf v_fma(vf a, vf b, vf c) {
 
 /* The greater lane; b where either is a NaN. */
 INLINE vf v_max(vf a, vf b) {
-#if defined(__clang__)
-    return __builtin_elementwise_max(a, b);
-#elif defined(__AVX512F__)
+#if defined(__AVX512F__) && !defined(__clang__)
     return __builtin_ia32_maxps512_mask(a, b, a, (uint16_t)-1, 4);
-#elif defined(__AVX__)
+#elif defined(__AVX__) && !defined(__clang__)
     return __builtin_ia32_maxps256(a, b);
-#elif defined(__SSE__)
+#elif defined(__SSE__) && !defined(__clang__)
     return __builtin_ia32_maxps(a, b);
-#else
-    vf r;
-    for (int i = 0; i < VW; i++) r[i] = a[i] > b[i] ? a[i] : b[i];
-    return r;
+#else /* clang knows this for the instruction; its own maximum drops a NaN */
+    typedef int32_t lanes __attribute__((vector_size(4 * VW)));
+    lanes greater = a > b;
+    return (vf)(((lanes)a & greater) | ((lanes)b & ~greater));
 #endif
 }
 

@@ -102,6 +102,13 @@ impl Buffers {
     }
 }
 
+/// Bytes of a weight in its layout, as kernels read it: what a session holds of it.
+pub fn laid_out(w: &PlannedWeight, source: &dyn WeightSource) -> Result<Vec<u8>, Error> {
+    let mut bytes = vec![0; weight_bytes(w) as usize];
+    fill(&mut bytes, &w.weight, w.layout, source, None)?;
+    Ok(bytes)
+}
+
 /// The checkpoint tensors of a weight as one.
 fn whole(w: &Weight, source: &dyn WeightSource) -> Result<Tensor, Error> {
     let shape = literal(&w.ty).unwrap_or_default();

@@ -1,0 +1,91 @@
+//! Vector instructions of this machine's processor. In: what it says of itself. Out: the levels that kernels may be compiled
+//! for here, and the compiler's flags for one of them.
+
+use astrai_codegen::host;
+use astrai_ir::{Simd, Target, TargetKind};
+use std::sync::OnceLock;
+
+/// The most that this machine's processor has.
+pub fn host_simd() -> Simd {
+    static BEST: OnceLock<Simd> = OnceLock::new();
+    *BEST.get_or_init(|| host_levels().last().copied().unwrap_or(Simd::Plain))
+}
+
+/// What this machine's processor has, the least first.
+pub fn host_levels() -> Vec<Simd> {
+    let mut levels = vec![Simd::Plain];
+    if cfg!(target_arch = "aarch64") {
+        levels.push(Simd::Neon);
+    }
+    #[cfg(target_arch = "x86_64")]
+    {
+        let has = [(Simd::Avx2, has_avx2()), (Simd::Avx512, has_avx512()), (Simd::Amx, has_amx())];
+        // Each is the one before it and more.
+        levels.extend(has.iter().take_while(|(_, has)| *has).map(|(simd, _)| *simd));
+    }
+    levels
+}
+
+/// The features of x86-64-v3.
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    let vectors = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+    let bits = is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2");
+    let others = is_x86_feature_detected!("lzcnt") && is_x86_feature_detected!("movbe");
+    vectors && bits && others && is_x86_feature_detected!("f16c")
+}
+
+/// Those of x86-64-v4 beside them.
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    let words = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512cd");
+    let widths = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq");
+    words && widths && is_x86_feature_detected!("avx512vl")
+}
+
+/// Tiles and their products of bf16, and a system that lets this process use them.
+#[cfg(target_arch = "x86_64")]
+fn has_amx() -> bool {
+    let flags = || std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    cfg!(target_os = "linux") && flags().contains(" amx_bf16") && may_use_tiles()
+}
+
+/// Asks the system for the tiles' registers, which a process does not have from the start.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn may_use_tiles() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_ulong = 18;
+    // SAFETY: the call takes two numbers and touches no memory of ours.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn may_use_tiles() -> bool {
+    false
+}
+
+/// Flags that choose the instructions of a target's kernels. The machine's own level is whatever the compiler finds here, which
+/// may be more; then, and only then, kernels depend on the very processor.
+pub(crate) fn flags(target: &Target) -> &'static [&'static str] {
+    match target.kind {
+        TargetKind::Host { simd } if simd != host_simd() => host::instructions(simd),
+        _ => &[NATIVE],
+    }
+}
+
+/// The flag that stands for all that this processor has.
+pub(crate) const NATIVE: &str = "-march=native";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_end_with_the_best_and_have_flags_of_their_own() {
+        let levels = host_levels();
+        assert_eq!((levels[0], levels.last()), (Simd::Plain, Some(&host_simd())));
+        let all: Vec<_> = levels.iter().map(|s| flags(&Target::host(*s, 1, 0))).collect();
+        assert_eq!(all.last(), Some(&&[NATIVE][..]));
+        assert!((1..all.len()).all(|i| !all[..i].contains(&all[i])), "{all:?}");
+    }
+}
