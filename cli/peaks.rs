@@ -19,8 +19,8 @@ pub struct Peaks {
     pub bandwidth: f64,
 }
 
-/// Bytes that reading is measured on, more than caches hold, and bytes of one unit of it.
-const READ: usize = 256 << 20;
+/// Fewest and most bytes that reading is measured on, and bytes of one unit of it.
+const READ: [u64; 2] = [256 << 20, 1 << 30];
 const UNIT: usize = 1 << 20;
 /// Loop turns of a unit, and units of each thread: a few milliseconds.
 const TURNS: u64 = 128 << 10;
@@ -31,19 +31,22 @@ const TILE_TURNS: u64 = 8 << 10;
 const TRIES: [usize; 2] = [60, 12];
 
 impl Peaks {
-    /// Measures for a moment; takes 256 MiB. `None` where the vector instructions are not known here.
-    pub fn measure(machine: &Machine) -> Option<Peaks> {
+    /// Measures for a moment. Reading is measured on about as many bytes as the work reads again and again, 256 MiB to 1 GiB,
+    /// which this takes: what a last-level cache keeps of them, it keeps of the work's. `None` where the vector instructions
+    /// are not known here.
+    pub fn measure(machine: &Machine, again: u64) -> Option<Peaks> {
         let pool = &*machine.pool;
         let vector = Peaks::vector(machine)?;
-        let mut memory = Memory::zeroed(READ).ok()?; // as the weights lie: large pages where the system has them
+        let size = again.clamp(READ[0], READ[1]) as usize / UNIT * UNIT;
+        let mut memory = Memory::zeroed(size).ok()?; // as the weights lie: large pages where the system has them
         memory.bytes_mut().fill(1);
         let bytes = &*memory.bytes_mut();
         let read = fastest(TRIES[1], || {
-            pool.run(READ / UNIT, &|_, some| {
+            pool.run(size / UNIT, &|_, some| {
                 black_box(sum(black_box(&bytes[some.start * UNIT..some.end * UNIT])));
             })
         });
-        Some(Peaks { vector, matrix: Peaks::matrix(machine), bandwidth: READ as f64 / read })
+        Some(Peaks { vector, matrix: Peaks::matrix(machine), bandwidth: size as f64 / read })
     }
 
     /// Operations per second on operands of this type, without the measurement of memory.
