@@ -1,6 +1,9 @@
 //! What must be equal bit for bit: a ragged batch and its sequences alone, one thread and two, two compilations of one
 //! graph, a graph and what its JSON reads back as.
 
+mod cases;
+
+use crate::cases::{DENSE, EXPERTS, case};
 use astrai::batch::Batch;
 use astrai::machine::Machine;
 use astrai::model::Model;
@@ -10,39 +13,9 @@ use astrai_ir::{DType, Graph};
 use astrai_runtime::{Device, Dump, Options, Session, compile};
 use std::path::{Path, PathBuf};
 
-const CASES: [&str; 18] = [
-    "llama",
-    "qwen3",
-    "astrai_gqa",
-    "llama3_rope",
-    "qwen2",
-    "mistral",
-    "astrai_gqa_older",
-    "olmo2",
-    "glm4",
-    "phi3",
-    "gemma2",
-    "gemma3",
-    "mixtral",
-    "qwen3_moe",
-    "deepseek_v2",
-    "deepseek_v3",
-    "astrai_mla_moe",
-    "gpt_oss",
-];
-
 /// The cases that are in this repository or beside it.
 fn cases() -> Vec<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let find = |name: &&str| {
-        let places = [root.join("tests/golden"), root.join("../shared/golden")];
-        let found = places.into_iter().map(|p| p.join(name)).find(|p| p.is_dir());
-        if found.is_none() {
-            println!("skipped: golden case {name} is not here");
-        }
-        found
-    };
-    let found: Vec<PathBuf> = CASES.iter().filter_map(find).collect();
+    let found: Vec<PathBuf> = DENSE.iter().chain(&EXPERTS).filter_map(|name| case(name)).collect();
     assert!(found.len() >= 2);
     found
 }

@@ -1,5 +1,8 @@
 //! Golden cases: logits and loss of reference implementations, through host kernels and through the interpreter.
 
+mod cases;
+
+use crate::cases::{DENSE, EXPERTS, case};
 use astrai::batch::Batch;
 use astrai::machine::Machine;
 use astrai::model::Model;
@@ -7,37 +10,7 @@ use astrai_builders::{Logits, Loss, Program};
 use astrai_ir::DType;
 use astrai_runtime::Device;
 use astrai_runtime::weights::Checkpoint;
-use std::path::{Path, PathBuf};
-
-const DENSE: [&str; 12] = [
-    "llama",
-    "qwen3",
-    "astrai_gqa",
-    "llama3_rope",
-    "qwen2",
-    "mistral",
-    "astrai_gqa_older",
-    "olmo2",
-    "glm4",
-    "phi3",
-    "gemma2",
-    "gemma3",
-];
-
-/// Mixtures of experts: routing flips on rounding, so bf16 is held to the interpreter and not to the reference.
-const EXPERTS: [&str; 6] =
-    ["mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "astrai_mla_moe", "gpt_oss"];
-
-/// The case in this repository, or beside it; a word when it is in neither.
-fn case(name: &str) -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let found = [root.join("tests/golden"), root.join("../shared/golden")].into_iter().map(|p| p.join(name));
-    let found = found.into_iter().find(|p| p.is_dir());
-    if found.is_none() {
-        println!("skipped: golden case {name} is not here");
-    }
-    found
-}
+use std::path::Path;
 
 fn logits_and_loss(case: &Path, device: Device, storage: DType) -> (Vec<f32>, Vec<f32>, f32, f32) {
     let golden = Checkpoint::open(&case.join("golden.safetensors")).unwrap();

@@ -1,6 +1,9 @@
 //! Prefill and decode over pages give what the full forward gives, bit for bit: token by token, in chunks, in mixed batches of
 //! sequences of different lengths whose pages are scattered; hostile tables are refused.
 
+mod cases;
+
+use crate::cases::{DENSE, EXPERTS, case};
 use astrai::batch::Batch;
 use astrai::machine::Machine;
 use astrai::model::{Model, plan, plan_within};
@@ -14,39 +17,9 @@ use astrai_serve::scheduler::batch::StepBatch;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-const CASES: [&str; 18] = [
-    "llama",
-    "qwen3",
-    "astrai_gqa",
-    "llama3_rope",
-    "qwen2",
-    "mistral",
-    "astrai_gqa_older",
-    "olmo2",
-    "glm4",
-    "phi3",
-    "gemma2",
-    "gemma3",
-    "mixtral",
-    "qwen3_moe",
-    "deepseek_v2",
-    "deepseek_v3",
-    "astrai_mla_moe",
-    "gpt_oss",
-];
-
 /// The cases that are in this repository or beside it.
 fn cases() -> Vec<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let find = |name: &&str| {
-        let places = [root.join("tests/golden"), root.join("../shared/golden")];
-        let found = places.into_iter().map(|p| p.join(name)).find(|p| p.is_dir());
-        if found.is_none() {
-            println!("skipped: golden case {name} is not here");
-        }
-        found
-    };
-    CASES.iter().filter_map(find).collect()
+    DENSE.iter().chain(&EXPERTS).filter_map(|name| case(name)).collect()
 }
 
 const CACHE: Cache = Cache { page: 4, pages: 43, table: 11 };

@@ -1,44 +1,17 @@
 //! `astrai verify`: whole, in f32, for every family; and its greedy part, tokens of the engine over its pages, in both types and
 //! with the interpreter in the kernels' place.
 
+use crate::cases::{DENSE, EXPERTS, case};
 use crate::fixture::{program, text, utf8};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
 
 const FAMILIES: [&str; 8] =
     ["llama", "qwen3", "astrai_gqa", "llama3_rope", "qwen2", "mistral", "astrai_gqa_older", "gpt_oss"];
 
-/// The other families with golden cases.
-const OTHERS: [&str; 10] = [
-    "olmo2",
-    "glm4",
-    "phi3",
-    "gemma2",
-    "gemma3",
-    "mixtral",
-    "qwen3_moe",
-    "deepseek_v2",
-    "deepseek_v3",
-    "astrai_mla_moe",
-];
-
-/// The case in this repository, or beside it; a word when it is in neither.
-fn case(name: &str) -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let found = ["tests/golden", "../shared/golden"]
-        .map(|p| root.join(p).join(name))
-        .into_iter()
-        .find(|p| p.is_dir());
-    if found.is_none() {
-        println!("skipped: golden case {name} is not here");
-    }
-    found
-}
-
 /// Logits, loss, every gradient, greedy tokens and the curve of a training run.
 #[test]
 fn every_case_is_verified_whole() {
-    for name in FAMILIES.iter().chain(&OTHERS) {
+    for name in DENSE.iter().chain(&EXPERTS) {
         let Some(case) = case(name) else { continue };
         let out = program(&["verify", text(&case), "--json"]).output().unwrap();
         assert!(out.status.success(), "{name}: {} {}", utf8(&out.stdout), utf8(&out.stderr));
