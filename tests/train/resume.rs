@@ -1,6 +1,6 @@
 //! Twenty runs killed at random moments and resumed: what is left at the end is what one run leaves that nobody disturbed.
 
-use crate::fixture::{assert_same, command, good, shared, small, stderr, text};
+use crate::fixture::{assert_same, command, shared, small, stderr, text};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
