@@ -1,5 +1,6 @@
 //! What this machine can do at best with the vector instructions of its target, measured: multiplications and additions of
-//! registers, products of the matrix unit's tiles and reading of memory, by all threads of a pool. Beside a benchmark's seconds stands then the least that they could have been.
+//! registers, products of the matrix unit's tiles and reading of memory, by all threads of a pool. Beside a benchmark's seconds
+//! stands then the least that they could have been.
 
 use crate::machine::Machine;
 use astrai_ir::{DType, Simd};

@@ -1,5 +1,8 @@
 //! Golden gradients: the gradient program of a model through host kernels against a reference implementation.
 
+#[path = "cases/find.rs"]
+mod find;
+
 use astrai::batch::Batch;
 use astrai::machine::Machine;
 use astrai::model::{Model, read_config};
@@ -7,17 +10,13 @@ use astrai_builders::{Logits, Loss, Program, build};
 use astrai_ir::{Anchor, DType, Op};
 use astrai_runtime::weights::Checkpoint;
 use astrai_runtime::{Device, Options, compile};
+use find::case;
 use std::path::Path;
 
 #[test]
 fn host_kernels_give_the_references_gradients() {
     for name in ["llama", "qwen3", "astrai_gqa", "olmo2", "glm4", "phi3", "gemma2", "gemma3", "gpt_oss"] {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let places = [root.join("tests/golden"), root.join("../shared/golden")];
-        let Some(case) = places.into_iter().map(|p| p.join(name)).find(|p| p.is_dir()) else {
-            println!("skipped: golden case {name} is not here");
-            continue;
-        };
+        let Some(case) = case(name) else { continue };
         let golden = Checkpoint::open(&case.join("golden.safetensors")).unwrap();
         let ids = golden.get("input_ids").unwrap();
         let (batch, seq) = (ids.shape()[0], ids.shape()[1]);

@@ -1,6 +1,9 @@
 //! A program of its own for tokens of answers: where there is one, it computes them, whatever is computed beside them; it takes no
 //! memory for what the other program reads alike; and where the same kernels suit both, there is one program.
 
+#[path = "cases/find.rs"]
+mod find;
+
 use astrai::greedy::continue_greedily;
 use astrai::machine::Machine;
 use astrai::model::{Model, read_config, served_fidelity};
@@ -16,6 +19,7 @@ use astrai_serve::engine::{End, Engine, Handle, Model as Steps, ModelError, Sett
 use astrai_serve::paged::PagedModel;
 use astrai_serve::request::{Request, Sampling};
 use astrai_serve::scheduler::batch::StepBatch;
+use find::case;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,16 +31,7 @@ const CACHE: Cache = Cache { page: 4, pages: 24, table: 11 };
 
 /// Golden cases whose pages hold latents.
 fn cases() -> Vec<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let find = |name: &str| {
-        let places = [root.join("tests/golden"), root.join("../shared/golden")];
-        let found = places.into_iter().map(|p| p.join(name)).find(|p| p.is_dir());
-        if found.is_none() {
-            println!("skipped: golden case {name} is not here");
-        }
-        found
-    };
-    ["deepseek_v2", "deepseek_v3"].into_iter().filter_map(find).collect()
+    ["deepseek_v2", "deepseek_v3"].into_iter().filter_map(case).collect()
 }
 
 /// A machine on which operations cost and nothing else does: small models then go the way of large ones.

@@ -138,7 +138,7 @@ impl Bench {
         let tokens = (batch * new) as f64;
         line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
         line.insert("new".into(), json!(new));
-        if let Some(peaks) = Peaks::measure(machine, decoding.session.weight_bytes().iter().sum()) {
+        if let Some(peaks) = Peaks::measure(machine, decoding.session(true).weight_bytes().iter().sum()) {
             let step: f64 =
                 costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, self.machine.storage())).sum();
             line.extend(floor(step * new as f64, &seconds));

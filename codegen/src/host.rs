@@ -30,7 +30,6 @@ const ATTENTION_TILES: &str = include_str!("host/attention_tiles.c");
 /// Flags with which a unit is compiled, beside those that choose its instructions; never `-ffast-math`.
 pub const FLAGS: &[&str] = &[
     "-O3",
-    "-mprefer-vector-width=512",
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -48,10 +47,17 @@ pub fn instructions(simd: Simd) -> &'static [&'static str] {
         Simd::Plain => &[],
         Simd::Neon => &["-march=armv8-a"],
         Simd::Avx2 => &["-march=x86-64-v3"],
-        Simd::Avx512 => &["-march=x86-64-v4"],
-        Simd::Amx => &["-march=x86-64-v4", "-mamx-tile", "-mamx-bf16"],
+        Simd::Avx512 => &["-march=x86-64-v4", WIDE],
+        Simd::Amx => &["-march=x86-64-v4", WIDE, "-mamx-tile", "-mamx-bf16"],
     }
 }
+
+/// Flags that let a unit use all that this processor has.
+pub const NATIVE: &[&str] =
+    if cfg!(target_arch = "x86_64") { &["-march=native", WIDE] } else { &["-march=native"] };
+
+/// Compilers of x86-64 halve the vectors of their own accord on processors that once ran slower with whole ones.
+const WIDE: &str = "-mprefer-vector-width=512";
 
 /// One translation unit of several kernels.
 pub fn unit(kernels: &[&Kernel]) -> String {

@@ -234,7 +234,13 @@ fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Vec<Siblings> {
         // A router's logits stay wide where everything around them is narrow, so its dot stays apart.
         let routes = users[id.index()].iter().any(|u| matches!(g.node(*u).op, Op::Route(_)));
         let plain = batch.is_empty() && *contract == [(rank - 1, 1)] && g.ty(w).rank() == 2 && !routes;
-        if !plain || leaf.fixed || users[w.index()].len() != 1 || is_output(g, w) || !allowed(&leaf.name) {
+        if !plain
+            || leaf.fixed
+            || leaf.rests
+            || users[w.index()].len() != 1
+            || is_output(g, w)
+            || !allowed(&leaf.name)
+        {
             continue;
         }
         // Of one joined weight a rank holds the same share of every part.

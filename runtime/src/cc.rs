@@ -2,7 +2,7 @@
 //! cached by (source, flags, compiler, and the processor where the flags say "native"), written atomically into a folder
 //! private to the user. Flags come of the target's vector instructions, so that one folder holds objects for several.
 
-use crate::simd::{self, NATIVE};
+use crate::simd;
 use crate::{Error, Program};
 use astrai_codegen::{Kernel, host};
 use astrai_ir::Target;
@@ -140,7 +140,7 @@ impl KernelCache {
     ) -> Result<PathBuf, Error> {
         let source = host::unit(kernels);
         let flags = [instructions, host::FLAGS].concat();
-        let processor = if flags.contains(&NATIVE) { features() } else { std::env::consts::ARCH.into() };
+        let processor = if instructions == host::NATIVE { features() } else { std::env::consts::ARCH.into() };
         let key = key(&[&source, &flags.join(" "), &compiler.identity, &processor, &EMITTER.to_string()]);
         let object = self.folder.join(format!("{key}.so"));
         if object.exists() {

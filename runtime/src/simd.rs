@@ -69,12 +69,9 @@ fn may_use_tiles() -> bool {
 pub(crate) fn flags(target: &Target) -> &'static [&'static str] {
     match target.kind {
         TargetKind::Host { simd } if simd != host_simd() => host::instructions(simd),
-        _ => &[NATIVE],
+        _ => host::NATIVE,
     }
 }
-
-/// The flag that stands for all that this processor has.
-pub(crate) const NATIVE: &str = "-march=native";
 
 #[cfg(test)]
 mod tests {
@@ -85,7 +82,7 @@ mod tests {
         let levels = host_levels();
         assert_eq!((levels[0], levels.last()), (Simd::Plain, Some(&host_simd())));
         let all: Vec<_> = levels.iter().map(|s| flags(&Target::host(*s, 1, 0))).collect();
-        assert_eq!(all.last(), Some(&&[NATIVE][..]));
+        assert_eq!(all.last(), Some(&host::NATIVE));
         assert!((1..all.len()).all(|i| !all[..i].contains(&all[i])), "{all:?}");
     }
 }

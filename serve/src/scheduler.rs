@@ -1,6 +1,6 @@
 //! Which tokens of which sequences the next step computes. In: sequences that come, go, and gain a token. Out: a
-//! [`StepBatch`] for each of the model's programs. A pure state machine without threads or clocks, so that every decision can be replayed and
-//! proved.
+//! [`StepBatch`] for each of the model's programs. A pure state machine without threads or clocks, so that every decision
+//! can be replayed and proved.
 //!
 //! A sequence waits or runs. It runs with pages for all its tokens; it is admitted only if these are there, and a page more
 //! for each running sequence. Each step gives one token to every sequence that has only its newest to compute, then the

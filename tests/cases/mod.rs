@@ -1,6 +1,8 @@
 //! The golden cases by name, for tests of every family.
 
-use std::path::{Path, PathBuf};
+mod find;
+
+pub use find::case;
 
 /// Families without experts.
 pub const DENSE: [&str; 12] = [
@@ -21,14 +23,3 @@ pub const DENSE: [&str; 12] = [
 /// Mixtures of experts: routing flips on rounding, so bf16 is held to the interpreter and not to the reference.
 pub const EXPERTS: [&str; 6] =
     ["mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "astrai_mla_moe", "gpt_oss"];
-
-/// The case in this repository, or beside it; a word when it is in neither.
-pub fn case(name: &str) -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let found = ["tests/golden", "../shared/golden"].map(|p| root.join(p).join(name));
-    let found = found.into_iter().find(|p| p.is_dir());
-    if found.is_none() {
-        println!("skipped: golden case {name} is not here");
-    }
-    found
-}

@@ -138,7 +138,7 @@ fn without_reductions_the_host_kernel_has_the_same_bits() {
     let unit = host::unit(&all.iter().flat_map(|p| &p.host).collect::<Vec<_>>());
     // All instructions of this processor, as the shim has: products and sums are fused alike.
     let flags = host::FLAGS.iter().map(|f| if *f == "-O3" { "-O1" } else { f });
-    let flags: Vec<&str> = flags.chain(["-march=native"]).collect();
+    let flags: Vec<&str> = flags.chain(host::NATIVE.iter().copied()).collect();
     let host = build(&cc, &flags, "c", &[unit]);
     for (part, library) in all.chunks(half(&all)).zip(&libraries) {
         for p in part {

@@ -7,7 +7,7 @@ use astrai_ir::{
     Anchor, Block, DType, Dim, Graph, NodeId, Precision, Real, Sizes, Symbol, Tape, Target, Tensor, Type,
     eval,
 };
-use astrai_runtime::{KernelCache, Options, Session, Value, compile, host_levels};
+use astrai_runtime::{KernelCache, Options, Program, Session, Value, compile, host_levels};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -52,15 +52,20 @@ fn outputs_of_every_sort() {
     t.all_native().run(&SIZES);
 }
 
-/// Threads that want the same kernels at once build them side by side, and none takes the other's half-done files.
-#[test]
-fn kernels_are_built_by_several_threads_at_once() {
-    let Some(tools) = machine().tools() else { return };
+/// A program of a kernel.
+fn one_kernel() -> Program {
     let mut t = Table::new();
     let x = t.x(rows(&[6]));
     let y = t.g.unary(UnaryKind::Exp, x).unwrap();
     t.case("exp", y);
-    let program = t.compiled();
+    t.compiled()
+}
+
+/// Threads that want the same kernels at once build them side by side, and none takes the other's half-done files.
+#[test]
+fn kernels_are_built_by_several_threads_at_once() {
+    let Some(tools) = machine().tools() else { return };
+    let program = one_kernel();
     for _ in 0..4 {
         let folder = tempfile::tempdir().unwrap();
         let cache = KernelCache::open(folder.path()).unwrap();
@@ -78,11 +83,7 @@ fn kernels_are_built_by_several_threads_at_once() {
 #[test]
 fn kernels_of_several_levels_lie_side_by_side() {
     let Some(tools) = machine().tools() else { return };
-    let mut t = Table::new();
-    let x = t.x(rows(&[6]));
-    let y = t.g.unary(UnaryKind::Exp, x).unwrap();
-    t.case("exp", y);
-    let program = t.compiled();
+    let program = one_kernel();
     let folder = tempfile::tempdir().unwrap();
     let cache = KernelCache::open(folder.path()).unwrap();
     let objects = || {

@@ -29,8 +29,11 @@ enum {
     NAME(amx_block) = (NAME(amx_tiles_near) < NAME(amx_highest) ? NAME(amx_tiles_near) : NAME(amx_highest)) * 32,
 };
 #define GROUPED_HEIGHT (GROUPED_MATRIX_UNIT ? NAME(amx_block) : NAME(block))
+/* Where sums are longer than the dot takes at once, those of so many panels wait. */
+#define GROUPED_WIDTH (GROUPED_MATRIX_UNIT && NAME(amx_depth) > NAME(amx_whole) ? NAME(amx_widest) : NAME(panels))
 #else
 #define GROUPED_HEIGHT NAME(block)
+#define GROUPED_WIDTH NAME(panels)
 #endif
 _Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=131072: a row is staged on the stack");
 
@@ -97,7 +100,8 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 static int64_t NAME(panel_groups)(const int64_t *dims)
 {
     int64_t blocks = NAME(blocks)(dims), wanted = (GROUPED_UNITS + blocks - 1) / blocks;
-    int64_t least = GROUPED_HEIGHT > NAME(block) ? (NAME(panels) + 7) / 8 : 4; /* the matrix unit's sums of 8 panels wait */
+    int64_t least = (NAME(panels) + GROUPED_WIDTH - 1) / GROUPED_WIDTH;
+    if (wanted < 4) wanted = 4;
     if (wanted < least) wanted = least;
     return wanted < NAME(panels) ? wanted : NAME(panels);
 }
@@ -233,3 +237,4 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef GROUPED_TABLE
 #undef GROUPED_MATRIX_UNIT
 #undef GROUPED_HEIGHT
+#undef GROUPED_WIDTH

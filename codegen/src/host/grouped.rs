@@ -22,8 +22,8 @@ fn offsets(region: &Region, product: NodeId) -> Result<usize, String> {
     buffer(region, offsets).ok_or_else(|| "the offsets of groups are no buffer".into())
 }
 
-/// The matrix unit's dot of one group: its rows, columns and sums, where `epilogue` (a call's arguments before `n0`) finds a
-/// row of the result, and the slots of its sides.
+/// The matrix unit's way, in front of the template: the dot of one group, its rows, columns and sums, the C expression of the
+/// row of the result where a group's begin, and the slots of its sides.
 fn matrix_unit(region: &Region, name: &str, sizes: [String; 3], row: &str, slots: &str) -> String {
     let symbols = region.graph.symbols.len();
     let mut d = String::new();
@@ -38,7 +38,8 @@ fn matrix_unit(region: &Region, name: &str, sizes: [String; 3], row: &str, slots
     define("EPILOGUE(m, n0, acc, valid)", format!("{name}_store(bufs, dims, {row} + (m), n0, acc, valid)"));
     d.push_str(slots);
     let end = undefine(&d);
-    format!("{d}{FREE_AMX}#undef DOT_MATRIX_UNIT\n{end}#define SYMBOLS {symbols}\n")
+    let own = format!("#define NAME(x) {name}_##x\n#define SYMBOLS {symbols}\n");
+    format!("{d}{FREE_AMX}#undef DOT_MATRIX_UNIT\n{end}{own}{AMX}{}", undefine(&own))
 }
 
 /// The kernel of a region around a grouped dot.
@@ -79,11 +80,7 @@ pub(super) fn kernel(region: &Region, name: &str) -> Result<String, String> {
     }
     let load = dot_prologue(region, name, x)?;
     let store = dot_epilogue(region, name, id)?;
-    Ok(format!(
-        "{load}{store}{matrix}{d}{}{GROUPED}{}",
-        if matrix.is_empty() { "" } else { AMX },
-        undefine(&d)
-    ))
+    Ok(format!("{load}{store}{matrix}{d}{GROUPED}{}", undefine(&d)))
 }
 
 /// The kernel of a region around sums of outer products by groups.
@@ -125,7 +122,7 @@ pub(super) fn outer_kernel(region: &Region, name: &str) -> Result<String, String
         matrix = matrix_unit(region, name, sizes, &format!("GROUP * {m}"), &slots);
     }
     let store = dot_epilogue(region, name, id)?;
-    Ok(format!("{store}{matrix}{d}{}{OUTER}{}", if matrix.is_empty() { "" } else { AMX }, undefine(&d)))
+    Ok(format!("{store}{matrix}{d}{OUTER}{}", undefine(&d)))
 }
 
 /// Bytes of scratch: the packed rows.

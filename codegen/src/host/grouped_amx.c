@@ -19,4 +19,3 @@ static void NAME(amx_part)(void *const *bufs, const int64_t *dims, const char *s
     NAME(amx_amx_unit)(bufs, own, scratch, near, packed, at[0], at[1], at[2], at[3]);
 }
 #endif
-#undef SYMBOLS
