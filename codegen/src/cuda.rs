@@ -73,7 +73,7 @@ pub fn emit(region: &Region, name: &str) -> Result<CudaKernel, String> {
     if region.anchor != Anchor::Loops {
         return Err(format!("no CUDA kernel of the archetype {:?}", region.anchor));
     }
-    let l = loops(region)?;
+    let l = loops(region, false)?;
     let mapping = mapping(region, &l);
     let block = threads(&l, mapping);
     let last = region.writes().first().and_then(|t| t.shape.last().cloned()).unwrap_or(Dim::from(1));

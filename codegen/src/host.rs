@@ -152,7 +152,7 @@ fn loops_kernel(region: &Region, name: &str) -> Result<String, String> {
     if let Some(made) = store_kernel(region, name).or_else(|| columns_kernel(region, name)) {
         return made;
     }
-    let l = loops(region)?;
+    let l = loops(region, true)?;
     let rows = over_dims(region, &l.rows);
     let units = match l.chunk {
         Some(n) => format!("({rows} + {}) / {n}", n - 1),

@@ -27,8 +27,8 @@ pub struct Loops {
     pub body: Vec<Stmt>,
 }
 
-/// Lowers a region whose outputs have one shape.
-pub fn loops(region: &Region) -> Result<Loops, String> {
+/// Lowers a region whose outputs have one shape; `nested`: a loop over the last axis may be two.
+pub fn loops(region: &Region, nested: bool) -> Result<Loops, String> {
     let g = &region.graph;
     let shape = g.ty(g.outputs()[0].1).shape.clone();
     if g.outputs().iter().any(|(_, id)| g.ty(*id).shape != shape) {
@@ -49,8 +49,9 @@ pub fn loops(region: &Region) -> Result<Loops, String> {
     let chunk = (lead.is_empty() && !shape.is_empty() && !has_statistics(region)).then_some(CHUNK);
     let segments: Vec<Segment> = match chunk {
         // Positions of a piece are `first + i`, piecewise operators decide at run time.
-        Some(_) => vec![Segment { start: Dim::from(0), len: last.clone(), step: 1 }],
-        None if whole => vec![Segment { start: Dim::from(0), len: last.clone(), step: 1 }],
+        Some(_) => vec![Segment::whole(last.clone())],
+        None if whole => vec![Segment::whole(last.clone())],
+        None if nested => lower.blocks(g.outputs()[0].1),
         None => lower.segments(g.outputs()[0].1),
     };
     for s in &segments {
@@ -63,7 +64,7 @@ pub fn loops(region: &Region) -> Result<Loops, String> {
 
 /// One loop over a segment of the last axis.
 fn stores(lower: &mut Lower, region: &Region, at: &[Index], s: &Segment, whole: bool) -> Result<(), String> {
-    let (var, positions) = lower.positions(s);
+    let (vars, positions) = lower.nest(s);
     lower.open();
     for p in &positions {
         let mut at = at.to_vec();
@@ -80,7 +81,8 @@ fn stores(lower: &mut Lower, region: &Region, at: &[Index], s: &Segment, whole: 
         made.into_iter().for_each(|s| lower.push(s));
     }
     let body = lower.close();
-    lower.push(Stmt::Loop { var, body });
+    let nest = |body, var| vec![Stmt::Loop { var, body }];
+    vars.into_iter().rev().fold(body, nest).into_iter().for_each(|s| lower.push(s));
     Ok(())
 }
 

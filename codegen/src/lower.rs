@@ -331,7 +331,7 @@ impl<'a> Lower<'a> {
         let (&inner, outer) = axes.split_last().ok_or("a reduction over no axis")?;
         let segments = match inner + 1 == ty.rank() {
             true => self.segments(x),
-            false => vec![Segment { start: Dim::from(0), len: ty.shape[inner].clone(), step: 1 }],
+            false => vec![Segment::whole(ty.shape[inner].clone())],
         };
         let sizes: Vec<Dim> = outer.iter().map(|&a| ty.shape[a].clone()).collect();
         let count = Dim::product(axes.iter().map(|&a| &ty.shape[a]));
@@ -368,7 +368,7 @@ impl<'a> Lower<'a> {
         };
         let sizes: Vec<Dim> = outer.iter().map(|p| l.shape[p.0].clone()).collect();
         let n = l.shape[*last_l].clone();
-        let segments = [Segment { start: Dim::from(0), len: n.clone(), step: 1 }];
+        let segments = [Segment::whole(n.clone())];
         let sum = self.at_depth(depth, |s| {
             s.accumulate(ReduceKind::Sum, DType::F32, &sizes, &segments, n, |s, vars, last| {
                 let (mut left, mut right) = (left.clone(), right.clone());

@@ -14,27 +14,31 @@ DOT_INLINE void dot_block_mk(float *dst, const void *src, int bf16, int64_t ld, 
 
 #define DOT_FAR_LINES 16 /* rows far apart come one by one: ask for them so many rows ahead */
 
-/* src[k][m], row length ld: transposed four by four. */
+/* src[k][m], row length ld: transposed by fours; rows that are left over go once more with some before them. */
 DOT_INLINE void dot_block_km(float *dst, const void *src, int bf16, int64_t ld, int64_t mr, int64_t kc)
 {
-    int64_t k4 = kc & ~(int64_t)3, m4 = mr & ~(int64_t)3;
-    for (int64_t k = 0; k < k4; k += 4) {
-        for (int i = 0; i < 4; i++) {
+    enum { STEPS = DOT_LANES == 16 ? 16 : 4 };
+    int64_t ks = mr < 4 ? 0 : kc & ~(int64_t)(STEPS - 1);
+    for (int64_t k = 0; k < ks; k += STEPS) {
+        for (int i = 0; i < STEPS; i++) {
             const char *far = (const char *)src + (k + DOT_FAR_LINES + i) * ld * (bf16 ? 2 : 4);
             __builtin_prefetch(far, 0, 3), __builtin_prefetch(far + (mr - 1) * (bf16 ? 2 : 4), 0, 3);
         }
-        for (int64_t m = 0; m < m4; m += 4) {
-            dot_v4 r0 = dot_widen4(src, bf16, k * ld + m), r1 = dot_widen4(src, bf16, (k + 1) * ld + m);
-            dot_v4 r2 = dot_widen4(src, bf16, (k + 2) * ld + m), r3 = dot_widen4(src, bf16, (k + 3) * ld + m);
-            dot_v4 a = __builtin_shufflevector(r0, r1, 0, 4, 1, 5), b = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
-            dot_v4 c = __builtin_shufflevector(r2, r3, 0, 4, 1, 5), d = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
+        for (int64_t at = 0; at < mr; at += 4) {
+            int64_t m = at + 4 <= mr ? at : mr - 4;
             float *to = dst + m * DOT_KC + k;
-            *(dot_v4_any *)to = __builtin_shufflevector(a, c, 0, 1, 4, 5);
-            *(dot_v4_any *)(to + DOT_KC) = __builtin_shufflevector(a, c, 2, 3, 6, 7);
-            *(dot_v4_any *)(to + 2 * DOT_KC) = __builtin_shufflevector(b, d, 0, 1, 4, 5);
-            *(dot_v4_any *)(to + 3 * DOT_KC) = __builtin_shufflevector(b, d, 2, 3, 6, 7);
+#if DOT_LANES == 16
+            dot_vf r[4];
+            dot_transpose4x4(r, src, bf16, k * ld + m, ld);
+            for (int i = 0; i < 4; i++) dot_save(to + i * DOT_KC, r[i]);
+#else
+            dot_v4 r[4];
+            for (int i = 0; i < 4; i++) r[i] = dot_widen4(src, bf16, (k + i) * ld + m);
+            dot_transpose4(r);
+            for (int i = 0; i < 4; i++) *(dot_v4_any *)(to + i * DOT_KC) = r[i];
+#endif
         }
     }
     for (int64_t m = 0; m < mr; m++)
-        for (int64_t k = m < m4 ? k4 : 0; k < kc; k++) dst[m * DOT_KC + k] = dot_widen(src, bf16, k * ld + m);
+        for (int64_t k = ks; k < kc; k++) dst[m * DOT_KC + k] = dot_widen(src, bf16, k * ld + m);
 }

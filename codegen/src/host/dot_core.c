@@ -244,26 +244,82 @@ DOT_INLINE dot_v4 dot_widen4(const void *src, int bf16, int64_t i)
     return (dot_v4)(__builtin_convertvector(*(const dot_h4_any *)((const uint16_t *)src + i), dot_u4) << 16);
 }
 
-/* src[n][k], row length ld, as a linear layer stores its weight: transposed four by four. */
+/* The 4 x 4 blocks r[i][j], transposed. */
+DOT_INLINE void dot_transpose4(dot_v4 r[4])
+{
+    dot_v4 a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
+    dot_v4 c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+    r[0] = __builtin_shufflevector(a, c, 0, 1, 4, 5), r[1] = __builtin_shufflevector(a, c, 2, 3, 6, 7);
+    r[2] = __builtin_shufflevector(b, d, 0, 1, 4, 5), r[3] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
+}
+
+#if DOT_LANES == 16
+typedef float dot_v8 __attribute__((vector_size(32)));
+
+/* Four blocks of 4 x 4 side by side: block b is rows src + (4b + i) * ld. Row j of the result has src[4b + i][j] at 4b + i. */
+DOT_INLINE void dot_transpose4x4(dot_vf r[4], const void *src, int bf16, int64_t at, int64_t ld)
+{
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        dot_v4 a = dot_widen4(src, bf16, at + i * ld), b = dot_widen4(src, bf16, at + (4 + i) * ld);
+        dot_v4 c = dot_widen4(src, bf16, at + (8 + i) * ld), d = dot_widen4(src, bf16, at + (12 + i) * ld);
+        dot_v8 low = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7);
+        dot_v8 high = __builtin_shufflevector(c, d, 0, 1, 2, 3, 4, 5, 6, 7);
+        r[i] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    }
+#define DOT_LANES_OF(x, y, i, j, k, l)                                                                                 \
+    __builtin_shufflevector(x, y, i, j, k, l, i + 4, j + 4, k + 4, l + 4, i + 8, j + 8, k + 8, l + 8, i + 12, j + 12,  \
+                            k + 12, l + 12)
+    dot_vf a = DOT_LANES_OF(r[0], r[1], 0, 16, 1, 17), b = DOT_LANES_OF(r[0], r[1], 2, 18, 3, 19);
+    dot_vf c = DOT_LANES_OF(r[2], r[3], 0, 16, 1, 17), d = DOT_LANES_OF(r[2], r[3], 2, 18, 3, 19);
+    r[0] = DOT_LANES_OF(a, c, 0, 1, 16, 17), r[1] = DOT_LANES_OF(a, c, 2, 3, 18, 19);
+    r[2] = DOT_LANES_OF(b, d, 0, 1, 16, 17), r[3] = DOT_LANES_OF(b, d, 2, 3, 18, 19);
+#undef DOT_LANES_OF
+}
+#endif
+
+/* src[n][k], row length ld, as a linear layer stores its weight: transposed by fours. */
 DOT_INLINE void dot_panel_nk(float *dst, const void *src, int bf16, int64_t ld, int64_t kc, int n)
 {
     int64_t k4 = kc & ~(int64_t)3;
-    int n4 = n & ~3;
+    int n4 = n & ~3, n16 = 0;
     if (n < DOT_NR) memset(dst, 0, (size_t)kc * DOT_NR * sizeof *dst);
+#if DOT_LANES == 16
+    n16 = n & ~15;
     for (int64_t k = 0; k < k4; k += 4)
-        for (int j = 0; j < n4; j += 4) {
-            dot_v4 r0 = dot_widen4(src, bf16, j * ld + k), r1 = dot_widen4(src, bf16, (j + 1) * ld + k);
-            dot_v4 r2 = dot_widen4(src, bf16, (j + 2) * ld + k), r3 = dot_widen4(src, bf16, (j + 3) * ld + k);
-            dot_v4 a = __builtin_shufflevector(r0, r1, 0, 4, 1, 5), b = __builtin_shufflevector(r0, r1, 2, 6, 3, 7);
-            dot_v4 c = __builtin_shufflevector(r2, r3, 0, 4, 1, 5), d = __builtin_shufflevector(r2, r3, 2, 6, 3, 7);
-            float *to = dst + k * DOT_NR + j;
-            *(dot_v4_any *)to = __builtin_shufflevector(a, c, 0, 1, 4, 5);
-            *(dot_v4_any *)(to + DOT_NR) = __builtin_shufflevector(a, c, 2, 3, 6, 7);
-            *(dot_v4_any *)(to + 2 * DOT_NR) = __builtin_shufflevector(b, d, 0, 1, 4, 5);
-            *(dot_v4_any *)(to + 3 * DOT_NR) = __builtin_shufflevector(b, d, 2, 3, 6, 7);
+        for (int j = 0; j < n16; j += 16) {
+            dot_vf r[4];
+            dot_transpose4x4(r, src, bf16, j * ld + k, ld);
+            for (int i = 0; i < 4; i++) dot_save(dst + (k + i) * DOT_NR + j, r[i]);
+        }
+#endif
+    for (int64_t k = 0; k < k4; k += 4)
+        for (int j = n16; j < n4; j += 4) {
+            dot_v4 r[4];
+            for (int i = 0; i < 4; i++) r[i] = dot_widen4(src, bf16, (j + i) * ld + k);
+            dot_transpose4(r);
+            for (int i = 0; i < 4; i++) *(dot_v4_any *)(dst + (k + i) * DOT_NR + j) = r[i];
         }
     for (int j = 0; j < n; j++)
         for (int64_t k = j < n4 ? k4 : 0; k < kc; k++) dst[k * DOT_NR + j] = dot_widen(src, bf16, j * ld + k);
+}
+
+/* Asks for part `part` of `parts` of a block that is packed next: rows of `bytes`, so far apart. A packer alone waits for
+ * each line; tiles compute meanwhile. */
+DOT_INLINE void dot_fetch(const void *src, int64_t apart, int64_t rows, int64_t bytes, int64_t part, int64_t parts)
+{
+    for (int64_t r = rows * part / parts; r < rows * (part + 1) / parts; r++)
+        for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch((const char *)src + r * apart + b, 0, 2);
+}
+
+DOT_INLINE void dot_fetch_nk(const void *src, int bf16, int64_t ld, int64_t kc, int n, int64_t part, int64_t parts)
+{
+    dot_fetch(src, ld << (2 - bf16), n, kc << (2 - bf16), part, parts);
+}
+
+DOT_INLINE void dot_fetch_kn(const void *src, int bf16, int64_t ld, int64_t kc, int n, int64_t part, int64_t parts)
+{
+    dot_fetch(src, ld << (2 - bf16), kc, (int64_t)n << (2 - bf16), part, parts);
 }
 
 #if defined(__AMX_BF16__) && defined(__linux__)

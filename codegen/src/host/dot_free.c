@@ -10,6 +10,7 @@
  *     PROLOGUE_ROW(m, row)          writes A(m, 0..DOT_ROW) as f32 to `row`; DOT_ROW is DOT_K as a literal
  *     LOAD_A(dst, m, mr, k0, kc)    writes A(m .. m + mr, k0 .. k0 + kc) to dst[mr][DOT_KC]
  *   LOAD_PANEL(dst, n0, n, k0, kc)  writes B(k0 .. k0 + kc, n0 .. n0 + n) to dst[kc][32], zeros beyond n
+ *   FETCH_PANEL(n0, n, k0, kc, part, parts)   asks for a part of the same block ahead of its time
  *   EPILOGUE(m, n0, acc, valid)   consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
  *
  * Slots see `bufs` and `dims`. Phase 0 packs the left side into scratch, once; phase 1 packs blocks of panels where it uses
@@ -17,7 +18,7 @@
  * packed dot on the same numbers. Where `dot_free_amx.c` came before and the system admits the matrix unit, that is the way
  * taken; then scratch holds only the rows of a PROLOGUE_ROW, as bf16.
  */
-#define DOT_TILES_PER_UNIT (512 / DOT_MR) /* so many rows share a panel that packing it hardly counts */
+#define DOT_TILES_PER_UNIT ((512 + DOT_MR - 1) / DOT_MR) /* so many rows share a panel that packing it hardly counts */
 #define DOT_PANELS_PER_UNIT 8
 #define DOT_TILES_PER_PACK 4
 #define DOT_UNITS 32
@@ -122,7 +123,11 @@ static void NAME(unit)(void *const *bufs, const int64_t *dims, const float *pack
             int64_t n0 = q * DOT_NR;
             int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
             LOAD_PANEL(w, n0, valid, k, kc);
+            int64_t next_k = q + 1 < p_end ? k : k + DOT_KC, next_n = (q + 1 < p_end ? q + 1 : p) * DOT_NR;
+            int64_t next_kc = DOT_K - next_k < DOT_KC ? DOT_K - next_k : DOT_KC;
+            int next_valid = DOT_N - next_n < DOT_NR ? (int)(DOT_N - next_n) : DOT_NR;
             for (int64_t i = t; i < t_end; i++) {
+                if (next_k < DOT_K) FETCH_PANEL(next_n, next_valid, next_k, next_kc, i - t, t_end - t);
                 int64_t m = NAME(row)(dims, i), mr = NAME(row)(dims, i + 1) - m;
                 int64_t next = i + 1 < t_end ? i + 1 : t, next_m = NAME(row)(dims, next);
                 const float *next_a = packed + next_m * depth + k * (NAME(row)(dims, next + 1) - next_m);
@@ -170,6 +175,7 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef PROLOGUE_ROW
 #undef LOAD_A
 #undef LOAD_PANEL
+#undef FETCH_PANEL
 #undef ROWS_AT
 #undef ROWS_LINE
 #undef ROWS_ALONG

@@ -103,22 +103,10 @@ fn free_slots(region: &Region, p: &Parts, out: &mut String) -> Result<(), String
         right.step_by("batch", region, &b.right);
     }
     match &left {
-        Some(s) => {
-            let (order, at) = (s.order("mk", "km"), s.at("k0"));
-            let _ = writeln!(
-                out,
-                "#define LOAD_A(dst, m, mr, k0, kc) dot_block_{order}(dst, {at}, {}, {}, mr, kc)",
-                s.narrow, s.row
-            );
-        }
+        Some(s) => out.push_str(&s.rows_slot()),
         None => _ = writeln!(out, "#define DOT_ROW {k}"),
     }
-    let (order, at) = (right.order("nk", "kn"), right.at("k0"));
-    let _ = writeln!(
-        out,
-        "#define LOAD_PANEL(dst, n0, n, k0, kc) dot_panel_{order}(dst, {at}, {}, {}, kc, n)",
-        right.narrow, right.row
-    );
+    out.push_str(&right.panel_slots(""));
     let narrow = |s: &Source| s.narrow == 1;
     let is_narrow_row = || is_widened(&region.graph, region.graph.node(p.dot).args[0]);
     let single = p.form.batch.is_none();
@@ -186,6 +174,26 @@ impl Source {
     /// The address of the element `k` of the sum.
     pub(super) fn at(&self, k: &str) -> String {
         format!("{} + ({k}) * (int64_t){}", self.begin, self.step)
+    }
+
+    /// The slot that packs a block of rows of this side.
+    pub(super) fn rows_slot(&self) -> String {
+        let (order, at) = (self.order("mk", "km"), self.at("k0"));
+        format!(
+            "#define LOAD_A(dst, m, mr, k0, kc) dot_block_{order}(dst, {at}, {}, {}, mr, kc)\n",
+            self.narrow, self.row
+        )
+    }
+
+    /// Slots that pack a block of columns of this side, and that ask for it before; `which` are their first arguments, each
+    /// with its comma.
+    pub(super) fn panel_slots(&self, which: &str) -> String {
+        let (order, at, narrow, row) = (self.order("nk", "kn"), self.at("k0"), self.narrow, &self.row);
+        let block = format!("{at}, {narrow}, {row}, kc, n");
+        format!(
+            "#define LOAD_PANEL(dst, {which}n0, n, k0, kc) dot_panel_{order}(dst, {block})\n\
+             #define FETCH_PANEL({which}n0, n, k0, kc, part, parts) dot_fetch_{order}({block}, part, parts)\n"
+        )
     }
 
     pub(super) fn order<'a>(&self, along: &'a str, across: &'a str) -> &'a str {

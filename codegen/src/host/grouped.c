@@ -8,7 +8,8 @@
  *   EPILOGUE(m, n0, acc, valid)     consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
  *   one source of the matrices:
  *     DOT_WEIGHT_F32 / DOT_WEIGHT_BF16   address of packed panels, those of a group one after another
- *     LOAD_PANEL(dst, e, n0, n, k0, kc)  writes columns n0 .. n0 + n of matrix e to dst[kc][32], zeros beyond n
+ *     LOAD_PANEL(dst, e, n0, n, k0, kc)  writes columns n0 .. n0 + n of matrix e to dst[kc][32], zeros beyond n, and
+ *     FETCH_PANEL(e, n0, n, k0, kc, part, parts)   asks for a part of the same block ahead of its time
  *
  * Rows of a group are cut into blocks, blocks into tiles of near-equal height. Units are counted by what there may be at
  * most, for how many rows a group has is data; those beyond the last block return at once. Phase 0 packs the rows of a block
@@ -171,9 +172,15 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
             int64_t n0 = p * DOT_NR;
             int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
             LOAD_PANEL(w, r->group, n0, valid, k, kc);
+            int64_t next_k = k + kc < DOT_K ? k + kc : 0, next_n = next_k > 0 ? n0 : n0 + DOT_NR;
+            int64_t next_kc = DOT_K - next_k < DOT_KC ? DOT_K - next_k : DOT_KC;
+            int next_valid = DOT_N - next_n < DOT_NR ? (int)(DOT_N - next_n) : DOT_NR;
 #endif
 #endif
             for (int64_t t = 0; t < r->tiles; t++) {
+#ifdef FETCH_PANEL
+                if (next_n < DOT_N) FETCH_PANEL(r->group, next_n, next_valid, next_k, next_kc, t, r->tiles);
+#endif
                 int64_t m = NAME(row)(r, t), mr = NAME(row)(r, t + 1) - m;
                 int64_t next = t + 1 < r->tiles ? t + 1 : 0, next_m = NAME(row)(r, next);
                 const float *next_a = packed + next_m * NAME(depth) + k * (NAME(row)(r, next + 1) - next_m);

@@ -63,12 +63,9 @@ pub(super) fn kernel(region: &Region, name: &str) -> Result<String, String> {
     if region.layouts[right] == Layout::Panels {
         define(if narrow { "DOT_WEIGHT_BF16" } else { "DOT_WEIGHT_F32" }, format!("bufs[{right}]"));
     } else {
-        let s = Source::new(region, &form.right, right, "n0");
-        let (order, at, group) = (s.order("nk", "kn"), s.at("k0"), over_dims(region, &form.group));
-        define(
-            "LOAD_PANEL(dst, e, n0, n, k0, kc)",
-            format!("dot_panel_{order}(dst, {at} + (e) * (int64_t){group}, {}, {}, kc, n)", s.narrow, s.row),
-        );
+        let mut s = Source::new(region, &form.right, right, "n0");
+        s.step_by("e", region, &form.group);
+        d.push_str(&s.panel_slots("e, "));
         if narrow && is_widened(&region.graph, x) {
             let mut s = Source::new(region, &form.right, right, "n0");
             s.step_by("GROUP", region, &form.group);
@@ -89,36 +86,25 @@ pub(super) fn outer_kernel(region: &Region, name: &str) -> Result<String, String
     let node = region.graph.node(id);
     let (sides, groups) =
         GroupedForm::outer(&region.graph, id).ok_or("a grouped outer product without a form")?;
-    let mut d = String::new();
+    let source = |side: usize, free| {
+        let at = buffer(region, sides[side].base).ok_or("a side of an outer product is no buffer")?;
+        Ok::<_, String>(Source::new(region, &sides[side], at, free))
+    };
+    let width =
+        |side: usize| region.graph.ty(node.args[side]).shape[1].size().ok_or("widths of rows are literal");
+    let (left, right, m, n) = (source(0, "m")?, source(1, "n0")?, width(0)?, width(1)?);
+    let mut d = left.rows_slot() + &right.panel_slots("");
     let mut define = |key: &str, value: String| _ = writeln!(d, "#define {key} {value}");
     define("NAME(x)", format!("{name}_##x"));
     define("OFFSETS", format!("((const int32_t *)bufs[{}])", offsets(region, id)?));
-    define("GROUPS", groups.to_string());
-    let sizes = [("DOT_M", 0), ("DOT_N", 1)];
-    let mut widths = vec![];
-    for (key, arg) in sizes {
-        let size = region.graph.ty(node.args[arg]).shape[1].size().ok_or("widths of rows are literal")?;
-        define(key, size.to_string());
-        widths.push(size.to_string());
-    }
-    let loads = [
-        ("LOAD_A(dst, m, mr, k0, kc)", "dot_block_km", "m", "mr, kc"),
-        ("LOAD_PANEL(dst, n0, n, k0, kc)", "dot_panel_kn", "n0", "kc, n"),
-    ];
-    let mut sources = vec![];
-    for ((key, load, free, sizes), side) in loads.into_iter().zip(&sides) {
-        let at = buffer(region, side.base).ok_or("a side of an outer product is no buffer")?;
-        let s = Source::new(region, side, at, free);
-        define(key, format!("{load}(dst, {}, {}, {}, {sizes})", s.at("k0"), s.narrow, s.row));
-        sources.push(s);
+    for (key, value) in [("GROUPS", groups), ("DOT_M", m), ("DOT_N", n)] {
+        define(key, value.to_string());
     }
     define("EPILOGUE(m, n0, acc, valid)", format!("{name}_store(bufs, dims, m, n0, acc, valid)"));
     let mut matrix = String::new();
-    if let ([left, right], [m, n]) = (&sources[..], &widths[..])
-        && left.narrow + right.narrow == 2
-    {
-        let slots = matrix_slots(Some(left), right, ["", "FIRST + "]);
-        let sizes = [m.clone(), n.clone(), "COUNT".into()];
+    if left.narrow + right.narrow == 2 {
+        let slots = matrix_slots(Some(&left), &right, ["", "FIRST + "]);
+        let sizes = [m.to_string(), n.to_string(), "COUNT".into()];
         matrix = matrix_unit(region, name, sizes, &format!("GROUP * {m}"), &slots);
     }
     let store = dot_epilogue(region, name, id)?;

@@ -6,6 +6,7 @@
  *   GROUPS, DOT_M, DOT_N            literals; OFFSETS: i32 [GROUPS + 1], ascending from 0 to the rows
  *   LOAD_A(dst, m, mr, k0, kc)      writes A(k0 .. k0 + kc, m .. m + mr) to dst[mr][DOT_KC]
  *   LOAD_PANEL(dst, n0, n, k0, kc)  writes B(k0 .. k0 + kc, n0 .. n0 + n) to dst[kc][32], zeros beyond n
+ *   FETCH_PANEL(n0, n, k0, kc, part, parts)   asks for a part of the same block ahead of its time
  *   EPILOGUE(m, n0, acc, valid)     consumes columns n0 .. n0 + valid of row m of the result
  *
  * A unit is a block of rows of one matrix by a group of panels; a group without rows gives zeros. Rows ascend in one
@@ -40,7 +41,11 @@ static void NAME(unit)(void *const *bufs, const int64_t *dims, int64_t e, int64_
             int64_t n0 = q * DOT_NR;
             int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
             LOAD_PANEL(w, n0, valid, k, kc);
+            int64_t next_k = q + 1 < p_end ? k : k + DOT_KC, next_n = (q + 1 < p_end ? q + 1 : p) * DOT_NR;
+            int64_t next_kc = end - next_k < DOT_KC ? end - next_k : DOT_KC;
+            int next_valid = DOT_N - next_n < DOT_NR ? (int)(DOT_N - next_n) : DOT_NR;
             for (int64_t t = 0; t < tiles; t++) {
+                if (next_k < end) FETCH_PANEL(next_n, next_valid, next_k, next_kc, t, tiles);
                 int64_t m = t * rows / tiles, mr = (t + 1) * rows / tiles - m;
                 const float *at = a + m * DOT_KC;
                 table[mr - 1](at, w, 0, kc, c + ((q - p) * rows + m) * DOT_NR, k == begin, at, at);
