@@ -105,9 +105,13 @@ pub struct Compile {
     /// Print which rules fired on a layer kind ("main": the graph around the layers), kernels and bytes before and after
     #[arg(long, value_name = "KIND", conflicts_with_all = ["json", "dump_after", "no_saturate"])]
     explain: Option<String>,
-    /// Ranks along each axis: data (dp), experts (ep), tensors (tp), such as tp=8,dp=2; plans the program of one rank
+    /// Ranks along each axis: stages of layers (pp), data (dp), experts (ep), tensors (tp), such as tp=8,dp=2; plans the program
+    /// of one rank
     #[arg(long, value_name = "AXES")]
     mesh: Option<MeshFlag>,
+    /// Which of the stages of --mesh pp=N is planned
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    stage: usize,
     /// Refuse a config.json with unknown keys instead of warning
     #[arg(long)]
     strict: bool,
@@ -199,7 +203,7 @@ impl Compile {
         let mut report = summary(&planned, subject.parameters, subject.build_seconds + seconds)?;
         report.extend(subject.about.as_object().cloned().unwrap_or_default());
         if self.mesh.is_some() {
-            mesh::report(&mut report, &[&planned])?;
+            mesh::report(&mut report, &[&planned], &options.shards.mesh, self.stage)?;
         }
         let explained = match &self.explain {
             Some(kind) => {
@@ -247,7 +251,7 @@ impl Compile {
             "dtype": self.machine.storage().name(),
         });
         let leaves = placements(&config, &mesh, &graph);
-        let shards = Shards { mesh, leaves, trained: false };
+        let shards = Shards { mesh, leaves, stage: self.stage, trained: false };
         Ok(Subject { graph, parameters: config.parameter_count(), about, build_seconds, shards })
     }
 
@@ -255,6 +259,7 @@ impl Compile {
     fn given(&self, value: &Value) -> Result<Subject, Failure> {
         let set = [
             ("--mesh", self.mesh.is_some()),
+            ("--stage", self.stage > 0),
             ("--for", self.purpose.is_some()),
             ("--batch", self.batch.is_some()),
             ("--seq", self.seq.is_some()),

@@ -4,10 +4,13 @@
 use astrai::machine::Machine;
 use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, Ranks, build, placements};
 use astrai_ir::ops::Op;
+use astrai_ir::shard::STAGES;
 use astrai_ir::{
-    DType, Dim, Graph, Mesh, Placement, Precision, Sharding, Sizes, Tensor, eval, eval_ranks, json,
+    DType, Dim, Graph, Mesh, Placement, Precision, Sharding, Sizes, Stage, Tensor, eval, eval_stages, json,
 };
-use astrai_passes::{GRAD, Gradients, Shards, canonicalise, differentiate, differentiate_over, shard};
+use astrai_passes::{
+    GRAD, Gradients, Shards, canonicalise, differentiate, differentiate_over, pipeline, shard,
+};
 use astrai_runtime::{Device, Options, compile};
 use astrai_train::engine::Plan;
 use astrai_train::settings::{Settings, Storage};
@@ -95,30 +98,37 @@ fn close(what: &str, got: &Tensor, want: &Tensor) {
     }
 }
 
-/// A model in pieces: the sequences of each data rank, the mesh, the graph of a rank and what ranks hold of the leaves.
+/// A model in pieces: the sequences of each data rank, the mesh of a stage's ranks, the graph of a rank of each stage and what
+/// ranks hold of its leaves.
 struct Pieces {
     mesh: Mesh,
     shards: usize,
-    placed: HashMap<String, Sharding>,
-    graph: Graph,
+    stages: Vec<(Graph, HashMap<String, Sharding>)>,
 }
 
 fn pieces(config: &ModelConfig, program: &Program, ranks: Ranks, trained: bool) -> Pieces {
     let graph = build(config, program).unwrap();
     let mesh = ranks.mesh(config).unwrap();
-    let shards = Shards { leaves: placements(config, &mesh, &graph), mesh: mesh.clone(), trained };
-    let mut graph = shard(&graph, &shards).unwrap();
-    let of = |n: &astrai_ir::Node| Some((n.op.leaf_name()?.to_string(), n.sharding.clone()));
-    let placed = graph.nodes().iter().filter_map(of).collect();
-    // What the dump says is what was made.
-    let again = json::read_json(&json::write_json(&graph)).unwrap();
-    assert_eq!(again.to_string(), graph.to_string());
-    if trained {
-        let over = shards.data_axes();
-        graph = differentiate_over(&graph, "loss", Gradients::default(), &over).unwrap();
-        graph = canonicalise(&graph).unwrap();
-    }
-    Pieces { mesh, shards: ranks.dp * ranks.ep, placed, graph }
+    let leaves = placements(config, &mesh, &graph);
+    let shards = Shards { leaves, mesh: mesh.clone(), stage: 0, trained };
+    let stage = |i: usize| {
+        let part = shards.stages().map_or(graph.clone(), |axis| pipeline(&graph, axis, i).unwrap());
+        let mut part = shard(&part, &shards).unwrap();
+        let of = |n: &astrai_ir::Node| Some((n.op.leaf_name()?.to_string(), n.sharding.clone()));
+        let placed = part.nodes().iter().filter_map(of).collect();
+        // What the dump says is what was made.
+        let again = json::read_json(&json::write_json(&part)).unwrap();
+        assert_eq!(again.to_string(), part.to_string());
+        if trained {
+            let over = shards.data_axes();
+            part = differentiate_over(&part, "loss", Gradients::default(), &over).unwrap();
+            part = canonicalise(&part).unwrap();
+        }
+        (part, placed)
+    };
+    let stages = (0..ranks.pp).map(stage).collect();
+    let axes = mesh.axes.iter().filter(|a| a.name != STAGES).cloned().collect();
+    Pieces { mesh: Mesh { axes }, shards: ranks.dp * ranks.ep, stages }
 }
 
 impl Pieces {
@@ -128,14 +138,30 @@ impl Pieces {
         at[0] * self.mesh.axes[1].size + at[1]
     }
 
-    /// Every rank's outputs, for the tokens of each data rank.
-    fn run(&self, weights: &Values, given: &[Values]) -> Vec<Vec<(String, Tensor)>> {
-        let of_rank = |rank: usize| {
-            let cut = |(n, t): (&String, &Tensor)| (n.clone(), piece(t, &self.placed[n], &self.mesh, rank));
-            let weights = weights.iter().filter(|(n, _)| self.placed.contains_key(*n)).map(cut);
-            weights.chain(given[self.share(rank)].clone()).collect::<Values>()
+    /// What a rank of a stage holds of a leaf; `None`: it is not there.
+    fn placed(&self, stage: usize, leaf: &str) -> Option<&Sharding> {
+        self.stages[stage].1.get(leaf)
+    }
+
+    /// The outputs of every rank of each stage, for the tokens of each data rank.
+    fn run(&self, weights: &Values, given: &[Values]) -> Vec<Vec<Vec<(String, Tensor)>>> {
+        let stage = |i: usize| {
+            let of_rank = |rank: usize| {
+                let cut = |(n, t): (&String, &Tensor)| {
+                    Some((n.clone(), piece(t, self.placed(i, n)?, &self.mesh, rank)))
+                };
+                let weights = weights.iter().filter_map(cut);
+                weights.chain(given[self.share(rank)].clone()).collect::<Values>()
+            };
+            let all: Vec<Values> = (0..self.mesh.ranks()).map(of_rank).collect();
+            Stage { graph: &self.stages[i].0, leaves: all, sizes: self.sizes(given) }
         };
-        let all: Vec<Values> = (0..self.mesh.ranks()).map(of_rank).collect();
+        let stages: Vec<Stage> = (0..self.stages.len()).map(stage).collect();
+        eval_stages(&stages, &self.mesh, Precision { exact: true }).unwrap()
+    }
+
+    /// The sizes of each rank.
+    fn sizes(&self, given: &[Values]) -> Vec<Sizes> {
         // Rows of the ranks that exchange them: those of one dp rank, along ep.
         let ep = self.mesh.axes[1].size;
         let sizes = |rank: usize| {
@@ -148,13 +174,24 @@ impl Pieces {
                 ("context".to_string(), given[self.share(rank)].get("pages").map_or(0, |v| v.len() as u64)),
             ])
         };
-        let sizes: Vec<Sizes> = (0..self.mesh.ranks()).map(sizes).collect();
-        eval_ranks(&self.graph, &self.mesh, &all, &sizes, Precision { exact: true }).unwrap()
+        (0..self.mesh.ranks()).map(sizes).collect()
     }
 }
 
-const MESHES: [(usize, usize, usize); 7] =
-    [(1, 1, 2), (1, 1, 4), (2, 1, 1), (2, 1, 2), (1, 2, 1), (1, 2, 2), (2, 2, 2)];
+/// Ranks along pp, dp, ep, tp.
+const MESHES: [[usize; 4]; 11] = [
+    [1, 1, 1, 2],
+    [1, 1, 1, 4],
+    [1, 2, 1, 1],
+    [1, 2, 1, 2],
+    [1, 1, 2, 1],
+    [1, 1, 2, 2],
+    [1, 2, 2, 2],
+    [2, 1, 1, 1],
+    [2, 1, 1, 2],
+    [2, 2, 1, 1],
+    [2, 1, 2, 1],
+];
 
 /// Golden configurations and meshes that go with them. Four ranks share two key heads.
 fn each(check: impl Fn(&str, &ModelConfig, Ranks)) {
@@ -173,8 +210,8 @@ fn each(check: impl Fn(&str, &ModelConfig, Ranks)) {
     ] {
         let Some(path) = found("golden", &format!("{name}/config.json")) else { continue };
         let config = ModelConfig::read(&path).unwrap().config;
-        for (dp, ep, tp) in MESHES {
-            let ranks = Ranks { dp, ep, tp };
+        for [pp, dp, ep, tp] in MESHES {
+            let ranks = Ranks { pp, dp, ep, tp };
             match ranks.mesh(&config) {
                 Ok(_) => check(name, &config, ranks),
                 Err(e) => println!("{name}: {e}"),
@@ -201,15 +238,21 @@ fn losses_and_gradients_on_ranks_are_those_of_the_whole() {
             eval(&whole, &given, &sizes, Precision { exact: true }).unwrap()
         };
         let given: Vec<Values> = (0..shares).map(|i| inputs(&lengths[i], 2 * i)).collect();
-        for (rank, outs) in of_rank.run(&weights, &given).iter().enumerate() {
-            for (label, want) in &want {
-                let (_, got) = outs.iter().find(|(n, _)| n == label).unwrap();
-                let want = match label.strip_prefix(GRAD) {
-                    Some(w) => piece(want, &of_rank.placed[w], &of_rank.mesh, rank),
-                    None => want.clone(),
-                };
-                close(&format!("{name} {ranks:?}, rank {rank}: {label}"), got, &want);
+        let got = of_rank.run(&weights, &given);
+        for (label, want) in &want {
+            let mut stages = 0;
+            for (stage, ranks_of) in got.iter().enumerate() {
+                for (rank, outs) in ranks_of.iter().enumerate() {
+                    let Some((_, got)) = outs.iter().find(|(n, _)| n == label) else { continue };
+                    let want = match label.strip_prefix(GRAD) {
+                        Some(w) => piece(want, of_rank.placed(stage, w).unwrap(), &of_rank.mesh, rank),
+                        None => want.clone(),
+                    };
+                    close(&format!("{name} {ranks:?}, stage {stage}, rank {rank}: {label}"), got, &want);
+                    stages += usize::from(rank == 0);
+                }
             }
+            assert!(stages > 0, "{name} {ranks:?}: no rank has {label}");
         }
     });
 }
@@ -236,16 +279,19 @@ fn prefill_over_pages_on_ranks_is_that_of_the_whole() {
         };
         let given: Vec<Values> = (0..shares).map(given).collect();
         let got = of_rank.run(&weights, &given);
-        for (rank, outs) in got.iter().enumerate() {
+        for rank in 0..of_rank.mesh.ranks() {
             let values = weights.clone().into_iter().chain(given[of_rank.share(rank)].clone()).collect();
             let context = Sizes::from([("context".to_string(), 2)]);
             let want = eval(&whole, &values, &context, Precision { exact: true }).unwrap();
-            for ((label, got), (_, want)) in outs.iter().zip(&want) {
-                let want = match of_rank.placed.get(label) {
+            for (label, want) in &want {
+                let has = |stage: &usize| got[*stage][rank].iter().any(|(n, _)| n == label);
+                let stage = (0..ranks.pp).find(has).unwrap_or_else(|| panic!("{name} {ranks:?}: no {label}"));
+                let (_, got) = got[stage][rank].iter().find(|(n, _)| n == label).unwrap();
+                let want = match of_rank.placed(stage, label) {
                     Some(state) => piece(want, state, &of_rank.mesh, rank),
                     None => want.clone(),
                 };
-                close(&format!("{name} {ranks:?}, rank {rank}: {label}"), got, &want);
+                close(&format!("{name} {ranks:?}, stage {stage}, rank {rank}: {label}"), got, &want);
             }
         }
     });
@@ -261,12 +307,14 @@ fn planned(config: &ModelConfig, ranks: Ranks) -> (astrai_runtime::Program, Plan
     let program = Program { logits: Logits::Last, ..Program::full(1, 4096) };
     let graph = build(config, &program).unwrap();
     let mesh = ranks.mesh(config).unwrap();
-    let shards = Shards { leaves: placements(config, &mesh, &graph), mesh: mesh.clone(), trained: false };
+    let shards =
+        Shards { leaves: placements(config, &mesh, &graph), mesh: mesh.clone(), stage: 0, trained: false };
     let options = Options { storage: DType::BF16, shards, ..Options::default() };
     let prefill = compile(&graph, &machine.target, &options).unwrap();
     let settings = Settings { batch: 1, seq: 4096, dtype: Storage::Bf16, ..Settings::default() };
     let recipe = astrai::train::recipe(&settings);
-    let plan = Plan::on_ranks(config, &recipe, &machine.target, astrai_runtime::Dump::None, &mesh).unwrap();
+    let plan =
+        Plan::on_ranks(config, &recipe, &machine.target, astrai_runtime::Dump::None, (&mesh, 0)).unwrap();
     (prefill, plan)
 }
 
@@ -292,7 +340,7 @@ fn parameters(program: &astrai_runtime::Program, axis: &str) -> [u64; 2] {
 fn a_dense_layer_meets_twice_forward_and_twice_backward() {
     let Some(config) = published("llama-3.1-405b") else { return };
     let layers = 126;
-    let (prefill, plan) = planned(&config, Ranks { dp: 2, ep: 1, tp: 8 });
+    let (prefill, plan) = planned(&config, Ranks { pp: 1, dp: 2, ep: 1, tp: 8 });
     // Two sums a layer, one of the embedding, and the logits joined.
     assert_eq!(counts(&prefill), [("all_gather", 1), ("all_reduce", 2 * layers + 1)]);
     let [rank, cut] = parameters(&prefill, "tp");
@@ -320,7 +368,7 @@ fn a_dense_layer_meets_twice_forward_and_twice_backward() {
 fn a_layer_of_experts_exchanges_its_rows_twice() {
     let Some(config) = published("qwen3-235b-a22b") else { return };
     let layers = 94;
-    let (prefill, plan) = planned(&config, Ranks { dp: 1, ep: 8, tp: 4 });
+    let (prefill, plan) = planned(&config, Ranks { pp: 1, dp: 1, ep: 8, tp: 4 });
     assert_eq!(
         counts(&prefill),
         [("all_gather", 1), ("all_reduce", 2 * layers + 1), ("all_to_all", 2 * layers)]
@@ -338,14 +386,16 @@ fn a_layer_of_experts_exchanges_its_rows_twice() {
 fn what_does_not_divide_is_refused_by_its_key() {
     let Some(path) = found("golden", "mixtral/config.json") else { return };
     let config = ModelConfig::read(&path).unwrap().config;
-    let refused = |dp, ep, tp| Ranks { dp, ep, tp }.mesh(&config).unwrap_err();
+    let refused = |dp, ep, tp| Ranks { pp: 1, dp, ep, tp }.mesh(&config).unwrap_err();
     assert!(refused(1, 1, 3).starts_with("num_attention_heads 4 does not divide by tp=3"));
     assert!(refused(1, 3, 1).contains("num_local_experts") && refused(1, 3, 1).contains("ep=3"));
     let llama =
         ModelConfig { model_type: astrai_builders::registry::find("llama").unwrap(), ..config.clone() };
-    assert!(Ranks { dp: 1, ep: 1, tp: 4 }.mesh(&llama).is_ok());
+    assert!(Ranks { pp: 1, dp: 1, ep: 1, tp: 4 }.mesh(&llama).is_ok());
     let odd = ModelConfig { kv_heads: 3, heads: 12, ..config };
-    assert!(Ranks { dp: 1, ep: 1, tp: 4 }.mesh(&odd).unwrap_err().starts_with("num_key_value_heads 3"));
+    assert!(
+        Ranks { pp: 1, dp: 1, ep: 1, tp: 4 }.mesh(&odd).unwrap_err().starts_with("num_key_value_heads 3")
+    );
 }
 
 /// The command: a rank's share in the summary, placements in the dump, and one line for what cannot be.

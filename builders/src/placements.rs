@@ -1,17 +1,19 @@
-//! Where a model's weights lie on a mesh. In: a configuration, and ranks along `dp`, `tp` and `ep`. Out: the mesh, and for every
+//! Where a model's weights lie on a mesh. In: a configuration, and ranks along `pp`, `dp`, `tp` and `ep`. Out: the mesh, and for every
 //! weight and state of a built graph what a rank holds: a table of roles, by the names of the weights. What does not divide
 //! is refused by the name of its key.
 
 use crate::config::{ExpertsSpec, MlpSpec, ModelConfig, QkNorm};
 use crate::experts::joined;
 use astrai_ir::ops::Op;
-use astrai_ir::shard::Cut;
+use astrai_ir::shard::{Cut, STAGES};
 use astrai_ir::{Axis, Dim, Graph, Mesh, Placement, Type};
 use std::collections::HashMap;
 
 /// Ranks along each axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ranks {
+    /// Stages of a pipeline: each has some of the layers.
+    pub pp: usize,
     /// Data: every rank has sequences of its own.
     pub dp: usize,
     /// Experts, spread over ranks that have sequences of their own, too.
@@ -79,7 +81,10 @@ impl Ranks {
             }
             None => {}
         }
-        let mut axes = vec![Axis::new("dp", self.dp), Axis::new("ep", self.ep)];
+        if c.layers.len() < self.pp {
+            return Err(format!("num_hidden_layers {} are fewer than pp={}", c.layers.len(), self.pp));
+        }
+        let mut axes = vec![Axis::new(STAGES, self.pp), Axis::new("dp", self.dp), Axis::new("ep", self.ep)];
         if c.kv_heads.is_multiple_of(self.tp) {
             axes.push(Axis::new("tp", self.tp));
         } else if self.tp.is_multiple_of(c.kv_heads) && c.model_type.names.qkv.is_none() {
@@ -194,7 +199,7 @@ fn placed(
     let of_experts = matches!(role, Role::ExpertsIn | Role::ExpertsOut);
     match axis.name.as_str() {
         "ep" if of_experts => return rows,
-        "dp" | "ep" => return None,
+        "dp" | "ep" | STAGES => return None,
         _ => {}
     }
     let shared = axis.name == SHARED[1];

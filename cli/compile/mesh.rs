@@ -5,7 +5,7 @@ use super::Compile;
 use crate::failure::Failure;
 use astrai_builders::{ModelConfig, Ranks};
 use astrai_ir::ops::Op;
-use astrai_ir::shard::MAX_RANKS;
+use astrai_ir::shard::{MAX_RANKS, STAGES};
 use astrai_ir::{Axis, Mesh};
 use astrai_runtime::Program;
 use serde_json::{Map, Value, json};
@@ -20,13 +20,13 @@ pub struct MeshFlag(Ranks);
 impl MeshFlag {
     /// Number of ranks.
     pub fn ranks(&self) -> usize {
-        self.0.dp * self.0.ep * self.0.tp
+        self.0.pp * self.0.dp * self.0.ep * self.0.tp
     }
 }
 
 impl fmt::Display for MeshFlag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "dp={},ep={},tp={}", self.0.dp, self.0.ep, self.0.tp)
+        write!(f, "pp={},dp={},ep={},tp={}", self.0.pp, self.0.dp, self.0.ep, self.0.tp)
     }
 }
 
@@ -34,15 +34,16 @@ impl FromStr for MeshFlag {
     type Err = String;
 
     fn from_str(text: &str) -> Result<MeshFlag, String> {
-        let mut ranks = Ranks { dp: 1, ep: 1, tp: 1 };
+        let mut ranks = Ranks { pp: 1, dp: 1, ep: 1, tp: 1 };
         let mut given: Vec<String> = Vec::new();
         for part in text.split(',') {
             let axis = Axis::parse(part)?;
             let size = match axis.name.as_str() {
+                "pp" => &mut ranks.pp,
                 "dp" => &mut ranks.dp,
                 "ep" => &mut ranks.ep,
                 "tp" => &mut ranks.tp,
-                other => return Err(format!("`{other}` is no axis; there are dp, ep, tp")),
+                other => return Err(format!("`{other}` is no axis; there are pp, dp, ep, tp")),
             };
             if given.contains(&axis.name) {
                 return Err(format!("{} is given twice", axis.name));
@@ -50,7 +51,8 @@ impl FromStr for MeshFlag {
             *size = axis.size;
             given.push(axis.name);
         }
-        match ranks.dp.checked_mul(ranks.ep).and_then(|n| n.checked_mul(ranks.tp)) {
+        let sizes = [ranks.pp, ranks.dp, ranks.ep, ranks.tp];
+        match sizes.into_iter().try_fold(1usize, |all, n| all.checked_mul(n)) {
             Some(n) if n <= MAX_RANKS => Ok(MeshFlag(ranks)),
             _ => Err(format!("there are more than {MAX_RANKS} ranks")),
         }
@@ -60,6 +62,12 @@ impl FromStr for MeshFlag {
 impl Compile {
     /// The mesh, no axes without the flag, and how many of `batch` sequences are one rank's.
     pub(super) fn mesh(&self, config: &ModelConfig, batch: u64) -> Result<(Mesh, u64), Failure> {
+        let stages = self.mesh.as_ref().map_or(1, |flag| flag.0.pp);
+        if self.stage >= stages {
+            return Err(
+                format!("--stage {}: --mesh has {stages} along pp, counted from 0", self.stage).into()
+            );
+        }
         let Some(flag) = &self.mesh else { return Ok((Mesh::default(), batch)) };
         let mesh = flag.0.mesh(config).map_err(|m| format!("--mesh: {m}"))?;
         let shares = (flag.0.dp * flag.0.ep) as u64;
@@ -70,8 +78,16 @@ impl Compile {
     }
 }
 
-/// Adds what is known of ranks to a summary: their number, the parameters of one, its collectives.
-pub fn report(summary: &mut Map<String, Value>, programs: &[&Program]) -> Result<(), Failure> {
+/// Adds what is known of ranks to a summary: which stage they are, the parameters of one, its collectives.
+pub fn report(
+    summary: &mut Map<String, Value>,
+    programs: &[&Program],
+    mesh: &Mesh,
+    stage: usize,
+) -> Result<(), Failure> {
+    if mesh.size(STAGES) > 1 {
+        summary.insert("stage".into(), json!({"number": stage, "stages": mesh.size(STAGES)}));
+    }
     let mut sizes = BTreeMap::new();
     let mut collectives: BTreeMap<&str, [u64; 2]> = BTreeMap::new();
     for (i, program) in programs.iter().enumerate() {

@@ -21,8 +21,8 @@ impl Compile {
         let (mesh, batch) = self.mesh(&config, all)?;
         let recipe = default_recipe(batch, seq, self.machine.storage());
         let dump = if dumps { Dump::All } else { Dump::None };
-        let (plan, seconds) =
-            measure::once(|| Plan::on_ranks(&config, &recipe, &machine.target, dump.clone(), &mesh))?;
+        let of_rank = || Plan::on_ranks(&config, &recipe, &machine.target, dump.clone(), (&mesh, self.stage));
+        let (plan, seconds) = measure::once(of_rank)?;
         let [weights, states, arenas] = plan.memory()?;
         let update = match dumps {
             // The plan keeps no graphs of this one.
@@ -44,7 +44,7 @@ impl Compile {
         }
         if self.mesh.is_some() {
             let all: Vec<&Program> = programs.iter().map(|(_, p)| p).collect();
-            super::mesh::report(&mut report, &all)?;
+            super::mesh::report(&mut report, &all, &mesh, self.stage)?;
         }
         Ok(Made { programs, report, explained: String::new() })
     }

@@ -40,7 +40,7 @@ pub use inline::inline_calls;
 pub use op::Operator;
 pub use ops::Op;
 pub use plan::{Anchor, Layout, Plan, Region};
-pub use ranks::eval_ranks;
+pub use ranks::{Stage, eval_ranks, eval_stages};
 pub use shard::{Axis, Mesh, Placement, Sharding};
 pub use target::{Simd, Target, TargetKind};
 pub use tensor::{Data, Tensor};

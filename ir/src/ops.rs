@@ -110,7 +110,7 @@ ops! {
     linear_cross_entropy_grad::LinearCrossEntropyGrad,
     // collectives
     all_reduce::AllReduce, all_gather::AllGather, reduce_scatter::ReduceScatter, all_to_all::AllToAll,
-    own_slice::OwnSlice, spread::Spread,
+    own_slice::OwnSlice, spread::Spread, send::SendTo, recv::RecvFrom,
 }
 
 impl Op {
@@ -132,6 +132,8 @@ impl Op {
             Op::ReduceScatter(op) => Some(std::slice::from_ref(&op.over)),
             Op::AllToAll(op) => Some(std::slice::from_ref(&op.over)),
             Op::OwnSlice(op) => Some(std::slice::from_ref(&op.over)),
+            Op::SendTo(op) => Some(std::slice::from_ref(&op.over)),
+            Op::RecvFrom(op) => Some(std::slice::from_ref(&op.over)),
             _ => None,
         }
     }

@@ -1,12 +1,15 @@
 //! The reference interpreter on all ranks of a simulated mesh. In: the graph that every rank runs, and the values of each
-//! rank's leaves and symbols. Out: each rank's outputs. Ranks go in lockstep, node by node, and meet in the collectives.
+//! rank's leaves and symbols. Out: each rank's outputs. Ranks go in lockstep, node by node, and meet in the collectives; the
+//! stages of a pipeline, each with a graph and a mesh of its own, go side by side.
 
+use crate::dtype::DType;
 use crate::eval::{Meet, Precision, Sizes, eval_node, sizes_of};
 use crate::graph::{Graph, IrError, NodeId};
 use crate::ops::Op;
 use crate::shard::Mesh;
 use crate::tensor::Tensor;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Values of the outputs of every rank, in their order.
 pub type Outputs = Vec<Vec<(String, Tensor)>>;
@@ -23,16 +26,108 @@ pub fn eval_ranks(
     if leaves.len() != mesh.ranks() || sizes.len() != mesh.ranks() {
         return Err(graph.error(format!("a mesh of {} ranks has leaves of {}", mesh.ranks(), leaves.len())));
     }
+    run(graph, mesh, leaves, sizes, precision, None)
+}
+
+fn run(
+    graph: &Graph,
+    mesh: &Mesh,
+    leaves: &[HashMap<String, Tensor>],
+    sizes: &[Sizes],
+    precision: Precision,
+    stage: Option<(&Links, usize)>,
+) -> Result<Outputs, IrError> {
     let leaves: Vec<HashMap<&str, &Tensor>> =
         leaves.iter().map(|l| l.iter().map(|(k, v)| (k.as_str(), v)).collect()).collect();
     let sizes: Vec<Sizes> = leaves.iter().zip(sizes).map(|(l, s)| sizes_of(graph, l, s)).collect();
-    Lockstep { mesh, sizes: &sizes, precision }.walk(graph, &leaves)
+    Lockstep { mesh, sizes: &sizes, precision, stage }.walk(graph, &leaves)
+}
+
+/// One stage of a pipeline.
+pub struct Stage<'a> {
+    /// What its ranks run.
+    pub graph: &'a Graph,
+    /// Values of the leaves of each of its ranks.
+    pub leaves: Vec<HashMap<String, Tensor>>,
+    /// Sizes of each of its ranks.
+    pub sizes: Vec<Sizes>,
+}
+
+/// Evaluates the stages of a pipeline side by side; `mesh` is that of the ranks of one stage. Each rank sends to the rank at its
+/// place in another stage.
+pub fn eval_stages(stages: &[Stage], mesh: &Mesh, precision: Precision) -> Result<Vec<Outputs>, IrError> {
+    let links = Links { state: Mutex::default(), changed: Condvar::new(), stages: stages.len() };
+    let one = |(i, s): (usize, &Stage)| {
+        let outs = run(s.graph, mesh, &s.leaves, &s.sizes, precision, Some((&links, i)));
+        links.lock().done.insert(i);
+        links.changed.notify_all();
+        outs
+    };
+    std::thread::scope(|scope| {
+        let running: Vec<_> = stages.iter().enumerate().map(|s| scope.spawn(move || one(s))).collect();
+        let ended = |(i, t): (usize, std::thread::ScopedJoinHandle<Result<Outputs, IrError>>)| {
+            t.join().unwrap_or_else(|_| Err(stages[i].graph.error(format!("stage {i} failed"))))
+        };
+        running.into_iter().enumerate().map(ended).collect()
+    })
+}
+
+/// From one stage to another, by its label.
+type Link = (usize, usize, String);
+
+/// What stages have sent each other.
+struct Links {
+    state: Mutex<Sent>,
+    changed: Condvar,
+    stages: usize,
+}
+
+#[derive(Default)]
+struct Sent {
+    /// The value of each rank of the sender.
+    values: HashMap<Link, Vec<Tensor>>,
+    /// What stages wait for.
+    waiting: HashSet<Link>,
+    done: HashSet<usize>,
+}
+
+impl Links {
+    fn lock(&self) -> MutexGuard<'_, Sent> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(&self, link: Link, values: Vec<Tensor>) -> Result<(), String> {
+        let known = self.lock().values.insert(link.clone(), values).is_some();
+        self.changed.notify_all();
+        if known { Err(format!("is sent twice as {link:?}")) } else { Ok(()) }
+    }
+
+    fn receive(&self, link: &Link) -> Result<Vec<Tensor>, String> {
+        let mut sent = self.lock();
+        sent.waiting.insert(link.clone());
+        loop {
+            if let Some(values) = sent.values.get(link).cloned() {
+                sent.waiting.remove(link);
+                return Ok(values);
+            }
+            let all = sent.waiting.len() + sent.done.len() == self.stages;
+            if sent.done.contains(&link.0) || all && !sent.waiting.iter().any(|l| sent.values.contains_key(l))
+            {
+                // The others look again, too.
+                self.changed.notify_all();
+                return Err(format!("waits for {link:?}, which is never sent"));
+            }
+            sent = self.changed.wait(sent).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
 }
 
 struct Lockstep<'a> {
     mesh: &'a Mesh,
     sizes: &'a [Sizes],
     precision: Precision,
+    /// Which stage of a pipeline this is.
+    stage: Option<(&'a Links, usize)>,
 }
 
 /// For each node its outputs.
@@ -45,6 +140,7 @@ impl Lockstep<'_> {
         for id in graph.ids().filter(|id| live[id.index()]) {
             let made = match &graph.node(id).op {
                 Op::Call(_) => self.call(graph, id, &values)?,
+                Op::SendTo(_) | Op::RecvFrom(_) => self.link(graph, id, &values)?,
                 op if op.over().is_some() => self.meet(graph, id, &values)?,
                 _ => values
                     .iter()
@@ -73,6 +169,29 @@ impl Lockstep<'_> {
             owned.iter().map(|l| l.iter().map(|(k, v)| (*k, v)).collect()).collect();
         let outs = self.walk(&block.graph, &leaves)?;
         Ok(outs.into_iter().map(|o| o.into_iter().map(|(_, t)| t).collect()).collect())
+    }
+
+    /// Sends to another stage, or waits for what it sends.
+    fn link(&self, graph: &Graph, id: NodeId, values: &[Values]) -> Result<Values, IrError> {
+        let node = graph.node(id);
+        let at = |m: String| IrError {
+            origin: node.origin.to_string(),
+            message: format!("`{}` {m}", node.op.name()),
+        };
+        let (links, here) = self.stage.ok_or_else(|| at("needs the other stages of its pipeline".into()))?;
+        match &node.op {
+            Op::SendTo(op) => {
+                let of_rank = |v: &Values| v[node.args[0].index()][0].clone();
+                let link = (here, op.to, op.label.clone());
+                links.send(link, values.iter().map(of_rank).collect()).map_err(at)?;
+                Ok(vec![vec![Tensor::float(DType::F32, &[], vec![0.0])]; values.len()])
+            }
+            Op::RecvFrom(op) => {
+                let made = links.receive(&(op.from, here, op.label.clone())).map_err(at)?;
+                Ok(made.into_iter().map(|t| vec![t]).collect())
+            }
+            op => Err(at(format!("{} is no link", op.name()))),
+        }
     }
 
     fn meet(&self, graph: &Graph, id: NodeId, values: &[Values]) -> Result<Values, IrError> {

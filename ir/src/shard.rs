@@ -217,7 +217,12 @@ pub enum Placement {
     Own,
     /// Each the rows, of all ranks' tokens, that its experts take.
     Routed,
+    /// The ranks at these places on the axis the whole, the others nothing: stages of a pipeline.
+    Stages(Vec<usize>),
 }
+
+/// The axis whose ranks are the stages of a pipeline.
+pub const STAGES: &str = "pp";
 
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -226,19 +231,32 @@ impl fmt::Display for Placement {
             Placement::Partial => f.write_str("partial"),
             Placement::Own => f.write_str("own"),
             Placement::Routed => f.write_str("routed"),
+            Placement::Stages(list) => write!(f, "stage({})", joined(list)),
             Placement::Split(c) if c.sections.is_empty() => write!(f, "split({})", c.dim),
-            Placement::Split(c) => {
-                let all: Vec<String> = c.sections.iter().map(usize::to_string).collect();
-                write!(f, "split({}:{})", c.dim, all.join("+"))
-            }
+            Placement::Split(c) => write!(f, "split({}:{})", c.dim, joined(&c.sections)),
         }
     }
+}
+
+/// `1+2+3`.
+fn joined(list: &[usize]) -> String {
+    list.iter().map(usize::to_string).collect::<Vec<_>>().join("+")
+}
+
+fn listed(text: &str) -> Result<Vec<usize>, std::num::ParseIntError> {
+    text.split('+').filter(|s| !s.is_empty()).map(str::parse).collect()
 }
 
 impl Placement {
     /// Reads what `Display` writes.
     pub fn parse(text: &str) -> Result<Placement, String> {
-        let bad = || format!("`{text}` is no placement; known: whole, split(dim), partial, own, routed");
+        let bad = || {
+            format!("`{text}` is no placement; known: whole, split(dim), partial, own, routed, stage(number)")
+        };
+        if let Some(list) = text.strip_prefix("stage(").and_then(|t| t.strip_suffix(')')) {
+            let list = listed(list).map_err(|_| bad())?;
+            return if list.is_empty() { Err(bad()) } else { Ok(Placement::Stages(list)) };
+        }
         Ok(match text {
             "whole" => Placement::Whole,
             "partial" => Placement::Partial,
@@ -247,9 +265,7 @@ impl Placement {
             _ => {
                 let inside = text.strip_prefix("split(").and_then(|t| t.strip_suffix(')')).ok_or_else(bad)?;
                 let (dim, rest) = inside.split_once(':').unwrap_or((inside, ""));
-                let sections =
-                    rest.split('+').filter(|s| !s.is_empty()).map(str::parse).collect::<Result<_, _>>();
-                let (dim, sections) = (dim.parse().map_err(|_| bad())?, sections.map_err(|_| bad())?);
+                let (dim, sections) = (dim.parse().map_err(|_| bad())?, listed(rest).map_err(|_| bad())?);
                 Placement::Split(Cut { dim, sections })
             }
         })
@@ -305,6 +321,11 @@ pub struct Traffic {
 }
 
 impl Traffic {
+    /// All of the bytes to one other rank.
+    pub fn once(bytes: Dim) -> Traffic {
+        Traffic { bytes, times: 2, ranks: 2 }
+    }
+
     /// Bytes sent, for a number of bytes of the value.
     pub fn sent(&self, bytes: u64) -> u64 {
         let all = u128::from(bytes) * u128::from(self.times) * u128::from(self.ranks.saturating_sub(1));
@@ -421,10 +442,11 @@ mod tests {
     #[test]
     fn placements_and_axes_are_read_back_and_nonsense_is_not() {
         let split = Placement::Split(Cut { dim: 1, sections: vec![8, 16] });
-        for p in [Placement::Whole, Placement::Partial, Placement::Own, Placement::Routed, split] {
+        let stages = Placement::Stages(vec![0, 3]);
+        for p in [Placement::Whole, Placement::Partial, Placement::Own, Placement::Routed, split, stages] {
             assert_eq!(Placement::parse(&p.to_string()), Ok(p));
         }
-        for bad in ["", "split", "split(x)", "split(1:a)", "half"] {
+        for bad in ["", "split", "split(x)", "split(1:a)", "half", "stage()", "stage(x)"] {
             assert!(Placement::parse(bad).is_err(), "{bad}");
         }
         assert_eq!(Axis::parse("tp=8"), Ok(Axis::new("tp", 8)));

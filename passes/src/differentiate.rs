@@ -6,7 +6,8 @@
 
 use crate::regions::{Uses, is_free};
 use crate::share_loss::share_loss;
-use astrai_ir::ops::{AllReduce, Call, CompareKind, Input, Joint, Op, State, Store};
+use astrai_ir::ops::{AllReduce, Call, CompareKind, Input, Joint, Op, RecvFrom, SendTo, State, Store};
+use astrai_ir::shard::STAGES;
 use astrai_ir::{
     Axis, Block, BlockId, DType, Graph, IrError, NodeId, Placement, Type, Walk, gradient_through,
     refuse_calls,
@@ -82,16 +83,29 @@ pub fn differentiate_over(graph: &Graph, of: &str, how: Gradients, over: &[Axis]
             if single && out.node(made).types.len() > 1 { out.part(made, 0) } else { Ok(made) }
         },
     )?;
+    let forward = g.nodes().len();
     let backward: Vec<BlockId> = splits.iter().map(|s| g.add_block(s.backward.clone())).collect();
-    let loss = g.output(of).ok_or_else(|| g.error(format!("there is no output `{of}` to differentiate")))?;
+    let mut begins = cotangents_of_links(&mut g)?;
+    match g.output(of) {
+        Some(loss) => begins.push((loss, g.fill(loss, 1.0)?)),
+        None if begins.is_empty() => {
+            return Err(g.error(format!("there is no output `{of}` to differentiate")));
+        }
+        None => {}
+    }
     let trained = |id: &NodeId| matches!(&g.node(*id).op, Op::Weight(w) if !w.fixed);
     let weights: Vec<NodeId> = g.ids().filter(trained).collect();
-    let one = g.fill(loss, 1.0)?;
+    let arrived = |id: &NodeId| matches!(&g.node(*id).op, Op::RecvFrom(r) if r.ty.dtype.is_float());
+    let arrived: Vec<NodeId> = g.ids().filter(|id| arrived(id) && id.index() < forward).collect();
     let wide: HashSet<NodeId> = weights.iter().copied().collect();
     let walk = Walk { wide: &wide, ..Walk::default() };
-    let grads = gradient_through(&mut g, &[(loss, one)], &weights, &walk, &mut |g, id, grads| {
+    let wanted = [&weights[..], &arrived].concat();
+    let mut grads = gradient_through(&mut g, &begins, &wanted, &walk, &mut |g, id, grads| {
         call_back(g, id, grads, &splits, &backward)
     })?;
+    for (r, d) in arrived.iter().zip(grads.split_off(weights.len())) {
+        send_back(&mut g, *r, d)?;
+    }
     let keep = match how.to {
         Destination::Sums => Some(g.input(KEEP, DType::F32, vec![])?),
         _ => None,
@@ -100,10 +114,96 @@ pub fn differentiate_over(graph: &Graph, of: &str, how: Gradients, over: &[Axis]
         let origin = g.node(*w).origin.clone();
         g.with_origin(&origin, |g| {
             let d = d.map(|d| summed(g, *w, d, over)).transpose()?;
+            let d = summed_over_stages(g, *w, d)?;
             put_out(g, *w, d, how.to, keep)
         })?;
     }
     share_loss(&g)
+}
+
+/// What was sent to a later stage has a cotangent there, which comes back by the same link: (value, cotangent).
+fn cotangents_of_links(g: &mut Graph) -> Result<Vec<(NodeId, NodeId)>, IrError> {
+    let mut found = Vec::new();
+    for id in g.ids().collect::<Vec<_>>() {
+        let node = g.node(id).clone();
+        let Op::SendTo(s) = &node.op else { continue };
+        let ty = g.ty(node.args[0]).clone();
+        if !ty.dtype.is_float() {
+            continue;
+        }
+        let op = RecvFrom { over: s.over.clone(), from: s.to, label: format!("{GRAD}{}", s.label), ty };
+        let cotangent = g.with_origin(&node.origin, |g| g.push(op, &[]))?;
+        g.note_sharding(cotangent, &node.sharding);
+        found.push((node.args[0], cotangent));
+    }
+    Ok(found)
+}
+
+/// The cotangent of what a stage received goes to the one that sent it.
+fn send_back(g: &mut Graph, received: NodeId, d: Option<NodeId>) -> Result<(), IrError> {
+    let node = g.node(received).clone();
+    let Op::RecvFrom(r) = &node.op else { return Ok(()) };
+    let d = match d {
+        Some(d) => d,
+        None => g.constant(r.ty.clone(), 0.0)?,
+    };
+    let (over, label) = (r.over.clone(), format!("{GRAD}{}", r.label));
+    let output = format!("send.{}.{label}", r.from);
+    g.with_origin(&node.origin, |g| {
+        let sent = g.push(SendTo { over, to: r.from, label }, &[d])?;
+        g.note_sharding(sent, &node.sharding);
+        g.set_output(&output, sent)
+    })
+}
+
+/// The sum of the gradients that the stages of a weight have of it, in the order of the stages: each sends its own to the others.
+fn summed_over_stages(g: &mut Graph, w: NodeId, d: Option<NodeId>) -> Result<Option<NodeId>, IrError> {
+    let node = g.node(w).clone();
+    let placed = node.sharding.iter().find(|(axis, _)| axis == STAGES);
+    let (Some((_, Placement::Stages(stages))), Some((over, here))) = (placed, stage_of_graph(g)) else {
+        return Ok(d);
+    };
+    if stages.len() < 2 {
+        return Ok(d);
+    }
+    let d = match d {
+        Some(d) => d,
+        None => g.constant(g.ty(w).with(DType::F32), 0.0)?,
+    };
+    let label = format!("{GRAD}{}", node.op.leaf_name().unwrap_or_default());
+    let others = || stages.iter().filter(|s| **s != here);
+    for to in others() {
+        let sent = g.push(SendTo { over: over.clone(), to: *to, label: label.clone() }, &[d])?;
+        g.set_output(&format!("send.{to}.{label}"), sent)?;
+    }
+    let mut sum = None;
+    for from in stages {
+        let ty = g.ty(d).clone();
+        let term = match *from == here {
+            true => d,
+            false => g.push(RecvFrom { over: over.clone(), from: *from, label: label.clone(), ty }, &[])?,
+        };
+        sum = Some(match sum {
+            Some(sum) => g.add(sum, term)?,
+            None => term,
+        });
+    }
+    Ok(sum)
+}
+
+/// The axis of stages and which of them the graph is: what it sends and receives is noted to be there.
+fn stage_of_graph(g: &Graph) -> Option<(Axis, usize)> {
+    g.nodes().iter().find_map(|n| {
+        let over = match &n.op {
+            Op::SendTo(s) => &s.over,
+            Op::RecvFrom(r) => &r.over,
+            _ => return None,
+        };
+        match n.sharding.iter().find(|(axis, _)| *axis == over.name) {
+            Some((_, Placement::Stages(at))) => Some((over.clone(), *at.first()?)),
+            _ => None,
+        }
+    })
 }
 
 /// The gradient of a weight from what each rank's tokens give, along the axes where the weight is whole.

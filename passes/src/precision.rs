@@ -5,8 +5,8 @@
 
 use crate::regions::{Uses, base, stores_rows};
 use crate::versions::version_leaf;
-use astrai_ir::ops::{Call, Input, Op, State, Weight};
-use astrai_ir::{Block, DType, Graph, IrError, NodeId};
+use astrai_ir::ops::{Call, Input, Op, RecvFrom, State, Weight};
+use astrai_ir::{Block, DType, Graph, IrError, NodeId, Type};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -130,6 +130,22 @@ fn rebuild(
                 };
                 return out.push(op.clone(), &[rows, args[1]]);
             }
+            // Streams go from stage to stage as they are stored; numbers stay as they are.
+            Op::SendTo(op) if streams(g.ty(node.args[0])) => {
+                let narrow = match stored(out, args[0], to) {
+                    Some(narrow) => narrow,
+                    None => out.cast(args[0], to)?,
+                };
+                return out.push(op.clone(), &[narrow]);
+            }
+            Op::SendTo(op) => return out.push(op.clone(), args),
+            Op::RecvFrom(op) => {
+                let ty = if streams(&op.ty) { op.ty.with(to) } else { op.ty.clone() };
+                let narrow = ty != op.ty;
+                let arrived = out.push(RecvFrom { ty, ..op.clone() }, &[])?;
+                out.note_sharding(arrived, &node.sharding);
+                return if narrow { out.cast(arrived, DType::F32) } else { Ok(arrived) };
+            }
             op if op.over().is_some() => {
                 // What is stored narrow is sent narrow.
                 let mut args = args.to_vec();
@@ -164,6 +180,11 @@ fn rebuild(
         }
         Ok(made)
     })
+}
+
+/// True for what is stored narrow between layers.
+fn streams(ty: &Type) -> bool {
+    ty.dtype == DType::F32 && ty.rank() > 0
 }
 
 /// The arguments of a node, those widened that have become narrow.

@@ -11,6 +11,7 @@ mod walk;
 mod tests;
 
 use astrai_ir::ops::Op;
+use astrai_ir::shard::STAGES;
 use astrai_ir::{Axis, Graph, IrError, Mesh, Placement, Symbol};
 use std::collections::HashMap;
 
@@ -24,14 +25,21 @@ pub struct Shards {
     pub mesh: Mesh,
     /// Weights and states by name: what a rank holds along an axis. Others are whole on every rank, or a rank's own.
     pub leaves: HashMap<String, Vec<(String, Placement)>>,
+    /// Which stage of the pipeline the graph is of, where there is one: [`pipeline`](crate::pipeline) has made it.
+    pub stage: usize,
     /// Whether the graph will be differentiated: then values that ranks use differently are marked (`spread`).
     pub trained: bool,
 }
 
 impl Shards {
-    /// Axes of more than one rank.
+    /// Axes of more than one rank on which every rank runs the same graph.
     pub fn axes(&self) -> impl Iterator<Item = &Axis> {
-        self.mesh.axes.iter().filter(|a| a.size > 1)
+        self.mesh.axes.iter().filter(|a| a.size > 1 && a.name != STAGES)
+    }
+
+    /// The axis whose ranks are the stages of a pipeline.
+    pub fn stages(&self) -> Option<&Axis> {
+        self.mesh.axes.iter().find(|a| a.size > 1 && a.name == STAGES)
     }
 
     /// Axes along which the gradients of weights that are whole are sums.

@@ -80,6 +80,10 @@ pub fn compile(graph: &Graph, target: &Target, options: &Options) -> Result<Prog
     let mut stages = Stages::new(&options.dump);
     let g = stages.graph("build", || Ok(graph.clone()))?;
     let over = options.shards.data_axes();
+    let g = match options.shards.stages() {
+        Some(axis) => stages.graph("pipeline", || passes::pipeline(&g, axis, options.shards.stage))?,
+        None => g,
+    };
     let g = match options.shards.axes().next() {
         Some(_) => stages.graph("shard", || passes::shard(&g, &options.shards))?,
         None => g,

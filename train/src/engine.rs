@@ -4,10 +4,10 @@
 
 use crate::batch::Batch;
 use crate::router::{Loads, Router, Seen};
-use crate::update::{self, MASTER, Optimizer, Rule};
+use crate::update::{self, MASTER, Optimizer, Rule, Stages};
 use astrai_builders::{Logits, Loss, ModelConfig, Program as Built, placements};
 use astrai_ir::ops::{Op, Weight};
-use astrai_ir::shard::Cut;
+use astrai_ir::shard::{Cut, STAGES};
 use astrai_ir::{DType, Dim, Graph, Mesh, Placement, Target};
 use astrai_runtime::pool::Pool;
 use astrai_runtime::{
@@ -63,16 +63,16 @@ pub struct Plan {
 impl Plan {
     /// Plans the programs of a model for a target. `dump` says which stages of `grad` are kept.
     pub fn new(config: &ModelConfig, recipe: &Recipe, target: &Target, dump: Dump) -> Result<Plan, Error> {
-        Plan::on_ranks(config, recipe, target, dump, &Mesh::default())
+        Plan::on_ranks(config, recipe, target, dump, (&Mesh::default(), 0))
     }
 
-    /// [`new`](Self::new) for one of the ranks of a mesh, whose batches are of the recipe's sizes.
+    /// [`new`](Self::new) for one of the ranks of a mesh, at a stage of its pipeline; its batches are of the recipe's sizes.
     pub fn on_ranks(
         config: &ModelConfig,
         recipe: &Recipe,
         target: &Target,
         dump: Dump,
-        mesh: &Mesh,
+        (mesh, stage): (&Mesh, usize),
     ) -> Result<Plan, Error> {
         let built = Built {
             tokens: recipe.tokens,
@@ -85,7 +85,8 @@ impl Plan {
         let graph = astrai_builders::build(config, &built)?;
         let alone = astrai_builders::build(config, &Built { loss: Loss::Scaled, ..built })?;
         let to = if recipe.accumulate { Destination::Sums } else { Destination::States };
-        let shards = Shards { mesh: mesh.clone(), leaves: placements(config, mesh, &graph), trained: false };
+        let leaves = placements(config, mesh, &graph);
+        let shards = Shards { mesh: mesh.clone(), leaves, stage, trained: false };
         let score = Options { storage: recipe.storage, trained: true, shards, ..Options::default() };
         let grad = Options {
             shards: Shards { trained: true, ..score.shards.clone() },
@@ -97,8 +98,11 @@ impl Plan {
         let (grad, score) = (compile(&graph, target, &grad)?, compile(&alone, target, &score)?);
         let weights = weights(&grad);
         let (whole, leaves) = whole_weights(&grad, mesh, recipe)?;
-        let shards = Shards { mesh: mesh.clone(), leaves, trained: false };
-        let update = update::build(&whole, &recipe.optimizer)?;
+        let stages = stages_of_norm(&whole, &leaves, (mesh, stage));
+        let update = update::build(&whole, &recipe.optimizer, stages.as_ref())?;
+        // The update has no layers to put on stages.
+        let axes = mesh.axes.iter().filter(|a| a.name != STAGES).cloned().collect();
+        let shards = Shards { mesh: Mesh { axes }, leaves, ..Shards::default() };
         let of_update = Options { shards, ..Options::default() };
         let compiled = compile(&update, target, &of_update)?;
         Ok(Plan {
@@ -163,6 +167,16 @@ fn weights(program: &Program) -> Vec<Weight> {
 
 /// For weights, and the states that follow them, what a rank holds along each axis.
 type Leaves = HashMap<String, Vec<(String, Placement)>>;
+
+/// The stages over which the norm of all gradients is summed, and the weights that an earlier one counts in it.
+fn stages_of_norm(weights: &[Weight], leaves: &Leaves, (mesh, stage): (&Mesh, usize)) -> Option<Stages> {
+    let axis = mesh.axes.iter().find(|a| a.name == STAGES && a.size > 1)?.clone();
+    let earlier = |w: &&Weight| {
+        let placed = leaves.get(&w.name).into_iter().flatten();
+        placed.into_iter().any(|(_, p)| matches!(p, Placement::Stages(at) if at.first() < Some(&stage)))
+    };
+    Some(Stages { axis, counted: weights.iter().filter(earlier).map(|w| w.name.clone()).collect() })
+}
 
 /// The weights of a program as they are on all ranks together, and where they and their states lie.
 fn whole_weights(program: &Program, mesh: &Mesh, recipe: &Recipe) -> Result<(Vec<Weight>, Leaves), Error> {

@@ -2,8 +2,10 @@
 //! of all gradients, clips them, and moves every weight with its moments in one sweep each. A step whose gradients are not
 //! finite changes nothing; parts of a weight that rest ([`Weight::rests`]) keep their moments too.
 
-use astrai_ir::ops::{BinaryKind, CompareKind, ReduceKind, State, Store, UnaryKind, Weight};
-use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Type};
+use astrai_ir::ops::{
+    AllReduce, BinaryKind, CompareKind, Joint, ReduceKind, State, Store, UnaryKind, Weight,
+};
+use astrai_ir::{Axis, DType, Dim, Graph, IrError, NodeId, Type};
 use astrai_runtime::GRAD;
 
 /// How weights follow their gradients.
@@ -56,10 +58,19 @@ impl Optimizer {
     }
 }
 
+/// The other stages of a pipeline, whose weights' gradients count in the norm.
+#[derive(Clone, Debug)]
+pub struct Stages {
+    /// Their axis.
+    pub axis: Axis,
+    /// Weights that are here and at an earlier stage, which counts them.
+    pub counted: Vec<String>,
+}
+
 /// The update of these weights. Inputs, all f32 scalars: `lr`, and for AdamW `correction1` = 1/(1 - beta1^t) and
 /// `correction2` = 1/(1 - beta2^t) for step t from 1. Output: `grad_norm`, of the gradients before clipping. States: `grad.<buffer>`,
 /// the weight itself, `master.<buffer>` where the weight is narrower than f32, and the optimiser's moments.
-pub fn build(weights: &[Weight], optimizer: &Optimizer) -> Result<Graph, IrError> {
+pub fn build(weights: &[Weight], optimizer: &Optimizer, stages: Option<&Stages>) -> Result<Graph, IrError> {
     let mut g = Graph::default();
     let lr = scalar(&mut g, "lr")?;
     let corrections = match optimizer.rule {
@@ -70,7 +81,10 @@ pub fn build(weights: &[Weight], optimizer: &Optimizer) -> Result<Graph, IrError
     for w in weights {
         grads.push(g.scope(&w.name, |g| state(g, GRAD, w, DType::F32))?);
     }
-    let norm = g.scope("norm", |g| norm(g, &grads))?;
+    let counts = |w: &Weight| !stages.is_some_and(|s| s.counted.contains(&w.name));
+    let of_norm: Vec<NodeId> =
+        weights.iter().zip(&grads).filter(|(w, _)| counts(w)).map(|(_, d)| *d).collect();
+    let norm = g.scope("norm", |g| norm(g, &of_norm, stages.map(|s| &s.axis)))?;
     g.set_output("grad_norm", norm)?;
     let finite = {
         let most = g.constant(Type::scalar(DType::F32), f64::from(f32::MAX))?;
@@ -98,8 +112,9 @@ fn state(g: &mut Graph, prefix: &str, w: &Weight, dtype: DType) -> Result<NodeId
     g.push(State { name: format!("{prefix}{}", w.name), ty: w.ty.with(dtype) }, &[])
 }
 
-/// The Euclidean norm of all gradients together, summed in a fixed order: along rows, then over rows, then over buffers.
-fn norm(g: &mut Graph, grads: &[NodeId]) -> Result<NodeId, IrError> {
+/// The Euclidean norm of all gradients together, summed in a fixed order: along rows, then over rows, then over buffers, then over
+/// stages.
+fn norm(g: &mut Graph, grads: &[NodeId], stages: Option<&Axis>) -> Result<NodeId, IrError> {
     let mut total = g.constant(Type::scalar(DType::F32), 0.0)?;
     for &d in grads {
         let mut sum = g.mul(d, d)?;
@@ -108,6 +123,9 @@ fn norm(g: &mut Graph, grads: &[NodeId]) -> Result<NodeId, IrError> {
             sum = g.reduce(ReduceKind::Sum, sum, &[last])?;
         }
         total = g.add(total, sum)?;
+    }
+    if let Some(axis) = stages {
+        total = g.push(AllReduce { kind: Joint::Sum, over: vec![axis.clone()] }, &[total])?;
     }
     g.unary(UnaryKind::Sqrt, total)
 }

@@ -172,7 +172,7 @@ fn random_graphs_on_random_meshes_equal_the_whole() {
         let mesh = Mesh { axes };
         let leaves: HashMap<_, _> =
             r.values.iter().map(|(n, t)| (n.clone(), place(&mut d, &t.shape, &mesh.axes))).collect();
-        let shards = Shards { mesh: mesh.clone(), leaves, trained: true };
+        let shards = Shards { mesh: mesh.clone(), leaves, stage: 0, trained: true };
         let local = shard(&r.g, &shards).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{}", r.g));
         cut += usize::from(local.nodes().iter().any(|n| n.op.over().is_some()));
         let whole = differentiate(&r.g, "loss", Gradients::default()).unwrap();
@@ -254,7 +254,7 @@ fn heads_matrices_of_groups_and_a_vocabulary_in_pieces() {
     ];
     let mesh = Mesh { axes: vec![Axis::new("tp", 2)] };
     let leaves = table.into_iter().map(|(n, p)| (n.to_string(), vec![("tp".to_string(), p)])).collect();
-    let shards = Shards { mesh: mesh.clone(), leaves, trained: true };
+    let shards = Shards { mesh: mesh.clone(), leaves, stage: 0, trained: true };
     let local = shard(&g, &shards).unwrap();
     // The grouped products meet once; the loss three times, forward.
     let count = |g: &Graph, name: &str| g.nodes().iter().filter(|n| n.op.name() == name).count();
@@ -304,7 +304,7 @@ fn what_is_repeated_for_a_piece_has_the_gradient_of_the_whole() {
         ("x".to_string(), of(Placement::Split(Cut::of(0)))),
         ("w".to_string(), of(Placement::Whole)),
     ]);
-    let shards = Shards { mesh: mesh.clone(), leaves, trained: true };
+    let shards = Shards { mesh: mesh.clone(), leaves, stage: 0, trained: true };
     let local = differentiate(&shard(&g, &shards).unwrap(), "loss", Gradients::default()).unwrap();
     let whole = differentiate(&g, "loss", Gradients::default()).unwrap();
     let want = eval(&whole, &values, &Sizes::new(), exact).unwrap();

@@ -147,7 +147,9 @@ impl<'a> Walk<'a> {
         let at = At { op: &node.op, args: &types, outs: &node.types, placed: &placed };
         let way = choose(self.old, &at, self.axis)
             .map_err(|m| self.out.error(format!("`{}` {m}", node.op.name())))?;
-        let graded = args.iter().any(|v| v.graded) && node.types.iter().any(|t| t.dtype.is_float());
+        let arrives = matches!(node.op, Op::RecvFrom(_));
+        let graded =
+            (arrives || args.iter().any(|v| v.graded)) && node.types.iter().any(|t| t.dtype.is_float());
         let joint = args.iter().any(|v| v.joint);
         let differs = way.outs.iter().any(|p| *p != Placement::Whole);
         let mut given = Vec::with_capacity(args.len());

@@ -1,0 +1,46 @@
+//! `send`: a value goes to another stage of a pipeline, whose program has the `recv` of the same label.
+
+use crate::eval::Eval;
+use crate::op::{Infer, Inferred, Operator};
+use crate::shard::{Axis, Traffic};
+use crate::{DType, Dim, Tensor, Type};
+use serde::{Deserialize, Serialize};
+
+/// The argument goes to a stage. The result, an f32 scalar 0, is there to be an output: what is sent is needed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SendTo {
+    /// The axis whose ranks are the stages.
+    pub over: Axis,
+    /// The stage that receives.
+    pub to: usize,
+    /// Name of the value, once for each pair of stages.
+    pub label: String,
+}
+
+/// Refuses a stage that the axis does not have.
+pub(super) fn check(over: &Axis, stage: usize) -> Result<(), String> {
+    if stage < over.size { Ok(()) } else { Err(format!("names stage {stage} of {over}")) }
+}
+
+impl Operator for SendTo {
+    const NAME: &'static str = "send";
+
+    fn infer(&self, cx: &Infer) -> Inferred {
+        let [_] = cx.exactly()?;
+        check(&self.over, self.to)?;
+        Ok(vec![Type::scalar(DType::F32)])
+    }
+
+    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+        cx.alone(std::slice::from_ref(&self.over))
+    }
+
+    fn traffic(&self, args: &[&Type], _: &[Type]) -> Option<Traffic> {
+        Some(Traffic::once(args[0].bytes()))
+    }
+
+    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
+        Dim::default()
+    }
+}
