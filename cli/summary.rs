@@ -85,6 +85,9 @@ pub fn describe(summary: &Map<String, Value>) -> String {
         ("compile_seconds", format!("{total:.3}")),
     ];
     let mut text = String::new();
+    if let Some(stage) = summary.get("stage") {
+        text += &format!("{:<20}{} of {}, from 0\n", "stage", stage["number"], stage["stages"]);
+    }
     for (key, value) in lines.iter().filter(|(key, _)| summary.contains_key(*key)) {
         text += &format!("{:<20}{value}\n", key.replace('_', " "));
     }

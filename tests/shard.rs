@@ -207,6 +207,7 @@ fn each(check: impl Fn(&str, &ModelConfig, Ranks)) {
         "deepseek_v2",
         "deepseek_v3",
         "astrai_mla_moe",
+        "gpt_oss",
     ] {
         let Some(path) = found("golden", &format!("{name}/config.json")) else { continue };
         let config = ModelConfig::read(&path).unwrap().config;
@@ -303,18 +304,22 @@ fn published(name: &str) -> Option<ModelConfig> {
 
 /// A published model's prefill and training step on one rank: parameters, and (kind, count) of the collectives of both.
 fn planned(config: &ModelConfig, ranks: Ranks) -> (astrai_runtime::Program, Plan) {
+    planned_at(config, ranks, 0)
+}
+
+fn planned_at(config: &ModelConfig, ranks: Ranks, stage: usize) -> (astrai_runtime::Program, Plan) {
     let machine = Machine::new(Device::Null, 1).unwrap();
     let program = Program { logits: Logits::Last, ..Program::full(1, 4096) };
     let graph = build(config, &program).unwrap();
     let mesh = ranks.mesh(config).unwrap();
     let shards =
-        Shards { leaves: placements(config, &mesh, &graph), mesh: mesh.clone(), stage: 0, trained: false };
+        Shards { leaves: placements(config, &mesh, &graph), mesh: mesh.clone(), stage, trained: false };
     let options = Options { storage: DType::BF16, shards, ..Options::default() };
     let prefill = compile(&graph, &machine.target, &options).unwrap();
     let settings = Settings { batch: 1, seq: 4096, dtype: Storage::Bf16, ..Settings::default() };
     let recipe = astrai::train::recipe(&settings);
     let plan =
-        Plan::on_ranks(config, &recipe, &machine.target, astrai_runtime::Dump::None, (&mesh, 0)).unwrap();
+        Plan::on_ranks(config, &recipe, &machine.target, astrai_runtime::Dump::None, (&mesh, stage)).unwrap();
     (prefill, plan)
 }
 
@@ -383,6 +388,39 @@ fn a_layer_of_experts_exchanges_its_rows_twice() {
 }
 
 #[test]
+fn stages_of_a_pipeline_have_all_layers_and_send_the_stream() {
+    let Some(config) = published("llama-3.2-1b") else { return };
+    let (pp, hidden, tokens) = (4, config.hidden_size as u64, 4096);
+    let mut total = 0;
+    for stage in 0..pp {
+        let (prefill, plan) = planned_at(&config, Ranks { pp, dp: 1, ep: 1, tp: 2 }, stage);
+        let [rank, cut] = parameters(&prefill, "tp");
+        total += 2 * cut + (rank - cut);
+        let sent = |p: &astrai_runtime::Program| p.collectives().unwrap().get("send").copied();
+        let (last, stream) = (stage + 1 == pp, tokens * hidden * 2);
+        assert_eq!(sent(&prefill), (!last).then_some([1, stream]), "stage {stage}");
+        // The stream forward, its cotangent back, and between the first and the last the gradient of the tied embedding.
+        let tied = stage == 0 || last;
+        let rows = config.vocab_size as u64 / 2;
+        let [count, bytes] = sent(&plan.grad).unwrap();
+        let streams = u64::from(!last) + u64::from(stage > 0);
+        assert_eq!(
+            [count, bytes],
+            [streams + u64::from(tied), streams * stream + u64::from(tied) * rows * hidden * 4]
+        );
+        assert_eq!(counts(&plan.update), [("all_reduce", 1)], "the norm, over tp and pp: stage {stage}");
+        let cost = prefill.cost().unwrap();
+        assert_eq!(
+            cost.kv_bytes_per_token,
+            4 * 2 * (config.kv_heads * config.head_dim) as u64,
+            "no pages, a quarter of 16 layers"
+        );
+    }
+    // The embedding is the head, too: two stages have it.
+    assert_eq!(total, config.parameter_count() + (config.vocab_size * config.hidden_size) as u64);
+}
+
+#[test]
 fn what_does_not_divide_is_refused_by_its_key() {
     let Some(path) = found("golden", "mixtral/config.json") else { return };
     let config = ModelConfig::read(&path).unwrap().config;
@@ -422,8 +460,14 @@ fn the_command_plans_one_rank() {
     assert!(out.contains("@ tp=split(0)") && out.contains("all_reduce"), "{out}");
     let (_, out, err) = run(&["--mesh", "tp=2,dp=2", "--batch", "2", "--seq", "8", "--for", "train"]);
     assert!(out.contains("all reduce"), "{out}{err}");
+    let (_, out, _) = run(&["--mesh", "pp=2", "--stage", "1", "--dump-after", "pipeline"]);
+    assert!(out.contains("recv") && out.contains("pp=stage(1)") && !out.contains("embed_tokens"), "{out}");
+    let (_, out, _) = run(&["--mesh", "pp=2", "--stage", "1"]);
+    assert!(out.starts_with("stage               1 of 2, from 0"), "{out}");
     for (args, line) in [
-        (&["--mesh", "tp=3"][..], "num_attention_heads 4 does not divide by tp=3"),
+        (&["--mesh", "pp=9"][..], "num_hidden_layers 3 are fewer than pp=9"),
+        (&["--mesh", "pp=2", "--stage", "2"], "--stage 2: --mesh has 2 along pp"),
+        (&["--mesh", "tp=3"], "num_attention_heads 4 does not divide by tp=3"),
         (&["--mesh", "dp=2"], "--batch 1 does not divide by the 2 ranks"),
         (&["--mesh", "tp=2", "--device", "cpu"], "planned only; use --device null"),
     ] {

@@ -43,6 +43,12 @@ enum Role {
     ExpertsIn,
     /// Matrices of experts, columns belong to the inner width.
     ExpertsOut,
+    /// Matrices of experts in one tensor `[experts, in, inner]`, the last dimension belongs to the inner width.
+    StackedIn,
+    /// Biases of those, `[experts, inner]`.
+    StackedInBias,
+    /// Matrices of experts in one tensor `[experts, inner, out]`.
+    StackedOut,
     /// Rows are tokens of the vocabulary.
     Vocabulary,
     /// A state of keys or values, `[rows, key heads, ..]`.
@@ -55,12 +61,11 @@ const SHARED: [&str; 2] = ["tp.kv", "tp.q"];
 impl Ranks {
     /// The mesh for a model, or which of its keys does not go with it.
     pub fn mesh(&self, c: &ModelConfig) -> Result<Mesh, String> {
-        if c.layers.iter().any(|l| matches!(l.mlp, MlpSpec::Stacked(_))) {
-            return Err(format!("{}: its experts' matrices have no placements yet", c.model_type.name));
-        }
+        // How many experts there are, and the width of a shared one.
         let experts = c.layers.iter().find_map(|l| match &l.mlp {
-            MlpSpec::Experts(e) => Some(e),
-            MlpSpec::Dense { .. } | MlpSpec::Stacked(_) => None,
+            MlpSpec::Experts(e) => Some((e.count, e.shared.map(|s| s.intermediate))),
+            MlpSpec::Stacked(e) => Some((e.count, None)),
+            MlpSpec::Dense { .. } => None,
         });
         let inner = c.layers.iter().map(|l| l.mlp.intermediate());
         let divides = |key: &str, value: usize, axis: &str, n: usize| match value.is_multiple_of(n) {
@@ -71,11 +76,11 @@ impl Ranks {
         tp("num_attention_heads", c.heads)?;
         tp("vocab_size", c.vocab_size)?;
         inner.into_iter().try_for_each(|n| tp(inner_key(c, experts.is_some()), n))?;
-        if let Some(shared) = experts.and_then(|e| e.shared) {
-            tp("the width of a shared expert", shared.intermediate)?;
+        if let Some((_, Some(shared))) = experts {
+            tp("the width of a shared expert", shared)?;
         }
         match experts {
-            Some(e) => divides(experts_key(c), e.count, "ep", self.ep)?,
+            Some((count, _)) => divides(experts_key(c), count, "ep", self.ep)?,
             None if self.ep > 1 => {
                 return Err(format!("ep={}: {} has no experts; use dp", self.ep, c.model_type.name));
             }
@@ -147,6 +152,19 @@ fn role<'a>(c: &'a ModelConfig, name: &str) -> Option<(Role, Option<&'a ExpertsS
     let (before, after) = names.layer.split_once("{i}")?;
     let (layer, local) = name.strip_prefix(before)?.split_once(after)?;
     let layer = c.layers.get(layer.parse::<usize>().ok()?)?;
+    if let MlpSpec::Stacked(e) = &layer.mlp {
+        let table = [
+            (e.names.gate_up[0], Role::StackedIn),
+            (e.names.gate_up[1], Role::StackedInBias),
+            (e.names.down[0], Role::StackedOut),
+        ];
+        if let Some((_, role)) = table.into_iter().find(|(name, _)| *name == local) {
+            return Some((role, None));
+        }
+    }
+    if names.sinks == Some(local) {
+        return Some((Role::Heads, None));
+    }
     let local = local.strip_suffix(".weight").or(local.strip_suffix(".bias"))?;
     if let MlpSpec::Experts(e) = &layer.mlp {
         if local == joined(&[e.names.gate, e.names.up]) {
@@ -196,7 +214,8 @@ fn placed(
     // A bias behind a sum over ranks is added once, to the sum.
     let columns = (rank == 2).then(|| Placement::Split(Cut::of(1)));
     let sections = |list: Vec<usize>| Some(Placement::Split(Cut::sections(0, list)));
-    let of_experts = matches!(role, Role::ExpertsIn | Role::ExpertsOut);
+    let of_experts = matches!(role, Role::ExpertsIn | Role::ExpertsOut | Role::StackedIn | Role::StackedOut);
+    let along = |dim: usize| Some(Placement::Split(Cut::of(dim)));
     match axis.name.as_str() {
         "ep" if of_experts => return rows,
         "dp" | "ep" | STAGES => return None,
@@ -206,7 +225,8 @@ fn placed(
     match role {
         Role::KeyHeads | Role::Cache if shared => None,
         Role::Heads | Role::KeyHeads | Role::Inner | Role::Vocabulary => rows,
-        Role::Cache => Some(Placement::Split(Cut::of(1))),
+        Role::StackedIn => along(2),
+        Role::Cache | Role::StackedInBias | Role::StackedOut => along(1),
         Role::FromHeads | Role::FromInner | Role::ExpertsOut => columns,
         Role::AllHeads => {
             let kv = c.kv_heads * c.head_dim;

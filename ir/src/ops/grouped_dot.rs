@@ -69,12 +69,18 @@ impl Operator for GroupedDot {
     /// What is summed over; or the rows of every matrix, cut alike in each.
     fn ways(&self, cx: &Ways) -> Vec<Way> {
         let mut ways = cx.linear(&[&[0], &[1]]);
+        let columns = vec![None, Some(1)];
+        let groups = cx.args[2].shape[0].size().unwrap_or(1) - 1;
         if self.transposed {
+            ways.extend(cx.labelled(&[vec![None; 2], columns.clone(), vec![None]], &[columns], &[]));
+            // Every matrix's rows are cut, as are the columns of what it is multiplied with.
+            if let Some(cut) = cx.cut(1).filter(|cut| cut.dim == 0 && cut.sections.len() == groups) {
+                let args = vec![Placement::Split(Cut::of(1)), Placement::Split(cut.clone()), Placement::Whole];
+                ways.push(Way { args, outs: vec![Placement::Partial] });
+            }
             return ways;
         }
-        let columns = vec![None, Some(1)];
         ways.extend(cx.labelled(&[columns.clone(), columns, vec![None]], &[vec![None, None]], &[1]));
-        let groups = cx.args[2].shape[0].size().unwrap_or(1) - 1;
         if let Some(cut) = cx.cut(1).filter(|cut| cut.dim == 0 && cut.sections.len().is_multiple_of(groups)) {
             let one = &cut.sections[..cut.sections.len() / groups];
             if !one.is_empty() && cut.sections.chunks(one.len()).all(|c| c == one) {

@@ -1,7 +1,7 @@
 //! `reshape`: the same elements in the same order under other sizes.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
-use crate::shard::{Label, Local, Way, Ways};
+use crate::shard::{Cut, Label, Local, Placement, Way, Ways};
 use crate::ty::show;
 use crate::{Dim, Graph, IrError, NodeId, Op, Shape, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -38,6 +38,14 @@ fn outermost(a: &[Dim], b: &[Dim]) -> [Vec<Label>; 2] {
     }
 }
 
+/// Where the reshape does nothing but join the cut dimension with the one before it: the sections of the joined one.
+fn joined(from: &[Dim], to: &[Dim], cut: &Cut) -> Option<Vec<usize>> {
+    let at = cut.dim.checked_sub(1).filter(|_| cut.sections.is_empty() && from.len() == to.len() + 1)?;
+    let beside = from[..at] == to[..at] && from[at + 2..] == to[at + 1..];
+    let (count, each) = (from[at].size()?, from[at + 1].size()?);
+    (beside && count > 1).then(|| vec![each; count])
+}
+
 impl Operator for Reshape {
     const NAME: &'static str = "reshape";
 
@@ -52,7 +60,14 @@ impl Operator for Reshape {
     /// Of dimensions that become one, or come from one, the outermost can be cut.
     fn ways(&self, cx: &Ways) -> Vec<Way> {
         let [from, to] = outermost(&cx.args[0].shape, &self.shape);
-        [cx.labelled(&[from], &[to], &[]), cx.linear(&[&[0]])].concat()
+        let mut ways = [cx.labelled(&[from], &[to], &[]), cx.linear(&[&[0]])].concat();
+        if let Some(cut) = cx.cut(0)
+            && let Some(sections) = joined(&cx.args[0].shape, &self.shape, cut)
+        {
+            let out = Cut::sections(cut.dim - 1, sections);
+            ways.push(Way { args: vec![Placement::Split(cut.clone())], outs: vec![Placement::Split(out)] });
+        }
+        ways
     }
 
     fn local(&self, graph: &mut Graph, args: &[NodeId], cx: &Local) -> Result<NodeId, IrError> {
