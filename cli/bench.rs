@@ -2,6 +2,7 @@
 //! (`torch_lm.py`), so that both sides are read by one program.
 
 mod decode;
+mod lost;
 mod serve;
 mod train;
 
@@ -126,7 +127,7 @@ pub struct Bench {
     /// Timed runs
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeat: u32,
-    /// Also where the time of a step goes, kernel by kernel (train, prefill, decode)
+    /// Also where the time of a step goes, kernel by kernel, and beyond its floor, kind by kind (train, prefill, decode)
     #[arg(long)]
     profile: bool,
     #[command(flatten)]
@@ -266,15 +267,20 @@ impl Bench {
         let seconds = after_warm_up(self.repeat as usize, || session.execute(&inputs))?;
         let mut line = self.line(machine, &seconds);
         line.insert("tokens_per_s".into(), json!(rounded(program.tokens as f64 / seconds.median, 2)));
-        if let Some(peaks) = Peaks::measure(machine, 0) {
+        let peaks = Peaks::measure(machine, 0);
+        if let Some(peaks) = &peaks {
             let least = costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, storage)).sum();
             line.extend(floor(least, &seconds));
         }
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
             session.start_profile();
-            session.execute(&inputs)?;
-            eprint!("\n{}", profile_table(&session.take_profile().unwrap_or_default().by_kernel()));
+            let (_, seconds) = once(|| session.execute(&inputs).map(drop))?;
+            let rows = session.take_profile().unwrap_or_default().by_kernel();
+            eprint!("\n{}", profile_table(&rows));
+            if let Some(peaks) = &peaks {
+                eprint!("\n{}", lost::lost(&[(None, &rows)], peaks, storage, seconds));
+            }
         }
         Ok(())
     }

@@ -1,10 +1,11 @@
 //! `astrai bench decode`: steps of one token a sequence over paged keys and values, as the peer's script measures them.
 
+use super::lost::lost;
 use super::{Bench, SEQ, costs, draw, floor};
 use crate::failure::{Failure, warn};
 use crate::greedy::choose;
 use crate::machine::Machine;
-use crate::measure::{after_warm_up, rounded};
+use crate::measure::{after_warm_up, once, rounded};
 use crate::model::{Model, check_sizes, read_config, served_fidelity};
 use crate::peaks::Peaks;
 use crate::programs::Programs;
@@ -138,7 +139,8 @@ impl Bench {
         let tokens = (batch * new) as f64;
         line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
         line.insert("new".into(), json!(new));
-        if let Some(peaks) = Peaks::measure(machine, decoding.session(true).weight_bytes().iter().sum()) {
+        let peaks = Peaks::measure(machine, decoding.session(true).weight_bytes().iter().sum());
+        if let Some(peaks) = &peaks {
             let step: f64 =
                 costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, self.machine.storage())).sum();
             line.extend(floor(step * new as f64, &seconds));
@@ -146,9 +148,12 @@ impl Bench {
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
             decoding.session(true).start_profile();
-            decoding.decode(seq as usize, new as usize)?;
+            let (_, seconds) = once(|| decoding.decode(seq as usize, new as usize))?;
             let rows = decoding.session(true).take_profile().unwrap_or_default().by_kernel();
             eprint!("\n{}", profile_table(&rows));
+            if let Some(peaks) = &peaks {
+                eprint!("\n{}", lost(&[(None, &rows)], peaks, self.machine.storage(), seconds));
+            }
         }
         Ok(())
     }

@@ -1,10 +1,11 @@
 //! `astrai bench train`: one optimiser step on fresh random weights, as the peer's script measures it.
 
+use super::lost::lost;
 use super::{Bench, draw, floor, launch_costs};
 use crate::allocations;
 use crate::failure::Failure;
 use crate::machine::Machine;
-use crate::measure::{after_warm_up, rounded};
+use crate::measure::{after_warm_up, once, rounded};
 use crate::model::{Model, check_sizes, read_config};
 use crate::peaks::Peaks;
 use crate::run::profile_table;
@@ -49,7 +50,8 @@ impl Bench {
         let mut line = self.line(machine, &seconds);
         line.insert("tokens_per_s".into(), json!(rounded(tokens as f64 / seconds.median, 2)));
         line.insert("allocations_per_step".into(), json!(allocated));
-        if let Some(peaks) = Peaks::measure(machine, 0) {
+        let peaks = Peaks::measure(machine, 0);
+        if let Some(peaks) = &peaks {
             let least =
                 costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, self.machine.storage())).sum();
             line.extend(floor(least, &seconds));
@@ -57,11 +59,12 @@ impl Bench {
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
             engine.start_profile();
-            engine.step(&batches, 1e-4)?;
-            let [grad, update] = engine.take_profile();
-            for (name, profile) in [("grad", grad), ("update", update)] {
-                let rows = profile.unwrap_or_default().by_kernel();
-                eprint!("\n{name}\n{}", profile_table(&rows));
+            let (_, seconds) = once(|| engine.step(&batches, 1e-4))?;
+            let [grad, update] = engine.take_profile().map(|p| p.unwrap_or_default().by_kernel());
+            eprint!("\ngrad\n{}\nupdate\n{}", profile_table(&grad), profile_table(&update));
+            if let Some(peaks) = &peaks {
+                let programs = [(None, &grad[..]), (Some("update"), &update)];
+                eprint!("\n{}", lost(&programs, peaks, self.machine.storage(), seconds));
             }
         }
         Ok(())

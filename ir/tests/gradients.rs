@@ -28,8 +28,8 @@ const WITHOUT: [&str; 11] = [
 /// `part` and `call` are the walk's business: `part` is in the cases of several outputs, `call` is refused.
 const OF_THE_WALK: [&str; 2] = ["part", "call"];
 /// Collectives have a gradient on several ranks only: `passes` and `tests/shard.rs` hold it there to that of the whole.
-const OF_RANKS: [&str; 6] =
-    ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "own_slice", "spread"];
+const OF_RANKS: [&str; 8] =
+    ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "own_slice", "spread", "send", "recv"];
 
 const EXACT: Precision = Precision { exact: true };
 

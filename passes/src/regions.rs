@@ -157,6 +157,8 @@ pub fn stored(g: &Graph, uses: &Uses) -> Vec<bool> {
     let mut stored = vec![false; g.nodes().len()];
     let live = g.live();
     let mut in_tail = vec![false; g.nodes().len()];
+    // What the kernels of products and of attention write.
+    let mut ends = BTreeSet::new();
     for id in g.ids().filter(|id| live[id.index()]) {
         if is_product(&g.node(id).op) || is_attention_result(g, id) {
             let mut tail = uses.tail(g, id);
@@ -167,6 +169,7 @@ pub fn stored(g: &Graph, uses: &Uses) -> Vec<bool> {
                 in_tail[id.index()] = true;
                 inner.iter().for_each(|t| in_tail[t.index()] = true);
                 stored[end.index()] = true;
+                ends.insert(*end);
             }
         }
     }
@@ -206,7 +209,40 @@ pub fn stored(g: &Graph, uses: &Uses) -> Vec<bool> {
             }
         }
     }
+    // Users first, for what they are computed in is then known.
+    for id in g.ids().rev().filter(|id| live[id.index()]) {
+        let sweeps = g.node(id).op.is_pointwise() && !ends.contains(&id);
+        if stored[id.index()] && sweeps && in_one_sweep(g, uses, &stored, &ends, id) {
+            stored[id.index()] = false;
+        }
+    }
     stored
+}
+
+/// True when all uses of a value end in one other, element by element: its kernel computes this on the way, once for each piece
+/// of the result, which takes less time than memory does.
+fn in_one_sweep(g: &Graph, uses: &Uses, stored: &[bool], ends: &BTreeSet<NodeId>, id: NodeId) -> bool {
+    if uses.is_output(id) {
+        return false;
+    }
+    let (mut root, mut seen) = (None, BTreeSet::new());
+    let mut todo = uses.of_node(id).to_vec();
+    while let Some(user) = todo.pop() {
+        let op = &g.node(user).op;
+        let sweeps = op.is_pointwise() || matches!(op, Op::Pad(_) | Op::Concat(_));
+        if !sweeps || ends.contains(&user) {
+            return false;
+        }
+        if !seen.insert(user) {
+            continue;
+        }
+        match stored[user.index()] {
+            true if *root.get_or_insert(user) != user => return false,
+            true => {}
+            false => todo.extend(uses.of_node(user)),
+        }
+    }
+    root.is_some()
 }
 
 /// True for the first output of attention and for the cotangents of its arguments: their kernels can round them.

@@ -1,5 +1,6 @@
 //! The profiler: measured time of each kernel beside what its bytes and flops predict.
 
+use astrai_ir::Anchor;
 use std::sync::Arc;
 
 /// One launch of a run.
@@ -9,6 +10,8 @@ pub struct ProfileRow {
     pub origin: Arc<str>,
     /// Name of the kernel.
     pub kernel: String,
+    /// Its archetype.
+    pub anchor: Anchor,
     /// Bytes predicted for the sizes of the run, summed over runs.
     pub bytes: u64,
     /// Floating-point operations predicted for the sizes of the run, summed over runs.

@@ -110,6 +110,7 @@ impl Session {
         let row = ProfileRow {
             origin: launch.origin.clone(),
             kernel: kernel.map_or("interpreter".into(), |k| k.name.clone()),
+            anchor: region.anchor,
             bytes,
             flops,
             predicted,
