@@ -91,7 +91,8 @@ pub enum Job {
 /// The lines have the fields of torch_lm.py: the median of --repeat timed runs after one warm-up, the fastest, the slowest, and
 /// the peak memory of the process. Weights are random. Measure on an otherwise idle machine, from a release build.
 /// Beside them stands the floor: the seconds of the same operations and bytes at the peaks of arithmetic and of reading
-/// memory, measured in the same run, kernel by kernel; of_floor is floor_seconds / seconds_median.
+/// memory, measured in the same run, kernel by kernel; of_floor is floor_seconds / seconds_median. peak_held is the part of the
+/// peak of arithmetic that was there on average while it was measured: below 1 something else used the processor.
 /// `compile` has a line each for plan, kernels_cold (an empty cache) and kernels_warm.
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -232,7 +233,7 @@ impl Bench {
         // Last of all, for it takes memory of its own, which must not count as the peak of any size.
         let peaks = Peaks::measure(machine, 0);
         for (mut line, seconds, (flops, bytes)) in lines {
-            line.extend(peaks.iter().flat_map(|p| floor(p.floor(flops, bytes, storage), &seconds)));
+            line.extend(peaks.iter().flat_map(|p| floor(p.floor(flops, bytes, storage), &seconds, p)));
             writeln!(out, "{}", Value::Object(line))?;
         }
         Ok(())
@@ -270,7 +271,7 @@ impl Bench {
         let peaks = Peaks::measure(machine, 0);
         if let Some(peaks) = &peaks {
             let least = costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, storage)).sum();
-            line.extend(floor(least, &seconds));
+            line.extend(floor(least, &seconds, peaks));
         }
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
@@ -316,10 +317,15 @@ impl Bench {
     }
 }
 
-/// The fields of the least seconds possible, and which part of the median they are.
-fn floor(least: f64, seconds: &Seconds) -> [(String, Value); 2] {
+/// The fields of the least seconds possible, which part of the median they are, and how the machine held its peak.
+fn floor(least: f64, seconds: &Seconds, peaks: &Peaks) -> [(String, Value); 3] {
     let part = json!(rounded(least / seconds.median, 3));
-    [("floor_seconds".into(), json!(rounded(least, 6))), ("of_floor".into(), part)]
+    let held = json!(rounded(peaks.held, 3));
+    [
+        ("floor_seconds".into(), json!(rounded(least, 6))),
+        ("of_floor".into(), part),
+        ("peak_held".into(), held),
+    ]
 }
 
 /// Operations and bytes of each kernel launch.

@@ -18,6 +18,8 @@ pub struct Peaks {
     pub matrix: Option<f64>,
     /// Bytes read from memory per second.
     pub bandwidth: f64,
+    /// Which part of the vector peak was there on average while it was measured: less than 1 where others share the processor.
+    pub held: f64,
 }
 
 /// Fewest and most bytes that reading is measured on, and bytes of one unit of it.
@@ -37,33 +39,33 @@ impl Peaks {
     /// are not known here.
     pub fn measure(machine: &Machine, again: u64) -> Option<Peaks> {
         let pool = &*machine.pool;
-        let vector = Peaks::vector(machine)?;
+        let (vector, held) = Peaks::vector(machine)?;
         let size = again.clamp(READ[0], READ[1]) as usize / UNIT * UNIT;
         let mut memory = Memory::zeroed(size).ok()?; // as the weights lie: large pages where the system has them
         memory.bytes_mut().fill(1);
         let bytes = &*memory.bytes_mut();
-        let read = fastest(TRIES[1], || {
+        let (read, _) = fastest(TRIES[1], || {
             pool.run(size / UNIT, &|_, some| {
                 black_box(sum(black_box(&bytes[some.start * UNIT..some.end * UNIT])));
             })
         });
-        Some(Peaks { vector, matrix: Peaks::matrix(machine), bandwidth: size as f64 / read })
+        Some(Peaks { vector, matrix: Peaks::matrix(machine), bandwidth: size as f64 / read, held })
     }
 
     /// Operations per second on operands of this type, without the measurement of memory.
     pub fn compute(machine: &Machine, dtype: DType) -> Option<f64> {
         let matrix = if dtype == DType::BF16 { Peaks::matrix(machine) } else { None };
-        matrix.or_else(|| Peaks::vector(machine))
+        matrix.or_else(|| Some(Peaks::vector(machine)?.0))
     }
 
-    fn vector(machine: &Machine) -> Option<f64> {
+    fn vector(machine: &Machine) -> Option<(f64, f64)> {
         let (chains, flops) = chains(machine.simd())?;
         Some(rate(&machine.pool, flops, TURNS, chains))
     }
 
     fn matrix(machine: &Machine) -> Option<f64> {
         let (chains, flops) = tile_chains(machine.simd())?;
-        Some(rate(&machine.pool, flops, TILE_TURNS, chains))
+        Some(rate(&machine.pool, flops, TILE_TURNS, chains).0)
     }
 
     /// The least seconds that so many operations on operands of this type, and so many bytes, take.
@@ -73,11 +75,11 @@ impl Peaks {
     }
 }
 
-/// Operations per second of all threads, `flops` in a turn of the loop.
-fn rate(pool: &Pool, flops: u64, turns: u64, chains: fn(u64)) -> f64 {
+/// Operations per second of all threads, `flops` in a turn of the loop; and which part of them there was on average.
+fn rate(pool: &Pool, flops: u64, turns: u64, chains: fn(u64)) -> (f64, f64) {
     let units = pool.threads() * UNITS;
-    let seconds = fastest(TRIES[0], || pool.run(units, &|_, some| some.for_each(|_| chains(turns))));
-    (units as u64 * turns * flops) as f64 / seconds
+    let (seconds, mean) = fastest(TRIES[0], || pool.run(units, &|_, some| some.for_each(|_| chains(turns))));
+    ((units as u64 * turns * flops) as f64 / seconds, seconds / mean)
 }
 
 /// Bytes ahead of the one read that are asked for, as kernels do which wait for memory.
@@ -111,13 +113,15 @@ fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-fn fastest(tries: usize, mut work: impl FnMut()) -> f64 {
+/// Seconds of the fastest try, and the mean of all.
+fn fastest(tries: usize, mut work: impl FnMut()) -> (f64, f64) {
     let mut timed = || {
         let started = Instant::now();
         work();
         started.elapsed().as_secs_f64()
     };
-    (0..tries).map(|_| timed()).fold(f64::INFINITY, f64::min)
+    let all: Vec<f64> = (0..tries).map(|_| timed()).collect();
+    (all.iter().copied().fold(f64::INFINITY, f64::min), all.iter().sum::<f64>() / tries as f64)
 }
 
 /// Independent chains of multiplications and additions, and the operations of one turn.

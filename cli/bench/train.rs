@@ -54,7 +54,7 @@ impl Bench {
         if let Some(peaks) = &peaks {
             let least =
                 costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, self.machine.storage())).sum();
-            line.extend(floor(least, &seconds));
+            line.extend(floor(least, &seconds, peaks));
         }
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
