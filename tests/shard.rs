@@ -464,6 +464,15 @@ fn the_command_plans_one_rank() {
     assert!(out.contains("recv") && out.contains("pp=stage(1)") && !out.contains("embed_tokens"), "{out}");
     let (_, out, _) = run(&["--mesh", "pp=2", "--stage", "1"]);
     assert!(out.starts_with("stage               1 of 2, from 0"), "{out}");
+    let Some(gemma) = found("golden", "gemma2/config.json") else { return };
+    let args = ["compile", "--mesh", "pp=2", "--dump-after", "pipeline"].map(std::ffi::OsStr::new);
+    let first =
+        std::process::Command::new(env!("CARGO_BIN_EXE_astrai")).args(args).arg(gemma).output().unwrap();
+    let first = String::from_utf8(first.stdout).unwrap();
+    assert!(
+        first.contains("send") && !first.contains("model.norm.weight"),
+        "1 + w is made where it is used: {first}"
+    );
     for (args, line) in [
         (&["--mesh", "pp=9"][..], "num_hidden_layers 3 are fewer than pp=9"),
         (&["--mesh", "pp=2", "--stage", "2"], "--stage 2: --mesh has 2 along pp"),

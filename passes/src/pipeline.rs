@@ -1,7 +1,7 @@
 //! Puts layers on the stages of a pipeline. In: the graph of the whole model, and how many stages there are. Out: the graph of
 //! one stage: its layers, what stands before the first on the first stage and behind the last on the last, and where a value
-//! crosses to another stage a `send` in one and a `recv` in the other. What is made of inputs alone is made wherever it is
-//! needed. Cotangents go back by the same links; they come with the gradient ([`differentiate`](crate::differentiate)).
+//! crosses to another stage a `send` in one and a `recv` in the other. What is made of inputs alone, or of weights alone, is made
+//! wherever it is needed. Cotangents go back by the same links; they come with the gradient ([`differentiate`](crate::differentiate)).
 
 use astrai_ir::ops::{Op, RecvFrom, SendTo};
 use astrai_ir::shard::STAGES;
@@ -42,11 +42,16 @@ impl<'a> Stages<'a> {
     fn of(graph: &'a Graph, axis: &'a Axis) -> Result<Stages<'a>, IrError> {
         let (live, layers) = (graph.live(), layers(graph));
         let mut of: Vec<Option<usize>> = Vec::with_capacity(graph.nodes().len());
+        // Whether inputs, and whether weights or states, are behind a node.
+        let mut behind: Vec<[bool; 2]> = Vec::with_capacity(graph.nodes().len());
         for node in graph.nodes() {
-            let buffer = |a: &NodeId| matches!(graph.node(*a).op, Op::Weight(_) | Op::State(_));
-            // What weights make is where it is used; without a layer before it that is the first stage.
+            let own = [matches!(node.op, Op::Input(_)), matches!(node.op, Op::Weight(_) | Op::State(_))];
+            let or = |[a, b]: [bool; 2], [c, d]: [bool; 2]| [a || c, b || d];
+            let all = node.args.iter().map(|a| behind[a.index()]).fold(own, or);
+            behind.push(all);
+            // Where inputs first meet weights the model begins; what either makes alone is wherever it is needed.
             let args = node.args.iter().filter_map(|a| of[a.index()]).max();
-            let made = args.or(node.args.iter().any(buffer).then_some(0));
+            let made = args.or((all == [true; 2]).then_some(0));
             of.push(match &node.op {
                 Op::Call(c) => {
                     let stage = stage_of(c.layer as usize, layers, axis.size);
@@ -63,14 +68,14 @@ impl<'a> Stages<'a> {
         Ok(Stages { graph, axis, of })
     }
 
-    /// The stages at which a weight or state is used.
+    /// The stages at which a leaf is used.
     fn users(&self) -> BTreeMap<NodeId, BTreeSet<usize>> {
         let mut users: BTreeMap<NodeId, BTreeSet<usize>> = BTreeMap::new();
-        for (id, stage) in self.graph.ids().zip(&self.of) {
-            let Some(stage) = stage else { continue };
-            for a in &self.graph.node(id).args {
-                if self.graph.node(*a).op.leaf_name().is_some() {
-                    users.entry(*a).or_default().insert(*stage);
+        for stage in 0..self.axis.size {
+            let own = self.graph.ids().filter(|id| self.of[id.index()] == Some(stage));
+            for id in self.reach(own.collect(), stage) {
+                if self.graph.node(id).op.leaf_name().is_some() {
+                    users.entry(id).or_default().insert(stage);
                 }
             }
         }
@@ -166,17 +171,21 @@ impl<'a> Stages<'a> {
         }
     }
 
-    /// What a stage computes: its own nodes, and what they need that is made anywhere.
+    /// What a stage computes: its own nodes, its outputs, and what they need that is made anywhere.
     fn needed(&self, here: usize, users: &BTreeMap<NodeId, BTreeSet<usize>>) -> BTreeSet<NodeId> {
-        let own = |id: &NodeId| self.of[id.index()] == Some(here);
-        let mut todo: Vec<NodeId> = self.graph.ids().filter(own).collect();
+        let mut todo: Vec<NodeId> = self.graph.ids().filter(|id| self.of[id.index()] == Some(here)).collect();
         let outputs = self.graph.outputs().iter().map(|(_, id)| *id);
         todo.extend(outputs.filter(|id| self.at(*id, here, users)));
+        self.reach(todo, here)
+    }
+
+    /// These nodes and what they need that is made at this stage or anywhere.
+    fn reach(&self, mut todo: Vec<NodeId>, here: usize) -> BTreeSet<NodeId> {
         let mut needed = BTreeSet::new();
         while let Some(id) = todo.pop() {
             if needed.insert(id) {
                 let args = self.graph.node(id).args.iter();
-                todo.extend(args.filter(|a| self.of[a.index()].is_none() || own(a)));
+                todo.extend(args.filter(|a| self.of[a.index()].is_none_or(|stage| stage == here)));
             }
         }
         needed

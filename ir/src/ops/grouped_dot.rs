@@ -75,7 +75,8 @@ impl Operator for GroupedDot {
             ways.extend(cx.labelled(&[vec![None; 2], columns.clone(), vec![None]], &[columns], &[]));
             // Every matrix's rows are cut, as are the columns of what it is multiplied with.
             if let Some(cut) = cx.cut(1).filter(|cut| cut.dim == 0 && cut.sections.len() == groups) {
-                let args = vec![Placement::Split(Cut::of(1)), Placement::Split(cut.clone()), Placement::Whole];
+                let args =
+                    vec![Placement::Split(Cut::of(1)), Placement::Split(cut.clone()), Placement::Whole];
                 ways.push(Way { args, outs: vec![Placement::Partial] });
             }
             return ways;
