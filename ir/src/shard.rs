@@ -321,7 +321,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// All of the bytes to one other rank.
+    /// All of the bytes to one other rank: twice around a ring of two.
     pub fn once(bytes: Dim) -> Traffic {
         Traffic { bytes, times: 2, ranks: 2 }
     }

@@ -83,7 +83,8 @@ pub fn differentiate_over(graph: &Graph, of: &str, how: Gradients, over: &[Axis]
             if single && out.node(made).types.len() > 1 { out.part(made, 0) } else { Ok(made) }
         },
     )?;
-    let forward = g.nodes().len();
+    let arrived = |id: &NodeId| matches!(&g.node(*id).op, Op::RecvFrom(r) if r.ty.dtype.is_float());
+    let arrived: Vec<NodeId> = g.ids().filter(arrived).collect();
     let backward: Vec<BlockId> = splits.iter().map(|s| g.add_block(s.backward.clone())).collect();
     let mut begins = cotangents_of_links(&mut g)?;
     match g.output(of) {
@@ -95,8 +96,6 @@ pub fn differentiate_over(graph: &Graph, of: &str, how: Gradients, over: &[Axis]
     }
     let trained = |id: &NodeId| matches!(&g.node(*id).op, Op::Weight(w) if !w.fixed);
     let weights: Vec<NodeId> = g.ids().filter(trained).collect();
-    let arrived = |id: &NodeId| matches!(&g.node(*id).op, Op::RecvFrom(r) if r.ty.dtype.is_float());
-    let arrived: Vec<NodeId> = g.ids().filter(|id| arrived(id) && id.index() < forward).collect();
     let wide: HashSet<NodeId> = weights.iter().copied().collect();
     let walk = Walk { wide: &wide, ..Walk::default() };
     let wanted = [&weights[..], &arrived].concat();

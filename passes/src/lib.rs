@@ -25,7 +25,7 @@ pub use flatten::flatten;
 pub use fold::{Derived, fold};
 pub use fuse::fuse;
 pub use merge::merge;
-pub use pipeline::{layers, pipeline, stage_of};
+pub use pipeline::pipeline;
 pub use place::place;
 pub use precision::{Policy, precision};
 pub use saturate::{Class, Fidelity, RULES, Rule, Saturate, Searched, Wanted, saturate};

@@ -1,7 +1,8 @@
 //! Puts layers on the stages of a pipeline. In: the graph of the whole model, and how many stages there are. Out: the graph of
 //! one stage: its layers, what stands before the first on the first stage and behind the last on the last, and where a value
-//! crosses to another stage a `send` in one and a `recv` in the other. What is made of inputs alone, or of weights alone, is made
-//! wherever it is needed. Cotangents go back by the same links; they come with the gradient ([`differentiate`](crate::differentiate)).
+//! crosses to another stage a `send` in one and a `recv` in the other. What is made of inputs alone, or of weights alone, is
+//! made wherever it is needed. Cotangents go back by the same links; they come with the gradient
+//! ([`differentiate`](crate::differentiate)).
 
 use astrai_ir::ops::{Op, RecvFrom, SendTo};
 use astrai_ir::shard::STAGES;
@@ -17,13 +18,13 @@ struct Stages<'a> {
 }
 
 /// Layers of a graph: calls are counted by their `layer`.
-pub fn layers(graph: &Graph) -> usize {
+fn layers(graph: &Graph) -> usize {
     let layer = |op: &Op| if let Op::Call(c) = op { Some(c.layer as usize + 1) } else { None };
     graph.nodes().iter().filter_map(|n| layer(&n.op)).max().unwrap_or(0)
 }
 
 /// The stage of a layer: as many layers on each as on any other, give or take one.
-pub fn stage_of(layer: usize, layers: usize, stages: usize) -> usize {
+fn stage_of(layer: usize, layers: usize, stages: usize) -> usize {
     layer * stages / layers.max(1)
 }
 

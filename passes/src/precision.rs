@@ -80,10 +80,7 @@ fn rebuild(
             Op::Store(op) => {
                 let mut args = args.to_vec();
                 let (dtype, last) = (out.ty(args[0]).dtype, args.len() - 1);
-                args[last] = match stored(out, args[last], dtype) {
-                    Some(narrow) => narrow,
-                    None => out.cast(args[last], dtype)?,
-                };
+                args[last] = narrowed(out, args[last], dtype)?;
                 return out.push(op.clone(), &args);
             }
             Op::Part(p) if matches!(g.node(node.args[0]).op, Op::Call(_) | Op::AllToAll(_)) => {
@@ -124,18 +121,12 @@ fn rebuild(
             }
             Op::AllToAll(op) if !op.back => {
                 // Products round their rows anyway.
-                let rows = match stored(out, args[0], to) {
-                    Some(narrow) => narrow,
-                    None => out.cast(args[0], to)?,
-                };
+                let rows = narrowed(out, args[0], to)?;
                 return out.push(op.clone(), &[rows, args[1]]);
             }
             // Streams go from stage to stage as they are stored; numbers stay as they are.
             Op::SendTo(op) if streams(g.ty(node.args[0])) => {
-                let narrow = match stored(out, args[0], to) {
-                    Some(narrow) => narrow,
-                    None => out.cast(args[0], to)?,
-                };
+                let narrow = narrowed(out, args[0], to)?;
                 return out.push(op.clone(), &[narrow]);
             }
             Op::SendTo(op) => return out.push(op.clone(), args),
@@ -162,10 +153,7 @@ fn rebuild(
                 // Narrow hidden states and weights say that the logits' gradient is narrow too.
                 let mut args = args.to_vec();
                 for a in &mut args[..2] {
-                    *a = match stored(out, *a, to) {
-                        Some(narrow) => narrow,
-                        None => out.cast(*a, to)?,
-                    };
+                    *a = narrowed(out, *a, to)?;
                 }
                 out.push(op.clone(), &args)?
             }
@@ -209,10 +197,7 @@ fn call(out: &mut Graph, c: &Call, args: &[NodeId], to: DType) -> Result<NodeId,
     for (&a, want) in args.iter().zip(block.param_types()?) {
         bound.push(match out.ty(a).dtype == want.dtype {
             true => a,
-            false => match stored(out, a, want.dtype) {
-                Some(narrow) => narrow,
-                None => out.cast(a, want.dtype)?,
-            },
+            false => narrowed(out, a, want.dtype)?,
         });
     }
     let y = out.push(c.clone(), &bound)?;
@@ -227,6 +212,11 @@ fn stored(g: &Graph, id: NodeId, dtype: DType) -> Option<NodeId> {
     let node = g.node(id);
     let x = *node.args.first()?;
     (matches!(node.op, Op::Cast(_)) && g.node(x).types.len() == 1 && g.ty(x).dtype == dtype).then_some(x)
+}
+
+/// The value in this type: what it was widened from, or a cast.
+fn narrowed(g: &mut Graph, id: NodeId, dtype: DType) -> Result<NodeId, IrError> {
+    stored(g, id, dtype).map_or_else(|| g.cast(id, dtype), Ok)
 }
 
 /// True when every value of `id` was widened from this type.

@@ -265,3 +265,40 @@ impl Step<'_> {
         g.sub(p, by)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use astrai_ir::{Mesh, Precision, Sizes, Tensor, eval_ranks};
+    use std::collections::HashMap;
+
+    /// Two stages have `own`, and both have `tied`, whose gradient the first one counts.
+    #[test]
+    fn the_norm_is_of_all_stages_and_counts_a_weight_once() {
+        let axis = Axis::new("pp", 2);
+        let weights = ["own", "tied"].map(|name| Weight::new(name, Type::new(DType::F32, [Dim::from(2)])));
+        let optimizer = Optimizer { rule: Rule::Sgd { momentum: 0.0 }, weight_decay: 0.0, clip: Some(1.0) };
+        let norms = |counted: &[&str]| -> Vec<f64> {
+            let counted = counted.iter().map(ToString::to_string).collect();
+            let stages = Stages { axis: axis.clone(), counted };
+            let g = build(&weights, &optimizer, Some(&stages)).unwrap();
+            let of_stage = |own: f32| {
+                let pair = |x: f32| Tensor::f32(&[2], &[x, 0.0]);
+                let values =
+                    [("grad.own", pair(own)), ("grad.tied", pair(12.0)), ("lr", Tensor::f32(&[], &[0.1]))];
+                let weights = [("own", pair(1.0)), ("tied", pair(1.0))];
+                values.into_iter().chain(weights).map(|(n, t)| (n.to_string(), t)).collect::<HashMap<_, _>>()
+            };
+            let mesh = Mesh { axes: vec![axis.clone()] };
+            let sizes = [Sizes::new(), Sizes::new()];
+            let outs =
+                eval_ranks(&g, &mesh, &[of_stage(3.0), of_stage(4.0)], &sizes, Precision { exact: true });
+            let norm = |outs: &Vec<(String, Tensor)>| {
+                outs.iter().find(|(n, _)| n == "grad_norm").unwrap().1.reals()[0]
+            };
+            outs.unwrap().iter().map(norm).collect()
+        };
+        assert_eq!(norms(&["tied"]), [5.0, 5.0]);
+        assert_eq!(norms(&[]), [f64::sqrt(25.0 + 2.0 * 144.0); 2]);
+    }
+}

@@ -2,6 +2,7 @@
 //! gradient. Out: the template's `#define`s around its text and three inclusions of `dot_free.c`, and how much scratch it
 //! takes.
 
+use super::dots::panel_slots;
 use super::{element, over_dims, undefine};
 use astrai_ir::ops::{LinearCrossEntropy, Op};
 use astrai_ir::plan::bound;
@@ -77,14 +78,12 @@ impl Product {
         let (dot, [m, n, k], left, right) = (self.name, self.sizes, &self.left, &self.right);
         let rows = if left.along { "mk" } else { "km" };
         let panel = if right.along { "nk" } else { "kn" };
-        let block = format!("RIGHT_AT(n0, k0), {}, {}, kc, n", right.narrow, right.line);
+        let columns = panel_slots("", panel, &format!("RIGHT_AT(n0, k0), {}, {}", right.narrow, right.line));
         let mut text = format!(
             "#define NAME(x) {name}_{dot}_##x\n#define DOT_M {m}\n#define DOT_N {n}\n#define DOT_K {k}\n\
              #define LEFT_AT(i, k) {}\n#define RIGHT_AT(i, k) {}\n\
              #define LOAD_A(dst, m, mr, k0, kc) dot_block_{rows}(dst, LEFT_AT(m, k0), {}, {}, mr, kc)\n\
-             #define LOAD_PANEL(dst, n0, n, k0, kc) dot_panel_{panel}(dst, {block})\n\
-             #define FETCH_PANEL(n0, n, k0, kc, part, parts) dot_fetch_{panel}({block}, part, parts)\n\
-             #define EPILOGUE(m, n0, acc, valid) {name}_{}\n",
+             {columns}#define EPILOGUE(m, n0, acc, valid) {name}_{}\n",
             left.at, right.at, left.narrow, left.line, self.epilogue
         );
         if narrow(left.narrow) && narrow(right.narrow) {

@@ -189,16 +189,20 @@ impl Source {
     /// with its comma.
     pub(super) fn panel_slots(&self, which: &str) -> String {
         let (order, at, narrow, row) = (self.order("nk", "kn"), self.at("k0"), self.narrow, &self.row);
-        let block = format!("{at}, {narrow}, {row}, kc, n");
-        format!(
-            "#define LOAD_PANEL(dst, {which}n0, n, k0, kc) dot_panel_{order}(dst, {block})\n\
-             #define FETCH_PANEL({which}n0, n, k0, kc, part, parts) dot_fetch_{order}({block}, part, parts)\n"
-        )
+        panel_slots(which, order, &format!("{at}, {narrow}, {row}"))
     }
 
     pub(super) fn order<'a>(&self, along: &'a str, across: &'a str) -> &'a str {
         if self.along { along } else { across }
     }
+}
+
+/// Slots that pack the block of columns at `place` (address, whether bf16, length of a row), and that ask for it before.
+pub(super) fn panel_slots(which: &str, order: &str, place: &str) -> String {
+    format!(
+        "#define LOAD_PANEL(dst, {which}n0, n, k0, kc) dot_panel_{order}(dst, {place}, kc, n)\n\
+         #define FETCH_PANEL({which}n0, n, k0, kc, part, parts) dot_fetch_{order}({place}, kc, n, part, parts)\n"
+    )
 }
 
 /// True for f32 values that are bf16 values.
