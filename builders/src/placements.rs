@@ -1,6 +1,6 @@
-//! Where a model's weights lie on a mesh. In: a configuration, and ranks along `pp`, `dp`, `tp` and `ep`. Out: the mesh, and for every
-//! weight and state of a built graph what a rank holds: a table of roles, by the names of the weights. What does not divide
-//! is refused by the name of its key.
+//! Where a model's weights lie on a mesh. In: a configuration, and ranks along `pp`, `dp`, `tp` and `ep`. Out: the mesh, and
+//! for every weight and state of a built graph what a rank holds: a table of roles, by the names of the weights. What does not
+//! divide is refused by the name of its key.
 
 use crate::config::{ExpertsSpec, MlpSpec, ModelConfig, QkNorm};
 use crate::experts::joined;
