@@ -2,7 +2,7 @@
 //! gradient. Out: the template's `#define`s around its text and three inclusions of `dot_free.c`, and how much scratch it
 //! takes.
 
-use super::dots::panel_slots;
+use super::dots::{BLOCK, TILE, matrix_places, matrix_way, panel_slots, row_bytes, split_bytes};
 use super::{element, over_dims, undefine};
 use astrai_ir::ops::{LinearCrossEntropy, Op};
 use astrai_ir::plan::bound;
@@ -11,7 +11,6 @@ use std::fmt::Write;
 
 const TEMPLATE: &str = include_str!("cross_entropy.c");
 const DOT: &str = include_str!("dot_free.c");
-const DOT_AMX: &str = include_str!("dot_free_amx.c");
 
 /// Logits that exist at once, 64 MiB of them.
 const LOGITS: usize = 16 << 20;
@@ -20,8 +19,6 @@ const CHUNK: (usize, usize) = (32, 512);
 /// Rows of the weight that one round's products take, so that their packed sides stay in the caches; as many as the matrix
 /// unit adds up in its own registers.
 const SLICE: usize = 1536;
-/// Floats in a block of a packed row.
-const BLOCK: usize = 256;
 
 /// One side of a product: `[free, sum]` in memory where `along`, else `[sum, free]`.
 struct Side {
@@ -73,7 +70,7 @@ const PRODUCTS: [Product; 3] = [
 ];
 
 impl Product {
-    /// The dot of the kernel `name`; two narrow sides go through the matrix unit where there is one.
+    /// The dot of the kernel `name`; sides of one type go through the matrix unit where there is one.
     fn text(&self, name: &str, narrow: &dyn Fn(&str) -> bool) -> String {
         let (dot, [m, n, k], left, right) = (self.name, self.sizes, &self.left, &self.right);
         let rows = if left.along { "mk" } else { "km" };
@@ -86,18 +83,13 @@ impl Product {
              {columns}#define EPILOGUE(m, n0, acc, valid) {name}_{}\n",
             left.at, right.at, left.narrow, left.line, self.epilogue
         );
-        if narrow(left.narrow) && narrow(right.narrow) {
-            let _ = write!(
-                text,
-                "#define ROWS_AT(m, k) LEFT_AT(m, k)\n#define ROWS_LINE {}\n#define ROWS_ALONG {}\n\
-                 #define PACK_ROWS(dst, m, mr, k, kc) dot_rows_{rows}(dst, ROWS_AT(m, k), ROWS_LINE, mr, kc)\n\
-                 #define PAIRS_AT(n0, k) RIGHT_AT(n0, k)\n#define PAIRS_LINE {}\n\
-                 #define PACK_PAIRS(dst, n0, n, k, kc) dot_pairs_{panel}(dst, PAIRS_AT(n0, k), PAIRS_LINE, n, kc)\n\
-                 {DOT_AMX}",
-                left.line,
-                u8::from(left.along),
-                right.line
-            );
+        if narrow(left.narrow) == narrow(right.narrow) {
+            let place = |at: &str, line: &str| (at.to_string(), line.to_string());
+            let (left_place, right_place) =
+                (place("LEFT_AT(m, k)", left.line), place("RIGHT_AT(n0, k)", right.line));
+            let narrow = narrow(left.narrow);
+            text.push_str(&matrix_places(Some((rows, left_place)), (panel, right_place), narrow));
+            text.push_str(matrix_way(narrow));
         }
         text + DOT + "#undef LEFT_AT\n#undef RIGHT_AT\n"
     }
@@ -244,7 +236,7 @@ pub(super) fn scratch(region: &Region) -> Dim {
     let Ok(f) = found(region) else { return Dim::from(0) };
     let Ok(tokens) = most_tokens(region, &f) else { return Dim::from(0) };
     let (rows, slice) = (f.chunk(tokens), f.slice());
-    let packed = |m: usize, k: usize| m * k.next_multiple_of(BLOCK);
+    let packed = |m: usize, k: usize| (m * row_bytes(k)).max(m.next_multiple_of(TILE) * split_bytes(k));
     let products = if f.gradient { packed(rows, slice) + packed(slice, rows) } else { 0 };
-    Dim::from((rows * f.row() + products.max(packed(rows, f.width))) * size_of::<f32>() + 64)
+    Dim::from(rows * f.row() * size_of::<f32>() + products.max(packed(rows, f.width)) + 64)
 }

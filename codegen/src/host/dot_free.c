@@ -15,8 +15,8 @@
  *
  * Slots see `bufs` and `dims`. Phase 0 packs the left side into scratch, once; phase 1 packs blocks of panels where it uses
  * them, each shared by all tiles of a unit. Units are independent: any split over threads gives the same bits, those of the
- * packed dot on the same numbers. Where `dot_free_amx.c` came before and the system admits the matrix unit, that is the way
- * taken; then scratch holds only the rows of a PROLOGUE_ROW, as bf16.
+ * packed dot on the same numbers. Where `dot_free_amx.c` or `dot_free_split.c` came before and the system admits the matrix
+ * unit, that is the way taken; then scratch holds only the rows of a PROLOGUE_ROW, as bf16, or the cells of all rows.
  */
 #define DOT_TILES_PER_UNIT ((512 + DOT_MR - 1) / DOT_MR) /* so many rows share a panel that packing it hardly counts */
 #define DOT_PANELS_PER_UNIT 8
@@ -40,7 +40,13 @@ static int64_t NAME(row)(const int64_t *dims, int64_t tile) { return tile * DOT_
 /* Floats that a packed row occupies. */
 static int64_t NAME(depth)(const int64_t *dims) { return (DOT_K + DOT_KC - 1) / DOT_KC * DOT_KC; }
 
-int64_t NAME(scratch)(const int64_t *dims) { return DOT_BATCH * DOT_M * NAME(depth)(dims) * (int64_t)sizeof(float); }
+int64_t NAME(scratch)(const int64_t *dims)
+{
+#ifdef DOT_SPLIT_SIDES
+    if (DOT_MATRIX_UNIT) return NAME(split_scratch)(dims);
+#endif
+    return DOT_BATCH * DOT_M * NAME(depth)(dims) * (int64_t)sizeof(float);
+}
 
 /* Units that pack the rows of one dot. */
 static int64_t NAME(packs)(const int64_t *dims)
@@ -50,7 +56,9 @@ static int64_t NAME(packs)(const int64_t *dims)
 
 int64_t NAME(units0)(const int64_t *dims)
 {
-#ifndef PROLOGUE_ROW
+#if defined(DOT_SPLIT_SIDES)
+    if (DOT_MATRIX_UNIT) return NAME(amx_packs)(dims);
+#elif !defined(PROLOGUE_ROW)
     if (DOT_MATRIX_UNIT) return 0;
 #endif
     return DOT_BATCH * NAME(packs)(dims);
@@ -58,6 +66,12 @@ int64_t NAME(units0)(const int64_t *dims)
 
 void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
 {
+#ifdef DOT_SPLIT_SIDES
+    if (DOT_MATRIX_UNIT) {
+        NAME(amx_phase0)(bufs, dims, scratch, begin, end);
+        return;
+    }
+#endif
     int64_t tiles = NAME(tiles)(dims), packs = NAME(packs)(dims);
     for (int64_t i = begin * DOT_TILES_PER_PACK; i < end * DOT_TILES_PER_PACK; i++) {
         int64_t batch = i / (packs * DOT_TILES_PER_PACK), t = i % (packs * DOT_TILES_PER_PACK);
@@ -68,7 +82,7 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
         for (int64_t r = 0; r < mr; r++) {
             float row[DOT_ROW] __attribute__((aligned(64)));
             PROLOGUE_ROW(m0 + r, row);
-#ifndef DOT_NO_MATRIX_UNIT
+#if !defined(DOT_NO_MATRIX_UNIT) && !defined(DOT_SPLIT_SIDES)
             if (DOT_MATRIX_UNIT) {
                 NAME(keep_row)((uint16_t *)scratch + (m0 + r) * DOT_ROW, row);
                 continue;
@@ -102,7 +116,7 @@ int64_t NAME(units1)(const int64_t *dims)
 {
     if (DOT_M <= 0 || DOT_N <= 0) return 0;
 #ifndef DOT_NO_MATRIX_UNIT
-    if (DOT_MATRIX_UNIT) return NAME(amx_blocks)(dims) * NAME(amx_groups)(dims);
+    if (DOT_MATRIX_UNIT) return NAME(amx_count)(dims);
 #endif
     return DOT_BATCH * NAME(row_blocks)(dims) * NAME(panel_groups)(dims);
 }
@@ -166,6 +180,7 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef DOT_UNITS
 #undef DOT_MATRIX_UNIT
 #undef DOT_NO_MATRIX_UNIT
+#undef DOT_SPLIT_SIDES
 #undef NAME
 #undef DOT_M
 #undef DOT_BATCH
@@ -179,6 +194,8 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef ROWS_AT
 #undef ROWS_LINE
 #undef ROWS_ALONG
+#undef ROWS_NEAR
+#undef PAIRS_ALONG
 #undef PACK_ROWS
 #undef PAIRS_AT
 #undef PAIRS_LINE

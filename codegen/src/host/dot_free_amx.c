@@ -189,6 +189,8 @@ static void NAME(keep_row)(uint16_t *to, const float *row)
 }
 #endif
 
+static int64_t NAME(amx_count)(const int64_t *dims) { return NAME(amx_blocks)(dims) * NAME(amx_groups)(dims); }
+
 static void NAME(amx_phase1)(void *const *bufs, const int64_t *dims, const char *scratch, int64_t begin, int64_t end)
 {
     enum {

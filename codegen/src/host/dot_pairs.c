@@ -1,10 +1,13 @@
-/* Blocks of 32 x 32 bf16 for the matrix unit, from row-major sides of a dot that nobody packed ahead. Written once per
+/* Blocks of 32 x 32 numbers for the matrix unit, from row-major sides of a dot that nobody packed ahead. Written once per
  * translation unit, after `dot_core.c`.
  *
  *   rows   dst[32 m][32 k], a left side's block: what tiles 4 and 5 load
  *   pairs  dst[16][32 n][2], a right side's block: pairs of k side by side, what tiles 6 and 7 load
  *
- * Numbers are moved, never changed; beyond the ends of a side they are zero.
+ * Numbers of bf16 are moved, never changed; beyond the ends of a side they are zero. A number of f32 is the sum of three of
+ * bf16, exactly (but below 2^-110, where the last bits are lost): the nearest one, the nearest to the rest, and the rest.
+ * Each is a block of its own, one after another. The matrix unit adds products in the order of k within a step, which is no
+ * part of a sum's meaning, so that an f32 block pairs k with k + 16, and shuffles nothing.
  */
 #if defined(DOT_AMX_ROWS) && defined(__AVX512BW__)
 #define DOT_PAIRS
@@ -121,5 +124,98 @@ DOT_OUTLINE void dot_pairs_kn(uint16_t *dst, const uint16_t *src, int64_t ld, in
         b = __builtin_shufflevector(b, b, 0, 4, 1, 5, 2, 6, 3, 7);
         ((dot_q8 *)dst)[2 * p] = DOT_LOW16(a, b), ((dot_q8 *)dst)[2 * p + 1] = DOT_HIGH16(a, b);
     }
+}
+
+#define DOT_CELL 3072     /* numbers of a block in three pieces, one after another */
+#define DOT_SPLIT_PARTS 8 /* of a block, between which the lines of the next one are asked for */
+
+/* The pieces of x, each in the upper half of a word whose lower half is zero. An infinite number has no rest, lest its rest be
+ * NaN; one that is NaN has NaN there, whatever rounding makes of its bits. */
+DOT_INLINE void dot_split(dot_vu *restrict pieces, dot_vf x)
+{
+    uint16_t infinite;
+    pieces[0] = ((dot_vu)x + 0x8000u) & 0xffff0000u;
+    dot_vf rest = x - (dot_vf)pieces[0];
+    __asm__("vfpclassps $0x18, %1, %0" : "=Yk"(infinite) : "v"(pieces[0]));
+    __asm__("vpxord %0, %0, %0%{%1%}" : "+v"(rest) : "Yk"(infinite));
+    pieces[1] = ((dot_vu)rest + 0x8000u) & 0xffff0000u;
+    pieces[2] = (dot_vu)(rest - (dot_vf)pieces[1]) & 0xffff0000u;
+}
+
+/* A line of each piece: 16 times the pair of a word of `low` and one of `high`. */
+DOT_INLINE void dot_split_pairs(uint16_t *dst, dot_vf low, dot_vf high)
+{
+    dot_vu a[3], b[3];
+    dot_split(a, low), dot_split(b, high);
+#pragma GCC unroll 3
+    for (int i = 0; i < 3; i++) *(dot_w16 *)(dst + i * 1024) = (dot_w16)(a[i] >> 16 | b[i]);
+}
+
+/* Part `part` of rows[32][k] of lines src[32][k], row length ld. */
+DOT_INLINE void dot_split_along(uint16_t *dst, const float *src, int64_t ld, int part)
+{
+#pragma GCC unroll 4
+    for (int r = part * 4; r < part * 4 + 4; r++)
+        dot_split_pairs(dst + r * 32, dot_load(src + r * ld), dot_load(src + r * ld + 16));
+}
+
+/* The same of lines src[32 k][32 m]: four rows of 16 k are transposed at once. */
+DOT_INLINE void dot_split_across(uint16_t *dst, const float *src, int64_t ld, int part)
+{
+    dot_vf low[4], high[4];
+    dot_transpose4x4(low, src, 0, part * 4, ld), dot_transpose4x4(high, src, 0, 16 * ld + part * 4, ld);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) dot_split_pairs(dst + (part * 4 + i) * 32, low[i], high[i]);
+}
+
+/* Part `part` of pairs[16][32 n] of lines src[32 n][k]: four pairs of 16 columns. */
+DOT_INLINE void dot_split_columns(uint16_t *dst, const float *src, int64_t ld, int part)
+{
+    int p = part / 2 * 4, half = part % 2 * 16;
+    dot_vf low[4], high[4];
+    dot_transpose4x4(low, src, 0, half * ld + p, ld), dot_transpose4x4(high, src, 0, half * ld + 16 + p, ld);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) dot_split_pairs(dst + (p + i) * 64 + half * 2, low[i], high[i]);
+}
+
+/* The same of lines src[32 k][n]. */
+DOT_INLINE void dot_split_lines(uint16_t *dst, const float *src, int64_t ld, int part)
+{
+#pragma GCC unroll 2
+    for (int p = part * 2; p < part * 2 + 2; p++) {
+        const float *low = src + p * ld, *high = low + 16 * ld;
+        dot_split_pairs(dst + p * 64, dot_load(low), dot_load(high));
+        dot_split_pairs(dst + p * 64 + 32, dot_load(low + 16), dot_load(high + 16));
+    }
+}
+
+/* A block of m rows (columns) by k, whose lines are so many, so long; meanwhile the 32 lines at `next` arrive. At an edge zeros
+ * surround the numbers. */
+#define DOT_SPLIT(name, way, lines, length)                                                                            \
+    DOT_OUTLINE void name(uint16_t *dst, const float *src, int64_t ld, int64_t m, int64_t k, const float *next)        \
+    {                                                                                                                  \
+        float edge[1024] __attribute__((aligned(64)));                                                                 \
+        int64_t apart = ld;                                                                                            \
+        if (m < 32 || k < 32) {                                                                                        \
+            memset(edge, 0, sizeof edge);                                                                              \
+            for (int64_t r = 0; r < lines; r++) memcpy(edge + r * 32, src + r * ld, (size_t)length * sizeof *edge);    \
+            src = edge, apart = 32;                                                                                    \
+        }                                                                                                              \
+        for (int part = 0; part < DOT_SPLIT_PARTS; part++) {                                                           \
+            for (int r = 0; r < 32 / DOT_SPLIT_PARTS; r++, next += ld)                                                 \
+                __builtin_prefetch(next, 0, 3), __builtin_prefetch(next + 16, 0, 3);                                   \
+            way(dst, src, apart, part);                                                                                \
+        }                                                                                                              \
+    }
+DOT_SPLIT(dot_rows_mk_f32, dot_split_along, m, k)    /* src[m][k], row length ld */
+DOT_SPLIT(dot_rows_km_f32, dot_split_across, k, m)   /* src[k][m] */
+DOT_SPLIT(dot_pairs_nk_f32, dot_split_columns, m, k) /* src[n][k] */
+DOT_SPLIT(dot_pairs_kn_f32, dot_split_lines, k, m)   /* src[k][n] */
+#undef DOT_SPLIT
+
+/* A row of a tile of 32, its line in each of the blocks that follow one another from `dst`; zeros follow its k numbers. */
+DOT_INLINE void dot_split_row(uint16_t *dst, const float *row, int64_t k)
+{
+    for (int64_t i = 0; i < k; i += 32, dst += DOT_CELL) dot_split_pairs(dst, dot_load(row + i), dot_load(row + i + 16));
 }
 #endif

@@ -13,10 +13,15 @@ use std::fmt::Write;
 
 const PACKED: &str = include_str!("dot.c");
 const FREE: &str = include_str!("dot_free.c");
-pub(super) const FREE_AMX: &str = include_str!("dot_free_amx.c");
+const FREE_AMX: &str = include_str!("dot_free_amx.c");
+const FREE_SPLIT: &str = include_str!("dot_free_split.c");
 
 /// Floats in a block of a packed row.
 pub(super) const BLOCK: usize = 256;
+/// Rows, and steps of the sum, in a block for the matrix unit.
+pub(super) const TILE: usize = 32;
+/// Bytes of a number in three pieces.
+const SPLIT: usize = 6;
 
 /// A dot and where its sides are read.
 struct Parts {
@@ -107,36 +112,61 @@ fn free_slots(region: &Region, p: &Parts, out: &mut String) -> Result<(), String
         None => _ = writeln!(out, "#define DOT_ROW {k}"),
     }
     out.push_str(&right.panel_slots(""));
-    let narrow = |s: &Source| s.narrow == 1;
-    let is_narrow_row = || is_widened(&region.graph, region.graph.node(p.dot).args[0]);
-    let single = p.form.batch.is_none();
-    if single && narrow(&right) && left.as_ref().map_or_else(is_narrow_row, narrow) {
+    let row = || !right.is_narrow() || is_widened(&region.graph, region.graph.node(p.dot).args[0]);
+    let alike = left.as_ref().map_or_else(row, |s| s.narrow == right.narrow);
+    if p.form.batch.is_none() && alike {
         out.push_str(&matrix_slots(left.as_ref(), &right, ["", ""]));
-        out.push_str(FREE_AMX);
+        out.push_str(matrix_way(right.is_narrow()));
     }
     out.push_str(FREE);
     Ok(())
 }
 
-/// Slots of the matrix unit, for sides of bf16 values; rows and sums begin at these C expressions, each with its plus.
+/// The matrix unit's way of `dot_free.c`, for sides that are both bf16, or both f32.
+pub(super) fn matrix_way(narrow: bool) -> &'static str {
+    if narrow { FREE_AMX } else { FREE_SPLIT }
+}
+
+/// Its slots; rows and sums begin at these C expressions, each with its plus.
 pub(super) fn matrix_slots(left: Option<&Source>, right: &Source, [row, sum]: [&str; 2]) -> String {
     let k = format!("{sum}(k)");
-    let (order, at, line) = match left {
-        Some(s) => (s.order("mk", "km"), s.at(&k), s.row.as_str()),
+    let place = |s: &Source| (s.at(&k), s.row.clone());
+    let rows = match left {
+        Some(s) => Some((s.order("mk", "km"), place(s))),
         // Rows that an expression makes wait in scratch.
-        None => ("mk", format!("(const uint16_t *)scratch + ({row}(m)) * (int64_t)DOT_ROW + (k)"), "DOT_ROW"),
+        None if right.is_narrow() => {
+            let at = format!("(const uint16_t *)scratch + ({row}(m)) * (int64_t)DOT_ROW + (k)");
+            Some(("mk", (at, "DOT_ROW".into())))
+        }
+        None => None,
     };
-    let rows = format!(
-        "#define ROWS_AT(m, k) ({at})\n#define ROWS_LINE {line}\n#define ROWS_ALONG {}\n\
-         #define PACK_ROWS(dst, m, mr, k, kc) dot_rows_{order}(dst, ROWS_AT(m, k), ROWS_LINE, mr, kc)\n",
-        u8::from(order == "mk")
+    matrix_places(rows, (right.order("nk", "kn"), place(right)), right.is_narrow())
+}
+
+/// The same for sides of these orders and places (address of an element, length of a row). Rows that nothing describes are
+/// those of the kernel's PROLOGUE_ROW.
+pub(super) fn matrix_places(
+    rows: Option<(&str, (String, String))>,
+    (order, (at, line)): (&str, (String, String)),
+    narrow: bool,
+) -> String {
+    let (kind, next) = if narrow { ("", "") } else { ("_f32", ", next") };
+    let mut out = format!(
+        "#define PAIRS_AT(n0, k) ({at})\n#define PAIRS_LINE {line}\n#define PAIRS_ALONG {}\n\
+         #define PACK_PAIRS(dst, n0, n, k, kc{next}) \
+         dot_pairs_{order}{kind}(dst, PAIRS_AT(n0, k), PAIRS_LINE, n, kc{next})\n",
+        u8::from(order == "nk")
     );
-    let (order, at, line) = (right.order("nk", "kn"), right.at(&k), &right.row);
-    let pairs = format!(
-        "#define PAIRS_AT(n0, k) ({at})\n#define PAIRS_LINE {line}\n\
-         #define PACK_PAIRS(dst, n0, n, k, kc) dot_pairs_{order}(dst, PAIRS_AT(n0, k), PAIRS_LINE, n, kc)\n"
-    );
-    rows + &pairs
+    if let Some((order, (at, line))) = rows {
+        let _ = write!(
+            out,
+            "#define ROWS_AT(m, k) ({at})\n#define ROWS_LINE {line}\n#define ROWS_ALONG {}\n\
+             #define PACK_ROWS(dst, m, mr, k, kc{next}) \
+             dot_rows_{order}{kind}(dst, ROWS_AT(m, k), ROWS_LINE, mr, kc{next})\n",
+            u8::from(order == "mk")
+        );
+    }
+    out
 }
 
 /// A side in memory, as C reads it.
@@ -192,7 +222,11 @@ impl Source {
         panel_slots(which, order, &format!("{at}, {narrow}, {row}"))
     }
 
-    pub(super) fn order<'a>(&self, along: &'a str, across: &'a str) -> &'a str {
+    pub(super) fn is_narrow(&self) -> bool {
+        self.narrow == 1
+    }
+
+    fn order<'a>(&self, along: &'a str, across: &'a str) -> &'a str {
         if self.along { along } else { across }
     }
 }
@@ -310,15 +344,27 @@ pub(super) fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<S
     Ok(p.finish())
 }
 
-/// Bytes that a kernel of this region keeps between its phases: the packed rows of its left argument, a whole number of
-/// depth blocks each.
+/// Bytes that a kernel of this region keeps between its phases: the packed rows of its left argument.
 pub fn scratch(region: &Region) -> Dim {
     let Ok(p) = parts(region) else { return Dim::from(0) };
+    let one = |n: usize| Dim::from(n);
+    let split = !p.packed && p.form.batch.is_none() && p.form.right.dtype == DType::F32;
     let bytes = match p.form.k.size() {
-        Some(k) => Dim::from(k.next_multiple_of(BLOCK) * 4),
+        Some(k) if split => one(row_bytes(k).max(split_bytes(k))),
+        Some(k) => one(row_bytes(k)),
         // Sizes have no division: a whole block more than the longest row can need.
-        None => &(&p.form.k + &Dim::from(BLOCK - 1)) * &Dim::from(4),
+        None => &(&p.form.k + &one(BLOCK - 1)) * &one(if split { SPLIT } else { 4 }),
     };
     let rows = p.form.batch.map_or(p.form.m.clone(), |b| &b.count * &p.form.m);
-    &rows * &bytes
+    &(&rows + &one(if split { TILE - 1 } else { 0 })) * &bytes
+}
+
+/// Bytes of a packed row of `k` numbers: a whole number of depth blocks of f32.
+pub(super) fn row_bytes(k: usize) -> usize {
+    k.next_multiple_of(BLOCK) * size_of::<f32>()
+}
+
+/// The same of a row in pieces for the matrix unit, which takes whole tiles of rows.
+pub(super) fn split_bytes(k: usize) -> usize {
+    k.next_multiple_of(TILE) * SPLIT
 }

@@ -23,15 +23,9 @@ enum {
     NAME(block) = 12 * DOT_MR,
 };
 #ifdef GROUPED_MATRIX_UNIT
-enum {
-    NAME(amx_depth) = (DOT_K + 31) / 32,
-    /* As many tiles as the dot takes at once. */
-    NAME(amx_tiles_near) = NAME(amx_depth) <= NAME(amx_whole) ? NAME(amx_near) / NAME(amx_depth) : NAME(amx_highest),
-    NAME(amx_block) = (NAME(amx_tiles_near) < NAME(amx_highest) ? NAME(amx_tiles_near) : NAME(amx_highest)) * 32,
-};
-#define GROUPED_HEIGHT (GROUPED_MATRIX_UNIT ? NAME(amx_block) : NAME(block))
-/* Where sums are longer than the dot takes at once, those of so many panels wait. */
-#define GROUPED_WIDTH (GROUPED_MATRIX_UNIT && NAME(amx_depth) > NAME(amx_whole) ? NAME(amx_widest) : NAME(panels))
+enum { NAME(depth32) = (DOT_K + 31) / 32 };
+#define GROUPED_HEIGHT (GROUPED_MATRIX_UNIT ? GROUPED_TILES * 32 : NAME(block))
+#define GROUPED_WIDTH (GROUPED_MATRIX_UNIT ? GROUPED_PANELS : NAME(panels))
 #else
 #define GROUPED_HEIGHT NAME(block)
 #define GROUPED_WIDTH NAME(panels)
@@ -69,7 +63,18 @@ static struct NAME(rows) NAME(find)(void *const *bufs, int64_t b)
 /* First row of tile t of a block, counted from the block's. */
 static int64_t NAME(row)(const struct NAME(rows) *r, int64_t t) { return t * r->count / r->tiles; }
 
-int64_t NAME(scratch)(const int64_t *dims) { return ROWS * NAME(depth) * (int64_t)sizeof(float); }
+#ifdef GROUPED_SPLIT
+/* The first tile of block b in scratch: tiles are whole, so that each block may take one more than its rows fill. */
+static int64_t NAME(tile)(int64_t b, int64_t first) { return first / 32 + b; }
+#endif
+
+int64_t NAME(scratch)(const int64_t *dims)
+{
+#ifdef GROUPED_SPLIT
+    if (GROUPED_MATRIX_UNIT) return (NAME(tile)(NAME(blocks)(dims), ROWS) + 1) * NAME(depth32) * DOT_CELL * 2;
+#endif
+    return ROWS * NAME(depth) * (int64_t)sizeof(float);
+}
 
 int64_t NAME(units0)(const int64_t *dims) { return ROWS <= GROUPED_FEW ? ROWS > 0 : NAME(blocks)(dims); }
 
@@ -82,9 +87,16 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
             int64_t m0 = NAME(row)(&r, t), mr = NAME(row)(&r, t + 1) - m0;
             float *tile = (float *)scratch + (r.first + m0) * NAME(depth);
             for (int64_t i = 0; i < mr; i++) {
-                float row[DOT_K] __attribute__((aligned(64)));
+                float row[(DOT_K + 31) / 32 * 32] __attribute__((aligned(64)));
                 PROLOGUE_ROW(r.first + m0 + i, row);
-#ifdef GROUPED_MATRIX_UNIT
+#if defined(GROUPED_SPLIT)
+                if (GROUPED_MATRIX_UNIT) {
+                    uint16_t *cells = (uint16_t *)scratch + (NAME(tile)(b, r.first) + (m0 + i) / 32) * NAME(depth32) * DOT_CELL;
+                    memset(row + DOT_K, 0, sizeof row - DOT_K * sizeof *row);
+                    dot_split_row(cells + (m0 + i) % 32 * 32, row, DOT_K);
+                    continue;
+                }
+#elif defined(GROUPED_MATRIX_UNIT)
                 if (GROUPED_MATRIX_UNIT) {
                     NAME(amx_keep_row)((uint16_t *)scratch + (r.first + m0 + i) * DOT_K, row);
                     continue;
@@ -202,8 +214,12 @@ static void NAME(matrix_units)(void *const *bufs, const int64_t *dims, const cha
         struct NAME(rows) r = NAME(find)(bufs, u / groups);
         if (r.count == 0) break;
         int64_t at[4] = {0, (r.count + 31) / 32, g * NAME(panels) / groups, (g + 1) * NAME(panels) / groups};
-        int packed = u > begin && g > 0 && (int)NAME(amx_depth) <= (int)NAME(amx_whole);
-        NAME(amx_part)(bufs, dims, scratch, near, packed, r.group, r.first, r.count, at);
+        int packed = u > begin && g > 0 && (int)NAME(depth32) <= (int)NAME(amx_whole);
+        const char *rows = scratch;
+#ifdef GROUPED_SPLIT
+        rows += NAME(tile)(u / groups, r.first) * NAME(depth32) * DOT_CELL * 2;
+#endif
+        NAME(amx_part)(bufs, dims, rows, near, packed, r.group, r.first, r.count, at);
     }
     dot_amx_release();
     dot_fence();
@@ -243,5 +259,8 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef GROUPED_DIRECT
 #undef GROUPED_TABLE
 #undef GROUPED_MATRIX_UNIT
+#undef GROUPED_SPLIT
+#undef GROUPED_TILES
+#undef GROUPED_PANELS
 #undef GROUPED_HEIGHT
 #undef GROUPED_WIDTH

@@ -1,7 +1,10 @@
 //! The slots of `grouped.c` and `grouped_outer.c`. In: a region around a product of rows in groups, or around its gradient by
 //! the matrices. Out: the templates' `#define`s around their texts, and how much scratch they take.
 
-use super::dots::{BLOCK, FREE_AMX, Source, buffer, dot_epilogue, dot_prologue, is_widened, matrix_slots};
+use super::dots::split_bytes;
+use super::dots::{
+    Source, TILE, buffer, dot_epilogue, dot_prologue, is_widened, matrix_slots, matrix_way, row_bytes,
+};
 use super::{over_dims, undefine};
 use astrai_ir::ops::Op;
 use astrai_ir::{DType, Dim, GroupedForm, Layout, NodeId, Region};
@@ -24,7 +27,14 @@ fn offsets(region: &Region, product: NodeId) -> Result<usize, String> {
 
 /// The matrix unit's way, in front of the template: the dot of one group, its rows, columns and sums, the C expression of the
 /// row of the result where a group's begin, and the slots of its sides.
-fn matrix_unit(region: &Region, name: &str, sizes: [String; 3], row: &str, slots: &str) -> String {
+fn matrix_unit(
+    region: &Region,
+    name: &str,
+    sizes: [String; 3],
+    row: &str,
+    slots: &str,
+    narrow: bool,
+) -> String {
     let symbols = region.graph.symbols.len();
     let mut d = String::new();
     let mut define = |key: &str, value: String| _ = writeln!(d, "#define {key} {value}");
@@ -39,7 +49,8 @@ fn matrix_unit(region: &Region, name: &str, sizes: [String; 3], row: &str, slots
     d.push_str(slots);
     let end = undefine(&d);
     let own = format!("#define NAME(x) {name}_##x\n#define SYMBOLS {symbols}\n");
-    format!("{d}{FREE_AMX}#undef DOT_MATRIX_UNIT\n{end}{own}{AMX}{}", undefine(&own))
+    let way = matrix_way(narrow);
+    format!("{d}{way}{own}{AMX}#undef DOT_MATRIX_UNIT\n#undef DOT_SPLIT_SIDES\n{}{end}", undefine(&own))
 }
 
 /// The kernel of a region around a grouped dot.
@@ -66,13 +77,13 @@ pub(super) fn kernel(region: &Region, name: &str) -> Result<String, String> {
         let mut s = Source::new(region, &form.right, right, "n0");
         s.step_by("e", region, &form.group);
         d.push_str(&s.panel_slots("e, "));
-        if narrow && is_widened(&region.graph, x) {
+        if !narrow || is_widened(&region.graph, x) {
             let mut s = Source::new(region, &form.right, right, "n0");
             s.step_by("GROUP", region, &form.group);
             let rows = format!("#define DOT_ROW {}\n#define PROLOGUE_ROW(m, row)\n", form.k);
             let slots = rows + &matrix_slots(None, &s, ["FIRST + ", ""]);
             let sizes = ["COUNT".into(), form.n.to_string(), form.k.to_string()];
-            matrix = matrix_unit(region, name, sizes, "FIRST", &slots);
+            matrix = matrix_unit(region, name, sizes, "FIRST", &slots, narrow);
         }
     }
     let load = dot_prologue(region, name, x)?;
@@ -102,17 +113,23 @@ pub(super) fn outer_kernel(region: &Region, name: &str) -> Result<String, String
     }
     define("EPILOGUE(m, n0, acc, valid)", format!("{name}_store(bufs, dims, m, n0, acc, valid)"));
     let mut matrix = String::new();
-    if left.narrow + right.narrow == 2 {
-        let slots = matrix_slots(Some(&left), &right, ["", "FIRST + "]);
+    if left.narrow == right.narrow {
+        let slots = matrix_slots(Some(&left), &right, ["", "FIRST + "]) + "#define ROWS_NEAR 1\n";
         let sizes = [m.to_string(), n.to_string(), "COUNT".into()];
-        matrix = matrix_unit(region, name, sizes, &format!("GROUP * {m}"), &slots);
+        matrix = matrix_unit(region, name, sizes, &format!("GROUP * {m}"), &slots, left.is_narrow());
     }
     let store = dot_epilogue(region, name, id)?;
     Ok(format!("{store}{matrix}{d}{OUTER}{}", undefine(&d)))
 }
 
-/// Bytes of scratch: the packed rows.
+/// Bytes of scratch: the packed rows, of each block so many more as make whole tiles where they are in pieces.
 pub(super) fn scratch(region: &Region) -> Dim {
     let form = product(region).ok().and_then(|id| GroupedForm::of(&region.graph, id));
-    form.map_or(Dim::from(0), |f| &f.rows * &Dim::from(f.k.next_multiple_of(BLOCK) * size_of::<f32>()))
+    form.map_or(Dim::from(0), |f| {
+        if f.right.dtype == DType::BF16 {
+            return &f.rows * &Dim::from(row_bytes(f.k));
+        }
+        let (row, eighth) = (split_bytes(f.k).max(row_bytes(f.k)), split_bytes(f.k) / 8);
+        &(&f.rows * &Dim::from(row + eighth)) + &Dim::from((f.groups + 2) * TILE * split_bytes(f.k))
+    })
 }

@@ -61,17 +61,24 @@ static void NAME(unit)(void *const *bufs, const int64_t *dims, int64_t e, int64_
 }
 
 #ifdef GROUPED_MATRIX_UNIT
-/* Units are the same; a block's rows in tiles of 32. */
+#ifdef GROUPED_SPLIT
+enum { NAME(high) = NAME(amx_highest), NAME(amx_groups) = (NAME(panels) + NAME(amx_widest) - 1) / NAME(amx_widest) };
+#else
+enum { NAME(high) = NAME(amx_near) / NAME(amx_whole), NAME(amx_groups) = NAME(groups) };
+#endif
+enum { NAME(tiles) = (DOT_M + 31) / 32, NAME(amx_blocks) = (NAME(tiles) + NAME(high) - 1) / NAME(high) };
+
+/* Units are the like; a block's rows in tiles of 32. */
 static void NAME(matrix_units)(void *const *bufs, const int64_t *dims, int64_t begin, int64_t end)
 {
-    enum { tiles = (DOT_M + 31) / 32, high = NAME(amx_near) / NAME(amx_whole), blocks = (tiles + high - 1) / high };
+    enum { tiles = NAME(tiles), blocks = NAME(amx_blocks), groups = NAME(amx_groups) };
     char near[NAME(amx_bytes)] __attribute__((aligned(64)));
     dot_amx_configure(32);
     for (int64_t u = begin; u < end; u++) {
-        int64_t g = u % NAME(groups), b = u / NAME(groups) % blocks, e = u / NAME(groups) / blocks;
+        int64_t g = u % groups, b = u / groups % blocks, e = u / groups / blocks;
         int64_t first = (OFFSETS)[e], count = (OFFSETS)[e + 1] - first;
-        int64_t at[4] = {b * tiles / blocks, (b + 1) * tiles / blocks, g * NAME(panels) / NAME(groups),
-                         (g + 1) * NAME(panels) / NAME(groups)};
+        int64_t at[4] = {b * tiles / blocks, (b + 1) * tiles / blocks, g * NAME(panels) / groups,
+                         (g + 1) * NAME(panels) / groups};
         int packed = u > begin && g > 0 && (count + 31) / 32 <= (int)NAME(amx_whole);
         NAME(amx_part)(bufs, dims, 0, near, packed, e, first, count, at);
     }
@@ -81,9 +88,8 @@ static void NAME(matrix_units)(void *const *bufs, const int64_t *dims, int64_t b
 
 int64_t NAME(units0)(const int64_t *dims)
 {
-    int64_t tiles = (DOT_M + 31) / 32, high = NAME(amx_near) / NAME(amx_whole);
-    int64_t blocks = GROUPED_MATRIX_UNIT ? (tiles + high - 1) / high : NAME(blocks);
-    return GROUPS * blocks * NAME(groups);
+    int64_t units = GROUPED_MATRIX_UNIT ? NAME(amx_blocks) * NAME(amx_groups) : NAME(blocks) * NAME(groups);
+    return GROUPS * units;
 }
 #else
 int64_t NAME(units0)(const int64_t *dims) { return (int64_t)GROUPS * NAME(blocks) * NAME(groups); }
@@ -105,3 +111,6 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
     dot_fence();
 }
 #undef GROUPED_MATRIX_UNIT
+#undef GROUPED_SPLIT
+#undef GROUPED_TILES
+#undef GROUPED_PANELS
