@@ -92,7 +92,8 @@ pub enum Job {
 /// the peak memory of the process. Weights are random. Measure on an otherwise idle machine, from a release build.
 /// Beside them stands the floor: the seconds of the same operations and bytes at the peaks of arithmetic and of reading
 /// memory, measured in the same run, kernel by kernel; of_floor is floor_seconds / seconds_median. peak_held is the part of the
-/// peak of arithmetic that was there on average while it was measured: below 1 something else used the processor.
+/// peak of arithmetic that was there on average while it was measured: below 1 something else used the processor. In f32 that peak
+/// is the vector instructions': products of trained f32 weights may beat it by a matrix unit, in pieces of bf16.
 /// `compile` has a line each for plan, kernels_cold (an empty cache) and kernels_warm.
 #[derive(Args)]
 #[command(after_help = "Examples:

@@ -52,7 +52,7 @@ pub fn machine() -> &'static Machine {
 }
 
 /// The same with each level of vector instructions that the processor has; the best comes last.
-fn machines() -> &'static [Machine] {
+pub fn machines() -> &'static [Machine] {
     static MACHINES: OnceLock<Vec<Machine>> = OnceLock::new();
     let with = |simd| {
         let mut one = Machine::with(Device::Host, 1, simd).unwrap();

@@ -20,11 +20,11 @@
 #define ROWS_NEAR 0
 #endif
 enum {
-    NAME(whole) = ROWS_NEAR ? 6 : 48,  /* steps of 32 of k that are one block */
-    NAME(block) = ROWS_NEAR ? 6 : 16,  /* steps of a block of longer sums, which wait in memory between blocks */
+    NAME(whole) = ROWS_NEAR ? 6 : 48,   /* steps of 32 of k that are one block */
+    NAME(block) = ROWS_NEAR ? 6 : 24,   /* steps of a block of longer sums, which wait in memory between blocks */
     NAME(highest) = ROWS_NEAR ? 8 : 16, /* tiles of a unit whose sums wait */
-    NAME(widest) = ROWS_NEAR ? 16 : 8, /* and its panels */
-    NAME(near) = 192,                   /* cells that rest in the second-level cache */
+    NAME(widest) = ROWS_NEAR ? 16 : 6,  /* and its panels */
+    NAME(near) = 144,                   /* cells that rest in the second-level cache */
     NAME(amx_units) = 12,
     /* Cells of a block of depth, behind which sums wait. */
     NAME(waiting) = NAME(block) * (NAME(widest) + ROWS_NEAR * NAME(highest)),

@@ -5,7 +5,8 @@
  *   pairs  dst[16][32 n][2], a right side's block: pairs of k side by side, what tiles 6 and 7 load
  *
  * Numbers of bf16 are moved, never changed; beyond the ends of a side they are zero. A number of f32 is the sum of three of
- * bf16, exactly (but below 2^-110, where the last bits are lost): the nearest one, the nearest to the rest, and the rest.
+ * bf16, exactly (but below 2^-110, where the last bits are lost): the nearest one, the nearest to the rest, and the rest. A sum
+ * with a number that is not finite, or rounds to none (from 3.39e38 on), is NaN: zeros and signs of the other side's rests meet it.
  * Each is a block of its own, one after another. The matrix unit adds products in the order of k within a step, which is no
  * part of a sum's meaning, so that an f32 block pairs k with k + 16, and shuffles nothing.
  */
@@ -129,15 +130,12 @@ DOT_OUTLINE void dot_pairs_kn(uint16_t *dst, const uint16_t *src, int64_t ld, in
 #define DOT_CELL 3072     /* numbers of a block in three pieces, one after another */
 #define DOT_SPLIT_PARTS 8 /* of a block, between which the lines of the next one are asked for */
 
-/* The pieces of x, each in the upper half of a word whose lower half is zero. An infinite number has no rest, lest its rest be
- * NaN; one that is NaN has NaN there, whatever rounding makes of its bits. */
+/* The pieces of x, each in the upper half of a word whose lower half is zero. The rest of a number that is not finite is NaN,
+ * whatever rounding makes of its bits. */
 DOT_INLINE void dot_split(dot_vu *restrict pieces, dot_vf x)
 {
-    uint16_t infinite;
     pieces[0] = ((dot_vu)x + 0x8000u) & 0xffff0000u;
     dot_vf rest = x - (dot_vf)pieces[0];
-    __asm__("vfpclassps $0x18, %1, %0" : "=Yk"(infinite) : "v"(pieces[0]));
-    __asm__("vpxord %0, %0, %0%{%1%}" : "+v"(rest) : "Yk"(infinite));
     pieces[1] = ((dot_vu)rest + 0x8000u) & 0xffff0000u;
     pieces[2] = (dot_vu)(rest - (dot_vf)pieces[1]) & 0xffff0000u;
 }
