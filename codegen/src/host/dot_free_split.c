@@ -20,8 +20,7 @@
 #define ROWS_NEAR 0
 #endif
 enum {
-    NAME(whole) = ROWS_NEAR ? 6 : 48,   /* steps of 32 of k that are one block */
-    NAME(block) = ROWS_NEAR ? 6 : 24,   /* steps of a block of longer sums, which wait in memory between blocks */
+    NAME(block) = ROWS_NEAR ? 6 : 24,   /* steps of 32 of k at once; of longer sums, what is summed waits in memory */
     NAME(highest) = ROWS_NEAR ? 8 : 16, /* tiles of a unit whose sums wait */
     NAME(widest) = ROWS_NEAR ? 16 : 6,  /* and its panels */
     NAME(near) = 144,                   /* cells that rest in the second-level cache */
@@ -40,7 +39,7 @@ static int64_t NAME(amx_panels)(const int64_t *dims) { return (DOT_N + 31) / 32;
 static int64_t NAME(depths)(const int64_t *dims)
 {
     int64_t steps = NAME(steps)(dims);
-    return steps > NAME(whole) ? (steps + NAME(block) - 1) / NAME(block) : 1;
+    return steps > NAME(block) ? (steps + NAME(block) - 1) / NAME(block) : 1;
 }
 
 /* Into how many blocks of rows and groups of panels units divide the result. */

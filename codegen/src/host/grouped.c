@@ -214,12 +214,11 @@ static void NAME(matrix_units)(void *const *bufs, const int64_t *dims, const cha
         struct NAME(rows) r = NAME(find)(bufs, u / groups);
         if (r.count == 0) break;
         int64_t at[4] = {0, (r.count + 31) / 32, g * NAME(panels) / groups, (g + 1) * NAME(panels) / groups};
-        int packed = u > begin && g > 0 && (int)NAME(depth32) <= (int)NAME(amx_whole);
         const char *rows = scratch;
 #ifdef GROUPED_SPLIT
         rows += NAME(tile)(u / groups, r.first) * NAME(depth32) * DOT_CELL * 2;
 #endif
-        NAME(amx_part)(bufs, dims, rows, near, packed, r.group, r.first, r.count, at);
+        NAME(amx_part)(bufs, dims, rows, near, u > begin && g > 0, r.group, r.first, r.count, DOT_K, at);
     }
     dot_amx_release();
     dot_fence();

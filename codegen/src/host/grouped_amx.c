@@ -14,7 +14,7 @@
 #define GROUPED_SPLIT
 enum { NAME(amx_bytes) = NAME(amx_amx_bytes) };
 #define GROUPED_TILES NAME(amx_highest)
-#define GROUPED_PANELS (NAME(depth32) > NAME(amx_whole) ? NAME(amx_widest) : NAME(amx_near) / NAME(depth32))
+#define GROUPED_PANELS (NAME(depth32) > NAME(amx_block) ? NAME(amx_widest) : NAME(amx_near) / NAME(depth32))
 #else
 enum { NAME(amx_bytes) = NAME(amx_near) * 2048 + NAME(amx_highest) * NAME(amx_widest) * 4096 };
 _Static_assert(2 * NAME(amx_highest) * DOT_PAIRS_STEPS <= NAME(amx_near), "blocks of depth take no more than whole sums");
@@ -26,18 +26,19 @@ _Static_assert(2 * NAME(amx_highest) * DOT_PAIRS_STEPS <= NAME(amx_near), "block
 #define GROUPED_PANELS (NAME(depth32) > NAME(amx_whole) ? NAME(amx_widest) : NAME(panels))
 #endif
 
-/* Tiles t .. t_end by panels p .. p_end of the dot of rows first .. first + count; `rows` and `near` as in the dot, `packed`
- * of bf16 alone. */
-static void NAME(amx_part)(void *const *bufs, const int64_t *dims, const char *rows, char *near, int packed, int64_t group,
-                           int64_t first, int64_t count, const int64_t at[4])
+/* Tiles t .. t_end by panels p .. p_end of the dot of rows first .. first + count; `rows` and `near` as in the dot. `again`: the
+ * unit before, on this thread, had the same tiles; of sums no longer than bf16 takes at once, they then lie in `near`. */
+static void NAME(amx_part)(void *const *bufs, const int64_t *dims, const char *rows, char *near, int again, int64_t group,
+                           int64_t first, int64_t count, int64_t depth, const int64_t at[4])
 {
     int64_t own[SYMBOLS + 3];
     for (int i = 0; i < SYMBOLS; i++) own[i] = dims[i];
     own[SYMBOLS] = group, own[SYMBOLS + 1] = first, own[SYMBOLS + 2] = count;
 #ifdef GROUPED_SPLIT
-    (void)packed;
+    (void)again, (void)depth;
     NAME(amx_amx_unit)(bufs, own, rows, near, at[0], at[1], at[2], at[3]);
 #else
+    int packed = again && (depth + 31) / 32 <= (int)NAME(amx_whole);
     NAME(amx_amx_unit)(bufs, own, rows, near, packed, at[0], at[1], at[2], at[3]);
 #endif
 }

@@ -79,8 +79,7 @@ static void NAME(matrix_units)(void *const *bufs, const int64_t *dims, int64_t b
         int64_t first = (OFFSETS)[e], count = (OFFSETS)[e + 1] - first;
         int64_t at[4] = {b * tiles / blocks, (b + 1) * tiles / blocks, g * NAME(panels) / groups,
                          (g + 1) * NAME(panels) / groups};
-        int packed = u > begin && g > 0 && (count + 31) / 32 <= (int)NAME(amx_whole);
-        NAME(amx_part)(bufs, dims, 0, near, packed, e, first, count, at);
+        NAME(amx_part)(bufs, dims, 0, near, u > begin && g > 0, e, first, count, count, at);
     }
     dot_amx_release();
     dot_fence();
