@@ -407,8 +407,8 @@ DOT_INLINE void dot_amx_products(void)
 }
 
 /* Sums of 32 rows += 32 of k of f32 numbers in three bf16 pieces, [3][1024] each side, the greatest first. Three of the nine
- * products of pieces are left out: together they are below 2^-25 of the whole, less than an f32 multiplication rounds away.
- * Tiles stay for as many products as can be. */
+ * products of pieces are left out, together at most 2^-23 of the whole and 2^-27 in the root mean square, of either sign; sums
+ * round far more. Tiles stay for as many products as can be. */
 DOT_INLINE void dot_amx_split(const uint16_t *a, const uint16_t *w)
 {
     dot_amx_rows(a), dot_amx_columns(w + 2048), dot_amx_products();
