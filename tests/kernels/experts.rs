@@ -129,6 +129,25 @@ fn sums_of_outer_products() {
     t.all_native().run(&SIZES);
 }
 
+/// In f32, groups of more rows than a block takes, and sums of more terms than one depth.
+#[test]
+fn groups_and_sums_of_several_blocks() {
+    let mut t = Table::over(2000);
+    let (n, k) = (40, 900);
+    let w = t.input(DType::F32, dims(&[2 * n, k]), Fill::Real(-1.0, 1.0));
+    let x = t.x(rows(&[k]));
+    let (x, offsets) = sorted(&mut t, 2, x);
+    let y = t.g.push(GroupedDot { transposed: false }, &[x, w, offsets]).unwrap();
+    t.case("product", y);
+    let g = t.x(rows(&[n]));
+    let (g, offsets) = sorted(&mut t, 2, g);
+    let y = t.g.push(GroupedDot { transposed: true }, &[g, w, offsets]).unwrap();
+    t.case("transposed", y);
+    let y = t.g.push(GroupedOuter {}, &[g, x, offsets]).unwrap();
+    t.case("sums", y);
+    t.all_native().run(&[1, 1300]);
+}
+
 /// Both sides bf16 values in memory, as in narrow training: the matrix unit's way where there is one. Widths of part of a tile,
 /// of several blocks, and of more than one depth; groups of more rows than one depth.
 #[test]

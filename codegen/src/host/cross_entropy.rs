@@ -16,8 +16,8 @@ const DOT: &str = include_str!("dot_free.c");
 const LOGITS: usize = 16 << 20;
 /// Fewest and most tokens of a chunk: the sums of the weight's gradient go through memory once a chunk.
 const CHUNK: (usize, usize) = (32, 512);
-/// Rows of the weight that one round's products take, so that their packed sides stay in the caches; as many as the matrix
-/// unit adds up in its own registers.
+/// Rows of the weight that one round's products take, so that their packed sides stay in the caches; as many of bf16 as
+/// the matrix unit adds up in its own registers.
 const SLICE: usize = 1536;
 
 /// One side of a product: `[free, sum]` in memory where `along`, else `[sum, free]`.

@@ -72,23 +72,17 @@ static int64_t NAME(split_scratch)(const int64_t *dims)
 }
 
 #ifndef PROLOGUE_ROW
-/* The cell of step k of tile i; `next_i` and `next_k` are those of the cell after. */
-DOT_INLINE void NAME(pack_row_cell)(void *const *bufs, const int64_t *dims, uint16_t *to, int64_t i, int64_t k,
-                                    int64_t next_i, int64_t next_k)
-{
-    int64_t m = i * 32, mr = DOT_M - m < 32 ? DOT_M - m : 32, kc = DOT_K - k * 32 < 32 ? DOT_K - k * 32 : 32;
-    PACK_ROWS(to, m, mr, k * 32, kc, ROWS_AT(next_i * 32, next_k * 32));
-}
-
 /* Cells of tiles t .. t_end and steps k .. k_end, [tile][apart], in the order of memory. */
 static void NAME(pack_rows)(void *const *bufs, const int64_t *dims, uint16_t *to, int64_t apart, int64_t t, int64_t t_end,
                             int64_t k, int64_t k_end)
 {
     int64_t tiles = t_end - t, steps = k_end - k, cells = tiles * steps;
     for (int64_t n = 0; n < cells; n++) {
-        int64_t i = ROWS_ALONG ? n / steps : n % tiles, s = ROWS_ALONG ? n % steps : n / tiles, m = n + 1;
-        int64_t next_i = ROWS_ALONG ? m / steps : m % tiles, next_s = ROWS_ALONG ? m % steps : m / tiles;
-        NAME(pack_row_cell)(bufs, dims, to + (i * apart + s) * DOT_CELL, t + i, k + s, t + next_i, k + next_s);
+        struct dot_cell c = dot_cell_at(ROWS_ALONG, n, tiles, steps), next = dot_cell_at(ROWS_ALONG, n + 1, tiles, steps);
+        int64_t m = (t + c.line) * 32, mr = DOT_M - m < 32 ? DOT_M - m : 32;
+        int64_t at = (k + c.step) * 32, kc = DOT_K - at < 32 ? DOT_K - at : 32;
+        PACK_ROWS(to + (c.line * apart + c.step) * DOT_CELL, m, mr, at, kc,
+                  ROWS_AT((t + next.line) * 32, (k + next.step) * 32));
     }
 }
 #endif
@@ -131,11 +125,11 @@ static void NAME(pack_panels)(void *const *bufs, const int64_t *dims, uint16_t *
 {
     int64_t panels = p_end - p, steps = k_end - k, cells = panels * steps;
     for (int64_t n = 0; n < cells; n++) {
-        int64_t q = PAIRS_ALONG ? n / steps : n % panels, s = PAIRS_ALONG ? n % steps : n / panels, m = n + 1;
-        int64_t next_q = PAIRS_ALONG ? m / steps : m % panels, next_s = PAIRS_ALONG ? m % steps : m / panels;
-        int64_t n0 = (p + q) * 32, valid = DOT_N - n0 < 32 ? DOT_N - n0 : 32, at = (k + s) * 32;
-        int64_t kc = DOT_K - at < 32 ? DOT_K - at : 32;
-        PACK_PAIRS(to + (q * steps + s) * DOT_CELL, n0, valid, at, kc, PAIRS_AT((p + next_q) * 32, (k + next_s) * 32));
+        struct dot_cell c = dot_cell_at(PAIRS_ALONG, n, panels, steps), next = dot_cell_at(PAIRS_ALONG, n + 1, panels, steps);
+        int64_t n0 = (p + c.line) * 32, valid = DOT_N - n0 < 32 ? DOT_N - n0 : 32;
+        int64_t at = (k + c.step) * 32, kc = DOT_K - at < 32 ? DOT_K - at : 32;
+        PACK_PAIRS(to + (c.line * steps + c.step) * DOT_CELL, n0, valid, at, kc,
+                   PAIRS_AT((p + next.line) * 32, (k + next.step) * 32));
     }
 }
 

@@ -211,6 +211,17 @@ DOT_SPLIT(dot_pairs_nk_f32, dot_split_columns, m, k) /* src[n][k] */
 DOT_SPLIT(dot_pairs_kn_f32, dot_split_lines, k, m)   /* src[k][n] */
 #undef DOT_SPLIT
 
+/* A cell of a grid of lines of 32 by steps. */
+struct dot_cell {
+    int64_t line, step;
+};
+
+/* The n-th in the order of memory, whose lines go along the steps or across. */
+DOT_INLINE struct dot_cell dot_cell_at(int along, int64_t n, int64_t lines, int64_t steps)
+{
+    return along ? (struct dot_cell){n / steps, n % steps} : (struct dot_cell){n % lines, n / lines};
+}
+
 /* A row of a tile of 32, its line in each of the blocks that follow one another from `dst`; zeros follow its k numbers. */
 DOT_INLINE void dot_split_row(uint16_t *dst, const float *row, int64_t k)
 {

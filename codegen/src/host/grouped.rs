@@ -1,9 +1,9 @@
 //! The slots of `grouped.c` and `grouped_outer.c`. In: a region around a product of rows in groups, or around its gradient by
 //! the matrices. Out: the templates' `#define`s around their texts, and how much scratch they take.
 
-use super::dots::split_bytes;
 use super::dots::{
     Source, TILE, buffer, dot_epilogue, dot_prologue, is_widened, matrix_slots, matrix_way, row_bytes,
+    split_bytes,
 };
 use super::{over_dims, undefine};
 use astrai_ir::ops::Op;
@@ -122,11 +122,12 @@ pub(super) fn outer_kernel(region: &Region, name: &str) -> Result<String, String
     Ok(format!("{store}{matrix}{d}{OUTER}{}", undefine(&d)))
 }
 
-/// Bytes of scratch: the packed rows, of each block so many more as make whole tiles where they are in pieces.
+/// Bytes of scratch: the packed rows; beside f32 matrices that nobody packed, of each block so many more as make whole tiles.
 pub(super) fn scratch(region: &Region) -> Dim {
     let form = product(region).ok().and_then(|id| GroupedForm::of(&region.graph, id));
     form.map_or(Dim::from(0), |f| {
-        if f.right.dtype == DType::BF16 {
+        let packed = buffer(region, f.right.base).is_some_and(|b| region.layouts[b] == Layout::Panels);
+        if packed || f.right.dtype == DType::BF16 {
             return &f.rows * &Dim::from(row_bytes(f.k));
         }
         let (row, eighth) = (split_bytes(f.k).max(row_bytes(f.k)), split_bytes(f.k) / 8);
