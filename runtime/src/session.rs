@@ -74,6 +74,8 @@ pub struct Session {
     interpreted: Option<HashMap<String, Tensor>>,
     target: Target,
     profile: Option<Profile>,
+    /// Sizes, and what each launch costs at them: bytes, flops, seconds.
+    costed: (Sizes, Vec<Option<(u64, u64, f64)>>),
     poisoned: Option<String>,
     /// Addresses of the inputs of the run; kernels only read there.
     given: Addresses,
@@ -197,6 +199,7 @@ impl Session {
             interpreted: None,
             target: target.clone(),
             profile: None,
+            costed: (Sizes::new(), vec![]),
             poisoned: None,
             given: Addresses(vec![]),
             staged: vec![],

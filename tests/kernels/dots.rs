@@ -1,8 +1,8 @@
 //! Contractions: the packed core with its prologues and epilogues, and generic dots with any dimension numbers.
 
-use crate::table::{Fill, Table, dims, rows};
+use crate::table::{Fill, Table, dims, machines, rows, run};
 use astrai_ir::ops::{Activation, BinaryKind, Dot, GatedAct, UnaryKind};
-use astrai_ir::{Anchor, DType, Dim, NodeId};
+use astrai_ir::{Anchor, DType, Dim, NodeId, Tensor};
 
 const SIZES: [u64; 10] = [1, 2, 3, 5, 7, 12, 16, 17, 33, 40];
 
@@ -40,6 +40,39 @@ fn the_packed_core_at_odd_sizes() {
     let program = t.compiled();
     assert!(program.plan.regions.iter().filter(|r| r.anchor == Anchor::Dot).count() >= 19);
     t.run(&SIZES);
+}
+
+/// A row alone is computed in vectors where several are by the matrix unit: bit for bit the same, also of numbers that it rounds,
+/// flushes or spreads in its own way.
+#[test]
+fn a_row_alone_has_its_bits_among_others() {
+    let special = [f64::NAN, f64::INFINITY, 1e-40, -3e38, 1e-38, -2e-38];
+    for (n, k) in [(32, 32), (70, 96), (97, 1024), (289, 640)] {
+        let mut t = Table::new();
+        // One special number in each of the first rows, then rows of products that are subnormal.
+        let number = |row: usize, at: usize| match special.get(row) {
+            Some(x) if at == row * 5 + 3 => *x,
+            x => ((at * 37 % 101) as f64 - 50.0) * if x.is_some() { 1e-2 } else { 1e-38 },
+        };
+        let list = (0..k * 9).map(|i| number(i / k, i % k)).collect();
+        let x = t.input(DType::BF16, rows(&[k]), Fill::List(list));
+        let w = t.weight(DType::BF16, &[n, k]);
+        let y = t.g.linear(x, w).unwrap();
+        let y = t.g.cast(y, DType::F32).unwrap();
+        t.case("y", y);
+        let together = t.values(9);
+        for machine in machines() {
+            let mut session = t.session_on(machine);
+            let all = run(&mut session, &together)[0].1.bytes.clone();
+            for (i, want) in all.chunks_exact(n * 4).enumerate() {
+                let row = together["in0"].reals()[i * k..(i + 1) * k].to_vec();
+                let mut alone = together.clone();
+                alone.insert("in0".into(), Tensor::float(DType::BF16, &[1, k], row));
+                let got = &run(&mut session, &alone)[0].1.bytes;
+                assert!(got == want, "{}: row {i} of [{n}, {k}]", machine.simd().name());
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Keys and values in pages: rows stored into states, attention that finds its keys by tables.
 
-use crate::table::{Fill, Table, dims, machine, rows};
+use crate::table::{Fill, Table, dims, machine, machines, rows};
 use astrai_ir::ops::{Attention, BinaryKind, RmsNorm, Rope, RopeLayout, Store, UnaryKind};
 use astrai_ir::{Anchor, DType, Dim, NodeId, Real, Type};
 
@@ -82,6 +82,53 @@ fn attention_over_pages() {
         attend(&mut t, &format!("sinks {dtype}"), op, dtype, heads);
     }
     t.all_native().run(&[1]);
+}
+
+/// A query alone reads values where they lie; among others they pass through the matrix unit. Bit for bit the same, also with
+/// values that are no finite numbers, seen or not.
+#[test]
+fn a_query_alone_has_its_bits_among_others() {
+    const KEYS: usize = 200;
+    let mut t = Table::new();
+    let unused = t.x(rows(&[]));
+    t.case("unused", unused);
+    let list = |v: &[usize]| Fill::List(v.iter().map(|&x| x as f64).collect());
+    let tables = t.input(DType::I32, dims(&[1, 13]), list(&[4, 1, 7, 0, 9, 2, 12, 5, 3, 11, 8, 6, 10]));
+    let lens = t.input(DType::I32, dims(&[1]), list(&[KEYS]));
+    let [many, one] = [40, 1].map(|n| t.input(DType::I32, dims(&[2]), list(&[0, n])));
+    let mut names = vec![];
+    for (h, kv, d, dv) in [(2, 2, 64, 64), (8, 4, 128, 128), (3, 1, 32, 96), (4, 1, 96, 64), (5, 1, 64, 64)] {
+        for (window, bad) in [(None, 0.0), (None, f64::INFINITY), (Some(70), f64::NAN), (Some(120), 1e-39)] {
+            let span = Dim::from(208);
+            let op = Attention { window, span, ..paged(d, 16) };
+            let name = format!("{h} {kv} {d} {dv} {window:?}");
+            let state = |t: &mut Table, part: &str, d: usize, fill| {
+                t.state(&format!("{name} {bad} {part}"), Type::new(DType::BF16, dims(&[208, kv, d])), fill)
+            };
+            let k = state(&mut t, "k", d, Fill::Real(-2.0, 2.0));
+            // A row of page 7, which holds keys 32 to 47; and one of page 8, of 160 to 175.
+            let at = |i: usize| i / (kv * dv) == 7 * 16 + 3 && i % 5 == 0 || i == (8 * 16 + 5) * kv * dv + 2;
+            let value = |i| if at(i) { bad } else { f64::from((i * 29 % 83) as u32) / 41.0 - 1.0 };
+            let v = state(&mut t, "v", dv, Fill::List((0..208 * kv * dv).map(value).collect()));
+            let q = t.input(DType::BF16, dims(&[40, h, d]), Fill::Real(-2.0, 2.0));
+            let last = t.g.slice(q, 0, Dim::from(39), Dim::from(1)).unwrap();
+            for (which, (q, starts)) in [("many", (q, many)), ("one", (last, one))] {
+                let both = t.g.push(op.clone(), &[q, k, v, starts, tables, lens]).unwrap();
+                let part = t.g.part(both, 0).unwrap();
+                t.case(&format!("{name} {bad} {which}"), part);
+            }
+            names.push(format!("{name} {bad}"));
+        }
+    }
+    let leaves = t.values(1);
+    for machine in machines() {
+        let results = crate::table::run(&mut t.session_on(machine), &leaves);
+        let bytes = |name: String| &results.iter().find(|(n, _)| *n == name).unwrap().1.bytes;
+        for name in &names {
+            let (all, one) = (bytes(format!("{name} many")), bytes(format!("{name} one")));
+            assert!(all.ends_with(one), "{}: {name}", machine.simd().name());
+        }
+    }
 }
 
 /// A state and the rows of `n` values: skipped ones, repeated ones, the last of all.

@@ -12,6 +12,7 @@
 #if ATTN_TILED
 #define COLUMN_TILES ((ROWS + 15) / 16 + MERGE)
 #define STEPS (ATTN_KEYS / 32)
+#define FEW 4 /* rows that use a value so seldom that transposing it for the matrix unit costs more than it saves */
 
 typedef int32_t NAME(v16i) __attribute__((vector_size(64)));
 
@@ -28,10 +29,19 @@ struct NAME(tiles) {
     int32_t least[COLUMN_TILES], most[COLUMN_TILES];    /* keys that some column of a tile sees lie between */
     int32_t all_lo[COLUMN_TILES], all_hi[COLUMN_TILES]; /* those that all its columns see */
     int64_t rows[ATTN_KEYS];                            /* of the keys of the tile at hand, in memory */
+    int64_t next[ATTN_KEYS];                            /* of those of the next one */
     const uint16_t *from[ATTN_KEYS / 16];               /* where its keys are, 16 of them */
     int64_t stride[ATTN_KEYS / 16];
     int odd;                                            /* some value is no finite number */
+    float f[2][ATTN_KEYS][16] __attribute__((aligned(64)));  /* of few rows: weights [upper, rest] */
+    float few[MERGE][FEW][DV] __attribute__((aligned(64)));  /* and results, of each 32 columns the even before the odd */
+    float part[FEW][DV] __attribute__((aligned(64)));        /* what a tile adds to them */
 };
+
+/* The first key that some row sees: what its first query sees. */
+INLINE int NAME(first)(const struct NAME(unit) *u) {
+    return WINDOW > 0 && u->base + u->q0 - WINDOW + 1 > 0 ? u->base + u->q0 - WINDOW + 1 : 0;
+}
 
 /* Queries as pairs, and what each column sees. */
 static void NAME(open)(const struct NAME(unit) *u, struct NAME(tiles) *t, const uint16_t *q) {
@@ -61,13 +71,16 @@ static void NAME(open)(const struct NAME(unit) *u, struct NAME(tiles) *t, const 
 #pragma GCC unroll 16
             for (int i = 0; i < 16; i++) *(dot_q8 *)t->q[c][s][i] = x[i];
         }
-        memset(t->o[c], 0, sizeof t->o[c]);
+        if (u->rows <= FEW)
+            memset(t->few[c], 0, sizeof t->few[c]);
+        else
+            memset(t->o[c], 0, sizeof t->o[c]);
     }
 }
 
 /* Where the keys from j0 on are; the last ones are copied, for the rows behind them may not be memory. */
-static void NAME(locate)(const struct NAME(unit) *u, struct NAME(tiles) *t, int j0) {
-    for (int i = 0; i < ATTN_KEYS; i++) t->rows[i] = NAME(key_row)(u, j0 + i < u->keys ? j0 + i : u->keys - 1);
+static void NAME(locate)(const struct NAME(unit) *u, int64_t *rows, int j0) {
+    for (int i = 0; i < ATTN_KEYS; i++) rows[i] = NAME(key_row)(u, j0 + i < u->keys ? j0 + i : u->keys - 1);
 }
 
 static void NAME(keys)(const struct NAME(unit) *u, struct NAME(tiles) *t, const uint16_t *k, int j0) {
@@ -150,8 +163,10 @@ INLINE vf NAME(power)(vf x) {
 }
 
 /* Scores of one tile of columns to weights, as pairs: the new maxima, what the sums before keep, exponentials. Maxima
- * count in powers of two. Keys a .. b (whole 32s) were computed; `edge` (a literal) when some column does not see all. */
-INLINE void NAME(tile_weigh)(struct NAME(tiles) *t, int c, int half, int j0, int a, int b, int edge) {
+ * count in powers of two. Keys a .. b (whole 32s) were computed; `edge` (a literal) when some column does not see all, `few`
+ * (a literal) when weights are wanted as numbers, too. */
+INLINE void NAME(tile_weigh)(struct NAME(tiles) *t, int c, int half, int j0, int a, int b, int edge,
+                              int few) {
     float (*s)[16] = t->s[half];
     const float factor = (SOFTCAP > 0 ? 1.0f : SCALE) * 1.44269504f;
     const vf none = v_splat(-__builtin_inff());
@@ -191,6 +206,9 @@ INLINE void NAME(tile_weigh)(struct NAME(tiles) *t, int c, int half, int j0, int
             vu rest_even = (vu)(x[2 * i] - (vf)even) + 0x8000u, rest_odd = (vu)(x[2 * i + 1] - (vf)odd) + 0x8000u;
             *(vu *)t->w[0][half][j / 32][j % 32 / 2 + i] = even >> 16 | odd;
             *(vu *)t->w[1][half][j / 32][j % 32 / 2 + i] = rest_even >> 16 | (rest_odd & 0xffff0000u);
+            if (!few) continue;
+            v_store(t->f[0][j + 2 * i], (vf)even), v_store(t->f[1][j + 2 * i], (vf)(rest_even & 0xffff0000u));
+            v_store(t->f[0][j + 2 * i + 1], (vf)odd), v_store(t->f[1][j + 2 * i + 1], (vf)(rest_odd & 0xffff0000u));
         }
     }
     v_store(t->sum[c], v_fma(v_load(t->sum[c]), keep, (sum[0] + sum[1]) + (sum[2] + sum[3])));
@@ -255,22 +273,100 @@ INLINE void NAME(tile_columns)(struct NAME(tiles) *t, const uint16_t *v, int c, 
     for (int half = 0; half <= two; half++) {
         int edge = t->all_lo[c + half] > j0 + a || t->all_hi[c + half] < j0 + b;
         if (edge)
-            NAME(tile_weigh)(t, c + half, half, j0, a, b, 1);
+            NAME(tile_weigh)(t, c + half, half, j0, a, b, 1, 0);
         else
-            NAME(tile_weigh)(t, c + half, half, j0, a, b, 0);
+            NAME(tile_weigh)(t, c + half, half, j0, a, b, 0, 0);
     }
     NAME(tile_blend)(t, c, two, a, b);
     if (t->odd)
         for (int half = 0; half <= two; half++) NAME(tile_odd)(t, c + half, half, v, j0, a, b);
 }
 
-/* The lines of the next tile, of all heads at hand: few queries wait for memory. */
-static void NAME(tile_ahead)(const struct NAME(unit) *u, const struct NAME(tiles) *t, const uint16_t *k, const uint16_t *v,
-                             int j0) {
-    for (int i = 0; i < ATTN_KEYS && j0 + i < u->keys; i++) {
-        int64_t row = NAME(key_row)(u, j0 + i);
-        for (int d = 0; d < u->groups * D; d += 32) __builtin_prefetch(k + row * K_ROW + d, 0, 2);
-        for (int d = 0; d < u->groups * DV; d += 32) __builtin_prefetch(v + row * V_ROW + d, 0, 2);
+/* Lines of keys and values that are asked for ahead, in the order in which they lie, which the processor's own prefetching
+ * follows: those of all heads at hand, a row after the other. */
+struct NAME(ahead) {
+    const uint16_t *k, *v;
+    const int64_t *rows;
+    int lines_k, lines, row, end, at; /* lines of a row; the next row, the last, the next line of a row */
+};
+
+INLINE void NAME(ask)(struct NAME(ahead) *next, int lines) {
+    for (; lines > 0 && next->row < next->end; lines--) {
+        int64_t row = next->rows[next->row];
+        if (next->at < next->lines_k)
+            __builtin_prefetch(next->k + row * K_ROW + next->at * 32, 0, 2);
+        else
+            __builtin_prefetch(next->v + row * V_ROW + (next->at - next->lines_k) * 32, 0, 2);
+        if (++next->at == next->lines) next->at = 0, next->row++;
+    }
+}
+
+/* part = weights times values, for n rows (a literal) from r on, as tile_blend does it, bit for bit: in the matrix unit 16 even
+ * and 16 odd keys make a chain each. Values are read where they lie. Meanwhile lines of the next tile are asked for. */
+INLINE void NAME(few_part)(struct NAME(tiles) *t, const uint16_t *v, int r, int n, int a, int b, int count,
+                           struct NAME(ahead) *next) {
+    struct NAME(ahead) here = *next;
+    for (int d = 0; d < DV; d += 32) {
+        vf sum[2][2] = {{{0}, {0}}, {{0}, {0}}};
+        for (int s = a / 32 * 32; s < b; s += 32) {
+            vf x[2][2][2][2]; /* [even, odd keys][row][upper, rest][even, odd columns] */
+            ATTN_EACH(o, 2) ATTN_EACH(i, n) ATTN_EACH(p, 2) x[o][i][p][0] = x[o][i][p][1] = (vf){0};
+            for (int j = s; j < s + 32 && j < count; j += 2) {
+                NAME(ask)(&here, (2 * (D + DV) + DV - 1) / DV);
+                ATTN_EACH(o, 2) {
+                    if (j + o >= count) continue;
+                    vu line = dot_load_u(v + t->rows[j + o] * V_ROW + d);
+                    ATTN_EACH(i, n) ATTN_EACH(p, 2) {
+                        vf w = v_splat(t->f[p][j + o][r + i]);
+                        x[o][i][p][0] = v_fma(w, dot_low(line), x[o][i][p][0]);
+                        x[o][i][p][1] = v_fma(w, dot_high(line), x[o][i][p][1]);
+                    }
+                }
+            }
+            ATTN_EACH(i, n) ATTN_EACH(p, 2) ATTN_EACH(h, 2) sum[i][h] += x[0][i][p][h] + x[1][i][p][h];
+        }
+        ATTN_EACH(i, n) ATTN_EACH(h, 2) v_store(&t->part[r + i][d + h * 16], sum[i][h]);
+    }
+    *next = here;
+}
+
+/* Place of column d among the results of few rows. */
+INLINE int NAME(few_at)(int d) { return d / 32 * 32 + d % 2 * 16 + d % 32 / 2; }
+
+/* Keys of one tile for few rows, which are one tile of columns. */
+static void NAME(few_columns)(struct NAME(tiles) *t, const uint16_t *v, int c, int rows, int j0, int count,
+                              struct NAME(ahead) *next) {
+    int a = t->least[c] > j0 ? (t->least[c] - j0) / 32 * 32 : 0;
+    int b = t->most[c] - j0 < ATTN_KEYS ? (t->most[c] - j0 + 31) / 32 * 32 : ATTN_KEYS;
+    if (a >= b) return;
+    NAME(tile_scores)(t, c, 0, a, b);
+    if (t->all_lo[c] > j0 + a || t->all_hi[c] < j0 + b)
+        NAME(tile_weigh)(t, c, 0, j0, a, b, 1, 1);
+    else
+        NAME(tile_weigh)(t, c, 0, j0, a, b, 0, 1);
+    uint32_t before = dot_flush();
+    int r = 0;
+    for (; r + 2 <= rows; r += 2) NAME(few_part)(t, v, r, 2, a, b, count, next);
+    if (r < rows) NAME(few_part)(t, v, r, 1, a, b, count, next);
+    dot_unflush(before);
+    vu finite = ~(vu){0};
+    for (r = 0; r < rows; r++)
+        for (int d = 0; d < DV; d += 16) finite &= (vu)(((vu)v_load(&t->part[r][d]) & 0x7f800000u) != 0x7f800000u);
+    for (int i = 0; i < 16; i++)
+        if (!finite[i]) { /* perhaps for the sake of a value that some row does not see */
+            for (r = 0; r < rows; r++)
+                for (int d = 0; d < DV; d++) t->o[c][d][r] = t->few[c][r][NAME(few_at)(d)];
+            NAME(values)(t, v, count);
+            NAME(tile_blend)(t, c, 0, a, b);
+            if (t->odd) NAME(tile_odd)(t, c, 0, v, j0, a, b);
+            for (r = 0; r < rows; r++)
+                for (int d = 0; d < DV; d++) t->few[c][r][NAME(few_at)(d)] = t->o[c][d][r];
+            return;
+        }
+    for (r = 0; r < rows; r++) {
+        vf keep = v_splat(t->keep[0][r]);
+        for (int d = 0; d < DV; d += 16)
+            v_store(&t->few[c][r][d], v_fma(v_load(&t->few[c][r][d]), keep, v_load(&t->part[r][d])));
     }
 }
 
@@ -279,7 +375,11 @@ static void NAME(tile_finish)(const struct NAME(unit) *u, struct NAME(tiles) *t,
     for (int c = 0; c < of_group * u->groups; c++) {
         int r0 = c % of_group * 16, rows = u->rows - r0 < 16 ? u->rows - r0 : 16;
         float inverse[16], out[16][DV] __attribute__((aligned(64)));
-        for (int d = 0; d < DV; d += 16) attn_transpose(t->o[c][d], 16, &out[0][d], DV);
+        if (u->rows <= FEW)
+            for (int i = 0; i < rows; i++)
+                for (int d = 0; d < DV; d++) out[i][d] = t->few[c][i][NAME(few_at)(d)];
+        else
+            for (int d = 0; d < DV; d += 16) attn_transpose(t->o[c][d], 16, &out[0][d], DV);
         for (int i = 0; i < rows; i++)
             {
             int r = c / of_group * u->rows + r0 + i;
@@ -298,21 +398,29 @@ static void NAME(by_tiles)(void *const *bufs, const int64_t *dims, int64_t begin
     dot_amx_configure(32);
     for (int64_t index = begin; index < end; index++) {
         if (!NAME(find)(&u, bufs, dims, index)) continue;
-        NAME(open)(&u, &t, bufs[Q_BUF]);
-        int of_group = (u.rows + 15) / 16, from = INT32_MAX, to = 0;
+        int of_group = (u.rows + 15) / 16, to = 0;
         const uint16_t *k = (const uint16_t *)bufs[K_BUF] + K_OFF + u.key_head * (int64_t)K_HEAD;
         const uint16_t *v = (const uint16_t *)bufs[V_BUF] + V_OFF + u.key_head * (int64_t)V_HEAD;
-        for (int c = 0; c < of_group; c++) {
-            from = t.least[c] < from ? t.least[c] : from;
-            to = t.most[c] > to ? t.most[c] : to;
-        }
-        for (int j0 = from / ATTN_KEYS * ATTN_KEYS; j0 < to; j0 += ATTN_KEYS) {
+        int lines_k = u.groups * D / 32, lines = lines_k + u.groups * DV / 32;
+        int first = NAME(first)(&u) / ATTN_KEYS * ATTN_KEYS, left = u.keys - first;
+        struct NAME(ahead) ahead = {k, v, t.next, lines_k, lines, 0, left < ATTN_KEYS ? left : ATTN_KEYS, 0};
+        NAME(locate)(&u, t.next, first);
+        if (u.rows <= 16) NAME(ask)(&ahead, INT32_MAX);
+        NAME(open)(&u, &t, bufs[Q_BUF]);
+        for (int c = 0; c < of_group; c++) to = t.most[c] > to ? t.most[c] : to;
+        for (int j0 = first; j0 < to; j0 += ATTN_KEYS) {
             int count = u.keys - j0 < ATTN_KEYS ? u.keys - j0 : ATTN_KEYS;
-            NAME(locate)(&u, &t, j0);
-            if (j0 + ATTN_KEYS < to && u.rows <= 16) NAME(tile_ahead)(&u, &t, k, v, j0 + ATTN_KEYS);
+            memcpy(t.rows, t.next, sizeof t.rows);
+            NAME(locate)(&u, t.next, j0 + ATTN_KEYS);
+            ahead.row = ahead.at = 0, ahead.end = u.rows > 16 ? 0 : to - j0 - ATTN_KEYS < ATTN_KEYS ? to - j0 - ATTN_KEYS : ATTN_KEYS;
+            if (u.rows > FEW) NAME(ask)(&ahead, INT32_MAX);
             for (int g = 0; g < u.groups; g++) {
                 const uint16_t *values = v + g * (int64_t)V_HEAD;
                 NAME(keys)(&u, &t, k + g * (int64_t)K_HEAD, j0);
+                if (u.rows <= FEW) {
+                    NAME(few_columns)(&t, values, g, u.rows, j0, count, &ahead);
+                    continue;
+                }
                 NAME(values)(&t, values, count);
                 int c = g * of_group, last = c + of_group;
                 for (; c + 1 < last; c += 2) NAME(tile_columns)(&t, values, c, 1, j0);
@@ -325,6 +433,7 @@ static void NAME(by_tiles)(void *const *bufs, const int64_t *dims, int64_t begin
 }
 #undef COLUMN_TILES
 #undef STEPS
+#undef FEW
 #endif
 
 #undef ATTN_TILED

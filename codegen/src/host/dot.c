@@ -33,10 +33,11 @@ _Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=13
 #define DOT_MATRIX_UNIT 0
 #define DOT_NO_MATRIX_UNIT
 #endif
+#define DOT_BY_TILES (DOT_MATRIX_UNIT && DOT_M > 1) /* the matrix unit's; a row alone has dot_amx_row */
 
 static int64_t NAME(tiles)(const int64_t *dims)
 {
-    int64_t height = DOT_MATRIX_UNIT ? 32 : DOT_MR;
+    int64_t height = DOT_BY_TILES ? 32 : DOT_MR;
     return (DOT_M + height - 1) / height;
 }
 
@@ -44,7 +45,7 @@ static int64_t NAME(tiles)(const int64_t *dims)
  * has no such loss, and takes full tiles. */
 static int64_t NAME(row)(const int64_t *dims, int64_t tile)
 {
-    if (DOT_MATRIX_UNIT) return tile * 32 < DOT_M ? tile * 32 : DOT_M;
+    if (DOT_BY_TILES) return tile * 32 < DOT_M ? tile * 32 : DOT_M;
     return tile * DOT_M / NAME(tiles)(dims);
 }
 
@@ -60,15 +61,15 @@ int64_t NAME(units0)(const int64_t *dims)
     return NAME(tiles)(dims) == 1 ? DOT_M : NAME(tiles)(dims);
 }
 
-static char *NAME(tile_at)(char *scratch, int64_t m)
+static char *NAME(tile_at)(const int64_t *dims, char *scratch, int64_t m)
 {
-    return scratch + m * (DOT_MATRIX_UNIT ? DOT_K * (int64_t)sizeof(uint16_t) : NAME(depth) * (int64_t)sizeof(float));
+    return scratch + m * (DOT_BY_TILES ? DOT_K * (int64_t)sizeof(uint16_t) : NAME(depth) * (int64_t)sizeof(float));
 }
 
 /* Row r of a tile of mr rows: blocks of DOT_KC f32, or for the matrix unit [K/32][mr][32] bf16. */
-static void NAME(pack_row)(char *tile, int64_t mr, int64_t r, const float *row)
+static void NAME(pack_row)(const int64_t *dims, char *tile, int64_t mr, int64_t r, const float *row)
 {
-    if (DOT_MATRIX_UNIT) {
+    if (DOT_BY_TILES) {
         for (int64_t k = 0; k < DOT_K; k += 32) {
             uint16_t *restrict to = (uint16_t *)tile + k * mr + r * 32;
             for (int i = 0; i < 32; i++) to[i] = (uint16_t)(dot_bits(row[k + i]) >> 16); /* exact: a bf16 value */
@@ -92,17 +93,17 @@ DOT_INLINE void NAME(copy_row)(char *tile, int64_t mr, int64_t r, const uint16_t
 static void NAME(pack_rows)(void *const *bufs, const int64_t *dims, char *scratch, int64_t t, int64_t r, int64_t r_end)
 {
     int64_t m0 = NAME(row)(dims, t), mr = NAME(row)(dims, t + 1) - m0;
-    char *tile = NAME(tile_at)(scratch, m0);
+    char *tile = NAME(tile_at)(dims, scratch, m0);
     for (; r < (r_end < mr ? r_end : mr); r++) {
 #ifdef DOT_A_AT
-        if (DOT_MATRIX_UNIT) {
+        if (DOT_BY_TILES) {
             NAME(copy_row)(tile, mr, r, DOT_A_AT(m0 + r));
             continue;
         }
 #endif
         float row[DOT_K] __attribute__((aligned(64)));
         PROLOGUE_ROW(m0 + r, row);
-        NAME(pack_row)(tile, mr, r, row);
+        NAME(pack_row)(dims, tile, mr, r, row);
     }
 }
 
@@ -119,16 +120,24 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 
 static int64_t NAME(row_blocks)(const int64_t *dims)
 {
-    int64_t tiles = DOT_MATRIX_UNIT ? DOT_MATRIX_TILES_PER_UNIT : DOT_TILES_PER_UNIT;
+    int64_t tiles = DOT_BY_TILES ? DOT_MATRIX_TILES_PER_UNIT : DOT_TILES_PER_UNIT;
     return (NAME(tiles)(dims) + tiles - 1) / tiles;
 }
 
 static int64_t NAME(panel_groups)(const int64_t *dims)
 {
+    if (DOT_M == 1) return (NAME(panels) + 1) / 2;
     int64_t wanted = (DOT_UNITS + NAME(row_blocks)(dims) - 1) / NAME(row_blocks)(dims);
-    int64_t least = DOT_MATRIX_UNIT ? 1 : (NAME(panels) + DOT_PANELS_PER_UNIT - 1) / DOT_PANELS_PER_UNIT;
+    int64_t least = DOT_BY_TILES ? 1 : (NAME(panels) + DOT_PANELS_PER_UNIT - 1) / DOT_PANELS_PER_UNIT;
     int64_t groups = least > wanted ? least : wanted;
     return groups < NAME(panels) ? groups : NAME(panels);
+}
+
+/* First panel of group g. A row alone takes four at a time; two make groups, so that threads end together. */
+static int64_t NAME(panel)(const int64_t *dims, int64_t g)
+{
+    if (DOT_M == 1) return 2 * g < NAME(panels) ? 2 * g : NAME(panels);
+    return g * NAME(panels) / NAME(panel_groups)(dims);
 }
 
 int64_t NAME(units1)(const int64_t *dims)
@@ -162,19 +171,27 @@ DOT_OUTLINE void NAME(finish)(void *const *bufs, const int64_t *dims __attribute
 #endif
 
 #ifdef DOT_AT
+#ifdef DOT_NO_MATRIX_UNIT
+#define DOT_ROW(n) DOT_DIRECT(1x##n)(a, DOT_AT(p, 0), DOT_PANEL_WORDS, DOT_K, c, 1, a, a)
+#else
+#define DOT_ROW(n)                                                                                                     \
+    if (DOT_MATRIX_UNIT)                                                                                               \
+        dot_amx_row##n(a, DOT_AT(p, 0), DOT_PANEL_WORDS, c);                                                           \
+    else                                                                                                               \
+        DOT_DIRECT(1x##n)(a, DOT_AT(p, 0), DOT_PANEL_WORDS, DOT_K, c, 1, a, a)
+#endif
+
 /* One row: four panels at a time, as one has too few accumulators to hide the latency of an addition. */
 static void NAME(one_row)(void *const *bufs, const int64_t *dims, const float *a, int64_t p, int64_t end)
 {
     float c[4 * DOT_NR] __attribute__((aligned(64)));
-    for (; p + 4 <= end; p += 4) {
-        DOT_DIRECT(1x4)(a, DOT_AT(p, 0), DOT_PANEL_WORDS, DOT_K, c, 1, a, a);
-        for (int q = 0; q < 4; q++) NAME(finish)(bufs, dims, 0, 1, p + q, c + q * DOT_NR);
-    }
-    for (; p < end; p++) {
-        DOT_DIRECT(1x1)(a, DOT_AT(p, 0), 0, DOT_K, c, 1, a, a);
-        NAME(finish)(bufs, dims, 0, 1, p, c);
+    for (int64_t n; p < end; p += n) {
+        n = end - p >= 4 ? 4 : end - p >= 2 ? 2 : 1;
+        if (n == 4) { DOT_ROW(4); } else if (n == 2) { DOT_ROW(2); } else { DOT_ROW(1); }
+        for (int64_t q = 0; q < n; q++) NAME(finish)(bufs, dims, 0, 1, p + q, c + q * DOT_NR);
     }
 }
+#undef DOT_ROW
 
 /* One tile: panels are used once, so they are read where they lie, whatever their type. */
 static void NAME(one_tile)(void *const *bufs, const int64_t *dims, const float *a, int64_t p, int64_t end)
@@ -271,7 +288,7 @@ static void NAME(matrix_units)(void *const *bufs, const int64_t *dims, char *scr
     int rows_set = 0;
     for (int64_t u = begin; u < end; u++) {
         int64_t b = u / groups, g = u % groups, t = b * tiles / blocks, wide = (b + 1) * tiles / blocks - t;
-        for (int64_t q = g * NAME(panels) / groups; q < (g + 1) * NAME(panels) / groups; q++)
+        for (int64_t q = NAME(panel)(dims, g), q_end = NAME(panel)(dims, g + 1); q < q_end; q++)
             for (int64_t k = 0; k < DOT_K; k += depth) {
                 int64_t steps = (DOT_K - k < depth ? DOT_K - k : depth) / 32;
                 const uint32_t *w = DOT_AT(q, k), *next_w = w + (wide == 1 ? DOT_AMX_FAR / 4 : steps * 512);
@@ -303,14 +320,14 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
     const float *a = (const float *)scratch;
     int64_t tiles = NAME(tiles)(dims), blocks = NAME(row_blocks)(dims), groups = NAME(panel_groups)(dims);
 #ifndef DOT_NO_MATRIX_UNIT
-    if (DOT_MATRIX_UNIT) {
+    if (DOT_BY_TILES) {
         NAME(matrix_units)(bufs, dims, scratch, begin, end);
         return;
     }
 #endif
 #ifdef DOT_AT
     if (tiles == 1) {
-        int64_t p = begin * NAME(panels) / groups, p_end = end * NAME(panels) / groups;
+        int64_t p = NAME(panel)(dims, begin), p_end = NAME(panel)(dims, end);
         (DOT_M == 1 ? NAME(one_row) : NAME(one_tile))(bufs, dims, a, p, p_end);
         dot_fence();
         return;
@@ -318,8 +335,8 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #endif
     for (int64_t u = begin; u < end; u++) {
         int64_t b = u % blocks, g = u / blocks;
-        NAME(many_tiles)(bufs, dims, a, b * tiles / blocks, (b + 1) * tiles / blocks, g * NAME(panels) / groups,
-                         (g + 1) * NAME(panels) / groups);
+        NAME(many_tiles)(bufs, dims, a, b * tiles / blocks, (b + 1) * tiles / blocks, NAME(panel)(dims, g),
+                         NAME(panel)(dims, g + 1));
     }
     dot_fence();
 }
@@ -327,6 +344,7 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef DOT_PANEL_WORDS
 #undef DOT_AT
 #undef DOT_MATRIX_UNIT
+#undef DOT_BY_TILES
 #undef DOT_NO_MATRIX_UNIT
 #undef DOT_MATRIX_TILES_PER_UNIT
 #undef DOT_DIRECT

@@ -99,18 +99,33 @@ impl Session {
         Ok(())
     }
 
-    fn record(&mut self, i: usize, seconds: f64) -> Result<(), Error> {
-        let launch = &self.launches[i];
+    /// Bytes, flops and seconds predicted for launch `i` at the sizes at hand; kept, for evaluating them takes longer than
+    /// a small kernel.
+    fn cost(&mut self, i: usize) -> Result<(u64, u64, f64), Error> {
+        if self.costed.0 != self.sizes {
+            self.costed = (self.sizes.clone(), vec![None; self.launches.len()]);
+        }
+        if let Some(cost) = self.costed.1[i] {
+            return Ok(cost);
+        }
         let size = |s: &str| self.sizes.get(s).copied();
-        let region = self.program.plan.regions[launch.region].within(&size);
+        let region = self.program.plan.regions[self.launches[i].region].within(&size);
         let value = |d: &astrai_ir::Dim| d.eval(&size).map_err(Error::Input);
         let (bytes, flops) = (value(&region.bytes())?, value(&region.flops())?);
-        let predicted = self.target.seconds(flops as f64, bytes as f64, DType::F32);
+        let cost = (bytes, flops, self.target.seconds(flops as f64, bytes as f64, DType::F32));
+        self.costed.1[i] = Some(cost);
+        Ok(cost)
+    }
+
+    fn record(&mut self, i: usize, seconds: f64) -> Result<(), Error> {
+        let (bytes, flops, predicted) = self.cost(i)?;
+        let launch = &self.launches[i];
+        let anchor = self.program.plan.regions[launch.region].anchor;
         let kernel = self.program.kernels[launch.region].as_ref();
         let row = ProfileRow {
             origin: launch.origin.clone(),
             kernel: kernel.map_or("interpreter".into(), |k| k.name.clone()),
-            anchor: region.anchor,
+            anchor,
             bytes,
             flops,
             predicted,
