@@ -98,7 +98,7 @@ static void NAME(keys)(const struct NAME(unit) *u, struct NAME(tiles) *t, const 
 }
 
 /* Values transposed; those of keys that are none, and what is no finite number, as zero. */
-static void NAME(values)(struct NAME(tiles) *t, const uint16_t *v, int count) {
+DOT_OUTLINE void NAME(values)(struct NAME(tiles) *t, const uint16_t *v, int count) {
     typedef uint16_t v32h __attribute__((vector_size(64)));
     v32h odd = {0};
     for (int d = 0; d < DV; d += 32)
@@ -165,8 +165,7 @@ INLINE vf NAME(power)(vf x) {
 /* Scores of one tile of columns to weights, as pairs: the new maxima, what the sums before keep, exponentials. Maxima
  * count in powers of two. Keys a .. b (whole 32s) were computed; `edge` (a literal) when some column does not see all, `few`
  * (a literal) when weights are wanted as numbers, too. */
-INLINE void NAME(tile_weigh)(struct NAME(tiles) *t, int c, int half, int j0, int a, int b, int edge,
-                              int few) {
+INLINE void NAME(weigh_as)(struct NAME(tiles) *t, int c, int half, int j0, int a, int b, int edge, int few) {
     float (*s)[16] = t->s[half];
     const float factor = (SOFTCAP > 0 ? 1.0f : SCALE) * 1.44269504f;
     const vf none = v_splat(-__builtin_inff());
@@ -212,6 +211,28 @@ INLINE void NAME(tile_weigh)(struct NAME(tiles) *t, int c, int half, int j0, int
         }
     }
     v_store(t->sum[c], v_fma(v_load(t->sum[c]), keep, (sum[0] + sum[1]) + (sum[2] + sum[3])));
+}
+
+/* Once each: inlined into every caller they would take a sixth of the time that the kernel takes to compile. */
+DOT_OUTLINE void NAME(weigh_all)(struct NAME(tiles) *t, int c, int half, int j0, int a, int b, int few) {
+    if (few)
+        NAME(weigh_as)(t, c, half, j0, a, b, 0, 1);
+    else
+        NAME(weigh_as)(t, c, half, j0, a, b, 0, 0);
+}
+
+DOT_OUTLINE void NAME(weigh_edge)(struct NAME(tiles) *t, int c, int half, int j0, int a, int b, int few) {
+    if (few)
+        NAME(weigh_as)(t, c, half, j0, a, b, 1, 1);
+    else
+        NAME(weigh_as)(t, c, half, j0, a, b, 1, 0);
+}
+
+static void NAME(tile_weigh)(struct NAME(tiles) *t, int c, int half, int j0, int a, int b, int few) {
+    if (t->all_lo[c] > j0 + a || t->all_hi[c] < j0 + b)
+        NAME(weigh_edge)(t, c, half, j0, a, b, few);
+    else
+        NAME(weigh_all)(t, c, half, j0, a, b, few);
 }
 
 /* The upper half of a weight. */
@@ -270,13 +291,7 @@ INLINE void NAME(tile_columns)(struct NAME(tiles) *t, const uint16_t *v, int c, 
     int a = least > j0 ? (least - j0) / 32 * 32 : 0, b = most - j0 < ATTN_KEYS ? (most - j0 + 31) / 32 * 32 : ATTN_KEYS;
     if (a >= b) return;
     NAME(tile_scores)(t, c, two, a, b);
-    for (int half = 0; half <= two; half++) {
-        int edge = t->all_lo[c + half] > j0 + a || t->all_hi[c + half] < j0 + b;
-        if (edge)
-            NAME(tile_weigh)(t, c + half, half, j0, a, b, 1, 0);
-        else
-            NAME(tile_weigh)(t, c + half, half, j0, a, b, 0, 0);
-    }
+    for (int half = 0; half <= two; half++) NAME(tile_weigh)(t, c + half, half, j0, a, b, 0);
     NAME(tile_blend)(t, c, two, a, b);
     if (t->odd)
         for (int half = 0; half <= two; half++) NAME(tile_odd)(t, c + half, half, v, j0, a, b);
@@ -340,10 +355,7 @@ static void NAME(few_columns)(struct NAME(tiles) *t, const uint16_t *v, int c, i
     int b = t->most[c] - j0 < ATTN_KEYS ? (t->most[c] - j0 + 31) / 32 * 32 : ATTN_KEYS;
     if (a >= b) return;
     NAME(tile_scores)(t, c, 0, a, b);
-    if (t->all_lo[c] > j0 + a || t->all_hi[c] < j0 + b)
-        NAME(tile_weigh)(t, c, 0, j0, a, b, 1, 1);
-    else
-        NAME(tile_weigh)(t, c, 0, j0, a, b, 0, 1);
+    NAME(tile_weigh)(t, c, 0, j0, a, b, 1);
     uint32_t before = dot_flush();
     int r = 0;
     for (; r + 2 <= rows; r += 2) NAME(few_part)(t, v, r, 2, a, b, count, next);
