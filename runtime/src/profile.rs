@@ -3,6 +3,15 @@
 use astrai_ir::Anchor;
 use std::sync::Arc;
 
+/// What a launch costs at the sizes of a run.
+#[derive(Clone, Copy)]
+pub(crate) struct Cost {
+    pub bytes: u64,
+    pub flops: u64,
+    /// Seconds that the target's roofline allows.
+    pub seconds: f64,
+}
+
 /// One launch of a run.
 #[derive(Clone, Debug)]
 pub struct ProfileRow {

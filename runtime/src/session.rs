@@ -14,7 +14,7 @@ use crate::buffers::{Buffer, Buffers};
 use crate::cc::{Compiler, KernelCache, Loaded};
 use crate::memory::Memory;
 use crate::pool::Pool;
-use crate::profile::Profile;
+use crate::profile::{Cost, Profile};
 use crate::weigh::WeightSource;
 use crate::{Error, Program, Value};
 use astrai_ir::ops::Op;
@@ -74,8 +74,8 @@ pub struct Session {
     interpreted: Option<HashMap<String, Tensor>>,
     target: Target,
     profile: Option<Profile>,
-    /// Sizes, and what each launch costs at them: bytes, flops, seconds.
-    costed: (Sizes, Vec<Option<(u64, u64, f64)>>),
+    /// Sizes, and what each launch costs at them.
+    costed: (Sizes, Vec<Option<Cost>>),
     poisoned: Option<String>,
     /// Addresses of the inputs of the run; kernels only read there.
     given: Addresses,

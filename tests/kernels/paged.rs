@@ -107,7 +107,9 @@ fn a_query_alone_has_its_bits_among_others() {
             };
             let k = state(&mut t, "k", d, Fill::Real(-2.0, 2.0));
             // A row of page 7, which holds keys 32 to 47; and one of page 8, of 160 to 175.
-            let at = |i: usize| i / (kv * dv) == 7 * 16 + 3 && i % 5 == 0 || i == (8 * 16 + 5) * kv * dv + 2;
+            let at = |i: usize| {
+                i / (kv * dv) == 7 * 16 + 3 && i.is_multiple_of(5) || i == (8 * 16 + 5) * kv * dv + 2
+            };
             let scale = if bad == 1e-38 { 1e-38 } else { 1.0 }; // times weights: subnormal
             let value = |i| if at(i) { bad } else { scale * (f64::from((i * 29 % 83) as u32) / 41.0 - 1.0) };
             let v = state(&mut t, "v", dv, Fill::List((0..208 * kv * dv).map(value).collect()));

@@ -392,8 +392,7 @@ static void NAME(tile_finish)(const struct NAME(unit) *u, struct NAME(tiles) *t,
                 for (int d = 0; d < DV; d++) out[i][d] = t->few[c][i][NAME(few_at)(d)];
         else
             for (int d = 0; d < DV; d += 16) attn_transpose(t->o[c][d], 16, &out[0][d], DV);
-        for (int i = 0; i < rows; i++)
-            {
+        for (int i = 0; i < rows; i++) {
             int r = c / of_group * u->rows + r0 + i;
             inverse[i] = NAME(close)(u, r, t->max[c][i] * 0.693147181f, t->sum[c][i], bufs);
         }
@@ -424,7 +423,8 @@ static void NAME(by_tiles)(void *const *bufs, const int64_t *dims, int64_t begin
             int count = u.keys - j0 < ATTN_KEYS ? u.keys - j0 : ATTN_KEYS;
             memcpy(t.rows, t.next, sizeof t.rows);
             NAME(locate)(&u, t.next, j0 + ATTN_KEYS);
-            ahead.row = ahead.at = 0, ahead.end = u.rows > 16 ? 0 : to - j0 - ATTN_KEYS < ATTN_KEYS ? to - j0 - ATTN_KEYS : ATTN_KEYS;
+            left = u.rows > 16 ? 0 : to - j0 - ATTN_KEYS;
+            ahead.row = ahead.at = 0, ahead.end = left < ATTN_KEYS ? left : ATTN_KEYS;
             if (u.rows > FEW) NAME(ask)(&ahead, INT32_MAX);
             for (int g = 0; g < u.groups; g++) {
                 const uint16_t *values = v + g * (int64_t)V_HEAD;

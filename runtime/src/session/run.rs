@@ -2,7 +2,7 @@
 
 use super::execute::{grow, run_kernel, run_region};
 use super::{Session, Spot};
-use crate::profile::ProfileRow;
+use crate::profile::{Cost, ProfileRow};
 use crate::{Error, Value};
 use astrai_ir::DType;
 use std::time::Instant;
@@ -99,9 +99,8 @@ impl Session {
         Ok(())
     }
 
-    /// Bytes, flops and seconds predicted for launch `i` at the sizes at hand; kept, for evaluating them takes longer than
-    /// a small kernel.
-    fn cost(&mut self, i: usize) -> Result<(u64, u64, f64), Error> {
+    /// What launch `i` costs at the sizes at hand; kept, for evaluating that takes longer than a small kernel.
+    fn cost(&mut self, i: usize) -> Result<Cost, Error> {
         if self.costed.0 != self.sizes {
             self.costed = (self.sizes.clone(), vec![None; self.launches.len()]);
         }
@@ -112,13 +111,14 @@ impl Session {
         let region = self.program.plan.regions[self.launches[i].region].within(&size);
         let value = |d: &astrai_ir::Dim| d.eval(&size).map_err(Error::Input);
         let (bytes, flops) = (value(&region.bytes())?, value(&region.flops())?);
-        let cost = (bytes, flops, self.target.seconds(flops as f64, bytes as f64, DType::F32));
+        let seconds = self.target.seconds(flops as f64, bytes as f64, DType::F32);
+        let cost = Cost { bytes, flops, seconds };
         self.costed.1[i] = Some(cost);
         Ok(cost)
     }
 
-    fn record(&mut self, i: usize, seconds: f64) -> Result<(), Error> {
-        let (bytes, flops, predicted) = self.cost(i)?;
+    fn record(&mut self, i: usize, measured: f64) -> Result<(), Error> {
+        let Cost { bytes, flops, seconds: predicted } = self.cost(i)?;
         let launch = &self.launches[i];
         let anchor = self.program.plan.regions[launch.region].anchor;
         let kernel = self.program.kernels[launch.region].as_ref();
@@ -129,7 +129,7 @@ impl Session {
             bytes,
             flops,
             predicted,
-            measured: seconds,
+            measured,
             runs: 1,
         };
         let Some(profile) = &mut self.profile else { return Ok(()) };
@@ -137,7 +137,7 @@ impl Session {
             Some(old) => {
                 old.bytes += bytes;
                 old.flops += flops;
-                old.measured += seconds;
+                old.measured += measured;
                 old.predicted += predicted;
                 old.runs += 1;
             }
