@@ -42,8 +42,8 @@ fn the_packed_core_at_odd_sizes() {
     t.run(&SIZES);
 }
 
-/// A row alone is computed in vectors where several are by the matrix unit: bit for bit the same, also of numbers that it rounds,
-/// flushes or spreads in its own way.
+/// A row alone is computed in vectors, up to 16 by two panels at once, more of them in whole tiles of the matrix unit: bit for bit
+/// the same, also of numbers that it rounds, flushes or spreads in its own way.
 #[test]
 fn a_row_alone_has_its_bits_among_others() {
     let special = [f64::NAN, f64::INFINITY, 1e-40, -3e38, 1e-38, -2e-38];
@@ -59,16 +59,18 @@ fn a_row_alone_has_its_bits_among_others() {
         let x = t.g.cast(x, DType::F32).unwrap();
         let y = packed(&mut t, DType::BF16, x, n, k);
         t.case("y", y);
-        let together = t.values(9);
+        let all = t.values(40);
         for machine in machines() {
             let mut session = t.session_on(machine);
-            let all = run(&mut session, &together)[0].1.bytes.clone();
-            for (i, want) in all.chunks_exact(n * 4).enumerate() {
-                let row = together["in0"].reals()[i * k..(i + 1) * k].to_vec();
-                let mut alone = together.clone();
-                alone.insert("in0".into(), Tensor::float(DType::BF16, &[1, k], row));
-                let got = &run(&mut session, &alone)[0].1.bytes;
-                assert!(got == want, "{}: row {i} of [{n}, {k}]", machine.simd().name());
+            let want = run(&mut session, &all)[0].1.bytes.clone();
+            for few in [1, 2, 9, 16] {
+                for (i, want) in want.chunks_exact(few * n * 4).enumerate() {
+                    let rows = all["in0"].reals()[i * few * k..(i + 1) * few * k].to_vec();
+                    let mut some = all.clone();
+                    some.insert("in0".into(), Tensor::float(DType::BF16, &[few, k], rows));
+                    let got = &run(&mut session, &some)[0].1.bytes;
+                    assert!(got == want, "{}: {few} rows, turn {i}, of [{n}, {k}]", machine.simd().name());
+                }
             }
         }
     }
