@@ -42,7 +42,7 @@ fn the_packed_core_at_odd_sizes() {
     t.run(&SIZES);
 }
 
-/// A row alone is computed in vectors, up to 16 by two panels at once, more of them in whole tiles of the matrix unit: bit for bit
+/// A row alone is computed in vectors, several in tiles of the matrix unit, whole ones or not: bit for bit
 /// the same, also of numbers that it rounds, flushes or spreads in its own way.
 #[test]
 fn a_row_alone_has_its_bits_among_others() {

@@ -34,11 +34,6 @@ _Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=13
 #define DOT_NO_MATRIX_UNIT
 #endif
 #define DOT_BY_TILES (DOT_MATRIX_UNIT && DOT_M > 1) /* the matrix unit's; a row alone has dot_amx_row */
-#ifdef DOT_NO_MATRIX_UNIT
-#define DOT_SIDE_BY_SIDE (DOT_M == 1)
-#else
-#define DOT_SIDE_BY_SIDE (DOT_M == 1 || (DOT_BY_TILES && DOT_M <= DOT_AMX_SHORT)) /* panels; two make a group */
-#endif
 
 static int64_t NAME(tiles)(const int64_t *dims)
 {
@@ -131,17 +126,17 @@ static int64_t NAME(row_blocks)(const int64_t *dims)
 
 static int64_t NAME(panel_groups)(const int64_t *dims)
 {
-    if (DOT_SIDE_BY_SIDE) return (NAME(panels) + 1) / 2;
+    if (DOT_M == 1) return (NAME(panels) + 1) / 2;
     int64_t wanted = (DOT_UNITS + NAME(row_blocks)(dims) - 1) / NAME(row_blocks)(dims);
     int64_t least = DOT_BY_TILES ? 1 : (NAME(panels) + DOT_PANELS_PER_UNIT - 1) / DOT_PANELS_PER_UNIT;
     int64_t groups = least > wanted ? least : wanted;
     return groups < NAME(panels) ? groups : NAME(panels);
 }
 
-/* First panel of group g. A row alone takes four at a time; two make a group even so, that threads end together. */
+/* First panel of group g. A row alone takes four at a time; two make groups, so that threads end together. */
 static int64_t NAME(panel)(const int64_t *dims, int64_t g)
 {
-    if (DOT_SIDE_BY_SIDE) return 2 * g < NAME(panels) ? 2 * g : NAME(panels);
+    if (DOT_M == 1) return 2 * g < NAME(panels) ? 2 * g : NAME(panels);
     return g * NAME(panels) / NAME(panel_groups)(dims);
 }
 
@@ -243,23 +238,6 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
 }
 
 #ifndef DOT_NO_MATRIX_UNIT
-/* Few rows by panels p .. end. */
-static void NAME(short_rows)(void *const *bufs, const int64_t *dims, const uint16_t *a, int64_t p, int64_t end)
-{
-    float c[2 * DOT_AMX_SHORT * DOT_NR] __attribute__((aligned(64)));
-    int rows = (int)DOT_M;
-    dot_amx_configure_short(rows);
-    for (int64_t n; p < end; p += n) {
-        n = end - p >= 2 ? 2 : 1;
-        if (n == 2)
-            dot_amx_short(2, rows, a, DOT_AT(p, 0), DOT_PANEL_WORDS, c);
-        else
-            dot_amx_short(1, rows, a, DOT_AT(p, 0), DOT_PANEL_WORDS, c);
-        for (int64_t q = 0; q < n; q++) NAME(finish)(bufs, dims, 0, rows, p + q, c + q * rows * DOT_NR);
-    }
-    dot_amx_release();
-}
-
 enum { NAME(steps) = DOT_K / 32 <= DOT_AMX_WHOLE ? DOT_K / 32 : DOT_AMX_STEPS }; /* of a block */
 
 /* Sums that wait for their epilogue. */
@@ -342,11 +320,6 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
     const float *a = (const float *)scratch;
     int64_t tiles = NAME(tiles)(dims), blocks = NAME(row_blocks)(dims), groups = NAME(panel_groups)(dims);
 #ifndef DOT_NO_MATRIX_UNIT
-    if (DOT_BY_TILES && DOT_SIDE_BY_SIDE) {
-        NAME(short_rows)(bufs, dims, (const uint16_t *)scratch, NAME(panel)(dims, begin), NAME(panel)(dims, end));
-        dot_fence();
-        return;
-    }
     if (DOT_BY_TILES) {
         NAME(matrix_units)(bufs, dims, scratch, begin, end);
         return;
@@ -372,7 +345,6 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef DOT_AT
 #undef DOT_MATRIX_UNIT
 #undef DOT_BY_TILES
-#undef DOT_SIDE_BY_SIDE
 #undef DOT_NO_MATRIX_UNIT
 #undef DOT_MATRIX_TILES_PER_UNIT
 #undef DOT_DIRECT

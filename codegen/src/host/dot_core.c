@@ -430,44 +430,6 @@ DOT_INLINE void dot_amx_close(int rows, float *c)
     if (rows > 16) { DOT_AMX_SAVE(2, c + 512, 128); DOT_AMX_SAVE(3, c + 528, 128); }
 }
 
-/* Tiles 0 to 3 hold sums of at most 16 rows, by two columns of each of two panels; 4 the rows, 5 to 7 columns. */
-#define DOT_AMX_SHORT 16
-DOT_INLINE void dot_amx_configure_short(int rows)
-{
-    struct { uint8_t palette, start, zero[14]; uint16_t bytes[16]; uint8_t rows[16]; } config = {.palette = 1};
-    for (int i = 0; i < 8; i++) config.rows[i] = (uint8_t)(i < 5 ? rows : 16), config.bytes[i] = 64;
-    __asm__ volatile("ldtilecfg %0" ::"m"(config));
-}
-
-/* Part `part` of four of the 32 lines at w. */
-DOT_INLINE void dot_amx_ask(const uint32_t *w, int part)
-{
-#pragma GCC unroll 8
-    for (int i = part * 8; i < part * 8 + 8; i++) __builtin_prefetch(w + i * 16, 0, 3);
-}
-
-/* c[np][rows][32] = a [steps][rows][32] bf16, few rows that wait for memory, times np panels (a literal). Panels side by side, and
- * lines asked for between the tiles rather than all at once: 1.14 times as fast together. */
-DOT_INLINE void dot_amx_short(int np, int rows, const uint16_t *a, const uint32_t *w, int64_t words, float *c)
-{
-    DOT_AMX_ZERO(0); DOT_AMX_ZERO(1);
-    if (np == 2) { DOT_AMX_ZERO(2); DOT_AMX_ZERO(3); }
-#pragma GCC unroll 1
-    for (int64_t at = 0; at < words; at += 512, a += rows * 32) {
-        const uint32_t *here = w + at, *next = here + DOT_FAR / 4;
-        if (at + DOT_FAR / 4 >= words) next += (np - 1) * words;
-        DOT_AMX_LOAD(4, a, 64); dot_amx_ask(next, 0);
-        DOT_AMX_LOAD(6, here, 128); dot_amx_ask(next, 1); DOT_AMX_DOT(0, 4, 6); dot_amx_ask(next, 2);
-        DOT_AMX_LOAD(7, here + 16, 128); dot_amx_ask(next, 3); DOT_AMX_DOT(1, 4, 7);
-        if (np == 1) continue;
-        here += words, next += words;
-        dot_amx_ask(next, 0); DOT_AMX_LOAD(5, here, 128); dot_amx_ask(next, 1); DOT_AMX_DOT(2, 4, 5);
-        dot_amx_ask(next, 2); DOT_AMX_LOAD(6, here + 16, 128); dot_amx_ask(next, 3); DOT_AMX_DOT(3, 4, 6);
-    }
-    DOT_AMX_SAVE(0, c, 128); DOT_AMX_SAVE(1, c + 16, 128);
-    if (np == 2) { c += rows * 32; DOT_AMX_SAVE(2, c, 128); DOT_AMX_SAVE(3, c + 16, 128); }
-}
-
 /* From here to dot_unflush subnormals count as zero for this thread's vector units, too. Operands come from memory and results
  * go there in between, which keeps the compiler from moving arithmetic out. */
 DOT_INLINE uint32_t dot_flush(void)
