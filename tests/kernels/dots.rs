@@ -42,8 +42,8 @@ fn the_packed_core_at_odd_sizes() {
     t.run(&SIZES);
 }
 
-/// A row alone is computed in vectors, several in tiles of the matrix unit, whole ones or not: bit for bit
-/// the same, also of numbers that it rounds, flushes or spreads in its own way.
+/// A row alone is computed in vectors, several in tiles of the matrix unit, whole ones or not: bit for bit the same, also of
+/// numbers that it rounds, flushes or spreads in its own way.
 #[test]
 fn a_row_alone_has_its_bits_among_others() {
     let special = [f64::NAN, f64::INFINITY, 1e-40, -3e38, 1e-38, -2e-38];

@@ -115,6 +115,9 @@ static int NAME(find)(struct NAME(unit) *u, void *const *bufs, const int64_t *di
     return u->heads > 0 && u->key_head % u->groups == 0;
 }
 
+/* The first key that a query at this position may see. */
+INLINE int NAME(sees_from)(int pos) { return WINDOW > 0 && pos - WINDOW + 1 > 0 ? pos - WINDOW + 1 : 0; }
+
 INLINE int NAME(query)(const struct NAME(unit) *u, int r) { return r % u->rows / u->heads; }
 
 INLINE int NAME(head)(const struct NAME(unit) *u, int r) {
@@ -139,7 +142,7 @@ static void NAME(begin)(const struct NAME(unit) *u, struct NAME(state) *t, const
         const Q_T *from = q + Q_OFF + (u->row0 + at) * Q_ROW + NAME(head)(u, r) * (int64_t)Q_HEAD;
         for (int d = 0; d < D; d++) t->q[r][d] = LOAD_Q(from[d]);
         for (int d = 0; d < DVP; d++) t->o[r][d] = 0.0f;
-        t->lo[r] = WINDOW > 0 && i - WINDOW + 1 > 0 ? i - WINDOW + 1 : 0;
+        t->lo[r] = NAME(sees_from)(i);
         t->hi[r] = CAUSAL && i + 1 < u->keys ? i + 1 : u->keys;
     }
 }

@@ -38,11 +38,6 @@ struct NAME(tiles) {
     float part[FEW][DV] __attribute__((aligned(64)));        /* what a tile adds to them */
 };
 
-/* The first key that some row sees: what its first query sees. */
-INLINE int NAME(first)(const struct NAME(unit) *u) {
-    return WINDOW > 0 && u->base + u->q0 - WINDOW + 1 > 0 ? u->base + u->q0 - WINDOW + 1 : 0;
-}
-
 /* Queries as pairs, and what each column sees. */
 static void NAME(open)(const struct NAME(unit) *u, struct NAME(tiles) *t, const uint16_t *q) {
     int of_group = (u->rows + 15) / 16;
@@ -53,7 +48,7 @@ static void NAME(open)(const struct NAME(unit) *u, struct NAME(tiles) *t, const 
         for (int i = 0; i < 16; i++) {
             int r = c / of_group * u->rows + r0 + i, at = NAME(query)(u, r), pos = u->base + u->q0 + at;
             int real = r0 + i < u->rows;
-            t->lo[c][i] = real && WINDOW > 0 && pos - WINDOW + 1 > 0 ? pos - WINDOW + 1 : 0;
+            t->lo[c][i] = real ? NAME(sees_from)(pos) : 0;
             t->hi[c][i] = !real ? 0 : CAUSAL && pos + 1 < u->keys ? pos + 1 : u->keys;
             from[i] = real ? q + Q_OFF + (u->row0 + at) * Q_ROW + NAME(head)(u, r) * (int64_t)Q_HEAD : 0;
             t->max[c][i] = -__builtin_inff(), t->sum[c][i] = 0.0f;
@@ -213,26 +208,17 @@ INLINE void NAME(weigh_as)(struct NAME(tiles) *t, int c, int half, int j0, int a
     v_store(t->sum[c], v_fma(v_load(t->sum[c]), keep, (sum[0] + sum[1]) + (sum[2] + sum[3])));
 }
 
-/* Once each: inlined into every caller they would take a sixth of the time that the kernel takes to compile. */
-DOT_OUTLINE void NAME(weigh_all)(struct NAME(tiles) *t, int c, int half, int j0, int a, int b, int few) {
-    if (few)
+/* Each way once, for inlining them into every caller makes the kernel long to compile. */
+DOT_OUTLINE void NAME(tile_weigh)(struct NAME(tiles) *t, int c, int half, int j0, int a, int b, int few) {
+    int edge = t->all_lo[c] > j0 + a || t->all_hi[c] < j0 + b;
+    if (edge && few)
+        NAME(weigh_as)(t, c, half, j0, a, b, 1, 1);
+    else if (edge)
+        NAME(weigh_as)(t, c, half, j0, a, b, 1, 0);
+    else if (few)
         NAME(weigh_as)(t, c, half, j0, a, b, 0, 1);
     else
         NAME(weigh_as)(t, c, half, j0, a, b, 0, 0);
-}
-
-DOT_OUTLINE void NAME(weigh_edge)(struct NAME(tiles) *t, int c, int half, int j0, int a, int b, int few) {
-    if (few)
-        NAME(weigh_as)(t, c, half, j0, a, b, 1, 1);
-    else
-        NAME(weigh_as)(t, c, half, j0, a, b, 1, 0);
-}
-
-static void NAME(tile_weigh)(struct NAME(tiles) *t, int c, int half, int j0, int a, int b, int few) {
-    if (t->all_lo[c] > j0 + a || t->all_hi[c] < j0 + b)
-        NAME(weigh_edge)(t, c, half, j0, a, b, few);
-    else
-        NAME(weigh_all)(t, c, half, j0, a, b, few);
 }
 
 /* The upper half of a weight. */
@@ -413,7 +399,7 @@ static void NAME(by_tiles)(void *const *bufs, const int64_t *dims, int64_t begin
         const uint16_t *k = (const uint16_t *)bufs[K_BUF] + K_OFF + u.key_head * (int64_t)K_HEAD;
         const uint16_t *v = (const uint16_t *)bufs[V_BUF] + V_OFF + u.key_head * (int64_t)V_HEAD;
         int lines_k = u.groups * D / 32, lines = lines_k + u.groups * DV / 32;
-        int first = NAME(first)(&u) / ATTN_KEYS * ATTN_KEYS, left = u.keys - first;
+        int first = NAME(sees_from)(u.base + u.q0) / ATTN_KEYS * ATTN_KEYS, left = u.keys - first;
         struct NAME(ahead) ahead = {k, v, t.next, lines_k, lines, 0, left < ATTN_KEYS ? left : ATTN_KEYS, 0};
         NAME(locate)(&u, t.next, first);
         if (u.rows <= 16) NAME(ask)(&ahead, INT32_MAX);

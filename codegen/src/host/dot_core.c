@@ -444,7 +444,7 @@ DOT_INLINE void dot_unflush(uint32_t before) { __asm__ volatile("vldmxcsr %0" ::
 
 /* One row by np panels (a literal), bit for bit as the matrix unit does it: 16 products of even k and 16 of odd k each make a
  * chain from zero, the two are added, then that to the sum; subnormals count as zero. A row alone waits for memory, and vectors
- * read several panels side by side, which memory serves 1.2 to 1.4 times as fast. `words` is a panel's length. */
+ * read several panels side by side, which memory serves faster than one after the other. `words` is a panel's length. */
 DOT_INLINE void dot_amx_row(int np, const float *a, const uint32_t *w, int64_t words, float *c)
 {
     dot_vf sum[4][2];
