@@ -147,17 +147,25 @@ DOT_INLINE void NAME(finish)(void *const *bufs, const int64_t *dims, struct NAME
     s->m += rows, s->rows -= rows, s->c += rows * DOT_NR;
 }
 
-/* Meanwhile the vector units finish the sums before, a few rows a step, and `lines` lines a step arrive from `next`. */
-DOT_INLINE void NAME(multiply)(void *const *bufs, const int64_t *dims, const uint16_t *a, const uint16_t *w, int64_t steps,
-                               float *c, int first, const uint16_t *next, int64_t lines, struct NAME(sums) *s)
+/* Cells of either side that one tile by one panel takes. */
+struct NAME(sides) {
+    const uint16_t *a, *w;
+};
+
+/* Meanwhile the vector units finish the sums before, a few rows a step, and `lines` lines a step arrive from `far`. `then` are
+ * the sides that come after these. */
+DOT_INLINE void NAME(multiply)(void *const *bufs, const int64_t *dims, struct NAME(sides) at, struct NAME(sides) then,
+                               int64_t steps, float *c, int first, const uint16_t *far, int64_t lines, struct NAME(sums) *s)
 {
     dot_amx_open(32, c, first);
 #pragma GCC unroll 1
-    for (int64_t i = 0; i < steps; i++, a += DOT_CELL, w += DOT_CELL) {
-        dot_amx_split(a, w);
+    for (int64_t i = 0; i < steps; i++) {
+        struct NAME(sides) next = i + 1 < steps ? (struct NAME(sides)){at.a + DOT_CELL, at.w + DOT_CELL} : then;
+        dot_amx_split(at.a, at.w, next.a, next.w);
+        at = next;
         if (s->rows) NAME(finish)(bufs, dims, s, 4);
 #pragma GCC unroll 1
-        for (int64_t line = 0; line < lines; line++, next += 32) __builtin_prefetch(next, 0, 2);
+        for (int64_t line = 0; line < lines; line++, far += 32) __builtin_prefetch(far, 0, 2);
     }
     if (s->rows) NAME(finish)(bufs, dims, s, 32);
     dot_amx_close(32, c);
@@ -183,8 +191,10 @@ DOT_OUTLINE void NAME(amx_unit)(void *const *bufs, const int64_t *dims, const ch
         for (int64_t i = t; i < t_end; i++, a += apart * DOT_CELL)
             for (int64_t q = p; q < p_end; q++, turn++) {
                 float *to = c + (depths > 1 ? (i - t) * wide + q - p : turn % 2) * 32 * DOT_NR;
-                const uint16_t *next = a + apart * DOT_CELL + (q - p) * here * lines * 32;
-                NAME(multiply)(bufs, dims, a, w + (q - p) * here * DOT_CELL, here, to, k == 0, next, lines, &s);
+                const uint16_t *far = a + apart * DOT_CELL + (q - p) * here * lines * 32;
+                struct NAME(sides) at = {a, w + (q - p) * here * DOT_CELL}, then = {a, at.w + here * DOT_CELL};
+                if (q + 1 == p_end) then.a += apart * DOT_CELL, then.w = w;
+                NAME(multiply)(bufs, dims, at, then, here, to, k == 0, far, lines, &s);
                 if (d + 1 < depths) continue;
                 s.m = i * 32, s.rows = DOT_M - s.m < 32 ? DOT_M - s.m : 32, s.n0 = q * DOT_NR, s.c = to;
             }

@@ -101,7 +101,7 @@ impl Session {
 
     /// What launch `i` costs at the sizes at hand; kept, for evaluating that takes longer than a small kernel.
     fn cost(&mut self, i: usize) -> Result<Cost, Error> {
-        if self.costed.0 != self.sizes {
+        if self.costed.0 != self.sizes || self.costed.1.is_empty() {
             self.costed = (self.sizes.clone(), vec![None; self.launches.len()]);
         }
         if let Some(cost) = self.costed.1[i] {
