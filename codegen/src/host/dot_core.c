@@ -398,28 +398,27 @@ DOT_INLINE void dot_amx_lower(int rows, const uint16_t *a)
     if (rows > 16) { DOT_AMX_PASS(5, a + 512, 64); DOT_AMX_DOT(2, 5, 6); DOT_AMX_DOT(3, 5, 7); }
 }
 
-DOT_INLINE void dot_amx_step(int rows, const uint16_t *a, const uint32_t *w)
-{
-    dot_amx_upper(a, w, 1);
-    dot_amx_lower(rows, a);
-}
-
-/* So many lines of either side are asked for, into the first-level cache. */
-#define DOT_AMX_ASK(a, w, lines)                                                                                       \
-    for (int line_ = 0; line_ < (lines); line_++)                                                                      \
-        __asm__ volatile("prefetcht0 (%0)\n\tprefetcht0 (%1)" ::"r"((a) + line_ * 32), "r"((w) + line_ * 32))
+/* So many lines are asked for, into the first-level cache. */
+#define DOT_AMX_ASK(at, lines)                                                                                         \
+    for (int line_ = 0; line_ < (lines); line_++) __asm__ volatile("prefetcht0 (%0)" ::"r"((at) + line_ * 32))
 
 DOT_INLINE void dot_amx_rows(const uint16_t *a) { DOT_AMX_LOAD(4, a, 64); DOT_AMX_LOAD(5, a + 512, 64); }
 DOT_INLINE void dot_amx_columns(const uint16_t *w) { DOT_AMX_LOAD(6, w, 128); DOT_AMX_LOAD(7, w + 32, 128); }
 
-/* Four products, and after each of them four lines of either side that comes next: where another thread shares the core, products
- * close upon another hold up the loads behind them, and four in a row with nothing between run at half their speed. */
-DOT_INLINE void dot_amx_products(const uint16_t *next_a, const uint16_t *next_w)
+/* Four products, and after each of them eight lines of what comes next are asked for, from two places: where another thread
+ * shares the core, products close upon another hold up the loads behind them, and run at half their speed. */
+DOT_INLINE void dot_amx_products(const uint16_t *next, const uint16_t *after)
 {
-    DOT_AMX_DOT(0, 4, 6); DOT_AMX_ASK(next_a, next_w, 4);
-    DOT_AMX_DOT(1, 4, 7); DOT_AMX_ASK(next_a + 128, next_w + 128, 4);
-    DOT_AMX_DOT(2, 5, 6); DOT_AMX_ASK(next_a + 256, next_w + 256, 4);
-    DOT_AMX_DOT(3, 5, 7); DOT_AMX_ASK(next_a + 384, next_w + 384, 4);
+    DOT_AMX_DOT(0, 4, 6); DOT_AMX_ASK(next, 4); DOT_AMX_ASK(after, 4);
+    DOT_AMX_DOT(1, 4, 7); DOT_AMX_ASK(next + 128, 4); DOT_AMX_ASK(after + 128, 4);
+    DOT_AMX_DOT(2, 5, 6); DOT_AMX_ASK(next + 256, 4); DOT_AMX_ASK(after + 256, 4);
+    DOT_AMX_DOT(3, 5, 7); DOT_AMX_ASK(next + 384, 4); DOT_AMX_ASK(after + 384, 4);
+}
+
+/* Sums of 32 rows += 32 of k of bf16 numbers. Meanwhile the rows of the next step arrive; columns are near. */
+DOT_INLINE void dot_amx_step(const uint16_t *a, const uint16_t *w, const uint16_t *next_a)
+{
+    dot_amx_columns(w), dot_amx_rows(a), dot_amx_products(next_a, next_a + 512);
 }
 
 /* Sums of 32 rows += 32 of k of f32 numbers in three bf16 pieces, [3][1024] each side, the greatest first. Three of the nine

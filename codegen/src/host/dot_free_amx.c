@@ -115,13 +115,17 @@ DOT_INLINE void NAME(arrive)(struct NAME(supply) *s, int64_t line)
     s->left--;
 }
 
+/* Of one tile by one panel; the rows at `then` come after these. */
 DOT_INLINE void NAME(multiply)(void *const *bufs, const int64_t *dims, const char *scratch, const uint16_t *a,
-                               const uint16_t *w, int64_t steps, float *c, int first, struct NAME(beside) *s)
+                               const uint16_t *then, const uint16_t *w, int64_t steps, float *c, int first,
+                               struct NAME(beside) *s)
 {
     dot_amx_open(32, c, first);
 #pragma GCC unroll 1
-    for (int64_t i = 0; i < steps; i++, a += 1024, w += 1024) {
-        dot_amx_step(32, a, (const uint32_t *)w);
+    for (int64_t i = 0; i < steps; i++, w += 1024) {
+        const uint16_t *next = i + 1 < steps ? a + 1024 : then;
+        dot_amx_step(a, w, next);
+        a = next;
         if (s->rows) NAME(finish)(bufs, dims, s, 32 / DOT_PAIRS_STEPS);
         if (s->pairs.k < s->pairs.k_end) {
             NAME(arrive)(&s->pairs, PAIRS_LINE);
@@ -169,10 +173,11 @@ DOT_OUTLINE void NAME(amx_unit)(void *const *bufs, const int64_t *dims, const ch
                 for (int64_t i = t; i < t_end; i++) {
                     float *to = c + ((depths > 1 ? (q - p) * high : 0) + i - t) * 32 * DOT_NR;
                     const uint16_t *rows = block + ((i - t) * here + k) * 1024;
+                    const uint16_t *then = i + 1 < t_end ? rows + here * 1024 : block + next * here / parts * 1024;
                     if (length == DOT_PAIRS_STEPS)
-                        NAME(multiply)(bufs, dims, scratch, rows, w[turn], DOT_PAIRS_STEPS, to, k0 + k == 0, &s);
+                        NAME(multiply)(bufs, dims, scratch, rows, then, w[turn], DOT_PAIRS_STEPS, to, k0 + k == 0, &s);
                     else
-                        NAME(multiply)(bufs, dims, scratch, rows, w[turn], length, to, k0 + k == 0, &s);
+                        NAME(multiply)(bufs, dims, scratch, rows, then, w[turn], length, to, k0 + k == 0, &s);
                     if (!last) continue;
                     s.m = i * 32, s.rows = DOT_M - s.m < 32 ? DOT_M - s.m : 32, s.n0 = q * DOT_NR, s.c = to;
                 }
