@@ -383,19 +383,16 @@ DOT_INLINE void dot_amx_open(int rows, const float *c, int first)
     }
 }
 
-/* Sums of the upper 16 rows += a[16][32] bf16 times 32 of k of a panel, which `stays` near or passes. */
-DOT_INLINE void dot_amx_upper(const uint16_t *a, const uint32_t *w, int stays)
+/* A step of 32 of k of a[rows][32] and of a panel, which `stays` near or passes. */
+DOT_INLINE void dot_amx_sides(int rows, const uint16_t *a, const uint32_t *w, int stays)
 {
-    if (stays) DOT_AMX_LOAD(6, w, 128); else DOT_AMX_PASS(6, w, 128);
-    DOT_AMX_PASS(4, a, 64); DOT_AMX_DOT(0, 4, 6);
-    if (stays) DOT_AMX_LOAD(7, w + 16, 128); else DOT_AMX_PASS(7, w + 16, 128);
-    DOT_AMX_DOT(1, 4, 7);
-}
-
-/* The same for the lower rows of a[rows][32], by the lines of the panel that the upper ones loaded. */
-DOT_INLINE void dot_amx_lower(int rows, const uint16_t *a)
-{
-    if (rows > 16) { DOT_AMX_PASS(5, a + 512, 64); DOT_AMX_DOT(2, 5, 6); DOT_AMX_DOT(3, 5, 7); }
+    if (stays) {
+        DOT_AMX_LOAD(6, w, 128); DOT_AMX_LOAD(7, w + 16, 128);
+    } else {
+        DOT_AMX_PASS(6, w, 128); DOT_AMX_PASS(7, w + 16, 128);
+    }
+    DOT_AMX_PASS(4, a, 64);
+    if (rows > 16) DOT_AMX_PASS(5, a + 512, 64);
 }
 
 /* So many lines are asked for, into the first-level cache. */
