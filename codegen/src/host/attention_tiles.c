@@ -133,12 +133,13 @@ INLINE void NAME(tile_scores)(struct NAME(tiles) *t, int c, int two, int a, int 
         if (two) { DOT_AMX_ZERO(1); DOT_AMX_ZERO(3); }
         for (int s = 0; s < D / 32; s++) {
             DOT_AMX_LOAD(4, t->from[i] + s * 32, t->stride[i]);
-            DOT_AMX_LOAD(6, t->q[c][s], 64);
-            DOT_AMX_DOT(0, 4, 6);
-            if (two) { DOT_AMX_LOAD(7, t->q[c + 1][s], 64); DOT_AMX_DOT(1, 4, 7); }
             DOT_AMX_LOAD(5, t->from[i + 1] + s * 32, t->stride[i + 1]);
-            DOT_AMX_DOT(2, 5, 6);
-            if (two) DOT_AMX_DOT(3, 5, 7);
+            DOT_AMX_LOAD(6, t->q[c][s], 64);
+            if (two) DOT_AMX_LOAD(7, t->q[c + 1][s], 64);
+            DOT_AMX_DOT(0, 4, 6); DOT_AMX_REST;
+            if (two) { DOT_AMX_DOT(1, 4, 7); DOT_AMX_REST; }
+            DOT_AMX_DOT(2, 5, 6); DOT_AMX_REST;
+            if (two) { DOT_AMX_DOT(3, 5, 7); DOT_AMX_REST; }
         }
         DOT_AMX_SAVE(0, t->s[0][i * 16], 64); DOT_AMX_SAVE(2, t->s[0][i * 16 + 16], 64);
         if (two) { DOT_AMX_SAVE(1, t->s[1][i * 16], 64); DOT_AMX_SAVE(3, t->s[1][i * 16 + 16], 64); }
@@ -249,12 +250,12 @@ INLINE void NAME(tile_blend)(struct NAME(tiles) *t, int c, int two, int a, int b
             DOT_AMX_LOAD(5, t->v[d / 32][s][16], 64);
             for (int part = 0; part < 2; part++) {
                 DOT_AMX_LOAD(6, t->w[part][0][s], 64);
-                DOT_AMX_DOT(0, 4, 6);
-                DOT_AMX_DOT(2, 5, 6);
+                if (two) DOT_AMX_LOAD(7, t->w[part][1][s], 64);
+                DOT_AMX_DOT(0, 4, 6); DOT_AMX_REST;
+                DOT_AMX_DOT(2, 5, 6); DOT_AMX_REST;
                 if (two) {
-                    DOT_AMX_LOAD(7, t->w[part][1][s], 64);
-                    DOT_AMX_DOT(1, 4, 7);
-                    DOT_AMX_DOT(3, 5, 7);
+                    DOT_AMX_DOT(1, 4, 7); DOT_AMX_REST;
+                    DOT_AMX_DOT(3, 5, 7); DOT_AMX_REST;
                 }
             }
         }

@@ -371,6 +371,9 @@ DOT_INLINE void dot_amx_release(void) { __asm__ volatile("tilerelease"); }
 #define DOT_AMX_ZERO(tile) __asm__ volatile("tilezero %tmm" #tile)
 #define DOT_AMX_DOT(c, a, w) __asm__ volatile("tdpbf16ps %tmm" #w ", %tmm" #a ", %tmm" #c)
 
+/* Between products, where there is nothing to ask for: see dot_amx_products. */
+#define DOT_AMX_REST __asm__ volatile("nop\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop\n\tnop")
+
 /* Sums start from zero or from c[rows][32]. */
 DOT_INLINE void dot_amx_open(int rows, const float *c, int first)
 {
