@@ -266,14 +266,13 @@ DOT_INLINE void NAME(matrix_tile)(void *const *bufs, const int64_t *dims, int fu
     struct NAME(sums) s = *before;
 #pragma GCC unroll 1
     for (int64_t i = 0; i < steps; i++, a += rows * 32, w += 512, next_w += lines * 16) {
-        const uint16_t *next_a = a + rows * 32;
         dot_amx_sides(rows, a, w, i < DOT_AMX_STAY);
-        DOT_AMX_DOT(0, 4, 6); DOT_AMX_ASK(next_a, 8);
+        DOT_AMX_DOT(0, 4, 6); DOT_AMX_REST;
         NAME(finish_row)(bufs, dims, full, &s);
-        DOT_AMX_DOT(1, 4, 7); DOT_AMX_ASK(next_a + 256, 8);
-        if (rows > 16) { DOT_AMX_DOT(2, 5, 6); DOT_AMX_ASK(next_a + 512, 8); }
+        DOT_AMX_DOT(1, 4, 7); DOT_AMX_REST;
+        if (rows > 16) { DOT_AMX_DOT(2, 5, 6); DOT_AMX_REST; }
         NAME(finish_row)(bufs, dims, full, &s);
-        if (rows > 16) { DOT_AMX_DOT(3, 5, 7); DOT_AMX_ASK(next_a + 768, 8); }
+        if (rows > 16) { DOT_AMX_DOT(3, 5, 7); DOT_AMX_REST; }
 #pragma GCC unroll 1
         for (int64_t line = 0; line < lines; line++) __builtin_prefetch(next_w + line * 16, 0, 2);
     }
