@@ -372,6 +372,10 @@ fn bench_lines_have_the_peers_fields() {
     let lines = good(&[&["bench", "compile"][..], &common].concat());
     assert_eq!(lines.lines().filter(|l| serde_json::from_str::<Value>(l).is_ok()).count(), 3);
     assert!(refused(&["bench", "gemm", "--seq", "3"]).contains("--seq"));
+    for job in ["train", "prefill", "decode"] {
+        let out = astrai(&[&["bench", job, "--profile"][..], &common].concat());
+        assert!(out.status.success() && stderr(&out).contains("predicted ms"), "{job}: {}", stderr(&out));
+    }
 }
 
 /// Text of a little more than quickstart wants.
