@@ -91,9 +91,10 @@ pub enum Job {
 /// The lines have the fields of torch_lm.py: the median of --repeat timed runs after one warm-up, the fastest, the slowest, and
 /// the peak memory of the process. Weights are random. Measure on an otherwise idle machine, from a release build.
 /// Beside them stands the floor: the seconds of the same operations and bytes at the peaks of arithmetic and of reading
-/// memory, measured in the same run, kernel by kernel; of_floor is floor_seconds / seconds_median. peak_held is the part of the
-/// peak of arithmetic that was there on average while it was measured: below 1 something else used the processor. In f32 that peak
-/// is the vector instructions': products of trained f32 weights may beat it by a matrix unit, in pieces of bf16.
+/// memory, measured in the same run, kernel by kernel; of_floor is floor_seconds / seconds_median. peak_held and read_held are the
+/// parts of the peaks of arithmetic and of reading that were there on average while they were measured: below 1 something else used
+/// the processor or the memory. In f32 the peak of arithmetic is the vector instructions': products of trained f32 weights may beat
+/// it by a matrix unit, in pieces of bf16.
 /// `compile` has a line each for plan, kernels_cold (an empty cache) and kernels_warm.
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -234,7 +235,9 @@ impl Bench {
         // Last of all, for it takes memory of its own, which must not count as the peak of any size.
         let peaks = Peaks::measure(machine, 0);
         for (mut line, seconds, (flops, bytes)) in lines {
-            line.extend(peaks.iter().flat_map(|p| floor(p.floor(flops, bytes, storage), &seconds, p)));
+            line.extend(
+                peaks.iter().flat_map(|p| floor(p.floor(flops, bytes, storage), &seconds, p, storage)),
+            );
             writeln!(out, "{}", Value::Object(line))?;
         }
         Ok(())
@@ -272,7 +275,7 @@ impl Bench {
         let peaks = Peaks::measure(machine, 0);
         if let Some(peaks) = &peaks {
             let least = costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, storage)).sum();
-            line.extend(floor(least, &seconds, peaks));
+            line.extend(floor(least, &seconds, peaks, storage));
         }
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
@@ -318,14 +321,14 @@ impl Bench {
     }
 }
 
-/// The fields of the least seconds possible, which part of the median they are, and how the machine held its peak.
-fn floor(least: f64, seconds: &Seconds, peaks: &Peaks) -> [(String, Value); 3] {
-    let part = json!(rounded(least / seconds.median, 3));
-    let held = json!(rounded(peaks.held, 3));
+/// The fields of the least seconds possible, which part of the median they are, and how the machine held its peaks.
+fn floor(least: f64, seconds: &Seconds, peaks: &Peaks, storage: DType) -> [(String, Value); 4] {
+    let part = |name: &str, x: f64| (name.to_string(), json!(rounded(x, 3)));
     [
         ("floor_seconds".into(), json!(rounded(least, 6))),
-        ("of_floor".into(), part),
-        ("peak_held".into(), held),
+        part("of_floor", least / seconds.median),
+        part("peak_held", peaks.arithmetic(storage).held),
+        part("read_held", peaks.reading.held),
     ]
 }
 

@@ -9,17 +9,24 @@ use astrai_runtime::pool::Pool;
 use std::hint::black_box;
 use std::time::Instant;
 
+/// What was there at best.
+#[derive(Clone, Copy, Debug)]
+pub struct Peak {
+    /// Operations or bytes per second in the fastest try.
+    pub rate: f64,
+    /// Which part of that there was on average while it was measured: less than 1 where others share the processor.
+    pub held: f64,
+}
+
 /// Measured peaks of all threads together.
 #[derive(Clone, Copy, Debug)]
 pub struct Peaks {
-    /// Operations per second on f32; a fused multiply-add is two.
-    pub vector: f64,
-    /// Operations per second on pairs of bf16 with sums in f32, where the processor has a unit for them.
-    pub matrix: Option<f64>,
-    /// Bytes read from memory per second.
-    pub bandwidth: f64,
-    /// Which part of the vector peak was there on average while it was measured: less than 1 where others share the processor.
-    pub held: f64,
+    /// Operations on f32; a fused multiply-add is two.
+    pub vector: Peak,
+    /// Operations on pairs of bf16 with sums in f32, where the processor has a unit for them.
+    pub matrix: Option<Peak>,
+    /// Bytes read from memory.
+    pub reading: Peak,
 }
 
 /// Fewest and most bytes that reading is measured on, and bytes of one unit of it.
@@ -39,47 +46,51 @@ impl Peaks {
     /// are not known here.
     pub fn measure(machine: &Machine, again: u64) -> Option<Peaks> {
         let pool = &*machine.pool;
-        let (vector, held) = Peaks::vector(machine)?;
+        let vector = Peaks::vector(machine)?;
         let size = again.clamp(READ[0], READ[1]) as usize / UNIT * UNIT;
         let mut memory = Memory::zeroed(size).ok()?; // as the weights lie: large pages where the system has them
         memory.bytes_mut().fill(1);
         let bytes = &*memory.bytes_mut();
-        let (read, _) = fastest(TRIES[1], || {
+        let reading = best(TRIES[1], size as f64, || {
             pool.run(size / UNIT, &|_, some| {
                 black_box(sum(black_box(&bytes[some.start * UNIT..some.end * UNIT])));
             })
         });
-        Some(Peaks { vector, matrix: Peaks::matrix(machine), bandwidth: size as f64 / read, held })
+        Some(Peaks { vector, matrix: Peaks::matrix(machine), reading })
     }
 
     /// Operations per second on operands of this type, without the measurement of memory.
     pub fn compute(machine: &Machine, dtype: DType) -> Option<f64> {
         let matrix = if dtype == DType::BF16 { Peaks::matrix(machine) } else { None };
-        matrix.or_else(|| Some(Peaks::vector(machine)?.0))
+        matrix.or_else(|| Peaks::vector(machine)).map(|p| p.rate)
     }
 
-    fn vector(machine: &Machine) -> Option<(f64, f64)> {
+    fn vector(machine: &Machine) -> Option<Peak> {
         let (chains, flops) = chains(machine.simd())?;
-        Some(rate(&machine.pool, flops, TURNS, chains))
+        Some(operations(&machine.pool, flops, TURNS, chains))
     }
 
-    fn matrix(machine: &Machine) -> Option<f64> {
+    fn matrix(machine: &Machine) -> Option<Peak> {
         let (chains, flops) = tile_chains(machine.simd())?;
-        Some(rate(&machine.pool, flops, TILE_TURNS, chains).0)
+        Some(operations(&machine.pool, flops, TILE_TURNS, chains))
+    }
+
+    /// The peak of operations on operands of this type.
+    pub fn arithmetic(&self, dtype: DType) -> Peak {
+        self.matrix.filter(|_| dtype == DType::BF16).unwrap_or(self.vector)
     }
 
     /// The least seconds that so many operations on operands of this type, and so many bytes, take.
     pub fn floor(&self, flops: f64, bytes: f64, dtype: DType) -> f64 {
-        let peak = self.matrix.filter(|_| dtype == DType::BF16).unwrap_or(self.vector);
-        (flops / peak).max(bytes / self.bandwidth)
+        (flops / self.arithmetic(dtype).rate).max(bytes / self.reading.rate)
     }
 }
 
-/// Operations per second of all threads, `flops` in a turn of the loop; and which part of them there was on average.
-fn rate(pool: &Pool, flops: u64, turns: u64, chains: fn(u64)) -> (f64, f64) {
+/// Of all threads, with `flops` operations in a turn of the loop.
+fn operations(pool: &Pool, flops: u64, turns: u64, chains: fn(u64)) -> Peak {
     let units = pool.threads() * UNITS;
-    let (seconds, mean) = fastest(TRIES[0], || pool.run(units, &|_, some| some.for_each(|_| chains(turns))));
-    ((units as u64 * turns * flops) as f64 / seconds, seconds / mean)
+    let work = (units as u64 * turns * flops) as f64;
+    best(TRIES[0], work, || pool.run(units, &|_, some| some.for_each(|_| chains(turns))))
 }
 
 /// Bytes ahead of the one read that are asked for, as kernels do which wait for memory.
@@ -113,15 +124,16 @@ fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// Seconds of the fastest try, and the mean of all.
-fn fastest(tries: usize, mut work: impl FnMut()) -> (f64, f64) {
+/// The rate at which so much work is done, by the fastest try.
+fn best(tries: usize, amount: f64, mut work: impl FnMut()) -> Peak {
     let mut timed = || {
         let started = Instant::now();
         work();
         started.elapsed().as_secs_f64()
     };
     let all: Vec<f64> = (0..tries).map(|_| timed()).collect();
-    (all.iter().copied().fold(f64::INFINITY, f64::min), all.iter().sum::<f64>() / tries as f64)
+    let least = all.iter().copied().fold(f64::INFINITY, f64::min);
+    Peak { rate: amount / least, held: least * tries as f64 / all.iter().sum::<f64>() }
 }
 
 /// Independent chains of multiplications and additions, and the operations of one turn.

@@ -143,7 +143,7 @@ impl Bench {
         if let Some(peaks) = &peaks {
             let step: f64 =
                 costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, self.machine.storage())).sum();
-            line.extend(floor(step * new as f64, &seconds, peaks));
+            line.extend(floor(step * new as f64, &seconds, peaks, self.machine.storage()));
         }
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {

@@ -54,7 +54,7 @@ impl Bench {
         if let Some(peaks) = &peaks {
             let least =
                 costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, self.machine.storage())).sum();
-            line.extend(floor(least, &seconds, peaks));
+            line.extend(floor(least, &seconds, peaks, self.machine.storage()));
         }
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
