@@ -21,6 +21,7 @@ use std::fmt::Write;
 const PRELUDE: &str = include_str!("host/prelude.c");
 const SCALAR: &str = include_str!("scalar.c");
 const DOT_CORE: &str = include_str!("host/dot_core.c");
+const DOT_AMX: &str = include_str!("host/dot_amx.c");
 const DOT_BLOCKS: &str = include_str!("host/dot_blocks.c");
 const DOT_PAIRS: &str = include_str!("host/dot_pairs.c");
 const ATTENTION_CORE: &str = include_str!("host/attention_core.c");
@@ -66,6 +67,7 @@ pub fn unit(kernels: &[&Kernel]) -> String {
     let tiled = |k: &Kernel| k.anchor == Anchor::Attention && k.source.contains("\n#define Q_BF16 ");
     if kernels.iter().any(|k| dots.contains(&k.anchor) || tiled(k)) {
         text.push_str(DOT_CORE);
+        text.push_str(DOT_AMX);
         text.push_str(DOT_BLOCKS);
         text.push_str(DOT_PAIRS);
     }
