@@ -30,6 +30,9 @@ pub enum SimdName {
     Auto,
     /// 512-bit vectors, and the matrix unit for bf16
     Amx,
+    /// 512-bit vectors, and their products of bf16 pairs
+    #[value(name = "avx512bf16")]
+    Avx512Bf16,
     /// 512-bit vectors
     Avx512,
     /// 256-bit vectors with fused multiply-add
@@ -106,6 +109,7 @@ impl SimdFlag {
         let asked = match self.simd {
             SimdName::Auto => return Ok(host_simd()),
             SimdName::Amx => Simd::Amx,
+            SimdName::Avx512Bf16 => Simd::Avx512Bf16,
             SimdName::Avx512 => Simd::Avx512,
             SimdName::Avx2 => Simd::Avx2,
             SimdName::Neon => Simd::Neon,

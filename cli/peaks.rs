@@ -23,7 +23,7 @@ pub struct Peak {
 pub struct Peaks {
     /// Operations on f32; a fused multiply-add is two.
     pub vector: Peak,
-    /// Operations on pairs of bf16 with sums in f32, where the processor has a unit for them.
+    /// Operations on pairs of bf16 with sums in f32, where the target has a unit or instructions for them.
     pub matrix: Option<Peak>,
     /// Bytes read from memory.
     pub reading: Peak,
@@ -71,8 +71,8 @@ impl Peaks {
     }
 
     fn matrix(machine: &Machine) -> Option<Peak> {
-        let (chains, flops) = tile_chains(machine.simd())?;
-        Some(operations(&machine.pool, flops, TILE_TURNS, chains))
+        let (chains, flops, turns) = pair_chains(machine.simd())?;
+        Some(operations(&machine.pool, flops, turns, chains))
     }
 
     /// The peak of operations on operands of this type.
@@ -140,7 +140,7 @@ fn best(tries: usize, amount: f64, mut work: impl FnMut()) -> Peak {
 fn chains(simd: Simd) -> Option<(fn(u64), u64)> {
     match simd {
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx512 | Simd::Amx => Some((chains_512, 12 * 16 * 2)),
+        Simd::Avx512 | Simd::Avx512Bf16 | Simd::Amx => Some((chains_512, 12 * 16 * 2)),
         #[cfg(target_arch = "x86_64")]
         Simd::Avx2 => Some((chains_256, 12 * 8 * 2)),
         #[cfg(target_arch = "x86_64")]
@@ -149,11 +149,13 @@ fn chains(simd: Simd) -> Option<(fn(u64), u64)> {
     }
 }
 
-/// Independent chains of tile products, and the operations of one turn.
-fn tile_chains(simd: Simd) -> Option<(fn(u64), u64)> {
+/// Independent chains of products of bf16 pairs, the operations of one turn, and turns of a unit.
+fn pair_chains(simd: Simd) -> Option<(fn(u64), u64, u64)> {
     match simd {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        Simd::Amx => Some((chains_of_tiles, 6 * 16 * 16 * 32 * 2)),
+        Simd::Amx => Some((chains_of_tiles, 6 * 16 * 16 * 32 * 2, TILE_TURNS)),
+        #[cfg(target_arch = "x86_64")]
+        Simd::Avx512Bf16 => Some((chains_of_pairs, 12 * 32 * 2, TURNS)),
         _ => None,
     }
 }
@@ -193,10 +195,10 @@ fn chains_of_tiles(turns: u64) {
     }
 }
 
-/// Twelve chains hide a latency of four cycles on two ports with some to spare.
+/// Twelve chains hide a latency of four cycles on two ports, or of six on one, with some to spare.
 #[cfg(target_arch = "x86_64")]
 macro_rules! chains {
-    ($name:ident, $r:literal) => {
+    ($name:ident, $op:literal, $r:literal) => {
         fn $name(turns: u64) {
             // SAFETY: registers only, all declared; chosen by `chains` only where the processor has the instructions.
             // Zeroed first, so that no odd number slows the arithmetic down.
@@ -204,18 +206,18 @@ macro_rules! chains {
                 std::arch::asm!(
                     "vzeroall",
                     "2:",
-                    concat!("vfmadd231ps ", $r, "0, ", $r, "12, ", $r, "13"),
-                    concat!("vfmadd231ps ", $r, "1, ", $r, "12, ", $r, "13"),
-                    concat!("vfmadd231ps ", $r, "2, ", $r, "12, ", $r, "13"),
-                    concat!("vfmadd231ps ", $r, "3, ", $r, "12, ", $r, "13"),
-                    concat!("vfmadd231ps ", $r, "4, ", $r, "12, ", $r, "13"),
-                    concat!("vfmadd231ps ", $r, "5, ", $r, "12, ", $r, "13"),
-                    concat!("vfmadd231ps ", $r, "6, ", $r, "12, ", $r, "13"),
-                    concat!("vfmadd231ps ", $r, "7, ", $r, "12, ", $r, "13"),
-                    concat!("vfmadd231ps ", $r, "8, ", $r, "12, ", $r, "13"),
-                    concat!("vfmadd231ps ", $r, "9, ", $r, "12, ", $r, "13"),
-                    concat!("vfmadd231ps ", $r, "10, ", $r, "12, ", $r, "13"),
-                    concat!("vfmadd231ps ", $r, "11, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "0, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "1, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "2, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "3, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "4, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "5, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "6, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "7, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "8, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "9, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "10, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "11, ", $r, "12, ", $r, "13"),
                     "dec {turns}",
                     "jnz 2b",
                     "vzeroupper",
@@ -232,9 +234,11 @@ macro_rules! chains {
 }
 
 #[cfg(target_arch = "x86_64")]
-chains!(chains_512, "zmm");
+chains!(chains_512, "vfmadd231ps ", "zmm");
 #[cfg(target_arch = "x86_64")]
-chains!(chains_256, "ymm");
+chains!(chains_of_pairs, "vdpbf16ps ", "zmm");
+#[cfg(target_arch = "x86_64")]
+chains!(chains_256, "vfmadd231ps ", "ymm");
 
 /// Plain vectors multiply and add by an instruction each: six chains of both.
 #[cfg(target_arch = "x86_64")]

@@ -24,6 +24,7 @@ const DOT_CORE: &str = include_str!("host/dot_core.c");
 const DOT_AMX: &str = include_str!("host/dot_amx.c");
 const DOT_BLOCKS: &str = include_str!("host/dot_blocks.c");
 const DOT_PAIRS: &str = include_str!("host/dot_pairs.c");
+const DOT_WORDS: &str = include_str!("host/dot_words.c");
 const ATTENTION_CORE: &str = include_str!("host/attention_core.c");
 const ATTENTION: &str = include_str!("host/attention.c");
 const ATTENTION_TILES: &str = include_str!("host/attention_tiles.c");
@@ -49,13 +50,20 @@ pub fn instructions(simd: Simd) -> &'static [&'static str] {
         Simd::Neon => &["-march=armv8-a"],
         Simd::Avx2 => &["-march=x86-64-v3"],
         Simd::Avx512 => &["-march=x86-64-v4", WIDE],
+        Simd::Avx512Bf16 => &["-march=x86-64-v4", WIDE, "-mavx512bf16"],
         Simd::Amx => &["-march=x86-64-v4", WIDE, "-mamx-tile", "-mamx-bf16"],
     }
 }
 
-/// Flags that let a unit use all that this processor has.
-pub const NATIVE: &[&str] =
-    if cfg!(target_arch = "x86_64") { &["-march=native", WIDE] } else { &["-march=native"] };
+/// Flags that let a unit use all that this processor has at this level: AVX-512 alone is without products of bf16, which
+/// are slow where it is the best level.
+pub fn native(simd: Simd) -> &'static [&'static str] {
+    match simd {
+        Simd::Avx512 => &["-march=native", WIDE, "-mno-avx512bf16"],
+        _ if cfg!(target_arch = "x86_64") => &["-march=native", WIDE],
+        _ => &["-march=native"],
+    }
+}
 
 /// Compilers of x86-64 halve the vectors of their own accord on processors that once ran slower with whole ones.
 const WIDE: &str = "-mprefer-vector-width=512";
@@ -70,6 +78,7 @@ pub fn unit(kernels: &[&Kernel]) -> String {
         text.push_str(DOT_AMX);
         text.push_str(DOT_BLOCKS);
         text.push_str(DOT_PAIRS);
+        text.push_str(DOT_WORDS);
     }
     if kernels.iter().any(|k| matches!(k.anchor, Anchor::Attention | Anchor::AttentionGrad)) {
         text.push_str(ATTENTION_CORE);

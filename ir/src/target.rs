@@ -13,13 +13,16 @@ pub enum Simd {
     Avx2,
     /// 512-bit vectors (x86-64-v4).
     Avx512,
+    /// Those and sums of products of bf16 pairs (AVX512_BF16).
+    Avx512Bf16,
     /// Those and the matrix unit for bf16.
     Amx,
 }
 
 impl Simd {
     /// All of them.
-    pub const ALL: [Simd; 5] = [Simd::Plain, Simd::Neon, Simd::Avx2, Simd::Avx512, Simd::Amx];
+    pub const ALL: [Simd; 6] =
+        [Simd::Plain, Simd::Neon, Simd::Avx2, Simd::Avx512, Simd::Avx512Bf16, Simd::Amx];
 
     /// Name in flags and results.
     pub fn name(self) -> &'static str {
@@ -28,6 +31,7 @@ impl Simd {
             Simd::Neon => "neon",
             Simd::Avx2 => "avx2",
             Simd::Avx512 => "avx512",
+            Simd::Avx512Bf16 => "avx512bf16",
             Simd::Amx => "amx",
         }
     }
@@ -75,7 +79,7 @@ impl Target {
             Simd::Plain => 11e9,
             Simd::Neon => 44e9,
             Simd::Avx2 => 88e9,
-            Simd::Avx512 | Simd::Amx => 174e9,
+            Simd::Avx512 | Simd::Avx512Bf16 | Simd::Amx => 174e9,
         };
         Target {
             name: format!("host {} x{threads}", simd.name()),

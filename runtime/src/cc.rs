@@ -140,7 +140,8 @@ impl KernelCache {
     ) -> Result<PathBuf, Error> {
         let source = host::unit(kernels);
         let flags = [instructions, host::FLAGS].concat();
-        let processor = if instructions == host::NATIVE { features() } else { std::env::consts::ARCH.into() };
+        let processor =
+            if instructions.contains(&"-march=native") { features() } else { std::env::consts::ARCH.into() };
         let key = key(&[&source, &flags.join(" "), &compiler.identity, &processor, &EMITTER.to_string()]);
         let object = self.folder.join(format!("{key}.so"));
         if object.exists() {

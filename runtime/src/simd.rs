@@ -5,10 +5,11 @@ use astrai_codegen::host;
 use astrai_ir::{Simd, Target, TargetKind};
 use std::sync::OnceLock;
 
-/// The most that this machine's processor has.
+/// The best that this machine's processor has: the last level, but products of bf16 pairs only where they are quick.
 pub fn host_simd() -> Simd {
     static BEST: OnceLock<Simd> = OnceLock::new();
-    *BEST.get_or_init(|| host_levels().last().copied().unwrap_or(Simd::Plain))
+    let good = |simd: &Simd| *simd != Simd::Avx512Bf16 || pairs_are_quick();
+    *BEST.get_or_init(|| host_levels().into_iter().rfind(good).unwrap_or(Simd::Plain))
 }
 
 /// What this machine's processor has, the least first.
@@ -19,7 +20,13 @@ pub fn host_levels() -> Vec<Simd> {
     }
     #[cfg(target_arch = "x86_64")]
     {
-        let has = [(Simd::Avx2, has_avx2()), (Simd::Avx512, has_avx512()), (Simd::Amx, has_amx())];
+        let pairs = is_x86_feature_detected!("avx512bf16");
+        let has = [
+            (Simd::Avx2, has_avx2()),
+            (Simd::Avx512, has_avx512()),
+            (Simd::Avx512Bf16, pairs),
+            (Simd::Amx, has_amx()),
+        ];
         // Each is the one before it and more.
         levels.extend(has.iter().take_while(|(_, has)| *has).map(|(simd, _)| *simd));
     }
@@ -41,6 +48,18 @@ fn has_avx512() -> bool {
     let words = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512cd");
     let widths = is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq");
     words && widths && is_x86_feature_detected!("avx512vl")
+}
+
+/// Whether an instruction for products of bf16 pairs does twice as many operations as one for f32, in the same time: AMD's do.
+/// Intel's, before the matrix unit or beside it, take so much longer that f32 is as fast or faster.
+fn pairs_are_quick() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let id = std::arch::x86_64::__cpuid(0);
+        [id.ebx, id.edx, id.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 /// Tiles and their products of bf16, and a system that lets this process use them.
@@ -69,7 +88,8 @@ fn may_use_tiles() -> bool {
 pub(crate) fn flags(target: &Target) -> &'static [&'static str] {
     match target.kind {
         TargetKind::Host { simd } if simd != host_simd() => host::instructions(simd),
-        _ => host::NATIVE,
+        TargetKind::Host { simd } => host::native(simd),
+        TargetKind::Cuda { .. } => host::native(host_simd()),
     }
 }
 
@@ -80,9 +100,10 @@ mod tests {
     #[test]
     fn levels_end_with_the_best_and_have_flags_of_their_own() {
         let levels = host_levels();
-        assert_eq!((levels[0], levels.last()), (Simd::Plain, Some(&host_simd())));
+        let best = host_simd();
+        assert!(levels[0] == Simd::Plain && levels.contains(&best), "{best:?} of {levels:?}");
         let all: Vec<_> = levels.iter().map(|s| flags(&Target::host(*s, 1, 0))).collect();
-        assert_eq!(all.last(), Some(&host::NATIVE));
+        assert!(all.contains(&host::native(best)));
         assert!((1..all.len()).all(|i| !all[..i].contains(&all[i])), "{all:?}");
     }
 }

@@ -7,7 +7,7 @@ mod run;
 use astrai_codegen::cuda::{self, CudaKernel, Mapping};
 use astrai_codegen::host;
 use astrai_ir::{Op, Precision, Sizes, Tensor, eval};
-use astrai_runtime::Nvrtc;
+use astrai_runtime::{Nvrtc, host_simd};
 use libloading::Library;
 use run::{Planned, build, plan, program, values};
 use std::path::Path;
@@ -138,7 +138,7 @@ fn without_reductions_the_host_kernel_has_the_same_bits() {
     let unit = host::unit(&all.iter().flat_map(|p| &p.host).collect::<Vec<_>>());
     // All instructions of this processor, as the shim has: products and sums are fused alike.
     let flags = host::FLAGS.iter().map(|f| if *f == "-O3" { "-O1" } else { f });
-    let flags: Vec<&str> = flags.chain(host::NATIVE.iter().copied()).collect();
+    let flags: Vec<&str> = flags.chain(host::native(host_simd()).iter().copied()).collect();
     let host = build(&cc, &flags, "c", &[unit]);
     for (part, library) in all.chunks(half(&all)).zip(&libraries) {
         for p in part {

@@ -19,10 +19,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// What clang compiles for, by Zig's names, and the level with which the result runs here.
-const TARGETS: [(Simd, &str, &str); 5] = [
+const TARGETS: [(Simd, &str, &str); 6] = [
     (Simd::Plain, "x86_64-linux-musl", "x86_64"),
     (Simd::Avx2, "x86_64-linux-musl", "x86_64_v3"),
     (Simd::Avx512, "x86_64-linux-musl", "x86_64_v4"),
+    (Simd::Avx512Bf16, "x86_64-linux-musl", "x86_64_v4+avx512bf16"),
     (Simd::Amx, "x86_64-linux-musl", "x86_64_v4+amx_tile+amx_bf16"),
     (Simd::Neon, "aarch64-linux-musl", "generic"),
 ];

@@ -2,7 +2,9 @@
 //! gradient. Out: the template's `#define`s around its text and three inclusions of `dot_free.c`, and how much scratch it
 //! takes.
 
-use super::dots::{BLOCK, TILE, matrix_places, matrix_way, panel_slots, row_bytes, split_bytes};
+use super::dots::{
+    BLOCK, BOTH, TILE, matrix_places, matrix_way, panel_slots, row_bytes, rows_slot, split_bytes,
+};
 use super::{element, over_dims, undefine};
 use astrai_ir::ops::{LinearCrossEntropy, Op};
 use astrai_ir::plan::bound;
@@ -75,13 +77,15 @@ impl Product {
         let (dot, [m, n, k], left, right) = (self.name, self.sizes, &self.left, &self.right);
         let rows = if left.along { "mk" } else { "km" };
         let panel = if right.along { "nk" } else { "kn" };
-        let columns = panel_slots("", panel, &format!("RIGHT_AT(n0, k0), {}, {}", right.narrow, right.line));
+        let both = narrow(left.narrow) && narrow(right.narrow);
+        let blocks = rows_slot(rows, ["LEFT_AT(m, k0)", left.narrow, left.line], both)
+            + &panel_slots("", panel, ["RIGHT_AT(n0, k0)", right.narrow, right.line], both)
+            + if both { BOTH } else { "" };
         let mut text = format!(
             "#define NAME(x) {name}_{dot}_##x\n#define DOT_M {m}\n#define DOT_N {n}\n#define DOT_K {k}\n\
              #define LEFT_AT(i, k) {}\n#define RIGHT_AT(i, k) {}\n\
-             #define LOAD_A(dst, m, mr, k0, kc) dot_block_{rows}(dst, LEFT_AT(m, k0), {}, {}, mr, kc)\n\
-             {columns}#define EPILOGUE(m, n0, acc, valid) {name}_{}\n",
-            left.at, right.at, left.narrow, left.line, self.epilogue
+             {blocks}#define EPILOGUE(m, n0, acc, valid) {name}_{}\n",
+            left.at, right.at, self.epilogue
         );
         if narrow(left.narrow) == narrow(right.narrow) {
             let place = |at: &str, line: &str| (at.to_string(), line.to_string());

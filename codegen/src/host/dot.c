@@ -7,16 +7,22 @@
  *   EPILOGUE(m, n0, acc, valid)   consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
  *   one source of the weight:
  *     DOT_WEIGHT_F32 / DOT_WEIGHT_BF16   address of packed panels
- *   DOT_A_BF16 (optional)         every A(m, k) is a bf16 value; with a bf16 weight this admits the matrix unit
+ *   DOT_A_BF16 (optional)         every A(m, k) is a bf16 value; with a bf16 weight this admits the matrix unit, or words
  *   DOT_A_AT(m) (optional)        address of A(m, 0..K) where it lies in memory as bf16
  *
  * Slots see `bufs` and `dims`. The caller runs phase 0 over units0, then phase 1 over units1, with
  * `scratch` bytes aligned to 64 between them. Units are independent: any split over threads gives the same bits.
  */
+#if defined(DOT_WEIGHT_BF16) && defined(DOT_A_BF16)
+#define DOT_PAIRED DOT_WORDS
+#else
+#define DOT_PAIRED 0
+#endif
 enum {
     NAME(panels) = (DOT_N + DOT_NR - 1) / DOT_NR,
-    NAME(blocks) = (DOT_K + DOT_KC - 1) / DOT_KC,
-    NAME(depth) = NAME(blocks) * DOT_KC, /* floats a packed row occupies */
+    NAME(sum) = (DOT_K + DOT_PAIRED) >> DOT_PAIRED, /* steps of a sum */
+    NAME(blocks) = (NAME(sum) + DOT_KC - 1) / DOT_KC,
+    NAME(depth) = NAME(blocks) * DOT_KC, /* floats, or words, a packed row occupies */
 };
 _Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=131072: a row is staged on the stack");
 
@@ -66,7 +72,14 @@ static char *NAME(tile_at)(const int64_t *dims, char *scratch, int64_t m)
     return scratch + m * (DOT_BY_TILES ? DOT_K * (int64_t)sizeof(uint16_t) : NAME(depth) * (int64_t)sizeof(float));
 }
 
-/* Row r of a tile of mr rows: blocks of DOT_KC f32, or for the matrix unit [K/32][mr][32] bf16. */
+/* Numbers of the sum in the block that begins at step k. */
+DOT_INLINE int64_t NAME(numbers)(int64_t k)
+{
+    int64_t rest = DOT_K - (k << DOT_PAIRED), most = DOT_KC << DOT_PAIRED;
+    return rest < most ? rest : most;
+}
+
+/* Row r of a tile of mr rows: blocks of DOT_KC f32 or words, or for the matrix unit [K/32][mr][32] bf16. */
 static void NAME(pack_row)(const int64_t *dims, char *tile, int64_t mr, int64_t r, const float *row)
 {
     if (DOT_BY_TILES) {
@@ -76,8 +89,8 @@ static void NAME(pack_row)(const int64_t *dims, char *tile, int64_t mr, int64_t 
         }
         return;
     }
-    for (int64_t k = 0; k < DOT_K; k += DOT_KC)
-        memcpy((float *)tile + k * mr + r * DOT_KC, row + k, sizeof *row * (DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC));
+    for (int64_t k = 0; k < NAME(sum); k += DOT_KC)
+        dot_keep((float *)tile + k * mr + r * DOT_KC, row + (k << DOT_PAIRED), DOT_PAIRED, NAME(numbers)(k));
 }
 
 #ifdef DOT_A_AT
@@ -165,14 +178,20 @@ DOT_OUTLINE void NAME(finish)(void *const *bufs, const int64_t *dims __attribute
 #define DOT_DIRECT_TABLE DOT_TABLE(f32)
 #elif defined(DOT_WEIGHT_BF16)
 #define DOT_PANEL_WORDS ((int64_t)(DOT_K + 1) / 2 * DOT_NR)
+#if DOT_PAIRED
+#define DOT_AT(p, k) ((const uint32_t *)(DOT_WEIGHT_BF16) + (p) * DOT_PANEL_WORDS + (k) * DOT_NR)
+#define DOT_DIRECT(x) dot_pair_##x
+#define DOT_DIRECT_TABLE DOT_TABLE(pair)
+#else
 #define DOT_AT(p, k) ((const uint32_t *)(DOT_WEIGHT_BF16) + (p) * DOT_PANEL_WORDS + (k) / 2 * DOT_NR)
 #define DOT_DIRECT(x) dot_bf16_##x
 #define DOT_DIRECT_TABLE DOT_TABLE(bf16)
 #endif
+#endif
 
 #ifdef DOT_AT
 #ifdef DOT_NO_MATRIX_UNIT
-#define DOT_ROW(n) DOT_DIRECT(1x##n)(a, DOT_AT(p, 0), DOT_PANEL_WORDS, DOT_K, c, 1, a, a)
+#define DOT_ROW(n) DOT_DIRECT(1x##n)(a, DOT_AT(p, 0), DOT_PANEL_WORDS, NAME(sum), c, 1, a, a)
 #else
 #define DOT_ROW(n)                                                                                                     \
     if (DOT_MATRIX_UNIT)                                                                                               \
@@ -199,8 +218,9 @@ static void NAME(one_tile)(void *const *bufs, const int64_t *dims, const float *
     static dot_tile_fn *const direct[] = DOT_DIRECT_TABLE;
     float c[DOT_MR * DOT_NR] __attribute__((aligned(64)));
     for (; p < end; p++) {
-        for (int64_t k = 0; k < DOT_K; k += DOT_KC)
-            direct[DOT_M - 1](a + k * DOT_M, DOT_AT(p, k), 0, DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC, c, k == 0, a, a);
+        for (int64_t k = 0; k < NAME(sum); k += DOT_KC)
+            direct[DOT_M - 1](a + k * DOT_M, DOT_AT(p, k), 0, NAME(sum) - k < DOT_KC ? NAME(sum) - k : DOT_KC, c, k == 0,
+                              a, a);
         NAME(finish)(bufs, dims, 0, DOT_M, p, c);
     }
 }
@@ -211,14 +231,14 @@ static void NAME(one_tile)(void *const *bufs, const int64_t *dims, const float *
 static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float *packed, int64_t t, int64_t t_end,
                              int64_t p, int64_t p_end)
 {
-    static dot_tile_fn *const tiles[] = DOT_TABLE(f32);
+    static dot_tile_fn *const tiles[] = DOT_TABLE_FOR(DOT_PAIRED);
     float c[DOT_PANELS_PER_UNIT * DOT_TILES_PER_UNIT * DOT_MR * DOT_NR] __attribute__((aligned(64)));
     int64_t m0 = NAME(row)(dims, t), rows = NAME(row)(dims, t_end) - m0;
-    for (int64_t k = 0; k < DOT_K; k += DOT_KC) {
-        int64_t kc = DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC;
+    for (int64_t k = 0; k < NAME(sum); k += DOT_KC) {
+        int64_t kc = NAME(sum) - k < DOT_KC ? NAME(sum) - k : DOT_KC;
         for (int64_t q = p; q < p_end; q++) {
-#ifdef DOT_WEIGHT_F32
-            const float *w = DOT_AT(q, k);
+#if defined(DOT_WEIGHT_F32) || DOT_PAIRED
+            const void *w = DOT_AT(q, k);
 #else
             float w[DOT_KC * DOT_NR] __attribute__((aligned(64)));
             dot_panel_packed_bf16(w, DOT_AT(q, k), kc);
@@ -231,7 +251,7 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
                 if (i < t + 2) next_w = (q + 1 < p_end ? DOT_AT(q + 1, k) : DOT_AT(p, k + kc)) + (i - t) * kc * 16;
                 float *to = c + ((q - p) * rows + m - m0) * DOT_NR;
                 tiles[mr - 1](packed + m * NAME(depth) + k * mr, w, 0, kc, to, k == 0, next_a, next_w);
-                if (k + kc == DOT_K) NAME(finish)(bufs, dims, m, mr, q, to);
+                if (k + kc == NAME(sum)) NAME(finish)(bufs, dims, m, mr, q, to);
             }
         }
     }
@@ -344,6 +364,7 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
     dot_fence();
 }
 
+#undef DOT_PAIRED
 #undef DOT_PANEL_WORDS
 #undef DOT_AT
 #undef DOT_MATRIX_UNIT

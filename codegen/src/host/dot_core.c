@@ -10,6 +10,8 @@
  *   f32 panels   [ceil(N/32)][K][32]
  *   bf16 panels  [ceil(N/32)][ceil(K/2)][32][2]: a 32-bit lane holds (k, k+1) of one column, hence a shift and a mask
  *                unpack two f32 vectors from one load, and the same bytes are what a matrix unit (AMX) reads.
+ *   words        where an instruction adds both products of a pair (DOT_WORDS) and both sides are bf16, activations are
+ *                pairs as well, and a pair takes the place of an f32 everywhere above: a sum over K is one of ceil(K/2) steps.
  *   Columns beyond N and the odd k beyond K are zero.
  */
 #include <stdint.h>
@@ -28,6 +30,18 @@
 #define DOT_LANES 4
 #define DOT_MR 4
 #endif
+/* Instructions that add the products of two pairs of bf16 to a sum: first those of odd k, then those of even k, each rounded
+ * once; subnormals count as zero. A matrix unit is better still, and needs the sides in its own way. */
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && !defined(__AMX_BF16__)
+#define DOT_WORDS 1
+#else
+#define DOT_WORDS 0
+#endif
+/* What one step of a sum reads of a side. */
+#define DOT_F32 0
+#define DOT_BF16 1 /* of the right side, widened in registers; the left side is f32 */
+#define DOT_PAIR 2 /* of both sides, a word of two */
+
 /* Short tiles wait for memory: ask for the panel DOT_FAR bytes ahead; of several panels side by side, beyond their ends for those
  * that come next. */
 #define DOT_FAR_ROWS 4
@@ -60,6 +74,21 @@ DOT_INLINE dot_vf dot_fma(dot_vf a, dot_vf b, dot_vf c)
 #endif
 }
 
+/* As dot_splat, of bits that are no number. */
+DOT_INLINE dot_vf dot_splat_word(float x)
+{
+    union { float f; uint32_t u; } bits = {x};
+    return (dot_vf)(bits.u + (dot_vu){0});
+}
+
+DOT_INLINE dot_vf dot_pair(dot_vf a, dot_vf b, dot_vf c)
+{
+#if DOT_WORDS
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));
+#endif
+    return c;
+}
+
 DOT_INLINE dot_vf dot_low(dot_vu w) { return (dot_vf)(w << 16); }          /* k */
 DOT_INLINE dot_vf dot_high(dot_vu w) { return (dot_vf)(w & 0xffff0000u); } /* k + 1 */
 DOT_INLINE dot_vu dot_load_u(const void *p) { return *(const dot_vu_any *)p; }
@@ -67,11 +96,12 @@ DOT_INLINE dot_vf dot_load(const float *p) { return *(const dot_vf_any *)p; }
 DOT_INLINE void dot_save(float *p, dot_vf v) { *(dot_vf_any *)p = v; }
 
 /* One register tile: mr rows x np panels of 32 columns, `kc` steps. `stride` is a panel's length in 32-bit words.
- * c is [np][mr][32]; `first` starts from zero, else the accumulators go on from c. Literals: mr, np, bf16. A tile of
+ * c is [np][mr][32]; `first` starts from zero, else the accumulators go on from c. Literals: mr, np, kind. A tile of
  * many rows computes long enough to fetch, line by line, what follows: the next tile's rows and kc lines at next_w. */
-DOT_INLINE void dot_tile(int mr, int np, int bf16, const float *restrict a, const void *restrict w, int64_t stride,
+DOT_INLINE void dot_tile(int mr, int np, int kind, const float *restrict a, const void *restrict w, int64_t stride,
                          int64_t kc, float *restrict c, int first, const char *next_a, const char *next_w)
 {
+    int bf16 = kind == DOT_BF16;
     for (int s = 0; s < DOT_NR; s += DOT_STRIP) {
         const uint32_t *b = (const uint32_t *)w + s;
         dot_vf acc[DOT_MR][8];
@@ -104,9 +134,10 @@ DOT_INLINE void dot_tile(int mr, int np, int bf16, const float *restrict a, cons
             }
 #pragma GCC unroll 16
             for (int r = 0; r < mr; r++) {
-                dot_vf x = dot_splat(a[r * DOT_KC + k]);
+                dot_vf x = kind == DOT_PAIR ? dot_splat_word(a[r * DOT_KC + k]) : dot_splat(a[r * DOT_KC + k]);
 #pragma GCC unroll 8
-                for (int j = 0; j < 2 * np; j++) acc[r][j] = dot_fma(x, lo[j], acc[r][j]);
+                for (int j = 0; j < 2 * np; j++)
+                    acc[r][j] = kind == DOT_PAIR ? dot_pair(x, lo[j], acc[r][j]) : dot_fma(x, lo[j], acc[r][j]);
             }
             if (bf16)
 #pragma GCC unroll 16
@@ -161,15 +192,17 @@ DOT_INLINE void dot_fence(void)
         const void *next_w
 typedef void dot_tile_fn(DOT_TILE_ARGS);
 
-#define DOT_TILE(mr, np)                                                                                               \
-    DOT_OUTLINE void dot_f32_##mr##x##np(DOT_TILE_ARGS)                                                                \
+#define DOT_TILE_OF(type, mr, np, kind)                                                                                \
+    DOT_OUTLINE void dot_##type##_##mr##x##np(DOT_TILE_ARGS)                                                           \
     {                                                                                                                  \
-        dot_tile(mr, np, 0, a, w, stride, kc, c, first, next_a, next_w);                                               \
-    }                                                                                                                  \
-    DOT_OUTLINE void dot_bf16_##mr##x##np(DOT_TILE_ARGS)                                                               \
-    {                                                                                                                  \
-        dot_tile(mr, np, 1, a, w, stride, kc, c, first, next_a, next_w);                                               \
+        dot_tile(mr, np, kind, a, w, stride, kc, c, first, next_a, next_w);                                            \
     }
+#if DOT_WORDS
+#define DOT_TILE(mr, np)                                                                                               \
+    DOT_TILE_OF(f32, mr, np, DOT_F32) DOT_TILE_OF(bf16, mr, np, DOT_BF16) DOT_TILE_OF(pair, mr, np, DOT_PAIR)
+#else
+#define DOT_TILE(mr, np) DOT_TILE_OF(f32, mr, np, DOT_F32) DOT_TILE_OF(bf16, mr, np, DOT_BF16)
+#endif
 DOT_TILE(1, 4)
 DOT_TILE(1, 2)
 DOT_TILE(1, 1)
@@ -199,6 +232,11 @@ DOT_TILE(14, 1)
 #else
 #define DOT_TABLE(type) {dot_##type##_1x1, dot_##type##_2x1, dot_##type##_3x1, dot_##type##_4x1}
 #endif
+/* Tiles of f32 sides, or of words. */
+#define DOT_TABLE_FOR(paired) DOT_TABLE_FOR_(paired)
+#define DOT_TABLE_FOR_(paired) DOT_TABLE_##paired
+#define DOT_TABLE_0 DOT_TABLE(f32)
+#define DOT_TABLE_1 DOT_TABLE(pair)
 
 /* Blocks of a panel, [kc][32] f32, from the layouts a runtime tensor may have. `n` valid columns (1..=32). */
 
@@ -218,6 +256,20 @@ DOT_INLINE uint32_t dot_bits(float x)
 {
     union { float f; uint32_t u; } bits = {x};
     return bits.u;
+}
+
+typedef uint32_t dot_word __attribute__((may_alias));
+
+/* n numbers of a packed row: as they are, or, exactly, bf16 values as words. */
+DOT_INLINE void dot_keep(float *dst, const float *row, int paired, int64_t n)
+{
+    if (!paired) {
+        memcpy(dst, row, (size_t)n * sizeof *dst);
+        return;
+    }
+    for (int64_t i = 0; i < n / 2; i++)
+        ((dot_word *)dst)[i] = dot_bits(row[2 * i]) >> 16 | (dot_bits(row[2 * i + 1]) & 0xffff0000u);
+    if (n % 2) ((dot_word *)dst)[n / 2] = dot_bits(row[n - 1]) >> 16;
 }
 
 DOT_INLINE float dot_widen(const void *src, int bf16, int64_t i)

@@ -9,6 +9,7 @@
  *   one source of the left side:
  *     PROLOGUE_ROW(m, row)          writes A(m, 0..DOT_ROW) as f32 to `row`; DOT_ROW is DOT_K as a literal
  *     LOAD_A(dst, m, mr, k0, kc)    writes A(m .. m + mr, k0 .. k0 + kc) to dst[mr][DOT_KC]
+ *   DOT_BOTH_BF16 (optional)        A and B are bf16 values, and LOAD_A and LOAD_PANEL those of `dot_words.c`
  *   LOAD_PANEL(dst, n0, n, k0, kc)  writes B(k0 .. k0 + kc, n0 .. n0 + n) to dst[kc][32], zeros beyond n
  *   FETCH_PANEL(n0, n, k0, kc, part, parts)   asks for a part of the same block ahead of its time
  *   EPILOGUE(m, n0, acc, valid)   consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
@@ -30,6 +31,12 @@
 #ifndef DOT_BATCH
 #define DOT_BATCH 1
 #endif
+#ifdef DOT_BOTH_BF16
+#define DOT_PAIRED DOT_WORDS
+#else
+#define DOT_PAIRED 0
+#endif
+#define DOT_STEPS ((DOT_K + DOT_PAIRED) >> DOT_PAIRED)
 
 static int64_t NAME(tiles)(const int64_t *dims) { return (DOT_M + DOT_MR - 1) / DOT_MR; }
 static int64_t NAME(panels)(const int64_t *dims) { return (DOT_N + DOT_NR - 1) / DOT_NR; }
@@ -37,8 +44,15 @@ static int64_t NAME(panels)(const int64_t *dims) { return (DOT_N + DOT_NR - 1) /
 /* Tiles of near-equal height: a last tile of one or two rows would run at the speed of its panel loads. */
 static int64_t NAME(row)(const int64_t *dims, int64_t tile) { return tile * DOT_M / NAME(tiles)(dims); }
 
-/* Floats that a packed row occupies. */
-static int64_t NAME(depth)(const int64_t *dims) { return (DOT_K + DOT_KC - 1) / DOT_KC * DOT_KC; }
+/* Floats, or words, that a packed row occupies. */
+static int64_t NAME(depth)(const int64_t *dims) { return (DOT_STEPS + DOT_KC - 1) / DOT_KC * DOT_KC; }
+
+/* Numbers of the sum in the block of depth that begins at step k. */
+static int64_t NAME(numbers)(const int64_t *dims, int64_t k)
+{
+    int64_t rest = DOT_K - (k << DOT_PAIRED), most = DOT_KC << DOT_PAIRED;
+    return rest < most ? rest : most;
+}
 
 int64_t NAME(scratch)(const int64_t *dims)
 {
@@ -88,12 +102,12 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
                 continue;
             }
 #endif
-            for (int64_t k = 0; k < DOT_ROW; k += DOT_KC)
-                memcpy(tile + k * mr + r * DOT_KC, row + k, sizeof *row * (DOT_ROW - k < DOT_KC ? DOT_ROW - k : DOT_KC));
+            for (int64_t k = 0; k < DOT_STEPS; k += DOT_KC)
+                dot_keep(tile + k * mr + r * DOT_KC, row + (k << DOT_PAIRED), DOT_PAIRED, NAME(numbers)(dims, k));
         }
 #else
-        for (int64_t k = 0; k < DOT_K; k += DOT_KC)
-            LOAD_A(tile + k * mr, m0, mr, k, DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC);
+        for (int64_t k = 0; k < DOT_STEPS; k += DOT_KC)
+            LOAD_A(tile + k * mr, m0, mr, k << DOT_PAIRED, NAME(numbers)(dims, k));
 #endif
     }
 }
@@ -126,28 +140,28 @@ int64_t NAME(units1)(const int64_t *dims)
 static void NAME(unit)(void *const *bufs, const int64_t *dims, const float *packed, int64_t batch, int64_t t,
                        int64_t t_end, int64_t p, int64_t p_end)
 {
-    static dot_tile_fn *const tiles[] = DOT_TABLE(f32);
+    static dot_tile_fn *const tiles[] = DOT_TABLE_FOR(DOT_PAIRED);
     float c[DOT_PANELS_PER_UNIT * DOT_TILES_PER_UNIT * DOT_MR * DOT_NR] __attribute__((aligned(64)));
     float w[DOT_KC * DOT_NR] __attribute__((aligned(64)));
     int64_t m0 = NAME(row)(dims, t), rows = NAME(row)(dims, t_end) - m0, depth = NAME(depth)(dims);
     packed += batch * DOT_M * depth;
-    for (int64_t k = 0; k == 0 || k < DOT_K; k += DOT_KC) {
-        int64_t kc = DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC;
+    for (int64_t k = 0; k == 0 || k < DOT_STEPS; k += DOT_KC) {
+        int64_t kc = DOT_STEPS - k < DOT_KC ? DOT_STEPS - k : DOT_KC;
         for (int64_t q = p; q < p_end; q++) {
             int64_t n0 = q * DOT_NR;
             int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
-            LOAD_PANEL(w, n0, valid, k, kc);
+            LOAD_PANEL(w, n0, valid, k << DOT_PAIRED, NAME(numbers)(dims, k));
             int64_t next_k = q + 1 < p_end ? k : k + DOT_KC, next_n = (q + 1 < p_end ? q + 1 : p) * DOT_NR;
-            int64_t next_kc = DOT_K - next_k < DOT_KC ? DOT_K - next_k : DOT_KC;
+            int64_t next_k0 = next_k << DOT_PAIRED, next_kc = NAME(numbers)(dims, next_k);
             int next_valid = DOT_N - next_n < DOT_NR ? (int)(DOT_N - next_n) : DOT_NR;
             for (int64_t i = t; i < t_end; i++) {
-                if (next_k < DOT_K) FETCH_PANEL(next_n, next_valid, next_k, next_kc, i - t, t_end - t);
+                if (next_k < DOT_STEPS) FETCH_PANEL(next_n, next_valid, next_k0, next_kc, i - t, t_end - t);
                 int64_t m = NAME(row)(dims, i), mr = NAME(row)(dims, i + 1) - m;
                 int64_t next = i + 1 < t_end ? i + 1 : t, next_m = NAME(row)(dims, next);
                 const float *next_a = packed + next_m * depth + k * (NAME(row)(dims, next + 1) - next_m);
                 float *to = c + ((q - p) * rows + m - m0) * DOT_NR;
                 tiles[mr - 1](packed + m * depth + k * mr, w, 0, kc, to, k == 0, next_a, next_a);
-                if (k + kc == DOT_K)
+                if (k + kc == DOT_STEPS)
                     for (int64_t r = 0; r < mr; r++) EPILOGUE(batch * DOT_M + m + r, n0, to + r * DOT_NR, valid);
             }
         }
@@ -184,6 +198,9 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef NAME
 #undef DOT_M
 #undef DOT_BATCH
+#undef DOT_BOTH_BF16
+#undef DOT_PAIRED
+#undef DOT_STEPS
 #undef DOT_N
 #undef DOT_K
 #undef DOT_ROW

@@ -10,10 +10,7 @@
  * Each is a block of its own, one after another. The matrix unit adds products in the order of k within a step, which is no
  * part of a sum's meaning, so that an f32 block pairs k with k + 16, and shuffles nothing.
  */
-#if defined(DOT_AMX_ROWS) && defined(__AVX512BW__)
-#define DOT_PAIRS
-#define DOT_PAIRS_STEPS 8 /* of 32 of k: two blocks of a panel, one in use and one in the making, stay in the first-level cache */
-
+#if defined(DOT_AMX_ROWS) && defined(__AVX512BW__) || DOT_WORDS
 typedef uint16_t dot_h32 __attribute__((vector_size(64), may_alias));
 typedef uint32_t dot_w16 __attribute__((vector_size(64), may_alias));
 typedef uint64_t dot_q8 __attribute__((vector_size(64), may_alias));
@@ -127,6 +124,11 @@ DOT_OUTLINE void dot_pairs_kn(uint16_t *dst, const uint16_t *src, int64_t ld, in
     }
 }
 
+#endif
+
+#if defined(DOT_AMX_ROWS) && defined(__AVX512BW__)
+#define DOT_PAIRS
+#define DOT_PAIRS_STEPS 8 /* of 32 of k: two blocks of a panel, one in use and one in the making, stay in the first-level cache */
 #define DOT_CELL 3072     /* numbers of a block in three pieces, one after another */
 #define DOT_SPLIT_PARTS 8 /* of a block, between which the lines of the next one are asked for */
 

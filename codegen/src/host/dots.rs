@@ -16,6 +16,9 @@ const FREE: &str = include_str!("dot_free.c");
 const FREE_AMX: &str = include_str!("dot_free_amx.c");
 const FREE_SPLIT: &str = include_str!("dot_free_split.c");
 
+/// Both sides of a dot are bf16 values.
+pub(super) const BOTH: &str = "#define DOT_BOTH_BF16\n";
+
 /// Floats in a block of a packed row.
 pub(super) const BLOCK: usize = 256;
 /// Rows, and steps of the sum, in a block for the matrix unit.
@@ -107,13 +110,17 @@ fn free_slots(region: &Region, p: &Parts, out: &mut String) -> Result<(), String
         left.iter_mut().for_each(|s| s.step_by("batch", region, &b.left));
         right.step_by("batch", region, &b.right);
     }
-    match &left {
-        Some(s) => out.push_str(&s.rows_slot()),
-        None => _ = writeln!(out, "#define DOT_ROW {k}"),
-    }
-    out.push_str(&right.panel_slots(""));
     let row = || !right.is_narrow() || is_widened(&region.graph, region.graph.node(p.dot).args[0]);
     let alike = left.as_ref().map_or_else(row, |s| s.narrow == right.narrow);
+    let both = alike && right.is_narrow();
+    if both {
+        out.push_str(BOTH);
+    }
+    match &left {
+        Some(s) => out.push_str(&s.rows_slot(both)),
+        None => _ = writeln!(out, "#define DOT_ROW {k}"),
+    }
+    out.push_str(&right.panel_slots("", both));
     if p.form.batch.is_none() && alike {
         out.push_str(&matrix_slots(left.as_ref(), &right, ["", ""]));
         out.push_str(matrix_way(right.is_narrow()));
@@ -206,20 +213,16 @@ impl Source {
         format!("{} + ({k}) * (int64_t){}", self.begin, self.step)
     }
 
-    /// The slot that packs a block of rows of this side.
-    pub(super) fn rows_slot(&self) -> String {
-        let (order, at) = (self.order("mk", "km"), self.at("k0"));
-        format!(
-            "#define LOAD_A(dst, m, mr, k0, kc) dot_block_{order}(dst, {at}, {}, {}, mr, kc)\n",
-            self.narrow, self.row
-        )
+    /// The slot that packs a block of rows of this side; `both` sides are bf16, or not.
+    pub(super) fn rows_slot(&self, both: bool) -> String {
+        rows_slot(self.order("mk", "km"), [&self.at("k0"), &self.narrow.to_string(), &self.row], both)
     }
 
     /// Slots that pack a block of columns of this side, and that ask for it before; `which` are their first arguments, each
     /// with its comma.
-    pub(super) fn panel_slots(&self, which: &str) -> String {
-        let (order, at, narrow, row) = (self.order("nk", "kn"), self.at("k0"), self.narrow, &self.row);
-        panel_slots(which, order, &format!("{at}, {narrow}, {row}"))
+    pub(super) fn panel_slots(&self, which: &str, both: bool) -> String {
+        let place = [self.at("k0"), self.narrow.to_string(), self.row.clone()];
+        panel_slots(which, self.order("nk", "kn"), place.each_ref().map(String::as_str), both)
     }
 
     pub(super) fn is_narrow(&self) -> bool {
@@ -231,11 +234,25 @@ impl Source {
     }
 }
 
-/// Slots that pack the block of columns at `place` (address, whether bf16, length of a row), and that ask for it before.
-pub(super) fn panel_slots(which: &str, order: &str, place: &str) -> String {
+/// The slot that packs the block of rows at a place (address, whether bf16, length of a row); `both` sides are bf16, or not.
+pub(super) fn rows_slot(order: &str, [at, narrow, row]: [&str; 3], both: bool) -> String {
+    let call = match both {
+        true => format!("dot_both_{order}(dst, {at}, {row}, mr, kc)"),
+        false => format!("dot_block_{order}(dst, {at}, {narrow}, {row}, mr, kc)"),
+    };
+    format!("#define LOAD_A(dst, m, mr, k0, kc) {call}\n")
+}
+
+/// Slots that pack the block of columns at a place, and that ask for it before.
+pub(super) fn panel_slots(which: &str, order: &str, [at, narrow, row]: [&str; 3], both: bool) -> String {
+    let call = match both {
+        true => format!("dot_both_panel_{order}(dst, {at}, {row}, kc, n)"),
+        false => format!("dot_panel_{order}(dst, {at}, {narrow}, {row}, kc, n)"),
+    };
     format!(
-        "#define LOAD_PANEL(dst, {which}n0, n, k0, kc) dot_panel_{order}(dst, {place}, kc, n)\n\
-         #define FETCH_PANEL({which}n0, n, k0, kc, part, parts) dot_fetch_{order}({place}, kc, n, part, parts)\n"
+        "#define LOAD_PANEL(dst, {which}n0, n, k0, kc) {call}\n\
+         #define FETCH_PANEL({which}n0, n, k0, kc, part, parts) \
+         dot_fetch_{order}({at}, {narrow}, {row}, kc, n, part, parts)\n"
     )
 }
 

@@ -6,6 +6,7 @@
  *   OFFSETS                         i32 [GROUPS + 1], ascending from 0 to ROWS
  *   PROLOGUE_ROW(m, row)            writes A(m, 0..K) as f32 to `row`
  *   EPILOGUE(m, n0, acc, valid)     consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
+ *   DOT_BOTH_BF16 (optional)        A and the matrices are bf16 values; LOAD_PANEL is that of `dot_words.c`
  *   one source of the matrices:
  *     DOT_WEIGHT_F32 / DOT_WEIGHT_BF16   address of packed panels, those of a group one after another
  *     LOAD_PANEL(dst, e, n0, n, k0, kc)  writes columns n0 .. n0 + n of matrix e to dst[kc][32], zeros beyond n, and
@@ -17,9 +18,15 @@
  * row's bits depend neither on the other rows nor on the threads. Where `grouped_amx.c` came before and the system admits the
  * matrix unit, that is the way taken; scratch then holds the rows as bf16.
  */
+#ifdef DOT_BOTH_BF16
+#define DOT_PAIRED DOT_WORDS
+#else
+#define DOT_PAIRED 0
+#endif
 enum {
     NAME(panels) = (DOT_N + DOT_NR - 1) / DOT_NR,
-    NAME(depth) = (DOT_K + DOT_KC - 1) / DOT_KC * DOT_KC, /* floats a packed row occupies */
+    NAME(sum) = (DOT_K + DOT_PAIRED) >> DOT_PAIRED,         /* steps of a sum */
+    NAME(depth) = (NAME(sum) + DOT_KC - 1) / DOT_KC * DOT_KC, /* floats, or words, a packed row occupies */
     NAME(block) = 12 * DOT_MR,
 };
 #ifdef GROUPED_MATRIX_UNIT
@@ -76,6 +83,13 @@ int64_t NAME(scratch)(const int64_t *dims)
     return ROWS * NAME(depth) * (int64_t)sizeof(float);
 }
 
+/* Numbers of the sum in the block of depth that begins at step k. */
+DOT_INLINE int64_t NAME(numbers)(int64_t k)
+{
+    int64_t rest = DOT_K - (k << DOT_PAIRED), most = DOT_KC << DOT_PAIRED;
+    return rest < most ? rest : most;
+}
+
 int64_t NAME(units0)(const int64_t *dims) { return ROWS <= GROUPED_FEW ? ROWS > 0 : NAME(blocks)(dims); }
 
 void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
@@ -102,9 +116,8 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
                     continue;
                 }
 #endif
-                for (int64_t k = 0; k < DOT_K; k += DOT_KC)
-                    memcpy(tile + k * mr + i * DOT_KC, row + k,
-                           sizeof *row * (DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC));
+                for (int64_t k = 0; k < NAME(sum); k += DOT_KC)
+                    dot_keep(tile + k * mr + i * DOT_KC, row + (k << DOT_PAIRED), DOT_PAIRED, NAME(numbers)(k));
             }
         }
     }
@@ -139,9 +152,14 @@ DOT_OUTLINE void NAME(finish)(void *const *bufs, const int64_t *dims __attribute
 #elif defined(DOT_WEIGHT_BF16)
 #define GROUPED_WORDS ((int64_t)(DOT_K + 1) / 2 * DOT_NR)
 #define GROUPED_AT(e, p, k)                                                                                            \
-    ((const uint32_t *)(DOT_WEIGHT_BF16) + ((e) * NAME(panels) + (p)) * GROUPED_WORDS + (k) / 2 * DOT_NR)
+    ((const uint32_t *)(DOT_WEIGHT_BF16) + ((e) * NAME(panels) + (p)) * GROUPED_WORDS + ((k) << DOT_PAIRED) / 2 * DOT_NR)
+#if DOT_PAIRED
+#define GROUPED_DIRECT(x) dot_pair_##x
+#define GROUPED_TABLE DOT_TABLE(pair)
+#else
 #define GROUPED_DIRECT(x) dot_bf16_##x
 #define GROUPED_TABLE DOT_TABLE(bf16)
+#endif
 #endif
 
 #ifdef GROUPED_AT
@@ -153,13 +171,13 @@ static void NAME(one_tile)(void *const *bufs, const int64_t *dims, const float *
     static dot_tile_fn *const direct[] = GROUPED_TABLE;
     float c[DOT_MR * DOT_NR] __attribute__((aligned(64)));
     for (; r->count == 1 && p + 4 <= end; p += 4) {
-        GROUPED_DIRECT(1x4)(a, GROUPED_AT(r->group, p, 0), GROUPED_WORDS, DOT_K, c, 1, a, a);
+        GROUPED_DIRECT(1x4)(a, GROUPED_AT(r->group, p, 0), GROUPED_WORDS, NAME(sum), c, 1, a, a);
         for (int q = 0; q < 4; q++) NAME(finish)(bufs, dims, r->first, 1, p + q, c + q * DOT_NR);
     }
     for (; p < end; p++) {
-        for (int64_t k = 0; k < DOT_K; k += DOT_KC)
+        for (int64_t k = 0; k < NAME(sum); k += DOT_KC)
             direct[r->count - 1](a + k * r->count, GROUPED_AT(r->group, p, k), 0,
-                                 DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC, c, k == 0, a, a);
+                                 NAME(sum) - k < DOT_KC ? NAME(sum) - k : DOT_KC, c, k == 0, a, a);
         NAME(finish)(bufs, dims, r->first, r->count, p, c);
     }
 }
@@ -169,13 +187,13 @@ static void NAME(one_tile)(void *const *bufs, const int64_t *dims, const float *
 static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float *packed, const struct NAME(rows) *r,
                              int64_t p, int64_t end)
 {
-    static dot_tile_fn *const tiles[] = DOT_TABLE(f32);
+    static dot_tile_fn *const tiles[] = DOT_TABLE_FOR(DOT_PAIRED);
     float c[NAME(block) * DOT_NR] __attribute__((aligned(64)));
     for (; p < end; p++)
-        for (int64_t k = 0; k < DOT_K; k += DOT_KC) {
-            int64_t kc = DOT_K - k < DOT_KC ? DOT_K - k : DOT_KC;
-#ifdef DOT_WEIGHT_F32
-            const float *w = GROUPED_AT(r->group, p, k);
+        for (int64_t k = 0; k < NAME(sum); k += DOT_KC) {
+            int64_t kc = NAME(sum) - k < DOT_KC ? NAME(sum) - k : DOT_KC;
+#if defined(DOT_WEIGHT_F32) || defined(DOT_WEIGHT_BF16) && DOT_PAIRED
+            const void *w = GROUPED_AT(r->group, p, k);
 #else
             float w[DOT_KC * DOT_NR] __attribute__((aligned(64)));
 #ifdef DOT_WEIGHT_BF16
@@ -183,22 +201,22 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
 #else
             int64_t n0 = p * DOT_NR;
             int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
-            LOAD_PANEL(w, r->group, n0, valid, k, kc);
-            int64_t next_k = k + kc < DOT_K ? k + kc : 0, next_n = next_k > 0 ? n0 : n0 + DOT_NR;
-            int64_t next_kc = DOT_K - next_k < DOT_KC ? DOT_K - next_k : DOT_KC;
+            LOAD_PANEL(w, r->group, n0, valid, k << DOT_PAIRED, NAME(numbers)(k));
+            int64_t next_k = k + kc < NAME(sum) ? k + kc : 0, next_n = next_k > 0 ? n0 : n0 + DOT_NR;
+            int64_t next_k0 = next_k << DOT_PAIRED, next_kc = NAME(numbers)(next_k);
             int next_valid = DOT_N - next_n < DOT_NR ? (int)(DOT_N - next_n) : DOT_NR;
 #endif
 #endif
             for (int64_t t = 0; t < r->tiles; t++) {
 #ifdef FETCH_PANEL
-                if (next_n < DOT_N) FETCH_PANEL(r->group, next_n, next_valid, next_k, next_kc, t, r->tiles);
+                if (next_n < DOT_N) FETCH_PANEL(r->group, next_n, next_valid, next_k0, next_kc, t, r->tiles);
 #endif
                 int64_t m = NAME(row)(r, t), mr = NAME(row)(r, t + 1) - m;
                 int64_t next = t + 1 < r->tiles ? t + 1 : 0, next_m = NAME(row)(r, next);
                 const float *next_a = packed + next_m * NAME(depth) + k * (NAME(row)(r, next + 1) - next_m);
                 float *to = c + m * DOT_NR;
                 tiles[mr - 1](packed + m * NAME(depth) + k * mr, w, 0, kc, to, k == 0, next_a, next_a);
-                if (k + kc == DOT_K) NAME(finish)(bufs, dims, r->first + m, mr, p, to);
+                if (k + kc == NAME(sum)) NAME(finish)(bufs, dims, r->first + m, mr, p, to);
             }
         }
 }
@@ -251,6 +269,7 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
     dot_fence();
 }
 
+#undef DOT_PAIRED
 #undef GROUPED_FEW
 #undef GROUPED_UNITS
 #undef GROUPED_WORDS

@@ -2,7 +2,7 @@
 //! the matrices. Out: the templates' `#define`s around their texts, and how much scratch they take.
 
 use super::dots::{
-    Source, TILE, buffer, dot_epilogue, dot_prologue, is_widened, matrix_slots, matrix_way, row_bytes,
+    BOTH, Source, TILE, buffer, dot_epilogue, dot_prologue, is_widened, matrix_slots, matrix_way, row_bytes,
     split_bytes,
 };
 use super::{over_dims, undefine};
@@ -71,13 +71,15 @@ pub(super) fn kernel(region: &Region, name: &str) -> Result<String, String> {
     let narrow = form.right.dtype == DType::BF16;
     let x = region.graph.node(id).args[0];
     let mut matrix = String::new();
+    let alike = !narrow || is_widened(&region.graph, x);
+    let both = narrow && alike;
     if region.layouts[right] == Layout::Panels {
         define(if narrow { "DOT_WEIGHT_BF16" } else { "DOT_WEIGHT_F32" }, format!("bufs[{right}]"));
     } else {
         let mut s = Source::new(region, &form.right, right, "n0");
         s.step_by("e", region, &form.group);
-        d.push_str(&s.panel_slots("e, "));
-        if !narrow || is_widened(&region.graph, x) {
+        d.push_str(&s.panel_slots("e, ", both));
+        if alike {
             let mut s = Source::new(region, &form.right, right, "n0");
             s.step_by("GROUP", region, &form.group);
             let rows = format!("#define DOT_ROW {}\n#define PROLOGUE_ROW(m, row)\n", form.k);
@@ -85,6 +87,9 @@ pub(super) fn kernel(region: &Region, name: &str) -> Result<String, String> {
             let sizes = ["COUNT".into(), form.n.to_string(), form.k.to_string()];
             matrix = matrix_unit(region, name, sizes, "FIRST", &slots, narrow);
         }
+    }
+    if both {
+        d.push_str(BOTH);
     }
     let load = dot_prologue(region, name, x)?;
     let store = dot_epilogue(region, name, id)?;
@@ -104,7 +109,11 @@ pub(super) fn outer_kernel(region: &Region, name: &str) -> Result<String, String
     let width =
         |side: usize| region.graph.ty(node.args[side]).shape[1].size().ok_or("widths of rows are literal");
     let (left, right, m, n) = (source(0, "m")?, source(1, "n0")?, width(0)?, width(1)?);
-    let mut d = left.rows_slot() + &right.panel_slots("");
+    let both = left.is_narrow() && right.is_narrow();
+    let mut d = left.rows_slot(both) + &right.panel_slots("", both);
+    if both {
+        d.push_str(BOTH);
+    }
     let mut define = |key: &str, value: String| _ = writeln!(d, "#define {key} {value}");
     define("NAME(x)", format!("{name}_##x"));
     define("OFFSETS", format!("((const int32_t *)bufs[{}])", offsets(region, id)?));

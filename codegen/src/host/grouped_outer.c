@@ -5,6 +5,7 @@
  *   NAME(x)                         prefixes a symbol of this kernel
  *   GROUPS, DOT_M, DOT_N            literals; OFFSETS: i32 [GROUPS + 1], ascending from 0 to the rows
  *   LOAD_A(dst, m, mr, k0, kc)      writes A(k0 .. k0 + kc, m .. m + mr) to dst[mr][DOT_KC]
+ *   DOT_BOTH_BF16 (optional)        A and B are bf16 values, and LOAD_A and LOAD_PANEL those of `dot_words.c`
  *   LOAD_PANEL(dst, n0, n, k0, kc)  writes B(k0 .. k0 + kc, n0 .. n0 + n) to dst[kc][32], zeros beyond n
  *   FETCH_PANEL(n0, n, k0, kc, part, parts)   asks for a part of the same block ahead of its time
  *   EPILOGUE(m, n0, acc, valid)     consumes columns n0 .. n0 + valid of row m of the result
@@ -13,7 +14,13 @@
  * accumulator, so that the bits do not depend on the threads. Where `grouped_amx.c` came before and the system admits the
  * matrix unit, that is the way taken.
  */
+#ifdef DOT_BOTH_BF16
+#define DOT_PAIRED DOT_WORDS
+#else
+#define DOT_PAIRED 0
+#endif
 enum {
+    NAME(deep) = DOT_KC << DOT_PAIRED, /* rows of the group in a block */
     NAME(panels) = (DOT_N + DOT_NR - 1) / DOT_NR,
     NAME(height) = 12 * DOT_MR,
     NAME(blocks) = (DOT_M + NAME(height) - 1) / NAME(height),
@@ -25,14 +32,14 @@ enum {
 static void NAME(unit)(void *const *bufs, const int64_t *dims, int64_t e, int64_t m0, int64_t m_end, int64_t p,
                        int64_t p_end)
 {
-    static dot_tile_fn *const table[] = DOT_TABLE(f32);
+    static dot_tile_fn *const table[] = DOT_TABLE_FOR(DOT_PAIRED);
     float c[NAME(width) * NAME(height) * DOT_NR] __attribute__((aligned(64)));
     float a[NAME(height) * DOT_KC] __attribute__((aligned(64)));
     float w[DOT_KC * DOT_NR] __attribute__((aligned(64)));
     int64_t begin = (OFFSETS)[e], end = (OFFSETS)[e + 1], rows = m_end - m0, tiles = (rows + DOT_MR - 1) / DOT_MR;
     if (begin == end) memset(c, 0, sizeof c);
-    for (int64_t k = begin; k < end; k += DOT_KC) {
-        int64_t kc = end - k < DOT_KC ? end - k : DOT_KC;
+    for (int64_t k = begin; k < end; k += NAME(deep)) {
+        int64_t kc = end - k < NAME(deep) ? end - k : NAME(deep), steps = (kc + DOT_PAIRED) >> DOT_PAIRED;
         for (int64_t t = 0; t < tiles; t++) {
             int64_t m = t * rows / tiles, mr = (t + 1) * rows / tiles - m;
             LOAD_A(a + m * DOT_KC, m0 + m, mr, k, kc);
@@ -41,14 +48,14 @@ static void NAME(unit)(void *const *bufs, const int64_t *dims, int64_t e, int64_
             int64_t n0 = q * DOT_NR;
             int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
             LOAD_PANEL(w, n0, valid, k, kc);
-            int64_t next_k = q + 1 < p_end ? k : k + DOT_KC, next_n = (q + 1 < p_end ? q + 1 : p) * DOT_NR;
-            int64_t next_kc = end - next_k < DOT_KC ? end - next_k : DOT_KC;
+            int64_t next_k = q + 1 < p_end ? k : k + NAME(deep), next_n = (q + 1 < p_end ? q + 1 : p) * DOT_NR;
+            int64_t next_kc = end - next_k < NAME(deep) ? end - next_k : NAME(deep);
             int next_valid = DOT_N - next_n < DOT_NR ? (int)(DOT_N - next_n) : DOT_NR;
             for (int64_t t = 0; t < tiles; t++) {
                 if (next_k < end) FETCH_PANEL(next_n, next_valid, next_k, next_kc, t, tiles);
                 int64_t m = t * rows / tiles, mr = (t + 1) * rows / tiles - m;
                 const float *at = a + m * DOT_KC;
-                table[mr - 1](at, w, 0, kc, c + ((q - p) * rows + m) * DOT_NR, k == begin, at, at);
+                table[mr - 1](at, w, 0, steps, c + ((q - p) * rows + m) * DOT_NR, k == begin, at, at);
             }
         }
     }
@@ -109,6 +116,7 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
     }
     dot_fence();
 }
+#undef DOT_PAIRED
 #undef GROUPED_MATRIX_UNIT
 #undef GROUPED_SPLIT
 #undef GROUPED_TILES
