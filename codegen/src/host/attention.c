@@ -15,7 +15,8 @@
  *   HEADS KV_HEADS D DV        sizes, KV_HEADS divides HEADS
  *   SCALE SOFTCAP              f32 literals, SCALE > 0; SOFTCAP > 0: s = SOFTCAP tanh(SCALE s / SOFTCAP), 0 = none
  *   CAUSAL WINDOW              0 or 1; WINDOW > 0: key j is visible only if i - j < WINDOW, 0 = none
- *   KV_BF16 Q_BF16             optional: keys and values, and queries, are bf16
+ *   KV_BF16 Q_BF16             optional: keys and values, and queries, are bf16; scores are then sums over words of two
+ *                              where an instruction adds those (DOT_WORDS)
  * Leaves: NAME(units0)(dims) and NAME(phase0)(bufs, dims, scratch, begin, end), which writes
  *   o [tokens, HEADS, DV] contiguous, and lse. scratch is unused. A query that sees no key gets 0 and lse -infinity.
  *
@@ -51,6 +52,12 @@ struct NAME(unit) {
     const int32_t *pages;
 };
 
+#if defined(Q_BF16) && defined(KV_BF16) && DOT_WORDS && D % (2 * VW) == 0
+#define PAIRED 1
+#else
+#define PAIRED 0
+#endif
+
 /* Whether one query has a way of its own, see NAME(one). */
 #if defined(PAGES_BUF) && defined(KV_BF16) && D % (2 * VW) == 0 && DV % VW == 0 && HEADS <= 8 * KV_HEADS
 #define ONE_QUERY 1
@@ -58,6 +65,7 @@ struct NAME(unit) {
 #define ONE_QUERY 0
 #endif
 
+/* Where PAIRED, q and k are words: [ROWS][D / 2] of q's rows, [D / 2][ATTN_KEYS]. */
 struct NAME(state) {
     float q[ROWS][D] __attribute__((aligned(64)));
     float s[ROWS][ATTN_KEYS] __attribute__((aligned(64)));
@@ -140,7 +148,8 @@ static void NAME(begin)(const struct NAME(unit) *u, struct NAME(state) *t, const
     for (int r = 0; r < u->groups * u->rows; r++) {
         int at = NAME(query)(u, r), i = u->base + u->q0 + at;
         const Q_T *from = q + Q_OFF + (u->row0 + at) * Q_ROW + NAME(head)(u, r) * (int64_t)Q_HEAD;
-        for (int d = 0; d < D; d++) t->q[r][d] = LOAD_Q(from[d]);
+        if (PAIRED) memcpy(t->q[r], from, D * sizeof *from);
+        for (int d = 0; !PAIRED && d < D; d++) t->q[r][d] = LOAD_Q(from[d]);
         for (int d = 0; d < DVP; d++) t->o[r][d] = 0.0f;
         t->lo[r] = NAME(sees_from)(i);
         t->hi[r] = CAUSAL && i + 1 < u->keys ? i + 1 : u->keys;
@@ -157,12 +166,21 @@ INLINE int64_t NAME(ahead)(const struct NAME(unit) *u, int j0, int g, int i, int
 static void NAME(pack_k)(const struct NAME(unit) *u, struct NAME(state) *t, const K_T *k, int j0, int count, int g) {
     const K_T *head = k + K_OFF + (u->key_head + g) * (int64_t)K_HEAD;
     for (int j = 0; j < count; j += VW) {
+        const float *lines[VW];
         for (int i = 0; i < VW; i++) {
             const K_T *next = k + K_OFF + NAME(ahead)(u, j0, g, j + i, K_ROW, K_HEAD);
             for (int d = 0; d < D; d += 64 / (int)sizeof(K_T)) __builtin_prefetch(next + d, 0, 2);
             const K_T *from = head + NAME(key_row)(u, j0 + (j + i < count ? j + i : count - 1)) * K_ROW;
-            for (int d = 0; d < D; d++) t->wide[i][d] = LOAD_K(from[d]);
+            lines[i] = (const float *)from;
+            for (int d = 0; !PAIRED && d < D; d++) t->wide[i][d] = LOAD_K(from[d]);
         }
+#if PAIRED
+        for (int d = 0; d < D / 2; d += VW) {
+            attn_transpose_lines(lines, &t->k[d][j], ATTN_KEYS);
+            for (int i = 0; i < VW; i++) lines[i] += VW;
+        }
+        continue;
+#endif
         for (int d = 0; d < D; d += VW) attn_transpose(&t->wide[0][d], DP, &t->k[d][j], ATTN_KEYS);
     }
 }
@@ -178,6 +196,12 @@ static void NAME(pack_v)(const struct NAME(unit) *u, struct NAME(state) *t, cons
         for (int d = DV; d < DVP; d++) t->v[j][d] = 0.0f;
     }
 }
+
+#if PAIRED
+#define SCORES attn_product_words
+#else
+#define SCORES attn_product
+#endif
 
 /* Scores of rows r0..r1, rows in blocks, only the key lanes that some row of the block sees. */
 static void NAME(scores)(struct NAME(state) *t, int r0, int r1, int j0) {
@@ -199,7 +223,7 @@ static void NAME(scores)(struct NAME(state) *t, int r0, int r1, int j0) {
         if (a >= b) continue;
         a = a / VW * VW;
         b = (b + VW - 1) / VW * VW;
-        attn_product(n, t->q[r], D, &t->k[0][a], ATTN_KEYS, &t->s[r][a], ATTN_KEYS, b - a, 0, D, 1);
+        SCORES(n, t->q[r], D, &t->k[0][a], ATTN_KEYS, &t->s[r][a], ATTN_KEYS, b - a, 0, D >> PAIRED, 1);
     }
 }
 
@@ -307,7 +331,11 @@ INLINE void NAME(score_some)(struct NAME(state) *t, int r, int n, int a, int b) 
             ATTN_EACH(c, ATTN_NV) {
                 vu both = (vu)v_load(&t->k[d / 2][at + c * VW]);
                 low[c] = (vf)(both << 16), high[c] = (vf)(both & 0xffff0000u);
+#if PAIRED
+                ATTN_EACH(i, n) acc[i][c] = dot_pair(dot_splat_word(t->q[r + i][d / 2]), (vf)both, acc[i][c]);
+#endif
             }
+            if (PAIRED) continue;
             ATTN_EACH(i, n) {
                 vf q = v_splat(t->q[r + i][d]);
                 ATTN_EACH(c, ATTN_NV) acc[i][c] = v_fma(q, low[c], acc[i][c]);

@@ -13,8 +13,9 @@
 #define ATTN_EACH(i, n) _Pragma("GCC unroll 8") for (int i = 0; i < (n); i++)
 
 /* c[MR][NV * VW] (+)= a[MR][k0..k1) b[k0..k1)[NV * VW], k ascending, one accumulator an element. AT says where
- * a[r][k] lies: rows of a are rows of memory (`r * lda + k`) or its columns (`k * lda + r`). */
-#define ATTN_TILE(NAME, MR, NV, AT)                                                                \
+ * a[r][k] lies: rows of a are rows of memory (`r * lda + k`) or its columns (`k * lda + r`); SPLAT and ADD are those of f32,
+ * or of words of two bf16. */
+#define ATTN_TILE(NAME, MR, NV, AT, SPLAT, ADD)                                                    \
     static void NAME##_##MR##_##NV(const float *a, int64_t lda, const float *b, int64_t ldb,       \
                                    float *c, int64_t ldc, int64_t k0, int64_t k1, int fresh) {     \
         vf acc[MR][NV];                                                                            \
@@ -24,8 +25,8 @@
             vf bv[NV];                                                                             \
             ATTN_EACH(n, NV) bv[n] = v_load(b + k * ldb + n * VW);                                 \
             ATTN_EACH(r, MR) {                                                                     \
-                vf av = v_splat(a[AT]);                                                            \
-                ATTN_EACH(n, NV) acc[r][n] = v_fma(av, bv[n], acc[r][n]);                          \
+                vf av = SPLAT(a[AT]);                                                              \
+                ATTN_EACH(n, NV) acc[r][n] = ADD(av, bv[n], acc[r][n]);                            \
             }                                                                                      \
         }                                                                                          \
         ATTN_EACH(r, MR) ATTN_EACH(n, NV) v_store(c + r * ldc + n * VW, acc[r][n]);                \
@@ -33,20 +34,24 @@
 
 typedef void attn_tile(const float *, int64_t, const float *, int64_t, float *, int64_t, int64_t, int64_t, int);
 
-#define ATTN_TILES(NAME, NV, AT) \
-    ATTN_TILE(NAME, 1, NV, AT) ATTN_TILE(NAME, 2, NV, AT) ATTN_TILE(NAME, 4, NV, AT) ATTN_TILE(NAME, 6, NV, AT)
+#define ATTN_TILES(NAME, NV, ...)                                                                  \
+    ATTN_TILE(NAME, 1, NV, __VA_ARGS__) ATTN_TILE(NAME, 2, NV, __VA_ARGS__)                        \
+    ATTN_TILE(NAME, 4, NV, __VA_ARGS__) ATTN_TILE(NAME, 6, NV, __VA_ARGS__)
 #define ATTN_ROW(NAME, NV) {0, NAME##_1_##NV, NAME##_2_##NV, 0, NAME##_4_##NV, 0, NAME##_6_##NV}
 #if ATTN_NV == 4
-#define ATTN_TABLE(NAME, AT) \
-    ATTN_TILES(NAME, 1, AT) ATTN_TILES(NAME, 2, AT) ATTN_TILES(NAME, 4, AT) \
+#define ATTN_TABLE(NAME, ...)                                                                      \
+    ATTN_TILES(NAME, 1, __VA_ARGS__) ATTN_TILES(NAME, 2, __VA_ARGS__) ATTN_TILES(NAME, 4, __VA_ARGS__) \
     static attn_tile *const NAME##s[3][7] = {ATTN_ROW(NAME, 1), ATTN_ROW(NAME, 2), ATTN_ROW(NAME, 4)};
 #else
-#define ATTN_TABLE(NAME, AT) \
-    ATTN_TILES(NAME, 1, AT) ATTN_TILES(NAME, 2, AT) \
+#define ATTN_TABLE(NAME, ...)                                                                      \
+    ATTN_TILES(NAME, 1, __VA_ARGS__) ATTN_TILES(NAME, 2, __VA_ARGS__)                              \
     static attn_tile *const NAME##s[2][7] = {ATTN_ROW(NAME, 1), ATTN_ROW(NAME, 2)};
 #endif
-ATTN_TABLE(attn_tile_n, r *lda + k)
-ATTN_TABLE(attn_tile_t, k *lda + r)
+ATTN_TABLE(attn_tile_n, r *lda + k, v_splat, v_fma)
+ATTN_TABLE(attn_tile_t, k *lda + r, v_splat, v_fma)
+#if DOT_WORDS
+ATTN_TABLE(attn_tile_p, r *lda + k, dot_splat_word, dot_pair)
+#endif
 
 /* Rows taken at once when `left` remain. */
 INLINE int attn_rows(int left) { return left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
@@ -66,6 +71,14 @@ static void attn_product(int rows, const float *a, int64_t lda, const float *b, 
                          int64_t ldc, int cols, int k0, int k1, int fresh) {
     attn_by(attn_tile_ns, rows, a, lda, b, ldb, c, ldc, cols, k0, k1, fresh);
 }
+
+#if DOT_WORDS
+/* As attn_product, of words. */
+static void attn_product_words(int rows, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
+                               int64_t ldc, int cols, int k0, int k1, int fresh) {
+    attn_by(attn_tile_ps, rows, a, lda, b, ldb, c, ldc, cols, k0, k1, fresh);
+}
+#endif
 
 /* c[rows][cols] (+)= a[k0..k1)[rows] transposed, times b[k0..k1)[cols] */
 static void attn_product_t(int rows, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,

@@ -437,6 +437,8 @@ static void NAME(by_tiles)(void *const *bufs, const int64_t *dims, int64_t begin
 
 #undef ATTN_TILED
 #undef ONE_QUERY
+#undef PAIRED
+#undef SCORES
 #undef GROUP
 #undef WIDE
 #undef ROWS
