@@ -87,7 +87,7 @@ impl Peaks {
 }
 
 /// Of all threads, with `flops` operations in a turn of the loop.
-fn operations(pool: &Pool, flops: u64, turns: u64, chains: fn(u64)) -> Peak {
+fn operations(pool: &Pool, flops: u64, turns: u64, chains: Chains) -> Peak {
     let units = pool.threads() * UNITS;
     let work = (units as u64 * turns * flops) as f64;
     best(TRIES[0], work, || pool.run(units, &|_, some| some.for_each(|_| chains(turns))))
@@ -136,8 +136,11 @@ fn best(tries: usize, amount: f64, mut work: impl FnMut()) -> Peak {
     Peak { rate: amount / least, held: least * tries as f64 / all.iter().sum::<f64>() }
 }
 
+/// A loop of so many turns.
+type Chains = fn(u64);
+
 /// Independent chains of multiplications and additions, and the operations of one turn.
-fn chains(simd: Simd) -> Option<(fn(u64), u64)> {
+fn chains(simd: Simd) -> Option<(Chains, u64)> {
     match simd {
         #[cfg(target_arch = "x86_64")]
         Simd::Avx512 | Simd::Avx512Bf16 | Simd::Amx => Some((chains_512, 12 * 16 * 2)),
@@ -150,7 +153,7 @@ fn chains(simd: Simd) -> Option<(fn(u64), u64)> {
 }
 
 /// Independent chains of products of bf16 pairs, the operations of one turn, and turns of a unit.
-fn pair_chains(simd: Simd) -> Option<(fn(u64), u64, u64)> {
+fn pair_chains(simd: Simd) -> Option<(Chains, u64, u64)> {
     match simd {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         Simd::Amx => Some((chains_of_tiles, 6 * 16 * 16 * 32 * 2, TILE_TURNS)),

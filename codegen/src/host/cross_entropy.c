@@ -89,7 +89,10 @@ static void NAME(keep)(void *const *bufs, int64_t m, int64_t n0, const float *ac
         for (int j = 0; j < 32; j++) line[j] = SOFTCAP * m_tanh(acc[j] / (SOFTCAP > 0 ? SOFTCAP : 1.0f));
         acc = line;
     }
-    memcpy(to, acc, valid == 32 ? 32 * sizeof *to : (size_t)valid * sizeof *to);
+    if (valid == 32)
+        memcpy(to, acc, 32 * sizeof *to); /* of a literal length: no call */
+    else
+        memcpy(to, acc, (size_t)valid * sizeof *to);
 }
 
 #define LANES 64

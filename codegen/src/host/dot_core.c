@@ -43,8 +43,9 @@
 #define DOT_PAIR 2 /* of both sides, a word of two */
 
 /* Short tiles wait for memory: ask for the panel DOT_FAR bytes ahead; of several panels side by side, beyond their ends for those
- * that come next. */
+ * that come next. Processors with words ask for themselves, and better. */
 #define DOT_FAR_ROWS 4
+#define DOT_FAR_ASKED (!DOT_WORDS)
 #define DOT_FAR 2048
 #define DOT_STRIP (2 * DOT_LANES) /* columns one pass of the tile holds in registers */
 
@@ -125,7 +126,7 @@ DOT_INLINE void dot_tile(int mr, int np, int kind, const float *restrict a, cons
                 } else {
                     lo[j] = dot_load((const float *)at);
                 }
-                if (mr <= DOT_FAR_ROWS) __builtin_prefetch(at + far, 0, 3);
+                if (DOT_FAR_ASKED && mr <= DOT_FAR_ROWS) __builtin_prefetch(at + far, 0, 3);
             }
             if (mr > DOT_FAR_ROWS) {
                 __builtin_prefetch(next_a + k * mr * 4, 0, 3);
