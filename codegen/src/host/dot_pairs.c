@@ -1,5 +1,5 @@
-/* Blocks of 32 x 32 numbers for the matrix unit, from row-major sides of a dot that nobody packed ahead. Written once per
- * translation unit, after `dot_amx.c`.
+/* Blocks of 32 x 32 numbers for the matrix unit, or of 16 steps of words for `dot_words.c`, from row-major sides of a dot that
+ * nobody packed ahead. Written once per translation unit, after `dot_amx.c`.
  *
  *   rows   dst[32 m][32 k], a left side's block: what tiles 4 and 5 load
  *   pairs  dst[16][32 n][2], a right side's block: pairs of k side by side, what tiles 6 and 7 load
