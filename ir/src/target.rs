@@ -15,7 +15,7 @@ pub enum Simd {
     Avx512,
     /// Those and sums of products of bf16 pairs (AVX512_BF16).
     Avx512Bf16,
-    /// Those and the matrix unit for bf16.
+    /// 512-bit vectors and the matrix unit for bf16.
     Amx,
 }
 

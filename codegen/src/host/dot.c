@@ -72,13 +72,6 @@ static char *NAME(tile_at)(const int64_t *dims, char *scratch, int64_t m)
     return scratch + m * (DOT_BY_TILES ? DOT_K * (int64_t)sizeof(uint16_t) : NAME(depth) * (int64_t)sizeof(float));
 }
 
-/* Numbers of the sum in the block that begins at step k. */
-DOT_INLINE int64_t NAME(numbers)(int64_t k)
-{
-    int64_t rest = DOT_K - (k << DOT_PAIRED), most = DOT_KC << DOT_PAIRED;
-    return rest < most ? rest : most;
-}
-
 /* Row r of a tile of mr rows: blocks of DOT_KC f32 or words, or for the matrix unit [K/32][mr][32] bf16. */
 static void NAME(pack_row)(const int64_t *dims, char *tile, int64_t mr, int64_t r, const float *row)
 {
@@ -90,7 +83,7 @@ static void NAME(pack_row)(const int64_t *dims, char *tile, int64_t mr, int64_t 
         return;
     }
     for (int64_t k = 0; k < NAME(sum); k += DOT_KC)
-        dot_keep((float *)tile + k * mr + r * DOT_KC, row + (k << DOT_PAIRED), DOT_PAIRED, NAME(numbers)(k));
+        dot_keep((float *)tile + k * mr + r * DOT_KC, row + (k << DOT_PAIRED), DOT_PAIRED, dot_numbers(DOT_K, k, DOT_PAIRED));
 }
 
 #ifdef DOT_A_AT

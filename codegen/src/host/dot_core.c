@@ -261,6 +261,13 @@ DOT_INLINE uint32_t dot_bits(float x)
 
 typedef uint32_t dot_word __attribute__((may_alias));
 
+/* Numbers of a sum of `sum` in the block of depth that begins at step k; a step of words has two. */
+DOT_INLINE int64_t dot_numbers(int64_t sum, int64_t k, int paired)
+{
+    int64_t rest = sum - (k << paired), most = DOT_KC << paired;
+    return rest < most ? rest : most;
+}
+
 /* n numbers of a packed row: as they are, or, exactly, bf16 values as words. */
 DOT_INLINE void dot_keep(float *dst, const float *row, int paired, int64_t n)
 {

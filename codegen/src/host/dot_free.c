@@ -47,13 +47,6 @@ static int64_t NAME(row)(const int64_t *dims, int64_t tile) { return tile * DOT_
 /* Floats, or words, that a packed row occupies. */
 static int64_t NAME(depth)(const int64_t *dims) { return (DOT_STEPS + DOT_KC - 1) / DOT_KC * DOT_KC; }
 
-/* Numbers of the sum in the block of depth that begins at step k. */
-static int64_t NAME(numbers)(const int64_t *dims, int64_t k)
-{
-    int64_t rest = DOT_K - (k << DOT_PAIRED), most = DOT_KC << DOT_PAIRED;
-    return rest < most ? rest : most;
-}
-
 int64_t NAME(scratch)(const int64_t *dims)
 {
 #ifdef DOT_SPLIT_SIDES
@@ -103,11 +96,11 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
             }
 #endif
             for (int64_t k = 0; k < DOT_STEPS; k += DOT_KC)
-                dot_keep(tile + k * mr + r * DOT_KC, row + (k << DOT_PAIRED), DOT_PAIRED, NAME(numbers)(dims, k));
+                dot_keep(tile + k * mr + r * DOT_KC, row + (k << DOT_PAIRED), DOT_PAIRED, dot_numbers(DOT_K, k, DOT_PAIRED));
         }
 #else
         for (int64_t k = 0; k < DOT_STEPS; k += DOT_KC)
-            LOAD_A(tile + k * mr, m0, mr, k << DOT_PAIRED, NAME(numbers)(dims, k));
+            LOAD_A(tile + k * mr, m0, mr, k << DOT_PAIRED, dot_numbers(DOT_K, k, DOT_PAIRED));
 #endif
     }
 }
@@ -150,9 +143,9 @@ static void NAME(unit)(void *const *bufs, const int64_t *dims, const float *pack
         for (int64_t q = p; q < p_end; q++) {
             int64_t n0 = q * DOT_NR;
             int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
-            LOAD_PANEL(w, n0, valid, k << DOT_PAIRED, NAME(numbers)(dims, k));
+            LOAD_PANEL(w, n0, valid, k << DOT_PAIRED, dot_numbers(DOT_K, k, DOT_PAIRED));
             int64_t next_k = q + 1 < p_end ? k : k + DOT_KC, next_n = (q + 1 < p_end ? q + 1 : p) * DOT_NR;
-            int64_t next_k0 = next_k << DOT_PAIRED, next_kc = NAME(numbers)(dims, next_k);
+            int64_t next_k0 = next_k << DOT_PAIRED, next_kc = dot_numbers(DOT_K, next_k, DOT_PAIRED);
             int next_valid = DOT_N - next_n < DOT_NR ? (int)(DOT_N - next_n) : DOT_NR;
             for (int64_t i = t; i < t_end; i++) {
                 if (next_k < DOT_STEPS) FETCH_PANEL(next_n, next_valid, next_k0, next_kc, i - t, t_end - t);

@@ -83,13 +83,6 @@ int64_t NAME(scratch)(const int64_t *dims)
     return ROWS * NAME(depth) * (int64_t)sizeof(float);
 }
 
-/* Numbers of the sum in the block of depth that begins at step k. */
-DOT_INLINE int64_t NAME(numbers)(int64_t k)
-{
-    int64_t rest = DOT_K - (k << DOT_PAIRED), most = DOT_KC << DOT_PAIRED;
-    return rest < most ? rest : most;
-}
-
 int64_t NAME(units0)(const int64_t *dims) { return ROWS <= GROUPED_FEW ? ROWS > 0 : NAME(blocks)(dims); }
 
 void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
@@ -117,7 +110,7 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
                 }
 #endif
                 for (int64_t k = 0; k < NAME(sum); k += DOT_KC)
-                    dot_keep(tile + k * mr + i * DOT_KC, row + (k << DOT_PAIRED), DOT_PAIRED, NAME(numbers)(k));
+                    dot_keep(tile + k * mr + i * DOT_KC, row + (k << DOT_PAIRED), DOT_PAIRED, dot_numbers(DOT_K, k, DOT_PAIRED));
             }
         }
     }
@@ -201,9 +194,9 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
 #else
             int64_t n0 = p * DOT_NR;
             int valid = DOT_N - n0 < DOT_NR ? (int)(DOT_N - n0) : DOT_NR;
-            LOAD_PANEL(w, r->group, n0, valid, k << DOT_PAIRED, NAME(numbers)(k));
+            LOAD_PANEL(w, r->group, n0, valid, k << DOT_PAIRED, dot_numbers(DOT_K, k, DOT_PAIRED));
             int64_t next_k = k + kc < NAME(sum) ? k + kc : 0, next_n = next_k > 0 ? n0 : n0 + DOT_NR;
-            int64_t next_k0 = next_k << DOT_PAIRED, next_kc = NAME(numbers)(next_k);
+            int64_t next_k0 = next_k << DOT_PAIRED, next_kc = dot_numbers(DOT_K, next_k, DOT_PAIRED);
             int next_valid = DOT_N - next_n < DOT_NR ? (int)(DOT_N - next_n) : DOT_NR;
 #endif
 #endif
