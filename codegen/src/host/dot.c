@@ -139,7 +139,7 @@ static int64_t NAME(panel_groups)(const int64_t *dims)
     return groups < NAME(panels) ? groups : NAME(panels);
 }
 
-/* First panel of group g. A row alone takes four at a time; two make groups, so that threads end together. */
+/* First panel of group g. Of a row alone two make groups, so that threads end together. */
 static int64_t NAME(panel)(const int64_t *dims, int64_t g)
 {
     if (DOT_M == 1) return 2 * g < NAME(panels) ? 2 * g : NAME(panels);
@@ -193,12 +193,13 @@ DOT_OUTLINE void NAME(finish)(void *const *bufs, const int64_t *dims __attribute
         DOT_DIRECT(1x##n)(a, DOT_AT(p, 0), DOT_PANEL_WORDS, DOT_K, c, 1, a, a)
 #endif
 
-/* One row: four panels at a time, as one has too few accumulators to hide the latency of an addition. */
+/* One row: panels DOT_ABREAST at a time. */
 static void NAME(one_row)(void *const *bufs, const int64_t *dims, const float *a, int64_t p, int64_t end)
 {
     float c[4 * DOT_NR] __attribute__((aligned(64)));
     for (int64_t n; p < end; p += n) {
-        n = end - p >= 4 ? 4 : end - p >= 2 ? 2 : 1;
+        n = end - p < DOT_ABREAST ? end - p : DOT_ABREAST;
+        n = n >= 4 ? 4 : n >= 2 ? 2 : 1;
         if (n == 4) { DOT_ROW(4); } else if (n == 2) { DOT_ROW(2); } else { DOT_ROW(1); }
         for (int64_t q = 0; q < n; q++) NAME(finish)(bufs, dims, 0, 1, p + q, c + q * DOT_NR);
     }

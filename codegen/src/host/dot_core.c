@@ -47,6 +47,9 @@
 #define DOT_FAR_ROWS 4
 #define DOT_FAR_ASKED (!DOT_WORDS)
 #define DOT_FAR 2048
+/* Panels side by side by a row alone: several hide the latency of additions, yet such processors hide it behind their reads,
+ * and read one run of memory fastest. */
+#define DOT_ABREAST (DOT_WORDS ? 1 : 4)
 #define DOT_STRIP (2 * DOT_LANES) /* columns one pass of the tile holds in registers */
 
 typedef float dot_vf __attribute__((vector_size(4 * DOT_LANES)));

@@ -156,14 +156,14 @@ DOT_OUTLINE void NAME(finish)(void *const *bufs, const int64_t *dims __attribute
 #endif
 
 #ifdef GROUPED_AT
-/* One tile: panels are used once, so they are read where they lie, whatever their type; of a single row four at a time, as
- * one has too few accumulators to hide the latency of an addition. */
+/* One tile: panels are used once, so they are read where they lie, whatever their type; of a single row
+ * DOT_ABREAST at a time. */
 static void NAME(one_tile)(void *const *bufs, const int64_t *dims, const float *a, const struct NAME(rows) *r, int64_t p,
                            int64_t end)
 {
     static dot_tile_fn *const direct[] = GROUPED_TABLE;
     float c[DOT_MR * DOT_NR] __attribute__((aligned(64)));
-    for (; r->count == 1 && p + 4 <= end; p += 4) {
+    for (; DOT_ABREAST == 4 && r->count == 1 && p + 4 <= end; p += 4) {
         GROUPED_DIRECT(1x4)(a, GROUPED_AT(r->group, p, 0), GROUPED_WORDS, NAME(sum), c, 1, a, a);
         for (int q = 0; q < 4; q++) NAME(finish)(bufs, dims, r->first, 1, p + q, c + q * DOT_NR);
     }
