@@ -44,14 +44,25 @@ impl Buffers {
 
     /// Adds zeroed memory for a tensor. A name is added once.
     pub fn add(&mut self, name: &str, dtype: DType, shape: &[usize]) -> Result<(), Error> {
-        if self.all.contains_key(name) {
-            return Err(Error::Input(format!("buffer `{name}` exists already")));
+        self.add_all([(name.to_string(), dtype, shape.to_vec())])
+    }
+
+    /// Adds zeroed memory for several tensors side by side, given back when the last of them is gone. A name is added once.
+    pub fn add_all(
+        &mut self,
+        tensors: impl IntoIterator<Item = (String, DType, Vec<usize>)>,
+    ) -> Result<(), Error> {
+        let tensors: Vec<_> = tensors.into_iter().collect();
+        let lens: Vec<_> =
+            tensors.iter().map(|(_, dtype, shape)| shape.iter().product::<usize>() * dtype.bytes()).collect();
+        let memories = Memory::together(&lens)?;
+        for (((name, dtype, shape), len), memory) in tensors.into_iter().zip(lens).zip(memories) {
+            let buffer = Buffer { dtype, shape, address: memory.address(), len, _memory: memory };
+            if self.all.contains_key(&name) {
+                return Err(Error::Input(format!("buffer `{name}` exists already")));
+            }
+            self.all.insert(name, Arc::new(buffer));
         }
-        let len = shape.iter().product::<usize>() * dtype.bytes();
-        let memory = Memory::zeroed(len)?;
-        let address = memory.address();
-        let buffer = Buffer { dtype, shape: shape.to_vec(), address, len, _memory: memory };
-        self.all.insert(name.to_string(), Arc::new(buffer));
         Ok(())
     }
 

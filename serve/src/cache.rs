@@ -26,11 +26,8 @@ impl KvCache {
             });
         }
         let mut buffers = Buffers::new();
-        for layer in 0..config.num_layers {
-            for (name, shape) in sizes.states(config, layer) {
-                buffers.add(&name, storage, &shape)?;
-            }
-        }
+        let states = (0..config.num_layers).flat_map(|layer| sizes.states(config, layer));
+        buffers.add_all(states.map(|(name, shape)| (name, storage, shape.to_vec())))?;
         Ok(KvCache { buffers })
     }
 

@@ -266,12 +266,8 @@ impl Engine {
     ) -> Result<Engine, Error> {
         plan.check_memory()?;
         let mut buffers = Buffers::new();
-        for w in &plan.weights {
-            buffers.add(&w.name, w.ty.dtype, &shape(w))?;
-        }
-        for (name, dtype, shape) in plan.states() {
-            buffers.add(&name, dtype, &shape)?;
-        }
+        let weights = plan.weights.iter().map(|w| (w.name.clone(), w.ty.dtype, shape(w)));
+        buffers.add_all(weights.chain(plan.states()))?;
         for (i, w) in plan.weights.iter().enumerate() {
             if plan.recipe.storage != DType::F32 && !w.fixed {
                 buffers.load(&format!("{MASTER}{}", w.name), w, source)?;

@@ -28,7 +28,12 @@ impl Session {
         let program = self.program.clone();
         let total = program.fresh_weights(&self.buffers, beside.map(|b| b.program()));
         let mut done = 0;
-        for w in &program.plan.weights {
+        let there = |w: &PlannedWeight| {
+            self.buffers.get(&w.weight.name).is_some() || beside.and_then(|b| b.packed_as(w)).is_some()
+        };
+        let len = |w: &PlannedWeight| if there(w) { 0 } else { weight_bytes(w) as usize };
+        let fresh = Memory::together(&program.plan.weights.iter().map(len).collect::<Vec<_>>())?;
+        for (w, mut memory) in program.plan.weights.iter().zip(fresh) {
             if let Some(b) = self.buffers.get(&w.weight.name) {
                 let same = (b.dtype, Some(&b.shape)) == (w.weight.ty.dtype, literal(&w.weight.ty).as_ref());
                 if !same || w.layout != Layout::Rows {
@@ -47,7 +52,6 @@ impl Session {
                 self.packed.push(Some(memory));
                 continue;
             }
-            let mut memory = Memory::zeroed(weight_bytes(w) as usize)?;
             match program.derived.iter().find(|d| d.weight.name == w.weight.name) {
                 Some(d) => put(memory.bytes_mut(), w.layout, &derive(d, source)?),
                 None => fill(memory.bytes_mut(), &w.weight, w.layout, source, Some(&self.pool))?,
