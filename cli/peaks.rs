@@ -51,11 +51,15 @@ impl Peaks {
         let mut memory = Memory::zeroed(size).ok()?; // as the weights lie: large pages where the system has them
         memory.bytes_mut().fill(1);
         let bytes = &*memory.bytes_mut();
-        let reading = best(TRIES[1], size as f64, || {
-            pool.run(size / UNIT, &|_, some| {
-                black_box(sum(black_box(&bytes[some.start * UNIT..some.end * UNIT])));
+        let by = |sum: fn(&[u8]) -> [u64; 8]| {
+            best(TRIES[1], size as f64, || {
+                pool.run(size / UNIT, &|_, some| {
+                    black_box(sum(black_box(&bytes[some.start * UNIT..some.end * UNIT])));
+                })
             })
-        });
+        };
+        let (several, one) = (by(sum::<4, 4096>), by(sum::<1, 0>));
+        let reading = if several.rate > one.rate { several } else { one };
         Some(Peaks { vector, matrix: Peaks::matrix(machine), reading })
     }
 
@@ -93,18 +97,19 @@ fn operations(pool: &Pool, flops: u64, turns: u64, chains: Chains) -> Peak {
     best(TRIES[0], work, || pool.run(units, &|_, some| some.for_each(|_| chains(turns))))
 }
 
-/// Bytes ahead of the one read that are asked for, as kernels do which wait for memory.
-const AHEAD: usize = 4096;
-
-/// Eight sums, so that no addition waits for the one before; of four streams, so that no stream's next line is waited for.
-fn sum(bytes: &[u8]) -> [u64; 8] {
+/// Eight sums, so that no addition waits for the one before; of `STREAMS` side by side, as kernels read which hide the latency of
+/// additions, or of one. Asks for the line `AHEAD` bytes ahead, as kernels do which wait for memory, or leaves that to the
+/// processor where 0.
+fn sum<const STREAMS: usize, const AHEAD: usize>(bytes: &[u8]) -> [u64; 8] {
     let mut sums = [0u64; 8];
-    let streams = bytes.len() / 4;
-    for at in (0..streams).step_by(64) {
-        for stream in 0..4 {
-            let from = stream * streams + at;
+    let length = bytes.len() / STREAMS;
+    for at in (0..length).step_by(64) {
+        for stream in 0..STREAMS {
+            let from = stream * length + at;
             let Some(line) = bytes.get(from..from + 64) else { continue };
-            prefetch(line.as_ptr().wrapping_add(AHEAD));
+            if AHEAD > 0 {
+                prefetch(line.as_ptr().wrapping_add(AHEAD));
+            }
             for (s, word) in sums.iter_mut().zip(line.as_chunks::<8>().0) {
                 *s = s.wrapping_add(u64::from_le_bytes(*word));
             }

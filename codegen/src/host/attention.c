@@ -162,26 +162,28 @@ INLINE int64_t NAME(ahead)(const struct NAME(unit) *u, int j0, int g, int i, int
     return NAME(key_row)(u, j < u->keys ? j : u->keys - 1) * row + (u->key_head + n % u->groups) * head;
 }
 
+/* VW keys, whose rows are these, as words [D / 2][keys] in the place of k, from column j on. */
+INLINE void NAME(words)(struct NAME(state) *t, const K_T *const *rows, int j) {
+    for (int d = 0; d < D; d += 2 * VW) {
+        const float *from[VW];
+        for (int i = 0; i < VW; i++) from[i] = (const float *)(rows[i] + d);
+        attn_transpose_lines(from, &t->k[d / 2][j], ATTN_KEYS);
+    }
+}
+
 /* k[D][keys] of group g; lanes past the last key repeat it. */
 static void NAME(pack_k)(const struct NAME(unit) *u, struct NAME(state) *t, const K_T *k, int j0, int count, int g) {
     const K_T *head = k + K_OFF + (u->key_head + g) * (int64_t)K_HEAD;
     for (int j = 0; j < count; j += VW) {
-        const float *lines[VW];
+        const K_T *rows[VW];
         for (int i = 0; i < VW; i++) {
             const K_T *next = k + K_OFF + NAME(ahead)(u, j0, g, j + i, K_ROW, K_HEAD);
             for (int d = 0; d < D; d += 64 / (int)sizeof(K_T)) __builtin_prefetch(next + d, 0, 2);
-            const K_T *from = head + NAME(key_row)(u, j0 + (j + i < count ? j + i : count - 1)) * K_ROW;
-            lines[i] = (const float *)from;
-            for (int d = 0; !PAIRED && d < D; d++) t->wide[i][d] = LOAD_K(from[d]);
+            rows[i] = head + NAME(key_row)(u, j0 + (j + i < count ? j + i : count - 1)) * K_ROW;
+            for (int d = 0; !PAIRED && d < D; d++) t->wide[i][d] = LOAD_K(rows[i][d]);
         }
-#if PAIRED
-        for (int d = 0; d < D / 2; d += VW) {
-            attn_transpose_lines(lines, &t->k[d][j], ATTN_KEYS);
-            for (int i = 0; i < VW; i++) lines[i] += VW;
-        }
-        continue;
-#endif
-        for (int d = 0; d < D; d += VW) attn_transpose(&t->wide[0][d], DP, &t->k[d][j], ATTN_KEYS);
+        if (PAIRED) NAME(words)(t, rows, j);
+        for (int d = 0; !PAIRED && d < D; d += VW) attn_transpose(&t->wide[0][d], DP, &t->k[d][j], ATTN_KEYS);
     }
 }
 
@@ -309,13 +311,12 @@ static void NAME(rows)(const struct NAME(unit) *u, int j0, int64_t *rows) {
 /* Keys a .. b of a tile as words [D / 2][keys], in the place of k; `next` are rows to fetch meanwhile. */
 static void NAME(pair_k)(struct NAME(state) *t, const K_T *k, const int64_t *rows, const int64_t *next, int a, int b) {
     for (int j = a / VW * VW; j < b; j += VW) {
-        for (int i = 0; i < VW; i++)
+        const K_T *at[VW];
+        for (int i = 0; i < VW; i++) {
             for (int d = 0; d < D; d += 32) __builtin_prefetch(k + next[j + i] * K_ROW + d, 0, 2);
-        for (int d = 0; d < D; d += 2 * VW) {
-            const float *from[VW];
-            for (int i = 0; i < VW; i++) from[i] = (const float *)(k + rows[j + i] * K_ROW + d);
-            attn_transpose_lines(from, &t->k[d / 2][j], ATTN_KEYS);
+            at[i] = k + rows[j + i] * K_ROW;
         }
+        NAME(words)(t, at, j);
     }
 }
 

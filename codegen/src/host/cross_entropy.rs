@@ -3,7 +3,7 @@
 //! takes.
 
 use super::dots::{
-    BLOCK, BOTH, TILE, matrix_places, matrix_way, panel_slots, row_bytes, rows_slot, split_bytes,
+    BLOCK, TILE, matrix_places, matrix_way, paired, panel_slots, row_bytes, rows_slot, split_bytes,
 };
 use super::{element, over_dims, undefine};
 use astrai_ir::ops::{LinearCrossEntropy, Op};
@@ -80,7 +80,7 @@ impl Product {
         let both = narrow(left.narrow) && narrow(right.narrow);
         let blocks = rows_slot(rows, ["LEFT_AT(m, k0)", left.narrow, left.line], both)
             + &panel_slots("", panel, ["RIGHT_AT(n0, k0)", right.narrow, right.line], both)
-            + if both { BOTH } else { "" };
+            + paired(both);
         let mut text = format!(
             "#define NAME(x) {name}_{dot}_##x\n#define DOT_M {m}\n#define DOT_N {n}\n#define DOT_K {k}\n\
              #define LEFT_AT(i, k) {}\n#define RIGHT_AT(i, k) {}\n\

@@ -7,17 +7,13 @@
  *   EPILOGUE(m, n0, acc, valid)   consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
  *   one source of the weight:
  *     DOT_WEIGHT_F32 / DOT_WEIGHT_BF16   address of packed panels
- *   DOT_A_BF16 (optional)         every A(m, k) is a bf16 value; with a bf16 weight this admits the matrix unit, or words
+ *   DOT_PAIRED                    DOT_WORDS where every A(m, k) and the weight are bf16 values, else 0
+ *   DOT_A_BF16 (optional)         the same, which admits the matrix unit
  *   DOT_A_AT(m) (optional)        address of A(m, 0..K) where it lies in memory as bf16
  *
  * Slots see `bufs` and `dims`. The caller runs phase 0 over units0, then phase 1 over units1, with
  * `scratch` bytes aligned to 64 between them. Units are independent: any split over threads gives the same bits.
  */
-#if defined(DOT_WEIGHT_BF16) && defined(DOT_A_BF16)
-#define DOT_PAIRED DOT_WORDS
-#else
-#define DOT_PAIRED 0
-#endif
 enum {
     NAME(panels) = (DOT_N + DOT_NR - 1) / DOT_NR,
     NAME(sum) = (DOT_K + DOT_PAIRED) >> DOT_PAIRED, /* steps of a sum */
@@ -30,7 +26,7 @@ _Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=13
 #define DOT_PANELS_PER_UNIT 8
 #define DOT_UNITS 32 /* enough for a few threads to balance, few enough to keep panels in cache */
 
-#if defined(DOT_AMX_ROWS) && defined(DOT_WEIGHT_BF16) && defined(DOT_A_BF16) && DOT_K % 32 == 0
+#if defined(DOT_AMX_ROWS) && defined(DOT_A_BF16) && DOT_K % 32 == 0
 #define DOT_MATRIX_UNIT dot_amx
 #define DOT_MATRIX_TILES_PER_UNIT                                                                                      \
     (DOT_K * 64 > DOT_AMX_NEAR / 4 ? 4 : DOT_K * 64 < DOT_AMX_NEAR / 32 ? 32 : DOT_AMX_NEAR / (DOT_K * 64))

@@ -9,7 +9,7 @@
  *   one source of the left side:
  *     PROLOGUE_ROW(m, row)          writes A(m, 0..DOT_ROW) as f32 to `row`; DOT_ROW is DOT_K as a literal
  *     LOAD_A(dst, m, mr, k0, kc)    writes A(m .. m + mr, k0 .. k0 + kc) to dst[mr][DOT_KC]
- *   DOT_BOTH_BF16 (optional)        A and B are bf16 values, and LOAD_A and LOAD_PANEL those of `dot_words.c`
+ *   DOT_PAIRED                      DOT_WORDS where A and B are bf16 values, and LOAD_A and LOAD_PANEL those of `dot_words.c`; else 0
  *   LOAD_PANEL(dst, n0, n, k0, kc)  writes B(k0 .. k0 + kc, n0 .. n0 + n) to dst[kc][32], zeros beyond n
  *   FETCH_PANEL(n0, n, k0, kc, part, parts)   asks for a part of the same block ahead of its time
  *   EPILOGUE(m, n0, acc, valid)   consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
@@ -30,11 +30,6 @@
 
 #ifndef DOT_BATCH
 #define DOT_BATCH 1
-#endif
-#ifdef DOT_BOTH_BF16
-#define DOT_PAIRED DOT_WORDS
-#else
-#define DOT_PAIRED 0
 #endif
 #define DOT_STEPS ((DOT_K + DOT_PAIRED) >> DOT_PAIRED)
 
@@ -191,7 +186,6 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef NAME
 #undef DOT_M
 #undef DOT_BATCH
-#undef DOT_BOTH_BF16
 #undef DOT_PAIRED
 #undef DOT_STEPS
 #undef DOT_N

@@ -16,8 +16,10 @@ const FREE: &str = include_str!("dot_free.c");
 const FREE_AMX: &str = include_str!("dot_free_amx.c");
 const FREE_SPLIT: &str = include_str!("dot_free_split.c");
 
-/// Both sides of a dot are bf16 values.
-pub(super) const BOTH: &str = "#define DOT_BOTH_BF16\n";
+/// Whether both sides of a dot are bf16 values, of which pairs may take the place of numbers.
+pub(super) fn paired(both: bool) -> &'static str {
+    if both { "#define DOT_PAIRED DOT_WORDS\n" } else { "#define DOT_PAIRED 0\n" }
+}
 
 /// Floats in a block of a packed row.
 pub(super) const BLOCK: usize = 256;
@@ -87,7 +89,9 @@ fn packed_slots(region: &Region, p: &Parts, out: &mut String) -> Result<(), Stri
         return Err("sizes of a weight are literal".into());
     };
     let narrow = p.form.right.dtype == DType::BF16;
-    if narrow && is_widened(&region.graph, region.graph.node(p.dot).args[0]) {
+    let both = narrow && is_widened(&region.graph, region.graph.node(p.dot).args[0]);
+    out.push_str(paired(both));
+    if both {
         out.push_str("#define DOT_A_BF16\n");
         let left = p.form.left.as_ref().zip(p.left).map(|(side, buf)| Source::new(region, side, buf, "m"));
         if let Some(s) = left.filter(|s| s.narrow == 1 && s.along) {
@@ -113,9 +117,7 @@ fn free_slots(region: &Region, p: &Parts, out: &mut String) -> Result<(), String
     let row = || !right.is_narrow() || is_widened(&region.graph, region.graph.node(p.dot).args[0]);
     let alike = left.as_ref().map_or_else(row, |s| s.narrow == right.narrow);
     let both = alike && right.is_narrow();
-    if both {
-        out.push_str(BOTH);
-    }
+    out.push_str(paired(both));
     match &left {
         Some(s) => out.push_str(&s.rows_slot(both)),
         None => _ = writeln!(out, "#define DOT_ROW {k}"),

@@ -6,7 +6,7 @@
  *   OFFSETS                         i32 [GROUPS + 1], ascending from 0 to ROWS
  *   PROLOGUE_ROW(m, row)            writes A(m, 0..K) as f32 to `row`
  *   EPILOGUE(m, n0, acc, valid)     consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
- *   DOT_BOTH_BF16 (optional)        A and the matrices are bf16 values; LOAD_PANEL is that of `dot_words.c`
+ *   DOT_PAIRED                      DOT_WORDS where A and the matrices are bf16 values, and LOAD_PANEL is that of `dot_words.c`; else 0
  *   one source of the matrices:
  *     DOT_WEIGHT_F32 / DOT_WEIGHT_BF16   address of packed panels, those of a group one after another
  *     LOAD_PANEL(dst, e, n0, n, k0, kc)  writes columns n0 .. n0 + n of matrix e to dst[kc][32], zeros beyond n, and
@@ -18,11 +18,6 @@
  * row's bits depend neither on the other rows nor on the threads. Where `grouped_amx.c` came before and the system admits the
  * matrix unit, that is the way taken; scratch then holds the rows as bf16.
  */
-#ifdef DOT_BOTH_BF16
-#define DOT_PAIRED DOT_WORDS
-#else
-#define DOT_PAIRED 0
-#endif
 enum {
     NAME(panels) = (DOT_N + DOT_NR - 1) / DOT_NR,
     NAME(sum) = (DOT_K + DOT_PAIRED) >> DOT_PAIRED,         /* steps of a sum */
@@ -262,7 +257,6 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
     dot_fence();
 }
 
-#undef DOT_PAIRED
 #undef GROUPED_FEW
 #undef GROUPED_UNITS
 #undef GROUPED_WORDS

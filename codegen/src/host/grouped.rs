@@ -2,8 +2,8 @@
 //! the matrices. Out: the templates' `#define`s around their texts, and how much scratch they take.
 
 use super::dots::{
-    BOTH, Source, TILE, buffer, dot_epilogue, dot_prologue, is_widened, matrix_slots, matrix_way, row_bytes,
-    split_bytes,
+    Source, TILE, buffer, dot_epilogue, dot_prologue, is_widened, matrix_slots, matrix_way, paired,
+    row_bytes, split_bytes,
 };
 use super::{over_dims, undefine};
 use astrai_ir::ops::Op;
@@ -88,9 +88,7 @@ pub(super) fn kernel(region: &Region, name: &str) -> Result<String, String> {
             matrix = matrix_unit(region, name, sizes, "FIRST", &slots, narrow);
         }
     }
-    if both {
-        d.push_str(BOTH);
-    }
+    d.push_str(paired(both));
     let load = dot_prologue(region, name, x)?;
     let store = dot_epilogue(region, name, id)?;
     Ok(format!("{load}{store}{matrix}{d}{GROUPED}{}", undefine(&d)))
@@ -111,9 +109,7 @@ pub(super) fn outer_kernel(region: &Region, name: &str) -> Result<String, String
     let (left, right, m, n) = (source(0, "m")?, source(1, "n0")?, width(0)?, width(1)?);
     let both = left.is_narrow() && right.is_narrow();
     let mut d = left.rows_slot(both) + &right.panel_slots("", both);
-    if both {
-        d.push_str(BOTH);
-    }
+    d.push_str(paired(both));
     let mut define = |key: &str, value: String| _ = writeln!(d, "#define {key} {value}");
     define("NAME(x)", format!("{name}_##x"));
     define("OFFSETS", format!("((const int32_t *)bufs[{}])", offsets(region, id)?));

@@ -5,7 +5,7 @@
  *   NAME(x)                         prefixes a symbol of this kernel
  *   GROUPS, DOT_M, DOT_N            literals; OFFSETS: i32 [GROUPS + 1], ascending from 0 to the rows
  *   LOAD_A(dst, m, mr, k0, kc)      writes A(k0 .. k0 + kc, m .. m + mr) to dst[mr][DOT_KC]
- *   DOT_BOTH_BF16 (optional)        A and B are bf16 values, and LOAD_A and LOAD_PANEL those of `dot_words.c`
+ *   DOT_PAIRED                      DOT_WORDS where A and B are bf16 values, and LOAD_A and LOAD_PANEL those of `dot_words.c`; else 0
  *   LOAD_PANEL(dst, n0, n, k0, kc)  writes B(k0 .. k0 + kc, n0 .. n0 + n) to dst[kc][32], zeros beyond n
  *   FETCH_PANEL(n0, n, k0, kc, part, parts)   asks for a part of the same block ahead of its time
  *   EPILOGUE(m, n0, acc, valid)     consumes columns n0 .. n0 + valid of row m of the result
@@ -14,11 +14,6 @@
  * accumulator, so that the bits do not depend on the threads. Where `grouped_amx.c` came before and the system admits the
  * matrix unit, that is the way taken.
  */
-#ifdef DOT_BOTH_BF16
-#define DOT_PAIRED DOT_WORDS
-#else
-#define DOT_PAIRED 0
-#endif
 enum {
     NAME(deep) = DOT_KC << DOT_PAIRED, /* rows of the group in a block */
     NAME(panels) = (DOT_N + DOT_NR - 1) / DOT_NR,
@@ -116,7 +111,6 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
     }
     dot_fence();
 }
-#undef DOT_PAIRED
 #undef GROUPED_MATRIX_UNIT
 #undef GROUPED_SPLIT
 #undef GROUPED_TILES
