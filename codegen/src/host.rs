@@ -240,8 +240,11 @@ fn attention_kernel(region: &Region, name: &str) -> Result<String, String> {
     define("HEADS", size(q, 1)?.to_string());
     define("KV_HEADS", size(k, 1)?.to_string());
     define("D", size(q, 2)?.to_string());
-    for (name, all) in [("KV_BF16", &[k, v][..]), ("Q_BF16", &[q])] {
-        if all.iter().all(|id| strided(region, *id).is_ok_and(|s| s.dtype == DType::BF16)) {
+    let both = &[k, v][..];
+    for (name, all, dtype) in
+        [("KV_BF16", both, DType::BF16), ("KV_F32", both, DType::F32), ("Q_BF16", &[q], DType::BF16)]
+    {
+        if all.iter().all(|id| strided(region, *id).is_ok_and(|s| s.dtype == dtype)) {
             define(name, "1".into());
         }
     }

@@ -16,7 +16,7 @@
  *   SCALE SOFTCAP              f32 literals, SCALE > 0; SOFTCAP > 0: s = SOFTCAP tanh(SCALE s / SOFTCAP), 0 = none
  *   CAUSAL WINDOW              0 or 1; WINDOW > 0: key j is visible only if i - j < WINDOW, 0 = none
  *   KV_BF16 Q_BF16             optional: keys and values, and queries, are bf16; scores are then sums over words of two
- *                              where an instruction adds those (DOT_WORDS)
+ *                              where an instruction adds those (DOT_WORDS). KV_F32, instead: keys and values are f32
  * Leaves: NAME(units0)(dims) and NAME(phase0)(bufs, dims, scratch, begin, end), which writes
  *   o [tokens, HEADS, DV] contiguous, and lse. scratch is unused. A query that sees no key gets 0 and lse -infinity.
  *
@@ -58,8 +58,17 @@ struct NAME(unit) {
 #define PAIRED 0
 #endif
 
+/* Numbers of a key in a word, as which keys are transposed; 0 where they are widened before. */
+#if defined(KV_BF16) && D % (2 * VW) == 0
+#define WORD 2
+#elif defined(KV_F32) && D % VW == 0
+#define WORD 1
+#else
+#define WORD 0
+#endif
+
 /* Whether one query has a way of its own, see NAME(one). */
-#if defined(PAGES_BUF) && defined(KV_BF16) && D % (2 * VW) == 0 && DV % VW == 0 && HEADS <= 8 * KV_HEADS
+#if defined(PAGES_BUF) && WORD && DV % VW == 0 && HEADS <= 8 * KV_HEADS
 #define ONE_QUERY 1
 #else
 #define ONE_QUERY 0
@@ -162,14 +171,16 @@ INLINE int64_t NAME(ahead)(const struct NAME(unit) *u, int j0, int g, int i, int
     return NAME(key_row)(u, j < u->keys ? j : u->keys - 1) * row + (u->key_head + n % u->groups) * head;
 }
 
-/* VW keys, whose rows are these, as words [D / 2][keys] in the place of k, from column j on. */
+#if WORD
+/* VW keys, whose rows are these, as words [D / WORD][keys] in the place of k, from column j on. */
 INLINE void NAME(words)(struct NAME(state) *t, const K_T *const *rows, int j) {
-    for (int d = 0; d < D; d += 2 * VW) {
+    for (int d = 0; d < D; d += WORD * VW) {
         const float *from[VW];
         for (int i = 0; i < VW; i++) from[i] = (const float *)(rows[i] + d);
-        attn_transpose_lines(from, &t->k[d / 2][j], ATTN_KEYS);
+        attn_transpose_lines(from, &t->k[d / WORD][j], ATTN_KEYS);
     }
 }
+#endif
 
 /* k[D][keys] of group g; lanes past the last key repeat it. */
 static void NAME(pack_k)(const struct NAME(unit) *u, struct NAME(state) *t, const K_T *k, int j0, int count, int g) {
@@ -180,10 +191,15 @@ static void NAME(pack_k)(const struct NAME(unit) *u, struct NAME(state) *t, cons
             const K_T *next = k + K_OFF + NAME(ahead)(u, j0, g, j + i, K_ROW, K_HEAD);
             for (int d = 0; d < D; d += 64 / (int)sizeof(K_T)) __builtin_prefetch(next + d, 0, 2);
             rows[i] = head + NAME(key_row)(u, j0 + (j + i < count ? j + i : count - 1)) * K_ROW;
-            for (int d = 0; !PAIRED && d < D; d++) t->wide[i][d] = LOAD_K(rows[i][d]);
+#if !PAIRED && WORD != 1
+            for (int d = 0; d < D; d++) t->wide[i][d] = LOAD_K(rows[i][d]);
+#endif
         }
-        if (PAIRED) NAME(words)(t, rows, j);
-        for (int d = 0; !PAIRED && d < D; d += VW) attn_transpose(&t->wide[0][d], DP, &t->k[d][j], ATTN_KEYS);
+#if PAIRED || WORD == 1
+        NAME(words)(t, rows, j);
+#else
+        for (int d = 0; d < D; d += VW) attn_transpose(&t->wide[0][d], DP, &t->k[d][j], ATTN_KEYS);
+#endif
     }
 }
 
@@ -300,7 +316,7 @@ static void NAME(blend)(struct NAME(state) *t, int r0, int r1) {
 
 #if ONE_QUERY
 /* One query (decode): each key and value is used by a few rows only, so getting it ready is what costs. Keys are
- * transposed as words of two numbers and widened on their way into the product; values are widened where they lie. Every
+ * transposed as words, and those of two numbers widened on their way into the product; values are read where they lie. Every
  * sum has the terms and the order that it has among many queries. */
 
 /* Rows of keys j0 and on; past the last key that one again. */
@@ -308,16 +324,21 @@ static void NAME(rows)(const struct NAME(unit) *u, int j0, int64_t *rows) {
     for (int i = 0; i < ATTN_KEYS; i++) rows[i] = NAME(key_row)(u, j0 + i < u->keys ? j0 + i : u->keys - 1);
 }
 
-/* Keys a .. b of a tile as words [D / 2][keys], in the place of k; `next` are rows to fetch meanwhile. */
+/* Keys a .. b of a tile as words, in the place of k; `next` are rows to fetch meanwhile. */
 static void NAME(pair_k)(struct NAME(state) *t, const K_T *k, const int64_t *rows, const int64_t *next, int a, int b) {
     for (int j = a / VW * VW; j < b; j += VW) {
         const K_T *at[VW];
         for (int i = 0; i < VW; i++) {
-            for (int d = 0; d < D; d += 32) __builtin_prefetch(k + next[j + i] * K_ROW + d, 0, 2);
+            for (int d = 0; d < D; d += 64 / (int)sizeof(K_T)) __builtin_prefetch(k + next[j + i] * K_ROW + d, 0, 2);
             at[i] = k + rows[j + i] * K_ROW;
         }
         NAME(words)(t, at, j);
     }
+}
+
+/* Numbers of words: the one there is, or the lower or upper of two. */
+INLINE vf NAME(number)(vf word, int half) {
+    return WORD == 1 ? word : half ? (vf)((vu)word & 0xffff0000u) : (vf)((vu)word << 16);
 }
 
 /* Scores of n rows (a literal) and keys a .. b. */
@@ -327,24 +348,21 @@ INLINE void NAME(score_some)(struct NAME(state) *t, int r, int n, int a, int b) 
         int at = j + ATTN_NV * VW <= ATTN_KEYS ? j : ATTN_KEYS - ATTN_NV * VW;
         vf acc[4][ATTN_NV];
         ATTN_EACH(i, n) ATTN_EACH(c, ATTN_NV) acc[i][c] = (vf){0};
-        for (int d = 0; d < D; d += 2) {
-            vf low[ATTN_NV], high[ATTN_NV];
-            ATTN_EACH(c, ATTN_NV) {
-                vu both = (vu)v_load(&t->k[d / 2][at + c * VW]);
-                low[c] = (vf)(both << 16), high[c] = (vf)(both & 0xffff0000u);
+        for (int d = 0; d < D; d += WORD) {
+            vf word[ATTN_NV];
+            ATTN_EACH(c, ATTN_NV) word[c] = v_load(&t->k[d / WORD][at + c * VW]);
 #if PAIRED
-                ATTN_EACH(i, n) acc[i][c] = dot_pair(dot_splat_word(t->q[r + i][d / 2]), (vf)both, acc[i][c]);
+            ATTN_EACH(i, n) {
+                vf q = dot_splat_word(t->q[r + i][d / 2]);
+                ATTN_EACH(c, ATTN_NV) acc[i][c] = dot_pair(q, word[c], acc[i][c]);
+            }
+#else
+            for (int half = 0; half < WORD; half++)
+                ATTN_EACH(i, n) {
+                    vf q = v_splat(t->q[r + i][d + half]);
+                    ATTN_EACH(c, ATTN_NV) acc[i][c] = v_fma(q, NAME(number)(word[c], half), acc[i][c]);
+                }
 #endif
-            }
-            if (PAIRED) continue;
-            ATTN_EACH(i, n) {
-                vf q = v_splat(t->q[r + i][d]);
-                ATTN_EACH(c, ATTN_NV) acc[i][c] = v_fma(q, low[c], acc[i][c]);
-            }
-            ATTN_EACH(i, n) {
-                vf q = v_splat(t->q[r + i][d + 1]);
-                ATTN_EACH(c, ATTN_NV) acc[i][c] = v_fma(q, high[c], acc[i][c]);
-            }
         }
         ATTN_EACH(i, n) ATTN_EACH(c, ATTN_NV) v_store(&t->s[r + i][at + c * VW], acc[i][c]);
     }
@@ -357,9 +375,9 @@ INLINE void NAME(blend_some)(struct NAME(state) *t, const V_T *v, const int64_t 
     ATTN_EACH(i, n) ATTN_EACH(c, nv) acc[i][c] = v_load(&t->o[r + i][d + c * VW]);
     for (int j = a; j < b; j++) {
         const V_T *from = v + rows[j] * V_ROW + d;
-        for (int c = 0; next && c < nv * VW; c += 32) __builtin_prefetch(v + next[j] * V_ROW + d + c, 0, 2);
+        for (int c = 0; next && c < nv * VW; c += 64 / (int)sizeof(V_T)) __builtin_prefetch(v + next[j] * V_ROW + d + c, 0, 2);
         vf x[ATTN_NV];
-        ATTN_EACH(c, nv) x[c] = attn_widen(from + c * VW);
+        ATTN_EACH(c, nv) x[c] = WORD == 1 ? v_load((const float *)(from + c * VW)) : attn_widen(from + c * VW);
         ATTN_EACH(i, n) {
             vf w = v_splat(t->s[r + i][j]);
             ATTN_EACH(c, nv) acc[i][c] = v_fma(w, x[c], acc[i][c]);

@@ -438,6 +438,7 @@ static void NAME(by_tiles)(void *const *bufs, const int64_t *dims, int64_t begin
 #undef ATTN_TILED
 #undef ONE_QUERY
 #undef PAIRED
+#undef WORD
 #undef SCORES
 #undef GROUP
 #undef WIDE
