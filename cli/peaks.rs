@@ -29,9 +29,12 @@ pub struct Peaks {
     pub reading: Peak,
 }
 
-/// Fewest and most bytes that reading is measured on, and bytes of one unit of it.
-const READ: [u64; 2] = [256 << 20, 1 << 30];
+/// Fewest bytes of the work's that reading is measured on, and bytes that it takes in their place.
+const FEWEST: usize = 64 << 20;
+const OWN: usize = 256 << 20;
+/// Bytes of one unit of reading, and most units.
 const UNIT: usize = 1 << 20;
+const MOST: usize = 1 << 10;
 /// Loop turns of a unit, and units of each thread: a few milliseconds.
 const TURNS: u64 = 128 << 10;
 const UNITS: usize = 8;
@@ -41,20 +44,29 @@ const TILE_TURNS: u64 = 8 << 10;
 const TRIES: [usize; 2] = [60, 12];
 
 impl Peaks {
-    /// Measures for a moment. Reading is measured on about as many bytes as the work reads again and again, 256 MiB to 1 GiB,
-    /// which this takes: what a last-level cache keeps of them, it keeps of the work's. `None` where the vector instructions
-    /// are not known here.
-    pub fn measure(machine: &Machine, again: u64) -> Option<Peaks> {
+    /// Measures for a moment. Reading is measured on `again`, what the work reads again and again, up to 1 GiB of it: what a
+    /// last-level cache keeps of it, and how far its memory is from the processor, counts for both. Where that is little, on
+    /// 256 MiB, which this takes. `None` where the vector instructions are not known here.
+    pub fn measure(machine: &Machine, again: &[&[u8]]) -> Option<Peaks> {
         let pool = &*machine.pool;
         let vector = Peaks::vector(machine)?;
-        let size = again.clamp(READ[0], READ[1]) as usize / UNIT * UNIT;
-        let mut memory = Memory::zeroed(size).ok()?; // as the weights lie: large pages where the system has them
-        memory.bytes_mut().fill(1);
-        let bytes = &*memory.bytes_mut();
+        let mut own = None;
+        let again = match again.iter().map(|b| b.len()).sum::<usize>() < FEWEST {
+            true => {
+                let memory = own.insert(Memory::zeroed(OWN).ok()?); // as weights lie: huge pages where the system has them
+                memory.bytes_mut().fill(1);
+                &[memory.bytes()]
+            }
+            false => again,
+        };
+        let units: Vec<&[u8]> = again.iter().flat_map(|b| b.chunks(UNIT)).take(MOST).collect();
+        let size: usize = units.iter().map(|u| u.len()).sum();
         let by = |sum: fn(&[u8]) -> [u64; 8]| {
             best(TRIES[1], size as f64, || {
-                pool.run(size / UNIT, &|_, some| {
-                    black_box(sum(black_box(&bytes[some.start * UNIT..some.end * UNIT])));
+                pool.run(units.len(), &|_, some| {
+                    for bytes in &units[some] {
+                        black_box(sum(black_box(bytes)));
+                    }
                 })
             })
         };

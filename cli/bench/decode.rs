@@ -139,7 +139,8 @@ impl Bench {
         let tokens = (batch * new) as f64;
         line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
         line.insert("new".into(), json!(new));
-        let peaks = Peaks::measure(machine, decoding.session(true).weight_bytes().iter().sum());
+        let weights: Vec<&[u8]> = decoding.session(true).weights().collect();
+        let peaks = Peaks::measure(machine, &weights);
         if let Some(peaks) = &peaks {
             let step: f64 =
                 costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, self.machine.storage())).sum();

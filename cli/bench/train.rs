@@ -50,7 +50,7 @@ impl Bench {
         let mut line = self.line(machine, &seconds);
         line.insert("tokens_per_s".into(), json!(rounded(tokens as f64 / seconds.median, 2)));
         line.insert("allocations_per_step".into(), json!(allocated));
-        let peaks = Peaks::measure(machine, 0);
+        let peaks = Peaks::measure(machine, &[]);
         if let Some(peaks) = &peaks {
             let least =
                 costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, self.machine.storage())).sum();

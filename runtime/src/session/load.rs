@@ -79,6 +79,11 @@ impl Session {
         bytes
     }
 
+    /// Weights as kernels read them, those that a session beside this one shares among them; not those of buffers.
+    pub fn weights(&self) -> impl Iterator<Item = &[u8]> {
+        self.packed.iter().flatten().map(|m| m.bytes())
+    }
+
     /// Weights as the interpreter takes them: whole buffers by name.
     pub(super) fn whole_weights(&self, source: &dyn WeightSource) -> Result<HashMap<String, Tensor>, Error> {
         let mut all = HashMap::new();
