@@ -4,7 +4,7 @@
 use crate::Error;
 use crate::memory::Memory;
 use astrai_ir::DType;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Named memory. A clone shares it.
@@ -53,14 +53,15 @@ impl Buffers {
         tensors: impl IntoIterator<Item = (String, DType, Vec<usize>)>,
     ) -> Result<(), Error> {
         let tensors: Vec<_> = tensors.into_iter().collect();
+        let mut names: BTreeSet<&str> = self.names().collect();
+        if let Some((name, ..)) = tensors.iter().find(|(name, ..)| !names.insert(name)) {
+            return Err(Error::Input(format!("buffer `{name}` exists already")));
+        }
         let lens: Vec<_> =
             tensors.iter().map(|(_, dtype, shape)| shape.iter().product::<usize>() * dtype.bytes()).collect();
         let memories = Memory::together(&lens)?;
         for (((name, dtype, shape), len), memory) in tensors.into_iter().zip(lens).zip(memories) {
             let buffer = Buffer { dtype, shape, address: memory.address(), len, _memory: memory };
-            if self.all.contains_key(&name) {
-                return Err(Error::Input(format!("buffer `{name}` exists already")));
-            }
             self.all.insert(name, Arc::new(buffer));
         }
         Ok(())
@@ -127,6 +128,8 @@ mod tests {
         assert_eq!(c.read("x", |bytes| (bytes.len(), bytes[4])), Some((24, 7)));
         assert_eq!((c.shape("x"), c.bytes()), (Some((DType::F32, &[2, 3][..])), 24));
         assert!(b.add("x", DType::F32, &[1]).unwrap_err().to_string().contains("exists already"));
+        let twice = ["y", "y"].map(|name| (name.to_string(), DType::F32, vec![1]));
+        assert!(b.add_all(twice).unwrap_err().to_string().contains("`y` exists already"));
         assert!(b.read("y", |_| ()).is_none());
     }
 }
