@@ -325,7 +325,7 @@ static void NAME(rows)(const struct NAME(unit) *u, int j0, int64_t *rows) {
 }
 
 /* Keys a .. b of a tile as words, in the place of k; `next` are rows to fetch meanwhile. */
-static void NAME(pair_k)(struct NAME(state) *t, const K_T *k, const int64_t *rows, const int64_t *next, int a, int b) {
+static void NAME(word_k)(struct NAME(state) *t, const K_T *k, const int64_t *rows, const int64_t *next, int a, int b) {
     for (int j = a / VW * VW; j < b; j += VW) {
         const K_T *at[VW];
         for (int i = 0; i < VW; i++) {
@@ -406,7 +406,7 @@ static void NAME(one)(const struct NAME(unit) *u, struct NAME(state) *t, const K
         for (int r = 0; r < rows; r++) t->a[r] = a, t->b[r] = b;
         for (int g = 0; g < u->groups; g++) {
             int r = g * u->rows, end = r + u->rows;
-            NAME(pair_k)(t, k + g * (int64_t)K_HEAD, here, next, a, b);
+            NAME(word_k)(t, k + g * (int64_t)K_HEAD, here, next, a, b);
             for (; r + 4 <= end; r += 4) NAME(score_some)(t, r, 4, a, b);
             if (end - r == 3) NAME(score_some)(t, r, 3, a, b);
             if (end - r == 2) NAME(score_some)(t, r, 2, a, b);

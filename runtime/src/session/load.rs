@@ -28,12 +28,14 @@ impl Session {
         let program = self.program.clone();
         let total = program.fresh_weights(&self.buffers, beside.map(|b| b.program()));
         let mut done = 0;
-        let there = |w: &PlannedWeight| {
-            self.buffers.get(&w.weight.name).is_some() || beside.and_then(|b| b.packed_as(w)).is_some()
+        let weights = &program.plan.weights;
+        let packed: Vec<_> = weights.iter().map(|w| beside.and_then(|b| b.packed_as(w))).collect();
+        let len = |(w, packed): (&PlannedWeight, &Option<_>)| {
+            let there = packed.is_some() || self.buffers.get(&w.weight.name).is_some();
+            if there { 0 } else { weight_bytes(w) as usize }
         };
-        let len = |w: &PlannedWeight| if there(w) { 0 } else { weight_bytes(w) as usize };
-        let fresh = Memory::together(&program.plan.weights.iter().map(len).collect::<Vec<_>>())?;
-        for (w, mut memory) in program.plan.weights.iter().zip(fresh) {
+        let fresh = Memory::together(&weights.iter().zip(&packed).map(len).collect::<Vec<_>>())?;
+        for ((w, packed), mut memory) in weights.iter().zip(packed).zip(fresh) {
             if let Some(b) = self.buffers.get(&w.weight.name) {
                 let same = (b.dtype, Some(&b.shape)) == (w.weight.ty.dtype, literal(&w.weight.ty).as_ref());
                 if !same || w.layout != Layout::Rows {
@@ -47,7 +49,7 @@ impl Session {
                 self.shared.push(b.clone());
                 continue;
             }
-            if let Some(memory) = beside.and_then(|b| b.packed_as(w)) {
+            if let Some(memory) = packed {
                 self.weights.push(memory.address());
                 self.packed.push(Some(memory));
                 continue;
