@@ -36,7 +36,8 @@ pub use stream::{End, Event, Finish, Stream, Update, Usage};
 pub struct Settings {
     /// Ids that end a text.
     pub eos: Vec<u32>,
-    /// Choices of requests that may wait until they run; a request that comes when none wait may have more.
+    /// Choices of requests that may wait beyond those for which a sequence is free; a request that comes when none wait
+    /// may have more.
     pub queue: usize,
     /// Sequences of a step, at most; none for as many as the model takes.
     pub sequences: Option<usize>,
@@ -78,7 +79,7 @@ impl Engine {
     pub fn start(model: impl Model + Send + 'static, settings: &Settings) -> Result<Engine, StartError> {
         let sizes = limit(model.sizes(), settings).map_err(StartError::Settings)?;
         let limits = Limits { vocabulary: sizes.vocabulary, context: sizes.context() };
-        let shared = Arc::new(Shared::new(limits, settings.queue));
+        let shared = Arc::new(Shared::new(limits, settings.queue, sizes.sequences));
         let (commands, received) = channel();
         let core = Core::new(model, sizes, settings, settings.prefix_cache.then(draw_secret), shared.clone());
         let thread = Builder::new().name("engine".into()).spawn(move || run(core, &received))?;

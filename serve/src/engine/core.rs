@@ -21,7 +21,7 @@ use crate::scheduler::{Arrival, Bounds, Scheduler, SequenceId};
 /// A request in the engine.
 struct Active {
     ticket: Ticket,
-    /// One is given up by each choice that runs.
+    /// Given up choice by choice, as they end.
     places: Places,
     rules: Arc<Rules>,
     /// By index; none when it has ended.
@@ -52,7 +52,7 @@ impl Active {
         let choice = self.choices.get_mut(index as usize).and_then(Option::as_mut);
         let Some(choice) = choice.filter(|c| !c.ran) else { return false };
         choice.ran = true;
-        self.places.leave();
+        self.places.run();
         let first = !std::mem::replace(&mut self.ran, true);
         if first {
             self.usage.queued = now.duration_since(self.since);
@@ -63,9 +63,7 @@ impl Active {
     /// Ends a choice; gives its sequence.
     fn take(&mut self, index: u32) -> Option<SequenceId> {
         let choice = self.choices.get_mut(index as usize)?.take()?;
-        if !choice.ran {
-            self.places.leave();
-        }
+        self.places.end(choice.ran);
         Some(choice.id)
     }
 }

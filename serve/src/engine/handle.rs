@@ -1,8 +1,8 @@
 //! What the rest of the process holds of an engine: the way to submit, and what can be known without asking its thread.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use super::stream::{Places, Stream, Ticket, connect};
@@ -74,12 +74,23 @@ impl Stats {
     }
 }
 
+/// Choices of requests, from their submission to their end.
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
+    /// These have not run yet.
+    queued: usize,
+    /// These have, and hold a sequence.
+    running: usize,
+}
+
 /// What both sides see.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub limits: Limits,
-    most: usize,
-    queued: AtomicUsize,
+    queue: usize,
+    /// Sequences of a step, at most.
+    sequences: usize,
+    line: Mutex<Line>,
     next: AtomicU64,
     draining: AtomicBool,
     dead: OnceLock<String>,
@@ -87,11 +98,12 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub fn new(limits: Limits, queue: usize) -> Shared {
+    pub fn new(limits: Limits, queue: usize, sequences: usize) -> Shared {
         Shared {
             limits,
-            most: queue,
-            queued: AtomicUsize::new(0),
+            queue,
+            sequences,
+            line: Mutex::default(),
             next: AtomicU64::new(0),
             draining: AtomicBool::new(false),
             dead: OnceLock::new(),
@@ -99,15 +111,35 @@ impl Shared {
         }
     }
 
-    /// Places for so many choices: within the bound, or at least in an empty queue.
-    fn enter_queue(self: &Arc<Shared>, choices: usize) -> Option<Places> {
-        let more = |n: usize| (n == 0 || n + choices <= self.most).then_some(n + choices);
-        self.queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
-        Some(Places { shared: self.clone(), left: choices })
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn leave_queue(&self, choices: usize) {
-        self.queued.fetch_sub(choices, Ordering::AcqRel);
+    /// Places for so many choices: as many as the queue has beyond the sequences that are free, or any number when
+    /// nobody waits. The engine fills free sequences at its next step, so that whoever is to have one does not wait.
+    fn enter(self: &Arc<Shared>, choices: usize) -> Option<Places> {
+        let mut line = self.line();
+        let free = self.sequences.saturating_sub(line.running);
+        if line.queued > 0 && line.queued + choices > self.queue + free {
+            return None;
+        }
+        line.queued += choices;
+        drop(line);
+        Some(Places { shared: self.clone(), queued: choices, running: 0 })
+    }
+
+    /// So many choices run now.
+    pub fn run(&self, choices: usize) {
+        let mut line = self.line();
+        line.queued -= choices;
+        line.running += choices;
+    }
+
+    /// So many that waited, and so many that ran, have ended.
+    pub fn leave(&self, queued: usize, running: usize) {
+        let mut line = self.line();
+        line.queued -= queued;
+        line.running -= running;
     }
 
     pub fn dead(&self) -> Option<&str> {
@@ -148,7 +180,7 @@ impl Handle {
             return Err(SubmitError::Draining);
         }
         let body = Box::new(request.checked(self.shared.limits)?);
-        let places = self.shared.enter_queue(body.n as usize).ok_or(SubmitError::Busy(self.shared.most))?;
+        let places = self.shared.enter(body.n as usize).ok_or(SubmitError::Busy(self.shared.queue))?;
         let request = self.shared.next.fetch_add(1, Ordering::Relaxed);
         let (ticket, stream) = connect(request, &self.shared, self.commands.clone());
         let command = Command::Submit { request, body, ticket, places, at: Instant::now() };
@@ -169,7 +201,7 @@ impl Handle {
     /// The state after the last step.
     pub fn stats(&self) -> Stats {
         let stats = *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
-        Stats { queued: self.shared.queued.load(Ordering::Acquire), ..stats }
+        Stats { queued: self.shared.line().queued, ..stats }
     }
 
     /// Why the engine is dead, if it is.

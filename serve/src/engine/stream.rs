@@ -71,26 +71,37 @@ pub struct Event {
     pub end: Option<End>,
 }
 
-/// Places in the queue: one for each choice of a request, from the submission until it first runs.
+/// What a request's choices take, from its submission to the end of each: a place in the queue, then a sequence.
 #[derive(Debug)]
 pub(super) struct Places {
     pub shared: Arc<Shared>,
-    pub left: usize,
+    pub queued: usize,
+    pub running: usize,
 }
 
 impl Places {
-    /// One choice waits no longer.
-    pub fn leave(&mut self) {
-        if self.left > 0 {
-            self.left -= 1;
-            self.shared.leave_queue(1);
+    /// One choice waits no longer: it runs.
+    pub fn run(&mut self) {
+        if self.queued > 0 {
+            self.queued -= 1;
+            self.running += 1;
+            self.shared.run(1);
+        }
+    }
+
+    /// One choice has ended, that had run or had not.
+    pub fn end(&mut self, ran: bool) {
+        let kind = if ran { &mut self.running } else { &mut self.queued };
+        if *kind > 0 {
+            *kind -= 1;
+            self.shared.leave(usize::from(!ran), usize::from(ran));
         }
     }
 }
 
 impl Drop for Places {
     fn drop(&mut self) {
-        self.shared.leave_queue(self.left);
+        self.shared.leave(self.queued, self.running);
     }
 }
 

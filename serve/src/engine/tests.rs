@@ -321,6 +321,22 @@ fn more_may_not_wait_than_may() {
     drop(steps);
 }
 
+#[test]
+fn who_is_to_have_a_free_sequence_does_not_wait() {
+    let (steps, gate) = channel();
+    let few = Settings { queue: 1, sequences: Some(2), ..settings() };
+    let engine = Engine::start(Fake::gated(SIZES, gate), &few).unwrap();
+    let handle = engine.handle();
+    // At once, before the engine has looked: two run, and one waits.
+    let mut three = [0; 3].map(|_| handle.submit(endless(9)).unwrap());
+    assert_eq!(handle.submit(endless(9)).unwrap_err(), SubmitError::Busy(1));
+    steps.send(()).unwrap();
+    assert!(three[0].blocking_recv().is_some());
+    assert_eq!((handle.stats().queued, handle.submit(endless(9)).is_err()), (1, true));
+    drop((three, steps));
+    engine.drain(None);
+}
+
 /// An engine whose sixth step fails, when three requests have been submitted.
 fn dies(mut fault: impl FnMut() -> Result<(), ModelError> + Send + 'static, reason: &str) {
     let (go, ready) = channel();
