@@ -14,8 +14,8 @@ use crate::loops::{Loops, loops};
 use crate::print::{Dialect, Printer, dim, element, symbol};
 use crate::store::store_kernel;
 use crate::{Kernel, comment};
-use astrai_ir::ops::Op;
-use astrai_ir::{Anchor, DType, Dim, NodeId, Region, Simd};
+use astrai_ir::ops::{Attention, Op};
+use astrai_ir::{Anchor, DType, Dim, Node, NodeId, Region, Simd};
 use std::fmt::Write;
 
 const PRELUDE: &str = include_str!("host/prelude.c");
@@ -26,8 +26,13 @@ const DOT_BLOCKS: &str = include_str!("host/dot_blocks.c");
 const DOT_PAIRS: &str = include_str!("host/dot_pairs.c");
 const DOT_WORDS: &str = include_str!("host/dot_words.c");
 const ATTENTION_CORE: &str = include_str!("host/attention_core.c");
-const ATTENTION: &str = include_str!("host/attention.c");
-const ATTENTION_TILES: &str = include_str!("host/attention_tiles.c");
+const ATTENTION: [&str; 5] = [
+    include_str!("host/attention.c"),
+    include_str!("host/attention_rows.c"),
+    include_str!("host/attention_one.c"),
+    include_str!("host/attention_tiles.c"),
+    include_str!("host/attention_phases.c"),
+];
 
 /// Flags with which a unit is compiled, beside those that choose its instructions; never `-ffast-math`.
 pub const FLAGS: &[&str] = &[
@@ -53,6 +58,12 @@ pub fn instructions(simd: Simd) -> &'static [&'static str] {
         Simd::Avx512Bf16 => &["-march=x86-64-v4", WIDE, "-mavx512bf16"],
         Simd::Amx => &["-march=x86-64-v4", WIDE, "-mamx-tile", "-mamx-bf16"],
     }
+}
+
+/// Flags with which a processor without these instructions has their results nevertheless, slowly; for those where there is a
+/// model in the kernels' text.
+pub fn model(simd: Simd) -> Option<&'static [&'static str]> {
+    (simd == Simd::Amx).then_some(&["-march=x86-64-v4", WIDE, "-DDOT_AMX_MODEL"])
 }
 
 /// Flags that let a unit use all that this processor has at this level: AVX-512 alone is without products of bf16, which
@@ -95,7 +106,7 @@ pub fn emit(region: &Region, name: &str) -> Result<Kernel, String> {
     let (body, phases, scratch) = match region.anchor {
         Anchor::Loops => (loops_kernel(region, name)?, 1, false),
         Anchor::Dot => (dots::dot_kernel(region, name)?, 2, true),
-        Anchor::Attention => (attention_kernel(region, name)?, 1, false),
+        Anchor::Attention => attention_kernel(region, name)?,
         Anchor::AttentionGrad => (attention_grad::kernel(region, name)?, 2, true),
         Anchor::CrossEntropy => {
             let (body, phases) = cross_entropy::kernel(region, name)?;
@@ -211,11 +222,10 @@ fn reads_only(p: &mut Printer, region: &Region) {
     }
 }
 
-fn attention_kernel(region: &Region, name: &str) -> Result<String, String> {
+/// Its text, its phases, and whether it has scratch.
+fn attention_kernel(region: &Region, name: &str) -> Result<(String, usize, bool), String> {
     let g = &region.graph;
-    let node =
-        g.nodes().iter().find(|n| matches!(n.op, Op::Attention(_))).ok_or("no attention in the region")?;
-    let Op::Attention(a) = &node.op else { return Err("no attention in the region".into()) };
+    let (node, a) = attention(region).ok_or("no attention in the region")?;
     let size = |t: NodeId, axis: usize| g.ty(t).shape[axis].size().ok_or("sizes of a head are literal");
     let (q, k, v, starts) = (node.args[0], node.args[1], node.args[2], node.args[3]);
     let mut d = String::new();
@@ -237,6 +247,7 @@ fn attention_kernel(region: &Region, name: &str) -> Result<String, String> {
     define("STARTS_BUF", starts_at.to_string());
     define("TOKENS", over_dims(region, &g.ty(q).shape[0]));
     define("SEQUENCES", over_dims(region, &(&g.ty(starts).shape[0] - &Dim::from(1))));
+    define("THREADS", format!("dims[{}]", g.symbols.len() + 1));
     define("HEADS", size(q, 1)?.to_string());
     define("KV_HEADS", size(k, 1)?.to_string());
     define("D", size(q, 2)?.to_string());
@@ -293,7 +304,42 @@ fn attention_kernel(region: &Region, name: &str) -> Result<String, String> {
         return Err("attention whose result nobody reads".into());
     }
     let undef = undefine(&d);
-    Ok(format!("{d}{ATTENTION}{ATTENTION_TILES}{undef}"))
+    let text = ATTENTION.concat();
+    // Over pages, the keys of a query may be several units', which a second phase joins.
+    let phases = if a.page.is_some() { 2 } else { 1 };
+    Ok((format!("{d}{text}{undef}"), phases, a.page.is_some()))
+}
+
+fn attention(region: &Region) -> Option<(&Node, &Attention)> {
+    region.graph.nodes().iter().find_map(|n| match &n.op {
+        Op::Attention(a) => Some((n, a)),
+        _ => None,
+    })
+}
+
+/// Bytes of scratch of attention: the sums of each chunk of keys, for rows whose chunks are units of their own.
+fn attention_scratch(region: &Region) -> Dim {
+    let size = |t: NodeId, axis: usize| region.graph.ty(t).shape[axis].size();
+    let bytes = attention(region).and_then(|(node, a)| {
+        let keys = a.page? * size(node.args[4], 1)?;
+        let row = size(node.args[2], 2)?.next_multiple_of(16) + 2;
+        Some(SPLIT_ROWS * chunks(keys) * size(node.args[0], 1)? * row * size_of::<f32>())
+    });
+    Dim::from(bytes.unwrap_or(0))
+}
+
+/// Rows at most whose keys are shared by units: half of `SPLITS` in `attention.c`.
+const SPLIT_ROWS: usize = 8;
+
+/// Chunks of so many keys, as `attn_chunk` counts them.
+fn chunks(keys: usize) -> usize {
+    let mut length = 256;
+    let mut doubled = 0;
+    while keys.saturating_sub(1) / 16 >= length {
+        length *= 2;
+        doubled += 1;
+    }
+    8 * doubled + keys.saturating_sub(1) / length + 1
 }
 
 /// Takes the definitions of a template's slots back.
@@ -388,6 +434,7 @@ fn address(region: &Region, id: NodeId, at: &[Index]) -> Result<(usize, DType, I
 /// Bytes that a kernel of this region keeps between its phases.
 pub fn scratch(region: &Region) -> Dim {
     match region.anchor {
+        Anchor::Attention => attention_scratch(region),
         Anchor::AttentionGrad => attention_grad::scratch(region),
         Anchor::CrossEntropy => cross_entropy::scratch(region),
         Anchor::Grouped => grouped::scratch(region),

@@ -27,7 +27,7 @@ pub struct Kernel {
     /// True when it needs scratch memory between its phases.
     pub scratch: bool,
     /// True when all its phases run several times, as often as its `rounds` function says; the number of the round
-    /// follows the symbols in `dims`.
+    /// follows the symbols in `dims`, and that of the threads which share the units follows it.
     pub rounds: bool,
 }
 

@@ -26,7 +26,7 @@ pub use memory::{Memory, available_memory};
 pub use nvrtc::{Cubin, Nvrtc, Usage};
 pub use profile::{Profile, ProfileRow};
 pub use session::{Session, Tools, laid_out};
-pub use simd::{host_levels, host_simd};
+pub use simd::{host_levels, host_simd, modelled_levels};
 pub use stages::{Dump, Stage};
 pub use value::Value;
 pub use weigh::{Random, Source, WeightSource};

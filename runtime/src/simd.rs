@@ -31,6 +31,13 @@ pub fn host_levels() -> Vec<Simd> {
     levels
 }
 
+/// Levels that the processor lacks, but whose results its other instructions give, bit for bit and slowly: for tests.
+pub fn modelled_levels() -> Vec<Simd> {
+    let levels = host_levels();
+    let lacks = |simd: &Simd| !levels.contains(simd) && host::model(*simd).is_some();
+    if levels.contains(&Simd::Avx512) { Simd::ALL.into_iter().filter(lacks).collect() } else { Vec::new() }
+}
+
 /// The features of x86-64-v3.
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
@@ -85,7 +92,10 @@ fn may_use_tiles() -> bool {
 /// may be more; then, and only then, kernels depend on the very processor.
 pub(crate) fn flags(target: &Target) -> &'static [&'static str] {
     match target.kind {
-        TargetKind::Host { simd } if simd != host_simd() => host::instructions(simd),
+        TargetKind::Host { simd } if simd != host_simd() => match host::model(simd) {
+            Some(model) if modelled_levels().contains(&simd) => model,
+            _ => host::instructions(simd),
+        },
         TargetKind::Host { simd } => host::native(simd),
         TargetKind::Cuda { .. } => host::native(host_simd()),
     }

@@ -1,6 +1,7 @@
 //! Keys and values in pages: rows stored into states, attention that finds its keys by tables.
 
-use crate::table::{Fill, Table, dims, machine, machines, rows};
+use crate::table::{Fill, Table, crowded, dims, machine, machines, rows};
+use astrai::machine::Machine;
 use astrai_ir::ops::{Attention, BinaryKind, RmsNorm, Rope, RopeLayout, Store, UnaryKind};
 use astrai_ir::{Anchor, DType, Dim, NodeId, Real, Type};
 
@@ -9,31 +10,41 @@ fn paged(d: usize, page: usize) -> Attention {
     Attention { scale, causal: true, window: None, softcap: None, sinks: false, span, page: Some(page) }
 }
 
-/// Queries of a chunk, of a decoded token, of nothing and of a whole prompt: starts, tables of scattered pages, keys.
-fn bounds(t: &mut Table, page: usize) -> ([NodeId; 3], usize) {
-    let lens = [75usize, 66, 0, 6];
-    let width = 90usize.div_ceil(page);
-    let pages = 4 * width + 3;
+/// Of four sequences: where their queries begin, and their keys.
+type Batch = ([usize; 5], [usize; 4]);
+
+/// Queries of a chunk, of a decoded token, of nothing and of a whole prompt.
+const MIXED: Batch = ([0, 9, 10, 10, 16], [75, 66, 0, 6]);
+
+/// Few enough that the keys of a query are shared by units: of many chunks, of two, of one; and of two queries.
+const FEW: Batch = ([0, 1, 2, 3, 5], [4700, 300, 77, 600]);
+
+/// Starts, tables of scattered pages, keys.
+fn bounds(t: &mut Table, page: usize, (starts, lens): Batch) -> ([NodeId; 3], usize) {
+    let width = (lens[0] + 15).div_ceil(page);
+    let mut pages = 4 * width + 3;
+    pages += usize::from(pages.is_multiple_of(7));
     let number = |i: usize| if i % width < lens[i / width].div_ceil(page) { i * 7 % pages } else { 1 << 30 };
     // Seven and the number of pages have no common factor.
     assert!(!pages.is_multiple_of(7));
     let list = |v: Vec<usize>| Fill::List(v.into_iter().map(|x| x as f64).collect());
-    let starts = t.input(DType::I32, dims(&[5]), list(vec![0, 9, 10, 10, 16]));
+    let starts = t.input(DType::I32, dims(&[5]), list(starts.to_vec()));
     let tables = t.input(DType::I32, dims(&[4, width]), list((0..4 * width).map(number).collect()));
     let lens = t.input(DType::I32, dims(&[4]), list(lens.to_vec()));
     ([starts, tables, lens], pages * page)
 }
 
-fn attend(
-    t: &mut Table,
-    name: &str,
-    op: Attention,
-    dtype: DType,
-    (h, kv, d, dv): (usize, usize, usize, usize),
-) {
+/// Query heads, key heads, numbers of a key, numbers of a value.
+type Heads = (usize, usize, usize, usize);
+
+fn attend(t: &mut Table, name: &str, op: Attention, dtype: DType, heads: Heads) {
+    attend_in(t, name, op, dtype, heads, MIXED);
+}
+
+fn attend_in(t: &mut Table, name: &str, op: Attention, dtype: DType, (h, kv, d, dv): Heads, batch: Batch) {
     let page = op.page.unwrap();
-    let ([starts, tables, lens], rows) = bounds(t, page);
-    let q = t.input(dtype, dims(&[16, h, d]), Fill::Real(-2.0, 2.0));
+    let ([starts, tables, lens], rows) = bounds(t, page, batch);
+    let q = t.input(dtype, dims(&[batch.0[4], h, d]), Fill::Real(-2.0, 2.0));
     let k = t.state(&format!("{name}.k"), Type::new(dtype, dims(&[rows, kv, d])), Fill::Real(-2.0, 2.0));
     let v = t.state(&format!("{name}.v"), Type::new(dtype, dims(&[rows, kv, dv])), Fill::Real(-2.0, 2.0));
     let mut args = vec![q, k, v, starts, tables, lens];
@@ -84,36 +95,77 @@ fn attention_over_pages() {
     t.all_native().run(&[1]);
 }
 
+#[test]
+fn chunks_of_keys_are_units() {
+    let mut t = Table::new();
+    let unused = t.x(rows(&[]));
+    t.case("unused", unused);
+    let of = |d, options: (bool, Option<usize>, Option<f64>, bool)| {
+        let (causal, window, softcap, sinks) = options;
+        Attention { causal, window, softcap: softcap.map(Real), sinks, span: Dim::from(4715), ..paged(d, 16) }
+    };
+    let options = [
+        (true, None, None, false),
+        (false, None, None, false),
+        (true, Some(700), Some(2.0), false),
+        (true, Some(3000), None, true),
+    ];
+    for (i, options) in options.into_iter().enumerate() {
+        attend_in(&mut t, &format!("f32 {i}"), of(32, options), DType::F32, (4, 2, 32, 32), FEW);
+        attend_in(&mut t, &format!("bf16 {i}"), of(32, options), DType::BF16, (9, 3, 32, 64), FEW);
+    }
+    t.all_native().run_on(crowded(), &[1]);
+}
+
 /// A query alone reads values where they lie; among others they pass through the matrix unit. Bit for bit the same, also with
 /// values that are no finite numbers, seen or not.
 #[test]
 fn a_query_alone_has_its_bits_among_others() {
-    const KEYS: usize = 200;
+    let heads = [(2, 2, 64, 64), (8, 4, 128, 128), (3, 1, 32, 96), (4, 1, 96, 64), (5, 1, 64, 64)];
+    let finite = [(None, 0.0), (Some(70), f64::NAN), (Some(70), 1e-38)];
+    alone(machines(), 200, DType::BF16, &heads, &[&finite[..], &[(None, f64::INFINITY)]].concat());
+}
+
+/// Its chunks of keys are units of their own then.
+#[test]
+fn a_query_alone_has_its_bits_among_others_after_many_keys() {
+    let options = [(None, f64::INFINITY), (Some(1500), f64::NAN)];
+    alone(crowded(), 5000, DType::BF16, &[(2, 2, 64, 64), (5, 1, 32, 96)], &options);
+    alone(crowded(), 5000, DType::F32, &[(9, 1, 33, 20)], &options);
+}
+
+/// Forty queries and the last of them, in windows, with a number among the values that may not be finite.
+fn alone(machines: &[Machine], keys: usize, dtype: DType, heads: &[Heads], options: &[(Option<usize>, f64)]) {
+    let table = keys.div_ceil(16);
     let mut t = Table::new();
     let unused = t.x(rows(&[]));
     t.case("unused", unused);
     let list = |v: &[usize]| Fill::List(v.iter().map(|&x| x as f64).collect());
-    let tables = t.input(DType::I32, dims(&[1, 13]), list(&[4, 1, 7, 0, 9, 2, 12, 5, 3, 11, 8, 6, 10]));
-    let lens = t.input(DType::I32, dims(&[1]), list(&[KEYS]));
+    let scattered: Vec<usize> = (0..table).map(|i| (i * 5 + 4) % table).collect();
+    assert!(!table.is_multiple_of(5));
+    let tables = t.input(DType::I32, dims(&[1, table]), list(&scattered));
+    let lens = t.input(DType::I32, dims(&[1]), list(&[keys]));
     let [many, one] = [40, 1].map(|n| t.input(DType::I32, dims(&[2]), list(&[0, n])));
     let mut names = vec![];
-    for (h, kv, d, dv) in [(2, 2, 64, 64), (8, 4, 128, 128), (3, 1, 32, 96), (4, 1, 96, 64), (5, 1, 64, 64)] {
-        for (window, bad) in [(None, 0.0), (None, f64::INFINITY), (Some(70), f64::NAN), (Some(120), 1e-38)] {
-            let span = Dim::from(208);
+    for &(h, kv, d, dv) in heads {
+        for &(window, bad) in options {
+            let span = Dim::from(table * 16);
             let op = Attention { window, span, ..paged(d, 16) };
             let name = format!("{h} {kv} {d} {dv} {window:?}");
             let state = |t: &mut Table, part: &str, d: usize, fill| {
-                t.state(&format!("{name} {bad} {part}"), Type::new(DType::BF16, dims(&[208, kv, d])), fill)
+                t.state(&format!("{name} {bad} {part}"), Type::new(dtype, dims(&[table * 16, kv, d])), fill)
             };
             let k = state(&mut t, "k", d, Fill::Real(-2.0, 2.0));
-            // A row of page 7, which holds keys 32 to 47; and one of page 8, of 160 to 175.
+            // A row of a page near the beginning, and one of a page that windows see.
+            let seen = (keys - 30) / 16;
             let at = |i: usize| {
-                i / (kv * dv) == 7 * 16 + 3 && i.is_multiple_of(5) || i == (8 * 16 + 5) * kv * dv + 2
+                i / (kv * dv) == scattered[2] * 16 + 3 && i.is_multiple_of(5)
+                    || i == (scattered[seen] * 16 + 5) * kv * dv + 2
             };
             let scale = if bad == 1e-38 { 1e-38 } else { 1.0 }; // times weights: subnormal
             let value = |i| if at(i) { bad } else { scale * (f64::from((i * 29 % 83) as u32) / 41.0 - 1.0) };
-            let v = state(&mut t, "v", dv, Fill::List((0..208 * kv * dv).map(value).collect()));
-            let q = t.input(DType::BF16, dims(&[40, h, d]), Fill::Real(-2.0, 2.0));
+            let v = state(&mut t, "v", dv, Fill::List((0..table * 16 * kv * dv).map(value).collect()));
+            let q = t.input(dtype, dims(&[40, h, d]), Fill::Real(-2.0, 2.0));
             let last = t.g.slice(q, 0, Dim::from(39), Dim::from(1)).unwrap();
             for (which, (q, starts)) in [("many", (q, many)), ("one", (last, one))] {
                 let both = t.g.push(op.clone(), &[q, k, v, starts, tables, lens]).unwrap();
@@ -124,7 +176,7 @@ fn a_query_alone_has_its_bits_among_others() {
         }
     }
     let leaves = t.values(1);
-    for machine in machines() {
+    for machine in machines {
         let results = crate::table::run(&mut t.session_on(machine), &leaves);
         let bytes = |name: String| &results.iter().find(|(n, _)| *n == name).unwrap().1.bytes;
         for name in &names {

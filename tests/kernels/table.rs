@@ -6,7 +6,10 @@
 use astrai::machine::Machine;
 use astrai_ir::ops::{Op, State};
 use astrai_ir::{Anchor, DType, Dim, Graph, NodeId, Precision, Shape, Sizes, Symbol, Tensor, Type, eval};
-use astrai_runtime::{Buffers, Device, Options, Program, Session, Value, compile, host_levels};
+use astrai_runtime::pool::Pool;
+use astrai_runtime::{
+    Buffers, Device, Options, Program, Session, Value, compile, host_levels, modelled_levels,
+};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
@@ -51,15 +54,25 @@ pub fn machine() -> &'static Machine {
     MACHINE.get_or_init(|| Machine::new(Device::Host, 2).unwrap())
 }
 
-/// The same with each level of vector instructions that the processor has; the best comes last.
+/// The same with each level of vector instructions that the processor has or can take the place of; its best comes last.
 pub fn machines() -> &'static [Machine] {
     static MACHINES: OnceLock<Vec<Machine>> = OnceLock::new();
+    MACHINES.get_or_init(|| levels(&machine().pool))
+}
+
+/// Those with sixteen threads, more than a few queries have heads.
+pub fn crowded() -> &'static [Machine] {
+    static MACHINES: OnceLock<Vec<Machine>> = OnceLock::new();
+    MACHINES.get_or_init(|| levels(&Machine::new(Device::Host, 16).unwrap().pool))
+}
+
+fn levels(pool: &Arc<Pool>) -> Vec<Machine> {
     let with = |simd| {
         let mut one = Machine::with(Device::Host, 1, simd).unwrap();
-        one.pool = machine().pool.clone();
+        one.pool = pool.clone();
         one
     };
-    MACHINES.get_or_init(|| host_levels().into_iter().map(with).collect())
+    modelled_levels().into_iter().chain(host_levels()).map(with).collect()
 }
 
 /// Sizes from literals.
@@ -239,8 +252,13 @@ impl Table {
 
     /// Runs every case at every size and compares.
     pub fn run(&self, sizes: &[u64]) {
+        self.run_on(machines(), sizes);
+    }
+
+    /// The same on these machines.
+    pub fn run_on(&self, machines: &[Machine], sizes: &[u64]) {
         let states = self.states();
-        let mut sessions: Vec<_> = machines().iter().map(|m| (m.simd(), self.open(m, &states))).collect();
+        let mut sessions: Vec<_> = machines.iter().map(|m| (m.simd(), self.open(m, &states))).collect();
         let differentiate =
             |of: &String| astrai_passes::differentiate(&self.g, of, Default::default()).unwrap();
         let differentiated = self.gradient_of.as_ref().map(differentiate);

@@ -52,7 +52,7 @@ impl Image {
         let mut image = Image {
             memory: vec![],
             launches: vec![],
-            dims: p.plan.symbols.iter().map(|s| s.max as i64).chain([0]).collect(),
+            dims: p.plan.symbols.iter().map(|s| s.max as i64).chain([0, 1]).collect(),
             scratch: p.arena_bytes().unwrap(),
             results: vec![],
         };
@@ -126,7 +126,7 @@ impl Image {
     pub fn bytes(&self, number: &dyn Fn(usize) -> usize) -> Vec<u8> {
         let round = |n: usize| n.next_multiple_of(64).max(64) as i64;
         let mut words =
-            vec![round(self.memory.len()), round(self.scratch as usize), self.dims.len() as i64 - 1];
+            vec![round(self.memory.len()), round(self.scratch as usize), self.dims.len() as i64 - 2];
         words.extend(&self.dims);
         words.push(self.launches.len() as i64);
         for (region, places) in &self.launches {

@@ -57,7 +57,7 @@ __attribute__((used)) static void begin(void) {
     move(READ, &count, 8);
     if (count < 4 || count > (int64_t)(sizeof words / 8)) leave(2);
     move(READ, words, count * 8);
-    int64_t bytes = words[0], room = words[1], symbols = words[2], *dims = words + 3, *at = dims + symbols + 1;
+    int64_t bytes = words[0], room = words[1], symbols = words[2], *dims = words + 3, *at = dims + symbols + 2;
     if (bytes > (int64_t)sizeof memory || room > (int64_t)sizeof scratch) leave(3);
     move(READ, memory, bytes);
 #ifdef DOT_AMX_ROWS

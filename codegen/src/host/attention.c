@@ -11,21 +11,25 @@
  *                              i32 [sequences] key counts, literal rows per page; key j lies in row page * PAGE + j % PAGE
  *   Q_T K_T V_T O_T            element types; LOAD_Q(x) LOAD_K(x) LOAD_V(x) to f32, STORE_O(x) from f32
  *   Q_OFF K_OFF V_OFF          offsets in elements; Q_ROW K_ROW V_ROW strides of a token, Q_HEAD K_HEAD V_HEAD of a head
- *   TOKENS SEQUENCES           query rows and sequences, expressions over dims
+ *   TOKENS SEQUENCES           query rows and sequences, expressions over dims; THREADS, that share the units
  *   HEADS KV_HEADS D DV        sizes, KV_HEADS divides HEADS
  *   SCALE SOFTCAP              f32 literals, SCALE > 0; SOFTCAP > 0: s = SOFTCAP tanh(SCALE s / SOFTCAP), 0 = none
  *   CAUSAL WINDOW              0 or 1; WINDOW > 0: key j is visible only if i - j < WINDOW, 0 = none
  *   KV_BF16 Q_BF16             optional: keys and values, and queries, are bf16; scores are then sums over words of two
  *                              where an instruction adds those (DOT_WORDS). KV_F32, instead: keys and values are f32
  * Leaves: NAME(units0)(dims) and NAME(phase0)(bufs, dims, scratch, begin, end), which writes
- *   o [tokens, HEADS, DV] contiguous, and lse. scratch is unused. A query that sees no key gets 0 and lse -infinity.
+ *   o [tokens, HEADS, DV] contiguous, and lse; with PAGES_BUF NAME(scratch)(dims), NAME(units1) and NAME(phase1), too.
+ *   A query that sees no key gets 0 and lse -infinity.
  *
- * Key tiles are counted from the start of the sequence; every score and output element has one
- * accumulator; row sums run over fixed lanes; a tile or key that a row does not see leaves its state
- * untouched. So a row's bits depend on its query and its visible keys alone, not on the batch, the
- * query tile or the threads: decode equals the full forward. Its state is on the stack:
- * 0.4 MiB for D = DV = 256, 0.6 MiB for D = 576, DV = 512. Key pages want huge pages: in 4 KiB pages decode waits on
- * page walks.
+ * This text, which says what the units are, and those that follow it: attention_rows.c and attention_one.c (vectors),
+ * attention_tiles.c (the matrix unit), attention_phases.c.
+ *
+ * Key tiles and chunks of tiles are counted from the start of the sequence. Sums of a chunk begin anew, and chunks are joined in
+ * order; every score and output element of a chunk has one accumulator; row sums run over fixed lanes; a chunk, tile or key
+ * that a row does not see leaves its state untouched. So a row's bits depend on its query and its visible keys alone, not on
+ * the batch, the query tile or the threads: decode equals the full forward, though its chunks are units of their own, whose
+ * sums wait in scratch. The state is on the stack: 0.5 MiB for D = DV = 256, 0.7 MiB for D = 576, DV = 512. Key pages want huge
+ * pages: in 4 KiB pages decode waits on page walks.
  */
 
 /* Heads of a group are split into HEAD_CHUNKS of at most GROUP_HEADS when a group alone overfills a tile. */
@@ -38,65 +42,65 @@
 /* A unit of few queries (decode) takes several key heads, whose rows are neighbours in memory; never all, for two threads. */
 #define MERGES(n) (HEAD_CHUNKS == 1 && KV_HEADS % (2 * (n)) == 0 && (n) * D * (int)sizeof(K_T) <= 2048)
 #define MERGE (MERGES(8) ? 8 : MERGES(4) ? 4 : MERGES(2) ? 2 : 1)
+#define SPLITS 16
 #define DP ((D + VW - 1) / VW * VW)
 #define DVP ((DV + VW - 1) / VW * VW)
 
-/* One unit: a run of queries of one sequence, times heads that share a key head, for `groups` key heads.
- * Its rows are ordered by key head, query, head. */
+/* One unit: a run of queries of one sequence, times heads that share a key head, for `groups` key heads, and the keys or a part
+ * of them. Its rows are ordered by key head, query, head. */
 struct NAME(unit) {
     int q0, queries, key_head, groups;
     int head0, heads;     /* first query head, heads of one group */
     int rows;             /* of one group */
     int keys, base;       /* keys of the sequence; position of its query 0 */
+    int from, to;         /* keys of the unit: all that its rows see, from the tile of the first on, or chunks of them */
+    int parts;            /* of those that all its rows see; 1 but where one query's keys are shared by units */
     int64_t row0, kv_row; /* global rows of query q0 and of key 0 */
     const int32_t *pages;
 };
 
-#if defined(Q_BF16) && defined(KV_BF16) && DOT_WORDS && D % (2 * VW) == 0
-#define PAIRED 1
+/* Units that share the keys of a query: two for each thread, in all, where there are more threads than units otherwise. */
+static int64_t NAME(splits)(const int64_t *dims) {
+#if defined(PAGES_BUF)
+    int64_t chunks = attn_chunk(TABLE_PAGES * PAGE - 1) + 1, units = TOKENS * KV_HEADS * HEAD_CHUNKS / MERGE;
+    if (TOKENS <= 0 || units >= THREADS) return 1;
+    int64_t splits = (2 * THREADS + units - 1) / units, most = SPLITS / TOKENS < chunks ? SPLITS / TOKENS : chunks;
+    return splits < most ? splits : most > 1 ? most : 1;
 #else
-#define PAIRED 0
+    return 1;
 #endif
+}
 
-/* Numbers of a key in a word, as which keys are transposed; 0 where they are widened before. */
-#if defined(KV_BF16) && D % (2 * VW) == 0
-#define WORD 2
-#elif defined(KV_F32) && D % VW == 0
-#define WORD 1
-#else
-#define WORD 0
-#endif
+static int64_t NAME(slots)(const int64_t *dims) { return TOKENS / TILE_QUERIES + SEQUENCES; }
 
-/* Whether one query has a way of its own, see NAME(one). */
-#if defined(PAGES_BUF) && WORD && DV % VW == 0 && HEADS <= 8 * KV_HEADS
-#define ONE_QUERY 1
-#else
-#define ONE_QUERY 0
-#endif
+/* The first key that a query at this position may see. */
+INLINE int NAME(sees_from)(int pos) { return WINDOW > 0 && pos - WINDOW + 1 > 0 ? pos - WINDOW + 1 : 0; }
 
-/* Where PAIRED, q and k are words: [ROWS][D / 2] of q's rows, [D / 2][ATTN_KEYS]. */
-struct NAME(state) {
-    float q[ROWS][D] __attribute__((aligned(64)));
-    float s[ROWS][ATTN_KEYS] __attribute__((aligned(64)));
-    float o[ROWS][DVP] __attribute__((aligned(64)));
-    float k[DP][ATTN_KEYS] __attribute__((aligned(64)));
-    float wide[VW][DP] __attribute__((aligned(64))); /* keys on their way into k */
-    float v[ATTN_KEYS][DVP] __attribute__((aligned(64)));
-    float max[ROWS + VW], sum[ROWS + VW], keep[ROWS + VW]; /* keep: what a tile leaves of the sums before it */
-    int lo[ROWS], hi[ROWS]; /* visible keys of a row, then */
-    int a[ROWS], b[ROWS];   /* those inside the tile; a == b when none */
-};
-
-int64_t NAME(units0)(const int64_t *dims) {
-    return (TOKENS / TILE_QUERIES + SEQUENCES) * KV_HEADS * HEAD_CHUNKS;
+/* Leaves the unit those chunks of its keys that begin in parts of equal length, the parts of splits begin .. end; whether there
+ * are any. */
+static int NAME(split)(struct NAME(unit) *u, int64_t begin, int64_t end, int64_t splits) {
+    int first = u->from, last = u->to, chunks = u->queries > 1 || first >= last ? 1 : attn_chunk(last - 1) - attn_chunk(first) + 1;
+    if (splits == 1 || chunks == 1) return begin == 0;
+    u->parts = chunks < splits ? chunks : (int)splits;
+    /* Parts are far from another among the splits, for a thread takes several neighbours. */
+    int64_t part = (begin * u->parts + splits - 1) / splits, behind = (end * u->parts + splits - 1) / splits;
+    u->from = last, u->to = first;
+    for (int j = first, next; j < last; j = next) {
+        next = attn_chunk_end(j) < last ? attn_chunk_end(j) : last;
+        int64_t of = (int64_t)(j - first) * u->parts / (last - first);
+        if (of < part || of >= behind) continue;
+        u->from = j < u->from ? j : u->from;
+        u->to = next;
+    }
+    return u->from < u->to;
 }
 
 /* Sequence s owns the tile slots from starts[s] / TILE_QUERIES + s on: enough for it, and known without a
  * prefix sum. Slots are visited from both ends in turn, so that any half of the units holds half of a causal triangle. */
-static int NAME(find)(struct NAME(unit) *u, void *const *bufs, const int64_t *dims, int64_t index) {
+static int NAME(find)(struct NAME(unit) *u, void *const *bufs, const int64_t *dims, int64_t at, int64_t head, int64_t begin,
+                      int64_t end, int64_t splits) {
     const int32_t *starts = bufs[STARTS_BUF];
-    int64_t slots = TOKENS / TILE_QUERIES + SEQUENCES;
-    int64_t at = index % slots, head = index / slots;
+    int64_t slots = NAME(slots)(dims);
     int64_t slot = at & 1 ? slots - 1 - at / 2 : at / 2;
     int64_t lo = 0, hi = SEQUENCES;
     while (hi - lo > 1) {
@@ -129,11 +133,35 @@ static int NAME(find)(struct NAME(unit) *u, void *const *bufs, const int64_t *di
     u->kv_row = starts[lo];
 #endif
     u->base = u->keys - (int)len;
-    return u->heads > 0 && u->key_head % u->groups == 0;
+    int last = u->base + u->q0 + u->queries;
+    u->from = NAME(sees_from)(u->base + u->q0) / ATTN_KEYS * ATTN_KEYS;
+    u->to = CAUSAL && last < u->keys ? last : u->keys;
+    u->parts = 1;
+    return u->heads > 0 && u->key_head % u->groups == 0 && NAME(split)(u, begin, end, splits);
 }
 
-/* The first key that a query at this position may see. */
-INLINE int NAME(sees_from)(int pos) { return WINDOW > 0 && pos - WINDOW + 1 > 0 ? pos - WINDOW + 1 : 0; }
+/* Where a thread is in its range of indices. An index is a slot and a key head, and where keys are shared a split, too: then
+ * those of neighbouring heads lie within that of a split, and splits of a head that are neighbours are one unit. */
+struct NAME(walk) {
+    int64_t at, end, splits;
+    int head;
+};
+
+/* The next unit, if there is one. */
+OUTLINE int NAME(next)(struct NAME(unit) *u, struct NAME(walk) *w, void *const *bufs, const int64_t *dims) {
+    int64_t heads = w->splits > 1 ? MERGE : 1, block = w->splits * heads, slots = NAME(slots)(dims);
+    while (w->at < w->end) {
+        int64_t first = w->at / block * block, stop = w->end < first + block ? w->end : first + block;
+        if (w->head == heads) {
+            w->at = stop, w->head = 0;
+            continue;
+        }
+        int64_t h = w->head++, begin = (w->at - first - h + heads - 1) / heads, end = (stop - first - h + heads - 1) / heads;
+        int64_t slot = first / block % slots, head = first / block / slots * heads + h;
+        if (begin < end && NAME(find)(u, bufs, dims, slot, head, begin, end, w->splits)) return 1;
+    }
+    return 0;
+}
 
 INLINE int NAME(query)(const struct NAME(unit) *u, int r) { return r % u->rows / u->heads; }
 
@@ -149,281 +177,38 @@ INLINE int64_t NAME(key_row)(const struct NAME(unit) *u, int j) {
 #endif
 }
 
-static void NAME(begin)(const struct NAME(unit) *u, struct NAME(state) *t, const Q_T *q) {
-    for (int r = 0; r < ROWS + VW; r++) {
-        t->max[r] = -__builtin_inff();
-        t->sum[r] = 0.0f;
-    }
-    for (int r = 0; r < u->groups * u->rows; r++) {
-        int at = NAME(query)(u, r), i = u->base + u->q0 + at;
-        const Q_T *from = q + Q_OFF + (u->row0 + at) * Q_ROW + NAME(head)(u, r) * (int64_t)Q_HEAD;
-        if (PAIRED) memcpy(t->q[r], from, D * sizeof *from);
-        for (int d = 0; !PAIRED && d < D; d++) t->q[r][d] = LOAD_Q(from[d]);
-        for (int d = 0; d < DVP; d++) t->o[r][d] = 0.0f;
-        t->lo[r] = NAME(sees_from)(i);
-        t->hi[r] = CAUSAL && i + 1 < u->keys ? i + 1 : u->keys;
-    }
+/* Lines of keys and values that are asked for ahead, in the order in which they lie, which the processor's own prefetching
+ * follows: those of all heads at hand, a row after the other. */
+struct NAME(ahead) {
+    const K_T *k;
+    const V_T *v;
+    const int64_t *rows;
+    int lines_k, lines, row, end, at; /* lines of a row; the next row, the last, the next line of a row */
+};
+
+/* From the first of these rows on, and `left` of them at most. */
+INLINE void NAME(turn)(struct NAME(ahead) *next, const int64_t *rows, int left) {
+    next->rows = rows, next->row = next->at = 0, next->end = left < ATTN_KEYS ? left : ATTN_KEYS;
 }
 
-/* The place to fetch ahead while key i of group g is packed: the next tile's rows, each across all groups at once. */
-INLINE int64_t NAME(ahead)(const struct NAME(unit) *u, int j0, int g, int i, int64_t row, int64_t head) {
-    int n = g * ATTN_KEYS + i, j = j0 + ATTN_KEYS + n / u->groups;
-    return NAME(key_row)(u, j < u->keys ? j : u->keys - 1) * row + (u->key_head + n % u->groups) * head;
+INLINE void NAME(look)(struct NAME(ahead) *next, const struct NAME(unit) *u, void *const *bufs, const int64_t *rows, int left) {
+    next->k = (const K_T *)bufs[K_BUF] + K_OFF + u->key_head * (int64_t)K_HEAD;
+    next->v = (const V_T *)bufs[V_BUF] + V_OFF + u->key_head * (int64_t)V_HEAD;
+    next->lines_k = (u->groups * D * (int)sizeof(K_T) + 63) / 64;
+    next->lines = next->lines_k + (u->groups * DV * (int)sizeof(V_T) + 63) / 64;
+    NAME(turn)(next, rows, left);
 }
 
-#if WORD
-/* VW keys, whose rows are these, as words [D / WORD][keys] in the place of k, from column j on. */
-INLINE void NAME(words)(struct NAME(state) *t, const K_T *const *rows, int j) {
-    for (int d = 0; d < D; d += WORD * VW) {
-        const float *from[VW];
-        for (int i = 0; i < VW; i++) from[i] = (const float *)(rows[i] + d);
-        attn_transpose_lines(from, &t->k[d / WORD][j], ATTN_KEYS);
+INLINE void NAME(ask)(struct NAME(ahead) *next, int lines) {
+    for (; lines > 0 && next->row < next->end; lines--) {
+        int64_t row = next->rows[next->row];
+        if (next->at < next->lines_k)
+            __builtin_prefetch((const char *)(next->k + row * K_ROW) + next->at * 64, 0, 2);
+        else
+            __builtin_prefetch((const char *)(next->v + row * V_ROW) + (next->at - next->lines_k) * 64, 0, 2);
+        if (++next->at == next->lines) next->at = 0, next->row++;
     }
 }
-#endif
-
-/* k[D][keys] of group g; lanes past the last key repeat it. */
-static void NAME(pack_k)(const struct NAME(unit) *u, struct NAME(state) *t, const K_T *k, int j0, int count, int g) {
-    const K_T *head = k + K_OFF + (u->key_head + g) * (int64_t)K_HEAD;
-    for (int j = 0; j < count; j += VW) {
-        const K_T *rows[VW];
-        for (int i = 0; i < VW; i++) {
-            const K_T *next = k + K_OFF + NAME(ahead)(u, j0, g, j + i, K_ROW, K_HEAD);
-            for (int d = 0; d < D; d += 64 / (int)sizeof(K_T)) __builtin_prefetch(next + d, 0, 2);
-            rows[i] = head + NAME(key_row)(u, j0 + (j + i < count ? j + i : count - 1)) * K_ROW;
-#if !PAIRED && WORD != 1
-            for (int d = 0; d < D; d++) t->wide[i][d] = LOAD_K(rows[i][d]);
-#endif
-        }
-#if PAIRED || WORD == 1
-        NAME(words)(t, rows, j);
-#else
-        for (int d = 0; d < D; d += VW) attn_transpose(&t->wide[0][d], DP, &t->k[d][j], ATTN_KEYS);
-#endif
-    }
-}
-
-/* v[keys][DVP] of group g. */
-static void NAME(pack_v)(const struct NAME(unit) *u, struct NAME(state) *t, const V_T *v, int j0, int count, int g) {
-    const V_T *head = v + V_OFF + (u->key_head + g) * (int64_t)V_HEAD;
-    for (int j = 0; j < count; j++) {
-        const V_T *next = v + V_OFF + NAME(ahead)(u, j0, g, j, V_ROW, V_HEAD);
-        for (int d = 0; d < DV; d += 64 / (int)sizeof(V_T)) __builtin_prefetch(next + d, 0, 2);
-        const V_T *from = head + NAME(key_row)(u, j0 + j) * V_ROW;
-        for (int d = 0; d < DV; d++) t->v[j][d] = LOAD_V(from[d]);
-        for (int d = DV; d < DVP; d++) t->v[j][d] = 0.0f;
-    }
-}
-
-#if PAIRED
-#define SCORES attn_product_words
-#else
-#define SCORES attn_product
-#endif
-
-/* Scores of rows r0..r1, rows in blocks, only the key lanes that some row of the block sees. */
-static void NAME(scores)(struct NAME(state) *t, int r0, int r1, int j0) {
-    for (int r = r0; r < r1; r++) {
-        int a = t->lo[r] - j0, b = t->hi[r] - j0;
-        a = a > 0 ? a : 0;
-        b = b < ATTN_KEYS ? b : ATTN_KEYS;
-        t->a[r] = a < b ? a : 0;
-        t->b[r] = a < b ? b : 0;
-    }
-    for (int r = r0, n; r < r1; r += n) {
-        n = attn_rows(r1 - r);
-        int a = ATTN_KEYS, b = 0;
-        for (int i = r; i < r + n; i++) {
-            if (t->a[i] == t->b[i]) continue;
-            a = t->a[i] < a ? t->a[i] : a;
-            b = t->b[i] > b ? t->b[i] : b;
-        }
-        if (a >= b) continue;
-        a = a / VW * VW;
-        b = (b + VW - 1) / VW * VW;
-        SCORES(n, t->q[r], D, &t->k[0][a], ATTN_KEYS, &t->s[r][a], ATTN_KEYS, b - a, 0, D >> PAIRED, 1);
-    }
-}
-
-/* Scores to weights, VW rows at once: new maxima, the factor that keeps the old sums, exponentials, sums.
- * Lane results of the rows are transposed, so that the last step over lanes is vertical. */
-static void NAME(weigh)(struct NAME(state) *t, int r0, int rows) {
-    const float factor = SOFTCAP > 0 ? 1.0f : SCALE, none = -__builtin_inff();
-    float lane[VW][VW] __attribute__((aligned(64)));
-    for (int i = 0; i < VW; i++) {
-        int r = r0 + i;
-        v_store(lane[i], v_splat(none));
-        if (i >= rows || t->a[r] == t->b[r]) continue;
-        float *s = t->s[r];
-        if (SOFTCAP > 0)
-            for (int j = 0; j < ATTN_KEYS; j++) s[j] = SOFTCAP * m_tanh(s[j] * (SCALE / (SOFTCAP > 0 ? SOFTCAP : 1.0f)));
-        for (int j = 0; j < t->a[r]; j++) s[j] = none;
-        for (int j = t->b[r]; j < ATTN_KEYS; j++) s[j] = none;
-        vf top = v_splat(none);
-        for (int j = 0; j < ATTN_KEYS; j += VW) top = v_max(v_load(s + j), top);
-        v_store(lane[i], top);
-    }
-    attn_transpose(lane[0], VW, lane[0], VW);
-    vf top = v_load(lane[0]);
-    for (int i = 1; i < VW; i++) top = v_max(v_load(lane[i]), top);
-    v_store(lane[0], top * v_splat(factor));
-    float *max = t->max + r0, *keep = t->keep + r0;
-    for (int i = 0; i < VW; i++) {
-        float next = lane[0][i] > max[i] ? lane[0][i] : max[i], fade = attn_exp(max[i] - next);
-        keep[i] = max[i] == next ? 1.0f : fade;
-        max[i] = next;
-    }
-    for (int i = 0; i < VW; i++) {
-        int r = r0 + i;
-        v_store(lane[i], (vf){0});
-        if (i >= rows || t->a[r] == t->b[r]) continue;
-        float *s = t->s[r], m = t->max[r];
-        for (int j = 0; j < ATTN_KEYS; j++) s[j] = attn_exp(FMA(s[j], factor, -m));
-        vf sum = v_load(s);
-        for (int j = VW; j < ATTN_KEYS; j += VW) sum += v_load(s + j);
-        v_store(lane[i], sum);
-        vf k = v_splat(t->keep[r]);
-        if (t->keep[r] != 1.0f)
-            for (int d = 0; d < DVP; d += VW) v_store(t->o[r] + d, v_load(t->o[r] + d) * k);
-    }
-    attn_transpose(lane[0], VW, lane[0], VW);
-    vf sum = v_load(lane[0]);
-    for (int i = 1; i < VW; i++) sum += v_load(lane[i]);
-    v_store(t->sum + r0, v_fma(v_load(t->sum + r0), v_load(keep), sum));
-}
-
-/* o += weights v. A block of rows shares the keys that all its rows see; a row's other keys, before and after
- * those, are its own, so that what it must not see is never multiplied, not even by zero. */
-static void NAME(blend)(struct NAME(state) *t, int r0, int r1) {
-    for (int r = r0, n; r < r1; r += n) {
-        n = attn_rows(r1 - r);
-        int a = 0, b = ATTN_KEYS;
-        for (int i = r; i < r + n; i++) {
-            a = t->a[i] > a ? t->a[i] : a;
-            b = t->b[i] < b ? t->b[i] : b;
-        }
-        int shared = a < b;
-        for (int i = r; i < r + n; i++) {
-            int end = shared ? a : t->b[i];
-            if (t->a[i] < end) attn_product(1, t->s[i], ATTN_KEYS, t->v[0], DVP, t->o[i], DVP, DVP, t->a[i], end, 0);
-        }
-        if (!shared) continue;
-        attn_product(n, t->s[r], ATTN_KEYS, t->v[0], DVP, t->o[r], DVP, DVP, a, b, 0);
-        for (int i = r; i < r + n; i++)
-            if (b < t->b[i]) attn_product(1, t->s[i], ATTN_KEYS, t->v[0], DVP, t->o[i], DVP, DVP, b, t->b[i], 0);
-    }
-}
-
-#if ONE_QUERY
-/* One query (decode): each key and value is used by a few rows only, so getting it ready is what costs. Keys are
- * transposed as words, and those of two numbers widened on their way into the product; values are read where they lie. Every
- * sum has the terms and the order that it has among many queries. */
-
-/* Rows of keys j0 and on; past the last key that one again. */
-static void NAME(rows)(const struct NAME(unit) *u, int j0, int64_t *rows) {
-    for (int i = 0; i < ATTN_KEYS; i++) rows[i] = NAME(key_row)(u, j0 + i < u->keys ? j0 + i : u->keys - 1);
-}
-
-/* Keys a .. b of a tile as words, in the place of k; `next` are rows to fetch meanwhile. */
-static void NAME(word_k)(struct NAME(state) *t, const K_T *k, const int64_t *rows, const int64_t *next, int a, int b) {
-    for (int j = a / VW * VW; j < b; j += VW) {
-        const K_T *at[VW];
-        for (int i = 0; i < VW; i++) {
-            for (int d = 0; d < D; d += 64 / (int)sizeof(K_T)) __builtin_prefetch(k + next[j + i] * K_ROW + d, 0, 2);
-            at[i] = k + rows[j + i] * K_ROW;
-        }
-        NAME(words)(t, at, j);
-    }
-}
-
-/* Numbers of words: the one there is, or the lower or upper of two. */
-INLINE vf NAME(number)(vf word, int half) {
-    return WORD == 1 ? word : half ? (vf)((vu)word & 0xffff0000u) : (vf)((vu)word << 16);
-}
-
-/* Scores of n rows (a literal) and keys a .. b. */
-INLINE void NAME(score_some)(struct NAME(state) *t, int r, int n, int a, int b) {
-    for (int j = a / VW * VW; j < b; j += ATTN_NV * VW) {
-        /* The last lanes of a step may lie past the tile: then it begins earlier, and computes some scores twice. */
-        int at = j + ATTN_NV * VW <= ATTN_KEYS ? j : ATTN_KEYS - ATTN_NV * VW;
-        vf acc[4][ATTN_NV];
-        ATTN_EACH(i, n) ATTN_EACH(c, ATTN_NV) acc[i][c] = (vf){0};
-        for (int d = 0; d < D; d += WORD) {
-            vf word[ATTN_NV];
-            ATTN_EACH(c, ATTN_NV) word[c] = v_load(&t->k[d / WORD][at + c * VW]);
-#if PAIRED
-            ATTN_EACH(i, n) {
-                vf q = dot_splat_word(t->q[r + i][d / 2]);
-                ATTN_EACH(c, ATTN_NV) acc[i][c] = dot_pair(q, word[c], acc[i][c]);
-            }
-#else
-            for (int half = 0; half < WORD; half++)
-                ATTN_EACH(i, n) {
-                    vf q = v_splat(t->q[r + i][d + half]);
-                    ATTN_EACH(c, ATTN_NV) acc[i][c] = v_fma(q, NAME(number)(word[c], half), acc[i][c]);
-                }
-#endif
-        }
-        ATTN_EACH(i, n) ATTN_EACH(c, ATTN_NV) v_store(&t->s[r + i][at + c * VW], acc[i][c]);
-    }
-}
-
-/* o += weights v for n rows and nv vectors of columns from d on (both literals). */
-INLINE void NAME(blend_some)(struct NAME(state) *t, const V_T *v, const int64_t *rows, const int64_t *next, int r, int n,
-                             int d, int nv, int a, int b) {
-    vf acc[4][ATTN_NV];
-    ATTN_EACH(i, n) ATTN_EACH(c, nv) acc[i][c] = v_load(&t->o[r + i][d + c * VW]);
-    for (int j = a; j < b; j++) {
-        const V_T *from = v + rows[j] * V_ROW + d;
-        for (int c = 0; next && c < nv * VW; c += 64 / (int)sizeof(V_T)) __builtin_prefetch(v + next[j] * V_ROW + d + c, 0, 2);
-        vf x[ATTN_NV];
-        ATTN_EACH(c, nv) x[c] = WORD == 1 ? v_load((const float *)(from + c * VW)) : attn_widen(from + c * VW);
-        ATTN_EACH(i, n) {
-            vf w = v_splat(t->s[r + i][j]);
-            ATTN_EACH(c, nv) acc[i][c] = v_fma(w, x[c], acc[i][c]);
-        }
-    }
-    ATTN_EACH(i, n) ATTN_EACH(c, nv) v_store(&t->o[r + i][d + c * VW], acc[i][c]);
-}
-
-INLINE void NAME(blend_rows)(struct NAME(state) *t, const V_T *v, const int64_t *rows, const int64_t *next, int r, int n,
-                             int a, int b) {
-    int d = 0;
-    for (; d + ATTN_NV * VW <= DV; d += ATTN_NV * VW) NAME(blend_some)(t, v, rows, next, r, n, d, ATTN_NV, a, b);
-    for (; d < DV; d += VW) NAME(blend_some)(t, v, rows, next, r, n, d, 1, a, b);
-}
-
-/* All keys of the unit's query, a tile after the other. */
-static void NAME(one)(const struct NAME(unit) *u, struct NAME(state) *t, const K_T *k, const V_T *v) {
-    int64_t around[2][ATTN_KEYS];
-    int lo = t->lo[0], hi = t->hi[0], rows = u->groups * u->rows, turn = 0;
-    k += K_OFF + u->key_head * (int64_t)K_HEAD, v += V_OFF + u->key_head * (int64_t)V_HEAD;
-    NAME(rows)(u, lo / ATTN_KEYS * ATTN_KEYS, around[0]);
-    for (int j0 = lo / ATTN_KEYS * ATTN_KEYS; j0 < hi; j0 += ATTN_KEYS, turn ^= 1) {
-        const int64_t *here = around[turn], *next = around[turn ^ 1];
-        int a = lo > j0 ? lo - j0 : 0, b = hi - j0 < ATTN_KEYS ? hi - j0 : ATTN_KEYS;
-        NAME(rows)(u, j0 + ATTN_KEYS, around[turn ^ 1]);
-        for (int r = 0; r < rows; r++) t->a[r] = a, t->b[r] = b;
-        for (int g = 0; g < u->groups; g++) {
-            int r = g * u->rows, end = r + u->rows;
-            NAME(word_k)(t, k + g * (int64_t)K_HEAD, here, next, a, b);
-            for (; r + 4 <= end; r += 4) NAME(score_some)(t, r, 4, a, b);
-            if (end - r == 3) NAME(score_some)(t, r, 3, a, b);
-            if (end - r == 2) NAME(score_some)(t, r, 2, a, b);
-            if (end - r == 1) NAME(score_some)(t, r, 1, a, b);
-        }
-        for (int r = 0; r < rows; r += VW) NAME(weigh)(t, r, rows - r);
-        for (int g = 0; g < u->groups; g++) {
-            const V_T *head = v + g * (int64_t)V_HEAD;
-            int r = g * u->rows, end = r + u->rows;
-            for (; r + 4 <= end; r += 4) NAME(blend_rows)(t, head, here, next, r, 4, a, b);
-            if (end - r == 3) NAME(blend_rows)(t, head, here, next, r, 3, a, b);
-            if (end - r == 2) NAME(blend_rows)(t, head, here, next, r, 2, a, b);
-            if (end - r == 1) NAME(blend_rows)(t, head, here, next, r, 1, a, b);
-        }
-    }
-}
-#endif
 
 /* The row of the result that a unit's row is. */
 INLINE int64_t NAME(result)(const struct NAME(unit) *u, int r) {
@@ -446,55 +231,30 @@ INLINE float NAME(close)(const struct NAME(unit) *u, int r, float max, float sum
     return sum == 0.0f ? 0.0f : keep / sum;
 }
 
-static void NAME(finish)(const struct NAME(unit) *u, struct NAME(state) *t, void *const *bufs) {
-    for (int r = 0; r < u->groups * u->rows; r++) {
-        float inverse = NAME(close)(u, r, t->max[r], t->sum[r], bufs);
-        O_T *to = (O_T *)bufs[O_BUF] + NAME(result)(u, r) * DV;
-        for (int d = 0; d < DV; d++) to[d] = STORE_O(t->o[r][d] * inverse);
-    }
+OUTLINE void NAME(write)(const struct NAME(unit) *u, int r, float max, float sum, const float *o, void *const *bufs) {
+    float inverse = NAME(close)(u, r, max, sum, bufs);
+    O_T *to = (O_T *)bufs[O_BUF] + NAME(result)(u, r) * DV;
+    for (int d = 0; d < DV; d++) to[d] = STORE_O(o[d] * inverse);
 }
 
-/* Whether the matrix unit may do it, see attention_tiles.c. */
-#if defined(DOT_PAIRS) && defined(KV_BF16) && defined(Q_BF16) && D % 32 == 0 && DV % 32 == 0
-#define ATTN_TILED 1
-static void NAME(by_tiles)(void *const *bufs, const int64_t *dims, int64_t begin, int64_t end);
+/* Where the sums of a row over the chunk of key j wait: DVP numbers, the maximum, the sum. */
+#define PART (DVP + 2)
+INLINE float *NAME(part)(const struct NAME(unit) *u, int r, int j, char *scratch) {
+#if defined(PAGES_BUF)
+    int64_t chunks = attn_chunk(TABLE_PAGES * PAGE - 1) + 1;
 #else
-#define ATTN_TILED 0
+    int64_t chunks = 0;
 #endif
-
-void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {
-    (void)scratch;
-#if ATTN_TILED
-    if (dot_amx) {
-        NAME(by_tiles)(bufs, dims, begin, end);
-        return;
-    }
-#endif
-    struct NAME(state) t;
-    struct NAME(unit) u;
-    for (int64_t index = begin; index < end; index++) {
-        if (!NAME(find)(&u, bufs, dims, index)) continue;
-        NAME(begin)(&u, &t, bufs[Q_BUF]);
-#if ONE_QUERY
-        if (u.queries == 1) {
-            NAME(one)(&u, &t, bufs[K_BUF], bufs[V_BUF]);
-            NAME(finish)(&u, &t, bufs);
-            continue;
-        }
-#endif
-        int rows = u.groups * u.rows, from = t.lo[0] / ATTN_KEYS * ATTN_KEYS, to = t.hi[rows - 1];
-        for (int j0 = from; j0 < to; j0 += ATTN_KEYS) {
-            int count = to - j0 < ATTN_KEYS ? to - j0 : ATTN_KEYS;
-            for (int g = 0; g < u.groups; g++) {
-                NAME(pack_k)(&u, &t, bufs[K_BUF], j0, count, g);
-                NAME(scores)(&t, g * u.rows, (g + 1) * u.rows, j0);
-            }
-            for (int r = 0; r < rows; r += VW) NAME(weigh)(&t, r, rows - r);
-            for (int g = 0; g < u.groups; g++) {
-                NAME(pack_v)(&u, &t, bufs[V_BUF], j0, count, g);
-                NAME(blend)(&t, g * u.rows, (g + 1) * u.rows);
-            }
-        }
-        NAME(finish)(&u, &t, bufs);
-    }
+    return (float *)scratch + ((u->row0 * chunks + attn_chunk(j)) * HEADS + NAME(head)(u, r)) * PART;
 }
+
+OUTLINE void NAME(keep)(const struct NAME(unit) *u, int r, int j, float max, float sum, const float *o, char *scratch) {
+    float *part = NAME(part)(u, r, j, scratch);
+    memcpy(part, o, DVP * sizeof *o), part[DVP] = max, part[DVP + 1] = sum;
+}
+
+/* Sums so far and those of a chunk become one: either is multiplied by what the common maximum leaves of it. */
+INLINE void NAME(join)(float *all, float old, const float *more, float part) {
+    for (int d = 0; d < DVP; d += VW) v_store(all + d, v_fma(v_load(all + d), v_splat(old), v_load(more + d) * v_splat(part)));
+}
+

@@ -1,16 +1,35 @@
-/* What attention and its gradient share: register tiles of small products, a transposition, the exponential.
+/* What attention and its gradient share: register tiles of small products, a transposition, the exponential, chunks of keys.
  *
- * Enters: prelude.c before it in the unit. Leaves: attn_product, attn_product_t, attn_transpose, attn_exp, ATTN_KEYS.
+ * Enters: prelude.c before it in the unit. Leaves: attn_product, attn_product_t, attn_transpose, attn_exp, ATTN_KEYS,
+ * attn_chunk, attn_chunk_end.
  * Here so that a unit of several attention kernels holds it once. No slots.
  */
+#include <string.h>
 
 #define ATTN_KEYS 64 /* keys in a tile: part of the numerics */
+#define ATTN_CHUNK 256 /* the least keys in a chunk, too: a multiple of the former */
 #if V_REGS == 32
 #define ATTN_NV 4
 #else
 #define ATTN_NV 2
 #endif
 #define ATTN_EACH(i, n) _Pragma("GCC unroll 8") for (int i = 0; i < (n); i++)
+
+/* Keys in the chunk that key j is of: so many that sixteen chunks, or somewhat more, are as long as what lies before. A long
+ * sequence so has a few dozens of them. */
+INLINE int attn_chunk_keys(int j) {
+    int keys = ATTN_CHUNK;
+    while (j / 16 >= keys) keys *= 2;
+    return keys;
+}
+
+/* The number of that chunk, and the first key behind it. */
+INLINE int attn_chunk(int j) {
+    int keys = attn_chunk_keys(j), doubled = 0;
+    for (int n = ATTN_CHUNK; n < keys; n *= 2) doubled++;
+    return 8 * doubled + j / keys;
+}
+INLINE int attn_chunk_end(int j) { return (j / attn_chunk_keys(j) + 1) * attn_chunk_keys(j); }
 
 /* c[MR][NV * VW] (+)= a[MR][k0..k1) b[k0..k1)[NV * VW], k ascending, one accumulator an element. AT says where
  * a[r][k] lies: rows of a are rows of memory (`r * lda + k`) or its columns (`k * lda + r`); SPLAT and ADD are those of f32,

@@ -1,6 +1,6 @@
 /* Attention forward by the matrix unit, where queries, keys and values are bf16: the way of `attention.c` with its units,
- * its masks and its fixed key tiles, the products by tiles. Comes after `attention.c`, whose slots and names it uses, and
- * takes those names back at its end.
+ * its masks and its fixed key tiles and chunks, the products by tiles. Comes after `attention.c`, whose slots and names it uses. Leaves
+ * ATTN_TILED, and where that is 1 NAME(by_tiles), NAME(tile_left) and TILE_MAX.
  *
  * A row of a unit is a column here, so that all of softmax runs down columns, sixteen at a time:
  *   scores   [keys][columns]  = keys [16][D] as they lie in memory, times queries as pairs of d
@@ -9,22 +9,35 @@
  * lost; both are multiplied. Sums of a tile start at zero and join those before them outside the unit: a tile that a column
  * does not see leaves the column's bits alone. So a row's bits depend on its query and its visible keys, here too.
  */
+#if defined(DOT_PAIRS) && defined(KV_BF16) && defined(Q_BF16) && D % 32 == 0 && DV % 32 == 0
+#define ATTN_TILED 1
+#else
+#define ATTN_TILED 0
+#endif
+
 #if ATTN_TILED
+#define TILE_MAX 0.693147181f /* maxima count in powers of two */
 #define COLUMN_TILES ((ROWS + 15) / 16 + MERGE)
 #define STEPS (ATTN_KEYS / 32)
 #define FEW 4 /* rows that use a value so seldom that transposing it for the matrix unit costs more than it saves */
 
 typedef int32_t NAME(v16i) __attribute__((vector_size(64)));
 
+/* Sums of a unit's rows; of few rows, of each 32 columns the even before the odd. */
+struct NAME(tile_sums) {
+    float o[COLUMN_TILES][DV][16] __attribute__((aligned(64)));
+    float few[MERGE][FEW][DV] __attribute__((aligned(64)));
+    float max[COLUMN_TILES][16], sum[COLUMN_TILES][16] __attribute__((aligned(64)));
+};
+
 struct NAME(tiles) {
     uint32_t q[COLUMN_TILES][D / 32][16][16] __attribute__((aligned(64))); /* pairs of d, columns */
-    float o[COLUMN_TILES][DV][16] __attribute__((aligned(64)));
     float s[2][ATTN_KEYS][16] __attribute__((aligned(64)));                /* of two tiles of columns */
     uint32_t w[2][2][STEPS][16][16] __attribute__((aligned(64)));          /* [upper, rest][tile of columns]: pairs of keys */
     float sums[2][32][16] __attribute__((aligned(64)));                    /* [tile of columns][dv] */
     uint16_t k[ATTN_KEYS][D] __attribute__((aligned(64)));                 /* keys that do not lie in rows of one distance */
     uint16_t v[DV / 32][STEPS][32][32] __attribute__((aligned(64)));       /* [dv][keys] */
-    float max[COLUMN_TILES][16], sum[COLUMN_TILES][16], keep[2][16] __attribute__((aligned(64)));
+    float keep[2][16] __attribute__((aligned(64)));
     int32_t lo[COLUMN_TILES][16], hi[COLUMN_TILES][16]; /* visible keys of a column; none of one that stands for no row */
     int32_t least[COLUMN_TILES], most[COLUMN_TILES];    /* keys that some column of a tile sees lie between */
     int32_t all_lo[COLUMN_TILES], all_hi[COLUMN_TILES]; /* those that all its columns see */
@@ -34,13 +47,14 @@ struct NAME(tiles) {
     int64_t stride[ATTN_KEYS / 16];
     int odd;                                            /* some value is no finite number */
     float f[2][ATTN_KEYS][16] __attribute__((aligned(64)));  /* of few rows: weights [upper, rest] */
-    float few[MERGE][FEW][DV] __attribute__((aligned(64)));  /* and results, of each 32 columns the even before the odd */
-    float part[FEW][DV] __attribute__((aligned(64)));        /* what a tile adds to them */
+    float part[FEW][DV] __attribute__((aligned(64)));        /* what a tile adds to their results */
+    struct NAME(tile_sums) two[2], *now, *all;               /* of the chunk at hand, and of those before it */
 };
 
 /* Queries as pairs, and what each column sees. */
 static void NAME(open)(const struct NAME(unit) *u, struct NAME(tiles) *t, const uint16_t *q) {
     int of_group = (u->rows + 15) / 16;
+    t->all = &t->two[0], t->now = &t->two[1];
     for (int c = 0; c < of_group * u->groups; c++) {
         const uint16_t *from[16];
         int r0 = c % of_group * 16;
@@ -51,7 +65,6 @@ static void NAME(open)(const struct NAME(unit) *u, struct NAME(tiles) *t, const 
             t->lo[c][i] = real ? NAME(sees_from)(pos) : 0;
             t->hi[c][i] = !real ? 0 : CAUSAL && pos + 1 < u->keys ? pos + 1 : u->keys;
             from[i] = real ? q + Q_OFF + (u->row0 + at) * Q_ROW + NAME(head)(u, r) * (int64_t)Q_HEAD : 0;
-            t->max[c][i] = -__builtin_inff(), t->sum[c][i] = 0.0f;
             if (!real) continue;
             t->least[c] = t->lo[c][i] < t->least[c] ? t->lo[c][i] : t->least[c];
             t->most[c] = t->hi[c][i] > t->most[c] ? t->hi[c][i] : t->most[c];
@@ -66,10 +79,14 @@ static void NAME(open)(const struct NAME(unit) *u, struct NAME(tiles) *t, const 
 #pragma GCC unroll 16
             for (int i = 0; i < 16; i++) *(dot_q8 *)t->q[c][s][i] = x[i];
         }
-        if (u->rows <= FEW)
-            memset(t->few[c], 0, sizeof t->few[c]);
-        else
-            memset(t->o[c], 0, sizeof t->o[c]);
+    }
+}
+
+static void NAME(tile_clear)(const struct NAME(unit) *u, struct NAME(tile_sums) *sums) {
+    for (int c = 0; c < (u->rows + 15) / 16 * u->groups; c++) {
+        v_store(sums->max[c], v_splat(-__builtin_inff())), v_store(sums->sum[c], (vf){0});
+        if (u->rows <= FEW) memset(sums->few[c], 0, sizeof sums->few[c]);
+        else memset(sums->o[c], 0, sizeof sums->o[c]);
     }
 }
 
@@ -158,6 +175,12 @@ INLINE vf NAME(power)(vf x) {
     return (vf)((vu)p + ((vu)t << 23));
 }
 
+/* What a greater maximum leaves of sums. */
+INLINE vf NAME(tile_left)(vf max, vf next) {
+    NAME(v16i) same = max == next;
+    return (vf)(((vu)NAME(power)(max - next) & ~(vu)same) | ((vu)v_splat(1.0f) & (vu)same));
+}
+
 /* Scores of one tile of columns to weights, as pairs: the new maxima, what the sums before keep, exponentials. Maxima
  * count in powers of two. Keys a .. b (whole 32s) were computed; `edge` (a literal) when some column does not see all, `few`
  * (a literal) when weights are wanted as numbers, too. */
@@ -183,12 +206,10 @@ INLINE void NAME(weigh_as)(struct NAME(tiles) *t, int c, int half, int j0, int a
             top[i] = v_max(x, top[i]);
         }
     vf most = v_max(v_max(top[0], top[1]), v_max(top[2], top[3])) * v_splat(factor);
-    vf before = v_load(t->max[c]), m = v_max(most, before);
+    vf before = v_load(t->now->max[c]), m = v_max(most, before);
     /* A column that has seen nothing has no maximum: then nothing is kept, and all its weights are masked. */
-    vf keep = NAME(power)(before - m), sum[4] = {{0}, {0}, {0}, {0}};
-    NAME(v16i) same = before == m;
-    keep = (vf)(((vu)keep & ~(vu)same) | ((vu)v_splat(1.0f) & (vu)same));
-    v_store(t->keep[half], keep), v_store(t->max[c], m);
+    vf keep = NAME(tile_left)(before, m), sum[4] = {{0}, {0}, {0}, {0}};
+    v_store(t->keep[half], keep), v_store(t->now->max[c], m);
     for (int j = a; j < b; j += 4) {
         vf x[4];
         ATTN_EACH(i, 4) {
@@ -206,7 +227,7 @@ INLINE void NAME(weigh_as)(struct NAME(tiles) *t, int c, int half, int j0, int a
             v_store(t->f[0][j + 2 * i + 1], (vf)odd), v_store(t->f[1][j + 2 * i + 1], (vf)(rest_odd & 0xffff0000u));
         }
     }
-    v_store(t->sum[c], v_fma(v_load(t->sum[c]), keep, (sum[0] + sum[1]) + (sum[2] + sum[3])));
+    v_store(t->now->sum[c], v_fma(v_load(t->now->sum[c]), keep, (sum[0] + sum[1]) + (sum[2] + sum[3])));
 }
 
 /* Each way once, for inlining them into every caller makes the kernel long to compile. */
@@ -236,7 +257,7 @@ static void NAME(tile_odd)(struct NAME(tiles) *t, int c, int half, const uint16_
             if ((x & 0x7f80) != 0x7f80) continue;
             for (int l = 0; l < 16; l++)
                 if (j0 + j >= t->lo[c][l] && j0 + j < t->hi[c][l])
-                    t->o[c][d][l] = FMA(NAME(weight)(t, half, j, l), bits_f32((uint32_t)x << 16), t->o[c][d][l]);
+                    t->now->o[c][d][l] = FMA(NAME(weight)(t, half, j, l), bits_f32((uint32_t)x << 16), t->now->o[c][d][l]);
         }
 }
 
@@ -264,7 +285,7 @@ INLINE void NAME(tile_blend)(struct NAME(tiles) *t, int c, int two, int a, int b
         for (int half = 0; half <= two; half++) {
             vf keep = v_load(t->keep[half]);
             for (int i = 0; i < 32; i++)
-                v_store(t->o[c + half][d + i], v_fma(v_load(t->o[c + half][d + i]), keep, v_load(t->sums[half][i])));
+                v_store(t->now->o[c + half][d + i], v_fma(v_load(t->now->o[c + half][d + i]), keep, v_load(t->sums[half][i])));
         }
     }
 }
@@ -282,25 +303,6 @@ INLINE void NAME(tile_columns)(struct NAME(tiles) *t, const uint16_t *v, int c, 
     NAME(tile_blend)(t, c, two, a, b);
     if (t->odd)
         for (int half = 0; half <= two; half++) NAME(tile_odd)(t, c + half, half, v, j0, a, b);
-}
-
-/* Lines of keys and values that are asked for ahead, in the order in which they lie, which the processor's own prefetching
- * follows: those of all heads at hand, a row after the other. */
-struct NAME(ahead) {
-    const uint16_t *k, *v;
-    const int64_t *rows;
-    int lines_k, lines, row, end, at; /* lines of a row; the next row, the last, the next line of a row */
-};
-
-INLINE void NAME(ask)(struct NAME(ahead) *next, int lines) {
-    for (; lines > 0 && next->row < next->end; lines--) {
-        int64_t row = next->rows[next->row];
-        if (next->at < next->lines_k)
-            __builtin_prefetch(next->k + row * K_ROW + next->at * 32, 0, 2);
-        else
-            __builtin_prefetch(next->v + row * V_ROW + (next->at - next->lines_k) * 32, 0, 2);
-        if (++next->at == next->lines) next->at = 0, next->row++;
-    }
 }
 
 /* part = weights times values, for n rows (a literal) from r on, as tile_blend does it, bit for bit: in the matrix unit 16 even
@@ -354,79 +356,120 @@ static void NAME(few_columns)(struct NAME(tiles) *t, const uint16_t *v, int c, i
     for (int i = 0; i < 16; i++)
         if (!finite[i]) { /* perhaps for the sake of a value that some row does not see */
             for (r = 0; r < rows; r++)
-                for (int d = 0; d < DV; d++) t->o[c][d][r] = t->few[c][r][NAME(few_at)(d)];
+                for (int d = 0; d < DV; d++) t->now->o[c][d][r] = t->now->few[c][r][NAME(few_at)(d)];
             NAME(values)(t, v, count);
             NAME(tile_blend)(t, c, 0, a, b);
             if (t->odd) NAME(tile_odd)(t, c, 0, v, j0, a, b);
             for (r = 0; r < rows; r++)
-                for (int d = 0; d < DV; d++) t->few[c][r][NAME(few_at)(d)] = t->o[c][d][r];
+                for (int d = 0; d < DV; d++) t->now->few[c][r][NAME(few_at)(d)] = t->now->o[c][d][r];
             return;
         }
     for (r = 0; r < rows; r++) {
         vf keep = v_splat(t->keep[0][r]);
         for (int d = 0; d < DV; d += 16)
-            v_store(&t->few[c][r][d], v_fma(v_load(&t->few[c][r][d]), keep, v_load(&t->part[r][d])));
+            v_store(&t->now->few[c][r][d], v_fma(v_load(&t->now->few[c][r][d]), keep, v_load(&t->part[r][d])));
     }
 }
 
-static void NAME(tile_finish)(const struct NAME(unit) *u, struct NAME(tiles) *t, void *const *bufs) {
-    int of_group = (u->rows + 15) / 16;
-    for (int c = 0; c < of_group * u->groups; c++) {
-        int r0 = c % of_group * 16, rows = u->rows - r0 < 16 ? u->rows - r0 : 16;
-        float inverse[16], out[16][DV] __attribute__((aligned(64)));
-        if (u->rows <= FEW)
-            for (int i = 0; i < rows; i++)
-                for (int d = 0; d < DV; d++) out[i][d] = t->few[c][i][NAME(few_at)(d)];
+/* The sums of a chunk, that of keys j0 .. end, join those of the chunks before it. */
+static void NAME(tile_join)(const struct NAME(unit) *u, struct NAME(tiles) *t, int j0, int end) {
+    struct NAME(tile_sums) *all = t->all, *now = t->now;
+    for (int c = 0; c < (u->rows + 15) / 16 * u->groups; c++) {
+        if (t->most[c] <= j0 || t->least[c] >= end) continue;
+        NAME(v16i) lo, hi;
+        memcpy(&lo, t->lo[c], sizeof lo), memcpy(&hi, t->hi[c], sizeof hi);
+        /* Columns that see nothing of the chunk stay, those that saw nothing before it begin. */
+        vu stays = (vu)((hi <= j0) | (lo >= end)), begins = (vu)(lo >= j0) & ~stays;
+#define CHOOSE(was, is, joined) (vf)(((vu)(was) & stays) | ((vu)(is) & begins) | ((vu)(joined) & ~(stays | begins)))
+        vf was = v_load(all->max[c]), is = v_load(now->max[c]), max = v_max(is, was);
+        vf old = NAME(tile_left)(was, max), part = NAME(tile_left)(is, max);
+        v_store(all->max[c], CHOOSE(was, is, max));
+        was = v_load(all->sum[c]), is = v_load(now->sum[c]);
+        v_store(all->sum[c], CHOOSE(was, is, v_fma(was, old, is * part)));
+        if (u->rows > FEW) {
+            for (int d = 0; d < DV; d++) {
+                was = v_load(all->o[c][d]), is = v_load(now->o[c][d]);
+                v_store(all->o[c][d], CHOOSE(was, is, v_fma(was, old, is * part)));
+            }
+            continue;
+        }
+#undef CHOOSE
+        for (int r = 0; r < u->rows; r++) {
+            if (begins[r]) memcpy(all->few[c][r], now->few[c][r], sizeof all->few[c][r]);
+            if (!stays[r] && !begins[r]) NAME(join)(all->few[c][r], old[r], now->few[c][r], part[r]);
+        }
+    }
+}
+
+/* Sums of a unit's rows, up to 16 from tile of columns c on, as they are written: to the results, or to wait in scratch for
+ * those of other chunks. */
+static void NAME(tile_rows)(const struct NAME(unit) *u, const struct NAME(tile_sums) *sums, int c, void *const *bufs, int j0,
+                            char *scratch) {
+    int of_group = (u->rows + 15) / 16, r0 = c % of_group * 16, rows = u->rows - r0 < 16 ? u->rows - r0 : 16;
+    float out[16][DV] __attribute__((aligned(64)));
+    for (int i = 0; u->rows <= FEW && i < rows; i++)
+        for (int d = 0; d < DV; d++) out[i][d] = sums->few[c][i][NAME(few_at)(d)];
+    if (u->rows > FEW)
+        for (int d = 0; d < DV; d += 16) attn_transpose(sums->o[c][d], 16, &out[0][d], DV);
+    for (int i = 0; i < rows; i++) {
+        int r = c / of_group * u->rows + r0 + i;
+        if (u->parts > 1)
+            NAME(keep)(u, r, j0, sums->max[c][i], sums->sum[c][i], out[i], scratch);
         else
-            for (int d = 0; d < DV; d += 16) attn_transpose(t->o[c][d], 16, &out[0][d], DV);
-        for (int i = 0; i < rows; i++) {
-            int r = c / of_group * u->rows + r0 + i;
-            inverse[i] = NAME(close)(u, r, t->max[c][i] * 0.693147181f, t->sum[c][i], bufs);
-        }
-        for (int i = 0; i < rows; i++) {
-            O_T *to = (O_T *)bufs[O_BUF] + NAME(result)(u, c / of_group * u->rows + r0 + i) * DV;
-            for (int d = 0; d < DV; d++) to[d] = STORE_O(out[i][d] * inverse[i]);
+            NAME(write)(u, r, sums->max[c][i] * TILE_MAX, sums->sum[c][i], out[i], bufs);
+    }
+}
+
+/* Keys j0 .. end of a unit. Lines of the first tile were asked for, and are of the one behind the last. */
+static void NAME(tile_chunk)(const struct NAME(unit) *u, struct NAME(tiles) *t, const uint16_t *k, const uint16_t *v, int j0,
+                             int end, struct NAME(ahead) *ahead) {
+    int of_group = (u->rows + 15) / 16;
+    for (; j0 < end; j0 += ATTN_KEYS) {
+        int count = u->keys - j0 < ATTN_KEYS ? u->keys - j0 : ATTN_KEYS, left = u->rows > 16 ? 0 : u->to - j0 - ATTN_KEYS;
+        memcpy(t->rows, t->next, sizeof t->rows);
+        NAME(locate)(u, t->next, j0 + ATTN_KEYS);
+        NAME(turn)(ahead, t->next, left);
+        if (u->rows > FEW) NAME(ask)(ahead, INT32_MAX);
+        for (int g = 0; g < u->groups; g++) {
+            const uint16_t *values = v + g * (int64_t)V_HEAD;
+            NAME(keys)(u, t, k + g * (int64_t)K_HEAD, j0);
+            if (u->rows <= FEW) {
+                NAME(few_columns)(t, values, g, u->rows, j0, count, ahead);
+                continue;
+            }
+            NAME(values)(t, values, count);
+            int c = g * of_group, last = c + of_group;
+            for (; c + 1 < last; c += 2) NAME(tile_columns)(t, values, c, 1, j0);
+            if (c < last) NAME(tile_columns)(t, values, c, 0, j0);
         }
     }
 }
 
-static void NAME(by_tiles)(void *const *bufs, const int64_t *dims, int64_t begin, int64_t end) {
+static void NAME(by_tiles)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {
     struct NAME(tiles) t;
     struct NAME(unit) u;
     dot_amx_configure(32);
-    for (int64_t index = begin; index < end; index++) {
-        if (!NAME(find)(&u, bufs, dims, index)) continue;
-        int of_group = (u.rows + 15) / 16, to = 0;
+    struct NAME(walk) walk = {begin, end, NAME(splits)(dims), 0};
+    while (NAME(next)(&u, &walk, bufs, dims)) {
+        int columns = (u.rows + 15) / 16 * u.groups, left = u.to - u.from;
         const uint16_t *k = (const uint16_t *)bufs[K_BUF] + K_OFF + u.key_head * (int64_t)K_HEAD;
         const uint16_t *v = (const uint16_t *)bufs[V_BUF] + V_OFF + u.key_head * (int64_t)V_HEAD;
-        int lines_k = u.groups * D / 32, lines = lines_k + u.groups * DV / 32;
-        int first = NAME(sees_from)(u.base + u.q0) / ATTN_KEYS * ATTN_KEYS, left = u.keys - first;
-        struct NAME(ahead) ahead = {k, v, t.next, lines_k, lines, 0, left < ATTN_KEYS ? left : ATTN_KEYS, 0};
-        NAME(locate)(&u, t.next, first);
+        struct NAME(ahead) ahead;
+        NAME(look)(&ahead, &u, bufs, t.next, left);
+        NAME(locate)(&u, t.next, u.from);
         if (u.rows <= 16) NAME(ask)(&ahead, INT32_MAX);
         NAME(open)(&u, &t, bufs[Q_BUF]);
-        for (int c = 0; c < of_group; c++) to = t.most[c] > to ? t.most[c] : to;
-        for (int j0 = first; j0 < to; j0 += ATTN_KEYS) {
-            int count = u.keys - j0 < ATTN_KEYS ? u.keys - j0 : ATTN_KEYS;
-            memcpy(t.rows, t.next, sizeof t.rows);
-            NAME(locate)(&u, t.next, j0 + ATTN_KEYS);
-            left = u.rows > 16 ? 0 : to - j0 - ATTN_KEYS;
-            ahead.row = ahead.at = 0, ahead.end = left < ATTN_KEYS ? left : ATTN_KEYS;
-            if (u.rows > FEW) NAME(ask)(&ahead, INT32_MAX);
-            for (int g = 0; g < u.groups; g++) {
-                const uint16_t *values = v + g * (int64_t)V_HEAD;
-                NAME(keys)(&u, &t, k + g * (int64_t)K_HEAD, j0);
-                if (u.rows <= FEW) {
-                    NAME(few_columns)(&t, values, g, u.rows, j0, count, &ahead);
-                    continue;
-                }
-                NAME(values)(&t, values, count);
-                int c = g * of_group, last = c + of_group;
-                for (; c + 1 < last; c += 2) NAME(tile_columns)(&t, values, c, 1, j0);
-                if (c < last) NAME(tile_columns)(&t, values, c, 0, j0);
-            }
+        if (u.from >= u.to) NAME(tile_clear)(&u, t.all);
+        for (int j0 = u.from, end; j0 < u.to; j0 = end) {
+            end = attn_chunk_end(j0) < u.to ? attn_chunk_end(j0) : u.to;
+            NAME(tile_clear)(&u, t.now);
+            NAME(tile_chunk)(&u, &t, k, v, j0, end, &ahead);
+            struct NAME(tile_sums) *now = t.now;
+            for (int c = 0; u.parts > 1 && c < columns; c++) NAME(tile_rows)(&u, now, c, bufs, j0, scratch);
+            if (j0 == u.from) t.now = t.all, t.all = now;
+            else if (u.parts == 1) NAME(tile_join)(&u, &t, j0, end);
         }
-        NAME(tile_finish)(&u, &t, bufs);
+        for (int c = 0; u.parts == 1 && c < columns; c++) NAME(tile_rows)(&u, t.all, c, bufs, 0, scratch);
     }
     dot_amx_release();
 }
@@ -434,19 +477,3 @@ static void NAME(by_tiles)(void *const *bufs, const int64_t *dims, int64_t begin
 #undef STEPS
 #undef FEW
 #endif
-
-#undef ATTN_TILED
-#undef ONE_QUERY
-#undef PAIRED
-#undef WORD
-#undef SCORES
-#undef GROUP
-#undef WIDE
-#undef ROWS
-#undef HEAD_CHUNKS
-#undef GROUP_HEADS
-#undef TILE_QUERIES
-#undef MERGES
-#undef MERGE
-#undef DP
-#undef DVP

@@ -3,7 +3,7 @@
  * chain of fused multiply-adds (and subnormals count as zero), but it too is the same for a row whatever the other rows are, so
  * a kernel keeps to one of the two ways for every number of rows.
  */
-#if defined(__AMX_BF16__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__linux__) || defined(DOT_AMX_MODEL)
 #define DOT_AMX_ROWS 32
 #define DOT_AMX_WHOLE 32     /* steps of 32 of k: so short a sum stays in the tiles to its end */
 #define DOT_AMX_STEPS 16     /* steps of a block of longer sums, which wait in memory between blocks */
@@ -11,6 +11,61 @@
 #define DOT_AMX_NEAR 786432  /* bytes of packed rows that a unit reads again for each panel, from the second-level cache */
 #define DOT_AMX_FAR 8192     /* short inputs wait for memory: bytes of w asked for ahead */
 
+/* From here to dot_unflush subnormals count as zero for this thread's vector units, too. Operands come from memory and results
+ * go there in between, which keeps the compiler from moving arithmetic out. */
+DOT_INLINE uint32_t dot_flush(void)
+{
+    uint32_t before, flushing;
+    __asm__ volatile("vstmxcsr %0" : "=m"(before)::"memory");
+    flushing = before | 0x8040;
+    __asm__ volatile("vldmxcsr %0" ::"m"(flushing) : "memory");
+    return before;
+}
+DOT_INLINE void dot_unflush(uint32_t before) { __asm__ volatile("vldmxcsr %0" ::"m"(before) : "memory"); }
+
+#ifdef DOT_AMX_MODEL
+/* Vectors in the place of the unit, bit for bit, so that all that uses it can be tried on a processor without it: a product is
+ * a chain of 16 even k and one of 16 odd k from zero, the two added, then that to the sum. */
+enum { dot_amx = 1 };
+static __thread struct { uint8_t rows[8]; dot_vu line[8][16]; } dot_amx_tiles;
+
+DOT_OUTLINE void dot_amx_load(int tile, const void *at, int64_t stride)
+{
+    for (int r = 0; r < 16; r++) {
+        const void *line = (const char *)at + r * stride;
+        dot_amx_tiles.line[tile][r] = r < dot_amx_tiles.rows[tile] ? dot_load_u(line) : (dot_vu){0};
+    }
+}
+
+DOT_OUTLINE void dot_amx_save(int tile, void *at, int64_t stride)
+{
+    for (int r = 0; r < dot_amx_tiles.rows[tile]; r++)
+        memcpy((char *)at + r * stride, &dot_amx_tiles.line[tile][r], sizeof(dot_vu));
+}
+
+DOT_OUTLINE void dot_amx_dot(int c, int a, int w)
+{
+    uint32_t before = dot_flush();
+    for (int r = 0; r < dot_amx_tiles.rows[c]; r++) {
+        dot_vf even = {0}, odd = {0};
+        for (int k = 0; k < 16; k++) {
+            dot_vu x = dot_amx_tiles.line[a][r][k] + (dot_vu){0}, y = dot_amx_tiles.line[w][k];
+            even = dot_fma(dot_low(x), dot_low(y), even), odd = dot_fma(dot_high(x), dot_high(y), odd);
+        }
+        dot_amx_tiles.line[c][r] = (dot_vu)((dot_vf)dot_amx_tiles.line[c][r] + (even + odd));
+    }
+    dot_unflush(before);
+}
+
+#define DOT_AMX_CONFIGURE(config) memcpy(dot_amx_tiles.rows, (config).rows, sizeof dot_amx_tiles.rows)
+#define DOT_AMX_RELEASE                                                                                                \
+    memset(dot_amx_tiles.rows, 0, sizeof dot_amx_tiles.rows), memset(dot_amx_tiles.line, 0xff, sizeof dot_amx_tiles.line)
+#define DOT_AMX_LOAD(tile, at, stride) dot_amx_load(tile, at, stride)
+#define DOT_AMX_PASS(tile, at, stride) dot_amx_load(tile, at, stride)
+#define DOT_AMX_SAVE(tile, at, stride) dot_amx_save(tile, at, stride)
+#define DOT_AMX_ZERO(tile) memset(dot_amx_tiles.line[tile], 0, sizeof dot_amx_tiles.line[tile])
+#define DOT_AMX_DOT(c, a, w) dot_amx_dot(c, a, w)
+#else
 static int dot_amx; /* whether the system lets this process use the unit */
 
 __attribute__((constructor, unused)) static void dot_amx_request(void)
@@ -19,6 +74,19 @@ __attribute__((constructor, unused)) static void dot_amx_request(void)
     __asm__ volatile("syscall" : "+a"(result) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
     dot_amx = result == 0;
 }
+
+#define DOT_AMX_CONFIGURE(config) __asm__ volatile("ldtilecfg %0" ::"m"(config))
+#define DOT_AMX_RELEASE __asm__ volatile("tilerelease")
+#define DOT_AMX_LOAD(tile, at, stride)                                                                                 \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(at), "r"((long)(stride)) : "memory")
+/* As the load, of lines that are not read again soon: they take no room from those that are. */
+#define DOT_AMX_PASS(tile, at, stride)                                                                                 \
+    __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"(at), "r"((long)(stride)) : "memory")
+#define DOT_AMX_SAVE(tile, at, stride)                                                                                 \
+    __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(at), "r"((long)(stride)) : "memory")
+#define DOT_AMX_ZERO(tile) __asm__ volatile("tilezero %tmm" #tile)
+#define DOT_AMX_DOT(c, a, w) __asm__ volatile("tdpbf16ps %tmm" #w ", %tmm" #a ", %tmm" #c)
+#endif
 
 /* Tiles 0 to 3 hold c, 4 and 5 the upper and lower rows of a, 6 and 7 the left and right columns of w. */
 DOT_INLINE void dot_amx_configure(int rows)
@@ -29,20 +97,10 @@ DOT_INLINE void dot_amx_configure(int rows)
         int height = i >= 6 ? 16 : (i < 4 ? i < 2 : i == 4) ? upper : lower;
         config.rows[i] = (uint8_t)height, config.bytes[i] = height ? 64 : 0;
     }
-    __asm__ volatile("ldtilecfg %0" ::"m"(config));
+    DOT_AMX_CONFIGURE(config);
 }
 
-DOT_INLINE void dot_amx_release(void) { __asm__ volatile("tilerelease"); }
-
-#define DOT_AMX_LOAD(tile, at, stride)                                                                                 \
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(at), "r"((long)(stride)) : "memory")
-/* As the load, of lines that are not read again soon: they take no room from those that are. */
-#define DOT_AMX_PASS(tile, at, stride)                                                                                 \
-    __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"(at), "r"((long)(stride)) : "memory")
-#define DOT_AMX_SAVE(tile, at, stride)                                                                                 \
-    __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(at), "r"((long)(stride)) : "memory")
-#define DOT_AMX_ZERO(tile) __asm__ volatile("tilezero %tmm" #tile)
-#define DOT_AMX_DOT(c, a, w) __asm__ volatile("tdpbf16ps %tmm" #w ", %tmm" #a ", %tmm" #c)
+DOT_INLINE void dot_amx_release(void) { DOT_AMX_RELEASE; }
 
 /* Instructions that do nothing, after a product: where another thread shares the core, products close upon another hold up the
  * loads behind them, and run at half their speed (four loads and four products then take 1.2 to 1.4 times as long as with these
@@ -113,18 +171,6 @@ DOT_INLINE void dot_amx_close(int rows, float *c)
     DOT_AMX_SAVE(0, c, 128); DOT_AMX_SAVE(1, c + 16, 128);
     if (rows > 16) { DOT_AMX_SAVE(2, c + 512, 128); DOT_AMX_SAVE(3, c + 528, 128); }
 }
-
-/* From here to dot_unflush subnormals count as zero for this thread's vector units, too. Operands come from memory and results
- * go there in between, which keeps the compiler from moving arithmetic out. */
-DOT_INLINE uint32_t dot_flush(void)
-{
-    uint32_t before, flushing;
-    __asm__ volatile("vstmxcsr %0" : "=m"(before)::"memory");
-    flushing = before | 0x8040;
-    __asm__ volatile("vldmxcsr %0" ::"m"(flushing) : "memory");
-    return before;
-}
-DOT_INLINE void dot_unflush(uint32_t before) { __asm__ volatile("vldmxcsr %0" ::"m"(before) : "memory"); }
 
 /* One row by np panels (a literal), bit for bit as the matrix unit does it: 16 products of even k and 16 of odd k each make a
  * chain from zero, the two are added, then that to the sum; subnormals count as zero. A row alone waits for memory, and vectors

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #define INLINE static inline __attribute__((always_inline, unused))
+#define OUTLINE static __attribute__((noinline, unused))
 #ifdef __FMA__
 #define FMA(a, b, c) __builtin_fmaf(a, b, c)
 #define FMAD(a, b, c) __builtin_fma(a, b, c)

@@ -36,7 +36,7 @@ pub(super) fn run_kernel(
     dims: &mut [i64],
     scratch: &Memory,
 ) -> Result<(), Error> {
-    // SAFETY: the emitted functions read `dims` up to the number of symbols, which `dims` holds.
+    // SAFETY: the emitted functions read the symbols in `dims` and two numbers behind them.
     let needs = k.scratch.map_or(0, |f| unsafe { f(dims.as_ptr()) });
     if needs < 0 || needs as usize > scratch.len() {
         return Err(Error::Input(format!(
@@ -51,15 +51,15 @@ pub(super) fn run_kernel(
     // SAFETY: as above.
     let rounds = unsafe { rounds(dims.as_ptr()) };
     for round in 0..rounds {
-        if let Some(last) = dims.last_mut() {
-            *last = round;
+        if let [.., at, _threads] = dims {
+            *at = round;
         }
         run_phases(pool, k, bufs, dims, scratch);
     }
     Ok(())
 }
 
-/// Runs every phase once; `dims` holds the symbols, and the number of the round of a kernel that has rounds.
+/// Runs every phase once; `dims` holds the symbols, the number of the round of a kernel that has rounds, and the threads.
 fn run_phases(pool: &Pool, k: &Loaded, bufs: &Addresses, dims: &[i64], scratch: &Memory) {
     for (units, phase) in &k.phases {
         // SAFETY: the emitted functions read `dims` up to what it holds.

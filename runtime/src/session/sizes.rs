@@ -64,8 +64,8 @@ impl Session {
         }
         self.dims.clear();
         self.dims.extend(self.program.plan.symbols.iter().map(|s| self.sizes[&*s.name] as i64));
-        // Behind them the number of the round, for kernels that run in rounds.
-        self.dims.push(0);
+        // Behind them the number of the round, for kernels that run in rounds, and that of the threads.
+        self.dims.extend([0, self.pool.threads() as i64]);
         self.shapes.resize(self.order.len(), vec![]);
         for (kept, &i) in self.shapes.iter_mut().zip(&self.order) {
             kept.clone_from(&inputs[i].1.shape);

@@ -1,0 +1,134 @@
+/* What attention forward runs: units of queries and keys, then the joining of chunks that were units of their own. Comes after
+ * attention.c and its ways, and takes all names of theirs back.
+ */
+
+/* A tile of keys for all rows of a unit, by vectors. */
+static void NAME(tile)(const struct NAME(unit) *u, struct NAME(state) *t, void *const *bufs, int j0) {
+    int rows = u->groups * u->rows, count = u->to - j0 < ATTN_KEYS ? u->to - j0 : ATTN_KEYS;
+    for (int g = 0; g < u->groups; g++) {
+        NAME(pack_k)(u, t, bufs[K_BUF], j0, count, g);
+        NAME(scores)(t, g * u->rows, (g + 1) * u->rows, j0);
+    }
+    for (int r = 0; r < rows; r += VW) NAME(weigh)(t, r, rows - r);
+    for (int g = 0; g < u->groups; g++) {
+        NAME(pack_v)(u, t, bufs[V_BUF], j0, count, g);
+        NAME(blend)(t, g * u->rows, (g + 1) * u->rows);
+    }
+}
+
+static void NAME(by_rows)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {
+    struct NAME(state) t;
+    struct NAME(unit) u;
+    struct NAME(walk) walk = {begin, end, NAME(splits)(dims), 0};
+    while (NAME(next)(&u, &walk, bufs, dims)) {
+        int rows = u.groups * u.rows;
+        NAME(begin)(&u, &t, bufs[Q_BUF]);
+        if (u.from >= u.to) NAME(clear)(&u, t.all);
+#if ONE_QUERY
+        int64_t around[2][ATTN_KEYS], *first = around[u.from / ATTN_KEYS % 2];
+        struct NAME(ahead) ahead;
+        if (u.queries == 1 && u.from < u.to) {
+            NAME(rows)(&u, u.from, first), NAME(look)(&ahead, &u, bufs, first, u.to - u.from);
+            NAME(ask)(&ahead, INT32_MAX); /* no tile before it did */
+        }
+#endif
+        for (int j0 = u.from, end; j0 < u.to; j0 = end) {
+            end = attn_chunk_end(j0) < u.to ? attn_chunk_end(j0) : u.to;
+            NAME(clear)(&u, t.now);
+#if ONE_QUERY
+            if (u.queries == 1)
+                NAME(one)(&u, &t, bufs[K_BUF], bufs[V_BUF], j0, end, around);
+            else
+#endif
+                for (int j = j0; j < end; j += ATTN_KEYS) NAME(tile)(&u, &t, bufs, j);
+            struct NAME(sums) *now = t.now;
+            for (int r = 0; u.parts > 1 && r < rows; r++) NAME(keep)(&u, r, j0, now->max[r], now->sum[r], now->o[r], scratch);
+            if (j0 == u.from) t.now = t.all, t.all = now;
+            else if (u.parts == 1) NAME(rows_join)(&u, &t, j0, end);
+        }
+        for (int r = 0; u.parts == 1 && r < rows; r++)
+            NAME(write)(&u, r, t.all->max[r], t.all->sum[r], t.all->o[r], bufs);
+    }
+}
+
+int64_t NAME(units0)(const int64_t *dims) { return NAME(slots)(dims) * KV_HEADS * HEAD_CHUNKS * NAME(splits)(dims); }
+
+void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {
+#if ATTN_TILED
+    if (dot_amx) {
+        NAME(by_tiles)(bufs, dims, scratch, begin, end);
+        return;
+    }
+#endif
+    NAME(by_rows)(bufs, dims, scratch, begin, end);
+}
+
+#if defined(PAGES_BUF)
+/* What a greater maximum leaves of sums, and the natural logarithm that a maximum's unit is. */
+INLINE float NAME(leaves)(float max, float next) {
+#if ATTN_TILED
+    if (dot_amx) return NAME(tile_left)(v_splat(max), v_splat(next))[0];
+#endif
+    return NAME(left)(max, next);
+}
+
+INLINE float NAME(natural)(float max) {
+#if ATTN_TILED
+    if (dot_amx) return max * TILE_MAX;
+#endif
+    return max;
+}
+
+int64_t NAME(scratch)(const int64_t *dims) {
+    int64_t chunks = attn_chunk(TABLE_PAGES * PAGE - 1) + 1;
+    return NAME(splits)(dims) > 1 ? TOKENS * chunks * HEADS * PART * (int64_t)sizeof(float) : 0;
+}
+
+int64_t NAME(units1)(const int64_t *dims) {
+    return NAME(splits)(dims) > 1 ? NAME(slots)(dims) * KV_HEADS * HEAD_CHUNKS : 0;
+}
+
+/* Chunks of rows whose keys were shared are joined in their order, as where one unit has them all. */
+void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {
+    struct NAME(unit) u;
+    struct NAME(walk) walk = {begin, end, 1, 0};
+    while (NAME(next)(&u, &walk, bufs, dims)) {
+        if (u.queries > 1 || u.from >= u.to || attn_chunk(u.from) == attn_chunk(u.to - 1)) continue;
+        for (int r = 0; r < u.groups * u.rows; r++) {
+            float o[DVP], max, sum;
+            for (int j = u.from; j < u.to; j = attn_chunk_end(j)) {
+                const float *part = NAME(part)(&u, r, j, scratch);
+                if (j == u.from) {
+                    memcpy(o, part, sizeof o), max = part[DVP], sum = part[DVP + 1];
+                    continue;
+                }
+                float next = part[DVP] > max ? part[DVP] : max;
+                float old = NAME(leaves)(max, next), more = NAME(leaves)(part[DVP], next);
+                max = next;
+                sum = FMA(sum, old, part[DVP + 1] * more);
+                NAME(join)(o, old, part, more);
+            }
+            NAME(write)(&u, r, NAME(natural)(max), sum, o, bufs);
+        }
+    }
+}
+#endif
+
+#undef ATTN_TILED
+#undef ONE_QUERY
+#undef PAIRED
+#undef WORD
+#undef SCORES
+#undef PART
+#undef TILE_MAX
+#undef GROUP
+#undef WIDE
+#undef ROWS
+#undef HEAD_CHUNKS
+#undef GROUP_HEADS
+#undef TILE_QUERIES
+#undef MERGES
+#undef MERGE
+#undef SPLITS
+#undef DP
+#undef DVP

@@ -1,0 +1,235 @@
+/* Attention forward by vectors, for any types and any number of queries: a tile of keys after the other, each transposed for the
+ * scores of all rows and widened for their blend. Comes after attention.c, whose slots and units it uses. Leaves NAME(state),
+ * NAME(rows_run) and NAME(rows_part).
+ */
+
+#if defined(Q_BF16) && defined(KV_BF16) && DOT_WORDS && D % (2 * VW) == 0
+#define PAIRED 1
+#else
+#define PAIRED 0
+#endif
+
+/* Numbers of a key in a word, as which keys are transposed; 0 where they are widened before. */
+#if defined(KV_BF16) && D % (2 * VW) == 0
+#define WORD 2
+#elif defined(KV_F32) && D % VW == 0
+#define WORD 1
+#else
+#define WORD 0
+#endif
+
+/* Whether one query has a way of its own, see NAME(one). */
+#if defined(PAGES_BUF) && WORD && DV % VW == 0 && HEADS <= 8 * KV_HEADS
+#define ONE_QUERY 1
+#else
+#define ONE_QUERY 0
+#endif
+
+/* Sums of a unit's rows: weights times values, maxima, sums of weights. */
+struct NAME(sums) {
+    float o[ROWS][DVP] __attribute__((aligned(64)));
+    float max[ROWS + VW], sum[ROWS + VW];
+};
+
+/* Where PAIRED, q and k are words: [ROWS][D / 2] of q's rows, [D / 2][ATTN_KEYS]. */
+struct NAME(state) {
+    float q[ROWS][D] __attribute__((aligned(64)));
+    float s[ROWS][ATTN_KEYS] __attribute__((aligned(64)));
+    float k[DP][ATTN_KEYS] __attribute__((aligned(64)));
+    float wide[VW][DP] __attribute__((aligned(64))); /* keys on their way into k */
+    float v[ATTN_KEYS][DVP] __attribute__((aligned(64)));
+    float keep[ROWS + VW];  /* what a tile leaves of the sums before it */
+    int lo[ROWS], hi[ROWS]; /* visible keys of a row, then */
+    int a[ROWS], b[ROWS];   /* those inside the tile; a == b when none */
+    struct NAME(sums) two[2], *now, *all; /* of the chunk at hand, and of those before it */
+};
+
+OUTLINE void NAME(clear)(const struct NAME(unit) *u, struct NAME(sums) *sums) {
+    for (int r = 0; r < ROWS + VW; r++) {
+        sums->max[r] = -__builtin_inff();
+        sums->sum[r] = 0.0f;
+    }
+    memset(sums->o, 0, sizeof sums->o[0] * (u->groups * u->rows));
+}
+
+static void NAME(begin)(const struct NAME(unit) *u, struct NAME(state) *t, const Q_T *q) {
+    t->all = &t->two[0], t->now = &t->two[1];
+    for (int r = 0; r < u->groups * u->rows; r++) {
+        int at = NAME(query)(u, r), i = u->base + u->q0 + at;
+        const Q_T *from = q + Q_OFF + (u->row0 + at) * Q_ROW + NAME(head)(u, r) * (int64_t)Q_HEAD;
+        if (PAIRED) memcpy(t->q[r], from, D * sizeof *from);
+        for (int d = 0; !PAIRED && d < D; d++) t->q[r][d] = LOAD_Q(from[d]);
+        t->lo[r] = NAME(sees_from)(i);
+        t->hi[r] = CAUSAL && i + 1 < u->keys ? i + 1 : u->keys;
+    }
+}
+
+/* The place to fetch ahead while key i of group g is packed: the next tile's rows, each across all groups at once. */
+INLINE int64_t NAME(beyond)(const struct NAME(unit) *u, int j0, int g, int i, int64_t row, int64_t head) {
+    int n = g * ATTN_KEYS + i, j = j0 + ATTN_KEYS + n / u->groups;
+    return NAME(key_row)(u, j < u->to ? j : u->to - 1) * row + (u->key_head + n % u->groups) * head;
+}
+
+#if WORD
+/* VW keys, whose rows are these, as words [D / WORD][keys] in the place of k, from column j on. */
+INLINE void NAME(words)(struct NAME(state) *t, const K_T *const *rows, int j) {
+    for (int d = 0; d < D; d += WORD * VW) {
+        const float *from[VW];
+        for (int i = 0; i < VW; i++) from[i] = (const float *)(rows[i] + d);
+        attn_transpose_lines(from, &t->k[d / WORD][j], ATTN_KEYS);
+    }
+}
+#endif
+
+/* k[D][keys] of group g; lanes past the last key repeat it. */
+static void NAME(pack_k)(const struct NAME(unit) *u, struct NAME(state) *t, const K_T *k, int j0, int count, int g) {
+    const K_T *head = k + K_OFF + (u->key_head + g) * (int64_t)K_HEAD;
+    for (int j = 0; j < count; j += VW) {
+        const K_T *rows[VW];
+        for (int i = 0; i < VW; i++) {
+            const K_T *next = k + K_OFF + NAME(beyond)(u, j0, g, j + i, K_ROW, K_HEAD);
+            for (int d = 0; d < D; d += 64 / (int)sizeof(K_T)) __builtin_prefetch(next + d, 0, 2);
+            rows[i] = head + NAME(key_row)(u, j0 + (j + i < count ? j + i : count - 1)) * K_ROW;
+#if !PAIRED && WORD != 1
+            for (int d = 0; d < D; d++) t->wide[i][d] = LOAD_K(rows[i][d]);
+#endif
+        }
+#if PAIRED || WORD == 1
+        NAME(words)(t, rows, j);
+#else
+        for (int d = 0; d < D; d += VW) attn_transpose(&t->wide[0][d], DP, &t->k[d][j], ATTN_KEYS);
+#endif
+    }
+}
+
+/* v[keys][DVP] of group g. */
+static void NAME(pack_v)(const struct NAME(unit) *u, struct NAME(state) *t, const V_T *v, int j0, int count, int g) {
+    const V_T *head = v + V_OFF + (u->key_head + g) * (int64_t)V_HEAD;
+    for (int j = 0; j < count; j++) {
+        const V_T *next = v + V_OFF + NAME(beyond)(u, j0, g, j, V_ROW, V_HEAD);
+        for (int d = 0; d < DV; d += 64 / (int)sizeof(V_T)) __builtin_prefetch(next + d, 0, 2);
+        const V_T *from = head + NAME(key_row)(u, j0 + j) * V_ROW;
+        for (int d = 0; d < DV; d++) t->v[j][d] = LOAD_V(from[d]);
+        for (int d = DV; d < DVP; d++) t->v[j][d] = 0.0f;
+    }
+}
+
+#if PAIRED
+#define SCORES attn_product_words
+#else
+#define SCORES attn_product
+#endif
+
+/* Scores of rows r0..r1, rows in blocks, only the key lanes that some row of the block sees. */
+static void NAME(scores)(struct NAME(state) *t, int r0, int r1, int j0) {
+    for (int r = r0; r < r1; r++) {
+        int a = t->lo[r] - j0, b = t->hi[r] - j0;
+        a = a > 0 ? a : 0;
+        b = b < ATTN_KEYS ? b : ATTN_KEYS;
+        t->a[r] = a < b ? a : 0;
+        t->b[r] = a < b ? b : 0;
+    }
+    for (int r = r0, n; r < r1; r += n) {
+        n = attn_rows(r1 - r);
+        int a = ATTN_KEYS, b = 0;
+        for (int i = r; i < r + n; i++) {
+            if (t->a[i] == t->b[i]) continue;
+            a = t->a[i] < a ? t->a[i] : a;
+            b = t->b[i] > b ? t->b[i] : b;
+        }
+        if (a >= b) continue;
+        a = a / VW * VW;
+        b = (b + VW - 1) / VW * VW;
+        SCORES(n, t->q[r], D, &t->k[0][a], ATTN_KEYS, &t->s[r][a], ATTN_KEYS, b - a, 0, D >> PAIRED, 1);
+    }
+}
+
+/* Scores to weights, VW rows at once: new maxima, the factor that keeps the old sums, exponentials, sums.
+ * Lane results of the rows are transposed, so that the last step over lanes is vertical. */
+static void NAME(weigh)(struct NAME(state) *t, int r0, int rows) {
+    const float factor = SOFTCAP > 0 ? 1.0f : SCALE, none = -__builtin_inff();
+    float lane[VW][VW] __attribute__((aligned(64)));
+    for (int i = 0; i < VW; i++) {
+        int r = r0 + i;
+        v_store(lane[i], v_splat(none));
+        if (i >= rows || t->a[r] == t->b[r]) continue;
+        float *s = t->s[r];
+        if (SOFTCAP > 0)
+            for (int j = 0; j < ATTN_KEYS; j++) s[j] = SOFTCAP * m_tanh(s[j] * (SCALE / (SOFTCAP > 0 ? SOFTCAP : 1.0f)));
+        for (int j = 0; j < t->a[r]; j++) s[j] = none;
+        for (int j = t->b[r]; j < ATTN_KEYS; j++) s[j] = none;
+        vf top = v_splat(none);
+        for (int j = 0; j < ATTN_KEYS; j += VW) top = v_max(v_load(s + j), top);
+        v_store(lane[i], top);
+    }
+    attn_transpose(lane[0], VW, lane[0], VW);
+    vf top = v_load(lane[0]);
+    for (int i = 1; i < VW; i++) top = v_max(v_load(lane[i]), top);
+    v_store(lane[0], top * v_splat(factor));
+    float *max = t->now->max + r0, *keep = t->keep + r0;
+    for (int i = 0; i < VW; i++) {
+        float next = lane[0][i] > max[i] ? lane[0][i] : max[i], fade = attn_exp(max[i] - next);
+        keep[i] = max[i] == next ? 1.0f : fade;
+        max[i] = next;
+    }
+    for (int i = 0; i < VW; i++) {
+        int r = r0 + i;
+        v_store(lane[i], (vf){0});
+        if (i >= rows || t->a[r] == t->b[r]) continue;
+        float *s = t->s[r], m = max[i];
+        for (int j = 0; j < ATTN_KEYS; j++) s[j] = attn_exp(FMA(s[j], factor, -m));
+        vf sum = v_load(s);
+        for (int j = VW; j < ATTN_KEYS; j += VW) sum += v_load(s + j);
+        v_store(lane[i], sum);
+        vf k = v_splat(t->keep[r]);
+        if (t->keep[r] != 1.0f)
+            for (int d = 0; d < DVP; d += VW) v_store(t->now->o[r] + d, v_load(t->now->o[r] + d) * k);
+    }
+    attn_transpose(lane[0], VW, lane[0], VW);
+    vf sum = v_load(lane[0]);
+    for (int i = 1; i < VW; i++) sum += v_load(lane[i]);
+    v_store(t->now->sum + r0, v_fma(v_load(t->now->sum + r0), v_load(keep), sum));
+}
+
+/* o += weights v. A block of rows shares the keys that all its rows see; a row's other keys, before and after
+ * those, are its own, so that what it must not see is never multiplied, not even by zero. */
+static void NAME(blend)(struct NAME(state) *t, int r0, int r1) {
+    for (int r = r0, n; r < r1; r += n) {
+        n = attn_rows(r1 - r);
+        int a = 0, b = ATTN_KEYS;
+        for (int i = r; i < r + n; i++) {
+            a = t->a[i] > a ? t->a[i] : a;
+            b = t->b[i] < b ? t->b[i] : b;
+        }
+        int shared = a < b;
+        for (int i = r; i < r + n; i++) {
+            int end = shared ? a : t->b[i];
+            if (t->a[i] < end) attn_product(1, t->s[i], ATTN_KEYS, t->v[0], DVP, t->now->o[i], DVP, DVP, t->a[i], end, 0);
+        }
+        if (!shared) continue;
+        attn_product(n, t->s[r], ATTN_KEYS, t->v[0], DVP, t->now->o[r], DVP, DVP, a, b, 0);
+        for (int i = r; i < r + n; i++)
+            if (b < t->b[i]) attn_product(1, t->s[i], ATTN_KEYS, t->v[0], DVP, t->now->o[i], DVP, DVP, b, t->b[i], 0);
+    }
+}
+
+/* What a greater maximum leaves of sums. */
+INLINE float NAME(left)(float max, float next) { return max == next ? 1.0f : attn_exp(max - next); }
+
+/* The sums of a chunk, that of keys j0 .. end, join those of the chunks before it. */
+OUTLINE void NAME(rows_join)(const struct NAME(unit) *u, struct NAME(state) *t, int j0, int end) {
+    struct NAME(sums) *all = t->all, *now = t->now;
+    for (int r = 0; r < u->groups * u->rows; r++) {
+        if (t->hi[r] <= j0 || t->lo[r] >= end) continue;
+        if (t->lo[r] >= j0) {
+            all->max[r] = now->max[r], all->sum[r] = now->sum[r];
+            memcpy(all->o[r], now->o[r], sizeof all->o[r]);
+            continue;
+        }
+        float max = now->max[r] > all->max[r] ? now->max[r] : all->max[r];
+        float old = NAME(left)(all->max[r], max), part = NAME(left)(now->max[r], max);
+        all->max[r] = max;
+        all->sum[r] = FMA(all->sum[r], old, now->sum[r] * part);
+        NAME(join)(all->o[r], old, now->o[r], part);
+    }
+}
