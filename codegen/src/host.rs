@@ -270,6 +270,9 @@ fn attention_kernel(region: &Region, name: &str) -> Result<(String, usize, bool)
         define("PAGE", page.to_string());
         define("TABLE_PAGES", size(node.args[4], 1)?.to_string());
     }
+    let keys = a.page.map_or(Ok(0), |page| size(node.args[4], 1).map(|pages| pages * page))?;
+    define("CHUNKS", chunks(keys).to_string());
+    define("SPLITS", SPLITS.to_string());
     if a.sinks {
         let sinks = node.args[a.sinks_at()];
         define("SINK_BUF", strided_vector(region, sinks)?.to_string());
@@ -323,13 +326,13 @@ fn attention_scratch(region: &Region) -> Dim {
     let bytes = attention(region).and_then(|(node, a)| {
         let keys = a.page? * size(node.args[4], 1)?;
         let row = size(node.args[2], 2)?.next_multiple_of(16) + 2;
-        Some(SPLIT_ROWS * chunks(keys) * size(node.args[0], 1)? * row * size_of::<f32>())
+        Some(SPLITS / 2 * chunks(keys) * size(node.args[0], 1)? * row * size_of::<f32>())
     });
     Dim::from(bytes.unwrap_or(0))
 }
 
-/// Rows at most whose keys are shared by units: half of `SPLITS` in `attention.c`.
-const SPLIT_ROWS: usize = 8;
+/// Units at most that share the keys of all queries; two for each query at least.
+const SPLITS: usize = 16;
 
 /// Chunks of so many keys, as `attn_chunk` counts them.
 fn chunks(keys: usize) -> usize {
@@ -440,5 +443,16 @@ pub fn scratch(region: &Region) -> Dim {
         Anchor::Grouped => grouped::scratch(region),
         Anchor::Route => route::scratch(region),
         _ => dots::scratch(region),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::chunks;
+
+    #[test]
+    fn chunks_grow_with_what_lies_before_them() {
+        let counted = [1, 256, 257, 4096, 4097, 4608, 4609, 8192, 8193, 131_072].map(chunks);
+        assert_eq!(counted, [1, 1, 2, 16, 17, 17, 18, 24, 25, 56]);
     }
 }

@@ -12,6 +12,7 @@
  *   Q_T K_T V_T O_T            element types; LOAD_Q(x) LOAD_K(x) LOAD_V(x) to f32, STORE_O(x) from f32
  *   Q_OFF K_OFF V_OFF          offsets in elements; Q_ROW K_ROW V_ROW strides of a token, Q_HEAD K_HEAD V_HEAD of a head
  *   TOKENS SEQUENCES           query rows and sequences, expressions over dims; THREADS, that share the units
+ *   CHUNKS SPLITS              chunks of the keys that pages may hold; units at most that share the keys of all queries
  *   HEADS KV_HEADS D DV        sizes, KV_HEADS divides HEADS
  *   SCALE SOFTCAP              f32 literals, SCALE > 0; SOFTCAP > 0: s = SOFTCAP tanh(SCALE s / SOFTCAP), 0 = none
  *   CAUSAL WINDOW              0 or 1; WINDOW > 0: key j is visible only if i - j < WINDOW, 0 = none
@@ -42,7 +43,6 @@
 /* A unit of few queries (decode) takes several key heads, whose rows are neighbours in memory; never all, for two threads. */
 #define MERGES(n) (HEAD_CHUNKS == 1 && KV_HEADS % (2 * (n)) == 0 && (n) * D * (int)sizeof(K_T) <= 2048)
 #define MERGE (MERGES(8) ? 8 : MERGES(4) ? 4 : MERGES(2) ? 2 : 1)
-#define SPLITS 16
 #define DP ((D + VW - 1) / VW * VW)
 #define DVP ((DV + VW - 1) / VW * VW)
 
@@ -62,9 +62,9 @@ struct NAME(unit) {
 /* Units that share the keys of a query: two for each thread, in all, where there are more threads than units otherwise. */
 static int64_t NAME(splits)(const int64_t *dims) {
 #if defined(PAGES_BUF)
-    int64_t chunks = attn_chunk(TABLE_PAGES * PAGE - 1) + 1, units = TOKENS * KV_HEADS * HEAD_CHUNKS / MERGE;
+    int64_t units = TOKENS * KV_HEADS * HEAD_CHUNKS / MERGE;
     if (TOKENS <= 0 || units >= THREADS) return 1;
-    int64_t splits = (2 * THREADS + units - 1) / units, most = SPLITS / TOKENS < chunks ? SPLITS / TOKENS : chunks;
+    int64_t splits = (2 * THREADS + units - 1) / units, most = SPLITS / TOKENS < CHUNKS ? SPLITS / TOKENS : CHUNKS;
     return splits < most ? splits : most > 1 ? most : 1;
 #else
     return 1;
@@ -240,12 +240,7 @@ OUTLINE void NAME(write)(const struct NAME(unit) *u, int r, float max, float sum
 /* Where the sums of a row over the chunk of key j wait: DVP numbers, the maximum, the sum. */
 #define PART (DVP + 2)
 INLINE float *NAME(part)(const struct NAME(unit) *u, int r, int j, char *scratch) {
-#if defined(PAGES_BUF)
-    int64_t chunks = attn_chunk(TABLE_PAGES * PAGE - 1) + 1;
-#else
-    int64_t chunks = 0;
-#endif
-    return (float *)scratch + ((u->row0 * chunks + attn_chunk(j)) * HEADS + NAME(head)(u, r)) * PART;
+    return (float *)scratch + ((u->row0 * CHUNKS + attn_chunk(j)) * HEADS + NAME(head)(u, r)) * PART;
 }
 
 OUTLINE void NAME(keep)(const struct NAME(unit) *u, int r, int j, float max, float sum, const float *o, char *scratch) {

@@ -80,8 +80,7 @@ INLINE float NAME(natural)(float max) {
 }
 
 int64_t NAME(scratch)(const int64_t *dims) {
-    int64_t chunks = attn_chunk(TABLE_PAGES * PAGE - 1) + 1;
-    return NAME(splits)(dims) > 1 ? TOKENS * chunks * HEADS * PART * (int64_t)sizeof(float) : 0;
+    return NAME(splits)(dims) > 1 ? TOKENS * CHUNKS * HEADS * PART * (int64_t)sizeof(float) : 0;
 }
 
 int64_t NAME(units1)(const int64_t *dims) {
@@ -129,6 +128,5 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef TILE_QUERIES
 #undef MERGES
 #undef MERGE
-#undef SPLITS
 #undef DP
 #undef DVP
