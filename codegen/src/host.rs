@@ -336,7 +336,7 @@ const SPLITS: usize = 16;
 
 /// Chunks of so many keys, as `attn_chunk` counts them.
 fn chunks(keys: usize) -> usize {
-    let mut length = 256;
+    let mut length = 512;
     let mut doubled = 0;
     while keys.saturating_sub(1) / 16 >= length {
         length *= 2;
@@ -452,7 +452,7 @@ mod tests {
 
     #[test]
     fn chunks_grow_with_what_lies_before_them() {
-        let counted = [1, 256, 257, 4096, 4097, 4608, 4609, 8192, 8193, 131_072].map(chunks);
-        assert_eq!(counted, [1, 1, 2, 16, 17, 17, 18, 24, 25, 56]);
+        let counted = [1, 512, 513, 8192, 8193, 9216, 9217, 16_384, 16_385, 131_072].map(chunks);
+        assert_eq!(counted, [1, 1, 2, 16, 17, 17, 18, 24, 25, 48]);
     }
 }

@@ -17,7 +17,7 @@ type Batch = ([usize; 5], [usize; 4]);
 const MIXED: Batch = ([0, 9, 10, 10, 16], [75, 66, 0, 6]);
 
 /// Few enough that the keys of a query are shared by units: of many chunks, of two, of one; and of two queries.
-const FEW: Batch = ([0, 1, 2, 3, 5], [4700, 300, 77, 600]);
+const FEW: Batch = ([0, 1, 2, 3, 5], [4700, 700, 77, 600]);
 
 /// Starts, tables of scattered pages, keys.
 fn bounds(t: &mut Table, page: usize, (starts, lens): Batch) -> ([NodeId; 3], usize) {

@@ -60,7 +60,12 @@ pub fn machines() -> &'static [Machine] {
     MACHINES.get_or_init(|| levels(&machine().pool))
 }
 
-/// Those with sixteen threads, more than a few queries have heads.
+/// Those of them whose instructions the processor has.
+pub fn own() -> &'static [Machine] {
+    &machines()[modelled_levels().len()..]
+}
+
+/// All of them with sixteen threads, more than a few queries have heads.
 pub fn crowded() -> &'static [Machine] {
     static MACHINES: OnceLock<Vec<Machine>> = OnceLock::new();
     MACHINES.get_or_init(|| levels(&Machine::new(Device::Host, 16).unwrap().pool))

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define ATTN_KEYS 64 /* keys in a tile: part of the numerics */
-#define ATTN_CHUNK 256 /* the least keys in a chunk, too: a multiple of the former */
+#define ATTN_CHUNK 512 /* the least keys in a chunk, too: a multiple of the former */
 #if V_REGS == 32
 #define ATTN_NV 4
 #else
