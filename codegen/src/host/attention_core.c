@@ -15,8 +15,8 @@
 #endif
 #define ATTN_EACH(i, n) _Pragma("GCC unroll 8") for (int i = 0; i < (n); i++)
 
-/* Keys in the chunk that key j is of: so many that sixteen chunks, or somewhat more, are as long as what lies before. A long
- * sequence so has a few dozens of them. */
+/* Keys in the chunk that key j is of. Behind sixteen of the shortest, eight to sixteen chunks are as long as what lies before
+ * them, so that a long sequence has a few dozens. */
 INLINE int attn_chunk_keys(int j) {
     int keys = ATTN_CHUNK;
     while (j / 16 >= keys) keys *= 2;
