@@ -8,19 +8,20 @@ mod train;
 
 use crate::batch::Batch;
 use crate::failure::{Done, Failure, warn};
-use crate::flags::{FidelityFlags, MachineFlags, device_name};
-use crate::machine::Machine;
+use crate::flags::{FidelityFlags, MachineFlags};
+use crate::machine::{Kind, Machine};
 use crate::measure::{Seconds, after_warm_up, once, peak_rss_mb, rounded};
 use crate::model::{Model, check_sizes, plan_within, read_config};
 use crate::peaks::Peaks;
 use crate::progress::Progress;
 use crate::run::profile_table;
 use astrai_builders::{Logits, ModelConfig, Program, build};
+use astrai_ir::plan::RegionId;
 use astrai_ir::{DType, Dim, Graph, IrError, Symbol};
 use astrai_passes::Saturate;
-use astrai_runtime::{
-    Device, KernelCache, Options, Program as Planned, Random, Session, Value as Array, compile,
-};
+use astrai_runtime::Device;
+use astrai_runtime::device::cpu::KernelCache;
+use astrai_runtime::{Compiled as Planned, Options, Random, Session, Value as Array, compile};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -145,7 +146,7 @@ impl Bench {
         let machine = self.machine.machine()?;
         warn(&machine.warnings);
         let profiles =
-            matches!(self.job, Job::Train | Job::Prefill | Job::Decode) && machine.device == Device::Host;
+            matches!(self.job, Job::Train | Job::Prefill | Job::Decode) && machine.kind == Kind::Cpu;
         if self.profile && !profiles {
             return Err(
                 "--profile goes with bench train, prefill and decode on the processor; leave it out".into()
@@ -189,8 +190,8 @@ impl Bench {
             "batch": self.batch.unwrap_or(1),
             "seq": self.seq.unwrap_or(SEQ),
             "compiled": true,
-            "device": device_name(machine.device),
-            "threads": machine.pool.threads(),
+            "device": machine.device.name(),
+            "threads": machine.device.threads(),
             "seconds_median": rounded(s.median, 5),
             "seconds_min": rounded(s.min, 5),
             "seconds_max": rounded(s.max, 5),
@@ -258,7 +259,7 @@ impl Bench {
         let (config, program) = self.program()?;
         let fidelity = self.fidelity.asked().unwrap_or_default();
         let planned = plan_within(&config, &program, self.machine.storage(), machine, fidelity)?;
-        planned.check_memory()?;
+        planned.check_memory(&*machine.device)?;
         let costs = launch_costs(&planned)?;
         let vocab = config.vocab_size;
         let ids: Vec<i64> = (0..program.tokens).map(|i| (draw(i) % vocab as u64) as i64).collect();
@@ -295,8 +296,9 @@ impl Bench {
         let saturate =
             Saturate { fidelity: self.fidelity.asked().unwrap_or_default(), ..Saturate::default() };
         let options = Options { storage: self.machine.storage(), saturate, ..Options::default() };
-        let planning =
-            || -> Result<_, Failure> { Ok(compile(&build(&config, &program)?, &machine.target, &options)?) };
+        let planning = || -> Result<_, Failure> {
+            Ok(compile(&build(&config, &program)?, machine.backend(), &options)?)
+        };
         let planned = planning()?;
         let seconds = (0..self.repeat).map(|_| Ok(once(planning)?.1)).collect::<Result<_, Failure>>()?;
         let kernels = planned.kernels.iter().flatten().count();
@@ -307,12 +309,12 @@ impl Bench {
             Ok(writeln!(out, "{}", Value::Object(line))?)
         };
         put("plan", seconds)?;
-        let Some(tools) = machine.tools() else { return Ok(()) };
+        let Some(cpu) = &machine.cpu else { return Ok(()) };
+        let kernels: Vec<_> = planned.kernels.iter().flatten().collect();
         let (mut cold, mut warm) = (vec![], vec![]);
         for _ in 0..self.repeat {
             let folder = tempfile::tempdir().map_err(|e| format!("a temporary folder: {e}"))?;
-            let cache = KernelCache::open(folder.path())?;
-            let prepare = || cache.prepare(tools.compiler, &planned, &machine.target, machine.pool.threads());
+            let prepare = || cpu.with_cache(KernelCache::open(folder.path())?).load(&kernels).map(drop);
             cold.push(once(prepare)?.1);
             warm.push(once(prepare)?.1);
         }
@@ -341,8 +343,8 @@ fn launch_costs(planned: &Planned) -> Result<Vec<(f64, f64)>, Failure> {
 /// Operations and bytes of each kernel launch in a run of these sizes.
 fn costs(planned: &Planned, size: &dyn Fn(&str) -> Option<u64>) -> Result<Vec<(f64, f64)>, Failure> {
     let plan = &planned.plan;
-    let cost = |r: usize| -> Result<(f64, f64), Failure> {
-        let region = plan.regions[r].within(size);
+    let cost = |r: RegionId| -> Result<(f64, f64), Failure> {
+        let region = &plan.regions[r];
         Ok((region.flops().eval(size)? as f64, region.bytes().eval(size)? as f64))
     };
     plan.each_launch().into_iter().map(|(_, r)| cost(r)).collect()
@@ -363,11 +365,10 @@ fn gemm_graph((m, n, k): (usize, usize, usize), storage: DType) -> Result<Graph,
 
 fn gemm_session(size: (usize, usize, usize), storage: DType, machine: &Machine) -> Result<Session, Failure> {
     let (_, n, k) = size;
-    let planned = compile(&gemm_graph(size, storage)?, &machine.target, &Options::default())?;
-    planned.check_memory()?;
+    let planned = compile(&gemm_graph(size, storage)?, machine.backend(), &Options::default())?;
+    planned.check_memory(&*machine.device)?;
     let weights = Random { tensors: HashMap::from([("w".to_string(), (vec![n, k], 0.0, 1.0))]), seed: 0 };
-    let (pool, target) = (machine.pool.clone(), &machine.target);
-    Ok(Session::new(Arc::new(planned), &weights, pool, machine.tools(), target, &mut |_, _| {})?)
+    Ok(Session::new(Arc::new(planned), &weights, &machine.device, &mut |_, _| {})?)
 }
 
 fn random_input(m: usize, k: usize, storage: DType) -> Array {

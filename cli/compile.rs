@@ -16,7 +16,7 @@ use crate::{measure, output};
 use astrai_builders::{Cache, Logits, ModelConfig, Program, build, placements};
 use astrai_ir::{Graph, graphviz, json as ir_json};
 use astrai_passes::{Fidelity, Saturate, Shards};
-use astrai_runtime::{Dump, Options, Program as Planned};
+use astrai_runtime::{Compiled as Planned, Dump, Options, Stage};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 use std::io::Write;
@@ -165,10 +165,10 @@ impl Compile {
         };
         let Made { programs, report, explained } = made;
         if let Some(folder) = &self.output {
-            output::write(folder, &programs, &Value::Object(report.clone()))?;
+            output::write(folder, &programs, machine.backend(), &Value::Object(report.clone()))?;
         }
         if let Some(file) = &self.html {
-            let text = page(&programs, &report, &machine.target)?;
+            let text = page(&programs, &report, machine.backend().target())?;
             std::fs::write(file, text).map_err(|e| format!("{}: {e}", file.display()))?;
         }
         match &self.dump_after {
@@ -199,7 +199,7 @@ impl Compile {
             ..Options::default()
         };
         let (planned, seconds) =
-            measure::once(|| astrai_runtime::compile(&subject.graph, &machine.target, &options))?;
+            measure::once(|| astrai_runtime::compile(&subject.graph, machine.backend(), &options))?;
         let mut report = summary(&planned, subject.parameters, subject.build_seconds + seconds)?;
         report.extend(subject.about.as_object().cloned().unwrap_or_default());
         if self.mesh.is_some() {
@@ -209,7 +209,7 @@ impl Compile {
             Some(kind) => {
                 let saturate = Saturate { enabled: false, ..options.saturate };
                 let plain = Options { dump: Dump::None, saturate, ..options };
-                explain(kind, &astrai_runtime::compile(&subject.graph, &machine.target, &plain)?, &planned)?
+                explain(kind, &astrai_runtime::compile(&subject.graph, machine.backend(), &plain)?, &planned)?
             }
             None => String::new(),
         };
@@ -307,11 +307,12 @@ fn dump(
     pass: &str,
     form: Form,
 ) -> Result<(), Failure> {
-    let graphs: Vec<_> = output::graphs(programs).collect();
-    let written = |graph: &Graph| match form {
-        Form::Text => graph.to_string(),
-        Form::Json => ir_json::write_json(graph),
-        Form::Dot => graphviz::to_dot(graph),
+    let stages: Vec<_> = output::stages(programs).collect();
+    let written = |name: &str, stage: &Stage| match (form, &stage.graph) {
+        (Form::Text, _) => Ok(output::text(stage).unwrap_or_default()),
+        (Form::Json, Some(graph)) => Ok(ir_json::write_json(graph)),
+        (Form::Dot, Some(graph)) => Ok(graphviz::to_dot(graph)),
+        _ => Err(format!("--dump-after {name}: this stage leaves no graph; leave --form out")),
     };
     if pass == "all" {
         let begin = match form {
@@ -319,20 +320,17 @@ fn dump(
             Form::Dot => "//",
             Form::Json => return Err("--form json: name the one pass after which to dump".into()),
         };
-        for (name, graph) in graphs {
-            writeln!(out, "{begin} after {name}\n{}", written(graph))?;
+        for (name, stage) in stages.iter().filter(|(_, s)| form == Form::Text || s.graph.is_some()) {
+            writeln!(out, "{begin} after {name}\n{}", written(name, stage)?)?;
         }
         return Ok(());
     }
-    match graphs.iter().find(|(name, _)| *name == pass) {
-        Some((_, graph)) => Ok(write!(out, "{}", written(graph))?),
+    match stages.iter().find(|(name, _)| *name == pass) {
+        Some((name, stage)) => Ok(write!(out, "{}", written(name, stage)?)?),
         None => {
-            let names: Vec<&str> = graphs.iter().map(|(name, _)| name.as_str()).collect();
-            Err(format!(
-                "--dump-after {pass}: no pass of this name leaves a graph; there are {}, all",
-                names.join(", ")
-            )
-            .into())
+            let names: Vec<&str> = stages.iter().map(|(name, _)| name.as_str()).collect();
+            let names = names.join(", ");
+            Err(format!("--dump-after {pass}: there is no pass of this name; there are {names}, all").into())
         }
     }
 }

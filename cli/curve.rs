@@ -41,9 +41,9 @@ pub fn train(
         optimizer: optimizer(),
         router: Router::default(),
     };
-    let plan = Plan::new(&model.config, &recipe, &machine.target, Dump::None).map_err(|e| e.to_string())?;
+    let plan = Plan::new(&model.config, &recipe, machine.backend(), Dump::None).map_err(|e| e.to_string())?;
     let mut engine =
-        Engine::open(plan, model.source(), &machine.runner(), &mut |_, _| {}).map_err(|e| e.to_string())?;
+        Engine::open(plan, model.source(), &machine.device, &mut |_, _| {}).map_err(|e| e.to_string())?;
     let mut done = Vec::with_capacity(steps);
     for (i, ids) in ids.chunks(batch * seq).enumerate() {
         done.push(engine.step(&[of(ids, seq)], LR).map_err(|e| e.to_string())?);

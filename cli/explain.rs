@@ -4,17 +4,17 @@
 use crate::failure::Failure;
 use crate::table::{bytes, count, table};
 use astrai_ir::plan::{Body, Step};
-use astrai_runtime::Program;
+use astrai_runtime::Compiled;
 use std::fmt::Write;
 
 /// Name of the graph around the layers.
 const MAIN: &str = "main";
 
 /// What became of a layer kind.
-pub fn explain(kind: &str, before: &Program, after: &Program) -> Result<String, Failure> {
+pub fn explain(kind: &str, before: &Compiled, after: &Compiled) -> Result<String, Failure> {
     let name = |n: &str| if n.is_empty() { MAIN.to_string() } else { n.to_string() };
-    let Some(found) = after.searched.iter().find(|s| name(&s.name) == kind) else {
-        let known: Vec<String> = after.searched.iter().map(|s| name(&s.name)).collect();
+    let Some(found) = after.report.searched.iter().find(|s| name(&s.name) == kind) else {
+        let known: Vec<String> = after.report.searched.iter().map(|s| name(&s.name)).collect();
         return Err(
             format!("--explain {kind}: there is no such layer kind; there are {}", known.join(", ")).into()
         );
@@ -44,7 +44,7 @@ fn us(ps: u64) -> String {
 }
 
 /// Launches, operations and bytes of one run of a body.
-fn sums(program: &Program, kind: &str) -> Result<[u64; 3], Failure> {
+fn sums(program: &Compiled, kind: &str) -> Result<[u64; 3], Failure> {
     let plan = &program.plan;
     let body = plan.bodies.iter().find(|b| b.name == kind);
     let body: &Body = body.unwrap_or(&plan.main);
@@ -53,8 +53,8 @@ fn sums(program: &Program, kind: &str) -> Result<[u64; 3], Failure> {
         let Step::Run { region, .. } = step else { continue };
         let region = &plan.regions[*region];
         sums[0] += 1;
-        sums[1] = sums[1].saturating_add(plan.bound(&region.flops())?);
-        sums[2] = sums[2].saturating_add(plan.bound(&region.bytes())?);
+        sums[1] = sums[1].saturating_add(plan.bound(region.flops())?);
+        sums[2] = sums[2].saturating_add(plan.bound(region.bytes())?);
     }
     Ok(sums)
 }

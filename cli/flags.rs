@@ -1,11 +1,11 @@
 //! Flags that commands share, and what they stand for.
 
 use crate::failure::Failure;
-use crate::machine::Machine;
+use crate::machine::{Kind, Machine};
 use crate::serving::KvMemory;
-use astrai_ir::{DType, Simd};
+use astrai_ir::DType;
 use astrai_passes::Fidelity;
-use astrai_runtime::{Device, host_levels, host_simd};
+use astrai_runtime::device::cpu::{Isa, host_isa, host_levels};
 use astrai_serve::recommended::{Asked, Recommended};
 use astrai_serve::request::RequestError;
 use clap::{Args, ValueEnum};
@@ -105,15 +105,15 @@ pub struct SimdFlag {
 
 impl SimdFlag {
     /// What was asked for, on a device; kernels are only made to run where the processor has it.
-    pub fn on(self, device: DeviceName) -> Result<Simd, Failure> {
+    pub fn on(self, device: DeviceName) -> Result<Isa, Failure> {
         let asked = match self.simd {
-            SimdName::Auto => return Ok(host_simd()),
-            SimdName::Amx => Simd::Amx,
-            SimdName::Avx512Bf16 => Simd::Avx512Bf16,
-            SimdName::Avx512 => Simd::Avx512,
-            SimdName::Avx2 => Simd::Avx2,
-            SimdName::Neon => Simd::Neon,
-            SimdName::Plain => Simd::Plain,
+            SimdName::Auto => return Ok(host_isa()),
+            SimdName::Amx => Isa::Amx,
+            SimdName::Avx512Bf16 => Isa::Avx512Bf16,
+            SimdName::Avx512 => Isa::Avx512,
+            SimdName::Avx2 => Isa::Avx2,
+            SimdName::Neon => Isa::Neon,
+            SimdName::Plain => Isa::Plain,
         };
         let levels = host_levels();
         let line = match device {
@@ -224,8 +224,8 @@ impl MachineFlags {
     /// The machine, for a command that runs programs.
     pub fn machine(&self) -> Result<Machine, Failure> {
         let device = match self.device {
-            DeviceName::Auto | DeviceName::Cpu => Device::Host,
-            DeviceName::Interpreter => Device::Interpreter,
+            DeviceName::Auto | DeviceName::Cpu => Kind::Cpu,
+            DeviceName::Interpreter => Kind::Interpreter,
             DeviceName::Null => {
                 let line = "--device null runs nothing; plan with `astrai compile`, or use --device cpu";
                 return Err(line.into());
@@ -239,15 +239,6 @@ impl MachineFlags {
         if self.device == DeviceName::Interpreter {
             return Err("--device interpreter compiles nothing; use cpu or null".into());
         }
-        Ok(Machine::with(Device::Null, self.threads.into(), self.simd.on(self.device)?)?)
-    }
-}
-
-/// Name of a device in results.
-pub fn device_name(device: Device) -> &'static str {
-    match device {
-        Device::Host => "cpu",
-        Device::Interpreter => "interpreter",
-        Device::Null => "null",
+        Ok(Machine::with(Kind::Null, self.threads.into(), self.simd.on(self.device)?)?)
     }
 }

@@ -3,13 +3,13 @@
 
 use astrai_ir::Op;
 use astrai_ir::ops::Weight;
-use astrai_runtime::{Program, Value};
+use astrai_runtime::{Compiled, Value};
 
 /// Prefix of a gradient's name.
 pub const GRAD: &str = "grad.";
 
 /// Results with every joined gradient taken apart.
-pub fn by_checkpoint_name(results: Vec<(String, Value)>, program: &Program) -> Vec<(String, Value)> {
+pub fn by_checkpoint_name(results: Vec<(String, Value)>, program: &Compiled) -> Vec<(String, Value)> {
     let mut out = Vec::with_capacity(results.len());
     for (name, value) in results {
         match name.strip_prefix(GRAD).and_then(|buffer| weight(program, buffer)) {
@@ -20,7 +20,7 @@ pub fn by_checkpoint_name(results: Vec<(String, Value)>, program: &Program) -> V
     out
 }
 
-fn weight<'a>(program: &'a Program, buffer: &str) -> Option<&'a Weight> {
+fn weight<'a>(program: &'a Compiled, buffer: &str) -> Option<&'a Weight> {
     program.graph.nodes().iter().find_map(|n| match &n.op {
         Op::Weight(w) if w.name == buffer => Some(w),
         _ => None,

@@ -1,7 +1,7 @@
 //! Greedy continuation through the serving engine, and how sure the model was of each token. In: a model over paged keys and
 //! values, a prompt. Out: the tokens that the engine chose, with the logits' margins, seen as they pass by.
 
-use astrai_runtime::pool::Pool;
+use astrai_runtime::Threads;
 use astrai_serve::engine::{End, Engine, Model, ModelError, Settings, Sizes};
 use astrai_serve::request::{Request, Sampling};
 use astrai_serve::scheduler::batch::StepBatch;
@@ -42,7 +42,7 @@ impl<M: Model> Model for Watched<M> {
         self.model.apart()
     }
 
-    fn pool(&self) -> Option<Arc<Pool>> {
+    fn pool(&self) -> Option<Arc<dyn Threads>> {
         self.model.pool()
     }
 

@@ -1,80 +1,91 @@
-//! The machine a command runs on: threads, target, compiler and kernel cache, from the common flags.
+//! The machine a command runs on, from the common flags: a device and what its user should know.
 
-use astrai_ir::{Simd, Target, TargetKind};
-use astrai_runtime::pool::Pool;
-use astrai_runtime::{Compiler, Device, Error, KernelCache, Tools, available_memory, host_simd};
-use astrai_train::engine::Runner;
+use astrai_codegen::cpu::Cpu as CpuKernels;
+use astrai_ir::Backend;
+use astrai_runtime::device::cpu::{Compiler, Cpu, Isa, KernelCache, available_memory, host_isa};
+use astrai_runtime::device::null::Null;
+use astrai_runtime::device::reference::Reference;
+use astrai_runtime::{Device, Error};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Threads, target and tools.
+/// Kinds of devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Kernels in C on this machine's processor.
+    Cpu,
+    /// The reference interpreter.
+    Interpreter,
+    /// Nothing: programs are planned and their kernels written, but never built or run.
+    Null,
+}
+
+/// A device, and how it was come by.
 pub struct Machine {
     /// What runs programs.
-    pub device: Device,
-    /// What they are made for.
-    pub target: Target,
-    /// The threads that run kernels.
-    pub pool: Arc<Pool>,
-    tools: Option<(Compiler, KernelCache)>,
+    pub device: Arc<dyn Device>,
+    /// Its kind.
+    pub kind: Kind,
+    /// The processor, where kernels run on it.
+    pub cpu: Option<Arc<Cpu>>,
     /// What the user should know, one line each.
     pub warnings: Vec<String>,
 }
 
 impl Machine {
-    /// The machine for a device and a number of threads (0: all cores), with all that its processor has. Without a C compiler
-    /// the interpreter stands in.
-    pub fn new(device: Device, threads: usize) -> Result<Machine, Error> {
-        Machine::with(device, threads, host_simd())
+    /// The machine for a kind of device and a number of threads (0: all cores), with all that its processor has. Without a C
+    /// compiler the interpreter stands in.
+    ///
+    /// # Errors
+    /// Threads do not start, the cache's folder cannot be used.
+    pub fn new(kind: Kind, threads: usize) -> Result<Machine, Error> {
+        Machine::with(kind, threads, host_isa())
     }
 
     /// The same with these vector instructions, which kernels can only run with if the processor has them.
-    pub fn with(device: Device, threads: usize, simd: Simd) -> Result<Machine, Error> {
-        let io = |source| Error::Io { path: "threads".into(), source };
-        let pool = Arc::new(Pool::new(threads).map_err(io)?);
-        let target = Target::host(simd, pool.threads() as u32, available_memory());
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with(kind: Kind, threads: usize, isa: Isa) -> Result<Machine, Error> {
+        let folders = || std::env::var_os("PATH").map(|p| std::env::split_paths(&p).collect::<Vec<_>>());
         let mut warnings = Vec::new();
-        let mut machine = Machine { device, target, pool, tools: None, warnings: vec![] };
-        if device == Device::Host {
-            let folders: Vec<PathBuf> =
-                std::env::var_os("PATH").map(|p| std::env::split_paths(&p).collect()).unwrap_or_default();
-            match Compiler::find(&folders) {
-                Some(cc) => machine.tools = Some((cc, KernelCache::open(&cache_folder())?)),
-                None => {
-                    machine.device = Device::Interpreter;
+        let device: Arc<dyn Device> = match (kind, Compiler::find(&folders().unwrap_or_default())) {
+            (Kind::Cpu, Some(cc)) => {
+                let cpu = Cpu::new(isa, threads, cc, KernelCache::open(&cache_folder())?)?;
+                return Ok(Machine::on(cpu));
+            }
+            (Kind::Null, _) => {
+                let cores = std::thread::available_parallelism().map_or(1, usize::from);
+                let threads = if threads == 0 { cores } else { threads };
+                Arc::new(Null::new(Box::new(CpuKernels::new(isa, threads as u32, available_memory()))))
+            }
+            (kind, _) => {
+                if kind == Kind::Cpu {
                     let slow =
                         "no C compiler (cc, gcc, clang) in PATH: the interpreter runs the model, slowly";
                     warnings.push(slow.to_string());
                 }
+                Arc::new(Reference::default())
             }
-        }
-        machine.warnings = warnings;
-        Ok(machine)
+        };
+        let kind = if kind == Kind::Null { kind } else { Kind::Interpreter };
+        Ok(Machine { device, kind, cpu: None, warnings })
     }
 
-    /// The compiler and cache for host kernels; none where the interpreter runs.
-    pub fn tools(&self) -> Option<Tools<'_>> {
-        self.tools.as_ref().map(|(compiler, cache)| Tools { compiler, cache })
-    }
-}
-
-impl Machine {
-    /// Vector instructions of its kernels.
-    pub fn simd(&self) -> Simd {
-        match self.target.kind {
-            TargetKind::Host { simd } => simd,
-            TargetKind::Cuda { .. } => Simd::Plain,
-        }
+    /// This processor.
+    pub fn on(cpu: Cpu) -> Machine {
+        let cpu = Arc::new(cpu);
+        Machine { device: cpu.clone(), kind: Kind::Cpu, cpu: Some(cpu), warnings: vec![] }
     }
 
-    /// Which C compiler makes the kernels, and with which vector instructions; on this depend the last bits of results.
-    pub fn compiler(&self) -> String {
-        let made = |c: &Compiler| format!("{} {}", c.identity(), self.simd().name());
-        self.tools.as_ref().map_or("interpreter".into(), |(c, _)| made(c))
+    /// What programs are compiled for.
+    pub fn backend(&self) -> &dyn Backend {
+        self.device.backend()
     }
 
-    /// What runs a model under training.
-    pub fn runner(&self) -> Runner<'_> {
-        Runner { pool: self.pool.clone(), tools: self.tools(), target: &self.target }
+    /// Vector instructions of its kernels, by name.
+    pub fn isa(&self) -> &str {
+        &self.backend().target().isa
     }
 }
 

@@ -6,7 +6,7 @@ use astrai_builders::{Loss, ModelConfig, Program, build};
 use astrai_ir::{DType, Graph};
 use astrai_passes::{Fidelity, Saturate};
 use astrai_runtime::weights::{Checkpoint, Entry, WeightsError, Widened, Writer};
-use astrai_runtime::{Buffers, Error, Options, Program as Planned, Random, Session, WeightSource, compile};
+use astrai_runtime::{Buffers, Compiled, Error, Options, Random, Session, WeightSource, compile};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -71,24 +71,21 @@ impl Model {
     /// A session of a program that was planned for this model.
     pub fn start(
         &self,
-        planned: Planned,
+        planned: Compiled,
         machine: &Machine,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, Error> {
-        let (pool, tools) = (machine.pool.clone(), machine.tools());
-        Session::new(Arc::new(planned), &*self.weights, pool, tools, &machine.target, progress)
+        Session::new(Arc::new(planned), &*self.weights, &machine.device, progress)
     }
 
     /// The same over memory that outlives runs.
     pub fn start_over(
         &self,
-        planned: Planned,
+        planned: Compiled,
         buffers: &Buffers,
-        machine: &Machine,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, Error> {
-        let (pool, tools, target) = (machine.pool.clone(), machine.tools(), &machine.target);
-        Session::over(Arc::new(planned), &*self.weights, buffers, pool, tools, target, progress)
+        Session::over(Arc::new(planned), &*self.weights, buffers, progress)
     }
 
     /// Where its weights come from, by checkpoint name.
@@ -123,7 +120,7 @@ pub fn plan(
     program: &Program,
     storage: DType,
     machine: &Machine,
-) -> Result<Planned, Error> {
+) -> Result<Compiled, Error> {
     plan_within(config, program, storage, machine, Fidelity::Exact)
 }
 
@@ -134,10 +131,10 @@ pub fn plan_within(
     storage: DType,
     machine: &Machine,
     fidelity: Fidelity,
-) -> Result<Planned, Error> {
+) -> Result<Compiled, Error> {
     let graph: Graph = build(config, program)?;
     let saturate = Saturate { fidelity, ..Saturate::default() };
-    compile(&graph, &machine.target, &Options { storage, saturate, ..Options::default() })
+    compile(&graph, machine.backend(), &Options { storage, saturate, ..Options::default() })
 }
 
 /// How far a model that answers requests goes unless told otherwise: with latents in pages, exact steps would make every key
@@ -152,10 +149,10 @@ pub fn plan_gradient(
     program: &Program,
     storage: DType,
     machine: &Machine,
-) -> Result<Planned, Error> {
+) -> Result<Compiled, Error> {
     let graph: Graph = build(config, &Program { loss: Loss::Mean, ..program.clone() })?;
     let options = Options { storage, gradient_of: Some("loss".into()), ..Options::default() };
-    compile(&graph, &machine.target, &options)
+    compile(&graph, machine.backend(), &options)
 }
 
 /// Refuses sizes that a model or the kernels' 32-bit indices do not take.

@@ -1,17 +1,21 @@
 //! The folder that `astrai compile -o` writes: the graph after every pass, its picture, the plan, and the kernels, each of
 //! which compiles by itself.
 
-use astrai_codegen::host;
 use astrai_ir::plan::{Body, Buffer, Place, Step};
-use astrai_ir::{Graph, Type, graphviz, json as ir_json};
-use astrai_runtime::Program;
+use astrai_ir::{Backend, Graph, Type, graphviz, json as ir_json};
+use astrai_runtime::{Compiled, Stage};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
 /// Writes everything about programs whose every stage was dumped into `folder`, made if it does not exist. Each comes with its
 /// own folder inside, empty for none; kernels, which are named by what they do, lie together.
-pub fn write(folder: &Path, programs: &[(&'static str, Program)], summary: &Value) -> Result<(), String> {
+pub fn write(
+    folder: &Path,
+    programs: &[(&'static str, Compiled)],
+    backend: &dyn Backend,
+    summary: &Value,
+) -> Result<(), String> {
     let make = |name: String| {
         let path = folder.join(name);
         fs::create_dir_all(&path).map_err(|e| format!("{}: {e}", path.display()))
@@ -23,41 +27,53 @@ pub fn write(folder: &Path, programs: &[(&'static str, Program)], summary: &Valu
     make("kernels".into())?;
     for (inside, program) in programs {
         make(format!("{inside}ir"))?;
-        for (i, (name, graph)) in stages(program).enumerate() {
-            put(format!("{inside}ir/{i:02}-{name}.json"), &ir_json::write_json(graph))?;
-            put(format!("{inside}ir/{i:02}-{name}.txt"), &graph.to_string())?;
+        for (i, stage) in program.report.stages.iter().enumerate() {
+            let name = format!("{inside}ir/{i:02}-{}", stage.name);
+            if let Some(graph) = &stage.graph {
+                put(format!("{name}.json"), &ir_json::write_json(graph))?;
+            }
+            if let Some(text) = text(stage) {
+                put(format!("{name}.txt"), &text)?;
+            }
         }
         put(format!("{inside}graph.dot"), &graphviz::to_dot(&program.graph))?;
         for kernel in program.kernels.iter().flatten() {
-            put(format!("kernels/{}.c", kernel.name), &host::unit(&[kernel]))?;
+            put(format!("kernels/{}.{}", kernel.identity, backend.extension()), &backend.unit(&[kernel]))?;
         }
         put(format!("{inside}plan.json"), &format!("{:#}\n", plan(program)))?;
     }
     put("summary.json".into(), &format!("{summary:#}\n"))
 }
 
-/// Name and graph of each dumped stage of each program.
-pub fn graphs<'a>(programs: &'a [(&'static str, Program)]) -> impl Iterator<Item = (String, &'a Graph)> + 'a {
-    programs.iter().flat_map(|(of, p)| stages(p).map(move |(name, graph)| (format!("{of}{name}"), graph)))
+/// Each dumped stage of each program, with its name.
+pub fn stages<'a>(
+    programs: &'a [(&'static str, Compiled)],
+) -> impl Iterator<Item = (String, &'a Stage)> + 'a {
+    let dumped = |s: &&Stage| s.graph.is_some() || s.text.is_some();
+    let of = move |(of, p): &'a (&'static str, Compiled)| {
+        p.report.stages.iter().filter(dumped).map(move |s| (format!("{of}{}", s.name), s))
+    };
+    programs.iter().flat_map(of)
 }
 
-fn stages(program: &Program) -> impl Iterator<Item = (&'static str, &Graph)> {
-    program.stages.iter().filter_map(|s| Some((s.name, s.graph.as_ref()?)))
+/// What a dumped stage left, as lines for people.
+pub fn text(stage: &Stage) -> Option<String> {
+    stage.graph.as_ref().map(Graph::to_string).or(stage.text.clone())
 }
 
-fn plan(program: &Program) -> Value {
+fn plan(program: &Compiled) -> Value {
     let plan = &program.plan;
     let kernel = |r: usize| program.kernels.get(r).and_then(Option::as_ref);
-    let name = |r: usize| kernel(r).map_or_else(|| format!("interpreter_{r}"), |k| k.name.clone());
+    let name = |r: usize| kernel(r).map_or_else(|| format!("interpreter_{r}"), |k| k.identity.clone());
     let types = |list: Vec<Type>| list.iter().map(Type::to_string).collect::<Vec<_>>();
     let regions = plan.regions.iter().enumerate().map(|(i, r)| {
         json!({
             "kernel": name(i),
-            "anchor": format!("{:?}", r.anchor).to_lowercase(),
+            "form": r.form().name(),
             "origin": r.origin,
-            "reads": types(r.reads()),
-            "layouts": r.layouts.iter().map(|l| format!("{l:?}").to_lowercase()).collect::<Vec<_>>(),
-            "writes": types(r.writes()),
+            "reads": types(r.piece.read_types()),
+            "layouts": r.piece.reads.iter().map(|r| r.layout.to_string()).collect::<Vec<_>>(),
+            "writes": types(r.piece.write_types()),
             "flops": r.flops().to_string(),
             "bytes": r.bytes().to_string(),
         })
@@ -67,7 +83,7 @@ fn plan(program: &Program) -> Value {
         json!({
             "name": w.weight.name,
             "type": w.weight.ty.to_string(),
-            "layout": format!("{:?}", w.layout).to_lowercase(),
+            "layout": w.layout.to_string(),
             "parts": parts,
         })
     });
@@ -86,13 +102,14 @@ fn plan(program: &Program) -> Value {
 fn body(b: &Body, kernel: &dyn Fn(usize) -> String, bodies: &[&str]) -> Value {
     let step = |s: &Step| match s {
         Step::Run { region, reads, writes, origin, .. } => {
-            json!({"run": kernel(*region), "reads": reads, "writes": writes, "origin": &**origin})
+            json!({"run": kernel(region.0), "reads": reads, "writes": writes, "origin": &**origin})
         }
         Step::Call { body, args, results, origin } => {
-            json!({"call": bodies.get(*body), "args": args, "results": results, "origin": &**origin})
+            json!({"call": bodies.get(body.0), "args": args, "results": results, "origin": &**origin})
         }
     };
-    let param = |(name, layout): &(String, astrai_ir::Layout)| json!({"name": name, "layout": format!("{layout:?}").to_lowercase()});
+    let param =
+        |(name, layout): &(String, astrai_ir::Layout)| json!({"name": name, "layout": layout.to_string()});
     json!({
         "name": b.name,
         "params": b.params.iter().map(param).collect::<Vec<_>>(),
@@ -107,7 +124,7 @@ fn buffer(b: &Buffer) -> Value {
     let (place, at) = match &b.place {
         Place::Param(i) => ("param", *i as u64),
         Place::Result(i) => ("result", *i as u64),
-        Place::Weight(i) => ("weight", *i as u64),
+        Place::Weight(i) => ("weight", i.0 as u64),
         Place::Const(bits) => ("const_bytes", bits.len() as u64),
         Place::Arena(offset) => ("offset", *offset),
     };

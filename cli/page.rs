@@ -8,7 +8,7 @@ mod plans;
 
 use crate::failure::Failure;
 use astrai_ir::Target;
-use astrai_runtime::Program;
+use astrai_runtime::Compiled;
 use bodies::Bodies;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -30,7 +30,7 @@ const SCRIPT: [&str; 9] = [
 
 /// The page of programs, each with what stands before the names of its passes, with the summary that the command prints.
 pub fn page(
-    programs: &[(&'static str, Program)],
+    programs: &[(&'static str, Compiled)],
     report: &Map<String, Value>,
     target: &Target,
 ) -> Result<String, Failure> {
@@ -79,13 +79,13 @@ impl Strings {
 
 fn program<'a>(
     name: &str,
-    program: &'a Program,
+    program: &'a Compiled,
     target: &Target,
     strings: &mut Strings,
     bodies: &mut Bodies<'a>,
 ) -> Result<Value, Failure> {
     let mut stages = Vec::new();
-    for stage in &program.stages {
+    for stage in &program.report.stages {
         let kinds = stage.graph.as_ref().map(|g| bodies.kinds(g, strings));
         stages.push(json!({
             "name": stage.name, "seconds": stage.seconds, "nodes": stage.nodes, "kinds": kinds,
@@ -95,7 +95,7 @@ fn program<'a>(
     let planned = bodies.kinds(&program.graph, strings);
     let symbols: Vec<String> =
         program.plan.symbols.iter().map(|s| format!("{} ≤ {}", s.name, s.max)).collect();
-    let searched = program.searched.iter().map(|s| {
+    let searched = program.report.searched.iter().map(|s| {
         json!({
             "kind": if s.name.is_empty() { bodies::MAIN } else { &s.name },
             "fired": s.fired, "size": s.size, "saturated": s.saturated, "cost": s.cost,

@@ -3,9 +3,9 @@
 //! stands then the least that they could have been.
 
 use crate::machine::Machine;
-use astrai_ir::{DType, Simd};
-use astrai_runtime::Memory;
-use astrai_runtime::pool::Pool;
+use astrai_ir::DType;
+use astrai_runtime::Threads;
+use astrai_runtime::device::cpu::Isa;
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -48,14 +48,17 @@ impl Peaks {
     /// last-level cache keeps of it, and how far its memory is from the processor, counts for both. Where that is little, on
     /// 256 MiB, which this takes. `None` where the vector instructions are not known here.
     pub fn measure(machine: &Machine, again: &[&[u8]]) -> Option<Peaks> {
-        let pool = &*machine.pool;
+        let threads = &*machine.device;
         let vector = Peaks::vector(machine)?;
         let mut own = None;
         let again = match again.iter().map(|b| b.len()).sum::<usize>() < FEWEST {
             true => {
-                let memory = own.insert(Memory::zeroed(OWN).ok()?); // as weights lie: huge pages where the system has them
-                memory.bytes_mut().fill(1);
-                &[memory.bytes()]
+                // As weights lie: huge pages where the system has them.
+                let block = own.insert(machine.device.alloc(&[OWN]).ok()?.pop()?);
+                machine.device.write(block.at(), &vec![1; OWN]).ok()?;
+                let address = machine.device.host(block.at())?;
+                // SAFETY: the block is that long, lives as long as `own`, and nobody writes it again.
+                &[unsafe { std::slice::from_raw_parts(address.cast_const(), OWN) }]
             }
             false => again,
         };
@@ -63,7 +66,7 @@ impl Peaks {
         let size: usize = units.iter().map(|u| u.len()).sum();
         let by = |sum: fn(&[u8]) -> [u64; 8]| {
             best(TRIES[1], size as f64, || {
-                pool.run(units.len(), &|_, some| {
+                threads.share(units.len(), &|_, some| {
                     for bytes in &units[some] {
                         black_box(sum(black_box(bytes)));
                     }
@@ -82,13 +85,13 @@ impl Peaks {
     }
 
     fn vector(machine: &Machine) -> Option<Peak> {
-        let (chains, flops) = chains(machine.simd())?;
-        Some(operations(&machine.pool, flops, TURNS, chains))
+        let (chains, flops) = chains(Isa::named(machine.isa())?)?;
+        Some(operations(&*machine.device, flops, TURNS, chains))
     }
 
     fn matrix(machine: &Machine) -> Option<Peak> {
-        let (chains, flops, turns) = pair_chains(machine.simd())?;
-        Some(operations(&machine.pool, flops, turns, chains))
+        let (chains, flops, turns) = pair_chains(Isa::named(machine.isa())?)?;
+        Some(operations(&*machine.device, flops, turns, chains))
     }
 
     /// The peak of operations on operands of this type.
@@ -103,10 +106,10 @@ impl Peaks {
 }
 
 /// Of all threads, with `flops` operations in a turn of the loop.
-fn operations(pool: &Pool, flops: u64, turns: u64, chains: Chains) -> Peak {
-    let units = pool.threads() * UNITS;
+fn operations(threads: &dyn Threads, flops: u64, turns: u64, chains: Chains) -> Peak {
+    let units = threads.threads() * UNITS;
     let work = (units as u64 * turns * flops) as f64;
-    best(TRIES[0], work, || pool.run(units, &|_, some| some.for_each(|_| chains(turns))))
+    best(TRIES[0], work, || threads.share(units, &|_, some| some.for_each(|_| chains(turns))))
 }
 
 /// Eight sums, so that no addition waits for the one before; of `STREAMS` side by side, as kernels read which hide the latency of
@@ -157,25 +160,25 @@ fn best(tries: usize, amount: f64, mut work: impl FnMut()) -> Peak {
 type Chains = fn(u64);
 
 /// Independent chains of multiplications and additions, and the operations of one turn.
-fn chains(simd: Simd) -> Option<(Chains, u64)> {
-    match simd {
+fn chains(isa: Isa) -> Option<(Chains, u64)> {
+    match isa {
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx512 | Simd::Avx512Bf16 | Simd::Amx => Some((chains_512, 12 * 16 * 2)),
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => Some((chains_512, 12 * 16 * 2)),
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => Some((chains_256, 12 * 8 * 2)),
+        Isa::Avx2 => Some((chains_256, 12 * 8 * 2)),
         #[cfg(target_arch = "x86_64")]
-        Simd::Plain => Some((chains_128, 12 * 4)),
+        Isa::Plain => Some((chains_128, 12 * 4)),
         _ => None,
     }
 }
 
 /// Independent chains of products of bf16 pairs, the operations of one turn, and turns of a unit.
-fn pair_chains(simd: Simd) -> Option<(Chains, u64, u64)> {
-    match simd {
+fn pair_chains(isa: Isa) -> Option<(Chains, u64, u64)> {
+    match isa {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-        Simd::Amx => Some((chains_of_tiles, 6 * 16 * 16 * 32 * 2, TILE_TURNS)),
+        Isa::Amx => Some((chains_of_tiles, 6 * 16 * 16 * 32 * 2, TILE_TURNS)),
         #[cfg(target_arch = "x86_64")]
-        Simd::Avx512Bf16 => Some((chains_of_pairs, 12 * 32 * 2, TURNS)),
+        Isa::Avx512Bf16 => Some((chains_of_pairs, 12 * 32 * 2, TURNS)),
         _ => None,
     }
 }

@@ -2,12 +2,12 @@
 //! where another form is cheaper for one token of each sequence, the one for tokens of answers; then sessions of both over the
 //! same memory.
 
-use crate::machine::Machine;
+use crate::machine::{Kind, Machine};
 use crate::model::{Model, plan_within};
 use astrai_builders::{Cache, ModelConfig, Program};
 use astrai_ir::DType;
 use astrai_passes::Fidelity;
-use astrai_runtime::{Buffers, Error, Program as Planned, Session};
+use astrai_runtime::{Buffers, Compiled as Planned, Error, Session};
 
 /// One program, or two over the same pages.
 pub struct Programs {
@@ -33,7 +33,7 @@ impl Programs {
             plan_within(config, &program, storage, machine, fidelity)
         };
         let first = plan(tokens)?;
-        if fidelity == Fidelity::Exact || tokens <= sequences || machine.tools().is_none() {
+        if fidelity == Fidelity::Exact || tokens <= sequences || machine.kind == Kind::Interpreter {
             return Ok(Programs { first, answers: None });
         }
         let answers = plan(sequences)?;
@@ -51,15 +51,12 @@ impl Programs {
         self,
         model: &Model,
         pages: &Buffers,
-        machine: &Machine,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Session, Option<Session>), Error> {
-        let session = model.start_over(self.first, pages, machine, progress)?;
-        let beside = match (self.answers, machine.tools()) {
-            (Some(planned), Some(tools)) => {
-                Some(session.beside(planned.into(), model.source(), tools, progress)?)
-            }
-            _ => None,
+        let session = model.start_over(self.first, pages, progress)?;
+        let beside = match self.answers {
+            Some(planned) => Some(session.beside(planned.into(), model.source(), progress)?),
+            None => None,
         };
         Ok((session, beside))
     }
@@ -68,5 +65,5 @@ impl Programs {
 /// Names of a run's kernels in order.
 fn kernels(planned: &Planned) -> impl Iterator<Item = Option<&str>> {
     let launches = planned.plan.each_launch().into_iter();
-    launches.map(|(_, region)| planned.kernels[region].as_ref().map(|k| k.name.as_str()))
+    launches.map(|(_, region)| planned.kernels[region.0].as_ref().map(|k| k.identity.as_str()))
 }

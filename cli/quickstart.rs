@@ -5,7 +5,7 @@ mod text;
 
 use crate::failure::{Done, Failure, warn};
 use crate::flags::{FidelityFlags, MachineFlags, RoomFlags};
-use crate::machine::Machine;
+use crate::machine::{Kind, Machine};
 use crate::measure;
 use crate::model::Model;
 use crate::serve::{LOCAL, Server, listen};
@@ -14,7 +14,7 @@ use crate::table::{bytes, count};
 use crate::train::{Train, default_recipe};
 use astrai_builders::ModelConfig;
 use astrai_ir::DType;
-use astrai_runtime::{Device, Dump};
+use astrai_runtime::Dump;
 use astrai_serve::http::HttpSettings;
 use astrai_train::batch::Batch;
 use astrai_train::engine::{Engine, Plan};
@@ -118,8 +118,8 @@ impl Quickstart {
     pub fn run(self, out: &mut dyn Write) -> Done {
         let machine = self.machine.machine()?;
         warn(&machine.warnings);
-        let size = match machine.device {
-            Device::Host => Size { vocab: 4096, hidden: 256, inner: 704, layers: 6, batch: 8, seq: 128 },
+        let size = match machine.kind {
+            Kind::Cpu => Size { vocab: 4096, hidden: 256, inner: 704, layers: 6, batch: 8, seq: 128 },
             _ => Size { vocab: 300, hidden: 32, inner: 64, layers: 2, batch: 2, seq: 16 },
         };
         let temporary = match self.folder {
@@ -218,7 +218,7 @@ impl Tour<'_> {
 
     fn plan(&self, config: &ModelConfig) -> Result<Plan, Failure> {
         let recipe = default_recipe(self.size.batch as u64, self.size.seq as u64, self.storage());
-        Ok(Plan::new(config, &recipe, &self.machine.target, Dump::None)?)
+        Ok(Plan::new(config, &recipe, self.machine.backend(), Dump::None)?)
     }
 
     fn planned(&mut self, plan: &Plan, parameters: u64, seconds: f64) -> Result<Value, Failure> {
@@ -248,7 +248,7 @@ impl Tour<'_> {
         let mut trial = Batch::default();
         (0..batch).for_each(|_| trial.push(&ids[..seq], &ids[1..]));
         let model = Model::fresh(config.clone(), vec![], 0);
-        let mut engine = Engine::open(plan, model.source(), &self.machine.runner(), &mut |_, _| {})?;
+        let mut engine = Engine::open(plan, model.source(), &self.machine.device, &mut |_, _| {})?;
         let mut runs = Vec::new();
         let started = Instant::now();
         // The first touches all memory and does not count.
@@ -271,7 +271,7 @@ impl Tour<'_> {
     /// Runs `astrai train`, the very command that is shown.
     fn train(&mut self, steps: u64) -> Result<Trained, Failure> {
         let flags = &self.quickstart.machine;
-        let device = if self.machine.device == Device::Host { "cpu" } else { "interpreter" };
+        let device = if self.machine.kind == Kind::Cpu { "cpu" } else { "interpreter" };
         let run = self.run_folder();
         let shown = |p: &Path| p.display().to_string();
         let mut words =

@@ -4,6 +4,7 @@ use crate::batch::{Batch, Sequences};
 use crate::failure::{Done, Failure, warn};
 use crate::flags::{FidelityFlags, MachineFlags};
 use crate::gradients::by_checkpoint_name;
+use crate::machine::Kind;
 use crate::measure;
 use crate::model::{Model, check_sizes, plan_gradient, plan_within, read_config};
 use crate::progress::Progress;
@@ -11,7 +12,7 @@ use crate::table::table;
 use astrai_builders::{Logits, Loss, ModelConfig, Program};
 use astrai_ir::DType;
 use astrai_runtime::weights::{Checkpoint, write};
-use astrai_runtime::{Device, ProfileRow, Session, Value as Array};
+use astrai_runtime::{ProfileRow, Session, Value as Array};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -78,7 +79,7 @@ impl Run {
         let batch = Batch::new(&sequences.rows(), config.vocab_size)?;
         let machine = self.machine.machine()?;
         warn(warnings.iter().chain(&machine.warnings));
-        if self.profile && machine.device == Device::Interpreter {
+        if self.profile && machine.kind == Kind::Interpreter {
             return Err("--profile times kernels, and the interpreter has none; use --device cpu".into());
         }
         let logits = if self.want.contains(&Want::Logits) { Logits::All } else { Logits::None };
@@ -96,7 +97,7 @@ impl Run {
                 plan_within(&config, &program, storage, &machine, fidelity)?
             }
         };
-        planned.check_memory()?;
+        planned.check_memory(&*machine.device)?;
         let model = Model::open(&self.model, false)?;
         let mut progress = Progress::new("loading weights");
         let mut session = model.start(planned, &machine, &mut |done, all| progress.set(done, all))?;

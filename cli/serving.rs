@@ -12,7 +12,7 @@ use crate::table::bytes;
 use astrai_builders::{Cache, ModelConfig};
 use astrai_ir::DType;
 use astrai_passes::Fidelity;
-use astrai_runtime::{Error, available_memory};
+use astrai_runtime::Error;
 use astrai_serve::cache::KvCache;
 use astrai_serve::engine::{Engine, Settings};
 use astrai_serve::paged::PagedModel;
@@ -190,15 +190,14 @@ pub fn steps(model: &Model, room: &Room, machine: &Machine) -> Result<PagedModel
     let config = &model.config;
     let page_bytes = KvCache::page_bytes(config, Cache::PAGE, room.storage);
     let weights = config.parameter_count().saturating_mul(room.storage.bytes() as u64);
-    let free = available_memory().saturating_sub(weights);
+    let free = machine.device.available().saturating_sub(weights);
     let (fit, tokens, programs) = plan(config, room, page_bytes, free, machine)?;
     warn(&fit.warning);
     let Fit { cache, context, .. } = fit;
-    programs.first.check_memory().map_err(with_remedy)?;
-    let kv = KvCache::new(config, cache, room.storage)?;
+    programs.first.check_memory(&*machine.device).map_err(with_remedy)?;
+    let kv = KvCache::new(config, cache, room.storage, &machine.device)?;
     let mut progress = Progress::new("loading weights");
-    let (session, answers) =
-        programs.start(model, kv.buffers(), machine, &mut |done, all| progress.set(done, all))?;
+    let (session, answers) = programs.start(model, kv.buffers(), &mut |done, all| progress.set(done, all))?;
     let sizes = [config.vocab_size, context, tokens, room.sequences];
     Ok(PagedModel::new(session, answers, cache, sizes))
 }

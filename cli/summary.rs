@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::table::{bytes, count, table};
 use astrai_ir::Graph;
 use astrai_ir::ops::Op;
-use astrai_runtime::{Program, Stage};
+use astrai_runtime::{Compiled, Stage};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ pub fn graph_parameters(graph: &Graph) -> Result<u64, Failure> {
 }
 
 /// The summary of a program: sizes at the upper bounds of its symbols, `seconds` of compiling it.
-pub fn summary(program: &Program, parameters: u64, seconds: f64) -> Result<Map<String, Value>, Failure> {
+pub fn summary(program: &Compiled, parameters: u64, seconds: f64) -> Result<Map<String, Value>, Failure> {
     let cost = program.cost()?;
     let mut map = Map::new();
     let mut put = |key: &str, value: Value| map.insert(key.into(), value);
@@ -40,12 +40,12 @@ pub fn summary(program: &Program, parameters: u64, seconds: f64) -> Result<Map<S
 }
 
 /// Kernels, launches, flops and bytes of programs that run one after another.
-pub fn sum_costs(programs: &[(&'static str, Program)]) -> Result<Map<String, Value>, Failure> {
+pub fn sum_costs(programs: &[(&'static str, Compiled)]) -> Result<Map<String, Value>, Failure> {
     let mut kernels = BTreeSet::new();
     let [mut launches, mut flops, mut bytes] = [0u64; 3];
     for (_, program) in programs {
         let cost = program.cost()?;
-        kernels.extend(program.kernels.iter().flatten().map(|k| &k.name));
+        kernels.extend(program.kernels.iter().flatten().map(|k| &k.identity));
         launches += cost.launches;
         flops = flops.saturating_add(cost.flops);
         bytes = bytes.saturating_add(cost.bytes);
@@ -56,14 +56,14 @@ pub fn sum_costs(programs: &[(&'static str, Program)]) -> Result<Map<String, Val
 }
 
 /// What each pass did, program by program.
-pub fn passes(programs: &[(&'static str, Program)]) -> Value {
+pub fn passes(programs: &[(&'static str, Compiled)]) -> Value {
     programs.iter().flat_map(|(of, program)| stages(of, program)).collect()
 }
 
-fn stages<'a>(of: &'a str, program: &'a Program) -> impl Iterator<Item = Value> + 'a {
+fn stages<'a>(of: &'a str, program: &'a Compiled) -> impl Iterator<Item = Value> + 'a {
     let row =
         move |s: &Stage| json!({"name": format!("{of}{}", s.name), "seconds": s.seconds, "nodes": s.nodes});
-    program.stages.iter().map(row)
+    program.report.stages.iter().map(row)
 }
 
 /// The summary for people.

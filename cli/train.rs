@@ -2,7 +2,7 @@
 
 use crate::failure::{Done, Failure, warn};
 use crate::flags::{DeviceName, SimdFlag};
-use crate::machine::Machine;
+use crate::machine::{Kind, Machine};
 use crate::model::{Model, check_sizes, read_config};
 use crate::peaks::Peaks;
 use crate::table::bytes;
@@ -10,7 +10,7 @@ use crate::watch::Screen;
 use astrai_builders::ModelConfig;
 use astrai_builders::config::{LayerSpec, MlpSpec};
 use astrai_ir::DType;
-use astrai_runtime::{Device, Dump, Error as RunError, Recompute, WeightSource};
+use astrai_runtime::{Dump, Error as RunError, Recompute, WeightSource};
 use astrai_train::batch::Items;
 use astrai_train::checkpoint::{
     Opened, RunFolder, TrainerState, agree, agree_data, folder_name, open_latest,
@@ -140,8 +140,8 @@ impl Train {
 
     fn machine(&self, settings: &Settings) -> Result<Machine, Failure> {
         let device = match self.device {
-            DeviceName::Auto | DeviceName::Cpu => Device::Host,
-            DeviceName::Interpreter => Device::Interpreter,
+            DeviceName::Auto | DeviceName::Cpu => Kind::Cpu,
+            DeviceName::Interpreter => Kind::Interpreter,
             DeviceName::Null => {
                 return Err("--device null runs nothing; use --dry-run, or --device cpu".into());
             }
@@ -157,8 +157,8 @@ impl Train {
         let newest = if self.resume { open_latest(path)? } else { None };
         let begin = self.begin(file, newest.as_ref().map(|n| &n.checkpoint))?;
         let settings = &begin.settings;
-        let machine = Machine::with(Device::Null, settings.threads, self.simd.on(self.device)?)?;
-        let plan = Plan::new(&begin.config, &recipe(settings), &machine.target, Dump::None)?;
+        let machine = Machine::with(Kind::Null, settings.threads, self.simd.on(self.device)?)?;
+        let plan = Plan::new(&begin.config, &recipe(settings), machine.backend(), Dump::None)?;
         let [weights, states, arenas] = plan.memory()?;
         let launches = [&plan.grad, &plan.update].map(|p| p.plan.launches());
         let parameters = begin.config.parameter_count();
@@ -194,7 +194,7 @@ impl Train {
                 writeln!(out, "{name:<24} {value}")?;
             }
         }
-        plan.check_memory()?;
+        plan.check_memory(&*machine.device)?;
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -241,21 +241,21 @@ fn run(
     let Begin { settings, config, text, model, sources } = begin;
     machine.warnings.iter().for_each(|w| screen.note(w));
     // Planned first: what does not fit the memory is known before text is tokenised.
-    let plan = Plan::new(&config, &recipe(&settings), &machine.target, Dump::None)?;
-    plan.check_memory()?;
+    let plan = Plan::new(&config, &recipe(&settings), machine.backend(), Dump::None)?;
+    plan.check_memory(&*machine.device)?;
     if let Some(c) = &checkpoint {
         agree(c, &text, &settings)?.iter().for_each(|line| screen.note(line));
     }
     let before = checkpoint.as_ref().map(|c| c.trainer.data.as_str());
     let data = Dataset::prepare(sources, &settings, config.vocab_size, before, screen)?;
-    let state = state(&settings, &data, machine.compiler(), checkpoint.as_ref(), screen)?;
+    let state = state(&settings, &data, machine.device.identity(), checkpoint.as_ref(), screen)?;
     let source: &dyn WeightSource = match (&checkpoint, &model) {
         (Some(c), _) => &c.model,
         (None, Some(model)) => model.source(),
         (None, None) => return Err("no weights to start from".into()),
     };
     let mut load = |done, all| screen.progress("taking the weights", done, all);
-    let mut engine = Engine::open(plan, source, &machine.runner(), &mut load)?;
+    let mut engine = Engine::open(plan, source, &machine.device, &mut load)?;
     if let Some(c) = &checkpoint {
         engine.restore(&c.optimizer, c.trainer.step)?;
     }

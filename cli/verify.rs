@@ -4,7 +4,7 @@
 use crate::batch::{Batch, Sequences};
 use crate::curve;
 use crate::failure::{Done, Failure, warn};
-use crate::flags::{FidelityFlags, MachineFlags, device_name};
+use crate::flags::{FidelityFlags, MachineFlags};
 use crate::gradients::{GRAD, by_checkpoint_name};
 use crate::greedy::{self, Choice};
 use crate::machine::Machine;
@@ -16,7 +16,7 @@ use astrai_builders::{Logits, Loss, Program};
 use astrai_ir::DType;
 use astrai_passes::Fidelity;
 use astrai_runtime::weights::Checkpoint;
-use astrai_runtime::{Program as Planned, Session, Value as Array};
+use astrai_runtime::{Compiled as Planned, Session, Value as Array};
 use astrai_train::engine::Step;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
@@ -146,7 +146,7 @@ impl Verify {
             };
             let report = json!({
                 "model": self.model.display().to_string(),
-                "device": device_name(proof.machine.device),
+                "device": proof.machine.device.name(),
                 "dtype": proof.storage.name(),
                 "checks": rows.iter().map(row).collect::<Vec<Value>>(),
                 "ok": ok,
@@ -169,7 +169,7 @@ impl Proof {
     }
 
     fn start(&self, planned: Planned) -> Result<Session, Failure> {
-        planned.check_memory()?;
+        planned.check_memory(&*self.machine.device)?;
         let mut progress = Progress::new("loading weights");
         Ok(self.model.start(planned, &self.machine, &mut |done, all| progress.set(done, all))?)
     }

@@ -113,11 +113,11 @@ impl Bench {
             _ => matches!(s, "tokens" | "sequences").then_some(batch),
         };
         let costs = costs(programs.answers.as_ref().unwrap_or(&programs.first), &size)?;
-        let kv = KvCache::new(&config, cache, storage)?;
+        let kv = KvCache::new(&config, cache, storage, &machine.device)?;
         let model = Model::fresh(config, vec![], 0);
         let mut progress = Progress::new("making weights");
         let (session, answers) =
-            programs.start(&model, kv.buffers(), machine, &mut |done, all| progress.set(done, all))?;
+            programs.start(&model, kv.buffers(), &mut |done, all| progress.set(done, all))?;
         drop(progress);
         // Neighbours in a sequence are far apart in memory, as after many requests.
         let page = |s: usize, i: usize| (i * batch as usize + s) as Page;
@@ -139,7 +139,7 @@ impl Bench {
         let tokens = (batch * new) as f64;
         line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
         line.insert("new".into(), json!(new));
-        let weights: Vec<&[u8]> = decoding.session(true).weights().collect();
+        let weights: Vec<&[u8]> = decoding.session(true).weights();
         let peaks = Peaks::measure(machine, &weights);
         if let Some(peaks) = &peaks {
             let step: f64 =

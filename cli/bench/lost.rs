@@ -3,7 +3,7 @@
 
 use crate::peaks::Peaks;
 use crate::table::table;
-use astrai_ir::{Anchor, DType};
+use astrai_ir::DType;
 use astrai_runtime::ProfileRow;
 
 /// Seconds of one kind.
@@ -13,17 +13,16 @@ struct Sum {
     measured: f64,
 }
 
-fn kind(anchor: Anchor) -> &'static str {
-    match anchor {
-        Anchor::Dot => "dots",
-        Anchor::Attention => "attention",
-        Anchor::AttentionGrad => "attention's gradient",
-        Anchor::CrossEntropy => "loss",
-        Anchor::Grouped | Anchor::GroupedOuter => "dots of experts",
-        Anchor::Route => "routing",
-        Anchor::Loops => "element by element",
-        Anchor::Collective => "collectives",
-        Anchor::Eval => "interpreter",
+fn kind(form: &str) -> &str {
+    match form {
+        "dot" => "dots",
+        "attention_grad" => "attention's gradient",
+        "grouped" | "outer" => "dots of experts",
+        "route" => "routing",
+        "loops" => "element by element",
+        "collective" => "collectives",
+        "interpreted" => "interpreter",
+        form => form,
     }
 }
 
@@ -38,7 +37,7 @@ pub(super) fn lost(
     let mut sums: Vec<(&str, Sum)> = Vec::new();
     for (name, rows) in programs {
         for row in *rows {
-            let kind = name.unwrap_or(kind(row.anchor));
+            let kind = name.unwrap_or(kind(row.form));
             let at = sums.iter().position(|(k, _)| *k == kind).unwrap_or_else(|| {
                 sums.push((kind, Sum::default()));
                 sums.len() - 1

@@ -161,12 +161,12 @@ impl Bench {
         let tokens = load.prompt.min(CHUNK).max(load.clients);
         let fidelity = self.fidelity.asked().unwrap_or_else(|| served_fidelity(&config));
         let programs = Programs::plan(&config, [tokens, load.clients], cache, storage, machine, fidelity)?;
-        let kv = KvCache::new(&config, cache, storage)?;
+        let kv = KvCache::new(&config, cache, storage, &machine.device)?;
         let sizes = [config.vocab_size, positions, tokens as usize, load.clients as usize];
         let model = Model::fresh(config, vec![], 0);
         let mut progress = Progress::new("making weights");
         let (session, answers) =
-            programs.start(&model, kv.buffers(), machine, &mut |done, all| progress.set(done, all))?;
+            programs.start(&model, kv.buffers(), &mut |done, all| progress.set(done, all))?;
         let model = PagedModel::new(session, answers, cache, sizes);
         let queue = load.clients as usize;
         let settings = Settings { prefix_cache: false, queue, ..Settings::default() };

@@ -27,7 +27,7 @@ impl Bench {
         let tokens = batch * seq;
         // The defaults are the peer's optimiser.
         let recipe = default_recipe(batch, seq, self.machine.storage());
-        let plan = Plan::new(&config, &recipe, &machine.target, Dump::None)?;
+        let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None)?;
         let mut costs = launch_costs(&plan.grad)?;
         costs.extend(launch_costs(&plan.update)?);
         let vocab = config.vocab_size as u64;
@@ -39,7 +39,7 @@ impl Bench {
             batches[0].push(&ids[first..next], &ids[first + 1..=next]);
         }
         let model = Model::fresh(config, vec![], 0);
-        let mut engine = Engine::open(plan, model.source(), &machine.runner(), &mut |_, _| {})?;
+        let mut engine = Engine::open(plan, model.source(), &machine.device, &mut |_, _| {})?;
         let mut allocated = 0;
         let seconds = after_warm_up(self.repeat as usize, || {
             let before = allocations::count();

@@ -7,7 +7,7 @@ use astrai_builders::{ModelConfig, Ranks};
 use astrai_ir::ops::Op;
 use astrai_ir::shard::{MAX_RANKS, STAGES};
 use astrai_ir::{Axis, Mesh};
-use astrai_runtime::Program;
+use astrai_runtime::Compiled;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -81,7 +81,7 @@ impl Compile {
 /// Adds what is known of ranks to a summary: which stage they are, the parameters of one, its collectives.
 pub fn report(
     summary: &mut Map<String, Value>,
-    programs: &[&Program],
+    programs: &[&Compiled],
     mesh: &Mesh,
     stage: usize,
 ) -> Result<(), Failure> {

@@ -8,7 +8,7 @@ use crate::measure;
 use crate::model::read_config;
 use crate::summary::{passes, sum_costs};
 use crate::train::default_recipe;
-use astrai_runtime::{Dump, Program};
+use astrai_runtime::{Compiled, Dump};
 use astrai_train::engine::Plan;
 use serde_json::{Map, Value, json};
 
@@ -21,12 +21,13 @@ impl Compile {
         let (mesh, batch) = self.mesh(&config, all)?;
         let recipe = default_recipe(batch, seq, self.machine.storage());
         let dump = if dumps { Dump::All } else { Dump::None };
-        let of_rank = || Plan::on_ranks(&config, &recipe, &machine.target, dump.clone(), (&mesh, self.stage));
+        let of_rank =
+            || Plan::on_ranks(&config, &recipe, machine.backend(), dump.clone(), (&mesh, self.stage));
         let (plan, seconds) = measure::once(of_rank)?;
         let [weights, states, arenas] = plan.memory()?;
         let update = match dumps {
             // The plan keeps no graphs of this one.
-            true => plan.update_dumped(&machine.target, dump)?,
+            true => plan.update_dumped(machine.backend(), dump)?,
             false => plan.update,
         };
         let programs = vec![("", plan.grad), ("update/", update)];
@@ -43,7 +44,7 @@ impl Compile {
             report.extend(rest);
         }
         if self.mesh.is_some() {
-            let all: Vec<&Program> = programs.iter().map(|(_, p)| p).collect();
+            let all: Vec<&Compiled> = programs.iter().map(|(_, p)| p).collect();
             super::mesh::report(&mut report, &all, &mesh, self.stage)?;
         }
         Ok(Made { programs, report, explained: String::new() })

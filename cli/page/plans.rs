@@ -5,15 +5,15 @@ use super::Strings;
 use super::bodies::{Bodies, MAIN};
 use super::fold::{ranges, repeats, star};
 use crate::failure::Failure;
-use astrai_ir::plan::{Body, Place, Region, Step};
-use astrai_ir::{DType, Plan, Target};
-use astrai_runtime::Program;
+use astrai_ir::plan::{Body, Place, Step};
+use astrai_ir::{DType, Plan, Region, Target};
+use astrai_runtime::Compiled;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 /// Kernels, steps and memory of a program. `planned` are the bodies of the graph that was planned.
 pub fn plan(
-    program: &Program,
+    program: &Compiled,
     target: &Target,
     planned: &[(String, usize)],
     strings: &mut Strings,
@@ -23,7 +23,7 @@ pub fn plan(
     let mut regions = Vec::with_capacity(plan.regions.len());
     for (region, kernel) in plan.regions.iter().zip(&program.kernels) {
         let mut row = costs(plan, region, target)?;
-        row.insert("kernel".into(), json!(kernel.as_ref().map(|k| &k.name)));
+        row.insert("kernel".into(), json!(kernel.as_ref().map(|k| &k.identity)));
         row.insert("source".into(), json!(kernel.as_ref().map(|k| &k.source)));
         regions.push(row);
     }
@@ -46,13 +46,13 @@ pub fn plan(
 /// What a kernel reads, writes and costs at the symbols' upper bounds; seconds by the target's roofline, as the profiler
 /// predicts them.
 fn costs(plan: &Plan, region: &Region, target: &Target) -> Result<Map<String, Value>, Failure> {
-    let (flops, bytes) = (plan.bound(&region.flops())?, plan.bound(&region.bytes())?);
+    let (flops, bytes) = (plan.bound(region.flops())?, plan.bound(region.bytes())?);
     let types = |all: Vec<astrai_ir::Type>| all.iter().map(ToString::to_string).collect::<Vec<_>>();
     let row = json!({
-        "anchor": format!("{:?}", region.anchor).to_lowercase(),
+        "form": region.form().name(),
         "origin": region.origin,
-        "reads": types(region.reads()),
-        "writes": types(region.writes()),
+        "reads": types(region.piece.read_types()),
+        "writes": types(region.piece.write_types()),
         "flops": flops,
         "bytes": bytes,
         "flops_of": region.flops().to_string(),
@@ -78,8 +78,8 @@ impl View<'_, '_> {
     fn groups(&mut self) -> Vec<Value> {
         let steps = &self.body.steps;
         let key = |s: &Step| match s {
-            Step::Run { region, origin, .. } => (0, *region, star(origin).0),
-            Step::Call { body, origin, .. } => (1, *body, star(origin).0),
+            Step::Run { region, origin, .. } => (0, region.0, star(origin).0),
+            Step::Call { body, origin, .. } => (1, body.0, star(origin).0),
         };
         let keys: Vec<_> = steps.iter().map(key).collect();
         let mut groups = Vec::new();
@@ -92,9 +92,9 @@ impl View<'_, '_> {
                 let (name, which) = (self.strings.of(&name), self.strings.of(&which));
                 rows.push(match &steps[at] {
                     Step::Run { region, nodes, .. } => {
-                        json!({"run": region, "o": name, "i": which, "n": self.bodies.nodes(self.of, nodes)})
+                        json!({"run": region.0, "o": name, "i": which, "n": self.bodies.nodes(self.of, nodes)})
                     }
-                    Step::Call { body, .. } => json!({"call": body, "o": name, "i": which}),
+                    Step::Call { body, .. } => json!({"call": body.0, "o": name, "i": which}),
                 });
             }
             groups.push(json!([times, from, rows]));
@@ -108,7 +108,7 @@ impl View<'_, '_> {
         for (at, step) in self.body.steps.iter().enumerate() {
             let (Step::Run { reads, writes, .. } | Step::Call { args: reads, results: writes, .. }) = step;
             for b in reads.iter().chain(writes) {
-                used.entry(*b).or_insert((at, at)).1 = at;
+                used.entry(b.0).or_insert((at, at)).1 = at;
             }
         }
         let mut rows = Vec::new();

@@ -79,6 +79,19 @@ impl DType {
         matches!(self, DType::F32 | DType::F16 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2)
     }
 
+    /// True when every value of `narrow` is one of this type.
+    pub fn holds(self, narrow: DType) -> bool {
+        use DType::*;
+        match self {
+            F32 => matches!(narrow, F16 | BF16 | F8E4M3 | F8E5M2 | I8 | U8 | Bool),
+            F16 => matches!(narrow, F8E4M3 | F8E5M2 | I8 | U8 | Bool),
+            BF16 => matches!(narrow, F8E5M2 | F8E4M3 | I8 | U8 | Bool),
+            I64 => matches!(narrow, I32 | I8 | U8 | Bool),
+            I32 => matches!(narrow, I8 | U8 | Bool),
+            _ => false,
+        }
+    }
+
     /// Nearest value of this floating type, ties to even; the identity for other types.
     pub fn round(self, x: f64) -> f64 {
         match self {

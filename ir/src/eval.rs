@@ -2,7 +2,7 @@
 //! meaning of every operator: slow, f64 inside, each result rounded to the node's element type (or not at all, in exact
 //! mode, for finite differences).
 
-use crate::dim::Dim;
+use crate::dim::{Dim, Factor};
 use crate::dtype::DType;
 use crate::graph::{Graph, IrError, NodeId};
 use crate::ops::Op;
@@ -117,7 +117,7 @@ pub(crate) fn sizes_of(graph: &Graph, leaves: &HashMap<&str, &Tensor>, sizes: &S
     for node in graph.nodes() {
         if let Some(t) = node.op.leaf_name().and_then(|n| leaves.get(n)) {
             for (d, n) in node.ty().shape.iter().zip(&t.shape) {
-                if let [(1, [s])] = d.products().collect::<Vec<_>>().as_slice() {
+                if let [(1, [Factor::Symbol(s)])] = d.products().collect::<Vec<_>>().as_slice() {
                     sizes.entry(s.to_string()).or_insert(*n as u64);
                 }
             }

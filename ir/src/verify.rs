@@ -3,7 +3,7 @@
 //! need ask again.
 
 use crate::block::Block;
-use crate::dim::{Dim, Symbol};
+use crate::dim::{Dim, Factor, Symbol};
 use crate::effects::Effects;
 use crate::graph::{Graph, IrError, Node, NodeId};
 use crate::op::Infer;
@@ -200,9 +200,12 @@ fn attributes(op: &Op) -> Vec<&Dim> {
 /// The largest value that the bounds of the symbols allow, each product taken by itself.
 fn most(dim: &Dim, symbols: &[Symbol]) -> Result<i128, String> {
     let mut sum = 0i128;
-    for (coef, names) in dim.products() {
+    for (coef, factors) in dim.products() {
         let mut product = Some(coef as i128);
-        for n in names {
+        for factor in factors {
+            let Factor::Symbol(n) = factor else {
+                return Err(format!("has the size {dim}; only launches have `{factor}`"));
+            };
             let s = symbols.iter().find(|s| s.name == *n);
             let s = s.ok_or_else(|| format!("uses the symbol `{n}`, which the graph does not declare"))?;
             product = product.and_then(|p| p.checked_mul(if coef < 0 { s.min } else { s.max } as i128));

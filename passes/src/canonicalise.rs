@@ -59,15 +59,7 @@ fn simpler(g: &Graph, op: &Op, args: &[NodeId]) -> Option<NodeId> {
 
 /// True when every value of `narrow` is a value of `wide`.
 pub(crate) fn holds(wide: DType, narrow: DType) -> bool {
-    use DType::*;
-    match wide {
-        F32 => matches!(narrow, F16 | BF16 | F8E4M3 | F8E5M2 | I8 | U8 | Bool),
-        F16 => matches!(narrow, F8E4M3 | F8E5M2 | I8 | U8 | Bool),
-        BF16 => matches!(narrow, F8E5M2 | F8E4M3 | I8 | U8 | Bool),
-        I64 => matches!(narrow, I32 | I8 | U8 | Bool),
-        I32 => matches!(narrow, I8 | U8 | Bool),
-        _ => false,
-    }
+    wide.holds(narrow)
 }
 
 /// The number that fills this node, looked at through views.

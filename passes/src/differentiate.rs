@@ -4,8 +4,8 @@
 //! attention's result with its log-sum-exp, and routes; norms and pointwise chains are recomputed. Gradients of narrow
 //! weights are f32.
 
-use crate::regions::{Uses, is_free};
 use crate::share_loss::share_loss;
+use crate::uses::Uses;
 use astrai_ir::ops::{AllReduce, Call, CompareKind, Input, Joint, Op, RecvFrom, SendTo, State, Store};
 use astrai_ir::shard::STAGES;
 use astrai_ir::{
@@ -402,7 +402,7 @@ fn computed(both: &Graph, body: &Graph) -> BTreeSet<NodeId> {
         match &node.op {
             Op::Part(_) => forward(node.args[0]),
             Op::Const(_) => false,
-            op => forward(*id) && node.types.len() == 1 && op.leaf_name().is_none() && !is_free(both, *id),
+            op => forward(*id) && node.types.len() == 1 && op.leaf_name().is_none() && !both.is_free(*id),
         }
     };
     both.ids().filter(computes).collect()

@@ -6,31 +6,28 @@ mod decompose;
 mod differentiate;
 mod flatten;
 mod fold;
-mod fuse;
 mod merge;
 mod pipeline;
-mod place;
+mod plan;
 mod precision;
-mod regions;
 mod saturate;
 mod shard;
 mod share_loss;
-mod strides;
-mod versions;
+mod uses;
 
 pub use canonicalise::canonicalise;
 pub use decompose::decompose;
 pub use differentiate::{Destination, GRAD, Gradients, KEEP, Recompute, differentiate, differentiate_over};
 pub use flatten::flatten;
 pub use fold::{Derived, fold};
-pub use fuse::fuse;
 pub use merge::merge;
 pub use pipeline::pipeline;
-pub use place::place;
+pub use plan::{
+    Draft, alias_states, assign_layouts, form_regions, is_version, place, schedule, version_leaf,
+};
 pub use precision::{Policy, precision};
 pub use saturate::{Class, Fidelity, RULES, Rule, Saturate, Searched, Wanted, saturate};
 pub use shard::{DATA, Shards, shard};
-pub use versions::{is_version, version_leaf};
 
 use astrai_ir::{Block, Graph, IrError};
 use std::sync::Arc;

@@ -3,8 +3,8 @@
 //! pointwise arithmetic, sums, statistics and a router's logits stay f32. States of which rows are stored (pages of keys and values) are narrow too:
 //! what is stored is rounded where attention without a cache rounds it. Fixed weights stay as they are.
 
-use crate::regions::{Uses, base, stores_rows};
-use crate::versions::version_leaf;
+use crate::uses::Uses;
+use crate::version_leaf;
 use astrai_ir::ops::{Call, Input, Op, RecvFrom, State, Weight};
 use astrai_ir::{Block, DType, Graph, IrError, NodeId, Type};
 use std::collections::BTreeSet;
@@ -39,7 +39,7 @@ fn caches(g: &Graph, blocks: &[Arc<Block>]) -> BTreeSet<NodeId> {
     let mut found = BTreeSet::new();
     for id in g.ids() {
         let node = g.node(id);
-        if stores_rows(g, id) {
+        if g.stores_rows(id) {
             found.extend(version_leaf(g, node.args[0]));
         }
         let Op::Call(c) = &node.op else { continue };
@@ -250,7 +250,7 @@ fn rounding_points(g: &Graph) -> BTreeSet<NodeId> {
                 }
             }
             Op::Attention(_) => {
-                points.extend(g.node(id).args[..3].iter().map(|&a| base(g, a)));
+                points.extend(g.node(id).args[..3].iter().map(|&a| g.below_views(a)));
                 points.extend(
                     uses.of_node(id)
                         .iter()

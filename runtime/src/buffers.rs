@@ -2,14 +2,15 @@
 //! keys and values. In: names, types and shapes. Out: memory that sessions bind by name; one session runs on it at a time.
 
 use crate::Error;
-use crate::memory::Memory;
+use crate::device::{Block, Device, with_bytes};
 use astrai_ir::DType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Named memory. A clone shares it.
-#[derive(Clone, Default)]
+/// Named memory of a device. A clone shares it.
+#[derive(Clone)]
 pub struct Buffers {
+    device: Arc<dyn Device>,
     all: BTreeMap<String, Arc<Buffer>>,
     turn: Arc<Mutex<()>>,
 }
@@ -18,28 +19,15 @@ pub struct Buffers {
 pub(crate) struct Buffer {
     pub(crate) dtype: DType,
     pub(crate) shape: Vec<usize>,
-    address: *mut u8,
+    /// Its memory, touched only while the turn is held.
+    pub(crate) block: Block,
     len: usize,
-    /// What the address points into.
-    _memory: Memory,
-}
-
-// SAFETY: the bytes are read and written only by whoever holds the turn of the buffers it belongs to.
-unsafe impl Send for Buffer {}
-// SAFETY: as above.
-unsafe impl Sync for Buffer {}
-
-impl Buffer {
-    /// Address of the first byte; touched only while the turn is held.
-    pub(crate) fn address(&self) -> *mut u8 {
-        self.address
-    }
 }
 
 impl Buffers {
-    /// No memory.
-    pub fn new() -> Buffers {
-        Buffers::default()
+    /// No memory yet.
+    pub fn new(device: &Arc<dyn Device>) -> Buffers {
+        Buffers { device: device.clone(), all: BTreeMap::new(), turn: Arc::default() }
     }
 
     /// Adds zeroed memory for a tensor. A name is added once.
@@ -59,10 +47,9 @@ impl Buffers {
         }
         let lens: Vec<_> =
             tensors.iter().map(|(_, dtype, shape)| shape.iter().product::<usize>() * dtype.bytes()).collect();
-        let memories = Memory::together(&lens)?;
-        for (((name, dtype, shape), len), memory) in tensors.into_iter().zip(lens).zip(memories) {
-            let buffer = Buffer { dtype, shape, address: memory.address(), len, _memory: memory };
-            self.all.insert(name, Arc::new(buffer));
+        let blocks = self.device.alloc(&lens)?;
+        for (((name, dtype, shape), len), block) in tensors.into_iter().zip(lens).zip(blocks) {
+            self.all.insert(name, Arc::new(Buffer { dtype, shape, block, len }));
         }
         Ok(())
     }
@@ -82,22 +69,26 @@ impl Buffers {
         self.all.values().map(|b| b.len as u64).sum()
     }
 
-    /// Shows the bytes of a tensor; waits for a run to end.
+    /// The device whose memory it is.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// Shows the bytes of a tensor; waits for a run to end. `None` where there is no tensor of the name, or the device failed.
     pub fn read<R>(&self, name: &str, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
-        let buffer = self.all.get(name)?;
-        let _turn = self.turn();
-        // SAFETY: the memory is that long, and nobody writes while the turn is held.
-        let bytes = unsafe { std::slice::from_raw_parts(buffer.address, buffer.len) };
-        Some(f(bytes))
+        self.bytes_of(name, false, |bytes| f(bytes))
     }
 
     /// Lets the bytes of a tensor be changed; waits for a run to end.
     pub fn write<R>(&self, name: &str, f: impl FnOnce(&mut [u8]) -> R) -> Option<R> {
+        self.bytes_of(name, true, f)
+    }
+
+    fn bytes_of<R>(&self, name: &str, write: bool, f: impl FnOnce(&mut [u8]) -> R) -> Option<R> {
         let buffer = self.all.get(name)?;
         let _turn = self.turn();
-        // SAFETY: the memory is that long, and nobody else reads or writes while the turn is held.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(buffer.address, buffer.len) };
-        Some(f(bytes))
+        // SAFETY: the memory is that long, and nobody else touches it while the turn is held.
+        unsafe { with_bytes(&*self.device, buffer.block.at(), buffer.len, write, f) }.ok()
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&Arc<Buffer>> {
@@ -121,7 +112,8 @@ mod tests {
 
     #[test]
     fn bytes_are_shared_by_clones_and_names_are_added_once() {
-        let mut b = Buffers::new();
+        let device: Arc<dyn Device> = Arc::new(crate::device::reference::Reference::default());
+        let mut b = Buffers::new(&device);
         b.add("x", DType::F32, &[2, 3]).unwrap();
         let c = b.clone();
         b.write("x", |bytes| bytes[4] = 7).unwrap();

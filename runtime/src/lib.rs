@@ -2,16 +2,15 @@
 //! the arena and the threads, and runs.
 
 mod buffers;
-mod cc;
 mod compile;
+mod compiled;
+pub mod device;
 mod error;
-mod memory;
 mod nvrtc;
 mod pack;
-pub mod pool;
 mod profile;
+mod report;
 mod session;
-mod simd;
 mod stages;
 mod value;
 mod weigh;
@@ -19,14 +18,14 @@ pub mod weights;
 
 pub use astrai_passes::{Destination, GRAD, Gradients, KEEP, Recompute, Shards};
 pub use buffers::Buffers;
-pub use cc::{Compiler, KernelCache};
-pub use compile::{Cost, Device, Options, Program, compile};
+pub use compile::compile;
+pub use compiled::{Compiled, Options, Report};
+pub use device::{Device, Threads};
 pub use error::Error;
-pub use memory::{Memory, available_memory};
 pub use nvrtc::{Cubin, Nvrtc, Usage};
 pub use profile::{Profile, ProfileRow};
-pub use session::{Session, Tools, laid_out};
-pub use simd::{host_levels, host_simd, modelled_levels};
+pub use report::Cost;
+pub use session::{Session, laid_out};
 pub use stages::{Dump, Stage};
 pub use value::Value;
 pub use weigh::{Random, Source, WeightSource};

@@ -1,11 +1,10 @@
 //! The profiler: measured time of each kernel beside what its bytes and flops predict.
 
-use astrai_ir::Anchor;
 use std::sync::Arc;
 
 /// What a launch costs at the sizes of a run.
 #[derive(Clone, Copy)]
-pub(crate) struct Cost {
+pub(crate) struct LaunchCost {
     pub bytes: u64,
     pub flops: u64,
     /// Seconds that the target's roofline allows.
@@ -19,8 +18,8 @@ pub struct ProfileRow {
     pub origin: Arc<str>,
     /// Name of the kernel.
     pub kernel: String,
-    /// Its archetype.
-    pub anchor: Anchor,
+    /// Name of its archetype's form.
+    pub form: &'static str,
     /// Bytes predicted for the sizes of the run, summed over runs.
     pub bytes: u64,
     /// Floating-point operations predicted for the sizes of the run, summed over runs.

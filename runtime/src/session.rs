@@ -3,34 +3,29 @@
 //! on shapes like the last one's allocates nothing.
 
 mod bind;
-mod bounds;
-mod execute;
-mod interpret;
+mod guards;
 mod load;
 mod run;
 mod sizes;
 
 use crate::buffers::{Buffer, Buffers};
-use crate::cc::{Compiler, KernelCache, Loaded};
-use crate::memory::Memory;
-use crate::pool::Pool;
-use crate::profile::{Cost, Profile};
+use crate::device::{Block, Device, Executable, Pointer};
+use crate::profile::{LaunchCost, Profile};
 use crate::weigh::WeightSource;
-use crate::{Error, Program, Value};
+use crate::{Compiled, Error, Value};
 use astrai_ir::ops::Op;
-use astrai_ir::{Anchor, DType, Sizes, Target, Tensor, Type};
+use astrai_ir::plan::RegionId;
+use astrai_ir::{DType, Sizes, Type};
 use astrai_passes::is_version;
-use bounds::Bounds;
-use execute::Addresses;
 pub use load::laid_out;
+pub(crate) use sizes::concrete;
 use sizes::{Origin, origins};
-use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Where a buffer lies during a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Spot {
-    Fixed(*mut u8),
+    Fixed(Pointer),
     Input(usize),
     Output(usize),
 }
@@ -41,48 +36,48 @@ struct Outcome {
     at: usize,
     ty: Type,
     shape: Vec<usize>,
+    /// Its bytes, where this process does not see those of the device.
+    copy: Vec<u8>,
 }
 
 /// One kernel launch with its buffers bound.
-struct Launch {
-    region: usize,
-    kernel: Option<Loaded>,
+struct BoundLaunch {
+    region: RegionId,
+    kernel: Option<Arc<dyn Executable>>,
     spots: Vec<Spot>,
     origin: Arc<str>,
-    /// Its bounds are looked at before the run.
+    /// Its guards are looked at before the run.
     checked: bool,
 }
 
 /// A program with its weights, ready to run.
 pub struct Session {
-    program: Arc<Program>,
-    pool: Arc<Pool>,
-    launches: Vec<Launch>,
+    program: Arc<Compiled>,
+    device: Arc<dyn Device>,
+    /// One for each region that has a kernel.
+    kernels: Vec<Option<Arc<dyn Executable>>>,
+    launches: Vec<BoundLaunch>,
     inputs: Vec<(String, Type)>,
-    arena: Memory,
-    scratch: Memory,
-    /// Address of each weight of the plan, in `packed` or in `shared`.
-    weights: Vec<*mut u8>,
+    arena: Block,
+    workspace: Block,
+    /// Where each weight of the plan lies, in `packed` or in `shared`.
+    weights: Vec<Pointer>,
     /// Memory of each weight of the plan, where it has some of its own; sessions beside one another share it.
-    packed: Vec<Option<Arc<Memory>>>,
-    /// Kernels by name, for sessions beside this one.
-    loaded: HashMap<String, Loaded>,
-    owned: Vec<Memory>,
+    packed: Vec<Option<Block>>,
+    owned: Vec<Block>,
     /// Memory that outlives runs, and what of it the program uses.
     buffers: Buffers,
     shared: Vec<Arc<Buffer>>,
-    interpreted: Option<HashMap<String, Tensor>>,
-    target: Target,
     profile: Option<Profile>,
     /// Sizes, and what each launch costs at them.
-    costed: (Sizes, Vec<Option<Cost>>),
+    costed: (Sizes, Vec<Option<LaunchCost>>),
     poisoned: Option<String>,
-    /// Addresses of the inputs of the run; kernels only read there.
-    given: Addresses,
-    /// Copies of inputs that are not aligned, kept from run to run.
-    staged: Vec<Memory>,
+    /// Where the inputs of the run lie; kernels only read there.
+    given: Vec<Pointer>,
+    /// Copies of inputs that kernels cannot read where they are, kept from run to run.
+    staged: Vec<Block>,
     /// Memory of each output of the graph; next versions of states have none here.
-    result_memory: Vec<Memory>,
+    result_memory: Vec<Block>,
     results: Vec<Outcome>,
     /// Which of the values given is which input, and the shapes of the last run with what follows from them.
     order: Vec<usize>,
@@ -91,61 +86,40 @@ pub struct Session {
     origins: Vec<Option<Origin>>,
     sizes: Sizes,
     dims: Vec<i64>,
-    bound: Addresses,
-    /// For each region which integers lead it.
-    bounds: Vec<Option<Bounds>>,
-    /// Launches whose bounds are looked at before a run, each set of inputs once.
-    guards: Vec<usize>,
+    bound: Vec<Pointer>,
+    /// Launches whose guards are looked at before a run, each set of inputs once.
+    guarded: Vec<usize>,
 }
-
-/// How host kernels are built.
-#[derive(Clone, Copy)]
-pub struct Tools<'a> {
-    /// The C compiler.
-    pub compiler: &'a Compiler,
-    /// Where objects are kept.
-    pub cache: &'a KernelCache,
-}
-
-// SAFETY: the raw addresses in `launches` and `weights` point into memory that the session owns, or keeps alive in `packed`,
-// which nobody writes once it is filled, or in `shared`, which it touches only in its turn.
-unsafe impl Send for Session {}
 
 impl Session {
-    /// Loads the weights and binds every kernel. Without `tools` the interpreter runs the program. `progress` hears
-    /// (bytes done, bytes in all) of loading.
+    /// Loads the weights and binds every kernel. `progress` hears (bytes done, bytes in all) of loading.
+    ///
+    /// # Errors
+    /// Memory, weights or the compiler of kernels fail.
     pub fn new(
-        program: Arc<Program>,
+        program: Arc<Compiled>,
         source: &dyn WeightSource,
-        pool: Arc<Pool>,
-        tools: Option<Tools>,
-        target: &Target,
+        device: &Arc<dyn Device>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, Error> {
-        Session::over(program, source, &Buffers::new(), pool, tools, target, progress)
+        Session::over(program, source, &Buffers::new(device), progress)
     }
 
     /// [`new`](Self::new) over memory that outlives runs: states, and weights of the same name, type and shape that the
     /// program reads row-major, lie there; `source` is asked for the other weights.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
     pub fn over(
-        program: Arc<Program>,
+        program: Arc<Compiled>,
         source: &dyn WeightSource,
         buffers: &Buffers,
-        pool: Arc<Pool>,
-        tools: Option<Tools>,
-        target: &Target,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, Error> {
-        program.check_memory_beside(buffers, None)?;
-        let mut session = Session::empty(program, buffers, pool, tools.is_some(), target)?;
-        match tools {
-            None => session.interpreted = Some(session.whole_weights(source)?),
-            Some(tools) => session.start(source, tools, None, progress)?,
-        }
-        Ok(session)
+        Session::start(program, source, buffers, None, progress)
     }
 
-    /// A session of another program of the same model over the same memory, on the same threads. Weights that both programs read
+    /// A session of another program of the same model over the same memory, on the same device. Weights that both programs read
     /// alike lie in memory once, kernels that both have are built once; `source` is asked for the rest. Runs of the two take
     /// turns; each keeps its results until its own next run.
     ///
@@ -153,55 +127,51 @@ impl Session {
     /// As [`over`](Self::over).
     pub fn beside(
         &self,
-        program: Arc<Program>,
+        program: Arc<Compiled>,
         source: &dyn WeightSource,
-        tools: Tools,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, Error> {
-        program.check_memory_beside(&self.buffers, Some(&self.program))?;
-        let mut session = Session::empty(program, &self.buffers, self.pool.clone(), true, &self.target)?;
-        session.start(source, tools, Some(self), progress)?;
-        Ok(session)
+        Session::start(program, source, &self.buffers, Some(self), progress)
     }
 
-    /// A session that has its memory, but no weights and no kernels yet.
-    fn empty(
-        program: Arc<Program>,
+    fn start(
+        program: Arc<Compiled>,
+        source: &dyn WeightSource,
         buffers: &Buffers,
-        pool: Arc<Pool>,
-        kernels: bool,
-        target: &Target,
+        beside: Option<&Session>,
+        progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Session, Error> {
-        if program.plan.regions.iter().any(|r| r.anchor == Anchor::Collective) {
+        if program.plan.has_collectives() {
             let line =
                 "the program is one rank's of several, which can only be planned; compile it without a mesh";
             return Err(Error::Input(line.into()));
         }
-        let room = |bytes: u64| Memory::zeroed(if kernels { bytes as usize } else { 0 });
+        let device = buffers.device().clone();
+        program.check_memory_beside(&*device, Some(buffers), beside.map(|b| &*b.program))?;
         let inputs = inputs(&program);
+        let own = [program.plan.main.arena + program.plan.scratch, program.workspace_bytes()?];
+        let mut own = device.alloc(&own.map(|bytes| bytes as usize))?.into_iter();
+        let none = || Error::Input("the device gave no memory".into());
         let mut session = Session {
             origins: origins(&program, &inputs)?,
             inputs,
-            arena: room(program.plan.main.arena + program.plan.scratch)?,
-            scratch: room(program.scratch_bytes()?)?,
+            arena: own.next().ok_or_else(none)?,
+            workspace: own.next().ok_or_else(none)?,
             results: outcomes(&program),
-            bounds: program.plan.regions.iter().map(|r| Bounds::of(r)).collect(),
-            guards: vec![],
+            kernels: vec![],
+            guarded: vec![],
             program,
-            pool,
+            device,
             launches: vec![],
             weights: vec![],
             packed: vec![],
-            loaded: HashMap::new(),
             owned: vec![],
             buffers: buffers.clone(),
             shared: vec![],
-            interpreted: None,
-            target: target.clone(),
             profile: None,
             costed: (Sizes::new(), vec![]),
             poisoned: None,
-            given: Addresses(vec![]),
+            given: vec![],
             staged: vec![],
             result_memory: vec![],
             order: vec![],
@@ -209,32 +179,25 @@ impl Session {
             measured: false,
             sizes: Sizes::new(),
             dims: vec![],
-            bound: Addresses(vec![]),
+            bound: vec![],
         };
-        session.share()?;
+        session.share_states()?;
+        session.load_kernels()?;
+        session.load_weights(source, beside, progress)?;
+        session.bind()?;
         Ok(session)
     }
 
-    /// Loads kernels and weights that no session beside it has, and binds every launch.
-    fn start(
-        &mut self,
-        source: &dyn WeightSource,
-        tools: Tools,
-        beside: Option<&Session>,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(), Error> {
+    fn load_kernels(&mut self) -> Result<(), Error> {
         let program = self.program.clone();
-        let known = |name: &str| beside.and_then(|b| b.loaded.get(name));
-        let kernels = || program.kernels.iter().flatten();
-        let fresh: Vec<_> = kernels().filter(|k| known(&k.name).is_none()).collect();
-        self.loaded = tools.cache.load(tools.compiler, &fresh, &self.target, self.pool.threads())?;
-        self.loaded.extend(kernels().filter_map(|k| Some((k.name.clone(), known(&k.name)?.clone()))));
-        self.load_weights(source, beside, progress)?;
-        self.bind()
+        let kernels: Vec<_> = program.kernels.iter().flatten().collect();
+        let mut loaded = self.device.load(&kernels)?.into_iter();
+        self.kernels = program.kernels.iter().map(|k| k.as_ref().and_then(|_| loaded.next())).collect();
+        Ok(())
     }
 
     /// Keeps the buffers of the program's states.
-    fn share(&mut self) -> Result<(), Error> {
+    fn share_states(&mut self) -> Result<(), Error> {
         for n in self.program.graph.nodes() {
             let Op::State(s) = &n.op else { continue };
             let buffer = self.buffers.get(&s.name);
@@ -257,8 +220,13 @@ impl Session {
     }
 
     /// The program.
-    pub fn program(&self) -> &Program {
+    pub fn program(&self) -> &Compiled {
         &self.program
+    }
+
+    /// The device that runs it.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
     }
 
     /// From here on every launch is timed.
@@ -285,17 +253,26 @@ impl Session {
     /// Bytes of the result that the last run left at this place.
     pub fn result(&self, i: usize) -> &[u8] {
         let r = &self.results[i];
-        &self.result_memory[r.at].bytes()[..r.shape.iter().product::<usize>() * r.ty.dtype.bytes()]
+        let len = r.shape.iter().product::<usize>() * r.ty.dtype.bytes();
+        match self.device.host(self.result_memory[r.at].at()) {
+            // SAFETY: the session's own memory, that long, which only its runs write.
+            Some(address) => unsafe { std::slice::from_raw_parts(address, len) },
+            None => &r.copy,
+        }
     }
 
     /// Elements of the f32 result that the last run left at this place; they may be overwritten. `None` where there is none,
     /// or of another type.
     pub fn floats_mut(&mut self, i: usize) -> Option<&mut [f32]> {
-        let r = self.results.get(i).filter(|r| r.ty.dtype == DType::F32)?;
-        let memory = self.result_memory.get_mut(r.at)?;
+        let r = self.results.get_mut(i).filter(|r| r.ty.dtype == DType::F32)?;
         let count = r.shape.iter().product::<usize>();
-        // SAFETY: the memory is aligned for f32, and its bytes are initialised; every pattern of bits is an f32.
-        let (_, all, _) = unsafe { memory.bytes_mut().align_to_mut::<f32>() };
+        let bytes = match self.device.host(self.result_memory[r.at].at()) {
+            // SAFETY: the session's own memory, that long, borrowed mutably here.
+            Some(address) => unsafe { std::slice::from_raw_parts_mut(address, count * size_of::<f32>()) },
+            None => &mut r.copy,
+        };
+        // SAFETY: the bytes are initialised; every pattern of bits is an f32. What is not aligned is no result of a device's memory.
+        let (_, all, _) = unsafe { bytes.align_to_mut::<f32>() };
         all.get_mut(..count)
     }
 
@@ -306,9 +283,22 @@ impl Session {
         Some((&self.results[i].shape, bytes.iter().map(|b| f32::from_le_bytes(*b))))
     }
 
-    /// The threads that run it.
-    pub fn pool(&self) -> &Arc<Pool> {
-        &self.pool
+    /// Makes room for `len` bytes at place `i` of a list of blocks.
+    fn grow(
+        &mut self,
+        i: usize,
+        len: usize,
+        list: impl Fn(&mut Session) -> &mut Vec<Block>,
+    ) -> Result<(), Error> {
+        while list(self).len() <= i {
+            let empty = self.alloc(0)?;
+            list(self).push(empty);
+        }
+        if list(self)[i].len() < len {
+            let fresh = self.alloc(len)?;
+            list(self)[i] = fresh;
+        }
+        Ok(())
     }
 
     /// The only element of a scalar f32 result of the last run.
@@ -324,13 +314,13 @@ fn literal(ty: &Type) -> Option<Vec<usize>> {
     ty.shape.iter().map(|d| d.size()).collect()
 }
 
-fn inputs(program: &Program) -> Vec<(String, Type)> {
+fn inputs(program: &Compiled) -> Vec<(String, Type)> {
     let named = program.graph.nodes().iter().filter(|n| matches!(n.op, Op::Input(_)));
     named.filter_map(|n| Some((n.op.leaf_name()?.to_string(), n.ty().clone()))).collect()
 }
 
 /// Outputs that are not next versions of states.
-fn outcomes(program: &Program) -> Vec<Outcome> {
+fn outcomes(program: &Compiled) -> Vec<Outcome> {
     let g = &program.graph;
     let outcome = |(at, (name, id)): (usize, &(String, astrai_ir::NodeId))| {
         (!is_version(g, *id)).then(|| Outcome {
@@ -338,6 +328,7 @@ fn outcomes(program: &Program) -> Vec<Outcome> {
             at,
             ty: g.ty(*id).clone(),
             shape: vec![],
+            copy: vec![],
         })
     };
     g.outputs().iter().enumerate().filter_map(outcome).collect()

@@ -1,7 +1,8 @@
 //! The wrapper around stages: timing, verification and dumps for each, so that stages themselves stay plain functions.
 
 use crate::Error;
-use astrai_ir::{Graph, IrError, verify};
+use astrai_ir::{Graph, IrError, Kernel, Plan, verify};
+use astrai_passes::Draft;
 use std::time::Instant;
 
 /// What a stage left behind.
@@ -15,6 +16,8 @@ pub struct Stage {
     pub nodes: usize,
     /// The graph after it, when a dump was asked for.
     pub graph: Option<Graph>,
+    /// What a stage that makes no graph left, as lines for people, when a dump was asked for.
+    pub text: Option<String>,
 }
 
 /// Which stages are dumped.
@@ -40,37 +43,115 @@ impl Stages {
         Stages { done: Vec::new(), dump: dump.clone() }
     }
 
+    fn wants(&self, name: &str) -> bool {
+        match &self.dump {
+            Dump::None => false,
+            Dump::All => true,
+            Dump::After(n) => n == name,
+        }
+    }
+
     /// Runs a stage that makes a graph.
     pub(crate) fn graph(
         &mut self,
         name: &'static str,
         stage: impl FnOnce() -> Result<Graph, IrError>,
     ) -> Result<Graph, Error> {
-        let started = Instant::now();
-        let graph = stage()?;
-        let seconds = started.elapsed().as_secs_f64();
-        verify(&graph).map_err(|e| IrError { message: format!("after {name}: {}", e.message), ..e })?;
-        let wanted = match &self.dump {
-            Dump::None => false,
-            Dump::All => true,
-            Dump::After(n) => n == name,
-        };
-        let nodes = graph.nodes().len() + graph.blocks().iter().map(|b| b.graph.nodes().len()).sum::<usize>();
-        self.done.push(Stage { name, seconds, nodes, graph: wanted.then(|| graph.clone()) });
-        Ok(graph)
+        self.found(name, || Ok((stage()?, ()))).map(|(graph, ())| graph)
     }
 
-    /// Runs a stage that makes something else; `count` says how much.
-    pub(crate) fn other<T>(
+    /// Runs a stage that makes a graph of another, where there is something to make it for.
+    pub(crate) fn graph_if<T>(
+        &mut self,
+        what: Option<T>,
+        name: &'static str,
+        graph: Graph,
+        stage: impl FnOnce(&Graph, T) -> Result<Graph, IrError>,
+    ) -> Result<Graph, Error> {
+        match what {
+            Some(what) => self.graph(name, || stage(&graph, what)),
+            None => Ok(graph),
+        }
+    }
+
+    /// Runs a stage that makes a graph, and finds something.
+    pub(crate) fn found<T>(
         &mut self,
         name: &'static str,
-        stage: impl FnOnce() -> Result<T, Error>,
+        stage: impl FnOnce() -> Result<(Graph, T), IrError>,
+    ) -> Result<(Graph, T), Error> {
+        let started = Instant::now();
+        let (graph, found) = stage()?;
+        let seconds = started.elapsed().as_secs_f64();
+        verify(&graph).map_err(|e| after(name, e))?;
+        let nodes = graph.nodes().len() + graph.blocks().iter().map(|b| b.graph.nodes().len()).sum::<usize>();
+        let kept = self.wants(name).then(|| graph.clone());
+        self.done.push(Stage { name, seconds, nodes, graph: kept, text: None });
+        Ok((graph, found))
+    }
+
+    /// The same where it is wanted; else the graph as it is, and nothing found.
+    pub(crate) fn found_if<T: Default>(
+        &mut self,
+        wanted: bool,
+        name: &'static str,
+        graph: Graph,
+        stage: impl FnOnce(&Graph) -> Result<(Graph, T), IrError>,
+    ) -> Result<(Graph, T), Error> {
+        if wanted { self.found(name, || stage(&graph)) } else { Ok((graph, T::default())) }
+    }
+
+    /// Runs a stage that decides something of a draft.
+    pub(crate) fn draft<'g>(
+        &mut self,
+        name: &'static str,
+        stage: impl FnOnce() -> Result<Draft<'g>, IrError>,
+    ) -> Result<Draft<'g>, Error> {
+        self.other(name, stage, |d| d.verify(), Draft::values, |d| d.text())
+    }
+
+    /// Runs a stage that makes a plan.
+    pub(crate) fn plan(
+        &mut self,
+        name: &'static str,
+        stage: impl FnOnce() -> Result<Plan, IrError>,
+    ) -> Result<Plan, Error> {
+        self.other(name, stage, |p| p.verify(name == "place"), Plan::launches, ToString::to_string)
+    }
+
+    /// Runs the stage that writes kernels.
+    pub(crate) fn kernels(
+        &mut self,
+        name: &'static str,
+        stage: impl FnOnce() -> Result<Vec<Option<Kernel>>, Error>,
+    ) -> Result<Vec<Option<Kernel>>, Error> {
+        let names = |all: &Vec<Option<Kernel>>| {
+            all.iter().flatten().map(|k| format!("{}\n", k.identity)).collect::<String>()
+        };
+        self.other(name, stage, |_| Ok(()), |k| k.len(), names)
+    }
+
+    fn other<T, E>(
+        &mut self,
+        name: &'static str,
+        stage: impl FnOnce() -> Result<T, E>,
+        verify: impl FnOnce(&T) -> Result<(), IrError>,
         count: impl FnOnce(&T) -> usize,
-    ) -> Result<T, Error> {
+        text: impl FnOnce(&T) -> String,
+    ) -> Result<T, Error>
+    where
+        Error: From<E>,
+    {
         let started = Instant::now();
         let made = stage()?;
         let seconds = started.elapsed().as_secs_f64();
-        self.done.push(Stage { name, seconds, nodes: count(&made), graph: None });
+        verify(&made).map_err(|e| after(name, e))?;
+        let kept = self.wants(name).then(|| text(&made));
+        self.done.push(Stage { name, seconds, nodes: count(&made), graph: None, text: kept });
         Ok(made)
     }
+}
+
+fn after(name: &str, e: IrError) -> IrError {
+    IrError { message: format!("after {name}: {}", e.message), ..e }
 }

@@ -3,7 +3,8 @@
 
 use astrai_builders::{Cache, ModelConfig};
 use astrai_ir::DType;
-use astrai_runtime::{Buffers, Error, available_memory};
+use astrai_runtime::{Buffers, Device, Error};
+use std::sync::Arc;
 
 /// The pages of all layers.
 #[derive(Clone)]
@@ -13,9 +14,14 @@ pub struct KvCache {
 
 impl KvCache {
     /// Zeroed pages, in the type that a program compiled for this storage has them in.
-    pub fn new(config: &ModelConfig, sizes: Cache, storage: DType) -> Result<KvCache, Error> {
+    pub fn new(
+        config: &ModelConfig,
+        sizes: Cache,
+        storage: DType,
+        device: &Arc<dyn Device>,
+    ) -> Result<KvCache, Error> {
         let need = KvCache::page_bytes(config, sizes.page, storage).saturating_mul(sizes.pages as u64);
-        let have = available_memory();
+        let have = device.available();
         if need > have {
             let what = format!("{} pages of keys and values", sizes.pages);
             return Err(Error::Memory {
@@ -25,7 +31,7 @@ impl KvCache {
                 remedy: "take fewer pages, or --dtype bf16".into(),
             });
         }
-        let mut buffers = Buffers::new();
+        let mut buffers = Buffers::new(device);
         let states = (0..config.num_layers).flat_map(|layer| sizes.states(config, layer));
         buffers.add_all(states.map(|(name, shape)| (name, storage, shape.to_vec())))?;
         Ok(KvCache { buffers })

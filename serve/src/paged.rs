@@ -16,7 +16,7 @@ use crate::engine::{Model, ModelError, Sizes};
 use crate::scheduler::batch::StepBatch;
 use astrai_builders::Cache;
 use astrai_runtime::Session;
-use astrai_runtime::pool::Pool;
+use astrai_runtime::Threads;
 
 /// Sessions of one or two programs over the same paged keys and values.
 pub struct PagedModel {
@@ -68,8 +68,8 @@ impl Model for PagedModel {
         self.answers.is_some()
     }
 
-    fn pool(&self) -> Option<Arc<Pool>> {
-        Some(self.session.pool().clone())
+    fn pool(&self) -> Option<Arc<dyn Threads>> {
+        Some(self.session.device().clone())
     }
 
     fn step(&mut self, [prompts, answers]: [&StepBatch; 2]) -> Result<[&mut [f32]; 2], ModelError> {

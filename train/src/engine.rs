@@ -8,11 +8,10 @@ use crate::update::{self, MASTER, Optimizer, Rule, Stages};
 use astrai_builders::{Logits, Loss, ModelConfig, Program as Built, placements};
 use astrai_ir::ops::{Op, Weight};
 use astrai_ir::shard::{Cut, STAGES};
-use astrai_ir::{DType, Dim, Graph, Mesh, Placement, Target};
-use astrai_runtime::pool::Pool;
+use astrai_ir::{Backend, DType, Dim, Graph, Mesh, Placement};
 use astrai_runtime::{
-    Buffers, Destination, Dump, Error, GRAD, Gradients, Options, Profile, Program, Recompute, Session,
-    Shards, Tools, Value, WeightSource, available_memory, compile,
+    Buffers, Compiled, Destination, Device, Dump, Error, GRAD, Gradients, Options, Profile, Recompute,
+    Session, Shards, Value, WeightSource, compile,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -49,11 +48,11 @@ impl Recipe {
 /// The programs of a model under training, planned.
 pub struct Plan {
     /// Forward and backward.
-    pub grad: Program,
+    pub grad: Compiled,
     /// Norm, clip and optimiser.
-    pub update: Program,
+    pub update: Compiled,
     /// The loss of a batch.
-    pub score: Program,
+    pub score: Compiled,
     /// Buffers of the weights, fixed ones included, in the type in which kernels read them.
     pub weights: Vec<Weight>,
     recipe: Recipe,
@@ -61,16 +60,21 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans the programs of a model for a target. `dump` says which stages of `grad` are kept.
-    pub fn new(config: &ModelConfig, recipe: &Recipe, target: &Target, dump: Dump) -> Result<Plan, Error> {
-        Plan::on_ranks(config, recipe, target, dump, (&Mesh::default(), 0))
+    /// Plans the programs of a model for a backend. `dump` says which stages of `grad` are kept.
+    pub fn new(
+        config: &ModelConfig,
+        recipe: &Recipe,
+        backend: &dyn Backend,
+        dump: Dump,
+    ) -> Result<Plan, Error> {
+        Plan::on_ranks(config, recipe, backend, dump, (&Mesh::default(), 0))
     }
 
     /// [`new`](Self::new) for one of the ranks of a mesh, at a stage of its pipeline; its batches are of the recipe's sizes.
     pub fn on_ranks(
         config: &ModelConfig,
         recipe: &Recipe,
-        target: &Target,
+        backend: &dyn Backend,
         dump: Dump,
         (mesh, stage): (&Mesh, usize),
     ) -> Result<Plan, Error> {
@@ -95,7 +99,7 @@ impl Plan {
             gradients: Gradients { to, recompute: recipe.recompute },
             ..score.clone()
         };
-        let (grad, score) = (compile(&graph, target, &grad)?, compile(&alone, target, &score)?);
+        let (grad, score) = (compile(&graph, backend, &grad)?, compile(&alone, backend, &score)?);
         let weights = weights(&grad);
         let (whole, leaves) = whole_weights(&grad, mesh, recipe)?;
         let stages = stages_of_norm(&whole, &leaves, (mesh, stage));
@@ -104,7 +108,7 @@ impl Plan {
         let axes = mesh.axes.iter().filter(|a| a.name != STAGES).cloned().collect();
         let shards = Shards { mesh: Mesh { axes }, leaves, ..Shards::default() };
         let of_update = Options { shards, ..Options::default() };
-        let compiled = compile(&update, target, &of_update)?;
+        let compiled = compile(&update, backend, &of_update)?;
         Ok(Plan {
             grad,
             update: compiled,
@@ -116,9 +120,9 @@ impl Plan {
     }
 
     /// The update once more, its stages kept.
-    pub fn update_dumped(&self, target: &Target, dump: Dump) -> Result<Program, Error> {
+    pub fn update_dumped(&self, backend: &dyn Backend, dump: Dump) -> Result<Compiled, Error> {
         let (graph, options) = &self.of_update;
-        compile(graph, target, &Options { dump, ..options.clone() })
+        compile(graph, backend, &Options { dump, ..options.clone() })
     }
 
     /// Names and types of the buffers beside the weights: gradients, moments, master weights of those that are trained.
@@ -142,9 +146,9 @@ impl Plan {
         Ok([weights, states, arenas])
     }
 
-    /// Refuses what does not fit the memory that is left.
-    pub fn check_memory(&self) -> Result<(), Error> {
-        let (need, have) = (self.memory()?.iter().sum(), available_memory());
+    /// Refuses what does not fit the memory that the device has left.
+    pub fn check_memory(&self, device: &dyn Device) -> Result<(), Error> {
+        let (need, have) = (self.memory()?.iter().sum(), device.available());
         if need <= have {
             return Ok(());
         }
@@ -153,7 +157,7 @@ impl Plan {
     }
 }
 
-fn weights(program: &Program) -> Vec<Weight> {
+fn weights(program: &Compiled) -> Vec<Weight> {
     let mut all: Vec<Weight> = Vec::new();
     for n in program.graph.nodes() {
         if let Op::Weight(w) = &n.op
@@ -179,7 +183,7 @@ fn stages_of_norm(weights: &[Weight], leaves: &Leaves, (mesh, stage): (&Mesh, us
 }
 
 /// The weights of a program as they are on all ranks together, and where they and their states lie.
-fn whole_weights(program: &Program, mesh: &Mesh, recipe: &Recipe) -> Result<(Vec<Weight>, Leaves), Error> {
+fn whole_weights(program: &Compiled, mesh: &Mesh, recipe: &Recipe) -> Result<(Vec<Weight>, Leaves), Error> {
     let (mut all, mut leaves) = (weights(program), Leaves::new());
     all.retain(|w| !w.fixed);
     if mesh.ranks() == 1 {
@@ -231,17 +235,6 @@ impl Step {
     }
 }
 
-/// What runs the programs.
-#[derive(Clone)]
-pub struct Runner<'a> {
-    /// The threads.
-    pub pool: Arc<Pool>,
-    /// Compiler and kernel cache; without them the interpreter runs the programs.
-    pub tools: Option<Tools<'a>>,
-    /// What the programs were planned for.
-    pub target: &'a Target,
-}
-
 /// A model under training.
 pub struct Engine {
     buffers: Buffers,
@@ -261,11 +254,11 @@ impl Engine {
     pub fn open(
         plan: Plan,
         source: &dyn WeightSource,
-        run: &Runner,
+        device: &Arc<dyn Device>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Engine, Error> {
-        plan.check_memory()?;
-        let mut buffers = Buffers::new();
+        plan.check_memory(&**device)?;
+        let mut buffers = Buffers::new(device);
         let weights = plan.weights.iter().map(|w| (w.name.clone(), w.ty.dtype, shape(w)));
         buffers.add_all(weights.chain(plan.states()))?;
         for (i, w) in plan.weights.iter().enumerate() {
@@ -275,10 +268,7 @@ impl Engine {
             buffers.load(&w.name, w, source)?;
             progress(i as u64 + 1, plan.weights.len() as u64);
         }
-        let session = |program: Program| {
-            let (pool, tools) = (run.pool.clone(), run.tools);
-            Session::over(Arc::new(program), source, &buffers, pool, tools, run.target, &mut |_, _| {})
-        };
+        let session = |program: Compiled| Session::over(Arc::new(program), source, &buffers, &mut |_, _| {});
         let (grad, update, score) = (session(plan.grad)?, session(plan.update)?, session(plan.score)?);
         let (weights, recipe) = (plan.weights, plan.recipe);
         let (inputs, loads) = (Inputs::new(), Loads::default());

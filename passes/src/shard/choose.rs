@@ -2,6 +2,7 @@
 //! fewest bytes to bring there.
 
 use super::is_data;
+use astrai_ir::dim::Factor;
 use astrai_ir::ops::{Op, ReduceKind};
 use astrai_ir::plan::bound;
 use astrai_ir::shard::{Way, Ways};
@@ -117,13 +118,17 @@ fn sums_tokens(at: &At) -> Result<bool, String> {
 
 /// A size of the rank's own rows as that of the rows it is sent.
 pub fn sent(d: &Dim, axis: &Axis) -> Dim {
-    let product = |(coef, symbols): (i64, &[std::sync::Arc<str>])| {
+    let product = |(coef, factors): (i64, &[Factor])| {
         let coef = if coef < 0 {
             &Dim::from(0) - &Dim::from(coef.unsigned_abs() as usize)
         } else {
             Dim::from(coef as usize)
         };
-        symbols.iter().fold(coef, |p, s| &p * &Dim::symbol(&of_all(s, axis)))
+        let symbols = factors.iter().filter_map(|f| match f {
+            Factor::Symbol(s) => Some(s),
+            _ => None,
+        });
+        symbols.fold(coef, |p, s| &p * &Dim::symbol(&of_all(s, axis)))
     };
     d.products().map(product).fold(Dim::from(0), |a, b| &a + &b)
 }

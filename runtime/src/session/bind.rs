@@ -1,49 +1,51 @@
-//! Every launch of a run with its buffers. In: a plan and the session's memory. Out: kernels in order, each with addresses
+//! Every launch of a run with its buffers. In: a plan and the session's memory. Out: kernels in order, each with pointers
 //! or with the number of the input or output that it reads or writes.
 
-use super::{Launch, Session, Spot};
+use super::{BoundLaunch, Session, Spot};
 use crate::Error;
-use crate::memory::Memory;
-use astrai_ir::plan::{Body, Buffer, Place, Step};
+use crate::device::{Block, Pointer};
+use astrai_ir::plan::{Body, Buffer, Place, RegionId, Step};
 use std::sync::Arc;
 
 impl Session {
     pub(crate) fn bind(&mut self) -> Result<(), Error> {
         let program = self.program.clone();
         let plan = &program.plan;
-        let base = self.arena.address();
+        let base = self.arena.at();
         let params: Vec<Spot> = plan.main.params.iter().map(|(name, _)| self.param(name)).collect();
-        let main: Vec<Spot> = self.spots(&plan.main, &|p| match p {
+        let main_consts = self.constants(&plan.main)?;
+        let spot = |(i, b): (usize, &Buffer)| match &b.place {
             Place::Param(i) => params[*i],
             Place::Result(i) => Spot::Output(*i),
-            // SAFETY: `place` keeps every offset and length inside the arena.
-            Place::Arena(o) => Spot::Fixed(unsafe { base.add(*o as usize) }),
-            Place::Weight(_) | Place::Const(_) => Spot::Fixed(base),
-        })?;
-        // SAFETY: the shared scratch follows the main body's part of the arena.
-        let shared = unsafe { base.add(plan.main.arena as usize) };
-        let consts: Vec<Vec<Option<*mut u8>>> =
-            plan.bodies.iter().map(|b| self.const_spots(b)).collect::<Result<_, Error>>()?;
+            Place::Arena(o) => Spot::Fixed(base.add(*o)),
+            Place::Weight(w) => Spot::Fixed(self.weights[w.0]),
+            Place::Const(_) => Spot::Fixed(main_consts[i].unwrap_or(base)),
+        };
+        let main: Vec<Spot> = plan.main.buffers.iter().enumerate().map(spot).collect();
+        // The scratch that calls share follows the main body's part of the arena.
+        let shared = base.add(plan.main.arena);
+        let consts: Vec<Vec<Option<Pointer>>> =
+            plan.bodies.iter().map(|b| self.constants(b)).collect::<Result<_, Error>>()?;
         for step in &plan.main.steps {
             match step {
                 Step::Run { region, reads, writes, origin, .. } => {
-                    let spots = reads.iter().chain(writes).map(|b| main[*b]).collect();
+                    let spots = reads.iter().chain(writes).map(|b| main[b.0]).collect();
                     self.add(*region, spots, origin.clone());
                 }
                 Step::Call { body, args, results, origin } => {
                     let inner = &plan.bodies[*body];
-                    let spot = |i: usize, b: &Buffer| match &b.place {
-                        Place::Param(p) => main[args[*p]],
-                        Place::Result(r) => main[results[*r]],
-                        // SAFETY: `place` keeps every offset and length inside the shared scratch.
-                        Place::Arena(o) => Spot::Fixed(unsafe { shared.add(*o as usize) }),
-                        Place::Weight(_) | Place::Const(_) => Spot::Fixed(consts[*body][i].unwrap_or(shared)),
+                    let spot = |(i, b): (usize, &Buffer)| match &b.place {
+                        Place::Param(p) => main[args[*p].0],
+                        Place::Result(r) => main[results[*r].0],
+                        Place::Arena(o) => Spot::Fixed(shared.add(*o)),
+                        Place::Weight(_) | Place::Const(_) => {
+                            Spot::Fixed(consts[body.0][i].unwrap_or(shared))
+                        }
                     };
-                    let spots: Vec<Spot> =
-                        inner.buffers.iter().enumerate().map(|(i, b)| spot(i, b)).collect();
+                    let spots: Vec<Spot> = inner.buffers.iter().enumerate().map(spot).collect();
                     for s in &inner.steps {
                         if let Step::Run { region, reads, writes, origin: at, .. } = s {
-                            let bound = reads.iter().chain(writes).map(|b| spots[*b]).collect();
+                            let bound = reads.iter().chain(writes).map(|b| spots[b.0]).collect();
                             self.add(*region, bound, format!("{origin}.{at}").into());
                         }
                     }
@@ -57,50 +59,44 @@ impl Session {
     fn param(&self, name: &str) -> Spot {
         match self.inputs.iter().position(|(n, _)| n == name) {
             Some(i) => Spot::Input(i),
-            None => Spot::Fixed(self.buffers.get(name).map_or(self.arena.address(), |b| b.address())),
+            None => Spot::Fixed(self.buffers.get(name).map_or(self.arena.at(), |b| b.block.at())),
         }
     }
 
-    fn add(&mut self, region: usize, spots: Vec<Spot>, origin: Arc<str>) {
-        let kernel = self.program.kernels[region].as_ref().and_then(|k| self.loaded.get(&k.name).cloned());
+    fn add(&mut self, region: RegionId, spots: Vec<Spot>, origin: Arc<str>) {
+        let kernel = self.kernels[region.0].clone();
+        let guards = &self.program.plan.regions[region].matched.guards;
         let led_by = |spots: &[Spot]| -> Vec<Spot> {
-            let buffers = self.bounds[region].iter().flat_map(|b| b.buffers());
-            buffers.map(|b| spots[b]).collect()
+            guards.iter().flat_map(|g| g.operands()).map(|at| spots[at.0]).collect()
         };
         let by = led_by(&spots);
         let checked = !by.is_empty() && by.iter().all(|s| matches!(s, Spot::Input(_)));
         let known = |&i: &usize| self.launches[i].region == region && led_by(&self.launches[i].spots) == by;
-        if checked && !self.guards.iter().any(known) {
-            self.guards.push(self.launches.len());
+        if checked && !self.guarded.iter().any(known) {
+            self.guarded.push(self.launches.len());
         }
-        self.launches.push(Launch { region, kernel, spots, origin, checked });
-    }
-
-    fn spots(&mut self, body: &Body, place: &dyn Fn(&Place) -> Spot) -> Result<Vec<Spot>, Error> {
-        let consts = self.const_spots(body)?;
-        let spot = |(i, b): (usize, &Buffer)| match (&b.place, consts[i]) {
-            (_, Some(p)) => Spot::Fixed(p),
-            (Place::Weight(w), _) => Spot::Fixed(self.weights[*w]),
-            (p, _) => place(p),
-        };
-        Ok(body.buffers.iter().enumerate().map(spot).collect())
+        self.launches.push(BoundLaunch { region, kernel, spots, origin, checked });
     }
 
     /// Copies of a body's literal numbers.
-    fn const_spots(&mut self, body: &Body) -> Result<Vec<Option<*mut u8>>, Error> {
+    fn constants(&mut self, body: &Body) -> Result<Vec<Option<Pointer>>, Error> {
         let mut spots = Vec::with_capacity(body.buffers.len());
         for b in &body.buffers {
-            spots.push(match &b.place {
-                Place::Const(bits) => {
-                    let mut m = Memory::zeroed(bits.len())?;
-                    m.bytes_mut()[..bits.len()].copy_from_slice(bits);
-                    let at = m.address();
-                    self.owned.push(m);
-                    Some(at)
-                }
-                _ => None,
-            });
+            let Place::Const(bits) = &b.place else {
+                spots.push(None);
+                continue;
+            };
+            let block = self.alloc(bits.len())?;
+            self.device.write(block.at(), bits)?;
+            spots.push(Some(block.at()));
+            self.owned.push(block);
         }
         Ok(spots)
+    }
+
+    /// One block of zero bytes.
+    pub(super) fn alloc(&self, len: usize) -> Result<Block, Error> {
+        let block = self.device.alloc(&[len])?.pop();
+        block.ok_or_else(|| Error::Input("the device gave no memory".into()))
     }
 }

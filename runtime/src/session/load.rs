@@ -4,17 +4,15 @@
 use super::{Session, literal};
 use crate::Error;
 use crate::buffers::Buffers;
-use crate::compile::weight_bytes;
-use crate::memory::Memory;
-use crate::pack::{pack, pack_matrices, pack_on};
-use crate::pool::Pool;
+use crate::device::{Block, Device, with_bytes};
+use crate::pack::{Matrices, Rows};
+use crate::report::weight_bytes;
 use crate::weigh::WeightSource;
 use astrai_ir::ops::{Op, Weight};
 use astrai_ir::plan::PlannedWeight;
-use astrai_ir::{Layout, Precision, Sizes, Tensor, Type, eval};
+use astrai_ir::{DType, Layout, Precision, Sizes, Tensor, Type, eval};
 use astrai_passes::Derived;
 use std::collections::HashMap;
-use std::sync::Arc;
 
 impl Session {
     /// Packs every weight that no session beside it has, one checkpoint tensor at a time, in the order in which the plan lists
@@ -25,8 +23,8 @@ impl Session {
         beside: Option<&Session>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), Error> {
-        let program = self.program.clone();
-        let total = program.fresh_weights(&self.buffers, beside.map(|b| b.program()));
+        let (program, device) = (self.program.clone(), self.device.clone());
+        let total = program.fresh_weights(Some(&self.buffers), beside.map(|b| b.program()));
         let mut done = 0;
         let weights = &program.plan.weights;
         let packed: Vec<_> = weights.iter().map(|w| beside.and_then(|b| b.packed_as(w))).collect();
@@ -34,40 +32,43 @@ impl Session {
             let there = packed.is_some() || self.buffers.get(&w.weight.name).is_some();
             if there { 0 } else { weight_bytes(w) as usize }
         };
-        let fresh = Memory::together(&weights.iter().zip(&packed).map(len).collect::<Vec<_>>())?;
-        for ((w, packed), mut memory) in weights.iter().zip(packed).zip(fresh) {
+        let fresh = device.alloc(&weights.iter().zip(&packed).map(len).collect::<Vec<_>>())?;
+        for ((w, packed), block) in weights.iter().zip(packed).zip(fresh) {
             if let Some(b) = self.buffers.get(&w.weight.name) {
                 let same = (b.dtype, Some(&b.shape)) == (w.weight.ty.dtype, literal(&w.weight.ty).as_ref());
-                if !same || w.layout != Layout::Rows {
+                if !same || w.layout.is_packed() {
                     let name = &w.weight.name;
                     return Err(Error::Input(format!(
                         "the program does not read `{name}` as it lies in its buffer; compile it for trained weights"
                     )));
                 }
-                self.weights.push(b.address());
+                self.weights.push(b.block.at());
                 self.packed.push(None);
                 self.shared.push(b.clone());
                 continue;
             }
-            if let Some(memory) = packed {
-                self.weights.push(memory.address());
-                self.packed.push(Some(memory));
+            if let Some(block) = packed {
+                self.weights.push(block.at());
+                self.packed.push(Some(block));
                 continue;
             }
-            match program.derived.iter().find(|d| d.weight.name == w.weight.name) {
-                Some(d) => put(memory.bytes_mut(), w.layout, &derive(d, source)?),
-                None => fill(memory.bytes_mut(), &w.weight, w.layout, source, Some(&self.pool))?,
-            }
-            done += memory.len() as u64;
+            let derived = program.derived.iter().find(|d| d.weight.name == w.weight.name);
+            let write = |bytes: &mut [u8]| match derived {
+                Some(d) => derive(d, source).map(|t| put(bytes, w.layout, &t, &*device)),
+                None => fill(bytes, &w.weight, w.layout, source, &*device),
+            };
+            // SAFETY: the block was made for the weight just now, and nobody else has it.
+            unsafe { with_bytes(&*device, block.at(), weight_bytes(w) as usize, true, write) }??;
+            done += block.len() as u64;
             progress(done.min(total), total);
-            self.weights.push(memory.address());
-            self.packed.push(Some(Arc::new(memory)));
+            self.weights.push(block.at());
+            self.packed.push(Some(block));
         }
         Ok(())
     }
 
     /// The memory of a weight, where this session has it in the same layout.
-    fn packed_as(&self, w: &PlannedWeight) -> Option<Arc<Memory>> {
+    fn packed_as(&self, w: &PlannedWeight) -> Option<Block> {
         let at = self.program.plan.weights.iter().position(|own| own == w)?;
         self.packed.get(at)?.clone()
     }
@@ -75,31 +76,21 @@ impl Session {
     /// Bytes of the weights that this session alone holds, and of those that one beside it shares.
     pub fn weight_bytes(&self) -> [u64; 2] {
         let mut bytes = [0; 2];
-        for memory in self.packed.iter().flatten() {
-            bytes[usize::from(Arc::strong_count(memory) > 1)] += memory.len() as u64;
+        for block in self.packed.iter().flatten() {
+            bytes[usize::from(block.holders() > 1)] += block.len() as u64;
         }
         bytes
     }
 
-    /// Weights as kernels read them, those that a session beside this one shares among them; not those of buffers.
-    pub fn weights(&self) -> impl Iterator<Item = &[u8]> {
-        self.packed.iter().flatten().map(|m| m.bytes())
-    }
-
-    /// Weights as the interpreter takes them: whole buffers by name.
-    pub(super) fn whole_weights(&self, source: &dyn WeightSource) -> Result<HashMap<String, Tensor>, Error> {
-        let mut all = HashMap::new();
-        for n in self.program.graph.nodes() {
-            let Op::Weight(w) = &n.op else { continue };
-            if self.buffers.get(&w.name).is_none() {
-                let tensor = match self.program.derived.iter().find(|d| d.weight.name == w.name) {
-                    Some(d) => derive(d, source)?,
-                    None => whole(w, source)?,
-                };
-                all.insert(w.name.clone(), tensor);
-            }
-        }
-        Ok(all)
+    /// Weights as kernels read them where this process sees them, those that a session beside this one shares among them; not those
+    /// of buffers.
+    pub fn weights(&self) -> Vec<&[u8]> {
+        let seen = |b: &Block| {
+            let address = self.device.host(b.at())?;
+            // SAFETY: the block is that long, and nobody writes weights once they are loaded.
+            Some(unsafe { std::slice::from_raw_parts(address.cast_const(), b.len()) })
+        };
+        self.packed.iter().flatten().filter_map(seen).collect()
     }
 }
 
@@ -109,14 +100,15 @@ impl Buffers {
         let absent = || Error::Input(format!("there is no buffer `{name}`"));
         let dtype = self.shape(name).ok_or_else(absent)?.0;
         let weight = Weight { ty: weight.ty.with(dtype), ..weight.clone() };
-        self.write(name, |bytes| fill(bytes, &weight, Layout::Rows, source, None)).ok_or_else(absent)?
+        let device = self.device().clone();
+        self.write(name, |bytes| fill(bytes, &weight, Layout::Rows, source, &*device)).ok_or_else(absent)?
     }
 }
 
 /// Bytes of a weight in its layout, as kernels read it: what a session holds of it.
-pub fn laid_out(w: &PlannedWeight, source: &dyn WeightSource) -> Result<Vec<u8>, Error> {
+pub fn laid_out(w: &PlannedWeight, source: &dyn WeightSource, device: &dyn Device) -> Result<Vec<u8>, Error> {
     let mut bytes = vec![0; weight_bytes(w) as usize];
-    fill(&mut bytes, &w.weight, w.layout, source, None)?;
+    fill(&mut bytes, &w.weight, w.layout, source, device)?;
     Ok(bytes)
 }
 
@@ -124,7 +116,12 @@ pub fn laid_out(w: &PlannedWeight, source: &dyn WeightSource) -> Result<Vec<u8>,
 fn whole(w: &Weight, source: &dyn WeightSource) -> Result<Tensor, Error> {
     let shape = literal(&w.ty).unwrap_or_default();
     let mut bytes = vec![0; shape.iter().product::<usize>() * w.ty.dtype.bytes()];
-    fill(&mut bytes, w, Layout::Rows, source, None)?;
+    let (mut first, k) = (0, shape.iter().skip(1).product());
+    for_each_part(w, source, |rows, source_bytes, from| {
+        let all = Rows { bytes: source_bytes, from, k, dtype: w.ty.dtype, layout: Layout::Rows };
+        all.pack(&mut bytes, first);
+        first += rows;
+    })?;
     Tensor::from_bytes(w.ty.dtype, &shape, &bytes).map_err(Error::Input)
 }
 
@@ -142,41 +139,57 @@ fn derive(d: &Derived, source: &dyn WeightSource) -> Result<Tensor, Error> {
 }
 
 /// Writes a tensor in a layout.
-fn put(bytes: &mut [u8], layout: Layout, t: &Tensor) {
-    match (layout, t.shape.as_slice()) {
-        (Layout::Panels, &[_, k, n]) => {
-            pack_matrices(None, bytes, t.dtype, 0, [k, n], (&t.to_bytes(), t.dtype));
-        }
-        _ => {
-            let k = t.shape.iter().skip(1).product();
-            pack(bytes, t.dtype, layout, 0, k, &t.to_bytes(), t.dtype);
-        }
-    }
+fn put(bytes: &mut [u8], layout: Layout, t: &Tensor, device: &dyn Device) {
+    write_part(bytes, 0, &t.shape, layout, t.dtype, (&t.to_bytes(), t.dtype), device);
 }
 
-/// Writes the checkpoint tensors of a weight, on the threads of a pool where there is one.
+/// Writes the checkpoint tensors of a weight, on the threads of a device.
 fn fill(
     bytes: &mut [u8],
     w: &Weight,
     layout: Layout,
     source: &dyn WeightSource,
-    pool: Option<&Pool>,
+    device: &dyn Device,
 ) -> Result<(), Error> {
-    let sizes = literal(&w.ty).unwrap_or_default();
-    let k: usize = sizes.iter().skip(1).product();
+    let shape = literal(&w.ty).unwrap_or_default();
     let mut first = 0;
+    for_each_part(w, source, |rows, part, from| {
+        write_part(bytes, first, &shape, layout, w.ty.dtype, (part, from), device);
+        first += rows;
+    })
+}
+
+/// Writes rows, or matrices, of a weight of this shape from number `first` on.
+fn write_part(
+    to: &mut [u8],
+    first: usize,
+    shape: &[usize],
+    layout: Layout,
+    dtype: DType,
+    (bytes, from): (&[u8], DType),
+    device: &dyn Device,
+) {
+    match *shape {
+        [_, k, n] if layout.is_packed() => {
+            Matrices { bytes, from, size: [k, n], dtype, layout }.pack_on(device, to, first);
+        }
+        _ => {
+            let k = shape.iter().skip(1).product();
+            Rows { bytes, from, k, dtype, layout }.pack_on(device, to, first);
+        }
+    }
+}
+
+/// Shows the checkpoint tensors of a weight in order: rows, bytes, type.
+fn for_each_part(
+    w: &Weight,
+    source: &dyn WeightSource,
+    mut f: impl FnMut(usize, &[u8], DType),
+) -> Result<(), Error> {
     for part in w.rows() {
         let t = source.tensor(&part.name).ok_or_else(|| missing(&part.name))?;
         check_shape(&part.name, &t.shape, part.rows, &w.ty)?;
-        match pool {
-            _ if layout == Layout::Panels && sizes.len() == 3 => {
-                let of = [sizes[1], sizes[2]];
-                pack_matrices(pool, bytes, w.ty.dtype, first, of, (&t.bytes, t.dtype));
-            }
-            Some(pool) => pack_on(pool, bytes, w.ty.dtype, layout, first, k, (&t.bytes, t.dtype)),
-            None => pack(bytes, w.ty.dtype, layout, first, k, &t.bytes, t.dtype),
-        }
-        first += part.rows;
+        f(part.rows, &t.bytes, t.dtype);
         source.done(&part.name);
     }
     Ok(())

@@ -1,14 +1,18 @@
 //! A run. In: inputs by name. Out: results in the session's memory, states in their next versions.
 
-use super::execute::{grow, run_kernel, run_region};
+use super::guards::Integers;
 use super::{Session, Spot};
-use crate::profile::{Cost, ProfileRow};
+use crate::device::{Launch, interpret};
+use crate::profile::{LaunchCost, ProfileRow};
 use crate::{Error, Value};
 use astrai_ir::DType;
 use std::time::Instant;
 
 impl Session {
     /// Runs once; the results stay in the session's memory until the next run.
+    ///
+    /// # Errors
+    /// Inputs do not fit the program; the device failed, and the session is of no more use.
     pub fn execute(&mut self, inputs: &[(&str, &Value)]) -> Result<(), Error> {
         if let Some(why) = &self.poisoned {
             return Err(Error::Input(format!("an earlier run failed ({why}); open the session again")));
@@ -25,82 +29,99 @@ impl Session {
         // Sessions over the same memory run one after another.
         let turn = self.buffers.turns();
         let _turn = turn.lock().unwrap_or_else(|e| e.into_inner());
-        if self.interpreted.is_some() {
-            return self.interpret(inputs);
-        }
         self.take(inputs)?;
-        for i in 0..self.guards.len() {
-            self.address(self.guards[i]);
-            self.check(self.guards[i])?;
+        for i in 0..self.guarded.len() {
+            self.point(self.guarded[i]);
+            self.check(self.guarded[i])?;
         }
         for i in 0..self.launches.len() {
             if let Err(e) = self.launch(i) {
-                // A wrong input leaves nothing behind that the next run would read.
-                if !matches!(e, Error::Input(_)) {
-                    self.poisoned = Some(e.to_string());
-                }
-                return Err(e);
+                return Err(self.poison(e));
             }
         }
-        Ok(())
+        self.device.synchronise().and_then(|()| self.fetch_results()).map_err(|e| self.poison(e))
     }
 
-    /// Addresses of the inputs. Elements that lie on their own alignment are read where they are.
+    /// A wrong input leaves nothing behind that the next run would read; whatever else failed does.
+    fn poison(&mut self, e: Error) -> Error {
+        if !matches!(e, Error::Input(_)) {
+            self.poisoned = Some(e.to_string());
+        }
+        e
+    }
+
+    /// Pointers to the inputs. Elements that kernels can read where they are, on their own alignment, are not copied.
     fn take(&mut self, inputs: &[(&str, &Value)]) -> Result<(), Error> {
-        self.given.0.clear();
-        for (i, &from) in self.order.iter().enumerate() {
-            let v = inputs[from].1;
-            grow(&mut self.staged, i, 0)?;
-            let at = v.bytes.as_ptr().cast_mut();
-            if at.align_offset(v.dtype.bytes()) == 0 {
-                self.given.0.push(at);
+        self.given.clear();
+        for i in 0..self.order.len() {
+            let v = inputs[self.order[i]].1;
+            let aligned = v.bytes.as_ptr().align_offset(v.dtype.bytes()) == 0;
+            if let Some(at) = self.device.import(&v.bytes).filter(|_| aligned) {
+                self.given.push(at);
                 continue;
             }
-            grow(&mut self.staged, i, v.bytes.len())?;
-            self.staged[i].bytes_mut()[..v.bytes.len()].copy_from_slice(&v.bytes);
-            self.given.0.push(self.staged[i].address());
+            self.grow(i, v.bytes.len(), |s| &mut s.staged)?;
+            self.device.write(self.staged[i].at(), &v.bytes)?;
+            self.given.push(self.staged[i].at());
         }
         Ok(())
     }
 
-    /// Addresses of a launch's buffers.
-    fn address(&mut self, i: usize) {
-        self.bound.0.clear();
-        self.bound.0.extend(self.launches[i].spots.iter().map(|s| match s {
+    /// Pointers to a launch's buffers.
+    fn point(&mut self, i: usize) {
+        self.bound.clear();
+        self.bound.extend(self.launches[i].spots.iter().map(|s| match s {
             Spot::Fixed(p) => *p,
-            Spot::Input(i) => self.given.0[*i],
-            Spot::Output(i) => self.result_memory[*i].address(),
+            Spot::Input(i) => self.given[*i],
+            Spot::Output(i) => self.result_memory[*i].at(),
         }));
     }
 
-    /// Looks at what leads the launch whose addresses these are.
+    /// Looks at the integers that say where the launch whose buffers these are reads and writes.
     fn check(&self, i: usize) -> Result<(), Error> {
-        match &self.bounds[self.launches[i].region] {
-            Some(b) => b.check(&self.bound, &self.sizes),
-            None => Ok(()),
-        }
+        let integers = Integers { device: &*self.device, buffers: &self.bound, sizes: &self.sizes };
+        let guards = &self.program.plan.regions[self.launches[i].region].matched.guards;
+        guards.iter().try_for_each(|g| integers.check(g))
     }
 
     fn launch(&mut self, i: usize) -> Result<(), Error> {
-        self.address(i);
+        self.point(i);
         if !self.launches[i].checked {
             self.check(i)?;
         }
         let launch = &self.launches[i];
         let started = Instant::now();
         match &launch.kernel {
-            Some(k) => run_kernel(&self.pool, k, &self.bound, &mut self.dims, &self.scratch)?,
-            None => run_region(&self.program.plan.regions[launch.region], &self.bound, &self.sizes)?,
+            Some(k) => {
+                let (buffers, sizes, workspace) = (&*self.bound, &*self.dims, &self.workspace);
+                k.launch(&Launch { buffers, symbols: &self.program.plan.symbols, sizes, workspace })?
+            }
+            None => {
+                let region = &self.program.plan.regions[launch.region];
+                interpret(&*self.device, region, &self.bound, &self.sizes)?
+            }
         }
-        let seconds = started.elapsed().as_secs_f64();
         if self.profile.is_some() {
-            self.record(i, seconds)?;
+            self.device.synchronise()?;
+            self.record(i, started.elapsed().as_secs_f64())?;
+        }
+        Ok(())
+    }
+
+    /// Copies of results that this process does not see where they are.
+    fn fetch_results(&mut self) -> Result<(), Error> {
+        for r in &mut self.results {
+            let at = self.result_memory[r.at].at();
+            if self.device.host(at).is_none() {
+                r.copy.resize(r.shape.iter().product::<usize>() * r.ty.dtype.bytes(), 0);
+                self.device.read(at, &mut r.copy)?;
+            }
         }
         Ok(())
     }
 
     /// What launch `i` costs at the sizes at hand; kept, for evaluating that takes longer than a small kernel.
-    fn cost(&mut self, i: usize) -> Result<Cost, Error> {
+    fn cost(&mut self, i: usize) -> Result<LaunchCost, Error> {
         if self.costed.0 != self.sizes || self.costed.1.is_empty() {
             self.costed = (self.sizes.clone(), vec![None; self.launches.len()]);
         }
@@ -108,24 +129,24 @@ impl Session {
             return Ok(cost);
         }
         let size = |s: &str| self.sizes.get(s).copied();
-        let region = self.program.plan.regions[self.launches[i].region].within(&size);
+        let region = &self.program.plan.regions[self.launches[i].region];
         let value = |d: &astrai_ir::Dim| d.eval(&size).map_err(Error::Input);
-        let (bytes, flops) = (value(&region.bytes())?, value(&region.flops())?);
-        let seconds = self.target.seconds(flops as f64, bytes as f64, DType::F32);
-        let cost = Cost { bytes, flops, seconds };
+        let (bytes, flops) = (value(region.bytes())?, value(region.flops())?);
+        let seconds = self.device.backend().target().seconds(flops as f64, bytes as f64, DType::F32);
+        let cost = LaunchCost { bytes, flops, seconds };
         self.costed.1[i] = Some(cost);
         Ok(cost)
     }
 
     fn record(&mut self, i: usize, measured: f64) -> Result<(), Error> {
-        let Cost { bytes, flops, seconds: predicted } = self.cost(i)?;
+        let LaunchCost { bytes, flops, seconds: predicted } = self.cost(i)?;
         let launch = &self.launches[i];
-        let anchor = self.program.plan.regions[launch.region].anchor;
-        let kernel = self.program.kernels[launch.region].as_ref();
+        let form = self.program.plan.regions[launch.region].form().name();
+        let kernel = self.program.kernels[launch.region.0].as_ref();
         let row = ProfileRow {
             origin: launch.origin.clone(),
-            kernel: kernel.map_or("interpreter".into(), |k| k.name.clone()),
-            anchor,
+            kernel: kernel.map_or("interpreter".into(), |k| k.identity.clone()),
+            form,
             bytes,
             flops,
             predicted,

@@ -3,8 +3,7 @@
 //! larger than before.
 
 use super::Session;
-use super::execute::grow;
-use crate::{Error, Program, Value};
+use crate::{Compiled, Error, Value};
 use astrai_ir::{Dim, Sizes, Symbol, Type};
 
 /// Where a symbol's value is read off: an axis of an input, which is the symbol plus a constant.
@@ -15,7 +14,7 @@ pub(super) struct Origin {
 }
 
 /// For each symbol of a program where its value is read off; `None` for those that nothing uses.
-pub(super) fn origins(program: &Program, inputs: &[(String, Type)]) -> Result<Vec<Option<Origin>>, Error> {
+pub(super) fn origins(program: &Compiled, inputs: &[(String, Type)]) -> Result<Vec<Option<Origin>>, Error> {
     let find = |s: &Symbol| {
         let symbol = Dim::symbol(&s.name);
         let axes = inputs
@@ -51,21 +50,17 @@ impl Session {
         }
         self.measured = false;
         self.solve(inputs)?;
-        for r in &mut self.results {
+        for at in 0..self.results.len() {
+            let r = &mut self.results[at];
             r.shape.clear();
             for d in &r.ty.shape {
                 r.shape.push(value(d, &self.sizes)? as usize);
             }
-            for i in self.result_memory.len()..r.at {
-                grow(&mut self.result_memory, i, 0)?;
-            }
-            let bytes = r.shape.iter().product::<usize>() * r.ty.dtype.bytes();
-            grow(&mut self.result_memory, r.at, bytes)?;
+            let (place, bytes) = (r.at, r.shape.iter().product::<usize>() * r.ty.dtype.bytes());
+            self.grow(place, bytes, |s| &mut s.result_memory)?;
         }
         self.dims.clear();
         self.dims.extend(self.program.plan.symbols.iter().map(|s| self.sizes[&*s.name] as i64));
-        // Behind them the number of the round, for kernels that run in rounds, and that of the threads.
-        self.dims.extend([0, self.pool.threads() as i64]);
         self.shapes.resize(self.order.len(), vec![]);
         for (kept, &i) in self.shapes.iter_mut().zip(&self.order) {
             kept.clone_from(&inputs[i].1.shape);
@@ -134,13 +129,13 @@ fn value(d: &Dim, sizes: &Sizes) -> Result<u64, Error> {
 }
 
 /// A type's sizes.
-pub(super) fn concrete(ty: &Type, sizes: &Sizes) -> Result<Vec<usize>, Error> {
+pub(crate) fn concrete(ty: &Type, sizes: &Sizes) -> Result<Vec<usize>, Error> {
     ty.shape.iter().map(|d| Ok(value(d, sizes)? as usize)).collect()
 }
 
 /// True when the shape of a value has this symbol in it.
-fn uses_symbol(program: &Program, name: &str) -> bool {
-    let mut nodes = program.plan.regions.iter().flat_map(|r| r.graph.nodes()).chain(program.graph.nodes());
+fn uses_symbol(program: &Compiled, name: &str) -> bool {
+    let mut nodes = program.plan.regions.iter().flat_map(|r| r.graph().nodes()).chain(program.graph.nodes());
     let has = |t: &Type| t.shape.iter().any(|d| d.symbols().iter().any(|s| &**s == name));
     nodes.any(|n| n.types.iter().any(has))
 }

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvError};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use astrai_runtime::pool::Pool;
+use astrai_runtime::Threads;
 
 use super::draw::{Draw, draw};
 use super::handle::{Command, Shared, Stats};
@@ -75,7 +75,7 @@ pub(super) struct Core<M> {
     scheduler: Scheduler,
     /// One for each thread that samples.
     samplers: Vec<Mutex<Sampler>>,
-    pool: Option<Arc<Pool>>,
+    pool: Option<Arc<dyn Threads>>,
     eos: Vec<u32>,
     /// By number, so that everything happens in one order.
     requests: BTreeMap<u64, Active>,

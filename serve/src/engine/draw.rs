@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use astrai_runtime::pool::Pool;
+use astrai_runtime::Threads;
 
 use crate::sample::{History, SampleError, Sampled, Sampler};
 use crate::scheduler::SequenceId;
@@ -19,7 +19,7 @@ pub(super) struct Draw<'a> {
 }
 
 /// Draws all, with a sampler for each thread of the pool.
-pub(super) fn draw(draws: &[Mutex<Draw>], samplers: &[Mutex<Sampler>], pool: Option<&Pool>) {
+pub(super) fn draw(draws: &[Mutex<Draw>], samplers: &[Mutex<Sampler>], pool: Option<&dyn Threads>) {
     let some = |draws: &[Mutex<Draw>], worker: usize| {
         let Some(sampler) = samplers.get(worker) else { return };
         let mut sampler = sampler.lock().unwrap_or_else(PoisonError::into_inner);
@@ -30,7 +30,7 @@ pub(super) fn draw(draws: &[Mutex<Draw>], samplers: &[Mutex<Sampler>], pool: Opt
         }
     };
     match pool.filter(|_| draws.len() > 1) {
-        Some(pool) => pool.run(draws.len(), &|worker, range| some(&draws[range], worker)),
+        Some(pool) => pool.share(draws.len(), &|worker, range| some(&draws[range], worker)),
         None => some(draws, 0),
     }
 }

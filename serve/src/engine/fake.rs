@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use astrai_runtime::pool::Pool;
+use astrai_runtime::Threads;
 
 use super::{Model, ModelError, Sizes};
 use crate::request::{Limits, Request};
@@ -33,7 +33,7 @@ pub struct Fake {
     fault: Fault,
     /// If there, each step waits for a message, or for the sender to go.
     gate: Option<Receiver<()>>,
-    pool: Option<Arc<Pool>>,
+    pool: Option<Arc<dyn Threads>>,
 }
 
 fn mix(a: u64, b: u64) -> u64 {
@@ -91,7 +91,10 @@ impl Fake {
 
     /// One whose tokens are drawn by so many threads.
     pub fn threaded(sizes: Sizes, threads: usize) -> Fake {
-        Fake { pool: Some(Arc::new(Pool::new(threads).unwrap())), ..Fake::new(sizes) }
+        Fake {
+            pool: Some(Arc::new(astrai_runtime::device::cpu::Pool::new(threads).unwrap())),
+            ..Fake::new(sizes)
+        }
     }
 
     /// One with a second program for tokens of answers.
@@ -175,7 +178,7 @@ impl Model for Fake {
         self.apart
     }
 
-    fn pool(&self) -> Option<Arc<Pool>> {
+    fn pool(&self) -> Option<Arc<dyn Threads>> {
         self.pool.clone()
     }
 

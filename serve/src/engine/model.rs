@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use astrai_runtime::pool::Pool;
+use astrai_runtime::Threads;
 
 use crate::scheduler::batch::StepBatch;
 
@@ -58,7 +58,7 @@ pub trait Model {
     }
 
     /// The threads it runs on, if there are any: they idle while tokens are sampled, and may help.
-    fn pool(&self) -> Option<Arc<Pool>> {
+    fn pool(&self) -> Option<Arc<dyn Threads>> {
         None
     }
 

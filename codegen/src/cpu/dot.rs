@@ -1,0 +1,364 @@
+//! Dots on the core. In: a region around one dot. Out: the slots of a template: `dot.c` for a weight that was
+//! packed ahead, `dot_free.c` for sides that lie in memory as they were made.
+
+use super::rows::lead;
+use super::{Emitted, over_dims, prologue, reads_only};
+use crate::kernel_ir::expr::{Expr, Stmt};
+use crate::kernel_ir::index::{Index, Var};
+use crate::kernel_ir::loops::leading;
+use crate::kernel_ir::lower::{Lower, narrow};
+use crate::kernel_ir::print::{Dialect, Printer, dim, element, index};
+use astrai_ir::ops::Op;
+use astrai_ir::region::{DotForm, Side};
+use astrai_ir::{DType, Dim, NodeId, Region};
+use std::fmt::Write;
+
+const PACKED: &str = include_str!("bodies/dot.c");
+const FREE: &str = include_str!("bodies/dot_free.c");
+const FREE_AMX: &str = include_str!("bodies/dot_free_amx.c");
+const FREE_SPLIT: &str = include_str!("bodies/dot_free_split.c");
+
+/// Whether both sides of a dot are bf16 values, of which pairs may take the place of numbers.
+pub(super) fn paired(both: bool) -> &'static str {
+    if both { "#define DOT_PAIRED DOT_WORDS\n" } else { "#define DOT_PAIRED 0\n" }
+}
+
+/// Floats in a block of a packed row.
+pub(super) const BLOCK: usize = 256;
+/// Rows, and steps of the sum, in a block for the matrix unit.
+pub(super) const TILE: usize = 32;
+/// Bytes of a number in three pieces.
+const SPLIT: usize = 6;
+
+/// The kernel of a region around a dot.
+pub(super) fn kernel(region: &Region, f: &DotForm, name: &str) -> Result<Emitted, String> {
+    let packed = region.piece.layout(f.right.at).is_packed();
+    let mut out = dot_epilogue(region, name, f.node)?;
+    let m = over_dims(region, &f.m);
+    let _ = write!(
+        out,
+        "#define NAME(x) {name}_##x\n#define DOT_M ((int64_t){m})\n\
+         #define EPILOGUE(m, n0, acc, valid) {name}_store(bufs, dims, m, n0, acc, valid)\n"
+    );
+    let x = region.graph().node(f.node).args[0];
+    if f.left.is_none() || packed {
+        out.insert_str(0, &dot_prologue(region, name, x)?);
+        let _ = writeln!(out, "#define PROLOGUE_ROW(m, row) {name}_load(bufs, dims, m, row)");
+    }
+    let widened = is_widened(region.graph(), x);
+    if packed {
+        packed_slots(region, f, widened, &mut out)?
+    } else {
+        free_slots(region, f, widened, &mut out)
+    }
+    let mut made = Emitted::counted(out, name, 2);
+    made.workspace = workspace(f, packed);
+    made.tiles = true;
+    Ok(made)
+}
+
+/// Slots of a weight in panels; `widened` says that the left side's numbers are bf16 values.
+fn packed_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) -> Result<(), String> {
+    let (Some(n), Some(k)) = (f.n.size(), f.k.size()) else {
+        return Err("sizes of a weight are literal".into());
+    };
+    let narrow = f.right.dtype == DType::BF16;
+    let both = narrow && widened;
+    out.push_str(paired(both));
+    if both {
+        out.push_str("#define DOT_A_BF16\n");
+        let left = f.left.as_ref().map(|side| Source::new(region, side, "m"));
+        if let Some(s) = left.filter(|s| s.narrow == 1 && s.along) {
+            let _ = writeln!(out, "#define DOT_A_AT(m) ({})", s.begin);
+        }
+    }
+    let kind = if narrow { "DOT_WEIGHT_BF16" } else { "DOT_WEIGHT_F32" };
+    let at = f.right.at.0;
+    let _ = write!(out, "#define DOT_N {n}\n#define DOT_K {k}\n#define {kind} bufs[{at}]\n{PACKED}");
+    Ok(())
+}
+
+/// Slots of sides in memory.
+fn free_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) {
+    let (n, k) = (over_dims(region, &f.n), over_dims(region, &f.k));
+    let _ = write!(out, "#define DOT_N ((int64_t){n})\n#define DOT_K ((int64_t){k})\n");
+    let mut left = f.left.as_ref().map(|side| Source::new(region, side, "m"));
+    let mut right = Source::new(region, &f.right, "n0");
+    if let Some(b) = &f.batch {
+        let _ = writeln!(out, "#define DOT_BATCH ((int64_t){})", over_dims(region, &b.count));
+        left.iter_mut().for_each(|s| s.step_by("batch", region, &b.left));
+        right.step_by("batch", region, &b.right);
+    }
+    let alike = left.as_ref().map_or(!right.is_narrow() || widened, |s| s.narrow == right.narrow);
+    let both = alike && right.is_narrow();
+    out.push_str(paired(both));
+    match &left {
+        Some(s) => out.push_str(&s.rows_slot(both)),
+        None => _ = writeln!(out, "#define DOT_ROW {k}"),
+    }
+    out.push_str(&right.panel_slots("", both));
+    if f.batch.is_none() && alike {
+        out.push_str(&matrix_slots(left.as_ref(), &right, ["", ""]));
+        out.push_str(matrix_way(right.is_narrow()));
+    }
+    out.push_str(FREE);
+}
+
+/// The matrix unit's way of `dot_free.c`, for sides that are both bf16, or both f32.
+pub(super) fn matrix_way(narrow: bool) -> &'static str {
+    if narrow { FREE_AMX } else { FREE_SPLIT }
+}
+
+/// Its slots; rows and sums begin at these C expressions, each with its plus.
+pub(super) fn matrix_slots(left: Option<&Source>, right: &Source, [row, sum]: [&str; 2]) -> String {
+    let k = format!("{sum}(k)");
+    let place = |s: &Source| (s.at(&k), s.row.clone());
+    let rows = match left {
+        Some(s) => Some((s.order("mk", "km"), place(s))),
+        // Rows that an expression makes wait in scratch.
+        None if right.is_narrow() => {
+            let at = format!("(const uint16_t *)scratch + ({row}(m)) * (int64_t)DOT_ROW + (k)");
+            Some(("mk", (at, "DOT_ROW".into())))
+        }
+        None => None,
+    };
+    matrix_places(rows, (right.order("nk", "kn"), place(right)), right.is_narrow())
+}
+
+/// The same for sides of these orders and places (address of an element, length of a row). Rows that nothing describes are
+/// those of the kernel's PROLOGUE_ROW.
+pub(super) fn matrix_places(
+    rows: Option<(&str, (String, String))>,
+    (order, (at, line)): (&str, (String, String)),
+    narrow: bool,
+) -> String {
+    let (kind, next) = if narrow { ("", "") } else { ("_f32", ", next") };
+    let mut out = format!(
+        "#define PAIRS_AT(n0, k) ({at})\n#define PAIRS_LINE {line}\n#define PAIRS_ALONG {}\n\
+         #define PACK_PAIRS(dst, n0, n, k, kc{next}) \
+         dot_pairs_{order}{kind}(dst, PAIRS_AT(n0, k), PAIRS_LINE, n, kc{next})\n",
+        u8::from(order == "nk")
+    );
+    if let Some((order, (at, line))) = rows {
+        let _ = write!(
+            out,
+            "#define ROWS_AT(m, k) ({at})\n#define ROWS_LINE {line}\n#define ROWS_ALONG {}\n\
+             #define PACK_ROWS(dst, m, mr, k, kc{next}) \
+             dot_rows_{order}{kind}(dst, ROWS_AT(m, k), ROWS_LINE, mr, kc{next})\n",
+            u8::from(order == "mk")
+        );
+    }
+    out
+}
+
+/// A side in memory, as C reads it.
+pub(super) struct Source {
+    /// Address of an element of the side's first row (left) or column (right) where the sum begins.
+    begin: String,
+    /// Step along the sum.
+    step: String,
+    /// Whether the sum runs along rows in memory.
+    along: bool,
+    /// Length of a row in memory.
+    pub(super) row: String,
+    /// Whether elements are bf16, else f32.
+    pub(super) narrow: u8,
+}
+
+impl Source {
+    /// A side whose row or column is the C expression `free`.
+    pub(super) fn new(region: &Region, side: &Side, free: &str) -> Source {
+        let buf = side.at.0;
+        let narrow = side.dtype == DType::BF16;
+        let ty = if narrow { "uint16_t" } else { "float" };
+        let (across, step) = (over_dims(region, &side.free), over_dims(region, &side.along));
+        let offset = over_dims(region, &side.offset);
+        let begin = format!("(const {ty} *)bufs[{buf}] + {offset} + ({free}) * (int64_t){across}");
+        let along = side.along.is_one();
+        let row = if along { across } else { step.clone() };
+        Source { begin, step, along, row, narrow: u8::from(narrow) }
+    }
+
+    /// Sides of several dots lie so far apart; `which` of them it is, a C expression.
+    pub(super) fn step_by(&mut self, which: &str, region: &Region, step: &Dim) {
+        self.begin = format!("{} + ({which}) * (int64_t){}", self.begin, over_dims(region, step));
+    }
+
+    /// The address of the element `k` of the sum.
+    pub(super) fn at(&self, k: &str) -> String {
+        format!("{} + ({k}) * (int64_t){}", self.begin, self.step)
+    }
+
+    /// The slot that packs a block of rows of this side; `both` sides are bf16, or not.
+    pub(super) fn rows_slot(&self, both: bool) -> String {
+        rows_slot(self.order("mk", "km"), [&self.at("k0"), &self.narrow.to_string(), &self.row], both)
+    }
+
+    /// Slots that pack a block of columns of this side, and that ask for it before; `which` are their first arguments, each
+    /// with its comma.
+    pub(super) fn panel_slots(&self, which: &str, both: bool) -> String {
+        let place = [self.at("k0"), self.narrow.to_string(), self.row.clone()];
+        panel_slots(which, self.order("nk", "kn"), place.each_ref().map(String::as_str), both)
+    }
+
+    pub(super) fn is_narrow(&self) -> bool {
+        self.narrow == 1
+    }
+
+    fn order<'a>(&self, along: &'a str, across: &'a str) -> &'a str {
+        if self.along { along } else { across }
+    }
+}
+
+/// The slot that packs the block of rows at a place (address, whether bf16, length of a row); `both` sides are bf16, or not.
+pub(super) fn rows_slot(order: &str, [at, narrow, row]: [&str; 3], both: bool) -> String {
+    let call = match both {
+        true => format!("dot_both_{order}(dst, {at}, {row}, mr, kc)"),
+        false => format!("dot_block_{order}(dst, {at}, {narrow}, {row}, mr, kc)"),
+    };
+    format!("#define LOAD_A(dst, m, mr, k0, kc) {call}\n")
+}
+
+/// Slots that pack the block of columns at a place, and that ask for it before.
+pub(super) fn panel_slots(which: &str, order: &str, [at, narrow, row]: [&str; 3], both: bool) -> String {
+    let call = match both {
+        true => format!("dot_both_panel_{order}(dst, {at}, {row}, kc, n)"),
+        false => format!("dot_panel_{order}(dst, {at}, {narrow}, {row}, kc, n)"),
+    };
+    format!(
+        "#define LOAD_PANEL(dst, {which}n0, n, k0, kc) {call}\n\
+         #define FETCH_PANEL({which}n0, n, k0, kc, part, parts) \
+         dot_fetch_{order}({at}, {narrow}, {row}, kc, n, part, parts)\n"
+    )
+}
+
+/// True for f32 values that are bf16 values.
+pub(super) fn is_widened(g: &astrai_ir::Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    match &node.op {
+        Op::Cast(_) => g.ty(node.args[0]).dtype == DType::BF16,
+        op if op.is_view() => is_widened(g, node.args[0]),
+        _ => false,
+    }
+}
+
+/// `row[0..K]`: the left argument of one row.
+pub(super) fn dot_prologue(region: &Region, name: &str, x: NodeId) -> Result<String, String> {
+    let shape = &region.graph().ty(x).shape;
+    let lead_dims = &shape[..shape.len().saturating_sub(1)];
+    let mut lower = Lower::new(region);
+    let row = Var { name: "row".into(), extent: Dim::product(lead_dims), depth: 1 };
+    let leading = leading(lead_dims, &row);
+    let at: Vec<Index> = leading.iter().map(|(v, ..)| Index::var(v)).collect();
+    lower.open();
+    for s in lower.segments(x) {
+        let (var, positions) = lower.positions(&s);
+        lower.open();
+        for p in positions {
+            let mut at = at.clone();
+            at.push(p.clone());
+            let value = lower.value(x, &at)?;
+            lower.push(Stmt::Store { buf: 0, at: p, dtype: DType::F32, value });
+        }
+        let body = lower.close();
+        lower.push(Stmt::Loop { var, body });
+    }
+    let (body, before) = (lower.close(), lower.close());
+    let mut p = Printer::new(Dialect::C, 0);
+    let head = format!(
+        "static void {name}_load(void *const *bufs, const int64_t *dims, int64_t row, float *restrict w0)"
+    );
+    p.braces(&head, |p| {
+        reads_only(p, region);
+        p.statements(&before);
+        lead(p, &row, &leading);
+        p.statements(&body);
+    });
+    Ok(p.finish())
+}
+
+/// The results of `valid` columns of one row, from their sums.
+pub(super) fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<String, String> {
+    let g = region.graph();
+    let free = match &g.node(dot).op {
+        Op::Dot(d) => d.batch.len() + d.left_free(g.ty(g.node(dot).args[0]).rank()).len(),
+        Op::GroupedDot(_) | Op::GroupedOuter(_) => 1,
+        _ => return Err("a dot region without a dot".into()),
+    };
+    let (lead_dims, column_dims) = g.ty(dot).shape.split_at(free);
+    let mut lower = Lower::new(region);
+    let row = Var { name: "row".into(), extent: Dim::product(lead_dims), depth: 1 };
+    let leading = leading(lead_dims, &row);
+    lower.open();
+    let root = g.outputs()[0].1;
+    let first = Var { name: "n0".into(), extent: Dim::product(column_dims), depth: 1 };
+    let var = lower.var(Dim::from(32));
+    lower.open();
+    // The sums lie where a buffer beyond the reads would: r<reads>.
+    let acc = Expr::Load { buf: region.piece.reads.len(), at: Index::var(&var), dtype: DType::F32 };
+    lower.give(dot, narrow(g.ty(dot).dtype, acc));
+    let mut at: Vec<Index> = leading.iter().map(|(v, ..)| Index::var(v)).collect();
+    at.extend(Index::var(&first).add(&Index::var(&var)).unravel(column_dims));
+    let value = lower.value(root, &at)?;
+    let ty = g.ty(root);
+    // A line is gathered beside the output, w<writes>, and written at once.
+    let line = region.piece.write_types().len();
+    lower.push(Stmt::Store { buf: line, at: Index::var(&var), dtype: ty.dtype, value });
+    at.truncate(leading.len());
+    at.extend(Index::var(&first).unravel(column_dims));
+    let begin = index(&Index::linear(&at, &ty.shape));
+    let (inner, body, before) = (lower.close(), lower.close(), lower.close());
+    let acc = region.piece.reads.len();
+    let mut p = Printer::new(Dialect::C, 0);
+    let args = "void *const *bufs, const int64_t *dims, int64_t row, int64_t n0";
+    let head = format!("INLINE void {name}_store({args}, const float *restrict r{acc}, int valid)");
+    p.braces(&head, |p| {
+        prologue(p, region);
+        p.statements(&before);
+        lead(p, &row, &leading);
+        p.statements(&body);
+        let (v, t) = (&var.name, element(ty.dtype));
+        p.line(&format!("{t} w{line}[32] __attribute__((aligned(64)));"));
+        let loop_to = |p: &mut Printer, to: &str| {
+            p.line("#pragma GCC ivdep");
+            p.braces(&format!("for (int64_t {v} = 0; {v} < {to}; {v}++)"), |p| p.statements(&inner));
+        };
+        // A whole panel has a literal length, which the compiler turns into straight vector code.
+        p.braces("if (valid == 32)", |p| {
+            loop_to(p, "32");
+            let whole = format!("{} * (int64_t)sizeof({t})", dim(&Dim::product(&ty.shape)));
+            p.line(&format!("dot_put(w0 + {begin}, w{line}, sizeof w{line}, {whole});"));
+        });
+        p.braces("else", |p| {
+            loop_to(p, "valid");
+            p.line(&format!("memcpy(w0 + {begin}, w{line}, valid * sizeof *w{line});"));
+        });
+    });
+    Ok(p.finish())
+}
+
+/// Bytes between the phases: the packed rows of the left argument, in f32 or in pieces for the matrix unit.
+fn workspace(f: &DotForm, packed: bool) -> Dim {
+    let one = |n: usize| Dim::from(n);
+    let split = !packed && f.batch.is_none() && f.right.dtype == DType::F32;
+    let bytes = match f.k.size() {
+        Some(k) if split => one(row_bytes(k).max(split_bytes(k))),
+        Some(k) => one(row_bytes(k)),
+        None if split => (&f.k.next_multiple_of(BLOCK) * &one(size_of::<f32>()))
+            .at_least(&(&f.k.next_multiple_of(TILE) * &one(SPLIT))),
+        None => &f.k.next_multiple_of(BLOCK) * &one(size_of::<f32>()),
+    };
+    let rows = f.batch.as_ref().map_or(f.m.clone(), |b| &b.count * &f.m);
+    let rows = if split { rows.next_multiple_of(TILE) } else { rows };
+    &rows * &bytes
+}
+
+/// Bytes of a packed row of `k` numbers: a whole number of depth blocks of f32.
+pub(super) fn row_bytes(k: usize) -> usize {
+    k.next_multiple_of(BLOCK) * size_of::<f32>()
+}
+
+/// The same of a row in pieces for the matrix unit, which takes whole tiles of rows.
+pub(super) fn split_bytes(k: usize) -> usize {
+    k.next_multiple_of(TILE) * SPLIT
+}

@@ -1,0 +1,133 @@
+//! Composites over a row: rotary embedding, norms, softmax, as expressions over statistics that a row computes once.
+
+use super::{Lower, Lowered, narrow};
+use crate::kernel_ir::expr::Expr;
+use crate::kernel_ir::index::Index;
+use astrai_ir::ops::{BinaryKind, CompareKind, ReduceKind, Rope, UnaryKind};
+use astrai_ir::{DType, Dim, NodeId};
+
+impl Lower<'_> {
+    pub(super) fn rope(&mut self, r: &Rope, args: &[NodeId], at: &[Index]) -> Lowered {
+        let (dim, half) = (Dim::from(r.dim), Dim::from(r.dim / 2));
+        let dtype = self.ty(args[0]).dtype;
+        let j = at[2].clone();
+        let x = self.value(args[0], at)?;
+        if j.range().is_some_and(|(lo, _)| lo >= r.dim as i64) {
+            return Ok(x);
+        }
+        let sides: [(Index, Index, bool); 2] = match r.layout {
+            astrai_ir::ops::RopeLayout::Half => {
+                let back = j.plus(&(&Dim::from(0) - &half));
+                [(j.plus(&half), j.clone(), true), (back.clone(), back, false)]
+            }
+            astrai_ir::ops::RopeLayout::Interleaved => {
+                let (pair, two) = (j.div(&Dim::from(2)), Dim::from(2));
+                let even = pair.times(&two);
+                [(even.plus(&Dim::from(1)), pair.clone(), true), (even, pair, false)]
+            }
+        };
+        let (decided, test) = match r.layout {
+            astrai_ir::ops::RopeLayout::Half => {
+                let first = j.range().and_then(|(lo, hi)| {
+                    let h = (r.dim / 2) as i64;
+                    if hi < h {
+                        Some(true)
+                    } else if lo >= h {
+                        Some(false)
+                    } else {
+                        None
+                    }
+                });
+                (first, (j.clone(), half.clone()))
+            }
+            astrai_ir::ops::RopeLayout::Interleaved => {
+                let rest = j.rem(&Dim::from(2));
+                (rest.range().filter(|(lo, hi)| lo == hi).map(|(lo, _)| lo == 0), (rest, Dim::from(1)))
+            }
+        };
+        let rotated = match decided {
+            Some(first) => self.rotate(args, at, &x, &sides[usize::from(!first)], &half)?,
+            None => {
+                let a = self.rotate(args, at, &x, &sides[0], &half)?;
+                let b = self.rotate(args, at, &x, &sides[1], &half)?;
+                let (i, n) = test;
+                let first = Expr::Compare(
+                    CompareKind::Lt,
+                    Box::new(Expr::Int(i)),
+                    Box::new(Expr::Int(Index::constant(n))),
+                );
+                Expr::Select(Box::new(first), Box::new(a), Box::new(b))
+            }
+        };
+        self.within(j, dim, |_| Ok(narrow(dtype, rotated)), x)
+    }
+
+    /// x·cos ∓ partner·sin.
+    fn rotate(
+        &mut self,
+        args: &[NodeId],
+        at: &[Index],
+        x: &Expr,
+        (partner, pair, first): &(Index, Index, bool),
+        half: &Dim,
+    ) -> Lowered {
+        let mut other = at.to_vec();
+        other[2] = partner.clone();
+        let other = self.clamped(args[0], &other, 2)?;
+        let row = [at[0].clone(), pair.hold(half)];
+        let (cos, sin) = (self.value(args[1], &row)?, self.value(args[2], &row)?);
+        let mul =
+            |a: &Expr, b: Expr| Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(a.clone()), Box::new(b));
+        let kind = if *first { BinaryKind::Sub } else { BinaryKind::Add };
+        Ok(Expr::Binary(kind, DType::F32, Box::new(mul(x, cos)), Box::new(mul(&other, sin))))
+    }
+
+    pub(super) fn rms_norm(&mut self, eps: f64, id: NodeId, at: &[Index]) -> Lowered {
+        let args = self.region.graph().node(id).args.clone();
+        let dtype = self.ty(id).dtype;
+        let row = &at[..at.len() - 1];
+        let scale = self.statistic(id, 1, row, |l| {
+            let mean = l.fold(ReduceKind::Mean, args[0], row, |l, k| {
+                let x = l.value(args[0], k)?;
+                Ok(Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(x.clone()), Box::new(x)))
+            })?;
+            let m = Expr::Binary(BinaryKind::Add, DType::F32, Box::new(mean), Box::new(Expr::Real(eps)));
+            Ok(Expr::Unary(UnaryKind::Rsqrt, DType::F32, Box::new(m)))
+        })?;
+        let x = self.value(args[0], at)?;
+        let w = self.value(args[1], &at[at.len() - 1..])?;
+        let n = Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(x), Box::new(scale));
+        Ok(narrow(dtype, Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(n), Box::new(w))))
+    }
+
+    pub(super) fn softmax(&mut self, log: bool, id: NodeId, at: &[Index]) -> Lowered {
+        let x = self.region.graph().node(id).args[0];
+        let dtype = self.ty(id).dtype;
+        let row = &at[..at.len() - 1];
+        let sub = |a: Expr, b: Expr| Expr::Binary(BinaryKind::Sub, DType::F32, Box::new(a), Box::new(b));
+        let top = self.statistic(id, 1, row, |l| l.fold(ReduceKind::Max, x, row, |l, k| l.value(x, k)))?;
+        let sum = self.statistic(id, 2, row, |l| {
+            let sum = l.fold(ReduceKind::Sum, x, row, |l, k| {
+                let v = l.value(x, k)?;
+                Ok(Expr::Unary(UnaryKind::Exp, DType::F32, Box::new(sub(v, top.clone()))))
+            })?;
+            let one = Expr::Real(1.0);
+            Ok(match log {
+                true => Expr::Unary(UnaryKind::Log, DType::F32, Box::new(sum)),
+                false => Expr::Binary(BinaryKind::Div, DType::F32, Box::new(one), Box::new(sum)),
+            })
+        })?;
+        let v = self.value(x, at)?;
+        let shifted = sub(v, top);
+        Ok(narrow(
+            dtype,
+            match log {
+                true => sub(shifted, sum),
+                false => {
+                    let e = Expr::Unary(UnaryKind::Exp, DType::F32, Box::new(shifted));
+                    Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(e), Box::new(sum))
+                }
+            },
+        ))
+    }
+}

@@ -1,0 +1,191 @@
+//! Devices. In: kernels as source, bytes, launches. Out: memory that kernels see, and runs of them. Sessions, serving and training
+//! hold an `Arc<dyn Device>` and know no thread pool, no compiler and no address of the host's; each folder beside this file is one
+//! kind of device.
+
+pub mod cpu;
+pub mod null;
+pub mod reference;
+
+use crate::Error;
+use astrai_ir::{Backend, Kernel, Region, Sizes, Symbol};
+use std::any::Any;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Where bytes lie in a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct Pointer(pub u64);
+
+impl Pointer {
+    /// So many bytes behind.
+    pub fn add(self, bytes: u64) -> Pointer {
+        Pointer(self.0 + bytes)
+    }
+}
+
+/// Memory of a device, zeroed when it was taken, given back with its last clone.
+#[derive(Clone)]
+pub struct Block {
+    at: Pointer,
+    len: usize,
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl Block {
+    /// Memory that the owner keeps.
+    pub fn new(at: Pointer, len: usize, owner: Arc<dyn Any + Send + Sync>) -> Block {
+        Block { at, len, _owner: owner }
+    }
+
+    /// Its first byte.
+    pub fn at(&self) -> Pointer {
+        self.at
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True for no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many hold it.
+    pub fn holders(&self) -> usize {
+        Arc::strong_count(&self._owner)
+    }
+}
+
+/// One launch of a kernel.
+pub struct Launch<'a> {
+    /// Buffers read, then written.
+    pub buffers: &'a [Pointer],
+    /// Names of the sizes, in the order of `sizes`.
+    pub symbols: &'a [Symbol],
+    /// Values of the symbols.
+    pub sizes: &'a [i64],
+    /// Memory that the kernel may use between its phases.
+    pub workspace: &'a Block,
+}
+
+impl Launch<'_> {
+    /// Value of a symbol.
+    pub fn size(&self, name: &str) -> Option<u64> {
+        let at = self.symbols.iter().position(|s| &*s.name == name)?;
+        self.sizes.get(at).and_then(|n| u64::try_from(*n).ok())
+    }
+}
+
+/// A kernel that a device has built and loaded.
+pub trait Executable: Send + Sync {
+    /// Runs it; results are there when [`Device::synchronise`] has returned.
+    ///
+    /// # Errors
+    /// The launch does not fit the kernel, or the device failed.
+    fn launch(&self, launch: &Launch) -> Result<(), Error>;
+}
+
+/// Threads of this process that idle while a device computes nothing.
+pub trait Threads: Send + Sync {
+    /// How many, the caller's included.
+    fn threads(&self) -> usize {
+        1
+    }
+
+    /// Calls `body(thread, units)` on them until each of so many units was covered once.
+    fn share(&self, units: usize, body: &(dyn Fn(usize, Range<usize>) + Sync)) {
+        if units > 0 {
+            body(0, 0..units);
+        }
+    }
+}
+
+/// A device.
+pub trait Device: Threads {
+    /// What the compiler is told of it.
+    fn backend(&self) -> &dyn Backend;
+
+    /// Name in results.
+    fn name(&self) -> &'static str;
+
+    /// Everything on which the last bits of its results depend, as one line: compiler, instructions.
+    fn identity(&self) -> String;
+
+    /// Bytes of memory that can be taken.
+    fn available(&self) -> u64;
+
+    /// Blocks of so many zero bytes each, at multiples of the backend's alignment.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    fn alloc(&self, lens: &[usize]) -> Result<Vec<Block>, Error>;
+
+    /// The address at which this process sees the bytes; `None` where it does not.
+    fn host(&self, at: Pointer) -> Option<*mut u8>;
+
+    /// A pointer to bytes of this process, where kernels can read them in place.
+    fn import(&self, bytes: &[u8]) -> Option<Pointer>;
+
+    /// Copies bytes out; waits for launches that write them.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn read(&self, at: Pointer, to: &mut [u8]) -> Result<(), Error>;
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn write(&self, at: Pointer, from: &[u8]) -> Result<(), Error>;
+
+    /// Builds and loads kernels; those that it has already are shared.
+    ///
+    /// # Errors
+    /// What the compiler says.
+    fn load(&self, kernels: &[&Kernel]) -> Result<Vec<Arc<dyn Executable>>, Error>;
+
+    /// Waits for all launches.
+    ///
+    /// # Errors
+    /// What a launch met.
+    fn synchronise(&self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+/// Shows `len` bytes of a device's memory, in place or as a copy that is written back.
+///
+/// # Safety
+/// Nobody else may touch the bytes meanwhile.
+pub(crate) unsafe fn with_bytes<R>(
+    device: &dyn Device,
+    at: Pointer,
+    len: usize,
+    write_back: bool,
+    f: impl FnOnce(&mut [u8]) -> R,
+) -> Result<R, Error> {
+    if let Some(address) = device.host(at) {
+        // SAFETY: the caller's: the bytes are there and nobody else's.
+        return Ok(f(unsafe { std::slice::from_raw_parts_mut(address, len) }));
+    }
+    let mut copy = vec![0; len];
+    device.read(at, &mut copy)?;
+    let r = f(&mut copy);
+    if write_back {
+        device.write(at, &copy)?;
+    }
+    Ok(r)
+}
+
+/// Computes a region without a kernel by the reference interpreter.
+pub(crate) fn interpret(
+    device: &dyn Device,
+    region: &Region,
+    buffers: &[Pointer],
+    sizes: &Sizes,
+) -> Result<(), Error> {
+    reference::run_region(device, region, buffers, sizes)
+}
