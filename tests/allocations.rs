@@ -1,7 +1,7 @@
 //! No allocation inside a training step: the whole program's allocator is counted, so this test is alone in its file.
 
 use astrai::allocations::{Counted, count};
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai::model::Model;
 use astrai_builders::ModelConfig;
 use astrai_ir::DType;
@@ -31,7 +31,7 @@ fn a_step_allocates_nothing_after_the_first() {
     let rules = [Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, Rule::Sgd { momentum: 0.9 }];
     for (storage, rule) in [DType::F32, DType::BF16].into_iter().zip(rules) {
         let config = ModelConfig::parse(SMALL, "small").unwrap().config;
-        let machine = Machine::new(Device::Host, 2).unwrap();
+        let machine = Machine::new(Kind::Cpu, 2).unwrap();
         let recipe = Recipe {
             tokens: 80,
             sequences: 2,
@@ -42,7 +42,7 @@ fn a_step_allocates_nothing_after_the_first() {
             optimizer: Optimizer { rule, weight_decay: 0.1, clip: Some(1.0) },
             router: Router::default(),
         };
-        let plan = Plan::new(&config, &recipe, &machine.target, Dump::None).unwrap();
+        let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None).unwrap();
         let model = Model::fresh(config, vec![], 7);
         let mut engine = Engine::open(plan, model.source(), &machine.runner(), &mut |_, _| {}).unwrap();
         // Each step has batches of other shapes, none larger than those of the first.

@@ -1,9 +1,9 @@
 //! The gradient of attention through host kernels, against the interpreter: all forms of masks and heads, the same bits at
 //! any number of threads and in any batch.
 
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai_ir::ops::Attention;
-use astrai_ir::{Anchor, DType, Dim, Graph, NodeId, Real, Sizes, Symbol, Tensor, Type, eval, gradient};
+use astrai_ir::{DType, Dim, Graph, NodeId, Real, Sizes, Symbol, Tensor, Type, eval, gradient};
 use astrai_runtime::{Device, Options, Session, Tools, Value, compile};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -127,13 +127,13 @@ impl Case {
     /// A session of host kernels; none without a compiler.
     fn session(&self, machine: &Machine, ones: bool) -> Option<Session> {
         let tools: Tools = machine.tools()?;
-        let program = compile(&self.graph(ones), &machine.target, &Options::default()).unwrap();
+        let program = compile(&self.graph(ones), machine.backend(), &Options::default()).unwrap();
         assert!(program.kernels.iter().all(Option::is_some), "the interpreter would run a region");
-        let grads = program.plan.regions.iter().filter(|r| r.anchor == Anchor::AttentionGrad);
+        let grads = program.plan.regions.iter().filter(|r| r.form().name() == "attention"Grad);
         assert_eq!(grads.count(), 1);
         let none: HashMap<String, Value> = HashMap::new();
         let (program, pool) = (Arc::new(program), machine.pool.clone());
-        Some(Session::new(program, &none, pool, Some(tools), &machine.target, &mut |_, _| {}).unwrap())
+        Some(Session::new(program, &none, pool, Some(tools), machine.backend(), &mut |_, _| {}).unwrap())
     }
 }
 
@@ -150,7 +150,7 @@ fn run(session: &mut Session, inputs: &[(&str, Tensor)]) -> Vec<(String, Value)>
 }
 
 fn host(threads: usize) -> Machine {
-    Machine::new(Device::Host, threads).unwrap()
+    Machine::new(Kind::Cpu, threads).unwrap()
 }
 
 fn check(case: &Case, got: &[(String, Value)], inputs: &[(&str, Tensor)], ones: bool) {
@@ -216,7 +216,7 @@ fn threads_and_batch_do_not_change_a_bit() {
 fn outputs_have_the_types_asked_for() {
     let machine = host(1);
     let Some(session) = Case { dtype: DType::BF16, ..case() }.session(&machine, false) else { return };
-    let region = session.program().plan.regions.iter().find(|r| r.anchor == Anchor::AttentionGrad).unwrap();
+    let region = session.program().plan.regions.iter().find(|r| r.form().name() == "attention"Grad).unwrap();
     let types: Vec<DType> = region.writes().iter().map(|t: &Type| t.dtype).collect();
     assert_eq!(types, [DType::BF16; 3]);
 }

@@ -5,7 +5,7 @@ mod cases;
 
 use crate::cases::{DENSE, EXPERTS, case};
 use astrai::batch::Batch;
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai::model::Model;
 use astrai_builders::{Logits, Loss, Program, build};
 use astrai_ir::json::{read_json, write_json};
@@ -26,7 +26,7 @@ fn program() -> Program {
 
 fn open(path: &Path, storage: DType, threads: usize) -> (Session, usize) {
     let model = Model::open(path, false).unwrap();
-    let machine = Machine::new(Device::Host, threads).unwrap();
+    let machine = Machine::new(Kind::Cpu, threads).unwrap();
     (model.session(&program(), storage, &machine, &mut |_, _| {}).unwrap(), model.config.vocab_size)
 }
 
@@ -71,12 +71,12 @@ fn a_ragged_batch_is_its_sequences_alone_on_any_number_of_threads() {
 
 /// Dumps of all stages and sources of all kernels.
 fn trace(graph: &Graph, storage: DType) -> (Vec<(String, String)>, Vec<String>) {
-    let machine = Machine::new(Device::Null, 1).unwrap();
+    let machine = Machine::new(Kind::Null, 1).unwrap();
     let program =
-        compile(graph, &machine.target, &Options { storage, dump: Dump::All, ..Options::default() }).unwrap();
+        compile(graph, machine.backend(), &Options { storage, dump: Dump::All, ..Options::default() }).unwrap();
     let dump = |s: &astrai_runtime::Stage| Some((s.name.to_string(), write_json(s.graph.as_ref()?)));
     let kernels = program.kernels.iter().map(|k| k.as_ref().map_or(String::new(), |k| k.source.clone()));
-    (program.stages.iter().filter_map(dump).collect(), kernels.collect())
+    (program.report.stages.iter().filter_map(dump).collect(), kernels.collect())
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod cases;
 
 use crate::cases::{DENSE, EXPERTS, case};
 use astrai::batch::Batch;
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai::model::Model;
 use astrai_builders::{Logits, Loss, Program};
 use astrai_ir::DType;
@@ -12,7 +12,7 @@ use astrai_runtime::Device;
 use astrai_runtime::weights::Checkpoint;
 use std::path::Path;
 
-fn logits_and_loss(case: &Path, device: Device, storage: DType) -> (Vec<f32>, Vec<f32>, f32, f32) {
+fn logits_and_loss(case: &Path, device: Kind, storage: DType) -> (Vec<f32>, Vec<f32>, f32, f32) {
     let golden = Checkpoint::open(&case.join("golden.safetensors")).unwrap();
     let ids = golden.get("input_ids").unwrap();
     let (batch, seq) = (ids.shape()[0], ids.shape()[1]);
@@ -32,7 +32,7 @@ fn logits_and_loss(case: &Path, device: Device, storage: DType) -> (Vec<f32>, Ve
     (outs[0].1.to_f32(), want, outs[1].1.to_f32()[0], loss[0])
 }
 
-fn check(name: &str, device: Device, storage: DType) {
+fn check(name: &str, device: Kind, storage: DType) {
     let Some(path) = case(name) else { return };
     let (got, want, loss, want_loss) = logits_and_loss(&path, device, storage);
     let top = want.iter().fold(0f32, |m, x| m.max(x.abs()));
@@ -53,16 +53,16 @@ fn check(name: &str, device: Device, storage: DType) {
 #[test]
 fn host_kernels_give_the_references_numbers() {
     for name in DENSE {
-        check(name, Device::Host, DType::F32);
-        check(name, Device::Host, DType::BF16);
+        check(name, Kind::Cpu, DType::F32);
+        check(name, Kind::Cpu, DType::BF16);
     }
 }
 
 #[test]
 fn experts_give_the_references_numbers() {
     for name in EXPERTS {
-        check(name, Device::Host, DType::F32);
-        check(name, Device::Interpreter, DType::F32);
+        check(name, Kind::Cpu, DType::F32);
+        check(name, Kind::Interpreter, DType::F32);
     }
 }
 
@@ -72,8 +72,8 @@ fn experts_give_the_references_numbers() {
 fn narrow_experts_agree_with_the_interpreter() {
     for name in EXPERTS {
         let Some(path) = case(name) else { continue };
-        let (got, _, loss, _) = logits_and_loss(&path, Device::Host, DType::BF16);
-        let (want, reference, want_loss, _) = logits_and_loss(&path, Device::Interpreter, DType::BF16);
+        let (got, _, loss, _) = logits_and_loss(&path, Kind::Cpu, DType::BF16);
+        let (want, reference, want_loss, _) = logits_and_loss(&path, Kind::Interpreter, DType::BF16);
         let vocab = 320;
         let norm = |v: &mut dyn Iterator<Item = f32>| v.map(|x| (x * x) as f64).sum::<f64>().sqrt();
         let off = |a: &[f32], b: &[f32]| {
@@ -95,7 +95,7 @@ fn narrow_experts_agree_with_the_interpreter() {
 fn bounds_that_lead_out_of_the_batch_are_refused_and_forgotten() {
     let Some(path) = case("llama") else { return };
     let model = Model::open(&path, false).unwrap();
-    let machine = Machine::new(Device::Host, 2).unwrap();
+    let machine = Machine::new(Kind::Cpu, 2).unwrap();
     let mut session = model.session(&Program::full(2, 8), DType::F32, &machine, &mut |_, _| {}).unwrap();
     let good = Batch::new(&[&[1, 2, 3], &[4, 5]], model.config.vocab_size).unwrap();
     for starts in [[0, 3, 500], [0, 9, 5], [-4, 3, 5], [1, 3, 5], [0, 3, 4]] {
@@ -109,7 +109,7 @@ fn bounds_that_lead_out_of_the_batch_are_refused_and_forgotten() {
 #[test]
 fn the_interpreter_gives_the_references_numbers() {
     for name in DENSE {
-        check(name, Device::Interpreter, DType::F32);
-        check(name, Device::Interpreter, DType::BF16);
+        check(name, Kind::Interpreter, DType::F32);
+        check(name, Kind::Interpreter, DType::BF16);
     }
 }

@@ -4,10 +4,10 @@
 mod find;
 
 use astrai::batch::Batch;
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai::model::{Model, read_config};
 use astrai_builders::{Logits, Loss, Program, build};
-use astrai_ir::{Anchor, DType, Op};
+use astrai_ir::{DType, Op};
 use astrai_runtime::weights::Checkpoint;
 use astrai_runtime::{Device, Options, compile};
 use find::case;
@@ -22,14 +22,14 @@ fn host_kernels_give_the_references_gradients() {
         let (batch, seq) = (ids.shape()[0], ids.shape()[1]);
         let tokens = ids.to_i64().unwrap();
         let model = Model::open(&case, false).unwrap();
-        let machine = Machine::new(Device::Host, 2).unwrap();
+        let machine = Machine::new(Kind::Cpu, 2).unwrap();
         let program =
             Program { loss: Loss::Mean, logits: Logits::All, ..Program::full(batch as u64, seq as u64) };
         let graph = build(&model.config, &program).unwrap();
         let options = Options { gradient_of: Some("loss".into()), ..Options::default() };
-        let compiled = compile(&graph, &machine.target, &options).unwrap();
+        let compiled = compile(&graph, machine.backend(), &options).unwrap();
         assert!(
-            compiled.plan.regions.iter().all(|r| r.anchor != Anchor::Eval),
+            compiled.plan.regions.iter().all(|r| r.form().has_kernel()),
             "{name}: a region has no kernel"
         );
         let weights: Vec<_> = compiled.plan.weights.iter().map(|w| w.weight.clone()).collect();
@@ -63,18 +63,18 @@ fn host_kernels_give_the_references_gradients() {
 fn no_dot_of_training_is_left_to_loops() {
     let case = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/llama");
     let (config, _) = read_config(&case, false).unwrap();
-    let machine = Machine::new(Device::Null, 1).unwrap();
+    let machine = Machine::new(Kind::Null, 1).unwrap();
     let graph = build(&config, &Program { loss: Loss::Mean, ..Program::full(2, 64) }).unwrap();
     for storage in [DType::F32, DType::BF16] {
         let options = Options { storage, gradient_of: Some("loss".into()), ..Options::default() };
-        let compiled = compile(&graph, &machine.target, &options).unwrap();
+        let compiled = compile(&graph, machine.backend(), &options).unwrap();
         let mut dots = 0;
-        let losses = compiled.plan.regions.iter().filter(|r| r.anchor == Anchor::CrossEntropy);
+        let losses = compiled.plan.regions.iter().filter(|r| r.form().name() == "loss");
         assert_eq!(losses.count(), 1, "{storage}: the logits of the loss are made once");
         for r in &compiled.plan.regions {
-            assert!(r.anchor != Anchor::Eval || storage != DType::F32, "{} has no kernel", r.origin);
+            assert!(r.form().has_kernel() || storage != DType::F32, "{} has no kernel", r.origin);
             if r.graph.nodes().iter().any(|n| matches!(n.op, Op::Dot(_))) {
-                assert_eq!(r.anchor, Anchor::Dot, "{storage}: {} has a dot in loops", r.origin);
+                assert_eq!(r.form().name(), "dot", "{storage}: {} has a dot in loops", r.origin);
                 dots += 1;
             }
         }

@@ -1,9 +1,9 @@
 //! Published shapes on the null device: planned whole and their kernels written, on a machine that could never hold them.
 
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai_builders::config::{MlpSpec, NormPlace, QkNorm};
 use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, build, registry};
-use astrai_ir::{Anchor, DType};
+use astrai_ir::{DType};
 use astrai_runtime::{Device, Dump, Options, compile};
 use astrai_train::engine::Plan;
 use astrai_train::settings::{Settings, Storage};
@@ -42,7 +42,7 @@ fn config(name: &str) -> Option<PathBuf> {
 
 #[test]
 fn published_shapes_are_planned_in_seconds() {
-    let machine = Machine::new(Device::Null, 1).unwrap();
+    let machine = Machine::new(Kind::Null, 1).unwrap();
     for (name, parameters, layers) in SHAPES {
         let Some(path) = config(name) else { continue };
         let config = ModelConfig::read(&path).unwrap().config;
@@ -53,7 +53,7 @@ fn published_shapes_are_planned_in_seconds() {
                 Program { tokens, sequences: 1, span: tokens, logits, loss: Loss::None, cache: None };
             let graph = build(&config, &program).unwrap();
             let options = Options { storage: DType::BF16, ..Options::default() };
-            let program = compile(&graph, &machine.target, &options).unwrap();
+            let program = compile(&graph, machine.backend(), &options).unwrap();
             let seconds = started.elapsed().as_secs_f64();
             let cost = program.cost().unwrap();
             let launches = program.plan.bodies.iter().map(|b| b.steps.len()).max().unwrap_or(0) as u64;
@@ -62,8 +62,8 @@ fn published_shapes_are_planned_in_seconds() {
                 "{name} {tokens} tokens: {seconds:.2} s, {launches} launches a layer, arena {:.3} GB",
                 cost.arena_bytes as f64 / 1e9
             );
-            let stage = program.stages.iter().find(|s| s.name == "saturate").unwrap();
-            let [_, terms, _] = program.searched[0].size;
+            let stage = program.report.stages.iter().find(|s| s.name == "saturate").unwrap();
+            let [_, terms, _] = program.report.searched[0].size;
             println!("  saturate: {:.2} ms, {terms} terms", stage.seconds * 1e3);
             assert!(program.searched.iter().all(|s| s.saturated && s.size[1] <= 20_000), "{name}");
             assert!(seconds < 10.0, "{name}: {seconds} s");
@@ -98,7 +98,7 @@ fn table() -> Vec<(PathBuf, u64)> {
 
 #[test]
 fn every_shape_of_the_table_decodes_from_pages() {
-    let machine = Machine::new(Device::Null, 1).unwrap();
+    let machine = Machine::new(Kind::Null, 1).unwrap();
     for (path, parameters) in table() {
         let text = std::fs::read_to_string(&path).unwrap();
         let raw: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -112,8 +112,8 @@ fn every_shape_of_the_table_decodes_from_pages() {
         let cache = Cache { page: Cache::PAGE, pages: 8 * 256, table: 256 };
         let graph = build(&config, &Program::paged(8, 8, cache)).unwrap();
         let options = Options { storage: DType::BF16, ..Options::default() };
-        let program = compile(&graph, &machine.target, &options).unwrap();
-        assert!(program.plan.regions.iter().all(|r| r.anchor != Anchor::Eval), "{}", path.display());
+        let program = compile(&graph, machine.backend(), &options).unwrap();
+        assert!(program.plan.regions.iter().all(|r| r.form().has_kernel()), "{}", path.display());
         let (cost, seconds) = (program.cost().unwrap(), started.elapsed().as_secs_f64());
         let name = path.file_stem().unwrap().display();
         println!("{name}: {seconds:.2} s, {} kv bytes a token", cost.kv_bytes_per_token);
@@ -123,13 +123,13 @@ fn every_shape_of_the_table_decodes_from_pages() {
 
 #[test]
 fn training_of_published_shapes_is_planned() {
-    let machine = Machine::new(Device::Null, 1).unwrap();
+    let machine = Machine::new(Kind::Null, 1).unwrap();
     for (name, parameters, layers) in SHAPES {
         let Some(path) = config(name) else { continue };
         let config = ModelConfig::read(&path).unwrap().config;
         let settings = Settings { batch: 8, seq: 4096, dtype: Storage::Bf16, ..Settings::default() };
         let recipe = astrai::train::recipe(&settings);
-        let plan = Plan::new(&config, &recipe, &machine.target, Dump::None).unwrap();
+        let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None).unwrap();
         let [weights, states, arenas] = plan.memory().unwrap();
         assert_eq!(weights, 2 * parameters, "{name}");
         // A gradient, two moments and a master weight, four bytes each.
@@ -158,18 +158,18 @@ fn training_of_published_shapes_is_planned() {
 
 #[test]
 fn training_of_every_shape_of_the_table_is_planned() {
-    let machine = Machine::new(Device::Null, 1).unwrap();
+    let machine = Machine::new(Kind::Null, 1).unwrap();
     for (path, parameters) in table() {
         let config = ModelConfig::read(&path).unwrap().config;
         let settings = Settings { batch: 1, seq: 4096, dtype: Storage::Bf16, ..Settings::default() };
         let started = Instant::now();
         let plan =
-            Plan::new(&config, &astrai::train::recipe(&settings), &machine.target, Dump::None).unwrap();
+            Plan::new(&config, &astrai::train::recipe(&settings), machine.backend(), Dump::None).unwrap();
         let [_, states, _] = plan.memory().unwrap();
         let (name, seconds) = (path.file_stem().unwrap().display(), started.elapsed().as_secs_f64());
         println!("{name}: {seconds:.2} s");
         for p in [&plan.grad, &plan.update] {
-            let slow = p.plan.regions.iter().position(|r| r.anchor == Anchor::Eval);
+            let slow = p.plan.regions.iter().position(|r| !r.form().has_kernel());
             assert_eq!(slow, None, "{name}: a region without a kernel");
         }
         assert_eq!(states, 16 * parameters, "{name}");

@@ -5,13 +5,13 @@ mod cases;
 
 use crate::cases::{DENSE, EXPERTS, case};
 use astrai::batch::Batch;
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai::model::{Model, plan, plan_within};
 use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, build};
 use astrai_ir::ops::Op;
-use astrai_ir::{Anchor, DType};
+use astrai_ir::{DType};
 use astrai_passes::Fidelity;
-use astrai_runtime::{Device, Options, Session, Value, compile, host_levels, modelled_levels};
+use astrai_runtime::{Device, Options, Session, Value, compile, };
 use astrai_serve::cache::KvCache;
 use astrai_serve::scheduler::batch::StepBatch;
 use serde_json::json;
@@ -70,7 +70,7 @@ impl Paged {
         let body = &planned.graph.blocks()[0].graph;
         let attention = body.nodes().iter().find(|n| matches!(n.op, Op::Attention(_))).unwrap();
         let key_heads = body.ty(attention.args[1]).shape[1].size().unwrap();
-        assert!(planned.plan.regions.iter().all(|r| r.anchor != Anchor::Eval), "a region has no kernel");
+        assert!(planned.plan.regions.iter().all(|r| r.form().has_kernel()), "a region has no kernel");
         let session = model.start_over(planned, kv.buffers(), machine, &mut |_, _| {}).unwrap();
         let vocab = model.config.vocab_size;
         let mut paged = Paged {
@@ -167,7 +167,7 @@ fn full_of(model: &Model, storage: DType, machine: &Machine, lengths: &[usize]) 
 #[test]
 fn heads_of_whole_tiles_decode_as_the_full_forward() {
     const LENGTHS: [usize; 4] = [70, 1, 150, 64];
-    let machines = [1, 2].map(|threads| Machine::new(Device::Host, threads).unwrap());
+    let machines = [1, 2].map(|threads| Machine::new(Kind::Cpu, threads).unwrap());
     for (heads, kv, d, window) in [(9, 3, 64, None), (4, 4, 32, Some(40))] {
         let config = json!({
             "model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": heads,
@@ -197,7 +197,7 @@ fn heads_of_whole_tiles_decode_as_the_full_forward() {
 
 #[test]
 fn decode_and_chunked_prefill_are_the_full_forward() {
-    let machines = [1, 2].map(|threads| Machine::new(Device::Host, threads).unwrap());
+    let machines = [1, 2].map(|threads| Machine::new(Kind::Cpu, threads).unwrap());
     for path in cases() {
         for storage in [DType::F32, DType::BF16] {
             let want = full(&path, storage, &machines[1]);
@@ -237,7 +237,7 @@ fn decode_is_the_full_forward_with_any_vector_instructions() {
     let some = ["llama", "qwen3_moe", "deepseek_v3"];
     let cases: Vec<_> = cases().into_iter().filter(|p| some.iter().any(|s| p.ends_with(s))).collect();
     for simd in &levels[..levels.len() - 1] {
-        let machines = [1, 2].map(|threads| Machine::with(Device::Host, threads, *simd).unwrap());
+        let machines = [1, 2].map(|threads| Machine::with(Kind::Cpu, threads, *simd).unwrap());
         for path in &cases {
             for storage in [DType::F32, DType::BF16] {
                 let want = full(path, storage, &machines[0]);
@@ -264,7 +264,7 @@ fn decode_is_the_full_forward_with_any_vector_instructions() {
 /// they lie; the numbers are those of the full forward but for the order of sums (and, of bf16, where products are rounded).
 #[test]
 fn absorbed_decode_is_the_full_forward_up_to_rounding() {
-    let mut machine = Machine::new(Device::Host, 2).unwrap();
+    let mut machine = Machine::new(Kind::Cpu, 2).unwrap();
     machine.target.launch = 0.0;
     machine.target.bandwidth = 1e18;
     machine.target.flops.iter_mut().for_each(|f| f.1 = 1e3);
@@ -293,7 +293,7 @@ fn absorbed_decode_is_the_full_forward_up_to_rounding() {
 
 #[test]
 fn the_logits_of_the_last_tokens_are_rows_of_the_full_forward() {
-    let machine = Machine::new(Device::Host, 2).unwrap();
+    let machine = Machine::new(Kind::Cpu, 2).unwrap();
     for path in cases().into_iter().take(2) {
         let want = full(&path, DType::BF16, &machine);
         let mut p = Paged::open(&path, DType::BF16, &machine, Logits::Last);
@@ -307,7 +307,7 @@ fn the_logits_of_the_last_tokens_are_rows_of_the_full_forward() {
 #[test]
 fn the_interpreter_agrees() {
     let (host, slow) =
-        (Machine::new(Device::Host, 2).unwrap(), Machine::new(Device::Interpreter, 1).unwrap());
+        (Machine::new(Kind::Cpu, 2).unwrap(), Machine::new(Kind::Interpreter, 1).unwrap());
     for path in cases() {
         for (storage, allowed) in [(DType::F32, 1e-4), (DType::BF16, 5e-2)] {
             let runs = [&host, &slow].map(|machine| {
@@ -331,7 +331,7 @@ fn the_interpreter_agrees() {
 #[test]
 fn hostile_integers_are_refused_and_forgotten() {
     let Some(path) = cases().into_iter().next() else { return };
-    for device in [Device::Host, Device::Interpreter] {
+    for device in [Kind::Cpu, Kind::Interpreter] {
         let machine = Machine::new(device, 2).unwrap();
         let mut p = Paged::open(&path, DType::F32, &machine, Logits::All);
         p.batch.push(&[1, 2, 3, 4, 5], 0, &[3, 7], p.bounds).unwrap();
@@ -395,11 +395,11 @@ fn sizes_and_gradients_that_make_no_sense_are_refused() {
     ] {
         assert!(build(&model.config, &Program::paged(8, 2, cache)).is_err(), "{cache:?}");
     }
-    let machine = Machine::new(Device::Null, 1).unwrap();
+    let machine = Machine::new(Kind::Null, 1).unwrap();
     let program = Program { loss: Loss::Mean, ..Program::paged(8, 2, CACHE) };
     let graph = build(&model.config, &program).unwrap();
     let options = Options { gradient_of: Some("loss".into()), ..Options::default() };
-    let e = compile(&graph, &machine.target, &options).unwrap_err().to_string();
+    let e = compile(&graph, machine.backend(), &options).unwrap_err().to_string();
     assert!(e.contains("build the program without a cache"), "{e}");
 }
 
@@ -408,7 +408,7 @@ fn pages_are_counted_in_the_type_that_is_stored() {
     for path in cases() {
         let model = Model::open(&path, false).unwrap();
         for storage in [DType::F32, DType::BF16] {
-            let machine = Machine::new(Device::Null, 1).unwrap();
+            let machine = Machine::new(Kind::Null, 1).unwrap();
             let costs = [Program::full(4, 6), Program::paged(24, 4, CACHE)]
                 .map(|p| plan(&model.config, &p, storage, &machine).unwrap().cost().unwrap());
             let token = KvCache::page_bytes(&model.config, CACHE.page, storage) / CACHE.page as u64;

@@ -5,7 +5,7 @@
 mod find;
 
 use astrai::greedy::continue_greedily;
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai::model::{Model, read_config, served_fidelity};
 use astrai::programs::Programs;
 use astrai_builders::Cache;
@@ -36,7 +36,7 @@ fn cases() -> Vec<PathBuf> {
 
 /// A machine on which operations cost and nothing else does: small models then go the way of large ones.
 fn machine(threads: usize) -> Machine {
-    let mut machine = Machine::new(Device::Host, threads).unwrap();
+    let mut machine = Machine::new(Kind::Cpu, threads).unwrap();
     machine.target.launch = 0.0;
     machine.target.bandwidth = 1e18;
     machine.target.flops.iter_mut().for_each(|f| f.1 = 1e3);
@@ -269,7 +269,7 @@ fn weights_that_both_read_alike_lie_in_memory_once() {
 
 #[test]
 fn one_program_stays_where_the_same_kernels_suit_both() {
-    let machine = Machine::new(Device::Host, 2).unwrap();
+    let machine = Machine::new(Kind::Cpu, 2).unwrap();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/configs");
     let Ok(files) = std::fs::read_dir(&folder) else {
         println!("skipped: {} is not here", folder.display());

@@ -1,7 +1,7 @@
 //! The serving engine over a compiled model under load: clients with all kinds of requests come and go, pages are few, and every
 //! answer is that of the request alone; afterwards nothing is left. `ASTRAI_SOAK_SECONDS` makes it run for so long.
 
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai::model::{Model, plan};
 use astrai_builders::{Cache, ModelConfig, Program};
 use astrai_ir::DType;
@@ -175,7 +175,7 @@ fn resident() -> u64 {
 
 #[test]
 fn under_load_every_answer_is_that_of_the_request_alone_and_nothing_is_left() {
-    let machine = Machine::new(Device::Host, 2).unwrap();
+    let machine = Machine::new(Kind::Cpu, 2).unwrap();
     let alone = start(&machine, 16, 1, Settings { prefix_cache: false, ..Settings::default() });
     let mut dice = Dice(7);
     let answer = |request: Request| {

@@ -1,7 +1,7 @@
 //! Models on meshes. Small ones are run on all ranks in lockstep and equal the whole, forward, backward and over pages;
 //! published ones are planned for one rank, their parts add up, and their collectives are counted.
 
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, Ranks, build, placements};
 use astrai_ir::ops::Op;
 use astrai_ir::shard::STAGES;
@@ -308,18 +308,18 @@ fn planned(config: &ModelConfig, ranks: Ranks) -> (astrai_runtime::Program, Plan
 }
 
 fn planned_at(config: &ModelConfig, ranks: Ranks, stage: usize) -> (astrai_runtime::Program, Plan) {
-    let machine = Machine::new(Device::Null, 1).unwrap();
+    let machine = Machine::new(Kind::Null, 1).unwrap();
     let program = Program { logits: Logits::Last, ..Program::full(1, 4096) };
     let graph = build(config, &program).unwrap();
     let mesh = ranks.mesh(config).unwrap();
     let shards =
         Shards { leaves: placements(config, &mesh, &graph), mesh: mesh.clone(), stage, trained: false };
     let options = Options { storage: DType::BF16, shards, ..Options::default() };
-    let prefill = compile(&graph, &machine.target, &options).unwrap();
+    let prefill = compile(&graph, machine.backend(), &options).unwrap();
     let settings = Settings { batch: 1, seq: 4096, dtype: Storage::Bf16, ..Settings::default() };
     let recipe = astrai::train::recipe(&settings);
     let plan =
-        Plan::on_ranks(config, &recipe, &machine.target, astrai_runtime::Dump::None, (&mesh, stage)).unwrap();
+        Plan::on_ranks(config, &recipe, machine.backend(), astrai_runtime::Dump::None, (&mesh, stage)).unwrap();
     (prefill, plan)
 }
 

@@ -100,7 +100,7 @@ fn norms_apart(layer: &LayerSpec) -> u64 {
 }
 
 fn compiled(g: &Graph, storage: DType) -> Program {
-    compile(g, &machine().target, &Options { storage, ..Options::default() }).unwrap()
+    compile(g, machine().backend(), &Options { storage, ..Options::default() }).unwrap()
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn planned() -> Vec<Planned> {
 /// Runs a kernel through the shim.
 fn launch(library: &Library, k: &CudaKernel, bufs: &[*mut u8], dims: &[i64], grid: u32, seed: u64) -> i32 {
     // SAFETY: the shim declares every launcher with this signature.
-    let f = unsafe { library.get::<Launch>(format!("{}_launch", k.name).as_bytes()) }.unwrap();
+    let f = unsafe { library.get::<Launch>(format!("{}_launch", k.identity).as_bytes()) }.unwrap();
     // SAFETY: buffers are those of the region, as large as its types at these sizes, with guards around.
     unsafe { f(bufs.as_ptr(), dims.as_ptr(), i64::from(grid), seed) }
 }
@@ -42,7 +42,7 @@ fn shimmed(library: &Library, p: &Planned, sizes: &Sizes, seed: u64, most_blocks
         let k = &p.cuda[region];
         let grid = k.grid(&|s| sizes.get(s).copied()).unwrap().min(most_blocks);
         let line = launch(library, k, bufs, dims, grid, seed);
-        assert_eq!(line, 0, "{}: some threads miss the barrier in line {line}", k.name);
+        assert_eq!(line, 0, "{}: some threads miss the barrier in line {line}", k.identity);
     })
 }
 
@@ -192,17 +192,17 @@ fn every_kernel_compiles_within_its_budget_of_registers() {
         while let Some(k) = kernels.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
             for arch in ARCHES {
                 let cubin =
-                    nvrtc.cubin(&k.name, &k.source, arch, cuda::OPTIONS).unwrap_or_else(|e| panic!("{e}"));
-                assert!(cubin.image.starts_with(b"\x7fELF"), "{} {arch}", k.name);
-                let [u] = cubin.usage.as_slice() else { panic!("{}: {}", k.name, cubin.log) };
-                assert_eq!((u.spill_stores, u.spill_loads), (0, 0), "{} {arch} spills", k.name);
+                    nvrtc.cubin(&k.identity, &k.source, arch, cuda::OPTIONS).unwrap_or_else(|e| panic!("{e}"));
+                assert!(cubin.image.starts_with(b"\x7fELF"), "{} {arch}", k.identity);
+                let [u] = cubin.usage.as_slice() else { panic!("{}: {}", k.identity, cubin.log) };
+                assert_eq!((u.spill_stores, u.spill_loads), (0, 0), "{} {arch} spills", k.identity);
                 assert!(
                     (1..=REGISTERS).contains(&u.registers),
                     "{} {arch}: {} registers",
-                    k.name,
+                    k.identity,
                     u.registers
                 );
-                most = most.max((u.registers, format!("{} {arch}", k.name)));
+                most = most.max((u.registers, format!("{} {arch}", k.identity)));
             }
         }
         most
@@ -224,18 +224,18 @@ fn every_kernel_compiles_within_its_budget_of_registers() {
 fn a_program_is_self_contained_and_says_how_it_is_launched() {
     for p in planned() {
         for (k, r) in p.cuda.iter().zip(&p.plan.regions) {
-            assert!(k.source.starts_with("/* "), "{}", k.name);
-            assert!(!k.source.contains("#include"), "{}", k.name);
-            assert_eq!(k.source.matches("extern \"C\" __global__").count(), 1, "{}", k.name);
-            assert!(k.block.is_multiple_of(32) && k.block <= 256, "{}", k.name);
+            assert!(k.source.starts_with("/* "), "{}", k.identity);
+            assert!(!k.source.contains("#include"), "{}", k.identity);
+            assert_eq!(k.source.matches("extern \"C\" __global__").count(), 1, "{}", k.identity);
+            assert!(k.block.is_multiple_of(32) && k.block <= 256, "{}", k.identity);
             let elements = r.writes()[0].elements().eval(&|_| Some(1000)).unwrap();
             let blocks = u64::from(k.grid(&|_| Some(1000)).unwrap());
             match k.mapping {
-                Mapping::Flat => assert_eq!(blocks, elements.div_ceil(256), "{}", k.name),
-                Mapping::Rows => assert!(blocks <= elements, "{}", k.name),
-                Mapping::Elements => assert_eq!(blocks, elements, "{}", k.name),
+                Mapping::Flat => assert_eq!(blocks, elements.div_ceil(256), "{}", k.identity),
+                Mapping::Rows => assert!(blocks <= elements, "{}", k.identity),
+                Mapping::Elements => assert_eq!(blocks, elements, "{}", k.identity),
             }
-            assert!(k.grid(&|_| None).is_err() || k.units.size().is_some(), "{}", k.name);
+            assert!(k.grid(&|_| None).is_err() || k.units.size().is_some(), "{}", k.identity);
         }
         let large = p.case.name == "large";
         assert!(

@@ -4,7 +4,7 @@ use crate::cases::Case;
 use astrai_codegen::cuda::{self, CudaKernel};
 use astrai_codegen::{Kernel, host};
 use astrai_ir::plan::{Place, Step};
-use astrai_ir::{Anchor, DType, Dim, Op, Plan, Sizes, Tensor, Type};
+use astrai_ir::{DType, Dim, Op, Plan, Sizes, Tensor, Type};
 use libloading::Library;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub fn plan(case: Case) -> Planned {
     let plan = astrai_passes::fuse(&g, false).unwrap();
     let (mut cuda, mut host_kernels) = (Vec::new(), Vec::new());
     for (i, r) in plan.regions.iter().enumerate() {
-        assert_eq!(r.anchor, Anchor::Loops, "{}", case.name);
+        assert_eq!(r.form().name(), "loops", "{}", case.name);
         let name = format!("{}_{i}", case.name);
         cuda.push(cuda::emit(r, &name).unwrap_or_else(|e| panic!("{name}: {e}")));
         host_kernels.push(host::emit(r, &name).unwrap_or_else(|e| panic!("{name}: {e}")));

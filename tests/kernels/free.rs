@@ -2,9 +2,9 @@
 //! types, prologues and epilogues, sums too long for a row on the stack; the same bits at any number of threads.
 
 use crate::table::{Fill, Table, dims, machines, rows, run};
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai_ir::ops::{BinaryKind, CompareKind, Dot, UnaryKind};
-use astrai_ir::{Anchor, DType, Dim, NodeId, Shape, Simd};
+use astrai_ir::{DType, Dim, NodeId, Shape, Simd};
 use astrai_runtime::Device;
 
 const SIZES: [u64; 6] = [1, 2, 31, 33, 65, 257];
@@ -26,14 +26,14 @@ fn dot(t: &mut Table, a: NodeId, b: NodeId, contract: (usize, usize)) -> NodeId 
 fn all_on_the_core(t: &Table) {
     for r in &t.compiled().plan.regions {
         let dots = r.graph.nodes().iter().any(|n| matches!(n.op, astrai_ir::Op::Dot(_)));
-        assert!(!dots || r.anchor == Anchor::Dot, "{} has a dot in loops", r.origin);
+        assert!(!dots || r.form().name() == "dot", "{} has a dot in loops", r.origin);
     }
 }
 
 /// Every dot may run on the matrix unit.
 fn all_in_pairs(t: &Table) {
     let p = t.compiled();
-    for (r, k) in p.plan.regions.iter().zip(&p.kernels).filter(|(r, _)| r.anchor == Anchor::Dot) {
+    for (r, k) in p.plan.regions.iter().zip(&p.kernels).filter(|(r, _)| r.form().name() == "dot") {
         assert!(k.as_ref().unwrap().source.contains("#define PACK_PAIRS"), "{} widens its sides", r.origin);
     }
 }
@@ -147,7 +147,7 @@ fn bits_do_not_depend_on_threads() {
         }
     }
     let leaves = t.values(257);
-    let on = |threads| run(&mut t.session_on(&Machine::new(Device::Host, threads).unwrap()), &leaves);
+    let on = |threads| run(&mut t.session_on(&Machine::new(Kind::Cpu, threads).unwrap()), &leaves);
     assert!(on(1) == on(2), "results differ");
 }
 
@@ -296,8 +296,8 @@ fn sides_of_f32_keep_their_precision() {
         }
         losses.push((machine.simd(), squares));
     }
-    if let Some((_, by_pieces)) = losses.iter().find(|(simd, _)| *simd == Simd::Amx) {
-        let vectors = losses.iter().filter(|(simd, _)| *simd != Simd::Amx);
+    if let Some((_, by_pieces)) = losses.iter().find(|(simd, _)| *simd == Isa::Amx) {
+        let vectors = losses.iter().filter(|(simd, _)| *simd != Isa::Amx);
         assert!(vectors.clone().all(|(_, by_vectors)| by_pieces < by_vectors), "{losses:?}");
     }
 }

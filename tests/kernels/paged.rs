@@ -1,9 +1,9 @@
 //! Keys and values in pages: rows stored into states, attention that finds its keys by tables.
 
 use crate::table::{Fill, Table, crowded, dims, machine, machines, rows};
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai_ir::ops::{Attention, BinaryKind, RmsNorm, Rope, RopeLayout, Store, UnaryKind};
-use astrai_ir::{Anchor, DType, Dim, NodeId, Real, Type};
+use astrai_ir::{DType, Dim, NodeId, Real, Type};
 
 fn paged(d: usize, page: usize) -> Attention {
     let (scale, span) = (Real(1.0 / (d as f64).sqrt()), Dim::from(90));
@@ -240,7 +240,7 @@ fn rows_are_stored_where_the_state_lies() {
     t.all_native().run(&[1, 2, 11, 60]);
     let program = t.compiled();
     let stores = program.plan.regions.iter().filter(|r| !r.in_place.is_empty());
-    assert!(stores.clone().count() >= 12 && stores.clone().all(|r| r.anchor == Anchor::Loops));
+    assert!(stores.clone().count() >= 12 && stores.clone().all(|r| r.form().name() == "loops"));
     // Nothing of a state is read but what is stored there.
     let bytes = stores.map(|r| r.bytes().to_string()).collect::<Vec<_>>();
     assert!(bytes.iter().all(|b| b.contains('n')), "{bytes:?}");
@@ -255,7 +255,7 @@ fn rows_of_the_state_itself() {
     let value = t.g.gather(s[0], from, 0).unwrap();
     store(&mut t, "moved", s, value);
     let program = t.compiled();
-    assert!(program.plan.regions.iter().any(|r| r.anchor == Anchor::Eval));
+    assert!(program.plan.regions.iter().any(|r| !r.form().has_kernel()));
     t.run(&[1, 11, 40]);
 }
 
@@ -267,7 +267,7 @@ fn the_same_bits_on_any_number_of_threads() {
     store(&mut t, "s'", s, value);
     let leaves = t.values(300);
     let run = |threads| {
-        let m = astrai::machine::Machine::new(astrai_runtime::Device::Host, threads).unwrap();
+        let m = astrai::machine::Machine::new(astrai_runtime::Kind::Cpu, threads).unwrap();
         let states = t.states();
         let mut session = t.open(&m, &states);
         (0..20).for_each(|_| _ = crate::table::run(&mut session, &leaves));

@@ -4,7 +4,7 @@
 use crate::table::{Fill, Table, compare, dims, machine, rows, run};
 use astrai_ir::ops::*;
 use astrai_ir::{
-    Anchor, Block, DType, Dim, Graph, NodeId, Precision, Real, Sizes, Symbol, Tape, Target, Tensor, Type,
+    Block, DType, Dim, Graph, NodeId, Precision, Real, Sizes, Symbol, Tape, Target, Tensor, Type,
     eval,
 };
 use astrai_runtime::{KernelCache, Options, Program, Session, Value, compile, host_levels};
@@ -69,7 +69,7 @@ fn kernels_are_built_by_several_threads_at_once() {
     for _ in 0..4 {
         let folder = tempfile::tempdir().unwrap();
         let cache = KernelCache::open(folder.path()).unwrap();
-        let prepare = || cache.prepare(tools.compiler, &program, &machine().target, 1).unwrap();
+        let prepare = || cache.prepare(tools.compiler, &program, machine().backend(), 1).unwrap();
         std::thread::scope(|s| (0..8).for_each(|_| _ = s.spawn(prepare)));
         let left = |end: &str| {
             let files = std::fs::read_dir(folder.path()).unwrap();
@@ -290,7 +290,7 @@ fn operators_without_a_kernel_run_in_the_interpreter() {
     let c = t.g.push(Cumsum { axis: 1, exclusive: false, reverse: false }, &[wb]).unwrap();
     t.case("cumsum of its weight, bf16", c);
     let program = t.compiled();
-    assert!(program.plan.regions.iter().filter(|r| r.anchor == Anchor::Eval).count() >= 7);
+    assert!(program.plan.regions.iter().filter(|r| !r.form().has_kernel()).count() >= 7);
     t.run(&[1, 7, 33]);
 }
 
@@ -355,10 +355,10 @@ fn a_program_of_the_front_end() {
             .collect();
     let want = eval(&g, &leaves, &Sizes::new(), Precision::default()).unwrap();
     let m = machine();
-    let program = Arc::new(compile(&g, &m.target, &Options::default()).unwrap());
+    let program = Arc::new(compile(&g, m.backend(), &Options::default()).unwrap());
     let source: HashMap<String, Value> =
         leaves.iter().map(|(n, t)| (n.clone(), Value::from_tensor(t))).collect();
-    let mut s = Session::new(program, &source, m.pool.clone(), m.tools(), &m.target, &mut |_, _| {}).unwrap();
+    let mut s = Session::new(program, &source, m.pool.clone(), m.tools(), m.backend(), &mut |_, _| {}).unwrap();
     let got = run(&mut s, &leaves);
     for ((name, got), (_, want)) in got.iter().zip(&want) {
         compare(&got.to_tensor().unwrap(), want, 2e-5).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -380,13 +380,13 @@ fn symbols_may_have_the_names_of_a_kernels_own_variables() {
         let outs: [(&str, NodeId); 3] = [("y", y), ("z", z), ("p", p)];
         outs.iter().for_each(|(n, id)| g.set_output(n, *id).unwrap());
         let m = machine();
-        let program = Arc::new(compile(&g, &m.target, &Options::default()).unwrap());
+        let program = Arc::new(compile(&g, m.backend(), &Options::default()).unwrap());
         let leaf = |seed, shape: &[usize]| Fill::Real(-1.0, 1.0).tensor(seed, DType::F32, shape);
         let leaves =
             HashMap::from([("x".to_string(), leaf(1, &[7, 5])), ("w".to_string(), leaf(2, &[4, 5]))]);
         let source: HashMap<String, Value> =
             leaves.iter().map(|(n, t)| (n.clone(), Value::from_tensor(t))).collect();
-        let mut s = Session::new(program, &source, m.pool.clone(), m.tools(), &m.target, &mut |_, _| {})
+        let mut s = Session::new(program, &source, m.pool.clone(), m.tools(), m.backend(), &mut |_, _| {})
             .unwrap_or_else(|e| panic!("{name}: {e}"));
         let want = eval(&g, &leaves, &Sizes::new(), Precision::default()).unwrap();
         for ((out, got), (_, want)) in run(&mut s, &leaves).iter().zip(&want) {
@@ -402,9 +402,9 @@ fn a_size_that_no_multiple_allows_is_refused() {
     let y = g.scale(x, 2.0).unwrap();
     g.set_output("y", y).unwrap();
     let m = machine();
-    let program = Arc::new(compile(&g, &m.target, &Options::default()).unwrap());
+    let program = Arc::new(compile(&g, m.backend(), &Options::default()).unwrap());
     let none: HashMap<String, Value> = HashMap::new();
-    let mut s = Session::new(program, &none, m.pool.clone(), m.tools(), &m.target, &mut |_, _| {}).unwrap();
+    let mut s = Session::new(program, &none, m.pool.clone(), m.tools(), m.backend(), &mut |_, _| {}).unwrap();
     let e = s.run(&[("x", &Value::f32(&[6], &[0.0; 6]))]).unwrap_err().to_string();
     assert!(e.contains("multiple of 4"), "{e}");
     assert!(s.run(&[("x", &Value::f32(&[8], &[0.0; 8]))]).is_ok());

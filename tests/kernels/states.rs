@@ -2,7 +2,7 @@
 
 use crate::table::{Fill, Table, compare, dims, machine, run};
 use astrai_ir::ops::{BinaryKind, Call, Scatter, ScatterKind, Store, UnaryKind};
-use astrai_ir::{Anchor, Block, DType, Graph, NodeId, Tensor, Type};
+use astrai_ir::{Block, DType, Graph, NodeId, Tensor, Type};
 use astrai_passes::{Destination, GRAD, Gradients};
 use astrai_runtime::{Options, Session, compile};
 use std::collections::HashMap;
@@ -89,7 +89,7 @@ fn a_version_is_not_read_after_it_was_overwritten() {
     let late = t.g.unary(UnaryKind::Exp, s).unwrap();
     t.case("late", late);
     t.case("unused", unused);
-    let e = compile(&t.g, &machine().target, &Options::default()).unwrap_err().to_string();
+    let e = compile(&t.g, machine().backend(), &Options::default()).unwrap_err().to_string();
     assert!(e.contains("has taken its place"), "{e}");
 }
 
@@ -112,8 +112,8 @@ fn gradients_add_up_from_run_to_run() {
     for (to, tools) in [(Destination::States, true), (Destination::Sums, true), (Destination::Sums, false)] {
         let gradients = Gradients { to, ..Gradients::default() };
         let options = Options { gradient_of: Some("loss".into()), gradients, ..Options::default() };
-        let program = Arc::new(compile(&plain.g, &machine().target, &options).unwrap());
-        assert!(program.plan.regions.iter().all(|r| r.anchor != Anchor::Eval));
+        let program = Arc::new(compile(&plain.g, machine().backend(), &options).unwrap());
+        assert!(program.plan.regions.iter().all(|r| r.form().has_kernel()));
         let mut states = astrai_runtime::Buffers::new();
         states.add("grad.w", DType::F32, &[33, 40]).unwrap();
         states.add("grad.v", DType::F32, &[33]).unwrap();
@@ -123,7 +123,7 @@ fn gradients_add_up_from_run_to_run() {
             ["w", "v"].map(|n| (n.to_string(), astrai_runtime::Value::from_tensor(&leaves[n]))).into();
         let tools = if tools { m.tools() } else { None };
         let mut session =
-            Session::over(program, &weights, &states, m.pool.clone(), tools, &m.target, &mut |_, _| {})
+            Session::over(program, &weights, &states, m.pool.clone(), tools, m.backend(), &mut |_, _| {})
                 .unwrap();
         let mut leaves = leaves.clone();
         for i in 0..2 {

@@ -3,12 +3,12 @@
 //! values of the symbol `n` and with every level of vector instructions that the processor has, within the tolerance of the
 //! operators that made them.
 
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai_ir::ops::{Op, State};
-use astrai_ir::{Anchor, DType, Dim, Graph, NodeId, Precision, Shape, Sizes, Symbol, Tensor, Type, eval};
+use astrai_ir::{DType, Dim, Graph, NodeId, Precision, Shape, Sizes, Symbol, Tensor, Type, eval};
 use astrai_runtime::pool::Pool;
 use astrai_runtime::{
-    Buffers, Device, Options, Program, Session, Value, compile, host_levels, modelled_levels,
+    Buffers, Device, Options, Program, Session, Value, compile, ,
 };
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -51,7 +51,7 @@ pub struct Table {
 /// The machine of all tests of a binary: two threads.
 pub fn machine() -> &'static Machine {
     static MACHINE: OnceLock<Machine> = OnceLock::new();
-    MACHINE.get_or_init(|| Machine::new(Device::Host, 2).unwrap())
+    MACHINE.get_or_init(|| Machine::new(Kind::Cpu, 2).unwrap())
 }
 
 /// The same with each level of vector instructions that the processor has or can take the place of; its best comes last.
@@ -68,12 +68,12 @@ pub fn own() -> &'static [Machine] {
 /// All of them with sixteen threads, more than a few queries have heads.
 pub fn crowded() -> &'static [Machine] {
     static MACHINES: OnceLock<Vec<Machine>> = OnceLock::new();
-    MACHINES.get_or_init(|| levels(&Machine::new(Device::Host, 16).unwrap().pool))
+    MACHINES.get_or_init(|| levels(&Machine::new(Kind::Cpu, 16).unwrap().pool))
 }
 
 fn levels(pool: &Arc<Pool>) -> Vec<Machine> {
     let with = |simd| {
-        let mut one = Machine::with(Device::Host, 1, simd).unwrap();
+        let mut one = Machine::with(Kind::Cpu, 1, simd).unwrap();
         one.pool = pool.clone();
         one
     };
@@ -192,13 +192,13 @@ impl Table {
     fn compiled_on(&self, m: &Machine) -> Program {
         let options =
             Options { storage: self.storage, gradient_of: self.gradient_of.clone(), ..Options::default() };
-        compile(&self.g, &m.target, &options).unwrap_or_else(|e| panic!("{e}"))
+        compile(&self.g, m.backend(), &options).unwrap_or_else(|e| panic!("{e}"))
     }
 
     /// Every region has a kernel of its own.
     pub fn all_native(&self) -> &Table {
         let program = self.compiled();
-        if let Some(r) = program.plan.regions.iter().find(|r| r.anchor == Anchor::Eval) {
+        if let Some(r) = program.plan.regions.iter().find(|r| !r.form().has_kernel()) {
             let ops: Vec<&str> = r.graph.nodes().iter().map(|n| n.op.name()).collect();
             panic!("no kernel for {ops:?}");
         }
@@ -233,7 +233,7 @@ impl Table {
         let weights: HashMap<String, Value> =
             weights.map(|l| (l.name.clone(), Value::from_tensor(&leaves[&l.name]))).collect();
         let program = Arc::new(self.compiled_on(m));
-        Session::over(program, &weights, states, m.pool.clone(), m.tools(), &m.target, &mut |_, _| {})
+        Session::over(program, &weights, states, m.pool.clone(), m.tools(), m.backend(), &mut |_, _| {})
             .unwrap_or_else(|e| panic!("{e}"))
     }
 

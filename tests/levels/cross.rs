@@ -5,7 +5,7 @@
 use crate::image::{Image, inputs, source};
 use crate::{CASES, case};
 use astrai::batch::Batch;
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai::model::{Model, plan, plan_gradient, plan_within, served_fidelity};
 use astrai::train::default_recipe;
 use astrai_builders::{Cache, Logits, Loss, Program};
@@ -20,12 +20,12 @@ use std::process::{Command, Stdio};
 
 /// What clang compiles for, by Zig's names, and the level with which the result runs here.
 const TARGETS: [(Simd, &str, &str); 6] = [
-    (Simd::Plain, "x86_64-linux-musl", "x86_64"),
-    (Simd::Avx2, "x86_64-linux-musl", "x86_64_v3"),
-    (Simd::Avx512, "x86_64-linux-musl", "x86_64_v4"),
-    (Simd::Avx512Bf16, "x86_64-linux-musl", "x86_64_v4+avx512bf16"),
-    (Simd::Amx, "x86_64-linux-musl", "x86_64_v4+amx_tile+amx_bf16"),
-    (Simd::Neon, "aarch64-linux-musl", "generic"),
+    (Isa::Plain, "x86_64-linux-musl", "x86_64"),
+    (Isa::Avx2, "x86_64-linux-musl", "x86_64_v3"),
+    (Isa::Avx512, "x86_64-linux-musl", "x86_64_v4"),
+    (Isa::Avx512Bf16, "x86_64-linux-musl", "x86_64_v4+avx512bf16"),
+    (Isa::Amx, "x86_64-linux-musl", "x86_64_v4+amx_tile+amx_bf16"),
+    (Isa::Neon, "aarch64-linux-musl", "generic"),
 ];
 
 /// Zig's compiler, as `scripts/setup-cache.sh` leaves it.
@@ -43,7 +43,7 @@ fn starter(simd: Simd) -> Option<Option<PathBuf>> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = |name: &str| std::env::split_paths(&path).map(|f| f.join(name)).find(|p| p.is_file());
     let qemu = || found("qemu-aarch64-static").or_else(|| found("qemu-aarch64"));
-    if simd == Simd::Neon { qemu().map(Some) } else { None }
+    if simd == Isa::Neon { qemu().map(Some) } else { None }
 }
 
 /// The programs of one model in one type: first those that are run.
@@ -55,7 +55,7 @@ struct Programs {
 }
 
 fn programs(name: &str, path: &Path, storage: DType) -> Programs {
-    let machine = Machine::new(Device::Null, 1).unwrap();
+    let machine = Machine::new(Kind::Null, 1).unwrap();
     let model = Model::open(path, false).unwrap();
     let (batch, seq, _) = golden_ids(path);
     let full = Program { logits: Logits::All, loss: Loss::Mean, ..Program::full(batch as u64, seq as u64) };
@@ -63,7 +63,7 @@ fn programs(name: &str, path: &Path, storage: DType) -> Programs {
     let paged = Program::paged(24, 4, cache);
     let recipe = default_recipe(batch as u64, seq as u64, storage);
     let Plan { grad, update, score, .. } =
-        Plan::new(&model.config, &recipe, &machine.target, Dump::None).unwrap();
+        Plan::new(&model.config, &recipe, machine.backend(), Dump::None).unwrap();
     let all = vec![
         plan(&model.config, &full, storage, &machine).unwrap(),
         plan_gradient(&model.config, &full, storage, &machine).unwrap(),
@@ -133,7 +133,7 @@ impl Programs {
         let kernels = self.kernels();
         let number = |region: usize| {
             let name = &p.kernels[region].as_ref().unwrap().name;
-            kernels.iter().position(|k| k.name == *name).unwrap()
+            kernels.iter().position(|k| k.identity == *name).unwrap()
         };
         let mut run = Command::new(by.unwrap_or(exe));
         run.args(by.map(|_| exe)).stdin(Stdio::piped()).stdout(Stdio::piped());

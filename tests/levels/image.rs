@@ -24,7 +24,7 @@ pub fn source(kernels: &[&Kernel]) -> String {
     text.push_str(RUNNER_TYPES);
     text.push_str("static const struct runner runners[] = {\n");
     for k in kernels {
-        let name = &k.name;
+        let name = &k.identity;
         let part = |has: bool, what: &str| if has { format!("{name}_{what}") } else { "0".into() };
         let all = |what: &str| (0..k.phases).map(|i| format!("{name}_{what}{i}, ")).collect::<String>();
         let (scratch, rounds) = (part(k.scratch, "scratch"), part(k.rounds, "rounds"));

@@ -16,7 +16,7 @@ fn astrai(args: &[&str]) -> Output {
 fn lesser() -> Vec<&'static str> {
     let mut levels = host_levels();
     levels.pop();
-    levels.into_iter().map(Simd::name).collect()
+    levels.into_iter().map(Isa::name).collect()
 }
 
 fn verified(name: &str, simd: &str, more: &[&str]) {
@@ -52,8 +52,8 @@ fn refused(args: &[&str]) -> String {
 fn a_level_that_the_processor_does_not_have_is_refused() {
     let Some(path) = case("llama") else { return };
     let model = path.to_str().unwrap();
-    let has: Vec<&str> = host_levels().into_iter().rev().map(Simd::name).collect();
-    for absent in Simd::ALL.iter().map(|s| s.name()).filter(|s| !has.contains(s)) {
+    let has: Vec<&str> = host_levels().into_iter().rev().map(Isa::name).collect();
+    for absent in Isa::ALL.iter().map(|s| s.name()).filter(|s| !has.contains(s)) {
         let begin =
             format!("astrai: --simd {absent}: this processor does not have it; it has {}", has.join(", "));
         for args in [&["verify", model][..], &["bench", "compile", "--shape", model], &["compile", model]] {

@@ -2,11 +2,11 @@
 //! keys, gate and normalisation; ragged batches; `astrai run --want embedding`; and what an encoder refuses.
 
 use astrai::batch::Batch;
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai::model::{Model, plan};
 use astrai_builders::config::Pooling;
 use astrai_builders::{Logits, Loss, ModelConfig, Program};
-use astrai_ir::{Anchor, DType};
+use astrai_ir::{DType};
 use astrai_runtime::weights::{Checkpoint, write};
 use astrai_runtime::{Device, Session, Value};
 use std::collections::{BTreeMap, HashMap};
@@ -62,12 +62,12 @@ fn sequences() -> Vec<Vec<i64>> {
     [1usize, 17, 5].iter().map(|&n| (0..n).map(|i| ((i * 31 + n * 7) % VOCAB) as i64).collect()).collect()
 }
 
-fn session(dir: &Path, device: Device, storage: DType) -> Session {
+fn session(dir: &Path, device: Kind, storage: DType) -> Session {
     let model = Model::open(dir, true).unwrap();
     let machine = Machine::new(device, 2).unwrap();
     let program = Program { logits: Logits::None, loss: Loss::None, ..Program::full(3, 32) };
     let planned = plan(&model.config, &program, storage, &machine).unwrap();
-    assert!(planned.plan.regions.iter().all(|r| r.anchor != Anchor::Eval), "a region has no kernel");
+    assert!(planned.plan.regions.iter().all(|r| r.form().has_kernel()), "a region has no kernel");
     model.start(planned, &machine, &mut |_, _| {}).unwrap()
 }
 
@@ -201,12 +201,12 @@ fn vectors_are_those_of_plain_loops() {
         let want: Vec<f64> = sequences().iter().flat_map(|s| reference.embed(s)).collect();
         let top = want.iter().fold(0f64, |m, x| m.max(x.abs()));
         let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
-        for device in [Device::Host, Device::Interpreter] {
+        for device in [Kind::Cpu, Kind::Interpreter] {
             let got = run(&mut session(&dir, device, DType::F32), &sequences()).to_f32();
             let off = got.iter().zip(&want).fold(0f64, |m, (a, b)| m.max((f64::from(*a) - b).abs()));
             assert!(off <= 1e-5 * top, "{name} {device:?}: off by {off} of {top}");
         }
-        let got = run(&mut session(&dir, Device::Host, DType::BF16), &sequences()).to_f32();
+        let got = run(&mut session(&dir, Kind::Cpu, DType::BF16), &sequences()).to_f32();
         let off = norm(&mut got.iter().zip(&want).map(|(a, b)| f64::from(*a) - b))
             / norm(&mut want.iter().copied());
         assert!(off < 3e-2, "{name}: bf16 off by {off}");
@@ -218,7 +218,7 @@ fn a_sequence_has_one_vector_whatever_is_beside_it() {
     for (name, keys) in CASES {
         let dir = folder("ragged", name, keys);
         for storage in [DType::F32, DType::BF16] {
-            let mut session = session(&dir, Device::Host, storage);
+            let mut session = session(&dir, Kind::Cpu, storage);
             let together = run(&mut session, &sequences()).bytes;
             let alone: Vec<u8> =
                 sequences().into_iter().flat_map(|s| run(&mut session, &[s]).bytes).collect();

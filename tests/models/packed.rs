@@ -1,7 +1,7 @@
 //! gpt-oss with experts in MXFP4, as it is published, against the same model with the numbers that they stand for.
 
 use astrai::batch::Batch;
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai::model::Model;
 use astrai_builders::{ModelConfig, Program};
 use astrai_ir::DType;
@@ -69,7 +69,7 @@ fn folders() -> [PathBuf; 2] {
 fn packed_experts_are_the_numbers_they_stand_for() {
     let ids: Vec<i64> = (0..24).map(|i| i * 17 % 50).collect();
     for (device, storage) in
-        [(Device::Host, DType::F32), (Device::Host, DType::BF16), (Device::Interpreter, DType::F32)]
+        [(Kind::Cpu, DType::F32), (Kind::Cpu, DType::BF16), (Kind::Interpreter, DType::F32)]
     {
         let logits = folders().map(|dir| {
             let model = Model::open(&dir, true).unwrap();

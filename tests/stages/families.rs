@@ -1,6 +1,6 @@
 //! A tiny configuration of every family, and values for the leaves of its graphs.
 
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai_builders::{Logits, Loss, ModelConfig, Program};
 use astrai_ir::ops::Op;
 use astrai_ir::{DType, Graph, Precision, Sizes, Tensor, eval};
@@ -153,7 +153,7 @@ pub fn program(tokens: u64) -> Program {
 
 /// A machine on which nothing runs.
 pub fn machine() -> Machine {
-    Machine::new(Device::Null, 1).unwrap()
+    Machine::new(Kind::Null, 1).unwrap()
 }
 
 /// Outputs of a model's graph for two sequences of 4 and 8 tokens, weights drawn by checkpoint name.

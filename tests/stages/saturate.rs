@@ -3,7 +3,7 @@
 
 use crate::close;
 use crate::families::{FAMILIES, config, evaluate, machine, program};
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai_builders::{Cache, Logits, ModelConfig, Program, build};
 use astrai_ir::ops::Op;
 use astrai_ir::{DType, Dim, Graph, Target, TargetKind, verify};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 fn form(g: &Graph, fidelity: Fidelity, wanted: Wanted, trained: bool) -> (Graph, Vec<Searched>) {
     let how = Saturate { fidelity, wanted, ..Saturate::default() };
-    let (after, found) = passes::saturate(g, &machine().target, how, trained).unwrap();
+    let (after, found) = passes::saturate(g, machine().backend(), how, trained).unwrap();
     verify(&after).unwrap_or_else(|e| panic!("{e}\n{after}"));
     (after, found)
 }
@@ -71,7 +71,7 @@ fn the_default_adds_no_kernel() {
                 let saturate = Saturate { enabled, ..Saturate::default() };
                 let gradient_of = gradient_of.map(str::to_string);
                 let options = Options { storage, saturate, gradient_of, ..Options::default() };
-                compile(&g, &machine().target, &options).unwrap().plan.launches()
+                compile(&g, machine().backend(), &options).unwrap().plan.launches()
             };
             for gradient in [None, Some("loss")] {
                 let (with, without) = (launches(true, gradient), launches(false, gradient));
@@ -123,17 +123,17 @@ fn folded_weights_run() {
         shape: vec![5, k],
         bytes: (0..5 * k).flat_map(|i| ((i * 13 % 29) as f32 / 29.0 - 0.4).to_le_bytes()).collect(),
     };
-    let run = |device: Device, fidelity: Fidelity| {
+    let run = |device: Kind, fidelity: Fidelity| {
         let machine = Machine::new(device, 2).unwrap();
         let saturate = Saturate { fidelity, ..Saturate::default() };
-        let program = compile(&g, &machine.target, &Options { saturate, ..Options::default() }).unwrap();
+        let program = compile(&g, machine.backend(), &Options { saturate, ..Options::default() }).unwrap();
         let counts = (program.plan.launches(), program.derived.len());
         let mut session = Session::new(
             Arc::new(program),
             &source,
             machine.pool.clone(),
             machine.tools(),
-            &machine.target,
+            machine.backend(),
             &mut |_, _| {},
         )
         .unwrap();
@@ -141,7 +141,7 @@ fn folded_weights_run() {
         let values: Vec<f32> = y.bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
         (counts, values)
     };
-    for device in [Device::Host, Device::Interpreter] {
+    for device in [Kind::Cpu, Kind::Interpreter] {
         let ((before, none), want) = run(device, Fidelity::Exact);
         let ((after, derived), got) = run(device, Fidelity::Fast);
         println!("{device:?}: {before} launches, {after} with {derived} derived weights");

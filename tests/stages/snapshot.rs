@@ -13,9 +13,9 @@ fn a_tiny_llama_after_every_stage() {
     let text = FAMILIES.iter().find(|(n, _)| *n == "llama").unwrap().1;
     let graph = build(&config(text), &program(64)).unwrap();
     let options = Options { storage: DType::BF16, dump: Dump::All, ..Options::default() };
-    let program = compile(&graph, &machine().target, &options).unwrap();
+    let program = compile(&graph, machine().backend(), &options).unwrap();
     let mut before = String::new();
-    for stage in &program.stages {
+    for stage in &program.report.stages {
         let Some(g) = &stage.graph else { continue };
         let after = g.to_string();
         // A stage that changes nothing needs no file of its own.

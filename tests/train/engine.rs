@@ -1,6 +1,6 @@
 //! The engine alone: memory presets, ragged batches, and gradients that are no numbers.
 
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai::model::Model;
 use astrai_builders::ModelConfig;
 use astrai_builders::config::{MlpSpec, SharedSpec};
@@ -38,8 +38,8 @@ pub fn open(recipe: &Recipe) -> Engine {
 /// A model of this config with fresh weights.
 pub fn open_model(config: &str, recipe: &Recipe) -> Engine {
     let config = ModelConfig::parse(config, "small").unwrap().config;
-    let machine = Machine::new(Device::Host, 2).unwrap();
-    let plan = Plan::new(&config, recipe, &machine.target, Dump::None).unwrap();
+    let machine = Machine::new(Kind::Cpu, 2).unwrap();
+    let plan = Plan::new(&config, recipe, machine.backend(), Dump::None).unwrap();
     let model = Model::fresh(config, vec![], 7);
     Engine::open(plan, model.source(), &machine.runner(), &mut |_, _| {}).unwrap()
 }
@@ -102,10 +102,10 @@ fn a_fixed_weight_stays_as_it_is() {
         e.groups = Some(Groups { count: 3, kept: 2, score: GroupScore::BestTwo });
         e.shared = Some(SharedSpec { count: 2, intermediate: 40 });
     }
-    let machine = Machine::new(Device::Host, 2).unwrap();
+    let machine = Machine::new(Kind::Cpu, 2).unwrap();
     for storage in [DType::F32, DType::BF16] {
         let recipe = recipe(storage, ADAMW);
-        let plan = Plan::new(&config, &recipe, &machine.target, Dump::None).unwrap();
+        let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None).unwrap();
         let model = Model::fresh(config.clone(), vec![], 7);
         let mut engine = Engine::open(plan, model.source(), &machine.runner(), &mut |_, _| {}).unwrap();
         let fixed: Vec<_> = engine.weights().iter().filter(|w| w.fixed).map(|w| w.name.clone()).collect();

@@ -3,7 +3,7 @@
 
 use crate::engine::{batch, recipe};
 use crate::fixture::{fails, good, small};
-use astrai::machine::Machine;
+use astrai::machine::{Kind, Machine};
 use astrai::model::Model;
 use astrai_builders::ModelConfig;
 use astrai_builders::config::{Balance, MlpSpec};
@@ -24,10 +24,10 @@ fn watched(balance: f64, z: f64) -> Router {
 
 /// Gradients of the batches with these factors, nothing moved.
 fn step(model: &Model, router: Router, batches: &[Batch]) -> (Step, Engine) {
-    let machine = Machine::new(Device::Host, 2).unwrap();
+    let machine = Machine::new(Kind::Cpu, 2).unwrap();
     let recipe =
         Recipe { accumulate: true, router, recompute: Recompute::Selective, ..recipe(DType::F32, PLAIN) };
-    let plan = Plan::new(&model.config, &recipe, &machine.target, Dump::None).unwrap();
+    let plan = Plan::new(&model.config, &recipe, machine.backend(), Dump::None).unwrap();
     let mut engine = Engine::open(plan, model.source(), &machine.runner(), &mut |_, _| {}).unwrap();
     (engine.step(batches, 0.0).unwrap(), engine)
 }

@@ -137,19 +137,25 @@ impl<'a> Scheduling<'a> {
             if self.versions().together(id).is_some_and(|all| all.iter().any(|r| *r > id)) {
                 continue;
             }
-            let parts = self.draft.uses.of_node(id).iter().filter(|_| is_call);
-            roots.iter().chain(parts).for_each(|r| _ = unit_of.insert(*r, units.len()));
-            units.push(Unit { roots, is_call });
+            let unit = Unit { roots, is_call };
+            self.made_by(&unit).for_each(|value| _ = unit_of.insert(value, units.len()));
+            units.push(unit);
         }
         (units, unit_of)
+    }
+
+    /// Values that a unit makes: those of its roots, and the parts of a call.
+    fn made_by<'u>(&'u self, unit: &'u Unit) -> impl Iterator<Item = NodeId> + 'u {
+        let users = self.draft.uses.of_node(unit.roots[0]).iter();
+        let parts = users.filter(|u| unit.is_call && matches!(self.g.node(**u).op, Op::Part(_)));
+        unit.roots.iter().chain(parts).copied()
     }
 
     /// For the memory of each state the units that write its versions, one after another.
     fn writers(&self, units: &[Unit]) -> HashMap<NodeId, Vec<usize>> {
         let mut writers: HashMap<NodeId, Vec<usize>> = HashMap::new();
         for (at, unit) in units.iter().enumerate() {
-            let parts = self.draft.uses.of_node(unit.roots[0]).iter().filter(|_| unit.is_call);
-            for &value in unit.roots.iter().chain(parts) {
+            for value in self.made_by(unit) {
                 let place = self.place_of(value);
                 let all = writers.entry(place).or_default();
                 if place != value && self.is_leaf(place) && all.last() != Some(&at) {
