@@ -44,10 +44,10 @@ impl Eval<'_> {
         size_of(d, self.sizes)
     }
 
-    /// What a collective answers that is asked without the ranks it meets.
-    pub fn alone(&self, over: &[Axis]) -> Result<Vec<Tensor>, String> {
+    /// The error of a collective that is evaluated without the other ranks of its group.
+    pub fn without_group(&self, over: &[Axis]) -> Result<Vec<Tensor>, String> {
         let over: Vec<String> = over.iter().map(Axis::to_string).collect();
-        Err(format!("meets the ranks of {}; evaluate all of them together", over.join(",")))
+        Err(format!("runs over the ranks of {}; evaluate all of them together", over.join(",")))
     }
 
     /// The first output from reals, rounded unless exact.
@@ -77,14 +77,14 @@ pub(crate) fn size_of(d: &Dim, sizes: &Sizes) -> Result<usize, String> {
 }
 
 /// What a collective's reference evaluation sees besides its arguments.
-pub struct Meet<'a> {
-    /// Values of the graph's symbols on each rank that meets.
+pub struct EvalCollective<'a> {
+    /// Values of the graph's symbols on each rank of the group.
     pub sizes: &'a [&'a Sizes],
     /// No rounding of floating results.
     pub exact: bool,
 }
 
-impl Meet<'_> {
+impl EvalCollective<'_> {
     /// Value of a size on a rank.
     pub fn dim(&self, rank: usize, d: &Dim) -> Result<usize, String> {
         size_of(d, self.sizes[rank])

@@ -65,7 +65,7 @@ fn colour(node: &Node) -> &'static str {
         Op::State(_) => ", fillcolor=lightpink",
         Op::Const(_) | Op::Iota(_) => ", fillcolor=gray92",
         Op::Call(_) => ", fillcolor=palegreen",
-        _ if node.op.over().is_some() => ", fillcolor=orange",
+        _ if node.op.collective_axes().is_some() => ", fillcolor=orange",
         _ => "",
     }
 }

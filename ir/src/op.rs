@@ -4,9 +4,9 @@
 
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::eval::{Eval, Meet};
+use crate::eval::{Eval, EvalCollective};
 use crate::graph::{Graph, IrError, NodeId};
-use crate::shard::{Local, Traffic, Way, Ways};
+use crate::shard::{Partition, Propagate, ShardingRule, Traffic};
 use crate::ty::Type;
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
@@ -80,27 +80,31 @@ pub trait Operator: Clone + Eq + Hash + Debug + Serialize + DeserializeOwned {
         None
     }
 
-    /// Ways to work on pieces along one axis of a mesh, those for the placements that the arguments have now. All arguments
-    /// whole is always a way and not listed: an operator without a rule is repeated on every rank.
-    fn ways(&self, _cx: &Ways) -> Vec<Way> {
+    /// Sharding rules along one axis of a mesh that apply to the present placements of the arguments. The rule by which all
+    /// arguments and results are replicated always applies and is not listed: an operator without rules is replicated.
+    fn sharding_rules(&self, _cx: &Propagate) -> Vec<ShardingRule> {
         vec![]
     }
 
-    /// The operator on a rank's pieces `args`, in the way that was chosen. Those whose attributes are no sizes and who need
-    /// nothing of other ranks are themselves.
-    fn local(&self, graph: &mut Graph, args: &[NodeId], _cx: &Local) -> Result<NodeId, IrError>
+    /// The operator on a rank's shards `args` under the rule that was chosen. The default is the operator itself, for those
+    /// whose attributes hold no sharded sizes and that need nothing from other ranks.
+    fn partition(&self, graph: &mut Graph, args: &[NodeId], _cx: &Partition) -> Result<NodeId, IrError>
     where
         crate::Op: From<Self>,
     {
         graph.push(self.clone(), args)
     }
 
-    /// Reference values of a collective: from the arguments of the ranks that meet, in order, the outputs of each.
-    fn meet(&self, _ranks: &[Vec<&crate::Tensor>], _cx: &Meet) -> Result<Vec<Vec<crate::Tensor>>, String> {
+    /// Reference values of a collective: from the arguments of each rank of the group, in order, the outputs of each rank.
+    fn eval_collective(
+        &self,
+        _ranks: &[Vec<&crate::Tensor>],
+        _cx: &EvalCollective,
+    ) -> Result<Vec<Vec<crate::Tensor>>, String> {
         Err("is no collective".into())
     }
 
-    /// What one rank sends in a collective.
+    /// Bytes that one rank sends in a collective; `None` for operators that send nothing.
     fn traffic(&self, _args: &[&Type], _outs: &[Type]) -> Option<Traffic> {
         None
     }

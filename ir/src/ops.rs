@@ -2,10 +2,10 @@
 
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::eval::{Eval, Meet};
+use crate::eval::{Eval, EvalCollective};
 use crate::graph::{Graph, IrError, NodeId};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
-use crate::shard::{Axis, Local, Traffic, Way, Ways};
+use crate::shard::{Axis, Partition, Propagate, ShardingRule, Traffic};
 use crate::tensor::Tensor;
 use crate::ty::Type;
 
@@ -50,19 +50,19 @@ macro_rules! ops {
             pub fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
                 match self { $(Op::$variant(op) => op.simplify(graph, args)),* }
             }
-            /// Ways to work on pieces.
-            pub fn ways(&self, cx: &Ways) -> Vec<Way> {
-                match self { $(Op::$variant(op) => op.ways(cx)),* }
+            /// Sharding rules along one axis of a mesh.
+            pub fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
+                match self { $(Op::$variant(op) => op.sharding_rules(cx)),* }
             }
-            /// The operator on a rank's pieces.
-            pub fn local(&self, graph: &mut Graph, args: &[NodeId], cx: &Local) -> Result<NodeId, IrError> {
-                match self { $(Op::$variant(op) => op.local(graph, args, cx)),* }
+            /// The operator on a rank's shards.
+            pub fn partition(&self, graph: &mut Graph, args: &[NodeId], cx: &Partition) -> Result<NodeId, IrError> {
+                match self { $(Op::$variant(op) => op.partition(graph, args, cx)),* }
             }
             /// Reference values of a collective.
-            pub fn meet(&self, ranks: &[Vec<&Tensor>], cx: &Meet) -> Result<Vec<Vec<Tensor>>, String> {
-                match self { $(Op::$variant(op) => op.meet(ranks, cx)),* }
+            pub fn eval_collective(&self, ranks: &[Vec<&Tensor>], cx: &EvalCollective) -> Result<Vec<Vec<Tensor>>, String> {
+                match self { $(Op::$variant(op) => op.eval_collective(ranks, cx)),* }
             }
-            /// What one rank sends in a collective.
+            /// Bytes that one rank sends in a collective.
             pub fn traffic(&self, args: &[&Type], outs: &[Type]) -> Option<Traffic> {
                 match self { $(Op::$variant(op) => op.traffic(args, outs)),* }
             }
@@ -110,7 +110,7 @@ ops! {
     linear_cross_entropy_grad::LinearCrossEntropyGrad,
     // collectives
     all_reduce::AllReduce, all_gather::AllGather, reduce_scatter::ReduceScatter, all_to_all::AllToAll,
-    own_slice::OwnSlice, spread::Spread, send::SendTo, recv::RecvFrom,
+    local_slice::LocalSlice, pvary::Pvary, send::SendTo, recv::RecvFrom,
 }
 
 impl Op {
@@ -124,14 +124,14 @@ impl Op {
         }
     }
 
-    /// The axes along which ranks meet in a collective.
-    pub fn over(&self) -> Option<&[Axis]> {
+    /// The mesh axes that a collective runs over; `None` for other operators.
+    pub fn collective_axes(&self) -> Option<&[Axis]> {
         match self {
             Op::AllReduce(op) => Some(&op.over),
             Op::AllGather(op) => Some(std::slice::from_ref(&op.over)),
             Op::ReduceScatter(op) => Some(std::slice::from_ref(&op.over)),
             Op::AllToAll(op) => Some(std::slice::from_ref(&op.over)),
-            Op::OwnSlice(op) => Some(std::slice::from_ref(&op.over)),
+            Op::LocalSlice(op) => Some(std::slice::from_ref(&op.over)),
             Op::SendTo(op) => Some(std::slice::from_ref(&op.over)),
             Op::RecvFrom(op) => Some(std::slice::from_ref(&op.over)),
             _ => None,

@@ -1,9 +1,9 @@
 //! The reference interpreter on all ranks of a simulated mesh. In: the graph that every rank runs, and the values of each
-//! rank's leaves and symbols. Out: each rank's outputs. Ranks go in lockstep, node by node, and meet in the collectives; the
-//! stages of a pipeline, each with a graph and a mesh of its own, go side by side.
+//! rank's leaves and symbols. Out: each rank's outputs. Ranks run in lockstep, node by node, and a collective sees the
+//! arguments of all ranks of its group; the stages of a pipeline, each with a graph and a mesh of its own, run concurrently.
 
 use crate::dtype::DType;
-use crate::eval::{Meet, Precision, Sizes, eval_node, sizes_of};
+use crate::eval::{EvalCollective, Precision, Sizes, eval_node, sizes_of};
 use crate::graph::{Graph, IrError, NodeId};
 use crate::ops::Op;
 use crate::shard::Mesh;
@@ -141,7 +141,7 @@ impl Lockstep<'_> {
             let made = match &graph.node(id).op {
                 Op::Call(_) => self.call(graph, id, &values)?,
                 Op::SendTo(_) | Op::RecvFrom(_) => self.link(graph, id, &values)?,
-                op if op.over().is_some() => self.meet(graph, id, &values)?,
+                op if op.collective_axes().is_some() => self.collective(graph, id, &values)?,
                 _ => values
                     .iter()
                     .enumerate()
@@ -194,21 +194,23 @@ impl Lockstep<'_> {
         }
     }
 
-    fn meet(&self, graph: &Graph, id: NodeId, values: &[Values]) -> Result<Values, IrError> {
+    fn collective(&self, graph: &Graph, id: NodeId, values: &[Values]) -> Result<Values, IrError> {
         let node = graph.node(id);
         let at = |m: String| IrError {
             origin: node.origin.to_string(),
             message: format!("`{}` {m}", node.op.name()),
         };
-        let groups = node.op.over().and_then(|over| self.mesh.groups(over));
-        let groups = groups.ok_or_else(|| at(format!("meets over axes that {} does not have", self.mesh)))?;
+        let groups = node.op.collective_axes().and_then(|over| self.mesh.groups(over));
+        let groups = groups.ok_or_else(|| at(format!("runs over axes that {} does not have", self.mesh)))?;
         let mut made = vec![Vec::new(); values.len()];
         for group in groups {
             let of_rank = |r: &usize| node.args.iter().map(|a| &values[*r][a.index()][0]).collect();
             let args: Vec<Vec<&Tensor>> = group.iter().map(of_rank).collect();
             let sizes: Vec<&Sizes> = group.iter().map(|r| &self.sizes[*r]).collect();
-            let outs =
-                node.op.meet(&args, &Meet { sizes: &sizes, exact: self.precision.exact }).map_err(at)?;
+            let outs = node
+                .op
+                .eval_collective(&args, &EvalCollective { sizes: &sizes, exact: self.precision.exact })
+                .map_err(at)?;
             group.iter().zip(outs).for_each(|(r, out)| made[*r] = out);
         }
         Ok(made)

@@ -42,7 +42,7 @@ fn stored(g: &mut Graph, dtype: DType, id: NodeId) -> Result<Option<NodeId>, IrE
 fn simpler(g: &Graph, op: &Op, args: &[NodeId]) -> Option<NodeId> {
     match op {
         // It was there for its gradient, which exists by now.
-        Op::Spread(_) => Some(args[0]),
+        Op::Pvary(_) => Some(args[0]),
         Op::Binary(b) => match b.kind {
             BinaryKind::Mul if scalar(g, args[1]) == Some(1.0) => Some(args[0]),
             BinaryKind::Mul if scalar(g, args[0]) == Some(1.0) => Some(args[1]),

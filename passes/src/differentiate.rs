@@ -6,7 +6,7 @@
 
 use crate::regions::{Uses, is_free};
 use crate::share_loss::share_loss;
-use astrai_ir::ops::{AllReduce, Call, CompareKind, Input, Joint, Op, RecvFrom, SendTo, State, Store};
+use astrai_ir::ops::{AllReduce, Call, CompareKind, Input, Op, RecvFrom, ReduceOp, SendTo, State, Store};
 use astrai_ir::shard::STAGES;
 use astrai_ir::{
     Axis, Block, BlockId, DType, Graph, IrError, NodeId, Placement, Type, Walk, gradient_through,
@@ -211,7 +211,7 @@ fn summed(g: &mut Graph, w: NodeId, d: NodeId, over: &[Axis]) -> Result<NodeId, 
     for axis in over {
         let placed = g.node(w).sharding.iter().find(|(name, _)| *name == axis.name).map(|(_, p)| p);
         match placed {
-            Some(Placement::Whole) => axes.push(axis.clone()),
+            Some(Placement::Replicate) => axes.push(axis.clone()),
             Some(_) => {}
             None => {
                 return Err(g.error(format!("a weight has no placement along {axis}; shard the graph first")));
@@ -220,7 +220,7 @@ fn summed(g: &mut Graph, w: NodeId, d: NodeId, over: &[Axis]) -> Result<NodeId, 
     }
     match axes.is_empty() {
         true => Ok(d),
-        false => g.push(AllReduce { kind: Joint::Sum, over: axes }, &[d]),
+        false => g.push(AllReduce { kind: ReduceOp::Sum, over: axes }, &[d]),
     }
 }
 
@@ -373,7 +373,7 @@ fn worth_saving(both: &Graph, body: &Graph) -> BTreeSet<NodeId> {
                 worth.extend(uses.tail(body, id).last());
             }
             // What was sent once is not sent again.
-            op if op.over().is_some()
+            op if op.collective_axes().is_some()
                 && id.index() < body.nodes().len()
                 && both.node(id).types.len() == 1 =>
             {

@@ -450,7 +450,7 @@ impl<'a> Fuse<'a> {
         if computed().any(|id| has_cross_entropy_kernel(self.g, *id)) {
             return Anchor::CrossEntropy;
         }
-        if computed().any(|id| self.g.node(*id).op.over().is_some()) {
+        if computed().any(|id| self.g.node(*id).op.collective_axes().is_some()) {
             return Anchor::Collective;
         }
         let known = |id: &NodeId| {

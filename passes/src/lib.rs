@@ -29,7 +29,7 @@ pub use pipeline::pipeline;
 pub use place::place;
 pub use precision::{Policy, precision};
 pub use saturate::{Class, Fidelity, RULES, Rule, Saturate, Searched, Wanted, saturate};
-pub use shard::{DATA, Shards, shard};
+pub use shard::{DATA, MeshSharding, shard};
 pub use versions::{is_version, version_leaf};
 
 use astrai_ir::{Block, Graph, IrError};

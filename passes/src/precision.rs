@@ -137,7 +137,7 @@ fn rebuild(
                 out.note_sharding(arrived, &node.sharding);
                 return if narrow { out.cast(arrived, DType::F32) } else { Ok(arrived) };
             }
-            op if op.over().is_some() => {
+            op if op.collective_axes().is_some() => {
                 // What is stored narrow is sent narrow.
                 let mut args = args.to_vec();
                 match stored(out, args[0], to) {

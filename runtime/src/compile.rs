@@ -40,7 +40,7 @@ pub struct Options {
     /// Weights change between runs: they are read row-major, nothing derived from them is kept.
     pub trained: bool,
     /// The ranks that run the program, and where its weights lie on them; no axes: one rank.
-    pub shards: passes::Shards,
+    pub shards: passes::MeshSharding,
 }
 
 impl Default for Options {
@@ -52,7 +52,7 @@ impl Default for Options {
             gradients: passes::Gradients::default(),
             saturate: passes::Saturate::default(),
             trained: false,
-            shards: passes::Shards::default(),
+            shards: passes::MeshSharding::default(),
         }
     }
 }

@@ -7,12 +7,12 @@ use crate::router::{Loads, Router, Seen};
 use crate::update::{self, MASTER, Optimizer, Rule, Stages};
 use astrai_builders::{Logits, Loss, ModelConfig, Program as Built, placements};
 use astrai_ir::ops::{Op, Weight};
-use astrai_ir::shard::{Cut, STAGES};
+use astrai_ir::shard::{STAGES, Shard};
 use astrai_ir::{DType, Dim, Graph, Mesh, Placement, Target};
 use astrai_runtime::pool::Pool;
 use astrai_runtime::{
-    Buffers, Destination, Dump, Error, GRAD, Gradients, Options, Profile, Program, Recompute, Session,
-    Shards, Tools, Value, WeightSource, available_memory, compile,
+    Buffers, Destination, Dump, Error, GRAD, Gradients, MeshSharding, Options, Profile, Program, Recompute,
+    Session, Tools, Value, WeightSource, available_memory, compile,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -86,10 +86,10 @@ impl Plan {
         let alone = astrai_builders::build(config, &Built { loss: Loss::Scaled, ..built })?;
         let to = if recipe.accumulate { Destination::Sums } else { Destination::States };
         let leaves = placements(config, mesh, &graph);
-        let shards = Shards { mesh: mesh.clone(), leaves, stage, trained: false };
+        let shards = MeshSharding { mesh: mesh.clone(), leaves, stage, trained: false };
         let score = Options { storage: recipe.storage, trained: true, shards, ..Options::default() };
         let grad = Options {
-            shards: Shards { trained: true, ..score.shards.clone() },
+            shards: MeshSharding { trained: true, ..score.shards.clone() },
             dump,
             gradient_of: Some("loss".into()),
             gradients: Gradients { to, recompute: recipe.recompute },
@@ -102,7 +102,7 @@ impl Plan {
         let update = update::build(&whole, &recipe.optimizer, stages.as_ref())?;
         // The update has no layers to put on stages.
         let axes = mesh.axes.iter().filter(|a| a.name != STAGES).cloned().collect();
-        let shards = Shards { mesh: Mesh { axes }, leaves, ..Shards::default() };
+        let shards = MeshSharding { mesh: Mesh { axes }, leaves, ..MeshSharding::default() };
         let of_update = Options { shards, ..Options::default() };
         let compiled = compile(&update, target, &of_update)?;
         Ok(Plan {
@@ -191,11 +191,11 @@ fn whole_weights(program: &Program, mesh: &Mesh, recipe: &Recipe) -> Result<(Vec
         let sharding = program.graph.nodes().iter().find(of).map(|n| n.sharding.clone()).unwrap_or_default();
         let mut placed = Vec::new();
         for (axis, p) in sharding {
-            // What a joined weight is cut in does not matter to what goes element by element.
+            // The sections of a concatenated weight do not matter to pointwise updates.
             let p = match p {
-                Placement::Split(cut) => {
-                    w.ty.shape[cut.dim] = &w.ty.shape[cut.dim] * &Dim::from(mesh.size(&axis));
-                    Placement::Split(Cut::of(cut.dim))
+                Placement::Shard(shard) => {
+                    w.ty.shape[shard.dim] = &w.ty.shape[shard.dim] * &Dim::from(mesh.size(&axis));
+                    Placement::Shard(Shard::of(shard.dim))
                 }
                 p => p,
             };

@@ -3,7 +3,7 @@
 //! finite changes nothing; parts of a weight that rest ([`Weight::rests`]) keep their moments too.
 
 use astrai_ir::ops::{
-    AllReduce, BinaryKind, CompareKind, Joint, ReduceKind, State, Store, UnaryKind, Weight,
+    AllReduce, BinaryKind, CompareKind, ReduceKind, ReduceOp, State, Store, UnaryKind, Weight,
 };
 use astrai_ir::{Axis, DType, Dim, Graph, IrError, NodeId, Type};
 use astrai_runtime::GRAD;
@@ -125,7 +125,7 @@ fn norm(g: &mut Graph, grads: &[NodeId], stages: Option<&Axis>) -> Result<NodeId
         total = g.add(total, sum)?;
     }
     if let Some(axis) = stages {
-        total = g.push(AllReduce { kind: Joint::Sum, over: vec![axis.clone()] }, &[total])?;
+        total = g.push(AllReduce { kind: ReduceOp::Sum, over: vec![axis.clone()] }, &[total])?;
     }
     g.unary(UnaryKind::Sqrt, total)
 }

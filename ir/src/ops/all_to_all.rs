@@ -1,9 +1,9 @@
 //! `all_to_all`: rows in groups go to the ranks that hold their groups, and come back. How many go where is data.
 
 use super::grouped_dot::{groups, groups_of};
-use crate::eval::{Eval, Meet};
+use crate::eval::{Eval, EvalCollective};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp};
-use crate::shard::{Axis, Label, Traffic, Way, Ways};
+use crate::shard::{Axis, Label, Propagate, ShardingRule, Traffic};
 use crate::{DType, Dim, Tensor, Type};
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AllToAll {
-    /// The axis along which ranks meet.
+    /// The mesh axis whose ranks take part.
     pub over: Axis,
     /// Rows of the result: an upper bound on what arrives, or with `back` the rows that were sent.
     pub rows: Dim,
@@ -122,10 +122,14 @@ impl Operator for AllToAll {
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        cx.alone(std::slice::from_ref(&self.over))
+        cx.without_group(std::slice::from_ref(&self.over))
     }
 
-    fn meet(&self, ranks: &[Vec<&Tensor>], cx: &Meet) -> Result<Vec<Vec<Tensor>>, String> {
+    fn eval_collective(
+        &self,
+        ranks: &[Vec<&Tensor>],
+        cx: &EvalCollective,
+    ) -> Result<Vec<Vec<Tensor>>, String> {
         for (r, args) in ranks.iter().enumerate() {
             let sent = if self.back { cx.dim(r, &self.rows)? } else { args[0].shape[0] };
             groups_of(args[1], sent)?;
@@ -145,17 +149,17 @@ impl Operator for AllToAll {
         Ok(vec![Some(cx.graph.part(sent, 0)?), None])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let rows: Vec<Label> = (0..cx.args[0].rank()).map(|d| (d > 0).then_some(d)).collect();
-        let mut ways = cx.labelled(&[rows.clone(), vec![None]], &[rows], &[]);
-        ways.extend(cx.linear(&[&[0]]));
+        let mut rules = cx.labelled(&[rows.clone(), vec![None]], &[rows], &[]);
+        rules.extend(cx.linear(&[&[0]]));
         // Where rows begin is the same on all.
-        let whole = crate::shard::Placement::Whole;
-        ways.iter_mut().filter(|_| !self.back).for_each(|w| {
+        let whole = crate::shard::Placement::Replicate;
+        rules.iter_mut().filter(|_| !self.back).for_each(|w| {
             w.outs.truncate(1);
             w.outs.push(whole.clone());
         });
-        ways
+        rules
     }
 
     /// Of what was sent: what arrives is the same on average, whatever place there is.

@@ -2,7 +2,7 @@
 //! sinks; keys and values stand beside the queries or in pages. Kept whole because a kernel never stores the scores.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
-use crate::shard::{Label, Way, Ways};
+use crate::shard::{Label, Propagate, ShardingRule};
 use crate::{DType, Dim, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -190,7 +190,7 @@ impl Operator for Attention {
     }
 
     /// Heads, those of keys with those of queries; of one key head all ranks have the same.
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let heads = vec![None, Some(1), None];
         let mut args: Vec<Vec<Label>> = cx.args.iter().map(|t| vec![None; t.rank()]).collect();
         args[0] = heads.clone();
@@ -200,11 +200,11 @@ impl Operator for Attention {
         let shared = args.clone();
         (args[1], args[2]) = (heads.clone(), heads.clone());
         let outs = [heads, vec![None, Some(1)]];
-        let mut ways = cx.labelled(&args, &outs, &[]);
+        let mut rules = cx.labelled(&args, &outs, &[]);
         if cx.args[1].shape[1].is_one() {
-            ways.extend(cx.labelled(&shared, &outs, &[]));
+            rules.extend(cx.labelled(&shared, &outs, &[]));
         }
-        ways
+        rules
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

@@ -2,7 +2,7 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp, axis_in};
 use crate::ops::Slice;
-use crate::shard::{Label, Way, Ways};
+use crate::shard::{Label, Propagate, ShardingRule};
 use crate::tensor::{ravel, unravel};
 use crate::{Dim, Graph, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -36,7 +36,7 @@ impl Operator for Concat {
         Ok(vec![ty])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let labels: Vec<Label> = (0..cx.outs[0].rank()).map(|d| (d != self.axis).then_some(d)).collect();
         let all: Vec<usize> = (0..cx.args.len()).collect();
         [cx.labelled(&vec![labels.clone(); cx.args.len()], &[labels], &[]), cx.linear(&[&all])].concat()

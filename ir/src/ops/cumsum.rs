@@ -1,7 +1,7 @@
 //! `cumsum`: running sums along one axis.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, axis_in};
-use crate::shard::{Way, Ways};
+use crate::shard::{Propagate, ShardingRule};
 use crate::tensor::strides;
 use crate::{DType, Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -46,8 +46,8 @@ impl Operator for Cumsum {
         Ok(vec![(*x).clone()])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
-        [cx.beside(&[self.axis]), cx.linear(&[&[0]])].concat()
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
+        [cx.except(&[self.axis]), cx.linear(&[&[0]])].concat()
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

@@ -2,7 +2,7 @@
 //! variant exists.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
-use crate::shard::{Label, Way, Ways};
+use crate::shard::{Label, Propagate, ShardingRule};
 use crate::tensor::{strides, unravel};
 use crate::{DType, Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -68,7 +68,7 @@ impl Operator for Dot {
         Ok(vec![Type::new(l.dtype, batch.chain(left).chain(right))])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let (lr, rr) = (cx.args[0].rank(), cx.args[1].rank());
         // Labels are the left's axes and, behind them, the right's free ones.
         let left: Vec<Label> = (0..lr).map(Some).collect();

@@ -2,7 +2,7 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp, axis_in};
 use crate::ops::CompareKind;
-use crate::shard::{Label, Way, Ways};
+use crate::shard::{Label, Propagate, ShardingRule};
 use crate::tensor::{ravel, unravel};
 use crate::{DType, Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -82,7 +82,7 @@ impl Operator for Reduce {
         Ok(vec![Type::new(x.dtype, kept.map(|(_, d)| d.clone()))])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let labels: Vec<Label> = (0..cx.args[0].rank()).map(Some).collect();
         let kept = (0..labels.len()).filter(|d| !self.axes.contains(d)).map(Some).collect();
         let sums = if self.kind == Sum { &self.axes[..] } else { &[] };

@@ -2,7 +2,7 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float, same};
 use crate::ops::UnaryKind;
-use crate::shard::{Label, Way, Ways};
+use crate::shard::{Label, Propagate, ShardingRule};
 use crate::tensor::unravel;
 use crate::{Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -115,7 +115,7 @@ impl Operator for Rope {
     }
 
     /// Tokens or heads; the tables are of tokens.
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let last = cx.args[0].rank() - 1;
         let labels: Vec<Label> = (0..=last).map(|d| (d < last).then_some(d)).collect();
         cx.labelled(&[labels.clone(), vec![Some(0), None], vec![Some(0), None]], &[labels], &[])

@@ -1,7 +1,7 @@
 //! `select`: one of two values by a condition, element by element.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, same};
-use crate::shard::{Way, Ways};
+use crate::shard::{Propagate, ShardingRule};
 use crate::{DType, Tensor, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ impl Operator for Select {
         Ok(vec![a.clone()])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         [cx.pointwise(), cx.linear(&[&[1, 2]])].concat()
     }
 

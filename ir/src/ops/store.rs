@@ -2,7 +2,7 @@
 //! one slot.
 
 use crate::op::{Infer, Inferred, Operator, same};
-use crate::shard::{Label, Way, Ways};
+use crate::shard::{Label, Propagate, ShardingRule};
 use crate::{DType, Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +36,7 @@ impl Operator for Store {
         Ok(vec![state.clone()])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let whole = cx.args.len() == 2;
         let labels: Vec<Label> = (0..cx.args[0].rank()).map(|d| (whole || d > 0).then_some(d)).collect();
         let mut args = vec![labels.clone(); cx.args.len()];
