@@ -31,7 +31,7 @@
 use crate::eval::{Precision, Sizes, eval};
 use crate::graph::{Graph, IrError, NodeId};
 use crate::ops::{Const, Expand, Random, RandomKind};
-use crate::{DType, Dim, Shape, Symbol, Tensor, Type, grad::gradient_until};
+use crate::{DType, Dim, Shape, Symbol, Tensor, Type, grad::gradient_with_stops};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -255,7 +255,7 @@ impl Value {
         let wrt = self.tape.ids(wrt)?;
         let shared = &mut *self.tape.shared.borrow_mut();
         let one = shared.graph.fill(y, 1.0)?;
-        let found = gradient_until(&mut shared.graph, &[(y, one)], &wrt, &shared.stop)?;
+        let found = gradient_with_stops(&mut shared.graph, &[(y, one)], &wrt, &shared.stop)?;
         let zero_or = |(w, g): (&NodeId, Option<NodeId>)| g.map_or_else(|| shared.graph.fill(*w, 0.0), Ok);
         wrt.iter().zip(found).map(zero_or).collect()
     }

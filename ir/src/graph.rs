@@ -7,7 +7,7 @@ use crate::op::{Infer, Simpler};
 use crate::ops::{Op, Part};
 use crate::shard::Sharding;
 use crate::ty::Type;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
@@ -281,6 +281,23 @@ impl Graph {
             }
         }
         users
+    }
+
+    /// The roots and all nodes that they depend on, ascending; an argument is followed from its user where `follow` (user,
+    /// argument) says so.
+    pub fn ancestors(
+        &self,
+        roots: impl IntoIterator<Item = NodeId>,
+        follow: impl Fn(NodeId, NodeId) -> bool,
+    ) -> BTreeSet<NodeId> {
+        let mut found = BTreeSet::new();
+        let mut todo: Vec<NodeId> = roots.into_iter().collect();
+        while let Some(id) = todo.pop() {
+            if found.insert(id) {
+                todo.extend(self.node(id).args.iter().filter(|a| follow(id, **a)));
+            }
+        }
+        found
     }
 
     /// For each node whether an output depends on it.

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_has_no_gradient_until_it_is_inlined() {
+    fn a_call_has_no_gradient_with_stops_it_is_inlined() {
         let mut g = nested().unwrap();
         let (y, a) = (g.outputs()[0].1, NodeId(0));
         let one = g.fill(y, 1.0).unwrap();

@@ -34,7 +34,7 @@ pub use dot_form::{DotBatch, DotForm, DotSide, GroupedForm};
 pub use dtype::DType;
 pub use eval::{Precision, Sizes, eval};
 pub use front::{Tape, Value};
-pub use grad::{Walk, gradient, gradient_through, gradient_until, refuse_calls};
+pub use grad::{GradientOptions, gradient, gradient_with, gradient_with_stops, refuse_calls};
 pub use graph::{BlockId, Graph, IrError, Node, NodeId};
 pub use inline::inline_calls;
 pub use op::Operator;

@@ -149,14 +149,7 @@ fn weights(g: &Graph, id: NodeId) -> bool {
 fn expression(g: &Graph, at: NodeId) -> Result<Graph, IrError> {
     let mut out = Graph::new(vec![]);
     let mut map: BTreeMap<NodeId, NodeId> = BTreeMap::new();
-    let mut needed = std::collections::BTreeSet::new();
-    let mut todo = vec![at];
-    while let Some(id) = todo.pop() {
-        if needed.insert(id) {
-            todo.extend(&g.node(id).args);
-        }
-    }
-    for id in needed {
+    for id in g.ancestors([at], |_, _| true) {
         let args: Vec<NodeId> = g.node(id).args.iter().map(|a| map[a]).collect();
         map.insert(id, out.push_exact(g.node(id).op.clone(), &args)?);
     }

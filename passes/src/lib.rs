@@ -20,7 +20,9 @@ mod versions;
 
 pub use canonicalise::canonicalise;
 pub use decompose::decompose;
-pub use differentiate::{Destination, GRAD, Gradients, KEEP, Recompute, differentiate, differentiate_over};
+pub use differentiate::{
+    ACCUMULATE, Destination, GRAD, Gradients, Recompute, differentiate, differentiate_over,
+};
 pub use flatten::flatten;
 pub use fold::{Derived, fold};
 pub use fuse::fuse;

@@ -17,7 +17,7 @@ mod value;
 mod weigh;
 pub mod weights;
 
-pub use astrai_passes::{Destination, GRAD, Gradients, KEEP, MeshSharding, Recompute};
+pub use astrai_passes::{ACCUMULATE, Destination, GRAD, Gradients, MeshSharding, Recompute};
 pub use buffers::Buffers;
 pub use cc::{Compiler, KernelCache};
 pub use compile::{Cost, Device, Options, Program, compile};

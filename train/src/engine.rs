@@ -84,7 +84,7 @@ impl Plan {
         };
         let graph = astrai_builders::build(config, &built)?;
         let alone = astrai_builders::build(config, &Built { loss: Loss::Scaled, ..built })?;
-        let to = if recipe.accumulate { Destination::Sums } else { Destination::States };
+        let to = if recipe.accumulate { Destination::Accumulators } else { Destination::States };
         let leaves = placements(config, mesh, &graph);
         let shards = MeshSharding { mesh: mesh.clone(), leaves, stage, trained: false };
         let score = Options { storage: recipe.storage, trained: true, shards, ..Options::default() };
@@ -300,7 +300,7 @@ impl Engine {
         for (i, batch) in batches.iter().enumerate() {
             self.inputs.set(batch);
             self.inputs.scalar(LOSS_SCALE, 1.0 / targets as f64);
-            self.inputs.scalar(KEEP, if i > 0 { 1.0 } else { 0.0 });
+            self.inputs.scalar(ACCUMULATE, if i > 0 { 1.0 } else { 0.0 });
             for (at, cost) in [(BALANCE, router.balance), (BALANCE + 1, router.z)] {
                 self.inputs.scalar(at, cost / batches.len() as f64);
             }
@@ -361,14 +361,14 @@ struct Inputs {
 }
 
 const LOSS_SCALE: usize = 4;
-const KEEP: usize = 5;
+const ACCUMULATE: usize = 5;
 const BALANCE: usize = 6;
 const LR: usize = 8;
 
 impl Inputs {
     fn new() -> Inputs {
         let lists = ["input_ids", "positions", "starts", "targets"];
-        let of_run = ["loss_scale", astrai_runtime::KEEP, "balance_scale", "z_scale"];
+        let of_run = ["loss_scale", astrai_runtime::ACCUMULATE, "balance_scale", "z_scale"];
         let scalars = of_run.into_iter().chain(["lr", "correction1", "correction2"]);
         let list = |n| (n, Value::i32(&[0], &[]));
         let scalar = |n| (n, Value::f32(&[], &[0.0]));
