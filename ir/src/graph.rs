@@ -139,6 +139,20 @@ impl Graph {
         &self.blocks[id.0 as usize]
     }
 
+    /// For each parameter of a block whether every call binds it to a weight.
+    pub fn params_bound_to_weights(&self, id: BlockId) -> Vec<bool> {
+        let mut bound = vec![true; self.block(id).params.len()];
+        for node in &self.nodes {
+            if !matches!(&node.op, Op::Call(c) if c.block == id) {
+                continue;
+            }
+            for (b, a) in bound.iter_mut().zip(&node.args) {
+                *b &= matches!(self.node(*a).op, Op::Weight(_));
+            }
+        }
+        bound
+    }
+
     /// Declares a result; a name is declared once.
     pub fn set_output(&mut self, name: &str, id: NodeId) -> Result<(), IrError> {
         if self.output(name).is_some() {

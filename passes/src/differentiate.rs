@@ -73,7 +73,7 @@ pub fn differentiate(graph: &Graph, of: &str, how: Gradients) -> Result<Graph, I
 /// [`differentiate`] for data-parallel ranks along the axes `over`: gradients of weights that are replicated along these axes
 /// are summed over the ranks.
 pub fn differentiate_over(graph: &Graph, of: &str, how: Gradients, over: &[Axis]) -> Result<Graph, IrError> {
-    let of_block = |(i, b)| split(b, &given_weights(graph, BlockId(i as u32)), how.recompute);
+    let of_block = |(i, b)| split(b, &graph.params_bound_to_weights(BlockId(i as u32)), how.recompute);
     let splits = graph.blocks().iter().enumerate().map(of_block).collect::<Result<Vec<_>, IrError>>()?;
     let mut next = splits.iter();
     let mut g = graph.rebuild(
@@ -95,7 +95,7 @@ pub fn differentiate_over(graph: &Graph, of: &str, how: Gradients, over: &[Axis]
         }
         None => {}
     }
-    let trained = |id: &NodeId| matches!(&g.node(*id).op, Op::Weight(w) if !w.fixed);
+    let trained = |id: &NodeId| matches!(&g.node(*id).op, Op::Weight(w) if !w.frozen);
     let weights: Vec<NodeId> = g.ids().filter(trained).collect();
     let wide: HashSet<NodeId> = weights.iter().copied().collect();
     let options = GradientOptions { wide: &wide, ..GradientOptions::default() };
@@ -267,14 +267,6 @@ fn accumulated(
     g.add(before, d)
 }
 
-/// Parameters of a block that every call binds to a weight.
-fn given_weights(graph: &Graph, block: BlockId) -> HashSet<usize> {
-    let params = 0..graph.block(block).params.len();
-    let calls = || graph.nodes().iter().filter(|n| matches!(&n.op, Op::Call(c) if c.block == block));
-    let weight = |id: &NodeId| matches!(graph.node(*id).op, Op::Weight(_));
-    params.filter(|&p| calls().all(|n| n.args.get(p).is_some_and(weight))).collect()
-}
-
 /// Cotangents of a call's arguments: a call of the gradient body on the saved activations, the cotangents and the parameters it
 /// needs.
 fn call_back(
@@ -330,7 +322,7 @@ fn name_index(name: &str, prefix: &str) -> Option<usize> {
 }
 
 /// The forward body, which also returns the saved activations, and the gradient body, which takes them.
-fn split(block: &Arc<Block>, weights: &HashSet<usize>, recompute: Recompute) -> Result<SplitBlock, IrError> {
+fn split(block: &Arc<Block>, is_weight: &[bool], recompute: Recompute) -> Result<SplitBlock, IrError> {
     let body = &block.graph;
     let outputs = body.outputs().to_vec();
     let mut both = body.clone();
@@ -342,7 +334,7 @@ fn split(block: &Arc<Block>, weights: &HashSet<usize>, recompute: Recompute) -> 
     let leaf = |p: &String| block.leaf(p).ok_or_else(|| body.error(format!("parameter `{p}` has no leaf")));
     let params = block.params.iter().map(leaf).collect::<Result<Vec<_>, IrError>>()?;
     let float: Vec<NodeId> = params.iter().copied().filter(|p| body.ty(*p).dtype.is_float()).collect();
-    let wide = weights.iter().map(|&p| params[p]).collect();
+    let wide = params.iter().zip(is_weight).filter(|(_, w)| **w).map(|(p, _)| *p).collect();
     let options = GradientOptions { wide: &wide, ..GradientOptions::default() };
     let grads = gradient_with(&mut both, &pairs, &float, &options, &mut refuse_calls)?;
     let by_leaf: HashMap<NodeId, Option<NodeId>> = float.into_iter().zip(grads).collect();

@@ -30,7 +30,7 @@ pub use merge::merge;
 pub use pipeline::pipeline;
 pub use place::place;
 pub use precision::{Policy, precision};
-pub use saturate::{Class, Fidelity, RULES, Rule, Saturate, Searched, Wanted, saturate};
+pub use saturate::{Extraction, Fidelity, RULES, Rule, RuleClass, Saturate, SaturationReport, saturate};
 pub use shard::{DATA, MeshSharding, shard};
 pub use versions::{is_version, version_leaf};
 

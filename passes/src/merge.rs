@@ -235,8 +235,8 @@ fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Vec<Siblings> {
         let routes = users[id.index()].iter().any(|u| matches!(g.node(*u).op, Op::Route(_)));
         let plain = batch.is_empty() && *contract == [(rank - 1, 1)] && g.ty(w).rank() == 2 && !routes;
         if !plain
-            || leaf.fixed
-            || leaf.rests
+            || leaf.frozen
+            || leaf.skip_zero_grad
             || users[w.index()].len() != 1
             || is_output(g, w)
             || !allowed(&leaf.name)
@@ -285,5 +285,5 @@ fn bias_of(
     let Op::Weight(w) = &g.node(leaf).op else { return None };
     let own = users[leaf.index()].len() == 1 && !is_output(g, leaf) && !is_output(g, dot);
     let ok = b.kind == BinaryKind::Add && g.ty(leaf).rank() == 1 && own && allowed(&w.name);
-    (ok && !w.fixed && g.ty(leaf).shape[0] == *last).then_some((*add, leaf))
+    (ok && !w.frozen && g.ty(leaf).shape[0] == *last).then_some((*add, leaf))
 }

@@ -88,7 +88,7 @@ fn rebuild(
                 let stream = version_leaf(g, id).is_none() && out.ty(part).dtype == to;
                 return if stream { out.cast(part, DType::F32) } else { Ok(part) };
             }
-            Op::Weight(w) if w.ty.dtype == DType::F32 && !w.fixed => {
+            Op::Weight(w) if w.ty.dtype == DType::F32 && !w.frozen => {
                 let w = out.push(Weight { ty: w.ty.with(to), ..w.clone() }, &[])?;
                 out.note_sharding(w, &node.sharding);
                 return out.cast(w, DType::F32);

@@ -1,7 +1,7 @@
 //! What goes to memory. In: a graph. Out: for each node whether its value is stored or computed where it is used, and
 //! which pointwise nodes an anchor takes along. Greedy and deterministic; every choice is about cost, none about meaning.
 
-use crate::canonicalise::holds;
+use crate::canonicalise::represents;
 use crate::strides::{read_in_place, read_whole};
 use astrai_ir::ops::{Op, ScatterKind};
 use astrai_ir::{DType, DotForm, Graph, GroupedForm, NodeId};
@@ -139,7 +139,7 @@ pub fn widens(g: &Graph, id: NodeId) -> bool {
 /// True for a cast that changes the type and no value.
 pub fn keeps(g: &Graph, id: NodeId) -> bool {
     let node = g.node(id);
-    matches!(node.op, Op::Cast(_)) && holds(node.ty().dtype, g.ty(node.args[0]).dtype)
+    matches!(node.op, Op::Cast(_)) && represents(node.ty().dtype, g.ty(node.args[0]).dtype)
 }
 
 /// True for nodes that are computed wherever they are used: they only rename elements or are known without memory.

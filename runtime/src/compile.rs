@@ -67,7 +67,7 @@ pub struct Program {
     /// One kernel a region of the plan; `None` where the interpreter runs the region.
     pub kernels: Vec<Option<Kernel>>,
     /// What was found when the bodies' equal forms were looked for.
-    pub searched: Vec<passes::Searched>,
+    pub searched: Vec<passes::SaturationReport>,
     /// Weights that are computed from others when they are loaded.
     pub derived: Vec<passes::Derived>,
     /// What each stage did.

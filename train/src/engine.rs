@@ -125,7 +125,7 @@ impl Plan {
     pub fn states(&self) -> Vec<(String, DType, Vec<usize>)> {
         let prefixes: Vec<&str> = [GRAD].into_iter().chain(self.recipe.kept()).collect();
         let one = |p: &str, w: &Weight| (format!("{p}{}", w.name), DType::F32, shape(w));
-        let trained = || self.weights.iter().filter(|w| !w.fixed);
+        let trained = || self.weights.iter().filter(|w| !w.frozen);
         prefixes.iter().flat_map(|p| trained().map(move |w| one(p, w))).collect()
     }
 
@@ -181,7 +181,7 @@ fn stages_of_norm(weights: &[Weight], leaves: &Leaves, (mesh, stage): (&Mesh, us
 /// The weights of a program as they are on all ranks together, and where they and their states lie.
 fn whole_weights(program: &Program, mesh: &Mesh, recipe: &Recipe) -> Result<(Vec<Weight>, Leaves), Error> {
     let (mut all, mut leaves) = (weights(program), Leaves::new());
-    all.retain(|w| !w.fixed);
+    all.retain(|w| !w.frozen);
     if mesh.ranks() == 1 {
         return Ok((all, leaves));
     }
@@ -269,7 +269,7 @@ impl Engine {
         let weights = plan.weights.iter().map(|w| (w.name.clone(), w.ty.dtype, shape(w)));
         buffers.add_all(weights.chain(plan.states()))?;
         for (i, w) in plan.weights.iter().enumerate() {
-            if plan.recipe.storage != DType::F32 && !w.fixed {
+            if plan.recipe.storage != DType::F32 && !w.frozen {
                 buffers.load(&format!("{MASTER}{}", w.name), w, source)?;
             }
             buffers.load(&w.name, w, source)?;
