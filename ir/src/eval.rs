@@ -50,7 +50,7 @@ impl Eval<'_> {
         Err(format!("runs over the ranks of {}; evaluate all of them together", over.join(",")))
     }
 
-    /// The first output from reals, rounded unless exact.
+    /// The first output from reals, rounded to its type unless exact.
     pub fn real(&self, values: Vec<f64>) -> Result<Vec<Tensor>, String> {
         Ok(vec![self.make(0, values)])
     }
@@ -108,10 +108,10 @@ pub fn eval(
 ) -> Result<Vec<(String, Tensor)>, IrError> {
     let leaves: HashMap<&str, &Tensor> = leaves.iter().map(|(k, v)| (k.as_str(), v)).collect();
     let sizes = sizes_of(graph, &leaves, sizes);
-    walk(graph, &leaves, &sizes, precision)
+    eval_borrowed(graph, &leaves, &sizes, precision)
 }
 
-/// These sizes, and those that the shapes of leaves tell.
+/// These sizes, and those of further symbols from the shapes of leaves.
 pub(crate) fn sizes_of(graph: &Graph, leaves: &HashMap<&str, &Tensor>, sizes: &Sizes) -> Sizes {
     let mut sizes = sizes.clone();
     for node in graph.nodes() {
@@ -126,8 +126,8 @@ pub(crate) fn sizes_of(graph: &Graph, leaves: &HashMap<&str, &Tensor>, sizes: &S
     sizes
 }
 
-/// [`eval`] with leaves by reference and every size given.
-pub fn walk(
+/// [`eval`] with borrowed leaves and all sizes given.
+pub fn eval_borrowed(
     graph: &Graph,
     leaves: &HashMap<&str, &Tensor>,
     sizes: &Sizes,

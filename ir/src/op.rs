@@ -1,5 +1,5 @@
-//! What every operator answers. An operator is one file in `ops/`: its attributes, and this trait, which holds the type
-//! rule, the reference evaluation, the gradient, the decomposition, the cost and the tolerance. The table in `ops.rs`
+//! The trait of operators. An operator is one file in `ops/`: its attributes, and its implementation of this trait: type
+//! inference, reference evaluation, gradient (`vjp`), decomposition, sharding rules, cost and tolerance. The table in `ops.rs`
 //! turns the files into one enum.
 
 use crate::dim::Dim;
@@ -12,11 +12,11 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
 use std::hash::Hash;
 
-/// What a type rule sees.
+/// What type inference sees.
 pub struct Infer<'a> {
     /// Types of the arguments.
     pub args: &'a [&'a Type],
-    /// The graph the node will join, for block signatures.
+    /// The graph to which the node will be added, for block signatures.
     pub graph: &'a Graph,
 }
 
@@ -28,7 +28,7 @@ impl<'a> Infer<'a> {
     }
 }
 
-/// Result of a type rule: one type per output, or what is wrong.
+/// Result of type inference: one type per output, or what is wrong.
 pub type Inferred = Result<Vec<Type>, String>;
 
 /// What a gradient rule sees: `graph` grows by the gradient's nodes.
@@ -50,7 +50,7 @@ impl Vjp<'_> {
     }
 }
 
-/// Gradient rule's result: one cotangent per argument, `None` where no gradient flows.
+/// Result of a gradient rule: one cotangent per argument, `None` where no gradient flows.
 pub type Cotangents = Result<Vec<Option<NodeId>>, IrError>;
 
 /// One operator. `Self` is its attributes.
@@ -65,17 +65,17 @@ pub trait Operator: Clone + Eq + Hash + Debug + Serialize + DeserializeOwned {
     /// that cannot be computed with (an index out of range).
     fn eval(&self, cx: &Eval) -> Result<Vec<crate::Tensor>, String>;
 
-    /// Cotangents of the arguments. Operators without a rule answer an error that names them.
+    /// The gradient rule (vector-Jacobian product): cotangents of the arguments. The default is an error that names the operator.
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
         Err(cx.graph.error(format!("`{}` has no gradient", Self::NAME)))
     }
 
-    /// The same values from simpler operators, for targets without a kernel of this one.
+    /// The decomposition into simpler operators, for targets without a kernel of this one.
     fn decompose(&self, _graph: &mut Graph, _args: &[NodeId]) -> Option<Result<Vec<NodeId>, IrError>> {
         None
     }
 
-    /// An existing or simpler node that is equal to this one on `args`, bit for bit; the constructor takes it instead.
+    /// An existing or simpler node that is equal to this one on `args`, bit for bit; `Graph::push` takes it instead.
     fn simplify(&self, _graph: &Graph, _args: &[NodeId]) -> Option<Simpler> {
         None
     }

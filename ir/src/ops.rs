@@ -1,4 +1,4 @@
-//! The table of operators: one line a file makes the enum, its names, and the dispatch of everything an operator answers.
+//! The table of operators: from one line a file, the enum, the names, and the dispatch to the trait's methods.
 
 use crate::dim::Dim;
 use crate::dtype::DType;
@@ -30,7 +30,7 @@ macro_rules! ops {
             pub fn name(&self) -> &'static str {
                 match self { $(Op::$variant(_) => <$variant as Operator>::NAME),* }
             }
-            /// Type rule.
+            /// Type inference.
             pub fn infer(&self, cx: &Infer) -> Inferred {
                 match self { $(Op::$variant(op) => op.infer(cx)),* }
             }
@@ -42,7 +42,7 @@ macro_rules! ops {
             pub fn vjp(&self, cx: &mut Vjp) -> Cotangents {
                 match self { $(Op::$variant(op) => op.vjp(cx)),* }
             }
-            /// The same values from simpler operators.
+            /// The decomposition into simpler operators.
             pub fn decompose(&self, graph: &mut Graph, args: &[NodeId]) -> Option<Result<Vec<NodeId>, IrError>> {
                 match self { $(Op::$variant(op) => op.decompose(graph, args)),* }
             }
@@ -97,7 +97,7 @@ ops! {
     input::Input, weight::Weight, state::State, constant::Const, iota::Iota, random::Random,
     // views
     reshape::Reshape, permute::Permute, expand::Expand, slice::Slice, pad::Pad, concat::Concat,
-    // element by element
+    // pointwise
     unary::Unary, binary::Binary, compare::Compare, select::Select, cast::Cast,
     // contractions and indexing
     reduce::Reduce, cumsum::Cumsum, argmax::Argmax, topk::Topk, dot::Dot, gather::Gather, scatter::Scatter,
@@ -138,12 +138,12 @@ impl Op {
         }
     }
 
-    /// True for operators that only rearrange elements of one argument.
+    /// True for views: operators that rearrange, repeat or select elements of one argument and compute nothing.
     pub fn is_view(&self) -> bool {
         matches!(self, Op::Reshape(_) | Op::Permute(_) | Op::Expand(_) | Op::Slice(_))
     }
 
-    /// True for operators that compute each element from the elements at the same place of their arguments.
+    /// True for pointwise operators: each element depends on the elements at the same place of the arguments only.
     pub fn is_pointwise(&self) -> bool {
         matches!(
             self,

@@ -165,7 +165,7 @@ impl Shard {
         let from = self.order(x.shape[self.dim], n);
         let each = shape[self.dim];
         let outer = x.shape.clone();
-        x.pick(&shape, |at| {
+        x.gather_with(&shape, |at| {
             let mut index = crate::tensor::unravel(at, &shape);
             index[self.dim] = from[i * each + index[self.dim]];
             crate::tensor::ravel(&index, &outer)
@@ -180,9 +180,9 @@ impl Shard {
         shape[self.dim] *= n;
         let mut place = vec![0; shape[self.dim]];
         self.order(shape[self.dim], n).into_iter().enumerate().for_each(|(p, from)| place[from] = p);
-        let all = shards[1..].iter().fold(shards[0].clone(), |a, b| a.join(b));
+        let all = shards[1..].iter().fold(shards[0].clone(), |a, b| a.append(b));
         let (small, len) = (shards[0].shape.clone(), shards[0].len());
-        all.pick(&shape, |at| {
+        all.gather_with(&shape, |at| {
             let mut index = crate::tensor::unravel(at, &shape);
             let p = place[index[self.dim]];
             index[self.dim] = p % each;

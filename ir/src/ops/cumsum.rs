@@ -1,4 +1,4 @@
-//! `cumsum`: running sums along one axis.
+//! `cumsum`: cumulative sums (a scan) along one axis.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, axis_in};
 use crate::shard::{Propagate, ShardingRule};
@@ -19,7 +19,7 @@ pub struct Cumsum {
 }
 
 impl Cumsum {
-    /// Running sums of every line of `values` along the axis.
+    /// Cumulative sums of every line of `values` along the axis.
     fn run<T: Copy + Default>(&self, values: &mut [T], shape: &[usize], add: impl Fn(T, T) -> T) {
         let (n, step) = (shape[self.axis], strides(shape)[self.axis]);
         for start in (0..values.len()).filter(|i| (i / step) % n == 0) {
@@ -62,7 +62,7 @@ impl Operator for Cumsum {
         Ok(vec![Tensor::int(x.dtype, &x.shape, values)])
     }
 
-    /// An element is part of the sums behind it: the sums of the cotangents from the other end.
+    /// The cumulative sum of the cotangents in the opposite direction: an element is a term of its own sum and of later ones.
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
         let g = cx.grad();
         Ok(vec![Some(cx.graph.push(Cumsum { reverse: !self.reverse, ..self.clone() }, &[g])?)])

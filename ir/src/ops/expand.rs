@@ -1,4 +1,4 @@
-//! `expand`: axes of size one repeated.
+//! `expand`: broadcast of axes of size one.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
 use crate::ops::{Reduce, ReduceKind, Reshape};
@@ -8,7 +8,7 @@ use crate::ty::show;
 use crate::{Dim, Graph, IrError, NodeId, Shape, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
-/// Axes of size one repeated up to `shape`; the rank stays.
+/// Axes of size one broadcast to `shape`; the rank stays.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expand {
@@ -40,7 +40,7 @@ impl Operator for Expand {
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let x = cx.args[0];
-        Ok(vec![x.pick(cx.shape(), |i| {
+        Ok(vec![x.gather_with(cx.shape(), |i| {
             let at = unravel(i, cx.shape());
             let at: Vec<usize> = at.iter().zip(&x.shape).map(|(&a, &n)| if n == 1 { 0 } else { a }).collect();
             ravel(&at, &x.shape)

@@ -35,7 +35,7 @@ impl Gather {
         Ok(before.iter().chain(&indices.shape[batch..]).chain(after).cloned().collect())
     }
 
-    /// (position in `x`'s index, position in `indices`) for an element of the result.
+    /// The index into `x` (0 along the gathered axis) and the index into `indices` of an element of the result.
     pub(super) fn split(&self, at: &[usize], index_rank: usize) -> (Vec<usize>, Vec<usize>) {
         let picks = index_rank - self.batch;
         let index = at[..self.batch].iter().chain(&at[self.axis..self.axis + picks]).copied().collect();
@@ -119,7 +119,7 @@ impl Operator for Gather {
         if let Some(bad) = (0..indices.len()).map(|i| indices.int_at(i)).find(|&v| v < 0 || v as usize >= n) {
             return Err(format!("index {bad} is outside axis {} of size {n}", self.axis));
         }
-        Ok(vec![x.pick(cx.shape(), |i| {
+        Ok(vec![x.gather_with(cx.shape(), |i| {
             let (mut at, index) = self.split(&unravel(i, cx.shape()), indices.shape.len());
             at[self.axis] = indices.int_at(ravel(&index, &indices.shape)) as usize;
             ravel(&at, &x.shape)
@@ -131,7 +131,7 @@ impl Operator for Gather {
         if !cx.graph.ty(x).dtype.is_float() {
             return Ok(vec![None, None]);
         }
-        // Rows met once each go back where they came from.
+        // Where every row of `x` is gathered exactly once (a permutation), the gradient is the inverse gather.
         let back = if (self.axis, self.batch) == (0, 0) { inverse(cx.graph, x, indices)? } else { None };
         if let Some(back) = back {
             return Ok(vec![Some(cx.graph.gather(g, back, 0)?), None]);

@@ -1,5 +1,5 @@
-//! `grouped_dot`: rows in groups, each group times a matrix of its own. One product for all experts of a layer: how many rows
-//! each has is data.
+//! `grouped_dot`: grouped matrix product: rows in groups, each group times a matrix of its own. One operator computes all experts
+//! of a layer; the numbers of rows are data.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
 use crate::ops::{CompareKind, Dot, Gather, GroupedOuter, Iota, ReduceKind};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupedDot {
-    /// The sums run over the rows of a group's matrix instead of its columns.
+    /// The rows of a group's matrix are contracted instead of its columns.
     pub transposed: bool,
 }
 

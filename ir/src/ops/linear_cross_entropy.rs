@@ -1,5 +1,5 @@
-//! `linear_cross_entropy`: negative log-likelihood of target tokens under softmax(hidden · weightᵀ). Kept whole because
-//! a kernel never holds the logits of more than a few tokens.
+//! `linear_cross_entropy`: negative log-likelihood of target tokens under softmax(hidden · weightᵀ), the loss fused with the
+//! output projection. A composite, because a kernel never stores the logits of more than a few tokens.
 
 use super::gather::local_index;
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinearCrossEntropy {
-    /// Part of the probability spread over the whole vocabulary, in [0, 1).
+    /// Label smoothing (arXiv:1512.00567): the probability that is distributed evenly over the vocabulary, in [0, 1).
     pub label_smoothing: Real,
     /// When set, logits become cap · tanh(logit / cap).
     pub softcap: Option<Real>,
 }
 
-/// Nodes that the loss and its gradient share; all `[tokens, vocab]` but `valid`.
+/// Nodes that the loss and its gradient share; all are `[tokens, vocab]` except `valid`.
 pub(super) struct Parts {
     pub(super) logits: NodeId,
     /// tanh(logit / cap), when there is a cap.
@@ -32,7 +32,7 @@ pub(super) struct Parts {
     pub(super) valid: NodeId,
 }
 
-/// What the reference evaluation knows of one token.
+/// The reference evaluation of one token.
 pub(super) struct Row {
     /// The logits after the cap.
     pub(super) logits: Vec<f64>,
@@ -197,7 +197,7 @@ impl Operator for LinearCrossEntropy {
         cx.real((0..cx.shape()[0]).map(row).collect::<Result<_, String>>()?)
     }
 
-    /// Both products of the logits' gradient come from one node, which makes the logits again a few tokens at a time.
+    /// One operator gives both products of the logits' gradient; it recomputes the logits a few tokens at a time.
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
         let (args, grad) = (cx.args, cx.grad());
         let g = &mut *cx.graph;

@@ -1,4 +1,4 @@
-//! `permute`: axes in another order.
+//! `permute`: transposition of axes.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
 use crate::shard::{Propagate, ShardingRule};
@@ -44,7 +44,7 @@ impl Operator for Permute {
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let x = cx.args[0];
         let inverse = self.inverse().axes;
-        Ok(vec![x.pick(cx.shape(), |i| {
+        Ok(vec![x.gather_with(cx.shape(), |i| {
             let at = unravel(i, cx.shape());
             ravel(&inverse.iter().map(|&a| at[a]).collect::<Vec<_>>(), &x.shape)
         })])

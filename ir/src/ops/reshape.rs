@@ -14,8 +14,9 @@ pub struct Reshape {
     pub shape: Shape,
 }
 
-/// Labels of two shapes of equally many elements: the outermost dimensions of stretches that hold the same elements go
-/// together. Dimensions of size one and all others have none.
+/// Labels of the dimensions of two shapes of equally many elements: where consecutive dimensions of one shape correspond to
+/// consecutive dimensions of the other, the outermost of both have the same label. All other dimensions, and those of size one,
+/// have none.
 fn outermost(a: &[Dim], b: &[Dim]) -> [Vec<Label>; 2] {
     let mut labels = [vec![None; a.len()], vec![None; b.len()]];
     let (mut i, mut j) = (0, 0);
@@ -27,7 +28,7 @@ fn outermost(a: &[Dim], b: &[Dim]) -> [Vec<Label>; 2] {
         let (mut x, mut y) = (x.clone(), y.clone());
         (i, j) = (i + 1, j + 1);
         while x != y {
-            // The smaller takes the next of its side.
+            // The smaller product takes in the next dimension of its shape.
             let next = if y.div_exact(&x).is_some() { a.get(i) } else { None };
             match (next, b.get(j)) {
                 (Some(d), _) => (x, i) = (&x * d, i + 1),
@@ -78,7 +79,7 @@ impl Operator for Reshape {
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        Ok(vec![cx.args[0].pick(cx.shape(), |i| i)])
+        Ok(vec![cx.args[0].gather_with(cx.shape(), |i| i)])
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {

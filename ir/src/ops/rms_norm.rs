@@ -15,7 +15,7 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// 1 / sqrt(mean(x²) + eps), repeated over the last axis.
+    /// 1 / sqrt(mean(x²) + eps), broadcast over the last axis.
     fn scale(&self, g: &mut Graph, x: NodeId) -> Result<NodeId, IrError> {
         let xx = g.mul(x, x)?;
         let mean = g.reduce_last(ReduceKind::Mean, xx)?;

@@ -26,7 +26,7 @@ impl Operator for Select {
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let [c, a, b] = cx.args else { return Err("takes 3 arguments".into()) };
-        Ok(vec![a.join(b).pick(cx.shape(), |i| if c.at(i) != 0.0 { i } else { a.len() + i })])
+        Ok(vec![a.append(b).gather_with(cx.shape(), |i| if c.at(i) != 0.0 { i } else { a.len() + i })])
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {

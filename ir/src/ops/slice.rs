@@ -69,7 +69,7 @@ impl Operator for Slice {
         if start + cx.shape()[self.axis] > x.shape[self.axis] {
             return Err(format!("reads past axis {} of size {}", self.axis, x.shape[self.axis]));
         }
-        Ok(vec![x.pick(cx.shape(), |i| {
+        Ok(vec![x.gather_with(cx.shape(), |i| {
             let mut at = unravel(i, cx.shape());
             at[self.axis] += start;
             ravel(&at, &x.shape)

@@ -1,4 +1,4 @@
-//! `softmax`: exponentials of the last axis, normalised; kept whole because the maximum is subtracted for stability.
+//! `softmax`: exponentials of the last axis, normalised. A composite, because the maximum is subtracted for stability.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
 use crate::ops::{ReduceKind, UnaryKind};

@@ -1,5 +1,6 @@
-//! `weight`: a tensor of the checkpoint. One buffer may hold several as consecutive rows (q|k|v, gate|up): then the joined
-//! buffer is the storage and the checkpoint names are views of it. Training updates every weight that is not frozen.
+//! `weight`: a tensor of the checkpoint. One buffer may hold the concatenation of several as consecutive rows (q|k|v, gate|up):
+//! then the concatenated buffer is the storage and the checkpoint names are views of it. Training updates every weight that is
+//! not frozen.
 
 use crate::op::{Infer, Inferred, Operator};
 use crate::{Dim, Tensor, Type, eval::Eval};
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Weight {
-    /// Name of the buffer: the checkpoint's name, or the joined names.
+    /// Name of the buffer: the checkpoint's name, or one made of the names of its parts.
     pub name: String,
     /// Its type.
     pub ty: Type,
@@ -27,7 +28,7 @@ pub struct Weight {
     pub skip_zero_grad: bool,
 }
 
-/// Consecutive rows (outermost dimension) of a joined buffer.
+/// Consecutive rows (outermost dimension) of a concatenated buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rows {

@@ -1,6 +1,7 @@
-//! The rewrite rules, one row each. In: an e-graph. Out: more e-nodes in its e-classes. A rule has a pattern (left-hand side), and a
-//! function that checks its guard on the analysis data of the bound e-classes (rank, exact sizes, dtype, weights only) and adds
-//! the right-hand side; its class says what it may change. A row without a sample for the property test does not compile.
+//! The rewrite rules, one row each. In: an e-graph. Out: more e-nodes in its e-classes. A rule has a pattern (left-hand side),
+//! and a function that checks its guard on the analysis data of the bound e-classes (rank, exact sizes, dtype, weights only)
+//! and adds the right-hand side; its class says what it may change. A row without a sample for the property test does not
+//! compile.
 
 mod attention;
 mod casts;

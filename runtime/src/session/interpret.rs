@@ -27,7 +27,7 @@ impl Session {
         }
         let weights = self.interpreted.iter().flatten().map(|(k, v)| (k.as_str(), v));
         let all: HashMap<&str, &Tensor> = weights.chain(leaves.iter().map(|(k, v)| (*k, v))).collect();
-        let outs = eval::walk(g, &all, &self.sizes, Precision::default())?;
+        let outs = eval::eval_borrowed(g, &all, &self.sizes, Precision::default())?;
         for ((_, t), (_, id)) in outs.iter().zip(g.outputs()) {
             let name = version_leaf(g, *id).and_then(|l| g.node(l).op.leaf_name());
             let Some(b) = name.and_then(|n| self.buffers.get(n)) else { continue };
