@@ -1,7 +1,7 @@
 //! Canonicalisation. In: any graph. Out: the same values, bit for bit, without redundant casts, without arithmetic on
 //! neutral elements and without dead nodes. Views are canonical already: `Graph::push` simplifies them. The pass is idempotent.
 
-use crate::{each_graph, live_only};
+use crate::{each_graph, eliminate_dead_nodes};
 use astrai_ir::ops::{BinaryKind, Op};
 use astrai_ir::{DType, Graph, IrError, NodeId};
 
@@ -18,7 +18,7 @@ pub fn canonicalise(graph: &Graph) -> Result<Graph, IrError> {
                 found.map_or_else(|| out.push(g.node(id).op.clone(), args), Ok)
             },
         )?;
-        live_only(&simple)
+        eliminate_dead_nodes(&simple)
     })
 }
 

@@ -62,7 +62,7 @@ pub fn fold(graph: &Graph) -> Result<(Graph, Vec<Derived>), IrError> {
         },
     )?;
     // Weights that only folded expressions used are dead now.
-    Ok((crate::live_only(&folded)?, derived.into_values().collect()))
+    Ok((crate::eliminate_dead_nodes(&folded)?, derived.into_values().collect()))
 }
 
 /// A block whose expressions are replaced by parameters, without the parameters that only they used.
@@ -78,7 +78,7 @@ fn fold_block(block: &Arc<Block>, found: &[Expression]) -> Result<Arc<Block>, Ir
             None => out.push_exact(g.node(id).op.clone(), args),
         },
     )?;
-    let body = crate::live_only(&body)?;
+    let body = crate::eliminate_dead_nodes(&body)?;
     let has = |p: &String| body.nodes().iter().any(|n| n.op.leaf_name() == Some(p));
     let params =
         block.params.iter().chain(found.iter().map(|e| &e.param)).filter(|p| has(p)).cloned().collect();

@@ -1,5 +1,5 @@
-//! The stages between a graph and a plan. Each is a plain function with a verb for a name: a graph goes in, a new one comes
-//! out; the last ones make a plan. `runtime::compile` names them in order.
+//! The passes of the compiler. Each is a plain function with a verb for a name: from a graph to a new graph; the last ones give a
+//! plan. `runtime::compile` names them in order.
 
 mod canonicalise;
 mod decompose;
@@ -37,7 +37,7 @@ pub use versions::{is_version, version_leaf};
 use astrai_ir::{Block, Graph, IrError};
 use std::sync::Arc;
 
-/// Applies a stage to the bodies of all blocks, then to the graph itself.
+/// Applies a pass to the bodies of all blocks, then to the graph itself.
 fn each_graph(graph: &Graph, stage: &dyn Fn(&Graph) -> Result<Graph, IrError>) -> Result<Graph, IrError> {
     let blocks = graph.rebuild(
         |b| {
@@ -49,7 +49,7 @@ fn each_graph(graph: &Graph, stage: &dyn Fn(&Graph) -> Result<Graph, IrError>) -
     stage(&blocks)
 }
 
-/// The graph without nodes that no output needs.
-fn live_only(graph: &Graph) -> Result<Graph, IrError> {
+/// Dead code elimination: the graph without nodes that no output depends on.
+fn eliminate_dead_nodes(graph: &Graph) -> Result<Graph, IrError> {
     graph.rebuild(|b| Ok(b.clone()), |g, id, args| g.push_exact(graph.node(id).op.clone(), args))
 }

@@ -2,7 +2,7 @@
 //! its result. In: a graph whose blocks have siblings (q|k|v|gate, gate|up). Out: the same values bit for bit (every output element
 //! keeps its own sum) from fewer kernels. From here on the concatenated buffer is the storage; checkpoint names are rows of it.
 
-use crate::live_only;
+use crate::eliminate_dead_nodes;
 use astrai_ir::ops::{BinaryKind, Call, Dot, Op, Rows, Weight};
 use astrai_ir::{Block, BlockId, Dim, Graph, IrError, NodeId, Sharding, Type};
 use std::collections::HashMap;
@@ -50,7 +50,7 @@ pub fn merge(graph: &Graph) -> Result<Graph, IrError> {
         },
     )?;
     // Removes weights that only the replaced calls used.
-    Ok(merge_siblings(&live_only(&outer)?, &|_| true)?.0)
+    Ok(merge_siblings(&eliminate_dead_nodes(&outer)?, &|_| true)?.0)
 }
 
 /// True when every call binds this parameter to a weight that has no other user.
@@ -139,7 +139,7 @@ fn merge_siblings(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Result<(Graph, V
         },
     )?;
     // Removes the separate dots.
-    Ok((live_only(&out)?, concatenations))
+    Ok((eliminate_dead_nodes(&out)?, concatenations))
 }
 
 /// One dot on the concatenated weight, plus the concatenated bias, and each member's slice of the result.
