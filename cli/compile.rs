@@ -15,7 +15,7 @@ use crate::summary::{describe, graph_parameters, summary};
 use crate::{measure, output};
 use astrai_builders::{Cache, Logits, ModelConfig, Program, build, placements};
 use astrai_ir::{Graph, graphviz, json as ir_json};
-use astrai_passes::{Fidelity, Saturate, Shards};
+use astrai_passes::{Fidelity, MeshSharding, Saturate};
 use astrai_runtime::{Compiled as Planned, Dump, Options, Stage};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
@@ -137,7 +137,7 @@ struct Subject {
     parameters: u64,
     about: Value,
     build_seconds: f64,
-    shards: Shards,
+    shards: MeshSharding,
 }
 
 impl Compile {
@@ -251,7 +251,7 @@ impl Compile {
             "dtype": self.machine.storage().name(),
         });
         let leaves = placements(&config, &mesh, &graph);
-        let shards = Shards { mesh, leaves, stage: self.stage, trained: false };
+        let shards = MeshSharding { mesh, leaves, stage: self.stage, trained: false };
         Ok(Subject { graph, parameters: config.parameter_count(), about, build_seconds, shards })
     }
 
@@ -273,7 +273,7 @@ impl Compile {
             .map_err(|e| format!("{}: {e}", self.model.display()))?;
         let parameters = graph_parameters(&graph)?;
         let about = json!({"dtype": self.machine.storage().name()});
-        Ok(Subject { graph, parameters, about, build_seconds, shards: Shards::default() })
+        Ok(Subject { graph, parameters, about, build_seconds, shards: MeshSharding::default() })
     }
 }
 

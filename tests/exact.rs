@@ -73,7 +73,8 @@ fn a_ragged_batch_is_its_sequences_alone_on_any_number_of_threads() {
 fn trace(graph: &Graph, storage: DType) -> (Vec<(String, String)>, Vec<String>) {
     let machine = Machine::new(Kind::Null, 1).unwrap();
     let program =
-        compile(graph, machine.backend(), &Options { storage, dump: Dump::All, ..Options::default() }).unwrap();
+        compile(graph, machine.backend(), &Options { storage, dump: Dump::All, ..Options::default() })
+            .unwrap();
     let dump = |s: &astrai_runtime::Stage| Some((s.name.to_string(), write_json(s.graph.as_ref()?)));
     let kernels = program.kernels.iter().map(|k| k.as_ref().map_or(String::new(), |k| k.source.clone()));
     (program.report.stages.iter().filter_map(dump).collect(), kernels.collect())

@@ -3,7 +3,7 @@
 use astrai::machine::{Kind, Machine};
 use astrai_builders::config::{MlpSpec, NormPlace, QkNorm};
 use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, build, registry};
-use astrai_ir::{DType};
+use astrai_ir::DType;
 use astrai_runtime::{Device, Dump, Options, compile};
 use astrai_train::engine::Plan;
 use astrai_train::settings::{Settings, Storage};

@@ -8,10 +8,10 @@ use astrai::batch::Batch;
 use astrai::machine::{Kind, Machine};
 use astrai::model::{Model, plan, plan_within};
 use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, build};
+use astrai_ir::DType;
 use astrai_ir::ops::Op;
-use astrai_ir::{DType};
 use astrai_passes::Fidelity;
-use astrai_runtime::{Device, Options, Session, Value, compile, };
+use astrai_runtime::{Device, Options, Session, Value, compile};
 use astrai_serve::cache::KvCache;
 use astrai_serve::scheduler::batch::StepBatch;
 use serde_json::json;
@@ -306,8 +306,7 @@ fn the_logits_of_the_last_tokens_are_rows_of_the_full_forward() {
 
 #[test]
 fn the_interpreter_agrees() {
-    let (host, slow) =
-        (Machine::new(Kind::Cpu, 2).unwrap(), Machine::new(Kind::Interpreter, 1).unwrap());
+    let (host, slow) = (Machine::new(Kind::Cpu, 2).unwrap(), Machine::new(Kind::Interpreter, 1).unwrap());
     for path in cases() {
         for (storage, allowed) in [(DType::F32, 1e-4), (DType::BF16, 5e-2)] {
             let runs = [&host, &slow].map(|machine| {

@@ -1,4 +1,4 @@
-//! Models on meshes. Small ones are run on all ranks in lockstep and equal the whole, forward, backward and over pages;
+//! Models on meshes. Small ones are run on all ranks in lockstep and equal the unsharded model, forward, backward and over pages;
 //! published ones are planned for one rank, their parts add up, and their collectives are counted.
 
 use astrai::machine::{Kind, Machine};
@@ -9,7 +9,7 @@ use astrai_ir::{
     DType, Dim, Graph, Mesh, Placement, Precision, Sharding, Sizes, Stage, Tensor, eval, eval_stages, json,
 };
 use astrai_passes::{
-    GRAD, Gradients, Shards, canonicalise, differentiate, differentiate_over, pipeline, shard,
+    GRAD, Gradients, MeshSharding, canonicalise, differentiate, differentiate_over, pipeline, shard,
 };
 use astrai_runtime::{Device, Options, compile};
 use astrai_train::engine::Plan;
@@ -82,9 +82,9 @@ fn inputs(lengths: &[usize], first: usize) -> Values {
 fn piece(x: &Tensor, placed: &Sharding, mesh: &Mesh, rank: usize) -> Tensor {
     let at = mesh.coordinates(rank);
     placed.iter().fold(x.clone(), |x, (name, p)| match p {
-        Placement::Split(cut) => {
+        Placement::Shard(shard) => {
             let i = mesh.axes.iter().position(|a| a.name == *name).unwrap();
-            cut.take(&x, at[i], mesh.axes[i].size)
+            shard.slice(&x, at[i], mesh.axes[i].size)
         }
         _ => x,
     })
@@ -110,7 +110,7 @@ fn pieces(config: &ModelConfig, program: &Program, ranks: Ranks, trained: bool) 
     let graph = build(config, program).unwrap();
     let mesh = ranks.mesh(config).unwrap();
     let leaves = placements(config, &mesh, &graph);
-    let shards = Shards { leaves, mesh: mesh.clone(), stage: 0, trained };
+    let shards = MeshSharding { leaves, mesh: mesh.clone(), stage: 0, trained };
     let stage = |i: usize| {
         let part = shards.stages().map_or(graph.clone(), |axis| pipeline(&graph, axis, i).unwrap());
         let mut part = shard(&part, &shards).unwrap();
@@ -147,10 +147,10 @@ impl Pieces {
     fn run(&self, weights: &Values, given: &[Values]) -> Vec<Vec<Vec<(String, Tensor)>>> {
         let stage = |i: usize| {
             let of_rank = |rank: usize| {
-                let cut = |(n, t): (&String, &Tensor)| {
+                let sharded = |(n, t): (&String, &Tensor)| {
                     Some((n.clone(), piece(t, self.placed(i, n)?, &self.mesh, rank)))
                 };
-                let weights = weights.iter().filter_map(cut);
+                let weights = weights.iter().filter_map(sharded);
                 weights.chain(given[self.share(rank)].clone()).collect::<Values>()
             };
             let all: Vec<Values> = (0..self.mesh.ranks()).map(of_rank).collect();
@@ -229,14 +229,14 @@ fn losses_and_gradients_on_ranks_are_those_of_the_whole() {
         let program = |n: u64| Program { logits: Logits::None, loss: Loss::Mean, ..Program::full(2 * n, 8) };
         let of_rank = pieces(config, &program(1), ranks, true);
         assert_eq!(of_rank.shards, shares);
-        let whole = build(config, &program(shares as u64)).unwrap();
-        let weights = leaves(&whole);
-        let whole = differentiate(&whole, "loss", Gradients::default()).unwrap();
+        let global = build(config, &program(shares as u64)).unwrap();
+        let weights = leaves(&global);
+        let global = differentiate(&global, "loss", Gradients::default()).unwrap();
         let all = inputs(&lengths[..shares].concat(), 0);
         let want: Vec<(String, Tensor)> = {
             let given = weights.clone().into_iter().chain(all).collect();
             let sizes = Sizes::from([("sequences".to_string(), 2 * shares as u64)]);
-            eval(&whole, &given, &sizes, Precision { exact: true }).unwrap()
+            eval(&global, &given, &sizes, Precision { exact: true }).unwrap()
         };
         let given: Vec<Values> = (0..shares).map(|i| inputs(&lengths[i], 2 * i)).collect();
         let got = of_rank.run(&weights, &given);
@@ -264,8 +264,8 @@ fn prefill_over_pages_on_ranks_is_that_of_the_whole() {
         let cache = Cache { page: 4, pages: 2, table: 1 };
         let program = Program { logits: Logits::Last, ..Program::paged(8, 2, cache) };
         let of_rank = pieces(config, &program, ranks, false);
-        let whole = build(config, &program).unwrap();
-        let weights = leaves(&whole);
+        let global = build(config, &program).unwrap();
+        let weights = leaves(&global);
         let shares = ranks.dp * ranks.ep;
         let given = |i: usize| {
             let mut values = inputs(&[3, 2], 2 * i);
@@ -283,7 +283,7 @@ fn prefill_over_pages_on_ranks_is_that_of_the_whole() {
         for rank in 0..of_rank.mesh.ranks() {
             let values = weights.clone().into_iter().chain(given[of_rank.share(rank)].clone()).collect();
             let context = Sizes::from([("context".to_string(), 2)]);
-            let want = eval(&whole, &values, &context, Precision { exact: true }).unwrap();
+            let want = eval(&global, &values, &context, Precision { exact: true }).unwrap();
             for (label, want) in &want {
                 let has = |stage: &usize| got[*stage][rank].iter().any(|(n, _)| n == label);
                 let stage = (0..ranks.pp).find(has).unwrap_or_else(|| panic!("{name} {ranks:?}: no {label}"));
@@ -313,13 +313,13 @@ fn planned_at(config: &ModelConfig, ranks: Ranks, stage: usize) -> (astrai_runti
     let graph = build(config, &program).unwrap();
     let mesh = ranks.mesh(config).unwrap();
     let shards =
-        Shards { leaves: placements(config, &mesh, &graph), mesh: mesh.clone(), stage, trained: false };
+        MeshSharding { leaves: placements(config, &mesh, &graph), mesh: mesh.clone(), stage, trained: false };
     let options = Options { storage: DType::BF16, shards, ..Options::default() };
     let prefill = compile(&graph, machine.backend(), &options).unwrap();
     let settings = Settings { batch: 1, seq: 4096, dtype: Storage::Bf16, ..Settings::default() };
     let recipe = astrai::train::recipe(&settings);
-    let plan =
-        Plan::on_ranks(config, &recipe, machine.backend(), astrai_runtime::Dump::None, (&mesh, stage)).unwrap();
+    let plan = Plan::on_ranks(config, &recipe, machine.backend(), astrai_runtime::Dump::None, (&mesh, stage))
+        .unwrap();
     (prefill, plan)
 }
 
@@ -327,18 +327,18 @@ fn counts(program: &astrai_runtime::Program) -> Vec<(&'static str, u64)> {
     program.collectives().unwrap().into_iter().map(|(kind, [n, _])| (kind, n)).collect()
 }
 
-/// Elements of a rank's weights, and of those cut along `axis`.
+/// Elements of a rank's weights, and of those sharded along `axis`.
 fn parameters(program: &astrai_runtime::Program, axis: &str) -> [u64; 2] {
     let mut seen = HashMap::new();
     for n in program.graph.nodes() {
         if let Op::Weight(w) = &n.op {
             let elements = w.ty.shape.iter().filter_map(Dim::size).product::<usize>() as u64;
-            let cut = n.sharding.iter().any(|(a, p)| a == axis && matches!(p, Placement::Split(_)));
-            seen.insert(w.name.clone(), (elements, cut));
+            let sharded = n.sharding.iter().any(|(a, p)| a == axis && matches!(p, Placement::Shard(_)));
+            seen.insert(w.name.clone(), (elements, sharded));
         }
     }
-    let cut = seen.values().filter(|(_, cut)| *cut).map(|(n, _)| n).sum();
-    [seen.values().map(|(n, _)| n).sum(), cut]
+    let sharded = seen.values().filter(|(_, sharded)| *sharded).map(|(n, _)| n).sum();
+    [seen.values().map(|(n, _)| n).sum(), sharded]
 }
 
 #[test]
@@ -348,8 +348,8 @@ fn a_dense_layer_meets_twice_forward_and_twice_backward() {
     let (prefill, plan) = planned(&config, Ranks { pp: 1, dp: 2, ep: 1, tp: 8 });
     // Two sums a layer, one of the embedding, and the logits joined.
     assert_eq!(counts(&prefill), [("all_gather", 1), ("all_reduce", 2 * layers + 1)]);
-    let [rank, cut] = parameters(&prefill, "tp");
-    assert_eq!(8 * cut + (rank - cut), config.parameter_count());
+    let [rank, sharded] = parameters(&prefill, "tp");
+    assert_eq!(8 * sharded + (rank - sharded), config.parameter_count());
     let [hidden, tokens] = [config.hidden_size as u64, 4096];
     // Of two bytes an element, of the embedding four, around a ring of 8: 2 * 7/8.
     let [_, sent] = prefill.collectives().unwrap()["all_reduce"];
@@ -378,9 +378,9 @@ fn a_layer_of_experts_exchanges_its_rows_twice() {
         counts(&prefill),
         [("all_gather", 1), ("all_reduce", 2 * layers + 1), ("all_to_all", 2 * layers)]
     );
-    let [_, cut] = parameters(&prefill, "ep");
+    let [_, sharded] = parameters(&prefill, "ep");
     let experts = layers * 3 * 128 * (config.hidden_size as u64) * 1536;
-    assert_eq!(cut, experts / 8 / 4);
+    assert_eq!(sharded, experts / 8 / 4);
     let [_, sent] = prefill.collectives().unwrap()["all_to_all"];
     assert_eq!(sent, 2 * layers * (8 * 4096 * config.hidden_size as u64) * 2 * 7 / 8);
     let [exchanges, _] = plan.grad.collectives().unwrap()["all_to_all"];
@@ -394,8 +394,8 @@ fn stages_of_a_pipeline_have_all_layers_and_send_the_stream() {
     let mut total = 0;
     for stage in 0..pp {
         let (prefill, plan) = planned_at(&config, Ranks { pp, dp: 1, ep: 1, tp: 2 }, stage);
-        let [rank, cut] = parameters(&prefill, "tp");
-        total += 2 * cut + (rank - cut);
+        let [rank, sharded] = parameters(&prefill, "tp");
+        total += 2 * sharded + (rank - sharded);
         let sent = |p: &astrai_runtime::Program| p.collectives().unwrap().get("send").copied();
         let (last, stream) = (stage + 1 == pp, tokens * hidden * 2);
         assert_eq!(sent(&prefill), (!last).then_some([1, stream]), "stage {stage}");
@@ -457,7 +457,7 @@ fn the_command_plans_one_rank() {
     assert!(of(&summary, "rank_parameters") < of(&summary, "parameters") / 2, "{summary}");
     assert_eq!(summary["collectives"]["all_to_all"]["count"], 4, "two layers of experts: {summary}");
     let (_, out, _) = run(&["--mesh", "tp=2", "--dump-after", "shard"]);
-    assert!(out.contains("@ tp=split(0)") && out.contains("all_reduce"), "{out}");
+    assert!(out.contains("@ tp=shard(0)") && out.contains("all_reduce"), "{out}");
     let (_, out, err) = run(&["--mesh", "tp=2,dp=2", "--batch", "2", "--seq", "8", "--for", "train"]);
     assert!(out.contains("all reduce"), "{out}{err}");
     let (_, out, _) = run(&["--mesh", "pp=2", "--stage", "1", "--dump-after", "pipeline"]);

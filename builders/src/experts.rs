@@ -70,7 +70,7 @@ fn route(g: &mut Graph, e: &ExpertsSpec, x: NodeId) -> Result<Routed, IrError> {
         let mut args = vec![logits];
         if e.correction {
             let ty = Type::new(DType::F32, [count]);
-            args.push(g.push(Weight::fixed(e.names.correction, ty), &[])?);
+            args.push(g.push(Weight::frozen(e.names.correction, ty), &[])?);
         }
         Routed::new(g, op, &args)
     })
@@ -183,7 +183,7 @@ fn product(
     let ty = Type::new(DType::F32, [&n * &Dim::from(names.len() * e.count), k]);
     let name = joined(names);
     g.scope(&name, |g| {
-        let w = Weight { parts, rests: e.unmet_rest, ..Weight::new(&format!("{name}.weight"), ty) };
+        let w = Weight { parts, skip_zero_grad: e.unmet_rest, ..Weight::new(&format!("{name}.weight"), ty) };
         let w = g.push(w, &[])?;
         g.push(GroupedDot { transposed: false }, &[x, w, offsets])
     })

@@ -5,7 +5,7 @@
 use crate::config::{ExpertsSpec, MlpSpec, ModelConfig, QkNorm};
 use crate::experts::joined;
 use astrai_ir::ops::Op;
-use astrai_ir::shard::{Cut, STAGES};
+use astrai_ir::shard::{STAGES, Shard};
 use astrai_ir::{Axis, Dim, Graph, Mesh, Placement, Type};
 use std::collections::HashMap;
 
@@ -16,13 +16,13 @@ pub struct Ranks {
     pub pp: usize,
     /// Data: every rank has sequences of its own.
     pub dp: usize,
-    /// Experts, spread over ranks that have sequences of their own, too.
+    /// Experts, sharded over ranks that have sequences of their own, too.
     pub ep: usize,
     /// Tensors: heads, inner widths and the vocabulary.
     pub tp: usize,
 }
 
-/// What a weight does, which says how it is cut.
+/// What a weight does, which says how it is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     /// Rows belong to query heads.
@@ -119,7 +119,7 @@ fn experts_key(c: &ModelConfig) -> &'static str {
 }
 
 /// For every weight and state of `graph`, which was built from this configuration, what ranks hold along each axis; those
-/// that are not listed are whole.
+/// that are not listed are replicated.
 pub fn placements(c: &ModelConfig, mesh: &Mesh, graph: &Graph) -> HashMap<String, Vec<(String, Placement)>> {
     let mut found = HashMap::new();
     for node in graph.nodes() {
@@ -210,12 +210,12 @@ fn placed(
     axis: &Axis,
     mesh: &Mesh,
 ) -> Option<Placement> {
-    let rows = Some(Placement::Split(Cut::of(0)));
+    let rows = Some(Placement::Shard(Shard::of(0)));
     // A bias behind a sum over ranks is added once, to the sum.
-    let columns = (rank == 2).then(|| Placement::Split(Cut::of(1)));
-    let sections = |list: Vec<usize>| Some(Placement::Split(Cut::sections(0, list)));
+    let columns = (rank == 2).then(|| Placement::Shard(Shard::of(1)));
+    let sections = |list: Vec<usize>| Some(Placement::Shard(Shard::sections(0, list)));
     let of_experts = matches!(role, Role::ExpertsIn | Role::ExpertsOut | Role::StackedIn | Role::StackedOut);
-    let along = |dim: usize| Some(Placement::Split(Cut::of(dim)));
+    let along = |dim: usize| Some(Placement::Shard(Shard::of(dim)));
     match axis.name.as_str() {
         "ep" if of_experts => return rows,
         "dp" | "ep" | STAGES => return None,
@@ -235,7 +235,7 @@ fn placed(
         Role::TwoInner => sections(vec![c.intermediate_size; 2]),
         Role::ExpertsIn => {
             let e = experts?;
-            // An axis is cut when those before it are: what is left of the rows of each matrix.
+            // An axis is sharded after those before it: this is what is left of the rows of each matrix.
             let before = if shared { mesh.size(SHARED[0]) } else { 1 };
             sections(vec![e.intermediate / before; 2 * e.count / mesh.size("ep")])
         }

@@ -1,11 +1,11 @@
-//! Blocks: a layer kind as a callable body. In: a body graph whose leaves (`input`, `weight`, `state`) are parameters by
-//! name. Out: what `call` binds, so that a kind is optimised and compiled once whatever the depth of the model.
+//! Blocks: functions of the IR, one for each kind of layer. In: a body whose leaves (`input`, `weight`, `state`) are parameters by
+//! name. Out: what a `call` binds, so that a kind of layer is optimised and compiled once whatever the depth of the model.
 
 use crate::graph::{Graph, IrError, NodeId};
 use crate::ops::Op;
 use crate::ty::Type;
 
-/// A callable body.
+/// A callable function: a body with parameters.
 #[derive(Clone, Debug)]
 pub struct Block {
     /// Name of the kind (`decoder`, `decoder_local`).
@@ -23,7 +23,7 @@ impl Block {
         Block { name: name.to_string(), graph, params }
     }
 
-    /// The leaf that stands for a parameter.
+    /// The leaf of a parameter.
     pub fn leaf(&self, param: &str) -> Option<NodeId> {
         self.graph.ids().find(|&id| self.graph.node(id).op.leaf_name() == Some(param))
     }
@@ -47,7 +47,7 @@ impl Block {
         self.graph.outputs().iter().map(|(_, id)| self.graph.ty(*id).clone()).collect()
     }
 
-    /// True when the parameter is bound to a weight.
+    /// True when the leaf of the parameter is a weight.
     pub fn is_weight(&self, param: &str) -> bool {
         self.leaf(param).is_some_and(|id| matches!(self.graph.node(id).op, Op::Weight(_)))
     }

@@ -1,5 +1,5 @@
-//! Short forms for making nodes: arithmetic, broadcasting, keep-dimension reductions. Builders and gradient rules speak
-//! through these; each is one or a few `push` calls.
+//! Shorthands for adding nodes: arithmetic, broadcasting, reductions that keep dimensions. Builders and gradient rules use
+//! them; each is one or a few calls of `push`.
 
 use crate::graph::{Graph, IrError, NodeId};
 use crate::ops::*;
@@ -32,14 +32,14 @@ impl Graph {
         self.broadcast(c, &ty.shape)
     }
 
-    /// Element by element function of one argument.
+    /// A pointwise function of one argument.
     pub fn unary(&mut self, kind: UnaryKind, x: NodeId) -> Made {
         self.push(Unary { kind }, &[x])
     }
 
-    /// Element by element function of two arguments, each broadcast to the other.
+    /// A pointwise function of two arguments, each broadcast to the other.
     pub fn binary(&mut self, kind: BinaryKind, a: NodeId, b: NodeId) -> Made {
-        let (a, b) = self.together(a, b)?;
+        let (a, b) = self.broadcast_pair(a, b)?;
         self.push(Binary { kind }, &[a, b])
     }
 
@@ -71,7 +71,7 @@ impl Graph {
 
     /// Truth of a comparison, each side broadcast to the other.
     pub fn compare(&mut self, kind: CompareKind, a: NodeId, b: NodeId) -> Made {
-        let (a, b) = self.together(a, b)?;
+        let (a, b) = self.broadcast_pair(a, b)?;
         self.push(Compare { kind }, &[a, b])
     }
 
@@ -90,7 +90,7 @@ impl Graph {
         self.push(Reshape { shape }, &[x])
     }
 
-    /// Axes in another order.
+    /// The axes permuted.
     pub fn permute(&mut self, x: NodeId, axes: &[usize]) -> Made {
         self.push(Permute { axes: axes.to_vec() }, &[x])
     }
@@ -100,7 +100,7 @@ impl Graph {
         self.push(Slice { axis, start, len }, &[x])
     }
 
-    /// `x` repeated up to `shape`: axes of size one, and missing leading axes.
+    /// `x` broadcast to `shape`: along axes of size one, and along new leading axes.
     pub fn broadcast(&mut self, x: NodeId, shape: &[Dim]) -> Made {
         let own = self.ty(x).shape.clone();
         if own.len() > shape.len() {
@@ -117,7 +117,7 @@ impl Graph {
         self.push(Reduce { kind, axes: axes.to_vec() }, &[x])
     }
 
-    /// Reduction over the last axis, repeated back to the shape of `x`.
+    /// Reduction over the last axis, broadcast back to the shape of `x`.
     pub fn reduce_last(&mut self, kind: ReduceKind, x: NodeId) -> Made {
         let shape = self.ty(x).shape.clone();
         let last = shape.len().saturating_sub(1);
@@ -144,18 +144,18 @@ impl Graph {
         self.push(RmsNorm { eps: Real(eps) }, &[x, w])
     }
 
-    /// Both at the broadcast of their shapes.
-    pub(crate) fn together(&mut self, a: NodeId, b: NodeId) -> Result<(NodeId, NodeId), IrError> {
+    /// Both values broadcast to the broadcast of their shapes.
+    pub(crate) fn broadcast_pair(&mut self, a: NodeId, b: NodeId) -> Result<(NodeId, NodeId), IrError> {
         let (sa, sb) = (self.ty(a).shape.clone(), self.ty(b).shape.clone());
         if sa == sb {
             return Ok((a, b));
         }
-        let shape = self.together_shape(&sa, &sb)?;
+        let shape = self.broadcast_shapes(&sa, &sb)?;
         Ok((self.broadcast(a, &shape)?, self.broadcast(b, &shape)?))
     }
 
     /// The broadcast of two shapes: aligned at their ends, sizes equal or one of them 1.
-    pub(crate) fn together_shape(&self, a: &[Dim], b: &[Dim]) -> Result<Shape, IrError> {
+    pub(crate) fn broadcast_shapes(&self, a: &[Dim], b: &[Dim]) -> Result<Shape, IrError> {
         let rank = a.len().max(b.len());
         let at = |s: &[Dim], i: usize| (i + s.len()).checked_sub(rank).map_or(Dim::from(1), |i| s[i].clone());
         let mut shape = Vec::with_capacity(rank);

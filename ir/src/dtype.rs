@@ -80,7 +80,7 @@ impl DType {
     }
 
     /// True when every value of `narrow` is one of this type.
-    pub fn holds(self, narrow: DType) -> bool {
+    pub fn represents(self, narrow: DType) -> bool {
         use DType::*;
         match self {
             F32 => matches!(narrow, F16 | BF16 | F8E4M3 | F8E5M2 | I8 | U8 | Bool),

@@ -1,27 +1,29 @@
-//! Effects as values. In: a graph whose states (and trained weights) have versions: the leaf, then what each `store`, or
-//! call of a body that stores, returns. Out: who overwrites which version and who must therefore run before; the verifier
-//! asks whether such an order exists, the scheduler keeps it.
+//! Effects as values. In: a graph whose states (and trained weights) have versions: the leaf, then the result of each `store`,
+//! or of each call of a body that stores. Out: the writes, each with the version that it overwrites, and the anti-dependencies
+//! (write after read): every reader of a version runs before the writer that overwrites it. The verifier checks that an order
+//! of the nodes keeps both data dependencies and anti-dependencies.
 
 use crate::block::Block;
 use crate::graph::{Graph, IrError, Node, NodeId};
 use crate::ops::Op;
+use crate::view::GraphView;
 
-/// Overwritten versions of a graph's states. Dead nodes have no part in it: they never run.
+/// The writes and anti-dependencies of a graph's live nodes; dead nodes never run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Effects {
     /// (writer, version it overwrites), by writer.
     pub writes: Vec<(NodeId, NodeId)>,
-    /// (reader of a version, its writer): the first runs before the second. A view has no storage of its own, so whoever
-    /// reads a view of a version reads the version.
-    pub before: Vec<(NodeId, NodeId)>,
+    /// Anti-dependencies: (reader of a version, writer that overwrites it); the reader runs first. A view has no storage of its
+    /// own, so a reader of a view of a version reads the version.
+    pub anti_dependencies: Vec<(NodeId, NodeId)>,
 }
 
-/// What a call of a block does to what it is given.
-struct Body {
+/// The effects of a call of a block on its arguments.
+struct BodyEffects {
     /// For each parameter whether the body overwrites it.
     writes: Vec<bool>,
     /// For each output whether it is a version of a state.
-    gives: Vec<bool>,
+    returns_version: Vec<bool>,
 }
 
 type IsStore<'a> = &'a dyn Fn(&Node) -> bool;
@@ -35,8 +37,8 @@ impl Effects {
 
     /// The effects, and for each node whether it is a version of a state.
     fn scan(graph: &Graph, is_store: IsStore) -> Result<(Effects, Vec<bool>), IrError> {
-        let bodies: Result<Vec<Body>, IrError> =
-            graph.blocks().iter().map(|b| Body::of(b, is_store)).collect();
+        let bodies: Result<Vec<BodyEffects>, IrError> =
+            graph.blocks().iter().map(|b| BodyEffects::of(b, is_store)).collect();
         let bodies = bodies?;
         let versions: Vec<bool> = graph.ids().map(|id| is_version(graph, id, &bodies, is_store)).collect();
         let live = graph.live();
@@ -61,36 +63,38 @@ impl Effects {
                 effects.writes.push((id, v));
             }
         }
-        effects.read_before(graph, &live, &writer)?;
-        effects.order(graph, &live)?;
+        effects.find_anti_dependencies(graph, &live, &writer)?;
+        effects.check_order(graph)?;
         Ok((effects, versions))
     }
 
-    /// Fills `before`.
-    fn read_before(
+    /// Fills `anti_dependencies`.
+    fn find_anti_dependencies(
         &mut self,
         graph: &Graph,
         live: &[bool],
         writer: &[Option<NodeId>],
     ) -> Result<(), IrError> {
-        // For each node the overwritten version it is, or is a view of.
-        let mut shown: Vec<Option<NodeId>> = vec![None; writer.len()];
+        // For each node the overwritten version that it is, or is a view of.
+        let mut viewed: Vec<Option<NodeId>> = vec![None; writer.len()];
         for id in graph.ids().filter(|id| live[id.index()]) {
             let node = graph.node(id);
-            for v in node.args.iter().filter_map(|a| shown[a.index()]) {
+            for v in node.args.iter().filter_map(|a| viewed[a.index()]) {
                 match writer[v.index()] {
-                    Some(w) if w != id && self.before.last() != Some(&(id, w)) => self.before.push((id, w)),
+                    Some(w) if w != id && self.anti_dependencies.last() != Some(&(id, w)) => {
+                        self.anti_dependencies.push((id, w))
+                    }
                     _ => {}
                 }
             }
-            shown[id.index()] = match node.args.as_slice() {
+            viewed[id.index()] = match node.args.as_slice() {
                 _ if writer[id.index()].is_some() => Some(id),
-                [a] if node.op.is_view() => shown[a.index()],
+                [a] if node.op.is_view() => viewed[a.index()],
                 _ => None,
             };
         }
         for (name, id) in graph.outputs() {
-            if let Some((v, w)) = shown[id.index()].and_then(|v| Some((v, writer[v.index()]?))) {
+            if let Some((v, w)) = viewed[id.index()].and_then(|v| Some((v, writer[v.index()]?))) {
                 return Err(at(
                     graph,
                     *id,
@@ -101,35 +105,17 @@ impl Effects {
         Ok(())
     }
 
-    /// `Ok` when the arguments' order and `before` have no cycle.
-    fn order(&self, graph: &Graph, live: &[bool]) -> Result<(), IrError> {
-        if self.before.is_empty() {
+    /// `Ok` when some order of the nodes keeps data dependencies and anti-dependencies.
+    fn check_order(&self, graph: &Graph) -> Result<(), IrError> {
+        if self.anti_dependencies.is_empty() {
             return Ok(());
         }
-        let mut next: Vec<Vec<NodeId>> = vec![Vec::new(); live.len()];
-        let mut waits = vec![0usize; live.len()];
-        let args = graph.ids().filter(|id| live[id.index()]);
-        let args = args.flat_map(|id| graph.node(id).args.iter().map(move |&a| (a, id)));
-        for (first, then) in args.chain(self.before.iter().copied()) {
-            next[first.index()].push(then);
-            waits[then.index()] += 1;
-        }
-        let mut ready: Vec<NodeId> =
-            graph.ids().filter(|id| live[id.index()] && waits[id.index()] == 0).collect();
-        let mut left = live.iter().filter(|l| **l).count();
-        while let Some(id) = ready.pop() {
-            left -= 1;
-            for n in &next[id.index()] {
-                waits[n.index()] -= 1;
-                if waits[n.index()] == 0 {
-                    ready.push(*n);
-                }
-            }
-        }
-        if left == 0 {
+        let view = GraphView::with_edges(graph, &self.anti_dependencies);
+        if view.topological_order().is_some() {
             return Ok(());
         }
-        match self.before.iter().find(|(reader, writer)| reaches(&next, *writer, *reader)) {
+        let cyclic = |(reader, writer): &&(NodeId, NodeId)| view.has_path(*writer, *reader);
+        match self.anti_dependencies.iter().find(cyclic) {
             Some((reader, writer)) => {
                 Err(at(graph, *reader, format!("reads what {writer} overwrites, but cannot run before it")))
             }
@@ -138,14 +124,14 @@ impl Effects {
     }
 }
 
-impl Body {
-    fn of(block: &Block, is_store: IsStore) -> Result<Body, IrError> {
+impl BodyEffects {
+    fn of(block: &Block, is_store: IsStore) -> Result<BodyEffects, IrError> {
         let (effects, versions) = Effects::scan(&block.graph, is_store)
             .map_err(|e| IrError { message: format!("in block `{}`: {}", block.name, e.message), ..e })?;
         let written = |p: &String| block.leaf(p).is_some_and(|l| effects.writes.iter().any(|(_, v)| *v == l));
-        Ok(Body {
+        Ok(BodyEffects {
             writes: block.params.iter().map(written).collect(),
-            gives: block.graph.outputs().iter().map(|(_, id)| versions[id.index()]).collect(),
+            returns_version: block.graph.outputs().iter().map(|(_, id)| versions[id.index()]).collect(),
         })
     }
 }
@@ -155,10 +141,10 @@ fn at(graph: &Graph, id: NodeId, message: String) -> IrError {
     IrError { origin: node.origin.to_string(), message: format!("{id} `{}` {message}", node.op.name()) }
 }
 
-fn is_version(graph: &Graph, id: NodeId, bodies: &[Body], is_store: IsStore) -> bool {
+fn is_version(graph: &Graph, id: NodeId, bodies: &[BodyEffects], is_store: IsStore) -> bool {
     let node = graph.node(id);
     let given = |op: &Op, i: usize| match op {
-        Op::Call(c) => bodies[c.block.0 as usize].gives.get(i) == Some(&true),
+        Op::Call(c) => bodies[c.block.0 as usize].returns_version.get(i) == Some(&true),
         _ => false,
     };
     match &node.op {
@@ -169,7 +155,7 @@ fn is_version(graph: &Graph, id: NodeId, bodies: &[Body], is_store: IsStore) -> 
 }
 
 /// Arguments whose storage the node overwrites.
-fn overwritten(node: &Node, bodies: &[Body], is_store: IsStore) -> Vec<NodeId> {
+fn overwritten(node: &Node, bodies: &[BodyEffects], is_store: IsStore) -> Vec<NodeId> {
     match &node.op {
         Op::Call(c) => {
             let writes = &bodies[c.block.0 as usize].writes;
@@ -178,20 +164,6 @@ fn overwritten(node: &Node, bodies: &[Body], is_store: IsStore) -> Vec<NodeId> {
         _ if is_store(node) => node.args.first().copied().into_iter().collect(),
         _ => vec![],
     }
-}
-
-fn reaches(next: &[Vec<NodeId>], from: NodeId, to: NodeId) -> bool {
-    let mut seen = vec![false; next.len()];
-    let mut stack = vec![from];
-    while let Some(id) = stack.pop() {
-        if id == to {
-            return true;
-        }
-        if !std::mem::replace(&mut seen[id.index()], true) {
-            stack.extend(&next[id.index()]);
-        }
-    }
-    false
 }
 
 #[cfg(test)]
@@ -226,9 +198,9 @@ mod tests {
         let next = store(&mut g, s, x);
         let late = g.unary(UnaryKind::Neg, s).unwrap();
         g.set_output("s", next).unwrap();
-        assert_eq!(effects(&g).unwrap(), Effects { writes: vec![(next, s)], before: vec![] });
+        assert_eq!(effects(&g).unwrap(), Effects { writes: vec![(next, s)], anti_dependencies: vec![] });
         g.set_output("y", late).unwrap();
-        assert_eq!(effects(&g).unwrap().before, vec![(late, next)]);
+        assert_eq!(effects(&g).unwrap().anti_dependencies, vec![(late, next)]);
         g.set_output("old", s).unwrap();
         assert!(effects(&g).unwrap_err().contains("output `old`"));
     }

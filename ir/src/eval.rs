@@ -44,13 +44,13 @@ impl Eval<'_> {
         size_of(d, self.sizes)
     }
 
-    /// What a collective answers that is asked without the ranks it meets.
-    pub fn alone(&self, over: &[Axis]) -> Result<Vec<Tensor>, String> {
+    /// The error of a collective that is evaluated without the other ranks of its group.
+    pub fn without_group(&self, over: &[Axis]) -> Result<Vec<Tensor>, String> {
         let over: Vec<String> = over.iter().map(Axis::to_string).collect();
-        Err(format!("meets the ranks of {}; evaluate all of them together", over.join(",")))
+        Err(format!("runs over the ranks of {}; evaluate all of them together", over.join(",")))
     }
 
-    /// The first output from reals, rounded unless exact.
+    /// The first output from reals, rounded to its type unless exact.
     pub fn real(&self, values: Vec<f64>) -> Result<Vec<Tensor>, String> {
         Ok(vec![self.make(0, values)])
     }
@@ -77,14 +77,14 @@ pub(crate) fn size_of(d: &Dim, sizes: &Sizes) -> Result<usize, String> {
 }
 
 /// What a collective's reference evaluation sees besides its arguments.
-pub struct Meet<'a> {
-    /// Values of the graph's symbols on each rank that meets.
+pub struct EvalCollective<'a> {
+    /// Values of the graph's symbols on each rank of the group.
     pub sizes: &'a [&'a Sizes],
     /// No rounding of floating results.
     pub exact: bool,
 }
 
-impl Meet<'_> {
+impl EvalCollective<'_> {
     /// Value of a size on a rank.
     pub fn dim(&self, rank: usize, d: &Dim) -> Result<usize, String> {
         size_of(d, self.sizes[rank])
@@ -108,10 +108,10 @@ pub fn eval(
 ) -> Result<Vec<(String, Tensor)>, IrError> {
     let leaves: HashMap<&str, &Tensor> = leaves.iter().map(|(k, v)| (k.as_str(), v)).collect();
     let sizes = sizes_of(graph, &leaves, sizes);
-    walk(graph, &leaves, &sizes, precision)
+    eval_borrowed(graph, &leaves, &sizes, precision)
 }
 
-/// These sizes, and those that the shapes of leaves tell.
+/// These sizes, and those of further symbols from the shapes of leaves.
 pub(crate) fn sizes_of(graph: &Graph, leaves: &HashMap<&str, &Tensor>, sizes: &Sizes) -> Sizes {
     let mut sizes = sizes.clone();
     for node in graph.nodes() {
@@ -126,8 +126,8 @@ pub(crate) fn sizes_of(graph: &Graph, leaves: &HashMap<&str, &Tensor>, sizes: &S
     sizes
 }
 
-/// [`eval`] with leaves by reference and every size given.
-pub fn walk(
+/// [`eval`] with borrowed leaves and all sizes given.
+pub fn eval_borrowed(
     graph: &Graph,
     leaves: &HashMap<&str, &Tensor>,
     sizes: &Sizes,

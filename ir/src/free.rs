@@ -19,7 +19,7 @@ impl Graph {
     /// True for a cast that changes the type and no value.
     pub fn keeps_values(&self, id: NodeId) -> bool {
         let node = self.node(id);
-        matches!(node.op, Op::Cast(_)) && node.ty().dtype.holds(self.ty(node.args[0]).dtype)
+        matches!(node.op, Op::Cast(_)) && node.ty().dtype.represents(self.ty(node.args[0]).dtype)
     }
 
     /// True for nodes that are computed wherever they are used: views, widening casts, indices, single numbers.

@@ -1,9 +1,9 @@
-//! The tensor front end: a graph written by hand as arithmetic on values. In: inputs and weights by name, then operators
-//! of Rust and methods. Out: a finished [`Graph`], or the values of its results by the interpreter.
+//! The tensor front end: a graph written by hand as arithmetic on values, recorded on a tape. In: inputs and weights by name, then
+//! Rust operators and methods. Out: a finished [`Graph`], or the values of its outputs by the interpreter.
 //!
-//! Operator chains leave no room for `Result`. So the first mistake (shapes that do not go together, a missing axis) is
-//! kept on the tape, every value made from a mistaken one is mistaken too, and [`Tape::finish`], [`Tape::run`] and
-//! [`Value::eval`] answer that first error. Nothing here panics.
+//! Operator chains leave no room for `Result`. So the tape records the first error (shapes that do not fit, a missing axis), every
+//! value computed from an invalid value is invalid, and [`Tape::finish`], [`Tape::run`] and [`Value::eval`] return that first
+//! error. Nothing here panics.
 //!
 //! A two-layer perceptron, written, differentiated and run:
 //!
@@ -31,7 +31,7 @@
 use crate::eval::{Precision, Sizes, eval};
 use crate::graph::{Graph, IrError, NodeId};
 use crate::ops::{Const, Expand, Random, RandomKind};
-use crate::{DType, Dim, Shape, Symbol, Tensor, Type, grad::gradient_until};
+use crate::{DType, Dim, Shape, Symbol, Tensor, Type, grad::gradient_with_stops};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -43,30 +43,30 @@ mod methods;
 
 type Made = Result<NodeId, IrError>;
 
-/// What all values of a tape share.
+/// The state that all values of a tape share.
 #[derive(Default)]
 struct Shared {
     graph: Graph,
     error: Option<IrError>,
-    /// Nodes through which no gradient flows.
+    /// Nodes through which no gradient flows (stop-gradient).
     stop: HashSet<NodeId>,
 }
 
-/// A graph being written. Clones are the same tape.
+/// A graph being recorded. Clones share the tape.
 #[derive(Clone, Default)]
 pub struct Tape {
     shared: Rc<RefCell<Shared>>,
 }
 
-/// A tensor of a tape that will have a value when the graph runs. Clones are the same value.
+/// A symbolic tensor of a tape, which has elements when the graph runs. Clones are the same value.
 #[derive(Clone)]
 pub struct Value {
     tape: Tape,
-    /// `None` for the result of a mistake, which the tape keeps.
+    /// `None` for an invalid value, whose error the tape has.
     node: Option<NodeId>,
 }
 
-/// Sizes as one may write them: `[2, 3]` of numbers, a slice of numbers, or symbolic sizes.
+/// What converts to a shape: an array or slice of numbers, or symbolic sizes.
 pub trait IntoShape {
     /// The sizes, outermost first.
     fn into_shape(self) -> Shape;
@@ -135,7 +135,7 @@ impl Tape {
         self.make_from(&[seed, step], |g, a| g.push(Random { kind, ty, stream }, a))
     }
 
-    /// Runs `f` with `name` appended to the origin of the nodes it makes.
+    /// Runs `f` with `name` appended to the origin of the nodes that it adds.
     pub fn scope<R>(&self, name: &str, f: impl FnOnce() -> R) -> R {
         self.shared.borrow_mut().graph.enter(name);
         let r = f();
@@ -143,7 +143,7 @@ impl Tape {
         r
     }
 
-    /// The graph with these results; or the first mistake.
+    /// The graph with these outputs; or the first error.
     pub fn finish(&self, outputs: &[(&str, &Value)]) -> Result<Graph, IrError> {
         let ids: Vec<NodeId> = self.ids(&outputs.iter().map(|(_, v)| *v).collect::<Vec<_>>())?;
         let mut graph = self.shared.borrow().graph.clone();
@@ -153,7 +153,7 @@ impl Tape {
         Ok(graph)
     }
 
-    /// Results by the interpreter, from the values of inputs and weights; or the first mistake.
+    /// Outputs by the interpreter, from the values of inputs and weights; or the first error.
     pub fn run(
         &self,
         outputs: &[(&str, &Value)],
@@ -163,14 +163,14 @@ impl Tape {
         Ok(eval(&graph, leaves, &Sizes::new(), Precision::default())?.into_iter().collect())
     }
 
-    /// Keeps the first mistake.
-    fn keep(&self, e: IrError) {
+    /// Records an error, if it is the first.
+    fn record(&self, e: IrError) {
         self.shared.borrow_mut().error.get_or_insert(e);
     }
 
-    /// A value, or the mistake of making it.
+    /// A value; invalid on an error, which is recorded.
     fn value(&self, made: Made) -> Value {
-        let node = made.map_err(|e| self.keep(e)).ok();
+        let node = made.map_err(|e| self.record(e)).ok();
         Value { tape: self.clone(), node }
     }
 
@@ -179,7 +179,7 @@ impl Tape {
         self.value(made)
     }
 
-    /// A value from others; a mistaken value when one of them is.
+    /// A value from others; an invalid value when one of them is invalid.
     fn make_from(&self, args: &[&Value], f: impl FnOnce(&mut Graph, &[NodeId]) -> Made) -> Value {
         match self.ids(args) {
             Ok(ids) => self.make(|g| f(g, &ids)),
@@ -187,7 +187,7 @@ impl Tape {
         }
     }
 
-    /// Nodes of values of this tape; or the first mistake.
+    /// Nodes of values of this tape; or the first error.
     fn ids(&self, values: &[&Value]) -> Result<Vec<NodeId>, IrError> {
         let shared = self.shared.borrow();
         if let Some(e) = &shared.error {
@@ -209,27 +209,27 @@ impl Tape {
 }
 
 impl Value {
-    /// Element type and shape; `None` after a mistake.
+    /// Element type and shape; `None` for an invalid value.
     pub fn ty(&self) -> Option<Type> {
         Some(self.tape.shared.borrow().graph.ty(self.node?).clone())
     }
 
-    /// The node in the tape's graph; `None` after a mistake.
+    /// The node in the tape's graph; `None` for an invalid value.
     pub fn node(&self) -> Option<NodeId> {
         self.node
     }
 
-    /// The tensor by the interpreter, from the values of inputs and weights; or the tape's first mistake.
+    /// The elements by the interpreter, from the values of inputs and weights; or the tape's first error.
     pub fn eval(&self, leaves: &HashMap<String, Tensor>) -> Result<Tensor, IrError> {
         let mut out = self.tape.run(&[("value", self)], leaves)?;
         out.remove("value").ok_or_else(|| self.tape.shared.borrow().graph.error("no value".into()))
     }
 
-    /// The same numbers, through which no gradient flows.
+    /// The same value, through which no gradient flows (stop-gradient).
     pub fn detach(&self) -> Value {
         let v = self.with(|g, x| {
-            // A copy of its own, or the stop would hold for every other use of the node too. Later passes see an
-            // `expand` to the shape it has and drop it.
+            // A node of its own, so that the stop does not affect other uses of the value. Canonicalisation removes the
+            // `expand`, which does not change the shape.
             let shape = g.ty(x).shape.clone();
             g.push_exact(Expand { shape }.into(), &[x])
         });
@@ -237,14 +237,14 @@ impl Value {
         v
     }
 
-    /// Gradients of the sum of this value's elements by `wrt`, as new values of the tape; zeros where it does not depend
-    /// on one.
+    /// Gradients of the sum of this value's elements with respect to `wrt`, as new values of the tape; zeros for those that it
+    /// does not depend on.
     pub fn backward(&self, wrt: &[&Value]) -> Vec<Value> {
         let made = self.gradients(wrt);
         match made {
             Ok(ids) => ids.into_iter().map(|id| self.tape.value(Ok(id))).collect(),
             Err(e) => {
-                self.tape.keep(e);
+                self.tape.record(e);
                 wrt.iter().map(|_| Value { tape: self.tape.clone(), node: None }).collect()
             }
         }
@@ -255,7 +255,7 @@ impl Value {
         let wrt = self.tape.ids(wrt)?;
         let shared = &mut *self.tape.shared.borrow_mut();
         let one = shared.graph.fill(y, 1.0)?;
-        let found = gradient_until(&mut shared.graph, &[(y, one)], &wrt, &shared.stop)?;
+        let found = gradient_with_stops(&mut shared.graph, &[(y, one)], &wrt, &shared.stop)?;
         let zero_or = |(w, g): (&NodeId, Option<NodeId>)| g.map_or_else(|| shared.graph.fill(*w, 0.0), Ok);
         wrt.iter().zip(found).map(zero_or).collect()
     }
@@ -275,7 +275,7 @@ impl fmt::Debug for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.node, self.ty()) {
             (Some(id), Some(ty)) => write!(f, "{id}: {ty}"),
-            _ => f.write_str("mistake"),
+            _ => f.write_str("invalid"),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Reverse-mode differentiation of a graph. In: outputs with their cotangents, and the nodes to differentiate by. Out:
-//! the cotangents of those, as new nodes of the same graph. The rules are the operators' own; this is only the walk.
+//! the cotangents of those, as new nodes of the same graph. The gradient rules (`vjp`) stand with the operators; here the graph
+//! is traversed in reverse topological order and cotangents are accumulated.
 
 use crate::DType;
 use crate::graph::{Graph, IrError, NodeId};
@@ -9,26 +10,32 @@ use std::collections::HashSet;
 use std::sync::{Arc, LazyLock};
 
 /// Cotangents of `wrt`, in their order; `None` where no output depends on the node. `outputs` pairs nodes with their
-/// cotangents, which have the same types. A `call` on the way is an error: blocks are differentiated as blocks.
+/// cotangents, which have the same types. A `call` on a differentiated path is an error: blocks are differentiated as blocks.
 pub fn gradient(
     graph: &mut Graph,
     outputs: &[(NodeId, NodeId)],
     wrt: &[NodeId],
 ) -> Result<Vec<Option<NodeId>>, IrError> {
-    gradient_until(graph, outputs, wrt, &HashSet::new())
+    gradient_with_stops(graph, outputs, wrt, &HashSet::new())
 }
 
-/// [`gradient`] in which the nodes of `stop` are constants: nothing flows through them to their arguments.
-pub fn gradient_until(
+/// [`gradient`] in which no gradient flows through the nodes of `stop` (stop-gradient).
+pub fn gradient_with_stops(
     graph: &mut Graph,
     outputs: &[(NodeId, NodeId)],
     wrt: &[NodeId],
     stop: &HashSet<NodeId>,
 ) -> Result<Vec<Option<NodeId>>, IrError> {
-    gradient_through(graph, outputs, wrt, &Walk { stop, ..Walk::default() }, &mut refuse_calls)
+    gradient_with(
+        graph,
+        outputs,
+        wrt,
+        &GradientOptions { stop, ..GradientOptions::default() },
+        &mut refuse_calls,
+    )
 }
 
-/// The rule of graphs without calls.
+/// The call rule of graphs without calls: an error.
 pub fn refuse_calls(graph: &mut Graph, id: NodeId, _: &[Option<NodeId>]) -> Cotangents {
     let Op::Call(c) = &graph.node(id).op else { return Ok(vec![]) };
     let name = graph.block(c.block).name.clone();
@@ -37,53 +44,53 @@ pub fn refuse_calls(graph: &mut Graph, id: NodeId, _: &[Option<NodeId>]) -> Cota
     )))
 }
 
-/// What the walk does at particular nodes.
+/// What differentiation does at particular nodes.
 #[derive(Clone, Copy)]
-pub struct Walk<'a> {
-    /// Constants: nothing flows through them to their arguments.
+pub struct GradientOptions<'a> {
+    /// Nodes through which no gradient flows to their arguments (stop-gradient).
     pub stop: &'a HashSet<NodeId>,
-    /// Narrow leaves whose cotangents are f32: they are summed before anything is rounded.
+    /// Leaves of narrow type whose cotangents are f32: cotangents are accumulated before anything is rounded.
     pub wide: &'a HashSet<NodeId>,
 }
 
-impl Default for Walk<'_> {
+impl Default for GradientOptions<'_> {
     fn default() -> Self {
         static NONE: LazyLock<HashSet<NodeId>> = LazyLock::new(HashSet::new);
-        Walk { stop: &NONE, wide: &NONE }
+        GradientOptions { stop: &NONE, wide: &NONE }
     }
 }
 
-/// What the walk asks about a `call`: the graph, the call, the cotangents of its outputs; answers those of its arguments.
+/// The gradient rule of a `call`: from the graph, the call and the cotangents of its outputs, the cotangents of its arguments.
 pub type CallRule<'a> = dyn FnMut(&mut Graph, NodeId, &[Option<NodeId>]) -> Cotangents + 'a;
 
-/// [`gradient`] in which `call` nodes are differentiated by a rule of the caller's.
-pub fn gradient_through(
+/// [`gradient`] with options, and with the gradient rule of `call` nodes.
+pub fn gradient_with(
     graph: &mut Graph,
     outputs: &[(NodeId, NodeId)],
     wrt: &[NodeId],
-    walk: &Walk,
+    options: &GradientOptions,
     call: &mut CallRule,
 ) -> Result<Vec<Option<NodeId>>, IrError> {
     check(graph, outputs, wrt)?;
-    let stop = walk.stop;
+    let stop = options.stop;
     let on_path = reached(graph, wrt, stop);
     let grads = graph.nodes().iter().map(|n| vec![None; n.types.len()]).collect();
-    let mut sums = Sums { grads, wide: walk.wide };
+    let mut accumulators = Accumulators { grads, wide: options.wide };
     for &(y, cotangent) in outputs.iter().filter(|(y, _)| on_path[y.index()]) {
-        sums.add(graph, y, 0, cotangent)?;
+        accumulators.add(graph, y, 0, cotangent)?;
     }
-    for i in (0..sums.grads.len()).rev() {
+    for i in (0..accumulators.grads.len()).rev() {
         let id = NodeId(i as u32);
         let inner = !stop.contains(&id) && graph.node(id).args.iter().any(|a| on_path[a.index()]);
-        if inner && sums.grads[i].iter().any(Option::is_some) {
+        if inner && accumulators.grads[i].iter().any(Option::is_some) {
             let origin: Arc<str> = match &*graph.node(id).origin {
                 "" => "grad".into(),
                 o => format!("{o}.grad").into(),
             };
-            graph.with_origin(&origin, |g| sums.step(g, id, &on_path, call))?;
+            graph.with_origin(&origin, |g| accumulators.step(g, id, &on_path, call))?;
         }
     }
-    Ok(wrt.iter().map(|w| sums.grads[w.index()][0]).collect())
+    Ok(wrt.iter().map(|w| accumulators.grads[w.index()][0]).collect())
 }
 
 fn check(graph: &Graph, outputs: &[(NodeId, NodeId)], wrt: &[NodeId]) -> Result<(), IrError> {
@@ -104,7 +111,7 @@ fn check(graph: &Graph, outputs: &[(NodeId, NodeId)], wrt: &[NodeId]) -> Result<
     Ok(())
 }
 
-/// For each node whether it is in `wrt` or depends on one, not counting what lies behind a node of `stop`.
+/// For each node whether it is in `wrt`, or depends on one of `wrt` by a path without a node of `stop`.
 fn reached(graph: &Graph, wrt: &[NodeId], stop: &HashSet<NodeId>) -> Vec<bool> {
     let mut on_path = vec![false; graph.nodes().len()];
     wrt.iter().for_each(|w| on_path[w.index()] = true);
@@ -116,13 +123,13 @@ fn reached(graph: &Graph, wrt: &[NodeId], stop: &HashSet<NodeId>) -> Vec<bool> {
     on_path
 }
 
-/// Cotangents so far: one for each output of each forward node.
-struct Sums<'a> {
+/// The cotangents accumulated so far: one for each output of each forward node.
+struct Accumulators<'a> {
     grads: Vec<Vec<Option<NodeId>>>,
     wide: &'a HashSet<NodeId>,
 }
 
-impl Sums<'_> {
+impl Accumulators<'_> {
     fn add(&mut self, graph: &mut Graph, id: NodeId, output: usize, g: NodeId) -> Result<(), IrError> {
         let g = if self.wide.contains(&id) { widen(graph, g)? } else { g };
         let sum = match self.grads[id.index()][output] {
@@ -133,7 +140,7 @@ impl Sums<'_> {
         Ok(())
     }
 
-    /// Passes the cotangents of `id` on to its arguments.
+    /// Propagates the cotangents of `id` to its arguments by its gradient rule.
     fn step(
         &mut self,
         graph: &mut Graph,
@@ -151,19 +158,19 @@ impl Sums<'_> {
             },
             Op::Call(_) => {
                 let back = call(graph, id, &grads)?;
-                self.pass(graph, &args, back, on_path)
+                self.accumulate(graph, &args, back, on_path)
             }
             op => {
                 let outs: Result<Vec<NodeId>, IrError> =
                     (0..grads.len() as u32).map(|i| graph.part(id, i)).collect();
                 let back = op.vjp(&mut Vjp { graph, args: &args, outs: &outs?, grads: &grads })?;
-                self.pass(graph, &args, back, on_path)
+                self.accumulate(graph, &args, back, on_path)
             }
         }
     }
 
-    /// Adds the answers of a rule to the sums of the arguments.
-    fn pass(
+    /// Accumulates the cotangents that a gradient rule gives for the arguments.
+    fn accumulate(
         &mut self,
         graph: &mut Graph,
         args: &[NodeId],
@@ -178,7 +185,7 @@ impl Sums<'_> {
             };
             if *graph.ty(g) != wanted {
                 let (tg, ta) = (graph.ty(g), graph.ty(a));
-                return Err(graph.error(format!("a gradient rule answers {tg} for an argument {ta}")));
+                return Err(graph.error(format!("a gradient rule gives {tg} for an argument {ta}")));
             }
             self.add(graph, a, 0, g)?;
         }
@@ -186,7 +193,7 @@ impl Sums<'_> {
     }
 }
 
-/// a + b; rows that one of them adds to zeros are added to the other, so that no table of zeros is made.
+/// a + b. A scatter-add into zeros on one side becomes a scatter-add into the other side, so that no table of zeros is made.
 fn plus(graph: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId, IrError> {
     for (sum, rows) in [(a, b), (b, a)] {
         let node = graph.node(rows);
@@ -210,7 +217,7 @@ fn is_zero(graph: &Graph, id: NodeId) -> bool {
     }
 }
 
-/// A cotangent as f32: roundings at its end are taken back, where they were made for a narrow leaf only.
+/// A cotangent as f32. A final rounding that was made for a narrow leaf only is removed instead of being widened again.
 fn widen(graph: &mut Graph, g: NodeId) -> Result<NodeId, IrError> {
     let (node, ty) = (graph.node(g), graph.ty(g).clone());
     if ty.dtype == DType::F32 {

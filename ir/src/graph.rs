@@ -1,5 +1,5 @@
-//! The graph: an append-only arena of hash-consed nodes whose ids are in topological order. In: operators and arguments,
-//! one at a time, types computed and checked on entry. Out: ids. Nothing is changed in place; passes build new graphs.
+//! The graph: an append-only arena of hash-consed nodes whose ids are in topological order. In: operators and arguments, one at a
+//! time, with types inferred and checked when a node is added. Out: node ids. Nothing is changed in place; passes build new graphs.
 
 use crate::block::Block;
 use crate::dim::Symbol;
@@ -7,7 +7,7 @@ use crate::op::{Infer, Simpler};
 use crate::ops::{Op, Part};
 use crate::shard::Sharding;
 use crate::ty::Type;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
@@ -43,13 +43,13 @@ pub struct BlockId(pub u32);
 pub struct Node {
     /// Operator with its attributes.
     pub op: Op,
-    /// Arguments, all of smaller id.
+    /// Arguments, all of smaller ids.
     pub args: Vec<NodeId>,
     /// Types of the outputs; all but `call`, `topk`, `route` and `attention` have one.
     pub types: Vec<Type>,
-    /// Where the builder was: `layers.3.attn.q_proj`. No part of the node's identity.
+    /// The builder's scope that added the node: `layers.3.attn.q_proj`. No part of the node's identity.
     pub origin: Arc<str>,
-    /// What ranks hold of the (first) value; empty where that is not known. No part of the node's identity either.
+    /// Placements of the (first) value on the axes of a mesh; empty where unknown. No part of the node's identity.
     pub sharding: Sharding,
 }
 
@@ -60,7 +60,7 @@ impl Node {
     }
 }
 
-/// A mistake in a graph, with the place of the builder that made it.
+/// An error in a graph, with the builder's scope in which it was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IrError {
     /// Origin of the offending node.
@@ -139,6 +139,20 @@ impl Graph {
         &self.blocks[id.0 as usize]
     }
 
+    /// For each parameter of a block whether every call binds it to a weight.
+    pub fn params_bound_to_weights(&self, id: BlockId) -> Vec<bool> {
+        let mut bound = vec![true; self.block(id).params.len()];
+        for node in &self.nodes {
+            if !matches!(&node.op, Op::Call(c) if c.block == id) {
+                continue;
+            }
+            for (b, a) in bound.iter_mut().zip(&node.args) {
+                *b &= matches!(self.node(*a).op, Op::Weight(_));
+            }
+        }
+        bound
+    }
+
     /// Declares a result; a name is declared once.
     pub fn set_output(&mut self, name: &str, id: NodeId) -> Result<(), IrError> {
         if self.output(name).is_some() {
@@ -160,7 +174,7 @@ impl Graph {
         if let Some(bad) = args.iter().find(|a| a.index() >= self.nodes.len()) {
             return Err(self.error(format!("`{}` refers to {bad}, which does not exist yet", op.name())));
         }
-        // Of several outputs no rule may take the first for the whole; the check that follows refuses them.
+        // `simplify` expects arguments of one output; `push_exact` refuses others.
         let single = args.iter().all(|a| self.node(*a).types.len() == 1);
         match if single { op.simplify(self, args) } else { None } {
             Some(Simpler::Node(id)) => return Ok(id),
@@ -170,7 +184,7 @@ impl Graph {
         self.push_exact(op, args)
     }
 
-    /// [`push`](Self::push) without the constructor's simplifications: for reading a graph back as it was written.
+    /// [`push`](Self::push) without simplifications: a graph that is read back or copied stays as it was.
     pub fn push_exact(&mut self, op: Op, args: &[NodeId]) -> Result<NodeId, IrError> {
         let key = (op, args.to_vec());
         if let Some(&id) = self.index.get(&key) {
@@ -215,7 +229,7 @@ impl Graph {
         ])
     }
 
-    /// Notes what ranks hold of a node, unless that is known already.
+    /// Records the sharding of a node, unless it is known already.
     pub fn note_sharding(&mut self, id: NodeId, sharding: &Sharding) {
         let node = &mut self.nodes[id.index()];
         if node.sharding.is_empty() {
@@ -269,7 +283,7 @@ impl Graph {
         IrError { origin: self.here.to_string(), message }
     }
 
-    /// For each node the nodes that take it as an argument, ascending, each once.
+    /// For each node its users: the nodes that take it as an argument, ascending, each once.
     pub fn users(&self) -> Vec<Vec<NodeId>> {
         let mut users = vec![Vec::new(); self.nodes.len()];
         for id in self.ids() {
@@ -283,7 +297,24 @@ impl Graph {
         users
     }
 
-    /// For each node whether an output depends on it.
+    /// The roots and all nodes that they depend on, ascending; an argument is followed from its user where `follow` (user,
+    /// argument) says so.
+    pub fn ancestors(
+        &self,
+        roots: impl IntoIterator<Item = NodeId>,
+        follow: impl Fn(NodeId, NodeId) -> bool,
+    ) -> BTreeSet<NodeId> {
+        let mut found = BTreeSet::new();
+        let mut todo: Vec<NodeId> = roots.into_iter().collect();
+        while let Some(id) = todo.pop() {
+            if found.insert(id) {
+                todo.extend(self.node(id).args.iter().filter(|a| follow(id, **a)));
+            }
+        }
+        found
+    }
+
+    /// Liveness: for each node whether an output depends on it.
     pub fn live(&self) -> Vec<bool> {
         let mut live = vec![false; self.nodes.len()];
         for (_, id) in &self.outputs {
@@ -297,7 +328,7 @@ impl Graph {
         live
     }
 
-    /// A copy made node by node: `f` gets the new graph, the old node and its arguments' new ids, and answers the new id.
+    /// A copy made node by node: `f` gets the new graph, the old node and its arguments' new ids, and returns the new id.
     /// Dead nodes are left out; blocks are passed through `on_block`; outputs keep their names.
     pub fn rebuild(
         &self,

@@ -1,10 +1,10 @@
-//! The DOT form. In: a graph. Out: the language of Graphviz: operators with their types as nodes, values as edges, one
-//! cluster a block with a dashed edge from each call; weights, inputs and states coloured. Same graph, same text.
+//! Graphviz form of a graph. In: a graph. Out: text in the DOT language: operators with their types as nodes, values as edges, a
+//! cluster for each block with a dashed edge from each call; weights, inputs and states have colours.
 
 use crate::graph::{Graph, Node};
 use crate::ops::Op;
 use crate::shard::show_sharding;
-use crate::text::{head, plain};
+use crate::text::{escaped, head};
 use std::fmt::Write;
 
 /// The graph in the DOT language.
@@ -17,7 +17,7 @@ pub fn to_dot(graph: &Graph) -> String {
     out
 }
 
-/// Nodes of one graph; `prefix` keeps the ids of bodies apart.
+/// The nodes of one graph; `prefix` makes the ids of different bodies distinct.
 fn body(out: &mut String, graph: &Graph, prefix: &str, indent: &str) {
     for (i, block) in graph.blocks().iter().enumerate() {
         let inner = format!("{prefix}b{i}_");
@@ -65,11 +65,11 @@ fn colour(node: &Node) -> &'static str {
         Op::State(_) => ", fillcolor=lightpink",
         Op::Const(_) | Op::Iota(_) => ", fillcolor=gray92",
         Op::Call(_) => ", fillcolor=palegreen",
-        _ if node.op.over().is_some() => ", fillcolor=orange",
+        _ if node.op.collective_axes().is_some() => ", fillcolor=orange",
         _ => "",
     }
 }
 
 fn quoted(text: &str) -> String {
-    plain(text).replace('\\', "\\\\").replace('"', "\\\"")
+    escaped(text).replace('\\', "\\\\").replace('"', "\\\"")
 }

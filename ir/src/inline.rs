@@ -1,5 +1,5 @@
-//! Calls replaced by what they call. In: a graph with blocks. Out: the same values from one flat graph, for tests and
-//! for hand-written graphs; programs keep their blocks.
+//! Inlining of calls. In: a graph with blocks. Out: a flat graph of the same values, for nested blocks, tests and hand-written
+//! graphs; programs keep their blocks.
 
 use crate::graph::{Graph, IrError, NodeId};
 use crate::ops::{Call, Op};
@@ -17,7 +17,7 @@ pub fn inline_calls(graph: &Graph) -> Result<Graph, IrError> {
     Ok(out)
 }
 
-/// Copies the live nodes of `from`, with leaves taken from `bind` in a body; answers the outputs.
+/// Copies the live nodes of `from`, in a body with leaves replaced by `bind`; returns the outputs.
 fn copy(
     out: &mut Graph,
     from: &Graph,
@@ -59,7 +59,7 @@ fn copy(
     Ok(from.outputs().iter().map(|(_, id)| map[id.index()][0]).collect())
 }
 
-/// The outputs of one call.
+/// Inlines one call; returns its outputs.
 fn body(out: &mut Graph, from: &Graph, c: &Call, args: &[NodeId], at: &str) -> Result<Vec<NodeId>, IrError> {
     let block = from.block(c.block);
     for s in &block.graph.symbols {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_has_no_gradient_until_it_is_inlined() {
+    fn a_call_has_no_gradient_with_stops_it_is_inlined() {
         let mut g = nested().unwrap();
         let (y, a) = (g.outputs()[0].1, NodeId(0));
         let one = g.fill(y, 1.0).unwrap();

@@ -1,22 +1,22 @@
-//! The JSON form, in which graphs are kept and sent. In: a graph, or text that nobody has checked. Out: the same graph
-//! node for node, one node a line, constants and real attributes as bits; or one line that says where the text is wrong.
-//! Stored types are not believed but compared with what the rules give.
+//! JSON serialisation of graphs. In: a graph, or untrusted text. Out: the same graph node for node, one node a line, constants and
+//! real attributes as bits; or one line that says where the text is malformed. Stored types are not trusted but compared with
+//! those of type inference.
 
 use crate::block::Block;
 use crate::dim::Symbol;
 use crate::graph::{Graph, IrError, NodeId};
 use crate::ops::Op;
 use crate::shard::{Placement, Sharding};
-use crate::text::plain;
+use crate::text::escaped;
 use crate::ty::Type;
-use crate::verify::{MAX_NESTING, MAX_TERMS, types, verify};
+use crate::verify::{MAX_NESTING, MAX_TERMS, check_types, verify};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// Version of the format, under the key `astrai_ir`.
 pub const VERSION: u64 = 1;
 
-/// A message quotes at most this many characters of a hostile file.
+/// Most characters of an error message, which may quote an untrusted file.
 const MAX_MESSAGE: usize = 400;
 
 const GRAPH_KEYS: [&str; 4] = ["symbols", "blocks", "nodes", "outputs"];
@@ -61,7 +61,7 @@ fn graph_to(map: &mut Map<String, Value>, graph: &Graph) {
     map.insert("outputs".into(), outputs.collect());
 }
 
-/// The graph as text: one symbol, node or output a line. The same graph gives the same text.
+/// The graph as text: one symbol, node or output a line. Equal graphs give equal text.
 pub fn write_json(graph: &Graph) -> String {
     let mut out = String::new();
     lay_out(&mut out, &to_json(graph), "");
@@ -69,7 +69,7 @@ pub fn write_json(graph: &Graph) -> String {
     out
 }
 
-/// Graphs over several lines, everything else on one.
+/// Prints graphs over several lines, every other value on one.
 fn lay_out(out: &mut String, value: &Value, indent: &str) {
     let Some(map) = value.as_object().filter(|m| m.contains_key("nodes")) else {
         out.push_str(&value.to_string());
@@ -199,7 +199,7 @@ fn node_from(graph: &mut Graph, i: usize, object: &Object) -> Result<(), IrError
     let sharding = sharding_from(object)?;
     graph.note_sharding(made, &sharding);
     let node = graph.node(made);
-    types(&graph.symbols, node).map_err(|m| object.error(format!("`{}` {m}", node.op.name())))?;
+    check_types(&graph.symbols, node).map_err(|m| object.error(format!("`{}` {m}", node.op.name())))?;
     let stored = object.list("type")?;
     if stored.len() != node.types.len() || !stored.iter().zip(&node.types).all(|(s, t)| *s == *t.to_string())
     {
@@ -228,8 +228,8 @@ fn sharding_from(object: &Object) -> Result<Sharding, IrError> {
     object.list("sharding")?.iter().map(one).collect()
 }
 
-/// The most products that any list of sizes in the value can have once multiplied out, read from the text of the sizes:
-/// type rules multiply, so this comes before them.
+/// An upper bound on the products of any list of sizes in the value, expanded, from the text of the sizes. It is checked before
+/// type inference, which expands them.
 fn most_terms(value: &Value) -> usize {
     let signs = |v: &Value| v.as_str().map_or(1, |s| 1 + s.matches(['+', '-']).count());
     match value {
@@ -242,14 +242,14 @@ fn most_terms(value: &Value) -> usize {
     }
 }
 
-/// An object of the file and where it stands.
+/// An object of the file and its place, for errors.
 struct Object<'a> {
     place: String,
     map: &'a Map<String, Value>,
 }
 
 impl<'a> Object<'a> {
-    /// `Err` when the value is no object or has other keys.
+    /// `Err` when the value is no object or has unknown keys.
     fn new(place: String, value: &'a Value, keys: &[&str]) -> Result<Object<'a>, IrError> {
         let map = value.as_object().ok_or_else(|| error(&place, "must be an object".into()))?;
         let object = Object { place, map };
@@ -286,7 +286,7 @@ impl<'a> Object<'a> {
     }
 }
 
-/// One line of bounded length, whatever the file holds.
+/// An error of one line of bounded length, whatever the file contains.
 fn error(place: &str, message: String) -> IrError {
     let mut line =
         if place.is_empty() { format!("graph: {message}") } else { format!("graph: {place}: {message}") };
@@ -294,5 +294,5 @@ fn error(place: &str, message: String) -> IrError {
         line.truncate(at);
         line.push('…');
     }
-    IrError { origin: String::new(), message: plain(&line) }
+    IrError { origin: String::new(), message: escaped(&line) }
 }

@@ -1,22 +1,22 @@
-//! What every operator answers. An operator is one file in `ops/`: its attributes, and this trait, which holds the type
-//! rule, the reference evaluation, the gradient, the decomposition, the cost and the tolerance. The table in `ops.rs`
+//! The trait of operators. An operator is one file in `ops/`: its attributes, and its implementation of this trait: type
+//! inference, reference evaluation, gradient (`vjp`), decomposition, sharding rules, cost and tolerance. The table in `ops.rs`
 //! turns the files into one enum.
 
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::eval::{Eval, Meet};
+use crate::eval::{Eval, EvalCollective};
 use crate::graph::{Graph, IrError, NodeId};
-use crate::shard::{Local, Traffic, Way, Ways};
+use crate::shard::{Partition, Propagate, ShardingRule, Traffic};
 use crate::ty::Type;
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
 use std::hash::Hash;
 
-/// What a type rule sees.
+/// What type inference sees.
 pub struct Infer<'a> {
     /// Types of the arguments.
     pub args: &'a [&'a Type],
-    /// The graph the node will join, for block signatures.
+    /// The graph to which the node will be added, for block signatures.
     pub graph: &'a Graph,
 }
 
@@ -28,7 +28,7 @@ impl<'a> Infer<'a> {
     }
 }
 
-/// Result of a type rule: one type per output, or what is wrong.
+/// Result of type inference: one type per output, or what is wrong.
 pub type Inferred = Result<Vec<Type>, String>;
 
 /// What a gradient rule sees: `graph` grows by the gradient's nodes.
@@ -50,7 +50,7 @@ impl Vjp<'_> {
     }
 }
 
-/// Gradient rule's result: one cotangent per argument, `None` where no gradient flows.
+/// Result of a gradient rule: one cotangent per argument, `None` where no gradient flows.
 pub type Cotangents = Result<Vec<Option<NodeId>>, IrError>;
 
 /// One operator. `Self` is its attributes.
@@ -65,42 +65,46 @@ pub trait Operator: Clone + Eq + Hash + Debug + Serialize + DeserializeOwned {
     /// that cannot be computed with (an index out of range).
     fn eval(&self, cx: &Eval) -> Result<Vec<crate::Tensor>, String>;
 
-    /// Cotangents of the arguments. Operators without a rule answer an error that names them.
+    /// The gradient rule (vector-Jacobian product): cotangents of the arguments. The default is an error that names the operator.
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
         Err(cx.graph.error(format!("`{}` has no gradient", Self::NAME)))
     }
 
-    /// The same values from simpler operators, for targets without a kernel of this one.
+    /// The decomposition into simpler operators, for targets without a kernel of this one.
     fn decompose(&self, _graph: &mut Graph, _args: &[NodeId]) -> Option<Result<Vec<NodeId>, IrError>> {
         None
     }
 
-    /// An existing or simpler node that is equal to this one on `args`, bit for bit; the constructor takes it instead.
+    /// An existing or simpler node that is equal to this one on `args`, bit for bit; `Graph::push` takes it instead.
     fn simplify(&self, _graph: &Graph, _args: &[NodeId]) -> Option<Simpler> {
         None
     }
 
-    /// Ways to work on pieces along one axis of a mesh, those for the placements that the arguments have now. All arguments
-    /// whole is always a way and not listed: an operator without a rule is repeated on every rank.
-    fn ways(&self, _cx: &Ways) -> Vec<Way> {
+    /// Sharding rules along one axis of a mesh that apply to the present placements of the arguments. The rule by which all
+    /// arguments and results are replicated always applies and is not listed: an operator without rules is replicated.
+    fn sharding_rules(&self, _cx: &Propagate) -> Vec<ShardingRule> {
         vec![]
     }
 
-    /// The operator on a rank's pieces `args`, in the way that was chosen. Those whose attributes are no sizes and who need
-    /// nothing of other ranks are themselves.
-    fn local(&self, graph: &mut Graph, args: &[NodeId], _cx: &Local) -> Result<NodeId, IrError>
+    /// The operator on a rank's shards `args` under the rule that was chosen. The default is the operator itself, for those
+    /// whose attributes hold no sharded sizes and that need nothing from other ranks.
+    fn partition(&self, graph: &mut Graph, args: &[NodeId], _cx: &Partition) -> Result<NodeId, IrError>
     where
         crate::Op: From<Self>,
     {
         graph.push(self.clone(), args)
     }
 
-    /// Reference values of a collective: from the arguments of the ranks that meet, in order, the outputs of each.
-    fn meet(&self, _ranks: &[Vec<&crate::Tensor>], _cx: &Meet) -> Result<Vec<Vec<crate::Tensor>>, String> {
+    /// Reference values of a collective: from the arguments of each rank of the group, in order, the outputs of each rank.
+    fn eval_collective(
+        &self,
+        _ranks: &[Vec<&crate::Tensor>],
+        _cx: &EvalCollective,
+    ) -> Result<Vec<Vec<crate::Tensor>>, String> {
         Err("is no collective".into())
     }
 
-    /// What one rank sends in a collective.
+    /// Bytes that one rank sends in a collective; `None` for operators that send nothing.
     fn traffic(&self, _args: &[&Type], _outs: &[Type]) -> Option<Traffic> {
         None
     }

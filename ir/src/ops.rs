@@ -1,11 +1,11 @@
-//! The table of operators: one line a file makes the enum, its names, and the dispatch of everything an operator answers.
+//! The table of operators: from one line a file, the enum, the names, and the dispatch to the trait's methods.
 
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::eval::{Eval, Meet};
+use crate::eval::{Eval, EvalCollective};
 use crate::graph::{Graph, IrError, NodeId};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
-use crate::shard::{Axis, Local, Traffic, Way, Ways};
+use crate::shard::{Axis, Partition, Propagate, ShardingRule, Traffic};
 use crate::tensor::Tensor;
 use crate::ty::Type;
 
@@ -30,7 +30,7 @@ macro_rules! ops {
             pub fn name(&self) -> &'static str {
                 match self { $(Op::$variant(_) => <$variant as Operator>::NAME),* }
             }
-            /// Type rule.
+            /// Type inference.
             pub fn infer(&self, cx: &Infer) -> Inferred {
                 match self { $(Op::$variant(op) => op.infer(cx)),* }
             }
@@ -42,7 +42,7 @@ macro_rules! ops {
             pub fn vjp(&self, cx: &mut Vjp) -> Cotangents {
                 match self { $(Op::$variant(op) => op.vjp(cx)),* }
             }
-            /// The same values from simpler operators.
+            /// The decomposition into simpler operators.
             pub fn decompose(&self, graph: &mut Graph, args: &[NodeId]) -> Option<Result<Vec<NodeId>, IrError>> {
                 match self { $(Op::$variant(op) => op.decompose(graph, args)),* }
             }
@@ -50,19 +50,19 @@ macro_rules! ops {
             pub fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
                 match self { $(Op::$variant(op) => op.simplify(graph, args)),* }
             }
-            /// Ways to work on pieces.
-            pub fn ways(&self, cx: &Ways) -> Vec<Way> {
-                match self { $(Op::$variant(op) => op.ways(cx)),* }
+            /// Sharding rules along one axis of a mesh.
+            pub fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
+                match self { $(Op::$variant(op) => op.sharding_rules(cx)),* }
             }
-            /// The operator on a rank's pieces.
-            pub fn local(&self, graph: &mut Graph, args: &[NodeId], cx: &Local) -> Result<NodeId, IrError> {
-                match self { $(Op::$variant(op) => op.local(graph, args, cx)),* }
+            /// The operator on a rank's shards.
+            pub fn partition(&self, graph: &mut Graph, args: &[NodeId], cx: &Partition) -> Result<NodeId, IrError> {
+                match self { $(Op::$variant(op) => op.partition(graph, args, cx)),* }
             }
             /// Reference values of a collective.
-            pub fn meet(&self, ranks: &[Vec<&Tensor>], cx: &Meet) -> Result<Vec<Vec<Tensor>>, String> {
-                match self { $(Op::$variant(op) => op.meet(ranks, cx)),* }
+            pub fn eval_collective(&self, ranks: &[Vec<&Tensor>], cx: &EvalCollective) -> Result<Vec<Vec<Tensor>>, String> {
+                match self { $(Op::$variant(op) => op.eval_collective(ranks, cx)),* }
             }
-            /// What one rank sends in a collective.
+            /// Bytes that one rank sends in a collective.
             pub fn traffic(&self, args: &[&Type], outs: &[Type]) -> Option<Traffic> {
                 match self { $(Op::$variant(op) => op.traffic(args, outs)),* }
             }
@@ -97,7 +97,7 @@ ops! {
     input::Input, weight::Weight, state::State, constant::Const, iota::Iota, random::Random,
     // views
     reshape::Reshape, permute::Permute, expand::Expand, slice::Slice, pad::Pad, concat::Concat,
-    // element by element
+    // pointwise
     unary::Unary, binary::Binary, compare::Compare, select::Select, cast::Cast,
     // contractions and indexing
     reduce::Reduce, cumsum::Cumsum, argmax::Argmax, topk::Topk, dot::Dot, gather::Gather, scatter::Scatter,
@@ -110,7 +110,7 @@ ops! {
     linear_cross_entropy_grad::LinearCrossEntropyGrad,
     // collectives
     all_reduce::AllReduce, all_gather::AllGather, reduce_scatter::ReduceScatter, all_to_all::AllToAll,
-    own_slice::OwnSlice, spread::Spread, send::SendTo, recv::RecvFrom,
+    local_slice::LocalSlice, pvary::Pvary, send::SendTo, recv::RecvFrom,
 }
 
 impl Op {
@@ -124,26 +124,26 @@ impl Op {
         }
     }
 
-    /// The axes along which ranks meet in a collective.
-    pub fn over(&self) -> Option<&[Axis]> {
+    /// The mesh axes that a collective runs over; `None` for other operators.
+    pub fn collective_axes(&self) -> Option<&[Axis]> {
         match self {
             Op::AllReduce(op) => Some(&op.over),
             Op::AllGather(op) => Some(std::slice::from_ref(&op.over)),
             Op::ReduceScatter(op) => Some(std::slice::from_ref(&op.over)),
             Op::AllToAll(op) => Some(std::slice::from_ref(&op.over)),
-            Op::OwnSlice(op) => Some(std::slice::from_ref(&op.over)),
+            Op::LocalSlice(op) => Some(std::slice::from_ref(&op.over)),
             Op::SendTo(op) => Some(std::slice::from_ref(&op.over)),
             Op::RecvFrom(op) => Some(std::slice::from_ref(&op.over)),
             _ => None,
         }
     }
 
-    /// True for operators that only rearrange elements of one argument.
+    /// True for views: operators that rearrange, repeat or select elements of one argument and compute nothing.
     pub fn is_view(&self) -> bool {
         matches!(self, Op::Reshape(_) | Op::Permute(_) | Op::Expand(_) | Op::Slice(_))
     }
 
-    /// True for operators that compute each element from the elements at the same place of their arguments.
+    /// True for pointwise operators: each element depends on the elements at the same place of the arguments only.
     pub fn is_pointwise(&self) -> bool {
         matches!(
             self,

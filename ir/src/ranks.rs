@@ -1,9 +1,9 @@
 //! The reference interpreter on all ranks of a simulated mesh. In: the graph that every rank runs, and the values of each
-//! rank's leaves and symbols. Out: each rank's outputs. Ranks go in lockstep, node by node, and meet in the collectives; the
-//! stages of a pipeline, each with a graph and a mesh of its own, go side by side.
+//! rank's leaves and symbols. Out: each rank's outputs. Ranks run in lockstep, node by node, and a collective sees the
+//! arguments of all ranks of its group; the stages of a pipeline, each with a graph and a mesh of its own, run concurrently.
 
 use crate::dtype::DType;
-use crate::eval::{Meet, Precision, Sizes, eval_node, sizes_of};
+use crate::eval::{EvalCollective, Precision, Sizes, eval_node, sizes_of};
 use crate::graph::{Graph, IrError, NodeId};
 use crate::ops::Op;
 use crate::shard::Mesh;
@@ -35,7 +35,7 @@ fn run(
     leaves: &[HashMap<String, Tensor>],
     sizes: &[Sizes],
     precision: Precision,
-    stage: Option<(&Links, usize)>,
+    stage: Option<(&Channels, usize)>,
 ) -> Result<Outputs, IrError> {
     let leaves: Vec<HashMap<&str, &Tensor>> =
         leaves.iter().map(|l| l.iter().map(|(k, v)| (k.as_str(), v)).collect()).collect();
@@ -56,11 +56,11 @@ pub struct Stage<'a> {
 /// Evaluates the stages of a pipeline side by side; `mesh` is that of the ranks of one stage. Each rank sends to the rank at its
 /// place in another stage.
 pub fn eval_stages(stages: &[Stage], mesh: &Mesh, precision: Precision) -> Result<Vec<Outputs>, IrError> {
-    let links = Links { state: Mutex::default(), changed: Condvar::new(), stages: stages.len() };
+    let channels = Channels { state: Mutex::default(), changed: Condvar::new(), stages: stages.len() };
     let one = |(i, s): (usize, &Stage)| {
-        let outs = run(s.graph, mesh, &s.leaves, &s.sizes, precision, Some((&links, i)));
-        links.lock().done.insert(i);
-        links.changed.notify_all();
+        let outs = run(s.graph, mesh, &s.leaves, &s.sizes, precision, Some((&channels, i)));
+        channels.lock().done.insert(i);
+        channels.changed.notify_all();
         outs
     };
     std::thread::scope(|scope| {
@@ -72,11 +72,11 @@ pub fn eval_stages(stages: &[Stage], mesh: &Mesh, precision: Precision) -> Resul
     })
 }
 
-/// From one stage to another, by its label.
-type Link = (usize, usize, String);
+/// A point-to-point channel: sending stage, receiving stage, label.
+type Channel = (usize, usize, String);
 
-/// What stages have sent each other.
-struct Links {
+/// The channels between concurrently running stages.
+struct Channels {
     state: Mutex<Sent>,
     changed: Condvar,
     stages: usize,
@@ -85,37 +85,38 @@ struct Links {
 #[derive(Default)]
 struct Sent {
     /// The value of each rank of the sender.
-    values: HashMap<Link, Vec<Tensor>>,
-    /// What stages wait for.
-    waiting: HashSet<Link>,
+    values: HashMap<Channel, Vec<Tensor>>,
+    /// Channels on which a stage waits.
+    waiting: HashSet<Channel>,
     done: HashSet<usize>,
 }
 
-impl Links {
+impl Channels {
     fn lock(&self) -> MutexGuard<'_, Sent> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn send(&self, link: Link, values: Vec<Tensor>) -> Result<(), String> {
-        let known = self.lock().values.insert(link.clone(), values).is_some();
+    fn send(&self, channel: Channel, values: Vec<Tensor>) -> Result<(), String> {
+        let known = self.lock().values.insert(channel.clone(), values).is_some();
         self.changed.notify_all();
-        if known { Err(format!("is sent twice as {link:?}")) } else { Ok(()) }
+        if known { Err(format!("is sent twice as {channel:?}")) } else { Ok(()) }
     }
 
-    fn receive(&self, link: &Link) -> Result<Vec<Tensor>, String> {
+    fn receive(&self, channel: &Channel) -> Result<Vec<Tensor>, String> {
         let mut sent = self.lock();
-        sent.waiting.insert(link.clone());
+        sent.waiting.insert(channel.clone());
         loop {
-            if let Some(values) = sent.values.get(link).cloned() {
-                sent.waiting.remove(link);
+            if let Some(values) = sent.values.get(channel).cloned() {
+                sent.waiting.remove(channel);
                 return Ok(values);
             }
             let all = sent.waiting.len() + sent.done.len() == self.stages;
-            if sent.done.contains(&link.0) || all && !sent.waiting.iter().any(|l| sent.values.contains_key(l))
+            if sent.done.contains(&channel.0)
+                || all && !sent.waiting.iter().any(|l| sent.values.contains_key(l))
             {
-                // The others look again, too.
+                // Wakes the other waiting stages, so that they detect the deadlock, too.
                 self.changed.notify_all();
-                return Err(format!("waits for {link:?}, which is never sent"));
+                return Err(format!("waits for {channel:?}, which is never sent"));
             }
             sent = self.changed.wait(sent).unwrap_or_else(PoisonError::into_inner);
         }
@@ -127,7 +128,7 @@ struct Lockstep<'a> {
     sizes: &'a [Sizes],
     precision: Precision,
     /// Which stage of a pipeline this is.
-    stage: Option<(&'a Links, usize)>,
+    stage: Option<(&'a Channels, usize)>,
 }
 
 /// For each node its outputs.
@@ -140,8 +141,8 @@ impl Lockstep<'_> {
         for id in graph.ids().filter(|id| live[id.index()]) {
             let made = match &graph.node(id).op {
                 Op::Call(_) => self.call(graph, id, &values)?,
-                Op::SendTo(_) | Op::RecvFrom(_) => self.link(graph, id, &values)?,
-                op if op.over().is_some() => self.meet(graph, id, &values)?,
+                Op::SendTo(_) | Op::RecvFrom(_) => self.channel(graph, id, &values)?,
+                op if op.collective_axes().is_some() => self.collective(graph, id, &values)?,
                 _ => values
                     .iter()
                     .enumerate()
@@ -171,44 +172,47 @@ impl Lockstep<'_> {
         Ok(outs.into_iter().map(|o| o.into_iter().map(|(_, t)| t).collect()).collect())
     }
 
-    /// Sends to another stage, or waits for what it sends.
-    fn link(&self, graph: &Graph, id: NodeId, values: &[Values]) -> Result<Values, IrError> {
+    /// Sends to another stage, or receives from one.
+    fn channel(&self, graph: &Graph, id: NodeId, values: &[Values]) -> Result<Values, IrError> {
         let node = graph.node(id);
         let at = |m: String| IrError {
             origin: node.origin.to_string(),
             message: format!("`{}` {m}", node.op.name()),
         };
-        let (links, here) = self.stage.ok_or_else(|| at("needs the other stages of its pipeline".into()))?;
+        let (channels, here) =
+            self.stage.ok_or_else(|| at("needs the other stages of its pipeline".into()))?;
         match &node.op {
             Op::SendTo(op) => {
                 let of_rank = |v: &Values| v[node.args[0].index()][0].clone();
-                let link = (here, op.to, op.label.clone());
-                links.send(link, values.iter().map(of_rank).collect()).map_err(at)?;
+                let channel = (here, op.to, op.label.clone());
+                channels.send(channel, values.iter().map(of_rank).collect()).map_err(at)?;
                 Ok(vec![vec![Tensor::float(DType::F32, &[], vec![0.0])]; values.len()])
             }
             Op::RecvFrom(op) => {
-                let made = links.receive(&(op.from, here, op.label.clone())).map_err(at)?;
+                let made = channels.receive(&(op.from, here, op.label.clone())).map_err(at)?;
                 Ok(made.into_iter().map(|t| vec![t]).collect())
             }
-            op => Err(at(format!("{} is no link", op.name()))),
+            op => Err(at(format!("{} is no channel", op.name()))),
         }
     }
 
-    fn meet(&self, graph: &Graph, id: NodeId, values: &[Values]) -> Result<Values, IrError> {
+    fn collective(&self, graph: &Graph, id: NodeId, values: &[Values]) -> Result<Values, IrError> {
         let node = graph.node(id);
         let at = |m: String| IrError {
             origin: node.origin.to_string(),
             message: format!("`{}` {m}", node.op.name()),
         };
-        let groups = node.op.over().and_then(|over| self.mesh.groups(over));
-        let groups = groups.ok_or_else(|| at(format!("meets over axes that {} does not have", self.mesh)))?;
+        let groups = node.op.collective_axes().and_then(|over| self.mesh.groups(over));
+        let groups = groups.ok_or_else(|| at(format!("runs over axes that {} does not have", self.mesh)))?;
         let mut made = vec![Vec::new(); values.len()];
         for group in groups {
             let of_rank = |r: &usize| node.args.iter().map(|a| &values[*r][a.index()][0]).collect();
             let args: Vec<Vec<&Tensor>> = group.iter().map(of_rank).collect();
             let sizes: Vec<&Sizes> = group.iter().map(|r| &self.sizes[*r]).collect();
-            let outs =
-                node.op.meet(&args, &Meet { sizes: &sizes, exact: self.precision.exact }).map_err(at)?;
+            let outs = node
+                .op
+                .eval_collective(&args, &EvalCollective { sizes: &sizes, exact: self.precision.exact })
+                .map_err(at)?;
             group.iter().zip(outs).for_each(|(r, out)| made[*r] = out);
         }
         Ok(made)

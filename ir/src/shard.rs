@@ -1,6 +1,7 @@
-//! How values lie on a mesh of ranks, as plain data: axes with their sizes, a placement of each value on each axis, and the
-//! ways in which an operator can work on pieces. The rules stand with the operators ([`Operator::ways`](crate::op::Operator::ways));
-//! the pass `shard` chooses among them, one axis at a time.
+//! Sharding as plain data: a mesh of ranks with named axes, the placement of each value on each axis (replicated, sharded,
+//! partial, …, as in GSPMD, arXiv:2105.04663, and PyTorch's DTensor), and the sharding rules of operators. Each operator
+//! states its rules in its own file ([`Operator::sharding_rules`](crate::op::Operator::sharding_rules)); the pass `shard`
+//! propagates placements through the graph by them, one axis at a time.
 
 use crate::ty::Type;
 use crate::{Dim, Tensor};
@@ -58,7 +59,7 @@ impl<'de> Deserialize<'de> for Axis {
     }
 }
 
-/// Ranks in a grid; the last axis has neighbouring ranks.
+/// A device mesh: ranks in a grid. Ranks along the last axis have consecutive numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mesh {
     /// The axes, outermost first.
@@ -76,18 +77,18 @@ impl Mesh {
         self.axes.iter().find(|a| a.name == name).map_or(1, |a| a.size)
     }
 
-    /// Where a rank stands on each axis.
+    /// The coordinate of a rank on each axis.
     pub fn coordinates(&self, rank: usize) -> Vec<usize> {
         let sizes: Vec<usize> = self.axes.iter().map(|a| a.size).collect();
         crate::tensor::unravel(rank, &sizes)
     }
 
-    /// The ranks in groups that meet in a collective over these axes, each in the order of the axes. `None` when an axis is
-    /// not of this mesh or has another size.
+    /// The process groups of a collective over these axes: the ranks of each group in the order of the axes. `None` when an
+    /// axis is not of this mesh or has another size.
     pub fn groups(&self, over: &[Axis]) -> Option<Vec<Vec<usize>>> {
         let at = |a: &Axis| self.axes.iter().position(|b| a == b);
         let along = over.iter().map(at).collect::<Option<Vec<usize>>>()?;
-        // By place on the other axes, the ranks and their places on these.
+        // Keyed by the coordinates on the other axes: ranks with their coordinates on these.
         let mut groups: BTreeMap<Vec<usize>, Vec<(Vec<usize>, usize)>> = BTreeMap::new();
         for rank in 0..self.ranks() {
             let c = self.coordinates(rank);
@@ -109,78 +110,79 @@ impl fmt::Display for Mesh {
     }
 }
 
-/// A dimension cut into as many pieces as an axis has ranks.
+/// One dimension sharded evenly over the ranks of an axis.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Cut {
+pub struct Shard {
     /// The dimension.
     pub dim: usize,
-    /// Lengths along it that are each cut for themselves, a piece being one piece of each; empty: all as one. So the rows
-    /// of a fused `gate|up` give every rank rows of both.
+    /// Lengths of consecutive sections of the dimension, each of which is sharded by itself; a shard is the concatenation of
+    /// one piece of each section. Empty: the dimension is one section. Sections keep the gate and up rows of a concatenated
+    /// `gate|up` weight together on every rank.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sections: Vec<usize>,
 }
 
-impl Cut {
-    /// A dimension cut as one.
-    pub fn of(dim: usize) -> Cut {
-        Cut { dim, sections: vec![] }
+impl Shard {
+    /// A dimension sharded as one section.
+    pub fn of(dim: usize) -> Shard {
+        Shard { dim, sections: vec![] }
     }
 
-    /// A dimension cut in sections; one section is none.
-    pub fn sections(dim: usize, sections: Vec<usize>) -> Cut {
-        Cut { dim, sections: if sections.len() > 1 { sections } else { vec![] } }
+    /// A dimension sharded in sections; a single section is stored as none.
+    pub fn sections(dim: usize, sections: Vec<usize>) -> Shard {
+        Shard { dim, sections: if sections.len() > 1 { sections } else { vec![] } }
     }
 
-    /// True when a value of this type can be cut so into `n` equal pieces.
-    pub fn fits(&self, ty: &Type, n: usize) -> bool {
+    /// True when the dimension, and every section of it, of a value of this type divides by `n` ranks.
+    pub fn divides(&self, ty: &Type, n: usize) -> bool {
         let Some(d) = ty.shape.get(self.dim).and_then(Dim::size) else { return false };
-        let whole = self.sections.iter().try_fold(0usize, |a, s| a.checked_add(*s));
+        let total = self.sections.iter().try_fold(0usize, |a, s| a.checked_add(*s));
         let even = |s: &usize| s.is_multiple_of(n);
         d.is_multiple_of(n)
-            && (self.sections.is_empty() || whole == Some(d) && self.sections.iter().all(even))
+            && (self.sections.is_empty() || total == Some(d) && self.sections.iter().all(even))
     }
 
-    /// The type of one of `n` pieces of a value, or why there are none.
-    pub fn one_of(&self, ty: &Type, n: usize) -> Result<Type, String> {
-        match self.fits(ty, n) {
-            true => Ok(self.piece(ty, n)),
-            false => Err(format!("cannot cut {ty} along {self:?} into {n} pieces")),
+    /// [`local_type`](Self::local_type), or why the value cannot be sharded so.
+    pub fn checked_local_type(&self, ty: &Type, n: usize) -> Result<Type, String> {
+        match self.divides(ty, n) {
+            true => Ok(self.local_type(ty, n)),
+            false => Err(format!("cannot shard {ty} along {self:?} over {n} ranks")),
         }
     }
 
-    /// The type of a piece; the cut must fit.
-    pub fn piece(&self, ty: &Type, n: usize) -> Type {
+    /// The type of a rank's shard of a value of this type; the dimension must [divide](Self::divides).
+    pub fn local_type(&self, ty: &Type, n: usize) -> Type {
         let mut ty = ty.clone();
         ty.shape[self.dim] = Dim::from(ty.shape[self.dim].size().unwrap_or(0) / n);
         ty
     }
 
-    /// Piece `i` of `n`.
-    pub fn take(&self, x: &Tensor, i: usize, n: usize) -> Tensor {
+    /// The shard of rank `i` of `n`.
+    pub fn slice(&self, x: &Tensor, i: usize, n: usize) -> Tensor {
         let mut shape = x.shape.clone();
         shape[self.dim] /= n;
         let from = self.order(x.shape[self.dim], n);
         let each = shape[self.dim];
         let outer = x.shape.clone();
-        x.pick(&shape, |at| {
+        x.gather_with(&shape, |at| {
             let mut index = crate::tensor::unravel(at, &shape);
             index[self.dim] = from[i * each + index[self.dim]];
             crate::tensor::ravel(&index, &outer)
         })
     }
 
-    /// The value of which these are all pieces in order.
-    pub fn join(&self, pieces: &[&Tensor]) -> Tensor {
-        let n = pieces.len();
-        let mut shape = pieces[0].shape.clone();
+    /// The value whose shards these are, in the order of the ranks: the inverse of [`slice`](Self::slice).
+    pub fn gather(&self, shards: &[&Tensor]) -> Tensor {
+        let n = shards.len();
+        let mut shape = shards[0].shape.clone();
         let each = shape[self.dim];
         shape[self.dim] *= n;
         let mut place = vec![0; shape[self.dim]];
         self.order(shape[self.dim], n).into_iter().enumerate().for_each(|(p, from)| place[from] = p);
-        let all = pieces[1..].iter().fold(pieces[0].clone(), |a, b| a.join(b));
-        let (small, len) = (pieces[0].shape.clone(), pieces[0].len());
-        all.pick(&shape, |at| {
+        let all = shards[1..].iter().fold(shards[0].clone(), |a, b| a.append(b));
+        let (small, len) = (shards[0].shape.clone(), shards[0].len());
+        all.gather_with(&shape, |at| {
             let mut index = crate::tensor::unravel(at, &shape);
             let p = place[index[self.dim]];
             index[self.dim] = p % each;
@@ -188,7 +190,7 @@ impl Cut {
         })
     }
 
-    /// Positions along a dimension of `d`, piece after piece.
+    /// Positions along a dimension of size `d`, shard after shard.
     fn order(&self, d: usize, n: usize) -> Vec<usize> {
         let one = [d];
         let sections = if self.sections.is_empty() { &one[..] } else { &self.sections };
@@ -207,17 +209,17 @@ impl Cut {
 /// What the ranks along one axis hold of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Placement {
-    /// Each the whole, all the same.
-    Whole,
-    /// Each a piece.
-    Split(Cut),
-    /// Each a summand of it.
+    /// Every rank holds the whole value.
+    Replicate,
+    /// Every rank holds its shard of the value.
+    Shard(Shard),
+    /// Every rank holds a summand; the value is the sum over the ranks.
     Partial,
-    /// Each one of its own: of its own tokens and sequences.
-    Own,
-    /// Each the rows, of all ranks' tokens, that its experts take.
-    Routed,
-    /// The ranks at these places on the axis the whole, the others nothing: stages of a pipeline.
+    /// Every rank holds a value of its own: that of its own tokens and sequences (data parallelism).
+    Local,
+    /// Every rank holds the rows, of all ranks' tokens, that were dispatched to its experts (expert parallelism).
+    Dispatched,
+    /// The ranks at these coordinates of the axis hold the whole value, the others nothing: stages of a pipeline.
     Stages(Vec<usize>),
 }
 
@@ -227,23 +229,24 @@ pub const STAGES: &str = "pp";
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Placement::Whole => f.write_str("whole"),
+            Placement::Replicate => f.write_str("replicate"),
             Placement::Partial => f.write_str("partial"),
-            Placement::Own => f.write_str("own"),
-            Placement::Routed => f.write_str("routed"),
-            Placement::Stages(list) => write!(f, "stage({})", joined(list)),
-            Placement::Split(c) if c.sections.is_empty() => write!(f, "split({})", c.dim),
-            Placement::Split(c) => write!(f, "split({}:{})", c.dim, joined(&c.sections)),
+            Placement::Local => f.write_str("local"),
+            Placement::Dispatched => f.write_str("dispatched"),
+            Placement::Stages(list) => write!(f, "stage({})", plus_separated(list)),
+            Placement::Shard(s) if s.sections.is_empty() => write!(f, "shard({})", s.dim),
+            Placement::Shard(s) => write!(f, "shard({}:{})", s.dim, plus_separated(&s.sections)),
         }
     }
 }
 
 /// `1+2+3`.
-fn joined(list: &[usize]) -> String {
+fn plus_separated(list: &[usize]) -> String {
     list.iter().map(usize::to_string).collect::<Vec<_>>().join("+")
 }
 
-fn listed(text: &str) -> Result<Vec<usize>, std::num::ParseIntError> {
+/// The numbers of `1+2+3`.
+fn parse_plus_separated(text: &str) -> Result<Vec<usize>, std::num::ParseIntError> {
     text.split('+').filter(|s| !s.is_empty()).map(str::parse).collect()
 }
 
@@ -251,78 +254,79 @@ impl Placement {
     /// Reads what `Display` writes.
     pub fn parse(text: &str) -> Result<Placement, String> {
         let bad = || {
-            format!("`{text}` is no placement; known: whole, split(dim), partial, own, routed, stage(number)")
+            let known = "replicate, shard(dim), partial, local, dispatched, stage(number)";
+            format!("`{text}` is no placement; known: {known}")
         };
         if let Some(list) = text.strip_prefix("stage(").and_then(|t| t.strip_suffix(')')) {
-            let list = listed(list).map_err(|_| bad())?;
+            let list = parse_plus_separated(list).map_err(|_| bad())?;
             return if list.is_empty() { Err(bad()) } else { Ok(Placement::Stages(list)) };
         }
         Ok(match text {
-            "whole" => Placement::Whole,
+            "replicate" => Placement::Replicate,
             "partial" => Placement::Partial,
-            "own" => Placement::Own,
-            "routed" => Placement::Routed,
+            "local" => Placement::Local,
+            "dispatched" => Placement::Dispatched,
             _ => {
-                let inside = text.strip_prefix("split(").and_then(|t| t.strip_suffix(')')).ok_or_else(bad)?;
-                let (dim, rest) = inside.split_once(':').unwrap_or((inside, ""));
-                let (dim, sections) = (dim.parse().map_err(|_| bad())?, listed(rest).map_err(|_| bad())?);
-                Placement::Split(Cut { dim, sections })
+                let inside = text.strip_prefix("shard(").and_then(|t| t.strip_suffix(')')).ok_or_else(bad)?;
+                let (dim, sections) = inside.split_once(':').unwrap_or((inside, ""));
+                let dim = dim.parse().map_err(|_| bad())?;
+                Placement::Shard(Shard { dim, sections: parse_plus_separated(sections).map_err(|_| bad())? })
             }
         })
     }
 
-    /// The type of what a rank holds; of splits the cut must fit.
-    pub fn local(&self, ty: &Type, n: usize) -> Type {
+    /// The type of what a rank holds of a value of this type; a sharded dimension must [divide](Shard::divides).
+    pub fn local_type(&self, ty: &Type, n: usize) -> Type {
         match self {
-            Placement::Split(cut) => cut.piece(ty, n),
+            Placement::Shard(shard) => shard.local_type(ty, n),
             _ => ty.clone(),
         }
     }
 }
 
-/// Placements of a value, axis by axis in the order in which it was cut; empty when nothing is known of it.
+/// Placements of a value, axis by axis in the order in which the axes were sharded; empty when nothing is known of it.
 pub type Sharding = Vec<(String, Placement)>;
 
-/// `tp=split(0) dp=own`.
+/// `tp=shard(0) dp=local`.
 pub fn show_sharding(sharding: &Sharding) -> String {
     sharding.iter().map(|(axis, p)| format!("{axis}={p}")).collect::<Vec<_>>().join(" ")
 }
 
-/// One way in which an operator works on pieces: what its arguments must be on an axis, and what its results are then.
+/// A sharding rule of an operator along one axis: with these placements of its arguments, its results have those.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct ShardingRule {
     /// Placement of each argument.
     pub args: Vec<Placement>,
     /// Placement of each result.
     pub outs: Vec<Placement>,
 }
 
-/// What an operator's rule sees.
-pub struct Ways<'a> {
-    /// Types of the arguments before they are cut.
+/// What an operator sees when it states its sharding rules: its types, and the placements to propagate.
+pub struct Propagate<'a> {
+    /// Global types of the arguments.
     pub args: &'a [&'a Type],
-    /// Types of the results before they are cut.
+    /// Global types of the results.
     pub outs: &'a [Type],
-    /// What the arguments are on this axis.
-    pub placed: &'a [Placement],
+    /// Placements of the arguments on this axis.
+    pub placements: &'a [Placement],
     /// Ranks along the axis.
     pub n: usize,
 }
 
-/// What one rank sends over the link in a collective of the ring kind: `times · (ranks - 1) / ranks` of the bytes.
+/// What one rank sends in a ring collective: `times · (ranks - 1) / ranks` of the bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Traffic {
     /// Bytes of the whole value.
     pub bytes: Dim,
-    /// How often it goes around.
+    /// Passes around the ring.
     pub times: u64,
-    /// Ranks that meet.
+    /// Ranks of the group.
     pub ranks: u64,
 }
 
 impl Traffic {
-    /// All of the bytes to one other rank: twice around a ring of two.
-    pub fn once(bytes: Dim) -> Traffic {
+    /// All of the bytes sent to one other rank: twice around a ring of two.
+    pub fn point_to_point(bytes: Dim) -> Traffic {
         Traffic { bytes, times: 2, ranks: 2 }
     }
 
@@ -333,91 +337,95 @@ impl Traffic {
     }
 }
 
-/// A dimension of an argument or result: those of one number go together; `None` cannot be cut.
+/// The label of a dimension of an argument or result, as in an einsum: dimensions of equal labels are sharded alike; a
+/// dimension with `None` cannot be sharded.
 pub type Label = Option<usize>;
 
-impl Ways<'_> {
-    /// The cut of argument `i`, if it has one.
-    pub fn cut(&self, i: usize) -> Option<&Cut> {
-        match self.placed.get(i) {
-            Some(Placement::Split(cut)) => Some(cut),
+impl Propagate<'_> {
+    /// How argument `i` is sharded, if it is.
+    pub fn shard(&self, i: usize) -> Option<&Shard> {
+        match self.placements.get(i) {
+            Some(Placement::Shard(shard)) => Some(shard),
             _ => None,
         }
     }
 
-    /// The ways by labels: a dimension that is cut in one argument is cut alike wherever its label stands, and other arguments
-    /// are whole. Where the label stands in no result, results are summands if it is one of `sums`.
-    pub fn labelled(&self, args: &[Vec<Label>], outs: &[Vec<Label>], sums: &[usize]) -> Vec<Way> {
-        let mut ways: Vec<Way> = Vec::new();
+    /// The rules of an operator whose dimensions have labels: a dimension that is sharded in one argument is sharded alike
+    /// wherever its label stands, and arguments without the label are replicated. Results without the label are partial sums
+    /// if the label is one of `sums`, the contracted labels.
+    pub fn labelled(&self, args: &[Vec<Label>], outs: &[Vec<Label>], sums: &[usize]) -> Vec<ShardingRule> {
+        let mut rules: Vec<ShardingRule> = Vec::new();
         for i in 0..args.len() {
-            let Some(cut) = self.cut(i) else { continue };
-            let Some(label) = args[i].get(cut.dim).copied().flatten() else { continue };
+            let Some(shard) = self.shard(i) else { continue };
+            let Some(label) = args[i].get(shard.dim).copied().flatten() else { continue };
             let place = |dims: &Vec<Label>| {
                 let dim = dims.iter().position(|l| *l == Some(label));
-                dim.map(|dim| Placement::Split(Cut { dim, sections: cut.sections.clone() }))
+                dim.map(|dim| Placement::Shard(Shard { dim, sections: shard.sections.clone() }))
             };
             let results = |dims: &Vec<Label>| match place(dims) {
                 None if sums.contains(&label) => Some(Placement::Partial),
                 other => other,
             };
             let Some(results) = outs.iter().map(results).collect::<Option<Vec<_>>>() else { continue };
-            let args = args.iter().map(|dims| place(dims).unwrap_or(Placement::Whole)).collect();
-            let way = Way { args, outs: results };
-            if !ways.contains(&way) {
-                ways.push(way);
+            let args = args.iter().map(|dims| place(dims).unwrap_or(Placement::Replicate)).collect();
+            let rule = ShardingRule { args, outs: results };
+            if !rules.contains(&rule) {
+                rules.push(rule);
             }
         }
-        ways
+        rules
     }
 
-    /// Element by element: any dimension, alike in all.
-    pub fn pointwise(&self) -> Vec<Way> {
+    /// The rules of a pointwise operator: any dimension, alike in all arguments and the result.
+    pub fn pointwise(&self) -> Vec<ShardingRule> {
         let labels: Vec<Label> = (0..self.outs[0].rank()).map(Some).collect();
         self.labelled(&vec![labels.clone(); self.args.len()], &[labels], &[])
     }
 
-    /// All dimensions but `axes`, alike in the one argument and all results.
-    pub fn beside(&self, axes: &[usize]) -> Vec<Way> {
+    /// The rules of an operator of one argument that mixes elements along `axes` only: any other dimension, alike in the
+    /// argument and all results.
+    pub fn except(&self, axes: &[usize]) -> Vec<ShardingRule> {
         let labels: Vec<Label> =
             (0..self.args[0].rank()).map(|d| (!axes.contains(&d)).then_some(d)).collect();
         self.labelled(std::slice::from_ref(&labels), &vec![labels.clone(); self.outs.len()], &[])
     }
 
-    /// Summands in these arguments, the others whole, give a summand: the operator is linear in them together.
-    pub fn linear(&self, sets: &[&[usize]]) -> Vec<Way> {
-        let partial = |i: &usize| self.placed.get(*i) == Some(&Placement::Partial);
-        let way = |set: &&[usize]| Way {
+    /// The rules of an operator that is linear in each of these sets of arguments: partial sums in a set, with the other
+    /// arguments replicated, give partial sums.
+    pub fn linear(&self, sets: &[&[usize]]) -> Vec<ShardingRule> {
+        let partial = |i: &usize| self.placements.get(*i) == Some(&Placement::Partial);
+        let rule = |set: &&[usize]| ShardingRule {
             args: (0..self.args.len())
-                .map(|i| if set.contains(&i) { Placement::Partial } else { Placement::Whole })
+                .map(|i| if set.contains(&i) { Placement::Partial } else { Placement::Replicate })
                 .collect(),
             outs: vec![Placement::Partial; self.outs.len()],
         };
-        sets.iter().filter(|set| set.iter().any(partial)).map(way).collect()
+        sets.iter().filter(|set| set.iter().any(partial)).map(rule).collect()
     }
 }
 
-/// What an operator sees that is put on a rank: [`Operator::local`](crate::op::Operator::local).
-pub struct Local<'a> {
-    /// The way that was chosen.
-    pub way: &'a Way,
-    /// Types of the arguments before they were cut.
+/// What an operator sees when it is partitioned: [`Operator::partition`](crate::op::Operator::partition).
+pub struct Partition<'a> {
+    /// The rule that was chosen.
+    pub rule: &'a ShardingRule,
+    /// Global types of the arguments.
     pub args: &'a [Type],
-    /// Types of the results before they are cut.
+    /// Global types of the results.
     pub outs: &'a [Type],
     /// The axis.
     pub axis: &'a Axis,
 }
 
-impl Local<'_> {
+impl Partition<'_> {
     /// Type of result `i` on a rank.
-    pub fn ty(&self, i: usize) -> Type {
-        self.way.outs[i].local(&self.outs[i], self.axis.size)
+    pub fn local_type(&self, i: usize) -> Type {
+        self.rule.outs[i].local_type(&self.outs[i], self.axis.size)
     }
 
-    /// The cut of argument `i`, if it has one.
-    pub fn cut(&self, i: usize) -> Option<&Cut> {
-        match &self.way.args[i] {
-            Placement::Split(cut) => Some(cut),
+    /// How argument `i` is sharded, if it is.
+    pub fn shard(&self, i: usize) -> Option<&Shard> {
+        match &self.rule.args[i] {
+            Placement::Shard(shard) => Some(shard),
             _ => None,
         }
     }
@@ -428,25 +436,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_join_again() {
+    fn shards_gather_to_the_value() {
         let x = Tensor::f32(&[6, 2], &(0..12).map(|i| i as f32).collect::<Vec<_>>());
-        for cut in [Cut::of(0), Cut::of(1), Cut::sections(0, vec![4, 2])] {
+        for shard in [Shard::of(0), Shard::of(1), Shard::sections(0, vec![4, 2])] {
             let n = 2;
-            let pieces: Vec<Tensor> = (0..n).map(|i| cut.take(&x, i, n)).collect();
-            assert_eq!(cut.join(&pieces.iter().collect::<Vec<_>>()), x, "{cut:?}");
+            let shards: Vec<Tensor> = (0..n).map(|i| shard.slice(&x, i, n)).collect();
+            assert_eq!(shard.gather(&shards.iter().collect::<Vec<_>>()), x, "{shard:?}");
         }
-        let rows = Cut::sections(0, vec![4, 2]).take(&x, 1, 2);
+        let rows = Shard::sections(0, vec![4, 2]).slice(&x, 1, 2);
         assert_eq!(rows.reals(), [4.0, 5.0, 6.0, 7.0, 10.0, 11.0]);
     }
 
     #[test]
     fn placements_and_axes_are_read_back_and_nonsense_is_not() {
-        let split = Placement::Split(Cut { dim: 1, sections: vec![8, 16] });
-        let stages = Placement::Stages(vec![0, 3]);
-        for p in [Placement::Whole, Placement::Partial, Placement::Own, Placement::Routed, split, stages] {
+        use Placement::*;
+        let sections = Shard(super::Shard { dim: 1, sections: vec![8, 16] });
+        for p in [Replicate, Partial, Local, Dispatched, sections, Stages(vec![0, 3])] {
             assert_eq!(Placement::parse(&p.to_string()), Ok(p));
         }
-        for bad in ["", "split", "split(x)", "split(1:a)", "half", "stage()", "stage(x)"] {
+        for bad in ["", "shard", "shard(x)", "shard(1:a)", "half", "stage()", "stage(x)"] {
             assert!(Placement::parse(bad).is_err(), "{bad}");
         }
         assert_eq!(Axis::parse("tp=8"), Ok(Axis::new("tp", 8)));
@@ -456,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_meet_in_the_order_of_the_axes() {
+    fn groups_are_in_the_order_of_the_axes() {
         let mesh = Mesh { axes: vec![Axis::new("dp", 2), Axis::new("tp", 3)] };
         assert_eq!(mesh.groups(&mesh.axes[1..]).unwrap(), [[0, 1, 2], [3, 4, 5]]);
         assert_eq!(mesh.groups(&mesh.axes[..1]).unwrap(), [[0, 3], [1, 4], [2, 5]]);

@@ -1,5 +1,5 @@
-//! Concrete values of the interpreter. In: bytes or numbers with a shape. Out: numbers held as f64 or i64, each already
-//! rounded to its element type, so that what the interpreter computes is what the type can hold.
+//! Tensors of the reference interpreter. In: bytes or numbers with a shape. Out: numbers stored as f64 or i64, each rounded to its
+//! element type, so that the interpreter computes with representable values only.
 
 use crate::dtype::DType;
 
@@ -124,8 +124,8 @@ impl Tensor {
         (0..self.len()).map(|i| self.at(i)).collect()
     }
 
-    /// The elements of this and, behind them, those of `other`, which is of the same type.
-    pub fn join(&self, other: &Tensor) -> Tensor {
+    /// The concatenation of the elements of this and of `other`, which has the same element type; one-dimensional.
+    pub fn append(&self, other: &Tensor) -> Tensor {
         let data = match (&self.data, &other.data) {
             (Data::Int(a), Data::Int(b)) => Data::Int([a.as_slice(), b].concat()),
             _ => Data::Float([self.reals(), other.reals()].concat()),
@@ -133,8 +133,8 @@ impl Tensor {
         Tensor { dtype: self.dtype, shape: vec![self.len() + other.len()], data }
     }
 
-    /// Elements picked by row-major position: the value of element `i` of the result is element `from(i)` of this.
-    pub fn pick(&self, shape: &[usize], from: impl Fn(usize) -> usize) -> Tensor {
+    /// Elements gathered by row-major position: element `i` of the result is element `from(i)` of this.
+    pub fn gather_with(&self, shape: &[usize], from: impl Fn(usize) -> usize) -> Tensor {
         let n: usize = shape.iter().product();
         let data = match &self.data {
             Data::Float(v) => Data::Float((0..n).map(|i| v[from(i)]).collect()),

@@ -1,5 +1,5 @@
-//! The text form. In: a graph. Out: lines for the terminal and for snapshot tests: one node a line with its operator,
-//! arguments, attributes, type and origin. It is only written; the form that is read back is [`json`](crate::json).
+//! Text form of a graph. In: a graph. Out: lines for the terminal and for snapshot tests: one node a line with its operator,
+//! arguments, attributes, type and origin. It is not read back; [`json`](crate::json) is.
 
 use crate::dim::Symbol;
 use crate::graph::{Graph, Node, NodeId};
@@ -8,7 +8,7 @@ use crate::shard::show_sharding;
 use serde_json::Value;
 use std::fmt::{self, Write};
 
-/// Elements of a constant that are shown; more would bury the line.
+/// Most elements of a constant that are printed.
 const MAX_ELEMENTS: usize = 8;
 
 impl fmt::Display for Graph {
@@ -24,18 +24,19 @@ impl fmt::Display for Graph {
 
 fn lines(f: &mut fmt::Formatter<'_>, graph: &Graph, indent: &str) -> fmt::Result {
     for block in graph.blocks() {
-        writeln!(f, "{indent}block {} ({})", plain(&block.name), plain(&block.params.join(", ")))?;
+        writeln!(f, "{indent}block {} ({})", escaped(&block.name), escaped(&block.params.join(", ")))?;
         lines(f, &block.graph, &format!("{indent}  "))?;
     }
     for id in graph.ids() {
         let node = graph.node(id);
         write!(f, "{indent}{id} = {}", node_text(graph, node))?;
         if !node.origin.is_empty() {
-            write!(f, "   # {}", plain(&node.origin))?;
+            write!(f, "   # {}", escaped(&node.origin))?;
         }
         writeln!(f)?;
     }
-    let outputs: Vec<String> = graph.outputs().iter().map(|(n, id)| format!("{} = {id}", plain(n))).collect();
+    let outputs: Vec<String> =
+        graph.outputs().iter().map(|(n, id)| format!("{} = {id}", escaped(n))).collect();
     if !outputs.is_empty() {
         writeln!(f, "{indent}return {}", outputs.join(", "))?;
     }
@@ -45,7 +46,7 @@ fn lines(f: &mut fmt::Formatter<'_>, graph: &Graph, indent: &str) -> fmt::Result
 /// `tokens in 8..=8192 by 8`.
 pub(crate) fn symbol(s: &Symbol) -> String {
     let by = if s.multiple_of == 1 { String::new() } else { format!(" by {}", s.multiple_of) };
-    format!("{} in {}..={}{by}", plain(&s.name), s.min, s.max)
+    format!("{} in {}..={}{by}", escaped(&s.name), s.min, s.max)
 }
 
 /// `dot %1, %2 contract=[(1,1)] : f32[tokens, 64]`.
@@ -68,7 +69,7 @@ pub fn node_text(graph: &Graph, node: &Node) -> String {
 pub fn head(graph: &Graph, node: &Node) -> String {
     let mut text = node.op.name().to_string();
     if let Some(name) = node.op.leaf_name() {
-        let _ = write!(text, " {}", plain(name));
+        let _ = write!(text, " {}", escaped(name));
     }
     if let Op::Const(c) = &node.op {
         let _ = write!(text, " {}", elements(c));
@@ -83,7 +84,7 @@ pub fn head(graph: &Graph, node: &Node) -> String {
         match (&node.op, value) {
             (Op::Call(c), _) if key == "block" => {
                 let name = graph.blocks().get(c.block.0 as usize).map_or("?", |b| &b.name);
-                let _ = write!(text, " block={}", plain(name));
+                let _ = write!(text, " block={}", escaped(name));
             }
             (_, Value::Null | Value::Bool(false)) => {}
             (_, Value::Array(a)) if a.is_empty() => {}
@@ -102,7 +103,7 @@ fn attribute(value: &Value, inside: bool) -> String {
             Some((number, bits)) if bits.len() == 16 && bits.bytes().all(|b| b.is_ascii_hexdigit()) => {
                 number.into()
             }
-            _ => plain(&s.replace(' ', "")),
+            _ => escaped(&s.replace(' ', "")),
         },
         Value::Array(a) => {
             let all = a.iter().map(|v| attribute(v, true)).collect::<Vec<_>>().join(",");
@@ -126,8 +127,8 @@ fn elements(c: &Const) -> String {
     format!("[{}{more}]", shown.join(", "))
 }
 
-/// The text with control characters escaped, so that it stays on its line.
-pub(crate) fn plain(text: &str) -> String {
+/// The text with control characters escaped, so that it prints on one line.
+pub(crate) fn escaped(text: &str) -> String {
     if !text.contains(char::is_control) {
         return text.to_string();
     }

@@ -1,4 +1,4 @@
-//! What a node's value is: element type and symbolic shape; and numbers as attributes that compare by their bits.
+//! Types of values: element type and symbolic shape; and real attributes, which compare by their bits.
 
 use crate::dim::{Dim, Shape};
 use crate::dtype::DType;
@@ -58,7 +58,7 @@ pub fn show(shape: &[Dim]) -> String {
     format!("[{}]", shape.iter().map(Dim::to_string).collect::<Vec<_>>().join(", "))
 }
 
-/// A real attribute (a scale, an epsilon), equal and hashed by bits so that no two graphs are confused.
+/// A real attribute (a scale, an epsilon), equal and hashed by bits, so that hash-consing never merges different numbers.
 #[derive(Clone, Copy)]
 pub struct Real(pub f64);
 
@@ -80,7 +80,7 @@ impl fmt::Debug for Real {
 }
 
 impl Serialize for Real {
-    /// `"0.125 3fc0000000000000"`: the number for the reader, the bits for the program.
+    /// `"0.125 3fc0000000000000"`: the decimal number for people, the bits for programs.
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         s.serialize_str(&format!("{:?} {:016x}", self.0, self.0.to_bits()))
     }

@@ -1,6 +1,6 @@
-//! What a graph is. In: a graph, from a pass or from a file. Out: `Ok`, or the first law it breaks, with its node. The
-//! functions below are the specification: run between passes they tell which pass went wrong, and nothing after them
-//! need ask again.
+//! The verifier. In: a graph, from a pass or from a file. Out: `Ok`, or the first invariant that the graph violates, with the
+//! offending node. The functions below are the specification of a well-formed graph: they run between passes, to tell which pass
+//! is wrong, and no later code checks these invariants again.
 
 use crate::block::Block;
 use crate::dim::{Dim, Factor, Symbol};
@@ -12,21 +12,21 @@ use crate::text;
 use crate::ty::Type;
 use std::collections::{HashMap, HashSet};
 
-/// Blocks inside blocks; models nest two deep, and whoever walks bodies may do so on the stack.
+/// Most levels of blocks in blocks. Models have two; the bound allows recursion over bodies on the stack.
 pub const MAX_NESTING: usize = 16;
 
-/// Products in the number of elements of a tensor, multiplied out; real ones have one or two, and without a bound a
-/// shape of a few hundred letters could have more than memory holds.
+/// Most products in the number of elements of a tensor, expanded. Models have one or two; without a bound a shape of a few
+/// hundred letters could expand to more products than fit into memory.
 pub const MAX_TERMS: usize = 4096;
 
-/// `Ok` when the graph and the bodies of its blocks keep every law of the IR.
+/// `Ok` when the graph and the bodies of its blocks satisfy every invariant of the IR.
 pub fn verify(graph: &Graph) -> Result<(), IrError> {
-    laws(graph, &mut Vec::new())?;
+    check_graph(graph, &mut Vec::new())?;
     Effects::of(graph).map(|_| ())
 }
 
-fn laws<'a>(graph: &'a Graph, path: &mut Vec<&'a str>) -> Result<(), IrError> {
-    symbols(&graph.symbols).map_err(nowhere)?;
+fn check_graph<'a>(graph: &'a Graph, path: &mut Vec<&'a str>) -> Result<(), IrError> {
+    check_symbols(&graph.symbols).map_err(nowhere)?;
     let mut names = HashSet::new();
     for block in graph.blocks() {
         if !names.insert(&block.name) {
@@ -39,18 +39,18 @@ fn laws<'a>(graph: &'a Graph, path: &mut Vec<&'a str>) -> Result<(), IrError> {
             return Err(nowhere(format!("block `{}` contains itself", block.name)));
         }
         path.push(&block.name);
-        laws(&block.graph, path)
-            .and_then(|()| body(graph, block).map_err(nowhere))
+        check_graph(&block.graph, path)
+            .and_then(|()| check_block(graph, block).map_err(nowhere))
             .map_err(|e| IrError { message: format!("in block `{}`: {}", block.name, e.message), ..e })?;
         path.pop();
     }
     for id in graph.ids() {
-        node(graph, graph.nodes(), id)
-            .and_then(|()| types(&graph.symbols, &graph.nodes()[id.index()]))
+        check_node(graph, graph.nodes(), id)
+            .and_then(|()| check_types(&graph.symbols, &graph.nodes()[id.index()]))
             .map_err(|m| at(graph, id, &m))?;
     }
-    distinct(graph)?;
-    outputs(graph)
+    check_distinct(graph)?;
+    check_outputs(graph)
 }
 
 fn nowhere(message: String) -> IrError {
@@ -62,20 +62,20 @@ fn at(graph: &Graph, id: NodeId, message: &str) -> IrError {
     IrError { origin: node.origin.to_string(), message: format!("{id} `{}` {message}", node.op.name()) }
 }
 
-/// Names are words on one line.
-fn name(what: &str, text: &str) -> Result<(), String> {
+/// Names are not empty and have no control characters.
+fn check_name(what: &str, text: &str) -> Result<(), String> {
     if text.is_empty() || text.contains(char::is_control) {
-        return Err(format!("`{}` is no name for {what}", text::plain(text)));
+        return Err(format!("`{}` is no name for {what}", text::escaped(text)));
     }
     Ok(())
 }
 
-/// Symbols are declared once, 1 <= min <= max, and both bounds are among the multiples that are allowed.
-fn symbols(symbols: &[Symbol]) -> Result<(), String> {
+/// Symbols are declared once, with 1 <= min <= max, both multiples of `multiple_of`.
+fn check_symbols(symbols: &[Symbol]) -> Result<(), String> {
     let mut seen = HashSet::new();
     for s in symbols {
         if Dim::parse(&s.name).ok() != Some(Dim::symbol(&s.name)) {
-            return Err(format!("`{}` is no name for a symbol", text::plain(&s.name)));
+            return Err(format!("`{}` is no name for a symbol", text::escaped(&s.name)));
         }
         if !seen.insert(&s.name) {
             return Err(format!("symbol `{}` is declared twice", s.name));
@@ -91,9 +91,9 @@ fn symbols(symbols: &[Symbol]) -> Result<(), String> {
     Ok(())
 }
 
-/// A body's leaves are its parameters, each once; it has outputs; its symbols are those of the graph around it.
-fn body(graph: &Graph, block: &Block) -> Result<(), String> {
-    name("a block", &block.name)?;
+/// A body's leaves are its parameters, each once; the body has outputs; the enclosing graph declares its symbols.
+fn check_block(graph: &Graph, block: &Block) -> Result<(), String> {
+    check_name("a block", &block.name)?;
     let leaves: HashSet<&str> = block.graph.nodes().iter().filter_map(|n| n.op.leaf_name()).collect();
     let mut seen = HashSet::new();
     for p in &block.params {
@@ -116,9 +116,9 @@ fn body(graph: &Graph, block: &Block) -> Result<(), String> {
     }
 }
 
-/// Arguments come before their users; several outputs are taken apart by `part`; the types are those that the rule gives
-/// (which includes the number of arguments, the index of a `part` and the signature of a called block).
-fn node(graph: &Graph, nodes: &[Node], id: NodeId) -> Result<(), String> {
+/// Arguments come before their users; several outputs are selected by `part`; the types are those of type inference (which checks
+/// the number of arguments, the index of a `part` and the signature of a called block).
+fn check_node(graph: &Graph, nodes: &[Node], id: NodeId) -> Result<(), String> {
     let node = &nodes[id.index()];
     if let Some(a) = node.args.iter().find(|a| **a >= id) {
         return Err(format!("refers to {a}, which does not come before it"));
@@ -151,10 +151,10 @@ fn node(graph: &Graph, nodes: &[Node], id: NodeId) -> Result<(), String> {
         return Err("has no output".into());
     }
     if let Some(n) = node.op.leaf_name() {
-        name("a leaf", n)?;
+        check_name("a leaf", n)?;
     }
     if node.origin.contains(char::is_control) {
-        return Err(format!("has the origin `{}`, which is not one line", text::plain(&node.origin)));
+        return Err(format!("has the origin `{}`, which is not one line", text::escaped(&node.origin)));
     }
     Ok(())
 }
@@ -164,8 +164,8 @@ fn list(types: &[Type]) -> String {
     types.iter().map(Type::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Sizes of a node use declared symbols and can be those of a tensor: neither negative nor too large for an address.
-pub(crate) fn types(symbols: &[Symbol], node: &Node) -> Result<(), String> {
+/// Sizes of a node use declared symbols, are not negative, and give a tensor that an address can span.
+pub(crate) fn check_types(symbols: &[Symbol], node: &Node) -> Result<(), String> {
     for t in &node.types {
         let terms = t.shape.iter().try_fold(1usize, |n, d| n.checked_mul(d.products().count().max(1)));
         if terms.is_none_or(|n| n > MAX_TERMS) {
@@ -176,18 +176,18 @@ pub(crate) fn types(symbols: &[Symbol], node: &Node) -> Result<(), String> {
         }
         let mut bytes = Some(t.dtype.bytes() as i128);
         for d in &t.shape {
-            let n = most(d, symbols)?;
+            let n = upper_bound(d, symbols)?;
             bytes = bytes.and_then(|b| b.checked_mul(n));
         }
         if bytes.is_none_or(|b| b > i64::MAX as i128) {
             return Err(format!("is {t}, which at the bounds of its symbols is larger than any memory"));
         }
     }
-    attributes(&node.op).into_iter().try_for_each(|d| most(d, symbols).map(|_| ()))
+    attribute_sizes(&node.op).into_iter().try_for_each(|d| upper_bound(d, symbols).map(|_| ()))
 }
 
-/// Sizes among the attributes that the type does not show.
-fn attributes(op: &Op) -> Vec<&Dim> {
+/// Sizes among the attributes that do not appear in the type.
+fn attribute_sizes(op: &Op) -> Vec<&Dim> {
     match op {
         Op::Slice(s) => vec![&s.start],
         Op::Pad(p) => vec![&p.before, &p.after],
@@ -197,8 +197,8 @@ fn attributes(op: &Op) -> Vec<&Dim> {
     }
 }
 
-/// The largest value that the bounds of the symbols allow, each product taken by itself.
-fn most(dim: &Dim, symbols: &[Symbol]) -> Result<i128, String> {
+/// An upper bound of a size over the bounds of its symbols, product by product.
+fn upper_bound(dim: &Dim, symbols: &[Symbol]) -> Result<i128, String> {
     let mut sum = 0i128;
     for (coef, factors) in dim.products() {
         let mut product = Some(coef as i128);
@@ -219,8 +219,8 @@ fn most(dim: &Dim, symbols: &[Symbol]) -> Result<i128, String> {
     Ok(sum)
 }
 
-/// No two nodes have one operator on the same arguments; no two leaves have one name.
-fn distinct(graph: &Graph) -> Result<(), IrError> {
+/// Hash-consing: no two nodes have equal operators and arguments; no two leaves have one name.
+fn check_distinct(graph: &Graph) -> Result<(), IrError> {
     let mut seen = HashMap::new();
     let mut leaves = HashMap::new();
     for id in graph.ids() {
@@ -235,11 +235,11 @@ fn distinct(graph: &Graph) -> Result<(), IrError> {
     Ok(())
 }
 
-/// Outputs exist, each name once, each one value.
-fn outputs(graph: &Graph) -> Result<(), IrError> {
+/// Outputs exist, have distinct names and a single value.
+fn check_outputs(graph: &Graph) -> Result<(), IrError> {
     let mut seen = HashSet::new();
     for (n, id) in graph.outputs() {
-        name("an output", n).map_err(nowhere)?;
+        check_name("an output", n).map_err(nowhere)?;
         if !seen.insert(n) {
             return Err(nowhere(format!("output `{n}` is declared twice")));
         }
@@ -279,7 +279,9 @@ mod tests {
         let g = sample();
         let mut nodes = g.nodes().to_vec();
         f(&mut nodes);
-        node(&g, &nodes, NodeId(i)).and_then(|()| types(&g.symbols, &nodes[i as usize])).unwrap_err()
+        check_node(&g, &nodes, NodeId(i))
+            .and_then(|()| check_types(&g.symbols, &nodes[i as usize]))
+            .unwrap_err()
     }
 
     #[test]
@@ -301,12 +303,12 @@ mod tests {
     #[test]
     fn the_largest_size_takes_each_product_at_its_bound() {
         let s = [Symbol { name: "t".into(), min: 2, max: 8, multiple_of: 2 }];
-        let size = |d: &str| most(&Dim::parse(d).unwrap(), &s);
+        let size = |d: &str| upper_bound(&Dim::parse(d).unwrap(), &s);
         assert_eq!(size("3*t + 1"), Ok(25));
         assert_eq!(size("10 - t"), Ok(8));
         assert_eq!(size("1 - t").unwrap_err(), "has the size -t + 1, which is at most -1");
         assert!(size("u").unwrap_err().contains("`u`, which the graph does not declare"));
         let big = [Symbol { name: "t".into(), min: 1, max: u64::MAX, multiple_of: 1 }];
-        assert!(most(&Dim::parse("t*t*t").unwrap(), &big).unwrap_err().contains("overflows"));
+        assert!(upper_bound(&Dim::parse("t*t*t").unwrap(), &big).unwrap_err().contains("overflows"));
     }
 }

@@ -1,51 +1,65 @@
-//! The graph as petgraph sees it. In: a graph, whose users are computed once. Out: petgraph's visit traits, so that its
-//! algorithms (topological order, reachability, dominators) run on the graph as it is. Edges go from arguments to users.
+//! The graph as petgraph sees it. In: a graph, and further edges between its nodes, such as anti-dependencies. Out: petgraph's
+//! visit traits, so that its algorithms run on the graph as it is: the verifier asks for topological orders and
+//! reachability. Edges go from arguments to users.
 
-use crate::graph::{Graph, Node, NodeId};
+use crate::graph::{Graph, NodeId};
+use petgraph::Direction;
+use petgraph::algo::{has_path_connecting, toposort};
 use petgraph::visit::{
-    Data, GraphBase, GraphProp, IntoNeighbors, IntoNeighborsDirected, IntoNodeIdentifiers,
-    IntoNodeReferences, NodeCompactIndexable, NodeCount, NodeIndexable, VisitMap, Visitable,
+    GraphBase, IntoNeighbors, IntoNeighborsDirected, IntoNodeIdentifiers, VisitMap, Visitable,
 };
-use petgraph::{Directed, Direction};
 use std::iter::Copied;
 use std::slice::Iter;
 
-/// A graph and the users of its nodes.
-pub struct GraphView<'a> {
-    graph: &'a Graph,
-    args: Vec<Vec<NodeId>>,
-    users: Vec<Vec<NodeId>>,
+/// The edges of a graph in both directions, each once.
+pub struct GraphView {
+    predecessors: Vec<Vec<NodeId>>,
+    successors: Vec<Vec<NodeId>>,
 }
 
-impl<'a> GraphView<'a> {
-    /// The view of a graph.
-    pub fn new(graph: &'a Graph) -> GraphView<'a> {
-        let once = |n: &Node| {
-            let mut args = n.args.clone();
-            args.sort_unstable();
-            args.dedup();
-            args
-        };
-        GraphView { graph, args: graph.nodes().iter().map(once).collect(), users: graph.users() }
+impl GraphView {
+    /// The view of a graph: an edge from every argument to its user.
+    pub fn new(graph: &Graph) -> GraphView {
+        GraphView::with_edges(graph, &[])
     }
 
-    /// The graph.
-    pub fn graph(&self) -> &'a Graph {
-        self.graph
+    /// The view of a graph with further edges (from, to), both nodes of the graph.
+    pub fn with_edges(graph: &Graph, edges: &[(NodeId, NodeId)]) -> GraphView {
+        let mut predecessors: Vec<Vec<NodeId>> = graph.nodes().iter().map(|n| n.args.clone()).collect();
+        let mut successors = graph.users();
+        for &(from, to) in edges {
+            predecessors[to.index()].push(from);
+            successors[from.index()].push(to);
+        }
+        for list in predecessors.iter_mut().chain(&mut successors) {
+            list.sort_unstable();
+            list.dedup();
+        }
+        GraphView { predecessors, successors }
     }
 
-    /// Nodes that take `id` as an argument, ascending, each once.
-    pub fn users(&self, id: NodeId) -> &[NodeId] {
-        &self.users[id.index()]
+    /// Nodes with an edge to `id`, ascending: its arguments.
+    pub fn predecessors(&self, id: NodeId) -> &[NodeId] {
+        &self.predecessors[id.index()]
     }
 
-    /// Arguments of `id`, ascending, each once.
-    pub fn args(&self, id: NodeId) -> &[NodeId] {
-        &self.args[id.index()]
+    /// Nodes with an edge from `id`, ascending: its users.
+    pub fn successors(&self, id: NodeId) -> &[NodeId] {
+        &self.successors[id.index()]
+    }
+
+    /// Every node after all its predecessors; `None` when there is a cycle, which only further edges can make.
+    pub fn topological_order(&self) -> Option<Vec<NodeId>> {
+        toposort(self, None).ok()
+    }
+
+    /// True when a path leads from one node to another, or they are one.
+    pub fn has_path(&self, from: NodeId, to: NodeId) -> bool {
+        has_path_connecting(self, from, to, None)
     }
 }
 
-/// Nodes seen by a walk.
+/// The nodes that a traversal has visited.
 #[derive(Clone, Debug, Default)]
 pub struct Visited(Vec<bool>);
 
@@ -63,47 +77,16 @@ impl VisitMap<NodeId> for Visited {
     }
 }
 
-impl GraphBase for GraphView<'_> {
+impl GraphBase for GraphView {
     type EdgeId = (NodeId, NodeId);
     type NodeId = NodeId;
 }
 
-impl Data for GraphView<'_> {
-    type NodeWeight = Node;
-    type EdgeWeight = ();
-}
-
-impl GraphProp for GraphView<'_> {
-    type EdgeType = Directed;
-}
-
-impl NodeCount for GraphView<'_> {
-    fn node_count(&self) -> usize {
-        self.users.len()
-    }
-}
-
-impl NodeIndexable for GraphView<'_> {
-    fn node_bound(&self) -> usize {
-        self.users.len()
-    }
-
-    fn to_index(&self, a: NodeId) -> usize {
-        a.index()
-    }
-
-    fn from_index(&self, i: usize) -> NodeId {
-        NodeId(i as u32)
-    }
-}
-
-impl NodeCompactIndexable for GraphView<'_> {}
-
-impl Visitable for GraphView<'_> {
+impl Visitable for GraphView {
     type Map = Visited;
 
     fn visit_map(&self) -> Visited {
-        Visited(vec![false; self.users.len()])
+        Visited(vec![false; self.successors.len()])
     }
 
     fn reset_map(&self, map: &mut Visited) {
@@ -111,42 +94,29 @@ impl Visitable for GraphView<'_> {
     }
 }
 
-impl<'v> IntoNeighbors for &'v GraphView<'_> {
+impl<'v> IntoNeighbors for &'v GraphView {
     type Neighbors = Copied<Iter<'v, NodeId>>;
 
     fn neighbors(self, a: NodeId) -> Self::Neighbors {
-        self.users[a.index()].iter().copied()
+        self.successors(a).iter().copied()
     }
 }
 
-impl<'v> IntoNeighborsDirected for &'v GraphView<'_> {
+impl<'v> IntoNeighborsDirected for &'v GraphView {
     type NeighborsDirected = Copied<Iter<'v, NodeId>>;
 
     fn neighbors_directed(self, a: NodeId, d: Direction) -> Self::NeighborsDirected {
         match d {
-            Direction::Outgoing => self.users[a.index()].iter().copied(),
-            Direction::Incoming => self.args[a.index()].iter().copied(),
+            Direction::Outgoing => self.successors(a).iter().copied(),
+            Direction::Incoming => self.predecessors(a).iter().copied(),
         }
     }
 }
 
-impl IntoNodeIdentifiers for &GraphView<'_> {
+impl IntoNodeIdentifiers for &GraphView {
     type NodeIdentifiers = std::iter::Map<std::ops::Range<u32>, fn(u32) -> NodeId>;
 
     fn node_identifiers(self) -> Self::NodeIdentifiers {
-        (0..self.users.len() as u32).map(NodeId)
-    }
-}
-
-/// A node with its id.
-pub type NodeRef<'v> = (NodeId, &'v Node);
-
-impl<'v> IntoNodeReferences for &'v GraphView<'_> {
-    type NodeRef = NodeRef<'v>;
-    type NodeReferences =
-        std::iter::Map<std::iter::Enumerate<Iter<'v, Node>>, fn((usize, &'v Node)) -> NodeRef<'v>>;
-
-    fn node_references(self) -> Self::NodeReferences {
-        self.graph.nodes().iter().enumerate().map(|(i, n)| (NodeId(i as u32), n))
+        (0..self.successors.len() as u32).map(NodeId)
     }
 }

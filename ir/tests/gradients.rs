@@ -29,7 +29,7 @@ const WITHOUT: [&str; 11] = [
 const OF_THE_WALK: [&str; 2] = ["part", "call"];
 /// Collectives have a gradient on several ranks only: `passes` and `tests/shard.rs` hold it there to that of the whole.
 const OF_RANKS: [&str; 8] =
-    ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "own_slice", "spread", "send", "recv"];
+    ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "local_slice", "pvary", "send", "recv"];
 
 const EXACT: Precision = Precision { exact: true };
 

@@ -1,48 +1,48 @@
-//! Brings a graph into one normal form. In: any graph. Out: the same values, bit for bit, without casts that change
-//! nothing, without arithmetic on neutral elements and without dead nodes. Views are normalised by the constructor.
-//! Running it twice changes nothing.
+//! Canonicalisation. In: any graph. Out: the same values, bit for bit, without redundant casts, without arithmetic on
+//! neutral elements and without dead nodes. Views are canonical already: `Graph::push` simplifies them. The pass is idempotent.
 
-use crate::{each_graph, live_only};
+use crate::{each_graph, eliminate_dead_nodes};
 use astrai_ir::ops::{BinaryKind, Op};
 use astrai_ir::{DType, Graph, IrError, NodeId};
 
-/// The normal form.
+/// The canonical form of a graph and of its blocks.
 pub fn canonicalise(graph: &Graph) -> Result<Graph, IrError> {
     each_graph(graph, &|g| {
         let simple = g.rebuild(
             |b| Ok(b.clone()),
             |out, id, args| {
                 let found = match &g.node(id).op {
-                    Op::Cast(c) => stored(out, c.dtype, args[0])?,
-                    op => simpler(out, op, args),
+                    Op::Cast(c) => cancel_casts(out, c.dtype, args[0])?,
+                    op => simplify(out, op, args),
                 };
                 found.map_or_else(|| out.push(g.node(id).op.clone(), args), Ok)
             },
         )?;
-        live_only(&simple)
+        eliminate_dead_nodes(&simple)
     })
 }
 
-/// cast(cast(x: a -> b) -> a) is x when b holds every value of a, and views may stand between.
-fn stored(g: &mut Graph, dtype: DType, id: NodeId) -> Result<Option<NodeId>, IrError> {
+/// cast(cast(x: a -> b) -> a) is x when b represents every value of a; views between the casts are moved onto x.
+fn cancel_casts(g: &mut Graph, dtype: DType, id: NodeId) -> Result<Option<NodeId>, IrError> {
     let node = g.node(id);
     match node.op.clone() {
         Op::Cast(inner) => {
             let x = node.args[0];
-            Ok((g.ty(x).dtype == dtype && holds(inner.dtype, dtype)).then_some(x))
+            Ok((g.ty(x).dtype == dtype && inner.dtype.represents(dtype)).then_some(x))
         }
         view if view.is_view() => {
-            let x = stored(g, dtype, node.args[0])?;
+            let x = cancel_casts(g, dtype, node.args[0])?;
             x.map(|x| g.push(view, &[x])).transpose()
         }
         _ => Ok(None),
     }
 }
 
-fn simpler(g: &Graph, op: &Op, args: &[NodeId]) -> Option<NodeId> {
+/// The argument that a node equals, if it is an identity.
+fn simplify(g: &Graph, op: &Op, args: &[NodeId]) -> Option<NodeId> {
     match op {
-        // It was there for its gradient, which exists by now.
-        Op::Spread(_) => Some(args[0]),
+        // An identity, whose only purpose is its gradient, which has been added by now.
+        Op::Pvary(_) => Some(args[0]),
         Op::Binary(b) => match b.kind {
             BinaryKind::Mul if scalar(g, args[1]) == Some(1.0) => Some(args[0]),
             BinaryKind::Mul if scalar(g, args[0]) == Some(1.0) => Some(args[1]),
@@ -57,12 +57,7 @@ fn simpler(g: &Graph, op: &Op, args: &[NodeId]) -> Option<NodeId> {
     }
 }
 
-/// True when every value of `narrow` is a value of `wide`.
-pub(crate) fn holds(wide: DType, narrow: DType) -> bool {
-    wide.holds(narrow)
-}
-
-/// The number that fills this node, looked at through views.
+/// The number that fills this node, if it is a splat constant under views.
 pub(crate) fn scalar(g: &Graph, id: NodeId) -> Option<f64> {
     match &g.node(id).op {
         Op::Const(c) => c.as_scalar(),

@@ -1,15 +1,15 @@
 //! Adds the gradient of a scalar output to a graph. In: a graph with calls of blocks and an output such as `loss`. Out: the
-//! same outputs and `grad.<buffer>` for every weight that is not fixed. It works per block: each body becomes a forward body,
-//! which also puts out what is saved, and a gradient body, which recomputes the rest. By default saved are ends of dots,
-//! attention's result with its log-sum-exp, and routes; norms and pointwise chains are recomputed. Gradients of narrow
-//! weights are f32.
+//! same outputs and `grad.<buffer>` for every weight that is not frozen. Differentiation works per block: each body becomes a
+//! forward body, which also returns the saved activations, and a gradient body, which recomputes all others (activation
+//! recomputation, rematerialisation). By default the results of dots with their pointwise epilogue, the result of attention
+//! with its log-sum-exp, and routes are saved; norms and pointwise chains are recomputed. Gradients of narrow weights are f32.
 
 use crate::share_loss::share_loss;
 use crate::uses::Uses;
-use astrai_ir::ops::{AllReduce, Call, CompareKind, Input, Joint, Op, RecvFrom, SendTo, State, Store};
+use astrai_ir::ops::{AllReduce, Call, CompareKind, Input, Op, RecvFrom, ReduceOp, SendTo, State, Store};
 use astrai_ir::shard::STAGES;
 use astrai_ir::{
-    Axis, Block, BlockId, DType, Graph, IrError, NodeId, Placement, Type, Walk, gradient_through,
+    Axis, Block, BlockId, DType, GradientOptions, Graph, IrError, NodeId, Placement, Type, gradient_with,
     refuse_calls,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -18,30 +18,31 @@ use std::sync::Arc;
 /// Prefix of a gradient's output.
 pub const GRAD: &str = "grad.";
 
-/// Name of the input that says whether gradients are added to what their states hold: 0 in the first run of a sum, else 1.
-pub const KEEP: &str = "keep";
+/// Name of the scalar input of gradient accumulation: 0 in the first run, which overwrites the accumulators, 1 in later runs,
+/// which add to them.
+pub const ACCUMULATE: &str = "accumulate";
 
 /// Where gradients go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Destination {
     /// Outputs `grad.<buffer>`.
     #[default]
-    Results,
+    Outputs,
     /// States `grad.<buffer>`, overwritten by each run.
     States,
-    /// States `grad.<buffer>`, added up from run to run: where the scalar input [`KEEP`] is 0, what they held is forgotten.
-    Sums,
+    /// States `grad.<buffer>`, accumulated from run to run; a run whose scalar input [`ACCUMULATE`] is 0 starts anew.
+    Accumulators,
 }
 
-/// Which values of the forward bodies the gradient's bodies compute again.
+/// Which activations of the forward bodies the gradient bodies recompute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recompute {
-    /// None: whatever the gradient needs is saved.
+    /// None: every activation that the gradient needs is saved.
     None,
-    /// What is cheap: norms and pointwise chains.
+    /// Cheap ones: norms and pointwise chains.
     #[default]
     Selective,
-    /// All: only the arguments of the blocks are kept.
+    /// All: only the arguments of the blocks are saved.
     Full,
 }
 
@@ -50,18 +51,18 @@ pub enum Recompute {
 pub struct Gradients {
     /// Where gradients go.
     pub to: Destination,
-    /// What is computed again.
+    /// Which activations are recomputed.
     pub recompute: Recompute,
 }
 
-/// A block taken apart for the gradient.
-struct Split {
+/// A block split into its forward body and its gradient body.
+struct SplitBlock {
     forward: Arc<Block>,
     backward: Arc<Block>,
-    /// Outputs of the block before values were saved.
+    /// Number of outputs of the block without saved activations.
     outputs: usize,
-    /// For each parameter whether a gradient flows to it, in the order of the backward body's results.
-    flows: Vec<bool>,
+    /// For each parameter whether it has a gradient; the gradient body returns those that exist, in this order.
+    has_gradient: Vec<bool>,
 }
 
 /// The graph with gradients of the output `of` by every weight.
@@ -69,10 +70,10 @@ pub fn differentiate(graph: &Graph, of: &str, how: Gradients) -> Result<Graph, I
     differentiate_over(graph, of, how, &[])
 }
 
-/// [`differentiate`] for ranks that have tokens of their own along the axes `over`: gradients of weights that are whole there
-/// are sums over the ranks.
+/// [`differentiate`] for data-parallel ranks along the axes `over`: gradients of weights that are replicated along these axes
+/// are summed over the ranks.
 pub fn differentiate_over(graph: &Graph, of: &str, how: Gradients, over: &[Axis]) -> Result<Graph, IrError> {
-    let of_block = |(i, b)| split(b, &given_weights(graph, BlockId(i as u32)), how.recompute);
+    let of_block = |(i, b)| split(b, &graph.params_bound_to_weights(BlockId(i as u32)), how.recompute);
     let splits = graph.blocks().iter().enumerate().map(of_block).collect::<Result<Vec<_>, IrError>>()?;
     let mut next = splits.iter();
     let mut g = graph.rebuild(
@@ -83,45 +84,45 @@ pub fn differentiate_over(graph: &Graph, of: &str, how: Gradients, over: &[Axis]
             if single && out.node(made).types.len() > 1 { out.part(made, 0) } else { Ok(made) }
         },
     )?;
-    let arrived = |id: &NodeId| matches!(&g.node(*id).op, Op::RecvFrom(r) if r.ty.dtype.is_float());
-    let arrived: Vec<NodeId> = g.ids().filter(arrived).collect();
+    let received = |id: &NodeId| matches!(&g.node(*id).op, Op::RecvFrom(r) if r.ty.dtype.is_float());
+    let received: Vec<NodeId> = g.ids().filter(received).collect();
     let backward: Vec<BlockId> = splits.iter().map(|s| g.add_block(s.backward.clone())).collect();
-    let mut begins = cotangents_of_links(&mut g)?;
+    let mut seeds = cotangents_of_sends(&mut g)?;
     match g.output(of) {
-        Some(loss) => begins.push((loss, g.fill(loss, 1.0)?)),
-        None if begins.is_empty() => {
+        Some(loss) => seeds.push((loss, g.fill(loss, 1.0)?)),
+        None if seeds.is_empty() => {
             return Err(g.error(format!("there is no output `{of}` to differentiate")));
         }
         None => {}
     }
-    let trained = |id: &NodeId| matches!(&g.node(*id).op, Op::Weight(w) if !w.fixed);
+    let trained = |id: &NodeId| matches!(&g.node(*id).op, Op::Weight(w) if !w.frozen);
     let weights: Vec<NodeId> = g.ids().filter(trained).collect();
     let wide: HashSet<NodeId> = weights.iter().copied().collect();
-    let walk = Walk { wide: &wide, ..Walk::default() };
-    let wanted = [&weights[..], &arrived].concat();
-    let mut grads = gradient_through(&mut g, &begins, &wanted, &walk, &mut |g, id, grads| {
+    let options = GradientOptions { wide: &wide, ..GradientOptions::default() };
+    let wanted = [&weights[..], &received].concat();
+    let mut grads = gradient_with(&mut g, &seeds, &wanted, &options, &mut |g, id, grads| {
         call_back(g, id, grads, &splits, &backward)
     })?;
-    for (r, d) in arrived.iter().zip(grads.split_off(weights.len())) {
-        send_back(&mut g, *r, d)?;
+    for (r, d) in received.iter().zip(grads.split_off(weights.len())) {
+        send_cotangent(&mut g, *r, d)?;
     }
-    let keep = match how.to {
-        Destination::Sums => Some(g.input(KEEP, DType::F32, vec![])?),
+    let accumulate = match how.to {
+        Destination::Accumulators => Some(g.input(ACCUMULATE, DType::F32, vec![])?),
         _ => None,
     };
     for (w, d) in weights.iter().zip(grads) {
         let origin = g.node(*w).origin.clone();
         g.with_origin(&origin, |g| {
-            let d = d.map(|d| summed(g, *w, d, over)).transpose()?;
+            let d = d.map(|d| all_reduced(g, *w, d, over)).transpose()?;
             let d = summed_over_stages(g, *w, d)?;
-            put_out(g, *w, d, how.to, keep)
+            write_gradient(g, *w, d, how.to, accumulate)
         })?;
     }
     share_loss(&g)
 }
 
-/// What was sent to a later stage has a cotangent there, which comes back by the same link: (value, cotangent).
-fn cotangents_of_links(g: &mut Graph) -> Result<Vec<(NodeId, NodeId)>, IrError> {
+/// The cotangents of values that were sent to a later pipeline stage, received from that stage: (value, cotangent).
+fn cotangents_of_sends(g: &mut Graph) -> Result<Vec<(NodeId, NodeId)>, IrError> {
     let mut found = Vec::new();
     for id in g.ids().collect::<Vec<_>>() {
         let node = g.node(id).clone();
@@ -138,8 +139,8 @@ fn cotangents_of_links(g: &mut Graph) -> Result<Vec<(NodeId, NodeId)>, IrError> 
     Ok(found)
 }
 
-/// The cotangent of what a stage received goes to the one that sent it.
-fn send_back(g: &mut Graph, received: NodeId, d: Option<NodeId>) -> Result<(), IrError> {
+/// Sends the cotangent of a received value back to the stage that sent the value.
+fn send_cotangent(g: &mut Graph, received: NodeId, d: Option<NodeId>) -> Result<(), IrError> {
     let node = g.node(received).clone();
     let Op::RecvFrom(r) = &node.op else { return Ok(()) };
     let d = match d {
@@ -155,7 +156,8 @@ fn send_back(g: &mut Graph, received: NodeId, d: Option<NodeId>) -> Result<(), I
     })
 }
 
-/// The sum of the gradients that the stages of a weight have of it, in the order of the stages: each sends its own to the others.
+/// The gradient of a weight that several stages use: each sends its own gradient to the others, and all add them in the order of
+/// the stages.
 fn summed_over_stages(g: &mut Graph, w: NodeId, d: Option<NodeId>) -> Result<Option<NodeId>, IrError> {
     let node = g.node(w).clone();
     let placed = node.sharding.iter().find(|(axis, _)| axis == STAGES);
@@ -190,7 +192,7 @@ fn summed_over_stages(g: &mut Graph, w: NodeId, d: Option<NodeId>) -> Result<Opt
     Ok(sum)
 }
 
-/// The axis of stages and which of them the graph is: what it sends and receives is noted to be there.
+/// The pipeline axis and the stage of the graph, from the noted placement of its sends and receives.
 fn stage_of_graph(g: &Graph) -> Option<(Axis, usize)> {
     g.nodes().iter().find_map(|n| {
         let over = match &n.op {
@@ -205,13 +207,13 @@ fn stage_of_graph(g: &Graph) -> Option<(Axis, usize)> {
     })
 }
 
-/// The gradient of a weight from what each rank's tokens give, along the axes where the weight is whole.
-fn summed(g: &mut Graph, w: NodeId, d: NodeId, over: &[Axis]) -> Result<NodeId, IrError> {
+/// The all-reduce of a weight's gradient over the data-parallel axes along which the weight is replicated.
+fn all_reduced(g: &mut Graph, w: NodeId, d: NodeId, over: &[Axis]) -> Result<NodeId, IrError> {
     let mut axes = Vec::new();
     for axis in over {
         let placed = g.node(w).sharding.iter().find(|(name, _)| *name == axis.name).map(|(_, p)| p);
         match placed {
-            Some(Placement::Whole) => axes.push(axis.clone()),
+            Some(Placement::Replicate) => axes.push(axis.clone()),
             Some(_) => {}
             None => {
                 return Err(g.error(format!("a weight has no placement along {axis}; shard the graph first")));
@@ -220,17 +222,17 @@ fn summed(g: &mut Graph, w: NodeId, d: NodeId, over: &[Axis]) -> Result<NodeId, 
     }
     match axes.is_empty() {
         true => Ok(d),
-        false => g.push(AllReduce { kind: Joint::Sum, over: axes }, &[d]),
+        false => g.push(AllReduce { kind: ReduceOp::Sum, over: axes }, &[d]),
     }
 }
 
 /// Makes the gradient `d` of a weight an output, or the next version of its state.
-fn put_out(
+fn write_gradient(
     g: &mut Graph,
     w: NodeId,
     d: Option<NodeId>,
     to: Destination,
-    keep: Option<NodeId>,
+    accumulate: Option<NodeId>,
 ) -> Result<(), IrError> {
     let ty = g.ty(w).with(DType::F32);
     let name = format!("{GRAD}{}", g.node(w).op.leaf_name().unwrap_or_default());
@@ -238,40 +240,40 @@ fn put_out(
         Some(d) => d,
         None => g.constant(ty.clone(), 0.0)?,
     };
-    if to != Destination::Results {
+    if to != Destination::Outputs {
         let state = g.push(State { name: name.clone(), ty: ty.clone() }, &[])?;
-        if let Some(keep) = keep {
-            d = added(g, state, d, keep, &ty)?;
+        if let Some(accumulate) = accumulate {
+            d = accumulated(g, state, d, accumulate, &ty)?;
         }
         d = g.push(Store {}, &[state, d])?;
     }
     g.set_output(&name, d)
 }
 
-/// `d` on top of what the state holds. A state that held an infinity counts for nothing when it is not kept.
-fn added(g: &mut Graph, state: NodeId, d: NodeId, keep: NodeId, ty: &Type) -> Result<NodeId, IrError> {
+/// `d` plus the accumulator if `accumulate` is not 0. A select rather than a product, so that an infinity in an accumulator that
+/// starts anew leaves nothing behind.
+fn accumulated(
+    g: &mut Graph,
+    state: NodeId,
+    d: NodeId,
+    accumulate: NodeId,
+    ty: &Type,
+) -> Result<NodeId, IrError> {
     let zero = g.constant(Type::scalar(DType::F32), 0.0)?;
-    let kept = g.compare(CompareKind::Gt, keep, zero)?;
+    let kept = g.compare(CompareKind::Gt, accumulate, zero)?;
     let kept = g.broadcast(kept, &ty.shape)?;
     let none = g.constant(ty.clone(), 0.0)?;
     let before = g.select(kept, state, none)?;
     g.add(before, d)
 }
 
-/// Parameters of a block that every call binds to a weight.
-fn given_weights(graph: &Graph, block: BlockId) -> HashSet<usize> {
-    let params = 0..graph.block(block).params.len();
-    let calls = || graph.nodes().iter().filter(|n| matches!(&n.op, Op::Call(c) if c.block == block));
-    let weight = |id: &NodeId| matches!(graph.node(*id).op, Op::Weight(_));
-    params.filter(|&p| calls().all(|n| n.args.get(p).is_some_and(weight))).collect()
-}
-
-/// Cotangents of a call's arguments: the gradient body called on what it needs.
+/// Cotangents of a call's arguments: a call of the gradient body on the saved activations, the cotangents and the parameters it
+/// needs.
 fn call_back(
     g: &mut Graph,
     id: NodeId,
     grads: &[Option<NodeId>],
-    splits: &[Split],
+    splits: &[SplitBlock],
     backward: &[BlockId],
 ) -> Result<Vec<Option<NodeId>>, IrError> {
     let node = g.node(id).clone();
@@ -298,10 +300,10 @@ fn call_back(
     }
     let block = backward[c.block.0 as usize];
     let call = g.push(Call { block, layer: c.layer }, &args)?;
-    let mut results = Vec::with_capacity(s.flows.len());
+    let mut results = Vec::with_capacity(s.has_gradient.len());
     let mut at = 0;
-    for &flows in &s.flows {
-        results.push(match flows {
+    for &exists in &s.has_gradient {
+        results.push(match exists {
             true => {
                 at += 1;
                 Some(g.part(call, at - 1)?)
@@ -319,8 +321,8 @@ fn name_index(name: &str, prefix: &str) -> Option<usize> {
     name.strip_prefix(prefix)?.parse().ok()
 }
 
-/// The forward body that saves and the gradient body that uses what was saved.
-fn split(block: &Arc<Block>, weights: &HashSet<usize>, recompute: Recompute) -> Result<Split, IrError> {
+/// The forward body, which also returns the saved activations, and the gradient body, which takes them.
+fn split(block: &Arc<Block>, is_weight: &[bool], recompute: Recompute) -> Result<SplitBlock, IrError> {
     let body = &block.graph;
     let outputs = body.outputs().to_vec();
     let mut both = body.clone();
@@ -332,9 +334,9 @@ fn split(block: &Arc<Block>, weights: &HashSet<usize>, recompute: Recompute) -> 
     let leaf = |p: &String| block.leaf(p).ok_or_else(|| body.error(format!("parameter `{p}` has no leaf")));
     let params = block.params.iter().map(leaf).collect::<Result<Vec<_>, IrError>>()?;
     let float: Vec<NodeId> = params.iter().copied().filter(|p| body.ty(*p).dtype.is_float()).collect();
-    let wide = weights.iter().map(|&p| params[p]).collect();
-    let walk = Walk { wide: &wide, ..Walk::default() };
-    let grads = gradient_through(&mut both, &pairs, &float, &walk, &mut refuse_calls)?;
+    let wide = params.iter().zip(is_weight).filter(|(_, w)| **w).map(|(p, _)| *p).collect();
+    let options = GradientOptions { wide: &wide, ..GradientOptions::default() };
+    let grads = gradient_with(&mut both, &pairs, &float, &options, &mut refuse_calls)?;
     let by_leaf: HashMap<NodeId, Option<NodeId>> = float.into_iter().zip(grads).collect();
     let roots: Vec<Option<NodeId>> = params.iter().map(|p| by_leaf.get(p).copied().flatten()).collect();
     let worth = match recompute {
@@ -342,11 +344,12 @@ fn split(block: &Arc<Block>, weights: &HashSet<usize>, recompute: Recompute) -> 
         Recompute::Selective => worth_saving(&both, body),
         Recompute::Full => BTreeSet::new(),
     };
-    let needed = needed(&both, &roots, &worth);
+    // The nodes of the gradient body: all that its results depend on, up to the saved values.
+    let needed = both.ancestors(roots.iter().flatten().copied(), |user, _| !worth.contains(&user));
     let saved: Vec<NodeId> = needed.iter().copied().filter(|id| worth.contains(id)).collect();
     let mut forward = body.clone();
     for (i, id) in saved.iter().enumerate() {
-        // The log-sum-exp may be asked for only by the gradient: then the forward body lacks its `part`.
+        // If only the gradient uses the log-sum-exp, the forward body has no `part` of it yet.
         let here = match &both.node(*id).op {
             Op::Part(p) => forward.part(both.node(*id).args[0], p.index)?,
             _ => *id,
@@ -354,15 +357,15 @@ fn split(block: &Arc<Block>, weights: &HashSet<usize>, recompute: Recompute) -> 
         forward.set_output(&format!("{SAVED}{i}"), here)?;
     }
     let backward = backward_body(&both, &needed, &saved, block, &roots)?;
-    Ok(Split {
+    Ok(SplitBlock {
         forward: Arc::new(Block { name: block.name.clone(), graph: forward, params: block.params.clone() }),
         backward: Arc::new(Block::new(&format!("{}.grad", block.name), backward)),
         outputs: outputs.len(),
-        flows: roots.iter().map(Option::is_some).collect(),
+        has_gradient: roots.iter().map(Option::is_some).collect(),
     })
 }
 
-/// Values of the forward body that cost much to compute again; `both` begins with its nodes.
+/// Activations of the forward body that are expensive to recompute. The first nodes of `both` are those of the body.
 fn worth_saving(both: &Graph, body: &Graph) -> BTreeSet<NodeId> {
     let uses = Uses::of(body);
     let mut worth = BTreeSet::new();
@@ -372,8 +375,8 @@ fn worth_saving(both: &Graph, body: &Graph) -> BTreeSet<NodeId> {
                 worth.insert(id);
                 worth.extend(uses.tail(body, id).last());
             }
-            // What was sent once is not sent again.
-            op if op.over().is_some()
+            // The result of a collective is saved: recomputing it would communicate again.
+            op if op.collective_axes().is_some()
                 && id.index() < body.nodes().len()
                 && both.node(id).types.len() == 1 =>
             {
@@ -394,7 +397,7 @@ fn worth_saving(both: &Graph, body: &Graph) -> BTreeSet<NodeId> {
     worth
 }
 
-/// Everything that the forward body computes, but views and casts of what is in memory anyway.
+/// Everything that the forward body computes, except views and casts of values that are in memory anyway.
 fn computed(both: &Graph, body: &Graph) -> BTreeSet<NodeId> {
     let forward = |id: NodeId| id.index() < body.nodes().len();
     let computes = |id: &NodeId| {
@@ -406,18 +409,6 @@ fn computed(both: &Graph, body: &Graph) -> BTreeSet<NodeId> {
         }
     };
     both.ids().filter(computes).collect()
-}
-
-/// Nodes that the gradient body holds: everything behind the roots, up to what is saved.
-fn needed(both: &Graph, roots: &[Option<NodeId>], worth: &BTreeSet<NodeId>) -> BTreeSet<NodeId> {
-    let mut needed = BTreeSet::new();
-    let mut todo: Vec<NodeId> = roots.iter().flatten().copied().collect();
-    while let Some(id) = todo.pop() {
-        if needed.insert(id) && !worth.contains(&id) {
-            todo.extend(&both.node(id).args);
-        }
-    }
-    needed
 }
 
 fn backward_body(

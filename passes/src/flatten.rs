@@ -1,5 +1,5 @@
-//! Leaves blocks one deep. In: a graph whose blocks may call blocks. Out: the same values, calls inside blocks replaced by
-//! what they call: a plan binds the parameters of a block from the program's own body only.
+//! Inlines calls inside blocks. In: a graph whose blocks may call blocks. Out: the same values, with calls at the top level only,
+//! since a plan binds the parameters of a block at the top level only.
 
 use astrai_ir::{Block, Graph, IrError, inline_calls};
 use std::sync::Arc;

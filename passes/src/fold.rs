@@ -1,15 +1,14 @@
-//! Makes weights of what is computed from weights alone. In: a graph whose weights never change. Out: the same values, each such
-//! expression (a product of two weights, a scaled one) replaced by a weight of its own, and how each of these is computed when
-//! weights are loaded. Parameters and weights that nothing reads any more are gone.
+//! Weight folding: constant folding of expressions of weights alone. In: a graph whose weights are frozen. Out: the same values,
+//! with each such expression (a product of two weights, a scaled weight) replaced by a derived weight, and the expressions, which
+//! are evaluated when weights are loaded. Parameters and weights that have no user left are removed.
 
-use crate::canonicalise::holds;
 use astrai_ir::ops::{Call, Op, Weight};
 use astrai_ir::{Block, BlockId, Graph, IrError, NodeId};
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// A weight that is computed from others once, when they are loaded.
+/// A derived weight: computed from other weights once, when they are loaded.
 #[derive(Clone, Debug)]
 pub struct Derived {
     /// Its name and type.
@@ -18,18 +17,20 @@ pub struct Derived {
     pub graph: Graph,
 }
 
-/// One expression of a body: over its leaves, and the parameters it takes.
+/// An expression of weights alone in a body, and the parameter that replaces it.
 struct Expression {
     at: NodeId,
     param: String,
     graph: Graph,
 }
 
-/// The graph with derived weights, and these.
+/// The graph with derived weights, and the derived weights.
 pub fn fold(graph: &Graph) -> Result<(Graph, Vec<Derived>), IrError> {
     let mut of_block = Vec::new();
     for (i, block) in graph.blocks().iter().enumerate() {
-        of_block.push(expressions(&block.graph, &|name| is_given(graph, BlockId(i as u32), block, name))?);
+        let bound = graph.params_bound_to_weights(BlockId(i as u32));
+        let is_weight = |name: &str| block.params.iter().zip(&bound).any(|(p, weight)| *weight && p == name);
+        of_block.push(expressions(&block.graph, &is_weight)?);
     }
     let of_graph = expressions(graph, &|_| true)?;
     if of_graph.is_empty() && of_block.iter().all(Vec::is_empty) {
@@ -50,7 +51,7 @@ pub fn fold(graph: &Graph) -> Result<(Graph, Vec<Derived>), IrError> {
                 let mut all = Vec::with_capacity(blocks[at].params.len());
                 for p in &blocks[at].params {
                     all.push(match of_block[at].iter().find(|e| e.param == *p) {
-                        Some(e) => derive(&rebound(&e.graph, out, &bound)?, out, &mut derived)?,
+                        Some(e) => derive(&substitute_params(&e.graph, out, &bound)?, out, &mut derived)?,
                         None => bound[p.as_str()],
                     });
                 }
@@ -59,11 +60,11 @@ pub fn fold(graph: &Graph) -> Result<(Graph, Vec<Derived>), IrError> {
             (op, None) => out.push_exact(op.clone(), args),
         },
     )?;
-    // Weights that only expressions took are dead now.
-    Ok((crate::live_only(&folded)?, derived.into_values().collect()))
+    // Weights that only folded expressions used are dead now.
+    Ok((crate::eliminate_dead_nodes(&folded)?, derived.into_values().collect()))
 }
 
-/// A block whose expressions are parameters, without the parameters that only they took.
+/// A block whose expressions are replaced by parameters, without the parameters that only they used.
 fn fold_block(block: &Arc<Block>, found: &[Expression]) -> Result<Arc<Block>, IrError> {
     if found.is_empty() {
         return Ok(block.clone());
@@ -76,23 +77,14 @@ fn fold_block(block: &Arc<Block>, found: &[Expression]) -> Result<Arc<Block>, Ir
             None => out.push_exact(g.node(id).op.clone(), args),
         },
     )?;
-    let body = crate::live_only(&body)?;
+    let body = crate::eliminate_dead_nodes(&body)?;
     let has = |p: &String| body.nodes().iter().any(|n| n.op.leaf_name() == Some(p));
     let params =
         block.params.iter().chain(found.iter().map(|e| &e.param)).filter(|p| has(p)).cloned().collect();
     Ok(Arc::new(Block { name: block.name.clone(), graph: body, params }))
 }
 
-/// True when every call binds this parameter to a weight.
-fn is_given(graph: &Graph, id: BlockId, block: &Block, name: &str) -> bool {
-    let Some(at) = block.params.iter().position(|p| p == name) else { return false };
-    graph.nodes().iter().all(|n| match &n.op {
-        Op::Call(c) if c.block == id => matches!(graph.node(n.args[at]).op, Op::Weight(_)),
-        _ => true,
-    })
-}
-
-/// The largest expressions of weights alone that compute something.
+/// The maximal expressions of weights and constants alone that compute something.
 fn expressions(g: &Graph, given: &dyn Fn(&str) -> bool) -> Result<Vec<Expression>, IrError> {
     let live = g.live();
     let mut alone = vec![false; g.nodes().len()];
@@ -119,7 +111,7 @@ fn expressions(g: &Graph, given: &dyn Fn(&str) -> bool) -> Result<Vec<Expression
         if !output(id) && !users[id.index()].iter().any(needed) {
             continue;
         }
-        // Views and widening stay with the reader: they cost nothing there and bytes here.
+        // Views and widening casts stay with the user: they are free there and would enlarge the derived weight.
         let mut at = id;
         while is_view(g, at) {
             at = g.node(at).args[0];
@@ -132,10 +124,10 @@ fn expressions(g: &Graph, given: &dyn Fn(&str) -> bool) -> Result<Vec<Expression
     Ok(found)
 }
 
-/// True for what repeats, renames or widens.
+/// True for reshapes, broadcasts and widening casts.
 fn is_view(g: &Graph, id: NodeId) -> bool {
     match &g.node(id).op {
-        Op::Cast(c) => holds(c.dtype, g.ty(g.node(id).args[0]).dtype),
+        Op::Cast(c) => c.dtype.represents(g.ty(g.node(id).args[0]).dtype),
         Op::Reshape(_) | Op::Expand(_) => true,
         _ => false,
     }
@@ -145,18 +137,11 @@ fn weights(g: &Graph, id: NodeId) -> bool {
     matches!(g.node(id).op, Op::Weight(_)) || g.node(id).args.iter().any(|a| weights(g, *a))
 }
 
-/// What is behind a node, as a graph of its own.
+/// The expression of a node as a graph of its own.
 fn expression(g: &Graph, at: NodeId) -> Result<Graph, IrError> {
     let mut out = Graph::new(vec![]);
     let mut map: BTreeMap<NodeId, NodeId> = BTreeMap::new();
-    let mut needed = std::collections::BTreeSet::new();
-    let mut todo = vec![at];
-    while let Some(id) = todo.pop() {
-        if needed.insert(id) {
-            todo.extend(&g.node(id).args);
-        }
-    }
-    for id in needed {
+    for id in g.ancestors([at], |_, _| true) {
         let args: Vec<NodeId> = g.node(id).args.iter().map(|a| map[a]).collect();
         map.insert(id, out.push_exact(g.node(id).op.clone(), &args)?);
     }
@@ -164,8 +149,8 @@ fn expression(g: &Graph, at: NodeId) -> Result<Graph, IrError> {
     Ok(out)
 }
 
-/// An expression over a block's parameters as one over what a call binds to them.
-fn rebound(e: &Graph, outer: &Graph, bound: &HashMap<&str, NodeId>) -> Result<Graph, IrError> {
+/// An expression over a block's parameters, as one over the weights that a call binds to them.
+fn substitute_params(e: &Graph, outer: &Graph, bound: &HashMap<&str, NodeId>) -> Result<Graph, IrError> {
     e.rebuild(
         |b| Ok(b.clone()),
         |g, id, args| {
@@ -176,7 +161,7 @@ fn rebound(e: &Graph, outer: &Graph, bound: &HashMap<&str, NodeId>) -> Result<Gr
     )
 }
 
-/// The leaf of a derived weight; its name follows from its expression.
+/// The leaf of a derived weight, whose name is a hash of its expression.
 fn derive(e: &Graph, g: &mut Graph, derived: &mut BTreeMap<String, Derived>) -> Result<NodeId, IrError> {
     let mut hash = DefaultHasher::new();
     e.to_string().hash(&mut hash);

@@ -1,5 +1,5 @@
-//! The stages between a graph and a plan. Each is a plain function with a verb for a name: a graph goes in, a new one comes
-//! out; the last ones make a plan. `runtime::compile` names them in order.
+//! The passes of the compiler. Each is a plain function with a verb for a name: from a graph to a new graph; the last ones give a
+//! plan. `runtime::compile` names them in order.
 
 mod canonicalise;
 mod decompose;
@@ -17,7 +17,9 @@ mod uses;
 
 pub use canonicalise::canonicalise;
 pub use decompose::decompose;
-pub use differentiate::{Destination, GRAD, Gradients, KEEP, Recompute, differentiate, differentiate_over};
+pub use differentiate::{
+    ACCUMULATE, Destination, GRAD, Gradients, Recompute, differentiate, differentiate_over,
+};
 pub use flatten::flatten;
 pub use fold::{Derived, fold};
 pub use merge::merge;
@@ -26,13 +28,13 @@ pub use plan::{
     Draft, alias_states, assign_layouts, form_regions, is_version, place, schedule, version_leaf,
 };
 pub use precision::{Policy, precision};
-pub use saturate::{Class, Fidelity, RULES, Rule, Saturate, Searched, Wanted, saturate};
-pub use shard::{DATA, Shards, shard};
+pub use saturate::{Extraction, Fidelity, RULES, Rule, RuleClass, Saturate, SaturationReport, saturate};
+pub use shard::{DATA, MeshSharding, shard};
 
 use astrai_ir::{Block, Graph, IrError};
 use std::sync::Arc;
 
-/// Applies a stage to the bodies of all blocks, then to the graph itself.
+/// Applies a pass to the bodies of all blocks, then to the graph itself.
 fn each_graph(graph: &Graph, stage: &dyn Fn(&Graph) -> Result<Graph, IrError>) -> Result<Graph, IrError> {
     let blocks = graph.rebuild(
         |b| {
@@ -44,7 +46,7 @@ fn each_graph(graph: &Graph, stage: &dyn Fn(&Graph) -> Result<Graph, IrError>) -
     stage(&blocks)
 }
 
-/// The graph without nodes that no output needs.
-fn live_only(graph: &Graph) -> Result<Graph, IrError> {
+/// Dead code elimination: the graph without nodes that no output depends on.
+fn eliminate_dead_nodes(graph: &Graph) -> Result<Graph, IrError> {
     graph.rebuild(|b| Ok(b.clone()), |g, id, args| g.push_exact(graph.node(id).op.clone(), args))
 }

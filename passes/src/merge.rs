@@ -1,54 +1,59 @@
-//! Joins sibling dots: several weights applied to one input become one dot on the joined weight, then slices. In: a graph
-//! whose blocks hold the siblings (q|k|v|gate, gate|up). Out: the same values bit for bit (each output keeps its own sum)
-//! from fewer kernels. The joined buffer is the storage from here on; the checkpoint's names are rows of it.
+//! Horizontal fusion of sibling dots: dots of several weights on one input become one dot on the concatenated weight, and slices of
+//! its result. In: a graph whose blocks have siblings (q|k|v|gate, gate|up). Out: the same values bit for bit (every output element
+//! keeps its own sum) from fewer kernels. From here on the concatenated buffer is the storage; checkpoint names are rows of it.
 
-use crate::live_only;
+use crate::eliminate_dead_nodes;
 use astrai_ir::ops::{BinaryKind, Call, Dot, Op, Rows, Weight};
 use astrai_ir::{Block, BlockId, Dim, Graph, IrError, NodeId, Sharding, Type};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Leaves that become one: their names, the first of them, and the joined name.
-struct Join {
+/// Leaves that are concatenated: their names, and the name of the result.
+struct Concatenation {
     names: Vec<String>,
-    joined: String,
+    name: String,
 }
 
 /// One group of sibling dots in a graph.
 struct Siblings {
     dots: Vec<NodeId>,
     weights: Vec<NodeId>,
-    /// Where every dot feeds one addition of a bias: those additions and the bias leaves.
+    /// Where every dot feeds one addition of a bias: the additions and the bias leaves.
     biases: Option<(Vec<NodeId>, Vec<NodeId>)>,
 }
 
-/// The graph with sibling dots joined in every block and at the top.
+/// The graph with sibling dots merged in every block and at the top.
 pub fn merge(graph: &Graph) -> Result<Graph, IrError> {
-    let mut joins: Vec<Vec<Join>> = Vec::new();
+    let mut concatenations: Vec<Vec<Concatenation>> = Vec::new();
     let mut blocks: Vec<Arc<Block>> = Vec::new();
     for (i, block) in graph.blocks().iter().enumerate() {
         let allowed = |name: &str| bound_to_weights(graph, BlockId(i as u32), block, name);
-        let (body, done) = join_siblings(&block.graph, &allowed)?;
+        let (body, done) = merge_siblings(&block.graph, &allowed)?;
         let params = new_params(block, &done);
         blocks.push(Arc::new(Block { name: block.name.clone(), graph: body, params }));
-        joins.push(done);
+        concatenations.push(done);
     }
     let mut next = blocks.into_iter();
     let outer = graph.rebuild(
         |b| Ok(next.next().unwrap_or_else(|| b.clone())),
         |out, id, args| match &graph.node(id).op {
             Op::Call(c) => {
-                let args = join_args(out, &graph.block(c.block).params, &joins[c.block.0 as usize], args)?;
+                let args = concatenate_args(
+                    out,
+                    &graph.block(c.block).params,
+                    &concatenations[c.block.0 as usize],
+                    args,
+                )?;
                 out.push(Call { block: c.block, layer: c.layer }, &args)
             }
             op => out.push(op.clone(), args),
         },
     )?;
-    // Weights that only the old calls used are gone with them.
-    Ok(join_siblings(&live_only(&outer)?, &|_| true)?.0)
+    // Removes weights that only the replaced calls used.
+    Ok(merge_siblings(&eliminate_dead_nodes(&outer)?, &|_| true)?.0)
 }
 
-/// True when every call binds this parameter to a weight that nothing else uses.
+/// True when every call binds this parameter to a weight that has no other user.
 fn bound_to_weights(graph: &Graph, id: BlockId, block: &Block, name: &str) -> bool {
     let Some(at) = block.params.iter().position(|p| p == name) else { return false };
     let users = graph.users();
@@ -61,12 +66,12 @@ fn bound_to_weights(graph: &Graph, id: BlockId, block: &Block, name: &str) -> bo
     })
 }
 
-/// Parameters of a block after its leaves were joined: the joined one stands where the first was.
-fn new_params(block: &Block, joins: &[Join]) -> Vec<String> {
+/// Parameters of a block after its leaves were concatenated: the result takes the position of the first leaf.
+fn new_params(block: &Block, concatenations: &[Concatenation]) -> Vec<String> {
     let mut params = Vec::new();
     for p in &block.params {
-        match joins.iter().find(|j| j.names.contains(p)) {
-            Some(j) if &j.names[0] == p => params.push(j.joined.clone()),
+        match concatenations.iter().find(|j| j.names.contains(p)) {
+            Some(j) if &j.names[0] == p => params.push(j.name.clone()),
             Some(_) => {}
             None => params.push(p.clone()),
         }
@@ -74,23 +79,23 @@ fn new_params(block: &Block, joins: &[Join]) -> Vec<String> {
     params
 }
 
-/// Arguments of a call after its block's leaves were joined.
-fn join_args(
+/// Arguments of a call after its block's leaves were concatenated.
+fn concatenate_args(
     g: &mut Graph,
     params: &[String],
-    joins: &[Join],
+    concatenations: &[Concatenation],
     args: &[NodeId],
 ) -> Result<Vec<NodeId>, IrError> {
     let by_name: HashMap<&str, NodeId> =
         params.iter().map(String::as_str).zip(args.iter().copied()).collect();
     let mut out = Vec::new();
     for p in params {
-        match joins.iter().find(|j| j.names.contains(p)) {
+        match concatenations.iter().find(|j| j.names.contains(p)) {
             Some(j) if &j.names[0] == p => {
                 let leaves: Vec<NodeId> = j.names.iter().map(|n| by_name[n.as_str()]).collect();
-                let joined = joined_weight(g, &leaves)?;
-                let made = g.push(joined, &[])?;
-                let sharding = joined_sharding(g, &leaves);
+                let weight = concatenated_weight(g, &leaves)?;
+                let made = g.push(weight, &[])?;
+                let sharding = concatenated_sharding(g, &leaves);
                 g.note_sharding(made, &sharding);
                 out.push(made);
             }
@@ -101,10 +106,10 @@ fn join_args(
     Ok(out)
 }
 
-/// Joins every group of siblings whose weights are `allowed`.
-fn join_siblings(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Result<(Graph, Vec<Join>), IrError> {
+/// Merges every group of siblings whose weights are `allowed`.
+fn merge_siblings(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Result<(Graph, Vec<Concatenation>), IrError> {
     let groups = find(g, allowed);
-    let mut joins = Vec::new();
+    let mut concatenations = Vec::new();
     let mut made: HashMap<NodeId, NodeId> = HashMap::new(); // member -> its slice in the new graph
     let mut first: HashMap<NodeId, usize> = HashMap::new();
     for (i, s) in groups.iter().enumerate() {
@@ -119,7 +124,7 @@ fn join_siblings(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Result<(Graph, Ve
                 return Ok(*done);
             }
             let s = &groups[i];
-            // The shared input was made before any of the dots; find it again by its leaf-to-root position.
+            // The shared input precedes all of the dots: it is an argument of the first one, which is rebuilt here.
             let dot_args = match &s.biases {
                 None => args.to_vec(),
                 Some(_) => {
@@ -127,30 +132,30 @@ fn join_siblings(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Result<(Graph, Ve
                     dot.map(|d| out.node(*d).args.clone()).unwrap_or_default()
                 }
             };
-            let slices = joined_dot(g, out, s, dot_args[0], &mut joins)?;
+            let slices = merged_dot(g, out, s, dot_args[0], &mut concatenations)?;
             let members = s.biases.as_ref().map_or(&s.dots, |(adds, _)| adds);
             made.extend(members.iter().copied().zip(slices));
             Ok(made[&id])
         },
     )?;
-    // The separate dots are dead now.
-    Ok((live_only(&out)?, joins))
+    // Removes the separate dots.
+    Ok((eliminate_dead_nodes(&out)?, concatenations))
 }
 
-/// One dot on the joined weight, plus the joined bias, and each member's slice of it.
-fn joined_dot(
+/// One dot on the concatenated weight, plus the concatenated bias, and each member's slice of the result.
+fn merged_dot(
     g: &Graph,
     out: &mut Graph,
     s: &Siblings,
     x: NodeId,
-    joins: &mut Vec<Join>,
+    concatenations: &mut Vec<Concatenation>,
 ) -> Result<Vec<NodeId>, IrError> {
     let origin = common_origin(g, &s.dots);
     out.with_origin(&origin, |out| {
-        let w = join_leaves(g, out, &s.weights, joins)?;
+        let w = concatenate_leaves(g, out, &s.weights, concatenations)?;
         let mut y = out.linear(x, w)?;
         if let Some((_, leaves)) = &s.biases {
-            let b = join_leaves(g, out, leaves, joins)?;
+            let b = concatenate_leaves(g, out, leaves, concatenations)?;
             y = out.add(y, b)?;
         }
         let axis = out.ty(y).rank() - 1;
@@ -166,45 +171,47 @@ fn joined_dot(
     })
 }
 
-/// A leaf that holds the rows of these leaves of `g`, one after another.
-fn join_leaves(
+/// A leaf for the concatenation of these leaves of `g` along rows.
+fn concatenate_leaves(
     g: &Graph,
     out: &mut Graph,
     leaves: &[NodeId],
-    joins: &mut Vec<Join>,
+    concatenations: &mut Vec<Concatenation>,
 ) -> Result<NodeId, IrError> {
-    let joined = joined_weight(g, leaves)?;
+    let weight = concatenated_weight(g, leaves)?;
     let names = leaves.iter().filter_map(|l| g.node(*l).op.leaf_name().map(str::to_string)).collect();
-    joins.push(Join { names, joined: joined.name.clone() });
-    let made = out.push(joined, &[])?;
-    out.note_sharding(made, &joined_sharding(g, leaves));
+    concatenations.push(Concatenation { names, name: weight.name.clone() });
+    let made = out.push(weight, &[])?;
+    out.note_sharding(made, &concatenated_sharding(g, leaves));
     Ok(made)
 }
 
-/// The weight whose rows are those of these weights.
-fn joined_weight(g: &Graph, leaves: &[NodeId]) -> Result<Weight, IrError> {
+/// The concatenation of these weights along rows.
+fn concatenated_weight(g: &Graph, leaves: &[NodeId]) -> Result<Weight, IrError> {
     let mut parts: Vec<Rows> = Vec::new();
     let mut names: Vec<&str> = Vec::new();
     for &l in leaves {
-        let Op::Weight(w) = &g.node(l).op else { return Err(g.error("only weights can be joined".into())) };
+        let Op::Weight(w) = &g.node(l).op else {
+            return Err(g.error("only weights can be concatenated".into()));
+        };
         parts.extend(w.rows());
         names.push(&w.name);
     }
     let rows: usize = parts.iter().map(|p| p.rows).sum();
     let mut ty: Type = g.ty(leaves[0]).clone();
     ty.shape[0] = Dim::from(rows);
-    Ok(Weight { parts, ..Weight::new(&joined_name(&names), ty) })
+    Ok(Weight { parts, ..Weight::new(&merged_name(&names), ty) })
 }
 
-/// What ranks hold of these weights one after another, if it is alike in all: rows that are cut are cut in each.
-fn joined_sharding(g: &Graph, leaves: &[NodeId]) -> Sharding {
+/// The sharding of the concatenated weight: that of its parts, if all are sharded alike.
+fn concatenated_sharding(g: &Graph, leaves: &[NodeId]) -> Sharding {
     let first = &g.node(leaves[0]).sharding;
     let alike = leaves.iter().all(|l| g.node(*l).sharding == *first);
     if alike { first.clone() } else { Sharding::new() }
 }
 
-/// `attn.{q_proj,k_proj}.weight` for names that differ in one dotted part; joined with `+` otherwise.
-fn joined_name(names: &[&str]) -> String {
+/// `attn.{q_proj,k_proj}.weight` for names that differ in one dotted part; `a+b` otherwise.
+fn merged_name(names: &[&str]) -> String {
     let split: Vec<Vec<&str>> = names.iter().map(|n| n.split('.').collect()).collect();
     let n = split[0].len();
     let same_len = split.iter().all(|s| s.len() == n);
@@ -218,7 +225,7 @@ fn joined_name(names: &[&str]) -> String {
 
 fn common_origin(g: &Graph, nodes: &[NodeId]) -> Arc<str> {
     let origins: Vec<&str> = nodes.iter().map(|d| &*g.node(*d).origin).collect();
-    joined_name(&origins).into()
+    merged_name(&origins).into()
 }
 
 /// Groups of two or more plain dots of weights on one input.
@@ -231,19 +238,19 @@ fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Vec<Siblings> {
         let (x, w) = (node.args[0], node.args[1]);
         let rank = g.ty(x).rank();
         let Op::Weight(leaf) = &g.node(w).op else { continue };
-        // A router's logits stay wide where everything around them is narrow, so its dot stays apart.
+        // A router's logits stay f32 where its siblings are narrow, so its dot is not merged.
         let routes = users[id.index()].iter().any(|u| matches!(g.node(*u).op, Op::Route(_)));
         let plain = batch.is_empty() && *contract == [(rank - 1, 1)] && g.ty(w).rank() == 2 && !routes;
         if !plain
-            || leaf.fixed
-            || leaf.rests
+            || leaf.frozen
+            || leaf.skip_zero_grad
             || users[w.index()].len() != 1
             || is_output(g, w)
             || !allowed(&leaf.name)
         {
             continue;
         }
-        // Of one joined weight a rank holds the same share of every part.
+        // The parts of a concatenated weight must be sharded alike.
         let alike = |dots: &[NodeId]| g.node(g.node(dots[0]).args[1]).sharding == g.node(w).sharding;
         match by_input.iter_mut().find(|(i, dots)| *i == x && alike(dots)) {
             Some((_, dots)) => dots.push(id),
@@ -275,7 +282,7 @@ fn bias_of(
     let Op::Binary(b) = &node.op else { return None };
     let mut leaf = *node.args.iter().find(|a| **a != dot)?;
     let last = g.ty(dot).shape.last()?;
-    // Repeated along the rows only, and nobody else's: the separate leaf is gone afterwards.
+    // The bias must be broadcast along rows only and have no other user, since the separate leaf is removed.
     while users[leaf.index()].len() == 1
         && matches!(g.node(leaf).op, Op::Reshape(_) | Op::Expand(_))
         && g.ty(leaf).shape.last() == Some(last)
@@ -285,5 +292,5 @@ fn bias_of(
     let Op::Weight(w) = &g.node(leaf).op else { return None };
     let own = users[leaf.index()].len() == 1 && !is_output(g, leaf) && !is_output(g, dot);
     let ok = b.kind == BinaryKind::Add && g.ty(leaf).rank() == 1 && own && allowed(&w.name);
-    (ok && !w.fixed && g.ty(leaf).shape[0] == *last).then_some((*add, leaf))
+    (ok && !w.frozen && g.ty(leaf).shape[0] == *last).then_some((*add, leaf))
 }

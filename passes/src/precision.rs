@@ -1,7 +1,8 @@
-//! Chooses what is stored in which type. In: a graph whose arithmetic is all f32. Out: the same graph with narrow weights,
-//! narrow residual stream and narrow operands and results of dots and attention and of the loss, each rounding an explicit cast;
-//! pointwise arithmetic, sums, statistics and a router's logits stay f32. States of which rows are stored (pages of keys and values) are narrow too:
-//! what is stored is rounded where attention without a cache rounds it. Fixed weights stay as they are.
+//! Mixed precision: chooses the storage type of every value. In: a graph whose arithmetic is all f32. Out: the same graph with
+//! narrow weights, a narrow residual stream, and narrow operands and results of dots, of attention and of the loss; every
+//! rounding is an explicit cast. Pointwise arithmetic, accumulation, statistics and a router's logits stay f32. States of which
+//! rows are stored (pages of keys and values) are narrow, too: keys and values are rounded before they are stored, where attention
+//! without a cache rounds them. Frozen weights keep their types.
 
 use crate::uses::Uses;
 use crate::version_leaf;
@@ -10,7 +11,7 @@ use astrai_ir::{Block, DType, Graph, IrError, NodeId, Type};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Which types are stored.
+/// The storage types of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Type of weights and activations in memory; f32 changes nothing.
@@ -34,7 +35,7 @@ pub fn precision(graph: &Graph, policy: Policy) -> Result<Graph, IrError> {
     rebuild(graph, policy.storage, &|_| false, false, &caches, with_blocks)
 }
 
-/// States of which rows are stored, here or by the blocks called.
+/// States that are caches: those of which rows are stored, here or in the bodies of called blocks.
 fn caches(g: &Graph, blocks: &[Arc<Block>]) -> BTreeSet<NodeId> {
     let mut found = BTreeSet::new();
     for id in g.ids() {
@@ -88,7 +89,7 @@ fn rebuild(
                 let stream = version_leaf(g, id).is_none() && out.ty(part).dtype == to;
                 return if stream { out.cast(part, DType::F32) } else { Ok(part) };
             }
-            Op::Weight(w) if w.ty.dtype == DType::F32 && !w.fixed => {
+            Op::Weight(w) if w.ty.dtype == DType::F32 && !w.frozen => {
                 let w = out.push(Weight { ty: w.ty.with(to), ..w.clone() }, &[])?;
                 out.note_sharding(w, &node.sharding);
                 return out.cast(w, DType::F32);
@@ -98,7 +99,7 @@ fn rebuild(
                 return out.cast(x, DType::F32);
             }
             Op::Gather(op) => {
-                // Rows are picked before they are widened.
+                // Rows are gathered before they are widened.
                 match stored_below(out, args[0], to)? {
                     Some(narrow) => {
                         let rows = out.push(op.clone(), &[narrow, args[1]])?;
@@ -109,8 +110,8 @@ fn rebuild(
             }
             Op::Call(c) => return call(out, c, args, to),
             op @ (Op::Dot(_) | Op::GroupedDot(_)) => {
-                // A narrow left side is what matrix units multiply; the sums stay f32.
-                let left = match holds_narrow(out, args[0], to) {
+                // The left argument is narrow, as matrix units need it; accumulation stays f32.
+                let left = match is_widened(out, args[0], to) {
                     true => args[0],
                     false => {
                         let narrow = out.cast(args[0], to)?;
@@ -120,25 +121,25 @@ fn rebuild(
                 out.push(op.clone(), &[&[left], &args[1..]].concat())?
             }
             Op::AllToAll(op) if !op.back => {
-                // Products round their rows anyway.
+                // The grouped dots round these rows anyway, so they are sent narrow.
                 let rows = narrowed(out, args[0], to)?;
                 return out.push(op.clone(), &[rows, args[1]]);
             }
-            // Streams go from stage to stage as they are stored; numbers stay as they are.
-            Op::SendTo(op) if streams(g.ty(node.args[0])) => {
+            // The residual stream is sent between stages in its storage type; scalars and integers keep their types.
+            Op::SendTo(op) if is_stream(g.ty(node.args[0])) => {
                 let narrow = narrowed(out, args[0], to)?;
                 return out.push(op.clone(), &[narrow]);
             }
             Op::SendTo(op) => return out.push(op.clone(), args),
             Op::RecvFrom(op) => {
-                let ty = if streams(&op.ty) { op.ty.with(to) } else { op.ty.clone() };
+                let ty = if is_stream(&op.ty) { op.ty.with(to) } else { op.ty.clone() };
                 let narrow = ty != op.ty;
                 let arrived = out.push(RecvFrom { ty, ..op.clone() }, &[])?;
                 out.note_sharding(arrived, &node.sharding);
                 return if narrow { out.cast(arrived, DType::F32) } else { Ok(arrived) };
             }
-            op if op.over().is_some() => {
-                // What is stored narrow is sent narrow.
+            op if op.collective_axes().is_some() => {
+                // A value that is stored narrow is communicated narrow.
                 let mut args = args.to_vec();
                 match stored(out, args[0], to) {
                     Some(narrow) => {
@@ -150,7 +151,7 @@ fn rebuild(
                 }
             }
             Op::LinearCrossEntropy(op) if to == DType::BF16 => {
-                // Narrow hidden states and weights say that the logits' gradient is narrow too.
+                // Narrow hidden states and weights imply that the logits' gradient is narrow, too.
                 let mut args = args.to_vec();
                 for a in &mut args[..2] {
                     *a = narrowed(out, *a, to)?;
@@ -170,12 +171,12 @@ fn rebuild(
     })
 }
 
-/// True for what is stored narrow between layers.
-fn streams(ty: &Type) -> bool {
+/// True for the type of a residual stream, which is stored narrow between layers.
+fn is_stream(ty: &Type) -> bool {
     ty.dtype == DType::F32 && ty.rank() > 0
 }
 
-/// The arguments of a node, those widened that have become narrow.
+/// The arguments of a node, with casts to f32 of those that have become narrow.
 fn widened(
     g: &Graph,
     id: NodeId,
@@ -190,7 +191,7 @@ fn widened(
     args.iter().zip(&g.node(id).args).map(widen).collect()
 }
 
-/// A call with its arguments in the types that the block's parameters have now; its result widened.
+/// A call with its arguments cast to the present types of the block's parameters, and a narrow result cast to f32.
 fn call(out: &mut Graph, c: &Call, args: &[NodeId], to: DType) -> Result<NodeId, IrError> {
     let block = out.block(c.block).clone();
     let mut bound = Vec::with_capacity(args.len());
@@ -207,25 +208,25 @@ fn call(out: &mut Graph, c: &Call, args: &[NodeId], to: DType) -> Result<NodeId,
     }
 }
 
-/// The value of which `id` is the widened form.
+/// The argument of `id`, if `id` is a cast from this type.
 fn stored(g: &Graph, id: NodeId, dtype: DType) -> Option<NodeId> {
     let node = g.node(id);
     let x = *node.args.first()?;
     (matches!(node.op, Op::Cast(_)) && g.node(x).types.len() == 1 && g.ty(x).dtype == dtype).then_some(x)
 }
 
-/// The value in this type: what it was widened from, or a cast.
+/// The value in this type: the argument of the cast that widened it, or a new cast.
 fn narrowed(g: &mut Graph, id: NodeId, dtype: DType) -> Result<NodeId, IrError> {
     stored(g, id, dtype).map_or_else(|| g.cast(id, dtype), Ok)
 }
 
-/// True when every value of `id` was widened from this type.
-fn holds_narrow(g: &Graph, id: NodeId, dtype: DType) -> bool {
+/// True when `id` is a cast from this type, under views.
+fn is_widened(g: &Graph, id: NodeId, dtype: DType) -> bool {
     let node = g.node(id);
-    if node.op.is_view() { holds_narrow(g, node.args[0], dtype) } else { stored(g, id, dtype).is_some() }
+    if node.op.is_view() { is_widened(g, node.args[0], dtype) } else { stored(g, id, dtype).is_some() }
 }
 
-/// The value of which `id` is the widened form, under the reshapes between the two.
+/// The argument of the cast from this type of which `id` is a reshape, reshaped alike.
 fn stored_below(g: &mut Graph, id: NodeId, dtype: DType) -> Result<Option<NodeId>, IrError> {
     let node = g.node(id).clone();
     let Op::Reshape(_) = node.op else { return Ok(stored(g, id, dtype)) };
@@ -235,7 +236,8 @@ fn stored_below(g: &mut Graph, id: NodeId, dtype: DType) -> Result<Option<NodeId
     }
 }
 
-/// Nodes whose value goes to memory as f32 unless it is rounded: ends of dots, results and arguments of attention.
+/// Nodes whose values would be stored as f32 and are rounded instead: results of dots with their pointwise epilogue, results and
+/// arguments of attention.
 fn rounding_points(g: &Graph) -> BTreeSet<NodeId> {
     let uses = Uses::of(g);
     let mut points = BTreeSet::new();
@@ -243,7 +245,7 @@ fn rounding_points(g: &Graph) -> BTreeSet<NodeId> {
         match &g.node(id).op {
             Op::Dot(_) | Op::GroupedDot(_) => {
                 let end = *uses.tail(g, id).last().unwrap_or(&id);
-                // A router's choice hangs on small differences: its logits stay f32.
+                // A router's choice depends on small differences: its logits stay f32.
                 let routes = uses.of_node(end).iter().any(|u| matches!(g.node(*u).op, Op::Route(_)));
                 if !uses.is_output(end) && !routes {
                     points.insert(end);

@@ -1,6 +1,6 @@
-//! Equal forms of a body and the cheapest of them. In: a graph. Out: the same values, within what the fidelity allows, from what
-//! the target computes fastest at the program's sizes. Every block is searched by itself, so that the time does not grow with
-//! depth; limits are counts, never a clock, and the same graph always gives the same form.
+//! Equality saturation. In: a graph. Out: a graph of the same values, within what the fidelity allows, extracted from the e-graph
+//! for the least cost on the target at the program's sizes. Every block is saturated by itself, so that the time does not grow
+//! with depth; limits are counts, never a clock, so that the same graph always gives the same result.
 
 mod algebra;
 mod cost;
@@ -13,8 +13,8 @@ mod term;
 #[cfg(test)]
 mod tests;
 
-pub use extract::Wanted;
-pub use rules::{Class, Fidelity, RULES, Rule};
+pub use extract::Extraction;
+pub use rules::{Fidelity, RULES, Rule, RuleClass};
 
 use algebra::{EGraph, Facts, parts};
 use astrai_ir::ops::Op;
@@ -22,78 +22,78 @@ use astrai_ir::{Block, BlockId, Graph, IrError, NodeId, Target};
 use cost::Costs;
 use egg::Id;
 use encode::Encoded;
-use extract::{Candidate, extract};
+use extract::{ENode, extract};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use term::Term;
 
-/// Rounds of rules at most.
+/// Most iterations of all rewrite rules.
 const ROUNDS: usize = 12;
 
-/// Terms of an e-graph at most. A layer has about a hundred; what has more than this is multiplied, not simplified, and
-/// the search for the cheapest would take seconds.
+/// Most e-nodes of an e-graph. A layer has about a hundred; beyond this limit rules multiply forms instead of simplifying, and
+/// extraction would take seconds.
 const TERMS: usize = 2_000;
 
-/// Nodes of a graph around blocks that is searched: one with many weights is mostly a list of calls.
+/// Most nodes of an outer graph that is saturated: a larger one is mostly a list of calls and weights.
 const OUTER: usize = 256;
 
 /// How a graph is saturated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Saturate {
-    /// Which rules are used.
+    /// Which rewrite rules are applied.
     pub fidelity: Fidelity,
     /// False leaves the graph as it is.
     pub enabled: bool,
-    /// Which form is taken.
-    pub wanted: Wanted,
+    /// Which equal form is extracted.
+    pub extraction: Extraction,
 }
 
 impl Default for Saturate {
     fn default() -> Saturate {
-        Saturate { fidelity: Fidelity::Exact, enabled: true, wanted: Wanted::Cheapest }
+        Saturate { fidelity: Fidelity::Exact, enabled: true, extraction: Extraction::Cheapest }
     }
 }
 
 impl Saturate {
-    /// True when weights may be folded into one another.
+    /// True when weight folding is allowed.
     pub fn folds(self, trained: bool) -> bool {
-        self.enabled && !trained && self.fidelity.allows(Class::WeightFold)
+        self.enabled && !trained && self.fidelity.allows(RuleClass::WeightFold)
     }
 }
 
-/// What was found in one body.
+/// What saturation did in one body.
 #[derive(Clone, Debug, Default)]
-pub struct Searched {
+pub struct SaturationReport {
     /// Name of the block; empty for the graph around the blocks.
     pub name: String,
-    /// Rules that said something new, with how often.
+    /// Rules that fired, each with the number of new equalities.
     pub fired: BTreeMap<&'static str, usize>,
-    /// Rounds, terms and classes of the e-graph.
+    /// Iterations, e-nodes and e-classes of the e-graph.
     pub size: [usize; 3],
-    /// True when no rule had more to say.
+    /// True when the e-graph is saturated: no rule had a new equality left.
     pub saturated: bool,
-    /// Predicted picoseconds of the body as it was and as it is.
+    /// Predicted picoseconds of the body before and after.
     pub cost: [u64; 2],
 }
 
-/// The graph in its cheapest form, and what was found in each body. `trained` weights change between runs: nothing is made of
-/// them ahead.
+/// The graph with every body in its extracted form, and a report for each body. `trained` weights change between runs, so no
+/// weights are folded.
 pub fn saturate(
     graph: &Graph,
     target: &Target,
     how: Saturate,
     trained: bool,
-) -> Result<(Graph, Vec<Searched>), IrError> {
+) -> Result<(Graph, Vec<SaturationReport>), IrError> {
     if !how.enabled {
         return Ok((graph.clone(), vec![]));
     }
-    let search = Search { target, how, fold: how.folds(trained) };
+    let search = Saturator { target, how, fold: how.folds(trained) };
     let mut report = Vec::new();
     let mut blocks = Vec::new();
     for (i, block) in graph.blocks().iter().enumerate() {
-        let weights = given_weights(graph, BlockId(i as u32));
+        let weights = weight_leaves(graph, BlockId(i as u32));
         let (body, found) = search.body(&Arc::new(block.graph.clone()), weights)?;
-        report.push(Searched { name: block.name.clone(), ..found });
+        report.push(SaturationReport { name: block.name.clone(), ..found });
         blocks.push(
             body.map(|graph| {
                 Arc::new(Block { name: block.name.clone(), graph, params: block.params.clone() })
@@ -119,48 +119,45 @@ pub fn saturate(
     Ok((body.unwrap_or_else(|| (*outer).clone()), report))
 }
 
-/// Leaves of a block that every call binds to a weight.
-fn given_weights(graph: &Graph, id: BlockId) -> HashSet<NodeId> {
-    let block = graph.block(id);
-    let calls: Vec<_> =
-        graph.nodes().iter().filter(|n| matches!(&n.op, Op::Call(c) if c.block == id)).collect();
-    let given = |p: usize| calls.iter().all(|n| matches!(graph.node(n.args[p]).op, Op::Weight(_)));
-    let params = block.params.iter().enumerate().filter(|(p, name)| given(*p) && block.is_weight(name));
-    params.filter_map(|(_, name)| block.leaf(name)).collect()
+/// Leaves of a block that are weights and that every call binds to a weight.
+fn weight_leaves(graph: &Graph, id: BlockId) -> HashSet<NodeId> {
+    let (block, bound) = (graph.block(id), graph.params_bound_to_weights(id));
+    let weights = block.params.iter().zip(bound).filter(|(name, bound)| *bound && block.is_weight(name));
+    weights.filter_map(|(name, _)| block.leaf(name)).collect()
 }
 
-struct Search<'a> {
+struct Saturator<'a> {
     target: &'a Target,
     how: Saturate,
     fold: bool,
 }
 
-impl Search<'_> {
-    /// The wanted form of one body whose leaves `weights` are weights; `None` when that is the body as it is.
+impl Saturator<'_> {
+    /// The extracted form of one body whose leaves `weights` are weights; `None` when that is the body itself.
     fn body(
         &self,
         graph: &Arc<Graph>,
         weights: HashSet<NodeId>,
-    ) -> Result<(Option<Graph>, Searched), IrError> {
+    ) -> Result<(Option<Graph>, SaturationReport), IrError> {
         let mut encoded = Encoded::of(graph, weights)?;
         let mut found = self.apply_rules(&mut encoded.egraph);
         if found.fired.is_empty() {
-            // The body is its only form: nothing is left to choose.
+            // No rule fired: the body is its only form.
             let cost = self.cost_of(&encoded);
             found.cost = [cost, cost];
             found.size[2] = encoded.egraph.classes().filter(|c| c.data.attr.is_none()).count();
             return Ok((None, found));
         }
-        let forms = Forms::of(&encoded, self);
+        let forms = ExtractorInput::of(&encoded, self);
         found.size[2] = forms.classes.len();
         let unchanged = || graph.error("no form of the body can be computed".into());
         let roots: Vec<usize> = encoded.roots().iter().map(|r| forms.at[r]).collect();
-        // A search that was cut short may have no form of its own: then the body stays what it is.
-        let Some(choice) = extract(&forms.classes, &roots, self.how.wanted) else {
+        // Extraction that met its limit may have no result: then the body stays as it is.
+        let Some(choice) = extract(&forms.classes, &roots, self.how.extraction) else {
             return Ok((None, found));
         };
-        let only_originals = Forms::originals(&forms.classes);
-        let before = extract(&only_originals, &roots, Wanted::Cheapest).ok_or_else(unchanged)?;
+        let only_originals = ExtractorInput::originals(&forms.classes);
+        let before = extract(&only_originals, &roots, Extraction::Cheapest).ok_or_else(unchanged)?;
         found.cost = [extract::total(&only_originals, &before).0, extract::total(&forms.classes, &choice).0];
         let (_, new, _) = extract::total(&forms.classes, &choice);
         if new == 0 && choice.len() == graph.live().iter().filter(|l| **l).count() {
@@ -171,7 +168,7 @@ impl Search<'_> {
         Ok((Some(encoded.decode(&terms)?), found))
     }
 
-    /// What the body costs as it is.
+    /// The cost of the unchanged body.
     fn cost_of(&self, encoded: &Encoded) -> u64 {
         let (g, costs) = (&encoded.egraph, Costs { target: self.target, fold: self.fold });
         let cost = |t: &Term, class: Id| {
@@ -184,10 +181,10 @@ impl Search<'_> {
         all.iter().map(of).fold(0, u64::saturating_add)
     }
 
-    /// Rounds of all rules that the fidelity allows, until nothing is new or a limit is met.
-    fn apply_rules(&self, egraph: &mut EGraph) -> Searched {
-        let mut found = Searched::default();
-        let allowed = |c: Class| self.how.fidelity.allows(c) && (c != Class::WeightFold || self.fold);
+    /// Applies all rules that the fidelity allows until the e-graph is saturated or a limit is met.
+    fn apply_rules(&self, egraph: &mut EGraph) -> SaturationReport {
+        let mut found = SaturationReport::default();
+        let allowed = |c: RuleClass| self.how.fidelity.allows(c) && (c != RuleClass::WeightFold || self.fold);
         for round in 1..=ROUNDS {
             let mut new = 0;
             for (i, rule) in RULES.iter().enumerate().filter(|(_, r)| allowed(r.class)) {
@@ -214,35 +211,35 @@ impl Search<'_> {
     }
 }
 
-/// An e-graph as the extractor sees it: classes by number, candidates in order.
-struct Forms {
+/// An e-graph as the extractor sees it: e-classes by number, their e-nodes in a fixed order.
+struct ExtractorInput {
     ids: Vec<Id>,
     at: HashMap<Id, usize>,
     terms: Vec<Vec<Term>>,
-    classes: Vec<Vec<Candidate>>,
+    classes: Vec<Vec<ENode>>,
 }
 
-impl Forms {
-    fn of(encoded: &Encoded, search: &Search) -> Forms {
+impl ExtractorInput {
+    fn of(encoded: &Encoded, search: &Saturator) -> ExtractorInput {
         let g = &encoded.egraph;
         let costs = Costs { target: search.target, fold: search.fold };
         let originals = encoded.originals();
         let mut ids: Vec<Id> = g.classes().filter(|c| c.data.attr.is_none()).map(|c| c.id).collect();
         ids.sort_unstable();
         let at: HashMap<Id, usize> = ids.iter().enumerate().map(|(i, id)| (*id, i)).collect();
-        let mut forms = Forms { ids, at, terms: vec![], classes: vec![] };
+        let mut forms = ExtractorInput { ids, at, terms: vec![], classes: vec![] };
         for id in &forms.ids {
             let mut terms: Vec<Term> = g[*id].nodes.clone();
             terms.sort_by_cached_key(|t| (!originals.contains(t), t.clone()));
             let candidate = |t: &Term| {
                 let new = !originals.contains(t) as u32;
                 let Some((op, args)) = parts(g, t) else {
-                    return Candidate { args: vec![], cost: (0, new, 1) };
+                    return ENode { args: vec![], cost: (0, new, 1) };
                 };
                 let args: Vec<Id> = args.iter().map(|a| g.find(*a)).collect();
                 let facts: Vec<&Facts> = args.iter().map(|a| &g[*a].data).collect();
                 let cost = costs.of(&g.analysis, &op, &facts, &g[*id].data);
-                Candidate { args: args.iter().map(|a| forms.at[a]).collect(), cost: (cost, new, 1) }
+                ENode { args: args.iter().map(|a| forms.at[a]).collect(), cost: (cost, new, 1) }
             };
             forms.classes.push(terms.iter().map(candidate).collect());
             forms.terms.push(terms);
@@ -250,8 +247,8 @@ impl Forms {
         forms
     }
 
-    /// The candidates that the body had.
-    fn originals(classes: &[Vec<Candidate>]) -> Vec<Vec<Candidate>> {
+    /// The e-nodes of the original body.
+    fn originals(classes: &[Vec<ENode>]) -> Vec<Vec<ENode>> {
         classes.iter().map(|c| c.iter().filter(|t| t.cost.1 == 0).cloned().collect()).collect()
     }
 }

@@ -1,11 +1,12 @@
-//! Puts a graph on a mesh of ranks. In: the graph of the whole model (for the tokens of one data rank), a mesh, and placements
-//! of weights and states. Out: the graph that each rank runs: every shape local, collectives where what a node has and what
-//! it needs disagree. One axis after the other, each a walk in which every node takes the cheapest of the ways that its operator
-//! knows; what the first axis leaves is the whole of the next. Gradients come later and by the collectives' own rules.
+//! Sharding propagation and SPMD partitioning. In: the graph of the whole model (for the tokens of one data-parallel rank), a
+//! mesh, and placements of weights and states. Out: the graph that every rank runs: all shapes local, and a collective wherever
+//! the placement of a value differs from the one its user needs. The pass takes one axis at a time: every node takes the
+//! cheapest of its operator's sharding rules; the local shapes of one axis are the global shapes of the next. Gradients are
+//! added later, so that backward collectives are the gradients of forward ones.
 
 mod choose;
-mod place;
-mod walk;
+mod partition;
+mod reshard;
 
 #[cfg(test)]
 mod tests;
@@ -15,23 +16,23 @@ use astrai_ir::shard::STAGES;
 use astrai_ir::{Axis, Graph, IrError, Mesh, Placement, Symbol};
 use std::collections::HashMap;
 
-/// Axes along which ranks have tokens of their own.
+/// Data-parallel axes: ranks along them have tokens of their own. Expert-parallel ranks are data-parallel, too.
 pub const DATA: [&str; 2] = ["dp", "ep"];
 
-/// A mesh and what lies where on it.
+/// A mesh, and the shardings of a model's weights and states on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shards {
-    /// The ranks. Along the axes of [`DATA`] each has sequences of its own; the graph is of those of one rank.
+pub struct MeshSharding {
+    /// The ranks. Along the axes of [`DATA`] each has sequences of its own; the graph is written for those of one rank.
     pub mesh: Mesh,
-    /// Weights and states by name: what a rank holds along an axis. Others are whole on every rank, or a rank's own.
+    /// Placements of weights and states by name. Weights that are not listed are replicated, states local along the data axes.
     pub leaves: HashMap<String, Vec<(String, Placement)>>,
-    /// Which stage of the pipeline the graph is of, where there is one: [`pipeline`](crate::pipeline) has made it.
+    /// The pipeline stage of the graph, if [`pipeline`](crate::pipeline) has partitioned it.
     pub stage: usize,
-    /// Whether the graph will be differentiated: then values that ranks use differently are marked (`spread`).
+    /// Whether the graph will be differentiated: then replicated values that ranks use differently are marked (`pvary`).
     pub trained: bool,
 }
 
-impl Shards {
+impl MeshSharding {
     /// Axes of more than one rank on which every rank runs the same graph.
     pub fn axes(&self) -> impl Iterator<Item = &Axis> {
         self.mesh.axes.iter().filter(|a| a.size > 1 && a.name != STAGES)
@@ -42,7 +43,7 @@ impl Shards {
         self.mesh.axes.iter().find(|a| a.size > 1 && a.name == STAGES)
     }
 
-    /// Axes along which the gradients of weights that are whole are sums.
+    /// The data-parallel axes: the gradients of weights that are replicated along them are summed over their ranks.
     pub fn data_axes(&self) -> Vec<Axis> {
         self.axes().filter(|a| is_data(a)).cloned().collect()
     }
@@ -51,10 +52,10 @@ impl Shards {
         let of = op.leaf_name().and_then(|name| self.leaves.get(name));
         let found = of.and_then(|list| list.iter().find(|(a, _)| *a == axis.name)).map(|(_, p)| p.clone());
         match op {
-            _ if found.is_some() => found.unwrap_or(Placement::Whole),
-            Op::State(_) if is_data(axis) => Placement::Own,
-            Op::Input(i) if is_data(axis) && !i.ty.shape.is_empty() => Placement::Own,
-            _ => Placement::Whole,
+            _ if found.is_some() => found.unwrap_or(Placement::Replicate),
+            Op::State(_) if is_data(axis) => Placement::Local,
+            Op::Input(i) if is_data(axis) && !i.ty.shape.is_empty() => Placement::Local,
+            _ => Placement::Replicate,
         }
     }
 }
@@ -63,22 +64,22 @@ fn is_data(axis: &Axis) -> bool {
     DATA.contains(&axis.name.as_str())
 }
 
-/// The graph of each rank.
-pub fn shard(graph: &Graph, shards: &Shards) -> Result<Graph, IrError> {
+/// The graph that every rank runs.
+pub fn shard(graph: &Graph, shards: &MeshSharding) -> Result<Graph, IrError> {
     let mut g = graph.clone();
     for axis in shards.axes() {
         if axis.name == "ep" {
             g = with_symbols(&g, axis)?;
         }
-        g = walk::along(&g, axis, shards)?;
+        g = partition::partition(&g, axis, shards)?;
     }
     Ok(g)
 }
 
-/// The graph with a symbol for the rows of all ranks of an axis beside each symbol.
+/// The graph with, beside each symbol, a symbol that counts the rows of all ranks of an axis.
 fn with_symbols(graph: &Graph, axis: &Axis) -> Result<Graph, IrError> {
     let all = |s: &Symbol| Symbol {
-        name: choose::of_all(&s.name, axis).into(),
+        name: choose::symbol_of_all_ranks(&s.name, axis).into(),
         min: s.min,
         max: s.max.saturating_mul(axis.size as u64),
         multiple_of: s.multiple_of,

@@ -1,25 +1,25 @@
-//! Makes the logits of a loss once. In: a graph in which a cross-entropy and its gradient are both needed. Out: the same
-//! values, the losses taken from the gradient's node, which makes them anyway, wherever its cotangent does not depend on
-//! them.
+//! Computes the logits of a loss once. In: a graph in which a cross-entropy and its gradient are both live. Out: the same
+//! values, with the losses taken from the gradient operator, which computes them anyway, wherever its cotangent does not
+//! depend on them.
 
 use astrai_ir::ops::{LinearCrossEntropyGrad, Op};
-use astrai_ir::{Graph, IrError, NodeId};
+use astrai_ir::{Graph, GraphView, IrError, NodeId};
 
-/// Output of the gradient's node that is the losses.
+/// The output of the gradient operator that holds the losses.
 const LOSSES: u32 = 2;
 
-/// The graph with the losses of every differentiated cross-entropy from its gradient's node.
+/// The graph in which the losses of every differentiated cross-entropy come from its gradient operator.
 pub fn share_loss(graph: &Graph) -> Result<Graph, IrError> {
     let mut g = graph.clone();
-    while let Some((forward, gradient)) = pair(&g) {
-        g = without(&g, forward, gradient)?;
+    while let Some((forward, gradient)) = find_pair(&g) {
+        g = replace_forward(&g, forward, gradient)?;
     }
     Ok(g)
 }
 
-/// A live cross-entropy and the live gradient on the same arguments, whose cotangent is known without the losses.
-fn pair(g: &Graph) -> Option<(NodeId, NodeId)> {
-    let live = g.live();
+/// A live cross-entropy and its live gradient on the same arguments, where the cotangent does not depend on the losses.
+fn find_pair(g: &Graph) -> Option<(NodeId, NodeId)> {
+    let (live, view) = (g.live(), GraphView::new(g));
     let found = |id: &NodeId| live[id.index()];
     let forward = |gradient: NodeId| {
         let node = g.node(gradient);
@@ -27,23 +27,13 @@ fn pair(g: &Graph) -> Option<(NodeId, NodeId)> {
         let same =
             |n: &astrai_ir::Node| n.op == Op::LinearCrossEntropy(forward.clone()) && n.args == node.args[..3];
         let id = g.ids().filter(found).find(|id| same(g.node(*id)))?;
-        (!depends(g, node.args[3], id)).then_some((id, gradient))
+        (!view.has_path(id, node.args[3])).then_some((id, gradient))
     };
     g.ids().filter(found).find_map(forward)
 }
 
-/// True when `id` cannot be computed without `on`.
-fn depends(g: &Graph, id: NodeId, on: NodeId) -> bool {
-    let mut needs = vec![false; g.nodes().len()];
-    needs[on.index()] = true;
-    for i in g.ids().filter(|i| *i > on && *i <= id) {
-        needs[i.index()] = g.node(i).args.iter().any(|a| needs[a.index()]);
-    }
-    needs[id.index()]
-}
-
-/// The graph whose users of `forward` take the losses of `gradient`, made before the first of them.
-fn without(g: &Graph, forward: NodeId, gradient: NodeId) -> Result<Graph, IrError> {
+/// The graph in which users of `forward` take the losses of `gradient`, which is moved before the first of these users.
+fn replace_forward(g: &Graph, forward: NodeId, gradient: NodeId) -> Result<Graph, IrError> {
     let mut out = Graph::new(g.symbols.clone());
     for b in g.blocks() {
         out.add_block(b.clone());
@@ -51,7 +41,7 @@ fn without(g: &Graph, forward: NodeId, gradient: NodeId) -> Result<Graph, IrErro
     let live = g.live();
     let mut map: Vec<Option<NodeId>> = vec![None; g.nodes().len()];
     for id in g.ids().filter(|id| live[id.index()] && *id != forward) {
-        // Arguments may come later in the old order: what is missing is made first.
+        // Arguments may come later in the old order: missing ones are pushed first.
         let mut todo = vec![id];
         while let Some(&at) = todo.last() {
             let node = g.node(at);
@@ -74,7 +64,7 @@ fn without(g: &Graph, forward: NodeId, gradient: NodeId) -> Result<Graph, IrErro
         }
     }
     for (name, id) in g.outputs() {
-        let made = map[id.index()].ok_or_else(|| g.error(format!("output `{name}` was not made again")))?;
+        let made = map[id.index()].ok_or_else(|| g.error(format!("output `{name}` was not rebuilt")))?;
         out.set_output(name, made)?;
     }
     Ok(out)

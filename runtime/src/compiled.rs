@@ -21,7 +21,7 @@ pub struct Options {
     /// Weights change between runs: they are read row-major, nothing derived from them is kept.
     pub trained: bool,
     /// The ranks that run the program, and where its weights lie on them; no axes: one rank.
-    pub shards: passes::Shards,
+    pub shards: passes::MeshSharding,
 }
 
 impl Default for Options {
@@ -33,7 +33,7 @@ impl Default for Options {
             gradients: passes::Gradients::default(),
             saturate: passes::Saturate::default(),
             trained: false,
-            shards: passes::Shards::default(),
+            shards: passes::MeshSharding::default(),
         }
     }
 }
@@ -64,7 +64,7 @@ pub struct Compiled {
 #[derive(Clone, Debug)]
 pub struct Report {
     /// What was found when the bodies' equal forms were looked for.
-    pub searched: Vec<passes::Searched>,
+    pub searched: Vec<passes::SaturationReport>,
     /// Time and size of each stage, and what it left where a dump was asked for.
     pub stages: Vec<Stage>,
 }

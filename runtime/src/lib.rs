@@ -16,7 +16,7 @@ mod value;
 mod weigh;
 pub mod weights;
 
-pub use astrai_passes::{Destination, GRAD, Gradients, KEEP, Recompute, Shards};
+pub use astrai_passes::{ACCUMULATE, Destination, GRAD, Gradients, MeshSharding, Recompute};
 pub use buffers::Buffers;
 pub use compile::compile;
 pub use compiled::{Compiled, Options, Report};

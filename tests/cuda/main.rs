@@ -191,8 +191,9 @@ fn every_kernel_compiles_within_its_budget_of_registers() {
         let mut most = (0, String::new());
         while let Some(k) = kernels.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
             for arch in ARCHES {
-                let cubin =
-                    nvrtc.cubin(&k.identity, &k.source, arch, cuda::OPTIONS).unwrap_or_else(|e| panic!("{e}"));
+                let cubin = nvrtc
+                    .cubin(&k.identity, &k.source, arch, cuda::OPTIONS)
+                    .unwrap_or_else(|e| panic!("{e}"));
                 assert!(cubin.image.starts_with(b"\x7fELF"), "{} {arch}", k.identity);
                 let [u] = cubin.usage.as_slice() else { panic!("{}: {}", k.identity, cubin.log) };
                 assert_eq!((u.spill_stores, u.spill_loads), (0, 0), "{} {arch} spills", k.identity);

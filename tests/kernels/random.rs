@@ -183,7 +183,7 @@ fn join(g: &Graph, leaves: &HashMap<String, Tensor>) -> HashMap<String, Tensor> 
         if let Op::Weight(w) = &n.op {
             let parts: Vec<&Tensor> = w.rows().iter().map(|r| &leaves[&r.name]).collect();
             let first = parts[0].clone();
-            let joined = parts[1..].iter().fold(first, |a, b| a.join(b));
+            let joined = parts[1..].iter().fold(first, |a, b| a.append(b));
             let shape = w.ty.shape.iter().map(|d| d.size().unwrap()).collect();
             all.insert(w.name.clone(), Tensor { shape, ..joined });
         }

@@ -109,7 +109,9 @@ fn gradients_add_up_from_run_to_run() {
     let leaves = t.values(7);
     let plain = t.gradient_of("loss");
     let want = run(&mut plain.session(), &leaves);
-    for (to, tools) in [(Destination::States, true), (Destination::Sums, true), (Destination::Sums, false)] {
+    for (to, tools) in
+        [(Destination::States, true), (Destination::Accumulators, true), (Destination::Accumulators, false)]
+    {
         let gradients = Gradients { to, ..Gradients::default() };
         let options = Options { gradient_of: Some("loss".into()), gradients, ..Options::default() };
         let program = Arc::new(compile(&plain.g, machine().backend(), &options).unwrap());
@@ -127,11 +129,11 @@ fn gradients_add_up_from_run_to_run() {
                 .unwrap();
         let mut leaves = leaves.clone();
         for i in 0..2 {
-            leaves.insert("keep".into(), Tensor::f32(&[], &[i as f32]));
+            leaves.insert("accumulate".into(), Tensor::f32(&[], &[i as f32]));
             let (got, want) = (run(&mut session, &leaves)[0].1.to_tensor(), want[0].1.to_tensor());
             compare(&got.unwrap(), &want.unwrap(), 1e-6).unwrap();
         }
-        let times = if to == Destination::Sums { 2.0 } else { 1.0 };
+        let times = if to == Destination::Accumulators { 2.0 } else { 1.0 };
         for (name, value) in &want[1..] {
             let (dtype, shape) = states.shape(name).unwrap();
             let got = states.read(name, |b| Tensor::from_bytes(dtype, shape, b)).unwrap().unwrap();

@@ -6,7 +6,7 @@ use astrai::machine::{Kind, Machine};
 use astrai::model::{Model, plan};
 use astrai_builders::config::Pooling;
 use astrai_builders::{Logits, Loss, ModelConfig, Program};
-use astrai_ir::{DType};
+use astrai_ir::DType;
 use astrai_runtime::weights::{Checkpoint, write};
 use astrai_runtime::{Device, Session, Value};
 use std::collections::{BTreeMap, HashMap};

@@ -7,14 +7,19 @@ use astrai::machine::{Kind, Machine};
 use astrai_builders::{Cache, Logits, ModelConfig, Program, build};
 use astrai_ir::ops::Op;
 use astrai_ir::{DType, Dim, Graph, Target, TargetKind, verify};
-use astrai_passes::{self as passes, Fidelity, Saturate, Searched, Wanted};
+use astrai_passes::{self as passes, Extraction, Fidelity, Saturate, SaturationReport};
 use astrai_runtime::{Device, Options, Session, Value, compile};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-fn form(g: &Graph, fidelity: Fidelity, wanted: Wanted, trained: bool) -> (Graph, Vec<Searched>) {
-    let how = Saturate { fidelity, wanted, ..Saturate::default() };
+fn form(
+    g: &Graph,
+    fidelity: Fidelity,
+    extraction: Extraction,
+    trained: bool,
+) -> (Graph, Vec<SaturationReport>) {
+    let how = Saturate { fidelity, extraction, ..Saturate::default() };
     let (after, found) = passes::saturate(g, machine().backend(), how, trained).unwrap();
     verify(&after).unwrap_or_else(|e| panic!("{e}\n{after}"));
     (after, found)
@@ -37,14 +42,14 @@ fn every_form_means_the_same() {
         {
             let g = ready(text, storage, gradient);
             let want = evaluate(&g);
-            for wanted in [Wanted::Cheapest, Wanted::Dearest, Wanted::Random(1)] {
-                let (after, found) = form(&g, Fidelity::Exact, wanted, gradient);
-                assert_eq!(evaluate(&after), want, "{name} {storage} {wanted:?}");
+            for extraction in [Extraction::Cheapest, Extraction::Costliest, Extraction::Random(1)] {
+                let (after, found) = form(&g, Fidelity::Exact, extraction, gradient);
+                assert_eq!(evaluate(&after), want, "{name} {storage} {extraction:?}");
                 assert!(found.iter().all(|f| f.saturated && f.size[1] <= 20_000), "{name}: {found:?}");
                 let loose = if gradient { Fidelity::Standard } else { Fidelity::Fast };
-                let (after, found) = form(&g, loose, wanted, gradient);
+                let (after, found) = form(&g, loose, extraction, gradient);
                 let share = if storage == DType::F32 { 2e-5 } else { 0.05 };
-                close(&format!("{name} {storage} {loose:?} {wanted:?}"), &evaluate(&after), &want, share);
+                close(&format!("{name} {storage} {loose:?} {extraction:?}"), &evaluate(&after), &want, share);
                 assert!(found.iter().all(|f| f.size[1] <= 20_000), "{name}: {found:?}");
             }
         }
@@ -56,7 +61,7 @@ fn the_default_changes_nothing_that_costs_the_same() {
     for (name, text) in FAMILIES {
         for storage in [DType::F32, DType::BF16] {
             let g = ready(text, storage, false);
-            let (after, found) = form(&g, Fidelity::Exact, Wanted::Cheapest, false);
+            let (after, found) = form(&g, Fidelity::Exact, Extraction::Cheapest, false);
             assert_eq!(after.to_string(), g.to_string(), "{name} {storage}: {found:?}");
         }
     }
@@ -86,7 +91,7 @@ fn the_search_does_not_grow_with_depth() {
     for (name, text) in FAMILIES {
         let found = |layers: usize| {
             let text = text.replace("\"num_hidden_layers\": 2", &format!("\"num_hidden_layers\": {layers}"));
-            form(&ready(&text, DType::BF16, false), Fidelity::Fast, Wanted::Cheapest, false).1
+            form(&ready(&text, DType::BF16, false), Fidelity::Fast, Extraction::Cheapest, false).1
         };
         let (few, many) = (found(2), found(30));
         assert_eq!((&few[0].fired, few[0].size), (&many[0].fired, many[0].size), "{name}");

@@ -108,7 +108,7 @@ fn a_fixed_weight_stays_as_it_is() {
         let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None).unwrap();
         let model = Model::fresh(config.clone(), vec![], 7);
         let mut engine = Engine::open(plan, model.source(), &machine.runner(), &mut |_, _| {}).unwrap();
-        let fixed: Vec<_> = engine.weights().iter().filter(|w| w.fixed).map(|w| w.name.clone()).collect();
+        let fixed: Vec<_> = engine.weights().iter().filter(|w| w.frozen).map(|w| w.name.clone()).collect();
         assert_eq!(fixed.len(), 2);
         let bias = [0.3f32, -0.1, 0.2, 0.0, -0.4, 0.1];
         for name in &fixed {

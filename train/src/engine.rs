@@ -7,11 +7,11 @@ use crate::router::{Loads, Router, Seen};
 use crate::update::{self, MASTER, Optimizer, Rule, Stages};
 use astrai_builders::{Logits, Loss, ModelConfig, Program as Built, placements};
 use astrai_ir::ops::{Op, Weight};
-use astrai_ir::shard::{Cut, STAGES};
+use astrai_ir::shard::{STAGES, Shard};
 use astrai_ir::{Backend, DType, Dim, Graph, Mesh, Placement};
 use astrai_runtime::{
-    Buffers, Compiled, Destination, Device, Dump, Error, GRAD, Gradients, Options, Profile, Recompute,
-    Session, Shards, Value, WeightSource, compile,
+    Buffers, Compiled, Destination, Device, Dump, Error, GRAD, Gradients, MeshSharding, Options, Profile,
+    Recompute, Session, Value, WeightSource, compile,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -88,12 +88,12 @@ impl Plan {
         };
         let graph = astrai_builders::build(config, &built)?;
         let alone = astrai_builders::build(config, &Built { loss: Loss::Scaled, ..built })?;
-        let to = if recipe.accumulate { Destination::Sums } else { Destination::States };
+        let to = if recipe.accumulate { Destination::Accumulators } else { Destination::States };
         let leaves = placements(config, mesh, &graph);
-        let shards = Shards { mesh: mesh.clone(), leaves, stage, trained: false };
+        let shards = MeshSharding { mesh: mesh.clone(), leaves, stage, trained: false };
         let score = Options { storage: recipe.storage, trained: true, shards, ..Options::default() };
         let grad = Options {
-            shards: Shards { trained: true, ..score.shards.clone() },
+            shards: MeshSharding { trained: true, ..score.shards.clone() },
             dump,
             gradient_of: Some("loss".into()),
             gradients: Gradients { to, recompute: recipe.recompute },
@@ -106,7 +106,7 @@ impl Plan {
         let update = update::build(&whole, &recipe.optimizer, stages.as_ref())?;
         // The update has no layers to put on stages.
         let axes = mesh.axes.iter().filter(|a| a.name != STAGES).cloned().collect();
-        let shards = Shards { mesh: Mesh { axes }, leaves, ..Shards::default() };
+        let shards = MeshSharding { mesh: Mesh { axes }, leaves, ..MeshSharding::default() };
         let of_update = Options { shards, ..Options::default() };
         let compiled = compile(&update, backend, &of_update)?;
         Ok(Plan {
@@ -129,7 +129,7 @@ impl Plan {
     pub fn states(&self) -> Vec<(String, DType, Vec<usize>)> {
         let prefixes: Vec<&str> = [GRAD].into_iter().chain(self.recipe.kept()).collect();
         let one = |p: &str, w: &Weight| (format!("{p}{}", w.name), DType::F32, shape(w));
-        let trained = || self.weights.iter().filter(|w| !w.fixed);
+        let trained = || self.weights.iter().filter(|w| !w.frozen);
         prefixes.iter().flat_map(|p| trained().map(move |w| one(p, w))).collect()
     }
 
@@ -185,7 +185,7 @@ fn stages_of_norm(weights: &[Weight], leaves: &Leaves, (mesh, stage): (&Mesh, us
 /// The weights of a program as they are on all ranks together, and where they and their states lie.
 fn whole_weights(program: &Compiled, mesh: &Mesh, recipe: &Recipe) -> Result<(Vec<Weight>, Leaves), Error> {
     let (mut all, mut leaves) = (weights(program), Leaves::new());
-    all.retain(|w| !w.fixed);
+    all.retain(|w| !w.frozen);
     if mesh.ranks() == 1 {
         return Ok((all, leaves));
     }
@@ -195,11 +195,11 @@ fn whole_weights(program: &Compiled, mesh: &Mesh, recipe: &Recipe) -> Result<(Ve
         let sharding = program.graph.nodes().iter().find(of).map(|n| n.sharding.clone()).unwrap_or_default();
         let mut placed = Vec::new();
         for (axis, p) in sharding {
-            // What a joined weight is cut in does not matter to what goes element by element.
+            // The sections of a concatenated weight do not matter to pointwise updates.
             let p = match p {
-                Placement::Split(cut) => {
-                    w.ty.shape[cut.dim] = &w.ty.shape[cut.dim] * &Dim::from(mesh.size(&axis));
-                    Placement::Split(Cut::of(cut.dim))
+                Placement::Shard(shard) => {
+                    w.ty.shape[shard.dim] = &w.ty.shape[shard.dim] * &Dim::from(mesh.size(&axis));
+                    Placement::Shard(Shard::of(shard.dim))
                 }
                 p => p,
             };
@@ -262,7 +262,7 @@ impl Engine {
         let weights = plan.weights.iter().map(|w| (w.name.clone(), w.ty.dtype, shape(w)));
         buffers.add_all(weights.chain(plan.states()))?;
         for (i, w) in plan.weights.iter().enumerate() {
-            if plan.recipe.storage != DType::F32 && !w.fixed {
+            if plan.recipe.storage != DType::F32 && !w.frozen {
                 buffers.load(&format!("{MASTER}{}", w.name), w, source)?;
             }
             buffers.load(&w.name, w, source)?;
@@ -290,7 +290,7 @@ impl Engine {
         for (i, batch) in batches.iter().enumerate() {
             self.inputs.set(batch);
             self.inputs.scalar(LOSS_SCALE, 1.0 / targets as f64);
-            self.inputs.scalar(KEEP, if i > 0 { 1.0 } else { 0.0 });
+            self.inputs.scalar(ACCUMULATE, if i > 0 { 1.0 } else { 0.0 });
             for (at, cost) in [(BALANCE, router.balance), (BALANCE + 1, router.z)] {
                 self.inputs.scalar(at, cost / batches.len() as f64);
             }
@@ -351,14 +351,14 @@ struct Inputs {
 }
 
 const LOSS_SCALE: usize = 4;
-const KEEP: usize = 5;
+const ACCUMULATE: usize = 5;
 const BALANCE: usize = 6;
 const LR: usize = 8;
 
 impl Inputs {
     fn new() -> Inputs {
         let lists = ["input_ids", "positions", "starts", "targets"];
-        let of_run = ["loss_scale", astrai_runtime::KEEP, "balance_scale", "z_scale"];
+        let of_run = ["loss_scale", astrai_runtime::ACCUMULATE, "balance_scale", "z_scale"];
         let scalars = of_run.into_iter().chain(["lr", "correction1", "correction2"]);
         let list = |n| (n, Value::i32(&[0], &[]));
         let scalar = |n| (n, Value::f32(&[], &[0.0]));

@@ -1,9 +1,9 @@
 //! The update program. In: the weights of a gradient program and an optimiser. Out: a graph over states that holds the norm
 //! of all gradients, clips them, and moves every weight with its moments in one sweep each. A step whose gradients are not
-//! finite changes nothing; parts of a weight that rest ([`Weight::rests`]) keep their moments too.
+//! finite changes nothing; skipped parts of a weight ([`Weight::skip_zero_grad`]) keep their moments too.
 
 use astrai_ir::ops::{
-    AllReduce, BinaryKind, CompareKind, Joint, ReduceKind, State, Store, UnaryKind, Weight,
+    AllReduce, BinaryKind, CompareKind, ReduceKind, ReduceOp, State, Store, UnaryKind, Weight,
 };
 use astrai_ir::{Axis, DType, Dim, Graph, IrError, NodeId, Type};
 use astrai_runtime::GRAD;
@@ -96,7 +96,7 @@ pub fn build(weights: &[Weight], optimizer: &Optimizer, stages: Option<&Stages>)
     };
     for (w, &grad) in weights.iter().zip(&grads) {
         g.scope(&w.name, |g| {
-            let moves = if w.rests { met(g, w, grad, finite)? } else { finite };
+            let moves = if w.skip_zero_grad { met(g, w, grad, finite)? } else { finite };
             let step = Step { optimizer, weight: w, lr, corrections, factor, moves };
             step.build(g, grad)
         })?;
@@ -125,7 +125,7 @@ fn norm(g: &mut Graph, grads: &[NodeId], stages: Option<&Axis>) -> Result<NodeId
         total = g.add(total, sum)?;
     }
     if let Some(axis) = stages {
-        total = g.push(AllReduce { kind: Joint::Sum, over: vec![axis.clone()] }, &[total])?;
+        total = g.push(AllReduce { kind: ReduceOp::Sum, over: vec![axis.clone()] }, &[total])?;
     }
     g.unary(UnaryKind::Sqrt, total)
 }

@@ -337,7 +337,8 @@ pub struct ExpertsSpec {
     pub shared: Option<SharedSpec>,
     /// Which loss keeps the experts' loads even, where a run asks for one.
     pub balance: Balance,
-    /// An expert that no token met rests for that step of training (see `Weight::rests`); else only its gradient is zero.
+    /// An expert to which no token was routed is skipped in that step of training (see `Weight::skip_zero_grad`); else only its
+    /// gradient is zero.
     pub unmet_rest: bool,
     /// Names of the weights.
     pub names: &'static ExpertNames,

@@ -33,7 +33,7 @@ pub fn adds_rows(g: &Graph, id: NodeId) -> bool {
 /// The form of a piece whose every operator loops compute; of one with ranks in it, that of an exchange.
 pub fn form(piece: &Piece, _: &Limits) -> Option<Form> {
     let g = &piece.graph;
-    if g.nodes().iter().any(|n| n.op.over().is_some()) {
+    if g.nodes().iter().any(|n| n.op.collective_axes().is_some()) {
         return Some(Form::Collective);
     }
     let known = |id: NodeId| {

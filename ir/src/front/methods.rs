@@ -1,5 +1,5 @@
-//! Methods of values: functions of elements, contractions, reductions, views and indexing. Axes may be counted from the
-//! end (-1 is the last); each method makes one or a few nodes.
+//! Methods of values: pointwise functions, contractions, reductions, views and indexing. Axes may be counted from the end (-1 is
+//! the last); each method adds one or a few nodes.
 
 use super::{IntoShape, Made, Value, axes_of, axis_of, start_and_len};
 use crate::graph::{Graph, NodeId};
@@ -71,7 +71,7 @@ compare! {
     greater_equal Ge
 }
 
-/// Functions of elements, contractions and reductions.
+/// Pointwise functions, contractions and reductions.
 impl Value {
     /// x · sigmoid(x).
     pub fn silu(&self) -> Value {
@@ -96,9 +96,9 @@ impl Value {
     /// `a` where this is true, else `b`; all three broadcast together.
     pub fn where_(&self, a: &Value, b: &Value) -> Value {
         self.tape.make_from(&[self, a, b], |g, v| {
-            let (a, b) = g.together(v[1], v[2])?;
-            let (c, a) = g.together(v[0], a)?;
-            let (c, b) = g.together(c, b)?;
+            let (a, b) = g.broadcast_pair(v[1], v[2])?;
+            let (c, a) = g.broadcast_pair(v[0], a)?;
+            let (c, b) = g.broadcast_pair(c, b)?;
             g.select(c, a, b)
         })
     }
@@ -162,7 +162,7 @@ impl Value {
         self.reduce(ReduceKind::Min, axes, keep)
     }
 
-    /// Running sums along an axis.
+    /// Cumulative sums along an axis.
     pub fn cumsum(&self, axis: isize) -> Value {
         self.with(|g, x| {
             let axis = axis_of(g, x, axis)?;
@@ -198,7 +198,7 @@ impl Value {
         self.with(|g, x| g.reshape(x, shape))
     }
 
-    /// Repeated up to `shape`: axes of size one, and missing leading axes.
+    /// Broadcast to `shape`: along axes of size one, and along new leading axes.
     pub fn expand(&self, shape: impl IntoShape) -> Value {
         let shape = shape.into_shape();
         self.with(|g, x| g.broadcast(x, &shape))
@@ -217,7 +217,7 @@ impl Value {
         })
     }
 
-    /// A range of one axis.
+    /// A slice of one axis.
     pub fn slice(&self, axis: isize, range: Range<usize>) -> Value {
         self.with(|g, x| {
             let axis = axis_of(g, x, axis)?;
@@ -226,7 +226,7 @@ impl Value {
         })
     }
 
-    /// This and then the others along an axis.
+    /// The concatenation of this and the others along an axis.
     pub fn concat(&self, others: &[&Value], axis: isize) -> Value {
         let mut all = vec![self];
         all.extend(others);
@@ -236,7 +236,7 @@ impl Value {
         })
     }
 
-    /// Consecutive ranges of an axis of these lengths, which must add up to its size.
+    /// Consecutive slices of an axis of these lengths, which must add up to its size.
     pub fn split(&self, axis: isize, lens: &[usize]) -> Vec<Value> {
         let total: usize = lens.iter().sum();
         let whole = self.with(|g, x| {
@@ -262,7 +262,7 @@ impl Value {
         })
     }
 
-    /// `updates`, shaped as the [`gather`](Self::gather) at `indices`, added there.
+    /// This with `updates`, shaped as the [`gather`](Self::gather) at `indices`, added at `indices`.
     pub fn scatter_add(&self, indices: &Value, updates: &Value, axis: isize) -> Value {
         self.tape.make_from(&[self, indices, updates], |g, a| {
             let axis = axis_of(g, a[0], axis)?;
@@ -270,7 +270,7 @@ impl Value {
         })
     }
 
-    /// A new last axis of size `n`: 1 where its position is this (integer) value, else 0; all 0 outside 0 .. `n`.
+    /// One-hot encoding of integers along a new last axis of size `n`; all 0 for values outside 0 .. `n`.
     pub fn one_hot(&self, n: usize, dtype: DType) -> Value {
         self.with(|g, x| {
             let ty = g.ty(x).clone();
@@ -292,7 +292,7 @@ fn swap(g: &mut Graph, x: NodeId, a: usize, b: usize) -> Made {
     g.permute(x, &axes)
 }
 
-/// `f`, which works on the last axis, on another one.
+/// Applies `f`, which works on the last axis, to another axis.
 fn along_last(g: &mut Graph, x: NodeId, axis: isize, f: impl FnOnce(&mut Graph, NodeId) -> Made) -> Made {
     let axis = axis_of(g, x, axis)?;
     let last = g.ty(x).rank() - 1;
@@ -313,7 +313,7 @@ fn matmul(g: &mut Graph, a: NodeId, b: NodeId) -> Made {
         return Err(g.error(format!("matmul of the vector {} wants a matrix, got {}", g.ty(a), g.ty(b))));
     }
     let (fa, fb) = (&sa[..sa.len() - 2], &sb[..sb.len() - 2]);
-    let front = g.together_shape(fa, fb)?;
+    let front = g.broadcast_shapes(fa, fb)?;
     let n = front.len();
     let whole = |own: &[Dim]| front.iter().chain(&own[own.len() - 2..]).cloned().collect::<Vec<_>>();
     let (a, b) = (g.broadcast(a, &whole(&sa))?, g.broadcast(b, &whole(&sb))?);

@@ -1,19 +1,19 @@
-//! `all_gather`: the pieces that ranks hold become the whole, which all hold.
+//! `all_gather`: a sharded value becomes replicated.
 
-use crate::eval::{Eval, Meet};
+use crate::eval::{Eval, EvalCollective};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, axis_in};
-use crate::ops::OwnSlice;
-use crate::shard::{Axis, Cut, Traffic, Way, Ways};
+use crate::ops::LocalSlice;
+use crate::shard::{Axis, Propagate, Shard, ShardingRule, Traffic};
 use crate::{Dim, Tensor, Type};
 use serde::{Deserialize, Serialize};
 
-/// The ranks' arguments joined along a dimension, on every rank.
+/// The ranks' arguments concatenated along a dimension, on every rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AllGather {
-    /// How the whole was cut.
-    pub cut: Cut,
-    /// The axis along which ranks meet.
+    /// How the value was sharded.
+    pub shard: Shard,
+    /// The mesh axis whose ranks take part.
     pub over: Axis,
 }
 
@@ -22,32 +22,36 @@ impl Operator for AllGather {
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x] = cx.exactly()?;
-        axis_in(self.cut.dim, x)?;
+        axis_in(self.shard.dim, x)?;
         let mut ty = (*x).clone();
-        ty.shape[self.cut.dim] = &ty.shape[self.cut.dim] * &Dim::from(self.over.size);
-        if !self.cut.fits(&ty, self.over.size) {
-            return Err(format!("cannot join {} pieces {x} along {:?}", self.over.size, self.cut));
+        ty.shape[self.shard.dim] = &ty.shape[self.shard.dim] * &Dim::from(self.over.size);
+        if !self.shard.divides(&ty, self.over.size) {
+            return Err(format!("cannot join {} pieces {x} along {:?}", self.over.size, self.shard));
         }
         Ok(vec![ty])
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        cx.alone(std::slice::from_ref(&self.over))
+        cx.without_group(std::slice::from_ref(&self.over))
     }
 
-    fn meet(&self, ranks: &[Vec<&Tensor>], _: &Meet) -> Result<Vec<Vec<Tensor>>, String> {
-        let whole = self.cut.join(&ranks.iter().map(|r| r[0]).collect::<Vec<_>>());
-        Ok(vec![vec![whole]; ranks.len()])
+    fn eval_collective(
+        &self,
+        ranks: &[Vec<&Tensor>],
+        _: &EvalCollective,
+    ) -> Result<Vec<Vec<Tensor>>, String> {
+        let value = self.shard.gather(&ranks.iter().map(|r| r[0]).collect::<Vec<_>>());
+        Ok(vec![vec![value]; ranks.len()])
     }
 
-    /// The whole's cotangent is whole on every rank: each takes its piece.
+    /// The cotangent is replicated: each rank takes its shard of it.
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
-        let (op, grad) = (OwnSlice { cut: self.cut.clone(), over: self.over.clone() }, cx.grad());
+        let (op, grad) = (LocalSlice { shard: self.shard.clone(), over: self.over.clone() }, cx.grad());
         Ok(vec![Some(cx.graph.push(op, &[grad])?)])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
-        [cx.beside(&[self.cut.dim]), cx.linear(&[&[0]])].concat()
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
+        [cx.except(&[self.shard.dim]), cx.linear(&[&[0]])].concat()
     }
 
     fn traffic(&self, _args: &[&Type], outs: &[Type]) -> Option<Traffic> {

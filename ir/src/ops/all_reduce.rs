@@ -1,15 +1,15 @@
-//! `all_reduce`: the summands that ranks hold become their sum, which all hold.
+//! `all_reduce`: the ranks' partial sums become their sum, replicated; or their maximum.
 
-use crate::eval::{Eval, Meet};
+use crate::eval::{Eval, EvalCollective};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
-use crate::shard::{Axis, Traffic, Way, Ways};
+use crate::shard::{Axis, Propagate, ShardingRule, Traffic};
 use crate::{Dim, Graph, NodeId, Op, Tensor, Type};
 use serde::{Deserialize, Serialize};
 
-/// What the values of the ranks become.
+/// The reduction of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Joint {
+pub enum ReduceOp {
     /// Their sum.
     Sum,
     /// Their maximum, element by element.
@@ -20,9 +20,9 @@ pub enum Joint {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AllReduce {
-    /// What is made of the values.
-    pub kind: Joint,
-    /// The axes along which ranks meet.
+    /// The reduction.
+    pub kind: ReduceOp,
+    /// The mesh axes whose ranks take part.
     pub over: Vec<Axis>,
 }
 
@@ -35,17 +35,21 @@ impl Operator for AllReduce {
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        cx.alone(&self.over)
+        cx.without_group(&self.over)
     }
 
-    fn meet(&self, ranks: &[Vec<&Tensor>], cx: &Meet) -> Result<Vec<Vec<Tensor>>, String> {
+    fn eval_collective(
+        &self,
+        ranks: &[Vec<&Tensor>],
+        cx: &EvalCollective,
+    ) -> Result<Vec<Vec<Tensor>>, String> {
         let first = ranks[0][0];
         let mut sum = first.reals();
         for r in &ranks[1..] {
             for (s, x) in sum.iter_mut().zip(r[0].reals()) {
                 *s = match self.kind {
-                    Joint::Sum => *s + x,
-                    Joint::Max => super::ReduceKind::Max.step(*s, x),
+                    ReduceOp::Sum => *s + x,
+                    ReduceOp::Max => super::ReduceKind::Max.step(*s, x),
                 };
             }
         }
@@ -59,7 +63,7 @@ impl Operator for AllReduce {
 
     /// Every summand has the cotangent of the sum. A maximum is a shift that cancels and has no gradient.
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
-        Ok(vec![(self.kind == Joint::Sum).then(|| cx.grad())])
+        Ok(vec![(self.kind == ReduceOp::Sum).then(|| cx.grad())])
     }
 
     fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
@@ -72,8 +76,8 @@ impl Operator for AllReduce {
         Some(Simpler::Op(Box::new(op.into()), graph.node(args[0]).args.clone()))
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
-        let sums: &[&[usize]] = if self.kind == Joint::Sum { &[&[0]] } else { &[] };
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
+        let sums: &[&[usize]] = if self.kind == ReduceOp::Sum { &[&[0]] } else { &[] };
         [cx.pointwise(), cx.linear(sums)].concat()
     }
 

@@ -1,39 +1,40 @@
-//! `all_to_all`: rows in groups go to the ranks that hold their groups, and come back. How many go where is data.
+//! `all_to_all`: dispatches grouped rows to the ranks of their groups (the experts of expert parallelism), or returns them. The
+//! number of rows for each rank is data.
 
 use super::grouped_dot::{groups, groups_of};
-use crate::eval::{Eval, Meet};
+use crate::eval::{Eval, EvalCollective};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp};
-use crate::shard::{Axis, Label, Traffic, Way, Ways};
+use crate::shard::{Axis, Label, Propagate, ShardingRule, Traffic};
 use crate::{DType, Dim, Tensor, Type};
 use serde::{Deserialize, Serialize};
 
 /// Arguments: `x` `[rows, …]` in the order of groups and `offsets` i32 `[groups + 1]`, where each group's rows begin. Rank `r`
-/// of `n` holds the groups from `r · groups / n` on. Outputs: `[there, …]`, the rows of the rank's groups from all ranks, in
-/// the order of groups and then of ranks; and i32 `[groups / n + 1]`, where its groups begin in it. What is free behind the
-/// last row is zeros of the last group.
-/// With `back`, `x` is such a result `[there, …]`, `offsets` are still those of the rows that the rank sent, and the one output
-/// `[rows, …]` has every row back in its place.
+/// of `n` has the groups from `r · groups / n` on. Outputs: `[capacity, …]`, the rows of the rank's groups from all ranks, in
+/// the order of groups and then of ranks; and i32 `[groups / n + 1]`, where each of the rank's groups begins. Rows beyond the
+/// last received one are zeros and belong to the last group (padding).
+/// With `back`, `x` is such a result `[capacity, …]`, `offsets` are still those of the rows that the rank dispatched, and the one
+/// output `[rows, …]` has every row back in its place.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AllToAll {
-    /// The axis along which ranks meet.
+    /// The mesh axis whose ranks take part.
     pub over: Axis,
-    /// Rows of the result: an upper bound on what arrives, or with `back` the rows that were sent.
+    /// Rows of the result: the capacity, an upper bound on received rows; with `back` the rows that were dispatched.
     pub rows: Dim,
-    /// Rows return.
+    /// Rows are returned to the ranks that dispatched them.
     pub back: bool,
 }
 
-/// One rank's share in an exchange.
-type Counts = Vec<i64>;
+/// The offsets of one rank.
+type Offsets = Vec<i64>;
 
 impl AllToAll {
-    fn offsets(ranks: &[Vec<&Tensor>]) -> Vec<Counts> {
+    fn offsets(ranks: &[Vec<&Tensor>]) -> Vec<Offsets> {
         ranks.iter().map(|r| (0..r[1].len()).map(|i| r[1].int_at(i)).collect()).collect()
     }
 
-    /// For the rank at `to`, in the order in which rows lie there: (rank they come from, group, rows).
-    fn arrivals(offsets: &[Counts], to: usize) -> Vec<(usize, usize, usize)> {
+    /// The received rows of rank `to`, in order: (source rank, group, number of rows).
+    fn received(offsets: &[Offsets], to: usize) -> Vec<(usize, usize, usize)> {
         let (n, groups) = (offsets.len(), offsets[0].len() - 1);
         let own = to * groups / n..(to + 1) * groups / n;
         let of =
@@ -41,40 +42,40 @@ impl AllToAll {
         own.flat_map(of).collect()
     }
 
-    fn send(&self, ranks: &[Vec<&Tensor>], to: usize, there: usize) -> Result<Vec<Tensor>, String> {
+    fn dispatch(&self, ranks: &[Vec<&Tensor>], to: usize, capacity: usize) -> Result<Vec<Tensor>, String> {
         let offsets = Self::offsets(ranks);
         let width: usize = ranks[to][0].shape[1..].iter().product();
         let mut from: Vec<Option<(usize, usize)>> = Vec::new();
         let mut begins = vec![0i64];
-        let arrivals = Self::arrivals(&offsets, to);
-        for group in arrivals.chunks(ranks.len()) {
+        let received = Self::received(&offsets, to);
+        for group in received.chunks(ranks.len()) {
             for &(rank, g, rows) in group {
                 from.extend((0..rows).map(|i| Some((rank, offsets[rank][g] as usize + i))));
             }
             begins.push(from.len() as i64);
         }
-        if from.len() > there {
-            return Err(format!("{} rows arrive where there is place for {there}", from.len()));
+        if from.len() > capacity {
+            return Err(format!("{} rows arrive at a rank with a capacity of {capacity}", from.len()));
         }
-        // The rows behind the last are zeros of the last group, so that groups divide all rows.
+        // Padding belongs to the last group, so that the offsets cover all rows.
         if let Some(last) = begins.last_mut() {
-            *last = there as i64;
+            *last = capacity as i64;
         }
-        from.resize(there, None);
+        from.resize(capacity, None);
         let mut shape = ranks[to][0].shape.clone();
-        shape[0] = there;
+        shape[0] = capacity;
         let all: Vec<&Tensor> = ranks.iter().map(|r| r[0]).collect();
         let y = rows_of(&all, &from, &shape, width);
         Ok(vec![y, Tensor::int(DType::I32, &[begins.len()], begins)])
     }
 
-    fn fetch(&self, ranks: &[Vec<&Tensor>], to: usize) -> Vec<Tensor> {
+    fn return_rows(&self, ranks: &[Vec<&Tensor>], to: usize) -> Vec<Tensor> {
         let offsets = Self::offsets(ranks);
         let rows = offsets[to].last().copied().unwrap_or(0) as usize;
         let mut from = vec![None; rows];
         for holder in 0..ranks.len() {
             let mut at = 0;
-            for (rank, g, count) in Self::arrivals(&offsets, holder) {
+            for (rank, g, count) in Self::received(&offsets, holder) {
                 if rank == to {
                     (0..count).for_each(|i| from[offsets[to][g] as usize + i] = Some((holder, at + i)));
                 }
@@ -89,13 +90,13 @@ impl AllToAll {
     }
 }
 
-/// Rows picked by (tensor, row); zeros for `None`.
+/// Rows gathered by (tensor, row); zeros for `None`.
 fn rows_of(all: &[&Tensor], from: &[Option<(usize, usize)>], shape: &[usize], width: usize) -> Tensor {
     let zero = Tensor::zeros(all[0].dtype, &[1]);
-    let both = all.iter().fold(zero, |a, b| a.join(b));
+    let both = all.iter().fold(zero, |a, b| a.append(b));
     let mut begins = vec![1];
     all.iter().for_each(|t| begins.push(begins.last().copied().unwrap_or(1) + t.len()));
-    both.pick(shape, |i| match from[i / width.max(1)] {
+    both.gather_with(shape, |i| match from[i / width.max(1)] {
         Some((t, row)) => begins[t] + row * width + i % width,
         None => 0,
     })
@@ -122,17 +123,21 @@ impl Operator for AllToAll {
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        cx.alone(std::slice::from_ref(&self.over))
+        cx.without_group(std::slice::from_ref(&self.over))
     }
 
-    fn meet(&self, ranks: &[Vec<&Tensor>], cx: &Meet) -> Result<Vec<Vec<Tensor>>, String> {
+    fn eval_collective(
+        &self,
+        ranks: &[Vec<&Tensor>],
+        cx: &EvalCollective,
+    ) -> Result<Vec<Vec<Tensor>>, String> {
         for (r, args) in ranks.iter().enumerate() {
             let sent = if self.back { cx.dim(r, &self.rows)? } else { args[0].shape[0] };
             groups_of(args[1], sent)?;
         }
         let one = |r: usize| match self.back {
-            true => Ok(self.fetch(ranks, r)),
-            false => self.send(ranks, r, cx.dim(r, &self.rows)?),
+            true => Ok(self.return_rows(ranks, r)),
+            false => self.dispatch(ranks, r, cx.dim(r, &self.rows)?),
         };
         (0..ranks.len()).map(one).collect()
     }
@@ -145,20 +150,20 @@ impl Operator for AllToAll {
         Ok(vec![Some(cx.graph.part(sent, 0)?), None])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let rows: Vec<Label> = (0..cx.args[0].rank()).map(|d| (d > 0).then_some(d)).collect();
-        let mut ways = cx.labelled(&[rows.clone(), vec![None]], &[rows], &[]);
-        ways.extend(cx.linear(&[&[0]]));
-        // Where rows begin is the same on all.
-        let whole = crate::shard::Placement::Whole;
-        ways.iter_mut().filter(|_| !self.back).for_each(|w| {
+        let mut rules = cx.labelled(&[rows.clone(), vec![None]], &[rows], &[]);
+        rules.extend(cx.linear(&[&[0]]));
+        // The offsets of received rows are replicated along every other axis.
+        let replicate = crate::shard::Placement::Replicate;
+        rules.iter_mut().filter(|_| !self.back).for_each(|w| {
             w.outs.truncate(1);
-            w.outs.push(whole.clone());
+            w.outs.push(replicate.clone());
         });
-        ways
+        rules
     }
 
-    /// Of what was sent: what arrives is the same on average, whatever place there is.
+    /// Counted are the dispatched rows: the received ones are as many on average, whatever the capacity.
     fn traffic(&self, args: &[&Type], outs: &[Type]) -> Option<Traffic> {
         let bytes = if self.back { outs[0].bytes() } else { args[0].bytes() };
         Some(Traffic { bytes, times: 1, ranks: self.over.size as u64 })

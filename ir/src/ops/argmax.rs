@@ -58,7 +58,7 @@ impl Operator for Argmax {
         })
     }
 
-    /// A position does not move with small changes.
+    /// A position is piecewise constant: it has no gradient.
     fn vjp(&self, _: &mut Vjp) -> Cotangents {
         Ok(vec![None])
     }

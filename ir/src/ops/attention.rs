@@ -1,19 +1,20 @@
-//! `attention`: softmax(scale · q kᵀ) v over ragged sequences, grouped heads, causal or not, with window, soft-cap and
-//! sinks; keys and values stand beside the queries or in pages. Kept whole because a kernel never stores the scores.
+//! `attention`: softmax(scale · q kᵀ) v over ragged sequences, with grouped query heads, causal or not, with sliding window,
+//! soft-cap and attention sinks; keys and values are contiguous beside the queries, or paged (a paged KV cache). A composite,
+//! because a kernel never stores the scores (FlashAttention, arXiv:2205.14135).
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
-use crate::shard::{Label, Way, Ways};
+use crate::shard::{Label, Propagate, ShardingRule};
 use crate::{DType, Dim, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// Arguments: `q` `[tokens, heads, d]`, `k` `[tokens, kv_heads, d]`, `v` `[tokens, kv_heads, dv]`, `starts` i32
-/// `[sequences + 1]` (where each sequence begins, and the end), and `sinks` `[heads]` when `sinks` is set. Outputs: the
-/// result `[tokens, heads, dv]` and the log-sum-exp of the scores, f32 `[tokens, heads]`.
+/// `[sequences + 1]` (cumulative sequence lengths: where each sequence begins, and the end), and `sinks` `[heads]` when `sinks` is
+/// set. Outputs: the result `[tokens, heads, dv]` and the log-sum-exp of the scores, f32 `[tokens, heads]`.
 ///
 /// With `page` set, `k` and `v` are `[rows, kv_heads, ..]` of whole pages, and behind `starts` (which then divides the queries
-/// only) stand `tables` i32 `[sequences, table]` (numbers of each sequence's pages) and `lens` i32 `[sequences]` (its keys; its
-/// last query stands at its last key). Key `j` lies in row `tables[s][j / page] * page + j % page`.
+/// only) stand `tables` i32 `[sequences, table]` (the page table of each sequence) and `lens` i32 `[sequences]` (its number of
+/// keys; its last query has the position of its last key). Key `j` lies in row `tables[s][j / page] * page + j % page`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attention {
@@ -21,11 +22,11 @@ pub struct Attention {
     pub scale: Real,
     /// Key j is visible to query i only when j <= i.
     pub causal: bool,
-    /// When set, only when also i - j < window.
+    /// Sliding window: when set, only when also i - j < window.
     pub window: Option<usize>,
     /// When set, scores become cap · tanh(score / cap).
     pub softcap: Option<Real>,
-    /// A last argument holds one score per head that joins the denominator only.
+    /// Attention sinks: a last argument holds one score per head that is added to the softmax's denominator only.
     pub sinks: bool,
     /// Bound on the keys of a sequence, for the cost only.
     pub span: Dim,
@@ -110,7 +111,7 @@ impl Attention {
         queries.enumerate().map(keys).collect()
     }
 
-    /// Refuses pages that are not whole, and what says where they are in other types.
+    /// Checks that keys and values are whole pages, and the types of page tables and lengths.
     fn check_pages(
         &self,
         page: usize,
@@ -189,8 +190,8 @@ impl Operator for Attention {
         Ok(vec![out, Type::new(DType::F32, [t.clone(), h.clone()])])
     }
 
-    /// Heads, those of keys with those of queries; of one key head all ranks have the same.
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    /// Query heads together with key heads; a single key head (multi-query attention) is replicated.
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let heads = vec![None, Some(1), None];
         let mut args: Vec<Vec<Label>> = cx.args.iter().map(|t| vec![None; t.rank()]).collect();
         args[0] = heads.clone();
@@ -200,11 +201,11 @@ impl Operator for Attention {
         let shared = args.clone();
         (args[1], args[2]) = (heads.clone(), heads.clone());
         let outs = [heads, vec![None, Some(1)]];
-        let mut ways = cx.labelled(&args, &outs, &[]);
+        let mut rules = cx.labelled(&args, &outs, &[]);
         if cx.args[1].shape[1].is_one() {
-            ways.extend(cx.labelled(&shared, &outs, &[]));
+            rules.extend(cx.labelled(&shared, &outs, &[]));
         }
-        ways
+        rules
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
@@ -251,9 +252,10 @@ impl Operator for Attention {
         let seen = self
             .window
             .map_or(self.span.clone(), |w| self.span.size().map_or(Dim::from(w), |s| Dim::from(s.min(w))));
-        // A window shorter than the sequence is full for nearly every query.
+        // A window shorter than the sequence is full for nearly every query, so causality saves nothing.
         let short = self.window.is_some() && seen != self.span;
-        // Two products of 2·d (and 2·dv) a visible key; causal sees half of the keys, but those in pages may be all older.
+        // Two products of 2·d (and 2·dv) operations a visible key. Causal attention sees half of the keys, except of paged keys,
+        // which may all be older than the queries.
         let both = &q + &outs[0].elements();
         let work = &both * &seen;
         if self.causal && !short && self.page.is_none() { work } else { &work * &Dim::from(2) }
@@ -293,7 +295,7 @@ mod tests {
         close(&apply(Attention { causal: false, ..op.clone() }, &args)[0], &[7.0, 7.0, 2.0]);
         let with_sink = [args.clone(), vec![Tensor::f32(&[1], &[0.0])]].concat();
         close(
-            &apply(Attention { sinks: true, ..op.clone() }, &with_sink)[0].pick(&[2], |i| i),
+            &apply(Attention { sinks: true, ..op.clone() }, &with_sink)[0].gather_with(&[2], |i| i),
             &[6.0, 28.0 / 5.0],
         );
         let bad = [&args[..3], &[Tensor::int(DType::I32, &[2], vec![0, 2])]].concat();

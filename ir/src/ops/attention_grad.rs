@@ -14,8 +14,8 @@ pub struct AttentionGrad {
     pub forward: Attention,
 }
 
-/// Running sums of the cotangents.
-struct Sums {
+/// Accumulators of the cotangents.
+struct Accumulators {
     dq: Vec<f64>,
     dk: Vec<f64>,
     dv: Vec<f64>,
@@ -23,12 +23,12 @@ struct Sums {
 }
 
 impl AttentionGrad {
-    /// Adds what query `token` of `head` gives.
-    fn add_row(&self, cx: &Eval, sums: &mut Sums, seq: (usize, usize), token: usize, head: usize) {
+    /// Adds the contribution of query `token` of `head`.
+    fn add_row(&self, cx: &Eval, sums: &mut Accumulators, seq: (usize, usize), token: usize, head: usize) {
         let [q, k, v, _, out, lse, grad] = cx.args[..7] else { return };
         let (heads, d, kv_heads, dv) = (q.shape[1], q.shape[2], k.shape[1], v.shape[2]);
         let (at, kv, f) = (token * heads + head, head / (heads / kv_heads), &self.forward);
-        // delta = Σ grad · out is what the softmax subtracts from every score's cotangent.
+        // The gradient of softmax subtracts delta = Σ grad · out from every score's cotangent.
         let delta: f64 = (0..dv).map(|e| grad.at(at * dv + e) * out.at(at * dv + e)).sum();
         if f.sinks {
             sums.dsinks[head] -= (cx.args[7].at(head) - lse.at(at)).exp() * delta;
@@ -86,7 +86,7 @@ impl Operator for AttentionGrad {
         let starts = cx.args[3];
         let zeros = |i: usize| vec![0.0; cx.outs[i].1.iter().product()];
         let dsinks = if self.forward.sinks { zeros(3) } else { vec![] };
-        let mut sums = Sums { dq: zeros(0), dk: zeros(1), dv: zeros(2), dsinks };
+        let mut sums = Accumulators { dq: zeros(0), dk: zeros(1), dv: zeros(2), dsinks };
         let tokens = cx.args[0].shape[0];
         for i in 1..starts.len() {
             let seq = (starts.int_at(i - 1), starts.int_at(i));

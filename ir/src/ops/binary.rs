@@ -2,7 +2,7 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float, same};
 use crate::ops::CompareKind;
-use crate::shard::{Way, Ways};
+use crate::shard::{Propagate, ShardingRule};
 use crate::{DType, Tensor, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -89,7 +89,7 @@ impl Operator for Binary {
         Ok(vec![a.clone()])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let float = cx.outs[0].dtype.is_float();
         let sums: &[&[usize]] = match self.kind {
             Add | Sub => &[&[0, 1]],

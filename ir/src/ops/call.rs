@@ -1,7 +1,7 @@
 //! `call`: a block run on its parameters.
 
 use crate::op::{Infer, Inferred, Operator};
-use crate::{BlockId, Dim, Tensor, Type, eval::Eval, eval::Precision, eval::walk};
+use crate::{BlockId, Dim, Tensor, Type, eval::Eval, eval::Precision, eval::eval_borrowed};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use std::collections::HashMap;
 pub struct Call {
     /// The block.
     pub block: BlockId,
-    /// Which call of the block this is (the layer); tells apart calls whose arguments are equal.
+    /// The layer: distinguishes calls of a block whose arguments are equal.
     pub layer: u32,
 }
 
@@ -42,7 +42,7 @@ impl Operator for Call {
         let block = cx.graph.block(self.block);
         let leaves: HashMap<&str, &Tensor> =
             block.params.iter().map(String::as_str).zip(cx.args.iter().copied()).collect();
-        let outs = walk(&block.graph, &leaves, cx.sizes, Precision { exact: cx.exact })
+        let outs = eval_borrowed(&block.graph, &leaves, cx.sizes, Precision { exact: cx.exact })
             .map_err(|e| e.to_string())?;
         Ok(outs.into_iter().map(|(_, t)| t).collect())
     }

@@ -1,7 +1,7 @@
 //! `cast`: another element type. Every rounding in a graph is one of these.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
-use crate::shard::{Way, Ways};
+use crate::shard::{Propagate, ShardingRule};
 use crate::{DType, Graph, NodeId, Tensor, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +22,7 @@ impl Operator for Cast {
         Ok(vec![x.with(self.dtype)])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let float = cx.args[0].dtype.is_float() && self.dtype.is_float();
         let sums: &[&[usize]] = if float { &[&[0]] } else { &[] };
         [cx.pointwise(), cx.linear(sums)].concat()

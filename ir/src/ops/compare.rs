@@ -1,7 +1,7 @@
 //! `compare`: truth of a relation, element by element.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, same};
-use crate::shard::{Way, Ways};
+use crate::shard::{Propagate, ShardingRule};
 use crate::{DType, Tensor, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -54,7 +54,7 @@ impl Operator for Compare {
         Ok(vec![a.with(DType::Bool)])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         cx.pointwise()
     }
 

@@ -1,13 +1,13 @@
-//! `concat`: tensors one after another along one axis.
+//! `concat`: the concatenation of tensors along one axis.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp, axis_in};
 use crate::ops::Slice;
-use crate::shard::{Label, Way, Ways};
+use crate::shard::{Label, Propagate, ShardingRule};
 use crate::tensor::{ravel, unravel};
 use crate::{Dim, Graph, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
-/// The arguments one after another along `axis`.
+/// The concatenation of the arguments along `axis`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Concat {
@@ -29,14 +29,14 @@ impl Operator for Concat {
                 t
             };
             if t.rank() != ty.rank() || other(t) != other(&ty) {
-                return Err(format!("cannot join {first} and {t} along axis {}", self.axis));
+                return Err(format!("cannot concatenate {first} and {t} along axis {}", self.axis));
             }
             ty.shape[self.axis] = &ty.shape[self.axis] + &t.shape[self.axis];
         }
         Ok(vec![ty])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let labels: Vec<Label> = (0..cx.outs[0].rank()).map(|d| (d != self.axis).then_some(d)).collect();
         let all: Vec<usize> = (0..cx.args.len()).collect();
         [cx.labelled(&vec![labels.clone(); cx.args.len()], &[labels], &[]), cx.linear(&[&all])].concat()
@@ -44,8 +44,8 @@ impl Operator for Concat {
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let (first, rest) = cx.args.split_first().ok_or("takes at least one argument")?;
-        let all = rest.iter().fold((*first).clone(), |a, b| a.join(b));
-        Ok(vec![all.pick(cx.shape(), |i| {
+        let all = rest.iter().fold((*first).clone(), |a, b| a.append(b));
+        Ok(vec![all.gather_with(cx.shape(), |i| {
             let mut at = unravel(i, cx.shape());
             let (mut k, mut before) = (0, 0);
             while at[self.axis] >= cx.args[k].shape[self.axis] {

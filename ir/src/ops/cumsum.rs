@@ -1,7 +1,7 @@
-//! `cumsum`: running sums along one axis.
+//! `cumsum`: cumulative sums (a scan) along one axis.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, axis_in};
-use crate::shard::{Way, Ways};
+use crate::shard::{Propagate, ShardingRule};
 use crate::tensor::strides;
 use crate::{DType, Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ pub struct Cumsum {
 }
 
 impl Cumsum {
-    /// Running sums of every line of `values` along the axis.
+    /// Cumulative sums of every line of `values` along the axis.
     fn run<T: Copy + Default>(&self, values: &mut [T], shape: &[usize], add: impl Fn(T, T) -> T) {
         let (n, step) = (shape[self.axis], strides(shape)[self.axis]);
         for start in (0..values.len()).filter(|i| (i / step) % n == 0) {
@@ -46,8 +46,8 @@ impl Operator for Cumsum {
         Ok(vec![(*x).clone()])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
-        [cx.beside(&[self.axis]), cx.linear(&[&[0]])].concat()
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
+        [cx.except(&[self.axis]), cx.linear(&[&[0]])].concat()
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
@@ -62,7 +62,7 @@ impl Operator for Cumsum {
         Ok(vec![Tensor::int(x.dtype, &x.shape, values)])
     }
 
-    /// An element is part of the sums behind it: the sums of the cotangents from the other end.
+    /// The cumulative sum of the cotangents in the opposite direction: an element is a term of its own sum and of later ones.
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
         let g = cx.grad();
         Ok(vec![Some(cx.graph.push(Cumsum { reverse: !self.reverse, ..self.clone() }, &[g])?)])

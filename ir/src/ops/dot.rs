@@ -1,8 +1,8 @@
-//! `dot`: contraction of two tensors. Which axes are batched and which are summed are attributes, so that no transposed
-//! variant exists.
+//! `dot`: contraction of two tensors (matrix product and its generalisations). Its dimension numbers, the batched and the
+//! contracted axes, are attributes, so that no transposed variant exists.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
-use crate::shard::{Label, Way, Ways};
+use crate::shard::{Label, Propagate, ShardingRule};
 use crate::tensor::{strides, unravel};
 use crate::{DType, Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -12,20 +12,20 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dot {
-    /// Pairs of (left, right) axes that go together.
+    /// Batch dimensions: pairs of (left, right) axes.
     pub batch: Vec<(usize, usize)>,
-    /// Pairs of (left, right) axes that are summed over.
+    /// Contracting dimensions: pairs of (left, right) axes.
     pub contract: Vec<(usize, usize)>,
 }
 
 impl Dot {
-    /// Axes of the left argument that are neither batched nor summed, ascending.
+    /// Free axes of the left argument: neither batched nor contracted, ascending.
     pub fn left_free(&self, rank: usize) -> Vec<usize> {
         let used: Vec<usize> = self.batch.iter().chain(&self.contract).map(|p| p.0).collect();
         (0..rank).filter(|a| !used.contains(a)).collect()
     }
 
-    /// Axes of the right argument that are neither batched nor summed, ascending.
+    /// Free axes of the right argument: neither batched nor contracted, ascending.
     pub fn right_free(&self, rank: usize) -> Vec<usize> {
         let used: Vec<usize> = self.batch.iter().chain(&self.contract).map(|p| p.1).collect();
         (0..rank).filter(|a| !used.contains(a)).collect()
@@ -68,7 +68,7 @@ impl Operator for Dot {
         Ok(vec![Type::new(l.dtype, batch.chain(left).chain(right))])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let (lr, rr) = (cx.args[0].rank(), cx.args[1].rank());
         // Labels are the left's axes and, behind them, the right's free ones.
         let left: Vec<Label> = (0..lr).map(Some).collect();

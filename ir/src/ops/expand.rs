@@ -1,14 +1,14 @@
-//! `expand`: axes of size one repeated.
+//! `expand`: broadcast of axes of size one.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
 use crate::ops::{Reduce, ReduceKind, Reshape};
-use crate::shard::{Label, Local, Way, Ways};
+use crate::shard::{Label, Partition, Propagate, ShardingRule};
 use crate::tensor::{ravel, unravel};
 use crate::ty::show;
 use crate::{Dim, Graph, IrError, NodeId, Shape, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
-/// Axes of size one repeated up to `shape`; the rank stays.
+/// Axes of size one broadcast to `shape`; the rank stays.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expand {
@@ -28,19 +28,19 @@ impl Operator for Expand {
         Ok(vec![Type { dtype: x.dtype, shape: self.shape.clone() }])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let kept = |d: usize| (cx.args[0].shape[d] == self.shape[d]).then_some(d);
         let labels: [Vec<Label>; 1] = [(0..self.shape.len()).map(kept).collect()];
         [cx.labelled(&labels, &labels, &[]), cx.linear(&[&[0]])].concat()
     }
 
-    fn local(&self, graph: &mut Graph, args: &[NodeId], cx: &Local) -> Result<NodeId, IrError> {
-        graph.push(Expand { shape: cx.ty(0).shape }, args)
+    fn partition(&self, graph: &mut Graph, args: &[NodeId], cx: &Partition) -> Result<NodeId, IrError> {
+        graph.push(Expand { shape: cx.local_type(0).shape }, args)
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let x = cx.args[0];
-        Ok(vec![x.pick(cx.shape(), |i| {
+        Ok(vec![x.gather_with(cx.shape(), |i| {
             let at = unravel(i, cx.shape());
             let at: Vec<usize> = at.iter().zip(&x.shape).map(|(&a, &n)| if n == 1 { 0 } else { a }).collect();
             ravel(&at, &x.shape)

@@ -2,8 +2,8 @@
 
 use super::route::inverse;
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, axis_in, integer};
-use crate::ops::{BinaryKind, CompareKind, Iota, OwnSlice, Scatter, ScatterKind};
-use crate::shard::{Axis, Cut, Label, Local, Placement, Way, Ways};
+use crate::ops::{BinaryKind, CompareKind, Iota, LocalSlice, Scatter, ScatterKind};
+use crate::shard::{Axis, Label, Partition, Placement, Propagate, Shard, ShardingRule};
 use crate::tensor::{ravel, unravel};
 use crate::{Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,7 @@ impl Gather {
         Ok(before.iter().chain(&indices.shape[batch..]).chain(after).cloned().collect())
     }
 
-    /// (position in `x`'s index, position in `indices`) for an element of the result.
+    /// The index into `x` (0 along the gathered axis) and the index into `indices` of an element of the result.
     pub(super) fn split(&self, at: &[usize], index_rank: usize) -> (Vec<usize>, Vec<usize>) {
         let picks = index_rank - self.batch;
         let index = at[..self.batch].iter().chain(&at[self.axis..self.axis + picks]).copied().collect();
@@ -46,9 +46,9 @@ impl Gather {
     }
 }
 
-/// For integer indices into a dimension of which each rank along `axis` holds `each`: where they are on this rank, 0 for
-/// those elsewhere, and whether they are here.
-pub(super) fn own_index(
+/// Global indices into a dimension sharded over `axis`, `each` elements a rank, as local ones: the position on this rank, 0
+/// for indices that belong to another rank, and a mask of those that belong to this one.
+pub(super) fn local_index(
     g: &mut Graph,
     indices: NodeId,
     each: usize,
@@ -57,7 +57,7 @@ pub(super) fn own_index(
     let dtype = g.ty(indices).dtype;
     let ty = Type::new(dtype, [Dim::from(axis.size)]);
     let ranks = g.push(Iota { ty, axis: 0 }, &[])?;
-    let rank = g.push(OwnSlice { cut: Cut::of(0), over: axis.clone() }, &[ranks])?;
+    let rank = g.push(LocalSlice { shard: Shard::of(0), over: axis.clone() }, &[ranks])?;
     let start = g.scale(rank, each as f64)?;
     let start = g.reshape(start, vec![])?;
     let from_start = g.sub(indices, start)?;
@@ -77,31 +77,31 @@ impl Operator for Gather {
         Ok(vec![Type { dtype: x.dtype, shape: self.shape(x, indices)? }])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let (x, indices) = (cx.args[0], cx.args[1]);
         let of_x: Vec<Label> = (0..x.rank()).map(|d| (d != self.axis).then_some(d)).collect();
         let of_index: Vec<Label> =
             (0..indices.rank()).map(|d| Some(if d < self.batch { d } else { x.rank() + d })).collect();
         let out = [&of_x[..self.axis], &of_index[self.batch..], &of_x[self.axis + 1..]].concat();
-        let mut ways = [cx.labelled(&[of_x, of_index], &[out], &[]), cx.linear(&[&[0]])].concat();
-        // Rows that a rank does not hold are zeros there, and the sum has them all.
-        if let Some(cut) = cx.cut(0)
-            && *cut == Cut::of(self.axis)
+        let mut rules = [cx.labelled(&[of_x, of_index], &[out], &[]), cx.linear(&[&[0]])].concat();
+        // A rank gives zeros for the rows that it does not hold, so the sum over ranks has them all.
+        if let Some(shard) = cx.shard(0)
+            && *shard == Shard::of(self.axis)
             && self.batch == 0
             && x.dtype.is_float()
         {
-            let args = vec![Placement::Split(cut.clone()), Placement::Whole];
-            ways.push(Way { args, outs: vec![Placement::Partial] });
+            let args = vec![Placement::Shard(shard.clone()), Placement::Replicate];
+            rules.push(ShardingRule { args, outs: vec![Placement::Partial] });
         }
-        ways
+        rules
     }
 
-    fn local(&self, g: &mut Graph, args: &[NodeId], cx: &Local) -> Result<NodeId, IrError> {
-        if cx.cut(0).is_none_or(|cut| cut.dim != self.axis) {
+    fn partition(&self, g: &mut Graph, args: &[NodeId], cx: &Partition) -> Result<NodeId, IrError> {
+        if cx.shard(0).is_none_or(|shard| shard.dim != self.axis) {
             return g.push(self.clone(), args);
         }
         let each = g.ty(args[0]).shape[self.axis].size().unwrap_or(0);
-        let (row, here) = own_index(g, args[1], each, cx.axis)?;
+        let (row, here) = local_index(g, args[1], each, cx.axis)?;
         let rows = g.push(self.clone(), &[args[0], row])?;
         let shape = g.ty(rows).shape.clone();
         let mut column = vec![Dim::from(1); shape.len()];
@@ -119,7 +119,7 @@ impl Operator for Gather {
         if let Some(bad) = (0..indices.len()).map(|i| indices.int_at(i)).find(|&v| v < 0 || v as usize >= n) {
             return Err(format!("index {bad} is outside axis {} of size {n}", self.axis));
         }
-        Ok(vec![x.pick(cx.shape(), |i| {
+        Ok(vec![x.gather_with(cx.shape(), |i| {
             let (mut at, index) = self.split(&unravel(i, cx.shape()), indices.shape.len());
             at[self.axis] = indices.int_at(ravel(&index, &indices.shape)) as usize;
             ravel(&at, &x.shape)
@@ -131,7 +131,7 @@ impl Operator for Gather {
         if !cx.graph.ty(x).dtype.is_float() {
             return Ok(vec![None, None]);
         }
-        // Rows met once each go back where they came from.
+        // Where every row of `x` is gathered exactly once (a permutation), the gradient is the inverse gather.
         let back = if (self.axis, self.batch) == (0, 0) { inverse(cx.graph, x, indices)? } else { None };
         if let Some(back) = back {
             return Ok(vec![Some(cx.graph.gather(g, back, 0)?), None]);

@@ -1,9 +1,9 @@
-//! `grouped_dot`: rows in groups, each group times a matrix of its own. One product for all experts of a layer: how many rows
-//! each has is data.
+//! `grouped_dot`: grouped matrix product: rows in groups, each group times a matrix of its own. One operator computes all experts
+//! of a layer; the numbers of rows are data.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
 use crate::ops::{CompareKind, Dot, Gather, GroupedOuter, Iota, ReduceKind};
-use crate::shard::{Cut, Placement, Way, Ways};
+use crate::shard::{Placement, Propagate, Shard, ShardingRule};
 use crate::{DType, Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupedDot {
-    /// The sums run over the rows of a group's matrix instead of its columns.
+    /// The rows of a group's matrix are contracted instead of its columns.
     pub transposed: bool,
 }
 
@@ -66,31 +66,37 @@ impl Operator for GroupedDot {
         Ok(vec![Type::new(x.dtype, [x.shape[0].clone(), columns])])
     }
 
-    /// What is summed over; or the rows of every matrix, cut alike in each.
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
-        let mut ways = cx.linear(&[&[0], &[1]]);
+    /// The contracted dimension; or the rows of every group's matrix, sharded alike in each.
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
+        let mut rules = cx.linear(&[&[0], &[1]]);
         let columns = vec![None, Some(1)];
         let groups = cx.args[2].shape[0].size().unwrap_or(1) - 1;
         if self.transposed {
-            ways.extend(cx.labelled(&[vec![None; 2], columns.clone(), vec![None]], &[columns], &[]));
-            // Every matrix's rows are cut, as are the columns of what it is multiplied with.
-            if let Some(cut) = cx.cut(1).filter(|cut| cut.dim == 0 && cut.sections.len() == groups) {
-                let args =
-                    vec![Placement::Split(Cut::of(1)), Placement::Split(cut.clone()), Placement::Whole];
-                ways.push(Way { args, outs: vec![Placement::Partial] });
+            rules.extend(cx.labelled(&[vec![None; 2], columns.clone(), vec![None]], &[columns], &[]));
+            // The rows of every group's matrix are sharded, as are the columns of `x`.
+            if let Some(shard) = cx.shard(1).filter(|shard| shard.dim == 0 && shard.sections.len() == groups)
+            {
+                let args = vec![
+                    Placement::Shard(Shard::of(1)),
+                    Placement::Shard(shard.clone()),
+                    Placement::Replicate,
+                ];
+                rules.push(ShardingRule { args, outs: vec![Placement::Partial] });
             }
-            return ways;
+            return rules;
         }
-        ways.extend(cx.labelled(&[columns.clone(), columns, vec![None]], &[vec![None, None]], &[1]));
-        if let Some(cut) = cx.cut(1).filter(|cut| cut.dim == 0 && cut.sections.len().is_multiple_of(groups)) {
-            let one = &cut.sections[..cut.sections.len() / groups];
-            if !one.is_empty() && cut.sections.chunks(one.len()).all(|c| c == one) {
-                let out = Placement::Split(Cut::sections(1, one.to_vec()));
-                let args = vec![Placement::Whole, Placement::Split(cut.clone()), Placement::Whole];
-                ways.push(Way { args, outs: vec![out] });
+        rules.extend(cx.labelled(&[columns.clone(), columns, vec![None]], &[vec![None, None]], &[1]));
+        if let Some(shard) =
+            cx.shard(1).filter(|shard| shard.dim == 0 && shard.sections.len().is_multiple_of(groups))
+        {
+            let one = &shard.sections[..shard.sections.len() / groups];
+            if !one.is_empty() && shard.sections.chunks(one.len()).all(|c| c == one) {
+                let out = Placement::Shard(Shard::sections(1, one.to_vec()));
+                let args = vec![Placement::Replicate, Placement::Shard(shard.clone()), Placement::Replicate];
+                rules.push(ShardingRule { args, outs: vec![out] });
             }
         }
-        ways
+        rules
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

@@ -2,7 +2,7 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float, same};
 use crate::ops::{ReduceKind, UnaryKind};
-use crate::shard::{Label, Way, Ways};
+use crate::shard::{Label, Propagate, ShardingRule};
 use crate::{Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +41,7 @@ impl Operator for LayerNorm {
         Ok(vec![(*x).clone()])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let last = cx.args[0].rank() - 1;
         let labels: Vec<Label> = (0..=last).map(|d| (d < last).then_some(d)).collect();
         let mut args = vec![vec![None]; cx.args.len()];

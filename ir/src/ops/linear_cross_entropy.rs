@@ -1,12 +1,12 @@
-//! `linear_cross_entropy`: negative log-likelihood of target tokens under softmax(hidden · weightᵀ). Kept whole because
-//! a kernel never holds the logits of more than a few tokens.
+//! `linear_cross_entropy`: negative log-likelihood of target tokens under softmax(hidden · weightᵀ), the loss fused with the
+//! output projection. A composite, because a kernel never stores the logits of more than a few tokens.
 
-use super::gather::own_index;
+use super::gather::local_index;
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
 use crate::ops::{
-    AllReduce, CompareKind, Iota, Joint, LinearCrossEntropyGrad, ReduceKind, Softmax, Spread, UnaryKind,
+    AllReduce, CompareKind, Iota, LinearCrossEntropyGrad, Pvary, ReduceKind, ReduceOp, Softmax, UnaryKind,
 };
-use crate::shard::{Axis, Cut, Local, Placement, Way, Ways};
+use crate::shard::{Axis, Partition, Placement, Propagate, Shard, ShardingRule};
 use crate::{DType, Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinearCrossEntropy {
-    /// Part of the probability spread over the whole vocabulary, in [0, 1).
+    /// Label smoothing (arXiv:1512.00567): the probability that is distributed evenly over the vocabulary, in [0, 1).
     pub label_smoothing: Real,
     /// When set, logits become cap · tanh(logit / cap).
     pub softcap: Option<Real>,
 }
 
-/// Nodes that the loss and its gradient share; all `[tokens, vocab]` but `valid`.
+/// Nodes that the loss and its gradient share; all are `[tokens, vocab]` except `valid`.
 pub(super) struct Parts {
     pub(super) logits: NodeId,
     /// tanh(logit / cap), when there is a cap.
@@ -32,7 +32,7 @@ pub(super) struct Parts {
     pub(super) valid: NodeId,
 }
 
-/// What the reference evaluation knows of one token.
+/// The reference evaluation of one token.
 pub(super) struct Row {
     /// The logits after the cap.
     pub(super) logits: Vec<f64>,
@@ -107,27 +107,27 @@ impl LinearCrossEntropy {
 }
 
 impl LinearCrossEntropy {
-    /// The losses where each rank along `axis` has a piece of the weight: log-sum-exp of every piece and logit of the target
-    /// from the rank that has it, joined. This operator with token 0 of the piece for a target gives the former, but for that
-    /// token's logit; so no rank ever holds its logits either.
-    fn in_pieces(&self, g: &mut Graph, args: &[NodeId], axis: &Axis) -> Result<NodeId, IrError> {
+    /// The losses of a weight sharded along the vocabulary over `axis`: the log-sum-exp of each shard is reduced over the ranks,
+    /// and the logit of the target comes from the rank whose shard has it. A shard's log-sum-exp is this operator's loss with
+    /// token 0 of the shard as the target, plus that token's logit; so no rank ever holds all logits of its shard either.
+    fn vocabulary_parallel(&self, g: &mut Graph, args: &[NodeId], axis: &Axis) -> Result<NodeId, IrError> {
         let [_, weight, targets] = *args else { return Err(g.error("takes 3 arguments".into())) };
-        let hidden = g.push(Spread { over: axis.clone() }, &[args[0]])?;
+        let hidden = g.push(Pvary { over: axis.clone() }, &[args[0]])?;
         let each = g.ty(weight).shape[0].size().unwrap_or(0);
         let first = g.fill(targets, 0.0)?;
         let from_first = g.push(self.clone(), &[hidden, weight, first])?;
         let at_first = self.logit(g, hidden, weight, first)?;
-        let lse = g.add(from_first, at_first)?; // [tokens], of the piece
-        let (row, here) = own_index(g, targets, each, axis)?;
+        let lse = g.add(from_first, at_first)?; // [tokens], of the shard
+        let (row, here) = local_index(g, targets, each, axis)?;
         let picked = self.logit(g, hidden, weight, row)?;
         let zero = g.fill(picked, 0.0)?;
         let picked = g.select(here, picked, zero)?;
         let over = || vec![axis.clone()];
-        let picked = g.push(AllReduce { kind: Joint::Sum, over: over() }, &[picked])?;
-        let top = g.push(AllReduce { kind: Joint::Max, over: over() }, &[lse])?;
+        let picked = g.push(AllReduce { kind: ReduceOp::Sum, over: over() }, &[picked])?;
+        let top = g.push(AllReduce { kind: ReduceOp::Max, over: over() }, &[lse])?;
         let below = g.sub(lse, top)?;
         let part = g.unary(UnaryKind::Exp, below)?;
-        let sum = g.push(AllReduce { kind: Joint::Sum, over: over() }, &[part])?;
+        let sum = g.push(AllReduce { kind: ReduceOp::Sum, over: over() }, &[part])?;
         let sum = g.unary(UnaryKind::Log, sum)?;
         let lse = g.add(top, sum)?;
         let loss = g.sub(lse, picked)?;
@@ -174,20 +174,20 @@ impl Operator for LinearCrossEntropy {
         Ok(vec![Type::new(DType::F32, [tokens.clone()])])
     }
 
-    /// A vocabulary of which every rank has a piece.
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
-        match cx.cut(1) {
-            Some(cut) if *cut == Cut::of(0) && self.label_smoothing.0 == 0.0 => {
-                let args = vec![Placement::Whole, Placement::Split(cut.clone()), Placement::Whole];
-                vec![Way { args, outs: vec![Placement::Whole] }]
+    /// A weight sharded along the vocabulary (vocabulary-parallel cross-entropy).
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
+        match cx.shard(1) {
+            Some(shard) if *shard == Shard::of(0) && self.label_smoothing.0 == 0.0 => {
+                let args = vec![Placement::Replicate, Placement::Shard(shard.clone()), Placement::Replicate];
+                vec![ShardingRule { args, outs: vec![Placement::Replicate] }]
             }
             _ => vec![],
         }
     }
 
-    fn local(&self, g: &mut Graph, args: &[NodeId], cx: &Local) -> Result<NodeId, IrError> {
-        match cx.cut(1) {
-            Some(_) => self.in_pieces(g, args, cx.axis),
+    fn partition(&self, g: &mut Graph, args: &[NodeId], cx: &Partition) -> Result<NodeId, IrError> {
+        match cx.shard(1) {
+            Some(_) => self.vocabulary_parallel(g, args, cx.axis),
             None => g.push(self.clone(), args),
         }
     }
@@ -197,7 +197,7 @@ impl Operator for LinearCrossEntropy {
         cx.real((0..cx.shape()[0]).map(row).collect::<Result<_, String>>()?)
     }
 
-    /// Both products of the logits' gradient come from one node, which makes the logits again a few tokens at a time.
+    /// One operator gives both products of the logits' gradient; it recomputes the logits a few tokens at a time.
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
         let (args, grad) = (cx.args, cx.grad());
         let g = &mut *cx.graph;

@@ -1,5 +1,5 @@
-//! `linear_cross_entropy_grad`: both products of the gradient of `linear_cross_entropy`, and its losses, from one making of
-//! the logits. Kept whole because a kernel turns the logits of a few tokens into their own gradient in place.
+//! `linear_cross_entropy_grad`: both products of the gradient of `linear_cross_entropy`, and its losses, from one computation of
+//! the logits. A composite, because a kernel turns the logits of a few tokens into their gradient in place.
 
 use crate::op::{Infer, Inferred, Operator};
 use crate::ops::{Dot, LinearCrossEntropy, Softmax};
@@ -161,7 +161,7 @@ mod tests {
         let w = DType::BF16.round(3f64.ln());
         let p = 1.0 / (1.0 + (-w).exp());
         let d = DType::BF16.round(p - 1.0);
-        close(&got[0].pick(&[1], |_| 0), &[d * w]);
+        close(&got[0].gather_with(&[1], |_| 0), &[d * w]);
         assert!((d - (p - 1.0)).abs() > 1e-5, "the case shows no rounding");
         assert_eq!(got[1].dtype, DType::F32);
     }

@@ -6,7 +6,7 @@ use crate::tensor::{ravel, unravel};
 use crate::{Dim, Graph, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
-/// One axis made longer with a constant.
+/// One axis padded with a constant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pad {
@@ -36,11 +36,11 @@ impl Operator for Pad {
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let (x, before) = (cx.args[0], cx.dim(&self.before)?);
-        // The value stands behind the elements of x, so that integers stay whole.
+        // The padding value is appended to the elements of x as its own type, so that 64-bit integers stay exact.
         let mut bits = Vec::new();
         x.dtype.encode(self.value.0, &mut bits);
-        let both = x.join(&Tensor::from_bytes(x.dtype, &[1], &bits)?);
-        Ok(vec![both.pick(cx.shape(), |i| {
+        let both = x.append(&Tensor::from_bytes(x.dtype, &[1], &bits)?);
+        Ok(vec![both.gather_with(cx.shape(), |i| {
             let mut at = unravel(i, cx.shape());
             if at[self.axis] < before || at[self.axis] >= before + x.shape[self.axis] {
                 return x.len();

@@ -1,4 +1,4 @@
-//! `part`: one output of a node that has several.
+//! `part`: one output of a node with several outputs (get-tuple-element).
 
 use crate::op::{Infer, Inferred, Operator};
 use crate::{Dim, Tensor, Type, eval::Eval};

@@ -1,7 +1,7 @@
-//! `permute`: axes in another order.
+//! `permute`: transposition of axes.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
-use crate::shard::{Way, Ways};
+use crate::shard::{Propagate, ShardingRule};
 use crate::tensor::{ravel, unravel};
 use crate::{Dim, Graph, NodeId, Op, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,7 @@ impl Operator for Permute {
         Ok(vec![Type::new(x.dtype, self.axes.iter().map(|&a| x.shape[a].clone()))])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let from = (0..self.axes.len()).map(Some).collect();
         let to = self.axes.iter().copied().map(Some).collect();
         [cx.labelled(&[from], &[to], &[]), cx.linear(&[&[0]])].concat()
@@ -44,7 +44,7 @@ impl Operator for Permute {
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let x = cx.args[0];
         let inverse = self.inverse().axes;
-        Ok(vec![x.pick(cx.shape(), |i| {
+        Ok(vec![x.gather_with(cx.shape(), |i| {
             let at = unravel(i, cx.shape());
             ravel(&inverse.iter().map(|&a| at[a]).collect::<Vec<_>>(), &x.shape)
         })])

@@ -31,7 +31,7 @@ pub struct Random {
     pub kind: RandomKind,
     /// Type of the result; floating.
     pub ty: Type,
-    /// Which of the sequences of one seed and step; nodes that must not share draws differ here.
+    /// The random stream of this seed and step; nodes whose numbers must be independent have different streams.
     pub stream: u32,
 }
 
@@ -95,7 +95,7 @@ impl Operator for Random {
         cx.each(|i| self.draw(seed, step, i))
     }
 
-    /// Draws do not move with their seed.
+    /// Random numbers have no gradient.
     fn vjp(&self, _: &mut Vjp) -> Cotangents {
         Ok(vec![None, None])
     }

@@ -1,4 +1,4 @@
-//! `recv`: a value that another stage of a pipeline sends.
+//! `recv`: point-to-point receive of a value from another pipeline stage.
 
 use super::send::check;
 use crate::eval::Eval;
@@ -7,7 +7,7 @@ use crate::shard::Axis;
 use crate::{Dim, Tensor, Type};
 use serde::{Deserialize, Serialize};
 
-/// What the `send` of the same label has for its argument.
+/// The argument of the `send` of the same label.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecvFrom {
@@ -31,7 +31,7 @@ impl Operator for RecvFrom {
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        cx.alone(std::slice::from_ref(&self.over))
+        cx.without_group(std::slice::from_ref(&self.over))
     }
 
     fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {

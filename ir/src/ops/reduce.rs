@@ -2,12 +2,12 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp, axis_in};
 use crate::ops::CompareKind;
-use crate::shard::{Label, Way, Ways};
+use crate::shard::{Label, Propagate, ShardingRule};
 use crate::tensor::{ravel, unravel};
 use crate::{DType, Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
-/// What is computed over the axes.
+/// The reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)] // the names are the reductions
@@ -25,7 +25,7 @@ impl ReduceKind {
     /// Every kind.
     pub const ALL: [ReduceKind; 5] = [Sum, Mean, Max, Min, Prod];
 
-    /// Value of the empty reduction.
+    /// The identity element: the value of an empty reduction.
     pub fn identity(self) -> f64 {
         match self {
             Sum | Mean => 0.0,
@@ -35,7 +35,7 @@ impl ReduceKind {
         }
     }
 
-    /// One step.
+    /// One accumulation step.
     pub fn step(self, acc: f64, x: f64) -> f64 {
         match self {
             Sum | Mean => acc + x,
@@ -45,7 +45,7 @@ impl ReduceKind {
         }
     }
 
-    /// One step on integers, wrapping.
+    /// One accumulation step on integers, wrapping.
     pub fn step_int(self, acc: i64, x: i64) -> i64 {
         match self {
             Sum | Mean => acc.wrapping_add(x),
@@ -60,7 +60,7 @@ impl ReduceKind {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reduce {
-    /// What is computed.
+    /// The reduction.
     pub kind: ReduceKind,
     /// The axes, ascending.
     pub axes: Vec<usize>,
@@ -82,7 +82,7 @@ impl Operator for Reduce {
         Ok(vec![Type::new(x.dtype, kept.map(|(_, d)| d.clone()))])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let labels: Vec<Label> = (0..cx.args[0].rank()).map(Some).collect();
         let kept = (0..labels.len()).filter(|d| !self.axes.contains(d)).map(Some).collect();
         let sums = if self.kind == Sum { &self.axes[..] } else { &[] };
@@ -124,7 +124,7 @@ impl Operator for Reduce {
         if !g.ty(x).dtype.is_float() {
             return Ok(vec![None]);
         }
-        let back = self.spread(g, grad, x)?;
+        let back = self.broadcast_back(g, grad, x)?;
         Ok(vec![Some(match self.kind {
             Sum => back,
             Mean => {
@@ -137,13 +137,13 @@ impl Operator for Reduce {
                 g.scale(back, 1.0 / n as f64)?
             }
             Max | Min => {
-                let top = self.spread(g, y, x)?;
+                let top = self.broadcast_back(g, y, x)?;
                 let hit = g.compare(CompareKind::Eq, x, top)?;
                 // Equal elements share the cotangent evenly.
                 let (one, zero) = (g.fill(x, 1.0)?, g.fill(x, 0.0)?);
                 let ones = g.select(hit, one, zero)?;
                 let count = g.reduce(Sum, ones, &self.axes)?;
-                let count = self.spread(g, count, x)?;
+                let count = self.broadcast_back(g, count, x)?;
                 let share = g.div(back, count)?;
                 g.select(hit, share, zero)?
             }
@@ -165,22 +165,22 @@ impl Operator for Reduce {
 }
 
 impl Reduce {
-    /// For each element of `x` the product of the others. Zeros are left out of the products and counted instead: an
-    /// element has other factors than zero only where it is the only zero, or where there is none.
+    /// For each element of `x` the product of all other elements. Zeros are excluded from the product and counted instead: the
+    /// product of the others is not zero only where the element is the only zero, or where there is no zero.
     fn others(&self, g: &mut Graph, x: NodeId) -> Result<NodeId, IrError> {
         let (one, zero) = (g.fill(x, 1.0)?, g.fill(x, 0.0)?);
         let is_zero = g.compare(CompareKind::Eq, x, zero)?;
         let (factor, mark) = (g.select(is_zero, one, x)?, g.select(is_zero, one, zero)?);
         let (all, zeros) = (g.reduce(Prod, factor, &self.axes)?, g.reduce(Sum, mark, &self.axes)?);
-        let (all, zeros) = (self.spread(g, all, x)?, self.spread(g, zeros, x)?);
+        let (all, zeros) = (self.broadcast_back(g, all, x)?, self.broadcast_back(g, zeros, x)?);
         let others = g.div(all, factor)?;
         let other_zeros = g.sub(zeros, mark)?;
         let clear = g.compare(CompareKind::Eq, other_zeros, zero)?;
         g.select(clear, others, zero)
     }
 
-    /// `y` of the reduced shape, repeated to the shape of `x`.
-    fn spread(&self, g: &mut Graph, y: NodeId, x: NodeId) -> Result<NodeId, IrError> {
+    /// `y` of the reduced shape, broadcast to the shape of `x`.
+    fn broadcast_back(&self, g: &mut Graph, y: NodeId, x: NodeId) -> Result<NodeId, IrError> {
         let shape = g.ty(x).shape.clone();
         let mut kept = shape.clone();
         self.axes.iter().for_each(|&a| kept[a] = Dim::from(1));

@@ -1,19 +1,19 @@
-//! `reduce_scatter`: the summands that ranks hold become their sum, of which each holds a piece.
+//! `reduce_scatter`: the ranks' partial sums become their sum, sharded.
 
-use crate::eval::{Eval, Meet};
+use crate::eval::{Eval, EvalCollective};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp};
-use crate::ops::{AllGather, AllReduce, Joint};
-use crate::shard::{Axis, Cut, Traffic, Way, Ways};
+use crate::ops::{AllGather, AllReduce, ReduceOp};
+use crate::shard::{Axis, Propagate, Shard, ShardingRule, Traffic};
 use crate::{Dim, Tensor, Type};
 use serde::{Deserialize, Serialize};
 
-/// The rank's piece of the sum of the ranks' arguments.
+/// The rank's shard of the sum of the ranks' arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReduceScatter {
-    /// How the sum is cut.
-    pub cut: Cut,
-    /// The axis along which ranks meet.
+    /// How the sum is sharded.
+    pub shard: Shard,
+    /// The mesh axis whose ranks take part.
     pub over: Axis,
 }
 
@@ -22,26 +22,31 @@ impl Operator for ReduceScatter {
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x] = cx.exactly()?;
-        Ok(vec![self.cut.one_of(x, self.over.size)?])
+        Ok(vec![self.shard.checked_local_type(x, self.over.size)?])
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        cx.alone(std::slice::from_ref(&self.over))
+        cx.without_group(std::slice::from_ref(&self.over))
     }
 
-    fn meet(&self, ranks: &[Vec<&Tensor>], cx: &Meet) -> Result<Vec<Vec<Tensor>>, String> {
-        let sum = AllReduce { kind: Joint::Sum, over: vec![self.over.clone()] }.meet(ranks, cx)?;
+    fn eval_collective(
+        &self,
+        ranks: &[Vec<&Tensor>],
+        cx: &EvalCollective,
+    ) -> Result<Vec<Vec<Tensor>>, String> {
+        let sum =
+            AllReduce { kind: ReduceOp::Sum, over: vec![self.over.clone()] }.eval_collective(ranks, cx)?;
         let n = ranks.len();
-        Ok(sum.iter().enumerate().map(|(i, s)| vec![self.cut.take(&s[0], i, n)]).collect())
+        Ok(sum.iter().enumerate().map(|(i, s)| vec![self.shard.slice(&s[0], i, n)]).collect())
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
-        let (op, grad) = (AllGather { cut: self.cut.clone(), over: self.over.clone() }, cx.grad());
+        let (op, grad) = (AllGather { shard: self.shard.clone(), over: self.over.clone() }, cx.grad());
         Ok(vec![Some(cx.graph.push(op, &[grad])?)])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
-        [cx.beside(&[self.cut.dim]), cx.linear(&[&[0]])].concat()
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
+        [cx.except(&[self.shard.dim]), cx.linear(&[&[0]])].concat()
     }
 
     fn traffic(&self, args: &[&Type], _outs: &[Type]) -> Option<Traffic> {

@@ -1,7 +1,7 @@
 //! `reshape`: the same elements in the same order under other sizes.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
-use crate::shard::{Cut, Label, Local, Placement, Way, Ways};
+use crate::shard::{Label, Partition, Placement, Propagate, Shard, ShardingRule};
 use crate::ty::show;
 use crate::{Dim, Graph, IrError, NodeId, Op, Shape, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -14,8 +14,9 @@ pub struct Reshape {
     pub shape: Shape,
 }
 
-/// Labels of two shapes of equally many elements: the outermost dimensions of stretches that hold the same elements go
-/// together. Dimensions of size one and all others have none.
+/// Labels of the dimensions of two shapes of equally many elements: where consecutive dimensions of one shape correspond to
+/// consecutive dimensions of the other, the outermost of both have the same label. All other dimensions, and those of size one,
+/// have none.
 fn outermost(a: &[Dim], b: &[Dim]) -> [Vec<Label>; 2] {
     let mut labels = [vec![None; a.len()], vec![None; b.len()]];
     let (mut i, mut j) = (0, 0);
@@ -27,7 +28,7 @@ fn outermost(a: &[Dim], b: &[Dim]) -> [Vec<Label>; 2] {
         let (mut x, mut y) = (x.clone(), y.clone());
         (i, j) = (i + 1, j + 1);
         while x != y {
-            // The smaller takes the next of its side.
+            // The smaller product takes in the next dimension of its shape.
             let next = if y.div_exact(&x).is_some() { a.get(i) } else { None };
             match (next, b.get(j)) {
                 (Some(d), _) => (x, i) = (&x * d, i + 1),
@@ -38,9 +39,9 @@ fn outermost(a: &[Dim], b: &[Dim]) -> [Vec<Label>; 2] {
     }
 }
 
-/// Where the reshape does nothing but join the cut dimension with the one before it: the sections of the joined one.
-fn joined(from: &[Dim], to: &[Dim], cut: &Cut) -> Option<Vec<usize>> {
-    let at = cut.dim.checked_sub(1).filter(|_| cut.sections.is_empty() && from.len() == to.len() + 1)?;
+/// The sections of the result where the reshape does nothing but merge the sharded dimension into the one before it.
+fn merged_sections(from: &[Dim], to: &[Dim], shard: &Shard) -> Option<Vec<usize>> {
+    let at = shard.dim.checked_sub(1).filter(|_| shard.sections.is_empty() && from.len() == to.len() + 1)?;
     let beside = from[..at] == to[..at] && from[at + 2..] == to[at + 1..];
     let (count, each) = (from[at].size()?, from[at + 1].size()?);
     (beside && count > 1).then(|| vec![each; count])
@@ -57,25 +58,28 @@ impl Operator for Reshape {
         Ok(vec![Type { dtype: x.dtype, shape: self.shape.clone() }])
     }
 
-    /// Of dimensions that become one, or come from one, the outermost can be cut.
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    /// Of dimensions that are merged or split, the outermost can be sharded.
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let [from, to] = outermost(&cx.args[0].shape, &self.shape);
-        let mut ways = [cx.labelled(&[from], &[to], &[]), cx.linear(&[&[0]])].concat();
-        if let Some(cut) = cx.cut(0)
-            && let Some(sections) = joined(&cx.args[0].shape, &self.shape, cut)
+        let mut rules = [cx.labelled(&[from], &[to], &[]), cx.linear(&[&[0]])].concat();
+        if let Some(shard) = cx.shard(0)
+            && let Some(sections) = merged_sections(&cx.args[0].shape, &self.shape, shard)
         {
-            let out = Cut::sections(cut.dim - 1, sections);
-            ways.push(Way { args: vec![Placement::Split(cut.clone())], outs: vec![Placement::Split(out)] });
+            let out = Shard::sections(shard.dim - 1, sections);
+            rules.push(ShardingRule {
+                args: vec![Placement::Shard(shard.clone())],
+                outs: vec![Placement::Shard(out)],
+            });
         }
-        ways
+        rules
     }
 
-    fn local(&self, graph: &mut Graph, args: &[NodeId], cx: &Local) -> Result<NodeId, IrError> {
-        graph.push(Reshape { shape: cx.ty(0).shape }, args)
+    fn partition(&self, graph: &mut Graph, args: &[NodeId], cx: &Partition) -> Result<NodeId, IrError> {
+        graph.push(Reshape { shape: cx.local_type(0).shape }, args)
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        Ok(vec![cx.args[0].pick(cx.shape(), |i| i)])
+        Ok(vec![cx.args[0].gather_with(cx.shape(), |i| i)])
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {

@@ -1,8 +1,8 @@
 //! `rms_norm`: x / sqrt(mean(x²) + eps) · w over the last axis (Zhang and Sennrich 2019).
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float, same};
-use crate::ops::{AllReduce, Joint, ReduceKind, Spread, UnaryKind};
-use crate::shard::{Cut, Label, Local, Placement, Way, Ways};
+use crate::ops::{AllReduce, Pvary, ReduceKind, ReduceOp, UnaryKind};
+use crate::shard::{Label, Partition, Placement, Propagate, Shard, ShardingRule};
 use crate::{Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// 1 / sqrt(mean(x²) + eps), repeated over the last axis.
+    /// 1 / sqrt(mean(x²) + eps), broadcast over the last axis.
     fn scale(&self, g: &mut Graph, x: NodeId) -> Result<NodeId, IrError> {
         let xx = g.mul(x, x)?;
         let mean = g.reduce_last(ReduceKind::Mean, xx)?;
@@ -36,22 +36,22 @@ impl Operator for RmsNorm {
         Ok(vec![(*x).clone()])
     }
 
-    /// Any dimension but the last; or the last, with the squares summed over the ranks.
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    /// Any dimension but the last; or the last, with an all-reduce of the sums of squares.
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let last = cx.args[0].rank() - 1;
         let labels: Vec<Label> = (0..=last).map(|d| (d < last).then_some(d)).collect();
-        let mut ways = cx.labelled(&[labels.clone(), vec![None]], &[labels], &[]);
-        if let Some(cut) = cx.cut(0).filter(|cut| cut.dim == last) {
-            let x = Placement::Split(cut.clone());
-            let w = Placement::Split(Cut { dim: 0, sections: cut.sections.clone() });
-            ways.push(Way { args: vec![x.clone(), w], outs: vec![x] });
+        let mut rules = cx.labelled(&[labels.clone(), vec![None]], &[labels], &[]);
+        if let Some(shard) = cx.shard(0).filter(|shard| shard.dim == last) {
+            let x = Placement::Shard(shard.clone());
+            let w = Placement::Shard(Shard { dim: 0, sections: shard.sections.clone() });
+            rules.push(ShardingRule { args: vec![x.clone(), w], outs: vec![x] });
         }
-        ways
+        rules
     }
 
-    fn local(&self, g: &mut Graph, args: &[NodeId], cx: &Local) -> Result<NodeId, IrError> {
+    fn partition(&self, g: &mut Graph, args: &[NodeId], cx: &Partition) -> Result<NodeId, IrError> {
         let last = cx.args[0].rank() - 1;
-        if cx.cut(0).is_none_or(|cut| cut.dim != last) {
+        if cx.shard(0).is_none_or(|shard| shard.dim != last) {
             return g.push(self.clone(), args);
         }
         let shape = g.ty(args[0]).shape.clone();
@@ -59,12 +59,12 @@ impl Operator for RmsNorm {
         let xx = g.mul(args[0], args[0])?;
         let sum = g.reduce(ReduceKind::Sum, xx, &[last])?;
         let over = vec![cx.axis.clone()];
-        let sum = g.push(AllReduce { kind: Joint::Sum, over }, &[sum])?;
+        let sum = g.push(AllReduce { kind: ReduceOp::Sum, over }, &[sum])?;
         let mean = g.scale(sum, 1.0 / n as f64)?;
         let eps = g.fill(mean, self.eps.0)?;
         let m = g.add(mean, eps)?;
         let r = g.unary(UnaryKind::Rsqrt, m)?;
-        let r = g.push(Spread { over: cx.axis.clone() }, &[r])?;
+        let r = g.push(Pvary { over: cx.axis.clone() }, &[r])?;
         let mut column = shape.clone();
         column[last] = Dim::from(1);
         let r = g.reshape(r, column)?;

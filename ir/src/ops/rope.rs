@@ -2,7 +2,7 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float, same};
 use crate::ops::UnaryKind;
-use crate::shard::{Label, Way, Ways};
+use crate::shard::{Label, Propagate, ShardingRule};
 use crate::tensor::unravel;
 use crate::{Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -63,7 +63,7 @@ impl Rope {
         }
     }
 
-    /// The inverse of `halves`, with the elements that do not rotate behind.
+    /// The inverse of `halves`, followed by the elements that do not rotate.
     fn join(&self, g: &mut Graph, a: NodeId, b: NodeId, x: NodeId) -> Result<NodeId, IrError> {
         let shape = g.ty(x).shape.clone();
         let mut rotated = match self.layout {
@@ -83,7 +83,7 @@ impl Rope {
         Ok(rotated)
     }
 
-    /// Tables repeated over the heads: `[tokens, heads, dim/2]`.
+    /// Tables broadcast over the heads: `[tokens, heads, dim/2]`.
     fn tables(&self, g: &mut Graph, like: NodeId, tables: [NodeId; 2]) -> Result<[NodeId; 2], IrError> {
         let shape = g.ty(like).shape.clone();
         let mut wide = |t: NodeId| {
@@ -114,8 +114,8 @@ impl Operator for Rope {
         Ok(vec![(*x).clone()])
     }
 
-    /// Tokens or heads; the tables are of tokens.
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    /// Tokens or heads; the tables have tokens only.
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let last = cx.args[0].rank() - 1;
         let labels: Vec<Label> = (0..=last).map(|d| (d < last).then_some(d)).collect();
         cx.labelled(&[labels.clone(), vec![Some(0), None], vec![Some(0), None]], &[labels], &[])

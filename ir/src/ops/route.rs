@@ -1,5 +1,6 @@
-//! `route`: the experts of each token and their weights (Shazeer 2017; groups: DeepSeek-V2, arXiv:2405.04434), with the lists
-//! that grouped products need. Kept whole because a kernel makes all of it at once, and because the choice has no gradient.
+//! `route`: the router of a mixture of experts: top-k experts of each token and their weights (Shazeer 2017; group-limited
+//! routing: DeepSeek-V2, arXiv:2405.04434), with the permutation of rows that grouped products need. A composite, because a kernel
+//! computes all of it at once, and because the choice of experts has no gradient.
 
 use super::argmax::rank;
 use crate::grad::gradient;
@@ -8,29 +9,29 @@ use crate::ops::{CompareKind, Iota, Op, ReduceKind, Softmax, UnaryKind};
 use crate::{DType, Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
-/// What the router's logits become before and after the choice.
+/// The scoring function of the router, relative to the top-k choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scores {
-    /// Softmax over all experts, then the choice.
+    /// Softmax over all experts before the choice.
     Softmax,
-    /// Sigmoid of each logit, then the choice.
+    /// Sigmoid of each logit before the choice.
     Sigmoid,
-    /// The choice by logits, then softmax over the chosen.
+    /// The choice by logits, then softmax over the chosen experts.
     SoftmaxChosen,
 }
 
-/// What ranks a group of experts.
+/// The score of a group of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupScore {
-    /// Its best expert.
+    /// The score of its best expert.
     Best,
-    /// The sum of its two best.
+    /// The sum of the scores of its two best experts.
     BestTwo,
 }
 
-/// A choice limited to the best groups of consecutive experts.
+/// Group-limited routing: experts are chosen from the best groups of consecutive experts only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Groups {
@@ -38,31 +39,31 @@ pub struct Groups {
     pub count: usize,
     /// Groups whose experts may be chosen.
     pub kept: usize,
-    /// What ranks a group.
+    /// The score of a group.
     pub score: GroupScore,
 }
 
 /// Arguments: router logits f32 `[tokens, E]` and, if there is one, a correction f32 `[E]` added to the scores for the choice
 /// only. Outputs: `experts` i32 `[tokens, k]`, best first, ties to the lower expert, NaN above every number; `weights` f32
-/// `[tokens, k]`; `slots` i32 `[tokens * k]`, the places in `[tokens, k]` in the order of experts, equal ones in the order
-/// of tokens; `places` i32 `[tokens, k]`, where in that order each is; `offsets` i32 `[E + 1]`, where each expert's begin.
+/// `[tokens, k]`; `slots` i32 `[tokens * k]`, the positions in `[tokens, k]` sorted by expert, stable in the order of tokens (a
+/// permutation); `places` i32 `[tokens, k]`, the inverse permutation; `offsets` i32 `[E + 1]`, where each expert's slots begin.
 /// The rows of expert `e` are `offsets[e] .. offsets[e + 1]`, and row `r` is of token `slots[r] / k`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Route {
     /// Experts of a token.
     pub k: usize,
-    /// From logits to weights.
+    /// The scoring function.
     pub scores: Scores,
-    /// Limit of the choice.
+    /// Group-limited routing, if any.
     pub groups: Option<Groups>,
-    /// Weights of a token are divided by their sum, plus 1e-20.
+    /// The weights of a token are divided by their sum plus 1e-20.
     pub normalise: bool,
-    /// Factor on the weights, after that.
+    /// Factor on the weights, after normalisation.
     pub scale: Real,
 }
 
-/// Added to the sum of a token's weights.
+/// Added to the sum of a token's weights, against division by zero.
 const TINY: f64 = 1e-20;
 
 impl Route {
@@ -84,16 +85,17 @@ impl Route {
         Ok(())
     }
 
-    /// True when scores without a correction rank as logits do, which no rounding makes equal.
+    /// True when the choice may be made by logits: without a correction, scores rank as logits do, and logits have no ties by
+    /// rounding.
     pub fn by_logits(&self) -> bool {
         self.groups.is_none_or(|g| g.score == GroupScore::Best)
     }
 
-    /// Experts of one token, best first, by what they are ranked by.
+    /// The experts of one token, best first, by their ranking scores `by`.
     fn choose(&self, by: &[f64]) -> Vec<usize> {
         let best = |list: &[f64], n: usize| {
             let mut order: Vec<usize> = (0..list.len()).collect();
-            // A stable sort keeps equal ones in their order.
+            // A stable sort keeps ties in the order of experts.
             order.sort_by(|&a, &b| rank(list[b], list[a]));
             order.truncate(n);
             order
@@ -138,7 +140,8 @@ impl Route {
         (chosen, weights.into_iter().map(|w| w / sum * self.scale.0).collect())
     }
 
-    /// Scores of chosen experts, by holding every expert against them: the gradient is a sum, too, and no scatter.
+    /// Scores of the chosen experts, by a one-hot comparison with every expert, so that the gradient is a reduction and no
+    /// scatter.
     fn picked(&self, g: &mut Graph, scores: NodeId, experts: NodeId) -> Result<NodeId, IrError> {
         let [tokens, n] = [0, 1].map(|axis| g.ty(scores).shape[axis].clone());
         let whole = vec![tokens.clone(), Dim::from(self.k), n.clone()];
@@ -174,7 +177,7 @@ impl Route {
     }
 }
 
-/// For chosen experts, token by token: slots in the order of experts, the place of each slot, where each expert begins.
+/// From the chosen experts, token by token: the slots sorted by expert, the inverse permutation, and each expert's offset.
 fn sorted(chosen: &[usize], experts: usize) -> [Vec<i64>; 3] {
     let mut slots: Vec<usize> = (0..chosen.len()).collect();
     slots.sort_by_key(|&s| chosen[s]);
@@ -230,7 +233,7 @@ impl Operator for Route {
         Ok(vec![experts, cx.make(1, weights), int(2, slots), int(3, places), int(4, offsets)])
     }
 
-    /// The chosen experts are constants; so is the correction, which only chooses.
+    /// Neither the chosen experts nor the correction, which affects the choice only, have a gradient.
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
         let none = vec![None; cx.args.len()];
         let Some(grad) = cx.grads[1] else { return Ok(none) };
@@ -241,12 +244,12 @@ impl Operator for Route {
     }
 
     fn flops(&self, args: &[&Type], _: &[Type]) -> Dim {
-        // Scores, then each expert held against the chosen.
+        // Scores, then k comparisons with every expert.
         &args[0].elements() * &Dim::from(8 + self.k)
     }
 }
 
-/// The slots of a route whose places are these indices of all rows of `x`: they say of each row which index met it.
+/// The slots of a route, if `indices` are its places for all rows of `x`: the inverse permutation of `indices`.
 pub(super) fn inverse(g: &mut Graph, x: NodeId, indices: NodeId) -> Result<Option<NodeId>, IrError> {
     const SLOTS: u32 = 2;
     const PLACES: u32 = 3;

@@ -6,13 +6,13 @@ use crate::tensor::{ravel, unravel};
 use crate::{DType, Dim, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
-/// What happens to the element that is there.
+/// How an update changes an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScatterKind {
-    /// Replaced; of several updates of one element the last in row-major order stays.
+    /// The update replaces the element; of several updates of one element the last in row-major order wins.
     Set,
-    /// Added to, in row-major order of the updates.
+    /// The update is added to the element, in row-major order of the updates.
     Add,
 }
 
@@ -35,8 +35,9 @@ impl Scatter {
 }
 
 impl Scatter {
-    /// Truth, for each update that is set, of being the last at its place: each writes its number, and finds it there.
-    fn stayed(&self, cx: &mut Vjp) -> Result<NodeId, IrError> {
+    /// A mask of the updates that win, those that are the last at their place: every update scatters its number, and wins if it
+    /// gathers the same number back.
+    fn winners(&self, cx: &mut Vjp) -> Result<NodeId, IrError> {
         let (x, indices, updates) = (cx.args[0], cx.args[1], cx.args[2]);
         let g = &mut *cx.graph;
         let shape = g.ty(updates).shape.clone();
@@ -93,7 +94,7 @@ impl Operator for Scatter {
         }
         let zero = cx.graph.fill(updates, 0.0)?;
         let dx = cx.graph.push(self.clone(), &[g, indices, zero])?;
-        let stayed = self.stayed(cx)?;
+        let stayed = self.winners(cx)?;
         Ok(vec![Some(dx), None, Some(cx.graph.select(stayed, du, zero)?)])
     }
 }

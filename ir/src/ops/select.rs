@@ -1,7 +1,7 @@
 //! `select`: one of two values by a condition, element by element.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, same};
-use crate::shard::{Way, Ways};
+use crate::shard::{Propagate, ShardingRule};
 use crate::{DType, Tensor, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -20,13 +20,13 @@ impl Operator for Select {
         Ok(vec![a.clone()])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         [cx.pointwise(), cx.linear(&[&[1, 2]])].concat()
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let [c, a, b] = cx.args else { return Err("takes 3 arguments".into()) };
-        Ok(vec![a.join(b).pick(cx.shape(), |i| if c.at(i) != 0.0 { i } else { a.len() + i })])
+        Ok(vec![a.append(b).gather_with(cx.shape(), |i| if c.at(i) != 0.0 { i } else { a.len() + i })])
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {

@@ -1,4 +1,4 @@
-//! `send`: a value goes to another stage of a pipeline, whose program has the `recv` of the same label.
+//! `send`: point-to-point send of a value to another pipeline stage, whose program has the `recv` of the same label.
 
 use crate::eval::Eval;
 use crate::op::{Infer, Inferred, Operator};
@@ -6,7 +6,7 @@ use crate::shard::{Axis, Traffic};
 use crate::{DType, Dim, Tensor, Type};
 use serde::{Deserialize, Serialize};
 
-/// The argument goes to a stage. The result, an f32 scalar 0, is there to be an output: what is sent is needed.
+/// Sends the argument to a stage. The result, an f32 scalar 0, is declared an output of the graph, which keeps the send alive.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SendTo {
@@ -33,11 +33,11 @@ impl Operator for SendTo {
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        cx.alone(std::slice::from_ref(&self.over))
+        cx.without_group(std::slice::from_ref(&self.over))
     }
 
     fn traffic(&self, args: &[&Type], _: &[Type]) -> Option<Traffic> {
-        Some(Traffic::once(args[0].bytes()))
+        Some(Traffic::point_to_point(args[0].bytes()))
     }
 
     fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {

@@ -2,7 +2,7 @@
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp, axis_in};
 use crate::ops::Pad;
-use crate::shard::{Cut, Local, Placement, Way, Ways};
+use crate::shard::{Partition, Placement, Propagate, Shard, ShardingRule};
 use crate::tensor::{ravel, unravel};
 use crate::{Dim, Graph, IrError, NodeId, Op, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -37,27 +37,27 @@ impl Operator for Slice {
         Ok(vec![Type { dtype: x.dtype, shape }])
     }
 
-    /// Of a dimension cut in sections, some of them.
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
-        let mut ways = [cx.beside(&[self.axis]), cx.linear(&[&[0]])].concat();
-        if let Some(cut) = cx.cut(0)
-            && cut.dim == self.axis
+    /// Any other dimension; along the sliced one, where the range is some of the sections in which it is sharded.
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
+        let mut rules = [cx.except(&[self.axis]), cx.linear(&[&[0]])].concat();
+        if let Some(shard) = cx.shard(0)
+            && shard.dim == self.axis
             && let (Some(start), Some(len)) = (self.start.size(), self.len.size())
         {
-            let end = |i: usize| cut.sections[..i].iter().sum::<usize>();
-            let at = |x: usize| (0..=cut.sections.len()).find(|&i| end(i) == x);
+            let end = |i: usize| shard.sections[..i].iter().sum::<usize>();
+            let at = |x: usize| (0..=shard.sections.len()).find(|&i| end(i) == x);
             if let (Some(a), Some(b)) = (at(start), at(start + len)) {
-                let kept = Cut::sections(self.axis, cut.sections[a..b].to_vec());
-                let args = vec![Placement::Split(cut.clone())];
-                ways.push(Way { args, outs: vec![Placement::Split(kept)] });
+                let kept = Shard::sections(self.axis, shard.sections[a..b].to_vec());
+                let args = vec![Placement::Shard(shard.clone())];
+                rules.push(ShardingRule { args, outs: vec![Placement::Shard(kept)] });
             }
         }
-        ways
+        rules
     }
 
-    fn local(&self, graph: &mut Graph, args: &[NodeId], cx: &Local) -> Result<NodeId, IrError> {
+    fn partition(&self, graph: &mut Graph, args: &[NodeId], cx: &Partition) -> Result<NodeId, IrError> {
         let mut op = self.clone();
-        if cx.cut(0).is_some_and(|cut| cut.dim == self.axis) {
+        if cx.shard(0).is_some_and(|shard| shard.dim == self.axis) {
             let n = cx.axis.size;
             [op.start, op.len] = [&self.start, &self.len].map(|d| Dim::from(d.size().unwrap_or(0) / n));
         }
@@ -69,7 +69,7 @@ impl Operator for Slice {
         if start + cx.shape()[self.axis] > x.shape[self.axis] {
             return Err(format!("reads past axis {} of size {}", self.axis, x.shape[self.axis]));
         }
-        Ok(vec![x.pick(cx.shape(), |i| {
+        Ok(vec![x.gather_with(cx.shape(), |i| {
             let mut at = unravel(i, cx.shape());
             at[self.axis] += start;
             ravel(&at, &x.shape)

@@ -1,8 +1,8 @@
-//! `softmax`: exponentials of the last axis, normalised; kept whole because the maximum is subtracted for stability.
+//! `softmax`: exponentials of the last axis, normalised. A composite, because the maximum is subtracted for stability.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
 use crate::ops::{ReduceKind, UnaryKind};
-use crate::shard::{Way, Ways};
+use crate::shard::{Propagate, ShardingRule};
 use crate::{Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -26,8 +26,8 @@ impl Operator for Softmax {
         Ok(vec![(*x).clone()])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
-        cx.beside(&[cx.args[0].rank() - 1])
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
+        cx.except(&[cx.args[0].rank() - 1])
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

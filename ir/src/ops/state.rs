@@ -1,10 +1,11 @@
-//! `state`: a value that outlives a run (KV pages, moments); `store` makes its next version.
+//! `state`: a value that persists between runs (KV cache pages, optimiser moments, gradient accumulators); `store` gives its next
+//! version.
 
 use crate::op::{Infer, Inferred, Operator};
 use crate::{Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
-/// A value that outlives a run, by name; this is its version on entry.
+/// A value that persists between runs, by name: its version at the start of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {

@@ -1,14 +1,14 @@
-//! `store`: the next version of a state. Effects are values: the old version stays what it was, the planner gives both
-//! one slot.
+//! `store`: the next version of a state. Effects are values: the old version is not changed; the planner places both versions in
+//! one buffer.
 
 use crate::op::{Infer, Inferred, Operator, same};
-use crate::shard::{Label, Way, Ways};
+use crate::shard::{Label, Propagate, ShardingRule};
 use crate::{DType, Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// `(state, value)`: `value` is the next version. `(state, rows, value)`: the state with row `rows[i]` of axis 0
-/// replaced by `value[i]`, for `rows` i32 `[n]` and `value` `[n, …]`; row -1 is skipped (padding), of equal rows the last
-/// stays.
+/// replaced by `value[i]`, for `rows` i32 `[n]` and `value` `[n, …]`; row -1 is skipped (padding); of equal rows the last
+/// wins.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Store {}
@@ -36,7 +36,7 @@ impl Operator for Store {
         Ok(vec![state.clone()])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let whole = cx.args.len() == 2;
         let labels: Vec<Label> = (0..cx.args[0].rank()).map(|d| (whole || d > 0).then_some(d)).collect();
         let mut args = vec![labels.clone(); cx.args.len()];
@@ -61,9 +61,9 @@ impl Operator for Store {
                 _ => return Err(format!("row {} is outside the {n} rows of the state", rows.int_at(i))),
             }
         }
-        // Rows come from the state or, shifted behind it, from the value, so that integers stay whole.
-        let both = state.join(value);
-        Ok(vec![both.pick(cx.shape(), |i| match source[i / width] {
+        // Rows are gathered from the concatenation of state and value, so that 64-bit integers stay exact.
+        let both = state.append(value);
+        Ok(vec![both.gather_with(cx.shape(), |i| match source[i / width] {
             Some(from) => state.len() + from * width + i % width,
             None => i,
         })])

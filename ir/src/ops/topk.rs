@@ -44,7 +44,7 @@ impl Operator for Topk {
             from.extend(&order[..self.k]);
         }
         let indices = from.iter().map(|i| (i % n) as i64).collect();
-        Ok(vec![x.pick(cx.shape(), |i| from[i]), Tensor::int(DType::I32, cx.shape(), indices)])
+        Ok(vec![x.gather_with(cx.shape(), |i| from[i]), Tensor::int(DType::I32, cx.shape(), indices)])
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {

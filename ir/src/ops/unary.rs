@@ -1,7 +1,7 @@
 //! `unary`: functions of one number, element by element.
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
-use crate::shard::{Way, Ways};
+use crate::shard::{Propagate, ShardingRule};
 use crate::{DType, Graph, IrError, NodeId, Tensor, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -77,7 +77,7 @@ impl Operator for Unary {
         Ok(vec![x.clone()])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let sums: &[&[usize]] = if self.kind == Neg { &[&[0]] } else { &[] };
         [cx.pointwise(), cx.linear(sums)].concat()
     }

@@ -1,5 +1,6 @@
-//! `weight`: a tensor of the checkpoint. One buffer may hold several as consecutive rows (q|k|v, gate|up): then the joined
-//! buffer is the storage and the checkpoint names are views of it. Training moves weights, but for those that are fixed.
+//! `weight`: a tensor of the checkpoint. One buffer may hold the concatenation of several as consecutive rows (q|k|v, gate|up):
+//! then the concatenated buffer is the storage and the checkpoint names are views of it. Training updates every weight that is
+//! not frozen.
 
 use crate::op::{Infer, Inferred, Operator};
 use crate::{Dim, Tensor, Type, eval::Eval};
@@ -9,24 +10,25 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Weight {
-    /// Name of the buffer: the checkpoint's name, or the joined names.
+    /// Name of the buffer: the checkpoint's name, or one made of the names of its parts.
     pub name: String,
     /// Its type.
     pub ty: Type,
     /// Checkpoint tensors whose rows follow one another in the buffer; empty when the buffer is the one of that name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Rows>,
-    /// Training leaves it as it is: it has no gradient, no moments, no decay, and stays in its own type whatever is stored
-    /// narrow. It is loaded and saved like any other.
+    /// Frozen: training does not update the weight. It has no gradient, no moments and no decay, and keeps its own type whatever
+    /// the storage type of other weights is. It is loaded and saved like any other.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub fixed: bool,
-    /// A part whose gradient is zero throughout rests for that step of training: neither decay nor moments touch it, as if it
-    /// had no gradient. Parts then have equally many rows. Experts that are tensors of their own rest where no token met them.
+    pub frozen: bool,
+    /// The optimiser skips a part whose gradient is zero throughout: neither decay nor moments change in that step, as if the part
+    /// had no gradient. All parts then have equally many rows. It is set for experts that are checkpoint tensors of their own,
+    /// which have no gradient in a step in which no token was routed to them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub rests: bool,
+    pub skip_zero_grad: bool,
 }
 
-/// Consecutive rows (outermost dimension) of a joined buffer.
+/// Consecutive rows (outermost dimension) of a concatenated buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rows {
@@ -39,12 +41,12 @@ pub struct Rows {
 impl Weight {
     /// A buffer that is one checkpoint tensor.
     pub fn new(name: &str, ty: Type) -> Weight {
-        Weight { name: name.to_string(), ty, parts: vec![], fixed: false, rests: false }
+        Weight { name: name.to_string(), ty, parts: vec![], frozen: false, skip_zero_grad: false }
     }
 
-    /// A buffer that is one checkpoint tensor, which training leaves as it is.
-    pub fn fixed(name: &str, ty: Type) -> Weight {
-        Weight { fixed: true, ..Weight::new(name, ty) }
+    /// A buffer that is one frozen checkpoint tensor.
+    pub fn frozen(name: &str, ty: Type) -> Weight {
+        Weight { frozen: true, ..Weight::new(name, ty) }
     }
 
     /// Checkpoint tensors in the buffer, with their rows.
@@ -69,8 +71,11 @@ impl Operator for Weight {
         if !self.parts.is_empty() && self.ty.shape.first().and_then(Dim::size) != Some(rows) {
             return Err(format!("`{}` has parts of {rows} rows in all, its type is {}", self.name, self.ty));
         }
-        if self.rests && self.parts.windows(2).any(|p| p[0].rows != p[1].rows) {
-            return Err(format!("`{}` has parts that rest, of different rows", self.name));
+        if self.skip_zero_grad && self.parts.windows(2).any(|p| p[0].rows != p[1].rows) {
+            return Err(format!(
+                "`{}` has parts of different rows, which cannot be skipped one by one",
+                self.name
+            ));
         }
         Ok(vec![self.ty.clone()])
     }

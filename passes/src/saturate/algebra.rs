@@ -1,9 +1,8 @@
-//! The e-graph of one body, with what is known of each class of equal values: type, whether only weights go into it, the number
-//! that fills it, the bytes a reader touches. Terms are made here only: types are computed and views brought into normal form
-//! on entry, so that no rule has to.
+//! The e-graph of one body and its e-class analysis: type, whether an e-class depends on weights only, the constant that fills
+//! it, the bytes that a read of it touches. E-nodes are added here only: types are inferred and views canonicalised on entry, so
+//! that no rule has to.
 
 use super::term::{AttrId, Tag, Term};
-use crate::canonicalise::holds;
 use astrai_ir::op::Infer;
 use astrai_ir::ops::{Cast, Const, Expand, Op, Permute, Reshape, Slice};
 use astrai_ir::plan::bound;
@@ -15,23 +14,23 @@ use std::sync::Arc;
 /// The e-graph.
 pub type EGraph = egg::EGraph<Term, Algebra>;
 
-/// What is known of a class.
+/// The analysis data of an e-class.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
-    /// Attributes, for the classes that are some.
+    /// The attributes, for an e-class of attributes.
     pub attr: Option<AttrId>,
     /// Types of the outputs; none for attributes.
     pub types: Vec<Type>,
-    /// Nothing but weights and constants goes into it, and its size is known ahead.
+    /// It depends on weights and constants only, and its sizes are literal.
     pub weight_only: bool,
-    /// The number that fills it.
+    /// The number that fills it, for a splat constant.
     pub constant: Option<f64>,
-    /// Bytes that reading it touches: before it was widened and repeated.
+    /// Bytes that a read of it touches: those of the value before widening casts and broadcasts.
     pub bytes: u64,
-    /// It lies in memory as bf16 and was widened.
+    /// It is stored as bf16 and widened on read.
     pub narrow: bool,
-    /// It shows a version of a state that is overwritten later: who reads it must stay where it is.
-    pub held: bool,
+    /// It views a version of a state that is overwritten later: rules must not move its readers.
+    pub pinned: bool,
     /// Where the builder was.
     pub origin: Arc<str>,
 }
@@ -43,7 +42,7 @@ impl Facts {
     }
 }
 
-/// What the e-graph knows beside its terms.
+/// The e-class analysis of a body: the body itself, and the interned attributes of operators.
 pub struct Algebra {
     /// The body.
     pub graph: Arc<Graph>,
@@ -51,7 +50,7 @@ pub struct Algebra {
     weights: HashSet<NodeId>,
     attrs: Vec<Op>,
     attr_of: HashMap<Op, AttrId>,
-    /// Origin of terms made now.
+    /// Origin of e-nodes that are added now.
     pub here: Arc<str>,
 }
 
@@ -90,16 +89,16 @@ impl Algebra {
             constant: None,
             bytes: self.size(&node.ty().bytes()),
             narrow: false,
-            held: false,
+            pinned: false,
             origin: node.origin.clone(),
         }
     }
 
-    /// Bytes that a reader of `op` on `args` touches.
+    /// Bytes that a read of the value of `op` on `args` touches.
     fn bytes(&self, op: &Op, args: &[&Facts], types: &[Type]) -> u64 {
         let own = types.first().map_or(0, |t| self.size(&t.bytes()));
         match (op, args) {
-            (Op::Cast(c), [x]) if holds(c.dtype, x.ty().dtype) => x.bytes,
+            (Op::Cast(c), [x]) if c.dtype.represents(x.ty().dtype) => x.bytes,
             (Op::Reshape(_) | Op::Permute(_) | Op::Expand(_), [x]) => x.bytes,
             (Op::Slice(_), [x]) => {
                 let whole = self.size(&x.ty().bytes()).max(1) as u128;
@@ -110,7 +109,7 @@ impl Algebra {
     }
 }
 
-/// The operator of a term and its arguments; `None` for attributes and leaves.
+/// The operator of an e-node and its arguments; `None` for attributes and leaves.
 pub fn parts(egraph: &EGraph, term: &Term) -> Option<(Op, Vec<Id>)> {
     let Term::Op(tag, children) = term else { return None };
     if let Some(op) = tag.op() {
@@ -133,7 +132,7 @@ impl Analysis<Term> for Algebra {
             constant: None,
             bytes: 0,
             narrow: false,
-            held: false,
+            pinned: false,
             origin: a.here.clone(),
         };
         match term {
@@ -157,7 +156,7 @@ impl Analysis<Term> for Algebra {
                     _ => false,
                 };
                 let shows = op.is_view() || op.is_pointwise();
-                facts.held = shows && args.iter().any(|f| f.held);
+                facts.pinned = shows && args.iter().any(|f| f.pinned);
             }
         }
         facts
@@ -167,21 +166,21 @@ impl Analysis<Term> for Algebra {
         assert_eq!(to.types, from.types, "a rule equated two types at `{}`", to.origin);
         let before = to.clone();
         to.weight_only |= from.weight_only;
-        // Of two spellings of one number any will do; the smaller one is the same in every order.
+        // Two constants of one e-class are equal up to rounding; taking the smaller is independent of the order.
         to.constant = match (to.constant, from.constant) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
         to.bytes = to.bytes.min(from.bytes);
         to.narrow |= from.narrow;
-        to.held |= from.held;
-        let known = |f: &Facts| (f.weight_only, f.constant.map(f64::to_bits), f.bytes, f.narrow, f.held);
+        to.pinned |= from.pinned;
+        let known = |f: &Facts| (f.weight_only, f.constant.map(f64::to_bits), f.bytes, f.narrow, f.pinned);
         let same = |a: &Facts, b: &Facts| known(a) == known(b);
         DidMerge(!same(to, &before), !same(to, &from))
     }
 }
 
-/// Operators that no rule looks through: what has effects, what draws, what is a program of its own.
+/// Operators that are not expressions of their arguments alone: leaves, effects, random numbers, calls.
 fn is_barrier(op: &Op) -> bool {
     matches!(op, Op::Call(_) | Op::Store(_) | Op::State(_) | Op::Random(_) | Op::Input(_) | Op::Weight(_))
 }
@@ -199,20 +198,20 @@ fn types(graph: &Graph, op: &Op, args: &[&Facts]) -> Result<Vec<Type>, String> {
     op.infer(&Infer { args: &first, graph })
 }
 
-/// Ways to make terms.
-pub trait Make {
-    /// The class of `op` on `args`; `None` where the types do not fit.
+/// How rules add e-nodes to an e-graph.
+pub trait AddTerm {
+    /// The e-class of `op` on `args`; `None` where the types do not fit.
     fn make(&mut self, op: impl Into<Op>, args: &[Id]) -> Option<Id>;
-    /// A node of the class by its tag: operator and arguments, the smallest of several.
+    /// The operator and arguments of an e-node of the e-class with this tag; the smallest of several.
     fn find_op(&self, class: Id, tag: &str) -> Option<(Op, Vec<Id>)>;
     /// `x` everywhere.
     fn fill(&mut self, ty: &Type, x: f64) -> Option<Id>;
 }
 
-impl Make for EGraph {
+impl AddTerm for EGraph {
     fn make(&mut self, op: impl Into<Op>, args: &[Id]) -> Option<Id> {
         let op = op.into();
-        if let Some(simpler) = normal_view(self, &op, args) {
+        if let Some(simpler) = canonical_view(self, &op, args) {
             return simpler;
         }
         let facts: Vec<&Facts> = args.iter().map(|a| &self[*a].data).collect();
@@ -232,7 +231,7 @@ impl Make for EGraph {
     }
 }
 
-/// Adds a term as it is.
+/// Adds an e-node without canonicalisation.
 pub fn add(egraph: &mut EGraph, op: &Op, args: &[Id]) -> Id {
     let tag = Tag::of(op);
     let mut children = Vec::with_capacity(args.len() + 1);
@@ -244,8 +243,9 @@ pub fn add(egraph: &mut EGraph, op: &Op, args: &[Id]) -> Id {
     egraph.add(Term::Op(tag, children.into()))
 }
 
-/// Views of views, and views and casts that change nothing: `Some` when there is a simpler term (or, inside, none at all).
-fn normal_view(g: &mut EGraph, op: &Op, args: &[Id]) -> Option<Option<Id>> {
+/// Canonicalises views of views, and views and casts that are identities: `Some` when there is a simpler term (`Some(None)`: an
+/// ill-typed one).
+fn canonical_view(g: &mut EGraph, op: &Op, args: &[Id]) -> Option<Option<Id>> {
     let &[x] = args else { return None };
     let ty = g[x].data.types.first()?.clone();
     let inner = |g: &EGraph| g.find_op(x, op.name()).filter(|_| op.is_view());

@@ -3,7 +3,6 @@
 //! for views and widening casts, and next to nothing for what is made of weights alone where they never change.
 
 use super::algebra::{Algebra, Facts};
-use crate::canonicalise::holds;
 use astrai_ir::ops::{Cast, Op};
 use astrai_ir::{DType, Target, Type};
 
@@ -30,7 +29,7 @@ impl Costs<'_> {
         let free = op.is_view()
             || op.leaf_name().is_some()
             || matches!(op, Op::Part(_) | Op::Const(_) | Op::Iota(_));
-        let widens = |c: &Cast| args.iter().all(|x| holds(c.dtype, x.ty().dtype));
+        let widens = |c: &Cast| args.iter().all(|x| c.dtype.represents(x.ty().dtype));
         if free || matches!(op, Op::Cast(c) if widens(c)) {
             return 0;
         }

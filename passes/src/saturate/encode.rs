@@ -1,5 +1,5 @@
-//! From a graph to its e-graph and back. In: a body, or a choice of one term a class. Out: the e-graph with the class of every
-//! node, or the body that the choice says, its nodes in the order in which the first one had them.
+//! From a graph to its e-graph and back. In: a body, or a selection of one e-node an e-class. Out: the e-graph with the e-class of
+//! every node, or the selected body, its nodes in the order of the original ones.
 
 use super::algebra::{Algebra, EGraph, add, parts};
 use super::term::Term;
@@ -13,9 +13,9 @@ use std::sync::Arc;
 pub struct Encoded {
     /// The e-graph.
     pub egraph: EGraph,
-    /// Class of each node of the body that an output depends on.
+    /// E-class of each live node of the body.
     pub classes: Vec<Option<Id>>,
-    /// The terms that the body's nodes were.
+    /// The e-nodes of the body's nodes, as they were added.
     terms: Vec<Term>,
 }
 
@@ -38,7 +38,7 @@ impl Encoded {
             terms.push(egraph.id_to_node(class).clone());
             if overwritten.contains(&id) {
                 let mut facts = egraph[class].data.clone();
-                facts.held = true;
+                facts.pinned = true;
                 egraph.set_analysis_data(class, facts);
             }
             classes[id.index()] = Some(class);
@@ -47,25 +47,25 @@ impl Encoded {
         Ok(Encoded { egraph, classes, terms })
     }
 
-    /// The terms that the body's nodes are now.
+    /// The e-nodes of the body's nodes, over canonical e-classes.
     pub fn originals(&self) -> HashSet<Term> {
         self.terms.iter().map(|t| t.clone().map_children(|c| self.egraph.find(c))).collect()
     }
 
-    /// Classes of the outputs.
+    /// E-classes of the outputs.
     pub fn roots(&self) -> Vec<Id> {
         let of = |(_, id): &(String, NodeId)| self.classes[id.index()].map(|c| self.egraph.find(c));
         self.egraph.analysis.graph.outputs().iter().filter_map(of).collect()
     }
 
-    /// The body that takes for every class the term that `choice` names.
+    /// The body that has for every e-class the e-node that `choice` selects.
     pub fn decode(&self, choice: &HashMap<Id, Term>) -> Result<Graph, IrError> {
         let from = &self.egraph.analysis.graph;
         let mut d =
             Decode { encoded: self, choice, out: Graph::new(from.symbols.clone()), made: HashMap::new() };
         from.blocks().iter().for_each(|b| _ = d.out.add_block(b.clone()));
         for id in from.ids() {
-            // Leaves stay, used or not: they are the parameters.
+            // Leaves are kept, used or not: they are the parameters of the block.
             let leaf = from.node(id).op.leaf_name().is_some();
             let class = self.classes[id.index()].map(|c| self.egraph.find(c));
             match class {

@@ -1,62 +1,62 @@
-//! One term for every class that is needed. In: terms with their costs, and the classes that must be computed. Out: a choice
-//! whose shared parts cost once. Greedy over the DAG: every class keeps a whole derivation of itself, a set of classes with the
-//! term each takes; derivations are closed, so a union of some is one, and a term whose arguments' derivations hold its own
-//! class is refused: a cycle cannot be chosen.
+//! E-graph extraction. In: e-classes of e-nodes with costs, and the root e-classes. Out: a selection of one e-node for every
+//! e-class that the roots need, in which a shared e-class costs once (DAG cost). Greedy: every e-class keeps its best derivation
+//! so far, a selection closed under arguments; unions of derivations are closed, too, and an e-node is refused when its
+//! arguments' derivations contain its own e-class, so that no cycle is selected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a choice costs: picoseconds, then terms that the body did not have, then terms. Ties between candidates go to the one
-/// that stands first.
-pub type Cost = (u64, u32, u32);
+/// The cost of a selection: picoseconds, then e-nodes that the original body does not have, then e-nodes. Of e-nodes of equal
+/// cost the first is selected.
+pub type ExtractionCost = (u64, u32, u32);
 
-/// A term as the extractor sees it.
+/// An e-node as the extractor sees it.
 #[derive(Clone, Debug)]
-pub struct Candidate {
-    /// Classes of its arguments.
+pub struct ENode {
+    /// E-classes of its arguments.
     pub args: Vec<usize>,
-    /// What it costs by itself.
-    pub cost: Cost,
+    /// Its own cost, without arguments.
+    pub cost: ExtractionCost,
 }
 
-/// Which choice is wanted.
+/// Which equal form is extracted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Wanted {
-    /// The cheapest.
+pub enum Extraction {
+    /// The form of least cost.
     #[default]
     Cheapest,
-    /// The dearest that the same search finds: rules must hold whatever is chosen.
-    Dearest,
-    /// One by the dice, for the same end.
+    /// The costliest form that the same search finds; tests use it to prove the rules on unusual selections.
+    Costliest,
+    /// A random form of this seed, for the same purpose.
     Random(u64),
 }
 
-/// Class to candidate.
-pub type Choice = BTreeMap<usize, usize>;
+/// From e-class to the index of its selected e-node.
+pub type Selection = BTreeMap<usize, usize>;
 
-/// Rounds in which single choices are improved.
+/// Most iterations of local improvement.
 const ROUNDS: usize = 4;
 
-/// The choice for `roots`; `None` when some root has no finite term. `classes[c]` are the candidates of class `c`.
-pub fn extract(classes: &[Vec<Candidate>], roots: &[usize], wanted: Wanted) -> Option<Choice> {
-    match wanted {
-        Wanted::Cheapest => {
-            let found = Search { classes, dearest: false }.derivations();
-            let joined = union(classes, &found, roots)?;
-            Some(improve(classes, &found, roots, joined))
+/// The selection for `roots`; `None` when some root has no finite term. `classes[c]` are the e-nodes of e-class `c`.
+pub fn extract(classes: &[Vec<ENode>], roots: &[usize], extraction: Extraction) -> Option<Selection> {
+    match extraction {
+        Extraction::Cheapest => {
+            let found = Extractor { classes, costliest: false }.derivations();
+            let first = selection_for(classes, &found, roots)?;
+            Some(improve(classes, &found, roots, first))
         }
-        Wanted::Dearest => {
-            let found = Search { classes, dearest: true }.derivations();
-            union(classes, &found, roots)
+        Extraction::Costliest => {
+            let found = Extractor { classes, costliest: true }.derivations();
+            selection_for(classes, &found, roots)
         }
-        Wanted::Random(seed) => {
+        Extraction::Random(seed) => {
             let mut dice = classes.to_vec();
-            for (c, candidates) in dice.iter_mut().enumerate() {
-                for (i, t) in candidates.iter_mut().enumerate() {
+            for (c, enodes) in dice.iter_mut().enumerate() {
+                for (i, t) in enodes.iter_mut().enumerate() {
                     t.cost = (mix(seed ^ mix(((c as u64) << 20) ^ i as u64)) >> 40, 0, 1);
                 }
             }
-            let found = Search { classes: &dice, dearest: false }.derivations();
-            union(&dice, &found, roots)
+            let found = Extractor { classes: &dice, costliest: false }.derivations();
+            selection_for(&dice, &found, roots)
         }
     }
 }
@@ -69,39 +69,38 @@ fn mix(x: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-fn sum(a: Cost, b: Cost) -> Cost {
+fn sum(a: ExtractionCost, b: ExtractionCost) -> ExtractionCost {
     (a.0.saturating_add(b.0), a.1 + b.1, a.2 + b.2)
 }
 
-/// What a choice costs.
-pub fn total(classes: &[Vec<Candidate>], choice: &Choice) -> Cost {
-    choice.iter().fold((0, 0, 0), |s, (&c, &t)| sum(s, classes[c][t].cost))
+/// The cost of a selection.
+pub fn total(classes: &[Vec<ENode>], selection: &Selection) -> ExtractionCost {
+    selection.iter().fold((0, 0, 0), |s, (&c, &t)| sum(s, classes[c][t].cost))
 }
 
-/// A whole choice for one class and what is behind it.
+/// A selection for one e-class and all e-classes that it depends on.
 struct Derivation {
-    choice: Choice,
-    cost: Cost,
+    selection: Selection,
+    cost: ExtractionCost,
 }
 
-struct Search<'a> {
-    classes: &'a [Vec<Candidate>],
-    dearest: bool,
+struct Extractor<'a> {
+    classes: &'a [Vec<ENode>],
+    costliest: bool,
 }
 
-impl Search<'_> {
-    /// The best derivation found of every class, by a worklist: a class is looked at again when one of its arguments
-    /// improves. Costs change in one direction only, so it ends.
+impl Extractor<'_> {
+    /// The best derivation found of every e-class, by a worklist: an e-class is visited again when the derivation of one of its
+    /// arguments improves. Costs are monotone, so the worklist empties.
     fn derivations(&self) -> Vec<Option<Derivation>> {
         let n = self.classes.len();
         let mut users: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); n];
-        for (c, candidates) in self.classes.iter().enumerate() {
-            candidates.iter().flat_map(|t| &t.args).for_each(|&a| _ = users[a].insert(c));
+        for (c, enodes) in self.classes.iter().enumerate() {
+            enodes.iter().flat_map(|t| &t.args).for_each(|&a| _ = users[a].insert(c));
         }
         let mut best: Vec<Option<Derivation>> = (0..n).map(|_| None).collect();
         let mut todo: BTreeSet<usize> = (0..n).collect();
-        // Every class once in order, then whatever an improvement touched; the bound cuts what is far from done,
-        // the search for the dearest most of all.
+        // Every e-class is visited once, then the users of improved ones; the limit matters for the costliest form only.
         let mut left = 8 * n.max(64);
         while let Some(c) = todo.pop_first() {
             left -= 1;
@@ -118,20 +117,20 @@ impl Search<'_> {
     fn improve(&self, c: usize, best: &mut [Option<Derivation>]) -> bool {
         let mut improved = false;
         for (i, t) in self.classes[c].iter().enumerate() {
-            let Some(choice) = joined(best, &t.args) else { continue };
-            if choice.contains_key(&c) {
+            let Some(selection) = union_of(best, &t.args) else { continue };
+            if selection.contains_key(&c) {
                 continue;
             }
-            let cost = sum(total(self.classes, &choice), t.cost);
+            let cost = sum(total(self.classes, &selection), t.cost);
             let better = match &best[c] {
                 None => true,
-                Some(b) if self.dearest => cost > b.cost,
+                Some(b) if self.costliest => cost > b.cost,
                 Some(b) => cost < b.cost,
             };
             if better {
-                let mut choice = choice;
-                choice.insert(c, i);
-                best[c] = Some(Derivation { choice, cost });
+                let mut selection = selection;
+                selection.insert(c, i);
+                best[c] = Some(Derivation { selection, cost });
                 improved = true;
             }
         }
@@ -139,32 +138,32 @@ impl Search<'_> {
     }
 }
 
-/// The union of the derivations of these classes, the first of two terms for one class; closed and without cycles like each of
-/// them, since what the first holds leads nowhere out of it.
-fn joined(best: &[Option<Derivation>], classes: &[usize]) -> Option<Choice> {
-    let mut choice = Choice::new();
+/// The union of the derivations of these e-classes; where two select different e-nodes for an e-class, the first counts. Like
+/// each derivation the union is closed and acyclic.
+fn union_of(best: &[Option<Derivation>], classes: &[usize]) -> Option<Selection> {
+    let mut selection = Selection::new();
     for &a in classes {
-        for (&c, &t) in &best[a].as_ref()?.choice {
-            choice.entry(c).or_insert(t);
+        for (&c, &t) in &best[a].as_ref()?.selection {
+            selection.entry(c).or_insert(t);
         }
     }
-    Some(choice)
+    Some(selection)
 }
 
-/// The roots' derivations as one, without what none of them needs.
-fn union(classes: &[Vec<Candidate>], best: &[Option<Derivation>], roots: &[usize]) -> Option<Choice> {
-    reachable(classes, &joined(best, roots)?, roots)
+/// The union of the roots' derivations, without e-classes that no root needs.
+fn selection_for(classes: &[Vec<ENode>], best: &[Option<Derivation>], roots: &[usize]) -> Option<Selection> {
+    reachable(classes, &union_of(best, roots)?, roots)
 }
 
-/// The part of a choice that the roots need; `None` when it has a cycle or a hole.
-fn reachable(classes: &[Vec<Candidate>], choice: &Choice, roots: &[usize]) -> Option<Choice> {
-    /// Depth first: 1 for what is being looked at, 2 for what is done.
+/// The part of a selection that the roots need; `None` when it has a cycle or lacks an e-class.
+fn reachable(classes: &[Vec<ENode>], selection: &Selection, roots: &[usize]) -> Option<Selection> {
+    /// Depth-first search: 1 marks an e-class on the stack, 2 a finished one.
     fn walk(
-        classes: &[Vec<Candidate>],
-        choice: &Choice,
+        classes: &[Vec<ENode>],
+        selection: &Selection,
         c: usize,
         seen: &mut BTreeMap<usize, u8>,
-        out: &mut Choice,
+        out: &mut Selection,
     ) -> bool {
         match seen.insert(c, 1) {
             Some(1) => return false,
@@ -174,39 +173,40 @@ fn reachable(classes: &[Vec<Candidate>], choice: &Choice, roots: &[usize]) -> Op
             }
             None => {}
         }
-        let Some(&t) = choice.get(&c) else { return false };
+        let Some(&t) = selection.get(&c) else { return false };
         out.insert(c, t);
-        let fine = classes[c][t].args.iter().all(|&a| walk(classes, choice, a, seen, out));
+        let fine = classes[c][t].args.iter().all(|&a| walk(classes, selection, a, seen, out));
         seen.insert(c, 2);
         fine
     }
-    let (mut seen, mut out) = (BTreeMap::new(), Choice::new());
-    roots.iter().all(|&r| walk(classes, choice, r, &mut seen, &mut out)).then_some(out)
+    let (mut seen, mut out) = (BTreeMap::new(), Selection::new());
+    roots.iter().all(|&r| walk(classes, selection, r, &mut seen, &mut out)).then_some(out)
 }
 
-/// Changes one class's term at a time as long as the whole gets cheaper: what two users share, each alone did not see.
+/// Local improvement: changes the e-node of one e-class at a time while the total gets cheaper. It finds sharing between users
+/// that the derivation of each user alone does not see.
 fn improve(
-    classes: &[Vec<Candidate>],
+    classes: &[Vec<ENode>],
     best: &[Option<Derivation>],
     roots: &[usize],
-    mut choice: Choice,
-) -> Choice {
-    let mut cost = total(classes, &choice);
+    mut selection: Selection,
+) -> Selection {
+    let mut cost = total(classes, &selection);
     for _ in 0..ROUNDS {
         let before = cost;
-        for c in choice.keys().copied().collect::<Vec<_>>() {
+        for c in selection.keys().copied().collect::<Vec<_>>() {
             for (i, t) in classes[c].iter().enumerate() {
-                if choice.get(&c).is_none_or(|now| *now == i) {
+                if selection.get(&c).is_none_or(|now| *now == i) {
                     continue;
                 }
-                let Some(new) = joined(best, &t.args) else { continue };
-                let mut other = choice.clone();
+                let Some(new) = union_of(best, &t.args) else { continue };
+                let mut other = selection.clone();
                 new.into_iter().for_each(|(k, v)| _ = other.entry(k).or_insert(v));
                 other.insert(c, i);
                 let Some(other) = reachable(classes, &other, roots) else { continue };
                 let cheaper = total(classes, &other);
                 if cheaper < cost {
-                    (choice, cost) = (other, cheaper);
+                    (selection, cost) = (other, cheaper);
                 }
             }
         }
@@ -214,23 +214,23 @@ fn improve(
             break;
         }
     }
-    choice
+    selection
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The cheapest choice of all, by trying every one.
-    fn brute(classes: &[Vec<Candidate>], roots: &[usize]) -> Option<Cost> {
-        let mut best: Option<Cost> = None;
+    /// The cheapest selection of all, by trying every one.
+    fn brute(classes: &[Vec<ENode>], roots: &[usize]) -> Option<ExtractionCost> {
+        let mut best: Option<ExtractionCost> = None;
         let mut at = vec![0; classes.len()];
         loop {
-            let choice: Choice =
+            let selection: Selection =
                 at.iter().copied().enumerate().filter(|(c, t)| classes[*c].len() > *t).collect();
-            if let Some(r) = reachable(classes, &choice, roots) {
+            if let Some(r) = reachable(classes, &selection, roots) {
                 let cost = total(classes, &r);
-                best = Some(best.map_or(cost, |b: Cost| b.min(cost)));
+                best = Some(best.map_or(cost, |b: ExtractionCost| b.min(cost)));
             }
             let Some(c) = (0..at.len()).find(|&c| at[c] + 1 < classes[c].len()) else { return best };
             at[c] += 1;
@@ -239,7 +239,7 @@ mod tests {
     }
 
     /// Classes whose terms may refer to any class, cycles included.
-    fn random(seed: u64) -> (Vec<Vec<Candidate>>, Vec<usize>) {
+    fn random(seed: u64) -> (Vec<Vec<ENode>>, Vec<usize>) {
         let mut state = seed;
         let mut next = move |n: u64| {
             state = state.wrapping_add(1);
@@ -254,9 +254,9 @@ mod tests {
                 let args = (0..count)
                     .map(|_| if next(4) == 0 { next(n as u64) } else { next(c as u64 + 1) } as usize);
                 let args: Vec<usize> = args.collect();
-                terms.push(Candidate { args, cost: (next(20), 0, 1) });
+                terms.push(ENode { args, cost: (next(20), 0, 1) });
             }
-            terms.push(Candidate {
+            terms.push(ENode {
                 args: (c > 0).then(|| c - 1).into_iter().collect(),
                 cost: (10 + next(20), 0, 1),
             });
@@ -271,7 +271,7 @@ mod tests {
         for seed in 0..400 {
             let (classes, roots) = random(seed * 1000);
             let best = brute(&classes, &roots).unwrap();
-            let found = extract(&classes, &roots, Wanted::Cheapest).unwrap();
+            let found = extract(&classes, &roots, Extraction::Cheapest).unwrap();
             assert_eq!(
                 reachable(&classes, &found, &roots).as_ref(),
                 Some(&found),
@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn what_is_shared_costs_once() {
         // 0: leaf. 1: costs 10. 2, 3: 6 alone, or 1 on the shared 1. 4: both.
-        let t = |args: &[usize], cost| Candidate { args: args.to_vec(), cost: (cost, 0, 1) };
+        let t = |args: &[usize], cost| ENode { args: args.to_vec(), cost: (cost, 0, 1) };
         let classes = vec![
             vec![t(&[], 0)],
             vec![t(&[0], 10)],
@@ -298,23 +298,25 @@ mod tests {
             vec![t(&[0], 6), t(&[1], 1)],
             vec![t(&[2, 3], 0)],
         ];
-        let found = extract(&classes, &[4], Wanted::Cheapest).unwrap();
+        let found = extract(&classes, &[4], Extraction::Cheapest).unwrap();
         assert_eq!(total(&classes, &found).0, 12);
-        let with_user = extract(&classes, &[4, 1], Wanted::Cheapest).unwrap();
+        let with_user = extract(&classes, &[4, 1], Extraction::Cheapest).unwrap();
         assert_eq!(total(&classes, &with_user).0, 12, "the shared one is there anyway");
     }
 
     #[test]
     fn cycles_are_never_chosen() {
         // 1 is free behind 2 and 2 behind 1; one of them has to be paid for.
-        let t = |args: &[usize], cost| Candidate { args: args.to_vec(), cost: (cost, 0, 1) };
+        let t = |args: &[usize], cost| ENode { args: args.to_vec(), cost: (cost, 0, 1) };
         let classes = vec![vec![t(&[], 0)], vec![t(&[2], 0), t(&[0], 9)], vec![t(&[1], 0), t(&[0], 8)]];
-        for wanted in [Wanted::Cheapest, Wanted::Dearest, Wanted::Random(1), Wanted::Random(2)] {
-            let found = extract(&classes, &[1, 2], wanted).unwrap();
-            assert!(reachable(&classes, &found, &[1, 2]).is_some(), "{wanted:?}");
+        for extraction in
+            [Extraction::Cheapest, Extraction::Costliest, Extraction::Random(1), Extraction::Random(2)]
+        {
+            let found = extract(&classes, &[1, 2], extraction).unwrap();
+            assert!(reachable(&classes, &found, &[1, 2]).is_some(), "{extraction:?}");
         }
-        let least = extract(&classes, &[1, 2], Wanted::Cheapest).unwrap();
+        let least = extract(&classes, &[1, 2], Extraction::Cheapest).unwrap();
         assert_eq!(total(&classes, &least).0, 8);
-        assert_eq!(extract(&[vec![t(&[0], 1)]], &[0], Wanted::Cheapest), None);
+        assert_eq!(extract(&[vec![t(&[0], 1)]], &[0], Extraction::Cheapest), None);
     }
 }

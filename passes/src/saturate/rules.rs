@@ -1,6 +1,7 @@
-//! The rules, one row each. In: an e-graph. Out: more terms in its classes. A rule's pattern says where it may apply, its function
-//! proves from the facts of what is bound (rank, exact sizes, dtype, weights only) that it does and makes the other side; its
-//! class says what it may change. Nothing is checked afterwards. A row without an instance for the property test does not compile.
+//! The rewrite rules, one row each. In: an e-graph. Out: more e-nodes in its e-classes. A rule has a pattern (left-hand side),
+//! and a function that checks its guard on the analysis data of the bound e-classes (rank, exact sizes, dtype, weights only)
+//! and adds the right-hand side; its class says what it may change. A row without a sample for the property test does not
+//! compile.
 
 mod attention;
 mod casts;
@@ -9,7 +10,7 @@ mod numbers;
 mod sums;
 mod views;
 
-use super::algebra::{EGraph, Facts, Make};
+use super::algebra::{AddTerm, EGraph, Facts};
 #[cfg(test)]
 use super::samples::{self, Draw};
 use super::term::Term;
@@ -20,51 +21,51 @@ use egg::{Id, Pattern, Searcher, Subst, Var};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-/// What a rule may change.
+/// What a rewrite rule may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Class {
+pub enum RuleClass {
     /// Nothing: the same bits.
     Exact,
-    /// The order in which sums are added and products multiplied.
+    /// The association of sums and products: their order of evaluation.
     Reassoc,
-    /// What is computed from weights ahead, rounded once; for weights that never change.
+    /// Expressions of frozen weights, which are folded into derived weights and rounded once.
     WeightFold,
 }
 
-/// How far a program may go from the numbers of its graph.
+/// How far a program may deviate from the numerics of its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Fidelity {
     /// The same bits.
     #[default]
     Exact,
-    /// Sums and products in another order.
+    /// Reassociation of sums and products.
     Standard,
-    /// That, and weights folded into one another.
+    /// Reassociation, and weight folding.
     Fast,
 }
 
 impl Fidelity {
-    /// True when rules of this class are used.
-    pub fn allows(self, class: Class) -> bool {
+    /// True when rules of this class are applied.
+    pub fn allows(self, class: RuleClass) -> bool {
         match class {
-            Class::Exact => true,
-            Class::Reassoc => self != Fidelity::Exact,
-            Class::WeightFold => self == Fidelity::Fast,
+            RuleClass::Exact => true,
+            RuleClass::Reassoc => self != Fidelity::Exact,
+            RuleClass::WeightFold => self == Fidelity::Fast,
         }
     }
 }
 
-/// A rule.
+/// A rewrite rule.
 pub struct Rule {
     /// Its name in reports.
     pub name: &'static str,
     /// What it may change.
-    pub class: Class,
-    /// Where it may apply. Attributes come first, unless the name says them all (`mul`).
+    pub class: RuleClass,
+    /// The left-hand sides. The first child is the attributes, unless the name determines the operator (`mul`).
     pub patterns: &'static [&'static str],
-    /// The other side; `None` where a guard fails.
-    pub apply: fn(&mut Site) -> Option<Id>,
-    /// A graph whose only output it rewrites.
+    /// Adds the right-hand side; `None` where a guard fails.
+    pub apply: fn(&mut Match) -> Option<Id>,
+    /// A sample for the property test: a graph whose only output the rule rewrites.
     #[cfg(test)]
     pub sample: fn(&mut Draw) -> Graph,
 }
@@ -73,7 +74,7 @@ macro_rules! rules {
     ($($name:literal $class:ident [$($pattern:expr),+ $(,)?] $apply:path, $sample:ident;)*) => {
         &[$(Rule {
             name: $name,
-            class: Class::$class,
+            class: RuleClass::$class,
             patterns: &[$($pattern),+],
             apply: $apply,
             #[cfg(test)]
@@ -82,10 +83,10 @@ macro_rules! rules {
     };
 }
 
-/// Every rule. `E` leaves the bits as they are, `R` adds and multiplies in another order, `W` works on weights ahead.
+/// Every rewrite rule.
 #[rustfmt::skip]
 pub const RULES: &[Rule] = rules! {
-    // casts: never is a narrowing one dropped or moved
+    // casts: a narrowing cast is neither dropped nor moved
     "cast-of-cast"          Exact      ["(cast ?c (cast ?d ?x))"] casts::of_cast, cast_of_cast;
     "cast-into-view"        Exact      ["(cast ?c (reshape ?v ?x))", "(cast ?c (permute ?v ?x))", "(cast ?c (expand ?v ?x))"]
                                        casts::into_view, cast_of_view;
@@ -169,18 +170,18 @@ pub const RULES: &[Rule] = rules! {
     "product-of-table"      WeightFold ["(dot ?d (gather ?g ?w ?i) ?a)"] dots::product_of_table, dot_of_gather;
 };
 
-/// A place where a pattern matched.
-pub struct Site<'a> {
+/// A match of a rule's pattern.
+pub struct Match<'a> {
     /// The e-graph.
     pub g: &'a mut EGraph,
-    /// Which of the rule's patterns it is.
+    /// Index of the rule's pattern that matched.
     pub pattern: usize,
     bound: &'a BTreeMap<Var, Id>,
     root: Id,
 }
 
-impl Site<'_> {
-    /// The class bound to a variable.
+impl Match<'_> {
+    /// The e-class bound to a variable.
     pub fn var(&self, name: &str) -> Option<Id> {
         let wanted = |v: &&Var| v.to_string().strip_prefix('?') == Some(name);
         self.bound.iter().find(|(v, _)| wanted(v)).map(|(_, id)| *id)
@@ -192,47 +193,46 @@ impl Site<'_> {
         Some(self.g.analysis.attr(attr).clone())
     }
 
-    /// What is known of what a variable is bound to.
+    /// The analysis data of the e-class bound to a variable.
     pub fn facts(&self, name: &str) -> Option<&Facts> {
         Some(&self.g[self.var(name)?].data)
     }
 
-    /// Type of what a variable is bound to.
+    /// Type of the e-class bound to a variable.
     pub fn ty(&self, name: &str) -> Option<Type> {
         self.facts(name)?.types.first().cloned()
     }
 
-    /// Type of the whole.
+    /// Type of the matched e-class.
     pub fn root_ty(&self) -> Option<Type> {
         self.g[self.root].data.types.first().cloned()
     }
 
-    /// What follows the arguments that a pattern names.
+    /// The trailing arguments, which patterns bind to ?0, ?1, ?2 and ?3.
     pub fn rest(&self) -> Vec<Id> {
         ["0", "1", "2", "3"].iter().map_while(|n| self.var(n)).collect()
     }
 
-    /// The class of `op` on `args`.
+    /// The e-class of `op` on `args`.
     pub fn make(&mut self, op: impl Into<Op>, args: &[Id]) -> Option<Id> {
         self.g.make(op, args)
     }
 }
 
-/// Matches of a rule that are applied in one round at most: what has more is being multiplied, not simplified.
+/// Most matches of a rule that are applied in one iteration: beyond this limit the rule multiplies forms instead of simplifying.
 const MATCHES: usize = 1000;
 
 fn patterns(rule: usize) -> &'static [Pattern<Term>] {
     static PATTERNS: OnceLock<Vec<Vec<Pattern<Term>>>> = OnceLock::new();
     let all = PATTERNS.get_or_init(|| {
-        // A row that is no pattern is a mistake in the table, which every test finds.
+        // A malformed pattern is an error in the table above, which every test of the pass finds.
         let read = |p: &&str| p.parse().unwrap_or_else(|e| panic!("`{p}` is no pattern: {e}"));
         RULES.iter().map(|r| r.patterns.iter().map(read).collect()).collect()
     });
     &all[rule]
 }
 
-/// Applies rule `rule` wherever it matches, as long as there are not more than `terms` terms; answers how often it said
-/// something new.
+/// Applies rule number `rule` to its matches while the e-graph has at most `terms` e-nodes; returns the number of new equalities.
 pub fn apply(g: &mut EGraph, rule: usize, terms: usize) -> usize {
     let mut matches: Vec<(usize, Id, Subst)> = Vec::new();
     for (i, pattern) in patterns(rule).iter().enumerate() {
@@ -247,12 +247,12 @@ pub fn apply(g: &mut EGraph, rule: usize, terms: usize) -> usize {
         }
         let vars = patterns(rule)[i].vars();
         let bound: BTreeMap<Var, Id> = vars.iter().map(|v| (*v, g.find(subst[*v]))).collect();
-        if bound.values().any(|id| g[*id].data.held) {
+        if bound.values().any(|id| g[*id].data.pinned) {
             continue;
         }
         let root = g.find(root);
         g.analysis.here = g[root].data.origin.clone();
-        let made = (RULES[rule].apply)(&mut Site { g, pattern: i, bound: &bound, root });
+        let made = (RULES[rule].apply)(&mut Match { g, pattern: i, bound: &bound, root });
         let Some(made) = made else { continue };
         if g[made].data.types == g[root].data.types {
             new += g.union(root, made) as usize;

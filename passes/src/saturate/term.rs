@@ -1,5 +1,5 @@
-//! What an e-graph's nodes are. In: operators of a graph. Out: terms, whose children are classes of equal values. All attributes
-//! of an operator travel as one interned child, so that two terms are one only when every attribute is.
+//! The e-node language. In: operators of a graph. Out: terms (e-nodes), whose children are e-classes. All attributes of an operator
+//! are one interned child, so that two terms are equal only when all their attributes are.
 
 use astrai_ir::NodeId;
 use astrai_ir::ops::{Binary, BinaryKind, Op, Unary, UnaryKind};
@@ -24,7 +24,7 @@ pub enum Term {
     Leaf(NodeId),
 }
 
-/// Functions whose tag says everything.
+/// Pointwise functions, whose tag determines the operator without attributes.
 const BINARY: [(&str, BinaryKind); 9] = {
     use BinaryKind::*;
     [

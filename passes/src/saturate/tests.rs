@@ -40,8 +40,8 @@ fn value(g: &Graph, leaves: &HashMap<String, Tensor>, exact: bool) -> Tensor {
 }
 
 /// What the two sides of a rule may differ by, as a share of the largest number. Constants are rounded to f32.
-fn tolerance(class: Class) -> f64 {
-    if class == Class::Exact { 0.0 } else { 1e-6 }
+fn tolerance(class: RuleClass) -> f64 {
+    if class == RuleClass::Exact { 0.0 } else { 1e-6 }
 }
 
 fn weights(g: &Graph) -> HashSet<NodeId> {
@@ -57,13 +57,13 @@ fn rewritten(g: &Graph, rule: usize) -> Option<Graph> {
         return None;
     }
     let target = host();
-    let search = Search { target: &target, how: Saturate::default(), fold: false };
-    let mut forms = Forms::of(&e, &search);
+    let search = Saturator { target: &target, how: Saturate::default(), fold: false };
+    let mut forms = ExtractorInput::of(&e, &search);
     // New terms cost nothing, old ones much.
     let classes = forms.classes.iter_mut().flatten();
     classes.for_each(|t| t.cost = if t.cost.1 == 0 { (1 << 20, 0, 1) } else { (1, 0, 1) });
     let roots: Vec<usize> = e.roots().iter().map(|r| forms.at[r]).collect();
-    let choice = extract(&forms.classes, &roots, Wanted::Cheapest).unwrap();
+    let choice = extract(&forms.classes, &roots, Extraction::Cheapest).unwrap();
     let terms = choice.iter().map(|(&c, &t)| (forms.ids[c], forms.terms[c][t].clone())).collect();
     Some(e.decode(&terms).unwrap())
 }
@@ -93,7 +93,7 @@ fn both_sides_of_every_rule_are_equal() {
             let at = |exact| (value(&after, &leaves, exact), value(&before, &leaves, exact));
             let (a, b) = at(true);
             close(rule.name, &a, &b, tolerance(rule.class));
-            if rule.class == Class::Exact {
+            if rule.class == RuleClass::Exact {
                 let (a, b) = at(false);
                 close(rule.name, &a, &b, 0.0);
             }
@@ -106,13 +106,13 @@ fn names_are_distinct_and_classes_are_used_as_the_fidelity_says() {
     let names: HashSet<&str> = RULES.iter().map(|r| r.name).collect();
     assert_eq!(names.len(), RULES.len());
     for (fidelity, classes) in [(Fidelity::Exact, 1), (Fidelity::Standard, 2), (Fidelity::Fast, 3)] {
-        let all = [Class::Exact, Class::Reassoc, Class::WeightFold];
+        let all = [RuleClass::Exact, RuleClass::Reassoc, RuleClass::WeightFold];
         assert_eq!(all.iter().filter(|c| fidelity.allows(**c)).count(), classes);
     }
 }
 
-fn run(g: &Graph, fidelity: Fidelity, wanted: Wanted) -> (Graph, Vec<Searched>) {
-    let how = Saturate { fidelity, wanted, ..Saturate::default() };
+fn run(g: &Graph, fidelity: Fidelity, extraction: Extraction) -> (Graph, Vec<SaturationReport>) {
+    let how = Saturate { fidelity, extraction, ..Saturate::default() };
     let (after, report) = saturate(g, &host(), how, false).unwrap();
     verify(&after).unwrap_or_else(|e| panic!("{e}\n{after}"));
     (after, report)
@@ -128,8 +128,10 @@ fn any_form_means_the_same() {
         let want = value(&before, &leaves, true);
         for fidelity in [Fidelity::Exact, Fidelity::Standard, Fidelity::Fast] {
             let share = if fidelity == Fidelity::Exact { 0.0 } else { 4e-6 };
-            for wanted in [Wanted::Cheapest, Wanted::Dearest, Wanted::Random(1), Wanted::Random(2)] {
-                let (after, _) = run(&before, fidelity, wanted);
+            for extraction in
+                [Extraction::Cheapest, Extraction::Costliest, Extraction::Random(1), Extraction::Random(2)]
+            {
+                let (after, _) = run(&before, fidelity, extraction);
                 close(rule.name, &value(&after, &leaves, true), &want, share);
             }
         }
@@ -140,8 +142,8 @@ fn any_form_means_the_same() {
 fn the_same_graph_gives_the_same_form() {
     for rule in RULES {
         let g = (rule.sample)(&mut Draw(3));
-        for wanted in [Wanted::Cheapest, Wanted::Dearest, Wanted::Random(9)] {
-            let text = |g: &Graph| run(g, Fidelity::Fast, wanted).0.to_string();
+        for extraction in [Extraction::Cheapest, Extraction::Costliest, Extraction::Random(9)] {
+            let text = |g: &Graph| run(g, Fidelity::Fast, extraction).0.to_string();
             assert_eq!(text(&g), text(&g), "{}", rule.name);
         }
     }
@@ -234,7 +236,7 @@ fn absorbed_attention_over_pages_is_attention() {
     values.insert("tables".into(), Tensor::int(DType::I32, &[1, 3], vec![2, 0, 1]));
     values.insert("lens".into(), Tensor::int(DType::I32, &[1], vec![37]));
     let want = value(&g, &values, true);
-    let (after, _) = run(&g, Fidelity::Standard, Wanted::Cheapest);
+    let (after, _) = run(&g, Fidelity::Standard, Extraction::Cheapest);
     assert_eq!(key_heads(&after), Some(1));
     close("latent", &value(&after, &values, true), &want, 1e-9);
 }
@@ -268,7 +270,7 @@ fn low_rank_products_stay_apart_or_are_merged_by_cost() {
     for tokens in [1, 512] {
         for (rank, base, want) in [(16, false, 2), (1024, false, 1), (16, true, 1)] {
             let g = low_rank(tokens, 1024, rank, base);
-            let (fast, report) = run(&g, Fidelity::Fast, Wanted::Cheapest);
+            let (fast, report) = run(&g, Fidelity::Fast, Extraction::Cheapest);
             assert_eq!(dots(&fast), want, "{tokens} tokens, rank {rank}\n{fast}");
             assert!(report[0].cost[1] <= report[0].cost[0]);
             let how = Saturate { fidelity: Fidelity::Fast, ..Saturate::default() };
@@ -321,7 +323,7 @@ fn normed(alone: bool, dtype: DType) -> Graph {
 #[test]
 fn gains_of_norms_are_folded_only_where_dots_alone_read_them() {
     for (alone, dtype) in [(true, DType::F32), (true, DType::BF16), (false, DType::F32)] {
-        let (after, _) = run(&normed(alone, dtype), Fidelity::Fast, Wanted::Cheapest);
+        let (after, _) = run(&normed(alone, dtype), Fidelity::Fast, Extraction::Cheapest);
         let (folded, derived) = crate::fold(&after).unwrap();
         verify(&folded).unwrap();
         assert_eq!(derived.len(), if alone { 2 } else { 0 }, "{after}");
@@ -345,7 +347,7 @@ fn a_version_that_is_overwritten_is_read_where_it_was() {
     let y = g.add(late, old).unwrap();
     g.set_output("s", next).unwrap();
     g.set_output("y", y).unwrap();
-    let (after, report) = run(&g, Fidelity::Fast, Wanted::Dearest);
+    let (after, report) = run(&g, Fidelity::Fast, Extraction::Costliest);
     assert_eq!(after.to_string(), g.to_string(), "`s` cannot be read after it was overwritten");
     assert!(report[0].fired.is_empty());
 }
@@ -373,7 +375,7 @@ fn limits_hold() {
     let block = outer.add_block(Arc::new(Block::new("chain", g)));
     let y = outer.push(Call { block, layer: 0 }, &args).unwrap();
     outer.set_output("y", y).unwrap();
-    let (after, report) = run(&outer, Fidelity::Fast, Wanted::Cheapest);
+    let (after, report) = run(&outer, Fidelity::Fast, Extraction::Cheapest);
     println!("{:?}", report[0]);
     assert!(report[0].size[0] <= ROUNDS && report[0].size[1] <= TERMS + OF_ONE_MATCH, "{report:?}");
     close("chain", &value(&after, &leaves, true), &value(&outer, &leaves, true), 1e-4);

@@ -1,110 +1,116 @@
-//! Which way a node goes along one axis. In: its operator, and where its arguments are. Out: the way whose arguments cost the
-//! fewest bytes to bring there.
+//! Which sharding rule a node takes along one axis. In: its operator, and the placements of its arguments. Out: the rule for
+//! which resharding the arguments sends the fewest bytes.
 
 use super::is_data;
 use astrai_ir::dim::Factor;
 use astrai_ir::ops::{Op, ReduceKind};
 use astrai_ir::plan::bound;
-use astrai_ir::shard::{Way, Ways};
+use astrai_ir::shard::{Propagate, ShardingRule};
 use astrai_ir::{Axis, Dim, Graph, Placement, Type};
 
-/// What is known of a node.
-pub struct At<'a> {
+/// A node, with global types, and the placements of its arguments.
+pub struct PlacedNode<'a> {
     pub op: &'a Op,
     pub args: &'a [&'a Type],
     pub outs: &'a [Type],
-    pub placed: &'a [Placement],
+    pub placements: &'a [Placement],
 }
 
 /// Name of the symbol that counts on all ranks of an axis together what `symbol` counts on one.
-pub fn of_all(symbol: &str, axis: &Axis) -> String {
+pub fn symbol_of_all_ranks(symbol: &str, axis: &Axis) -> String {
     format!("{symbol}_{}", axis.name)
 }
 
-/// True for a type with a dimension that is data.
+/// True for a type with a symbolic dimension: one that counts tokens.
 fn symbolic(ty: &Type) -> bool {
     ty.shape.iter().any(|d| d.literal().is_none())
 }
 
-/// The way of a node along `axis`; `Err` says what cannot be done there.
-pub fn choose(g: &Graph, at: &At, axis: &Axis) -> Result<Way, String> {
-    let data = is_data(axis) && at.placed.iter().any(|p| matches!(p, Placement::Own | Placement::Routed));
+/// The sharding rule of a node along `axis`; `Err` says why there is none.
+pub fn choose(g: &Graph, at: &PlacedNode, axis: &Axis) -> Result<ShardingRule, String> {
+    let data =
+        is_data(axis) && at.placements.iter().any(|p| matches!(p, Placement::Local | Placement::Dispatched));
     if data {
-        return of_tokens(at, axis);
+        return data_parallel(at, axis);
     }
-    let mut way = cheapest(g, at, axis);
+    let mut rule = cheapest(g, at, axis);
     let tokens = is_data(axis) && at.outs.iter().any(symbolic);
-    if tokens && way.outs.iter().all(|p| *p == Placement::Whole) {
-        way.outs = vec![Placement::Own; at.outs.len()];
+    if tokens && rule.outs.iter().all(|p| *p == Placement::Replicate) {
+        rule.outs = vec![Placement::Local; at.outs.len()];
     }
-    Ok(way)
+    Ok(rule)
 }
 
-/// The way whose arguments cost the least; all whole where none costs less.
-fn cheapest(g: &Graph, at: &At, axis: &Axis) -> Way {
-    let whole =
-        Way { args: vec![Placement::Whole; at.args.len()], outs: vec![Placement::Whole; at.outs.len()] };
-    if at.placed.iter().all(|p| *p == Placement::Whole) {
-        return whole;
+/// The rule whose arguments cost the least to reshard; replication where no rule costs less.
+fn cheapest(g: &Graph, at: &PlacedNode, axis: &Axis) -> ShardingRule {
+    let replicated = ShardingRule {
+        args: vec![Placement::Replicate; at.args.len()],
+        outs: vec![Placement::Replicate; at.outs.len()],
+    };
+    if at.placements.iter().all(|p| *p == Placement::Replicate) {
+        return replicated;
     }
-    let cx = Ways { args: at.args, outs: at.outs, placed: at.placed, n: axis.size };
-    let fits = |p: &Placement, ty: &Type| match p {
-        Placement::Split(cut) => cut.fits(ty, axis.size),
+    let cx = Propagate { args: at.args, outs: at.outs, placements: at.placements, n: axis.size };
+    let divides = |p: &Placement, ty: &Type| match p {
+        Placement::Shard(shard) => shard.divides(ty, axis.size),
         _ => true,
     };
-    let possible = |way: &Way| {
-        way.args.iter().zip(at.args).all(|(p, ty)| fits(p, ty))
-            && way.outs.iter().zip(at.outs).all(|(p, ty)| fits(p, ty))
+    let possible = |rule: &ShardingRule| {
+        rule.args.iter().zip(at.args).all(|(p, ty)| divides(p, ty))
+            && rule.outs.iter().zip(at.outs).all(|(p, ty)| divides(p, ty))
     };
-    let price = |way: &Way| {
-        let one = |(i, to): (usize, &Placement)| cost(g, &at.placed[i], to, at.args[i]);
-        way.args.iter().enumerate().map(one).try_fold(0u128, |sum, c| Some(sum + c?))
+    let price = |rule: &ShardingRule| {
+        let one = |(i, to): (usize, &Placement)| reshard_cost(g, &at.placements[i], to, at.args[i]);
+        rule.args.iter().enumerate().map(one).try_fold(0u128, |sum, c| Some(sum + c?))
     };
-    let ways = at.op.ways(&cx).into_iter().filter(possible);
-    let priced = ways.filter_map(|w| Some((price(&w)?, w))).min_by_key(|(cost, _)| *cost);
-    match (priced, price(&whole)) {
-        (Some((cost, way)), Some(most)) if cost <= most => way,
-        (Some((_, way)), None) => way,
-        _ => whole,
+    let rules = at.op.sharding_rules(&cx).into_iter().filter(possible);
+    let priced = rules.filter_map(|w| Some((price(&w)?, w))).min_by_key(|(cost, _)| *cost);
+    match (priced, price(&replicated)) {
+        (Some((cost, rule)), Some(most)) if cost <= most => rule,
+        (Some((_, rule)), None) => rule,
+        _ => replicated,
     }
 }
 
-/// Bytes that bringing a value from one placement to another costs, in sixteenths; `None` when there is no way.
-fn cost(g: &Graph, from: &Placement, to: &Placement, ty: &Type) -> Option<u128> {
+/// The cost of resharding a value, in sixteenths of a byte sent; `None` when no collective does it.
+fn reshard_cost(g: &Graph, from: &Placement, to: &Placement, ty: &Type) -> Option<u128> {
     use Placement::*;
     let bytes = u128::from(bound(&g.symbols, &ty.bytes()).unwrap_or(u64::MAX));
     Some(match (from, to) {
         _ if from == to => 0,
-        (Whole, Split(_)) => bytes.div_ceil(1024),
-        // One rank has it, the others zero; done with no more than a number.
-        (Whole, Partial) if ty.rank() == 0 => bytes,
-        (Split(_), Whole) | (Partial, Split(_)) => 16 * bytes,
-        (Partial, Whole) | (Split(_), Split(_)) => 32 * bytes,
+        (Replicate, Shard(_)) => bytes.div_ceil(1024),
+        // The first rank keeps the value, the others hold zero; done for scalars only.
+        (Replicate, Partial) if ty.rank() == 0 => bytes,
+        (Shard(_), Replicate) | (Partial, Shard(_)) => 16 * bytes,
+        (Partial, Replicate) | (Shard(_), Shard(_)) => 32 * bytes,
         _ => return None,
     })
 }
 
-/// The way of a node some of whose arguments are of the rank's own tokens.
-fn of_tokens(at: &At, axis: &Axis) -> Result<Way, String> {
+/// The rule of a node some of whose arguments are local (of the rank's own tokens) or dispatched.
+fn data_parallel(at: &PlacedNode, axis: &Axis) -> Result<ShardingRule, String> {
     use Placement::*;
-    let routed = |p: &Placement| *p == Routed;
-    if let (Op::GroupedDot(_), Split(cut)) = (at.op, at.placed.get(1).unwrap_or(&Whole)) {
-        let here = cut.fits(at.args[1], axis.size).then(|| Split(cut.clone()));
-        let w = here.ok_or_else(|| format!("has matrices that do not divide by {axis}"))?;
-        return Ok(Way { args: vec![Routed, w, Routed], outs: vec![Routed] });
+    let dispatched = |p: &Placement| *p == Dispatched;
+    if let (Op::GroupedDot(_), Shard(shard)) = (at.op, at.placements.get(1).unwrap_or(&Replicate)) {
+        let fits = shard.divides(at.args[1], axis.size);
+        let w = fits
+            .then(|| Shard(shard.clone()))
+            .ok_or_else(|| format!("has matrices that do not divide by {axis}"))?;
+        return Ok(ShardingRule { args: vec![Dispatched, w, Dispatched], outs: vec![Dispatched] });
     }
     let row_by_row = at.op.is_pointwise() || matches!(at.op, Op::Slice(s) if s.axis > 0);
-    if at.placed.iter().any(routed) && row_by_row {
-        let args = at.placed.iter().map(|p| if *p == Whole { Whole } else { Routed }).collect();
-        return Ok(Way { args, outs: vec![Routed] });
+    if at.placements.iter().any(dispatched) && row_by_row {
+        let args =
+            at.placements.iter().map(|p| if *p == Replicate { Replicate } else { Dispatched }).collect();
+        return Ok(ShardingRule { args, outs: vec![Dispatched] });
     }
-    let own = |p: &Placement| if matches!(p, Own | Routed) { Own } else { Whole };
-    let out = if sums_tokens(at)? { Partial } else { Own };
-    Ok(Way { args: at.placed.iter().map(own).collect(), outs: vec![out; at.outs.len()] })
+    let local = |p: &Placement| if matches!(p, Local | Dispatched) { Local } else { Replicate };
+    let out = if contracts_tokens(at)? { Partial } else { Local };
+    Ok(ShardingRule { args: at.placements.iter().map(local).collect(), outs: vec![out; at.outs.len()] })
 }
 
-/// True for a sum over tokens: the ranks' results are summands.
-fn sums_tokens(at: &At) -> Result<bool, String> {
+/// True for a sum over tokens: the ranks' results are partial sums.
+fn contracts_tokens(at: &PlacedNode) -> Result<bool, String> {
     let gone = |ty: &Type, axes: Vec<usize>| axes.into_iter().any(|a| ty.shape[a].literal().is_none());
     match at.op {
         Op::Reduce(r) if gone(at.args[0], r.axes.clone()) => match r.kind {
@@ -116,8 +122,8 @@ fn sums_tokens(at: &At) -> Result<bool, String> {
     }
 }
 
-/// A size of the rank's own rows as that of the rows it is sent.
-pub fn sent(d: &Dim, axis: &Axis) -> Dim {
+/// The bound on a rank's dispatched rows, from the size of its local rows: the rows of all ranks.
+pub fn dispatched_size(d: &Dim, axis: &Axis) -> Dim {
     let product = |(coef, factors): (i64, &[Factor])| {
         let coef = if coef < 0 {
             &Dim::from(0) - &Dim::from(coef.unsigned_abs() as usize)
@@ -128,7 +134,7 @@ pub fn sent(d: &Dim, axis: &Axis) -> Dim {
             Factor::Symbol(s) => Some(s),
             _ => None,
         });
-        symbols.fold(coef, |p, s| &p * &Dim::symbol(&of_all(s, axis)))
+        symbols.fold(coef, |p, s| &p * &Dim::symbol(&symbol_of_all_ranks(s, axis)))
     };
     d.products().map(product).fold(Dim::from(0), |a, b| &a + &b)
 }

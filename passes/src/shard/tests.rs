@@ -1,10 +1,10 @@
-//! Random small graphs on random meshes: what the ranks hold together is what the whole graph gives, forward and backward.
+//! Random small graphs on random meshes: the ranks' outputs, gathered, are those of the unsharded graph, forward and backward.
 
-use super::{Shards, shard};
+use super::{MeshSharding, shard};
 use crate::{GRAD, Gradients, canonicalise, differentiate, differentiate_over};
 use astrai_ir::eval::{Precision, Sizes};
 use astrai_ir::ops::*;
-use astrai_ir::shard::Cut;
+use astrai_ir::shard::Shard;
 use astrai_ir::{Axis, DType, Dim, Graph, Mesh, NodeId, Placement, Real, Tensor, eval, eval_ranks};
 use std::collections::HashMap;
 
@@ -125,11 +125,11 @@ fn place(d: &mut Draw, shape: &[usize], axes: &[Axis]) -> Vec<(String, Placement
     let mut placed = Vec::new();
     for a in axes {
         let dim = d.next(shape.len() + 1);
-        let mut p = Placement::Whole;
+        let mut p = Placement::Replicate;
         if dim < shape.len() && left[dim].is_multiple_of(a.size) && left[dim] / a.size > 0 {
             let halves = left[dim].is_multiple_of(2 * a.size) && d.next(3) == 0;
             let sections = if halves { vec![left[dim] / 2; 2] } else { vec![] };
-            p = Placement::Split(Cut { dim, sections });
+            p = Placement::Shard(Shard { dim, sections });
             left[dim] /= a.size;
         }
         placed.push((a.name.clone(), p));
@@ -141,9 +141,9 @@ fn place(d: &mut Draw, shape: &[usize], axes: &[Axis]) -> Vec<(String, Placement
 fn piece(x: &Tensor, placed: &[(String, Placement)], mesh: &Mesh, rank: usize) -> Tensor {
     let at = mesh.coordinates(rank);
     placed.iter().fold(x.clone(), |x, (name, p)| match p {
-        Placement::Split(cut) => {
+        Placement::Shard(shard) => {
             let i = mesh.axes.iter().position(|a| a.name == *name).unwrap();
-            cut.take(&x, at[i], mesh.axes[i].size)
+            shard.slice(&x, at[i], mesh.axes[i].size)
         }
         _ => x,
     })
@@ -160,7 +160,7 @@ fn close(what: &str, got: &Tensor, want: &Tensor) {
 #[test]
 fn random_graphs_on_random_meshes_equal_the_whole() {
     let exact = Precision { exact: true };
-    let mut cut = 0;
+    let mut communicating = 0;
     for seed in 0..400 {
         let mut d = Draw(seed * 7919 + 1);
         let r = Random::new(&mut d);
@@ -172,9 +172,9 @@ fn random_graphs_on_random_meshes_equal_the_whole() {
         let mesh = Mesh { axes };
         let leaves: HashMap<_, _> =
             r.values.iter().map(|(n, t)| (n.clone(), place(&mut d, &t.shape, &mesh.axes))).collect();
-        let shards = Shards { mesh: mesh.clone(), leaves, stage: 0, trained: true };
+        let shards = MeshSharding { mesh: mesh.clone(), leaves, stage: 0, trained: true };
         let local = shard(&r.g, &shards).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{}", r.g));
-        cut += usize::from(local.nodes().iter().any(|n| n.op.over().is_some()));
+        communicating += usize::from(local.nodes().iter().any(|n| n.op.collective_axes().is_some()));
         let whole = differentiate(&r.g, "loss", Gradients::default()).unwrap();
         let ranks = differentiate_over(&local, "loss", Gradients::default(), &[]).unwrap();
         let ranks = canonicalise(&ranks).unwrap();
@@ -197,7 +197,7 @@ fn random_graphs_on_random_meshes_equal_the_whole() {
             }
         }
     }
-    assert!(cut > 300, "only {cut} graphs needed other ranks");
+    assert!(communicating > 300, "only {communicating} graphs needed other ranks");
 }
 
 /// The operators that the models' layers need beside those, each cut in every way that its rule knows.
@@ -242,19 +242,19 @@ fn heads_matrices_of_groups_and_a_vocabulary_in_pieces() {
     let losses = g.push(loss, &[y, head, targets]).unwrap();
     let sum = g.reduce(ReduceKind::Sum, losses, &[0]).unwrap();
     g.set_output("loss", sum).unwrap();
-    let split = |dim: usize, sections: &[usize]| Placement::Split(Cut::sections(dim, sections.to_vec()));
+    let sharded = |dim: usize, sections: &[usize]| Placement::Shard(Shard::sections(dim, sections.to_vec()));
     let rows = [4; 6];
     let table = [
-        ("q", split(1, &[])),
-        ("k", split(1, &[])),
-        ("v", split(1, &[])),
-        ("in", split(0, &rows)),
-        ("out", split(1, &[])),
-        ("head", split(0, &[])),
+        ("q", sharded(1, &[])),
+        ("k", sharded(1, &[])),
+        ("v", sharded(1, &[])),
+        ("in", sharded(0, &rows)),
+        ("out", sharded(1, &[])),
+        ("head", sharded(0, &[])),
     ];
     let mesh = Mesh { axes: vec![Axis::new("tp", 2)] };
     let leaves = table.into_iter().map(|(n, p)| (n.to_string(), vec![("tp".to_string(), p)])).collect();
-    let shards = Shards { mesh: mesh.clone(), leaves, stage: 0, trained: true };
+    let shards = MeshSharding { mesh: mesh.clone(), leaves, stage: 0, trained: true };
     let local = shard(&g, &shards).unwrap();
     // The grouped products meet once; the loss three times, forward.
     let count = |g: &Graph, name: &str| g.nodes().iter().filter(|n| n.op.name() == name).count();
@@ -277,7 +277,7 @@ fn heads_matrices_of_groups_and_a_vocabulary_in_pieces() {
             close(&format!("rank {rank}, {name}"), got, &want);
         }
     }
-    let odd = Shards { mesh: Mesh { axes: vec![Axis::new("tp", 3)] }, ..shards };
+    let odd = MeshSharding { mesh: Mesh { axes: vec![Axis::new("tp", 3)] }, ..shards };
     let e = shard(&g, &odd).unwrap_err().to_string();
     assert!(e.contains("does not divide by tp=3"), "{e}");
 }
@@ -301,10 +301,10 @@ fn what_is_repeated_for_a_piece_has_the_gradient_of_the_whole() {
     let mesh = Mesh { axes: vec![Axis::new("tp", 2)] };
     let of = |p| vec![("tp".to_string(), p)];
     let leaves = HashMap::from([
-        ("x".to_string(), of(Placement::Split(Cut::of(0)))),
-        ("w".to_string(), of(Placement::Whole)),
+        ("x".to_string(), of(Placement::Shard(Shard::of(0)))),
+        ("w".to_string(), of(Placement::Replicate)),
     ]);
-    let shards = Shards { mesh: mesh.clone(), leaves, stage: 0, trained: true };
+    let shards = MeshSharding { mesh: mesh.clone(), leaves, stage: 0, trained: true };
     let local = differentiate(&shard(&g, &shards).unwrap(), "loss", Gradients::default()).unwrap();
     let whole = differentiate(&g, "loss", Gradients::default()).unwrap();
     let want = eval(&whole, &values, &Sizes::new(), exact).unwrap();

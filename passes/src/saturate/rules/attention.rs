@@ -1,23 +1,24 @@
-//! Rules of attention: heads that are repeated in vain, factors of the queries, and keys and values that are products of one
-//! latent (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434).
+//! Rules of attention: repeated key heads (grouped-query attention), factors of the queries, and weight absorption for keys and
+//! values that are projections of one latent (multi-head latent attention, DeepSeek-V2, arXiv:2405.04434).
 
-use super::Site;
+use super::Match;
 use astrai_ir::ops::{Attention, Cast, Concat, Dot, Gather, Op, Part, Permute, Reshape, Slice};
 use astrai_ir::{Dim, Real};
 use egg::Id;
 
-fn attention(s: &Site) -> Option<Attention> {
+fn attention(s: &Match) -> Option<Attention> {
     if let Op::Attention(a) = s.op("a")? { Some(a) } else { None }
 }
 
-/// Attention on `q`, `k`, `v` and what the pattern bound behind them.
-fn attend(s: &mut Site, a: Attention, q: Id, k: Id, v: Id) -> Option<Id> {
+/// Attention on `q`, `k`, `v` and the trailing arguments of the match.
+fn attend(s: &mut Match, a: Attention, q: Id, k: Id, v: Id) -> Option<Id> {
     let args = [vec![q, k, v], s.rest()].concat();
     s.make(a, &args)
 }
 
-/// `[rows, kv, d]`, when the pattern repeats each of its heads `[rows, kv, 1, d]`, `[rows, kv, n, d]`, `[rows, kv·n, d]`; with `n`.
-fn repeated(s: &Site, x: &str, [first, then, last]: [&str; 3]) -> Option<Dim> {
+/// `n`, when the match repeats each head of `x` `[rows, kv, d]` `n` times: by a reshape to `[rows, kv, 1, d]`, an expand to
+/// `[rows, kv, n, d]` and a reshape to `[rows, kv·n, d]`.
+fn repeated(s: &Match, x: &str, [first, then, last]: [&str; 3]) -> Option<Dim> {
     let (Op::Reshape(a), Op::Expand(b), Op::Reshape(c)) = (s.op(first)?, s.op(then)?, s.op(last)?) else {
         return None;
     };
@@ -30,8 +31,8 @@ fn repeated(s: &Site, x: &str, [first, then, last]: [&str; 3]) -> Option<Dim> {
     (a.shape == apart && b.shape == wide && c.shape == joined).then_some(n)
 }
 
-/// Query heads share key heads that are there once: attention's own grouping.
-pub fn grouped(s: &mut Site) -> Option<Id> {
+/// Attention over repeated key heads is grouped-query attention over the heads that are repeated.
+pub fn grouped(s: &mut Match) -> Option<Id> {
     let n = repeated(s, "k", ["s", "e", "r"])?;
     if repeated(s, "v", ["u", "f", "t"])? != n {
         return None;
@@ -41,7 +42,7 @@ pub fn grouped(s: &mut Site) -> Option<Id> {
 }
 
 /// A factor of every query is a factor of every score.
-pub fn scaled_query(s: &mut Site) -> Option<Id> {
+pub fn scaled_query(s: &mut Match) -> Option<Id> {
     let (a, factor) = (attention(s)?, s.facts("s")?.constant?);
     // The kernels want a positive scale.
     let scale = a.scale.0 * factor;
@@ -52,14 +53,15 @@ pub fn scaled_query(s: &mut Site) -> Option<Id> {
     attend(s, Attention { scale: Real(scale), ..a }, q, k, v)
 }
 
-/// A projection of the latent `l` `[rows, latent]` to heads: its weight apart by heads, and the axes of head, width and latent.
+/// A projection of the latent `l` `[rows, latent]` to heads: its weight with an axis of heads, and the axes of head, width and
+/// latent.
 struct Projection {
     weight: Id,
     axes: [usize; 3],
 }
 
 /// The projection `reshape(dot(l, w))` `[rows, heads, width]`.
-fn projection(s: &mut Site, d: &str, w: &str, view: &str) -> Option<Projection> {
+fn projection(s: &mut Match, d: &str, w: &str, view: &str) -> Option<Projection> {
     let (Op::Dot(d), Op::Reshape(view), l, ty) = (s.op(d)?, s.op(view)?, s.ty("l")?, s.ty(w)?) else {
         return None;
     };
@@ -77,39 +79,39 @@ fn projection(s: &mut Site, d: &str, w: &str, view: &str) -> Option<Projection> 
     Some(Projection { weight: s.make(Reshape { shape }, &[weight])?, axes })
 }
 
-/// Where products are rounded: to what, and back.
+/// The roundings of products: a narrowing cast, and the widening cast that follows it.
 type Rounding = Option<[Cast; 2]>;
 
-fn round(s: &mut Site, x: Id, rounding: &Rounding) -> Option<Id> {
+fn round(s: &mut Match, x: Id, rounding: &Rounding) -> Option<Id> {
     let Some([narrow, wide]) = rounding else { return Some(x) };
     let x = s.make(narrow.clone(), &[x])?;
     s.make(wide.clone(), &[x])
 }
 
 /// Per head `x` `[t, heads, a]` times the projection over its axis `over`, rounded: `[t, heads, b]`.
-fn by_heads(s: &mut Site, x: Id, p: &Projection, over: usize, rounding: &Rounding) -> Option<Id> {
+fn by_heads(s: &mut Match, x: Id, p: &Projection, over: usize, rounding: &Rounding) -> Option<Id> {
     let d = Dot { batch: vec![(1, p.axes[0])], contract: vec![(2, p.axes[over])] };
     let y = s.make(d, &[x, p.weight])?;
     let y = round(s, y, rounding)?;
     s.make(Permute { axes: vec![1, 0, 2] }, &[y])
 }
 
-/// Attention of keys and values that are products of a latent, and what is known of them.
+/// Attention whose keys and values are projections of a latent.
 struct Latent {
     keys: Projection,
     values: Projection,
-    /// Components of a head before those that all heads share.
+    /// Components of a key head before those that all heads share.
     nope: Dim,
-    /// Those, `[rows, 1, rope]`.
+    /// The shared components, `[rows, 1, rope]`.
     shared: Id,
     rounded: Rounding,
 }
 
-/// The attention that the pattern bound as one head of keys over the latent `l` itself: queries go through the keys' projection
-/// first, results through the values' projection afterwards. Scores, and so their log-sum-exp, stay what they are. Where keys
-/// and values were rounded, what is now made in their stead is: on the way of a query to its scores, and of a value to the
-/// result, stand as many roundings as before.
-fn absorb(s: &mut Site, of: Latent) -> Option<Id> {
+/// Weight absorption: the matched attention as multi-query attention over the latent `l` itself. Queries go through the keys'
+/// projection before it, results through the values' projection after it. Scores, and so their log-sum-exp, keep their values.
+/// Where keys and values were rounded, the projected queries and results are rounded instead: between a query and its scores,
+/// and between a value and the result, the number of roundings stays the same.
+fn absorb(s: &mut Match, of: Latent) -> Option<Id> {
     let (Op::Part(part), a, l) = (s.op("p")?, attention(s)?, s.ty("l")?) else { return None };
     let (rows, latent) = (l.shape[0].clone(), l.shape[1].clone());
     let rope = s.g[of.shared].data.ty().shape[2].clone();
@@ -131,20 +133,20 @@ fn absorb(s: &mut Site, of: Latent) -> Option<Id> {
     by_heads(s, y, &of.values, 2, &None)
 }
 
-/// The part of keys that all heads share, `[rows, 1, rope]`, as `x` repeats it.
-fn shared(s: &Site, x: Id, rows: &Dim, heads: &Dim) -> Option<()> {
+/// The components of keys that all heads share, `[rows, 1, rope]`, which `x` broadcasts to all heads.
+fn shared(s: &Match, x: Id, rows: &Dim, heads: &Dim) -> Option<()> {
     let (own, Op::Expand(e)) = (&s.g[x].data.ty().shape, s.op("x")?) else { return None };
     let [n, one, rope] = own.as_slice() else { return None };
     let wide = [rows.clone(), heads.clone(), rope.clone()];
     (n == rows && one.is_one() && e.shape == wide).then_some(())
 }
 
-/// Attention whose keys are products of a latent (and a part shared by the heads) and whose values are products of the same
-/// latent is attention over the latent itself: see [`absorb`].
-pub fn latent(s: &mut Site) -> Option<Id> {
+/// Weight absorption where keys (but for components shared by the heads) and values are separate projections of one latent: see
+/// [`absorb`].
+pub fn latent(s: &mut Match) -> Option<Id> {
     let (Op::Concat(c), q, l) = (s.op("c")?, s.ty("q")?, s.ty("l")?) else { return None };
     let (keys, values) = (projection(s, "d", "wk", "r")?, projection(s, "e", "wv", "t")?);
-    let heads_of = |s: &Site, view: &str| match s.op(view) {
+    let heads_of = |s: &Match, view: &str| match s.op(view) {
         Some(Op::Reshape(r)) => r.shape.get(1..3).map(|d| (d[0].clone(), d[1].clone())),
         _ => None,
     };
@@ -157,8 +159,8 @@ pub fn latent(s: &mut Site) -> Option<Id> {
     absorb(s, Latent { keys, values, nope, shared: turned, rounded: None })
 }
 
-/// The same where one projection makes both: for every head its key's components, then its value.
-pub fn joint_latent(s: &mut Site) -> Option<Id> {
+/// Weight absorption where one projection gives, for every head, its key's components and then its value.
+pub fn joint_latent(s: &mut Match) -> Option<Id> {
     let (Op::Concat(c), q, l) = (s.op("c")?, s.ty("q")?, s.ty("l")?) else { return None };
     let (Op::Slice(k), Op::Slice(v), Op::Reshape(apart)) = (s.op("u")?, s.op("v")?, s.op("r")?) else {
         return None;
@@ -183,9 +185,9 @@ pub fn joint_latent(s: &mut Site) -> Option<Id> {
     absorb(s, Latent { keys, values, nope: k.len, shared: turned, rounded })
 }
 
-/// Attention over pages that were gathered into a list, its tables places in that list, is attention over the pages where they
-/// are, with tables that are looked up in the list.
-pub fn pages_in_place(s: &mut Site) -> Option<Id> {
+/// Paged attention over pages gathered into a contiguous list is paged attention over the pages in place, with page tables
+/// translated by the list.
+pub fn pages_in_place(s: &mut Match) -> Option<Id> {
     let (a, Op::Gather(g), Op::Slice(v)) = (attention(s)?, s.op("g")?, s.op("v")?) else { return None };
     let (Op::Reshape(by_pages), Op::Reshape(rows)) = (s.op("s")?, s.op("r")?) else { return None };
     let (page, x, list) = (Dim::from(a.page?), s.ty("x")?, s.ty("i")?);

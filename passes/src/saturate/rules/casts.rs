@@ -1,38 +1,37 @@
-//! Rules of casts. Only casts that keep every value are moved or dropped; roundings stay where they are.
+//! Rules of casts. Only widening casts are moved or dropped; narrowing casts (roundings) stay where they are.
 
-use super::Site;
-use crate::canonicalise::holds;
+use super::Match;
 use astrai_ir::ops::{Cast, Op};
 use egg::Id;
 
-/// `cast(cast(x: a → b) → c)` is `cast(x: a → c)` when b holds every value of a.
-pub fn of_cast(s: &mut Site) -> Option<Id> {
+/// `cast(cast(x: a → b) → c)` is `cast(x: a → c)` when b represents every value of a.
+pub fn of_cast(s: &mut Match) -> Option<Id> {
     let (Op::Cast(outer), Op::Cast(inner)) = (s.op("c")?, s.op("d")?) else { return None };
     let (x, from) = (s.var("x")?, s.ty("x")?.dtype);
-    if !holds(inner.dtype, from) {
+    if !inner.dtype.represents(from) {
         return None;
     }
     s.make(outer, &[x])
 }
 
-/// The operator of a cast that keeps every value of a type.
-fn widening(s: &Site, cast: &str, of: &str) -> Option<Cast> {
+/// The operator of a cast, when it is exact on the type of its argument.
+fn widening(s: &Match, cast: &str, of: &str) -> Option<Cast> {
     let Op::Cast(c) = s.op(cast)? else { return None };
-    holds(c.dtype, s.ty(of)?.dtype).then_some(c)
+    c.dtype.represents(s.ty(of)?.dtype).then_some(c)
 }
 
 /// `cast(view(x))` is `view(cast(x))`.
-pub fn into_view(s: &mut Site) -> Option<Id> {
+pub fn into_view(s: &mut Match) -> Option<Id> {
     let (c, view, x) = (widening(s, "c", "x")?, s.op("v")?, s.var("x")?);
     let wide = s.make(c, &[x])?;
     s.make(view, &[wide])
 }
 
-/// `cast(view(cast(x: a → b)) → a)` is `view(x)` when b holds every value of a.
-pub fn of_widened_view(s: &mut Site) -> Option<Id> {
+/// `cast(view(cast(x: a → b)) → a)` is `view(x)` when b represents every value of a.
+pub fn of_widened_view(s: &mut Match) -> Option<Id> {
     let (Op::Cast(narrow), Op::Cast(wide), x) = (s.op("c")?, s.op("d")?, s.var("x")?) else { return None };
     let own = s.ty("x")?.dtype;
-    if narrow.dtype != own || !holds(wide.dtype, own) {
+    if narrow.dtype != own || !wide.dtype.represents(own) {
         return None;
     }
     let view = s.op("v")?;
@@ -40,21 +39,21 @@ pub fn of_widened_view(s: &mut Site) -> Option<Id> {
 }
 
 /// `slice(cast(x))` is `cast(slice(x))`.
-pub fn out_of_view(s: &mut Site) -> Option<Id> {
+pub fn out_of_view(s: &mut Match) -> Option<Id> {
     let (c, view, x) = (widening(s, "c", "x")?, s.op("v")?, s.var("x")?);
     let part = s.make(view, &[x])?;
     s.make(c, &[part])
 }
 
-/// Rows are picked before they are widened.
-pub fn out_of_gather(s: &mut Site) -> Option<Id> {
+/// Rows are gathered before they are widened.
+pub fn out_of_gather(s: &mut Match) -> Option<Id> {
     let (c, gather, x, i) = (widening(s, "c", "x")?, s.op("v")?, s.var("x")?, s.var("i")?);
     let rows = s.make(gather, &[x, i])?;
     s.make(c, &[rows])
 }
 
-/// Two widened values are joined before they are widened.
-pub fn out_of_concat(s: &mut Site) -> Option<Id> {
+/// Two values are concatenated before they are widened.
+pub fn out_of_concat(s: &mut Match) -> Option<Id> {
     let (c, d) = (widening(s, "c", "x")?, widening(s, "d", "y")?);
     if c != d || s.ty("x")?.dtype != s.ty("y")?.dtype {
         return None;

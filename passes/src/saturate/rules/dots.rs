@@ -1,13 +1,13 @@
-//! Rules of dots: transposes into dimension numbers, factors that commute with sums, products and sums of weights made ahead or
-//! left apart. Which side is better is never decided here: the cost at the program's sizes does.
+//! Rules of dots: transposes become dimension numbers, factors commute with contractions, products and sums of weights are folded
+//! or distributed. No rule decides which side is better: extraction does, by the cost at the program's sizes.
 
-use super::Site;
-use crate::saturate::algebra::Make;
+use super::Match;
+use crate::saturate::algebra::AddTerm;
 use astrai_ir::ops::{Binary, BinaryKind, Cast, Dot, Expand, Gather, Op, Permute, Reshape};
 use astrai_ir::{Dim, Shape, Type};
 use egg::Id;
 
-fn dot(s: &Site, name: &str) -> Option<Dot> {
+fn dot(s: &Match, name: &str) -> Option<Dot> {
     if let Op::Dot(d) = s.op(name)? { Some(d) } else { None }
 }
 
@@ -25,23 +25,23 @@ fn summed(d: &Dot, x: &Type, w: &Type) -> Option<usize> {
 }
 
 /// [`summed`] of a dot of bound variables.
-fn plain(s: &Site, d: &str, x: &str, w: &str) -> Option<usize> {
+fn plain(s: &Match, d: &str, x: &str, w: &str) -> Option<usize> {
     summed(&dot(s, d)?, &s.ty(x)?, &s.ty(w)?)
 }
 
-fn weights(s: &Site, names: &[&str]) -> Option<()> {
+fn weights(s: &Match, names: &[&str]) -> Option<()> {
     names.iter().all(|n| s.facts(n).is_some_and(|f| f.weight_only)).then_some(())
 }
 
-fn computed(s: &Site, name: &str) -> Option<()> {
+fn computed(s: &Match, name: &str) -> Option<()> {
     (!s.facts(name)?.weight_only).then_some(())
 }
 
-fn mul(s: &mut Site, a: Id, b: Id) -> Option<Id> {
+fn mul(s: &mut Match, a: Id, b: Id) -> Option<Id> {
     s.make(Binary { kind: BinaryKind::Mul }, &[a, b])
 }
 
-fn add(s: &mut Site, a: Id, b: Id) -> Option<Id> {
+fn add(s: &mut Match, a: Id, b: Id) -> Option<Id> {
     s.make(Binary { kind: BinaryKind::Add }, &[a, b])
 }
 
@@ -49,8 +49,8 @@ fn swapped(pairs: &[(usize, usize)]) -> Vec<(usize, usize)> {
     pairs.iter().map(|&(a, b)| (b, a)).collect()
 }
 
-/// A dot with its free axes exchanged is the dot of the exchanged sides.
-pub fn permuted(s: &mut Site) -> Option<Id> {
+/// A dot whose free axes are exchanged by a permute is the dot of the exchanged arguments.
+pub fn permuted(s: &mut Match) -> Option<Id> {
     let (Op::Permute(p), d) = (s.op("p")?, dot(s, "d")?) else { return None };
     let (l, r) = (s.ty("x")?.rank(), s.ty("w")?.rank());
     let (batch, left, right) = (d.batch.len(), d.left_free(l).len(), d.right_free(r).len());
@@ -63,8 +63,9 @@ pub fn permuted(s: &mut Site) -> Option<Id> {
     s.make(Dot { batch: swapped(&d.batch), contract: swapped(&d.contract) }, &[w, x])
 }
 
-/// A dot of a permuted side reads the side as it is, where its free axes keep their order.
-pub fn of_permuted(s: &mut Site) -> Option<Id> {
+/// A dot of a permuted argument is a dot of the argument itself under other dimension numbers, where its free axes keep their
+/// order.
+pub fn of_permuted(s: &mut Match) -> Option<Id> {
     let (Op::Permute(p), d) = (s.op("p")?, dot(s, "d")?) else { return None };
     let free: Vec<usize> = d.left_free(p.axes.len()).into_iter().map(|a| p.axes[a]).collect();
     if !free.is_sorted() {
@@ -75,23 +76,24 @@ pub fn of_permuted(s: &mut Site) -> Option<Id> {
     s.make(Dot { batch: there(&d.batch), contract: there(&d.contract) }, &[x, w])
 }
 
-fn rows(s: &Site) -> Option<Gather> {
+fn rows(s: &Match) -> Option<Gather> {
     match s.op("g")? {
         Op::Gather(g) if g.axis == 0 && g.batch == 0 && s.ty("w")?.rank() == 2 => Some(g),
         _ => None,
     }
 }
 
-/// Rows of a product are products of rows.
-pub fn gather_of_dot(s: &mut Site) -> Option<Id> {
+/// A gather of rows of a product is the product of the gathered rows.
+pub fn gather_of_dot(s: &mut Match) -> Option<Id> {
     let (g, k) = (rows(s)?, plain(s, "d", "w", "a")?);
     let (w, a, i, rank) = (s.var("w")?, s.var("a")?, s.var("i")?, s.ty("i")?.rank() + 1);
     let picked = s.make(g, &[w, i])?;
     s.make(linear(k, rank), &[picked, a])
 }
 
-/// Rows of a table times a matrix are rows of a table made ahead, when that is no larger.
-pub fn product_of_table(s: &mut Site) -> Option<Id> {
+/// The product of gathered rows of a table and a matrix is a gather from the folded product, when that is no larger than the
+/// table.
+pub fn product_of_table(s: &mut Match) -> Option<Id> {
     weights(s, &["w", "a"])?;
     let (g, a) = (rows(s)?, s.ty("a")?);
     let d = dot(s, "d")?;
@@ -105,8 +107,8 @@ pub fn product_of_table(s: &mut Site) -> Option<Id> {
     s.make(g, &[table, i])
 }
 
-/// `dot(x·r, w)` is `dot(x, w)·r` for a factor `r` that is one number a row.
-pub fn row_scale_out(s: &mut Site) -> Option<Id> {
+/// `dot(x·r, w)` is `dot(x, w)·r` for a factor `r` with one number a row.
+pub fn row_scale_out(s: &mut Match) -> Option<Id> {
     let (d, r) = (dot(s, "d")?, s.ty("r")?);
     let right = d.right_free(s.ty("w")?.rank()).len();
     if !d.batch.is_empty() || d.contract.iter().any(|p| !r.shape[p.0].is_one()) {
@@ -121,8 +123,8 @@ pub fn row_scale_out(s: &mut Site) -> Option<Id> {
     mul(s, y, r)
 }
 
-/// The same from right to left: cheaper where rows of `x` are shorter than rows of the result.
-pub fn row_scale_in(s: &mut Site) -> Option<Id> {
+/// [`row_scale_out`] from right to left: cheaper where rows of `x` are shorter than rows of the result.
+pub fn row_scale_in(s: &mut Match) -> Option<Id> {
     let (d, r, x) = (dot(s, "d")?, s.ty("r")?, s.ty("x")?);
     let free = d.left_free(x.rank());
     if !d.batch.is_empty() || r.shape[free.len()..].iter().any(|n| !n.is_one()) {
@@ -138,7 +140,7 @@ pub fn row_scale_in(s: &mut Site) -> Option<Id> {
 }
 
 /// `x·(A·B)` is `(x·A)·B`.
-pub fn factor(s: &mut Site) -> Option<Id> {
+pub fn factor(s: &mut Match) -> Option<Id> {
     weights(s, &["a", "b"])?;
     computed(s, "x")?;
     let (d, e, x) = (dot(s, "d")?, dot(s, "e")?, s.ty("x")?);
@@ -158,21 +160,21 @@ pub fn factor(s: &mut Site) -> Option<Id> {
     s.make(linear(sum, x.rank()), &[low, then])
 }
 
-/// `(x·A)·B` is `x·(A·B)`, the product made ahead.
-pub fn product_ahead(s: &mut Site) -> Option<Id> {
+/// `(x·A)·B` is `x·(A·B)`, with the product of weights folded.
+pub fn product_ahead(s: &mut Match) -> Option<Id> {
     weights(s, &["a", "b"])?;
     computed(s, "x")?;
     let (d, e, x) = (dot(s, "d")?, dot(s, "e")?, s.ty("x")?);
     let ka = summed(&d, &x, &s.ty("a")?)?;
     let kb = summed(&e, &x, &s.ty("b")?)?;
     let (left, a, b) = (s.var("x")?, s.var("a")?, s.var("b")?);
-    // [n, k]: the layout in which weights are packed.
+    // [n, k]: the layout that weight packing expects.
     let both = s.make(Dot { batch: vec![], contract: vec![(kb, 1 - ka)] }, &[b, a])?;
     s.make(linear(1, x.rank()), &[left, both])
 }
 
-/// `x·A + x·B` is `x·(A + B)`, the sum made ahead.
-pub fn sum_ahead(s: &mut Site) -> Option<Id> {
+/// `x·A + x·B` is `x·(A + B)`, with the sum of weights folded.
+pub fn sum_ahead(s: &mut Match) -> Option<Id> {
     weights(s, &["a", "b"])?;
     computed(s, "x")?;
     let (ka, kb) = (plain(s, "d", "x", "a")?, plain(s, "e", "x", "b")?);
@@ -185,7 +187,7 @@ pub fn sum_ahead(s: &mut Site) -> Option<Id> {
 }
 
 /// `x·(A + B)` is `x·A + x·B`.
-pub fn distribute(s: &mut Site) -> Option<Id> {
+pub fn distribute(s: &mut Match) -> Option<Id> {
     weights(s, &["a", "b"])?;
     computed(s, "x")?;
     let (d, x, a, b) = (dot(s, "d")?, s.var("x")?, s.var("a")?, s.var("b")?);
@@ -194,7 +196,7 @@ pub fn distribute(s: &mut Site) -> Option<Id> {
 }
 
 /// `x·(s·w)` is `s·(x·w)`.
-pub fn scale_out(s: &mut Site) -> Option<Id> {
+pub fn scale_out(s: &mut Match) -> Option<Id> {
     weights(s, &["w"])?;
     computed(s, "x")?;
     let (d, factor, ty) = (dot(s, "d")?, s.facts("s")?.constant?, s.root_ty()?);
@@ -205,7 +207,7 @@ pub fn scale_out(s: &mut Site) -> Option<Id> {
 }
 
 /// `(s·x)·w` and `s·(x·w)` are `x·(s·w)`, the factor folded into the weight.
-pub fn scale_into_weight(s: &mut Site) -> Option<Id> {
+pub fn scale_into_weight(s: &mut Match) -> Option<Id> {
     weights(s, &["w"])?;
     computed(s, "x")?;
     let (d, factor, ty) = (dot(s, "d")?, s.facts("s")?.constant?, s.ty("w")?);
@@ -214,8 +216,9 @@ pub fn scale_into_weight(s: &mut Site) -> Option<Id> {
     s.make(d, &[x, scaled])
 }
 
-/// `dot(norm(x)·g, w)` is `dot(norm(x), g·w)`. Where the norm is rounded before the dot, it still is, and so is the weight.
-pub fn norm_into_dot(s: &mut Site) -> Option<Id> {
+/// `dot(norm(x)·g, w)` is `dot(norm(x), g·w)`. If the norm is rounded before the dot, it stays rounded, and the folded weight is
+/// rounded alike.
+pub fn norm_into_dot(s: &mut Match) -> Option<Id> {
     weights(s, &["g", "w"])?;
     computed(s, "x")?;
     let (Op::RmsNorm(norm), x, w, g) = (s.op("n")?, s.ty("x")?, s.ty("w")?, s.ty("g")?) else { return None };
@@ -240,7 +243,7 @@ pub fn norm_into_dot(s: &mut Site) -> Option<Id> {
     s.make(d, &[n, folded])
 }
 
-fn rounded(s: &mut Site, x: Id, narrow: &Cast, wide: &Cast) -> Option<Id> {
+fn rounded(s: &mut Match, x: Id, narrow: &Cast, wide: &Cast) -> Option<Id> {
     let x = s.make(narrow.clone(), &[x])?;
     s.make(wide.clone(), &[x])
 }

@@ -1,24 +1,24 @@
-//! Rules of numbers: signs, ones, chains of constants, sums of biases.
+//! Rules of pointwise arithmetic: signs, neutral elements, chains of constants, sums of biases.
 
-use super::Site;
-use crate::saturate::algebra::Make;
+use super::Match;
+use crate::saturate::algebra::AddTerm;
 use astrai_ir::ops::{Binary, BinaryKind, Unary, UnaryKind};
 use astrai_ir::{DType, Tensor};
 use egg::Id;
 
-/// The inner value itself.
-pub fn itself(s: &mut Site) -> Option<Id> {
+/// `-(-x)` is `x`.
+pub fn itself(s: &mut Match) -> Option<Id> {
     s.var("x")
 }
 
 /// `x + (-y)` is `x - y`.
-pub fn difference(s: &mut Site) -> Option<Id> {
+pub fn difference(s: &mut Match) -> Option<Id> {
     let (x, y) = (s.var("x")?, s.var("y")?);
     s.make(Binary { kind: BinaryKind::Sub }, &[x, y])
 }
 
 /// `x · 1` and `x / 1` are `x`.
-pub fn times_one(s: &mut Site) -> Option<Id> {
+pub fn times_one(s: &mut Match) -> Option<Id> {
     if s.facts("c")?.constant? != 1.0 {
         return None;
     }
@@ -26,7 +26,7 @@ pub fn times_one(s: &mut Site) -> Option<Id> {
 }
 
 /// `x · -1` is `-x`.
-pub fn times_minus_one(s: &mut Site) -> Option<Id> {
+pub fn times_minus_one(s: &mut Match) -> Option<Id> {
     if s.facts("c")?.constant? != -1.0 || !s.ty("x")?.dtype.is_float() {
         return None;
     }
@@ -34,14 +34,14 @@ pub fn times_minus_one(s: &mut Site) -> Option<Id> {
     s.make(Unary { kind: UnaryKind::Neg }, &[x])
 }
 
-/// A finite number, other than zero, as the dtype keeps it: what overflows or vanishes is not folded.
+/// The number rounded to the dtype; `None` where it overflows or underflows to zero, so that it is not folded.
 fn kept(dtype: DType, x: f64) -> Option<f64> {
     let x = Tensor::float(dtype, &[1], vec![x]).at(0);
     (dtype.is_float() && x.is_normal()).then_some(x)
 }
 
 /// `(x · c) · d` is `x · (c·d)`.
-pub fn chain(s: &mut Site) -> Option<Id> {
+pub fn chain(s: &mut Match) -> Option<Id> {
     let (c, d, ty) = (s.facts("c")?.constant?, s.facts("d")?.constant?, s.ty("x")?);
     if s.facts("x")?.constant.is_some() {
         return None;
@@ -51,14 +51,14 @@ pub fn chain(s: &mut Site) -> Option<Id> {
 }
 
 /// `x / c` is `x · (1/c)`.
-pub fn reciprocal(s: &mut Site) -> Option<Id> {
+pub fn reciprocal(s: &mut Match) -> Option<Id> {
     let (c, ty) = (s.facts("c")?.constant?, s.ty("x")?);
     let (x, factor) = (s.var("x")?, s.g.fill(&ty, kept(ty.dtype, 1.0 / c)?)?);
     s.make(Binary { kind: BinaryKind::Mul }, &[x, factor])
 }
 
-/// `(y + a) + b` is `y + (a + b)` for weights `a` and `b`, repeated alike.
-pub fn biases_ahead(s: &mut Site) -> Option<Id> {
+/// `(y + a) + b` is `y + (a + b)` for weights `a` and `b` that are broadcast alike.
+pub fn biases_ahead(s: &mut Match) -> Option<Id> {
     let weights = s.facts("a")?.weight_only && s.facts("b")?.weight_only;
     let (e, f) = (s.op("e")?, s.op("f")?);
     if !weights || s.facts("y")?.weight_only || e != f || s.ty("a")? != s.ty("b")? {

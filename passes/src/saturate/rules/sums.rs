@@ -1,12 +1,12 @@
-//! Rules of reductions. Backward graphs are full of sums over what was repeated on the way forward.
+//! Rules of reductions. Backward graphs have many sums over dimensions that the forward graph broadcasts.
 
-use super::Site;
-use crate::saturate::algebra::Make;
+use super::Match;
+use crate::saturate::algebra::AddTerm;
 use astrai_ir::ops::{Binary, BinaryKind, Expand, Op, Reduce, ReduceKind, Reshape};
 use astrai_ir::{Dim, Shape};
 use egg::Id;
 
-fn reduce(s: &Site, name: &str, kinds: &[ReduceKind]) -> Option<Reduce> {
+fn reduce(s: &Match, name: &str, kinds: &[ReduceKind]) -> Option<Reduce> {
     match s.op(name)? {
         Op::Reduce(r) if kinds.contains(&r.kind) => Some(r),
         _ => None,
@@ -17,7 +17,7 @@ use ReduceKind::{Max, Mean, Min, Prod, Sum};
 
 /// The reduction of `expand(x)`, all but the factor that repeated elements make: `x` reduced (of one element along axes that
 /// were repeated), then repeated along the others.
-fn unrepeated(s: &mut Site, r: &Reduce) -> Option<Id> {
+fn unrepeated(s: &mut Match, r: &Reduce) -> Option<Id> {
     let (x, shape) = (s.var("x")?, s.root_ty()?.shape);
     let whole = match s.op("e")? {
         Op::Expand(e) => e.shape,
@@ -29,14 +29,14 @@ fn unrepeated(s: &mut Site, r: &Reduce) -> Option<Id> {
     s.make(Expand { shape }, &[y])
 }
 
-/// The largest of equal elements is one of them.
-pub fn extreme_of_expand(s: &mut Site) -> Option<Id> {
+/// The maximum (minimum) over a broadcast axis is the element.
+pub fn extreme_of_expand(s: &mut Match) -> Option<Id> {
     let r = reduce(s, "r", &[Max, Min])?;
     unrepeated(s, &r)
 }
 
-/// The sum of `n` equal elements is `n` times one of them; their mean is one of them.
-pub fn sum_of_expand(s: &mut Site) -> Option<Id> {
+/// The sum over a broadcast axis of `n` elements is `n` times the element; the mean is the element.
+pub fn sum_of_expand(s: &mut Match) -> Option<Id> {
     let r = reduce(s, "r", &[Sum, Mean])?;
     let (own, Op::Expand(e)) = (s.ty("x")?, s.op("e")?) else { return None };
     let repeated = r.axes.iter().filter(|&&a| own.shape[a] != e.shape[a]).map(|&a| &e.shape[a]);
@@ -51,7 +51,7 @@ pub fn sum_of_expand(s: &mut Site) -> Option<Id> {
 }
 
 /// A reduction over axes of one element each is a view.
-fn of_one(s: &mut Site, kinds: &[ReduceKind]) -> Option<Id> {
+fn of_one(s: &mut Match, kinds: &[ReduceKind]) -> Option<Id> {
     let (r, own) = (reduce(s, "r", kinds)?, s.ty("x")?);
     if r.axes.iter().any(|&a| !own.shape[a].is_one()) {
         return None;
@@ -60,18 +60,18 @@ fn of_one(s: &mut Site, kinds: &[ReduceKind]) -> Option<Id> {
     s.make(Reshape { shape }, &[x])
 }
 
-/// The largest of one.
-pub fn extreme_of_one(s: &mut Site) -> Option<Id> {
+/// The maximum (minimum) over axes of size 1.
+pub fn extreme_of_one(s: &mut Match) -> Option<Id> {
     of_one(s, &[Max, Min, Prod])
 }
 
-/// The sum of one: but for -0, whose sum is 0.
-pub fn sum_of_one(s: &mut Site) -> Option<Id> {
+/// The sum over axes of size 1: not exact, since the sum of -0 is 0.
+pub fn sum_of_one(s: &mut Match) -> Option<Id> {
     of_one(s, &[Sum, Mean])
 }
 
-/// Two reductions of one kind as one over both sets of axes.
-fn both(s: &mut Site, kinds: &[ReduceKind]) -> Option<Id> {
+/// Two nested reductions of one kind as one reduction over both sets of axes.
+fn both(s: &mut Match, kinds: &[ReduceKind]) -> Option<Id> {
     let (outer, inner) = (reduce(s, "r", kinds)?, reduce(s, "s", kinds)?);
     if outer.kind != inner.kind {
         return None;
@@ -84,18 +84,18 @@ fn both(s: &mut Site, kinds: &[ReduceKind]) -> Option<Id> {
     s.make(Reduce { kind: outer.kind, axes }, &[x])
 }
 
-/// The largest of the largest.
-pub fn extreme_of_extremes(s: &mut Site) -> Option<Id> {
+/// Nested maxima (minima).
+pub fn extreme_of_extremes(s: &mut Match) -> Option<Id> {
     both(s, &[Max, Min])
 }
 
-/// The sum of sums.
-pub fn sum_of_sums(s: &mut Site) -> Option<Id> {
+/// Nested sums.
+pub fn sum_of_sums(s: &mut Match) -> Option<Id> {
     both(s, &[Sum])
 }
 
 /// `Σx + Σy` over the same axes is `Σ(x + y)`.
-pub fn added(s: &mut Site) -> Option<Id> {
+pub fn added(s: &mut Match) -> Option<Id> {
     let (a, b) = (reduce(s, "r", &[Sum])?, reduce(s, "s", &[Sum])?);
     if a != b || s.ty("x")? != s.ty("y")? {
         return None;
@@ -105,8 +105,8 @@ pub fn added(s: &mut Site) -> Option<Id> {
     s.make(a, &[sum])
 }
 
-/// `Σ(x·c)` is `(Σx)·c` for a factor that is the same along the axes summed over.
-pub fn of_scaled(s: &mut Site) -> Option<Id> {
+/// `Σ(x·c)` is `(Σx)·c` for a factor that is constant along the reduced axes.
+pub fn of_scaled(s: &mut Match) -> Option<Id> {
     let (r, c) = (reduce(s, "r", &[Sum])?, s.ty("c")?);
     if !c.dtype.is_float() || r.axes.iter().any(|&a| !c.shape[a].is_one()) {
         return None;

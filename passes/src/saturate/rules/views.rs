@@ -1,11 +1,11 @@
-//! Rules of views: what is cut out of what was joined, and functions of numbers computed before they are repeated.
+//! Rules of views: slices of concatenations, and pointwise functions computed before they are broadcast.
 
-use super::Site;
+use super::Match;
 use astrai_ir::ops::{Binary, BinaryKind, Op, Slice, Unary, UnaryKind};
 use egg::Id;
 
-/// A range that lies in one of two joined values is a range of that.
-pub fn slice_of_concat(s: &mut Site) -> Option<Id> {
+/// A slice that lies within one argument of a concatenation is a slice of that argument.
+pub fn slice_of_concat(s: &mut Match) -> Option<Id> {
     let (Op::Slice(cut), Op::Concat(c)) = (s.op("s")?, s.op("c")?) else { return None };
     if cut.axis != c.axis {
         return None;
@@ -21,8 +21,8 @@ pub fn slice_of_concat(s: &mut Site) -> Option<Id> {
     s.make(Slice { start, ..cut }, &[y])
 }
 
-/// Two ranges of one value, one after the other, are one range.
-pub fn concat_of_slices(s: &mut Site) -> Option<Id> {
+/// The concatenation of two adjacent slices is one slice.
+pub fn concat_of_slices(s: &mut Match) -> Option<Id> {
     let (Op::Concat(c), Op::Slice(a), Op::Slice(b)) = (s.op("c")?, s.op("s")?, s.op("t")?) else {
         return None;
     };
@@ -36,7 +36,7 @@ pub fn concat_of_slices(s: &mut Site) -> Option<Id> {
 const BINARY: [BinaryKind; 4] = [BinaryKind::Add, BinaryKind::Sub, BinaryKind::Mul, BinaryKind::Div];
 
 /// `f(view x, view y)` is `view f(x, y)` for one view of one shape.
-pub fn out_of_binary(s: &mut Site) -> Option<Id> {
+pub fn out_of_binary(s: &mut Match) -> Option<Id> {
     let (v, w) = (s.op("v")?, s.op("w")?);
     if v != w || s.ty("x")? != s.ty("y")? {
         return None;
@@ -52,7 +52,7 @@ const UNARY: [UnaryKind; 7] = {
 };
 
 /// `f(expand x)` is `expand f(x)`.
-pub fn out_of_unary(s: &mut Site) -> Option<Id> {
+pub fn out_of_unary(s: &mut Match) -> Option<Id> {
     let (v, x, kind) = (s.op("v")?, s.var("x")?, *UNARY.get(s.pattern)?);
     let small = s.make(Unary { kind }, &[x])?;
     s.make(v, &[small])

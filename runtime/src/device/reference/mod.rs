@@ -124,7 +124,7 @@ impl Backend for Interpreter {
 
     fn matched(&self, piece: &Piece) -> Result<Matched, IrError> {
         let g = &piece.graph;
-        let collective = g.nodes().iter().any(|n| n.op.over().is_some());
+        let collective = g.nodes().iter().any(|n| n.op.collective_axes().is_some());
         let form = if collective { Form::Collective } else { Form::Interpreted };
         let all = piece.read_types().into_iter().chain(piece.write_types());
         let bytes = all.fold(Dim::from(0), |sum, t| &sum + &t.bytes());
@@ -172,7 +172,7 @@ pub(super) fn run_region(
         leaves.insert(name, tensor);
     }
     let by_ref: HashMap<&str, &Tensor> = leaves.iter().map(|(k, v)| (*k, v)).collect();
-    let outs = eval::walk(region.graph(), &by_ref, sizes, Precision::default())?;
+    let outs = eval::eval_borrowed(region.graph(), &by_ref, sizes, Precision::default())?;
     for (i, (_, t)) in outs.iter().enumerate() {
         device.write(buffers[reads.len() + i], &t.to_bytes())?;
     }

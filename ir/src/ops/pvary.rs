@@ -1,22 +1,23 @@
-//! `spread`: a value that all ranks hold, from here on used by each in its own way. It changes and sends nothing; it is there
-//! for its gradient, the sum of what the ranks' uses give.
+//! `pvary`: a replicated value that every rank uses differently from here on. It is the identity and sends nothing; its gradient
+//! is the all-reduce of the ranks' cotangents (JAX's `pvary`, `copy_to_tensor_model_parallel_region` in Megatron-LM,
+//! arXiv:1909.08053).
 
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp};
-use crate::ops::{AllReduce, Joint};
-use crate::shard::{Axis, Way, Ways};
+use crate::ops::{AllReduce, ReduceOp};
+use crate::shard::{Axis, Propagate, ShardingRule};
 use crate::{Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
-/// The argument.
+/// The argument, unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Spread {
-    /// The axis whose ranks use it differently.
+pub struct Pvary {
+    /// The mesh axis along which the uses differ.
     pub over: Axis,
 }
 
-impl Operator for Spread {
-    const NAME: &'static str = "spread";
+impl Operator for Pvary {
+    const NAME: &'static str = "pvary";
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x] = cx.exactly()?;
@@ -28,11 +29,11 @@ impl Operator for Spread {
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
-        let (op, grad) = (AllReduce { kind: Joint::Sum, over: vec![self.over.clone()] }, cx.grad());
+        let (op, grad) = (AllReduce { kind: ReduceOp::Sum, over: vec![self.over.clone()] }, cx.grad());
         Ok(vec![Some(cx.graph.push(op, &[grad])?)])
     }
 
-    fn ways(&self, cx: &Ways) -> Vec<Way> {
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         [cx.pointwise(), cx.linear(&[&[0]])].concat()
     }
 
