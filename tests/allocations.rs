@@ -5,7 +5,7 @@ use astrai::machine::{Kind, Machine};
 use astrai::model::Model;
 use astrai_builders::ModelConfig;
 use astrai_ir::DType;
-use astrai_runtime::{Device, Dump, Recompute};
+use astrai_runtime::{Dump, Recompute};
 use astrai_train::batch::Batch;
 use astrai_train::engine::{Engine, Plan, Recipe};
 use astrai_train::router::Router;
@@ -44,7 +44,7 @@ fn a_step_allocates_nothing_after_the_first() {
         };
         let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None).unwrap();
         let model = Model::fresh(config, vec![], 7);
-        let mut engine = Engine::open(plan, model.source(), &machine.runner(), &mut |_, _| {}).unwrap();
+        let mut engine = Engine::open(plan, model.source(), &machine.device, &mut |_, _| {}).unwrap();
         // Each step has batches of other shapes, none larger than those of the first.
         let steps = [[batch(&[40, 40]), batch(&[40, 40])], [batch(&[40, 7]), batch(&[1])]];
         engine.step(&steps[0], 1e-3).unwrap();

@@ -4,7 +4,7 @@
 use astrai::machine::{Kind, Machine};
 use astrai_ir::ops::Attention;
 use astrai_ir::{DType, Dim, Graph, NodeId, Real, Sizes, Symbol, Tensor, Type, eval, gradient};
-use astrai_runtime::{Device, Options, Session, Tools, Value, compile};
+use astrai_runtime::{Options, Session, Value, compile};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -126,14 +126,13 @@ impl Case {
 
     /// A session of host kernels; none without a compiler.
     fn session(&self, machine: &Machine, ones: bool) -> Option<Session> {
-        let tools: Tools = machine.tools()?;
+        machine.cpu.as_ref()?;
         let program = compile(&self.graph(ones), machine.backend(), &Options::default()).unwrap();
         assert!(program.kernels.iter().all(Option::is_some), "the interpreter would run a region");
-        let grads = program.plan.regions.iter().filter(|r| r.form().name() == "attention"Grad);
+        let grads = program.plan.regions.iter().filter(|r| r.form().name() == "attention_grad");
         assert_eq!(grads.count(), 1);
         let none: HashMap<String, Value> = HashMap::new();
-        let (program, pool) = (Arc::new(program), machine.pool.clone());
-        Some(Session::new(program, &none, pool, Some(tools), machine.backend(), &mut |_, _| {}).unwrap())
+        Some(Session::new(Arc::new(program), &none, &machine.device, &mut |_, _| {}).unwrap())
     }
 }
 
@@ -216,7 +215,7 @@ fn threads_and_batch_do_not_change_a_bit() {
 fn outputs_have_the_types_asked_for() {
     let machine = host(1);
     let Some(session) = Case { dtype: DType::BF16, ..case() }.session(&machine, false) else { return };
-    let region = session.program().plan.regions.iter().find(|r| r.form().name() == "attention"Grad).unwrap();
-    let types: Vec<DType> = region.writes().iter().map(|t: &Type| t.dtype).collect();
+    let region = session.program().plan.regions.iter().find(|r| r.form().name() == "attention_grad").unwrap();
+    let types: Vec<DType> = region.piece.write_types().iter().map(|t: &Type| t.dtype).collect();
     assert_eq!(types, [DType::BF16; 3]);
 }

@@ -10,7 +10,7 @@ use astrai::model::Model;
 use astrai_builders::{Logits, Loss, Program, build};
 use astrai_ir::json::{read_json, write_json};
 use astrai_ir::{DType, Graph};
-use astrai_runtime::{Device, Dump, Options, Session, compile};
+use astrai_runtime::{Dump, Options, Session, compile};
 use std::path::{Path, PathBuf};
 
 /// The cases that are in this repository or beside it.

@@ -8,7 +8,6 @@ use astrai::machine::{Kind, Machine};
 use astrai::model::Model;
 use astrai_builders::{Logits, Loss, Program};
 use astrai_ir::DType;
-use astrai_runtime::Device;
 use astrai_runtime::weights::Checkpoint;
 use std::path::Path;
 

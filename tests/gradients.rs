@@ -9,7 +9,7 @@ use astrai::model::{Model, read_config};
 use astrai_builders::{Logits, Loss, Program, build};
 use astrai_ir::{DType, Op};
 use astrai_runtime::weights::Checkpoint;
-use astrai_runtime::{Device, Options, compile};
+use astrai_runtime::{Options, compile};
 use find::case;
 use std::path::Path;
 
@@ -73,7 +73,7 @@ fn no_dot_of_training_is_left_to_loops() {
         assert_eq!(losses.count(), 1, "{storage}: the logits of the loss are made once");
         for r in &compiled.plan.regions {
             assert!(r.form().has_kernel() || storage != DType::F32, "{} has no kernel", r.origin);
-            if r.graph.nodes().iter().any(|n| matches!(n.op, Op::Dot(_))) {
+            if r.graph().nodes().iter().any(|n| matches!(n.op, Op::Dot(_))) {
                 assert_eq!(r.form().name(), "dot", "{storage}: {} has a dot in loops", r.origin);
                 dots += 1;
             }

@@ -11,7 +11,8 @@ use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, build};
 use astrai_ir::DType;
 use astrai_ir::ops::Op;
 use astrai_passes::Fidelity;
-use astrai_runtime::{Device, Options, Session, Value, compile};
+use astrai_runtime::device::cpu::{host_levels, modelled_levels};
+use astrai_runtime::{Options, Session, Value, compile};
 use astrai_serve::cache::KvCache;
 use astrai_serve::scheduler::batch::StepBatch;
 use serde_json::json;
@@ -65,13 +66,13 @@ impl Paged {
         how: Fidelity,
     ) -> Paged {
         let program = Program { logits, ..Program::paged(24, 4, cache) };
-        let kv = KvCache::new(&model.config, cache, storage).unwrap();
+        let kv = KvCache::new(&model.config, cache, storage, &machine.device).unwrap();
         let planned = plan_within(&model.config, &program, storage, machine, how).unwrap();
         let body = &planned.graph.blocks()[0].graph;
         let attention = body.nodes().iter().find(|n| matches!(n.op, Op::Attention(_))).unwrap();
         let key_heads = body.ty(attention.args[1]).shape[1].size().unwrap();
         assert!(planned.plan.regions.iter().all(|r| r.form().has_kernel()), "a region has no kernel");
-        let session = model.start_over(planned, kv.buffers(), machine, &mut |_, _| {}).unwrap();
+        let session = model.start_over(planned, kv.buffers(), &mut |_, _| {}).unwrap();
         let vocab = model.config.vocab_size;
         let mut paged = Paged {
             session,
@@ -202,7 +203,7 @@ fn decode_and_chunked_prefill_are_the_full_forward() {
         for storage in [DType::F32, DType::BF16] {
             let want = full(&path, storage, &machines[1]);
             for machine in &machines {
-                let tag = format!("{} {storage} {} threads", path.display(), machine.pool.threads());
+                let tag = format!("{} {storage} {} threads", path.display(), machine.device.threads());
                 let mut p = Paged::open(&path, storage, machine, Logits::All);
                 while !p.finished() {
                     p.step(&[(3, 1), (0, 1), (1, 1), (2, 1)]);
@@ -242,7 +243,7 @@ fn decode_is_the_full_forward_with_any_vector_instructions() {
             for storage in [DType::F32, DType::BF16] {
                 let want = full(path, storage, &machines[0]);
                 for machine in &machines {
-                    let tag = format!("{} {storage} {}", path.display(), machine.target.name);
+                    let tag = format!("{} {storage} {}", path.display(), machine.isa());
                     let mut p = Paged::open(path, storage, machine, Logits::All);
                     while !p.finished() {
                         p.step(&[(3, 1), (0, 1), (1, 1), (2, 1)]);
@@ -264,10 +265,12 @@ fn decode_is_the_full_forward_with_any_vector_instructions() {
 /// they lie; the numbers are those of the full forward but for the order of sums (and, of bf16, where products are rounded).
 #[test]
 fn absorbed_decode_is_the_full_forward_up_to_rounding() {
-    let mut machine = Machine::new(Kind::Cpu, 2).unwrap();
-    machine.target.launch = 0.0;
-    machine.target.bandwidth = 1e18;
-    machine.target.flops.iter_mut().for_each(|f| f.1 = 1e3);
+    let machine = Machine::new(Kind::Cpu, 2).unwrap();
+    let Some(cpu) = &machine.cpu else { return };
+    let mut target = machine.backend().target().clone();
+    (target.launch, target.bandwidth) = (0.0, 1e18);
+    target.flops.iter_mut().for_each(|f| f.1 = 1e3);
+    let machine = Machine::on(cpu.with_target(target));
     let floats = |b: &[u8]| -> Vec<f64> {
         b.as_chunks::<4>().0.iter().map(|c| f64::from(f32::from_le_bytes(*c))).collect()
     };
@@ -419,7 +422,7 @@ fn pages_are_counted_in_the_type_that_is_stored() {
                 let row = (l.rank + l.rope) * storage.bytes() * model.config.num_layers;
                 assert_eq!(paged, row as u64, "{} {storage}", path.display());
             }
-            let kv = KvCache::new(&model.config, CACHE, storage).unwrap();
+            let kv = KvCache::new(&model.config, CACHE, storage, &machine.device).unwrap();
             assert_eq!(kv.buffers().bytes(), token * (CACHE.page * CACHE.pages) as u64);
         }
     }

@@ -9,11 +9,11 @@ use astrai::machine::{Kind, Machine};
 use astrai::model::{Model, read_config, served_fidelity};
 use astrai::programs::Programs;
 use astrai_builders::Cache;
+use astrai_ir::DType;
 use astrai_ir::ops::Op;
-use astrai_ir::{DType, Layout};
 use astrai_passes::Fidelity;
 use astrai_runtime::weights::Checkpoint;
-use astrai_runtime::{Device, Program as Planned, Session};
+use astrai_runtime::{Compiled as Planned, Session};
 use astrai_serve::cache::KvCache;
 use astrai_serve::engine::{End, Engine, Handle, Model as Steps, ModelError, Settings, Sizes, Stats};
 use astrai_serve::paged::PagedModel;
@@ -36,11 +36,12 @@ fn cases() -> Vec<PathBuf> {
 
 /// A machine on which operations cost and nothing else does: small models then go the way of large ones.
 fn machine(threads: usize) -> Machine {
-    let mut machine = Machine::new(Kind::Cpu, threads).unwrap();
-    machine.target.launch = 0.0;
-    machine.target.bandwidth = 1e18;
-    machine.target.flops.iter_mut().for_each(|f| f.1 = 1e3);
-    machine
+    let machine = Machine::new(Kind::Cpu, threads).unwrap();
+    let Some(cpu) = &machine.cpu else { return machine };
+    let mut target = machine.backend().target().clone();
+    (target.launch, target.bandwidth) = (0.0, 1e18);
+    target.flops.iter_mut().for_each(|f| f.1 = 1e3);
+    Machine::on(cpu.with_target(target))
 }
 
 /// Heads of keys that attention reads in the first layer.
@@ -62,8 +63,8 @@ fn plan(model: &Model, sequences: u64, cache: Cache, storage: DType, machine: &M
     programs
 }
 
-fn start(programs: Programs, model: &Model, kv: &KvCache, machine: &Machine) -> [Session; 2] {
-    let (first, second) = programs.start(model, kv.buffers(), machine, &mut |_, _| {}).unwrap();
+fn start(programs: Programs, model: &Model, kv: &KvCache) -> [Session; 2] {
+    let (first, second) = programs.start(model, kv.buffers(), &mut |_, _| {}).unwrap();
     [first, second.unwrap()]
 }
 
@@ -108,8 +109,8 @@ fn counted(
     storage: DType,
     machine: &Machine,
 ) -> (Counted, Seen) {
-    let kv = KvCache::new(&model.config, cache, storage).unwrap();
-    let [first, second] = start(plan(model, sequences, cache, storage, machine), model, &kv, machine);
+    let kv = KvCache::new(&model.config, cache, storage, &machine.device).unwrap();
+    let [first, second] = start(plan(model, sequences, cache, storage, machine), model, &kv);
     let sizes = [model.config.vocab_size, 44, TOKENS as usize, sequences as usize];
     let model = PagedModel::new(first, Some(second), cache, sizes);
     let seen = Seen::default();
@@ -243,23 +244,23 @@ fn weights_that_both_read_alike_lie_in_memory_once() {
             let programs = plan(&model, 4, CACHE, storage, &machine);
             let beside = programs.bytes_beside().unwrap();
             let arena = programs.answers.as_ref().unwrap().arena_bytes().unwrap();
-            let kv = KvCache::new(&model.config, CACHE, storage).unwrap();
-            let [first, second] = start(programs, &model, &kv, &machine);
+            let kv = KvCache::new(&model.config, CACHE, storage, &machine.device).unwrap();
+            let [first, second] = start(programs, &model, &kv);
             // Of every layer what makes keys and values of latents, and nothing else, is read in two ways: heads times (nope and
             // value) rows of rank numbers.
             let twice = (model.config.num_layers * 4 * (16 + 16) * 32 * storage.bytes()) as u64;
             let ([own, shared], [of_first, same]) = (second.weight_bytes(), first.weight_bytes());
             assert_eq!((own, shared), (twice, same), "{} {storage}", path.display());
             assert!(of_first >= twice && beside == own + arena);
-            let one = |p: &Planned, layout| {
+            let one = |p: &Planned, packed| {
                 let of = |w: &&astrai_ir::plan::PlannedWeight| {
-                    w.weight.name.contains("kv_b_proj") && w.layout == layout
+                    w.weight.name.contains("kv_b_proj") && w.layout.is_packed() == packed
                 };
                 p.plan.weights.iter().filter(of).count()
             };
             let layers = model.config.num_layers;
-            assert_eq!(one(first.program(), Layout::Panels), layers);
-            assert_eq!(one(second.program(), Layout::Rows), layers);
+            assert_eq!(one(first.program(), true), layers);
+            assert_eq!(one(second.program(), false), layers);
             drop(first);
             // What was shared is the other's alone now.
             assert_eq!(second.weight_bytes(), [own + shared, 0]);

@@ -5,7 +5,6 @@ use astrai::machine::{Kind, Machine};
 use astrai::model::{Model, plan};
 use astrai_builders::{Cache, ModelConfig, Program};
 use astrai_ir::DType;
-use astrai_runtime::Device;
 use astrai_serve::cache::KvCache;
 use astrai_serve::engine::{End, Engine, Event, Finish, Handle, Settings, Stream, SubmitError};
 use astrai_serve::paged::PagedModel;
@@ -34,9 +33,9 @@ fn start(machine: &Machine, pages: usize, sequences: usize, settings: Settings) 
     let cache = Cache { page: 8, pages, table: 16 };
     let program = Program::paged(48, sequences as u64, cache);
     let planned = plan(&config, &program, DType::F32, machine).unwrap();
-    let kv = KvCache::new(&config, cache, DType::F32).unwrap();
+    let kv = KvCache::new(&config, cache, DType::F32, &machine.device).unwrap();
     let model = Model::fresh(config, vec![], 3);
-    let session = model.start_over(planned, kv.buffers(), machine, &mut |_, _| {}).unwrap();
+    let session = model.start_over(planned, kv.buffers(), &mut |_, _| {}).unwrap();
     let model = PagedModel::new(session, None, cache, [320, 128, 48, sequences]);
     Engine::start(model, &Settings { eos: vec![EOS], ..settings }).unwrap()
 }

@@ -11,7 +11,7 @@ use astrai_ir::{
 use astrai_passes::{
     GRAD, Gradients, MeshSharding, canonicalise, differentiate, differentiate_over, pipeline, shard,
 };
-use astrai_runtime::{Device, Options, compile};
+use astrai_runtime::{Options, compile};
 use astrai_train::engine::Plan;
 use astrai_train::settings::{Settings, Storage};
 use std::collections::HashMap;
@@ -303,11 +303,11 @@ fn published(name: &str) -> Option<ModelConfig> {
 }
 
 /// A published model's prefill and training step on one rank: parameters, and (kind, count) of the collectives of both.
-fn planned(config: &ModelConfig, ranks: Ranks) -> (astrai_runtime::Program, Plan) {
+fn planned(config: &ModelConfig, ranks: Ranks) -> (astrai_runtime::Compiled, Plan) {
     planned_at(config, ranks, 0)
 }
 
-fn planned_at(config: &ModelConfig, ranks: Ranks, stage: usize) -> (astrai_runtime::Program, Plan) {
+fn planned_at(config: &ModelConfig, ranks: Ranks, stage: usize) -> (astrai_runtime::Compiled, Plan) {
     let machine = Machine::new(Kind::Null, 1).unwrap();
     let program = Program { logits: Logits::Last, ..Program::full(1, 4096) };
     let graph = build(config, &program).unwrap();
@@ -323,12 +323,12 @@ fn planned_at(config: &ModelConfig, ranks: Ranks, stage: usize) -> (astrai_runti
     (prefill, plan)
 }
 
-fn counts(program: &astrai_runtime::Program) -> Vec<(&'static str, u64)> {
+fn counts(program: &astrai_runtime::Compiled) -> Vec<(&'static str, u64)> {
     program.collectives().unwrap().into_iter().map(|(kind, [n, _])| (kind, n)).collect()
 }
 
 /// Elements of a rank's weights, and of those sharded along `axis`.
-fn parameters(program: &astrai_runtime::Program, axis: &str) -> [u64; 2] {
+fn parameters(program: &astrai_runtime::Compiled, axis: &str) -> [u64; 2] {
     let mut seen = HashMap::new();
     for n in program.graph.nodes() {
         if let Op::Weight(w) = &n.op {
@@ -396,7 +396,7 @@ fn stages_of_a_pipeline_have_all_layers_and_send_the_stream() {
         let (prefill, plan) = planned_at(&config, Ranks { pp, dp: 1, ep: 1, tp: 2 }, stage);
         let [rank, sharded] = parameters(&prefill, "tp");
         total += 2 * sharded + (rank - sharded);
-        let sent = |p: &astrai_runtime::Program| p.collectives().unwrap().get("send").copied();
+        let sent = |p: &astrai_runtime::Compiled| p.collectives().unwrap().get("send").copied();
         let (last, stream) = (stage + 1 == pp, tokens * hidden * 2);
         assert_eq!(sent(&prefill), (!last).then_some([1, stream]), "stage {stage}");
         // The stream forward, its cotangent back, and between the first and the last the gradient of the tied embedding.

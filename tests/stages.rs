@@ -16,7 +16,7 @@ use astrai_ir::json::write_json;
 use astrai_ir::ops::Op;
 use astrai_ir::{DType, Graph, Tensor, verify};
 use astrai_passes as passes;
-use astrai_runtime::{Options, Program, compile};
+use astrai_runtime::{Compiled, Options, compile};
 use families::{ENCODER, FAMILIES, config, evaluate, machine, program};
 
 #[test]
@@ -84,7 +84,7 @@ fn stages_keep_the_meaning_and_settle_at_once() {
             let again = passes::canonicalise(&plain).unwrap();
             assert_eq!(write_json(&again), write_json(&plain), "{name}: canonicalise again");
             if storage == DType::F32 {
-                let apart = passes::decompose(&plain, &|op| matches!(op, Op::Attention(_))).unwrap();
+                let apart = passes::decompose(&plain, |op| matches!(op, Op::Attention(_))).unwrap();
                 verify(&apart).unwrap();
                 close(&name, &evaluate(&apart), &exact, 2e-5);
             }
@@ -99,7 +99,7 @@ fn norms_apart(layer: &LayerSpec) -> u64 {
     behind + whole
 }
 
-fn compiled(g: &Graph, storage: DType) -> Program {
+fn compiled(g: &Graph, storage: DType) -> Compiled {
     compile(g, machine().backend(), &Options { storage, ..Options::default() }).unwrap()
 }
 
@@ -114,7 +114,7 @@ fn a_kind_of_layer_is_compiled_once_whatever_the_depth() {
             };
             // Enough for every kind of layer to come twice, with what its calls share.
             let (few, many) = (at(4), at(40));
-            let keys = |p: &Program| p.plan.regions.iter().map(|r| r.key()).collect::<Vec<_>>();
+            let keys = |p: &Compiled| p.plan.regions.iter().map(|r| r.piece.key()).collect::<Vec<_>>();
             assert_eq!(keys(&few), keys(&many), "{name} {storage}");
             let read = config(text);
             let (kinds, _) = read.layer_kinds();

@@ -1,14 +1,15 @@
-//! Replaces the operators that a backend has no kernel of by simpler ones. In: a graph, the backend. Out: a graph of native
+//! Replaces the operators that a backend has no kernel of by simpler ones. In: a graph, which operators are
+//! native. Out: a graph of native
 //! operators, as far as decompositions exist.
 
 use crate::each_graph;
 use astrai_ir::ops::Op;
-use astrai_ir::{Backend, Graph, IrError, NodeId};
+use astrai_ir::{Graph, IrError, NodeId};
 
 /// The graph with every operator that is not native and has a decomposition replaced by it.
-pub fn decompose(graph: &Graph, backend: &dyn Backend) -> Result<Graph, IrError> {
+pub fn decompose(graph: &Graph, native: impl Fn(&Op) -> bool) -> Result<Graph, IrError> {
     each_graph(graph, &|g| {
-        let split: Vec<bool> = g.nodes().iter().map(|n| !backend.native(&n.op)).collect();
+        let split: Vec<bool> = g.nodes().iter().map(|n| !native(&n.op)).collect();
         let mut parts: Vec<Option<Vec<NodeId>>> = vec![None; g.nodes().len()];
         g.rebuild(
             |b| Ok(b.clone()),

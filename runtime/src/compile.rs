@@ -27,7 +27,7 @@ pub fn compile(graph: &Graph, backend: &dyn Backend, options: &Options) -> Resul
     let (g, searched) =
         s.found("saturate", || passes::saturate(&g, backend.target(), o.saturate, trained))?;
     let (g, derived) = s.found_if(o.saturate.folds(trained), "fold", g, passes::fold)?;
-    let g = s.graph("decompose", || passes::decompose(&g, backend))?;
+    let g = s.graph("decompose", || passes::decompose(&g, |op| backend.native(op)))?;
     let draft = s.draft("form_regions", || passes::form_regions(&g, backend))?;
     let draft = s.draft("alias_states", || Ok(passes::alias_states(draft, backend)))?;
     let draft = s.draft("assign_layouts", || Ok(passes::assign_layouts(draft, backend, trained)))?;

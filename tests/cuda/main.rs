@@ -4,10 +4,12 @@
 mod cases;
 mod run;
 
+use astrai_codegen::cpu::isa::{self, FLAGS};
 use astrai_codegen::cuda::{self, CudaKernel, Mapping};
-use astrai_codegen::host;
-use astrai_ir::{Op, Precision, Sizes, Tensor, eval};
-use astrai_runtime::{Nvrtc, host_simd};
+use astrai_ir::kernel::Grid;
+use astrai_ir::{Backend, Op, Precision, Sizes, Tensor, eval};
+use astrai_runtime::Nvrtc;
+use astrai_runtime::device::cpu::host_isa;
 use libloading::Library;
 use run::{Planned, build, plan, program, values};
 use std::path::Path;
@@ -22,7 +24,6 @@ const SHIM_FLAGS: [&str; 8] =
 
 type Launch = unsafe extern "C" fn(*const *mut u8, *const i64, i64, u64) -> i32;
 type Phase = unsafe extern "C" fn(*const *mut u8, *const i64, *mut u8, i64, i64);
-type Units = unsafe extern "C" fn(*const i64) -> i64;
 
 fn planned() -> Vec<Planned> {
     cases::cases().into_iter().map(plan).collect()
@@ -31,7 +32,7 @@ fn planned() -> Vec<Planned> {
 /// Runs a kernel through the shim.
 fn launch(library: &Library, k: &CudaKernel, bufs: &[*mut u8], dims: &[i64], grid: u32, seed: u64) -> i32 {
     // SAFETY: the shim declares every launcher with this signature.
-    let f = unsafe { library.get::<Launch>(format!("{}_launch", k.identity).as_bytes()) }.unwrap();
+    let f = unsafe { library.get::<Launch>(format!("{}_launch", k.name).as_bytes()) }.unwrap();
     // SAFETY: buffers are those of the region, as large as its types at these sizes, with guards around.
     unsafe { f(bufs.as_ptr(), dims.as_ptr(), i64::from(grid), seed) }
 }
@@ -42,19 +43,20 @@ fn shimmed(library: &Library, p: &Planned, sizes: &Sizes, seed: u64, most_blocks
         let k = &p.cuda[region];
         let grid = k.grid(&|s| sizes.get(s).copied()).unwrap().min(most_blocks);
         let line = launch(library, k, bufs, dims, grid, seed);
-        assert_eq!(line, 0, "{}: some threads miss the barrier in line {line}", k.identity);
+        assert_eq!(line, 0, "{}: some threads miss the barrier in line {line}", k.name);
     })
 }
 
 fn hosted(library: &Library, p: &Planned, sizes: &Sizes) -> Vec<Tensor> {
     let leaves = values(&p.case, sizes);
     run::run(p, &leaves, sizes, &|region, bufs, dims| {
-        let name = &p.host[region].name;
-        // SAFETY: the emitter declares phases and units with these signatures; buffers are the region's.
+        let [entry] = p.host[region].entries.as_slice() else { panic!("{}: phases", p.case.name) };
+        let Grid::Units(units) = &entry.grid else { panic!("{}: units", p.case.name) };
+        let units = units.eval(&|s| sizes.get(s).copied()).unwrap() as i64;
+        // SAFETY: the emitter declares phases with this signature; buffers are the region's.
         unsafe {
-            let phase = library.get::<Phase>(format!("{name}_phase0").as_bytes()).unwrap();
-            let units = library.get::<Units>(format!("{name}_units0").as_bytes()).unwrap();
-            phase(bufs.as_ptr(), dims.as_ptr(), std::ptr::null_mut(), 0, units(dims.as_ptr()));
+            let phase = library.get::<Phase>(entry.symbol.as_bytes()).unwrap();
+            phase(bufs.as_ptr(), dims.as_ptr(), std::ptr::null_mut(), 0, units);
         }
     })
 }
@@ -135,10 +137,10 @@ fn without_reductions_the_host_kernel_has_the_same_bits() {
     all.retain(|p| !p.case.graph.nodes().iter().any(|n| sums(&n.op)));
     let Some(libraries) = shim_libraries(&all) else { return };
     let Some(cc) = program(&["cc", "gcc", "clang"]) else { return println!("skipped: no C compiler") };
-    let unit = host::unit(&all.iter().flat_map(|p| &p.host).collect::<Vec<_>>());
+    let unit = run::backends().0.unit(&all.iter().flat_map(|p| &p.host).collect::<Vec<_>>());
     // All instructions of this processor, as the shim has: products and sums are fused alike.
-    let flags = host::FLAGS.iter().map(|f| if *f == "-O3" { "-O1" } else { f });
-    let flags: Vec<&str> = flags.chain(host::native(host_simd()).iter().copied()).collect();
+    let flags = FLAGS.iter().map(|f| if *f == "-O3" { "-O1" } else { f });
+    let flags: Vec<&str> = flags.chain(isa::instructions(host_isa()).iter().copied()).collect();
     let host = build(&cc, &flags, "c", &[unit]);
     for (part, library) in all.chunks(half(&all)).zip(&libraries) {
         for p in part {
@@ -191,19 +193,18 @@ fn every_kernel_compiles_within_its_budget_of_registers() {
         let mut most = (0, String::new());
         while let Some(k) = kernels.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
             for arch in ARCHES {
-                let cubin = nvrtc
-                    .cubin(&k.identity, &k.source, arch, cuda::OPTIONS)
-                    .unwrap_or_else(|e| panic!("{e}"));
-                assert!(cubin.image.starts_with(b"\x7fELF"), "{} {arch}", k.identity);
-                let [u] = cubin.usage.as_slice() else { panic!("{}: {}", k.identity, cubin.log) };
-                assert_eq!((u.spill_stores, u.spill_loads), (0, 0), "{} {arch} spills", k.identity);
+                let cubin =
+                    nvrtc.cubin(&k.name, &k.source, arch, cuda::OPTIONS).unwrap_or_else(|e| panic!("{e}"));
+                assert!(cubin.image.starts_with(b"\x7fELF"), "{} {arch}", k.name);
+                let [u] = cubin.usage.as_slice() else { panic!("{}: {}", k.name, cubin.log) };
+                assert_eq!((u.spill_stores, u.spill_loads), (0, 0), "{} {arch} spills", k.name);
                 assert!(
                     (1..=REGISTERS).contains(&u.registers),
                     "{} {arch}: {} registers",
-                    k.identity,
+                    k.name,
                     u.registers
                 );
-                most = most.max((u.registers, format!("{} {arch}", k.identity)));
+                most = most.max((u.registers, format!("{} {arch}", k.name)));
             }
         }
         most
@@ -225,18 +226,18 @@ fn every_kernel_compiles_within_its_budget_of_registers() {
 fn a_program_is_self_contained_and_says_how_it_is_launched() {
     for p in planned() {
         for (k, r) in p.cuda.iter().zip(&p.plan.regions) {
-            assert!(k.source.starts_with("/* "), "{}", k.identity);
-            assert!(!k.source.contains("#include"), "{}", k.identity);
-            assert_eq!(k.source.matches("extern \"C\" __global__").count(), 1, "{}", k.identity);
-            assert!(k.block.is_multiple_of(32) && k.block <= 256, "{}", k.identity);
-            let elements = r.writes()[0].elements().eval(&|_| Some(1000)).unwrap();
+            assert!(k.source.starts_with("/* "), "{}", k.name);
+            assert!(!k.source.contains("#include"), "{}", k.name);
+            assert_eq!(k.source.matches("extern \"C\" __global__").count(), 1, "{}", k.name);
+            assert!(k.block.is_multiple_of(32) && k.block <= 256, "{}", k.name);
+            let elements = r.piece.write_types()[0].elements().eval(&|_| Some(1000)).unwrap();
             let blocks = u64::from(k.grid(&|_| Some(1000)).unwrap());
             match k.mapping {
-                Mapping::Flat => assert_eq!(blocks, elements.div_ceil(256), "{}", k.identity),
-                Mapping::Rows => assert!(blocks <= elements, "{}", k.identity),
-                Mapping::Elements => assert_eq!(blocks, elements, "{}", k.identity),
+                Mapping::Flat => assert_eq!(blocks, elements.div_ceil(256), "{}", k.name),
+                Mapping::Rows => assert!(blocks <= elements, "{}", k.name),
+                Mapping::Elements => assert_eq!(blocks, elements, "{}", k.name),
             }
-            assert!(k.grid(&|_| None).is_err() || k.units.size().is_some(), "{}", k.identity);
+            assert!(k.grid(&|_| None).is_err() || k.units.size().is_some(), "{}", k.name);
         }
         let large = p.case.name == "large";
         assert!(

@@ -1,10 +1,11 @@
 //! Runs plans whose kernels are functions of a shared object: the shim's, or the host's own.
 
 use crate::cases::Case;
-use astrai_codegen::cuda::{self, CudaKernel};
-use astrai_codegen::{Kernel, host};
+use astrai_codegen::cpu::{Cpu, Isa};
+use astrai_codegen::cuda::{self, Cuda, CudaKernel};
 use astrai_ir::plan::{Place, Step};
-use astrai_ir::{DType, Dim, Op, Plan, Sizes, Tensor, Type};
+use astrai_ir::{Backend, DType, Dim, Kernel, Op, Plan, Sizes, Tensor, Type};
+use astrai_passes as passes;
 use libloading::Library;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -18,17 +19,26 @@ pub struct Planned {
     pub host: Vec<Kernel>,
 }
 
+/// A processor, and a device of CUDA with the same costs.
+pub fn backends() -> (Cpu, Cuda) {
+    let processor = Cpu::new(Isa::Plain, 1, 1 << 34);
+    let device = Cuda::new(processor.target().clone());
+    (processor, device)
+}
+
 /// Plans a case; every region must be of the archetype `loops`.
 pub fn plan(case: Case) -> Planned {
-    let g = astrai_passes::canonicalise(&case.graph).unwrap();
-    let g = astrai_passes::decompose(&g, &|op| !matches!(op, Op::LayerNorm(_))).unwrap();
-    let plan = astrai_passes::fuse(&g, false).unwrap();
+    let g = passes::canonicalise(&case.graph).unwrap();
+    let (processor, device) = backends();
+    let g = passes::decompose(&g, |op| device.native(op)).unwrap();
+    let draft = passes::alias_states(passes::form_regions(&g, &device).unwrap(), &device);
+    let plan = passes::schedule(&passes::assign_layouts(draft, &device, false), &device).unwrap();
     let (mut cuda, mut host_kernels) = (Vec::new(), Vec::new());
     for (i, r) in plan.regions.iter().enumerate() {
         assert_eq!(r.form().name(), "loops", "{}", case.name);
         let name = format!("{}_{i}", case.name);
         cuda.push(cuda::emit(r, &name).unwrap_or_else(|e| panic!("{name}: {e}")));
-        host_kernels.push(host::emit(r, &name).unwrap_or_else(|e| panic!("{name}: {e}")));
+        host_kernels.push(processor.emit(r).unwrap_or_else(|e| panic!("{name}: {e}")).unwrap());
     }
     Planned { case, plan, cuda, host: host_kernels }
 }
@@ -117,8 +127,8 @@ pub fn run(p: &Planned, leaves: &HashMap<String, Tensor>, sizes: &Sizes, launch:
         .collect();
     for step in &body.steps {
         let Step::Run { region, reads, writes, .. } = step else { panic!("{}: a call", p.case.name) };
-        let at: Vec<*mut u8> = reads.iter().chain(writes).map(|&b| buffers[b].address()).collect();
-        launch(*region, &at, &dims);
+        let at: Vec<*mut u8> = reads.iter().chain(writes).map(|&b| buffers[b.0].address()).collect();
+        launch(region.0, &at, &dims);
     }
     let mut outs = vec![None; body.results.len()];
     for (b, made) in body.buffers.iter().zip(&mut buffers) {

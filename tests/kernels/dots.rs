@@ -69,7 +69,7 @@ fn a_row_alone_has_its_bits_among_others() {
                     let mut some = all.clone();
                     some.insert("in0".into(), Tensor::float(DType::BF16, &[few, k], rows));
                     let got = &run(&mut session, &some)[0].1.bytes;
-                    assert!(got == want, "{}: {few} rows, turn {i}, of [{n}, {k}]", machine.simd().name());
+                    assert!(got == want, "{}: {few} rows, turn {i}, of [{n}, {k}]", machine.isa());
                 }
             }
         }

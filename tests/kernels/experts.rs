@@ -5,7 +5,7 @@ use crate::table::{Fill, Table, dims, machine, rows};
 use astrai_ir::ops::{
     Activation, GatedAct, GroupScore, GroupedDot, GroupedOuter, Groups, ReduceKind, Route, Scores,
 };
-use astrai_ir::{DType, Dim, Layout, NodeId, Real};
+use astrai_ir::{DType, Dim, NodeId, Real};
 use astrai_runtime::Value;
 
 const SIZES: [u64; 8] = [1, 2, 3, 5, 17, 40, 130, 300];
@@ -277,8 +277,7 @@ fn stacked_matrices_and_their_gradients() {
         if storage == DType::F32 {
             t.case("loss", loss);
         }
-        let packed =
-            t.compiled().plan.weights.iter().any(|w| w.weight.name == "w" && w.layout == Layout::Panels);
+        let packed = t.compiled().plan.weights.iter().any(|w| w.weight.name == "w" && w.layout.is_packed());
         assert_eq!(packed, n == 64);
         t.all_native().run(&SIZES);
         if storage == DType::F32 {

@@ -5,7 +5,6 @@ use crate::table::{Fill, Table, dims, mix, rows, run};
 use astrai::machine::{Kind, Machine};
 use astrai_ir::ops::{LinearCrossEntropy, LinearCrossEntropyGrad};
 use astrai_ir::{DType, Dim, NodeId, Real, Shape, Tensor};
-use astrai_runtime::Device;
 
 /// Chunks are of 512 tokens at most, slices of 1536 rows of the weight.
 const TOKENS: [usize; 3] = [513, 1100, 7];
@@ -40,7 +39,7 @@ fn both(t: &mut Table, name: &str, forward: LinearCrossEntropy, args: &[NodeId; 
 /// Every region around the loss has the kernel.
 fn all_on_the_core(t: &Table) -> &Table {
     let losses = |r: &&std::sync::Arc<astrai_ir::Region>| {
-        r.graph.nodes().iter().any(|n| n.op.name().starts_with("linear_cross_entropy"))
+        r.graph().nodes().iter().any(|n| n.op.name().starts_with("linear_cross_entropy"))
     };
     let program = t.compiled();
     assert!(program.plan.regions.iter().filter(losses).all(|r| r.form().name() == "loss"));

@@ -181,7 +181,7 @@ fn alone(machines: &[Machine], keys: usize, dtype: DType, heads: &[Heads], optio
         let bytes = |name: String| &results.iter().find(|(n, _)| *n == name).unwrap().1.bytes;
         for name in &names {
             let (all, one) = (bytes(format!("{name} many")), bytes(format!("{name} one")));
-            assert!(all.ends_with(one), "{}: {name}", machine.simd().name());
+            assert!(all.ends_with(one), "{}: {name}", machine.isa());
         }
     }
 }
@@ -239,7 +239,7 @@ fn rows_are_stored_where_the_state_lies() {
     store(&mut t, "computed'", [state, at], value);
     t.all_native().run(&[1, 2, 11, 60]);
     let program = t.compiled();
-    let stores = program.plan.regions.iter().filter(|r| !r.in_place.is_empty());
+    let stores = program.plan.regions.iter().filter(|r| !r.piece.in_place.is_empty());
     assert!(stores.clone().count() >= 12 && stores.clone().all(|r| r.form().name() == "loops"));
     // Nothing of a state is read but what is stored there.
     let bytes = stores.map(|r| r.bytes().to_string()).collect::<Vec<_>>();
@@ -267,13 +267,13 @@ fn the_same_bits_on_any_number_of_threads() {
     store(&mut t, "s'", s, value);
     let leaves = t.values(300);
     let run = |threads| {
-        let m = astrai::machine::Machine::new(astrai_runtime::Kind::Cpu, threads).unwrap();
-        let states = t.states();
+        let m = astrai::machine::Machine::new(Kind::Cpu, threads).unwrap();
+        let states = t.states(&m);
         let mut session = t.open(&m, &states);
         (0..20).for_each(|_| _ = crate::table::run(&mut session, &leaves));
         states.read("s", |b| b.to_vec()).unwrap()
     };
     let one = run(1);
     assert!([2, 3, 8].iter().all(|n| run(*n) == one));
-    assert_eq!(machine().pool.threads(), 2);
+    assert_eq!(machine().device.threads(), 2);
 }

@@ -3,11 +3,9 @@
 
 use crate::table::{Fill, Table, compare, dims, machine, rows, run};
 use astrai_ir::ops::*;
-use astrai_ir::{
-    Block, DType, Dim, Graph, NodeId, Precision, Real, Sizes, Symbol, Tape, Target, Tensor, Type,
-    eval,
-};
-use astrai_runtime::{KernelCache, Options, Program, Session, Value, compile, host_levels};
+use astrai_ir::{Block, DType, Dim, Graph, NodeId, Precision, Real, Sizes, Symbol, Tape, Tensor, Type, eval};
+use astrai_runtime::device::cpu::{Cpu, KernelCache, host_levels};
+use astrai_runtime::{Compiled, Device, Options, Session, Value, compile};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -53,7 +51,7 @@ fn outputs_of_every_sort() {
 }
 
 /// A program of a kernel.
-fn one_kernel() -> Program {
+fn one_kernel() -> Compiled {
     let mut t = Table::new();
     let x = t.x(rows(&[6]));
     let y = t.g.unary(UnaryKind::Exp, x).unwrap();
@@ -61,15 +59,20 @@ fn one_kernel() -> Program {
     t.compiled()
 }
 
+/// Builds the program's kernels, or takes them from the cache.
+fn load(cpu: &Cpu, program: &Compiled) {
+    cpu.load(&program.kernels.iter().flatten().collect::<Vec<_>>()).unwrap();
+}
+
 /// Threads that want the same kernels at once build them side by side, and none takes the other's half-done files.
 #[test]
 fn kernels_are_built_by_several_threads_at_once() {
-    let Some(tools) = machine().tools() else { return };
+    let Some(cpu) = &machine().cpu else { return };
     let program = one_kernel();
     for _ in 0..4 {
         let folder = tempfile::tempdir().unwrap();
         let cache = KernelCache::open(folder.path()).unwrap();
-        let prepare = || cache.prepare(tools.compiler, &program, machine().backend(), 1).unwrap();
+        let prepare = || _ = load(&cpu.with_cache(cache.clone()), &program);
         std::thread::scope(|s| (0..8).for_each(|_| _ = s.spawn(prepare)));
         let left = |end: &str| {
             let files = std::fs::read_dir(folder.path()).unwrap();
@@ -82,7 +85,7 @@ fn kernels_are_built_by_several_threads_at_once() {
 /// One folder keeps the objects of several levels of vector instructions; none is built twice.
 #[test]
 fn kernels_of_several_levels_lie_side_by_side() {
-    let Some(tools) = machine().tools() else { return };
+    let Some(cpu) = &machine().cpu else { return };
     let program = one_kernel();
     let folder = tempfile::tempdir().unwrap();
     let cache = KernelCache::open(folder.path()).unwrap();
@@ -95,13 +98,13 @@ fn kernels_of_several_levels_lie_side_by_side() {
         all
     };
     let levels = host_levels();
-    for (i, simd) in levels.iter().enumerate() {
-        cache.prepare(tools.compiler, &program, &Target::host(*simd, 1, 0), 1).unwrap();
-        assert_eq!(objects().len(), i + 1, "{simd:?}");
+    for (i, isa) in levels.iter().enumerate() {
+        load(&cpu.with_isa(*isa).with_cache(cache.clone()), &program);
+        assert_eq!(objects().len(), i + 1, "{isa:?}");
     }
     let before = objects();
-    for simd in levels {
-        cache.prepare(tools.compiler, &program, &Target::host(simd, 8, 1 << 30), 1).unwrap();
+    for isa in levels {
+        load(&cpu.with_isa(isa).with_cache(cache.clone()), &program);
     }
     assert_eq!(objects(), before);
 }
@@ -358,7 +361,7 @@ fn a_program_of_the_front_end() {
     let program = Arc::new(compile(&g, m.backend(), &Options::default()).unwrap());
     let source: HashMap<String, Value> =
         leaves.iter().map(|(n, t)| (n.clone(), Value::from_tensor(t))).collect();
-    let mut s = Session::new(program, &source, m.pool.clone(), m.tools(), m.backend(), &mut |_, _| {}).unwrap();
+    let mut s = Session::new(program, &source, &m.device, &mut |_, _| {}).unwrap();
     let got = run(&mut s, &leaves);
     for ((name, got), (_, want)) in got.iter().zip(&want) {
         compare(&got.to_tensor().unwrap(), want, 2e-5).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -386,7 +389,7 @@ fn symbols_may_have_the_names_of_a_kernels_own_variables() {
             HashMap::from([("x".to_string(), leaf(1, &[7, 5])), ("w".to_string(), leaf(2, &[4, 5]))]);
         let source: HashMap<String, Value> =
             leaves.iter().map(|(n, t)| (n.clone(), Value::from_tensor(t))).collect();
-        let mut s = Session::new(program, &source, m.pool.clone(), m.tools(), m.backend(), &mut |_, _| {})
+        let mut s = Session::new(program, &source, &m.device, &mut |_, _| {})
             .unwrap_or_else(|e| panic!("{name}: {e}"));
         let want = eval(&g, &leaves, &Sizes::new(), Precision::default()).unwrap();
         for ((out, got), (_, want)) in run(&mut s, &leaves).iter().zip(&want) {
@@ -404,7 +407,7 @@ fn a_size_that_no_multiple_allows_is_refused() {
     let m = machine();
     let program = Arc::new(compile(&g, m.backend(), &Options::default()).unwrap());
     let none: HashMap<String, Value> = HashMap::new();
-    let mut s = Session::new(program, &none, m.pool.clone(), m.tools(), m.backend(), &mut |_, _| {}).unwrap();
+    let mut s = Session::new(program, &none, &m.device, &mut |_, _| {}).unwrap();
     let e = s.run(&[("x", &Value::f32(&[6], &[0.0; 6]))]).unwrap_err().to_string();
     assert!(e.contains("multiple of 4"), "{e}");
     assert!(s.run(&[("x", &Value::f32(&[8], &[0.0; 8]))]).is_ok());

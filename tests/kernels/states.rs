@@ -4,7 +4,8 @@ use crate::table::{Fill, Table, compare, dims, machine, run};
 use astrai_ir::ops::{BinaryKind, Call, Scatter, ScatterKind, Store, UnaryKind};
 use astrai_ir::{Block, DType, Graph, NodeId, Tensor, Type};
 use astrai_passes::{Destination, GRAD, Gradients};
-use astrai_runtime::{Options, Session, compile};
+use astrai_runtime::device::reference::Reference;
+use astrai_runtime::{Device, Options, Session, compile};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -48,8 +49,8 @@ fn an_optimisers_step_is_one_kernel_in_place() {
     let program = t.compiled();
     assert_eq!(program.plan.launches(), 4);
     assert_eq!(program.plan.regions.len(), 3, "the first two are one kernel");
-    let region = &program.plan.regions[0];
-    assert_eq!((region.layouts.len(), region.writes().len(), region.in_place.len()), (5, 4, 3));
+    let piece = &program.plan.regions[0].piece;
+    assert_eq!((piece.reads.len(), piece.write_types().len(), piece.in_place.len()), (5, 4, 3));
     t.all_native().run(&[1, 4]);
 }
 
@@ -109,24 +110,24 @@ fn gradients_add_up_from_run_to_run() {
     let leaves = t.values(7);
     let plain = t.gradient_of("loss");
     let want = run(&mut plain.session(), &leaves);
-    for (to, tools) in
-        [(Destination::States, true), (Destination::Accumulators, true), (Destination::Accumulators, false)]
-    {
+    let reference: Arc<dyn Device> = Arc::new(Reference::default());
+    let own = &machine().device;
+    for (to, device) in [
+        (Destination::States, own),
+        (Destination::Accumulators, own),
+        (Destination::Accumulators, &reference),
+    ] {
         let gradients = Gradients { to, ..Gradients::default() };
         let options = Options { gradient_of: Some("loss".into()), gradients, ..Options::default() };
-        let program = Arc::new(compile(&plain.g, machine().backend(), &options).unwrap());
-        assert!(program.plan.regions.iter().all(|r| r.form().has_kernel()));
-        let mut states = astrai_runtime::Buffers::new();
+        let program = Arc::new(compile(&plain.g, device.backend(), &options).unwrap());
+        assert!(program.kernels.iter().all(|k| k.is_some() == (device.name() == own.name())));
+        let mut states = astrai_runtime::Buffers::new(device);
         states.add("grad.w", DType::F32, &[33, 40]).unwrap();
         states.add("grad.v", DType::F32, &[33]).unwrap();
         states.write("grad.w", |b| b.fill(0xff)).unwrap();
-        let m = machine();
         let weights: HashMap<_, _> =
             ["w", "v"].map(|n| (n.to_string(), astrai_runtime::Value::from_tensor(&leaves[n]))).into();
-        let tools = if tools { m.tools() } else { None };
-        let mut session =
-            Session::over(program, &weights, &states, m.pool.clone(), tools, m.backend(), &mut |_, _| {})
-                .unwrap();
+        let mut session = Session::over(program, &weights, &states, &mut |_, _| {}).unwrap();
         let mut leaves = leaves.clone();
         for i in 0..2 {
             leaves.insert("accumulate".into(), Tensor::f32(&[], &[i as f32]));

@@ -6,10 +6,8 @@
 use astrai::machine::{Kind, Machine};
 use astrai_ir::ops::{Op, State};
 use astrai_ir::{DType, Dim, Graph, NodeId, Precision, Shape, Sizes, Symbol, Tensor, Type, eval};
-use astrai_runtime::pool::Pool;
-use astrai_runtime::{
-    Buffers, Device, Options, Program, Session, Value, compile, ,
-};
+use astrai_runtime::device::cpu::{Cpu, host_levels, modelled_levels};
+use astrai_runtime::{Buffers, Compiled, Options, Session, Value, compile};
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
@@ -28,11 +26,11 @@ struct Leaf {
     name: String,
     ty: Type,
     fill: Fill,
-    kind: Kind,
+    role: Role,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum Role {
     Input,
     Weight,
     State,
@@ -57,7 +55,7 @@ pub fn machine() -> &'static Machine {
 /// The same with each level of vector instructions that the processor has or can take the place of; its best comes last.
 pub fn machines() -> &'static [Machine] {
     static MACHINES: OnceLock<Vec<Machine>> = OnceLock::new();
-    MACHINES.get_or_init(|| levels(&machine().pool))
+    MACHINES.get_or_init(|| levels(machine()))
 }
 
 /// Those of them whose instructions the processor has.
@@ -68,16 +66,12 @@ pub fn own() -> &'static [Machine] {
 /// All of them with sixteen threads, more than a few queries have heads.
 pub fn crowded() -> &'static [Machine] {
     static MACHINES: OnceLock<Vec<Machine>> = OnceLock::new();
-    MACHINES.get_or_init(|| levels(&Machine::new(Kind::Cpu, 16).unwrap().pool))
+    MACHINES.get_or_init(|| levels(&Machine::new(Kind::Cpu, 16).unwrap()))
 }
 
-fn levels(pool: &Arc<Pool>) -> Vec<Machine> {
-    let with = |simd| {
-        let mut one = Machine::with(Kind::Cpu, 1, simd).unwrap();
-        one.pool = pool.clone();
-        one
-    };
-    modelled_levels().into_iter().chain(host_levels()).map(with).collect()
+fn levels(machine: &Machine) -> Vec<Machine> {
+    let with = |isa| machine.cpu.as_ref().map(|cpu: &Arc<Cpu>| Machine::on(cpu.with_isa(isa)));
+    modelled_levels().into_iter().chain(host_levels()).filter_map(with).collect()
 }
 
 /// Sizes from literals.
@@ -151,13 +145,13 @@ impl Table {
     /// An input of this name.
     pub fn named(&mut self, name: &str, dtype: DType, shape: Shape, fill: Fill) -> NodeId {
         let ty = Type { dtype, shape: shape.clone() };
-        self.leaves.push(Leaf { name: name.into(), ty, fill, kind: Kind::Input });
+        self.leaves.push(Leaf { name: name.into(), ty, fill, role: Role::Input });
         self.g.input(name, dtype, shape).unwrap()
     }
 
     /// A state of this name.
     pub fn state(&mut self, name: &str, ty: Type, fill: Fill) -> NodeId {
-        self.leaves.push(Leaf { name: name.into(), ty: ty.clone(), fill, kind: Kind::State });
+        self.leaves.push(Leaf { name: name.into(), ty: ty.clone(), fill, role: Role::State });
         self.g.push(State { name: name.into(), ty }, &[]).unwrap()
     }
 
@@ -175,7 +169,7 @@ impl Table {
     /// A weight of this name.
     pub fn weight_named(&mut self, name: &str, dtype: DType, shape: &[usize]) -> NodeId {
         let ty = Type { dtype, shape: dims(shape) };
-        self.leaves.push(Leaf { name: name.into(), ty, fill: Fill::Real(-1.0, 1.0), kind: Kind::Weight });
+        self.leaves.push(Leaf { name: name.into(), ty, fill: Fill::Real(-1.0, 1.0), role: Role::Weight });
         self.g.weight(name, dtype, shape).unwrap()
     }
 
@@ -185,11 +179,11 @@ impl Table {
     }
 
     /// The compiled table.
-    pub fn compiled(&self) -> Program {
+    pub fn compiled(&self) -> Compiled {
         self.compiled_on(machine())
     }
 
-    fn compiled_on(&self, m: &Machine) -> Program {
+    fn compiled_on(&self, m: &Machine) -> Compiled {
         let options =
             Options { storage: self.storage, gradient_of: self.gradient_of.clone(), ..Options::default() };
         compile(&self.g, m.backend(), &options).unwrap_or_else(|e| panic!("{e}"))
@@ -199,7 +193,7 @@ impl Table {
     pub fn all_native(&self) -> &Table {
         let program = self.compiled();
         if let Some(r) = program.plan.regions.iter().find(|r| !r.form().has_kernel()) {
-            let ops: Vec<&str> = r.graph.nodes().iter().map(|n| n.op.name()).collect();
+            let ops: Vec<&str> = r.graph().nodes().iter().map(|n| n.op.name()).collect();
             panic!("no kernel for {ops:?}");
         }
         self
@@ -223,24 +217,23 @@ impl Table {
 
     /// The same on this machine.
     pub fn session_on(&self, m: &Machine) -> Session {
-        self.open(m, &self.states())
+        self.open(m, &self.states(m))
     }
 
     /// A session over these states.
     pub fn open(&self, m: &Machine, states: &Buffers) -> Session {
         let leaves = self.values(1);
-        let weights = self.leaves.iter().filter(|l| l.kind == Kind::Weight);
+        let weights = self.leaves.iter().filter(|l| l.role == Role::Weight);
         let weights: HashMap<String, Value> =
             weights.map(|l| (l.name.clone(), Value::from_tensor(&leaves[&l.name]))).collect();
         let program = Arc::new(self.compiled_on(m));
-        Session::over(program, &weights, states, m.pool.clone(), m.tools(), m.backend(), &mut |_, _| {})
-            .unwrap_or_else(|e| panic!("{e}"))
+        Session::over(program, &weights, states, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"))
     }
 
     /// Memory of the states, filled.
-    pub fn states(&self) -> Buffers {
-        let mut buffers = Buffers::new();
-        for l in self.leaves.iter().filter(|l| l.kind == Kind::State) {
+    pub fn states(&self, m: &Machine) -> Buffers {
+        let mut buffers = Buffers::new(&m.device);
+        for l in self.leaves.iter().filter(|l| l.role == Role::State) {
             let shape: Vec<usize> = l.ty.shape.iter().filter_map(|d| d.size()).collect();
             buffers.add(&l.name, l.ty.dtype, &shape).unwrap();
         }
@@ -250,7 +243,7 @@ impl Table {
 
     fn reset(&self, states: &Buffers) {
         let values = self.values(1);
-        for l in self.leaves.iter().filter(|l| l.kind == Kind::State) {
+        for l in self.leaves.iter().filter(|l| l.role == Role::State) {
             states.write(&l.name, |bytes| bytes.copy_from_slice(&values[&l.name].to_bytes())).unwrap();
         }
     }
@@ -262,8 +255,11 @@ impl Table {
 
     /// The same on these machines.
     pub fn run_on(&self, machines: &[Machine], sizes: &[u64]) {
-        let states = self.states();
-        let mut sessions: Vec<_> = machines.iter().map(|m| (m.simd(), self.open(m, &states))).collect();
+        let with = |m: &Machine| {
+            let states = self.states(m);
+            (m.isa().to_string(), self.open(m, &states), states)
+        };
+        let mut sessions: Vec<_> = machines.iter().map(with).collect();
         let differentiate =
             |of: &String| astrai_passes::differentiate(&self.g, of, Default::default()).unwrap();
         let differentiated = self.gradient_of.as_ref().map(differentiate);
@@ -273,11 +269,11 @@ impl Table {
             let leaves = self.values(n);
             let want = eval(graph, &leaves, &Sizes::from([("n".to_string(), n)]), Precision::default());
             let want = want.unwrap_or_else(|e| panic!("{e}"));
-            for (simd, session) in &mut sessions {
-                self.reset(&states);
+            for (isa, session, states) in &mut sessions {
+                self.reset(states);
                 let got = run(session, &leaves);
-                for e in self.differences(graph, &got, &want, &states) {
-                    wrong.push(format!("{}, n = {n}: {e}", simd.name()));
+                for e in self.differences(graph, &got, &want, states) {
+                    wrong.push(format!("{isa}, n = {n}: {e}"));
                 }
             }
         }

@@ -9,17 +9,19 @@ use astrai::machine::{Kind, Machine};
 use astrai::model::{Model, plan, plan_gradient, plan_within, served_fidelity};
 use astrai::train::default_recipe;
 use astrai_builders::{Cache, Logits, Loss, Program};
-use astrai_codegen::{Kernel, host};
-use astrai_ir::{DType, Simd};
+use astrai_codegen::cpu::{Cpu, Isa, isa::FLAGS};
+use astrai_ir::{DType, Kernel};
+use astrai_runtime::device::cpu::host_levels;
+use astrai_runtime::device::null::Null;
 use astrai_runtime::weights::Checkpoint;
-use astrai_runtime::{Device, Dump, Program as Planned, host_levels};
+use astrai_runtime::{Compiled, Device, Dump};
 use astrai_train::engine::Plan;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// What clang compiles for, by Zig's names, and the level with which the result runs here.
-const TARGETS: [(Simd, &str, &str); 6] = [
+const TARGETS: [(Isa, &str, &str); 6] = [
     (Isa::Plain, "x86_64-linux-musl", "x86_64"),
     (Isa::Avx2, "x86_64-linux-musl", "x86_64_v3"),
     (Isa::Avx512, "x86_64-linux-musl", "x86_64_v4"),
@@ -36,14 +38,14 @@ fn zig() -> Option<PathBuf> {
 }
 
 /// What runs an executable of this level here: nothing beside it, QEMU, or `None`.
-fn starter(simd: Simd) -> Option<Option<PathBuf>> {
-    if host_levels().contains(&simd) {
+fn starter(isa: Isa) -> Option<Option<PathBuf>> {
+    if host_levels().contains(&isa) {
         return Some(None);
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = |name: &str| std::env::split_paths(&path).map(|f| f.join(name)).find(|p| p.is_file());
     let qemu = || found("qemu-aarch64-static").or_else(|| found("qemu-aarch64"));
-    if simd == Isa::Neon { qemu().map(Some) } else { None }
+    if isa == Isa::Neon { qemu().map(Some) } else { None }
 }
 
 /// The programs of one model in one type: first those that are run.
@@ -51,7 +53,7 @@ struct Programs {
     name: String,
     model: Model,
     storage: DType,
-    all: Vec<Planned>,
+    all: Vec<Compiled>,
 }
 
 fn programs(name: &str, path: &Path, storage: DType) -> Programs {
@@ -75,6 +77,11 @@ fn programs(name: &str, path: &Path, storage: DType) -> Programs {
     Programs { name: format!("{name}-{storage}"), model, storage, all }
 }
 
+/// A processor on which nothing runs.
+fn null() -> Null {
+    Null::new(Box::new(Cpu::new(Isa::Plain, 1, 1 << 34)))
+}
+
 /// Sequences of a golden case: how many, how long, their ids.
 fn golden_ids(path: &Path) -> (usize, usize, Vec<i64>) {
     let golden = Checkpoint::open(&path.join("golden.safetensors")).unwrap();
@@ -83,11 +90,11 @@ fn golden_ids(path: &Path) -> (usize, usize, Vec<i64>) {
 }
 
 /// An executable of a unit for a target.
-fn build(zig: &Path, name: &str, text: &str, (simd, triple, cpu): (Simd, &str, &str)) -> PathBuf {
+fn build(zig: &Path, name: &str, text: &str, (isa, triple, cpu): (Isa, &str, &str)) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cross");
     std::fs::create_dir_all(&folder).unwrap();
     let [unit, object, exe] =
-        ["c", "o", "exe"].map(|end| folder.join(format!("{name}-{}.{end}", simd.name())));
+        ["c", "o", "exe"].map(|end| folder.join(format!("{name}-{}.{end}", isa.name())));
     std::fs::write(&unit, text).unwrap();
     let cc = |args: &[&str], from: &Path, to: &Path| {
         let mut run = Command::new(zig);
@@ -101,7 +108,7 @@ fn build(zig: &Path, name: &str, text: &str, (simd, triple, cpu): (Simd, &str, &
     };
     // Zig's own names for processors are in the place of the flags that choose instructions.
     let cpu = format!("-mcpu={cpu}");
-    let flags = host::FLAGS.iter().filter(|f| !["-O3", "-shared"].contains(f)).copied();
+    let flags = FLAGS.iter().filter(|f| !["-O3", "-shared"].contains(f)).copied();
     let flags: Vec<&str> = ["-c", "-O1", &cpu].into_iter().chain(flags).collect();
     cc(&flags, &unit, &object);
     // Zig's own C library would be compiled first; the runner needs none.
@@ -113,15 +120,15 @@ impl Programs {
     /// All kernels, each once.
     fn kernels(&self) -> Vec<&Kernel> {
         let mut all: Vec<&Kernel> = self.all.iter().flat_map(|p| p.kernels.iter().flatten()).collect();
-        all.sort_by(|a, b| a.name.cmp(&b.name));
-        all.dedup_by(|a, b| a.name == b.name);
+        all.sort_by(|a, b| a.identity.cmp(&b.identity));
+        all.dedup_by(|a, b| a.identity == b.identity);
         all
     }
 
     /// Results of a program by an executable; `None` where some region has no kernel.
     fn results(
         &self,
-        p: &Planned,
+        p: &Compiled,
         exe: &Path,
         by: Option<&Path>,
         path: &Path,
@@ -129,10 +136,10 @@ impl Programs {
         let (_, seq, ids) = golden_ids(path);
         let rows: Vec<&[i64]> = ids.chunks(seq).collect();
         let batch = Batch::new(&rows, self.model.config.vocab_size).unwrap();
-        let image = Image::new(p, self.model.source(), &batch.inputs(&inputs(p)))?;
+        let image = Image::new(p, &null(), self.model.source(), &batch.inputs(&inputs(p)))?;
         let kernels = self.kernels();
         let number = |region: usize| {
-            let name = &p.kernels[region].as_ref().unwrap().name;
+            let name = &p.kernels[region].as_ref().unwrap().identity;
             kernels.iter().position(|k| k.identity == *name).unwrap()
         };
         let mut run = Command::new(by.unwrap_or(exe));
@@ -185,7 +192,7 @@ impl Programs {
 
     fn hold_gradients(
         &self,
-        p: &Planned,
+        p: &Compiled,
         results: &[(String, Vec<f32>)],
         want: &dyn Fn(&str, usize) -> Vec<f32>,
     ) {
@@ -223,17 +230,17 @@ fn clang_takes_every_kernel_for_every_target_and_its_numbers_are_right() {
         let Some(path) = case(name) else { continue };
         for storage in [DType::F32, DType::BF16] {
             let programs = programs(name, &path, storage);
-            let (name, unit) = (&programs.name, source(&programs.kernels()));
+            let (name, unit) = (&programs.name, source(null().backend(), &programs.kernels()));
             for some in TARGETS.chunks(2) {
                 let built: Vec<PathBuf> = std::thread::scope(|s| {
                     let jobs: Vec<_> =
                         some.iter().map(|t| s.spawn(|| build(&zig, name, &unit, *t))).collect();
                     jobs.into_iter().map(|j| j.join().unwrap()).collect()
                 });
-                for ((simd, ..), exe) in some.iter().zip(built) {
-                    match starter(*simd) {
+                for ((isa, ..), exe) in some.iter().zip(built) {
+                    match starter(*isa) {
                         Some(by) => programs.hold(&exe, by.as_deref(), &path),
-                        None => println!("compiled, not run here: {name} for {}", simd.name()),
+                        None => println!("compiled, not run here: {name} for {}", isa.name()),
                     }
                 }
             }

@@ -1,10 +1,11 @@
 //! A program outside of this process. In: a program, weights, inputs. Out: all its memory in one piece with a list of launches,
 //! and C that runs the list: an executable for any architecture then does what a session does.
 
-use astrai_codegen::{Kernel, host};
+use astrai_ir::kernel::Grid;
 use astrai_ir::plan::{Body, Buffer, Place, Step};
-use astrai_ir::{DType, Op};
-use astrai_runtime::{Program, Value, WeightSource, laid_out};
+use astrai_ir::{Backend, DType, Kernel, Op};
+use astrai_runtime::device::null::Null;
+use astrai_runtime::{Compiled, Value, WeightSource, laid_out};
 use std::fmt::Write;
 
 /// Runs the launches of standard input on the memory behind them; the memory is what it prints. Needs no C library.
@@ -13,22 +14,24 @@ const RUNNER: &str = include_str!("runner.c");
 /// What the runner knows of a kernel.
 const RUNNER_TYPES: &str = "
 struct runner {
-    int64_t (*scratch)(const int64_t *), (*rounds)(const int64_t *), (*units[8])(const int64_t *);
+    int64_t (*units[8])(const int64_t *);
     void (*phase[8])(void *const *, const int64_t *, char *, int64_t, int64_t);
 };
 ";
 
 /// One unit of these kernels and of what runs them.
-pub fn source(kernels: &[&Kernel]) -> String {
-    let mut text = host::unit(kernels);
+pub fn source(backend: &dyn Backend, kernels: &[&Kernel]) -> String {
+    let mut text = backend.unit(kernels);
     text.push_str(RUNNER_TYPES);
     text.push_str("static const struct runner runners[] = {\n");
     for k in kernels {
-        let name = &k.identity;
-        let part = |has: bool, what: &str| if has { format!("{name}_{what}") } else { "0".into() };
-        let all = |what: &str| (0..k.phases).map(|i| format!("{name}_{what}{i}, ")).collect::<String>();
-        let (scratch, rounds) = (part(k.scratch, "scratch"), part(k.rounds, "rounds"));
-        let _ = writeln!(text, "    {{{scratch}, {rounds}, {{{}}}, {{{}}}}},", all("units"), all("phase"));
+        let units = k.entries.iter().map(|e| match &e.grid {
+            Grid::Units(_) => "0, ".into(),
+            Grid::Counted(symbol) => format!("{symbol}, "),
+        });
+        let phases = k.entries.iter().map(|e| format!("{}, ", e.symbol));
+        let _ =
+            writeln!(text, "    {{{{{}}}, {{{}}}}},", units.collect::<String>(), phases.collect::<String>());
     }
     text.push_str("};\n");
     text + RUNNER
@@ -37,7 +40,7 @@ pub fn source(kernels: &[&Kernel]) -> String {
 /// A program's memory and launches.
 pub struct Image {
     memory: Vec<u8>,
-    launches: Vec<(usize, Vec<usize>)>,
+    launches: Vec<(usize, Vec<i64>, Vec<usize>)>,
     dims: Vec<i64>,
     scratch: u64,
     results: Vec<(String, DType, usize, usize)>,
@@ -45,7 +48,12 @@ pub struct Image {
 
 impl Image {
     /// The program at the upper bounds of its symbols. `None` where a region has no kernel.
-    pub fn new(p: &Program, weights: &dyn WeightSource, inputs: &[(&str, &Value)]) -> Option<Image> {
+    pub fn new(
+        p: &Compiled,
+        null: &Null,
+        weights: &dyn WeightSource,
+        inputs: &[(&str, &Value)],
+    ) -> Option<Image> {
         if p.kernels.iter().any(Option::is_none) {
             return None;
         }
@@ -59,7 +67,7 @@ impl Image {
         let arena = image.room((p.plan.main.arena + p.plan.scratch) as usize);
         let shared = arena + p.plan.main.arena as usize;
         let weights: Vec<usize> =
-            p.plan.weights.iter().map(|w| image.put(&laid_out(w, weights).unwrap())).collect();
+            p.plan.weights.iter().map(|w| image.put(&laid_out(w, weights, null).unwrap())).collect();
         let input = |name: &str| inputs.iter().find(|(n, _)| *n == name).unwrap().1;
         let params: Vec<usize> =
             p.plan.main.params.iter().map(|(name, _)| image.put(&input(name).bytes)).collect();
@@ -73,22 +81,22 @@ impl Image {
         let main = image.places(&p.plan.main, &|b| match b.place {
             Place::Param(i) => params[i],
             Place::Result(i) => results[i],
-            Place::Weight(i) => weights[i],
+            Place::Weight(i) => weights[i.0],
             Place::Arena(o) => arena + o as usize,
             Place::Const(_) => unreachable!(),
         });
         for step in &p.plan.main.steps {
             match step {
-                Step::Run { .. } => image.launch(step, &main),
+                Step::Run { .. } => image.launch(p, step, &main),
                 Step::Call { body, args, results, .. } => {
-                    let body = &p.plan.bodies[*body];
+                    let body = &p.plan.bodies[body.0];
                     let inner = image.places(body, &|b| match b.place {
-                        Place::Param(i) => main[args[i]],
-                        Place::Result(i) => main[results[i]],
+                        Place::Param(i) => main[args[i].0],
+                        Place::Result(i) => main[results[i].0],
                         Place::Arena(o) => shared + o as usize,
                         Place::Weight(_) | Place::Const(_) => unreachable!(),
                     });
-                    body.steps.iter().for_each(|s| image.launch(s, &inner));
+                    body.steps.iter().for_each(|s| image.launch(p, s, &inner));
                 }
             }
         }
@@ -117,9 +125,17 @@ impl Image {
         body.buffers.iter().map(one).collect()
     }
 
-    fn launch(&mut self, step: &Step, places: &[usize]) {
+    fn launch(&mut self, p: &Compiled, step: &Step, places: &[usize]) {
         let Step::Run { region, reads, writes, .. } = step else { panic!("a call in a call") };
-        self.launches.push((*region, reads.iter().chain(writes).map(|b| places[*b]).collect()));
+        let k = p.kernels[region.0].as_ref().unwrap();
+        let value = |d: &astrai_ir::Dim| p.plan.bound(d).unwrap() as i64;
+        let units = k.entries.iter().map(|e| match &e.grid {
+            Grid::Units(units) => value(units),
+            Grid::Counted(_) => -1,
+        });
+        let geometry = [value(&k.rounds), k.entries.len() as i64].into_iter().chain(units).collect();
+        let buffers = reads.iter().chain(writes).map(|b| places[b.0]).collect();
+        self.launches.push((region.0, geometry, buffers));
     }
 
     /// What the runner reads; `number` of a region is that of its kernel in the runner's unit.
@@ -129,8 +145,10 @@ impl Image {
             vec![round(self.memory.len()), round(self.scratch as usize), self.dims.len() as i64 - 2];
         words.extend(&self.dims);
         words.push(self.launches.len() as i64);
-        for (region, places) in &self.launches {
-            words.extend([number(*region) as i64, places.len() as i64]);
+        for (region, geometry, places) in &self.launches {
+            words.push(number(*region) as i64);
+            words.extend(geometry);
+            words.push(places.len() as i64);
             words.extend(places.iter().map(|p| *p as i64));
         }
         let header = [words.len() as i64];
@@ -151,7 +169,7 @@ impl Image {
 }
 
 /// Names and types of a program's inputs.
-pub fn inputs(p: &Program) -> Vec<(String, astrai_ir::Type)> {
+pub fn inputs(p: &Compiled) -> Vec<(String, astrai_ir::Type)> {
     let input = |n: &astrai_ir::Node| match &n.op {
         Op::Input(i) => Some((i.name.clone(), i.ty.clone())),
         _ => None,

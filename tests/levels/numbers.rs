@@ -2,8 +2,7 @@
 //! is refused.
 
 use crate::case;
-use astrai_ir::Simd;
-use astrai_runtime::host_levels;
+use astrai_runtime::device::cpu::{Isa, host_levels};
 use std::path::Path;
 use std::process::{Command, Output};
 

@@ -2,8 +2,8 @@
  * `runners` of their functions.
  *
  * Enters, on standard input: the number of words that follow; words: bytes of memory and of scratch, the number of symbols, their
- * values and a place for the round, the number of launches, and of each its kernel, how many buffers it has, and where in memory
- * they begin; then the memory. Leaves: the memory, on standard output.
+ * values and places for the round and the threads, the number of launches, and of each its kernel, its rounds, how many phases it
+ * has and the units of each (-1: the kernel counts them), how many buffers, and where in memory they begin; then the memory. Leaves: the memory, on standard output.
  */
 #if defined(__aarch64__)
 enum { READ = 63, WRITE = 64, EXIT = 93 };
@@ -66,13 +66,13 @@ __attribute__((used)) static void begin(void) {
     for (int64_t left = *at++; left > 0; left--) {
         const struct runner *k = runners + *at++;
         void *bufs[256];
-        int64_t n = *at++;
+        int64_t rounds = *at++, phases = *at++, *units = at, n = *(at += phases);
+        at++;
         if (n > 256) leave(4);
         for (int64_t i = 0; i < n; i++) bufs[i] = memory + *at++;
-        if (k->scratch && k->scratch(dims) > room) leave(5);
-        int64_t rounds = k->rounds ? k->rounds(dims) : 1;
         for (dims[symbols] = 0; dims[symbols] < rounds; dims[symbols]++)
-            for (int p = 0; p < 8 && k->phase[p]; p++) k->phase[p](bufs, dims, scratch, 0, k->units[p](dims));
+            for (int64_t p = 0; p < phases; p++)
+                k->phase[p](bufs, dims, scratch, 0, units[p] < 0 ? k->units[p](dims) : units[p]);
     }
     move(WRITE, memory, bytes);
     leave(0);

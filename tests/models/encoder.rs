@@ -8,7 +8,7 @@ use astrai_builders::config::Pooling;
 use astrai_builders::{Logits, Loss, ModelConfig, Program};
 use astrai_ir::DType;
 use astrai_runtime::weights::{Checkpoint, write};
-use astrai_runtime::{Device, Session, Value};
+use astrai_runtime::{Session, Value};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::Command;

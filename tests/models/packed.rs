@@ -5,8 +5,8 @@ use astrai::machine::{Kind, Machine};
 use astrai::model::Model;
 use astrai_builders::{ModelConfig, Program};
 use astrai_ir::DType;
+use astrai_runtime::Value;
 use astrai_runtime::weights::write;
-use astrai_runtime::{Device, Value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

@@ -4,7 +4,6 @@ use astrai::machine::{Kind, Machine};
 use astrai_builders::{Logits, Loss, ModelConfig, Program};
 use astrai_ir::ops::Op;
 use astrai_ir::{DType, Graph, Precision, Sizes, Tensor, eval};
-use astrai_runtime::Device;
 use std::collections::HashMap;
 
 /// Model type and configuration.

@@ -63,17 +63,18 @@ fn lives(plan: &Plan, body: &Body) -> Result<Vec<Life>, String> {
             Step::Call { args, results, .. } => (args, results),
         };
         for &r in reads {
-            let made = matches!(body.buffers[r].place, Place::Param(_) | Place::Weight(_) | Place::Const(_));
-            if first[r].is_none() && !made {
+            let made =
+                matches!(body.buffers[r.0].place, Place::Param(_) | Place::Weight(_) | Place::Const(_));
+            if first[r.0].is_none() && !made {
                 return Err(format!("step {at} of `{}` reads a value that nothing wrote", body.name));
             }
-            last[r] = at;
+            last[r.0] = at;
         }
         for &w in writes {
-            if first[w].replace(at).is_some() {
+            if first[w.0].replace(at).is_some() {
                 return Err(format!("step {at} of `{}` writes a value again", body.name));
             }
-            last[w] = last[w].max(at);
+            last[w.0] = last[w.0].max(at);
         }
     }
     let mut lives = Vec::new();

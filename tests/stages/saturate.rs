@@ -6,9 +6,9 @@ use crate::families::{FAMILIES, config, evaluate, machine, program};
 use astrai::machine::{Kind, Machine};
 use astrai_builders::{Cache, Logits, ModelConfig, Program, build};
 use astrai_ir::ops::Op;
-use astrai_ir::{DType, Dim, Graph, Target, TargetKind, verify};
+use astrai_ir::{DType, Dim, Graph, Target, verify};
 use astrai_passes::{self as passes, Extraction, Fidelity, Saturate, SaturationReport};
-use astrai_runtime::{Device, Options, Session, Value, compile};
+use astrai_runtime::{Options, Session, Value, compile};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn form(
     trained: bool,
 ) -> (Graph, Vec<SaturationReport>) {
     let how = Saturate { fidelity, extraction, ..Saturate::default() };
-    let (after, found) = passes::saturate(g, machine().backend(), how, trained).unwrap();
+    let (after, found) = passes::saturate(g, machine().backend().target(), how, trained).unwrap();
     verify(&after).unwrap_or_else(|e| panic!("{e}\n{after}"));
     (after, found)
 }
@@ -133,15 +133,7 @@ fn folded_weights_run() {
         let saturate = Saturate { fidelity, ..Saturate::default() };
         let program = compile(&g, machine.backend(), &Options { saturate, ..Options::default() }).unwrap();
         let counts = (program.plan.launches(), program.derived.len());
-        let mut session = Session::new(
-            Arc::new(program),
-            &source,
-            machine.pool.clone(),
-            machine.tools(),
-            machine.backend(),
-            &mut |_, _| {},
-        )
-        .unwrap();
+        let mut session = Session::new(Arc::new(program), &source, &machine.device, &mut |_, _| {}).unwrap();
         let y = session.run(&[("x", &input)]).unwrap().remove(0).1;
         let values: Vec<f32> = y.bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
         (counts, values)
@@ -158,17 +150,18 @@ fn folded_weights_run() {
 
 /// Peaks of an H100 (data sheet), and of the host of `bench/RESULTS.md` (measured).
 fn machines() -> [Target; 2] {
+    let host = machine().backend().target().clone();
     let h100 = Target {
         name: "h100".into(),
-        kind: TargetKind::Cuda { capability: 90 },
         units: 132,
         flops: vec![(DType::F32, 67e12), (DType::BF16, 989e12)],
         bandwidth: 3.35e12,
         launch: 3e-6,
         memory: 80 << 30,
+        ..host.clone()
     };
     let flops = vec![(DType::F32, 416e9), (DType::BF16, 3.4e12)];
-    [h100, Target { flops, bandwidth: 58e9, ..machine().target }]
+    [h100, Target { flops, bandwidth: 58e9, ..host }]
 }
 
 /// Heads of keys that attention reads in each body, and whether any body gathers pages.

@@ -2,10 +2,8 @@
 
 use crate::families::{FAMILIES, config, machine, program};
 use astrai_builders::build;
-use astrai_ir::plan::{Body, Place, Step};
-use astrai_ir::{DType, Plan};
+use astrai_ir::DType;
 use astrai_runtime::{Dump, Options, compile};
-use std::fmt::Write;
 use std::path::Path;
 
 #[test]
@@ -23,46 +21,7 @@ fn a_tiny_llama_after_every_stage() {
         before = after;
         same(&format!("llama_{}.txt", stage.name), &shown);
     }
-    same("llama_plan.txt", &plan(&program.plan));
-}
-
-fn plan(p: &Plan) -> String {
-    let mut out = String::new();
-    for (i, r) in p.regions.iter().enumerate() {
-        let ops: Vec<&str> = r.graph.nodes().iter().map(|n| n.op.name()).filter(|n| *n != "input").collect();
-        let _ =
-            writeln!(out, "region {i} {:?} {:?}: {}   # {}", r.anchor, r.layouts, ops.join(" "), r.origin);
-    }
-    for b in p.bodies.iter().chain([&p.main]) {
-        let _ = writeln!(out, "\nbody `{}` arena {}", b.name, b.arena);
-        b.steps.iter().for_each(|s| step(&mut out, b, s));
-    }
-    let _ = writeln!(out, "\nscratch {}", p.scratch);
-    for w in &p.weights {
-        let _ = writeln!(out, "weight {} {} {:?}", w.weight.name, w.weight.ty, w.layout);
-    }
-    out
-}
-
-fn step(out: &mut String, body: &Body, step: &Step) {
-    let show = |ids: &[usize]| {
-        let one = |&b: &usize| {
-            let buffer = &body.buffers[b];
-            match &buffer.place {
-                Place::Const(bits) => format!("{} const {} bytes", buffer.ty, bits.len()),
-                place => format!("{} {place:?}", buffer.ty),
-            }
-        };
-        ids.iter().map(one).collect::<Vec<_>>().join(", ")
-    };
-    let _ = match step {
-        Step::Run { region, reads, writes, .. } => {
-            writeln!(out, "  run {region}: {} -> {}", show(reads), show(writes))
-        }
-        Step::Call { body, args, results, origin } => {
-            writeln!(out, "  call {body}: {} -> {}   # {origin}", show(args), show(results))
-        }
-    };
+    same("llama_plan.txt", &program.plan.to_string());
 }
 
 fn same(file: &str, text: &str) {

@@ -6,7 +6,7 @@ use astrai_builders::ModelConfig;
 use astrai_builders::config::{MlpSpec, SharedSpec};
 use astrai_ir::DType;
 use astrai_ir::ops::{GroupScore, Groups, Scores};
-use astrai_runtime::{Device, Dump, GRAD, Recompute};
+use astrai_runtime::{Dump, GRAD, Recompute};
 use astrai_train::batch::Batch;
 use astrai_train::checkpoint::{Contents, Part, TrainerState};
 use astrai_train::contents::Snapshot;
@@ -41,7 +41,7 @@ pub fn open_model(config: &str, recipe: &Recipe) -> Engine {
     let machine = Machine::new(Kind::Cpu, 2).unwrap();
     let plan = Plan::new(&config, recipe, machine.backend(), Dump::None).unwrap();
     let model = Model::fresh(config, vec![], 7);
-    Engine::open(plan, model.source(), &machine.runner(), &mut |_, _| {}).unwrap()
+    Engine::open(plan, model.source(), &machine.device, &mut |_, _| {}).unwrap()
 }
 
 /// Sequences of these lengths; every seventh token is not to be learnt.
@@ -107,7 +107,7 @@ fn a_fixed_weight_stays_as_it_is() {
         let recipe = recipe(storage, ADAMW);
         let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None).unwrap();
         let model = Model::fresh(config.clone(), vec![], 7);
-        let mut engine = Engine::open(plan, model.source(), &machine.runner(), &mut |_, _| {}).unwrap();
+        let mut engine = Engine::open(plan, model.source(), &machine.device, &mut |_, _| {}).unwrap();
         let fixed: Vec<_> = engine.weights().iter().filter(|w| w.frozen).map(|w| w.name.clone()).collect();
         assert_eq!(fixed.len(), 2);
         let bias = [0.3f32, -0.1, 0.2, 0.0, -0.4, 0.1];

@@ -9,7 +9,7 @@ use astrai_builders::ModelConfig;
 use astrai_builders::config::{Balance, MlpSpec};
 use astrai_ir::DType;
 use astrai_runtime::weights::Checkpoint;
-use astrai_runtime::{Device, Dump, Recompute};
+use astrai_runtime::{Dump, Recompute};
 use astrai_train::batch::Batch;
 use astrai_train::engine::{Engine, Plan, Recipe, Step};
 use astrai_train::router::Router;
@@ -28,7 +28,7 @@ fn step(model: &Model, router: Router, batches: &[Batch]) -> (Step, Engine) {
     let recipe =
         Recipe { accumulate: true, router, recompute: Recompute::Selective, ..recipe(DType::F32, PLAIN) };
     let plan = Plan::new(&model.config, &recipe, machine.backend(), Dump::None).unwrap();
-    let mut engine = Engine::open(plan, model.source(), &machine.runner(), &mut |_, _| {}).unwrap();
+    let mut engine = Engine::open(plan, model.source(), &machine.device, &mut |_, _| {}).unwrap();
     (engine.step(batches, 0.0).unwrap(), engine)
 }
 

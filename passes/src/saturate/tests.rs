@@ -4,13 +4,29 @@ use super::encode::Encoded;
 use super::samples::Draw;
 use super::*;
 use astrai_ir::ops::*;
-use astrai_ir::{DType, Precision, Simd, Sizes, TargetKind, Tensor, eval, verify};
+use astrai_ir::{DType, Precision, Sizes, Tensor, eval, verify};
 
 /// Sequences of the instances: the symbol `tokens`.
 const TOKENS: usize = 5;
 
 fn host() -> Target {
-    Target::host(Simd::Avx512, 2, 1 << 34)
+    Target {
+        name: "two cores".into(),
+        kind: "cpu".into(),
+        isa: "avx512".into(),
+        units: 2,
+        flops: vec![(DType::F32, 348e9)],
+        bandwidth: 30e9,
+        launch: 2e-6,
+        memory: 1 << 34,
+        vector_bytes: 64,
+        registers: 32,
+        matrix_unit: false,
+        shared_memory: 0,
+        warp: 1,
+        stack: 8 << 20,
+        links: vec![],
+    }
 }
 
 /// Values for the leaves of an instance: numbers between -1 and 1, integers that are indices and starts.
@@ -153,12 +169,12 @@ fn the_same_graph_gives_the_same_form() {
 fn machines() -> [Target; 2] {
     let h100 = Target {
         name: "h100".into(),
-        kind: TargetKind::Cuda { capability: 90 },
         units: 132,
         flops: vec![(DType::F32, 67e12), (DType::BF16, 989e12)],
         bandwidth: 3.35e12,
         launch: 3e-6,
         memory: 80 << 30,
+        ..host()
     };
     let measured =
         Target { flops: vec![(DType::F32, 416e9), (DType::BF16, 3.4e12)], bandwidth: 58e9, ..host() };

@@ -14,7 +14,7 @@ pub use pool::Pool;
 use super::{Block, Device, Executable, Launch, Pointer, Threads};
 use crate::Error;
 use astrai_codegen::cpu::Cpu as Kernels;
-use astrai_ir::{Backend, Kernel};
+use astrai_ir::{Backend, Kernel, Target};
 use compiler::Loaded;
 use memory::Memory;
 use std::collections::HashMap;
@@ -48,6 +48,11 @@ impl Cpu {
         let backend = Kernels::new(isa, self.pool.threads() as u32, available_memory());
         let (pool, compiler, cache) = (self.pool.clone(), self.compiler.clone(), self.cache.clone());
         Cpu { backend, isa, pool, compiler, cache, loaded: Mutex::default() }
+    }
+
+    /// The same processor, compiler, cache and threads, with other costs: peaks that were measured, or a model of another machine.
+    pub fn with_target(&self, target: Target) -> Cpu {
+        Cpu { backend: Kernels::with(target), ..self.with_isa(self.isa) }
     }
 
     /// The same processor, compiler and threads over another folder of compiled kernels.
