@@ -164,7 +164,7 @@ fn a_training_step_is_planned_whole() {
     }
     let passes: Vec<&str> =
         report["passes"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
-    assert!(passes.contains(&"differentiate") && passes.contains(&"update/fuse"), "{passes:?}");
+    assert!(passes.contains(&"differentiate") && passes.contains(&"update/schedule"), "{passes:?}");
     let narrow = object(&[&step[..], &["--dtype", "bf16", "--json"]].concat());
     assert_eq!(number(&narrow, "weight_bytes"), weights / 2);
     assert_eq!(number(&narrow, "state_bytes"), 4 * weights, "master weights too");

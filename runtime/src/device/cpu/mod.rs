@@ -17,7 +17,7 @@ use astrai_codegen::cpu::Cpu as Kernels;
 use astrai_ir::{Backend, Kernel, Target};
 use compiler::Loaded;
 use memory::Memory;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -106,8 +106,10 @@ impl Device for Cpu {
         for k in kernels {
             held.extend(known.get(&k.identity).and_then(Weak::upgrade).map(|made| (&*k.identity, made)));
         }
-        let fresh: Vec<&Kernel> =
-            kernels.iter().copied().filter(|k| !held.contains_key(&*k.identity)).collect();
+        // Regions that differ in what the reader sees alone share a kernel.
+        let mut seen = HashSet::new();
+        let missing = |k: &&Kernel| !held.contains_key(&*k.identity) && seen.insert(k.identity.clone());
+        let fresh: Vec<&Kernel> = kernels.iter().copied().filter(missing).collect();
         let flags = isa::flags(self.isa);
         let built = self.cache.load(&self.compiler, &self.backend, &fresh, flags, self.pool.threads())?;
         for (k, loaded) in fresh.iter().zip(built) {
