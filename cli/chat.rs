@@ -5,7 +5,8 @@ mod input;
 
 use crate::failure::{Done, Failure, say, warn};
 use crate::flags::{FidelityFlags, MachineFlags, RoomFlags, SamplingFlags};
-use crate::serving::{Published, Room, chat_ids};
+use crate::progress::tell;
+use astrai_engine::serving::{Published, chat_ids};
 use astrai_serve::answer::{Answer, Ended};
 use astrai_serve::engine::{End, Engine};
 use astrai_serve::request::{Request, Sampling};
@@ -78,13 +79,16 @@ enum Turn {
 impl Chat {
     /// Talks until the user ends.
     pub fn run(self, out: &mut dyn Write) -> Done {
-        let published = Published::read(&self.model)?;
+        let published = Published::read(&self.model, &mut tell())?;
         let template = published.template("continue texts with `astrai generate`")?;
         self.sampling.check(published.model.config.vocab_size)?;
         let machine = self.machine.machine()?;
         warn(&machine.warnings);
-        let engine = published
-            .start(&Room::of_one(self.machine.storage(), &self.room, self.fidelity.asked()), &machine)?;
+        let engine = published.start(
+            &self.room.of_one(self.machine.storage(), self.fidelity.asked()),
+            &machine,
+            &mut tell(),
+        )?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let mut talk = Talk {
             published: &published,

@@ -37,6 +37,12 @@ impl From<Error> for Failure {
     }
 }
 
+impl From<astrai_engine::Error> for Failure {
+    fn from(e: astrai_engine::Error) -> Failure {
+        Failure::Message(e.0)
+    }
+}
+
 impl From<IrError> for Failure {
     fn from(e: IrError) -> Failure {
         Failure::Message(e.to_string())

@@ -1,8 +1,8 @@
 //! Flags that commands share, and what they stand for.
 
 use crate::failure::Failure;
-use crate::machine::{Kind, Machine};
-use crate::serving::KvMemory;
+use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::serving::{KvMemory, Room};
 use astrai_ir::DType;
 use astrai_passes::Fidelity;
 use astrai_runtime::device::cpu::{Isa, host_isa, host_levels};
@@ -156,6 +156,14 @@ pub struct RoomFlags {
     /// [default: what all sequences can use, at most 50%]
     #[arg(long, value_name = "SIZE")]
     pub kv_memory: Option<KvMemory>,
+}
+
+impl RoomFlags {
+    /// Room for one sequence at a time.
+    pub fn of_one(&self, storage: DType, fidelity: Option<Fidelity>) -> Room {
+        let context = self.max_model_len.map(|n| n as usize);
+        Room { context, kv: self.kv_memory, ..Room::of_one(storage, fidelity) }
+    }
 }
 
 /// How tokens are chosen. What no flag says, the model's generation_config.json says, if it is there.

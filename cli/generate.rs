@@ -5,7 +5,8 @@ mod batch;
 
 use crate::failure::{Done, Failure, warn};
 use crate::flags::{FidelityFlags, MachineFlags, RoomFlags, SamplingFlags, as_flag};
-use crate::serving::{Published, Room, chat_ids};
+use crate::progress::tell;
+use astrai_engine::serving::{Published, Room, chat_ids};
 use astrai_serve::answer::Answer;
 use astrai_serve::engine::{End, Usage};
 use astrai_serve::request::{Limits, Request, Sampling};
@@ -72,7 +73,7 @@ pub struct Generate {
 impl Generate {
     /// Generates and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
-        let published = Published::read(&self.model)?;
+        let published = Published::read(&self.model, &mut tell())?;
         self.sampling.check(published.model.config.vocab_size)?;
         let stops = StopStrings::new(&self.stop, false).map_err(|e| format!("--{e}"))?;
         match &self.batch {
@@ -83,10 +84,8 @@ impl Generate {
 
     fn one(&self, published: &Published, stops: &StopStrings, out: &mut dyn Write) -> Done {
         let prompt = self.prompt(published)?;
-        let mut room = Room {
-            prefix_cache: false,
-            ..Room::of_one(self.machine.storage(), &self.room, self.fidelity.asked())
-        };
+        let mut room =
+            Room { prefix_cache: false, ..self.room.of_one(self.machine.storage(), self.fidelity.asked()) };
         let positions = published.model.config.max_positions;
         let context = room.context.unwrap_or(positions);
         let left = context.saturating_sub(prompt.len());
@@ -104,7 +103,7 @@ impl Generate {
         request.clone().checked(limits).map_err(|e| as_flag(&e))?;
         let machine = self.machine.machine()?;
         warn(&machine.warnings);
-        let engine = published.start(&room, &machine)?;
+        let engine = published.start(&room, &machine, &mut tell())?;
         let started = Instant::now();
         let stream = engine.handle().submit(request).map_err(|e| e.to_string())?;
         let mut answer = Answer::new(stream, &published.tokenizer, 1, stops, true);

@@ -2,7 +2,7 @@
 //! registers, products of the matrix unit's tiles and reading of memory, by all threads of a pool. Beside a benchmark's seconds
 //! stands then the least that they could have been.
 
-use crate::machine::Machine;
+use astrai_engine::machine::Machine;
 use astrai_ir::DType;
 use astrai_runtime::Threads;
 use astrai_runtime::device::cpu::Isa;

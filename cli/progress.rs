@@ -1,11 +1,31 @@
 //! Progress on standard error, for work of more than a moment and only where a person is watching.
 
+use crate::failure::warn;
+use astrai_engine::Note;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 /// Work that ends sooner shows no bar.
 const PATIENCE: Duration = Duration::from_millis(700);
+
+/// Tells a person of notes: warnings as lines, work as bars.
+pub fn tell() -> impl FnMut(Note) {
+    let mut bar: Option<(&'static str, Progress)> = None;
+    move |note| match note {
+        Note::Warning(line) => warn(&[line.to_string()]),
+        Note::Progress { what, done, total } => {
+            let (_, shown) = match bar.take().filter(|(known, _)| *known == what) {
+                Some(known) => bar.insert(known),
+                None => bar.insert((what, Progress::new(what))),
+            };
+            shown.set(done, total);
+            if done == total {
+                bar = None;
+            }
+        }
+    }
+}
 
 /// A bar that appears when the work turns out to be long and goes when it is dropped.
 pub struct Progress {

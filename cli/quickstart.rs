@@ -4,15 +4,16 @@
 mod text;
 
 use crate::failure::{Done, Failure, warn};
-use crate::flags::{FidelityFlags, MachineFlags, RoomFlags};
-use crate::machine::{Kind, Machine};
+use crate::flags::{FidelityFlags, MachineFlags};
 use crate::measure;
-use crate::model::Model;
+use crate::progress::tell;
 use crate::serve::{LOCAL, Server, listen};
-use crate::serving::{Published, Room};
 use crate::table::{bytes, count};
 use crate::train::{Train, default_recipe};
 use astrai_builders::ModelConfig;
+use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::model::Model;
+use astrai_engine::serving::{Published, Room};
 use astrai_ir::DType;
 use astrai_runtime::Dump;
 use astrai_serve::http::HttpSettings;
@@ -315,17 +316,16 @@ impl Tour<'_> {
 
     /// Serves the trained model.
     fn serve(&mut self, folder: &Path) -> Result<Server, Failure> {
-        let published = Published::read(folder)?;
+        let published = Published::read(folder, &mut tell())?;
         let ids = [2, self.size.seq];
         self.text.write_ids(&self.folder.join("inputs.safetensors"), &published.tokenizer, ids)?;
         let listener = listen(LOCAL, 0)?;
-        let flags = RoomFlags { max_model_len: None, kv_memory: None };
         let room = Room {
             sequences: SERVED,
             queue: SERVED,
-            ..Room::of_one(self.storage(), &flags, self.quickstart.fidelity.asked())
+            ..Room::of_one(self.storage(), self.quickstart.fidelity.asked())
         };
-        let engine = published.start(&room, &self.machine)?;
+        let engine = published.start(&room, &self.machine, &mut tell())?;
         Server::start(listener, published.served(engine, vec![NAME.into()], HttpSettings::default()))
     }
 

@@ -1,15 +1,15 @@
 //! `astrai run`: token ids in, logits, loss and gradients, or an encoder's vectors, out, as safetensors; with a profile of the kernels on request.
 
-use crate::batch::{Batch, Sequences};
 use crate::failure::{Done, Failure, warn};
 use crate::flags::{FidelityFlags, MachineFlags};
-use crate::gradients::by_checkpoint_name;
-use crate::machine::Kind;
 use crate::measure;
-use crate::model::{Model, check_sizes, plan_gradient, plan_within, read_config};
 use crate::progress::Progress;
 use crate::table::table;
 use astrai_builders::{Logits, Loss, ModelConfig, Program};
+use astrai_engine::batch::{Batch, Sequences};
+use astrai_engine::gradients::by_checkpoint_name;
+use astrai_engine::machine::Kind;
+use astrai_engine::model::{Model, check_sizes, plan_gradient, plan_within, read_config};
 use astrai_ir::DType;
 use astrai_runtime::weights::{Checkpoint, write};
 use astrai_runtime::{ProfileRow, Session, Value as Array};

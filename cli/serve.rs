@@ -3,11 +3,11 @@
 
 use crate::failure::{Done, Failure, say, warn};
 use crate::flags::{FidelityFlags, MachineFlags, RoomFlags};
-use crate::serving::{Published, Room, SEQUENCES};
+use crate::progress::tell;
 use astrai_builders::Cache;
-use astrai_serve::engine::{Engine, Handle, Stats};
+use astrai_engine::serving::{Published, Room, SEQUENCES};
+use astrai_serve::engine::{Handle, Stats};
 use astrai_serve::http::{HttpSettings, Served, serve};
-use astrai_serve::recommended::Asked;
 use astrai_train::signals::Stop;
 use clap::Args;
 use serde_json::json;
@@ -86,16 +86,16 @@ impl Serve {
         }
         // A port that is taken is known before the weights are read.
         let listener = listen(self.host, self.port)?;
-        let published = Published::read(&self.model)?;
+        let published = Published::read(&self.model, &mut tell())?;
         let machine = self.machine.machine()?;
         warn(&machine.warnings);
         let room = Room {
             sequences: self.max_seqs.into(),
             tokens: self.max_batch_tokens.map(|n| n as usize),
             queue: self.queue as usize,
-            ..Room::of_one(self.machine.storage(), &self.room, self.fidelity.asked())
+            ..self.room.of_one(self.machine.storage(), self.fidelity.asked())
         };
-        let engine = published.start(&room, &machine)?;
+        let engine = published.start(&room, &machine, &mut tell())?;
         let (context, pages) = (engine.handle().limits().context, engine.handle().stats().pages);
         let names = match self.served_name.is_empty() {
             true => vec![published.name()],
@@ -126,15 +126,6 @@ impl Serve {
         out.flush()?;
         server.wait_for_signal()?;
         Ok(ExitCode::SUCCESS)
-    }
-}
-
-impl Published {
-    /// The same for a server.
-    pub fn served(self, engine: Engine, names: Vec<String>, settings: HttpSettings) -> Served {
-        let sampling = self.recommended.fill(&Asked::default());
-        let settings = HttpSettings { sampling, ..settings };
-        Served { engine, tokenizer: self.tokenizer, template: self.template, names, settings }
     }
 }
 

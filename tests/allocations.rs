@@ -1,9 +1,9 @@
 //! No allocation inside a training step: the whole program's allocator is counted, so this test is alone in its file.
 
 use astrai::allocations::{Counted, count};
-use astrai::machine::{Kind, Machine};
-use astrai::model::Model;
 use astrai_builders::ModelConfig;
+use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::model::Model;
 use astrai_ir::DType;
 use astrai_runtime::{Dump, Recompute};
 use astrai_train::batch::Batch;

@@ -1,7 +1,7 @@
 //! The gradient of attention through host kernels, against the interpreter: all forms of masks and heads, the same bits at
 //! any number of threads and in any batch.
 
-use astrai::machine::{Kind, Machine};
+use astrai_engine::machine::{Kind, Machine};
 use astrai_ir::ops::Attention;
 use astrai_ir::{DType, Dim, Graph, NodeId, Real, Sizes, Symbol, Tensor, Type, eval, gradient};
 use astrai_runtime::{Options, Session, Value, compile};

@@ -4,10 +4,10 @@
 mod cases;
 
 use crate::cases::{DENSE, EXPERTS, case};
-use astrai::batch::Batch;
-use astrai::machine::{Kind, Machine};
-use astrai::model::Model;
 use astrai_builders::{Logits, Loss, Program, build};
+use astrai_engine::batch::Batch;
+use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::model::Model;
 use astrai_ir::json::{read_json, write_json};
 use astrai_ir::{DType, Graph};
 use astrai_runtime::{Dump, Options, Session, compile};

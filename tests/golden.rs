@@ -3,10 +3,10 @@
 mod cases;
 
 use crate::cases::{DENSE, EXPERTS, case};
-use astrai::batch::Batch;
-use astrai::machine::{Kind, Machine};
-use astrai::model::Model;
 use astrai_builders::{Logits, Loss, Program};
+use astrai_engine::batch::Batch;
+use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::model::Model;
 use astrai_ir::DType;
 use astrai_runtime::weights::Checkpoint;
 use std::path::Path;

@@ -3,10 +3,10 @@
 #[path = "cases/find.rs"]
 mod find;
 
-use astrai::batch::Batch;
-use astrai::machine::{Kind, Machine};
-use astrai::model::{Model, read_config};
 use astrai_builders::{Logits, Loss, Program, build};
+use astrai_engine::batch::Batch;
+use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::model::{Model, read_config};
 use astrai_ir::{DType, Op};
 use astrai_runtime::weights::Checkpoint;
 use astrai_runtime::{Options, compile};

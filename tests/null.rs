@@ -1,8 +1,8 @@
 //! Published shapes on the null device: planned whole and their kernels written, on a machine that could never hold them.
 
-use astrai::machine::{Kind, Machine};
 use astrai_builders::config::{MlpSpec, NormPlace, QkNorm};
 use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, build, registry};
+use astrai_engine::machine::{Kind, Machine};
 use astrai_ir::DType;
 use astrai_runtime::{Dump, Options, compile};
 use astrai_train::engine::Plan;

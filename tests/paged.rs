@@ -4,10 +4,10 @@
 mod cases;
 
 use crate::cases::{DENSE, EXPERTS, case};
-use astrai::batch::Batch;
-use astrai::machine::{Kind, Machine};
-use astrai::model::{Model, plan, plan_within};
 use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, build};
+use astrai_engine::batch::Batch;
+use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::model::{Model, plan, plan_within};
 use astrai_ir::DType;
 use astrai_ir::ops::Op;
 use astrai_passes::Fidelity;

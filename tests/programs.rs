@@ -4,11 +4,11 @@
 #[path = "cases/find.rs"]
 mod find;
 
-use astrai::greedy::continue_greedily;
-use astrai::machine::{Kind, Machine};
-use astrai::model::{Model, read_config, served_fidelity};
-use astrai::programs::Programs;
 use astrai_builders::Cache;
+use astrai_engine::greedy::continue_greedily;
+use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::model::{Model, read_config, served_fidelity};
+use astrai_engine::programs::Programs;
 use astrai_ir::DType;
 use astrai_ir::ops::Op;
 use astrai_passes::Fidelity;

@@ -1,9 +1,9 @@
 //! The serving engine over a compiled model under load: clients with all kinds of requests come and go, pages are few, and every
 //! answer is that of the request alone; afterwards nothing is left. `ASTRAI_SOAK_SECONDS` makes it run for so long.
 
-use astrai::machine::{Kind, Machine};
-use astrai::model::{Model, plan};
 use astrai_builders::{Cache, ModelConfig, Program};
+use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::model::{Model, plan};
 use astrai_ir::DType;
 use astrai_serve::cache::KvCache;
 use astrai_serve::engine::{End, Engine, Event, Finish, Handle, Settings, Stream, SubmitError};

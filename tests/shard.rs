@@ -1,8 +1,8 @@
 //! Models on meshes. Small ones are run on all ranks in lockstep and equal the unsharded model, forward, backward and over pages;
 //! published ones are planned for one rank, their parts add up, and their collectives are counted.
 
-use astrai::machine::{Kind, Machine};
 use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, Ranks, build, placements};
+use astrai_engine::machine::{Kind, Machine};
 use astrai_ir::ops::Op;
 use astrai_ir::shard::STAGES;
 use astrai_ir::{

@@ -2,12 +2,12 @@
 
 use super::{Bench, SEQ, draw};
 use crate::failure::{Failure, warn};
-use crate::machine::Machine;
 use crate::measure::{Seconds, rounded};
-use crate::model::{Model, check_sizes, read_config, served_fidelity};
-use crate::programs::Programs;
 use crate::progress::Progress;
 use astrai_builders::Cache;
+use astrai_engine::machine::Machine;
+use astrai_engine::model::{Model, check_sizes, read_config, served_fidelity};
+use astrai_engine::programs::Programs;
 use astrai_serve::cache::KvCache;
 use astrai_serve::engine::{End, Engine, Handle, Settings};
 use astrai_serve::paged::PagedModel;

@@ -3,11 +3,11 @@
 
 use super::{Compile, Made};
 use crate::failure::Failure;
-use crate::machine::Machine;
 use crate::measure;
-use crate::model::read_config;
 use crate::summary::{passes, sum_costs};
 use crate::train::default_recipe;
+use astrai_engine::machine::Machine;
+use astrai_engine::model::read_config;
 use astrai_runtime::{Compiled, Dump};
 use astrai_train::engine::Plan;
 use serde_json::{Map, Value, json};

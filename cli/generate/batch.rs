@@ -3,7 +3,8 @@
 
 use super::{Generate, NEW, Text};
 use crate::failure::{Done, Failure, say, warn};
-use crate::serving::{Published, Room, SEQUENCES, chat_ids};
+use crate::progress::tell;
+use astrai_engine::serving::{Published, Room, SEQUENCES, chat_ids};
 use astrai_serve::answer::Answer;
 use astrai_serve::engine::Engine;
 use astrai_serve::recommended::Asked;
@@ -68,8 +69,8 @@ pub(super) fn run(
     let sequences = flags.max_seqs.map_or(SEQUENCES, usize::from);
     let machine = flags.machine.machine()?;
     warn(&machine.warnings);
-    let one = Room::of_one(flags.machine.storage(), &flags.room, flags.fidelity.asked());
-    let engine = published.start(&Room { sequences, queue: 2 * sequences, ..one }, &machine)?;
+    let one = flags.room.of_one(flags.machine.storage(), flags.fidelity.asked());
+    let engine = published.start(&Room { sequences, queue: 2 * sequences, ..one }, &machine, &mut tell())?;
     let batch = Batch { flags, published, stops, engine };
     let (mut all, mut failed) = (0usize, 0usize);
     let mut coming: VecDeque<Coming> = VecDeque::new();

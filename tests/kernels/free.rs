@@ -2,7 +2,7 @@
 //! types, prologues and epilogues, sums too long for a row on the stack; the same bits at any number of threads.
 
 use crate::table::{Fill, Table, dims, machines, rows, run};
-use astrai::machine::{Kind, Machine};
+use astrai_engine::machine::{Kind, Machine};
 use astrai_ir::ops::{BinaryKind, CompareKind, Dot, UnaryKind};
 use astrai_ir::{DType, Dim, NodeId, Shape};
 

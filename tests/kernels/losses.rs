@@ -2,7 +2,7 @@
 //! ignored and impossible targets, smoothing, soft-caps, narrow types; the same bits at any number of threads.
 
 use crate::table::{Fill, Table, dims, mix, rows, run};
-use astrai::machine::{Kind, Machine};
+use astrai_engine::machine::{Kind, Machine};
 use astrai_ir::ops::{LinearCrossEntropy, LinearCrossEntropyGrad};
 use astrai_ir::{DType, Dim, NodeId, Real, Shape, Tensor};
 

@@ -1,7 +1,7 @@
 //! Keys and values in pages: rows stored into states, attention that finds its keys by tables.
 
 use crate::table::{Fill, Table, crowded, dims, machine, machines, rows};
-use astrai::machine::{Kind, Machine};
+use astrai_engine::machine::{Kind, Machine};
 use astrai_ir::ops::{Attention, BinaryKind, RmsNorm, Rope, RopeLayout, Store, UnaryKind};
 use astrai_ir::{DType, Dim, NodeId, Real, Type};
 
@@ -267,7 +267,7 @@ fn the_same_bits_on_any_number_of_threads() {
     store(&mut t, "s'", s, value);
     let leaves = t.values(300);
     let run = |threads| {
-        let m = astrai::machine::Machine::new(Kind::Cpu, threads).unwrap();
+        let m = astrai_engine::machine::Machine::new(Kind::Cpu, threads).unwrap();
         let states = t.states(&m);
         let mut session = t.open(&m, &states);
         (0..20).for_each(|_| _ = crate::table::run(&mut session, &leaves));

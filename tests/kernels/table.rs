@@ -3,7 +3,7 @@
 //! values of the symbol `n` and with every level of vector instructions that the processor has, within the tolerance of the
 //! operators that made them.
 
-use astrai::machine::{Kind, Machine};
+use astrai_engine::machine::{Kind, Machine};
 use astrai_ir::ops::{Op, State};
 use astrai_ir::{DType, Dim, Graph, NodeId, Precision, Shape, Sizes, Symbol, Tensor, Type, eval};
 use astrai_runtime::device::cpu::{Cpu, host_levels, modelled_levels};

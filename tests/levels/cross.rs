@@ -4,12 +4,12 @@
 
 use crate::image::{Image, inputs, source};
 use crate::{CASES, case};
-use astrai::batch::Batch;
-use astrai::machine::{Kind, Machine};
-use astrai::model::{Model, plan, plan_gradient, plan_within, served_fidelity};
 use astrai::train::default_recipe;
 use astrai_builders::{Cache, Logits, Loss, Program};
 use astrai_codegen::cpu::{Cpu, Isa, isa::FLAGS};
+use astrai_engine::batch::Batch;
+use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::model::{Model, plan, plan_gradient, plan_within, served_fidelity};
 use astrai_ir::{DType, Kernel};
 use astrai_runtime::device::cpu::host_levels;
 use astrai_runtime::device::null::Null;

@@ -1,11 +1,11 @@
 //! AstrAI's encoder against plain loops in f64 over the same weights: every pooling, with and without norms of queries and
 //! keys, gate and normalisation; ragged batches; `astrai run --want embedding`; and what an encoder refuses.
 
-use astrai::batch::Batch;
-use astrai::machine::{Kind, Machine};
-use astrai::model::{Model, plan};
 use astrai_builders::config::Pooling;
 use astrai_builders::{Logits, Loss, ModelConfig, Program};
+use astrai_engine::batch::Batch;
+use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::model::{Model, plan};
 use astrai_ir::DType;
 use astrai_runtime::weights::{Checkpoint, write};
 use astrai_runtime::{Session, Value};

@@ -1,9 +1,9 @@
 //! gpt-oss with experts in MXFP4, as it is published, against the same model with the numbers that they stand for.
 
-use astrai::batch::Batch;
-use astrai::machine::{Kind, Machine};
-use astrai::model::Model;
 use astrai_builders::{ModelConfig, Program};
+use astrai_engine::batch::Batch;
+use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::model::Model;
 use astrai_ir::DType;
 use astrai_runtime::Value;
 use astrai_runtime::weights::write;

@@ -1,7 +1,7 @@
 //! A tiny configuration of every family, and values for the leaves of its graphs.
 
-use astrai::machine::{Kind, Machine};
 use astrai_builders::{Logits, Loss, ModelConfig, Program};
+use astrai_engine::machine::{Kind, Machine};
 use astrai_ir::ops::Op;
 use astrai_ir::{DType, Graph, Precision, Sizes, Tensor, eval};
 use std::collections::HashMap;

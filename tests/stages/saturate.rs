@@ -3,8 +3,8 @@
 
 use crate::close;
 use crate::families::{FAMILIES, config, evaluate, machine, program};
-use astrai::machine::{Kind, Machine};
 use astrai_builders::{Cache, Logits, ModelConfig, Program, build};
+use astrai_engine::machine::{Kind, Machine};
 use astrai_ir::ops::Op;
 use astrai_ir::{DType, Dim, Graph, Target, verify};
 use astrai_passes::{self as passes, Extraction, Fidelity, Saturate, SaturationReport};

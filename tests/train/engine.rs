@@ -1,9 +1,9 @@
 //! The engine alone: memory presets, ragged batches, and gradients that are no numbers.
 
-use astrai::machine::{Kind, Machine};
-use astrai::model::Model;
 use astrai_builders::ModelConfig;
 use astrai_builders::config::{MlpSpec, SharedSpec};
+use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::model::Model;
 use astrai_ir::DType;
 use astrai_ir::ops::{GroupScore, Groups, Scores};
 use astrai_runtime::{Dump, GRAD, Recompute};

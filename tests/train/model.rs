@@ -1,7 +1,7 @@
 //! A checkpoint is a model directory: the library and `astrai run` take it as it is.
 
 use crate::fixture::{good, program, small};
-use astrai::model::Model;
+use astrai_engine::model::Model;
 use astrai_ir::DType;
 use astrai_runtime::weights::{Checkpoint, write};
 use std::collections::BTreeMap;

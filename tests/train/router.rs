@@ -3,10 +3,10 @@
 
 use crate::engine::{batch, recipe};
 use crate::fixture::{fails, good, small};
-use astrai::machine::{Kind, Machine};
-use astrai::model::Model;
 use astrai_builders::ModelConfig;
 use astrai_builders::config::{Balance, MlpSpec};
+use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::model::Model;
 use astrai_ir::DType;
 use astrai_runtime::weights::Checkpoint;
 use astrai_runtime::{Dump, Recompute};

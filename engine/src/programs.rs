@@ -2,7 +2,7 @@
 //! where another form is cheaper for one token of each sequence, the one for tokens of answers; then sessions of both over the
 //! same memory.
 
-use crate::machine::{Kind, Machine};
+use crate::machine::Machine;
 use crate::model::{Model, plan_within};
 use astrai_builders::{Cache, ModelConfig, Program};
 use astrai_ir::DType;
@@ -33,7 +33,7 @@ impl Programs {
             plan_within(config, &program, storage, machine, fidelity)
         };
         let first = plan(tokens)?;
-        if fidelity == Fidelity::Exact || tokens <= sequences || machine.kind == Kind::Interpreter {
+        if fidelity == Fidelity::Exact || tokens <= sequences || first.kernels.iter().all(Option::is_none) {
             return Ok(Programs { first, answers: None });
         }
         let answers = plan(sequences)?;

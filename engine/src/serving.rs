@@ -2,21 +2,20 @@
 //! to it: tokenizer, chat template, the ids that end a text, the sampling its makers recommend. Everything that answers
 //! requests (generate, chat, serve, quickstart, verify) comes through here.
 
-use crate::failure::{Failure, warn};
-use crate::flags::RoomFlags;
+use crate::figures::bytes;
 use crate::machine::Machine;
 use crate::model::{Model, served_fidelity};
 use crate::programs::Programs;
-use crate::progress::Progress;
-use crate::table::bytes;
+use crate::{Error, Hear, Note};
 use astrai_builders::{Cache, ModelConfig};
 use astrai_ir::DType;
 use astrai_passes::Fidelity;
-use astrai_runtime::Error;
+use astrai_runtime::Error as RuntimeError;
 use astrai_serve::cache::KvCache;
 use astrai_serve::engine::{Engine, Settings};
+use astrai_serve::http::{HttpSettings, Served};
 use astrai_serve::paged::PagedModel;
-use astrai_serve::recommended::Recommended;
+use astrai_serve::recommended::{Asked, Recommended};
 use astrai_serve::template::{Chat, ChatTemplate, Message};
 use astrai_serve::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
@@ -89,14 +88,14 @@ pub struct Room {
 
 impl Room {
     /// Room for one sequence at a time.
-    pub fn of_one(storage: DType, flags: &RoomFlags, fidelity: Option<Fidelity>) -> Room {
+    pub fn of_one(storage: DType, fidelity: Option<Fidelity>) -> Room {
         Room {
             storage,
             fidelity,
             sequences: 1,
             tokens: None,
-            context: flags.max_model_len.map(|n| n as usize),
-            kv: flags.kv_memory,
+            context: None,
+            kv: None,
             queue: 1,
             prefix_cache: true,
         }
@@ -119,7 +118,7 @@ pub struct Published {
 
 impl Published {
     /// Reads all but the weights, which are only looked at.
-    pub fn read(folder: &Path) -> Result<Published, Failure> {
+    pub fn read(folder: &Path, hear: Hear) -> Result<Published, Error> {
         let model = Model::open(folder, false)?;
         model.config.check_decoder()?;
         let tokenizer = Tokenizer::open(folder).map_err(|e| e.to_string())?;
@@ -130,13 +129,14 @@ impl Published {
             return Err(format!("{}: {line}", folder.display()).into());
         }
         let recommended = Recommended::read(folder, takes).map_err(|e| e.to_string())?;
-        warn(model.warnings.iter().chain(tokenizer.warnings()).chain(&recommended.warnings));
+        let all = model.warnings.iter().chain(tokenizer.warnings()).chain(&recommended.warnings);
+        all.for_each(|line| hear(Note::Warning(line)));
         Ok(Published { folder: folder.to_path_buf(), model, tokenizer, template, recommended })
     }
 
     /// Loads the weights and starts an engine.
-    pub fn start(&self, room: &Room, machine: &Machine) -> Result<Engine, Failure> {
-        let model = steps(&self.model, room, machine)?;
+    pub fn start(&self, room: &Room, machine: &Machine, hear: Hear) -> Result<Engine, Error> {
+        let model = steps(&self.model, room, machine, hear)?;
         let settings = Settings {
             eos: self.eos(),
             queue: room.queue,
@@ -144,6 +144,13 @@ impl Published {
             ..Settings::default()
         };
         Ok(Engine::start(model, &settings).map_err(|e| e.to_string())?)
+    }
+
+    /// What a server of this model answers with, under these names.
+    pub fn served(self, engine: Engine, names: Vec<String>, settings: HttpSettings) -> Served {
+        let sampling = self.recommended.fill(&Asked::default());
+        let settings = HttpSettings { sampling, ..settings };
+        Served { engine, tokenizer: self.tokenizer, template: self.template, names, settings }
     }
 
     /// Every id that one of the model's files says ends a text.
@@ -159,7 +166,7 @@ impl Published {
     }
 
     /// The chat template, or a line that says that there is none and what to do instead.
-    pub fn template(&self, instead: &str) -> Result<&ChatTemplate, Failure> {
+    pub fn template(&self, instead: &str) -> Result<&ChatTemplate, Error> {
         let none = || format!("{}: no chat template; {instead}", self.folder.display());
         self.template.as_ref().ok_or_else(|| none().into())
     }
@@ -186,18 +193,19 @@ pub fn chat_ids(
 }
 
 /// A model that computes steps of many sequences, with its weights and its KV state.
-pub fn steps(model: &Model, room: &Room, machine: &Machine) -> Result<PagedModel, Failure> {
+pub fn steps(model: &Model, room: &Room, machine: &Machine, hear: Hear) -> Result<PagedModel, Error> {
     let config = &model.config;
     let page_bytes = KvCache::page_bytes(config, Cache::PAGE, room.storage);
     let weights = config.parameter_count().saturating_mul(room.storage.bytes() as u64);
     let free = machine.device.available().saturating_sub(weights);
     let (fit, tokens, programs) = plan(config, room, page_bytes, free, machine)?;
-    warn(&fit.warning);
+    fit.warning.iter().for_each(|line| hear(Note::Warning(line)));
     let Fit { cache, context, .. } = fit;
     programs.first.check_memory(&*machine.device).map_err(with_remedy)?;
     let kv = KvCache::new(config, cache, room.storage, &machine.device)?;
-    let mut progress = Progress::new("loading weights");
-    let (session, answers) = programs.start(model, kv.buffers(), &mut |done, all| progress.set(done, all))?;
+    let what = "loading weights";
+    let mut progress = |done, total| hear(Note::Progress { what, done, total });
+    let (session, answers) = programs.start(model, kv.buffers(), &mut progress)?;
     let sizes = [config.vocab_size, context, tokens, room.sequences];
     Ok(PagedModel::new(session, answers, cache, sizes))
 }
@@ -210,7 +218,7 @@ fn plan(
     page_bytes: u64,
     free: u64,
     machine: &Machine,
-) -> Result<(Fit, usize, Programs), Failure> {
+) -> Result<(Fit, usize, Programs), Error> {
     let fidelity = room.fidelity.unwrap_or_else(|| served_fidelity(config));
     let fit_beside = |bytes: u64| fit(room, config.max_positions, page_bytes, free.saturating_sub(bytes));
     let (mut beside, mut fit) = (0, fit_beside(0)?);
@@ -236,10 +244,10 @@ fn plan(
 }
 
 /// The same error, with a remedy that there is here.
-fn with_remedy(e: Error) -> Error {
+fn with_remedy(e: RuntimeError) -> RuntimeError {
     match e {
-        Error::Memory { what, need, have, .. } => {
-            Error::Memory { what, need, have, remedy: "use a smaller model, or --dtype bf16".into() }
+        RuntimeError::Memory { what, need, have, .. } => {
+            RuntimeError::Memory { what, need, have, remedy: "use a smaller model, or --dtype bf16".into() }
         }
         other => other,
     }
@@ -299,8 +307,7 @@ mod tests {
     const PAGE_BYTES: u64 = 1 << 10;
 
     fn room(sequences: usize, context: Option<usize>, kv: Option<KvMemory>) -> Room {
-        let flags = RoomFlags { max_model_len: context.map(|n| n as u32), kv_memory: kv };
-        Room { sequences, ..Room::of_one(DType::F32, &flags, None) }
+        Room { sequences, context, kv, ..Room::of_one(DType::F32, None) }
     }
 
     #[test]

@@ -86,7 +86,7 @@ pub fn continue_greedily(
 }
 
 /// The largest of the logits; `None` where one is not finite.
-pub(crate) fn choose(logits: impl Iterator<Item = f32>) -> Option<Choice> {
+pub fn choose(logits: impl Iterator<Item = f32>) -> Option<Choice> {
     let (mut best, mut second, mut at, mut top) = (f32::NEG_INFINITY, f32::NEG_INFINITY, 0, 0f32);
     for (i, x) in logits.enumerate() {
         if !x.is_finite() {

@@ -1,0 +1,19 @@
+//! The library that the commands, tests, examples and other programs share. In: a model directory or a configuration, a device. Out:
+//! programs planned for the device, sessions with the model's weights, engines that train and serve it, and checks against what a
+//! reference implementation computed. It prints nothing: what a person should hear of comes as [`Note`]s.
+
+pub mod batch;
+pub mod curve;
+mod error;
+pub mod figures;
+pub mod golden;
+pub mod gradients;
+pub mod greedy;
+pub mod machine;
+pub mod model;
+pub mod programs;
+pub mod serving;
+
+pub use error::{Error, Hear, Note, unheard};
+pub use machine::{Kind, Machine};
+pub use model::Model;
