@@ -14,7 +14,7 @@ use crate::progress::Progress;
 use crate::run::profile_table;
 use astrai_builders::{Logits, ModelConfig, Program, build};
 use astrai_engine::batch::Batch;
-use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::machine::Machine;
 use astrai_engine::model::{Model, check_sizes, plan_within, read_config};
 use astrai_ir::plan::RegionId;
 use astrai_ir::{DType, Dim, Graph, IrError, Symbol};
@@ -145,8 +145,7 @@ impl Bench {
     pub fn run(self, out: &mut dyn Write) -> Done {
         let machine = self.machine.machine()?;
         warn(&machine.warnings);
-        let profiles =
-            matches!(self.job, Job::Train | Job::Prefill | Job::Decode) && machine.kind == Kind::Cpu;
+        let profiles = matches!(self.job, Job::Train | Job::Prefill | Job::Decode) && machine.cpu.is_some();
         if self.profile && !profiles {
             return Err(
                 "--profile goes with bench train, prefill and decode on the processor; leave it out".into()

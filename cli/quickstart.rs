@@ -11,7 +11,7 @@ use crate::serve::{LOCAL, Server, listen};
 use crate::table::{bytes, count};
 use crate::train::{Train, default_recipe};
 use astrai_builders::ModelConfig;
-use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::machine::Machine;
 use astrai_engine::model::Model;
 use astrai_engine::serving::{Published, Room};
 use astrai_ir::DType;
@@ -119,9 +119,9 @@ impl Quickstart {
     pub fn run(self, out: &mut dyn Write) -> Done {
         let machine = self.machine.machine()?;
         warn(&machine.warnings);
-        let size = match machine.kind {
-            Kind::Cpu => Size { vocab: 4096, hidden: 256, inner: 704, layers: 6, batch: 8, seq: 128 },
-            _ => Size { vocab: 300, hidden: 32, inner: 64, layers: 2, batch: 2, seq: 16 },
+        let size = match &machine.cpu {
+            Some(_) => Size { vocab: 4096, hidden: 256, inner: 704, layers: 6, batch: 8, seq: 128 },
+            None => Size { vocab: 300, hidden: 32, inner: 64, layers: 2, batch: 2, seq: 16 },
         };
         let temporary = match self.folder {
             Some(_) => None,
@@ -272,7 +272,7 @@ impl Tour<'_> {
     /// Runs `astrai train`, the very command that is shown.
     fn train(&mut self, steps: u64) -> Result<Trained, Failure> {
         let flags = &self.quickstart.machine;
-        let device = if self.machine.kind == Kind::Cpu { "cpu" } else { "interpreter" };
+        let device = self.machine.device.name();
         let run = self.run_folder();
         let shown = |p: &Path| p.display().to_string();
         let mut words =

@@ -8,7 +8,6 @@ use crate::table::table;
 use astrai_builders::{Logits, Loss, ModelConfig, Program};
 use astrai_engine::batch::{Batch, Sequences};
 use astrai_engine::gradients::by_checkpoint_name;
-use astrai_engine::machine::Kind;
 use astrai_engine::model::{Model, check_sizes, plan_gradient, plan_within, read_config};
 use astrai_ir::DType;
 use astrai_runtime::weights::{Checkpoint, write};
@@ -79,7 +78,7 @@ impl Run {
         let batch = Batch::new(&sequences.rows(), config.vocab_size)?;
         let machine = self.machine.machine()?;
         warn(warnings.iter().chain(&machine.warnings));
-        if self.profile && machine.kind == Kind::Interpreter {
+        if self.profile && machine.cpu.is_none() {
             return Err("--profile times kernels, and the interpreter has none; use --device cpu".into());
         }
         let logits = if self.want.contains(&Want::Logits) { Logits::All } else { Logits::None };

@@ -24,8 +24,6 @@ pub enum Kind {
 pub struct Machine {
     /// What runs programs.
     pub device: Arc<dyn Device>,
-    /// Its kind.
-    pub kind: Kind,
     /// The processor, where kernels run on it.
     pub cpu: Option<Arc<Cpu>>,
     /// What the user should know, one line each.
@@ -68,14 +66,18 @@ impl Machine {
                 Arc::new(Reference::default())
             }
         };
-        let kind = if kind == Kind::Null { kind } else { Kind::Interpreter };
-        Ok(Machine { device, kind, cpu: None, warnings })
+        Ok(Machine { warnings, ..Machine::over(device) })
+    }
+
+    /// Any device.
+    pub fn over(device: Arc<dyn Device>) -> Machine {
+        Machine { device, cpu: None, warnings: vec![] }
     }
 
     /// This processor.
     pub fn on(cpu: Cpu) -> Machine {
         let cpu = Arc::new(cpu);
-        Machine { device: cpu.clone(), kind: Kind::Cpu, cpu: Some(cpu), warnings: vec![] }
+        Machine { device: cpu.clone(), cpu: Some(cpu), warnings: vec![] }
     }
 
     /// What programs are compiled for.
