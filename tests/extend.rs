@@ -1,12 +1,12 @@
-//! The README's examples of an operator and of a model family, as they stand there: put into a copy of the sources, two files and
-//! two lines, compiled and tried.
+//! The examples of `docs/extending.md`, an operator and a model family, as they stand there: put into a copy of the sources, two files
+//! and two lines, compiled and tried.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Uses of the operator: its meaning, its gradient, what it is made of, its form as JSON, what it refuses.
-const OPERATOR: &str = r#"//! The operator of the README.
+const OPERATOR: &str = r#"//! The operator of the page.
 use astrai_ir::ops::{Clamp, Op};
 use astrai_ir::{DType, Dim, Graph, Real, Sizes, Tensor, eval, gradient, json, text};
 use std::collections::HashMap;
@@ -44,7 +44,7 @@ fn the_operator_is_whole() {
 "#;
 
 /// Uses of the family: found by its names, its parameters, its graph, and what it saves.
-const FAMILY: &str = r##"//! The family of the README.
+const FAMILY: &str = r##"//! The family of the page.
 use astrai_builders::{ModelConfig, Program, build};
 
 #[test]
@@ -68,10 +68,10 @@ fn the_family_is_whole() {
 }
 "##;
 
-/// Code of the README by what stands behind its `rust`: a path, or `line of` one.
-fn examples(readme: &str) -> Vec<(&str, &str)> {
+/// Code of the page by what stands behind its `rust`: a path, or `line of` one.
+fn examples(page: &str) -> Vec<(&str, &str)> {
     let mut found = Vec::new();
-    for block in readme.split("\n```rust ").skip(1) {
+    for block in page.split("\n```rust ").skip(1) {
         let (what, rest) = block.split_once('\n').unwrap();
         let code = rest.find("\n```").expect("the block ends");
         found.push((what, &rest[..=code]));
@@ -106,9 +106,9 @@ fn add_line(path: &Path, line: &str) {
 }
 
 #[test]
-fn the_readmes_examples_work_as_they_stand() {
+fn the_pages_examples_work_as_they_stand() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let page = fs::read_to_string(root.join("docs/extending.md")).unwrap();
     let work = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("extend");
     for part in ["ir", "builders"] {
         let _absent = fs::remove_dir_all(work.join(part));
@@ -116,7 +116,7 @@ fn the_readmes_examples_work_as_they_stand() {
     }
     fs::write(work.join("Cargo.toml"), manifest(root)).unwrap();
     fs::copy(root.join("Cargo.lock"), work.join("Cargo.lock")).unwrap();
-    let all = examples(&readme);
+    let all = examples(&page);
     let told: Vec<&str> = all.iter().map(|(what, _)| *what).collect();
     assert_eq!(
         told,
