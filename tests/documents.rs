@@ -1,5 +1,6 @@
-//! The documents hold what they say: every command of README, `docs/`, `bench/` and `examples/` runs as it stands there, page by page in a
-//! folder that has links to the repository's; flags, files and links that a page names exist. A block that is not run says why.
+//! The documents are true where a program can tell: every command of README, `docs/`, `bench/` and `examples/` runs as it stands there, in
+//! the page's order, in a temporary folder with links to the repository's files; flags, files and links that a page names exist. A
+//! block that is not run says why.
 //!
 //! Blocks of commands begin with ```` ```sh ````. `not-run=WHY` behind it: long work, a server, a download; only the flags are looked at.
 //! `needs=PROGRAM`: run where there is such a program.
@@ -84,7 +85,7 @@ fn kept(block: &Block) -> Option<String> {
 }
 
 /// A folder with links to what the repository holds, so that commands find it and write beside it.
-fn folder(bin: &Path) -> tempfile::TempDir {
+fn folder() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(root()).unwrap().map(|e| e.unwrap()) {
         let name = entry.file_name().into_string().unwrap();
@@ -92,11 +93,17 @@ fn folder(bin: &Path) -> tempfile::TempDir {
             std::os::unix::fs::symlink(entry.path(), dir.path().join(name)).unwrap();
         }
     }
-    fs::create_dir_all(bin).unwrap();
+    dir
+}
+
+/// A folder in which the shell finds the program that was built as `astrai`.
+fn bin() -> PathBuf {
+    let bin = Path::new(env!("CARGO_TARGET_TMPDIR")).join("documents");
+    fs::create_dir_all(&bin).unwrap();
     let link = bin.join("astrai");
     let _absent = fs::remove_file(&link);
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_astrai"), link).unwrap();
-    dir
+    bin
 }
 
 /// Runs a script in the folder, `astrai` being the program that was built.
@@ -116,26 +123,37 @@ fn run(page: &str, script: &str, folder: &Path, bin: &Path) {
     assert!(out.status.success(), "{page}: {}", last.into_iter().rev().collect::<Vec<_>>().join("\n"));
 }
 
+/// The commands of a page that are run, as one script; those that are not go to `left`, by what keeps them.
+fn script(page: &Page, left: &mut BTreeMap<String, Vec<String>>) -> String {
+    let mut script = String::new();
+    for block in page.blocks.iter().filter(|b| b.info == "sh" || b.info.starts_with("sh ")) {
+        match kept(block) {
+            None => script += &block.text,
+            Some(why) => left.entry(why).or_default().push(format!("{}:{}", page.name, block.line)),
+        }
+    }
+    script
+}
+
 #[test]
 fn every_command_of_the_documents_runs() {
-    let bin = Path::new(env!("CARGO_TARGET_TMPDIR")).join("documents-bin");
-    let (mut lines, mut left) = (0, BTreeMap::<String, Vec<String>>::new());
-    for page in pages() {
-        let mut script = String::new();
-        for block in page.blocks.iter().filter(|b| b.info == "sh" || b.info.starts_with("sh ")) {
-            match kept(block) {
-                None => script += &block.text,
-                Some(why) => left.entry(why).or_default().push(format!("{}:{}", page.name, block.line)),
-            }
-        }
-        if script.is_empty() {
-            continue;
-        }
-        let (dir, start) = (folder(&bin), Instant::now());
-        run(&page.name, &script, dir.path(), &bin);
-        lines += script.lines().count();
-        println!("{}: {} lines, {:.1} s", page.name, script.lines().count(), start.elapsed().as_secs_f64());
-    }
+    let bin = bin();
+    let mut left = BTreeMap::new();
+    let scripts: Vec<(String, String)> = pages()
+        .iter()
+        .map(|p| (p.name.clone(), script(p, &mut left)))
+        .filter(|(_, s)| !s.is_empty())
+        .collect();
+    let timed = |(page, script): &(String, String)| {
+        let start = Instant::now();
+        run(page, script, folder().path(), &bin);
+        println!("{page}: {} lines, {:.1} s", script.lines().count(), start.elapsed().as_secs_f64());
+    };
+    // The first page, the README, builds most of the kernels that the others use; those run side by side.
+    let (first, others) = scripts.split_first().unwrap();
+    timed(first);
+    std::thread::scope(|threads| others.iter().for_each(|page| drop(threads.spawn(|| timed(page)))));
+    let lines: usize = scripts.iter().map(|(_, s)| s.lines().count()).sum();
     println!("{lines} lines of commands ran");
     for (why, blocks) in &left {
         println!("{} blocks not run, {why}: {}", blocks.len(), blocks.join(", "));
@@ -178,7 +196,9 @@ fn documents_name_only_commands_and_flags_that_exist() {
             // What stands in quotes is a text, not a flag.
             let line: String = line.split('\'').step_by(2).collect();
             let mut words = words(&line).skip(1);
-            let Some(command) = words.next().filter(|w| w.chars().all(|c| c.is_ascii_lowercase())) else { continue };
+            let Some(command) = words.next().filter(|w| w.chars().all(|c| c.is_ascii_lowercase())) else {
+                continue;
+            };
             let has = known.entry(command.to_string()).or_insert_with(|| flags(command));
             let wrong: Vec<&str> = words.filter(|w| w.starts_with("--") && !has.contains(*w)).collect();
             assert!(wrong.is_empty(), "{}: `{line}`: {wrong:?}", page.name);
