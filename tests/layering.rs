@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// What each crate may depend on, from the ground up.
-const ROOMS: [(&str, &[&str]); 8] = [
+const ROOMS: [(&str, &[&str]); 9] = [
     ("ir", &[]),
     ("builders", &["ir"]),
     ("passes", &["ir"]),
@@ -12,7 +12,8 @@ const ROOMS: [(&str, &[&str]); 8] = [
     ("runtime", &["ir", "passes", "codegen"]),
     ("serve", &["ir", "builders", "runtime"]),
     ("train", &["ir", "builders", "runtime", "serve"]),
-    (".", &["ir", "builders", "passes", "codegen", "runtime", "serve", "train"]),
+    ("engine", &["ir", "builders", "passes", "codegen", "runtime", "serve", "train"]),
+    (".", &["ir", "builders", "passes", "codegen", "runtime", "serve", "train", "engine"]),
 ];
 
 const LINES: usize = 500;
@@ -94,4 +95,67 @@ fn every_module_says_what_it_is() {
     };
     let bare: Vec<String> = sources().iter().filter_map(bare).collect();
     assert!(bare.is_empty(), "without an opening `//!`: {bare:#?}");
+}
+
+/// Words by which code knows a kind of device, its instructions, or what runs kernels there.
+const KINDS: [&str; 14] = [
+    "cpu",
+    "Cpu",
+    "cuda",
+    "Cuda",
+    "nvrtc",
+    "Nvrtc",
+    "libloading",
+    "Isa",
+    "avx2",
+    "avx512",
+    "amx",
+    "neon",
+    "Pool",
+    "ptx",
+];
+
+/// Where kinds of devices live, and the one file of the library that opens a device by its name.
+const HOMES: [&str; 5] = [
+    "codegen/src/cpu/",
+    "codegen/src/cuda/",
+    "runtime/src/device/cpu/",
+    "runtime/src/device/cuda/",
+    "engine/src/machine.rs",
+];
+
+#[test]
+fn only_its_own_folders_name_a_kind_of_device() {
+    let mut found = vec![];
+    for (path, text) in sources() {
+        let path = path.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
+        let ours = ROOMS.iter().any(|(room, _)| path.starts_with(&format!("{room}/src/")));
+        if !ours || !path.ends_with(".rs") || HOMES.iter().any(|h| path.starts_with(h)) {
+            continue;
+        }
+        // Tests may name what they are run on, and messages to people what they may choose.
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        let code = if path.ends_with("tests.rs") || path.ends_with("fake.rs") { "" } else { code };
+        for (i, line) in code.lines().enumerate() {
+            let line = line.split("//").next().unwrap_or_default();
+            let bare: String = line.split('"').step_by(2).collect();
+            let words: Vec<&str> = bare.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+            // A module of a kind is declared beside the others.
+            let declares = words.starts_with(&["pub", "mod"])
+                && (path.ends_with("lib.rs") || path.ends_with("device/mod.rs"));
+            if !declares && KINDS.iter().any(|k| words.contains(k)) {
+                found.push(format!("{path}:{}: {}", i + 1, line.trim()));
+            }
+        }
+    }
+    assert!(found.is_empty(), "these know a kind of device: {found:#?}");
+}
+
+#[test]
+fn the_hall_is_short_and_alone_in_its_file() {
+    let path = root().join("runtime/src/compile.rs");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (_, hall) = text.split_once("pub fn compile(").unwrap();
+    assert!(hall.lines().count() <= 40, "{} lines", hall.lines().count());
+    assert_eq!(text.matches("\nfn ").count() + text.matches("\npub fn ").count(), 1, "the hall is not alone");
 }

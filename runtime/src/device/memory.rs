@@ -1,7 +1,7 @@
-//! Memory of sessions: pages straight from the system, zeroed, aligned, huge where the system has them; and how much the
+//! Memory of this process, for devices whose memory it is: pages straight from the system, zeroed, aligned, huge where the system has them; and how much the
 //! machine has.
 
-use super::super::{Block, Pointer};
+use super::{Block, Pointer};
 use crate::Error;
 use std::ptr::NonNull;
 use std::sync::Arc;
