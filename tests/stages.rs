@@ -11,13 +11,15 @@ mod saturate;
 mod snapshot;
 
 use astrai_builders::config::{LayerSpec, MlpSpec, NormPlace, QkNorm};
-use astrai_builders::{Logits, Loss, build};
+use astrai_builders::{Cache, Logits, Loss, Program, build};
+use astrai_codegen::cuda::Cuda;
 use astrai_ir::json::write_json;
 use astrai_ir::ops::Op;
-use astrai_ir::{DType, Graph, Tensor, verify};
+use astrai_ir::{Backend, DType, Graph, Tensor, verify};
 use astrai_passes as passes;
 use astrai_runtime::{Compiled, Options, compile};
 use families::{ENCODER, FAMILIES, config, evaluate, machine, program};
+use std::collections::BTreeSet;
 
 #[test]
 fn every_family_is_here() {
@@ -32,7 +34,7 @@ fn every_family_is_here() {
 
 fn graphs() -> Vec<(String, Graph)> {
     let graph = |(name, text): &(&str, &str)| (name.to_string(), build(&config(text), &program(12)).unwrap());
-    let vectors = astrai_builders::Program { logits: Logits::None, loss: Loss::None, ..program(12) };
+    let vectors = Program { logits: Logits::None, loss: Loss::None, ..program(12) };
     let encoder = (ENCODER.0.to_string(), build(&config(ENCODER.1), &vectors).unwrap());
     FAMILIES.iter().map(graph).chain([encoder]).collect()
 }
@@ -145,5 +147,34 @@ fn no_two_values_share_memory_while_both_are_needed() {
         for storage in [DType::F32, DType::BF16] {
             place::check(&compiled(&g, storage).plan).unwrap_or_else(|e| panic!("{name} {storage}: {e}"));
         }
+    }
+}
+
+/// What a backend matches it emits: every form of every family, forward, backward and over pages.
+#[test]
+fn every_form_that_is_matched_is_emitted() {
+    let machine = machine();
+    let cuda = Cuda::new(machine.backend().target().clone());
+    let backends: [(&dyn Backend, usize); 2] = [(machine.backend(), 0), (&cuda, 7)];
+    for (backend, without) in backends {
+        let mut forms = BTreeSet::new();
+        for (name, text) in FAMILIES {
+            let full = build(&config(text), &program(64)).unwrap();
+            let cache = Cache { page: 4, pages: 16, table: 4 };
+            let paged = build(&config(text), &Program::paged(24, 4, cache)).unwrap();
+            for storage in [DType::F32, DType::BF16] {
+                for (graph, of) in [(&full, None), (&full, Some("loss".to_string())), (&paged, None)] {
+                    let options = Options { storage, gradient_of: of, ..Options::default() };
+                    let made = compile(graph, backend, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
+                    for (region, kernel) in made.plan.regions.iter().zip(&made.kernels) {
+                        assert_eq!(region.form().has_kernel(), kernel.is_some(), "{name}: {}", region.origin);
+                        forms.insert(region.form().name());
+                    }
+                }
+            }
+        }
+        let all = ["attention", "attention_grad", "dot", "grouped", "loops", "loss", "outer", "route"];
+        let absent = all.iter().filter(|f| !forms.contains(*f)).count();
+        assert_eq!(absent, without, "{forms:?}");
     }
 }

@@ -186,3 +186,21 @@ fn a_trained_head() {
         }
     }
 }
+
+/// Bounds of symbols are part of what emission reads: how many tokens' logits are made at a time depends on them.
+#[test]
+fn kernels_of_other_bounds_have_another_identity() {
+    let identities = |most: u64| {
+        let mut t = Table::over(most);
+        let x = t.x(rows(&[16]));
+        let w = t.weight(DType::F32, &[40, 16]);
+        let targets = t.input(DType::I32, rows(&[]), Fill::Int(-1, 39));
+        let op = LinearCrossEntropy { label_smoothing: Real(0.0), softcap: None };
+        let loss = t.g.push(op, &[x, w, targets]).unwrap();
+        t.case("loss", loss);
+        let kernels = t.compiled().kernels;
+        kernels.into_iter().flatten().map(|k| k.identity).collect::<Vec<_>>()
+    };
+    assert_eq!(identities(300), identities(300));
+    assert_ne!(identities(300), identities(1 << 20));
+}

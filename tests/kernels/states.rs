@@ -81,7 +81,7 @@ fn values_that_cannot_lie_in_the_state_are_copied_there() {
 }
 
 #[test]
-fn a_version_is_not_read_after_it_was_overwritten() {
+fn a_version_is_read_before_it_is_overwritten_or_refused() {
     let mut t = Table::new();
     let unused = t.input(DType::F32, crate::table::rows(&[]), Fill::Real(0.0, 1.0));
     let s = state(&mut t, "s", &[4]);
@@ -90,8 +90,13 @@ fn a_version_is_not_read_after_it_was_overwritten() {
     let late = t.g.unary(UnaryKind::Exp, s).unwrap();
     t.case("late", late);
     t.case("unused", unused);
+    t.all_native().run(&[1]);
+    // No order of kernels has both versions.
+    let next = t.g.output("s'").unwrap();
+    let both = t.g.add(next, s).unwrap();
+    t.case("both", both);
     let e = compile(&t.g, machine().backend(), &Options::default()).unwrap_err().to_string();
-    assert!(e.contains("has taken its place"), "{e}");
+    assert!(e.contains("version of a state"), "{e}");
 }
 
 /// Gradients added over two runs are twice those of one; the first run of a sum forgets what was there.
