@@ -15,6 +15,7 @@ use astrai_train::batch::Items;
 use astrai_train::checkpoint::{
     Opened, RunFolder, TrainerState, agree, agree_data, folder_name, open_latest,
 };
+use astrai_train::data::Packing;
 use astrai_train::dataset::{Dataset, Sources};
 use astrai_train::engine::{Engine, Plan, Recipe};
 use astrai_train::router::Router;
@@ -327,9 +328,11 @@ pub fn recipe(s: &Settings) -> Recipe {
         settings::Optimizer::Sgd => Rule::Sgd { momentum: s.momentum },
     };
     let clip = (s.clip > 0.0).then_some(s.clip);
+    // A document may be as short as the token that ends it.
+    let sequences = if s.packing == Packing::Masked { s.batch * s.seq } else { s.batch } as u64;
     Recipe {
         tokens: (s.batch * s.seq) as u64,
-        sequences: s.batch as u64,
+        sequences,
         span: s.seq as u64,
         storage: match s.dtype {
             Storage::F32 => DType::F32,

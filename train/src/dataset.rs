@@ -5,9 +5,7 @@
 use crate::batch::Items;
 use crate::checkpoint::Attachment;
 use crate::data::bpe::{BpeOptions, Words};
-use crate::data::{
-    Boundaries, Corpus, DataError, Held, Made, ShardOptions, Tokens, WindowOptions, Windows, prepare,
-};
+use crate::data::{Corpus, DataError, Made, ShardOptions, Tokens, WindowOptions, Windows, prepare};
 use crate::durable::{System, replace};
 use crate::error::Error;
 use crate::settings::Settings;
@@ -114,7 +112,9 @@ impl Dataset {
                 };
                 same(resumed, &made_of(&text, &tokenizer.sha256()), settings)?;
                 let shards = settings.out.join(SHARDS);
-                let options = ShardOptions::default();
+                // A tokenizer's further special tokens are of use only where the text spells them.
+                let recognise = settings.special_tokens.is_some();
+                let options = ShardOptions { recognise, ..ShardOptions::default() };
                 let mut progress = |done, all| watch.progress("tokenising", done, all);
                 let (tokens, made) = prepare(&corpus, &tokenizer, &shards, &options, &mut progress)?;
                 // Ids that were made just now are the tokenizer's, which fits.
@@ -146,7 +146,7 @@ fn refused<T>(line: &str) -> Result<T, Error> {
 
 /// Windows to train on, and where the run validates, windows held out.
 fn windows(tokens: Arc<Tokens>, settings: &Settings) -> Result<(Windows, Option<Windows>), Error> {
-    let options = WindowOptions { seq: settings.seq, stride: None, boundaries: Boundaries::Ignore };
+    let options = WindowOptions { seq: settings.seq, stride: settings.stride, packing: settings.packing };
     let all = Windows::new(tokens, &options)?;
     if settings.eval_every == 0 {
         return Ok((all, None));
@@ -157,7 +157,7 @@ fn windows(tokens: Arc<Tokens>, settings: &Settings) -> Result<(Windows, Option<
         );
     }
     let count = (all.len() / 20).clamp(1, MOST_HELD);
-    let (train, held) = all.split(Held::Count(count))?;
+    let (train, held) = all.split(count)?;
     Ok((train, Some(held)))
 }
 
@@ -203,7 +203,12 @@ fn trained(
 ) -> Result<Tokenizer, Error> {
     let wanted = settings.vocab.unwrap_or_default();
     let kept = settings.out.join(TOKENIZER);
-    let record = json!({ "vocab": wanted, "text": text }).to_string();
+    let special = settings.special_tokens.clone().unwrap_or_default();
+    let mut record = json!({ "vocab": wanted, "text": text });
+    if !special.is_empty() {
+        record["special_tokens"] = json!(special);
+    }
+    let record = record.to_string();
     if std::fs::read_to_string(kept.join(RECORD)).is_ok_and(|made| made == record) {
         watch.note(&format!("using the tokenizer in {}", kept.display()));
         return Ok(Tokenizer::open(&kept).map_err(DataError::from)?);
@@ -211,7 +216,7 @@ fn trained(
     let mut counted = |done, all| watch.progress("counting words", done, all);
     let words = Words::count(corpus.documents(), corpus.bytes(), &mut counted)?;
     let mut merged = |done, all| watch.progress("training the tokenizer", done, all);
-    let bpe = words.train(&BpeOptions::new(wanted), &mut merged)?;
+    let bpe = words.train(&BpeOptions { special, ..BpeOptions::new(wanted) }, &mut merged)?;
     if bpe.vocabulary() < wanted {
         watch.note(&format!("the text gives {} tokens of the {wanted} wanted", bpe.vocabulary()));
     }

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+use crate::data::Packing;
 use crate::schedule::{Decay, Schedule};
 
 /// Why settings are refused: one line that names the key, and the file where it comes from one.
@@ -170,6 +171,8 @@ settings! {
         model: PathBuf, "DIR", "Model directory to start from: config.json, weights and tokenizer";
         tokenizer: PathBuf, "FILE", "tokenizer.json to encode text with; or give --vocab";
         vocab: usize, "N", "Train a byte-level BPE tokenizer of this many tokens on the data first";
+        special_tokens: Vec<String>, "TOKEN", "With --vocab: a further special token, which the data's text may spell; may be repeated";
+        stride: usize, "TOKENS", "From the start of one window of the data to the next [default: --seq]";
         steps: u64, "N", "Length of the run in updates; or give --epochs";
         epochs: u64, "N", "Length of the run in passes over the data [default: 1, unless --steps is given]";
         warmup: u64, "STEPS", "Updates over which the learning rate rises to its peak [default: a twentieth of the run]";
@@ -179,6 +182,7 @@ settings! {
         strategy: Strategy = Strategy::Seq, "seq", "NAME", "What is learned from the data";
         batch: usize = 8, "8", "N", "Sequences in a micro-batch";
         seq: usize = 256, "256", "TOKENS", "Length of a sequence";
+        packing: Packing = Packing::Joined, "joined", "NAME", "How attention treats documents that share a sequence";
         accum: usize = 1, "1", "N", "Micro-batches whose gradients make one update";
         lr: f64 = 3e-4, "0.0003", "RATE", "Peak learning rate";
         schedule: Decay = Decay::Cosine, "cosine", "NAME", "Course of the learning rate after the warm-up";
@@ -216,6 +220,9 @@ impl Partial {
         }
         if stronger.tokenizer.is_some() || stronger.vocab.is_some() {
             (self.tokenizer, self.vocab) = (None, None);
+        }
+        if stronger.tokenizer.is_some() {
+            self.special_tokens = None;
         }
         if stronger.steps.is_some() || stronger.epochs.is_some() {
             (self.steps, self.epochs) = (None, None);

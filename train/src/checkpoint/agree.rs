@@ -12,7 +12,8 @@ use crate::durable::{FileError, one_line};
 use crate::settings::Settings;
 
 /// Settings that decide which samples make an update, and the tensors of the optimizer.
-pub(super) const FIXED: [&str; 7] = ["strategy", "batch", "seq", "accum", "optimizer", "dtype", "seed"];
+pub(super) const FIXED: [&str; 9] =
+    ["strategy", "batch", "seq", "stride", "packing", "accum", "optimizer", "dtype", "seed"];
 
 /// Settings that bend the rest of the curve: allowed, never silently.
 pub(super) const CURVE: [&str; 14] = [

@@ -65,6 +65,9 @@ fn choices(s: &Settings) -> Result<(), Error> {
     if s.tokenizer.is_some() && s.vocab.is_some() {
         return refuse("tokenizer and vocab are both given: choose one");
     }
+    if s.special_tokens.is_some() && s.vocab.is_none() {
+        return refuse("special_tokens: no tokenizer is trained; remove it, or give vocab");
+    }
     if s.steps.is_some() && s.epochs.is_some() {
         return refuse("steps and epochs are both given: choose one");
     }
@@ -101,6 +104,7 @@ fn sizes(s: &Settings) -> Result<(), Error> {
     };
     within("batch", s.batch as u64, 1, 1 << 20)?;
     within("seq", s.seq as u64, 1, 1 << 24)?;
+    within("stride", s.stride.unwrap_or(s.seq) as u64, 1, 1 << 24)?;
     within("accum", s.accum as u64, 1, 1 << 20)?;
     within("threads", s.threads as u64, 0, 1024)?;
     for (key, value) in [("steps", s.steps), ("epochs", s.epochs)] {
