@@ -16,7 +16,7 @@ use astrai_builders::ModelConfig;
 use astrai_ir::DType;
 use astrai_runtime::Dump;
 use astrai_serve::http::HttpSettings;
-use astrai_train::batch::Batch;
+use astrai_train::batch::PackedBatch;
 use astrai_train::engine::{Engine, Plan};
 use astrai_train::metrics::{self, Row};
 use astrai_train::trainer::{METRICS, PICTURE};
@@ -245,7 +245,7 @@ impl Tour<'_> {
     fn steps(&mut self, config: &ModelConfig, plan: Plan) -> Result<u64, Failure> {
         let Size { vocab, batch, seq, .. } = self.size;
         let ids: Vec<i32> = (0..=seq).map(|i| (i * 2_654_435_761 % vocab) as i32).collect();
-        let mut trial = Batch::default();
+        let mut trial = PackedBatch::default();
         (0..batch).for_each(|_| trial.push(&ids[..seq], &ids[1..]));
         let model = Model::fresh(config.clone(), vec![], 0);
         let mut engine = Engine::open(plan, model.source(), &self.machine.device, &mut |_, _| {})?;
@@ -382,7 +382,7 @@ fn trained(run: &Path) -> Result<Trained, Failure> {
         rows.iter().filter_map(|r| if let Row::Step(s) = r { Some(s) } else { None }).collect();
     let mut validations =
         rows.iter().filter_map(|r| if let Row::Validation(v) = r { Some(v.val_loss) } else { None });
-    let mean = |part: &[&metrics::Step]| part.iter().map(|s| s.loss).sum::<f64>() / part.len() as f64;
+    let mean = |part: &[&metrics::StepMetrics]| part.iter().map(|s| s.loss).sum::<f64>() / part.len() as f64;
     let parts = steps.chunks(steps.len().div_ceil(SHOWN).max(1)).map(mean);
     let losses = steps.first().map(|s| s.loss).into_iter().chain(parts).collect();
     Ok(Trained {

@@ -13,15 +13,15 @@ use astrai_ir::DType;
 use astrai_runtime::{Dump, Error as RunError, Recompute, WeightSource};
 use astrai_train::batch::Items;
 use astrai_train::checkpoint::{
-    Opened, RunFolder, TrainerState, agree, agree_data, folder_name, open_latest,
+    Opened, RunFolder, TrainerState, check_compatible, check_same_data, folder_name, open_latest,
 };
 use astrai_train::data::Packing;
 use astrai_train::dataset::{Dataset, Sources};
 use astrai_train::engine::{Engine, Plan, Recipe};
-use astrai_train::router::Router;
+use astrai_train::router::RouterLosses;
 use astrai_train::settings::{self, Length, Partial, Settings, Storage};
 use astrai_train::signals::{self, Stop};
-use astrai_train::trainer::{Trainer, Watch, total_steps};
+use astrai_train::trainer::{Callbacks, Trainer, total_steps};
 use astrai_train::update::{Optimizer, Rule};
 use clap::Args;
 use serde_json::json;
@@ -245,7 +245,7 @@ fn run(
     let plan = Plan::new(&config, &recipe(&settings), machine.backend(), Dump::None)?;
     plan.check_memory(&*machine.device)?;
     if let Some(c) = &checkpoint {
-        agree(c, &text, &settings)?.iter().for_each(|line| screen.note(line));
+        check_compatible(c, &text, &settings)?.iter().for_each(|line| screen.note(line));
     }
     let before = checkpoint.as_ref().map(|c| c.trainer.data.as_str());
     let data = Dataset::prepare(sources, &settings, config.vocab_size, before, screen)?;
@@ -284,7 +284,7 @@ fn state(
     settings.schedule(total)?;
     let fresh = TrainerState::new(settings.clone(), total, data.fingerprint.clone(), compiler);
     let Some(c) = checkpoint else { return Ok(fresh) };
-    agree_data(c, &data.fingerprint)?;
+    check_same_data(c, &data.fingerprint)?;
     if c.trainer.versions != fresh.versions {
         screen.note(
             "the checkpoint was written by another version or C compiler: bits may differ from here on",
@@ -345,7 +345,11 @@ pub fn recipe(s: &Settings) -> Recipe {
             settings::Recompute::Full => Recompute::Full,
         },
         optimizer: Optimizer { rule, weight_decay: s.weight_decay, clip },
-        router: Router { watched: true, balance: s.router_aux_loss_coef, z: s.router_z_loss_coef },
+        router: RouterLosses {
+            count_loads: true,
+            load_balancing: s.router_aux_loss_coef,
+            z_loss: s.router_z_loss_coef,
+        },
     }
 }
 

@@ -17,7 +17,7 @@ use astrai_ir::DType;
 use astrai_passes::Fidelity;
 use astrai_runtime::weights::Checkpoint;
 use astrai_runtime::{Compiled as Planned, Session, Value as Array};
-use astrai_train::engine::Step;
+use astrai_train::engine::StepResult;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -310,7 +310,7 @@ impl Proof {
         let got = curve::train(&self.model, &ids, sizes, self.storage, &self.machine, &mut |done, all| {
             progress.set(done, all)
         })?;
-        let worst = |f: &dyn Fn(&Step) -> f64, want: &[f32]| {
+        let worst = |f: &dyn Fn(&StepResult) -> f64, want: &[f32]| {
             let off = got.iter().zip(want).map(|(s, w)| (f(s) - f64::from(*w)) / f64::from(*w).abs());
             largest(off)
         };

@@ -11,7 +11,7 @@ use crate::peaks::Peaks;
 use crate::run::profile_table;
 use crate::train::default_recipe;
 use astrai_runtime::Dump;
-use astrai_train::batch::Batch;
+use astrai_train::batch::PackedBatch;
 use astrai_train::engine::{Engine, Plan};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -33,7 +33,7 @@ impl Bench {
         let vocab = config.vocab_size as u64;
         let token = |i: u64| (draw(i) % vocab) as i32;
         let ids: Vec<i32> = (0..=tokens).map(token).collect();
-        let mut batches = [Batch::default()];
+        let mut batches = [PackedBatch::default()];
         for first in (0..tokens as usize).step_by(seq as usize) {
             let next = first + seq as usize;
             batches[0].push(&ids[first..next], &ids[first + 1..=next]);

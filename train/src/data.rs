@@ -19,7 +19,7 @@ pub use documents::{Documents, Piece};
 pub use error::DataError;
 pub use meta::{Meta, Shard, Width};
 pub use sampler::Sampler;
-pub use shards::{Made, ShardOptions, prepare};
+pub use shards::{ShardOptions, Tokenised, prepare};
 pub use text::Corpus;
 pub use tokens::Tokens;
 pub use windows::{Packing, WindowOptions, Windows};

@@ -121,7 +121,7 @@ macro_rules! settings {
             /// All that `settings` say, so that a run can be continued without repeating its flags.
             fn from(settings: &Settings) -> Partial {
                 let s = settings.clone();
-                check::without_idle(Partial {
+                check::drop_unused(Partial {
                     $($rname: Some(s.$rname),)*
                     $($oname: s.$oname,)*
                     $($name: Some(s.$name),)*
@@ -209,12 +209,12 @@ impl Partial {
     /// What a file says, and where it is silent what an older run's settings say; of alternatives the file's displaces the
     /// older.
     pub fn over(self, mut older: Partial) -> Partial {
-        older.yield_to(&self);
+        older.drop_alternatives_of(&self);
         self.or(older)
     }
 
     /// Drops alternatives of what `stronger` gives.
-    fn yield_to(&mut self, stronger: &Partial) {
+    fn drop_alternatives_of(&mut self, stronger: &Partial) {
         if stronger.config.is_some() || stronger.model.is_some() {
             (self.config, self.model) = (None, None);
         }
@@ -237,11 +237,11 @@ impl Settings {
     /// # Errors
     /// Settings that contradict each other, do nothing, or are beyond reason: one line with the first.
     pub fn merge(mut file: Partial, flags: Partial) -> Result<Settings, Error> {
-        file.yield_to(&flags);
+        file.drop_alternatives_of(&flags);
         let given = flags.or(file);
-        check::idle(&given)?;
+        check::refuse_unused(&given)?;
         let settings = given.complete();
-        check::sound(&settings)?;
+        check::check_values(&settings)?;
         Ok(settings)
     }
 

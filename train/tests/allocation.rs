@@ -1,6 +1,6 @@
 //! A batch that has been filled once is filled again without asking for memory, whatever documents it meets.
 
-use astrai_train::batch::Batch;
+use astrai_train::batch::PackedBatch;
 use astrai_train::data::{Packing, Tokens, WindowOptions, Windows};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -40,7 +40,7 @@ fn filling_again_asks_for_no_memory() {
     let tokens = Arc::new(Tokens::open(dir.path()).unwrap());
     let options = WindowOptions { seq: 64, stride: None, packing: Packing::Masked };
     let windows = Windows::new(tokens, &options).unwrap();
-    let mut batch = Batch::default();
+    let mut batch = PackedBatch::default();
     let mut counts = Vec::new();
     for step in 0..40 {
         let before = COUNT.with(Cell::get);

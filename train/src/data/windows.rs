@@ -3,7 +3,7 @@
 //! target exists and every window is whole.
 
 use super::{DataError, Tokens};
-use crate::batch::{Batch, IGNORED, Items};
+use crate::batch::{IGNORED, Items, PackedBatch};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -110,7 +110,7 @@ impl Items for Windows {
         self.count
     }
 
-    fn append(&self, item: u64, batch: &mut Batch) -> Result<(), DataError> {
+    fn append(&self, item: u64, batch: &mut PackedBatch) -> Result<(), DataError> {
         if item >= self.count {
             let message = format!("window {item} was asked for, {} there are", self.count);
             return Err(DataError::Options(message));

@@ -14,7 +14,7 @@ fn refuse<T>(line: impl Into<String>) -> Result<T, Error> {
 }
 
 /// Refuses what was given and would do nothing.
-pub(super) fn idle(given: &Partial) -> Result<(), Error> {
+pub(super) fn refuse_unused(given: &Partial) -> Result<(), Error> {
     match given.optimizer.unwrap_or(Optimizer::Adamw) {
         Optimizer::Adamw if given.momentum.is_some() => {
             return refuse("momentum: adamw has none; remove it, or choose optimizer sgd");
@@ -35,8 +35,8 @@ pub(super) fn idle(given: &Partial) -> Result<(), Error> {
     Ok(())
 }
 
-/// Drops what [`idle`] would refuse.
-pub(super) fn without_idle(mut given: Partial) -> Partial {
+/// Drops what [`refuse_unused`] would refuse.
+pub(super) fn drop_unused(mut given: Partial) -> Partial {
     match given.optimizer.unwrap_or(Optimizer::Adamw) {
         Optimizer::Adamw => given.momentum = None,
         Optimizer::Sgd => (given.beta1, given.beta2, given.eps) = (None, None, None),
@@ -48,7 +48,7 @@ pub(super) fn without_idle(mut given: Partial) -> Partial {
 }
 
 /// Refuses settings that no run can have.
-pub(super) fn sound(s: &Settings) -> Result<(), Error> {
+pub(super) fn check_values(s: &Settings) -> Result<(), Error> {
     choices(s)?;
     sizes(s)?;
     rates(s)

@@ -1,7 +1,7 @@
 //! Text to shards to windows and back.
 
 use super::*;
-use crate::batch::{Batch, IGNORED, Items};
+use crate::batch::{IGNORED, Items, PackedBatch};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ fn options(seq: usize, stride: usize, packing: Packing) -> WindowOptions {
     WindowOptions { seq, stride: Some(stride), packing }
 }
 
-fn item(windows: &Windows, index: u64) -> Batch {
-    let mut batch = Batch::default();
+fn item(windows: &Windows, index: u64) -> PackedBatch {
+    let mut batch = PackedBatch::default();
     batch.fill(windows, [index]).unwrap();
     batch
 }
@@ -41,7 +41,7 @@ fn text_comes_back_through_shards_and_windows() {
         (done, total) = (d, t);
     })
     .unwrap();
-    assert_eq!(made, Made::New);
+    assert_eq!(made, Tokenised::New);
     assert!(total > 0 && done == total);
     let meta = tokens.meta();
     assert_eq!((meta.dtype, meta.documents, meta.eos), (Width::Uint16, Some(3), Some(0)));
@@ -70,21 +70,24 @@ fn shards_are_made_once_and_again_for_a_reason() {
         |options: ShardOptions| prepare(&find(&text).unwrap(), tokenizer(), &out, &options, &mut quiet);
     let small = ShardOptions { shard_tokens: 2, ..ShardOptions::default() };
     let made = |options| make(options).map(|(_, made)| made).unwrap();
-    assert_eq!(made(small), Made::New);
+    assert_eq!(made(small), Tokenised::New);
     let before = fs::read(out.join("meta.json")).unwrap();
-    assert_eq!(made(small), Made::Reused);
+    assert_eq!(made(small), Tokenised::Cached);
     let shards = || fs::read_dir(&out).unwrap().count() - 1;
     let many = shards();
     put(&text, "000.txt", "uno");
-    assert_eq!(made(ShardOptions::default()), Made::Again("the text has changed".into()));
+    assert_eq!(made(ShardOptions::default()), Tokenised::Stale("the text has changed".into()));
     assert!(many > 1 && shards() == 1, "shards of the longer row are left");
     assert_ne!(fs::read(out.join("meta.json")).unwrap(), before);
     let recognise = ShardOptions { recognise: true, ..small };
-    assert_eq!(made(recognise), Made::Again("special tokens in the text are to be read differently".into()));
+    assert_eq!(
+        made(recognise),
+        Tokenised::Stale("special tokens in the text are to be read differently".into())
+    );
     fs::write(out.join("data_00000.bin"), b"\0\0\0").unwrap();
-    assert!(matches!(made(recognise), Made::Again(why) if why.contains("no multiple of the 2 bytes")));
+    assert!(matches!(made(recognise), Tokenised::Stale(why) if why.contains("no multiple of the 2 bytes")));
     fs::remove_file(out.join("meta.json")).unwrap();
-    assert_eq!(made(recognise), Made::New);
+    assert_eq!(made(recognise), Tokenised::New);
     put(&out, "meta.json", "{\"dtype\": \"uint16\"}");
     says(make(small), "was not written by this program and is not overwritten");
     let inside = prepare(&find(&text).unwrap(), tokenizer(), dir.path(), &small, &mut quiet);
@@ -133,9 +136,9 @@ fn windows_that_cannot_be_are_refused() {
     says(new(options(2, 2, Packing::Masked)), "names no `eos`");
     let windows = new(options(2, 1, Packing::Joined)).unwrap();
     assert_eq!(windows.len(), 3);
-    let mut batch = Batch::default();
+    let mut batch = PackedBatch::default();
     says(batch.fill(&windows, [0, 3]), "window 3 was asked for, 3 there are");
-    assert_eq!(batch, Batch::default());
+    assert_eq!(batch, PackedBatch::default());
     says(windows.clone().split(3), "cannot be held out");
     says(windows.clone().split(0), "cannot be held out");
 }
