@@ -2,9 +2,8 @@
 
 use astrai_builders::ModelConfig;
 use astrai_engine::{Kind, Machine, Model};
-use astrai_ir::DType;
 use astrai_runtime::Dump;
-use astrai_train::batch::Batch;
+use astrai_train::batch::PackedBatch;
 use astrai_train::engine::{Engine, Plan};
 use astrai_train::settings::Settings;
 
@@ -14,13 +13,13 @@ const CONFIG: &str = r#"{"model_type": "llama", "vocab_size": 64, "hidden_size":
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let machine = Machine::new(Kind::Cpu, 0)?;
     let config = ModelConfig::parse(CONFIG, "config")?.config;
-    let recipe = Settings { batch: 8, seq: 31, ..Settings::default() }.recipe(DType::F32);
+    let recipe = Settings::of_sizes(8, 31).recipe();
     let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None)?;
     let model = Model::fresh(config, vec![], 7);
     let mut engine = Engine::open(plan, model.source(), &machine.device, &mut |_, _| {})?;
     for step in 0..=60 {
         // Each sequence counts on from another number.
-        let mut batch = Batch::default();
+        let mut batch = PackedBatch::default();
         for row in 0..8 {
             let ids: Vec<i32> = (0..32).map(|i| (step * 11 + row * 8 + i) % 64).collect();
             batch.push(&ids[..31], &ids[1..]);

@@ -128,7 +128,7 @@ fn training_of_published_shapes_is_planned() {
         let Some(path) = config(name) else { continue };
         let config = ModelConfig::read(&path).unwrap().config;
         let settings = Settings { batch: 8, seq: 4096, dtype: Storage::Bf16, ..Settings::default() };
-        let recipe = astrai::train::recipe(&settings);
+        let recipe = settings.recipe();
         let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None).unwrap();
         let [weights, states, arenas] = plan.memory().unwrap();
         assert_eq!(weights, 2 * parameters, "{name}");
@@ -164,7 +164,7 @@ fn training_of_every_shape_of_the_table_is_planned() {
         let settings = Settings { batch: 1, seq: 4096, dtype: Storage::Bf16, ..Settings::default() };
         let started = Instant::now();
         let plan =
-            Plan::new(&config, &astrai::train::recipe(&settings), machine.backend(), Dump::None).unwrap();
+            Plan::new(&config, &settings.recipe(), machine.backend(), Dump::None).unwrap();
         let [_, states, _] = plan.memory().unwrap();
         let (name, seconds) = (path.file_stem().unwrap().display(), started.elapsed().as_secs_f64());
         println!("{name}: {seconds:.2} s");

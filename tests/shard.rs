@@ -317,7 +317,7 @@ fn planned_at(config: &ModelConfig, ranks: Ranks, stage: usize) -> (astrai_runti
     let options = Options { storage: DType::BF16, shards, ..Options::default() };
     let prefill = compile(&graph, machine.backend(), &options).unwrap();
     let settings = Settings { batch: 1, seq: 4096, dtype: Storage::Bf16, ..Settings::default() };
-    let recipe = astrai::train::recipe(&settings);
+    let recipe = settings.recipe();
     let plan = Plan::on_ranks(config, &recipe, machine.backend(), astrai_runtime::Dump::None, (&mesh, stage))
         .unwrap();
     (prefill, plan)

@@ -4,7 +4,6 @@
 
 use crate::image::{Image, inputs, source};
 use crate::{CASES, case};
-use astrai::train::default_recipe;
 use astrai_builders::{Cache, Logits, Loss, Program};
 use astrai_codegen::cpu::{Cpu, Isa, isa::FLAGS};
 use astrai_engine::batch::Batch;
@@ -15,7 +14,8 @@ use astrai_runtime::device::cpu::host_levels;
 use astrai_runtime::device::null::Null;
 use astrai_runtime::weights::Checkpoint;
 use astrai_runtime::{Compiled, Device, Dump};
-use astrai_train::engine::Plan;
+use astrai_train::engine::{Plan, Recipe};
+use astrai_train::settings::Settings;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -63,7 +63,7 @@ fn programs(name: &str, path: &Path, storage: DType) -> Programs {
     let full = Program { logits: Logits::All, loss: Loss::Mean, ..Program::full(batch as u64, seq as u64) };
     let cache = Cache { page: 16, pages: 40, table: 8 };
     let paged = Program::paged(24, 4, cache);
-    let recipe = default_recipe(batch as u64, seq as u64, storage);
+    let recipe = Recipe { storage: storage, ..Settings::of_sizes(batch as u64, seq as u64).recipe() };
     let Plan { grad, update, score, .. } =
         Plan::new(&model.config, &recipe, machine.backend(), Dump::None).unwrap();
     let all = vec![

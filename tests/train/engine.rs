@@ -7,11 +7,11 @@ use astrai_engine::model::Model;
 use astrai_ir::DType;
 use astrai_ir::ops::{GroupScore, Groups, Scores};
 use astrai_runtime::{Dump, GRAD, Recompute};
-use astrai_train::batch::Batch;
+use astrai_train::batch::PackedBatch;
 use astrai_train::checkpoint::{Contents, Part, TrainerState};
 use astrai_train::contents::Snapshot;
 use astrai_train::engine::{Engine, Plan, Recipe};
-use astrai_train::router::Router;
+use astrai_train::router::RouterLosses;
 use astrai_train::update::{Optimizer, Rule};
 
 pub const ADAMW: Rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
@@ -26,7 +26,7 @@ pub fn recipe(storage: DType, rule: Rule) -> Recipe {
         accumulate: false,
         recompute: Recompute::Selective,
         optimizer: Optimizer { rule, weight_decay: 0.1, clip: Some(1.0) },
-        router: Router::default(),
+        router: RouterLosses::default(),
     }
 }
 
@@ -45,8 +45,8 @@ pub fn open_model(config: &str, recipe: &Recipe) -> Engine {
 }
 
 /// Sequences of these lengths; every seventh token is not to be learnt.
-pub fn batch(lengths: &[usize], seed: i32) -> Batch {
-    let mut batch = Batch::default();
+pub fn batch(lengths: &[usize], seed: i32) -> PackedBatch {
+    let mut batch = PackedBatch::default();
     for (s, &n) in lengths.iter().enumerate() {
         let id = |i: usize| (i as i32 * 37 + s as i32 * 101 + seed * 53 + (i * i) as i32 % 11) % 320;
         let ids: Vec<i32> = (0..n).map(id).collect();
@@ -135,7 +135,7 @@ fn a_ragged_batch_is_its_sequences_alone() {
         let both = batch(&lengths, 3);
         let mut alone = Vec::new();
         for bounds in both.starts.windows(2).map(|b| b[0] as usize..b[1] as usize) {
-            let mut one = Batch::default();
+            let mut one = PackedBatch::default();
             one.push(&both.input_ids[bounds.clone()], &both.targets[bounds]);
             alone.push(one);
         }
@@ -146,7 +146,7 @@ fn a_ragged_batch_is_its_sequences_alone() {
         assert!((together - sum).abs() <= 1e-6 * sum, "{lengths:?}: {together} against {sum}");
 
         let names: Vec<String> = engine.weights().iter().map(|w| format!("{GRAD}{}", w.name)).collect();
-        let mut gradients = |batches: &[Batch]| {
+        let mut gradients = |batches: &[PackedBatch]| {
             let step = engine.step(batches, 0.0).unwrap();
             assert_eq!(step.targets, count);
             assert!((step.loss - sum / count as f64).abs() <= 1e-6 * step.loss, "{lengths:?}");

@@ -10,20 +10,20 @@ use astrai_engine::model::Model;
 use astrai_ir::DType;
 use astrai_runtime::weights::Checkpoint;
 use astrai_runtime::{Dump, Recompute};
-use astrai_train::batch::Batch;
-use astrai_train::engine::{Engine, Plan, Recipe, Step};
-use astrai_train::router::Router;
+use astrai_train::batch::PackedBatch;
+use astrai_train::engine::{Engine, Plan, Recipe, StepResult};
+use astrai_train::router::RouterLosses;
 use astrai_train::update::Rule;
 use std::path::Path;
 
 const PLAIN: Rule = Rule::Sgd { momentum: 0.0 };
 
-fn watched(balance: f64, z: f64) -> Router {
-    Router { watched: true, balance, z }
+fn losses(load_balancing: f64, z_loss: f64) -> RouterLosses {
+    RouterLosses { count_loads: true, load_balancing, z_loss }
 }
 
 /// Gradients of the batches with these factors, nothing moved.
-fn step(model: &Model, router: Router, batches: &[Batch]) -> (Step, Engine) {
+fn step(model: &Model, router: RouterLosses, batches: &[PackedBatch]) -> (StepResult, Engine) {
     let machine = Machine::new(Kind::Cpu, 2).unwrap();
     let recipe =
         Recipe { accumulate: true, router, recompute: Recompute::Selective, ..recipe(DType::F32, PLAIN) };
@@ -55,15 +55,15 @@ fn the_losses_are_the_references() {
         let golden = Checkpoint::open(&case.join("golden.safetensors")).unwrap();
         let ids = golden.get("input_ids").unwrap();
         let (seq, ids) = (ids.shape()[1], ids.to_i64().unwrap());
-        let mut batch = Batch::default();
+        let mut batch = PackedBatch::default();
         for row in ids.chunks(seq) {
             let row: Vec<i32> = row.iter().map(|t| *t as i32).collect();
             batch.push(&row[..seq - 1], &row[1..]);
         }
         let batch = [batch];
-        let (plain, _) = step(&model, Router::default(), &batch);
+        let (plain, _) = step(&model, RouterLosses::default(), &batch);
         assert_eq!(plain.router, None);
-        let (seen, _) = step(&model, watched(0.0, 0.0), &batch);
+        let (seen, _) = step(&model, losses(0.0, 0.0), &batch);
         assert_eq!(
             (seen.loss, seen.grad_norm),
             (plain.loss, plain.grad_norm),
@@ -71,7 +71,7 @@ fn the_losses_are_the_references() {
         );
         assert!(seen.router.is_some_and(|r| r.router_balance.is_none() && r.load_entropy > 0.5));
         for (factors, norm) in [((2.0, 0.0), norm_balance), ((0.0, 0.3), norm_z)] {
-            let (done, _) = step(&model, watched(factors.0, factors.1), &batch);
+            let (done, _) = step(&model, losses(factors.0, factors.1), &batch);
             let router = done.router.unwrap();
             close("balance", router.router_balance.unwrap(), balance);
             close("z", router.router_z.unwrap(), z);
@@ -99,7 +99,7 @@ fn layers_together_and_apart() {
             e.balance = balance;
         }
         let model = Model::fresh(config, vec![], 7);
-        step(&model, watched(1.0, 0.0), &[batch(&[40, 29], 1)]).0.router.unwrap().router_balance.unwrap()
+        step(&model, losses(1.0, 0.0), &[batch(&[40, 29], 1)]).0.router.unwrap().router_balance.unwrap()
     };
     // Of one layer, with two experts a token, they differ by the number of choices.
     close("one layer", alike(1, Balance::Together), 2.0 * alike(1, Balance::Apart));
@@ -113,7 +113,7 @@ fn gradients_are_differences() {
     let model = Model::fresh(mixture(), vec![], 7);
     let batches = [batch(&[40, 29], 1), batch(&[23], 2)];
     let (balance, z) = (0.7, 0.05);
-    let (_, mut engine) = step(&model, watched(balance, z), &batches);
+    let (_, mut engine) = step(&model, losses(balance, z), &batches);
     let routers: Vec<String> =
         engine.weights().iter().map(|w| w.name.clone()).filter(|n| n.ends_with("gate.weight")).collect();
     assert_eq!(routers.len(), 2);

@@ -1,6 +1,6 @@
 //! What must not change a run: the number of threads, and how a step's sequences are dealt to micro-batches.
 
-use crate::fixture::{assert_same, good, losses, small};
+use crate::fixture::{SMALL, assert_same, command, fails, good, losses, small};
 use astrai_runtime::weights::Checkpoint;
 use std::path::Path;
 
@@ -26,6 +26,33 @@ fn one_thread_trains_as_two_bit_for_bit() {
         }
         assert_same(&out("1"), &out("2"), 20, dtype);
     }
+}
+
+/// Overlapping windows whose documents are masked, and a tokenizer with a special token that the text spells.
+#[test]
+fn windows_overlap_documents_are_masked_and_special_tokens_are_one_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let (text, config) = (dir.path().join("text.txt"), dir.path().join("config.json"));
+    std::fs::write(&text, "<|user|> what is the time <|user|> half past nine\n".repeat(60)).unwrap();
+    std::fs::write(&config, SMALL).unwrap();
+    let start = |name: &str, flags: &[&str]| {
+        let mut c = command(&dir.path().join(name));
+        c.arg("--config").arg(&config).arg("--data").arg(&text);
+        c.args(["--vocab", "300", "--seq", "16", "--batch", "2", "--epochs", "1"]).args(flags);
+        c
+    };
+    good(&mut start("plain", &[]));
+    good(&mut start("special", &["--special-tokens", "<|user|>", "--stride", "4", "--packing", "masked"]));
+    let meta = |name: &str| -> serde_json::Value {
+        let meta = std::fs::read(dir.path().join(name).join("data/meta.json")).unwrap();
+        serde_json::from_slice(&meta).unwrap()
+    };
+    assert_eq!((&meta("plain")["recognise"], &meta("special")["recognise"]), (&false.into(), &true.into()));
+    let tokens = meta("special")["tokens"].as_u64().unwrap();
+    assert_eq!(losses(&dir.path().join("special")).len() as u64, ((tokens - 17) / 4 + 1).div_ceil(2));
+    let out = dir.path().join("special");
+    let (line, _) = fails(command(&out).args(["--resume", "--epochs", "2", "--stride", "8"]));
+    assert!(line.contains("stride was 4, is now 8: it cannot change"), "{line}");
 }
 
 /// Every tensor of a run's last checkpoint.

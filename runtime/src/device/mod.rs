@@ -3,6 +3,7 @@
 //! kind of device.
 
 pub mod cpu;
+pub mod cuda;
 mod memory;
 pub mod null;
 pub mod reference;

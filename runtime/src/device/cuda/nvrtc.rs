@@ -1,40 +1,18 @@
 //! NVRTC, NVIDIA's run-time compiler. In: a CUDA program. Out: a cubin for one architecture and what ptxas says of its use
-//! of registers. The library is loaded when asked for, so that everything else works where it is absent; no GPU is needed.
+//! of registers. `cudarc` calls the library, which is loaded when asked for, so that everything else works where it is absent;
+//! no GPU is needed.
 
 use crate::Error;
-use libloading::Library;
-use libloading::os::unix::{Library as Global, RTLD_GLOBAL, RTLD_NOW};
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use cudarc::nvrtc::result::{NvrtcError, compile_program, create_program, destroy_program, get_program_log};
+use cudarc::nvrtc::sys;
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use std::ffi::CString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-type Program = *mut c_void;
-
-/// The functions of the library, with the signatures of `nvrtc.h`.
-struct Functions {
-    version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int,
-    text: unsafe extern "C" fn(c_int) -> *const c_char,
-    create: unsafe extern "C" fn(
-        *mut Program,
-        *const c_char,
-        *const c_char,
-        c_int,
-        *const *const c_char,
-        *const *const c_char,
-    ) -> c_int,
-    destroy: unsafe extern "C" fn(*mut Program) -> c_int,
-    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int,
-    log_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-    log: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
-    cubin_size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-    cubin: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
-}
-
-/// The loaded library. Its functions may be called from several threads at once.
+/// The loaded library, one in a process. Its functions may be called from several threads at once.
 pub struct Nvrtc {
-    functions: Functions,
     version: (i32, i32),
-    _library: Library,
 }
 
 /// Machine code of a program.
@@ -73,24 +51,44 @@ impl Nvrtc {
     }
 
     /// Loads the library at this path.
+    ///
+    /// `cudarc` finds libraries by name only, and panics where it finds none. So the file is loaded here first, for the
+    /// loader answers `cudarc`'s `libnvrtc.so.13` with a library of that name that is there already.
+    ///
+    /// # Errors
+    /// The file is no NVRTC, or the loader's own path leads `cudarc` to another one.
     pub fn open(path: &Path) -> Result<Nvrtc, Error> {
         let fail = |message: String| Error::Nvrtc { program: path.display().to_string(), message };
         // Where the library does not name its own folder as one to search, its second half must be there before it is used.
         for builtins in siblings(path, "libnvrtc-builtins.so.") {
             // SAFETY: NVIDIA's library, whose initialisers only register tables.
-            if let Ok(l) = unsafe { Global::open(Some(&builtins), RTLD_NOW | RTLD_GLOBAL) } {
+            if let Ok(l) = unsafe { Library::open(Some(&builtins), RTLD_NOW | RTLD_GLOBAL) } {
                 std::mem::forget(l);
             }
         }
         // SAFETY: as above.
-        let library = unsafe { Library::new(path) }.map_err(|e| fail(e.to_string()))?;
-        let functions = load(&library).map_err(|e| fail(e.to_string()))?;
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
+        let library = library.map_err(|e| fail(e.to_string()))?;
+        // SAFETY: only the address is used.
+        let ours = unsafe { library.get::<*const ()>(b"nvrtcGetCUBIN") }.map(|f| *f);
+        let ours = ours.map_err(|e| fail(e.to_string()))?;
+        // SAFETY: loads NVIDIA's library by its names.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(fail(
+                "its name is none that cudarc looks for (libnvrtc.so, libnvrtc.so.13, …)".into(),
+            ));
+        }
+        // SAFETY: present, so `culib` does not panic; only the address is used.
+        let theirs = unsafe { sys::culib().get::<*const ()>(b"nvrtcGetCUBIN") }.map(|f| *f);
+        if theirs.map_err(|e| fail(e.to_string()))? != ours {
+            return Err(fail(
+                "another NVRTC is in use, or comes first in LD_LIBRARY_PATH: name that one".into(),
+            ));
+        }
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both places are valid for writes.
-        if unsafe { (functions.version)(&mut major, &mut minor) } != 0 {
-            return Err(fail("the library does not say its version".into()));
-        }
-        Ok(Nvrtc { functions, version: (major, minor), _library: library })
+        unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result().map_err(|e| fail(e.to_string()))?;
+        Ok(Nvrtc { version: (major, minor) })
     }
 
     /// (major, minor) version.
@@ -102,95 +100,47 @@ impl Nvrtc {
     pub fn cubin(&self, name: &str, source: &str, arch: &str, options: &[&str]) -> Result<Cubin, Error> {
         let fail = |message: String| Error::Nvrtc { program: format!("{name} for {arch}"), message };
         let text = |s: &str| CString::new(s).map_err(|_| fail("a zero byte in the text".into()));
-        let mut flags = vec![text(&format!("--gpu-architecture={arch}"))?, text("--ptxas-options=-v")?];
-        for o in options {
-            flags.push(text(o)?);
-        }
-        let flags: Vec<*const c_char> = flags.iter().map(|f| f.as_ptr()).collect();
-        let program =
-            Created::new(&self.functions, &text(source)?, &text(name)?).map_err(|c| fail(self.said(c)))?;
-        let count = c_int::try_from(flags.len()).map_err(|_| fail("too many options".into()))?;
-        // SAFETY: the program is alive and the flags are `count` strings that live until the end of this function.
-        let code = unsafe { (self.functions.compile)(program.handle, count, flags.as_ptr()) };
-        let log =
-            program.bytes(self.functions.log_size, self.functions.log).map_err(|c| fail(self.said(c)))?;
+        let architecture = format!("--gpu-architecture={arch}");
+        let flags = [architecture.as_str(), "--ptxas-options=-v"].into_iter().chain(options.iter().copied());
+        let flags = flags.map(text).collect::<Result<Vec<CString>, Error>>()?;
+        let said = |e: NvrtcError| fail(e.to_string());
+        // The program may refer to its text and name, which live until the end of this function.
+        let (source, name) = (text(source)?, text(name)?);
+        let program = Program(create_program(&source, Some(&name)).map_err(said)?);
+        // SAFETY: the program is alive.
+        let compiled = unsafe { compile_program(program.0, &flags) };
+        // SAFETY: as above.
+        let log = unsafe { get_program_log(program.0) }.map_err(said)?;
+        let log: Vec<u8> = log.into_iter().map(|c| c as u8).collect();
         let log = String::from_utf8_lossy(&log).trim_end_matches('\0').to_string();
-        if code != 0 {
-            let line = log.lines().find(|l| l.contains("error")).unwrap_or("").to_string();
-            return Err(fail(format!("{} {line}", self.said(code))));
+        if let Err(e) = compiled {
+            let line = log.lines().find(|l| l.contains("error")).unwrap_or("");
+            return Err(fail(format!("{e} {line}")));
         }
-        let image = program.bytes(self.functions.cubin_size, self.functions.cubin);
-        let image = image.map_err(|c| fail(self.said(c)))?;
-        Ok(Cubin { image, usage: usage(&log), log })
-    }
-
-    /// The library's words for a result code.
-    fn said(&self, code: c_int) -> String {
-        // SAFETY: the function takes any code and gives a static string.
-        let text = unsafe { (self.functions.text)(code) };
-        if text.is_null() {
-            return format!("error {code}");
-        }
-        // SAFETY: not null, and ended by a zero byte.
-        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        Ok(Cubin { image: program.image().map_err(said)?, usage: usage(&log), log })
     }
 }
 
 /// A program that is destroyed with this value.
-struct Created<'a> {
-    functions: &'a Functions,
-    handle: Program,
-}
+struct Program(sys::nvrtcProgram);
 
-impl<'a> Created<'a> {
-    fn new(functions: &'a Functions, source: &CStr, name: &CStr) -> Result<Created<'a>, c_int> {
-        let mut handle = std::ptr::null_mut();
-        let none = std::ptr::null();
-        // SAFETY: strings end in zero and are copied by the call; there are no headers.
-        let code = unsafe { (functions.create)(&mut handle, source.as_ptr(), name.as_ptr(), 0, none, none) };
-        if code == 0 { Ok(Created { functions, handle }) } else { Err(code) }
-    }
-
-    /// What a pair of functions gives: a size, then that many bytes.
-    fn bytes(
-        &self,
-        size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-        fill: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
-    ) -> Result<Vec<u8>, c_int> {
-        let mut n = 0;
+impl Program {
+    /// The cubin of the compiled program; `cudarc`'s own layer has a function for PTX only.
+    fn image(&self) -> Result<Vec<u8>, NvrtcError> {
+        let mut size = 0;
         // SAFETY: the program is alive and the place is valid for writes.
-        let code = unsafe { size(self.handle, &mut n) };
-        if code != 0 {
-            return Err(code);
-        }
-        let mut out = vec![0u8; n];
+        unsafe { sys::nvrtcGetCUBINSize(self.0, &mut size) }.result()?;
+        let mut image = vec![0u8; size];
         // SAFETY: the buffer has the size that the library named.
-        let code = unsafe { fill(self.handle, out.as_mut_ptr().cast()) };
-        if code == 0 { Ok(out) } else { Err(code) }
+        unsafe { sys::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast()) }.result()?;
+        Ok(image)
     }
 }
 
-impl Drop for Created<'_> {
+impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: the handle was made by `create` and is destroyed once.
-        unsafe { (self.functions.destroy)(&mut self.handle) };
-    }
-}
-
-fn load(library: &Library) -> Result<Functions, libloading::Error> {
-    // SAFETY: names and signatures are those of nvrtc.h, unchanged since CUDA 11.2.
-    unsafe {
-        Ok(Functions {
-            version: *library.get(b"nvrtcVersion\0")?,
-            text: *library.get(b"nvrtcGetErrorString\0")?,
-            create: *library.get(b"nvrtcCreateProgram\0")?,
-            destroy: *library.get(b"nvrtcDestroyProgram\0")?,
-            compile: *library.get(b"nvrtcCompileProgram\0")?,
-            log_size: *library.get(b"nvrtcGetProgramLogSize\0")?,
-            log: *library.get(b"nvrtcGetProgramLog\0")?,
-            cubin_size: *library.get(b"nvrtcGetCUBINSize\0")?,
-            cubin: *library.get(b"nvrtcGetCUBIN\0")?,
-        })
+        // SAFETY: made by `create_program`, destroyed once. A program that cannot be destroyed leaves nothing to do.
+        let _leak = unsafe { destroy_program(self.0) };
     }
 }
 

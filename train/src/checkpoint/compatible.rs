@@ -1,5 +1,5 @@
-//! In: a checkpoint, and the model, settings and data of the run that would continue it. Out: the first difference that
-//! would make it another run, or what may change and did. Model and settings come first, because text that belongs to
+//! Whether a run may resume. In: a checkpoint, and the model, settings and data of the run that would continue it. Out: the
+//! first difference that would make it another run, or what may change and did. Model and settings come first, because text that belongs to
 //! another run need not be read.
 
 use std::path::Path;
@@ -12,7 +12,8 @@ use crate::durable::{FileError, one_line};
 use crate::settings::Settings;
 
 /// Settings that decide which samples make an update, and the tensors of the optimizer.
-pub(super) const FIXED: [&str; 7] = ["strategy", "batch", "seq", "accum", "optimizer", "dtype", "seed"];
+pub(super) const FIXED: [&str; 9] =
+    ["strategy", "batch", "seq", "stride", "packing", "accum", "optimizer", "dtype", "seed"];
 
 /// Settings that bend the rest of the curve: allowed, never silently.
 pub(super) const CURVE: [&str; 14] = [
@@ -37,7 +38,11 @@ pub(super) const CURVE: [&str; 14] = [
 ///
 /// # Errors
 /// Another model, or a setting that must stay: the first difference.
-pub fn agree(checkpoint: &Opened, config: &str, settings: &Settings) -> Result<Vec<String>, FileError> {
+pub fn check_compatible(
+    checkpoint: &Opened,
+    config: &str,
+    settings: &Settings,
+) -> Result<Vec<String>, FileError> {
     let file = |name: &str| checkpoint.path.join(name);
     let ours = model(config, Path::new(CONFIG))?;
     if let Some(line) = difference("", &model(&checkpoint.config, &file(CONFIG))?, &ours) {
@@ -68,7 +73,7 @@ pub fn agree(checkpoint: &Opened, config: &str, settings: &Settings) -> Result<V
 ///
 /// # Errors
 /// They are others.
-pub fn agree_data(checkpoint: &Opened, data: &str) -> Result<(), FileError> {
+pub fn check_same_data(checkpoint: &Opened, data: &str) -> Result<(), FileError> {
     if checkpoint.trainer.data == data {
         return Ok(());
     }
