@@ -19,8 +19,8 @@ use astrai_runtime::Dump;
 use astrai_serve::http::HttpSettings;
 use astrai_train::batch::PackedBatch;
 use astrai_train::engine::{Engine, Plan, Recipe};
-use astrai_train::settings::Settings;
 use astrai_train::metrics::{self, Row};
+use astrai_train::settings::Settings;
 use astrai_train::trainer::{METRICS, PICTURE};
 use clap::{Args, FromArgMatches};
 use serde_json::{Value, json};
@@ -219,7 +219,10 @@ impl Tour<'_> {
     }
 
     fn plan(&self, config: &ModelConfig) -> Result<Plan, Failure> {
-        let recipe = Recipe { storage: self.storage(), ..Settings::of_sizes(self.size.batch as u64, self.size.seq as u64).recipe() };
+        let recipe = Recipe {
+            storage: self.storage(),
+            ..Settings::of_sizes(self.size.batch as u64, self.size.seq as u64).recipe()
+        };
         Ok(Plan::new(config, &recipe, self.machine.backend(), Dump::None)?)
     }
 

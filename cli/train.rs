@@ -2,7 +2,7 @@
 
 use crate::failure::{Done, Failure, warn};
 use crate::flags::{DeviceName, SimdFlag};
-use crate::peaks::Peaks;
+use astrai_runtime::device::cpu::peaks::Peaks;
 use crate::table::bytes;
 use crate::watch::Screen;
 use astrai_builders::ModelConfig;
@@ -257,7 +257,7 @@ fn run(
         engine.restore(&c.optimizer, c.trainer.step)?;
     }
     drop(checkpoint);
-    let peak = Peaks::compute(machine, engine.recipe().storage).unwrap_or(0.0);
+    let peak = Peaks::compute(&*machine.device, engine.recipe().storage).unwrap_or(0.0);
     let flops = (flops_per_token(&config, settings.seq), peak);
     let stop = Stop::on_signals().map_err(|e| format!("signals: {e}"))?;
     let total = state.total_steps;
@@ -310,7 +310,6 @@ fn check_router(config: &ModelConfig, s: &Settings) -> Result<(), Failure> {
         None => Ok(()),
     }
 }
-
 
 /// Operations of forward and backward for a token, nothing computed twice: 6 for each parameter of a product that it meets, and
 /// 12 for each component of a head and token of the sequence (PaLM, arXiv:2204.02311, appendix B).

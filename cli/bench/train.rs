@@ -5,7 +5,7 @@ use super::{Bench, draw, floor, launch_costs};
 use crate::allocations;
 use crate::failure::Failure;
 use crate::measure::{after_warm_up, once, rounded};
-use crate::peaks::Peaks;
+use astrai_runtime::device::cpu::peaks::Peaks;
 use crate::run::profile_table;
 use astrai_engine::machine::Machine;
 use astrai_engine::model::{Model, check_sizes, read_config};
@@ -50,7 +50,7 @@ impl Bench {
         let mut line = self.line(machine, &seconds);
         line.insert("tokens_per_s".into(), json!(rounded(tokens as f64 / seconds.median, 2)));
         line.insert("allocations_per_step".into(), json!(allocated));
-        let peaks = Peaks::measure(machine, &[]);
+        let peaks = Peaks::measure(&*machine.device, &[]);
         if let Some(peaks) = &peaks {
             let least =
                 costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, self.machine.storage())).sum();

@@ -20,7 +20,8 @@ impl Settings {
         };
         let clip = (self.clip > 0.0).then_some(self.clip);
         // A document may be as short as the token that ends it.
-        let sequences = if self.packing == Packing::Masked { self.batch * self.seq } else { self.batch } as u64;
+        let sequences =
+            if self.packing == Packing::Masked { self.batch * self.seq } else { self.batch } as u64;
         Recipe {
             tokens: (self.batch * self.seq) as u64,
             sequences,

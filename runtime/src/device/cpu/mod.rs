@@ -2,6 +2,7 @@
 
 mod compiler;
 pub mod isa;
+pub mod peaks;
 mod pool;
 
 pub use astrai_codegen::cpu::Isa;
