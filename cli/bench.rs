@@ -9,7 +9,7 @@ mod train;
 use crate::failure::{Done, Failure, warn};
 use crate::flags::{FidelityFlags, MachineFlags};
 use crate::measure::{Seconds, after_warm_up, once, peak_rss_mb, rounded};
-use crate::peaks::Peaks;
+use astrai_runtime::device::cpu::peaks::Peaks;
 use crate::progress::Progress;
 use crate::run::profile_table;
 use astrai_builders::{Logits, ModelConfig, Program, build};
@@ -233,7 +233,7 @@ impl Bench {
             lines.push((line, seconds, (work * times as f64, moved)));
         }
         // Last of all, for it takes memory of its own, which must not count as the peak of any size.
-        let peaks = Peaks::measure(machine, &[]);
+        let peaks = Peaks::measure(&*machine.device, &[]);
         for (mut line, seconds, (flops, bytes)) in lines {
             line.extend(
                 peaks.iter().flat_map(|p| floor(p.floor(flops, bytes, storage), &seconds, p, storage)),
@@ -272,7 +272,7 @@ impl Bench {
         let seconds = after_warm_up(self.repeat as usize, || session.execute(&inputs))?;
         let mut line = self.line(machine, &seconds);
         line.insert("tokens_per_s".into(), json!(rounded(program.tokens as f64 / seconds.median, 2)));
-        let peaks = Peaks::measure(machine, &[]);
+        let peaks = Peaks::measure(&*machine.device, &[]);
         if let Some(peaks) = &peaks {
             let least = costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, storage)).sum();
             line.extend(floor(least, &seconds, peaks, storage));

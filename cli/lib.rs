@@ -12,7 +12,6 @@ pub mod measure;
 pub mod models;
 pub mod output;
 pub mod page;
-pub mod peaks;
 pub mod progress;
 pub mod quickstart;
 pub mod run;

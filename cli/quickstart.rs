@@ -9,7 +9,7 @@ use crate::measure;
 use crate::progress::tell;
 use crate::serve::{LOCAL, Server, listen};
 use crate::table::{bytes, count};
-use crate::train::{Train, default_recipe};
+use crate::train::Train;
 use astrai_builders::ModelConfig;
 use astrai_engine::machine::Machine;
 use astrai_engine::model::Model;
@@ -17,9 +17,10 @@ use astrai_engine::serving::{Published, Room};
 use astrai_ir::DType;
 use astrai_runtime::Dump;
 use astrai_serve::http::HttpSettings;
-use astrai_train::batch::Batch;
-use astrai_train::engine::{Engine, Plan};
+use astrai_train::batch::PackedBatch;
+use astrai_train::engine::{Engine, Plan, Recipe};
 use astrai_train::metrics::{self, Row};
+use astrai_train::settings::Settings;
 use astrai_train::trainer::{METRICS, PICTURE};
 use clap::{Args, FromArgMatches};
 use serde_json::{Value, json};
@@ -218,7 +219,10 @@ impl Tour<'_> {
     }
 
     fn plan(&self, config: &ModelConfig) -> Result<Plan, Failure> {
-        let recipe = default_recipe(self.size.batch as u64, self.size.seq as u64, self.storage());
+        let recipe = Recipe {
+            storage: self.storage(),
+            ..Settings::of_sizes(self.size.batch as u64, self.size.seq as u64).recipe()
+        };
         Ok(Plan::new(config, &recipe, self.machine.backend(), Dump::None)?)
     }
 
@@ -246,7 +250,7 @@ impl Tour<'_> {
     fn steps(&mut self, config: &ModelConfig, plan: Plan) -> Result<u64, Failure> {
         let Size { vocab, batch, seq, .. } = self.size;
         let ids: Vec<i32> = (0..=seq).map(|i| (i * 2_654_435_761 % vocab) as i32).collect();
-        let mut trial = Batch::default();
+        let mut trial = PackedBatch::default();
         (0..batch).for_each(|_| trial.push(&ids[..seq], &ids[1..]));
         let model = Model::fresh(config.clone(), vec![], 0);
         let mut engine = Engine::open(plan, model.source(), &self.machine.device, &mut |_, _| {})?;
@@ -382,7 +386,7 @@ fn trained(run: &Path) -> Result<Trained, Failure> {
         rows.iter().filter_map(|r| if let Row::Step(s) = r { Some(s) } else { None }).collect();
     let mut validations =
         rows.iter().filter_map(|r| if let Row::Validation(v) = r { Some(v.val_loss) } else { None });
-    let mean = |part: &[&metrics::Step]| part.iter().map(|s| s.loss).sum::<f64>() / part.len() as f64;
+    let mean = |part: &[&metrics::StepMetrics]| part.iter().map(|s| s.loss).sum::<f64>() / part.len() as f64;
     let parts = steps.chunks(steps.len().div_ceil(SHOWN).max(1)).map(mean);
     let losses = steps.first().map(|s| s.loss).into_iter().chain(parts).collect();
     Ok(Trained {

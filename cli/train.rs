@@ -2,26 +2,23 @@
 
 use crate::failure::{Done, Failure, warn};
 use crate::flags::{DeviceName, SimdFlag};
-use crate::peaks::Peaks;
+use astrai_runtime::device::cpu::peaks::Peaks;
 use crate::table::bytes;
 use crate::watch::Screen;
 use astrai_builders::ModelConfig;
 use astrai_builders::config::{LayerSpec, MlpSpec};
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::{Model, check_sizes, read_config};
-use astrai_ir::DType;
-use astrai_runtime::{Dump, Error as RunError, Recompute, WeightSource};
+use astrai_runtime::{Dump, Error as RunError, WeightSource};
 use astrai_train::batch::Items;
 use astrai_train::checkpoint::{
-    Opened, RunFolder, TrainerState, agree, agree_data, folder_name, open_latest,
+    Opened, RunFolder, TrainerState, check_compatible, check_same_data, folder_name, open_latest,
 };
 use astrai_train::dataset::{Dataset, Sources};
-use astrai_train::engine::{Engine, Plan, Recipe};
-use astrai_train::router::Router;
-use astrai_train::settings::{self, Length, Partial, Settings, Storage};
+use astrai_train::engine::{Engine, Plan};
+use astrai_train::settings::{self, Length, Partial, Settings};
 use astrai_train::signals::{self, Stop};
-use astrai_train::trainer::{Trainer, Watch, total_steps};
-use astrai_train::update::{Optimizer, Rule};
+use astrai_train::trainer::{Callbacks, Trainer, total_steps};
 use clap::Args;
 use serde_json::json;
 use std::io::Write;
@@ -158,7 +155,7 @@ impl Train {
         let begin = self.begin(file, newest.as_ref().map(|n| &n.checkpoint))?;
         let settings = &begin.settings;
         let machine = Machine::with(Kind::Null, settings.threads, self.simd.on(self.device)?)?;
-        let plan = Plan::new(&begin.config, &recipe(settings), machine.backend(), Dump::None)?;
+        let plan = Plan::new(&begin.config, &settings.recipe(), machine.backend(), Dump::None)?;
         let [weights, states, arenas] = plan.memory()?;
         let launches = [&plan.grad, &plan.update].map(|p| p.plan.launches());
         let parameters = begin.config.parameter_count();
@@ -241,10 +238,10 @@ fn run(
     let Begin { settings, config, text, model, sources } = begin;
     machine.warnings.iter().for_each(|w| screen.note(w));
     // Planned first: what does not fit the memory is known before text is tokenised.
-    let plan = Plan::new(&config, &recipe(&settings), machine.backend(), Dump::None)?;
+    let plan = Plan::new(&config, &settings.recipe(), machine.backend(), Dump::None)?;
     plan.check_memory(&*machine.device)?;
     if let Some(c) = &checkpoint {
-        agree(c, &text, &settings)?.iter().for_each(|line| screen.note(line));
+        check_compatible(c, &text, &settings)?.iter().for_each(|line| screen.note(line));
     }
     let before = checkpoint.as_ref().map(|c| c.trainer.data.as_str());
     let data = Dataset::prepare(sources, &settings, config.vocab_size, before, screen)?;
@@ -260,7 +257,7 @@ fn run(
         engine.restore(&c.optimizer, c.trainer.step)?;
     }
     drop(checkpoint);
-    let peak = Peaks::compute(machine, engine.recipe().storage).unwrap_or(0.0);
+    let peak = Peaks::compute(&*machine.device, engine.recipe().storage).unwrap_or(0.0);
     let flops = (flops_per_token(&config, settings.seq), peak);
     let stop = Stop::on_signals().map_err(|e| format!("signals: {e}"))?;
     let total = state.total_steps;
@@ -283,7 +280,7 @@ fn state(
     settings.schedule(total)?;
     let fresh = TrainerState::new(settings.clone(), total, data.fingerprint.clone(), compiler);
     let Some(c) = checkpoint else { return Ok(fresh) };
-    agree_data(c, &data.fingerprint)?;
+    check_same_data(c, &data.fingerprint)?;
     if c.trainer.versions != fresh.versions {
         screen.note(
             "the checkpoint was written by another version or C compiler: bits may differ from here on",
@@ -311,38 +308,6 @@ fn check_router(config: &ModelConfig, s: &Settings) -> Result<(), Failure> {
             Err(format!("{key}: {factor}, but the model has no experts; remove it").into())
         }
         None => Ok(()),
-    }
-}
-
-/// A recipe of the default settings, for figures that depend on sizes only.
-pub fn default_recipe(batch: u64, seq: u64, storage: DType) -> Recipe {
-    let sizes = Settings { batch: batch as usize, seq: seq as usize, ..Settings::default() };
-    Recipe { storage, ..recipe(&sizes) }
-}
-
-/// What the engine is told of the settings.
-pub fn recipe(s: &Settings) -> Recipe {
-    let rule = match s.optimizer {
-        settings::Optimizer::Adamw => Rule::AdamW { beta1: s.beta1, beta2: s.beta2, eps: s.eps },
-        settings::Optimizer::Sgd => Rule::Sgd { momentum: s.momentum },
-    };
-    let clip = (s.clip > 0.0).then_some(s.clip);
-    Recipe {
-        tokens: (s.batch * s.seq) as u64,
-        sequences: s.batch as u64,
-        span: s.seq as u64,
-        storage: match s.dtype {
-            Storage::F32 => DType::F32,
-            Storage::Bf16 => DType::BF16,
-        },
-        accumulate: s.accum > 1,
-        recompute: match s.recompute {
-            settings::Recompute::None => Recompute::None,
-            settings::Recompute::Selective => Recompute::Selective,
-            settings::Recompute::Full => Recompute::Full,
-        },
-        optimizer: Optimizer { rule, weight_decay: s.weight_decay, clip },
-        router: Router { watched: true, balance: s.router_aux_loss_coef, z: s.router_z_loss_coef },
     }
 }
 

@@ -1,8 +1,8 @@
 //! A training run on the screen: a bar with loss, tokens a second, MFU and the time left where a person watches; else a line
 //! now and then; or every row as JSON. A run does not end because nobody reads.
 
-use astrai_train::metrics::{Step, Validation};
-use astrai_train::trainer::Watch;
+use astrai_train::metrics::{StepMetrics, Validation};
+use astrai_train::trainer::Callbacks;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
@@ -73,7 +73,7 @@ impl Screen {
     }
 }
 
-impl Watch for Screen {
+impl Callbacks for Screen {
     fn note(&mut self, line: &str) {
         self.line(line);
     }
@@ -95,7 +95,7 @@ impl Watch for Screen {
         }
     }
 
-    fn step(&mut self, row: &Step, total: u64) {
+    fn step(&mut self, row: &StepMetrics, total: u64) {
         if self.json {
             return self.row(row);
         }

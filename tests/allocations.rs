@@ -6,9 +6,9 @@ use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::Model;
 use astrai_ir::DType;
 use astrai_runtime::{Dump, Recompute};
-use astrai_train::batch::Batch;
+use astrai_train::batch::PackedBatch;
 use astrai_train::engine::{Engine, Plan, Recipe};
-use astrai_train::router::Router;
+use astrai_train::router::RouterLosses;
 use astrai_train::update::{Optimizer, Rule};
 
 #[global_allocator]
@@ -17,8 +17,8 @@ static ALLOCATOR: Counted = Counted;
 const SMALL: &str = r#"{"model_type": "llama", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64}"#;
 
-fn batch(lengths: &[usize]) -> Batch {
-    let mut batch = Batch::default();
+fn batch(lengths: &[usize]) -> PackedBatch {
+    let mut batch = PackedBatch::default();
     for &n in lengths {
         let ids: Vec<i32> = (0..n as i32).map(|i| i * 37 % 320).collect();
         batch.push(&ids, &ids);
@@ -40,7 +40,7 @@ fn a_step_allocates_nothing_after_the_first() {
             accumulate: true,
             recompute: Recompute::Selective,
             optimizer: Optimizer { rule, weight_decay: 0.1, clip: Some(1.0) },
-            router: Router::default(),
+            router: RouterLosses::default(),
         };
         let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None).unwrap();
         let model = Model::fresh(config, vec![], 7);

@@ -4,7 +4,7 @@ use super::lost::lost;
 use super::{Bench, SEQ, costs, draw, floor};
 use crate::failure::{Failure, warn};
 use crate::measure::{after_warm_up, once, rounded};
-use crate::peaks::Peaks;
+use astrai_runtime::device::cpu::peaks::Peaks;
 use crate::progress::Progress;
 use crate::run::profile_table;
 use astrai_builders::Cache;
@@ -140,7 +140,7 @@ impl Bench {
         line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
         line.insert("new".into(), json!(new));
         let weights: Vec<&[u8]> = decoding.session(true).weights();
-        let peaks = Peaks::measure(machine, &weights);
+        let peaks = Peaks::measure(&*machine.device, &weights);
         if let Some(peaks) = &peaks {
             let step: f64 =
                 costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, self.machine.storage())).sum();

@@ -5,14 +5,14 @@ use super::{Bench, draw, floor, launch_costs};
 use crate::allocations;
 use crate::failure::Failure;
 use crate::measure::{after_warm_up, once, rounded};
-use crate::peaks::Peaks;
+use astrai_runtime::device::cpu::peaks::Peaks;
 use crate::run::profile_table;
-use crate::train::default_recipe;
 use astrai_engine::machine::Machine;
 use astrai_engine::model::{Model, check_sizes, read_config};
 use astrai_runtime::Dump;
-use astrai_train::batch::Batch;
-use astrai_train::engine::{Engine, Plan};
+use astrai_train::batch::PackedBatch;
+use astrai_train::engine::{Engine, Plan, Recipe};
+use astrai_train::settings::Settings;
 use serde_json::{Value, json};
 use std::io::Write;
 
@@ -26,14 +26,14 @@ impl Bench {
         check_sizes(&config, batch, seq)?;
         let tokens = batch * seq;
         // The defaults are the peer's optimiser.
-        let recipe = default_recipe(batch, seq, self.machine.storage());
+        let recipe = Recipe { storage: self.machine.storage(), ..Settings::of_sizes(batch, seq).recipe() };
         let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None)?;
         let mut costs = launch_costs(&plan.grad)?;
         costs.extend(launch_costs(&plan.update)?);
         let vocab = config.vocab_size as u64;
         let token = |i: u64| (draw(i) % vocab) as i32;
         let ids: Vec<i32> = (0..=tokens).map(token).collect();
-        let mut batches = [Batch::default()];
+        let mut batches = [PackedBatch::default()];
         for first in (0..tokens as usize).step_by(seq as usize) {
             let next = first + seq as usize;
             batches[0].push(&ids[first..next], &ids[first + 1..=next]);
@@ -50,7 +50,7 @@ impl Bench {
         let mut line = self.line(machine, &seconds);
         line.insert("tokens_per_s".into(), json!(rounded(tokens as f64 / seconds.median, 2)));
         line.insert("allocations_per_step".into(), json!(allocated));
-        let peaks = Peaks::measure(machine, &[]);
+        let peaks = Peaks::measure(&*machine.device, &[]);
         if let Some(peaks) = &peaks {
             let least =
                 costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, self.machine.storage())).sum();

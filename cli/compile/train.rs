@@ -5,11 +5,11 @@ use super::{Compile, Made};
 use crate::failure::Failure;
 use crate::measure;
 use crate::summary::{passes, sum_costs};
-use crate::train::default_recipe;
 use astrai_engine::machine::Machine;
 use astrai_engine::model::read_config;
 use astrai_runtime::{Compiled, Dump};
-use astrai_train::engine::Plan;
+use astrai_train::engine::{Plan, Recipe};
+use astrai_train::settings::Settings;
 use serde_json::{Map, Value, json};
 
 impl Compile {
@@ -19,7 +19,7 @@ impl Compile {
         crate::failure::warn(&warnings);
         let (all, seq) = self.sizes(&config)?;
         let (mesh, batch) = self.mesh(&config, all)?;
-        let recipe = default_recipe(batch, seq, self.machine.storage());
+        let recipe = Recipe { storage: self.machine.storage(), ..Settings::of_sizes(batch, seq).recipe() };
         let dump = if dumps { Dump::All } else { Dump::None };
         let of_rank =
             || Plan::on_ranks(&config, &recipe, machine.backend(), dump.clone(), (&mesh, self.stage));

@@ -4,9 +4,9 @@ use crate::machine::Machine;
 use crate::model::Model;
 use astrai_ir::DType;
 use astrai_runtime::{Dump, Recompute};
-use astrai_train::batch::Batch;
-use astrai_train::engine::{Engine, Plan, Recipe, Step};
-use astrai_train::router::Router;
+use astrai_train::batch::PackedBatch;
+use astrai_train::engine::{Engine, Plan, Recipe, StepResult};
+use astrai_train::router::RouterLosses;
 use astrai_train::update::{Optimizer, Rule};
 
 /// Learning rate of the run.
@@ -26,7 +26,7 @@ pub fn train(
     storage: DType,
     machine: &Machine,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Vec<Step>, String> {
+) -> Result<Vec<StepResult>, String> {
     let vocab = model.config.vocab_size as i64;
     if let Some(bad) = ids.iter().find(|t| !(0..vocab).contains(*t)) {
         return Err(format!("token {bad} of `train.batches` is outside the vocabulary of {vocab}"));
@@ -39,7 +39,7 @@ pub fn train(
         accumulate: false,
         recompute: Recompute::Selective,
         optimizer: optimizer(),
-        router: Router::default(),
+        router: RouterLosses::default(),
     };
     let plan = Plan::new(&model.config, &recipe, machine.backend(), Dump::None).map_err(|e| e.to_string())?;
     let mut engine =
@@ -53,8 +53,8 @@ pub fn train(
 }
 
 /// A batch of equally long sequences.
-fn of(ids: &[i64], seq: usize) -> Batch {
-    let mut batch = Batch::default();
+fn of(ids: &[i64], seq: usize) -> PackedBatch {
+    let mut batch = PackedBatch::default();
     for row in ids.chunks(seq) {
         let row: Vec<i32> = row.iter().map(|t| *t as i32).collect();
         batch.push(&row[..seq - 1], &row[1..]);

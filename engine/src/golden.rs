@@ -14,7 +14,7 @@ use astrai_ir::DType;
 use astrai_passes::Fidelity;
 use astrai_runtime::weights::Checkpoint;
 use astrai_runtime::{Compiled, Session, Value as Array};
-use astrai_train::engine::Step;
+use astrai_train::engine::StepResult;
 use std::path::{Path, PathBuf};
 
 /// Outcome of a check.
@@ -231,7 +231,7 @@ impl<'a> Golden<'a> {
         let got = curve::train(self.model, &ids, sizes, self.storage, self.machine, &mut |done, total| {
             hear(Note::Progress { what: "training steps", done, total })
         })?;
-        let worst = |f: &dyn Fn(&Step) -> f64, want: &[f32]| {
+        let worst = |f: &dyn Fn(&StepResult) -> f64, want: &[f32]| {
             let off = got.iter().zip(want).map(|(s, w)| (f(s) - f64::from(*w)) / f64::from(*w).abs());
             largest(off)
         };

@@ -2,7 +2,8 @@
 
 use astrai_codegen::cpu::Cpu as CpuKernels;
 use astrai_ir::Backend;
-use astrai_runtime::device::cpu::{Compiler, Cpu, Isa, KernelCache, available_memory, host_isa};
+use astrai_runtime::device::available_memory;
+use astrai_runtime::device::cpu::{Compiler, Cpu, Isa, KernelCache, host_isa};
 use astrai_runtime::device::null::Null;
 use astrai_runtime::device::reference::Reference;
 use astrai_runtime::{Device, Error};

@@ -1,22 +1,22 @@
-//! What a training program reads in one step. In: items of a dataset. Out: sequences of different lengths one after another,
-//! without padding, with their positions, bounds and targets. A batch is filled again and again in the same memory, because a
-//! training step must not allocate.
+//! Packed batches, which a training program reads in one step. In: items of a dataset. Out: sequences of different lengths one
+//! after another, without padding, with their positions, cumulative lengths and targets. A batch is filled again and again in
+//! the same memory, because a training step must not allocate.
 
 use crate::data::DataError;
 
-/// A target that is not learnt; any negative one would do.
+/// A masked target, which adds nothing to the loss (PyTorch's `ignore_index`); any negative one would do.
 pub const IGNORED: i32 = -100;
 
-/// Sequences and what is to be predicted after each of their tokens.
+/// Packed sequences with the target of each of their tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Batch {
+pub struct PackedBatch {
     /// Token ids. `[tokens]`
     pub input_ids: Vec<i32>,
     /// Position of each token in its sequence, from 0. `[tokens]`
     pub positions: Vec<i32>,
-    /// Where each sequence starts, from 0, and at last the number of tokens. `[sequences + 1]`
+    /// Cumulative sequence lengths (`cu_seqlens`): where each sequence starts, and at last the number of tokens. `[sequences + 1]`
     pub starts: Vec<i32>,
-    /// The token to be predicted; negative where none is. `[tokens]`
+    /// The next token, which the model predicts; negative where the target is masked. `[tokens]`
     pub targets: Vec<i32>,
 }
 
@@ -30,24 +30,24 @@ pub trait Items {
         self.len() == 0
     }
 
-    /// Writes item number `item` behind what the batch holds. [`Batch::fill`] calls this; after an error the batch is to be
+    /// Writes item number `item` behind what the batch holds. [`PackedBatch::fill`] calls this; after an error the batch is to be
     /// cleared.
     ///
     /// # Errors
     /// There is no such item, or its data is not what it should be.
-    fn append(&self, item: u64, batch: &mut Batch) -> Result<(), DataError>;
+    fn append(&self, item: u64, batch: &mut PackedBatch) -> Result<(), DataError>;
 }
 
-impl Default for Batch {
-    fn default() -> Batch {
-        Batch::with_capacity(0)
+impl Default for PackedBatch {
+    fn default() -> PackedBatch {
+        PackedBatch::with_capacity(0)
     }
 }
 
-impl Batch {
+impl PackedBatch {
     /// An empty batch that `tokens` tokens fit in without allocation, however many sequences they make.
-    pub fn with_capacity(tokens: usize) -> Batch {
-        let mut batch = Batch {
+    pub fn with_capacity(tokens: usize) -> PackedBatch {
+        let mut batch = PackedBatch {
             input_ids: Vec::with_capacity(tokens),
             positions: Vec::with_capacity(tokens),
             starts: Vec::with_capacity(tokens + 1),
@@ -104,7 +104,7 @@ impl Batch {
         self.starts.len() - 1
     }
 
-    /// Tokens with a target: what a mean loss is divided by.
+    /// Tokens whose target is not masked: what a mean loss is divided by.
     pub fn valid(&self) -> usize {
         self.targets.iter().filter(|&&target| target >= 0).count()
     }

@@ -3,7 +3,7 @@
 //! rename is the moment of truth: before it the older checkpoints stand, after it the new one does, whatever stops the
 //! process. `config.json`, `model.safetensors` and the tokenizer's files make it a model directory for transformers.
 
-mod agree;
+mod compatible;
 mod folder;
 mod manifest;
 mod open;
@@ -17,7 +17,7 @@ use std::path::Path;
 
 use astrai_runtime::weights::Entry;
 
-pub use agree::{agree, agree_data};
+pub use compatible::{check_compatible, check_same_data};
 pub use folder::{Resumed, RunFolder};
 pub use open::{Latest, Model, Opened, open, open_latest, open_model};
 pub use save::Saved;

@@ -18,11 +18,11 @@ mod windows;
 pub use documents::{Documents, Piece};
 pub use error::DataError;
 pub use meta::{Meta, Shard, Width};
-pub use sampler::{Sampler, share};
-pub use shards::{Made, ShardOptions, prepare};
+pub use sampler::Sampler;
+pub use shards::{ShardOptions, Tokenised, prepare};
 pub use text::Corpus;
 pub use tokens::Tokens;
-pub use windows::{Boundaries, Held, WindowOptions, Windows};
+pub use windows::{Packing, WindowOptions, Windows};
 
 /// Told how much is done, and of how much; the unit is the caller's to name.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);

@@ -4,14 +4,12 @@
 
 use crate::batch::Items;
 use crate::checkpoint::Attachment;
-use crate::data::bpe::{BpeOptions, Words};
-use crate::data::{
-    Boundaries, Corpus, DataError, Held, Made, ShardOptions, Tokens, WindowOptions, Windows, prepare,
-};
+use crate::data::bpe::{BpeOptions, WordCounts};
+use crate::data::{Corpus, DataError, ShardOptions, Tokenised, Tokens, WindowOptions, Windows, prepare};
 use crate::durable::{System, replace};
 use crate::error::Error;
 use crate::settings::Settings;
-use crate::trainer::Watch;
+use crate::trainer::Callbacks;
 use astrai_serve::tokenizer::Tokenizer;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -24,14 +22,14 @@ const TOKENIZER: &str = "tokenizer";
 /// What that tokenizer was made of, beside it.
 const RECORD: &str = "made.json";
 /// Most windows that are held out; more would only make validations longer.
-const MOST_HELD: u64 = 256;
+const MOST_VALIDATION: u64 = 256;
 
 /// What a run trains on.
 pub struct Dataset {
     /// Windows to train on.
     pub train: Windows,
-    /// Windows held out, where the run validates.
-    pub held: Option<Windows>,
+    /// The validation set: windows held out, where the run validates.
+    pub validation: Option<Windows>,
     /// The tokenizer's files, for a checkpoint that is complete; none for bare token ids.
     pub tokenizer: Vec<Attachment>,
     /// Tells these data from others.
@@ -97,12 +95,12 @@ impl Dataset {
         settings: &Settings,
         vocabulary: usize,
         resumed: Option<&str>,
-        watch: &mut dyn Watch,
+        callbacks: &mut dyn Callbacks,
     ) -> Result<Dataset, Error> {
-        watch.note(&sources.shown);
+        callbacks.note(&sources.shown);
         let (tokens, tokenizer, fresh) = match sources.named {
             Named::Shards(tokens) => {
-                tokens.warnings().iter().for_each(|w| watch.note(w));
+                tokens.warnings().iter().for_each(|w| callbacks.note(w));
                 (tokens, sources.tokenizer, false)
             }
             Named::Text(corpus) => {
@@ -110,19 +108,21 @@ impl Dataset {
                 same(resumed, &text, settings)?;
                 let tokenizer = match sources.tokenizer {
                     Some(given) => given,
-                    None => trained(settings, &corpus, &text, watch)?,
+                    None => trained(settings, &corpus, &text, callbacks)?,
                 };
                 same(resumed, &made_of(&text, &tokenizer.sha256()), settings)?;
                 let shards = settings.out.join(SHARDS);
-                let options = ShardOptions::default();
-                let mut progress = |done, all| watch.progress("tokenising", done, all);
+                // A tokenizer's further special tokens are of use only where the text spells them.
+                let recognise = settings.special_tokens.is_some();
+                let options = ShardOptions { recognise, ..ShardOptions::default() };
+                let mut progress = |done, all| callbacks.progress("tokenising", done, all);
                 let (tokens, made) = prepare(&corpus, &tokenizer, &shards, &options, &mut progress)?;
                 // Ids that were made just now are the tokenizer's, which fits.
-                let fresh = made != Made::Reused;
+                let fresh = made != Tokenised::Cached;
                 match made {
-                    Made::Again(why) => watch.note(&format!("tokenised again: {why}")),
-                    Made::Reused => watch.note(&format!("using the tokens in {}", shards.display())),
-                    Made::New => {}
+                    Tokenised::Stale(why) => callbacks.note(&format!("tokenised again: {why}")),
+                    Tokenised::Cached => callbacks.note(&format!("using the tokens in {}", shards.display())),
+                    Tokenised::New => {}
                 }
                 (Arc::new(tokens), Some(tokenizer), fresh)
             }
@@ -131,12 +131,17 @@ impl Dataset {
         let ids = match stated.filter(|_| fresh) {
             Some(stated) => stated,
             None => {
-                tokens.check(vocabulary, &mut |done, all| watch.progress("checking tokens", done, all))?
+                tokens.check(vocabulary, &mut |done, all| callbacks.progress("checking tokens", done, all))?
             }
         };
         let fingerprint = fingerprint(&ids, &tokens, settings);
-        let (train, held) = windows(tokens, settings)?;
-        Ok(Dataset { train, held, tokenizer: tokenizer.map_or(vec![], |t| attachments(&t)), fingerprint })
+        let (train, validation) = windows(tokens, settings)?;
+        Ok(Dataset {
+            train,
+            validation,
+            tokenizer: tokenizer.map_or(vec![], |t| attachments(&t)),
+            fingerprint,
+        })
     }
 }
 
@@ -146,7 +151,7 @@ fn refused<T>(line: &str) -> Result<T, Error> {
 
 /// Windows to train on, and where the run validates, windows held out.
 fn windows(tokens: Arc<Tokens>, settings: &Settings) -> Result<(Windows, Option<Windows>), Error> {
-    let options = WindowOptions { seq: settings.seq, stride: None, boundaries: Boundaries::Ignore };
+    let options = WindowOptions { seq: settings.seq, stride: settings.stride, packing: settings.packing };
     let all = Windows::new(tokens, &options)?;
     if settings.eval_every == 0 {
         return Ok((all, None));
@@ -156,9 +161,9 @@ fn windows(tokens: Arc<Tokens>, settings: &Settings) -> Result<(Windows, Option<
             "the data fill one window, and none is left to validate on: add text, choose a smaller --seq, or --eval-every 0",
         );
     }
-    let count = (all.len() / 20).clamp(1, MOST_HELD);
-    let (train, held) = all.split(Held::Count(count))?;
-    Ok((train, Some(held)))
+    let count = (all.len() / 20).clamp(1, MOST_VALIDATION);
+    let (train, validation) = all.split(count)?;
+    Ok((train, Some(validation)))
 }
 
 /// The tokenizer that was named, or the model's.
@@ -199,21 +204,26 @@ fn trained(
     settings: &Settings,
     corpus: &Corpus,
     text: &str,
-    watch: &mut dyn Watch,
+    callbacks: &mut dyn Callbacks,
 ) -> Result<Tokenizer, Error> {
     let wanted = settings.vocab.unwrap_or_default();
     let kept = settings.out.join(TOKENIZER);
-    let record = json!({ "vocab": wanted, "text": text }).to_string();
+    let special = settings.special_tokens.clone().unwrap_or_default();
+    let mut record = json!({ "vocab": wanted, "text": text });
+    if !special.is_empty() {
+        record["special_tokens"] = json!(special);
+    }
+    let record = record.to_string();
     if std::fs::read_to_string(kept.join(RECORD)).is_ok_and(|made| made == record) {
-        watch.note(&format!("using the tokenizer in {}", kept.display()));
+        callbacks.note(&format!("using the tokenizer in {}", kept.display()));
         return Ok(Tokenizer::open(&kept).map_err(DataError::from)?);
     }
-    let mut counted = |done, all| watch.progress("counting words", done, all);
-    let words = Words::count(corpus.documents(), corpus.bytes(), &mut counted)?;
-    let mut merged = |done, all| watch.progress("training the tokenizer", done, all);
-    let bpe = words.train(&BpeOptions::new(wanted), &mut merged)?;
+    let mut counted = |done, all| callbacks.progress("counting words", done, all);
+    let words = WordCounts::count(corpus.documents(), corpus.bytes(), &mut counted)?;
+    let mut merged = |done, all| callbacks.progress("training the tokenizer", done, all);
+    let bpe = words.train(&BpeOptions { special, ..BpeOptions::new(wanted) }, &mut merged)?;
     if bpe.vocabulary() < wanted {
-        watch.note(&format!("the text gives {} tokens of the {wanted} wanted", bpe.vocabulary()));
+        callbacks.note(&format!("the text gives {} tokens of the {wanted} wanted", bpe.vocabulary()));
     }
     let tokenizer = bpe.write(&kept)?;
     replace(&System, &kept.join(RECORD), record.as_bytes())?;

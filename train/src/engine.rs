@@ -2,8 +2,8 @@
 //! one set of buffers: `grad` (forward and backward, gradients into states), `update` (norm, clip, optimiser), `score`
 //! (the loss alone). A step on batches of the same shape as the last one's allocates nothing.
 
-use crate::batch::Batch;
-use crate::router::{Loads, Router, Seen};
+use crate::batch::PackedBatch;
+use crate::router::{ExpertLoads, RouterLosses, RouterStats};
 use crate::update::{self, MASTER, Optimizer, Rule, Stages};
 use astrai_builders::{Logits, Loss, ModelConfig, Program as Built, placements};
 use astrai_ir::ops::{Op, Weight};
@@ -27,14 +27,14 @@ pub struct Recipe {
     pub span: u64,
     /// Type of weights and activations; gradients, moments and master weights are f32.
     pub storage: DType,
-    /// Several batches a step: their gradients are added up.
+    /// Gradient accumulation: a step may take several micro-batches.
     pub accumulate: bool,
-    /// What is computed again for the gradient.
+    /// Activation checkpointing: which activations the backward pass recomputes.
     pub recompute: Recompute,
-    /// How weights follow their gradients.
+    /// The optimiser.
     pub optimizer: Optimizer,
-    /// What is made of the routers of a model with experts.
-    pub router: Router,
+    /// Auxiliary losses of the routers of a model with experts.
+    pub router: RouterLosses,
 }
 
 impl Recipe {
@@ -217,18 +217,18 @@ fn shape(w: &Weight) -> Vec<usize> {
 
 /// What an optimiser step did.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Step {
+pub struct StepResult {
     /// Mean loss over the targets that count, before the step.
     pub loss: f64,
     /// Norm of all gradients together, before clipping. When it is not finite, nothing was changed.
     pub grad_norm: f64,
     /// Targets that counted.
     pub targets: usize,
-    /// What the routers did, where that is watched.
-    pub router: Option<Seen>,
+    /// Router metrics, where expert loads are counted.
+    pub router: Option<RouterStats>,
 }
 
-impl Step {
+impl StepResult {
     /// False when a gradient was infinite or not a number, so that the step changed nothing.
     pub fn applied(&self) -> bool {
         self.grad_norm.is_finite()
@@ -244,7 +244,7 @@ pub struct Engine {
     update: Session,
     score: Session,
     inputs: Inputs,
-    loads: Loads,
+    loads: ExpertLoads,
     /// Steps taken, over all runs.
     pub steps: u64,
 }
@@ -271,17 +271,17 @@ impl Engine {
         let session = |program: Compiled| Session::over(Arc::new(program), source, &buffers, &mut |_, _| {});
         let (grad, update, score) = (session(plan.grad)?, session(plan.update)?, session(plan.score)?);
         let (weights, recipe) = (plan.weights, plan.recipe);
-        let (inputs, loads) = (Inputs::new(), Loads::default());
+        let (inputs, loads) = (Inputs::new(), ExpertLoads::default());
         Ok(Engine { grad, update, score, buffers, weights, recipe, inputs, loads, steps: 0 })
     }
 
     /// One optimiser step: the gradient of the mean loss over all targets of these batches, and of the mean over batches of the
     /// routers' losses, then the update.
-    pub fn step(&mut self, batches: &[Batch], lr: f64) -> Result<Step, Error> {
+    pub fn step(&mut self, batches: &[PackedBatch], lr: f64) -> Result<StepResult, Error> {
         if batches.len() > 1 && !self.recipe.accumulate || batches.is_empty() {
             return Err(Error::Input(format!("{} batches in a step", batches.len())));
         }
-        let targets: usize = batches.iter().map(Batch::valid).sum();
+        let targets: usize = batches.iter().map(PackedBatch::valid).sum();
         if targets == 0 {
             return Err(Error::Input("no target in a step counts".into()));
         }
@@ -291,7 +291,7 @@ impl Engine {
             self.inputs.set(batch);
             self.inputs.scalar(LOSS_SCALE, 1.0 / targets as f64);
             self.inputs.scalar(ACCUMULATE, if i > 0 { 1.0 } else { 0.0 });
-            for (at, cost) in [(BALANCE, router.balance), (BALANCE + 1, router.z)] {
+            for (at, cost) in [(BALANCE, router.load_balancing), (BALANCE + 1, router.z_loss)] {
                 self.inputs.scalar(at, cost / batches.len() as f64);
             }
             self.inputs.run(&mut self.grad, 0..LR)?;
@@ -308,11 +308,11 @@ impl Engine {
         self.inputs.run(&mut self.update, LR..LR + 3)?;
         let grad_norm = f64::from(self.update.scalar("grad_norm").unwrap_or(f32::NAN));
         self.steps += 1;
-        Ok(Step { loss, grad_norm, targets, router: self.loads.seen(batches.len()) })
+        Ok(StepResult { loss, grad_norm, targets, router: self.loads.stats(batches.len()) })
     }
 
     /// Sum of the losses of a batch and the number of its targets that count.
-    pub fn score(&mut self, batch: &Batch) -> Result<(f64, usize), Error> {
+    pub fn score(&mut self, batch: &PackedBatch) -> Result<(f64, usize), Error> {
         self.inputs.set(batch);
         self.inputs.scalar(LOSS_SCALE, 1.0);
         self.inputs.run(&mut self.score, 0..LOSS_SCALE + 1)?;
@@ -365,7 +365,7 @@ impl Inputs {
         Inputs { values: lists.into_iter().map(list).chain(scalars.map(scalar)).collect() }
     }
 
-    fn set(&mut self, batch: &Batch) {
+    fn set(&mut self, batch: &PackedBatch) {
         let lists = [&batch.input_ids, &batch.positions, &batch.starts, &batch.targets];
         for ((_, v), list) in self.values.iter_mut().zip(lists) {
             v.shape[0] = list.len();

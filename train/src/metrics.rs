@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::durable::{FileError, UNFINISHED, folder_of, shown};
-use crate::router::Seen;
+use crate::router::RouterStats;
 
 /// Longest line read, in bytes.
 const LONGEST: u64 = 1 << 16;
 
 /// Measurements of one update.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Step {
+pub struct StepMetrics {
     /// Updates made, this one included.
     pub step: u64,
     /// Pass over the data, counted from 0, with its fraction.
@@ -44,7 +44,7 @@ pub struct Step {
     pub mfu: f64,
     /// What the routers of a model with experts did.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    pub router: Option<Seen>,
+    pub router: Option<RouterStats>,
 }
 
 /// Loss on the validation data.
@@ -62,7 +62,7 @@ pub struct Validation {
 #[serde(untagged)]
 pub enum Row {
     /// Of an update.
-    Step(Step),
+    Step(StepMetrics),
     /// Of a validation.
     Validation(Validation),
 }

@@ -189,11 +189,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::metrics::{Metrics, Step, Validation};
+    use crate::metrics::{Metrics, StepMetrics, Validation};
 
     fn row(step: u64, loss: f64, lr: f64) -> Row {
         let (tokens, rest) = (step, 0.0);
-        Row::Step(Step {
+        Row::Step(StepMetrics {
             step,
             epoch: rest,
             tokens,

@@ -1,65 +1,66 @@
-//! Routers under training. In: what a run asks of them, and what each run of the gradient's program shows. Out: which loss the
-//! program has, and figures of a step: the losses before their factors, and how evenly experts are loaded.
+//! Routers of mixture-of-experts models under training. In: coefficients of the auxiliary losses, and the outputs of each run of
+//! the gradient program. Out: which loss the program computes, and metrics of a step: the auxiliary losses before their
+//! coefficients, and how evenly the router loads the experts.
 
 use astrai_builders::Loss;
 use astrai_runtime::Session;
 use serde::{Deserialize, Serialize};
 
-/// What is made of the routers of a model with experts. Their losses enter only where a factor is not 0.
+/// Auxiliary losses of the routers. A loss enters the program only where its coefficient is not 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Router {
-    /// Loads of experts are counted.
-    pub watched: bool,
-    /// Factor on the loss that evens loads.
-    pub balance: f64,
-    /// Factor on the loss that keeps logits small.
-    pub z: f64,
+pub struct RouterLosses {
+    /// The program counts the tokens that each expert gets.
+    pub count_loads: bool,
+    /// Coefficient of the load-balancing loss (Switch Transformer, arXiv:2101.03961).
+    pub load_balancing: f64,
+    /// Coefficient of the router z-loss (ST-MoE, arXiv:2202.08906).
+    pub z_loss: f64,
 }
 
-impl Router {
-    /// The loss of the gradient's program.
+impl RouterLosses {
+    /// The loss that the gradient program computes.
     pub(crate) fn loss(&self) -> Loss {
-        let balanced = self.balance != 0.0 || self.z != 0.0;
-        if self.watched || balanced { Loss::Routed { balanced } } else { Loss::Scaled }
+        let balanced = self.load_balancing != 0.0 || self.z_loss != 0.0;
+        if self.count_loads || balanced { Loss::Routed { balanced } } else { Loss::Scaled }
     }
 }
 
-/// What routers did in a step.
+/// Router metrics of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Seen {
-    /// The loss that evens loads, before its factor; the mean over micro-batches.
+pub struct RouterStats {
+    /// The load-balancing loss before its coefficient; the mean over micro-batches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub router_balance: Option<f64>,
-    /// The loss that keeps logits small, likewise.
+    /// The router z-loss before its coefficient; the mean over micro-batches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub router_z: Option<f64>,
     /// Tokens of the most loaded expert of a layer over the mean of its experts; the mean over layers.
     pub load_imbalance_mean: f64,
     /// The same of the worst layer.
     pub load_imbalance_max: f64,
-    /// Entropy of a layer's loads over that of even ones, 0 to 1; the mean over layers.
+    /// Entropy of a layer's expert loads over that of equal loads, 0 to 1; the mean over layers.
     pub load_entropy: f64,
-    /// Share of all experts that no token met.
+    /// Share of all experts that got no token.
     pub dead_expert_fraction: f64,
 }
 
-/// Loads and losses of the micro-batches of a step.
+/// Tokens of each expert and auxiliary losses, summed over the micro-batches of a step.
 #[derive(Default)]
-pub(crate) struct Loads {
+pub(crate) struct ExpertLoads {
     /// Tokens of each expert, layer after layer.
     tokens: Vec<f64>,
     experts: usize,
     losses: [Option<f64>; 2],
 }
 
-impl Loads {
-    /// Nothing was seen yet; memory is kept.
+impl ExpertLoads {
+    /// Sets all sums to zero; keeps the memory.
     pub fn clear(&mut self) {
         self.tokens.fill(0.0);
         self.losses = [None; 2];
     }
 
-    /// Adds what a run left.
+    /// Adds the outputs of one run of the gradient program.
     pub fn add(&mut self, run: &Session) {
         if let Some((shape, values)) = run.floats("router_load") {
             self.experts = shape.last().copied().unwrap_or(0);
@@ -73,8 +74,8 @@ impl Loads {
         }
     }
 
-    /// What was seen of so many micro-batches; `None` where nothing is.
-    pub fn seen(&self, batches: usize) -> Option<Seen> {
+    /// Metrics of a step of so many micro-batches; `None` for a model without experts.
+    pub fn stats(&self, batches: usize) -> Option<RouterStats> {
         if self.experts == 0 || self.tokens.is_empty() {
             return None;
         }
@@ -88,7 +89,7 @@ impl Loads {
             if n > 1.0 { nats / n.ln() } else { 1.0 }
         };
         let [balance, z] = self.losses.map(|x| x.map(|x| x / batches as f64));
-        Some(Seen {
+        Some(RouterStats {
             router_balance: balance,
             router_z: z,
             load_imbalance_mean: layers().map(imbalance).sum::<f64>() / count,
@@ -106,16 +107,19 @@ mod tests {
 
     #[test]
     fn figures_of_two_layers_by_hand() {
-        let mut loads =
-            Loads { tokens: vec![4.0, 4.0, 4.0, 4.0, 16.0, 0.0, 0.0, 0.0], experts: 4, ..Loads::default() };
+        let mut loads = ExpertLoads {
+            tokens: vec![4.0, 4.0, 4.0, 4.0, 16.0, 0.0, 0.0, 0.0],
+            experts: 4,
+            ..ExpertLoads::default()
+        };
         loads.losses = [Some(3.0), None];
-        let seen = loads.seen(2).unwrap();
+        let seen = loads.stats(2).unwrap();
         assert_eq!((seen.router_balance, seen.router_z), (Some(1.5), None));
         assert_eq!((seen.load_imbalance_mean, seen.load_imbalance_max), (2.5, 4.0));
         assert_eq!((seen.load_entropy, seen.dead_expert_fraction), (0.5, 3.0 / 8.0));
         loads.clear();
-        let idle = loads.seen(1).unwrap();
+        let idle = loads.stats(1).unwrap();
         assert_eq!((idle.load_imbalance_max, idle.dead_expert_fraction), (0.0, 1.0));
-        assert_eq!(Loads::default().seen(1), None);
+        assert_eq!(ExpertLoads::default().stats(1), None);
     }
 }

@@ -3,6 +3,7 @@
 
 mod check;
 mod file;
+mod recipe;
 #[cfg(test)]
 mod tests;
 
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+use crate::data::Packing;
 use crate::schedule::{Decay, Schedule};
 
 /// Why settings are refused: one line that names the key, and the file where it comes from one.
@@ -120,7 +122,7 @@ macro_rules! settings {
             /// All that `settings` say, so that a run can be continued without repeating its flags.
             fn from(settings: &Settings) -> Partial {
                 let s = settings.clone();
-                check::without_idle(Partial {
+                check::drop_unused(Partial {
                     $($rname: Some(s.$rname),)*
                     $($oname: s.$oname,)*
                     $($name: Some(s.$name),)*
@@ -170,6 +172,8 @@ settings! {
         model: PathBuf, "DIR", "Model directory to start from: config.json, weights and tokenizer";
         tokenizer: PathBuf, "FILE", "tokenizer.json to encode text with; or give --vocab";
         vocab: usize, "N", "Train a byte-level BPE tokenizer of this many tokens on the data first";
+        special_tokens: Vec<String>, "TOKEN", "With --vocab: a further special token, which the data's text may spell; may be repeated";
+        stride: usize, "TOKENS", "From the start of one window of the data to the next [default: --seq]";
         steps: u64, "N", "Length of the run in updates; or give --epochs";
         epochs: u64, "N", "Length of the run in passes over the data [default: 1, unless --steps is given]";
         warmup: u64, "STEPS", "Updates over which the learning rate rises to its peak [default: a twentieth of the run]";
@@ -179,6 +183,7 @@ settings! {
         strategy: Strategy = Strategy::Seq, "seq", "NAME", "What is learned from the data";
         batch: usize = 8, "8", "N", "Sequences in a micro-batch";
         seq: usize = 256, "256", "TOKENS", "Length of a sequence";
+        packing: Packing = Packing::Joined, "joined", "NAME", "How attention treats documents that share a sequence";
         accum: usize = 1, "1", "N", "Micro-batches whose gradients make one update";
         lr: f64 = 3e-4, "0.0003", "RATE", "Peak learning rate";
         schedule: Decay = Decay::Cosine, "cosine", "NAME", "Course of the learning rate after the warm-up";
@@ -205,17 +210,20 @@ impl Partial {
     /// What a file says, and where it is silent what an older run's settings say; of alternatives the file's displaces the
     /// older.
     pub fn over(self, mut older: Partial) -> Partial {
-        older.yield_to(&self);
+        older.drop_alternatives_of(&self);
         self.or(older)
     }
 
     /// Drops alternatives of what `stronger` gives.
-    fn yield_to(&mut self, stronger: &Partial) {
+    fn drop_alternatives_of(&mut self, stronger: &Partial) {
         if stronger.config.is_some() || stronger.model.is_some() {
             (self.config, self.model) = (None, None);
         }
         if stronger.tokenizer.is_some() || stronger.vocab.is_some() {
             (self.tokenizer, self.vocab) = (None, None);
+        }
+        if stronger.tokenizer.is_some() {
+            self.special_tokens = None;
         }
         if stronger.steps.is_some() || stronger.epochs.is_some() {
             (self.steps, self.epochs) = (None, None);
@@ -230,11 +238,11 @@ impl Settings {
     /// # Errors
     /// Settings that contradict each other, do nothing, or are beyond reason: one line with the first.
     pub fn merge(mut file: Partial, flags: Partial) -> Result<Settings, Error> {
-        file.yield_to(&flags);
+        file.drop_alternatives_of(&flags);
         let given = flags.or(file);
-        check::idle(&given)?;
+        check::refuse_unused(&given)?;
         let settings = given.complete();
-        check::sound(&settings)?;
+        check::check_values(&settings)?;
         Ok(settings)
     }
 

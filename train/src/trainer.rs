@@ -2,7 +2,7 @@
 //! checkpoints, saved after an update and never before it; a picture of the losses. What comes next is a function of the
 //! number of steps made, so a run that was stopped, however, goes on as if it had not been.
 
-use crate::batch::{Batch, Items};
+use crate::batch::{Items, PackedBatch};
 use crate::checkpoint::{RunFolder, TrainerState};
 use crate::contents::Snapshot;
 use crate::data::Sampler;
@@ -23,18 +23,18 @@ use std::time::Instant;
 pub const METRICS: &str = "metrics.jsonl";
 /// Name of their picture.
 pub const PICTURE: &str = "loss.svg";
-/// So many steps in a row without a finite gradient end a run.
+/// So many skipped steps in a row, none with a finite gradient, end a run.
 const PATIENCE: u64 = 20;
 
-/// Hears what a run does.
-pub trait Watch {
+/// Called as a run goes on.
+pub trait Callbacks {
     /// A line for the user.
     fn note(&mut self, line: &str);
     /// A preparation has come so far.
     fn progress(&mut self, what: &'static str, done: u64, total: u64);
     /// A step was made, of so many.
-    fn step(&mut self, row: &metrics::Step, total: u64);
-    /// Held-out data were scored.
+    fn step(&mut self, row: &metrics::StepMetrics, total: u64);
+    /// The loss of the validation set was computed.
     fn validated(&mut self, row: &Validation);
     /// A checkpoint was published.
     fn saved(&mut self, path: &Path);
@@ -75,17 +75,17 @@ struct Run<'a, 'b> {
     metrics: Metrics,
     /// Rows for which there was no room; the next wait behind them, so that none is missing.
     waiting: VecDeque<Row>,
-    batches: Vec<Batch>,
-    watch: &'b mut dyn Watch,
+    batches: Vec<PackedBatch>,
+    callbacks: &'b mut dyn Callbacks,
     /// Step of the newest checkpoint of this process.
     saved: Option<u64>,
-    /// Steps in a row that changed nothing.
-    idle: u64,
+    /// Steps in a row skipped for a gradient that is not finite.
+    skipped: u64,
 }
 
 impl<'a> Trainer<'a> {
     /// Runs to the end, or until `stop` asks for it; then the last state is saved. Answers the number of steps made.
-    pub fn run(self, watch: &mut dyn Watch, stop: &Stop) -> Result<u64, Error> {
+    pub fn run(self, callbacks: &mut dyn Callbacks, stop: &Stop) -> Result<u64, Error> {
         let sampler = Sampler::new(self.data.train.len(), self.settings.seed)?;
         let schedule = self.settings.schedule(self.state.total_steps)?;
         let path = self.folder.path().join(METRICS);
@@ -93,9 +93,9 @@ impl<'a> Trainer<'a> {
             0 => (Metrics::create(&path)?, vec![]),
             step => Metrics::resume(&path, step)?,
         };
-        notes.iter().for_each(|n| watch.note(n));
+        notes.iter().for_each(|n| callbacks.note(n));
         let tokens = self.settings.batch * self.settings.seq;
-        let batches = (0..self.settings.accum).map(|_| Batch::with_capacity(tokens)).collect();
+        let batches = (0..self.settings.accum).map(|_| PackedBatch::with_capacity(tokens)).collect();
         let mut run = Run {
             t: self,
             sampler,
@@ -103,9 +103,9 @@ impl<'a> Trainer<'a> {
             metrics,
             waiting: VecDeque::new(),
             batches,
-            watch,
+            callbacks,
             saved: None,
-            idle: 0,
+            skipped: 0,
         };
         while run.t.state.step < run.t.state.total_steps && !stop.requested() {
             run.step()?;
@@ -117,10 +117,10 @@ impl<'a> Trainer<'a> {
                 run.validate()?;
             }
             // Steps that change nothing would in time push out the checkpoints from before the trouble.
-            if due(run.t.settings.save_every) && step < run.t.state.total_steps && run.idle == 0 {
+            if due(run.t.settings.save_every) && step < run.t.state.total_steps && run.skipped == 0 {
                 // The last checkpoint stays good, and there may be room the next time.
                 if let Err(e) = run.save() {
-                    run.watch.note(&format!("not saved, the run goes on: {e}"));
+                    run.callbacks.note(&format!("not saved, the run goes on: {e}"));
                 }
             }
         }
@@ -142,7 +142,7 @@ impl Run<'_, '_> {
         }
         let lr = self.schedule.at(self.t.state.step);
         let done = self.t.engine.step(&self.batches, lr)?;
-        let tokens = self.batches.iter().map(Batch::tokens).sum::<usize>() as u64;
+        let tokens = self.batches.iter().map(PackedBatch::tokens).sum::<usize>() as u64;
         let seconds = started.elapsed().as_secs_f64();
         let state = &mut self.t.state;
         state.step += 1;
@@ -152,7 +152,7 @@ impl Run<'_, '_> {
         state.tokens += tokens;
         let tokens_per_s = tokens as f64 / seconds;
         let (flops, peak) = self.t.flops;
-        let row = metrics::Step {
+        let row = metrics::StepMetrics {
             step: state.step,
             epoch: state.sample as f64 / self.sampler.items() as f64,
             tokens: state.tokens,
@@ -165,12 +165,13 @@ impl Run<'_, '_> {
             router: done.router,
         };
         self.record(Row::Step(row.clone()));
-        self.watch.step(&row, self.t.state.total_steps);
-        self.idle = if done.applied() { 0 } else { self.idle + 1 };
-        if self.idle == 1 {
-            self.watch.note(&format!("step {}: the gradient is not finite, the step was left out", row.step));
+        self.callbacks.step(&row, self.t.state.total_steps);
+        self.skipped = if done.applied() { 0 } else { self.skipped + 1 };
+        if self.skipped == 1 {
+            self.callbacks
+                .note(&format!("step {}: the gradient is not finite, the step was left out", row.step));
         }
-        if self.idle >= PATIENCE {
+        if self.skipped >= PATIENCE {
             return Err(Error::Refused(format!(
                 "no finite gradient in the last {PATIENCE} steps, up to step {}: lower --lr or look at the data, and go on from the last checkpoint with --resume, or begin anew",
                 row.step
@@ -186,7 +187,7 @@ impl Run<'_, '_> {
         if let Err(e) = self.write_waiting()
             && !told
         {
-            self.watch.note(&format!("{e}; what was measured waits until it can"));
+            self.callbacks.note(&format!("{e}; what was measured waits until it can"));
         }
     }
 
@@ -199,19 +200,19 @@ impl Run<'_, '_> {
     }
 
     fn validate(&mut self) -> Result<(), Error> {
-        let Some(held) = &self.t.data.held else { return Ok(()) };
+        let Some(validation) = &self.t.data.validation else { return Ok(()) };
         let (mut sum, mut count) = (0.0, 0);
         let Some(batch) = self.batches.first_mut() else { return Ok(()) };
         let micro = self.t.settings.batch as u64;
-        for first in (0..held.len()).step_by(micro as usize) {
-            batch.fill(held, first..(first + micro).min(held.len()))?;
+        for first in (0..validation.len()).step_by(micro as usize) {
+            batch.fill(validation, first..(first + micro).min(validation.len()))?;
             let (loss, targets) = self.t.engine.score(batch)?;
             sum += loss;
             count += targets;
         }
         let row = Validation { step: self.t.state.step, val_loss: sum / count.max(1) as f64 };
         self.record(Row::Validation(row.clone()));
-        self.watch.validated(&row);
+        self.callbacks.validated(&row);
         Ok(())
     }
 
@@ -222,15 +223,15 @@ impl Run<'_, '_> {
         let t = &self.t;
         let mut contents = Snapshot::new(&t.engine, &t.config, &t.data.tokenizer, t.state.clone());
         let saved = t.folder.save(t.state.step, &mut contents, t.settings.keep)?;
-        saved.notes.iter().for_each(|n| self.watch.note(n));
+        saved.notes.iter().for_each(|n| self.callbacks.note(n));
         self.saved = Some(t.state.step);
         let path = t.folder.path();
         // A picture is no reason to end a run.
         match plot::draw(&path.join(METRICS), &path.join(PICTURE)) {
-            Ok(notes) => notes.iter().for_each(|n| self.watch.note(n)),
-            Err(e) => self.watch.note(&e.to_string()),
+            Ok(notes) => notes.iter().for_each(|n| self.callbacks.note(n)),
+            Err(e) => self.callbacks.note(&e.to_string()),
         }
-        self.watch.saved(&saved.path);
+        self.callbacks.saved(&saved.path);
         Ok(())
     }
 }

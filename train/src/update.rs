@@ -1,5 +1,5 @@
 //! The update program. In: the weights of a gradient program and an optimiser. Out: a graph over states that holds the norm
-//! of all gradients, clips them, and moves every weight with its moments in one sweep each. A step whose gradients are not
+//! of all gradients, clips them, and updates every weight with its moments in one sweep each. A step whose gradients are not
 //! finite changes nothing; skipped parts of a weight ([`Weight::skip_zero_grad`]) keep their moments too.
 
 use astrai_ir::ops::{
@@ -8,12 +8,12 @@ use astrai_ir::ops::{
 use astrai_ir::{Axis, DType, Dim, Graph, IrError, NodeId, Type};
 use astrai_runtime::GRAD;
 
-/// How weights follow their gradients.
+/// An optimiser and its hyper-parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Optimizer {
     /// The rule.
     pub rule: Rule,
-    /// Decoupled weight decay (of SGD: added to the gradient), on tensors of more than one axis.
+    /// Decoupled weight decay (SGD: added to the gradient, an L2 penalty), on tensors of more than one axis.
     pub weight_decay: f64,
     /// Largest norm of all gradients together; larger ones are scaled down to it.
     pub clip: Option<f64>,
@@ -24,27 +24,27 @@ pub struct Optimizer {
 pub enum Rule {
     /// Loshchilov and Hutter, arXiv:1711.05101: p -= lr·(m̂/(√v̂ + eps) + decay·p).
     AdamW {
-        /// Decay of the mean of gradients.
+        /// Decay of the first moment.
         beta1: f64,
-        /// Decay of the mean of their squares.
+        /// Decay of the second moment.
         beta2: f64,
         /// Added to the root of the second moment.
         eps: f64,
     },
     /// b = momentum·b + g; p -= lr·b.
     Sgd {
-        /// Share of the last step's direction; 0 keeps no state.
+        /// Decay of the velocity; 0 keeps no state.
         momentum: f64,
     },
 }
 
-/// Prefixes of an optimiser's states; a buffer's or checkpoint tensor's name follows.
+/// Prefix of f32 master weights; here and below a buffer's or checkpoint tensor's name follows.
 pub const MASTER: &str = "master.";
-/// The mean of gradients.
+/// Prefix of AdamW's first moments.
 pub const EXP_AVG: &str = "exp_avg.";
-/// The mean of squared gradients.
+/// Prefix of AdamW's second moments.
 pub const EXP_AVG_SQ: &str = "exp_avg_sq.";
-/// The direction of SGD with momentum.
+/// Prefix of SGD's velocity.
 pub const MOMENTUM: &str = "momentum_buffer.";
 
 impl Optimizer {
@@ -96,8 +96,8 @@ pub fn build(weights: &[Weight], optimizer: &Optimizer, stages: Option<&Stages>)
     };
     for (w, &grad) in weights.iter().zip(&grads) {
         g.scope(&w.name, |g| {
-            let moves = if w.skip_zero_grad { met(g, w, grad, finite)? } else { finite };
-            let step = Step { optimizer, weight: w, lr, corrections, factor, moves };
+            let active = if w.skip_zero_grad { rows_with_gradient(g, w, grad, finite)? } else { finite };
+            let step = WeightUpdate { optimizer, weight: w, lr, corrections, factor, active };
             step.build(g, grad)
         })?;
     }
@@ -130,8 +130,8 @@ fn norm(g: &mut Graph, grads: &[NodeId], stages: Option<&Axis>) -> Result<NodeId
     g.unary(UnaryKind::Sqrt, total)
 }
 
-/// Whether rows move, `[rows, 1, ..]`: those of parts with a gradient, if all gradients are finite.
-fn met(g: &mut Graph, w: &Weight, grad: NodeId, finite: NodeId) -> Result<NodeId, IrError> {
+/// Which rows are updated, `[rows, 1, ..]`: those of parts (experts) whose gradient is not zero, if all gradients are finite.
+fn rows_with_gradient(g: &mut Graph, w: &Weight, grad: NodeId, finite: NodeId) -> Result<NodeId, IrError> {
     let rows = g.ty(grad).shape[0].clone();
     let parts = Dim::from(w.rows().len());
     let each = Dim::from(w.rows().first().map_or(0, |part| part.rows));
@@ -141,13 +141,13 @@ fn met(g: &mut Graph, w: &Weight, grad: NodeId, finite: NodeId) -> Result<NodeId
     let most = g.reduce(ReduceKind::Max, sizes, &[1])?;
     let most = g.reshape(most, vec![parts.clone(), Dim::from(1)])?;
     let none = g.fill(most, 0.0)?;
-    let met = g.compare(CompareKind::Lt, none, most)?;
-    let shape = g.ty(met).shape.clone();
+    let nonzero = g.compare(CompareKind::Lt, none, most)?;
+    let shape = g.ty(nonzero).shape.clone();
     let finite = g.broadcast(finite, &shape)?;
-    let moves = g.binary(BinaryKind::And, met, finite)?;
-    let moves = g.broadcast(moves, &[parts, each])?;
+    let active = g.binary(BinaryKind::And, nonzero, finite)?;
+    let active = g.broadcast(active, &[parts, each])?;
     let column = (0..g.ty(grad).rank()).map(|axis| if axis == 0 { rows.clone() } else { Dim::from(1) });
-    g.reshape(moves, column.collect())
+    g.reshape(active, column.collect())
 }
 
 /// min(1, most / (norm + 1e-6)), as PyTorch's `clip_grad_norm_` has it.
@@ -162,17 +162,17 @@ fn clip_factor(g: &mut Graph, norm: NodeId, most: f64) -> Result<NodeId, IrError
 }
 
 /// The update of one weight.
-struct Step<'a> {
+struct WeightUpdate<'a> {
     optimizer: &'a Optimizer,
     weight: &'a Weight,
     lr: NodeId,
     corrections: [NodeId; 2],
     factor: Option<NodeId>,
-    /// Whether anything moves, a bool that broadcasts.
-    moves: NodeId,
+    /// Whether elements are updated, a bool that broadcasts.
+    active: NodeId,
 }
 
-impl Step<'_> {
+impl WeightUpdate<'_> {
     fn build(&self, g: &mut Graph, grad: NodeId) -> Result<(), IrError> {
         let w = self.weight;
         let narrow = w.ty.dtype != DType::F32;
@@ -195,11 +195,11 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Stores the next version of a state where it moves; answers the value.
+    /// Stores the next version of a state where elements are updated; answers the value.
     fn store(&self, g: &mut Graph, prefix: &str, state: NodeId, next: NodeId) -> Result<NodeId, IrError> {
         let shape = g.ty(state).shape.clone();
-        let moves = g.broadcast(self.moves, &shape)?;
-        let next = g.select(moves, next, state)?;
+        let active = g.broadcast(self.active, &shape)?;
+        let next = g.select(active, next, state)?;
         let stored = g.push(Store {}, &[state, next])?;
         g.set_output(&format!("{prefix}{}", self.weight.name), stored)?;
         Ok(next)
@@ -211,8 +211,8 @@ impl Step<'_> {
         g.mul(x, factor)
     }
 
-    /// decay·a + (1 - decay)·b
-    fn mean(&self, g: &mut Graph, a: NodeId, b: NodeId, decay: f64) -> Result<NodeId, IrError> {
+    /// The exponential moving average: decay·a + (1 - decay)·b
+    fn moving_average(&self, g: &mut Graph, a: NodeId, b: NodeId, decay: f64) -> Result<NodeId, IrError> {
         let (a, b) = (g.scale(a, decay)?, g.scale(b, 1.0 - decay)?);
         g.add(a, b)
     }
@@ -230,9 +230,9 @@ impl Step<'_> {
     ) -> Result<NodeId, IrError> {
         let m = state(g, EXP_AVG, self.weight, DType::F32)?;
         let v = state(g, EXP_AVG_SQ, self.weight, DType::F32)?;
-        let next_m = self.mean(g, m, grad, beta1)?;
+        let next_m = self.moving_average(g, m, grad, beta1)?;
         let square = g.mul(grad, grad)?;
-        let next_v = self.mean(g, v, square, beta2)?;
+        let next_v = self.moving_average(g, v, square, beta2)?;
         let (next_m, next_v) = (self.store(g, EXP_AVG, m, next_m)?, self.store(g, EXP_AVG_SQ, v, next_v)?);
         let (mean, square) =
             (self.times(g, next_m, self.corrections[0])?, self.times(g, next_v, self.corrections[1])?);

@@ -1,7 +1,7 @@
 //! A batch that has been filled once is filled again without asking for memory, whatever documents it meets.
 
-use astrai_train::batch::{Batch, Items};
-use astrai_train::data::{Boundaries, Sampler, Tokens, WindowOptions, Windows, share};
+use astrai_train::batch::PackedBatch;
+use astrai_train::data::{Packing, Tokens, WindowOptions, Windows};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -38,14 +38,13 @@ fn filling_again_asks_for_no_memory() {
     std::fs::write(dir.path().join("meta.json"), r#"{"dtype": "uint16", "eos": 0, "vocab_size": 3}"#)
         .unwrap();
     let tokens = Arc::new(Tokens::open(dir.path()).unwrap());
-    let options = WindowOptions { seq: 64, stride: None, boundaries: Boundaries::Separate };
+    let options = WindowOptions { seq: 64, stride: None, packing: Packing::Masked };
     let windows = Windows::new(tokens, &options).unwrap();
-    let sampler = Sampler::new(windows.len(), 1).unwrap().in_order();
-    let mut batch = Batch::default();
+    let mut batch = PackedBatch::default();
     let mut counts = Vec::new();
     for step in 0..40 {
         let before = COUNT.with(Cell::get);
-        batch.fill(&windows, sampler.range(share(step, 4, 0, 1).unwrap())).unwrap();
+        batch.fill(&windows, 4 * step..4 * step + 4).unwrap();
         counts.push(COUNT.with(Cell::get) - before);
         assert_eq!(batch.tokens(), 256);
         assert_eq!(batch.starts.last(), Some(&256));

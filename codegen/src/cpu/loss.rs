@@ -139,7 +139,7 @@ pub(super) fn kernel(region: &Region, f: &LossForm, name: &str) -> Emitted {
     let mut made = Emitted::counted(source + &undefine(&defines), name, phases);
     let chunks = f.tokens.0.ceil_div(&Dim::from(chunk(f))).at_least(&Dim::from(1));
     made.rounds = &chunks * &Dim::from(f.size[0].div_ceil(slice(f)));
-    made.workspace = workspace(f);
+    made.workspace = Dim::from(areas(f)[2]);
     made.tiles = true;
     made
 }
@@ -157,6 +157,8 @@ fn sizes(region: &Region, f: &LossForm, results: usize) -> String {
         ("SLICE", slice),
         ("SLICES", f.size[0].div_ceil(slice)),
         ("LOGITS_ROW", row(f)),
+        ("PACKED", areas(f)[0]),
+        ("SECOND", areas(f)[1]),
     ] {
         let _ = writeln!(text, "#define {key} {value}");
     }
@@ -192,10 +194,13 @@ fn values(f: &LossForm, results: &[(&str, usize)]) -> String {
     text
 }
 
-/// Bytes between the phases: a chunk's logits, and the packed left sides of the products.
-fn workspace(f: &LossForm) -> Dim {
+/// Where areas of the workspace begin behind a chunk's logits, in bytes: the packed left side of the first product, or of the second;
+/// the packed left side of the last; the end.
+fn areas(f: &LossForm) -> [usize; 3] {
     let (rows, slice) = (chunk(f), slice(f));
     let packed = |m: usize, k: usize| (m * row_bytes(k)).max(m.next_multiple_of(TILE) * split_bytes(k));
-    let products = if f.gradient { packed(rows, slice) + packed(slice, rows) } else { 0 };
-    Dim::from(rows * row(f) * size_of::<f32>() + products.max(packed(rows, f.size[1])) + 64)
+    let first = rows * row(f) * size_of::<f32>();
+    let second = if f.gradient { (first + packed(rows, slice)).next_multiple_of(64) } else { first };
+    let last = if f.gradient { second + packed(slice, rows) } else { second };
+    [first, second, last.max(first + packed(rows, f.size[1]))]
 }

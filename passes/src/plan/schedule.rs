@@ -116,7 +116,10 @@ impl<'a> Scheduling<'a> {
             }
         }
         if order.len() < units.len() {
-            return Err(self.g.error(format!("kernels of `{}` need each other's results", self.draft.name)));
+            let body = &self.draft.name;
+            let message =
+                format!("no order of the kernels of `{body}` reads each version of a state before the next");
+            return Err(self.g.error(message));
         }
         let mut units: Vec<Option<Unit>> = units.into_iter().map(Some).collect();
         Ok(order.into_iter().filter_map(|at| units[at].take()).collect())

@@ -3,8 +3,12 @@
 //! kind of device.
 
 pub mod cpu;
+pub mod cuda;
+mod memory;
 pub mod null;
 pub mod reference;
+
+pub use memory::available_memory;
 
 use crate::Error;
 use astrai_ir::{Backend, Kernel, Region, Sizes, Symbol};

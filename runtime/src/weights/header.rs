@@ -2,15 +2,18 @@
 //! checked against the format and against the file's real length, so that each range is safe to slice. Source: the
 //! format's specification in the `safetensors` repository.
 //!
-//! The `safetensors` crate is not used here: it lets duplicate keys and unknown fields pass and names neither tensor
-//! nor cause in most of its errors. The tests hold this reader to accept nothing that the crate refuses.
+//! The `safetensors` crate parses the entries ([`TensorInfo`]) and proves that they tile the data ([`Metadata`]). The crate's
+//! `read_metadata` is not called: of two tensors with one name it silently keeps the last, it holds the whole header as a
+//! tree of many times the text's size, and most of its errors name neither the tensor nor the remedy.
 
 use std::collections::BTreeMap;
 
 use astrai_ir::DType;
+use safetensors::SafeTensorError;
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use super::error::{FETCH_AGAIN, WRITE_ANEW, quote, reason};
-use super::json::{self, Described};
+use super::json;
 
 /// Longest header read, in bytes; the format's own limit.
 pub(super) const MAX_HEADER: usize = 100_000_000;
@@ -18,34 +21,21 @@ pub(super) const MAX_HEADER: usize = 100_000_000;
 /// Bytes of the little-endian header length that opens a file.
 pub(super) const PREFIX: usize = 8;
 
-/// Every type with its name in the file format.
-const DTYPES: [(DType, &str); 10] = [
-    (DType::F32, "F32"),
-    (DType::F16, "F16"),
-    (DType::BF16, "BF16"),
-    (DType::F8E4M3, "F8_E4M3"),
-    (DType::F8E5M2, "F8_E5M2"),
-    (DType::I64, "I64"),
-    (DType::I32, "I32"),
-    (DType::I8, "I8"),
-    (DType::U8, "U8"),
-    (DType::Bool, "BOOL"),
-];
+/// Most dimensions of a tensor; PyTorch's own limit.
+pub(super) const MAX_RANK: usize = 64;
 
-/// Types that the format has and the compiler has not.
-const FOREIGN: [&str; 12] = [
-    "F64",
-    "I16",
-    "U16",
-    "U32",
-    "U64",
-    "C64",
-    "F4",
-    "F6_E2M3",
-    "F6_E3M2",
-    "F8_E8M0",
-    "F8_E4M3FNUZ",
-    "F8_E5M2FNUZ",
+/// The compiler's types and the format's.
+const DTYPES: [(DType, Dtype); 10] = [
+    (DType::F32, Dtype::F32),
+    (DType::F16, Dtype::F16),
+    (DType::BF16, Dtype::BF16),
+    (DType::F8E4M3, Dtype::F8_E4M3),
+    (DType::F8E5M2, Dtype::F8_E5M2),
+    (DType::I64, Dtype::I64),
+    (DType::I32, Dtype::I32),
+    (DType::I8, Dtype::I8),
+    (DType::U8, Dtype::U8),
+    (DType::Bool, Dtype::BOOL),
 ];
 
 /// One tensor of a file: `begin..end` are bytes from the start of the file and hold exactly `shape` elements of `dtype`.
@@ -65,9 +55,9 @@ pub(super) struct Header {
     pub metadata: BTreeMap<String, String>,
 }
 
-/// The type's name in the file format.
-pub(super) fn dtype_name(dtype: DType) -> &'static str {
-    DTYPES.iter().find(|(d, _)| *d == dtype).map_or("", |(_, name)| name)
+/// The format's type of the same elements, if it has one.
+pub(super) fn file_dtype(dtype: DType) -> Option<Dtype> {
+    DTYPES.iter().find(|(ours, _)| *ours == dtype).map(|(_, theirs)| *theirs)
 }
 
 /// Bytes that `shape` elements of `dtype` take, or `None` where the number exceeds the address space.
@@ -77,20 +67,29 @@ pub(super) fn size_of(dtype: DType, shape: &[usize]) -> Option<usize> {
 
 /// Reads and checks the header of the file whose bytes are `file`. The error says what is wrong and the remedy.
 pub(super) fn read(file: &[u8]) -> Result<Header, String> {
-    let text = header_text(file).map_err(|trouble| disguise(file).unwrap_or(trouble))?;
+    let text = header_text(file).map_err(|trouble| other_format(file).unwrap_or(trouble))?;
     let parsed = json::header(text).map_err(|e| {
         let kind = if e.is_data() { "bad header" } else { "the header is not JSON" };
         let trouble = format!("{kind}: {}; {WRITE_ANEW}", reason(&e));
-        if e.is_data() { trouble } else { disguise(file).unwrap_or(trouble) }
+        if e.is_data() { trouble } else { other_format(file).unwrap_or(trouble) }
     })?;
+    let mut entries = parsed.tensors;
+    refuse_duplicates(&entries)?;
+    entries.sort_by_key(|(_, info)| info.data_offsets);
+    let tiling = Metadata::new(None, entries.clone()).map_err(|e| invalid(&e, &entries))?;
     let data = PREFIX + text.len();
-    let mut tensors = Vec::with_capacity(parsed.tensors.len());
-    for described in parsed.tensors {
-        tensors.push(place(described, data, file.len())?);
+    let (claimed, available) = (tiling.data_len(), file.len() - data);
+    if let Some((last, _)) = entries.last().filter(|_| claimed > available) {
+        return Err(format!(
+            "tensor {}: data_offsets end at {claimed}, the file has {available} bytes of data; {FETCH_AGAIN}",
+            quote(last)
+        ));
     }
-    refuse_duplicates(&tensors)?;
-    tensors.sort_by_key(|t| (t.begin, t.end));
-    refuse_gaps(&tensors, data, file.len())?;
+    if claimed < available {
+        return Err(format!("the last {} bytes belong to no tensor; {FETCH_AGAIN}", available - claimed));
+    }
+    let tensors =
+        entries.into_iter().map(|(name, info)| place(name, info, data)).collect::<Result<_, _>>()?;
     Ok(Header { tensors, metadata: parsed.metadata })
 }
 
@@ -116,7 +115,7 @@ fn header_text(file: &[u8]) -> Result<&str, String> {
 }
 
 /// What a file that is not what its name says really is, where its first bytes tell.
-pub(super) fn disguise(file: &[u8]) -> Option<String> {
+pub(super) fn other_format(file: &[u8]) -> Option<String> {
     const KNOWN: [(&[&[u8]], &str); 5] = [
         (
             &[b"version https://git-lfs", b"version https://hawser"],
@@ -146,71 +145,60 @@ pub(super) fn disguise(file: &[u8]) -> Option<String> {
     hit.map(|(_, what)| (*what).to_string())
 }
 
-/// Turns a header entry into ranges of the file, after checking it on its own.
-fn place(described: Described, data: usize, file: usize) -> Result<Tensor, String> {
-    let Described { name, dtype, shape, offsets: [begin, end] } = described;
-    let tensor = quote(&name);
-    let dtype = parse_dtype(&dtype).map_err(|trouble| format!("tensor {tensor}: {trouble}"))?;
-    if begin > end {
-        return Err(format!(
-            "tensor {tensor}: data_offsets begin at {begin}, after their end {end}; {WRITE_ANEW}"
-        ));
-    }
-    let available = file - data;
-    if end > available {
-        return Err(format!(
-            "tensor {tensor}: data_offsets end at {end}, the file has {available} bytes of data; {FETCH_AGAIN}"
-        ));
-    }
-    let Some(size) = size_of(dtype, &shape) else {
-        return Err(format!("tensor {tensor}: shape {shape:?} overflows the address space; {WRITE_ANEW}"));
+/// The crate's refusal of `entries`, which are sorted by offset, with the tensor and the remedy.
+fn invalid(error: &SafeTensorError, entries: &[(String, TensorInfo)]) -> String {
+    let describe = |(name, info): &(String, TensorInfo)| {
+        let (TensorInfo { dtype, shape, data_offsets: (begin, end) }, tensor) = (info, quote(name));
+        format!("tensor {tensor}, {dtype} {shape:?} at data_offsets [{begin}, {end}]")
     };
-    if size != end - begin {
+    let (culprit, trouble) = match error {
+        SafeTensorError::InvalidOffset(name) => (
+            entries.iter().find(|(n, _)| n == name),
+            "offsets must begin where the tensor before ends, and not after their own end",
+        ),
+        // The crate names no tensor here: it is the first that is refused when it stands alone.
+        _ => (
+            entries.iter().find(|(name, info)| {
+                let (begin, end) = info.data_offsets;
+                let alone = TensorInfo { data_offsets: (0, end.saturating_sub(begin)), ..info.clone() };
+                Metadata::new(None, vec![(name.clone(), alone)]).is_err()
+            }),
+            "its shape takes another number of bytes",
+        ),
+    };
+    let tensor = culprit.map_or_else(|| "a tensor".to_string(), describe);
+    let trouble = if matches!(error, SafeTensorError::ValidationOverflow) {
+        "its shape overflows the address space"
+    } else {
+        trouble
+    };
+    format!("{tensor}: {trouble}; {WRITE_ANEW}")
+}
+
+/// The tensor in ranges of the file, after what the compiler asks beyond the format.
+fn place(name: String, info: TensorInfo, data: usize) -> Result<Tensor, String> {
+    let TensorInfo { dtype, shape, data_offsets: (begin, end) } = info;
+    let tensor = quote(&name);
+    if shape.len() > MAX_RANK {
         return Err(format!(
-            "tensor {tensor}: {dtype} {shape:?} takes {size} bytes, data_offsets give {}; {WRITE_ANEW}",
-            end - begin
+            "tensor {tensor}: {} dimensions, the limit is {MAX_RANK}; {WRITE_ANEW}",
+            shape.len()
         ));
     }
-    Ok(Tensor { name, dtype, shape, begin: data + begin, end: data + end })
+    let Some((ours, _)) = DTYPES.iter().find(|(_, theirs)| *theirs == dtype) else {
+        let known = DTYPES.map(|(_, theirs)| theirs.to_string()).join(", ");
+        return Err(format!(
+            "tensor {tensor}: dtype {dtype} is not supported; convert the tensor to one of {known}"
+        ));
+    };
+    Ok(Tensor { name, dtype: *ours, shape, begin: data + begin, end: data + end })
 }
 
-fn parse_dtype(name: &str) -> Result<DType, String> {
-    if let Some((dtype, _)) = DTYPES.iter().find(|(_, known)| *known == name) {
-        return Ok(*dtype);
-    }
-    let kind = if FOREIGN.contains(&name) { "not supported" } else { "unknown" };
-    let ours = DTYPES.map(|(_, name)| name).join(", ");
-    Err(format!("dtype {} is {kind}; convert the tensor to one of {ours}", quote(name)))
-}
-
-fn refuse_duplicates(tensors: &[Tensor]) -> Result<(), String> {
-    let mut names: Vec<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
+fn refuse_duplicates(entries: &[(String, TensorInfo)]) -> Result<(), String> {
+    let mut names: Vec<&str> = entries.iter().map(|(name, _)| name.as_str()).collect();
     names.sort_unstable();
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => Err(format!("tensor {}: described twice in the header; {WRITE_ANEW}", quote(pair[0]))),
         None => Ok(()),
     }
-}
-
-/// `tensors` are sorted: each must begin where the one before ends, the last end with the file.
-fn refuse_gaps(tensors: &[Tensor], data: usize, file: usize) -> Result<(), String> {
-    let mut covered = data;
-    for (i, t) in tensors.iter().enumerate() {
-        let tensor = quote(&t.name);
-        if t.begin < covered {
-            let other = quote(&tensors[i.saturating_sub(1)].name);
-            return Err(format!("tensor {tensor}: overlaps tensor {other}; {WRITE_ANEW}"));
-        }
-        if t.begin > covered {
-            return Err(format!(
-                "tensor {tensor}: {} bytes before it belong to no tensor; {WRITE_ANEW}",
-                t.begin - covered
-            ));
-        }
-        covered = t.end;
-    }
-    if covered < file {
-        return Err(format!("the last {} bytes belong to no tensor; {FETCH_AGAIN}", file - covered));
-    }
-    Ok(())
 }

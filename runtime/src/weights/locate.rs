@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
 use super::error::{FETCH_AGAIN, WeightsError, clip, list, quote, reason};
-use super::header::{MAX_HEADER, disguise};
+use super::header::{MAX_HEADER, other_format};
 use super::json;
 
 const SINGLE: &str = "model.safetensors";
@@ -139,8 +139,8 @@ fn read_index(path: &Path) -> Result<Index, WeightsError> {
     file.take(MAX_HEADER as u64).read_to_end(&mut text).map_err(WeightsError::io(path, "read it"))?;
     let map = json::index(&text).map_err(|e| {
         let kind = if e.is_data() { "bad index" } else { "the index is not JSON" };
-        let disguised = if text.trim_ascii_start().starts_with(b"{") { None } else { disguise(&text) };
-        refused(disguised.unwrap_or_else(|| format!("{kind}: {}; download it again", reason(&e))))
+        let other = if text.trim_ascii_start().starts_with(b"{") { None } else { other_format(&text) };
+        refused(other.unwrap_or_else(|| format!("{kind}: {}; download it again", reason(&e))))
     })?;
     let names: BTreeSet<&String> = map.values().collect();
     if names.is_empty() {

@@ -29,7 +29,7 @@ use locate::{Index, Location, locate, open_regular};
 pub use error::WeightsError;
 pub use mxfp4::Widened;
 pub use view::TensorView;
-pub use write::{Entry, Writer, opening, write};
+pub use write::{Entry, Writer, file_header, write};
 
 /// An open checkpoint, checked in full. Shared freely between threads.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl Checkpoint {
                     checkpoint.add(shard)?;
                 }
                 checkpoint.sort_names();
-                checkpoint.agree(&index)?;
+                checkpoint.check_index(&index)?;
             }
         }
         Ok(checkpoint)
@@ -165,7 +165,7 @@ impl Checkpoint {
 
     /// Holds the shards to the index: no tensor twice, each listed one in its shard. Tensors the index omits are kept,
     /// for [`check`](Self::check) to judge.
-    fn agree(&self, index: &Index) -> Result<(), WeightsError> {
+    fn check_index(&self, index: &Index) -> Result<(), WeightsError> {
         for pair in self.by_name.windows(2) {
             let (a, b) = (&self.tensors[pair[0]], &self.tensors[pair[1]]);
             if a.tensor.name == b.tensor.name {

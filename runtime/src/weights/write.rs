@@ -10,10 +10,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use astrai_ir::DType;
+use safetensors::SafeTensorError;
+use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::error::{WeightsError, quote};
-use super::header::{MAX_HEADER, PREFIX, dtype_name, size_of};
-use super::json::{MAX_RANK, METADATA};
+use super::header::{MAX_HEADER, MAX_RANK, PREFIX, file_dtype, size_of};
+use super::json::METADATA;
 
 /// Type and shape of a tensor to be written.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,8 +54,8 @@ impl Writer {
         entries: &[Entry],
         metadata: &BTreeMap<String, String>,
     ) -> Result<Writer, WeightsError> {
-        let (opening, sizes) =
-            opening(entries, metadata).map_err(|trouble| WeightsError::refused(path, trouble))?;
+        let (header, sizes) =
+            file_header(entries, metadata).map_err(|trouble| WeightsError::refused(path, trouble))?;
         if path.is_dir() {
             return Err(WeightsError::refused(path, "a directory has this name: give the path of a file"));
         }
@@ -66,7 +68,7 @@ impl Writer {
             sizes: entries.iter().map(|e| e.name.clone()).zip(sizes).collect(),
             next: 0,
         };
-        writer.append(&opening)?;
+        writer.append(&header)?;
         Ok(writer)
     }
 
@@ -160,7 +162,7 @@ pub fn write<'a>(
 ///
 /// # Errors
 /// Entries the format cannot hold: which, and why.
-pub fn opening(
+pub fn file_header(
     entries: &[Entry],
     metadata: &BTreeMap<String, String>,
 ) -> Result<(Vec<u8>, Vec<usize>), String> {
@@ -169,50 +171,48 @@ pub fn opening(
     if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(format!("tensor {} is given twice", quote(pair[0])));
     }
-    let text = |s: &str| serde_json::Value::from(s).to_string();
-    let mut fields = Vec::with_capacity(entries.len() + 1);
-    if !metadata.is_empty() {
-        let texts: Vec<String> = metadata.iter().map(|(k, v)| format!("{}:{}", text(k), text(v))).collect();
-        fields.push(format!("\"{METADATA}\":{{{}}}", texts.join(",")));
-    }
-    let (mut sizes, mut begin) = (Vec::with_capacity(entries.len()), 0usize);
+    let (mut sizes, mut infos, mut begin) = (Vec::new(), Vec::new(), 0usize);
     for Entry { name, dtype, shape } in entries {
+        let refused = |trouble: String| Err(format!("tensor {}: {trouble}", quote(name)));
         if name == METADATA {
             return Err(format!("a tensor cannot be called {METADATA}: rename it"));
         }
         if shape.len() > MAX_RANK {
-            return Err(format!(
-                "tensor {}: {} dimensions, the limit is {MAX_RANK}",
-                quote(name),
-                shape.len()
-            ));
+            return refused(format!("{} dimensions, the limit is {MAX_RANK}", shape.len()));
         }
         let size = size_of(*dtype, shape);
         let Some((size, end)) = size.and_then(|size| Some((size, begin.checked_add(size)?))) else {
-            return Err(format!("tensor {}: shape {shape:?} overflows the address space", quote(name)));
+            return refused(format!("shape {shape:?} overflows the address space"));
         };
-        let dims: Vec<String> = shape.iter().map(usize::to_string).collect();
-        fields.push(format!(
-            "{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{begin},{end}]}}",
-            text(name),
-            dtype_name(*dtype),
-            dims.join(",")
-        ));
+        let Some(dtype) = file_dtype(*dtype) else {
+            return refused(format!("the format has no type {dtype}"));
+        };
+        infos.push((name.clone(), TensorInfo { dtype, shape: shape.clone(), data_offsets: (begin, end) }));
         sizes.push(size);
         begin = end;
     }
-    let mut header = format!("{{{}}}", fields.join(","));
-    let padded = header.len().next_multiple_of(PREFIX);
-    header.extend(std::iter::repeat_n(' ', padded - header.len()));
+    let mut header = header_text(infos, metadata).map_err(|e| e.to_string())?.into_bytes();
+    header.resize(header.len().next_multiple_of(PREFIX), b' ');
     if header.len() > MAX_HEADER {
         return Err(format!(
             "the header takes {} bytes, the limit is {MAX_HEADER}: split the tensors over files",
             header.len()
         ));
     }
-    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-    bytes.extend_from_slice(header.as_bytes());
-    Ok((bytes, sizes))
+    Ok(([&(header.len() as u64).to_le_bytes()[..], &header].concat(), sizes))
+}
+
+fn header_text(
+    infos: Vec<(String, TensorInfo)>,
+    metadata: &BTreeMap<String, String>,
+) -> Result<String, SafeTensorError> {
+    let texts = (!metadata.is_empty()).then(|| metadata.clone().into_iter().collect());
+    let mut header = serde_json::to_value(Metadata::new(texts, infos)?)?;
+    // The crate keeps the free text in a hash map, whose order is another one in every run.
+    if let Some(texts) = header.get_mut(METADATA).and_then(serde_json::Value::as_object_mut) {
+        texts.sort_keys();
+    }
+    Ok(header.to_string())
 }
 
 fn directory_of(path: &Path) -> &Path {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use astrai_runtime::weights::{Entry, opening};
+use astrai_runtime::weights::{Entry, file_header};
 
 use super::manifest::{Manifest, is_plain};
 use super::stream::Stream;
@@ -34,7 +34,7 @@ struct TensorFile {
     part: Part,
     entries: Vec<Entry>,
     /// The file's bytes before its data.
-    opening: Vec<u8>,
+    header: Vec<u8>,
     /// Bytes of each entry.
     sizes: Vec<usize>,
 }
@@ -66,11 +66,11 @@ impl Layout {
             let entries = contents.entries(part);
             // transformers insists on knowing which framework's layout this is.
             let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
-            let (opening, sizes) =
-                opening(&entries, &metadata).map_err(|e| refused(format!("{}: {e}", part.file())))?;
-            tensors.push(TensorFile { part, entries, opening, sizes });
+            let (header, sizes) =
+                file_header(&entries, &metadata).map_err(|e| refused(format!("{}: {e}", part.file())))?;
+            tensors.push(TensorFile { part, entries, header, sizes });
         }
-        let bytes = |file: &TensorFile| file.opening.len() + file.sizes.iter().sum::<usize>();
+        let bytes = |file: &TensorFile| file.header.len() + file.sizes.iter().sum::<usize>();
         let needed = small.iter().map(|(_, bytes)| bytes.len()).sum::<usize>()
             + tensors.iter().map(bytes).sum::<usize>();
         Ok(Layout { small, tensors, needed: needed as u64 })
@@ -123,7 +123,7 @@ impl Layout {
 
 impl TensorFile {
     fn write(&self, stream: &mut Stream, contents: &mut dyn Contents) -> Result<(), FileError> {
-        stream.put(&self.opening)?;
+        stream.put(&self.header)?;
         for (entry, &size) in self.entries.iter().zip(&self.sizes) {
             let (start, size) = (stream.written(), size as u64);
             let wrong = |path: &Path, given: u64| {

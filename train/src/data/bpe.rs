@@ -32,19 +32,19 @@ pub struct BpeOptions {
     pub vocabulary: usize,
     /// Ends a document; the first id.
     pub eos: String,
-    /// Fills batches; the second id.
+    /// The padding token; the second id.
     pub pad: String,
     /// Further special tokens, those of a chat template say.
     pub special: Vec<String>,
-    /// A pair that occurs less often than this becomes no token.
-    pub least: u64,
+    /// A pair that occurs less often than this is not merged.
+    pub min_frequency: u64,
 }
 
 impl BpeOptions {
     /// `<|endoftext|>` and `<|pad|>`, and pairs that occur at least twice.
     pub fn new(vocabulary: usize) -> BpeOptions {
         let (eos, pad) = ("<|endoftext|>".into(), "<|pad|>".into());
-        BpeOptions { vocabulary, eos, pad, special: Vec::new(), least: 2 }
+        BpeOptions { vocabulary, eos, pad, special: Vec::new(), min_frequency: 2 }
     }
 
     /// All special tokens, in the order of their ids.
@@ -76,12 +76,12 @@ impl BpeOptions {
 
 /// How often each word occurs in a text.
 #[derive(Clone, Debug, Default)]
-pub struct Words {
+pub struct WordCounts {
     counts: HashMap<Box<[u8]>, u64>,
     bytes: u64,
 }
 
-impl Words {
+impl WordCounts {
     /// Counts the words of `pieces`, on all cores. `progress` is told bytes read of `total`, the bytes of the corpus.
     ///
     /// # Errors
@@ -90,10 +90,11 @@ impl Words {
         pieces: impl IntoIterator<Item = Result<Piece, DataError>>,
         total: u64,
         progress: Progress<'_>,
-    ) -> Result<Words, DataError> {
+    ) -> Result<WordCounts, DataError> {
         let pattern =
             Regex::new(PATTERN).map_err(|e| DataError::Options(format!("the pattern of words: {e}")))?;
-        let mut threads = vec![Words::default(); thread::available_parallelism().map_or(1, NonZero::get)];
+        let mut threads =
+            vec![WordCounts::default(); thread::available_parallelism().map_or(1, NonZero::get)];
         let (mut batch, mut bytes) = (Vec::new(), 0);
         for piece in pieces {
             let piece = piece?;
@@ -107,7 +108,7 @@ impl Words {
         }
         count_batch(&mut threads, &pattern, &batch)?;
         progress(total, total);
-        let mut all = Words::default();
+        let mut all = WordCounts::default();
         for part in threads {
             all.bytes += part.bytes;
             part.counts.into_iter().for_each(|(word, n)| *all.counts.entry(word).or_default() += n);
@@ -162,12 +163,12 @@ impl Words {
     }
 }
 
-fn count_batch(threads: &mut [Words], pattern: &Regex, batch: &[String]) -> Result<(), DataError> {
+fn count_batch(threads: &mut [WordCounts], pattern: &Regex, batch: &[String]) -> Result<(), DataError> {
     let share = batch.len().div_ceil(threads.len()).max(1);
     let mut done = Vec::new();
     thread::scope(|scope| {
         let each = threads.iter_mut().zip(batch.chunks(share));
-        let run = |(words, texts): (&'_ mut Words, &'_ [String])| {
+        let run = |(words, texts): (&'_ mut WordCounts, &'_ [String])| {
             texts.iter().try_for_each(|text| words.add(pattern, text))
         };
         let handles: Vec<_> = each.map(|pair| scope.spawn(move || run(pair))).collect();

@@ -15,7 +15,6 @@ const ROUNDS: u32 = 6;
 pub struct Sampler {
     items: u64,
     key: [u32; 2],
-    shuffle: bool,
     /// Bits of half an index.
     half: u32,
 }
@@ -31,12 +30,7 @@ impl Sampler {
         }
         let bits = u64::BITS - (items - 1).leading_zeros();
         let half = bits.div_ceil(2).max(1);
-        Ok(Sampler { items, key: [seed as u32, (seed >> 32) as u32], shuffle: true, half })
-    }
-
-    /// The same items in their own order.
-    pub fn in_order(self) -> Sampler {
-        Sampler { shuffle: false, ..self }
+        Ok(Sampler { items, key: [seed as u32, (seed >> 32) as u32], half })
     }
 
     /// Items of an epoch.
@@ -57,9 +51,6 @@ impl Sampler {
     /// The item at place `index` of an epoch.
     pub fn place(&self, epoch: u64, index: u64) -> u64 {
         debug_assert!(index < self.items, "place {index} of {}", self.items);
-        if !self.shuffle {
-            return index;
-        }
         // The network permutes less than four times as many numbers: a walk from one inside always comes back inside.
         let mut at = self.mix(epoch, index);
         while at >= self.items {
@@ -83,20 +74,4 @@ impl Sampler {
         }
         left << self.half | right
     }
-}
-
-/// The numbers of one rank in a step: `batch` of them come in a step, and each of the `world` ranks takes as many.
-///
-/// # Errors
-/// The batch cannot be shared equally, or there is no such rank.
-pub fn share(step: u64, batch: u64, rank: u64, world: u64) -> Result<Range<u64>, DataError> {
-    if world == 0 || rank >= world || batch == 0 || !batch.is_multiple_of(world) {
-        let message = format!(
-            "rank {rank} of {world} cannot take its share of {batch} items a step; choose a multiple"
-        );
-        return Err(DataError::Options(message));
-    }
-    let each = batch / world;
-    let first = step * batch + rank * each;
-    Ok(first..first + each)
 }

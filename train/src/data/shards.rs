@@ -27,15 +27,15 @@ impl Default for ShardOptions {
     }
 }
 
-/// Whether shards had to be made.
+/// Whether the text was tokenised.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Made {
-    /// They were there, from the same text and tokenizer.
-    Reused,
-    /// There were none.
+pub enum Tokenised {
+    /// Not again: the shards on disk are of the same text and tokenizer.
+    Cached,
+    /// For the first time.
     New,
-    /// There were others, for the reason given.
-    Again(String),
+    /// Again: the shards on disk were of other text or another tokenizer, as this line says.
+    Stale(String),
 }
 
 /// Makes the shards of `corpus` in the folder `out`, or finds that they are there. `progress` is told bytes of text done of all.
@@ -49,15 +49,15 @@ pub fn prepare(
     out: &Path,
     options: &ShardOptions,
     progress: Progress<'_>,
-) -> Result<(Tokens, Made), DataError> {
+) -> Result<(Tokens, Tokenised), DataError> {
     let plan = plan(corpus, tokenizer, out, options)?;
     let made = match reason(&plan, out)? {
         None => match Tokens::open(out) {
-            Ok(tokens) => return Ok((tokens, Made::Reused)),
-            Err(e) => Made::Again(e.to_string()),
+            Ok(tokens) => return Ok((tokens, Tokenised::Cached)),
+            Err(e) => Tokenised::Stale(e.to_string()),
         },
-        Some(reason) if reason.is_empty() => Made::New,
-        Some(reason) => Made::Again(reason),
+        Some(reason) if reason.is_empty() => Tokenised::New,
+        Some(reason) => Tokenised::Stale(reason),
     };
     write(corpus, tokenizer, out, options, plan, progress)?;
     Ok((Tokens::open(out)?, made))

@@ -3,18 +3,20 @@
 //! target exists and every window is whole.
 
 use super::{DataError, Tokens};
-use crate::batch::{Batch, IGNORED, Items};
+use crate::batch::{IGNORED, Items, PackedBatch};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// What a window does where a document ends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Boundaries {
-    /// Nothing: a window is one sequence, and attention sees across documents.
+/// How attention treats documents that share a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Packing {
+    /// Documents of a window are one sequence: attention and positions run across them
     #[default]
-    Ignore,
-    /// Each document in the window is a sequence of its own: positions restart, attention stays inside, and the first token of
-    /// the next document is not predicted from the eos of the last.
-    Separate,
+    Joined,
+    /// Each is a sequence of its own (intra-document masking): attention and positions restart, no target crosses the boundary
+    Masked,
 }
 
 /// How to cut a row of ids.
@@ -24,17 +26,8 @@ pub struct WindowOptions {
     pub seq: usize,
     /// From the start of one window to the next; `seq` if not given.
     pub stride: Option<usize>,
-    /// What a window does where a document ends.
-    pub boundaries: Boundaries,
-}
-
-/// How much is held out for validation.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Held {
-    /// This part of all windows, at least one.
-    Fraction(f64),
-    /// So many windows.
-    Count(u64),
+    /// How attention treats documents that share a window.
+    pub packing: Packing,
 }
 
 /// Windows over a row of ids, all or some neighbouring ones.
@@ -43,7 +36,7 @@ pub struct Windows {
     tokens: Arc<Tokens>,
     seq: usize,
     stride: u64,
-    /// The id that ends a document, if documents are kept apart.
+    /// The id that ends a document, where attention is masked between documents.
     ends: Option<i32>,
     first: u64,
     count: u64,
@@ -53,9 +46,9 @@ impl Windows {
     /// All windows of `tokens`.
     ///
     /// # Errors
-    /// There are fewer ids than one window needs, or documents are to be kept apart and `meta.json` names no eos.
+    /// There are fewer ids than one window needs, or documents are to be masked and `meta.json` names no eos.
     pub fn new(tokens: Arc<Tokens>, options: &WindowOptions) -> Result<Windows, DataError> {
-        let WindowOptions { seq, stride, boundaries } = *options;
+        let WindowOptions { seq, stride, packing } = *options;
         let stride = stride.unwrap_or(seq) as u64;
         if seq == 0 || seq > i32::MAX as usize || stride == 0 {
             return Err(DataError::Options(format!(
@@ -70,11 +63,11 @@ impl Windows {
             );
             return Err(DataError::Options(message));
         }
-        let ends = match (boundaries, tokens.meta().eos) {
-            (Boundaries::Ignore, _) => None,
-            (Boundaries::Separate, Some(eos)) => Some(eos as i32),
-            (Boundaries::Separate, None) => {
-                let message = "documents cannot be told apart: meta.json names no `eos`; name it, or do not separate them";
+        let ends = match (packing, tokens.meta().eos) {
+            (Packing::Joined, _) => None,
+            (Packing::Masked, Some(eos)) => Some(eos as i32),
+            (Packing::Masked, None) => {
+                let message = "documents cannot be told apart: meta.json names no `eos`; name it, or choose --packing joined";
                 return Err(DataError::Options(message.into()));
             }
         };
@@ -82,19 +75,12 @@ impl Windows {
         Ok(Windows { tokens, seq, stride, ends, first: 0, count })
     }
 
-    /// Windows to train on, and the last ones, held out. Windows that share an input with those held out are in neither.
+    /// Windows to train on, and the last `count`, held out for validation. Windows that share an input with those held out are in
+    /// neither.
     ///
     /// # Errors
     /// Either part would be empty.
-    pub fn split(self, held: Held) -> Result<(Windows, Windows), DataError> {
-        let count = match held {
-            Held::Count(count) => count,
-            Held::Fraction(part) if part > 0.0 && part < 1.0 => ((self.count as f64 * part) as u64).max(1),
-            Held::Fraction(part) => {
-                let message = format!("a part of {part} cannot be held out; choose one between 0 and 1");
-                return Err(DataError::Options(message));
-            }
-        };
+    pub fn split(self, count: u64) -> Result<(Windows, Windows), DataError> {
         let left = self.count.saturating_sub(count);
         // Window i reads up to i · stride + seq - 1, which is to stay below left · stride.
         let fits = (left * self.stride).checked_sub(self.seq as u64).map_or(0, |room| room / self.stride + 1);
@@ -124,7 +110,7 @@ impl Items for Windows {
         self.count
     }
 
-    fn append(&self, item: u64, batch: &mut Batch) -> Result<(), DataError> {
+    fn append(&self, item: u64, batch: &mut PackedBatch) -> Result<(), DataError> {
         if item >= self.count {
             let message = format!("window {item} was asked for, {} there are", self.count);
             return Err(DataError::Options(message));

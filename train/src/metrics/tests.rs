@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn step(step: u64) -> Row {
-    Row::Step(Step {
+    Row::Step(StepMetrics {
         step,
         epoch: step as f64 / 7.0,
         tokens: 100 * step,

@@ -14,7 +14,7 @@ fn refuse<T>(line: impl Into<String>) -> Result<T, Error> {
 }
 
 /// Refuses what was given and would do nothing.
-pub(super) fn idle(given: &Partial) -> Result<(), Error> {
+pub(super) fn refuse_unused(given: &Partial) -> Result<(), Error> {
     match given.optimizer.unwrap_or(Optimizer::Adamw) {
         Optimizer::Adamw if given.momentum.is_some() => {
             return refuse("momentum: adamw has none; remove it, or choose optimizer sgd");
@@ -35,8 +35,8 @@ pub(super) fn idle(given: &Partial) -> Result<(), Error> {
     Ok(())
 }
 
-/// Drops what [`idle`] would refuse.
-pub(super) fn without_idle(mut given: Partial) -> Partial {
+/// Drops what [`refuse_unused`] would refuse.
+pub(super) fn drop_unused(mut given: Partial) -> Partial {
     match given.optimizer.unwrap_or(Optimizer::Adamw) {
         Optimizer::Adamw => given.momentum = None,
         Optimizer::Sgd => (given.beta1, given.beta2, given.eps) = (None, None, None),
@@ -48,7 +48,7 @@ pub(super) fn without_idle(mut given: Partial) -> Partial {
 }
 
 /// Refuses settings that no run can have.
-pub(super) fn sound(s: &Settings) -> Result<(), Error> {
+pub(super) fn check_values(s: &Settings) -> Result<(), Error> {
     choices(s)?;
     sizes(s)?;
     rates(s)
@@ -64,6 +64,9 @@ fn choices(s: &Settings) -> Result<(), Error> {
     }
     if s.tokenizer.is_some() && s.vocab.is_some() {
         return refuse("tokenizer and vocab are both given: choose one");
+    }
+    if s.special_tokens.is_some() && s.vocab.is_none() {
+        return refuse("special_tokens: no tokenizer is trained; remove it, or give vocab");
     }
     if s.steps.is_some() && s.epochs.is_some() {
         return refuse("steps and epochs are both given: choose one");
@@ -101,6 +104,7 @@ fn sizes(s: &Settings) -> Result<(), Error> {
     };
     within("batch", s.batch as u64, 1, 1 << 20)?;
     within("seq", s.seq as u64, 1, 1 << 24)?;
+    within("stride", s.stride.unwrap_or(s.seq) as u64, 1, 1 << 24)?;
     within("accum", s.accum as u64, 1, 1 << 20)?;
     within("threads", s.threads as u64, 0, 1024)?;
     for (key, value) in [("steps", s.steps), ("epochs", s.epochs)] {

@@ -76,6 +76,13 @@ fn flags_win_and_displace_the_alternative() {
     assert_eq!((got.steps, got.epochs, got.lr, got.batch), (None, Some(2), 0.5, 3));
     assert_eq!((got.vocab, got.tokenizer), (None, Some(PathBuf::from("t"))));
     assert_eq!(got.seq, Settings::default().seq);
+    let base = file("config = 'c'\ndata = 'a'\nout = 'o'\nvocab = 300\nspecial_tokens = ['<|user|>']");
+    let got = Settings::merge(base.clone(), flags("--tokenizer t")).expect("merged");
+    assert_eq!((got.vocab, got.special_tokens), (None, None));
+    let got = Settings::merge(base, flags("--special-tokens <|x|> --special-tokens <|y|>")).expect("merged");
+    assert_eq!(got.special_tokens, Some(vec!["<|x|>".to_string(), "<|y|>".to_string()]));
+    assert!(refusal("--special-tokens <|x|>").starts_with("special_tokens: no tokenizer is trained"));
+    assert_eq!(refusal("--stride 0"), "stride: 0 is outside 1 to 16777216");
 }
 
 #[test]

@@ -19,7 +19,7 @@
  *   KV_BF16 Q_BF16             optional: keys and values, and queries, are bf16; scores are then sums over words of two
  *                              where an instruction adds those (DOT_WORDS). KV_F32, instead: keys and values are f32
  * Leaves: NAME(units0)(dims) and NAME(phase0)(bufs, dims, scratch, begin, end), which writes
- *   o [tokens, HEADS, DV] contiguous, and lse; with PAGES_BUF NAME(scratch)(dims), NAME(units1) and NAME(phase1), too.
+ *   o [tokens, HEADS, DV] contiguous, and lse; with PAGES_BUF NAME(units1) and NAME(phase1), too.
  *   A query that sees no key gets 0 and lse -infinity.
  *
  * This text, which says what the units are, and those that follow it: attention_rows.c and attention_one.c (vectors),

@@ -12,7 +12,7 @@
  *   TOKENS SEQUENCES           expressions over dims
  *   HEADS KV_HEADS D DV        sizes, KV_HEADS divides HEADS
  *   SCALE SOFTCAP CAUSAL WINDOW  as in attention.c; WINDOW > 0 only with CAUSAL
- * Leaves: NAME(units0..1), NAME(phase0..1), NAME(scratch). Phase 0 has a unit for each (sequence, query head): for every
+ * Leaves: NAME(units0..1), NAME(phase0..1). Phase 0 has a unit for each (sequence, query head): for every
  *   key tile it walks the query tiles that see it, five products a pair of tiles; dk and dv of the tile stay on the
  *   stack, dq grows in memory. Phase 1 adds dk and dv over the heads of a group, ascending, and makes dsinks.
  *
@@ -65,10 +65,6 @@ struct NAME(state) {
 #define SHARED_FLOATS (GROUP > 1 ? DP + DVP : 0)
 #define SHARED_AT(scratch, tokens) ((float *)(scratch) + (tokens) * HEADS * DQ_FLOATS)
 #define DELTA_AT(scratch, tokens) (SHARED_AT(scratch, tokens) + (tokens) * HEADS * SHARED_FLOATS)
-
-int64_t NAME(scratch)(const int64_t *dims) {
-    return (int64_t)(TOKENS) * HEADS * (DQ_FLOATS + SHARED_FLOATS + 1) * (int64_t)sizeof(float);
-}
 
 int64_t NAME(units0)(const int64_t *dims) { return (int64_t)(SEQUENCES) * HEADS; }
 

@@ -79,10 +79,6 @@ INLINE float NAME(natural)(float max) {
     return max;
 }
 
-int64_t NAME(scratch)(const int64_t *dims) {
-    return NAME(splits)(dims) > 1 ? TOKENS * CHUNKS * HEADS * PART * (int64_t)sizeof(float) : 0;
-}
-
 int64_t NAME(units1)(const int64_t *dims) {
     return NAME(splits)(dims) > 1 ? NAME(slots)(dims) * KV_HEADS * HEAD_CHUNKS : 0;
 }

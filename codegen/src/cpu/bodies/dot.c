@@ -51,11 +51,6 @@ static int64_t NAME(row)(const int64_t *dims, int64_t tile)
     return tile * DOT_M / NAME(tiles)(dims);
 }
 
-int64_t NAME(scratch)(const int64_t *dims)
-{
-    return DOT_M * NAME(depth) * (int64_t)sizeof(float);
-}
-
 /* A short input is packed by the caller alone: waking threads costs more. Of a single tile the rows are units. */
 int64_t NAME(units0)(const int64_t *dims)
 {

@@ -42,14 +42,6 @@ static int64_t NAME(row)(const int64_t *dims, int64_t tile) { return tile * DOT_
 /* Floats, or words, that a packed row occupies. */
 static int64_t NAME(depth)(const int64_t *dims) { return (DOT_STEPS + DOT_KC - 1) / DOT_KC * DOT_KC; }
 
-int64_t NAME(scratch)(const int64_t *dims)
-{
-#ifdef DOT_SPLIT_SIDES
-    if (DOT_MATRIX_UNIT) return NAME(split_scratch)(dims);
-#endif
-    return DOT_BATCH * DOT_M * NAME(depth)(dims) * (int64_t)sizeof(float);
-}
-
 /* Units that pack the rows of one dot. */
 static int64_t NAME(packs)(const int64_t *dims)
 {

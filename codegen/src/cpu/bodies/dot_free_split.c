@@ -66,11 +66,6 @@ static struct NAME(grid) NAME(grid)(const int64_t *dims)
     return g;
 }
 
-static int64_t NAME(split_scratch)(const int64_t *dims)
-{
-    return ROWS_NEAR ? 0 : NAME(amx_tiles)(dims) * NAME(steps)(dims) * DOT_CELL * 2;
-}
-
 #ifndef PROLOGUE_ROW
 /* Cells of tiles t .. t_end and steps k .. k_end, [tile][apart], in the order of memory. */
 static void NAME(pack_rows)(void *const *bufs, const int64_t *dims, uint16_t *to, int64_t apart, int64_t t, int64_t t_end,

@@ -70,14 +70,6 @@ static int64_t NAME(row)(const struct NAME(rows) *r, int64_t t) { return t * r->
 static int64_t NAME(tile)(int64_t b, int64_t first) { return first / 32 + b; }
 #endif
 
-int64_t NAME(scratch)(const int64_t *dims)
-{
-#ifdef GROUPED_SPLIT
-    if (GROUPED_MATRIX_UNIT) return (NAME(tile)(NAME(blocks)(dims), ROWS) + 1) * NAME(depth32) * DOT_CELL * 2;
-#endif
-    return ROWS * NAME(depth) * (int64_t)sizeof(float);
-}
-
 int64_t NAME(units0)(const int64_t *dims) { return ROWS <= GROUPED_FEW ? ROWS > 0 : NAME(blocks)(dims); }
 
 void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)

@@ -13,7 +13,8 @@
  *   SMOOTHING, SOFTCAP           f32 literals; a SOFTCAP of 0 is none
  *   LOGITS_ROW, SLICES, FIRST, COUNT, VOCAB0, VOCABS   see the emitter
  * and after it three dots (dot_free.c) under the names NAME(logits_x), NAME(dhidden_x), NAME(dweight_x).
- * Leaves: NAME(rounds), NAME(scratch), NAME(units0..), NAME(phase0..).
+ * Leaves: NAME(units0..), NAME(phase0..). In scratch lie the chunk's logits; at PACKED the packed left side of the first product,
+ *   or those of the other two, the last at SECOND.
  *
  * A round is a slice of the vocabulary for a chunk of tokens. The first round of a chunk makes its logits (phases 0 and 1)
  * and turns each row into its loss and its gradient in place (phase 2); every round adds its slice's part to the two
@@ -25,8 +26,6 @@ struct NAME(round) {
     void *bufs[BUFFERS + 1];
     int64_t dims[SYMBOLS + 4];
 };
-
-int64_t NAME(rounds)(const int64_t *dims) { return i_max((TOKENS + CHUNK - 1) / CHUNK, 1) * SLICES; }
 
 INLINE void NAME(size)(struct NAME(round) *r, const int64_t *dims, int64_t token, int64_t row) {
     for (int i = 0; i < SYMBOLS; i++) r->dims[i] = dims[i];
@@ -47,7 +46,6 @@ INLINE void NAME(bind)(struct NAME(round) *r, void *const *bufs, char *scratch) 
 }
 
 #define DOT_FUNCTIONS(dot)                                                                                             \
-    int64_t NAME(dot##_scratch)(const int64_t *);                                                                      \
     int64_t NAME(dot##_units0)(const int64_t *);                                                                       \
     int64_t NAME(dot##_units1)(const int64_t *);                                                                       \
     void NAME(dot##_phase0)(void *const *, const int64_t *, char *, int64_t, int64_t);                                 \
@@ -56,30 +54,6 @@ DOT_FUNCTIONS(logits)
 DOT_FUNCTIONS(dhidden)
 DOT_FUNCTIONS(dweight)
 #undef DOT_FUNCTIONS
-
-/* Scratch: the chunk's logits; then the packed left side of the first product, or those of the other two. */
-struct NAME(areas) {
-    int64_t packed, second, end;
-};
-
-static struct NAME(areas) NAME(areas)(const int64_t *dims) {
-    struct NAME(areas) a;
-    struct NAME(round) most;
-    NAME(size)(&most, dims, 0, 0);
-    a.packed = most.dims[SYMBOLS + 1] * LOGITS_ROW * (int64_t)sizeof(float);
-    a.end = a.packed + NAME(logits_scratch)(most.dims);
-    a.second = a.packed;
-#ifdef DHIDDEN_BUF
-    a.second += (NAME(dhidden_scratch)(most.dims) + 63) / 64 * 64;
-    a.end = i_max(a.end, a.second);
-#endif
-#ifdef DWEIGHT_BUF
-    a.end = i_max(a.end, a.second + NAME(dweight_scratch)(most.dims));
-#endif
-    return a;
-}
-
-int64_t NAME(scratch)(const int64_t *dims) { return NAME(areas)(dims).end; }
 
 /* Columns n0 .. n0 + valid of row m of the chunk's logits. */
 static void NAME(keep)(void *const *bufs, int64_t m, int64_t n0, const float *acc, int valid) {
@@ -233,7 +207,7 @@ int64_t NAME(units0)(const int64_t *dims) {
 void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {
     struct NAME(round) r;
     NAME(begin)(&r, dims), NAME(bind)(&r, bufs, scratch);
-    NAME(logits_phase0)(r.bufs, r.dims, scratch + NAME(areas)(dims).packed, begin, end);
+    NAME(logits_phase0)(r.bufs, r.dims, scratch + PACKED, begin, end);
 }
 
 int64_t NAME(units1)(const int64_t *dims) {
@@ -244,7 +218,7 @@ int64_t NAME(units1)(const int64_t *dims) {
 void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {
     struct NAME(round) r;
     NAME(begin)(&r, dims), NAME(bind)(&r, bufs, scratch);
-    NAME(logits_phase1)(r.bufs, r.dims, scratch + NAME(areas)(dims).packed, begin, end);
+    NAME(logits_phase1)(r.bufs, r.dims, scratch + PACKED, begin, end);
 }
 
 int64_t NAME(units2)(const int64_t *dims) {
@@ -284,11 +258,10 @@ NOTHING(1)
     }                                                                                                                  \
     void NAME(phase##at)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {          \
         struct NAME(round) r;                                                                                          \
-        struct NAME(areas) a = NAME(areas)(dims);                                                                      \
         NAME(begin)(&r, dims), NAME(bind)(&r, bufs, scratch);                                                          \
         int64_t n = OF_HIDDEN(units##i)(r.dims);                                                                       \
-        if (begin < n) OF_HIDDEN(phase##i)(r.bufs, r.dims, scratch + a.packed, begin, i_min(end, n));                  \
-        if (end > n) OF_WEIGHT(phase##i)(r.bufs, r.dims, scratch + a.second, i_max(begin, n) - n, end - n);            \
+        if (begin < n) OF_HIDDEN(phase##i)(r.bufs, r.dims, scratch + PACKED, begin, i_min(end, n));                  \
+        if (end > n) OF_WEIGHT(phase##i)(r.bufs, r.dims, scratch + SECOND, i_max(begin, n) - n, end - n);            \
     }
 PRODUCTS(3, 0)
 PRODUCTS(4, 1)

@@ -2,21 +2,20 @@
 
 mod compiler;
 pub mod isa;
-pub(crate) mod memory;
+pub mod peaks;
 mod pool;
 
 pub use astrai_codegen::cpu::Isa;
 pub use compiler::{Compiler, KernelCache};
 pub use isa::{host_isa, host_levels, modelled_levels};
-pub use memory::available_memory;
 pub use pool::Pool;
 
+use super::memory::{Memory, available_memory};
 use super::{Block, Device, Executable, Launch, Pointer, Threads};
 use crate::Error;
 use astrai_codegen::cpu::Cpu as Kernels;
 use astrai_ir::{Backend, Kernel, Target};
 use compiler::Loaded;
-use memory::Memory;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

@@ -1,7 +1,7 @@
 //! The reference interpreter as a device: no kernels, every region is evaluated as it stands. Slow, and what all others are held
 //! against.
 
-use super::cpu::memory::{Memory, available_memory};
+use super::memory::{Memory, available_memory};
 use super::{Block, Device, Executable, Pointer, Threads, with_bytes};
 use crate::Error;
 use crate::pack::{layout_bytes, unpack};

@@ -67,7 +67,7 @@ fn headers_that_are_no_header() {
     header_refused("7", 0, &["expected an object of tensors"]);
     header_refused("null", 0, &["expected an object of tensors"]);
     let deep = "[".repeat(100_000);
-    header_refused(&format!("{{\"a\":{deep}"), 0, &["tensor \"a\"", "an object with dtype"]);
+    header_refused(&format!("{{\"a\":{deep}"), 0, &["tensor \"a\": expected value at line 1 column 7"]);
     let dir = directory();
     let mut bytes = file_with("{\"aaaa\":1}", b"");
     bytes[11] = 0xff;
@@ -83,30 +83,37 @@ fn entries_of_the_wrong_form() {
     let with_shape = |shape: &str, words: &[&str]| {
         one(&format!("{{\"dtype\":\"F32\",\"shape\":{shape},\"data_offsets\":[0,4]}}"), words);
     };
-    one("[\"F32\",[1],[0,4]]", &["expected an object with dtype"]);
-    one("{\"dtype\":\"F32\",\"shape\":[1]}", &["data_offsets is missing"]);
+    one("7", &["expected an object with dtype"]);
+    one("{\"dtype\":\"F32\",\"shape\":[1]}", &["missing field `data_offsets`"]);
     one(
         "{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}",
-        &["dtype occurs twice"],
+        &["duplicate field `dtype`"],
     );
-    one("{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"x\":1}", &["unknown key \"x\""]);
-    one("{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}", &["3 numbers instead of 2"]);
-    one("{\"dtype\":7,\"shape\":[1],\"data_offsets\":[0,4]}", &["dtype: invalid type: integer"]);
+    one("{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"x\":1}", &["unknown field `x`"]);
     one(
-        "{\"dtype\":\"F64\",\"shape\":[1],\"data_offsets\":[0,4]}",
-        &["\"F64\" is not supported", "convert", "BF16"],
+        "{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}",
+        &["trailing characters at line 1 column"],
     );
-    one("{\"dtype\":\"Q4\\n\",\"shape\":[1],\"data_offsets\":[0,4]}", &["is unknown"]);
-    with_shape("[-1]", &["shape: -1 is negative"]);
-    with_shape("[1.0]", &["shape: 1.0 is not a whole number"]);
-    with_shape("[1e2]", &["is not a whole number"]);
-    with_shape("[18446744073709551616]", &["is not a whole number of 64 bits"]);
-    with_shape("[\"1\"]", &["expected a whole number from 0"]);
-    with_shape("{}", &["expected a list of whole numbers"]);
+    one("{\"dtype\":7,\"shape\":[1],\"data_offsets\":[0,4]}", &["expected value at line 1 column"]);
+    header_refused(
+        "{\"a\":{\"dtype\":\"F64\",\"shape\":[1],\"data_offsets\":[0,8]}}",
+        8,
+        &["tensor \"a\": dtype F64 is not supported", "convert", "BF16"],
+    );
+    one(
+        "{\"dtype\":\"Q4\\n\",\"shape\":[1],\"data_offsets\":[0,4]}",
+        &["unknown variant `Q4\u{fffd}`, expected one of `BOOL`"],
+    );
+    with_shape("[-1]", &["`-1`, expected usize at line 1 column"]);
+    with_shape("[1.0]", &["floating point `1.0`, expected usize"]);
+    with_shape("[1e2]", &["floating point `100.0`, expected usize"]);
+    with_shape("[18446744073709551616]", &["floating point `1.8446744073709552e+19`, expected usize"]);
+    with_shape("[\"1\"]", &["invalid type: string \"1\", expected usize"]);
+    with_shape("{}", &["expected a sequence"]);
     with_shape("[4294967296,4294967296]", &["overflows the address space"]);
     with_shape("[9223372036854775807]", &["overflows the address space"]);
-    with_shape("[2]", &["f32 [2] takes 8 bytes, data_offsets give 4"]);
-    with_shape(&format!("[{}1]", "1,".repeat(64)), &["more than 64 numbers"]);
+    with_shape("[2]", &["F32 [2] at data_offsets [0, 4]: its shape takes another number of bytes"]);
+    with_shape(&format!("[{}1]", "1,".repeat(64)), &["65 dimensions, the limit is 64"]);
 }
 
 #[test]
@@ -137,13 +144,19 @@ fn ranges_that_do_not_tile_the_file() {
         };
         header_refused(&format!("{{\"a\":{},\"b\":{}}}", entry(a), entry(b)), data, words);
     };
-    two((0, 4), (8, 4), 8, &["tensor \"b\": data_offsets begin at 8, after their end 4"]);
-    two((0, 4), (4, 9), 8, &["tensor \"b\": data_offsets end at 9, the file has 8 bytes", "cut short"]);
-    two((0, 4), (4, usize::MAX), 8, &["tensor \"b\": data_offsets end at"]);
-    two((0, 5), (4, 8), 8, &["tensor \"b\": overlaps tensor \"a\""]);
-    two((4, 8), (0, 8), 8, &["overlaps tensor \"b\""]);
-    two((0, 3), (4, 8), 8, &["tensor \"b\": 1 bytes before it belong to no tensor"]);
-    two((1, 4), (4, 8), 8, &["tensor \"a\": 1 bytes before it"]);
+    let begin = "offsets must begin where the tensor before ends";
+    two((0, 4), (8, 4), 8, &["tensor \"b\", I8 [0] at data_offsets [8, 4]", "not after their own end"]);
+    two(
+        (0, 4),
+        (4, 9),
+        8,
+        &["tensor \"b\": data_offsets end at 9, the file has 8 bytes of data", "cut short"],
+    );
+    two((0, 4), (4, usize::MAX), 8, &["tensor \"b\", I8 [", "overflows the address space"]);
+    two((0, 5), (4, 8), 8, &["tensor \"b\", I8 [4] at data_offsets [4, 8]", begin]);
+    two((4, 8), (0, 8), 8, &["tensor \"a\"", begin]);
+    two((0, 3), (4, 8), 8, &["tensor \"b\"", begin]);
+    two((1, 4), (4, 8), 8, &["tensor \"a\", I8 [3] at data_offsets [1, 4]", begin]);
     two((0, 4), (4, 8), 9, &["the last 1 bytes belong to no tensor"]);
 }
 

@@ -23,13 +23,17 @@ fn the_reference_reader_reads_what_is_written() {
     let dir = directory();
     let path = dir.path().join("w.safetensors");
     let odd = "quote \" line\n ü";
-    let metadata = BTreeMap::from([(odd.to_string(), odd.to_string())]);
+    let metadata: BTreeMap<String, String> =
+        (["z", odd, "a", "m"].iter()).map(|key| (key.to_string(), odd.to_string())).collect();
     let list =
         DType::ALL.iter().map(|d| (d.name(), *d, &[1usize, 2] as &[usize], &[1u8; 16][..2 * d.bytes()]));
     write(&path, list.chain([(odd, DType::U8, &[0usize] as &[usize], &[][..])]), &metadata).expect("written");
     let bytes = fs::read(&path).expect("read");
     let (length, head) = SafeTensors::read_metadata(&bytes).expect("a header");
     assert_eq!(length % 8, 0);
+    let text = str::from_utf8(&bytes[8..8 + length]).expect("text");
+    let at = |key: &str| text.find(&format!("\"{key}\":")).expect("a key");
+    assert!(at("a") < at("m") && at("m") < at("z"), "free text without an order: {text}");
     assert_eq!(head.metadata().as_ref().and_then(|m| m.get(odd)).map(String::as_str), Some(odd));
     let theirs = SafeTensors::deserialize(&bytes).expect("readable");
     let ours = Checkpoint::open(&path).expect("open");

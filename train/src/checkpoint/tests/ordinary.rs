@@ -123,15 +123,15 @@ fn contents_that_make_no_checkpoint_are_refused() {
 fn another_run_is_not_continued() {
     let out = run(&[4]);
     let checkpoint = open_latest(out.path()).expect("sound").expect("one").checkpoint;
-    let agreed = |config: &str, settings: &Settings| agree(&checkpoint, config, settings);
+    let agreed = |config: &str, settings: &Settings| check_compatible(&checkpoint, config, settings);
     assert_eq!(agreed(LLAMA, &settings()).expect("the same"), Vec::<String>::new());
     let spelled = LLAMA.replace("\"hidden_act\": \"silu\",", "").replace("10000.0", "10000");
     assert!(agreed(&spelled, &settings()).is_ok());
     let other = LLAMA.replace("\"hidden_size\": 16", "\"hidden_size\": 32");
     let line = agreed(&other, &settings()).expect_err("another").to_string();
     assert!(line.contains("of another model: hidden_size is 16 there, 32 here"), "{line}");
-    agree_data(&checkpoint, "data-1").expect("the same");
-    let line = agree_data(&checkpoint, "data-2").expect_err("other data").to_string();
+    check_same_data(&checkpoint, "data-1").expect("the same");
+    let line = check_same_data(&checkpoint, "data-2").expect_err("other data").to_string();
     assert!(line.contains("the data are not those"), "{line}");
     let line = agreed(LLAMA, &Settings { batch: 9, ..settings() }).expect_err("other").to_string();
     assert!(line.contains("trainer.json: batch was 8, is now 9: it cannot change on --resume"), "{line}");
@@ -140,7 +140,7 @@ fn another_run_is_not_continued() {
     let notes = agreed(LLAMA, &Settings { lr: 1e-3, keep: 1, ..settings() }).expect("allowed");
     assert_eq!(notes, ["lr was 0.0003, is now 0.001"]);
     let record = serde_json::to_value(settings()).expect("JSON");
-    for key in agree::FIXED.iter().chain(&agree::CURVE) {
+    for key in compatible::FIXED.iter().chain(&compatible::CURVE) {
         assert!(record.get(key).is_some(), "{key} is no setting");
     }
 }

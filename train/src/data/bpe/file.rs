@@ -21,7 +21,7 @@ impl Bpe {
         let Merged { tokens, merges } = merged;
         let special: Vec<&str> = options.all_special().collect();
         let spelt: Vec<String> =
-            tokens.iter().map(|token| token.iter().map(|&byte| letter(byte)).collect()).collect();
+            tokens.iter().map(|token| token.iter().map(|&byte| byte_to_char(byte)).collect()).collect();
         let all = special.iter().copied().chain(spelt.iter().map(String::as_str));
         let vocabulary: Map<String, Value> =
             all.enumerate().map(|(id, t)| (t.to_owned(), json!(id))).collect();
@@ -64,9 +64,9 @@ impl Bpe {
     }
 }
 
-/// The character that stands for a byte in a byte-level vocabulary: printable ones stand for themselves, the others for
-/// U+0100 and on, in order.
-pub(super) fn letter(byte: u8) -> char {
+/// The character that stands for a byte in a byte-level vocabulary (GPT-2's `bytes_to_unicode`): printable ones stand for
+/// themselves, the others for U+0100 and on, in order.
+pub(super) fn byte_to_char(byte: u8) -> char {
     let shifted = match byte {
         0x00..=0x20 => u32::from(byte),
         0x7f..=0xa0 => u32::from(byte) - 0x7f + 33,

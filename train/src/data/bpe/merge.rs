@@ -4,7 +4,7 @@
 
 use super::super::Progress;
 use super::BpeOptions;
-use super::file::letter;
+use super::file::byte_to_char;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
@@ -49,7 +49,7 @@ impl<'a> Merger<'a> {
     pub fn new(words: &[(&[u8], u64)], options: &'a BpeOptions) -> Merger<'a> {
         let first = options.all_special().count() as u32;
         let mut bytes: Vec<u8> = (0..=255).collect();
-        bytes.sort_unstable_by_key(|&byte| letter(byte));
+        bytes.sort_unstable_by_key(|&byte| byte_to_char(byte));
         let tokens: Vec<Vec<u8>> = bytes.into_iter().map(|byte| vec![byte]).collect();
         let ids: HashMap<_, _> = tokens.iter().cloned().zip(first..).collect();
         let words: Vec<Word> = words
@@ -84,7 +84,7 @@ impl<'a> Merger<'a> {
         let have = |merger: &Self| u64::from(merger.first) + merger.merged.tokens.len() as u64;
         while have(&self) < wanted {
             let Some((pair, at_least)) = self.most_frequent() else { break };
-            if at_least < self.options.least.max(1) {
+            if at_least < self.options.min_frequency.max(1) {
                 break;
             }
             let Some(id) = self.token(pair) else { continue };
@@ -121,7 +121,7 @@ impl<'a> Merger<'a> {
     /// The token that a pair becomes; none if it would be too long, or be spelt like a special token.
     fn token(&mut self, (left, right): Pair) -> Option<u32> {
         let joined = [self.bytes(left), self.bytes(right)].concat();
-        let spelt: String = joined.iter().map(|&byte| letter(byte)).collect();
+        let spelt: String = joined.iter().map(|&byte| byte_to_char(byte)).collect();
         if joined.len() > LONGEST || self.options.all_special().any(|token| token == spelt) {
             return None;
         }

@@ -3,9 +3,9 @@
 use super::*;
 use proptest::prelude::*;
 
-fn words(texts: &[&str]) -> Words {
+fn words(texts: &[&str]) -> WordCounts {
     let pieces = texts.iter().map(|text| Ok(Piece { text: text.to_string(), last: true, read: 0 }));
-    Words::count(pieces, 0, &mut |_, _| {}).unwrap()
+    WordCounts::count(pieces, 0, &mut |_, _| {}).unwrap()
 }
 
 fn train(texts: &[&str], options: &BpeOptions) -> Bpe {
@@ -60,7 +60,7 @@ fn special_tokens_are_never_learnt_and_bad_ones_refused() {
     says(&BpeOptions::new(257), "make 258 at least");
     says(&BpeOptions { pad: "x".into(), ..BpeOptions::new(300) }, "too short");
     says(&BpeOptions { pad: "<|endoftext|>".into(), ..BpeOptions::new(300) }, "named twice");
-    assert!(Words::count([], 0, &mut |_, _| {}).unwrap_err().to_string().contains("no text"));
+    assert!(WordCounts::count([], 0, &mut |_, _| {}).unwrap_err().to_string().contains("no text"));
 }
 
 #[test]
@@ -82,7 +82,7 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let text = text.repeat(2);
         let counted = words(&[&text]);
-        let options = BpeOptions { least: 1, ..BpeOptions::new(2000) };
+        let options = BpeOptions { min_frequency: 1, ..BpeOptions::new(2000) };
         let tokenizer = counted.train(&options, &mut |_, _| {}).unwrap().write(dir.path()).unwrap();
         let ids = tokenizer.encode(&text, false).unwrap();
         prop_assert_eq!(ids.len() as u64, counted.counts.values().sum::<u64>());

@@ -5,7 +5,7 @@ mod hostile;
 mod row;
 mod sampling;
 
-use super::bpe::{BpeOptions, Words};
+use super::bpe::{BpeOptions, WordCounts};
 use super::*;
 use astrai_serve::tokenizer::Tokenizer;
 use std::fs;
@@ -48,7 +48,7 @@ fn tokenizer() -> &'static Tokenizer {
         let dir = tempfile::tempdir().unwrap();
         let text = include_str!("../documents.rs").to_string();
         let pieces = [Ok(Piece { text, last: true, read: 0 })];
-        let words = Words::count(pieces, 0, &mut quiet).unwrap();
+        let words = WordCounts::count(pieces, 0, &mut quiet).unwrap();
         let bpe = words.train(&BpeOptions::new(400), &mut quiet).unwrap();
         let tokenizer = bpe.write(dir.path()).unwrap();
         (dir, tokenizer)

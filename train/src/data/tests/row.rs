@@ -1,7 +1,7 @@
 //! Text to shards to windows and back.
 
 use super::*;
-use crate::batch::{Batch, IGNORED, Items};
+use crate::batch::{IGNORED, Items, PackedBatch};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ fn corpus_of(texts: &[&str]) -> (tempfile::TempDir, PathBuf) {
     (dir, text)
 }
 
-fn options(seq: usize, stride: usize, boundaries: Boundaries) -> WindowOptions {
-    WindowOptions { seq, stride: Some(stride), boundaries }
+fn options(seq: usize, stride: usize, packing: Packing) -> WindowOptions {
+    WindowOptions { seq, stride: Some(stride), packing }
 }
 
-fn item(windows: &Windows, index: u64) -> Batch {
-    let mut batch = Batch::default();
+fn item(windows: &Windows, index: u64) -> PackedBatch {
+    let mut batch = PackedBatch::default();
     batch.fill(windows, [index]).unwrap();
     batch
 }
@@ -41,13 +41,13 @@ fn text_comes_back_through_shards_and_windows() {
         (done, total) = (d, t);
     })
     .unwrap();
-    assert_eq!(made, Made::New);
+    assert_eq!(made, Tokenised::New);
     assert!(total > 0 && done == total);
     let meta = tokens.meta();
     assert_eq!((meta.dtype, meta.documents, meta.eos), (Width::Uint16, Some(3), Some(0)));
     assert!(meta.shards.len() > 3 && meta.shards.iter().rev().skip(1).all(|s| s.tokens == Some(7)));
     tokens.check(400, &mut quiet).unwrap();
-    let plain = WindowOptions { seq: 5, stride: None, boundaries: Boundaries::Ignore };
+    let plain = WindowOptions { seq: 5, stride: None, packing: Packing::Joined };
     let windows = Windows::new(Arc::new(tokens), &plain).unwrap();
     let mut ids = Vec::new();
     (0..windows.len()).for_each(|i| ids.extend(item(&windows, i).input_ids));
@@ -70,21 +70,24 @@ fn shards_are_made_once_and_again_for_a_reason() {
         |options: ShardOptions| prepare(&find(&text).unwrap(), tokenizer(), &out, &options, &mut quiet);
     let small = ShardOptions { shard_tokens: 2, ..ShardOptions::default() };
     let made = |options| make(options).map(|(_, made)| made).unwrap();
-    assert_eq!(made(small), Made::New);
+    assert_eq!(made(small), Tokenised::New);
     let before = fs::read(out.join("meta.json")).unwrap();
-    assert_eq!(made(small), Made::Reused);
+    assert_eq!(made(small), Tokenised::Cached);
     let shards = || fs::read_dir(&out).unwrap().count() - 1;
     let many = shards();
     put(&text, "000.txt", "uno");
-    assert_eq!(made(ShardOptions::default()), Made::Again("the text has changed".into()));
+    assert_eq!(made(ShardOptions::default()), Tokenised::Stale("the text has changed".into()));
     assert!(many > 1 && shards() == 1, "shards of the longer row are left");
     assert_ne!(fs::read(out.join("meta.json")).unwrap(), before);
     let recognise = ShardOptions { recognise: true, ..small };
-    assert_eq!(made(recognise), Made::Again("special tokens in the text are to be read differently".into()));
+    assert_eq!(
+        made(recognise),
+        Tokenised::Stale("special tokens in the text are to be read differently".into())
+    );
     fs::write(out.join("data_00000.bin"), b"\0\0\0").unwrap();
-    assert!(matches!(made(recognise), Made::Again(why) if why.contains("no multiple of the 2 bytes")));
+    assert!(matches!(made(recognise), Tokenised::Stale(why) if why.contains("no multiple of the 2 bytes")));
     fs::remove_file(out.join("meta.json")).unwrap();
-    assert_eq!(made(recognise), Made::New);
+    assert_eq!(made(recognise), Tokenised::New);
     put(&out, "meta.json", "{\"dtype\": \"uint16\"}");
     says(make(small), "was not written by this program and is not overwritten");
     let inside = prepare(&find(&text).unwrap(), tokenizer(), dir.path(), &small, &mut quiet);
@@ -108,12 +111,12 @@ fn recognised_special_tokens_end_documents() {
 fn targets_are_the_next_tokens_and_stop_where_documents_do() {
     let (_dir, tokens) = row(&[5, 6, 0, 7, 0, 0, 8, 9], r#"{"dtype": "uint16", "eos": 0, "vocab_size": 10}"#);
     let tokens = Arc::new(tokens.unwrap());
-    let plain = Windows::new(tokens.clone(), &options(7, 7, Boundaries::Ignore)).unwrap();
+    let plain = Windows::new(tokens.clone(), &options(7, 7, Packing::Joined)).unwrap();
     let whole = item(&plain, 0);
     assert_eq!(whole.input_ids, [5, 6, 0, 7, 0, 0, 8]);
     assert_eq!(whole.targets, [6, 0, 7, 0, 0, 8, 9]);
     assert_eq!((whole.starts.as_slice(), whole.valid()), (&[0, 7][..], 7));
-    let apart = Windows::new(tokens, &options(7, 7, Boundaries::Separate)).unwrap();
+    let apart = Windows::new(tokens, &options(7, 7, Packing::Masked)).unwrap();
     let apart = item(&apart, 0);
     assert_eq!(apart.input_ids, whole.input_ids);
     assert_eq!(apart.targets, [6, 0, IGNORED, 0, IGNORED, IGNORED, 9]);
@@ -127,18 +130,17 @@ fn windows_that_cannot_be_are_refused() {
     let (_dir, tokens) = row(&[1, 2, 3, 4, 5], r#"{"dtype": "uint16"}"#);
     let tokens = Arc::new(tokens.unwrap());
     let new = |o| Windows::new(tokens.clone(), &o);
-    says(new(options(5, 1, Boundaries::Ignore)), "5 tokens of data do not fill one window of 5");
-    says(new(options(0, 1, Boundaries::Ignore)), "cannot be");
-    says(new(options(2, 0, Boundaries::Ignore)), "cannot be");
-    says(new(options(2, 2, Boundaries::Separate)), "names no `eos`");
-    let windows = new(options(2, 1, Boundaries::Ignore)).unwrap();
+    says(new(options(5, 1, Packing::Joined)), "5 tokens of data do not fill one window of 5");
+    says(new(options(0, 1, Packing::Joined)), "cannot be");
+    says(new(options(2, 0, Packing::Joined)), "cannot be");
+    says(new(options(2, 2, Packing::Masked)), "names no `eos`");
+    let windows = new(options(2, 1, Packing::Joined)).unwrap();
     assert_eq!(windows.len(), 3);
-    let mut batch = Batch::default();
+    let mut batch = PackedBatch::default();
     says(batch.fill(&windows, [0, 3]), "window 3 was asked for, 3 there are");
-    assert_eq!(batch, Batch::default());
-    says(windows.clone().split(Held::Count(3)), "cannot be held out");
-    says(windows.clone().split(Held::Count(0)), "cannot be held out");
-    says(windows.split(Held::Fraction(1.5)), "between 0 and 1");
+    assert_eq!(batch, PackedBatch::default());
+    says(windows.clone().split(3), "cannot be held out");
+    says(windows.clone().split(0), "cannot be held out");
 }
 
 proptest! {
@@ -148,7 +150,7 @@ proptest! {
     fn windows_cover_all_tokens_but_a_short_tail(total in 2usize..90, seq in 1usize..20, stride in 1usize..25) {
         let ids: Vec<u16> = (0..total as u16).collect();
         let (_dir, tokens) = row(&ids, r#"{"dtype": "uint16"}"#);
-        let windows = Windows::new(Arc::new(tokens.unwrap()), &options(seq, stride, Boundaries::Ignore));
+        let windows = Windows::new(Arc::new(tokens.unwrap()), &options(seq, stride, Packing::Joined));
         if total <= seq {
             prop_assert!(windows.is_err());
             return Ok(());
@@ -174,8 +176,8 @@ proptest! {
     fn what_is_held_out_is_not_trained_on(seq in 1usize..9, stride in 1usize..12, count in 1u64..8) {
         let ids: Vec<u16> = (0..100).collect();
         let (_dir, tokens) = row(&ids, r#"{"dtype": "uint16"}"#);
-        let windows = Windows::new(Arc::new(tokens.unwrap()), &options(seq, stride, Boundaries::Ignore)).unwrap();
-        let Ok((train, held)) = windows.clone().split(Held::Count(count)) else { return Ok(()) };
+        let windows = Windows::new(Arc::new(tokens.unwrap()), &options(seq, stride, Packing::Joined)).unwrap();
+        let Ok((train, held)) = windows.clone().split(count) else { return Ok(()) };
         prop_assert_eq!(held.len(), count);
         let last = item(&train, train.len() - 1);
         let first = item(&held, 0);

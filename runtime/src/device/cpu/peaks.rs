@@ -1,0 +1,289 @@
+//! What this machine can do at best with the vector instructions of its target, measured: multiplications and additions of
+//! registers, products of the matrix unit's tiles and reading of memory, by all threads of a pool. Beside a benchmark's seconds
+//! stands then the least that they could have been.
+
+use super::Isa;
+use crate::{Device, Threads};
+use astrai_ir::DType;
+use std::hint::black_box;
+use std::time::Instant;
+
+/// What was there at best.
+#[derive(Clone, Copy, Debug)]
+pub struct Peak {
+    /// Operations or bytes per second in the fastest try.
+    pub rate: f64,
+    /// Which part of that there was on average while it was measured: less than 1 where others share the processor.
+    pub held: f64,
+}
+
+/// Measured peaks of all threads together.
+#[derive(Clone, Copy, Debug)]
+pub struct Peaks {
+    /// Operations on f32; a fused multiply-add is two.
+    pub vector: Peak,
+    /// Operations on pairs of bf16 with sums in f32, where the target has a unit or instructions for them.
+    pub matrix: Option<Peak>,
+    /// Bytes read from memory.
+    pub reading: Peak,
+}
+
+/// Fewest bytes of the work's that reading is measured on, and bytes that it takes in their place.
+const FEWEST: usize = 64 << 20;
+const OWN: usize = 256 << 20;
+/// Bytes of one unit of reading, and most units.
+const UNIT: usize = 1 << 20;
+const MOST: usize = 1 << 10;
+/// Loop turns of a unit, and units of each thread: a few milliseconds.
+const TURNS: u64 = 128 << 10;
+const UNITS: usize = 8;
+/// Loop turns of a unit of tile products, which take sixteen cycles each.
+const TILE_TURNS: u64 = 8 << 10;
+/// Tries, of which the fastest counts: a peak is what is possible, and a short try may go undisturbed.
+const TRIES: [usize; 2] = [60, 12];
+
+impl Peaks {
+    /// Measures for a moment. Reading is measured on `again`, what the work reads again and again, up to 1 GiB of it: what a
+    /// last-level cache keeps of it, and how far its memory is from the processor, counts for both. Where that is little, on
+    /// 256 MiB, which this takes. `None` where the vector instructions are not known here.
+    pub fn measure(device: &dyn Device, again: &[&[u8]]) -> Option<Peaks> {
+        let threads = device;
+        let vector = Peaks::vector(device)?;
+        let mut own = None;
+        let again = match again.iter().map(|b| b.len()).sum::<usize>() < FEWEST {
+            true => {
+                // As weights lie: huge pages where the system has them.
+                let block = own.insert(device.alloc(&[OWN]).ok()?.pop()?);
+                device.write(block.at(), &vec![1; OWN]).ok()?;
+                let address = device.host(block.at())?;
+                // SAFETY: the block is that long, lives as long as `own`, and nobody writes it again.
+                &[unsafe { std::slice::from_raw_parts(address.cast_const(), OWN) }]
+            }
+            false => again,
+        };
+        let units: Vec<&[u8]> = again.iter().flat_map(|b| b.chunks(UNIT)).take(MOST).collect();
+        let size: usize = units.iter().map(|u| u.len()).sum();
+        let by = |sum: fn(&[u8]) -> [u64; 8]| {
+            best(TRIES[1], size as f64, || {
+                threads.share(units.len(), &|_, some| {
+                    for bytes in &units[some] {
+                        black_box(sum(black_box(bytes)));
+                    }
+                })
+            })
+        };
+        let (several, one) = (by(sum::<4, 4096>), by(sum::<1, 0>));
+        let reading = if several.rate > one.rate { several } else { one };
+        Some(Peaks { vector, matrix: Peaks::matrix(device), reading })
+    }
+
+    /// Operations per second on operands of this type, without the measurement of memory.
+    pub fn compute(device: &dyn Device, dtype: DType) -> Option<f64> {
+        let matrix = if dtype == DType::BF16 { Peaks::matrix(device) } else { None };
+        matrix.or_else(|| Peaks::vector(device)).map(|p| p.rate)
+    }
+
+    fn vector(device: &dyn Device) -> Option<Peak> {
+        let (chains, flops) = chains(Isa::named(&device.backend().target().isa)?)?;
+        Some(operations(device, flops, TURNS, chains))
+    }
+
+    fn matrix(device: &dyn Device) -> Option<Peak> {
+        let (chains, flops, turns) = pair_chains(Isa::named(&device.backend().target().isa)?)?;
+        Some(operations(device, flops, turns, chains))
+    }
+
+    /// The peak of operations on operands of this type.
+    pub fn arithmetic(&self, dtype: DType) -> Peak {
+        self.matrix.filter(|_| dtype == DType::BF16).unwrap_or(self.vector)
+    }
+
+    /// The least seconds that so many operations on operands of this type, and so many bytes, take.
+    pub fn floor(&self, flops: f64, bytes: f64, dtype: DType) -> f64 {
+        (flops / self.arithmetic(dtype).rate).max(bytes / self.reading.rate)
+    }
+}
+
+/// Of all threads, with `flops` operations in a turn of the loop.
+fn operations(threads: &dyn Threads, flops: u64, turns: u64, chains: Chains) -> Peak {
+    let units = threads.threads() * UNITS;
+    let work = (units as u64 * turns * flops) as f64;
+    best(TRIES[0], work, || threads.share(units, &|_, some| some.for_each(|_| chains(turns))))
+}
+
+/// Eight sums, so that no addition waits for the one before; of `STREAMS` side by side, as kernels read which hide the latency of
+/// additions, or of one. Asks for the line `AHEAD` bytes ahead, as kernels do which wait for memory, or leaves that to the
+/// processor where 0.
+fn sum<const STREAMS: usize, const AHEAD: usize>(bytes: &[u8]) -> [u64; 8] {
+    let mut sums = [0u64; 8];
+    let length = bytes.len() / STREAMS;
+    for at in (0..length).step_by(64) {
+        for stream in 0..STREAMS {
+            let from = stream * length + at;
+            let Some(line) = bytes.get(from..from + 64) else { continue };
+            if AHEAD > 0 {
+                prefetch(line.as_ptr().wrapping_add(AHEAD));
+            }
+            for (s, word) in sums.iter_mut().zip(line.as_chunks::<8>().0) {
+                *s = s.wrapping_add(u64::from_le_bytes(*word));
+            }
+        }
+    }
+    sums
+}
+
+/// Asks for a line of memory, wherever it is.
+fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing that the program sees, and never faults.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch(at.cast(), std::arch::x86_64::_MM_HINT_T0);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// The rate at which so much work is done, by the fastest try.
+fn best(tries: usize, amount: f64, mut work: impl FnMut()) -> Peak {
+    let mut timed = || {
+        let started = Instant::now();
+        work();
+        started.elapsed().as_secs_f64()
+    };
+    let all: Vec<f64> = (0..tries).map(|_| timed()).collect();
+    let least = all.iter().copied().fold(f64::INFINITY, f64::min);
+    Peak { rate: amount / least, held: least * tries as f64 / all.iter().sum::<f64>() }
+}
+
+/// A loop of so many turns.
+type Chains = fn(u64);
+
+/// Independent chains of multiplications and additions, and the operations of one turn.
+fn chains(isa: Isa) -> Option<(Chains, u64)> {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => Some((chains_512, 12 * 16 * 2)),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => Some((chains_256, 12 * 8 * 2)),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Plain => Some((chains_128, 12 * 4)),
+        _ => None,
+    }
+}
+
+/// Independent chains of products of bf16 pairs, the operations of one turn, and turns of a unit.
+fn pair_chains(isa: Isa) -> Option<(Chains, u64, u64)> {
+    match isa {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        Isa::Amx => Some((chains_of_tiles, 6 * 16 * 16 * 32 * 2, TILE_TURNS)),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Bf16 => Some((chains_of_pairs, 12 * 32 * 2, TURNS)),
+        _ => None,
+    }
+}
+
+/// Six chains of 16 x 16 sums over 32 products each; a chain's latency is about three products.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn chains_of_tiles(turns: u64) {
+    #[repr(align(64))]
+    struct Shapes([u8; 64]);
+    let mut shapes = Shapes([0; 64]);
+    shapes.0[0] = 1; // the only palette there is
+    shapes.0[16..32].copy_from_slice(&[64, 0].repeat(8)); // bytes of a row, of tiles 0 to 7
+    shapes.0[48..56].fill(16); // rows
+    // SAFETY: a machine runs with the matrix unit only where the processor has it and the system grants it; the registers are
+    // declared, and the one load reads the 64 bytes above. Tiles are zeroed, so that no odd number slows anything down.
+    unsafe {
+        std::arch::asm!(
+            "ldtilecfg [{shapes}]",
+            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+            "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
+            "2:",
+            "tdpbf16ps tmm0, tmm6, tmm7",
+            "tdpbf16ps tmm1, tmm6, tmm7",
+            "tdpbf16ps tmm2, tmm6, tmm7",
+            "tdpbf16ps tmm3, tmm6, tmm7",
+            "tdpbf16ps tmm4, tmm6, tmm7",
+            "tdpbf16ps tmm5, tmm6, tmm7",
+            "dec {turns}",
+            "jnz 2b",
+            "tilerelease",
+            shapes = in(reg) &raw const shapes,
+            turns = inout(reg) turns.max(1) => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack, readonly),
+        );
+    }
+}
+
+/// Twelve chains hide a latency of four cycles on two ports, or of six on one, with some to spare.
+#[cfg(target_arch = "x86_64")]
+macro_rules! chains {
+    ($name:ident, $op:literal, $r:literal) => {
+        fn $name(turns: u64) {
+            // SAFETY: registers only, all declared; chosen by `chains` only where the processor has the instructions.
+            // Zeroed first, so that no odd number slows the arithmetic down.
+            unsafe {
+                std::arch::asm!(
+                    "vzeroall",
+                    "2:",
+                    concat!($op, $r, "0, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "1, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "2, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "3, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "4, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "5, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "6, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "7, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "8, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "9, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "10, ", $r, "12, ", $r, "13"),
+                    concat!($op, $r, "11, ", $r, "12, ", $r, "13"),
+                    "dec {turns}",
+                    "jnz 2b",
+                    "vzeroupper",
+                    turns = inout(reg) turns.max(1) => _,
+                    out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                    out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+                    out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+                    out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
+                    options(nomem, nostack),
+                );
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+chains!(chains_512, "vfmadd231ps ", "zmm");
+#[cfg(target_arch = "x86_64")]
+chains!(chains_of_pairs, "vdpbf16ps ", "zmm");
+#[cfg(target_arch = "x86_64")]
+chains!(chains_256, "vfmadd231ps ", "ymm");
+
+/// Plain vectors multiply and add by an instruction each: six chains of both.
+#[cfg(target_arch = "x86_64")]
+fn chains_128(turns: u64) {
+    // SAFETY: as above; every x86-64 has the instructions.
+    unsafe {
+        std::arch::asm!(
+            "xorps xmm0, xmm0", "xorps xmm1, xmm1", "xorps xmm2, xmm2", "xorps xmm3, xmm3",
+            "xorps xmm4, xmm4", "xorps xmm5, xmm5", "xorps xmm6, xmm6", "xorps xmm7, xmm7",
+            "xorps xmm8, xmm8", "xorps xmm9, xmm9", "xorps xmm10, xmm10", "xorps xmm11, xmm11",
+            "xorps xmm12, xmm12",
+            "2:",
+            "mulps xmm0, xmm12", "addps xmm1, xmm12", "mulps xmm2, xmm12", "addps xmm3, xmm12",
+            "mulps xmm4, xmm12", "addps xmm5, xmm12", "mulps xmm6, xmm12", "addps xmm7, xmm12",
+            "mulps xmm8, xmm12", "addps xmm9, xmm12", "mulps xmm10, xmm12", "addps xmm11, xmm12",
+            "dec {turns}",
+            "jnz 2b",
+            turns = inout(reg) turns.max(1) => _,
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+            out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+            out("xmm12") _,
+            options(nomem, nostack),
+        );
+    }
+}

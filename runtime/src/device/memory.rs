@@ -1,0 +1,174 @@
+//! Memory of this process, for devices whose memory it is: pages straight from the system, zeroed, aligned, huge where the system has them; and how much the
+//! machine has.
+
+use super::{Block, Pointer};
+use crate::Error;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Bytes of a huge page; blocks of that size at least lie in such pages.
+const HUGE: usize = 2 << 20;
+
+/// Bytes that the start of a block is a multiple of: a line of the cache, and the widest vector.
+const ALIGN: usize = 64;
+
+/// A block of zeroed memory, 64-byte aligned at least; alone in its mapping, or beside others.
+pub struct Memory {
+    at: NonNull<u8>,
+    len: usize,
+    _mapping: Arc<Mapping>,
+}
+
+// SAFETY: a plain block of memory with one owner; sharing is governed by borrows of `Memory`.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+/// Pages from the system, given back when the last block in them is gone.
+struct Mapping {
+    at: *mut libc::c_void,
+    len: usize,
+}
+
+// SAFETY: an address and a length, which nobody changes.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Room for `len` zero bytes, and where they begin: at a huge page, where they fill one.
+    fn new(len: usize) -> Result<(Arc<Mapping>, NonNull<u8>), Error> {
+        let refused = || Error::Memory {
+            what: "a buffer".into(),
+            need: len as u64,
+            have: available_memory(),
+            remedy: "use a smaller model, batch or sequence".into(),
+        };
+        // Room to move the start, which costs addresses and no memory.
+        let whole = if len < HUGE {
+            Some(len)
+        } else {
+            len.checked_next_multiple_of(HUGE).and_then(|n| n.checked_add(HUGE))
+        };
+        let whole = whole.ok_or_else(refused)?;
+        // SAFETY: an anonymous private mapping of a length that is not zero; the result is checked.
+        let at = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            libc::mmap(std::ptr::null_mut(), whole, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        if at == libc::MAP_FAILED {
+            return Err(refused());
+        }
+        let mapping = Arc::new(Mapping { at, len: whole });
+        let mut first = at.cast::<u8>();
+        if len >= HUGE {
+            // SAFETY: less than the room added, and the range advised lies in what was mapped. Advice only: fewer page walks,
+            // and processors that read ahead do not stop at every 4 KiB.
+            unsafe {
+                first = first.add(first.addr().next_multiple_of(HUGE) - first.addr());
+                libc::madvise(first.cast(), len.next_multiple_of(HUGE), libc::MADV_HUGEPAGE);
+            }
+        }
+        Ok((mapping, NonNull::new(first).ok_or_else(refused)?))
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length, unmapped once, and no block is left in it.
+        unsafe { libc::munmap(self.at, self.len) };
+    }
+}
+
+impl Memory {
+    /// Blocks of so many zero bytes each, one behind the other: small ones share huge pages, too. For blocks that live as long as
+    /// one another, since their memory is given back together.
+    pub fn together(lens: &[usize]) -> Result<Vec<Memory>, Error> {
+        let room = |len: usize| len.max(ALIGN).checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX);
+        let whole = lens.iter().fold(0usize, |sum, len| sum.saturating_add(room(*len)));
+        let (mapping, first) = Mapping::new(whole.max(ALIGN))?;
+        let mut offset = 0;
+        let block = |&len: &usize| {
+            // SAFETY: the blocks' room, of which this one's comes after that of those before, is what was mapped.
+            let at = unsafe { first.add(offset) };
+            offset += room(len);
+            Memory { at, len: len.max(ALIGN), _mapping: mapping.clone() }
+        };
+        Ok(lens.iter().map(block).collect())
+    }
+
+    /// [`together`](Self::together) as blocks of a device whose pointers are addresses.
+    pub fn blocks(lens: &[usize]) -> Result<Vec<Block>, Error> {
+        let block = |m: Memory| {
+            let (at, len) = (Pointer(m.address().expose_provenance() as u64), m.len());
+            Block::new(at, len, Arc::new(m))
+        };
+        Ok(Memory::together(lens)?.into_iter().map(block).collect())
+    }
+
+    /// Copies bytes of a block out.
+    pub fn read(at: Pointer, to: &mut [u8]) {
+        let from = std::ptr::with_exposed_provenance::<u8>(at.0 as usize);
+        // SAFETY: whoever has a pointer of a device knows how many bytes lie there, and that no launch writes them.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+    }
+
+    /// Copies bytes into a block.
+    pub fn write(at: Pointer, from: &[u8]) {
+        let to = std::ptr::with_exposed_provenance_mut::<u8>(at.0 as usize);
+        // SAFETY: as in `read`.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
+
+    /// Address of the first byte.
+    pub fn address(&self) -> *mut u8 {
+        self.at.as_ptr()
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// Bytes that can be allocated without swapping; what the system says, or all that can be addressed where it is silent.
+pub fn available_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.map_or(u64::MAX, |k| k * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_together_are_zero_apart_and_outlive_one_another() {
+        let lens = [3, 0, HUGE + 5, 64, 200];
+        let bytes = |block: &Block| {
+            let mut bytes = vec![1; block.len()];
+            Memory::read(block.at(), &mut bytes);
+            bytes
+        };
+        let mut blocks = Memory::blocks(&lens).unwrap();
+        for (i, (block, len)) in blocks.iter_mut().zip(lens).enumerate() {
+            assert_eq!((block.len(), block.at().0 as usize % ALIGN), (len.max(ALIGN), 0));
+            assert!(bytes(block).iter().all(|b| *b == 0));
+            Memory::write(block.at(), &vec![i as u8 + 1; block.len()]);
+        }
+        let kept = blocks.remove(2);
+        assert!(blocks.iter().zip([1, 2, 4, 5]).all(|(b, i)| bytes(b).iter().all(|x| *x == i)));
+        drop(blocks);
+        assert!(bytes(&kept).iter().all(|x| *x == 3));
+        assert!(Memory::blocks(&[]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_large_block_begins_at_a_huge_page_and_too_large_a_one_is_refused() {
+        assert_eq!(Memory::together(&[HUGE + 1]).unwrap()[0].address().addr() % HUGE, 0);
+        for lens in [&[usize::MAX][..], &[usize::MAX / 2, usize::MAX / 2, 7], &[1 << 60]] {
+            assert!(Memory::together(lens).is_err());
+        }
+    }
+}

@@ -1,9 +1,0 @@
-//! The serving commands as a user meets them: `generate`, `chat` and `serve` on a golden model whose every token is a word.
-
-#[path = "../cases/mod.rs"]
-mod cases;
-mod chat;
-mod fixture;
-mod generate;
-mod serve;
-mod verify;

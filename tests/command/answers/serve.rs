@@ -1,0 +1,230 @@
+//! `astrai serve` as a client and an operator meet it: it says where it is, answers many at once with what each would get alone,
+//! lets in who has a key, and leaves in order.
+
+use crate::answers::fixture::{endless, greedy, make, model, program, refused, text, utf8};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A server that is ready.
+struct Server {
+    child: Child,
+    url: String,
+    ready: Value,
+}
+
+impl Server {
+    fn start(model: &Path, flags: &[&str]) -> Server {
+        Server::spawn(program(&[&["serve", text(model), "--port", "0", "--json"][..], flags].concat()))
+    }
+
+    fn spawn(mut c: Command) -> Server {
+        let mut child = c.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        if line.is_empty() {
+            panic!("{}", utf8(&child.wait_with_output().unwrap().stderr));
+        }
+        let ready: Value = serde_json::from_str(&line).unwrap();
+        let url = ready["url"].as_str().unwrap().to_string();
+        Server { child, url, ready }
+    }
+
+    fn get(&self, path: &str) -> (u16, String) {
+        answer(agent().get(self.at(path)).call())
+    }
+
+    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let sent = agent().post(self.at(path)).content_type("application/json").send(body.to_string());
+        let (status, text) = answer(sent);
+        (status, serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}")))
+    }
+
+    /// The text of a completion that must succeed.
+    fn complete(&self, body: &Value) -> String {
+        let (status, answer) = self.post("/v1/completions", body);
+        assert_eq!(status, 200, "{answer}");
+        answer["choices"][0]["text"].as_str().unwrap().trim().to_string()
+    }
+
+    fn at(&self, path: &str) -> String {
+        format!("{}{path}", self.url)
+    }
+
+    fn signal(&self, name: &str) {
+        assert!(Command::new("kill").args([name, &self.child.id().to_string()]).status().unwrap().success());
+    }
+
+    /// Exit code and standard error of a server that ends by itself, soon.
+    fn ended(&mut self) -> (Option<i32>, String) {
+        let since = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                let mut told = String::new();
+                self.child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+                return (status.code(), told);
+            }
+            assert!(since.elapsed() < Duration::from_secs(60), "the server does not end");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ended = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+fn agent() -> ureq::Agent {
+    ureq::Agent::config_builder().http_status_as_error(false).build().into()
+}
+
+fn answer(sent: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> (u16, String) {
+    let mut answer = sent.unwrap();
+    (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
+}
+
+fn prompt(text: &str, most: u32) -> Value {
+    json!({"model": "short", "prompt": text, "max_tokens": most, "temperature": 0})
+}
+
+#[test]
+fn many_are_answered_at_once_as_if_each_were_alone() {
+    let mut server = Server::start(model(), &["--max-seqs", "4"]);
+    assert_eq!((&server.ready["model"], &server.ready["context"]), (&json!("short"), &json!(128)));
+    assert_eq!(server.get("/health").0, 200);
+    assert!(server.get("/v1/models").1.contains("\"short\""));
+    thread::scope(|scope| {
+        let asked: Vec<_> = (1..10)
+            .map(|i| {
+                let (server, words) = (&server, "t11 ".repeat(i));
+                (scope.spawn(move || server.complete(&prompt(words.trim(), 9))), "t11 ".repeat(i))
+            })
+            .collect();
+        for (got, words) in asked {
+            assert_eq!(got.join().unwrap(), greedy(words.trim(), 9), "{words}");
+        }
+    });
+    let chat = json!({"model": "short", "messages": [{"role": "system", "content": "t8"}, {"role": "user", "content": "t12"}],
+        "max_tokens": 6, "temperature": 0});
+    let want = greedy("t7 t8 t4 t12 t6", 6);
+    let (status, got) = server.post("/v1/chat/completions", &chat);
+    assert_eq!((status, &got["choices"][0]["message"]["content"]), (200, &json!(want)), "{got}");
+    let mut streamed = chat.clone();
+    streamed["stream"] = json!(true);
+    let sent = agent().post(server.at("/v1/chat/completions")).send(streamed.to_string());
+    let (status, events) = answer(sent);
+    let pieces = events.lines().filter_map(|l| serde_json::from_str::<Value>(l.strip_prefix("data: ")?).ok());
+    let joined: String =
+        pieces.filter_map(|v| v["choices"][0]["delta"]["content"].as_str().map(str::to_string)).collect();
+    assert_eq!((status, joined), (200, want), "{events}");
+    assert!(events.trim_end().ends_with("[DONE]"), "{events}");
+    let (status, got) = server.post("/v1/completions", &prompt(&"t9 ".repeat(200), 3));
+    assert!(status == 400 && got["error"]["message"].as_str().unwrap().contains("128"), "{got}");
+    server.signal("-TERM");
+    let (code, told) = server.ended();
+    assert_eq!(code, Some(0), "{told}");
+    let number =
+        |l: &str| l.strip_prefix("astrai: ")?.split_once(" requests answered")?.0.parse::<u32>().ok();
+    let answered: Vec<Option<u32>> = told.lines().map(number).collect();
+    assert_eq!(answered.into_iter().sum::<Option<u32>>(), Some(11), "{told}");
+}
+
+#[test]
+fn keys_names_and_recommendations() {
+    let folder = make("served", |_| {});
+    fs::write(folder.join("generation_config.json"), r#"{"temperature": 0}"#).unwrap();
+    let flags = ["--api-key", "one", "--api-key", "two", "--served-name", "a", "--served-name", "b"];
+    let server = Server::start(&folder, &flags);
+    assert_eq!((server.get("/health").0, server.get("/v1/models").0), (200, 401));
+    for key in ["one", "two"] {
+        let body = json!({"model": "b", "prompt": "t9 t8", "max_tokens": 9});
+        let sent = agent()
+            .post(server.at("/v1/completions"))
+            .header("authorization", format!("Bearer {key}"))
+            .send(body.to_string());
+        let (status, got) = answer(sent);
+        let got: Value = serde_json::from_str(&got).unwrap();
+        assert_eq!(status, 200, "{got}");
+        assert_eq!(got["choices"][0]["text"], greedy("t9 t8", 9), "the recommended temperature");
+    }
+    let mut c = program(&["serve", text(model()), "--port", "0", "--json"]);
+    c.env("ASTRAI_API_KEY", "secret");
+    let server = Server::spawn(c);
+    assert_eq!(server.get("/v1/models").0, 401, "a key of the environment");
+    let help = program(&["serve", "--help"]).env("ASTRAI_API_KEY", "secret").output().unwrap();
+    assert!(!utf8(&help.stdout).contains("secret"));
+}
+
+/// A request that goes on for longer than any test, sent in the background and begun.
+fn endless_request(server: &Server) -> thread::JoinHandle<Option<String>> {
+    let url = server.at("/v1/completions");
+    let asked = thread::spawn(move || {
+        let body = json!({"model": "endless", "prompt": "t9", "max_tokens": 90_000});
+        let mut sent = agent().post(url).send(body.to_string()).ok()?;
+        sent.body_mut().read_to_string().ok()
+    });
+    let since = Instant::now();
+    while !server.get("/metrics").1.lines().any(|l| l.contains("running") && l.ends_with(" 1")) {
+        assert!(since.elapsed() < Duration::from_secs(60), "{}", server.get("/metrics").1);
+        thread::sleep(Duration::from_millis(20));
+    }
+    asked
+}
+
+#[test]
+fn a_server_leaves_in_order() {
+    // What runs is finished.
+    let mut server = Server::start(endless(), &[]);
+    let url = server.at("/v1/completions");
+    let asked = thread::spawn(move || {
+        let body = json!({"model": "endless", "prompt": "t9", "max_tokens": 1500});
+        answer(agent().post(url).send(body.to_string()))
+    });
+    thread::sleep(Duration::from_millis(300));
+    server.signal("-INT");
+    let (status, got) = asked.join().unwrap();
+    assert!(status == 200 && got.contains("\"completion_tokens\":1500"), "{status} {got}");
+    assert_eq!(server.ended().0, Some(0));
+    // What takes too long is told so.
+    let mut server = Server::start(endless(), &["--shutdown-timeout", "1"]);
+    let asked = endless_request(&server);
+    server.signal("-TERM");
+    let (code, told) = server.ended();
+    assert_eq!(code, Some(0), "{told}");
+    assert!(asked.join().unwrap().is_some_and(|text| text.contains("error")), "{told}");
+    // A second signal waits for nothing.
+    let mut server = Server::start(endless(), &["--shutdown-timeout", "600"]);
+    let asked = endless_request(&server);
+    server.signal("-TERM");
+    thread::sleep(Duration::from_millis(300));
+    server.signal("-TERM");
+    assert_eq!(server.ended().0, Some(143));
+    assert!(asked.join().unwrap().is_none_or(|text| !text.contains("finish_reason")));
+}
+
+#[test]
+fn what_is_wrong_is_one_line_before_anything_is_loaded() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let run = |flags: &[&str]| refused(&[&["serve", text(model()), "--port", "0"], flags].concat());
+    let line = refused(&["serve", text(model()), "--port", &port]);
+    assert!(line.contains(&port) && line.contains("--port"), "{line}");
+    assert!(run(&["--api-key", ""]).contains("may not be empty"));
+    assert!(run(&["--served-name", " "]).contains("may not be empty"));
+    assert!(run(&["--max-seqs", "8", "--max-batch-tokens", "4"]).contains("--max-batch-tokens"));
+    assert!(run(&["--max-model-len", "1000"]).contains("128 positions"));
+    assert!(run(&["--kv-memory", "1KiB"]).contains("--kv-memory"));
+    assert!(refused(&["serve", "no/such", "--port", "0"]).contains("no/such"));
+    for usage in [["--port", "70000"], ["--host", "nowhere"], ["--max-seqs", "0"], ["--queue", "0"]] {
+        let out = program(&["serve", text(model()), usage[0], usage[1]]).output().unwrap();
+        assert_eq!(out.status.code(), Some(2), "{usage:?}");
+    }
+}

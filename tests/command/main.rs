@@ -1,0 +1,12 @@
+//! The program as its users meet it: commands, servers and their clients, the page, examples, documents; and the house's own rules.
+
+mod answers;
+#[path = "../conformance/cases/mod.rs"]
+mod cases;
+mod cli;
+mod extend;
+mod layering;
+mod numbers;
+mod openai;
+mod page;
+mod train;

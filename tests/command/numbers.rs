@@ -1,0 +1,68 @@
+//! What `--simd` chooses: every level that this processor has gives the references' numbers, and a level that it does not have
+//! is refused.
+
+use crate::cases::case;
+use astrai_runtime::device::cpu::{Isa, host_levels};
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn astrai(args: &[&str]) -> Output {
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache");
+    Command::new(env!("CARGO_BIN_EXE_astrai")).args(args).env("ASTRAI_CACHE", cache).output().unwrap()
+}
+
+/// All levels but the best, which every other test runs with.
+fn lesser() -> Vec<&'static str> {
+    let mut levels = host_levels();
+    levels.pop();
+    levels.into_iter().map(Isa::name).collect()
+}
+
+fn verified(name: &str, simd: &str, more: &[&str]) {
+    let Some(path) = case(name) else { return };
+    let args = [&["verify", path.to_str().unwrap(), "--simd", simd], more].concat();
+    let out = astrai(&args);
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success(), "{args:?}: {said}{}", String::from_utf8_lossy(&out.stderr));
+}
+
+#[test]
+fn every_level_gives_the_references_numbers() {
+    for simd in lesser() {
+        for name in ["llama", "qwen3", "astrai_gqa", "qwen3_moe", "deepseek_v3"] {
+            verified(name, simd, &["--only", "logits,loss,grads,greedy"]);
+        }
+        for name in ["llama", "qwen3", "astrai_gqa"] {
+            verified(name, simd, &["--only", "logits,loss", "--dtype", "bf16"]);
+        }
+        verified("llama", simd, &["--only", "train"]);
+    }
+}
+
+/// The line of a command that fails.
+fn refused(args: &[&str]) -> String {
+    let out = astrai(args);
+    let line = String::from_utf8(out.stderr).unwrap();
+    assert_eq!((out.status.code(), line.lines().count()), (Some(1), 1), "{args:?}: {line}");
+    line
+}
+
+#[test]
+fn a_level_that_the_processor_does_not_have_is_refused() {
+    let Some(path) = case("llama") else { return };
+    let model = path.to_str().unwrap();
+    let has: Vec<&str> = host_levels().into_iter().rev().map(Isa::name).collect();
+    for absent in Isa::ALL.iter().map(|s| s.name()).filter(|s| !has.contains(s)) {
+        let begin =
+            format!("astrai: --simd {absent}: this processor does not have it; it has {}", has.join(", "));
+        for args in [&["verify", model][..], &["bench", "compile", "--shape", model], &["compile", model]] {
+            let line = refused(&[args, &["--simd", absent]].concat());
+            assert_eq!(line.trim_end(), begin, "{args:?}");
+        }
+        // Plans need no processor.
+        let out = astrai(&["compile", model, "--device", "null", "--simd", absent]);
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    }
+    let line = refused(&["verify", model, "--device", "interpreter", "--simd", "plain"]);
+    assert!(line.contains("leave --simd out"), "{line}");
+}

@@ -1,0 +1,113 @@
+//! Twenty runs killed at random moments and resumed: what is left at the end is what one run leaves that nobody disturbed.
+
+use crate::train::fixture::{assert_same, command, shared, small, stderr, text};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const STEPS: u64 = 20;
+const KILLS: usize = 20;
+/// Kills of one run; then it may finish.
+const EACH: usize = 5;
+
+/// What kinds of runs are killed: their flags, and whether they start from text.
+const KINDS: [(&[&str], bool); 4] = [
+    (&["--save-every", "1", "--batch", "4", "--eval-every", "3"], true),
+    (&["--save-every", "2", "--batch", "2", "--accum", "2", "--dtype", "bf16"], false),
+    (&["--save-every", "1", "--batch", "4", "--optimizer", "sgd", "--keep", "1"], false),
+    (&["--save-every", "1", "--batch", "2", "--accum", "2", "--keep", "0"], false),
+];
+
+fn run(out: &Path, (flags, from_text): (&[&str], bool)) -> Command {
+    let mut c = if from_text {
+        let mut c = command(out);
+        c.arg("--config").arg(shared().join("config.json")).arg("--data").arg(text());
+        c.args(["--vocab", "300", "--seq", "32"]);
+        c
+    } else {
+        small(out)
+    };
+    c.args(flags).args(["--threads", "2", "--steps", &STEPS.to_string()]);
+    c
+}
+
+/// SplitMix64: the same moments in every run of the test, as far as the machine's pace allows.
+struct Draws(u64);
+
+impl Draws {
+    fn below(&mut self, top: Duration) -> Duration {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        top.mul_f64(((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64)
+    }
+}
+
+/// Starts a run and kills it after `delay`, counted from the start or from its first step. False if it was done before.
+fn kill(mut c: Command, delay: Duration, from_first_step: bool) -> bool {
+    let mut child =
+        c.arg("--resume").arg("--json").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut rows = BufReader::new(child.stdout.take().unwrap());
+    if from_first_step {
+        rows.read_line(&mut String::new()).unwrap();
+    }
+    std::thread::sleep(delay);
+    child.kill().unwrap();
+    let status = child.wait().unwrap();
+    assert!(status.success() || status.code().is_none(), "{c:?}: {status}");
+    !status.success()
+}
+
+/// Seconds from the first step of a run to its end.
+fn training(mut c: Command) -> Duration {
+    let mut child = c.arg("--json").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut rows = BufReader::new(child.stdout.take().unwrap());
+    rows.read_line(&mut String::new()).unwrap();
+    let started = Instant::now();
+    rows.lines().for_each(|line| drop(line.unwrap()));
+    assert!(child.wait().unwrap().success(), "{c:?}");
+    started.elapsed()
+}
+
+/// Names of what a save that was cut short leaves.
+fn unfinished(out: &Path) -> usize {
+    let names = std::fs::read_dir(out).into_iter().flatten().map(|e| e.unwrap().file_name());
+    names.filter(|n| n.to_string_lossy().starts_with(".tmp-")).count()
+}
+
+#[test]
+fn a_run_killed_at_any_moment_goes_on_as_if_it_had_not_been() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut draws, mut kills, mut in_a_save) = (Draws(20), 0, 0);
+    for (i, kind) in KINDS.into_iter().enumerate() {
+        let (straight, out) =
+            (dir.path().join(format!("straight{i}")), dir.path().join(format!("killed{i}")));
+        let mut top = training(run(&straight, kind)).div_f64(3.0);
+        let (mut here, mut missed) = (0, 0);
+        while here < EACH && missed < 20 {
+            // Every fifth falls anywhere after the start, be it into the text's tokens.
+            let early = here == 1;
+            let delay = draws.below(if early { Duration::from_millis(300) } else { top });
+            if kill(run(&out, kind), delay, !early) {
+                here += 1;
+                in_a_save += usize::from(unfinished(&out) > 0);
+            } else {
+                // It was done: another beginning, and less patience.
+                std::fs::remove_dir_all(&out).unwrap();
+                (top, missed) = (top / 2, missed + 1);
+            }
+        }
+        kills += here;
+        // After a kill behind the last save there is nothing left to do.
+        let resumed = run(&out, kind).arg("--resume").output().unwrap();
+        let said = stderr(&resumed);
+        assert!(resumed.status.success() || said.contains("the run is complete at step 20"), "{said}");
+        assert_same(&straight, &out, STEPS, &format!("{kind:?}"));
+        assert_eq!(unfinished(&out), 0);
+        assert_eq!(std::fs::read_to_string(out.join("latest")).unwrap(), "step_000020\n");
+    }
+    println!("{kills} kills, {in_a_save} of them in a save");
+    assert_eq!(kills, KILLS);
+}

@@ -1,0 +1,15 @@
+//! Host kernels against the interpreter: operators, shapes, types and fusions as a table, in few translation units.
+
+mod attend;
+mod dots;
+mod experts;
+mod free;
+mod losses;
+mod paged;
+mod pointwise;
+mod programs;
+mod random;
+mod row;
+mod states;
+mod table;
+mod views;

@@ -1,0 +1,19 @@
+//! What every device must do, and what the stages before it promise: golden cases, kernels against the interpreter, bit-exactness,
+//! paged serving, gradients, plans. One binary, so that machines, compiled kernels and fixtures are shared.
+
+mod attention_grad;
+mod cases;
+mod cuda;
+mod exact;
+mod golden;
+mod gradients;
+mod kernels;
+mod levels;
+mod models;
+mod null;
+mod paged;
+mod programs;
+mod serving;
+mod shard;
+mod stages;
+mod toy;

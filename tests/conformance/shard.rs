@@ -1,0 +1,489 @@
+//! Models on meshes. Small ones are run on all ranks in lockstep and equal the unsharded model, forward, backward and over pages;
+//! published ones are planned for one rank, their parts add up, and their collectives are counted.
+
+use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, Ranks, build, placements};
+use astrai_engine::machine::{Kind, Machine};
+use astrai_ir::ops::Op;
+use astrai_ir::shard::STAGES;
+use astrai_ir::{
+    DType, Dim, Graph, Mesh, Placement, Precision, Sharding, Sizes, Stage, Tensor, eval, eval_stages, json,
+};
+use astrai_passes::{
+    GRAD, Gradients, MeshSharding, canonicalise, differentiate, differentiate_over, pipeline, shard,
+};
+use astrai_runtime::{Options, compile};
+use astrai_train::engine::Plan;
+use astrai_train::settings::{Settings, Storage};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+type Values = HashMap<String, Tensor>;
+
+fn found(folder: &str, name: &str) -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let places = [root.join("../shared").join(folder), root.join("tests").join(folder), root.join(folder)];
+    let found = places.into_iter().map(|p| p.join(name)).find(|p| p.is_file());
+    if found.is_none() {
+        println!("skipped: {name} is not here");
+    }
+    found
+}
+
+/// Numbers from -1 to 1, the same at every run.
+fn noise(seed: &str, shape: &[usize], scale: f64) -> Tensor {
+    let mut s = seed.bytes().fold(7u64, |h, b| h.wrapping_mul(0x100000001b3) ^ u64::from(b));
+    let mut next = || {
+        s = s.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((s >> 33) % 20001) as f64 / 10000.0 - 1.0
+    };
+    let n: usize = shape.iter().product();
+    Tensor::exact(DType::F32, shape, (0..n).map(|_| scale * next()).collect())
+}
+
+/// Values for the weights and states of a graph.
+fn leaves(g: &Graph) -> Values {
+    let mut values = Values::new();
+    for n in g.nodes() {
+        if let (Op::Weight(_) | Op::State(_), Some(name)) = (&n.op, n.op.leaf_name()) {
+            let shape: Vec<usize> = n.ty().shape.iter().filter_map(Dim::size).collect();
+            let scale = if shape.len() == 1 { 1.0 } else { 0.3 };
+            values.insert(name.to_string(), noise(name, &shape, scale));
+        }
+    }
+    values
+}
+
+fn ints(values: &[usize]) -> Tensor {
+    Tensor::int(DType::I32, &[values.len()], values.iter().map(|&v| v as i64).collect())
+}
+
+/// Inputs of sequences of these lengths, the first of them with this number, so that every sequence has its own tokens.
+fn inputs(lengths: &[usize], first: usize) -> Values {
+    let token = |s: usize, t: usize| (37 * (first + s) + 11 * t + 5) % 320;
+    let mut values = Values::new();
+    let (mut ids, mut positions, mut targets, mut starts) = (vec![], vec![], vec![], vec![0]);
+    for (s, &n) in lengths.iter().enumerate() {
+        for t in 0..n {
+            ids.push(token(s, t));
+            positions.push(t);
+            targets.push(if t + 1 == n { -100 } else { token(s, t + 1) as i64 });
+        }
+        starts.push(ids.len());
+    }
+    values.insert("targets".into(), Tensor::int(DType::I32, &[ids.len()], targets));
+    values.insert("last".into(), ints(&starts[1..].iter().map(|s| s - 1).collect::<Vec<_>>()));
+    values.insert("input_ids".into(), ints(&ids));
+    values.insert("positions".into(), ints(&positions));
+    values.insert("starts".into(), ints(&starts));
+    values
+}
+
+/// What a rank holds of a tensor.
+fn piece(x: &Tensor, placed: &Sharding, mesh: &Mesh, rank: usize) -> Tensor {
+    let at = mesh.coordinates(rank);
+    placed.iter().fold(x.clone(), |x, (name, p)| match p {
+        Placement::Shard(shard) => {
+            let i = mesh.axes.iter().position(|a| a.name == *name).unwrap();
+            shard.slice(&x, at[i], mesh.axes[i].size)
+        }
+        _ => x,
+    })
+}
+
+fn close(what: &str, got: &Tensor, want: &Tensor) {
+    assert_eq!(got.shape, want.shape, "{what}");
+    let most = want.reals().iter().fold(1e-3f64, |m, x| m.max(x.abs()));
+    for (a, b) in got.reals().iter().zip(want.reals()) {
+        assert!((a - b).abs() <= 1e-7 * most, "{what}: {a} instead of {b}");
+    }
+}
+
+/// A model in pieces: the sequences of each data rank, the mesh of a stage's ranks, the graph of a rank of each stage and what
+/// ranks hold of its leaves.
+struct Pieces {
+    mesh: Mesh,
+    shards: usize,
+    stages: Vec<(Graph, HashMap<String, Sharding>)>,
+}
+
+fn pieces(config: &ModelConfig, program: &Program, ranks: Ranks, trained: bool) -> Pieces {
+    let graph = build(config, program).unwrap();
+    let mesh = ranks.mesh(config).unwrap();
+    let leaves = placements(config, &mesh, &graph);
+    let shards = MeshSharding { leaves, mesh: mesh.clone(), stage: 0, trained };
+    let stage = |i: usize| {
+        let part = shards.stages().map_or(graph.clone(), |axis| pipeline(&graph, axis, i).unwrap());
+        let mut part = shard(&part, &shards).unwrap();
+        let of = |n: &astrai_ir::Node| Some((n.op.leaf_name()?.to_string(), n.sharding.clone()));
+        let placed = part.nodes().iter().filter_map(of).collect();
+        // What the dump says is what was made.
+        let again = json::read_json(&json::write_json(&part)).unwrap();
+        assert_eq!(again.to_string(), part.to_string());
+        if trained {
+            let over = shards.data_axes();
+            part = differentiate_over(&part, "loss", Gradients::default(), &over).unwrap();
+            part = canonicalise(&part).unwrap();
+        }
+        (part, placed)
+    };
+    let stages = (0..ranks.pp).map(stage).collect();
+    let axes = mesh.axes.iter().filter(|a| a.name != STAGES).cloned().collect();
+    Pieces { mesh: Mesh { axes }, shards: ranks.dp * ranks.ep, stages }
+}
+
+impl Pieces {
+    /// Which data rank a rank is.
+    fn share(&self, rank: usize) -> usize {
+        let at = self.mesh.coordinates(rank);
+        at[0] * self.mesh.axes[1].size + at[1]
+    }
+
+    /// What a rank of a stage holds of a leaf; `None`: it is not there.
+    fn placed(&self, stage: usize, leaf: &str) -> Option<&Sharding> {
+        self.stages[stage].1.get(leaf)
+    }
+
+    /// The outputs of every rank of each stage, for the tokens of each data rank.
+    fn run(&self, weights: &Values, given: &[Values]) -> Vec<Vec<Vec<(String, Tensor)>>> {
+        let stage = |i: usize| {
+            let of_rank = |rank: usize| {
+                let sharded = |(n, t): (&String, &Tensor)| {
+                    Some((n.clone(), piece(t, self.placed(i, n)?, &self.mesh, rank)))
+                };
+                let weights = weights.iter().filter_map(sharded);
+                weights.chain(given[self.share(rank)].clone()).collect::<Values>()
+            };
+            let all: Vec<Values> = (0..self.mesh.ranks()).map(of_rank).collect();
+            Stage { graph: &self.stages[i].0, leaves: all, sizes: self.sizes(given) }
+        };
+        let stages: Vec<Stage> = (0..self.stages.len()).map(stage).collect();
+        eval_stages(&stages, &self.mesh, Precision { exact: true }).unwrap()
+    }
+
+    /// The sizes of each rank.
+    fn sizes(&self, given: &[Values]) -> Vec<Sizes> {
+        // Rows of the ranks that exchange them: those of one dp rank, along ep.
+        let ep = self.mesh.axes[1].size;
+        let sizes = |rank: usize| {
+            let group = self.share(rank) / ep * ep;
+            let sum = |name: &str| given[group..group + ep].iter().map(|v| v[name].len() as u64).sum::<u64>();
+            Sizes::from([
+                ("tokens_ep".to_string(), sum("input_ids")),
+                ("sequences_ep".to_string(), sum("starts") - ep as u64),
+                ("sequences".to_string(), given[self.share(rank)]["starts"].len() as u64 - 1),
+                ("context".to_string(), given[self.share(rank)].get("pages").map_or(0, |v| v.len() as u64)),
+            ])
+        };
+        (0..self.mesh.ranks()).map(sizes).collect()
+    }
+}
+
+/// Ranks along pp, dp, ep, tp.
+const MESHES: [[usize; 4]; 11] = [
+    [1, 1, 1, 2],
+    [1, 1, 1, 4],
+    [1, 2, 1, 1],
+    [1, 2, 1, 2],
+    [1, 1, 2, 1],
+    [1, 1, 2, 2],
+    [1, 2, 2, 2],
+    [2, 1, 1, 1],
+    [2, 1, 1, 2],
+    [2, 2, 1, 1],
+    [2, 1, 2, 1],
+];
+
+/// Golden configurations and meshes that go with them. Four ranks share two key heads.
+fn each(check: impl Fn(&str, &ModelConfig, Ranks)) {
+    for name in [
+        "llama",
+        "qwen3_moe",
+        "mixtral",
+        "olmo2",
+        "phi3",
+        "qwen2",
+        "gemma2",
+        "astrai_gqa",
+        "deepseek_v2",
+        "deepseek_v3",
+        "astrai_mla_moe",
+        "gpt_oss",
+    ] {
+        let Some(path) = found("golden", &format!("{name}/config.json")) else { continue };
+        let config = ModelConfig::read(&path).unwrap().config;
+        for [pp, dp, ep, tp] in MESHES {
+            let ranks = Ranks { pp, dp, ep, tp };
+            match ranks.mesh(&config) {
+                Ok(_) => check(name, &config, ranks),
+                Err(e) => println!("{name}: {e}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn losses_and_gradients_on_ranks_are_those_of_the_whole() {
+    each(|name, config, ranks| {
+        let lengths = [[3, 2], [4, 1], [2, 2], [1, 3]];
+        let shares = ranks.dp * ranks.ep;
+        let program = |n: u64| Program { logits: Logits::None, loss: Loss::Mean, ..Program::full(2 * n, 8) };
+        let of_rank = pieces(config, &program(1), ranks, true);
+        assert_eq!(of_rank.shards, shares);
+        let global = build(config, &program(shares as u64)).unwrap();
+        let weights = leaves(&global);
+        let global = differentiate(&global, "loss", Gradients::default()).unwrap();
+        let all = inputs(&lengths[..shares].concat(), 0);
+        let want: Vec<(String, Tensor)> = {
+            let given = weights.clone().into_iter().chain(all).collect();
+            let sizes = Sizes::from([("sequences".to_string(), 2 * shares as u64)]);
+            eval(&global, &given, &sizes, Precision { exact: true }).unwrap()
+        };
+        let given: Vec<Values> = (0..shares).map(|i| inputs(&lengths[i], 2 * i)).collect();
+        let got = of_rank.run(&weights, &given);
+        for (label, want) in &want {
+            let mut stages = 0;
+            for (stage, ranks_of) in got.iter().enumerate() {
+                for (rank, outs) in ranks_of.iter().enumerate() {
+                    let Some((_, got)) = outs.iter().find(|(n, _)| n == label) else { continue };
+                    let want = match label.strip_prefix(GRAD) {
+                        Some(w) => piece(want, of_rank.placed(stage, w).unwrap(), &of_rank.mesh, rank),
+                        None => want.clone(),
+                    };
+                    close(&format!("{name} {ranks:?}, stage {stage}, rank {rank}: {label}"), got, &want);
+                    stages += usize::from(rank == 0);
+                }
+            }
+            assert!(stages > 0, "{name} {ranks:?}: no rank has {label}");
+        }
+    });
+}
+
+#[test]
+fn prefill_over_pages_on_ranks_is_that_of_the_whole() {
+    each(|name, config, ranks| {
+        let cache = Cache { page: 4, pages: 2, table: 1 };
+        let program = Program { logits: Logits::Last, ..Program::paged(8, 2, cache) };
+        let of_rank = pieces(config, &program, ranks, false);
+        let global = build(config, &program).unwrap();
+        let weights = leaves(&global);
+        let shares = ranks.dp * ranks.ep;
+        let given = |i: usize| {
+            let mut values = inputs(&[3, 2], 2 * i);
+            values.insert("slots".into(), ints(&[0, 1, 2, 4, 5]));
+            values.insert("tables".into(), Tensor::int(DType::I32, &[2, 1], vec![0, 1]));
+            values.insert("lens".into(), ints(&[3, 2]));
+            if config.caches_latents() {
+                values.insert("pages".into(), ints(&[0, 1]));
+            }
+            values.remove("targets");
+            values
+        };
+        let given: Vec<Values> = (0..shares).map(given).collect();
+        let got = of_rank.run(&weights, &given);
+        for rank in 0..of_rank.mesh.ranks() {
+            let values = weights.clone().into_iter().chain(given[of_rank.share(rank)].clone()).collect();
+            let context = Sizes::from([("context".to_string(), 2)]);
+            let want = eval(&global, &values, &context, Precision { exact: true }).unwrap();
+            for (label, want) in &want {
+                let has = |stage: &usize| got[*stage][rank].iter().any(|(n, _)| n == label);
+                let stage = (0..ranks.pp).find(has).unwrap_or_else(|| panic!("{name} {ranks:?}: no {label}"));
+                let (_, got) = got[stage][rank].iter().find(|(n, _)| n == label).unwrap();
+                let want = match of_rank.placed(stage, label) {
+                    Some(state) => piece(want, state, &of_rank.mesh, rank),
+                    None => want.clone(),
+                };
+                close(&format!("{name} {ranks:?}, stage {stage}, rank {rank}: {label}"), got, &want);
+            }
+        }
+    });
+}
+
+fn published(name: &str) -> Option<ModelConfig> {
+    Some(ModelConfig::read(&found("configs", &format!("{name}.json"))?).unwrap().config)
+}
+
+/// A published model's prefill and training step on one rank: parameters, and (kind, count) of the collectives of both.
+fn planned(config: &ModelConfig, ranks: Ranks) -> (astrai_runtime::Compiled, Plan) {
+    planned_at(config, ranks, 0)
+}
+
+fn planned_at(config: &ModelConfig, ranks: Ranks, stage: usize) -> (astrai_runtime::Compiled, Plan) {
+    let machine = Machine::new(Kind::Null, 1).unwrap();
+    let program = Program { logits: Logits::Last, ..Program::full(1, 4096) };
+    let graph = build(config, &program).unwrap();
+    let mesh = ranks.mesh(config).unwrap();
+    let shards =
+        MeshSharding { leaves: placements(config, &mesh, &graph), mesh: mesh.clone(), stage, trained: false };
+    let options = Options { storage: DType::BF16, shards, ..Options::default() };
+    let prefill = compile(&graph, machine.backend(), &options).unwrap();
+    let settings = Settings { batch: 1, seq: 4096, dtype: Storage::Bf16, ..Settings::default() };
+    let recipe = settings.recipe();
+    let plan = Plan::on_ranks(config, &recipe, machine.backend(), astrai_runtime::Dump::None, (&mesh, stage))
+        .unwrap();
+    (prefill, plan)
+}
+
+fn counts(program: &astrai_runtime::Compiled) -> Vec<(&'static str, u64)> {
+    program.collectives().unwrap().into_iter().map(|(kind, [n, _])| (kind, n)).collect()
+}
+
+/// Elements of a rank's weights, and of those sharded along `axis`.
+fn parameters(program: &astrai_runtime::Compiled, axis: &str) -> [u64; 2] {
+    let mut seen = HashMap::new();
+    for n in program.graph.nodes() {
+        if let Op::Weight(w) = &n.op {
+            let elements = w.ty.shape.iter().filter_map(Dim::size).product::<usize>() as u64;
+            let sharded = n.sharding.iter().any(|(a, p)| a == axis && matches!(p, Placement::Shard(_)));
+            seen.insert(w.name.clone(), (elements, sharded));
+        }
+    }
+    let sharded = seen.values().filter(|(_, sharded)| *sharded).map(|(n, _)| n).sum();
+    [seen.values().map(|(n, _)| n).sum(), sharded]
+}
+
+#[test]
+fn a_dense_layer_meets_twice_forward_and_twice_backward() {
+    let Some(config) = published("llama-3.1-405b") else { return };
+    let layers = 126;
+    let (prefill, plan) = planned(&config, Ranks { pp: 1, dp: 2, ep: 1, tp: 8 });
+    // Two sums a layer, one of the embedding, and the logits joined.
+    assert_eq!(counts(&prefill), [("all_gather", 1), ("all_reduce", 2 * layers + 1)]);
+    let [rank, sharded] = parameters(&prefill, "tp");
+    assert_eq!(8 * sharded + (rank - sharded), config.parameter_count());
+    let [hidden, tokens] = [config.hidden_size as u64, 4096];
+    // Of two bytes an element, of the embedding four, around a ring of 8: 2 * 7/8.
+    let [_, sent] = prefill.collectives().unwrap()["all_reduce"];
+    assert_eq!(sent, (2 * layers * 2 + 4) * (tokens * hidden) * 2 * 7 / 8);
+    let cost = prefill.cost().unwrap();
+    assert!((2 * rank..2 * rank + (1 << 28)).contains(&cost.weight_bytes), "{}", cost.weight_bytes);
+    assert_eq!(cost.kv_bytes_per_token, layers * 2 * 128 * 2, "one of eight key heads");
+    // A few rows as wide as the stream, four bytes at most; the MLP's are narrower on a rank.
+    assert!(cost.arena_bytes < 4 * tokens * 6 * hidden, "{} bytes of arena", cost.arena_bytes);
+    // Backward: what q, k, v and gate, up send back; each weight's gradient over dp; forward: the embedding, the loss over
+    // the vocabulary (three) and the batch.
+    let weights = plan.weights.len() as u64;
+    println!("{} weights, {:?}", weights, counts(&plan.grad));
+    let sums = 4 * layers + 1 + 3 + 1 + weights;
+    let [total, _] = plan.grad.collectives().unwrap()["all_reduce"];
+    assert!((sums..=sums + 1).contains(&total), "{total} sums, {sums} expected");
+    assert_eq!(counts(&plan.update), [("all_reduce", 1)]);
+}
+
+#[test]
+fn a_layer_of_experts_exchanges_its_rows_twice() {
+    let Some(config) = published("qwen3-235b-a22b") else { return };
+    let layers = 94;
+    let (prefill, plan) = planned(&config, Ranks { pp: 1, dp: 1, ep: 8, tp: 4 });
+    assert_eq!(
+        counts(&prefill),
+        [("all_gather", 1), ("all_reduce", 2 * layers + 1), ("all_to_all", 2 * layers)]
+    );
+    let [_, sharded] = parameters(&prefill, "ep");
+    let experts = layers * 3 * 128 * (config.hidden_size as u64) * 1536;
+    assert_eq!(sharded, experts / 8 / 4);
+    let [_, sent] = prefill.collectives().unwrap()["all_to_all"];
+    assert_eq!(sent, 2 * layers * (8 * 4096 * config.hidden_size as u64) * 2 * 7 / 8);
+    let [exchanges, _] = plan.grad.collectives().unwrap()["all_to_all"];
+    assert_eq!(exchanges, 4 * layers);
+}
+
+#[test]
+fn stages_of_a_pipeline_have_all_layers_and_send_the_stream() {
+    let Some(config) = published("llama-3.2-1b") else { return };
+    let (pp, hidden, tokens) = (4, config.hidden_size as u64, 4096);
+    let mut total = 0;
+    for stage in 0..pp {
+        let (prefill, plan) = planned_at(&config, Ranks { pp, dp: 1, ep: 1, tp: 2 }, stage);
+        let [rank, sharded] = parameters(&prefill, "tp");
+        total += 2 * sharded + (rank - sharded);
+        let sent = |p: &astrai_runtime::Compiled| p.collectives().unwrap().get("send").copied();
+        let (last, stream) = (stage + 1 == pp, tokens * hidden * 2);
+        assert_eq!(sent(&prefill), (!last).then_some([1, stream]), "stage {stage}");
+        // The stream forward, its cotangent back, and between the first and the last the gradient of the tied embedding.
+        let tied = stage == 0 || last;
+        let rows = config.vocab_size as u64 / 2;
+        let [count, bytes] = sent(&plan.grad).unwrap();
+        let streams = u64::from(!last) + u64::from(stage > 0);
+        assert_eq!(
+            [count, bytes],
+            [streams + u64::from(tied), streams * stream + u64::from(tied) * rows * hidden * 4]
+        );
+        assert_eq!(counts(&plan.update), [("all_reduce", 1)], "the norm, over tp and pp: stage {stage}");
+        let cost = prefill.cost().unwrap();
+        assert_eq!(
+            cost.kv_bytes_per_token,
+            4 * 2 * (config.kv_heads * config.head_dim) as u64,
+            "no pages, a quarter of 16 layers"
+        );
+    }
+    // The embedding is the head, too: two stages have it.
+    assert_eq!(total, config.parameter_count() + (config.vocab_size * config.hidden_size) as u64);
+}
+
+#[test]
+fn what_does_not_divide_is_refused_by_its_key() {
+    let Some(path) = found("golden", "mixtral/config.json") else { return };
+    let config = ModelConfig::read(&path).unwrap().config;
+    let refused = |dp, ep, tp| Ranks { pp: 1, dp, ep, tp }.mesh(&config).unwrap_err();
+    assert!(refused(1, 1, 3).starts_with("num_attention_heads 4 does not divide by tp=3"));
+    assert!(refused(1, 3, 1).contains("num_local_experts") && refused(1, 3, 1).contains("ep=3"));
+    let llama =
+        ModelConfig { model_type: astrai_builders::registry::find("llama").unwrap(), ..config.clone() };
+    assert!(Ranks { pp: 1, dp: 1, ep: 1, tp: 4 }.mesh(&llama).is_ok());
+    let odd = ModelConfig { kv_heads: 3, heads: 12, ..config };
+    assert!(
+        Ranks { pp: 1, dp: 1, ep: 1, tp: 4 }.mesh(&odd).unwrap_err().starts_with("num_key_value_heads 3")
+    );
+}
+
+/// The command: a rank's share in the summary, placements in the dump, and one line for what cannot be.
+#[test]
+fn the_command_plans_one_rank() {
+    let Some(path) = found("golden", "qwen3_moe/config.json") else { return };
+    let run = |args: &[&str]| {
+        let out = std::process::Command::new(env!("CARGO_BIN_EXE_astrai"))
+            .arg("compile")
+            .arg(&path)
+            .args(args)
+            .output();
+        let out = out.unwrap();
+        let text = |b: Vec<u8>| String::from_utf8(b).unwrap();
+        (out.status.code(), text(out.stdout), text(out.stderr))
+    };
+    let (code, out, err) = run(&["--mesh", "tp=2,ep=2", "--batch", "2", "--seq", "8", "--json"]);
+    assert_eq!(code, Some(0), "{err}");
+    let summary: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let of = |s: &serde_json::Value, key: &str| s[key].as_u64().unwrap();
+    assert!(of(&summary, "rank_parameters") < of(&summary, "parameters") / 2, "{summary}");
+    assert_eq!(summary["collectives"]["all_to_all"]["count"], 4, "two layers of experts: {summary}");
+    let (_, out, _) = run(&["--mesh", "tp=2", "--dump-after", "shard"]);
+    assert!(out.contains("@ tp=shard(0)") && out.contains("all_reduce"), "{out}");
+    let (_, out, err) = run(&["--mesh", "tp=2,dp=2", "--batch", "2", "--seq", "8", "--for", "train"]);
+    assert!(out.contains("all reduce"), "{out}{err}");
+    let (_, out, _) = run(&["--mesh", "pp=2", "--stage", "1", "--dump-after", "pipeline"]);
+    assert!(out.contains("recv") && out.contains("pp=stage(1)") && !out.contains("embed_tokens"), "{out}");
+    let (_, out, _) = run(&["--mesh", "pp=2", "--stage", "1"]);
+    assert!(out.starts_with("stage               1 of 2, from 0"), "{out}");
+    let Some(gemma) = found("golden", "gemma2/config.json") else { return };
+    let args = ["compile", "--mesh", "pp=2", "--dump-after", "pipeline"].map(std::ffi::OsStr::new);
+    let first =
+        std::process::Command::new(env!("CARGO_BIN_EXE_astrai")).args(args).arg(gemma).output().unwrap();
+    let first = String::from_utf8(first.stdout).unwrap();
+    assert!(
+        first.contains("send") && !first.contains("model.norm.weight"),
+        "1 + w is made where it is used: {first}"
+    );
+    for (args, line) in [
+        (&["--mesh", "pp=9"][..], "num_hidden_layers 3 are fewer than pp=9"),
+        (&["--mesh", "pp=2", "--stage", "2"], "--stage 2: --mesh has 2 along pp"),
+        (&["--mesh", "tp=3"], "num_attention_heads 4 does not divide by tp=3"),
+        (&["--mesh", "dp=2"], "--batch 1 does not divide by the 2 ranks"),
+        (&["--mesh", "tp=2", "--device", "cpu"], "planned only; use --device null"),
+    ] {
+        let (code, _, err) = run(args);
+        assert!(code == Some(1) && err.contains(line) && err.lines().count() == 1, "{args:?}: {err}");
+    }
+    for bad in ["tp", "zp=2", "tp=2,tp=2", "tp=0"] {
+        assert_eq!(run(&["--mesh", bad]).0, Some(2), "{bad}");
+    }
+}
