@@ -2,13 +2,13 @@
 
 use crate::failure::{Done, Failure, warn};
 use crate::flags::{DeviceName, SimdFlag};
-use astrai_runtime::device::cpu::peaks::Peaks;
 use crate::table::bytes;
 use crate::watch::Screen;
 use astrai_builders::ModelConfig;
 use astrai_builders::config::{LayerSpec, MlpSpec};
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::{Model, check_sizes, read_config};
+use astrai_runtime::device::cpu::peaks::Peaks;
 use astrai_runtime::{Dump, Error as RunError, WeightSource};
 use astrai_train::batch::Items;
 use astrai_train::checkpoint::{

@@ -1,10 +1,10 @@
 //! Where a step's time beyond its floor goes. In: timed launches, measured peaks, the seconds of the whole step. Out: a table by
 //! kind of kernel, the largest loss first.
 
-use astrai_runtime::device::cpu::peaks::Peaks;
 use crate::table::table;
 use astrai_ir::DType;
 use astrai_runtime::ProfileRow;
+use astrai_runtime::device::cpu::peaks::Peaks;
 
 /// Seconds of one kind.
 #[derive(Default)]

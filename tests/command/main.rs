@@ -4,6 +4,7 @@ mod answers;
 #[path = "../conformance/cases/mod.rs"]
 mod cases;
 mod cli;
+mod documents;
 mod extend;
 mod layering;
 mod numbers;

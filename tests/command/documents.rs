@@ -191,8 +191,9 @@ fn spans(prose: &str) -> Vec<&str> {
 #[test]
 fn documents_name_only_commands_and_flags_that_exist() {
     let mut known = BTreeMap::<String, BTreeSet<String>>::new();
-    for page in pages() {
-        for line in told(&page) {
+    let pages = pages();
+    for page in &pages {
+        for line in told(page) {
             // What stands in quotes is a text, not a flag.
             let line: String = line.split('\'').step_by(2).collect();
             let mut words = words(&line).skip(1);
@@ -205,6 +206,14 @@ fn documents_name_only_commands_and_flags_that_exist() {
         }
     }
     assert!(known.len() >= 9, "{:?}", known.keys());
+    // A flag by itself is one of some command's, or of the script's that measures.
+    let script = fs::read_to_string(root().join("bench/run.py")).unwrap();
+    let any: BTreeSet<&str> = known.values().flatten().map(String::as_str).chain(words(&script)).collect();
+    for page in &pages {
+        for flag in spans(&page.prose).into_iter().filter_map(|s| words(s).next()) {
+            assert!(!flag.starts_with("--") || any.contains(flag), "{}: there is no {flag}", page.name);
+        }
+    }
 }
 
 #[test]
