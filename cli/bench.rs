@@ -1,8 +1,8 @@
 //! `astrai bench`: the figures that anyone can measure again, as JSON lines with the fields of the peer's script
 //! (`torch_lm.py`), so that both sides are read by one program.
 
+mod breakdown;
 mod decode;
-mod lost;
 mod serve;
 mod train;
 
@@ -12,7 +12,7 @@ use crate::measure::{Seconds, after_warm_up, once, peak_rss_mb, rounded};
 use crate::progress::Progress;
 use crate::run::profile_table;
 use astrai_builders::{Logits, ModelConfig, Program, build};
-use astrai_engine::batch::Batch;
+use astrai_engine::batch::RaggedBatch;
 use astrai_engine::machine::Machine;
 use astrai_engine::model::{Model, check_sizes, plan_within, read_config};
 use astrai_ir::plan::RegionId;
@@ -262,7 +262,7 @@ impl Bench {
         let costs = launch_costs(&planned)?;
         let vocab = config.vocab_size;
         let ids: Vec<i64> = (0..program.tokens).map(|i| (draw(i) % vocab as u64) as i64).collect();
-        let batch = Batch::new(&ids.chunks(program.span as usize).collect::<Vec<_>>(), vocab)?;
+        let batch = RaggedBatch::new(&ids.chunks(program.span as usize).collect::<Vec<_>>(), vocab)?;
         let model = Model::fresh(config, vec![], 0);
         let storage = self.machine.storage();
         let mut progress = Progress::new("making weights");
@@ -284,7 +284,7 @@ impl Bench {
             let rows = session.take_profile().unwrap_or_default().by_kernel();
             eprint!("\n{}", profile_table(&rows));
             if let Some(peaks) = &peaks {
-                eprint!("\n{}", lost::lost(&[(None, &rows)], peaks, storage, seconds));
+                eprint!("\n{}", breakdown::breakdown(&[(None, &rows)], peaks, storage, seconds));
             }
         }
         Ok(())

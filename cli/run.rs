@@ -6,7 +6,7 @@ use crate::measure;
 use crate::progress::Progress;
 use crate::table::table;
 use astrai_builders::{Logits, Loss, ModelConfig, Program};
-use astrai_engine::batch::{Batch, Sequences};
+use astrai_engine::batch::{RaggedBatch, Sequences};
 use astrai_engine::gradients::by_checkpoint_name;
 use astrai_engine::model::{Model, check_sizes, plan_gradient, plan_within, read_config};
 use astrai_ir::DType;
@@ -75,7 +75,7 @@ impl Run {
         if (grads || self.want.contains(&Want::Loss)) && sequences.seq < 2 {
             return Err("a loss needs sequences of at least 2 tokens".into());
         }
-        let batch = Batch::new(&sequences.rows(), config.vocab_size)?;
+        let batch = RaggedBatch::new(&sequences.rows(), config.vocab_size)?;
         let machine = self.machine.machine()?;
         warn(warnings.iter().chain(&machine.warnings));
         if self.profile && machine.cpu.is_none() {

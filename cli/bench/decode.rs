@@ -1,6 +1,6 @@
 //! `astrai bench decode`: steps of one token a sequence over paged keys and values, as the peer's script measures them.
 
-use super::lost::lost;
+use super::breakdown::breakdown;
 use super::{Bench, SEQ, costs, draw, floor};
 use crate::failure::{Failure, warn};
 use crate::measure::{after_warm_up, once, rounded};
@@ -153,7 +153,7 @@ impl Bench {
             let rows = decoding.session(true).take_profile().unwrap_or_default().by_kernel();
             eprint!("\n{}", profile_table(&rows));
             if let Some(peaks) = &peaks {
-                eprint!("\n{}", lost(&[(None, &rows)], peaks, self.machine.storage(), seconds));
+                eprint!("\n{}", breakdown(&[(None, &rows)], peaks, self.machine.storage(), seconds));
             }
         }
         Ok(())

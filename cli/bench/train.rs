@@ -1,6 +1,6 @@
 //! `astrai bench train`: one optimiser step on fresh random weights, as the peer's script measures it.
 
-use super::lost::lost;
+use super::breakdown::breakdown;
 use super::{Bench, draw, floor, launch_costs};
 use crate::allocations;
 use crate::failure::Failure;
@@ -64,7 +64,7 @@ impl Bench {
             eprint!("\ngrad\n{}\nupdate\n{}", profile_table(&grad), profile_table(&update));
             if let Some(peaks) = &peaks {
                 let programs = [(None, &grad[..]), (Some("update"), &update)];
-                eprint!("\n{}", lost(&programs, peaks, self.machine.storage(), seconds));
+                eprint!("\n{}", breakdown(&programs, peaks, self.machine.storage(), seconds));
             }
         }
         Ok(())

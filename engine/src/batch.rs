@@ -42,7 +42,7 @@ impl Sequences {
 
 /// Inputs of a ragged batch.
 #[derive(Clone, Debug)]
-pub struct Batch {
+pub struct RaggedBatch {
     /// i32 `[tokens]`.
     pub input_ids: Value,
     /// i32 `[tokens]`, from 0 in each sequence.
@@ -55,9 +55,9 @@ pub struct Batch {
     pub last: Value,
 }
 
-impl Batch {
+impl RaggedBatch {
     /// The inputs for these sequences; every id must lie in `0 .. vocab` and no sequence may be empty.
-    pub fn new(sequences: &[&[i64]], vocab: usize) -> Result<Batch, String> {
+    pub fn new(sequences: &[&[i64]], vocab: usize) -> Result<RaggedBatch, String> {
         let (mut ids, mut positions, mut targets) = (Vec::new(), Vec::new(), Vec::new());
         let (mut starts, mut last) = (vec![0], Vec::new());
         for (s, seq) in sequences.iter().enumerate() {
@@ -74,7 +74,7 @@ impl Batch {
             last.push(ids.len() as i32 - 1);
         }
         let (n, s) = (ids.len(), sequences.len());
-        Ok(Batch {
+        Ok(RaggedBatch {
             input_ids: Value::i32(&[n], &ids),
             positions: Value::i32(&[n], &positions),
             starts: Value::i32(&[s + 1], &starts),

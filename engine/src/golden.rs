@@ -1,7 +1,7 @@
 //! A model held to what a reference implementation computed for it. In: a model and its golden file: `input_ids` i64
 //! `[batch, seq]`, `logits`, `loss`, `grad.*`, `greedy.*` and `train.*`, each optional. Out: a row a check, with its error and tolerance.
 
-use crate::batch::{Batch, Sequences};
+use crate::batch::{RaggedBatch, Sequences};
 use crate::curve;
 use crate::gradients::{GRAD, by_checkpoint_name};
 use crate::greedy::{self, Choice};
@@ -128,7 +128,7 @@ impl<'a> Golden<'a> {
         let config = &self.model.config;
         let sequences = Sequences::read(&self.file, &self.path)?;
         check_sizes(config, sequences.batch as u64, sequences.seq as u64)?;
-        let batch = Batch::new(&sequences.rows(), config.vocab_size)?;
+        let batch = RaggedBatch::new(&sequences.rows(), config.vocab_size)?;
         let logits = if logits { Logits::All } else { Logits::None };
         let full = Program::full(sequences.batch as u64, sequences.seq as u64);
         let mut session = self
@@ -179,7 +179,7 @@ impl<'a> Golden<'a> {
         }
         let sequences = Sequences::read(&self.file, &self.path)?;
         check_sizes(&self.model.config, sequences.batch as u64, sequences.seq as u64)?;
-        let batch = Batch::new(&sequences.rows(), self.model.config.vocab_size)?;
+        let batch = RaggedBatch::new(&sequences.rows(), self.model.config.vocab_size)?;
         let full = Program::full(sequences.batch as u64, sequences.seq as u64);
         let program = Program { logits: Logits::None, ..full };
         let planned = plan_gradient(&self.model.config, &program, self.storage, self.machine)?;

@@ -10,9 +10,9 @@ mod pack;
 mod profile;
 mod report;
 mod session;
+mod source;
 mod stages;
 mod value;
-mod weigh;
 pub mod weights;
 
 pub use astrai_passes::{ACCUMULATE, Destination, GRAD, Gradients, MeshSharding, Recompute};
@@ -24,6 +24,6 @@ pub use error::Error;
 pub use profile::{Profile, ProfileRow};
 pub use report::Cost;
 pub use session::{Session, laid_out};
+pub use source::{Random, Source, WeightSource};
 pub use stages::{Dump, Stage};
 pub use value::Value;
-pub use weigh::{Random, Source, WeightSource};

@@ -11,7 +11,7 @@ mod sizes;
 use crate::buffers::{Buffer, Buffers};
 use crate::device::{Block, Device, Executable, Pointer};
 use crate::profile::{LaunchCost, Profile};
-use crate::weigh::WeightSource;
+use crate::source::WeightSource;
 use crate::{Compiled, Error, Value};
 use astrai_ir::ops::Op;
 use astrai_ir::plan::RegionId;

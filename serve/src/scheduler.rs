@@ -2,11 +2,11 @@
 //! [`StepBatch`] for each of the model's programs. A pure state machine without threads or clocks, so that every decision
 //! can be replayed and proved.
 //!
-//! A sequence waits or runs. It runs with pages for all its tokens; it is admitted only if these are there, and a page more
+//! This is continuous batching with chunked prefill: sequences join and leave at every step. A sequence waits or runs. It runs with pages for all its tokens; it is admitted only if these are there, and a page more
 //! for each running sequence. Each step gives one token to every sequence that has only its newest to compute, then the
 //! rest of the budget, in chunks, to those behind, then to whoever waits and may be admitted. Lower priority numbers go
 //! first, then earlier arrivals. When a running sequence needs a page and there is none, the last in this order loses
-//! its pages and waits again, to be computed anew ("recompute"). The first in order is never the last, and alone it
+//! its pages and waits again, to be computed anew (preemption by recomputation). The first in order is never the last, and alone it
 //! always fits: so somebody always advances, and a finite load is finished.
 //!
 //! Siblings (the choices of one request) share the full pages of their prompt; each computes the rest of it itself, so

@@ -3,7 +3,7 @@
 
 use crate::cases::{DENSE, EXPERTS, case};
 use astrai_builders::{Logits, Loss, Program, build};
-use astrai_engine::batch::Batch;
+use astrai_engine::batch::RaggedBatch;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::Model;
 use astrai_ir::json::{read_json, write_json};
@@ -29,7 +29,7 @@ fn open(path: &Path, storage: DType, threads: usize) -> (Session, usize) {
 }
 
 fn logits(session: &mut Session, sequences: &[&[i64]], vocab: usize) -> Vec<u8> {
-    let batch = Batch::new(sequences, vocab).unwrap();
+    let batch = RaggedBatch::new(sequences, vocab).unwrap();
     let inputs = session.inputs().to_vec();
     session.run(&batch.inputs(&inputs)).unwrap().remove(0).1.bytes
 }

@@ -2,7 +2,7 @@
 
 use crate::cases::{DENSE, EXPERTS, case};
 use astrai_builders::{Logits, Loss, Program};
-use astrai_engine::batch::Batch;
+use astrai_engine::batch::RaggedBatch;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::Model;
 use astrai_ir::DType;
@@ -20,7 +20,7 @@ fn logits_and_loss(case: &Path, device: Kind, storage: DType) -> (Vec<f32>, Vec<
         Program { loss: Loss::Mean, logits: Logits::All, ..Program::full(batch as u64, seq as u64) };
     let mut session = model.session(&program, storage, &machine, &mut |_, _| {}).unwrap();
     let rows: Vec<&[i64]> = tokens.chunks(seq).collect();
-    let inputs = Batch::new(&rows, model.config.vocab_size).unwrap();
+    let inputs = RaggedBatch::new(&rows, model.config.vocab_size).unwrap();
     let outs = session.run(&inputs.inputs(session.inputs())).unwrap();
     let mut want = vec![0.0; golden.get("logits").unwrap().elements()];
     golden.get("logits").unwrap().to_f32(&mut want).unwrap();
@@ -94,9 +94,9 @@ fn bounds_that_lead_out_of_the_batch_are_refused_and_forgotten() {
     let model = Model::open(&path, false).unwrap();
     let machine = Machine::new(Kind::Cpu, 2).unwrap();
     let mut session = model.session(&Program::full(2, 8), DType::F32, &machine, &mut |_, _| {}).unwrap();
-    let good = Batch::new(&[&[1, 2, 3], &[4, 5]], model.config.vocab_size).unwrap();
+    let good = RaggedBatch::new(&[&[1, 2, 3], &[4, 5]], model.config.vocab_size).unwrap();
     for starts in [[0, 3, 500], [0, 9, 5], [-4, 3, 5], [1, 3, 5], [0, 3, 4]] {
-        let bad = Batch { starts: astrai_runtime::Value::i32(&[3], &starts), ..good.clone() };
+        let bad = RaggedBatch { starts: astrai_runtime::Value::i32(&[3], &starts), ..good.clone() };
         let error = session.run(&bad.inputs(session.inputs())).unwrap_err().to_string();
         assert!(error.contains("`starts` must ascend"), "{error}");
         assert!(session.run(&good.inputs(session.inputs())).is_ok());

@@ -2,7 +2,7 @@
 
 use crate::cases::case;
 use astrai_builders::{Logits, Loss, Program, build};
-use astrai_engine::batch::Batch;
+use astrai_engine::batch::RaggedBatch;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::{Model, read_config};
 use astrai_ir::{DType, Op};
@@ -32,7 +32,7 @@ fn host_kernels_give_the_references_gradients() {
         let weights: Vec<_> = compiled.plan.weights.iter().map(|w| w.weight.clone()).collect();
         let mut session = model.start(compiled, &machine, &mut |_, _| {}).unwrap();
         let rows: Vec<&[i64]> = tokens.chunks(seq).collect();
-        let inputs = Batch::new(&rows, model.config.vocab_size).unwrap();
+        let inputs = RaggedBatch::new(&rows, model.config.vocab_size).unwrap();
         let outs = session.run(&inputs.inputs(session.inputs())).unwrap();
         let mut seen = 0;
         for w in weights {

@@ -3,7 +3,7 @@
 
 use crate::cases::{DENSE, EXPERTS, case};
 use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, build};
-use astrai_engine::batch::Batch;
+use astrai_engine::batch::RaggedBatch;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::{Model, plan, plan_within};
 use astrai_ir::DType;
@@ -150,7 +150,7 @@ fn full_of(model: &Model, storage: DType, machine: &Machine, lengths: &[usize]) 
     let mut session = model.session(&program, storage, machine, &mut |_, _| {}).unwrap();
     let all = sequences(model.config.vocab_size, lengths);
     let refs: Vec<&[i64]> = all.iter().map(Vec::as_slice).collect();
-    let batch = Batch::new(&refs, model.config.vocab_size).unwrap();
+    let batch = RaggedBatch::new(&refs, model.config.vocab_size).unwrap();
     let bytes = session.run(&batch.inputs(session.inputs())).unwrap().remove(0).1.bytes;
     let row = bytes.len() / lengths.iter().sum::<usize>();
     let mut at = 0;

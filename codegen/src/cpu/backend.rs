@@ -17,7 +17,7 @@ const TILES: [&str; 5] = [
     include_str!("micro/dot_amx.c"),
     include_str!("micro/dot_blocks.c"),
     include_str!("micro/dot_pairs.c"),
-    include_str!("micro/dot_words.c"),
+    include_str!("micro/dot_bf16_pairs.c"),
 ];
 const ATTENTION: &str = include_str!("micro/attention_core.c");
 

@@ -20,7 +20,7 @@ const FREE_SPLIT: &str = include_str!("bodies/dot_free_split.c");
 
 /// Whether both sides of a dot are bf16 values, of which pairs may take the place of numbers.
 pub(super) fn paired(both: bool) -> &'static str {
-    if both { "#define DOT_PAIRED DOT_WORDS\n" } else { "#define DOT_PAIRED 0\n" }
+    if both { "#define DOT_PAIRED DOT_BF16_PAIRS\n" } else { "#define DOT_PAIRED 0\n" }
 }
 
 /// Floats in a block of a packed row.

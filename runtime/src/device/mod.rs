@@ -23,7 +23,7 @@ pub struct Pointer(pub u64);
 
 impl Pointer {
     /// So many bytes behind.
-    pub fn add(self, bytes: u64) -> Pointer {
+    pub fn offset(self, bytes: u64) -> Pointer {
         Pointer(self.0 + bytes)
     }
 }

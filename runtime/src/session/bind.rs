@@ -17,13 +17,13 @@ impl Session {
         let spot = |(i, b): (usize, &Buffer)| match &b.place {
             Place::Param(i) => params[*i],
             Place::Result(i) => Spot::Output(*i),
-            Place::Arena(o) => Spot::Fixed(base.add(*o)),
+            Place::Arena(o) => Spot::Fixed(base.offset(*o)),
             Place::Weight(w) => Spot::Fixed(self.weights[w.0]),
             Place::Const(_) => Spot::Fixed(main_consts[i].unwrap_or(base)),
         };
         let main: Vec<Spot> = plan.main.buffers.iter().enumerate().map(spot).collect();
         // The scratch that calls share follows the main body's part of the arena.
-        let shared = base.add(plan.main.arena);
+        let shared = base.offset(plan.main.arena);
         let consts: Vec<Vec<Option<Pointer>>> =
             plan.bodies.iter().map(|b| self.constants(b)).collect::<Result<_, Error>>()?;
         for step in &plan.main.steps {
@@ -37,7 +37,7 @@ impl Session {
                     let spot = |(i, b): (usize, &Buffer)| match &b.place {
                         Place::Param(p) => main[args[*p].0],
                         Place::Result(r) => main[results[*r].0],
-                        Place::Arena(o) => Spot::Fixed(shared.add(*o)),
+                        Place::Arena(o) => Spot::Fixed(shared.offset(*o)),
                         Place::Weight(_) | Place::Const(_) => {
                             Spot::Fixed(consts[body.0][i].unwrap_or(shared))
                         }

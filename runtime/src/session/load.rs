@@ -7,7 +7,7 @@ use crate::buffers::Buffers;
 use crate::device::{Block, Device, with_bytes};
 use crate::pack::{Matrices, Rows};
 use crate::report::weight_bytes;
-use crate::weigh::WeightSource;
+use crate::source::WeightSource;
 use astrai_ir::ops::{Op, Weight};
 use astrai_ir::plan::PlannedWeight;
 use astrai_ir::{DType, Layout, Precision, Sizes, Tensor, Type, eval};

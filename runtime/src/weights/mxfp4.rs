@@ -2,7 +2,7 @@
 //! `[.., n, k / 32, 16]`, two numbers of four bits in a byte, the lower first, and `X_scales` u8 `[.., n, k / 32]`, powers of
 //! two. Out: `X` bf16 `[.., k, n]`, which holds every such number exactly, one tensor in memory at a time.
 
-use crate::weigh::{Source, WeightSource};
+use crate::source::{Source, WeightSource};
 use crate::weights::{Checkpoint, TensorView};
 use astrai_ir::DType;
 use std::borrow::Cow;

@@ -7,7 +7,7 @@ use crate::cases::case;
 use crate::levels::image::{Image, inputs, source};
 use astrai_builders::{Cache, Logits, Loss, Program};
 use astrai_codegen::cpu::{Cpu, Isa, isa::FLAGS};
-use astrai_engine::batch::Batch;
+use astrai_engine::batch::RaggedBatch;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::{Model, plan, plan_gradient, plan_within, served_fidelity};
 use astrai_ir::{DType, Kernel};
@@ -136,7 +136,7 @@ impl Programs {
     ) -> Option<Vec<(String, Vec<f32>)>> {
         let (_, seq, ids) = golden_ids(path);
         let rows: Vec<&[i64]> = ids.chunks(seq).collect();
-        let batch = Batch::new(&rows, self.model.config.vocab_size).unwrap();
+        let batch = RaggedBatch::new(&rows, self.model.config.vocab_size).unwrap();
         let image = Image::new(p, &null(), self.model.source(), &batch.inputs(&inputs(p)))?;
         let kernels = self.kernels();
         let number = |region: usize| {

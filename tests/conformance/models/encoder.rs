@@ -3,7 +3,7 @@
 
 use astrai_builders::config::Pooling;
 use astrai_builders::{Logits, Loss, ModelConfig, Program};
-use astrai_engine::batch::Batch;
+use astrai_engine::batch::RaggedBatch;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::{Model, plan};
 use astrai_ir::DType;
@@ -74,7 +74,7 @@ fn session(dir: &Path, device: Kind, storage: DType) -> Session {
 
 fn run(session: &mut Session, sequences: &[Vec<i64>]) -> Value {
     let rows: Vec<&[i64]> = sequences.iter().map(Vec::as_slice).collect();
-    let batch = Batch::new(&rows, VOCAB).unwrap();
+    let batch = RaggedBatch::new(&rows, VOCAB).unwrap();
     let (name, value) = session.run(&batch.inputs(session.inputs())).unwrap().remove(0);
     assert_eq!((name.as_str(), value.shape.as_slice()), ("embedding", &[rows.len(), 24][..]));
     value

@@ -1,7 +1,7 @@
 //! gpt-oss with experts in MXFP4, as it is published, against the same model with the numbers that they stand for.
 
 use astrai_builders::{ModelConfig, Program};
-use astrai_engine::batch::Batch;
+use astrai_engine::batch::RaggedBatch;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::Model;
 use astrai_ir::DType;
@@ -77,7 +77,7 @@ fn packed_experts_are_the_numbers_they_stand_for() {
             let machine = Machine::new(device, 2).unwrap();
             let mut session =
                 model.session(&Program::full(1, 24), storage, &machine, &mut |_, _| {}).unwrap();
-            let batch = Batch::new(&[&ids[..]], 50).unwrap();
+            let batch = RaggedBatch::new(&[&ids[..]], 50).unwrap();
             session.run(&batch.inputs(session.inputs())).unwrap().remove(0).1
         });
         assert!(logits[0].bytes == logits[1].bytes, "{device:?} {storage}");

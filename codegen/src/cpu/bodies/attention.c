@@ -16,8 +16,8 @@
  *   HEADS KV_HEADS D DV        sizes, KV_HEADS divides HEADS
  *   SCALE SOFTCAP              f32 literals, SCALE > 0; SOFTCAP > 0: s = SOFTCAP tanh(SCALE s / SOFTCAP), 0 = none
  *   CAUSAL WINDOW              0 or 1; WINDOW > 0: key j is visible only if i - j < WINDOW, 0 = none
- *   KV_BF16 Q_BF16             optional: keys and values, and queries, are bf16; scores are then sums over words of two
- *                              where an instruction adds those (DOT_WORDS). KV_F32, instead: keys and values are f32
+ *   KV_BF16 Q_BF16             optional: keys and values, and queries, are bf16; scores are then sums over bf16 pairs
+ *                              where an instruction adds those (DOT_BF16_PAIRS). KV_F32, instead: keys and values are f32
  * Leaves: NAME(units0)(dims) and NAME(phase0)(bufs, dims, scratch, begin, end), which writes
  *   o [tokens, HEADS, DV] contiguous, and lse; with PAGES_BUF NAME(units1) and NAME(phase1), too.
  *   A query that sees no key gets 0 and lse -infinity.
@@ -191,7 +191,7 @@ INLINE void NAME(turn)(struct NAME(ahead) *next, const int64_t *rows, int left) 
     next->rows = rows, next->row = next->at = 0, next->end = left < ATTN_KEYS ? left : ATTN_KEYS;
 }
 
-INLINE void NAME(look)(struct NAME(ahead) *next, const struct NAME(unit) *u, void *const *bufs, const int64_t *rows, int left) {
+INLINE void NAME(prefetch_from)(struct NAME(ahead) *next, const struct NAME(unit) *u, void *const *bufs, const int64_t *rows, int left) {
     next->k = (const K_T *)bufs[K_BUF] + K_OFF + u->key_head * (int64_t)K_HEAD;
     next->v = (const V_T *)bufs[V_BUF] + V_OFF + u->key_head * (int64_t)V_HEAD;
     next->lines_k = (u->groups * D * (int)sizeof(K_T) + 63) / 64;
@@ -199,7 +199,7 @@ INLINE void NAME(look)(struct NAME(ahead) *next, const struct NAME(unit) *u, voi
     NAME(turn)(next, rows, left);
 }
 
-INLINE void NAME(ask)(struct NAME(ahead) *next, int lines) {
+INLINE void NAME(prefetch)(struct NAME(ahead) *next, int lines) {
     for (; lines > 0 && next->row < next->end; lines--) {
         int64_t row = next->rows[next->row];
         if (next->at < next->lines_k)

@@ -159,7 +159,7 @@ INLINE void NAME(seen)(const struct NAME(state) *t, int r, int n, int *a, int *b
 }
 
 /* One row: scores and cotangents of weights become weights and cotangents of scores. */
-INLINE void NAME(weigh)(float *restrict s, float *restrict ds, float lse, float delta) {
+INLINE void NAME(online_softmax)(float *restrict s, float *restrict ds, float lse, float delta) {
     for (int j = 0; j < ATTN_KEYS; j++) {
         float p, slope = SCALE;
         if (SOFTCAP > 0) {
@@ -186,7 +186,7 @@ static void NAME(scores)(const struct NAME(unit) *u, struct NAME(state) *t, cons
             attn_product(n, t->g[r], DVP, &t->vt[0][a], ATTN_KEYS, &t->ds[r][a], ATTN_KEYS, b - a, 0, DV, 1);
         }
         for (int i = r; i < r + n; i++) {
-            if (t->a[i] < t->b[i]) NAME(weigh)(t->s[i], t->ds[i], lse[i * HEADS], u->delta[i0 + i]);
+            if (t->a[i] < t->b[i]) NAME(online_softmax)(t->s[i], t->ds[i], lse[i * HEADS], u->delta[i0 + i]);
             for (int j = 0; j < t->a[i]; j++) t->s[i][j] = t->ds[i][j] = 0.0f;
             for (int j = t->b[i]; j < ATTN_KEYS; j++) t->s[i][j] = t->ds[i][j] = 0.0f;
         }

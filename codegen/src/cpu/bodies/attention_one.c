@@ -1,6 +1,6 @@
 #if ONE_QUERY
 /* One query (decode): each key and value is used by a few rows only, so getting it ready is what costs. Keys are
- * transposed as words, and those of two numbers widened on their way into the product; values are read where they lie. Every
+ * transposed as bf16 pairs, and those of two numbers widened on their way into the product; values are read where they lie. Every
  * sum has the terms and the order that it has among many queries. */
 
 /* Rows of keys j0 and on; past the unit's last key that one again. */
@@ -8,7 +8,7 @@ static void NAME(rows)(const struct NAME(unit) *u, int j0, int64_t *rows) {
     for (int i = 0; i < ATTN_KEYS; i++) rows[i] = NAME(key_row)(u, j0 + i < u->to ? j0 + i : u->to - 1);
 }
 
-/* Keys a .. b of a tile as words, in the place of k; `next` are rows to fetch meanwhile. */
+/* Keys a .. b of a tile as bf16 pairs, in the place of k; `next` are rows to fetch meanwhile. */
 static void NAME(word_k)(struct NAME(state) *t, const K_T *k, const int64_t *rows, const int64_t *next, int a, int b) {
     for (int j = a / VW * VW; j < b; j += VW) {
         const K_T *at[VW];
@@ -16,7 +16,7 @@ static void NAME(word_k)(struct NAME(state) *t, const K_T *k, const int64_t *row
             for (int d = 0; d < D; d += 64 / (int)sizeof(K_T)) __builtin_prefetch(k + next[j + i] * K_ROW + d, 0, 2);
             at[i] = k + rows[j + i] * K_ROW;
         }
-        NAME(words)(t, at, j);
+        NAME(bf16_pairs)(t, at, j);
     }
 }
 
@@ -97,7 +97,7 @@ static void NAME(one)(const struct NAME(unit) *u, struct NAME(state) *t, const K
             if (end - r == 2) NAME(score_some)(t, r, 2, a, b);
             if (end - r == 1) NAME(score_some)(t, r, 1, a, b);
         }
-        for (int r = 0; r < rows; r += VW) NAME(weigh)(t, r, rows - r);
+        for (int r = 0; r < rows; r += VW) NAME(online_softmax)(t, r, rows - r);
         for (int g = 0; g < u->groups; g++) {
             const V_T *head = v + g * (int64_t)V_HEAD;
             int r = g * u->rows, end = r + u->rows;

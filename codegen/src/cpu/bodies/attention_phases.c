@@ -1,4 +1,5 @@
-/* What attention forward runs: units of queries and keys, then the joining of chunks that were units of their own. Comes after
+/* What attention forward runs: units of queries and keys, then, where the keys of few queries were shared by several units
+ * (flash-decoding: split-K over the keys), the joining of the chunks that were units of their own. Comes after
  * attention.c and its ways, and takes all names of theirs back.
  */
 
@@ -9,10 +10,10 @@ static void NAME(tile)(const struct NAME(unit) *u, struct NAME(state) *t, void *
         NAME(pack_k)(u, t, bufs[K_BUF], j0, count, g);
         NAME(scores)(t, g * u->rows, (g + 1) * u->rows, j0);
     }
-    for (int r = 0; r < rows; r += VW) NAME(weigh)(t, r, rows - r);
+    for (int r = 0; r < rows; r += VW) NAME(online_softmax)(t, r, rows - r);
     for (int g = 0; g < u->groups; g++) {
         NAME(pack_v)(u, t, bufs[V_BUF], j0, count, g);
-        NAME(blend)(t, g * u->rows, (g + 1) * u->rows);
+        NAME(add_values)(t, g * u->rows, (g + 1) * u->rows);
     }
 }
 
@@ -28,8 +29,8 @@ static void NAME(by_rows)(void *const *bufs, const int64_t *dims, char *scratch,
         int64_t around[2][ATTN_KEYS], *first = around[u.from / ATTN_KEYS % 2];
         struct NAME(ahead) ahead;
         if (u.queries == 1 && u.from < u.to) {
-            NAME(rows)(&u, u.from, first), NAME(look)(&ahead, &u, bufs, first, u.to - u.from);
-            NAME(ask)(&ahead, INT32_MAX); /* no tile before it did */
+            NAME(rows)(&u, u.from, first), NAME(prefetch_from)(&ahead, &u, bufs, first, u.to - u.from);
+            NAME(prefetch)(&ahead, INT32_MAX); /* no tile before it did */
         }
 #endif
         for (int j0 = u.from, end; j0 < u.to; j0 = end) {

@@ -3,7 +3,7 @@
  * NAME(rows_run) and NAME(rows_part).
  */
 
-#if defined(Q_BF16) && defined(KV_BF16) && DOT_WORDS && D % (2 * VW) == 0
+#if defined(Q_BF16) && defined(KV_BF16) && DOT_BF16_PAIRS && D % (2 * VW) == 0
 #define PAIRED 1
 #else
 #define PAIRED 0
@@ -31,7 +31,7 @@ struct NAME(sums) {
     float max[ROWS + VW], sum[ROWS + VW];
 };
 
-/* Where PAIRED, q and k are words: [ROWS][D / 2] of q's rows, [D / 2][ATTN_KEYS]. */
+/* Where PAIRED, q and k are bf16 pairs: [ROWS][D / 2] of q's rows, [D / 2][ATTN_KEYS]. */
 struct NAME(state) {
     float q[ROWS][D] __attribute__((aligned(64)));
     float s[ROWS][ATTN_KEYS] __attribute__((aligned(64)));
@@ -71,8 +71,8 @@ INLINE int64_t NAME(beyond)(const struct NAME(unit) *u, int j0, int g, int i, in
 }
 
 #if WORD
-/* VW keys, whose rows are these, as words [D / WORD][keys] in the place of k, from column j on. */
-INLINE void NAME(words)(struct NAME(state) *t, const K_T *const *rows, int j) {
+/* VW keys, whose rows are these, as bf16 pairs [D / WORD][keys] in the place of k, from column j on. */
+INLINE void NAME(bf16_pairs)(struct NAME(state) *t, const K_T *const *rows, int j) {
     for (int d = 0; d < D; d += WORD * VW) {
         const float *from[VW];
         for (int i = 0; i < VW; i++) from[i] = (const float *)(rows[i] + d);
@@ -95,7 +95,7 @@ static void NAME(pack_k)(const struct NAME(unit) *u, struct NAME(state) *t, cons
 #endif
         }
 #if PAIRED || WORD == 1
-        NAME(words)(t, rows, j);
+        NAME(bf16_pairs)(t, rows, j);
 #else
         for (int d = 0; d < D; d += VW) attn_transpose(&t->wide[0][d], DP, &t->k[d][j], ATTN_KEYS);
 #endif
@@ -115,7 +115,7 @@ static void NAME(pack_v)(const struct NAME(unit) *u, struct NAME(state) *t, cons
 }
 
 #if PAIRED
-#define SCORES attn_product_words
+#define SCORES attn_product_bf16_pairs
 #else
 #define SCORES attn_product
 #endif
@@ -146,7 +146,7 @@ static void NAME(scores)(struct NAME(state) *t, int r0, int r1, int j0) {
 
 /* Scores to weights, VW rows at once: new maxima, the factor that keeps the old sums, exponentials, sums.
  * Lane results of the rows are transposed, so that the last step over lanes is vertical. */
-static void NAME(weigh)(struct NAME(state) *t, int r0, int rows) {
+static void NAME(online_softmax)(struct NAME(state) *t, int r0, int rows) {
     const float factor = SOFTCAP > 0 ? 1.0f : SCALE, none = -__builtin_inff();
     float lane[VW][VW] __attribute__((aligned(64)));
     for (int i = 0; i < VW; i++) {
@@ -193,7 +193,7 @@ static void NAME(weigh)(struct NAME(state) *t, int r0, int rows) {
 
 /* o += weights v. A block of rows shares the keys that all its rows see; a row's other keys, before and after
  * those, are its own, so that what it must not see is never multiplied, not even by zero. */
-static void NAME(blend)(struct NAME(state) *t, int r0, int r1) {
+static void NAME(add_values)(struct NAME(state) *t, int r0, int r1) {
     for (int r = r0, n; r < r1; r += n) {
         n = attn_rows(r1 - r);
         int a = 0, b = ATTN_KEYS;

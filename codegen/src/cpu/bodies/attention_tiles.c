@@ -316,7 +316,7 @@ INLINE void NAME(few_part)(struct NAME(tiles) *t, const uint16_t *v, int r, int 
             vf x[2][2][2][2]; /* [even, odd keys][row][upper, rest][even, odd columns] */
             ATTN_EACH(o, 2) ATTN_EACH(i, n) ATTN_EACH(p, 2) x[o][i][p][0] = x[o][i][p][1] = (vf){0};
             for (int j = s; j < s + 32 && j < count; j += 2) {
-                NAME(ask)(&here, (2 * (D + DV) + DV - 1) / DV);
+                NAME(prefetch)(&here, (2 * (D + DV) + DV - 1) / DV);
                 ATTN_EACH(o, 2) {
                     if (j + o >= count) continue;
                     vu line = dot_load_u(v + t->rows[j + o] * V_ROW + d);
@@ -429,7 +429,7 @@ static void NAME(tile_chunk)(const struct NAME(unit) *u, struct NAME(tiles) *t, 
         memcpy(t->rows, t->next, sizeof t->rows);
         NAME(locate)(u, t->next, j0 + ATTN_KEYS);
         NAME(turn)(ahead, t->next, left);
-        if (u->rows > FEW) NAME(ask)(ahead, INT32_MAX);
+        if (u->rows > FEW) NAME(prefetch)(ahead, INT32_MAX);
         for (int g = 0; g < u->groups; g++) {
             const uint16_t *values = v + g * (int64_t)V_HEAD;
             NAME(keys)(u, t, k + g * (int64_t)K_HEAD, j0);
@@ -455,9 +455,9 @@ static void NAME(by_tiles)(void *const *bufs, const int64_t *dims, char *scratch
         const uint16_t *k = (const uint16_t *)bufs[K_BUF] + K_OFF + u.key_head * (int64_t)K_HEAD;
         const uint16_t *v = (const uint16_t *)bufs[V_BUF] + V_OFF + u.key_head * (int64_t)V_HEAD;
         struct NAME(ahead) ahead;
-        NAME(look)(&ahead, &u, bufs, t.next, left);
+        NAME(prefetch_from)(&ahead, &u, bufs, t.next, left);
         NAME(locate)(&u, t.next, u.from);
-        if (u.rows <= 16) NAME(ask)(&ahead, INT32_MAX);
+        if (u.rows <= 16) NAME(prefetch)(&ahead, INT32_MAX);
         NAME(open)(&u, &t, bufs[Q_BUF]);
         if (u.from >= u.to) NAME(tile_clear)(&u, t.all);
         for (int j0 = u.from, end; j0 < u.to; j0 = end) {

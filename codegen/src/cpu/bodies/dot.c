@@ -7,7 +7,7 @@
  *   EPILOGUE(m, n0, acc, valid)   consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
  *   one source of the weight:
  *     DOT_WEIGHT_F32 / DOT_WEIGHT_BF16   address of packed panels
- *   DOT_PAIRED                    DOT_WORDS where every A(m, k) and the weight are bf16 values, else 0
+ *   DOT_PAIRED                    DOT_BF16_PAIRS where every A(m, k) and the weight are bf16 values, else 0
  *   DOT_A_BF16 (optional)         the same, which admits the matrix unit
  *   DOT_A_AT(m) (optional)        address of A(m, 0..K) where it lies in memory as bf16
  *
@@ -18,7 +18,7 @@ enum {
     NAME(panels) = (DOT_N + DOT_NR - 1) / DOT_NR,
     NAME(sum) = (DOT_K + DOT_PAIRED) >> DOT_PAIRED, /* steps of a sum */
     NAME(blocks) = (NAME(sum) + DOT_KC - 1) / DOT_KC,
-    NAME(depth) = NAME(blocks) * DOT_KC, /* floats, or words, a packed row occupies */
+    NAME(depth) = NAME(blocks) * DOT_KC, /* floats, or bf16 pairs, a packed row occupies */
 };
 _Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=131072: a row is staged on the stack");
 
@@ -51,7 +51,7 @@ static int64_t NAME(row)(const int64_t *dims, int64_t tile)
     return tile * DOT_M / NAME(tiles)(dims);
 }
 
-/* A short input is packed by the caller alone: waking threads costs more. Of a single tile the rows are units. */
+/* A short input (small M) is packed by the caller alone: waking threads costs more. Of a single tile the rows are units. */
 int64_t NAME(units0)(const int64_t *dims)
 {
     if (DOT_M <= 4) return DOT_M > 0;
@@ -63,7 +63,7 @@ static char *NAME(tile_at)(const int64_t *dims, char *scratch, int64_t m)
     return scratch + m * (DOT_BY_TILES ? DOT_K * (int64_t)sizeof(uint16_t) : NAME(depth) * (int64_t)sizeof(float));
 }
 
-/* Row r of a tile of mr rows: blocks of DOT_KC f32 or words, or for the matrix unit [K/32][mr][32] bf16. */
+/* Row r of a tile of mr rows: blocks of DOT_KC f32 or bf16 pairs, or for the matrix unit [K/32][mr][32] bf16. */
 static void NAME(pack_row)(const int64_t *dims, char *tile, int64_t mr, int64_t r, const float *row)
 {
     if (DOT_BY_TILES) {
@@ -184,12 +184,12 @@ DOT_OUTLINE void NAME(finish)(void *const *bufs, const int64_t *dims __attribute
         DOT_DIRECT(1x##n)(a, DOT_AT(p, 0), DOT_PANEL_WORDS, DOT_K, c, 1, a, a)
 #endif
 
-/* One row: panels DOT_ABREAST at a time. */
+/* One row (M = 1, a matrix-vector product): panels DOT_ROW_PANELS at a time. */
 static void NAME(one_row)(void *const *bufs, const int64_t *dims, const float *a, int64_t p, int64_t end)
 {
     float c[4 * DOT_NR] __attribute__((aligned(64)));
     for (int64_t n; p < end; p += n) {
-        n = end - p < DOT_ABREAST ? end - p : DOT_ABREAST;
+        n = end - p < DOT_ROW_PANELS ? end - p : DOT_ROW_PANELS;
         n = n >= 4 ? 4 : n >= 2 ? 2 : 1;
         if (n == 4) { DOT_ROW(4); } else if (n == 2) { DOT_ROW(2); } else { DOT_ROW(1); }
         for (int64_t q = 0; q < n; q++) NAME(finish)(bufs, dims, 0, 1, p + q, c + q * DOT_NR);

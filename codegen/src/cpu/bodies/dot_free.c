@@ -9,9 +9,9 @@
  *   one source of the left side:
  *     PROLOGUE_ROW(m, row)          writes A(m, 0..DOT_ROW) as f32 to `row`; DOT_ROW is DOT_K as a literal
  *     LOAD_A(dst, m, mr, k0, kc)    writes A(m .. m + mr, k0 .. k0 + kc) to dst[mr][DOT_KC]
- *   DOT_PAIRED                      DOT_WORDS where A and B are bf16 values, and LOAD_A and LOAD_PANEL those of `dot_words.c`; else 0
+ *   DOT_PAIRED                      DOT_BF16_PAIRS where A and B are bf16 values, and LOAD_A and LOAD_PANEL those of `dot_bf16_pairs.c`; else 0
  *   LOAD_PANEL(dst, n0, n, k0, kc)  writes B(k0 .. k0 + kc, n0 .. n0 + n) to dst[kc][32], zeros beyond n
- *   FETCH_PANEL(n0, n, k0, kc, part, parts)   asks for a part of the same block ahead of its time
+ *   FETCH_PANEL(n0, n, k0, kc, part, parts)   prefetches a part of the same block
  *   EPILOGUE(m, n0, acc, valid)   consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
  *
  * Slots see `bufs` and `dims`. Phase 0 packs the left side into scratch, once; phase 1 packs blocks of panels where it uses
@@ -39,7 +39,7 @@ static int64_t NAME(panels)(const int64_t *dims) { return (DOT_N + DOT_NR - 1) /
 /* Tiles of near-equal height: a last tile of one or two rows would run at the speed of its panel loads. */
 static int64_t NAME(row)(const int64_t *dims, int64_t tile) { return tile * DOT_M / NAME(tiles)(dims); }
 
-/* Floats, or words, that a packed row occupies. */
+/* Floats, or bf16 pairs, that a packed row occupies. */
 static int64_t NAME(depth)(const int64_t *dims) { return (DOT_STEPS + DOT_KC - 1) / DOT_KC * DOT_KC; }
 
 /* Units that pack the rows of one dot. */

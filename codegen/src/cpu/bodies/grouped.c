@@ -6,11 +6,11 @@
  *   OFFSETS                         i32 [GROUPS + 1], ascending from 0 to ROWS
  *   PROLOGUE_ROW(m, row)            writes A(m, 0..K) as f32 to `row`
  *   EPILOGUE(m, n0, acc, valid)     consumes columns n0 .. n0 + valid of row m, n0 a multiple of 32, valid in 1..=32
- *   DOT_PAIRED                      DOT_WORDS where A and the matrices are bf16 values, and LOAD_PANEL is that of `dot_words.c`; else 0
+ *   DOT_PAIRED                      DOT_BF16_PAIRS where A and the matrices are bf16 values, and LOAD_PANEL is that of `dot_bf16_pairs.c`; else 0
  *   one source of the matrices:
  *     DOT_WEIGHT_F32 / DOT_WEIGHT_BF16   address of packed panels, those of a group one after another
  *     LOAD_PANEL(dst, e, n0, n, k0, kc)  writes columns n0 .. n0 + n of matrix e to dst[kc][32], zeros beyond n, and
- *     FETCH_PANEL(e, n0, n, k0, kc, part, parts)   asks for a part of the same block ahead of its time
+ *     FETCH_PANEL(e, n0, n, k0, kc, part, parts)   prefetches a part of the same block
  *
  * Rows of a group are cut into blocks, blocks into tiles of near-equal height. Units are counted by what there may be at
  * most, for how many rows a group has is data; those beyond the last block return at once. Phase 0 packs the rows of a block
@@ -21,7 +21,7 @@
 enum {
     NAME(panels) = (DOT_N + DOT_NR - 1) / DOT_NR,
     NAME(sum) = (DOT_K + DOT_PAIRED) >> DOT_PAIRED,         /* steps of a sum */
-    NAME(depth) = (NAME(sum) + DOT_KC - 1) / DOT_KC * DOT_KC, /* floats, or words, a packed row occupies */
+    NAME(depth) = (NAME(sum) + DOT_KC - 1) / DOT_KC * DOT_KC, /* floats, or bf16 pairs, a packed row occupies */
     NAME(block) = 12 * DOT_MR,
 };
 #ifdef GROUPED_MATRIX_UNIT
@@ -144,13 +144,13 @@ DOT_OUTLINE void NAME(finish)(void *const *bufs, const int64_t *dims __attribute
 
 #ifdef GROUPED_AT
 /* One tile: panels are used once, so they are read where they lie, whatever their type; of a single row
- * DOT_ABREAST at a time. */
+ * DOT_ROW_PANELS at a time. */
 static void NAME(one_tile)(void *const *bufs, const int64_t *dims, const float *a, const struct NAME(rows) *r, int64_t p,
                            int64_t end)
 {
     static dot_tile_fn *const direct[] = GROUPED_TABLE;
     float c[DOT_MR * DOT_NR] __attribute__((aligned(64)));
-    for (; DOT_ABREAST == 4 && r->count == 1 && p + 4 <= end; p += 4) {
+    for (; DOT_ROW_PANELS == 4 && r->count == 1 && p + 4 <= end; p += 4) {
         GROUPED_DIRECT(1x4)(a, GROUPED_AT(r->group, p, 0), GROUPED_WORDS, NAME(sum), c, 1, a, a);
         for (int q = 0; q < 4; q++) NAME(finish)(bufs, dims, r->first, 1, p + q, c + q * DOT_NR);
     }

@@ -5,9 +5,9 @@
  *   NAME(x)                         prefixes a symbol of this kernel
  *   GROUPS, DOT_M, DOT_N            literals; OFFSETS: i32 [GROUPS + 1], ascending from 0 to the rows
  *   LOAD_A(dst, m, mr, k0, kc)      writes A(k0 .. k0 + kc, m .. m + mr) to dst[mr][DOT_KC]
- *   DOT_PAIRED                      DOT_WORDS where A and B are bf16 values, and LOAD_A and LOAD_PANEL those of `dot_words.c`; else 0
+ *   DOT_PAIRED                      DOT_BF16_PAIRS where A and B are bf16 values, and LOAD_A and LOAD_PANEL those of `dot_bf16_pairs.c`; else 0
  *   LOAD_PANEL(dst, n0, n, k0, kc)  writes B(k0 .. k0 + kc, n0 .. n0 + n) to dst[kc][32], zeros beyond n
- *   FETCH_PANEL(n0, n, k0, kc, part, parts)   asks for a part of the same block ahead of its time
+ *   FETCH_PANEL(n0, n, k0, kc, part, parts)   prefetches a part of the same block
  *   EPILOGUE(m, n0, acc, valid)     consumes columns n0 .. n0 + valid of row m of the result
  *
  * A unit is a block of rows of one matrix by a group of panels; a group without rows gives zeros. Rows ascend in one

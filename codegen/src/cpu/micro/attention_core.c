@@ -33,7 +33,7 @@ INLINE int attn_chunk_end(int j) { return (j / attn_chunk_keys(j) + 1) * attn_ch
 
 /* c[MR][NV * VW] (+)= a[MR][k0..k1) b[k0..k1)[NV * VW], k ascending, one accumulator an element. AT says where
  * a[r][k] lies: rows of a are rows of memory (`r * lda + k`) or its columns (`k * lda + r`); SPLAT and ADD are those of f32,
- * or of words of two bf16. */
+ * or of pairs of two bf16. */
 #define ATTN_TILE(NAME, MR, NV, AT, SPLAT, ADD)                                                    \
     static void NAME##_##MR##_##NV(const float *a, int64_t lda, const float *b, int64_t ldb,       \
                                    float *c, int64_t ldc, int64_t k0, int64_t k1, int fresh) {     \
@@ -68,7 +68,7 @@ typedef void attn_tile(const float *, int64_t, const float *, int64_t, float *, 
 #endif
 ATTN_TABLE(attn_tile_n, r *lda + k, v_splat, v_fma)
 ATTN_TABLE(attn_tile_t, k *lda + r, v_splat, v_fma)
-#if DOT_WORDS
+#if DOT_BF16_PAIRS
 ATTN_TABLE(attn_tile_p, r *lda + k, dot_splat_word, dot_pair)
 #endif
 
@@ -91,9 +91,9 @@ static void attn_product(int rows, const float *a, int64_t lda, const float *b, 
     attn_by(attn_tile_ns, rows, a, lda, b, ldb, c, ldc, cols, k0, k1, fresh);
 }
 
-#if DOT_WORDS
-/* As attn_product, of words. */
-static void attn_product_words(int rows, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
+#if DOT_BF16_PAIRS
+/* As attn_product, of bf16 pairs. */
+static void attn_product_bf16_pairs(int rows, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
                                int64_t ldc, int cols, int k0, int k1, int fresh) {
     attn_by(attn_tile_ps, rows, a, lda, b, ldb, c, ldc, cols, k0, k1, fresh);
 }

@@ -183,7 +183,7 @@ DOT_INLINE void dot_amx_row(int np, const float *a, const uint32_t *w, int64_t w
     for (int p = 0; p < np; p++) sum[p][0] = sum[p][1] = (dot_vf){0};
 #pragma GCC unroll 1
     for (int64_t at = 0; at < words; at += 512, a += 32) {
-        int64_t far = at + DOT_FAR / 4 + (at + DOT_FAR / 4 < words ? 0 : (np - 1) * words);
+        int64_t far = at + DOT_PREFETCH_BYTES / 4 + (at + DOT_PREFETCH_BYTES / 4 < words ? 0 : (np - 1) * words);
         dot_vf even[4][2], odd[4][2];
 #pragma GCC unroll 4
         for (int p = 0; p < np; p++) even[p][0] = even[p][1] = odd[p][0] = odd[p][1] = (dot_vf){0};

@@ -10,7 +10,7 @@
  *   f32 panels   [ceil(N/32)][K][32]
  *   bf16 panels  [ceil(N/32)][ceil(K/2)][32][2]: a 32-bit lane holds (k, k+1) of one column, hence a shift and a mask
  *                unpack two f32 vectors from one load, and the same bytes are what a matrix unit (AMX) reads.
- *   words        where an instruction adds both products of a pair (DOT_WORDS) and both sides are bf16, activations are
+ *   bf16 pairs   where an instruction adds both products of a pair (DOT_BF16_PAIRS) and both sides are bf16, activations are
  *                pairs as well, and a pair takes the place of an f32 everywhere above: a sum over K is one of ceil(K/2) steps.
  *   Columns beyond N and the odd k beyond K are zero.
  */
@@ -33,23 +33,23 @@
 /* Instructions that add the products of two pairs of bf16 to a sum: first those of odd k, then those of even k, each rounded
  * once; subnormals count as zero. A matrix unit is better still, and needs the sides in its own way. */
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && !defined(__AMX_BF16__)
-#define DOT_WORDS 1
+#define DOT_BF16_PAIRS 1
 #else
-#define DOT_WORDS 0
+#define DOT_BF16_PAIRS 0
 #endif
 /* What one step of a sum reads of a side. */
 #define DOT_F32 0
 #define DOT_BF16 1 /* of the right side, widened in registers; the left side is f32 */
-#define DOT_PAIR 2 /* of both sides, a word of two */
+#define DOT_PAIR 2 /* of both sides, two bf16 in 32 bits */
 
-/* Short tiles wait for memory: ask for the panel DOT_FAR bytes ahead; of several panels side by side, beyond their ends for those
- * that come next. Processors with words ask for themselves, and better. */
-#define DOT_FAR_ROWS 4
-#define DOT_FAR_ASKED (!DOT_WORDS)
-#define DOT_FAR 2048
+/* Short tiles wait for memory: ask for the panel DOT_PREFETCH_BYTES bytes ahead; of several panels side by side, beyond their ends for those
+ * that come next. Processors with bf16 pairs prefetch by themselves, and better. */
+#define DOT_PREFETCH_ROWS 4
+#define DOT_PREFETCHES (!DOT_BF16_PAIRS)
+#define DOT_PREFETCH_BYTES 2048
 /* Panels side by side by a row alone: several hide the latency of additions, yet such processors hide it behind their reads,
  * and read one run of memory fastest. */
-#define DOT_ABREAST (DOT_WORDS ? 1 : 4)
+#define DOT_ROW_PANELS (DOT_BF16_PAIRS ? 1 : 4)
 #define DOT_STRIP (2 * DOT_LANES) /* columns one pass of the tile holds in registers */
 
 typedef float dot_vf __attribute__((vector_size(4 * DOT_LANES)));
@@ -87,7 +87,7 @@ DOT_INLINE dot_vf dot_splat_word(float x)
 
 DOT_INLINE dot_vf dot_pair(dot_vf a, dot_vf b, dot_vf c)
 {
-#if DOT_WORDS
+#if DOT_BF16_PAIRS
     __asm__("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));
 #endif
     return c;
@@ -118,8 +118,8 @@ DOT_INLINE void dot_tile(int mr, int np, int kind, const float *restrict a, cons
 #pragma GCC unroll 1
         for (; k + 1 + bf16 <= kc; k += 1 + bf16, b += DOT_NR) {
             dot_vf lo[8], hi[8];
-            int64_t far = b - (const uint32_t *)w + DOT_FAR / 4;
-            far = DOT_FAR / 4 + (np == 1 || far < stride ? 0 : (np - 1) * stride);
+            int64_t far = b - (const uint32_t *)w + DOT_PREFETCH_BYTES / 4;
+            far = DOT_PREFETCH_BYTES / 4 + (np == 1 || far < stride ? 0 : (np - 1) * stride);
 #pragma GCC unroll 8
             for (int j = 0; j < 2 * np; j++) {
                 const uint32_t *at = b + j / 2 * stride + j % 2 * DOT_LANES;
@@ -129,9 +129,9 @@ DOT_INLINE void dot_tile(int mr, int np, int kind, const float *restrict a, cons
                 } else {
                     lo[j] = dot_load((const float *)at);
                 }
-                if (DOT_FAR_ASKED && mr <= DOT_FAR_ROWS) __builtin_prefetch(at + far, 0, 3);
+                if (DOT_PREFETCHES && mr <= DOT_PREFETCH_ROWS) __builtin_prefetch(at + far, 0, 3);
             }
-            if (mr > DOT_FAR_ROWS) {
+            if (mr > DOT_PREFETCH_ROWS) {
                 __builtin_prefetch(next_a + k * mr * 4, 0, 3);
                 if (bf16) __builtin_prefetch(next_a + (k + 1) * mr * 4, 0, 3);
                 __builtin_prefetch(next_w + k * 64, 0, 2);
@@ -201,7 +201,7 @@ typedef void dot_tile_fn(DOT_TILE_ARGS);
     {                                                                                                                  \
         dot_tile(mr, np, kind, a, w, stride, kc, c, first, next_a, next_w);                                            \
     }
-#if DOT_WORDS
+#if DOT_BF16_PAIRS
 #define DOT_TILE(mr, np)                                                                                               \
     DOT_TILE_OF(f32, mr, np, DOT_F32) DOT_TILE_OF(bf16, mr, np, DOT_BF16) DOT_TILE_OF(pair, mr, np, DOT_PAIR)
 #else
@@ -236,7 +236,7 @@ DOT_TILE(14, 1)
 #else
 #define DOT_TABLE(type) {dot_##type##_1x1, dot_##type##_2x1, dot_##type##_3x1, dot_##type##_4x1}
 #endif
-/* Tiles of f32 sides, or of words. */
+/* Tiles of f32 sides, or of bf16 pairs. */
 #define DOT_TABLE_FOR(paired) DOT_TABLE_FOR_(paired)
 #define DOT_TABLE_FOR_(paired) DOT_TABLE_##paired
 #define DOT_TABLE_0 DOT_TABLE(f32)
@@ -264,14 +264,14 @@ DOT_INLINE uint32_t dot_bits(float x)
 
 typedef uint32_t dot_word __attribute__((may_alias));
 
-/* Numbers of a sum of `sum` in the block of depth that begins at step k; a step of words has two. */
+/* Numbers of a sum of `sum` in the block of depth that begins at step k; a step of bf16 pairs has two. */
 DOT_INLINE int64_t dot_numbers(int64_t sum, int64_t k, int paired)
 {
     int64_t rest = sum - (k << paired), most = DOT_KC << paired;
     return rest < most ? rest : most;
 }
 
-/* n numbers of a packed row: as they are, or, exactly, bf16 values as words. */
+/* n numbers of a packed row: as they are, or, exactly, bf16 values as pairs. */
 DOT_INLINE void dot_keep(float *dst, const float *row, int paired, int64_t n)
 {
     if (!paired) {

@@ -1,4 +1,4 @@
-/* Blocks of 32 x 32 numbers for the matrix unit, or of 16 steps of words for `dot_words.c`, from row-major sides of a dot that
+/* Blocks of 32 x 32 numbers for the matrix unit, or of 16 steps of words for `dot_bf16_pairs.c`, from row-major sides of a dot that
  * nobody packed ahead. Written once per translation unit, after `dot_amx.c`.
  *
  *   rows   dst[32 m][32 k], a left side's block: what tiles 4 and 5 load
@@ -10,7 +10,7 @@
  * Each is a block of its own, one after another. The matrix unit adds products in the order of k within a step, which is no
  * part of a sum's meaning, so that an f32 block pairs k with k + 16, and shuffles nothing.
  */
-#if defined(DOT_AMX_ROWS) && defined(__AVX512BW__) || DOT_WORDS
+#if defined(DOT_AMX_ROWS) && defined(__AVX512BW__) || DOT_BF16_PAIRS
 typedef uint16_t dot_h32 __attribute__((vector_size(64), may_alias));
 typedef uint32_t dot_w16 __attribute__((vector_size(64), may_alias));
 typedef uint64_t dot_q8 __attribute__((vector_size(64), may_alias));

@@ -1,5 +1,5 @@
 //! Where a step's time beyond its floor goes. In: timed launches, measured peaks, the seconds of the whole step. Out: a table by
-//! kind of kernel, the largest loss first.
+//! kind of kernel, the most above its floor first.
 
 use crate::table::table;
 use astrai_ir::DType;
@@ -28,7 +28,7 @@ fn kind(form: &str) -> &str {
 
 /// The table for launches of programs, one of which may have a name that stands for all its kinds. What `seconds` has beyond all
 /// launches went between them.
-pub(super) fn lost(
+pub(super) fn breakdown(
     programs: &[(Option<&'static str>, &[ProfileRow])],
     peaks: &Peaks,
     dtype: DType,
@@ -53,11 +53,11 @@ pub(super) fn lost(
         [|s: &Sum| s.floor, |s: &Sum| s.measured].map(|of| sums.iter().map(|(_, s)| of(s)).sum::<f64>());
     sums.push(("all", Sum { floor, measured }));
     let row = |(kind, s): &(&str, Sum)| {
-        let lost = s.measured - s.floor;
+        let above = s.measured - s.floor;
         let ms = |x: f64| format!("{:.2}", x * 1e3);
-        let share = format!("{:.1}%", 100.0 * lost / measured.max(1e-12));
-        vec![kind.to_string(), ms(s.floor), ms(s.measured), ms(lost), share]
+        let share = format!("{:.1}%", 100.0 * above / measured.max(1e-12));
+        vec![kind.to_string(), ms(s.floor), ms(s.measured), ms(above), share]
     };
     let rows: Vec<Vec<String>> = sums.iter().map(row).collect();
-    table(&["what", "floor ms", "measured ms", "lost ms", "of the time"], &rows)
+    table(&["what", "floor ms", "measured ms", "above floor ms", "of the time"], &rows)
 }
