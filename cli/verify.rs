@@ -7,6 +7,7 @@ use crate::progress::tell;
 use crate::table::table;
 use astrai_engine::Model;
 use astrai_engine::golden::{Golden, Row};
+use astrai_runtime::weights::Checkpoint;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -63,8 +64,9 @@ impl Verify {
     /// Checks and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
         let path = self.golden.clone().unwrap_or_else(|| self.model.join("golden.safetensors"));
+        let file = Checkpoint::open(&path)?;
         let (model, machine) = (Model::open(&self.model, false)?, self.machine.machine()?);
-        let mut golden = Golden::open(&path, &model, &machine, self.machine.storage())?;
+        let mut golden = Golden::over(file, &path, &model, &machine, self.machine.storage())?;
         golden.fidelity = self.fidelity.asked().unwrap_or_default();
         warn(model.warnings.iter().chain(&machine.warnings));
         let checks = match self.only.is_empty() {

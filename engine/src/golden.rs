@@ -70,7 +70,20 @@ impl<'a> Golden<'a> {
         machine: &'a Machine,
         storage: DType,
     ) -> Result<Golden<'a>, Error> {
-        let file = Checkpoint::open(path)?;
+        Golden::over(Checkpoint::open(path)?, path, model, machine, storage)
+    }
+
+    /// The same, of a file that was opened at this path.
+    ///
+    /// # Errors
+    /// The model has no logits.
+    pub fn over(
+        file: Checkpoint,
+        path: &Path,
+        model: &'a Model,
+        machine: &'a Machine,
+        storage: DType,
+    ) -> Result<Golden<'a>, Error> {
         model.config.check_decoder().map_err(|e| e.to_string())?;
         Ok(Golden { model, machine, file, storage, fidelity: Fidelity::Exact, path: path.to_path_buf() })
     }

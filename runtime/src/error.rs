@@ -28,9 +28,11 @@ pub enum Error {
         /// Its last words.
         message: String,
     },
-    /// NVRTC could not be loaded or refused a program.
-    #[error("NVRTC: {program}: {message}")]
-    Nvrtc {
+    /// A device's library could not be loaded, or refused a program.
+    #[error("{library}: {program}: {message}")]
+    Library {
+        /// The library.
+        library: &'static str,
         /// The program, or the library.
         program: String,
         /// Its words.

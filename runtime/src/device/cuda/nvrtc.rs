@@ -58,7 +58,11 @@ impl Nvrtc {
     /// # Errors
     /// The file is no NVRTC, or the loader's own path leads `cudarc` to another one.
     pub fn open(path: &Path) -> Result<Nvrtc, Error> {
-        let fail = |message: String| Error::Nvrtc { program: path.display().to_string(), message };
+        let fail = |message: String| Error::Library {
+            library: "NVRTC",
+            program: path.display().to_string(),
+            message,
+        };
         // Where the library does not name its own folder as one to search, its second half must be there before it is used.
         for builtins in siblings(path, "libnvrtc-builtins.so.") {
             // SAFETY: NVIDIA's library, whose initialisers only register tables.
@@ -98,7 +102,11 @@ impl Nvrtc {
 
     /// Compiles a program for an architecture such as `sm_90a`.
     pub fn cubin(&self, name: &str, source: &str, arch: &str, options: &[&str]) -> Result<Cubin, Error> {
-        let fail = |message: String| Error::Nvrtc { program: format!("{name} for {arch}"), message };
+        let fail = |message: String| Error::Library {
+            library: "NVRTC",
+            program: format!("{name} for {arch}"),
+            message,
+        };
         let text = |s: &str| CString::new(s).map_err(|_| fail("a zero byte in the text".into()));
         let architecture = format!("--gpu-architecture={arch}");
         let flags = [architecture.as_str(), "--ptxas-options=-v"].into_iter().chain(options.iter().copied());
