@@ -10,7 +10,7 @@ mod saturate;
 #[path = "stages/snapshot.rs"]
 mod snapshot;
 
-use astrai_builders::config::{LayerSpec, MlpSpec, NormPlace, QkNorm};
+use astrai_builders::config::{LayerSpec, MlpSpec, NormPlacement, QkNorm};
 use astrai_builders::{Logits, Loss, build};
 use astrai_ir::json::write_json;
 use astrai_ir::ops::Op;
@@ -94,7 +94,7 @@ fn stages_keep_the_meaning_and_settle_at_once() {
 
 /// Norms of a layer that are no prologue of a dot: behind attention and MLP, and over all heads of queries and keys.
 fn norms_apart(layer: &LayerSpec) -> u64 {
-    let behind = if layer.norms == NormPlace::Before { 0 } else { 2 };
+    let behind = if layer.norms == NormPlacement::Pre { 0 } else { 2 };
     let whole = if layer.attention.qk_norm == QkNorm::WholeBeforeRope { 2 } else { 0 };
     behind + whole
 }
