@@ -247,7 +247,7 @@ impl Compile {
         };
         let (graph, build_seconds) = measure::once(|| build(&config, &program))?;
         let about = json!({
-            "model_type": config.model_type.name, "for": name, "batch": batch, "seq": seq,
+            "model_type": config.model_type, "for": name, "batch": batch, "seq": seq,
             "dtype": self.machine.storage().name(),
         });
         let leaves = placements(&config, &mesh, &graph);

@@ -121,7 +121,7 @@ impl Run {
             config.check_decoder()?;
         }
         if self.want.contains(&Want::Embedding) && config.encoder.is_none() {
-            let name = config.model_type.name;
+            let name = config.model_type;
             return Err(
                 format!("--want embedding: `{name}` is no encoder; want logits, loss or grads").into()
             );

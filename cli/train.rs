@@ -314,7 +314,7 @@ fn check_router(config: &ModelConfig, s: &Settings) -> Result<(), Failure> {
 /// Operations of forward and backward for a token, nothing computed twice: 6 for each parameter of a product that it meets, and
 /// 12 for each component of a head and token of the sequence (PaLM, arXiv:2204.02311, appendix B).
 pub fn flops_per_token(config: &ModelConfig, seq: usize) -> f64 {
-    let names = config.model_type.names;
+    let names = config.names;
     let products = config
         .tensors()
         .into_iter()

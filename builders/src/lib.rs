@@ -1,18 +1,18 @@
-//! Builders: from the configuration of a model to what is computed. In: `config.json`. Out: a resolved description, its
+//! Builders: from a model's configuration to its graphs. In: `config.json`. Out: a resolved configuration, the model's
 //! weights by name, shape and initialiser, and the graph of every program of the model.
+//!
+//! Modules depend on each other in one direction: `config` (plain data, raw keys) ← `families` (a row per family) ←
+//! `registry` (reading and saving) ← `placements`; `config` ← `program` ← `graph`.
 
 pub mod config;
-mod experts;
-mod layer;
-pub mod model;
-pub mod models;
+mod families;
+mod graph;
 mod placements;
-mod pool;
+mod program;
 pub mod registry;
-pub mod router;
-mod stacked;
 
-pub use config::{ConfigError, ModelConfig};
-pub use model::{Cache, Logits, Loss, Program, build};
+pub use config::{ConfigError, ModelConfig, Names};
+pub use graph::build;
 pub use placements::{Ranks, placements};
-pub use registry::{MODELS, ModelType, Names};
+pub use program::{Cache, Logits, Loss, Program};
+pub use registry::{MODELS, ModelType, Reading};

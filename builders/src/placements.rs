@@ -2,8 +2,8 @@
 //! for every weight and state of a built graph what a rank holds: a table of roles, by the names of the weights. What does not
 //! divide is refused by the name of its key.
 
-use crate::config::{ExpertsSpec, MlpSpec, ModelConfig, QkNorm};
-use crate::experts::joined;
+use crate::config::{ExpertNames, ExpertsSpec, MlpSpec, ModelConfig, QkNorm};
+use crate::registry;
 use astrai_ir::ops::Op;
 use astrai_ir::shard::{STAGES, Shard};
 use astrai_ir::{Axis, Dim, Graph, Mesh, Placement, Type};
@@ -82,7 +82,7 @@ impl Ranks {
         match experts {
             Some((count, _)) => divides(experts_key(c), count, "ep", self.ep)?,
             None if self.ep > 1 => {
-                return Err(format!("ep={}: {} has no experts; use dp", self.ep, c.model_type.name));
+                return Err(format!("ep={}: {} has no experts; use dp", self.ep, c.model_type));
             }
             None => {}
         }
@@ -92,7 +92,7 @@ impl Ranks {
         let mut axes = vec![Axis::new(STAGES, self.pp), Axis::new("dp", self.dp), Axis::new("ep", self.ep)];
         if c.kv_heads.is_multiple_of(self.tp) {
             axes.push(Axis::new("tp", self.tp));
-        } else if self.tp.is_multiple_of(c.kv_heads) && c.model_type.names.qkv.is_none() {
+        } else if self.tp.is_multiple_of(c.kv_heads) && c.names.qkv.is_none() {
             axes.push(Axis::new(SHARED[0], c.kv_heads));
             axes.push(Axis::new(SHARED[1], self.tp / c.kv_heads));
         } else {
@@ -105,17 +105,18 @@ impl Ranks {
     }
 }
 
+/// True for a key that the model type of `c` reads.
+fn reads(c: &ModelConfig, key: &str) -> bool {
+    registry::find(c.model_type).is_some_and(|m| m.reads(key))
+}
+
 fn inner_key(c: &ModelConfig, experts: bool) -> &'static str {
-    if experts && c.model_type.reads("moe_intermediate_size") {
-        "moe_intermediate_size"
-    } else {
-        "intermediate_size"
-    }
+    if experts && reads(c, "moe_intermediate_size") { "moe_intermediate_size" } else { "intermediate_size" }
 }
 
 fn experts_key(c: &ModelConfig) -> &'static str {
     let keys = ["num_local_experts", "n_routed_experts", "num_experts"];
-    keys.into_iter().find(|k| c.model_type.reads(k)).unwrap_or("num_experts")
+    keys.into_iter().find(|k| reads(c, k)).unwrap_or("num_experts")
 }
 
 /// For every weight and state of `graph`, which was built from this configuration, what ranks hold along each axis; those
@@ -145,7 +146,7 @@ fn heads_apart(c: &ModelConfig, ty: &Type) -> bool {
 
 /// What a weight of this name does, and in which experts.
 fn role<'a>(c: &'a ModelConfig, name: &str) -> Option<(Role, Option<&'a ExpertsSpec>)> {
-    let names = c.model_type.names;
+    let names = c.names;
     if name == names.embed || name == names.head {
         return Some((Role::Vocabulary, None));
     }
@@ -167,10 +168,10 @@ fn role<'a>(c: &'a ModelConfig, name: &str) -> Option<(Role, Option<&'a ExpertsS
     }
     let local = local.strip_suffix(".weight").or(local.strip_suffix(".bias"))?;
     if let MlpSpec::Experts(e) = &layer.mlp {
-        if local == joined(&[e.names.gate, e.names.up]) {
+        if local == ExpertNames::joined(&[e.names.gate, e.names.up]) {
             return Some((Role::ExpertsIn, Some(e)));
         }
-        if local == joined(&[e.names.down]) {
+        if local == ExpertNames::joined(&[e.names.down]) {
             return Some((Role::ExpertsOut, Some(e)));
         }
         let is = |name: &str, i: usize| local == name.replace("{e}", &i.to_string());

@@ -1,108 +1,119 @@
-//! The registry of model types. In: a type's name, an architecture, or the keys of a file. Out: its registration, one
-//! file per family under `models/`. A family is added by writing that file and its line in the table of `models/mod.rs`.
+//! The registry of model types, and the door of a configuration file. In: a `config.json`, a model directory or the text
+//! itself, of transformers or of AstrAI. Out: a [`ModelConfig`] with what was noticed while reading, or one line that says what to
+//! correct. A family is added by its file under `families/` and its line in the table of `families/mod.rs`.
 
-use crate::config::{ConfigError, ModelConfig, Raw};
+use crate::config::{self, ConfigError, MAX_PARAMETERS, ModelConfig, Raw, excerpt, json};
 use serde_json::{Map, Value};
-use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 
-pub use crate::models::MODELS;
+pub use crate::families::{MODELS, ModelType};
 
-/// One registered model type.
-pub struct ModelType {
-    /// Value of `model_type`.
-    pub name: &'static str,
-    /// Values of `architectures` that mean this type; the first, if any, is written on saving.
-    pub architectures: &'static [&'static str],
-    /// One line for listings.
-    pub description: &'static str,
-    /// Keys that are read, in groups that families share.
-    pub keys: &'static [&'static [&'static str]],
-    /// Pairs of a key and its other spelling.
-    pub aliases: &'static [(&'static str, &'static str)],
-    /// Keys of the family's own that mean nothing for what is built here.
-    pub inert: &'static [&'static str],
-    /// Names of the weights.
-    pub names: &'static Names,
-    /// Raw keys to the resolved description.
-    pub resolve: fn(&Raw) -> Result<ModelConfig, ConfigError>,
-    /// And back.
-    pub save: fn(&ModelConfig) -> Map<String, Value>,
+/// Largest configuration file read, bytes.
+const MAX_FILE: u64 = 16 << 20;
+
+/// Most unknown keys named in a refusal.
+const SHOWN: usize = 8;
+
+/// Keys by which a file without a type is recognised as AstrAI's.
+const ASTRAI_KEYS: [&str; 8] =
+    ["dim", "n_layers", "n_heads", "dim_ffn", "use_gated_attention", "use_qk_norm", "attn_type", "ffn_type"];
+
+/// A configuration and what was noticed while reading it.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    /// The model.
+    pub config: ModelConfig,
+    /// One line each, for the user.
+    pub warnings: Vec<String>,
+    /// Keys that nothing reads; each has its line in `warnings`.
+    pub unknown: Vec<String>,
+    file: String,
 }
 
-/// The checkpoint's names. Layer parts stand between the layer's prefix and `.weight` or `.bias`.
-#[derive(Debug)]
-pub struct Names {
-    /// Embedding, `[vocab, hidden]`.
-    pub embed: &'static str,
-    /// Prefix of layer `{i}`, up to and with its dot.
-    pub layer: &'static str,
-    /// Norm before attention, `[hidden]`.
-    pub input_norm: &'static str,
-    /// Query projection, `[heads * head_dim, hidden]`.
-    pub q: &'static str,
-    /// Key projection, `[kv_heads * head_dim, hidden]`.
-    pub k: &'static str,
-    /// Value projection, `[kv_heads * head_dim, hidden]`.
-    pub v: &'static str,
-    /// Where the checkpoint has one tensor for the three: its rows are those of the query, key and value projections.
-    pub qkv: Option<&'static str>,
-    /// Norm of queries, `[head_dim]` or as wide as they are.
-    pub q_norm: &'static str,
-    /// Norm of keys, `[head_dim]` or as wide as they are.
-    pub k_norm: &'static str,
-    /// Gate on the attention output, `[heads * head_dim, hidden]`.
-    pub gate: &'static str,
-    /// Scores that join each head's softmax, `[heads]`, whole but for the layer's prefix.
-    pub sinks: Option<&'static str>,
-    /// Output projection, `[hidden, heads * head_dim]`.
-    pub o: &'static str,
-    /// Norm of what attention adds to the stream, `[hidden]`.
-    pub attention_out_norm: &'static str,
-    /// Norm before the MLP, `[hidden]`.
-    pub post_attention_norm: &'static str,
-    /// MLP gate, `[intermediate, hidden]`.
-    pub mlp_gate: &'static str,
-    /// MLP up, `[intermediate, hidden]`.
-    pub mlp_up: &'static str,
-    /// Where the checkpoint has one tensor for gate and up: its rows are those of the gate, then of up.
-    pub mlp_gate_up: Option<&'static str>,
-    /// MLP down, `[hidden, intermediate]`.
-    pub mlp_down: &'static str,
-    /// Norm of what the MLP adds to the stream, `[hidden]`.
-    pub mlp_out_norm: &'static str,
-    /// Last norm, `[hidden]`.
-    pub final_norm: &'static str,
-    /// Head, `[vocab, hidden]`; absent from checkpoints with tied embeddings.
-    pub head: &'static str,
-    /// How names begin of tensors of parts that are not built, such as an image tower; they are left aside.
-    pub beside: &'static [&'static str],
-}
-
-impl Names {
-    /// Name of a layer's tensor: `in_layer(3, names.q, "weight")`.
-    pub fn in_layer(&self, i: usize, part: &str, suffix: &str) -> String {
-        format!("{}{part}.{suffix}", self.layer.replace("{i}", &i.to_string()))
+impl Reading {
+    /// Refuses the file if it has unknown keys (`--strict`).
+    pub fn deny_unknown(self) -> Result<Reading, ConfigError> {
+        if self.unknown.is_empty() {
+            return Ok(self);
+        }
+        let shown = self.unknown.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+        let more = if self.unknown.len() > SHOWN { ", …" } else { "" };
+        Err(ConfigError::File {
+            problem: format!("has {} unknown keys: {shown}{more}", self.unknown.len()),
+            remedy: "remove them, or read without --strict".to_owned(),
+            file: self.file,
+        })
     }
 }
 
-impl ModelType {
-    /// True for a key that this type reads, in either spelling.
-    pub fn reads(&self, key: &str) -> bool {
-        self.keys.iter().any(|group| group.contains(&key))
-            || self.aliases.iter().any(|(_, other)| *other == key)
+impl ModelConfig {
+    /// Reads a configuration file, or `config.json` of a model directory.
+    pub fn read(path: &Path) -> Result<Reading, ConfigError> {
+        let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
+        let file = path.display().to_string();
+        let mut bytes = Vec::new();
+        File::open(&path)
+            .and_then(|f| f.take(MAX_FILE + 1).read_to_end(&mut bytes))
+            .map_err(|source| ConfigError::Io { file: file.clone(), source })?;
+        if bytes.len() as u64 > MAX_FILE {
+            let problem = format!("is larger than {} MiB", MAX_FILE >> 20);
+            return Err(ConfigError::File { file, problem, remedy: "give a config.json".to_owned() });
+        }
+        Self::parse(json::decode(&bytes, &file)?, &file)
+    }
+
+    /// Reads a configuration from its text; `file` names it in messages.
+    pub fn parse(text: &str, file: &str) -> Result<Reading, ConfigError> {
+        let map = json::object(text, file)?;
+        let model = infer(&map, file)?;
+        let raw = Raw::new(file, &map, model.aliases);
+        model.check_keys(&raw)?;
+        let config = (model.resolve)(&raw, model)?;
+        let parameters = config::count_parameters(&config);
+        if parameters > MAX_PARAMETERS {
+            return Err(ConfigError::File {
+                file: file.to_owned(),
+                problem: format!("describes {parameters} parameters"),
+                remedy: format!("the most accepted is {MAX_PARAMETERS}; correct the sizes"),
+            });
+        }
+        let notes = raw.into_notes();
+        Ok(Reading { config, warnings: notes.warnings, unknown: notes.unknown, file: file.to_owned() })
+    }
+
+    /// The configuration that transformers (or AstrAI) reads as this model; parsing it gives `self` again. `null` if
+    /// `model_type` is not registered, which no configuration is that was read.
+    pub fn save(&self) -> Value {
+        find(self.model_type).map_or(Value::Null, |model| Value::Object((model.save)(self, model)))
     }
 }
 
-impl PartialEq for ModelType {
-    fn eq(&self, other: &Self) -> bool {
-        self.name == other.name
+/// The model type: by `model_type`, then by `architectures`, then by AstrAI's own keys.
+fn infer(map: &Map<String, Value>, file: &str) -> Result<&'static ModelType, ConfigError> {
+    let raw = Raw::new(file, map, &[]);
+    let remedy = || format!("known model types: {}", known());
+    if let Some(name) = raw.text("model_type")? {
+        let problem = || format!("is \"{}\", which is not known", excerpt(name));
+        return find(name).ok_or_else(|| raw.refuse("model_type", problem(), remedy()));
     }
-}
-
-impl fmt::Debug for ModelType {
-    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str(self.name)
+    let architectures = raw.texts("architectures")?.unwrap_or_default();
+    if let Some(first) = architectures.first() {
+        let problem = || format!("is \"{}\", which is not known", excerpt(first));
+        return architectures
+            .iter()
+            .find_map(|a| find_architecture(a))
+            .ok_or_else(|| raw.refuse("architectures", problem(), remedy()));
     }
+    if ASTRAI_KEYS.iter().any(|key| raw.states(key)) {
+        return find("autoregressive_lm").ok_or_else(|| raw.missing("model_type"));
+    }
+    Err(ConfigError::File {
+        file: file.to_owned(),
+        problem: "does not say which model it describes (no `model_type`, no `architectures`)".to_owned(),
+        remedy: format!("add `model_type`; {}", remedy()),
+    })
 }
 
 /// The type with this name.
@@ -118,4 +129,45 @@ pub fn find_architecture(architecture: &str) -> Option<&'static ModelType> {
 /// Names of all types for messages.
 pub fn known() -> String {
     MODELS.iter().map(|m| m.name).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// The declared keys are the keys read, neither more nor fewer.
+    #[test]
+    fn registrations_declare_what_they_read() {
+        for &model in MODELS {
+            let rope = match model.name {
+                "gemma3_text" | "gemma3" => r#"{"full_attention": {"rope_type": "default"}}"#,
+                _ => r#"{"rope_type": "default"}"#,
+            };
+            // Which heads share keys, or how wide latents are.
+            let heads = match model.name.starts_with("deepseek") {
+                true => {
+                    r#""kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4,
+                    "q_lora_rank": null, "num_experts_per_tok": 1"#
+                }
+                false => r#""num_key_value_heads": 2"#,
+            };
+            let keys = format!(
+                r#""vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1,
+                "num_attention_heads": 4, {heads}, "intermediate_size": 48,
+                "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_parameters": {rope}"#
+            );
+            let text = match model.name {
+                "gemma3" => format!(r#"{{"model_type": "gemma3", "text_config": {{{keys}}}}}"#),
+                name => format!(r#"{{"model_type": "{name}", {keys}}}"#),
+            };
+            let map = json::object(&text, "t").unwrap();
+            let raw = Raw::new("t", &map, model.aliases);
+            (model.resolve)(&raw, model).unwrap();
+            let declared: BTreeSet<&str> = model.key_groups().flat_map(|g| g.iter().copied()).collect();
+            let mut read = raw.keys_read();
+            read.insert("model_type"); // read when the type is inferred
+            assert_eq!(declared, read, "{}", model.name);
+        }
+    }
 }

@@ -5,8 +5,9 @@ mod models;
 #[path = "common/shared.rs"]
 mod shared;
 
+use astrai_builders::Reading;
 use astrai_builders::config::{
-    Init, InitStyle, MlpSpec, ModelConfig, QkNorm, Reading, RopeLayout, RopeScaling, TensorSpec,
+    Init, InitStyle, MlpSpec, ModelConfig, QkNorm, RopeLayout, RopeScaling, TensorSpec,
 };
 use models::{ASTRAI, LLAMA, QWEN3};
 use serde_json::{Value, json};
@@ -32,7 +33,7 @@ fn llama_resolves() {
     let r = read(LLAMA);
     let c = &r.config;
     assert_eq!((r.warnings.len(), r.unknown.len()), (0, 0), "{:?}", r.warnings);
-    assert_eq!(c.model_type.name, "llama");
+    assert_eq!(c.model_type, "llama");
     assert_eq!((c.heads, c.kv_heads, c.head_dim, c.num_layers, c.layers.len()), (4, 2, 32, 2, 2));
     assert_eq!((c.bos, c.eos.as_slice(), c.pad), (Some(1), &[2][..], Some(0)));
     let a = &c.layers[0].attention;

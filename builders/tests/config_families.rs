@@ -5,8 +5,8 @@
 mod read;
 
 use astrai_builders::config::{
-    Activation, EncoderSpec, Init, MlpSpec, ModelConfig, NormPlace, Pooling, QkNorm, RopeLayout, RopeScaling,
-    SharedSpec,
+    Activation, EncoderSpec, Init, MlpSpec, ModelConfig, NormPlacement, Pooling, QkNorm, RopeLayout,
+    RopeScaling, SharedSpec,
 };
 use astrai_builders::{Program, build};
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ fn init(c: &ModelConfig, name: &str) -> Option<(Vec<usize>, Init)> {
 fn olmo2() {
     let c = read("olmo2", json!({"attention_bias": true}));
     let l = &c.layers[0];
-    assert_eq!((l.norms, l.attention.qk_norm), (NormPlace::After, QkNorm::WholeBeforeRope));
+    assert_eq!((l.norms, l.attention.qk_norm), (NormPlacement::Post, QkNorm::WholeBeforeRope));
     assert!(l.attention.qkv_bias && l.attention.o_bias && c.norm_eps == 1e-5);
     assert_eq!(init(&c, "model.layers.1.self_attn.k_norm.weight"), Some((vec![24], Init::Ones)));
     assert_eq!(init(&c, "model.layers.1.input_layernorm.weight"), None);
@@ -55,7 +55,7 @@ fn olmo2() {
 fn glm4() {
     let c = read("glm4", json!({}));
     let l = &c.layers[0];
-    assert_eq!((l.norms, l.attention.rope.dim), (NormPlace::Both, 6));
+    assert_eq!((l.norms, l.attention.rope.dim), (NormPlacement::Sandwich, 6));
     assert_eq!(l.attention.rope.layout, RopeLayout::Interleaved);
     assert!(l.attention.qkv_bias && !l.attention.o_bias);
     assert_eq!(c.norm_eps, 1.5625e-7);
@@ -129,7 +129,7 @@ fn gemma2() {
     let a = &c.layers[1].attention;
     assert_eq!((a.scale, a.softcap, c.logit_softcap), (1.0 / 12.0, Some(50.0), Some(30.0)));
     assert!(c.norm_offset && c.tie_embeddings && c.embed_scale == 32f64.sqrt());
-    assert_eq!((c.layers[0].norms, c.activation), (NormPlace::Both, Activation::GeluTanh));
+    assert_eq!((c.layers[0].norms, c.activation), (NormPlacement::Sandwich, Activation::GeluTanh));
     assert_eq!(init(&c, "model.layers.0.pre_feedforward_layernorm.weight"), Some((vec![32], Init::Zeros)));
     let plain = read(
         "gemma2",

@@ -37,7 +37,7 @@ impl Compile {
         let rest = json!({
             "weight_bytes": weights, "state_bytes": states,
             "planned_bytes": weights.saturating_add(states).saturating_add(arenas), "compile_seconds": seconds,
-            "passes": passes(&programs), "model_type": config.model_type.name, "for": "train", "batch": batch,
+            "passes": passes(&programs), "model_type": config.model_type, "for": "train", "batch": batch,
             "seq": seq, "dtype": self.machine.storage().name(),
         });
         if let Value::Object(rest) = rest {

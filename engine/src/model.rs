@@ -29,11 +29,11 @@ impl Model {
         let weights = Widened(Checkpoint::open(folder).map_err(|e| e.to_string())?);
         let tensors = config.tensors().into_iter();
         let expected: Vec<_> = tensors.flat_map(|t| weights.expected(t.name, t.shape)).collect();
-        let names = config.model_type.names;
+        let names = config.names;
         let (tied, encoder) = (config.tie_embeddings, config.encoder.is_some());
         let extra = |name: &str| {
             ((tied || encoder) && name == names.head)
-                || names.beside.iter().any(|part| name.starts_with(part))
+                || names.ignored_prefixes.iter().any(|part| name.starts_with(part))
                 || name.ends_with("rotary_emb.inv_freq")
                 || name.ends_with("attn.masked_bias")
         };

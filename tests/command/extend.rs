@@ -59,7 +59,7 @@ fn the_family_is_whole() {
         reading.config
     };
     let (plain, normed) = (read("\"norm_heads\": false"), read("\"norm_heads\": true"));
-    assert_eq!(normed.model_type.name, "marble");
+    assert_eq!(normed.model_type, "marble");
     assert_eq!(normed.parameter_count(), plain.parameter_count() + 2 * 2 * 8, "a norm of 8 for q and k in 2 layers");
     assert_eq!(normed.save()["norm_heads"], true);
     let norms = |c| build(c, &Program::full(1, 8)).unwrap().blocks()[0].graph.to_string().matches("= rms_norm").count();
@@ -121,8 +121,8 @@ fn the_pages_examples_work_as_they_stand() {
     assert_eq!(
         told,
         [
-            "builders/src/models/marble.rs",
-            "line of builders/src/models/mod.rs",
+            "builders/src/families/marble.rs",
+            "line of builders/src/families/mod.rs",
             "ir/src/ops/clamp.rs",
             "line of ir/src/ops.rs"
         ]

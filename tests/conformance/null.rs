@@ -1,6 +1,6 @@
 //! Published shapes on the null device: planned whole and their kernels written, on a machine that could never hold them.
 
-use astrai_builders::config::{MlpSpec, NormPlace, QkNorm};
+use astrai_builders::config::{MlpSpec, NormPlacement, QkNorm};
 use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, build, registry};
 use astrai_engine::machine::{Kind, Machine};
 use astrai_ir::DType;
@@ -140,7 +140,7 @@ fn training_of_published_shapes_is_planned() {
         let kinds = config.layer_kinds().0.len();
         assert!(kernels < 50 + 50 * kinds, "{name}: {kernels} kernels, however deep the model");
         let first = &config.layers[0];
-        let behind = if first.norms == NormPlace::Before { 0 } else { 20 };
+        let behind = if first.norms == NormPlacement::Pre { 0 } else { 20 };
         let normed = if first.attention.qk_norm == QkNorm::None { 0 } else { 14 };
         let experts = match &first.mlp {
             MlpSpec::Dense { .. } => 0,
@@ -179,7 +179,7 @@ fn training_of_every_shape_of_the_table_is_planned() {
 /// Norms of a layer that are no prologue of a dot: behind attention and MLP, and over all heads of queries and keys.
 fn norms_apart(config: &ModelConfig) -> u64 {
     let layer = &config.layers[0];
-    let behind = if layer.norms == NormPlace::Before { 0 } else { 2 };
+    let behind = if layer.norms == NormPlacement::Pre { 0 } else { 2 };
     let whole = if layer.attention.qk_norm == QkNorm::WholeBeforeRope { 2 } else { 0 };
     behind + whole
 }

@@ -427,8 +427,7 @@ fn what_does_not_divide_is_refused_by_its_key() {
     let refused = |dp, ep, tp| Ranks { pp: 1, dp, ep, tp }.mesh(&config).unwrap_err();
     assert!(refused(1, 1, 3).starts_with("num_attention_heads 4 does not divide by tp=3"));
     assert!(refused(1, 3, 1).contains("num_local_experts") && refused(1, 3, 1).contains("ep=3"));
-    let llama =
-        ModelConfig { model_type: astrai_builders::registry::find("llama").unwrap(), ..config.clone() };
+    let llama = ModelConfig { model_type: "llama", ..config.clone() };
     assert!(Ranks { pp: 1, dp: 1, ep: 1, tp: 4 }.mesh(&llama).is_ok());
     let odd = ModelConfig { kv_heads: 3, heads: 12, ..config };
     assert!(

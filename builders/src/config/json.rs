@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use std::fmt;
 
 /// Text of `bytes`, a leading byte order mark removed.
-pub(super) fn decode<'a>(bytes: &'a [u8], file: &str) -> Result<&'a str, ConfigError> {
+pub(crate) fn decode<'a>(bytes: &'a [u8], file: &str) -> Result<&'a str, ConfigError> {
     std::str::from_utf8(bytes).map_err(|e| ConfigError::File {
         file: file.to_owned(),
         problem: format!("is not UTF-8 (byte {})", e.valid_up_to()),
@@ -16,7 +16,7 @@ pub(super) fn decode<'a>(bytes: &'a [u8], file: &str) -> Result<&'a str, ConfigE
 }
 
 /// The object that `text` holds.
-pub(super) fn object(text: &str, file: &str) -> Result<Map<String, Value>, ConfigError> {
+pub(crate) fn object(text: &str, file: &str) -> Result<Map<String, Value>, ConfigError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     match serde_json::from_str::<Unique>(text) {
         Ok(Unique(Value::Object(map))) => Ok(map),
@@ -42,7 +42,7 @@ fn excerpt_error(e: &serde_json::Error) -> String {
 }
 
 /// The kind of a value, for messages.
-pub(super) fn kind(value: &Value) -> &'static str {
+pub(crate) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",

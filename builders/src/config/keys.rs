@@ -3,7 +3,6 @@
 
 use super::error::{ConfigError, show};
 use super::raw::Raw;
-use crate::registry::ModelType;
 use serde_json::Value;
 
 /// A key outside the model types' own.
@@ -209,10 +208,10 @@ const ROWS: &[Row] = &[
     refuse("vision_config", null),
 ];
 
-/// Walks the keys of `raw` that `model` does not read.
-pub(crate) fn check(raw: &Raw, model: &ModelType) -> Result<(), ConfigError> {
+/// Walks the keys of `raw` that the model type of this name does not know.
+pub(crate) fn check(raw: &Raw, model: &str, known: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
     for (key, value) in raw.entries() {
-        if model.reads(key) || model.inert.contains(&key) || INERT.contains(&key) {
+        if known(key) || INERT.contains(&key) {
             continue;
         }
         match ROWS.iter().find(|row| row.key == key) {
@@ -221,7 +220,7 @@ pub(crate) fn check(raw: &Raw, model: &ModelType) -> Result<(), ConfigError> {
                 raw.warn(format!("key `{key}` is {}: {why}", show(value)));
             }
             Some(_) => {
-                let problem = format!("is {}, which {} does not compute here", show(value), model.name);
+                let problem = format!("is {}, which {model} does not compute here", show(value));
                 return Err(raw.refuse(key, problem, "the result would differ, so the model is refused"));
             }
             None => raw.ignore(key),

@@ -1,187 +1,27 @@
-//! From hostile JSON to a total description of a model. In: a `config.json`, a model directory or the text itself, of
-//! transformers or of AstrAI. Out: a [`ModelConfig`] in which nothing is left to default, with what was noticed on the
-//! way, or one line that says what to correct.
+//! The configuration of a model as plain data, and typed access to the raw keys that it is read from. In: the text of a
+//! `config.json`. Out: a [`ModelConfig`] in which nothing is left to default, and the tensors that it describes.
 
 mod error;
-mod json;
+pub(crate) mod json;
 pub(crate) mod keys;
+mod names;
 mod raw;
 mod rope;
 pub(crate) mod rope_keys;
 mod spec;
 mod tensors;
 
+pub(crate) use error::{excerpt, show};
+pub(crate) use tensors::count_parameters;
+
 pub use error::ConfigError;
+pub use names::Names;
 pub use raw::Raw;
 pub use rope::{LongRope, RopeLayout, RopeScaling, RopeSpec, Yarn, yarn_mscale};
 pub use spec::{
     Activation, AttentionSpec, Balance, EncoderSpec, ExpertNames, ExpertsSpec, InitStyle, LatentNames,
     LatentSpec, LayerSpec, MAX_EXPERTS, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_PARAMETERS, MAX_POSITIONS,
-    MAX_VOCAB, MAX_WIDTH, MlpSpec, ModelConfig, NormPlace, Pooling, QkNorm, RopeKey, RouterSpec, SharedSpec,
-    StackedExperts, StackedNames,
+    MAX_VOCAB, MAX_WIDTH, MlpSpec, ModelConfig, NormPlacement, Pooling, QkNorm, RopeKey, RouterSpec,
+    SharedSpec, StackedExperts, StackedNames,
 };
 pub use tensors::{Init, TensorSpec, parameter_count, tensors};
-
-use crate::registry::{self, ModelType};
-use error::excerpt;
-pub(crate) use error::show;
-use serde_json::{Map, Value};
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
-
-/// Largest configuration file read, bytes.
-const MAX_FILE: u64 = 16 << 20;
-
-/// Most unknown keys named in a refusal.
-const SHOWN: usize = 8;
-
-/// Keys by which a file without a type is recognised as AstrAI's.
-const ASTRAI_KEYS: [&str; 8] =
-    ["dim", "n_layers", "n_heads", "dim_ffn", "use_gated_attention", "use_qk_norm", "attn_type", "ffn_type"];
-
-/// A configuration and what was noticed while reading it.
-#[derive(Clone, Debug)]
-pub struct Reading {
-    /// The model.
-    pub config: ModelConfig,
-    /// One line each, for the user.
-    pub warnings: Vec<String>,
-    /// Keys that nothing reads; each has its line in `warnings`.
-    pub unknown: Vec<String>,
-    file: String,
-}
-
-impl Reading {
-    /// Refuses the file if it has unknown keys (`--strict`).
-    pub fn deny_unknown(self) -> Result<Reading, ConfigError> {
-        if self.unknown.is_empty() {
-            return Ok(self);
-        }
-        let shown = self.unknown.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
-        let more = if self.unknown.len() > SHOWN { ", …" } else { "" };
-        Err(ConfigError::File {
-            problem: format!("has {} unknown keys: {shown}{more}", self.unknown.len()),
-            remedy: "remove them, or read without --strict".to_owned(),
-            file: self.file,
-        })
-    }
-}
-
-impl ModelConfig {
-    /// Reads a configuration file, or `config.json` of a model directory.
-    pub fn read(path: &Path) -> Result<Reading, ConfigError> {
-        let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
-        let file = path.display().to_string();
-        let mut bytes = Vec::new();
-        File::open(&path)
-            .and_then(|f| f.take(MAX_FILE + 1).read_to_end(&mut bytes))
-            .map_err(|source| ConfigError::Io { file: file.clone(), source })?;
-        if bytes.len() as u64 > MAX_FILE {
-            let problem = format!("is larger than {} MiB", MAX_FILE >> 20);
-            return Err(ConfigError::File { file, problem, remedy: "give a config.json".to_owned() });
-        }
-        Self::parse(json::decode(&bytes, &file)?, &file)
-    }
-
-    /// Reads a configuration from its text; `file` names it in messages.
-    pub fn parse(text: &str, file: &str) -> Result<Reading, ConfigError> {
-        let map = json::object(text, file)?;
-        let model = infer(&map, file)?;
-        let raw = Raw::new(file, &map, model.aliases);
-        keys::check(&raw, model)?;
-        let config = (model.resolve)(&raw)?;
-        let parameters = tensors::count_parameters(&config);
-        if parameters > MAX_PARAMETERS {
-            return Err(ConfigError::File {
-                file: file.to_owned(),
-                problem: format!("describes {parameters} parameters"),
-                remedy: format!("the most accepted is {MAX_PARAMETERS}; correct the sizes"),
-            });
-        }
-        let notes = raw.into_notes();
-        Ok(Reading { config, warnings: notes.warnings, unknown: notes.unknown, file: file.to_owned() })
-    }
-
-    /// The configuration that transformers (or AstrAI) reads as this model; parsing it gives `self` again.
-    pub fn save(&self) -> Value {
-        Value::Object((self.model_type.save)(self))
-    }
-
-    /// Every tensor of the checkpoint; see [`tensors`].
-    pub fn tensors(&self) -> Vec<TensorSpec> {
-        tensors(self)
-    }
-
-    /// Parameters, tied tensors once.
-    pub fn parameter_count(&self) -> u64 {
-        parameter_count(self)
-    }
-}
-
-/// The model type: by `model_type`, then by `architectures`, then by AstrAI's own keys.
-fn infer(map: &Map<String, Value>, file: &str) -> Result<&'static ModelType, ConfigError> {
-    let raw = Raw::new(file, map, &[]);
-    let remedy = || format!("known model types: {}", registry::known());
-    if let Some(name) = raw.text("model_type")? {
-        let problem = || format!("is \"{}\", which is not known", excerpt(name));
-        return registry::find(name).ok_or_else(|| raw.refuse("model_type", problem(), remedy()));
-    }
-    let architectures = raw.texts("architectures")?.unwrap_or_default();
-    if let Some(first) = architectures.first() {
-        let problem = || format!("is \"{}\", which is not known", excerpt(first));
-        return architectures
-            .iter()
-            .find_map(|a| registry::find_architecture(a))
-            .ok_or_else(|| raw.refuse("architectures", problem(), remedy()));
-    }
-    if ASTRAI_KEYS.iter().any(|key| raw.states(key)) {
-        return Ok(&crate::models::astrai::ASTRAI);
-    }
-    Err(ConfigError::File {
-        file: file.to_owned(),
-        problem: "does not say which model it describes (no `model_type`, no `architectures`)".to_owned(),
-        remedy: format!("add `model_type`; {}", remedy()),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::BTreeSet;
-
-    /// The declared keys are the keys read, neither more nor fewer.
-    #[test]
-    fn registrations_declare_what_they_read() {
-        for &model in registry::MODELS {
-            let rope = match model.name {
-                "gemma3_text" | "gemma3" => r#"{"full_attention": {"rope_type": "default"}}"#,
-                _ => r#"{"rope_type": "default"}"#,
-            };
-            // Which heads share keys, or how wide latents are.
-            let heads = match model.name.starts_with("deepseek") {
-                true => {
-                    r#""kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4,
-                    "q_lora_rank": null, "num_experts_per_tok": 1"#
-                }
-                false => r#""num_key_value_heads": 2"#,
-            };
-            let keys = format!(
-                r#""vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1,
-                "num_attention_heads": 4, {heads}, "intermediate_size": 48,
-                "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_parameters": {rope}"#
-            );
-            let text = match model.name {
-                "gemma3" => format!(r#"{{"model_type": "gemma3", "text_config": {{{keys}}}}}"#),
-                name => format!(r#"{{"model_type": "{name}", {keys}}}"#),
-            };
-            let map = json::object(&text, "t").unwrap();
-            let raw = Raw::new("t", &map, model.aliases);
-            (model.resolve)(&raw).unwrap();
-            let declared: BTreeSet<&str> = model.keys.iter().flat_map(|g| g.iter().copied()).collect();
-            let mut read = raw.keys_read();
-            read.insert("model_type"); // read when the type is inferred
-            assert_eq!(declared, read, "{}", model.name);
-        }
-    }
-}

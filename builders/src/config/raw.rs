@@ -41,14 +41,7 @@ impl<'a> Raw<'a> {
     pub fn object(&self, key: &'static str) -> Result<Option<Raw<'a>>, ConfigError> {
         let Some((spelled, value)) = self.find(key)? else { return Ok(None) };
         let Value::Object(map) = value else { return Err(self.wrong(spelled, value, "an object")) };
-        Ok(Some(Raw {
-            file: self.file,
-            prefix: format!("{}{spelled}.", self.prefix),
-            map,
-            aliases: &[],
-            read: RefCell::default(),
-            notes: RefCell::default(),
-        }))
+        Ok(Some(Raw { prefix: format!("{}{spelled}.", self.prefix), ..Raw::new(self.file, map, &[]) }))
     }
 
     /// All keys and values.
@@ -138,6 +131,17 @@ impl<'a> Raw<'a> {
             None => Ok(None),
             Some((_, Value::String(s))) => Ok(Some(s)),
             Some((key, value)) => Err(self.wrong(key, value, "a string")),
+        }
+    }
+
+    /// One of the strings `known`, if given.
+    pub fn one_of(&self, key: &'static str, known: &[&str]) -> Result<Option<&'a str>, ConfigError> {
+        match self.text(key)? {
+            Some(other) if !known.contains(&other) => {
+                let problem = format!("is {}, which is not supported", Value::from(other));
+                Err(self.refuse(key, problem, format!("supported: {}", known.join(", "))))
+            }
+            stated => Ok(stated),
         }
     }
 
@@ -238,14 +242,7 @@ impl<'a> Raw<'a> {
         read: impl FnOnce(&Raw) -> Result<T, ConfigError>,
     ) -> Result<T, ConfigError> {
         let prefix = format!("{}{key}.", self.prefix);
-        let inner = Raw {
-            file: self.file,
-            prefix,
-            map,
-            aliases,
-            read: RefCell::default(),
-            notes: RefCell::default(),
-        };
+        let inner = Raw { prefix, ..Raw::new(self.file, map, aliases) };
         let made = read(&inner)?;
         self.take_notes(inner.into_notes());
         Ok(made)

@@ -1,8 +1,8 @@
 //! The resolved description of a model: plain data, nothing left to default. Every number here has been checked to be
 //! in range, so that whoever builds from it computes shapes without further care.
 
+use super::names::Names;
 use super::rope::RopeSpec;
-use crate::registry::ModelType;
 use astrai_ir::DType;
 use astrai_ir::ops::{Groups, Scores};
 
@@ -26,8 +26,10 @@ pub const MAX_PARAMETERS: u128 = 1 << 48;
 /// A decoder-only language model, or an encoder of the same parts, fully resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// The registered type: names of the weights, how to save.
-    pub model_type: &'static ModelType,
+    /// Name of the registered model type, the value of `model_type`.
+    pub model_type: &'static str,
+    /// The checkpoint's names of the weights.
+    pub names: &'static Names,
     /// Rows of the embedding, logits of the head.
     pub vocab_size: usize,
     /// Width of the residual stream.
@@ -122,18 +124,18 @@ pub struct LayerSpec {
     /// Feed-forward part.
     pub mlp: MlpSpec,
     /// Where the residual branches are normed.
-    pub norms: NormPlace,
+    pub norms: NormPlacement,
 }
 
 /// Where the RMSNorms of attention and of the MLP stand, both `x + branch(x)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormPlace {
+pub enum NormPlacement {
     /// `x + f(norm(x))`.
-    Before,
+    Pre,
     /// `x + norm(f(x))` (OLMo 2).
-    After,
+    Post,
     /// `x + norm(f(norm(x)))` (Gemma 2 and 3, GLM 4).
-    Both,
+    Sandwich,
 }
 
 /// Attention of one layer.
@@ -308,7 +310,7 @@ impl ExpertsSpec {
 impl StackedExperts {
     /// What its router chooses by.
     pub fn router(&self) -> RouterSpec {
-        let (scores, balance) = (Scores::SoftmaxChosen, Balance::Together);
+        let (scores, balance) = (Scores::SoftmaxChosen, Balance::Global);
         RouterSpec { count: self.count, chosen: self.chosen, scores, balance }
     }
 }
@@ -339,7 +341,7 @@ pub struct ExpertsSpec {
     pub balance: Balance,
     /// An expert to which no token was routed is skipped in that step of training (see `Weight::skip_zero_grad`); else only its
     /// gradient is zero.
-    pub unmet_rest: bool,
+    pub skip_unrouted: bool,
     /// Names of the weights.
     pub names: &'static ExpertNames,
 }
@@ -350,9 +352,9 @@ pub struct ExpertsSpec {
 pub enum Balance {
     /// `E Σ f p`, tokens of all layers taken together, `f` over their number: `chosen` when loads are even (transformers'
     /// `load_balancing_loss_func`).
-    Together,
+    Global,
     /// The mean over layers of `E Σ f p`, `f` over the number of choices: 1 when loads are even (AstrAI).
-    Apart,
+    PerLayer,
 }
 
 /// Experts that every token meets: the mean of what gated MLPs make of it.
@@ -385,6 +387,20 @@ impl ExpertNames {
     /// Name of an expert's tensor within its layer.
     pub fn of(&self, part: &str, expert: usize) -> String {
         format!("{}.weight", part.replace("{e}", &expert.to_string()))
+    }
+
+    /// `experts.*.{gate_proj,up_proj}` for names that differ in their last part: the name of the buffer that joins them.
+    pub fn joined(names: &[&str]) -> String {
+        let all = |name: &str| name.replace("{e}", "*");
+        match names {
+            [one] => all(one),
+            _ => {
+                let split = |n: &&str| n.rsplit_once('.').map(|(a, b)| (a.to_string(), b.to_string()));
+                let ends: Vec<String> = names.iter().filter_map(split).map(|(_, end)| end).collect();
+                let stem = names.first().and_then(split).map(|(stem, _)| stem).unwrap_or_default();
+                format!("{}.{{{}}}", all(&stem), ends.join(","))
+            }
+        }
     }
 }
 
@@ -426,7 +442,7 @@ impl ModelConfig {
             Some(_) => Err(format!(
                 "`{}` is an encoder: it predicts no tokens, so there is nothing to train, generate or serve; `astrai run --want \
                  embedding` gives its vectors",
-                self.model_type.name
+                self.model_type
             )),
         }
     }

@@ -2,7 +2,8 @@
 //! which parameters are counted, checkpoints checked and fresh weights drawn.
 
 use super::spec::{
-    ExpertsSpec, InitStyle, LatentSpec, LayerSpec, MlpSpec, ModelConfig, NormPlace, QkNorm, StackedExperts,
+    ExpertsSpec, InitStyle, LatentSpec, LayerSpec, MlpSpec, ModelConfig, NormPlacement, QkNorm,
+    StackedExperts,
 };
 
 /// One tensor of a checkpoint.
@@ -41,9 +42,21 @@ impl TensorSpec {
     }
 }
 
+impl ModelConfig {
+    /// Every tensor of the checkpoint; see [`tensors`].
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        tensors(self)
+    }
+
+    /// Parameters, tied tensors once.
+    pub fn parameter_count(&self) -> u64 {
+        parameter_count(self)
+    }
+}
+
 /// All tensors of the checkpoint in model order; a tied head is absent.
 pub fn tensors(c: &ModelConfig) -> Vec<TensorSpec> {
-    let names = c.model_type.names;
+    let names = c.names;
     let draw = Init::Normal(c.initializer_range);
     let table = |name: &str| TensorSpec::new(name.into(), &[c.vocab_size, c.hidden_size], draw);
     let mut out = vec![table(names.embed)];
@@ -64,7 +77,7 @@ pub fn parameter_count(c: &ModelConfig) -> u64 {
 }
 
 /// The count in `u128`, safe before the limit is checked; equal layers are counted once and multiplied.
-pub(super) fn count_parameters(c: &ModelConfig) -> u128 {
+pub(crate) fn count_parameters(c: &ModelConfig) -> u128 {
     let elements = |list: &[TensorSpec]| {
         list.iter().filter(|t| !t.fixed).map(|t| u128::from(t.elements())).sum::<u128>()
     };
@@ -86,7 +99,7 @@ fn norm_init(c: &ModelConfig) -> Init {
 
 /// Tensors of layer `i` in the order they act.
 fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<TensorSpec>) {
-    let names = c.model_type.names;
+    let names = c.names;
     let (h, q, kv) = (c.hidden_size, c.heads * c.head_dim, c.kv_heads * c.head_dim);
     let (draw, one) = (Init::Normal(c.initializer_range), norm_init(c));
     let output = match c.init_style {
@@ -97,7 +110,7 @@ fn layer_tensors(c: &ModelConfig, layer: &LayerSpec, i: usize, out: &mut Vec<Ten
         out.push(TensorSpec::new(names.in_layer(i, part, suffix), shape, init));
     };
     let a = &layer.attention;
-    let (before, after) = (layer.norms != NormPlace::After, layer.norms != NormPlace::Before);
+    let (before, after) = (layer.norms != NormPlacement::Post, layer.norms != NormPlacement::Pre);
     if before {
         push(names.input_norm, "weight", &[h], one);
     }
@@ -187,7 +200,7 @@ fn dense_tensors(
     init: [Init; 2],
     out: &mut Vec<TensorSpec>,
 ) {
-    let (names, h) = (c.model_type.names, c.hidden_size);
+    let (names, h) = (c.names, c.hidden_size);
     let mut push = |part: &str, suffix: &str, shape: &[usize], init| {
         out.push(TensorSpec::new(names.in_layer(i, part, suffix), shape, init));
     };
@@ -205,7 +218,7 @@ fn dense_tensors(
 
 /// Router, experts and shared experts of layer `i`; the first of `init` draws all but down projections.
 fn expert_tensors(c: &ModelConfig, e: &ExpertsSpec, i: usize, init: [Init; 2], out: &mut Vec<TensorSpec>) {
-    let (h, layer) = (c.hidden_size, c.model_type.names.layer.replace("{i}", &i.to_string()));
+    let (h, layer) = (c.hidden_size, c.names.prefix(i));
     let down = match c.init_style {
         InitStyle::Normal => init[1],
         // What a layer adds is a mean of the shared experts and one of the chosen.
@@ -254,5 +267,5 @@ fn stacked_tensors(
 
 /// A name of layer `i` that stands whole.
 fn in_layer(c: &ModelConfig, i: usize, name: &str) -> String {
-    format!("{}{name}", c.model_type.names.layer.replace("{i}", &i.to_string()))
+    format!("{}{name}", c.names.prefix(i))
 }

@@ -102,8 +102,8 @@ fn layers_together_and_apart() {
         step(&model, losses(1.0, 0.0), &[batch(&[40, 29], 1)]).0.router.unwrap().router_balance.unwrap()
     };
     // Of one layer, with two experts a token, they differ by the number of choices.
-    close("one layer", alike(1, Balance::Together), 2.0 * alike(1, Balance::Apart));
-    let (together, apart) = (alike(2, Balance::Together), alike(2, Balance::Apart));
+    close("one layer", alike(1, Balance::Global), 2.0 * alike(1, Balance::PerLayer));
+    let (together, apart) = (alike(2, Balance::Global), alike(2, Balance::PerLayer));
     assert!(apart > 1.0 && (together - 2.0 * apart).abs() > 1e-3, "{together} {apart}");
 }
 

@@ -7,7 +7,7 @@ mod saturate;
 mod snapshot;
 
 use self::families::{ENCODER, FAMILIES, config, evaluate, machine, program};
-use astrai_builders::config::{LayerSpec, MlpSpec, NormPlace, QkNorm};
+use astrai_builders::config::{LayerSpec, MlpSpec, NormPlacement, QkNorm};
 use astrai_builders::{Cache, Logits, Loss, Program, build};
 use astrai_codegen::cuda::Cuda;
 use astrai_ir::json::write_json;
@@ -92,7 +92,7 @@ fn stages_keep_the_meaning_and_settle_at_once() {
 
 /// Norms of a layer that are no prologue of a dot: behind attention and MLP, and over all heads of queries and keys.
 fn norms_apart(layer: &LayerSpec) -> u64 {
-    let behind = if layer.norms == NormPlace::Before { 0 } else { 2 };
+    let behind = if layer.norms == NormPlacement::Pre { 0 } else { 2 };
     let whole = if layer.attention.qk_norm == QkNorm::WholeBeforeRope { 2 } else { 0 };
     behind + whole
 }

@@ -5,8 +5,7 @@
 
 use super::experts::{self, Counts};
 use crate::config::{
-    ConfigError, ExpertNames, ExpertsSpec, MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, MlpSpec, ModelConfig, Raw,
-    SharedSpec,
+    ConfigError, ExpertsSpec, MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, MlpSpec, ModelConfig, Raw, SharedSpec,
 };
 use astrai_ir::ops::{GroupScore, Groups, Scores};
 use serde_json::{Map, Value, json};
@@ -30,8 +29,6 @@ pub(super) const KEYS: &[&str] = &[
 /// Keys of training, and of how experts are spread over machines.
 pub(super) const INERT: &[&str] =
     &["aux_loss_alpha", "seq_aux", "ep_size", "output_router_logits", "router_aux_loss_coef"];
-
-static NAMES: ExpertNames = experts::NAMES;
 
 /// How a version chooses, and what it does when a key is absent, as in transformers.
 pub(super) struct Version {
@@ -93,9 +90,9 @@ pub(super) fn put(raw: &Raw, v: &Version, c: &mut ModelConfig) -> Result<(), Con
     let inner = raw.count_opt("moe_intermediate_size", MAX_WIDTH)?.unwrap_or(v.intermediate);
     let counts =
         Counts { count: ("n_routed_experts", Some(v.count)), chosen: ("num_experts_per_tok", v.chosen) };
-    let mut spec = experts::read(raw, &counts, c.num_layers, inner, &NAMES)?;
+    let mut spec = experts::read(raw, &counts, c.num_layers, inner, &experts::NAMES)?;
     let (scoring, scores) = v.scoring;
-    one_of(raw, "scoring_func", &[scoring])?;
+    raw.one_of("scoring_func", &[scoring])?;
     spec.scores = scores;
     spec.groups = groups(raw, v, &spec)?;
     spec.correction = v.correction;
@@ -134,7 +131,7 @@ fn shared(raw: &Raw, v: &Version, inner: usize) -> Result<Option<SharedSpec>, Co
 fn groups(raw: &Raw, v: &Version, spec: &ExpertsSpec) -> Result<Option<Groups>, ConfigError> {
     let (method, score) = v.grouped;
     let methods: Vec<&str> = v.ungrouped.into_iter().chain([method]).collect();
-    let given = one_of(raw, "topk_method", &methods)?.or(methods.first().copied());
+    let given = raw.one_of("topk_method", &methods)?.or(methods.first().copied());
     let [count, kept] = ["n_group", "topk_group"].map(|key| raw.count_opt(key, MAX_EXPERTS));
     let (count, kept) = (count?, kept?);
     if given == v.ungrouped && given.is_some() {
@@ -163,17 +160,6 @@ fn groups(raw: &Raw, v: &Version, spec: &ExpertsSpec) -> Result<Option<Groups>, 
         return Err(raw.refuse("num_experts_per_tok", problem, "lower it, or raise `topk_group`"));
     }
     Ok(Some(Groups { count, kept, score }))
-}
-
-/// The value of `key`, if it is given, and then one of these.
-fn one_of<'a>(raw: &Raw<'a>, key: &'static str, known: &[&'a str]) -> Result<Option<&'a str>, ConfigError> {
-    match raw.text(key)? {
-        Some(other) if !known.contains(&other) => {
-            let problem = format!("is {}, which is not supported", json!(other));
-            Err(raw.refuse(key, problem, format!("supported: {}", known.join(", "))))
-        }
-        given => Ok(given),
-    }
 }
 
 /// The keys of [`put`] for saving.

@@ -3,8 +3,9 @@
 //! rows of it; tokens go through them in the order of experts, in two grouped products, and a token's results are added up
 //! best expert first.
 
-use crate::config::{ExpertsSpec, SharedSpec};
-use crate::router::{self, Seen, Watched};
+use super::components::Outputs;
+use super::router::{self, Routed, RouterOutputs};
+use crate::config::{ExpertNames, ExpertsSpec, SharedSpec};
 use astrai_ir::ops::{Activation, GatedAct, GroupedDot, ReduceKind, Route, Rows, Weight};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Type};
 
@@ -15,40 +16,14 @@ pub fn experts(
     e: &ExpertsSpec,
     act: Activation,
     x: NodeId,
-    seen: Seen,
-) -> Result<(NodeId, Watched), IrError> {
+    seen: RouterOutputs,
+) -> Result<(NodeId, Outputs), IrError> {
     let routes = route(g, e, x)?;
     let y = chosen(g, e, act, x, &routes)?;
     let watched = router::watched(g, e.router(), &routes, seen)?;
     let Some(s) = &e.shared else { return Ok((y, watched)) };
     let shared = shared(g, s, &e.names.shared, act, x)?;
     Ok((g.scope("mlp.experts.sum", |g| g.add(y, shared))?, watched))
-}
-
-/// The choice of experts, and the lists that their products need: see [`Route`].
-pub(crate) struct Routed {
-    /// `[tokens, experts]`
-    pub logits: NodeId,
-    /// i32 `[tokens, chosen]`
-    pub experts: NodeId,
-    /// `[tokens, chosen]`
-    pub weights: NodeId,
-    /// i32 `[tokens * chosen]`
-    pub slots: NodeId,
-    /// i32 `[tokens, chosen]`
-    pub places: NodeId,
-    /// i32 `[experts + 1]`
-    pub offsets: NodeId,
-}
-
-impl Routed {
-    /// The choice by router logits `[tokens, experts]` and a correction, if there is one.
-    pub(crate) fn new(g: &mut Graph, op: Route, args: &[NodeId]) -> Result<Routed, IrError> {
-        let route = g.push(op, args)?;
-        let [experts, weights] = [g.part(route, 0)?, g.part(route, 1)?];
-        let [slots, places, offsets] = [g.part(route, 2)?, g.part(route, 3)?, g.part(route, 4)?];
-        Ok(Routed { logits: args[0], experts, weights, slots, places, offsets })
-    }
 }
 
 /// Which experts each token of `x` meets.
@@ -181,24 +156,11 @@ fn product(
     let part = |expert, name: &&str| Rows { name: e.names.of(name, expert), rows: each };
     let parts: Vec<Rows> = (0..e.count).flat_map(|i| names.iter().map(move |n| part(i, n))).collect();
     let ty = Type::new(DType::F32, [&n * &Dim::from(names.len() * e.count), k]);
-    let name = joined(names);
+    let name = ExpertNames::joined(names);
     g.scope(&name, |g| {
-        let w = Weight { parts, skip_zero_grad: e.unmet_rest, ..Weight::new(&format!("{name}.weight"), ty) };
+        let w =
+            Weight { parts, skip_zero_grad: e.skip_unrouted, ..Weight::new(&format!("{name}.weight"), ty) };
         let w = g.push(w, &[])?;
         g.push(GroupedDot { transposed: false }, &[x, w, offsets])
     })
-}
-
-/// `experts.*.{gate_proj,up_proj}` for names that differ in their last part.
-pub(crate) fn joined(names: &[&str]) -> String {
-    let all = |name: &str| name.replace("{e}", "*");
-    match names {
-        [one] => all(one),
-        _ => {
-            let split = |n: &&str| n.rsplit_once('.').map(|(a, b)| (a.to_string(), b.to_string()));
-            let ends: Vec<String> = names.iter().filter_map(split).map(|(_, end)| end).collect();
-            let stem = names.first().and_then(split).map(|(stem, _)| stem).unwrap_or_default();
-            format!("{}.{{{}}}", all(&stem), ends.join(","))
-        }
-    }
 }

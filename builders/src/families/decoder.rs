@@ -1,12 +1,13 @@
-//! What the decoder families share. In: raw keys and a family's defaults. Out: a configuration whose layers are plain
-//! (no bias, norm, gate or window) for the family to adjust; names and saved keys of transformers.
+//! What the decoder families share. In: raw keys and a family's row. Out: a configuration for the family to adjust where its
+//! row does not say all; names and saved keys of transformers.
 
-use crate::config::rope_keys::{self, LayerType, RopeKeys, ScalingName};
+use super::model_type::{AttentionBias, Defaults, ModelType};
+use super::windows::Windows;
+use crate::config::rope_keys::{self, ROPE_KEYS};
 use crate::config::{
     Activation, AttentionSpec, ConfigError, InitStyle, LayerSpec, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS,
-    MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, MlpSpec, ModelConfig, NormPlace, QkNorm, Raw, RopeLayout,
+    MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, MlpSpec, ModelConfig, Names, NormPlacement, QkNorm, Raw, RopeLayout,
 };
-use crate::registry::{ModelType, Names};
 use astrai_ir::DType;
 use serde_json::{Map, Value, json};
 
@@ -34,9 +35,6 @@ pub(super) const KEYS: &[&str] = &[
 /// The two spellings of the element type.
 pub(super) const ALIASES: &[(&str, &str)] = &[("dtype", "torch_dtype")];
 
-/// Scalings that transformers computes and that are built here.
-pub(super) const SCALINGS: &[ScalingName] = &["linear", "llama3", "yarn"];
-
 /// Weight names that most decoders of transformers share.
 pub(super) static NAMES: Names = Names {
     embed: "model.embed_tokens.weight",
@@ -60,77 +58,57 @@ pub(super) static NAMES: Names = Names {
     mlp_out_norm: "post_mlp_layernorm",
     final_norm: "model.norm.weight",
     head: "lm_head.weight",
-    beside: &[],
+    ignored_prefixes: &[],
 };
 
-/// What differs between families when a key is absent, as in transformers.
-pub(super) struct Defaults {
-    /// True when an absent `num_key_value_heads` means all heads; else it has to be stated (`null` means all heads).
-    pub kv_heads_all: bool,
-    /// Head width; `None` is `hidden_size / num_attention_heads`.
-    pub head_dim: Option<usize>,
-    /// Context; `None` has to be stated.
-    pub max_positions: Option<usize>,
-    /// RMSNorm's epsilon; `None` has to be stated.
-    pub norm_eps: Option<f64>,
-    /// Rope pairs.
-    pub layout: RopeLayout,
-    /// Rope scaling types that the family's reference computes.
-    pub scalings: &'static [ScalingName],
-    /// Share of a head that rope rotates; `None`: whole heads, and nothing else is accepted.
-    pub rotary: Option<f64>,
-    /// Context of the original training, to which rope scalings refer; `None` is the context.
-    pub original: Option<usize>,
-    /// Where rope differs between types of layers: the type that `plain` reads.
-    pub layer_type: Option<LayerType>,
-    /// The head is the embedding.
-    pub tie: bool,
-    /// Function of the MLP's gate.
-    pub activation: Activation,
-}
+/// The row of a family from which the others differ.
+pub(super) const DECODER: ModelType = ModelType {
+    name: "",
+    architectures: &[],
+    description: "",
+    keys: &[KEYS, ROPE_KEYS],
+    aliases: ALIASES,
+    inert: &[],
+    names: &NAMES,
+    defaults: DEFAULTS,
+    resolve: plain,
+    save,
+};
 
-/// What most families have.
+/// What most families do when a key is absent.
 pub(super) const DEFAULTS: Defaults = Defaults {
     kv_heads_all: false,
     head_dim: None,
     max_positions: None,
-    norm_eps: None,
+    norm_eps: Some(1e-6),
     layout: RopeLayout::Half,
-    scalings: SCALINGS,
+    scalings: &["linear", "llama3", "yarn"],
     rotary: None,
     original: None,
     layer_type: None,
     tie: false,
     activation: Activation::Silu,
+    norms: NormPlacement::Pre,
+    qk_norm: QkNorm::None,
+    bias: AttentionBias::None,
+    mlp_bias: false,
+    windows: Windows::None,
 };
 
-impl Defaults {
-    /// How rope is read.
-    pub(super) fn rope(&self) -> RopeKeys {
-        RopeKeys {
-            layout: self.layout,
-            allowed: self.scalings,
-            share: self.rotary,
-            original: self.original,
-            layer_type: self.layer_type,
-        }
-    }
-}
-
-/// Every shared key resolved, every layer plain.
-pub(super) fn plain(raw: &Raw, model: &'static ModelType, d: &Defaults) -> Result<ModelConfig, ConfigError> {
+/// The configuration that the row of `model` alone describes.
+pub(super) fn plain(raw: &Raw, model: &ModelType) -> Result<ModelConfig, ConfigError> {
     let hidden_size = raw.count("hidden_size", MAX_WIDTH)?;
-    let (heads, kv_heads, head_dim) = heads(raw, hidden_size, d)?;
-    plain_of_heads(raw, model, d, [heads, kv_heads, head_dim, head_dim])
+    let (heads, kv_heads, head_dim) = heads(raw, hidden_size, &model.defaults)?;
+    plain_of_heads(raw, model, [heads, kv_heads, head_dim, head_dim])
 }
 
-/// The same with query heads, key-value heads, the width of a head and the components of it that rope may rotate known.
+/// As [`plain`], with query heads, key-value heads, the width of a head and the components of it that rope may rotate known.
 pub(super) fn plain_of_heads(
     raw: &Raw,
-    model: &'static ModelType,
-    d: &Defaults,
+    model: &ModelType,
     [heads, kv_heads, head_dim, rope_dim]: [usize; 4],
 ) -> Result<ModelConfig, ConfigError> {
+    let d = &model.defaults;
     let vocab_size = raw.count("vocab_size", MAX_VOCAB)?;
     let hidden_size = raw.count("hidden_size", MAX_WIDTH)?;
     let num_layers = raw.count("num_hidden_layers", MAX_LAYERS)?;
@@ -140,11 +118,12 @@ pub(super) fn plain_of_heads(
     let norm_eps =
         raw.real_where("rms_norm_eps", |x| x > 0.0 && x < 1.0, "above 0 and below 1")?.or(d.norm_eps);
     let range = raw.real_where("initializer_range", |x| (0.0..=1e3).contains(&x), "between 0 and 1000")?;
+    let (qkv_bias, o_bias) = d.bias.read(raw)?;
     let layer = LayerSpec {
         attention: AttentionSpec {
-            qkv_bias: false,
-            o_bias: false,
-            qk_norm: QkNorm::None,
+            qkv_bias,
+            o_bias,
+            qk_norm: d.qk_norm,
             gate: false,
             window: None,
             scale: 1.0 / (head_dim as f64).sqrt(),
@@ -153,11 +132,15 @@ pub(super) fn plain_of_heads(
             latent: None,
             sinks: false,
         },
-        mlp: MlpSpec::Dense { intermediate: intermediate_size, bias: false },
-        norms: NormPlace::Before,
+        mlp: MlpSpec::Dense {
+            intermediate: intermediate_size,
+            bias: d.mlp_bias && raw.flag("mlp_bias", false)?,
+        },
+        norms: d.norms,
     };
-    Ok(ModelConfig {
-        model_type: model,
+    let mut c = ModelConfig {
+        model_type: model.name,
+        names: model.names,
         vocab_size,
         hidden_size,
         num_layers,
@@ -180,7 +163,9 @@ pub(super) fn plain_of_heads(
         pad: token(raw, "pad_token_id", vocab_size)?,
         layers: vec![layer; num_layers],
         encoder: None,
-    })
+    };
+    d.windows.read(raw, &mut c)?;
+    Ok(c)
 }
 
 /// Query heads, key-value heads, width of a head.
@@ -266,11 +251,11 @@ fn token(raw: &Raw, key: &'static str, vocab: usize) -> Result<Option<u32>, Conf
 }
 
 /// The shared keys in transformers' spelling. Absent tokens are written as `null`, for some families default to ids.
-pub(super) fn save(c: &ModelConfig) -> Map<String, Value> {
+pub(super) fn save(c: &ModelConfig, model: &ModelType) -> Map<String, Value> {
     let mut out = Map::new();
     let mut put = |key: &str, value: Value| out.insert(key.to_owned(), value);
-    put("architectures", json!([c.model_type.architectures.first()]));
-    put("model_type", json!(c.model_type.name));
+    put("architectures", json!([model.architectures.first()]));
+    put("model_type", json!(model.name));
     put("vocab_size", json!(c.vocab_size));
     put("hidden_size", json!(c.hidden_size));
     put("num_hidden_layers", json!(c.num_layers));
@@ -297,15 +282,20 @@ pub(super) fn save(c: &ModelConfig) -> Map<String, Value> {
     if let Some(layer) = c.layers.first() {
         rope_keys::write(&layer.attention.rope, &mut out);
     }
-    out
-}
-
-/// Adds the share of a head that is rotated, for families whose default may be another.
-pub(super) fn save_rotary(c: &ModelConfig, out: &mut Map<String, Value>) {
-    if let Some(layer) = c.layers.first() {
+    let d = &model.defaults;
+    for key in d.bias.keys() {
+        out.insert((*key).into(), json!(c.layers.iter().any(|l| l.attention.qkv_bias)));
+    }
+    if d.mlp_bias {
+        let bias = |l: &LayerSpec| matches!(l.mlp, MlpSpec::Dense { bias: true, .. });
+        out.insert("mlp_bias".into(), json!(c.layers.iter().any(bias)));
+    }
+    if let (Some(_), Some(layer)) = (d.rotary, c.layers.first()) {
         let share = rope_keys::share_of(layer.attention.rope.dim, c.head_dim);
         out.insert("partial_rotary_factor".into(), json!(share));
     }
+    d.windows.save(c, &mut out);
+    out
 }
 
 /// None, one id, or a list.
@@ -315,61 +305,4 @@ fn eos(c: &ModelConfig) -> Value {
         [one] => json!(one),
         list => json!(list),
     }
-}
-
-/// Keys by which the qwen families place windows.
-pub(super) const WINDOW_KEYS: &[&str] =
-    &["use_sliding_window", "sliding_window", "max_window_layers", "layer_types"];
-
-/// Window of each layer by the rules of qwen2 and qwen3: `layer_types` if given, else all layers from
-/// `max_window_layers` on; none at all unless `use_sliding_window`.
-pub(super) fn qwen_windows(raw: &Raw, c: &mut ModelConfig) -> Result<(), ConfigError> {
-    const FROM: usize = 28; // the reference's default
-    let stated = match raw.count_opt("sliding_window", MAX_POSITIONS)? {
-        None if !raw.states("sliding_window") => Some(4096), // likewise
-        other => other,
-    };
-    let in_use = raw.flag("use_sliding_window", false)?;
-    let window = stated.filter(|_| in_use);
-    let from = raw.count_or_none("max_window_layers", MAX_POSITIONS)?.unwrap_or(FROM);
-    let types = layer_types(raw, c.num_layers)?;
-    for (i, layer) in c.layers.iter_mut().enumerate() {
-        let windowed = types.as_ref().map_or(window.is_some() && i >= from, |t| t[i]);
-        if windowed && window.is_none() {
-            let problem = "lists sliding_attention while no sliding window is in use";
-            return Err(raw.refuse("layer_types", problem, "set use_sliding_window and sliding_window"));
-        }
-        layer.attention.window = window.filter(|_| windowed);
-    }
-    Ok(())
-}
-
-/// For each layer whether it is windowed, if the file lists them.
-pub(super) fn layer_types(raw: &Raw, num_layers: usize) -> Result<Option<Vec<bool>>, ConfigError> {
-    let Some(types) = raw.texts("layer_types")? else { return Ok(None) };
-    if types.len() != num_layers {
-        let problem = format!("lists {} layers of {num_layers}", types.len());
-        return Err(raw.refuse("layer_types", problem, "list every layer, or none"));
-    }
-    let windowed = |t: &&str| match *t {
-        "full_attention" => Ok(false),
-        "sliding_attention" => Ok(true),
-        other => {
-            let problem = format!("lists {}", json!(other));
-            Err(raw.refuse("layer_types", problem, "supported: full_attention, sliding_attention"))
-        }
-    };
-    types.iter().map(windowed).collect::<Result<_, _>>().map(Some)
-}
-
-/// The keys of [`qwen_windows`] for saving.
-pub(super) fn save_qwen_windows(c: &ModelConfig, out: &mut Map<String, Value>) {
-    let windows: Vec<_> = c.layers.iter().map(|l| l.attention.window).collect();
-    let window = windows.iter().flatten().next();
-    let name = |w: &Option<usize>| if w.is_some() { "sliding_attention" } else { "full_attention" };
-    out.insert("use_sliding_window".into(), json!(window.is_some()));
-    out.insert("sliding_window".into(), json!(window));
-    let from = windows.iter().position(Option::is_some).unwrap_or(c.num_layers);
-    out.insert("max_window_layers".into(), json!(from));
-    out.insert("layer_types".into(), windows.iter().map(name).collect());
 }

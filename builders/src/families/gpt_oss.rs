@@ -1,14 +1,15 @@
-//! gpt-oss: sinks in every softmax, every other layer windowed, biases on all projections, experts with a clamped gate in
+//! gpt-oss: attention sinks, every other layer windowed, biases on all projections, experts with a clamped gate in
 //! every layer. Source: `GptOssForCausalLM` of transformers.
 
-use super::decoder::{self, Defaults};
+use super::decoder::{self, DECODER};
 use super::experts::{self, Counts};
+use super::model_type::{AttentionBias, Defaults, ModelType};
+use super::windows::Windows;
 use crate::config::rope_keys::ROPE_KEYS;
 use crate::config::{
-    Activation, ConfigError, MAX_POSITIONS, MlpSpec, ModelConfig, Raw, RopeScaling, RopeSpec, StackedExperts,
+    Activation, ConfigError, MlpSpec, ModelConfig, Names, Raw, RopeScaling, RopeSpec, StackedExperts,
     StackedNames, Yarn,
 };
-use crate::registry::{ModelType, Names};
 use serde_json::{Map, Value, json};
 
 /// The registration.
@@ -21,17 +22,23 @@ pub static GPT_OSS: ModelType = ModelType {
     // The original context stands with the rope, too.
     inert: &["output_router_logits", "router_aux_loss_coef", "initial_context_length"],
     names: &NAMES,
+    defaults: Defaults {
+        head_dim: Some(64),
+        max_positions: Some(131_072),
+        norm_eps: Some(1e-5),
+        bias: AttentionBias::AllKey(true),
+        windows: Windows::Pattern(128, |i| i.is_multiple_of(2)),
+        ..decoder::DEFAULTS
+    },
     resolve,
     save,
+    ..DECODER
 };
 
 const KEYS: &[&str] = &[
-    "attention_bias",
-    "layer_types",
     "num_experts_per_tok",
     "num_local_experts",
     "quantization_config",
-    "sliding_window",
     "swiglu_alpha",
     "swiglu_limit",
 ];
@@ -43,9 +50,6 @@ static EXPERTS: StackedNames = StackedNames {
     gate_up: ["mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj_bias"],
     down: ["mlp.experts.down_proj", "mlp.experts.down_proj_bias"],
 };
-
-const DEFAULTS: Defaults =
-    Defaults { head_dim: Some(64), max_positions: Some(131_072), norm_eps: Some(1e-5), ..decoder::DEFAULTS };
 
 /// Base of the rotation when no key states it.
 const THETA: f64 = 150_000.0;
@@ -62,15 +66,13 @@ const YARN: Yarn = Yarn {
     truncate: false,
 };
 
-fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
-    let mut c = decoder::plain(raw, &GPT_OSS, &DEFAULTS)?;
+fn resolve(raw: &Raw, model: &ModelType) -> Result<ModelConfig, ConfigError> {
+    let mut c = decoder::plain(raw, model)?;
     if c.activation != Activation::Silu {
         let remedy = "the gate of this model type is its own; state silu, or leave it out";
         return Err(raw.refuse("hidden_act", "is not silu", remedy));
     }
     packing(raw)?;
-    let bias = raw.flag("attention_bias", true)?;
-    let windows = windows(raw, c.num_layers)?;
     let rope = match c.layers.first() {
         Some(layer) => rope(raw, &layer.attention.rope)?,
         None => return Ok(c),
@@ -86,11 +88,8 @@ fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
         alpha: positive("swiglu_alpha")?.unwrap_or(1.702),
         names: &EXPERTS,
     };
-    for (layer, window) in c.layers.iter_mut().zip(windows) {
-        layer.attention.qkv_bias = bias;
-        layer.attention.o_bias = bias;
+    for layer in &mut c.layers {
         layer.attention.sinks = true;
-        layer.attention.window = window;
         layer.attention.rope = rope.clone();
         layer.mlp = MlpSpec::Stacked(mlp.clone());
     }
@@ -127,32 +126,11 @@ fn rope(raw: &Raw, read: &RopeSpec) -> Result<RopeSpec, ConfigError> {
     Ok(rope)
 }
 
-/// The window of each layer: of those that `layer_types` lists, else of the first and every other.
-fn windows(raw: &Raw, layers: usize) -> Result<Vec<Option<usize>>, ConfigError> {
-    let window = match raw.count_opt("sliding_window", MAX_POSITIONS)? {
-        None if !raw.states("sliding_window") => Some(128), // the reference's default
-        stated => stated,
-    };
-    let types = decoder::layer_types(raw, layers)?;
-    let windowed: Vec<bool> = types.unwrap_or_else(|| (0..layers).map(|i| i.is_multiple_of(2)).collect());
-    if window.is_none() && windowed.contains(&true) {
-        let problem = "is null while there are sliding layers";
-        return Err(raw.refuse("sliding_window", problem, "state it, or list layer_types without them"));
-    }
-    Ok(windowed.into_iter().map(|w| window.filter(|_| w)).collect())
-}
-
-fn save(c: &ModelConfig) -> Map<String, Value> {
-    let mut out = decoder::save(c);
-    let windows = || c.layers.iter().map(|l| l.attention.window);
-    let name = |w: Option<usize>| if w.is_some() { "sliding_attention" } else { "full_attention" };
-    out.insert("layer_types".into(), windows().map(name).collect());
-    out.insert("sliding_window".into(), json!(windows().flatten().next()));
-    // Left out, it would mean the stretch of the published models.
+fn save(c: &ModelConfig, model: &ModelType) -> Map<String, Value> {
+    let mut out = decoder::save(c, model);
+    // Without the key, the scaling of the published models would be read.
     out.entry("rope_scaling").or_insert_with(|| json!({"rope_type": "default"}));
-    let Some(layer) = c.layers.first() else { return out };
-    out.insert("attention_bias".into(), json!(layer.attention.qkv_bias));
-    if let MlpSpec::Stacked(e) = &layer.mlp {
+    if let Some(MlpSpec::Stacked(e)) = c.layers.first().map(|l| &l.mlp) {
         out.insert("num_local_experts".into(), json!(e.count));
         out.insert("num_experts_per_tok".into(), json!(e.chosen));
         out.insert("swiglu_limit".into(), json!(e.limit));

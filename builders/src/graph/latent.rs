@@ -3,13 +3,13 @@
 //! made of the pages in use; where each head rotates its own (AstrAI), nothing could be read from the latent alone without
 //! making every key again, so that pages hold keys and values.
 
-use super::{Layer, Versions, cache_inputs};
+use super::components::{Layer, Outputs};
 use crate::config::{LatentSpec, QkNorm, RopeKey};
-use astrai_ir::ops::{self, Concat};
-use astrai_ir::{DType, Dim, IrError, NodeId, Type};
+use astrai_ir::ops::Concat;
+use astrai_ir::{Dim, IrError, NodeId};
 
 /// Queries, what attention takes behind them, next versions of states.
-pub(super) type Attended = (NodeId, Vec<NodeId>, Versions);
+pub(super) type Attended = (NodeId, Vec<NodeId>, Outputs);
 
 impl Layer<'_> {
     /// Queries, keys and values of latent attention on `n` `[tokens, hidden]`.
@@ -58,7 +58,7 @@ impl Layer<'_> {
         let turned = self.g.slice(q, 2, Dim::from(l.nope), Dim::from(l.rope))?;
         let turned = self.turn(turned, tables)?;
         let q = self.g.scope("attn.rope", |g| g.push(Concat { axis: 2 }, &[plain, turned]))?;
-        self.head_norm(self.config.model_type.names.q_norm, q)
+        self.head_norm(self.config.names.q_norm, q)
     }
 
     /// The norm of each head behind the rotation, where there is one.
@@ -79,7 +79,7 @@ impl Layer<'_> {
         let [plain, turned, v] = self.up(l, c, [l.nope, l.rope, l.value])?;
         let turned = self.turn(turned, tables)?;
         let k = self.g.scope("attn.rope", |g| g.push(Concat { axis: 2 }, &[plain, turned]))?;
-        Ok([self.head_norm(self.config.model_type.names.k_norm, k)?, v])
+        Ok([self.head_norm(self.config.names.k_norm, k)?, v])
     }
 
     /// Keys `[rows, heads, nope + rope]` and values `[rows, heads, value]` of latents `[rows, rank]` and the rotated part
@@ -115,39 +115,4 @@ impl Layer<'_> {
             Ok(parts)
         })
     }
-
-    /// Latents `[rows, rank]` and shared rotated parts `[rows, 1, rope]` that attention walks, and what it takes behind keys
-    /// and values: of this run's tokens, or of the pages in use after these were stored there.
-    fn latents(
-        &mut self,
-        l: &LatentSpec,
-        [c, turned, starts]: [NodeId; 3],
-    ) -> Result<(NodeId, NodeId, Vec<NodeId>, Versions), IrError> {
-        let Some(cache) = self.program.cache else { return Ok((c, turned, vec![starts], vec![])) };
-        let width = l.rank + l.rope;
-        let ty = Type::new(DType::F32, [cache.pages * cache.page, 1, width].map(Dim::from));
-        self.g.scope("attn.cache", |g| {
-            let inputs = cache_inputs(g, &cache, true)?;
-            let [slots, tables, lens, used] = inputs[..] else {
-                return Err(g.error("latents in pages want the pages in use".into()));
-            };
-            let row = vec![Dim::symbol("tokens"), Dim::from(1), Dim::from(l.rank)];
-            let c = g.reshape(c, row)?;
-            let row = g.push(Concat { axis: 2 }, &[c, turned])?; // [tokens, 1, rank + rope]
-            let state = g.push(ops::State { name: "latent_cache".into(), ty }, &[])?;
-            let next = g.push(ops::Store {}, &[state, slots, row])?;
-            let by_pages = [cache.pages, cache.page, width].map(Dim::from).to_vec();
-            let pages = g.reshape(next, by_pages)?;
-            let pages = g.gather(pages, used, 0)?; // [context, page, rank + rope]
-            let rows = &Dim::symbol(CONTEXT) * &Dim::from(cache.page);
-            let all = g.reshape(pages, vec![rows.clone(), Dim::from(1), Dim::from(width)])?;
-            let c = g.slice(all, 2, Dim::from(0), Dim::from(l.rank))?;
-            let c = g.reshape(c, vec![rows, Dim::from(l.rank)])?;
-            let turned = g.slice(all, 2, Dim::from(l.rank), Dim::from(l.rope))?;
-            Ok((c, turned, vec![starts, tables, lens], vec![("latent_cache", next)]))
-        })
-    }
 }
-
-/// Symbol of the pages in use.
-pub(crate) const CONTEXT: &str = "context";

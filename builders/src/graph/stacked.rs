@@ -2,9 +2,10 @@
 //! make of it. The checkpoint has the matrices of all experts as one tensor `[experts, in, out]`; the products read it as it
 //! lies, so that gradients, moments and saved weights have that form without a copy.
 
+use super::components::Outputs;
+use super::experts::{add_up, rows_of};
+use super::router::{self, Routed, RouterOutputs};
 use crate::config::StackedExperts;
-use crate::experts::{Routed, add_up, rows_of};
-use crate::router::{self, Seen, Watched};
 use astrai_ir::ops::{Activation, BinaryKind, GatedAct, GroupedDot, Route, Scores};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real};
 
@@ -13,8 +14,8 @@ pub fn stacked(
     g: &mut Graph,
     e: &StackedExperts,
     x: NodeId,
-    seen: Seen,
-) -> Result<(NodeId, Watched), IrError> {
+    seen: RouterOutputs,
+) -> Result<(NodeId, Outputs), IrError> {
     let hidden = g.ty(x).shape[1].size().unwrap_or(0);
     let logits = g.scope(e.names.router[0].trim_end_matches(".weight"), |g| {
         let w = g.weight(e.names.router[0], DType::F32, &[e.count, hidden])?;

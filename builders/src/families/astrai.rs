@@ -1,17 +1,17 @@
-//! AstrAI's `autoregressive_lm` with grouped-query attention, or its own latent attention, and MLP or experts: rope by
-//! interleaved pairs, queries and keys normed after the rotation, an optional sigmoid gate on the attention output; every nth layer a few of many experts and the
-//! mean of shared ones. Read in both spellings of its configuration, written in the newer one, without keys that AstrAI does
-//! not know.
+//! AstrAI's `autoregressive_lm`, with grouped-query attention or per-head latent attention, and MLP or experts: rope by
+//! interleaved pairs, queries and keys normed after the rotation, an optional sigmoid gate on the attention output; on every nth
+//! layer routed experts beside the mean of shared ones. Read in both spellings of its configuration, written in the newer one,
+//! without keys that AstrAI does not know.
 
-use super::decoder::{self, Defaults};
+use super::decoder::{self, DECODER};
 use super::experts::{self, Counts};
 use super::latent;
+use super::model_type::{Defaults, ModelType};
 use crate::config::rope_keys::ROPE_KEYS;
 use crate::config::{
-    Balance, ConfigError, ExpertNames, InitStyle, LatentNames, MAX_EXPERTS, MAX_WIDTH, ModelConfig, QkNorm, Raw,
-    RopeLayout, SharedSpec,
+    Balance, ConfigError, ExpertNames, InitStyle, LatentNames, MAX_EXPERTS, MAX_WIDTH, ModelConfig, Names,
+    QkNorm, Raw, RopeLayout, SharedSpec,
 };
-use crate::registry::{ModelType, Names};
 use serde_json::{Map, Value, json};
 
 /// The registration.
@@ -30,8 +30,10 @@ pub static ASTRAI: ModelType = ModelType {
     aliases: ALIASES,
     inert: &["moe_aux_loss_coef"], // of training
     names: &NAMES,
+    defaults: DEFAULTS,
     resolve,
     save,
+    ..DECODER
 };
 
 /// The older spellings.
@@ -70,7 +72,7 @@ pub(super) static NAMES: Names = Names {
     mlp_out_norm: "mlp_out_norm",
     final_norm: "norm.weight",
     head: "lm_head.weight",
-    beside: &[],
+    ignored_prefixes: &[],
 };
 
 /// Keys that only `ffn_type` moe gives an effect.
@@ -103,47 +105,45 @@ static EXPERTS: ExpertNames = ExpertNames {
     shared: ["mlp.shared_experts.{e}.gate", "mlp.shared_experts.{e}.up", "mlp.shared_experts.{e}.down"],
 };
 
-const DEFAULTS: Defaults = Defaults {
+pub(super) const DEFAULTS: Defaults = Defaults {
     kv_heads_all: true,
-    head_dim: None,
-    max_positions: None,
     norm_eps: None,
     layout: RopeLayout::Interleaved,
     scalings: &["ntk"],
     ..decoder::DEFAULTS
 };
 
-fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
-    let attention = only(raw, "attn_type", &["gqa", "mla"])?;
-    let ffn = only(raw, "ffn_type", &["mlp", "moe"])?;
-    only(raw, "hidden_act", &["silu"])?;
+fn resolve(raw: &Raw, model: &ModelType) -> Result<ModelConfig, ConfigError> {
+    let attention = raw.one_of("attn_type", &["gqa", "mla"])?;
+    let ffn = raw.one_of("ffn_type", &["mlp", "moe"])?;
+    raw.one_of("hidden_act", &["silu"])?;
     let mut c = match attention {
-        Some("mla") => of_latent(raw)?,
+        Some("mla") => latent_attention(raw, model)?,
         _ => {
-            // Known, and without effect.
+            // These keys are known and have no effect.
             latent::KEYS.iter().try_for_each(|key| raw.find(key).map(drop))?;
-            decoder::plain(raw, &ASTRAI, &DEFAULTS)?
+            decoder::plain(raw, model)?
         }
     };
-    own(raw, &mut c)?;
+    common(raw, &mut c)?;
     match ffn {
         Some("moe") => put_experts(raw, &mut c)?,
-        // Known, and without effect.
+        // These keys are known and have no effect.
         _ => MOE_KEYS.iter().chain(experts::EVERY_NTH).try_for_each(|key| raw.find(key).map(drop))?,
     }
     Ok(c)
 }
 
 /// The layers that an encoder has, too: grouped-query attention and an MLP.
-pub(super) fn plain(raw: &Raw, model: &'static ModelType) -> Result<ModelConfig, ConfigError> {
-    only(raw, "hidden_act", &["silu"])?;
-    let mut c = decoder::plain(raw, model, &DEFAULTS)?;
-    own(raw, &mut c)?;
+pub(super) fn plain(raw: &Raw, model: &ModelType) -> Result<ModelConfig, ConfigError> {
+    raw.one_of("hidden_act", &["silu"])?;
+    let mut c = decoder::plain(raw, model)?;
+    common(raw, &mut c)?;
     Ok(c)
 }
 
-/// What all of AstrAI's models have of their own.
-fn own(raw: &Raw, c: &mut ModelConfig) -> Result<(), ConfigError> {
+/// What all of AstrAI's models have in common.
+fn common(raw: &Raw, c: &mut ModelConfig) -> Result<(), ConfigError> {
     if c.heads * c.head_dim != c.hidden_size {
         let problem =
             format!("is {}, times {} heads not the hidden size {}", c.head_dim, c.heads, c.hidden_size);
@@ -163,9 +163,9 @@ fn own(raw: &Raw, c: &mut ModelConfig) -> Result<(), ConfigError> {
 }
 
 /// Latent attention: a head's rotated components are its own, and values are as wide as keys.
-fn of_latent(raw: &Raw) -> Result<ModelConfig, ConfigError> {
+fn latent_attention(raw: &Raw, model: &ModelType) -> Result<ModelConfig, ConfigError> {
     let hidden = raw.count("hidden_size", MAX_WIDTH)?;
-    let (heads, kv_heads, head_dim) = decoder::heads(raw, hidden, &DEFAULTS)?;
+    let (heads, kv_heads, head_dim) = decoder::heads(raw, hidden, &model.defaults)?;
     let mut latent = latent::read(raw, 0.0, &LATENT)?;
     if latent.width() != head_dim {
         let (problem, keys) = (format!("is {}", latent.nope), latent::KEYS);
@@ -173,7 +173,7 @@ fn of_latent(raw: &Raw) -> Result<ModelConfig, ConfigError> {
         return Err(raw.refuse(keys[1], problem, remedy));
     }
     let sizes = [heads, kv_heads, head_dim, latent.rope];
-    let mut c = decoder::plain_of_heads(raw, &ASTRAI, &DEFAULTS, sizes)?;
+    let mut c = decoder::plain_of_heads(raw, model, sizes)?;
     latent.norm_eps = c.norm_eps;
     for layer in &mut c.layers {
         layer.attention.latent = Some(latent.clone());
@@ -191,23 +191,12 @@ fn put_experts(raw: &Raw, c: &mut ModelConfig) -> Result<(), ConfigError> {
     let intermediate = width("shared_expert_intermediate_size")?;
     spec.shared = (count > 0).then_some(SharedSpec { count, intermediate });
     spec.normalise = raw.flag("norm_topk_prob", true)?;
-    (spec.balance, spec.unmet_rest) = (Balance::Apart, true); // each expert is a module of its own
+    (spec.balance, spec.skip_unrouted) = (Balance::PerLayer, true); // each expert is a module of its own
     if let Some(method) = raw.text("topk_method")?.filter(|m| *m != "greedy") {
         let key = raw.spelled("topk_method");
         raw.warn(format!("key `{key}` is {}: AstrAI never reads it, the choice is greedy", json!(method)));
     }
     experts::put_every_nth(raw, &spec, c)
-}
-
-/// The value of `key`, if it is given; refused unless it is one of these.
-fn only<'a>(raw: &Raw<'a>, key: &'static str, known: &[&str]) -> Result<Option<&'a str>, ConfigError> {
-    match raw.text(key)? {
-        Some(other) if !known.contains(&other) => {
-            let problem = format!("is {}, which is not supported", json!(other));
-            Err(raw.refuse(key, problem, format!("supported: {}", known.join(", "))))
-        }
-        given => Ok(given),
-    }
 }
 
 /// Keys of transformers that AstrAI does not have: dropped unless the model states something by them.
@@ -221,8 +210,8 @@ const FOREIGN: [&str; 7] = [
     "pad_token_id",
 ];
 
-pub(super) fn save(c: &ModelConfig) -> Map<String, Value> {
-    let mut out = decoder::save(c);
+pub(super) fn save(c: &ModelConfig, model: &ModelType) -> Map<String, Value> {
+    let mut out = decoder::save(c, model);
     out.retain(|key, value| {
         !FOREIGN.contains(&key.as_str()) || (key.ends_with("_token_id") && !value.is_null())
     });

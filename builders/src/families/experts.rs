@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 pub(super) const LOSS_KEYS: &[&str] = &["output_router_logits", "router_aux_loss_coef"];
 
 /// Weight names that most families of transformers share.
-pub(super) const NAMES: ExpertNames = ExpertNames {
+pub(super) static NAMES: ExpertNames = ExpertNames {
     router: "mlp.gate",
     correction: "mlp.gate.e_score_correction_bias",
     gate: "mlp.experts.{e}.gate_proj",
@@ -47,8 +47,8 @@ pub(super) fn read(
         normalise: true,
         scale: 1.0,
         shared: None,
-        balance: Balance::Together,
-        unmet_rest: false,
+        balance: Balance::Global,
+        skip_unrouted: false,
         names,
     })
 }

@@ -1,18 +1,18 @@
-//! One file per model family: its registration, how its keys resolve, how its weights are named. What the families of
-//! transformers share is in `decoder`, what Gemma 2 and 3 share in `gemma`, what experts share in `experts`.
+//! Model families. In: raw keys. Out: a configuration; and back to keys. A family is a row of a table ([`dense`]), or a file with
+//! its row and the functions in which it differs. What families share is in `decoder`, `windows`, `experts` and `latent`.
 
 mod decoder;
-mod deepseek;
 mod deepseek_moe;
 mod experts;
-mod gemma;
 mod latent;
+mod model_type;
+mod windows;
 
-use crate::registry::ModelType;
+pub use model_type::ModelType;
 
 macro_rules! families {
     ($($module:ident: $($model:ident)+,)*) => {
-        $(pub mod $module;)*
+        $(mod $module;)*
 
         /// Every model type that can be built, in the order they are listed to the user.
         pub static MODELS: &[&ModelType] = &[$($(&$module::$model),+),*];
@@ -22,18 +22,11 @@ macro_rules! families {
 // A family is one line: its file and the model types registered there.
 families! {
     astrai: ASTRAI,
-    llama: LLAMA,
-    mistral: MISTRAL,
+    dense: LLAMA MISTRAL QWEN2 QWEN3 OLMO2 GLM4 PHI3,
     mixtral: MIXTRAL,
-    qwen2: QWEN2,
-    qwen3: QWEN3,
     qwen3_moe: QWEN3_MOE,
-    deepseek_v2: DEEPSEEK_V2,
-    deepseek_v3: DEEPSEEK_V3,
-    olmo2: OLMO2,
-    glm4: GLM4,
-    phi3: PHI3,
-    gemma2: GEMMA2,
+    deepseek: DEEPSEEK_V2 DEEPSEEK_V3,
+    gemma: GEMMA2,
     gemma3: GEMMA3_TEXT GEMMA3,
     gpt_oss: GPT_OSS,
     embedding: EMBEDDING,

@@ -1,128 +1,17 @@
 //! From a resolved configuration to the graph that computes it. One builder serves every program: they differ in the
-//! bounds of their symbols and in what is wanted, not in model code. Each distinct layer is one block; the outer graph
+//! bounds of their symbols and in their outputs, not in model code. Each distinct layer is one block; the outer graph
 //! embeds, calls the blocks in order, norms, and applies the head.
 
-use crate::config::{LayerSpec, ModelConfig, RopeKey, RopeSpec};
-use crate::layer;
-use crate::pool::pool;
-use crate::router::Routers;
+use super::cache;
+use super::components::{norm_weight, softcap};
+use super::layer;
+use super::pool::pool;
+use super::router::Routers;
+use crate::config::{LayerSpec, ModelConfig, RopeSpec};
+use crate::program::{Logits, Loss, Program};
 use astrai_ir::ops::{Call, CompareKind, Const, ReduceKind, UnaryKind};
-use astrai_ir::{Block, BlockId, DType, Dim, Graph, IrError, NodeId, Real, Symbol, Tensor, Type, ops};
+use astrai_ir::{Block, BlockId, DType, Dim, Graph, IrError, NodeId, Real, Tensor, Type, ops};
 use std::sync::Arc;
-
-/// Which program is built, and for what sizes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Program {
-    /// Most tokens in one run, of all sequences together.
-    pub tokens: u64,
-    /// Most sequences in one run.
-    pub sequences: u64,
-    /// Longest sequence: for the cost of attention, and for rope that turns otherwise in long contexts (LongRoPE).
-    pub span: u64,
-    /// Logits of which positions.
-    pub logits: Logits,
-    /// Which cross-entropy of `targets`.
-    pub loss: Loss,
-    /// Keys and values in pages that outlive runs: prefill and decode. `None`: those of the run's own tokens.
-    pub cache: Option<Cache>,
-}
-
-/// Keys and values in pages: states `kv.<layer>.k` and `kv.<layer>.v`, each `[pages * page, kv_heads, ..]`, or the latents they
-/// are made of: `kv.<layer>.latent`, `[pages * page, 1, rank + rope]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cache {
-    /// Rows (tokens) of a page, a power of two.
-    pub page: usize,
-    /// Pages of every layer.
-    pub pages: usize,
-    /// Most pages of a sequence.
-    pub table: usize,
-}
-
-impl Cache {
-    /// Rows of a page unless there is a reason for another number.
-    pub const PAGE: usize = 16;
-
-    /// Names and shapes of the states of a layer.
-    pub fn states(&self, config: &ModelConfig, layer: usize) -> Vec<(String, [usize; 3])> {
-        let Some(spec) = config.layers.get(layer).map(|l| &l.attention) else { return vec![] };
-        let parts = match &spec.latent {
-            Some(l) if l.rope_key == RopeKey::Shared => vec![("latent", [1, l.rank + l.rope])],
-            _ => {
-                let (heads, d) = (config.kv_heads, config.head_dim);
-                vec![("k", [heads, d]), ("v", [heads, spec.value_dim(d)])]
-            }
-        };
-        let rows = self.pages * self.page;
-        parts.into_iter().map(|(x, [heads, d])| (format!("kv.{layer}.{x}"), [rows, heads, d])).collect()
-    }
-
-    fn check(&self) -> Result<(), String> {
-        let Cache { page, pages, table } = *self;
-        if !page.is_power_of_two() || pages == 0 || table == 0 {
-            return Err(format!(
-                "{pages} pages of {page} rows, {table} a sequence: a page has a power of two of rows, and there is one at least"
-            ));
-        }
-        match [pages, table].iter().all(|n| n.checked_mul(page).is_some_and(|rows| rows <= i32::MAX as usize))
-        {
-            true => Ok(()),
-            false => {
-                Err(format!("{pages} pages of {page} rows, {table} a sequence: rows are counted in 32 bits"))
-            }
-        }
-    }
-}
-
-/// The loss of a program.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loss {
-    /// None; there are no targets.
-    None,
-    /// The mean over the targets that count.
-    Mean,
-    /// Their sum times the scalar input `loss_scale`: with one over the number of all targets that count, the losses of
-    /// several runs, and their gradients, add up to those of the mean over all.
-    Scaled,
-    /// The same, of a model with experts, and what its routers did: see [`router`](crate::router).
-    Routed {
-        /// The routers' losses are made, too, and added to `loss`.
-        balanced: bool,
-    },
-}
-
-/// Positions whose logits a program puts out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Logits {
-    /// Of none (a program that only scores).
-    None,
-    /// Of every token: `[tokens, vocab]`.
-    All,
-    /// Of the tokens at `last`, one a sequence: `[sequences, vocab]`.
-    Last,
-}
-
-impl Program {
-    /// Everything of a batch of `batch` sequences of up to `seq` tokens.
-    pub fn full(batch: u64, seq: u64) -> Program {
-        let (logits, loss) = (Logits::All, Loss::None);
-        Program { tokens: batch * seq, sequences: batch, span: seq, logits, loss, cache: None }
-    }
-
-    /// Prefill of up to `tokens` tokens of up to `sequences` sequences and, at a token each, their decode.
-    pub fn paged(tokens: u64, sequences: u64, cache: Cache) -> Program {
-        let span = (cache.table.saturating_mul(cache.page)) as u64;
-        let (logits, loss) = (Logits::Last, Loss::None);
-        Program { tokens, sequences, span, logits, loss, cache: Some(cache) }
-    }
-
-    pub(crate) fn symbols(&self, config: &ModelConfig) -> Vec<Symbol> {
-        let one = |name: &str, max: u64| Symbol { name: name.into(), min: 1, max, multiple_of: 1 };
-        let pages = self.cache.filter(|_| config.caches_latents());
-        let pages = pages.map(|cache| one(layer::CONTEXT, cache.pages as u64));
-        pages.into_iter().chain([one("sequences", self.sequences), one("tokens", self.tokens)]).collect()
-    }
-}
 
 /// The graph of a model. Inputs: `input_ids` i32 `[tokens]`, `positions` i32 `[tokens]` (from 0 in each sequence),
 /// `starts` i32 `[sequences + 1]`, and as wanted `last` i32 `[sequences]`, `targets` i32 `[tokens]` (negative:
@@ -140,7 +29,7 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
     }
     let tokens = Dim::symbol("tokens");
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-    let names = config.model_type.names;
+    let names = config.names;
     let ids = g.input("input_ids", DType::I32, vec![tokens.clone()])?;
     let positions = g.input("positions", DType::I32, vec![tokens.clone()])?;
     let starts = g.input("starts", DType::I32, vec![&Dim::symbol("sequences") + &Dim::from(1)])?;
@@ -151,15 +40,11 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
     }
     let mut given = vec![("positions", positions), ("starts", starts)];
     if let Some(cache) = &program.cache {
-        given.extend(layer::CACHE.into_iter().zip(layer::cache_inputs(
-            &mut g,
-            cache,
-            config.caches_latents(),
-        )?));
+        given.extend(cache::INPUTS.into_iter().zip(cache::inputs(&mut g, cache, config.caches_latents())?));
     }
     let mut routers = Routers::default();
     x = layers(&mut g, config, program, x, &given, &mut routers)?;
-    let norm = g.scope("norm", |g| layer::norm_weight(g, config, names.final_norm, hidden))?;
+    let norm = g.scope("norm", |g| norm_weight(g, config, names.final_norm, hidden))?;
     if let Some(encoder) = &config.encoder {
         let normed = |g: &mut Graph, x| g.scope("norm", |g| g.rms_norm(x, norm, config.norm_eps));
         let embedding = pool(&mut g, encoder, [x, starts], normed)?;
@@ -235,7 +120,7 @@ fn layers(
                     given.iter().find(|(name, _)| *name == shared).map_or(x, |(_, id)| *id)
                 }
                 weight => {
-                    let layer = config.model_type.names.layer.replace("{i}", &i.to_string());
+                    let layer = config.names.prefix(i);
                     let weight = of_layer_weight(&block, weight, &layer, leaf);
                     g.scope(&format!("layers.{i}"), |g| g.push(weight, &[]))?
                 }
@@ -289,14 +174,6 @@ fn rope_tables(g: &mut Graph, rope: &RopeSpec, span: u64, positions: NodeId) -> 
         }
     };
     Ok([side(UnaryKind::Cos)?, side(UnaryKind::Sin)?])
-}
-
-/// `cap * tanh(x / cap)`.
-fn softcap(g: &mut Graph, x: NodeId, cap: f64) -> Result<NodeId, IrError> {
-    let whole = g.fill(x, cap)?;
-    let x = g.div(x, whole)?;
-    let x = g.unary(UnaryKind::Tanh, x)?;
-    g.mul(x, whole)
 }
 
 /// Cross-entropy of `targets` from the normed hidden states `[tokens, hidden]` and the head `[vocab, hidden]`.

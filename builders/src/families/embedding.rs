@@ -1,10 +1,11 @@
 //! AstrAI's `embedding`: the layers of `autoregressive_lm` with attention to all of a sequence, no head, and one vector a
 //! sequence. Source: AstrAI's `EmbeddingEncoder`.
 
-use super::{astrai, decoder};
+use super::astrai;
+use super::decoder::{self, DECODER};
+use super::model_type::ModelType;
 use crate::config::rope_keys::ROPE_KEYS;
 use crate::config::{ConfigError, EncoderSpec, ModelConfig, Pooling, Raw};
-use crate::registry::ModelType;
 use serde_json::{Map, Value, json};
 
 /// The registration.
@@ -18,18 +19,19 @@ pub static EMBEDDING: ModelType = ModelType {
         &["use_qk_norm", "use_gated_attention", "pooling_type", "normalize_embeddings"],
     ],
     aliases: astrai::ALIASES,
-    inert: &[],
     names: &astrai::NAMES,
+    defaults: astrai::DEFAULTS,
     resolve,
     save,
+    ..DECODER
 };
 
 const POOLINGS: [(&str, Pooling); 3] =
     [("mean", Pooling::Mean), ("cls", Pooling::Cls), ("last", Pooling::Last)];
 
-fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
-    let mut c = astrai::plain(raw, &EMBEDDING)?;
-    // Known, and without effect: there is no head.
+fn resolve(raw: &Raw, model: &ModelType) -> Result<ModelConfig, ConfigError> {
+    let mut c = astrai::plain(raw, model)?;
+    // `tie_word_embeddings` is known and has no effect: there is no head.
     c.tie_embeddings = false;
     let name = raw.text("pooling_type")?.unwrap_or("mean");
     let Some((_, pooling)) = POOLINGS.iter().find(|(n, _)| *n == name) else {
@@ -41,8 +43,8 @@ fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
     Ok(c)
 }
 
-fn save(c: &ModelConfig) -> Map<String, Value> {
-    let mut out = astrai::save(c);
+fn save(c: &ModelConfig, model: &ModelType) -> Map<String, Value> {
+    let mut out = astrai::save(c, model);
     for key in ["attn_type", "ffn_type", "tie_word_embeddings"] {
         out.shift_remove(key);
     }

@@ -5,31 +5,57 @@
 //! [`Balance`] says; `router_z` is the mean over tokens and layers of the squared log-sum-exp of the logits (ST-MoE,
 //! arXiv:2202.08906). How many tokens an expert had is a constant to the gradient, as the choice is.
 
+use super::components::Outputs;
 use crate::config::{Balance, ModelConfig, RouterSpec};
-use crate::experts::Routed;
-use crate::model::Loss;
-use astrai_ir::ops::{Concat, ReduceKind, Scores, Softmax, UnaryKind};
+use crate::program::Loss;
+use astrai_ir::ops::{Concat, ReduceKind, Route, Scores, Softmax, UnaryKind};
 use astrai_ir::{Block, DType, Dim, Graph, IrError, NodeId};
 
 /// How much of a router a program shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum RouterOutputs {
     /// Nothing.
-    Nothing,
+    None,
     /// Tokens of each expert.
     Load,
     /// And what the losses are made of.
     All,
 }
 
-impl Seen {
+impl RouterOutputs {
     /// What a loss wants.
-    pub fn by(loss: Loss) -> Seen {
+    pub fn of(loss: Loss) -> RouterOutputs {
         match loss {
-            Loss::Routed { balanced: true } => Seen::All,
-            Loss::Routed { balanced: false } => Seen::Load,
-            Loss::None | Loss::Mean | Loss::Scaled => Seen::Nothing,
+            Loss::Routed { balanced: true } => RouterOutputs::All,
+            Loss::Routed { balanced: false } => RouterOutputs::Load,
+            Loss::None | Loss::Mean | Loss::Scaled => RouterOutputs::None,
         }
+    }
+}
+
+/// The choice of experts, and the lists that their products need: see [`Route`].
+pub(crate) struct Routed {
+    /// `[tokens, experts]`
+    pub logits: NodeId,
+    /// i32 `[tokens, chosen]`
+    pub experts: NodeId,
+    /// `[tokens, chosen]`
+    pub weights: NodeId,
+    /// i32 `[tokens * chosen]`
+    pub slots: NodeId,
+    /// i32 `[tokens, chosen]`
+    pub places: NodeId,
+    /// i32 `[experts + 1]`
+    pub offsets: NodeId,
+}
+
+impl Routed {
+    /// The choice by router logits `[tokens, experts]` and a correction, if there is one.
+    pub(crate) fn new(g: &mut Graph, op: Route, args: &[NodeId]) -> Result<Routed, IrError> {
+        let route = g.push(op, args)?;
+        let [experts, weights] = [g.part(route, 0)?, g.part(route, 1)?];
+        let [slots, places, offsets] = [g.part(route, 2)?, g.part(route, 3)?, g.part(route, 4)?];
+        Ok(Routed { logits: args[0], experts, weights, slots, places, offsets })
     }
 }
 
@@ -37,12 +63,14 @@ impl Seen {
 /// squared log-sum-exp.
 const OUTPUTS: [&str; 3] = ["router.load", "router.probabilities", "router.z"];
 
-/// What is seen of a router, by the names of a layer's outputs.
-pub(crate) type Watched = Vec<(&'static str, NodeId)>;
-
 /// What is seen of a layer's router.
-pub(crate) fn watched(g: &mut Graph, r: RouterSpec, routed: &Routed, seen: Seen) -> Result<Watched, IrError> {
-    if seen == Seen::Nothing {
+pub(crate) fn watched(
+    g: &mut Graph,
+    r: RouterSpec,
+    routed: &Routed,
+    seen: RouterOutputs,
+) -> Result<Outputs, IrError> {
+    if seen == RouterOutputs::None {
         return Ok(vec![]);
     }
     g.scope("router", |g| {
@@ -52,7 +80,7 @@ pub(crate) fn watched(g: &mut Graph, r: RouterSpec, routed: &Routed, seen: Seen)
         let load = g.sub(end, begin)?;
         let load = g.cast(load, DType::F32)?;
         let mut out = vec![(OUTPUTS[0], load)];
-        if seen == Seen::All {
+        if seen == RouterOutputs::All {
             let p = probabilities(g, r, logits)?;
             out.push((OUTPUTS[1], g.reduce(ReduceKind::Sum, p, &[0])?));
             out.push((OUTPUTS[2], squared_log_sum(g, logits)?));
@@ -121,11 +149,11 @@ impl Routers {
         let tokens = g.reduce(ReduceKind::Sum, tokens, &[0])?;
         let tokens = g.scale(tokens, 1.0 / e.chosen as f64)?; // of all layers
         let balance = match e.balance {
-            Balance::Together => {
+            Balance::Global => {
                 let (load, p) = (total(g, load)?, total(g, probabilities)?);
                 product(g, e.count as f64, [load, p], tokens)?
             }
-            Balance::Apart => {
+            Balance::PerLayer => {
                 let layers = load.len() as f64;
                 let each = g.scale(tokens, 1.0 / layers)?;
                 let factor = e.count as f64 / e.chosen as f64 / layers;

@@ -1,13 +1,13 @@
-//! Gemma 3, its language part: five of six layers windowed, with a rope of their own; queries and keys normed per head. Read
-//! as `gemma3_text`, and from under `text_config` of `gemma3`, whose image tower is left aside.
+//! Gemma 3, its language part: five of six layers windowed, with another rope than the others; queries and keys normed per
+//! head. Read as `gemma3_text`, and from under `text_config` of `gemma3`, whose image tower is not built.
 //! Source: `Gemma3ForCausalLM` and `Gemma3ForConditionalGeneration` of transformers.
 
-use super::decoder::{self, Defaults};
-use super::gemma::{self, Own};
+use super::decoder::{self, DECODER};
+use super::gemma::{self, GEMMA, WINDOW};
+use super::model_type::{AttentionBias, Defaults, ModelType};
+use super::windows::{self, Windows};
 use crate::config::rope_keys::{self, LayerType, ROPE_KEYS};
-use crate::config::{ConfigError, MAX_LAYERS, ModelConfig, QkNorm, Raw, RopeScaling, RopeSpec};
-use crate::config::{keys, show};
-use crate::registry::{ModelType, Names};
+use crate::config::{ConfigError, MAX_LAYERS, ModelConfig, Names, QkNorm, Raw, RopeScaling, RopeSpec, show};
 use serde_json::{Map, Value, json};
 
 /// The registration of the language model by itself.
@@ -15,17 +15,11 @@ pub static GEMMA3_TEXT: ModelType = ModelType {
     name: "gemma3_text",
     architectures: &["Gemma3ForCausalLM"],
     description: "Gemma 3: windows with a rope of their own on most layers, q and k normed, norms by 1 + w",
-    keys: &[
-        decoder::KEYS,
-        ROPE_KEYS,
-        gemma::KEYS,
-        &["rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"],
-    ],
-    aliases: gemma::ALIASES,
-    inert: &[],
-    names: &gemma::NAMES,
+    keys: &[decoder::KEYS, ROPE_KEYS, gemma::KEYS, &["sliding_window_pattern", "_sliding_window_pattern", WINDOWED.theta]],
+    defaults: DEFAULTS,
     resolve,
     save,
+    ..GEMMA
 };
 
 /// The registration of the model that also sees: only its language part is built.
@@ -34,7 +28,6 @@ pub static GEMMA3: ModelType = ModelType {
     architectures: &["Gemma3ForConditionalGeneration"],
     description: "Gemma 3 with images: the language part alone, from under text_config",
     keys: &[&["model_type", "text_config", "tie_word_embeddings"]],
-    aliases: decoder::ALIASES,
     // The image tower and its tokens; the language part says the rest again.
     inert: &[
         "vision_config",
@@ -52,8 +45,11 @@ pub static GEMMA3: ModelType = ModelType {
         "pad_token_id",
     ],
     names: &NESTED,
+    // The language part's; its keys stand under text_config.
+    defaults: Defaults { windows: Windows::None, bias: AttentionBias::None, ..DEFAULTS },
     resolve: resolve_nested,
     save: save_nested,
+    ..DECODER
 };
 
 static NESTED: Names = Names {
@@ -61,7 +57,7 @@ static NESTED: Names = Names {
     layer: "language_model.model.layers.{i}.",
     final_norm: "language_model.model.norm.weight",
     head: "language_model.lm_head.weight",
-    beside: &["vision_tower.", "multi_modal_projector."],
+    ignored_prefixes: &["vision_tower.", "multi_modal_projector."],
     ..gemma::NAMES
 };
 
@@ -69,26 +65,24 @@ const FULL: LayerType = LayerType { name: "full_attention", theta: "rope_theta",
 const WINDOWED: LayerType =
     LayerType { name: "sliding_attention", theta: "rope_local_base_freq", default: 1e4, scaled: false };
 
-const DEFAULTS: Defaults =
-    Defaults { max_positions: Some(131_072), layer_type: Some(FULL), ..gemma::DEFAULTS };
+const DEFAULTS: Defaults = Defaults {
+    max_positions: Some(131_072),
+    layer_type: Some(FULL),
+    qk_norm: QkNorm::BeforeRope,
+    windows: Windows::Pattern(WINDOW, |i| !(i + 1).is_multiple_of(6)),
+    ..GEMMA.defaults
+};
 
-fn resolve(raw: &Raw) -> Result<ModelConfig, ConfigError> {
-    of_type(raw, &GEMMA3_TEXT)
-}
-
-fn of_type(raw: &Raw, model: &'static ModelType) -> Result<ModelConfig, ConfigError> {
+fn resolve(raw: &Raw, model: &ModelType) -> Result<ModelConfig, ConfigError> {
+    let mut c = gemma::resolve(raw, model, None, None)?;
     let [stated, private] =
         ["sliding_window_pattern", "_sliding_window_pattern"].map(|k| raw.count_opt(k, MAX_LAYERS));
-    let pattern = stated?.or(private?).unwrap_or(6);
-    let own = Own { pattern, softcap: None, logit_softcap: None };
-    let mut c = gemma::resolve(raw, model, &DEFAULTS, &own)?;
-    let windowed = Defaults { layer_type: Some(WINDOWED), ..DEFAULTS };
+    let period = stated?.or(private?).unwrap_or(6);
+    windows::pattern(raw, &mut c, WINDOW, |i| !(i + 1).is_multiple_of(period))?;
+    let windowed = Defaults { layer_type: Some(WINDOWED), ..model.defaults };
     let rope = rope_keys::read(raw, c.head_dim, c.max_positions, &windowed.rope())?;
-    for layer in &mut c.layers {
-        layer.attention.qk_norm = QkNorm::BeforeRope;
-        if layer.attention.window.is_some() {
-            layer.attention.rope = rope.clone();
-        }
+    for layer in c.layers.iter_mut().filter(|l| l.attention.window.is_some()) {
+        layer.attention.rope = rope.clone();
     }
     Ok(c)
 }
@@ -97,7 +91,7 @@ fn of_type(raw: &Raw, model: &'static ModelType) -> Result<ModelConfig, ConfigEr
 const SIZES: [(&str, usize); 4] =
     [("vocab_size", 262_208), ("num_attention_heads", 8), ("num_key_value_heads", 4), ("head_dim", 256)];
 
-fn resolve_nested(raw: &Raw) -> Result<ModelConfig, ConfigError> {
+fn resolve_nested(raw: &Raw, model: &ModelType) -> Result<ModelConfig, ConfigError> {
     raw.find("model_type")?;
     let Some((key, Value::Object(text))) = raw.find("text_config")? else {
         return Err(raw.refuse("text_config", "is no object", "it describes the language part"));
@@ -116,7 +110,7 @@ fn resolve_nested(raw: &Raw) -> Result<ModelConfig, ConfigError> {
         }
         _ => _ = text.insert("tie_word_embeddings".into(), tied),
     }
-    raw.within(key, &text, gemma::ALIASES, |inner| {
+    raw.within(key, &text, GEMMA.aliases, |inner| {
         match inner.text("model_type")? {
             Some("gemma3_text") | None => {}
             Some(other) => {
@@ -124,13 +118,14 @@ fn resolve_nested(raw: &Raw) -> Result<ModelConfig, ConfigError> {
                 return Err(inner.refuse("model_type", problem, "supported: gemma3_text"));
             }
         }
-        keys::check(inner, &GEMMA3_TEXT)?;
-        of_type(inner, &GEMMA3)
+        GEMMA3_TEXT.check_keys(inner)?;
+        let c = resolve(inner, &GEMMA3_TEXT)?;
+        Ok(ModelConfig { model_type: model.name, names: model.names, ..c })
     })
 }
 
-fn save(c: &ModelConfig) -> Map<String, Value> {
-    let mut out = gemma::save(c);
+fn save(c: &ModelConfig, model: &ModelType) -> Map<String, Value> {
+    let mut out = gemma::save(c, model);
     let of = |windowed: bool| {
         let layer = c.layers.iter().find(|l| l.attention.window.is_some() == windowed);
         layer.map(|l| &l.attention.rope)
@@ -160,13 +155,12 @@ fn save(c: &ModelConfig) -> Map<String, Value> {
     out
 }
 
-fn save_nested(c: &ModelConfig) -> Map<String, Value> {
-    let mut text = save(c);
+fn save_nested(c: &ModelConfig, model: &ModelType) -> Map<String, Value> {
+    let mut text = save(c, &GEMMA3_TEXT);
     text.shift_remove("architectures");
-    text.insert("model_type".into(), json!(GEMMA3_TEXT.name));
     let mut out = Map::new();
-    out.insert("architectures".into(), json!(GEMMA3.architectures));
-    out.insert("model_type".into(), json!(GEMMA3.name));
+    out.insert("architectures".into(), json!(model.architectures));
+    out.insert("model_type".into(), json!(model.name));
     out.insert("tie_word_embeddings".into(), json!(c.tie_embeddings));
     out.insert("text_config".into(), Value::Object(text));
     out

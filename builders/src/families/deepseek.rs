@@ -1,0 +1,107 @@
+//! DeepSeek-V2 and V3: latent attention whose rotated part all heads share, dense layers first, then experts beside shared ones.
+//! With yarn, the scores' scale is that of the extended context too. The multi-token-prediction layer of V3 is not built.
+//! Sources: `DeepseekV2ForCausalLM` and `DeepseekV3ForCausalLM` of transformers.
+
+use super::decoder::{self, DECODER};
+use super::deepseek_moe::{self, V2, V3, Version};
+use super::latent;
+use super::model_type::{AttentionBias, Defaults, ModelType};
+use crate::config::rope_keys::ROPE_KEYS;
+use crate::config::{
+    ConfigError, MAX_HEAD_DIM, MAX_HEADS, ModelConfig, Raw, RopeLayout, RopeScaling, yarn_mscale,
+};
+use serde_json::{Map, Value, json};
+
+/// V2 and V2-Lite: experts chosen by softmax, all or those of the best groups.
+pub static DEEPSEEK_V2: ModelType = ModelType {
+    name: "deepseek_v2",
+    architectures: &["DeepseekV2ForCausalLM"],
+    description: "DeepSeek-V2, V2-Lite, Coder-V2: latent attention, experts beside shared ones",
+    ..DEEPSEEK
+};
+
+/// V3 and R1: a latent of the queries too, experts chosen by corrected sigmoid scores within the best groups.
+pub static DEEPSEEK_V3: ModelType = ModelType {
+    name: "deepseek_v3",
+    architectures: &["DeepseekV3ForCausalLM"],
+    description: "DeepSeek-V3, R1: latent attention, grouped choice of experts, shared experts",
+    keys: &[
+        decoder::KEYS,
+        ROPE_KEYS,
+        latent::KEYS,
+        latent::SHARED_KEYS,
+        deepseek_moe::KEYS,
+        &["rope_interleave"],
+    ],
+    inert: &[
+        "num_nextn_predict_layers",
+        "aux_loss_alpha",
+        "seq_aux",
+        "ep_size",
+        "output_router_logits",
+        "router_aux_loss_coef",
+    ],
+    resolve: |raw, model| {
+        let mut c = resolve(raw, model, &V3)?;
+        if !raw.flag("rope_interleave", true)? {
+            c.layers.iter_mut().for_each(|l| l.attention.rope.layout = RopeLayout::Half);
+        }
+        Ok(c)
+    },
+    save: |c, model| {
+        let mut out = save(c, model, &V3);
+        let layout = c.layers.first().map(|l| l.attention.rope.layout);
+        out.insert("rope_interleave".into(), json!(layout != Some(RopeLayout::Half)));
+        out
+    },
+    ..DEEPSEEK
+};
+
+/// The row of V2, and of V3 where that says nothing else.
+const DEEPSEEK: ModelType = ModelType {
+    keys: &[decoder::KEYS, ROPE_KEYS, latent::KEYS, latent::SHARED_KEYS, deepseek_moe::KEYS],
+    inert: deepseek_moe::INERT,
+    defaults: Defaults {
+        max_positions: Some(4096),
+        layout: RopeLayout::Interleaved,
+        bias: AttentionBias::AllKey(false),
+        ..decoder::DEFAULTS
+    },
+    resolve: |raw, model| resolve(raw, model, &V2),
+    save: |c, model| save(c, model, &V2),
+    ..DECODER
+};
+
+/// Epsilon of the norms of the latents, whatever the others have.
+const LATENT_EPS: f64 = 1e-6;
+
+/// A model of this version.
+fn resolve(raw: &Raw, model: &ModelType, version: &Version) -> Result<ModelConfig, ConfigError> {
+    let heads = raw.count("num_attention_heads", MAX_HEADS)?;
+    let key = "num_key_value_heads";
+    if let Some(n) = raw.count_opt(key, MAX_HEADS)?.filter(|n| *n != heads) {
+        let problem = format!("is {n}, with {heads} heads of queries");
+        return Err(raw.refuse(key, problem, "a latent makes keys and values for every head; leave it out"));
+    }
+    // Where files have `head_dim`, it is the width that rope rotates.
+    raw.count_opt("head_dim", MAX_HEAD_DIM)?;
+    let latent = latent::read_shared(raw, LATENT_EPS)?;
+    let mut c = decoder::plain_of_heads(raw, model, [heads, heads, latent.width(), latent.rope])?;
+    for layer in &mut c.layers {
+        let a = &mut layer.attention;
+        if let RopeScaling::Yarn(y) = &a.rope.scaling {
+            a.scale *= y.mscale_all_dim.map_or(1.0, |all| yarn_mscale(y.factor, all).powi(2));
+        }
+        a.latent = Some(latent.clone());
+    }
+    deepseek_moe::put(raw, version, &mut c)?;
+    Ok(c)
+}
+
+/// The keys of both versions.
+fn save(c: &ModelConfig, model: &ModelType, version: &Version) -> Map<String, Value> {
+    let mut out = decoder::save(c, model);
+    latent::save(c, &mut out);
+    deepseek_moe::save(version, c, &mut out);
+    out
+}

@@ -1,0 +1,124 @@
+//! What a program of a model computes: its sizes, its outputs, its cache. In: sizes. Out: plain data that the graph builder and
+//! the placements read.
+
+use crate::config::{ModelConfig, RopeKey};
+use astrai_ir::Symbol;
+
+/// Symbol of the pages in use.
+pub(crate) const CONTEXT: &str = "context";
+
+/// Which program is built, and for what sizes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// Most tokens in one run, of all sequences together.
+    pub tokens: u64,
+    /// Most sequences in one run.
+    pub sequences: u64,
+    /// Longest sequence: for the cost of attention, and for rope that turns otherwise in long contexts (LongRoPE).
+    pub span: u64,
+    /// Logits of which positions.
+    pub logits: Logits,
+    /// Which cross-entropy of `targets`.
+    pub loss: Loss,
+    /// Keys and values in pages that outlive runs: prefill and decode. `None`: those of the run's own tokens.
+    pub cache: Option<Cache>,
+}
+
+/// Keys and values in pages: states `kv.<layer>.k` and `kv.<layer>.v`, each `[pages * page, kv_heads, ..]`, or the latents they
+/// are made of: `kv.<layer>.latent`, `[pages * page, 1, rank + rope]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// Rows (tokens) of a page, a power of two.
+    pub page: usize,
+    /// Pages of every layer.
+    pub pages: usize,
+    /// Most pages of a sequence.
+    pub table: usize,
+}
+
+impl Cache {
+    /// Rows of a page unless there is a reason for another number.
+    pub const PAGE: usize = 16;
+
+    /// Names and shapes of the states of a layer.
+    pub fn states(&self, config: &ModelConfig, layer: usize) -> Vec<(String, [usize; 3])> {
+        let Some(spec) = config.layers.get(layer).map(|l| &l.attention) else { return vec![] };
+        let parts = match &spec.latent {
+            Some(l) if l.rope_key == RopeKey::Shared => vec![("latent", [1, l.rank + l.rope])],
+            _ => {
+                let (heads, d) = (config.kv_heads, config.head_dim);
+                vec![("k", [heads, d]), ("v", [heads, spec.value_dim(d)])]
+            }
+        };
+        let rows = self.pages * self.page;
+        parts.into_iter().map(|(x, [heads, d])| (format!("kv.{layer}.{x}"), [rows, heads, d])).collect()
+    }
+
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let Cache { page, pages, table } = *self;
+        if !page.is_power_of_two() || pages == 0 || table == 0 {
+            return Err(format!(
+                "{pages} pages of {page} rows, {table} a sequence: a page has a power of two of rows, and there is one at least"
+            ));
+        }
+        match [pages, table].iter().all(|n| n.checked_mul(page).is_some_and(|rows| rows <= i32::MAX as usize))
+        {
+            true => Ok(()),
+            false => {
+                Err(format!("{pages} pages of {page} rows, {table} a sequence: rows are counted in 32 bits"))
+            }
+        }
+    }
+}
+
+/// The loss of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// None; there are no targets.
+    None,
+    /// The mean over the targets that count.
+    Mean,
+    /// Their sum times the scalar input `loss_scale`: with one over the number of all targets that count, the losses of
+    /// several runs, and their gradients, add up to those of the mean over all.
+    Scaled,
+    /// As `Scaled`, of a model with experts. The output `router_load` f32 `[layers with experts, experts]` is the number of tokens
+    /// of each expert; where `balanced`, the outputs `router_balance` and `router_z` times the scalar inputs `balance_scale`
+    /// and `z_scale` are added to `loss`, and the output `cross_entropy` is its first term.
+    Routed {
+        /// The routers' losses are computed and added to `loss`.
+        balanced: bool,
+    },
+}
+
+/// Positions whose logits a program puts out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    /// Of none (a program that only scores).
+    None,
+    /// Of every token: `[tokens, vocab]`.
+    All,
+    /// Of the tokens at `last`, one a sequence: `[sequences, vocab]`.
+    Last,
+}
+
+impl Program {
+    /// Everything of a batch of `batch` sequences of up to `seq` tokens.
+    pub fn full(batch: u64, seq: u64) -> Program {
+        let (logits, loss) = (Logits::All, Loss::None);
+        Program { tokens: batch * seq, sequences: batch, span: seq, logits, loss, cache: None }
+    }
+
+    /// Prefill of up to `tokens` tokens of up to `sequences` sequences and, at a token each, their decode.
+    pub fn paged(tokens: u64, sequences: u64, cache: Cache) -> Program {
+        let span = (cache.table.saturating_mul(cache.page)) as u64;
+        let (logits, loss) = (Logits::Last, Loss::None);
+        Program { tokens, sequences, span, logits, loss, cache: Some(cache) }
+    }
+
+    pub(crate) fn symbols(&self, config: &ModelConfig) -> Vec<Symbol> {
+        let one = |name: &str, max: u64| Symbol { name: name.into(), min: 1, max, multiple_of: 1 };
+        let pages = self.cache.filter(|_| config.caches_latents());
+        let pages = pages.map(|cache| one(CONTEXT, cache.pages as u64));
+        pages.into_iter().chain([one("sequences", self.sequences), one("tokens", self.tokens)]).collect()
+    }
+}
