@@ -15,9 +15,13 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
+/// Where this binary's commands keep compiled kernels.
+fn cache() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache")
+}
+
 fn astrai(args: &[&str]) -> Output {
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache");
-    Command::new(env!("CARGO_BIN_EXE_astrai")).args(args).env("ASTRAI_CACHE", cache).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_astrai")).args(args).env("ASTRAI_CACHE", cache()).output().unwrap()
 }
 
 fn stdout(out: &Output) -> String {
@@ -440,4 +444,21 @@ fn a_reader_that_leaves_is_no_error() {
     drop(child.stdout.take());
     let out = child.wait_with_output().unwrap();
     assert!(out.status.success() && out.stderr.is_empty(), "{}", stderr(&out));
+}
+
+/// The examples do what they say, each in under 40 lines. `cargo test` builds them; of one test binary alone it does not.
+#[test]
+fn the_examples_run() {
+    let built = Path::new(env!("CARGO_BIN_EXE_astrai")).parent().unwrap().join("examples");
+    for (name, last) in [("graph", "y = 2.00 x + 1.00"), ("train", "step 60: loss"), ("serve", "]")] {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("examples/{name}.rs"));
+        assert!(fs::read_to_string(source).unwrap().lines().count() < 40, "{name}");
+        let Ok(out) = Command::new(built.join(name)).env("ASTRAI_CACHE", cache()).output() else {
+            println!("skipped: example {name} is not built");
+            continue;
+        };
+        let said = String::from_utf8(out.stdout).unwrap();
+        assert!(out.status.success(), "{name}: {}", String::from_utf8_lossy(&out.stderr));
+        assert!(said.lines().last().unwrap().contains(last), "{name}: {said}");
+    }
 }
