@@ -194,12 +194,12 @@ pub fn steps(model: &Model, room: &Room, machine: &Machine) -> Result<PagedModel
     let (fit, tokens, programs) = plan(config, room, page_bytes, free, machine)?;
     warn(&fit.warning);
     let Fit { cache, context, .. } = fit;
-    programs.first.check_memory(&*machine.device).map_err(with_remedy)?;
+    programs.prefill().check_memory(&*machine.device).map_err(with_remedy)?;
     let kv = KvCache::new(config, cache, room.storage, &machine.device)?;
     let mut progress = Progress::new("loading weights");
-    let (session, answers) = programs.start(model, kv.buffers(), &mut |done, all| progress.set(done, all))?;
+    let sessions = programs.start(model, kv.buffers(), &mut |done, all| progress.set(done, all))?;
     let sizes = [config.vocab_size, context, tokens, room.sequences];
-    Ok(PagedModel::new(session, answers, cache, sizes))
+    Ok(PagedModel::new(sessions, cache, sizes))
 }
 
 /// Pages that fit the memory beside the weights, tokens of a step, and programs for these. What a second program takes of the
