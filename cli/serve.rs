@@ -64,6 +64,13 @@ pub struct Serve {
     /// Requests that may wait; what comes then is refused with 429
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     queue: u32,
+    /// Origin whose pages may use the server from a browser (CORS), https://app.example say, or * for all; may be repeated
+    /// [default: none]
+    #[arg(long, value_name = "ORIGIN")]
+    cors_origin: Vec<String>,
+    /// Most bytes of a request's body; a larger one is refused with 413
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u32).range(1..))]
+    body_limit: u32,
     /// Seconds that requests may go on when the server is told to end
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(..=86_400))]
     shutdown_timeout: u32,
@@ -104,6 +111,8 @@ impl Serve {
         let name = names[0].clone();
         let settings = HttpSettings {
             api_keys: self.api_key,
+            cors_origins: self.cors_origin,
+            body_limit: self.body_limit as usize,
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout.into()),
             ..HttpSettings::default()
         };

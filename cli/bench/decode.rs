@@ -16,6 +16,7 @@ use astrai_runtime::device::cpu::peaks::Peaks;
 use astrai_serve::cache::KvCache;
 use astrai_serve::pages::Page;
 use astrai_serve::scheduler::batch::StepBatch;
+use astrai_serve::scheduler::plan::ProgramKind;
 use serde_json::{Value, json};
 use std::io::Write;
 
@@ -27,9 +28,7 @@ const CHUNK: u64 = 512;
 
 /// Sequences that are continued greedily.
 struct Decoding {
-    session: Session,
-    /// Of the program for tokens of answers.
-    answers: Option<Session>,
+    programs: Vec<(ProgramKind, Session)>,
     batch: StepBatch,
     /// Pages of each sequence.
     pages: Vec<Vec<Page>>,
@@ -48,9 +47,9 @@ impl Decoding {
                 let tokens: Vec<u32> = at.map(|i| (draw(i) % vocab as u64) as u32).collect();
                 self.batch.clear();
                 self.batch.push(&tokens, first, &self.pages[s], self.bounds)?;
-                self.run(false)?;
+                self.run(ProgramKind::prefills)?;
             }
-            self.next[s] = self.best(false, 0)?;
+            self.next[s] = self.best(ProgramKind::prefills, 0)?;
         }
         Ok(())
     }
@@ -62,33 +61,41 @@ impl Decoding {
             for (pages, next) in self.pages.iter().zip(&self.next) {
                 self.batch.push(&[*next], done, pages, self.bounds)?;
             }
-            self.run(true)?;
+            self.run(ProgramKind::decodes)?;
             for s in 0..self.pages.len() {
-                self.next[s] = self.best(true, s)?;
+                self.next[s] = self.best(ProgramKind::decodes, s)?;
             }
         }
         Ok(())
     }
 
-    /// The session of the program that computes tokens of answers, or of prompts.
-    fn session(&mut self, answers: bool) -> &mut Session {
-        self.answers.as_mut().filter(|_| answers).unwrap_or(&mut self.session)
+    /// The session of the program that computes tokens of prompts, or of outputs.
+    fn session(&mut self, computes: fn(ProgramKind) -> bool) -> Result<&mut Session, Failure> {
+        session(&mut self.programs, computes)
     }
 
-    fn run(&mut self, answers: bool) -> Result<(), Failure> {
-        let session = self.answers.as_mut().filter(|_| answers).unwrap_or(&mut self.session);
+    fn run(&mut self, computes: fn(ProgramKind) -> bool) -> Result<(), Failure> {
+        let session = session(&mut self.programs, computes)?;
         let inputs = self.batch.inputs(session.inputs());
         Ok(session.execute(&inputs)?)
     }
 
     /// The token of the largest logit of a row of the last run.
-    fn best(&mut self, answers: bool, row: usize) -> Result<u32, Failure> {
+    fn best(&mut self, computes: fn(ProgramKind) -> bool, row: usize) -> Result<u32, Failure> {
         let [vocab, _] = self.bounds;
-        let logits = self.session(answers).floats_mut(0).and_then(|all| all.chunks_exact(vocab).nth(row));
+        let logits = self.session(computes)?.floats_mut(0).and_then(|all| all.chunks_exact(vocab).nth(row));
         let logits = logits.ok_or("the program's first result is not the logits")?;
         let best = choose(logits.iter().copied()).ok_or("the logits are not all finite numbers")?;
         Ok(best.token as u32)
     }
+}
+
+fn session(
+    programs: &mut [(ProgramKind, Session)],
+    computes: fn(ProgramKind) -> bool,
+) -> Result<&mut Session, Failure> {
+    let found = programs.iter_mut().find(|(kind, _)| computes(*kind));
+    Ok(found.map(|(_, session)| session).ok_or("the model has no program for these tokens")?)
 }
 
 impl Bench {
@@ -112,22 +119,19 @@ impl Bench {
             "context" => Some(cache.pages as u64),
             _ => matches!(s, "tokens" | "sequences").then_some(batch),
         };
-        let costs = costs(programs.answers.as_ref().unwrap_or(&programs.first), &size)?;
+        let costs = costs(programs.decode(), &size)?;
         let kv = KvCache::new(&config, cache, storage, &machine.device)?;
         let model = Model::fresh(config, vec![], 0);
         let mut progress = Progress::new("making weights");
-        let (session, answers) =
-            programs.start(&model, kv.buffers(), &mut |done, all| progress.set(done, all))?;
+        let mut programs = programs.start(&model, kv.buffers(), &mut |done, all| progress.set(done, all))?;
         drop(progress);
         // Neighbours in a sequence are far apart in memory, as after many requests.
         let page = |s: usize, i: usize| (i * batch as usize + s) as Page;
         let pages = (0..batch as usize).map(|s| (0..table).map(|i| page(s, i)).collect()).collect();
-        let batched = match session.inputs().iter().any(|(name, _)| name == "pages") {
-            true => StepBatch::of_latents(cache.page, cache.table),
-            false => StepBatch::new(cache.page, cache.table),
-        };
+        let inputs = session(&mut programs, ProgramKind::prefills)?.inputs();
+        let batched = StepBatch::of_program(inputs, cache.page, cache.table);
         let (next, bounds) = (vec![0; batch as usize], [vocab, cache.pages]);
-        let mut decoding = Decoding { session, answers, batch: batched, pages, next, bounds };
+        let mut decoding = Decoding { programs, batch: batched, pages, next, bounds };
         decoding.prefill(seq as usize, chunk as usize)?;
         let first = decoding.next.clone();
         let mut again = || {
@@ -139,7 +143,7 @@ impl Bench {
         let tokens = (batch * new) as f64;
         line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
         line.insert("new".into(), json!(new));
-        let weights: Vec<&[u8]> = decoding.session(true).weights();
+        let weights: Vec<&[u8]> = decoding.session(ProgramKind::decodes)?.weights();
         let peaks = Peaks::measure(&*machine.device, &weights);
         if let Some(peaks) = &peaks {
             let step: f64 =
@@ -148,9 +152,9 @@ impl Bench {
         }
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
-            decoding.session(true).start_profile();
+            decoding.session(ProgramKind::decodes)?.start_profile();
             let (_, seconds) = once(|| decoding.decode(seq as usize, new as usize))?;
-            let rows = decoding.session(true).take_profile().unwrap_or_default().by_kernel();
+            let rows = decoding.session(ProgramKind::decodes)?.take_profile().unwrap_or_default().by_kernel();
             eprint!("\n{}", profile_table(&rows));
             if let Some(peaks) = &peaks {
                 eprint!("\n{}", breakdown(&[(None, &rows)], peaks, self.machine.storage(), seconds));

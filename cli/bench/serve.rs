@@ -165,9 +165,8 @@ impl Bench {
         let sizes = [config.vocab_size, positions, tokens as usize, load.clients as usize];
         let model = Model::fresh(config, vec![], 0);
         let mut progress = Progress::new("making weights");
-        let (session, answers) =
-            programs.start(&model, kv.buffers(), &mut |done, all| progress.set(done, all))?;
-        let model = PagedModel::new(session, answers, cache, sizes);
+        let sessions = programs.start(&model, kv.buffers(), &mut |done, all| progress.set(done, all))?;
+        let model = PagedModel::new(sessions, cache, sizes);
         let queue = load.clients as usize;
         let settings = Settings { prefix_cache: false, queue, ..Settings::default() };
         Engine::start(model, &settings).map_err(|e| e.to_string().into())

@@ -4,7 +4,7 @@
 use astrai_runtime::Threads;
 use astrai_serve::engine::{End, Engine, Model, ModelError, Settings, Sizes};
 use astrai_serve::request::{Request, Sampling};
-use astrai_serve::scheduler::batch::StepBatch;
+use astrai_serve::scheduler::plan::StepPlan;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 
@@ -30,28 +30,20 @@ impl<M: Model> Model for Watched<M> {
         self.model.sizes()
     }
 
-    fn table(&self) -> usize {
-        self.model.table()
-    }
-
-    fn latents(&self) -> bool {
-        self.model.latents()
-    }
-
-    fn apart(&self) -> bool {
-        self.model.apart()
+    fn plan(&self) -> StepPlan {
+        self.model.plan()
     }
 
     fn pool(&self) -> Option<Arc<dyn Threads>> {
         self.model.pool()
     }
 
-    fn step(&mut self, batches: [&StepBatch; 2]) -> Result<[&mut [f32]; 2], ModelError> {
+    fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError> {
         let vocabulary = self.model.sizes().vocabulary;
-        let logits = self.model.step(batches)?;
-        let all = logits.iter().rfind(|l| !l.is_empty()).map_or(&[][..], |l| l);
+        self.model.step(plan, logits)?;
+        let all = logits.last().map_or(&[][..], |l| l);
         self.seen.send(choose(all[all.len().saturating_sub(vocabulary)..].iter().copied()))?;
-        Ok(logits)
+        Ok(())
     }
 }
 

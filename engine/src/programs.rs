@@ -1,6 +1,5 @@
-//! The programs of a model over paged keys and values. In: a configuration and sizes. Out: the program that computes steps, and,
-//! where another form is cheaper for one token of each sequence, the one for tokens of answers; then sessions of both over the
-//! same memory.
+//! The programs of a model over paged keys and values. In: a configuration and sizes. Out: one program for prefill and decode,
+//! or, where another form is cheaper for decode (absorbed weights), one for each; then sessions of them over the same memory.
 
 use crate::machine::Machine;
 use crate::model::{Model, plan_within};
@@ -8,13 +7,13 @@ use astrai_builders::{Cache, ModelConfig, Program};
 use astrai_ir::DType;
 use astrai_passes::Fidelity;
 use astrai_runtime::{Buffers, Compiled as Planned, Error, Session};
+use astrai_serve::scheduler::plan::ProgramKind;
 
-/// One program, or two over the same pages.
+/// Planned programs over the same pages.
 pub struct Programs {
-    /// For tokens of prompts; without another, for all.
-    pub first: Planned,
-    /// For tokens of answers, as many as there may be sequences.
-    pub answers: Option<Planned>,
+    first: (ProgramKind, Planned),
+    /// Programs that share what they can of the first program's weights.
+    beside: Vec<(ProgramKind, Planned)>,
 }
 
 impl Programs {
@@ -34,31 +33,49 @@ impl Programs {
         };
         let first = plan(tokens)?;
         if fidelity == Fidelity::Exact || tokens <= sequences || first.kernels.iter().all(Option::is_none) {
-            return Ok(Programs { first, answers: None });
+            return Ok(Programs { first: (ProgramKind::Mixed, first), beside: vec![] });
         }
-        let answers = plan(sequences)?;
-        let same = kernels(&first).eq(kernels(&answers));
-        Ok(Programs { first, answers: (!same).then_some(answers) })
+        let decode = plan(sequences)?;
+        if kernels(&first).eq(kernels(&decode)) {
+            return Ok(Programs { first: (ProgramKind::Mixed, first), beside: vec![] });
+        }
+        Ok(Programs { first: (ProgramKind::Prefill, first), beside: vec![(ProgramKind::Decode, decode)] })
     }
 
-    /// Bytes of memory that the second program takes beside the first: weights that it reads otherwise, values between kernels.
+    /// The program that computes tokens of prompts.
+    pub fn prefill(&self) -> &Planned {
+        &self.first.1
+    }
+
+    /// The program that computes tokens of outputs; [`prefill`](Self::prefill)'s where one program computes both.
+    pub fn decode(&self) -> &Planned {
+        self.beside.iter().find(|(kind, _)| kind.decodes()).map_or(&self.first.1, |(_, planned)| planned)
+    }
+
+    /// Which programs there are, in the order in which they run.
+    pub fn kinds(&self) -> impl Iterator<Item = ProgramKind> {
+        [&self.first].into_iter().chain(&self.beside).map(|(kind, _)| *kind)
+    }
+
+    /// Bytes of memory that all programs but the first take beside it: weights that they read otherwise, values between kernels.
     pub fn bytes_beside(&self) -> Result<u64, Error> {
-        self.answers.as_ref().map_or(Ok(0), |p| p.bytes_beside(&self.first))
+        self.beside.iter().map(|(_, planned)| planned.bytes_beside(&self.first.1)).sum()
     }
 
-    /// The first program's session over these pages, and the second's beside it.
+    /// A session of each program over these pages, in the order in which they run.
     pub fn start(
         self,
         model: &Model,
         pages: &Buffers,
         progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(Session, Option<Session>), Error> {
-        let session = model.start_over(self.first, pages, progress)?;
-        let beside = match self.answers {
-            Some(planned) => Some(session.beside(planned.into(), model.source(), progress)?),
-            None => None,
-        };
-        Ok((session, beside))
+    ) -> Result<Vec<(ProgramKind, Session)>, Error> {
+        let (kind, planned) = self.first;
+        let mut sessions = vec![(kind, model.start_over(planned, pages, progress)?)];
+        for (kind, planned) in self.beside {
+            let session = sessions[0].1.beside(planned.into(), model.source(), progress)?;
+            sessions.push((kind, session));
+        }
+        Ok(sessions)
     }
 }
 

@@ -201,13 +201,13 @@ pub fn steps(model: &Model, room: &Room, machine: &Machine, hear: Hear) -> Resul
     let (fit, tokens, programs) = plan(config, room, page_bytes, free, machine)?;
     fit.warning.iter().for_each(|line| hear(Note::Warning(line)));
     let Fit { cache, context, .. } = fit;
-    programs.first.check_memory(&*machine.device).map_err(with_remedy)?;
+    programs.prefill().check_memory(&*machine.device).map_err(with_remedy)?;
     let kv = KvCache::new(config, cache, room.storage, &machine.device)?;
     let what = "loading weights";
     let mut progress = |done, total| hear(Note::Progress { what, done, total });
-    let (session, answers) = programs.start(model, kv.buffers(), &mut progress)?;
+    let sessions = programs.start(model, kv.buffers(), &mut progress)?;
     let sizes = [config.vocab_size, context, tokens, room.sequences];
-    Ok(PagedModel::new(session, answers, cache, sizes))
+    Ok(PagedModel::new(sessions, cache, sizes))
 }
 
 /// Pages that fit the memory beside the weights, tokens of a step, and programs for these. What a second program takes of the

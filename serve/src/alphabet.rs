@@ -5,7 +5,7 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use crate::engine::{Engine, Model, ModelError, Settings, Sizes};
-use crate::scheduler::batch::StepBatch;
+use crate::scheduler::plan::StepPlan;
 use crate::tokenizer::{Tokenizer, tests};
 
 /// Ends a text; `<|end|>` in the tokenizer.
@@ -60,7 +60,8 @@ impl Model for Alphabet {
         SIZES
     }
 
-    fn step(&mut self, [batch, _]: [&StepBatch; 2]) -> Result<[&mut [f32]; 2], ModelError> {
+    fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError> {
+        let batch = &plan.entries()[0].batch;
         if let Some(gate) = &self.gate {
             let _ = gate.recv_timeout(Duration::from_secs(20));
         }
@@ -76,7 +77,8 @@ impl Model for Alphabet {
                 self.logits[row] = f32::NAN;
             }
         }
-        Ok([&mut self.logits, &mut []])
+        logits.push(&mut self.logits);
+        Ok(())
     }
 }
 

@@ -78,6 +78,11 @@ impl Engine {
     /// The sizes or settings allow no step, or there is no thread.
     pub fn start(model: impl Model + Send + 'static, settings: &Settings) -> Result<Engine, StartError> {
         let sizes = limit(model.sizes(), settings).map_err(StartError::Settings)?;
+        if !model.plan().is_complete() {
+            return Err(StartError::Settings(
+                "the model has no program for prefill, or none for decode".into(),
+            ));
+        }
         let limits = Limits { vocabulary: sizes.vocabulary, context: sizes.context() };
         let shared = Arc::new(Shared::new(limits, settings.queue, sizes.sequences));
         let (commands, received) = channel();

@@ -1,40 +1,36 @@
-//! A compiled model behind the engine. In: sessions of paged programs and their pages. Out: logits of each step, where the
-//! sessions left them.
+//! A compiled model behind the engine: paged attention over the KV cache. In: sessions of paged programs and their pages. Out:
+//! logits of each step, where the sessions left them.
 //!
-//! Where another form of the model is cheaper for one token of each sequence than for chunks of prompts (latent attention whose
-//! queries go to the latents), there is a second program, made for as many tokens as there may be sequences. What is promised
-//! does not hang on it: a token's numbers follow from the tokens before it, the prompt's length and nothing else. For that, which
-//! program computes a token is a property of the token. Those of prompts are computed by the first, in whatever chunks; those of
-//! answers by the second, however many go in a step: one of each sequence, or, when a sequence lost its pages and comes again,
-//! several. A step that has both kinds launches both programs, prompts first. Between the programs' numbers lies rounding, and so
-//! it does between an answer as it was decoded and the same text as part of the next prompt; pages are therefore found again
-//! (see [`pages`](crate::pages)) only for tokens that the same program would compute.
+//! Where another form of the model is cheaper for decode than for chunked prefill (latent attention with absorbed weights), the
+//! model has a program of decode beside the program of prefill, made for as many tokens as there may be sequences. A token's
+//! numbers still follow from the tokens before it, the prompt's length and nothing else, because which program computes a token
+//! is a property of the token: prefill computes those of prompts, in whatever chunks; decode computes those of outputs, however
+//! many go in a step: one of each sequence, or, when a sequence was preempted and is computed anew, several. A step that has
+//! both kinds launches both programs, prefill first. The programs' numbers differ by rounding, and so do an output as it was
+//! decoded and the same text as part of the next prompt; the prefix cache (see [`pages`](crate::pages)) therefore gives pages
+//! only to sequences for which the same program would compute them.
 
 use std::sync::Arc;
 
 use crate::engine::{Model, ModelError, Sizes};
 use crate::scheduler::batch::StepBatch;
+use crate::scheduler::plan::{ProgramKind, StepEntry, StepPlan};
 use astrai_builders::Cache;
 use astrai_runtime::Session;
 use astrai_runtime::Threads;
 
-/// Sessions of one or two programs over the same paged keys and values.
+/// Sessions of a model's programs over the same paged keys and values.
 pub struct PagedModel {
-    session: Session,
-    /// Of the program for tokens of answers.
-    answers: Option<Session>,
+    programs: Vec<(ProgramKind, Session)>,
     cache: Cache,
     sizes: Sizes,
-    latents: bool,
 }
 
 impl PagedModel {
-    /// A model of `vocabulary` tokens and `positions`, whose program takes so many `tokens` and `sequences` a step. The
-    /// session was opened over the pages, as was the one of a program for tokens of answers, which takes as many as there may be
-    /// sequences.
+    /// A model of `vocabulary` tokens and `positions`, whose programs take so many `tokens` and `sequences` a step; one of decode
+    /// takes as many tokens as there may be sequences. The sessions were opened over the pages, and run in this order.
     pub fn new(
-        session: Session,
-        answers: Option<Session>,
+        programs: Vec<(ProgramKind, Session)>,
         cache: Cache,
         [vocabulary, positions, tokens, sequences]: [usize; 4],
     ) -> PagedModel {
@@ -46,8 +42,7 @@ impl PagedModel {
             tokens,
             sequences,
         };
-        let latents = session.inputs().iter().any(|(name, _)| name == "pages");
-        PagedModel { session, answers, cache, sizes, latents }
+        PagedModel { programs, cache, sizes }
     }
 }
 
@@ -56,40 +51,33 @@ impl Model for PagedModel {
         self.sizes
     }
 
-    fn table(&self) -> usize {
-        self.cache.table
-    }
-
-    fn latents(&self) -> bool {
-        self.latents
-    }
-
-    fn apart(&self) -> bool {
-        self.answers.is_some()
+    fn plan(&self) -> StepPlan {
+        let Cache { page, table, .. } = self.cache;
+        let entry = |(kind, session): &(ProgramKind, Session)| {
+            StepEntry::new(*kind, StepBatch::of_program(session.inputs(), page, table))
+        };
+        StepPlan::new(self.programs.iter().map(entry).collect())
     }
 
     fn pool(&self) -> Option<Arc<dyn Threads>> {
-        Some(self.session.device().clone())
+        let (_, session) = self.programs.first()?;
+        Some(session.device().clone())
     }
 
-    fn step(&mut self, [prompts, answers]: [&StepBatch; 2]) -> Result<[&mut [f32]; 2], ModelError> {
-        let latents = self.latents;
-        let first = run(&mut self.session, prompts, latents)?;
-        let second = match &mut self.answers {
-            Some(session) => run(session, answers, latents)?,
-            None => &mut [],
-        };
-        Ok([first, second])
+    fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError> {
+        for ((_, session), entry) in self.programs.iter_mut().zip(plan.entries()) {
+            if !entry.rows.is_empty() {
+                logits.push(run(session, &entry.batch)?);
+            }
+        }
+        Ok(())
     }
 }
 
-/// The logits of a batch; none of an empty one.
-fn run<'a>(session: &'a mut Session, batch: &StepBatch, latents: bool) -> Result<&'a mut [f32], ModelError> {
-    if batch.sequences() == 0 {
-        return Ok(&mut []);
-    }
+/// The logits of a batch, `[sequences, vocabulary]`.
+fn run<'m>(session: &'m mut Session, batch: &StepBatch) -> Result<&'m mut [f32], ModelError> {
     let all = batch.all();
-    let given = if latents { &all[..] } else { &all[..all.len() - 1] };
+    let given = if batch.lists_pages() { &all[..] } else { &all[..all.len() - 1] };
     session.execute(given)?;
     let logits = session.floats_mut(0);
     Ok(logits

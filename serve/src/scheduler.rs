@@ -1,22 +1,23 @@
-//! Which tokens of which sequences the next step computes. In: sequences that come, go, and gain a token. Out: a
-//! [`StepBatch`] for each of the model's programs. A pure state machine without threads or clocks, so that every decision
-//! can be replayed and proved.
+//! Continuous batching: which tokens of which sequences the next step computes. In: sequences that come, go, and gain a token.
+//! Out: a [`StepPlan`] with an entry for each of the model's programs. A pure state machine without threads or clocks, so that
+//! every decision can be replayed and proved.
 //!
-//! This is continuous batching with chunked prefill: sequences join and leave at every step. A sequence waits or runs. It runs with pages for all its tokens; it is admitted only if these are there, and a page more
+//! A sequence waits or runs. It runs with pages for all its tokens; it is admitted only if these are there, and a page more
 //! for each running sequence. Each step gives one token to every sequence that has only its newest to compute, then the
-//! rest of the budget, in chunks, to those behind, then to whoever waits and may be admitted. Lower priority numbers go
+//! rest of the budget to those behind (chunked prefill), then to whoever waits and may be admitted (admission). Lower priority numbers go
 //! first, then earlier arrivals. When a running sequence needs a page and there is none, the last in this order loses
-//! its pages and waits again, to be computed anew (preemption by recomputation). The first in order is never the last, and alone it
+//! its pages and waits again (preemption by recomputation). The first in order is never the last, and alone it
 //! always fits: so somebody always advances, and a finite load is finished.
 //!
 //! Siblings (the choices of one request) share the full pages of their prompt; each computes the rest of it itself, so
 //! that nobody writes where another reads.
 //!
-//! Where tokens of answers have a program of their own, a sequence is in a step with tokens of its prompt or with tokens of its
-//! answer, never both, and all the latter together are at most as many as sequences may run. Which of the two a token is hangs on
-//! the sequence alone, also when its answer is computed anew.
+//! Where a model has programs of prefill and of decode instead of one for both, a sequence is in a step with tokens of its
+//! prompt or with tokens of its output, never both, and the tokens of outputs together are at most as many as sequences may run.
+//! Which program computes a token follows from the sequence alone, also after a preemption.
 
 pub mod batch;
+pub mod plan;
 #[cfg(test)]
 mod tests;
 
@@ -24,7 +25,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::pages::{Pages, Prompt, Secret, Table, Tokens};
-use batch::StepBatch;
+use plan::{ProgramKind, Row, StepPlan};
 
 /// Bounds of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,12 +38,6 @@ pub struct Bounds {
     pub tokens: usize,
     /// Sequences in one step.
     pub sequences: usize,
-    /// Pages of a sequence, at most: the width of the page tables that the model takes.
-    pub table: usize,
-    /// Pages hold latents: steps list the pages in use.
-    pub latents: bool,
-    /// Tokens of answers are computed apart from those of prompts, at most `sequences` of them in one step.
-    pub apart: bool,
 }
 
 /// A sequence that arrives.
@@ -68,19 +63,6 @@ pub struct SequenceId {
     pub index: u32,
 }
 
-/// What a step does for one sequence; in the order of the batch.
-#[derive(Clone, Copy, Debug)]
-pub struct Row {
-    /// The sequence.
-    pub id: SequenceId,
-    /// Tokens computed.
-    pub tokens: usize,
-    /// Whether these are all it has, so that the logits are those of its next token.
-    pub complete: bool,
-    /// Whether they are computed apart, as tokens of an answer.
-    pub apart: bool,
-}
-
 /// Counters for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -92,8 +74,8 @@ pub struct Counters {
     pub cache_hits: u64,
     /// Tokens computed.
     pub computed: u64,
-    /// Of these, tokens of answers that were computed apart.
-    pub apart: u64,
+    /// Of these, tokens of outputs that a program of decode computed.
+    pub decoded: u64,
 }
 
 #[derive(Debug)]
@@ -112,14 +94,6 @@ impl Sequence {
     fn rank(&self) -> (i32, u64, u32) {
         (self.priority, self.id.request, self.id.index)
     }
-}
-
-/// Tokens that a step may still take.
-struct Budget {
-    /// Of all kinds.
-    tokens: usize,
-    /// Of those computed apart.
-    apart: usize,
 }
 
 /// Why a waiting sequence stays where it is.
@@ -142,15 +116,14 @@ pub struct Scheduler {
     running: Vec<u32>,
     /// The first that waits, and the releases of pages when it did not fit.
     stuck: Option<(SequenceId, u64)>,
-    rows: Vec<Row>,
-    /// Of rows that are not computed apart, and of those that are.
-    batches: [StepBatch; 2],
+    plan: StepPlan,
     counters: Counters,
 }
 
 impl Scheduler {
-    /// An empty one; with a secret, full pages are cached. All bounds are positive.
-    pub fn new(bounds: Bounds, secret: Option<Secret>) -> Scheduler {
+    /// A scheduler without sequences, for a model of these programs; with a secret, full pages stay in the prefix cache. All
+    /// bounds are positive, and the plan [is complete](StepPlan::is_complete).
+    pub fn new(bounds: Bounds, plan: StepPlan, secret: Option<Secret>) -> Scheduler {
         Scheduler {
             bounds,
             pages: Pages::new(bounds.pages, bounds.page_size, secret),
@@ -159,11 +132,7 @@ impl Scheduler {
             waiting: VecDeque::new(),
             running: Vec::new(),
             stuck: None,
-            rows: Vec::new(),
-            batches: [(); 2].map(|()| match bounds.latents {
-                true => StepBatch::of_latents(bounds.page_size, bounds.table),
-                false => StepBatch::new(bounds.page_size, bounds.table),
-            }),
+            plan,
             counters: Counters::default(),
         }
     }
@@ -177,8 +146,8 @@ impl Scheduler {
         }
         let id = SequenceId { slot, request, index };
         let mut tokens = Tokens::new(prompt, self.bounds.page_size);
-        if self.bounds.apart {
-            tokens = tokens.apart();
+        if self.plan.separates_decode() {
+            tokens = tokens.keyed_by_prompt_end();
         }
         let sequence = Sequence { id, priority, tokens, computed: 0, table: Table::default(), cached: None };
         self.slots[slot as usize] = Some(sequence);
@@ -201,16 +170,22 @@ impl Scheduler {
         self.stuck = None;
     }
 
-    /// What the next step computes, by program; nothing if there is nothing to compute.
-    pub fn plan(&mut self) -> Option<[&StepBatch; 2]> {
-        self.rows.clear();
+    /// What the next step computes; nothing if there is nothing to compute.
+    pub fn plan(&mut self) -> Option<&StepPlan> {
+        for entry in &mut self.plan.entries {
+            entry.rows.clear();
+            entry.room = match entry.kind {
+                ProgramKind::Decode => self.bounds.sequences,
+                ProgramKind::Mixed | ProgramKind::Prefill => self.bounds.tokens,
+            };
+        }
         let preempted = self.grow();
-        let mut budget = Budget { tokens: self.bounds.tokens, apart: self.bounds.sequences };
+        let mut budget = self.bounds.tokens;
         // Those with one token left first: nobody waits for another's prompt.
         for decode in [true, false] {
             for at in 0..self.running.len() {
                 let left = self.left(self.running[at]);
-                if left > 0 && budget.tokens > 0 && (left == 1) == decode {
+                if left > 0 && budget > 0 && (left == 1) == decode {
                     self.schedule(self.running[at], &mut budget);
                 }
             }
@@ -218,28 +193,26 @@ impl Scheduler {
         if !preempted {
             self.admit(&mut budget);
         }
-        if self.bounds.apart {
-            self.rows.sort_unstable_by_key(|row| row.apart);
-        }
         self.fill();
-        if self.rows.is_empty() { None } else { Some(self.batches.each_ref()) }
+        self.plan.rows().next().is_some().then_some(&self.plan)
     }
 
-    /// What the last plan holds for each sequence, the first batch's before the second's.
-    pub fn rows(&self) -> &[Row] {
-        &self.rows
+    /// What the last plan holds for each sequence, in the order of the plan's entries.
+    pub fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.plan.rows()
     }
 
     /// Ends the step of the last plan: what it computed is computed, and each complete row gains its token. A sequence
     /// that is given none has nothing left to compute and stays idle until it is removed.
     pub fn complete(&mut self, tokens: &[Option<u32>]) {
-        for (row, token) in self.rows.drain(..).zip(tokens) {
+        let rows = self.plan.entries.iter_mut().flat_map(|e| e.rows.drain(..).map(|row| (e.kind, row)));
+        for ((kind, row), token) in rows.zip(tokens) {
             let Some(Some(sequence)) = self.slots.get_mut(row.id.slot as usize) else { continue };
             if sequence.id != row.id {
                 continue;
             }
             self.counters.computed += row.tokens as u64;
-            self.counters.apart += if row.apart { row.tokens as u64 } else { 0 };
+            self.counters.decoded += if kind == ProgramKind::Decode { row.tokens as u64 } else { 0 };
             sequence.computed += row.tokens;
             self.pages.publish(&mut sequence.table, &mut sequence.tokens, sequence.computed);
             if let Some(token) = token.filter(|_| row.complete) {
@@ -319,28 +292,26 @@ impl Scheduler {
     }
 
     /// Puts as many tokens of a running sequence into the step as the budget allows.
-    fn schedule(&mut self, slot: u32, budget: &mut Budget) {
+    fn schedule(&mut self, slot: u32, budget: &mut usize) {
         let Some(sequence) = &self.slots[slot as usize] else { return };
         let left = sequence.tokens.len() - sequence.computed;
         let of_prompt = sequence.tokens.prompt().saturating_sub(sequence.computed);
-        let apart = self.bounds.apart && of_prompt == 0;
-        let most = match (self.bounds.apart, apart) {
-            (true, true) => budget.apart,
-            (true, false) => of_prompt,
-            (false, _) => left,
-        };
-        let tokens = left.min(most).min(budget.tokens);
+        let computes = |kind: ProgramKind| if of_prompt > 0 { kind.prefills() } else { kind.decodes() };
+        let Some(entry) = self.plan.entries.iter_mut().find(|e| computes(e.kind)) else { return };
+        // A program that only prefills stops where the prompt ends.
+        let most = if entry.kind == ProgramKind::Prefill { of_prompt } else { left };
+        let tokens = most.min(entry.room).min(*budget);
         if tokens == 0 {
             return;
         }
-        self.rows.push(Row { id: sequence.id, tokens, complete: tokens == left, apart });
-        budget.tokens -= tokens;
-        budget.apart -= if apart { tokens } else { 0 };
+        entry.rows.push(Row { id: sequence.id, tokens, complete: tokens == left });
+        entry.room -= tokens;
+        *budget -= tokens;
     }
 
-    fn admit(&mut self, budget: &mut Budget) {
+    fn admit(&mut self, budget: &mut usize) {
         let (mut at, mut later) = (0, None);
-        while at < self.waiting.len() && self.running.len() < self.bounds.sequences && budget.tokens > 0 {
+        while at < self.waiting.len() && self.running.len() < self.bounds.sequences && *budget > 0 {
             let slot = self.waiting[at];
             let request = self.slots[slot as usize].as_ref().map(|s| s.id.request);
             // What one sibling waits for, all of them wait for.
@@ -410,15 +381,15 @@ impl Scheduler {
         family.reduce(|best, one| if one.1 > best.1 { one } else { best })
     }
 
-    /// Writes the batches of the rows.
+    /// Writes each entry's batch from its rows.
     fn fill(&mut self) {
-        let first = self.rows.partition_point(|row| !row.apart);
-        self.batches[0].expect(first);
-        self.batches[1].expect(self.rows.len() - first);
-        for row in &self.rows {
-            if let Some(s) = self.slots[row.id.slot as usize].as_ref() {
-                let tokens = (s.computed..s.computed + row.tokens).map(|at| s.tokens.get(at));
-                self.batches[usize::from(row.apart)].append(tokens, s.computed, s.table.pages());
+        for entry in &mut self.plan.entries {
+            entry.batch.expect(entry.rows.len());
+            for row in &entry.rows {
+                if let Some(s) = self.slots[row.id.slot as usize].as_ref() {
+                    let tokens = (s.computed..s.computed + row.tokens).map(|at| s.tokens.get(at));
+                    entry.batch.append(tokens, s.computed, s.table.pages());
+                }
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A program of its own for tokens of answers: where there is one, it computes them, whatever is computed beside them; it takes no
+//! A program of decode beside one of prefill: where there is one, it computes the tokens of outputs, whatever is computed beside them; it takes no
 //! memory for what the other program reads alike; and where the same kernels suit both, there is one program.
 
 use crate::cases::case;
@@ -16,7 +16,7 @@ use astrai_serve::cache::KvCache;
 use astrai_serve::engine::{End, Engine, Handle, Model as Steps, ModelError, Settings, Sizes, Stats};
 use astrai_serve::paged::PagedModel;
 use astrai_serve::request::{Request, Sampling};
-use astrai_serve::scheduler::batch::StepBatch;
+use astrai_serve::scheduler::plan::{ProgramKind, StepPlan};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,18 +51,19 @@ fn key_heads(planned: &Planned) -> usize {
 fn plan(model: &Model, sequences: u64, cache: Cache, storage: DType, machine: &Machine) -> Programs {
     let sizes = [TOKENS, sequences];
     let programs = Programs::plan(&model.config, sizes, cache, storage, machine, Fidelity::Standard).unwrap();
-    let heads = programs.answers.as_ref().map(key_heads);
-    assert_eq!(
-        (key_heads(&programs.first), heads),
-        (4, Some(1)),
-        "keys are made of latents for prompts only"
-    );
+    let heads = [programs.prefill(), programs.decode()].map(key_heads);
+    assert_eq!(heads, [4, 1], "keys are made of latents for prompts only");
     programs
 }
 
 fn start(programs: Programs, model: &Model, kv: &KvCache) -> [Session; 2] {
-    let (first, second) = programs.start(model, kv.buffers(), &mut |_, _| {}).unwrap();
-    [first, second.unwrap()]
+    let sessions = programs.start(model, kv.buffers(), &mut |_, _| {}).unwrap();
+    let [(ProgramKind::Prefill, first), (ProgramKind::Decode, second)] =
+        <[(ProgramKind, Session); 2]>::try_from(sessions).ok().unwrap()
+    else {
+        panic!("the programs are not one of prefill and one of decode")
+    };
+    [first, second]
 }
 
 /// Tokens that each program computed.
@@ -79,23 +80,15 @@ impl Steps for Counted {
         self.model.sizes()
     }
 
-    fn table(&self) -> usize {
-        self.model.table()
+    fn plan(&self) -> StepPlan {
+        self.model.plan()
     }
 
-    fn latents(&self) -> bool {
-        self.model.latents()
-    }
-
-    fn apart(&self) -> bool {
-        self.model.apart()
-    }
-
-    fn step(&mut self, batches: [&StepBatch; 2]) -> Result<[&mut [f32]; 2], ModelError> {
-        for (count, batch) in self.seen.iter().zip(batches) {
-            count.fetch_add(batch.tokens() as u64, Ordering::Relaxed);
+    fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError> {
+        for (count, entry) in self.seen.iter().zip(plan.entries()) {
+            count.fetch_add(entry.batch.tokens() as u64, Ordering::Relaxed);
         }
-        self.model.step(batches)
+        self.model.step(plan, logits)
     }
 }
 
@@ -109,7 +102,8 @@ fn counted(
     let kv = KvCache::new(&model.config, cache, storage, &machine.device).unwrap();
     let [first, second] = start(plan(model, sequences, cache, storage, machine), model, &kv);
     let sizes = [model.config.vocab_size, 44, TOKENS as usize, sequences as usize];
-    let model = PagedModel::new(first, Some(second), cache, sizes);
+    let model =
+        PagedModel::new(vec![(ProgramKind::Prefill, first), (ProgramKind::Decode, second)], cache, sizes);
     let seen = Seen::default();
     (Counted { model, seen: seen.clone() }, seen)
 }
@@ -223,7 +217,7 @@ fn in_company_every_answer_is_that_of_the_request_alone() {
                 let stats = load(&engine, &known);
                 let [prompts, answers] = numbers(&seen);
                 let all = stats.scheduler;
-                assert_eq!((all.computed, all.apart), (prompts + answers, answers));
+                assert_eq!((all.computed, all.decoded), (prompts + answers, answers));
                 let sampled = CLIENTS as u64 * known.iter().map(|(_, a)| a.len() as u64 - 1).sum::<u64>();
                 println!("{} {storage}: {all:?}, {sampled} sampled", path.display());
                 assert!(all.preemptions > 0 && answers >= sampled && cached == (all.cache_hits > 0));
@@ -240,7 +234,7 @@ fn weights_that_both_read_alike_lie_in_memory_once() {
         for storage in [DType::F32, DType::BF16] {
             let programs = plan(&model, 4, CACHE, storage, &machine);
             let beside = programs.bytes_beside().unwrap();
-            let arena = programs.answers.as_ref().unwrap().arena_bytes().unwrap();
+            let arena = programs.decode().arena_bytes().unwrap();
             let kv = KvCache::new(&model.config, CACHE, storage, &machine.device).unwrap();
             let [first, second] = start(programs, &model, &kv);
             // Of every layer what makes keys and values of latents, and nothing else, is read in two ways: heads times (nope and
@@ -282,8 +276,9 @@ fn one_program_stays_where_the_same_kernels_suit_both() {
         for fidelity in [Fidelity::Exact, Fidelity::Standard] {
             let programs = Programs::plan(&config, [512, 1], cache, DType::BF16, &machine, fidelity).unwrap();
             let two = fidelity == Fidelity::Standard && config.caches_latents();
-            println!("{} {fidelity:?}: {}", path.display(), programs.answers.is_some());
-            assert_eq!(programs.answers.is_some(), two, "{} {fidelity:?}", path.display());
+            let found = programs.kinds().count() == 2;
+            println!("{} {fidelity:?}: {found}", path.display());
+            assert_eq!(found, two, "{} {fidelity:?}", path.display());
         }
         assert_eq!(served_fidelity(&config) == Fidelity::Standard, config.caches_latents());
     }

@@ -10,6 +10,7 @@ use astrai_serve::engine::{End, Engine, Event, Finish, Handle, Settings, Stream,
 use astrai_serve::paged::PagedModel;
 use astrai_serve::request::{Request, Sampling};
 use astrai_serve::sample::Logprobs;
+use astrai_serve::scheduler::plan::ProgramKind;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -36,7 +37,7 @@ fn start(machine: &Machine, pages: usize, sequences: usize, settings: Settings) 
     let kv = KvCache::new(&config, cache, DType::F32, &machine.device).unwrap();
     let model = Model::fresh(config, vec![], 3);
     let session = model.start_over(planned, kv.buffers(), &mut |_, _| {}).unwrap();
-    let model = PagedModel::new(session, None, cache, [320, 128, 48, sequences]);
+    let model = PagedModel::new(vec![(ProgramKind::Mixed, session)], cache, [320, 128, 48, sequences]);
     Engine::start(model, &Settings { eos: vec![EOS], ..settings }).unwrap()
 }
 

@@ -101,9 +101,8 @@ impl<M: Model> Core<M> {
         shared: Arc<Shared>,
     ) -> Core<M> {
         let Sizes { page_size, pages, tokens, sequences, vocabulary, .. } = sizes;
-        let (table, latents, apart) = (model.table(), model.latents(), model.apart());
-        let bounds = Bounds { page_size, pages, tokens, sequences, table, latents, apart };
-        let scheduler = Scheduler::new(bounds, secret);
+        let bounds = Bounds { page_size, pages, tokens, sequences };
+        let scheduler = Scheduler::new(bounds, model.plan(), secret);
         let pool = model.pool();
         let threads = pool.as_ref().map_or(1, |p| p.threads());
         let stats = Stats { pages, pages_free: pages, ..Stats::default() };
@@ -236,19 +235,19 @@ impl<M: Model> Core<M> {
 
     fn step(&mut self) -> Result<(), String> {
         let begun = Instant::now();
-        let Some(batches) = self.scheduler.plan() else {
+        let Some(plan) = self.scheduler.plan() else {
             return Err("the scheduler has sequences but no step for them; please report this".into());
         };
-        let logits = self.model.step(batches).map_err(|e| format!("the model failed: {e}"))?;
-        let (rows, vocabulary) = (self.scheduler.rows(), self.vocabulary);
+        let mut logits = Vec::with_capacity(plan.entries().len());
+        self.model.step(plan, &mut logits).map_err(|e| format!("the model failed: {e}"))?;
+        let (rows, vocabulary) = (self.scheduler.rows().count(), self.vocabulary);
         let given: usize = logits.iter().map(|l| l.len()).sum();
-        if given != rows.len() * vocabulary || logits.iter().any(|l| l.len() % vocabulary != 0) {
-            let n = rows.len();
-            return Err(format!("the model gave {given} logits, not {n} rows of {vocabulary}"));
+        if given != rows * vocabulary || logits.iter().any(|l| l.len() % vocabulary != 0) {
+            return Err(format!("the model gave {given} logits, not {rows} rows of {vocabulary}"));
         }
-        let mut draws = Vec::with_capacity(rows.len());
+        let mut draws = Vec::with_capacity(rows);
         let logits = logits.into_iter().flat_map(|l| l.chunks_exact_mut(vocabulary));
-        for (row, logits) in rows.iter().zip(logits) {
+        for (row, logits) in self.scheduler.rows().zip(logits) {
             let Some(active) = self.requests.get_mut(&row.id.request) else {
                 return Err("a sequence without a request; please report this".into());
             };
@@ -268,7 +267,7 @@ impl<M: Model> Core<M> {
         self.touched.clear();
         self.tokens.clear();
         let mut draws = draws.into_iter().peekable();
-        for row in rows {
+        for row in self.scheduler.rows() {
             let of_row = |d: &Mutex<Draw>| d.lock().is_ok_and(|d| d.id == row.id);
             let drawn = draws.next_if(of_row).and_then(|d| d.into_inner().ok());
             let token = drawn.and_then(|Draw { id, history, sampled, .. }| {

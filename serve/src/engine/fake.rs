@@ -13,6 +13,7 @@ use super::{Model, ModelError, Sizes};
 use crate::request::{Limits, Request};
 use crate::sample::{History, Rules, Sampler};
 use crate::scheduler::batch::StepBatch;
+use crate::scheduler::plan::{ProgramKind, StepEntry, StepPlan};
 
 /// After this token the logits are NaN.
 pub const POISON: u32 = 6;
@@ -25,10 +26,11 @@ pub type Fault = Box<dyn FnMut(u64) -> Result<(), ModelError> + Send>;
 
 pub struct Fake {
     sizes: Sizes,
-    /// Tokens of answers have a program of their own, which gives other numbers.
-    apart: bool,
+    /// The programs it has; one of decode gives other numbers than one of prefill.
+    programs: Vec<ProgramKind>,
     memory: Vec<u64>,
-    logits: [Vec<f32>; 2],
+    /// Of each program.
+    logits: Vec<Vec<f32>>,
     steps: u64,
     fault: Fault,
     /// If there, each step waits for a message, or for the sender to go.
@@ -75,9 +77,9 @@ impl Fake {
         let memory = vec![u64::MAX; sizes.pages * sizes.page_size];
         Fake {
             sizes,
-            apart: false,
+            programs: vec![ProgramKind::Mixed],
             memory,
-            logits: Default::default(),
+            logits: vec![vec![]; 2],
             steps: 0,
             fault: Box::new(|_| Ok(())),
             gate: None,
@@ -97,9 +99,13 @@ impl Fake {
         }
     }
 
-    /// One with a second program for tokens of answers.
-    pub fn apart(sizes: Sizes) -> Fake {
-        Fake { apart: true, ..Fake::new(sizes) }
+    /// One with a program of prefill and a program of decode.
+    pub fn of_two_programs(sizes: Sizes) -> Fake {
+        Fake { programs: vec![ProgramKind::Prefill, ProgramKind::Decode], ..Fake::new(sizes) }
+    }
+
+    pub fn separates_decode(&self) -> bool {
+        self.programs.len() > 1
     }
 
     pub fn gated(sizes: Sizes, gate: Receiver<()>) -> Fake {
@@ -133,16 +139,15 @@ fn entry(token: u64, of_answers: bool) -> u64 {
 }
 
 impl Fake {
-    fn compute(&mut self, batch: &StepBatch, of_answers: bool) {
-        let logits = &mut std::mem::take(&mut self.logits[usize::from(of_answers)]);
+    fn compute(&mut self, program: usize, batch: &StepBatch) {
+        let of_answers = self.programs[program] == ProgramKind::Decode;
+        let logits = &mut std::mem::take(&mut self.logits[program]);
         let (size, vocabulary) = (self.sizes.page_size, self.sizes.vocabulary);
         logits.resize(batch.sequences() * vocabulary, 0.0);
-        if batch.sequences() > 0 {
-            let batch = &Lists::of(batch, self.table());
-            self.check(batch, of_answers);
-            self.fill_all(batch, of_answers, logits, size);
-        }
-        std::mem::swap(&mut self.logits[usize::from(of_answers)], logits);
+        let batch = &Lists::of(batch, self.sizes.positions.div_ceil(size));
+        self.check(batch, of_answers);
+        self.fill_all(batch, of_answers, logits, size);
+        std::mem::swap(&mut self.logits[program], logits);
     }
 
     fn fill_all(&mut self, batch: &Lists, of_answers: bool, logits: &mut [f32], size: usize) {
@@ -174,26 +179,33 @@ impl Model for Fake {
         self.sizes
     }
 
-    fn apart(&self) -> bool {
-        self.apart
+    fn plan(&self) -> StepPlan {
+        let Sizes { positions, page_size, .. } = self.sizes;
+        let batch = StepBatch::new(page_size, positions.div_ceil(page_size));
+        StepPlan::new(self.programs.iter().map(|kind| StepEntry::new(*kind, batch.clone())).collect())
     }
 
     fn pool(&self) -> Option<Arc<dyn Threads>> {
         self.pool.clone()
     }
 
-    fn step(&mut self, batches: [&StepBatch; 2]) -> Result<[&mut [f32]; 2], ModelError> {
+    fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError> {
         if let Some(gate) = &self.gate {
             let _ = gate.recv_timeout(Duration::from_secs(20));
         }
         (self.fault)(self.steps)?;
         self.steps += 1;
-        assert!(batches[0].sequences() + batches[1].sequences() <= self.sizes.sequences);
-        assert!(batches[0].tokens() + batches[1].tokens() <= self.sizes.tokens);
-        assert!(self.apart || batches[1].sequences() == 0);
-        self.compute(batches[0], false);
-        self.compute(batches[1], true);
-        Ok(self.logits.each_mut().map(|l| &mut l[..]))
+        assert!(plan.rows().count() <= self.sizes.sequences && plan.tokens() <= self.sizes.tokens);
+        assert_eq!(plan.entries().len(), self.programs.len());
+        for (program, entry) in plan.entries().iter().enumerate() {
+            assert_eq!((entry.rows.len(), entry.kind), (entry.batch.sequences(), self.programs[program]));
+            if !entry.rows.is_empty() {
+                self.compute(program, &entry.batch);
+            }
+        }
+        let ran = self.logits.iter_mut().zip(plan.entries()).filter(|(_, entry)| !entry.rows.is_empty());
+        logits.extend(ran.map(|(l, _)| &mut l[..]));
+        Ok(())
     }
 }
 
@@ -203,8 +215,8 @@ pub fn expected(request: &Request, index: u32, eos: &[u32]) -> (Vec<u32>, bool) 
     expected_of(request, index, eos, false)
 }
 
-/// The same of a model whose tokens of answers are computed apart.
-pub fn expected_of(request: &Request, index: u32, eos: &[u32], apart: bool) -> (Vec<u32>, bool) {
+/// The same of a model with a program of decode.
+pub fn expected_of(request: &Request, index: u32, eos: &[u32], separate_decode: bool) -> (Vec<u32>, bool) {
     let context = SIZES.context().max(request.prompt.len() + request.sampling.max_tokens.unwrap_or(0));
     let limits = Limits { vocabulary: SIZES.vocabulary, context };
     let Request { prompt, sampling, .. } = request.clone().checked(limits).unwrap();
@@ -219,7 +231,7 @@ pub fn expected_of(request: &Request, index: u32, eos: &[u32], apart: bool) -> (
     while output.len() < sampling.max_tokens.unwrap() {
         let tokens = prompt.iter().chain(&output);
         let entries = tokens.clone().enumerate().scan(0, |chain, (at, t)| {
-            *chain = mix(*chain, entry(u64::from(*t), apart && at >= prompt.len()));
+            *chain = mix(*chain, entry(u64::from(*t), separate_decode && at >= prompt.len()));
             Some(*chain)
         });
         fill(&mut logits, entries.fold(1, mix), *tokens.last().unwrap());

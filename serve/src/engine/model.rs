@@ -7,6 +7,7 @@ use std::sync::Arc;
 use astrai_runtime::Threads;
 
 use crate::scheduler::batch::StepBatch;
+use crate::scheduler::plan::{ProgramKind, StepEntry, StepPlan};
 
 /// Why a step failed. The engine does not go on after it: what the KV state holds is unknown then.
 pub type ModelError = Box<dyn Error + Send + Sync>;
@@ -40,21 +41,12 @@ pub trait Model {
     /// What it was compiled for; never changes.
     fn sizes(&self) -> Sizes;
 
-    /// Width of the page tables that [`step`](Self::step) is given: at least the pages of all positions.
-    fn table(&self) -> usize {
+    /// The programs it has, as a plan without rows: an entry for each, in the order in which they run, whose batch has the form
+    /// that the program takes. Without other word, one program for prefill and decode, with tables of all positions' pages.
+    fn plan(&self) -> StepPlan {
         let Sizes { positions, page_size, .. } = self.sizes();
-        positions.div_ceil(page_size.max(1))
-    }
-
-    /// True when pages hold latents: steps then list the pages in use.
-    fn latents(&self) -> bool {
-        false
-    }
-
-    /// True when tokens of answers are computed by a program of their own, apart from those of prompts: see
-    /// [`step`](Self::step).
-    fn apart(&self) -> bool {
-        false
+        let batch = StepBatch::new(page_size, positions.div_ceil(page_size.max(1)));
+        StepPlan::new(vec![StepEntry::new(ProgramKind::Mixed, batch)])
     }
 
     /// The threads it runs on, if there are any: they idle while tokens are sampled, and may help.
@@ -62,12 +54,11 @@ pub trait Model {
         None
     }
 
-    /// Computes the tokens of two batches, the first before the second, writing their keys and values to their slots. The second
-    /// has tokens of answers, at most as many as there may be sequences, and is empty where [`apart`](Self::apart) is false;
-    /// where it is true, the first has tokens of prompts only. One of them may be empty. Gives for each batch the logits of each
-    /// sequence's last token, `[sequences, vocabulary]`, which the engine may overwrite.
+    /// Computes the entries of a plan that have rows, in order, writing their keys and values to their slots; the plan has the
+    /// entries of [`plan`](Self::plan). Adds to `logits`, for each entry that has rows, the logits of each row's last token,
+    /// `[rows, vocabulary]`, which the engine may overwrite.
     ///
     /// # Errors
     /// The step could not be computed; the model is not asked again.
-    fn step(&mut self, batches: [&StepBatch; 2]) -> Result<[&mut [f32]; 2], ModelError>;
+    fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError>;
 }

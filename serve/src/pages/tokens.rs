@@ -37,8 +37,8 @@ pub struct Tokens {
     rest: Vec<u32>,
     /// Keys of full pages of the rest, as far as they were needed.
     keys: Vec<Key>,
-    /// Where the prompt ends is part of the rest's keys.
-    apart: bool,
+    /// Whether the place where the prompt ends is part of the rest's keys.
+    keyed_by_prompt_end: bool,
 }
 
 impl Tokens {
@@ -46,13 +46,13 @@ impl Tokens {
     pub fn new(prompt: Arc<Prompt>, size: usize) -> Tokens {
         let whole = prompt.tokens.len() / size * size;
         let rest = prompt.tokens[whole..].to_vec();
-        Tokens { prompt, size, whole, rest, keys: Vec::new(), apart: false }
+        Tokens { prompt, size, whole, rest, keys: Vec::new(), keyed_by_prompt_end: false }
     }
 
-    /// The same where what is sampled is computed otherwise than a prompt: pages that hold any of it are found again only by a
-    /// sequence whose prompt ends at the same place.
-    pub fn apart(self) -> Tokens {
-        Tokens { apart: true, ..self }
+    /// The same for a model whose program of decode rounds otherwise than its program of prefill: the prefix cache gives pages
+    /// that hold sampled tokens only to a sequence whose prompt ends at the same place.
+    pub fn keyed_by_prompt_end(self) -> Tokens {
+        Tokens { keyed_by_prompt_end: true, ..self }
     }
 
     /// Number of tokens.
@@ -107,7 +107,7 @@ impl Tokens {
             let mut before = [0; 20];
             before[..16].copy_from_slice(&self.parent(page).to_le_bytes());
             before[16..].copy_from_slice(&of_prompt.to_le_bytes());
-            let key = hash(if self.apart { &before } else { &before[..16] }, self.page(page));
+            let key = hash(if self.keyed_by_prompt_end { &before } else { &before[..16] }, self.page(page));
             self.keys.push(key);
         }
     }

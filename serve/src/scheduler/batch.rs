@@ -85,6 +85,19 @@ impl StepBatch {
         StepBatch { places: Some(Places::default()), ..StepBatch::new(page, table) }
     }
 
+    /// No sequences yet, in the form that a program of these inputs takes.
+    pub fn of_program(inputs: &[(String, Type)], page: usize, table: usize) -> StepBatch {
+        match inputs.iter().any(|(name, _)| *name == "pages") {
+            true => StepBatch::of_latents(page, table),
+            false => StepBatch::new(page, table),
+        }
+    }
+
+    /// Whether the batch lists the pages in use, as programs over latents take them.
+    pub fn lists_pages(&self) -> bool {
+        self.places.is_some()
+    }
+
     /// Takes the sequences out.
     pub fn clear(&mut self) {
         self.expect(0);

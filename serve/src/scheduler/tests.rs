@@ -29,9 +29,8 @@ impl Scheduler {
 }
 
 fn bounds(sizes: Sizes) -> Bounds {
-    let Sizes { page_size, pages, tokens, sequences, positions, .. } = sizes;
-    let table = positions.div_ceil(page_size);
-    Bounds { page_size, pages, tokens, sequences, table, latents: false, apart: false }
+    let Sizes { page_size, pages, tokens, sequences, .. } = sizes;
+    Bounds { page_size, pages, tokens, sequences }
 }
 
 /// A scheduler with a model, and what each sequence was asked and has answered.
@@ -45,14 +44,17 @@ struct World {
 
 impl World {
     fn new(sizes: Sizes, cache: bool) -> World {
-        let scheduler = Scheduler::new(bounds(sizes), cache.then_some([1; 32]));
-        World { scheduler, model: Fake::new(sizes), answers: HashMap::new(), requests: 0, finished: 0 }
+        World::of(Fake::new(sizes), sizes, cache)
     }
 
-    /// One whose tokens of answers are computed apart.
-    fn apart(sizes: Sizes, cache: bool) -> World {
-        let scheduler = Scheduler::new(Bounds { apart: true, ..bounds(sizes) }, cache.then_some([1; 32]));
-        World { scheduler, model: Fake::apart(sizes), ..World::new(sizes, cache) }
+    /// One whose model has programs of prefill and of decode.
+    fn of_two_programs(sizes: Sizes, cache: bool) -> World {
+        World::of(Fake::of_two_programs(sizes), sizes, cache)
+    }
+
+    fn of(model: Fake, sizes: Sizes, cache: bool) -> World {
+        let scheduler = Scheduler::new(bounds(sizes), model.plan(), cache.then_some([1; 32]));
+        World { scheduler, model, answers: HashMap::new(), requests: 0, finished: 0 }
     }
 
     fn add(&mut self, prompt: Vec<u32>, siblings: u32, priority: i32, most: usize) -> Vec<SequenceId> {
@@ -79,12 +81,14 @@ impl World {
 
     /// One step; the number of its tokens.
     fn step(&mut self) -> usize {
-        let Some(batches) = self.scheduler.plan() else { return 0 };
-        let computed = batches[0].tokens() + batches[1].tokens();
-        let mut logits = self.model.step(batches).unwrap().concat();
+        let Some(plan) = self.scheduler.plan() else { return 0 };
+        let computed = plan.entries().iter().map(|e| e.batch.tokens()).sum();
+        let mut logits = vec![];
+        self.model.step(plan, &mut logits).unwrap();
+        let mut logits = logits.concat();
         self.scheduler.check();
         logits.chunks_mut(SIZES.vocabulary).for_each(|x| x[POISON as usize] = -100.0);
-        let rows = self.scheduler.rows().to_vec();
+        let rows: Vec<Row> = self.scheduler.rows().copied().collect();
         assert_eq!(rows.iter().map(|r| r.tokens).sum::<usize>(), computed);
         let best = |x: &[f32]| (0..x.len()).fold(0, |b, i| if x[i] > x[b] { i } else { b }) as u32;
         let chosen: Vec<u32> = logits.chunks(SIZES.vocabulary).map(best).collect();
@@ -95,7 +99,7 @@ impl World {
             let (request, answer) = self.answers.get_mut(&row.id).unwrap();
             answer.extend(token);
             if Some(answer.len()) == request.sampling.max_tokens {
-                assert_eq!(*answer, expected_of(request, row.id.index, &[], self.model.apart()).0);
+                assert_eq!(*answer, expected_of(request, row.id.index, &[], self.model.separates_decode()).0);
                 self.finished += 1;
                 self.remove(row.id);
             }
@@ -132,12 +136,12 @@ proptest! {
     #[test]
     fn answers_are_those_of_a_sequence_alone(
         cache in any::<bool>(),
-        apart in any::<bool>(),
+        two_programs in any::<bool>(),
         pages in 16usize..40,
         ops in prop::collection::vec((0u8..10, any::<u8>(), prompt(), 1u32..4, 1usize..20), 1..60),
     ) {
         let sizes = Sizes { pages, ..SIZES };
-        let mut world = if apart { World::apart(sizes, cache) } else { World::new(sizes, cache) };
+        let mut world = if two_programs { World::of_two_programs(sizes, cache) } else { World::new(sizes, cache) };
         for (op, which, prompt, siblings, most) in ops {
             match op {
                 0..=3 => {
@@ -163,8 +167,9 @@ proptest! {
 
 #[test]
 fn what_is_found_again_is_what_the_same_program_would_compute() {
-    for apart in [false, true] {
-        let mut world = if apart { World::apart(SIZES, true) } else { World::new(SIZES, true) };
+    for two_programs in [false, true] {
+        let mut world =
+            if two_programs { World::of_two_programs(SIZES, true) } else { World::new(SIZES, true) };
         let prompt: Vec<u32> = (10..20).collect();
         let id = world.add(prompt.clone(), 1, 0, 9)[0];
         while world.answers[&id].1.len() < 8 {
@@ -175,10 +180,14 @@ fn what_is_found_again_is_what_the_same_program_would_compute() {
         // 10 tokens and 8 of the answer are four full pages of the one sequence; two of them are the prompt's alone.
         let next = world.add([prompt.clone(), said, vec![9]].concat(), 1, 0, 9)[0];
         world.step();
-        assert_eq!(world.scheduler.cached(next), Some(if apart { 8 } else { 16 }));
+        assert_eq!(world.scheduler.cached(next), Some(if two_programs { 8 } else { 16 }));
         world.finish();
         let computed = world.scheduler.counters();
-        assert_eq!(computed.apart, if apart { 16 } else { 0 }, "all of an answer but its last token");
+        assert_eq!(
+            computed.decoded,
+            if two_programs { 16 } else { 0 },
+            "all of an answer but its last token"
+        );
     }
 }
 
@@ -204,7 +213,7 @@ fn those_who_run_get_their_token_while_a_long_prompt_is_computed() {
     world.add(vec![8], 1, 0, 2);
     assert_eq!(world.step(), 12);
     assert!(world.scheduler.plan().is_some());
-    let tokens: Vec<usize> = world.scheduler.rows().iter().map(|r| r.tokens).collect();
+    let tokens: Vec<usize> = world.scheduler.rows().map(|r| r.tokens).collect();
     assert_eq!(tokens, [1, 11]);
     world.finish();
 }
@@ -234,7 +243,7 @@ fn siblings_hold_and_hash_their_prompt_once() {
     }
     assert_eq!(Arc::strong_count(&prompt), 129);
     assert!(world.scheduler.plan().is_some());
-    assert_eq!(world.scheduler.rows().len(), 1, "the others wait for what they share");
+    assert_eq!(world.scheduler.rows().count(), 1, "the others wait for what they share");
 }
 
 #[test]
@@ -273,8 +282,9 @@ fn the_batch_is_refilled_in_place() {
     (0..6).for_each(|i| drop(world.add(vec![7 + i; 9], 1, 0, 30)));
     world.steps(40);
     // Most sequences, most tokens and most pages were there.
-    let space =
-        |world: &World| world.scheduler.batches[0].all().map(|(_, v)| (v.bytes.as_ptr(), v.bytes.capacity()));
+    let space = |world: &World| {
+        world.scheduler.plan.entries[0].batch.all().map(|(_, v)| (v.bytes.as_ptr(), v.bytes.capacity()))
+    };
     let before = space(&world);
     world.steps(20);
     assert_eq!(space(&world), before);

@@ -1,0 +1,98 @@
+//! The step plan: which program of the model computes which tokens of which sequences in one step. In: from the model, the
+//! programs it has; from the scheduler, rows. Out: for the model, a batch for each of its programs; for the engine, the rows
+//! whose logits are sampled.
+
+use super::SequenceId;
+use super::batch::StepBatch;
+
+/// Which tokens a program computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgramKind {
+    /// Tokens of prompts and of outputs, side by side in one batch.
+    Mixed,
+    /// Tokens of prompts, in chunks.
+    Prefill,
+    /// Tokens of outputs, at most as many in a step as there may be sequences.
+    Decode,
+}
+
+impl ProgramKind {
+    /// Whether the program computes tokens of prompts.
+    pub fn prefills(self) -> bool {
+        self != ProgramKind::Decode
+    }
+
+    /// Whether the program computes tokens of outputs.
+    pub fn decodes(self) -> bool {
+        self != ProgramKind::Prefill
+    }
+}
+
+/// What a step does for one sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// The sequence.
+    pub id: SequenceId,
+    /// Tokens computed.
+    pub tokens: usize,
+    /// Whether these are all that the sequence has, so that the row's logits are those of its next token and are sampled.
+    pub complete: bool,
+}
+
+/// What one program computes in a step; nothing while it has no rows.
+#[derive(Clone, Debug)]
+pub struct StepEntry {
+    /// Which tokens the program computes.
+    pub kind: ProgramKind,
+    /// One row a sequence, in the order of the batch.
+    pub rows: Vec<Row>,
+    /// The program's inputs for these rows.
+    pub batch: StepBatch,
+    /// Tokens that the entry may still take in this step.
+    pub(super) room: usize,
+}
+
+impl StepEntry {
+    /// An entry without rows; `batch` is an empty one in the form that the program takes.
+    pub fn new(kind: ProgramKind, batch: StepBatch) -> StepEntry {
+        StepEntry { kind, rows: Vec::new(), batch, room: 0 }
+    }
+}
+
+/// One entry for each program of a model, in the order in which the programs run. Refilled in place from step to step.
+#[derive(Clone, Debug)]
+pub struct StepPlan {
+    pub(super) entries: Vec<StepEntry>,
+}
+
+impl StepPlan {
+    /// A plan of these programs, in the order in which they run.
+    pub fn new(entries: Vec<StepEntry>) -> StepPlan {
+        StepPlan { entries }
+    }
+
+    /// All entries, those without rows among them.
+    pub fn entries(&self) -> &[StepEntry] {
+        &self.entries
+    }
+
+    /// The rows of all entries, in the order of the entries.
+    pub fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.entries.iter().flat_map(|entry| &entry.rows)
+    }
+
+    /// Tokens computed by all entries.
+    pub fn tokens(&self) -> usize {
+        self.rows().map(|row| row.tokens).sum()
+    }
+
+    /// Whether there is a program for every token: of prompts and of outputs.
+    pub fn is_complete(&self) -> bool {
+        self.entries.iter().any(|e| e.kind.prefills()) && self.entries.iter().any(|e| e.kind.decodes())
+    }
+
+    /// Whether outputs are computed by another program than prompts, and so with other rounding.
+    pub fn separates_decode(&self) -> bool {
+        self.entries.iter().any(|e| e.kind != ProgramKind::Mixed)
+    }
+}
