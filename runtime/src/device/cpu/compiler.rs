@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Version of what the emitter writes around kernels; part of every cache key.
-const EMITTER: u32 = 2;
+const EMITTER: u32 = 3;
 
 /// A function over units of one phase.
 type RunFn = unsafe extern "C" fn(*const *mut u8, *const i64, *mut u8, i64, i64);
@@ -89,7 +89,8 @@ impl KernelCache {
         Ok(KernelCache { folder: folder.to_path_buf() })
     }
 
-    /// Functions of all kernels in order, built where they are not cached yet; `threads` units are built at once.
+    /// Functions of all kernels in order. What no object in the folder has, whichever program it was built for, is built in as many
+    /// units as `threads`, at once.
     pub(super) fn load(
         &self,
         compiler: &Compiler,
@@ -98,57 +99,78 @@ impl KernelCache {
         instructions: &[&str],
         threads: usize,
     ) -> Result<Vec<Loaded>, Error> {
-        let units = split(kernels, threads);
+        let flags = [instructions, FLAGS].concat();
+        let processor =
+            if instructions.contains(&"-march=native") { features() } else { std::env::consts::ARCH.into() };
+        let same = [&flags.join(" "), &compiler.identity, &processor, &EMITTER.to_string()].map(Clone::clone);
+        let key = |text: &str| key(&[&[text], same.each_ref().map(String::as_str).as_slice()].concat());
+        // Beside the objects lies for each kernel the name of one that has it.
+        let holder = |k: &Kernel| self.folder.join(format!("{}.kernel", key(&backend.unit(&[k]))));
+        let held = |k: &Kernel| {
+            let object = self.folder.join(fs::read_to_string(holder(k)).ok()?);
+            object.is_file().then_some(object)
+        };
+        let mut objects: HashMap<&str, PathBuf> = HashMap::new();
+        objects.extend(kernels.iter().filter_map(|k| Some((&*k.identity, held(k)?))));
+        let missing: Vec<&Kernel> =
+            kernels.iter().copied().filter(|k| !objects.contains_key(&*k.identity)).collect();
+        let units = split(&missing, threads);
         let built: Vec<Result<PathBuf, Error>> = std::thread::scope(|s| {
-            let build = |unit| self.build(compiler, backend, unit, instructions);
+            let build = |unit: &Vec<&Kernel>| {
+                let source = backend.unit(unit);
+                let object = self.build(compiler, &source, &key(&source), &flags)?;
+                let name = object.file_name().unwrap_or_default().to_string_lossy();
+                unit.iter().try_for_each(|k| self.write(&holder(k), &name))?;
+                Ok(object)
+            };
             let jobs: Vec<_> = units.iter().map(|unit| s.spawn(move || build(unit))).collect();
             jobs.into_iter()
                 .map(|j| j.join().unwrap_or_else(|_| Err(Error::Input("a compiler thread failed".into()))))
                 .collect()
         });
-        let mut loaded = HashMap::new();
         for (unit, object) in units.iter().zip(built) {
             let object = object?;
-            // SAFETY: the object was made by `build` from our own source, in a folder only this user can write; its
-            // initialisers ask the system for a processor feature and nothing else.
-            let library = unsafe { Library::new(&object) };
-            let library =
-                Arc::new(library.map_err(|e| Error::Compiler { unit: object, message: e.to_string() })?);
-            for k in unit {
-                loaded.insert(&k.identity, symbols(&library, k)?);
-            }
+            objects.extend(unit.iter().map(|k| (&*k.identity, object.clone())));
         }
-        Ok(kernels.iter().filter_map(|k| loaded.remove(&k.identity)).collect())
+        let mut libraries: HashMap<&Path, Arc<Library>> = HashMap::new();
+        let mut loaded = Vec::with_capacity(kernels.len());
+        for k in kernels {
+            let Some(object) = objects.get(&*k.identity) else { continue };
+            if !libraries.contains_key(&**object) {
+                // SAFETY: the object was made by `build` from our own source, in a folder only this user can write; its
+                // initialisers ask the system for a processor feature and nothing else.
+                let library = unsafe { Library::new(object) };
+                let fail =
+                    |e: libloading::Error| Error::Compiler { unit: object.clone(), message: e.to_string() };
+                libraries.insert(object, Arc::new(library.map_err(fail)?));
+            }
+            loaded.push(symbols(&libraries[&**object], k)?);
+        }
+        Ok(loaded)
+    }
+
+    /// Writes a file of the cache whole: other processes, and other threads of this one, may be writing the same.
+    fn write(&self, path: &Path, text: &str) -> Result<(), Error> {
+        let half_done = self.folder.join(format!("{}.tmp", fresh_name()));
+        let io = |source| Error::Io { path: path.to_path_buf(), source };
+        fs::write(&half_done, text).and_then(|()| fs::rename(&half_done, path)).map_err(io)
     }
 
     /// Path of the shared object of a unit.
-    fn build(
-        &self,
-        compiler: &Compiler,
-        backend: &dyn Backend,
-        kernels: &[&Kernel],
-        instructions: &[&str],
-    ) -> Result<PathBuf, Error> {
-        let source = backend.unit(kernels);
-        let flags = [instructions, FLAGS].concat();
-        let processor =
-            if instructions.contains(&"-march=native") { features() } else { std::env::consts::ARCH.into() };
-        let key = key(&[&source, &flags.join(" "), &compiler.identity, &processor, &EMITTER.to_string()]);
+    fn build(&self, compiler: &Compiler, source: &str, key: &str, flags: &[&str]) -> Result<PathBuf, Error> {
         let object = self.folder.join(format!("{key}.so"));
         if object.exists() {
             return Ok(object);
         }
-        // Other processes, and other threads of this one, may be building the same unit.
-        static BUILDS: AtomicU64 = AtomicU64::new(0);
-        let own = format!("{key}.{}-{}", std::process::id(), BUILDS.fetch_add(1, Ordering::Relaxed));
+        let own = fresh_name();
         let unit = self.folder.join(format!("{key}.c"));
         let (written, half_done) = ["c", "tmp"].map(|end| self.folder.join(format!("{own}.{end}"))).into();
         let io = |path: &Path| {
             let path = path.to_path_buf();
             move |source| Error::Io { path, source }
         };
-        fs::write(&written, &source).map_err(io(&written))?;
-        let run = Command::new(&compiler.path).args(&flags).arg("-o").arg(&half_done).arg(&written).output();
+        fs::write(&written, source).map_err(io(&written))?;
+        let run = Command::new(&compiler.path).args(flags).arg("-o").arg(&half_done).arg(&written).output();
         let run = run.map_err(io(&compiler.path))?;
         fs::rename(&written, &unit).map_err(io(&unit))?;
         if !run.status.success() {
@@ -160,6 +182,12 @@ impl KernelCache {
         fs::rename(&half_done, &object).map_err(io(&object))?;
         Ok(object)
     }
+}
+
+/// A file name that no other process and no other thread of this one takes.
+fn fresh_name() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Kernels dealt into units of about equal compile time.
