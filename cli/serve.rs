@@ -88,8 +88,11 @@ pub struct Serve {
 impl Serve {
     /// Serves until a signal.
     pub fn run(self, out: &mut dyn Write) -> Done {
-        if self.api_key.iter().chain(&self.served_name).any(|text| text.trim().is_empty()) {
-            return Err("--api-key, ASTRAI_API_KEY and --served-name may not be empty; leave them out".into());
+        if self.api_key.iter().chain(&self.served_name).chain(&self.cors_origin).any(|t| t.trim().is_empty())
+        {
+            let line =
+                "--api-key, ASTRAI_API_KEY, --served-name and --cors-origin may not be empty; leave them out";
+            return Err(line.into());
         }
         // A port that is taken is known before the weights are read.
         let listener = listen(self.host, self.port)?;

@@ -42,7 +42,7 @@ fn filling_again_asks_for_no_memory() {
     let windows = Windows::new(tokens, &options).unwrap();
     let mut batch = PackedBatch::default();
     let mut counts = Vec::new();
-    for step in 0..40 {
+    for step in 0..31 {
         let before = COUNT.with(Cell::get);
         batch.fill(&windows, 4 * step..4 * step + 4).unwrap();
         counts.push(COUNT.with(Cell::get) - before);

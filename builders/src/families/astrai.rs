@@ -3,7 +3,7 @@
 //! layer routed experts beside the mean of shared ones. Read in both spellings of its configuration, written in the newer one,
 //! without keys that AstrAI does not know.
 
-use super::decoder::{self, DECODER};
+use super::decoder::{self};
 use super::experts::{self, Counts};
 use super::latent;
 use super::model_type::{Defaults, ModelType};
@@ -33,7 +33,6 @@ pub static ASTRAI: ModelType = ModelType {
     defaults: DEFAULTS,
     resolve,
     save,
-    ..DECODER
 };
 
 /// The older spellings.

@@ -1,7 +1,7 @@
 //! gpt-oss: attention sinks, every other layer windowed, biases on all projections, experts with a clamped gate in
 //! every layer. Source: `GptOssForCausalLM` of transformers.
 
-use super::decoder::{self, DECODER};
+use super::decoder::{self};
 use super::experts::{self, Counts};
 use super::model_type::{AttentionBias, Defaults, ModelType};
 use super::windows::Windows;
@@ -32,7 +32,6 @@ pub static GPT_OSS: ModelType = ModelType {
     },
     resolve,
     save,
-    ..DECODER
 };
 
 const KEYS: &[&str] = &[

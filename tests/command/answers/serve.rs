@@ -155,10 +155,16 @@ fn keys_names_and_recommendations() {
         assert_eq!(status, 200, "{got}");
         assert_eq!(got["choices"][0]["text"], greedy("t9 t8", 9), "the recommended temperature");
     }
-    let mut c = program(&["serve", text(model()), "--port", "0", "--json"]);
+    let flags = ["--cors-origin", "https://a.example", "--body-limit", "300"];
+    let mut c = program(&[&["serve", text(model()), "--port", "0", "--json"], &flags[..]].concat());
     c.env("ASTRAI_API_KEY", "secret");
     let server = Server::spawn(c);
     assert_eq!(server.get("/v1/models").0, 401, "a key of the environment");
+    let page = agent().get(server.at("/health")).header("origin", "https://a.example").call().unwrap();
+    assert_eq!(page.headers()["access-control-allow-origin"], "https://a.example");
+    let long = json!({"model": "short", "prompt": "t9 ".repeat(200)}).to_string();
+    let sent = agent().post(server.at("/v1/completions")).header("authorization", "Bearer secret").send(long);
+    assert_eq!(answer(sent).0, 413);
     let help = program(&["serve", "--help"]).env("ASTRAI_API_KEY", "secret").output().unwrap();
     assert!(!utf8(&help.stdout).contains("secret"));
 }
@@ -219,6 +225,7 @@ fn what_is_wrong_is_one_line_before_anything_is_loaded() {
     assert!(line.contains(&port) && line.contains("--port"), "{line}");
     assert!(run(&["--api-key", ""]).contains("may not be empty"));
     assert!(run(&["--served-name", " "]).contains("may not be empty"));
+    assert!(run(&["--cors-origin", ""]).contains("may not be empty"));
     assert!(run(&["--max-seqs", "8", "--max-batch-tokens", "4"]).contains("--max-batch-tokens"));
     assert!(run(&["--max-model-len", "1000"]).contains("128 positions"));
     assert!(run(&["--kv-memory", "1KiB"]).contains("--kv-memory"));

@@ -72,7 +72,7 @@ fn kernels_are_built_by_several_threads_at_once() {
     for _ in 0..4 {
         let folder = tempfile::tempdir().unwrap();
         let cache = KernelCache::open(folder.path()).unwrap();
-        let prepare = || _ = load(&cpu.with_cache(cache.clone()), &program);
+        let prepare = || load(&cpu.with_cache(cache.clone()), &program);
         std::thread::scope(|s| (0..8).for_each(|_| _ = s.spawn(prepare)));
         let left = |end: &str| {
             let files = std::fs::read_dir(folder.path()).unwrap();

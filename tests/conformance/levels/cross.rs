@@ -64,7 +64,7 @@ fn programs(name: &str, path: &Path, storage: DType) -> Programs {
     let full = Program { logits: Logits::All, loss: Loss::Mean, ..Program::full(batch as u64, seq as u64) };
     let cache = Cache { page: 16, pages: 40, table: 8 };
     let paged = Program::paged(24, 4, cache);
-    let recipe = Recipe { storage: storage, ..Settings::of_sizes(batch as u64, seq as u64).recipe() };
+    let recipe = Recipe { storage, ..Settings::of_sizes(batch as u64, seq as u64).recipe() };
     let Plan { grad, update, score, .. } =
         Plan::new(&model.config, &recipe, machine.backend(), Dump::None).unwrap();
     let all = vec![
