@@ -5,11 +5,12 @@ use super::memory::{Memory, available_memory};
 use super::{Block, Device, Executable, Pointer, Threads, with_bytes};
 use crate::Error;
 use crate::pack::{layout_bytes, unpack};
+use astrai_codegen::archetype;
 use astrai_ir::backend::{Backend, Root};
 use astrai_ir::ops::Op;
 use astrai_ir::region::{Matched, Piece};
 use astrai_ir::{
-    DType, Dim, Form, Graph, IrError, Kernel, Layout, NodeId, Precision, Region, Sizes, Target, Tensor, eval,
+    DType, Form, Graph, IrError, Kernel, Layout, NodeId, Precision, Region, Sizes, Target, Tensor, eval,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -126,11 +127,7 @@ impl Backend for Interpreter {
         let g = &piece.graph;
         let collective = g.nodes().iter().any(|n| n.op.collective_axes().is_some());
         let form = if collective { Form::Collective } else { Form::Interpreted };
-        let all = piece.read_types().into_iter().chain(piece.write_types());
-        let bytes = all.fold(Dim::from(0), |sum, t| &sum + &t.bytes());
-        let types = |n: &astrai_ir::Node| n.args.iter().map(|a| g.ty(*a)).collect::<Vec<_>>();
-        let flops = g.nodes().iter().fold(Dim::from(0), |sum, n| &sum + &n.op.flops(&types(n), &n.types));
-        Ok(Matched { form, guards: vec![], bytes, flops })
+        Ok(archetype::with(piece, form))
     }
 
     fn emit(&self, _: &Region) -> Result<Option<Kernel>, String> {
