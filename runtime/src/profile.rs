@@ -32,6 +32,16 @@ pub struct ProfileRow {
     pub runs: u64,
 }
 
+impl ProfileRow {
+    pub(crate) fn add(&mut self, other: &ProfileRow) {
+        self.bytes += other.bytes;
+        self.flops += other.flops;
+        self.predicted += other.predicted;
+        self.measured += other.measured;
+        self.runs += other.runs;
+    }
+}
+
 /// Launches in order.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
@@ -45,13 +55,7 @@ impl Profile {
         let mut sums: Vec<ProfileRow> = Vec::new();
         for row in &self.rows {
             match sums.iter_mut().find(|s| s.kernel == row.kernel) {
-                Some(s) => {
-                    s.bytes += row.bytes;
-                    s.flops += row.flops;
-                    s.predicted += row.predicted;
-                    s.measured += row.measured;
-                    s.runs += row.runs;
-                }
+                Some(s) => s.add(row),
                 None => sums.push(row.clone()),
             }
         }

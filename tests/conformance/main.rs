@@ -9,6 +9,7 @@ mod golden;
 mod gradients;
 mod kernels;
 mod levels;
+mod machines;
 mod models;
 mod null;
 mod paged;

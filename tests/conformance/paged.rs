@@ -2,6 +2,7 @@
 //! sequences of different lengths whose pages are scattered; hostile tables are refused.
 
 use crate::cases::{DENSE, EXPERTS, case};
+use crate::machines::{level, levels};
 use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, build};
 use astrai_engine::batch::RaggedBatch;
 use astrai_engine::machine::{Kind, Machine};
@@ -9,7 +10,6 @@ use astrai_engine::model::{Model, plan, plan_within};
 use astrai_ir::DType;
 use astrai_ir::ops::Op;
 use astrai_passes::Fidelity;
-use astrai_runtime::device::cpu::{host_levels, modelled_levels};
 use astrai_runtime::{Options, Session, Value, compile};
 use astrai_serve::cache::KvCache;
 use astrai_serve::scheduler::batch::StepBatch;
@@ -232,12 +232,11 @@ fn decode_and_chunked_prefill_are_the_full_forward() {
 /// With other vector instructions than the best that the processor has: a dense model, experts, latents.
 #[test]
 fn decode_is_the_full_forward_with_any_vector_instructions() {
-    let mut levels = modelled_levels();
-    levels.extend(host_levels());
+    let levels = levels();
     let some = ["llama", "qwen3_moe", "deepseek_v3"];
     let cases: Vec<_> = cases().into_iter().filter(|p| some.iter().any(|s| p.ends_with(s))).collect();
-    for simd in &levels[..levels.len() - 1] {
-        let machines = [1, 2].map(|threads| Machine::with(Kind::Cpu, threads, *simd).unwrap());
+    for isa in &levels[..levels.len() - 1] {
+        let machines = [1, 2].map(|threads| level(*isa, threads));
         for path in &cases {
             for storage in [DType::F32, DType::BF16] {
                 let want = full(path, storage, &machines[0]);

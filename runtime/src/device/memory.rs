@@ -1,7 +1,7 @@
 //! Memory of this process, for devices whose memory it is: pages straight from the system, zeroed, aligned, huge where the system has them; and how much the
 //! machine has.
 
-use super::{Block, Pointer};
+use super::{Block, Pointer, Space};
 use crate::Error;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -97,29 +97,6 @@ impl Memory {
         Ok(lens.iter().map(block).collect())
     }
 
-    /// [`together`](Self::together) as blocks of a device whose pointers are addresses.
-    pub fn blocks(lens: &[usize]) -> Result<Vec<Block>, Error> {
-        let block = |m: Memory| {
-            let (at, len) = (Pointer(m.address().expose_provenance() as u64), m.len());
-            Block::new(at, len, Arc::new(m))
-        };
-        Ok(Memory::together(lens)?.into_iter().map(block).collect())
-    }
-
-    /// Copies bytes of a block out.
-    pub fn read(at: Pointer, to: &mut [u8]) {
-        let from = std::ptr::with_exposed_provenance::<u8>(at.0 as usize);
-        // SAFETY: whoever has a pointer of a device knows how many bytes lie there, and that no launch writes them.
-        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
-    }
-
-    /// Copies bytes into a block.
-    pub fn write(at: Pointer, from: &[u8]) {
-        let to = std::ptr::with_exposed_provenance_mut::<u8>(at.0 as usize);
-        // SAFETY: as in `read`.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
-    }
-
     /// Address of the first byte.
     pub fn address(&self) -> *mut u8 {
         self.at.as_ptr()
@@ -128,6 +105,45 @@ impl Memory {
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
+    }
+}
+
+/// A device whose memory is this process's, whose pointers are its addresses.
+pub trait InProcess: Send + Sync {}
+
+impl<T: InProcess> Space for T {
+    fn available(&self) -> u64 {
+        available_memory()
+    }
+
+    fn alloc(&self, lens: &[usize]) -> Result<Vec<Block>, Error> {
+        let block = |m: Memory| {
+            let (at, len) = (Pointer(m.address().expose_provenance() as u64), m.len());
+            Block::new(at, len, Arc::new(m))
+        };
+        Ok(Memory::together(lens)?.into_iter().map(block).collect())
+    }
+
+    fn host(&self, at: Pointer) -> Option<*mut u8> {
+        Some(std::ptr::with_exposed_provenance_mut(at.0 as usize))
+    }
+
+    fn import(&self, bytes: &[u8]) -> Option<Pointer> {
+        Some(Pointer(bytes.as_ptr().expose_provenance() as u64))
+    }
+
+    fn read(&self, at: Pointer, to: &mut [u8]) -> Result<(), Error> {
+        let from = std::ptr::with_exposed_provenance::<u8>(at.0 as usize);
+        // SAFETY: whoever has a pointer of a device knows how many bytes lie there, and that no launch writes them.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    fn write(&self, at: Pointer, from: &[u8]) -> Result<(), Error> {
+        let to = std::ptr::with_exposed_provenance_mut::<u8>(at.0 as usize);
+        // SAFETY: as in `read`.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+        Ok(())
     }
 }
 
@@ -143,25 +159,29 @@ pub fn available_memory() -> u64 {
 mod tests {
     use super::*;
 
+    struct Here;
+
+    impl InProcess for Here {}
+
     #[test]
     fn blocks_together_are_zero_apart_and_outlive_one_another() {
         let lens = [3, 0, HUGE + 5, 64, 200];
         let bytes = |block: &Block| {
             let mut bytes = vec![1; block.len()];
-            Memory::read(block.at(), &mut bytes);
+            Here.read(block.at(), &mut bytes).unwrap();
             bytes
         };
-        let mut blocks = Memory::blocks(&lens).unwrap();
+        let mut blocks = Here.alloc(&lens).unwrap();
         for (i, (block, len)) in blocks.iter_mut().zip(lens).enumerate() {
             assert_eq!((block.len(), block.at().0 as usize % ALIGN), (len.max(ALIGN), 0));
             assert!(bytes(block).iter().all(|b| *b == 0));
-            Memory::write(block.at(), &vec![i as u8 + 1; block.len()]);
+            Here.write(block.at(), &vec![i as u8 + 1; block.len()]).unwrap();
         }
         let kept = blocks.remove(2);
         assert!(blocks.iter().zip([1, 2, 4, 5]).all(|(b, i)| bytes(b).iter().all(|x| *x == i)));
         drop(blocks);
         assert!(bytes(&kept).iter().all(|x| *x == 3));
-        assert!(Memory::blocks(&[]).unwrap().is_empty());
+        assert!(Here.alloc(&[]).unwrap().is_empty());
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod memory;
 pub mod null;
 pub mod reference;
 
-pub use memory::available_memory;
+pub use memory::{InProcess, available_memory};
 
 use crate::Error;
 use astrai_ir::{Backend, Kernel, Region, Sizes, Symbol};
@@ -107,17 +107,8 @@ pub trait Threads: Send + Sync {
     }
 }
 
-/// A device.
-pub trait Device: Threads {
-    /// What the compiler is told of it.
-    fn backend(&self) -> &dyn Backend;
-
-    /// Name in results.
-    fn name(&self) -> &'static str;
-
-    /// Everything on which the last bits of its results depend, as one line: compiler, instructions.
-    fn identity(&self) -> String;
-
+/// A device's memory.
+pub trait Space: Send + Sync {
     /// Bytes of memory that can be taken.
     fn available(&self) -> u64;
 
@@ -144,6 +135,20 @@ pub trait Device: Threads {
     /// # Errors
     /// The device failed.
     fn write(&self, at: Pointer, from: &[u8]) -> Result<(), Error>;
+}
+
+/// A device.
+pub trait Device: Space + Threads {
+    /// What the compiler is told of it.
+    fn backend(&self) -> &dyn Backend;
+
+    /// Name in results.
+    fn name(&self) -> &'static str;
+
+    /// Everything on which the last bits of its results depend, as one line: compiler, instructions.
+    fn identity(&self) -> String {
+        self.name().into()
+    }
 
     /// Builds and loads kernels; those that it has already are shared.
     ///

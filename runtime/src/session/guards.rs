@@ -2,6 +2,7 @@
 //! of a region, its buffers. Out: a word when they would lead it out of bounds. Those that are inputs are looked at once, before
 //! a run.
 
+use super::sizes::value;
 use crate::Error;
 use crate::device::{Device, Pointer};
 use astrai_ir::region::{Guard, IntegerList, PageGuard};
@@ -17,7 +18,7 @@ pub(super) struct Integers<'a> {
 
 impl<'a> Integers<'a> {
     fn value(&self, d: &Dim) -> Result<u64, Error> {
-        d.eval(&|s| self.sizes.get(s).copied()).map_err(Error::Input)
+        value(d, self.sizes)
     }
 
     fn read(&self, list: &IntegerList) -> Result<Cow<'a, [i32]>, Error> {

@@ -54,7 +54,10 @@ impl Session {
             }
             let derived = program.derived.iter().find(|d| d.weight.name == w.weight.name);
             let write = |bytes: &mut [u8]| match derived {
-                Some(d) => derive(d, source).map(|t| put(bytes, w.layout, &t, &*device)),
+                Some(d) => derive(d, source, &*device).map(|t| {
+                    let part = (&*t.to_bytes(), t.dtype);
+                    write_part(bytes, 0, &t.shape, w.layout, t.dtype, part, &*device);
+                }),
                 None => fill(bytes, &w.weight, w.layout, source, &*device),
             };
             // SAFETY: the block was made for the weight just now, and nobody else has it.
@@ -112,35 +115,21 @@ pub fn laid_out(w: &PlannedWeight, source: &dyn WeightSource, device: &dyn Devic
     Ok(bytes)
 }
 
-/// The checkpoint tensors of a weight as one.
-fn whole(w: &Weight, source: &dyn WeightSource) -> Result<Tensor, Error> {
-    let shape = literal(&w.ty).unwrap_or_default();
-    let mut bytes = vec![0; shape.iter().product::<usize>() * w.ty.dtype.bytes()];
-    let (mut first, k) = (0, shape.iter().skip(1).product());
-    for_each_part(w, source, |rows, source_bytes, from| {
-        let all = Rows { bytes: source_bytes, from, k, dtype: w.ty.dtype, layout: Layout::Rows };
-        all.pack(&mut bytes, first);
-        first += rows;
-    })?;
-    Tensor::from_bytes(w.ty.dtype, &shape, &bytes).map_err(Error::Input)
-}
-
 /// The value of a derived weight, by the interpreter: each is computed once, when it is loaded.
-fn derive(d: &Derived, source: &dyn WeightSource) -> Result<Tensor, Error> {
+fn derive(d: &Derived, source: &dyn WeightSource, device: &dyn Device) -> Result<Tensor, Error> {
     let mut leaves = HashMap::new();
     for n in d.graph.nodes() {
         if let Op::Weight(w) = &n.op {
-            leaves.insert(w.name.clone(), whole(w, source)?);
+            let shape = literal(&w.ty).unwrap_or_default();
+            let mut bytes = vec![0; shape.iter().product::<usize>() * w.ty.dtype.bytes()];
+            fill(&mut bytes, w, Layout::Rows, source, device)?;
+            let tensor = Tensor::from_bytes(w.ty.dtype, &shape, &bytes).map_err(Error::Input)?;
+            leaves.insert(w.name.clone(), tensor);
         }
     }
     let values = eval(&d.graph, &leaves, &Sizes::new(), Precision::default())?;
     let value = values.into_iter().next().map(|(_, t)| t);
     value.ok_or_else(|| Error::Input(format!("`{}` has no value", d.weight.name)))
-}
-
-/// Writes a tensor in a layout.
-fn put(bytes: &mut [u8], layout: Layout, t: &Tensor, device: &dyn Device) {
-    write_part(bytes, 0, &t.shape, layout, t.dtype, (&t.to_bytes(), t.dtype), device);
 }
 
 /// Writes the checkpoint tensors of a weight, on the threads of a device.
@@ -200,10 +189,8 @@ fn missing(name: &str) -> Error {
 }
 
 fn check_shape(name: &str, shape: &[usize], rows: usize, ty: &Type) -> Result<(), Error> {
-    let mut want: Vec<usize> = ty.shape.iter().filter_map(|d| d.size()).collect();
-    if let Some(first) = want.first_mut() {
-        *first = rows;
-    }
+    let mut want = literal(ty).unwrap_or_default();
+    want.iter_mut().take(1).for_each(|first| *first = rows);
     match shape == want {
         true => Ok(()),
         false => Err(Error::Input(format!(

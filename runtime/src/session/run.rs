@@ -1,6 +1,7 @@
 //! A run. In: inputs by name. Out: results in the session's memory, states in their next versions.
 
 use super::guards::Integers;
+use super::sizes::value;
 use super::{Session, Spot};
 use crate::device::{Launch, interpret};
 use crate::profile::{LaunchCost, ProfileRow};
@@ -128,10 +129,8 @@ impl Session {
         if let Some(cost) = self.costed.1[i] {
             return Ok(cost);
         }
-        let size = |s: &str| self.sizes.get(s).copied();
         let region = &self.program.plan.regions[self.launches[i].region];
-        let value = |d: &astrai_ir::Dim| d.eval(&size).map_err(Error::Input);
-        let (bytes, flops) = (value(region.bytes())?, value(region.flops())?);
+        let (bytes, flops) = (value(region.bytes(), &self.sizes)?, value(region.flops(), &self.sizes)?);
         let seconds = self.device.backend().target().seconds(flops as f64, bytes as f64, DType::F32);
         let cost = LaunchCost { bytes, flops, seconds };
         self.costed.1[i] = Some(cost);
@@ -155,13 +154,7 @@ impl Session {
         };
         let Some(profile) = &mut self.profile else { return Ok(()) };
         match profile.rows.get_mut(i) {
-            Some(old) => {
-                old.bytes += bytes;
-                old.flops += flops;
-                old.measured += measured;
-                old.predicted += predicted;
-                old.runs += 1;
-            }
+            Some(old) => old.add(&row),
             None => profile.rows.push(row),
         }
         Ok(())

@@ -124,7 +124,8 @@ fn allowed(s: &Symbol, n: i64, input: &str) -> Result<u64, Error> {
     Ok(n as u64)
 }
 
-fn value(d: &Dim, sizes: &Sizes) -> Result<u64, Error> {
+/// A size at these.
+pub(super) fn value(d: &Dim, sizes: &Sizes) -> Result<u64, Error> {
     d.eval(&|s| sizes.get(s).copied()).map_err(Error::Input)
 }
 

@@ -1,6 +1,7 @@
 //! Contractions: the packed core with its prologues and epilogues, and generic dots with any dimension numbers.
 
-use crate::kernels::table::{Fill, Table, dims, machines, rows, run};
+use crate::kernels::table::{Fill, Table, dims, rows, run};
+use crate::machines::machines;
 use astrai_ir::ops::{Activation, BinaryKind, Dot, GatedAct, UnaryKind};
 use astrai_ir::{DType, Dim, NodeId, Tensor};
 

@@ -1,7 +1,8 @@
 //! Experts: the choice and its lists, products of rows in groups from packed weights and from rows, their gradients; groups of
 //! no row, of one, of many tiles.
 
-use crate::kernels::table::{Fill, Table, dims, machine, rows};
+use crate::kernels::table::{Fill, Table, dims, rows};
+use crate::machines::machine;
 use astrai_ir::ops::{
     Activation, GatedAct, GroupScore, GroupedDot, GroupedOuter, Groups, ReduceKind, Route, Scores,
 };

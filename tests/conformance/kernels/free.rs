@@ -1,7 +1,8 @@
 //! Dots on the core whose sides nobody packed: rows, columns and sums over the symbol, either side down its columns, both
 //! types, prologues and epilogues, sums too long for a row on the stack; the same bits at any number of threads.
 
-use crate::kernels::table::{Fill, Table, dims, machines, rows, run};
+use crate::kernels::table::{Fill, Table, dims, rows, run};
+use crate::machines::machines;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_ir::ops::{BinaryKind, CompareKind, Dot, UnaryKind};
 use astrai_ir::{DType, Dim, NodeId, Shape};

@@ -1,6 +1,7 @@
 //! Keys and values in pages: rows stored into states, attention that finds its keys by tables.
 
-use crate::kernels::table::{Fill, Table, crowded, dims, machine, machines, rows};
+use crate::kernels::table::{Fill, Table, dims, rows};
+use crate::machines::{crowded, machine, machines};
 use astrai_engine::machine::{Kind, Machine};
 use astrai_ir::ops::{Attention, BinaryKind, RmsNorm, Rope, RopeLayout, Store, UnaryKind};
 use astrai_ir::{DType, Dim, NodeId, Real, Type};

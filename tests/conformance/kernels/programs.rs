@@ -1,7 +1,8 @@
 //! Whole programs: several outputs, outputs that are leaves, views or constants, blocks called again and again, operators
 //! without a kernel, and programs written with the tensor front end.
 
-use crate::kernels::table::{Fill, Table, compare, dims, machine, rows, run};
+use crate::kernels::table::{Fill, Table, compare, dims, rows, run};
+use crate::machines::machine;
 use astrai_ir::ops::*;
 use astrai_ir::{Block, DType, Dim, Graph, NodeId, Precision, Real, Sizes, Symbol, Tape, Tensor, Type, eval};
 use astrai_runtime::device::cpu::{Cpu, KernelCache, host_levels};

@@ -1,7 +1,8 @@
 //! Random graphs of a dozen operators: through the hall against the interpreter, many in one program; and through the
 //! passes one by one, whose results the interpreter must not tell apart.
 
-use crate::kernels::table::{Fill, Table, compare, dims, mix, own, rows, tolerance};
+use crate::kernels::table::{Fill, Table, compare, dims, mix, rows, tolerance};
+use crate::machines::own;
 use astrai_ir::json::write_json;
 use astrai_ir::ops::*;
 use astrai_ir::{DType, Dim, Graph, NodeId, Precision, Real, Sizes, Tensor, eval};

@@ -1,6 +1,7 @@
 //! States: next versions lie where the last ones did, an optimiser's step is one kernel, sums go on from run to run.
 
-use crate::kernels::table::{Fill, Table, compare, dims, machine, run};
+use crate::kernels::table::{Fill, Table, compare, dims, run};
+use crate::machines::machine;
 use astrai_ir::ops::{BinaryKind, Call, Scatter, ScatterKind, Store, UnaryKind};
 use astrai_ir::{Block, DType, Graph, NodeId, Tensor, Type};
 use astrai_passes::{Destination, GRAD, Gradients};

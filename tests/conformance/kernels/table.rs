@@ -3,13 +3,13 @@
 //! values of the symbol `n` and with every level of vector instructions that the processor has, within the tolerance of the
 //! operators that made them.
 
-use astrai_engine::machine::{Kind, Machine};
+use crate::machines::{machine, machines};
+use astrai_engine::machine::Machine;
 use astrai_ir::ops::{Op, State};
 use astrai_ir::{DType, Dim, Graph, NodeId, Precision, Shape, Sizes, Symbol, Tensor, Type, eval};
-use astrai_runtime::device::cpu::{Cpu, host_levels, modelled_levels};
 use astrai_runtime::{Buffers, Compiled, Options, Session, Value, compile};
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// Values of a leaf.
 #[derive(Clone, Debug)]
@@ -44,34 +44,6 @@ pub struct Table {
     storage: DType,
     slack: f64,
     gradient_of: Option<String>,
-}
-
-/// The machine of all tests of a binary: two threads.
-pub fn machine() -> &'static Machine {
-    static MACHINE: OnceLock<Machine> = OnceLock::new();
-    MACHINE.get_or_init(|| Machine::new(Kind::Cpu, 2).unwrap())
-}
-
-/// The same with each level of vector instructions that the processor has or can take the place of; its best comes last.
-pub fn machines() -> &'static [Machine] {
-    static MACHINES: OnceLock<Vec<Machine>> = OnceLock::new();
-    MACHINES.get_or_init(|| levels(machine()))
-}
-
-/// Those of them whose instructions the processor has.
-pub fn own() -> &'static [Machine] {
-    &machines()[modelled_levels().len()..]
-}
-
-/// All of them with sixteen threads, more than a few queries have heads.
-pub fn crowded() -> &'static [Machine] {
-    static MACHINES: OnceLock<Vec<Machine>> = OnceLock::new();
-    MACHINES.get_or_init(|| levels(&Machine::new(Kind::Cpu, 16).unwrap()))
-}
-
-fn levels(machine: &Machine) -> Vec<Machine> {
-    let with = |isa| machine.cpu.as_ref().map(|cpu: &Arc<Cpu>| Machine::on(cpu.with_isa(isa)));
-    modelled_levels().into_iter().chain(host_levels()).filter_map(with).collect()
 }
 
 /// Sizes from literals.

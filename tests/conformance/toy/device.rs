@@ -3,7 +3,7 @@
 use crate::toy::backend::{ALIGNMENT, Toy};
 use astrai_ir::kernel::Grid;
 use astrai_ir::{Backend, Kernel};
-use astrai_runtime::device::{Block, Executable, Launch, Pointer, Threads};
+use astrai_runtime::device::{Block, Executable, Launch, Pointer, Space, Threads};
 use astrai_runtime::{Device, Error};
 use libloading::Library;
 use std::collections::BTreeMap;
@@ -17,11 +17,11 @@ const FIRST: u64 = 0x7000_0000_0000_0000;
 struct Bytes(Mutex<Vec<u128>>);
 
 /// All blocks by address.
-type Space = Mutex<BTreeMap<u64, Weak<Bytes>>>;
+type Blocks = Mutex<BTreeMap<u64, Weak<Bytes>>>;
 
 pub struct ToyDevice {
     backend: Toy,
-    space: Arc<Space>,
+    space: Arc<Blocks>,
 }
 
 impl ToyDevice {
@@ -31,7 +31,7 @@ impl ToyDevice {
 }
 
 /// The host's address of a byte of the toy's.
-fn translate(space: &Space, at: Pointer) -> *mut u8 {
+fn translate(space: &Blocks, at: Pointer) -> *mut u8 {
     let blocks = space.lock().unwrap();
     let (base, bytes) = blocks.range(..=at.0).next_back().expect("an address of no block");
     let bytes = bytes.upgrade().expect("memory that was given back");
@@ -41,19 +41,7 @@ fn translate(space: &Space, at: Pointer) -> *mut u8 {
 
 impl Threads for ToyDevice {}
 
-impl Device for ToyDevice {
-    fn backend(&self) -> &dyn Backend {
-        &self.backend
-    }
-
-    fn name(&self) -> &'static str {
-        "toy"
-    }
-
-    fn identity(&self) -> String {
-        "toy".into()
-    }
-
+impl Space for ToyDevice {
     fn available(&self) -> u64 {
         1 << 30
     }
@@ -90,6 +78,16 @@ impl Device for ToyDevice {
         unsafe { translate(&self.space, at).copy_from_nonoverlapping(from.as_ptr(), from.len()) };
         Ok(())
     }
+}
+
+impl Device for ToyDevice {
+    fn backend(&self) -> &dyn Backend {
+        &self.backend
+    }
+
+    fn name(&self) -> &'static str {
+        "toy"
+    }
 
     fn load(&self, kernels: &[&Kernel]) -> Result<Vec<Arc<dyn Executable>>, Error> {
         let mut distinct: BTreeMap<&str, &Kernel> = BTreeMap::new();
@@ -114,7 +112,7 @@ impl Device for ToyDevice {
 struct Loaded {
     kernel: Kernel,
     library: Arc<Library>,
-    space: Arc<Space>,
+    space: Arc<Blocks>,
 }
 
 type Rows = unsafe extern "C" fn(*const *mut u8, *const i64, i64, i64);

@@ -89,8 +89,8 @@ impl KernelCache {
         Ok(KernelCache { folder: folder.to_path_buf() })
     }
 
-    /// Functions of all kernels in order. What no object in the folder has, whichever program it was built for, is built in as many
-    /// units as `threads`, at once.
+    /// Functions of all kernels in order. What no object in the folder has, whichever program it was built for, is built at once,
+    /// in as many units as `threads` and no more than the processor has cores: each unit repeats the text that kernels share.
     pub(super) fn load(
         &self,
         compiler: &Compiler,
@@ -114,7 +114,8 @@ impl KernelCache {
         objects.extend(kernels.iter().filter_map(|k| Some((&*k.identity, held(k)?))));
         let missing: Vec<&Kernel> =
             kernels.iter().copied().filter(|k| !objects.contains_key(&*k.identity)).collect();
-        let units = split(&missing, threads);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let units = split(&missing, threads.min(cores));
         let built: Vec<Result<PathBuf, Error>> = std::thread::scope(|s| {
             let build = |unit: &Vec<&Kernel>| {
                 let source = backend.unit(unit);

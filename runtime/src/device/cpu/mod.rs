@@ -10,8 +10,7 @@ pub use compiler::{Compiler, KernelCache};
 pub use isa::{host_isa, host_levels, modelled_levels};
 pub use pool::Pool;
 
-use super::memory::{Memory, available_memory};
-use super::{Block, Device, Executable, Launch, Pointer, Threads};
+use super::{Device, Executable, InProcess, Launch, Pointer, Threads, available_memory};
 use crate::Error;
 use astrai_codegen::cpu::Cpu as Kernels;
 use astrai_ir::{Backend, Kernel, Target};
@@ -60,6 +59,8 @@ impl Cpu {
     }
 }
 
+impl InProcess for Cpu {}
+
 impl Device for Cpu {
     fn backend(&self) -> &dyn Backend {
         &self.backend
@@ -71,32 +72,6 @@ impl Device for Cpu {
 
     fn identity(&self) -> String {
         format!("{} {}", self.compiler.identity(), self.isa.name())
-    }
-
-    fn available(&self) -> u64 {
-        available_memory()
-    }
-
-    fn alloc(&self, lens: &[usize]) -> Result<Vec<Block>, Error> {
-        Memory::blocks(lens)
-    }
-
-    fn host(&self, at: Pointer) -> Option<*mut u8> {
-        Some(at.0 as usize as *mut u8)
-    }
-
-    fn import(&self, bytes: &[u8]) -> Option<Pointer> {
-        Some(Pointer(bytes.as_ptr().addr() as u64))
-    }
-
-    fn read(&self, at: Pointer, to: &mut [u8]) -> Result<(), Error> {
-        Memory::read(at, to);
-        Ok(())
-    }
-
-    fn write(&self, at: Pointer, from: &[u8]) -> Result<(), Error> {
-        Memory::write(at, from);
-        Ok(())
     }
 
     fn load(&self, kernels: &[&Kernel]) -> Result<Vec<Arc<dyn Executable>>, Error> {

@@ -1,6 +1,6 @@
 //! The device that plans and never runs: programs for machines that are not here.
 
-use super::{Block, Device, Executable, Pointer, Threads};
+use super::{Block, Device, Executable, Pointer, Space, Threads};
 use crate::Error;
 use astrai_ir::{Backend, Kernel};
 use std::sync::Arc;
@@ -23,19 +23,7 @@ fn refused<T>() -> Result<T, Error> {
 
 impl Threads for Null {}
 
-impl Device for Null {
-    fn backend(&self) -> &dyn Backend {
-        &*self.backend
-    }
-
-    fn name(&self) -> &'static str {
-        "null"
-    }
-
-    fn identity(&self) -> String {
-        "null".into()
-    }
-
+impl Space for Null {
     fn available(&self) -> u64 {
         self.backend.target().memory
     }
@@ -58,6 +46,16 @@ impl Device for Null {
 
     fn write(&self, _: Pointer, _: &[u8]) -> Result<(), Error> {
         refused()
+    }
+}
+
+impl Device for Null {
+    fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    fn name(&self) -> &'static str {
+        "null"
     }
 
     fn load(&self, _: &[&Kernel]) -> Result<Vec<Arc<dyn Executable>>, Error> {

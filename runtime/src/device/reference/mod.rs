@@ -1,8 +1,7 @@
 //! The reference interpreter as a device: no kernels, every region is evaluated as it stands. Slow, and what all others are held
 //! against.
 
-use super::memory::{Memory, available_memory};
-use super::{Block, Device, Executable, Pointer, Threads, with_bytes};
+use super::{Device, Executable, InProcess, Pointer, Threads, available_memory, with_bytes};
 use crate::Error;
 use crate::pack::{layout_bytes, unpack};
 use astrai_codegen::archetype;
@@ -45,6 +44,8 @@ impl Default for Reference {
 
 impl Threads for Reference {}
 
+impl InProcess for Reference {}
+
 impl Device for Reference {
     fn backend(&self) -> &dyn Backend {
         &self.backend
@@ -52,36 +53,6 @@ impl Device for Reference {
 
     fn name(&self) -> &'static str {
         "interpreter"
-    }
-
-    fn identity(&self) -> String {
-        "interpreter".into()
-    }
-
-    fn available(&self) -> u64 {
-        available_memory()
-    }
-
-    fn alloc(&self, lens: &[usize]) -> Result<Vec<Block>, Error> {
-        Memory::blocks(lens)
-    }
-
-    fn host(&self, at: Pointer) -> Option<*mut u8> {
-        Some(at.0 as usize as *mut u8)
-    }
-
-    fn import(&self, bytes: &[u8]) -> Option<Pointer> {
-        Some(Pointer(bytes.as_ptr().addr() as u64))
-    }
-
-    fn read(&self, at: Pointer, to: &mut [u8]) -> Result<(), Error> {
-        Memory::read(at, to);
-        Ok(())
-    }
-
-    fn write(&self, at: Pointer, from: &[u8]) -> Result<(), Error> {
-        Memory::write(at, from);
-        Ok(())
     }
 
     fn load(&self, kernels: &[&Kernel]) -> Result<Vec<Arc<dyn Executable>>, Error> {
