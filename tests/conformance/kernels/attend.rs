@@ -55,7 +55,7 @@ fn heads_wider_than_the_core_takes() {
     let one = t.g.fill(o, 1.0).unwrap();
     let dq = astrai_ir::gradient(&mut t.g, &[(o, one)], &[q]).unwrap()[0].unwrap();
     t.case("wide, dq", dq);
-    t.run(&[11]);
+    t.run_some(&[11]);
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn hidden_values_are_never_multiplied() {
             );
         }
     }
-    t.all_native().run(&SIZES);
+    t.all_native().run_some(&SIZES);
 }
 
 /// q, k and v out of one joined row.
@@ -206,7 +206,7 @@ fn arguments_in_place_and_what_follows() {
     let l = t.g.part(both, 1).unwrap();
     let l = t.g.unary(UnaryKind::Exp, l).unwrap();
     t.case("heads first, weights", l);
-    t.all_native().run(&SIZES);
+    t.all_native().run_some(&SIZES);
 }
 
 #[test]
@@ -255,5 +255,5 @@ fn arguments_that_are_not_in_memory() {
     t.case("rounded straight to integers", o);
     let program = t.compiled();
     assert!(program.plan.regions.iter().any(|r| r.form().name() == "attention"));
-    t.run(&[11, 65]);
+    t.run_some(&[11, 65]);
 }

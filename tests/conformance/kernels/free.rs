@@ -108,7 +108,7 @@ fn views_prologues_and_epilogues() {
     let y = t.g.add(y, y).unwrap();
     t.case("narrow arithmetic", y);
     all_on_the_core(&t);
-    t.all_native().run(&SIZES);
+    t.all_native().run_some(&SIZES);
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn bf16_sides_over_the_symbol_behind_views_and_prologues() {
     let mixed = dot(&mut t, f32s, w, (1, 0));
     t.case("one side of f32", mixed);
     all_on_the_core(&t);
-    t.all_native().run(&SIZES);
+    t.all_native().run_some(&SIZES);
 }
 
 /// The layer below with every side a bf16 value, as storage in bf16 makes it.
@@ -249,7 +249,7 @@ fn a_trained_layer_in_bf16() {
     let t = t.gradient_of("loss");
     all_on_the_core(&t);
     all_in_pairs(&t);
-    t.run(&[1, 33, 257]);
+    t.run_some(&[1, 33, 257]);
 }
 
 /// Weights that change stay row-major, and gradients are those of the interpreter.
@@ -267,7 +267,7 @@ fn a_trained_layer() {
     let t = t.gradient_of("loss");
     assert!(t.compiled().plan.weights.iter().all(|w| w.layout == astrai_ir::Layout::Rows));
     all_on_the_core(&t);
-    t.run(&[1, 33, 257]);
+    t.run_some(&[1, 33, 257]);
 }
 
 /// Products of f32 numbers lose at most the last place of the sum of magnitudes with every level of instructions, and in the root

@@ -48,7 +48,7 @@ fn outputs_of_every_sort() {
     ] {
         t.case(name, id);
     }
-    t.all_native().run(&SIZES);
+    t.all_native().run_some(&SIZES);
 }
 
 /// A program of a kernel.
@@ -141,7 +141,7 @@ fn values_with_several_consumers() {
     t.case("merged siblings", y);
     let p = t.g.unary(UnaryKind::Exp, parts[1]).unwrap();
     t.case("one of them", p);
-    t.all_native().run(&SIZES);
+    t.all_native().run_some(&SIZES);
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn a_bias_across_the_columns_is_not_merged_as_one_along_them() {
         let y = t.g.add(y, b).unwrap();
         t.case(&format!("column bias {i}"), y);
     }
-    t.run(&[1]);
+    t.run_some(&[1]);
 }
 
 /// `block(x, w, b) = (act(x·wᵀ) + x·wᵀ, sum)`, with scratch of its own.
@@ -205,7 +205,7 @@ fn a_block_called_several_times() {
     t.case("last again", x);
     let program = t.compiled();
     assert_eq!(program.plan.bodies.len(), 1);
-    t.run(&SIZES);
+    t.run_some(&SIZES);
 }
 
 /// `inner` of `inner` inside a block.
@@ -233,7 +233,7 @@ fn blocks_that_call_blocks() {
     let y = t.g.push(Call { block, layer: 0 }, &[x, a, b]).unwrap();
     let y = t.g.push(Call { block, layer: 1 }, &[y, b, a]).unwrap();
     t.case("y", y);
-    t.run(&[1, 7]);
+    t.run_some(&[1, 7]);
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn operators_without_a_kernel_run_in_the_interpreter() {
     t.case("cumsum of its weight, bf16", c);
     let program = t.compiled();
     assert!(program.plan.regions.iter().filter(|r| !r.form().has_kernel()).count() >= 7);
-    t.run(&[1, 7, 33]);
+    t.run_some(&[1, 7, 33]);
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn the_gradient_of_attention_and_of_a_loss() {
     for (name, g) in ["dq", "dk", "dv", "dw"].iter().zip(grads) {
         t.case(name, g.unwrap());
     }
-    t.run(&[1]);
+    t.run_some(&[1]);
 }
 
 /// A perceptron with its gradients, written with the front end, through the hall.

@@ -3,7 +3,7 @@
 //! values of the symbol `n` and with every level of vector instructions that the processor has, within the tolerance of the
 //! operators that made them.
 
-use crate::machines::{machine, machines};
+use crate::machines::{machine, machines, own};
 use astrai_engine::machine::Machine;
 use astrai_ir::ops::{Op, State};
 use astrai_ir::{DType, Dim, Graph, NodeId, Precision, Shape, Sizes, Symbol, Tensor, Type, eval};
@@ -225,20 +225,25 @@ impl Table {
         self.run_on(machines(), sizes);
     }
 
+    /// The same of what surrounds a core, whose text names no instructions: with the least and the best that the processor has, and
+    /// the model of those that it lacks. The cores' own tables run on every level.
+    pub fn run_some(&self, sizes: &[u64]) {
+        let models = machines().len() - own().len();
+        self.run_on(machines()[..models].iter().chain([&own()[0], &own()[own().len() - 1]]), sizes);
+    }
+
     /// The same of loops alone, with the least and the best instructions: their C names none, so that no set has a text of its own.
     pub fn run_loops(&self, sizes: &[u64]) {
-        let all = machines();
-        let some = [all.iter().find(|m| m.isa() == "plain"), all.last()];
-        some.into_iter().flatten().for_each(|m| self.run_on(std::slice::from_ref(m), sizes));
+        self.run_on([&own()[0], &own()[own().len() - 1]], sizes);
     }
 
     /// The same on these machines.
-    pub fn run_on(&self, machines: &[Machine], sizes: &[u64]) {
+    pub fn run_on<'a>(&self, machines: impl IntoIterator<Item = &'a Machine>, sizes: &[u64]) {
         let with = |m: &Machine| {
             let states = self.states(m);
             (m.isa().to_string(), self.open(m, &states), states)
         };
-        let mut sessions: Vec<_> = machines.iter().map(with).collect();
+        let mut sessions: Vec<_> = machines.into_iter().map(with).collect();
         let differentiate =
             |of: &String| astrai_passes::differentiate(&self.g, of, Default::default()).unwrap();
         let differentiated = self.gradient_of.as_ref().map(differentiate);
