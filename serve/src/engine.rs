@@ -5,8 +5,6 @@
 
 mod core;
 mod draw;
-#[cfg(test)]
-pub(crate) mod fake;
 mod handle;
 mod model;
 mod stream;
