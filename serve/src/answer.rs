@@ -61,6 +61,16 @@ pub struct Delta {
     pub ended: Option<Ended>,
 }
 
+impl Delta {
+    /// Adds what comes after it.
+    pub fn append(&mut self, next: Delta) {
+        self.index = next.index;
+        self.text.push_str(&next.text);
+        self.tokens.extend(next.tokens);
+        self.ended = next.ended;
+    }
+}
+
 /// What is new of an answer: something of a choice, or the end, or both.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {

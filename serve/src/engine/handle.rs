@@ -69,7 +69,7 @@ pub struct Stats {
 impl Stats {
     /// The part of the KV state that running sequences have, from 0 to 1.
     pub fn kv_use(&self) -> f64 {
-        let used = self.pages - self.pages_free - self.pages_cached;
+        let used = self.pages.saturating_sub(self.pages_free + self.pages_cached);
         used as f64 / self.pages.max(1) as f64
     }
 }

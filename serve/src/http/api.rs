@@ -10,8 +10,11 @@ use axum::routing::{get, post};
 use serde::Serialize;
 
 use super::app::App;
+use super::chat::ChatCompletions;
+use super::completions::Completions;
 use super::error::ApiError;
-use super::{chat, completions, metrics, models, texts};
+use super::generate::generate;
+use super::{metrics, models, texts};
 
 /// All paths. A slash at the end changes nothing.
 pub fn routes(app: Arc<App>) -> Router {
@@ -23,8 +26,8 @@ pub fn routes(app: Arc<App>) -> Router {
             .route(&at("/ready"), get(ready))
             .route(&at("/metrics"), get(metrics::show))
             .route(&at("/v1/models"), get(models::list))
-            .route(&at("/v1/chat/completions"), post(chat::create))
-            .route(&at("/v1/completions"), post(completions::create))
+            .route(&at("/v1/chat/completions"), post(generate::<ChatCompletions>))
+            .route(&at("/v1/completions"), post(generate::<Completions>))
             .route(&at("/tokenize"), post(texts::tokenize))
             .route(&at("/detokenize"), post(texts::detokenize));
     }

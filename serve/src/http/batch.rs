@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use super::app::App;
 use super::error::ApiError;
+use super::params::Params;
 use crate::answer::{Answer, Delta};
 use crate::engine::{End, Usage};
 use crate::request::Request;
-use crate::stop::StopStrings;
 
 /// What is new, or the end.
 #[derive(Debug)]
@@ -35,20 +35,15 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Submits the requests, each of `n` choices: all of them, or none.
+    /// Submits the requests of one set of parameters: all of them, or none.
     ///
     /// # Errors
     /// The engine does not take one of them.
-    pub fn submit(
-        app: &Arc<App>,
-        requests: Vec<Request>,
-        scan: &StopStrings,
-        skip_special: bool,
-    ) -> Result<Batch, ApiError> {
+    pub fn submit(app: &Arc<App>, requests: Vec<Request>, params: &Params) -> Result<Batch, ApiError> {
         if !app.is_ready() && app.engine.dead().is_none() {
             return Err(ApiError::unavailable("the server is shutting down"));
         }
-        let n = requests.first().map_or(1, |r| r.n);
+        let &Params { n, skip_special, ref scan, .. } = params;
         let submit = |request| {
             let stream = app.engine.submit(request)?;
             Ok(Some(Answer::new(stream, &app.tokenizer, n, scan, skip_special)))

@@ -229,10 +229,7 @@ fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
             let n = list.len();
             Err(fields.refusal("stop", format!("must have at most {MOST_STOPS} texts, not {n}")))
         }
-        Some(Value::Array(list)) => {
-            let one = |(i, v)| String::read(v).map_err(|wrong| fields.refusal(&format!("stop[{i}]"), wrong));
-            list.into_iter().enumerate().map(one).collect()
-        }
+        Some(Value::Array(list)) => fields.items("stop", list),
         Some(other) => {
             Err(fields.refusal("stop", format!("must be a text or a list of texts, not {}", kind(&other))))
         }

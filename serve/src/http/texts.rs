@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::app::App;
@@ -16,13 +16,13 @@ use super::{api, chat, generate};
 type Work = fn(&App, Fields) -> Result<Value, ApiError>;
 
 /// `POST /tokenize`
-pub async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Response {
-    answer(app, body, ids).await.unwrap_or_else(IntoResponse::into_response)
+pub async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    answer(app, body, ids).await
 }
 
 /// `POST /detokenize`
-pub async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Response {
-    answer(app, body, text).await.unwrap_or_else(IntoResponse::into_response)
+pub async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    answer(app, body, text).await
 }
 
 async fn answer(app: Arc<App>, body: Body, work: Work) -> Result<Response, ApiError> {
