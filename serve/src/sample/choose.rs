@@ -3,7 +3,7 @@
 //! same distribution for one pass a draw. Logits and ids are joined to one integer that orders by logit and then by lower id, so
 //! that every cut is sharp.
 
-use super::survey::{BLOCK, LANES, Survey, widest};
+use super::survey::{BLOCK, LANES, Survey, reach, widest};
 
 /// Larger is likelier; no two tokens of a row are equal.
 pub type Rank = u64;
@@ -212,19 +212,9 @@ fn sum(ranks: &[Rank], survey: &Survey) -> f64 {
 
 /// The rank at which the running sum of weights exceeds `left`, or the last that weighs anything.
 #[inline(always)]
-fn walk(ranks: &[Rank], survey: &Survey, mut left: f64) -> Option<Rank> {
-    let mut chosen = None;
-    for &r in ranks {
-        let weight = f64::from(survey.weight(logit(r)));
-        if weight > 0.0 {
-            chosen = Some(r);
-            if left < weight {
-                break;
-            }
-            left -= weight;
-        }
-    }
-    chosen
+fn walk(ranks: &[Rank], survey: &Survey, left: f64) -> Option<Rank> {
+    let weights = ranks.iter().map(|r| f64::from(survey.weight(logit(*r))));
+    reach(weights, left).map(|(i, _)| ranks[i])
 }
 
 widest!(sum, sum_avx2, weight, (ranks: &[Rank], survey: &Survey) -> f64);

@@ -58,12 +58,13 @@ pub fn exp(x: f32) -> f32 {
 #[inline(always)]
 fn maxima(logits: &[f32], out: &mut Vec<f32>) -> bool {
     // As signed integers positive infinity and positive NaN are the largest, as unsigned ones negative NaN.
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
     let (mut signed, mut unsigned) = ([i32::MIN; LANES], [0u32; LANES]);
     out.resize(logits.len().div_ceil(BLOCK), 0.0);
     for (block, out) in logits.chunks(BLOCK).zip(out) {
         let mut max = [f32::NEG_INFINITY; LANES];
         let mut look = |i: usize, x: f32| {
-            max[i] = if x > max[i] { x } else { max[i] };
+            max[i] = larger(max[i], x);
             signed[i] = signed[i].max(x.to_bits() as i32);
             unsigned[i] = unsigned[i].max(x.to_bits());
         };
@@ -76,20 +77,20 @@ fn maxima(logits: &[f32], out: &mut Vec<f32>) -> bool {
         for (i, &x) in rest.iter().enumerate() {
             look(i, x);
         }
-        *out = largest(max);
+        *out = by_halves(max, larger);
     }
     let finite =
         |i: usize| signed[i] < f32::INFINITY.to_bits() as i32 && unsigned[i] <= f32::NEG_INFINITY.to_bits();
     (0..LANES).all(finite)
 }
 
-/// By halves, so that it takes four steps of vectors.
+/// Joins all lanes, by halves, so that it takes four steps of vectors.
 #[inline(always)]
-fn largest(mut of: [f32; LANES]) -> f32 {
+fn by_halves(mut of: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
     let mut n = LANES / 2;
     while n > 0 {
         for i in 0..n {
-            of[i] = if of[i + n] > of[i] { of[i + n] } else { of[i] };
+            of[i] = join(of[i], of[i + n]);
         }
         n /= 2;
     }
@@ -113,14 +114,7 @@ fn sum<const FLOOR: bool>(block: &[f32], inverse: f32, shift: f32, floor: f32) -
     for (i, &x) in rest.iter().enumerate() {
         sums[i] += weight(x);
     }
-    let mut n = LANES / 2;
-    while n > 0 {
-        for i in 0..n {
-            sums[i] += sums[i + n];
-        }
-        n /= 2;
-    }
-    sums[0]
+    by_halves(sums, |a, b| a + b)
 }
 
 /// [`sum`] of each block.
@@ -159,23 +153,30 @@ fn above(survey: &Survey, logits: &[f32], id: usize) -> f64 {
     total
 }
 
+/// The place of the weight at which their running sum exceeds `left`, or of the last that is not 0; and what of `left` it has to
+/// make up.
+#[inline(always)]
+pub(super) fn reach(weights: impl Iterator<Item = f64>, mut left: f64) -> Option<(usize, f64)> {
+    let mut chosen = None;
+    for (i, weight) in weights.enumerate().filter(|(_, w)| *w > 0.0) {
+        chosen = Some((i, left));
+        if left < weight {
+            break;
+        }
+        left -= weight;
+    }
+    chosen
+}
+
 /// The place in a block at which the running sum of weights exceeds `left`, or the last that weighs anything.
 #[inline(always)]
-fn walk(survey: &Survey, block: &[f32], mut left: f64) -> Option<usize> {
+fn walk(survey: &Survey, block: &[f32], left: f64) -> Option<usize> {
     let mut weights = [0f32; BLOCK];
     for (weight, &x) in weights.iter_mut().zip(block) {
         let w = survey.weight(x);
         *weight = if x >= survey.floor { w } else { 0.0 };
     }
-    let mut chosen = None;
-    for (i, &weight) in weights.iter().enumerate().filter(|(_, w)| **w > 0.0) {
-        chosen = Some(i);
-        if left < f64::from(weight) {
-            break;
-        }
-        left -= f64::from(weight);
-    }
-    chosen
+    reach(weights.iter().map(|w| f64::from(*w)), left).map(|(i, _)| i)
 }
 
 /// Compiles a pass for wider vectors as well, and takes that where the processor has them.
@@ -259,14 +260,8 @@ impl Survey {
 
     /// The token at which the running sum of weights exceeds `u` of the total; `u` in [0, 1). The row was weighed.
     pub fn at(&self, logits: &[f32], u: f64) -> usize {
-        let (mut left, mut block) = (u * self.total, 0);
-        for (b, sum) in self.sums.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
-            block = b;
-            if left < f64::from(*sum) {
-                break;
-            }
-            left -= f64::from(*sum);
-        }
+        let sums = self.sums.iter().map(|sum| f64::from(*sum));
+        let (block, left) = reach(sums, u * self.total).unwrap_or((0, 0.0));
         let start = block * BLOCK;
         let block = &logits[start..logits.len().min(start + BLOCK)];
         walk_widest(self, block, left).map_or_else(|| self.argmax(logits), |i| start + i)

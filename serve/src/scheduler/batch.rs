@@ -93,11 +93,6 @@ impl StepBatch {
         }
     }
 
-    /// Whether the batch lists the pages in use, as programs over latents take them.
-    pub fn lists_pages(&self) -> bool {
-        self.places.is_some()
-    }
-
     /// Takes the sequences out.
     pub fn clear(&mut self) {
         self.expect(0);

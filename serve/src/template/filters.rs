@@ -200,16 +200,6 @@ fn wordcount(value: &Value, args: Arguments) -> Result<Value, Error> {
 
 fn escape(value: &Value, args: Arguments) -> Result<Value, Error> {
     args.finish()?;
-    let mut made = String::new();
-    for c in printed(value).chars() {
-        match c {
-            '&' => made.push_str("&amp;"),
-            '<' => made.push_str("&lt;"),
-            '>' => made.push_str("&gt;"),
-            '\'' => made.push_str("&#39;"),
-            '"' => made.push_str("&#34;"),
-            c => made.push(c),
-        }
-    }
-    Ok(Value::from(made))
+    let made = printed(value).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    Ok(Value::from(made.replace('\'', "&#39;").replace('"', "&#34;")))
 }
