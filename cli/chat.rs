@@ -3,11 +3,11 @@
 
 mod input;
 
-use crate::failure::{Done, Failure, say, warn};
-use crate::flags::{FidelityFlags, MachineFlags, RoomFlags, SamplingFlags};
+use crate::failure::{Done, Failure, say};
+use crate::flags::{RoomFlags, SamplingFlags};
 use crate::progress::tell;
 use astrai_engine::serving::{Published, chat_ids};
-use astrai_serve::answer::{Answer, Ended};
+use astrai_serve::answer::{Answer, Delta, Ended};
 use astrai_serve::engine::{End, Engine};
 use astrai_serve::request::{Request, Sampling};
 use astrai_serve::stop::StopStrings;
@@ -47,10 +47,6 @@ pub struct Chat {
     sampling: SamplingFlags,
     #[command(flatten)]
     room: RoomFlags,
-    #[command(flatten)]
-    fidelity: FidelityFlags,
-    #[command(flatten)]
-    machine: MachineFlags,
 }
 
 /// A conversation and the engine that answers.
@@ -70,8 +66,8 @@ struct Talk<'a> {
 
 /// How a turn went.
 enum Turn {
-    /// So the model answered; why it ended, unless it was interrupted.
-    Answered(String, Option<Ended>),
+    /// So the model answered; it has not ended where it was interrupted.
+    Answered(Delta),
     /// There is no answer, for a reason in one line.
     Refused(String),
 }
@@ -82,13 +78,8 @@ impl Chat {
         let published = Published::read(&self.model, &mut tell())?;
         let template = published.template("continue texts with `astrai generate`")?;
         self.sampling.check(published.model.config.vocab_size)?;
-        let machine = self.machine.machine()?;
-        warn(&machine.warnings);
-        let engine = published.start(
-            &self.room.of_one(self.machine.storage(), self.fidelity.asked()),
-            &machine,
-            &mut tell(),
-        )?;
+        let machine = self.room.machine.machine()?;
+        let engine = published.start(&self.room.of_one(), &machine, &mut tell())?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let mut talk = Talk {
             published: &published,
@@ -147,7 +138,7 @@ impl Talk<'_> {
         let turn = self.answer(out);
         self.interrupt.disarm();
         match turn? {
-            Turn::Answered(text, ended) => {
+            Turn::Answered(Delta { text, ended, .. }) => {
                 writeln!(out)?;
                 self.messages.push(Message::text("assistant", &text));
                 if ended == Some(Ended::Length) && self.most.is_none() {
@@ -184,12 +175,11 @@ impl Talk<'_> {
             Err(e) => return Ok(Turn::Refused(e.to_string())),
         };
         let mut answer = Answer::new(stream, &self.published.tokenizer, 1, &self.stops, true);
-        let (mut text, mut ended) = (String::new(), None);
+        let mut whole = Delta::default();
         while let Some(step) = self.runtime.block_on(self.next(&mut answer)) {
             for delta in step.deltas {
                 out.write_all(delta.text.as_bytes())?;
-                text.push_str(&delta.text);
-                ended = delta.ended.or(ended);
+                whole.append(delta);
             }
             out.flush()?;
             if let Some(End::Failed(why)) = step.end {
@@ -199,7 +189,7 @@ impl Talk<'_> {
                 };
             }
         }
-        Ok(Turn::Answered(text, ended))
+        Ok(Turn::Answered(whole))
     }
 
     /// The next step; Ctrl-C makes it the last.

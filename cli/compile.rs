@@ -9,7 +9,7 @@ use crate::explain::explain;
 use crate::failure::{Done, Failure, warn};
 use crate::flags::{DeviceName, FidelityName, MachineFlags};
 use crate::page::page;
-use crate::summary::{describe, graph_parameters, summary};
+use crate::summary::{describe, fields, graph_parameters, summary};
 use crate::{measure, output};
 use astrai_builders::{Cache, Logits, ModelConfig, Program, build, placements};
 use astrai_engine::machine::Machine;
@@ -135,7 +135,7 @@ struct Made {
 struct Subject {
     graph: Graph,
     parameters: u64,
-    about: Value,
+    about: Map<String, Value>,
     build_seconds: f64,
     shards: MeshSharding,
 }
@@ -201,7 +201,7 @@ impl Compile {
         let (planned, seconds) =
             measure::once(|| astrai_runtime::compile(&subject.graph, machine.backend(), &options))?;
         let mut report = summary(&planned, subject.parameters, subject.build_seconds + seconds)?;
-        report.extend(subject.about.as_object().cloned().unwrap_or_default());
+        report.extend(subject.about);
         if self.mesh.is_some() {
             mesh::report(&mut report, &[&planned], &options.shards.mesh, self.stage)?;
         }
@@ -246,10 +246,10 @@ impl Compile {
             _ => ("prefill", full),
         };
         let (graph, build_seconds) = measure::once(|| build(&config, &program))?;
-        let about = json!({
+        let about = fields(json!({
             "model_type": config.model_type, "for": name, "batch": batch, "seq": seq,
             "dtype": self.machine.storage().name(),
-        });
+        }));
         let leaves = placements(&config, &mesh, &graph);
         let shards = MeshSharding { mesh, leaves, stage: self.stage, trained: false };
         Ok(Subject { graph, parameters: config.parameter_count(), about, build_seconds, shards })
@@ -272,7 +272,7 @@ impl Compile {
         let (graph, build_seconds) = measure::once(|| ir_json::from_json(value))
             .map_err(|e| format!("{}: {e}", self.model.display()))?;
         let parameters = graph_parameters(&graph)?;
-        let about = json!({"dtype": self.machine.storage().name()});
+        let about = fields(json!({"dtype": self.machine.storage().name()}));
         Ok(Subject { graph, parameters, about, build_seconds, shards: MeshSharding::default() })
     }
 }

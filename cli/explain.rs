@@ -2,13 +2,11 @@
 //! something about one layer kind, and what its kernels, operations and bytes were before and are after.
 
 use crate::failure::Failure;
+use crate::page::MAIN;
 use crate::table::{bytes, count, table};
 use astrai_ir::plan::{Body, Step};
 use astrai_runtime::Compiled;
 use std::fmt::Write;
-
-/// Name of the graph around the layers.
-const MAIN: &str = "main";
 
 /// What became of a layer kind.
 pub fn explain(kind: &str, before: &Compiled, after: &Compiled) -> Result<String, Failure> {

@@ -119,22 +119,17 @@ impl Quickstart {
     /// Walks through everything.
     pub fn run(self, out: &mut dyn Write) -> Done {
         let machine = self.machine.machine()?;
-        warn(&machine.warnings);
         let size = match &machine.cpu {
             Some(_) => Size { vocab: 4096, hidden: 256, inner: 704, layers: 6, batch: 8, seq: 128 },
             None => Size { vocab: 300, hidden: 32, inner: 64, layers: 2, batch: 2, seq: 16 },
         };
-        let temporary = match self.folder {
-            Some(_) => None,
+        let (folder, temporary) = match &self.folder {
+            Some(given) => (given.clone(), None),
             None => {
                 let made = tempfile::Builder::new().prefix("astrai-quickstart-").tempdir();
-                Some(made.map_err(|e| format!("a temporary folder: {e}"))?)
+                let made = made.map_err(|e| format!("a temporary folder: {e}"))?;
+                (made.path().to_path_buf(), Some(made))
             }
-        };
-        let folder = match (&self.folder, &temporary) {
-            (Some(given), _) => given.clone(),
-            (None, Some(made)) => made.path().to_path_buf(),
-            (None, None) => return Err("no folder to work in".into()),
         };
         let text = Text::find(&self.data, &folder)?;
         make_folder(&folder)?;

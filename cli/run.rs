@@ -76,8 +76,8 @@ impl Run {
             return Err("a loss needs sequences of at least 2 tokens".into());
         }
         let batch = RaggedBatch::new(&sequences.rows(), config.vocab_size)?;
+        warn(&warnings);
         let machine = self.machine.machine()?;
-        warn(warnings.iter().chain(&machine.warnings));
         if self.profile && machine.cpu.is_none() {
             return Err("--profile times kernels, and the interpreter has none; use --device cpu".into());
         }
@@ -98,9 +98,7 @@ impl Run {
         };
         planned.check_memory(&*machine.device)?;
         let model = Model::open(&self.model, false)?;
-        let mut progress = Progress::new("loading weights");
-        let mut session = model.start(planned, &machine, &mut |done, all| progress.set(done, all))?;
-        drop(progress);
+        let mut session = Progress::during("loading weights", |set| model.start(planned, &machine, set))?;
         let inputs = batch.inputs(session.inputs());
         let (results, seconds) = measure::once(|| session.run(&inputs))?;
         let rows = if self.profile { profile(&mut session, &inputs)? } else { vec![] };

@@ -1,8 +1,8 @@
 //! `astrai serve`: a model directory in, a server of OpenAI's API out, until a signal ends it. The server itself is the serving
 //! crate's; here are its flags, its socket, and its end.
 
-use crate::failure::{Done, Failure, say, warn};
-use crate::flags::{FidelityFlags, MachineFlags, RoomFlags};
+use crate::failure::{Done, Failure, say};
+use crate::flags::RoomFlags;
 use crate::progress::tell;
 use astrai_builders::Cache;
 use astrai_engine::serving::{Published, Room, SEQUENCES};
@@ -79,10 +79,6 @@ pub struct Serve {
     json: bool,
     #[command(flatten)]
     room: RoomFlags,
-    #[command(flatten)]
-    fidelity: FidelityFlags,
-    #[command(flatten)]
-    machine: MachineFlags,
 }
 
 impl Serve {
@@ -97,13 +93,12 @@ impl Serve {
         // A port that is taken is known before the weights are read.
         let listener = listen(self.host, self.port)?;
         let published = Published::read(&self.model, &mut tell())?;
-        let machine = self.machine.machine()?;
-        warn(&machine.warnings);
+        let machine = self.room.machine.machine()?;
         let room = Room {
             sequences: self.max_seqs.into(),
             tokens: self.max_batch_tokens.map(|n| n as usize),
             queue: self.queue as usize,
-            ..self.room.of_one(self.machine.storage(), self.fidelity.asked())
+            ..self.room.of_one()
         };
         let engine = published.start(&room, &machine, &mut tell())?;
         let (context, pages) = (engine.handle().limits().context, engine.handle().stats().pages);

@@ -9,14 +9,14 @@ use astrai_builders::config::{LayerSpec, MlpSpec};
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::{Model, check_sizes, read_config};
 use astrai_runtime::device::cpu::peaks::Peaks;
-use astrai_runtime::{Dump, Error as RunError, WeightSource};
+use astrai_runtime::{Dump, WeightSource};
 use astrai_train::batch::Items;
 use astrai_train::checkpoint::{
     Opened, RunFolder, TrainerState, check_compatible, check_same_data, folder_name, open_latest,
 };
 use astrai_train::dataset::{Dataset, Sources};
 use astrai_train::engine::{Engine, Plan};
-use astrai_train::settings::{self, Length, Partial, Settings};
+use astrai_train::settings::{Length, Partial, Settings};
 use astrai_train::signals::{self, Stop};
 use astrai_train::trainer::{Callbacks, Trainer, total_steps};
 use clap::Args;
@@ -136,13 +136,7 @@ impl Train {
     }
 
     fn machine(&self, settings: &Settings) -> Result<Machine, Failure> {
-        let device = match self.device {
-            DeviceName::Auto | DeviceName::Cpu => Kind::Cpu,
-            DeviceName::Interpreter => Kind::Interpreter,
-            DeviceName::Null => {
-                return Err("--device null runs nothing; use --dry-run, or --device cpu".into());
-            }
-        };
+        let device = self.device.kind("use --dry-run, or --device cpu")?;
         Ok(Machine::with(device, settings.threads, self.simd.on(self.device)?)?)
     }
 
@@ -328,25 +322,4 @@ pub fn flops_per_token(config: &ModelConfig, seq: usize) -> f64 {
     let parameters = all - config.layers.iter().map(idle).sum::<usize>() as u64;
     let heads = (config.num_layers * config.heads * config.head_dim) as f64;
     6.0 * parameters as f64 + 12.0 * heads * seq as f64
-}
-
-impl From<astrai_train::Error> for Failure {
-    fn from(e: astrai_train::Error) -> Failure {
-        match e {
-            astrai_train::Error::Run(e) => RunError::into(e),
-            e => e.to_string().into(),
-        }
-    }
-}
-
-impl From<settings::Error> for Failure {
-    fn from(e: settings::Error) -> Failure {
-        e.to_string().into()
-    }
-}
-
-impl From<astrai_train::FileError> for Failure {
-    fn from(e: astrai_train::FileError) -> Failure {
-        e.to_string().into()
-    }
 }

@@ -1,15 +1,15 @@
 //! `astrai bench decode`: steps of one token a sequence over paged keys and values, as the peer's script measures them.
 
 use super::breakdown::breakdown;
-use super::{Bench, SEQ, costs, draw, floor};
-use crate::failure::{Failure, warn};
+use super::{Bench, costs, draw, floor};
+use crate::failure::Failure;
 use crate::measure::{after_warm_up, once, rounded};
 use crate::progress::Progress;
 use crate::run::profile_table;
 use astrai_builders::Cache;
 use astrai_engine::greedy::choose;
 use astrai_engine::machine::Machine;
-use astrai_engine::model::{Model, check_sizes, read_config, served_fidelity};
+use astrai_engine::model::{Model, served_fidelity};
 use astrai_engine::programs::Programs;
 use astrai_runtime::Session;
 use astrai_runtime::device::cpu::peaks::Peaks;
@@ -100,13 +100,8 @@ fn session(
 
 impl Bench {
     pub(super) fn decode(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {
-        let path =
-            self.shape.as_ref().ok_or("--shape FILE is needed: the config.json of the model to measure")?;
-        let (config, warnings) = read_config(path, false)?;
-        warn(&warnings);
-        let (batch, seq) = (self.batch.unwrap_or(1), self.seq.unwrap_or(SEQ));
         let new = self.new.unwrap_or(NEW);
-        check_sizes(&config, batch, seq + new)?;
+        let (config, batch, seq) = self.shape(new)?;
         let (storage, vocab) = (self.machine.storage(), config.vocab_size);
         let table = ((seq + new) as usize).div_ceil(Cache::PAGE);
         let cache = Cache { page: Cache::PAGE, pages: table * batch as usize, table };
@@ -122,9 +117,8 @@ impl Bench {
         let costs = costs(programs.decode(), &size)?;
         let kv = KvCache::new(&config, cache, storage, &machine.device)?;
         let model = Model::fresh(config, vec![], 0);
-        let mut progress = Progress::new("making weights");
-        let mut programs = programs.start(&model, kv.buffers(), &mut |done, all| progress.set(done, all))?;
-        drop(progress);
+        let mut programs =
+            Progress::during("making weights", |set| programs.start(&model, kv.buffers(), set))?;
         // Neighbours in a sequence are far apart in memory, as after many requests.
         let page = |s: usize, i: usize| (i * batch as usize + s) as Page;
         let pages = (0..batch as usize).map(|s| (0..table).map(|i| page(s, i)).collect()).collect();
@@ -145,11 +139,7 @@ impl Bench {
         line.insert("new".into(), json!(new));
         let weights: Vec<&[u8]> = decoding.session(ProgramKind::decodes)?.weights();
         let peaks = Peaks::measure(&*machine.device, &weights);
-        if let Some(peaks) = &peaks {
-            let step: f64 =
-                costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, self.machine.storage())).sum();
-            line.extend(floor(step * new as f64, &seconds, peaks, self.machine.storage()));
-        }
+        line.extend(floor(&peaks, &costs, new as f64, &seconds, storage));
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
             decoding.session(ProgramKind::decodes)?.start_profile();
@@ -157,7 +147,7 @@ impl Bench {
             let rows = decoding.session(ProgramKind::decodes)?.take_profile().unwrap_or_default().by_kernel();
             eprint!("\n{}", profile_table(&rows));
             if let Some(peaks) = &peaks {
-                eprint!("\n{}", breakdown(&[(None, &rows)], peaks, self.machine.storage(), seconds));
+                eprint!("\n{}", breakdown(&[(None, &rows)], peaks, storage, seconds));
             }
         }
         Ok(())
