@@ -6,7 +6,7 @@ mod decode;
 mod serve;
 mod train;
 
-use crate::failure::{Done, Failure, warn};
+use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{FidelityFlags, MachineFlags};
 use crate::measure::{Seconds, after_warm_up, once, peak_rss_mb, rounded};
 use crate::progress::Progress;
@@ -147,18 +147,16 @@ impl Bench {
         let machine = self.machine.machine()?;
         let profiles = matches!(self.job, Job::Train | Job::Prefill | Job::Decode) && machine.cpu.is_some();
         if self.profile && !profiles {
-            return Err(
-                "--profile goes with bench train, prefill and decode on the processor; leave it out".into()
-            );
+            bail!("--profile goes with bench train, prefill and decode on the processor; leave it out");
         }
         if self.new.is_some() && !matches!(self.job, Job::Decode | Job::Serve) {
-            return Err("--new goes with bench decode and serve; leave it out".into());
+            bail!("--new goes with bench decode and serve; leave it out");
         }
         if !self.size.is_empty() && self.job != Job::Gemm {
-            return Err("--size goes with bench gemm; leave it out".into());
+            bail!("--size goes with bench gemm; leave it out");
         }
         if self.requests.is_some() && self.job != Job::Serve {
-            return Err("--requests goes with bench serve; leave it out".into());
+            bail!("--requests goes with bench serve; leave it out");
         }
         match self.job {
             Job::Gemm => self.fidelity.none("bench gemm is one dot")?,
@@ -205,9 +203,7 @@ impl Bench {
             ("--seq", self.seq.is_some()),
         ];
         if let Some((flag, _)) = set.iter().find(|(_, set)| *set) {
-            return Err(
-                format!("{flag} means nothing to bench gemm, which has its own sizes; leave it out").into()
-            );
+            bail!("{flag} means nothing to bench gemm, which has its own sizes; leave it out");
         }
         let mut lines = Vec::new();
         let storage = self.machine.storage();

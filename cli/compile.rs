@@ -6,7 +6,7 @@ mod train;
 
 use self::mesh::MeshFlag;
 use crate::explain::explain;
-use crate::failure::{Done, Failure, warn};
+use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{DeviceName, FidelityName, MachineFlags};
 use crate::page::page;
 use crate::summary::{describe, fields, graph_parameters, summary};
@@ -147,16 +147,12 @@ impl Compile {
         if let (Some(Purpose::Train), true) =
             (self.purpose, self.fidelity.is_some() || self.no_saturate || self.explain.is_some())
         {
-            let line =
-                "--for train: training is always exact; leave --fidelity, --no-saturate and --explain out";
-            return Err(line.into());
+            bail!("--for train: training is always exact; leave --fidelity, --no-saturate and --explain out");
         }
         if let (Some(mesh), DeviceName::Cpu) = (&self.mesh, self.machine.device)
             && mesh.ranks() > 1
         {
-            let line =
-                format!("--mesh {mesh}: programs of several ranks are planned only; use --device null");
-            return Err(line.into());
+            bail!("--mesh {mesh}: programs of several ranks are planned only; use --device null");
         }
         let dumps = self.output.is_some() || self.html.is_some() || self.dump_after.is_some();
         let made = match (read_graph(&self.model)?, self.purpose) {
@@ -267,7 +263,7 @@ impl Compile {
         ];
         if let Some((flag, _)) = set.iter().find(|(_, set)| *set) {
             let path = self.model.display();
-            return Err(format!("{path} is a graph, which is compiled as given: leave {flag} out").into());
+            bail!("{path} is a graph, which is compiled as given: leave {flag} out");
         }
         let (graph, build_seconds) = measure::once(|| ir_json::from_json(value))
             .map_err(|e| format!("{}: {e}", self.model.display()))?;
@@ -284,12 +280,8 @@ fn read_graph(path: &Path) -> Result<Option<Value>, Failure> {
         return Ok(None);
     }
     if meta.len() > MAX_GRAPH {
-        let line = format!(
-            "{}: is larger than {} MiB; give a config.json or a graph",
-            path.display(),
-            MAX_GRAPH >> 20
-        );
-        return Err(line.into());
+        let most = MAX_GRAPH >> 20;
+        bail!("{}: is larger than {most} MiB; give a config.json or a graph", path.display());
     }
     let Ok(text) = std::fs::read_to_string(path) else { return Ok(None) };
     if !text.contains("\"astrai_ir\"") {

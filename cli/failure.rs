@@ -19,6 +19,15 @@ pub enum Failure {
 /// What a command gives: its exit code, or why it ended early.
 pub type Done = Result<ExitCode, Failure>;
 
+/// Ends a command early with this line.
+macro_rules! bail {
+    ($($line:tt)*) => {
+        return Err(format!($($line)*).into())
+    };
+}
+
+pub(crate) use bail;
+
 macro_rules! messages {
     ($($error:ty),* $(,)?) => {$(
         impl From<$error> for Failure {

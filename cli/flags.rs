@@ -1,6 +1,6 @@
 //! Flags that commands share, and what they stand for.
 
-use crate::failure::{Failure, warn};
+use crate::failure::{Failure, bail, warn};
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::serving::{KvMemory, Room};
 use astrai_ir::DType;
@@ -251,7 +251,7 @@ impl MachineFlags {
     /// The machine, for a command that only plans: neither compiler nor kernel cache is touched.
     pub fn planner(&self) -> Result<Machine, Failure> {
         if self.device == DeviceName::Interpreter {
-            return Err("--device interpreter compiles nothing; use cpu or null".into());
+            bail!("--device interpreter compiles nothing; use cpu or null");
         }
         Ok(Machine::with(Kind::Null, self.threads.into(), self.simd.on(self.device)?)?)
     }

@@ -3,7 +3,7 @@
 
 mod text;
 
-use crate::failure::{Done, Failure, warn};
+use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{FidelityFlags, MachineFlags};
 use crate::measure;
 use crate::progress::tell;
@@ -407,8 +407,7 @@ fn post(url: &str, body: &Value) -> Result<Value, String> {
 fn make_folder(folder: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     if std::fs::read_dir(folder).is_ok_and(|mut list| list.next().is_some()) {
-        let line = format!("{}: the folder is not empty; give one that is, or a new name", folder.display());
-        return Err(line.into());
+        bail!("{}: the folder is not empty; give one that is, or a new name", folder.display());
     }
     Ok(())
 }

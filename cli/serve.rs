@@ -1,7 +1,7 @@
 //! `astrai serve`: a model directory in, a server of OpenAI's API out, until a signal ends it. The server itself is the serving
 //! crate's; here are its flags, its socket, and its end.
 
-use crate::failure::{Done, Failure, say};
+use crate::failure::{Done, Failure, bail, say};
 use crate::flags::RoomFlags;
 use crate::progress::tell;
 use astrai_builders::Cache;
@@ -86,9 +86,9 @@ impl Serve {
     pub fn run(self, out: &mut dyn Write) -> Done {
         if self.api_key.iter().chain(&self.served_name).chain(&self.cors_origin).any(|t| t.trim().is_empty())
         {
-            let line =
-                "--api-key, ASTRAI_API_KEY, --served-name and --cors-origin may not be empty; leave them out";
-            return Err(line.into());
+            bail!(
+                "--api-key, ASTRAI_API_KEY, --served-name and --cors-origin may not be empty; leave them out"
+            );
         }
         // A port that is taken is known before the weights are read.
         let listener = listen(self.host, self.port)?;

@@ -2,7 +2,7 @@
 //! summary says of ranks.
 
 use super::Compile;
-use crate::failure::Failure;
+use crate::failure::{Failure, bail};
 use crate::summary::graph_parameters;
 use astrai_builders::{ModelConfig, Ranks};
 use astrai_ir::shard::{MAX_RANKS, STAGES};
@@ -64,15 +64,13 @@ impl Compile {
     pub(super) fn mesh(&self, config: &ModelConfig, batch: u64) -> Result<(Mesh, u64), Failure> {
         let stages = self.mesh.as_ref().map_or(1, |flag| flag.0.pp);
         if self.stage >= stages {
-            return Err(
-                format!("--stage {}: --mesh has {stages} along pp, counted from 0", self.stage).into()
-            );
+            bail!("--stage {}: --mesh has {stages} along pp, counted from 0", self.stage);
         }
         let Some(flag) = &self.mesh else { return Ok((Mesh::default(), batch)) };
         let mesh = flag.0.mesh(config).map_err(|m| format!("--mesh: {m}"))?;
         let shares = (flag.0.dp * flag.0.ep) as u64;
         if !batch.is_multiple_of(shares) {
-            return Err(format!("--batch {batch} does not divide by the {shares} ranks of dp and ep").into());
+            bail!("--batch {batch} does not divide by the {shares} ranks of dp and ep");
         }
         Ok((mesh, batch / shares))
     }

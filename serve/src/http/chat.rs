@@ -87,16 +87,12 @@ fn tools(fields: &mut Fields) -> Result<Option<Vec<Value>>, ApiError> {
     }
     let choice = fields.raw("tool_choice");
     fields.take::<bool>("parallel_tool_calls")?;
-    let shown = match choice.as_ref() {
-        None => true,
-        Some(Value::String(how)) if how == "auto" => true,
-        Some(Value::String(how)) if how == "none" => false,
-        Some(Value::String(how)) => {
-            let wrong = format!("must be \"auto\" or \"none\"; {:?} is not supported", short(how));
-            return Err(fields.refusal("tool_choice", wrong));
-        }
-        Some(other) => {
-            let wrong = format!("must be \"auto\" or \"none\"; {} is not supported", kind(other));
+    let shown = match choice.as_ref().map(|how| (how, how.as_str())) {
+        None | Some((_, Some("auto"))) => true,
+        Some((_, Some("none"))) => false,
+        Some((how, text)) => {
+            let what = text.map_or_else(|| kind(how).to_owned(), |text| format!("{:?}", short(text)));
+            let wrong = format!("must be \"auto\" or \"none\"; {what} is not supported");
             return Err(fields.refusal("tool_choice", wrong));
         }
     };

@@ -161,10 +161,7 @@ impl Params {
     /// # Errors
     /// The model is not here, a field is of the wrong type, or it asks for what is not supported.
     pub fn read(fields: &mut Fields, app: &App, caller: Caller) -> Result<Params, ApiError> {
-        let model = fields.take::<String>("model")?.unwrap_or_else(|| app.name().into());
-        if !app.names.contains(&model) {
-            return Err(ApiError::unknown_model(short(&model)));
-        }
+        let model = model(fields, app)?;
         for (name, harmless, what) in REFUSED {
             if fields.raw(name).is_some_and(|value| !harmless(&value)) {
                 return Err(fields.refusal(name, what));
@@ -204,6 +201,15 @@ impl Params {
             stream: stream(fields)?,
         })
     }
+}
+
+/// The name of the model that is asked for, or of the one there is.
+///
+/// # Errors
+/// It is not here.
+pub fn model(fields: &mut Fields, app: &App) -> Result<String, ApiError> {
+    let name = fields.take::<String>("model")?.unwrap_or_else(|| app.name().into());
+    if app.names.contains(&name) { Ok(name) } else { Err(ApiError::unknown_model(short(&name))) }
 }
 
 fn response_format(fields: &mut Fields) -> Result<(), ApiError> {

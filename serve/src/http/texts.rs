@@ -10,8 +10,7 @@ use serde_json::{Value, json};
 use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::params::short;
-use super::{api, chat, generate};
+use super::{api, chat, generate, params};
 
 type Work = fn(&App, Fields) -> Result<Value, ApiError>;
 
@@ -30,11 +29,8 @@ async fn answer(app: Arc<App>, body: Body, work: Work) -> Result<Response, ApiEr
     let shared = app.clone();
     let value = app.apart(move || {
         let mut fields = Fields::parse(&content)?;
-        let model = fields.take::<String>("model")?;
-        match model.filter(|name| !shared.names.contains(name)) {
-            Some(name) => Err(ApiError::unknown_model(short(&name))),
-            None => work(&shared, fields),
-        }
+        params::model(&mut fields, &shared)?;
+        work(&shared, fields)
     });
     Ok(api::json(&value.await?))
 }
