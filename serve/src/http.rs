@@ -97,9 +97,9 @@ pub async fn serve(
     served: Served,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
-    let Served { engine, tokenizer, template, names, settings } = served;
-    let (patience, stall) = (settings.shutdown_timeout, settings.stall_timeout);
-    let app = Arc::new(App::new(engine.handle(), tokenizer, template, names, settings)?);
+    let (app, engine) = App::new(served)?;
+    let (patience, stall) = (app.settings.shutdown_timeout, app.settings.stall_timeout);
+    let app = Arc::new(app);
     let service = gate::guarded(api::routes(app.clone()), &app)?;
     let drained = async move {
         stop.await;

@@ -74,10 +74,7 @@ async fn health(State(app): State<Arc<App>>) -> Response {
 }
 
 /// `GET /ready`: whether requests should be sent here.
-async fn ready(State(app): State<Arc<App>>) -> Response {
-    match (app.engine.dead(), app.is_ready()) {
-        (Some(why), _) => ApiError::unavailable(why).into_response(),
-        (None, false) => ApiError::unavailable("the server is shutting down").into_response(),
-        (None, true) => json(&serde_json::json!({"status": "ready"})),
-    }
+async fn ready(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    app.check_ready()?;
+    Ok(json(&serde_json::json!({"status": "ready"})))
 }

@@ -9,10 +9,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 
-use super::HttpSettings;
 use super::error::ApiError;
 use super::metrics::Metrics;
-use crate::engine::Handle;
+use super::{HttpSettings, Served};
+use crate::engine::{Engine, Handle};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 
@@ -39,13 +39,9 @@ pub struct App {
 }
 
 impl App {
-    pub fn new(
-        engine: Handle,
-        tokenizer: Tokenizer,
-        template: Option<ChatTemplate>,
-        names: Vec<String>,
-        settings: HttpSettings,
-    ) -> io::Result<App> {
+    /// The state of a server, and the engine that it ends with.
+    pub fn new(served: Served) -> io::Result<(App, Engine)> {
+        let Served { engine, tokenizer, template, names, settings } = served;
         if names.is_empty() || names.iter().any(String::is_empty) {
             return Err(io::Error::other("the model needs a name, and none may be empty"));
         }
@@ -54,8 +50,8 @@ impl App {
         }
         let keys = settings.api_keys.iter().map(|k| Sha256::digest(k).into()).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Ok(App {
-            engine,
+        let app = App {
+            engine: engine.handle(),
             tokenizer,
             template,
             names,
@@ -67,7 +63,8 @@ impl App {
             rooms: Arc::new(Semaphore::new(cores)),
             seeds: [RandomState::new(), RandomState::new()],
             next: AtomicU64::new(0),
-        })
+        };
+        Ok((app, engine))
     }
 
     /// The name by which the model is told.
@@ -82,6 +79,18 @@ impl App {
     /// Whether requests are taken.
     pub fn is_ready(&self) -> bool {
         !self.draining.load(Ordering::Acquire) && self.engine.is_ready()
+    }
+
+    /// Refuses a request where none is taken.
+    ///
+    /// # Errors
+    /// The engine has failed, or the server is told to stop.
+    pub fn check_ready(&self) -> Result<(), ApiError> {
+        match self.engine.dead() {
+            Some(why) => Err(ApiError::unavailable(why)),
+            None if !self.is_ready() => Err(ApiError::unavailable("the server is shutting down")),
+            None => Ok(()),
+        }
     }
 
     pub fn wants_keys(&self) -> bool {

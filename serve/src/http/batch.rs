@@ -40,9 +40,7 @@ impl Batch {
     /// # Errors
     /// The engine does not take one of them.
     pub fn submit(app: &Arc<App>, requests: Vec<Request>, params: &Params) -> Result<Batch, ApiError> {
-        if !app.is_ready() && app.engine.dead().is_none() {
-            return Err(ApiError::unavailable("the server is shutting down"));
-        }
+        app.check_ready()?;
         let &Params { n, skip_special, ref scan, .. } = params;
         let submit = |request| {
             let stream = app.engine.submit(request)?;

@@ -141,14 +141,12 @@ pub async fn generate<E: Endpoint>(
     Extension(caller): Extension<Caller>,
     content: Body,
 ) -> Result<Response, ApiError> {
-    if !app.is_ready() {
-        let why = app.engine.dead().unwrap_or("the server is shutting down");
-        return Err(ApiError::unavailable(why));
-    }
+    app.check_ready()?;
     let content = body(&app, content).await?;
     let shared = app.clone();
     let prepared = app.apart(move || prepare::<E>(shared, caller, &content)).await?;
     let (mut endpoint, head, requests) = prepared;
+    let choices = requests.len() * head.params.n as usize;
     let batch = Batch::submit(&app, requests, &head.params).map_err(|e| {
         // The engine knows of prompts, not of where they came from.
         let param = e.param.as_deref().map(|p| if p == "prompt" { E::PROMPT } else { p }.to_owned());
@@ -157,7 +155,7 @@ pub async fn generate<E: Endpoint>(
     if head.params.stream.is_some() {
         return sse::respond(batch, endpoint, head).await;
     }
-    let (choices, used) = collect(batch).await?;
+    let (choices, used) = collect(batch, choices).await?;
     let choices = choices.into_iter().map(|choice| endpoint.whole(&head, choice)).collect();
     let mut whole = head.object(E::OBJECT, choices);
     whole["usage"] = usage(&used);
@@ -214,18 +212,12 @@ fn fits(prompt: usize, params: &Params, context: usize, field: &'static str) -> 
     }
 }
 
-async fn collect(mut batch: Batch) -> Result<(Vec<Delta>, Usage), ApiError> {
-    let mut choices: Vec<Delta> = Vec::new();
+async fn collect(mut batch: Batch, choices: usize) -> Result<(Vec<Delta>, Usage), ApiError> {
+    let mut choices = vec![Delta::default(); choices];
     loop {
         match batch.next().await {
             Some(Progress::Deltas(deltas)) => {
-                for delta in deltas {
-                    let at = delta.index as usize;
-                    if choices.len() <= at {
-                        choices.resize_with(at + 1, Delta::default);
-                    }
-                    choices[at].append(delta);
-                }
+                deltas.into_iter().for_each(|delta| choices[delta.index as usize].append(delta));
             }
             Some(Progress::End(end)) => return Ok((choices, end?)),
             None => return Err(ApiError::internal("the engine has stopped")),
