@@ -13,14 +13,14 @@ use astrai_serve::request::{Request, Sampling};
 use astrai_serve::stop::StopStrings;
 use astrai_serve::template::{ChatTemplate, Message};
 use clap::Args;
-use input::{Input, Interrupt, Said};
+use input::{Input, InputEvent, Interrupt};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 /// How often an answer looks for Ctrl-C.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 const COMMANDS: &str = "/reset begins a new conversation, /system TEXT says how to answer, /exit ends";
 
@@ -50,7 +50,7 @@ pub struct Chat {
 }
 
 /// A conversation and the engine that answers.
-struct Talk<'a> {
+struct Conversation<'a> {
     published: &'a Published,
     template: &'a ChatTemplate,
     engine: Engine,
@@ -81,7 +81,7 @@ impl Chat {
         let machine = self.room.machine.machine()?;
         let engine = published.start(&self.room.of_one(), &machine, &mut tell())?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-        let mut talk = Talk {
+        let mut conversation = Conversation {
             published: &published,
             template,
             engine,
@@ -102,22 +102,22 @@ impl Chat {
         }
         loop {
             match input.read()? {
-                Said::Line(line) if line.trim().is_empty() => {}
-                Said::Line(line) => {
-                    if !talk.hear(line.trim(), out)? {
+                InputEvent::Line(line) if line.trim().is_empty() => {}
+                InputEvent::Line(line) => {
+                    if !conversation.handle_line(line.trim(), out)? {
                         return Ok(ExitCode::SUCCESS);
                     }
                 }
-                Said::Interrupt => say("Ctrl-D or /exit ends the program"),
-                Said::End => return Ok(ExitCode::SUCCESS),
+                InputEvent::Interrupt => say("Ctrl-D or /exit ends the program"),
+                InputEvent::End => return Ok(ExitCode::SUCCESS),
             }
         }
     }
 }
 
-impl Talk<'_> {
+impl Conversation<'_> {
     /// A command or a message; `false` when the user ends.
-    fn hear(&mut self, line: &str, out: &mut dyn Write) -> Result<bool, Failure> {
+    fn handle_line(&mut self, line: &str, out: &mut dyn Write) -> Result<bool, Failure> {
         let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         match word {
             "/exit" => return Ok(false),
@@ -193,12 +193,12 @@ impl Talk<'_> {
     }
 
     /// The next step; Ctrl-C makes it the last.
-    async fn next(&self, answer: &mut Answer) -> Option<astrai_serve::answer::Step> {
+    async fn next(&self, answer: &mut Answer) -> Option<astrai_serve::answer::Chunk> {
         loop {
             if self.interrupt.came() {
                 answer.cancel();
             }
-            if let Ok(step) = tokio::time::timeout(LOOK, answer.next()).await {
+            if let Ok(step) = tokio::time::timeout(POLL_INTERVAL, answer.next()).await {
                 return step;
             }
         }

@@ -151,7 +151,7 @@ struct Text {
 
 impl Text {
     /// Adds a step; gives what is new of the text.
-    fn take(&mut self, step: astrai_serve::answer::Step) -> Result<String, String> {
+    fn take(&mut self, step: astrai_serve::answer::Chunk) -> Result<String, String> {
         let mut piece = String::new();
         for delta in step.deltas {
             piece.push_str(&delta.text);

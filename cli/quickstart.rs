@@ -179,7 +179,7 @@ impl Tour<'_> {
         let trained = self.train(steps)?;
         self.show(&trained)?;
         let server = self.serve(&trained.model)?;
-        let (prompt, answer) = self.ask(&server, &trained.model)?;
+        let (prompt, answer) = self.complete(&server, &trained.model)?;
         self.what_next(&trained)?;
         let picture = self.run_folder().join(PICTURE).display().to_string();
         let report = json!({
@@ -329,7 +329,7 @@ impl Tour<'_> {
     }
 
     /// The trained model continues the beginning of a text, for a client of its server.
-    fn ask(&mut self, server: &Server, folder: &Path) -> Result<(String, String), Failure> {
+    fn complete(&mut self, server: &Server, folder: &Path) -> Result<(String, String), Failure> {
         let prompt = self.text.prompt()?;
         let url = format!("{}/v1/completions", server.url());
         let body = json!({"model": NAME, "prompt": prompt, "max_tokens": NEW, "temperature": 0});

@@ -23,10 +23,10 @@ use tokio::sync::oneshot;
 pub const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// How often a server looks for signals.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How often it tells what it did.
-const REPORT: Duration = Duration::from_secs(10);
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Serve a model over HTTP, with OpenAI's API
 ///
@@ -190,9 +190,9 @@ impl Server {
         let stop = Stop::on_signals().map_err(|e| format!("signals: {e}"))?;
         let (mut told, mut at) = (self.engine.stats(), Instant::now());
         while !stop.requested() && !self.thread.is_finished() && self.engine.dead().is_none() {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
             let (now, passed) = (self.engine.stats(), at.elapsed());
-            if passed >= REPORT {
+            if passed >= REPORT_INTERVAL {
                 activity(&told, &now, passed).iter().for_each(|line| say(line));
                 (told, at) = (now, Instant::now());
             }
@@ -231,9 +231,9 @@ mod tests {
     #[test]
     fn a_server_that_does_nothing_says_nothing() {
         let before = Stats { finished: 3, output_tokens: 50, ..Stats::default() };
-        assert_eq!(activity(&before, &before, REPORT), None);
+        assert_eq!(activity(&before, &before, REPORT_INTERVAL), None);
         let now = Stats { finished: 4, output_tokens: 150, prompt_tokens: 7, running: 2, ..before };
-        let line = activity(&before, &now, REPORT).unwrap();
+        let line = activity(&before, &now, REPORT_INTERVAL).unwrap();
         assert_eq!(
             line,
             "1 requests answered, 0 cancelled, 0 failed; tokens: 7 in, 100 out, 10.0 a second; 2 running, 0 waiting"

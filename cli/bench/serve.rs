@@ -21,7 +21,7 @@ const NEW: u64 = 64;
 /// Most tokens of a step.
 const CHUNK: u64 = 512;
 
-/// What is asked: so many requests, so many of them at a time.
+/// What is sent: so many requests, so many of them at a time.
 struct Load {
     clients: u64,
     requests: u64,
@@ -42,13 +42,13 @@ struct Waits {
 impl Load {
     /// All requests once: the seconds they took together, and each token's.
     fn run(&self, engine: &Engine) -> Result<(f64, Waits), Failure> {
-        let asked = AtomicU64::new(0);
+        let sent = AtomicU64::new(0);
         let started = Instant::now();
         let waits = thread::scope(|s| {
             let clients: Vec<_> = (0..self.clients)
                 .map(|_| {
-                    let (handle, asked) = (engine.handle(), &asked);
-                    s.spawn(move || self.client(&handle, asked))
+                    let (handle, sent) = (engine.handle(), &sent);
+                    s.spawn(move || self.client(&handle, sent))
                 })
                 .collect();
             let mut all = Waits::default();
@@ -62,11 +62,11 @@ impl Load {
         Ok((started.elapsed().as_secs_f64(), waits))
     }
 
-    /// One request after the other, until all have been asked.
-    fn client(&self, handle: &Handle, asked: &AtomicU64) -> Result<Waits, Failure> {
+    /// One request after the other, until all have been sent.
+    fn client(&self, handle: &Handle, sent: &AtomicU64) -> Result<Waits, Failure> {
         let mut waits = Waits::default();
         loop {
-            let i = asked.fetch_add(1, Ordering::Relaxed);
+            let i = sent.fetch_add(1, Ordering::Relaxed);
             if i >= self.requests {
                 return Ok(waits);
             }
@@ -74,11 +74,11 @@ impl Load {
             let mut request = Request::new(prompt.collect());
             request.sampling =
                 Sampling { temperature: 0.0, max_tokens: Some(self.new as usize), ..Sampling::default() };
-            self.ask(handle, request, &mut waits)?;
+            self.send(handle, request, &mut waits)?;
         }
     }
 
-    fn ask(&self, handle: &Handle, request: Request, waits: &mut Waits) -> Result<(), Failure> {
+    fn send(&self, handle: &Handle, request: Request, waits: &mut Waits) -> Result<(), Failure> {
         let mut before = Instant::now();
         let mut stream = handle.submit(request).map_err(|e| e.to_string())?;
         let mut tokens = 0;

@@ -14,17 +14,17 @@ mod completions;
 mod connections;
 mod error;
 mod fields;
-mod gate;
 mod generate;
 mod logprobs;
 mod metrics;
+mod middleware;
 mod models;
 mod params;
 mod sse;
-mod stall;
 #[cfg(test)]
 mod tests;
 mod texts;
+mod write_timeout;
 
 use std::future::Future;
 use std::io;
@@ -100,7 +100,7 @@ pub async fn serve(
     let (app, engine) = App::new(served)?;
     let (patience, stall) = (app.settings.shutdown_timeout, app.settings.stall_timeout);
     let app = Arc::new(app);
-    let service = gate::guarded(api::routes(app.clone()), &app)?;
+    let service = middleware::layered(api::routes(app.clone()), &app)?;
     let drained = async move {
         stop.await;
         app.drain();

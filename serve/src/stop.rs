@@ -85,8 +85,8 @@ impl StopStrings {
     }
 
     /// Begins a text.
-    pub fn scan(&self) -> StopScan {
-        StopScan { stops: self.clone(), state: 0, held: String::new(), stopped: None }
+    pub fn matcher(&self) -> StopMatcher {
+        StopMatcher { stops: self.clone(), state: 0, held: String::new(), stopped: None }
     }
 }
 
@@ -121,7 +121,7 @@ fn link(nodes: &mut [Node]) {
 
 /// A text on its way through the stop strings.
 #[derive(Clone, Debug)]
-pub struct StopScan {
+pub struct StopMatcher {
     stops: StopStrings,
     state: u32,
     /// Not shown yet: a beginning of a stop string.
@@ -129,7 +129,7 @@ pub struct StopScan {
     stopped: Option<usize>,
 }
 
-impl StopScan {
+impl StopMatcher {
     /// Takes the next piece; gives what may be shown. After a stop nothing is taken.
     pub fn push(&mut self, piece: &str) -> Shown {
         if self.stopped.is_some() {

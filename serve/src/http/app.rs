@@ -17,7 +17,7 @@ use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 
 /// The sum of a key: of one length, and of no use to whoever sees it.
-pub type KeySum = [u8; 32];
+pub type KeyHash = [u8; 32];
 
 /// What all requests share.
 #[derive(Debug)]
@@ -30,10 +30,10 @@ pub struct App {
     /// Seconds since 1970 at the start.
     pub created: u64,
     pub metrics: Metrics,
-    keys: Vec<KeySum>,
+    keys: Vec<KeyHash>,
     draining: AtomicBool,
     /// Requests that may be rendered and tokenised at once.
-    rooms: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     seeds: [RandomState; 2],
     next: AtomicU64,
 }
@@ -60,7 +60,7 @@ impl App {
             metrics: Metrics::new().map_err(io::Error::other)?,
             keys,
             draining: AtomicBool::new(false),
-            rooms: Arc::new(Semaphore::new(cores)),
+            permits: Arc::new(Semaphore::new(cores)),
             seeds: [RandomState::new(), RandomState::new()],
             next: AtomicU64::new(0),
         };
@@ -98,9 +98,9 @@ impl App {
     }
 
     /// The sum of a key, if it is one of ours. Every key is compared, in the same time wherever it differs.
-    pub fn known(&self, key: &[u8]) -> Option<KeySum> {
-        let sum: KeySum = Sha256::digest(key).into();
-        let same = |ours: &KeySum| ours.iter().zip(&sum).fold(0, |d, (a, b)| d | (a ^ b)) == 0;
+    pub fn check_key(&self, key: &[u8]) -> Option<KeyHash> {
+        let sum: KeyHash = Sha256::digest(key).into();
+        let same = |ours: &KeyHash| ours.iter().zip(&sum).fold(0, |d, (a, b)| d | (a ^ b)) == 0;
         self.keys.iter().fold(false, |any, ours| any | same(ours)).then_some(sum)
     }
 
@@ -110,7 +110,7 @@ impl App {
     }
 
     /// 24 hexadecimal digits that nobody can foretell.
-    pub fn mint(&self) -> String {
+    pub fn new_id(&self) -> String {
         let n = self.next.fetch_add(1, Ordering::Relaxed);
         let [high, low] = self.seeds.each_ref().map(|s| s.hash_one(n));
         format!("{:08x}{low:016x}", high >> 32)
@@ -120,14 +120,14 @@ impl App {
     ///
     /// # Errors
     /// The work's own, or a panic of it.
-    pub async fn apart<T: Send + 'static>(
+    pub async fn spawn_bounded<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let broken = || ApiError::internal("the request could not be prepared");
-        let room = self.rooms.clone().acquire_owned().await.map_err(|_| broken())?;
+        let permit = self.permits.clone().acquire_owned().await.map_err(|_| broken())?;
         // The work goes on when the client leaves; its room is taken until it is done.
-        let work = move || (work(), drop(room)).0;
+        let work = move || (work(), drop(permit)).0;
         tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(broken()))
     }
 }

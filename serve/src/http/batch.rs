@@ -41,10 +41,10 @@ impl Batch {
     /// The engine does not take one of them.
     pub fn submit(app: &Arc<App>, requests: Vec<Request>, params: &Params) -> Result<Batch, ApiError> {
         app.check_ready()?;
-        let &Params { n, skip_special, ref scan, .. } = params;
+        let &Params { n, skip_special, ref stop_strings, .. } = params;
         let submit = |request| {
             let stream = app.engine.submit(request)?;
-            Ok(Some(Answer::new(stream, &app.tokenizer, n, scan, skip_special)))
+            Ok(Some(Answer::new(stream, &app.tokenizer, n, stop_strings, skip_special)))
         };
         let answers = requests.into_iter().map(submit).collect::<Result<_, ApiError>>()?;
         let (submitted, usage) = (Instant::now(), Usage::default());

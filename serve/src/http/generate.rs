@@ -18,7 +18,7 @@ use super::app::{App, now};
 use super::batch::{Batch, Progress};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::gate::Caller;
+use super::middleware::Caller;
 use super::params::{Params, StreamOptions};
 use super::sse;
 use crate::answer::{Delta, Ended};
@@ -144,7 +144,7 @@ pub async fn generate<E: Endpoint>(
     app.check_ready()?;
     let content = body(&app, content).await?;
     let shared = app.clone();
-    let prepared = app.apart(move || prepare::<E>(shared, caller, &content)).await?;
+    let prepared = app.spawn_bounded(move || prepare::<E>(shared, caller, &content)).await?;
     let (mut endpoint, head, requests) = prepared;
     let choices = requests.len() * head.params.n as usize;
     let batch = Batch::submit(&app, requests, &head.params).map_err(|e| {
@@ -185,7 +185,7 @@ fn prepare<E: Endpoint>(app: Arc<App>, caller: Caller, content: &[u8]) -> Result
             return Err(ApiError::field("logprobs", what));
         }
     }
-    let id = format!("{}{}", E::PREFIX, app.mint());
+    let id = format!("{}{}", E::PREFIX, app.new_id());
     let prompt = prompts.iter().map(Vec::len).sum();
     let request = |prompt| {
         let Params { n, priority, .. } = params;

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use super::app::App;
 use super::error::ApiError;
 use super::fields::{Fields, Read, kind};
-use super::gate::Caller;
+use super::middleware::Caller;
 use crate::request::{MOST_BIASES, MOST_STOP_IDS, Sampling};
 use crate::stop::{StopError, StopStrings};
 
@@ -25,7 +25,7 @@ pub struct Params {
     pub sampling: Sampling,
     pub n: u32,
     pub stops: Vec<String>,
-    pub scan: StopStrings,
+    pub stop_strings: StopStrings,
     pub skip_special: bool,
     pub priority: i32,
     pub salt: Vec<u8>,
@@ -180,8 +180,8 @@ impl Params {
             return Err(fields.refusal("best_of", "must equal n; choosing among more is not supported"));
         }
         let stops = stops(fields)?;
-        let scan = StopStrings::new(&stops, fields.or("include_stop_str_in_output", false)?);
-        let scan = scan.map_err(|e| match e {
+        let stop_strings = StopStrings::new(&stops, fields.or("include_stop_str_in_output", false)?);
+        let stop_strings = stop_strings.map_err(|e| match e {
             StopError::Empty(i) => {
                 ApiError::field(format!("stop[{i}]"), "is empty; give a character at least")
             }
@@ -194,7 +194,7 @@ impl Params {
             sampling,
             n,
             stops,
-            scan,
+            stop_strings,
             skip_special: fields.or("skip_special_tokens", true)?,
             priority: fields.or("priority", 0)?,
             salt: salt(fields, app, caller)?,

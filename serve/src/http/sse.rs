@@ -27,8 +27,8 @@ struct Events<E> {
     first: Option<Progress>,
     begun: bool,
     over: bool,
-    silence: Pin<Box<Sleep>>,
-    patience: Duration,
+    keep_alive: Pin<Box<Sleep>>,
+    interval: Duration,
 }
 
 /// Begins a stream with the first that comes of the answer, so that what fails at once has its own status; or without it, if
@@ -37,14 +37,14 @@ struct Events<E> {
 /// # Errors
 /// The answer failed before it began.
 pub async fn respond(mut batch: Batch, endpoint: impl Endpoint, head: Head) -> Result<Response, ApiError> {
-    let patience = head.app.settings.keep_alive;
-    let first = tokio::time::timeout(patience, batch.next()).await.ok().flatten();
+    let interval = head.app.settings.keep_alive;
+    let first = tokio::time::timeout(interval, batch.next()).await.ok().flatten();
     if let Some(Progress::End(Err(why))) = first {
         return Err(why);
     }
-    let silence = Box::pin(sleep_until(Instant::now() + patience));
+    let keep_alive = Box::pin(sleep_until(Instant::now() + interval));
     let events =
-        Box::pin(Events { batch, endpoint, head, first, begun: false, over: false, silence, patience });
+        Box::pin(Events { batch, endpoint, head, first, begun: false, over: false, keep_alive, interval });
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
@@ -115,7 +115,7 @@ impl<E: Endpoint> http_body::Body for Events<E> {
                 None if !out.is_empty() => break,
                 None => match this.batch.poll_next(cx) {
                     Poll::Ready(progress) => progress,
-                    Poll::Pending if this.silence.as_mut().poll(cx).is_ready() => {
+                    Poll::Pending if this.keep_alive.as_mut().poll(cx).is_ready() => {
                         out.extend_from_slice(b": ping\n\n");
                         break;
                     }
@@ -127,7 +127,7 @@ impl<E: Endpoint> http_body::Body for Events<E> {
         if out.is_empty() {
             return Poll::Ready(None);
         }
-        this.silence.as_mut().reset(Instant::now() + this.patience);
+        this.keep_alive.as_mut().reset(Instant::now() + this.interval);
         Poll::Ready(Some(Ok(Frame::data(out.into()))))
     }
 }

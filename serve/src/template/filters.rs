@@ -40,10 +40,10 @@ pub(super) fn add(env: &mut Environment<'static>) {
             Ok::<Value, Error>(made)
         });
     }
-    env.add_filter(source::TEXT, limits::weigh);
-    env.add_filter(source::TIMES, limits::weigh_factor);
-    env.add_filter(source::AGAIN, |state: &mut State, value: &Value| limits::charge(state, value, 1 << 20));
-    env.add_filter(source::POWER, |state: &mut State, value: &Value| limits::charge(state, value, 1 << 24));
+    env.add_filter(source::TEXT, limits::count_operand);
+    env.add_filter(source::TIMES, limits::count_factor);
+    env.add_filter(source::AGAIN, |state: &mut State, value: &Value| limits::count(state, value, 1 << 20));
+    env.add_filter(source::POWER, |state: &mut State, value: &Value| limits::count(state, value, 1 << 24));
     env.add_filter("filesizeformat", minijinja_contrib::filters::filesizeformat);
     env.add_filter("striptags", minijinja_contrib::filters::striptags);
     env.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);

@@ -29,7 +29,7 @@ impl Compiled {
     pub(super) fn new(found: load::Found) -> Result<Compiled, TemplateError> {
         let mut env = environment().map_err(|e| failed(&e))?;
         let plain = source::plain(&found.source);
-        let parsed = apart(|| env.add_template_owned(NAME, plain).map_err(|e| failed(&e)))?;
+        let parsed = on_own_thread(|| env.add_template_owned(NAME, plain).map_err(|e| failed(&e)))?;
         parsed.map_err(|e| TemplateError::File {
             path: found.origin,
             message: match e {
@@ -71,7 +71,7 @@ fn strftime(format: &str) -> Result<String, Error> {
 }
 
 /// Runs on a thread of its own, so that neither depth nor a panic of the engine reaches the caller.
-fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, TemplateError> {
+fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, TemplateError> {
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("template".into()).stack_size(limits::STACK);
         let stopped = |what: &str| TemplateError::Stopped(what.to_owned());
@@ -100,7 +100,7 @@ impl io::Write for Bounded {
 }
 
 fn render(template: &Compiled, variables: Map<String, Json>, items: usize) -> Result<String, TemplateError> {
-    apart(move || {
+    on_own_thread(move || {
         let mut env = template.env.clone();
         env.set_fuel(Some(limits::fuel(items)));
         let context = Value::from(Serde(&variables));
