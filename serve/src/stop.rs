@@ -84,7 +84,7 @@ impl StopStrings {
         Ok(StopStrings { nodes: nodes.into(), include })
     }
 
-    /// Begins a text.
+    /// A matcher at the beginning of a text.
     pub fn matcher(&self) -> StopMatcher {
         StopMatcher { stops: self.clone(), state: 0, held: String::new(), stopped: None }
     }
@@ -119,7 +119,7 @@ fn link(nodes: &mut [Node]) {
     }
 }
 
-/// A text on its way through the stop strings.
+/// Finds stop strings in a text that comes in pieces.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     stops: StopStrings,

@@ -1,4 +1,4 @@
-//! One turn of the engine after the other: commands, a plan, a step, samples, events. Everything here runs on the
+//! The engine's loop: commands, a plan, a step, samples, events. Everything here runs on the
 //! engine's thread.
 
 use std::collections::BTreeMap;

@@ -16,7 +16,7 @@ use crate::engine::{Engine, Handle};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 
-/// The sum of a key: of one length, and of no use to whoever sees it.
+/// SHA-256 of an API key: all are of one length and show nothing of the key.
 pub type KeyHash = [u8; 32];
 
 /// What all requests share.
@@ -97,7 +97,7 @@ impl App {
         !self.keys.is_empty()
     }
 
-    /// The sum of a key, if it is one of ours. Every key is compared, in the same time wherever it differs.
+    /// The hash of a key, if it is one of the server's. Every key is compared, in the same time wherever it differs.
     pub fn check_key(&self, key: &[u8]) -> Option<KeyHash> {
         let sum: KeyHash = Sha256::digest(key).into();
         let same = |ours: &KeyHash| ours.iter().zip(&sum).fold(0, |d, (a, b)| d | (a ^ b)) == 0;
@@ -126,7 +126,7 @@ impl App {
     ) -> Result<T, ApiError> {
         let broken = || ApiError::internal("the request could not be prepared");
         let permit = self.permits.clone().acquire_owned().await.map_err(|_| broken())?;
-        // The work goes on when the client leaves; its room is taken until it is done.
+        // The work goes on when the client leaves; its permit is held until it is done.
         let work = move || (work(), drop(permit)).0;
         tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(broken()))
     }

@@ -31,7 +31,7 @@ const PATHS: [&str; 8] = [
     "/v1/chat/completions",
 ];
 
-/// Who calls: the sum of the key that was given, where keys are asked for.
+/// Who calls: the hash of the key that was given, where keys are asked for.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller(pub Option<KeyHash>);
 

@@ -22,6 +22,7 @@ impl WriteTimeout {
         WriteTimeout { stream, timeout, deadline: None }
     }
 
+    /// Fails a write that waits for longer than the timeout.
     fn limit(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if written.is_ready() {
             self.deadline = None;

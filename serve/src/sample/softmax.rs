@@ -16,7 +16,7 @@ pub enum InvalidLogits {
     Nothing,
 }
 
-/// What is known of a row.
+/// Maxima of a row of logits, and sums of its softmax weights, by block.
 #[derive(Clone, Debug, Default)]
 pub struct Softmax {
     /// Largest logit of each block.
@@ -221,14 +221,14 @@ impl Softmax {
         }
     }
 
-    /// Weighs at a temperature from here on: a logit `x` has `exp((x - max) / temperature)`. One rounding of the shift, which
+    /// Sets the temperature of the weights: a logit `x` has `exp((x - max) / temperature)`. One rounding of the shift, which
     /// is the same for all, changes no probability.
     pub fn set_temperature(&mut self, temperature: f32) {
         self.inverse = 1.0 / temperature;
         self.shift = -(self.max * self.inverse);
     }
 
-    /// Weighs the row at a temperature; logits below the floor weigh nothing.
+    /// Sums the weights of a row at a temperature; logits below the floor have none.
     pub fn sum_weights(&mut self, logits: &[f32], temperature: f32, floor: f32) {
         self.set_temperature(temperature);
         self.floor = floor;
@@ -236,7 +236,7 @@ impl Softmax {
         self.total = self.sums.iter().map(|s| f64::from(*s)).sum();
     }
 
-    /// The floor below which nothing was weighed.
+    /// The floor below which logits have no weight.
     pub fn floor(&self) -> f32 {
         self.floor
     }

@@ -15,7 +15,7 @@ pub(super) fn byte(c: char) -> Option<u8> {
     }
 }
 
-/// Bytes that are not shown yet.
+/// Decodes tokens; holds the bytes of a character that is not complete.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ByteDecoder(Vec<u8>);
 
