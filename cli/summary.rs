@@ -49,9 +49,8 @@ pub fn sum_costs(programs: &[(&'static str, Compiled)]) -> Result<Map<String, Va
         flops = flops.saturating_add(cost.flops);
         bytes = bytes.saturating_add(cost.bytes);
     }
-    let sums =
-        [("kernels", kernels.len() as u64), ("launches", launches), ("flops", flops), ("bytes", bytes)];
-    Ok(sums.into_iter().map(|(key, n)| (key.to_string(), json!(n))).collect())
+    let sums = json!({"kernels": kernels.len(), "launches": launches, "flops": flops, "bytes": bytes});
+    Ok(fields(sums))
 }
 
 /// What each pass did, program by program.

@@ -69,11 +69,6 @@ impl Decoding {
         Ok(())
     }
 
-    /// The session of the program that computes tokens of prompts, or of outputs.
-    fn session(&mut self, computes: fn(ProgramKind) -> bool) -> Result<&mut Session, Failure> {
-        session(&mut self.programs, computes)
-    }
-
     fn run(&mut self, computes: fn(ProgramKind) -> bool) -> Result<(), Failure> {
         let session = session(&mut self.programs, computes)?;
         let inputs = self.batch.inputs(session.inputs());
@@ -83,13 +78,16 @@ impl Decoding {
     /// The token of the largest logit of a row of the last run.
     fn best(&mut self, computes: fn(ProgramKind) -> bool, row: usize) -> Result<u32, Failure> {
         let [vocab, _] = self.bounds;
-        let logits = self.session(computes)?.floats_mut(0).and_then(|all| all.chunks_exact(vocab).nth(row));
+        let logits = session(&mut self.programs, computes)?
+            .floats_mut(0)
+            .and_then(|all| all.chunks_exact(vocab).nth(row));
         let logits = logits.ok_or("the program's first result is not the logits")?;
         let best = choose(logits.iter().copied()).ok_or("the logits are not all finite numbers")?;
         Ok(best.token as u32)
     }
 }
 
+/// The session of the program that computes tokens of prompts, or of outputs.
 fn session(
     programs: &mut [(ProgramKind, Session)],
     computes: fn(ProgramKind) -> bool,
@@ -137,14 +135,17 @@ impl Bench {
         let tokens = (batch * new) as f64;
         line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
         line.insert("new".into(), json!(new));
-        let weights: Vec<&[u8]> = decoding.session(ProgramKind::decodes)?.weights();
+        let weights: Vec<&[u8]> = session(&mut decoding.programs, ProgramKind::decodes)?.weights();
         let peaks = Peaks::measure(&*machine.device, &weights);
         line.extend(floor(&peaks, &costs, new as f64, &seconds, storage));
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
-            decoding.session(ProgramKind::decodes)?.start_profile();
+            session(&mut decoding.programs, ProgramKind::decodes)?.start_profile();
             let (_, seconds) = once(|| decoding.decode(seq as usize, new as usize))?;
-            let rows = decoding.session(ProgramKind::decodes)?.take_profile().unwrap_or_default().by_kernel();
+            let rows = session(&mut decoding.programs, ProgramKind::decodes)?
+                .take_profile()
+                .unwrap_or_default()
+                .by_kernel();
             eprint!("\n{}", profile_table(&rows));
             if let Some(peaks) = &peaks {
                 eprint!("\n{}", breakdown(&[(None, &rows)], peaks, storage, seconds));

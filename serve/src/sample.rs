@@ -13,7 +13,7 @@ use std::sync::Arc;
 use astrai_ir::ops::philox;
 
 use crate::request::Sampling;
-use choose::{Candidates, Filter};
+use choose::Candidates;
 use softmax::{InvalidLogits, Softmax};
 
 /// Why there is no token at a position.
@@ -206,12 +206,10 @@ impl Sampler {
 
     /// Draws from a scanned row.
     fn choose(&mut self, logits: &[f32], sampling: &Sampling, uniform: &dyn Fn(u32) -> f64) -> Option<usize> {
-        let &Sampling { temperature, top_p, min_p, .. } = sampling;
-        if temperature == 0.0 {
+        if sampling.temperature == 0.0 {
             return Some(self.softmax.argmax(logits));
         }
-        let filter = Filter { temperature, top_k: sampling.top_k as usize, top_p, min_p };
-        let kept = self.candidates.filter(logits, &mut self.softmax, &filter);
+        let kept = self.candidates.filter(logits, &mut self.softmax, sampling);
         self.candidates.draw(logits, &self.softmax, kept, uniform)
     }
 }

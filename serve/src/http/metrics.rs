@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use axum::extract::State;
-use axum::http::{HeaderValue, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use prometheus::{
     Encoder, Error, Gauge, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, TextEncoder,
@@ -151,7 +151,7 @@ impl Metrics {
 
 /// `GET /metrics`
 pub async fn show(State(app): State<Arc<App>>) -> Response {
-    let form = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    let form = "text/plain; version=0.0.4; charset=utf-8";
     match app.metrics.text(&app.engine.stats()) {
         Ok(text) => ([(header::CONTENT_TYPE, form)], text).into_response(),
         Err(e) => ApiError::internal(format!("the metrics cannot be written: {e}")).into_response(),

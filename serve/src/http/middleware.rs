@@ -35,7 +35,7 @@ const PATHS: [&str; 8] = [
 #[derive(Clone, Copy, Debug)]
 pub struct Caller(pub Option<KeyHash>);
 
-/// The routes behind the gate.
+/// The routes within the middleware.
 pub fn layered(routes: Router, app: &Arc<App>) -> io::Result<Router> {
     let mut router = routes.layer(middleware::from_fn_with_state(app.clone(), key));
     if let Some(cors) = cors(&app.settings.cors_origins)? {

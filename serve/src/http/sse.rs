@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{HeaderValue, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body::Frame;
@@ -46,9 +46,9 @@ pub async fn respond(mut batch: Batch, endpoint: impl Endpoint, head: Head) -> R
     let events =
         Box::pin(Events { batch, endpoint, head, first, begun: false, over: false, keep_alive, interval });
     let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
-        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-cache"),
+        (header::HeaderName::from_static("x-accel-buffering"), "no"),
     ];
     Ok((headers, Body::new(events)).into_response())
 }

@@ -4,6 +4,7 @@
 //! that every cut is sharp.
 
 use super::softmax::{BLOCK, LANES, Softmax, multiversion, select_by_weight};
+use crate::request::Sampling;
 
 /// Larger is likelier; no two tokens of a row are equal.
 pub type Rank = u64;
@@ -33,20 +34,7 @@ const FEW: usize = 64;
 /// Draws from the whole row before what is left is listed after all: with the smallest `top_p` they may all miss.
 const DRAWS: u32 = 8;
 
-/// What to keep.
-#[derive(Clone, Copy, Debug)]
-pub struct Filter {
-    /// Positive.
-    pub temperature: f32,
-    /// At most so many; 0 for all.
-    pub top_k: usize,
-    /// At least this probability.
-    pub top_p: f32,
-    /// At least this fraction of the largest probability.
-    pub min_p: f32,
-}
-
-/// What a filter keeps.
+/// What the filters keep.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kept {
     /// The candidates that are listed.
@@ -111,9 +99,10 @@ impl Candidates {
         &self.listed
     }
 
-    /// Finds out what a filter keeps: at least one token.
-    pub fn filter(&mut self, logits: &[f32], softmax: &mut Softmax, filter: &Filter) -> Kept {
-        let Filter { temperature, top_k, top_p, min_p } = *filter;
+    /// Finds out what the filters keep, at a positive temperature: at least one token.
+    pub fn filter(&mut self, logits: &[f32], softmax: &mut Softmax, sampling: &Sampling) -> Kept {
+        let &Sampling { temperature, top_p, min_p, .. } = sampling;
+        let top_k = sampling.top_k as usize;
         let floor = if min_p > 0.0 { softmax.max + temperature * min_p.ln() } else { f32::MIN };
         if top_k > 0 && top_k < logits.len() {
             softmax.set_temperature(temperature);
@@ -142,7 +131,7 @@ impl Candidates {
         Kept::Below(mass)
     }
 
-    /// Draws one of what a filter keeps; `uniform` gives independent numbers in [0, 1).
+    /// Draws one of what the filters keep; `uniform` gives independent numbers in [0, 1).
     pub fn draw(
         &mut self,
         logits: &[f32],
@@ -163,7 +152,7 @@ impl Candidates {
 
     /// Lists what a weighed row keeps.
     pub fn list_below(&mut self, logits: &[f32], softmax: &Softmax, mass: f64) {
-        self.list(logits, softmax, softmax.floor());
+        self.list(logits, softmax, softmax.floor);
         self.narrow(softmax, mass);
     }
 

@@ -27,7 +27,8 @@ pub struct Softmax {
     pub total: f64,
     /// The same of each block.
     sums: Vec<f32>,
-    floor: f32,
+    /// Logits below it have no weight.
+    pub floor: f32,
     /// A logit `x` weighs `exp(x * inverse + shift)`.
     inverse: f32,
     shift: f32,
@@ -234,11 +235,6 @@ impl Softmax {
         self.floor = floor;
         sums_widest(self, logits);
         self.total = self.sums.iter().map(|s| f64::from(*s)).sum();
-    }
-
-    /// The floor below which logits have no weight.
-    pub fn floor(&self) -> f32 {
-        self.floor
     }
 
     /// Weight of a logit, where the likeliest has 1.

@@ -45,13 +45,11 @@ fn naive(logits: &[f32], s: &Sampling, slack: f64) -> Vec<f64> {
 fn kept(logits: &[f32], s: &Sampling) -> [Vec<usize>; 2] {
     let Sampler { mut softmax, mut candidates, .. } = Sampler::default();
     softmax.find_maxima(logits).unwrap();
-    let filter =
-        Filter { temperature: s.temperature, top_k: s.top_k as usize, top_p: s.top_p, min_p: s.min_p };
-    let kept = candidates.filter(logits, &mut softmax, &filter);
+    let kept = candidates.filter(logits, &mut softmax, s);
     let drawn = match kept {
         choose::Kept::Listed => None,
         choose::Kept::Below(mass) => {
-            let ids = (0..logits.len()).filter(|&i| logits[i] >= softmax.floor());
+            let ids = (0..logits.len()).filter(|&i| logits[i] >= softmax.floor);
             let ids = ids.filter(|&i| mass == f64::INFINITY || softmax.above(logits, i) < mass).collect();
             candidates.list_below(logits, &softmax, mass);
             Some(ids)
