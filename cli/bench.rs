@@ -6,11 +6,12 @@ mod decode;
 mod serve;
 mod train;
 
-use crate::failure::{Done, Failure, warn};
+use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{FidelityFlags, MachineFlags};
 use crate::measure::{Seconds, after_warm_up, once, peak_rss_mb, rounded};
 use crate::progress::Progress;
 use crate::run::profile_table;
+use crate::summary::fields;
 use astrai_builders::{Logits, ModelConfig, Program, build};
 use astrai_engine::batch::RaggedBatch;
 use astrai_engine::machine::Machine;
@@ -144,21 +145,18 @@ impl Bench {
     /// Measures and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
         let machine = self.machine.machine()?;
-        warn(&machine.warnings);
         let profiles = matches!(self.job, Job::Train | Job::Prefill | Job::Decode) && machine.cpu.is_some();
         if self.profile && !profiles {
-            return Err(
-                "--profile goes with bench train, prefill and decode on the processor; leave it out".into()
-            );
+            bail!("--profile goes with bench train, prefill and decode on the processor; leave it out");
         }
         if self.new.is_some() && !matches!(self.job, Job::Decode | Job::Serve) {
-            return Err("--new goes with bench decode and serve; leave it out".into());
+            bail!("--new goes with bench decode and serve; leave it out");
         }
         if !self.size.is_empty() && self.job != Job::Gemm {
-            return Err("--size goes with bench gemm; leave it out".into());
+            bail!("--size goes with bench gemm; leave it out");
         }
         if self.requests.is_some() && self.job != Job::Serve {
-            return Err("--requests goes with bench serve; leave it out".into());
+            bail!("--requests goes with bench serve; leave it out");
         }
         match self.job {
             Job::Gemm => self.fidelity.none("bench gemm is one dot")?,
@@ -181,7 +179,7 @@ impl Bench {
         let job = self.job.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
         let name = self.shape.as_ref().and_then(|p| p.file_name());
         let shape = name.map_or_else(|| job.clone(), |n| n.to_string_lossy().into_owned());
-        let fields = json!({
+        fields(json!({
             "peer": concat!("astrai ", env!("CARGO_PKG_VERSION")),
             "job": job,
             "shape": shape,
@@ -195,8 +193,7 @@ impl Bench {
             "seconds_min": rounded(s.min, 5),
             "seconds_max": rounded(s.max, 5),
             "peak_rss_mb": peak_rss_mb(),
-        });
-        fields.as_object().cloned().unwrap_or_default()
+        }))
     }
 
     fn gemm(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {
@@ -206,9 +203,7 @@ impl Bench {
             ("--seq", self.seq.is_some()),
         ];
         if let Some((flag, _)) = set.iter().find(|(_, set)| *set) {
-            return Err(
-                format!("{flag} means nothing to bench gemm, which has its own sizes; leave it out").into()
-            );
+            bail!("{flag} means nothing to bench gemm, which has its own sizes; leave it out");
         }
         let mut lines = Vec::new();
         let storage = self.machine.storage();
@@ -234,23 +229,27 @@ impl Bench {
         }
         // Last of all, for it takes memory of its own, which must not count as the peak of any size.
         let peaks = Peaks::measure(&*machine.device, &[]);
-        for (mut line, seconds, (flops, bytes)) in lines {
-            line.extend(
-                peaks.iter().flat_map(|p| floor(p.floor(flops, bytes, storage), &seconds, p, storage)),
-            );
+        for (mut line, seconds, cost) in lines {
+            line.extend(floor(&peaks, &[cost], 1.0, &seconds, storage));
             writeln!(out, "{}", Value::Object(line))?;
         }
         Ok(())
     }
 
-    /// The configuration and the program of `--shape`, `--batch` and `--seq`.
-    fn program(&self) -> Result<(ModelConfig, Program), Failure> {
+    /// The configuration of `--shape`, `--batch` and `--seq`, behind which a sequence may have so many tokens more.
+    fn shape(&self, more: u64) -> Result<(ModelConfig, u64, u64), Failure> {
         let needed = "--shape FILE is needed: the config.json of the model to measure";
         let path = self.shape.as_ref().ok_or(needed)?;
         let (config, warnings) = read_config(path, false)?;
         warn(&warnings);
         let (batch, seq) = (self.batch.unwrap_or(1), self.seq.unwrap_or(SEQ));
-        check_sizes(&config, batch, seq)?;
+        check_sizes(&config, batch, seq + more)?;
+        Ok((config, batch, seq))
+    }
+
+    /// The configuration and the program of prefill.
+    fn program(&self) -> Result<(ModelConfig, Program), Failure> {
+        let (config, batch, seq) = self.shape(0)?;
         Ok((config, Program { logits: Logits::Last, ..Program::full(batch, seq) }))
     }
 
@@ -265,18 +264,13 @@ impl Bench {
         let batch = RaggedBatch::new(&ids.chunks(program.span as usize).collect::<Vec<_>>(), vocab)?;
         let model = Model::fresh(config, vec![], 0);
         let storage = self.machine.storage();
-        let mut progress = Progress::new("making weights");
-        let mut session = model.start(planned, machine, &mut |done, all| progress.set(done, all))?;
-        drop(progress);
+        let mut session = Progress::during("making weights", |set| model.start(planned, machine, set))?;
         let inputs = batch.inputs(session.inputs());
         let seconds = after_warm_up(self.repeat as usize, || session.execute(&inputs))?;
         let mut line = self.line(machine, &seconds);
         line.insert("tokens_per_s".into(), json!(rounded(program.tokens as f64 / seconds.median, 2)));
         let peaks = Peaks::measure(&*machine.device, &[]);
-        if let Some(peaks) = &peaks {
-            let least = costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, storage)).sum();
-            line.extend(floor(least, &seconds, peaks, storage));
-        }
+        line.extend(floor(&peaks, &costs, 1.0, &seconds, storage));
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
             session.start_profile();
@@ -322,10 +316,20 @@ impl Bench {
     }
 }
 
-/// The fields of the least seconds possible, which part of the median they are, and how the machine held its peaks.
-fn floor(least: f64, seconds: &Seconds, peaks: &Peaks, storage: DType) -> [(String, Value); 4] {
+/// The fields of the least seconds in which launches of these costs can run so many times, which part of the median they are,
+/// and how the machine held its peaks; none where no peaks are known.
+fn floor(
+    peaks: &Option<Peaks>,
+    costs: &[(f64, f64)],
+    times: f64,
+    seconds: &Seconds,
+    storage: DType,
+) -> Vec<(String, Value)> {
+    let Some(peaks) = peaks else { return vec![] };
+    let one: f64 = costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, storage)).sum();
+    let least = times * one;
     let part = |name: &str, x: f64| (name.to_string(), json!(rounded(x, 3)));
-    [
+    vec![
         ("floor_seconds".into(), json!(rounded(least, 6))),
         part("of_floor", least / seconds.median),
         part("peak_held", peaks.arithmetic(storage).held),

@@ -3,24 +3,24 @@
 
 mod input;
 
-use crate::failure::{Done, Failure, say, warn};
-use crate::flags::{FidelityFlags, MachineFlags, RoomFlags, SamplingFlags};
+use crate::failure::{Done, Failure, say};
+use crate::flags::{RoomFlags, SamplingFlags};
 use crate::progress::tell;
 use astrai_engine::serving::{Published, chat_ids};
-use astrai_serve::answer::{Answer, Ended};
+use astrai_serve::answer::{Answer, Delta, Ended};
 use astrai_serve::engine::{End, Engine};
 use astrai_serve::request::{Request, Sampling};
 use astrai_serve::stop::StopStrings;
 use astrai_serve::template::{ChatTemplate, Message};
 use clap::Args;
-use input::{Input, Interrupt, Said};
+use input::{Input, InputEvent, Interrupt};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 /// How often an answer looks for Ctrl-C.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 const COMMANDS: &str = "/reset begins a new conversation, /system TEXT says how to answer, /exit ends";
 
@@ -47,14 +47,10 @@ pub struct Chat {
     sampling: SamplingFlags,
     #[command(flatten)]
     room: RoomFlags,
-    #[command(flatten)]
-    fidelity: FidelityFlags,
-    #[command(flatten)]
-    machine: MachineFlags,
 }
 
 /// A conversation and the engine that answers.
-struct Talk<'a> {
+struct Conversation<'a> {
     published: &'a Published,
     template: &'a ChatTemplate,
     engine: Engine,
@@ -70,8 +66,8 @@ struct Talk<'a> {
 
 /// How a turn went.
 enum Turn {
-    /// So the model answered; why it ended, unless it was interrupted.
-    Answered(String, Option<Ended>),
+    /// So the model answered; it has not ended where it was interrupted.
+    Answered(Delta),
     /// There is no answer, for a reason in one line.
     Refused(String),
 }
@@ -82,15 +78,10 @@ impl Chat {
         let published = Published::read(&self.model, &mut tell())?;
         let template = published.template("continue texts with `astrai generate`")?;
         self.sampling.check(published.model.config.vocab_size)?;
-        let machine = self.machine.machine()?;
-        warn(&machine.warnings);
-        let engine = published.start(
-            &self.room.of_one(self.machine.storage(), self.fidelity.asked()),
-            &machine,
-            &mut tell(),
-        )?;
+        let machine = self.room.machine.machine()?;
+        let engine = published.start(&self.room.of_one(), &machine, &mut tell())?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-        let mut talk = Talk {
+        let mut conversation = Conversation {
             published: &published,
             template,
             engine,
@@ -111,22 +102,22 @@ impl Chat {
         }
         loop {
             match input.read()? {
-                Said::Line(line) if line.trim().is_empty() => {}
-                Said::Line(line) => {
-                    if !talk.hear(line.trim(), out)? {
+                InputEvent::Line(line) if line.trim().is_empty() => {}
+                InputEvent::Line(line) => {
+                    if !conversation.handle_line(line.trim(), out)? {
                         return Ok(ExitCode::SUCCESS);
                     }
                 }
-                Said::Interrupt => say("Ctrl-D or /exit ends the program"),
-                Said::End => return Ok(ExitCode::SUCCESS),
+                InputEvent::Interrupt => say("Ctrl-D or /exit ends the program"),
+                InputEvent::End => return Ok(ExitCode::SUCCESS),
             }
         }
     }
 }
 
-impl Talk<'_> {
+impl Conversation<'_> {
     /// A command or a message; `false` when the user ends.
-    fn hear(&mut self, line: &str, out: &mut dyn Write) -> Result<bool, Failure> {
+    fn handle_line(&mut self, line: &str, out: &mut dyn Write) -> Result<bool, Failure> {
         let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         match word {
             "/exit" => return Ok(false),
@@ -147,7 +138,7 @@ impl Talk<'_> {
         let turn = self.answer(out);
         self.interrupt.disarm();
         match turn? {
-            Turn::Answered(text, ended) => {
+            Turn::Answered(Delta { text, ended, .. }) => {
                 writeln!(out)?;
                 self.messages.push(Message::text("assistant", &text));
                 if ended == Some(Ended::Length) && self.most.is_none() {
@@ -184,12 +175,11 @@ impl Talk<'_> {
             Err(e) => return Ok(Turn::Refused(e.to_string())),
         };
         let mut answer = Answer::new(stream, &self.published.tokenizer, 1, &self.stops, true);
-        let (mut text, mut ended) = (String::new(), None);
+        let mut whole = Delta::default();
         while let Some(step) = self.runtime.block_on(self.next(&mut answer)) {
             for delta in step.deltas {
                 out.write_all(delta.text.as_bytes())?;
-                text.push_str(&delta.text);
-                ended = delta.ended.or(ended);
+                whole.append(delta);
             }
             out.flush()?;
             if let Some(End::Failed(why)) = step.end {
@@ -199,16 +189,16 @@ impl Talk<'_> {
                 };
             }
         }
-        Ok(Turn::Answered(text, ended))
+        Ok(Turn::Answered(whole))
     }
 
     /// The next step; Ctrl-C makes it the last.
-    async fn next(&self, answer: &mut Answer) -> Option<astrai_serve::answer::Step> {
+    async fn next(&self, answer: &mut Answer) -> Option<astrai_serve::answer::Chunk> {
         loop {
             if self.interrupt.came() {
                 answer.cancel();
             }
-            if let Ok(step) = tokio::time::timeout(LOOK, answer.next()).await {
+            if let Ok(step) = tokio::time::timeout(POLL_INTERVAL, answer.next()).await {
                 return step;
             }
         }

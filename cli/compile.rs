@@ -6,10 +6,10 @@ mod train;
 
 use self::mesh::MeshFlag;
 use crate::explain::explain;
-use crate::failure::{Done, Failure, warn};
+use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{DeviceName, FidelityName, MachineFlags};
 use crate::page::page;
-use crate::summary::{describe, graph_parameters, summary};
+use crate::summary::{describe, fields, graph_parameters, summary};
 use crate::{measure, output};
 use astrai_builders::{Cache, Logits, ModelConfig, Program, build, placements};
 use astrai_engine::machine::Machine;
@@ -135,7 +135,7 @@ struct Made {
 struct Subject {
     graph: Graph,
     parameters: u64,
-    about: Value,
+    about: Map<String, Value>,
     build_seconds: f64,
     shards: MeshSharding,
 }
@@ -147,16 +147,12 @@ impl Compile {
         if let (Some(Purpose::Train), true) =
             (self.purpose, self.fidelity.is_some() || self.no_saturate || self.explain.is_some())
         {
-            let line =
-                "--for train: training is always exact; leave --fidelity, --no-saturate and --explain out";
-            return Err(line.into());
+            bail!("--for train: training is always exact; leave --fidelity, --no-saturate and --explain out");
         }
         if let (Some(mesh), DeviceName::Cpu) = (&self.mesh, self.machine.device)
             && mesh.ranks() > 1
         {
-            let line =
-                format!("--mesh {mesh}: programs of several ranks are planned only; use --device null");
-            return Err(line.into());
+            bail!("--mesh {mesh}: programs of several ranks are planned only; use --device null");
         }
         let dumps = self.output.is_some() || self.html.is_some() || self.dump_after.is_some();
         let made = match (read_graph(&self.model)?, self.purpose) {
@@ -201,7 +197,7 @@ impl Compile {
         let (planned, seconds) =
             measure::once(|| astrai_runtime::compile(&subject.graph, machine.backend(), &options))?;
         let mut report = summary(&planned, subject.parameters, subject.build_seconds + seconds)?;
-        report.extend(subject.about.as_object().cloned().unwrap_or_default());
+        report.extend(subject.about);
         if self.mesh.is_some() {
             mesh::report(&mut report, &[&planned], &options.shards.mesh, self.stage)?;
         }
@@ -246,10 +242,10 @@ impl Compile {
             _ => ("prefill", full),
         };
         let (graph, build_seconds) = measure::once(|| build(&config, &program))?;
-        let about = json!({
+        let about = fields(json!({
             "model_type": config.model_type, "for": name, "batch": batch, "seq": seq,
             "dtype": self.machine.storage().name(),
-        });
+        }));
         let leaves = placements(&config, &mesh, &graph);
         let shards = MeshSharding { mesh, leaves, stage: self.stage, trained: false };
         Ok(Subject { graph, parameters: config.parameter_count(), about, build_seconds, shards })
@@ -267,12 +263,12 @@ impl Compile {
         ];
         if let Some((flag, _)) = set.iter().find(|(_, set)| *set) {
             let path = self.model.display();
-            return Err(format!("{path} is a graph, which is compiled as given: leave {flag} out").into());
+            bail!("{path} is a graph, which is compiled as given: leave {flag} out");
         }
         let (graph, build_seconds) = measure::once(|| ir_json::from_json(value))
             .map_err(|e| format!("{}: {e}", self.model.display()))?;
         let parameters = graph_parameters(&graph)?;
-        let about = json!({"dtype": self.machine.storage().name()});
+        let about = fields(json!({"dtype": self.machine.storage().name()}));
         Ok(Subject { graph, parameters, about, build_seconds, shards: MeshSharding::default() })
     }
 }
@@ -284,12 +280,8 @@ fn read_graph(path: &Path) -> Result<Option<Value>, Failure> {
         return Ok(None);
     }
     if meta.len() > MAX_GRAPH {
-        let line = format!(
-            "{}: is larger than {} MiB; give a config.json or a graph",
-            path.display(),
-            MAX_GRAPH >> 20
-        );
-        return Err(line.into());
+        let most = MAX_GRAPH >> 20;
+        bail!("{}: is larger than {most} MiB; give a config.json or a graph", path.display());
     }
     let Ok(text) = std::fs::read_to_string(path) else { return Ok(None) };
     if !text.contains("\"astrai_ir\"") {

@@ -1,23 +1,19 @@
 //! `astrai compile --explain KIND`. In: a program with its equal forms looked for, and the same without. Out: which rules said
 //! something about one layer kind, and what its kernels, operations and bytes were before and are after.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, bail};
+use crate::page::MAIN;
 use crate::table::{bytes, count, table};
 use astrai_ir::plan::{Body, Step};
 use astrai_runtime::Compiled;
 use std::fmt::Write;
-
-/// Name of the graph around the layers.
-const MAIN: &str = "main";
 
 /// What became of a layer kind.
 pub fn explain(kind: &str, before: &Compiled, after: &Compiled) -> Result<String, Failure> {
     let name = |n: &str| if n.is_empty() { MAIN.to_string() } else { n.to_string() };
     let Some(found) = after.report.searched.iter().find(|s| name(&s.name) == kind) else {
         let known: Vec<String> = after.report.searched.iter().map(|s| name(&s.name)).collect();
-        return Err(
-            format!("--explain {kind}: there is no such layer kind; there are {}", known.join(", ")).into()
-        );
+        bail!("--explain {kind}: there is no such layer kind; there are {}", known.join(", "));
     };
     let [rounds, terms, classes] = found.size;
     let end = if found.saturated { "nothing more was new" } else { "a limit ended it" };

@@ -19,40 +19,28 @@ pub enum Failure {
 /// What a command gives: its exit code, or why it ended early.
 pub type Done = Result<ExitCode, Failure>;
 
-impl From<String> for Failure {
-    fn from(line: String) -> Failure {
-        Failure::Message(line)
-    }
+/// Ends a command early with this line.
+macro_rules! bail {
+    ($($line:tt)*) => {
+        return Err(format!($($line)*).into())
+    };
 }
 
-impl From<&str> for Failure {
-    fn from(line: &str) -> Failure {
-        Failure::Message(line.to_string())
-    }
+pub(crate) use bail;
+
+macro_rules! messages {
+    ($($error:ty),* $(,)?) => {$(
+        impl From<$error> for Failure {
+            fn from(e: $error) -> Failure {
+                Failure::Message(e.to_string())
+            }
+        }
+    )*};
 }
 
-impl From<Error> for Failure {
-    fn from(e: Error) -> Failure {
-        Failure::Message(e.to_string())
-    }
-}
-
-impl From<astrai_engine::Error> for Failure {
-    fn from(e: astrai_engine::Error) -> Failure {
-        Failure::Message(e.0)
-    }
-}
-
-impl From<IrError> for Failure {
-    fn from(e: IrError) -> Failure {
-        Failure::Message(e.to_string())
-    }
-}
-
-impl From<WeightsError> for Failure {
-    fn from(e: WeightsError) -> Failure {
-        Failure::Message(e.to_string())
-    }
+messages! {
+    String, &str, IrError, Error, WeightsError, astrai_engine::Error, astrai_train::Error,
+    astrai_train::FileError, astrai_train::settings::Error,
 }
 
 /// For writes to standard output; errors of files name their file before they come here.

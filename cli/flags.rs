@@ -1,6 +1,6 @@
 //! Flags that commands share, and what they stand for.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, bail, warn};
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::serving::{KvMemory, Room};
 use astrai_ir::DType;
@@ -21,6 +21,17 @@ pub enum DeviceName {
     Null,
     /// The reference interpreter: slow, for proofs
     Interpreter,
+}
+
+impl DeviceName {
+    /// The device, for a command that runs programs; what to do `instead` where it runs none.
+    pub fn kind(self, instead: &str) -> Result<Kind, Failure> {
+        match self {
+            DeviceName::Auto | DeviceName::Cpu => Ok(Kind::Cpu),
+            DeviceName::Interpreter => Ok(Kind::Interpreter),
+            DeviceName::Null => Err(format!("--device null runs nothing; {instead}").into()),
+        }
+    }
 }
 
 /// Values of `--simd`.
@@ -146,7 +157,7 @@ pub struct MachineFlags {
     pub threads: u16,
 }
 
-/// How much a served model may hold.
+/// What a served model runs on, and how much it may hold.
 #[derive(Args, Clone, Debug)]
 pub struct RoomFlags {
     /// Most tokens of prompt and answer together [default: what the model takes and the memory holds]
@@ -156,13 +167,20 @@ pub struct RoomFlags {
     /// [default: what all sequences can use, at most 50%]
     #[arg(long, value_name = "SIZE")]
     pub kv_memory: Option<KvMemory>,
+    /// How far steps may go
+    #[command(flatten)]
+    pub fidelity: FidelityFlags,
+    /// Where steps run
+    #[command(flatten)]
+    pub machine: MachineFlags,
 }
 
 impl RoomFlags {
     /// Room for one sequence at a time.
-    pub fn of_one(&self, storage: DType, fidelity: Option<Fidelity>) -> Room {
+    pub fn of_one(&self) -> Room {
         let context = self.max_model_len.map(|n| n as usize);
-        Room { context, kv: self.kv_memory, ..Room::of_one(storage, fidelity) }
+        let one = Room::of_one(self.machine.storage(), self.fidelity.asked());
+        Room { context, kv: self.kv_memory, ..one }
     }
 }
 
@@ -213,39 +231,27 @@ pub fn as_flag(e: &RequestError) -> String {
     format!("--{}: {}", e.param.replace('_', "-"), e.message)
 }
 
-impl DTypeName {
-    /// The element type.
-    pub fn storage(self) -> DType {
-        match self {
+impl MachineFlags {
+    /// The type of weights and activations in memory.
+    pub fn storage(&self) -> DType {
+        match self.dtype {
             DTypeName::F32 => DType::F32,
             DTypeName::Bf16 => DType::BF16,
         }
     }
-}
 
-impl MachineFlags {
-    /// The type of weights and activations in memory.
-    pub fn storage(&self) -> DType {
-        self.dtype.storage()
-    }
-
-    /// The machine, for a command that runs programs.
+    /// The machine, for a command that runs programs; the user is warned of what it lacks.
     pub fn machine(&self) -> Result<Machine, Failure> {
-        let device = match self.device {
-            DeviceName::Auto | DeviceName::Cpu => Kind::Cpu,
-            DeviceName::Interpreter => Kind::Interpreter,
-            DeviceName::Null => {
-                let line = "--device null runs nothing; plan with `astrai compile`, or use --device cpu";
-                return Err(line.into());
-            }
-        };
-        Ok(Machine::with(device, self.threads.into(), self.simd.on(self.device)?)?)
+        let device = self.device.kind("plan with `astrai compile`, or use --device cpu")?;
+        let machine = Machine::with(device, self.threads.into(), self.simd.on(self.device)?)?;
+        warn(&machine.warnings);
+        Ok(machine)
     }
 
     /// The machine, for a command that only plans: neither compiler nor kernel cache is touched.
     pub fn planner(&self) -> Result<Machine, Failure> {
         if self.device == DeviceName::Interpreter {
-            return Err("--device interpreter compiles nothing; use cpu or null".into());
+            bail!("--device interpreter compiles nothing; use cpu or null");
         }
         Ok(Machine::with(Kind::Null, self.threads.into(), self.simd.on(self.device)?)?)
     }

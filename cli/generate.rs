@@ -3,11 +3,11 @@
 
 mod batch;
 
-use crate::failure::{Done, Failure, warn};
-use crate::flags::{FidelityFlags, MachineFlags, RoomFlags, SamplingFlags, as_flag};
+use crate::failure::{Done, Failure};
+use crate::flags::{RoomFlags, SamplingFlags, as_flag};
 use crate::progress::tell;
 use astrai_engine::serving::{Published, Room, chat_ids};
-use astrai_serve::answer::Answer;
+use astrai_serve::answer::{Answer, Delta, Ended};
 use astrai_serve::engine::{End, Usage};
 use astrai_serve::request::{Limits, Request, Sampling};
 use astrai_serve::stop::StopStrings;
@@ -64,10 +64,6 @@ pub struct Generate {
     sampling: SamplingFlags,
     #[command(flatten)]
     room: RoomFlags,
-    #[command(flatten)]
-    fidelity: FidelityFlags,
-    #[command(flatten)]
-    machine: MachineFlags,
 }
 
 impl Generate {
@@ -84,8 +80,7 @@ impl Generate {
 
     fn one(&self, published: &Published, stops: &StopStrings, out: &mut dyn Write) -> Done {
         let prompt = self.prompt(published)?;
-        let mut room =
-            Room { prefix_cache: false, ..self.room.of_one(self.machine.storage(), self.fidelity.asked()) };
+        let mut room = Room { prefix_cache: false, ..self.room.of_one() };
         let positions = published.model.config.max_positions;
         let context = room.context.unwrap_or(positions);
         let left = context.saturating_sub(prompt.len());
@@ -101,8 +96,7 @@ impl Generate {
         // What the engine would refuse is known before the weights are read.
         let limits = Limits { vocabulary: published.model.config.vocab_size, context };
         request.clone().checked(limits).map_err(|e| as_flag(&e))?;
-        let machine = self.machine.machine()?;
-        warn(&machine.warnings);
+        let machine = self.room.machine.machine()?;
         let engine = published.start(&room, &machine, &mut tell())?;
         let started = Instant::now();
         let stream = engine.handle().submit(request).map_err(|e| e.to_string())?;
@@ -151,22 +145,18 @@ impl Generate {
 /// An answer of one choice, as it adds up.
 #[derive(Default)]
 struct Text {
-    text: String,
-    ids: Vec<u32>,
-    finish: Option<&'static str>,
+    whole: Delta,
     usage: Usage,
 }
 
 impl Text {
     /// Adds a step; gives what is new of the text.
-    fn take(&mut self, step: astrai_serve::answer::Step) -> Result<String, String> {
+    fn take(&mut self, step: astrai_serve::answer::Chunk) -> Result<String, String> {
         let mut piece = String::new();
         for delta in step.deltas {
             piece.push_str(&delta.text);
-            self.ids.extend(delta.tokens.iter().map(|t| t.id));
-            self.finish = delta.ended.map(|e| e.name()).or(self.finish);
+            self.whole.append(delta);
         }
-        self.text.push_str(&piece);
         match step.end {
             None => {}
             Some(End::Finished(usage) | End::Cancelled(usage)) => self.usage = usage,
@@ -176,8 +166,10 @@ impl Text {
     }
 
     fn report(&self) -> serde_json::Value {
+        let Delta { text, tokens, ended, .. } = &self.whole;
+        let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
         json!({
-            "text": self.text, "token_ids": self.ids, "finish_reason": self.finish,
+            "text": text, "token_ids": ids, "finish_reason": ended.map(Ended::name),
             "prompt_tokens": self.usage.prompt, "completion_tokens": self.usage.output,
         })
     }

@@ -7,9 +7,11 @@ mod fold;
 mod plans;
 
 use crate::failure::Failure;
+use crate::summary::fields;
 use astrai_ir::Target;
 use astrai_runtime::Compiled;
 use bodies::Bodies;
+pub use bodies::MAIN;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
@@ -103,12 +105,9 @@ fn program<'a>(
     });
     let searched: Vec<Value> = searched.collect();
     let mut plan = plans::plan(program, target, &planned, strings, bodies)?;
-    plan.extend([
-        ("name".to_string(), json!(name.trim_end_matches('/'))),
-        ("symbols".to_string(), json!(symbols)),
-        ("stages".to_string(), json!(stages)),
-        ("searched".to_string(), json!(searched)),
-    ]);
+    plan.extend(fields(json!({
+        "name": name.trim_end_matches('/'), "symbols": symbols, "stages": stages, "searched": searched,
+    })));
     Ok(Value::Object(plan))
 }
 

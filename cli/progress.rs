@@ -45,6 +45,12 @@ impl Progress {
         Progress { bar, started: Instant::now(), shown: false }
     }
 
+    /// Shows the progress of this work, which tells how much of it is done.
+    pub fn during<T>(what: &'static str, work: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T) -> T {
+        let mut progress = Progress::new(what);
+        work(&mut |done, total| progress.set(done, total))
+    }
+
     /// `done` of `total` is done.
     pub fn set(&mut self, done: u64, total: u64) {
         if !self.shown && self.started.elapsed() > PATIENCE && std::io::stderr().is_terminal() {

@@ -3,7 +3,7 @@
 
 mod text;
 
-use crate::failure::{Done, Failure, warn};
+use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{FidelityFlags, MachineFlags};
 use crate::measure;
 use crate::progress::tell;
@@ -119,22 +119,17 @@ impl Quickstart {
     /// Walks through everything.
     pub fn run(self, out: &mut dyn Write) -> Done {
         let machine = self.machine.machine()?;
-        warn(&machine.warnings);
         let size = match &machine.cpu {
             Some(_) => Size { vocab: 4096, hidden: 256, inner: 704, layers: 6, batch: 8, seq: 128 },
             None => Size { vocab: 300, hidden: 32, inner: 64, layers: 2, batch: 2, seq: 16 },
         };
-        let temporary = match self.folder {
-            Some(_) => None,
+        let (folder, temporary) = match &self.folder {
+            Some(given) => (given.clone(), None),
             None => {
                 let made = tempfile::Builder::new().prefix("astrai-quickstart-").tempdir();
-                Some(made.map_err(|e| format!("a temporary folder: {e}"))?)
+                let made = made.map_err(|e| format!("a temporary folder: {e}"))?;
+                (made.path().to_path_buf(), Some(made))
             }
-        };
-        let folder = match (&self.folder, &temporary) {
-            (Some(given), _) => given.clone(),
-            (None, Some(made)) => made.path().to_path_buf(),
-            (None, None) => return Err("no folder to work in".into()),
         };
         let text = Text::find(&self.data, &folder)?;
         make_folder(&folder)?;
@@ -184,7 +179,7 @@ impl Tour<'_> {
         let trained = self.train(steps)?;
         self.show(&trained)?;
         let server = self.serve(&trained.model)?;
-        let (prompt, answer) = self.ask(&server, &trained.model)?;
+        let (prompt, answer) = self.complete(&server, &trained.model)?;
         self.what_next(&trained)?;
         let picture = self.run_folder().join(PICTURE).display().to_string();
         let report = json!({
@@ -334,7 +329,7 @@ impl Tour<'_> {
     }
 
     /// The trained model continues the beginning of a text, for a client of its server.
-    fn ask(&mut self, server: &Server, folder: &Path) -> Result<(String, String), Failure> {
+    fn complete(&mut self, server: &Server, folder: &Path) -> Result<(String, String), Failure> {
         let prompt = self.text.prompt()?;
         let url = format!("{}/v1/completions", server.url());
         let body = json!({"model": NAME, "prompt": prompt, "max_tokens": NEW, "temperature": 0});
@@ -412,8 +407,7 @@ fn post(url: &str, body: &Value) -> Result<Value, String> {
 fn make_folder(folder: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     if std::fs::read_dir(folder).is_ok_and(|mut list| list.next().is_some()) {
-        let line = format!("{}: the folder is not empty; give one that is, or a new name", folder.display());
-        return Err(line.into());
+        bail!("{}: the folder is not empty; give one that is, or a new name", folder.display());
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! `astrai run`: token ids in, logits, loss and gradients, or an encoder's vectors, out, as safetensors; with a profile of the kernels on request.
 
-use crate::failure::{Done, Failure, warn};
+use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{FidelityFlags, MachineFlags};
 use crate::measure;
 use crate::progress::Progress;
@@ -73,13 +73,13 @@ impl Run {
         check_sizes(&config, sequences.batch as u64, sequences.seq as u64)?;
         let grads = self.want.contains(&Want::Grads);
         if (grads || self.want.contains(&Want::Loss)) && sequences.seq < 2 {
-            return Err("a loss needs sequences of at least 2 tokens".into());
+            bail!("a loss needs sequences of at least 2 tokens");
         }
         let batch = RaggedBatch::new(&sequences.rows(), config.vocab_size)?;
+        warn(&warnings);
         let machine = self.machine.machine()?;
-        warn(warnings.iter().chain(&machine.warnings));
         if self.profile && machine.cpu.is_none() {
-            return Err("--profile times kernels, and the interpreter has none; use --device cpu".into());
+            bail!("--profile times kernels, and the interpreter has none; use --device cpu");
         }
         let logits = if self.want.contains(&Want::Logits) { Logits::All } else { Logits::None };
         let full = Program::full(sequences.batch as u64, sequences.seq as u64);
@@ -98,9 +98,7 @@ impl Run {
         };
         planned.check_memory(&*machine.device)?;
         let model = Model::open(&self.model, false)?;
-        let mut progress = Progress::new("loading weights");
-        let mut session = model.start(planned, &machine, &mut |done, all| progress.set(done, all))?;
-        drop(progress);
+        let mut session = Progress::during("loading weights", |set| model.start(planned, &machine, set))?;
         let inputs = batch.inputs(session.inputs());
         let (results, seconds) = measure::once(|| session.run(&inputs))?;
         let rows = if self.profile { profile(&mut session, &inputs)? } else { vec![] };
@@ -122,9 +120,7 @@ impl Run {
         }
         if self.want.contains(&Want::Embedding) && config.encoder.is_none() {
             let name = config.model_type;
-            return Err(
-                format!("--want embedding: `{name}` is no encoder; want logits, loss or grads").into()
-            );
+            bail!("--want embedding: `{name}` is no encoder; want logits, loss or grads");
         }
         Ok(())
     }

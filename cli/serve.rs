@@ -1,8 +1,8 @@
 //! `astrai serve`: a model directory in, a server of OpenAI's API out, until a signal ends it. The server itself is the serving
 //! crate's; here are its flags, its socket, and its end.
 
-use crate::failure::{Done, Failure, say, warn};
-use crate::flags::{FidelityFlags, MachineFlags, RoomFlags};
+use crate::failure::{Done, Failure, bail, say};
+use crate::flags::RoomFlags;
 use crate::progress::tell;
 use astrai_builders::Cache;
 use astrai_engine::serving::{Published, Room, SEQUENCES};
@@ -23,10 +23,10 @@ use tokio::sync::oneshot;
 pub const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// How often a server looks for signals.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How often it tells what it did.
-const REPORT: Duration = Duration::from_secs(10);
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Serve a model over HTTP, with OpenAI's API
 ///
@@ -79,10 +79,6 @@ pub struct Serve {
     json: bool,
     #[command(flatten)]
     room: RoomFlags,
-    #[command(flatten)]
-    fidelity: FidelityFlags,
-    #[command(flatten)]
-    machine: MachineFlags,
 }
 
 impl Serve {
@@ -90,20 +86,19 @@ impl Serve {
     pub fn run(self, out: &mut dyn Write) -> Done {
         if self.api_key.iter().chain(&self.served_name).chain(&self.cors_origin).any(|t| t.trim().is_empty())
         {
-            let line =
-                "--api-key, ASTRAI_API_KEY, --served-name and --cors-origin may not be empty; leave them out";
-            return Err(line.into());
+            bail!(
+                "--api-key, ASTRAI_API_KEY, --served-name and --cors-origin may not be empty; leave them out"
+            );
         }
         // A port that is taken is known before the weights are read.
         let listener = listen(self.host, self.port)?;
         let published = Published::read(&self.model, &mut tell())?;
-        let machine = self.machine.machine()?;
-        warn(&machine.warnings);
+        let machine = self.room.machine.machine()?;
         let room = Room {
             sequences: self.max_seqs.into(),
             tokens: self.max_batch_tokens.map(|n| n as usize),
             queue: self.queue as usize,
-            ..self.room.of_one(self.machine.storage(), self.fidelity.asked())
+            ..self.room.of_one()
         };
         let engine = published.start(&room, &machine, &mut tell())?;
         let (context, pages) = (engine.handle().limits().context, engine.handle().stats().pages);
@@ -195,9 +190,9 @@ impl Server {
         let stop = Stop::on_signals().map_err(|e| format!("signals: {e}"))?;
         let (mut told, mut at) = (self.engine.stats(), Instant::now());
         while !stop.requested() && !self.thread.is_finished() && self.engine.dead().is_none() {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
             let (now, passed) = (self.engine.stats(), at.elapsed());
-            if passed >= REPORT {
+            if passed >= REPORT_INTERVAL {
                 activity(&told, &now, passed).iter().for_each(|line| say(line));
                 (told, at) = (now, Instant::now());
             }
@@ -236,9 +231,9 @@ mod tests {
     #[test]
     fn a_server_that_does_nothing_says_nothing() {
         let before = Stats { finished: 3, output_tokens: 50, ..Stats::default() };
-        assert_eq!(activity(&before, &before, REPORT), None);
+        assert_eq!(activity(&before, &before, REPORT_INTERVAL), None);
         let now = Stats { finished: 4, output_tokens: 150, prompt_tokens: 7, running: 2, ..before };
-        let line = activity(&before, &now, REPORT).unwrap();
+        let line = activity(&before, &now, REPORT_INTERVAL).unwrap();
         assert_eq!(
             line,
             "1 requests answered, 0 cancelled, 0 failed; tokens: 7 in, 100 out, 10.0 a second; 2 running, 0 waiting"

@@ -8,6 +8,11 @@ use astrai_runtime::{Compiled, Stage};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// The fields of an object, for more to be added.
+pub fn fields(object: Value) -> Map<String, Value> {
+    if let Value::Object(fields) = object { fields } else { Map::new() }
+}
+
 /// Parameters of a graph: elements of its weights, each once.
 pub fn graph_parameters(graph: &Graph) -> Result<u64, Failure> {
     let mut sizes = BTreeMap::new();
@@ -24,19 +29,13 @@ pub fn graph_parameters(graph: &Graph) -> Result<u64, Failure> {
 /// The summary of a program: sizes at the upper bounds of its symbols, `seconds` of compiling it.
 pub fn summary(program: &Compiled, parameters: u64, seconds: f64) -> Result<Map<String, Value>, Failure> {
     let cost = program.cost()?;
-    let mut map = Map::new();
-    let mut put = |key: &str, value: Value| map.insert(key.into(), value);
-    put("parameters", json!(parameters));
-    put("kernels", json!(program.kernels.iter().flatten().count()));
-    put("launches", json!(cost.launches));
-    put("flops", json!(cost.flops));
-    put("bytes", json!(cost.bytes));
-    put("weight_bytes", json!(cost.weight_bytes));
-    put("planned_bytes", json!(cost.weight_bytes.saturating_add(cost.arena_bytes)));
-    put("kv_bytes_per_token", json!(cost.kv_bytes_per_token));
-    put("compile_seconds", json!(seconds));
-    put("passes", stages("", program).collect());
-    Ok(map)
+    Ok(fields(json!({
+        "parameters": parameters, "kernels": program.kernels.iter().flatten().count(), "launches": cost.launches,
+        "flops": cost.flops, "bytes": cost.bytes, "weight_bytes": cost.weight_bytes,
+        "planned_bytes": cost.weight_bytes.saturating_add(cost.arena_bytes),
+        "kv_bytes_per_token": cost.kv_bytes_per_token, "compile_seconds": seconds,
+        "passes": stages("", program).collect::<Vec<_>>(),
+    })))
 }
 
 /// Kernels, launches, flops and bytes of programs that run one after another.
@@ -50,9 +49,8 @@ pub fn sum_costs(programs: &[(&'static str, Compiled)]) -> Result<Map<String, Va
         flops = flops.saturating_add(cost.flops);
         bytes = bytes.saturating_add(cost.bytes);
     }
-    let sums =
-        [("kernels", kernels.len() as u64), ("launches", launches), ("flops", flops), ("bytes", bytes)];
-    Ok(sums.into_iter().map(|(key, n)| (key.to_string(), json!(n))).collect())
+    let sums = json!({"kernels": kernels.len(), "launches": launches, "flops": flops, "bytes": bytes});
+    Ok(fields(sums))
 }
 
 /// What each pass did, program by program.

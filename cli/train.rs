@@ -1,6 +1,6 @@
 //! `astrai train`: settings and data in, a trained model out, with its metrics and checkpoints.
 
-use crate::failure::{Done, Failure, warn};
+use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{DeviceName, SimdFlag};
 use crate::table::bytes;
 use crate::watch::Screen;
@@ -9,14 +9,14 @@ use astrai_builders::config::{LayerSpec, MlpSpec};
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::{Model, check_sizes, read_config};
 use astrai_runtime::device::cpu::peaks::Peaks;
-use astrai_runtime::{Dump, Error as RunError, WeightSource};
+use astrai_runtime::{Dump, WeightSource};
 use astrai_train::batch::Items;
 use astrai_train::checkpoint::{
     Opened, RunFolder, TrainerState, check_compatible, check_same_data, folder_name, open_latest,
 };
 use astrai_train::dataset::{Dataset, Sources};
 use astrai_train::engine::{Engine, Plan};
-use astrai_train::settings::{self, Length, Partial, Settings};
+use astrai_train::settings::{Length, Partial, Settings};
 use astrai_train::signals::{self, Stop};
 use astrai_train::trainer::{Callbacks, Trainer, total_steps};
 use clap::Args;
@@ -82,9 +82,10 @@ impl Train {
         signals::survive_file_limit().map_err(|e| format!("signals: {e}"))?;
         let mut screen = Screen::new(self.json);
         if self.resume && !path.is_dir() && !self.names_model(&file) {
-            let line =
-                "there is no run here to go on with; give the --out of one, or all that a new one needs";
-            return Err(format!("{}: {line}", path.display()).into());
+            let path = path.display();
+            bail!(
+                "{path}: there is no run here to go on with; give the --out of one, or all that a new one needs"
+            );
         }
         // A folder that is there is taken first, to read where its run stands; a new one is made when all else is well.
         let taken = if path.is_dir() { Some(self.take(&path, &mut screen)?) } else { None };
@@ -136,20 +137,14 @@ impl Train {
     }
 
     fn machine(&self, settings: &Settings) -> Result<Machine, Failure> {
-        let device = match self.device {
-            DeviceName::Auto | DeviceName::Cpu => Kind::Cpu,
-            DeviceName::Interpreter => Kind::Interpreter,
-            DeviceName::Null => {
-                return Err("--device null runs nothing; use --dry-run, or --device cpu".into());
-            }
-        };
+        let device = self.device.kind("use --dry-run, or --device cpu")?;
         Ok(Machine::with(device, settings.threads, self.simd.on(self.device)?)?)
     }
 
     /// `--dry-run`.
     fn plan(&self, file: Partial, path: &Path, out: &mut dyn Write) -> Done {
         if self.device == DeviceName::Interpreter {
-            return Err("--device interpreter plans nothing; with --dry-run use cpu or null".into());
+            bail!("--device interpreter plans nothing; with --dry-run use cpu or null");
         }
         let newest = if self.resume { open_latest(path)? } else { None };
         let begin = self.begin(file, newest.as_ref().map(|n| &n.checkpoint))?;
@@ -289,9 +284,7 @@ fn state(
     let mut state = c.trainer.clone();
     (state.settings, state.total_steps, state.versions) = (fresh.settings, total, fresh.versions);
     if state.step >= total {
-        return Err(
-            format!("the run is complete at step {}; give more --steps or --epochs", state.step).into()
-        );
+        bail!("the run is complete at step {}; give more --steps or --epochs", state.step);
     }
     Ok(state)
 }
@@ -303,12 +296,10 @@ fn check_router(config: &ModelConfig, s: &Settings) -> Result<(), Failure> {
     }
     let given =
         [("router_aux_loss_coef", s.router_aux_loss_coef), ("router_z_loss_coef", s.router_z_loss_coef)];
-    match given.iter().find(|(_, factor)| *factor != 0.0) {
-        Some((key, factor)) => {
-            Err(format!("{key}: {factor}, but the model has no experts; remove it").into())
-        }
-        None => Ok(()),
+    if let Some((key, factor)) = given.iter().find(|(_, factor)| *factor != 0.0) {
+        bail!("{key}: {factor}, but the model has no experts; remove it");
     }
+    Ok(())
 }
 
 /// Operations of forward and backward for a token, nothing computed twice: 6 for each parameter of a product that it meets, and
@@ -328,25 +319,4 @@ pub fn flops_per_token(config: &ModelConfig, seq: usize) -> f64 {
     let parameters = all - config.layers.iter().map(idle).sum::<usize>() as u64;
     let heads = (config.num_layers * config.heads * config.head_dim) as f64;
     6.0 * parameters as f64 + 12.0 * heads * seq as f64
-}
-
-impl From<astrai_train::Error> for Failure {
-    fn from(e: astrai_train::Error) -> Failure {
-        match e {
-            astrai_train::Error::Run(e) => RunError::into(e),
-            e => e.to_string().into(),
-        }
-    }
-}
-
-impl From<settings::Error> for Failure {
-    fn from(e: settings::Error) -> Failure {
-        e.to_string().into()
-    }
-}
-
-impl From<astrai_train::FileError> for Failure {
-    fn from(e: astrai_train::FileError) -> Failure {
-        e.to_string().into()
-    }
 }

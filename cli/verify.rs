@@ -65,10 +65,11 @@ impl Verify {
     pub fn run(self, out: &mut dyn Write) -> Done {
         let path = self.golden.clone().unwrap_or_else(|| self.model.join("golden.safetensors"));
         let file = Checkpoint::open(&path)?;
-        let (model, machine) = (Model::open(&self.model, false)?, self.machine.machine()?);
+        let model = Model::open(&self.model, false)?;
+        warn(&model.warnings);
+        let machine = self.machine.machine()?;
         let mut golden = Golden::over(file, &path, &model, &machine, self.machine.storage())?;
         golden.fidelity = self.fidelity.asked().unwrap_or_default();
-        warn(model.warnings.iter().chain(&machine.warnings));
         let checks = match self.only.is_empty() {
             true => Check::value_variants(),
             false => self.only.as_slice(),

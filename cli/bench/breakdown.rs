@@ -5,13 +5,7 @@ use crate::table::table;
 use astrai_ir::DType;
 use astrai_runtime::ProfileRow;
 use astrai_runtime::device::cpu::peaks::Peaks;
-
-/// Seconds of one kind.
-#[derive(Default)]
-struct Sum {
-    floor: f64,
-    measured: f64,
-}
+use std::collections::BTreeMap;
 
 fn kind(form: &str) -> &str {
     match form {
@@ -34,29 +28,25 @@ pub(super) fn breakdown(
     dtype: DType,
     seconds: f64,
 ) -> String {
-    let mut sums: Vec<(&str, Sum)> = Vec::new();
+    let mut sums: BTreeMap<&str, [f64; 2]> = BTreeMap::new();
     for (name, rows) in programs {
         for row in *rows {
-            let kind = name.unwrap_or(kind(row.form));
-            let at = sums.iter().position(|(k, _)| *k == kind).unwrap_or_else(|| {
-                sums.push((kind, Sum::default()));
-                sums.len() - 1
-            });
-            sums[at].1.floor += peaks.floor(row.flops as f64, row.bytes as f64, dtype);
-            sums[at].1.measured += row.measured;
+            let [floor, measured] = sums.entry(name.unwrap_or(kind(row.form))).or_default();
+            *floor += peaks.floor(row.flops as f64, row.bytes as f64, dtype);
+            *measured += row.measured;
         }
     }
-    let launches: f64 = sums.iter().map(|(_, s)| s.measured).sum();
-    sums.push(("between kernels", Sum { floor: 0.0, measured: (seconds - launches).max(0.0) }));
-    sums.sort_by(|(_, a), (_, b)| (b.measured - b.floor).total_cmp(&(a.measured - a.floor)));
-    let [floor, measured] =
-        [|s: &Sum| s.floor, |s: &Sum| s.measured].map(|of| sums.iter().map(|(_, s)| of(s)).sum::<f64>());
-    sums.push(("all", Sum { floor, measured }));
-    let row = |(kind, s): &(&str, Sum)| {
-        let above = s.measured - s.floor;
+    let mut sums: Vec<_> = sums.into_iter().collect();
+    let sum = |sums: &[(&str, [f64; 2])], of: usize| sums.iter().map(|(_, s)| s[of]).sum::<f64>();
+    sums.push(("between kernels", [0.0, (seconds - sum(&sums, 1)).max(0.0)]));
+    sums.sort_by(|(_, a), (_, b)| (b[1] - b[0]).total_cmp(&(a[1] - a[0])));
+    let all = [sum(&sums, 0), sum(&sums, 1)];
+    sums.push(("all", all));
+    let row = |(kind, [floor, measured]): &(&str, [f64; 2])| {
+        let above = measured - floor;
         let ms = |x: f64| format!("{:.2}", x * 1e3);
-        let share = format!("{:.1}%", 100.0 * above / measured.max(1e-12));
-        vec![kind.to_string(), ms(s.floor), ms(s.measured), ms(above), share]
+        let share = format!("{:.1}%", 100.0 * above / all[1].max(1e-12));
+        vec![kind.to_string(), ms(*floor), ms(*measured), ms(above), share]
     };
     let rows: Vec<Vec<String>> = sums.iter().map(row).collect();
     table(&["what", "floor ms", "measured ms", "above floor ms", "of the time"], &rows)

@@ -1,15 +1,15 @@
 //! `astrai bench decode`: steps of one token a sequence over paged keys and values, as the peer's script measures them.
 
 use super::breakdown::breakdown;
-use super::{Bench, SEQ, costs, draw, floor};
-use crate::failure::{Failure, warn};
+use super::{Bench, costs, draw, floor};
+use crate::failure::Failure;
 use crate::measure::{after_warm_up, once, rounded};
 use crate::progress::Progress;
 use crate::run::profile_table;
 use astrai_builders::Cache;
 use astrai_engine::greedy::choose;
 use astrai_engine::machine::Machine;
-use astrai_engine::model::{Model, check_sizes, read_config, served_fidelity};
+use astrai_engine::model::{Model, served_fidelity};
 use astrai_engine::programs::Programs;
 use astrai_runtime::Session;
 use astrai_runtime::device::cpu::peaks::Peaks;
@@ -69,11 +69,6 @@ impl Decoding {
         Ok(())
     }
 
-    /// The session of the program that computes tokens of prompts, or of outputs.
-    fn session(&mut self, computes: fn(ProgramKind) -> bool) -> Result<&mut Session, Failure> {
-        session(&mut self.programs, computes)
-    }
-
     fn run(&mut self, computes: fn(ProgramKind) -> bool) -> Result<(), Failure> {
         let session = session(&mut self.programs, computes)?;
         let inputs = self.batch.inputs(session.inputs());
@@ -83,13 +78,16 @@ impl Decoding {
     /// The token of the largest logit of a row of the last run.
     fn best(&mut self, computes: fn(ProgramKind) -> bool, row: usize) -> Result<u32, Failure> {
         let [vocab, _] = self.bounds;
-        let logits = self.session(computes)?.floats_mut(0).and_then(|all| all.chunks_exact(vocab).nth(row));
+        let logits = session(&mut self.programs, computes)?
+            .floats_mut(0)
+            .and_then(|all| all.chunks_exact(vocab).nth(row));
         let logits = logits.ok_or("the program's first result is not the logits")?;
         let best = choose(logits.iter().copied()).ok_or("the logits are not all finite numbers")?;
         Ok(best.token as u32)
     }
 }
 
+/// The session of the program that computes tokens of prompts, or of outputs.
 fn session(
     programs: &mut [(ProgramKind, Session)],
     computes: fn(ProgramKind) -> bool,
@@ -100,13 +98,8 @@ fn session(
 
 impl Bench {
     pub(super) fn decode(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {
-        let path =
-            self.shape.as_ref().ok_or("--shape FILE is needed: the config.json of the model to measure")?;
-        let (config, warnings) = read_config(path, false)?;
-        warn(&warnings);
-        let (batch, seq) = (self.batch.unwrap_or(1), self.seq.unwrap_or(SEQ));
         let new = self.new.unwrap_or(NEW);
-        check_sizes(&config, batch, seq + new)?;
+        let (config, batch, seq) = self.shape(new)?;
         let (storage, vocab) = (self.machine.storage(), config.vocab_size);
         let table = ((seq + new) as usize).div_ceil(Cache::PAGE);
         let cache = Cache { page: Cache::PAGE, pages: table * batch as usize, table };
@@ -122,9 +115,8 @@ impl Bench {
         let costs = costs(programs.decode(), &size)?;
         let kv = KvCache::new(&config, cache, storage, &machine.device)?;
         let model = Model::fresh(config, vec![], 0);
-        let mut progress = Progress::new("making weights");
-        let mut programs = programs.start(&model, kv.buffers(), &mut |done, all| progress.set(done, all))?;
-        drop(progress);
+        let mut programs =
+            Progress::during("making weights", |set| programs.start(&model, kv.buffers(), set))?;
         // Neighbours in a sequence are far apart in memory, as after many requests.
         let page = |s: usize, i: usize| (i * batch as usize + s) as Page;
         let pages = (0..batch as usize).map(|s| (0..table).map(|i| page(s, i)).collect()).collect();
@@ -143,21 +135,20 @@ impl Bench {
         let tokens = (batch * new) as f64;
         line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
         line.insert("new".into(), json!(new));
-        let weights: Vec<&[u8]> = decoding.session(ProgramKind::decodes)?.weights();
+        let weights: Vec<&[u8]> = session(&mut decoding.programs, ProgramKind::decodes)?.weights();
         let peaks = Peaks::measure(&*machine.device, &weights);
-        if let Some(peaks) = &peaks {
-            let step: f64 =
-                costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, self.machine.storage())).sum();
-            line.extend(floor(step * new as f64, &seconds, peaks, self.machine.storage()));
-        }
+        line.extend(floor(&peaks, &costs, new as f64, &seconds, storage));
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
-            decoding.session(ProgramKind::decodes)?.start_profile();
+            session(&mut decoding.programs, ProgramKind::decodes)?.start_profile();
             let (_, seconds) = once(|| decoding.decode(seq as usize, new as usize))?;
-            let rows = decoding.session(ProgramKind::decodes)?.take_profile().unwrap_or_default().by_kernel();
+            let rows = session(&mut decoding.programs, ProgramKind::decodes)?
+                .take_profile()
+                .unwrap_or_default()
+                .by_kernel();
             eprint!("\n{}", profile_table(&rows));
             if let Some(peaks) = &peaks {
-                eprint!("\n{}", breakdown(&[(None, &rows)], peaks, self.machine.storage(), seconds));
+                eprint!("\n{}", breakdown(&[(None, &rows)], peaks, storage, seconds));
             }
         }
         Ok(())

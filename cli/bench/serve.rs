@@ -1,16 +1,13 @@
 //! `astrai bench serve`: clients of the engine, each of which asks again when it has been answered; no network between.
 
-use super::{Bench, SEQ, draw};
-use crate::failure::{Failure, warn};
+use super::{Bench, draw};
+use crate::failure::Failure;
 use crate::measure::{Seconds, rounded};
-use crate::progress::Progress;
-use astrai_builders::Cache;
+use crate::progress::tell;
 use astrai_engine::machine::Machine;
-use astrai_engine::model::{Model, check_sizes, read_config, served_fidelity};
-use astrai_engine::programs::Programs;
-use astrai_serve::cache::KvCache;
+use astrai_engine::model::Model;
+use astrai_engine::serving::{KvMemory, Room, steps};
 use astrai_serve::engine::{End, Engine, Handle, Settings};
-use astrai_serve::paged::PagedModel;
 use astrai_serve::request::{Request, Sampling};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -24,7 +21,7 @@ const NEW: u64 = 64;
 /// Most tokens of a step.
 const CHUNK: u64 = 512;
 
-/// What is asked: so many requests, so many of them at a time.
+/// What is sent: so many requests, so many of them at a time.
 struct Load {
     clients: u64,
     requests: u64,
@@ -45,13 +42,13 @@ struct Waits {
 impl Load {
     /// All requests once: the seconds they took together, and each token's.
     fn run(&self, engine: &Engine) -> Result<(f64, Waits), Failure> {
-        let asked = AtomicU64::new(0);
+        let sent = AtomicU64::new(0);
         let started = Instant::now();
         let waits = thread::scope(|s| {
             let clients: Vec<_> = (0..self.clients)
                 .map(|_| {
-                    let (handle, asked) = (engine.handle(), &asked);
-                    s.spawn(move || self.client(&handle, asked))
+                    let (handle, sent) = (engine.handle(), &sent);
+                    s.spawn(move || self.client(&handle, sent))
                 })
                 .collect();
             let mut all = Waits::default();
@@ -65,11 +62,11 @@ impl Load {
         Ok((started.elapsed().as_secs_f64(), waits))
     }
 
-    /// One request after the other, until all have been asked.
-    fn client(&self, handle: &Handle, asked: &AtomicU64) -> Result<Waits, Failure> {
+    /// One request after the other, until all have been sent.
+    fn client(&self, handle: &Handle, sent: &AtomicU64) -> Result<Waits, Failure> {
         let mut waits = Waits::default();
         loop {
-            let i = asked.fetch_add(1, Ordering::Relaxed);
+            let i = sent.fetch_add(1, Ordering::Relaxed);
             if i >= self.requests {
                 return Ok(waits);
             }
@@ -77,11 +74,11 @@ impl Load {
             let mut request = Request::new(prompt.collect());
             request.sampling =
                 Sampling { temperature: 0.0, max_tokens: Some(self.new as usize), ..Sampling::default() };
-            self.ask(handle, request, &mut waits)?;
+            self.send(handle, request, &mut waits)?;
         }
     }
 
-    fn ask(&self, handle: &Handle, request: Request, waits: &mut Waits) -> Result<(), Failure> {
+    fn send(&self, handle: &Handle, request: Request, waits: &mut Waits) -> Result<(), Failure> {
         let mut before = Instant::now();
         let mut stream = handle.submit(request).map_err(|e| e.to_string())?;
         let mut tokens = 0;
@@ -117,13 +114,8 @@ fn percentiles(mut seconds: Vec<f64>) -> Value {
 
 impl Bench {
     pub(super) fn serve(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {
-        let path =
-            self.shape.as_ref().ok_or("--shape FILE is needed: the config.json of the model to measure")?;
-        let (config, warnings) = read_config(path, false)?;
-        warn(&warnings);
-        let (clients, prompt) = (self.batch.unwrap_or(1), self.seq.unwrap_or(SEQ));
         let new = self.new.unwrap_or(NEW);
-        check_sizes(&config, clients, prompt + new)?;
+        let (config, clients, prompt) = self.shape(new)?;
         let requests = self.requests.unwrap_or(2 * clients);
         let load = Load { clients, requests, prompt, new, vocab: config.vocab_size as u64 };
         let engine = self.engine(&load, config, machine)?;
@@ -154,20 +146,15 @@ impl Bench {
         config: astrai_builders::ModelConfig,
         machine: &Machine,
     ) -> Result<Engine, Failure> {
-        let storage = self.machine.storage();
-        let positions = (load.prompt + load.new) as usize;
-        let table = positions.div_ceil(Cache::PAGE);
-        let cache = Cache { page: Cache::PAGE, pages: table * load.clients as usize, table };
-        let tokens = load.prompt.min(CHUNK).max(load.clients);
-        let fidelity = self.fidelity.asked().unwrap_or_else(|| served_fidelity(&config));
-        let programs = Programs::plan(&config, [tokens, load.clients], cache, storage, machine, fidelity)?;
-        let kv = KvCache::new(&config, cache, storage, &machine.device)?;
-        let sizes = [config.vocab_size, positions, tokens as usize, load.clients as usize];
-        let model = Model::fresh(config, vec![], 0);
-        let mut progress = Progress::new("making weights");
-        let sessions = programs.start(&model, kv.buffers(), &mut |done, all| progress.set(done, all))?;
-        let model = PagedModel::new(sessions, cache, sizes);
         let queue = load.clients as usize;
+        let room = Room {
+            sequences: queue,
+            tokens: Some(load.prompt.min(CHUNK).max(load.clients) as usize),
+            context: Some((load.prompt + load.new) as usize),
+            kv: Some(KvMemory::Share(1.0)),
+            ..Room::of_one(self.machine.storage(), self.fidelity.asked())
+        };
+        let model = steps(&Model::fresh(config, vec![], 0), &room, machine, &mut tell())?;
         let settings = Settings { prefix_cache: false, queue, ..Settings::default() };
         Engine::start(model, &settings).map_err(|e| e.to_string().into())
     }

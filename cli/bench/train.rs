@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::measure::{after_warm_up, once, rounded};
 use crate::run::profile_table;
 use astrai_engine::machine::Machine;
-use astrai_engine::model::{Model, check_sizes, read_config};
+use astrai_engine::model::Model;
 use astrai_runtime::Dump;
 use astrai_runtime::device::cpu::peaks::Peaks;
 use astrai_train::batch::PackedBatch;
@@ -18,15 +18,11 @@ use std::io::Write;
 
 impl Bench {
     pub(super) fn train(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {
-        let path =
-            self.shape.as_ref().ok_or("--shape FILE is needed: the config.json of the model to measure")?;
-        let (config, warnings) = read_config(path, false)?;
-        crate::failure::warn(&warnings);
-        let (batch, seq) = (self.batch.unwrap_or(1), self.seq.unwrap_or(super::SEQ));
-        check_sizes(&config, batch, seq)?;
+        let (config, batch, seq) = self.shape(0)?;
+        let storage = self.machine.storage();
         let tokens = batch * seq;
         // The defaults are the peer's optimiser.
-        let recipe = Recipe { storage: self.machine.storage(), ..Settings::of_sizes(batch, seq).recipe() };
+        let recipe = Recipe { storage, ..Settings::of_sizes(batch, seq).recipe() };
         let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None)?;
         let mut costs = launch_costs(&plan.grad)?;
         costs.extend(launch_costs(&plan.update)?);
@@ -51,11 +47,7 @@ impl Bench {
         line.insert("tokens_per_s".into(), json!(rounded(tokens as f64 / seconds.median, 2)));
         line.insert("allocations_per_step".into(), json!(allocated));
         let peaks = Peaks::measure(&*machine.device, &[]);
-        if let Some(peaks) = &peaks {
-            let least =
-                costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, self.machine.storage())).sum();
-            line.extend(floor(least, &seconds, peaks, self.machine.storage()));
-        }
+        line.extend(floor(&peaks, &costs, 1.0, &seconds, storage));
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
             engine.start_profile();
@@ -64,7 +56,7 @@ impl Bench {
             eprint!("\ngrad\n{}\nupdate\n{}", profile_table(&grad), profile_table(&update));
             if let Some(peaks) = &peaks {
                 let programs = [(None, &grad[..]), (Some("update"), &update)];
-                eprint!("\n{}", breakdown(&programs, peaks, self.machine.storage(), seconds));
+                eprint!("\n{}", breakdown(&programs, peaks, storage, seconds));
             }
         }
         Ok(())

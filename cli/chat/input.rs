@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the user did.
-pub(super) enum Said {
+pub(super) enum InputEvent {
     Line(String),
     /// Ctrl-C where there was no answer to end.
     Interrupt,
@@ -39,13 +39,13 @@ impl Input {
     }
 
     /// The next line, without its end.
-    pub(super) fn read(&mut self) -> Result<Said, Failure> {
+    pub(super) fn read(&mut self) -> Result<InputEvent, Failure> {
         match self {
             Input::Pipe => {
                 let mut line = String::new();
                 match io::stdin().lock().read_line(&mut line) {
-                    Ok(0) => Ok(Said::End),
-                    Ok(_) => Ok(Said::Line(line)),
+                    Ok(0) => Ok(InputEvent::End),
+                    Ok(_) => Ok(InputEvent::Line(line)),
                     Err(e) => Err(format!("standard input: {e}").into()),
                 }
             }
@@ -53,10 +53,10 @@ impl Input {
                 Ok(line) => {
                     // The history is a comfort: without room for a line there is none of it.
                     let _ = editor.add_history_entry(&line);
-                    Ok(Said::Line(line))
+                    Ok(InputEvent::Line(line))
                 }
-                Err(ReadlineError::Interrupted) => Ok(Said::Interrupt),
-                Err(ReadlineError::Eof) => Ok(Said::End),
+                Err(ReadlineError::Interrupted) => Ok(InputEvent::Interrupt),
+                Err(ReadlineError::Eof) => Ok(InputEvent::End),
                 Err(e) => Err(format!("the terminal: {e}").into()),
             },
         }

@@ -2,9 +2,9 @@
 //! summary says of ranks.
 
 use super::Compile;
-use crate::failure::Failure;
+use crate::failure::{Failure, bail};
+use crate::summary::graph_parameters;
 use astrai_builders::{ModelConfig, Ranks};
-use astrai_ir::ops::Op;
 use astrai_ir::shard::{MAX_RANKS, STAGES};
 use astrai_ir::{Axis, Mesh};
 use astrai_runtime::Compiled;
@@ -64,15 +64,13 @@ impl Compile {
     pub(super) fn mesh(&self, config: &ModelConfig, batch: u64) -> Result<(Mesh, u64), Failure> {
         let stages = self.mesh.as_ref().map_or(1, |flag| flag.0.pp);
         if self.stage >= stages {
-            return Err(
-                format!("--stage {}: --mesh has {stages} along pp, counted from 0", self.stage).into()
-            );
+            bail!("--stage {}: --mesh has {stages} along pp, counted from 0", self.stage);
         }
         let Some(flag) = &self.mesh else { return Ok((Mesh::default(), batch)) };
         let mesh = flag.0.mesh(config).map_err(|m| format!("--mesh: {m}"))?;
         let shares = (flag.0.dp * flag.0.ep) as u64;
         if !batch.is_multiple_of(shares) {
-            return Err(format!("--batch {batch} does not divide by the {shares} ranks of dp and ep").into());
+            bail!("--batch {batch} does not divide by the {shares} ranks of dp and ep");
         }
         Ok((mesh, batch / shares))
     }
@@ -88,21 +86,15 @@ pub fn report(
     if mesh.size(STAGES) > 1 {
         summary.insert("stage".into(), json!({"number": stage, "stages": mesh.size(STAGES)}));
     }
-    let mut sizes = BTreeMap::new();
     let mut collectives: BTreeMap<&str, [u64; 2]> = BTreeMap::new();
-    for (i, program) in programs.iter().enumerate() {
-        for node in program.graph.nodes().iter().filter(|_| i == 0) {
-            if let Op::Weight(w) = &node.op {
-                let elements: usize = w.ty.shape.iter().filter_map(|d| d.size()).product();
-                sizes.insert(w.name.clone(), elements as u64);
-            }
-        }
+    for program in programs {
         for (kind, [count, bytes]) in program.collectives()? {
             let sum = collectives.entry(kind).or_insert([0, 0]);
             *sum = [sum[0] + count, sum[1].saturating_add(bytes)];
         }
     }
-    summary.insert("rank_parameters".into(), json!(sizes.values().sum::<u64>()));
+    let parameters = programs.first().map(|program| graph_parameters(&program.graph)).transpose()?;
+    summary.insert("rank_parameters".into(), json!(parameters));
     let row = |(kind, [count, bytes]): (&str, [u64; 2])| {
         (kind.to_string(), json!({"count": count, "bytes": bytes}))
     };

@@ -4,13 +4,13 @@
 use super::{Compile, Made};
 use crate::failure::Failure;
 use crate::measure;
-use crate::summary::{passes, sum_costs};
+use crate::summary::{fields, passes, sum_costs};
 use astrai_engine::machine::Machine;
 use astrai_engine::model::read_config;
 use astrai_runtime::{Compiled, Dump};
 use astrai_train::engine::{Plan, Recipe};
 use astrai_train::settings::Settings;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 impl Compile {
     /// Plans a training step as `astrai train` makes it where no flag says otherwise.
@@ -31,18 +31,14 @@ impl Compile {
             false => plan.update,
         };
         let programs = vec![("", plan.grad), ("update/", update)];
-        let mut report = Map::new();
-        report.insert("parameters".into(), json!(config.parameter_count()));
+        let mut report = fields(json!({"parameters": config.parameter_count()}));
         report.extend(sum_costs(&programs)?);
-        let rest = json!({
+        report.extend(fields(json!({
             "weight_bytes": weights, "state_bytes": states,
             "planned_bytes": weights.saturating_add(states).saturating_add(arenas), "compile_seconds": seconds,
             "passes": passes(&programs), "model_type": config.model_type, "for": "train", "batch": batch,
             "seq": seq, "dtype": self.machine.storage().name(),
-        });
-        if let Value::Object(rest) = rest {
-            report.extend(rest);
-        }
+        })));
         if self.mesh.is_some() {
             let all: Vec<&Compiled> = programs.iter().map(|(_, p)| p).collect();
             super::mesh::report(&mut report, &all, &mesh, self.stage)?;

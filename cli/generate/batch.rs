@@ -2,7 +2,7 @@
 //! computes at once, and as many again, are on their way at any time, so that a long file takes no more memory than a short one.
 
 use super::{Generate, NEW, Text};
-use crate::failure::{Done, Failure, say, warn};
+use crate::failure::{Done, Failure, say};
 use crate::progress::tell;
 use astrai_engine::serving::{Published, Room, SEQUENCES, chat_ids};
 use astrai_serve::answer::Answer;
@@ -67,9 +67,8 @@ pub(super) fn run(
         false => Box::new(BufReader::new(File::open(path).map_err(|e| format!("{shown}: {e}"))?)),
     };
     let sequences = flags.max_seqs.map_or(SEQUENCES, usize::from);
-    let machine = flags.machine.machine()?;
-    warn(&machine.warnings);
-    let one = flags.room.of_one(flags.machine.storage(), flags.fidelity.asked());
+    let machine = flags.room.machine.machine()?;
+    let one = flags.room.of_one();
     let engine = published.start(&Room { sequences, queue: 2 * sequences, ..one }, &machine, &mut tell())?;
     let batch = Batch { flags, published, stops, engine };
     let (mut all, mut failed) = (0usize, 0usize);

@@ -5,6 +5,7 @@ use super::Strings;
 use super::bodies::{Bodies, MAIN};
 use super::fold::{ranges, repeats, star};
 use crate::failure::Failure;
+use crate::summary::fields;
 use astrai_ir::plan::{Body, Place, Step};
 use astrai_ir::{DType, Plan, Region, Target};
 use astrai_runtime::Compiled;
@@ -36,11 +37,7 @@ pub fn plan(
             "memory": view.memory()?, "labels": view.labels(),
         }));
     }
-    let mut map = Map::new();
-    map.insert("regions".into(), json!(regions));
-    map.insert("plans".into(), json!(shown));
-    map.insert("scratch".into(), json!(plan.scratch));
-    Ok(map)
+    Ok(fields(json!({"regions": regions, "plans": shown, "scratch": plan.scratch})))
 }
 
 /// What a kernel reads, writes and costs at the symbols' upper bounds; seconds by the target's roofline, as the profiler
@@ -48,7 +45,7 @@ pub fn plan(
 fn costs(plan: &Plan, region: &Region, target: &Target) -> Result<Map<String, Value>, Failure> {
     let (flops, bytes) = (plan.bound(region.flops())?, plan.bound(region.bytes())?);
     let types = |all: Vec<astrai_ir::Type>| all.iter().map(ToString::to_string).collect::<Vec<_>>();
-    let row = json!({
+    Ok(fields(json!({
         "form": region.form().name(),
         "origin": region.origin,
         "reads": types(region.piece.read_types()),
@@ -58,8 +55,7 @@ fn costs(plan: &Plan, region: &Region, target: &Target) -> Result<Map<String, Va
         "flops_of": region.flops().to_string(),
         "bytes_of": region.bytes().to_string(),
         "seconds": target.seconds(flops as f64, bytes as f64, DType::F32),
-    });
-    Ok(row.as_object().cloned().unwrap_or_default())
+    })))
 }
 
 /// One body of a plan.

@@ -1,7 +1,7 @@
 //! The text that `quickstart` trains on. In: what the user names, or nothing. Out: files of text, something to continue, ids to
 //! run the model on.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, bail};
 use astrai_ir::DType;
 use astrai_runtime::weights;
 use astrai_serve::tokenizer::Tokenizer;
@@ -50,9 +50,7 @@ impl Text {
         let corpus = Corpus::find(&roots, &[folder.to_path_buf()]).map_err(|e| e.to_string())?;
         if corpus.bytes() < LEAST {
             let bytes = corpus.bytes();
-            let line =
-                format!("{bytes} bytes of text teach nothing: give {LEAST} at least, with --data FOLDER");
-            return Err(line.into());
+            bail!("{bytes} bytes of text teach nothing: give {LEAST} at least, with --data FOLDER");
         }
         Ok(Text { roots, corpus })
     }

@@ -61,12 +61,22 @@ pub struct Delta {
     pub ended: Option<Ended>,
 }
 
+impl Delta {
+    /// Adds what comes after it.
+    pub fn append(&mut self, next: Delta) {
+        self.index = next.index;
+        self.text.push_str(&next.text);
+        self.tokens.extend(next.tokens);
+        self.ended = next.ended;
+    }
+}
+
 /// What is new of an answer: something of a choice, or the end, or both.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Step {
+pub struct Chunk {
     /// At most one of each choice.
     pub deltas: Vec<Delta>,
-    /// Set in the last step, and only there. Its usage counts the tokens of all deltas.
+    /// Set in the last chunk, and only there. Its usage counts the tokens of all deltas.
     pub end: Option<End>,
 }
 
@@ -103,34 +113,34 @@ impl Answer {
         Answer { stream, choices, first: None, sampled: 0, over: false }
     }
 
-    /// The next step; nothing after the last. May be dropped and called anew.
-    pub async fn next(&mut self) -> Option<Step> {
+    /// The next chunk; nothing after the last. May be dropped and called anew.
+    pub async fn next(&mut self) -> Option<Chunk> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
     /// The same for whoever waits for several answers at once.
-    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Step>> {
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
         while !self.over {
             let event = ready!(pin!(self.stream.recv()).poll(cx));
-            if let Some(step) = self.take(event) {
-                return Poll::Ready(Some(step));
+            if let Some(chunk) = self.take(event) {
+                return Poll::Ready(Some(chunk));
             }
         }
         Poll::Ready(None)
     }
 
     /// The same for a thread that may wait. Panics within an asynchronous runtime.
-    pub fn blocking_next(&mut self) -> Option<Step> {
+    pub fn blocking_next(&mut self) -> Option<Chunk> {
         while !self.over {
             let event = self.stream.blocking_recv();
-            if let Some(step) = self.take(event) {
-                return Some(step);
+            if let Some(chunk) = self.take(event) {
+                return Some(chunk);
             }
         }
         None
     }
 
-    /// Ends the answer; its last step comes soon.
+    /// Ends the answer; its last chunk comes soon.
     pub fn cancel(&self) {
         self.stream.cancel();
     }
@@ -146,29 +156,29 @@ impl Answer {
     }
 
     /// What an event shows, if anything.
-    fn take(&mut self, event: Option<Event>) -> Option<Step> {
+    fn take(&mut self, event: Option<Event>) -> Option<Chunk> {
         let lost = || Event { updates: vec![], end: Some(End::Failed("the engine has stopped".into())) };
         let Event { updates, end } = event.unwrap_or_else(lost);
-        let mut step = Step { deltas: Vec::new(), end: None };
+        let mut chunk = Chunk { deltas: Vec::new(), end: None };
         for update in updates {
             match self.update(update) {
-                Ok(delta) => step.deltas.extend(delta),
+                Ok(delta) => chunk.deltas.extend(delta),
                 Err(e) => {
                     self.over = true;
                     self.stream.cancel();
-                    step.end = Some(End::Failed(e.to_string()));
-                    return Some(step);
+                    chunk.end = Some(End::Failed(e.to_string()));
+                    return Some(chunk);
                 }
             }
         }
         self.over = end.is_some();
         let count = |usage: Usage| Usage { output: self.sampled, ..usage };
-        step.end = end.map(|end| match end {
+        chunk.end = end.map(|end| match end {
             End::Finished(usage) => End::Finished(count(usage)),
             End::Cancelled(usage) => End::Cancelled(count(usage)),
             End::Failed(why) => End::Failed(why),
         });
-        (!step.deltas.is_empty() || self.over).then_some(step)
+        (!chunk.deltas.is_empty() || self.over).then_some(chunk)
     }
 
     fn update(&mut self, update: Update) -> Result<Option<Delta>, TokenizerError> {

@@ -5,8 +5,6 @@
 
 mod core;
 mod draw;
-#[cfg(test)]
-pub(crate) mod fake;
 mod handle;
 mod model;
 mod stream;
@@ -161,7 +159,7 @@ fn draw_secret() -> Secret {
 
 fn run<M: Model>(mut core: Core<M>, commands: &Receiver<Command>) {
     let failed = loop {
-        match catch_unwind(AssertUnwindSafe(|| core.turn(commands))) {
+        match catch_unwind(AssertUnwindSafe(|| core.run_once(commands))) {
             Ok(Ok(true)) => {}
             Ok(Ok(false)) => return,
             Ok(Err(why)) => break why,
@@ -169,7 +167,7 @@ fn run<M: Model>(mut core: Core<M>, commands: &Receiver<Command>) {
         }
     };
     core.shared().die(failed.clone());
-    // Requests that this does not reach, because of another panic, are told by their tickets.
+    // Requests that this does not reach, because of another panic, are told by their emitters.
     let _ = catch_unwind(AssertUnwindSafe(move || core.fail_all(&failed)));
 }
 

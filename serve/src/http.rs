@@ -14,17 +14,17 @@ mod completions;
 mod connections;
 mod error;
 mod fields;
-mod gate;
 mod generate;
 mod logprobs;
 mod metrics;
+mod middleware;
 mod models;
 mod params;
 mod sse;
-mod stall;
 #[cfg(test)]
 mod tests;
 mod texts;
+mod write_timeout;
 
 use std::future::Future;
 use std::io;
@@ -97,10 +97,10 @@ pub async fn serve(
     served: Served,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
-    let Served { engine, tokenizer, template, names, settings } = served;
-    let (patience, stall) = (settings.shutdown_timeout, settings.stall_timeout);
-    let app = Arc::new(App::new(engine.handle(), tokenizer, template, names, settings)?);
-    let service = gate::guarded(api::routes(app.clone()), &app)?;
+    let (app, engine) = App::new(served)?;
+    let (patience, stall) = (app.settings.shutdown_timeout, app.settings.stall_timeout);
+    let app = Arc::new(app);
+    let service = middleware::layered(api::routes(app.clone()), &app)?;
     let drained = async move {
         stop.await;
         app.drain();

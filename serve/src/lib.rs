@@ -2,8 +2,6 @@
 //! events, one a step. What text is to tokens is the tokenizer's and the chat template's; what a step computes is the
 //! scheduler's, within the pages of the KV state; what token follows from logits is the sampler's.
 
-#[cfg(test)]
-mod alphabet;
 pub mod answer;
 pub mod cache;
 pub mod engine;
@@ -17,4 +15,6 @@ pub mod sample;
 pub mod scheduler;
 pub mod stop;
 pub mod template;
+#[cfg(test)]
+mod tests;
 pub mod tokenizer;

@@ -76,9 +76,8 @@ impl Model for PagedModel {
 
 /// The logits of a batch, `[sequences, vocabulary]`.
 fn run<'m>(session: &'m mut Session, batch: &StepBatch) -> Result<&'m mut [f32], ModelError> {
-    let all = batch.all();
-    let given = if batch.lists_pages() { &all[..] } else { &all[..all.len() - 1] };
-    session.execute(given)?;
+    let inputs = batch.inputs(session.inputs());
+    session.execute(&inputs)?;
     let logits = session.floats_mut(0);
     Ok(logits
         .ok_or("the program's first result is not the logits, of f32; this is a defect, please report it")?)

@@ -15,19 +15,11 @@ const FILE: &str = "generation_config.json";
 /// Far beyond any such file.
 const LARGEST: u64 = 1 << 20;
 
-/// Recommended sampling parameters; none where the file names none.
+/// What the file recommends.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recommended {
-    /// See [`Sampling::temperature`].
-    pub temperature: Option<f32>,
-    /// See [`Sampling::top_p`].
-    pub top_p: Option<f32>,
-    /// See [`Sampling::top_k`].
-    pub top_k: Option<u32>,
-    /// See [`Sampling::min_p`].
-    pub min_p: Option<f32>,
-    /// See [`Sampling::repetition_penalty`].
-    pub repetition_penalty: Option<f32>,
+    /// Sampling parameters; none where the file names none.
+    pub sampling: Asked,
     /// Ids that end a text, of those the model has.
     pub eos: Vec<u32>,
     /// What is odd about the file but does no harm, a line each.
@@ -66,12 +58,15 @@ impl Recommended {
             Some(v) => v.as_f64().map(|x| Some(x as f32)).ok_or_else(|| format!("`{key}` is no number")),
         };
         let mut warnings = Vec::new();
-        let found = Recommended {
+        let sampling = Asked {
             temperature: number("temperature")?,
             top_p: number("top_p")?,
             top_k: top_k(file.get("top_k"))?,
             min_p: number("min_p")?,
             repetition_penalty: number("repetition_penalty")?,
+        };
+        let found = Recommended {
+            sampling,
             eos: eos(file.get("eos_token_id"), vocabulary, &mut warnings)?,
             warnings,
         };
@@ -81,16 +76,14 @@ impl Recommended {
 
     /// What is asked for; where nothing is, what is recommended; where nothing is either, [`Sampling::default`].
     pub fn fill(&self, asked: &Asked) -> Sampling {
-        let plain = Sampling::default();
+        let (own, plain) = (&self.sampling, Sampling::default());
+        let repetition_penalty = asked.repetition_penalty.or(own.repetition_penalty);
         Sampling {
-            temperature: asked.temperature.or(self.temperature).unwrap_or(plain.temperature),
-            top_p: asked.top_p.or(self.top_p).unwrap_or(plain.top_p),
-            top_k: asked.top_k.or(self.top_k).unwrap_or(plain.top_k),
-            min_p: asked.min_p.or(self.min_p).unwrap_or(plain.min_p),
-            repetition_penalty: asked
-                .repetition_penalty
-                .or(self.repetition_penalty)
-                .unwrap_or(plain.repetition_penalty),
+            temperature: asked.temperature.or(own.temperature).unwrap_or(plain.temperature),
+            top_p: asked.top_p.or(own.top_p).unwrap_or(plain.top_p),
+            top_k: asked.top_k.or(own.top_k).unwrap_or(plain.top_k),
+            min_p: asked.min_p.or(own.min_p).unwrap_or(plain.min_p),
+            repetition_penalty: repetition_penalty.unwrap_or(plain.repetition_penalty),
             ..plain
         }
     }

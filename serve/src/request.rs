@@ -119,26 +119,25 @@ pub struct RequestError {
     pub message: String,
 }
 
-fn refuse<T>(param: &'static str, message: String) -> Result<T, RequestError> {
-    Err(RequestError { param, message })
+/// Refuses what does not hold.
+fn ensure(holds: bool, param: &'static str, message: impl FnOnce() -> String) -> Result<(), RequestError> {
+    if holds { Ok(()) } else { Err(RequestError { param, message: message() }) }
 }
 
 /// Refuses a value that does not fit; NaN fits nowhere.
 fn hold(param: &'static str, value: f32, fits: bool, range: &str) -> Result<(), RequestError> {
-    if fits { Ok(()) } else { refuse(param, format!("must be {range}, not {value}")) }
+    ensure(fits, param, || format!("must be {range}, not {value}"))
 }
 
 fn hold_ids(
     param: &'static str,
-    ids: impl Iterator<Item = u32>,
+    mut ids: impl Iterator<Item = u32>,
     vocabulary: usize,
 ) -> Result<(), RequestError> {
-    for id in ids {
-        if id as usize >= vocabulary {
-            return refuse(param, format!("token {id} is not among the model's {vocabulary} ids"));
-        }
-    }
-    Ok(())
+    let foreign = ids.find(|id| *id as usize >= vocabulary);
+    let message =
+        || format!("token {} is not among the model's {vocabulary} ids", foreign.unwrap_or_default());
+    ensure(foreign.is_none(), param, message)
 }
 
 impl Sampling {
@@ -160,21 +159,16 @@ impl Sampling {
             ("logit_bias", s.logit_bias.len(), MOST_BIASES),
             ("stop_token_ids", s.stop_ids.len(), MOST_STOP_IDS),
         ] {
-            if n > most {
-                return refuse(param, format!("has {n} tokens; give at most {most}"));
-            }
+            ensure(n <= most, param, || format!("has {n} tokens; give at most {most}"))?;
         }
-        if let Some((id, bias)) = s.logit_bias.iter().find(|(_, bias)| !bias.is_finite()) {
-            return refuse("logit_bias", format!("of token {id} must be a number, not {bias}"));
+        for (id, bias) in &s.logit_bias {
+            ensure(bias.is_finite(), "logit_bias", || format!("of token {id} must be a number, not {bias}"))?;
         }
         hold_ids("logit_bias", s.logit_bias.iter().map(|b| b.0), vocabulary)?;
         hold_ids("stop_token_ids", s.stop_ids.iter().copied(), vocabulary)?;
-        if let Some(n) = s.logprobs.filter(|n| *n > MOST_LOGPROBS) {
-            return refuse("top_logprobs", format!("must be at most {MOST_LOGPROBS}, not {n}"));
-        }
-        if s.max_tokens == Some(0) {
-            return refuse("max_tokens", "must be at least 1, not 0".into());
-        }
+        let n = s.logprobs.unwrap_or(0);
+        ensure(n <= MOST_LOGPROBS, "top_logprobs", || format!("must be at most {MOST_LOGPROBS}, not {n}"))?;
+        ensure(s.max_tokens != Some(0), "max_tokens", || "must be at least 1, not 0".into())?;
         if self.temperature == 0.0 {
             (self.top_k, self.top_p, self.min_p) = (0, 1.0, 0.0);
         } else {
@@ -192,37 +186,31 @@ impl Request {
     /// A value is out of its range, a token is none, or the prompt and what is asked for do not fit the context.
     pub fn checked(mut self, limits: Limits) -> Result<Request, RequestError> {
         let Limits { vocabulary, context } = limits;
-        if self.prompt.is_empty() {
-            return refuse("prompt", "is empty; it must have at least one token".into());
-        }
-        if self.prompt.len() >= context {
-            let n = self.prompt.len();
-            return refuse("prompt", format!("has {n} tokens, the context {context}; shorten the prompt"));
-        }
+        let length = self.prompt.len();
+        ensure(length > 0, "prompt", || "is empty; it must have at least one token".into())?;
+        ensure(length < context, "prompt", || {
+            format!("has {length} tokens, the context {context}; shorten the prompt")
+        })?;
         hold_ids("prompt", self.prompt.iter().copied(), vocabulary)?;
-        if self.n == 0 || self.n > MOST_CHOICES {
-            return refuse("n", format!("must be from 1 to {MOST_CHOICES}, not {}", self.n));
-        }
+        let n = self.n;
+        ensure((1..=MOST_CHOICES).contains(&n), "n", || {
+            format!("must be from 1 to {MOST_CHOICES}, not {n}")
+        })?;
         self.sampling = self.sampling.checked(vocabulary)?;
-        if self.n > 1 && self.sampling.temperature == 0.0 {
-            return refuse("n", "must be 1 at temperature 0, where all choices would be the same".into());
-        }
-        let room = context - self.prompt.len();
+        ensure(n == 1 || self.sampling.temperature != 0.0, "n", || {
+            "must be 1 at temperature 0, where all choices would be the same".into()
+        })?;
+        let room = context - length;
         let most = self.sampling.max_tokens.unwrap_or(room);
-        if most > room {
-            let n = self.prompt.len();
-            let message = format!(
-                "{most} and the {n} tokens of the prompt exceed the context of {context}; at most {room}"
-            );
-            return refuse("max_tokens", message);
-        }
-        if self.sampling.min_tokens > most {
-            let least = self.sampling.min_tokens;
-            return refuse(
-                "min_tokens",
-                format!("{least} is more than the {most} tokens the answer may have"),
-            );
-        }
+        ensure(most <= room, "max_tokens", || {
+            format!(
+                "{most} and the {length} tokens of the prompt exceed the context of {context}; at most {room}"
+            )
+        })?;
+        let least = self.sampling.min_tokens;
+        ensure(least <= most, "min_tokens", || {
+            format!("{least} is more than the {most} tokens the answer may have")
+        })?;
         self.sampling.max_tokens = Some(most);
         Ok(self)
     }

@@ -3,7 +3,7 @@
 //! pass over the vocabulary is enough for greedy sampling, two for plain; filters look again only where likely tokens are.
 
 mod choose;
-mod survey;
+mod softmax;
 #[cfg(test)]
 mod tests;
 
@@ -13,8 +13,8 @@ use std::sync::Arc;
 use astrai_ir::ops::philox;
 
 use crate::request::Sampling;
-use choose::{Candidates, Filter};
-use survey::{Survey, Unsound};
+use choose::Candidates;
+use softmax::{InvalidLogits, Softmax};
 
 /// Why there is no token at a position.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -155,7 +155,7 @@ impl History {
 /// Space for sampling, used for one row after the other.
 #[derive(Clone, Debug, Default)]
 pub struct Sampler {
-    survey: Survey,
+    softmax: Softmax,
     candidates: Candidates,
     /// Logits that were adjusted, as the model gave them.
     raw: Vec<(u32, f32)>,
@@ -173,15 +173,15 @@ impl Sampler {
         let shown = match rules.sampling.logprobs {
             None => None,
             Some(top) => {
-                self.survey.take(logits).map_err(|_| SampleError::Model(position))?;
+                self.softmax.find_maxima(logits).map_err(|_| SampleError::Model(position))?;
                 Some(self.logprobs(logits, top as usize))
             }
         };
         self.raw.clear();
         history.adjust(logits, &mut self.raw);
         if shown.is_none() || !self.raw.is_empty() {
-            self.survey.take(logits).map_err(|wrong| match wrong {
-                Unsound::Nothing if self.raw.iter().any(|(_, x)| *x > f32::NEG_INFINITY) => {
+            self.softmax.find_maxima(logits).map_err(|wrong| match wrong {
+                InvalidLogits::Nothing if self.raw.iter().any(|(_, x)| *x > f32::NEG_INFINITY) => {
                     SampleError::Request(position)
                 }
                 _ => SampleError::Model(position),
@@ -195,23 +195,21 @@ impl Sampler {
         Ok(Sampled { token, logprobs })
     }
 
-    /// Logarithm of the sum of a surveyed row, and the likeliest of it.
+    /// Logarithm of the sum of a scanned row, and the likeliest of it.
     fn logprobs(&mut self, logits: &[f32], top: usize) -> (f64, Vec<(u32, f32)>) {
-        self.survey.weigh(logits, 1.0, f32::NEG_INFINITY);
-        let log = f64::from(self.survey.max) + self.survey.total.ln();
+        self.softmax.sum_weights(logits, 1.0, f32::NEG_INFINITY);
+        let log = f64::from(self.softmax.max) + self.softmax.total.ln();
         let of = |x: f32| (f64::from(x) - log) as f32;
-        let ranks = self.candidates.top(logits, &self.survey, top);
+        let ranks = self.candidates.top(logits, &self.softmax, top);
         (log, ranks.iter().map(|&r| (choose::id(r) as u32, of(choose::logit(r)))).collect())
     }
 
-    /// Draws from a surveyed row.
+    /// Draws from a scanned row.
     fn choose(&mut self, logits: &[f32], sampling: &Sampling, uniform: &dyn Fn(u32) -> f64) -> Option<usize> {
-        let &Sampling { temperature, top_p, min_p, .. } = sampling;
-        if temperature == 0.0 {
-            return Some(self.survey.argmax(logits));
+        if sampling.temperature == 0.0 {
+            return Some(self.softmax.argmax(logits));
         }
-        let filter = Filter { temperature, top_k: sampling.top_k as usize, top_p, min_p };
-        let kept = self.candidates.filter(logits, &mut self.survey, &filter);
-        self.candidates.draw(logits, &self.survey, kept, uniform)
+        let kept = self.candidates.filter(logits, &mut self.softmax, sampling);
+        self.candidates.draw(logits, &self.softmax, kept, uniform)
     }
 }

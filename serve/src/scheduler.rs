@@ -115,7 +115,7 @@ pub struct Scheduler {
     waiting: VecDeque<u32>,
     running: Vec<u32>,
     /// The first that waits, and the releases of pages when it did not fit.
-    stuck: Option<(SequenceId, u64)>,
+    blocked: Option<(SequenceId, u64)>,
     plan: StepPlan,
     counters: Counters,
 }
@@ -131,7 +131,7 @@ impl Scheduler {
             vacant: Vec::new(),
             waiting: VecDeque::new(),
             running: Vec::new(),
-            stuck: None,
+            blocked: None,
             plan,
             counters: Counters::default(),
         }
@@ -167,7 +167,7 @@ impl Scheduler {
             self.pages.release(&mut sequence.table);
             self.vacant.push(id.slot);
         }
-        self.stuck = None;
+        self.blocked = None;
     }
 
     /// What the next step computes; nothing if there is nothing to compute.
@@ -184,7 +184,7 @@ impl Scheduler {
         // Those with one token left first: nobody waits for another's prompt.
         for decode in [true, false] {
             for at in 0..self.running.len() {
-                let left = self.left(self.running[at]);
+                let left = self.remaining(self.running[at]);
                 if left > 0 && budget > 0 && (left == 1) == decode {
                     self.schedule(self.running[at], &mut budget);
                 }
@@ -255,7 +255,7 @@ impl Scheduler {
     }
 
     /// Tokens a sequence has to compute.
-    fn left(&self, slot: u32) -> usize {
+    fn remaining(&self, slot: u32) -> usize {
         self.slots[slot as usize].as_ref().map_or(0, |s| s.tokens.len() - s.computed)
     }
 
@@ -338,7 +338,7 @@ impl Scheduler {
     }
 
     fn try_admit_taken(&mut self, sequence: &mut Sequence) -> Admission {
-        if self.stuck == Some((sequence.id, self.pages.releases())) {
+        if self.blocked == Some((sequence.id, self.pages.releases())) {
             return Admission::NoPages;
         }
         // The last token of a prompt is never shared: what comes after it has to be computed by each.
@@ -360,10 +360,10 @@ impl Scheduler {
         if self.pages.available() < more + self.running.len() || !self.pages.grow(&mut sequence.table, length)
         {
             self.pages.release(&mut sequence.table);
-            self.stuck = Some((sequence.id, self.pages.releases()));
+            self.blocked = Some((sequence.id, self.pages.releases()));
             return Admission::NoPages;
         }
-        self.stuck = None;
+        self.blocked = None;
         self.counters.cache_queries += length as u64;
         self.counters.cache_hits += found as u64;
         sequence.computed = found;
@@ -384,7 +384,7 @@ impl Scheduler {
     /// Writes each entry's batch from its rows.
     fn fill(&mut self) {
         for entry in &mut self.plan.entries {
-            entry.batch.expect(entry.rows.len());
+            entry.batch.reset_for(entry.rows.len());
             for row in &entry.rows {
                 if let Some(s) = self.slots[row.id.slot as usize].as_ref() {
                     let tokens = (s.computed..s.computed + row.tokens).map(|at| s.tokens.get(at));

@@ -4,6 +4,7 @@
 
 mod text;
 
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 pub use text::TextStream;
@@ -34,8 +35,8 @@ pub struct StopStrings {
 
 #[derive(Debug, Default)]
 struct Node {
-    /// Longer beginnings by one more byte, in order.
-    next: Vec<(u8, u32)>,
+    /// Longer beginnings by one more byte.
+    next: BTreeMap<u8, u32>,
     /// The longest proper suffix that is a beginning too.
     fail: u32,
     /// Length in bytes.
@@ -68,81 +69,59 @@ impl StopStrings {
             if stop.is_empty() {
                 return Err(StopError::Empty(i));
             }
-            let end = insert(&mut nodes, stop);
-            nodes[end].hit.get_or_insert((i as u32, stop.len() as u32));
+            let mut at = 0;
+            for (depth, byte) in (1..).zip(stop.bytes()) {
+                let fresh = nodes.len() as u32;
+                let next = *nodes[at].next.entry(byte).or_insert(fresh);
+                if next == fresh {
+                    nodes.push(Node { depth, ..Node::default() });
+                }
+                at = next as usize;
+            }
+            nodes[at].hit.get_or_insert((i as u32, stop.len() as u32));
         }
         link(&mut nodes);
         Ok(StopStrings { nodes: nodes.into(), include })
     }
 
-    /// Begins a text.
-    pub fn scan(&self) -> StopScan {
-        StopScan { stops: self.clone(), state: 0, held: String::new(), stopped: None }
+    /// A matcher at the beginning of a text.
+    pub fn matcher(&self) -> StopMatcher {
+        StopMatcher { stops: self.clone(), state: 0, held: String::new(), stopped: None }
     }
+}
 
-    fn child(&self, state: u32, byte: u8) -> Option<u32> {
-        child(&self.nodes[state as usize], byte)
-    }
-
-    fn step(&self, mut state: u32, byte: u8) -> u32 {
-        loop {
-            match self.child(state, byte) {
-                Some(next) => return next,
-                None if state == 0 => return 0,
-                None => state = self.nodes[state as usize].fail,
-            }
+/// The longest beginning that a text ends with: after `state` and one more byte.
+fn step(nodes: &[Node], mut state: u32, byte: u8) -> u32 {
+    loop {
+        let node = &nodes[state as usize];
+        match node.next.get(&byte) {
+            Some(next) => return *next,
+            None if state == 0 => return 0,
+            None => state = node.fail,
         }
     }
-}
-
-fn child(node: &Node, byte: u8) -> Option<u32> {
-    node.next.binary_search_by_key(&byte, |(b, _)| *b).ok().map(|at| node.next[at].1)
-}
-
-fn insert(nodes: &mut Vec<Node>, stop: &str) -> usize {
-    let mut at = 0;
-    for byte in stop.bytes() {
-        at = match nodes[at].next.binary_search_by_key(&byte, |(b, _)| *b) {
-            Ok(found) => nodes[at].next[found].1 as usize,
-            Err(place) => {
-                let fresh = nodes.len();
-                nodes[at].next.insert(place, (byte, fresh as u32));
-                let depth = nodes[at].depth + 1;
-                nodes.push(Node { depth, ..Node::default() });
-                fresh
-            }
-        };
-    }
-    at
 }
 
 /// Finds the suffixes, shorter beginnings first.
 fn link(nodes: &mut [Node]) {
-    let mut order: Vec<u32> = vec![0];
-    let mut done = 0;
-    while let Some(&parent) = order.get(done) {
-        done += 1;
+    let mut order = VecDeque::from([0]);
+    while let Some(parent) = order.pop_front() {
+        let fallback = nodes[parent as usize].fail;
         for (byte, node) in nodes[parent as usize].next.clone() {
-            let mut suffix = nodes[parent as usize].fail;
-            let fail = loop {
-                match child(&nodes[suffix as usize], byte) {
-                    Some(found) if found != node => break found,
-                    _ if suffix == 0 => break 0,
-                    _ => suffix = nodes[suffix as usize].fail,
-                }
-            };
+            // A single byte has no suffix but the empty one.
+            let fail = if parent == 0 { 0 } else { step(nodes, fallback, byte) };
             let inherited = nodes[fail as usize].hit;
-            let node_ref = &mut nodes[node as usize];
-            node_ref.fail = fail;
-            node_ref.hit = node_ref.hit.or(inherited);
-            order.push(node);
+            let linked = &mut nodes[node as usize];
+            linked.fail = fail;
+            linked.hit = linked.hit.or(inherited);
+            order.push_back(node);
         }
     }
 }
 
-/// A text on its way through the stop strings.
+/// Finds stop strings in a text that comes in pieces.
 #[derive(Clone, Debug)]
-pub struct StopScan {
+pub struct StopMatcher {
     stops: StopStrings,
     state: u32,
     /// Not shown yet: a beginning of a stop string.
@@ -150,7 +129,7 @@ pub struct StopScan {
     stopped: Option<usize>,
 }
 
-impl StopScan {
+impl StopMatcher {
     /// Takes the next piece; gives what may be shown. After a stop nothing is taken.
     pub fn push(&mut self, piece: &str) -> Shown {
         if self.stopped.is_some() {
@@ -159,7 +138,7 @@ impl StopScan {
         let before = self.held.len();
         self.held.push_str(piece);
         for (i, byte) in piece.bytes().enumerate() {
-            self.state = self.stops.step(self.state, byte);
+            self.state = step(&self.stops.nodes, self.state, byte);
             if let Some((stop, length)) = self.stops.nodes[self.state as usize].hit {
                 let end = before + i + 1;
                 self.held.truncate(if self.stops.include { end } else { end - length as usize });

@@ -3,12 +3,12 @@
 //! module is here for what that crate leaves open: errors that name the file and the remedy, special tokens, no silent
 //! truncation, copies beside a checkpoint, and a stream that never shows half a character.
 
+mod byte_level;
 mod bytes;
 mod special;
 mod stream;
 #[cfg(test)]
 pub(crate) mod tests;
-mod unfinished;
 
 use std::fs;
 use std::num::NonZero;
@@ -194,7 +194,7 @@ impl Tokenizer {
     }
 
     /// What [`decode`](Self::decode) gives its decoder for an id; `None` for what it leaves out.
-    fn spelling(&self, id: u32, skip_special: bool) -> Option<String> {
+    fn token_text(&self, id: u32, skip_special: bool) -> Option<String> {
         let library = &self.shared.library;
         let added = library.get_added_vocabulary();
         let token = added.simple_id_to_token(id).or_else(|| library.get_model().id_to_token(id))?;

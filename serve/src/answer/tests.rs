@@ -1,9 +1,9 @@
 //! Answers over a model whose text is known: what is shown, when, and how it is counted.
 
 use super::*;
-use crate::alphabet::{Alphabet, EOS, tokenizer};
 use crate::engine::{Engine, Settings};
 use crate::request::{Request, Sampling};
+use crate::tests::alphabet::{Alphabet, EOS, tokenizer};
 use std::time::Duration;
 
 fn start() -> Engine {

@@ -1,4 +1,4 @@
-//! One turn of the engine after the other: commands, a plan, a step, samples, events. Everything here runs on the
+//! The engine's loop: commands, a plan, a step, samples, events. Everything here runs on the
 //! engine's thread.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use astrai_runtime::Threads;
 
 use super::draw::{Draw, draw};
 use super::handle::{Command, Shared, Stats};
-use super::stream::{End, Finish, Places, Ticket, Update, Usage};
+use super::stream::{Emitter, End, Finish, Permits, Update, Usage};
 use super::{Model, Settings, Sizes};
 use crate::pages::{Prompt, Secret};
 use crate::request::Request;
@@ -20,9 +20,9 @@ use crate::scheduler::{Arrival, Bounds, Scheduler, SequenceId};
 
 /// A request in the engine.
 struct Active {
-    ticket: Ticket,
+    emitter: Emitter,
     /// Given up choice by choice, as they end.
-    places: Places,
+    permits: Permits,
     rules: Arc<Rules>,
     /// By index; none when it has ended.
     choices: Vec<Option<Choice>>,
@@ -52,7 +52,7 @@ impl Active {
         let choice = self.choices.get_mut(index as usize).and_then(Option::as_mut);
         let Some(choice) = choice.filter(|c| !c.ran) else { return false };
         choice.ran = true;
-        self.places.run();
+        self.permits.run();
         let first = !std::mem::replace(&mut self.ran, true);
         if first {
             self.usage.queued = now.duration_since(self.since);
@@ -63,7 +63,7 @@ impl Active {
     /// Ends a choice; gives its sequence.
     fn take(&mut self, index: u32) -> Option<SequenceId> {
         let choice = self.choices.get_mut(index as usize)?.take()?;
-        self.places.end(choice.ran);
+        self.permits.end(choice.ran);
         Some(choice.id)
     }
 }
@@ -81,9 +81,9 @@ pub(super) struct Core<M> {
     requests: BTreeMap<u64, Active>,
     tokens: Vec<Option<u32>>,
     /// Requests to which this step gave something.
-    touched: Vec<u64>,
+    updated: Vec<u64>,
     /// Requests whose streams are still to be told that they ended.
-    ended: Vec<(Ticket, Vec<Update>, End)>,
+    ended: Vec<(Emitter, Vec<Update>, End)>,
     /// Set when no more requests come; what is left at the time is ended.
     draining: Option<Option<Instant>>,
     /// Draws seeds for requests that bring none.
@@ -116,7 +116,7 @@ impl<M: Model> Core<M> {
             eos: settings.eos.clone(),
             requests: BTreeMap::new(),
             tokens: Vec::new(),
-            touched: Vec::new(),
+            updated: Vec::new(),
             ended: Vec::new(),
             draining: None,
             seeds: RandomState::new(),
@@ -130,21 +130,21 @@ impl<M: Model> Core<M> {
     }
 
     /// Commands, then a step if there is work; waits only if there is none. `false` when all is done.
-    pub fn turn(&mut self, commands: &Receiver<Command>) -> Result<bool, String> {
+    pub fn run_once(&mut self, commands: &Receiver<Command>) -> Result<bool, String> {
         if self.requests.is_empty() {
             if self.draining.is_some() {
                 return Ok(false);
             }
             match commands.recv() {
-                Ok(command) => self.obey(command),
+                Ok(command) => self.handle_command(command),
                 Err(RecvError) => return Ok(false),
             }
         }
         // It cannot be disconnected: every stream holds a way to it.
         while let Ok(command) = commands.try_recv() {
-            self.obey(command);
+            self.handle_command(command);
         }
-        self.drop_unheard();
+        self.cancel_closed();
         if let Some(Some(until)) = self.draining
             && Instant::now() >= until
         {
@@ -167,10 +167,10 @@ impl<M: Model> Core<M> {
         self.publish();
     }
 
-    fn obey(&mut self, command: Command) {
+    fn handle_command(&mut self, command: Command) {
         match command {
-            Command::Submit { request, body, ticket, places, at } => {
-                self.begin(request, *body, ticket, places, at);
+            Command::Submit { request, body, emitter, permits, at } => {
+                self.begin(request, *body, emitter, permits, at);
             }
             Command::Stop { request, index } => {
                 let Some(active) = self.requests.get_mut(&request) else { return };
@@ -187,7 +187,7 @@ impl<M: Model> Core<M> {
         }
     }
 
-    fn begin(&mut self, request: u64, body: Request, ticket: Ticket, places: Places, since: Instant) {
+    fn begin(&mut self, request: u64, body: Request, emitter: Emitter, permits: Permits, since: Instant) {
         let Request { prompt, n, priority, salt, sampling } = body;
         let seed = sampling.seed.unwrap_or_else(|| self.seeds.hash_one(request));
         let mut ends = sampling.stop_ids.clone();
@@ -204,7 +204,7 @@ impl<M: Model> Core<M> {
         let choices = choices.collect();
         let updates = Vec::new();
         let active =
-            Active { ticket, places, rules, choices, since, ran: false, usage, updates, failure: None };
+            Active { emitter, permits, rules, choices, since, ran: false, usage, updates, failure: None };
         self.requests.insert(request, active);
     }
 
@@ -215,10 +215,10 @@ impl<M: Model> Core<M> {
         }
     }
 
-    fn drop_unheard(&mut self) {
-        let unheard = self.requests.iter().filter(|(_, a)| a.ticket.is_closed()).map(|(r, _)| *r);
-        let unheard: Vec<u64> = unheard.collect();
-        unheard.into_iter().for_each(|r| self.cancel(r));
+    fn cancel_closed(&mut self) {
+        let closed = self.requests.iter().filter(|(_, a)| a.emitter.is_closed()).map(|(r, _)| *r);
+        let closed: Vec<u64> = closed.collect();
+        closed.into_iter().for_each(|r| self.cancel(r));
     }
 
     /// Takes a request out; its stream is told with the next publication.
@@ -230,7 +230,7 @@ impl<M: Model> Core<M> {
             End::Cancelled(_) => self.stats.cancelled += 1,
             End::Failed(_) => self.stats.failed += 1,
         }
-        self.ended.push((active.ticket, active.updates, end));
+        self.ended.push((active.emitter, active.updates, end));
     }
 
     fn step(&mut self) -> Result<(), String> {
@@ -264,7 +264,7 @@ impl<M: Model> Core<M> {
         }
         draw(&draws, &self.samplers, self.pool.as_deref());
         let now = Instant::now();
-        self.touched.clear();
+        self.updated.clear();
         self.tokens.clear();
         let mut draws = draws.into_iter().peekable();
         for row in self.scheduler.rows() {
@@ -272,25 +272,25 @@ impl<M: Model> Core<M> {
             let drawn = draws.next_if(of_row).and_then(|d| d.into_inner().ok());
             let token = drawn.and_then(|Draw { id, history, sampled, .. }| {
                 let active = self.requests.get_mut(&id.request)?;
-                self.touched.push(id.request);
-                note(active, id, history, sampled?, now, &self.eos)
+                self.updated.push(id.request);
+                record(active, id, history, sampled?, now, &self.eos)
             });
             self.stats.output_tokens += u64::from(token.is_some());
             self.tokens.push(token);
         }
         self.scheduler.complete(&self.tokens);
         self.stats.steps += 1;
-        self.tell();
+        self.send_updates();
         Ok(())
     }
 
     /// Sends what the step gave, and ends what it ended.
-    fn tell(&mut self) {
+    fn send_updates(&mut self) {
         // A request's rows need not be neighbours when some of its choices decode and others do not.
-        self.touched.sort_unstable();
-        self.touched.dedup();
-        for i in 0..self.touched.len() {
-            let request = self.touched[i];
+        self.updated.sort_unstable();
+        self.updated.dedup();
+        for i in 0..self.updated.len() {
+            let request = self.updated[i];
             let Some(active) = self.requests.get_mut(&request) else { continue };
             for i in 0..active.updates.len() {
                 let Update { index, finish, .. } = active.updates[i];
@@ -304,7 +304,7 @@ impl<M: Model> Core<M> {
                 (None, true) => self.end(request, End::Finished(usage)),
                 (None, false) => {
                     let updates = std::mem::take(&mut active.updates);
-                    active.ticket.send(updates);
+                    active.emitter.send(updates);
                 }
             }
         }
@@ -318,12 +318,12 @@ impl<M: Model> Core<M> {
         self.stats.pages_cached = self.scheduler.pages().cached();
         self.stats.scheduler = self.scheduler.counters();
         self.shared.publish(self.stats);
-        self.ended.drain(..).for_each(|(ticket, updates, end)| ticket.end(updates, end));
+        self.ended.drain(..).for_each(|(emitter, updates, end)| emitter.end(updates, end));
     }
 }
 
 /// Notes what was drawn for a choice: what its request will be told. Gives the token.
-fn note(
+fn record(
     active: &mut Active,
     id: SequenceId,
     history: History,

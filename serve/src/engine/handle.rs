@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use super::stream::{Places, Stream, Ticket, connect};
+use super::stream::{Emitter, Permits, Stream, connect};
 use crate::request::{Limits, Request, RequestError};
 use crate::scheduler::Counters;
 
@@ -29,7 +29,7 @@ pub enum SubmitError {
 /// What the engine's thread is told.
 #[derive(Debug)]
 pub(super) enum Command {
-    Submit { request: u64, body: Box<Request>, ticket: Ticket, places: Places, at: Instant },
+    Submit { request: u64, body: Box<Request>, emitter: Emitter, permits: Permits, at: Instant },
     Stop { request: u64, index: u32 },
     Cancel { request: u64 },
     Drain { until: Option<Instant> },
@@ -69,14 +69,14 @@ pub struct Stats {
 impl Stats {
     /// The part of the KV state that running sequences have, from 0 to 1.
     pub fn kv_use(&self) -> f64 {
-        let used = self.pages - self.pages_free - self.pages_cached;
+        let used = self.pages.saturating_sub(self.pages_free + self.pages_cached);
         used as f64 / self.pages.max(1) as f64
     }
 }
 
 /// Choices of requests, from their submission to their end.
 #[derive(Clone, Copy, Debug, Default)]
-struct Line {
+struct Occupancy {
     /// These have not run yet.
     queued: usize,
     /// These have, and hold a sequence.
@@ -90,7 +90,7 @@ pub(super) struct Shared {
     queue: usize,
     /// Sequences of a step, at most.
     sequences: usize,
-    line: Mutex<Line>,
+    occupancy: Mutex<Occupancy>,
     next: AtomicU64,
     draining: AtomicBool,
     dead: OnceLock<String>,
@@ -103,7 +103,7 @@ impl Shared {
             limits,
             queue,
             sequences,
-            line: Mutex::default(),
+            occupancy: Mutex::default(),
             next: AtomicU64::new(0),
             draining: AtomicBool::new(false),
             dead: OnceLock::new(),
@@ -111,35 +111,35 @@ impl Shared {
         }
     }
 
-    fn line(&self) -> MutexGuard<'_, Line> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    fn occupancy(&self) -> MutexGuard<'_, Occupancy> {
+        self.occupancy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Places for so many choices: as many as the queue has beyond the sequences that are free, or any number when
+    /// Permits for so many choices: as many as the queue has beyond the sequences that are free, or any number when
     /// nobody waits. The engine fills free sequences at its next step, so that whoever is to have one does not wait.
-    fn enter(self: &Arc<Shared>, choices: usize) -> Option<Places> {
-        let mut line = self.line();
-        let free = self.sequences.saturating_sub(line.running);
-        if line.queued > 0 && line.queued + choices > self.queue + free {
+    fn reserve(self: &Arc<Shared>, choices: usize) -> Option<Permits> {
+        let mut occupancy = self.occupancy();
+        let free = self.sequences.saturating_sub(occupancy.running);
+        if occupancy.queued > 0 && occupancy.queued + choices > self.queue + free {
             return None;
         }
-        line.queued += choices;
-        drop(line);
-        Some(Places { shared: self.clone(), queued: choices, running: 0 })
+        occupancy.queued += choices;
+        drop(occupancy);
+        Some(Permits { shared: self.clone(), queued: choices, running: 0 })
     }
 
     /// So many choices run now.
     pub fn run(&self, choices: usize) {
-        let mut line = self.line();
-        line.queued -= choices;
-        line.running += choices;
+        let mut occupancy = self.occupancy();
+        occupancy.queued -= choices;
+        occupancy.running += choices;
     }
 
     /// So many that waited, and so many that ran, have ended.
     pub fn leave(&self, queued: usize, running: usize) {
-        let mut line = self.line();
-        line.queued -= queued;
-        line.running -= running;
+        let mut occupancy = self.occupancy();
+        occupancy.queued -= queued;
+        occupancy.running -= running;
     }
 
     pub fn dead(&self) -> Option<&str> {
@@ -180,10 +180,10 @@ impl Handle {
             return Err(SubmitError::Draining);
         }
         let body = Box::new(request.checked(self.shared.limits)?);
-        let places = self.shared.enter(body.n as usize).ok_or(SubmitError::Busy(self.shared.queue))?;
+        let permits = self.shared.reserve(body.n as usize).ok_or(SubmitError::Busy(self.shared.queue))?;
         let request = self.shared.next.fetch_add(1, Ordering::Relaxed);
-        let (ticket, stream) = connect(request, &self.shared, self.commands.clone());
-        let command = Command::Submit { request, body, ticket, places, at: Instant::now() };
+        let (emitter, stream) = connect(request, &self.shared, self.commands.clone());
+        let command = Command::Submit { request, body, emitter, permits, at: Instant::now() };
         // The thread may end at any moment; a command it never reads ends its request as it is dropped.
         match self.commands.send(command) {
             Ok(()) => Ok(stream),
@@ -201,7 +201,7 @@ impl Handle {
     /// The state after the last step.
     pub fn stats(&self) -> Stats {
         let stats = *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner);
-        Stats { queued: self.shared.line().queued, ..stats }
+        Stats { queued: self.shared.occupancy().queued, ..stats }
     }
 
     /// Why the engine is dead, if it is.

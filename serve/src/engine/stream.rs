@@ -1,4 +1,4 @@
-//! The two ends of one request's events. The engine holds a [`Ticket`]: however it goes away, by an answer, an error or a
+//! The two ends of one request's events. The engine holds a [`Emitter`]: however it goes away, by an answer, an error or a
 //! panic, the other end gets exactly one last event. The client holds a [`Stream`]: dropping it cancels the request.
 
 use std::sync::Arc;
@@ -73,13 +73,13 @@ pub struct Event {
 
 /// What a request's choices take, from its submission to the end of each: a place in the queue, then a sequence.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct Permits {
     pub shared: Arc<Shared>,
     pub queued: usize,
     pub running: usize,
 }
 
-impl Places {
+impl Permits {
     /// One choice waits no longer: it runs.
     pub fn run(&mut self) {
         if self.queued > 0 {
@@ -99,7 +99,7 @@ impl Places {
     }
 }
 
-impl Drop for Places {
+impl Drop for Permits {
     fn drop(&mut self) {
         self.shared.leave(self.queued, self.running);
     }
@@ -107,13 +107,13 @@ impl Drop for Places {
 
 /// The engine's end.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(super) struct Emitter {
     events: UnboundedSender<Event>,
     shared: Arc<Shared>,
     ended: bool,
 }
 
-impl Ticket {
+impl Emitter {
     /// Whether nobody listens any more.
     pub fn is_closed(&self) -> bool {
         self.events.is_closed()
@@ -130,7 +130,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for Emitter {
     fn drop(&mut self) {
         if !self.ended {
             let why = self.shared.dead().unwrap_or("the engine has stopped").to_string();
@@ -147,10 +147,10 @@ pub struct Stream {
     commands: Sender<Command>,
 }
 
-pub(super) fn connect(request: u64, shared: &Arc<Shared>, commands: Sender<Command>) -> (Ticket, Stream) {
+pub(super) fn connect(request: u64, shared: &Arc<Shared>, commands: Sender<Command>) -> (Emitter, Stream) {
     let (sender, events) = unbounded_channel();
-    let ticket = Ticket { events: sender, shared: shared.clone(), ended: false };
-    (ticket, Stream { request, events, commands })
+    let emitter = Emitter { events: sender, shared: shared.clone(), ended: false };
+    (emitter, Stream { request, events, commands })
 }
 
 impl Stream {

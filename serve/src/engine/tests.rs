@@ -1,8 +1,8 @@
 //! The engine with the fake model: answers, endings, faults.
 
-use super::fake::{Fake, POISON, SIZES, expected};
 use super::*;
 use crate::request::{Request, Sampling};
+use crate::tests::fake::{Fake, POISON, SIZES, expected};
 use std::sync::mpsc::{Sender, channel};
 
 const EOS: u32 = 5;

@@ -4,14 +4,17 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use serde::Serialize;
+use serde_json::Value;
 
 use super::app::App;
+use super::chat::ChatCompletions;
+use super::completions::Completions;
 use super::error::ApiError;
-use super::{chat, completions, metrics, models, texts};
+use super::generate::generate;
+use super::{metrics, models, texts};
 
 /// All paths. A slash at the end changes nothing.
 pub fn routes(app: Arc<App>) -> Router {
@@ -23,8 +26,8 @@ pub fn routes(app: Arc<App>) -> Router {
             .route(&at("/ready"), get(ready))
             .route(&at("/metrics"), get(metrics::show))
             .route(&at("/v1/models"), get(models::list))
-            .route(&at("/v1/chat/completions"), post(chat::create))
-            .route(&at("/v1/completions"), post(completions::create))
+            .route(&at("/v1/chat/completions"), post(generate::<ChatCompletions>))
+            .route(&at("/v1/completions"), post(generate::<Completions>))
             .route(&at("/tokenize"), post(texts::tokenize))
             .route(&at("/detokenize"), post(texts::detokenize));
     }
@@ -36,14 +39,8 @@ pub fn routes(app: Arc<App>) -> Router {
 }
 
 /// A response of JSON.
-pub fn json(body: &impl Serialize) -> Response {
-    match serde_json::to_string(body) {
-        Ok(text) => {
-            let json = HeaderValue::from_static("application/json");
-            ([(header::CONTENT_TYPE, json)], text).into_response()
-        }
-        Err(e) => ApiError::internal(format!("the answer cannot be written: {e}")).into_response(),
-    }
+pub fn json(body: &Value) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
 }
 
 async fn nowhere(method: Method) -> Response {
@@ -71,10 +68,7 @@ async fn health(State(app): State<Arc<App>>) -> Response {
 }
 
 /// `GET /ready`: whether requests should be sent here.
-async fn ready(State(app): State<Arc<App>>) -> Response {
-    match (app.engine.dead(), app.is_ready()) {
-        (Some(why), _) => ApiError::unavailable(why).into_response(),
-        (None, false) => ApiError::unavailable("the server is shutting down").into_response(),
-        (None, true) => json(&serde_json::json!({"status": "ready"})),
-    }
+async fn ready(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
+    app.check_ready()?;
+    Ok(json(&serde_json::json!({"status": "ready"})))
 }

@@ -9,15 +9,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 
-use super::HttpSettings;
 use super::error::ApiError;
 use super::metrics::Metrics;
-use crate::engine::Handle;
+use super::{HttpSettings, Served};
+use crate::engine::{Engine, Handle};
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 
-/// The sum of a key: of one length, and of no use to whoever sees it.
-pub type KeySum = [u8; 32];
+/// SHA-256 of an API key: all are of one length and show nothing of the key.
+pub type KeyHash = [u8; 32];
 
 /// What all requests share.
 #[derive(Debug)]
@@ -30,22 +30,18 @@ pub struct App {
     /// Seconds since 1970 at the start.
     pub created: u64,
     pub metrics: Metrics,
-    keys: Vec<KeySum>,
+    keys: Vec<KeyHash>,
     draining: AtomicBool,
     /// Requests that may be rendered and tokenised at once.
-    rooms: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     seeds: [RandomState; 2],
     next: AtomicU64,
 }
 
 impl App {
-    pub fn new(
-        engine: Handle,
-        tokenizer: Tokenizer,
-        template: Option<ChatTemplate>,
-        names: Vec<String>,
-        settings: HttpSettings,
-    ) -> io::Result<App> {
+    /// The state of a server, and the engine that it ends with.
+    pub fn new(served: Served) -> io::Result<(App, Engine)> {
+        let Served { engine, tokenizer, template, names, settings } = served;
         if names.is_empty() || names.iter().any(String::is_empty) {
             return Err(io::Error::other("the model needs a name, and none may be empty"));
         }
@@ -54,8 +50,8 @@ impl App {
         }
         let keys = settings.api_keys.iter().map(|k| Sha256::digest(k).into()).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Ok(App {
-            engine,
+        let app = App {
+            engine: engine.handle(),
             tokenizer,
             template,
             names,
@@ -64,10 +60,11 @@ impl App {
             metrics: Metrics::new().map_err(io::Error::other)?,
             keys,
             draining: AtomicBool::new(false),
-            rooms: Arc::new(Semaphore::new(cores)),
+            permits: Arc::new(Semaphore::new(cores)),
             seeds: [RandomState::new(), RandomState::new()],
             next: AtomicU64::new(0),
-        })
+        };
+        Ok((app, engine))
     }
 
     /// The name by which the model is told.
@@ -84,14 +81,26 @@ impl App {
         !self.draining.load(Ordering::Acquire) && self.engine.is_ready()
     }
 
+    /// Refuses a request where none is taken.
+    ///
+    /// # Errors
+    /// The engine has failed, or the server is told to stop.
+    pub fn check_ready(&self) -> Result<(), ApiError> {
+        match self.engine.dead() {
+            Some(why) => Err(ApiError::unavailable(why)),
+            None if !self.is_ready() => Err(ApiError::unavailable("the server is shutting down")),
+            None => Ok(()),
+        }
+    }
+
     pub fn wants_keys(&self) -> bool {
         !self.keys.is_empty()
     }
 
-    /// The sum of a key, if it is one of ours. Every key is compared, in the same time wherever it differs.
-    pub fn known(&self, key: &[u8]) -> Option<KeySum> {
-        let sum: KeySum = Sha256::digest(key).into();
-        let same = |ours: &KeySum| ours.iter().zip(&sum).fold(0, |d, (a, b)| d | (a ^ b)) == 0;
+    /// The hash of a key, if it is one of the server's. Every key is compared, in the same time wherever it differs.
+    pub fn check_key(&self, key: &[u8]) -> Option<KeyHash> {
+        let sum: KeyHash = Sha256::digest(key).into();
+        let same = |ours: &KeyHash| ours.iter().zip(&sum).fold(0, |d, (a, b)| d | (a ^ b)) == 0;
         self.keys.iter().fold(false, |any, ours| any | same(ours)).then_some(sum)
     }
 
@@ -101,7 +110,7 @@ impl App {
     }
 
     /// 24 hexadecimal digits that nobody can foretell.
-    pub fn mint(&self) -> String {
+    pub fn new_id(&self) -> String {
         let n = self.next.fetch_add(1, Ordering::Relaxed);
         let [high, low] = self.seeds.each_ref().map(|s| s.hash_one(n));
         format!("{:08x}{low:016x}", high >> 32)
@@ -111,14 +120,14 @@ impl App {
     ///
     /// # Errors
     /// The work's own, or a panic of it.
-    pub async fn apart<T: Send + 'static>(
+    pub async fn spawn_bounded<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let broken = || ApiError::internal("the request could not be prepared");
-        let room = self.rooms.clone().acquire_owned().await.map_err(|_| broken())?;
-        // The work goes on when the client leaves; its room is taken until it is done.
-        let work = move || (work(), drop(room)).0;
+        let permit = self.permits.clone().acquire_owned().await.map_err(|_| broken())?;
+        // The work goes on when the client leaves; its permit is held until it is done.
+        let work = move || (work(), drop(permit)).0;
         tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(broken()))
     }
 }

@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use super::app::App;
 use super::error::ApiError;
+use super::params::Params;
 use crate::answer::{Answer, Delta};
 use crate::engine::{End, Usage};
 use crate::request::Request;
-use crate::stop::StopStrings;
 
 /// What is new, or the end.
 #[derive(Debug)]
@@ -35,23 +35,16 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Submits the requests, each of `n` choices: all of them, or none.
+    /// Submits the requests of one set of parameters: all of them, or none.
     ///
     /// # Errors
     /// The engine does not take one of them.
-    pub fn submit(
-        app: &Arc<App>,
-        requests: Vec<Request>,
-        scan: &StopStrings,
-        skip_special: bool,
-    ) -> Result<Batch, ApiError> {
-        if !app.is_ready() && app.engine.dead().is_none() {
-            return Err(ApiError::unavailable("the server is shutting down"));
-        }
-        let n = requests.first().map_or(1, |r| r.n);
+    pub fn submit(app: &Arc<App>, requests: Vec<Request>, params: &Params) -> Result<Batch, ApiError> {
+        app.check_ready()?;
+        let &Params { n, skip_special, ref stop_strings, .. } = params;
         let submit = |request| {
             let stream = app.engine.submit(request)?;
-            Ok(Some(Answer::new(stream, &app.tokenizer, n, scan, skip_special)))
+            Ok(Some(Answer::new(stream, &app.tokenizer, n, stop_strings, skip_special)))
         };
         let answers = requests.into_iter().map(submit).collect::<Result<_, ApiError>>()?;
         let (submitted, usage) = (Instant::now(), Usage::default());

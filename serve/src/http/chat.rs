@@ -1,50 +1,24 @@
 //! `POST /v1/chat/completions`: a conversation, put through the model's template and continued. Tools are shown to the
 //! template; what the model writes about calling them comes back as text.
 
-use std::sync::Arc;
-
-use axum::Extension;
-use axum::body::Body;
-use axum::extract::State;
-use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use super::app::App;
 use super::error::ApiError;
 use super::fields::{Fields, kind};
-use super::gate::Caller;
-use super::generate::{self, Endpoint, Head, Whole, stop_reason, usage};
+use super::generate::{Endpoint, Head};
 use super::logprobs;
-use super::params::{Params, StreamOptions, short};
-use super::sse::Form;
+use super::params::{Params, short};
 use crate::answer::{Delta, Ended, Token};
-use crate::engine::Usage;
 use crate::request::MOST_LOGPROBS;
 use crate::template::{Chat, Message};
 
 /// Tools, and documents, of a request.
 const MOST_TOOLS: usize = 1024;
 
-/// A chat's form.
+/// How chats are read and written.
 #[derive(Debug)]
-pub struct Reply {
-    head: Head,
-    stream: StreamOptions,
-    stops: Vec<String>,
-    n: u32,
-    /// Tokens of the prompt.
-    prompt: usize,
-    logprobs: bool,
-}
-
-/// `POST /v1/chat/completions`
-pub async fn create(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    body: Body,
-) -> Response {
-    generate::generate::<Reply>(app, caller, body).await.unwrap_or_else(IntoResponse::into_response)
-}
+pub struct ChatCompletions;
 
 /// The prompt's ids of a conversation.
 ///
@@ -113,16 +87,12 @@ fn tools(fields: &mut Fields) -> Result<Option<Vec<Value>>, ApiError> {
     }
     let choice = fields.raw("tool_choice");
     fields.take::<bool>("parallel_tool_calls")?;
-    let shown = match choice.as_ref() {
-        None => true,
-        Some(Value::String(how)) if how == "auto" => true,
-        Some(Value::String(how)) if how == "none" => false,
-        Some(Value::String(how)) => {
-            let wrong = format!("must be \"auto\" or \"none\"; {:?} is not supported", short(how));
-            return Err(fields.refusal("tool_choice", wrong));
-        }
-        Some(other) => {
-            let wrong = format!("must be \"auto\" or \"none\"; {} is not supported", kind(other));
+    let shown = match choice.as_ref().map(|how| (how, how.as_str())) {
+        None | Some((_, Some("auto"))) => true,
+        Some((_, Some("none"))) => false,
+        Some((how, text)) => {
+            let what = text.map_or_else(|| kind(how).to_owned(), |text| format!("{:?}", short(text)));
+            let wrong = format!("must be \"auto\" or \"none\"; {what} is not supported");
             return Err(fields.refusal("tool_choice", wrong));
         }
     };
@@ -143,104 +113,58 @@ fn likeliest(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     }
 }
 
-impl Endpoint for Reply {
+/// Log-probabilities of the tokens that are shown, if asked for: one that ends the answer is not.
+fn shown_logprobs(head: &Head, tokens: &[Token], ended: Option<Ended>) -> Value {
+    let hidden = usize::from(matches!(ended, Some(Ended::Eos | Ended::StopId(_))));
+    match head.params.sampling.logprobs {
+        Some(_) => logprobs::chat(&head.app.tokenizer, &tokens[..tokens.len().saturating_sub(hidden)]),
+        None => Value::Null,
+    }
+}
+
+impl Endpoint for ChatCompletions {
     const PREFIX: &'static str = "chatcmpl-";
     const PROMPT: &'static str = "messages";
+    const OBJECT: &'static str = "chat.completion";
+    const CHUNK: &'static str = "chat.completion.chunk";
 
-    fn read(
-        fields: &mut Fields,
-        params: &mut Params,
-        head: Head,
-    ) -> Result<(Reply, Vec<Vec<u32>>), ApiError> {
+    fn read(fields: &mut Fields, params: &mut Params, app: &App) -> Result<(Self, Vec<Vec<u32>>), ApiError> {
         params.sampling.logprobs = likeliest(fields)?;
         if fields.or("echo", false)? {
             return Err(fields.refusal("echo", "is for /v1/completions; leave it out"));
         }
-        let prompt = prompt(&head.app, fields)?;
-        let form = Reply {
-            stream: params.stream.unwrap_or_default(),
-            stops: params.stops.clone(),
-            n: params.n,
-            prompt: prompt.len(),
-            logprobs: params.sampling.logprobs.is_some(),
-            head,
-        };
-        Ok((form, vec![prompt]))
+        Ok((ChatCompletions, vec![prompt(app, fields)?]))
     }
 
-    fn whole(&mut self, choices: Vec<Whole>, used: &Usage) -> Value {
-        let one = |(index, choice): (usize, Whole)| {
-            let message = json!({"role": "assistant", "content": choice.text, "refusal": null});
-            let ended = choice.ended;
-            json!({
-                "index": index, "message": message, "logprobs": self.logprobs(&choice.tokens, ended),
-                "finish_reason": ended.map_or("stop", Ended::name),
-                "stop_reason": ended.map_or(Value::Null, |ended| stop_reason(ended, &self.stops)),
-            })
-        };
-        let choices = choices.into_iter().enumerate().map(one).collect();
-        let mut object = self.head.object("chat.completion", choices);
-        object["usage"] = usage(used);
-        object
-    }
-}
-
-impl Reply {
-    /// Of the tokens that are shown: one that ends the answer is not.
-    fn logprobs(&self, tokens: &[Token], ended: Option<Ended>) -> Value {
-        let hidden = usize::from(matches!(ended, Some(Ended::Eos | Ended::StopId(_))));
-        match self.logprobs {
-            true => logprobs::chat(&self.head.app.tokenizer, &tokens[..tokens.len().saturating_sub(hidden)]),
-            false => Value::Null,
-        }
+    fn whole(&mut self, head: &Head, choice: Delta) -> Value {
+        let Delta { index, text, tokens, ended } = choice;
+        let message = json!({"role": "assistant", "content": text, "refusal": null});
+        json!({
+            "index": index, "message": message, "logprobs": shown_logprobs(head, &tokens, ended),
+            "finish_reason": ended.map_or("stop", Ended::name), "stop_reason": head.stop_reason(ended),
+        })
     }
 
-    fn chunk(&self, choice: Value, sampled: usize) -> Value {
-        let mut chunk = self.head.object("chat.completion.chunk", vec![choice]);
-        if self.stream.continuous {
-            chunk["usage"] = usage(&Usage { prompt: self.prompt, output: sampled, ..Usage::default() });
-        } else if self.stream.usage {
-            chunk["usage"] = Value::Null;
-        }
-        chunk
-    }
-}
-
-impl Form for Reply {
-    fn begin(&mut self) -> Vec<Value> {
+    fn begin(&mut self, head: &Head) -> Vec<Value> {
         let delta = json!({"role": "assistant", "content": ""});
-        let one = |index: u32| {
-            let choice = json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
-            self.chunk(choice, 0)
-        };
-        (0..self.n).map(one).collect()
+        let one = |index| json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
+        (0..head.params.n).map(one).collect()
     }
 
     /// What is shown, and by itself that it ends.
-    fn delta(&mut self, delta: Delta, sampled: usize) -> Vec<Value> {
+    fn delta(&mut self, head: &Head, delta: Delta) -> Vec<Value> {
         let Delta { index, text, tokens, ended } = delta;
-        let mut chunks = Vec::new();
-        let shown = self.logprobs(&tokens, ended);
-        if !text.is_empty() || !shown.is_null() {
+        let shown = shown_logprobs(head, &tokens, ended);
+        let new = (!text.is_empty() || !shown.is_null()).then(|| {
             let delta = json!({"content": text});
-            let choice = json!({"index": index, "delta": delta, "logprobs": shown, "finish_reason": null});
-            chunks.push(self.chunk(choice, sampled));
-        }
-        if let Some(ended) = ended {
-            let choice = json!({
-                "index": index, "delta": {}, "logprobs": null, "finish_reason": ended.name(),
-                "stop_reason": stop_reason(ended, &self.stops),
-            });
-            chunks.push(self.chunk(choice, sampled));
-        }
-        chunks
-    }
-
-    fn usage(&mut self, used: &Usage) -> Option<Value> {
-        self.stream.usage.then(|| {
-            let mut chunk = self.head.object("chat.completion.chunk", Vec::new());
-            chunk["usage"] = usage(used);
-            chunk
-        })
+            json!({"index": index, "delta": delta, "logprobs": shown, "finish_reason": null})
+        });
+        let end = ended.map(|reason| {
+            json!({
+                "index": index, "delta": {}, "logprobs": null, "finish_reason": reason.name(),
+                "stop_reason": head.stop_reason(ended),
+            })
+        });
+        new.into_iter().chain(end).collect()
     }
 }

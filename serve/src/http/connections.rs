@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
 
-use super::stall::Impatient;
+use super::write_timeout::WriteTimeout;
 
 /// Connections at a time; more wait to be accepted.
 const MOST: usize = 4096;
@@ -48,7 +48,7 @@ pub async fn accept(
             Ok((stream, place)) => {
                 // Tokens are sent as they come.
                 let _ = stream.set_nodelay(true);
-                let stream = Impatient::new(stream, stall);
+                let stream = WriteTimeout::new(stream, stall);
                 tokio::spawn(connection(stream, place, service.clone(), closing.clone()));
             }
             // Too many open files, say; what is open now will close.
@@ -70,7 +70,7 @@ async fn next(
 }
 
 async fn connection(
-    stream: Impatient,
+    stream: WriteTimeout,
     _place: OwnedSemaphorePermit,
     service: Router,
     mut closing: watch::Receiver<()>,

@@ -1,6 +1,6 @@
 //! Errors as OpenAI's API writes them: a status, and `{"error": {"message", "type", "param", "code"}}`.
 
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
@@ -58,46 +58,35 @@ impl ApiError {
         ApiError { code: Some(code), ..self }
     }
 
-    fn kind(&self) -> &'static str {
+    /// The error's type, and a word for programs where it has none of its own.
+    fn class(&self) -> (&'static str, Option<&'static str>) {
         match self.status.as_u16() {
-            401 => "authentication_error",
-            403 => "permission_error",
-            404 => "not_found_error",
-            429 => "rate_limit_error",
-            503 => "service_unavailable_error",
-            500.. => "server_error",
-            _ => "invalid_request_error",
+            401 => ("authentication_error", Some("invalid_api_key")),
+            403 => ("permission_error", None),
+            404 => ("not_found_error", Some("not_found")),
+            405 => ("invalid_request_error", Some("method_not_allowed")),
+            408 => ("invalid_request_error", Some("request_timeout")),
+            413 => ("invalid_request_error", Some("request_too_large")),
+            429 => ("rate_limit_error", Some("rate_limit_exceeded")),
+            500 => ("server_error", Some("server_error")),
+            503 => ("service_unavailable_error", Some("service_unavailable")),
+            501.. => ("server_error", None),
+            _ => ("invalid_request_error", None),
         }
-    }
-
-    fn word(&self) -> Option<&'static str> {
-        let usual = match self.status.as_u16() {
-            401 => Some("invalid_api_key"),
-            404 => Some("not_found"),
-            405 => Some("method_not_allowed"),
-            408 => Some("request_timeout"),
-            413 => Some("request_too_large"),
-            429 => Some("rate_limit_exceeded"),
-            500 => Some("server_error"),
-            503 => Some("service_unavailable"),
-            _ => None,
-        };
-        self.code.or(usual)
     }
 
     /// The body of the response, or the event that ends a stream.
     pub fn json(&self) -> Value {
+        let (kind, code) = self.class();
         json!({"error": {
-            "message": self.message, "type": self.kind(), "param": self.param, "code": self.word(),
+            "message": self.message, "type": kind, "param": self.param, "code": self.code.or(code),
         }})
     }
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, self.json().to_string()).into_response();
-        let json = HeaderValue::from_static("application/json");
-        response.headers_mut().insert(header::CONTENT_TYPE, json);
+        let mut response = (self.status, super::api::json(&self.json())).into_response();
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
         }

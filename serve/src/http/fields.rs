@@ -62,7 +62,15 @@ impl Fields {
             let n = list.len();
             return Err(self.refusal(name, format!("must have at most {most} items, not {n}")));
         }
-        let item = |(i, v)| T::read(v).map_err(|wrong| self.refusal(&format!("{name}[{i}]"), wrong));
+        self.items(name, list)
+    }
+
+    /// The items of the list at `path`.
+    ///
+    /// # Errors
+    /// An item is of another type.
+    pub fn items<T: Read>(&self, path: &str, list: Vec<Value>) -> Result<Vec<T>, ApiError> {
+        let item = |(i, v)| T::read(v).map_err(|wrong| self.refusal(&format!("{path}[{i}]"), wrong));
         list.into_iter().enumerate().map(item).collect()
     }
 
@@ -97,37 +105,24 @@ impl Read for Value {
     }
 }
 
-impl Read for bool {
-    fn read(value: Value) -> Result<bool, String> {
-        value.as_bool().map_or_else(|| must("a boolean", &value), Ok)
-    }
+macro_rules! read_variant {
+    ($($type:ty, $variant:ident, $be:literal;)*) => {$(
+        impl Read for $type {
+            fn read(value: Value) -> Result<$type, String> {
+                match value {
+                    Value::$variant(read) => Ok(read),
+                    other => must($be, &other),
+                }
+            }
+        }
+    )*};
 }
 
-impl Read for String {
-    fn read(value: Value) -> Result<String, String> {
-        match value {
-            Value::String(text) => Ok(text),
-            other => must("a text", &other),
-        }
-    }
-}
-
-impl Read for Vec<Value> {
-    fn read(value: Value) -> Result<Vec<Value>, String> {
-        match value {
-            Value::Array(items) => Ok(items),
-            other => must("a list", &other),
-        }
-    }
-}
-
-impl Read for Map<String, Value> {
-    fn read(value: Value) -> Result<Map<String, Value>, String> {
-        match value {
-            Value::Object(entries) => Ok(entries),
-            other => must("an object", &other),
-        }
-    }
+read_variant! {
+    bool, Bool, "a boolean";
+    String, String, "a text";
+    Vec<Value>, Array, "a list";
+    Map<String, Value>, Object, "an object";
 }
 
 impl Read for f32 {

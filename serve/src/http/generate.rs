@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::body::{Body, to_bytes};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use bytes::Bytes;
@@ -16,10 +18,10 @@ use super::app::{App, now};
 use super::batch::{Batch, Progress};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::gate::Caller;
-use super::params::Params;
-use super::sse::{self, Form};
-use crate::answer::{Ended, Token};
+use super::middleware::Caller;
+use super::params::{Params, StreamOptions};
+use super::sse;
+use crate::answer::{Delta, Ended};
 use crate::engine::Usage;
 use crate::request::Request;
 
@@ -32,46 +34,74 @@ const MOST_LOGPROBS: usize = 1 << 20;
 /// Time for a body to come.
 const BODY_TIME: Duration = Duration::from_secs(60);
 
-/// A choice that is whole.
-#[derive(Debug, Default)]
-pub struct Whole {
-    pub text: String,
-    pub tokens: Vec<Token>,
-    pub ended: Option<Ended>,
-}
-
-/// An endpoint that generates.
-pub trait Endpoint: Form + Sized {
+/// An endpoint that generates: what is its own in reading a request and in writing an answer.
+pub trait Endpoint: Send + Unpin + Sized + 'static {
     /// What the ids of its answers begin with.
     const PREFIX: &'static str;
-
-    /// Reads the fields that are this endpoint's own; gives the form of the answer, and the prompts.
-    ///
-    /// # Errors
-    /// A field is wrong, or there is no prompt in it.
-    fn read(fields: &mut Fields, params: &mut Params, head: Head) -> Result<(Self, Vec<Vec<u32>>), ApiError>;
 
     /// The field that has the prompt.
     const PROMPT: &'static str;
 
-    /// The body of a plain response.
-    fn whole(&mut self, choices: Vec<Whole>, usage: &Usage) -> Value;
+    /// The type of a plain response.
+    const OBJECT: &'static str;
+
+    /// The type of a chunk of a stream.
+    const CHUNK: &'static str;
+
+    /// Reads the fields that are this endpoint's own; gives the prompts.
+    ///
+    /// # Errors
+    /// A field is wrong, or there is no prompt in it.
+    fn read(fields: &mut Fields, params: &mut Params, app: &App) -> Result<(Self, Vec<Vec<u32>>), ApiError>;
+
+    /// A choice of a plain response.
+    fn whole(&mut self, head: &Head, choice: Delta) -> Value;
+
+    /// Choices that a stream begins with, each in a chunk of its own.
+    fn begin(&mut self, head: &Head) -> Vec<Value>;
+
+    /// What is new of a choice, as choices of chunks of their own.
+    fn delta(&mut self, head: &Head, delta: Delta) -> Vec<Value>;
 }
 
-/// What all chunks of an answer say.
-#[derive(Clone, Debug)]
+/// What all objects of an answer have in common.
+#[derive(Debug)]
 pub struct Head {
     pub app: Arc<App>,
-    pub id: String,
-    pub created: u64,
-    pub model: String,
+    id: String,
+    created: u64,
+    pub params: Params,
+    /// Tokens of all prompts.
+    prompt: usize,
 }
 
 impl Head {
-    /// An object that begins as all of an answer do.
+    /// An object of the answer.
     pub fn object(&self, object: &str, choices: Vec<Value>) -> Value {
-        let Head { id, created, model, .. } = self;
-        json!({"id": id, "object": object, "created": created, "model": model, "choices": choices})
+        let Head { id, created, params, .. } = self;
+        json!({"id": id, "object": object, "created": created, "model": params.model, "choices": choices})
+    }
+
+    /// A chunk of a stream of which `sampled` tokens came so far.
+    pub fn chunk(&self, object: &str, choice: Value, sampled: usize) -> Value {
+        let mut chunk = self.object(object, vec![choice]);
+        match self.params.stream {
+            Some(StreamOptions { continuous: true, .. }) => {
+                chunk["usage"] = usage(&Usage { prompt: self.prompt, output: sampled, ..Usage::default() });
+            }
+            Some(StreamOptions { usage: true, .. }) => chunk["usage"] = Value::Null,
+            _ => {}
+        }
+        chunk
+    }
+
+    /// What stopped a choice: a string or an id of the request, or null.
+    pub fn stop_reason(&self, ended: Option<Ended>) -> Value {
+        match ended {
+            Some(Ended::StopString(place)) => json!(self.params.stops.get(place)),
+            Some(Ended::StopId(id)) => json!(id),
+            _ => Value::Null,
+        }
     }
 }
 
@@ -83,15 +113,6 @@ pub fn usage(usage: &Usage) -> Value {
         "prompt_tokens_details": {"cached_tokens": usage.cached},
         "completion_tokens_details": {"reasoning_tokens": 0},
     })
-}
-
-/// What stopped a choice: a string or an id of the request, or null.
-pub fn stop_reason(ended: Ended, stops: &[String]) -> Value {
-    match ended {
-        Ended::StopString(place) => stops.get(place).map_or(Value::Null, |s| json!(s)),
-        Ended::StopId(id) => json!(id),
-        Ended::Eos | Ended::Length => Value::Null,
-    }
 }
 
 /// A body, if it is not too large and comes in time.
@@ -116,40 +137,37 @@ pub async fn body(app: &App, body: Body) -> Result<Bytes, ApiError> {
 /// # Errors
 /// It is wrong, or there is no answer to it.
 pub async fn generate<E: Endpoint>(
-    app: Arc<App>,
-    caller: Caller,
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     content: Body,
 ) -> Result<Response, ApiError> {
-    if !app.is_ready() {
-        let why = app.engine.dead().unwrap_or("the server is shutting down");
-        return Err(ApiError::unavailable(why));
-    }
+    app.check_ready()?;
     let content = body(&app, content).await?;
     let shared = app.clone();
-    let prepared = app.apart(move || prepare::<E>(&shared, caller, &content)).await?;
-    let (mut endpoint, params, requests) = prepared;
-    let batch = Batch::submit(&app, requests, &params.scan, params.skip_special).map_err(|e| {
+    let prepared = app.spawn_bounded(move || prepare::<E>(shared, caller, &content)).await?;
+    let (mut endpoint, head, requests) = prepared;
+    let choices = requests.len() * head.params.n as usize;
+    let batch = Batch::submit(&app, requests, &head.params).map_err(|e| {
         // The engine knows of prompts, not of where they came from.
         let param = e.param.as_deref().map(|p| if p == "prompt" { E::PROMPT } else { p }.to_owned());
         ApiError { param, ..e }
     })?;
-    match params.stream {
-        Some(_) => sse::respond(batch, endpoint, app.settings.keep_alive).await,
-        None => {
-            let (choices, usage) = collect(batch).await?;
-            Ok(super::api::json(&endpoint.whole(choices, &usage)))
-        }
+    if head.params.stream.is_some() {
+        return sse::respond(batch, endpoint, head).await;
     }
+    let (choices, used) = collect(batch, choices).await?;
+    let choices = choices.into_iter().map(|choice| endpoint.whole(&head, choice)).collect();
+    let mut whole = head.object(E::OBJECT, choices);
+    whole["usage"] = usage(&used);
+    Ok(super::api::json(&whole))
 }
 
-type Prepared<E> = (E, Params, Vec<Request>);
+type Prepared<E> = (E, Head, Vec<Request>);
 
-fn prepare<E: Endpoint>(app: &Arc<App>, caller: Caller, content: &[u8]) -> Result<Prepared<E>, ApiError> {
+fn prepare<E: Endpoint>(app: Arc<App>, caller: Caller, content: &[u8]) -> Result<Prepared<E>, ApiError> {
     let mut fields = Fields::parse(content)?;
-    let mut params = Params::read(&mut fields, app, caller)?;
-    let (id, model) = (format!("{}{}", E::PREFIX, app.mint()), params.model.clone());
-    let head = Head { app: app.clone(), id, created: now(), model };
-    let (endpoint, prompts) = E::read(&mut fields, &mut params, head)?;
+    let mut params = Params::read(&mut fields, &app, caller)?;
+    let (endpoint, prompts) = E::read(&mut fields, &mut params, &app)?;
     let choices = prompts.len().saturating_mul(params.n as usize);
     if choices > MOST_CHOICES {
         let what = format!("{choices} choices over all prompts are too many; {MOST_CHOICES} is the limit");
@@ -167,12 +185,14 @@ fn prepare<E: Endpoint>(app: &Arc<App>, caller: Caller, content: &[u8]) -> Resul
             return Err(ApiError::field("logprobs", what));
         }
     }
+    let id = format!("{}{}", E::PREFIX, app.new_id());
+    let prompt = prompts.iter().map(Vec::len).sum();
     let request = |prompt| {
         let Params { n, priority, .. } = params;
         Request { prompt, n, priority, salt: params.salt.clone(), sampling: params.sampling.clone() }
     };
     let requests = prompts.into_iter().map(request).collect();
-    Ok((endpoint, params, requests))
+    Ok((endpoint, Head { app, id, created: now(), params, prompt }, requests))
 }
 
 /// Whether prompt and answer fit the context; the error has a code of its own, by which clients shorten their prompts.
@@ -192,20 +212,12 @@ fn fits(prompt: usize, params: &Params, context: usize, field: &'static str) -> 
     }
 }
 
-async fn collect(mut batch: Batch) -> Result<(Vec<Whole>, Usage), ApiError> {
-    let mut choices: Vec<Whole> = Vec::new();
+async fn collect(mut batch: Batch, choices: usize) -> Result<(Vec<Delta>, Usage), ApiError> {
+    let mut choices = vec![Delta::default(); choices];
     loop {
         match batch.next().await {
             Some(Progress::Deltas(deltas)) => {
-                for delta in deltas {
-                    let at = delta.index as usize;
-                    if choices.len() <= at {
-                        choices.resize_with(at + 1, Whole::default);
-                    }
-                    choices[at].text.push_str(&delta.text);
-                    choices[at].tokens.extend(delta.tokens);
-                    choices[at].ended = delta.ended;
-                }
+                deltas.into_iter().for_each(|delta| choices[delta.index as usize].append(delta));
             }
             Some(Progress::End(end)) => return Ok((choices, end?)),
             None => return Err(ApiError::internal("the engine has stopped")),

@@ -19,14 +19,9 @@ fn text(tokenizer: &Tokenizer, id: u32) -> String {
     String::from_utf8_lossy(&tokenizer.bytes(id)).into_owned()
 }
 
-fn entry(tokenizer: &Tokenizer, id: u32, logprob: f32) -> Map<String, Value> {
+fn entry(tokenizer: &Tokenizer, id: u32, logprob: f32) -> Value {
     let bytes = tokenizer.bytes(id);
-    let entries = [
-        ("token", json!(String::from_utf8_lossy(&bytes))),
-        ("logprob", json!(number(logprob))),
-        ("bytes", json!(bytes)),
-    ];
-    entries.map(|(key, value)| (key.to_owned(), value)).into_iter().collect()
+    json!({"token": String::from_utf8_lossy(&bytes), "logprob": number(logprob), "bytes": bytes})
 }
 
 /// Of a chat's tokens: each with the likeliest in its place. Null if they were not asked for.
@@ -34,9 +29,8 @@ pub fn chat(tokenizer: &Tokenizer, tokens: &[Token]) -> Value {
     let one = |token: &Token| {
         let Logprobs { chosen, top } = token.logprobs.as_ref()?;
         let mut shown = entry(tokenizer, token.id, *chosen);
-        let top = top.iter().map(|(id, x)| Value::Object(entry(tokenizer, *id, *x)));
-        shown.insert("top_logprobs".into(), top.collect());
-        Some(Value::Object(shown))
+        shown["top_logprobs"] = top.iter().map(|(id, x)| entry(tokenizer, *id, *x)).collect();
+        Some(shown)
     };
     match tokens.iter().map(one).collect::<Option<Vec<Value>>>() {
         Some(content) if !content.is_empty() => json!({"content": content, "refusal": null}),

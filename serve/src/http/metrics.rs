@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use axum::extract::State;
-use axum::http::{HeaderValue, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use prometheus::{
-    Encoder, Error, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
-    TextEncoder,
+    Encoder, Error, Gauge, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, TextEncoder,
+    register_gauge_with_registry, register_histogram_with_registry, register_int_counter_vec_with_registry,
+    register_int_counter_with_registry, register_int_gauge_with_registry,
 };
 
 use super::app::App;
@@ -74,49 +75,27 @@ pub struct Metrics {
     output: Histogram,
 }
 
-fn opts(name: &str, help: &str) -> Opts {
-    Opts::new(format!("astrai_{name}"), help)
-}
-
-fn histogram(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> Result<Histogram, Error> {
-    let all = HistogramOpts::from(opts(name, help)).buckets(buckets.to_vec());
-    let histogram = Histogram::with_opts(all)?;
-    registry.register(Box::new(histogram.clone()))?;
-    Ok(histogram)
-}
-
-fn counters(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, Error> {
-    let counters = IntCounterVec::new(opts(name, help), labels)?;
-    registry.register(Box::new(counters.clone()))?;
-    Ok(counters)
-}
-
 impl Metrics {
     /// Nothing measured yet.
     ///
     /// # Errors
     /// A name is not one, or there twice.
     pub fn new() -> Result<Metrics, Error> {
-        let registry = Registry::new();
+        let registry = Registry::new_custom(Some("astrai".into()), None)?;
         let r = &registry;
-        let level = |(name, help, _): &Level| {
-            let gauge = IntGauge::with_opts(opts(name, help))?;
-            r.register(Box::new(gauge.clone())).map(|()| gauge)
-        };
-        let count = |(name, help, _): &Count| {
-            let counter = IntCounter::with_opts(opts(name, help))?;
-            r.register(Box::new(counter.clone())).map(|()| counter)
-        };
-        let usage = opts("kv_cache_usage_perc", "Share of the pages that sequences use, from 0 to 1.");
-        let cache_usage = Gauge::with_opts(usage)?;
-        r.register(Box::new(cache_usage.clone()))?;
-        let time = |name, help, buckets: &[f64]| histogram(r, name, help, buckets);
+        let level = |(name, help, _): &Level| register_int_gauge_with_registry!(*name, *help, r);
+        let count = |(name, help, _): &Count| register_int_counter_with_registry!(*name, *help, r);
+        let counters =
+            |name, help, labels: &[&str]| register_int_counter_vec_with_registry!(name, help, labels, r);
+        let time =
+            |name, help, buckets: &[f64]| register_histogram_with_registry!(name, help, buckets.to_vec(), r);
+        let usage = "Share of the pages that sequences use, from 0 to 1.";
         Ok(Metrics {
             levels: LEVELS.iter().map(level).collect::<Result<_, _>>()?,
             counts: Mutex::new(COUNTS.iter().map(count).collect::<Result<_, _>>()?),
-            cache_usage,
-            responses: counters(r, "http_responses_total", "Responses.", &["path", "status"])?,
-            ends: counters(r, "request_success_total", "Choices that ended.", &["finished_reason"])?,
+            cache_usage: register_gauge_with_registry!("kv_cache_usage_perc", usage, r)?,
+            responses: counters("http_responses_total", "Responses.", &["path", "status"])?,
+            ends: counters("request_success_total", "Choices that ended.", &["finished_reason"])?,
             queue: time("request_queue_time_seconds", "From submission to the first step.", &LONG)?,
             first: time("time_to_first_token_seconds", "From submission to the first token.", &LONG)?,
             each: time("request_time_per_output_token_seconds", "Between tokens of a choice.", &SHORT)?,
@@ -158,8 +137,7 @@ impl Metrics {
         for (gauge, (.., read)) in self.levels.iter().zip(LEVELS) {
             gauge.set(i64::try_from(read(stats)).unwrap_or(i64::MAX));
         }
-        let used = stats.pages.saturating_sub(stats.pages_free + stats.pages_cached);
-        self.cache_usage.set(used as f64 / stats.pages.max(1) as f64);
+        self.cache_usage.set(stats.kv_use());
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         for (counter, (.., read)) in counts.iter().zip(COUNTS) {
             counter.inc_by(read(stats).saturating_sub(counter.get()));
@@ -173,7 +151,7 @@ impl Metrics {
 
 /// `GET /metrics`
 pub async fn show(State(app): State<Arc<App>>) -> Response {
-    let form = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    let form = "text/plain; version=0.0.4; charset=utf-8";
     match app.metrics.text(&app.engine.stats()) {
         Ok(text) => ([(header::CONTENT_TYPE, form)], text).into_response(),
         Err(e) => ApiError::internal(format!("the metrics cannot be written: {e}")).into_response(),

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use super::app::App;
 use super::error::ApiError;
 use super::fields::{Fields, Read, kind};
-use super::gate::Caller;
+use super::middleware::Caller;
 use crate::request::{MOST_BIASES, MOST_STOP_IDS, Sampling};
 use crate::stop::{StopError, StopStrings};
 
@@ -25,7 +25,7 @@ pub struct Params {
     pub sampling: Sampling,
     pub n: u32,
     pub stops: Vec<String>,
-    pub scan: StopStrings,
+    pub stop_strings: StopStrings,
     pub skip_special: bool,
     pub priority: i32,
     pub salt: Vec<u8>,
@@ -161,10 +161,7 @@ impl Params {
     /// # Errors
     /// The model is not here, a field is of the wrong type, or it asks for what is not supported.
     pub fn read(fields: &mut Fields, app: &App, caller: Caller) -> Result<Params, ApiError> {
-        let model = fields.take::<String>("model")?.unwrap_or_else(|| app.name().into());
-        if !app.names.contains(&model) {
-            return Err(ApiError::unknown_model(short(&model)));
-        }
+        let model = model(fields, app)?;
         for (name, harmless, what) in REFUSED {
             if fields.raw(name).is_some_and(|value| !harmless(&value)) {
                 return Err(fields.refusal(name, what));
@@ -183,8 +180,8 @@ impl Params {
             return Err(fields.refusal("best_of", "must equal n; choosing among more is not supported"));
         }
         let stops = stops(fields)?;
-        let scan = StopStrings::new(&stops, fields.or("include_stop_str_in_output", false)?);
-        let scan = scan.map_err(|e| match e {
+        let stop_strings = StopStrings::new(&stops, fields.or("include_stop_str_in_output", false)?);
+        let stop_strings = stop_strings.map_err(|e| match e {
             StopError::Empty(i) => {
                 ApiError::field(format!("stop[{i}]"), "is empty; give a character at least")
             }
@@ -197,13 +194,22 @@ impl Params {
             sampling,
             n,
             stops,
-            scan,
+            stop_strings,
             skip_special: fields.or("skip_special_tokens", true)?,
             priority: fields.or("priority", 0)?,
             salt: salt(fields, app, caller)?,
             stream: stream(fields)?,
         })
     }
+}
+
+/// The name of the model that is asked for, or of the one there is.
+///
+/// # Errors
+/// It is not here.
+pub fn model(fields: &mut Fields, app: &App) -> Result<String, ApiError> {
+    let name = fields.take::<String>("model")?.unwrap_or_else(|| app.name().into());
+    if app.names.contains(&name) { Ok(name) } else { Err(ApiError::unknown_model(short(&name))) }
 }
 
 fn response_format(fields: &mut Fields) -> Result<(), ApiError> {
@@ -229,10 +235,7 @@ fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
             let n = list.len();
             Err(fields.refusal("stop", format!("must have at most {MOST_STOPS} texts, not {n}")))
         }
-        Some(Value::Array(list)) => {
-            let one = |(i, v)| String::read(v).map_err(|wrong| fields.refusal(&format!("stop[{i}]"), wrong));
-            list.into_iter().enumerate().map(one).collect()
-        }
+        Some(Value::Array(list)) => fields.items("stop", list),
         Some(other) => {
             Err(fields.refusal("stop", format!("must be a text or a list of texts, not {}", kind(&other))))
         }

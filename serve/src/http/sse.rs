@@ -1,4 +1,4 @@
-//! An answer as server-sent events. In: the batch of its answers and the form its chunks have. Out: the body of the response:
+//! An answer as server-sent events. In: the batch of its answers and the endpoint that writes its chunks. Out: the body of the response:
 //! frames `data: {…}`, a comment whenever nothing came for a while, at last `data: [DONE]` or an error, exactly one of them.
 //! When the client leaves, hyper drops the body, and with it the batch.
 
@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{HeaderValue, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body::Frame;
@@ -17,28 +17,18 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::batch::{Batch, Progress};
 use super::error::ApiError;
-use crate::answer::Delta;
-use crate::engine::Usage;
+use super::generate::{self, Endpoint, Head};
 
-/// How the chunks of an answer look.
-pub trait Form: Send + Unpin + 'static {
-    /// What the stream begins with.
-    fn begin(&mut self) -> Vec<Value>;
-    /// What is new of a choice; `sampled` tokens came so far.
-    fn delta(&mut self, delta: Delta, sampled: usize) -> Vec<Value>;
-    /// The usage, if it was asked for.
-    fn usage(&mut self, usage: &Usage) -> Option<Value>;
-}
-
-struct Events<F> {
+struct Events<E> {
     batch: Batch,
-    form: F,
+    endpoint: E,
+    head: Head,
     /// Came before the stream was begun.
     first: Option<Progress>,
     begun: bool,
     over: bool,
-    silence: Pin<Box<Sleep>>,
-    patience: Duration,
+    keep_alive: Pin<Box<Sleep>>,
+    interval: Duration,
 }
 
 /// Begins a stream with the first that comes of the answer, so that what fails at once has its own status; or without it, if
@@ -46,17 +36,19 @@ struct Events<F> {
 ///
 /// # Errors
 /// The answer failed before it began.
-pub async fn respond(mut batch: Batch, form: impl Form, patience: Duration) -> Result<Response, ApiError> {
-    let first = tokio::time::timeout(patience, batch.next()).await.ok().flatten();
+pub async fn respond(mut batch: Batch, endpoint: impl Endpoint, head: Head) -> Result<Response, ApiError> {
+    let interval = head.app.settings.keep_alive;
+    let first = tokio::time::timeout(interval, batch.next()).await.ok().flatten();
     if let Some(Progress::End(Err(why))) = first {
         return Err(why);
     }
-    let silence = Box::pin(sleep_until(Instant::now() + patience));
-    let events = Box::pin(Events { batch, form, first, begun: false, over: false, silence, patience });
+    let keep_alive = Box::pin(sleep_until(Instant::now() + interval));
+    let events =
+        Box::pin(Events { batch, endpoint, head, first, begun: false, over: false, keep_alive, interval });
     let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
-        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-cache"),
+        (header::HeaderName::from_static("x-accel-buffering"), "no"),
     ];
     Ok((headers, Body::new(events)).into_response())
 }
@@ -68,18 +60,28 @@ fn write(out: &mut Vec<u8>, chunk: &Value) {
     out.extend_from_slice(b"\n\n");
 }
 
-impl<F: Form> Events<F> {
+impl<E: Endpoint> Events<E> {
+    fn write(&self, out: &mut Vec<u8>, choices: Vec<Value>, sampled: usize) {
+        choices.into_iter().for_each(|choice| write(out, &self.head.chunk(E::CHUNK, choice, sampled)));
+    }
+
     fn show(&mut self, progress: Option<Progress>) -> Vec<u8> {
         let mut out = Vec::new();
         match progress {
             Some(Progress::Deltas(deltas)) => {
                 let sampled = self.batch.sampled();
-                let chunks = deltas.into_iter().flat_map(|delta| self.form.delta(delta, sampled));
-                chunks.for_each(|chunk| write(&mut out, &chunk));
+                for delta in deltas {
+                    let choices = self.endpoint.delta(&self.head, delta);
+                    self.write(&mut out, choices, sampled);
+                }
             }
             Some(Progress::End(Ok(usage))) => {
                 self.over = true;
-                self.form.usage(&usage).iter().for_each(|chunk| write(&mut out, chunk));
+                if self.head.params.stream.is_some_and(|options| options.usage) {
+                    let mut chunk = self.head.object(E::CHUNK, Vec::new());
+                    chunk["usage"] = generate::usage(&usage);
+                    write(&mut out, &chunk);
+                }
                 out.extend_from_slice(b"data: [DONE]\n\n");
             }
             Some(Progress::End(Err(why))) => {
@@ -92,7 +94,7 @@ impl<F: Form> Events<F> {
     }
 }
 
-impl<F: Form> http_body::Body for Events<F> {
+impl<E: Endpoint> http_body::Body for Events<E> {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -104,7 +106,8 @@ impl<F: Form> http_body::Body for Events<F> {
         let mut out = Vec::new();
         if !this.begun {
             this.begun = true;
-            this.form.begin().iter().for_each(|chunk| write(&mut out, chunk));
+            let choices = this.endpoint.begin(&this.head);
+            this.write(&mut out, choices, 0);
         }
         while !this.over {
             let progress = match this.first.take() {
@@ -112,7 +115,7 @@ impl<F: Form> http_body::Body for Events<F> {
                 None if !out.is_empty() => break,
                 None => match this.batch.poll_next(cx) {
                     Poll::Ready(progress) => progress,
-                    Poll::Pending if this.silence.as_mut().poll(cx).is_ready() => {
+                    Poll::Pending if this.keep_alive.as_mut().poll(cx).is_ready() => {
                         out.extend_from_slice(b": ping\n\n");
                         break;
                     }
@@ -124,7 +127,7 @@ impl<F: Form> http_body::Body for Events<F> {
         if out.is_empty() {
             return Poll::Ready(None);
         }
-        this.silence.as_mut().reset(Instant::now() + this.patience);
+        this.keep_alive.as_mut().reset(Instant::now() + this.interval);
         Poll::Ready(Some(Ok(Frame::data(out.into()))))
     }
 }

@@ -18,9 +18,9 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::{HttpSettings, Served, serve};
-use crate::alphabet::{Alphabet, SIZES, tokenizer};
 use crate::engine::{Handle, Settings};
 use crate::template::ChatTemplate;
+use crate::tests::alphabet::{Alphabet, SIZES, tokenizer};
 
 /// Says who speaks, and can raise and loop.
 const TEMPLATE: &str = "{% for m in messages %}{% if m.content == 'raise' %}{{ raise_exception('no such thing') }}\

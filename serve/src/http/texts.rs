@@ -4,37 +4,33 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::params::short;
-use super::{api, chat, generate};
+use super::{api, chat, generate, params};
 
 type Work = fn(&App, Fields) -> Result<Value, ApiError>;
 
 /// `POST /tokenize`
-pub async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Response {
-    answer(app, body, ids).await.unwrap_or_else(IntoResponse::into_response)
+pub async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    answer(app, body, ids).await
 }
 
 /// `POST /detokenize`
-pub async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Response {
-    answer(app, body, text).await.unwrap_or_else(IntoResponse::into_response)
+pub async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
+    answer(app, body, text).await
 }
 
 async fn answer(app: Arc<App>, body: Body, work: Work) -> Result<Response, ApiError> {
     let content = generate::body(&app, body).await?;
     let shared = app.clone();
-    let value = app.apart(move || {
+    let value = app.spawn_bounded(move || {
         let mut fields = Fields::parse(&content)?;
-        let model = fields.take::<String>("model")?;
-        match model.filter(|name| !shared.names.contains(name)) {
-            Some(name) => Err(ApiError::unknown_model(short(&name))),
-            None => work(&shared, fields),
-        }
+        params::model(&mut fields, &shared)?;
+        work(&shared, fields)
     });
     Ok(api::json(&value.await?))
 }

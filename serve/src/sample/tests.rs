@@ -43,17 +43,15 @@ fn naive(logits: &[f32], s: &Sampling, slack: f64) -> Vec<f64> {
 
 /// Ids that the filters keep, as a draw would have it, and listed.
 fn kept(logits: &[f32], s: &Sampling) -> [Vec<usize>; 2] {
-    let Sampler { mut survey, mut candidates, .. } = Sampler::default();
-    survey.take(logits).unwrap();
-    let filter =
-        Filter { temperature: s.temperature, top_k: s.top_k as usize, top_p: s.top_p, min_p: s.min_p };
-    let kept = candidates.filter(logits, &mut survey, &filter);
+    let Sampler { mut softmax, mut candidates, .. } = Sampler::default();
+    softmax.find_maxima(logits).unwrap();
+    let kept = candidates.filter(logits, &mut softmax, s);
     let drawn = match kept {
         choose::Kept::Listed => None,
         choose::Kept::Below(mass) => {
-            let ids = (0..logits.len()).filter(|&i| logits[i] >= survey.floor());
-            let ids = ids.filter(|&i| mass == f64::INFINITY || survey.above(logits, i) < mass).collect();
-            candidates.list_below(logits, &survey, mass);
+            let ids = (0..logits.len()).filter(|&i| logits[i] >= softmax.floor);
+            let ids = ids.filter(|&i| mass == f64::INFINITY || softmax.above(logits, i) < mass).collect();
+            candidates.list_below(logits, &softmax, mass);
             Some(ids)
         }
     };
@@ -98,12 +96,12 @@ proptest! {
     fn the_likeliest_are_in_order(n in 1usize..3000, seed in any::<u64>(), k in 0usize..40) {
         let logits: Vec<f32> = normal(n, seed, 2.0).iter().map(|x| (x * 8.0).round() / 8.0).collect();
         let mut sampler = Sampler::default();
-        prop_assert!(sampler.survey.take(&logits).is_ok());
-        let top: Vec<usize> = sampler.candidates.top(&logits, &sampler.survey, k).iter().map(|r| choose::id(*r)).collect();
+        prop_assert!(sampler.softmax.find_maxima(&logits).is_ok());
+        let top: Vec<usize> = sampler.candidates.top(&logits, &sampler.softmax, k).iter().map(|r| choose::id(*r)).collect();
         let mut order: Vec<usize> = (0..n).collect();
         order.sort_by(|a, b| logits[*b].partial_cmp(&logits[*a]).unwrap().then(a.cmp(b)));
         prop_assert_eq!(&top, &order[..k.min(n)]);
-        prop_assert_eq!(sampler.survey.argmax(&logits), order[0]);
+        prop_assert_eq!(sampler.softmax.argmax(&logits), order[0]);
     }
 }
 
@@ -160,10 +158,10 @@ fn draws_have_the_exact_distribution() {
 fn the_exponential_is_accurate() {
     for i in 0..200_000 {
         let x = -(i as f32) * 4.4e-4;
-        let (got, want) = (f64::from(survey::exp(x)), f64::from(x).exp());
+        let (got, want) = (f64::from(softmax::exp(x)), f64::from(x).exp());
         assert!((got - want).abs() <= want * 3e-7 || x < -87.0, "exp({x}) is {got}, should be {want}");
     }
-    assert_eq!((survey::exp(0.0), survey::exp(f32::NEG_INFINITY), survey::exp(f32::MIN)), (1.0, 0.0, 0.0));
+    assert_eq!((softmax::exp(0.0), softmax::exp(f32::NEG_INFINITY), softmax::exp(f32::MIN)), (1.0, 0.0, 0.0));
 }
 
 #[test]

@@ -21,12 +21,12 @@ pub struct StepBatch {
     table: usize,
     inputs: [(&'static str, Value); 8],
     /// Where pages are listed.
-    places: Option<Places>,
+    page_index: Option<PageIndex>,
 }
 
 /// Where in the list of pages in use each page stands.
 #[derive(Clone, Debug, Default)]
-struct Places {
+struct PageIndex {
     /// By page; it counts only where the list agrees.
     of: Vec<u32>,
     /// The list.
@@ -35,7 +35,7 @@ struct Places {
     filled: Vec<usize>,
 }
 
-impl Places {
+impl PageIndex {
     /// The place of a page, which is listed if it was not.
     fn find(&mut self, page: Page) -> u32 {
         let at = page as usize;
@@ -74,7 +74,7 @@ impl StepBatch {
     pub fn new(page: usize, table: usize) -> StepBatch {
         let names = ["input_ids", "positions", "slots", "starts", "tables", "lens", "last", "pages"];
         let inputs = names.map(|n| (n, Value::i32(if n == "tables" { &[0, 0] } else { &[0] }, &[])));
-        let mut batch = StepBatch { page, table, inputs, places: None };
+        let mut batch = StepBatch { page, table, inputs, page_index: None };
         batch.inputs[TABLES].1.shape[1] = table;
         batch.clear();
         batch
@@ -82,7 +82,7 @@ impl StepBatch {
 
     /// The same where pages hold latents.
     pub fn of_latents(page: usize, table: usize) -> StepBatch {
-        StepBatch { places: Some(Places::default()), ..StepBatch::new(page, table) }
+        StepBatch { page_index: Some(PageIndex::default()), ..StepBatch::new(page, table) }
     }
 
     /// No sequences yet, in the form that a program of these inputs takes.
@@ -93,26 +93,21 @@ impl StepBatch {
         }
     }
 
-    /// Whether the batch lists the pages in use, as programs over latents take them.
-    pub fn lists_pages(&self) -> bool {
-        self.places.is_some()
-    }
-
     /// Takes the sequences out.
     pub fn clear(&mut self) {
-        self.expect(0);
+        self.reset_for(0);
     }
 
     /// Takes the sequences out; exactly so many come, or more. Their rows of the tables keep what they had behind their pages,
     /// which nobody reads: writing zeros there would cost more than all the rest.
-    pub(super) fn expect(&mut self, sequences: usize) {
+    pub(super) fn reset_for(&mut self, sequences: usize) {
         for (i, (_, v)) in self.inputs.iter_mut().enumerate() {
             v.shape[0] = 0;
             v.bytes.resize(if i == TABLES { sequences * self.table * 4 } else { 0 }, 0);
         }
         self.put(STARTS, 0);
-        if let Some(places) = &mut self.places {
-            places.pages.clear();
+        if let Some(index) = &mut self.page_index {
+            index.pages.clear();
         }
     }
 
@@ -168,19 +163,19 @@ impl StepBatch {
             tables.bytes.resize(row + self.table * 4, 0);
         }
         let entries = tables.bytes[row..].as_chunks_mut::<4>().0;
-        let Some(places) = &mut self.places else {
+        let Some(index) = &mut self.page_index else {
             entries.iter_mut().zip(pages).for_each(|(to, page)| *to = page.to_le_bytes());
             return;
         };
-        let known = places.pages.len();
-        entries.iter_mut().zip(pages).for_each(|(to, page)| *to = places.find(*page).to_le_bytes());
+        let known = index.pages.len();
+        entries.iter_mut().zip(pages).for_each(|(to, page)| *to = index.find(*page).to_le_bytes());
         // What stands behind is looked up too, so that it has to be a place.
-        let before = places.fill(row / (self.table * 4), pages.len());
+        let before = index.fill(row / (self.table * 4), pages.len());
         let stale = before.min(self.table).max(pages.len());
         entries[pages.len()..stale].fill([0; 4]);
         let list = &mut self.inputs[PAGES].1;
-        places.pages[known..].iter().for_each(|page| list.bytes.extend(page.to_le_bytes()));
-        list.shape[0] = places.pages.len();
+        index.pages[known..].iter().for_each(|page| list.bytes.extend(page.to_le_bytes()));
+        list.shape[0] = index.pages.len();
     }
 
     /// Number of sequences.
@@ -270,7 +265,7 @@ mod tests {
         let mut b = StepBatch::new(4, 2);
         b.push(&[1; 8], 0, &[3, 4], [9, 9]).unwrap();
         b.push(&[1; 8], 0, &[5, 6], [9, 9]).unwrap();
-        b.expect(1);
+        b.reset_for(1);
         b.append([1].into_iter(), 0, &[7]);
         assert_eq!((b.list("tables"), b.all()[TABLES].1.shape.clone()), (vec![7, 4], vec![1, 2]));
         b.append([1].into_iter(), 0, &[8]);

@@ -1,9 +1,9 @@
 //! The state machine under arbitrary arrivals and departures, with the fake model behind it.
 
 use super::*;
-use crate::engine::fake::{Fake, POISON, SIZES, expected_of};
 use crate::engine::{Model, Sizes};
 use crate::request::{Request, Sampling};
+use crate::tests::fake::{Fake, POISON, SIZES, expected_of};
 use proptest::prelude::*;
 use std::collections::HashMap;
 

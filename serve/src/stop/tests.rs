@@ -18,15 +18,15 @@ fn naive(text: &str, stops: &[String], include: bool) -> (String, Option<usize>)
 
 /// Feeds pieces; checks at each that what is held is the longest beginning of a stop string, no more and no less.
 fn feed(pieces: &[&str], stops: &[String], include: bool) -> (String, Option<usize>) {
-    let mut scan = StopStrings::new(stops, include).unwrap().scan();
+    let mut matcher = StopStrings::new(stops, include).unwrap().matcher();
     let (mut taken, mut text) = (String::new(), String::new());
     for piece in pieces {
-        let shown = scan.push(piece);
+        let shown = matcher.push(piece);
         taken.push_str(piece);
         text.push_str(&shown.text);
         if shown.stopped.is_some() {
-            assert_eq!(scan.push("more"), Shown { text: String::new(), stopped: shown.stopped });
-            assert_eq!(scan.finish(), Shown { text: String::new(), stopped: shown.stopped });
+            assert_eq!(matcher.push("more"), Shown { text: String::new(), stopped: shown.stopped });
+            assert_eq!(matcher.finish(), Shown { text: String::new(), stopped: shown.stopped });
             return (text, shown.stopped);
         }
         let longest = (0..=taken.len()).find(|at| {
@@ -35,7 +35,7 @@ fn feed(pieces: &[&str], stops: &[String], include: bool) -> (String, Option<usi
         });
         assert_eq!(text.len(), longest.unwrap_or(taken.len()), "held back of {taken:?} with {stops:?}");
     }
-    let last = scan.finish();
+    let last = matcher.finish();
     (text + &last.text, last.stopped)
 }
 
@@ -82,7 +82,7 @@ fn what_cannot_be_used_is_refused_by_name() {
 fn many_long_stop_strings_are_followed_at_once() {
     let stops: Vec<String> = (0..30).map(|i| "ab".repeat(900) + &format!("{i:02}")).collect();
     let text = "ab".repeat(200_000) + "17";
-    let shown = StopStrings::new(&stops, false).unwrap().scan().push(&text);
+    let shown = StopStrings::new(&stops, false).unwrap().matcher().push(&text);
     assert_eq!((shown.text.len(), shown.stopped), (text.len() - 1802, Some(17)));
 }
 

@@ -1,20 +1,20 @@
 //! From ids to shown text. In: ids of an answer, one by one. Out: whole characters up to the first stop string: the decoder's
 //! stream and the stop strings in a row, so that each holds back what only it can judge.
 
-use super::{Shown, StopScan, StopStrings};
+use super::{Shown, StopMatcher, StopStrings};
 use crate::tokenizer::{DecodeStream, Tokenizer, TokenizerError};
 
 /// Text of one answer, as its ids come.
 #[derive(Clone, Debug)]
 pub struct TextStream {
     decode: DecodeStream,
-    scan: StopScan,
+    matcher: StopMatcher,
 }
 
 impl TextStream {
     /// Begins an answer; special tokens are left out with `skip_special`.
     pub fn new(tokenizer: &Tokenizer, skip_special: bool, stops: &StopStrings) -> TextStream {
-        TextStream { decode: tokenizer.stream(skip_special), scan: stops.scan() }
+        TextStream { decode: tokenizer.stream(skip_special), matcher: stops.matcher() }
     }
 
     /// Takes the next id; gives what may be shown by now. After a stop nothing is taken.
@@ -22,11 +22,11 @@ impl TextStream {
     /// # Errors
     /// The tokenizer's decoder refuses the token; the stream is then as before.
     pub fn push(&mut self, id: u32) -> Result<Shown, TokenizerError> {
-        if self.scan.stopped().is_some() {
-            return Ok(self.scan.push(""));
+        if self.matcher.stopped().is_some() {
+            return Ok(self.matcher.push(""));
         }
         let piece = self.decode.push(id)?;
-        Ok(self.scan.push(&piece))
+        Ok(self.matcher.push(&piece))
     }
 
     /// Ends the answer: all that was held back, unless it completes a stop string.
@@ -34,8 +34,8 @@ impl TextStream {
     /// # Errors
     /// The tokenizer's decoder refuses the tokens.
     pub fn finish(mut self) -> Result<Shown, TokenizerError> {
-        let mut shown = self.scan.push(&self.decode.finish()?);
-        let rest = self.scan.finish();
+        let mut shown = self.matcher.push(&self.decode.finish()?);
+        let rest = self.matcher.finish();
         shown.text.push_str(&rest.text);
         Ok(shown)
     }

@@ -40,10 +40,10 @@ pub(super) fn add(env: &mut Environment<'static>) {
             Ok::<Value, Error>(made)
         });
     }
-    env.add_filter(source::TEXT, limits::weigh);
-    env.add_filter(source::TIMES, limits::weigh_factor);
-    env.add_filter(source::AGAIN, |state: &mut State, value: &Value| limits::charge(state, value, 1 << 20));
-    env.add_filter(source::POWER, |state: &mut State, value: &Value| limits::charge(state, value, 1 << 24));
+    env.add_filter(source::TEXT, limits::count_operand);
+    env.add_filter(source::TIMES, limits::count_factor);
+    env.add_filter(source::AGAIN, |state: &mut State, value: &Value| limits::count(state, value, 1 << 20));
+    env.add_filter(source::POWER, |state: &mut State, value: &Value| limits::count(state, value, 1 << 24));
     env.add_filter("filesizeformat", minijinja_contrib::filters::filesizeformat);
     env.add_filter("striptags", minijinja_contrib::filters::striptags);
     env.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
@@ -200,16 +200,6 @@ fn wordcount(value: &Value, args: Arguments) -> Result<Value, Error> {
 
 fn escape(value: &Value, args: Arguments) -> Result<Value, Error> {
     args.finish()?;
-    let mut made = String::new();
-    for c in printed(value).chars() {
-        match c {
-            '&' => made.push_str("&amp;"),
-            '<' => made.push_str("&lt;"),
-            '>' => made.push_str("&gt;"),
-            '\'' => made.push_str("&#39;"),
-            '"' => made.push_str("&#34;"),
-            c => made.push(c),
-        }
-    }
-    Ok(Value::from(made))
+    let made = printed(value).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    Ok(Value::from(made.replace('\'', "&#39;").replace('"', "&#34;")))
 }

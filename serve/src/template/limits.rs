@@ -54,7 +54,7 @@ const ITEM: usize = 24;
 const FACTOR: i64 = 16;
 
 /// Counts an operand of `~` and `+`: all but the last operand are counted, so no value can grow by more than the limit.
-pub(super) fn weigh(state: &mut State, value: &Value) -> Result<Value, Error> {
+pub(super) fn count_operand(state: &mut State, value: &Value) -> Result<Value, Error> {
     let bytes = match value.as_str() {
         Some(text) => text.len(),
         None if value.kind() == ValueKind::Number => 0,
@@ -65,18 +65,18 @@ pub(super) fn weigh(state: &mut State, value: &Value) -> Result<Value, Error> {
 }
 
 /// Counts an operand of `*`: what is long or large could be repeated into something longer.
-pub(super) fn weigh_factor(state: &mut State, value: &Value) -> Result<Value, Error> {
+pub(super) fn count_factor(state: &mut State, value: &Value) -> Result<Value, Error> {
     match i64::try_from(value.clone()) {
         Ok(factor) if factor > FACTOR => {
             let factor = usize::try_from(factor).unwrap_or(usize::MAX);
-            charge(state, value, factor.saturating_mul(factor))
+            count(state, value, factor.saturating_mul(factor))
         }
-        _ => weigh(state, value),
+        _ => count_operand(state, value),
     }
 }
 
 /// Counts a step whose outcome cannot be told from its operand.
-pub(super) fn charge(state: &mut State, value: &Value, bytes: usize) -> Result<Value, Error> {
+pub(super) fn count(state: &mut State, value: &Value, bytes: usize) -> Result<Value, Error> {
     spend(state, bytes)?;
     Ok(value.clone())
 }

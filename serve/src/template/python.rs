@@ -37,25 +37,23 @@ impl Arguments {
         Ok(self.take(name)?.is_some_and(|v| v.is_true()))
     }
 
+    fn read<T>(
+        &mut self,
+        name: &str,
+        read: impl Fn(&Value) -> Option<T>,
+        kind: impl Fn(&Value) -> String,
+    ) -> Result<Option<T>, Error> {
+        let Some(value) = self.take(name)?.filter(|v| !v.is_none()) else { return Ok(None) };
+        let wrong = || invalid(format!("{}: {name} must be {}", self.of, kind(&value)));
+        read(&value).ok_or_else(wrong).map(Some)
+    }
+
     pub(super) fn text(&mut self, name: &str) -> Result<Option<String>, Error> {
-        let of = self.of;
-        match self.take(name)?.filter(|v| !v.is_none()) {
-            None => Ok(None),
-            Some(v) => v
-                .as_str()
-                .map(|s| Some(s.to_owned()))
-                .ok_or_else(|| invalid(format!("{of}: {name} must be a text, not {}", v.kind()))),
-        }
+        self.read(name, |v| v.as_str().map(str::to_owned), |v| format!("a text, not {}", v.kind()))
     }
 
     pub(super) fn count(&mut self, name: &str) -> Result<Option<i64>, Error> {
-        let of = self.of;
-        match self.take(name)?.filter(|v| !v.is_none()) {
-            None => Ok(None),
-            Some(v) => i64::try_from(v)
-                .map(Some)
-                .map_err(|_| invalid(format!("{of}: {name} must be a whole number"))),
-        }
+        self.read(name, |v| i64::try_from(v.clone()).ok(), |_| "a whole number".into())
     }
 
     pub(super) fn need<T>(&self, name: &str, value: Option<T>) -> Result<T, Error> {

@@ -3,6 +3,7 @@
 
 use super::{Chat, ContentForm, Message, TemplateError, filters, limits, line, load, python, source};
 use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
 use std::sync::OnceLock;
@@ -28,7 +29,7 @@ impl Compiled {
     pub(super) fn new(found: load::Found) -> Result<Compiled, TemplateError> {
         let mut env = environment().map_err(|e| failed(&e))?;
         let plain = source::plain(&found.source);
-        let parsed = apart(|| env.add_template_owned(NAME, plain).map_err(|e| failed(&e)))?;
+        let parsed = on_own_thread(|| env.add_template_owned(NAME, plain).map_err(|e| failed(&e)))?;
         parsed.map_err(|e| TemplateError::File {
             path: found.origin,
             message: match e {
@@ -70,7 +71,7 @@ fn strftime(format: &str) -> Result<String, Error> {
 }
 
 /// Runs on a thread of its own, so that neither depth nor a panic of the engine reaches the caller.
-fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, TemplateError> {
+fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, TemplateError> {
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("template".into()).stack_size(limits::STACK);
         let stopped = |what: &str| TemplateError::Stopped(what.to_owned());
@@ -99,32 +100,16 @@ impl io::Write for Bounded {
 }
 
 fn render(template: &Compiled, variables: Map<String, Json>, items: usize) -> Result<String, TemplateError> {
-    apart(move || {
+    on_own_thread(move || {
         let mut env = template.env.clone();
         env.set_fuel(Some(limits::fuel(items)));
-        let context = value(&Json::Object(variables));
+        let context = Value::from(Serde(&variables));
         let mut out = Bounded::default();
         let compiled = env.get_template(NAME).map_err(|e| failed(&e))?;
         compiled.render_captured_to(context, &mut out).map_err(|e| failed(&e))?;
         String::from_utf8(out.0)
             .map_err(|_| TemplateError::Failed { line: None, message: "the prompt is not UTF-8".into() })
     })?
-}
-
-/// JSON as templates see it.
-fn value(json: &Json) -> Value {
-    match json {
-        Json::Null => Value::from(()),
-        Json::Bool(b) => Value::from(*b),
-        Json::Number(n) => match (n.as_i64(), n.as_u64(), n.as_f64()) {
-            (Some(n), ..) => Value::from(n),
-            (_, Some(n), _) => Value::from(n),
-            (.., n) => Value::from(n.unwrap_or(f64::NAN)),
-        },
-        Json::String(s) => Value::from(s.as_str()),
-        Json::Array(items) => items.iter().map(value).collect(),
-        Json::Object(entries) => Value::from_pairs(entries.iter().map(|(k, v)| (k.as_str(), value(v)))),
-    }
 }
 
 fn failed(e: &Error) -> TemplateError {

@@ -26,7 +26,7 @@ pub(super) fn plain(source: &str) -> String {
                 made.push_str(&tag.replacen(word, if word == "generation" { "with" } else { "endwith" }, 1));
             }
             "raw" => made.push_str(tag),
-            _ if tag.starts_with("{{") || tag.starts_with("{%") => weigh(tag, &mut made),
+            _ if tag.starts_with("{{") || tag.starts_with("{%") => insert_filters(tag, &mut made),
             _ => made.push_str(tag),
         }
         rest = after;
@@ -95,7 +95,7 @@ const KEYWORDS: [&str; 15] = [
 ];
 
 /// Copies a tag with the filters put in: a filter binds closer than any of the operators, so it goes right behind the operand.
-fn weigh(tag: &str, made: &mut String) {
+fn insert_filters(tag: &str, made: &mut String) {
     let tokens = tokens(tag);
     let solid = |token: &&&str| !token.starts_with(char::is_whitespace);
     let operand = |token: &str| {

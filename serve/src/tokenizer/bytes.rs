@@ -1,7 +1,7 @@
 //! The bytes of one token. A token may be a part of a character; its bytes are told where its text cannot be.
 
 use super::Tokenizer;
-use super::unfinished::byte;
+use super::byte_level::byte;
 
 impl Tokenizer {
     /// Bytes that an id stands for in the middle of a text; none for an id that the vocabulary does not have.
@@ -11,7 +11,7 @@ impl Tokenizer {
             return token.into_bytes();
         }
         if self.shared.byte_level {
-            return token.chars().flat_map(spelt).collect();
+            return token.chars().flat_map(char_bytes).collect();
         }
         let byte = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
         match byte.filter(|b| b.len() == 2).and_then(|b| u8::from_str_radix(b, 16).ok()) {
@@ -22,6 +22,6 @@ impl Tokenizer {
 }
 
 /// What a character of a byte-level vocabulary stands for; one that is none of it is spelt as it is.
-fn spelt(c: char) -> Vec<u8> {
+fn char_bytes(c: char) -> Vec<u8> {
     byte(c).map_or_else(|| c.to_string().into_bytes(), |b| vec![b])
 }

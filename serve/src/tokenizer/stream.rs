@@ -3,7 +3,7 @@
 //! all ids at once gives: always with a byte-level decoder, and wherever bytes form characters with one that falls back to
 //! bytes (it spoils valid neighbours of a broken byte, which a stream has shown by then).
 
-use super::unfinished::Unfinished;
+use super::byte_level::ByteDecoder;
 use super::{Tokenizer, TokenizerError};
 
 /// What stands for bytes that form no character, or no character yet.
@@ -27,7 +27,7 @@ pub struct DecodeStream {
 #[derive(Clone, Debug)]
 enum Decoding {
     /// Each token's bytes are known without its neighbours.
-    Bytes(Unfinished),
+    Bytes(ByteDecoder),
     /// Tokens are decoded with some that were before.
     Window(Window),
 }
@@ -45,7 +45,7 @@ struct Window {
 impl DecodeStream {
     pub(super) fn new(tokenizer: Tokenizer, skip_special: bool) -> DecodeStream {
         let decoding = match tokenizer.shared.byte_level {
-            true => Decoding::Bytes(Unfinished::default()),
+            true => Decoding::Bytes(ByteDecoder::default()),
             false => Decoding::Window(Window::default()),
         };
         DecodeStream { tokenizer, skip_special, decoding }
@@ -56,7 +56,9 @@ impl DecodeStream {
     /// # Errors
     /// The tokenizer's decoder refuses the token; the stream is then as before.
     pub fn push(&mut self, id: u32) -> Result<String, TokenizerError> {
-        let Some(token) = self.tokenizer.spelling(id, self.skip_special) else { return Ok(String::new()) };
+        let Some(token) = self.tokenizer.token_text(id, self.skip_special) else {
+            return Ok(String::new());
+        };
         match &mut self.decoding {
             Decoding::Bytes(bytes) => Ok(bytes.push(&token)),
             Decoding::Window(window) => window.push(&self.tokenizer, id),

@@ -15,11 +15,11 @@ pub(super) fn byte(c: char) -> Option<u8> {
     }
 }
 
-/// Bytes that are not shown yet.
+/// Decodes tokens; holds the bytes of a character that is not complete.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Unfinished(Vec<u8>);
+pub(super) struct ByteDecoder(Vec<u8>);
 
-impl Unfinished {
+impl ByteDecoder {
     /// Takes a token; gives all but an unfinished character.
     pub fn push(&mut self, token: &str) -> String {
         let before = self.0.len();

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
-use super::app::{App, KeySum};
+use super::app::{App, KeyHash};
 use super::error::ApiError;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -31,12 +31,12 @@ const PATHS: [&str; 8] = [
     "/v1/chat/completions",
 ];
 
-/// Who calls: the sum of the key that was given, where keys are asked for.
+/// Who calls: the hash of the key that was given, where keys are asked for.
 #[derive(Clone, Copy, Debug)]
-pub struct Caller(pub Option<KeySum>);
+pub struct Caller(pub Option<KeyHash>);
 
-/// The routes behind the gate.
-pub fn guarded(routes: Router, app: &Arc<App>) -> io::Result<Router> {
+/// The routes within the middleware.
+pub fn layered(routes: Router, app: &Arc<App>) -> io::Result<Router> {
     let mut router = routes.layer(middleware::from_fn_with_state(app.clone(), key));
     if let Some(cors) = cors(&app.settings.cors_origins)? {
         router = router.layer(cors);
@@ -72,7 +72,7 @@ async fn identify(State(app): State<Arc<App>>, request: Request, next: Next) -> 
         let plain = |b: &u8| b.is_ascii_alphanumeric() || b"-_.:".contains(b);
         (1..=LONGEST_ID).contains(&id.len()) && id.as_bytes().iter().all(plain)
     });
-    let id = given.cloned().or_else(|| HeaderValue::from_str(&format!("req-{}", app.mint())).ok());
+    let id = given.cloned().or_else(|| HeaderValue::from_str(&format!("req-{}", app.new_id())).ok());
     let path = request.uri().path().trim_end_matches('/');
     let path = PATHS.into_iter().find(|known| *known == path).unwrap_or("other");
     let mut response = next.run(request).await;
@@ -92,7 +92,7 @@ async fn key(State(app): State<Arc<App>>, mut request: Request, next: Next) -> R
         scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
     });
     let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes));
-    let caller = given.and_then(|key| app.known(key));
+    let caller = given.and_then(|key| app.check_key(key));
     if app.wants_keys() && caller.is_none() && !open && request.method() != Method::OPTIONS {
         let message = match given {
             Some(_) => "the API key is not one of this server's",

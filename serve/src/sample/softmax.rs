@@ -9,16 +9,16 @@ pub const LANES: usize = 16;
 
 /// Why logits are no distribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unsound {
+pub enum InvalidLogits {
     /// One is NaN or positive infinity.
     NotFinite,
     /// All are negative infinity.
     Nothing,
 }
 
-/// What is known of a row.
+/// Maxima of a row of logits, and sums of its softmax weights, by block.
 #[derive(Clone, Debug, Default)]
-pub struct Survey {
+pub struct Softmax {
     /// Largest logit of each block.
     pub maxima: Vec<f32>,
     /// Largest logit.
@@ -27,7 +27,8 @@ pub struct Survey {
     pub total: f64,
     /// The same of each block.
     sums: Vec<f32>,
-    floor: f32,
+    /// Logits below it have no weight.
+    pub floor: f32,
     /// A logit `x` weighs `exp(x * inverse + shift)`.
     inverse: f32,
     shift: f32,
@@ -58,12 +59,13 @@ pub fn exp(x: f32) -> f32 {
 #[inline(always)]
 fn maxima(logits: &[f32], out: &mut Vec<f32>) -> bool {
     // As signed integers positive infinity and positive NaN are the largest, as unsigned ones negative NaN.
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
     let (mut signed, mut unsigned) = ([i32::MIN; LANES], [0u32; LANES]);
     out.resize(logits.len().div_ceil(BLOCK), 0.0);
     for (block, out) in logits.chunks(BLOCK).zip(out) {
         let mut max = [f32::NEG_INFINITY; LANES];
         let mut look = |i: usize, x: f32| {
-            max[i] = if x > max[i] { x } else { max[i] };
+            max[i] = larger(max[i], x);
             signed[i] = signed[i].max(x.to_bits() as i32);
             unsigned[i] = unsigned[i].max(x.to_bits());
         };
@@ -76,20 +78,20 @@ fn maxima(logits: &[f32], out: &mut Vec<f32>) -> bool {
         for (i, &x) in rest.iter().enumerate() {
             look(i, x);
         }
-        *out = largest(max);
+        *out = by_halves(max, larger);
     }
     let finite =
         |i: usize| signed[i] < f32::INFINITY.to_bits() as i32 && unsigned[i] <= f32::NEG_INFINITY.to_bits();
     (0..LANES).all(finite)
 }
 
-/// By halves, so that it takes four steps of vectors.
+/// Joins all lanes, by halves, so that it takes four steps of vectors.
 #[inline(always)]
-fn largest(mut of: [f32; LANES]) -> f32 {
+fn by_halves(mut of: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
     let mut n = LANES / 2;
     while n > 0 {
         for i in 0..n {
-            of[i] = if of[i + n] > of[i] { of[i + n] } else { of[i] };
+            of[i] = join(of[i], of[i + n]);
         }
         n /= 2;
     }
@@ -113,20 +115,13 @@ fn sum<const FLOOR: bool>(block: &[f32], inverse: f32, shift: f32, floor: f32) -
     for (i, &x) in rest.iter().enumerate() {
         sums[i] += weight(x);
     }
-    let mut n = LANES / 2;
-    while n > 0 {
-        for i in 0..n {
-            sums[i] += sums[i + n];
-        }
-        n /= 2;
-    }
-    sums[0]
+    by_halves(sums, |a, b| a + b)
 }
 
 /// [`sum`] of each block.
 #[inline(always)]
-fn sums(survey: &mut Survey, logits: &[f32]) {
-    let Survey { maxima, sums, floor, inverse, shift, .. } = survey;
+fn sums(softmax: &mut Softmax, logits: &[f32]) {
+    let Softmax { maxima, sums, floor, inverse, shift, .. } = softmax;
     let (floor, inverse, shift) = (*floor, *inverse, *shift);
     sums.resize(maxima.len(), 0.0);
     for ((block, most), out) in logits.chunks(BLOCK).zip(maxima).zip(sums) {
@@ -143,43 +138,50 @@ fn sums(survey: &mut Survey, logits: &[f32]) {
 
 /// Weights of all tokens that are likelier than this one: its equals of lower ids are.
 #[inline(always)]
-fn above(survey: &Survey, logits: &[f32], id: usize) -> f64 {
+fn above(softmax: &Softmax, logits: &[f32], id: usize) -> f64 {
     let (least, own, mut total) = (logits[id], id / BLOCK, 0.0);
-    for (b, block) in logits.chunks(BLOCK).enumerate().filter(|(b, _)| survey.maxima[*b] >= least) {
+    for (b, block) in logits.chunks(BLOCK).enumerate().filter(|(b, _)| softmax.maxima[*b] >= least) {
         if b == own {
             let first = b * BLOCK;
             let likelier = |(i, x): &(usize, &f32)| **x > least || (**x == least && first + *i < id);
-            let weights = block.iter().enumerate().filter(likelier).map(|(_, x)| survey.weight(*x));
+            let weights = block.iter().enumerate().filter(likelier).map(|(_, x)| softmax.weight(*x));
             total += f64::from(weights.sum::<f32>());
         } else {
             let floor = if b < own { least } else { least.next_up() };
-            total += f64::from(sum::<true>(block, survey.inverse, survey.shift, floor));
+            total += f64::from(sum::<true>(block, softmax.inverse, softmax.shift, floor));
         }
     }
     total
 }
 
-/// The place in a block at which the running sum of weights exceeds `left`, or the last that weighs anything.
+/// The place of the weight at which their running sum exceeds `left`, or of the last that is not 0; and what of `left` it has to
+/// make up.
 #[inline(always)]
-fn walk(survey: &Survey, block: &[f32], mut left: f64) -> Option<usize> {
-    let mut weights = [0f32; BLOCK];
-    for (weight, &x) in weights.iter_mut().zip(block) {
-        let w = survey.weight(x);
-        *weight = if x >= survey.floor { w } else { 0.0 };
-    }
+pub(super) fn select_by_weight(weights: impl Iterator<Item = f64>, mut left: f64) -> Option<(usize, f64)> {
     let mut chosen = None;
-    for (i, &weight) in weights.iter().enumerate().filter(|(_, w)| **w > 0.0) {
-        chosen = Some(i);
-        if left < f64::from(weight) {
+    for (i, weight) in weights.enumerate().filter(|(_, w)| *w > 0.0) {
+        chosen = Some((i, left));
+        if left < weight {
             break;
         }
-        left -= f64::from(weight);
+        left -= weight;
     }
     chosen
 }
 
+/// The place in a block at which the running sum of weights exceeds `left`, or the last that weighs anything.
+#[inline(always)]
+fn walk(softmax: &Softmax, block: &[f32], left: f64) -> Option<usize> {
+    let mut weights = [0f32; BLOCK];
+    for (weight, &x) in weights.iter_mut().zip(block) {
+        let w = softmax.weight(x);
+        *weight = if x >= softmax.floor { w } else { 0.0 };
+    }
+    select_by_weight(weights.iter().map(|w| f64::from(*w)), left).map(|(i, _)| i)
+}
+
 /// Compiles a pass for wider vectors as well, and takes that where the processor has them.
-macro_rules! widest {
+macro_rules! multiversion {
     ($pass:ident, $wide:ident, $chosen:ident, ($($arg:ident: $ty:ty),*) -> $out:ty) => {
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma")]
@@ -198,46 +200,41 @@ macro_rules! widest {
     };
 }
 
-pub(super) use widest;
+pub(super) use multiversion;
 
-widest!(maxima, maxima_avx2, maxima_widest, (logits: &[f32], out: &mut Vec<f32>) -> bool);
-widest!(sums, sums_avx2, sums_widest, (survey: &mut Survey, logits: &[f32]) -> ());
-widest!(above, above_avx2, above_widest, (survey: &Survey, logits: &[f32], id: usize) -> f64);
-widest!(walk, walk_avx2, walk_widest, (survey: &Survey, block: &[f32], left: f64) -> Option<usize>);
+multiversion!(maxima, maxima_avx2, maxima_widest, (logits: &[f32], out: &mut Vec<f32>) -> bool);
+multiversion!(sums, sums_avx2, sums_widest, (softmax: &mut Softmax, logits: &[f32]) -> ());
+multiversion!(above, above_avx2, above_widest, (softmax: &Softmax, logits: &[f32], id: usize) -> f64);
+multiversion!(walk, walk_avx2, walk_widest, (softmax: &Softmax, block: &[f32], left: f64) -> Option<usize>);
 
-impl Survey {
-    /// Surveys a row: its maxima.
+impl Softmax {
+    /// Scans a row: its maxima.
     ///
     /// # Errors
     /// There is no distribution.
-    pub fn take(&mut self, logits: &[f32]) -> Result<(), Unsound> {
+    pub fn find_maxima(&mut self, logits: &[f32]) -> Result<(), InvalidLogits> {
         let finite = maxima_widest(logits, &mut self.maxima);
         self.max = self.maxima.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         match finite {
-            false => Err(Unsound::NotFinite),
-            true if self.max == f32::NEG_INFINITY => Err(Unsound::Nothing),
+            false => Err(InvalidLogits::NotFinite),
+            true if self.max == f32::NEG_INFINITY => Err(InvalidLogits::Nothing),
             true => Ok(()),
         }
     }
 
-    /// Weighs at a temperature from here on: a logit `x` has `exp((x - max) / temperature)`. One rounding of the shift, which
+    /// Sets the temperature of the weights: a logit `x` has `exp((x - max) / temperature)`. One rounding of the shift, which
     /// is the same for all, changes no probability.
-    pub fn warm(&mut self, temperature: f32) {
+    pub fn set_temperature(&mut self, temperature: f32) {
         self.inverse = 1.0 / temperature;
         self.shift = -(self.max * self.inverse);
     }
 
-    /// Weighs the row at a temperature; logits below the floor weigh nothing.
-    pub fn weigh(&mut self, logits: &[f32], temperature: f32, floor: f32) {
-        self.warm(temperature);
+    /// Sums the weights of a row at a temperature; logits below the floor have none.
+    pub fn sum_weights(&mut self, logits: &[f32], temperature: f32, floor: f32) {
+        self.set_temperature(temperature);
         self.floor = floor;
         sums_widest(self, logits);
         self.total = self.sums.iter().map(|s| f64::from(*s)).sum();
-    }
-
-    /// The floor below which nothing was weighed.
-    pub fn floor(&self) -> f32 {
-        self.floor
     }
 
     /// Weight of a logit, where the likeliest has 1.
@@ -259,14 +256,8 @@ impl Survey {
 
     /// The token at which the running sum of weights exceeds `u` of the total; `u` in [0, 1). The row was weighed.
     pub fn at(&self, logits: &[f32], u: f64) -> usize {
-        let (mut left, mut block) = (u * self.total, 0);
-        for (b, sum) in self.sums.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
-            block = b;
-            if left < f64::from(*sum) {
-                break;
-            }
-            left -= f64::from(*sum);
-        }
+        let sums = self.sums.iter().map(|sum| f64::from(*sum));
+        let (block, left) = select_by_weight(sums, u * self.total).unwrap_or((0, 0.0));
         let start = block * BLOCK;
         let block = &logits[start..logits.len().min(start + BLOCK)];
         walk_widest(self, block, left).map_or_else(|| self.argmax(logits), |i| start + i)

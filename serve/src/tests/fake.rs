@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use astrai_runtime::Threads;
 
-use super::{Model, ModelError, Sizes};
+use crate::engine::{Model, ModelError, Sizes};
 use crate::request::{Limits, Request};
 use crate::sample::{History, Rules, Sampler};
 use crate::scheduler::batch::StepBatch;

@@ -1,0 +1,4 @@
+//! Models that tests of several modules run, and that need no weights.
+
+pub mod alphabet;
+pub mod fake;
