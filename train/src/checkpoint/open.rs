@@ -78,20 +78,15 @@ pub fn open(path: &Path) -> Result<Opened, FileError> {
         let trouble = format!("of step {}, the manifest of step {}", trainer.step, manifest.step);
         return Err(FileError::refused(&path.join(TRAINER), trouble));
     }
-    let mut tokenizer = Vec::new();
-    for name in manifest.files.keys() {
-        if ![CONFIG, MODEL, OPTIMIZER, TRAINER].contains(&name.as_str()) {
-            let bytes = read_limited(&path.join(name), LONGEST_ATTACHMENT)?;
-            tokenizer.push(Attachment { name: name.clone(), bytes });
-        }
-    }
+    let names = manifest.files.keys().map(String::as_str);
+    let tokenizer = names.filter(|name| ![CONFIG, MODEL, OPTIMIZER, TRAINER].contains(name));
     Ok(Opened {
         path: path.to_path_buf(),
         config: read_text(&path.join(CONFIG), LONGEST_CONFIG)?,
         trainer,
         model: weights(&path.join(MODEL))?,
         optimizer: weights(&path.join(OPTIMIZER))?,
-        tokenizer,
+        tokenizer: attachments(path, tokenizer)?,
     })
 }
 
@@ -135,15 +130,20 @@ pub fn open_model(path: &Path) -> Result<Model, FileError> {
     if path.join(MANIFEST).exists() && path.join(TRAINER).exists() {
         Manifest::verify(path)?;
     }
-    let mut tokenizer = Vec::new();
-    for name in TOKENIZER {
-        let file = path.join(name);
-        if file.exists() {
-            let bytes = read_limited(&file, LONGEST_ATTACHMENT)?;
-            tokenizer.push(Attachment { name: name.to_string(), bytes });
-        }
-    }
+    let tokenizer = attachments(path, TOKENIZER.into_iter().filter(|name| path.join(name).exists()))?;
     Ok(Model { config: read_text(&config, LONGEST_CONFIG)?, weights: weights(path)?, tokenizer })
+}
+
+/// These files of a folder.
+fn attachments<'a>(
+    folder: &Path,
+    names: impl Iterator<Item = &'a str>,
+) -> Result<Vec<Attachment>, FileError> {
+    let read = |name: &str| {
+        let bytes = read_limited(&folder.join(name), LONGEST_ATTACHMENT)?;
+        Ok(Attachment { name: name.to_string(), bytes })
+    };
+    names.map(read).collect()
 }
 
 /// The checkpoints' folders in `out`, newest first; none where `out` is not.

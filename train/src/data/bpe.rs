@@ -7,8 +7,8 @@
 #[cfg(test)]
 mod tests;
 
-use super::meta::write_whole;
 use super::{DataError, Piece};
+use crate::durable::{System, replace};
 use astrai_serve::tokenizer::Tokenizer;
 use fancy_regex::Regex;
 use serde_json::{Value, json};
@@ -167,8 +167,8 @@ impl Bpe {
     /// A file cannot be written.
     pub fn write(&self, dir: &Path) -> Result<Tokenizer, DataError> {
         std::fs::create_dir_all(dir).map_err(DataError::io(dir, "make the folder"))?;
-        write_whole(&dir.join("tokenizer_config.json"), format!("{:#}\n", self.config).as_bytes())?;
-        write_whole(&dir.join("tokenizer.json"), format!("{}\n", self.model).as_bytes())?;
+        replace(&System, &dir.join("tokenizer_config.json"), format!("{:#}\n", self.config).as_bytes())?;
+        replace(&System, &dir.join("tokenizer.json"), format!("{}\n", self.model).as_bytes())?;
         Ok(Tokenizer::open(dir)?)
     }
 }

@@ -53,6 +53,12 @@ fn special_tokens_are_never_learnt_and_bad_ones_refused() {
     let tokenizer = train(&[&text], &options).write(dir.path()).unwrap();
     assert_eq!(tokenizer.encode("<|x|>", false).unwrap(), [2]);
     assert!(!tokenizer.encode_plain("<|x|>").unwrap().contains(&2));
+    // A word that the text is full of, whole and within others.
+    options.special = vec!["ab".into()];
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = train(&[&"ab cab abc ".repeat(50)], &options).write(dir.path()).unwrap();
+    assert_eq!(tokenizer.encode("ab", false).unwrap(), [2]);
+    assert!(!tokenizer.encode_plain("ab cab abc").unwrap().contains(&2));
     let says = |options: &BpeOptions, what: &str| {
         let said = attempt(&["a"], options).unwrap_err().to_string();
         assert!(said.contains(what), "{said}");
