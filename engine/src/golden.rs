@@ -12,7 +12,7 @@ use crate::{Error, Hear, Note};
 use astrai_builders::{Logits, Loss, Program};
 use astrai_ir::DType;
 use astrai_passes::Fidelity;
-use astrai_runtime::weights::{Checkpoint, TensorView};
+use astrai_runtime::weights::Checkpoint;
 use astrai_runtime::{Compiled, Session, Value as Array};
 use astrai_train::engine::StepResult;
 use std::path::{Path, PathBuf};
@@ -167,7 +167,8 @@ impl<'a> Golden<'a> {
 
     /// Elements of a float tensor of the golden file, of which there must be `count`.
     fn floats(&self, name: &str, count: usize) -> Result<Vec<f32>, Error> {
-        let (t, path) = (self.tensor(name)?, self.path.display());
+        let path = self.path.display();
+        let t = self.file.get(name).ok_or_else(|| format!("{path}: no tensor `{name}`"))?;
         if t.elements() != count {
             let shape = t.shape();
             return Err(format!("{path}: `{name}` is {shape:?}, it should have {count} elements").into());
@@ -259,12 +260,9 @@ impl<'a> Golden<'a> {
     }
 
     fn integers(&self, name: &str) -> Result<Vec<i64>, Error> {
-        Ok(self.tensor(name)?.to_i64()?)
-    }
-
-    fn tensor(&self, name: &str) -> Result<TensorView<'_>, Error> {
-        let none = || format!("{}: no tensor `{name}`", self.path.display());
-        Ok(self.file.get(name).ok_or_else(none)?)
+        let path = self.path.display();
+        let t = self.file.get(name).ok_or_else(|| format!("{path}: no tensor `{name}`"))?;
+        Ok(t.to_i64()?)
     }
 
     /// Greedy continuation by the engine that serves, over paged keys and values.

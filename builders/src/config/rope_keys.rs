@@ -107,7 +107,7 @@ fn inner<'a>(raw: &Raw<'a>, keys: &RopeKeys) -> Result<Option<(Raw<'a>, &'static
 }
 
 /// Types of layers of which each may have a rope of its own.
-const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
+pub const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
 /// The one of two values that is stated; an error when they differ.
 fn same(

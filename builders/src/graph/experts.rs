@@ -3,7 +3,7 @@
 //! rows of it; tokens go through them in the order of experts, in two grouped products, and a token's results are added up
 //! best expert first.
 
-use super::components::{Layer, Outputs};
+use super::components::{Layer, Outputs, parts};
 use super::router::{self, Routed};
 use crate::config::{ExpertNames, ExpertsSpec, SharedSpec};
 use astrai_ir::ops::{Activation, GatedAct, GroupedDot, ReduceKind, Route, Rows, Weight};
@@ -86,13 +86,12 @@ fn chosen(
     x: NodeId,
     routes: &Routed,
 ) -> Result<NodeId, IrError> {
-    let (hidden, inner) = (g.ty(x).shape[1].clone(), Dim::from(e.intermediate));
+    let hidden = g.ty(x).shape[1].clone();
     let rows = rows_of(g, routes, x)?;
     let both = product(g, e, &[e.names.gate, e.names.up], rows, routes.offsets, &hidden)?;
     let h = g.scope("mlp.act", |g| {
-        let gate = g.slice(both, 1, Dim::from(0), inner.clone())?;
-        let up = g.slice(both, 1, inner.clone(), inner.clone())?;
-        g.push(GatedAct { act }, &[gate, up])
+        let halves = parts(g, both, 1, [e.intermediate; 2])?;
+        g.push(GatedAct { act }, &halves)
     })?;
     let y = product(g, e, &[e.names.down], h, routes.offsets, &hidden)?; // [tokens * chosen, hidden]
     add_up(g, routes, y, None)
