@@ -99,11 +99,6 @@ impl Checkpoint {
         Some(TensorView { path, name: &tensor.name, dtype: tensor.dtype, shape: &tensor.shape, bytes })
     }
 
-    /// The file that holds the tensor of this name.
-    pub fn file_of(&self, name: &str) -> Option<&Path> {
-        self.find(name).map(|stored| self.files[stored.file].path.as_path())
-    }
-
     /// The free text of the headers; where shards disagree, the first one's.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
