@@ -9,7 +9,7 @@ use astrai_runtime::weights::Checkpoint;
 
 use super::manifest::Manifest;
 use super::state::{LONGEST, TrainerState};
-use super::{Attachment, CONFIG, LATEST, MANIFEST, MODEL, OPTIMIZER, TRAINER, step_of};
+use super::{Attachment, CONFIG, LATEST, MODEL, OPTIMIZER, TRAINER, step_of};
 use crate::durable::{FileError, read_limited, read_text, shown};
 
 /// Longest config.json read, in bytes.
