@@ -271,10 +271,9 @@ impl<'a> Raw<'a> {
         self.take_notes(inner.into_notes());
     }
 
-    /// True for a key that was looked at so far, in either spelling.
+    /// True for a key that was looked at so far.
     pub(crate) fn was_read(&self, key: &str) -> bool {
-        let read = self.read.borrow();
-        read.contains(key) || self.aliases.iter().any(|(of, other)| *other == key && read.contains(of))
+        self.read.borrow().contains(key)
     }
 
     /// What was noticed.

@@ -118,9 +118,9 @@ impl ModelType {
     /// Warns of keys of `raw` that resolving has not read, or refuses them.
     pub(crate) fn check_keys(&self, raw: &Raw) -> Result<(), ConfigError> {
         // The type itself was read when it was inferred.
-        keys::check(raw, self.name, |key| {
-            key == "model_type" || raw.was_read(key) || self.inert.contains(&key)
-        })
+        let known = |key: &str| key == "model_type" || raw.was_read(key) || self.inert.contains(&key);
+        let other_spelling = |key: &str| self.aliases.iter().any(|(_, other)| *other == key);
+        keys::check(raw, self.name, |key| known(key) || other_spelling(key))
     }
 }
 
