@@ -3,7 +3,6 @@
 //! divide is refused by the name of its key.
 
 use crate::config::{ExpertNames, ExpertsSpec, MlpSpec, ModelConfig, QkNorm};
-use crate::registry;
 use astrai_ir::ops::Op;
 use astrai_ir::shard::{STAGES, Shard};
 use astrai_ir::{Axis, Dim, Graph, Mesh, Placement, Type};
@@ -68,6 +67,8 @@ impl Ranks {
             MlpSpec::Dense { .. } => None,
         });
         let inner = c.layers.iter().map(|l| l.mlp.intermediate());
+        let inner_key = key_of(c, ["moe_intermediate_size", "intermediate_size"]);
+        let experts_key = key_of(c, ["num_local_experts", "n_routed_experts", "num_experts"]);
         let divides = |key: &str, value: usize, axis: &str, n: usize| match value.is_multiple_of(n) {
             true => Ok(()),
             false => Err(format!("{key} {value} does not divide by {axis}={n}")),
@@ -75,12 +76,12 @@ impl Ranks {
         let tp = |key, value| divides(key, value, "tp", self.tp);
         tp("num_attention_heads", c.heads)?;
         tp("vocab_size", c.vocab_size)?;
-        inner.into_iter().try_for_each(|n| tp(inner_key(c, experts.is_some()), n))?;
+        inner.into_iter().try_for_each(|n| tp(inner_key, n))?;
         if let Some((_, Some(shared))) = experts {
             tp("the width of a shared expert", shared)?;
         }
         match experts {
-            Some((count, _)) => divides(experts_key(c), count, "ep", self.ep)?,
+            Some((count, _)) => divides(experts_key, count, "ep", self.ep)?,
             None if self.ep > 1 => {
                 return Err(format!("ep={}: {} has no experts; use dp", self.ep, c.model_type));
             }
@@ -105,18 +106,10 @@ impl Ranks {
     }
 }
 
-/// True for a key that the model type of `c` reads.
-fn reads(c: &ModelConfig, key: &str) -> bool {
-    registry::find(c.model_type).is_some_and(|m| m.reads(key))
-}
-
-fn inner_key(c: &ModelConfig, experts: bool) -> &'static str {
-    if experts && reads(c, "moe_intermediate_size") { "moe_intermediate_size" } else { "intermediate_size" }
-}
-
-fn experts_key(c: &ModelConfig) -> &'static str {
-    let keys = ["num_local_experts", "n_routed_experts", "num_experts"];
-    keys.into_iter().find(|k| reads(c, k)).unwrap_or("num_experts")
+/// The first of these keys that files of this model have, else the last.
+fn key_of<const N: usize>(c: &ModelConfig, keys: [&'static str; N]) -> &'static str {
+    let saved = c.save();
+    keys.into_iter().find(|key| saved.get(key).is_some()).unwrap_or(keys[N - 1])
 }
 
 /// For every weight and state of `graph`, which was built from this configuration, what ranks hold along each axis; those

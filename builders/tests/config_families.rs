@@ -272,7 +272,10 @@ fn embedding() {
         let e = parse(more).map(|_| ()).unwrap_err().to_string();
         assert!(e.contains(what) && !e.contains('\n'), "{e}");
     };
-    says(r#", "pooling_type": "max""#, "`pooling_type` is \"max\"; supported: mean, cls, last");
+    says(
+        r#", "pooling_type": "max""#,
+        "`pooling_type` is \"max\", which is not supported; supported: mean, cls, last",
+    );
     says(r#", "normalize_embeddings": 1"#, "`normalize_embeddings`");
     says(r#", "ffn_type": "moe""#, "`ffn_type` is \"moe\"");
     let wants = Program::full(1, 8);

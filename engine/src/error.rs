@@ -2,49 +2,23 @@
 
 use astrai_ir::IrError;
 use astrai_runtime::weights::WeightsError;
-use std::fmt;
 
 /// Why something failed, in one line.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct Error(pub String);
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
+macro_rules! as_lines {
+    ($($cause:ty),*) => {
+        $(impl From<$cause> for Error {
+            fn from(cause: $cause) -> Error {
+                Error(cause.to_string())
+            }
+        })*
+    };
 }
 
-impl std::error::Error for Error {}
-
-impl From<String> for Error {
-    fn from(line: String) -> Error {
-        Error(line)
-    }
-}
-
-impl From<&str> for Error {
-    fn from(line: &str) -> Error {
-        Error(line.to_string())
-    }
-}
-
-impl From<astrai_runtime::Error> for Error {
-    fn from(e: astrai_runtime::Error) -> Error {
-        Error(e.to_string())
-    }
-}
-
-impl From<IrError> for Error {
-    fn from(e: IrError) -> Error {
-        Error(e.to_string())
-    }
-}
-
-impl From<WeightsError> for Error {
-    fn from(e: WeightsError) -> Error {
-        Error(e.to_string())
-    }
-}
+as_lines!(String, &str, astrai_runtime::Error, IrError, WeightsError);
 
 /// What a person may like to hear while something long goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,14 +16,16 @@ mod tests;
 use std::path::Path;
 
 use astrai_runtime::weights::Entry;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 pub use compatible::{check_compatible, check_same_data};
 pub use folder::{Resumed, RunFolder};
-pub use open::{Latest, Model, Opened, open, open_latest, open_model};
+pub use open::{Latest, Opened, open, open_latest};
 pub use save::Saved;
 pub use state::{Counter, TrainerState, Versions};
 
-use crate::durable::FileError;
+use crate::durable::{FileError, one_line};
 
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const MODEL: &str = "model.safetensors";
@@ -80,6 +82,22 @@ pub trait Contents {
     /// # Errors
     /// Those of `sink`, passed on, or the engine's own ([`FileError::Refused`] with the tensor's name).
     fn write(&mut self, part: Part, entry: &Entry, sink: &mut Sink) -> Result<(), FileError>;
+}
+
+/// Reads the text of a JSON file of this form; `path` names it in messages.
+fn parse<T: DeserializeOwned>(text: &str, form: u32, path: &Path) -> Result<T, FileError> {
+    #[derive(Deserialize)]
+    struct Form {
+        format: u32,
+    }
+    let damaged = |e: serde_json::Error| FileError::refused(path, one_line(&format!("damaged: {e}")));
+    let Form { format } = serde_json::from_str(text).map_err(damaged)?;
+    if format != form {
+        let trouble =
+            format!("of form {format}, this program reads form {form}: use the version that wrote it");
+        return Err(FileError::refused(path, trouble));
+    }
+    serde_json::from_str(text).map_err(damaged)
 }
 
 /// Name of the folder of `step`.

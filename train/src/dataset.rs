@@ -4,7 +4,7 @@
 
 use crate::batch::Items;
 use crate::checkpoint::Attachment;
-use crate::data::bpe::{BpeOptions, WordCounts};
+use crate::data::bpe::{Bpe, BpeOptions};
 use crate::data::{Corpus, DataError, ShardOptions, Tokenised, Tokens, WindowOptions, Windows, prepare};
 use crate::durable::{System, replace};
 use crate::error::Error;
@@ -218,10 +218,9 @@ fn trained(
         callbacks.note(&format!("using the tokenizer in {}", kept.display()));
         return Ok(Tokenizer::open(&kept).map_err(DataError::from)?);
     }
-    let mut counted = |done, all| callbacks.progress("counting words", done, all);
-    let words = WordCounts::count(corpus.documents(), corpus.bytes(), &mut counted)?;
-    let mut merged = |done, all| callbacks.progress("training the tokenizer", done, all);
-    let bpe = words.train(&BpeOptions { special, ..BpeOptions::new(wanted) }, &mut merged)?;
+    let options = BpeOptions { special, ..BpeOptions::new(wanted) };
+    let mut progress = |what, done, all| callbacks.progress(what, done, all);
+    let bpe = Bpe::train(&options, corpus.documents(), corpus.bytes(), &mut progress)?;
     if bpe.vocabulary() < wanted {
         callbacks.note(&format!("the text gives {} tokens of the {wanted} wanted", bpe.vocabulary()));
     }

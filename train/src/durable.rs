@@ -158,11 +158,15 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// The name beside `path` under which it is written until it is whole.
+pub(crate) fn beside(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    folder_of(path).join(format!("{UNFINISHED}{name}-{}", std::process::id()))
+}
+
 /// Writes the file `path` whole: readers see the old content or `bytes`, also after a crash.
 pub(crate) fn replace(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> Result<(), FileError> {
-    let name = path.file_name().map(|n| n.to_string_lossy()).unwrap_or_default();
-    let folder = folder_of(path);
-    let beside = folder.join(format!("{UNFINISHED}{name}-{}", std::process::id()));
+    let (folder, beside) = (folder_of(path), beside(path));
     let written = write_beside(disk, &beside, bytes).and_then(|()| disk.rename(&beside, path));
     if let Err(e) = written {
         // The write's own error is the one to report; a leftover is removed by the next run.

@@ -2,13 +2,13 @@
 //! resume cut back to the checkpoint's step, so that the file is what an uninterrupted run would have written, but
 //! for times. A number that is not finite is `null`, because JSON has no other word for it.
 
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::durable::{FileError, UNFINISHED, folder_of, shown};
+use crate::durable::{FileError, System, replace, shown};
 use crate::router::RouterStats;
 
 /// Longest line read, in bytes.
@@ -103,9 +103,7 @@ impl Metrics {
     /// The system refuses.
     pub fn create(path: &Path) -> Result<Metrics, FileError> {
         File::create(path).map_err(FileError::io(path, "create it"))?;
-        // At its end only: half a line that was cut away leaves no hole before the next.
-        let file = File::options().append(true).open(path).map_err(FileError::io(path, "open it"))?;
-        Ok(Metrics { path: path.to_path_buf(), file, length: 0 })
+        Metrics::append(path, 0)
     }
 
     /// Continues the file after `step`: rows of later steps and lines that cannot be read are dropped, in a copy that
@@ -114,16 +112,21 @@ impl Metrics {
     /// # Errors
     /// The system refuses.
     pub fn resume(path: &Path, step: u64) -> Result<(Metrics, Vec<String>), FileError> {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let beside = folder_of(path).join(format!("{UNFINISHED}{name}-{}", std::process::id()));
-        let cut = cut_back(path, &beside, step);
-        if cut.is_err() {
-            // The cut's own error is the one to report.
-            let _leftover = fs::remove_file(&beside);
-        }
-        let (length, notes) = cut?;
+        let mut kept = Vec::new();
+        let notes = lines(path, &mut |row, line| {
+            if row.step() <= step {
+                kept.extend_from_slice(line);
+                kept.push(b'\n');
+            }
+        })?;
+        replace(&System, path, &kept)?;
+        Ok((Metrics::append(path, kept.len() as u64)?, notes))
+    }
+
+    fn append(path: &Path, length: u64) -> Result<Metrics, FileError> {
+        // At its end only: half a line that was cut away leaves no hole before the next.
         let file = File::options().append(true).open(path).map_err(FileError::io(path, "open it"))?;
-        Ok((Metrics { path: path.to_path_buf(), file, length }, notes))
+        Ok(Metrics { path: path.to_path_buf(), file, length })
     }
 
     /// Appends a row. When it fails, the file is left with the whole lines it had, and the run may go on.
@@ -150,24 +153,6 @@ impl Metrics {
     pub fn sync(&self) -> Result<(), FileError> {
         self.file.sync_data().map_err(FileError::io(&self.path, "make it durable"))
     }
-}
-
-/// Copies the rows up to `step` and gives the copy the file's name. The bytes that stay, and notes.
-fn cut_back(path: &Path, beside: &Path, step: u64) -> Result<(u64, Vec<String>), FileError> {
-    let mut out = io::BufWriter::new(File::create(beside).map_err(FileError::io(beside, "create it"))?);
-    let (mut length, mut written) = (0, Ok(()));
-    let notes = lines(path, &mut |row, line| {
-        if row.step() <= step && written.is_ok() {
-            length += line.len() as u64 + 1;
-            written = out.write_all(line).and_then(|()| out.write_all(b"\n"));
-        }
-    })?;
-    written.and_then(|()| out.flush()).map_err(FileError::io(beside, "write it"))?;
-    out.get_ref().sync_all().map_err(FileError::io(beside, "make it durable"))?;
-    fs::rename(beside, path).map_err(FileError::io(path, "replace it"))?;
-    let folder = folder_of(path);
-    File::open(folder).and_then(|f| f.sync_all()).map_err(FileError::io(folder, "make it durable"))?;
-    Ok((length, notes))
 }
 
 /// All rows of the file, and a line for the user for what could not be read; no rows where there is no file.

@@ -103,11 +103,7 @@ macro_rules! settings {
 
         impl Default for Settings {
             fn default() -> Settings {
-                Settings {
-                    $($rname: <$rkind>::default(),)*
-                    $($oname: None,)*
-                    $($name: $default,)*
-                }
+                Partial::default().complete()
             }
         }
 

@@ -2,7 +2,7 @@
 //! wrong. Unlike a plain parse, a key given twice is an error, because which of the two counts would be chance.
 
 use super::error::{ConfigError, excerpt};
-use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 use std::fmt;
 
@@ -58,17 +58,18 @@ struct Unique(Value);
 
 impl<'de> Deserialize<'de> for Unique {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        UniqueVisitor.deserialize(d).map(Unique)
+        d.deserialize_any(UniqueVisitor).map(Unique)
     }
 }
 
 struct UniqueVisitor;
 
-impl<'de> DeserializeSeed<'de> for UniqueVisitor {
-    type Value = Value;
-    fn deserialize<D: Deserializer<'de>>(self, d: D) -> Result<Value, D::Error> {
-        d.deserialize_any(self)
-    }
+macro_rules! visit_plain {
+    ($($visit:ident: $type:ty),*) => {
+        $(fn $visit<E: Error>(self, v: $type) -> Result<Value, E> {
+            Ok(v.into())
+        })*
+    };
 }
 
 impl<'de> Visitor<'de> for UniqueVisitor {
@@ -82,29 +83,11 @@ impl<'de> Visitor<'de> for UniqueVisitor {
         Ok(Value::Null)
     }
 
-    fn visit_bool<E: Error>(self, v: bool) -> Result<Value, E> {
-        Ok(Value::Bool(v))
-    }
-
-    fn visit_i64<E: Error>(self, v: i64) -> Result<Value, E> {
-        Ok(v.into())
-    }
-
-    fn visit_u64<E: Error>(self, v: u64) -> Result<Value, E> {
-        Ok(v.into())
-    }
-
-    fn visit_f64<E: Error>(self, v: f64) -> Result<Value, E> {
-        Ok(v.into())
-    }
-
-    fn visit_str<E: Error>(self, v: &str) -> Result<Value, E> {
-        Ok(v.into())
-    }
+    visit_plain!(visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_str: &str);
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
         let mut list = Vec::new();
-        while let Some(v) = seq.next_element_seed(UniqueVisitor)? {
+        while let Some(Unique(v)) = seq.next_element()? {
             list.push(v);
         }
         Ok(Value::Array(list))
@@ -116,7 +99,7 @@ impl<'de> Visitor<'de> for UniqueVisitor {
             if map.contains_key(&key) {
                 return Err(A::Error::custom(format!("key `{}` appears twice", excerpt(&key))));
             }
-            let value = entries.next_value_seed(UniqueVisitor)?;
+            let Unique(value) = entries.next_value()?;
             map.insert(key, value);
         }
         Ok(Value::Object(map))

@@ -24,4 +24,4 @@ pub use spec::{
     MAX_VOCAB, MAX_WIDTH, MlpSpec, ModelConfig, NormPlacement, Pooling, QkNorm, RopeKey, RouterSpec,
     SharedSpec, StackedExperts, StackedNames,
 };
-pub use tensors::{Init, TensorSpec, parameter_count, tensors};
+pub use tensors::{Init, TensorSpec};

@@ -139,10 +139,17 @@ impl<'a> Raw<'a> {
         match self.text(key)? {
             Some(other) if !known.contains(&other) => {
                 let problem = format!("is {}, which is not supported", Value::from(other));
-                Err(self.refuse(key, problem, format!("supported: {}", known.join(", "))))
+                Err(self.refuse(self.spelled(key), problem, format!("supported: {}", known.join(", "))))
             }
             stated => Ok(stated),
         }
+    }
+
+    /// What stands beside one of the names of `table`, if one is given.
+    pub fn named<T: Copy>(&self, key: &'static str, table: &[(&str, T)]) -> Result<Option<T>, ConfigError> {
+        let names: Vec<&str> = table.iter().map(|(name, _)| *name).collect();
+        let stated = self.one_of(key, &names)?;
+        Ok(table.iter().find(|(name, _)| stated == Some(name)).map(|(_, x)| *x))
     }
 
     /// A list of strings, if given.
@@ -257,17 +264,16 @@ impl<'a> Raw<'a> {
     /// Takes the notes of a nested object, whose keys that were never looked at are unknown.
     pub(crate) fn absorb(&self, inner: Raw) {
         for (key, _) in inner.entries() {
-            if !inner.read.borrow().contains(key) {
+            if !inner.was_read(key) {
                 inner.ignore(key);
             }
         }
         self.take_notes(inner.into_notes());
     }
 
-    /// Keys looked at so far.
-    #[cfg(test)]
-    pub(crate) fn keys_read(&self) -> BTreeSet<&'static str> {
-        self.read.borrow().clone()
+    /// True for a key that was looked at so far.
+    pub(crate) fn was_read(&self, key: &str) -> bool {
+        self.read.borrow().contains(key)
     }
 
     /// What was noticed.

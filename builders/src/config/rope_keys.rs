@@ -7,15 +7,6 @@ use super::rope::{LongRope, RopeLayout, RopeScaling, RopeSpec, Yarn};
 use super::spec::MAX_POSITIONS;
 use serde_json::{Map, Value, json};
 
-/// Keys that [`read`] looks at, without rope by layer type.
-pub const ROPE_KEYS: &[&str] = &[
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "partial_rotary_factor",
-    "original_max_position_embeddings",
-];
-
 /// Base when the file states none; what every family here takes.
 const DEFAULT_THETA: f64 = 10_000.0;
 
@@ -116,7 +107,7 @@ fn inner<'a>(raw: &Raw<'a>, keys: &RopeKeys) -> Result<Option<(Raw<'a>, &'static
 }
 
 /// Types of layers of which each may have a rope of its own.
-const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
+pub const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
 /// The one of two values that is stated; an error when they differ.
 fn same(
@@ -307,42 +298,29 @@ pub fn write_scaling(scaling: &RopeScaling) -> Option<Value> {
             "high_freq_factor": high_freq_factor,
             "original_max_position_embeddings": original_max_positions,
         }),
-        RopeScaling::Yarn(y) => write_yarn(y),
-        RopeScaling::LongRope(l) => write_longrope(l),
+        RopeScaling::Yarn(y) => stated(json!({
+            "rope_type": "yarn",
+            "factor": y.factor,
+            "original_max_position_embeddings": y.original_max_positions,
+            "beta_fast": y.beta_fast,
+            "beta_slow": y.beta_slow,
+            "truncate": y.truncate,
+            "attention_factor": y.attention_factor,
+            "mscale": y.mscale,
+            "mscale_all_dim": y.mscale_all_dim,
+        })),
+        RopeScaling::LongRope(l) => stated(json!({
+            "type": "longrope",
+            "short_factor": l.short,
+            "long_factor": l.long,
+            "factor": l.factor,
+            "attention_factor": l.attention_factor,
+        })),
     })
 }
 
-/// Older readers accept exactly the first three keys, so the others stand only where they were stated.
-fn write_longrope(l: &LongRope) -> Value {
-    let mut map = Map::new();
-    map.insert("type".into(), json!("longrope"));
-    map.insert("short_factor".into(), json!(l.short));
-    map.insert("long_factor".into(), json!(l.long));
-    for (key, value) in [("factor", l.factor), ("attention_factor", l.attention_factor)] {
-        if let Some(x) = value {
-            map.insert(key.into(), json!(x));
-        }
-    }
-    Value::Object(map)
-}
-
-fn write_yarn(y: &Yarn) -> Value {
-    let mut map = Map::new();
-    map.insert("rope_type".into(), json!("yarn"));
-    map.insert("factor".into(), json!(y.factor));
-    map.insert("original_max_position_embeddings".into(), json!(y.original_max_positions));
-    map.insert("beta_fast".into(), json!(y.beta_fast));
-    map.insert("beta_slow".into(), json!(y.beta_slow));
-    map.insert("truncate".into(), json!(y.truncate));
-    let optional = [
-        ("attention_factor", y.attention_factor),
-        ("mscale", y.mscale),
-        ("mscale_all_dim", y.mscale_all_dim),
-    ];
-    for (key, value) in optional {
-        if let Some(x) = value {
-            map.insert(key.into(), json!(x));
-        }
-    }
-    Value::Object(map)
+/// The keys that are stated: older readers accept exactly those of LongRoPE that always are.
+fn stated(mut scaling: Value) -> Value {
+    scaling.as_object_mut().into_iter().for_each(|map| map.retain(|_, value| !value.is_null()));
+    scaling
 }

@@ -43,37 +43,27 @@ impl TensorSpec {
 }
 
 impl ModelConfig {
-    /// Every tensor of the checkpoint; see [`tensors`].
+    /// All tensors of the checkpoint in model order; a tied head is absent.
     pub fn tensors(&self) -> Vec<TensorSpec> {
-        tensors(self)
+        let names = self.names;
+        let draw = Init::Normal(self.initializer_range);
+        let table = |name: &str| TensorSpec::new(name.into(), &[self.vocab_size, self.hidden_size], draw);
+        let mut out = vec![table(names.embed)];
+        for (i, layer) in self.layers.iter().enumerate() {
+            layer_tensors(self, layer, i, &mut out);
+        }
+        out.push(TensorSpec::new(names.final_norm.into(), &[self.hidden_size], norm_init(self)));
+        if !self.tie_embeddings && self.encoder.is_none() {
+            out.push(table(names.head));
+        }
+        out
     }
 
-    /// Parameters, tied tensors once.
+    /// Parameters from the shapes, tied tensors once; fixed tensors are none.
     pub fn parameter_count(&self) -> u64 {
-        parameter_count(self)
+        // Within `u64` for every accepted configuration: `MAX_PARAMETERS` is far below.
+        u64::try_from(count_parameters(self)).unwrap_or(u64::MAX)
     }
-}
-
-/// All tensors of the checkpoint in model order; a tied head is absent.
-pub fn tensors(c: &ModelConfig) -> Vec<TensorSpec> {
-    let names = c.names;
-    let draw = Init::Normal(c.initializer_range);
-    let table = |name: &str| TensorSpec::new(name.into(), &[c.vocab_size, c.hidden_size], draw);
-    let mut out = vec![table(names.embed)];
-    for (i, layer) in c.layers.iter().enumerate() {
-        layer_tensors(c, layer, i, &mut out);
-    }
-    out.push(TensorSpec::new(names.final_norm.into(), &[c.hidden_size], norm_init(c)));
-    if !c.tie_embeddings && c.encoder.is_none() {
-        out.push(table(names.head));
-    }
-    out
-}
-
-/// Parameters from the shapes, tied tensors once; fixed tensors are none.
-pub fn parameter_count(c: &ModelConfig) -> u64 {
-    // Within `u64` for every accepted configuration: `MAX_PARAMETERS` is far below.
-    u64::try_from(count_parameters(c)).unwrap_or(u64::MAX)
 }
 
 /// The count in `u128`, safe before the limit is checked; equal layers are counted once and multiplied.
@@ -88,7 +78,7 @@ pub(crate) fn count_parameters(c: &ModelConfig) -> u128 {
         layer_tensors(c, layer, 0, &mut one);
         total += elements(&one) * of_layer.iter().filter(|&&x| x == k).count() as u128;
     }
-    let outside = tensors(&ModelConfig { layers: Vec::new(), ..c.clone() });
+    let outside = ModelConfig { layers: Vec::new(), ..c.clone() }.tensors();
     total + elements(&outside)
 }
 

@@ -3,11 +3,10 @@
 //! layer routed experts beside the mean of shared ones. Read in both spellings of its configuration, written in the newer one,
 //! without keys that AstrAI does not know.
 
-use super::decoder::{self};
+use super::decoder;
 use super::experts::{self, Counts};
 use super::latent;
 use super::model_type::{Defaults, ModelType};
-use crate::config::rope_keys::ROPE_KEYS;
 use crate::config::{
     Balance, ConfigError, ExpertNames, InitStyle, LatentNames, MAX_EXPERTS, MAX_WIDTH, ModelConfig, Names,
     QkNorm, Raw, RopeLayout, SharedSpec,
@@ -19,14 +18,6 @@ pub static ASTRAI: ModelType = ModelType {
     name: "autoregressive_lm",
     architectures: &[], // its files have none
     description: "AstrAI: GQA or MLA and MLP or experts, interleaved rope, optional gate and q/k norms after rope",
-    keys: &[
-        decoder::KEYS,
-        ROPE_KEYS,
-        &["use_qk_norm", "use_gated_attention", "attn_type", "ffn_type"],
-        latent::KEYS,
-        MOE_KEYS,
-        experts::EVERY_NTH,
-    ],
     aliases: ALIASES,
     inert: &["moe_aux_loss_coef"], // of training
     names: &NAMES,

@@ -3,34 +3,13 @@
 
 use super::model_type::{AttentionBias, Defaults, ModelType};
 use super::windows::Windows;
-use crate::config::rope_keys::{self, ROPE_KEYS};
+use crate::config::rope_keys;
 use crate::config::{
     Activation, AttentionSpec, ConfigError, InitStyle, LayerSpec, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS,
     MAX_POSITIONS, MAX_VOCAB, MAX_WIDTH, MlpSpec, ModelConfig, Names, NormPlacement, QkNorm, Raw, RopeLayout,
 };
 use astrai_ir::DType;
 use serde_json::{Map, Value, json};
-
-/// Keys that [`plain`] reads, apart from the rope's.
-pub(super) const KEYS: &[&str] = &[
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "tie_word_embeddings",
-    "hidden_act",
-    "initializer_range",
-    "dtype",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-];
 
 /// The two spellings of the element type.
 pub(super) const ALIASES: &[(&str, &str)] = &[("dtype", "torch_dtype")];
@@ -66,7 +45,6 @@ pub(super) const DECODER: ModelType = ModelType {
     name: "",
     architectures: &[],
     description: "",
-    keys: &[KEYS, ROPE_KEYS],
     aliases: ALIASES,
     inert: &[],
     names: &NAMES,
@@ -154,7 +132,7 @@ pub(super) fn plain_of_heads(
         embed_scale: 1.0,
         logit_softcap: None,
         tie_embeddings: raw.flag("tie_word_embeddings", d.tie)?,
-        activation: activation(raw, d.activation)?,
+        activation: raw.named("hidden_act", &ACTIVATIONS)?.unwrap_or(d.activation),
         dtype: dtype(raw)?,
         initializer_range: range.unwrap_or(0.02),
         init_style: InitStyle::Normal,
@@ -201,19 +179,14 @@ pub(super) fn heads(
     Ok((heads, kv_heads, head_dim))
 }
 
-fn activation(raw: &Raw, default: Activation) -> Result<Activation, ConfigError> {
-    match raw.text("hidden_act")? {
-        None => Ok(default),
-        Some("silu" | "swish") => Ok(Activation::Silu),
-        Some("gelu") => Ok(Activation::Gelu),
-        Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
-        Some(other) => {
-            let problem = format!("is {}, which is not supported", json!(other));
-            let remedy = "supported: silu, gelu, gelu_pytorch_tanh";
-            Err(raw.refuse(raw.spelled("hidden_act"), problem, remedy))
-        }
-    }
-}
+/// Names that transformers gives to activations; of several the first is written.
+const ACTIVATIONS: [(&str, Activation); 5] = [
+    ("silu", Activation::Silu),
+    ("swish", Activation::Silu),
+    ("gelu", Activation::Gelu),
+    ("gelu_pytorch_tanh", Activation::GeluTanh),
+    ("gelu_new", Activation::GeluTanh),
+];
 
 /// Names that transformers gives to element types.
 const DTYPES: [(&str, DType); 5] = [
@@ -237,9 +210,9 @@ fn dtype(raw: &Raw) -> Result<Option<DType>, ConfigError> {
     }
 }
 
-/// The name that transformers gives to the element type of a checkpoint.
-fn dtype_name(dtype: DType) -> &'static str {
-    DTYPES.iter().find(|(_, d)| *d == dtype).map_or("float32", |(n, _)| *n)
+/// The first name of a value in a table.
+pub(super) fn name_of<T: PartialEq>(table: &[(&'static str, T)], value: T) -> Option<&'static str> {
+    table.iter().find(|(_, x)| *x == value).map(|(name, _)| *name)
 }
 
 fn token(raw: &Raw, key: &'static str, vocab: usize) -> Result<Option<u32>, ConfigError> {
@@ -266,15 +239,10 @@ pub(super) fn save(c: &ModelConfig, model: &ModelType) -> Map<String, Value> {
     put("max_position_embeddings", json!(c.max_positions));
     put("rms_norm_eps", json!(c.norm_eps));
     put("tie_word_embeddings", json!(c.tie_embeddings));
-    let activation = match c.activation {
-        Activation::Silu => "silu",
-        Activation::Gelu => "gelu",
-        Activation::GeluTanh => "gelu_pytorch_tanh",
-    };
-    put("hidden_act", json!(activation));
+    put("hidden_act", json!(name_of(&ACTIVATIONS, c.activation)));
     put("initializer_range", json!(c.initializer_range));
     if let Some(dtype) = c.dtype {
-        put("torch_dtype", json!(dtype_name(dtype)));
+        put("torch_dtype", json!(name_of(&DTYPES, dtype).unwrap_or("float32")));
     }
     put("bos_token_id", json!(c.bos));
     put("eos_token_id", eos(c));

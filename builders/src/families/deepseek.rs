@@ -6,7 +6,6 @@ use super::decoder::{self, DECODER};
 use super::deepseek_moe::{self, V2, V3, Version};
 use super::latent;
 use super::model_type::{AttentionBias, Defaults, ModelType};
-use crate::config::rope_keys::ROPE_KEYS;
 use crate::config::{
     ConfigError, MAX_HEAD_DIM, MAX_HEADS, ModelConfig, Raw, RopeLayout, RopeScaling, yarn_mscale,
 };
@@ -25,14 +24,6 @@ pub static DEEPSEEK_V3: ModelType = ModelType {
     name: "deepseek_v3",
     architectures: &["DeepseekV3ForCausalLM"],
     description: "DeepSeek-V3, R1: latent attention, grouped choice of experts, shared experts",
-    keys: &[
-        decoder::KEYS,
-        ROPE_KEYS,
-        latent::KEYS,
-        latent::SHARED_KEYS,
-        deepseek_moe::KEYS,
-        &["rope_interleave"],
-    ],
     inert: &[
         "num_nextn_predict_layers",
         "aux_loss_alpha",
@@ -59,7 +50,6 @@ pub static DEEPSEEK_V3: ModelType = ModelType {
 
 /// The row of V2, and of V3 where that says nothing else.
 const DEEPSEEK: ModelType = ModelType {
-    keys: &[decoder::KEYS, ROPE_KEYS, latent::KEYS, latent::SHARED_KEYS, deepseek_moe::KEYS],
     inert: deepseek_moe::INERT,
     defaults: Defaults {
         max_positions: Some(4096),

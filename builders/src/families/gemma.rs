@@ -5,7 +5,6 @@
 use super::decoder::{self, DECODER};
 use super::model_type::{AttentionBias, Defaults, ModelType};
 use super::windows::Windows;
-use crate::config::rope_keys::ROPE_KEYS;
 use crate::config::{Activation, ConfigError, MAX_WIDTH, ModelConfig, Names, NormPlacement, Raw};
 use serde_json::{Map, Value, json};
 
@@ -25,7 +24,6 @@ pub static GEMMA2: ModelType = ModelType {
 
 /// The row of Gemma 2 and 3 but for the context and the windows.
 pub(super) const GEMMA: ModelType = ModelType {
-    keys: &[decoder::KEYS, ROPE_KEYS, KEYS],
     aliases: &[("dtype", "torch_dtype"), ("hidden_act", "hidden_activation")],
     names: &NAMES,
     defaults: Defaults {
@@ -39,10 +37,6 @@ pub(super) const GEMMA: ModelType = ModelType {
     save,
     ..DECODER
 };
-
-/// Keys that [`resolve`] reads, apart from those of the row.
-pub(super) const KEYS: &[&str] =
-    &["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"];
 
 pub(super) static NAMES: Names = Names {
     attention_out_norm: "post_attention_layernorm",

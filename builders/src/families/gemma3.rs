@@ -2,11 +2,11 @@
 //! head. Read as `gemma3_text`, and from under `text_config` of `gemma3`, whose image tower is not built.
 //! Source: `Gemma3ForCausalLM` and `Gemma3ForConditionalGeneration` of transformers.
 
-use super::decoder::{self, DECODER};
+use super::decoder::DECODER;
 use super::gemma::{self, GEMMA, WINDOW};
 use super::model_type::{AttentionBias, Defaults, ModelType};
 use super::windows::{self, Windows};
-use crate::config::rope_keys::{self, LayerType, ROPE_KEYS};
+use crate::config::rope_keys::{self, LayerType};
 use crate::config::{ConfigError, MAX_LAYERS, ModelConfig, Names, QkNorm, Raw, RopeScaling, RopeSpec, show};
 use serde_json::{Map, Value, json};
 
@@ -15,7 +15,6 @@ pub static GEMMA3_TEXT: ModelType = ModelType {
     name: "gemma3_text",
     architectures: &["Gemma3ForCausalLM"],
     description: "Gemma 3: windows with a rope of their own on most layers, q and k normed, norms by 1 + w",
-    keys: &[decoder::KEYS, ROPE_KEYS, gemma::KEYS, &["sliding_window_pattern", "_sliding_window_pattern", WINDOWED.theta]],
     defaults: DEFAULTS,
     resolve,
     save,
@@ -27,7 +26,6 @@ pub static GEMMA3: ModelType = ModelType {
     name: "gemma3",
     architectures: &["Gemma3ForConditionalGeneration"],
     description: "Gemma 3 with images: the language part alone, from under text_config",
-    keys: &[&["model_type", "text_config", "tie_word_embeddings"]],
     // The image tower and its tokens; the language part says the rest again.
     inert: &[
         "vision_config",
@@ -92,7 +90,6 @@ const SIZES: [(&str, usize); 4] =
     [("vocab_size", 262_208), ("num_attention_heads", 8), ("num_key_value_heads", 4), ("head_dim", 256)];
 
 fn resolve_nested(raw: &Raw, model: &ModelType) -> Result<ModelConfig, ConfigError> {
-    raw.find("model_type")?;
     let Some((key, Value::Object(text))) = raw.find("text_config")? else {
         return Err(raw.refuse("text_config", "is no object", "it describes the language part"));
     };
@@ -118,8 +115,8 @@ fn resolve_nested(raw: &Raw, model: &ModelType) -> Result<ModelConfig, ConfigErr
                 return Err(inner.refuse("model_type", problem, "supported: gemma3_text"));
             }
         }
-        GEMMA3_TEXT.check_keys(inner)?;
         let c = resolve(inner, &GEMMA3_TEXT)?;
+        GEMMA3_TEXT.check_keys(inner)?;
         Ok(ModelConfig { model_type: model.name, names: model.names, ..c })
     })
 }

@@ -1,11 +1,10 @@
 //! gpt-oss: attention sinks, every other layer windowed, biases on all projections, experts with a clamped gate in
 //! every layer. Source: `GptOssForCausalLM` of transformers.
 
-use super::decoder::{self};
+use super::decoder;
 use super::experts::{self, Counts};
 use super::model_type::{AttentionBias, Defaults, ModelType};
 use super::windows::Windows;
-use crate::config::rope_keys::ROPE_KEYS;
 use crate::config::{
     Activation, ConfigError, MlpSpec, ModelConfig, Names, Raw, RopeScaling, RopeSpec, StackedExperts,
     StackedNames, Yarn,
@@ -17,7 +16,6 @@ pub static GPT_OSS: ModelType = ModelType {
     name: "gpt_oss",
     architectures: &["GptOssForCausalLM"],
     description: "gpt-oss (20B, 120B): sinks, alternating windows, experts with a clamped gate in every layer",
-    keys: &[decoder::KEYS, ROPE_KEYS, KEYS],
     aliases: &[("dtype", "torch_dtype"), ("num_experts_per_tok", "experts_per_token")],
     // The original context stands with the rope, too.
     inert: &["output_router_logits", "router_aux_loss_coef", "initial_context_length"],
@@ -33,14 +31,6 @@ pub static GPT_OSS: ModelType = ModelType {
     resolve,
     save,
 };
-
-const KEYS: &[&str] = &[
-    "num_experts_per_tok",
-    "num_local_experts",
-    "quantization_config",
-    "swiglu_alpha",
-    "swiglu_limit",
-];
 
 static NAMES: Names = Names { sinks: Some("self_attn.sinks"), ..decoder::NAMES };
 

@@ -8,9 +8,6 @@ use serde_json::{Map, Value, json};
 /// Keys that [`read`] looks at.
 pub(super) const KEYS: &[&str] = &["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"];
 
-/// Keys of DeepSeek's variant beside them.
-pub(super) const SHARED_KEYS: &[&str] = &["q_lora_rank", "v_head_dim", "qk_head_dim"];
-
 /// DeepSeek's names.
 pub(super) static NAMES: LatentNames = LatentNames {
     q: "self_attn.q_proj",

@@ -5,7 +5,6 @@ use super::decoder::{self, DECODER, DEFAULTS};
 use super::experts::{self, Counts};
 use super::model_type::{Defaults, ModelType};
 use super::windows::Windows;
-use crate::config::rope_keys::ROPE_KEYS;
 use crate::config::{ConfigError, ExpertNames, MlpSpec, ModelConfig, Raw};
 use serde_json::{Map, Value, json};
 
@@ -14,7 +13,6 @@ pub static MIXTRAL: ModelType = ModelType {
     name: "mixtral",
     architectures: &["MixtralForCausalLM"],
     description: "Mixtral 8x7B and 8x22B: Mistral with a mixture of experts in every layer",
-    keys: &[decoder::KEYS, ROPE_KEYS, &["num_local_experts", "num_experts_per_tok"]],
     aliases: &[("dtype", "torch_dtype"), ("num_local_experts", "num_experts")],
     inert: experts::LOSS_KEYS,
     defaults: Defaults {

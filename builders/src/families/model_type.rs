@@ -17,8 +17,6 @@ pub struct ModelType {
     pub architectures: &'static [&'static str],
     /// One line for listings.
     pub description: &'static str,
-    /// Keys that are read, in groups that families share; those that [`Defaults`] name are added to them.
-    pub keys: &'static [&'static [&'static str]],
     /// Pairs of a key and its other spelling.
     pub aliases: &'static [(&'static str, &'static str)],
     /// Keys of the family that mean nothing for what is built here.
@@ -117,22 +115,12 @@ impl AttentionBias {
 const ATTENTION_BIAS: &[&str] = &["attention_bias"];
 
 impl ModelType {
-    /// Groups of the keys that this type reads.
-    pub fn key_groups(&self) -> impl Iterator<Item = &'static [&'static str]> {
-        let d = &self.defaults;
-        let mlp_bias: &[&str] = if d.mlp_bias { &["mlp_bias"] } else { &[] };
-        self.keys.iter().copied().chain([d.bias.keys(), d.windows.keys(), mlp_bias])
-    }
-
-    /// True for a key that this type reads, in either spelling.
-    pub fn reads(&self, key: &str) -> bool {
-        self.key_groups().any(|group| group.contains(&key))
-            || self.aliases.iter().any(|(_, other)| *other == key)
-    }
-
-    /// Warns of keys of `raw` that this type does not read, or refuses them.
+    /// Warns of keys of `raw` that resolving has not read, or refuses them.
     pub(crate) fn check_keys(&self, raw: &Raw) -> Result<(), ConfigError> {
-        keys::check(raw, self.name, |key| self.reads(key) || self.inert.contains(&key))
+        // The type itself was read when it was inferred.
+        let known = |key: &str| key == "model_type" || raw.was_read(key) || self.inert.contains(&key);
+        let other_spelling = |key: &str| self.aliases.iter().any(|(_, other)| *other == key);
+        keys::check(raw, self.name, |key| known(key) || other_spelling(key))
     }
 }
 

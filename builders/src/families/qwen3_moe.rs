@@ -5,7 +5,6 @@ use super::decoder::{self, DECODER, DEFAULTS};
 use super::experts::{self, Counts};
 use super::model_type::{AttentionBias, Defaults, ModelType};
 use super::windows::Windows;
-use crate::config::rope_keys::ROPE_KEYS;
 use crate::config::{ConfigError, MAX_WIDTH, ModelConfig, QkNorm, Raw};
 use serde_json::{Map, Value, json};
 
@@ -14,7 +13,6 @@ pub static QWEN3_MOE: ModelType = ModelType {
     name: "qwen3_moe",
     architectures: &["Qwen3MoeForCausalLM"],
     description: "Qwen3 mixture of experts (30B-A3B, 235B-A22B): all layers or every nth",
-    keys: &[decoder::KEYS, ROPE_KEYS, KEYS, experts::EVERY_NTH],
     aliases: &[("dtype", "torch_dtype"), ("num_experts", "num_local_experts")],
     // Windows are on all layers or on none.
     inert: &["output_router_logits", "router_aux_loss_coef", "max_window_layers"],
@@ -29,9 +27,6 @@ pub static QWEN3_MOE: ModelType = ModelType {
     save,
     ..DECODER
 };
-
-const KEYS: &[&str] =
-    &["num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"];
 
 fn resolve(raw: &Raw, model: &ModelType) -> Result<ModelConfig, ConfigError> {
     let mut c = decoder::plain(raw, model)?;

@@ -1,5 +1,6 @@
 //! Sliding windows. In: the keys by which a family says which layers have one. Out: the window of each layer; and back to keys.
 
+use crate::config::rope_keys::LAYER_TYPES as TYPES;
 use crate::config::{ConfigError, MAX_POSITIONS, ModelConfig, Raw};
 use serde_json::{Map, Value, json};
 
@@ -86,9 +87,6 @@ impl Windows {
         }
     }
 }
-
-/// Types of layers in `layer_types`.
-const TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
 /// The window that the file states, `None` for `null`; else the default.
 fn stated(raw: &Raw, default: Option<usize>) -> Result<Option<usize>, ConfigError> {

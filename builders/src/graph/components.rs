@@ -39,6 +39,21 @@ pub(super) fn softcap(g: &mut Graph, x: NodeId, cap: f64) -> Result<NodeId, IrEr
     g.mul(x, whole)
 }
 
+/// `x` along an axis in parts of these sizes, one behind the other.
+pub(super) fn parts<const N: usize>(
+    g: &mut Graph,
+    x: NodeId,
+    axis: usize,
+    sizes: [usize; N],
+) -> Result<[NodeId; N], IrError> {
+    let (mut made, mut start) = ([x; N], 0);
+    for (part, size) in made.iter_mut().zip(sizes) {
+        *part = g.slice(x, axis, Dim::from(start), Dim::from(size))?;
+        start += size;
+    }
+    Ok(made)
+}
+
 impl Layer<'_> {
     /// `[tokens, heads * d]` as `[tokens, heads, d]`.
     pub(super) fn heads(&mut self, x: NodeId, heads: usize) -> Result<NodeId, IrError> {
@@ -94,18 +109,14 @@ impl Layer<'_> {
         bias: bool,
     ) -> Result<[NodeId; N], IrError> {
         let hidden = self.config.hidden_size;
+        if let Some(name) = fused {
+            let rows = apart.map(|(_, rows)| rows);
+            let all = self.linear(name, x, [rows.iter().sum(), hidden], bias)?;
+            return self.g.scope(name, |g| parts(g, all, 1, rows));
+        }
         let mut made = [x; N];
-        let Some(name) = fused else {
-            for (y, (name, rows)) in made.iter_mut().zip(apart) {
-                *y = self.linear(name, x, [rows, hidden], bias)?;
-            }
-            return Ok(made);
-        };
-        let all = self.linear(name, x, [apart.iter().map(|(_, rows)| rows).sum(), hidden], bias)?;
-        let mut start = 0;
-        for (y, (_, rows)) in made.iter_mut().zip(apart) {
-            *y = self.g.scope(name, |g| g.slice(all, 1, Dim::from(start), Dim::from(rows)))?;
-            start += rows;
+        for (y, (name, rows)) in made.iter_mut().zip(apart) {
+            *y = self.linear(name, x, [rows, hidden], bias)?;
         }
         Ok(made)
     }

@@ -3,52 +3,79 @@
 //! rows of it; tokens go through them in the order of experts, in two grouped products, and a token's results are added up
 //! best expert first.
 
-use super::components::Outputs;
-use super::router::{self, Routed, RouterOutputs};
+use super::components::{Layer, Outputs, parts};
+use super::router::{self, Routed};
 use crate::config::{ExpertNames, ExpertsSpec, SharedSpec};
 use astrai_ir::ops::{Activation, GatedAct, GroupedDot, ReduceKind, Route, Rows, Weight};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Type};
 
-/// `Σ w_e · down_e(act(gate_e(x)) * up_e(x))` for `x` `[tokens, hidden]`, and the mean of the shared experts; and what is `seen`
-/// of the router, by the names of a layer's outputs.
-pub fn experts(
-    g: &mut Graph,
-    e: &ExpertsSpec,
-    act: Activation,
-    x: NodeId,
-    seen: RouterOutputs,
-) -> Result<(NodeId, Outputs), IrError> {
-    let routes = route(g, e, x)?;
-    let y = chosen(g, e, act, x, &routes)?;
-    let watched = router::watched(g, e.router(), &routes, seen)?;
-    let Some(s) = &e.shared else { return Ok((y, watched)) };
-    let shared = shared(g, s, &e.names.shared, act, x)?;
-    Ok((g.scope("mlp.experts.sum", |g| g.add(y, shared))?, watched))
-}
+impl Layer<'_> {
+    /// `Σ w_e · down_e(act(gate_e(x)) * up_e(x))` for `x` `[tokens, hidden]`, and the mean of the shared experts; and what the
+    /// program's loss reads of the router, by the names of a layer's outputs.
+    pub(super) fn experts(
+        &mut self,
+        e: &ExpertsSpec,
+        act: Activation,
+        x: NodeId,
+    ) -> Result<(NodeId, Outputs), IrError> {
+        let routes = self.route(e, x)?;
+        let y = chosen(&mut self.g, e, act, x, &routes)?;
+        let watched = router::watched(&mut self.g, e.router(), &routes, self.program.loss)?;
+        let Some(s) = &e.shared else { return Ok((y, watched)) };
+        let shared = self.shared(s, &e.names.shared, act, x)?;
+        Ok((self.g.scope("mlp.experts.sum", |g| g.add(y, shared))?, watched))
+    }
 
-/// Which experts each token of `x` meets.
-fn route(g: &mut Graph, e: &ExpertsSpec, x: NodeId) -> Result<Routed, IrError> {
-    let count = Dim::from(e.count);
-    let logits = g.scope(e.names.router, |g| {
-        let router = Type::new(DType::F32, [count.clone(), g.ty(x).shape[1].clone()]);
-        let router = g.push(Weight::new(&format!("{}.weight", e.names.router), router), &[])?;
-        g.linear(x, router)
-    })?;
-    let op = Route {
-        k: e.chosen,
-        scores: e.scores,
-        groups: e.groups,
-        normalise: e.normalise,
-        scale: Real(e.scale),
-    };
-    g.scope("mlp.route", |g| {
-        let mut args = vec![logits];
-        if e.correction {
-            let ty = Type::new(DType::F32, [count]);
-            args.push(g.push(Weight::frozen(e.names.correction, ty), &[])?);
+    /// Which experts each token of `x` meets.
+    fn route(&mut self, e: &ExpertsSpec, x: NodeId) -> Result<Routed, IrError> {
+        let logits = self.linear(e.names.router, x, [e.count, self.config.hidden_size], false)?;
+        let op = Route {
+            k: e.chosen,
+            scores: e.scores,
+            groups: e.groups,
+            normalise: e.normalise,
+            scale: Real(e.scale),
+        };
+        self.g.scope("mlp.route", |g| {
+            let mut args = vec![logits];
+            if e.correction {
+                let ty = Type::new(DType::F32, [Dim::from(e.count)]);
+                args.push(g.push(Weight::frozen(e.names.correction, ty), &[])?);
+            }
+            Routed::new(g, op, &args)
+        })
+    }
+
+    /// The mean of the shared experts, of these names, for `x` `[tokens, hidden]`.
+    fn shared(
+        &mut self,
+        s: &SharedSpec,
+        names: &[&str; 3],
+        act: Activation,
+        x: NodeId,
+    ) -> Result<NodeId, IrError> {
+        let (hidden, inner) = (self.config.hidden_size, s.intermediate);
+        let mut sum: Option<NodeId> = None;
+        for i in 0..s.count {
+            let [gate, up, down] = names.map(|name| name.replace("{e}", &i.to_string()));
+            let a = self.linear(&gate, x, [inner, hidden], false)?;
+            let b = self.linear(&up, x, [inner, hidden], false)?;
+            let h = self.g.scope("mlp.shared_experts.act", |g| g.push(GatedAct { act }, &[a, b]))?;
+            let y = self.linear(&down, h, [hidden, inner], false)?; // [tokens, hidden]
+            sum = Some(match sum {
+                Some(sum) => self.g.scope("mlp.shared_experts.mean", |g| g.add(sum, y))?,
+                None => y,
+            });
         }
-        Routed::new(g, op, &args)
-    })
+        let sum = sum.ok_or_else(|| self.g.error("there are no shared experts".into()))?;
+        if s.count == 1 {
+            return Ok(sum);
+        }
+        self.g.scope("mlp.shared_experts.mean", |g| {
+            let count = g.fill(sum, s.count as f64)?;
+            g.div(sum, count)
+        })
+    }
 }
 
 /// What the chosen experts make of each token, weighed and added up.
@@ -59,13 +86,12 @@ fn chosen(
     x: NodeId,
     routes: &Routed,
 ) -> Result<NodeId, IrError> {
-    let (hidden, inner) = (g.ty(x).shape[1].clone(), Dim::from(e.intermediate));
+    let hidden = g.ty(x).shape[1].clone();
     let rows = rows_of(g, routes, x)?;
     let both = product(g, e, &[e.names.gate, e.names.up], rows, routes.offsets, &hidden)?;
     let h = g.scope("mlp.act", |g| {
-        let gate = g.slice(both, 1, Dim::from(0), inner.clone())?;
-        let up = g.slice(both, 1, inner.clone(), inner.clone())?;
-        g.push(GatedAct { act }, &[gate, up])
+        let halves = parts(g, both, 1, [e.intermediate; 2])?;
+        g.push(GatedAct { act }, &halves)
     })?;
     let y = product(g, e, &[e.names.down], h, routes.offsets, &hidden)?; // [tokens * chosen, hidden]
     add_up(g, routes, y, None)
@@ -100,44 +126,6 @@ pub(crate) fn add_up(
         let w = g.broadcast(w, &shape)?;
         let y = g.mul(y, w)?;
         g.reduce(ReduceKind::Sum, y, &[1])
-    })
-}
-
-/// The mean of the shared experts, of these names, for `x` `[tokens, hidden]`.
-fn shared(
-    g: &mut Graph,
-    s: &SharedSpec,
-    names: &[&str; 3],
-    act: Activation,
-    x: NodeId,
-) -> Result<NodeId, IrError> {
-    let (hidden, inner) = (g.ty(x).shape[1].clone(), Dim::from(s.intermediate));
-    let mut sum: Option<NodeId> = None;
-    for i in 0..s.count {
-        let [gate, up, down] = names.map(|name| name.replace("{e}", &i.to_string()));
-        let linear = |g: &mut Graph, name: &str, x: NodeId, shape: [&Dim; 2]| {
-            let ty = Type::new(DType::F32, shape.map(Clone::clone));
-            g.scope(name, |g| {
-                let w = g.push(Weight::new(&format!("{name}.weight"), ty), &[])?;
-                g.linear(x, w)
-            })
-        };
-        let a = linear(g, &gate, x, [&inner, &hidden])?;
-        let b = linear(g, &up, x, [&inner, &hidden])?;
-        let h = g.scope("mlp.shared_experts.act", |g| g.push(GatedAct { act }, &[a, b]))?;
-        let y = linear(g, &down, h, [&hidden, &inner])?; // [tokens, hidden]
-        sum = Some(match sum {
-            Some(sum) => g.scope("mlp.shared_experts.mean", |g| g.add(sum, y))?,
-            None => y,
-        });
-    }
-    let sum = sum.ok_or_else(|| g.error("there are no shared experts".into()))?;
-    if s.count == 1 {
-        return Ok(sum);
-    }
-    g.scope("mlp.shared_experts.mean", |g| {
-        let count = g.fill(sum, s.count as f64)?;
-        g.div(sum, count)
     })
 }
 

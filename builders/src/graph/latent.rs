@@ -3,7 +3,7 @@
 //! made of the pages in use; where each head rotates its own (AstrAI), nothing could be read from the latent alone without
 //! making every key again, so that pages hold keys and values.
 
-use super::components::{Layer, Outputs};
+use super::components::{Layer, Outputs, parts};
 use crate::config::{LatentSpec, QkNorm, RopeKey};
 use astrai_ir::ops::Concat;
 use astrai_ir::{Dim, IrError, NodeId};
@@ -54,8 +54,7 @@ impl Layer<'_> {
             }
         };
         let q = self.heads(q, heads)?;
-        let plain = self.g.slice(q, 2, Dim::from(0), Dim::from(l.nope))?;
-        let turned = self.g.slice(q, 2, Dim::from(l.nope), Dim::from(l.rope))?;
+        let [plain, turned] = parts(&mut self.g, q, 2, [l.nope, l.rope])?;
         let turned = self.turn(turned, tables)?;
         let q = self.g.scope("attn.rope", |g| g.push(Concat { axis: 2 }, &[plain, turned]))?;
         self.head_norm(self.config.names.q_norm, q)
@@ -106,13 +105,7 @@ impl Layer<'_> {
         self.g.scope(l.names.kv_up, |g| {
             let shape = vec![g.ty(c).shape[0].clone(), Dim::from(kv), Dim::from(l.up())];
             let all = g.reshape(all, shape)?;
-            let mut parts = [all; N];
-            let mut start = 0;
-            for (part, width) in parts.iter_mut().zip(widths) {
-                *part = g.slice(all, 2, Dim::from(start), Dim::from(width))?;
-                start += width;
-            }
-            Ok(parts)
+            parts(g, all, 2, widths)
         })
     }
 }

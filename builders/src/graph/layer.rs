@@ -5,9 +5,6 @@
 //! layer's router that a loss reads.
 
 use super::components::{Layer, Outputs};
-use super::experts::experts;
-use super::router::RouterOutputs;
-use super::stacked::stacked;
 use crate::config::{Activation, LayerSpec, MlpSpec, ModelConfig};
 use crate::program::Program;
 use astrai_ir::ops::{self, GatedAct};
@@ -42,24 +39,15 @@ impl Layer<'_> {
             Activation::Gelu => ops::Activation::Gelu,
             Activation::GeluTanh => ops::Activation::GeluTanh,
         };
-        let mut watched = Outputs::new();
-        let y = match &self.spec.mlp {
+        let (y, watched) = match &self.spec.mlp {
             MlpSpec::Dense { intermediate, bias } => {
                 let apart = [names.mlp_gate, names.mlp_up].map(|name| (name, *intermediate));
                 let [gate, up] = self.projections(names.mlp_gate_up, apart, n, *bias)?;
                 let h = self.g.scope("mlp.act", |g| g.push(GatedAct { act }, &[gate, up]))?;
-                self.linear(names.mlp_down, h, [hidden, *intermediate], *bias)?
+                (self.linear(names.mlp_down, h, [hidden, *intermediate], *bias)?, vec![])
             }
-            MlpSpec::Experts(e) => {
-                let (y, seen) = experts(&mut self.g, e, act, n, RouterOutputs::of(self.program.loss))?;
-                watched = seen;
-                y
-            }
-            MlpSpec::Stacked(e) => {
-                let (y, seen) = stacked(&mut self.g, e, n, RouterOutputs::of(self.program.loss))?;
-                watched = seen;
-                y
-            }
+            MlpSpec::Experts(e) => self.experts(e, act, n)?,
+            MlpSpec::Stacked(e) => self.stacked(e, n)?,
         };
         let y = self.norm_after(names.mlp_out_norm, y)?;
         Ok((self.g.scope("mlp.residual", |g| g.add(x, y))?, watched))

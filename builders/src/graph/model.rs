@@ -62,18 +62,17 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
             config.logit_softcap.map_or(Ok(logits), |cap| softcap(g, logits, cap))
         })
     };
-    match program.logits {
-        Logits::None => {}
-        Logits::All => {
-            let logits = finish(&mut g, x)?;
-            g.set_output("logits", logits)?;
-        }
+    let wanted = match program.logits {
+        Logits::None => None,
+        Logits::All => Some(x),
         Logits::Last => {
             let last = g.input("last", DType::I32, vec![Dim::symbol("sequences")])?;
-            let rows = g.scope("last", |g| g.gather(x, last, 0))?;
-            let logits = finish(&mut g, rows)?;
-            g.set_output("logits", logits)?;
+            Some(g.scope("last", |g| g.gather(x, last, 0))?)
         }
+    };
+    if let Some(rows) = wanted {
+        let logits = finish(&mut g, rows)?;
+        g.set_output("logits", logits)?;
     }
     if program.loss != Loss::None {
         let x = g.scope("norm", |g| g.rms_norm(x, norm, config.norm_eps))?;
@@ -116,14 +115,13 @@ fn layers(
                     let name = format!("kv.{i}.{}", param.trim_end_matches("_cache"));
                     g.push(ops::State { name, ty: leaf.clone() }, &[])?
                 }
-                shared if given.iter().any(|(name, _)| *name == shared) => {
-                    given.iter().find(|(name, _)| *name == shared).map_or(x, |(_, id)| *id)
-                }
-                weight => {
-                    let layer = config.names.prefix(i);
-                    let weight = of_layer_weight(&block, weight, &layer, leaf);
-                    g.scope(&format!("layers.{i}"), |g| g.push(weight, &[]))?
-                }
+                name => match given.iter().find(|(shared, _)| *shared == name) {
+                    Some((_, id)) => *id,
+                    None => {
+                        let weight = of_layer_weight(&block, name, &config.names.prefix(i), leaf);
+                        g.scope(&format!("layers.{i}"), |g| g.push(weight, &[]))?
+                    }
+                },
             });
         }
         let call = Call { block: blocks[kind], layer: i as u32 };

@@ -11,28 +11,6 @@ use crate::program::Loss;
 use astrai_ir::ops::{Concat, ReduceKind, Route, Scores, Softmax, UnaryKind};
 use astrai_ir::{Block, DType, Dim, Graph, IrError, NodeId};
 
-/// How much of a router a program shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RouterOutputs {
-    /// Nothing.
-    None,
-    /// Tokens of each expert.
-    Load,
-    /// And what the losses are made of.
-    All,
-}
-
-impl RouterOutputs {
-    /// What a loss wants.
-    pub fn of(loss: Loss) -> RouterOutputs {
-        match loss {
-            Loss::Routed { balanced: true } => RouterOutputs::All,
-            Loss::Routed { balanced: false } => RouterOutputs::Load,
-            Loss::None | Loss::Mean | Loss::Scaled => RouterOutputs::None,
-        }
-    }
-}
-
 /// The choice of experts, and the lists that their products need: see [`Route`].
 pub(crate) struct Routed {
     /// `[tokens, experts]`
@@ -63,16 +41,9 @@ impl Routed {
 /// squared log-sum-exp.
 const OUTPUTS: [&str; 3] = ["router.load", "router.probabilities", "router.z"];
 
-/// What is seen of a layer's router.
-pub(crate) fn watched(
-    g: &mut Graph,
-    r: RouterSpec,
-    routed: &Routed,
-    seen: RouterOutputs,
-) -> Result<Outputs, IrError> {
-    if seen == RouterOutputs::None {
-        return Ok(vec![]);
-    }
+/// What a program with this loss shows of a layer's router: tokens of each expert, and what the losses are made of.
+pub(crate) fn watched(g: &mut Graph, r: RouterSpec, routed: &Routed, loss: Loss) -> Result<Outputs, IrError> {
+    let Loss::Routed { balanced } = loss else { return Ok(vec![]) };
     g.scope("router", |g| {
         let (count, offsets, logits) = (Dim::from(r.count), routed.offsets, routed.logits);
         let begin = g.slice(offsets, 0, Dim::from(0), count.clone())?;
@@ -80,7 +51,7 @@ pub(crate) fn watched(
         let load = g.sub(end, begin)?;
         let load = g.cast(load, DType::F32)?;
         let mut out = vec![(OUTPUTS[0], load)];
-        if seen == RouterOutputs::All {
+        if balanced {
             let p = probabilities(g, r, logits)?;
             out.push((OUTPUTS[1], g.reduce(ReduceKind::Sum, p, &[0])?));
             out.push((OUTPUTS[2], squared_log_sum(g, logits)?));

@@ -2,52 +2,47 @@
 //! make of it. The checkpoint has the matrices of all experts as one tensor `[experts, in, out]`; the products read it as it
 //! lies, so that gradients, moments and saved weights have that form without a copy.
 
-use super::components::Outputs;
+use super::components::{Layer, Outputs};
 use super::experts::{add_up, rows_of};
-use super::router::{self, Routed, RouterOutputs};
+use super::router::{self, Routed};
 use crate::config::StackedExperts;
 use astrai_ir::ops::{Activation, BinaryKind, GatedAct, GroupedDot, Route, Scores};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real};
 
-/// What the chosen experts make of `x` `[tokens, hidden]`; and what is `seen` of the router, by the names of a layer's outputs.
-pub fn stacked(
-    g: &mut Graph,
-    e: &StackedExperts,
-    x: NodeId,
-    seen: RouterOutputs,
-) -> Result<(NodeId, Outputs), IrError> {
-    let hidden = g.ty(x).shape[1].size().unwrap_or(0);
-    let logits = g.scope(e.names.router[0].trim_end_matches(".weight"), |g| {
-        let w = g.weight(e.names.router[0], DType::F32, &[e.count, hidden])?;
-        let y = g.linear(x, w)?; // [tokens, experts]
-        let b = g.weight(e.names.router[1], DType::F32, &[e.count])?;
-        g.add(y, b)
-    })?;
-    let op = Route {
-        k: e.chosen,
-        scores: Scores::SoftmaxChosen,
-        groups: None,
-        normalise: false,
-        scale: Real(1.0),
-    };
-    let routed = g.scope("mlp.route", |g| Routed::new(g, op, &[logits]))?;
-    let watched = router::watched(g, e.router(), &routed, seen)?;
-    let rows = rows_of(g, &routed, x)?;
-    let expert = g.reshape(routed.experts, g.ty(routed.slots).shape.clone())?;
-    let both = product(g, e.names.gate_up[0], rows, routed.offsets, 2 * e.intermediate)?;
-    let both = g.scope(e.names.gate_up[1], |g| {
-        let b = g.weight(e.names.gate_up[1], DType::F32, &[e.count, 2 * e.intermediate])?;
-        let expert = g.gather(expert, routed.slots, 0)?;
-        let b = g.gather(b, expert, 0)?; // [tokens * chosen, 2 * intermediate]
-        g.add(both, b)
-    })?;
-    let h = g.scope("mlp.act", |g| act(g, e, both))?;
-    let y = product(g, e.names.down[0], h, routed.offsets, hidden)?; // [tokens * chosen, hidden]
-    let bias = g.scope(e.names.down[1], |g| {
-        let b = g.weight(e.names.down[1], DType::F32, &[e.count, hidden])?;
-        g.gather(b, expert, 0) // [tokens * chosen, hidden], in the order of tokens
-    })?;
-    Ok((add_up(g, &routed, y, Some(bias))?, watched))
+impl Layer<'_> {
+    /// What the chosen experts make of `x` `[tokens, hidden]`; and what the program's loss reads of the router, by the names of a
+    /// layer's outputs.
+    pub(super) fn stacked(&mut self, e: &StackedExperts, x: NodeId) -> Result<(NodeId, Outputs), IrError> {
+        let hidden = self.config.hidden_size;
+        let router = e.names.router[0].trim_end_matches(".weight");
+        let logits = self.linear(router, x, [e.count, hidden], true)?; // [tokens, experts]
+        let g = &mut self.g;
+        let op = Route {
+            k: e.chosen,
+            scores: Scores::SoftmaxChosen,
+            groups: None,
+            normalise: false,
+            scale: Real(1.0),
+        };
+        let routed = g.scope("mlp.route", |g| Routed::new(g, op, &[logits]))?;
+        let watched = router::watched(g, e.router(), &routed, self.program.loss)?;
+        let rows = rows_of(g, &routed, x)?;
+        let expert = g.reshape(routed.experts, g.ty(routed.slots).shape.clone())?;
+        let both = product(g, e.names.gate_up[0], rows, routed.offsets, 2 * e.intermediate)?;
+        let both = g.scope(e.names.gate_up[1], |g| {
+            let b = g.weight(e.names.gate_up[1], DType::F32, &[e.count, 2 * e.intermediate])?;
+            let expert = g.gather(expert, routed.slots, 0)?;
+            let b = g.gather(b, expert, 0)?; // [tokens * chosen, 2 * intermediate]
+            g.add(both, b)
+        })?;
+        let h = g.scope("mlp.act", |g| act(g, e, both))?;
+        let y = product(g, e.names.down[0], h, routed.offsets, hidden)?; // [tokens * chosen, hidden]
+        let bias = g.scope(e.names.down[1], |g| {
+            let b = g.weight(e.names.down[1], DType::F32, &[e.count, hidden])?;
+            g.gather(b, expert, 0) // [tokens * chosen, hidden], in the order of tokens
+        })?;
+        Ok((add_up(g, &routed, y, Some(bias))?, watched))
+    }
 }
 
 /// Rows `[rows, k]` in the order of experts, each times its expert's `[k, n]`.

@@ -74,7 +74,9 @@ pub(super) fn read(file: &[u8]) -> Result<Header, String> {
         if e.is_data() { trouble } else { other_format(file).unwrap_or(trouble) }
     })?;
     let mut entries = parsed.tensors;
-    refuse_duplicates(&entries)?;
+    if let Some(name) = twice(entries.iter().map(|(name, _)| name.as_str())) {
+        return Err(format!("tensor {}: described twice in the header; {WRITE_ANEW}", quote(name)));
+    }
     entries.sort_by_key(|(_, info)| info.data_offsets);
     let tiling = Metadata::new(None, entries.clone()).map_err(|e| invalid(&e, &entries))?;
     let data = PREFIX + text.len();
@@ -194,11 +196,9 @@ fn place(name: String, info: TensorInfo, data: usize) -> Result<Tensor, String> 
     Ok(Tensor { name, dtype: *ours, shape, begin: data + begin, end: data + end })
 }
 
-fn refuse_duplicates(entries: &[(String, TensorInfo)]) -> Result<(), String> {
-    let mut names: Vec<&str> = entries.iter().map(|(name, _)| name.as_str()).collect();
+/// A name that stands there twice.
+pub(super) fn twice<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let mut names: Vec<&str> = names.collect();
     names.sort_unstable();
-    match names.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(format!("tensor {}: described twice in the header; {WRITE_ANEW}", quote(pair[0]))),
-        None => Ok(()),
-    }
+    names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }

@@ -38,8 +38,8 @@ pub struct Checkpoint {
     files: Vec<Mapped>,
     /// By file, then by offset.
     tensors: Vec<Stored>,
-    /// Positions in `tensors`, ordered by name.
-    by_name: Vec<usize>,
+    /// Positions in `tensors`.
+    by_name: BTreeMap<String, usize>,
     metadata: BTreeMap<String, String>,
 }
 
@@ -66,19 +66,15 @@ impl Checkpoint {
             path: path.to_path_buf(),
             files: Vec::new(),
             tensors: Vec::new(),
-            by_name: Vec::new(),
+            by_name: BTreeMap::new(),
             metadata: BTreeMap::new(),
         };
         match locate(path)? {
-            Location::Single(file) => {
-                checkpoint.add(&file)?;
-                checkpoint.sort_names();
-            }
+            Location::Single(file) => checkpoint.add(&file)?,
             Location::Sharded(index) => {
                 for shard in &index.shards {
                     checkpoint.add(shard)?;
                 }
-                checkpoint.sort_names();
                 checkpoint.check_index(&index)?;
             }
         }
@@ -101,11 +97,6 @@ impl Checkpoint {
         let Mapped { path, map } = &self.files[*file];
         let bytes = &map[tensor.begin..tensor.end];
         Some(TensorView { path, name: &tensor.name, dtype: tensor.dtype, shape: &tensor.shape, bytes })
-    }
-
-    /// The file that holds the tensor of this name.
-    pub fn file_of(&self, name: &str) -> Option<&Path> {
-        self.find(name).map(|stored| self.files[stored.file].path.as_path())
     }
 
     /// The free text of the headers; where shards disagree, the first one's.
@@ -135,10 +126,10 @@ impl Checkpoint {
     }
 
     fn find(&self, name: &str) -> Option<&Stored> {
-        let found = self.by_name.binary_search_by(|&i| self.tensors[i].tensor.name.as_str().cmp(name));
-        found.ok().map(|at| &self.tensors[self.by_name[at]])
+        self.by_name.get(name).map(|&at| &self.tensors[at])
     }
 
+    /// Opens a file; no tensor may be in another one too.
     fn add(&mut self, path: &Path) -> Result<(), WeightsError> {
         let (file, length) = open_regular(path)?;
         if length == 0 {
@@ -149,7 +140,17 @@ impl Checkpoint {
         let map = map.map_err(WeightsError::io(path, "map it"))?;
         let header = header::read(&map).map_err(|trouble| WeightsError::refused(path, trouble))?;
         let file = self.files.len();
-        self.tensors.extend(header.tensors.into_iter().map(|tensor| Stored { file, tensor }));
+        for tensor in header.tensors {
+            if let Some(before) = self.by_name.insert(tensor.name.clone(), self.tensors.len()) {
+                let trouble = format!(
+                    "tensor {}: in this shard and in {} too; download the shards again",
+                    quote(&tensor.name),
+                    shown(path)
+                );
+                return Err(WeightsError::refused(&self.files[self.tensors[before].file].path, trouble));
+            }
+            self.tensors.push(Stored { file, tensor });
+        }
         for (key, text) in header.metadata {
             self.metadata.entry(key).or_insert(text);
         }
@@ -157,26 +158,9 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn sort_names(&mut self) {
-        let mut by_name: Vec<usize> = (0..self.tensors.len()).collect();
-        by_name.sort_by(|&a, &b| self.tensors[a].tensor.name.cmp(&self.tensors[b].tensor.name));
-        self.by_name = by_name;
-    }
-
-    /// Holds the shards to the index: no tensor twice, each listed one in its shard. Tensors the index omits are kept,
-    /// for [`check`](Self::check) to judge.
+    /// Holds the shards to the index: each listed tensor in its shard. Tensors the index omits are kept, for
+    /// [`check`](Self::check) to judge.
     fn check_index(&self, index: &Index) -> Result<(), WeightsError> {
-        for pair in self.by_name.windows(2) {
-            let (a, b) = (&self.tensors[pair[0]], &self.tensors[pair[1]]);
-            if a.tensor.name == b.tensor.name {
-                let trouble = format!(
-                    "tensor {}: in this shard and in {} too; download the shards again",
-                    quote(&a.tensor.name),
-                    shown(&self.files[b.file].path)
-                );
-                return Err(WeightsError::refused(&self.files[a.file].path, trouble));
-            }
-        }
         for (name, &shard) in &index.weights {
             if self.find(name).is_none_or(|stored| stored.file != shard) {
                 let trouble = format!(

@@ -2,7 +2,6 @@
 //! align data), so elements are assembled from bytes, never cast.
 
 use std::fmt;
-use std::ops::Range;
 use std::path::Path;
 
 use astrai_ir::DType;
@@ -52,47 +51,15 @@ impl<'a> TensorView<'a> {
         self.bytes.len() / self.dtype.bytes()
     }
 
-    /// Number of rows: the first dimension; 1 for a scalar.
-    pub fn rows(&self) -> usize {
-        self.shape.first().copied().unwrap_or(1)
-    }
-
     /// All elements of a float tensor, widened exactly to f32.
     ///
     /// # Errors
     /// The tensor is of integers, or `out` has not its number of elements.
     pub fn to_f32(&self, out: &mut [f32]) -> Result<(), WeightsError> {
-        self.widen(self.bytes, out)
-    }
-
-    /// The rows `rows` of a float tensor, `[rows, elements per row]`, widened exactly to f32.
-    ///
-    /// # Errors
-    /// The tensor is of integers, `rows` exceeds its first dimension, or `out` has not the elements of those rows.
-    pub fn rows_to_f32(&self, rows: Range<usize>, out: &mut [f32]) -> Result<(), WeightsError> {
-        if rows.start > rows.end || rows.end > self.rows() {
-            return Err(self.refused(format!("rows {rows:?} are asked of {}", self.rows())));
-        }
-        let stride = self.bytes.len().checked_div(self.rows()).unwrap_or(0); // bytes per row
-        self.widen(&self.bytes[rows.start * stride..rows.end * stride], out)
-    }
-
-    /// All elements of an integer or bool tensor.
-    ///
-    /// # Errors
-    /// The tensor is of floats.
-    pub fn to_i64(&self) -> Result<Vec<i64>, WeightsError> {
-        if self.dtype.is_float() {
-            return Err(self.refused(format!("integers are wanted, {} is stored", self.dtype)));
-        }
-        Ok(self.bytes.chunks_exact(self.dtype.bytes()).map(|b| self.dtype.decode_int(b)).collect())
-    }
-
-    fn widen(&self, bytes: &[u8], out: &mut [f32]) -> Result<(), WeightsError> {
         if !self.dtype.is_float() {
             return Err(self.refused(format!("floats are wanted, {} is stored", self.dtype)));
         }
-        let elements = bytes.len() / self.dtype.bytes();
+        let (bytes, elements) = (self.bytes, self.elements());
         if out.len() != elements {
             return Err(self.refused(format!("{elements} elements do not fit a buffer of {}", out.len())));
         }
@@ -116,6 +83,17 @@ impl<'a> TensorView<'a> {
             }
         }
         Ok(())
+    }
+
+    /// All elements of an integer or bool tensor.
+    ///
+    /// # Errors
+    /// The tensor is of floats.
+    pub fn to_i64(&self) -> Result<Vec<i64>, WeightsError> {
+        if self.dtype.is_float() {
+            return Err(self.refused(format!("integers are wanted, {} is stored", self.dtype)));
+        }
+        Ok(self.bytes.chunks_exact(self.dtype.bytes()).map(|b| self.dtype.decode_int(b)).collect())
     }
 
     fn refused(&self, trouble: String) -> WeightsError {

@@ -3,18 +3,19 @@
 //! never be in memory twice.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, Permissions};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use astrai_ir::DType;
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Metadata, TensorInfo};
+use tempfile::NamedTempFile;
 
 use super::error::{WeightsError, quote};
-use super::header::{MAX_HEADER, MAX_RANK, PREFIX, file_dtype, size_of};
+use super::header::{MAX_HEADER, MAX_RANK, PREFIX, file_dtype, size_of, twice};
 use super::json::METADATA;
 
 /// Type and shape of a tensor to be written.
@@ -33,9 +34,7 @@ pub struct Entry {
 #[derive(Debug)]
 pub struct Writer {
     path: PathBuf,
-    file: File,
-    /// The file's name for now; `None` once it has its final one.
-    temporary: Option<PathBuf>,
+    file: NamedTempFile,
     /// A write failed halfway: what is on disk no longer matches the header.
     broken: bool,
     /// Name and bytes of each entry.
@@ -59,11 +58,9 @@ impl Writer {
         if path.is_dir() {
             return Err(WeightsError::refused(path, "a directory has this name: give the path of a file"));
         }
-        let (temporary, file) = create_beside(path)?;
         let mut writer = Writer {
             path: path.to_path_buf(),
-            file,
-            temporary: Some(temporary),
+            file: create_beside(path)?,
             broken: false,
             sizes: entries.iter().map(|e| e.name.clone()).zip(sizes).collect(),
             next: 0,
@@ -97,7 +94,7 @@ impl Writer {
     ///
     /// # Errors
     /// An entry has no data yet, or the disk refuses; an older file of that name is then still there.
-    pub fn finish(mut self) -> Result<(), WeightsError> {
+    pub fn finish(self) -> Result<(), WeightsError> {
         if let Some((name, _)) = self.sizes.get(self.next) {
             return Err(WeightsError::refused(
                 &self.path,
@@ -107,11 +104,8 @@ impl Writer {
         if self.broken {
             return Err(WeightsError::refused(&self.path, "an earlier write failed: start the file again"));
         }
-        self.file.sync_all().map_err(WeightsError::io(&self.path, "make it durable"))?;
-        if let Some(temporary) = &self.temporary {
-            fs::rename(temporary, &self.path).map_err(WeightsError::io(&self.path, "replace it"))?;
-        }
-        self.temporary = None;
+        self.file.as_file().sync_all().map_err(WeightsError::io(&self.path, "make it durable"))?;
+        self.file.persist(&self.path).map_err(|e| WeightsError::io(&self.path, "replace it")(e.error))?;
         // The new name is durable only when its directory is.
         let directory = directory_of(&self.path);
         File::open(directory)
@@ -123,15 +117,6 @@ impl Writer {
         let written = self.file.write_all(bytes);
         self.broken |= written.is_err();
         written.map_err(WeightsError::io(&self.path, "write it"))
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        if let Some(temporary) = &self.temporary {
-            // Whoever drops an unfinished file is handling a worse error than a leftover.
-            let _leftover = fs::remove_file(temporary);
-        }
     }
 }
 
@@ -166,10 +151,8 @@ pub fn file_header(
     entries: &[Entry],
     metadata: &BTreeMap<String, String>,
 ) -> Result<(Vec<u8>, Vec<usize>), String> {
-    let mut names: Vec<&str> = entries.iter().map(|e| e.name.as_str()).collect();
-    names.sort_unstable();
-    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(format!("tensor {} is given twice", quote(pair[0])));
+    if let Some(name) = twice(entries.iter().map(|e| e.name.as_str())) {
+        return Err(format!("tensor {} is given twice", quote(name)));
     }
     let (mut sizes, mut infos, mut begin) = (Vec::new(), Vec::new(), 0usize);
     for Entry { name, dtype, shape } in entries {
@@ -219,24 +202,15 @@ fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A new file in the directory of `path`, because only there a rename is atomic.
-fn create_beside(path: &Path) -> Result<(PathBuf, File), WeightsError> {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
+/// A new file in the directory of `path`, because only there a rename is atomic; who may read it is the umask's to say.
+fn create_beside(path: &Path) -> Result<NamedTempFile, WeightsError> {
     let Some(name) = path.file_name() else {
         return Err(WeightsError::refused(path, "this names no file: give the path of a file"));
     };
-    loop {
-        let mut hidden = OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}-{}.tmp", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
-        let temporary = directory_of(path).join(hidden);
-        match OpenOptions::new().write(true).create_new(true).open(&temporary) {
-            Ok(file) => return Ok((temporary, file)),
-            // Left by a process that died and whose number is ours now.
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(WeightsError::io(path, "create it")(e)),
-        }
-    }
+    let hidden = OsString::from_iter([OsStr::new("."), name, OsStr::new(".")]);
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(&hidden).suffix(".tmp").permissions(Permissions::from_mode(0o666));
+    builder.tempfile_in(directory_of(path)).map_err(WeightsError::io(path, "create it"))
 }
 
 #[cfg(test)]
@@ -249,12 +223,12 @@ mod tests {
         let path = dir.path().join("w.safetensors");
         let entry = Entry { name: "x".to_string(), dtype: DType::U8, shape: vec![1] };
         let mut writer = Writer::create(&path, &[entry], &BTreeMap::new()).expect("created");
-        writer.file = OpenOptions::new().write(true).open("/dev/full").expect("the full device");
+        *writer.file.as_file_mut() = File::options().write(true).open("/dev/full").expect("the full device");
         let error = writer.put(&[1]).expect_err("no space").to_string();
         assert!(error.contains("w.safetensors: cannot write it: No space left"), "{error}");
         writer.next = 1;
         let error = writer.finish().expect_err("broken").to_string();
         assert!(error.contains("an earlier write failed"), "{error}");
-        assert_eq!(fs::read_dir(dir.path()).expect("listed").count(), 0);
+        assert_eq!(std::fs::read_dir(dir.path()).expect("listed").count(), 0);
     }
 }

@@ -11,7 +11,7 @@ use super::manifest::Manifest;
 use super::open::{Latest, Opened, open_latest, steps};
 use super::save::{Layout, Saved};
 use super::{Contents, LATEST, folder_name, step_of};
-use crate::durable::{Disk, FileError, System, UNFINISHED, replace, shown};
+use crate::durable::{Disk, FileError, System, UNFINISHED, folder_of, replace, shown};
 
 /// A run's folder, held by this process alone.
 pub struct RunFolder {
@@ -73,7 +73,7 @@ impl RunFolder {
     pub(super) fn hold(out: &Path, disk: Box<dyn Disk + Send>) -> Result<RunFolder, FileError> {
         if !out.is_dir() {
             disk.create_folder(out).map_err(FileError::io(out, "create it"))?;
-            let above = parent(out);
+            let above = folder_of(out);
             disk.sync_folder(above).map_err(FileError::io(above, "make it durable"))?;
         }
         let lock = lock(out)?;
@@ -182,11 +182,6 @@ impl RunFolder {
         self.disk.rename(path, &aside).map_err(FileError::io(path, "set it aside"))?;
         Ok(format!("{}: set aside as {}; remove it when it is of no use", shown(path), shown(&aside)))
     }
-}
-
-/// The folder that holds a checkpoint.
-pub(super) fn parent(checkpoint: &Path) -> &Path {
-    crate::durable::folder_of(checkpoint)
 }
 
 /// Locks `out` for this process.

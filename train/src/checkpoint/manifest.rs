@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{CONFIG, MANIFEST, MODEL, OPTIMIZER, TRAINER, step_of};
+use super::{CONFIG, MANIFEST, MODEL, OPTIMIZER, TRAINER, parse, step_of};
 use crate::durable::{FileError, hex, one_line, read_text};
 
 /// Version of the file's form.
@@ -55,14 +55,7 @@ impl Manifest {
     /// Reads a manifest's text; `path` names it in messages.
     pub(super) fn parse(text: &str, path: &Path) -> Result<Manifest, FileError> {
         let refused = |trouble: String| FileError::refused(path, trouble);
-        let manifest: Manifest =
-            serde_json::from_str(text).map_err(|e| refused(one_line(&format!("damaged: {e}"))))?;
-        if manifest.format != FORMAT {
-            let theirs = manifest.format;
-            return Err(refused(format!(
-                "of form {theirs}, this program reads form {FORMAT}: use the version that wrote it"
-            )));
-        }
+        let manifest: Manifest = parse(text, FORMAT, path)?;
         if let Some(name) = manifest.files.keys().find(|name| !is_plain(name) || *name == MANIFEST) {
             return Err(refused(format!("damaged: lists {:?}", one_line(name))));
         }

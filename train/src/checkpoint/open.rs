@@ -9,26 +9,13 @@ use astrai_runtime::weights::Checkpoint;
 
 use super::manifest::Manifest;
 use super::state::{LONGEST, TrainerState};
-use super::{Attachment, CONFIG, LATEST, MANIFEST, MODEL, OPTIMIZER, TRAINER, step_of};
+use super::{Attachment, CONFIG, LATEST, MODEL, OPTIMIZER, TRAINER, step_of};
 use crate::durable::{FileError, read_limited, read_text, shown};
 
 /// Longest config.json read, in bytes.
 const LONGEST_CONFIG: u64 = 16 << 20;
 /// Longest tokenizer's file read, in bytes.
 const LONGEST_ATTACHMENT: u64 = 256 << 20;
-/// Files that make up a tokenizer in model directories, and what generation with it needs.
-const TOKENIZER: [&str; 9] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "generation_config.json",
-];
-
 /// A checkpoint that agrees with its manifest.
 #[derive(Debug)]
 pub struct Opened {
@@ -55,17 +42,6 @@ pub struct Latest {
     pub notes: Vec<String>,
 }
 
-/// A model directory: weights without a run's state.
-#[derive(Debug)]
-pub struct Model {
-    /// Text of `config.json`.
-    pub config: String,
-    /// The weights.
-    pub weights: Checkpoint,
-    /// Files of the tokenizer, those that are there.
-    pub tokenizer: Vec<Attachment>,
-}
-
 /// Opens the checkpoint in the folder `path`.
 ///
 /// # Errors
@@ -78,20 +54,19 @@ pub fn open(path: &Path) -> Result<Opened, FileError> {
         let trouble = format!("of step {}, the manifest of step {}", trainer.step, manifest.step);
         return Err(FileError::refused(&path.join(TRAINER), trouble));
     }
-    let mut tokenizer = Vec::new();
-    for name in manifest.files.keys() {
-        if ![CONFIG, MODEL, OPTIMIZER, TRAINER].contains(&name.as_str()) {
-            let bytes = read_limited(&path.join(name), LONGEST_ATTACHMENT)?;
-            tokenizer.push(Attachment { name: name.clone(), bytes });
-        }
-    }
+    let read = |name: &String| {
+        let bytes = read_limited(&path.join(name), LONGEST_ATTACHMENT)?;
+        Ok(Attachment { name: name.clone(), bytes })
+    };
+    let names = manifest.files.keys();
+    let tokenizer = names.filter(|name| ![CONFIG, MODEL, OPTIMIZER, TRAINER].contains(&name.as_str()));
     Ok(Opened {
         path: path.to_path_buf(),
         config: read_text(&path.join(CONFIG), LONGEST_CONFIG)?,
         trainer,
         model: weights(&path.join(MODEL))?,
         optimizer: weights(&path.join(OPTIMIZER))?,
-        tokenizer,
+        tokenizer: tokenizer.map(read).collect::<Result<_, FileError>>()?,
     })
 }
 
@@ -117,33 +92,6 @@ pub fn open_latest(out: &Path) -> Result<Option<Latest>, FileError> {
     let trouble =
         format!("no checkpoint here is sound ({}); give another --out to start anew", notes.join("; "));
     Err(FileError::refused(out, trouble))
-}
-
-/// Opens the model in `path`: a directory of transformers' form, which a checkpoint's folder is too.
-///
-/// # Errors
-/// There is no model, or a file of it is damaged.
-pub fn open_model(path: &Path) -> Result<Model, FileError> {
-    let config = path.join(CONFIG);
-    if !config.exists() {
-        let trouble = match steps(path).ok().and_then(|all| all.into_iter().next()) {
-            Some((_, newest)) => format!("the folder of a run, not a model's: give {}", shown(&newest)),
-            None => "no config.json here: give a model directory".to_string(),
-        };
-        return Err(FileError::refused(path, trouble));
-    }
-    if path.join(MANIFEST).exists() && path.join(TRAINER).exists() {
-        Manifest::verify(path)?;
-    }
-    let mut tokenizer = Vec::new();
-    for name in TOKENIZER {
-        let file = path.join(name);
-        if file.exists() {
-            let bytes = read_limited(&file, LONGEST_ATTACHMENT)?;
-            tokenizer.push(Attachment { name: name.to_string(), bytes });
-        }
-    }
-    Ok(Model { config: read_text(&config, LONGEST_CONFIG)?, weights: weights(path)?, tokenizer })
 }
 
 /// The checkpoints' folders in `out`, newest first; none where `out` is not.

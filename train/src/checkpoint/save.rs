@@ -10,7 +10,7 @@ use astrai_runtime::weights::{Entry, file_header};
 use super::manifest::{Manifest, is_plain};
 use super::stream::Stream;
 use super::{CONFIG, Contents, MANIFEST, Part, TRAINER};
-use crate::durable::{Disk, FileError};
+use crate::durable::{Disk, FileError, folder_of};
 
 /// A published checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,7 +110,7 @@ impl Layout {
             return FileError::Io { path, doing, source };
         }
         let (path, needed) = (target.to_path_buf(), self.needed);
-        match disk.free(super::folder::parent(target)) {
+        match disk.free(folder_of(target)) {
             Ok(Some(free)) if free < needed => FileError::Full { path, needed, free },
             // A quota, or someone else's file that came and went.
             _ => FileError::Refused {

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::durable::{FileError, one_line};
+use super::parse;
+use crate::durable::FileError;
 use crate::settings::Settings;
 
 /// Version of the file's form.
@@ -91,17 +92,6 @@ impl TrainerState {
 
     /// Reads the text of `trainer.json`; `path` names it in messages.
     pub(super) fn parse(text: &str, path: &Path) -> Result<TrainerState, FileError> {
-        #[derive(Deserialize)]
-        struct Form {
-            format: u32,
-        }
-        let damaged = |e: serde_json::Error| FileError::refused(path, one_line(&format!("damaged: {e}")));
-        let Form { format } = serde_json::from_str(text).map_err(damaged)?;
-        if format != FORMAT {
-            let trouble =
-                format!("of form {format}, this program reads form {FORMAT}: use the version that wrote it");
-            return Err(FileError::refused(path, trouble));
-        }
-        serde_json::from_str(text).map_err(damaged)
+        parse(text, FORMAT, path)
     }
 }

@@ -1,29 +1,35 @@
 //! Training a tokenizer: byte-level byte-pair encoding (Sennrich et al. 2016; Radford et al. 2019). In: text. Out:
-//! `tokenizer.json` and `tokenizer_config.json` as transformers reads them. The text is split into words by the published
-//! pattern of GPT-2, the words are counted, and the pair of tokens that is most frequent becomes a token until there are
-//! enough; of equally frequent pairs the one with the smaller ids comes first, so that equal text gives equal files.
+//! `tokenizer.json` and `tokenizer_config.json` as transformers reads them. The `tokenizers` crate splits text into words as
+//! GPT-2 does, counts them, and makes tokens of the most frequent pairs; of equally frequent pairs the one with the smaller ids
+//! comes first, so that equal text gives equal files. This module is here for what that crate leaves open: bounds on words and
+//! tokens, special tokens that are never learnt, and errors.
 
-mod file;
-mod merge;
 #[cfg(test)]
 mod tests;
 
-use super::{DataError, Piece, Progress};
+use super::{DataError, Piece};
+use crate::durable::{System, replace};
+use astrai_serve::tokenizer::Tokenizer;
 use fancy_regex::Regex;
-use std::collections::HashMap;
-use std::num::NonZero;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::sync::mpsc::sync_channel;
 use std::thread;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, Tokenizer as Library, Trainer};
 
-pub use file::Bpe;
-
-/// How GPT-2 splits text into words; the `ByteLevel` pre-tokenizer of `tokenizer.json` stands for the same.
+/// How GPT-2 splits text into words; the `ByteLevel` pre-tokenizer of `tokenizer.json` does the same, and is slower.
 const PATTERN: &str = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 /// Bytes of the longest word that is counted whole; a longer one (a picture in base64, say) counts as several.
 const WORD: usize = 1024;
 
-/// Bytes of text that the threads take at a time.
-const BATCH: usize = 1 << 23;
+/// Bytes of the longest token.
+const LONGEST: usize = 128;
+
+/// Pieces that are read ahead of counting.
+const AHEAD: usize = 16;
 
 /// What kind of tokenizer to train.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,108 +80,127 @@ impl BpeOptions {
     }
 }
 
-/// How often each word occurs in a text.
-#[derive(Clone, Debug, Default)]
-pub struct WordCounts {
-    counts: HashMap<Box<[u8]>, u64>,
-    bytes: u64,
+/// A trained byte-level BPE.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bpe {
+    vocabulary: usize,
+    model: String,
+    config: Value,
 }
 
-impl WordCounts {
-    /// Counts the words of `pieces`, on all cores. `progress` is told bytes read of `total`, the bytes of the corpus.
+impl Bpe {
+    /// Trains on the words of `pieces`, on all cores. `progress` is told bytes read of `total`, the bytes of the corpus, then
+    /// that tokens are made of those wanted.
     ///
     /// # Errors
-    /// A piece cannot be read, or there is no text.
-    pub fn count(
+    /// The options contradict themselves, a piece cannot be read, or there is no text.
+    pub fn train(
+        options: &BpeOptions,
         pieces: impl IntoIterator<Item = Result<Piece, DataError>>,
         total: u64,
-        progress: Progress<'_>,
-    ) -> Result<WordCounts, DataError> {
-        let pattern =
-            Regex::new(PATTERN).map_err(|e| DataError::Options(format!("the pattern of words: {e}")))?;
-        let mut threads =
-            vec![WordCounts::default(); thread::available_parallelism().map_or(1, NonZero::get)];
-        let (mut batch, mut bytes) = (Vec::new(), 0);
-        for piece in pieces {
-            let piece = piece?;
-            bytes += piece.text.len();
-            batch.push(piece.text);
-            if bytes >= BATCH {
-                count_batch(&mut threads, &pattern, &batch)?;
-                (bytes, batch) = (0, Vec::new());
-                progress(piece.read, total);
-            }
+        progress: &mut dyn FnMut(&'static str, u64, u64),
+    ) -> Result<Bpe, DataError> {
+        options.check()?;
+        let failed = |e: tokenizers::Error| DataError::Options(format!("a tokenizer cannot be trained: {e}"));
+        let special: Vec<AddedToken> = options.all_special().map(|t| AddedToken::from(t, true)).collect();
+        let mut trainer = BpeTrainer::builder()
+            .vocab_size(options.vocabulary)
+            .min_frequency(options.min_frequency)
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+            .special_tokens(special.clone())
+            // The crate wants tokens shorter than this.
+            .max_token_length(Some(LONGEST + 1))
+            .show_progress(false)
+            .build();
+        let words = Words::new(options).map_err(|e| failed(e.into()))?;
+        let (send, receive) = sync_channel(AHEAD);
+        let mut bytes = 0;
+        let (read, counted) = thread::scope(|scope| {
+            let counting = scope.spawn(|| trainer.feed(receive.into_iter(), |text| words.of(text)));
+            let read: Result<(), DataError> = pieces.into_iter().try_for_each(|piece| {
+                let Piece { text, read, .. } = piece?;
+                bytes += text.len();
+                progress("counting words", read, total);
+                // Nobody listens only after an error, which is reported below.
+                let _ = send.send(text);
+                Ok(())
+            });
+            drop(send);
+            (read, counting.join())
+        });
+        read?;
+        counted
+            .unwrap_or_else(|_| Err("counting words stopped unexpectedly; report this".into()))
+            .map_err(failed)?;
+        if bytes == 0 {
+            let message = "there is no text to train a tokenizer on; name files with text";
+            return Err(DataError::Options(message.into()));
         }
-        count_batch(&mut threads, &pattern, &batch)?;
-        progress(total, total);
-        let mut all = WordCounts::default();
-        for part in threads {
-            all.bytes += part.bytes;
-            part.counts.into_iter().for_each(|(word, n)| *all.counts.entry(word).or_default() += n);
-        }
-        match all.bytes {
-            0 => Err(DataError::Options(
-                "there is no text to train a tokenizer on; name files with text".into(),
-            )),
-            _ => Ok(all),
-        }
+        let mut model = BPE::default();
+        let wanted = options.vocabulary as u64;
+        progress("training the tokenizer", 0, wanted);
+        trainer.train(&mut model).map_err(failed)?;
+        progress("training the tokenizer", wanted, wanted);
+        let mut library = Library::new(model);
+        library
+            .with_pre_tokenizer(Some(ByteLevel::new(false, true, true)))
+            .with_post_processor(Some(ByteLevel::new(true, false, true)))
+            .with_decoder(Some(ByteLevel::new(true, true, true)))
+            .add_special_tokens(special)
+            .map_err(failed)?;
+        let config = json!({
+            "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": options.eos, "pad_token": options.pad,
+            "clean_up_tokenization_spaces": false, "model_max_length": 1_000_000_000_000_000_000_u64});
+        let model = library.to_string(true).map_err(failed)?;
+        Ok(Bpe { vocabulary: library.get_vocab_size(true), model, config })
     }
 
-    /// Bytes of text that were counted.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
+    /// Tokens, special ones included.
+    pub fn vocabulary(&self) -> usize {
+        self.vocabulary
     }
 
-    /// Different words.
-    pub fn len(&self) -> usize {
-        self.counts.len()
-    }
-
-    /// Whether no word was counted.
-    pub fn is_empty(&self) -> bool {
-        self.counts.is_empty()
-    }
-
-    /// Merges pairs until the vocabulary is full. `progress` is told tokens made of those wanted.
+    /// Writes `tokenizer.json` and `tokenizer_config.json` into the folder `dir`, which is made where it is absent, and
+    /// opens them.
     ///
     /// # Errors
-    /// The options contradict themselves.
-    pub fn train(&self, options: &BpeOptions, progress: Progress<'_>) -> Result<Bpe, DataError> {
-        options.check()?;
-        let mut words: Vec<(&[u8], u64)> = self.counts.iter().map(|(word, n)| (&**word, *n)).collect();
-        words.sort_unstable();
-        Ok(Bpe::new(options, merge::Merger::new(&words, options).run(progress)))
+    /// A file cannot be written.
+    pub fn write(&self, dir: &Path) -> Result<Tokenizer, DataError> {
+        std::fs::create_dir_all(dir).map_err(DataError::io(dir, "make the folder"))?;
+        replace(&System, &dir.join("tokenizer_config.json"), format!("{:#}\n", self.config).as_bytes())?;
+        replace(&System, &dir.join("tokenizer.json"), format!("{}\n", self.model).as_bytes())?;
+        Ok(Tokenizer::open(dir)?)
+    }
+}
+
+/// Splits text into words, each byte a character as in GPT-2's vocabulary.
+struct Words<'a> {
+    pattern: Regex,
+    /// Printable bytes stand for themselves, the others for U+0100 and on, in order.
+    chars: [char; 256],
+    options: &'a BpeOptions,
+}
+
+impl Words<'_> {
+    fn new(options: &BpeOptions) -> Result<Words<'_>, fancy_regex::Error> {
+        let alphabet = ByteLevel::alphabet();
+        let mut others = '\u{100}'..;
+        let mut of_byte = |byte| if alphabet.contains(&byte) { Some(byte) } else { others.next() };
+        let chars = std::array::from_fn(|byte| of_byte(char::from(byte as u8)).unwrap_or_default());
+        Ok(Words { pattern: Regex::new(PATTERN)?, chars, options })
     }
 
-    fn add(&mut self, pattern: &Regex, text: &str) -> Result<(), DataError> {
-        for word in pattern.find_iter(text) {
-            let word =
-                word.map_err(|e| DataError::Options(format!("text cannot be split into words: {e}")))?;
-            for part in word.as_str().as_bytes().chunks(WORD) {
-                match self.counts.get_mut(part) {
-                    Some(n) => *n += 1,
-                    None => drop(self.counts.insert(part.into(), 1)),
+    /// The words of `text`. Those that spell a special token are left out, so that it is never learnt.
+    fn of(&self, text: &str) -> tokenizers::Result<Vec<String>> {
+        let mut words = Vec::new();
+        for word in self.pattern.find_iter(text) {
+            for part in word?.as_str().as_bytes().chunks(WORD) {
+                let part: String = part.iter().map(|&byte| self.chars[usize::from(byte)]).collect();
+                if !self.options.all_special().any(|token| part.contains(token)) {
+                    words.push(part);
                 }
             }
         }
-        self.bytes += text.len() as u64;
-        Ok(())
+        Ok(words)
     }
-}
-
-fn count_batch(threads: &mut [WordCounts], pattern: &Regex, batch: &[String]) -> Result<(), DataError> {
-    let share = batch.len().div_ceil(threads.len()).max(1);
-    let mut done = Vec::new();
-    thread::scope(|scope| {
-        let each = threads.iter_mut().zip(batch.chunks(share));
-        let run = |(words, texts): (&'_ mut WordCounts, &'_ [String])| {
-            texts.iter().try_for_each(|text| words.add(pattern, text))
-        };
-        let handles: Vec<_> = each.map(|pair| scope.spawn(move || run(pair))).collect();
-        done.extend(handles.into_iter().map(|handle| handle.join()));
-    });
-    done.into_iter().try_for_each(|result| match result {
-        Ok(result) => result,
-        Err(_) => Err(DataError::Options("counting words stopped unexpectedly; report this".into())),
-    })
 }

@@ -4,9 +4,8 @@
 use super::DataError;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use std::fs::{self, File};
-use std::io::Write;
-use std::path::{Component, Path, PathBuf};
+use std::fs;
+use std::path::{Component, Path};
 
 /// The name of the file.
 pub(super) const META: &str = "meta.json";
@@ -18,10 +17,11 @@ pub(super) const FORMAT: (&str, u64) = ("astrai-tokens", 1);
 const EXAMPLE: &str = r#"{"dtype": "uint16", "vocab_size": 50257, "eos": 50256}"#;
 
 /// How an id is stored, little-endian.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Width {
     /// Two bytes.
+    #[default]
     Uint16,
     /// Four bytes; signed ones that are not negative read the same.
     Uint32,
@@ -64,7 +64,7 @@ pub struct Shard {
 }
 
 /// What shards hold.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Meta {
     /// `astrai-tokens` where this program wrote it.
     pub format: Option<String>,
@@ -95,20 +95,7 @@ pub struct Meta {
 impl Meta {
     /// Of an unknown origin.
     pub(super) fn new(dtype: Width) -> Meta {
-        Meta {
-            format: None,
-            version: None,
-            dtype,
-            tokens: None,
-            documents: None,
-            vocab_size: None,
-            eos: None,
-            shards: Vec::new(),
-            tokenizer: None,
-            recognise: None,
-            fingerprint: None,
-            sources: Vec::new(),
-        }
+        Meta { dtype, ..Meta::default() }
     }
 
     /// Whether this program wrote it.
@@ -240,26 +227,4 @@ fn brief(value: &Value) -> String {
         Some((at, _)) => format!("{}…", &text[..at]),
         None => text,
     }
-}
-
-/// The name beside `path` under which it is written until it is whole.
-pub(super) fn unfinished(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    PathBuf::from(name)
-}
-
-/// Writes a file whole or not at all.
-pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), DataError> {
-    let beside = unfinished(path);
-    let written = File::create(&beside).and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&beside, path)
-    });
-    written.map_err(|e| {
-        // The first error is the one that matters.
-        let _ = fs::remove_file(&beside);
-        DataError::io(path, "write")(e)
-    })
 }

@@ -2,8 +2,9 @@
 //! with an eos behind each document, and `meta.json`, which is written last: where it is, the shards are whole. A folder made
 //! from the same text with the same tokenizer is used as it is.
 
-use super::meta::{FORMAT, META, unfinished, write_whole};
+use super::meta::{FORMAT, META};
 use super::{Corpus, DataError, Meta, Piece, Progress, Shard, Tokens, Width};
+use crate::durable::{System, UNFINISHED, beside, replace};
 use astrai_serve::tokenizer::Tokenizer;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -180,7 +181,7 @@ fn write(
     (meta.documents, meta.shards) = (Some(documents), shards);
     let text = serde_json::to_string_pretty(&meta)
         .map_err(|e| DataError::refused(&out.join(META), format!("cannot be written as JSON: {e}")))?;
-    write_whole(&out.join(META), format!("{text}\n").as_bytes())
+    Ok(replace(&System, &out.join(META), format!("{text}\n").as_bytes())?)
 }
 
 /// Removes what a process that was killed left half written.
@@ -188,8 +189,8 @@ fn remove_unfinished(out: &Path) -> Result<(), DataError> {
     for entry in fs::read_dir(out).map_err(DataError::io(out, "list"))? {
         let entry = entry.map_err(DataError::io(out, "list"))?;
         let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if name.ends_with(".tmp") && (name.starts_with("data_") || name.starts_with(META)) {
+        let whole = name.to_string_lossy().strip_prefix(UNFINISHED).map(str::to_owned);
+        if whole.is_some_and(|name| name.starts_with("data_") || name.starts_with(META)) {
             fs::remove_file(entry.path()).map_err(DataError::io(&entry.path(), "remove the leftover"))?;
         }
     }
@@ -235,7 +236,7 @@ impl Writer<'_> {
                 Some(open) => open,
                 none => {
                     let path = self.out.join(name(self.shards.len()));
-                    let file = File::create(unfinished(&path)).map_err(DataError::io(&path, "write"))?;
+                    let file = File::create(beside(&path)).map_err(DataError::io(&path, "write"))?;
                     none.insert(Open { path, file: BufWriter::with_capacity(1 << 18, file), tokens: 0 })
                 }
             };
@@ -258,7 +259,7 @@ impl Writer<'_> {
         let Some(open) = &mut self.open else { return Ok(()) };
         let whole = open.file.flush().and_then(|()| open.file.get_ref().sync_all());
         whole.map_err(DataError::io(&open.path, "write"))?;
-        fs::rename(unfinished(&open.path), &open.path).map_err(DataError::io(&open.path, "write"))?;
+        fs::rename(beside(&open.path), &open.path).map_err(DataError::io(&open.path, "write"))?;
         self.shards.push(Shard { file: name(self.shards.len()), tokens: Some(open.tokens) });
         self.open = None;
         Ok(())
@@ -274,7 +275,7 @@ impl Drop for Writer<'_> {
     fn drop(&mut self) {
         if let Some(open) = &self.open {
             // On the way out of an error, which is what is reported.
-            let _ = fs::remove_file(unfinished(&open.path));
+            let _ = fs::remove_file(beside(&open.path));
         }
     }
 }

@@ -188,35 +188,22 @@ fn map(path: &Path, width: Width, said: Option<u64>, first: u64) -> Result<Mappe
 
 /// Writes ids as i32; gives the largest, as it is stored. What does not fit is for the caller to refuse.
 fn widen(width: Width, bytes: &[u8], to: &mut [i32]) -> u64 {
-    let mut largest = 0;
-    match width {
-        Width::Uint16 => {
-            let mut most = 0;
+    macro_rules! widen_from {
+        ($stored:ty) => {{
+            let mut largest = 0;
             for (to, id) in to.iter_mut().zip(bytes.as_chunks().0) {
-                let id = u16::from_le_bytes(*id);
-                most = most.max(id);
-                *to = i32::from(id);
-            }
-            largest = u64::from(most);
-        }
-        Width::Uint32 => {
-            let mut most = 0;
-            for (to, id) in to.iter_mut().zip(bytes.as_chunks().0) {
-                let id = u32::from_le_bytes(*id);
-                most = most.max(id);
-                *to = id as i32;
-            }
-            largest = largest.max(u64::from(most));
-        }
-        Width::Int64 => {
-            for (to, id) in to.iter_mut().zip(bytes.as_chunks().0) {
-                let id = u64::from_le_bytes(*id);
+                let id = <$stored>::from_le_bytes(*id);
                 largest = largest.max(id);
                 *to = id as i32;
             }
-        }
+            largest as u64
+        }};
     }
-    largest
+    match width {
+        Width::Uint16 => widen_from!(u16),
+        Width::Uint32 => widen_from!(u32),
+        Width::Int64 => widen_from!(u64),
+    }
 }
 
 /// The error for ids beyond `limit`, and beyond what an i32 holds, among the `n` from number `first` on.

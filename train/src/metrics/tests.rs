@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use std::fs;
 
 fn step(step: u64) -> Row {
     Row::Step(StepMetrics {

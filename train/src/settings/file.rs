@@ -6,6 +6,7 @@ use std::io::Read;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
+use strsim::levenshtein;
 use toml::{Table, Value};
 
 use super::{Error, KEYS, Partial};
@@ -75,29 +76,14 @@ fn located(text: &str, error: &toml::de::Error) -> String {
 }
 
 fn remedy(key: &str) -> String {
-    let nearest = KEYS.iter().map(|known| (distance(key, known), known)).min();
+    let key: String = key.chars().take(64).collect();
+    let nearest = KEYS.iter().map(|known| (levenshtein(&key, known), known)).min();
     match nearest {
         Some((edits, known)) if edits <= 2 || edits * 3 <= known.len() => {
             format!("did you mean \"{known}\"?")
         }
         _ => format!("the keys are {}", KEYS.join(", ")),
     }
-}
-
-/// Characters to insert, delete or replace between the first 64 of `a` and `b` (Levenshtein).
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().take(64).enumerate() {
-        let mut corner = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let replaced = corner + usize::from(x != *y);
-            corner = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(corner + 1);
-        }
-    }
-    row[b.len()]
 }
 
 fn quote(key: &str) -> String {

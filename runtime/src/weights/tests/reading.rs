@@ -12,12 +12,9 @@ fn a_directory_and_its_file_read_alike() {
         assert_eq!(checkpoint.path(), path);
         assert_eq!(checkpoint.names().collect::<Vec<_>>(), ["a", "b", "ids"]);
         assert_eq!(checkpoint.metadata().get("format").map(String::as_str), Some("pt"));
-        assert_eq!(checkpoint.file_of("a"), Some(file.as_path()));
         let a = checkpoint.get("a").expect("a");
-        assert_eq!(
-            (a.name(), a.dtype(), a.shape(), a.elements(), a.rows()),
-            ("a", DType::F32, &[2, 3][..], 6, 2)
-        );
+        assert_eq!(a.path, file);
+        assert_eq!((a.name(), a.dtype(), a.shape(), a.elements()), ("a", DType::F32, &[2, 3][..], 6));
         assert!(checkpoint.get("c").is_none());
     }
 }
@@ -66,18 +63,13 @@ fn every_type_is_read_as_ir_decodes_it() {
 }
 
 #[test]
-fn rows_are_ranges_of_the_first_dimension() {
+fn elements_fit_the_buffer_or_are_refused() {
     let dir = directory();
     let path = dir.path().join("w.safetensors");
     sample(&path);
     let checkpoint = Checkpoint::open(&path).expect("open");
     let a = checkpoint.get("a").expect("a");
     let mut row = [0f32; 3];
-    a.rows_to_f32(1..2, &mut row).expect("a row");
-    assert_eq!(row, [3.0, 4.0, 5.0]);
-    a.rows_to_f32(2..2, &mut []).expect("no row");
-    said(&a.rows_to_f32(1..3, &mut row).expect_err("too many"), &["tensor \"a\": rows 1..3 are asked of 2"]);
-    said(&a.rows_to_f32(0..2, &mut row).expect_err("too small"), &["6 elements do not fit a buffer of 3"]);
     said(&a.to_f32(&mut row).expect_err("too small"), &["6 elements do not fit a buffer of 3"]);
     assert_eq!(checkpoint.get("ids").expect("ids").to_i64().expect("integers"), [7, -1]);
 }
@@ -94,12 +86,11 @@ fn scalars_and_empty_tensors() {
     write(&path, tensors, &BTreeMap::new()).expect("written");
     let checkpoint = Checkpoint::open(&path).expect("open");
     let mut one = [0f32];
-    checkpoint.get("scalar").expect("there").rows_to_f32(0..1, &mut one).expect("one row");
+    checkpoint.get("scalar").expect("there").to_f32(&mut one).expect("one element");
     assert_eq!(one, [1.5]);
     for name in ["none", "hollow"] {
         let view = checkpoint.get(name).expect("there");
         view.to_f32(&mut []).expect("nothing");
-        view.rows_to_f32(0..view.rows(), &mut []).expect("nothing");
         checkpoint.release(name).expect("nothing to release");
     }
 }

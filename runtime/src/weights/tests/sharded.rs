@@ -36,8 +36,8 @@ fn shards_are_read_as_one() {
         for name in ["a", "b", "c"] {
             assert_eq!(checkpoint.get(name).expect("there").bytes(), name.as_bytes());
         }
-        assert_eq!(checkpoint.file_of("c"), Some(dir.path().join(SECOND).as_path()));
-        assert_eq!(checkpoint.file_of("d"), None);
+        assert_eq!(checkpoint.get("c").expect("there").path, dir.path().join(SECOND));
+        assert!(checkpoint.get("d").is_none());
     }
 }
 

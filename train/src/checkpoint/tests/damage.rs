@@ -99,27 +99,3 @@ fn a_wrong_pointer_is_said_and_mended() {
         assert_eq!(fs::read_to_string(out.path().join("latest")).expect("latest"), "step_000010\n");
     }
 }
-
-#[test]
-fn models_that_are_none_are_told_apart() {
-    let out = run(&[10]);
-    let line = open_model(out.path()).expect_err("a run").to_string();
-    assert!(
-        line.contains("the folder of a run, not a model's: give ") && line.contains("step_000010"),
-        "{line}"
-    );
-    let empty = tempfile::tempdir().expect("a temporary folder");
-    let line = open_model(empty.path()).expect_err("nothing").to_string();
-    assert!(line.contains("no config.json here"), "{line}");
-    fs::write(empty.path().join("config.json"), LLAMA).expect("written");
-    let line = open_model(empty.path()).expect_err("no weights").to_string();
-    assert!(line.contains("no weights here"), "{line}");
-    for name in ["model.safetensors", "tokenizer.json"] {
-        fs::copy(out.path().join("step_000010").join(name), empty.path().join(name)).expect("copied");
-    }
-    let model = open_model(empty.path()).expect("a model");
-    assert_eq!((model.weights.names().len(), model.tokenizer.len()), (2, 1));
-    fs::write(out.path().join("step_000010/tokenizer.json"), "{\"model\": 2}").expect("written");
-    let line = open_model(&out.path().join("step_000010")).expect_err("damaged").to_string();
-    assert!(line.contains("tokenizer.json: damaged"), "{line}");
-}

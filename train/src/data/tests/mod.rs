@@ -5,7 +5,7 @@ mod hostile;
 mod row;
 mod sampling;
 
-use super::bpe::{BpeOptions, WordCounts};
+use super::bpe::{Bpe, BpeOptions};
 use super::*;
 use astrai_serve::tokenizer::Tokenizer;
 use std::fs;
@@ -48,8 +48,7 @@ fn tokenizer() -> &'static Tokenizer {
         let dir = tempfile::tempdir().unwrap();
         let text = include_str!("../documents.rs").to_string();
         let pieces = [Ok(Piece { text, last: true, read: 0 })];
-        let words = WordCounts::count(pieces, 0, &mut quiet).unwrap();
-        let bpe = words.train(&BpeOptions::new(400), &mut quiet).unwrap();
+        let bpe = Bpe::train(&BpeOptions::new(400), pieces, 0, &mut |_, _, _| {}).unwrap();
         let tokenizer = bpe.write(dir.path()).unwrap();
         (dir, tokenizer)
     });
