@@ -108,6 +108,20 @@ impl Tape {
         Tape { shared: Rc::new(RefCell::new(shared)) }
     }
 
+    /// New nodes of a graph, written as arithmetic on values of existing ones.
+    pub(crate) fn extend<const N: usize, const M: usize>(
+        graph: &mut Graph,
+        args: [NodeId; N],
+        f: impl FnOnce([Value; N]) -> [Value; M],
+    ) -> Result<[NodeId; M], IrError> {
+        let shared = Shared { graph: std::mem::take(graph), ..Shared::default() };
+        let tape = Tape { shared: Rc::new(RefCell::new(shared)) };
+        let made = f(args.map(|id| tape.value(Ok(id))));
+        let ids = tape.ids(&made.each_ref());
+        *graph = std::mem::take(&mut tape.shared.borrow_mut().graph);
+        ids.map(|ids| std::array::from_fn(|i| ids[i]))
+    }
+
     /// A value given at each run.
     pub fn input(&self, name: &str, dtype: DType, shape: impl IntoShape) -> Value {
         let shape = shape.into_shape();

@@ -13,7 +13,12 @@ impl Value {
         })
     }
 
-    fn both(&self, kind: BinaryKind, o: &Value) -> Value {
+    /// `x` everywhere, with the type of this.
+    pub(crate) fn full_like(&self, x: f64) -> Value {
+        self.with(|g, v| g.fill(v, x))
+    }
+
+    pub(crate) fn both(&self, kind: BinaryKind, o: &Value) -> Value {
         self.with2(o, |g, a, b| g.binary(kind, a, b))
     }
 

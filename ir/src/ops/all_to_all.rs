@@ -2,8 +2,8 @@
 //! number of rows for each rank is data.
 
 use super::grouped_dot::{groups, groups_of};
-use crate::eval::{Eval, EvalCollective};
-use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp};
+use crate::eval::EvalCollective;
+use crate::op::{Cotangents, Infer, Inferred, Operator, RankOutputs, Vjp};
 use crate::shard::{Axis, Label, Propagate, ShardingRule, Traffic};
 use crate::{DType, Dim, Tensor, Type};
 use serde::{Deserialize, Serialize};
@@ -104,6 +104,7 @@ fn rows_of(all: &[&Tensor], from: &[Option<(usize, usize)>], shape: &[usize], wi
 
 impl Operator for AllToAll {
     const NAME: &'static str = "all_to_all";
+    const FLOPS: usize = 0;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x, offsets] = cx.exactly()?;
@@ -122,15 +123,7 @@ impl Operator for AllToAll {
         Ok(vec![ty, Type::new(DType::I32, [Dim::from(groups / self.over.size + 1)])])
     }
 
-    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        cx.without_group(std::slice::from_ref(&self.over))
-    }
-
-    fn eval_collective(
-        &self,
-        ranks: &[Vec<&Tensor>],
-        cx: &EvalCollective,
-    ) -> Result<Vec<Vec<Tensor>>, String> {
+    fn eval_collective(&self, ranks: &[Vec<&Tensor>], cx: &EvalCollective) -> RankOutputs {
         for (r, args) in ranks.iter().enumerate() {
             let sent = if self.back { cx.dim(r, &self.rows)? } else { args[0].shape[0] };
             groups_of(args[1], sent)?;
@@ -167,9 +160,5 @@ impl Operator for AllToAll {
     fn traffic(&self, args: &[&Type], outs: &[Type]) -> Option<Traffic> {
         let bytes = if self.back { outs[0].bytes() } else { args[0].bytes() };
         Some(Traffic { bytes, times: 1, ranks: self.over.size as u64 })
-    }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default()
     }
 }

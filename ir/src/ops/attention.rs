@@ -149,6 +149,7 @@ fn ints(t: &Tensor) -> Vec<i64> {
 
 impl Operator for Attention {
     const NAME: &'static str = "attention";
+    const TOLERANCE: [f64; 2] = [16.0, 2e-5];
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let count = self.sinks_at() + self.sinks as usize;
@@ -259,10 +260,6 @@ impl Operator for Attention {
         let both = &q + &outs[0].elements();
         let work = &both * &seen;
         if self.causal && !short && self.page.is_none() { work } else { &work * &Dim::from(2) }
-    }
-
-    fn tolerance(&self, dtype: DType) -> f64 {
-        (16.0 * dtype.epsilon()).max(2e-5)
     }
 }
 

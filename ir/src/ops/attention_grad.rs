@@ -2,7 +2,7 @@
 
 use crate::op::{Infer, Inferred, Operator};
 use crate::ops::Attention;
-use crate::{DType, Dim, Tensor, Type, eval::Eval};
+use crate::{Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Arguments: `q`, `k`, `v`, `starts` as in [`Attention`], then its two outputs, the cotangent of the first output, and the
@@ -59,6 +59,7 @@ impl AttentionGrad {
 
 impl Operator for AttentionGrad {
     const NAME: &'static str = "attention_grad";
+    const TOLERANCE: [f64; 2] = [32.0, 5e-5];
 
     fn infer(&self, cx: &Infer) -> Inferred {
         if self.forward.page.is_some() {
@@ -111,9 +112,5 @@ impl Operator for AttentionGrad {
         let forward = self.forward.flops(args, &outs);
         let twice = &forward * &Dim::from(5);
         twice.div_exact(&Dim::from(2)).unwrap_or(twice)
-    }
-
-    fn tolerance(&self, dtype: DType) -> f64 {
-        (32.0 * dtype.epsilon()).max(5e-5)
     }
 }

@@ -4,7 +4,7 @@
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
 use crate::shard::{Label, Propagate, ShardingRule};
 use crate::tensor::{strides, unravel};
-use crate::{DType, Dim, Tensor, Type, eval::Eval};
+use crate::{Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Sum of products over the contracted axes. The result's axes are the batch axes, then the left's free axes, then the
@@ -58,6 +58,8 @@ impl Dot {
 
 impl Operator for Dot {
     const NAME: &'static str = "dot";
+    /// Sums of many products: the error grows with the square root of their number at worst seen.
+    const TOLERANCE: [f64; 2] = [16.0, 1e-5];
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [l, r] = cx.exactly()?;
@@ -146,11 +148,6 @@ impl Operator for Dot {
     fn flops(&self, args: &[&Type], outs: &[Type]) -> Dim {
         let k = Dim::product(self.contract.iter().map(|p| &args[0].shape[p.0]));
         &(&outs[0].elements() * &k) * &Dim::from(2)
-    }
-
-    /// Sums of many products: the error grows with the square root of their number at worst seen.
-    fn tolerance(&self, dtype: DType) -> f64 {
-        (16.0 * dtype.epsilon()).max(1e-5)
     }
 }
 

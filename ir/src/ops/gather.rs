@@ -71,6 +71,7 @@ pub(super) fn local_index(
 
 impl Operator for Gather {
     const NAME: &'static str = "gather";
+    const FLOPS: usize = 0;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x, indices] = cx.exactly()?;
@@ -139,10 +140,6 @@ impl Operator for Gather {
         let zero = cx.graph.fill(x, 0.0)?;
         let op = Scatter { axis: self.axis, batch: self.batch, kind: ScatterKind::Add };
         Ok(vec![Some(cx.graph.push(op, &[zero, indices, g])?), None])
-    }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default()
     }
 }
 

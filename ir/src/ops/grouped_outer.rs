@@ -14,6 +14,7 @@ pub struct GroupedOuter {}
 
 impl Operator for GroupedOuter {
     const NAME: &'static str = "grouped_outer";
+    const TOLERANCE: [f64; 2] = [16.0, 1e-5];
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [a, b, offsets] = cx.exactly()?;
@@ -73,10 +74,6 @@ impl Operator for GroupedOuter {
 
     fn flops(&self, args: &[&Type], _: &[Type]) -> Dim {
         &(&args[0].elements() * &args[1].shape[1]) * &Dim::from(2)
-    }
-
-    fn tolerance(&self, dtype: DType) -> f64 {
-        (16.0 * dtype.epsilon()).max(1e-5)
     }
 }
 

@@ -3,6 +3,7 @@
 //! computes all of it at once, and because the choice of experts has no gradient.
 
 use super::argmax::rank;
+use crate::front::Tape;
 use crate::grad::gradient;
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp};
 use crate::ops::{CompareKind, Iota, Op, ReduceKind, Softmax, UnaryKind};
@@ -168,10 +169,7 @@ impl Route {
             w = g.push(Softmax { log: false }, &[w])?;
         }
         if self.normalise {
-            let sum = g.reduce_last(ReduceKind::Sum, w)?;
-            let tiny = g.fill(sum, TINY)?;
-            let sum = g.add(sum, tiny)?;
-            w = g.div(w, sum)?;
+            [w] = Tape::extend(g, [w], |[w]| [&w / (w.reduce_last(ReduceKind::Sum) + TINY)])?;
         }
         if self.scale.0 == 1.0 { Ok(w) } else { g.scale(w, self.scale.0) }
     }
