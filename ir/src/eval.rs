@@ -153,8 +153,7 @@ pub(crate) fn eval_node(
     precision: Precision,
 ) -> Result<Vec<Tensor>, IrError> {
     let node = graph.node(id);
-    let at =
-        |m: String| IrError { origin: node.origin.to_string(), message: format!("`{}` {m}", node.op.name()) };
+    let at = |m: String| node.error(m);
     let mut outs = Vec::with_capacity(node.types.len());
     for t in &node.types {
         let shape: Result<Vec<usize>, String> = t.shape.iter().map(|d| size_of(d, sizes)).collect();
