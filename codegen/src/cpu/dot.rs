@@ -5,7 +5,7 @@ use super::rows::lead;
 use super::{Emitted, over_dims, prologue, reads_only};
 use crate::kernel_ir::expr::{Expr, Stmt};
 use crate::kernel_ir::index::{Index, Var};
-use crate::kernel_ir::loops::leading;
+use crate::kernel_ir::loops::row_of;
 use crate::kernel_ir::lower::{Lower, narrow};
 use crate::kernel_ir::print::{Dialect, Printer, dim, element, index};
 use astrai_ir::ops::Op;
@@ -51,10 +51,7 @@ pub(super) fn kernel(region: &Region, f: &DotForm, name: &str) -> Result<Emitted
     } else {
         free_slots(region, f, widened, &mut out)
     }
-    let mut made = Emitted::counted(out, name, 2);
-    made.workspace = workspace(f, packed);
-    made.tiles = true;
-    Ok(made)
+    Ok(Emitted { workspace: workspace(f, packed), tiles: true, ..Emitted::counted(out, name, 2) })
 }
 
 /// Slots of a weight in panels; `widened` says that the left side's numbers are bf16 values.
@@ -247,9 +244,7 @@ pub(super) fn dot_prologue(region: &Region, name: &str, x: NodeId) -> Result<Str
     let shape = &region.graph().ty(x).shape;
     let lead_dims = &shape[..shape.len().saturating_sub(1)];
     let mut lower = Lower::new(region);
-    let row = Var { name: "row".into(), extent: Dim::product(lead_dims), depth: 1 };
-    let leading = leading(lead_dims, &row);
-    let at: Vec<Index> = leading.iter().map(|(v, ..)| Index::var(v)).collect();
+    let (row, leading, at) = row_of(lead_dims);
     lower.open();
     for s in lower.segments(x) {
         let (var, positions) = lower.positions(&s);
@@ -287,8 +282,7 @@ pub(super) fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<S
     };
     let (lead_dims, column_dims) = g.ty(dot).shape.split_at(free);
     let mut lower = Lower::new(region);
-    let row = Var { name: "row".into(), extent: Dim::product(lead_dims), depth: 1 };
-    let leading = leading(lead_dims, &row);
+    let (row, leading, mut at) = row_of(lead_dims);
     lower.open();
     let root = g.outputs()[0].1;
     let first = Var { name: "n0".into(), extent: Dim::product(column_dims), depth: 1 };
@@ -297,7 +291,6 @@ pub(super) fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<S
     // The sums lie where a buffer beyond the reads would: r<reads>.
     let acc = Expr::Load { buf: region.piece.reads.len(), at: Index::var(&var), dtype: DType::F32 };
     lower.give(dot, narrow(g.ty(dot).dtype, acc));
-    let mut at: Vec<Index> = leading.iter().map(|(v, ..)| Index::var(v)).collect();
     at.extend(Index::var(&first).add(&Index::var(&var)).unravel(column_dims));
     let value = lower.value(root, &at)?;
     let ty = g.ty(root);

@@ -78,10 +78,8 @@ pub(super) fn kernel(region: &Region, f: &GroupedForm, name: &str) -> Result<Emi
     d.push_str(paired(both));
     let load = dot_prologue(region, name, x)?;
     let store = dot_epilogue(region, name, f.node)?;
-    let mut made = Emitted::counted(format!("{load}{store}{matrix}{d}{GROUPED}{}", undefine(&d)), name, 2);
-    made.workspace = workspace(f, packed);
-    made.tiles = true;
-    Ok(made)
+    let made = Emitted::counted(format!("{load}{store}{matrix}{d}{GROUPED}{}", undefine(&d)), name, 2);
+    Ok(Emitted { workspace: workspace(f, packed), tiles: true, ..made })
 }
 
 /// The kernel of a region around sums of outer products by groups.
@@ -105,9 +103,8 @@ pub(super) fn outer_kernel(region: &Region, f: &OuterForm, name: &str) -> Result
         matrix = matrix_unit(region, name, sizes, &format!("GROUP * {m}"), &slots, left.is_narrow());
     }
     let store = dot_epilogue(region, name, f.node)?;
-    let mut made = Emitted::counted(format!("{store}{matrix}{d}{OUTER}{}", undefine(&d)), name, 1);
-    made.tiles = true;
-    Ok(made)
+    let made = Emitted::counted(format!("{store}{matrix}{d}{OUTER}{}", undefine(&d)), name, 1);
+    Ok(Emitted { tiles: true, ..made })
 }
 
 /// Bytes between the phases: the packed rows; beside f32 matrices that nobody packed, of each block so many more as make whole

@@ -15,7 +15,7 @@ pub struct Permute {
 }
 
 impl Permute {
-    fn inverse(&self) -> Permute {
+    pub(super) fn inverse(&self) -> Permute {
         let mut axes = vec![0; self.axes.len()];
         self.axes.iter().enumerate().for_each(|(i, &a)| axes[a] = i);
         Permute { axes }
