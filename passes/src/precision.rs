@@ -25,8 +25,8 @@ pub fn precision(graph: &Graph, policy: Policy) -> Result<Graph, IrError> {
     }
     let narrow_block = |b: &Arc<Block>| {
         let stream = |name: &str| b.graph.output(name).is_some();
-        let graph = narrow(&b.graph, policy.storage, &stream, true)?;
-        Ok(Arc::new(b.with(graph)))
+        let (g, inner) = (&b.graph, b.graph.blocks().to_vec());
+        Ok(Arc::new(b.with(rebuild(g, policy.storage, &stream, true, &caches(g, &[]), inner)?)))
     };
     let blocks = graph.blocks().iter().map(narrow_block).collect::<Result<Vec<_>, IrError>>()?;
     let caches = caches(graph, &blocks);
@@ -50,10 +50,6 @@ fn caches(g: &Graph, blocks: &[Arc<Block>]) -> BTreeSet<NodeId> {
     }
     found.retain(|id| matches!(g.node(*id).op, Op::State(_)));
     found
-}
-
-fn narrow(g: &Graph, to: DType, stream: &dyn Fn(&str) -> bool, outputs: bool) -> Result<Graph, IrError> {
-    rebuild(g, to, stream, outputs, &caches(g, &[]), g.blocks().to_vec())
 }
 
 fn rebuild(

@@ -44,7 +44,6 @@ impl AllToAll {
 
     fn dispatch(&self, ranks: &[Vec<&Tensor>], to: usize, capacity: usize) -> Result<Vec<Tensor>, String> {
         let offsets = Self::offsets(ranks);
-        let width: usize = ranks[to][0].shape[1..].iter().product();
         let mut from: Vec<Option<(usize, usize)>> = Vec::new();
         let mut begins = vec![0i64];
         let received = Self::received(&offsets, to);
@@ -62,11 +61,7 @@ impl AllToAll {
             *last = capacity as i64;
         }
         from.resize(capacity, None);
-        let mut shape = ranks[to][0].shape.clone();
-        shape[0] = capacity;
-        let all: Vec<&Tensor> = ranks.iter().map(|r| r[0]).collect();
-        let y = rows_of(&all, &from, &shape, width);
-        Ok(vec![y, Tensor::int(DType::I32, &[begins.len()], begins)])
+        Ok(vec![rows_of(ranks, to, &from), Tensor::int(DType::I32, &[begins.len()], begins)])
     }
 
     fn return_rows(&self, ranks: &[Vec<&Tensor>], to: usize) -> Vec<Tensor> {
@@ -82,22 +77,23 @@ impl AllToAll {
                 at += count;
             }
         }
-        let width: usize = ranks[to][0].shape[1..].iter().product();
-        let mut shape = ranks[to][0].shape.clone();
-        shape[0] = rows;
-        let all: Vec<&Tensor> = ranks.iter().map(|r| r[0]).collect();
-        vec![rows_of(&all, &from, &shape, width)]
+        vec![rows_of(ranks, to, &from)]
     }
 }
 
-/// Rows gathered by (tensor, row); zeros for `None`.
-fn rows_of(all: &[&Tensor], from: &[Option<(usize, usize)>], shape: &[usize], width: usize) -> Tensor {
-    let zero = Tensor::zeros(all[0].dtype, &[1]);
-    let both = all.iter().fold(zero, |a, b| a.append(b));
-    let mut begins = vec![1];
-    all.iter().for_each(|t| begins.push(begins.last().copied().unwrap_or(1) + t.len()));
-    both.gather_with(shape, |i| match from[i / width.max(1)] {
-        Some((t, row)) => begins[t] + row * width + i % width,
+/// Rows for rank `to`, gathered by (rank, row); zeros for `None`.
+fn rows_of(ranks: &[Vec<&Tensor>], to: usize, from: &[Option<(usize, usize)>]) -> Tensor {
+    let mut shape = ranks[to][0].shape.clone();
+    let width: usize = shape[1..].iter().product();
+    shape[0] = from.len();
+    let mut both = Tensor::zeros(ranks[to][0].dtype, &[1]);
+    let mut begins = Vec::new();
+    for args in ranks {
+        begins.push(both.len());
+        both = both.append(args[0]);
+    }
+    both.gather_with(&shape, |i| match from[i / width.max(1)] {
+        Some((rank, row)) => begins[rank] + row * width + i % width,
         None => 0,
     })
 }

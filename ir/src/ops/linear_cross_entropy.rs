@@ -106,9 +106,7 @@ impl LinearCrossEntropy {
         let loss = (1.0 - s) * (lse - logits[target]) + s * (lse - mean);
         Ok(Some(Row { logits, lse, target, loss }))
     }
-}
 
-impl LinearCrossEntropy {
     /// The losses of a weight sharded along the vocabulary over `axis`: the log-sum-exp of each shard is reduced over the ranks,
     /// and the logit of the target comes from the rank whose shard has it. A shard's log-sum-exp is this operator's loss with
     /// token 0 of the shard as the target, plus that token's logit; so no rank ever holds all logits of its shard either.
