@@ -65,7 +65,7 @@ fn packed_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) -
     if both {
         out.push_str("#define DOT_A_BF16\n");
         let left = f.left.as_ref().map(|side| Source::new(region, side, "m"));
-        if let Some(s) = left.filter(|s| s.narrow == 1 && s.along) {
+        if let Some(s) = left.filter(|s| s.narrow && s.along) {
             let _ = writeln!(out, "#define DOT_A_AT(m) ({})", s.begin);
         }
     }
@@ -86,8 +86,8 @@ fn free_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) {
         left.iter_mut().for_each(|s| s.step_by("batch", region, &b.left));
         right.step_by("batch", region, &b.right);
     }
-    let alike = left.as_ref().map_or(!right.is_narrow() || widened, |s| s.narrow == right.narrow);
-    let both = alike && right.is_narrow();
+    let alike = left.as_ref().map_or(!right.narrow || widened, |s| s.narrow == right.narrow);
+    let both = alike && right.narrow;
     out.push_str(paired(both));
     match &left {
         Some(s) => out.push_str(&s.rows_slot(both)),
@@ -96,7 +96,7 @@ fn free_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) {
     out.push_str(&right.panel_slots("", both));
     if f.batch.is_none() && alike {
         out.push_str(&matrix_slots(left.as_ref(), &right, ["", ""]));
-        out.push_str(matrix_way(right.is_narrow()));
+        out.push_str(matrix_way(right.narrow));
     }
     out.push_str(FREE);
 }
@@ -113,13 +113,13 @@ pub(super) fn matrix_slots(left: Option<&Source>, right: &Source, [row, sum]: [&
     let rows = match left {
         Some(s) => Some((s.order("mk", "km"), place(s))),
         // Rows that an expression makes wait in scratch.
-        None if right.is_narrow() => {
+        None if right.narrow => {
             let at = format!("(const uint16_t *)scratch + ({row}(m)) * (int64_t)DOT_ROW + (k)");
             Some(("mk", (at, "DOT_ROW".into())))
         }
         None => None,
     };
-    matrix_places(rows, (right.order("nk", "kn"), place(right)), right.is_narrow())
+    matrix_places(rows, (right.order("nk", "kn"), place(right)), right.narrow)
 }
 
 /// The same for sides of these orders and places (address of an element, length of a row). Rows that nothing describes are
@@ -159,7 +159,7 @@ pub(super) struct Source {
     /// Length of a row in memory.
     pub(super) row: String,
     /// Whether elements are bf16, else f32.
-    pub(super) narrow: u8,
+    pub(super) narrow: bool,
 }
 
 impl Source {
@@ -173,7 +173,7 @@ impl Source {
         let begin = format!("(const {ty} *)bufs[{buf}] + {offset} + ({free}) * (int64_t){across}");
         let along = side.along.is_one();
         let row = if along { across } else { step.clone() };
-        Source { begin, step, along, row, narrow: u8::from(narrow) }
+        Source { begin, step, along, row, narrow }
     }
 
     /// Sides of several dots lie so far apart; `which` of them it is, a C expression.
@@ -188,18 +188,17 @@ impl Source {
 
     /// The slot that packs a block of rows of this side; `both` sides are bf16, or not.
     pub(super) fn rows_slot(&self, both: bool) -> String {
-        rows_slot(self.order("mk", "km"), [&self.at("k0"), &self.narrow.to_string(), &self.row], both)
+        rows_slot(self.order("mk", "km"), self.place().each_ref().map(String::as_str), both)
     }
 
     /// Slots that pack a block of columns of this side, and that ask for it before; `which` are their first arguments, each
     /// with its comma.
     pub(super) fn panel_slots(&self, which: &str, both: bool) -> String {
-        let place = [self.at("k0"), self.narrow.to_string(), self.row.clone()];
-        panel_slots(which, self.order("nk", "kn"), place.each_ref().map(String::as_str), both)
+        panel_slots(which, self.order("nk", "kn"), self.place().each_ref().map(String::as_str), both)
     }
 
-    pub(super) fn is_narrow(&self) -> bool {
-        self.narrow == 1
+    fn place(&self) -> [String; 3] {
+        [self.at("k0"), u8::from(self.narrow).to_string(), self.row.clone()]
     }
 
     fn order<'a>(&self, along: &'a str, across: &'a str) -> &'a str {

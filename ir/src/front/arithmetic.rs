@@ -2,7 +2,7 @@
 
 use super::Value;
 use crate::graph::NodeId;
-use crate::ops::{BinaryKind, UnaryKind};
+use crate::ops::{BinaryKind, Iota, UnaryKind};
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 impl Value {
@@ -16,6 +16,11 @@ impl Value {
     /// `x` everywhere, with the type of this.
     pub(crate) fn full_like(&self, x: f64) -> Value {
         self.with(|g, v| g.fill(v, x))
+    }
+
+    /// Positions along an axis, with the type of this.
+    pub(crate) fn iota(&self, axis: usize) -> Value {
+        self.with(|g, v| g.push(Iota { ty: g.ty(v).clone(), axis }, &[]))
     }
 
     pub(crate) fn both(&self, kind: BinaryKind, o: &Value) -> Value {

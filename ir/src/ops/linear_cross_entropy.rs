@@ -4,9 +4,7 @@
 use super::gather::local_index;
 use crate::front::Tape;
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
-use crate::ops::{
-    AllReduce, CompareKind, Iota, LinearCrossEntropyGrad, Pvary, ReduceKind, ReduceOp, UnaryKind,
-};
+use crate::ops::{AllReduce, CompareKind, LinearCrossEntropyGrad, Pvary, ReduceKind, ReduceOp, UnaryKind};
 use crate::shard::{Axis, Partition, Placement, Propagate, Shard, ShardingRule};
 use crate::{DType, Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -51,12 +49,11 @@ impl LinearCrossEntropy {
         let logits = g.linear(hidden, weight)?;
         let (logits, tanh) = self.capped(g, logits)?;
         let shape = g.ty(logits).shape.clone();
-        let column = g.reshape(targets, vec![shape[0].clone(), Dim::from(1)])?;
-        let column = g.broadcast(column, &shape)?;
-        let iota = g.push(Iota { ty: Type { dtype: DType::I32, shape }, axis: 1 }, &[])?;
-        let hit = g.compare(CompareKind::Eq, iota, column)?;
-        let zero = g.fill(targets, 0.0)?;
-        let valid = g.compare(CompareKind::Ge, targets, zero)?;
+        let [hit, valid] = Tape::extend(g, [targets], |[targets]| {
+            let column = targets.reshape(vec![shape[0].clone(), Dim::from(1)]).expand(shape);
+            let hit = column.iota(1).equal(&column);
+            [hit, targets.greater_equal(&targets.full_like(0.0))]
+        })?;
         Ok(Parts { logits, tanh, hit, valid })
     }
 
