@@ -16,6 +16,7 @@ use super::samples::{self, Draw};
 use super::term::Term;
 #[cfg(test)]
 use astrai_ir::Graph;
+use astrai_ir::ops::Cast;
 use astrai_ir::{Op, Type};
 use egg::{Id, Pattern, Searcher, Subst, Var};
 use std::collections::BTreeMap;
@@ -202,10 +203,25 @@ impl Match<'_> {
         ["0", "1", "2", "3"].iter().map_while(|n| self.var(n)).collect()
     }
 
+    /// The e-class of `op` on what these variables are bound to.
+    pub fn make_of<const N: usize>(&mut self, op: impl Into<Op>, vars: [&str; N]) -> Option<Id> {
+        let args = vars.iter().map(|name| self.var(name)).collect::<Option<Vec<Id>>>()?;
+        self.g.make(op, &args)
+    }
+
     /// The e-class of `op` on `args`.
     pub fn make(&mut self, op: impl Into<Op>, args: &[Id]) -> Option<Id> {
         self.g.make(op, args)
     }
+}
+
+/// The roundings of products: a narrowing cast, and the widening cast that follows it.
+type Rounding = Option<[Cast; 2]>;
+
+fn rounded(s: &mut Match, x: Id, rounding: &Rounding) -> Option<Id> {
+    let Some([narrow, wide]) = rounding else { return Some(x) };
+    let x = s.make(narrow.clone(), &[x])?;
+    s.make(wide.clone(), &[x])
 }
 
 /// Most matches of a rule that are applied in one iteration: beyond this limit the rule multiplies forms instead of simplifying.
