@@ -23,6 +23,11 @@ impl Block {
         Block { name: name.to_string(), graph, params }
     }
 
+    /// The block with another body.
+    pub fn with(&self, graph: Graph) -> Block {
+        Block { name: self.name.clone(), graph, params: self.params.clone() }
+    }
+
     /// The leaf of a parameter.
     pub fn leaf(&self, param: &str) -> Option<NodeId> {
         self.graph.ids().find(|&id| self.graph.node(id).op.leaf_name() == Some(param))

@@ -119,13 +119,9 @@ impl Graph {
 
     /// Reduction over the last axis, broadcast back to the shape of `x`.
     pub fn reduce_last(&mut self, kind: ReduceKind, x: NodeId) -> Made {
-        let shape = self.ty(x).shape.clone();
-        let last = shape.len().saturating_sub(1);
-        let r = self.reduce(kind, x, &[last])?;
-        let mut kept = shape.clone();
-        kept[last] = Dim::from(1);
-        let r = self.reshape(r, kept)?;
-        self.broadcast(r, &shape)
+        let op = Reduce { kind, axes: vec![self.ty(x).rank().saturating_sub(1)] };
+        let r = self.push(op.clone(), &[x])?;
+        op.broadcast_back(self, r, x)
     }
 
     /// `x · wᵀ` for `x` `[…, k]` and `w` `[n, k]`: `[…, n]`.

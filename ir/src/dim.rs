@@ -2,6 +2,7 @@
 //! that two sizes are equal exactly when their forms are; what cannot be proved equal is an error for the caller. Launch
 //! geometry and workspaces also need ceiling division, minimum and maximum: each is one more factor of a product.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::ops::{Add, Mul, Sub};
 use std::sync::Arc;
@@ -116,31 +117,20 @@ impl Dim {
 
     /// The smaller of the two.
     pub fn at_most(&self, other: &Dim) -> Dim {
-        match (self.literal(), other.literal()) {
-            _ if self == other => self.clone(),
-            (Some(a), Some(b)) => {
-                if a < b {
-                    self.clone()
-                } else {
-                    other.clone()
-                }
-            }
-            _ => Dim::of(Factor::Min, self, other),
-        }
+        self.extreme(other, Ordering::Less, Factor::Min)
     }
 
     /// The greater of the two.
     pub fn at_least(&self, other: &Dim) -> Dim {
+        self.extreme(other, Ordering::Greater, Factor::Max)
+    }
+
+    fn extreme(&self, other: &Dim, wanted: Ordering, factor: fn(Arc<[Dim; 2]>) -> Factor) -> Dim {
         match (self.literal(), other.literal()) {
             _ if self == other => self.clone(),
-            (Some(a), Some(b)) => {
-                if a > b {
-                    self.clone()
-                } else {
-                    other.clone()
-                }
-            }
-            _ => Dim::of(Factor::Max, self, other),
+            (Some(a), Some(b)) if a.cmp(&b) == wanted => self.clone(),
+            (Some(_), Some(_)) => other.clone(),
+            _ => Dim::of(factor, self, other),
         }
     }
 

@@ -28,34 +28,25 @@ pub enum DType {
     Bool,
 }
 
+use DType::*;
+
 impl DType {
     /// Every type, in declaration order.
-    pub const ALL: [DType; 10] = [
-        DType::F32,
-        DType::F16,
-        DType::BF16,
-        DType::F8E4M3,
-        DType::F8E5M2,
-        DType::I64,
-        DType::I32,
-        DType::I8,
-        DType::U8,
-        DType::Bool,
-    ];
+    pub const ALL: [DType; 10] = [F32, F16, BF16, F8E4M3, F8E5M2, I64, I32, I8, U8, Bool];
 
     /// Lower-case name used in dumps, flags and JSON: `f32`, `bf16`, `i64`, …
     pub fn name(self) -> &'static str {
         match self {
-            DType::F32 => "f32",
-            DType::F16 => "f16",
-            DType::BF16 => "bf16",
-            DType::F8E4M3 => "f8e4m3",
-            DType::F8E5M2 => "f8e5m2",
-            DType::I64 => "i64",
-            DType::I32 => "i32",
-            DType::I8 => "i8",
-            DType::U8 => "u8",
-            DType::Bool => "bool",
+            F32 => "f32",
+            F16 => "f16",
+            BF16 => "bf16",
+            F8E4M3 => "f8e4m3",
+            F8E5M2 => "f8e5m2",
+            I64 => "i64",
+            I32 => "i32",
+            I8 => "i8",
+            U8 => "u8",
+            Bool => "bool",
         }
     }
 
@@ -67,21 +58,20 @@ impl DType {
     /// Bytes per element.
     pub fn bytes(self) -> usize {
         match self {
-            DType::F32 | DType::I32 => 4,
-            DType::F16 | DType::BF16 => 2,
-            DType::I64 => 8,
-            DType::F8E4M3 | DType::F8E5M2 | DType::I8 | DType::U8 | DType::Bool => 1,
+            F32 | I32 => 4,
+            F16 | BF16 => 2,
+            I64 => 8,
+            F8E4M3 | F8E5M2 | I8 | U8 | Bool => 1,
         }
     }
 
     /// True for the floating-point types.
     pub fn is_float(self) -> bool {
-        matches!(self, DType::F32 | DType::F16 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2)
+        matches!(self, F32 | F16 | BF16 | F8E4M3 | F8E5M2)
     }
 
     /// True when every value of `narrow` is one of this type.
     pub fn represents(self, narrow: DType) -> bool {
-        use DType::*;
         match self {
             F32 => matches!(narrow, F16 | BF16 | F8E4M3 | F8E5M2 | I8 | U8 | Bool),
             F16 => matches!(narrow, F8E4M3 | F8E5M2 | I8 | U8 | Bool),
@@ -95,11 +85,11 @@ impl DType {
     /// Nearest value of this floating type, ties to even; the identity for other types.
     pub fn round(self, x: f64) -> f64 {
         match self {
-            DType::F32 => x as f32 as f64,
-            DType::F16 => half::f16::from_f64(x).to_f64(),
-            DType::BF16 => half::bf16::from_f64(x).to_f64(),
-            DType::F8E4M3 => f8_decode(f8_encode(x, 4), 4),
-            DType::F8E5M2 => f8_decode(f8_encode(x, 5), 5),
+            F32 => x as f32 as f64,
+            F16 => half::f16::from_f64(x).to_f64(),
+            BF16 => half::bf16::from_f64(x).to_f64(),
+            F8E4M3 => f8_decode(f8_encode(x, 4), 4),
+            F8E5M2 => f8_decode(f8_encode(x, 5), 5),
             _ => x,
         }
     }
@@ -107,10 +97,10 @@ impl DType {
     /// The value of this integer type that is `x` modulo its range; truth for bool; the identity for floating types.
     pub fn wrap(self, x: i64) -> i64 {
         match self {
-            DType::I32 => x as i32 as i64,
-            DType::I8 => x as i8 as i64,
-            DType::U8 => x as u8 as i64,
-            DType::Bool => (x != 0) as i64,
+            I32 => x as i32 as i64,
+            I8 => x as i8 as i64,
+            U8 => x as u8 as i64,
+            Bool => (x != 0) as i64,
             _ => x,
         }
     }
@@ -118,27 +108,27 @@ impl DType {
     /// Little-endian bits of `x` after rounding to this floating type.
     pub fn encode(self, x: f64, out: &mut Vec<u8>) {
         match self {
-            DType::F32 => out.extend((x as f32).to_le_bytes()),
-            DType::F16 => out.extend(half::f16::from_f64(x).to_le_bytes()),
-            DType::BF16 => out.extend(half::bf16::from_f64(x).to_le_bytes()),
-            DType::F8E4M3 => out.push(f8_encode(x, 4)),
-            DType::F8E5M2 => out.push(f8_encode(x, 5)),
-            DType::I64 => out.extend((x as i64).to_le_bytes()),
-            DType::I32 => out.extend((x as i32).to_le_bytes()),
-            DType::I8 => out.push(x as i8 as u8),
-            DType::U8 => out.push(x as u8),
-            DType::Bool => out.push((x != 0.0) as u8),
+            F32 => out.extend((x as f32).to_le_bytes()),
+            F16 => out.extend(half::f16::from_f64(x).to_le_bytes()),
+            BF16 => out.extend(half::bf16::from_f64(x).to_le_bytes()),
+            F8E4M3 => out.push(f8_encode(x, 4)),
+            F8E5M2 => out.push(f8_encode(x, 5)),
+            I64 => out.extend((x as i64).to_le_bytes()),
+            I32 => out.extend((x as i32).to_le_bytes()),
+            I8 => out.push(x as i8 as u8),
+            U8 => out.push(x as u8),
+            Bool => out.push((x != 0.0) as u8),
         }
     }
 
     /// The number that `bits` (this type's little-endian bytes) stand for, as f64.
     pub fn decode(self, b: &[u8]) -> f64 {
         match self {
-            DType::F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]) as f64,
-            DType::F16 => half::f16::from_le_bytes([b[0], b[1]]).to_f64(),
-            DType::BF16 => half::bf16::from_le_bytes([b[0], b[1]]).to_f64(),
-            DType::F8E4M3 => f8_decode(b[0], 4),
-            DType::F8E5M2 => f8_decode(b[0], 5),
+            F32 => f32::from_le_bytes([b[0], b[1], b[2], b[3]]) as f64,
+            F16 => half::f16::from_le_bytes([b[0], b[1]]).to_f64(),
+            BF16 => half::bf16::from_le_bytes([b[0], b[1]]).to_f64(),
+            F8E4M3 => f8_decode(b[0], 4),
+            F8E5M2 => f8_decode(b[0], 5),
             _ => self.decode_int(b) as f64,
         }
     }
@@ -146,11 +136,11 @@ impl DType {
     /// The integer that `bits` of an integer or bool type stand for.
     pub fn decode_int(self, b: &[u8]) -> i64 {
         match self {
-            DType::I64 => i64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]),
-            DType::I32 => i32::from_le_bytes([b[0], b[1], b[2], b[3]]) as i64,
-            DType::I8 => b[0] as i8 as i64,
-            DType::U8 => b[0] as i64,
-            DType::Bool => (b[0] != 0) as i64,
+            I64 => i64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]),
+            I32 => i32::from_le_bytes([b[0], b[1], b[2], b[3]]) as i64,
+            I8 => b[0] as i8 as i64,
+            U8 => b[0] as i64,
+            Bool => (b[0] != 0) as i64,
             _ => self.decode(b) as i64,
         }
     }
@@ -158,11 +148,11 @@ impl DType {
     /// Unit roundoff: half the distance from 1 to the next larger value; 0 for exact types.
     pub fn epsilon(self) -> f64 {
         match self {
-            DType::F32 => 2f64.powi(-24),
-            DType::F16 => 2f64.powi(-11),
-            DType::BF16 => 2f64.powi(-8),
-            DType::F8E4M3 => 2f64.powi(-4),
-            DType::F8E5M2 => 2f64.powi(-3),
+            F32 => 2f64.powi(-24),
+            F16 => 2f64.powi(-11),
+            BF16 => 2f64.powi(-8),
+            F8E4M3 => 2f64.powi(-4),
+            F8E5M2 => 2f64.powi(-3),
             _ => 0.0,
         }
     }

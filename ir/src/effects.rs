@@ -47,17 +47,16 @@ impl Effects {
         for id in graph.ids().filter(|id| live[id.index()]) {
             for v in overwritten(graph.node(id), &bodies, is_store) {
                 if !versions[v.index()] {
-                    return Err(at(graph, id, format!("overwrites {v}, which is no version of a state")));
+                    return Err(graph.error_at(id, format!("overwrites {v}, which is no version of a state")));
                 }
                 if let Some(first) = writer[v.index()] {
-                    return Err(at(
-                        graph,
-                        id,
-                        format!("overwrites {v}, which {first} overwrites; store to that"),
-                    ));
+                    let message = format!("overwrites {v}, which {first} overwrites; store to that");
+                    return Err(graph.error_at(id, message));
                 }
                 if !is_store(graph.node(id)) && graph.node(id).args.iter().filter(|a| **a == v).count() > 1 {
-                    return Err(at(graph, id, format!("overwrites {v} and has it as another argument too")));
+                    return Err(
+                        graph.error_at(id, format!("overwrites {v} and has it as another argument too"))
+                    );
                 }
                 writer[v.index()] = Some(id);
                 effects.writes.push((id, v));
@@ -95,11 +94,8 @@ impl Effects {
         }
         for (name, id) in graph.outputs() {
             if let Some((v, w)) = viewed[id.index()].and_then(|v| Some((v, writer[v.index()]?))) {
-                return Err(at(
-                    graph,
-                    *id,
-                    format!("is the output `{name}` and shows {v}, which {w} overwrites"),
-                ));
+                let message = format!("is the output `{name}` and shows {v}, which {w} overwrites");
+                return Err(graph.error_at(*id, message));
             }
         }
         Ok(())
@@ -115,12 +111,10 @@ impl Effects {
             return Ok(());
         }
         let cyclic = |(reader, writer): &&(NodeId, NodeId)| view.has_path(*writer, *reader);
-        match self.anti_dependencies.iter().find(cyclic) {
-            Some((reader, writer)) => {
-                Err(at(graph, *reader, format!("reads what {writer} overwrites, but cannot run before it")))
-            }
-            None => Ok(()),
-        }
+        self.anti_dependencies.iter().find(cyclic).map_or(Ok(()), |(reader, writer)| {
+            let message = format!("reads what {writer} overwrites, but cannot run before it");
+            Err(graph.error_at(*reader, message))
+        })
     }
 }
 
@@ -134,11 +128,6 @@ impl BodyEffects {
             returns_version: block.graph.outputs().iter().map(|(_, id)| versions[id.index()]).collect(),
         })
     }
-}
-
-fn at(graph: &Graph, id: NodeId, message: String) -> IrError {
-    let node = graph.node(id);
-    IrError { origin: node.origin.to_string(), message: format!("{id} `{}` {message}", node.op.name()) }
 }
 
 fn is_version(graph: &Graph, id: NodeId, bodies: &[BodyEffects], is_store: IsStore) -> bool {

@@ -6,7 +6,6 @@ use crate::dim::{Dim, Factor};
 use crate::dtype::DType;
 use crate::graph::{Graph, IrError, NodeId};
 use crate::ops::Op;
-use crate::shard::Axis;
 use crate::tensor::{Data, Tensor};
 use crate::ty::show;
 use std::collections::HashMap;
@@ -42,12 +41,6 @@ impl Eval<'_> {
     /// Value of a size.
     pub fn dim(&self, d: &Dim) -> Result<usize, String> {
         size_of(d, self.sizes)
-    }
-
-    /// The error of a collective that is evaluated without the other ranks of its group.
-    pub fn without_group(&self, over: &[Axis]) -> Result<Vec<Tensor>, String> {
-        let over: Vec<String> = over.iter().map(Axis::to_string).collect();
-        Err(format!("runs over the ranks of {}; evaluate all of them together", over.join(",")))
     }
 
     /// The first output from reals, rounded to its type unless exact.
@@ -160,8 +153,7 @@ pub(crate) fn eval_node(
     precision: Precision,
 ) -> Result<Vec<Tensor>, IrError> {
     let node = graph.node(id);
-    let at =
-        |m: String| IrError { origin: node.origin.to_string(), message: format!("`{}` {m}", node.op.name()) };
+    let at = |m: String| node.error(m);
     let mut outs = Vec::with_capacity(node.types.len());
     for t in &node.types {
         let shape: Result<Vec<usize>, String> = t.shape.iter().map(|d| size_of(d, sizes)).collect();

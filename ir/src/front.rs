@@ -108,6 +108,20 @@ impl Tape {
         Tape { shared: Rc::new(RefCell::new(shared)) }
     }
 
+    /// New nodes of a graph, written as arithmetic on values of existing ones.
+    pub(crate) fn extend<const N: usize, const M: usize>(
+        graph: &mut Graph,
+        args: [NodeId; N],
+        f: impl FnOnce([Value; N]) -> [Value; M],
+    ) -> Result<[NodeId; M], IrError> {
+        let shared = Shared { graph: std::mem::take(graph), ..Shared::default() };
+        let tape = Tape { shared: Rc::new(RefCell::new(shared)) };
+        let made = f(args.map(|id| tape.value(Ok(id))));
+        let ids = tape.ids(&made.each_ref());
+        *graph = std::mem::take(&mut tape.shared.borrow_mut().graph);
+        ids.map(|ids| std::array::from_fn(|i| ids[i]))
+    }
+
     /// A value given at each run.
     pub fn input(&self, name: &str, dtype: DType, shape: impl IntoShape) -> Value {
         let shape = shape.into_shape();
@@ -163,14 +177,10 @@ impl Tape {
         Ok(eval(&graph, leaves, &Sizes::new(), Precision::default())?.into_iter().collect())
     }
 
-    /// Records an error, if it is the first.
-    fn record(&self, e: IrError) {
-        self.shared.borrow_mut().error.get_or_insert(e);
-    }
-
-    /// A value; invalid on an error, which is recorded.
+    /// A value; invalid on an error, which is recorded if it is the first.
     fn value(&self, made: Made) -> Value {
-        let node = made.map_err(|e| self.record(e)).ok();
+        let record = |e| _ = self.shared.borrow_mut().error.get_or_insert(e);
+        let node = made.map_err(record).ok();
         Value { tape: self.clone(), node }
     }
 
@@ -196,13 +206,10 @@ impl Tape {
         let of = |v: &&Value| match v.node {
             Some(id) if Rc::ptr_eq(&v.tape.shared, &self.shared) => Ok(id),
             Some(_) => Err(shared.graph.error("values of two tapes do not go together".into())),
-            None => Err(v
-                .tape
-                .shared
-                .borrow()
-                .error
-                .clone()
-                .unwrap_or_else(|| shared.graph.error("no value".into()))),
+            None => {
+                let error = v.tape.shared.borrow().error.clone();
+                Err(error.unwrap_or_else(|| shared.graph.error("no value".into())))
+            }
         };
         values.iter().map(of).collect()
     }
@@ -240,13 +247,9 @@ impl Value {
     /// Gradients of the sum of this value's elements with respect to `wrt`, as new values of the tape; zeros for those that it
     /// does not depend on.
     pub fn backward(&self, wrt: &[&Value]) -> Vec<Value> {
-        let made = self.gradients(wrt);
-        match made {
+        match self.gradients(wrt) {
             Ok(ids) => ids.into_iter().map(|id| self.tape.value(Ok(id))).collect(),
-            Err(e) => {
-                self.tape.record(e);
-                wrt.iter().map(|_| Value { tape: self.tape.clone(), node: None }).collect()
-            }
+            Err(e) => wrt.iter().map(|_| self.tape.value(Err(e.clone()))).collect(),
         }
     }
 

@@ -226,7 +226,7 @@ fn widen(graph: &mut Graph, g: NodeId) -> Result<NodeId, IrError> {
     let (op, args) = (node.op.clone(), node.args.clone());
     match &op {
         Op::Cast(_) if graph.ty(args[0]).dtype == DType::F32 => Ok(args[0]),
-        Op::Reshape(_) | Op::Permute(_) => {
+        Op::Reshape(_) | Op::Permute(_) | Op::Expand(_) => {
             let x = widen(graph, args[0])?;
             graph.push(op, &[x])
         }
@@ -240,10 +240,6 @@ fn widen(graph: &mut Graph, g: NodeId) -> Result<NodeId, IrError> {
         }
         Op::Const(c) if c.as_scalar().is_some() => {
             graph.constant(ty.with(DType::F32), c.as_scalar().unwrap_or(0.0))
-        }
-        Op::Expand(_) => {
-            let x = widen(graph, args[0])?;
-            graph.push(op, &[x])
         }
         _ => graph.cast(g, DType::F32),
     }

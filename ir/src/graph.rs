@@ -3,7 +3,7 @@
 
 use crate::block::Block;
 use crate::dim::Symbol;
-use crate::op::{Infer, Simpler};
+use crate::op::{Infer, Inferred, Simpler};
 use crate::ops::{Op, Part};
 use crate::shard::Sharding;
 use crate::ty::Type;
@@ -57,6 +57,11 @@ impl Node {
     /// Type of the only (or first) output.
     pub fn ty(&self) -> &Type {
         &self.types[0]
+    }
+
+    /// An error of this node.
+    pub(crate) fn error(&self, message: String) -> IrError {
+        IrError { origin: self.origin.to_string(), message: format!("`{}` {message}", self.op.name()) }
     }
 }
 
@@ -193,19 +198,7 @@ impl Graph {
             return Ok(id);
         }
         let (op, args) = key;
-        let mut types = Vec::with_capacity(args.len());
-        for &a in &args {
-            let node = self.node(a);
-            if node.types.len() != 1 && !matches!(op, Op::Part(_)) {
-                return Err(self
-                    .error(format!("`{}` uses {a}, which has several outputs, without `part`", op.name())));
-            }
-            types.push(node.ty());
-        }
-        let outs = match &op {
-            Op::Part(p) => self.part_type(p, &args),
-            op => op.infer(&Infer { args: &types, graph: self }),
-        };
+        let outs = self.infer(&self.nodes, &op, &args);
         let outs = outs.map_err(|m| self.error(format!("`{}` {m}", op.name())))?;
         let id = NodeId(self.nodes.len() as u32);
         self.nodes.push(Node {
@@ -219,14 +212,20 @@ impl Graph {
         Ok(id)
     }
 
-    fn part_type(&self, p: &Part, args: &[NodeId]) -> Result<Vec<Type>, String> {
-        let [a] = args else { return Err(format!("takes 1 argument, got {}", args.len())) };
-        let types = &self.node(*a).types;
-        let ty = types.get(p.index as usize);
-        Ok(vec![
-            ty.ok_or_else(|| format!("asks for output {} of {a}, which has {}", p.index, types.len()))?
-                .clone(),
-        ])
+    /// Types of the outputs of an operator on some of these nodes, several outputs of which are selected by `part`.
+    pub(crate) fn infer(&self, nodes: &[Node], op: &Op, args: &[NodeId]) -> Inferred {
+        let types = |a: &NodeId| &nodes[a.index()].types;
+        if let Op::Part(p) = op {
+            let [a] = args else { return Err(format!("takes 1 argument, got {}", args.len())) };
+            let ty = types(a).get(p.index as usize).cloned();
+            let none = || format!("asks for output {} of {a}, which has {}", p.index, types(a).len());
+            return Ok(vec![ty.ok_or_else(none)?]);
+        }
+        if let Some(a) = args.iter().find(|a| types(a).len() != 1) {
+            return Err(format!("uses {a}, which has several outputs, without `part`"));
+        }
+        let args: Vec<&Type> = args.iter().map(|a| &types(a)[0]).collect();
+        op.infer(&Infer { args: &args, graph: self })
     }
 
     /// Records the sharding of a node, unless it is known already.
@@ -283,6 +282,12 @@ impl Graph {
         IrError { origin: self.here.to_string(), message }
     }
 
+    /// An error of an existing node.
+    pub(crate) fn error_at(&self, id: NodeId, message: impl fmt::Display) -> IrError {
+        let node = self.node(id);
+        IrError { origin: node.origin.to_string(), message: format!("{id} `{}` {message}", node.op.name()) }
+    }
+
     /// For each node its users: the nodes that take it as an argument, ascending, each once.
     pub fn users(&self) -> Vec<Vec<NodeId>> {
         let mut users = vec![Vec::new(); self.nodes.len()];
@@ -329,17 +334,26 @@ impl Graph {
     }
 
     /// A copy made node by node: `f` gets the new graph, the old node and its arguments' new ids, and returns the new id.
-    /// Dead nodes are left out; blocks are passed through `on_block`; outputs keep their names.
+    /// Dead nodes are left out; outputs keep their names.
     pub fn rebuild(
         &self,
-        mut on_block: impl FnMut(&Arc<Block>) -> Result<Arc<Block>, IrError>,
+        f: impl FnMut(&mut Graph, NodeId, &[NodeId]) -> Result<NodeId, IrError>,
+    ) -> Result<Graph, IrError> {
+        self.rebuild_with(self.blocks.clone(), f)
+    }
+
+    /// The same nodes with other blocks in place of the old ones.
+    pub fn with_blocks(&self, blocks: Vec<Arc<Block>>) -> Result<Graph, IrError> {
+        self.rebuild_with(blocks, |g, id, args| g.push_exact(self.node(id).op.clone(), args))
+    }
+
+    /// [`rebuild`](Self::rebuild) with other blocks in place of the old ones.
+    pub fn rebuild_with(
+        &self,
+        blocks: Vec<Arc<Block>>,
         mut f: impl FnMut(&mut Graph, NodeId, &[NodeId]) -> Result<NodeId, IrError>,
     ) -> Result<Graph, IrError> {
-        let mut out = Graph::new(self.symbols.clone());
-        for b in &self.blocks {
-            let b = on_block(b)?;
-            out.add_block(b);
-        }
+        let mut out = Graph { blocks, ..Graph::new(self.symbols.clone()) };
         let live = self.live();
         let mut map: Vec<NodeId> = vec![NodeId(u32::MAX); self.nodes.len()];
         for id in self.ids().filter(|id| live[id.index()]) {

@@ -7,6 +7,7 @@ use crate::dtype::DType;
 use crate::eval::{Eval, EvalCollective};
 use crate::graph::{Graph, IrError, NodeId};
 use crate::shard::{Partition, Propagate, ShardingRule, Traffic};
+use crate::tensor::Tensor;
 use crate::ty::Type;
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
@@ -48,22 +49,41 @@ impl Vjp<'_> {
     pub fn grad(&self) -> NodeId {
         self.grads[0].unwrap_or(self.outs[0])
     }
+
+    /// The cotangent of the only argument, where that is an operator on the cotangent of the only output.
+    pub fn through(&mut self, op: impl Into<crate::Op>) -> Cotangents {
+        let grad = self.grad();
+        Ok(vec![Some(self.graph.push(op, &[grad])?)])
+    }
 }
 
 /// Result of a gradient rule: one cotangent per argument, `None` where no gradient flows.
 pub type Cotangents = Result<Vec<Option<NodeId>>, IrError>;
+
+/// Result of a collective's reference evaluation: the outputs of each rank.
+pub type RankOutputs = Result<Vec<Vec<Tensor>>, String>;
 
 /// One operator. `Self` is its attributes.
 pub trait Operator: Clone + Eq + Hash + Debug + Serialize + DeserializeOwned {
     /// Name in dumps and errors.
     const NAME: &'static str;
 
+    /// Floating-point operations for each element of the first output, where they are counted so.
+    const FLOPS: usize = 1;
+
+    /// Relative error allowed between a kernel and [`eval`](Self::eval), as a multiple of the result's largest magnitude: so many
+    /// unit roundoffs of the element type, and at least the second number.
+    const TOLERANCE: [f64; 2] = [8.0, 1e-6];
+
     /// Types of the outputs, or what is wrong with the arguments.
     fn infer(&self, cx: &Infer) -> Inferred;
 
     /// Reference values of the outputs. Shapes and dtypes were checked by [`infer`](Self::infer); `Err` is for values
-    /// that cannot be computed with (an index out of range).
-    fn eval(&self, cx: &Eval) -> Result<Vec<crate::Tensor>, String>;
+    /// that cannot be computed with (an index out of range). The default is that of leaves, whose values are given, and of
+    /// collectives, which have [`eval_collective`](Self::eval_collective).
+    fn eval(&self, _cx: &Eval) -> Result<Vec<Tensor>, String> {
+        Err("has no value of its own".into())
+    }
 
     /// The gradient rule (vector-Jacobian product): cotangents of the arguments. The default is an error that names the operator.
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
@@ -96,11 +116,7 @@ pub trait Operator: Clone + Eq + Hash + Debug + Serialize + DeserializeOwned {
     }
 
     /// Reference values of a collective: from the arguments of each rank of the group, in order, the outputs of each rank.
-    fn eval_collective(
-        &self,
-        _ranks: &[Vec<&crate::Tensor>],
-        _cx: &EvalCollective,
-    ) -> Result<Vec<Vec<crate::Tensor>>, String> {
+    fn eval_collective(&self, _ranks: &[Vec<&Tensor>], _cx: &EvalCollective) -> RankOutputs {
         Err("is no collective".into())
     }
 
@@ -111,12 +127,7 @@ pub trait Operator: Clone + Eq + Hash + Debug + Serialize + DeserializeOwned {
 
     /// Floating-point operations of one evaluation.
     fn flops(&self, _args: &[&Type], outs: &[Type]) -> Dim {
-        outs.first().map(Type::elements).unwrap_or_default()
-    }
-
-    /// Relative error allowed between a kernel and [`eval`](Self::eval), as a multiple of the result's largest magnitude.
-    fn tolerance(&self, dtype: DType) -> f64 {
-        (8.0 * dtype.epsilon()).max(1e-6)
+        outs.first().map(|t| &t.elements() * &Dim::from(Self::FLOPS)).unwrap_or_default()
     }
 }
 

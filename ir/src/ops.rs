@@ -4,7 +4,7 @@ use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::eval::{Eval, EvalCollective};
 use crate::graph::{Graph, IrError, NodeId};
-use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
+use crate::op::{Cotangents, Infer, Inferred, Operator, RankOutputs, Simpler, Vjp};
 use crate::shard::{Axis, Partition, Propagate, ShardingRule, Traffic};
 use crate::tensor::Tensor;
 use crate::ty::Type;
@@ -36,6 +36,10 @@ macro_rules! ops {
             }
             /// Reference evaluation.
             pub fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
+                if let Some(over) = self.collective_axes() {
+                    let over: Vec<String> = over.iter().map(Axis::to_string).collect();
+                    return Err(format!("runs over the ranks of {}; evaluate all of them together", over.join(",")));
+                }
                 match self { $(Op::$variant(op) => op.eval(cx)),* }
             }
             /// Gradient rule.
@@ -59,7 +63,7 @@ macro_rules! ops {
                 match self { $(Op::$variant(op) => op.partition(graph, args, cx)),* }
             }
             /// Reference values of a collective.
-            pub fn eval_collective(&self, ranks: &[Vec<&Tensor>], cx: &EvalCollective) -> Result<Vec<Vec<Tensor>>, String> {
+            pub fn eval_collective(&self, ranks: &[Vec<&Tensor>], cx: &EvalCollective) -> RankOutputs {
                 match self { $(Op::$variant(op) => op.eval_collective(ranks, cx)),* }
             }
             /// Bytes that one rank sends in a collective.
@@ -72,7 +76,8 @@ macro_rules! ops {
             }
             /// Relative error allowed to a kernel.
             pub fn tolerance(&self, dtype: DType) -> f64 {
-                match self { $(Op::$variant(op) => op.tolerance(dtype)),* }
+                let [roundoffs, least] = match self { $(Op::$variant(_) => <$variant as Operator>::TOLERANCE),* };
+                (roundoffs * dtype.epsilon()).max(least)
             }
             /// Attributes as a JSON object.
             pub fn attributes(&self) -> serde_json::Value {

@@ -175,10 +175,7 @@ impl Lockstep<'_> {
     /// Sends to another stage, or receives from one.
     fn channel(&self, graph: &Graph, id: NodeId, values: &[Values]) -> Result<Values, IrError> {
         let node = graph.node(id);
-        let at = |m: String| IrError {
-            origin: node.origin.to_string(),
-            message: format!("`{}` {m}", node.op.name()),
-        };
+        let at = |m: String| node.error(m);
         let (channels, here) =
             self.stage.ok_or_else(|| at("needs the other stages of its pipeline".into()))?;
         match &node.op {
@@ -198,10 +195,7 @@ impl Lockstep<'_> {
 
     fn collective(&self, graph: &Graph, id: NodeId, values: &[Values]) -> Result<Values, IrError> {
         let node = graph.node(id);
-        let at = |m: String| IrError {
-            origin: node.origin.to_string(),
-            message: format!("`{}` {m}", node.op.name()),
-        };
+        let at = |m: String| node.error(m);
         let groups = node.op.collective_axes().and_then(|over| self.mesh.groups(over));
         let groups = groups.ok_or_else(|| at(format!("runs over axes that {} does not have", self.mesh)))?;
         let mut made = vec![Vec::new(); values.len()];

@@ -38,9 +38,8 @@ impl Tensor {
 
     /// A tensor of a floating type; values are rounded to it.
     pub fn float(dtype: DType, shape: &[usize], mut values: Vec<f64>) -> Tensor {
-        assert_eq!(values.len(), shape.iter().product::<usize>(), "elements of {shape:?}");
         values.iter_mut().for_each(|x| *x = dtype.round(*x));
-        Tensor { dtype, shape: shape.to_vec(), data: Data::Float(values) }
+        Tensor::exact(dtype, shape, values)
     }
 
     /// A tensor of a floating type whose values are kept as they are (the interpreter's exact mode).

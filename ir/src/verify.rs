@@ -6,7 +6,6 @@ use crate::block::Block;
 use crate::dim::{Dim, Factor, Symbol};
 use crate::effects::Effects;
 use crate::graph::{Graph, IrError, Node, NodeId};
-use crate::op::Infer;
 use crate::ops::Op;
 use crate::text;
 use crate::ty::Type;
@@ -46,8 +45,8 @@ fn check_graph<'a>(graph: &'a Graph, path: &mut Vec<&'a str>) -> Result<(), IrEr
     }
     for id in graph.ids() {
         check_node(graph, graph.nodes(), id)
-            .and_then(|()| check_types(&graph.symbols, &graph.nodes()[id.index()]))
-            .map_err(|m| at(graph, id, &m))?;
+            .and_then(|()| check_types(&graph.symbols, graph.node(id)))
+            .map_err(|m| graph.error_at(id, m))?;
     }
     check_distinct(graph)?;
     check_outputs(graph)
@@ -55,11 +54,6 @@ fn check_graph<'a>(graph: &'a Graph, path: &mut Vec<&'a str>) -> Result<(), IrEr
 
 fn nowhere(message: String) -> IrError {
     IrError { origin: String::new(), message }
-}
-
-fn at(graph: &Graph, id: NodeId, message: &str) -> IrError {
-    let node = graph.node(id);
-    IrError { origin: node.origin.to_string(), message: format!("{id} `{}` {message}", node.op.name()) }
 }
 
 /// Names are not empty and have no control characters.
@@ -123,27 +117,7 @@ fn check_node(graph: &Graph, nodes: &[Node], id: NodeId) -> Result<(), String> {
     if let Some(a) = node.args.iter().find(|a| **a >= id) {
         return Err(format!("refers to {a}, which does not come before it"));
     }
-    let is_part = matches!(node.op, Op::Part(_));
-    if let Some(a) = node.args.iter().find(|a| nodes[a.index()].types.len() != 1 && !is_part) {
-        return Err(format!("uses {a}, which has several outputs, without `part`"));
-    }
-    let given = match (&node.op, node.args.as_slice()) {
-        (Op::Part(p), [a]) => match nodes[a.index()].types.get(p.index as usize) {
-            Some(t) => vec![t.clone()],
-            None => {
-                return Err(format!(
-                    "asks for output {} of {a}, which has {}",
-                    p.index,
-                    nodes[a.index()].types.len()
-                ));
-            }
-        },
-        (Op::Part(_), a) => return Err(format!("takes 1 argument, got {}", a.len())),
-        (op, args) => {
-            let args: Vec<&Type> = args.iter().map(|a| nodes[a.index()].ty()).collect();
-            op.infer(&Infer { args: &args, graph })?
-        }
-    };
+    let given = graph.infer(nodes, &node.op, &node.args)?;
     if given != node.types {
         return Err(format!("has the type {}, its rule gives {}", list(&node.types), list(&given)));
     }
@@ -226,10 +200,10 @@ fn check_distinct(graph: &Graph) -> Result<(), IrError> {
     for id in graph.ids() {
         let node = graph.node(id);
         if let Some(first) = seen.insert((&node.op, &node.args), id) {
-            return Err(at(graph, id, &format!("repeats {first}")));
+            return Err(graph.error_at(id, format!("repeats {first}")));
         }
         if let Some(first) = node.op.leaf_name().and_then(|n| leaves.insert(n, id)) {
-            return Err(at(graph, id, &format!("has the name of {first}")));
+            return Err(graph.error_at(id, format!("has the name of {first}")));
         }
     }
     Ok(())
@@ -246,11 +220,8 @@ fn check_outputs(graph: &Graph) -> Result<(), IrError> {
         match graph.nodes().get(id.index()) {
             None => return Err(nowhere(format!("output `{n}` is {id}, which does not exist"))),
             Some(node) if node.types.len() != 1 => {
-                return Err(at(
-                    graph,
-                    *id,
-                    &format!("is the output `{n}` and has several outputs; take a `part`"),
-                ));
+                let message = format!("is the output `{n}` and has several outputs; take a `part`");
+                return Err(graph.error_at(*id, message));
             }
             Some(_) => {}
         }

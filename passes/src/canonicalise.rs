@@ -8,16 +8,13 @@ use astrai_ir::{DType, Graph, IrError, NodeId};
 /// The canonical form of a graph and of its blocks.
 pub fn canonicalise(graph: &Graph) -> Result<Graph, IrError> {
     each_graph(graph, &|g| {
-        let simple = g.rebuild(
-            |b| Ok(b.clone()),
-            |out, id, args| {
-                let found = match &g.node(id).op {
-                    Op::Cast(c) => cancel_casts(out, c.dtype, args[0])?,
-                    op => simplify(out, op, args),
-                };
-                found.map_or_else(|| out.push(g.node(id).op.clone(), args), Ok)
-            },
-        )?;
+        let simple = g.rebuild(|out, id, args| {
+            let found = match &g.node(id).op {
+                Op::Cast(c) => cancel_casts(out, c.dtype, args[0])?,
+                op => simplify(out, op, args),
+            };
+            found.map_or_else(|| out.push(g.node(id).op.clone(), args), Ok)
+        })?;
         eliminate_dead_nodes(&simple)
     })
 }

@@ -11,25 +11,22 @@ pub fn decompose(graph: &Graph, native: impl Fn(&Op) -> bool) -> Result<Graph, I
     each_graph(graph, &|g| {
         let split: Vec<bool> = g.nodes().iter().map(|n| !native(&n.op)).collect();
         let mut parts: Vec<Option<Vec<NodeId>>> = vec![None; g.nodes().len()];
-        g.rebuild(
-            |b| Ok(b.clone()),
-            |out, id, args| {
-                let node = g.node(id);
-                if let Op::Part(p) = &node.op
-                    && let Some(made) = &parts[node.args[0].index()]
-                {
-                    return Ok(made[p.index as usize]);
-                }
-                if split[id.index()]
-                    && let Some(made) = node.op.decompose(out, args)
-                {
-                    let made = made?;
-                    let first = made[0];
-                    parts[id.index()] = Some(made);
-                    return Ok(first);
-                }
-                out.push(node.op.clone(), args)
-            },
-        )
+        g.rebuild(|out, id, args| {
+            let node = g.node(id);
+            if let Op::Part(p) = &node.op
+                && let Some(made) = &parts[node.args[0].index()]
+            {
+                return Ok(made[p.index as usize]);
+            }
+            if split[id.index()]
+                && let Some(made) = node.op.decompose(out, args)
+            {
+                let made = made?;
+                let first = made[0];
+                parts[id.index()] = Some(made);
+                return Ok(first);
+            }
+            out.push(node.op.clone(), args)
+        })
     })
 }

@@ -75,15 +75,12 @@ pub fn differentiate(graph: &Graph, of: &str, how: Gradients) -> Result<Graph, I
 pub fn differentiate_over(graph: &Graph, of: &str, how: Gradients, over: &[Axis]) -> Result<Graph, IrError> {
     let of_block = |(i, b)| split(b, &graph.params_bound_to_weights(BlockId(i as u32)), how.recompute);
     let splits = graph.blocks().iter().enumerate().map(of_block).collect::<Result<Vec<_>, IrError>>()?;
-    let mut next = splits.iter();
-    let mut g = graph.rebuild(
-        |b| Ok(next.next().map_or(b.clone(), |s| s.forward.clone())),
-        |out, id, args| {
-            let made = out.push(graph.node(id).op.clone(), args)?;
-            let single = graph.node(id).types.len() == 1;
-            if single && out.node(made).types.len() > 1 { out.part(made, 0) } else { Ok(made) }
-        },
-    )?;
+    let forward = splits.iter().map(|s| s.forward.clone()).collect();
+    let mut g = graph.rebuild_with(forward, |out, id, args| {
+        let made = out.push(graph.node(id).op.clone(), args)?;
+        let single = graph.node(id).types.len() == 1;
+        if single && out.node(made).types.len() > 1 { out.part(made, 0) } else { Ok(made) }
+    })?;
     let received = |id: &NodeId| matches!(&g.node(*id).op, Op::RecvFrom(r) if r.ty.dtype.is_float());
     let received: Vec<NodeId> = g.ids().filter(received).collect();
     let backward: Vec<BlockId> = splits.iter().map(|s| g.add_block(s.backward.clone())).collect();
@@ -143,10 +140,7 @@ fn cotangents_of_sends(g: &mut Graph) -> Result<Vec<(NodeId, NodeId)>, IrError> 
 fn send_cotangent(g: &mut Graph, received: NodeId, d: Option<NodeId>) -> Result<(), IrError> {
     let node = g.node(received).clone();
     let Op::RecvFrom(r) = &node.op else { return Ok(()) };
-    let d = match d {
-        Some(d) => d,
-        None => g.constant(r.ty.clone(), 0.0)?,
-    };
+    let d = d.map_or_else(|| g.constant(r.ty.clone(), 0.0), Ok)?;
     let (over, label) = (r.over.clone(), format!("{GRAD}{}", r.label));
     let output = format!("send.{}.{label}", r.from);
     g.with_origin(&node.origin, |g| {
@@ -167,10 +161,7 @@ fn summed_over_stages(g: &mut Graph, w: NodeId, d: Option<NodeId>) -> Result<Opt
     if stages.len() < 2 {
         return Ok(d);
     }
-    let d = match d {
-        Some(d) => d,
-        None => g.constant(g.ty(w).with(DType::F32), 0.0)?,
-    };
+    let d = d.map_or_else(|| g.constant(g.ty(w).with(DType::F32), 0.0), Ok)?;
     let label = format!("{GRAD}{}", node.op.leaf_name().unwrap_or_default());
     let others = || stages.iter().filter(|s| **s != here);
     for to in others() {
@@ -184,10 +175,7 @@ fn summed_over_stages(g: &mut Graph, w: NodeId, d: Option<NodeId>) -> Result<Opt
             true => d,
             false => g.push(RecvFrom { over: over.clone(), from: *from, label: label.clone(), ty }, &[])?,
         };
-        sum = Some(match sum {
-            Some(sum) => g.add(sum, term)?,
-            None => term,
-        });
+        sum = Some(sum.map_or(Ok(term), |sum| g.add(sum, term))?);
     }
     Ok(sum)
 }
@@ -236,10 +224,7 @@ fn write_gradient(
 ) -> Result<(), IrError> {
     let ty = g.ty(w).with(DType::F32);
     let name = format!("{GRAD}{}", g.node(w).op.leaf_name().unwrap_or_default());
-    let mut d = match d {
-        Some(d) => d,
-        None => g.constant(ty.clone(), 0.0)?,
-    };
+    let mut d = d.map_or_else(|| g.constant(ty.clone(), 0.0), Ok)?;
     if to != Destination::Outputs {
         let state = g.push(State { name: name.clone(), ty: ty.clone() }, &[])?;
         if let Some(accumulate) = accumulate {
@@ -300,18 +285,9 @@ fn call_back(
     }
     let block = backward[c.block.0 as usize];
     let call = g.push(Call { block, layer: c.layer }, &args)?;
-    let mut results = Vec::with_capacity(s.has_gradient.len());
-    let mut at = 0;
-    for &exists in &s.has_gradient {
-        results.push(match exists {
-            true => {
-                at += 1;
-                Some(g.part(call, at - 1)?)
-            }
-            false => None,
-        });
-    }
-    Ok(results)
+    let mut results = (0..).map(|i| g.part(call, i));
+    let result = |exists: &bool| if *exists { results.next().transpose() } else { Ok(None) };
+    s.has_gradient.iter().map(result).collect()
 }
 
 const SAVED: &str = "saved.";
@@ -358,7 +334,7 @@ fn split(block: &Arc<Block>, is_weight: &[bool], recompute: Recompute) -> Result
     }
     let backward = backward_body(&both, &needed, &saved, block, &roots)?;
     Ok(SplitBlock {
-        forward: Arc::new(Block { name: block.name.clone(), graph: forward, params: block.params.clone() }),
+        forward: Arc::new(block.with(forward)),
         backward: Arc::new(Block::new(&format!("{}.grad", block.name), backward)),
         outputs: outputs.len(),
         has_gradient: roots.iter().map(Option::is_some).collect(),
@@ -368,25 +344,20 @@ fn split(block: &Arc<Block>, is_weight: &[bool], recompute: Recompute) -> Result
 /// Activations of the forward body that are expensive to recompute. The first nodes of `both` are those of the body.
 fn worth_saving(both: &Graph, body: &Graph) -> BTreeSet<NodeId> {
     let uses = Uses::of(body);
+    let forward = |id: NodeId| id.index() < body.nodes().len();
     let mut worth = BTreeSet::new();
     for id in both.ids() {
-        match &both.node(id).op {
-            Op::Dot(_) | Op::GroupedDot(_) if id.index() < body.nodes().len() => {
-                worth.insert(id);
-                worth.extend(uses.tail(body, id).last());
-            }
-            // The result of a collective is saved: recomputing it would communicate again.
-            op if op.collective_axes().is_some()
-                && id.index() < body.nodes().len()
-                && both.node(id).types.len() == 1 =>
-            {
+        let node = both.node(id);
+        // The result of a collective is saved: recomputing it would communicate again.
+        let met = node.op.collective_axes().is_some() && node.types.len() == 1;
+        match &node.op {
+            op if forward(id) && (met || matches!(op, Op::Dot(_) | Op::GroupedDot(_))) => {
                 worth.insert(id);
                 worth.extend(uses.tail(body, id).last());
             }
             Op::Part(p) => {
-                let many = &both.node(both.node(id).args[0]).op;
-                let sent =
-                    matches!(many, Op::AllToAll(_)) && both.node(id).args[0].index() < body.nodes().len();
+                let many = &both.node(node.args[0]).op;
+                let sent = matches!(many, Op::AllToAll(_)) && forward(node.args[0]);
                 if matches!(many, Op::Attention(_)) && p.index < 2 || matches!(many, Op::Route(_)) || sent {
                     worth.insert(id);
                 }

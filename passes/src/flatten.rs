@@ -9,11 +9,6 @@ pub fn flatten(graph: &Graph) -> Result<Graph, IrError> {
     if graph.blocks().iter().all(|b| b.graph.blocks().is_empty()) {
         return Ok(graph.clone());
     }
-    graph.rebuild(
-        |b| {
-            let graph = inline_calls(&b.graph)?;
-            Ok(Arc::new(Block { name: b.name.clone(), graph, params: b.params.clone() }))
-        },
-        |g, id, args| g.push_exact(graph.node(id).op.clone(), args),
-    )
+    let flat = |b: &Arc<Block>| Ok(b.with(inline_calls(&b.graph)?).into());
+    graph.with_blocks(graph.blocks().iter().map(flat).collect::<Result<_, IrError>>()?)
 }

@@ -38,11 +38,9 @@ pub fn fold(graph: &Graph) -> Result<(Graph, Vec<Derived>), IrError> {
     }
     let blocks = graph.blocks().iter().zip(&of_block).map(|(b, found)| fold_block(b, found));
     let blocks = blocks.collect::<Result<Vec<_>, IrError>>()?;
-    let mut next = blocks.iter().cloned();
     let mut derived = BTreeMap::new();
-    let folded = graph.rebuild(
-        |b| Ok(next.next().unwrap_or_else(|| b.clone())),
-        |out, id, args| match (&graph.node(id).op, of_graph.iter().find(|e| e.at == id)) {
+    let folded = graph.rebuild_with(blocks.clone(), |out, id, args| {
+        match (&graph.node(id).op, of_graph.iter().find(|e| e.at == id)) {
             (_, Some(e)) => derive(&e.graph, out, &mut derived),
             (Op::Call(c), None) => {
                 let at = c.block.0 as usize;
@@ -58,8 +56,8 @@ pub fn fold(graph: &Graph) -> Result<(Graph, Vec<Derived>), IrError> {
                 out.push_exact(Call { block: c.block, layer: c.layer }.into(), &all)
             }
             (op, None) => out.push_exact(op.clone(), args),
-        },
-    )?;
+        }
+    })?;
     // Weights that only folded expressions used are dead now.
     Ok((crate::eliminate_dead_nodes(&folded)?, derived.into_values().collect()))
 }
@@ -70,13 +68,10 @@ fn fold_block(block: &Arc<Block>, found: &[Expression]) -> Result<Arc<Block>, Ir
         return Ok(block.clone());
     }
     let g = &block.graph;
-    let body = g.rebuild(
-        |b| Ok(b.clone()),
-        |out, id, args| match found.iter().find(|e| e.at == id) {
-            Some(e) => out.push(Weight::new(&e.param, g.ty(id).clone()), &[]),
-            None => out.push_exact(g.node(id).op.clone(), args),
-        },
-    )?;
+    let body = g.rebuild(|out, id, args| match found.iter().find(|e| e.at == id) {
+        Some(e) => out.push(Weight::new(&e.param, g.ty(id).clone()), &[]),
+        None => out.push_exact(g.node(id).op.clone(), args),
+    })?;
     let body = crate::eliminate_dead_nodes(&body)?;
     let has = |p: &String| body.nodes().iter().any(|n| n.op.leaf_name() == Some(p));
     let params =
@@ -151,14 +146,11 @@ fn expression(g: &Graph, at: NodeId) -> Result<Graph, IrError> {
 
 /// An expression over a block's parameters, as one over the weights that a call binds to them.
 fn substitute_params(e: &Graph, outer: &Graph, bound: &HashMap<&str, NodeId>) -> Result<Graph, IrError> {
-    e.rebuild(
-        |b| Ok(b.clone()),
-        |g, id, args| {
-            let op = &e.node(id).op;
-            let leaf = op.leaf_name().and_then(|name| bound.get(name));
-            g.push_exact(leaf.map_or(op, |l| &outer.node(*l).op).clone(), args)
-        },
-    )
+    e.rebuild(|g, id, args| {
+        let op = &e.node(id).op;
+        let leaf = op.leaf_name().and_then(|name| bound.get(name));
+        g.push_exact(leaf.map_or(op, |l| &outer.node(*l).op).clone(), args)
+    })
 }
 
 /// The leaf of a derived weight, whose name is a hash of its expression.

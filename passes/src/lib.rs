@@ -36,17 +36,12 @@ use std::sync::Arc;
 
 /// Applies a pass to the bodies of all blocks, then to the graph itself.
 fn each_graph(graph: &Graph, stage: &dyn Fn(&Graph) -> Result<Graph, IrError>) -> Result<Graph, IrError> {
-    let blocks = graph.rebuild(
-        |b| {
-            let graph = each_graph(&b.graph, stage)?;
-            Ok(Arc::new(Block { name: b.name.clone(), graph, params: b.params.clone() }))
-        },
-        |g, id, args| g.push_exact(graph.node(id).op.clone(), args),
-    )?;
-    stage(&blocks)
+    let block = |b: &Arc<Block>| Ok(b.with(each_graph(&b.graph, stage)?).into());
+    let blocks = graph.blocks().iter().map(block).collect::<Result<_, IrError>>()?;
+    stage(&graph.with_blocks(blocks)?)
 }
 
 /// Dead code elimination: the graph without nodes that no output depends on.
 fn eliminate_dead_nodes(graph: &Graph) -> Result<Graph, IrError> {
-    graph.rebuild(|b| Ok(b.clone()), |g, id, args| g.push_exact(graph.node(id).op.clone(), args))
+    graph.with_blocks(graph.blocks().to_vec())
 }

@@ -33,22 +33,14 @@ pub fn merge(graph: &Graph) -> Result<Graph, IrError> {
         blocks.push(Arc::new(Block { name: block.name.clone(), graph: body, params }));
         concatenations.push(done);
     }
-    let mut next = blocks.into_iter();
-    let outer = graph.rebuild(
-        |b| Ok(next.next().unwrap_or_else(|| b.clone())),
-        |out, id, args| match &graph.node(id).op {
-            Op::Call(c) => {
-                let args = concatenate_args(
-                    out,
-                    &graph.block(c.block).params,
-                    &concatenations[c.block.0 as usize],
-                    args,
-                )?;
-                out.push(Call { block: c.block, layer: c.layer }, &args)
-            }
-            op => out.push(op.clone(), args),
-        },
-    )?;
+    let outer = graph.rebuild_with(blocks, |out, id, args| match &graph.node(id).op {
+        Op::Call(c) => {
+            let (params, done) = (&graph.block(c.block).params, &concatenations[c.block.0 as usize]);
+            let args = concatenate_args(out, params, done, args)?;
+            out.push(Call { block: c.block, layer: c.layer }, &args)
+        }
+        op => out.push(op.clone(), args),
+    })?;
     // Removes weights that only the replaced calls used.
     Ok(merge_siblings(&eliminate_dead_nodes(&outer)?, &|_| true)?.0)
 }
@@ -116,28 +108,25 @@ fn merge_siblings(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Result<(Graph, V
         let members = s.biases.as_ref().map_or(&s.dots, |(adds, _)| adds);
         members.iter().for_each(|m| _ = first.insert(*m, i));
     }
-    let out = g.rebuild(
-        |b| Ok(b.clone()),
-        |out, id, args| {
-            let Some(&i) = first.get(&id) else { return out.push(g.node(id).op.clone(), args) };
-            if let Some(done) = made.get(&id) {
-                return Ok(*done);
+    let out = g.rebuild(|out, id, args| {
+        let Some(&i) = first.get(&id) else { return out.push(g.node(id).op.clone(), args) };
+        if let Some(done) = made.get(&id) {
+            return Ok(*done);
+        }
+        let s = &groups[i];
+        // The shared input precedes all of the dots: it is an argument of the first one, which is rebuilt here.
+        let dot_args = match &s.biases {
+            None => args.to_vec(),
+            Some(_) => {
+                let dot = args.iter().find(|a| matches!(out.node(**a).op, Op::Dot(_)));
+                dot.map(|d| out.node(*d).args.clone()).unwrap_or_default()
             }
-            let s = &groups[i];
-            // The shared input precedes all of the dots: it is an argument of the first one, which is rebuilt here.
-            let dot_args = match &s.biases {
-                None => args.to_vec(),
-                Some(_) => {
-                    let dot = args.iter().find(|a| matches!(out.node(**a).op, Op::Dot(_)));
-                    dot.map(|d| out.node(*d).args.clone()).unwrap_or_default()
-                }
-            };
-            let slices = merged_dot(g, out, s, dot_args[0], &mut concatenations)?;
-            let members = s.biases.as_ref().map_or(&s.dots, |(adds, _)| adds);
-            made.extend(members.iter().copied().zip(slices));
-            Ok(made[&id])
-        },
-    )?;
+        };
+        let slices = merged_dot(g, out, s, dot_args[0], &mut concatenations)?;
+        let members = s.biases.as_ref().map_or(&s.dots, |(adds, _)| adds);
+        made.extend(members.iter().copied().zip(slices));
+        Ok(made[&id])
+    })?;
     // Removes the separate dots.
     Ok((eliminate_dead_nodes(&out)?, concatenations))
 }

@@ -25,14 +25,12 @@ pub fn precision(graph: &Graph, policy: Policy) -> Result<Graph, IrError> {
     }
     let narrow_block = |b: &Arc<Block>| {
         let stream = |name: &str| b.graph.output(name).is_some();
-        let graph = narrow(&b.graph, policy.storage, &stream, true)?;
-        Ok(Arc::new(Block { name: b.name.clone(), graph, params: b.params.clone() }))
+        let (g, inner) = (&b.graph, b.graph.blocks().to_vec());
+        Ok(Arc::new(b.with(rebuild(g, policy.storage, &stream, true, &caches(g, &[]), inner)?)))
     };
     let blocks = graph.blocks().iter().map(narrow_block).collect::<Result<Vec<_>, IrError>>()?;
     let caches = caches(graph, &blocks);
-    let mut next = blocks.into_iter();
-    let with_blocks = |b: &Arc<Block>| Ok(next.next().unwrap_or_else(|| b.clone()));
-    rebuild(graph, policy.storage, &|_| false, false, &caches, with_blocks)
+    rebuild(graph, policy.storage, &|_| false, false, &caches, blocks)
 }
 
 /// States that are caches: those of which rows are stored, here or in the bodies of called blocks.
@@ -54,21 +52,17 @@ fn caches(g: &Graph, blocks: &[Arc<Block>]) -> BTreeSet<NodeId> {
     found
 }
 
-fn narrow(g: &Graph, to: DType, stream: &dyn Fn(&str) -> bool, outputs: bool) -> Result<Graph, IrError> {
-    rebuild(g, to, stream, outputs, &caches(g, &[]), |b| Ok(b.clone()))
-}
-
 fn rebuild(
     g: &Graph,
     to: DType,
     stream: &dyn Fn(&str) -> bool,
     narrow_outputs: bool,
     caches: &BTreeSet<NodeId>,
-    on_block: impl FnMut(&Arc<Block>) -> Result<Arc<Block>, IrError>,
+    blocks: Vec<Arc<Block>>,
 ) -> Result<Graph, IrError> {
     let rounded = rounding_points(g);
     let outs: BTreeSet<NodeId> = g.outputs().iter().map(|(_, id)| *id).collect();
-    g.rebuild(on_block, |out, id, args| {
+    g.rebuild_with(blocks, |out, id, args| {
         let node = g.node(id);
         let args = &match node.op {
             Op::Store(_) | Op::Call(_) | Op::Part(_) => args.to_vec(),

@@ -18,7 +18,7 @@ pub use rules::{Fidelity, RULES, Rule, RuleClass};
 
 use algebra::{EGraph, Facts, parts};
 use astrai_ir::ops::Op;
-use astrai_ir::{Block, BlockId, Graph, IrError, NodeId, Target};
+use astrai_ir::{BlockId, Graph, IrError, NodeId, Target};
 use cost::Costs;
 use egg::Id;
 use encode::Encoded;
@@ -90,25 +90,15 @@ pub fn saturate(
     let search = Saturator { target, how, fold: how.folds(trained) };
     let mut report = Vec::new();
     let mut blocks = Vec::new();
+    let mut same = graph.live().iter().all(|live| *live);
     for (i, block) in graph.blocks().iter().enumerate() {
         let weights = weight_leaves(graph, BlockId(i as u32));
         let (body, found) = search.body(&Arc::new(block.graph.clone()), weights)?;
         report.push(SaturationReport { name: block.name.clone(), ..found });
-        blocks.push(
-            body.map(|graph| {
-                Arc::new(Block { name: block.name.clone(), graph, params: block.params.clone() })
-            }),
-        );
+        same &= body.is_none();
+        blocks.push(body.map_or_else(|| block.clone(), |graph| block.with(graph).into()));
     }
-    let same = blocks.iter().all(Option::is_none) && graph.live().iter().all(|live| *live);
-    let mut next = blocks.into_iter();
-    let outer = match same {
-        true => graph.clone(),
-        false => graph.rebuild(
-            |b| Ok(next.next().flatten().unwrap_or_else(|| b.clone())),
-            |out, id, args| out.push_exact(graph.node(id).op.clone(), args),
-        )?,
-    };
+    let outer = if same { graph.clone() } else { graph.with_blocks(blocks)? };
     if outer.nodes().len() > OUTER {
         return Ok((outer, report));
     }

@@ -13,8 +13,9 @@ mod tests;
 
 use astrai_ir::ops::Op;
 use astrai_ir::shard::STAGES;
-use astrai_ir::{Axis, Graph, IrError, Mesh, Placement, Symbol};
+use astrai_ir::{Axis, Block, Graph, IrError, Mesh, Placement, Symbol};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Data-parallel axes: ranks along them have tokens of their own. Expert-parallel ranks are data-parallel, too.
 pub const DATA: [&str; 2] = ["dp", "ep"];
@@ -86,14 +87,12 @@ fn with_symbols(graph: &Graph, axis: &Axis) -> Result<Graph, IrError> {
     };
     let with =
         |g: &Graph| -> Vec<Symbol> { g.symbols.iter().cloned().chain(g.symbols.iter().map(all)).collect() };
-    let mut g = graph.rebuild(
-        |b| {
-            let mut block = (**b).clone();
-            block.graph.symbols = with(&b.graph);
-            Ok(block.into())
-        },
-        |g, id, args| g.push_exact(graph.node(id).op.clone(), args),
-    )?;
+    let block = |b: &Arc<Block>| {
+        let mut block = (**b).clone();
+        block.graph.symbols = with(&b.graph);
+        Arc::new(block)
+    };
+    let mut g = graph.with_blocks(graph.blocks().iter().map(block).collect())?;
     g.symbols = with(graph);
     Ok(g)
 }

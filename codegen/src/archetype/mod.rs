@@ -121,12 +121,9 @@ fn bytes(piece: &Piece, form: &Form) -> Dim {
 }
 
 /// The whole buffer of integers below the views of `id`.
-fn integers(piece: &Piece, mut id: NodeId) -> Option<IntegerList> {
-    let g = &piece.graph;
-    while g.node(id).op.is_view() {
-        id = g.node(id).args[0];
-    }
-    Some(IntegerList { at: piece.operand(id)?, count: g.ty(id).elements() })
+fn integers(piece: &Piece, id: NodeId) -> Option<IntegerList> {
+    let id = piece.graph.below_views(id);
+    Some(IntegerList { at: piece.operand(id)?, count: piece.graph.ty(id).elements() })
 }
 
 /// A view whose elements lie as the value's own do, as the buffer that is read whole.

@@ -34,13 +34,8 @@ pub(super) fn kernel(region: &Region, f: &AttentionForm, name: &str) -> Emitted 
     let [q, keys_and_values @ ..] = &f.qkv;
     let both = |dtype| keys_and_values.iter().all(|s| s.dtype == dtype);
     let narrow_queries = q.dtype == DType::BF16;
-    for (key, holds) in
-        [("KV_BF16", both(DType::BF16)), ("KV_F32", both(DType::F32)), ("Q_BF16", narrow_queries)]
-    {
-        if holds {
-            define(key, "1".into());
-        }
-    }
+    let kinds = [("KV_BF16", both(DType::BF16)), ("KV_F32", both(DType::F32)), ("Q_BF16", narrow_queries)];
+    kinds.iter().filter(|(_, holds)| *holds).for_each(|(key, _)| define(key, "1".into()));
     define("DV", dv.to_string());
     define("SCALE", format!("{:?}f", a.scale.0 as f32));
     define("SOFTCAP", format!("{:?}f", a.softcap.map_or(0.0, |c| c.0 as f32)));
@@ -74,10 +69,8 @@ pub(super) fn kernel(region: &Region, f: &AttentionForm, name: &str) -> Emitted 
     let undef = undefine(&d);
     // Over pages, the keys of a query may be several units', which a second phase joins.
     let phases = if f.pages.is_some() { 2 } else { 1 };
-    let mut made = Emitted::counted(format!("{d}{}{undef}", TEMPLATES.concat()), name, phases);
-    made.workspace = workspace(f);
-    made.tiles = narrow_queries;
-    made
+    let made = Emitted::counted(format!("{d}{}{undef}", TEMPLATES.concat()), name, phases);
+    Emitted { workspace: workspace(f), tiles: narrow_queries, ..made }
 }
 
 /// Bytes of workspace: the sums of each chunk of keys, for rows whose chunks are units of their own.

@@ -49,9 +49,7 @@ pub(super) fn kernel(region: &Region, f: &AttentionGradForm, name: &str) -> Emit
         text.push_str("#define DQ_DIRECT\n");
     }
     let undef = undefine(&text);
-    let mut made = Emitted::counted(format!("{text}{TEMPLATE}{undef}"), name, 2);
-    made.workspace = workspace(f);
-    made
+    Emitted { workspace: workspace(f), ..Emitted::counted(format!("{text}{TEMPLATE}{undef}"), name, 2) }
 }
 
 /// Bytes between the phases: sums of dq, dk and dv of heads that share keys, and one number a row.

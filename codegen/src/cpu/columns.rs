@@ -5,7 +5,7 @@
 use super::{Emitted, PHASE, over_dims, prologue};
 use crate::kernel_ir::expr::{Expr, Stmt};
 use crate::kernel_ir::index::{Atom, Index, Var};
-use crate::kernel_ir::loops::leading;
+use crate::kernel_ir::loops::row_of;
 use crate::kernel_ir::lower::Lower;
 use crate::kernel_ir::print::{Dialect, Printer, dim, expr, identity, index, step};
 use astrai_ir::ops::Reduce;
@@ -21,16 +21,15 @@ pub(super) fn reduce_kernel(region: &Region, name: &str, id: NodeId, r: &Reduce)
     let shape = g.ty(root).shape.clone();
     let (width, lead) = shape.split_last().ok_or("a column sum without columns")?;
     let mut lower = Lower::new(region);
-    let row = Var { name: "row".into(), extent: Dim::product(lead), depth: 1 };
+    let (row, leading, lead_at) = row_of(lead);
     let first = Var { name: "c0".into(), extent: width.clone(), depth: 1 };
-    let leading = leading(lead, &row);
     lower.open();
     let walked: Vec<Var> = r.axes.iter().map(|&a| lower.var(g.ty(arg).shape[a].clone())).collect();
     lower.open();
     let column = lower.var(Dim::from(WIDTH));
     lower.open();
     let here = Index::var(&first).add(&Index::var(&column));
-    let mut kept = leading.iter().map(|(v, ..)| Index::var(v)).chain([here.clone()]);
+    let mut kept = lead_at.iter().cloned().chain([here]);
     let at: Vec<Index> = (0..g.ty(arg).rank())
         .map(|a| match r.axes.iter().position(|x| *x == a) {
             Some(i) => Index::var(&walked[i]),
@@ -42,8 +41,7 @@ pub(super) fn reduce_kernel(region: &Region, name: &str, id: NodeId, r: &Reduce)
     let out = lower.var(Dim::from(WIDTH));
     lower.open();
     lower.give(id, Expr::Load { buf: region.piece.reads.len(), at: Index::var(&out), dtype: DType::F32 });
-    let mut at: Vec<Index> = leading.iter().map(|(v, ..)| Index::var(v)).collect();
-    at.push(Index::var(&first).add(&Index::var(&out)));
+    let at = [lead_at, vec![Index::var(&first).add(&Index::var(&out))]].concat();
     let result = lower.value(root, &at)?;
     let ty = g.ty(root);
     lower.push(Stmt::Store { buf: 0, at: Index::linear(&at, &ty.shape), dtype: ty.dtype, value: result });
@@ -104,10 +102,7 @@ pub(super) fn scatter_kernel(region: &Region, name: &str, root: NodeId) -> Resul
     let fill = |lower: &mut Lower, id: NodeId, n: &Dim, to: Option<Index>| -> Result<_, String> {
         let row = lower.var(n.clone());
         lower.open();
-        let target = match &to {
-            None => Index::var(&row),
-            Some(i) => i.clone(),
-        };
+        let target = to.unwrap_or_else(|| Index::var(&row));
         let column = lower.var(Dim::from(WIDTH));
         lower.open();
         let c = Index::var(&first).add(&Index::var(&column));

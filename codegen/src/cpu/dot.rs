@@ -5,7 +5,7 @@ use super::rows::lead;
 use super::{Emitted, over_dims, prologue, reads_only};
 use crate::kernel_ir::expr::{Expr, Stmt};
 use crate::kernel_ir::index::{Index, Var};
-use crate::kernel_ir::loops::leading;
+use crate::kernel_ir::loops::row_of;
 use crate::kernel_ir::lower::{Lower, narrow};
 use crate::kernel_ir::print::{Dialect, Printer, dim, element, index};
 use astrai_ir::ops::Op;
@@ -51,10 +51,7 @@ pub(super) fn kernel(region: &Region, f: &DotForm, name: &str) -> Result<Emitted
     } else {
         free_slots(region, f, widened, &mut out)
     }
-    let mut made = Emitted::counted(out, name, 2);
-    made.workspace = workspace(f, packed);
-    made.tiles = true;
-    Ok(made)
+    Ok(Emitted { workspace: workspace(f, packed), tiles: true, ..Emitted::counted(out, name, 2) })
 }
 
 /// Slots of a weight in panels; `widened` says that the left side's numbers are bf16 values.
@@ -68,7 +65,7 @@ fn packed_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) -
     if both {
         out.push_str("#define DOT_A_BF16\n");
         let left = f.left.as_ref().map(|side| Source::new(region, side, "m"));
-        if let Some(s) = left.filter(|s| s.narrow == 1 && s.along) {
+        if let Some(s) = left.filter(|s| s.narrow && s.along) {
             let _ = writeln!(out, "#define DOT_A_AT(m) ({})", s.begin);
         }
     }
@@ -89,8 +86,8 @@ fn free_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) {
         left.iter_mut().for_each(|s| s.step_by("batch", region, &b.left));
         right.step_by("batch", region, &b.right);
     }
-    let alike = left.as_ref().map_or(!right.is_narrow() || widened, |s| s.narrow == right.narrow);
-    let both = alike && right.is_narrow();
+    let alike = left.as_ref().map_or(!right.narrow || widened, |s| s.narrow == right.narrow);
+    let both = alike && right.narrow;
     out.push_str(paired(both));
     match &left {
         Some(s) => out.push_str(&s.rows_slot(both)),
@@ -99,7 +96,7 @@ fn free_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) {
     out.push_str(&right.panel_slots("", both));
     if f.batch.is_none() && alike {
         out.push_str(&matrix_slots(left.as_ref(), &right, ["", ""]));
-        out.push_str(matrix_way(right.is_narrow()));
+        out.push_str(matrix_way(right.narrow));
     }
     out.push_str(FREE);
 }
@@ -116,13 +113,13 @@ pub(super) fn matrix_slots(left: Option<&Source>, right: &Source, [row, sum]: [&
     let rows = match left {
         Some(s) => Some((s.order("mk", "km"), place(s))),
         // Rows that an expression makes wait in scratch.
-        None if right.is_narrow() => {
+        None if right.narrow => {
             let at = format!("(const uint16_t *)scratch + ({row}(m)) * (int64_t)DOT_ROW + (k)");
             Some(("mk", (at, "DOT_ROW".into())))
         }
         None => None,
     };
-    matrix_places(rows, (right.order("nk", "kn"), place(right)), right.is_narrow())
+    matrix_places(rows, (right.order("nk", "kn"), place(right)), right.narrow)
 }
 
 /// The same for sides of these orders and places (address of an element, length of a row). Rows that nothing describes are
@@ -162,7 +159,7 @@ pub(super) struct Source {
     /// Length of a row in memory.
     pub(super) row: String,
     /// Whether elements are bf16, else f32.
-    pub(super) narrow: u8,
+    pub(super) narrow: bool,
 }
 
 impl Source {
@@ -176,7 +173,7 @@ impl Source {
         let begin = format!("(const {ty} *)bufs[{buf}] + {offset} + ({free}) * (int64_t){across}");
         let along = side.along.is_one();
         let row = if along { across } else { step.clone() };
-        Source { begin, step, along, row, narrow: u8::from(narrow) }
+        Source { begin, step, along, row, narrow }
     }
 
     /// Sides of several dots lie so far apart; `which` of them it is, a C expression.
@@ -191,18 +188,17 @@ impl Source {
 
     /// The slot that packs a block of rows of this side; `both` sides are bf16, or not.
     pub(super) fn rows_slot(&self, both: bool) -> String {
-        rows_slot(self.order("mk", "km"), [&self.at("k0"), &self.narrow.to_string(), &self.row], both)
+        rows_slot(self.order("mk", "km"), self.place().each_ref().map(String::as_str), both)
     }
 
     /// Slots that pack a block of columns of this side, and that ask for it before; `which` are their first arguments, each
     /// with its comma.
     pub(super) fn panel_slots(&self, which: &str, both: bool) -> String {
-        let place = [self.at("k0"), self.narrow.to_string(), self.row.clone()];
-        panel_slots(which, self.order("nk", "kn"), place.each_ref().map(String::as_str), both)
+        panel_slots(which, self.order("nk", "kn"), self.place().each_ref().map(String::as_str), both)
     }
 
-    pub(super) fn is_narrow(&self) -> bool {
-        self.narrow == 1
+    fn place(&self) -> [String; 3] {
+        [self.at("k0"), u8::from(self.narrow).to_string(), self.row.clone()]
     }
 
     fn order<'a>(&self, along: &'a str, across: &'a str) -> &'a str {
@@ -247,9 +243,7 @@ pub(super) fn dot_prologue(region: &Region, name: &str, x: NodeId) -> Result<Str
     let shape = &region.graph().ty(x).shape;
     let lead_dims = &shape[..shape.len().saturating_sub(1)];
     let mut lower = Lower::new(region);
-    let row = Var { name: "row".into(), extent: Dim::product(lead_dims), depth: 1 };
-    let leading = leading(lead_dims, &row);
-    let at: Vec<Index> = leading.iter().map(|(v, ..)| Index::var(v)).collect();
+    let (row, leading, at) = row_of(lead_dims);
     lower.open();
     for s in lower.segments(x) {
         let (var, positions) = lower.positions(&s);
@@ -287,8 +281,7 @@ pub(super) fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<S
     };
     let (lead_dims, column_dims) = g.ty(dot).shape.split_at(free);
     let mut lower = Lower::new(region);
-    let row = Var { name: "row".into(), extent: Dim::product(lead_dims), depth: 1 };
-    let leading = leading(lead_dims, &row);
+    let (row, leading, mut at) = row_of(lead_dims);
     lower.open();
     let root = g.outputs()[0].1;
     let first = Var { name: "n0".into(), extent: Dim::product(column_dims), depth: 1 };
@@ -297,7 +290,6 @@ pub(super) fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<S
     // The sums lie where a buffer beyond the reads would: r<reads>.
     let acc = Expr::Load { buf: region.piece.reads.len(), at: Index::var(&var), dtype: DType::F32 };
     lower.give(dot, narrow(g.ty(dot).dtype, acc));
-    let mut at: Vec<Index> = leading.iter().map(|(v, ..)| Index::var(v)).collect();
     at.extend(Index::var(&first).add(&Index::var(&var)).unravel(column_dims));
     let value = lower.value(root, &at)?;
     let ty = g.ty(root);

@@ -78,17 +78,15 @@ pub(super) fn kernel(region: &Region, f: &GroupedForm, name: &str) -> Result<Emi
     d.push_str(paired(both));
     let load = dot_prologue(region, name, x)?;
     let store = dot_epilogue(region, name, f.node)?;
-    let mut made = Emitted::counted(format!("{load}{store}{matrix}{d}{GROUPED}{}", undefine(&d)), name, 2);
-    made.workspace = workspace(f, packed);
-    made.tiles = true;
-    Ok(made)
+    let made = Emitted::counted(format!("{load}{store}{matrix}{d}{GROUPED}{}", undefine(&d)), name, 2);
+    Ok(Emitted { workspace: workspace(f, packed), tiles: true, ..made })
 }
 
 /// The kernel of a region around sums of outer products by groups.
 pub(super) fn outer_kernel(region: &Region, f: &OuterForm, name: &str) -> Result<Emitted, String> {
     let [m, n] = f.size;
     let (left, right) = (Source::new(region, &f.sides[0], "m"), Source::new(region, &f.sides[1], "n0"));
-    let both = left.is_narrow() && right.is_narrow();
+    let both = left.narrow && right.narrow;
     let mut d = left.rows_slot(both) + &right.panel_slots("", both);
     d.push_str(paired(both));
     let mut define = |key: &str, value: String| _ = writeln!(d, "#define {key} {value}");
@@ -102,12 +100,11 @@ pub(super) fn outer_kernel(region: &Region, f: &OuterForm, name: &str) -> Result
     if left.narrow == right.narrow {
         let slots = matrix_slots(Some(&left), &right, ["", "FIRST + "]) + "#define ROWS_NEAR 1\n";
         let sizes = [m.to_string(), n.to_string(), "COUNT".into()];
-        matrix = matrix_unit(region, name, sizes, &format!("GROUP * {m}"), &slots, left.is_narrow());
+        matrix = matrix_unit(region, name, sizes, &format!("GROUP * {m}"), &slots, left.narrow);
     }
     let store = dot_epilogue(region, name, f.node)?;
-    let mut made = Emitted::counted(format!("{store}{matrix}{d}{OUTER}{}", undefine(&d)), name, 1);
-    made.tiles = true;
-    Ok(made)
+    let made = Emitted::counted(format!("{store}{matrix}{d}{OUTER}{}", undefine(&d)), name, 1);
+    Ok(Emitted { tiles: true, ..made })
 }
 
 /// Bytes between the phases: the packed rows; beside f32 matrices that nobody packed, of each block so many more as make whole

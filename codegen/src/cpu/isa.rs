@@ -23,48 +23,38 @@ impl Isa {
     /// All of them.
     pub const ALL: [Isa; 6] = [Isa::Plain, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
 
+    /// Name in flags and results; bytes of a vector register, and how many registers there are; f32 operations per second of a
+    /// server core of about 2.75 GHz.
+    fn row(self) -> (&'static str, u32, u32, f64) {
+        match self {
+            Isa::Plain => ("plain", 16, 16, 11e9),
+            Isa::Neon => ("neon", 16, 32, 44e9),
+            Isa::Avx2 => ("avx2", 32, 16, 88e9),
+            Isa::Avx512 => ("avx512", 64, 32, 174e9),
+            Isa::Avx512Bf16 => ("avx512bf16", 64, 32, 174e9),
+            Isa::Amx => ("amx", 64, 32, 174e9),
+        }
+    }
+
     /// Name in flags and results.
     pub fn name(self) -> &'static str {
-        match self {
-            Isa::Plain => "plain",
-            Isa::Neon => "neon",
-            Isa::Avx2 => "avx2",
-            Isa::Avx512 => "avx512",
-            Isa::Avx512Bf16 => "avx512bf16",
-            Isa::Amx => "amx",
-        }
+        self.row().0
     }
 
     /// The one of this name.
     pub fn named(name: &str) -> Option<Isa> {
         Isa::ALL.into_iter().find(|isa| isa.name() == name)
     }
-
-    /// Bytes of a vector register, and how many registers there are.
-    fn vectors(self) -> (u32, u32) {
-        match self {
-            Isa::Plain => (16, 16),
-            Isa::Neon => (16, 32),
-            Isa::Avx2 => (32, 16),
-            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => (64, 32),
-        }
-    }
 }
 
 /// A processor of `threads` cores. The peaks are those of a server core of about 2.75 GHz and are replaced by measured ones where a
 /// figure matters.
 pub fn target(isa: Isa, threads: u32, memory: u64) -> Target {
-    let per_core = match isa {
-        Isa::Plain => 11e9,
-        Isa::Neon => 44e9,
-        Isa::Avx2 => 88e9,
-        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => 174e9,
-    };
-    let (vector_bytes, registers) = isa.vectors();
+    let (name, vector_bytes, registers, per_core) = isa.row();
     Target {
-        name: format!("cpu {} x{threads}", isa.name()),
+        name: format!("cpu {name} x{threads}"),
         kind: "cpu".into(),
-        isa: isa.name().into(),
+        isa: name.into(),
         units: threads,
         flops: vec![(DType::F32, per_core * f64::from(threads))],
         bandwidth: 15e9 * f64::from(threads),

@@ -118,15 +118,9 @@ fn row(f: &LossForm) -> usize {
 
 /// The kernel's text, its phases, rounds and workspace.
 pub(super) fn kernel(region: &Region, f: &LossForm, name: &str) -> Emitted {
-    let results: Vec<(&str, usize)> = f
-        .results
-        .iter()
-        .enumerate()
-        .map(|(i, (result, _))| {
-            let key = ["DHIDDEN_BUF", "DWEIGHT_BUF", "LOSSES_BUF"][(*result).min(2) as usize];
-            (key, region.piece.reads.len() + i)
-        })
-        .collect();
+    let key = |result: u32| ["DHIDDEN_BUF", "DWEIGHT_BUF", "LOSSES_BUF"][result.min(2) as usize];
+    let buffers = region.piece.reads.len()..;
+    let results: Vec<(&str, usize)> = f.results.iter().map(|r| key(r.0)).zip(buffers).collect();
     let defines = sizes(region, f, results.len()) + &values(f, &results);
     let mut source = format!("{defines}#define NAME(x) {name}_##x\n{TEMPLATE}#undef NAME\n");
     let narrow = |key: &str| defines.lines().any(|l| l == format!("#define {key} 1"));
@@ -136,12 +130,10 @@ pub(super) fn kernel(region: &Region, f: &LossForm, name: &str) -> Emitted {
         }
     }
     let phases = if f.gradient { 5 } else { 3 };
-    let mut made = Emitted::counted(source + &undefine(&defines), name, phases);
+    let made = Emitted::counted(source + &undefine(&defines), name, phases);
     let chunks = f.tokens.0.ceil_div(&Dim::from(chunk(f))).at_least(&Dim::from(1));
-    made.rounds = &chunks * &Dim::from(f.size[0].div_ceil(slice(f)));
-    made.workspace = Dim::from(areas(f)[2]);
-    made.tiles = true;
-    made
+    let rounds = &chunks * &Dim::from(f.size[0].div_ceil(slice(f)));
+    Emitted { rounds, workspace: Dim::from(areas(f)[2]), tiles: true, ..made }
 }
 
 /// Definitions of the sizes of the region and of a round.

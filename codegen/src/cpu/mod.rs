@@ -34,12 +34,8 @@ struct Emitted {
 impl Emitted {
     /// One phase of so many units, without workspace.
     fn one(source: String, units: Dim) -> Emitted {
-        let entries = vec![Entry {
-            symbol: format!("{}_phase0", astrai_ir::kernel::UNNAMED),
-            grid: Grid::Units(units),
-            block: 1,
-        }];
-        Emitted { source, entries, workspace: Dim::from(0), rounds: Dim::from(1), tiles: false }
+        let symbol = format!("{}_phase0", astrai_ir::kernel::UNNAMED);
+        Emitted::new(source, vec![Entry { symbol, grid: Grid::Units(units), block: 1 }])
     }
 
     /// Phases whose units the kernel's own functions count.
@@ -49,31 +45,22 @@ impl Emitted {
             grid: Grid::Counted(format!("{name}_units{i}")),
             block: 1,
         };
-        let entries = (0..phases).map(entry).collect();
+        Emitted::new(source, (0..phases).map(entry).collect())
+    }
+
+    fn new(source: String, entries: Vec<Entry>) -> Emitted {
         Emitted { source, entries, workspace: Dim::from(0), rounds: Dim::from(1), tiles: false }
     }
 }
 
 /// Sizes and buffers as locals.
 pub(crate) fn prologue(p: &mut Printer, region: &Region) {
-    for (i, s) in region.graph().symbols.iter().enumerate() {
-        p.line(&format!("const int64_t {} = dims[{i}]; (void){0};", symbol(&s.name)));
-    }
-    let reads = region.piece.read_types();
-    for (i, t) in reads.iter().enumerate() {
-        p.line(&read_pointer(region, i, t.dtype));
-    }
+    reads_only(p, region);
     for (i, t) in region.piece.write_types().iter().enumerate() {
-        let at = reads.len() + i;
+        let at = region.piece.reads.len() + i;
         let alone = if region.piece.in_place.iter().any(|(w, _)| *w == i) { "" } else { "restrict " };
         p.line(&format!("{0} *{alone}w{i} = ({0} *)bufs[{at}]; (void)w{i};", element(t.dtype)));
     }
-}
-
-/// The local through which a buffer is read; `restrict` unless the kernel writes there too.
-fn read_pointer(region: &Region, i: usize, dtype: DType) -> String {
-    let alone = if region.piece.in_place.iter().any(|(_, r)| *r == Operand(i)) { "" } else { "restrict " };
-    format!("const {0} *{alone}r{i} = (const {0} *)bufs[{i}]; (void)r{i};", element(dtype))
 }
 
 pub(crate) const PHASE: &str =
@@ -102,13 +89,15 @@ fn replace_word(text: &str, word: &str, with: &str) -> String {
     out + rest
 }
 
-/// Sizes and the buffers read as locals.
+/// Sizes and the buffers read as locals; `restrict` unless the kernel writes there too.
 fn reads_only(p: &mut Printer, region: &Region) {
     for (i, s) in region.graph().symbols.iter().enumerate() {
         p.line(&format!("const int64_t {} = dims[{i}]; (void){0};", symbol(&s.name)));
     }
     for (i, t) in region.piece.read_types().iter().enumerate() {
-        p.line(&read_pointer(region, i, t.dtype));
+        let alone =
+            if region.piece.in_place.iter().any(|(_, r)| *r == Operand(i)) { "" } else { "restrict " };
+        p.line(&format!("const {0} *{alone}r{i} = (const {0} *)bufs[{i}]; (void)r{i};", element(t.dtype)));
     }
 }
 

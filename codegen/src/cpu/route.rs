@@ -44,7 +44,6 @@ pub(super) fn kernel(region: &Region, f: &RouteForm, name: &str) -> Emitted {
         define(key, format!("(({ty} *)bufs[{}])", region.piece.reads.len() + i));
     }
     let undef = undefine(&d);
-    let mut made = Emitted::counted(format!("{d}{TEMPLATE}{undef}"), name, 2);
-    made.workspace = &f.tokens * &Dim::from(op.k * size_of::<i32>());
-    made
+    let workspace = &f.tokens * &Dim::from(op.k * size_of::<i32>());
+    Emitted { workspace, ..Emitted::counted(format!("{d}{TEMPLATE}{undef}"), name, 2) }
 }

@@ -5,7 +5,7 @@
 use super::{Emitted, PHASE, prologue};
 use crate::kernel_ir::expr::Stmt;
 use crate::kernel_ir::index::{Atom, Index, Var};
-use crate::kernel_ir::loops::leading;
+use crate::kernel_ir::loops::row_of;
 use crate::kernel_ir::lower::Lower;
 use crate::kernel_ir::print::{Dialect, Printer, dim, expr};
 use astrai_ir::{Dim, NodeId, Region};
@@ -24,8 +24,7 @@ pub(super) fn kernel(region: &Region, name: &str, root: NodeId) -> Result<Emitte
     }
     let (shape, count) = (&g.ty(root).shape, &g.ty(rows).shape[0]);
     let lead = shape[1..].split_last().map_or(vec![], |(_, lead)| lead.to_vec());
-    let place = Var { name: "row".into(), extent: Dim::product(&lead), depth: 1 };
-    let leading = leading(&lead, &place);
+    let (place, leading, axes) = row_of(&lead);
     let mut lower = Lower::new(region);
     lower.open();
     let from = lower.var(count.clone());
@@ -33,7 +32,6 @@ pub(super) fn kernel(region: &Region, name: &str, root: NodeId) -> Result<Emitte
     let hit = lower.value(rows, &[Index::var(&from)])?;
     let of_index = lower.close();
     lower.open();
-    let axes: Vec<Index> = leading.iter().map(|(v, ..)| Index::var(v)).collect();
     write(&mut lower, region, [root, value], &from, &axes)?;
     let (of_row, of_unit, before) = (lower.close(), lower.close(), lower.close());
 

@@ -42,9 +42,7 @@ pub fn loops(region: &Region, nested: bool) -> Result<Loops, String> {
         None => (vec![], Dim::from(1)),
     };
     let whole = lead.len() == shape.len();
-    let row = Var { name: "row".into(), extent: Dim::product(&lead), depth: 1 };
-    let leading = leading(&lead, &row);
-    let at: Vec<Index> = leading.iter().map(|(v, ..)| Index::var(v)).collect();
+    let (row, leading, at) = row_of(&lead);
     lower.open();
     let chunk = (lead.is_empty() && !shape.is_empty() && !has_statistics(region)).then_some(CHUNK);
     let segments: Vec<Segment> = match chunk {
@@ -86,13 +84,18 @@ fn stores(lower: &mut Lower, region: &Region, at: &[Index], s: &Segment, whole: 
     Ok(())
 }
 
-/// Variables of the leading axes and how they follow from the row: `row / divisor % size`.
-pub fn leading(lead: &[Dim], row: &Var) -> Vec<(Var, Dim, Dim)> {
-    if lead.len() == 1 {
-        return vec![(row.clone(), Dim::from(1), lead[0].clone())];
-    }
-    let var = |i: usize| Var { name: Rc::from(format!("a{i}")), extent: lead[i].clone(), depth: 1 };
-    (0..lead.len()).map(|i| (var(i), Dim::product(&lead[i + 1..]), lead[i].clone())).collect()
+/// The row's variable, variables of the leading axes with how they follow from the row (`row / divisor % size`), and these as
+/// indices.
+pub fn row_of(lead: &[Dim]) -> (Var, Vec<(Var, Dim, Dim)>, Vec<Index>) {
+    let row = Var { name: "row".into(), extent: Dim::product(lead), depth: 1 };
+    let axis = |i: usize| match lead.len() {
+        1 => row.clone(),
+        _ => Var { name: Rc::from(format!("a{i}")), extent: lead[i].clone(), depth: 1 },
+    };
+    let leading: Vec<_> =
+        (0..lead.len()).map(|i| (axis(i), Dim::product(&lead[i + 1..]), lead[i].clone())).collect();
+    let at = leading.iter().map(|(v, ..)| Index::var(v)).collect();
+    (row, leading, at)
 }
 
 /// True when each element of the result has reductions of its own, and nothing else walks an axis.

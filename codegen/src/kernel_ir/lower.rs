@@ -237,11 +237,7 @@ impl<'a> Lower<'a> {
         let x = inside(self)?;
         let zero = Expr::Int(Index::default());
         let from = Expr::Compare(CompareKind::Ge, Box::new(Expr::Int(low.clone())), Box::new(zero));
-        let to = Expr::Compare(
-            CompareKind::Lt,
-            Box::new(Expr::Int(low)),
-            Box::new(Expr::Int(Index::constant(high))),
-        );
+        let to = below(low, high);
         let both = Expr::Binary(BinaryKind::And, DType::Bool, Box::new(from), Box::new(to));
         Ok(Expr::Select(Box::new(both), Box::new(x), Box::new(outside)))
     }
@@ -423,6 +419,12 @@ fn depth_of(at: &[Index]) -> usize {
 fn integer(x: i64) -> Dim {
     let magnitude = Dim::from(x.unsigned_abs() as usize);
     if x < 0 { &Dim::from(0) - &magnitude } else { magnitude }
+}
+
+/// True where an index is below a size.
+fn below(i: Index, n: Dim) -> Expr {
+    let n = Expr::Int(Index::constant(n));
+    Expr::Compare(CompareKind::Lt, Box::new(Expr::Int(i)), Box::new(n))
 }
 
 fn cast(from: DType, to: DType, x: Expr) -> Expr {

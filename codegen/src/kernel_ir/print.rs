@@ -421,23 +421,13 @@ fn real(x: f64) -> String {
 }
 
 fn unary(kind: UnaryKind, dtype: DType, x: &str) -> String {
-    let f = match kind {
-        UnaryKind::Neg => return wrap(dtype, format!("(-{x})")),
-        UnaryKind::Not => return format!("(!{x})"),
-        UnaryKind::Abs if !dtype.is_float() => return wrap(dtype, format!("i_abs({x})")),
-        UnaryKind::Abs => "m_abs",
-        UnaryKind::Exp => "m_exp",
-        UnaryKind::Log => "m_log",
-        UnaryKind::Sqrt => "m_sqrt",
-        UnaryKind::Rsqrt => "m_rsqrt",
-        UnaryKind::Sin => "m_sin",
-        UnaryKind::Cos => "m_cos",
-        UnaryKind::Tanh => "m_tanh",
-        UnaryKind::Erf => "m_erf",
-        UnaryKind::Sigmoid => "m_sigmoid",
-        UnaryKind::Floor => "m_floor",
-    };
-    format!("{f}({x})")
+    match kind {
+        UnaryKind::Neg => wrap(dtype, format!("(-{x})")),
+        UnaryKind::Not => format!("(!{x})"),
+        UnaryKind::Abs if !dtype.is_float() => wrap(dtype, format!("i_abs({x})")),
+        // The prelude's functions have the names of the kinds.
+        _ => format!("m_{}({x})", format!("{kind:?}").to_lowercase()),
+    }
 }
 
 fn binary(kind: BinaryKind, dtype: DType, a: &str, b: &str) -> String {

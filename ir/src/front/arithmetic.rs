@@ -2,7 +2,7 @@
 
 use super::Value;
 use crate::graph::NodeId;
-use crate::ops::{BinaryKind, UnaryKind};
+use crate::ops::{BinaryKind, Iota, UnaryKind};
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 impl Value {
@@ -13,7 +13,17 @@ impl Value {
         })
     }
 
-    fn both(&self, kind: BinaryKind, o: &Value) -> Value {
+    /// `x` everywhere, with the type of this.
+    pub(crate) fn full_like(&self, x: f64) -> Value {
+        self.with(|g, v| g.fill(v, x))
+    }
+
+    /// Positions along an axis, with the type of this.
+    pub(crate) fn iota(&self, axis: usize) -> Value {
+        self.with(|g, v| g.push(Iota { ty: g.ty(v).clone(), axis }, &[]))
+    }
+
+    pub(crate) fn both(&self, kind: BinaryKind, o: &Value) -> Value {
         self.with2(o, |g, a, b| g.binary(kind, a, b))
     }
 
@@ -41,55 +51,24 @@ impl Value {
 
 macro_rules! operator {
     ($($trait:ident $method:ident)*) => { $(
-        impl $trait<&Value> for &Value {
-            type Output = Value;
-            fn $method(self, o: &Value) -> Value {
-                self.both(BinaryKind::$trait, o)
-            }
-        }
-        impl $trait<Value> for &Value {
-            type Output = Value;
-            fn $method(self, o: Value) -> Value {
-                self.both(BinaryKind::$trait, &o)
-            }
-        }
-        impl $trait<&Value> for Value {
-            type Output = Value;
-            fn $method(self, o: &Value) -> Value {
-                self.both(BinaryKind::$trait, o)
-            }
-        }
-        impl $trait<Value> for Value {
-            type Output = Value;
-            fn $method(self, o: Value) -> Value {
-                self.both(BinaryKind::$trait, &o)
-            }
-        }
-        impl $trait<f64> for &Value {
-            type Output = Value;
-            fn $method(self, x: f64) -> Value {
-                self.number(BinaryKind::$trait, x, true)
-            }
-        }
-        impl $trait<f64> for Value {
-            type Output = Value;
-            fn $method(self, x: f64) -> Value {
-                self.number(BinaryKind::$trait, x, true)
-            }
-        }
-        impl $trait<&Value> for f64 {
-            type Output = Value;
-            fn $method(self, v: &Value) -> Value {
-                v.number(BinaryKind::$trait, self, false)
-            }
-        }
-        impl $trait<Value> for f64 {
-            type Output = Value;
-            fn $method(self, v: Value) -> Value {
-                v.number(BinaryKind::$trait, self, false)
-            }
-        }
+        operator!($trait $method: &Value, &Value => |a, b| a.both(BinaryKind::$trait, b));
+        operator!($trait $method: &Value, Value => |a, b| a.both(BinaryKind::$trait, &b));
+        operator!($trait $method: Value, &Value => |a, b| a.both(BinaryKind::$trait, b));
+        operator!($trait $method: Value, Value => |a, b| a.both(BinaryKind::$trait, &b));
+        operator!($trait $method: &Value, f64 => |v, x| v.number(BinaryKind::$trait, x, true));
+        operator!($trait $method: Value, f64 => |v, x| v.number(BinaryKind::$trait, x, true));
+        operator!($trait $method: f64, &Value => |x, v| v.number(BinaryKind::$trait, x, false));
+        operator!($trait $method: f64, Value => |x, v| v.number(BinaryKind::$trait, x, false));
     )* };
+    ($trait:ident $method:ident: $left:ty, $right:ty => |$a:ident, $b:ident| $made:expr) => {
+        impl $trait<$right> for $left {
+            type Output = Value;
+            fn $method(self, $b: $right) -> Value {
+                let $a = self;
+                $made
+            }
+        }
+    };
 }
 
 operator! { Add add Sub sub Mul mul Div div }

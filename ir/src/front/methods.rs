@@ -75,17 +75,17 @@ compare! {
 impl Value {
     /// x · sigmoid(x).
     pub fn silu(&self) -> Value {
-        self.with(|g, x| Activation::Silu.build(g, x))
+        Activation::Silu.of(self)
     }
 
     /// x · Φ(x), with the error function.
     pub fn gelu(&self) -> Value {
-        self.with(|g, x| Activation::Gelu.build(g, x))
+        Activation::Gelu.of(self)
     }
 
     /// x · Φ(x), Φ by tanh.
     pub fn gelu_tanh(&self) -> Value {
-        self.with(|g, x| Activation::GeluTanh.build(g, x))
+        Activation::GeluTanh.of(self)
     }
 
     /// Another element type.
@@ -160,6 +160,16 @@ impl Value {
     /// Smallest element, as [`sum`](Self::sum).
     pub fn min(&self, axes: &[isize], keep: bool) -> Value {
         self.reduce(ReduceKind::Min, axes, keep)
+    }
+
+    /// Reduction over the last axis, broadcast back.
+    pub(crate) fn reduce_last(&self, kind: ReduceKind) -> Value {
+        self.with(|g, x| g.reduce_last(kind, x))
+    }
+
+    /// Sum over all axes but the last.
+    pub(crate) fn sum_rows(&self) -> Value {
+        self.with(|g, x| g.reduce(ReduceKind::Sum, x, &(0..g.ty(x).rank() - 1).collect::<Vec<_>>()))
     }
 
     /// Cumulative sums along an axis.

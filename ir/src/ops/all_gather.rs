@@ -1,7 +1,7 @@
 //! `all_gather`: a sharded value becomes replicated.
 
-use crate::eval::{Eval, EvalCollective};
-use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, axis_in};
+use crate::eval::EvalCollective;
+use crate::op::{Cotangents, Infer, Inferred, Operator, RankOutputs, Vjp, axis_in};
 use crate::ops::LocalSlice;
 use crate::shard::{Axis, Propagate, Shard, ShardingRule, Traffic};
 use crate::{Dim, Tensor, Type};
@@ -19,6 +19,7 @@ pub struct AllGather {
 
 impl Operator for AllGather {
     const NAME: &'static str = "all_gather";
+    const FLOPS: usize = 0;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x] = cx.exactly()?;
@@ -31,23 +32,14 @@ impl Operator for AllGather {
         Ok(vec![ty])
     }
 
-    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        cx.without_group(std::slice::from_ref(&self.over))
-    }
-
-    fn eval_collective(
-        &self,
-        ranks: &[Vec<&Tensor>],
-        _: &EvalCollective,
-    ) -> Result<Vec<Vec<Tensor>>, String> {
+    fn eval_collective(&self, ranks: &[Vec<&Tensor>], _: &EvalCollective) -> RankOutputs {
         let value = self.shard.gather(&ranks.iter().map(|r| r[0]).collect::<Vec<_>>());
         Ok(vec![vec![value]; ranks.len()])
     }
 
     /// The cotangent is replicated: each rank takes its shard of it.
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
-        let (op, grad) = (LocalSlice { shard: self.shard.clone(), over: self.over.clone() }, cx.grad());
-        Ok(vec![Some(cx.graph.push(op, &[grad])?)])
+        cx.through(LocalSlice { shard: self.shard.clone(), over: self.over.clone() })
     }
 
     fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
@@ -56,9 +48,5 @@ impl Operator for AllGather {
 
     fn traffic(&self, _args: &[&Type], outs: &[Type]) -> Option<Traffic> {
         Some(Traffic { bytes: outs[0].bytes(), times: 1, ranks: self.over.size as u64 })
-    }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default()
     }
 }

@@ -1,9 +1,9 @@
 //! `all_reduce`: the ranks' partial sums become their sum, replicated; or their maximum.
 
-use crate::eval::{Eval, EvalCollective};
-use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
+use crate::eval::EvalCollective;
+use crate::op::{Cotangents, Infer, Inferred, Operator, RankOutputs, Simpler, Vjp};
 use crate::shard::{Axis, Propagate, ShardingRule, Traffic};
-use crate::{Dim, Graph, NodeId, Op, Tensor, Type};
+use crate::{Graph, NodeId, Op, Tensor, Type};
 use serde::{Deserialize, Serialize};
 
 /// The reduction of a collective.
@@ -34,15 +34,7 @@ impl Operator for AllReduce {
         Ok(vec![(*x).clone()])
     }
 
-    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        cx.without_group(&self.over)
-    }
-
-    fn eval_collective(
-        &self,
-        ranks: &[Vec<&Tensor>],
-        cx: &EvalCollective,
-    ) -> Result<Vec<Vec<Tensor>>, String> {
+    fn eval_collective(&self, ranks: &[Vec<&Tensor>], cx: &EvalCollective) -> RankOutputs {
         let first = ranks[0][0];
         let mut sum = first.reals();
         for r in &ranks[1..] {
@@ -87,9 +79,5 @@ impl Operator for AllReduce {
             times: 2,
             ranks: self.over.iter().map(|a| a.size as u64).product(),
         })
-    }
-
-    fn flops(&self, _: &[&Type], outs: &[Type]) -> Dim {
-        outs[0].elements()
     }
 }

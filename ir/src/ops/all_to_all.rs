@@ -2,8 +2,8 @@
 //! number of rows for each rank is data.
 
 use super::grouped_dot::{groups, groups_of};
-use crate::eval::{Eval, EvalCollective};
-use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp};
+use crate::eval::EvalCollective;
+use crate::op::{Cotangents, Infer, Inferred, Operator, RankOutputs, Vjp};
 use crate::shard::{Axis, Label, Propagate, ShardingRule, Traffic};
 use crate::{DType, Dim, Tensor, Type};
 use serde::{Deserialize, Serialize};
@@ -44,7 +44,6 @@ impl AllToAll {
 
     fn dispatch(&self, ranks: &[Vec<&Tensor>], to: usize, capacity: usize) -> Result<Vec<Tensor>, String> {
         let offsets = Self::offsets(ranks);
-        let width: usize = ranks[to][0].shape[1..].iter().product();
         let mut from: Vec<Option<(usize, usize)>> = Vec::new();
         let mut begins = vec![0i64];
         let received = Self::received(&offsets, to);
@@ -62,11 +61,7 @@ impl AllToAll {
             *last = capacity as i64;
         }
         from.resize(capacity, None);
-        let mut shape = ranks[to][0].shape.clone();
-        shape[0] = capacity;
-        let all: Vec<&Tensor> = ranks.iter().map(|r| r[0]).collect();
-        let y = rows_of(&all, &from, &shape, width);
-        Ok(vec![y, Tensor::int(DType::I32, &[begins.len()], begins)])
+        Ok(vec![rows_of(ranks, to, &from), Tensor::int(DType::I32, &[begins.len()], begins)])
     }
 
     fn return_rows(&self, ranks: &[Vec<&Tensor>], to: usize) -> Vec<Tensor> {
@@ -82,28 +77,30 @@ impl AllToAll {
                 at += count;
             }
         }
-        let width: usize = ranks[to][0].shape[1..].iter().product();
-        let mut shape = ranks[to][0].shape.clone();
-        shape[0] = rows;
-        let all: Vec<&Tensor> = ranks.iter().map(|r| r[0]).collect();
-        vec![rows_of(&all, &from, &shape, width)]
+        vec![rows_of(ranks, to, &from)]
     }
 }
 
-/// Rows gathered by (tensor, row); zeros for `None`.
-fn rows_of(all: &[&Tensor], from: &[Option<(usize, usize)>], shape: &[usize], width: usize) -> Tensor {
-    let zero = Tensor::zeros(all[0].dtype, &[1]);
-    let both = all.iter().fold(zero, |a, b| a.append(b));
-    let mut begins = vec![1];
-    all.iter().for_each(|t| begins.push(begins.last().copied().unwrap_or(1) + t.len()));
-    both.gather_with(shape, |i| match from[i / width.max(1)] {
-        Some((t, row)) => begins[t] + row * width + i % width,
+/// Rows for rank `to`, gathered by (rank, row); zeros for `None`.
+fn rows_of(ranks: &[Vec<&Tensor>], to: usize, from: &[Option<(usize, usize)>]) -> Tensor {
+    let mut shape = ranks[to][0].shape.clone();
+    let width: usize = shape[1..].iter().product();
+    shape[0] = from.len();
+    let mut both = Tensor::zeros(ranks[to][0].dtype, &[1]);
+    let mut begins = Vec::new();
+    for args in ranks {
+        begins.push(both.len());
+        both = both.append(args[0]);
+    }
+    both.gather_with(&shape, |i| match from[i / width.max(1)] {
+        Some((rank, row)) => begins[rank] + row * width + i % width,
         None => 0,
     })
 }
 
 impl Operator for AllToAll {
     const NAME: &'static str = "all_to_all";
+    const FLOPS: usize = 0;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x, offsets] = cx.exactly()?;
@@ -122,15 +119,7 @@ impl Operator for AllToAll {
         Ok(vec![ty, Type::new(DType::I32, [Dim::from(groups / self.over.size + 1)])])
     }
 
-    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        cx.without_group(std::slice::from_ref(&self.over))
-    }
-
-    fn eval_collective(
-        &self,
-        ranks: &[Vec<&Tensor>],
-        cx: &EvalCollective,
-    ) -> Result<Vec<Vec<Tensor>>, String> {
+    fn eval_collective(&self, ranks: &[Vec<&Tensor>], cx: &EvalCollective) -> RankOutputs {
         for (r, args) in ranks.iter().enumerate() {
             let sent = if self.back { cx.dim(r, &self.rows)? } else { args[0].shape[0] };
             groups_of(args[1], sent)?;
@@ -167,9 +156,5 @@ impl Operator for AllToAll {
     fn traffic(&self, args: &[&Type], outs: &[Type]) -> Option<Traffic> {
         let bytes = if self.back { outs[0].bytes() } else { args[0].bytes() };
         Some(Traffic { bytes, times: 1, ranks: self.over.size as u64 })
-    }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default()
     }
 }

@@ -35,12 +35,8 @@ pub struct Attention {
     pub page: Option<usize>,
 }
 
-struct Sizes {
-    heads: usize,
-    kv_heads: usize,
-    d: usize,
-    dv: usize,
-}
+/// Query heads, key heads, elements of a query's and of a value's head.
+type Sizes = [usize; 4];
 
 impl Attention {
     /// True when key `j` is visible to query `i`, both counted from the start of their sequence.
@@ -54,17 +50,18 @@ impl Attention {
     }
 
     /// One (query, head): the result row and its log-sum-exp.
-    fn row(&self, cx: &Eval, s: &Sizes, seq: &Sequence, token: usize, head: usize) -> (Vec<f64>, f64) {
+    fn row(&self, cx: &Eval, sizes: Sizes, seq: &Sequence, token: usize, head: usize) -> (Vec<f64>, f64) {
         let (q, k, v) = (cx.args[0], cx.args[1], cx.args[2]);
-        let kv = head / (s.heads / s.kv_heads);
+        let [heads, kv_heads, d, dv] = sizes;
+        let kv = head / (heads / kv_heads);
         let i = seq.keys.len() - seq.queries.len() + token - seq.queries.start;
         let keys: Vec<usize> =
             (0..seq.keys.len()).filter(|&j| self.visible(i, j)).map(|j| seq.keys[j]).collect();
         let mut scores: Vec<f64> = keys
             .iter()
             .map(|j| {
-                let dot: f64 = (0..s.d)
-                    .map(|e| q.at((token * s.heads + head) * s.d + e) * k.at((j * s.kv_heads + kv) * s.d + e))
+                let dot: f64 = (0..d)
+                    .map(|e| q.at((token * heads + head) * d + e) * k.at((j * kv_heads + kv) * d + e))
                     .sum();
                 let x = dot * self.scale.0;
                 self.softcap.map_or(x, |c| c.0 * (x / c.0).tanh())
@@ -74,8 +71,8 @@ impl Attention {
         let top = scores.iter().fold(sink, |a, &b| a.max(b));
         let sum: f64 = scores.iter().map(|x| (x - top).exp()).sum::<f64>() + (sink - top).exp();
         scores.iter_mut().for_each(|x| *x = (*x - top).exp() / sum);
-        let out = (0..s.dv)
-            .map(|e| keys.iter().zip(&scores).map(|(j, p)| p * v.at((j * s.kv_heads + kv) * s.dv + e)).sum())
+        let out = (0..dv)
+            .map(|e| keys.iter().zip(&scores).map(|(j, p)| p * v.at((j * kv_heads + kv) * dv + e)).sum())
             .collect();
         (out, top + sum.ln())
     }
@@ -149,6 +146,7 @@ fn ints(t: &Tensor) -> Vec<i64> {
 
 impl Operator for Attention {
     const NAME: &'static str = "attention";
+    const TOLERANCE: [f64; 2] = [16.0, 2e-5];
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let count = self.sinks_at() + self.sinks as usize;
@@ -210,16 +208,15 @@ impl Operator for Attention {
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let (q, k) = (cx.args[0], cx.args[1]);
-        let s = Sizes { heads: q.shape[1], kv_heads: k.shape[1], d: q.shape[2], dv: cx.outs[0].1[2] };
-        let tokens = q.shape[0];
-        let mut out = vec![0.0; tokens * s.heads * s.dv];
-        let mut lse = vec![0.0; tokens * s.heads];
+        let (tokens, heads, dv) = (q.shape[0], q.shape[1], cx.outs[0].1[2]);
+        let mut out = vec![0.0; tokens * heads * dv];
+        let mut lse = vec![0.0; tokens * heads];
         for seq in self.sequences(cx)? {
             for token in seq.queries.clone() {
-                for head in 0..s.heads {
-                    let (row, l) = self.row(cx, &s, &seq, token, head);
-                    let at = token * s.heads + head;
-                    out[at * s.dv..(at + 1) * s.dv].copy_from_slice(&row);
+                for head in 0..heads {
+                    let (row, l) = self.row(cx, [heads, k.shape[1], q.shape[2], dv], &seq, token, head);
+                    let at = token * heads + head;
+                    out[at * dv..(at + 1) * dv].copy_from_slice(&row);
                     lse[at] = l;
                 }
             }
@@ -259,10 +256,6 @@ impl Operator for Attention {
         let both = &q + &outs[0].elements();
         let work = &both * &seen;
         if self.causal && !short && self.page.is_none() { work } else { &work * &Dim::from(2) }
-    }
-
-    fn tolerance(&self, dtype: DType) -> f64 {
-        (16.0 * dtype.epsilon()).max(2e-5)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::op::{Infer, Inferred, Operator};
 use crate::ops::Attention;
-use crate::{DType, Dim, Tensor, Type, eval::Eval};
+use crate::{Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Arguments: `q`, `k`, `v`, `starts` as in [`Attention`], then its two outputs, the cotangent of the first output, and the
@@ -14,24 +14,17 @@ pub struct AttentionGrad {
     pub forward: Attention,
 }
 
-/// Accumulators of the cotangents.
-struct Accumulators {
-    dq: Vec<f64>,
-    dk: Vec<f64>,
-    dv: Vec<f64>,
-    dsinks: Vec<f64>,
-}
-
 impl AttentionGrad {
-    /// Adds the contribution of query `token` of `head`.
-    fn add_row(&self, cx: &Eval, sums: &mut Accumulators, seq: (usize, usize), token: usize, head: usize) {
+    /// Adds the contribution of query `token` of `head` to the cotangents.
+    fn add_row(&self, cx: &Eval, sums: &mut [Vec<f64>], seq: (usize, usize), token: usize, head: usize) {
         let [q, k, v, _, out, lse, grad] = cx.args[..7] else { return };
+        let [to_q, to_k, to_v, to_sinks @ ..] = sums else { return };
         let (heads, d, kv_heads, dv) = (q.shape[1], q.shape[2], k.shape[1], v.shape[2]);
         let (at, kv, f) = (token * heads + head, head / (heads / kv_heads), &self.forward);
         // The gradient of softmax subtracts delta = Σ grad · out from every score's cotangent.
         let delta: f64 = (0..dv).map(|e| grad.at(at * dv + e) * out.at(at * dv + e)).sum();
-        if f.sinks {
-            sums.dsinks[head] -= (cx.args[7].at(head) - lse.at(at)).exp() * delta;
+        if let [to_sinks] = to_sinks {
+            to_sinks[head] -= (cx.args[7].at(head) - lse.at(at)).exp() * delta;
         }
         for j in (seq.0..seq.1).filter(|&j| f.visible(token - seq.0, j - seq.0)) {
             let key = j * kv_heads + kv;
@@ -47,11 +40,11 @@ impl AttentionGrad {
             let dp: f64 = (0..dv).map(|e| grad.at(at * dv + e) * v.at(key * dv + e)).sum();
             let ds = p * (dp - delta) * slope * f.scale.0;
             for e in 0..d {
-                sums.dq[at * d + e] += ds * k.at(key * d + e);
-                sums.dk[key * d + e] += ds * q.at(at * d + e);
+                to_q[at * d + e] += ds * k.at(key * d + e);
+                to_k[key * d + e] += ds * q.at(at * d + e);
             }
             for e in 0..dv {
-                sums.dv[key * dv + e] += p * grad.at(at * dv + e);
+                to_v[key * dv + e] += p * grad.at(at * dv + e);
             }
         }
     }
@@ -59,6 +52,7 @@ impl AttentionGrad {
 
 impl Operator for AttentionGrad {
     const NAME: &'static str = "attention_grad";
+    const TOLERANCE: [f64; 2] = [32.0, 5e-5];
 
     fn infer(&self, cx: &Infer) -> Inferred {
         if self.forward.page.is_some() {
@@ -84,9 +78,7 @@ impl Operator for AttentionGrad {
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let starts = cx.args[3];
-        let zeros = |i: usize| vec![0.0; cx.outs[i].1.iter().product()];
-        let dsinks = if self.forward.sinks { zeros(3) } else { vec![] };
-        let mut sums = Accumulators { dq: zeros(0), dk: zeros(1), dv: zeros(2), dsinks };
+        let mut sums: Vec<Vec<f64>> = cx.outs.iter().map(|o| vec![0.0; o.1.iter().product()]).collect();
         let tokens = cx.args[0].shape[0];
         for i in 1..starts.len() {
             let seq = (starts.int_at(i - 1), starts.int_at(i));
@@ -98,11 +90,7 @@ impl Operator for AttentionGrad {
                 (0..cx.args[0].shape[1]).for_each(|head| self.add_row(cx, &mut sums, seq, token, head));
             }
         }
-        let mut outs = vec![cx.make(0, sums.dq), cx.make(1, sums.dk), cx.make(2, sums.dv)];
-        if self.forward.sinks {
-            outs.push(cx.make(3, sums.dsinks));
-        }
-        Ok(outs)
+        Ok(sums.into_iter().enumerate().map(|(i, sum)| cx.make(i, sum)).collect())
     }
 
     fn flops(&self, args: &[&Type], _: &[Type]) -> Dim {
@@ -111,9 +99,5 @@ impl Operator for AttentionGrad {
         let forward = self.forward.flops(args, &outs);
         let twice = &forward * &Dim::from(5);
         twice.div_exact(&Dim::from(2)).unwrap_or(twice)
-    }
-
-    fn tolerance(&self, dtype: DType) -> f64 {
-        (32.0 * dtype.epsilon()).max(5e-5)
     }
 }

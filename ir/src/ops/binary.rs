@@ -1,7 +1,7 @@
 //! `binary`: functions of two numbers, element by element.
 
+use crate::front::Tape;
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float, same};
-use crate::ops::CompareKind;
 use crate::shard::{Propagate, ShardingRule};
 use crate::{DType, Tensor, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -112,39 +112,31 @@ impl Operator for Binary {
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
-        let ([a, b], y, grad) = ([cx.args[0], cx.args[1]], cx.outs[0], cx.grad());
-        let g = &mut *cx.graph;
-        if !g.ty(a).dtype.is_float() {
+        let [a, b] = [cx.args[0], cx.args[1]];
+        if !cx.graph.ty(a).dtype.is_float() {
             return Ok(vec![None, None]);
         }
-        let (da, db) = match self.kind {
-            Add => (grad, grad),
-            Sub => (grad, g.unary(super::UnaryKind::Neg, grad)?),
-            Mul => (g.mul(grad, b)?, g.mul(grad, a)?),
-            Div => {
-                let da = g.div(grad, b)?;
-                let t = g.mul(da, y)?;
-                (da, g.unary(super::UnaryKind::Neg, t)?)
-            }
-            Max | Min => {
-                let kind = if self.kind == Max { CompareKind::Ge } else { CompareKind::Le };
-                let first = g.compare(kind, a, b)?;
-                let zero = g.fill(grad, 0.0)?;
-                (g.select(first, grad, zero)?, g.select(first, zero, grad)?)
-            }
-            Pow => {
-                // d(a^b) = b·a^(b-1) da + ln(a)·a^b db
-                let one = g.fill(b, 1.0)?;
-                let less = g.sub(b, one)?;
-                let p = g.binary(Pow, a, less)?;
-                let pb = g.mul(p, b)?;
-                let ln = g.unary(super::UnaryKind::Log, a)?;
-                let ly = g.mul(ln, y)?;
-                (g.mul(grad, pb)?, g.mul(grad, ly)?)
-            }
-            And | Or => return Ok(vec![None, None]),
-        };
-        Ok(vec![Some(da), Some(db)])
+        let grads =
+            Tape::extend(cx.graph, [a, b, cx.outs[0], cx.grad()], |[a, b, y, grad]| match self.kind {
+                Add | And | Or => [grad.clone(), grad],
+                Sub => [grad.clone(), -grad],
+                Mul => [&grad * b, grad * a],
+                Div => {
+                    let da = grad / b;
+                    [da.clone(), -(da * y)]
+                }
+                Max | Min => {
+                    let first = if self.kind == Max { a.greater_equal(&b) } else { a.less_equal(&b) };
+                    let zero = grad.full_like(0.0);
+                    [first.where_(&grad, &zero), first.where_(&zero, &grad)]
+                }
+                Pow => {
+                    // d(a^b) = b·a^(b-1) da + ln(a)·a^b db
+                    let (pb, ly) = (a.both(Pow, &(&b - 1.0)) * &b, a.log() * y);
+                    [&grad * pb, grad * ly]
+                }
+            })?;
+        Ok(grads.map(Some).to_vec())
     }
 }
 

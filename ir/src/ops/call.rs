@@ -1,7 +1,7 @@
 //! `call`: a block run on its parameters.
 
 use crate::op::{Infer, Inferred, Operator};
-use crate::{BlockId, Dim, Tensor, Type, eval::Eval, eval::Precision, eval::eval_borrowed};
+use crate::{BlockId, Tensor, eval::Eval, eval::Precision, eval::eval_borrowed};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
@@ -17,6 +17,7 @@ pub struct Call {
 
 impl Operator for Call {
     const NAME: &'static str = "call";
+    const FLOPS: usize = 0; // counted in the body
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let block = cx.graph.blocks().get(self.block.0 as usize);
@@ -45,9 +46,5 @@ impl Operator for Call {
         let outs = eval_borrowed(&block.graph, &leaves, cx.sizes, Precision { exact: cx.exact })
             .map_err(|e| e.to_string())?;
         Ok(outs.into_iter().map(|(_, t)| t).collect())
-    }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default() // counted in the body
     }
 }

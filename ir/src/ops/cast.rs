@@ -45,8 +45,7 @@ impl Operator for Cast {
         if !dtype.is_float() || !self.dtype.is_float() {
             return Ok(vec![None]);
         }
-        let g = cx.grad();
-        Ok(vec![Some(cx.graph.push(Cast { dtype }, &[g])?)])
+        cx.through(Cast { dtype })
     }
 
     fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {

@@ -17,6 +17,7 @@ pub struct Concat {
 
 impl Operator for Concat {
     const NAME: &'static str = "concat";
+    const FLOPS: usize = 0;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [first, rest @ ..] = cx.args else { return Err("takes at least one argument".into()) };
@@ -72,10 +73,6 @@ impl Operator for Concat {
 
     fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
         (args.len() == 1 && self.axis < graph.ty(args[0]).rank()).then(|| Simpler::Node(args[0]))
-    }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default()
     }
 }
 

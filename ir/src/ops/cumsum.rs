@@ -3,7 +3,7 @@
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, axis_in};
 use crate::shard::{Propagate, ShardingRule};
 use crate::tensor::strides;
-use crate::{DType, Dim, Tensor, Type, eval::Eval};
+use crate::{DType, Tensor, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Element `j` along `axis` is the sum of the elements up to `j`. Integers wrap.
@@ -36,6 +36,7 @@ impl Cumsum {
 
 impl Operator for Cumsum {
     const NAME: &'static str = "cumsum";
+    const TOLERANCE: [f64; 2] = [16.0, 1e-5];
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x] = cx.exactly()?;
@@ -64,16 +65,7 @@ impl Operator for Cumsum {
 
     /// The cumulative sum of the cotangents in the opposite direction: an element is a term of its own sum and of later ones.
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
-        let g = cx.grad();
-        Ok(vec![Some(cx.graph.push(Cumsum { reverse: !self.reverse, ..self.clone() }, &[g])?)])
-    }
-
-    fn flops(&self, _: &[&Type], outs: &[Type]) -> Dim {
-        outs[0].elements()
-    }
-
-    fn tolerance(&self, dtype: DType) -> f64 {
-        (16.0 * dtype.epsilon()).max(1e-5)
+        cx.through(Cumsum { reverse: !self.reverse, ..self.clone() })
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
 use crate::shard::{Label, Propagate, ShardingRule};
 use crate::tensor::{strides, unravel};
-use crate::{DType, Dim, Tensor, Type, eval::Eval};
+use crate::{Dim, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Sum of products over the contracted axes. The result's axes are the batch axes, then the left's free axes, then the
@@ -18,16 +18,22 @@ pub struct Dot {
     pub contract: Vec<(usize, usize)>,
 }
 
+/// The left or the right one of a pair of axes.
+type Axis = fn(&(usize, usize)) -> usize;
+
 impl Dot {
     /// Free axes of the left argument: neither batched nor contracted, ascending.
     pub fn left_free(&self, rank: usize) -> Vec<usize> {
-        let used: Vec<usize> = self.batch.iter().chain(&self.contract).map(|p| p.0).collect();
-        (0..rank).filter(|a| !used.contains(a)).collect()
+        self.free(rank, |p| p.0)
     }
 
     /// Free axes of the right argument: neither batched nor contracted, ascending.
     pub fn right_free(&self, rank: usize) -> Vec<usize> {
-        let used: Vec<usize> = self.batch.iter().chain(&self.contract).map(|p| p.1).collect();
+        self.free(rank, |p| p.1)
+    }
+
+    fn free(&self, rank: usize, side: Axis) -> Vec<usize> {
+        let used: Vec<usize> = self.batch.iter().chain(&self.contract).map(side).collect();
         (0..rank).filter(|a| !used.contains(a)).collect()
     }
 
@@ -58,6 +64,8 @@ impl Dot {
 
 impl Operator for Dot {
     const NAME: &'static str = "dot";
+    /// Sums of many products: the error grows with the square root of their number at worst seen.
+    const TOLERANCE: [f64; 2] = [16.0, 1e-5];
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [l, r] = cx.exactly()?;
@@ -113,33 +121,20 @@ impl Operator for Dot {
         let g = &mut *cx.graph;
         let (lr, rr) = (g.ty(l).rank(), g.ty(r).rank());
         let (lf, rf, nb) = (self.left_free(lr), self.right_free(rr), self.batch.len());
-        // dl[batch, left, contract] = grad · r over the right's free axes; axes come out in that order and are put back.
-        let batch: Vec<_> = self.batch.iter().enumerate().map(|(i, p)| (i, p.1)).collect();
-        let contract: Vec<_> = rf.iter().enumerate().map(|(i, &a)| (nb + lf.len() + i, a)).collect();
-        let dl = g.push(Dot { batch, contract }, &[grad, r])?;
-        let mut by_right = self.contract.clone();
-        by_right.sort_by_key(|p| p.1);
-        let order: Vec<usize> = self
-            .batch
-            .iter()
-            .map(|p| p.0)
-            .chain(lf.iter().copied())
-            .chain(by_right.iter().map(|p| p.0))
-            .collect();
-        let dl = g.permute(dl, &invert(&order))?;
-        let batch: Vec<_> = self.batch.iter().enumerate().map(|(i, p)| (i, p.0)).collect();
-        let contract: Vec<_> = lf.iter().enumerate().map(|(i, &a)| (nb + i, a)).collect();
-        let dr = g.push(Dot { batch, contract }, &[grad, l])?;
-        let mut by_left = self.contract.clone();
-        by_left.sort_by_key(|p| p.0);
-        let order: Vec<usize> = self
-            .batch
-            .iter()
-            .map(|p| p.1)
-            .chain(rf.iter().copied())
-            .chain(by_left.iter().map(|p| p.1))
-            .collect();
-        let dr = g.permute(dr, &invert(&order))?;
+        // dl[batch, left, contract] = grad · r over the right's free axes; axes come out in that order and are put back. dr alike.
+        let mut cotangent =
+            |own: Axis, others: Axis, other: NodeId, free: &[usize], summed: &[usize], at: usize| {
+                let batch = self.batch.iter().enumerate().map(|(i, p)| (i, others(p))).collect();
+                let contract = summed.iter().enumerate().map(|(i, &a)| (at + i, a)).collect();
+                let d = g.push(Dot { batch, contract }, &[grad, other])?;
+                let mut contracted = self.contract.clone();
+                contracted.sort_by_key(others);
+                let free = free.iter().copied();
+                let axes = self.batch.iter().map(own).chain(free).chain(contracted.iter().map(own)).collect();
+                g.push(super::Permute { axes }.inverse(), &[d])
+            };
+        let dl = cotangent(|p| p.0, |p| p.1, r, &lf, &rf, nb + lf.len())?;
+        let dr = cotangent(|p| p.1, |p| p.0, l, &rf, &lf, nb)?;
         Ok(vec![Some(dl), Some(dr)])
     }
 
@@ -147,18 +142,6 @@ impl Operator for Dot {
         let k = Dim::product(self.contract.iter().map(|p| &args[0].shape[p.0]));
         &(&outs[0].elements() * &k) * &Dim::from(2)
     }
-
-    /// Sums of many products: the error grows with the square root of their number at worst seen.
-    fn tolerance(&self, dtype: DType) -> f64 {
-        (16.0 * dtype.epsilon()).max(1e-5)
-    }
-}
-
-/// `axes` such that permuting by them puts axis `order[i]` (now at `i`) back in place.
-fn invert(order: &[usize]) -> Vec<usize> {
-    let mut axes = vec![0; order.len()];
-    order.iter().enumerate().for_each(|(i, &a)| axes[a] = i);
-    axes
 }
 
 #[cfg(test)]

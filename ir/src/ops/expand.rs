@@ -18,6 +18,7 @@ pub struct Expand {
 
 impl Operator for Expand {
     const NAME: &'static str = "expand";
+    const FLOPS: usize = 0;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x] = cx.exactly()?;
@@ -58,10 +59,6 @@ impl Operator for Expand {
     fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
         let &[x] = args else { return None };
         (graph.ty(x).shape == self.shape).then_some(Simpler::Node(x))
-    }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default()
     }
 }
 

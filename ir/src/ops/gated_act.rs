@@ -1,9 +1,9 @@
 //! `gated_act`: activation of a gate times a linear branch (SwiGLU, GeGLU; Shazeer 2020).
 
+use crate::front::{Tape, Value};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float, same};
-use crate::ops::UnaryKind;
 use crate::shard::{Propagate, ShardingRule};
-use crate::{Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
+use crate::{Graph, IrError, NodeId, Real, Tensor, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Activation function.
@@ -20,6 +20,8 @@ pub enum Activation {
     Swish(Real),
 }
 
+use std::f64::consts::FRAC_1_SQRT_2;
+
 const ROOT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 
 impl Activation {
@@ -34,32 +36,47 @@ impl Activation {
     }
 
     /// The function from simpler operators.
-    pub fn build(self, g: &mut Graph, x: NodeId) -> Result<NodeId, IrError> {
+    pub(crate) fn of(self, x: &Value) -> Value {
         let phi = match self {
-            Activation::Silu => g.unary(UnaryKind::Sigmoid, x)?,
-            Activation::Swish(beta) => {
-                let s = g.scale(x, beta.0)?;
-                g.unary(UnaryKind::Sigmoid, s)?
-            }
-            Activation::Gelu | Activation::GeluTanh => {
-                let t = if self == Activation::Gelu {
-                    let s = g.scale(x, std::f64::consts::FRAC_1_SQRT_2)?;
-                    g.unary(UnaryKind::Erf, s)?
-                } else {
-                    let xx = g.mul(x, x)?;
-                    let xxx = g.mul(xx, x)?;
-                    let c = g.scale(xxx, 0.044715)?;
-                    let s = g.add(x, c)?;
-                    let s = g.scale(s, ROOT_2_OVER_PI)?;
-                    g.unary(UnaryKind::Tanh, s)?
-                };
-                let one = g.fill(x, 1.0)?;
-                let t = g.add(t, one)?;
-                g.scale(t, 0.5)?
-            }
+            Activation::Silu => x.sigmoid(),
+            Activation::Swish(beta) => (x * beta.0).sigmoid(),
+            Activation::Gelu => ((x * FRAC_1_SQRT_2).erf() + 1.0) * 0.5,
+            Activation::GeluTanh => (tanh_of_cubic(x) + 1.0) * 0.5,
         };
-        g.mul(x, phi)
+        x * phi
     }
+
+    /// The derivative at `x`.
+    fn slope(self, x: &Value) -> Value {
+        let one = x.full_like(1.0);
+        match self {
+            Activation::Silu | Activation::Swish(_) => {
+                // s + βx·s·(1-s)
+                let bx = if let Activation::Swish(beta) = self { x * beta.0 } else { x.clone() };
+                let s = bx.sigmoid();
+                let rest = one - &s;
+                &s + bx * &s * rest
+            }
+            // Φ(x) + x·φ(x)
+            Activation::Gelu => {
+                let phi = ((x * FRAC_1_SQRT_2).erf() + one) * 0.5;
+                phi + x * ((x * x * -0.5).exp() * 0.398_942_280_401_432_7)
+            }
+            Activation::GeluTanh => {
+                // ½(1+t) + ½x(1-t²)·√(2/π)(1+3·0.044715x²)
+                let t = tanh_of_cubic(x);
+                let first = (&t + &one) * 0.5;
+                let rest = &one - &t * &t;
+                let q = (x * x * (3.0 * 0.044715) + &one) * (0.5 * ROOT_2_OVER_PI);
+                first + x * rest * q
+            }
+        }
+    }
+}
+
+/// tanh(√(2/π)·(x + 0.044715x³)).
+fn tanh_of_cubic(x: &Value) -> Value {
+    ((x + x * x * x * 0.044715) * ROOT_2_OVER_PI).tanh()
 }
 
 /// `act(gate) · up`, element by element.
@@ -72,6 +89,7 @@ pub struct GatedAct {
 
 impl Operator for GatedAct {
     const NAME: &'static str = "gated_act";
+    const FLOPS: usize = 5;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [gate, up] = cx.exactly()?;
@@ -90,82 +108,16 @@ impl Operator for GatedAct {
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
-        let (gate, up, grad) = (cx.args[0], cx.args[1], cx.grad());
-        let g = &mut *cx.graph;
-        let act = self.act.build(g, gate)?;
-        let dup = g.mul(grad, act)?;
-        let dact = g.mul(grad, up)?;
-        let slope = self.slope(g, gate)?;
-        Ok(vec![Some(g.mul(dact, slope)?), Some(dup)])
+        let grads = Tape::extend(cx.graph, [cx.args[0], cx.args[1], cx.grad()], |[gate, up, grad]| {
+            let dup = &grad * self.act.of(&gate);
+            [grad * up * self.act.slope(&gate), dup]
+        })?;
+        Ok(grads.map(Some).to_vec())
     }
 
     fn decompose(&self, g: &mut Graph, args: &[NodeId]) -> Option<Result<Vec<NodeId>, IrError>> {
-        Some((|| {
-            let a = self.act.build(g, args[0])?;
-            Ok(vec![g.mul(a, args[1])?])
-        })())
-    }
-
-    fn flops(&self, _: &[&Type], outs: &[Type]) -> Dim {
-        &outs[0].elements() * &Dim::from(5)
-    }
-}
-
-impl GatedAct {
-    /// act'(x).
-    fn slope(&self, g: &mut Graph, x: NodeId) -> Result<NodeId, IrError> {
-        let one = g.fill(x, 1.0)?;
-        match self.act {
-            Activation::Silu => {
-                // s + x·s·(1-s)
-                let s = g.unary(UnaryKind::Sigmoid, x)?;
-                let r = g.sub(one, s)?;
-                let xs = g.mul(x, s)?;
-                let t = g.mul(xs, r)?;
-                g.add(s, t)
-            }
-            Activation::Swish(beta) => {
-                // s + βx·s·(1-s)
-                let bx = g.scale(x, beta.0)?;
-                let s = g.unary(UnaryKind::Sigmoid, bx)?;
-                let r = g.sub(one, s)?;
-                let xs = g.mul(bx, s)?;
-                let t = g.mul(xs, r)?;
-                g.add(s, t)
-            }
-            Activation::Gelu => {
-                // Φ(x) + x·φ(x)
-                let s = g.scale(x, std::f64::consts::FRAC_1_SQRT_2)?;
-                let e = g.unary(UnaryKind::Erf, s)?;
-                let e = g.add(e, one)?;
-                let phi = g.scale(e, 0.5)?;
-                let xx = g.mul(x, x)?;
-                let h = g.scale(xx, -0.5)?;
-                let d = g.unary(UnaryKind::Exp, h)?;
-                let d = g.scale(d, 0.398_942_280_401_432_7)?;
-                let t = g.mul(x, d)?;
-                g.add(phi, t)
-            }
-            Activation::GeluTanh => {
-                // ½(1+t) + ½x(1-t²)·√(2/π)(1+3·0.044715x²)
-                let xx = g.mul(x, x)?;
-                let xxx = g.mul(xx, x)?;
-                let c = g.scale(xxx, 0.044715)?;
-                let s = g.add(x, c)?;
-                let s = g.scale(s, ROOT_2_OVER_PI)?;
-                let t = g.unary(UnaryKind::Tanh, s)?;
-                let tp = g.add(t, one)?;
-                let first = g.scale(tp, 0.5)?;
-                let tt = g.mul(t, t)?;
-                let r = g.sub(one, tt)?;
-                let q = g.scale(xx, 3.0 * 0.044715)?;
-                let q = g.add(q, one)?;
-                let q = g.scale(q, 0.5 * ROOT_2_OVER_PI)?;
-                let xr = g.mul(x, r)?;
-                let second = g.mul(xr, q)?;
-                g.add(first, second)
-            }
-        }
+        let made = Tape::extend(g, [args[0], args[1]], |[gate, up]| [self.act.of(&gate) * up]);
+        Some(made.map(|y| y.to_vec()))
     }
 }
 

@@ -1,8 +1,9 @@
 //! `gather`: slices picked by integer indices along one axis.
 
 use super::route::inverse;
+use crate::front::Tape;
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, axis_in, integer};
-use crate::ops::{BinaryKind, CompareKind, Iota, LocalSlice, Scatter, ScatterKind};
+use crate::ops::{Iota, LocalSlice, Scatter, ScatterKind};
 use crate::shard::{Axis, Label, Partition, Placement, Propagate, Shard, ShardingRule};
 use crate::tensor::{ravel, unravel};
 use crate::{Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
@@ -58,19 +59,18 @@ pub(super) fn local_index(
     let ty = Type::new(dtype, [Dim::from(axis.size)]);
     let ranks = g.push(Iota { ty, axis: 0 }, &[])?;
     let rank = g.push(LocalSlice { shard: Shard::of(0), over: axis.clone() }, &[ranks])?;
-    let start = g.scale(rank, each as f64)?;
-    let start = g.reshape(start, vec![])?;
-    let from_start = g.sub(indices, start)?;
-    let zero = g.fill(indices, 0.0)?;
-    let last = g.fill(indices, each as f64 - 1.0)?;
-    let inside = g.binary(BinaryKind::Max, from_start, zero)?;
-    let inside = g.binary(BinaryKind::Min, inside, last)?;
-    let here = g.compare(CompareKind::Eq, inside, from_start)?;
-    Ok((g.select(here, from_start, zero)?, here))
+    let made = Tape::extend(g, [rank, indices], |[rank, indices]| {
+        let from_start = &indices - (rank * each as f64).reshape([]);
+        let (zero, last) = (indices.full_like(0.0), indices.full_like(each as f64 - 1.0));
+        let here = from_start.maximum(&zero).minimum(&last).equal(&from_start);
+        [here.where_(&from_start, &zero), here]
+    });
+    made.map(|[position, here]| (position, here))
 }
 
 impl Operator for Gather {
     const NAME: &'static str = "gather";
+    const FLOPS: usize = 0;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x, indices] = cx.exactly()?;
@@ -139,10 +139,6 @@ impl Operator for Gather {
         let zero = cx.graph.fill(x, 0.0)?;
         let op = Scatter { axis: self.axis, batch: self.batch, kind: ScatterKind::Add };
         Ok(vec![Some(cx.graph.push(op, &[zero, indices, g])?), None])
-    }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default()
     }
 }
 

@@ -49,6 +49,7 @@ pub(super) fn groups_node(g: &mut Graph, offsets: NodeId, rows: &Dim) -> Result<
 
 impl Operator for GroupedDot {
     const NAME: &'static str = "grouped_dot";
+    const TOLERANCE: [f64; 2] = [16.0, 1e-5];
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x, w, offsets] = cx.exactly()?;
@@ -138,10 +139,6 @@ impl Operator for GroupedDot {
 
     fn flops(&self, args: &[&Type], outs: &[Type]) -> Dim {
         &(&outs[0].elements() * &args[0].shape[1]) * &Dim::from(2)
-    }
-
-    fn tolerance(&self, dtype: DType) -> f64 {
-        (16.0 * dtype.epsilon()).max(1e-5)
     }
 }
 

@@ -1,9 +1,10 @@
 //! `grouped_outer`: for each group of rows the sum of their outer products: the gradient of `grouped_dot` by its matrices.
 
 use super::grouped_dot::{groups, groups_node, groups_of};
+use crate::front::Tape;
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
-use crate::ops::{CompareKind, Dot, GroupedDot, Iota};
-use crate::{DType, Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
+use crate::ops::{Dot, GroupedDot};
+use crate::{Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Arguments: `a` `[rows, n]`, `b` `[rows, k]`, `offsets` i32 `[groups + 1]` as in [`GroupedDot`]. The result is
@@ -14,6 +15,7 @@ pub struct GroupedOuter {}
 
 impl Operator for GroupedOuter {
     const NAME: &'static str = "grouped_outer";
+    const TOLERANCE: [f64; 2] = [16.0, 1e-5];
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [a, b, offsets] = cx.exactly()?;
@@ -53,18 +55,14 @@ impl Operator for GroupedOuter {
             let (rows, n) = (ty.shape[0].clone(), ty.shape[1].clone());
             let groups = &g.ty(args[2]).shape[0] - &Dim::from(1);
             let group = groups_node(g, args[2], &rows)?;
-            let group = g.reshape(group, vec![rows.clone(), Dim::from(1)])?;
-            let shape = vec![rows.clone(), groups.clone()];
-            let group = g.broadcast(group, &shape)?;
-            let number = g.push(Iota { ty: Type { dtype: DType::I32, shape }, axis: 1 }, &[])?;
-            let own = g.compare(CompareKind::Eq, group, number)?;
-            let own = g.cast(own, ty.dtype)?;
-            let own = g.reshape(own, vec![rows.clone(), groups.clone(), Dim::from(1)])?;
-            let whole = [rows.clone(), groups, n.clone()];
-            let own = g.broadcast(own, &whole)?;
-            let a = g.reshape(args[0], vec![rows, Dim::from(1), n])?;
-            let a = g.broadcast(a, &whole)?;
-            let a = g.mul(own, a)?; // [rows, groups, n]
+            let one = Dim::from(1);
+            let whole = [rows.clone(), groups.clone(), n.clone()];
+            let [a] = Tape::extend(g, [args[0], group], |[a, group]| {
+                let group = group.reshape(vec![rows.clone(), one.clone()]).expand(&whole[..2]);
+                let own = group.equal(&group.iota(1)).cast(ty.dtype);
+                let own = own.reshape(vec![rows.clone(), groups, one.clone()]).expand(&whole[..]);
+                [own * a.reshape(vec![rows, one, n]).expand(&whole[..])] // [rows, groups, n]
+            })?;
             let sums = g.push(Dot { batch: vec![], contract: vec![(0, 0)] }, &[a, args[1]])?;
             let shape = vec![&whole[1] * &whole[2], g.ty(args[1]).shape[1].clone()];
             Ok(vec![g.reshape(sums, shape)?])
@@ -74,15 +72,12 @@ impl Operator for GroupedOuter {
     fn flops(&self, args: &[&Type], _: &[Type]) -> Dim {
         &(&args[0].elements() * &args[1].shape[1]) * &Dim::from(2)
     }
-
-    fn tolerance(&self, dtype: DType) -> f64 {
-        (16.0 * dtype.epsilon()).max(1e-5)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::DType;
     use crate::check::apply;
 
     #[test]

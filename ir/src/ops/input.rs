@@ -1,7 +1,7 @@
 //! `input`: a value given at each run.
 
+use crate::Type;
 use crate::op::{Infer, Inferred, Operator};
-use crate::{Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// A value given at each run, by name.
@@ -16,17 +16,10 @@ pub struct Input {
 
 impl Operator for Input {
     const NAME: &'static str = "input";
+    const FLOPS: usize = 0;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [] = cx.exactly()?;
         Ok(vec![self.ty.clone()])
-    }
-
-    fn eval(&self, _: &Eval) -> Result<Vec<Tensor>, String> {
-        Err(format!("`{}` has no value", self.name))
-    }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default()
     }
 }

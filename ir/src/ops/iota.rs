@@ -2,7 +2,7 @@
 
 use crate::op::{Infer, Inferred, Operator, axis_in};
 use crate::tensor::unravel;
-use crate::{Dim, Tensor, Type, eval::Eval};
+use crate::{Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Position along `axis`, repeated over the other axes.
@@ -17,6 +17,7 @@ pub struct Iota {
 
 impl Operator for Iota {
     const NAME: &'static str = "iota";
+    const FLOPS: usize = 0;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [] = cx.exactly()?;
@@ -27,16 +28,13 @@ impl Operator for Iota {
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         cx.each(|i| unravel(i, cx.shape())[self.axis] as f64)
     }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::DType;
+    use crate::Dim;
     use crate::check::apply;
 
     #[test]

@@ -1,9 +1,10 @@
 //! `layer_norm`: (x - mean) / sqrt(variance + eps) · w + b over the last axis (Ba, Kiros and Hinton 2016).
 
+use crate::front::{Tape, Value};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float, same};
-use crate::ops::{ReduceKind, UnaryKind};
+use crate::ops::ReduceKind;
 use crate::shard::{Label, Propagate, ShardingRule};
-use crate::{Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
+use crate::{Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Layer normalisation over the last axis; arguments `x` `[…, n]`, `w` `[n]` and `b` `[n]`. The variance is the mean of
@@ -17,20 +18,16 @@ pub struct LayerNorm {
 
 impl LayerNorm {
     /// (x - mean) / sqrt(variance + eps), and the factor 1 / sqrt(variance + eps), both shaped as `x`.
-    fn normal(&self, g: &mut Graph, x: NodeId) -> Result<(NodeId, NodeId), IrError> {
-        let mean = g.reduce_last(ReduceKind::Mean, x)?;
-        let d = g.sub(x, mean)?;
-        let dd = g.mul(d, d)?;
-        let var = g.reduce_last(ReduceKind::Mean, dd)?;
-        let eps = g.fill(var, self.eps.0)?;
-        let v = g.add(var, eps)?;
-        let r = g.unary(UnaryKind::Rsqrt, v)?;
-        Ok((g.mul(d, r)?, r))
+    fn normal(&self, x: &Value) -> (Value, Value) {
+        let d = x - x.reduce_last(ReduceKind::Mean);
+        let r = ((&d * &d).reduce_last(ReduceKind::Mean) + self.eps.0).rsqrt();
+        (d * &r, r)
     }
 }
 
 impl Operator for LayerNorm {
     const NAME: &'static str = "layer_norm";
+    const FLOPS: usize = 7;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x, w, b] = cx.exactly()?;
@@ -63,35 +60,21 @@ impl Operator for LayerNorm {
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
-        let (x, w, grad) = (cx.args[0], cx.args[1], cx.grad());
-        let g = &mut *cx.graph;
-        let (n, r) = self.normal(g, x)?;
-        // dx = r·(gw - mean(gw) - n·mean(gw·n)),  dw = Σ grad·n,  db = Σ grad
-        let gw = g.mul(grad, w)?;
-        let gn = g.mul(gw, n)?;
-        let (along, mean) = (g.reduce_last(ReduceKind::Mean, gn)?, g.reduce_last(ReduceKind::Mean, gw)?);
-        let t = g.mul(n, along)?;
-        let d = g.sub(gw, mean)?;
-        let d = g.sub(d, t)?;
-        let dx = g.mul(d, r)?;
-        let dn = g.mul(grad, n)?;
-        let axes: Vec<usize> = (0..g.ty(x).rank() - 1).collect();
-        let dw = g.reduce(ReduceKind::Sum, dn, &axes)?;
-        let db = g.reduce(ReduceKind::Sum, grad, &axes)?;
-        Ok(vec![Some(dx), Some(dw), Some(db)])
+        let grads = Tape::extend(cx.graph, [cx.args[0], cx.args[1], cx.grad()], |[x, w, grad]| {
+            let (n, r) = self.normal(&x);
+            // dx = r·(gw - mean(gw) - n·mean(gw·n)),  dw = Σ grad·n,  db = Σ grad
+            let gw = &grad * w;
+            let (along, mean) = ((&gw * &n).reduce_last(ReduceKind::Mean), gw.reduce_last(ReduceKind::Mean));
+            let t = &n * along;
+            let dx = (gw - mean - t) * r;
+            [dx, (&grad * n).sum_rows(), grad.sum_rows()]
+        })?;
+        Ok(grads.map(Some).to_vec())
     }
 
     fn decompose(&self, g: &mut Graph, args: &[NodeId]) -> Option<Result<Vec<NodeId>, IrError>> {
-        let (x, w, b) = (args[0], args[1], args[2]);
-        Some((|| {
-            let (n, _) = self.normal(g, x)?;
-            let y = g.mul(n, w)?;
-            Ok(vec![g.add(y, b)?])
-        })())
-    }
-
-    fn flops(&self, _: &[&Type], outs: &[Type]) -> Dim {
-        &outs[0].elements() * &Dim::from(7)
+        let made = Tape::extend(g, [args[0], args[1], args[2]], |[x, w, b]| [self.normal(&x).0 * w + b]);
+        Some(made.map(|y| y.to_vec()))
     }
 }
 

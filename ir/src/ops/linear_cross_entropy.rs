@@ -2,10 +2,9 @@
 //! output projection. A composite, because a kernel never stores the logits of more than a few tokens.
 
 use super::gather::local_index;
+use crate::front::Tape;
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
-use crate::ops::{
-    AllReduce, CompareKind, Iota, LinearCrossEntropyGrad, Pvary, ReduceKind, ReduceOp, Softmax, UnaryKind,
-};
+use crate::ops::{AllReduce, CompareKind, LinearCrossEntropyGrad, Pvary, ReduceKind, ReduceOp, UnaryKind};
 use crate::shard::{Axis, Partition, Placement, Propagate, Shard, ShardingRule};
 use crate::{DType, Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -47,39 +46,39 @@ impl LinearCrossEntropy {
         let targets = args[2];
         // Logits are f32 whatever the storage type: products of two short mantissas are exact there.
         let (hidden, weight) = (g.cast(args[0], DType::F32)?, g.cast(args[1], DType::F32)?);
-        let mut logits = g.linear(hidden, weight)?;
-        let mut tanh = None;
-        if let Some(cap) = self.softcap {
-            let c = g.fill(logits, cap.0)?;
-            let t = g.div(logits, c)?;
-            let t = g.unary(UnaryKind::Tanh, t)?;
-            (logits, tanh) = (g.mul(t, c)?, Some(t));
-        }
+        let logits = g.linear(hidden, weight)?;
+        let (logits, tanh) = self.capped(g, logits)?;
         let shape = g.ty(logits).shape.clone();
-        let column = g.reshape(targets, vec![shape[0].clone(), Dim::from(1)])?;
-        let column = g.broadcast(column, &shape)?;
-        let iota = g.push(Iota { ty: Type { dtype: DType::I32, shape }, axis: 1 }, &[])?;
-        let hit = g.compare(CompareKind::Eq, iota, column)?;
-        let zero = g.fill(targets, 0.0)?;
-        let valid = g.compare(CompareKind::Ge, targets, zero)?;
+        let [hit, valid] = Tape::extend(g, [targets], |[targets]| {
+            let column = targets.reshape(vec![shape[0].clone(), Dim::from(1)]).expand(shape);
+            let hit = column.iota(1).equal(&column);
+            [hit, targets.greater_equal(&targets.full_like(0.0))]
+        })?;
         Ok(Parts { logits, tanh, hit, valid })
     }
 
     /// The losses from their parts.
     pub(super) fn losses(&self, g: &mut Graph, parts: &Parts) -> Result<NodeId, IrError> {
         let s = self.label_smoothing.0;
-        let logp = g.push(Softmax { log: true }, &[parts.logits])?;
-        let zero = g.fill(logp, 0.0)?;
-        let picked = g.select(parts.hit, logp, zero)?;
-        let picked = g.reduce(ReduceKind::Sum, picked, &[1])?;
-        let mut loss = g.scale(picked, s - 1.0)?;
-        if s != 0.0 {
-            let mean = g.reduce(ReduceKind::Mean, logp, &[1])?;
-            let spread = g.scale(mean, -s)?;
-            loss = g.add(loss, spread)?;
-        }
-        let zero = g.fill(loss, 0.0)?;
-        g.select(parts.valid, loss, zero)
+        let made = Tape::extend(g, [parts.logits, parts.hit, parts.valid], |[logits, hit, valid]| {
+            let logp = logits.log_softmax(-1);
+            let picked = hit.where_(&logp, &logp.full_like(0.0)).sum(&[1], false);
+            let mut loss = picked * (s - 1.0);
+            if s != 0.0 {
+                loss = loss + logp.mean(&[1], false) * -s;
+            }
+            [valid.where_(&loss, &loss.full_like(0.0))]
+        });
+        made.map(|[losses]| losses)
+    }
+
+    /// cap · tanh(z / cap) and the tanh, when there is a cap; else `z`.
+    fn capped(&self, g: &mut Graph, z: NodeId) -> Result<(NodeId, Option<NodeId>), IrError> {
+        let Some(cap) = self.softcap else { return Ok((z, None)) };
+        let c = g.fill(z, cap.0)?;
+        let t = g.div(z, c)?;
+        let t = g.unary(UnaryKind::Tanh, t)?;
+        Ok((g.mul(t, c)?, Some(t)))
     }
 
     /// Token `t` of an evaluation; `None` where the target is ignored.
@@ -104,9 +103,7 @@ impl LinearCrossEntropy {
         let loss = (1.0 - s) * (lse - logits[target]) + s * (lse - mean);
         Ok(Some(Row { logits, lse, target, loss }))
     }
-}
 
-impl LinearCrossEntropy {
     /// The losses of a weight sharded along the vocabulary over `axis`: the log-sum-exp of each shard is reduced over the ranks,
     /// and the logit of the target comes from the rank whose shard has it. A shard's log-sum-exp is this operator's loss with
     /// token 0 of the shard as the target, plus that token's logit; so no rank ever holds all logits of its shard either.
@@ -142,16 +139,13 @@ impl LinearCrossEntropy {
         let rows = g.gather(weight, rows, 0)?; // [tokens, k]
         let products = g.mul(hidden, rows)?;
         let z = g.reduce(ReduceKind::Sum, products, &[1])?;
-        let Some(cap) = self.softcap else { return Ok(z) };
-        let c = g.fill(z, cap.0)?;
-        let t = g.div(z, c)?;
-        let t = g.unary(UnaryKind::Tanh, t)?;
-        g.mul(t, c)
+        Ok(self.capped(g, z)?.0)
     }
 }
 
 impl Operator for LinearCrossEntropy {
     const NAME: &'static str = "linear_cross_entropy";
+    const TOLERANCE: [f64; 2] = [16.0, 2e-5];
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [hidden, weight, targets] = cx.exactly()?;
@@ -220,10 +214,6 @@ impl Operator for LinearCrossEntropy {
         let (products, logits) =
             (&args[0].elements() * &args[1].shape[0], &args[0].shape[0] * &args[1].shape[0]);
         &(&products * &Dim::from(2)) + &(&logits * &Dim::from(5))
-    }
-
-    fn tolerance(&self, dtype: DType) -> f64 {
-        (16.0 * dtype.epsilon()).max(2e-5)
     }
 }
 

@@ -60,6 +60,7 @@ impl LinearCrossEntropyGrad {
 
 impl Operator for LinearCrossEntropyGrad {
     const NAME: &'static str = "linear_cross_entropy_grad";
+    const TOLERANCE: [f64; 2] = [32.0, 5e-5];
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [hidden, weight, targets, grad] = cx.exactly()?;
@@ -106,10 +107,6 @@ impl Operator for LinearCrossEntropyGrad {
         let (products, logits) =
             (&args[0].elements() * &args[1].shape[0], &args[0].shape[0] * &args[1].shape[0]);
         &(&products * &Dim::from(6)) + &(&logits * &Dim::from(10))
-    }
-
-    fn tolerance(&self, dtype: DType) -> f64 {
-        (32.0 * dtype.epsilon()).max(5e-5)
     }
 }
 

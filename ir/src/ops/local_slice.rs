@@ -1,11 +1,11 @@
 //! `local_slice`: a replicated value becomes sharded: each rank slices its shard out of it. Nothing is sent. It is the inverse of
 //! `all_gather`.
 
-use crate::eval::{Eval, EvalCollective};
-use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
+use crate::eval::EvalCollective;
+use crate::op::{Cotangents, Infer, Inferred, Operator, RankOutputs, Simpler, Vjp};
 use crate::ops::{AllGather, ReduceOp, ReduceScatter};
 use crate::shard::{Axis, Propagate, Shard, ShardingRule};
-use crate::{Dim, Graph, NodeId, Op, Tensor, Type};
+use crate::{Graph, NodeId, Op, Tensor};
 use serde::{Deserialize, Serialize};
 
 /// The rank's shard of its argument.
@@ -20,29 +20,21 @@ pub struct LocalSlice {
 
 impl Operator for LocalSlice {
     const NAME: &'static str = "local_slice";
+    const FLOPS: usize = 0;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x] = cx.exactly()?;
         Ok(vec![self.shard.checked_local_type(x, self.over.size)?])
     }
 
-    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        cx.without_group(std::slice::from_ref(&self.over))
-    }
-
-    fn eval_collective(
-        &self,
-        ranks: &[Vec<&Tensor>],
-        _: &EvalCollective,
-    ) -> Result<Vec<Vec<Tensor>>, String> {
+    fn eval_collective(&self, ranks: &[Vec<&Tensor>], _: &EvalCollective) -> RankOutputs {
         let n = ranks.len();
         Ok(ranks.iter().enumerate().map(|(i, r)| vec![self.shard.slice(r[0], i, n)]).collect())
     }
 
     /// The argument is replicated, so its cotangent must be too.
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
-        let (op, grad) = (AllGather { shard: self.shard.clone(), over: self.over.clone() }, cx.grad());
-        Ok(vec![Some(cx.graph.push(op, &[grad])?)])
+        cx.through(AllGather { shard: self.shard.clone(), over: self.over.clone() })
     }
 
     /// A slice of an all-reduce is a reduce-scatter.
@@ -57,9 +49,5 @@ impl Operator for LocalSlice {
 
     fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         [cx.except(&[self.shard.dim]), cx.linear(&[&[0]])].concat()
-    }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default()
     }
 }

@@ -3,7 +3,7 @@
 use crate::op::{Cotangents, Infer, Inferred, Operator, Simpler, Vjp};
 use crate::shard::{Propagate, ShardingRule};
 use crate::tensor::{ravel, unravel};
-use crate::{Dim, Graph, NodeId, Op, Tensor, Type, eval::Eval};
+use crate::{Graph, NodeId, Op, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Axis `i` of the result is axis `axes[i]` of the argument.
@@ -15,7 +15,7 @@ pub struct Permute {
 }
 
 impl Permute {
-    fn inverse(&self) -> Permute {
+    pub(super) fn inverse(&self) -> Permute {
         let mut axes = vec![0; self.axes.len()];
         self.axes.iter().enumerate().for_each(|(i, &a)| axes[a] = i);
         Permute { axes }
@@ -24,6 +24,7 @@ impl Permute {
 
 impl Operator for Permute {
     const NAME: &'static str = "permute";
+    const FLOPS: usize = 0;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x] = cx.exactly()?;
@@ -51,8 +52,7 @@ impl Operator for Permute {
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
-        let g = cx.grad();
-        Ok(vec![Some(cx.graph.push(self.inverse(), &[g])?)])
+        cx.through(self.inverse())
     }
 
     fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
@@ -69,10 +69,6 @@ impl Operator for Permute {
             }
             _ => None,
         }
-    }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default()
     }
 }
 

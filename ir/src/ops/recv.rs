@@ -1,10 +1,9 @@
 //! `recv`: point-to-point receive of a value from another pipeline stage.
 
 use super::send::check;
-use crate::eval::Eval;
+use crate::Type;
 use crate::op::{Infer, Inferred, Operator};
 use crate::shard::Axis;
-use crate::{Dim, Tensor, Type};
 use serde::{Deserialize, Serialize};
 
 /// The argument of the `send` of the same label.
@@ -23,18 +22,11 @@ pub struct RecvFrom {
 
 impl Operator for RecvFrom {
     const NAME: &'static str = "recv";
+    const FLOPS: usize = 0;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [] = cx.exactly()?;
         check(&self.over, self.from)?;
         Ok(vec![self.ty.clone()])
-    }
-
-    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        cx.without_group(std::slice::from_ref(&self.over))
-    }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default()
     }
 }

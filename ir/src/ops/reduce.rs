@@ -180,7 +180,7 @@ impl Reduce {
     }
 
     /// `y` of the reduced shape, broadcast to the shape of `x`.
-    fn broadcast_back(&self, g: &mut Graph, y: NodeId, x: NodeId) -> Result<NodeId, IrError> {
+    pub(crate) fn broadcast_back(&self, g: &mut Graph, y: NodeId, x: NodeId) -> Result<NodeId, IrError> {
         let shape = g.ty(x).shape.clone();
         let mut kept = shape.clone();
         self.axes.iter().for_each(|&a| kept[a] = Dim::from(1));

@@ -1,7 +1,7 @@
 //! `reduce_scatter`: the ranks' partial sums become their sum, sharded.
 
-use crate::eval::{Eval, EvalCollective};
-use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp};
+use crate::eval::EvalCollective;
+use crate::op::{Cotangents, Infer, Inferred, Operator, RankOutputs, Vjp};
 use crate::ops::{AllGather, AllReduce, ReduceOp};
 use crate::shard::{Axis, Propagate, Shard, ShardingRule, Traffic};
 use crate::{Dim, Tensor, Type};
@@ -25,15 +25,7 @@ impl Operator for ReduceScatter {
         Ok(vec![self.shard.checked_local_type(x, self.over.size)?])
     }
 
-    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        cx.without_group(std::slice::from_ref(&self.over))
-    }
-
-    fn eval_collective(
-        &self,
-        ranks: &[Vec<&Tensor>],
-        cx: &EvalCollective,
-    ) -> Result<Vec<Vec<Tensor>>, String> {
+    fn eval_collective(&self, ranks: &[Vec<&Tensor>], cx: &EvalCollective) -> RankOutputs {
         let sum =
             AllReduce { kind: ReduceOp::Sum, over: vec![self.over.clone()] }.eval_collective(ranks, cx)?;
         let n = ranks.len();
@@ -41,8 +33,7 @@ impl Operator for ReduceScatter {
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
-        let (op, grad) = (AllGather { shard: self.shard.clone(), over: self.over.clone() }, cx.grad());
-        Ok(vec![Some(cx.graph.push(op, &[grad])?)])
+        cx.through(AllGather { shard: self.shard.clone(), over: self.over.clone() })
     }
 
     fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {

@@ -49,6 +49,7 @@ fn merged_sections(from: &[Dim], to: &[Dim], shard: &Shard) -> Option<Vec<usize>
 
 impl Operator for Reshape {
     const NAME: &'static str = "reshape";
+    const FLOPS: usize = 0;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x] = cx.exactly()?;
@@ -84,8 +85,7 @@ impl Operator for Reshape {
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
         let shape = cx.graph.ty(cx.args[0]).shape.clone();
-        let g = cx.grad();
-        Ok(vec![Some(cx.graph.push(Reshape { shape }, &[g])?)])
+        cx.through(Reshape { shape })
     }
 
     fn simplify(&self, graph: &Graph, args: &[NodeId]) -> Option<Simpler> {
@@ -98,10 +98,6 @@ impl Operator for Reshape {
             Op::Reshape(_) => Some(Simpler::Op(Box::new(self.clone().into()), node.args.clone())),
             _ => None,
         }
-    }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default()
     }
 }
 

@@ -1,7 +1,8 @@
 //! `rms_norm`: x / sqrt(mean(x²) + eps) · w over the last axis (Zhang and Sennrich 2019).
 
+use crate::front::{Tape, Value};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float, same};
-use crate::ops::{AllReduce, Pvary, ReduceKind, ReduceOp, UnaryKind};
+use crate::ops::{AllReduce, Pvary, ReduceKind, ReduceOp};
 use crate::shard::{Label, Partition, Placement, Propagate, Shard, ShardingRule};
 use crate::{Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
@@ -16,17 +17,14 @@ pub struct RmsNorm {
 
 impl RmsNorm {
     /// 1 / sqrt(mean(x²) + eps), broadcast over the last axis.
-    fn scale(&self, g: &mut Graph, x: NodeId) -> Result<NodeId, IrError> {
-        let xx = g.mul(x, x)?;
-        let mean = g.reduce_last(ReduceKind::Mean, xx)?;
-        let eps = g.fill(mean, self.eps.0)?;
-        let m = g.add(mean, eps)?;
-        g.unary(UnaryKind::Rsqrt, m)
+    fn scale(&self, x: &Value) -> Value {
+        ((x * x).reduce_last(ReduceKind::Mean) + self.eps.0).rsqrt()
     }
 }
 
 impl Operator for RmsNorm {
     const NAME: &'static str = "rms_norm";
+    const FLOPS: usize = 4;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x, w] = cx.exactly()?;
@@ -61,9 +59,7 @@ impl Operator for RmsNorm {
         let over = vec![cx.axis.clone()];
         let sum = g.push(AllReduce { kind: ReduceOp::Sum, over }, &[sum])?;
         let mean = g.scale(sum, 1.0 / n as f64)?;
-        let eps = g.fill(mean, self.eps.0)?;
-        let m = g.add(mean, eps)?;
-        let r = g.unary(UnaryKind::Rsqrt, m)?;
+        let [r] = Tape::extend(g, [mean], |[mean]| [(mean + self.eps.0).rsqrt()])?;
         let r = g.push(Pvary { over: cx.axis.clone() }, &[r])?;
         let mut column = shape.clone();
         column[last] = Dim::from(1);
@@ -85,35 +81,21 @@ impl Operator for RmsNorm {
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
-        let (x, w, grad) = (cx.args[0], cx.args[1], cx.grad());
-        let g = &mut *cx.graph;
-        let shape = g.ty(x).shape.clone();
-        let r = self.scale(g, x)?;
-        let n = g.mul(x, r)?;
-        // dx = r·(gw - n·mean(gw·n)),  dw = Σ grad·n
-        let wide = g.broadcast(w, &shape)?;
-        let gw = g.mul(grad, wide)?;
-        let gn = g.mul(gw, n)?;
-        let mean = g.reduce_last(ReduceKind::Mean, gn)?;
-        let t = g.mul(n, mean)?;
-        let d = g.sub(gw, t)?;
-        let dx = g.mul(d, r)?;
-        let dn = g.mul(grad, n)?;
-        let axes: Vec<usize> = (0..shape.len() - 1).collect();
-        let dw = g.reduce(ReduceKind::Sum, dn, &axes)?;
-        Ok(vec![Some(dx), Some(dw)])
+        let grads = Tape::extend(cx.graph, [cx.args[0], cx.args[1], cx.grad()], |[x, w, grad]| {
+            let r = self.scale(&x);
+            let n = x * &r;
+            // dx = r·(gw - n·mean(gw·n)),  dw = Σ grad·n
+            let gw = &grad * w;
+            let mean = (&gw * &n).reduce_last(ReduceKind::Mean);
+            let dx = (gw - &n * mean) * r;
+            [dx, (grad * n).sum_rows()]
+        })?;
+        Ok(grads.map(Some).to_vec())
     }
 
     fn decompose(&self, g: &mut Graph, args: &[NodeId]) -> Option<Result<Vec<NodeId>, IrError>> {
-        Some((|| {
-            let r = self.scale(g, args[0])?;
-            let n = g.mul(args[0], r)?;
-            Ok(vec![g.mul(n, args[1])?])
-        })())
-    }
-
-    fn flops(&self, _: &[&Type], outs: &[Type]) -> Dim {
-        &outs[0].elements() * &Dim::from(4)
+        let made = Tape::extend(g, [args[0], args[1]], |[x, w]| [&x * self.scale(&x) * w]);
+        Some(made.map(|y| y.to_vec()))
     }
 }
 

@@ -97,6 +97,7 @@ impl Rope {
 
 impl Operator for Rope {
     const NAME: &'static str = "rope";
+    const FLOPS: usize = 3;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x, cos, sin] = cx.exactly()?;
@@ -153,10 +154,6 @@ impl Operator for Rope {
             let (first, second) = (g.sub(ac, bs)?, g.add(bc, as_)?);
             Ok(vec![self.join(g, first, second, x)?])
         })())
-    }
-
-    fn flops(&self, _: &[&Type], outs: &[Type]) -> Dim {
-        &outs[0].elements() * &Dim::from(3)
     }
 }
 

@@ -3,9 +3,10 @@
 //! computes all of it at once, and because the choice of experts has no gradient.
 
 use super::argmax::rank;
+use crate::front::Tape;
 use crate::grad::gradient;
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp};
-use crate::ops::{CompareKind, Iota, Op, ReduceKind, Softmax, UnaryKind};
+use crate::ops::{Iota, Op, ReduceKind, Softmax, UnaryKind};
 use crate::{DType, Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -146,14 +147,15 @@ impl Route {
         let [tokens, n] = [0, 1].map(|axis| g.ty(scores).shape[axis].clone());
         let whole = vec![tokens.clone(), Dim::from(self.k), n.clone()];
         let number = g.push(Iota { ty: Type::new(DType::I32, whole.clone()), axis: 2 }, &[])?;
-        let chosen = g.reshape(experts, vec![tokens.clone(), Dim::from(self.k), Dim::from(1)])?;
-        let chosen = g.broadcast(chosen, &whole)?;
-        let hit = g.compare(CompareKind::Eq, number, chosen)?;
-        let each = g.reshape(scores, vec![tokens, Dim::from(1), n])?;
-        let each = g.broadcast(each, &whole)?;
-        let none = g.fill(each, 0.0)?;
-        let of_chosen = g.select(hit, each, none)?;
-        g.reduce(ReduceKind::Sum, of_chosen, &[2])
+        let made = Tape::extend(g, [number, experts, scores], |[number, experts, scores]| {
+            let one = Dim::from(1);
+            let chosen =
+                experts.reshape(vec![tokens.clone(), Dim::from(self.k), one.clone()]).expand(&whole[..]);
+            let hit = number.equal(&chosen);
+            let each = scores.reshape(vec![tokens, one, n]).expand(&whole[..]);
+            [hit.where_(&each, &each.full_like(0.0)).sum(&[2], false)]
+        });
+        made.map(|[scores]| scores)
     }
 
     /// The weights of chosen experts as nodes.
@@ -168,10 +170,7 @@ impl Route {
             w = g.push(Softmax { log: false }, &[w])?;
         }
         if self.normalise {
-            let sum = g.reduce_last(ReduceKind::Sum, w)?;
-            let tiny = g.fill(sum, TINY)?;
-            let sum = g.add(sum, tiny)?;
-            w = g.div(w, sum)?;
+            [w] = Tape::extend(g, [w], |[w]| [&w / (w.reduce_last(ReduceKind::Sum) + TINY)])?;
         }
         if self.scale.0 == 1.0 { Ok(w) } else { g.scale(w, self.scale.0) }
     }

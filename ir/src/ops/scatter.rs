@@ -32,9 +32,7 @@ impl Scatter {
     fn gather(&self) -> Gather {
         Gather { axis: self.axis, batch: self.batch }
     }
-}
 
-impl Scatter {
     /// A mask of the updates that win, those that are the last at their place: every update scatters its number, and wins if it
     /// gathers the same number back.
     fn winners(&self, cx: &mut Vjp) -> Result<NodeId, IrError> {

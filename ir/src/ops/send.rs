@@ -1,9 +1,8 @@
 //! `send`: point-to-point send of a value to another pipeline stage, whose program has the `recv` of the same label.
 
-use crate::eval::Eval;
 use crate::op::{Infer, Inferred, Operator};
 use crate::shard::{Axis, Traffic};
-use crate::{DType, Dim, Tensor, Type};
+use crate::{DType, Type};
 use serde::{Deserialize, Serialize};
 
 /// Sends the argument to a stage. The result, an f32 scalar 0, is declared an output of the graph, which keeps the send alive.
@@ -25,6 +24,7 @@ pub(super) fn check(over: &Axis, stage: usize) -> Result<(), String> {
 
 impl Operator for SendTo {
     const NAME: &'static str = "send";
+    const FLOPS: usize = 0;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [_] = cx.exactly()?;
@@ -32,15 +32,7 @@ impl Operator for SendTo {
         Ok(vec![Type::scalar(DType::F32)])
     }
 
-    fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        cx.without_group(std::slice::from_ref(&self.over))
-    }
-
     fn traffic(&self, args: &[&Type], _: &[Type]) -> Option<Traffic> {
         Some(Traffic::point_to_point(args[0].bytes()))
-    }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default()
     }
 }

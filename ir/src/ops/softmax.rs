@@ -1,9 +1,10 @@
 //! `softmax`: exponentials of the last axis, normalised. A composite, because the maximum is subtracted for stability.
 
+use crate::front::Tape;
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
-use crate::ops::{ReduceKind, UnaryKind};
+use crate::ops::ReduceKind;
 use crate::shard::{Propagate, ShardingRule};
-use crate::{Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
+use crate::{Graph, IrError, NodeId, Tensor, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Softmax (or its logarithm) over the last axis.
@@ -16,6 +17,7 @@ pub struct Softmax {
 
 impl Operator for Softmax {
     const NAME: &'static str = "softmax";
+    const FLOPS: usize = 5;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x] = cx.exactly()?;
@@ -43,38 +45,23 @@ impl Operator for Softmax {
     }
 
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
-        let (y, grad) = (cx.outs[0], cx.grad());
-        let g = &mut *cx.graph;
-        Ok(vec![Some(if self.log {
-            let p = g.unary(UnaryKind::Exp, y)?;
-            let s = g.reduce_last(ReduceKind::Sum, grad)?;
-            let t = g.mul(p, s)?;
-            g.sub(grad, t)?
-        } else {
-            let gy = g.mul(grad, y)?;
-            let s = g.reduce_last(ReduceKind::Sum, gy)?;
-            let d = g.sub(grad, s)?;
-            g.mul(d, y)?
-        })])
+        let grads = Tape::extend(cx.graph, [cx.outs[0], cx.grad()], |[y, grad]| {
+            [match self.log {
+                true => &grad - y.exp() * grad.reduce_last(ReduceKind::Sum),
+                false => (&grad - (&grad * &y).reduce_last(ReduceKind::Sum)) * y,
+            }]
+        })?;
+        Ok(grads.map(Some).to_vec())
     }
 
     fn decompose(&self, g: &mut Graph, args: &[NodeId]) -> Option<Result<Vec<NodeId>, IrError>> {
-        Some((|| {
-            let top = g.reduce_last(ReduceKind::Max, args[0])?;
-            let x = g.sub(args[0], top)?;
-            let e = g.unary(UnaryKind::Exp, x)?;
-            let sum = g.reduce_last(ReduceKind::Sum, e)?;
-            Ok(vec![if self.log {
-                let l = g.unary(UnaryKind::Log, sum)?;
-                g.sub(x, l)?
-            } else {
-                g.div(e, sum)?
-            }])
-        })())
-    }
-
-    fn flops(&self, _: &[&Type], outs: &[Type]) -> Dim {
-        &outs[0].elements() * &Dim::from(5)
+        let made = Tape::extend(g, [args[0]], |[x]| {
+            let x = &x - x.reduce_last(ReduceKind::Max);
+            let e = x.exp();
+            let sum = e.reduce_last(ReduceKind::Sum);
+            [if self.log { x - sum.log() } else { e / sum }]
+        });
+        Some(made.map(|y| y.to_vec()))
     }
 }
 

@@ -1,8 +1,8 @@
 //! `state`: a value that persists between runs (KV cache pages, optimiser moments, gradient accumulators); `store` gives its next
 //! version.
 
+use crate::Type;
 use crate::op::{Infer, Inferred, Operator};
-use crate::{Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// A value that persists between runs, by name: its version at the start of a run.
@@ -17,17 +17,10 @@ pub struct State {
 
 impl Operator for State {
     const NAME: &'static str = "state";
+    const FLOPS: usize = 0;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [] = cx.exactly()?;
         Ok(vec![self.ty.clone()])
-    }
-
-    fn eval(&self, _: &Eval) -> Result<Vec<Tensor>, String> {
-        Err(format!("`{}` has no value", self.name))
-    }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default()
     }
 }

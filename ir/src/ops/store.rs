@@ -3,7 +3,7 @@
 
 use crate::op::{Infer, Inferred, Operator, same};
 use crate::shard::{Label, Propagate, ShardingRule};
-use crate::{DType, Dim, Tensor, Type, eval::Eval};
+use crate::{DType, Tensor, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// `(state, value)`: `value` is the next version. `(state, rows, value)`: the state with row `rows[i]` of axis 0
@@ -15,6 +15,7 @@ pub struct Store {}
 
 impl Operator for Store {
     const NAME: &'static str = "store";
+    const FLOPS: usize = 0;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let (state, want, value) = match cx.args {
@@ -67,10 +68,6 @@ impl Operator for Store {
             Some(from) => state.len() + from * width + i % width,
             None => i,
         })])
-    }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default()
     }
 }
 

@@ -1,8 +1,9 @@
 //! `unary`: functions of one number, element by element.
 
+use crate::front::{Tape, Value};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
 use crate::shard::{Propagate, ShardingRule};
-use crate::{DType, Graph, IrError, NodeId, Tensor, eval::Eval};
+use crate::{DType, Tensor, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Function of one number.
@@ -97,52 +98,30 @@ impl Operator for Unary {
         if !cx.graph.ty(x).dtype.is_float() || self.kind == Floor {
             return Ok(vec![None]);
         }
-        let d = derivative(cx.graph, self.kind, x, y)?;
-        Ok(vec![Some(cx.graph.mul(g, d)?)])
+        let grads = Tape::extend(cx.graph, [x, y, g], |[x, y, g]| [g * derivative(self.kind, &x, y)])?;
+        Ok(grads.map(Some).to_vec())
     }
 }
 
 /// dy/dx from x and y.
-fn derivative(g: &mut Graph, kind: UnaryKind, x: NodeId, y: NodeId) -> Result<NodeId, IrError> {
-    let one = g.fill(x, 1.0)?;
+fn derivative(kind: UnaryKind, x: &Value, y: Value) -> Value {
+    let one = x.full_like(1.0);
     match kind {
-        Neg => g.fill(x, -1.0),
+        Neg => x.full_like(-1.0),
         Abs => {
-            let zero = g.fill(x, 0.0)?;
-            let minus = g.fill(x, -1.0)?;
-            let positive = g.compare(super::CompareKind::Ge, x, zero)?;
-            g.select(positive, one, minus)
+            let (zero, minus) = (x.full_like(0.0), x.full_like(-1.0));
+            x.greater_equal(&zero).where_(&one, &minus)
         }
-        Exp => Ok(y),
-        Log => g.div(one, x),
-        Sqrt => {
-            let half = g.fill(x, 0.5)?;
-            g.div(half, y)
-        }
-        Rsqrt => {
-            let d = g.div(y, x)?;
-            g.scale(d, -0.5)
-        }
-        Sin => g.unary(Cos, x),
-        Cos => {
-            let s = g.unary(Sin, x)?;
-            g.unary(Neg, s)
-        }
-        Tanh => {
-            let yy = g.mul(y, y)?;
-            g.sub(one, yy)
-        }
-        Erf => {
-            let xx = g.mul(x, x)?;
-            let n = g.unary(Neg, xx)?;
-            let e = g.unary(Exp, n)?;
-            g.scale(e, std::f64::consts::FRAC_2_SQRT_PI)
-        }
-        Sigmoid => {
-            let rest = g.sub(one, y)?;
-            g.mul(y, rest)
-        }
-        Floor | Not => g.fill(x, 0.0),
+        Exp => y,
+        Log => one / x,
+        Sqrt => 0.5 / y,
+        Rsqrt => y / x * -0.5,
+        Sin => x.cos(),
+        Cos => -x.sin(),
+        Tanh => one - &y * &y,
+        Erf => (-(x * x)).exp() * std::f64::consts::FRAC_2_SQRT_PI,
+        Sigmoid => &y * (one - &y),
+        Floor | Not => x.full_like(0.0),
     }
 }
 

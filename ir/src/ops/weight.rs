@@ -3,7 +3,7 @@
 //! not frozen.
 
 use crate::op::{Infer, Inferred, Operator};
-use crate::{Dim, Tensor, Type, eval::Eval};
+use crate::{Dim, Type};
 use serde::{Deserialize, Serialize};
 
 /// A tensor of the checkpoint, by name.
@@ -61,6 +61,7 @@ impl Weight {
 
 impl Operator for Weight {
     const NAME: &'static str = "weight";
+    const FLOPS: usize = 0;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [] = cx.exactly()?;
@@ -78,13 +79,5 @@ impl Operator for Weight {
             ));
         }
         Ok(vec![self.ty.clone()])
-    }
-
-    fn eval(&self, _: &Eval) -> Result<Vec<Tensor>, String> {
-        Err(format!("`{}` has no value", self.name))
-    }
-
-    fn flops(&self, _: &[&Type], _: &[Type]) -> Dim {
-        Dim::default()
     }
 }

@@ -63,7 +63,8 @@ fn values(body: &Body, symbols: &[Symbol], align: u64) -> Result<Vec<Value>, IrE
     let mut values: Vec<Value> = Vec::new();
     let mut seen = vec![false; body.buffers.len()];
     for from in 0..body.steps.len() {
-        for buffer in writes(&body.steps[from]) {
+        let (Step::Run { writes, .. } | Step::Call { results: writes, .. }) = &body.steps[from];
+        for &buffer in writes {
             if seen[buffer.0] || !matches!(body.buffers[buffer].place, Place::Arena(_)) {
                 continue;
             }
@@ -105,11 +106,4 @@ fn last_uses(body: &Body) -> Vec<usize> {
         reads.iter().chain(writes).for_each(|b| last[b.0] = at);
     }
     last
-}
-
-fn writes(step: &Step) -> Vec<BufferId> {
-    match step {
-        Step::Run { writes, .. } => writes.clone(),
-        Step::Call { results, .. } => results.clone(),
-    }
 }

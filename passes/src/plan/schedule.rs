@@ -340,18 +340,11 @@ impl<'a> Scheduling<'a> {
             self.check_version(a, b)?;
             args.push(b);
         }
+        let parts = self.draft.uses.of_node(id).iter().copied();
         let mut results = Vec::new();
         for i in 0..node.types.len() {
-            let value = match node.types.len() {
-                1 => Some(id),
-                _ => self
-                    .draft
-                    .uses
-                    .of_node(id)
-                    .iter()
-                    .copied()
-                    .find(|u| matches!(&self.g.node(*u).op, Op::Part(p) if p.index as usize == i)),
-            };
+            let here = |u: &NodeId| matches!(&self.g.node(*u).op, Op::Part(p) if p.index as usize == i);
+            let value = if node.types.len() == 1 { Some(id) } else { parts.clone().find(here) };
             results.push(match (value, stored_param(self.g, id, i)) {
                 (v, Some(param)) => {
                     self.holds.insert(args[param], v.unwrap_or(id));

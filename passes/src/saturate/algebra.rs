@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub type EGraph = egg::EGraph<Term, Algebra>;
 
 /// The analysis data of an e-class.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
     /// The attributes, for an e-class of attributes.
     pub attr: Option<AttrId>,
@@ -83,14 +83,11 @@ impl Algebra {
     fn leaf(&self, id: NodeId) -> Facts {
         let node = self.graph.node(id);
         Facts {
-            attr: None,
             types: node.types.clone(),
             weight_only: self.weights.contains(&id),
-            constant: None,
             bytes: self.size(&node.ty().bytes()),
-            narrow: false,
-            pinned: false,
             origin: node.origin.clone(),
+            ..Facts::default()
         }
     }
 
@@ -125,16 +122,7 @@ impl Analysis<Term> for Algebra {
 
     fn make(egraph: &mut EGraph, term: &Term, _: Id) -> Facts {
         let a = &egraph.analysis;
-        let mut facts = Facts {
-            attr: None,
-            types: vec![],
-            weight_only: false,
-            constant: None,
-            bytes: 0,
-            narrow: false,
-            pinned: false,
-            origin: a.here.clone(),
-        };
+        let mut facts = Facts { origin: a.here.clone(), ..Facts::default() };
         match term {
             Term::Attr(id) => facts.attr = Some(*id),
             Term::Leaf(id) => return a.leaf(*id),

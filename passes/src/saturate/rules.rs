@@ -16,6 +16,7 @@ use super::samples::{self, Draw};
 use super::term::Term;
 #[cfg(test)]
 use astrai_ir::Graph;
+use astrai_ir::ops::Cast;
 use astrai_ir::{Op, Type};
 use egg::{Id, Pattern, Searcher, Subst, Var};
 use std::collections::BTreeMap;
@@ -61,7 +62,8 @@ pub struct Rule {
     pub name: &'static str,
     /// What it may change.
     pub class: RuleClass,
-    /// The left-hand sides. The first child is the attributes, unless the name determines the operator (`mul`).
+    /// The left-hand sides. The first child is the attributes, unless the name determines the operator (`mul`). `?0..?2` stands
+    /// for three patterns, that end in `?0`, in `?0 ?1` and in `?0 ?1 ?2`.
     pub patterns: &'static [&'static str],
     /// Adds the right-hand side; `None` where a guard fails.
     pub apply: fn(&mut Match) -> Option<Id>,
@@ -108,9 +110,7 @@ pub const RULES: &[Rule] = rules! {
     "permute-of-dot"        Exact      ["(permute ?p (dot ?d ?x ?w))"] dots::permuted, permute_of_dot;
     "dot-of-permute"        Exact      ["(dot ?d (permute ?p ?x) ?w)"] dots::of_permuted, dot_of_permute;
     "gather-of-dot"         Exact      ["(gather ?g (dot ?d ?w ?a) ?i)"] dots::gather_of_dot, gather_of_dot;
-    "grouped-heads"         Exact      ["(attention ?a ?q (reshape ?r (expand ?e (reshape ?s ?k))) (reshape ?t (expand ?f (reshape ?u ?v))) ?0)",
-                                        "(attention ?a ?q (reshape ?r (expand ?e (reshape ?s ?k))) (reshape ?t (expand ?f (reshape ?u ?v))) ?0 ?1)",
-                                        "(attention ?a ?q (reshape ?r (expand ?e (reshape ?s ?k))) (reshape ?t (expand ?f (reshape ?u ?v))) ?0 ?1 ?2)"]
+    "grouped-heads"         Exact      ["(attention ?a ?q (reshape ?r (expand ?e (reshape ?s ?k))) (reshape ?t (expand ?f (reshape ?u ?v))) ?0..?2)"]
                                        attention::grouped, repeated_heads;
     "pages-in-place"        Exact      ["(attention ?a ?q (reshape ?r (gather ?g (reshape ?s ?x) ?i)) (slice ?v (reshape ?r (gather ?g (reshape ?s ?x) ?i))) ?0 ?1 ?2)",
                                         "(attention ?a ?q (reshape ?r (cast ?c (gather ?g (reshape ?s ?x) ?i))) (slice ?v (reshape ?r (cast ?c (gather ?g (reshape ?s ?x) ?i)))) ?0 ?1 ?2)"]
@@ -141,22 +141,12 @@ pub const RULES: &[Rule] = rules! {
     "factor"                Reassoc    ["(dot ?d ?x (dot ?e ?a ?b))"] dots::factor, dot_of_product;
     "distribute"            Reassoc    ["(dot ?d ?x (add ?a ?b))"] dots::distribute, dot_of_sum;
     "scale-out-of-weight"   Reassoc    ["(dot ?d ?x (mul ?w ?s))", "(dot ?d ?x (mul ?s ?w))"] dots::scale_out, dot_of_scaled_weight;
-    "scale-into-attention"  Reassoc    ["(attention ?a (mul ?q ?s) ?k ?v ?0)", "(attention ?a (mul ?q ?s) ?k ?v ?0 ?1)",
-                                        "(attention ?a (mul ?q ?s) ?k ?v ?0 ?1 ?2)", "(attention ?a (mul ?q ?s) ?k ?v ?0 ?1 ?2 ?3)"]
+    "scale-into-attention"  Reassoc    ["(attention ?a (mul ?q ?s) ?k ?v ?0..?3)"]
                                        attention::scaled_query, attention_of_scaled_query;
-    "latent-attention"      Reassoc    ["(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x ?kr)) (reshape ?t (dot ?e ?l ?wv)) ?0))",
-                                        "(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x ?kr)) (reshape ?t (dot ?e ?l ?wv)) ?0 ?1))",
-                                        "(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x ?kr)) (reshape ?t (dot ?e ?l ?wv)) ?0 ?1 ?2))",
-                                        "(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x ?kr)) (reshape ?t (dot ?e ?l ?wv)) ?0 ?1 ?2 ?3))"]
+    "latent-attention"      Reassoc    ["(part ?p (attention ?a ?q (concat ?c (reshape ?r (dot ?d ?l ?wk)) (expand ?x ?kr)) (reshape ?t (dot ?e ?l ?wv)) ?0..?3))"]
                                        attention::latent, latent_attention;
-    "joint-latent-attention" Reassoc   ["(part ?p (attention ?a ?q (concat ?c (slice ?u (reshape ?r (dot ?d ?l ?w))) (expand ?x ?kr)) (slice ?v (reshape ?r (dot ?d ?l ?w))) ?0))",
-                                        "(part ?p (attention ?a ?q (concat ?c (slice ?u (reshape ?r (dot ?d ?l ?w))) (expand ?x ?kr)) (slice ?v (reshape ?r (dot ?d ?l ?w))) ?0 ?1))",
-                                        "(part ?p (attention ?a ?q (concat ?c (slice ?u (reshape ?r (dot ?d ?l ?w))) (expand ?x ?kr)) (slice ?v (reshape ?r (dot ?d ?l ?w))) ?0 ?1 ?2))",
-                                        "(part ?p (attention ?a ?q (concat ?c (slice ?u (reshape ?r (dot ?d ?l ?w))) (expand ?x ?kr)) (slice ?v (reshape ?r (dot ?d ?l ?w))) ?0 ?1 ?2 ?3))",
-                                        "(part ?p (attention ?a ?q (cast ?f (cast ?b (concat ?c (slice ?u (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) (expand ?x ?kr)))) (slice ?v (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) ?0))",
-                                        "(part ?p (attention ?a ?q (cast ?f (cast ?b (concat ?c (slice ?u (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) (expand ?x ?kr)))) (slice ?v (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) ?0 ?1))",
-                                        "(part ?p (attention ?a ?q (cast ?f (cast ?b (concat ?c (slice ?u (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) (expand ?x ?kr)))) (slice ?v (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) ?0 ?1 ?2))",
-                                        "(part ?p (attention ?a ?q (cast ?f (cast ?b (concat ?c (slice ?u (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) (expand ?x ?kr)))) (slice ?v (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) ?0 ?1 ?2 ?3))"]
+    "joint-latent-attention" Reassoc   ["(part ?p (attention ?a ?q (concat ?c (slice ?u (reshape ?r (dot ?d ?l ?w))) (expand ?x ?kr)) (slice ?v (reshape ?r (dot ?d ?l ?w))) ?0..?3))",
+                                        "(part ?p (attention ?a ?q (cast ?f (cast ?b (concat ?c (slice ?u (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) (expand ?x ?kr)))) (slice ?v (reshape ?r (cast ?f (cast ?b (dot ?d ?l ?w))))) ?0..?3))"]
                                        attention::joint_latent, joint_latent_attention;
     "product-ahead"         WeightFold ["(dot ?e (dot ?d ?x ?a) ?b)"] dots::product_ahead, dot_of_dot;
     "sum-ahead"             WeightFold ["(add (dot ?d ?x ?a) (dot ?e ?x ?b))"] dots::sum_ahead, dots_added;
@@ -213,10 +203,25 @@ impl Match<'_> {
         ["0", "1", "2", "3"].iter().map_while(|n| self.var(n)).collect()
     }
 
+    /// The e-class of `op` on what these variables are bound to.
+    pub fn make_of<const N: usize>(&mut self, op: impl Into<Op>, vars: [&str; N]) -> Option<Id> {
+        let args = vars.iter().map(|name| self.var(name)).collect::<Option<Vec<Id>>>()?;
+        self.g.make(op, &args)
+    }
+
     /// The e-class of `op` on `args`.
     pub fn make(&mut self, op: impl Into<Op>, args: &[Id]) -> Option<Id> {
         self.g.make(op, args)
     }
+}
+
+/// The roundings of products: a narrowing cast, and the widening cast that follows it.
+type Rounding = Option<[Cast; 2]>;
+
+fn rounded(s: &mut Match, x: Id, rounding: &Rounding) -> Option<Id> {
+    let Some([narrow, wide]) = rounding else { return Some(x) };
+    let x = s.make(narrow.clone(), &[x])?;
+    s.make(wide.clone(), &[x])
 }
 
 /// Most matches of a rule that are applied in one iteration: beyond this limit the rule multiplies forms instead of simplifying.
@@ -226,10 +231,19 @@ fn patterns(rule: usize) -> &'static [Pattern<Term>] {
     static PATTERNS: OnceLock<Vec<Vec<Pattern<Term>>>> = OnceLock::new();
     let all = PATTERNS.get_or_init(|| {
         // A malformed pattern is an error in the table above, which every test of the pass finds.
-        let read = |p: &&str| p.parse().unwrap_or_else(|e| panic!("`{p}` is no pattern: {e}"));
-        RULES.iter().map(|r| r.patterns.iter().map(read).collect()).collect()
+        let read = |p: String| p.parse().unwrap_or_else(|e| panic!("`{p}` is no pattern: {e}"));
+        RULES.iter().map(|r| r.patterns.iter().flat_map(|p| expanded(p)).map(read).collect()).collect()
     });
     &all[rule]
+}
+
+/// The patterns that one with `?0..?2` stands for.
+fn expanded(pattern: &str) -> Vec<String> {
+    let Some((head, tail)) = pattern.split_once(" ?0..?") else { return vec![pattern.to_string()] };
+    let (last, tail) = tail.split_at(1);
+    let rest = |n: usize| (0..=n).map(|i| format!(" ?{i}")).collect::<String>();
+    let last = last.parse().unwrap_or_else(|e| panic!("`{pattern}` is no pattern: {e}"));
+    (0..=last).map(|n| format!("{head}{}{tail}", rest(n))).collect()
 }
 
 /// Applies rule number `rule` to its matches while the e-graph has at most `terms` e-nodes; returns the number of new equalities.

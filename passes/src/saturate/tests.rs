@@ -4,7 +4,7 @@ use super::encode::Encoded;
 use super::samples::Draw;
 use super::*;
 use astrai_ir::ops::*;
-use astrai_ir::{DType, Precision, Sizes, Tensor, eval, verify};
+use astrai_ir::{Block, DType, Precision, Sizes, Tensor, eval, verify};
 
 /// Sequences of the instances: the symbol `tokens`.
 const TOKENS: usize = 5;

@@ -255,7 +255,7 @@ impl<'a> Partitioner<'a> {
         let mut partitioner = Partitioner::new(&block.graph, self.axis, self.trained);
         partitioner.nodes(&leaf)?;
         let outs = partitioner.outputs(false)?;
-        Ok((Block { name: block.name.clone(), graph: partitioner.out, params: block.params.clone() }, outs))
+        Ok((block.with(partitioner.out), outs))
     }
 
     /// Declares the outputs: partial sums are reduced, and at the `top` level shards are gathered, except those of states.
@@ -306,13 +306,7 @@ fn shard_of_weight(w: &Weight, placement: &Placement, ty: Type, axis: &Axis) -> 
                     before += p.rows;
                     before <= rows
                 };
-                parts
-                    .into_iter()
-                    .take_while({
-                        let mut inside = inside;
-                        move |p| inside(p)
-                    })
-                    .collect()
+                parts.into_iter().take_while(inside).collect()
             }
         };
     }

@@ -1,9 +1,9 @@
 //! Composites over a row: rotary embedding, norms, softmax, as expressions over statistics that a row computes once.
 
-use super::{Lower, Lowered, narrow};
+use super::{Lower, Lowered, below, narrow};
 use crate::kernel_ir::expr::Expr;
 use crate::kernel_ir::index::Index;
-use astrai_ir::ops::{BinaryKind, CompareKind, ReduceKind, Rope, UnaryKind};
+use astrai_ir::ops::{BinaryKind, ReduceKind, Rope, RopeLayout, UnaryKind};
 use astrai_ir::{DType, Dim, NodeId};
 
 impl Lower<'_> {
@@ -15,34 +15,23 @@ impl Lower<'_> {
         if j.range().is_some_and(|(lo, _)| lo >= r.dim as i64) {
             return Ok(x);
         }
-        let sides: [(Index, Index, bool); 2] = match r.layout {
-            astrai_ir::ops::RopeLayout::Half => {
+        // Of either element of a pair its partner, the pair, and whether it is the first; whether all are the first, if that is
+        // certain, and else where they are: where an index is below a size.
+        let (sides, decided, test) = match r.layout {
+            RopeLayout::Half => {
                 let back = j.plus(&(&Dim::from(0) - &half));
-                [(j.plus(&half), j.clone(), true), (back.clone(), back, false)]
+                let sides = [(j.plus(&half), j.clone(), true), (back.clone(), back, false)];
+                let h = (r.dim / 2) as i64;
+                let first = j.range().and_then(|(lo, hi)| (hi < h || lo >= h).then_some(hi < h));
+                (sides, first, (j.clone(), half.clone()))
             }
-            astrai_ir::ops::RopeLayout::Interleaved => {
+            RopeLayout::Interleaved => {
                 let (pair, two) = (j.div(&Dim::from(2)), Dim::from(2));
                 let even = pair.times(&two);
-                [(even.plus(&Dim::from(1)), pair.clone(), true), (even, pair, false)]
-            }
-        };
-        let (decided, test) = match r.layout {
-            astrai_ir::ops::RopeLayout::Half => {
-                let first = j.range().and_then(|(lo, hi)| {
-                    let h = (r.dim / 2) as i64;
-                    if hi < h {
-                        Some(true)
-                    } else if lo >= h {
-                        Some(false)
-                    } else {
-                        None
-                    }
-                });
-                (first, (j.clone(), half.clone()))
-            }
-            astrai_ir::ops::RopeLayout::Interleaved => {
-                let rest = j.rem(&Dim::from(2));
-                (rest.range().filter(|(lo, hi)| lo == hi).map(|(lo, _)| lo == 0), (rest, Dim::from(1)))
+                let sides = [(even.plus(&Dim::from(1)), pair.clone(), true), (even, pair, false)];
+                let rest = j.rem(&two);
+                let first = rest.range().filter(|(lo, hi)| lo == hi).map(|(lo, _)| lo == 0);
+                (sides, first, (rest, Dim::from(1)))
             }
         };
         let rotated = match decided {
@@ -50,13 +39,7 @@ impl Lower<'_> {
             None => {
                 let a = self.rotate(args, at, &x, &sides[0], &half)?;
                 let b = self.rotate(args, at, &x, &sides[1], &half)?;
-                let (i, n) = test;
-                let first = Expr::Compare(
-                    CompareKind::Lt,
-                    Box::new(Expr::Int(i)),
-                    Box::new(Expr::Int(Index::constant(n))),
-                );
-                Expr::Select(Box::new(first), Box::new(a), Box::new(b))
+                Expr::Select(Box::new(below(test.0, test.1)), Box::new(a), Box::new(b))
             }
         };
         self.within(j, dim, |_| Ok(narrow(dtype, rotated)), x)
@@ -119,15 +102,10 @@ impl Lower<'_> {
         })?;
         let v = self.value(x, at)?;
         let shifted = sub(v, top);
-        Ok(narrow(
-            dtype,
-            match log {
-                true => sub(shifted, sum),
-                false => {
-                    let e = Expr::Unary(UnaryKind::Exp, DType::F32, Box::new(shifted));
-                    Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(e), Box::new(sum))
-                }
-            },
-        ))
+        if log {
+            return Ok(narrow(dtype, sub(shifted, sum)));
+        }
+        let e = Expr::Unary(UnaryKind::Exp, DType::F32, Box::new(shifted));
+        Ok(narrow(dtype, Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(e), Box::new(sum))))
     }
 }

@@ -1,8 +1,8 @@
 //! Rules of attention: repeated key heads (grouped-query attention), factors of the queries, and weight absorption for keys and
 //! values that are projections of one latent (multi-head latent attention, DeepSeek-V2, arXiv:2405.04434).
 
-use super::Match;
-use astrai_ir::ops::{Attention, Cast, Concat, Dot, Gather, Op, Part, Permute, Reshape, Slice};
+use super::{Match, Rounding, rounded};
+use astrai_ir::ops::{Attention, Concat, Dot, Gather, Op, Part, Permute, Reshape, Slice};
 use astrai_ir::{Dim, Real};
 use egg::Id;
 
@@ -79,20 +79,11 @@ fn projection(s: &mut Match, d: &str, w: &str, view: &str) -> Option<Projection>
     Some(Projection { weight: s.make(Reshape { shape }, &[weight])?, axes })
 }
 
-/// The roundings of products: a narrowing cast, and the widening cast that follows it.
-type Rounding = Option<[Cast; 2]>;
-
-fn round(s: &mut Match, x: Id, rounding: &Rounding) -> Option<Id> {
-    let Some([narrow, wide]) = rounding else { return Some(x) };
-    let x = s.make(narrow.clone(), &[x])?;
-    s.make(wide.clone(), &[x])
-}
-
 /// Per head `x` `[t, heads, a]` times the projection over its axis `over`, rounded: `[t, heads, b]`.
 fn by_heads(s: &mut Match, x: Id, p: &Projection, over: usize, rounding: &Rounding) -> Option<Id> {
     let d = Dot { batch: vec![(1, p.axes[0])], contract: vec![(2, p.axes[over])] };
     let y = s.make(d, &[x, p.weight])?;
-    let y = round(s, y, rounding)?;
+    let y = rounded(s, y, rounding)?;
     s.make(Permute { axes: vec![1, 0, 2] }, &[y])
 }
 
@@ -122,14 +113,14 @@ fn absorb(s: &mut Match, of: Latent) -> Option<Id> {
     let q = s.make(Concat { axis: 2 }, &[absorbed, turned])?;
     let apart = s.make(Reshape { shape: vec![rows, Dim::from(1), latent.clone()] }, &[latents])?;
     let k = s.make(Concat { axis: 2 }, &[apart, of.shared])?;
-    let k = round(s, k, &of.rounded)?;
+    let k = rounded(s, k, &of.rounded)?;
     let v = s.make(Slice { axis: 2, start: Dim::from(0), len: latent }, &[k])?;
     let both = attend(s, a, q, k, v)?;
     let y = s.make(Part { index: part.index }, &[both])?;
     if part.index > 0 {
         return Some(y);
     }
-    let y = round(s, y, &of.rounded)?;
+    let y = rounded(s, y, &of.rounded)?;
     by_heads(s, y, &of.values, 2, &None)
 }
 

@@ -7,11 +7,8 @@ use egg::Id;
 /// `cast(cast(x: a → b) → c)` is `cast(x: a → c)` when b represents every value of a.
 pub fn of_cast(s: &mut Match) -> Option<Id> {
     let (Op::Cast(outer), Op::Cast(inner)) = (s.op("c")?, s.op("d")?) else { return None };
-    let (x, from) = (s.var("x")?, s.ty("x")?.dtype);
-    if !inner.dtype.represents(from) {
-        return None;
-    }
-    s.make(outer, &[x])
+    inner.dtype.represents(s.ty("x")?.dtype).then_some(())?;
+    s.make_of(outer, ["x"])
 }
 
 /// The operator of a cast, when it is exact on the type of its argument.
@@ -22,33 +19,32 @@ fn widening(s: &Match, cast: &str, of: &str) -> Option<Cast> {
 
 /// `cast(view(x))` is `view(cast(x))`.
 pub fn into_view(s: &mut Match) -> Option<Id> {
-    let (c, view, x) = (widening(s, "c", "x")?, s.op("v")?, s.var("x")?);
-    let wide = s.make(c, &[x])?;
+    let (c, view) = (widening(s, "c", "x")?, s.op("v")?);
+    let wide = s.make_of(c, ["x"])?;
     s.make(view, &[wide])
 }
 
 /// `cast(view(cast(x: a → b)) → a)` is `view(x)` when b represents every value of a.
 pub fn of_widened_view(s: &mut Match) -> Option<Id> {
-    let (Op::Cast(narrow), Op::Cast(wide), x) = (s.op("c")?, s.op("d")?, s.var("x")?) else { return None };
+    let (Op::Cast(narrow), Op::Cast(wide)) = (s.op("c")?, s.op("d")?) else { return None };
     let own = s.ty("x")?.dtype;
     if narrow.dtype != own || !wide.dtype.represents(own) {
         return None;
     }
-    let view = s.op("v")?;
-    s.make(view, &[x])
+    s.make_of(s.op("v")?, ["x"])
 }
 
 /// `slice(cast(x))` is `cast(slice(x))`.
 pub fn out_of_view(s: &mut Match) -> Option<Id> {
-    let (c, view, x) = (widening(s, "c", "x")?, s.op("v")?, s.var("x")?);
-    let part = s.make(view, &[x])?;
+    let c = widening(s, "c", "x")?;
+    let part = s.make_of(s.op("v")?, ["x"])?;
     s.make(c, &[part])
 }
 
 /// Rows are gathered before they are widened.
 pub fn out_of_gather(s: &mut Match) -> Option<Id> {
-    let (c, gather, x, i) = (widening(s, "c", "x")?, s.op("v")?, s.var("x")?, s.var("i")?);
-    let rows = s.make(gather, &[x, i])?;
+    let c = widening(s, "c", "x")?;
+    let rows = s.make_of(s.op("v")?, ["x", "i"])?;
     s.make(c, &[rows])
 }
 
@@ -58,7 +54,6 @@ pub fn out_of_concat(s: &mut Match) -> Option<Id> {
     if c != d || s.ty("x")?.dtype != s.ty("y")?.dtype {
         return None;
     }
-    let (concat, x, y) = (s.op("v")?, s.var("x")?, s.var("y")?);
-    let joined = s.make(concat, &[x, y])?;
+    let joined = s.make_of(s.op("v")?, ["x", "y"])?;
     s.make(c, &[joined])
 }

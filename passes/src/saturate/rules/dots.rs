@@ -1,9 +1,9 @@
 //! Rules of dots: transposes become dimension numbers, factors commute with contractions, products and sums of weights are folded
 //! or distributed. No rule decides which side is better: extraction does, by the cost at the program's sizes.
 
-use super::Match;
+use super::{Match, rounded};
 use crate::saturate::algebra::AddTerm;
-use astrai_ir::ops::{Binary, BinaryKind, Cast, Dot, Expand, Gather, Op, Permute, Reshape};
+use astrai_ir::ops::{Binary, BinaryKind, Dot, Expand, Gather, Op, Permute, Reshape};
 use astrai_ir::{Dim, Shape, Type};
 use egg::Id;
 
@@ -59,8 +59,7 @@ pub fn permuted(s: &mut Match) -> Option<Id> {
     if p.axes != exchanged {
         return None;
     }
-    let (x, w) = (s.var("x")?, s.var("w")?);
-    s.make(Dot { batch: swapped(&d.batch), contract: swapped(&d.contract) }, &[w, x])
+    s.make_of(Dot { batch: swapped(&d.batch), contract: swapped(&d.contract) }, ["w", "x"])
 }
 
 /// A dot of a permuted argument is a dot of the argument itself under other dimension numbers, where its free axes keep their
@@ -72,8 +71,7 @@ pub fn of_permuted(s: &mut Match) -> Option<Id> {
         return None;
     }
     let there = |pairs: &[(usize, usize)]| pairs.iter().map(|&(a, b)| (p.axes[a], b)).collect();
-    let (x, w) = (s.var("x")?, s.var("w")?);
-    s.make(Dot { batch: there(&d.batch), contract: there(&d.contract) }, &[x, w])
+    s.make_of(Dot { batch: there(&d.batch), contract: there(&d.contract) }, ["x", "w"])
 }
 
 fn rows(s: &Match) -> Option<Gather> {
@@ -86,8 +84,8 @@ fn rows(s: &Match) -> Option<Gather> {
 /// A gather of rows of a product is the product of the gathered rows.
 pub fn gather_of_dot(s: &mut Match) -> Option<Id> {
     let (g, k) = (rows(s)?, plain(s, "d", "w", "a")?);
-    let (w, a, i, rank) = (s.var("w")?, s.var("a")?, s.var("i")?, s.ty("i")?.rank() + 1);
-    let picked = s.make(g, &[w, i])?;
+    let (a, rank) = (s.var("a")?, s.ty("i")?.rank() + 1);
+    let picked = s.make_of(g, ["w", "i"])?;
     s.make(linear(k, rank), &[picked, a])
 }
 
@@ -102,8 +100,8 @@ pub fn product_of_table(s: &mut Match) -> Option<Id> {
     if !plain || a.shape[1 - k].size()? > a.shape[k].size()? {
         return None;
     }
-    let (w, a, i) = (s.var("w")?, s.var("a")?, s.var("i")?);
-    let table = s.make(linear(k, 2), &[w, a])?;
+    let i = s.var("i")?;
+    let table = s.make_of(linear(k, 2), ["w", "a"])?;
     s.make(g, &[table, i])
 }
 
@@ -116,10 +114,9 @@ pub fn row_scale_out(s: &mut Match) -> Option<Id> {
     }
     let own = d.left_free(r.rank()).into_iter().map(|a| r.shape[a].clone());
     let shape: Shape = own.chain(vec![Dim::from(1); right]).collect();
-    let (x, w, r, whole) = (s.var("x")?, s.var("w")?, s.var("r")?, s.root_ty()?.shape);
-    let y = s.make(d, &[x, w])?;
-    let r = s.make(Reshape { shape }, &[r])?;
-    let r = s.make(Expand { shape: whole }, &[r])?;
+    let y = s.make_of(d, ["x", "w"])?;
+    let r = s.make_of(Reshape { shape }, ["r"])?;
+    let r = s.make(Expand { shape: s.root_ty()?.shape }, &[r])?;
     mul(s, y, r)
 }
 
@@ -132,8 +129,8 @@ pub fn row_scale_in(s: &mut Match) -> Option<Id> {
     }
     let at = |a: usize| free.iter().position(|f| *f == a).map_or(Dim::from(1), |i| r.shape[i].clone());
     let shape: Shape = (0..x.rank()).map(at).collect();
-    let (left, w, r) = (s.var("x")?, s.var("w")?, s.var("r")?);
-    let r = s.make(Reshape { shape }, &[r])?;
+    let (left, w) = (s.var("x")?, s.var("w")?);
+    let r = s.make_of(Reshape { shape }, ["r"])?;
     let r = s.make(Expand { shape: x.shape }, &[r])?;
     let scaled = mul(s, left, r)?;
     s.make(d, &[scaled, w])
@@ -190,8 +187,8 @@ pub fn sum_ahead(s: &mut Match) -> Option<Id> {
 pub fn distribute(s: &mut Match) -> Option<Id> {
     weights(s, &["a", "b"])?;
     computed(s, "x")?;
-    let (d, x, a, b) = (dot(s, "d")?, s.var("x")?, s.var("a")?, s.var("b")?);
-    let (p, q) = (s.make(d.clone(), &[x, a])?, s.make(d, &[x, b])?);
+    let d = dot(s, "d")?;
+    let (p, q) = (s.make_of(d.clone(), ["x", "a"])?, s.make_of(d, ["x", "b"])?);
     add(s, p, q)
 }
 
@@ -200,8 +197,7 @@ pub fn scale_out(s: &mut Match) -> Option<Id> {
     weights(s, &["w"])?;
     computed(s, "x")?;
     let (d, factor, ty) = (dot(s, "d")?, s.facts("s")?.constant?, s.root_ty()?);
-    let (x, w) = (s.var("x")?, s.var("w")?);
-    let y = s.make(d, &[x, w])?;
+    let y = s.make_of(d, ["x", "w"])?;
     let factor = s.g.fill(&ty, factor)?;
     mul(s, y, factor)
 }
@@ -237,13 +233,8 @@ pub fn norm_into_dot(s: &mut Match) -> Option<Id> {
     let mut folded = mul(s, weight, gain)?;
     if s.pattern == 1 {
         let (Op::Cast(narrow), Op::Cast(wide)) = (s.op("b")?, s.op("c")?) else { return None };
-        n = rounded(s, n, &narrow, &wide)?;
-        folded = rounded(s, folded, &narrow, &wide)?;
+        let rounding = Some([narrow, wide]);
+        (n, folded) = (rounded(s, n, &rounding)?, rounded(s, folded, &rounding)?);
     }
     s.make(d, &[n, folded])
-}
-
-fn rounded(s: &mut Match, x: Id, narrow: &Cast, wide: &Cast) -> Option<Id> {
-    let x = s.make(narrow.clone(), &[x])?;
-    s.make(wide.clone(), &[x])
 }

@@ -13,8 +13,7 @@ pub fn itself(s: &mut Match) -> Option<Id> {
 
 /// `x + (-y)` is `x - y`.
 pub fn difference(s: &mut Match) -> Option<Id> {
-    let (x, y) = (s.var("x")?, s.var("y")?);
-    s.make(Binary { kind: BinaryKind::Sub }, &[x, y])
+    s.make_of(Binary { kind: BinaryKind::Sub }, ["x", "y"])
 }
 
 /// `x · 1` and `x / 1` are `x`.
@@ -30,8 +29,7 @@ pub fn times_minus_one(s: &mut Match) -> Option<Id> {
     if s.facts("c")?.constant? != -1.0 || !s.ty("x")?.dtype.is_float() {
         return None;
     }
-    let x = s.var("x")?;
-    s.make(Unary { kind: UnaryKind::Neg }, &[x])
+    s.make_of(Unary { kind: UnaryKind::Neg }, ["x"])
 }
 
 /// The number rounded to the dtype; `None` where it overflows or underflows to zero, so that it is not folded.
@@ -64,8 +62,8 @@ pub fn biases_ahead(s: &mut Match) -> Option<Id> {
     if !weights || s.facts("y")?.weight_only || e != f || s.ty("a")? != s.ty("b")? {
         return None;
     }
-    let (y, a, b) = (s.var("y")?, s.var("a")?, s.var("b")?);
-    let sum = s.make(Binary { kind: BinaryKind::Add }, &[a, b])?;
+    let y = s.var("y")?;
+    let sum = s.make_of(Binary { kind: BinaryKind::Add }, ["a", "b"])?;
     let sum = s.make(e, &[sum])?;
     s.make(Binary { kind: BinaryKind::Add }, &[y, sum])
 }

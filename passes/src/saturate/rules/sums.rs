@@ -18,14 +18,9 @@ use ReduceKind::{Max, Mean, Min, Prod, Sum};
 /// The reduction of `expand(x)`, all but the factor that repeated elements make: `x` reduced (of one element along axes that
 /// were repeated), then repeated along the others.
 fn unrepeated(s: &mut Match, r: &Reduce) -> Option<Id> {
-    let (x, shape) = (s.var("x")?, s.root_ty()?.shape);
-    let whole = match s.op("e")? {
-        Op::Expand(e) => e.shape,
-        _ => return None,
-    };
-    let own = s.ty("x")?.shape;
-    r.axes.iter().any(|&a| own[a] != whole[a]).then_some(())?;
-    let y = s.make(r.clone(), &[x])?;
+    let (own, shape, Op::Expand(e)) = (s.ty("x")?.shape, s.root_ty()?.shape, s.op("e")?) else { return None };
+    r.axes.iter().any(|&a| own[a] != e.shape[a]).then_some(())?;
+    let y = s.make_of(r.clone(), ["x"])?;
     s.make(Expand { shape }, &[y])
 }
 
@@ -56,8 +51,7 @@ fn of_one(s: &mut Match, kinds: &[ReduceKind]) -> Option<Id> {
     if r.axes.iter().any(|&a| !own.shape[a].is_one()) {
         return None;
     }
-    let (x, shape) = (s.var("x")?, s.root_ty()?.shape);
-    s.make(Reshape { shape }, &[x])
+    s.make_of(Reshape { shape: s.root_ty()?.shape }, ["x"])
 }
 
 /// The maximum (minimum) over axes of size 1.
@@ -80,8 +74,7 @@ fn both(s: &mut Match, kinds: &[ReduceKind]) -> Option<Id> {
     let more = outer.axes.iter().map(|&a| kept.get(a).copied()).collect::<Option<Vec<_>>>()?;
     let mut axes = [inner.axes, more].concat();
     axes.sort_unstable();
-    let x = s.var("x")?;
-    s.make(Reduce { kind: outer.kind, axes }, &[x])
+    s.make_of(Reduce { kind: outer.kind, axes }, ["x"])
 }
 
 /// Nested maxima (minima).
@@ -100,8 +93,7 @@ pub fn added(s: &mut Match) -> Option<Id> {
     if a != b || s.ty("x")? != s.ty("y")? {
         return None;
     }
-    let (x, y) = (s.var("x")?, s.var("y")?);
-    let sum = s.make(Binary { kind: BinaryKind::Add }, &[x, y])?;
+    let sum = s.make_of(Binary { kind: BinaryKind::Add }, ["x", "y"])?;
     s.make(a, &[sum])
 }
 
@@ -112,9 +104,8 @@ pub fn of_scaled(s: &mut Match) -> Option<Id> {
         return None;
     }
     let kept: Shape = (0..c.rank()).filter(|a| !r.axes.contains(a)).map(|a| c.shape[a].clone()).collect();
-    let (x, c, shape) = (s.var("x")?, s.var("c")?, s.root_ty()?.shape);
-    let sum = s.make(r, &[x])?;
-    let c = s.make(Reshape { shape: kept }, &[c])?;
-    let c = s.make(Expand { shape }, &[c])?;
+    let sum = s.make_of(r, ["x"])?;
+    let c = s.make_of(Reshape { shape: kept }, ["c"])?;
+    let c = s.make(Expand { shape: s.root_ty()?.shape }, &[c])?;
     s.make(Binary { kind: BinaryKind::Mul }, &[sum, c])
 }

@@ -13,12 +13,10 @@ pub fn slice_of_concat(s: &mut Match) -> Option<Id> {
     let first = s.ty("x")?.shape[c.axis].size()?;
     let (start, len) = (cut.start.size()?, cut.len.size()?);
     if start + len <= first {
-        let x = s.var("x")?;
-        return s.make(cut, &[x]);
+        return s.make_of(cut, ["x"]);
     }
     let start = start.checked_sub(first)?.into();
-    let y = s.var("y")?;
-    s.make(Slice { start, ..cut }, &[y])
+    s.make_of(Slice { start, ..cut }, ["y"])
 }
 
 /// The concatenation of two adjacent slices is one slice.
@@ -29,8 +27,7 @@ pub fn concat_of_slices(s: &mut Match) -> Option<Id> {
     if a.axis != c.axis || b.axis != c.axis || &a.start + &a.len != b.start {
         return None;
     }
-    let x = s.var("x")?;
-    s.make(Slice { axis: c.axis, start: a.start, len: &a.len + &b.len }, &[x])
+    s.make_of(Slice { axis: c.axis, start: a.start, len: &a.len + &b.len }, ["x"])
 }
 
 const BINARY: [BinaryKind; 4] = [BinaryKind::Add, BinaryKind::Sub, BinaryKind::Mul, BinaryKind::Div];
@@ -41,8 +38,7 @@ pub fn out_of_binary(s: &mut Match) -> Option<Id> {
     if v != w || s.ty("x")? != s.ty("y")? {
         return None;
     }
-    let (x, y, kind) = (s.var("x")?, s.var("y")?, BINARY[s.pattern % BINARY.len()]);
-    let small = s.make(Binary { kind }, &[x, y])?;
+    let small = s.make_of(Binary { kind: BINARY[s.pattern % BINARY.len()] }, ["x", "y"])?;
     s.make(v, &[small])
 }
 
@@ -53,7 +49,7 @@ const UNARY: [UnaryKind; 7] = {
 
 /// `f(expand x)` is `expand f(x)`.
 pub fn out_of_unary(s: &mut Match) -> Option<Id> {
-    let (v, x, kind) = (s.op("v")?, s.var("x")?, *UNARY.get(s.pattern)?);
-    let small = s.make(Unary { kind }, &[x])?;
+    let (v, kind) = (s.op("v")?, *UNARY.get(s.pattern)?);
+    let small = s.make_of(Unary { kind }, ["x"])?;
     s.make(v, &[small])
 }
