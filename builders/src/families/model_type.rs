@@ -1,4 +1,4 @@
-//! A model type as a row of a table. In: nothing. Out: the type's names, keys, defaults and weight names, and the functions
+//! A model type as a row of a table. In: nothing. Out: the type's names, defaults and weight names, and the functions
 //! that read and save it where the row alone does not say how.
 
 use super::windows::Windows;
