@@ -257,22 +257,19 @@ impl Placement {
             let known = "replicate, shard(dim), partial, local, dispatched, stage(number)";
             format!("`{text}` is no placement; known: {known}")
         };
-        if let Some(list) = text.strip_prefix("stage(").and_then(|t| t.strip_suffix(')')) {
-            let list = parse_plus_separated(list).map_err(|_| bad())?;
+        let inside = |name: &str| text.strip_prefix(name)?.strip_prefix('(')?.strip_suffix(')');
+        let numbers = |list: &str| parse_plus_separated(list).map_err(|_| bad());
+        if let Some(list) = inside("stage") {
+            let list = numbers(list)?;
             return if list.is_empty() { Err(bad()) } else { Ok(Placement::Stages(list)) };
         }
-        Ok(match text {
-            "replicate" => Placement::Replicate,
-            "partial" => Placement::Partial,
-            "local" => Placement::Local,
-            "dispatched" => Placement::Dispatched,
-            _ => {
-                let inside = text.strip_prefix("shard(").and_then(|t| t.strip_suffix(')')).ok_or_else(bad)?;
-                let (dim, sections) = inside.split_once(':').unwrap_or((inside, ""));
-                let dim = dim.parse().map_err(|_| bad())?;
-                Placement::Shard(Shard { dim, sections: parse_plus_separated(sections).map_err(|_| bad())? })
-            }
-        })
+        if let Some(inside) = inside("shard") {
+            let (dim, sections) = inside.split_once(':').unwrap_or((inside, ""));
+            let dim = dim.parse().map_err(|_| bad())?;
+            return Ok(Placement::Shard(Shard { dim, sections: numbers(sections)? }));
+        }
+        let plain = [Placement::Replicate, Placement::Partial, Placement::Local, Placement::Dispatched];
+        plain.into_iter().find(|p| p.to_string() == text).ok_or_else(bad)
     }
 
     /// The type of what a rank holds of a value of this type; a sharded dimension must [divide](Shard::divides).

@@ -29,7 +29,7 @@ pub fn merge(graph: &Graph) -> Result<Graph, IrError> {
     for (i, block) in graph.blocks().iter().enumerate() {
         let allowed = |name: &str| bound_to_weights(graph, BlockId(i as u32), block, name);
         let (body, done) = merge_siblings(&block.graph, &allowed)?;
-        let params = new_params(block, &done);
+        let params = after(&block.params, &done, String::clone, |j| Ok(j.name.clone()))?;
         blocks.push(Arc::new(Block { name: block.name.clone(), graph: body, params }));
         concatenations.push(done);
     }
@@ -58,17 +58,23 @@ fn bound_to_weights(graph: &Graph, id: BlockId, block: &Block, name: &str) -> bo
     })
 }
 
-/// Parameters of a block after its leaves were concatenated: the result takes the position of the first leaf.
-fn new_params(block: &Block, concatenations: &[Concatenation]) -> Vec<String> {
-    let mut params = Vec::new();
-    for p in &block.params {
+/// For parameters whose leaves were concatenated what `whole` makes of the result, in the position of the first leaf; for others what
+/// `own` makes of them.
+fn after<T>(
+    params: &[String],
+    concatenations: &[Concatenation],
+    own: impl Fn(&String) -> T,
+    mut whole: impl FnMut(&Concatenation) -> Result<T, IrError>,
+) -> Result<Vec<T>, IrError> {
+    let mut out = Vec::new();
+    for p in params {
         match concatenations.iter().find(|j| j.names.contains(p)) {
-            Some(j) if &j.names[0] == p => params.push(j.name.clone()),
+            Some(j) if &j.names[0] == p => out.push(whole(j)?),
             Some(_) => {}
-            None => params.push(p.clone()),
+            None => out.push(own(p)),
         }
     }
-    params
+    Ok(out)
 }
 
 /// Arguments of a call after its block's leaves were concatenated.
@@ -78,24 +84,19 @@ fn concatenate_args(
     concatenations: &[Concatenation],
     args: &[NodeId],
 ) -> Result<Vec<NodeId>, IrError> {
-    let by_name: HashMap<&str, NodeId> =
-        params.iter().map(String::as_str).zip(args.iter().copied()).collect();
-    let mut out = Vec::new();
-    for p in params {
-        match concatenations.iter().find(|j| j.names.contains(p)) {
-            Some(j) if &j.names[0] == p => {
-                let leaves: Vec<NodeId> = j.names.iter().map(|n| by_name[n.as_str()]).collect();
-                let weight = concatenated_weight(g, &leaves)?;
-                let made = g.push(weight, &[])?;
-                let sharding = concatenated_sharding(g, &leaves);
-                g.note_sharding(made, &sharding);
-                out.push(made);
-            }
-            Some(_) => {}
-            None => out.push(by_name[p.as_str()]),
-        }
-    }
-    Ok(out)
+    let by_name: HashMap<&String, NodeId> = params.iter().zip(args.iter().copied()).collect();
+    after(
+        params,
+        concatenations,
+        |p| by_name[p],
+        |j| {
+            let leaves: Vec<NodeId> = j.names.iter().map(|n| by_name[n]).collect();
+            let made = g.push(concatenated_weight(g, &leaves)?, &[])?;
+            let sharding = concatenated_sharding(g, &leaves);
+            g.note_sharding(made, &sharding);
+            Ok(made)
+        },
+    )
 }
 
 /// Merges every group of siblings whose weights are `allowed`.

@@ -1,8 +1,9 @@
 //! `linear_cross_entropy_grad`: both products of the gradient of `linear_cross_entropy`, and its losses, from one computation of
 //! the logits. A composite, because a kernel turns the logits of a few tokens into their gradient in place.
 
+use crate::front::Tape;
 use crate::op::{Infer, Inferred, Operator};
-use crate::ops::{Dot, LinearCrossEntropy, Softmax};
+use crate::ops::{Dot, LinearCrossEntropy};
 use crate::{DType, Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
@@ -37,24 +38,21 @@ impl LinearCrossEntropyGrad {
     fn logits_gradient_parts(&self, g: &mut Graph, args: &[NodeId]) -> Result<(NodeId, NodeId), IrError> {
         let (f, grad) = (&self.forward, args[3]);
         let parts = f.parts(g, args)?;
-        let ty = g.ty(parts.logits).clone();
-        let (tokens, vocab) = (ty.shape[0].clone(), ty.shape[1].size().unwrap_or(1));
-        let even = f.label_smoothing.0 / vocab as f64;
-        let on = g.fill(parts.logits, 1.0 - f.label_smoothing.0 + even)?;
-        let off = g.fill(parts.logits, even)?;
-        let wanted = g.select(parts.hit, on, off)?;
-        let p = g.push(Softmax { log: false }, &[parts.logits])?;
-        let mut d = g.sub(p, wanted)?;
-        if let Some(t) = parts.tanh {
-            let (one, tt) = (g.fill(t, 1.0)?, g.mul(t, t)?);
-            let slope = g.sub(one, tt)?;
-            d = g.mul(d, slope)?;
-        }
-        let none = g.fill(grad, 0.0)?;
-        let grad = g.select(parts.valid, grad, none)?;
-        let column = g.reshape(grad, vec![tokens, Dim::from(1)])?;
-        let column = g.broadcast(column, &ty.shape)?;
-        Ok((g.mul(d, column)?, f.losses(g, &parts)?))
+        let shape = g.ty(parts.logits).shape.clone();
+        let (s, vocab) = (f.label_smoothing.0, shape[1].size().unwrap_or(1));
+        let even = s / vocab as f64;
+        let nodes = [parts.logits, parts.tanh.unwrap_or(parts.logits), parts.hit, parts.valid, grad];
+        let [d] = Tape::extend(g, nodes, |[logits, tanh, hit, valid, grad]| {
+            let wanted = hit.where_(&logits.full_like(1.0 - s + even), &logits.full_like(even));
+            let mut d = logits.softmax(-1) - wanted;
+            if f.softcap.is_some() {
+                let one = tanh.full_like(1.0);
+                d = d * (one - &tanh * &tanh);
+            }
+            let grad = valid.where_(&grad, &grad.full_like(0.0));
+            [d * grad.reshape(vec![shape[0].clone(), Dim::from(1)]).expand(shape)]
+        })?;
+        Ok((d, f.losses(g, &parts)?))
     }
 }
 

@@ -186,37 +186,28 @@ fn types(graph: &Graph, op: &Op, args: &[&Facts]) -> Result<Vec<Type>, String> {
     op.infer(&Infer { args: &first, graph })
 }
 
-/// How rules add e-nodes to an e-graph.
-pub trait AddTerm {
-    /// The e-class of `op` on `args`; `None` where the types do not fit.
-    fn make(&mut self, op: impl Into<Op>, args: &[Id]) -> Option<Id>;
-    /// The operator and arguments of an e-node of the e-class with this tag; the smallest of several.
-    fn find_op(&self, class: Id, tag: &str) -> Option<(Op, Vec<Id>)>;
-    /// `x` everywhere.
-    fn fill(&mut self, ty: &Type, x: f64) -> Option<Id>;
+/// The e-class of `op` on `args`; `None` where the types do not fit.
+pub fn make(g: &mut EGraph, op: impl Into<Op>, args: &[Id]) -> Option<Id> {
+    let op = op.into();
+    if let Some(simpler) = canonical_view(g, &op, args) {
+        return simpler;
+    }
+    let facts: Vec<&Facts> = args.iter().map(|a| &g[*a].data).collect();
+    types(&g.analysis.graph, &op, &facts).ok()?;
+    Some(add(g, &op, args))
 }
 
-impl AddTerm for EGraph {
-    fn make(&mut self, op: impl Into<Op>, args: &[Id]) -> Option<Id> {
-        let op = op.into();
-        if let Some(simpler) = canonical_view(self, &op, args) {
-            return simpler;
-        }
-        let facts: Vec<&Facts> = args.iter().map(|a| &self[*a].data).collect();
-        types(&self.analysis.graph, &op, &facts).ok()?;
-        Some(add(self, &op, args))
-    }
+/// The operator and arguments of an e-node of the e-class with this tag; the smallest of several.
+fn find_op(g: &EGraph, class: Id, tag: &str) -> Option<(Op, Vec<Id>)> {
+    let has = |t: &&Term| matches!(t, Term::Op(x, _) if x.0 == tag);
+    parts(g, g[class].nodes.iter().filter(has).min()?)
+}
 
-    fn find_op(&self, class: Id, tag: &str) -> Option<(Op, Vec<Id>)> {
-        let has = |t: &&Term| matches!(t, Term::Op(x, _) if x.0 == tag);
-        parts(self, self[class].nodes.iter().filter(has).min()?)
-    }
-
-    fn fill(&mut self, ty: &Type, x: f64) -> Option<Id> {
-        let c = self.make(Const::scalar(ty.dtype, x), &[])?;
-        let c = self.make(Reshape { shape: vec![Dim::from(1); ty.rank()] }, &[c])?;
-        self.make(Expand { shape: ty.shape.clone() }, &[c])
-    }
+/// `x` everywhere.
+pub fn fill(g: &mut EGraph, ty: &Type, x: f64) -> Option<Id> {
+    let c = make(g, Const::scalar(ty.dtype, x), &[])?;
+    let c = make(g, Reshape { shape: vec![Dim::from(1); ty.rank()] }, &[c])?;
+    make(g, Expand { shape: ty.shape.clone() }, &[c])
 }
 
 /// Adds an e-node without canonicalisation.
@@ -236,24 +227,24 @@ pub fn add(egraph: &mut EGraph, op: &Op, args: &[Id]) -> Id {
 fn canonical_view(g: &mut EGraph, op: &Op, args: &[Id]) -> Option<Option<Id>> {
     let &[x] = args else { return None };
     let ty = g[x].data.types.first()?.clone();
-    let inner = |g: &EGraph| g.find_op(x, op.name()).filter(|_| op.is_view());
+    let inner = |g: &EGraph| find_op(g, x, op.name()).filter(|_| op.is_view());
     match op {
         Op::Cast(Cast { dtype }) if *dtype == ty.dtype => Some(Some(x)),
         Op::Reshape(Reshape { shape }) | Op::Expand(Expand { shape }) if *shape == ty.shape => Some(Some(x)),
         Op::Permute(p) if p.axes.len() == ty.rank() && p.axes.is_sorted() => Some(Some(x)),
         Op::Slice(s) if s.start == Dim::from(0) && ty.shape.get(s.axis) == Some(&s.len) => Some(Some(x)),
-        Op::Reshape(_) | Op::Expand(_) => inner(g).map(|(_, y)| g.make(op.clone(), &y)),
+        Op::Reshape(_) | Op::Expand(_) => inner(g).map(|(_, y)| make(g, op.clone(), &y)),
         Op::Permute(outer) => match inner(g)? {
             (Op::Permute(p), y) if outer.axes.len() == p.axes.len() => {
                 let axes: Option<Vec<usize>> = outer.axes.iter().map(|&a| p.axes.get(a).copied()).collect();
-                Some(axes.and_then(|axes| g.make(Permute { axes }, &y)))
+                Some(axes.and_then(|axes| make(g, Permute { axes }, &y)))
             }
             _ => None,
         },
         Op::Slice(outer) => match inner(g)? {
             (Op::Slice(s), y) if s.axis == outer.axis => {
                 let start = &s.start + &outer.start;
-                Some(g.make(Slice { axis: s.axis, start, len: outer.len.clone() }, &y))
+                Some(make(g, Slice { axis: s.axis, start, len: outer.len.clone() }, &y))
             }
             _ => None,
         },

@@ -10,7 +10,7 @@ mod numbers;
 mod sums;
 mod views;
 
-use super::algebra::{AddTerm, EGraph, Facts};
+use super::algebra::{self, EGraph, Facts};
 #[cfg(test)]
 use super::samples::{self, Draw};
 use super::term::Term;
@@ -206,12 +206,17 @@ impl Match<'_> {
     /// The e-class of `op` on what these variables are bound to.
     pub fn make_of<const N: usize>(&mut self, op: impl Into<Op>, vars: [&str; N]) -> Option<Id> {
         let args = vars.iter().map(|name| self.var(name)).collect::<Option<Vec<Id>>>()?;
-        self.g.make(op, &args)
+        self.make(op, &args)
     }
 
     /// The e-class of `op` on `args`.
     pub fn make(&mut self, op: impl Into<Op>, args: &[Id]) -> Option<Id> {
-        self.g.make(op, args)
+        algebra::make(self.g, op, args)
+    }
+
+    /// `x` everywhere.
+    pub fn fill(&mut self, ty: &Type, x: f64) -> Option<Id> {
+        algebra::fill(self.g, ty, x)
     }
 }
 

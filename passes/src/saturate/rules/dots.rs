@@ -2,7 +2,6 @@
 //! or distributed. No rule decides which side is better: extraction does, by the cost at the program's sizes.
 
 use super::{Match, rounded};
-use crate::saturate::algebra::AddTerm;
 use astrai_ir::ops::{Binary, BinaryKind, Dot, Expand, Gather, Op, Permute, Reshape};
 use astrai_ir::{Dim, Shape, Type};
 use egg::Id;
@@ -198,7 +197,7 @@ pub fn scale_out(s: &mut Match) -> Option<Id> {
     computed(s, "x")?;
     let (d, factor, ty) = (dot(s, "d")?, s.facts("s")?.constant?, s.root_ty()?);
     let y = s.make_of(d, ["x", "w"])?;
-    let factor = s.g.fill(&ty, factor)?;
+    let factor = s.fill(&ty, factor)?;
     mul(s, y, factor)
 }
 
@@ -207,7 +206,7 @@ pub fn scale_into_weight(s: &mut Match) -> Option<Id> {
     weights(s, &["w"])?;
     computed(s, "x")?;
     let (d, factor, ty) = (dot(s, "d")?, s.facts("s")?.constant?, s.ty("w")?);
-    let (x, w, factor) = (s.var("x")?, s.var("w")?, s.g.fill(&ty, factor)?);
+    let (x, w, factor) = (s.var("x")?, s.var("w")?, s.fill(&ty, factor)?);
     let scaled = mul(s, w, factor)?;
     s.make(d, &[x, scaled])
 }
@@ -224,7 +223,7 @@ pub fn norm_into_dot(s: &mut Match) -> Option<Id> {
     let d = dot(s, "d")?;
     let k = summed(&d, &x, &w)?;
     let (left, weight, gain) = (s.var("x")?, s.var("w")?, s.var("g")?);
-    let ones = s.g.fill(&g, 1.0)?;
+    let ones = s.fill(&g, 1.0)?;
     let mut n = s.make(norm, &[left, ones])?;
     let mut shape = vec![Dim::from(1); 2];
     shape[k] = g.shape[0].clone();

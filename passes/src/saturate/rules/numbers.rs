@@ -1,7 +1,6 @@
 //! Rules of pointwise arithmetic: signs, neutral elements, chains of constants, sums of biases.
 
 use super::Match;
-use crate::saturate::algebra::AddTerm;
 use astrai_ir::ops::{Binary, BinaryKind, Unary, UnaryKind};
 use astrai_ir::{DType, Tensor};
 use egg::Id;
@@ -44,14 +43,14 @@ pub fn chain(s: &mut Match) -> Option<Id> {
     if s.facts("x")?.constant.is_some() {
         return None;
     }
-    let (x, both) = (s.var("x")?, s.g.fill(&ty, kept(ty.dtype, c * d)?)?);
+    let (x, both) = (s.var("x")?, s.fill(&ty, kept(ty.dtype, c * d)?)?);
     s.make(Binary { kind: BinaryKind::Mul }, &[x, both])
 }
 
 /// `x / c` is `x · (1/c)`.
 pub fn reciprocal(s: &mut Match) -> Option<Id> {
     let (c, ty) = (s.facts("c")?.constant?, s.ty("x")?);
-    let (x, factor) = (s.var("x")?, s.g.fill(&ty, kept(ty.dtype, 1.0 / c)?)?);
+    let (x, factor) = (s.var("x")?, s.fill(&ty, kept(ty.dtype, 1.0 / c)?)?);
     s.make(Binary { kind: BinaryKind::Mul }, &[x, factor])
 }
 

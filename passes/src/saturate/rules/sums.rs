@@ -1,7 +1,6 @@
 //! Rules of reductions. Backward graphs have many sums over dimensions that the forward graph broadcasts.
 
 use super::Match;
-use crate::saturate::algebra::AddTerm;
 use astrai_ir::ops::{Binary, BinaryKind, Expand, Op, Reduce, ReduceKind, Reshape};
 use astrai_ir::{Dim, Shape};
 use egg::Id;
@@ -41,7 +40,7 @@ pub fn sum_of_expand(s: &mut Match) -> Option<Id> {
         return Some(one);
     }
     let ty = s.root_ty().filter(|t| t.dtype.is_float())?;
-    let n = s.g.fill(&ty, n as f64)?;
+    let n = s.fill(&ty, n as f64)?;
     s.make(Binary { kind: BinaryKind::Mul }, &[one, n])
 }
 
