@@ -28,6 +28,9 @@ const WORD: usize = 1024;
 /// Bytes of the longest token.
 const LONGEST: usize = 128;
 
+/// Bytes of text that words are counted of, from the beginning: the library counts in i32, and more text teaches little.
+const MOST: u64 = i32::MAX as u64;
+
 /// Pieces that are read ahead of counting.
 const AHEAD: usize = 16;
 
@@ -89,7 +92,7 @@ pub struct Bpe {
 }
 
 impl Bpe {
-    /// Trains on the words of `pieces`, on all cores. `progress` is told bytes read of `total`, the bytes of the corpus, then
+    /// Trains on the words of `pieces`, at most 2 GiB of them, on all cores. `progress` is told bytes read of `total`, the bytes of the corpus, then
     /// that tokens are made of those wanted.
     ///
     /// # Errors
@@ -117,9 +120,12 @@ impl Bpe {
         let mut bytes = 0;
         let (read, counted) = thread::scope(|scope| {
             let counting = scope.spawn(|| trainer.feed(receive.into_iter(), |text| words.of(text)));
-            let read: Result<(), DataError> = pieces.into_iter().try_for_each(|piece| {
+            let mut some = pieces.into_iter().map_while(|piece: Result<Piece, DataError>| {
+                bytes += piece.as_ref().map_or(0, |p| p.text.len() as u64);
+                (bytes <= MOST).then_some(piece)
+            });
+            let read: Result<(), DataError> = some.try_for_each(|piece| {
                 let Piece { text, read, .. } = piece?;
-                bytes += text.len();
                 progress("counting words", read, total);
                 // Nobody listens only after an error, which is reported below.
                 let _ = send.send(text);

@@ -1,15 +1,10 @@
 //! Hostile configurations: each is refused in one line that names file, key, value and remedy, and nothing panics.
 
-#[path = "common/models.rs"]
-mod models;
-#[path = "common/shared.rs"]
-mod shared;
-
+use crate::models::{ASTRAI, LLAMA, QWEN3};
+use crate::shared::shared;
 use astrai_builders::config::ModelConfig;
-use models::{ASTRAI, LLAMA, QWEN3};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use shared::shared;
 
 /// The error that `text` gives, checked to be one line that opens with the file.
 fn refusal(text: &str) -> String {

@@ -1,10 +1,5 @@
 //! What latent attention resolves to, DeepSeek's and AstrAI's; what is refused; that saving keeps it.
 
-#[path = "common/read.rs"]
-mod read;
-#[path = "common/shared.rs"]
-mod shared;
-
 use astrai_builders::config::{ConfigError, ModelConfig, RopeKey, RopeLayout};
 use astrai_builders::{Cache, Program, build};
 use serde_json::{Value, json};
@@ -34,7 +29,7 @@ fn parse(model_type: &str, changes: Value) -> Result<ModelConfig, ConfigError> {
 }
 
 fn read(model_type: &str, changes: Value) -> ModelConfig {
-    read::read_again(&text(model_type, changes))
+    crate::read::read_again(&text(model_type, changes))
 }
 
 fn shape(c: &ModelConfig, name: &str) -> Option<Vec<usize>> {
@@ -163,7 +158,7 @@ fn states_and_inputs_of_pages() {
 
 #[test]
 fn published_parameters() {
-    let Some(shared) = shared::shared() else { return };
+    let Some(shared) = crate::shared::shared() else { return };
     for (name, parameters) in [("deepseek-v2-lite", 15_706_484_224), ("deepseek-v3", 671_026_404_352)] {
         let c = ModelConfig::read(&shared.join(format!("configs/{name}.json"))).unwrap();
         assert_eq!((c.config.parameter_count(), c.warnings), (parameters, vec![]), "{name}");

@@ -1,9 +1,6 @@
 //! What OLMo 2, GLM 4, Phi-3, Gemma 2, Gemma 3, gpt-oss, AstrAI's experts and its encoder resolve to, what they refuse, and
 //! that saving keeps it.
 
-#[path = "common/read.rs"]
-mod read;
-
 use astrai_builders::config::{
     Activation, EncoderSpec, Init, MlpSpec, ModelConfig, NormPlacement, Pooling, QkNorm, RopeLayout,
     RopeScaling, SharedSpec,
@@ -23,7 +20,7 @@ fn text(model_type: &str, changes: Value) -> String {
 }
 
 fn read(model_type: &str, changes: Value) -> ModelConfig {
-    read::read_again(&text(model_type, changes))
+    crate::read::read_again(&text(model_type, changes))
 }
 
 fn refused(model_type: &str, changes: Value, says: &str) {

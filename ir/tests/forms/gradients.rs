@@ -7,7 +7,6 @@ use astrai_ir::{
 };
 use std::collections::{BTreeSet, HashMap};
 
-#[path = "gradients/cases.rs"]
 mod cases;
 use cases::{Arg, Case, cases};
 

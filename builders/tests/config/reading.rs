@@ -1,17 +1,12 @@
 //! Configurations read as intended: families, spellings, rope layouts, counts, checkpoint tensors, saving.
 
-#[path = "common/models.rs"]
-mod models;
-#[path = "common/shared.rs"]
-mod shared;
-
+use crate::models::{ASTRAI, LLAMA, QWEN3};
+use crate::shared::shared;
 use astrai_builders::Reading;
 use astrai_builders::config::{
     Init, InitStyle, MlpSpec, ModelConfig, QkNorm, RopeLayout, RopeScaling, TensorSpec,
 };
-use models::{ASTRAI, LLAMA, QWEN3};
 use serde_json::{Value, json};
-use shared::shared;
 use std::collections::BTreeMap;
 
 fn read(text: &str) -> Reading {
