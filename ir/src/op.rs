@@ -71,6 +71,9 @@ pub trait Operator: Clone + Eq + Hash + Debug + Serialize + DeserializeOwned {
     /// Floating-point operations for each element of the first output, where they are counted so.
     const FLOPS: usize = 1;
 
+    /// True where loops reduce elements of the first argument, once for all elements of the result that share the sum.
+    const REDUCES: bool = false;
+
     /// Relative error allowed between a kernel and [`eval`](Self::eval), as a multiple of the result's largest magnitude: so many
     /// unit roundoffs of the element type, and at least the second number.
     const TOLERANCE: [f64; 2] = [8.0, 1e-6];

@@ -74,6 +74,10 @@ macro_rules! ops {
             pub fn flops(&self, args: &[&Type], outs: &[Type]) -> Dim {
                 match self { $(Op::$variant(op) => op.flops(args, outs)),* }
             }
+            /// True where loops reduce elements of the first argument.
+            pub fn reduces(&self) -> bool {
+                match self { $(Op::$variant(_) => <$variant as Operator>::REDUCES),* }
+            }
             /// Relative error allowed to a kernel.
             pub fn tolerance(&self, dtype: DType) -> f64 {
                 let [roundoffs, least] = match self { $(Op::$variant(_) => <$variant as Operator>::TOLERANCE),* };

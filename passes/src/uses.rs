@@ -81,9 +81,6 @@ fn before(g: &Graph, id: NodeId, root: NodeId) -> bool {
             | Op::Attention(_)
             | Op::AttentionGrad(_)
             | Op::Call(_)
-            | Op::Reduce(_)
-            | Op::RmsNorm(_)
-            | Op::Softmax(_)
-    );
+    ) || node.op.reduces();
     !computes && node.args.iter().all(|&a| before(g, a, root))
 }

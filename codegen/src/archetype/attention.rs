@@ -2,7 +2,7 @@
 //! In: a node, a piece. Out: queries, keys and values as strides over their buffers, where sequences begin, the bounds that
 //! starts, tables of pages and lengths must keep.
 
-use super::{Limits, integers, results, whole};
+use super::{Archetype, Limits, integers, results, whole};
 use astrai_ir::backend::{Epilogue, Root, Takes};
 use astrai_ir::ops::{Attention, Op};
 use astrai_ir::region::{AttentionForm, AttentionGradForm, Form, Guard, Heads, PageGuard, Piece, Whole};
@@ -10,8 +10,17 @@ use astrai_ir::strides::{AtCast, View};
 use astrai_ir::{DType, Dim, Graph, Node, NodeId, Operand};
 use std::collections::HashMap;
 
+pub(super) const ARCHETYPE: Archetype = Archetype {
+    of: |op| matches!(op, Op::Attention(_) | Op::AttentionGrad(_)),
+    root: Some(root),
+    form,
+    guard,
+    touched,
+    ..Archetype::NONE
+};
+
 /// Arguments are read in place where views of them are strides. The output may be rounded, and so may the gradient's cotangents.
-pub fn root(g: &Graph, id: NodeId) -> Root {
+fn root(g: &Graph, id: NodeId, _: &Limits) -> Root {
     let node = g.node(id);
     let rounded = if let Op::Attention(_) = node.op { 1 } else { u32::MAX };
     let take = |&a: &NodeId| Takes::Memory(in_place(g, a).unwrap_or(a));
@@ -62,7 +71,7 @@ fn attributes(node: &Node) -> Option<(&Attention, bool)> {
 }
 
 /// The form of a piece around attention with a positive scale, and heads that its kernels keep.
-pub fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
+fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
     let g = &piece.graph;
     let node = g.nodes().iter().find(|n| attributes(n).is_some())?;
     let (a, gradient) = attributes(node)?;
@@ -93,7 +102,7 @@ pub fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
 }
 
 /// Starts ascend to the tokens, pages lie inside the states.
-pub fn guard(piece: &Piece, id: NodeId) -> Option<Guard> {
+fn guard(piece: &Piece, id: NodeId) -> Option<Guard> {
     let g = &piece.graph;
     let node = g.node(id);
     let pages = match &node.op {
@@ -109,7 +118,7 @@ pub fn guard(piece: &Piece, id: NodeId) -> Option<Guard> {
 }
 
 /// Of pages the keys or values that the sequences may have there.
-pub fn touched(piece: &Piece) -> HashMap<Operand, Dim> {
+fn touched(piece: &Piece, _: &Form) -> HashMap<Operand, Dim> {
     let g = &piece.graph;
     let mut found = HashMap::new();
     for n in g.nodes() {

@@ -2,15 +2,18 @@
 //! Out: how its sides lie in the buffers they are read from, when views and widening casts leave them regular enough; else loops
 //! compute it.
 
-use super::{Limits, memory};
+use super::{Archetype, Limits, memory};
 use astrai_ir::backend::{Epilogue, Root, Takes};
 use astrai_ir::ops::{Dot, Op};
 use astrai_ir::region::{DotBatch, DotForm, Form, Piece, Side};
 use astrai_ir::strides::{AtCast, View};
 use astrai_ir::{DType, Dim, Graph, Layout, NodeId, Type};
 
+pub(super) const ARCHETYPE: Archetype =
+    Archetype { of: |op| matches!(op, Op::Dot(_)), root: Some(root), layouts, form, ..Archetype::NONE };
+
 /// What a dot's kernel takes along.
-pub fn root(g: &Graph, id: NodeId, limits: &Limits) -> Root {
+fn root(g: &Graph, id: NodeId, limits: &Limits) -> Root {
     let args = &g.node(id).args;
     let rows = on_graph(g, id, limits).is_some_and(|f| f.rows);
     let left = if rows { Takes::Prologue } else { memory(g, args[0]) };
@@ -18,7 +21,7 @@ pub fn root(g: &Graph, id: NodeId, limits: &Limits) -> Root {
 }
 
 /// The form of a piece around a dot.
-pub fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
+fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
     let dot = |id| {
         let form = on_graph(&piece.graph, id, limits)?;
         let left = form.left.and_then(|side| in_buffer(piece, side));
@@ -64,7 +67,7 @@ pub(super) fn on_graph(g: &Graph, id: NodeId, limits: &Limits) -> Option<DotForm
 }
 
 /// The layouts in which both sides would be read: a weight `[n, k]` of a dot `[…, k] · [n, k]ᵀ` is packed ahead.
-pub fn layouts(g: &Graph, id: NodeId, limits: &Limits) -> Vec<(NodeId, Layout)> {
+fn layouts(g: &Graph, id: NodeId, limits: &Limits) -> Vec<(NodeId, Layout)> {
     let Some(form) = on_graph(g, id, limits) else { return vec![] };
     let packed = weight(g, &form, limits);
     let layout = |base: NodeId| match packed {

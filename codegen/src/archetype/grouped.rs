@@ -2,15 +2,24 @@
 //! grouped product. Out: its sides, where each group's rows begin, the bound that these offsets must keep.
 
 use super::dot::{in_buffer, side};
-use super::{Limits, integers, memory};
+use super::{Archetype, Limits, integers, memory};
 use astrai_ir::backend::{Epilogue, Root, Takes};
 use astrai_ir::ops::{GroupedDot, Op};
 use astrai_ir::region::{Form, GroupedForm, Guard, OuterForm, Piece};
 use astrai_ir::{Dim, Graph, Layout, NodeId, Operand};
 use std::collections::HashMap;
 
+pub(super) const ARCHETYPE: Archetype = Archetype {
+    of: |op| matches!(op, Op::GroupedDot(_) | Op::GroupedOuter(_)),
+    root: Some(root),
+    layouts,
+    form,
+    guard,
+    touched,
+};
+
 /// What the kernel of a grouped product takes along.
-pub fn root(g: &Graph, id: NodeId, limits: &Limits) -> Root {
+fn root(g: &Graph, id: NodeId, limits: &Limits) -> Root {
     let args = &g.node(id).args;
     let mut takes: Vec<Takes> = args.iter().map(|&a| memory(g, a)).collect();
     if on_graph(g, id, limits).is_some() {
@@ -20,7 +29,7 @@ pub fn root(g: &Graph, id: NodeId, limits: &Limits) -> Root {
 }
 
 /// The form of a piece around a grouped product.
-pub fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
+fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
     let g = &piece.graph;
     let grouped = |id| {
         let f = on_graph(g, id, limits)?;
@@ -39,7 +48,7 @@ pub fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
 }
 
 /// The layout in which the matrices would be read.
-pub fn layouts(g: &Graph, id: NodeId, limits: &Limits) -> Vec<(NodeId, Layout)> {
+fn layouts(g: &Graph, id: NodeId, limits: &Limits) -> Vec<(NodeId, Layout)> {
     let Some(form) = on_graph(g, id, limits) else { return vec![] };
     vec![(form.right.at, packed(g, &form, limits).unwrap_or(Layout::Rows))]
 }
@@ -94,14 +103,14 @@ fn groups(g: &Graph, id: NodeId) -> Option<usize> {
 }
 
 /// Offsets of groups ascend to the rows.
-pub fn guard(piece: &Piece, id: NodeId) -> Option<Guard> {
+fn guard(piece: &Piece, id: NodeId) -> Option<Guard> {
     let args = &piece.graph.node(id).args;
     let rows = piece.graph.ty(args[0]).shape[0].clone();
     Some(Guard::Groups { offsets: integers(piece, args[2])?, rows })
 }
 
 /// Bytes of the matrices that rows can reach: one for each row at most.
-pub fn touched(form: &Form) -> HashMap<Operand, Dim> {
+fn touched(_: &Piece, form: &Form) -> HashMap<Operand, Dim> {
     let Form::Grouped(f) = form else { return HashMap::new() };
     let matrix = Dim::from(f.n * f.k * f.right.dtype.bytes());
     HashMap::from([(f.right.at, &f.rows.at_most(&Dim::from(f.groups)) * &matrix)])

@@ -1,25 +1,21 @@
 //! The archetype `loops`: every element of the result is computed where the loops stand, with all that leads to it. In: a piece.
 //! Out: how the loops stand: by rows of the result, by columns of what is summed, by rows at integer indices.
 
-use super::{Limits, integers};
+use super::{Archetype, Limits, integers};
+use crate::kernel_ir::lower::row;
 use astrai_ir::ops::{Op, Reduce, ReduceKind, ScatterKind};
 use astrai_ir::region::{Form, Guard, LoopsForm, Piece};
 use astrai_ir::{DType, Graph, NodeId};
+
+pub(super) const ARCHETYPE: Archetype =
+    Archetype { of: |op| matches!(op, Op::Store(_)), form, guard, ..Archetype::NONE };
 
 /// True for operators that loops compute element by element, with their arguments.
 pub fn computes(op: &Op) -> bool {
     op.is_pointwise()
         || op.is_view()
-        || matches!(
-            op,
-            Op::Rope(_)
-                | Op::Concat(_)
-                | Op::Pad(_)
-                | Op::Gather(_)
-                | Op::Reduce(_)
-                | Op::RmsNorm(_)
-                | Op::Softmax(_)
-        )
+        || row::computes(op)
+        || matches!(op, Op::Concat(_) | Op::Pad(_) | Op::Gather(_) | Op::Reduce(_))
 }
 
 /// True for a scatter that adds rows to an f32 matrix.
@@ -31,7 +27,7 @@ pub fn adds_rows(g: &Graph, id: NodeId) -> bool {
 }
 
 /// The form of a piece whose every operator loops compute; of one with ranks in it, that of an exchange.
-pub fn form(piece: &Piece, _: &Limits) -> Option<Form> {
+fn form(piece: &Piece, _: &Limits) -> Option<Form> {
     let g = &piece.graph;
     if g.nodes().iter().any(|n| n.op.collective_axes().is_some()) {
         return Some(Form::Collective);
@@ -85,7 +81,7 @@ fn has_reduce(g: &Graph, id: NodeId) -> bool {
 }
 
 /// Rows that are stored lie inside the state.
-pub fn guard(piece: &Piece, id: NodeId) -> Option<Guard> {
+fn guard(piece: &Piece, id: NodeId) -> Option<Guard> {
     let g = &piece.graph;
     let &[state, rows, _] = g.node(id).args.as_slice() else { return None };
     Some(Guard::Rows { list: integers(piece, rows)?, rows: g.ty(state).shape[0].size()? })

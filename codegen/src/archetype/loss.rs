@@ -1,7 +1,7 @@
 //! The archetype `loss`: cross-entropy of a linear layer, or its gradient, some tokens' logits at a time. In: a piece around one.
 //! Out: hidden states, weight, targets, whole as they lie.
 
-use super::{Limits, results, whole};
+use super::{Archetype, Limits, results, whole};
 use astrai_ir::backend::{Epilogue, Root, Takes};
 use astrai_ir::ops::Op;
 use astrai_ir::plan::bound;
@@ -9,14 +9,22 @@ use astrai_ir::region::{Form, LossForm, Piece};
 use astrai_ir::strides::{AtCast, View};
 use astrai_ir::{DType, Graph, Layout, NodeId};
 
+pub(super) const ARCHETYPE: Archetype = Archetype {
+    of: |op| matches!(op, Op::LinearCrossEntropy(_) | Op::LinearCrossEntropyGrad(_)),
+    root: Some(root),
+    layouts,
+    form,
+    ..Archetype::NONE
+};
+
 /// Arguments are read whole, below reshapes and widening of bf16.
-pub fn root(g: &Graph, id: NodeId) -> Root {
+fn root(g: &Graph, id: NodeId, _: &Limits) -> Root {
     let take = |&a: &NodeId| Takes::Memory(below(g, a).unwrap_or(a));
     Root { takes: g.node(id).args.iter().map(take).collect(), epilogue: Epilogue::None }
 }
 
 /// The weight is read row-major, whoever else reads it.
-pub fn layouts(g: &Graph, id: NodeId) -> Vec<(NodeId, Layout)> {
+fn layouts(g: &Graph, id: NodeId, _: &Limits) -> Vec<(NodeId, Layout)> {
     below(g, g.node(id).args[1]).map(|weight| (weight, Layout::Rows)).into_iter().collect()
 }
 
@@ -37,7 +45,7 @@ fn below(g: &Graph, id: NodeId) -> Option<NodeId> {
 }
 
 /// The form of a piece around cross-entropy of types that its kernels multiply.
-pub fn form(piece: &Piece, _: &Limits) -> Option<Form> {
+fn form(piece: &Piece, _: &Limits) -> Option<Form> {
     let g = &piece.graph;
     let found = g.nodes().iter().find_map(|node| match &node.op {
         Op::LinearCrossEntropy(forward) => Some((node, forward, false)),

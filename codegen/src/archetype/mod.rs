@@ -14,6 +14,7 @@ use astrai_ir::ops::Op;
 use astrai_ir::region::{Form, Guard, IntegerList, Matched, Piece, Whole};
 use astrai_ir::strides::View;
 use astrai_ir::{DType, Dim, Graph, IrError, Layout, NodeId, Operand, Type};
+use std::collections::HashMap;
 
 /// What the kernels of a family of devices can take; each limit is that of the device's own files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,53 +44,76 @@ impl Limits {
     }
 }
 
+/// Kernels around one kind of operator. Functions that a file does not give answer nothing.
+struct Archetype {
+    /// True for the operators whose nodes it answers for.
+    of: fn(&Op) -> bool,
+    /// What the kernel around a node takes along; none where nothing is built around one, or arguments come from memory.
+    root: Option<fn(&Graph, NodeId, &Limits) -> Root>,
+    /// The layouts in which the kernel around a node would read values.
+    layouts: fn(&Graph, NodeId, &Limits) -> Vec<(NodeId, Layout)>,
+    /// The form of a piece that it computes whole.
+    form: fn(&Piece, &Limits) -> Option<Form>,
+    /// The bound that a node's integers must keep, where they lie in a buffer.
+    guard: fn(&Piece, NodeId) -> Option<Guard>,
+    /// Bytes of operands of which only a part is read.
+    touched: fn(&Piece, &Form) -> HashMap<Operand, Dim>,
+}
+
+impl Archetype {
+    const NONE: Archetype = Archetype {
+        of: |_| false,
+        root: None,
+        layouts: |_, _, _| vec![],
+        form: |_, _| None,
+        guard: |_, _| None,
+        touched: |_, _| HashMap::new(),
+    };
+}
+
+/// In the order in which they are asked for the form of a piece.
+static ARCHETYPES: [Archetype; 6] = [
+    dot::ARCHETYPE,
+    grouped::ARCHETYPE,
+    route::ARCHETYPE,
+    attention::ARCHETYPE,
+    loss::ARCHETYPE,
+    loops::ARCHETYPE,
+];
+
+fn of(op: &Op) -> Option<&'static Archetype> {
+    ARCHETYPES.iter().find(|a| (a.of)(op))
+}
+
+/// True for composites that stay whole: kernels are built around them, or loops compute them.
+pub fn native(op: &Op) -> bool {
+    loops::computes(op) || of(op).is_some_and(|a| a.root.is_some())
+}
+
 /// What the kernel around a node takes along; `None` for nodes that loops compute, or that have no kernel and take their
 /// arguments from memory.
 pub fn root(g: &Graph, id: NodeId, limits: &Limits) -> Option<Root> {
-    match &g.node(id).op {
-        Op::Dot(_) => Some(dot::root(g, id, limits)),
-        Op::GroupedDot(_) | Op::GroupedOuter(_) => Some(grouped::root(g, id, limits)),
-        Op::Attention(_) | Op::AttentionGrad(_) => Some(attention::root(g, id)),
-        Op::LinearCrossEntropy(_) | Op::LinearCrossEntropyGrad(_) => Some(loss::root(g, id)),
-        _ => None,
-    }
+    Some(of(&g.node(id).op)?.root?(g, id, limits))
 }
 
 /// The layouts in which the kernel around a node would read values.
 pub fn layouts(g: &Graph, id: NodeId, limits: &Limits) -> Vec<(NodeId, Layout)> {
-    match &g.node(id).op {
-        Op::Dot(_) => dot::layouts(g, id, limits),
-        Op::GroupedDot(_) => grouped::layouts(g, id, limits),
-        Op::LinearCrossEntropy(_) | Op::LinearCrossEntropyGrad(_) => loss::layouts(g, id),
-        _ => vec![],
-    }
+    of(&g.node(id).op).map(|a| (a.layouts)(g, id, limits)).unwrap_or_default()
 }
 
 /// The form of a piece: that of the first archetype that computes all of it.
 pub fn matched(piece: &Piece, limits: &Limits) -> Result<Matched, IrError> {
-    let archetypes: [fn(&Piece, &Limits) -> Option<Form>; 6] =
-        [dot::form, grouped::form, route::form, attention::form, loss::form, loops::form];
-    let form = archetypes.iter().find_map(|form| form(piece, limits).filter(|f| limits.has(f.name())));
+    let form = ARCHETYPES.iter().find_map(|a| (a.form)(piece, limits).filter(|f| limits.has(f.name())));
     Ok(with(piece, form.unwrap_or(Form::Interpreted)))
 }
 
 /// A piece with this form, and what follows from the operators in it.
 pub fn with(piece: &Piece, form: Form) -> Matched {
     let g = &piece.graph;
-    let guards = g.ids().find_map(|id| guard(piece, id)).into_iter().collect();
+    let guards = g.ids().find_map(|id| (of(&g.node(id).op)?.guard)(piece, id)).into_iter().collect();
     let types = |n: &astrai_ir::Node| n.args.iter().map(|a| g.ty(*a)).collect::<Vec<&Type>>();
     let flops = g.nodes().iter().fold(Dim::from(0), |sum, n| &sum + &n.op.flops(&types(n), &n.types));
     Matched { guards, bytes: bytes(piece, &form), flops, form }
-}
-
-/// The bound that a node's integers must keep, where they lie in a buffer.
-fn guard(piece: &Piece, id: NodeId) -> Option<Guard> {
-    match &piece.graph.node(id).op {
-        Op::Attention(_) | Op::AttentionGrad(_) => attention::guard(piece, id),
-        Op::GroupedDot(_) | Op::GroupedOuter(_) => grouped::guard(piece, id),
-        Op::Store(_) => loops::guard(piece, id),
-        _ => None,
-    }
 }
 
 /// Bytes read and written once each; of a gathered table only the rows that are picked, of a state only the rows that are stored,
@@ -97,8 +121,7 @@ fn guard(piece: &Piece, id: NodeId) -> Option<Guard> {
 fn bytes(piece: &Piece, form: &Form) -> Dim {
     let g = &piece.graph;
     let users = g.users();
-    let mut touched = attention::touched(piece);
-    touched.extend(grouped::touched(form));
+    let touched: HashMap<Operand, Dim> = ARCHETYPES.iter().flat_map(|a| (a.touched)(piece, form)).collect();
     let mut sum = Dim::from(0);
     for (i, read) in piece.reads.iter().enumerate() {
         let mut most: Option<Dim> = None;

@@ -1,11 +1,14 @@
 //! The archetype `route`: the choice of experts. In: a piece around a route. Out: its logits and results, whole buffers.
 
-use super::{Limits, results};
+use super::{Archetype, Limits, results};
 use astrai_ir::ops::Op;
 use astrai_ir::region::{Form, Piece, RouteForm};
 
+pub(super) const ARCHETYPE: Archetype =
+    Archetype { of: |op| matches!(op, Op::Route(_)), form, ..Archetype::NONE };
+
 /// The form of a piece around a route of so many experts as its kernel holds.
-pub fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
+fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
     let g = &piece.graph;
     let node = g.nodes().iter().find(|n| matches!(n.op, Op::Route(_)))?;
     let Op::Route(op) = &node.op else { return None };

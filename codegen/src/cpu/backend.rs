@@ -54,17 +54,7 @@ impl Backend for Cpu {
     }
 
     fn native(&self, op: &Op) -> bool {
-        matches!(
-            op,
-            Op::RmsNorm(_)
-                | Op::Softmax(_)
-                | Op::Rope(_)
-                | Op::GatedAct(_)
-                | Op::GroupedDot(_)
-                | Op::GroupedOuter(_)
-                | Op::LinearCrossEntropy(_)
-                | Op::LinearCrossEntropyGrad(_)
-        )
+        archetype::native(op)
     }
 
     fn root(&self, g: &Graph, id: NodeId) -> Option<Root> {

@@ -58,7 +58,7 @@ impl Backend for Cuda {
     }
 
     fn native(&self, op: &Op) -> bool {
-        !matches!(op, Op::LayerNorm(_))
+        archetype::native(op)
     }
 
     fn root(&self, g: &Graph, id: NodeId) -> Option<Root> {

@@ -103,7 +103,7 @@ fn sums_elements(region: &Region) -> bool {
     use astrai_ir::ops::Op;
     let g = region.graph();
     let shape = &g.ty(g.outputs()[0].1).shape;
-    let other = |op: &Op| matches!(op, Op::RmsNorm(_) | Op::Softmax(_) | Op::Dot(_));
+    let other = |op: &Op| matches!(op, Op::Dot(_)) || op.reduces() && !matches!(op, Op::Reduce(_));
     let own = |n: &astrai_ir::Node| !matches!(n.op, Op::Reduce(_)) || n.ty().shape == *shape;
     has_statistics(region) && g.nodes().iter().all(|n| own(n) && !other(&n.op))
 }
@@ -111,6 +111,6 @@ fn sums_elements(region: &Region) -> bool {
 /// True when something is computed once for a whole row.
 fn has_statistics(region: &Region) -> bool {
     use astrai_ir::ops::Op;
-    let whole = |op: &Op| matches!(op, Op::RmsNorm(_) | Op::Softmax(_) | Op::Reduce(_) | Op::Dot(_));
+    let whole = |op: &Op| matches!(op, Op::Dot(_)) || op.reduces();
     region.graph().nodes().iter().any(|n| whole(&n.op))
 }

@@ -2,7 +2,7 @@
 //! every value bound in the outermost scope that knows its indices (so that a row's statistics are computed once a row),
 //! reductions as loops with fixed lanes.
 
-mod row;
+pub mod row;
 mod segments;
 
 pub use segments::Segment;
@@ -174,7 +174,6 @@ impl<'a> Lower<'a> {
                 let a = Expr::Act(g.act, Box::new(x));
                 Ok(narrow(dtype, Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(a), Box::new(y))))
             }
-            Op::Rope(r) => self.rope(r, &node.args, at),
             Op::Gather(g) => {
                 let picks = self.ty(arg(1)).rank() - g.batch;
                 let index: Vec<Index> =
@@ -188,9 +187,7 @@ impl<'a> Lower<'a> {
             }
             Op::Reduce(r) => self.reduce(r.kind, &r.axes, arg(0), at),
             Op::Dot(d) => self.dot(d, &node.args, at),
-            Op::RmsNorm(n) => self.rms_norm(n.eps.0, id, at),
-            Op::Softmax(s) => self.softmax(s.log, id, at),
-            op => Err(format!("`{}` has no loop form", op.name())),
+            _ => self.row(id, at),
         }
     }
 

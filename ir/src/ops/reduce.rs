@@ -68,6 +68,7 @@ pub struct Reduce {
 
 impl Operator for Reduce {
     const NAME: &'static str = "reduce";
+    const REDUCES: bool = true;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x] = cx.exactly()?;

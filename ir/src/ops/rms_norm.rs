@@ -25,6 +25,7 @@ impl RmsNorm {
 impl Operator for RmsNorm {
     const NAME: &'static str = "rms_norm";
     const FLOPS: usize = 4;
+    const REDUCES: bool = true;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x, w] = cx.exactly()?;

@@ -18,6 +18,7 @@ pub struct Softmax {
 impl Operator for Softmax {
     const NAME: &'static str = "softmax";
     const FLOPS: usize = 5;
+    const REDUCES: bool = true;
 
     fn infer(&self, cx: &Infer) -> Inferred {
         let [x] = cx.exactly()?;

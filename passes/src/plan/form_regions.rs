@@ -183,7 +183,7 @@ impl Forming<'_> {
     fn takes_inline(&self, id: NodeId, user: NodeId, through: NodeId) -> bool {
         let g = self.g;
         let node = g.node(user);
-        let reduces = |id: NodeId| matches!(g.node(id).op, Op::Reduce(_) | Op::RmsNorm(_) | Op::Softmax(_));
+        let reduces = |id: NodeId| g.node(id).op.reduces();
         // No view between the two changes the shape.
         let same_rows = g.ty(id).shape == g.ty(through).shape;
         if let Some(root) = self.root(user) {
@@ -204,9 +204,7 @@ impl Forming<'_> {
             // Sums of sums: the inner ones are spread over threads.
             Op::Reduce(_) if matches!(g.node(id).op, Op::Reduce(_)) => false,
             // A row's statistics are computed once for the row only where the user walks the same rows.
-            Op::Reduce(_) | Op::RmsNorm(_) | Op::Softmax(_) => {
-                !reduces(id) || same_rows && g.ty(id).shape == g.ty(node.args[0]).shape
-            }
+            op if op.reduces() => !reduces(id) || same_rows && g.ty(id).shape == g.ty(node.args[0]).shape,
             _ => !reduces(id) || g.ty(id).shape == node.ty().shape && same_rows,
         }
     }

@@ -3,11 +3,27 @@
 use super::{Lower, Lowered, below, narrow};
 use crate::kernel_ir::expr::Expr;
 use crate::kernel_ir::index::Index;
-use astrai_ir::ops::{BinaryKind, ReduceKind, Rope, RopeLayout, UnaryKind};
+use astrai_ir::ops::{BinaryKind, Op, ReduceKind, Rope, RopeLayout, UnaryKind};
 use astrai_ir::{DType, Dim, NodeId};
 
+/// True for the composites below.
+pub fn computes(op: &Op) -> bool {
+    matches!(op, Op::Rope(_) | Op::RmsNorm(_) | Op::Softmax(_))
+}
+
 impl Lower<'_> {
-    pub(super) fn rope(&mut self, r: &Rope, args: &[NodeId], at: &[Index]) -> Lowered {
+    /// An element of a composite over a row.
+    pub(super) fn row(&mut self, id: NodeId, at: &[Index]) -> Lowered {
+        let node = self.region.graph().node(id).clone();
+        match &node.op {
+            Op::Rope(r) => self.rope(r, &node.args, at),
+            Op::RmsNorm(n) => self.rms_norm(n.eps.0, id, at),
+            Op::Softmax(s) => self.softmax(s.log, id, at),
+            op => Err(format!("`{}` has no loop form", op.name())),
+        }
+    }
+
+    fn rope(&mut self, r: &Rope, args: &[NodeId], at: &[Index]) -> Lowered {
         let (dim, half) = (Dim::from(r.dim), Dim::from(r.dim / 2));
         let dtype = self.ty(args[0]).dtype;
         let j = at[2].clone();
@@ -65,7 +81,7 @@ impl Lower<'_> {
         Ok(Expr::Binary(kind, DType::F32, Box::new(mul(x, cos)), Box::new(mul(&other, sin))))
     }
 
-    pub(super) fn rms_norm(&mut self, eps: f64, id: NodeId, at: &[Index]) -> Lowered {
+    fn rms_norm(&mut self, eps: f64, id: NodeId, at: &[Index]) -> Lowered {
         let args = self.region.graph().node(id).args.clone();
         let dtype = self.ty(id).dtype;
         let row = &at[..at.len() - 1];
@@ -83,7 +99,7 @@ impl Lower<'_> {
         Ok(narrow(dtype, Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(n), Box::new(w))))
     }
 
-    pub(super) fn softmax(&mut self, log: bool, id: NodeId, at: &[Index]) -> Lowered {
+    fn softmax(&mut self, log: bool, id: NodeId, at: &[Index]) -> Lowered {
         let x = self.region.graph().node(id).args[0];
         let dtype = self.ty(id).dtype;
         let row = &at[..at.len() - 1];
