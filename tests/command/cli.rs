@@ -15,13 +15,8 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-/// Where this binary's commands keep compiled kernels.
-fn cache() -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache")
-}
-
 fn astrai(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_astrai")).args(args).env("ASTRAI_CACHE", cache()).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_astrai")).args(args).output().unwrap()
 }
 
 fn stdout(out: &Output) -> String {
@@ -453,7 +448,7 @@ fn the_examples_run() {
     for (name, last) in [("graph", "y = 2.00 x + 1.00"), ("train", "step 60: loss"), ("serve", "]")] {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("examples/{name}.rs"));
         assert!(fs::read_to_string(source).unwrap().lines().count() < 40, "{name}");
-        let Ok(out) = Command::new(built.join(name)).env("ASTRAI_CACHE", cache()).output() else {
+        let Ok(out) = Command::new(built.join(name)).output() else {
             println!("skipped: example {name} is not built");
             continue;
         };

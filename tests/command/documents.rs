@@ -113,7 +113,6 @@ fn run(page: &str, script: &str, folder: &Path, bin: &Path) {
         .args(["-e", "-u", "-x", "-c", script])
         .current_dir(folder)
         .env("PATH", path)
-        .env("ASTRAI_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"))
         .env_remove("ASTRAI_API_KEY")
         .stdin(Stdio::null())
         .output()

@@ -3,12 +3,10 @@
 
 use crate::cases::case;
 use astrai_runtime::device::cpu::{Isa, host_levels};
-use std::path::Path;
 use std::process::{Command, Output};
 
 fn astrai(args: &[&str]) -> Output {
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache");
-    Command::new(env!("CARGO_BIN_EXE_astrai")).args(args).env("ASTRAI_CACHE", cache).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_astrai")).args(args).output().unwrap()
 }
 
 /// All levels but the best, which every other test runs with.

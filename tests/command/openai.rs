@@ -46,9 +46,7 @@ fn client() -> Option<PathBuf> {
 }
 
 fn astrai() -> Command {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_astrai"));
-    c.env("ASTRAI_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"));
-    c
+    Command::new(env!("CARGO_BIN_EXE_astrai"))
 }
 
 /// A model directory with a tokenizer and a chat template.

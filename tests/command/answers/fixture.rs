@@ -76,11 +76,10 @@ pub fn reference() -> (String, String) {
     (words(&ids("greedy.prompt_ids")), words(&answer[..end]))
 }
 
-/// The program, with a kernel cache that the tests share and nothing of this machine's settings.
+/// The program, with nothing of this machine's settings.
 pub fn program(args: &[&str]) -> Command {
     let mut c = Command::new(env!("CARGO_BIN_EXE_astrai"));
     c.args(args).env_remove("ASTRAI_API_KEY");
-    c.env("ASTRAI_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"));
     c
 }
 

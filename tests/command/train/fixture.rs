@@ -41,11 +41,9 @@ pub fn command(out: &Path) -> Command {
     c
 }
 
-/// The program with a kernel cache that the tests share.
+/// The program.
 pub fn program() -> Command {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_astrai"));
-    c.env("ASTRAI_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache"));
-    c
+    Command::new(env!("CARGO_BIN_EXE_astrai"))
 }
 
 /// A run of the small model on the shared shards.
