@@ -1,8 +1,8 @@
 //! Training a tokenizer: byte-level byte-pair encoding (Sennrich et al. 2016; Radford et al. 2019). In: text. Out:
-//! `tokenizer.json` and `tokenizer_config.json` as transformers reads them. The `tokenizers` crate splits text into words as
-//! GPT-2 does, counts them, and makes tokens of the most frequent pairs; of equally frequent pairs the one with the smaller ids
-//! comes first, so that equal text gives equal files. This module is here for what that crate leaves open: bounds on words and
-//! tokens, special tokens that are never learnt, and errors.
+//! `tokenizer.json` and `tokenizer_config.json` as transformers reads them. Text is split into words
+//! here, as GPT-2 does; the `tokenizers` crate counts them and makes tokens of the most frequent pairs; of equally frequent pairs
+//! the one with the smaller ids comes first, so that equal text gives equal files. Beside the splitting stands here what that
+//! crate leaves open: bounds on words and text, special tokens that are never learnt, and errors.
 
 #[cfg(test)]
 mod tests;
@@ -103,6 +103,17 @@ impl Bpe {
         total: u64,
         progress: &mut dyn FnMut(&'static str, u64, u64),
     ) -> Result<Bpe, DataError> {
+        Bpe::train_on(options, pieces, MOST, total, progress)
+    }
+
+    /// The same on so many bytes of the pieces at most.
+    fn train_on(
+        options: &BpeOptions,
+        pieces: impl IntoIterator<Item = Result<Piece, DataError>>,
+        most: u64,
+        total: u64,
+        progress: &mut dyn FnMut(&'static str, u64, u64),
+    ) -> Result<Bpe, DataError> {
         options.check()?;
         let failed = |e: tokenizers::Error| DataError::Options(format!("a tokenizer cannot be trained: {e}"));
         let special: Vec<AddedToken> = options.all_special().map(|t| AddedToken::from(t, true)).collect();
@@ -122,7 +133,7 @@ impl Bpe {
             let counting = scope.spawn(|| trainer.feed(receive.into_iter(), |text| words.of(text)));
             let mut some = pieces.into_iter().map_while(|piece: Result<Piece, DataError>| {
                 bytes += piece.as_ref().map_or(0, |p| p.text.len() as u64);
-                (bytes <= MOST).then_some(piece)
+                (bytes <= most).then_some(piece)
             });
             let read: Result<(), DataError> = some.try_for_each(|piece| {
                 let Piece { text, read, .. } = piece?;

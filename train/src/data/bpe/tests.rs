@@ -70,6 +70,19 @@ fn special_tokens_are_never_learnt_and_bad_ones_refused() {
 }
 
 #[test]
+fn text_beyond_the_bound_is_left_out() {
+    let pieces = |texts: &[&str]| -> Vec<_> {
+        texts.iter().map(|text| Ok(Piece { text: text.to_string(), last: true, read: 0 })).collect()
+    };
+    let on = |texts: &[&str], most| {
+        Bpe::train_on(&BpeOptions::new(268), pieces(texts), most, 0, &mut |_, _, _| {}).unwrap()
+    };
+    let (most, other) = (SAMPLE.len() as u64, "other words, other words");
+    assert_eq!(on(&[SAMPLE, other], most), on(&[SAMPLE], u64::MAX));
+    assert_ne!(on(&[SAMPLE, other], most + other.len() as u64), on(&[SAMPLE], u64::MAX));
+}
+
+#[test]
 fn tokens_stay_short_of_a_line() {
     let dir = tempfile::tempdir().unwrap();
     let text = "a".repeat(100_000);
