@@ -306,8 +306,8 @@ impl Bench {
         let kernels: Vec<_> = planned.kernels.iter().flatten().collect();
         let (mut cold, mut warm) = (vec![], vec![]);
         for _ in 0..self.repeat {
-            let folder = tempfile::tempdir().map_err(|e| format!("a temporary folder: {e}"))?;
-            let prepare = || cpu.with_cache(KernelCache::open(folder.path())?).load(&kernels).map(drop);
+            let cache = KernelCache::temporary().map_err(|e| format!("a temporary folder: {e}"))?;
+            let prepare = || cpu.with_cache(cache.clone()).load(&kernels).map(drop);
             cold.push(once(prepare)?.1);
             warm.push(once(prepare)?.1);
         }

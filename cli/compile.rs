@@ -275,15 +275,10 @@ impl Compile {
 
 /// The JSON of a graph file; `None` for whatever else there may be, which is read as a configuration.
 fn read_graph(path: &Path) -> Result<Option<Value>, Failure> {
-    let Ok(meta) = std::fs::metadata(path) else { return Ok(None) };
-    if !meta.is_file() {
+    if path.is_dir() {
         return Ok(None);
     }
-    if meta.len() > MAX_GRAPH {
-        let most = MAX_GRAPH >> 20;
-        bail!("{}: is larger than {most} MiB; give a config.json or a graph", path.display());
-    }
-    let Ok(text) = std::fs::read_to_string(path) else { return Ok(None) };
+    let text = astrai_files::read_text(path, MAX_GRAPH)?;
     if !text.contains("\"astrai_ir\"") {
         return Ok(None);
     }

@@ -40,7 +40,7 @@ macro_rules! messages {
 
 messages! {
     String, &str, IrError, Error, WeightsError, astrai_engine::Error, astrai_train::Error,
-    astrai_train::FileError, astrai_train::settings::Error,
+    astrai_files::FileError, astrai_train::settings::Error,
 }
 
 /// For writes to standard output; errors of files name their file before they come here.

@@ -33,7 +33,17 @@ enum Command {
     Quickstart(quickstart::Quickstart),
 }
 
+/// Stack that threads get which ask for none.
+const STACK: usize = 2 << 20;
+
 fn main() -> ExitCode {
+    astrai_serve::template::sandbox();
+    if std::env::var("RUST_MIN_STACK")
+        .is_ok_and(|bytes| bytes.parse().is_ok_and(|bytes: usize| bytes < STACK))
+    {
+        // SAFETY: there is no other thread yet. With less than usual the threads of the engine would overflow.
+        unsafe { std::env::remove_var("RUST_MIN_STACK") };
+    }
     let cli = Cli::parse();
     let mut out = std::io::stdout().lock();
     let done = match cli.command {

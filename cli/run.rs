@@ -107,7 +107,15 @@ impl Run {
         let results: Vec<_> = results.into_iter().filter(|(n, _)| wanted(n)).collect();
         let results = shaped(results, &sequences);
         write_results(&self.outputs, &results)?;
-        self.report(out, &results, seconds, &rows)
+        let done = self.report(out, &results, seconds, &rows)?;
+        // What was computed is written and shown, for whoever looks for the cause.
+        let spoilt = results.iter().find(|(_, v)| v.to_f32().iter().any(|x| !x.is_finite()));
+        match spoilt {
+            Some((name, _)) => bail!(
+                "{name} has values that are not finite; the weights are damaged, or too large for this dtype"
+            ),
+            None => Ok(done),
+        }
     }
 
     /// Settles what is wanted; refuses what this kind of model has not.

@@ -52,7 +52,8 @@ pub struct Serve {
     /// Name that requests call the model by; may be repeated [default: the folder's name]
     #[arg(long, value_name = "NAME")]
     served_name: Vec<String>,
-    /// Key that requests must bring; may be repeated [default: none is asked for]
+    /// Key that requests must bring; may be repeated. Everybody on this machine can read a command line: give the key in the
+    /// environment instead [default: none is asked for]
     #[arg(long, value_name = "KEY", env = "ASTRAI_API_KEY", hide_env_values = true)]
     api_key: Vec<String>,
     /// Most answers computed at once
@@ -71,6 +72,10 @@ pub struct Serve {
     /// Most bytes of a request's body; a larger one is refused with 413
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, value_parser = clap::value_parser!(u32).range(1..))]
     body_limit: u32,
+    /// Most bytes of all bodies that are being received and read together, but for the first 64 KiB of each; beyond that
+    /// requests are refused with 503
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, value_parser = clap::value_parser!(u32).range(1..))]
+    bodies_limit: u32,
     /// Seconds that requests may go on when the server is told to end
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(..=86_400))]
     shutdown_timeout: u32,
@@ -111,6 +116,7 @@ impl Serve {
             api_keys: self.api_key,
             cors_origins: self.cors_origin,
             body_limit: self.body_limit as usize,
+            bodies_limit: self.bodies_limit as usize,
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout.into()),
             ..HttpSettings::default()
         };

@@ -220,7 +220,7 @@ fn start(
 }
 
 fn text(path: &Path) -> Result<String, Failure> {
-    Ok(std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?)
+    Ok(astrai_files::read_text(path, 16 << 20)?)
 }
 
 fn run(

@@ -9,6 +9,7 @@ use astrai_serve::request::{Request, Sampling};
 use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    astrai_serve::template::sandbox();
     let folder = std::env::args_os().nth(1).map(PathBuf::from);
     let own = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/llama"));
     let (model, machine) = (Model::open(&folder.unwrap_or_else(own), false)?, Machine::new(Kind::Cpu, 0)?);

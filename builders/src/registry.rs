@@ -4,8 +4,6 @@
 
 use crate::config::{self, ConfigError, MAX_PARAMETERS, ModelConfig, Raw, excerpt, json};
 use serde_json::{Map, Value};
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 pub use crate::families::{MODELS, ModelType};
@@ -53,14 +51,7 @@ impl ModelConfig {
     pub fn read(path: &Path) -> Result<Reading, ConfigError> {
         let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
         let file = path.display().to_string();
-        let mut bytes = Vec::new();
-        File::open(&path)
-            .and_then(|f| f.take(MAX_FILE + 1).read_to_end(&mut bytes))
-            .map_err(|source| ConfigError::Io { file: file.clone(), source })?;
-        if bytes.len() as u64 > MAX_FILE {
-            let problem = format!("is larger than {} MiB", MAX_FILE >> 20);
-            return Err(ConfigError::File { file, problem, remedy: "give a config.json".to_owned() });
-        }
+        let bytes = astrai_files::read(&path, MAX_FILE)?;
         Self::parse(json::decode(&bytes, &file)?, &file)
     }
 

@@ -7,7 +7,7 @@ use astrai_runtime::device::cpu::{Compiler, Cpu, Isa, KernelCache, host_isa};
 use astrai_runtime::device::null::Null;
 use astrai_runtime::device::reference::Reference;
 use astrai_runtime::{Device, Error};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Kinds of devices.
@@ -50,8 +50,9 @@ impl Machine {
         let mut warnings = Vec::new();
         let device: Arc<dyn Device> = match (kind, Compiler::find(&folders().unwrap_or_default())) {
             (Kind::Cpu, Some(cc)) => {
-                let cpu = Cpu::new(isa, threads, cc, KernelCache::open(&cache_folder())?)?;
-                return Ok(Machine::on(cpu));
+                let (cache, warning) = cache()?;
+                let cpu = Cpu::new(isa, threads, cc, cache)?;
+                return Ok(Machine { warnings: warning.into_iter().collect(), ..Machine::on(cpu) });
             }
             (Kind::Null, _) => {
                 let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -92,12 +93,29 @@ impl Machine {
     }
 }
 
-/// `$ASTRAI_CACHE`, `$XDG_CACHE_HOME/astrai` or `~/.cache/astrai`, else a folder of this user among temporary files.
-fn cache_folder() -> PathBuf {
+/// Compiled kernels in `$ASTRAI_CACHE`, `$XDG_CACHE_HOME/astrai` or `~/.cache/astrai`; where none is named, or the last two cannot
+/// be used, in a folder for this process alone, with a line for the user.
+fn cache() -> Result<(KernelCache, Option<String>), Error> {
     let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    var("ASTRAI_CACHE")
-        .or_else(|| var("XDG_CACHE_HOME").map(|p| p.join("astrai")))
+    let failed = |path: &Path| {
+        let path = path.to_path_buf();
+        move |source| Error::Io { path, source }
+    };
+    if let Some(folder) = var("ASTRAI_CACHE").map(|p| p.join("kernels")) {
+        return Ok((KernelCache::open(&folder).map_err(failed(&folder))?, None));
+    }
+    let folder = var("XDG_CACHE_HOME")
+        .map(|p| p.join("astrai"))
         .or_else(|| var("HOME").map(|p| p.join(".cache").join("astrai")))
-        .unwrap_or_else(|| std::env::temp_dir().join("astrai-cache"))
-        .join("kernels")
+        .map(|p| p.join("kernels"));
+    let why = match folder.map(|folder| (KernelCache::open(&folder), folder)) {
+        Some((Ok(cache), _)) => return Ok((cache, None)),
+        Some((Err(e), folder)) => format!("{}: {e}", folder.display()),
+        None => "no cache folder is named (HOME, XDG_CACHE_HOME)".to_string(),
+    };
+    let cache = KernelCache::temporary().map_err(failed(&std::env::temp_dir()))?;
+    Ok((
+        cache,
+        Some(format!("{why}; kernels are compiled for this run alone, set ASTRAI_CACHE to keep them")),
+    ))
 }

@@ -61,6 +61,8 @@ pub struct HttpSettings {
     pub api_keys: Vec<String>,
     /// Bytes of a request's body.
     pub body_limit: usize,
+    /// Bytes of all bodies together that have not become requests yet; the first 64 KiB of each are not counted.
+    pub bodies_limit: usize,
     /// How long requests may go on when the server is told to stop.
     pub shutdown_timeout: Duration,
     /// Origins whose pages may use the server from a browser; `*` allows all, none allows none.
@@ -78,6 +80,7 @@ impl Default for HttpSettings {
         HttpSettings {
             api_keys: Vec::new(),
             body_limit: 4 << 20,
+            bodies_limit: 256 << 20,
             shutdown_timeout: Duration::from_secs(30),
             cors_origins: Vec::new(),
             keep_alive: Duration::from_secs(12),

@@ -2,13 +2,12 @@
 //! parameters it names, for whoever leaves them open, and the ids that end its texts. As in vLLM, `do_sample` is not heeded: a
 //! temperature that is named is meant.
 
-use std::fs;
-use std::io::ErrorKind;
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use crate::request::Sampling;
+use astrai_files::read_present;
 
 const FILE: &str = "generation_config.json";
 
@@ -39,13 +38,8 @@ impl Recommended {
     pub fn read(folder: &Path, vocabulary: usize) -> Result<Recommended, RecommendedError> {
         let path = folder.join(FILE);
         let refuse = |what: String| RecommendedError(format!("{}: {what}", path.display()));
-        let bytes = match fs::metadata(&path) {
-            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Recommended::default()),
-            Ok(found) if found.len() > LARGEST => {
-                return Err(refuse(format!("{} bytes are too many; fetch the file again", found.len())));
-            }
-            _ => fs::read(&path).map_err(|e| refuse(format!("cannot read: {e}")))?,
-        };
+        let found = read_present(&path, LARGEST).map_err(|e| RecommendedError(e.to_string()))?;
+        let Some(bytes) = found else { return Ok(Recommended::default()) };
         let remedy = "mend it, or move it out of the folder";
         let file: Map<String, Value> = serde_json::from_slice(&bytes)
             .map_err(|e| refuse(format!("is no JSON object ({e}); {remedy}")))?;
@@ -142,7 +136,7 @@ mod tests {
 
     fn read(text: &str) -> Result<Recommended, RecommendedError> {
         let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join(FILE), text).unwrap();
+        std::fs::write(dir.path().join(FILE), text).unwrap();
         Recommended::read(dir.path(), 100)
     }
 

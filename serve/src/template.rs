@@ -1,6 +1,6 @@
 //! Chat templates. In: a conversation, with the template that came with the model. Out: the prompt, to the byte what
 //! transformers renders, or one line that says why there is none. The engine is `minijinja`; the modules below add what Python
-//! has and it lacks, and hold a hostile template to its limits.
+//! has and it lacks, and hold a hostile template to its limits; programs call [`sandbox`] first, so that it breaks none of them.
 
 mod filters;
 mod json;
@@ -12,18 +12,22 @@ mod render;
 mod source;
 #[cfg(test)]
 mod tests;
+mod worker;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use crate::files::line;
 
 pub(crate) use message::kind;
 pub use message::{Message, MessageError};
+pub use worker::{sandbox, sandbox_by};
 
 /// Why there is no prompt, in one line.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum TemplateError {
     /// A file holds no usable template.
     #[error("{path}: {message}", path = .path.display())]
@@ -84,6 +88,8 @@ pub struct Chat<'a> {
     pub template: Option<&'a str>,
     /// Further variables (`chat_template_kwargs`: `enable_thinking`, …); they hide special tokens of the same name.
     pub variables: Option<&'a Map<String, Value>>,
+    /// Set by whoever asks when nobody waits for the prompt any more: rendering then ends.
+    pub abandoned: Option<&'a AtomicBool>,
 }
 
 /// The templates of a model, ready for use from any number of threads. A clone shares everything.

@@ -5,6 +5,7 @@
 
 mod byte_level;
 mod bytes;
+mod check;
 mod special;
 mod stream;
 #[cfg(test)]
@@ -20,7 +21,8 @@ use std::thread;
 use sha2::{Digest, Sha256};
 use tokenizers::{DecoderWrapper, Model, Tokenizer as Library};
 
-use crate::files::{self, line};
+use crate::files::line;
+use astrai_files::read_present;
 
 pub use special::{SpecialToken, SpecialTokens};
 pub use stream::DecodeStream;
@@ -36,6 +38,9 @@ const FILES: [&str; 8] = [
     "merges.txt",
     "tokenizer.model",
 ];
+
+/// Text of many kinds of characters.
+const PROBE: &str = "Hello, world! \u{e9}\u{fb01} \u{6f22}\u{5b57} \u{1f600}\u{200d}\n\t  42 <s> [CLS] ##ab";
 
 /// Larger than any published tokenizer by an order of magnitude; whoever names the weights by mistake learns it at once.
 const LARGEST: u64 = 1 << 28;
@@ -67,6 +72,8 @@ struct Shared {
     library: Library,
     /// The same, but special tokens written in a text are text.
     plain: Library,
+    /// How many times longer normalising makes a text at most.
+    growth: f64,
     byte_level: bool,
     vocabulary: usize,
     special: SpecialTokens,
@@ -90,7 +97,7 @@ impl Tokenizer {
     pub fn open(path: &Path) -> Result<Tokenizer, TokenizerError> {
         let (file, folder) = locate(path)?;
         let main = read(&file)?;
-        let library = parse(&file, &main)?;
+        let (library, growth) = parse(&file, &main)?;
         let vocabulary = library.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         if vocabulary == 0 {
             return Err(TokenizerError::new(&file, "holds no token; save the tokenizer again"));
@@ -106,7 +113,8 @@ impl Tokenizer {
         let mut plain = library.clone();
         plain.set_encode_special_tokens(true);
         let byte_level = library.get_decoder().is_some_and(|d| matches!(d, DecoderWrapper::ByteLevel(_)));
-        let shared = Shared { path: file, library, plain, byte_level, vocabulary, special, warnings, files };
+        let shared =
+            Shared { path: file, library, plain, growth, byte_level, vocabulary, special, warnings, files };
         Ok(Tokenizer { shared: Arc::new(shared) })
     }
 
@@ -116,8 +124,22 @@ impl Tokenizer {
     /// # Errors
     /// The text holds what the vocabulary cannot express.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self.shared.library.encode_fast(text, add_special);
-        encoding.map(|e| e.get_ids().to_vec()).map_err(|e| self.error("cannot encode this text", &e))
+        self.encode_by(&self.shared.library, text, add_special)
+    }
+
+    fn encode_by(
+        &self,
+        library: &Library,
+        text: &str,
+        add_special: bool,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        let encode = || {
+            check::fits(library.get_normalizer(), self.shared.growth, text)?;
+            let encoding = library.encode_fast(text, add_special).map_err(|e| e.to_string())?;
+            Ok(encoding.get_ids().to_vec())
+        };
+        let done = check::guarded(encode).and_then(|done| done);
+        done.map_err(|e| self.error("cannot encode this text", &e))
     }
 
     /// Ids of `text` as mere text: a special token written in it is spelt, never recognised, and none is added. This is how
@@ -126,8 +148,7 @@ impl Tokenizer {
     /// # Errors
     /// The text holds what the vocabulary cannot express.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self.shared.plain.encode_fast(text, false);
-        encoding.map(|e| e.get_ids().to_vec()).map_err(|e| self.error("cannot encode this text", &e))
+        self.encode_by(&self.shared.plain, text, false)
     }
 
     /// Ids of each text, on all cores; nothing is added. With `recognise`, special tokens written in the texts are those
@@ -164,7 +185,9 @@ impl Tokenizer {
     /// # Errors
     /// The tokenizer's decoder refuses these tokens.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, TokenizerError> {
-        self.shared.library.decode(ids, skip_special).map_err(|e| self.error("cannot decode these ids", &e))
+        let decode = || self.shared.library.decode(ids, skip_special).map_err(|e| e.to_string());
+        let done = check::guarded(decode).and_then(|done| done);
+        done.map_err(|e| self.error("cannot decode these ids", &e))
     }
 
     /// A stream that turns ids into text one by one.
@@ -241,8 +264,8 @@ impl Tokenizer {
         Ok(())
     }
 
-    fn error(&self, what: &str, e: &tokenizers::Error) -> TokenizerError {
-        TokenizerError::new(&self.shared.path, format!("{what}: {}", line(&e.to_string())))
+    fn error(&self, what: &str, e: &str) -> TokenizerError {
+        TokenizerError::new(&self.shared.path, format!("{what}: {}", line(e)))
     }
 }
 
@@ -270,11 +293,11 @@ fn locate(path: &Path) -> Result<(PathBuf, PathBuf), TokenizerError> {
 
 fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
     let failed = |message: String| TokenizerError::new(path, message);
-    let found = files::read(path, LARGEST).map_err(failed)?;
+    let found = read_present(path, LARGEST).map_err(|e| failed(e.trouble()))?;
     found.ok_or_else(|| failed("no such file; name a tokenizer.json or its folder".into()))
 }
 
-fn parse(path: &Path, bytes: &[u8]) -> Result<Library, TokenizerError> {
+fn parse(path: &Path, bytes: &[u8]) -> Result<(Library, f64), TokenizerError> {
     let refused = |message: String| TokenizerError::new(path, message);
     if bytes.starts_with(b"version https://git-lfs") {
         return Err(refused("is a Git LFS pointer, not the file itself; run `git lfs pull`".into()));
@@ -285,14 +308,21 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Library, TokenizerError> {
         let message = "has no `model`: no tokenizer.json of Hugging Face tokenizers; name the right file";
         return Err(refused(message.into()));
     }
-    let mut library = Library::from_bytes(bytes).map_err(|e| {
-        refused(format!(
-            "is no usable tokenizer ({}); save it again with a current version",
-            line(&e.to_string())
-        ))
-    })?;
-    library.with_padding(None);
-    let off = library.with_truncation(None).map(|_| ());
-    off.map_err(|e| refused(format!("truncation cannot be switched off: {}", line(&e.to_string()))))?;
-    Ok(library)
+    let unusable = |e: String| {
+        refused(format!("is no usable tokenizer ({}); save it again with a current version", line(&e)))
+    };
+    let growth = check::growth(&value).map_err(unusable)?;
+    drop(value);
+    let open = || {
+        let mut library = Library::from_bytes(bytes).map_err(|e| e.to_string())?;
+        library.with_padding(None);
+        library.with_truncation(None).map_err(|e| e.to_string())?;
+        // What the library only notices at work is noticed here.
+        if let Ok(probe) = library.encode_fast(PROBE, true) {
+            let _decoded = library.decode(probe.get_ids(), false);
+        }
+        Ok(library)
+    };
+    let library = check::guarded(open).and_then(|opened| opened).map_err(unusable)?;
+    Ok((library, growth))
 }

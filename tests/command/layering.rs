@@ -4,16 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// What each crate may depend on, from the ground up.
-const ROOMS: [(&str, &[&str]); 9] = [
+const ROOMS: [(&str, &[&str]); 10] = [
+    ("files", &[]),
     ("ir", &[]),
-    ("builders", &["ir"]),
+    ("builders", &["files", "ir"]),
     ("passes", &["ir"]),
     ("codegen", &["ir"]),
-    ("runtime", &["ir", "passes", "codegen"]),
-    ("serve", &["ir", "builders", "runtime"]),
-    ("train", &["ir", "builders", "runtime", "serve"]),
-    ("engine", &["ir", "builders", "passes", "codegen", "runtime", "serve", "train"]),
-    (".", &["ir", "builders", "passes", "codegen", "runtime", "serve", "train", "engine"]),
+    ("runtime", &["files", "ir", "passes", "codegen"]),
+    ("serve", &["files", "ir", "builders", "runtime"]),
+    ("train", &["files", "ir", "builders", "runtime", "serve"]),
+    ("engine", &["files", "ir", "builders", "passes", "codegen", "runtime", "serve", "train"]),
+    (".", &["files", "ir", "builders", "passes", "codegen", "runtime", "serve", "train", "engine"]),
 ];
 
 const LINES: usize = 500;

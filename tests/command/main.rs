@@ -6,6 +6,7 @@ mod cases;
 mod cli;
 mod documents;
 mod extend;
+mod hostile;
 mod layering;
 mod numbers;
 mod openai;

@@ -25,7 +25,7 @@ pub use open::{Latest, Opened, open, open_latest};
 pub use save::Saved;
 pub use state::{Counter, TrainerState, Versions};
 
-use crate::durable::{FileError, one_line};
+use astrai_files::{FileError, one_line};
 
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const MODEL: &str = "model.safetensors";

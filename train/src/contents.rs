@@ -2,8 +2,8 @@
 //! memory; and back.
 
 use crate::checkpoint::{Attachment, Contents, Part, Sink, TrainerState};
-use crate::durable::FileError;
 use crate::engine::Engine;
+use astrai_files::FileError;
 use astrai_runtime::weights::{Checkpoint, Entry};
 use astrai_runtime::{Error, Source, WeightSource};
 use std::collections::HashMap;

@@ -6,10 +6,10 @@ use crate::batch::Items;
 use crate::checkpoint::Attachment;
 use crate::data::bpe::{Bpe, BpeOptions};
 use crate::data::{Corpus, DataError, ShardOptions, Tokenised, Tokens, WindowOptions, Windows, prepare};
-use crate::durable::{System, replace};
 use crate::error::Error;
 use crate::settings::Settings;
 use crate::trainer::Callbacks;
+use astrai_files::{System, read_text, replace};
 use astrai_serve::tokenizer::Tokenizer;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -98,10 +98,10 @@ impl Dataset {
         callbacks: &mut dyn Callbacks,
     ) -> Result<Dataset, Error> {
         callbacks.note(&sources.shown);
-        let (tokens, tokenizer, fresh) = match sources.named {
+        let (tokens, tokenizer) = match sources.named {
             Named::Shards(tokens) => {
                 tokens.warnings().iter().for_each(|w| callbacks.note(w));
-                (tokens, sources.tokenizer, false)
+                (tokens, sources.tokenizer)
             }
             Named::Text(corpus) => {
                 let text = corpus.fingerprint();
@@ -117,23 +117,17 @@ impl Dataset {
                 let options = ShardOptions { recognise, ..ShardOptions::default() };
                 let mut progress = |done, all| callbacks.progress("tokenising", done, all);
                 let (tokens, made) = prepare(&corpus, &tokenizer, &shards, &options, &mut progress)?;
-                // Ids that were made just now are the tokenizer's, which fits.
-                let fresh = made != Tokenised::Cached;
                 match made {
                     Tokenised::Stale(why) => callbacks.note(&format!("tokenised again: {why}")),
                     Tokenised::Cached => callbacks.note(&format!("using the tokens in {}", shards.display())),
                     Tokenised::New => {}
                 }
-                (Arc::new(tokens), Some(tokenizer), fresh)
+                (Arc::new(tokens), Some(tokenizer))
             }
         };
-        let stated = tokens.meta().fingerprint.clone();
-        let ids = match stated.filter(|_| fresh) {
-            Some(stated) => stated,
-            None => {
-                tokens.check(vocabulary, &mut |done, all| callbacks.progress("checking tokens", done, all))?
-            }
-        };
+        // Also ids that were made just now: what counts is what is on the disk.
+        let ids =
+            tokens.check(vocabulary, &mut |done, all| callbacks.progress("checking tokens", done, all))?;
         let fingerprint = fingerprint(&ids, &tokens, settings);
         let (train, validation) = windows(tokens, settings)?;
         Ok(Dataset {
@@ -214,7 +208,7 @@ fn trained(
         record["special_tokens"] = json!(special);
     }
     let record = record.to_string();
-    if std::fs::read_to_string(kept.join(RECORD)).is_ok_and(|made| made == record) {
+    if read_text(&kept.join(RECORD), 1 << 20).is_ok_and(|made| made == record) {
         callbacks.note(&format!("using the tokenizer in {}", kept.display()));
         return Ok(Tokenizer::open(&kept).map_err(DataError::from)?);
     }
@@ -246,11 +240,12 @@ fn made_of(text: &str, tokenizer: &str) -> String {
     format!("{text} tokenizer {tokenizer}")
 }
 
-/// Which ids, and which of them are held out.
+/// Where the ids come from, which of them are held out, and the sum of them all.
 fn fingerprint(ids: &str, tokens: &Tokens, settings: &Settings) -> String {
-    let tokenizer = tokens.meta().tokenizer.as_deref().unwrap_or("none");
+    let (text, tokenizer) = (tokens.meta().fingerprint.as_deref(), tokens.meta().tokenizer.as_deref());
+    let made = made_of(text.unwrap_or("none"), tokenizer.unwrap_or("none"));
     let held = if settings.eval_every > 0 { "held out" } else { "all" };
-    format!("{} tokens {} {held}", made_of(ids, tokenizer), tokens.len())
+    format!("{made} tokens {} {held} ids {ids}", tokens.len())
 }
 
 /// Refuses text or a tokenizer other than those of the run so far, before anything is written over.

@@ -1,8 +1,8 @@
 //! Why a run does not begin or go on, each in one line.
 
 use crate::data::DataError;
-use crate::durable::FileError;
 use crate::settings;
+use astrai_files::FileError;
 
 /// An error of a training run.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,6 @@ pub mod checkpoint;
 pub mod contents;
 pub mod data;
 pub mod dataset;
-mod durable;
 pub mod engine;
 mod error;
 pub mod metrics;
@@ -18,5 +17,5 @@ pub mod signals;
 pub mod trainer;
 pub mod update;
 
-pub use durable::FileError;
+pub use astrai_files::FileError;
 pub use error::Error;

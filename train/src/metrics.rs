@@ -3,13 +3,13 @@
 //! for times. A number that is not finite is `null`, because JSON has no other word for it.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::durable::{FileError, System, replace, shown};
 use crate::router::RouterStats;
+use astrai_files::{FileError, System, open, replace, shown};
 
 /// Longest line read, in bytes.
 const LONGEST: u64 = 1 << 16;
@@ -102,7 +102,7 @@ impl Metrics {
     /// # Errors
     /// The system refuses.
     pub fn create(path: &Path) -> Result<Metrics, FileError> {
-        File::create(path).map_err(FileError::io(path, "create it"))?;
+        replace(&System, path, b"")?;
         Metrics::append(path, 0)
     }
 
@@ -168,9 +168,9 @@ pub fn read(path: &Path) -> Result<(Vec<Row>, Vec<String>), FileError> {
 /// Gives every readable row to `take`, with its line. A last line without an end was cut short by a crash and is nothing
 /// to speak of; another that cannot be read is.
 fn lines(path: &Path, take: &mut dyn FnMut(Row, &[u8])) -> Result<Vec<String>, FileError> {
-    let file = match File::open(path) {
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        file => file.map_err(FileError::io(path, "open it"))?,
+    let file = match open(path) {
+        Err(e) if e.is_absence() => return Ok(Vec::new()),
+        file => file?.0,
     };
     let mut file = BufReader::new(file);
     let (mut line, mut number, mut bad) = (Vec::new(), 0u64, Vec::new());

@@ -6,8 +6,8 @@ use std::path::Path;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use crate::durable::{FileError, System, replace};
 use crate::metrics::{self, Row};
+use astrai_files::{FileError, System, replace};
 
 /// Width and height, pixels.
 const SIZE: (u32, u32) = (960, 640);

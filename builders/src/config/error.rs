@@ -1,20 +1,15 @@
 //! What can be wrong with a configuration. In: file, key, value. Out: one line that names them and the remedy.
 
+use astrai_files::FileError;
 use serde_json::Value;
-use std::io;
 use thiserror::Error;
 
 /// Why a configuration was refused. `Display` is one line: file, key, problem, remedy.
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The file could not be opened or read.
-    #[error("{file}: cannot be read ({source}); give a config.json or a model directory that holds one")]
-    Io {
-        /// Path as the caller gave it, with `config.json` added for a directory.
-        file: String,
-        /// What the system said.
-        source: io::Error,
-    },
+    #[error("{0}; give a config.json or a model directory that holds one")]
+    Read(#[from] FileError),
     /// The file as a whole is no configuration: not UTF-8, not JSON, no object, no known model.
     #[error("{file}: {problem}; {remedy}")]
     File {

@@ -45,7 +45,7 @@ fn files_on_disk() {
     let dir = std::env::temp_dir().join(format!("astrai-config-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let e = ModelConfig::read(&dir).unwrap_err().to_string();
-    assert!(e.contains("config.json: cannot be read"), "{e}");
+    assert!(e.contains("config.json: cannot open it"), "{e}");
     std::fs::write(dir.join("config.json"), b"{\"a\": \"\xff\"}").unwrap();
     let e = ModelConfig::read(&dir).unwrap_err().to_string();
     assert!(e.contains("is not UTF-8 (byte 7)"), "{e}");

@@ -178,6 +178,13 @@ fn for_each_part(
     for part in w.rows() {
         let t = source.tensor(&part.name).ok_or_else(|| missing(&part.name))?;
         check_shape(&part.name, &t.shape, part.rows, &w.ty)?;
+        if w.ty.dtype.is_float() && !t.dtype.is_float() {
+            // Codes of a quantised checkpoint mean nothing without their scales.
+            return Err(Error::Input(format!(
+                "tensor `{}` holds integers ({}) where the model has numbers: quantised weights of this form are not supported; give the checkpoint they were made of",
+                part.name, t.dtype
+            )));
+        }
         f(part.rows, &t.bytes, t.dtype);
         source.done(&part.name);
     }

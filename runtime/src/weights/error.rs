@@ -1,6 +1,7 @@
 //! In: what went wrong and where. Out: one line that names the file, the tensor and the remedy. Names come from hostile
 //! files, so they are escaped and clipped before anyone prints them.
 
+use astrai_files::{FileError, shown};
 use std::fmt::Write;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,24 +21,9 @@ const MESSAGE: usize = 400;
 /// Why weights could not be read or written. `Display` is one line: file, tensor, trouble, remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
-    /// The system refused an operation on a file.
-    #[error("{}: cannot {doing}: {source}", shown(path))]
-    Io {
-        /// The file or directory.
-        path: PathBuf,
-        /// The operation, as a verb: "open", "map", …
-        doing: &'static str,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// What is there is not usable: absent, of another format, damaged, or asked for in a way it cannot serve.
-    #[error("{}: {trouble}", shown(path))]
-    Refused {
-        /// The file or directory.
-        path: PathBuf,
-        /// What is wrong, and the remedy.
-        trouble: String,
-    },
+    /// A file is absent, of another format, damaged, or asked for in a way it cannot serve; or the system refused an operation.
+    #[error("{0}")]
+    File(#[from] FileError),
     /// The checkpoint is sound, but its tensors are not those of the model ([`check`](super::Checkpoint::check)).
     #[error("{}: {trouble}", shown(path))]
     Mismatch {
@@ -50,17 +36,12 @@ pub enum WeightsError {
 
 impl WeightsError {
     pub(super) fn io(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> WeightsError {
-        move |source| WeightsError::Io { path: path.to_path_buf(), doing, source }
+        move |source| FileError::io(path, doing)(source).into()
     }
 
     pub(super) fn refused(path: &Path, trouble: impl Into<String>) -> WeightsError {
-        WeightsError::Refused { path: path.to_path_buf(), trouble: trouble.into() }
+        FileError::refused(path, trouble).into()
     }
-}
-
-/// A path on one line.
-pub(super) fn shown(path: &Path) -> String {
-    path.to_string_lossy().chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 /// `name` on one line, its beginning only where it is long.

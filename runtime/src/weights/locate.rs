@@ -2,9 +2,8 @@
 //! model's directory are followed from an index; symbolic links are, because download caches are made of them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
 use super::error::{FETCH_AGAIN, WeightsError, clip, list, quote, reason};
@@ -59,17 +58,8 @@ pub(super) fn locate(path: &Path) -> Result<Location, WeightsError> {
 
 /// Opens a regular file and says how long it is.
 pub(super) fn open_regular(path: &Path) -> Result<(File, usize), WeightsError> {
-    // Without O_NONBLOCK, opening a pipe nobody writes to would wait for ever.
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-    let file = file.map_err(WeightsError::io(path, "open it"))?;
-    let kind = file.metadata().map_err(WeightsError::io(path, "look at it"))?;
-    if !kind.is_file() {
-        return Err(WeightsError::refused(
-            path,
-            "not a regular file: give a model directory or a .safetensors file",
-        ));
-    }
-    let length = usize::try_from(kind.len());
+    let (file, length) = astrai_files::open(path)?;
+    let length = usize::try_from(length);
     let length = length.map_err(|_| WeightsError::refused(path, "the file exceeds the address space"))?;
     Ok((file, length))
 }

@@ -22,7 +22,8 @@ use std::path::{Path, PathBuf};
 
 use memmap2::{Mmap, MmapOptions, UncheckedAdvice};
 
-use error::{quote, shown};
+use astrai_files::shown;
+use error::quote;
 use header::Tensor;
 use locate::{Index, Location, locate, open_regular};
 

@@ -1,23 +1,33 @@
 //! What all requests share.
 
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::ApiError;
 use super::metrics::Metrics;
 use super::{HttpSettings, Served};
 use crate::engine::{Engine, Handle};
 use crate::template::ChatTemplate;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Tokenizer, TokenizerError};
 
 /// SHA-256 of an API key: all are of one length and show nothing of the key.
 pub type KeyHash = [u8; 32];
+
+/// A wait to be prepared that shows that requests are held up.
+const STUCK: Duration = Duration::from_secs(10);
+
+/// Bytes of text for each token of the context that are looked at first; common text has four.
+const HEAD: usize = 16;
+
+/// Bytes by which bodies are counted.
+const BODY_UNIT: usize = 1 << 10;
 
 /// What all requests share.
 #[derive(Debug)]
@@ -34,6 +44,10 @@ pub struct App {
     draining: AtomicBool,
     /// Requests that may be rendered and tokenised at once.
     permits: Arc<Semaphore>,
+    /// Since when each request waits for one of them.
+    waiting: Queue,
+    /// Units of bytes that bodies may take.
+    bodies: Arc<Semaphore>,
     seeds: [RandomState; 2],
     next: AtomicU64,
 }
@@ -50,17 +64,20 @@ impl App {
         }
         let keys = settings.api_keys.iter().map(|k| Sha256::digest(k).into()).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let bodies = Arc::new(Semaphore::new(settings.bodies_limit.div_ceil(BODY_UNIT)));
         let app = App {
             engine: engine.handle(),
             tokenizer,
             template,
             names,
-            settings,
             created: now(),
+            settings,
             metrics: Metrics::new().map_err(io::Error::other)?,
             keys,
             draining: AtomicBool::new(false),
             permits: Arc::new(Semaphore::new(cores)),
+            waiting: Queue::default(),
+            bodies,
             seeds: [RandomState::new(), RandomState::new()],
             next: AtomicU64::new(0),
         };
@@ -116,19 +133,100 @@ impl App {
         format!("{:08x}{low:016x}", high >> 32)
     }
 
-    /// Does work that takes long on a thread of its own, no more at a time than there are cores.
+    /// Does work that takes long on a thread of its own, no more at a time than there are cores. What the work is given is set
+    /// when the client has left; the permit is held until the work has given way.
     ///
     /// # Errors
     /// The work's own, or a panic of it.
     pub async fn spawn_bounded<T: Send + 'static>(
         &self,
-        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+        work: impl FnOnce(Arc<AtomicBool>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let broken = || ApiError::internal("the request could not be prepared");
+        let waiting = Waiting::since_now(&self.waiting);
         let permit = self.permits.clone().acquire_owned().await.map_err(|_| broken())?;
-        // The work goes on when the client leaves; its permit is held until it is done.
-        let work = move || (work(), drop(permit)).0;
+        drop(waiting);
+        let client = Client::default();
+        let left = client.left.clone();
+        let work = move || (work(left), drop(permit)).0;
         tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(broken()))
+    }
+
+    /// Ids of the text of a field that is to fit the context. The beginning of a text that is far too long is enough to tell, and
+    /// spares the time and memory that all of it would take.
+    ///
+    /// # Errors
+    /// It does not fit, or holds what the vocabulary cannot express.
+    pub fn encode(&self, field: &str, text: &str, add_special: bool) -> Result<Vec<u32>, ApiError> {
+        let wrong = |e: TokenizerError| ApiError::field(field, e.message);
+        let context = self.engine.limits().context;
+        let most = context.saturating_mul(HEAD).min(text.len());
+        let head = (0..=most).rfind(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        if head < text.len() / 2 {
+            // Tokens of a beginning differ from those of the whole where it is cut; twice the context leaves no doubt.
+            let tokens = self.tokenizer.encode(&text[..head], add_special).map_err(wrong)?.len();
+            if tokens > context.saturating_mul(2) {
+                let what = format!(
+                    "has more than {tokens} tokens, and the context of this model is {context} tokens"
+                );
+                let refused = ApiError::field(field, format!("{what}; shorten the prompt"));
+                return Err(refused.with_code("context_length_exceeded"));
+            }
+        }
+        self.tokenizer.encode(text, add_special).map_err(wrong)
+    }
+
+    /// Whether requests have waited for long to be prepared.
+    pub fn is_stuck(&self) -> bool {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.values().next().is_some_and(|since| since.elapsed() > STUCK)
+    }
+
+    /// Makes the room that a body takes of that for all bodies so many bytes; false where there are not as many left.
+    pub fn grow_room(&self, room: &mut Option<OwnedSemaphorePermit>, bytes: usize) -> bool {
+        let held = room.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let more = u32::try_from(bytes.div_ceil(BODY_UNIT).saturating_sub(held)).unwrap_or(u32::MAX);
+        let Ok(permit) = self.bodies.clone().try_acquire_many_owned(more) else { return false };
+        match room {
+            Some(held) => held.merge(permit),
+            none => *none = Some(permit),
+        }
+        true
+    }
+}
+
+/// A client that waits for its request to be prepared; when it leaves, this is dropped.
+#[derive(Default)]
+struct Client {
+    left: Arc<AtomicBool>,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.left.store(true, Ordering::Relaxed);
+    }
+}
+
+type Queue = Mutex<BTreeMap<u64, Instant>>;
+
+/// A request's place among those that wait to be prepared.
+struct Waiting<'a> {
+    queue: &'a Queue,
+    place: u64,
+}
+
+impl Waiting<'_> {
+    fn since_now(queue: &Queue) -> Waiting<'_> {
+        let mut all = queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = all.last_key_value().map_or(0, |(last, _)| last + 1);
+        all.insert(place, Instant::now());
+        Waiting { queue, place }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.place);
     }
 }
 

@@ -53,10 +53,11 @@ pub fn prompt(app: &App, fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
         continue_final_message,
         template: None,
         variables: Some(&variables),
+        abandoned: Some(&fields.abandoned),
     })?;
     // The template has put the special tokens where they belong.
     let add_special = fields.or("add_special_tokens", false)?;
-    app.tokenizer.encode(&text, add_special).map_err(|e| fields.refusal("messages", e.message))
+    app.encode("messages", &text, add_special)
 }
 
 fn texts_only(i: usize, message: &Message) -> Result<(), ApiError> {

@@ -65,7 +65,6 @@ impl Endpoint for Completions {
     const CHUNK: &'static str = "text_completion";
 
     fn read(fields: &mut Fields, params: &mut Params, app: &App) -> Result<(Self, Vec<Vec<u32>>), ApiError> {
-        let tokenizer = &app.tokenizer;
         params.sampling.logprobs = fields.take("logprobs")?;
         let echo = fields.or("echo", false)?;
         if echo && params.sampling.logprobs.is_some() {
@@ -79,11 +78,11 @@ impl Endpoint for Completions {
             let wrong = |e: crate::tokenizer::TokenizerError| fields.refusal("prompt", e.message);
             let (text, ids) = match prompt {
                 Prompt::Text(text) => {
-                    let ids = tokenizer.encode(&text, add_special).map_err(wrong)?;
+                    let ids = app.encode("prompt", &text, add_special)?;
                     (text, ids)
                 }
                 Prompt::Ids(ids) if echo => {
-                    (tokenizer.decode(&ids, params.skip_special).map_err(wrong)?, ids)
+                    (app.tokenizer.decode(&ids, params.skip_special).map_err(wrong)?, ids)
                 }
                 Prompt::Ids(ids) => (String::new(), ids),
             };

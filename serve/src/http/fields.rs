@@ -2,6 +2,8 @@
 //! field, what it must be and what it is. A field that is null is a field that is absent.
 
 use serde_json::{Map, Value};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::error::ApiError;
 pub(super) use crate::template::kind;
@@ -10,18 +12,20 @@ pub(super) use crate::template::kind;
 #[derive(Debug)]
 pub struct Fields {
     entries: Map<String, Value>,
+    /// Set when the client that sent them has left.
+    pub(super) abandoned: Arc<AtomicBool>,
     /// Path of the object they are in; empty for the body itself.
     within: &'static str,
 }
 
 impl Fields {
-    /// Parses a body.
+    /// Parses a body; `abandoned` is set when its client leaves.
     ///
     /// # Errors
     /// It is no JSON object. Numbers that are none (`1e999`), halves of surrogate pairs and too deep nesting are not JSON.
-    pub fn parse(body: &[u8]) -> Result<Fields, ApiError> {
+    pub fn parse(body: &[u8], abandoned: Arc<AtomicBool>) -> Result<Fields, ApiError> {
         match serde_json::from_slice(body) {
-            Ok(Value::Object(entries)) => Ok(Fields { entries, within: "" }),
+            Ok(Value::Object(entries)) => Ok(Fields { entries, abandoned, within: "" }),
             Ok(other) => Err(ApiError::body(format!("the body must be a JSON object, not {}", kind(&other)))),
             Err(e) => {
                 let e = e.to_string();
@@ -79,7 +83,11 @@ impl Fields {
     /// # Errors
     /// It is none.
     pub fn object(&mut self, name: &'static str) -> Result<Option<Fields>, ApiError> {
-        Ok(self.take::<Map<String, Value>>(name)?.map(|entries| Fields { entries, within: name }))
+        Ok(self.take::<Map<String, Value>>(name)?.map(|entries| Fields {
+            entries,
+            abandoned: self.abandoned.clone(),
+            within: name,
+        }))
     }
 
     /// The error of a field.

@@ -4,14 +4,17 @@
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::body::{Body, to_bytes};
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
-use bytes::Bytes;
+use http_body::Body as _;
 use serde_json::{Value, json};
-use std::error::Error;
+use std::future::poll_fn;
+use std::ops::Deref;
+use std::pin::Pin;
 use std::time::Duration;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use super::app::{App, now};
@@ -30,6 +33,12 @@ const MOST_CHOICES: usize = 256;
 
 /// Log-probabilities of a request.
 const MOST_LOGPROBS: usize = 1 << 20;
+
+/// The beginning of a body that is not counted among all bodies: ordinary requests are never refused for the large ones.
+const FREE: usize = 64 << 10;
+
+/// Bodies whose memory is given back to the system.
+const LARGE: usize = 1 << 20;
 
 /// Time for a body to come.
 const BODY_TIME: Duration = Duration::from_secs(60);
@@ -115,21 +124,59 @@ pub fn usage(usage: &Usage) -> Value {
     })
 }
 
-/// A body, if it is not too large and comes in time.
+/// A body that has come whole, with its share of the room for bodies.
+pub struct Received {
+    bytes: Vec<u8>,
+    room: Option<OwnedSemaphorePermit>,
+}
+
+impl Deref for Received {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Received {
+    fn drop(&mut self) {
+        if self.bytes.len() > LARGE {
+            drop(std::mem::take(&mut self.bytes));
+            // SAFETY: the call has no preconditions. Without it the allocator would keep what a large body took for later ones.
+            #[cfg(target_env = "gnu")]
+            unsafe {
+                libc::malloc_trim(0)
+            };
+        }
+        self.room = None;
+    }
+}
+
+/// A body, if it is not too large, comes in time, and there is room for it beside the others.
 ///
 /// # Errors
 /// It does not.
-pub async fn body(app: &App, body: Body) -> Result<Bytes, ApiError> {
+pub async fn body(app: &App, mut body: Body) -> Result<Received, ApiError> {
     let limit = app.settings.body_limit;
-    let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");
-    timeout(BODY_TIME, to_bytes(body, limit)).await.map_err(late)?.map_err(|e| {
-        let large = e.source().is_some_and(|e| e.to_string().contains("length limit"));
-        let message = format!("the body has more than the {limit} bytes that are allowed");
-        match large {
-            true => ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message),
-            false => ApiError::body("the body broke off"),
+    let mut got = Received { bytes: Vec::new(), room: None };
+    let receive = async {
+        while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+            let frame = frame.map_err(|_| ApiError::body("the body broke off"))?;
+            let Ok(data) = frame.into_data() else { continue };
+            if got.bytes.len() + data.len() > limit {
+                let message = format!("the body has more than the {limit} bytes that are allowed");
+                return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message));
+            }
+            got.bytes.extend_from_slice(&data);
+            if !app.grow_room(&mut got.room, got.bytes.len().saturating_sub(FREE)) {
+                return Err(ApiError::unavailable("too many large bodies at a time; try again later"));
+            }
         }
-    })
+        Ok(())
+    };
+    let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");
+    timeout(BODY_TIME, receive).await.map_err(late)??;
+    Ok(got)
 }
 
 /// Answers a request.
@@ -144,7 +191,12 @@ pub async fn generate<E: Endpoint>(
     app.check_ready()?;
     let content = body(&app, content).await?;
     let shared = app.clone();
-    let prepared = app.spawn_bounded(move || prepare::<E>(shared, caller, &content)).await?;
+    let prepared = app
+        .spawn_bounded(move |abandoned| {
+            let fields = Fields::parse(&content, abandoned)?;
+            prepare::<E>(shared, caller, fields)
+        })
+        .await?;
     let (mut endpoint, head, requests) = prepared;
     let choices = requests.len() * head.params.n as usize;
     let batch = Batch::submit(&app, requests, &head.params).map_err(|e| {
@@ -164,8 +216,7 @@ pub async fn generate<E: Endpoint>(
 
 type Prepared<E> = (E, Head, Vec<Request>);
 
-fn prepare<E: Endpoint>(app: Arc<App>, caller: Caller, content: &[u8]) -> Result<Prepared<E>, ApiError> {
-    let mut fields = Fields::parse(content)?;
+fn prepare<E: Endpoint>(app: Arc<App>, caller: Caller, mut fields: Fields) -> Result<Prepared<E>, ApiError> {
     let mut params = Params::read(&mut fields, &app, caller)?;
     let (endpoint, prompts) = E::read(&mut fields, &mut params, &app)?;
     let choices = prompts.len().saturating_mul(params.n as usize);

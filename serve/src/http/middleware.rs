@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Version, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use tower_http::catch_panic::CatchPanicLayer;
@@ -75,7 +75,12 @@ async fn identify(State(app): State<Arc<App>>, request: Request, next: Next) -> 
     let id = given.cloned().or_else(|| HeaderValue::from_str(&format!("req-{}", app.new_id())).ok());
     let path = request.uri().path().trim_end_matches('/');
     let path = PATHS.into_iter().find(|known| *known == path).unwrap_or("other");
-    let mut response = next.run(request).await;
+    // Servers behind others that take a different one of two would be told different requests.
+    let hosts = request.headers().get_all(header::HOST).iter().count();
+    let mut response = match hosts == 1 || hosts == 0 && request.version() < Version::HTTP_11 {
+        true => next.run(request).await,
+        false => ApiError::body(format!("a request has one Host header, not {hosts}")).into_response(),
+    };
     app.metrics.response(path, response.status().as_u16());
     if let Some(id) = id {
         response.headers_mut().insert(REQUEST_ID, id);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -25,7 +26,10 @@ pub async fn list(State(app): State<Arc<App>>) -> Response {
 }
 
 /// `GET /v1/models/{id}`; ids may have slashes.
-pub async fn one(State(app): State<Arc<App>>, Path(name): Path<String>) -> Response {
+pub async fn one(State(app): State<Arc<App>>, name: Result<Path<String>, PathRejection>) -> Response {
+    let Ok(Path(name)) = name else {
+        return ApiError::body("the model's name is no UTF-8 text").into_response();
+    };
     match app.names.iter().find(|n| **n == name) {
         Some(name) => super::api::json(&model(&app, name)),
         None => ApiError::unknown_model(&name).into_response(),

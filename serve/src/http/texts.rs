@@ -27,8 +27,8 @@ pub async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Respo
 async fn answer(app: Arc<App>, body: Body, work: Work) -> Result<Response, ApiError> {
     let content = generate::body(&app, body).await?;
     let shared = app.clone();
-    let value = app.spawn_bounded(move || {
-        let mut fields = Fields::parse(&content)?;
+    let value = app.spawn_bounded(move |abandoned| {
+        let mut fields = Fields::parse(&content, abandoned)?;
         params::model(&mut fields, &shared)?;
         work(&shared, fields)
     });

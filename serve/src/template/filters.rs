@@ -1,11 +1,11 @@
 //! Filters and tests as Jinja has them, where the engine's differ or are absent. In: a value and arguments. Out: what Python
-//! gives, or an error; text made here counts against the template's limit.
+//! gives, or an error.
 
 use super::json::tojson;
+use super::limits;
 use super::python::{Arguments, invalid, joined, pad, printed, replaced, strip};
-use super::{limits, source};
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
-use minijinja::{Environment, Error, State, Value};
+use minijinja::{Environment, Error, Value};
 
 type Filter = fn(&Value, Arguments) -> Result<Value, Error>;
 
@@ -34,16 +34,10 @@ const FILTERS: [(&str, Filter); 19] = [
 /// Adds them all.
 pub(super) fn add(env: &mut Environment<'static>) {
     for (name, filter) in FILTERS {
-        env.add_filter(name, move |state: &mut State, value: &Value, args: Rest<ValueOrKwargs>| {
-            let made = filter(value, Arguments::new(name, &args.into_values())?)?;
-            limits::spend(state, made.as_str().map_or(0, str::len))?;
-            Ok::<Value, Error>(made)
+        env.add_filter(name, move |value: &Value, args: Rest<ValueOrKwargs>| {
+            filter(value, Arguments::new(name, &args.into_values())?)
         });
     }
-    env.add_filter(source::TEXT, limits::count_operand);
-    env.add_filter(source::TIMES, limits::count_factor);
-    env.add_filter(source::AGAIN, |state: &mut State, value: &Value| limits::count(state, value, 1 << 20));
-    env.add_filter(source::POWER, |state: &mut State, value: &Value| limits::count(state, value, 1 << 24));
     env.add_filter("filesizeformat", minijinja_contrib::filters::filesizeformat);
     env.add_filter("striptags", minijinja_contrib::filters::striptags);
     env.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);

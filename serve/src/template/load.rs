@@ -2,6 +2,7 @@
 
 use super::TemplateError;
 use crate::files;
+use astrai_files::read_present;
 use serde_json::{Map, Value};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -110,12 +111,12 @@ pub(super) fn tokens(folder: &Path) -> Result<Map<String, Value>, TemplateError>
 }
 
 fn object(path: &Path) -> Result<Option<Map<String, Value>>, TemplateError> {
-    let bytes = files::read(path, LARGEST_CONFIG).map_err(|message| refuse(path, message))?;
+    let bytes = read_present(path, LARGEST_CONFIG).map_err(|e| refuse(path, e.trouble()))?;
     bytes.map(|b| files::object(&b).map_err(|message| refuse(path, message))).transpose()
 }
 
 fn text(path: &Path, largest: u64) -> Result<Option<String>, TemplateError> {
-    let bytes = files::read(path, largest).map_err(|message| refuse(path, message))?;
+    let bytes = read_present(path, largest).map_err(|e| refuse(path, e.trouble()))?;
     let text = bytes.map(|b| String::from_utf8(b).map_err(|_| refuse(path, "is not UTF-8; save it as such")));
     text.transpose()
 }

@@ -111,12 +111,10 @@ pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value
         (_, ValueKind::Map) if name == "copy" && args.is_empty() => Some(value.clone()),
         _ => None,
     };
-    let made = match known {
-        Some(made) => made,
-        None => minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)?,
-    };
-    limits::spend(state, made.as_str().map_or(0, str::len))?;
-    Ok(made)
+    match known {
+        Some(made) => Ok(made),
+        None => minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args),
+    }
 }
 
 fn text_method(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {

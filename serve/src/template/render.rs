@@ -1,21 +1,38 @@
-//! Rendering. In: a compiled template, special tokens, a conversation. Out: the prompt. Each rendering has a thread of its own,
-//! with a stack for the worst that the fuel allows; whatever goes wrong there is an error here.
+//! Rendering. In: a template, special tokens, a conversation. Out: the prompt. Each rendering has a thread of its own, with a
+//! large stack; whatever goes wrong there is an error here.
 
-use super::{Chat, ContentForm, Message, TemplateError, filters, limits, line, load, python, source};
+use super::{Chat, ContentForm, Message, TemplateError, filters, limits, line, load, python, source, worker};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
+use std::collections::HashMap;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::{io, thread};
 
-/// A template, parsed once.
+/// A template that has been found to be one.
 #[derive(Debug)]
 pub(super) struct Compiled {
     pub name: String,
     pub source: String,
     pub form: OnceLock<ContentForm>,
-    env: Environment<'static>,
+    /// The same for the engine.
+    plain: String,
+    /// Tells it from all others of this process.
+    id: u64,
+}
+
+/// What is to be rendered.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Job {
+    id: u64,
+    source: String,
+    /// None where the template is to be parsed only.
+    variables: Option<Map<String, Json>>,
+    /// Messages, tools and documents.
+    items: usize,
 }
 
 /// What the template itself says against a conversation.
@@ -25,21 +42,29 @@ struct Raised(String);
 
 const NAME: &str = "chat";
 
+/// Templates that stay parsed.
+const PARSED: usize = 64;
+
 impl Compiled {
     pub(super) fn new(found: load::Found) -> Result<Compiled, TemplateError> {
-        let mut env = environment().map_err(|e| failed(&e))?;
-        let plain = source::plain(&found.source);
-        let parsed = on_own_thread(|| env.add_template_owned(NAME, plain).map_err(|e| failed(&e)))?;
-        parsed.map_err(|e| TemplateError::File {
-            path: found.origin,
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let load::Found { name, source, origin } = found;
+        let made = Compiled { plain: source::plain(&source), name, source, form: OnceLock::new(), id };
+        worker::run(&made.job(None, 0), None).map_err(|e| TemplateError::File {
+            path: origin,
             message: match e {
                 TemplateError::Failed { line, message } => {
-                    format!("template {:?}{}: {message}; mend the template", found.name, super::at(line))
+                    format!("template {:?}{}: {message}; mend the template", made.name, super::at(line))
                 }
                 other => other.to_string(),
             },
         })?;
-        Ok(Compiled { name: found.name, source: found.source, form: OnceLock::new(), env })
+        Ok(made)
+    }
+
+    fn job(&self, variables: Option<Map<String, Json>>, items: usize) -> Job {
+        Job { id: self.id, source: self.plain.clone(), variables, items }
     }
 }
 
@@ -55,7 +80,9 @@ fn environment() -> Result<Environment<'static>, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(said)))
     });
     env.add_function("strftime_now", |format: &str| strftime(format));
-    limits::count_output(&mut env);
+    env.set_formatter(|out: &mut Output, _: &mut State, value: &Value| {
+        out.write_str(&python::printed(value)).map_err(Error::from)
+    });
     filters::add(&mut env);
     env.set_unknown_method_callback(python::method);
     env.add_function("joiner", minijinja_contrib::globals::joiner);
@@ -99,14 +126,28 @@ impl io::Write for Bounded {
     }
 }
 
-fn render(template: &Compiled, variables: Map<String, Json>, items: usize) -> Result<String, TemplateError> {
+/// Does a job in this process; a template stays among those that are `parsed`.
+pub(super) fn perform(
+    job: &Job,
+    parsed: &mut HashMap<u64, Environment<'static>>,
+) -> Result<String, TemplateError> {
     on_own_thread(move || {
-        let mut env = template.env.clone();
-        env.set_fuel(Some(limits::fuel(items)));
-        let context = Value::from(Serde(&variables));
+        if !parsed.contains_key(&job.id) {
+            let mut env = environment().map_err(|e| failed(&e))?;
+            env.add_template_owned(NAME, job.source.clone()).map_err(|e| failed(&e))?;
+            if parsed.len() == PARSED {
+                parsed.clear();
+            }
+            parsed.insert(job.id, env);
+        }
+        let (Some(variables), Some(env)) = (&job.variables, parsed.get(&job.id)) else {
+            return Ok(String::new());
+        };
+        let mut env = env.clone();
+        env.set_fuel(Some(limits::fuel(job.items)));
         let mut out = Bounded::default();
         let compiled = env.get_template(NAME).map_err(|e| failed(&e))?;
-        compiled.render_captured_to(context, &mut out).map_err(|e| failed(&e))?;
+        compiled.render_captured_to(Value::from(Serde(variables)), &mut out).map_err(|e| failed(&e))?;
         String::from_utf8(out.0)
             .map_err(|_| TemplateError::Failed { line: None, message: "the prompt is not UTF-8".into() })
     })?
@@ -183,7 +224,7 @@ pub(super) fn chat(
     variables.insert("tools".into(), list(chat.tools));
     variables.insert("documents".into(), list(chat.documents));
     variables.insert("add_generation_prompt".into(), Json::Bool(chat.add_generation_prompt));
-    let prompt = render(template, variables, items)?;
+    let prompt = worker::run(&template.job(Some(variables), items), chat.abandoned)?;
     match last {
         Some(last) => cut(prompt, &last),
         None => Ok(prompt),

@@ -1,7 +1,7 @@
 //! The serving commands as a user meets them: `generate`, `chat` and `serve` on a golden model whose every token is a word.
 
 mod chat;
-mod fixture;
+pub mod fixture;
 mod generate;
 mod serve;
 mod verify;

@@ -3,7 +3,7 @@
 
 mod bad;
 mod engine;
-mod fixture;
+pub mod fixture;
 mod leave;
 mod model;
 mod resume;

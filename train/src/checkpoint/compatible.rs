@@ -8,8 +8,8 @@ use astrai_builders::ModelConfig;
 use serde_json::Value;
 
 use super::{CONFIG, Opened, TRAINER};
-use crate::durable::{FileError, one_line};
 use crate::settings::Settings;
+use astrai_files::{FileError, one_line};
 
 /// Settings that decide which samples make an update, and the tensors of the optimizer.
 pub(super) const FIXED: [&str; 9] =

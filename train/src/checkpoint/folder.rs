@@ -11,7 +11,7 @@ use super::manifest::Manifest;
 use super::open::{Latest, Opened, open_latest, steps};
 use super::save::{Layout, Saved};
 use super::{Contents, LATEST, folder_name, step_of};
-use crate::durable::{Disk, FileError, System, UNFINISHED, folder_of, replace, shown};
+use astrai_files::{Disk, FileError, System, UNFINISHED, folder_of, read, replace, shown};
 
 /// A run's folder, held by this process alone.
 pub struct RunFolder {
@@ -141,7 +141,7 @@ impl RunFolder {
     fn point_at(&self, checkpoint: &Path) -> Result<(), FileError> {
         let name = checkpoint.file_name().unwrap_or_default().to_string_lossy();
         let (path, text) = (self.path.join(LATEST), format!("{name}\n"));
-        match fs::read(&path) {
+        match read(&path, 256) {
             Ok(now) if now == text.as_bytes() => Ok(()),
             _ => replace(self.disk.as_ref(), &path, text.as_bytes()),
         }

@@ -2,7 +2,7 @@
 //! with. The manifest is written last, so a folder without one was never finished.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{CONFIG, MANIFEST, MODEL, OPTIMIZER, TRAINER, parse, step_of};
-use crate::durable::{FileError, hex, one_line, read_text};
+use astrai_files::{FileError, hex, one_line, open, read_text};
 
 /// Version of the file's form.
 const FORMAT: u32 = 1;
@@ -103,7 +103,7 @@ impl Manifest {
 }
 
 fn hash(path: &Path) -> Result<String, FileError> {
-    let mut file = File::open(path).map_err(FileError::io(path, "open it"))?;
+    let (mut file, _) = open(path)?;
     let (mut hash, mut chunk) = (Sha256::new(), vec![0; CHUNK]);
     loop {
         match file.read(&mut chunk) {

@@ -10,7 +10,7 @@ use astrai_runtime::weights::Checkpoint;
 use super::manifest::Manifest;
 use super::state::{LONGEST, TrainerState};
 use super::{Attachment, CONFIG, LATEST, MODEL, OPTIMIZER, TRAINER, step_of};
-use crate::durable::{FileError, read_limited, read_text, shown};
+use astrai_files::{FileError, read, read_text, shown};
 
 /// Longest config.json read, in bytes.
 const LONGEST_CONFIG: u64 = 16 << 20;
@@ -55,7 +55,7 @@ pub fn open(path: &Path) -> Result<Opened, FileError> {
         return Err(FileError::refused(&path.join(TRAINER), trouble));
     }
     let read = |name: &String| {
-        let bytes = read_limited(&path.join(name), LONGEST_ATTACHMENT)?;
+        let bytes = read(&path.join(name), LONGEST_ATTACHMENT)?;
         Ok(Attachment { name: name.clone(), bytes })
     };
     let names = manifest.files.keys();

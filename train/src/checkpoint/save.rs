@@ -10,7 +10,7 @@ use astrai_runtime::weights::{Entry, file_header};
 use super::manifest::{Manifest, is_plain};
 use super::stream::Stream;
 use super::{CONFIG, Contents, MANIFEST, Part, TRAINER};
-use crate::durable::{Disk, FileError, folder_of};
+use astrai_files::{Disk, FileError, folder_of};
 
 /// A published checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::parse;
-use crate::durable::FileError;
 use crate::settings::Settings;
+use astrai_files::FileError;
 
 /// Version of the file's form.
 const FORMAT: u32 = 1;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::manifest::Record;
-use crate::durable::{Disk, DiskFile, FileError, hex};
+use astrai_files::{Disk, DiskFile, FileError, hex};
 
 /// Pieces below this many bytes are collected first.
 const WRITE: usize = 1 << 20;

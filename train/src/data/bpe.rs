@@ -8,7 +8,7 @@
 mod tests;
 
 use super::{DataError, Piece};
-use crate::durable::{System, replace};
+use astrai_files::{System, replace};
 use astrai_serve::tokenizer::Tokenizer;
 use fancy_regex::Regex;
 use serde_json::{Value, json};

@@ -92,7 +92,7 @@ impl Iterator for Documents<'_> {
 
 impl<'a> Reading<'a> {
     fn open(source: &'a Source) -> Result<Reading<'a>, DataError> {
-        let file = File::open(&source.path).map_err(DataError::io(&source.path, "read; restore it"))?;
+        let (file, _) = astrai_files::open(&source.path)?;
         let file = BufReader::with_capacity(PIECE, file);
         let text = String::new();
         Ok(Reading { source, file, read: 0, lines: 0, bytes: Vec::new(), text, given: 0 })

@@ -1,6 +1,6 @@
 //! Why data cannot be used, each in one line: the file, the defect, the remedy.
 
-use crate::durable::FileError;
+use astrai_files::FileError;
 use astrai_serve::tokenizer::TokenizerError;
 use std::io;
 use std::path::Path;

@@ -2,13 +2,16 @@
 //! type of the ids, the shards in order, and what is known of where they come from.
 
 use super::DataError;
+use astrai_files::read_present;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use std::fs;
 use std::path::{Component, Path};
 
 /// The name of the file.
 pub(super) const META: &str = "meta.json";
+
+/// Longest file read, bytes.
+pub(super) const LONGEST: u64 = 1 << 26;
 
 /// What this program writes as `format`, and the version of it.
 pub(super) const FORMAT: (&str, u64) = ("astrai-tokens", 1);
@@ -108,12 +111,9 @@ impl Meta {
     /// # Errors
     /// The file is absent, unreadable, or says what cannot be.
     pub fn read(path: &Path) -> Result<(Meta, Vec<String>), DataError> {
-        let bytes = fs::read(path).map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => DataError::refused(
-                path,
-                format!("no such file; write one that describes the shards, like {EXAMPLE}"),
-            ),
-            _ => DataError::io(path, "read")(source),
+        let bytes = read_present(path, LONGEST)?.ok_or_else(|| {
+            let message = format!("no such file; write one that describes the shards, like {EXAMPLE}");
+            DataError::refused(path, message)
         })?;
         Reader { path, warnings: Vec::new() }.meta(&bytes)
     }

@@ -2,9 +2,9 @@
 //! with an eos behind each document, and `meta.json`, which is written last: where it is, the shards are whole. A folder made
 //! from the same text with the same tokenizer is used as it is.
 
-use super::meta::{FORMAT, META};
+use super::meta::{FORMAT, LONGEST, META};
 use super::{Corpus, DataError, Meta, Piece, Progress, Shard, Tokens, Width};
-use crate::durable::{System, UNFINISHED, beside, replace};
+use astrai_files::{System, UNFINISHED, beside, replace};
 use astrai_serve::tokenizer::Tokenizer;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -108,7 +108,10 @@ fn reason(plan: &Meta, out: &Path) -> Result<Option<String>, DataError> {
     }
     let have = match Meta::read(&path) {
         Ok((have, _)) if have.is_ours() => have,
-        Err(e) if fs::read(&path).is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(FORMAT.0)) => {
+        Err(e)
+            if astrai_files::read(&path, LONGEST)
+                .is_ok_and(|bytes| String::from_utf8_lossy(&bytes).contains(FORMAT.0)) =>
+        {
             return Ok(Some(e.to_string()));
         }
         _ => {

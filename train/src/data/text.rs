@@ -3,9 +3,9 @@
 //! UTF-8 text is skipped and counted.
 
 use super::{DataError, Documents};
-use crate::durable::hex;
+use astrai_files::hex;
 use sha2::{Digest, Sha256};
-use std::fs::{self, File, Metadata};
+use std::fs::{self, Metadata};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
@@ -219,7 +219,7 @@ const UNREADABLE: &str = "read; give yourself the right to, or move it out of th
 /// Whether a file starts like text: UTF-8 without a zero byte, whatever its name says.
 fn is_text(path: &Path) -> Result<bool, DataError> {
     let mut head = Vec::with_capacity(HEAD);
-    let file = File::open(path).map_err(DataError::io(path, UNREADABLE))?;
+    let (file, _) = astrai_files::open(path)?;
     file.take(HEAD as u64).read_to_end(&mut head).map_err(DataError::io(path, UNREADABLE))?;
     let valid = match std::str::from_utf8(&head) {
         Ok(_) => true,

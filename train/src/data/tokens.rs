@@ -1,15 +1,15 @@
 //! Token ids on disk. In: a folder with `meta.json` and shards, ours or a user's, hostile until checked. Out: one long row of
-//! ids, mapped into memory and read where a window needs it. Sizes are proved when the folder is opened; ids are checked
-//! wherever they are read, and all at once by [`Tokens::check`].
-//!
-//! A map shows the file as it is: whoever shortens a shard in place while it is open makes reading its lost pages a fault.
+//! ids, read where a window needs it. Sizes are proved when the folder is opened; ids are checked wherever they are read, and
+//! all at once by [`Tokens::check`]. Shards are read and not mapped: a shard that somebody shortens under a run is then an
+//! error with its name, not a fault.
 
 use super::meta::META;
 use super::{DataError, Meta, Progress, Shard, Width};
-use crate::durable::hex;
-use memmap2::{Advice, Mmap};
+use astrai_files::hex;
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Ids that are checked between two words of progress.
@@ -19,17 +19,32 @@ const BLOCK: usize = 1 << 20;
 #[derive(Debug)]
 pub struct Tokens {
     meta: Meta,
-    shards: Vec<Mapped>,
+    shards: Vec<Opened>,
     total: u64,
     warnings: Vec<String>,
 }
 
 #[derive(Debug)]
-struct Mapped {
+struct Opened {
     path: PathBuf,
-    map: Mmap,
+    file: File,
     /// Number of the first id.
     first: u64,
+    /// How many there are.
+    ids: u64,
+}
+
+impl Opened {
+    /// Reads stored ids from number `from` of the whole row on, as many as `bytes` holds.
+    fn read(&self, width: Width, from: u64, bytes: &mut [u8]) -> Result<(), DataError> {
+        let read = self.file.read_exact_at(bytes, (from - self.first) * width.bytes() as u64);
+        read.map_err(|source| match source.kind() {
+            ErrorKind::UnexpectedEof => {
+                DataError::refused(&self.path, "has become shorter since it was opened; restore it")
+            }
+            _ => DataError::io(&self.path, "read the shard; restore it or prepare the data again")(source),
+        })
+    }
 }
 
 impl Tokens {
@@ -51,9 +66,9 @@ impl Tokens {
         }
         let mut tokens = Tokens { meta, shards: Vec::new(), total: 0, warnings };
         for shard in tokens.meta.shards.clone() {
-            let mapped = map(&folder.join(&shard.file), tokens.meta.dtype, shard.tokens, tokens.total)?;
-            tokens.total += (mapped.map.len() / tokens.meta.dtype.bytes()) as u64;
-            tokens.shards.push(mapped);
+            let opened = open(&folder.join(&shard.file), tokens.meta.dtype, shard.tokens, tokens.total)?;
+            tokens.total += opened.ids;
+            tokens.shards.push(opened);
         }
         if tokens.meta.tokens.is_some_and(|said| said != tokens.total) {
             let said = tokens.meta.tokens.unwrap_or(0);
@@ -96,45 +111,43 @@ impl Tokens {
         }
         let limit = self.meta.vocab_size.unwrap_or(u64::MAX);
         let mut at = self.shards.partition_point(|shard| shard.first <= from).saturating_sub(1);
-        let mut from = from;
+        let (mut from, width, mut stored) = (from, self.meta.dtype, [0; 8192]);
         while !to.is_empty() {
             let shard = &self.shards[at];
-            let skip = (from - shard.first) as usize * self.meta.dtype.bytes();
-            let here = &shard.map[skip..];
-            let n = to.len().min(here.len() / self.meta.dtype.bytes());
+            let left = (shard.first + shard.ids - from) as usize;
+            let n = to.len().min(left).min(stored.len() / width.bytes());
+            let bytes = &mut stored[..n * width.bytes()];
+            shard.read(width, from, bytes)?;
             let (now, later) = to.split_at_mut(n);
-            let largest = widen(self.meta.dtype, &here[..n * self.meta.dtype.bytes()], now);
-            refuse_beyond(shard, self.meta.dtype, from, n, largest, limit)?;
-            (to, at, from) = (later, at + 1, from + n as u64);
+            let largest = widen(width, bytes, now);
+            refuse_beyond(shard, width, from, bytes, largest, limit)?;
+            (to, at, from) = (later, at + usize::from(n == left), from + n as u64);
         }
         Ok(())
     }
 
-    /// Reads all ids once and refuses one that is not below `vocabulary`. `progress` is told ids read of all. Answers what
-    /// tells these ids from others: what `meta.json` says of the text they were made of, or else the SHA-256 of the ids.
+    /// Reads all ids once and refuses one that is not below `vocabulary`. `progress` is told ids read of all. Answers the
+    /// SHA-256 of the ids as they are stored.
     ///
     /// # Errors
-    /// An id is too large.
+    /// An id is too large, or a shard cannot be read.
     pub fn check(&self, vocabulary: usize, progress: Progress<'_>) -> Result<String, DataError> {
-        let stated = self.meta.fingerprint.as_ref();
         let mut sum = Sha256::new();
-        let mut block = vec![0; BLOCK];
         let width = self.meta.dtype;
+        let (mut block, mut stored) = (vec![0; BLOCK], vec![0; BLOCK * width.bytes()]);
         for shard in &self.shards {
-            // Without the hint the check is slower, nothing more.
-            let _ = shard.map.advise(Advice::Sequential);
-            for (i, bytes) in shard.map.chunks(BLOCK * width.bytes()).enumerate() {
-                let (first, n) = (shard.first + (i * BLOCK) as u64, bytes.len() / width.bytes());
+            let end = shard.first + shard.ids;
+            for from in (shard.first..end).step_by(BLOCK) {
+                let n = BLOCK.min((end - from) as usize);
+                let bytes = &mut stored[..n * width.bytes()];
+                shard.read(width, from, bytes)?;
                 let largest = widen(width, bytes, &mut block[..n]);
-                refuse_beyond(shard, width, first, n, largest, vocabulary as u64)?;
-                if stated.is_none() {
-                    sum.update(bytes);
-                }
-                progress(first + n as u64, self.total);
+                refuse_beyond(shard, width, from, bytes, largest, vocabulary as u64)?;
+                sum.update(bytes);
+                progress(from + n as u64, self.total);
             }
-            let _ = shard.map.advise(Advice::Normal);
         }
-        Ok(stated.cloned().unwrap_or_else(|| hex(sum)))
+        Ok(hex(sum))
     }
 }
 
@@ -154,14 +167,9 @@ fn all_shards(folder: &Path) -> Result<Vec<Shard>, DataError> {
     Ok(names.into_iter().map(|file| Shard { file, tokens: None }).collect())
 }
 
-fn map(path: &Path, width: Width, said: Option<u64>, first: u64) -> Result<Mapped, DataError> {
-    let doing = "read the shard; restore it or prepare the data again";
-    let found = fs::metadata(path).map_err(DataError::io(path, doing))?;
+fn open(path: &Path, width: Width, said: Option<u64>, first: u64) -> Result<Opened, DataError> {
     let refused = |message: String| Err(DataError::refused(path, message));
-    let (size, each) = (found.len(), width.bytes() as u64);
-    if !found.is_file() {
-        return refused("is no regular file; put the shard itself there".into());
-    }
+    let ((file, size), each) = (astrai_files::open(path)?, width.bytes() as u64);
     if size == 0 {
         return refused("is empty; restore it or prepare the data again".into());
     }
@@ -177,13 +185,7 @@ fn map(path: &Path, width: Width, said: Option<u64>, first: u64) -> Result<Mappe
             size / each
         ));
     }
-    let file = File::open(path).map_err(DataError::io(path, doing))?;
-    // SAFETY: the map is only read. That nobody shortens the file meanwhile is the module's stated condition.
-    let map = unsafe { Mmap::map(&file) }.map_err(DataError::io(path, doing))?;
-    match map.len() as u64 == size {
-        true => Ok(Mapped { path: path.to_path_buf(), map, first }),
-        false => refused("changes while it is read; wait until it is written".into()),
-    }
+    Ok(Opened { path: path.to_path_buf(), file, first, ids: size / each })
 }
 
 /// Writes ids as i32; gives the largest, as it is stored. What does not fit is for the caller to refuse.
@@ -206,12 +208,12 @@ fn widen(width: Width, bytes: &[u8], to: &mut [i32]) -> u64 {
     }
 }
 
-/// The error for ids beyond `limit`, and beyond what an i32 holds, among the `n` from number `first` on.
+/// The error for ids beyond `limit`, and beyond what an i32 holds, among those from number `first` on.
 fn refuse_beyond(
-    shard: &Mapped,
+    shard: &Opened,
     width: Width,
     first: u64,
-    n: usize,
+    bytes: &[u8],
     largest: u64,
     limit: u64,
 ) -> Result<(), DataError> {
@@ -220,7 +222,6 @@ fn refuse_beyond(
         return Ok(());
     }
     let begin = (first - shard.first) as usize;
-    let bytes = &shard.map[begin * width.bytes()..(begin + n) * width.bytes()];
     let id = |bytes: &[u8]| {
         let mut whole = [0; 8];
         whole[..bytes.len()].copy_from_slice(bytes);

@@ -1,10 +1,9 @@
 //! In: `run.toml`, hostile. Out: the settings it gives, or one line with file, key and, for a key that does not exist,
 //! the nearest one that does.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
+use astrai_files::read_text;
 use serde::de::DeserializeOwned;
 use strsim::levenshtein;
 use toml::{Table, Value};
@@ -21,18 +20,8 @@ impl Partial {
     /// # Errors
     /// The file cannot be read, is no TOML, or has a key that does not exist or a value of another type.
     pub fn read(path: &Path) -> Result<Partial, Error> {
-        let name = path.display().to_string();
-        let refused = |trouble: String| Error(format!("{name}: {trouble}"));
-        let mut bytes = Vec::new();
-        File::open(path)
-            .and_then(|file| file.take(LONGEST + 1).read_to_end(&mut bytes))
-            .map_err(|e| refused(format!("cannot read it: {e}")))?;
-        if bytes.len() as u64 > LONGEST {
-            return Err(refused("larger than 1 MiB: not a file of settings".to_string()));
-        }
-        let text = String::from_utf8(bytes)
-            .map_err(|e| refused(format!("not UTF-8 at byte {}", e.utf8_error().valid_up_to())))?;
-        Partial::parse(&text, &name)
+        let text = read_text(path, LONGEST).map_err(|e| Error(e.to_string()))?;
+        Partial::parse(&text, &path.display().to_string())
     }
 
     /// Reads settings from TOML `text`; `file` names it in messages.

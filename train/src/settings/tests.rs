@@ -102,7 +102,7 @@ fn bad_files_are_named_with_their_key() {
     assert!(trouble("lr = ").starts_with("run.toml: line 1: "));
     let missing =
         Partial::read(std::path::Path::new("/nonexistent/run.toml")).expect_err("absent").to_string();
-    assert!(missing.starts_with("/nonexistent/run.toml: cannot read it: "), "{missing}");
+    assert!(missing.starts_with("/nonexistent/run.toml: cannot open it: "), "{missing}");
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Kernels through the system's C compiler. In: kernels as C. Out: a loaded shared object's functions. Objects are
-//! cached by (source, flags, compiler, and the processor where the flags say "native"), written atomically into a folder
-//! private to the user. Flags come of the target's vector instructions, so that one folder holds objects for several.
+//! cached by (source, flags, compiler, and the processor where the flags say "native") in a folder of this user's
+//! ([`KernelCache`]). Flags come of the target's vector instructions, so that one folder holds objects for several.
 
+use super::cache::KernelCache;
 use crate::Error;
 use astrai_codegen::cpu::isa::FLAGS;
 use astrai_ir::kernel::Grid;
@@ -10,12 +11,10 @@ use libloading::Library;
 use std::collections::HashMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Version of what the emitter writes around kernels; part of every cache key.
 const EMITTER: u32 = 3;
@@ -68,27 +67,7 @@ impl Compiler {
     }
 }
 
-/// Compiled kernels on disk.
-#[derive(Clone, Debug)]
-pub struct KernelCache {
-    folder: PathBuf,
-}
-
 impl KernelCache {
-    /// A cache in this folder, made private to the user if it does not exist.
-    pub fn open(folder: &Path) -> Result<KernelCache, Error> {
-        let io = |source| Error::Io { path: folder.to_path_buf(), source };
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io)?;
-        // Objects in here are loaded into this process: nobody else may write them.
-        let meta = fs::metadata(folder).map_err(io)?;
-        // SAFETY: geteuid has no preconditions.
-        if meta.uid() != unsafe { libc::geteuid() } || meta.mode() & 0o022 != 0 {
-            let what = "belongs to or can be written by another user; give another cache folder";
-            return Err(io(io::Error::new(io::ErrorKind::PermissionDenied, what)));
-        }
-        Ok(KernelCache { folder: folder.to_path_buf() })
-    }
-
     /// Functions of all kernels in order. What no object in the folder has, whichever program it was built for, is built at once,
     /// in as many units as `threads` and no more than the processor has cores: each unit repeats the text that kernels share.
     pub(super) fn load(
@@ -105,23 +84,24 @@ impl KernelCache {
         let same = [&flags.join(" "), &compiler.identity, &processor, &EMITTER.to_string()].map(Clone::clone);
         let key = |text: &str| key(&[&[text], same.each_ref().map(String::as_str).as_slice()].concat());
         // Beside the objects lies for each kernel the name of one that has it.
-        let holder = |k: &Kernel| self.folder.join(format!("{}.kernel", key(&backend.unit(&[k]))));
-        let held = |k: &Kernel| {
-            let object = self.folder.join(fs::read_to_string(holder(k)).ok()?);
-            object.is_file().then_some(object)
-        };
-        let mut objects: HashMap<&str, PathBuf> = HashMap::new();
-        objects.extend(kernels.iter().filter_map(|k| Some((&*k.identity, held(k)?))));
+        let holder = |k: &Kernel| format!("{}.kernel", key(&backend.unit(&[k])));
+        let mut objects = Objects { cache: self, open: HashMap::new() };
+        let mut held: HashMap<&str, Loaded> = HashMap::new();
+        for k in kernels {
+            let named = self.read(&holder(k)).and_then(|name| String::from_utf8(name).ok());
+            let found = named.filter(|name| is_name(name)).and_then(|name| objects.symbols(&name, k).ok());
+            held.extend(found.map(|loaded| (&*k.identity, loaded)));
+        }
         let missing: Vec<&Kernel> =
-            kernels.iter().copied().filter(|k| !objects.contains_key(&*k.identity)).collect();
+            kernels.iter().copied().filter(|k| !held.contains_key(&*k.identity)).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let units = split(&missing, threads.min(cores));
-        let built: Vec<Result<PathBuf, Error>> = std::thread::scope(|s| {
+        let built: Vec<Result<String, Error>> = std::thread::scope(|s| {
             let build = |unit: &Vec<&Kernel>| {
                 let source = backend.unit(unit);
                 let object = self.build(compiler, &source, &key(&source), &flags)?;
-                let name = object.file_name().unwrap_or_default().to_string_lossy();
-                unit.iter().try_for_each(|k| self.write(&holder(k), &name))?;
+                let io = |source| Error::Io { path: self.path().to_path_buf(), source };
+                unit.iter().try_for_each(|k| self.write(&holder(k), object.as_bytes())).map_err(io)?;
                 Ok(object)
             };
             let jobs: Vec<_> = units.iter().map(|unit| s.spawn(move || build(unit))).collect();
@@ -131,64 +111,66 @@ impl KernelCache {
         });
         for (unit, object) in units.iter().zip(built) {
             let object = object?;
-            objects.extend(unit.iter().map(|k| (&*k.identity, object.clone())));
-        }
-        let mut libraries: HashMap<&Path, Arc<Library>> = HashMap::new();
-        let mut loaded = Vec::with_capacity(kernels.len());
-        for k in kernels {
-            let Some(object) = objects.get(&*k.identity) else { continue };
-            if !libraries.contains_key(&**object) {
-                // SAFETY: the object was made by `build` from our own source, in a folder only this user can write; its
-                // initialisers ask the system for a processor feature and nothing else.
-                let library = unsafe { Library::new(object) };
-                let fail =
-                    |e: libloading::Error| Error::Compiler { unit: object.clone(), message: e.to_string() };
-                libraries.insert(object, Arc::new(library.map_err(fail)?));
+            for k in unit {
+                held.insert(&k.identity, objects.symbols(&object, k)?);
             }
-            loaded.push(symbols(&libraries[&**object], k)?);
         }
-        Ok(loaded)
+        Ok(kernels.iter().filter_map(|k| held.remove(&*k.identity)).collect())
     }
 
-    /// Writes a file of the cache whole: other processes, and other threads of this one, may be writing the same.
-    fn write(&self, path: &Path, text: &str) -> Result<(), Error> {
-        let half_done = self.folder.join(format!("{}.tmp", fresh_name()));
-        let io = |source| Error::Io { path: path.to_path_buf(), source };
-        fs::write(&half_done, text).and_then(|()| fs::rename(&half_done, path)).map_err(io)
-    }
-
-    /// Path of the shared object of a unit.
-    fn build(&self, compiler: &Compiler, source: &str, key: &str, flags: &[&str]) -> Result<PathBuf, Error> {
-        let object = self.folder.join(format!("{key}.so"));
-        if object.exists() {
+    /// Name of the shared object of a unit.
+    fn build(&self, compiler: &Compiler, source: &str, key: &str, flags: &[&str]) -> Result<String, Error> {
+        let object = format!("{key}.so");
+        if self.object(&object).is_some() {
             return Ok(object);
         }
-        let own = fresh_name();
-        let unit = self.folder.join(format!("{key}.c"));
-        let (written, half_done) = ["c", "tmp"].map(|end| self.folder.join(format!("{own}.{end}"))).into();
-        let io = |path: &Path| {
-            let path = path.to_path_buf();
+        let (unit, made) = (format!("{key}.c"), self.fresh_name("so.tmp"));
+        let io = |name: &str| {
+            let path = self.path().join(name);
             move |source| Error::Io { path, source }
         };
-        fs::write(&written, source).map_err(io(&written))?;
-        let run = Command::new(&compiler.path).args(flags).arg("-o").arg(&half_done).arg(&written).output();
-        let run = run.map_err(io(&compiler.path))?;
-        fs::rename(&written, &unit).map_err(io(&unit))?;
+        self.write(&unit, source.as_bytes()).map_err(io(&unit))?;
+        // The compiler works in the folder as well, for its drafts are as much to be trusted as what it makes of them.
+        let mut command = Command::new(&compiler.path);
+        command.args(flags).args(["-o", &made, &unit]).current_dir(self.directory()).env("TMPDIR", ".");
+        let run = command.output().map_err(|source| Error::Io { path: compiler.path.clone(), source })?;
         if !run.status.success() {
+            self.remove(&made);
             let text = String::from_utf8_lossy(&run.stderr);
             let line =
                 text.lines().find(|l| l.contains("error")).or(text.lines().last()).unwrap_or("no message");
-            return Err(Error::Compiler { unit, message: line.to_string() });
+            return Err(Error::Compiler { unit: self.path().join(unit), message: line.to_string() });
         }
-        fs::rename(&half_done, &object).map_err(io(&object))?;
+        self.publish(&made, &object).map_err(io(&object))?;
         Ok(object)
     }
 }
 
-/// A file name that no other process and no other thread of this one takes.
-fn fresh_name() -> String {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+/// Whether a text is the name of an object.
+fn is_name(text: &str) -> bool {
+    text.strip_suffix(".so").is_some_and(|key| key.len() == 32 && key.bytes().all(|b| b.is_ascii_hexdigit()))
+}
+
+/// Objects of a cache that are loaded.
+struct Objects<'a> {
+    cache: &'a KernelCache,
+    open: HashMap<String, Arc<Library>>,
+}
+
+impl Objects<'_> {
+    /// The functions of a kernel in the object of this name.
+    fn symbols(&mut self, name: &str, k: &Kernel) -> Result<Loaded, Error> {
+        let fail = |message: String| Error::Compiler { unit: self.cache.path().join(name), message };
+        if !self.open.contains_key(name) {
+            let object = self.cache.object(name).ok_or_else(|| fail("its object is not whole".into()))?;
+            // SAFETY: the object was made by `build` from our own source, as its sum shows, and lies in a folder that only this
+            // user can write; its initialisers ask the system for a processor feature and nothing else.
+            let library = unsafe { Library::new(object) };
+            let library = Arc::new(library.map_err(|e| fail(e.to_string()))?);
+            self.open.insert(name.to_string(), library);
+        }
+        symbols(&self.open[name], k)
+    }
 }
 
 /// Kernels dealt into units of about equal compile time.

@@ -58,6 +58,17 @@ fn bodies_are_bounded() {
     let mut seen = [0; 12];
     stream.read_exact(&mut seen).unwrap();
     assert_eq!(&seen, b"HTTP/1.1 413");
+    // Bodies that do not end hold their room, and ordinary requests pass by them.
+    let settings = HttpSettings { bodies_limit: 200_000, ..HttpSettings::default() };
+    let server = Server::with(Alphabet::new(), Settings::default(), settings);
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 300000\r\n\r\n");
+    let mut held = server.connect();
+    held.write_all(&[head.as_bytes(), &[b' '; 240_000]].concat()).unwrap();
+    let large = chat(&"x".repeat(250_000), json!({}));
+    until("the room is taken", || server.post(CHAT, &large).status == 503);
+    assert_eq!(server.chat("hi", json!({"max_tokens": 1})).status, 200);
+    drop(held);
+    until("the room is given back", || server.post(CHAT, &large).status == 400);
 }
 
 #[test]

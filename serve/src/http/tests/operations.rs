@@ -24,6 +24,23 @@ fn rest(mut connection: TcpStream) -> Reply {
     Reply::parse(&bytes)
 }
 
+/// One who forwards requests must not read another host in them than this server does.
+#[test]
+fn a_request_names_one_host() {
+    let server = Server::new();
+    let ask = |head: &str| {
+        let mut stream = server.connect();
+        stream.write_all(format!("GET /v1/models {head}\r\nconnection: close\r\n\r\n").as_bytes()).unwrap();
+        rest(stream).status
+    };
+    assert_eq!(ask("HTTP/1.1\r\nhost: a"), 200);
+    assert_eq!(ask("HTTP/1.0"), 200);
+    for bad in ["HTTP/1.1", "HTTP/1.1\r\nhost: a\r\nhost: a", "HTTP/1.0\r\nhost: a\r\nhost: b"] {
+        assert_eq!(ask(bad), 400, "{bad}");
+    }
+    assert_eq!(server.get("/v1/models/%00%ff").error().0, 400);
+}
+
 #[test]
 fn keys_guard_all_but_health() {
     let api_keys = vec!["one".to_owned(), "two".to_owned()];

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::durable::{Disk, DiskFile, System};
+use astrai_files::{Disk, DiskFile, System};
 
 #[derive(Clone, Copy, Debug)]
 enum Fault {

@@ -22,7 +22,7 @@ fn each_defect_has_its_line() {
         "is no plain name of a file in this folder",
     );
     says(with(r#"{"dtype": "uint16", "shards": ["/data.bin"]}"#), "is no plain name");
-    says(with(r#"{"dtype": "uint16", "shards": ["absent.bin"]}"#), "absent.bin: cannot read the shard");
+    says(with(r#"{"dtype": "uint16", "shards": ["absent.bin"]}"#), "absent.bin: cannot open it");
     says(with(r#"{"dtype": "uint16", "shards": 3}"#), "`shards` is no list");
     let lying = r#"{"dtype": "uint16", "shards": [{"file": "data.bin", "tokens": 9}]}"#;
     says(with(lying), "data.bin: holds 3 tokens, meta.json says 9");
@@ -36,7 +36,18 @@ fn each_defect_has_its_line() {
     put(dir.path(), "meta.json", r#"{"dtype": "uint16"}"#);
     says(Tokens::open(dir.path()), "holds meta.json but no .bin file");
     fs::create_dir(dir.path().join("x.bin")).unwrap();
-    says(Tokens::open(dir.path()), "is no regular file");
+    says(Tokens::open(dir.path()), "not a regular file");
+}
+
+#[test]
+fn a_shard_that_shrinks_under_a_run_is_an_error() {
+    let (dir, tokens) = row(&[1, 2, 3, 4], r#"{"dtype": "uint16"}"#);
+    let (tokens, mut ids) = (tokens.unwrap(), [0; 4]);
+    tokens.copy(0, &mut ids).unwrap();
+    assert_eq!(ids, [1, 2, 3, 4]);
+    fs::File::options().write(true).open(dir.path().join("data.bin")).unwrap().set_len(4).unwrap();
+    says(tokens.copy(0, &mut ids), "data.bin: has become shorter since it was opened");
+    says(tokens.check(5, &mut quiet), "data.bin: has become shorter");
 }
 
 #[test]

@@ -1,19 +1,21 @@
-//! Files that are there whole or not at all. In: bytes and a name. Out: a file written beside it, made durable, renamed;
-//! or one line that says what kept it from being so. Everything that changes the disk goes through [`Disk`], so that
-//! tests can stop a save after any of its operations.
+//! Files, for all crates. Reading: a path of unknown origin gives a regular file of bounded length or one line of refusal; a
+//! pipe, a device or a link to one can neither block a program nor fill its memory. Writing: a file is there whole or not at
+//! all, written beside its name, made durable, renamed. Everything that changes the disk goes through [`Disk`], so that tests
+//! can stop a save after any of its operations.
 
 use sha2::{Digest, Sha256};
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// How names of unfinished files and folders begin.
-pub(crate) const UNFINISHED: &str = ".tmp-";
+pub const UNFINISHED: &str = ".tmp-";
 
 /// A digest in hexadecimal, as records of files hold it.
-pub(crate) fn hex(digest: Sha256) -> String {
+pub fn hex(digest: Sha256) -> String {
     digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -55,27 +57,43 @@ pub enum FileError {
 }
 
 impl FileError {
-    pub(crate) fn io(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> FileError {
+    /// The system's refusal of an operation, given as a verb.
+    pub fn io(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> FileError {
         move |source| FileError::Io { path: path.to_path_buf(), doing, source }
     }
 
-    pub(crate) fn refused(path: &Path, trouble: impl Into<String>) -> FileError {
+    /// What is wrong with a file, and the remedy.
+    pub fn refused(path: &Path, trouble: impl Into<String>) -> FileError {
         FileError::Refused { path: path.to_path_buf(), trouble: trouble.into() }
+    }
+
+    /// The message without the file's name, for errors that say the name themselves.
+    pub fn trouble(&self) -> String {
+        match self {
+            FileError::Io { doing, source, .. } => format!("cannot {doing}: {source}"),
+            FileError::Refused { trouble, .. } => trouble.clone(),
+            FileError::Full { path, .. } => self.to_string()[shown(path).len() + 2..].to_string(),
+        }
+    }
+
+    /// Whether the trouble is that there is no such file.
+    pub fn is_absence(&self) -> bool {
+        matches!(self, FileError::Io { source, .. } if source.kind() == ErrorKind::NotFound)
     }
 }
 
 /// A path on one line.
-pub(crate) fn shown(path: &Path) -> String {
+pub fn shown(path: &Path) -> String {
     one_line(&path.to_string_lossy())
 }
 
 /// `text` without control characters, its beginning only where it is long.
-pub(crate) fn one_line(text: &str) -> String {
+pub fn one_line(text: &str) -> String {
     text.chars().take(400).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 /// What changes the disk.
-pub(crate) trait Disk {
+pub trait Disk {
     /// Makes a folder, and those above it.
     fn create_folder(&self, path: &Path) -> io::Result<()>;
     /// Makes a file that does not exist yet.
@@ -93,7 +111,7 @@ pub(crate) trait Disk {
 }
 
 /// A file being written.
-pub(crate) trait DiskFile {
+pub trait DiskFile {
     /// Appends all of `bytes`.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
     /// Makes what was written durable.
@@ -101,7 +119,7 @@ pub(crate) trait DiskFile {
 }
 
 /// The system's own disk.
-pub(crate) struct System;
+pub struct System;
 
 impl DiskFile for File {
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -154,18 +172,21 @@ impl Disk for System {
 }
 
 /// The folder that holds `path`.
-pub(crate) fn folder_of(path: &Path) -> &Path {
+pub fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// The name beside `path` under which it is written until it is whole.
-pub(crate) fn beside(path: &Path) -> PathBuf {
+pub fn beside(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     folder_of(path).join(format!("{UNFINISHED}{name}-{}", std::process::id()))
 }
 
 /// Writes the file `path` whole: readers see the old content or `bytes`, also after a crash.
-pub(crate) fn replace(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+///
+/// # Errors
+/// The system refuses.
+pub fn replace(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let (folder, beside) = (folder_of(path), beside(path));
     let written = write_beside(disk, &beside, bytes).and_then(|()| disk.rename(&beside, path));
     if let Err(e) = written {
@@ -179,7 +200,7 @@ pub(crate) fn replace(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> Result<(), 
 fn write_beside(disk: &dyn Disk, beside: &Path, bytes: &[u8]) -> io::Result<()> {
     if let Err(e) = disk.remove_file(beside) {
         // Only a process that died under our number leaves one.
-        if e.kind() != io::ErrorKind::NotFound {
+        if e.kind() != ErrorKind::NotFound {
             return Err(e);
         }
     }
@@ -188,23 +209,80 @@ fn write_beside(disk: &dyn Disk, beside: &Path, bytes: &[u8]) -> io::Result<()> 
     file.sync()
 }
 
-/// Reads a regular file of at most `longest` bytes.
-pub(crate) fn read_limited(path: &Path, longest: u64) -> Result<Vec<u8>, FileError> {
-    let kind = fs::metadata(path).map_err(FileError::io(path, "look at it"))?;
-    if !kind.is_file() {
-        return Err(FileError::refused(path, "not a regular file"));
+/// Opens a regular file for reading, or what a link leads to if that is one; also gives its length in bytes.
+///
+/// # Errors
+/// There is none, it may not be read, or it is a folder, a pipe, a socket or a device.
+pub fn open(path: &Path) -> Result<(File, u64), FileError> {
+    // Opening a pipe that nobody writes to would wait for ever without O_NONBLOCK, which regular files do not heed.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
+    let file = file.map_err(FileError::io(path, "open it"))?;
+    let found = file.metadata().map_err(FileError::io(path, "look at it"))?;
+    match found.is_file() {
+        true => Ok((file, found.len())),
+        false => Err(FileError::refused(path, "not a regular file; name the right one")),
     }
-    let mut bytes = Vec::new();
-    let file = File::open(path).map_err(FileError::io(path, "open it"))?;
+}
+
+/// Reads a regular file of at most `longest` bytes.
+///
+/// # Errors
+/// Those of [`open`], or it is longer.
+pub fn read(path: &Path, longest: u64) -> Result<Vec<u8>, FileError> {
+    let (file, length) = open(path)?;
+    let mut bytes = Vec::with_capacity(length.min(longest) as usize + 1);
     file.take(longest + 1).read_to_end(&mut bytes).map_err(FileError::io(path, "read it"))?;
     if bytes.len() as u64 > longest {
-        return Err(FileError::refused(path, format!("longer than {longest} bytes: not what its name says")));
+        let trouble =
+            format!("longer than {longest} bytes, the most that are read of such a file; name the right one");
+        return Err(FileError::refused(path, trouble));
     }
     Ok(bytes)
 }
 
+/// What [`read`] gives; `None` where there is no such file.
+///
+/// # Errors
+/// Those of [`read`] but for absence.
+pub fn read_present(path: &Path, longest: u64) -> Result<Option<Vec<u8>>, FileError> {
+    match read(path, longest) {
+        Err(e) if e.is_absence() => Ok(None),
+        read => read.map(Some),
+    }
+}
+
 /// Reads a UTF-8 file of at most `longest` bytes.
-pub(crate) fn read_text(path: &Path, longest: u64) -> Result<String, FileError> {
-    let text = String::from_utf8(read_limited(path, longest)?);
+///
+/// # Errors
+/// Those of [`read`], or it is not UTF-8.
+pub fn read_text(path: &Path, longest: u64) -> Result<String, FileError> {
+    let text = String::from_utf8(read(path, longest)?);
     text.map_err(|e| FileError::refused(path, format!("not UTF-8 at byte {}", e.utf8_error().valid_up_to())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::process::Command;
+
+    /// What is no regular file is refused at once, whoever would have to be waited for.
+    #[test]
+    fn pipes_devices_and_folders_are_refused() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| dir.path().join(name);
+        assert!(Command::new("mkfifo").arg(at("pipe")).status().expect("mkfifo").success());
+        symlink("/dev/zero", at("zero")).expect("a link");
+        symlink(at("nowhere"), at("dangling")).expect("a link");
+        for name in ["pipe", "zero", "."] {
+            let line = read(&at(name), 10).expect_err(name).to_string();
+            assert!(line.ends_with("not a regular file; name the right one"), "{line}");
+        }
+        for name in ["none", "dangling"] {
+            assert!(read_present(&at(name), 10).expect("absent").is_none(), "{name}");
+        }
+        fs::write(at("text"), "0123456789").expect("written");
+        assert_eq!(read(&at("text"), 10).expect("read"), b"0123456789");
+        assert!(read(&at("text"), 9).expect_err("long").to_string().contains("longer than 9 bytes"));
+    }
 }

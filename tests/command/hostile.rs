@@ -1,0 +1,308 @@
+//! What broke under attack, each as it was found: templates that eat time, memory or the stack, tokenizers on which the library
+//! breaks off, objects of the kernel cache that are damaged, pipes and devices in place of files, weights that are codes. In: the
+//! hostile input. Out: one clear line in good time, from a program that goes on where it should.
+
+use crate::answers::fixture::{golden, make, model, program, refused, text, tokenizer, utf8};
+use crate::train::fixture::{command as train, fails, good, shared};
+use astrai_serve::template::{Chat, ChatTemplate, Message, TemplateError, sandbox_by};
+use astrai_serve::tokenizer::Tokenizer;
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+fn template(source: &str) -> Result<ChatTemplate, TemplateError> {
+    sandbox_by(env!("CARGO_BIN_EXE_astrai").into());
+    ChatTemplate::parse(source, Map::new())
+}
+
+fn rendered(source: &str) -> Result<String, TemplateError> {
+    let messages = [Message::text("user", "Hi")];
+    template(source)?.render(&Chat { messages: &messages, ..Chat::default() })
+}
+
+/// Neither a count of steps nor of text bounds what these take; each is stopped or refused, in seconds.
+#[test]
+fn templates_end_whatever_they_do() {
+    let many = |body: &str| format!("{{% for i in range(99999) %}}{body}{{% endfor %}}");
+    let list = "{% set l = range(99999) | list %}";
+    let grow = |made: &str| {
+        let to = if made.contains("ns.l") { "l" } else { "s" };
+        format!("{{% set ns = namespace(s='x', l=[1]) %}}{}", many(&format!("{{% set ns.{to} = {made} %}}")))
+    };
+    let sources = [
+        // The stack, by a value that holds itself.
+        "{% set ns=namespace() %}{% set ns.me = ns %}{{ ns }}".into(),
+        "{% set ns=namespace() %}{% set ns.me = ns %}{{ ns == ns }}{{ [ns] == [[ns]] }}{{ ns | string }}"
+            .into(),
+        // Builtins that do much in one step.
+        "{{ [1]|batch(10**9,'x')|list|length }}".into(),
+        "{{ [1]|slice(10**9)|list|length }}".into(),
+        "{{ '%1000000000d'|format(1) }}".into(),
+        "{{ '%.1000000000f'|format(1) }}".into(),
+        "{{ '{:>1000000000}'.format('a') }}".into(),
+        format!("{list}{}", many("{% if l|sum %}{% endif %}")),
+        format!("{list}{}", many("{% if l|max %}{% endif %}")),
+        format!("{list}{}", many("{% if -1 in l %}{% endif %}")),
+        format!("{list}{}", many("{% if l == l %}{% endif %}")),
+        format!("{list}{}", many("{% set x = l|sort|unique|list %}")),
+        format!("{{% set s = 'x' * 1000000 %}}{}", many("{% set t = s[::2] %}")),
+        // Text.
+        many("{{ 'x' * 1000000 }}"),
+        many(&"x".repeat(100_000)),
+        format!("{{% set x %}}{}{{% endset %}}", many("{{ 'x' * 1000000 }}")),
+        "{{ (range(99999) | list) | join('x' * 100000) }}".into(),
+        "{{ ('x' * 100000).replace('x', 'y' * 100000) }}".into(),
+        "{{ ('\\n' * 100000) | indent(100000, blank=true) }}".into(),
+        "{{ 'x'.center(1000000000) }}".into(),
+        "{{ 'x' * 1000000000 }}".into(),
+        grow("ns.s ~ ns.s"),
+        grow("ns.s + ns.s"),
+        grow("ns.s * 2"),
+        grow("ns.l + ns.l"),
+    ];
+    for source in sources {
+        let since = Instant::now();
+        let done = rendered(&source);
+        let line = match &done {
+            // Some are lazy, and do nothing where nothing is asked of them.
+            Ok(text) => text.chars().take(20).collect(),
+            Err(e) => e.to_string(),
+        };
+        assert!(since.elapsed() < Duration::from_secs(8), "{source}: {:?}", since.elapsed());
+        assert!(line.len() < 600 && !line.contains('\n'), "{source}: {line}");
+        let ended = matches!(done, Err(TemplateError::Stopped(_) | TemplateError::Failed { .. }));
+        assert!(ended || line.len() < 20, "{source}: {done:.200?}");
+    }
+    assert_eq!(rendered("{{ messages[0].content }}").unwrap(), "Hi", "and the next is rendered");
+    let said = "{{ raise_exception('no\n good') }}";
+    assert_eq!(rendered(said), Err(TemplateError::Raised("no\n good".into())));
+}
+
+/// A rendering ends when nobody waits for it.
+#[test]
+fn a_rendering_gives_way() {
+    let slow =
+        "{% set l = range(99999) | list %}{% for i in range(99999) %}{% if -1 in l %}{% endif %}{% endfor %}";
+    let (template, left) = (template(slow).unwrap(), AtomicBool::new(false));
+    let messages = [Message::text("user", "Hi")];
+    let since = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(300));
+            left.store(true, Ordering::Relaxed);
+        });
+        let chat = Chat { messages: &messages, abandoned: Some(&left), ..Chat::default() };
+        let line = template.render(&chat).unwrap_err().to_string();
+        assert!(line.contains("nobody waits"), "{line}");
+    });
+    assert!(since.elapsed() < Duration::from_secs(3), "{:?}", since.elapsed());
+}
+
+/// A tokenizer with something in place of something else.
+fn tokenizer_with(change: impl FnOnce(&mut Value)) -> Result<Tokenizer, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let mut file = tokenizer(8);
+    change(&mut file);
+    fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
+    Tokenizer::open(dir.path()).map_err(|e| e.to_string())
+}
+
+#[test]
+fn tokenizers_that_break_the_library_are_refused() {
+    let replace =
+        |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
+    let ten = replace(json!({"Regex": "."}), "abcdefghij");
+    let cases: [(&str, Value); 6] = [
+        ("normalizer", json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"})),
+        ("normalizer", json!({"type": "Precompiled", "precompiled_charsmap": "////fwAAAAA="})),
+        (
+            "model",
+            json!({"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": "a long prefix",
+                "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+                "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}),
+        ),
+        (
+            "post_processor",
+            json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<none>", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}}], "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+                "special_tokens": {}}),
+        ),
+        ("normalizer", json!({"type": "Sequence", "normalizers": vec![ten.clone(); 8]})),
+        ("decoder", json!({"type": "Sequence", "decoders": vec![ten; 8]})),
+    ];
+    for (part, value) in cases {
+        let line = tokenizer_with(|file| file[part] = value.clone()).expect_err(part);
+        assert!(line.contains("is no usable tokenizer") && !line.contains('\n'), "{value}: {line}");
+    }
+    // What is only seen at work is an error of that work.
+    for pattern in [json!({"String": ""}), json!({"Regex": "(?=t)"}), json!({"Regex": "(a|a)*$"})] {
+        if let Ok(tokenizer) = tokenizer_with(|file| file["normalizer"] = replace(pattern, "xy")) {
+            let _either = tokenizer.encode("t1 t2", true).map_err(|e| assert!(!e.message.contains('\n')));
+        }
+    }
+    let ten = replace(json!({"Regex": "."}), "abcdefghij");
+    let grows = tokenizer_with(|file| file["normalizer"] = json!({"type": "Sequence", "normalizers": [ten]}))
+        .unwrap();
+    let line = grows.encode(&"x".repeat(4 << 20), false).unwrap_err().to_string();
+    assert!(line.contains("normalising makes more than"), "{line}");
+    assert!(grows.encode(&"x".repeat(4 << 10), false).is_ok());
+}
+
+/// Ends a command that waits where it should not.
+fn within(seconds: u64, command: &mut Command) -> (Option<i32>, String) {
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let since = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if since.elapsed() > Duration::from_secs(seconds) {
+            child.kill().unwrap();
+            panic!("{command:?} waits");
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    let out = child.wait_with_output().unwrap();
+    (out.status.code(), utf8(&out.stderr))
+}
+
+#[test]
+fn pipes_and_devices_in_place_of_files_are_refused_at_once() {
+    let files = [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "model.safetensors",
+    ];
+    for name in files {
+        for device in [None, Some("/dev/zero")] {
+            let dir = make(&format!("special-{name}"), |_| {});
+            let path = dir.join(name);
+            let _absent = fs::remove_file(&path);
+            match device {
+                Some(device) => symlink(device, &path).unwrap(),
+                None => assert!(Command::new("mkfifo").arg(&path).status().unwrap().success()),
+            }
+            let (code, line) = within(20, &mut program(&answer(&dir)));
+            assert_eq!((code, line.lines().count()), (Some(1), 1), "{name}: {line}");
+            assert!(line.contains("not a regular file"), "{name}: {line}");
+        }
+    }
+}
+
+#[test]
+fn integer_weights_are_not_taken_for_numbers() {
+    use astrai_ir::DType;
+    use astrai_runtime::weights::{Checkpoint, write};
+    let whole = Checkpoint::open(&golden("model.safetensors")).unwrap();
+    let dir = make("integers", |_| {});
+    let name = "model.layers.1.mlp.down_proj.weight";
+    for dtype in [DType::I8, DType::U8, DType::I32, DType::I64, DType::Bool] {
+        let codes = vec![1; whole.get(name).unwrap().elements() * dtype.bytes()];
+        let tensors = whole.names().map(|n| {
+            let v = whole.get(n).unwrap();
+            let (dtype, bytes) = if n == name { (dtype, &codes[..]) } else { (v.dtype(), v.bytes()) };
+            (n, dtype, v.shape(), bytes)
+        });
+        write(&dir.join("model.safetensors"), tensors, &Default::default()).unwrap();
+        let line = refused(&answer(&dir));
+        assert!(line.contains(name) && line.contains("integers"), "{dtype}: {line}");
+    }
+}
+
+/// Arguments of a short answer of a model.
+fn answer(model: &Path) -> [&str; 8] {
+    ["generate", text(model), "--prompt", "t1", "--max-tokens", "2", "--temperature", "0"]
+}
+
+/// A folder for compiled kernels, and what is in it after a run.
+fn objects(cache: &Path) -> Vec<PathBuf> {
+    let all = fs::read_dir(cache.join("kernels")).unwrap().map(|e| e.unwrap().path());
+    let mut all: Vec<PathBuf> =
+        all.filter(|p| p.extension().is_some_and(|e| e == "so" || e == "kernel")).collect();
+    all.sort();
+    all
+}
+
+/// What a power cut or a full disk leaves in the cache is built again.
+#[test]
+fn damaged_kernels_are_built_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = || {
+        let out = program(&answer(model())).env("ASTRAI_CACHE", dir.path()).output().unwrap();
+        assert!(out.status.success() && out.stderr.is_empty(), "{:?}: {}", out.status, utf8(&out.stderr));
+        out.stdout
+    };
+    let (first, whole) = (run(), objects(dir.path()));
+    assert!(whole.iter().any(|p| p.extension().unwrap() == "so"));
+    type Damage = fn(&[u8]) -> Vec<u8>;
+    let damages: [Damage; 5] = [
+        |bytes| bytes[..bytes.len().min(4096)].to_vec(),
+        |bytes| bytes.iter().enumerate().map(|(i, b)| if i > bytes.len() / 2 { b ^ 1 } else { *b }).collect(),
+        |bytes| bytes.iter().enumerate().map(|(i, b)| if i > bytes.len() / 2 { 0 } else { *b }).collect(),
+        |_| vec![],
+        |_| b"no object at all".to_vec(),
+    ];
+    for damage in damages {
+        for path in &whole {
+            let bytes = fs::read(path).unwrap();
+            fs::write(path, damage(&bytes)).unwrap();
+        }
+        assert!(run() == first && objects(dir.path()) == whole);
+        assert!(run() == first);
+    }
+}
+
+/// Without a folder of its own the program keeps no kernels where others could place theirs.
+#[test]
+fn without_a_home_there_is_no_cache_on_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let temporary = dir.path().join("tmp");
+    fs::create_dir(&temporary).unwrap();
+    let mut command = program(&answer(model()));
+    for name in ["HOME", "XDG_CACHE_HOME", "ASTRAI_CACHE"] {
+        command.env_remove(name);
+    }
+    let out = command.env("TMPDIR", &temporary).output().unwrap();
+    let line = utf8(&out.stderr);
+    assert!(out.status.success() && line.contains("compiled for this run alone"), "{line}");
+    assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0, "and leaves nothing");
+    // A parent that others can write, and is not sticky, could be exchanged.
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(&temporary, fs::Permissions::from_mode(0o777)).unwrap();
+    let out =
+        command.env("XDG_CACHE_HOME", temporary.join("cache")).env("TMPDIR", dir.path()).output().unwrap();
+    let line = utf8(&out.stderr);
+    assert!(out.status.success() && line.contains("can be changed by another user"), "{line}");
+    assert!(!temporary.join("cache/astrai/kernels/x.so").exists());
+}
+
+/// Ids that changed since the run was saved are not what it was trained on, whatever meta.json says.
+#[test]
+fn altered_shards_are_not_resumed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (data, out) = (dir.path().join("data"), dir.path().join("out"));
+    fs::create_dir(&data).unwrap();
+    for entry in fs::read_dir(shared().join("run/data")).unwrap().map(|e| e.unwrap()) {
+        fs::copy(entry.path(), data.join(entry.file_name())).unwrap();
+    }
+    let run = |steps: &str| {
+        let mut c = train(&out);
+        c.arg("--config").arg(shared().join("config.json")).arg("--data").arg(&data);
+        c.args(["--seq", "32", "--batch", "2", "--save-every", "1", "--steps", steps]);
+        c
+    };
+    good(&mut run("2"));
+    good(run("3").arg("--resume"));
+    let shard = data.join("data_00000.bin");
+    let mut bytes = fs::read(&shard).unwrap();
+    let other = (2..bytes.len()).step_by(2).find(|i| bytes[*i..i + 2] != bytes[..2]).unwrap();
+    (0..2).for_each(|i| bytes.swap(i, other + i));
+    fs::write(&shard, bytes).unwrap();
+    let (line, _) = fails(run("4").arg("--resume"));
+    assert!(line.contains("the data are not those it was trained on"), "{line}");
+}
