@@ -94,6 +94,7 @@ pub struct Graph {
     index: HashMap<(Op, Vec<NodeId>), NodeId>,
     blocks: Vec<Arc<Block>>,
     outputs: Vec<(String, NodeId)>,
+    output_names: HashMap<String, NodeId>,
     scope: Vec<String>,
     here: Arc<str>,
 }
@@ -131,7 +132,7 @@ impl Graph {
 
     /// The result with this name.
     pub fn output(&self, name: &str) -> Option<NodeId> {
-        self.outputs.iter().find(|(n, _)| n == name).map(|(_, id)| *id)
+        self.output_names.get(name).copied()
     }
 
     /// Blocks that `call` nodes refer to.
@@ -164,6 +165,7 @@ impl Graph {
             return Err(self.error(format!("output `{name}` is declared twice")));
         }
         self.outputs.push((name.to_string(), id));
+        self.output_names.insert(name.to_string(), id);
         Ok(())
     }
 

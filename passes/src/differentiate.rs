@@ -155,9 +155,8 @@ fn send_cotangent(g: &mut Graph, received: NodeId, d: Option<NodeId>) -> Result<
 fn summed_over_stages(g: &mut Graph, w: NodeId, d: Option<NodeId>) -> Result<Option<NodeId>, IrError> {
     let node = g.node(w).clone();
     let placed = node.sharding.iter().find(|(axis, _)| axis == STAGES);
-    let (Some((_, Placement::Stages(stages))), Some((over, here))) = (placed, stage_of_graph(g)) else {
-        return Ok(d);
-    };
+    let Some((_, Placement::Stages(stages))) = placed else { return Ok(d) };
+    let Some((over, here)) = stage_of_graph(g) else { return Ok(d) };
     if stages.len() < 2 {
         return Ok(d);
     }

@@ -4,7 +4,7 @@
 
 use astrai_ir::ops::{Call, Op, Weight};
 use astrai_ir::{Block, BlockId, Graph, IrError, NodeId};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -84,6 +84,7 @@ fn expressions(g: &Graph, given: &dyn Fn(&str) -> bool) -> Result<Vec<Expression
     let live = g.live();
     let mut alone = vec![false; g.nodes().len()];
     let mut computes = vec![false; g.nodes().len()];
+    let mut of_weight = vec![false; g.nodes().len()];
     for id in g.ids().filter(|id| live[id.index()]) {
         let node = g.node(id);
         let literal = node.types.len() == 1 && node.ty().shape.iter().all(|d| d.size().is_some());
@@ -96,12 +97,14 @@ fn expressions(g: &Graph, given: &dyn Fn(&str) -> bool) -> Result<Vec<Expression
                 _ => !node.args.is_empty() && args().all(|a| alone[a.index()]),
             };
         let free = node.op.leaf_name().is_some() || matches!(node.op, Op::Const(_)) || is_view(g, id);
+        of_weight[id.index()] = matches!(node.op, Op::Weight(_)) || args().any(|a| of_weight[a.index()]);
         computes[id.index()] = alone[id.index()] && (!free || args().any(|a| computes[a.index()]));
     }
     let users = g.users();
-    let output = |id: NodeId| g.outputs().iter().any(|(_, o)| *o == id);
+    let outputs: HashSet<NodeId> = g.outputs().iter().map(|(_, id)| *id).collect();
+    let output = |id: NodeId| outputs.contains(&id);
     let mut found: Vec<Expression> = Vec::new();
-    for id in g.ids().filter(|id| computes[id.index()] && weights(g, *id)) {
+    for id in g.ids().filter(|id| computes[id.index()] && of_weight[id.index()]) {
         let needed = |u: &NodeId| live[u.index()] && !alone[u.index()];
         if !output(id) && !users[id.index()].iter().any(needed) {
             continue;
@@ -126,10 +129,6 @@ fn is_view(g: &Graph, id: NodeId) -> bool {
         Op::Reshape(_) | Op::Expand(_) => true,
         _ => false,
     }
-}
-
-fn weights(g: &Graph, id: NodeId) -> bool {
-    matches!(g.node(id).op, Op::Weight(_)) || g.node(id).args.iter().any(|a| weights(g, *a))
 }
 
 /// The expression of a node as a graph of its own.

@@ -2,6 +2,10 @@
 
 use astrai_ir::ops::Op;
 use astrai_ir::{Graph, NodeId};
+use std::collections::BTreeSet;
+
+/// Nodes of a kernel that follow one another at most: what writes a kernel walks along them.
+pub(crate) const DEEPEST: usize = 256;
 
 /// Who uses what.
 #[derive(Clone)]
@@ -34,11 +38,14 @@ impl Uses {
     /// Users behind views and widening casts, which cost nothing: (user, the node it takes). Outputs of the graph behind
     /// such nodes are counted as `None`.
     pub fn effective(&self, g: &Graph, id: NodeId, out: &mut Vec<Option<(NodeId, NodeId)>>) {
-        if self.is_output(id) {
-            out.push(None);
-        }
-        for &u in self.of_node(id) {
-            if g.is_free(u) { self.effective(g, u, out) } else { out.push(Some((u, id))) }
+        let mut todo = vec![id];
+        while let Some(id) = todo.pop() {
+            if self.is_output(id) {
+                out.push(None);
+            }
+            for &u in self.of_node(id) {
+                if g.is_free(u) { todo.push(u) } else { out.push(Some((u, id))) }
+            }
         }
     }
 
@@ -47,7 +54,7 @@ impl Uses {
     pub fn tail(&self, g: &Graph, root: NodeId) -> Vec<NodeId> {
         let mut tail = Vec::new();
         let mut at = root;
-        while !self.is_output(at) {
+        while !self.is_output(at) && tail.len() < DEEPEST {
             let [next] = self.of_node(at) else { break };
             let node = g.node(*next);
             let joins = matches!(node.op, Op::Unary(_) | Op::Binary(_) | Op::Select(_))
@@ -68,19 +75,20 @@ impl Uses {
 
 /// True when nothing that sums or calls and comes later than `root` is needed for `id`.
 fn before(g: &Graph, id: NodeId, root: NodeId) -> bool {
-    if id < root {
-        return true;
-    }
-    let node = g.node(id);
-    let computes = matches!(
-        node.op,
-        Op::Dot(_)
-            | Op::GroupedDot(_)
-            | Op::GroupedOuter(_)
-            | Op::Route(_)
-            | Op::Attention(_)
-            | Op::AttentionGrad(_)
-            | Op::Call(_)
-    ) || node.op.reduces();
-    !computes && node.args.iter().all(|&a| before(g, a, root))
+    let computes = |id: &NodeId| {
+        let op = &g.node(*id).op;
+        let core = matches!(
+            op,
+            Op::Dot(_)
+                | Op::GroupedDot(_)
+                | Op::GroupedOuter(_)
+                | Op::Route(_)
+                | Op::Attention(_)
+                | Op::AttentionGrad(_)
+                | Op::Call(_)
+        );
+        core || op.reduces()
+    };
+    let later = if id < root { BTreeSet::new() } else { g.ancestors([id], |_, a| a >= root) };
+    !later.iter().any(computes)
 }

@@ -112,7 +112,7 @@ fn the_pages_examples_work_as_they_stand() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = fs::read_to_string(root.join("docs/extending.md")).unwrap();
     let work = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("extend");
-    for part in ["ir", "builders"] {
+    for part in ["files", "ir", "builders"] {
         let _absent = fs::remove_dir_all(work.join(part));
         copy(&root.join(part), &work.join(part));
     }

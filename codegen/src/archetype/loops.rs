@@ -56,6 +56,13 @@ fn order(g: &Graph) -> LoopsForm {
 fn column_reduce(g: &Graph) -> Option<(NodeId, Reduce)> {
     let [(_, root)] = g.outputs() else { return None };
     let mut at = *root;
+    // Whether a reduction lies above each node, behind pointwise ones alone.
+    let mut reduces = vec![false; g.nodes().len()];
+    for id in g.ids() {
+        let node = g.node(id);
+        let above = || node.op.is_pointwise() && node.args.iter().any(|a| reduces[a.index()]);
+        reduces[id.index()] = matches!(node.op, Op::Reduce(_)) || above();
+    }
     loop {
         let node = g.node(at);
         match &node.op {
@@ -67,17 +74,12 @@ fn column_reduce(g: &Graph) -> Option<(NodeId, Reduce)> {
                 return (wide && sums && keeps).then(|| (at, r.clone()));
             }
             op if op.is_pointwise() => {
-                let above = |a: &&NodeId| g.ty(**a).shape == node.ty().shape && has_reduce(g, **a);
+                let above = |a: &&NodeId| g.ty(**a).shape == node.ty().shape && reduces[a.index()];
                 at = *node.args.iter().find(above)?;
             }
             _ => return None,
         }
     }
-}
-
-fn has_reduce(g: &Graph, id: NodeId) -> bool {
-    let node = g.node(id);
-    matches!(node.op, Op::Reduce(_)) || node.op.is_pointwise() && node.args.iter().any(|a| has_reduce(g, *a))
 }
 
 /// Rows that are stored lie inside the state.

@@ -125,7 +125,9 @@ impl Versions {
 
     /// Finds next versions of one shape, pointwise in what they share, that one kernel can write.
     fn group(&mut self, g: &Graph, uses: &Uses, stored: &mut [bool]) {
-        let mut groups: Vec<Group> = Vec::new();
+        let mut groups: Vec<Vec<NodeId>> = Vec::new();
+        // The groups that read each value.
+        let mut reading: HashMap<NodeId, Vec<usize>> = HashMap::new();
         let mut ids: Vec<NodeId> = self.lives_in.keys().copied().collect();
         ids.sort_unstable();
         for id in ids {
@@ -138,26 +140,29 @@ impl Versions {
                 memory && g.ty(*x).shape == g.ty(id).shape
             };
             let shared: BTreeSet<NodeId> = inside.iter().copied().filter(read).collect();
-            let fits = |gr: &&mut Group| {
-                g.ty(gr.roots[0]).shape == g.ty(id).shape && !gr.shared.is_disjoint(&shared)
-            };
-            match groups.iter_mut().find(fits) {
-                Some(gr) => {
-                    gr.roots.push(id);
-                    gr.shared.extend(shared);
+            let sharing = shared.iter().filter_map(|x| reading.get(x)).flatten().copied();
+            let fits = |at: &usize| g.ty(groups[*at][0]).shape == g.ty(id).shape;
+            let at = sharing.filter(fits).min().unwrap_or(groups.len());
+            if at == groups.len() {
+                groups.push(vec![]);
+            }
+            groups[at].push(id);
+            for x in shared {
+                let all: &mut Vec<usize> = reading.entry(x).or_default();
+                if !all.contains(&at) {
+                    all.push(at);
                 }
-                None => groups.push(Group { roots: vec![id], shared }),
             }
         }
-        for gr in groups.into_iter().filter(|gr| gr.roots.len() > 1) {
-            let kept = absorb(g, uses, stored, &gr.roots);
-            let inside = cone(g, stored, &gr.roots);
-            let last = gr.roots.iter().max().copied().unwrap_or(NodeId(0));
+        for roots in groups.into_iter().filter(|roots| roots.len() > 1) {
+            let kept = absorb(g, uses, stored, &roots);
+            let inside = cone(g, stored, &roots);
+            let last = roots.iter().max().copied().unwrap_or(NodeId(0));
             let waits = |u: &NodeId| *u > last || inside.contains(u) || matches!(g.node(*u).op, Op::Store(_));
-            let alone = gr.roots.iter().all(|r| uses.of_node(*r).iter().all(waits));
-            let safe = gr.roots.iter().all(|r| same_elements(g, &inside, &gr.roots, self.home(*r)));
+            let alone = roots.iter().all(|r| uses.of_node(*r).iter().all(waits));
+            let safe = roots.iter().all(|r| same_elements(g, &inside, &roots, self.home(*r)));
             if alone && safe {
-                let roots: Arc<[NodeId]> = gr.roots.into();
+                let roots: Arc<[NodeId]> = roots.into();
                 roots.iter().for_each(|r| _ = self.together.insert(*r, roots.clone()));
             } else {
                 kept.into_iter().for_each(|id| stored[id.index()] = true);
@@ -200,11 +205,6 @@ fn absorb(g: &Graph, uses: &Uses, stored: &mut [bool], roots: &[NodeId]) -> Vec<
         stored[id.index()] = false;
         taken.push(id);
     }
-}
-
-struct Group {
-    roots: Vec<NodeId>,
-    shared: BTreeSet<NodeId>,
 }
 
 /// True for what a pointwise kernel of `root` computes or reads.

@@ -4,7 +4,7 @@
 
 use super::alias_states::Versions;
 use super::{BodyDraft, Draft, is_leaf};
-use crate::uses::Uses;
+use crate::uses::{DEEPEST, Uses};
 use astrai_ir::backend::{Backend, Epilogue, Root, Takes};
 use astrai_ir::ops::Op;
 use astrai_ir::{Graph, IrError, NodeId};
@@ -87,6 +87,7 @@ impl Forming<'_> {
             }
             self.store_arguments(id, &mut stored);
         }
+        self.cut_chains(&live, &in_tail, &mut stored);
         // Users first, for what they are computed in is then known.
         for id in g.ids().rev().filter(|id| live[id.index()]) {
             let sweeps = g.node(id).op.is_pointwise() && !ends.contains(&id);
@@ -95,6 +96,25 @@ impl Forming<'_> {
             }
         }
         stored
+    }
+
+    /// Stores a value wherever a kernel would follow more than [`DEEPEST`] nodes one after another.
+    fn cut_chains(&self, live: &[bool], in_tail: &[bool], stored: &mut [bool]) {
+        let g = self.g;
+        let mut depth = vec![0; g.nodes().len()];
+        for id in g.ids().filter(|id| live[id.index()]) {
+            let node = g.node(id);
+            if stored[id.index()] || is_leaf(g, id) {
+                continue;
+            }
+            let below = node.args.iter().map(|a| depth[a.index()]).max().unwrap_or(0);
+            let whole = node.types.len() == 1 && !in_tail[id.index()] && !g.is_free(id);
+            if below >= DEEPEST && whole {
+                stored[id.index()] = true;
+            } else {
+                depth[id.index()] = below + 1;
+            }
+        }
     }
 
     /// Marks what a node reads from memory.

@@ -30,7 +30,7 @@ const TRIES: usize = 32;
 
 fn place_body(body: &mut Body, symbols: &[Symbol], align: u64) -> Result<(), IrError> {
     let mut values = values(body, symbols, align)?;
-    let least = (0..body.steps.len()).map(|step| in_use(&values, step)).max().unwrap_or(0);
+    let least = most_in_use(&values, body.steps.len());
     let mut best = offsets(&values);
     values.sort_by_key(|v| Reverse(v.bytes));
     let mut last = offsets(&values);
@@ -52,9 +52,19 @@ fn place_body(body: &mut Body, symbols: &[Symbol], align: u64) -> Result<(), IrE
     Ok(())
 }
 
-/// Bytes of the values that a step needs.
-fn in_use(values: &[Value], step: usize) -> u64 {
-    values.iter().filter(|v| (v.from..=v.until).contains(&step)).map(|v| v.bytes).sum()
+/// Most bytes of values that one of the steps needs.
+fn most_in_use(values: &[Value], steps: usize) -> u64 {
+    let (mut made, mut free) = (vec![0; steps], vec![0; steps + 1]);
+    for v in values {
+        made[v.from] += v.bytes;
+        free[v.until + 1] += v.bytes;
+    }
+    let mut now = 0;
+    let after = |(made, free): (u64, u64)| {
+        now = now + made - free;
+        now
+    };
+    made.into_iter().zip(free).map(after).max().unwrap_or(0)
 }
 
 /// The values of the arena in the order in which they are made.

@@ -36,6 +36,8 @@ struct Scheduling<'a> {
     plan: &'a mut Plan,
     known: &'a mut HashMap<String, RegionId>,
     main: bool,
+    /// Positions of the body's parameters.
+    params: HashMap<&'a str, usize>,
     body: Body,
     buffer_of: HashMap<(NodeId, Layout), BufferId>,
     /// The value that each buffer of a state holds now.
@@ -58,7 +60,8 @@ impl<'a> Scheduling<'a> {
     ) -> Scheduling<'a> {
         let (body, buffer_of, holds) = (Body::default(), HashMap::new(), HashMap::new());
         let g = draft.graph;
-        Scheduling { draft, g, backend, plan, known, main, body, buffer_of, holds }
+        let params = draft.params.iter().enumerate().map(|(i, p)| (p.as_str(), i)).collect();
+        Scheduling { draft, g, backend, plan, known, main, params, body, buffer_of, holds }
     }
 
     fn body(mut self) -> Result<Body, IrError> {
@@ -279,7 +282,7 @@ impl<'a> Scheduling<'a> {
             }
             Op::Input(_) | Op::Weight(_) | Op::State(_) => {
                 let name = self.g.node(id).op.leaf_name().unwrap_or_default();
-                let at = self.draft.params.iter().position(|p| p == name);
+                let at = self.params.get(name).copied();
                 Place::Param(at.ok_or_else(|| self.g.error(format!("leaf `{name}` is no parameter")))?)
             }
             _ => Place::Arena(0),

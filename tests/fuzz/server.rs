@@ -1,0 +1,134 @@
+//! The server under attack: requests whose bodies, or whose very bytes, nobody should send, to `astrai serve` on a golden model. Each
+//! must be answered or the connection closed, and the server must go on.
+
+use crate::mutate::{Draws, bytes, object};
+use crate::targets::{Run, golden};
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const PATHS: [&str; 4] = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"];
+
+fn framed(path: &str, body: &[u8], d: &mut Draws) -> Vec<u8> {
+    let mut made = format!("POST {path} HTTP/1.1\r\nhost: fuzz\r\nconnection: close\r\n").into_bytes();
+    if d.below(3) > 0 {
+        made.extend(format!("content-length: {}\r\n\r\n", body.len()).bytes());
+        made.extend(body);
+        return made;
+    }
+    made.extend(b"transfer-encoding: chunked\r\n\r\n");
+    for chunk in body.chunks(1 + d.below(200)) {
+        made.extend(format!("{:x}\r\n", chunk.len()).bytes());
+        made.extend(chunk);
+        made.extend(b"\r\n");
+    }
+    made.extend(b"0\r\n\r\n");
+    made
+}
+
+/// A request with a strange body.
+pub fn request(d: &mut Draws) -> Vec<u8> {
+    let sound = json!({"model": "llama", "prompt": "t1 t2", "messages": [{"role": "system", "content": "t3"},
+        {"role": "user", "content": [{"type": "text", "text": "t4"}]}], "max_tokens": 2, "temperature": 0.5, "top_p": 0.9,
+        "top_k": 5, "min_p": 0.1, "n": 2, "stop": ["t9"], "stream": true, "stream_options": {"include_usage": true},
+        "logit_bias": {"5": -100}, "seed": 1, "repetition_penalty": 1.1, "tokens": [1, 2], "stop_token_ids": [3],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+        "chat_template_kwargs": {"a": 1}, "return_token_strs": true});
+    let path = d.of(&PATHS);
+    let body = object(&sound, d);
+    framed(path, &body, d)
+}
+
+/// A request whose bytes are strange.
+pub fn wire(d: &mut Draws) -> Vec<u8> {
+    let path = d.of(&PATHS);
+    let made = framed(
+        path,
+        br#"{"prompt": "t1", "max_tokens": 1, "messages": [{"role": "user", "content": "t1"}]}"#,
+        d,
+    );
+    bytes(made, d)
+}
+
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _gone = self.child.kill();
+        let _status = self.child.wait();
+    }
+}
+
+impl Server {
+    fn start(model: &Path) -> Server {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_astrai"))
+            .arg("serve")
+            .arg(model)
+            .args(["--port", "0", "--json", "--threads", "2"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the server starts");
+        let mut line = String::new();
+        let out = child.stdout.take().expect("its output");
+        BufReader::new(out).read_line(&mut line).expect("its first line");
+        let ready: Value = serde_json::from_str(&line).expect("JSON");
+        let url = ready["url"].as_str().expect("its address");
+        Server { child, address: url.trim_start_matches("http://").to_string() }
+    }
+
+    /// What comes back for these bytes.
+    fn send(&self, request: &[u8]) -> std::io::Result<Vec<u8>> {
+        let mut stream = TcpStream::connect(&self.address)?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        // A server that has refused need not read the rest.
+        let _sent = stream.write_all(request);
+        let _end = stream.shutdown(std::net::Shutdown::Write);
+        let mut got = vec![];
+        match stream.read_to_end(&mut got) {
+            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => Ok(got),
+            read => read.map(|_| got),
+        }
+    }
+}
+
+/// Sends inputs to a server that must live on.
+pub fn run(folder: &Path) -> Run {
+    let model = folder.join("model");
+    fs::create_dir_all(&model).expect("a folder");
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(golden("llama").join(file), model.join(file)).expect("a copy");
+    }
+    let words: serde_json::Map<String, Value> = (0..320).map(|i| (format!("t{i}"), json!(i))).collect();
+    let tokenizer = json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "t3"}});
+    fs::write(model.join("tokenizer.json"), tokenizer.to_string()).expect("written");
+    let template = "{% for m in messages %}{{ m.content }} {% endfor %}{{ tools | tojson }}";
+    fs::write(model.join("chat_template.jinja"), template).expect("written");
+    let mut server = Server::start(&model);
+    Box::new(move |input| {
+        let got = server.send(input).unwrap_or_else(|e| panic!("no answer: {e}"));
+        let ended = server.child.try_wait().expect("the process is ours");
+        assert!(ended.is_none(), "the server has ended: {ended:?}");
+        let status = got.get(9..12).and_then(|code| std::str::from_utf8(code).ok()?.parse::<u16>().ok());
+        match status {
+            Some(200 | 204) => Ok(()),
+            Some(code @ (500 | 501..=599)) => {
+                let answer = String::from_utf8_lossy(&got).into_owned();
+                // What is refused because there is no room is no failure.
+                assert!(code == 503, "status {code}: {answer:.500}");
+                Err("503".into())
+            }
+            Some(code) => Err(code.to_string()),
+            None => Err("closed without an answer".into()),
+        }
+    })
+}

@@ -1,0 +1,534 @@
+//! The targets: for each reader its inputs, and what must hold of one. A run gives `Ok` for an input that is accepted and the line
+//! of refusal for one that is not; whatever else it does is a failure.
+
+use crate::mutate::{Draws, bytes, object, text, value};
+use crate::server;
+use astrai_builders::ModelConfig;
+use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::model::plan;
+use astrai_ir::json::{from_json, to_json};
+use astrai_ir::{DType, Graph};
+use astrai_runtime::weights::Checkpoint;
+use astrai_runtime::{Options, compile};
+use astrai_serve::recommended::Recommended;
+use astrai_serve::template::{Chat, ChatTemplate, Message};
+use astrai_serve::tokenizer::Tokenizer;
+use astrai_train::checkpoint::{TrainerState, open};
+use astrai_train::data::Tokens;
+use astrai_train::metrics;
+use astrai_train::settings::{Partial, Settings};
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What runs an input.
+pub type Run = Box<dyn FnMut(&[u8]) -> Result<(), String>>;
+
+/// A reader under attack.
+pub struct Target {
+    pub name: &'static str,
+    /// Inputs in an ordinary run of the tests: as many as take a second or two.
+    pub inputs: u64,
+    /// How many times longer than others an input may take.
+    pub patience: u32,
+    pub input: fn(&mut Draws) -> Vec<u8>,
+    /// Makes what is needed, in a folder.
+    pub run: fn(&Path) -> Run,
+}
+
+pub const TARGETS: [Target; 17] = [
+    Target { name: "config", inputs: 20_000, patience: 1, input: config, run: |_| Box::new(read_config) },
+    Target { name: "compile", inputs: 100, patience: 2, input: config, run: |_| Box::new(compile_config) },
+    Target { name: "graph", inputs: 2_000, patience: 1, input: graph, run: |_| Box::new(read_graph) },
+    Target { name: "program", inputs: 300, patience: 2, input: graph, run: |_| Box::new(compile_graph) },
+    Target { name: "weights", inputs: 5_000, patience: 1, input: weights, run: open_weights },
+    Target { name: "index", inputs: 5_000, patience: 1, input: index, run: open_index },
+    Target { name: "tokenizer", inputs: 1_000, patience: 1, input: tokenizer, run: open_tokenizer },
+    Target { name: "template", inputs: 500, patience: 2, input: template, run: |_| Box::new(render) },
+    Target { name: "recommended", inputs: 5_000, patience: 1, input: recommended, run: open_recommended },
+    Target {
+        name: "settings",
+        inputs: 5_000,
+        patience: 1,
+        input: settings,
+        run: |_| Box::new(read_settings),
+    },
+    Target {
+        name: "trainer",
+        inputs: 2_000,
+        patience: 1,
+        input: trainer,
+        run: |d| open_checkpoint(d, "trainer.json"),
+    },
+    Target {
+        name: "manifest",
+        inputs: 2_000,
+        patience: 1,
+        input: manifest,
+        run: |d| open_checkpoint(d, "manifest.json"),
+    },
+    Target { name: "metrics", inputs: 5_000, patience: 1, input: rows, run: read_rows },
+    Target { name: "meta", inputs: 5_000, patience: 1, input: meta, run: open_meta },
+    Target { name: "shards", inputs: 3_000, patience: 1, input: shard, run: open_shard },
+    Target { name: "request", inputs: 300, patience: 4, input: server::request, run: server::run },
+    Target { name: "wire", inputs: 300, patience: 4, input: server::wire, run: server::run },
+];
+
+fn shown<T>(read: Result<T, impl std::fmt::Display>) -> Result<T, String> {
+    read.map_err(|e| e.to_string())
+}
+
+/// A golden case of the repository.
+pub fn golden(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file)
+}
+
+fn golden_config(name: &str) -> Value {
+    let text = fs::read(golden(name).join("config.json")).expect("a golden case");
+    serde_json::from_slice(&text).expect("JSON")
+}
+
+fn config(d: &mut Draws) -> Vec<u8> {
+    let small = json!({"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64,
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32}});
+    let experts = json!({"model_type": "qwen3_moe", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "moe_intermediate_size": 16,
+        "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": true, "intermediate_size": 64});
+    let latent = json!({"model_type": "deepseek_v3", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "intermediate_size": 64, "moe_intermediate_size": 16, "n_routed_experts": 8,
+        "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "kv_lora_rank": 8,
+        "q_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+        "first_k_dense_replace": 1, "routed_scaling_factor": 2.5});
+    let all = [small, experts, latent, golden_config("llama")];
+    object(&all[d.below(all.len())], d)
+}
+
+fn read_config(input: &[u8]) -> Result<(), String> {
+    let text = String::from_utf8_lossy(input);
+    let read = shown(ModelConfig::parse(&text, "config.json"))?;
+    let again = shown(ModelConfig::parse(&read.config.save().to_string(), "saved"))
+        .unwrap_or_else(|e| panic!("what is saved is not read: {e}"));
+    assert!(again.config == read.config, "what is saved is another model");
+    Ok(())
+}
+
+fn compile_config(input: &[u8]) -> Result<(), String> {
+    let config = shown(ModelConfig::parse(&String::from_utf8_lossy(input), "config.json"))?.config;
+    shown(config.check_decoder())?;
+    let machine = shown(Machine::new(Kind::Null, 2))?;
+    let program = astrai_builders::Program::full(1, 8);
+    shown(plan(&config, &program, DType::F32, &machine)).map(drop)
+}
+
+/// A graph of a little of everything, as JSON.
+fn sound_graph() -> Value {
+    let build = || -> Result<Graph, astrai_ir::IrError> {
+        let mut g = Graph::new(vec![]);
+        let x = g.input("x", DType::F32, vec![4.into(), 8.into()])?;
+        let w = g.weight("w", DType::F32, &[6, 8])?;
+        let y = g.linear(x, w)?;
+        let y = g.scale(y, 0.5)?;
+        let s = g.reduce(astrai_ir::ops::ReduceKind::Sum, y, &[1])?;
+        let t = g.slice(y, 1, 0.into(), 2.into())?;
+        let t = g.reshape(t, vec![8.into()])?;
+        let t = g.cast(t, DType::BF16)?;
+        g.set_output("s", s)?;
+        g.set_output("t", t)?;
+        Ok(g)
+    };
+    to_json(&build().expect("a graph"))
+}
+
+fn graph(d: &mut Draws) -> Vec<u8> {
+    object(&sound_graph(), d)
+}
+
+fn read_graph(input: &[u8]) -> Result<(), String> {
+    let value: Value = shown(serde_json::from_slice(input))?;
+    let graph = shown(from_json(&value))?;
+    let again = from_json(&to_json(&graph)).unwrap_or_else(|e| panic!("what is written is not read: {e}"));
+    assert_eq!(again.nodes().len(), graph.nodes().len());
+    Ok(())
+}
+
+fn compile_graph(input: &[u8]) -> Result<(), String> {
+    let value: Value = shown(serde_json::from_slice(input))?;
+    let graph = shown(from_json(&value))?;
+    let machine = shown(Machine::new(Kind::Null, 2))?;
+    shown(compile(&graph, machine.backend(), &Options::default())).map(drop)
+}
+
+fn sound_weights() -> Vec<u8> {
+    let header = json!({"__metadata__": {"format": "pt"},
+        "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+        "b": {"dtype": "BF16", "shape": [4], "data_offsets": [24, 32]}});
+    file_of(&header)
+}
+
+fn file_of(header: &Value) -> Vec<u8> {
+    let text = header.to_string();
+    [&(text.len() as u64).to_le_bytes()[..], text.as_bytes(), &[7; 32]].concat()
+}
+
+fn weights(d: &mut Draws) -> Vec<u8> {
+    match d.below(2) {
+        0 => bytes(sound_weights(), d),
+        _ => {
+            let sound = sound_weights();
+            let header = serde_json::from_slice(&sound[8..sound.len() - 32]).expect("JSON");
+            file_of(&value(header, d))
+        }
+    }
+}
+
+/// Reads all that an opened checkpoint shows.
+fn look(at: &Path) -> Result<(), String> {
+    let checkpoint = shown(Checkpoint::open(at))?;
+    for name in checkpoint.names() {
+        let view = checkpoint.get(name).expect("a name that is listed");
+        assert_eq!(view.bytes().len(), view.elements() * view.dtype().bytes());
+        assert_eq!(view.shape().iter().product::<usize>(), view.elements());
+        let _sum: u64 = view.bytes().iter().map(|b| u64::from(*b)).sum();
+    }
+    Ok(())
+}
+
+fn open_weights(folder: &Path) -> Run {
+    let path = folder.join("model.safetensors");
+    Box::new(move |input| {
+        shown(fs::write(&path, input))?;
+        look(&path)
+    })
+}
+
+fn index(d: &mut Draws) -> Vec<u8> {
+    let shard = |n| format!("model-0000{n}-of-00002.safetensors");
+    object(
+        &json!({"metadata": {"total_size": 64}, "weight_map": {"a": shard(1), "b": shard(1), "c": shard(2)}}),
+        d,
+    )
+}
+
+fn open_index(folder: &Path) -> Run {
+    let one = json!({"c": {"dtype": "U8", "shape": [32], "data_offsets": [0, 32]}});
+    fs::write(folder.join("model-00001-of-00002.safetensors"), sound_weights()).expect("written");
+    fs::write(folder.join("model-00002-of-00002.safetensors"), file_of(&one)).expect("written");
+    let folder = folder.to_path_buf();
+    Box::new(move |input| {
+        shown(fs::write(folder.join("model.safetensors.index.json"), input))?;
+        look(&folder)
+    })
+}
+
+fn tokenizer(d: &mut Draws) -> Vec<u8> {
+    let replace = json!({"type": "Replace", "pattern": {"Regex": "a+"}, "content": "ab"});
+    let letters: Map<String, Value> =
+        ('a'..='z').chain("Ġ▁ é".chars()).enumerate().map(|(i, c)| (c.to_string(), json!(i))).collect();
+    let mut bpe = letters;
+    bpe.insert("ab".into(), json!(100));
+    bpe.insert("##b".into(), json!(101));
+    let parts = [
+        json!(null),
+        json!({"type": "Sequence", "normalizers": [replace, {"type": "NFKC"}, {"type": "Lowercase"}]}),
+        json!({"type": "Precompiled", "precompiled_charsmap": "AAQAAAAAAAA="}),
+    ];
+    let posts = [
+        json!(null),
+        json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}}], "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [102], "tokens": ["<s>"]}}}),
+    ];
+    let sound = json!({"version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [{"id": 102, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true}],
+        "normalizer": parts[d.below(3)],
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": "[a-z]+| "}, "behavior": "Isolated", "invert": false},
+            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}]},
+        "post_processor": posts[d.below(2)],
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteLevel", "add_prefix_space": true,
+            "trim_offsets": true, "use_regex": true}, {"type": "Fuse"}]},
+        "model": {"type": "BPE", "dropout": null, "unk_token": "a", "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+            "vocab": bpe, "merges": [["a", "b"]]}});
+    object(&sound, d)
+}
+
+fn open_tokenizer(folder: &Path) -> Run {
+    let folder = folder.to_path_buf();
+    Box::new(move |input| {
+        shown(fs::write(folder.join("tokenizer.json"), input))?;
+        let tokenizer = shown(Tokenizer::open(&folder))?;
+        let mut done = Ok(());
+        for text in ["abab zé\u{1f600}", &"ab ".repeat(2000)] {
+            done = done.and(shown(tokenizer.encode(text, true)).and_then(|ids| {
+                let mut stream = tokenizer.stream(true);
+                ids.iter().take(50).try_for_each(|id| shown(stream.push(*id)).map(drop))?;
+                shown(stream.finish())?;
+                shown(tokenizer.decode(&ids, false)).map(drop)
+            }));
+        }
+        done
+    })
+}
+
+/// An expression of templates; what is deep is short.
+fn expression(d: &mut Draws, deep: usize) -> String {
+    const ATOMS: [&str; 16] = [
+        "messages",
+        "messages[0]",
+        "messages[0].content",
+        "1",
+        "'x'",
+        "ns",
+        "ns.a",
+        "l",
+        "10**9",
+        "range(99999)",
+        "none",
+        "loop",
+        "[1, 2]",
+        "{'a': 1}",
+        "bos_token",
+        "m",
+    ];
+    if deep == 0 {
+        return d.of(&ATOMS).to_string();
+    }
+    let mut e = || expression(d, deep - 1);
+    let (a, b) = (e(), e());
+    const FILTERS: [&str; 40] = [
+        "tojson",
+        "length",
+        "join",
+        "list",
+        "upper",
+        "trim",
+        "sort",
+        "unique",
+        "sum",
+        "max",
+        "min",
+        "first",
+        "last",
+        "reverse",
+        "string",
+        "int",
+        "float",
+        "batch(9)",
+        "batch(10**9)",
+        "slice(10**9)",
+        "format(1)",
+        "indent(4)",
+        "indent(10**9)",
+        "replace('x', 'y' * 1000)",
+        "map('upper')",
+        "select",
+        "groupby('role')",
+        "dictsort",
+        "items",
+        "default('x')",
+        "truncate(3)",
+        "center(10**9)",
+        "wordcount",
+        "escape",
+        "abs",
+        "round(2)",
+        "urlencode",
+        "pprint",
+        "attr('role')",
+        "tojson(indent=2)",
+    ];
+    const METHODS: [&str; 16] = [
+        "split()",
+        "strip()",
+        "upper()",
+        "items()",
+        "keys()",
+        "values()",
+        "get('a')",
+        "startswith('x')",
+        "format(1)",
+        "join(l)",
+        "replace('x', 'yy')",
+        "splitlines()",
+        "center(10**9)",
+        "zfill(10**9)",
+        "rsplit('x', 1)",
+        "append(1)",
+    ];
+    match d.below(9) {
+        0 => format!("({a} ~ {b})"),
+        1 => format!(
+            "({a} {} {b})",
+            d.of(&["+", "-", "*", "**", "/", "//", "%", "==", "<", "in", "and", "or"])
+        ),
+        2 | 3 => format!("{a}|{}", d.of(&FILTERS)),
+        4 | 5 => format!("{a}.{}", d.of(&METHODS)),
+        6 => format!("({a} if {b} else {a})"),
+        7 => format!("{a}[{}]", d.of(&["0", "-1", "::2", "1:", "'a'", ":10**9"])),
+        _ => format!("[{a}, {b}]"),
+    }
+}
+
+fn template(d: &mut Draws) -> Vec<u8> {
+    let mut made = String::from("{% set ns = namespace(a=1) %}{% set l = [1, 'x', [2]] %}");
+    for _ in 0..1 + d.below(5) {
+        let deep = 1 + d.below(3);
+        let e = expression(d, deep);
+        made += &match d.below(7) {
+            0 => format!("{{% for m in {e} %}}{{{{ {} }}}}{{% endfor %}}", expression(d, 1)),
+            1 => format!("{{% if {e} %}}a{{% else %}}b{{% endif %}}"),
+            2 => format!("{{% set ns.a = {e} %}}"),
+            3 => format!("{{% set l = {e} %}}"),
+            4 => format!("{{% for i in range(99999) %}}{{% set ns.a = {e} %}}{{% endfor %}}"),
+            5 => format!("{{% macro f(n) %}}{{{{ {e} }}}}{{{{ f(n) }}}}{{% endmacro %}}{{{{ f(1) }}}}"),
+            _ => format!("{{{{ {e} }}}}"),
+        };
+    }
+    if d.below(4) == 0 { text(&made, d).into_bytes() } else { made.into_bytes() }
+}
+
+fn render(input: &[u8]) -> Result<(), String> {
+    let template = shown(ChatTemplate::parse(&String::from_utf8_lossy(input), Map::new()))?;
+    let messages = [Message::text("user", "Hi"), Message::text("assistant", "Ho")];
+    let chat = Chat { messages: &messages, add_generation_prompt: true, ..Chat::default() };
+    shown(template.render(&chat)).map(drop)
+}
+
+fn recommended(d: &mut Draws) -> Vec<u8> {
+    let sound = json!({"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1,
+        "eos_token_id": [1, 2], "do_sample": true});
+    object(&sound, d)
+}
+
+fn open_recommended(folder: &Path) -> Run {
+    let folder = folder.to_path_buf();
+    Box::new(move |input| {
+        shown(fs::write(folder.join("generation_config.json"), input))?;
+        shown(Recommended::read(&folder, 100)).map(drop)
+    })
+}
+
+fn settings(d: &mut Draws) -> Vec<u8> {
+    let sound = "lr = 1e-3\nsteps = 10\nbatch = 4\nseq = 128\noptimizer = 'adamw'\ndata = ['a', 'b']\nout = 'o'\n\
+        schedule = 'cosine'\ndtype = 'bf16'\nbeta1 = 0.9\nclip = 1.0\nsave_every = 5\nspecial_tokens = ['<a>']\n";
+    bytes(sound.into(), d)
+}
+
+fn read_settings(input: &[u8]) -> Result<(), String> {
+    let text = shown(String::from_utf8(input.to_vec()))?;
+    shown(Partial::parse(&text, "run.toml")).map(drop)
+}
+
+fn state() -> Value {
+    let state = TrainerState::new(Settings::default(), 100, "data".into(), "cc".into());
+    serde_json::to_value(state).expect("JSON")
+}
+
+fn trainer(d: &mut Draws) -> Vec<u8> {
+    object(&state(), d)
+}
+
+/// The files of a checkpoint and the manifest that they have, but for what an input takes the place of.
+fn files() -> Vec<(&'static str, Vec<u8>)> {
+    let weights = sound_weights();
+    let config = golden_config("llama").to_string().into_bytes();
+    vec![
+        ("config.json", config),
+        ("model.safetensors", weights.clone()),
+        ("optimizer.safetensors", weights),
+        ("trainer.json", state().to_string().into_bytes()),
+    ]
+}
+
+fn manifest_of(files: &[(&str, Vec<u8>)]) -> Value {
+    let record = |bytes: &[u8]| {
+        let sum: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
+        json!({"bytes": bytes.len(), "sha256": sum})
+    };
+    let files: Map<String, Value> = files.iter().map(|(n, b)| (n.to_string(), record(b))).collect();
+    json!({"format": 1, "step": 0, "files": files})
+}
+
+fn manifest(d: &mut Draws) -> Vec<u8> {
+    object(&manifest_of(&files()), d)
+}
+
+fn open_checkpoint(folder: &Path, attacked: &'static str) -> Run {
+    let folder = folder.join("step_000000");
+    fs::create_dir_all(&folder).expect("a folder");
+    let put = |name: &str, bytes: &[u8]| fs::write(folder.join(name), bytes).expect("written");
+    files().iter().for_each(|(name, bytes)| put(name, bytes));
+    put("manifest.json", manifest_of(&files()).to_string().as_bytes());
+    shown(open(&folder)).unwrap_or_else(|e| panic!("the sound one is refused: {e}"));
+    Box::new(move |input| {
+        shown(fs::write(folder.join(attacked), input))?;
+        if attacked == "trainer.json" {
+            let mut all = files();
+            all.retain(|(name, _)| *name != attacked);
+            all.push((attacked, input.to_vec()));
+            shown(fs::write(folder.join("manifest.json"), manifest_of(&all).to_string()))?;
+        }
+        shown(open(&folder)).map(drop)
+    })
+}
+
+fn rows(d: &mut Draws) -> Vec<u8> {
+    let row = json!({"step": 1, "epoch": 0.1, "tokens": 128, "loss": 5.5, "lr": 1e-3, "grad_norm": 1.0,
+        "tokens_per_s": 1e3, "seconds": 0.1, "mfu": 0.2});
+    let line = |d: &mut Draws| String::from_utf8_lossy(&object(&row, d)).into_owned() + "\n";
+    let all = format!("{row}\n{}{{\"step\": 1, \"val_loss\": 5.0}}\n{}", line(d), line(d));
+    bytes(all.into(), d)
+}
+
+fn read_rows(folder: &Path) -> Run {
+    let path = folder.join("metrics.jsonl");
+    Box::new(move |input| {
+        shown(fs::write(&path, input))?;
+        shown(metrics::read(&path)).map(drop)
+    })
+}
+
+fn meta(d: &mut Draws) -> Vec<u8> {
+    let sound = json!({"format": "astrai-tokens", "version": 1, "dtype": "uint16", "tokens": 100, "documents": 2,
+        "vocab_size": 1000, "eos": 2, "shards": [{"file": "data_00000.bin", "tokens": 100}], "tokenizer": "00",
+        "recognise": false, "fingerprint": "11", "sources": ["a"]});
+    object(&sound, d)
+}
+
+/// Opens ids and reads them all.
+fn all_ids(folder: &Path) -> Result<(), String> {
+    let tokens = shown(Tokens::open(folder))?;
+    shown(tokens.check(1000, &mut |_, _| {}))?;
+    let mut ids = vec![0; tokens.len().min(1 << 16) as usize];
+    shown(tokens.copy(0, &mut ids))?;
+    assert!(ids.iter().all(|id| (0..1000).contains(id)));
+    Ok(())
+}
+
+fn open_meta(folder: &Path) -> Run {
+    let ids: Vec<u8> = (0..100u16).flat_map(u16::to_le_bytes).collect();
+    fs::write(folder.join("data_00000.bin"), ids).expect("written");
+    let folder = folder.to_path_buf();
+    Box::new(move |input| {
+        shown(fs::write(folder.join("meta.json"), input))?;
+        all_ids(&folder)
+    })
+}
+
+fn shard(d: &mut Draws) -> Vec<u8> {
+    bytes((0..400u16).flat_map(|i| (i % 300).to_le_bytes()).collect(), d)
+}
+
+fn open_shard(folder: &Path) -> Run {
+    fs::write(folder.join("meta.json"), r#"{"dtype": "uint16", "vocab_size": 1000}"#).expect("written");
+    let folder = folder.to_path_buf();
+    Box::new(move |input| {
+        shown(fs::write(folder.join("data.bin"), input))?;
+        all_ids(&folder)
+    })
+}
