@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use crate::files::object;
 use crate::request::Sampling;
 use astrai_files::read_present;
 
@@ -41,8 +42,7 @@ impl Recommended {
         let found = read_present(&path, LARGEST).map_err(|e| RecommendedError(e.to_string()))?;
         let Some(bytes) = found else { return Ok(Recommended::default()) };
         let remedy = "mend it, or move it out of the folder";
-        let file: Map<String, Value> = serde_json::from_slice(&bytes)
-            .map_err(|e| refuse(format!("is no JSON object ({e}); {remedy}")))?;
+        let file: Map<String, Value> = object(&bytes).map_err(refuse)?;
         Recommended::parse(&file, vocabulary).map_err(|what| refuse(format!("{what}; {remedy}")))
     }
 

@@ -4,10 +4,15 @@
 //!
 //! ```text
 //! cargo test --release --test fuzz -- --seconds 3600 --seed 7 tokenizer template
+//! cargo test --release --test fuzz -- --soak 1800 --kills 1000
 //! ```
 
+#[path = "../command/train/fixture.rs"]
+#[expect(dead_code)]
+mod fixture;
 mod mutate;
 mod server;
+mod soak;
 mod targets;
 
 use mutate::Draws;
@@ -47,17 +52,27 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let (mut length, mut seed, mut names) = (Length::Times(1), 1, vec![]);
+    let (mut soaking, mut kills) = (None, 0);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut number = || args.next().and_then(|n| n.parse().ok());
         match arg.as_str() {
             "--seconds" => length = number().map_or(length, Length::Seconds),
             "--times" => length = number().map_or(length, Length::Times),
+            "--soak" => soaking = number(),
+            "--kills" => kills = number().unwrap_or(kills),
             "--seed" => seed = number().unwrap_or(seed),
             // What the test harness of other binaries understands.
             flag if flag.starts_with('-') => {}
             name => names.push(name.to_string()),
         }
+    }
+    if let Some(seconds) = soaking {
+        let folder = folder("soak");
+        let _absent = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).expect("a folder for the soak");
+        soak::soak(&folder, seed, seconds, kills);
+        return ExitCode::SUCCESS;
     }
     let mut failed = 0;
     for target in TARGETS.iter().filter(|t| names.is_empty() || names.iter().any(|n| n == t.name)) {

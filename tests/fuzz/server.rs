@@ -5,9 +5,9 @@ use crate::mutate::{Draws, bytes, object};
 use crate::targets::{Run, golden};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn framed(path: &str, body: &[u8], d: &mut Draws) -> Vec<u8> {
 
 /// A request with a strange body.
 pub fn request(d: &mut Draws) -> Vec<u8> {
-    let sound = json!({"model": "llama", "prompt": "t1 t2", "messages": [{"role": "system", "content": "t3"},
+    let sound = json!({"model": "model", "prompt": "t1 t2", "messages": [{"role": "system", "content": "t3"},
         {"role": "user", "content": [{"type": "text", "text": "t4"}]}], "max_tokens": 2, "temperature": 0.5, "top_p": 0.9,
         "top_k": 5, "min_p": 0.1, "n": 2, "stop": ["t9"], "stream": true, "stream_options": {"include_usage": true},
         "logit_bias": {"5": -100}, "seed": 1, "repetition_penalty": 1.1, "tokens": [1, 2], "stop_token_ids": [3],
@@ -54,7 +54,7 @@ pub fn wire(d: &mut Draws) -> Vec<u8> {
     bytes(made, d)
 }
 
-struct Server {
+pub struct Server {
     child: Child,
     address: String,
 }
@@ -67,7 +67,7 @@ impl Drop for Server {
 }
 
 impl Server {
-    fn start(model: &Path) -> Server {
+    pub fn start(model: &Path) -> Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_astrai"))
             .arg("serve")
             .arg(model)
@@ -84,23 +84,32 @@ impl Server {
         Server { child, address: url.trim_start_matches("http://").to_string() }
     }
 
+    /// Asks the server to end; its exit code.
+    pub fn stop(&mut self) -> i32 {
+        let asked = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status();
+        assert!(asked.expect("kill").success());
+        self.child.wait().expect("the process is ours").code().unwrap_or(-1)
+    }
+
     /// What comes back for these bytes.
-    fn send(&self, request: &[u8]) -> std::io::Result<Vec<u8>> {
+    pub fn send(&self, request: &[u8], whole: bool) -> std::io::Result<Vec<u8>> {
         let mut stream = TcpStream::connect(&self.address)?;
-        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        // Of half a request the server waits for the rest, for as long as it is patient.
+        let patience = if whole { Duration::from_secs(10) } else { Duration::from_millis(200) };
+        stream.set_read_timeout(Some(patience))?;
         // A server that has refused need not read the rest.
         let _sent = stream.write_all(request);
-        let _end = stream.shutdown(std::net::Shutdown::Write);
         let mut got = vec![];
         match stream.read_to_end(&mut got) {
-            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => Ok(got),
+            Err(e) if e.kind() == ErrorKind::ConnectionReset => Ok(got),
+            Err(e) if e.kind() == ErrorKind::WouldBlock && !whole => Ok(got),
             read => read.map(|_| got),
         }
     }
 }
 
-/// Sends inputs to a server that must live on.
-pub fn run(folder: &Path) -> Run {
+/// A model directory: the golden llama, whose every token is a word.
+pub fn model(folder: &Path) -> PathBuf {
     let model = folder.join("model");
     fs::create_dir_all(&model).expect("a folder");
     for file in ["config.json", "model.safetensors"] {
@@ -113,9 +122,14 @@ pub fn run(folder: &Path) -> Run {
     fs::write(model.join("tokenizer.json"), tokenizer.to_string()).expect("written");
     let template = "{% for m in messages %}{{ m.content }} {% endfor %}{{ tools | tojson }}";
     fs::write(model.join("chat_template.jinja"), template).expect("written");
-    let mut server = Server::start(&model);
+    model
+}
+
+/// Sends inputs to a server that must live on.
+pub fn run(folder: &Path, whole: bool) -> Run {
+    let mut server = Server::start(&model(folder));
     Box::new(move |input| {
-        let got = server.send(input).unwrap_or_else(|e| panic!("no answer: {e}"));
+        let got = server.send(input, whole).unwrap_or_else(|e| panic!("no answer: {e}"));
         let ended = server.child.try_wait().expect("the process is ours");
         assert!(ended.is_none(), "the server has ended: {ended:?}");
         let status = got.get(9..12).and_then(|code| std::str::from_utf8(code).ok()?.parse::<u16>().ok());

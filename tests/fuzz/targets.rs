@@ -39,13 +39,13 @@ pub struct Target {
 
 pub const TARGETS: [Target; 17] = [
     Target { name: "config", inputs: 20_000, patience: 1, input: config, run: |_| Box::new(read_config) },
-    Target { name: "compile", inputs: 100, patience: 2, input: config, run: |_| Box::new(compile_config) },
+    Target { name: "compile", inputs: 300, patience: 2, input: config, run: |_| Box::new(compile_config) },
     Target { name: "graph", inputs: 2_000, patience: 1, input: graph, run: |_| Box::new(read_graph) },
-    Target { name: "program", inputs: 300, patience: 2, input: graph, run: |_| Box::new(compile_graph) },
+    Target { name: "program", inputs: 1_500, patience: 2, input: graph, run: |_| Box::new(compile_graph) },
     Target { name: "weights", inputs: 5_000, patience: 1, input: weights, run: open_weights },
     Target { name: "index", inputs: 5_000, patience: 1, input: index, run: open_index },
     Target { name: "tokenizer", inputs: 1_000, patience: 1, input: tokenizer, run: open_tokenizer },
-    Target { name: "template", inputs: 500, patience: 2, input: template, run: |_| Box::new(render) },
+    Target { name: "template", inputs: 60, patience: 2, input: template, run: |_| Box::new(render) },
     Target { name: "recommended", inputs: 5_000, patience: 1, input: recommended, run: open_recommended },
     Target {
         name: "settings",
@@ -71,8 +71,14 @@ pub const TARGETS: [Target; 17] = [
     Target { name: "metrics", inputs: 5_000, patience: 1, input: rows, run: read_rows },
     Target { name: "meta", inputs: 5_000, patience: 1, input: meta, run: open_meta },
     Target { name: "shards", inputs: 3_000, patience: 1, input: shard, run: open_shard },
-    Target { name: "request", inputs: 300, patience: 4, input: server::request, run: server::run },
-    Target { name: "wire", inputs: 300, patience: 4, input: server::wire, run: server::run },
+    Target {
+        name: "request",
+        inputs: 400,
+        patience: 4,
+        input: server::request,
+        run: |d| server::run(d, true),
+    },
+    Target { name: "wire", inputs: 300, patience: 4, input: server::wire, run: |d| server::run(d, false) },
 ];
 
 fn shown<T>(read: Result<T, impl std::fmt::Display>) -> Result<T, String> {

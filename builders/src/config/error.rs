@@ -34,17 +34,25 @@ pub enum ConfigError {
     },
 }
 
+/// Longest description of a problem, which may show several values, characters.
+pub(crate) const PROBLEM: usize = 600;
+
 /// Longest excerpt of a value or a key in a message, characters.
 const EXCERPT: usize = 60;
 
 /// `text` on one line, control characters escaped, shortened with an ellipsis.
 pub(crate) fn excerpt(text: &str) -> String {
+    clipped(text, EXCERPT)
+}
+
+/// The same of so many characters.
+pub(crate) fn clipped(text: &str, most: usize) -> String {
     let mut out: String = text
         .chars()
-        .take(EXCERPT)
+        .take(most)
         .flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
         .collect();
-    if text.chars().nth(EXCERPT).is_some() {
+    if text.chars().nth(most).is_some() {
         out.push('…');
     }
     out

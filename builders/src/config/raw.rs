@@ -2,7 +2,7 @@
 //! names the file, the key as it is spelled there, the value and the remedy. `null` counts as absent, as it does in
 //! the files that transformers writes.
 
-use super::error::{ConfigError, excerpt, show};
+use super::error::{ConfigError, PROBLEM, clipped, excerpt, show};
 use super::json::kind;
 use serde_json::{Map, Value};
 use std::cell::RefCell;
@@ -138,7 +138,7 @@ impl<'a> Raw<'a> {
     pub fn one_of(&self, key: &'static str, known: &[&str]) -> Result<Option<&'a str>, ConfigError> {
         match self.text(key)? {
             Some(other) if !known.contains(&other) => {
-                let problem = format!("is {}, which is not supported", Value::from(other));
+                let problem = format!("is {}, which is not supported", show(&Value::from(other)));
                 Err(self.refuse(self.spelled(key), problem, format!("supported: {}", known.join(", "))))
             }
             stated => Ok(stated),
@@ -215,7 +215,7 @@ impl<'a> Raw<'a> {
         ConfigError::Key {
             file: self.file.to_owned(),
             key: format!("{}{}", self.prefix, excerpt(key)),
-            problem: problem.into(),
+            problem: clipped(&problem.into(), PROBLEM),
             remedy: remedy.into(),
         }
     }

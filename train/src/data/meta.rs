@@ -2,7 +2,7 @@
 //! type of the ids, the shards in order, and what is known of where they come from.
 
 use super::DataError;
-use astrai_files::read_present;
+use astrai_files::{one_line, read_present};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::path::{Component, Path};
@@ -131,8 +131,10 @@ impl Reader<'_> {
     }
 
     fn meta(mut self, bytes: &[u8]) -> Result<(Meta, Vec<String>), DataError> {
-        let object: Map<String, Value> = serde_json::from_slice(bytes)
-            .map_err(|e| self.refused(format!("is no JSON object ({e}); write one like {EXAMPLE}")))?;
+        let object: Map<String, Value> = serde_json::from_slice(bytes).map_err(|e| {
+            let why = one_line(&e.to_string());
+            self.refused(format!("is no JSON object ({why}); write one like {EXAMPLE}"))
+        })?;
         let mut meta = match (object.get("dtype"), object.get("sequence")) {
             (None, Some(Value::Object(sequence))) => self.keyed(sequence)?,
             (dtype, _) => Meta::new(self.width(dtype)?),
