@@ -44,6 +44,8 @@ fn main() -> ExitCode {
         // SAFETY: there is no other thread yet. With less than usual the threads of the engine would overflow.
         unsafe { std::env::remove_var("RUST_MIN_STACK") };
     }
+    // Where the handler is refused, a write beyond `ulimit -f` ends the process, as it does by default.
+    let _without = astrai_train::signals::survive_file_limit();
     let cli = Cli::parse();
     let mut out = std::io::stdout().lock();
     let done = match cli.command {

@@ -17,7 +17,7 @@ use astrai_train::checkpoint::{
 use astrai_train::dataset::{Dataset, Sources};
 use astrai_train::engine::{Engine, Plan};
 use astrai_train::settings::{Length, Partial, Settings};
-use astrai_train::signals::{self, Stop};
+use astrai_train::signals::Stop;
 use astrai_train::trainer::{Callbacks, Trainer, total_steps};
 use clap::Args;
 use serde_json::json;
@@ -79,7 +79,6 @@ impl Train {
         if self.dry_run {
             return self.plan(file, &path, out);
         }
-        signals::survive_file_limit().map_err(|e| format!("signals: {e}"))?;
         let mut screen = Screen::new(self.json);
         if self.resume && !path.is_dir() && !self.names_model(&file) {
             let path = path.display();

@@ -18,6 +18,8 @@ pub const VERSION: u64 = 1;
 
 /// Most characters of an error message, which may quote an untrusted file.
 const MAX_MESSAGE: usize = 400;
+/// Most nodes of a graph, or of one of its blocks: three times those of the update of a model of 400 layers.
+pub const MAX_NODES: usize = 1 << 18;
 
 const GRAPH_KEYS: [&str; 4] = ["symbols", "blocks", "nodes", "outputs"];
 
@@ -167,6 +169,9 @@ fn block_from(object: &Object, depth: usize) -> Result<Block, IrError> {
 }
 
 fn node_from(graph: &mut Graph, i: usize, object: &Object) -> Result<(), IrError> {
+    if i >= MAX_NODES {
+        return Err(object.error(format!("there are more than {MAX_NODES} nodes")));
+    }
     let id = object.number("id")?;
     if id != i as u64 || id >= u32::MAX as u64 {
         return Err(object.error(format!("`id` is {id}; ids count up from 0")));

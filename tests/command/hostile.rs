@@ -219,6 +219,40 @@ fn answer(model: &Path) -> [&str; 8] {
     ["generate", text(model), "--prompt", "t1", "--max-tokens", "2", "--temperature", "0"]
 }
 
+/// Every walk of the compiler ends, however long the graph is: one of as many nodes as are accepted, and one more.
+#[test]
+fn the_longest_graph_is_compiled() {
+    use astrai_ir::json::{MAX_NODES, to_json};
+    use astrai_ir::ops::UnaryKind;
+    use astrai_ir::{DType, Graph};
+    let dir = tempfile::tempdir().unwrap();
+    let mut g = Graph::new(vec![]);
+    let mut x = g.input("x", DType::F32, vec![4.into()]).unwrap();
+    for i in 1..=MAX_NODES {
+        x = g.unary([UnaryKind::Tanh, UnaryKind::Exp][i % 2], x).unwrap();
+    }
+    let whole = to_json(&g);
+    let compile = |graph: &Value, to: usize| {
+        let mut graph = graph.clone();
+        let nodes = graph["nodes"].as_array_mut().unwrap();
+        nodes.truncate(to);
+        let last = nodes.len() - 1;
+        graph["outputs"] = json!([{"name": "y", "node": last}]);
+        fs::write(dir.path().join("graph.json"), graph.to_string()).unwrap();
+        program(&["compile", text(&dir.path().join("graph.json")), "--json"]).output().unwrap()
+    };
+    let out = compile(&whole, MAX_NODES);
+    let summary: Value =
+        serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {}", utf8(&out.stderr)));
+    assert!(summary["launches"].as_u64().unwrap() > 500, "a region is bounded: {summary}");
+    let out = compile(&whole, MAX_NODES + 1);
+    assert!(
+        !out.status.success() && utf8(&out.stderr).contains("more than 262144 nodes"),
+        "{}",
+        utf8(&out.stderr)
+    );
+}
+
 /// A folder for compiled kernels, and what is in it after a run.
 fn objects(cache: &Path) -> Vec<PathBuf> {
     let all = fs::read_dir(cache.join("kernels")).unwrap().map(|e| e.unwrap().path());

@@ -6,6 +6,7 @@ mod cases;
 mod cli;
 mod documents;
 mod extend;
+mod faults;
 mod hostile;
 mod layering;
 mod numbers;

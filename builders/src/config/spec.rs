@@ -17,7 +17,7 @@ pub const MAX_WIDTH: usize = 1 << 24;
 /// Largest vocabulary accepted.
 pub const MAX_VOCAB: usize = 1 << 28;
 /// Most experts accepted, of all layers together.
-pub const MAX_EXPERTS: usize = 1 << 20;
+pub const MAX_EXPERTS: usize = 1 << 16;
 /// Longest context accepted, and largest window.
 pub const MAX_POSITIONS: usize = 1 << 31;
 /// Most parameters accepted; byte counts of weights, gradients and moments then fit 63 bits.

@@ -63,7 +63,7 @@ impl Forming<'_> {
         let mut stored = vec![false; g.nodes().len()];
         let live = g.live();
         let mut in_tail = vec![false; g.nodes().len()];
-        // What kernels write after their epilogues.
+        // What kernels write after their epilogues, or at the end of what they follow: it stays in memory.
         let mut ends = BTreeSet::new();
         for id in g.ids().filter(|id| live[id.index()]) {
             let rounded = self.is_rounded(id);
@@ -87,7 +87,7 @@ impl Forming<'_> {
             }
             self.store_arguments(id, &mut stored);
         }
-        self.cut_chains(&live, &in_tail, &mut stored);
+        self.cut_chains(&live, &in_tail, &mut stored, &mut ends);
         // Users first, for what they are computed in is then known.
         for id in g.ids().rev().filter(|id| live[id.index()]) {
             let sweeps = g.node(id).op.is_pointwise() && !ends.contains(&id);
@@ -99,7 +99,7 @@ impl Forming<'_> {
     }
 
     /// Stores a value wherever a kernel would follow more than [`DEEPEST`] nodes one after another.
-    fn cut_chains(&self, live: &[bool], in_tail: &[bool], stored: &mut [bool]) {
+    fn cut_chains(&self, live: &[bool], in_tail: &[bool], stored: &mut [bool], ends: &mut BTreeSet<NodeId>) {
         let g = self.g;
         let mut depth = vec![0; g.nodes().len()];
         for id in g.ids().filter(|id| live[id.index()]) {
@@ -111,6 +111,7 @@ impl Forming<'_> {
             let whole = node.types.len() == 1 && !in_tail[id.index()] && !g.is_free(id);
             if below >= DEEPEST && whole {
                 stored[id.index()] = true;
+                ends.insert(id);
             } else {
                 depth[id.index()] = below + 1;
             }
