@@ -11,6 +11,7 @@ use astrai_serve::paged::PagedModel;
 use astrai_serve::request::{Request, Sampling};
 use astrai_serve::sample::Logprobs;
 use astrai_serve::scheduler::plan::ProgramKind;
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -173,8 +174,20 @@ fn resident() -> u64 {
     text.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 4
 }
 
+/// Tells the process of the test under load that it is that.
+const ALONE: &str = "ASTRAI_TEST_SERVING_ALONE";
+
 #[test]
 fn under_load_every_answer_is_that_of_the_request_alone_and_nothing_is_left() {
+    // In a process of its own: the memory of this one is also that of the tests beside it.
+    if std::env::var_os(ALONE).is_none() {
+        let name = "serving::under_load_every_answer_is_that_of_the_request_alone_and_nothing_is_left";
+        let mut alone = Command::new(std::env::current_exe().unwrap());
+        let out = alone.args(["--exact", name, "--nocapture"]).env(ALONE, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&out.stdout) + String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
     let machine = Machine::new(Kind::Cpu, 2).unwrap();
     let alone = start(&machine, 16, 1, Settings { prefix_cache: false, ..Settings::default() });
     let mut dice = Dice(7);
