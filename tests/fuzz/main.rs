@@ -12,6 +12,7 @@
 mod fixture;
 mod mutate;
 mod server;
+mod serving;
 mod soak;
 mod targets;
 
