@@ -24,7 +24,7 @@ use std::process::ExitCode;
 pub enum Want {
     /// f32 [batch, seq, vocab]
     Logits,
-    /// f32 [1]: mean cross-entropy of each next token
+    /// f32, one number: mean cross-entropy of each next token
     Loss,
     /// `grad.<checkpoint name>` f32: gradients of the loss
     Grads,

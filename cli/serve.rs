@@ -65,7 +65,7 @@ pub struct Serve {
     /// Requests that may wait; what comes then is refused with 429
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     queue: u32,
-    /// Origin whose pages may use the server from a browser (CORS), https://app.example say, or * for all; may be repeated
+    /// Origin whose pages may use the server from a browser (CORS), `https://app.example` say, or * for all; may be repeated
     /// [default: none]
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<String>,

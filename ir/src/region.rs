@@ -7,7 +7,7 @@ use crate::ops::{Attention, LinearCrossEntropy, Reduce, Route};
 use crate::{DType, Dim, Type};
 use std::fmt;
 
-/// One of the buffers that a region reads, by its place in [`Region::reads`].
+/// One of the buffers that a region reads, by its place in the list of what the region reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Operand(pub usize);
 
