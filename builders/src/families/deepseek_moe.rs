@@ -264,7 +264,7 @@ mod tests {
                 "`scoring_func` is \"softmax\", which is not supported",
             ),
             (&V3, json!({"routed_scaling_factor": -1}), "`routed_scaling_factor` is -1"),
-            (&V3, json!({"n_shared_experts": 1 << 19}), "the widest MLP accepted"),
+            (&V3, json!({"n_shared_experts": 1 << 14}), "the widest MLP accepted"),
             (&V3, json!({"moe_layer_freq": 0}), "`moe_layer_freq` is 0"),
         ];
         for (v, keys, says) in cases {

@@ -320,7 +320,7 @@ fn experts_that_make_no_sense() {
             json!(4),
             "is 8, more than the 4 experts; it must be at most `num_local_experts`",
         ),
-        ("num_experts", json!(1 << 20), "in 3 layers; the most accepted is 1048576"),
+        ("num_experts", json!(1 << 16), "in 3 layers; the most accepted is 65536"),
         (
             "num_experts_per_tok",
             json!(129),
