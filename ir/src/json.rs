@@ -18,7 +18,7 @@ pub const VERSION: u64 = 1;
 
 /// Most characters of an error message, which may quote an untrusted file.
 const MAX_MESSAGE: usize = 400;
-/// Most nodes of a graph, or of one of its blocks: three times those of the update of a model of 400 layers.
+/// Most nodes of a graph, or of one of its blocks: those of the update of a model of 1,000 layers and half as many more.
 pub const MAX_NODES: usize = 1 << 18;
 
 const GRAPH_KEYS: [&str; 4] = ["symbols", "blocks", "nodes", "outputs"];

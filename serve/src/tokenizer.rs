@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 use tokenizers::{DecoderWrapper, Model, Tokenizer as Library};
 
 use crate::files::line;
-use astrai_files::read_present;
+use astrai_files::{hex, read_present};
 
 pub use special::{SpecialToken, SpecialTokens};
 pub use stream::DecodeStream;
@@ -246,8 +246,7 @@ impl Tokenizer {
 
     /// SHA-256 of `tokenizer.json`, in hexadecimal: equal sums give equal ids.
     pub fn sha256(&self) -> String {
-        let sum = Sha256::digest(&self.shared.files[0].1);
-        sum.iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(Sha256::new_with_prefix(&self.shared.files[0].1))
     }
 
     /// Writes the tokenizer's files, as they were read, into the folder `dir`, which is made where it is absent.

@@ -214,6 +214,59 @@ fn integer_weights_are_not_taken_for_numbers() {
     }
 }
 
+/// Numbers that are none are written, for whoever looks for the cause, and said.
+#[test]
+fn results_that_are_not_finite_are_a_failure() {
+    use astrai_ir::DType;
+    use astrai_runtime::weights::{Checkpoint, write};
+    let whole = Checkpoint::open(&golden("model.safetensors")).unwrap();
+    let (dir, name) = (make("nan", |_| {}), "model.norm.weight");
+    let nan = vec![0xff; whole.get(name).unwrap().bytes().len()];
+    let tensors = whole.names().map(|n| {
+        let v = whole.get(n).unwrap();
+        (n, v.dtype(), v.shape(), if n == name { &nan[..] } else { v.bytes() })
+    });
+    write(&dir.join("model.safetensors"), tensors, &Default::default()).unwrap();
+    let [inputs, outputs] = ["in.safetensors", "out.safetensors"].map(|f| dir.join(f));
+    let ids: Vec<u8> = [1i64, 2, 3].iter().flat_map(|i| i.to_le_bytes()).collect();
+    write(&inputs, [("input_ids", DType::I64, &[1, 3][..], &ids[..])], &Default::default()).unwrap();
+    let out = program(&["run", text(&dir), "--inputs", text(&inputs), "--outputs", text(&outputs)])
+        .output()
+        .unwrap();
+    let line = utf8(&out.stderr);
+    assert_eq!((out.status.code(), line.lines().count()), (Some(1), 1), "{line}");
+    assert!(line.contains("logits has values that are not finite"), "{line}");
+    assert_eq!(Checkpoint::open(&outputs).unwrap().get("logits").unwrap().shape(), [1, 3, 320]);
+}
+
+/// Chats that take their time do not hold up others once their clients have left.
+#[test]
+fn chats_whose_clients_left_hold_up_nobody() {
+    use crate::answers::serve::Server;
+    use std::io::Write;
+    let dir = make("leaving", |_| {});
+    let slow = "{% if messages[0].content == 'slow' %}{% set l = range(99999) | list %}\
+        {% for i in range(99999) %}{% if -1 in l %}{% endif %}{% endfor %}{% endif %}t4 t9";
+    fs::write(dir.join("chat_template.jinja"), slow).unwrap();
+    let server = Server::start(&dir, &["--bodies-limit", "1000000"]);
+    let chat = |said: &str| json!({"messages": [{"role": "user", "content": said}], "max_tokens": 1});
+    let address = server.at("").trim_start_matches("http://").to_string();
+    for _ in 0..16 {
+        let body = chat("slow").to_string();
+        let mut client = std::net::TcpStream::connect(&address).unwrap();
+        let head = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        client.write_all(format!("{head}{body}").as_bytes()).unwrap();
+        thread::sleep(Duration::from_millis(50));
+    }
+    let since = Instant::now();
+    assert_eq!(server.post("/v1/chat/completions", &chat("quick")).0, 200);
+    assert!(since.elapsed() < Duration::from_secs(4), "{:?}", since.elapsed());
+    assert_eq!(server.get("/health").0, 200);
+}
+
 /// Arguments of a short answer of a model.
 fn answer(model: &Path) -> [&str; 8] {
     ["generate", text(model), "--prompt", "t1", "--max-tokens", "2", "--temperature", "0"]

@@ -7,6 +7,9 @@
 //! cargo test --release --test fuzz -- --soak 1800 --kills 1000
 //! ```
 
+#[expect(dead_code)]
+#[path = "../command/answers/fixture.rs"]
+mod answers;
 #[path = "../command/train/fixture.rs"]
 #[expect(dead_code)]
 mod fixture;
@@ -32,8 +35,8 @@ const CHILD: &str = "ASTRAI_FUZZ_TARGET";
 /// An input may take so long.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// Address space of a target, bytes: the program, its threads and 1 GiB to grow by.
-const MEMORY: u64 = 5 << 29;
+/// Bytes by which a target's address space may grow.
+const GROWTH: u64 = 1 << 30;
 
 /// Failures of a target after which it is left.
 const ENOUGH: usize = 10;
@@ -166,7 +169,8 @@ fn watch(
             (last, since) = (read(1), Instant::now());
         } else if since.elapsed() > LONGEST * target.patience {
             end(&mut child);
-            return (read(0), Some(format!("takes more than {} s", LONGEST.as_secs())), counts());
+            let seconds = (LONGEST * target.patience).as_secs();
+            return (read(0), Some(format!("takes more than {seconds} s")), counts());
         }
     }
 }
@@ -181,15 +185,18 @@ fn run_inputs(name: &str) {
     let target = TARGETS.iter().find(|t| t.name == name).expect("a target");
     let numbers: Vec<u64> = std::env::args().skip(1).filter_map(|n| n.parse().ok()).collect();
     let [seed, first, end] = numbers[..] else { panic!("seed, first, end") };
-    let limit = libc::rlimit { rlim_cur: MEMORY, rlim_max: MEMORY };
-    // SAFETY: the limit is read for the call alone.
-    unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) };
     let folder = folder(name);
     let state = File::options().write(true).open(folder.join("state")).expect("the state");
     let put = |at: u64, n: u64| state.write_all_at(&n.to_le_bytes(), 8 * at).expect("the state is written");
     let work = folder.join("work");
     fs::create_dir_all(&work).expect("a folder to work in");
     let mut run = (target.run)(&work);
+    let pages = fs::read_to_string("/proc/self/statm").expect("the size of this process");
+    let pages: u64 = pages.split(' ').next().and_then(|n| n.parse().ok()).expect("a number of pages");
+    let most = pages * 4096 + GROWTH;
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+    // SAFETY: the limit is read for the call alone.
+    unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) };
     let mut accepted = 0;
     put(1, first);
     for at in first..end {

@@ -1,8 +1,9 @@
 //! The server under attack: requests whose bodies, or whose very bytes, nobody should send, to `astrai serve` on a golden model. Each
 //! must be answered or the connection closed, and the server must go on.
 
+use crate::answers;
 use crate::mutate::{Draws, bytes, object};
-use crate::targets::{Run, golden};
+use crate::targets::Run;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -32,7 +33,7 @@ fn framed(path: &str, body: &[u8], d: &mut Draws) -> Vec<u8> {
 
 /// A request with a strange body.
 pub fn request(d: &mut Draws) -> Vec<u8> {
-    let sound = json!({"model": "model", "prompt": "t1 t2", "messages": [{"role": "system", "content": "t3"},
+    let sound = json!({"model": "fuzz", "prompt": "t1 t2", "messages": [{"role": "system", "content": "t3"},
         {"role": "user", "content": [{"type": "text", "text": "t4"}]}], "max_tokens": 2, "temperature": 0.5, "top_p": 0.9,
         "top_k": 5, "min_p": 0.1, "n": 2, "stop": ["t9"], "stream": true, "stream_options": {"include_usage": true},
         "logit_bias": {"5": -100}, "seed": 1, "repetition_penalty": 1.1, "tokens": [1, 2], "stop_token_ids": [3],
@@ -71,7 +72,7 @@ impl Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_astrai"))
             .arg("serve")
             .arg(model)
-            .args(["--port", "0", "--json", "--threads", "2"])
+            .args(["--port", "0", "--json", "--threads", "2", "--served-name", "fuzz"])
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -110,16 +111,8 @@ impl Server {
 
 /// A model directory: the golden llama, whose every token is a word.
 pub fn model(folder: &Path) -> PathBuf {
-    let model = folder.join("model");
-    fs::create_dir_all(&model).expect("a folder");
-    for file in ["config.json", "model.safetensors"] {
-        fs::copy(golden("llama").join(file), model.join(file)).expect("a copy");
-    }
-    let words: serde_json::Map<String, Value> = (0..320).map(|i| (format!("t{i}"), json!(i))).collect();
-    let tokenizer = json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
-        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
-        "model": {"type": "WordLevel", "vocab": words, "unk_token": "t3"}});
-    fs::write(model.join("tokenizer.json"), tokenizer.to_string()).expect("written");
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    let model = answers::make(&format!("fuzz-{name}"), |_| {});
     let template = "{% for m in messages %}{{ m.content }} {% endfor %}{{ tools | tojson }}";
     fs::write(model.join("chat_template.jinja"), template).expect("written");
     model

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,17 @@ struct Counts {
     hostile: AtomicU64,
     kills: AtomicU64,
     runs: AtomicU64,
+    /// Something went wrong: all come to their end.
+    failed: AtomicBool,
+}
+
+/// Notices the panic of a thread.
+struct Watched<'a>(&'a Counts);
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        self.0.failed.fetch_or(thread::panicking(), Ordering::Relaxed);
+    }
 }
 
 impl Counts {
@@ -38,13 +49,17 @@ impl Counts {
 pub fn soak(folder: &Path, seed: u64, seconds: u64, kills: u64) {
     let (since, counts) = (Instant::now(), Counts::default());
     let mut server = Server::start(&model(folder));
-    let more =
-        || since.elapsed() < Duration::from_secs(seconds) || counts.kills.load(Ordering::Relaxed) < kills;
+    let more = || {
+        let left =
+            since.elapsed() < Duration::from_secs(seconds) || counts.kills.load(Ordering::Relaxed) < kills;
+        left && !counts.failed.load(Ordering::Relaxed)
+    };
     thread::scope(|scope| {
         scope.spawn(|| train(&folder.join("runs"), &mut Draws::new(seed), &counts, &more));
         for client in 1..3 {
             let (server, counts, more) = (&server, &counts, &more);
             scope.spawn(move || {
+                let _watched = Watched(counts);
                 let mut d = Draws::new(seed + client);
                 while more() {
                     let whole = d.below(4) > 0;
@@ -55,6 +70,7 @@ pub fn soak(folder: &Path, seed: u64, seconds: u64, kills: u64) {
             });
         }
         let (server, counts) = (&server, &counts);
+        let _watched = Watched(counts);
         let idle: Vec<String> = (0..8).map(|i| ask(server, i).expect("an answer")).collect();
         let mut d = Draws::new(seed + 9);
         while more() {
@@ -146,6 +162,7 @@ fn run(out: &Path, kind: &str, base: &Path) -> Command {
 
 /// Kills runs at any moment until there is no more to be done; each is resumed to its end and held to one left in peace.
 fn train(folder: &Path, d: &mut Draws, counts: &Counts, more: &dyn Fn() -> bool) {
+    let _watched = Watched(counts);
     let straight: Vec<(PathBuf, Duration)> = KINDS
         .iter()
         .map(|kind| {

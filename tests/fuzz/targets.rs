@@ -7,6 +7,7 @@ use crate::serving::{open_recommended, open_tokenizer, recommended, render, temp
 use astrai_builders::ModelConfig;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::plan;
+use astrai_files::hex;
 use astrai_ir::json::{from_json, to_json};
 use astrai_ir::{DType, Graph};
 use astrai_runtime::weights::Checkpoint;
@@ -260,10 +261,7 @@ fn files() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 fn manifest_of(files: &[(&str, Vec<u8>)]) -> Value {
-    let record = |bytes: &[u8]| {
-        let sum: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
-        json!({"bytes": bytes.len(), "sha256": sum})
-    };
+    let record = |bytes: &[u8]| json!({"bytes": bytes.len(), "sha256": hex(Sha256::new_with_prefix(bytes))});
     let files: Map<String, Value> = files.iter().map(|(n, b)| (n.to_string(), record(b))).collect();
     json!({"format": 1, "step": 0, "files": files})
 }

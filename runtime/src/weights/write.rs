@@ -9,6 +9,7 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use astrai_files::folder_of;
 use astrai_ir::DType;
 use safetensors::SafeTensorError;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -107,7 +108,7 @@ impl Writer {
         self.file.as_file().sync_all().map_err(WeightsError::io(&self.path, "make it durable"))?;
         self.file.persist(&self.path).map_err(|e| WeightsError::io(&self.path, "replace it")(e.error))?;
         // The new name is durable only when its directory is.
-        let directory = directory_of(&self.path);
+        let directory = folder_of(&self.path);
         File::open(directory)
             .and_then(|d| d.sync_all())
             .map_err(WeightsError::io(directory, "make it durable"))
@@ -198,10 +199,6 @@ fn header_text(
     Ok(header.to_string())
 }
 
-fn directory_of(path: &Path) -> &Path {
-    path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
 /// A new file in the directory of `path`, because only there a rename is atomic; who may read it is the umask's to say.
 fn create_beside(path: &Path) -> Result<NamedTempFile, WeightsError> {
     let Some(name) = path.file_name() else {
@@ -210,7 +207,7 @@ fn create_beside(path: &Path) -> Result<NamedTempFile, WeightsError> {
     let hidden = OsString::from_iter([OsStr::new("."), name, OsStr::new(".")]);
     let mut builder = tempfile::Builder::new();
     builder.prefix(&hidden).suffix(".tmp").permissions(Permissions::from_mode(0o666));
-    builder.tempfile_in(directory_of(path)).map_err(WeightsError::io(path, "create it"))
+    builder.tempfile_in(folder_of(path)).map_err(WeightsError::io(path, "create it"))
 }
 
 #[cfg(test)]

@@ -70,8 +70,8 @@ impl App {
             tokenizer,
             template,
             names,
-            created: now(),
             settings,
+            created: now(),
             metrics: Metrics::new().map_err(io::Error::other)?,
             keys,
             draining: AtomicBool::new(false),
@@ -166,11 +166,7 @@ impl App {
             // Tokens of a beginning differ from those of the whole where it is cut; twice the context leaves no doubt.
             let tokens = self.tokenizer.encode(&text[..head], add_special).map_err(wrong)?.len();
             if tokens > context.saturating_mul(2) {
-                let what = format!(
-                    "has more than {tokens} tokens, and the context of this model is {context} tokens"
-                );
-                let refused = ApiError::field(field, format!("{what}; shorten the prompt"));
-                return Err(refused.with_code("context_length_exceeded"));
+                return Err(ApiError::beyond_context(field, format!("more than {tokens}"), context));
             }
         }
         self.tokenizer.encode(text, add_special).map_err(wrong)

@@ -20,11 +20,11 @@ const MOST_TOOLS: usize = 1024;
 #[derive(Debug)]
 pub struct ChatCompletions;
 
-/// The prompt's ids of a conversation.
+/// The prompt of a conversation as text, and whether special tokens are to be added to it.
 ///
 /// # Errors
 /// A field is wrong, or the template refuses the conversation.
-pub fn prompt(app: &App, fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
+pub fn prompt(app: &App, fields: &mut Fields) -> Result<(String, bool), ApiError> {
     let Some(template) = &app.template else {
         let what = "the model has no chat template; use /v1/completions";
         return Err(ApiError::field("messages", what));
@@ -56,8 +56,7 @@ pub fn prompt(app: &App, fields: &mut Fields) -> Result<Vec<u32>, ApiError> {
         abandoned: Some(&fields.abandoned),
     })?;
     // The template has put the special tokens where they belong.
-    let add_special = fields.or("add_special_tokens", false)?;
-    app.encode("messages", &text, add_special)
+    Ok((text, fields.or("add_special_tokens", false)?))
 }
 
 fn texts_only(i: usize, message: &Message) -> Result<(), ApiError> {
@@ -134,7 +133,8 @@ impl Endpoint for ChatCompletions {
         if fields.or("echo", false)? {
             return Err(fields.refusal("echo", "is for /v1/completions; leave it out"));
         }
-        Ok((ChatCompletions, vec![prompt(app, fields)?]))
+        let (text, add_special) = prompt(app, fields)?;
+        Ok((ChatCompletions, vec![app.encode(Self::PROMPT, &text, add_special)?]))
     }
 
     fn whole(&mut self, head: &Head, choice: Delta) -> Value {

@@ -54,6 +54,12 @@ impl ApiError {
         ApiError { param, code: Some("model_not_found"), ..ApiError::new(StatusCode::NOT_FOUND, message) }
     }
 
+    /// 400: this field's prompt has so many tokens; the error has a code of its own, by which clients shorten their prompts.
+    pub fn beyond_context(param: &str, tokens: impl std::fmt::Display, context: usize) -> ApiError {
+        let what = format!("has {tokens} tokens, and the context of this model is {context} tokens");
+        ApiError::field(param, format!("{what}; shorten the prompt")).with_code("context_length_exceeded")
+    }
+
     pub fn with_code(self, code: &'static str) -> ApiError {
         ApiError { code: Some(code), ..self }
     }

@@ -127,6 +127,7 @@ pub fn usage(usage: &Usage) -> Value {
 /// A body that has come whole, with its share of the room for bodies.
 pub struct Received {
     bytes: Vec<u8>,
+    /// Given back after the bytes are gone.
     room: Option<OwnedSemaphorePermit>,
 }
 
@@ -148,7 +149,6 @@ impl Drop for Received {
                 libc::malloc_trim(0)
             };
         }
-        self.room = None;
     }
 }
 
@@ -248,16 +248,13 @@ fn prepare<E: Endpoint>(app: Arc<App>, caller: Caller, mut fields: Fields) -> Re
 
 /// Whether prompt and answer fit the context; the error has a code of its own, by which clients shorten their prompts.
 fn fits(prompt: usize, params: &Params, context: usize, field: &'static str) -> Result<(), ApiError> {
-    let wrong = |param, what| Err(ApiError::field(param, what).with_code("context_length_exceeded"));
     match params.sampling.max_tokens {
-        _ if prompt >= context => {
-            let what = format!("has {prompt} tokens, and the context of this model is {context} tokens");
-            wrong(field, format!("{what}; shorten the prompt"))
-        }
+        _ if prompt >= context => Err(ApiError::beyond_context(field, prompt, context)),
         Some(most) if most > context - prompt => {
             let sum = most.saturating_add(prompt);
             let what = format!("the context of this model is {context} tokens, and {sum} are asked for");
-            wrong("max_tokens", format!("{what} ({prompt} in the prompt, {most} to generate); lower it"))
+            let what = format!("{what} ({prompt} in the prompt, {most} to generate); lower it");
+            Err(ApiError::field("max_tokens", what).with_code("context_length_exceeded"))
         }
         _ => Ok(()),
     }

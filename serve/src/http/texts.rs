@@ -37,14 +37,11 @@ async fn answer(app: Arc<App>, body: Body, work: Work) -> Result<Response, ApiEr
 
 fn ids(app: &App, mut fields: Fields) -> Result<Value, ApiError> {
     let strings = fields.or("return_token_strs", false)?;
-    let ids = match fields.take::<String>("prompt")? {
-        Some(text) => {
-            let add_special = fields.or("add_special_tokens", true)?;
-            let ids = app.tokenizer.encode(&text, add_special);
-            ids.map_err(|e| fields.refusal("prompt", e.message))?
-        }
-        None => chat::prompt(app, &mut fields)?,
+    let (field, (text, add_special)) = match fields.take::<String>("prompt")? {
+        Some(text) => ("prompt", (text, fields.or("add_special_tokens", true)?)),
+        None => ("messages", chat::prompt(app, &mut fields)?),
     };
+    let ids = app.tokenizer.encode(&text, add_special).map_err(|e| fields.refusal(field, e.message))?;
     let shown = strings.then(|| ids.iter().map(|id| app.tokenizer.token(*id)).collect::<Vec<_>>());
     let context = app.engine.limits().context;
     Ok(json!({"count": ids.len(), "max_model_len": context, "tokens": ids, "token_strs": shown}))

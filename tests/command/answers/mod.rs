@@ -3,5 +3,5 @@
 mod chat;
 pub mod fixture;
 mod generate;
-mod serve;
+pub mod serve;
 mod verify;

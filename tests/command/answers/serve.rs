@@ -12,14 +12,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// A server that is ready.
-struct Server {
+pub struct Server {
     child: Child,
     url: String,
     ready: Value,
 }
 
 impl Server {
-    fn start(model: &Path, flags: &[&str]) -> Server {
+    pub fn start(model: &Path, flags: &[&str]) -> Server {
         Server::spawn(program(&[&["serve", text(model), "--port", "0", "--json"][..], flags].concat()))
     }
 
@@ -35,11 +35,11 @@ impl Server {
         Server { child, url, ready }
     }
 
-    fn get(&self, path: &str) -> (u16, String) {
+    pub fn get(&self, path: &str) -> (u16, String) {
         answer(agent().get(self.at(path)).call())
     }
 
-    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         let sent = agent().post(self.at(path)).content_type("application/json").send(body.to_string());
         let (status, text) = answer(sent);
         (status, serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}")))
@@ -52,7 +52,7 @@ impl Server {
         answer["choices"][0]["text"].as_str().unwrap().trim().to_string()
     }
 
-    fn at(&self, path: &str) -> String {
+    pub fn at(&self, path: &str) -> String {
         format!("{}{path}", self.url)
     }
 

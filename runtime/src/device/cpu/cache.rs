@@ -3,6 +3,7 @@
 //! everything inside is reached through that descriptor. An object ends with a sum over its name and content; one that was cut
 //! short, damaged, or written by anybody else is as good as absent.
 
+use astrai_files::UNFINISHED;
 use sha2::{Digest, Sha256};
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -20,9 +21,6 @@ const LONGEST: u64 = 1 << 30;
 /// A file that has been unfinished for so long belongs to a compilation that was killed.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
-/// How names of unfinished files begin.
-const UNFINISHED: &str = ".tmp-";
-
 /// Between an object and its sum.
 const MARK: &[u8; 8] = b"astrai-1";
 
@@ -35,7 +33,9 @@ pub struct KernelCache {
 #[derive(Debug)]
 struct Folder {
     path: PathBuf,
-    directory: File,
+    /// The same through the descriptor: whatever becomes of the name, this is the folder that was checked.
+    through: PathBuf,
+    _directory: File,
     /// Goes with the cache, where it is for this process alone.
     _temporary: Option<TempDir>,
 }
@@ -62,7 +62,9 @@ impl KernelCache {
     fn new(path: &Path, temporary: Option<TempDir>) -> io::Result<KernelCache> {
         let path = resolved(path)?;
         let directory = open_private(&path)?;
-        let cache = KernelCache { folder: Arc::new(Folder { path, directory, _temporary: temporary }) };
+        let through = through(&directory, &path);
+        let folder = Folder { path, through, _directory: directory, _temporary: temporary };
+        let cache = KernelCache { folder: Arc::new(folder) };
         cache.remove_abandoned();
         Ok(cache)
     }
@@ -72,9 +74,9 @@ impl KernelCache {
         &self.folder.path
     }
 
-    /// The folder through its descriptor: whatever becomes of its name, this is the one that was checked.
-    pub(super) fn directory(&self) -> PathBuf {
-        through(&self.folder.directory, &self.folder.path)
+    /// The folder as it is reached, through its descriptor.
+    pub(super) fn directory(&self) -> &Path {
+        &self.folder.through
     }
 
     /// A name in the folder that no other process and no other thread of this one takes.
@@ -94,13 +96,22 @@ impl KernelCache {
             .then_some(bytes)
     }
 
-    /// Writes a file whole: other processes, and other threads of this one, may be writing the same. It is durable before it
-    /// has its name.
+    /// Writes a file whole: other processes, and other threads of this one, may be writing the same. What a power cut leaves of
+    /// it is found out when it is read.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        self.write_and(name, bytes, |_| Ok(()))
+    }
+
+    fn write_and(
+        &self,
+        name: &str,
+        bytes: &[u8],
+        then: impl FnOnce(&File) -> io::Result<()>,
+    ) -> io::Result<()> {
         let (directory, own) = (self.directory(), self.fresh_name("tmp"));
         let mut file =
             OpenOptions::new().write(true).create_new(true).mode(0o600).open(directory.join(&own))?;
-        let written = file.write_all(bytes).and_then(|()| file.sync_data());
+        let written = file.write_all(bytes).and_then(|()| then(&file));
         let published = written.and_then(|()| fs::rename(directory.join(&own), directory.join(name)));
         if published.is_err() {
             self.remove(&own);
@@ -119,7 +130,7 @@ impl KernelCache {
         let mut bytes = self.read(made).ok_or_else(|| io::Error::from(ErrorKind::NotFound))?;
         bytes.extend(sum(name, &bytes));
         self.remove(made);
-        self.write(name, &bytes)
+        self.write_and(name, &bytes, File::sync_data)
     }
 
     /// The path to load an object by, if the folder has it whole.
