@@ -63,7 +63,7 @@ async fn wrong_method(method: Method) -> Response {
 async fn health(State(app): State<Arc<App>>) -> Response {
     match app.engine.dead() {
         None if app.is_stuck() => {
-            ApiError::unavailable("requests wait and none is being prepared").into_response()
+            ApiError::unavailable("requests wait for long to be prepared").into_response()
         }
         None => json(&serde_json::json!({"status": "ok"})),
         Some(why) => ApiError::unavailable(why).into_response(),
