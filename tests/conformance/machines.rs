@@ -1,9 +1,8 @@
 //! Machines of the tests: this processor with each level of vector instructions that it has or can take the place of.
 
+use crate::quick;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_runtime::device::cpu::{Compiler, Cpu, Isa, KernelCache, host_isa, host_levels, modelled_levels};
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::sync::OnceLock;
 
 /// The machine of all tests of a binary: two threads, the best instructions.
@@ -46,26 +45,8 @@ fn optimised(isa: Isa, threads: usize) -> Machine {
 }
 
 fn little_optimised(isa: Isa, threads: usize) -> Machine {
-    match quick() {
-        Some((compiler, cache)) => Machine::on(Cpu::new(isa, threads, compiler, cache).unwrap()),
-        None => optimised(isa, threads),
-    }
-}
-
-/// The system's compiler as a script that optimises little, and a folder for what it makes.
-fn quick() -> Option<(Compiler, KernelCache)> {
-    let path: Vec<_> = std::env::split_paths(&std::env::var_os("PATH")?).collect();
-    let identity = Compiler::find(&path)?.identity().replace(|c: char| !c.is_alphanumeric(), "-");
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("quick").join(identity);
+    let Some(folder) = quick::folder() else { return optimised(isa, threads) };
+    let compiler = Compiler::find(&[folder.to_path_buf()]).unwrap();
     let cache = KernelCache::open(&folder.join("kernels")).unwrap();
-    let script = folder.join("cc");
-    if !script.exists() {
-        let real = path.iter().map(|p| p.join("cc")).find(|p| p.exists())?;
-        // Whole at once: another test may look for it meanwhile.
-        let new = tempfile::NamedTempFile::new_in(&folder).unwrap().into_temp_path();
-        std::fs::write(&new, format!("#!/bin/sh\nexec {} \"$@\" -O1\n", real.display())).unwrap();
-        std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o755)).unwrap();
-        new.persist(&script).unwrap();
-    }
-    Some((Compiler::find(&[folder])?, cache))
+    Machine::on(Cpu::new(isa, threads, compiler, cache).unwrap())
 }
