@@ -46,11 +46,6 @@ impl Block {
         self.params.iter().map(of).collect()
     }
 
-    /// Types of the outputs, in order.
-    pub fn output_types(&self) -> Vec<Type> {
-        self.graph.outputs().iter().map(|(_, id)| self.graph.ty(*id).clone()).collect()
-    }
-
     /// True when the leaf of the parameter is a weight.
     pub fn is_weight(&self, param: &str) -> bool {
         self.leaf(param).is_some_and(|id| matches!(self.graph.node(id).op, Op::Weight(_)))
@@ -70,6 +65,9 @@ impl Signature {
     /// The signature of a block.
     pub fn of(block: &Block) -> Signature {
         let params = block.param_types().map(|types| types.into_iter().cloned().collect());
-        Signature { params, outputs: block.output_types() }
+        // An output that does not exist is the verifier's to refuse.
+        let node = |(_, id): &(String, NodeId)| block.graph.nodes().get(id.index());
+        let outputs = block.graph.outputs().iter().filter_map(node).map(|n| n.ty().clone()).collect();
+        Signature { params, outputs }
     }
 }
