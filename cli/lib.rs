@@ -4,6 +4,8 @@ pub mod allocations;
 pub mod bench;
 pub mod chat;
 pub mod compile;
+#[cfg(feature = "coverage")]
+pub mod coverage;
 pub mod explain;
 pub mod failure;
 pub mod flags;
