@@ -1,7 +1,8 @@
 //! Machines of the tests: this processor with each level of vector instructions that it has or can take the place of.
 
 use astrai_engine::machine::{Kind, Machine};
-use astrai_runtime::device::cpu::{Compiler, Cpu, Isa, KernelCache, host_isa, host_levels, modelled_levels};
+use astrai_runtime::device::KernelCache;
+use astrai_runtime::device::cpu::{Compiler, Cpu, Isa, host_isa, host_levels, modelled_levels};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::OnceLock;
