@@ -17,6 +17,8 @@ mod models;
 mod null;
 mod paged;
 mod programs;
+#[path = "../quick.rs"]
+mod quick;
 mod serving;
 mod shard;
 mod stages;
