@@ -6,6 +6,7 @@ pub mod chat;
 pub mod compile;
 #[cfg(feature = "coverage")]
 pub mod coverage;
+pub mod devices;
 pub mod explain;
 pub mod failure;
 pub mod flags;

@@ -2,7 +2,7 @@
 
 use astrai::allocations::Counted;
 use astrai::failure::Failure;
-use astrai::{bench, chat, compile, generate, models, quickstart, run, serve, train, verify};
+use astrai::{bench, chat, compile, devices, generate, models, quickstart, run, serve, train, verify};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -22,6 +22,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Models(models::Models),
+    Devices(devices::Devices),
     Compile(compile::Compile),
     Run(run::Run),
     Train(Box<train::Train>),
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
     let mut out = std::io::stdout().lock();
     let done = match cli.command {
         Command::Models(c) => c.run(&mut out),
+        Command::Devices(c) => c.run(&mut out),
         Command::Compile(c) => c.run(&mut out),
         Command::Run(c) => c.run(&mut out),
         Command::Train(c) => c.run(&mut out),
