@@ -4,6 +4,7 @@ mod answers;
 #[path = "../conformance/cases/mod.rs"]
 mod cases;
 mod cli;
+mod data;
 mod documents;
 mod extend;
 mod faults;
