@@ -5,6 +5,7 @@ mod answers;
 mod cases;
 mod cli;
 mod cuda;
+mod data;
 mod documents;
 #[path = "../emulated/mod.rs"]
 mod emulated;

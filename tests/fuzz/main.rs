@@ -17,6 +17,7 @@
 #[expect(dead_code)]
 #[path = "../command/answers/fixture.rs"]
 mod answers;
+mod data;
 #[path = "../command/train/fixture.rs"]
 #[expect(dead_code)]
 mod fixture;
