@@ -17,6 +17,7 @@ mod mutate;
 mod server;
 mod serving;
 mod soak;
+mod structured;
 mod targets;
 
 use mutate::Draws;
