@@ -37,6 +37,7 @@ fn run(before: &str, redirect: &str) -> Output {
     );
     let mut shell = Command::new("sh");
     shell.args(["-c", &script]).env("PROGRAM", env!("CARGO_BIN_EXE_astrai")).env("MODEL", text(model()));
+    shell.env("PATH", crate::quick::path());
     shell.env("EMPTY", empty.path().canonicalize().unwrap()).output().unwrap()
 }
 

@@ -12,4 +12,6 @@ mod layering;
 mod numbers;
 mod openai;
 mod page;
+#[path = "../quick.rs"]
+mod quick;
 mod train;

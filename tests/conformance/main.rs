@@ -14,6 +14,8 @@ mod models;
 mod null;
 mod paged;
 mod programs;
+#[path = "../quick.rs"]
+mod quick;
 mod serving;
 mod shard;
 mod stages;
