@@ -23,9 +23,12 @@ mod data;
 mod fixture;
 mod guide;
 mod mutate;
+#[path = "../quick.rs"]
+mod quick;
 mod server;
 mod serving;
 mod soak;
+mod structured;
 mod targets;
 
 use guide::Guide;
