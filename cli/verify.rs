@@ -1,12 +1,14 @@
 //! `astrai verify`: a model held to what a reference implementation computed for it. In: a model directory and its golden
 //! file. Out: a row a check, and success only when every check asked for was made and passed.
 
-use crate::failure::{Done, Failure, warn};
+use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{FidelityFlags, MachineFlags};
 use crate::progress::tell;
 use crate::table::table;
-use astrai_engine::Model;
+use astrai_engine::golden::objectives::{self, Objectives};
 use astrai_engine::golden::{Golden, Row};
+use astrai_engine::{Machine, Model};
+use astrai_ir::DType;
 use astrai_runtime::weights::Checkpoint;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
@@ -63,6 +65,9 @@ pub struct Verify {
 impl Verify {
     /// Checks and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
+        if self.model.join(objectives::RUNS).is_file() {
+            return self.objectives(out);
+        }
         let path = self.golden.clone().unwrap_or_else(|| self.model.join("golden.safetensors"));
         let file = Checkpoint::open(&path)?;
         let model = Model::open(&self.model, false)?;
@@ -87,12 +92,37 @@ impl Verify {
                 _ => rows.extend(golden.train(&mut hear)?),
             }
         }
+        self.judged(out, &machine, golden.storage, &rows)
+    }
+
+    /// A folder of training objectives.
+    fn objectives(&self, out: &mut dyn Write) -> Done {
+        if self.golden.is_some() || !self.only.is_empty() || self.machine.storage() != DType::F32 {
+            bail!(
+                "a folder of objectives is checked whole and in f32: leave --golden, --only and --dtype away"
+            );
+        }
+        self.fidelity.none("gradients are always exact")?;
+        let machine = self.machine.machine()?;
+        let rows = Objectives::open(&self.model, &machine)?.check(None, &mut tell())?;
+        self.judged(out, &machine, DType::F32, &rows)
+    }
+
+    /// Prints the rows; success only if all are `ok`.
+    fn judged(&self, out: &mut dyn Write, machine: &Machine, storage: DType, rows: &[Row]) -> Done {
         let ok = rows.iter().all(|r| r.verdict == "ok");
-        self.report(out, &golden, &rows, ok)?;
+        self.report(out, machine, storage, rows, ok)?;
         Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    fn report(&self, out: &mut dyn Write, golden: &Golden, rows: &[Row], ok: bool) -> Result<(), Failure> {
+    fn report(
+        &self,
+        out: &mut dyn Write,
+        machine: &Machine,
+        storage: DType,
+        rows: &[Row],
+        ok: bool,
+    ) -> Result<(), Failure> {
         if self.json {
             let row = |r: &Row| {
                 json!({
@@ -101,8 +131,8 @@ impl Verify {
             };
             let report = json!({
                 "model": self.model.display().to_string(),
-                "device": golden.machine.device.name(),
-                "dtype": golden.storage.name(),
+                "device": machine.device.name(),
+                "dtype": storage.name(),
                 "checks": rows.iter().map(row).collect::<Vec<Value>>(),
                 "ok": ok,
             });

@@ -159,6 +159,13 @@ impl Graph {
         bound
     }
 
+    /// The same nodes without outputs.
+    pub fn without_outputs(mut self) -> Graph {
+        self.outputs.clear();
+        self.output_names.clear();
+        self
+    }
+
     /// Declares a result; a name is declared once.
     pub fn set_output(&mut self, name: &str, id: NodeId) -> Result<(), IrError> {
         if self.output(name).is_some() {

@@ -10,6 +10,7 @@ mod faults;
 mod hostile;
 mod layering;
 mod numbers;
+mod objectives;
 mod openai;
 mod page;
 mod train;
