@@ -6,6 +6,7 @@ use crate::flags::{FidelityFlags, MachineFlags};
 use crate::progress::tell;
 use crate::table::table;
 use astrai_engine::golden::objectives::{self, Objectives};
+use astrai_engine::golden::optimizers::{self, Optimizers};
 use astrai_engine::golden::{Golden, Row};
 use astrai_engine::{Machine, Model};
 use astrai_ir::DType;
@@ -65,8 +66,10 @@ pub struct Verify {
 impl Verify {
     /// Checks and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
-        if self.model.join(objectives::RUNS).is_file() {
-            return self.objectives(out);
+        for list in [objectives::RUNS, optimizers::RUNS] {
+            if self.model.join(list).is_file() {
+                return self.runs(out, list);
+            }
         }
         let path = self.golden.clone().unwrap_or_else(|| self.model.join("golden.safetensors"));
         let file = Checkpoint::open(&path)?;
@@ -95,16 +98,19 @@ impl Verify {
         self.judged(out, &machine, golden.storage, &rows)
     }
 
-    /// A folder of training objectives.
-    fn objectives(&self, out: &mut dyn Write) -> Done {
+    /// A folder of training objectives, or of optimisers' runs.
+    fn runs(&self, out: &mut dyn Write, list: &str) -> Done {
         if self.golden.is_some() || !self.only.is_empty() || self.machine.storage() != DType::F32 {
             bail!(
-                "a folder of objectives is checked whole and in f32: leave --golden, --only and --dtype away"
+                "a folder with {list} is checked whole and in f32: leave --golden, --only and --dtype away"
             );
         }
         self.fidelity.none("gradients are always exact")?;
         let machine = self.machine.machine()?;
-        let rows = Objectives::open(&self.model, &machine)?.check(None, &mut tell())?;
+        let rows = match list == objectives::RUNS {
+            true => Objectives::open(&self.model, &machine)?.check(None, &mut tell())?,
+            false => Optimizers::open(&self.model, &machine)?.check(None, &mut tell())?,
+        };
         self.judged(out, &machine, DType::F32, &rows)
     }
 

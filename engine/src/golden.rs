@@ -18,6 +18,7 @@ use astrai_train::engine::StepResult;
 use std::path::{Path, PathBuf};
 
 pub mod objectives;
+pub mod optimizers;
 
 /// Outcome of a check.
 #[derive(Clone, Debug)]
@@ -235,7 +236,8 @@ impl<'a> Golden<'a> {
         let (losses, norms) = (self.floats(names[1], steps)?, self.floats(names[2], steps)?);
         let ids = self.integers(names[0])?;
         let sizes = [steps, batch, seq];
-        let got = curve::train(self.model, &ids, sizes, self.storage, self.machine, &mut |done, total| {
+        let course = curve::Course::golden(&ids, sizes, self.storage);
+        let (got, _) = curve::train(self.model, course, self.machine, &mut |done, total| {
             hear(Note::Progress { what: "training steps", done, total })
         })?;
         let worst = |f: &dyn Fn(&StepResult) -> f64, want: &[f32]| {

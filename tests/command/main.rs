@@ -12,5 +12,6 @@ mod layering;
 mod numbers;
 mod objectives;
 mod openai;
+mod optimizers;
 mod page;
 mod train;

@@ -18,17 +18,17 @@ pub const RUNS: &str = "strategies.json";
 const TENSORS: &str = "strategies.safetensors";
 
 /// The worst of several comparisons.
-struct Worst {
+pub(super) struct Worst {
     row: Row,
     count: usize,
 }
 
 impl Worst {
-    fn new(check: &'static str) -> Worst {
+    pub(super) fn new(check: &'static str) -> Worst {
         Worst { row: Row::without(check, "missing", "nothing to compare"), count: 0 }
     }
 
-    fn see(&mut self, error: f64, tolerance: f64, note: &str) {
+    pub(super) fn see(&mut self, error: f64, tolerance: f64, note: &str) {
         self.count += 1;
         let over = |r: &Row| r.error.unwrap_or(-1.0) / r.tolerance.unwrap_or(1.0);
         let here = error / tolerance;
@@ -37,7 +37,7 @@ impl Worst {
         }
     }
 
-    fn done(mut self) -> Row {
+    pub(super) fn done(mut self) -> Row {
         if self.count > 1 {
             self.row.note = format!("worst of {}: {}", self.count, self.row.note);
         }
