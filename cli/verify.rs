@@ -1,5 +1,5 @@
-//! `astrai verify`: a model held to what a reference implementation computed for it. In: a model directory and its golden
-//! file. Out: a row a check, and success only when every check asked for was made and passed.
+//! `astrai verify`: a model or data held to what a reference implementation computed for it. In: a folder with what was computed
+//! beside what it was computed of. Out: a row a check, and success only when every check asked for was made and passed.
 
 use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{FidelityFlags, MachineFlags};
@@ -7,7 +7,7 @@ use crate::progress::tell;
 use crate::table::table;
 use astrai_engine::golden::objectives::{self, Objectives};
 use astrai_engine::golden::optimizers::{self, Optimizers};
-use astrai_engine::golden::{Golden, Row};
+use astrai_engine::golden::{Golden, Row, data};
 use astrai_engine::{Machine, Model};
 use astrai_ir::DType;
 use astrai_runtime::weights::Checkpoint;
@@ -32,8 +32,10 @@ pub enum Check {
     Train,
 }
 
-/// Compare a model with what a reference implementation computed for it
+/// Compare a model, or data, with what a reference implementation computed for it
 ///
+/// A folder of data holds `expected.json` (files of records, and what is in them), `chat_expected.json` (chats and preferences, and
+/// what preprocessing makes of them) or `packing.json` (lengths and their bins); all of it must be equal. Else the folder is a model's.
 /// The golden file holds `input_ids`, `logits`, `loss`, `grad.*`, `greedy.*` and `train.*`. Tolerances in f32: logits and each gradient
 /// within 1e-4 of their largest magnitude, loss within 1e-5, greedy tokens equal (a token may differ, and ends the comparison, where the
 /// reference's margin is below 1e-3; the margins themselves must agree). In bf16: logits within 3e-2 by norm, loss within 3e-2
@@ -46,7 +48,7 @@ pub enum Check {
   astrai verify tests/golden/llama --only logits,loss,train --dtype bf16
   astrai verify model/ --golden reference.safetensors --dtype bf16 --only logits --json")]
 pub struct Verify {
-    /// A model directory
+    /// A model directory, or one with data
     model: PathBuf,
     /// What the reference computed [default: golden.safetensors in the model directory]
     #[arg(long, value_name = "FILE")]
@@ -69,6 +71,13 @@ impl Verify {
         for list in [objectives::RUNS, optimizers::RUNS] {
             if self.model.join(list).is_file() {
                 return self.runs(out, list);
+            }
+        }
+        if self.golden.is_none() && !self.model.join("golden.safetensors").exists() {
+            let held: Vec<_> =
+                data::CHECKS.iter().filter(|(file, _)| self.model.join(file).exists()).collect();
+            if !held.is_empty() {
+                return self.run_data(&held, out);
             }
         }
         let path = self.golden.clone().unwrap_or_else(|| self.model.join("golden.safetensors"));
@@ -95,7 +104,7 @@ impl Verify {
                 _ => rows.extend(golden.train(&mut hear)?),
             }
         }
-        self.judged(out, &machine, golden.storage, &rows)
+        self.report(out, Some((&machine, golden.storage)), &rows)
     }
 
     /// A folder of training objectives, or of optimisers' runs.
@@ -111,21 +120,33 @@ impl Verify {
             true => Objectives::open(&self.model, &machine)?.check(None, &mut tell())?,
             false => Optimizers::open(&self.model, &machine)?.check(None, &mut tell())?,
         };
-        self.judged(out, &machine, DType::F32, &rows)
+        self.report(out, Some((&machine, DType::F32)), &rows)
+    }
+
+    /// Checks data by the files that say what is expected.
+    fn run_data(&self, held: &[&data::Check], out: &mut dyn Write) -> Done {
+        if !self.only.is_empty() {
+            bail!("--only: data are checked whole; remove it");
+        }
+        self.fidelity.none("data are equal or not")?;
+        let mut rows = Vec::new();
+        for (_, check) in held {
+            rows.extend(check(&self.model)?);
+        }
+        self.report(out, None, &rows)
     }
 
     /// Prints the rows; success only if all are `ok`.
-    fn judged(&self, out: &mut dyn Write, machine: &Machine, storage: DType, rows: &[Row]) -> Done {
+    fn report(&self, out: &mut dyn Write, on: Option<(&Machine, DType)>, rows: &[Row]) -> Done {
         let ok = rows.iter().all(|r| r.verdict == "ok");
-        self.report(out, machine, storage, rows, ok)?;
+        self.print(out, on, rows, ok)?;
         Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    fn report(
+    fn print(
         &self,
         out: &mut dyn Write,
-        machine: &Machine,
-        storage: DType,
+        on: Option<(&Machine, DType)>,
         rows: &[Row],
         ok: bool,
     ) -> Result<(), Failure> {
@@ -137,8 +158,8 @@ impl Verify {
             };
             let report = json!({
                 "model": self.model.display().to_string(),
-                "device": machine.device.name(),
-                "dtype": storage.name(),
+                "device": on.map(|(machine, _)| machine.device.name()),
+                "dtype": on.map(|(_, storage)| storage.name()),
                 "checks": rows.iter().map(row).collect::<Vec<Value>>(),
                 "ok": ok,
             });
@@ -146,7 +167,7 @@ impl Verify {
         }
         let figure = |x: Option<f64>| x.map_or_else(String::new, |x| format!("{x:.2e}"));
         let row = |r: &Row| {
-            vec![r.check.into(), figure(r.error), figure(r.tolerance), r.verdict.into(), r.note.clone()]
+            vec![r.check.clone(), figure(r.error), figure(r.tolerance), r.verdict.into(), r.note.clone()]
         };
         let rows: Vec<_> = rows.iter().map(row).collect();
         Ok(write!(out, "{}", table(&["check", "error", "tolerance", "verdict", "note"], &rows))?)

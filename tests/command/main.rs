@@ -4,7 +4,11 @@ mod answers;
 #[path = "../conformance/cases/mod.rs"]
 mod cases;
 mod cli;
+mod cuda;
+mod data;
 mod documents;
+#[path = "../emulated/mod.rs"]
+mod emulated;
 mod extend;
 mod faults;
 mod hostile;
@@ -14,4 +18,6 @@ mod objectives;
 mod openai;
 mod optimizers;
 mod page;
+#[path = "../quick.rs"]
+mod quick;
 mod train;

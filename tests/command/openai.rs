@@ -46,7 +46,9 @@ fn client() -> Option<PathBuf> {
 }
 
 fn astrai() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_astrai"))
+    let mut c = Command::new(env!("CARGO_BIN_EXE_astrai"));
+    c.env("PATH", crate::quick::path());
+    c
 }
 
 /// A model directory with a tokenizer and a chat template.

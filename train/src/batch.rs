@@ -101,14 +101,7 @@ impl PackedBatch {
     /// # Panics
     /// `ids` and `trained` differ in length.
     pub fn push_trained(&mut self, ids: &[i32], trained: &[bool]) {
-        assert_eq!(ids.len(), trained.len(), "a mask for each token");
-        let (to, targets) = self.grow(ids.len());
-        to.copy_from_slice(ids);
-        for t in 1..ids.len() {
-            if trained[t] {
-                targets[t - 1] = ids[t];
-            }
-        }
+        self.grow_trained(ids, trained);
         self.end(ids.len());
     }
 
@@ -144,11 +137,29 @@ impl PackedBatch {
         (&mut self.input_ids[before..], &mut self.targets[before..])
     }
 
+    /// The tokens of [`push_trained`](Self::push_trained), to be closed with [`end`](Self::end).
+    pub(crate) fn grow_trained(&mut self, ids: &[i32], trained: &[bool]) {
+        assert_eq!(ids.len(), trained.len(), "a mask for each token");
+        let (to, targets) = self.grow(ids.len());
+        to.copy_from_slice(ids);
+        for t in 1..ids.len() {
+            if trained[t] {
+                targets[t - 1] = ids[t];
+            }
+        }
+    }
+
     /// Makes the next `tokens` tokens that belong to no sequence yet a sequence.
     pub(crate) fn end(&mut self, tokens: usize) {
         let begin = self.positions.len();
         self.positions.extend(0..tokens as i32);
         self.starts.push((begin + tokens) as i32);
+    }
+
+    /// Masks the target of a token, counted from the first that belongs to no sequence yet.
+    pub(crate) fn mask_target(&mut self, token: usize) {
+        let at = self.positions.len() + token;
+        self.targets[at] = IGNORED;
     }
 
     /// Tokens that belong to no sequence yet.

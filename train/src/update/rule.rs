@@ -106,11 +106,23 @@ pub struct Rest {
     pub weight_decay: f64,
 }
 
-/// What is done to one weight.
-pub(super) enum Step<'a> {
+/// What is done to a weight.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Treatment {
+    /// The rule.
+    pub step: Step,
+    /// Factor on the learning rate.
+    pub rate: f64,
+    /// Weight decay.
+    pub decay: f64,
+}
+
+/// The rule of one weight.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Step {
     Adam { betas: [f64; 2], eps: f64, coupled: bool, ahead: bool },
     Sgd { momentum: f64, nesterov: bool },
-    Muon(&'a Muon),
+    Muon(Muon),
 }
 
 impl Optimizer {
@@ -132,7 +144,7 @@ impl Optimizer {
 
     /// Whether it keeps the state of this prefix for this weight.
     pub fn keeps(&self, prefix: &str, w: &Weight) -> bool {
-        let muon = matches!(self.step(w).0, Step::Muon(_));
+        let muon = matches!(self.treatment(w).step, Step::Muon(_));
         match prefix {
             MOMENTUM => muon || !matches!(self.rule, Rule::Muon { .. }),
             EXP_AVG | EXP_AVG_SQ => !muon,
@@ -151,14 +163,14 @@ impl Optimizer {
         }
     }
 
-    /// What is done to a weight, the factor on its learning rate, and its decay.
-    pub(super) fn step(&self, w: &Weight) -> (Step<'_>, f64, f64) {
+    /// What is done to a weight.
+    pub(super) fn treatment(&self, w: &Weight) -> Treatment {
         let (step, mut rate, mut decay) = match &self.rule {
             Rule::Sgd { momentum, nesterov } => {
                 (Step::Sgd { momentum: *momentum, nesterov: *nesterov }, 1.0, self.weight_decay)
             }
             Rule::Muon { matrices, .. } if is_layer_matrix(w) => {
-                (Step::Muon(matrices), 1.0, self.weight_decay)
+                (Step::Muon(matrices.clone()), 1.0, self.weight_decay)
             }
             Rule::Muon { rest, .. } => {
                 let adam = Step::Adam { betas: rest.betas, eps: rest.eps, coupled: false, ahead: false };
@@ -179,7 +191,7 @@ impl Optimizer {
             rate *= group.rate;
             decay = group.weight_decay.unwrap_or(decay);
         }
-        (step, rate, decay)
+        Treatment { step, rate, decay }
     }
 
     fn group(&self, w: &Weight) -> Option<&Group> {
