@@ -20,6 +20,9 @@ use astrai_runtime::{Compiled, Session, Value as Array};
 use astrai_train::engine::StepResult;
 use std::path::{Path, PathBuf};
 
+pub mod objectives;
+pub mod optimizers;
+
 /// Outcome of a check.
 #[derive(Clone, Debug)]
 pub struct Row {
@@ -176,15 +179,7 @@ impl<'a> Golden<'a> {
 
     /// Elements of a float tensor of the golden file, of which there must be `count`.
     fn floats(&self, name: &str, count: usize) -> Result<Vec<f32>, Error> {
-        let path = self.path.display();
-        let t = self.file.get(name).ok_or_else(|| format!("{path}: no tensor `{name}`"))?;
-        if t.elements() != count {
-            let shape = t.shape();
-            return Err(format!("{path}: `{name}` is {shape:?}, it should have {count} elements").into());
-        }
-        let mut out = vec![0.0; count];
-        t.to_f32(&mut out)?;
-        Ok(out)
+        floats(&self.file, &self.path, name, count)
     }
 
     /// The worst gradient of all checkpoint tensors; f32 only, as the references are.
@@ -250,7 +245,8 @@ impl<'a> Golden<'a> {
         let (losses, norms) = (self.floats(names[1], steps)?, self.floats(names[2], steps)?);
         let ids = self.integers(names[0])?;
         let sizes = [steps, batch, seq];
-        let got = curve::train(self.model, &ids, sizes, self.storage, self.machine, &mut |done, total| {
+        let course = curve::Course::golden(&ids, sizes, self.storage);
+        let (got, _) = curve::train(self.model, course, self.machine, &mut |done, total| {
             hear(Note::Progress { what: "training steps", done, total })
         })?;
         let worst = |f: &dyn Fn(&StepResult) -> f64, want: &[f32]| {
@@ -309,6 +305,19 @@ impl<'a> Golden<'a> {
         })?;
         Ok(judge(&chosen, &want, &margins, self.storage))
     }
+}
+
+/// Elements of a float tensor of a file, of which there must be `count`.
+fn floats(file: &Checkpoint, path: &Path, name: &str, count: usize) -> Result<Vec<f32>, Error> {
+    let path = path.display();
+    let t = file.get(name).ok_or_else(|| format!("{path}: no tensor `{name}`"))?;
+    if t.elements() != count {
+        let shape = t.shape();
+        return Err(format!("{path}: `{name}` is {shape:?}, it should have {count} elements").into());
+    }
+    let mut out = vec![0.0; count];
+    t.to_f32(&mut out)?;
+    Ok(out)
 }
 
 /// Tokens equal up to the first that differs where the reference's margin excuses it; in f32 the margins up to there agree

@@ -11,6 +11,7 @@ pub mod gradients;
 pub mod greedy;
 pub mod machine;
 pub mod model;
+pub mod objective;
 pub mod programs;
 pub mod serving;
 pub mod texts;

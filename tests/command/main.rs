@@ -14,7 +14,9 @@ mod faults;
 mod hostile;
 mod layering;
 mod numbers;
+mod objectives;
 mod openai;
+mod optimizers;
 mod page;
 #[path = "../quick.rs"]
 mod quick;

@@ -15,6 +15,7 @@ pub mod router;
 pub mod schedule;
 pub mod settings;
 pub mod signals;
+pub mod strategies;
 pub mod trainer;
 pub mod update;
 
