@@ -15,6 +15,8 @@ mod data;
 #[expect(dead_code)]
 mod fixture;
 mod mutate;
+#[path = "../quick.rs"]
+mod quick;
 mod server;
 mod serving;
 mod soak;
