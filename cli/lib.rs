@@ -4,7 +4,10 @@ pub mod allocations;
 pub mod bench;
 pub mod chat;
 pub mod compile;
+#[cfg(feature = "coverage")]
+pub mod coverage;
 pub mod data;
+pub mod devices;
 pub mod explain;
 pub mod failure;
 pub mod flags;

@@ -3,7 +3,7 @@
 use astrai::allocations::Counted;
 use astrai::failure::Failure;
 use astrai::{
-    bench, chat, compile, data, generate, models, preprocess, quickstart, run, serve, train, verify,
+    bench, chat, compile, data, devices, generate, models, preprocess, quickstart, run, serve, train, verify,
 };
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -24,6 +24,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Models(models::Models),
+    Devices(devices::Devices),
     Compile(compile::Compile),
     Run(run::Run),
     Preprocess(preprocess::Preprocess),
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
     let mut out = std::io::stdout().lock();
     let done = match cli.command {
         Command::Models(c) => c.run(&mut out),
+        Command::Devices(c) => c.run(&mut out),
         Command::Compile(c) => c.run(&mut out),
         Command::Run(c) => c.run(&mut out),
         Command::Preprocess(c) => c.run(&mut out),

@@ -5,13 +5,14 @@ use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{FidelityFlags, MachineFlags};
 use crate::progress::tell;
 use crate::table::table;
-use astrai_engine::Model;
 use astrai_engine::golden::{Golden, Row, data};
+use astrai_engine::{Error, Model, texts};
+use astrai_ir::DType;
 use astrai_runtime::weights::Checkpoint;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Values of `--only`.
@@ -62,15 +63,16 @@ pub struct Verify {
     machine: MachineFlags,
 }
 
+/// What reads folders without a model; no row where a folder has none of its files.
+const FOLDERS: &[fn(&Path) -> Result<Vec<Row>, Error>] = &[data::rows, texts::rows];
+
 impl Verify {
     /// Checks and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
-        if self.golden.is_none() && !self.model.join("golden.safetensors").exists() {
-            let held: Vec<_> =
-                data::CHECKS.iter().filter(|(file, _)| self.model.join(file).exists()).collect();
-            if !held.is_empty() {
-                return self.run_data(&held, out);
-            }
+        if self.golden.is_none()
+            && let Some(done) = self.folder(out)?
+        {
+            return Ok(done);
         }
         let path = self.golden.clone().unwrap_or_else(|| self.model.join("golden.safetensors"));
         let file = Checkpoint::open(&path)?;
@@ -99,17 +101,23 @@ impl Verify {
         self.report(out, Some(&golden), &rows)
     }
 
-    /// Checks data by the files that say what is expected.
-    fn run_data(&self, held: &[&data::Check], out: &mut dyn Write) -> Done {
-        if !self.only.is_empty() {
-            bail!("--only: data are checked whole; remove it");
-        }
-        self.fidelity.none("data are equal or not")?;
+    /// Checks a folder that holds no model but what others made of data, texts or programs; `None` for a model.
+    fn folder(&self, out: &mut dyn Write) -> Result<Option<ExitCode>, Failure> {
         let mut rows = Vec::new();
-        for (_, check) in held {
-            rows.extend(check(&self.model)?);
+        for read in FOLDERS {
+            rows.extend(read(&self.model)?);
         }
-        self.report(out, None, &rows)
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        if !self.only.is_empty() || self.machine.storage() != DType::F32 {
+            bail!(
+                "{}: holds no model and is checked whole; leave --only and --dtype out",
+                self.model.display()
+            );
+        }
+        self.fidelity.none("this folder holds no model")?;
+        self.report(out, None, &rows).map(Some)
     }
 
     fn report(&self, out: &mut dyn Write, golden: Option<&Golden>, rows: &[Row]) -> Done {

@@ -5,6 +5,7 @@ use crate::data;
 use crate::mutate::{Draws, bytes, object, value};
 use crate::server;
 use crate::serving::{open_recommended, open_tokenizer, recommended, render, template, tokenizer};
+use crate::structured::{answer, compile as compile_wanted, read_answer, wanted};
 use astrai_builders::ModelConfig;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::plan;
@@ -37,7 +38,7 @@ pub struct Target {
     pub run: fn(&Path) -> Run,
 }
 
-pub const TARGETS: [Target; 22] = [
+pub const TARGETS: [Target; 24] = [
     Target { name: "config", inputs: 20_000, patience: 1, input: config, run: |_| Box::new(read_config) },
     Target { name: "compile", inputs: 300, patience: 2, input: config, run: |_| Box::new(compile_config) },
     Target { name: "graph", inputs: 2_000, patience: 1, input: graph, run: |_| Box::new(read_graph) },
@@ -46,6 +47,8 @@ pub const TARGETS: [Target; 22] = [
     Target { name: "index", inputs: 5_000, patience: 1, input: index, run: open_index },
     Target { name: "tokenizer", inputs: 1_000, patience: 1, input: tokenizer, run: open_tokenizer },
     Target { name: "template", inputs: 60, patience: 2, input: template, run: |_| Box::new(render) },
+    Target { name: "answer", inputs: 5_000, patience: 1, input: answer, run: |_| Box::new(read_answer) },
+    Target { name: "wanted", inputs: 600, patience: 4, input: wanted, run: |_| compile_wanted() },
     Target { name: "recommended", inputs: 5_000, patience: 1, input: recommended, run: open_recommended },
     Target {
         name: "settings",

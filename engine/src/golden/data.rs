@@ -18,11 +18,22 @@ use std::sync::Arc;
 const LONGEST: u64 = 1 << 28;
 
 /// A file that says what is expected, and what checks it.
-pub type Check = (&'static str, fn(&Path) -> Result<Vec<Row>, Error>);
+type Check = (&'static str, fn(&Path) -> Result<Vec<Row>, Error>);
 
 /// What a folder of data may hold.
-pub const CHECKS: [Check; 3] =
-    [("expected.json", files), ("chat_expected.json", chats), ("packing.json", bins)];
+const CHECKS: [Check; 3] = [("expected.json", files), ("chat_expected.json", chats), ("packing.json", bins)];
+
+/// The checks of a folder of data; none of a folder without any of these files.
+///
+/// # Errors
+/// A file cannot be read.
+pub fn rows(folder: &Path) -> Result<Vec<Row>, Error> {
+    let mut rows = Vec::new();
+    for (_, check) in CHECKS.iter().filter(|(file, _)| folder.join(file).exists()) {
+        rows.extend(check(folder)?);
+    }
+    Ok(rows)
+}
 
 /// Counts comparisons and keeps the first that fails.
 #[derive(Default)]
