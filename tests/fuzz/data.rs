@@ -57,7 +57,9 @@ fn look(path: &Path) -> Result<(), String> {
     for (key, column) in store.keys() {
         for i in 0..column.segments() {
             shown(store.floats(key, i))?;
-            shown(store.rows(key, i))?;
+            if !column.elements().any(Element::is_float) {
+                shown(store.rows(key, i))?;
+            }
         }
     }
     shown(store.check(&IDS, 1000, &mut |_, _| {}))?;

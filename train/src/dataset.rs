@@ -55,12 +55,15 @@ pub struct Sources {
     pub windows: Option<u64>,
 }
 
+/// Stores, and in which ratio they are mixed.
+type Mixed = (Vec<Arc<Store>>, Option<Vec<f64>>);
+
 /// Data as the settings name them.
 enum Named {
     Shards(Arc<Tokens>),
     Text(Corpus),
     /// Prepared data, and in which ratio they are mixed.
-    Prepared(Vec<Arc<Store>>, Option<Vec<f64>>),
+    Prepared(Mixed),
     /// Records of text, in files of JSON lines.
     Records(Vec<PathBuf>),
 }
@@ -78,7 +81,7 @@ impl Sources {
                 let numbers: u64 = stores.iter().filter_map(|s| s.column("sequence")).map(|c| c.len()).sum();
                 let shown = format!("{numbers} tokens in {} sets of prepared data", stores.len());
                 let (train, _) = of_stores(&stores, weights.as_deref(), settings)?;
-                (Named::Prepared(stores, weights), shown, Some(train.len()))
+                (Named::Prepared((stores, weights)), shown, Some(train.len()))
             }
             _ if settings.data_weights.is_some() => {
                 return refused(
@@ -153,8 +156,7 @@ impl Dataset {
                 }
                 (Arc::new(tokens), Some(tokenizer))
             }
-            Named::Prepared(stores, weights) => {
-                let named = (stores, weights);
+            Named::Prepared(named) => {
                 return Dataset::of_prepared(named, sources.tokenizer, settings, vocabulary, callbacks);
             }
             Named::Records(files) => {
@@ -182,7 +184,7 @@ impl Dataset {
 
     /// Checks every number of prepared data and puts them together.
     fn of_prepared(
-        (stores, weights): (Vec<Arc<Store>>, Option<Vec<f64>>),
+        (stores, weights): Mixed,
         tokenizer: Option<Tokenizer>,
         settings: &Settings,
         vocabulary: usize,
@@ -230,7 +232,7 @@ const WITHOUT: &str =
 
 /// The prepared data under these paths. A folder of `astrai preprocess` whose configuration gives its domains weights is as
 /// many sets.
-fn stores(paths: &[PathBuf], settings: &Settings) -> Result<(Vec<Arc<Store>>, Option<Vec<f64>>), Error> {
+fn stores(paths: &[PathBuf], settings: &Settings) -> Result<Mixed, Error> {
     let open = |path: &Path| -> Result<Arc<Store>, Error> { Ok(Arc::new(Store::open(path)?)) };
     if let ([one], None) = (paths, &settings.data_weights)
         && let Some(state) = State::read(&one.join(DATASET))?

@@ -273,10 +273,7 @@ fn generation_blocks_are_found_in_the_prompt() {
             assert_eq!(text, template.render(&chat).unwrap(), "{source:?}");
             assert_eq!(blocks.len(), 1, "{source:?}");
             let block = &text[blocks[0].clone()];
-            assert!(
-                block.contains("b\n") && block.contains("</s>") && !block.contains(['c', 'x']),
-                "{block:?}"
-            );
+            assert!(block.contains("b\n") && block.contains("</s>") && !block.contains('c'), "{block:?}");
         }
     }
     let plain = ChatTemplate::parse("{{ messages[0].content }}", Map::new()).unwrap();

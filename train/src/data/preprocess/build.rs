@@ -13,6 +13,9 @@ use serde_json::{Map, Value};
 /// A JSON record.
 type Record = Map<String, Value>;
 
+/// Numbers of several answers.
+type Rows = Vec<Vec<i32>>;
+
 /// The domain of records that name none.
 const DEFAULT: &str = "__default__";
 
@@ -170,7 +173,7 @@ impl Builder {
         let (mut sample, mut first, mut found) = (Sample::default(), true, false);
         for section in sections {
             let value = record.get(&section.field).filter(|v| !v.is_null());
-            let (ids, trained) = match (section.template, value) {
+            let part = match (section.template, value) {
                 (_, None) => continue,
                 (true, Some(messages)) => match self.messages(record, section, messages)? {
                     Some(done) => done,
@@ -178,22 +181,22 @@ impl Builder {
                 },
                 (false, Some(Value::String(text))) if text.trim().is_empty() => continue,
                 (false, Some(Value::String(text))) => {
-                    self.check_length(text, all_text && top)?;
+                    self.check_length(text, all_text && self.config.input.sections.is_some())?;
                     let special = section.add_special_tokens.unwrap_or(!section.template && first);
                     let ids = self.tokenizer.encode(text, special).map_err(|e| e.to_string())?;
-                    let learnt = vec![section.action == Action::Train; ids.len()];
-                    (ids.into_iter().map(|id| id as i32).collect(), learnt)
+                    let trained = vec![section.action == Action::Train; ids.len()];
+                    Sample { ids: ids.into_iter().map(|id| id as i32).collect(), trained }
                 }
                 (false, Some(_)) => return Err(format!("`{}` is no text; mend it", section.field).into()),
             };
             if let Some(bos) = self.bos.filter(|_| top && has_template && first)
-                && ids.first() != Some(&(bos as i32))
+                && part.ids.first() != Some(&(bos as i32))
             {
                 sample.ids.push(bos as i32);
                 sample.trained.push(false);
             }
-            sample.ids.extend(ids);
-            sample.trained.extend(trained);
+            sample.ids.extend(part.ids);
+            sample.trained.extend(part.trained);
             (first, found) = (false, true);
         }
         if !found {
@@ -226,7 +229,7 @@ impl Builder {
         record: &Record,
         section: &Section,
         messages: &Value,
-    ) -> Result<Option<(Vec<i32>, Vec<bool>)>, Nothing> {
+    ) -> Result<Option<Sample>, Nothing> {
         if messages.as_array().is_some_and(Vec::is_empty) {
             return Ok(None);
         }
@@ -259,7 +262,7 @@ impl Builder {
                 continue;
             }
             if source.list_field {
-                let (ids, masks) = self.list(record, source)?;
+                let [ids, masks] = self.list(record, source)?;
                 keys.push((key.clone(), Values::Rows(ids)));
                 let mask = source.mask_key.clone().unwrap_or(format!("{key}_mask"));
                 keys.push((mask, Values::Rows(masks)));
@@ -282,7 +285,7 @@ impl Builder {
     }
 
     /// A list of answers: their ids, and their masks.
-    fn list(&self, record: &Record, source: &Source) -> Result<(Vec<Vec<i32>>, Vec<Vec<i32>>), Nothing> {
+    fn list(&self, record: &Record, source: &Source) -> Result<[Rows; 2], Nothing> {
         let (mut ids, mut masks) = (Vec::new(), Vec::new());
         for section in &source.sections {
             let field = &section.field;
@@ -298,7 +301,7 @@ impl Builder {
                 ids.push(sample.ids);
             }
         }
-        if ids.is_empty() { Err(Nothing::Dropped("no answers")) } else { Ok((ids, masks)) }
+        if ids.is_empty() { Err(Nothing::Dropped("no answers")) } else { Ok([ids, masks]) }
     }
 
     fn preference(&self, record: &Record, fields: &Fields) -> Result<Vec<(String, Values)>, Nothing> {
@@ -338,9 +341,8 @@ impl Builder {
         let conversation = self.conversation(record, [prompt, &answer].concat())?;
         let text = conversation.text(prompt.len() + answer.len(), false)?;
         let begin = conversation.begin(&text, prompt.len(), answer[0].role() == "assistant")?;
-        let rendered = Rendered { learnt: vec![begin..text.len()], text };
-        let (ids, trained) = encode(&self.tokenizer, &rendered)?;
-        let sample = Sample { ids, trained };
+        let rendered = Rendered { learnt: std::iter::once(begin..text.len()).collect(), text };
+        let sample = encode(&self.tokenizer, &rendered)?;
         let tokens = sample.prompt();
         Ok((sample, tokens))
     }

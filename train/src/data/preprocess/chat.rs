@@ -3,6 +3,7 @@
 //! conversation before it. Rendering turns alone would break templates that look at the whole.
 
 use super::config::MaskBy;
+use crate::preference::Sample;
 use astrai_serve::template::{Chat, ChatTemplate, Message};
 use astrai_serve::tokenizer::Tokenizer;
 use serde_json::{Map, Value};
@@ -126,16 +127,16 @@ fn differs(i: usize) -> String {
 }
 
 /// Ids of a text, and whether each lies in what is learnt. Special tokens in the text are those tokens.
-pub(super) fn encode(tokenizer: &Tokenizer, rendered: &Rendered) -> Result<(Vec<i32>, Vec<bool>), String> {
+pub(super) fn encode(tokenizer: &Tokenizer, rendered: &Rendered) -> Result<Sample, String> {
     let spans = tokenizer.encode_spans(&rendered.text).map_err(|e| e.to_string())?;
-    let (mut ids, mut learnt) = (Vec::with_capacity(spans.len()), Vec::with_capacity(spans.len()));
+    let (mut ids, mut trained) = (Vec::with_capacity(spans.len()), Vec::with_capacity(spans.len()));
     let mut ranges = rendered.learnt.iter().peekable();
     for (id, span) in spans {
         while ranges.peek().is_some_and(|range| range.end < span.end) {
             ranges.next();
         }
         ids.push(id as i32);
-        learnt.push(ranges.peek().is_some_and(|range| range.start <= span.start));
+        trained.push(ranges.peek().is_some_and(|range| range.start <= span.start));
     }
-    Ok((ids, learnt))
+    Ok(Sample { ids, trained })
 }

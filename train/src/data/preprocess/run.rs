@@ -50,6 +50,9 @@ pub struct Summary {
     pub resumed: bool,
 }
 
+/// What a line gives: a blank one nothing.
+type Built = Option<Result<Prepared, Nothing>>;
+
 /// A line of the input, and where it ends.
 struct Line {
     bytes: Vec<u8>,
@@ -206,12 +209,7 @@ impl Preprocess {
     }
 
     /// Takes what a line gave; writes shards when they are full.
-    fn take(
-        &mut self,
-        line: &Line,
-        built: Option<Result<Prepared, Nothing>>,
-        pending: &mut Pending,
-    ) -> Result<(), DataError> {
+    fn take(&mut self, line: &Line, built: Built, pending: &mut Pending) -> Result<(), DataError> {
         (self.state.file, self.state.offset, self.state.line) = (line.file, line.end, line.number);
         match built {
             None => {}
@@ -294,11 +292,10 @@ fn next_line(reader: &mut impl BufRead, path: &Path, number: u64) -> Result<Opti
 }
 
 /// What each line gives, by all threads; blank lines give nothing.
-fn build(builder: &Builder, lines: &[Line], threads: usize) -> Vec<Option<Result<Prepared, Nothing>>> {
+fn build(builder: &Builder, lines: &[Line], threads: usize) -> Vec<Built> {
     let size = builder.config().preprocessing.batch_size;
     let parts: Vec<&[Line]> = lines.chunks(size).collect();
-    let done: Vec<OnceLock<Vec<Option<Result<Prepared, Nothing>>>>> =
-        parts.iter().map(|_| OnceLock::new()).collect();
+    let done: Vec<OnceLock<Vec<Built>>> = parts.iter().map(|_| OnceLock::new()).collect();
     let next = AtomicUsize::new(0);
     let one = |line: &Line| {
         let first = if line.number == 1 { line.bytes.strip_prefix("\u{feff}".as_bytes()) } else { None };

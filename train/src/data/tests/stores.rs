@@ -7,7 +7,9 @@ use crate::preference::{Batch, GroupBatch, PairBatch};
 use proptest::prelude::*;
 use std::sync::Arc;
 
-type Record<'a> = &'a [(&'a str, Element, Vec<i32>, usize)];
+/// A key: its name, type, numbers and rows.
+type Key<'a> = (&'a str, Element, Vec<i32>, usize);
+type Record<'a> = &'a [Key<'a>];
 
 fn write(path: &Path, layout: Layout, gzip: bool, records: &[Record]) -> Result<(), DataError> {
     let mut writer = Writer::create(path, WriteOptions { layout, gzip })?;
@@ -35,7 +37,7 @@ proptest! {
     fn what_is_written_is_read(lengths in prop::collection::vec(0_usize..30, 1..14), rows in 1_usize..4, from in 0_u64..40) {
         let dir = tempfile::tempdir().unwrap();
         let numbers = |n: usize, i: usize, top: i32| (0..n).map(|t| (t + i) as i32 % top).collect::<Vec<_>>();
-        let records: Vec<Vec<(&str, Element, Vec<i32>, usize)>> = lengths.iter().enumerate().map(|(i, &n)| vec![
+        let records: Vec<Vec<Key>> = lengths.iter().enumerate().map(|(i, &n)| vec![
             ("sequence", Element::Int32, numbers(n, i, 9), 0),
             ("loss_mask", Element::Bool, numbers(n, i, 2), 0),
             ("responses", Element::Uint16, numbers(rows * n, i, 7), rows),
