@@ -22,7 +22,7 @@ pub fn rows(folder: &Path) -> Result<Vec<Row>, Error> {
             (_, 0) => "ok",
             _ => "off",
         };
-        Row { check: name, error: Some(failed as f64), tolerance: Some(0.0), verdict, note }
+        Row { check: name.into(), error: Some(failed as f64), tolerance: Some(0.0), verdict, note }
     };
     Ok(check(folder)?.into_iter().map(row).collect())
 }

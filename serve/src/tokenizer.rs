@@ -13,6 +13,7 @@ pub(crate) mod tests;
 
 use std::fs;
 use std::num::NonZero;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -149,6 +150,23 @@ impl Tokenizer {
     /// The text holds what the vocabulary cannot express.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         self.encode_by(&self.shared.plain, text, false)
+    }
+
+    /// Ids of `text` with the bytes of it that each stands for. Special tokens written in it are recognised, none is added. A token
+    /// of half a character stands for all of it.
+    ///
+    /// # Errors
+    /// The text holds what the vocabulary cannot express.
+    pub fn encode_spans(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
+        let library = &self.shared.library;
+        let encode = || {
+            check::fits(library.get_normalizer(), self.shared.growth, text)?;
+            let encoding = library.encode(text, false).map_err(|e| e.to_string())?;
+            let spans = encoding.get_offsets().iter().map(|&(begin, end)| begin..end);
+            Ok(encoding.get_ids().iter().copied().zip(spans).collect())
+        };
+        let done = check::guarded(encode).and_then(|done| done);
+        done.map_err(|e| self.error("cannot encode this text", &e))
     }
 
     /// Ids of each text, on all cores; nothing is added. With `recognise`, special tokens written in the texts are those

@@ -4,7 +4,11 @@ mod answers;
 #[path = "../conformance/cases/mod.rs"]
 mod cases;
 mod cli;
+mod cuda;
+mod data;
 mod documents;
+#[path = "../emulated/mod.rs"]
+mod emulated;
 mod extend;
 mod faults;
 mod hostile;
