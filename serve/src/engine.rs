@@ -5,6 +5,7 @@
 
 mod core;
 mod draw;
+mod fair;
 mod handle;
 mod masks;
 mod model;

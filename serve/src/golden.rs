@@ -1,8 +1,10 @@
 //! Golden cases of text: answers with calls of tools, and what structured output must accept and refuse. In: a file of cases. Out: how many
 //! there are, and for each that fails a line.
 
+use std::path::Path;
 use std::sync::Arc;
 
+use astrai_files::read_present;
 use serde_json::{Value, json};
 
 use crate::grammar::{Compiler, Wanted};
@@ -32,6 +34,25 @@ pub const FILES: [(&str, fn(&Value) -> Told); 5] = [
     ("grammars.json", grammars),
     ("malformed.json", malformed),
 ];
+
+/// Bytes of a file of cases.
+const LARGEST: u64 = 1 << 26;
+
+/// What came of each of the files that a folder has.
+///
+/// # Errors
+/// A file is unreadable, or no JSON; one line says so.
+pub fn check(folder: &Path) -> Result<Vec<(&'static str, Told)>, String> {
+    let mut all = Vec::new();
+    for (name, check) in FILES {
+        let path = folder.join(name);
+        let Some(bytes) = read_present(&path, LARGEST).map_err(|e| e.to_string())? else { continue };
+        let file = serde_json::from_slice(&bytes)
+            .map_err(|e| format!("{}: is no JSON ({e}); fetch it again", path.display()))?;
+        all.push((name, check(&file)));
+    }
+    Ok(all)
+}
 
 fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)

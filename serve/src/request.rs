@@ -103,8 +103,10 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// Choices: answers that differ by their draws.
     pub n: u32,
-    /// Lower goes first; equals go first come, first served.
+    /// Lower goes first; of equals, the caller goes first that has asked for less.
     pub priority: i32,
+    /// Whose it is; all of one caller go first come, first served.
+    pub caller: u64,
     /// Cached prefixes are shared only between requests of equal salt.
     pub salt: Vec<u8>,
     /// How to sample.
@@ -117,7 +119,7 @@ impl Request {
     /// One answer to a prompt, sampled from the model's own distribution.
     pub fn new(prompt: Vec<u32>) -> Request {
         let (salt, sampling) = (Vec::new(), Sampling::default());
-        Request { prompt, n: 1, priority: 0, salt, sampling, constraint: None }
+        Request { prompt, n: 1, priority: 0, caller: 0, salt, sampling, constraint: None }
     }
 }
 

@@ -12,8 +12,13 @@ TOOL = {"name": "weather", "description": "tells it", "input_schema": {
     "type": "object", "properties": {"unit": {"enum": ["c", "f"]}}, "required": ["unit"], "additionalProperties": False}}
 
 
-def ask(**fields):
-    return client.messages.create(**{"model": MODEL, "max_tokens": 8, "messages": HELLO, **fields})
+GREEDY = {"temperature": 0}
+
+
+def ask(temperature=None, **fields):
+    # The client has no temperature of its own any more; what it does not know it sends as it is.
+    body = {} if temperature is None else {"extra_body": {"temperature": temperature}}
+    return client.messages.create(**{"model": MODEL, "max_tokens": 8, "messages": HELLO, **body, **fields})
 
 
 def refuses(kind, call, word):
@@ -34,14 +39,15 @@ def messages():
     assert counted.input_tokens == answer.usage.input_tokens + cached, (counted, answer.usage)
     again = ask(system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}], temperature=0)
     assert again.content[0].text == answer.content[0].text
-    letter = answer.content[0].text.strip()[:1]
-    stopped = ask(stop_sequences=[letter], temperature=0)
+    long = ask(max_tokens=60, temperature=0).content[0].text
+    letter = next(c for c in long[1:] if c.isascii())
+    stopped = ask(stop_sequences=[letter], max_tokens=60, temperature=0)
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", letter), stopped
 
 
 def streams():
     whole = ask(temperature=0)
-    with client.messages.stream(model=MODEL, max_tokens=8, messages=HELLO, temperature=0) as stream:
+    with client.messages.stream(model=MODEL, max_tokens=8, messages=HELLO, extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == final.content[0].text == whole.content[0].text

@@ -4,6 +4,7 @@ schemas, how many answers of each. The model's weights are random and the temper
 import asyncio
 import json
 import sys
+import typing
 
 import jsonschema
 import openai
@@ -17,7 +18,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 class Person(pydantic.BaseModel):
     good: bool
-    digits: list[int] = pydantic.Field(max_length=2)
+    digits: list[typing.Literal[1, 2]] = pydantic.Field(max_length=2)
 
 
 def parsed():
@@ -36,7 +37,8 @@ def responses():
     assert events[0].type == "response.created" and events[-1].type == "response.incomplete"
     text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
     assert text == first.output_text == events[-1].response.output_text
-    tool = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}}
+    tool = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"],
+            "additionalProperties": False}}
     called = client.responses.create(model=MODEL, input="Hello", tools=[tool], tool_choice="required", max_output_tokens=900, temperature=0.5)
     call = called.output[-1]
     assert call.type == "function_call" and json.loads(call.arguments)["n"] in (1, 2), called

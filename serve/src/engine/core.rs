@@ -10,6 +10,7 @@ use std::time::Instant;
 use astrai_runtime::Threads;
 
 use super::draw::{Draw, draw};
+use super::fair::Fair;
 use super::handle::{Command, Shared, Stats};
 use super::masks::Masks;
 use super::stream::{Emitter, End, Finish, Permits, Update, Usage};
@@ -28,6 +29,8 @@ struct Active {
     permits: Permits,
     rules: Arc<Rules>,
     constraint: Option<Constraint>,
+    /// Its place among those that wait.
+    tag: u64,
     /// Where log-probabilities of the prompt are wanted: its tokens, and those of them that are known.
     scores: Option<(Arc<Prompt>, Vec<Logprobs>)>,
     /// By index; none when it has ended.
@@ -104,6 +107,7 @@ pub(super) struct Core<M> {
     samplers: Vec<Mutex<Sampler>>,
     pool: Option<Arc<dyn Threads>>,
     masks: Masks,
+    fair: Fair,
     eos: Vec<u32>,
     /// By number, so that everything happens in one order.
     requests: BTreeMap<u64, Active>,
@@ -142,6 +146,7 @@ impl<M: Model> Core<M> {
             samplers: (0..threads).map(|_| Mutex::default()).collect(),
             pool,
             masks: Masks::new(),
+            fair: Fair::default(),
             eos: settings.eos.clone(),
             requests: BTreeMap::new(),
             tokens: Vec::new(),
@@ -217,7 +222,8 @@ impl<M: Model> Core<M> {
     }
 
     fn begin(&mut self, request: u64, body: Request, emitter: Emitter, permits: Permits, since: Instant) {
-        let Request { prompt, n, priority, salt, sampling, constraint } = body;
+        let tag = self.fair.arrive(&body);
+        let Request { prompt, n, priority, caller: _, salt, sampling, constraint } = body;
         let seed = sampling.seed.unwrap_or_else(|| self.seeds.hash_one(request));
         let mut ends = sampling.stop_ids.clone();
         if !sampling.ignore_eos {
@@ -228,7 +234,7 @@ impl<M: Model> Core<M> {
         let scored = sampling_scored(&rules);
         let prompt = Prompt::new(prompt, salt);
         let choices = (0..n).map(|index| {
-            let arrival = Arrival { request, index, priority, prompt: prompt.clone(), scored };
+            let arrival = Arrival { request, index, priority, tag, prompt: prompt.clone(), scored };
             Some(Choice { id: self.scheduler.add(arrival), history: None, ran: false })
         });
         let choices = choices.collect();
@@ -238,6 +244,7 @@ impl<M: Model> Core<M> {
             permits,
             rules,
             constraint,
+            tag,
             scores: scored.then(|| (prompt, Vec::new())),
             choices,
             since,
@@ -296,6 +303,7 @@ impl<M: Model> Core<M> {
                 return Err("a sequence without a request; please report this".into());
             };
             if active.run(row.id.index, begun) {
+                self.fair.run(active.tag);
                 self.stats.prompt_tokens += active.usage.prompt as u64;
                 active.usage.cached = self.scheduler.cached(row.id).unwrap_or(0);
             }

@@ -26,7 +26,7 @@ const LARGEST: u64 = 1 << 16;
 const SHORTEST: u64 = 1 << 17;
 
 /// Space between the parts of an answer: a run of it would be an answer without end.
-const SPACE: &str = r"[ \t]{1,20}|\r?\n[ \t]{0,60}";
+const SPACE: &str = r" |\n(?: {0,40}|\t{0,10})";
 
 const TYPES: [&str; 7] = ["string", "number", "integer", "boolean", "object", "array", "null"];
 

@@ -27,6 +27,7 @@ pub fn routes(app: Arc<App>) -> Router {
             .route(&at("/health"), get(health))
             .route(&at("/ready"), get(ready))
             .route(&at("/metrics"), get(metrics::show))
+            .route(&at("/openapi.json"), get(openapi))
             .route(&at("/v1/models"), get(models::list))
             .route(&at("/v1/chat/completions"), post(generate::<ChatCompletions>))
             .route(&at("/v1/completions"), post(generate::<Completions>))
@@ -73,6 +74,11 @@ async fn health(State(app): State<Arc<App>>) -> Response {
         None => json(&serde_json::json!({"status": "ok"})),
         Some(why) => ApiError::unavailable(why).into_response(),
     }
+}
+
+/// `GET /openapi.json`: what paths there are, and what goes in and comes out.
+async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json")).into_response()
 }
 
 /// `GET /ready`: whether requests should be sent here.

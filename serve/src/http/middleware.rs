@@ -25,10 +25,11 @@ pub const VERSION: &str = "anthropic-version";
 const LONGEST_ID: usize = 128;
 
 /// Paths that are counted by themselves.
-const PATHS: [&str; 11] = [
+pub const PATHS: [&str; 12] = [
     "/health",
     "/ready",
     "/metrics",
+    "/openapi.json",
     "/tokenize",
     "/detokenize",
     "/v1/models",

@@ -34,6 +34,8 @@ pub struct Talk {
     thinking: bool,
     /// Whether there may be several calls.
     parallel: bool,
+    /// Whether thoughts are told.
+    shows_thoughts: bool,
     /// Calls that the answer must be.
     forced: Option<Wanted>,
     choice: Choice,
@@ -112,9 +114,7 @@ impl Talk {
         let forced = forced
             .map(|((tools, several), format)| forced::calls(app, format, &tools, several))
             .transpose()?;
-        if !fields.or("include_reasoning", true)? && markup.calls != Some(CallFormat::Harmony) {
-            markup.thoughts = None;
-        }
+        let shows_thoughts = fields.or("include_reasoning", true)?;
         Ok(Talk {
             // The template has put the special tokens where they belong.
             add_special: fields.or("add_special_tokens", false)?,
@@ -123,6 +123,7 @@ impl Talk {
             text,
             markup,
             parallel,
+            shows_thoughts,
             forced,
             choice,
         })
@@ -185,7 +186,8 @@ impl Talk {
     pub fn turn(&self) -> Turn {
         let parser = Parser::new(self.markup, self.tools.clone(), self.thinking);
         let named = matches!(self.choice, Choice::Named(_));
-        Turn { parser, parallel: self.parallel && !named, named, calls: 0, reasoning: 0 }
+        let (parallel, shows_thoughts) = (self.parallel && !named, self.shows_thoughts);
+        Turn { parser, parallel, named, shows_thoughts, calls: 0, reasoning: 0 }
     }
 
     /// An id for a call. Mistral's templates take none but those of nine letters and digits.
@@ -205,6 +207,7 @@ pub struct Turn {
     parallel: bool,
     /// Whether the request named the tool.
     named: bool,
+    shows_thoughts: bool,
     /// Calls that were shown.
     pub calls: usize,
     /// Tokens of thoughts.
@@ -224,7 +227,8 @@ impl Turn {
         }
         pieces.retain(|piece| {
             let call = matches!(piece, Piece::Call(_));
-            let shown = !call || self.parallel || self.calls == 0;
+            let hidden = !self.shows_thoughts && matches!(piece, Piece::Reasoning(_));
+            let shown = !hidden && (!call || self.parallel || self.calls == 0);
             self.calls += usize::from(call && shown);
             shown
         });

@@ -281,3 +281,22 @@ fn each_key_has_its_share_of_a_minute() {
     assert!((1..=31).contains(&wait));
     assert_eq!(ask("b").status, 200);
 }
+
+#[test]
+fn every_path_is_in_the_document() {
+    let server = Server::new();
+    let document = server.get("/openapi.json").good();
+    let paths = document["paths"].as_object().unwrap();
+    for path in super::super::middleware::PATHS {
+        let methods = paths.get(path).unwrap_or_else(|| panic!("{path} is not in the document"));
+        let method = if methods.get("get").is_some() { "GET" } else { "POST" };
+        let status = server.ask(method, path, "", b"{}").status;
+        let told = methods[method.to_lowercase()]["responses"].as_object().unwrap();
+        assert!(told.contains_key(&status.to_string()), "{path}: {status}");
+    }
+    let text = document.to_string();
+    for part in text.split("\"$ref\":\"#").skip(1) {
+        let pointer = part.split('"').next().unwrap();
+        assert!(document.pointer(pointer).is_some(), "{pointer}");
+    }
+}

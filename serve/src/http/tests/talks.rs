@@ -29,6 +29,9 @@ fn a_chat_has_thoughts_and_calls_in_fields_of_their_own() {
     let one =
         server.chat("hi", json!({"tools": tools(), "max_tokens": 500, "parallel_tool_calls": false})).good();
     assert_eq!(one["choices"][0]["message"]["tool_calls"].as_array().unwrap().len(), 1);
+    let untold = server.chat("hi", json!({"max_tokens": 500, "include_reasoning": false})).good();
+    let message = &untold["choices"][0]["message"];
+    assert!(message.get("reasoning").is_none() && message["content"].as_str().unwrap().starts_with("Look:"));
     let none = server.chat("hi", json!({"max_tokens": 500})).good();
     assert!(none["choices"][0]["message"]["content"].as_str().unwrap().contains("<tool_call>"));
     assert_eq!(none["choices"][0]["finish_reason"], "stop");
