@@ -4,6 +4,7 @@ pub mod allocations;
 pub mod bench;
 pub mod chat;
 pub mod compile;
+pub mod estimate;
 pub mod explain;
 pub mod failure;
 pub mod flags;

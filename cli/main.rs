@@ -2,7 +2,7 @@
 
 use astrai::allocations::Counted;
 use astrai::failure::Failure;
-use astrai::{bench, chat, compile, generate, models, quickstart, run, serve, train, verify};
+use astrai::{bench, chat, compile, estimate, generate, models, quickstart, run, serve, train, verify};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -23,6 +23,7 @@ struct Cli {
 enum Command {
     Models(models::Models),
     Compile(compile::Compile),
+    Estimate(Box<estimate::Estimate>),
     Run(run::Run),
     Train(Box<train::Train>),
     Generate(Box<generate::Generate>),
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Models(c) => c.run(&mut out),
         Command::Compile(c) => c.run(&mut out),
+        Command::Estimate(c) => c.run(&mut out),
         Command::Run(c) => c.run(&mut out),
         Command::Train(c) => c.run(&mut out),
         Command::Generate(c) => c.run(&mut out),

@@ -1,12 +1,13 @@
 //! `astrai verify`: a model held to what a reference implementation computed for it. In: a model directory and its golden
 //! file. Out: a row a check, and success only when every check asked for was made and passed.
 
-use crate::failure::{Done, Failure, warn};
+use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{FidelityFlags, MachineFlags};
 use crate::progress::tell;
 use crate::table::table;
 use astrai_engine::Model;
 use astrai_engine::golden::{Golden, Row};
+use astrai_estimate::llmsim::verify as llmsim;
 use astrai_runtime::weights::Checkpoint;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
@@ -37,13 +38,15 @@ pub enum Check {
 /// relative, and a greedy token may differ where the margin is below 3e-2 of the largest logit. The short training run: losses within 2e-3
 /// relative, gradient norms within 1e-2 (in bf16: losses within 2e-2). Exit code 1 when anything
 /// asked for is off, missing, or without a tolerance (gradients in bf16).
+///
+/// A folder of LLMSim's records in place of a model: each file is held to `astrai estimate --legacy llmsim`, every number to 1e-6.
 #[derive(Args)]
 #[command(after_help = "Examples:
   astrai verify tests/golden/llama
   astrai verify tests/golden/llama --only logits,loss,train --dtype bf16
   astrai verify model/ --golden reference.safetensors --dtype bf16 --only logits --json")]
 pub struct Verify {
-    /// A model directory
+    /// A model directory, or a folder of LLMSim's records
     model: PathBuf,
     /// What the reference computed [default: golden.safetensors in the model directory]
     #[arg(long, value_name = "FILE")]
@@ -63,6 +66,12 @@ pub struct Verify {
 impl Verify {
     /// Checks and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
+        if self.golden.is_none() && !self.model.join("config.json").exists() {
+            let records = llmsim::records(&self.model);
+            if !records.is_empty() {
+                return self.llmsim(&records, out);
+            }
+        }
         let path = self.golden.clone().unwrap_or_else(|| self.model.join("golden.safetensors"));
         let file = Checkpoint::open(&path)?;
         let model = Model::open(&self.model, false)?;
@@ -89,6 +98,43 @@ impl Verify {
         }
         let ok = rows.iter().all(|r| r.verdict == "ok");
         self.report(out, &golden, &rows, ok)?;
+        Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    /// LLMSim's records held to our view of it.
+    fn llmsim(&self, records: &[PathBuf], out: &mut dyn Write) -> Done {
+        if !self.only.is_empty() {
+            bail!("--only: records of LLMSim are compared whole; leave it out");
+        }
+        let checked = records.iter().map(|p| llmsim::check(p)).collect::<Result<Vec<_>, _>>()?;
+        let verdict = |c: &llmsim::Checked| if c.ok() { "ok" } else { "off" };
+        let ok = checked.iter().all(llmsim::Checked::ok);
+        if self.json {
+            let row = |c: &llmsim::Checked| {
+                json!({
+                    "check": c.file, "error": c.error, "tolerance": llmsim::TOLERANCE, "verdict": verdict(c), "note": c.note,
+                })
+            };
+            let checks: Vec<Value> = checked.iter().map(row).collect();
+            writeln!(
+                out,
+                "{}",
+                json!({"model": self.model.display().to_string(), "checks": checks, "ok": ok})
+            )?;
+        } else {
+            let row = |c: &llmsim::Checked| {
+                let error = c.error.map_or_else(String::new, |e| format!("{e:.2e}"));
+                vec![
+                    c.file.clone(),
+                    error,
+                    format!("{:.2e}", llmsim::TOLERANCE),
+                    verdict(c).into(),
+                    c.note.clone(),
+                ]
+            };
+            let rows: Vec<_> = checked.iter().map(row).collect();
+            write!(out, "{}", table(&["check", "error", "tolerance", "verdict", "note"], &rows))?;
+        }
         Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 

@@ -5,6 +5,7 @@ mod answers;
 mod cases;
 mod cli;
 mod documents;
+mod estimate;
 mod extend;
 mod faults;
 mod hostile;
