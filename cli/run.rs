@@ -4,12 +4,13 @@ use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{FidelityFlags, MachineFlags};
 use crate::measure;
 use crate::progress::Progress;
-use crate::table::table;
+use crate::table::{bytes, table};
 use astrai_builders::{Logits, Loss, ModelConfig, Program};
 use astrai_engine::batch::{RaggedBatch, Sequences};
 use astrai_engine::gradients::by_checkpoint_name;
 use astrai_engine::model::{Model, check_sizes, plan_gradient, plan_within, read_config};
 use astrai_ir::DType;
+use astrai_runtime::device::MemoryUse;
 use astrai_runtime::weights::{Checkpoint, write};
 use astrai_runtime::{ProfileRow, Session, Value as Array};
 use clap::{Args, ValueEnum};
@@ -54,6 +55,9 @@ pub struct Run {
     /// Time every kernel in a second run and print predicted beside measured
     #[arg(long)]
     profile: bool,
+    /// Print what the run took of the memory of a GPU, and what was kept and given out again
+    #[arg(long)]
+    memory: bool,
     /// One JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -78,8 +82,14 @@ impl Run {
         let batch = RaggedBatch::new(&sequences.rows(), config.vocab_size)?;
         warn(&warnings);
         let machine = self.machine.machine()?;
-        if self.profile && machine.cpu.is_none() {
+        if self.profile && machine.device.name() == "interpreter" {
             bail!("--profile times kernels, and the interpreter has none; use --device cpu");
+        }
+        if self.memory && machine.device.memory_use().is_none() {
+            bail!(
+                "--memory: the memory of {} is the system's; use it with --device cuda",
+                machine.device.name()
+            );
         }
         let logits = if self.want.contains(&Want::Logits) { Logits::All } else { Logits::None };
         let full = Program::full(sequences.batch as u64, sequences.seq as u64);
@@ -107,7 +117,8 @@ impl Run {
         let results: Vec<_> = results.into_iter().filter(|(n, _)| wanted(n)).collect();
         let results = shaped(results, &sequences);
         write_results(&self.outputs, &results)?;
-        let done = self.report(out, &results, seconds, &rows)?;
+        let used = machine.device.memory_use().filter(|_| self.memory);
+        let done = self.report(out, &results, seconds, &rows, used)?;
         // What was computed is written and shown, for whoever looks for the cause.
         let spoilt = results.iter().find(|(_, v)| v.to_f32().iter().any(|x| !x.is_finite()));
         match spoilt {
@@ -139,6 +150,7 @@ impl Run {
         results: &[(String, Array)],
         seconds: f64,
         rows: &[ProfileRow],
+        used: Option<MemoryUse>,
     ) -> Done {
         let loss = results.iter().find(|(n, _)| n == "loss").and_then(|(_, v)| v.to_f32().first().copied());
         if self.json {
@@ -154,6 +166,9 @@ impl Run {
             if self.profile {
                 report["profile"] = rows.iter().map(profile_json).collect();
             }
+            if let Some(m) = used {
+                report["memory"] = json!({"used": m.used, "most": m.most, "kept": m.kept, "taken": m.taken, "reused": m.reused});
+            }
             writeln!(out, "{report}")?;
             return Ok(ExitCode::SUCCESS);
         }
@@ -166,6 +181,14 @@ impl Run {
         writeln!(out, "ran in {:.1} ms, written to {}", seconds * 1e3, self.outputs.display())?;
         if self.profile {
             write!(out, "\n{}", profile_table(rows))?;
+        }
+        if let Some(m) = used {
+            let [used, most, kept] = [m.used, m.most, m.kept].map(bytes);
+            let (taken, reused) = (m.taken, m.reused);
+            writeln!(
+                out,
+                "memory: {used} in use, {most} at most, {kept} kept; taken {taken} times, reused {reused} times"
+            )?;
         }
         Ok(ExitCode::SUCCESS)
     }

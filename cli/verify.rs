@@ -1,17 +1,18 @@
-//! `astrai verify`: a model held to what a reference implementation computed for it. In: a model directory and its golden
-//! file. Out: a row a check, and success only when every check asked for was made and passed.
+//! `astrai verify`: a model or data held to what a reference implementation computed for it. In: a folder with what was computed
+//! beside what it was computed of. Out: a row a check, and success only when every check asked for was made and passed.
 
-use crate::failure::{Done, Failure, warn};
+use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{FidelityFlags, MachineFlags};
 use crate::progress::tell;
 use crate::table::table;
-use astrai_engine::Model;
-use astrai_engine::golden::{Golden, Row};
+use astrai_engine::golden::{Golden, Row, data};
+use astrai_engine::{Error, Model, texts};
+use astrai_ir::DType;
 use astrai_runtime::weights::Checkpoint;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Values of `--only`.
@@ -29,8 +30,10 @@ pub enum Check {
     Train,
 }
 
-/// Compare a model with what a reference implementation computed for it
+/// Compare a model, or data, with what a reference implementation computed for it
 ///
+/// A folder of data holds `expected.json` (files of records, and what is in them), `chat_expected.json` (chats and preferences, and
+/// what preprocessing makes of them) or `packing.json` (lengths and their bins); all of it must be equal. Else the folder is a model's.
 /// The golden file holds `input_ids`, `logits`, `loss`, `grad.*`, `greedy.*` and `train.*`. Tolerances in f32: logits and each gradient
 /// within 1e-4 of their largest magnitude, loss within 1e-5, greedy tokens equal (a token may differ, and ends the comparison, where the
 /// reference's margin is below 1e-3; the margins themselves must agree). In bf16: logits within 3e-2 by norm, loss within 3e-2
@@ -43,7 +46,7 @@ pub enum Check {
   astrai verify tests/golden/llama --only logits,loss,train --dtype bf16
   astrai verify model/ --golden reference.safetensors --dtype bf16 --only logits --json")]
 pub struct Verify {
-    /// A model directory
+    /// A model directory, or one with data
     model: PathBuf,
     /// What the reference computed [default: golden.safetensors in the model directory]
     #[arg(long, value_name = "FILE")]
@@ -60,9 +63,17 @@ pub struct Verify {
     machine: MachineFlags,
 }
 
+/// What reads folders without a model; no row where a folder has none of its files.
+const FOLDERS: &[fn(&Path) -> Result<Vec<Row>, Error>] = &[data::rows, texts::rows];
+
 impl Verify {
     /// Checks and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
+        if self.golden.is_none()
+            && let Some(done) = self.folder(out)?
+        {
+            return Ok(done);
+        }
         let path = self.golden.clone().unwrap_or_else(|| self.model.join("golden.safetensors"));
         let file = Checkpoint::open(&path)?;
         let model = Model::open(&self.model, false)?;
@@ -87,12 +98,41 @@ impl Verify {
                 _ => rows.extend(golden.train(&mut hear)?),
             }
         }
+        self.report(out, Some(&golden), &rows)
+    }
+
+    /// Checks a folder that holds no model but what others made of data, texts or programs; `None` for a model.
+    fn folder(&self, out: &mut dyn Write) -> Result<Option<ExitCode>, Failure> {
+        let mut rows = Vec::new();
+        for read in FOLDERS {
+            rows.extend(read(&self.model)?);
+        }
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        if !self.only.is_empty() || self.machine.storage() != DType::F32 {
+            bail!(
+                "{}: holds no model and is checked whole; leave --only and --dtype out",
+                self.model.display()
+            );
+        }
+        self.fidelity.none("this folder holds no model")?;
+        self.report(out, None, &rows).map(Some)
+    }
+
+    fn report(&self, out: &mut dyn Write, golden: Option<&Golden>, rows: &[Row]) -> Done {
         let ok = rows.iter().all(|r| r.verdict == "ok");
-        self.report(out, &golden, &rows, ok)?;
+        self.print(out, golden, rows, ok)?;
         Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    fn report(&self, out: &mut dyn Write, golden: &Golden, rows: &[Row], ok: bool) -> Result<(), Failure> {
+    fn print(
+        &self,
+        out: &mut dyn Write,
+        golden: Option<&Golden>,
+        rows: &[Row],
+        ok: bool,
+    ) -> Result<(), Failure> {
         if self.json {
             let row = |r: &Row| {
                 json!({
@@ -101,8 +141,8 @@ impl Verify {
             };
             let report = json!({
                 "model": self.model.display().to_string(),
-                "device": golden.machine.device.name(),
-                "dtype": golden.storage.name(),
+                "device": golden.map(|g| g.machine.device.name()),
+                "dtype": golden.map(|g| g.storage.name()),
                 "checks": rows.iter().map(row).collect::<Vec<Value>>(),
                 "ok": ok,
             });
@@ -110,7 +150,7 @@ impl Verify {
         }
         let figure = |x: Option<f64>| x.map_or_else(String::new, |x| format!("{x:.2e}"));
         let row = |r: &Row| {
-            vec![r.check.into(), figure(r.error), figure(r.tolerance), r.verdict.into(), r.note.clone()]
+            vec![r.check.clone(), figure(r.error), figure(r.tolerance), r.verdict.into(), r.note.clone()]
         };
         let rows: Vec<_> = rows.iter().map(row).collect();
         Ok(write!(out, "{}", table(&["check", "error", "tolerance", "verdict", "note"], &rows))?)

@@ -1,5 +1,8 @@
 //! A model held to what a reference implementation computed for it. In: a model and its golden file: `input_ids` i64
-//! `[batch, seq]`, `logits`, `loss`, `grad.*`, `greedy.*` and `train.*`, each optional. Out: a row a check, with its error and tolerance.
+//! `[batch, seq]`, `logits`, `loss`, `grad.*`, `greedy.*` and `train.*`, each optional. Out: a row a check, with its error and tolerance. Data are held to
+//! theirs in [`data`].
+
+pub mod data;
 
 use crate::batch::{RaggedBatch, Sequences};
 use crate::curve;
@@ -21,7 +24,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug)]
 pub struct Row {
     /// What was compared.
-    pub check: &'static str,
+    pub check: String,
     /// How far off it is; of what the note says.
     pub error: Option<f64>,
     /// How far off it may be.
@@ -33,14 +36,20 @@ pub struct Row {
 }
 
 impl Row {
-    fn compared(check: &'static str, error: f64, tolerance: f64, note: &str) -> Row {
+    fn compared(check: impl Into<String>, error: f64, tolerance: f64, note: &str) -> Row {
         // A NaN is off: it is not within anything.
         let verdict = if error <= tolerance { "ok" } else { "off" };
-        Row { check, error: Some(error), tolerance: Some(tolerance), verdict, note: note.into() }
+        Row {
+            check: check.into(),
+            error: Some(error),
+            tolerance: Some(tolerance),
+            verdict,
+            note: note.into(),
+        }
     }
 
-    fn without(check: &'static str, verdict: &'static str, note: &str) -> Row {
-        Row { check, error: None, tolerance: None, verdict, note: note.into() }
+    fn without(check: impl Into<String>, verdict: &'static str, note: &str) -> Row {
+        Row { check: check.into(), error: None, tolerance: None, verdict, note: note.into() }
     }
 }
 

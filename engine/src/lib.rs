@@ -13,6 +13,7 @@ pub mod machine;
 pub mod model;
 pub mod programs;
 pub mod serving;
+pub mod texts;
 
 pub use error::{Error, Hear, Note, unheard};
 pub use machine::{Kind, Machine};

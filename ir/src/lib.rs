@@ -51,5 +51,5 @@ pub use shard::{Axis, Mesh, Placement, Sharding};
 pub use target::Target;
 pub use tensor::{Data, Tensor};
 pub use ty::{Real, Type};
-pub use verify::verify;
+pub use verify::{verify, verify_since};
 pub use view::GraphView;

@@ -19,17 +19,20 @@ pub fn share_loss(graph: &Graph) -> Result<Graph, IrError> {
 
 /// A live cross-entropy and its live gradient on the same arguments, where the cotangent does not depend on the losses.
 fn find_pair(g: &Graph) -> Option<(NodeId, NodeId)> {
-    let (live, view) = (g.live(), GraphView::new(g));
+    let live = g.live();
     let found = |id: &NodeId| live[id.index()];
+    let gradients = g.ids().filter(|id| found(id) && matches!(g.node(*id).op, Op::LinearCrossEntropyGrad(_)));
     let forward = |gradient: NodeId| {
         let node = g.node(gradient);
         let Op::LinearCrossEntropyGrad(LinearCrossEntropyGrad { forward }) = &node.op else { return None };
         let same =
             |n: &astrai_ir::Node| n.op == Op::LinearCrossEntropy(forward.clone()) && n.args == node.args[..3];
-        let id = g.ids().filter(found).find(|id| same(g.node(*id)))?;
-        (!view.has_path(id, node.args[3])).then_some((id, gradient))
+        Some((g.ids().filter(found).find(|id| same(g.node(*id)))?, gradient))
     };
-    g.ids().filter(found).find_map(forward)
+    let mut pairs = gradients.filter_map(forward).peekable();
+    pairs.peek()?;
+    let view = GraphView::new(g);
+    pairs.find(|(forward, gradient)| !view.has_path(*forward, g.node(*gradient).args[3]))
 }
 
 /// The graph in which users of `forward` take the losses of `gradient`, which is moved before the first of these users.

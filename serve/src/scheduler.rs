@@ -51,6 +51,9 @@ pub struct Arrival {
     pub priority: i32,
     /// What there is to continue: at least one token.
     pub prompt: Arc<Prompt>,
+    /// Whether the logits after each token of the prompt are wanted: it is then computed token by token, and none of it is taken from
+    /// the cache.
+    pub scored: bool,
 }
 
 /// Names a sequence from its arrival to its end, and nothing afterwards.
@@ -82,6 +85,7 @@ pub struct Counters {
 struct Sequence {
     id: SequenceId,
     priority: i32,
+    scored: bool,
     tokens: Tokens,
     /// Leading tokens whose keys and values are in the table's pages.
     computed: usize,
@@ -139,7 +143,7 @@ impl Scheduler {
 
     /// Lets a sequence wait. It must fit alone: prompt and what will be sampled, but for the last, within all pages.
     pub fn add(&mut self, arrival: Arrival) -> SequenceId {
-        let Arrival { request, index, priority, prompt } = arrival;
+        let Arrival { request, index, priority, prompt, scored } = arrival;
         let slot = self.vacant.pop().unwrap_or(self.slots.len() as u32);
         if slot as usize == self.slots.len() {
             self.slots.push(None);
@@ -149,7 +153,8 @@ impl Scheduler {
         if self.plan.separates_decode() {
             tokens = tokens.keyed_by_prompt_end();
         }
-        let sequence = Sequence { id, priority, tokens, computed: 0, table: Table::default(), cached: None };
+        let table = Table::default();
+        let sequence = Sequence { id, priority, scored, tokens, computed: 0, table, cached: None };
         self.slots[slot as usize] = Some(sequence);
         self.wait(slot);
         id
@@ -195,6 +200,11 @@ impl Scheduler {
         }
         self.fill();
         self.plan.rows().next().is_some().then_some(&self.plan)
+    }
+
+    /// The last plan.
+    pub fn planned(&self) -> &StepPlan {
+        &self.plan
     }
 
     /// What the last plan holds for each sequence, in the order of the plan's entries.
@@ -300,11 +310,13 @@ impl Scheduler {
         let Some(entry) = self.plan.entries.iter_mut().find(|e| computes(e.kind)) else { return };
         // A program that only prefills stops where the prompt ends.
         let most = if entry.kind == ProgramKind::Prefill { of_prompt } else { left };
+        let most = if sequence.scored && of_prompt > 0 { 1 } else { most };
         let tokens = most.min(entry.room).min(*budget);
         if tokens == 0 {
             return;
         }
-        entry.rows.push(Row { id: sequence.id, tokens, complete: tokens == left });
+        let at = sequence.computed + tokens;
+        entry.rows.push(Row { id: sequence.id, tokens, at, complete: tokens == left });
         entry.room -= tokens;
         *budget -= tokens;
     }
@@ -347,7 +359,10 @@ impl Scheduler {
         if sibling.is_some_and(|(_, computed)| computed < whole * self.bounds.page_size) {
             return Admission::Later;
         }
-        let mut found = self.pages.find(&mut sequence.table, &mut sequence.tokens);
+        let mut found = match sequence.scored {
+            true => 0,
+            false => self.pages.find(&mut sequence.table, &mut sequence.tokens),
+        };
         if found < whole * self.bounds.page_size
             && let Some(from) = sibling.and_then(|(slot, _)| self.slots[slot as usize].as_ref())
         {

@@ -4,7 +4,11 @@ mod answers;
 #[path = "../conformance/cases/mod.rs"]
 mod cases;
 mod cli;
+mod cuda;
+mod data;
 mod documents;
+#[path = "../emulated/mod.rs"]
+mod emulated;
 mod extend;
 mod faults;
 mod hostile;
@@ -12,4 +16,6 @@ mod layering;
 mod numbers;
 mod openai;
 mod page;
+#[path = "../quick.rs"]
+mod quick;
 mod train;

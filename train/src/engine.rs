@@ -8,7 +8,7 @@ use crate::update::{self, MASTER, Optimizer, Rule, Stages};
 use astrai_builders::{Logits, Loss, ModelConfig, Program as Built, placements};
 use astrai_ir::ops::{Op, Weight};
 use astrai_ir::shard::{STAGES, Shard};
-use astrai_ir::{Backend, DType, Dim, Graph, Mesh, Placement};
+use astrai_ir::{Backend, DType, Dim, Graph, Mesh, Node, Placement, Sharding, inline_calls};
 use astrai_runtime::{
     Buffers, Compiled, Destination, Device, Dump, Error, GRAD, Gradients, MeshSharding, Options, Profile,
     Recompute, Session, Value, WeightSource, compile,
@@ -103,7 +103,11 @@ impl Plan {
         let weights = weights(&grad);
         let (whole, leaves) = whole_weights(&grad, mesh, recipe)?;
         let stages = stages_of_norm(&whole, &leaves, (mesh, stage));
-        let update = update::build(&whole, &recipe.optimizer, stages.as_ref())?;
+        let mut update = update::build(&whole, &recipe.optimizer, stages.as_ref())?;
+        if mesh.ranks() > 1 {
+            // A partial sum would be reduced where it leaves a block: once a tensor instead of once.
+            update = inline_calls(&update)?;
+        }
         // The update has no layers to put on stages.
         let axes = mesh.axes.iter().filter(|a| a.name != STAGES).cloned().collect();
         let shards = MeshSharding { mesh: Mesh { axes }, leaves, ..MeshSharding::default() };
@@ -158,15 +162,8 @@ impl Plan {
 }
 
 fn weights(program: &Compiled) -> Vec<Weight> {
-    let mut all: Vec<Weight> = Vec::new();
-    for n in program.graph.nodes() {
-        if let Op::Weight(w) = &n.op
-            && !all.iter().any(|x| x.name == w.name)
-        {
-            all.push(w.clone());
-        }
-    }
-    all
+    let weight = |n: &Node| if let Op::Weight(w) = &n.op { Some(w.clone()) } else { None };
+    program.graph.nodes().iter().filter_map(weight).collect()
 }
 
 /// For weights, and the states that follow them, what a rank holds along each axis.
@@ -190,11 +187,11 @@ fn whole_weights(program: &Compiled, mesh: &Mesh, recipe: &Recipe) -> Result<(Ve
         return Ok((all, leaves));
     }
     let prefixes: Vec<&str> = ["", GRAD].into_iter().chain(recipe.kept()).collect();
+    let sharded = |n: &Node| Some((n.op.leaf_name()?.to_string(), n.sharding.clone()));
+    let mut shardings: HashMap<String, Sharding> = program.graph.nodes().iter().filter_map(sharded).collect();
     for w in &mut all {
-        let of = |n: &&astrai_ir::Node| matches!(&n.op, Op::Weight(x) if x.name == w.name);
-        let sharding = program.graph.nodes().iter().find(of).map(|n| n.sharding.clone()).unwrap_or_default();
         let mut placed = Vec::new();
-        for (axis, p) in sharding {
+        for (axis, p) in shardings.remove(&w.name).unwrap_or_default() {
             // The sections of a concatenated weight do not matter to pointwise updates.
             let p = match p {
                 Placement::Shard(shard) => {

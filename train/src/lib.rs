@@ -10,6 +10,7 @@ pub mod engine;
 mod error;
 pub mod metrics;
 pub mod plot;
+pub mod preference;
 pub mod router;
 pub mod schedule;
 pub mod settings;

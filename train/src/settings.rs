@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use crate::data::Packing;
+use crate::data::{Kind, Packing};
 use crate::schedule::{Decay, Schedule};
 
 /// Why settings are refused: one line that names the key, and the file where it comes from one.
@@ -26,6 +26,18 @@ pub struct Error(pub(crate) String);
 pub enum Strategy {
     /// Every next token of running text
     Seq,
+    /// The answers of chats, or what a mask says
+    Sft,
+}
+
+impl Strategy {
+    /// What the keys of its data are for.
+    pub fn kind(self) -> Kind {
+        match self {
+            Strategy::Seq => Kind::Seq,
+            Strategy::Sft => Kind::Sft,
+        }
+    }
 }
 
 /// Rule of the update.
@@ -72,7 +84,7 @@ pub enum Length {
 macro_rules! settings {
     (
         required { $($(#[$extra:meta])* $rname:ident: $rkind:ty, $rvalue:literal, $rhelp:literal;)* }
-        optional { $($oname:ident: $okind:ty, $ovalue:literal, $ohelp:literal;)* }
+        optional { $($(#[$oextra:meta])* $oname:ident: $okind:ty, $ovalue:literal, $ohelp:literal;)* }
         defaulted { $($name:ident: $kind:ty = $default:expr, $shown:literal, $value:literal, $help:literal;)* }
     ) => {
         /// Some of the settings: what the flags give, or what a file gives.
@@ -84,7 +96,12 @@ macro_rules! settings {
                 $(#[$extra])*
                 pub $rname: Option<$rkind>,
             )*
-            $(#[doc = $ohelp] #[arg(long, value_name = $ovalue, help = $ohelp)] pub $oname: Option<$okind>,)*
+            $(
+                #[doc = $ohelp]
+                #[arg(long, value_name = $ovalue, help = $ohelp)]
+                $(#[$oextra])*
+                pub $oname: Option<$okind>,
+            )*
             $(
                 #[doc = $help]
                 #[arg(long, value_name = $value, help = concat!($help, " [default: ", $shown, "]"))]
@@ -160,7 +177,7 @@ macro_rules! settings {
 settings! {
     required {
         #[arg(num_args = 1..)]
-        data: Vec<PathBuf>, "PATH", "What to train on: .bin shards with their meta.json, text files or folders; may be repeated";
+        data: Vec<PathBuf>, "PATH", "What to train on: text files or folders, .bin shards with their meta.json, HDF5, records; may be repeated";
         out: PathBuf, "DIR", "Folder for checkpoints, metrics.jsonl and loss.svg";
     }
     optional {
@@ -169,7 +186,9 @@ settings! {
         tokenizer: PathBuf, "FILE", "tokenizer.json to encode text with; or give --vocab";
         vocab: usize, "N", "Train a byte-level BPE tokenizer of this many tokens on the data first";
         special_tokens: Vec<String>, "TOKEN", "With --vocab: a further special token, which the data's text may spell; may be repeated";
-        stride: usize, "TOKENS", "From the start of one window of the data to the next [default: --seq]";
+        #[arg(num_args = 1..)]
+        data_weights: Vec<f64>, "WEIGHT", "In which ratio several prepared data are mixed, one each; or `weights` when they are prepared";
+        stride: usize, "TOKENS", "From the start of one window of the data to the next; prepared records are then cut into windows as well [default: --seq]";
         steps: u64, "N", "Length of the run in updates; or give --epochs";
         epochs: u64, "N", "Length of the run in passes over the data [default: 1, unless --steps is given]";
         warmup: u64, "STEPS", "Updates over which the learning rate rises to its peak [default: a twentieth of the run]";

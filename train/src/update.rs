@@ -1,12 +1,15 @@
 //! The update program. In: the weights of a gradient program and an optimiser. Out: a graph over states that holds the norm
 //! of all gradients, clips them, and updates every weight with its moments in one sweep each. A step whose gradients are not
-//! finite changes nothing; skipped parts of a weight ([`Weight::skip_zero_grad`]) keep their moments too.
+//! finite changes nothing; skipped parts of a weight ([`Weight::skip_zero_grad`]) keep their moments too. Tensors of one shape and
+//! type share a block for the norm and one for the update, called once a tensor, so that planning follows the kinds of tensors.
 
 use astrai_ir::ops::{
-    AllReduce, BinaryKind, CompareKind, ReduceKind, ReduceOp, State, Store, UnaryKind, Weight,
+    AllReduce, BinaryKind, Call, CompareKind, ReduceKind, ReduceOp, State, Store, UnaryKind, Weight,
 };
-use astrai_ir::{Axis, DType, Dim, Graph, IrError, NodeId, Type};
+use astrai_ir::{Axis, Block, BlockId, DType, Dim, Graph, IrError, NodeId, Type};
 use astrai_runtime::GRAD;
+use std::collections::HashMap;
+use std::sync::Arc;
 
 /// An optimiser and its hyper-parameters.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,36 +75,98 @@ pub struct Stages {
 /// the weight itself, `master.<buffer>` where the weight is narrower than f32, and the optimiser's moments.
 pub fn build(weights: &[Weight], optimizer: &Optimizer, stages: Option<&Stages>) -> Result<Graph, IrError> {
     let mut g = Graph::default();
-    let lr = scalar(&mut g, "lr")?;
-    let corrections = match optimizer.rule {
-        Rule::AdamW { .. } => [scalar(&mut g, "correction1")?, scalar(&mut g, "correction2")?],
-        Rule::Sgd { .. } => [lr, lr],
-    };
-    let mut grads = Vec::with_capacity(weights.len());
-    for w in weights {
-        grads.push(g.scope(&w.name, |g| state(g, GRAD, w, DType::F32))?);
-    }
+    let kinds = Kinds::of(&mut g, weights, optimizer)?;
     let counts = |w: &Weight| !stages.is_some_and(|s| s.counted.contains(&w.name));
-    let of_norm: Vec<NodeId> =
-        weights.iter().zip(&grads).filter(|(w, _)| counts(w)).map(|(_, d)| *d).collect();
-    let norm = g.scope("norm", |g| norm(g, &of_norm, stages.map(|s| &s.axis)))?;
+    let mut total = g.constant(Type::scalar(DType::F32), 0.0)?;
+    for (i, w) in weights.iter().enumerate().filter(|(_, w)| counts(w)) {
+        total = kinds.call(&mut g, kinds.norms[kinds.of_weight[i]], (i, w), &[(TOTAL, total)])?;
+    }
+    let norm = g.scope("norm", |g| {
+        if let Some(s) = stages {
+            total = g.push(AllReduce { kind: ReduceOp::Sum, over: vec![s.axis.clone()] }, &[total])?;
+        }
+        g.unary(UnaryKind::Sqrt, total)
+    })?;
     g.set_output("grad_norm", norm)?;
-    let finite = {
-        let most = g.constant(Type::scalar(DType::F32), f64::from(f32::MAX))?;
-        g.compare(CompareKind::Le, norm, most)?
-    };
-    let factor = match optimizer.clip {
-        Some(most) => Some(g.scope("clip", |g| clip_factor(g, norm, most))?),
-        None => None,
-    };
-    for (w, &grad) in weights.iter().zip(&grads) {
-        g.scope(&w.name, |g| {
-            let active = if w.skip_zero_grad { rows_with_gradient(g, w, grad, finite)? } else { finite };
-            let step = WeightUpdate { optimizer, weight: w, lr, corrections, factor, active };
-            step.build(g, grad)
-        })?;
+    let most = g.constant(Type::scalar(DType::F32), f64::from(f32::MAX))?;
+    let mut given = vec![(FINITE, g.compare(CompareKind::Le, norm, most)?)];
+    if let Some(most) = optimizer.clip {
+        given.push((FACTOR, g.scope("clip", |g| clip_factor(g, norm, most))?));
+    }
+    for (i, w) in weights.iter().enumerate() {
+        let block = kinds.updates[kinds.of_weight[i]];
+        let made = kinds.call(&mut g, block, (i, w), &given)?;
+        for (at, (name, _)) in (0..).zip(g.block(block).clone().graph.outputs()) {
+            let version = g.part(made, at)?;
+            g.set_output(&of_tensor(name, w), version)?;
+        }
     }
     Ok(g)
+}
+
+/// Name of the tensor in the bodies of blocks; its states' names follow from it.
+const TENSOR: &str = "weight";
+/// The sum of squares so far, a parameter.
+const TOTAL: &str = "total";
+/// Whether all gradients are finite, a parameter.
+const FINITE: &str = "finite";
+/// What gradients are scaled by to clip them, a parameter.
+const FACTOR: &str = "factor";
+
+/// The name of a tensor's own state, given that of the block's.
+fn of_tensor(name: &str, w: &Weight) -> String {
+    format!("{}{}", name.strip_suffix(TENSOR).unwrap_or(name), w.name)
+}
+
+/// The blocks of each kind of tensor: tensors of one type, with the same parts where those rest by themselves.
+struct Kinds {
+    of_weight: Vec<usize>,
+    norms: Vec<BlockId>,
+    updates: Vec<BlockId>,
+}
+
+impl Kinds {
+    fn of(g: &mut Graph, weights: &[Weight], optimizer: &Optimizer) -> Result<Kinds, IrError> {
+        let mut known = HashMap::new();
+        let mut kinds = Kinds { of_weight: vec![], norms: vec![], updates: vec![] };
+        for w in weights {
+            let parts = w.skip_zero_grad.then(|| w.rows().iter().map(|part| part.rows).collect::<Vec<_>>());
+            let kind = *known.entry((&w.ty, parts)).or_insert(kinds.norms.len());
+            kinds.of_weight.push(kind);
+            if kind == kinds.norms.len() {
+                let tensor = Weight { name: TENSOR.into(), parts: w.rows(), ..w.clone() };
+                let mut add =
+                    |what: &str, body| g.add_block(Arc::new(Block::new(&format!("{what}_{kind}"), body)));
+                kinds.norms.push(add("norm", squares(&tensor)?));
+                kinds.updates.push(add("update", update(&tensor, optimizer)?));
+            }
+        }
+        Ok(kinds)
+    }
+
+    /// A call of a block on a tensor's states, these values, and inputs of the program.
+    fn call(
+        &self,
+        g: &mut Graph,
+        block: BlockId,
+        (at, w): (usize, &Weight),
+        given: &[(&str, NodeId)],
+    ) -> Result<NodeId, IrError> {
+        let body = g.block(block).clone();
+        g.scope(&w.name, |g| {
+            let mut args = Vec::with_capacity(body.params.len());
+            for (param, ty) in body.params.iter().zip(body.param_types()?) {
+                args.push(match given.iter().find(|(name, _)| name == param) {
+                    Some((_, value)) => *value,
+                    None if param.ends_with(TENSOR) => {
+                        g.push(State { name: of_tensor(param, w), ty: ty.clone() }, &[])?
+                    }
+                    None => scalar(g, param)?,
+                });
+            }
+            g.push(Call { block, layer: at as u32 }, &args)
+        })
+    }
 }
 
 fn scalar(g: &mut Graph, name: &str) -> Result<NodeId, IrError> {
@@ -112,22 +177,39 @@ fn state(g: &mut Graph, prefix: &str, w: &Weight, dtype: DType) -> Result<NodeId
     g.push(State { name: format!("{prefix}{}", w.name), ty: w.ty.with(dtype) }, &[])
 }
 
-/// The Euclidean norm of all gradients together, summed in a fixed order: along rows, then over rows, then over buffers, then over
-/// stages.
-fn norm(g: &mut Graph, grads: &[NodeId], stages: Option<&Axis>) -> Result<NodeId, IrError> {
-    let mut total = g.constant(Type::scalar(DType::F32), 0.0)?;
-    for &d in grads {
-        let mut sum = g.mul(d, d)?;
+/// The body that adds the squares of a tensor's gradient to a sum, in a fixed order: along rows, then over rows.
+fn squares(w: &Weight) -> Result<Graph, IrError> {
+    let mut g = Graph::default();
+    g.scope("norm", |g| {
+        let total = scalar(g, TOTAL)?;
+        let grad = state(g, GRAD, w, DType::F32)?;
+        let mut sum = g.mul(grad, grad)?;
         while g.ty(sum).rank() > 0 {
             let last = g.ty(sum).rank() - 1;
             sum = g.reduce(ReduceKind::Sum, sum, &[last])?;
         }
-        total = g.add(total, sum)?;
-    }
-    if let Some(axis) = stages {
-        total = g.push(AllReduce { kind: ReduceOp::Sum, over: vec![axis.clone()] }, &[total])?;
-    }
-    g.unary(UnaryKind::Sqrt, total)
+        let total = g.add(total, sum)?;
+        g.set_output(TOTAL, total)
+    })?;
+    Ok(g)
+}
+
+/// The body that updates a tensor and its moments.
+fn update(w: &Weight, optimizer: &Optimizer) -> Result<Graph, IrError> {
+    let mut g = Graph::default();
+    g.scope("update", |g| {
+        let grad = state(g, GRAD, w, DType::F32)?;
+        let lr = scalar(g, "lr")?;
+        let corrections = match optimizer.rule {
+            Rule::AdamW { .. } => [scalar(g, "correction1")?, scalar(g, "correction2")?],
+            Rule::Sgd { .. } => [lr, lr],
+        };
+        let factor = optimizer.clip.map(|_| scalar(g, FACTOR)).transpose()?;
+        let finite = g.input(FINITE, DType::Bool, vec![])?;
+        let active = if w.skip_zero_grad { rows_with_gradient(g, w, grad, finite)? } else { finite };
+        WeightUpdate { optimizer, weight: w, lr, corrections, factor, active }.build(g, grad)
+    })?;
+    Ok(g)
 }
 
 /// Which rows are updated, `[rows, 1, ..]`: those of parts (experts) whose gradient is not zero, if all gradients are finite.

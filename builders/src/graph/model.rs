@@ -100,13 +100,15 @@ fn layers(
         let block = Block::new(&name, layer::body(config, spec, program)?);
         blocks.push(g.add_block(Arc::new(block)));
     }
+    let bodies: Vec<Arc<Block>> = blocks.iter().map(|b| g.block(*b).clone()).collect();
+    let types = bodies.iter().map(|b| b.param_types()).collect::<Result<Vec<_>, _>>()?;
     for (i, &kind) in of_layer.iter().enumerate() {
         let spec: &LayerSpec = kinds[kind];
         let [cos, sin] =
             g.scope("rope", |g| rope_tables(g, &spec.attention.rope, program.span, given[0].1))?;
-        let block = g.block(blocks[kind]).clone();
+        let block = &bodies[kind];
         let mut args = Vec::with_capacity(block.params.len());
-        for (param, leaf) in block.params.iter().zip(block.param_types()?) {
+        for (param, &leaf) in block.params.iter().zip(&types[kind]) {
             args.push(match param.as_str() {
                 "x" => x,
                 "cos" => cos,
@@ -118,7 +120,7 @@ fn layers(
                 name => match given.iter().find(|(shared, _)| *shared == name) {
                     Some((_, id)) => *id,
                     None => {
-                        let weight = of_layer_weight(&block, name, &config.names.prefix(i), leaf);
+                        let weight = of_layer_weight(block, name, &config.names.prefix(i), leaf);
                         g.scope(&format!("layers.{i}"), |g| g.push(weight, &[]))?
                     }
                 },
@@ -130,7 +132,7 @@ fn layers(
         if g.node(made).types.len() > 1 {
             x = g.part(made, 0)?;
         }
-        routers.see(g, &block, made)?;
+        routers.see(g, block, made)?;
         if let Some(cache) = &program.cache {
             for (part, (name, _)) in (1..).zip(cache.states(config, i)) {
                 let next = g.part(made, part)?;

@@ -9,11 +9,13 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::Value;
 
+use super::anthropic::{self, Messages};
 use super::app::App;
 use super::chat::ChatCompletions;
 use super::completions::Completions;
 use super::error::ApiError;
 use super::generate::generate;
+use super::responses::Responses;
 use super::{metrics, models, texts};
 
 /// All paths. A slash at the end changes nothing.
@@ -28,6 +30,9 @@ pub fn routes(app: Arc<App>) -> Router {
             .route(&at("/v1/models"), get(models::list))
             .route(&at("/v1/chat/completions"), post(generate::<ChatCompletions>))
             .route(&at("/v1/completions"), post(generate::<Completions>))
+            .route(&at("/v1/responses"), post(generate::<Responses>))
+            .route(&at("/v1/messages"), post(generate::<Messages>))
+            .route(&at("/v1/messages/count_tokens"), post(anthropic::count_tokens))
             .route(&at("/tokenize"), post(texts::tokenize))
             .route(&at("/detokenize"), post(texts::detokenize));
     }

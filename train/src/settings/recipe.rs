@@ -1,6 +1,6 @@
 //! What the engine is told of the settings.
 
-use super::{Optimizer, Packing, Recompute, Settings, Storage};
+use super::{Optimizer, Packing, Recompute, Settings, Storage, Strategy};
 use crate::engine::Recipe;
 use crate::router::RouterLosses;
 use crate::update::{self, Rule};
@@ -20,8 +20,8 @@ impl Settings {
         };
         let clip = (self.clip > 0.0).then_some(self.clip);
         // A document may be as short as the token that ends it.
-        let sequences =
-            if self.packing == Packing::Masked { self.batch * self.seq } else { self.batch } as u64;
+        let apart = self.packing == Packing::Masked || self.strategy == Strategy::Sft;
+        let sequences = if apart { self.batch * self.seq } else { self.batch } as u64;
         Recipe {
             tokens: (self.batch * self.seq) as u64,
             sequences,
