@@ -108,7 +108,9 @@ fn bin() -> PathBuf {
 
 /// Runs a script in the folder, `astrai` being the program that was built.
 fn run(page: &str, script: &str, folder: &Path, bin: &Path) {
-    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
+    let rest = crate::quick::path();
+    let path =
+        std::env::join_paths([bin.to_path_buf()].into_iter().chain(std::env::split_paths(&rest))).unwrap();
     let out = Command::new("sh")
         .args(["-e", "-u", "-x", "-c", script])
         .current_dir(folder)

@@ -4,6 +4,9 @@
 mod attention_grad;
 mod cases;
 mod cuda;
+#[path = "../emulated/mod.rs"]
+mod driver;
+mod emulated;
 mod exact;
 mod golden;
 mod gradients;
@@ -14,6 +17,8 @@ mod models;
 mod null;
 mod paged;
 mod programs;
+#[path = "../quick.rs"]
+mod quick;
 mod serving;
 mod shard;
 mod stages;

@@ -76,10 +76,10 @@ pub fn reference() -> (String, String) {
     (words(&ids("greedy.prompt_ids")), words(&answer[..end]))
 }
 
-/// The program, with nothing of this machine's settings.
+/// The program, with nothing of this machine's settings; its kernels are optimised little.
 pub fn program(args: &[&str]) -> Command {
     let mut c = Command::new(env!("CARGO_BIN_EXE_astrai"));
-    c.args(args).env_remove("ASTRAI_API_KEY");
+    c.args(args).env("PATH", crate::quick::path()).env_remove("ASTRAI_API_KEY");
     c
 }
 

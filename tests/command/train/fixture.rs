@@ -41,9 +41,11 @@ pub fn command(out: &Path) -> Command {
     c
 }
 
-/// The program.
+/// The program; its kernels are optimised little.
 pub fn program() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_astrai"))
+    let mut c = Command::new(env!("CARGO_BIN_EXE_astrai"));
+    c.env("PATH", crate::quick::path());
+    c
 }
 
 /// A run of the small model on the shared shards.

@@ -1,11 +1,12 @@
-//! A folder of compiled kernels. Its objects are loaded into this process, so that nobody else may be able to place one: the
-//! folder is this user's alone, no folder above it can be exchanged by another user, it is opened without following links and
+//! A folder of compiled kernels, for devices of every kind. In: what a compiler made, by a key of all that went into it. Out: the same,
+//! whole or not at all. Objects are loaded into this process, so that nobody else may be able to place one: the folder is this user's alone, no folder above it can be exchanged by another user, it is opened without following links and
 //! everything inside is reached through that descriptor. An object ends with a sum over its name and content; one that was cut
 //! short, damaged, or written by anybody else is as good as absent.
 
 use astrai_files::UNFINISHED;
 use sha2::{Digest, Sha256};
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -127,17 +128,29 @@ impl KernelCache {
 
     /// Gives what the compiler wrote as `made` its name, with the sum that [`object`](Self::object) looks for.
     pub(super) fn publish(&self, made: &str, name: &str) -> io::Result<()> {
-        let mut bytes = self.read(made).ok_or_else(|| io::Error::from(ErrorKind::NotFound))?;
-        bytes.extend(sum(name, &bytes));
+        let bytes = self.read(made).ok_or_else(|| io::Error::from(ErrorKind::NotFound))?;
         self.remove(made);
+        self.keep(name, bytes)
+    }
+
+    /// Writes an object with the sum that [`whole`](Self::whole) looks for.
+    pub(super) fn keep(&self, name: &str, mut bytes: Vec<u8>) -> io::Result<()> {
+        bytes.extend(sum(name, &bytes));
         self.write_and(name, &bytes, File::sync_data)
     }
 
     /// The path to load an object by, if the folder has it whole.
     pub(super) fn object(&self, name: &str) -> Option<PathBuf> {
-        let bytes = self.read(name)?;
+        self.whole(name).map(|_| self.directory().join(name))
+    }
+
+    /// An object without its sum, if the folder has it whole.
+    pub(super) fn whole(&self, name: &str) -> Option<Vec<u8>> {
+        let mut bytes = self.read(name)?;
         let (object, end) = bytes.split_at_checked(bytes.len().checked_sub(MARK.len() + 32)?)?;
-        (end == sum(name, object)).then(|| self.directory().join(name))
+        let (len, same) = (object.len(), end == sum(name, object));
+        bytes.truncate(len);
+        same.then_some(bytes)
     }
 
     fn remove_abandoned(&self) {
@@ -148,6 +161,7 @@ impl KernelCache {
             if name.ends_with(".so")
                 || name.ends_with(".c") && !name.starts_with(UNFINISHED)
                 || name.ends_with(".kernel")
+                || name.ends_with(".cubin")
             {
                 continue;
             }
@@ -157,6 +171,17 @@ impl KernelCache {
             }
         }
     }
+}
+
+/// 128 bits of hash as hex: the name of what was compiled of these.
+pub(super) fn key(parts: &[&str]) -> String {
+    let half = |seed: u64| {
+        let mut h = DefaultHasher::new();
+        seed.hash(&mut h);
+        parts.hash(&mut h);
+        h.finish()
+    };
+    format!("{:016x}{:016x}", half(1), half(2))
 }
 
 /// Mark and sum at the end of an object of this name.
@@ -246,7 +271,9 @@ fn is_ours(found: &Metadata) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::CString;
     use std::fs::Permissions;
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     fn mode(path: &Path, mode: u32) {
@@ -279,6 +306,63 @@ mod tests {
             KernelCache::open(&dir.path().join("link/b/kernels")).expect("opened").path(),
             resolved(&deep).expect("real")
         );
+    }
+
+    /// A folder `kernels` in `above`, whose object holds these bytes and its right sum.
+    fn prepared(above: &Path, content: &[u8]) {
+        fs::create_dir(above).expect("made");
+        let cache = KernelCache::open(&above.join("kernels")).expect("opened");
+        fs::write(cache.directory().join("made"), content).expect("written");
+        cache.publish("made", "0.so").expect("published");
+    }
+
+    /// A prepared folder takes the name of the one that was checked, at every moment that two processes meet: what is found is
+    /// the checked folder's, or the folder is refused.
+    #[test]
+    fn an_exchanged_folder_plants_nothing() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let [good, bad] = ["good", "bad"].map(|name| dir.path().join(name));
+        prepared(&good, b"honest");
+        prepared(&bad, b"planted");
+        mode(&bad, 0o777);
+        let names = [&good, &bad].map(|p| CString::new(p.as_os_str().as_bytes()).expect("a name"));
+        let exchange = || {
+            let [a, b] = names.each_ref().map(|n| n.as_ptr());
+            // SAFETY: both are strings that end with a zero and outlive the call.
+            let done = unsafe {
+                let (here, how) = (libc::AT_FDCWD, libc::RENAME_EXCHANGE);
+                libc::syscall(libc::SYS_renameat2, here, a, here, b, how)
+            };
+            assert_eq!(done, 0, "{}", io::Error::last_os_error());
+        };
+        let (mut opened, mut refused) = (0, 0);
+        let mut look = |between: &dyn Fn()| match KernelCache::open(&good.join("kernels")) {
+            Ok(cache) => {
+                between();
+                let found = cache.object("0.so").and_then(|path| fs::read(path).ok()).expect("the object");
+                assert!(found.starts_with(b"honest"), "{}", String::from_utf8_lossy(&found[..7]));
+                opened += 1;
+            }
+            Err(e) => {
+                assert_eq!(e.kind(), ErrorKind::PermissionDenied, "{e}");
+                refused += 1;
+            }
+        };
+        // The right moment: after the check, before the object is read.
+        look(&exchange);
+        look(&|| ());
+        exchange();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    exchange();
+                }
+            });
+            (0..300).for_each(|_| look(&|| ()));
+            done.store(true, Ordering::Relaxed);
+        });
+        assert!(opened > 0 && refused > 0, "{opened} opened, {refused} refused");
     }
 
     #[test]
@@ -317,7 +401,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         mode(dir.path(), 0o700);
         let (old, kept) =
-            ([".tmp-1-0.c", ".tmp-1-0.tmp", "ccQ3x.s"], ["a.so", "a.c", "b.kernel", ".tmp-2-0.c"]);
+            ([".tmp-1-0.c", ".tmp-1-0.tmp", "ccQ3x.s"], ["a.so", "a.c", "b.kernel", "c.cubin", ".tmp-2-0.c"]);
         for name in old.iter().chain(&kept) {
             let file = File::create(dir.path().join(name)).expect("made");
             if *name != ".tmp-2-0.c" {
