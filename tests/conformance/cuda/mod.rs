@@ -70,6 +70,13 @@ fn tolerance(p: &Planned, out: &Tensor) -> f64 {
 }
 
 fn compare(p: &Planned, sizes: &Sizes, got: &[Tensor]) {
+    if let Some(what) = difference(p, sizes, got) {
+        panic!("{} {what}", p.case.name);
+    }
+}
+
+/// The first element that is not what the interpreter says.
+fn difference(p: &Planned, sizes: &Sizes, got: &[Tensor]) -> Option<String> {
     let leaves = values(&p.case, sizes);
     let want = eval(&p.case.graph, &leaves, sizes, Precision::default()).unwrap();
     for ((name, want), got) in want.iter().zip(got) {
@@ -77,13 +84,12 @@ fn compare(p: &Planned, sizes: &Sizes, got: &[Tensor]) {
         let allowed = tolerance(p, want) * top;
         for (i, (a, b)) in got.reals().iter().zip(want.reals()).enumerate() {
             let same = *a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= allowed;
-            assert!(
-                same,
-                "{} {name} at {sizes:?}: element {i} is {a}, should be {b} ± {allowed}",
-                p.case.name
-            );
+            if !same {
+                return Some(format!("{name} at {sizes:?}: element {i} is {a}, should be {b} ± {allowed}"));
+            }
         }
     }
+    None
 }
 
 fn sizes(t: u64) -> Sizes {

@@ -2,7 +2,7 @@
 //! every access checked.
 
 use super::run::{self, Planned, values};
-use super::{compare, planned, sizes};
+use super::{compare, difference, planned, sizes};
 use astrai_codegen::cuda::{self, CudaKernel};
 use astrai_ir::{Dim, Sizes, Tensor};
 use astrai_ptx::{Count, Counts, Fault, Launch, Memory, Module, nvrtc};
@@ -46,6 +46,7 @@ pub fn emulated() -> Option<Vec<Emulated>> {
 }
 
 /// How a case is run.
+#[derive(Clone, Copy)]
 pub struct Way {
     pub seed: u64,
     pub most_blocks: u32,
@@ -149,4 +150,81 @@ fn the_ptx_of_every_kernel_agrees_with_the_interpreter() {
     println!(
         "{kernels} kernels: {instructions} instructions, {never} never executed; {lanes} lane instructions"
     );
+}
+
+/// A mutant of a kernel of a case.
+struct Chosen {
+    case: usize,
+    kernel: usize,
+    mutant: astrai_ptx::Mutant,
+}
+
+/// Mutants of the kernels of all cases, drawn so that every kernel is as likely.
+fn draw(all: &[Emulated], count: usize) -> Vec<Chosen> {
+    let mut state = 0x2545_f491_4f6c_dd1du64;
+    let mut random = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 33) as usize % below
+    };
+    let mut out = Vec::new();
+    while out.len() < count {
+        let case = random(all.len());
+        let e = &all[case];
+        let kernel = random(e.modules.len());
+        let mut counts = Counts::default();
+        for t in &e.case.case.rows {
+            let see = &mut |k: usize, c: &[Count]| {
+                if k == kernel {
+                    counts.add(c);
+                }
+            };
+            execute(e, &e.modules, &sizes(*t), &WAYS[0], see).unwrap();
+        }
+        let mut mutants = astrai_ptx::mutants(&e.modules[kernel].kernels[0], &counts.each);
+        if !mutants.is_empty() {
+            let mutant = mutants.swap_remove(random(mutants.len()));
+            out.push(Chosen { case, kernel, mutant });
+        }
+    }
+    out
+}
+
+/// What notices a mutant, if anything does.
+fn noticed(e: &Emulated, c: &Chosen) -> Option<String> {
+    let mut modules = e.modules.clone();
+    modules[c.kernel].kernels = vec![std::sync::Arc::new(c.mutant.kernel.clone())];
+    for t in &e.case.case.rows {
+        let sizes = sizes(*t);
+        for way in &WAYS {
+            let way = Way { budget: 1 << 18, ..*way };
+            match execute(e, &modules, &sizes, &way, &mut |_, _| {}) {
+                Err(f) => return Some(f.to_string()),
+                Ok(got) => {
+                    if let Some(d) = difference(&e.case, &sizes, &got) {
+                        return Some(d);
+                    }
+                }
+            }
+        }
+    }
+    None
+}
+
+/// `ASTRAI_MUTANTS=300` draws as many.
+#[test]
+fn a_kernel_with_one_wrong_instruction_is_noticed() {
+    let Some(all) = emulated() else { return };
+    let asked = std::env::var("ASTRAI_MUTANTS").ok().and_then(|n| n.parse().ok());
+    let chosen = draw(&all, asked.unwrap_or(24));
+    let survivors: Vec<String> = (chosen.iter())
+        .filter(|c| noticed(&all[c.case], c).is_none())
+        .map(|c| {
+            let (e, m) = (&all[c.case], &c.mutant);
+            format!("{}: {} in {}: {}", e.case.case.name, m.change, m.pc, m.kernel.text(m.pc))
+        })
+        .collect();
+    println!("{} of {} mutants live:\n{}", survivors.len(), chosen.len(), survivors.join("\n"));
+    assert!(survivors.len() * 20 <= chosen.len(), "more than one in twenty");
 }

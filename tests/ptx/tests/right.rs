@@ -392,3 +392,42 @@ fn blocks_on_several_threads_give_the_same() {
         }
     }
 }
+
+/// Instructions of lanes a second of this processor's time, for a few kinds of kernels.
+#[test]
+#[ignore = "a measurement"]
+fn speed() {
+    let row = "K k(const float*x,float*y){ __shared__ float s[256]; float m=-1e30f; const float*r=x+B*2048;
+        for (int i=T;i<2048;i+=256) m=fmaxf(m,r[i]); s[T]=m; __syncthreads(); for (int d=128;d;d/=2){ if (T<d) s[T]=fmaxf(s[T],s[T+d]); __syncthreads(); } m=s[0]; __syncthreads();
+        float z=0; for (int i=T;i<2048;i+=256) z+=__expf(r[i]-m); s[T]=z; __syncthreads(); for (int d=128;d;d/=2){ if (T<d) s[T]+=s[T+d]; __syncthreads(); } z=1/s[0];
+        for (int i=T;i<2048;i+=256) y[B*2048+i]=__expf(r[i]-m)*z; }";
+    let alu = "K k(const float*x,float*y){ float a=x[B*256+T], b=1.5f; for (int i=0;i<400;i++) { a=a*b+0.25f; b=b*0.999f+a*1e-3f; } y[B*256+T]=a+b; }";
+    let product = Run::new(1, 128)
+        .bytes(vec![0x3c; 256 * 256 * 2])
+        .bytes(vec![0x3c; 256 * 256 * 2])
+        .empty(256 * 256 * 4);
+    let product = product.word(256).word(256).word(256);
+    let rows = [
+        ("softmax", row, [64, 1, 1], Run::new(64, 256).floats(&floats(64 * 2048, 1)).empty(64 * 2048 * 4)),
+        ("arithmetic", alu, [64, 1, 1], Run::new(64, 256).floats(&floats(64 * 256, 1)).empty(64 * 256 * 4)),
+        ("tensor cores", GEMM, [8, 8, 1], product),
+    ];
+    for (name, source, grid, run) in rows {
+        let Some(m) = module(source, &[]) else { return skipped() };
+        let time = || {
+            let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: a place for the time of this thread.
+            unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut t) };
+            t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9
+        };
+        let run = Run { budget: 1 << 28, ..run };
+        let begin = time();
+        let (_, counts) = run.on(&m, grid).unwrap_or_else(|e| panic!("{e}"));
+        let spent = time() - begin;
+        let lanes: u64 = counts.iter().map(|c| c.lanes).sum();
+        println!(
+            "{name}: {lanes} lane instructions in {spent:.3} s, {:.0} million a second",
+            lanes as f64 / spent / 1e6
+        );
+    }
+}
