@@ -15,7 +15,8 @@ use crate::summary::{describe, fields, graph_parameters, summary};
 use crate::{measure, output};
 use astrai_builders::{Cache, Logits, ModelConfig, Program, build, placements};
 use astrai_engine::machine::Machine;
-use astrai_engine::model::{check_sizes, read_config};
+use astrai_engine::model::check_sizes;
+use astrai_estimate::llmsim;
 use astrai_ir::{Graph, graphviz, json as ir_json};
 use astrai_passes::{Fidelity, MeshSharding, Saturate};
 use astrai_runtime::{Compiled as Planned, Dump, Options, Stage};
@@ -35,6 +36,7 @@ const MAX_GRAPH: u64 = 1 << 30;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Purpose {
     /// Logits of the last position of `--batch` sequences of `--seq` tokens
+    #[value(alias = "extend")]
     Prefill,
     /// One token of each of `--batch` sequences, keys and values of up to `--seq` tokens in pages
     Decode,
@@ -52,12 +54,14 @@ pub enum Form {
     Json,
     /// The language of Graphviz
     Dot,
+    /// The model as LLMSim's list of operators, which `astrai compile` takes again; no pass
+    Llmsim,
 }
 
 /// Compile a model and say what it costs: kernels, flops, bytes, memory
 ///
 /// Takes a config.json, a model directory, or a graph as `-o` writes it (recognised by its key `astrai_ir` and compiled
-/// as given). No weights are needed and nothing is built or run, so that models far larger than this machine can be
+/// as given); of LLMSim's graphs the model that they are of. No weights are needed and nothing is built or run, so that models far larger than this machine can be
 /// planned.
 ///
 /// With `--for train` there are two programs: flops, bytes and launches are of both, a micro-batch and its update; the
@@ -100,7 +104,7 @@ pub struct Compile {
     #[arg(long, value_name = "PASS", conflicts_with = "json")]
     dump_after: Option<String>,
     /// How graphs are printed [default: text]
-    #[arg(long, value_enum, value_name = "FORM", requires = "dump_after")]
+    #[arg(long, value_enum, value_name = "FORM", requires_ifs = [("text", "dump_after"), ("json", "dump_after"), ("dot", "dump_after")])]
     form: Option<Form>,
     /// How far the program may go from the numbers of its graph [default: exact]
     #[arg(long, value_enum, value_name = "CLASS")]
@@ -159,6 +163,9 @@ impl Compile {
             && mesh.ranks() > 1
         {
             bail!("--mesh {mesh}: programs of several ranks are planned only; use --device null");
+        }
+        if self.form == Some(Form::Llmsim) {
+            return self.llmsim(out);
         }
         let dumps = self.output.is_some() || self.html.is_some() || self.dump_after.is_some();
         let made = match (read_graph(&self.model)?, self.purpose) {
@@ -252,6 +259,26 @@ impl Compile {
         Saturate { fidelity, enabled: !self.no_saturate, ..Saturate::default() }
     }
 
+    /// The model as LLMSim's graph.
+    fn llmsim(&self, out: &mut dyn Write) -> Done {
+        if let Some(pass) = &self.dump_after {
+            bail!("--form llmsim is of the model, not of a pass; leave --dump-after {pass} out");
+        }
+        let (value, file) = config_value(&self.model)?;
+        let graph = llmsim::graph::build(&value).map_err(|e| format!("{file}: {e}"))?;
+        writeln!(out, "{graph:#}")?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// The configuration: of a file, a model directory, or what a graph of LLMSim's was built from.
+    fn config(&self) -> Result<ModelConfig, Failure> {
+        let (value, file) = config_value(&self.model)?;
+        let reading = ModelConfig::parse(&value.to_string(), &file).map_err(|e| e.to_string())?;
+        let reading = if self.strict { reading.deny_unknown().map_err(|e| e.to_string())? } else { reading };
+        warn(&reading.warnings);
+        Ok(reading.config)
+    }
+
     /// Sequences of a run and their length.
     fn sizes(&self, config: &ModelConfig) -> Result<(u64, u64), Failure> {
         let most = config.max_positions as u64;
@@ -261,8 +288,7 @@ impl Compile {
     }
 
     fn subject(&self) -> Result<Subject, Failure> {
-        let (config, warnings) = read_config(&self.model, self.strict)?;
-        warn(&warnings);
+        let config = self.config()?;
         let (batch, seq) = self.sizes(&config)?;
         let (mesh, batch) = self.mesh(&config, batch)?;
         let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
@@ -307,6 +333,19 @@ impl Compile {
     }
 }
 
+/// The JSON of a configuration, and the file's name: of a config.json, a model directory, a graph of LLMSim's.
+pub fn config_value(path: &Path) -> Result<(Value, String), Failure> {
+    let path = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
+    let file = path.display().to_string();
+    let text = astrai_files::read_text(&path, MAX_GRAPH)?;
+    let value: Value = serde_json::from_str(&text).map_err(|e| format!("{file}: is not JSON: {e}"))?;
+    if !llmsim::graph::is_graph(&value) {
+        return Ok((value, file));
+    }
+    let config = llmsim::graph::read(&value).map_err(|e| format!("{file}: {e}"))?;
+    Ok((config.clone(), file))
+}
+
 /// The JSON of a graph file; `None` for whatever else there may be, which is read as a configuration.
 fn read_graph(path: &Path) -> Result<Option<Value>, Failure> {
     if path.is_dir() {
@@ -339,7 +378,9 @@ fn dump(
         let begin = match form {
             Form::Text => "#",
             Form::Dot => "//",
-            Form::Json => return Err("--form json: name the one pass after which to dump".into()),
+            Form::Json | Form::Llmsim => {
+                return Err("--form json: name the one pass after which to dump".into());
+            }
         };
         for (name, stage) in stages.iter().filter(|(_, s)| form == Form::Text || s.graph.is_some()) {
             writeln!(out, "{begin} after {name}\n{}", written(name, stage)?)?;

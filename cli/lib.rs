@@ -8,6 +8,7 @@ pub mod compile;
 pub mod coverage;
 pub mod data;
 pub mod devices;
+pub mod estimate;
 pub mod explain;
 pub mod failure;
 pub mod flags;

@@ -3,7 +3,8 @@
 use astrai::allocations::Counted;
 use astrai::failure::Failure;
 use astrai::{
-    bench, chat, compile, data, devices, generate, models, preprocess, quickstart, run, serve, train, verify,
+    bench, chat, compile, data, devices, estimate, generate, models, preprocess, quickstart, run, serve,
+    train, verify,
 };
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -26,6 +27,7 @@ enum Command {
     Models(models::Models),
     Devices(devices::Devices),
     Compile(compile::Compile),
+    Estimate(Box<estimate::Estimate>),
     Run(run::Run),
     Preprocess(preprocess::Preprocess),
     Data(data::Data),
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Command::Models(c) => c.run(&mut out),
         Command::Devices(c) => c.run(&mut out),
         Command::Compile(c) => c.run(&mut out),
+        Command::Estimate(c) => c.run(&mut out),
         Command::Run(c) => c.run(&mut out),
         Command::Preprocess(c) => c.run(&mut out),
         Command::Data(c) => c.run(&mut out),

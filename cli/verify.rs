@@ -9,6 +9,7 @@ use astrai_engine::golden::objectives::{self, Objectives};
 use astrai_engine::golden::optimizers::{self, Optimizers};
 use astrai_engine::golden::{Golden, Row, data};
 use astrai_engine::{Error, Hear, Machine, Model, texts};
+use astrai_estimate::llmsim::verify as llmsim;
 use astrai_ir::DType;
 use astrai_runtime::weights::Checkpoint;
 use clap::{Args, ValueEnum};
@@ -37,12 +38,14 @@ pub enum Check {
 /// A folder is known by its files and checked whole: `expected.json` (files of records, and what is in them), `chat_expected.json` (chats
 /// and preferences, and what preprocessing makes of them), `packing.json` (lengths and their bins), `calls.json` (tool calls in generated
 /// text), `schemas.json`, `regexes.json`, `grammars.json`, `malformed.json` (structured output), `strategies.json` (training
-/// objectives), `optimizers.json` (optimisers and schedules). Else the folder is a model's: the golden file holds `input_ids`, `logits`, `loss`, `grad.*`, `greedy.*` and `train.*`. Tolerances in f32: logits and each gradient
+/// objectives), `optimizers.json` (optimisers and schedules), or LLMSim's records. Else the folder is a model's: the golden file holds `input_ids`, `logits`, `loss`, `grad.*`, `greedy.*` and `train.*`. Tolerances in f32: logits and each gradient
 /// within 1e-4 of their largest magnitude, loss within 1e-5, greedy tokens equal (a token may differ, and ends the comparison, where the
 /// reference's margin is below 1e-3; the margins themselves must agree). In bf16: logits within 3e-2 by norm, loss within 3e-2
 /// relative, and a greedy token may differ where the margin is below 3e-2 of the largest logit. The short training run: losses within 2e-3
 /// relative, gradient norms within 1e-2 (in bf16: losses within 2e-2). Exit code 1 when anything
 /// asked for is off, missing, or without a tolerance (gradients in bf16).
+///
+/// A folder of LLMSim's records in place of a model: each file is held to `astrai estimate --legacy llmsim`, every number to 1e-6.
 #[derive(Args)]
 #[command(after_help = "Examples:
   astrai verify tests/golden/llama
@@ -81,7 +84,18 @@ const FOLDERS: &[Reader] = &[
         true => Optimizers::open(at, machine)?.check(None, hear),
         false => Ok(vec![]),
     },
+    |at, _, _| match at.join("config.json").exists() {
+        true => Ok(vec![]),
+        false => llmsim::records(at).iter().map(|file| simulated(file)).collect(),
+    },
 ];
+
+/// A record of LLMSim held to our view of it.
+fn simulated(file: &Path) -> Result<Row, Error> {
+    let llmsim::Checked { file, error, note, .. } = llmsim::check(file).map_err(|e| e.to_string())?;
+    let error = error.unwrap_or(f64::NAN);
+    Ok(Row::compared(file, error, llmsim::TOLERANCE, &note))
+}
 
 impl Verify {
     /// Checks and prints.
@@ -115,7 +129,7 @@ impl Verify {
                 _ => rows.extend(golden.train(&mut hear)?),
             }
         }
-        self.report(out, Some((&machine, golden.storage)), &rows)
+        self.report(out, (&machine, golden.storage), &rows)
     }
 
     /// Checks a folder that is known by what it holds beside or instead of a golden file; `None` for others.
@@ -131,11 +145,11 @@ impl Verify {
             bail!("{}: is checked whole and in f32; leave --only and --dtype out", self.model.display());
         }
         self.fidelity.none("a folder of this kind is always checked exactly")?;
-        self.report(out, Some((machine, DType::F32)), &rows).map(Some)
+        self.report(out, (machine, DType::F32), &rows).map(Some)
     }
 
     /// Prints the rows; success only if all are `ok`.
-    fn report(&self, out: &mut dyn Write, on: Option<(&Machine, DType)>, rows: &[Row]) -> Done {
+    fn report(&self, out: &mut dyn Write, on: (&Machine, DType), rows: &[Row]) -> Done {
         let ok = rows.iter().all(|r| r.verdict == "ok");
         self.print(out, on, rows, ok)?;
         Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -144,7 +158,7 @@ impl Verify {
     fn print(
         &self,
         out: &mut dyn Write,
-        on: Option<(&Machine, DType)>,
+        on: (&Machine, DType),
         rows: &[Row],
         ok: bool,
     ) -> Result<(), Failure> {
@@ -156,8 +170,8 @@ impl Verify {
             };
             let report = json!({
                 "model": self.model.display().to_string(),
-                "device": on.map(|(machine, _)| machine.device.name()),
-                "dtype": on.map(|(_, storage)| storage.name()),
+                "device": on.0.device.name(),
+                "dtype": on.1.name(),
                 "checks": rows.iter().map(row).collect::<Vec<Value>>(),
                 "ok": ok,
             });

@@ -6,7 +6,6 @@ use crate::failure::Failure;
 use crate::measure;
 use crate::summary::{fields, passes, sum_costs};
 use astrai_engine::machine::Machine;
-use astrai_engine::model::read_config;
 use astrai_runtime::{Compiled, Dump};
 use astrai_train::engine::{Plan, Recipe};
 use astrai_train::settings::Settings;
@@ -15,8 +14,7 @@ use serde_json::json;
 impl Compile {
     /// Plans a training step as `astrai train` makes it where no flag says otherwise.
     pub(super) fn train(&self, machine: &Machine, dumps: bool) -> Result<Made, Failure> {
-        let (config, warnings) = read_config(&self.model, self.strict)?;
-        crate::failure::warn(&warnings);
+        let config = self.config()?;
         let (all, seq) = self.sizes(&config)?;
         let (mesh, batch) = self.mesh(&config, all)?;
         let recipe = Recipe { storage: self.machine.storage(), ..Settings::of_sizes(batch, seq).recipe() };

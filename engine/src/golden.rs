@@ -39,7 +39,8 @@ pub struct Row {
 }
 
 impl Row {
-    fn compared(check: impl Into<String>, error: f64, tolerance: f64, note: &str) -> Row {
+    /// A check that was made: `ok` where the error is within the tolerance.
+    pub fn compared(check: impl Into<String>, error: f64, tolerance: f64, note: &str) -> Row {
         // A NaN is off: it is not within anything.
         let verdict = if error <= tolerance { "ok" } else { "off" };
         Row {

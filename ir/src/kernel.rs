@@ -2,6 +2,7 @@
 //! a device builds and runs it without knowing the region.
 
 use crate::Dim;
+use std::fmt;
 
 /// A kernel's source and how it is launched.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,7 +24,7 @@ pub struct Kernel {
 }
 
 /// One phase of a kernel: independent units of work, any split of which over threads gives the same bits.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct Entry {
     /// Name of the function that computes units.
     pub symbol: String,
@@ -31,6 +32,21 @@ pub struct Entry {
     pub grid: Grid,
     /// Threads of a block; 1 where a unit is one thread's.
     pub block: u32,
+    /// Bytes of memory that the threads of a block share and that the launch asks for; 0 where the function has all it needs.
+    pub shared: Dim,
+}
+
+/// An entry as the hash of a kernel reads it: memory to share is named where there is some, so that the kernels of devices
+/// without it keep their identities.
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("Entry");
+        out.field("symbol", &self.symbol).field("grid", &self.grid).field("block", &self.block);
+        if self.shared.literal() != Some(0) {
+            out.field("shared", &self.shared);
+        }
+        out.finish()
+    }
 }
 
 /// How many units a launch has.
@@ -77,7 +93,12 @@ mod tests {
     use super::*;
 
     fn kernel(source: &str, workspace: usize) -> Kernel {
-        let entry = Entry { symbol: "@_phase0".into(), grid: Grid::Counted("@_units0".into()), block: 1 };
+        let entry = Entry {
+            symbol: "@_phase0".into(),
+            grid: Grid::Counted("@_units0".into()),
+            block: 1,
+            shared: Dim::from(0),
+        };
         Kernel {
             identity: String::new(),
             preludes: 0,
@@ -98,5 +119,9 @@ mod tests {
         }
         assert!(a.source.contains(&format!("void {}_phase0", a.identity)) && !a.source.contains(UNNAMED));
         assert_eq!(a.entries[0].grid, Grid::Counted(format!("{}_units0", a.identity)));
+        assert!(
+            !format!("{:?}", a.entries).contains("shared"),
+            "nothing to share leaves identities as they are"
+        );
     }
 }

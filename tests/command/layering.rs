@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// What each crate may depend on, from the ground up.
-const ROOMS: [(&str, &[&str]); 10] = [
+const ROOMS: [(&str, &[&str]); 11] = [
     ("files", &[]),
     ("ir", &[]),
     ("builders", &["files", "ir"]),
@@ -14,7 +14,11 @@ const ROOMS: [(&str, &[&str]); 10] = [
     ("serve", &["files", "ir", "builders", "runtime"]),
     ("train", &["files", "ir", "builders", "runtime", "serve"]),
     ("engine", &["files", "ir", "builders", "passes", "codegen", "runtime", "serve", "train"]),
-    (".", &["files", "ir", "builders", "passes", "codegen", "runtime", "serve", "train", "engine"]),
+    ("estimate", &["files", "ir", "builders", "passes", "runtime", "serve", "train", "engine"]),
+    (
+        ".",
+        &["files", "ir", "builders", "passes", "codegen", "runtime", "serve", "train", "engine", "estimate"],
+    ),
 ];
 
 const LINES: usize = 500;

@@ -9,6 +9,7 @@ mod data;
 mod documents;
 #[path = "../emulated/mod.rs"]
 mod emulated;
+mod estimate;
 mod extend;
 mod faults;
 mod hostile;

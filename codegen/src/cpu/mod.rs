@@ -35,7 +35,8 @@ impl Emitted {
     /// One phase of so many units, without workspace.
     fn one(source: String, units: Dim) -> Emitted {
         let symbol = format!("{}_phase0", astrai_ir::kernel::UNNAMED);
-        Emitted::new(source, vec![Entry { symbol, grid: Grid::Units(units), block: 1 }])
+        let shared = Dim::from(0);
+        Emitted::new(source, vec![Entry { symbol, grid: Grid::Units(units), block: 1, shared }])
     }
 
     /// Phases whose units the kernel's own functions count.
@@ -44,6 +45,7 @@ impl Emitted {
             symbol: format!("{name}_phase{i}"),
             grid: Grid::Counted(format!("{name}_units{i}")),
             block: 1,
+            shared: Dim::from(0),
         };
         Emitted::new(source, (0..phases).map(entry).collect())
     }

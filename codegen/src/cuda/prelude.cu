@@ -22,6 +22,7 @@ INLINE uint32_t f32_bits(float x) { uint32_t u; __builtin_memcpy(&u, &x, 4); ret
 INLINE float bits_f32(uint32_t u) { float x; __builtin_memcpy(&x, &u, 4); return x; }
 INLINE uint64_t f64_bits(double x) { uint64_t u; __builtin_memcpy(&u, &x, 8); return u; }
 INLINE double bits_f64(uint64_t u) { double x; __builtin_memcpy(&x, &u, 8); return x; }
+#define DYNAMIC_SHARED(name) float *const name = shim_dynamic
 #else
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
@@ -47,6 +48,12 @@ INLINE uint32_t f32_bits(float x) { return __float_as_uint(x); }
 INLINE float bits_f32(uint32_t u) { return __uint_as_float(u); }
 INLINE uint64_t f64_bits(double x) { return (uint64_t)__double_as_longlong(x); }
 INLINE double bits_f64(uint64_t u) { return __longlong_as_double((long long)u); }
+
+/* Floats of shared memory that the launch asked for. */
+struct alignas(16) dynamic_shared { float x[4]; };
+#define DYNAMIC_SHARED(name)                  \
+    extern __shared__ dynamic_shared room[];  \
+    float *const name = (float *)room
 
 #define NATIVE_HALVES
 INLINE float bf16_to_f32(uint16_t h) { return bits_f32((uint32_t)h << 16); }

@@ -3,25 +3,28 @@
  * Enters: a CUDA program as C++ and a launch. Leaves: the kernel's effects. The threads of a block are fibers that run in a
  * seeded random order between barriers; blocks run one after another. A missing barrier or a dependence on the order of
  * threads shows as a difference between seeds. Shared memory is filled with NaN bits before every block. A barrier that
- * some threads of a block miss, or a shuffle that some lanes of a warp miss, is an error.
+ * some threads of a block miss, or a shuffle or vote that some lanes of a warp miss, is an error.
  *
  * Fibers start by makecontext and then change by _setjmp and _longjmp, which spare the system calls of swapcontext.
  */
 #include <setjmp.h>
 #include <stdint.h>
 #include <string.h>
+#include <tuple>
 #include <ucontext.h>
 
 #define ASTRAI_SHIM
 #define __global__
 #define __device__
 #define __forceinline__
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define __shared__ static __attribute__((section("shim_shared")))
 
 /* The section exists even where no kernel has shared memory. */
 __attribute__((section("shim_shared"), used)) static uint64_t shim_anchor;
 extern char __start_shim_shared[], __stop_shim_shared[];
+/* What launches ask for: as much as any multiprocessor has. */
+alignas(16) static float shim_dynamic[58 * 1024];
 
 struct shim_index { unsigned x, y, z; };
 static shim_index threadIdx, blockIdx, blockDim, gridDim;
@@ -72,7 +75,28 @@ template <class T> static T shim_shuffle(T x, unsigned lane, int line) {
     return x;
 }
 
-#define __shfl_xor_sync(mask, x, m) shim_shuffle(x, (threadIdx.x % 32) ^ (unsigned)(m), __LINE__)
+#define __shfl_xor_sync(mask, value, m) shim_shuffle(value, (threadIdx.x % 32) ^ (unsigned)(m), __LINE__)
+#define __ballot_sync(mask, value) shim_ballot(value, __LINE__)
+#define __syncwarp() shim_ballot(0, __LINE__)
+#define __popc(x) __builtin_popcount(x)
+
+static uint32_t shim_ballot(bool holds, int line) {
+    unsigned first = shim_now / 32 * 32, turn = shim_fibers[shim_now].shuffles & 1;
+    shim_shuffle((uint64_t)holds, threadIdx.x % 32, line);
+    uint32_t vote = 0;
+    for (unsigned lane = 0; lane < 32; lane++) vote |= (uint32_t)(shim_fibers[first + lane].sent[turn] & 1) << lane;
+    return vote;
+}
+
+/* Calls an entry: pointers are the buffers in order, other parameters the sizes. */
+template <class T> static T shim_next(void *const *&bufs, const int64_t *&dims) {
+    if constexpr (std::is_pointer_v<T>) return (T)*bufs++;
+    else return (T)*dims++;
+}
+template <class... T> static void shim_apply(void (*f)(T...), void *const *bufs, const int64_t *dims) {
+    std::apply(f, std::tuple<T...>{shim_next<T>(bufs, dims)...});
+}
+template <auto F> static void shim_call(void *const *bufs, const int64_t *dims) { shim_apply(F, bufs, dims); }
 
 static uint64_t shim_random(uint64_t *s) {
     *s ^= *s << 13;
@@ -90,6 +114,7 @@ static void shim_release(unsigned first, unsigned last, shim_state state) {
 /* Runs one block; 0, or the line where some threads wait for others that do not come. */
 static int shim_block(unsigned threads, uint64_t *seed) {
     memset(__start_shim_shared, 0xff, (size_t)(__stop_shim_shared - __start_shim_shared));
+    memset(shim_dynamic, 0xff, sizeof shim_dynamic);
     for (unsigned i = 0; i < threads; i++) {
         shim_fibers[i].state = SHIM_READY;
         shim_fibers[i].started = false;

@@ -4,7 +4,8 @@ use astrai_ir::ops::{
     Activation, BinaryKind, CompareKind, Concat, Dot, GatedAct, Gather, Iota, LayerNorm, Pad, ReduceKind,
     Rope, RopeLayout, Softmax, UnaryKind,
 };
-use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Real, Symbol, Type};
+use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Op, Real, Sizes, Symbol, Tensor, Type};
+use std::collections::HashMap;
 
 /// A graph and the values of its symbol `t` at which it is run.
 pub struct Case {
@@ -346,4 +347,73 @@ fn integers(c: &mut Cases) {
             Ok(vec![q, wide, g.cast(p, DType::F32)?])
         });
     }
+}
+
+fn concrete(ty: &Type, sizes: &Sizes) -> Vec<usize> {
+    let size = |d: &Dim| d.eval(&|s| sizes.get(s).copied()).unwrap() as usize;
+    ty.shape.iter().map(size).collect()
+}
+
+/// Values for the leaves of a graph: floats in ±2, integers in ±100; names say what else they must be.
+pub fn values(case: &Case, sizes: &Sizes) -> HashMap<String, Tensor> {
+    let mut state = 0x1234_5678_9abc_def1u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as f64 / (1u64 << 53) as f64
+    };
+    let mut leaves = HashMap::new();
+    for n in case.graph.nodes() {
+        let Op::Input(i) = &n.op else { continue };
+        let shape = concrete(&i.ty, sizes);
+        let count: usize = shape.iter().product();
+        let below = i.name.strip_prefix("below").and_then(|b| b.parse::<f64>().ok());
+        let value = match (i.ty.dtype, below) {
+            (d, _) if i.name == "special" => {
+                Tensor::float(d, &shape, (0..count).map(|i| special(i, random())).collect())
+            }
+            (d, _) if d.is_float() && i.name == "near1" => {
+                Tensor::float(d, &shape, (0..count).map(|_| 0.8 + 0.4 * random()).collect())
+            }
+            (d, _) if d.is_float() => {
+                Tensor::float(d, &shape, (0..count).map(|_| 4.0 * random() - 2.0).collect())
+            }
+            (DType::Bool, _) => {
+                Tensor::int(DType::Bool, &shape, (0..count).map(|_| (random() < 0.5) as i64).collect())
+            }
+            (d, Some(b)) => Tensor::int(d, &shape, (0..count).map(|_| (random() * b) as i64).collect()),
+            (d, None) => {
+                Tensor::int(d, &shape, (0..count).map(|_| (256.0 * random()) as i64 - 128).collect())
+            }
+        };
+        leaves.insert(i.name.clone(), value);
+    }
+    leaves
+}
+
+/// Zeros, infinities, NaN, denormals, the largest numbers of narrow types and what lies between two of their numbers.
+fn special(i: usize, random: f64) -> f64 {
+    const EDGES: [f64; 14] = [
+        0.0,
+        f64::INFINITY,
+        f64::NAN,
+        1e-40,
+        6e-8,
+        3e-8,
+        6.2e-5,
+        65504.0,
+        65520.0,
+        57344.0,
+        61440.0,
+        448.0,
+        464.0,
+        480.0,
+    ];
+    let x = match i / 2 {
+        j if j < EDGES.len() => EDGES[j],
+        // Multiples of 1/512 of a power of two: ties of every narrow type among them.
+        _ => (1.0 + (random * 512.0).floor() / 512.0) * 2f64.powi((i % 61) as i32 - 40),
+    };
+    if i.is_multiple_of(2) { x } else { -x }
 }

@@ -11,5 +11,5 @@ mod programs;
 mod random;
 mod row;
 mod states;
-mod table;
+pub mod table;
 mod views;

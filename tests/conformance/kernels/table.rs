@@ -155,7 +155,8 @@ impl Table {
         self.compiled_on(machine())
     }
 
-    fn compiled_on(&self, m: &Machine) -> Compiled {
+    /// The same for this machine.
+    pub fn compiled_on(&self, m: &Machine) -> Compiled {
         let options =
             Options { storage: self.storage, gradient_of: self.gradient_of.clone(), ..Options::default() };
         compile(&self.g, m.backend(), &options).unwrap_or_else(|e| panic!("{e}"))

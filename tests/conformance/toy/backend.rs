@@ -130,7 +130,8 @@ impl Backend for Toy {
             });
         });
         let units = l.chunk.map_or(l.rows.clone(), |n| l.rows.ceil_div(&Dim::from(n)));
-        let entries = vec![Entry { symbol: format!("{UNNAMED}_rows"), grid: Grid::Units(units), block: 1 }];
+        let (symbol, grid, shared) = (format!("{UNNAMED}_rows"), Grid::Units(units), Dim::from(0));
+        let entries = vec![Entry { symbol, grid, block: 1, shared }];
         let (workspace, rounds, identity) = (Dim::from(0), Dim::from(1), String::new());
         Ok(Some(Kernel { identity, preludes: 0, source: p.finish(), entries, workspace, rounds }.named()))
     }

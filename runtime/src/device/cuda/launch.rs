@@ -57,10 +57,11 @@ impl Executable for Loaded {
             let blocks = value(blocks)?;
             let grid = u32::try_from(blocks).ok().filter(|n| i32::try_from(*n).is_ok());
             let grid = grid.ok_or_else(|| Error::Input(format!("kernel {name} wants {blocks} blocks")))?;
+            let shared_mem_bytes = value(&entry.shared)? as u32;
             grids.push(LaunchConfig {
                 grid_dim: (grid, 1, 1),
                 block_dim: (entry.block, 1, 1),
-                shared_mem_bytes: 0,
+                shared_mem_bytes,
             });
         }
         CAPTURE.with_borrow_mut(|capture| {

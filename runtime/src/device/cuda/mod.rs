@@ -18,7 +18,7 @@ use crate::Error;
 use astrai_codegen::cuda::Cuda as Kernels;
 use astrai_ir::kernel::Grid;
 use astrai_ir::{Backend, Kernel};
-use cudarc::driver::sys::CUresult;
+use cudarc::driver::sys::{CUfunction_attribute, CUresult};
 use cudarc::driver::{CudaModule, DriverError};
 use cudarc::nvrtc::Ptx;
 use driver::{Driver, lock, words};
@@ -27,6 +27,9 @@ use memory::Memory;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
+
+/// Bytes of shared memory that a block has without asking.
+const UNASKED: usize = 48 << 10;
 
 /// A CUDA device, its compiler, and the kernels that it has loaded.
 pub struct Cuda {
@@ -81,7 +84,13 @@ impl Cuda {
                 let message = "a grid that the kernel counts itself has no launch here".into();
                 return Err(Error::Codegen { origin: kernel.identity.clone(), message });
             }
-            self.driver.check("looking for a kernel", module.load_function(&entry.symbol))
+            let function = self.driver.check("looking for a kernel", module.load_function(&entry.symbol))?;
+            // More shared memory than any device gives unasked.
+            if let Some(bytes) = entry.shared.size().filter(|n| *n > UNASKED) {
+                let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                self.driver.check("asking for shared memory", function.set_attribute(most, bytes as i32))?;
+            }
+            Ok(function)
         };
         let functions = kernel.entries.iter().map(one).collect::<Result<_, Error>>()?;
         let name = kernel.identity.as_str().into();

@@ -123,7 +123,7 @@ impl Machine {
             random: settings.seed ^ 0x9E37_79B9_7F4A_7C15,
             settings,
             initialised: false,
-            devices: (0..setting("ASTRAI_PTX_DEVICES", 1)).map(device).collect(),
+            devices: (0..setting("ASTRAI_PTX_DEVICES", 2)).map(device).collect(),
             tasks: BTreeMap::new(),
             next_task: 0,
             next_handle: 0x1000,

@@ -6,7 +6,7 @@
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `ASTRAI_PTX_DEVICES` | number of devices, 1 |
+//! | `ASTRAI_PTX_DEVICES` | number of devices, 2 |
 //! | `ASTRAI_PTX_MEMORY` | bytes of each, 16 GiB |
 //! | `ASTRAI_PTX_ARCH` | compute capability, 80 |
 //! | `ASTRAI_PTX_SMS` | multiprocessors, 108 |

@@ -1,0 +1,371 @@
+//! `astrai estimate`: flags and printing of what a program will cost.
+
+mod here;
+mod shown;
+
+use crate::compile::{Purpose, config_value};
+use crate::failure::{Done, Failure, bail, warn};
+use crate::flags::DTypeName;
+use crate::table::table;
+use astrai_builders::{ModelConfig, Ranks};
+use astrai_engine::machine::{Kind, Machine};
+use astrai_estimate::estimate::estimate;
+use astrai_estimate::hardware::{Hardware, PRESETS};
+use astrai_estimate::llmsim::{self, DIFFERENCES};
+use astrai_estimate::schedule::{Purpose as Estimated, Schedule};
+use astrai_estimate::{report, search};
+use astrai_ir::DType;
+use astrai_train::settings::Recompute;
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Values of `--legacy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Legacy {
+    /// LLMSim's formulas, defects included
+    Llmsim,
+}
+
+/// Say what a program will cost on which hardware
+///
+/// The programs are those that would run: one of every stage's ranks, planned by the passes that also plan for this machine, with
+/// the hardware's numbers. A row is a kernel in the layers of one kind: its operations and bytes, the time that they take at the part
+/// of the peaks that such kernels reach, and what is sent between ranks. Hardware is a preset or a JSON or JSON5 file with spelled-out
+/// units; files of LLMSim's are read, too.
+///
+/// TTFT is the time of a prefill of all sequences, TPOT that of a step of decode with `--seq` tokens there. MFU is the model's
+/// operations beside the peak: all pairs of attention (as PaLM counts), and visible pairs only. `--zero` is not in the plans: what it
+/// shares is divided by the formula of its paper.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  astrai estimate --list
+  astrai estimate model/config.json --for decode --batch 32 --seq 4096 --hardware h200
+  astrai estimate model/config.json --for train --batch 64 --seq 4096 --dp 8 --tp 4 --json
+  astrai estimate model/config.json --for decode --seq 4096 --search throughput --devices 64 --max-latency 50
+  astrai estimate --measure here.json
+  astrai estimate model/config.json --check --for decode --dtype f32 --hardware here.json
+  astrai estimate --published
+  astrai estimate model/config.json --legacy llmsim --hardware klx_p800 --tp 8")]
+pub struct Estimate {
+    /// A config.json or a model directory; several for --calibrate
+    #[arg(required_unless_present_any = ["list", "published", "measure"])]
+    model: Vec<PathBuf>,
+    /// List the presets of hardware and what they say
+    #[arg(long)]
+    list: bool,
+    /// A preset, or a file [default: h100-sxm; of --check and --calibrate this machine, measured]
+    #[arg(long, value_name = "NAME|FILE")]
+    hardware: Option<String>,
+    #[command(flatten)]
+    schedule: ScheduleFlags,
+    /// The view of another simulator
+    #[arg(long, value_enum, value_name = "SIMULATOR")]
+    legacy: Option<Legacy>,
+    /// LLMSim's schedule: a layer more for multi-token prediction
+    #[arg(long, requires = "legacy")]
+    mtp: bool,
+    /// LLMSim's schedule: tokens are dispatched to experts and combined
+    #[arg(long, requires = "legacy")]
+    deepep: bool,
+    /// LLMSim's schedule: dense layers of a model with experts are not divided by tp
+    #[arg(long, requires = "legacy")]
+    dense_dp: bool,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+    /// Write the rows as comma-separated values
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list", "search"])]
+    csv: Option<PathBuf>,
+    /// Look for the best tp, dp, ep, pp, pieces, --batch (unless given), and in training --zero and --recompute
+    #[arg(long, value_enum, value_name = "BEST", requires = "devices", conflicts_with_all = ["legacy", "list"])]
+    search: Option<Objective>,
+    /// Devices of a schedule (--search)
+    #[arg(long, value_name = "N", requires = "search", value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    devices: Option<u32>,
+    /// Most milliseconds of a step (--search)
+    #[arg(long, value_name = "MS", requires = "search")]
+    max_latency: Option<f64>,
+    #[command(flatten)]
+    here: HereFlags,
+}
+
+/// What is run or measured here.
+#[derive(Args, Clone, Debug)]
+struct HereFlags {
+    /// Run the program here with random weights: predicted beside measured seconds, by operator and in total
+    #[arg(long, conflicts_with_all = ["legacy", "list", "search", "csv"])]
+    check: bool,
+    /// Measure this machine and write its hardware file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "legacy", "list", "search", "csv", "check"])]
+    measure: Option<PathBuf>,
+    /// Run train, prefill and decode here, fit the numbers of kernels to them, and write the hardware file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list", "search", "csv", "check", "measure"])]
+    calibrate: Option<PathBuf>,
+    /// Predict measurements that others published; numbers of kernels are fitted on half of them
+    #[arg(long, conflicts_with_all = ["model", "legacy", "list", "search", "csv", "check", "measure", "calibrate"])]
+    published: bool,
+    /// Steps measured (--check, --calibrate)
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    repeat: u32,
+    /// Threads; 0 means one a core (--check, --calibrate, --measure)
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
+    threads: u16,
+}
+
+/// Values of `--search`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Objective {
+    /// The least time of a step
+    Latency,
+    /// The most tokens per second
+    Throughput,
+    /// The fewest dollars for a token, or device seconds where the hardware has no price
+    Cost,
+    /// The most tokens per second within --max-latency
+    Goodput,
+}
+
+/// What is run, on which ranks.
+#[derive(Args, Clone, Debug)]
+struct ScheduleFlags {
+    /// Which program: train, prefill (extend), decode
+    #[arg(long = "for", alias = "mode", value_enum, value_name = "PROGRAM", default_value_t = Purpose::Prefill)]
+    purpose: Purpose,
+    /// Sequences in a step, of all ranks together [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
+    batch: Option<u64>,
+    /// Tokens of a sequence; in decode those that are there
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
+    seq: u64,
+    /// Ranks that share tensors
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    tp: u32,
+    /// Ranks with sequences of their own
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    dp: u32,
+    /// Ranks that share experts, each with sequences of its own
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    ep: u32,
+    /// Stages of layers
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 12))]
+    pp: u32,
+    /// Pieces in which a rank's sequences go through the stages [default: 1; in training one a stage]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    micro_batches: Option<u64>,
+    /// Groups of layers of a stage, of an interleaved pipeline (train)
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1 << 10))]
+    interleave: u64,
+    /// What data-parallel ranks share of training's state: the optimiser's (1), gradients (2), weights (3)
+    #[arg(long, value_name = "STAGE", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
+    zero: u8,
+    /// Activations that training computes again
+    #[arg(long, value_enum, value_name = "WHICH", default_value_t = Recompute::Selective)]
+    recompute: Recompute,
+    /// How weights and activations are stored
+    #[arg(long, value_enum, default_value_t = DTypeName::Bf16)]
+    dtype: DTypeName,
+}
+
+impl ScheduleFlags {
+    fn schedule(&self) -> Schedule {
+        let micro = if self.purpose == Purpose::Train { u64::from(self.pp) } else { 1 };
+        let [pp, dp, ep, tp] = [self.pp, self.dp, self.ep, self.tp].map(|n| n as usize);
+        Schedule {
+            purpose: match self.purpose {
+                Purpose::Train => Estimated::Train,
+                Purpose::Prefill => Estimated::Prefill,
+                Purpose::Decode => Estimated::Decode,
+            },
+            batch: self.batch.unwrap_or(1),
+            seq: self.seq,
+            ranks: Ranks { pp, dp, ep, tp },
+            micro: self.micro_batches.unwrap_or(micro),
+            interleave: self.interleave,
+            zero: self.zero,
+            storage: if self.dtype == DTypeName::F32 { DType::F32 } else { DType::BF16 },
+            recompute: match self.recompute {
+                Recompute::None => astrai_runtime::Recompute::None,
+                Recompute::Selective => astrai_runtime::Recompute::Selective,
+                Recompute::Full => astrai_runtime::Recompute::Full,
+            },
+        }
+    }
+}
+
+impl Estimate {
+    /// Estimates and prints.
+    pub fn run(self, out: &mut dyn Write) -> Done {
+        let model = match self.model.as_slice() {
+            [] => None,
+            [model] => Some(model.as_path()),
+            _ if self.here.calibrate.is_some() => None,
+            [_, second, ..] => {
+                bail!("{}: one model at a time; only --calibrate takes several", second.display())
+            }
+        };
+        match (model, self.legacy) {
+            _ if self.list => self.presets(out)?,
+            _ if self.here.published => self.published(out)?,
+            _ if self.here.measure.is_some() => self.measure(out)?,
+            _ if self.here.calibrate.is_some() => self.calibrate(out)?,
+            (Some(model), Some(Legacy::Llmsim)) => self.llmsim(model, out)?,
+            (Some(model), None) if self.here.check => self.check(model, out)?,
+            (Some(model), None) if self.search.is_some() => self.search(model, out)?,
+            (Some(model), None) => self.plan(model, out)?,
+            (None, _) => bail!("give a config.json or a model directory"),
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn hardware(&self) -> &str {
+        self.hardware.as_deref().unwrap_or("h100-sxm")
+    }
+
+    /// The true plan.
+    fn estimate(&self, model: &Path) -> Result<astrai_estimate::estimate::Estimate, Failure> {
+        let (config, file) = self.config(model)?;
+        let hardware = Hardware::open(self.hardware())?;
+        let machine = Machine::new(Kind::Null, 1)?;
+        let schedule = self.schedule.schedule();
+        let found = estimate(&config, &schedule, &hardware, machine.backend());
+        Ok(found.map_err(|e| if e.starts_with('-') { e } else { format!("{file}: {e}") })?)
+    }
+
+    /// The best schedules.
+    fn search(&self, model: &Path, out: &mut dyn Write) -> Result<(), Failure> {
+        let flags = &self.schedule;
+        if [flags.tp, flags.dp, flags.ep, flags.pp] != [1; 4]
+            || flags.micro_batches.is_some()
+            || flags.zero > 0
+        {
+            bail!("--search looks for tp, dp, ep, pp, pieces and zero; leave their flags out");
+        }
+        if flags.interleave > 1 {
+            bail!("--search: pipelines are not interleaved there; leave --interleave out");
+        }
+        let objective = match self.search {
+            Some(Objective::Latency) => search::Objective::Latency,
+            Some(Objective::Cost) => search::Objective::Cost,
+            Some(Objective::Goodput) => search::Objective::Goodput,
+            _ => search::Objective::Throughput,
+        };
+        if let Some(ms) = self.max_latency.filter(|ms| !(ms.is_finite() && *ms > 0.0)) {
+            bail!("--max-latency {ms} must be a number above 0");
+        }
+        if objective == search::Objective::Goodput && self.max_latency.is_none() {
+            bail!("--search goodput: give the limit, --max-latency MS");
+        }
+        let fixed_batch = flags.batch.is_some();
+        if flags.purpose == Purpose::Train && !fixed_batch {
+            bail!("--search of training: give the sequences of a step, --batch N");
+        }
+        let (config, file) = self.config(model)?;
+        let (hardware, machine) = (Hardware::open(self.hardware())?, Machine::new(Kind::Null, 1)?);
+        let asked = search::Search {
+            base: flags.schedule(),
+            objective,
+            devices: self.devices.unwrap_or(1) as usize,
+            fixed_batch,
+            most_seconds: self.max_latency.map(|ms| ms / 1e3),
+        };
+        let started = std::time::Instant::now();
+        let found = asked.run(&config, &hardware, machine.backend()).map_err(|e| format!("{file}: {e}"))?;
+        let seconds = started.elapsed().as_secs_f64();
+        match self.json {
+            true => writeln!(out, "{}", report::found(&found, seconds))?,
+            false => write!(out, "{}", shown::found(&found, seconds))?,
+        }
+        Ok(())
+    }
+
+    /// The configuration, and the file's name.
+    fn config(&self, model: &Path) -> Result<(ModelConfig, String), Failure> {
+        let (value, file) = config_value(model)?;
+        let reading = ModelConfig::parse(&value.to_string(), &file).map_err(|e| e.to_string())?;
+        warn(&reading.warnings);
+        Ok((reading.config, file))
+    }
+
+    fn plan(&self, model: &Path, out: &mut dyn Write) -> Result<(), Failure> {
+        let found = self.estimate(model)?;
+        if let Some(path) = &self.csv {
+            let text = report::to_csv(&found);
+            std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))?;
+        }
+        match self.json {
+            true => writeln!(out, "{}", report::to_json(&found))?,
+            false => write!(out, "{}", shown::estimate(&found))?,
+        }
+        Ok(())
+    }
+
+    /// What the presets say.
+    fn presets(&self, out: &mut dyn Write) -> Result<(), Failure> {
+        let mut rows = Vec::new();
+        for (name, _) in PRESETS {
+            let h = Hardware::open(name)?;
+            if self.json {
+                writeln!(out, "{}", json!({"preset": name, "hardware": h.save()}))?;
+                continue;
+            }
+            let saved = h.save();
+            let text = |section: &str, key: &str| saved[section][key].as_str().unwrap_or("").to_string();
+            let compute = |key: &str| text("compute", key);
+            rows.push(vec![
+                name.to_string(),
+                h.name.clone(),
+                text("memory", "size"),
+                text("memory", "bandwidth"),
+                compute("fp32"),
+                compute("bf16"),
+                compute("fp8"),
+                h.sources.first().cloned().unwrap_or_default(),
+            ]);
+        }
+        if !self.json {
+            let head = ["preset", "name", "memory", "bandwidth", "fp32", "bf16", "fp8", "source"];
+            write!(out, "{}", table(&head, &rows))?;
+        }
+        Ok(())
+    }
+
+    /// LLMSim's report.
+    fn llmsim(&self, model: &Path, out: &mut dyn Write) -> Result<(), Failure> {
+        let (config, file) = config_value(model)?;
+        if self.schedule.purpose == Purpose::Train {
+            bail!("--for train: LLMSim knows prefill and decode");
+        }
+        let flags = &self.schedule;
+        let schedule = llmsim::Schedule {
+            batch: flags.batch.unwrap_or(1),
+            seq: flags.seq,
+            decode: flags.purpose == Purpose::Decode,
+            tp: flags.tp.into(),
+            dp: flags.dp.into(),
+            ep: flags.ep.into(),
+            mtp: self.mtp,
+            deepep: self.deepep,
+            dense_dp: self.dense_dp,
+        };
+        let machine = match llmsim::Machine::named(self.hardware()) {
+            Some(own) => own,
+            None => llmsim::Machine::of(&Hardware::open(self.hardware())?),
+        };
+        let report = llmsim::report(&config, &schedule, &machine).map_err(|e| format!("{file}: {e}"))?;
+        // LLMSim knows schedules that cannot be planned; then its view stands alone.
+        let truth = self.estimate(model).ok();
+        if self.json {
+            let mut all = report.json();
+            all["hardware"] = json!(machine.name);
+            all["differences"] = json!(DIFFERENCES);
+            all["plan"] =
+                truth.as_ref().map_or(serde_json::Value::Null, |e| report::to_json(e)["summary"].clone());
+            return Ok(writeln!(out, "{all}")?);
+        }
+        write!(out, "{}", shown::llmsim(&report, &machine, truth.as_ref()))?;
+        Ok(())
+    }
+}

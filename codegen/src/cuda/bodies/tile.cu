@@ -1,0 +1,238 @@
+/* Products of matrices, a tile of the result a block; arithmetic and sums in f32.
+ *
+ * Enters: values.cu; BLOCK. Leaves: side, an operand in memory; tile_sums, a tile from shared memory with a block of the result
+ * in each thread's registers; few_rows, where the left side has few rows and the sums are shared by a warp. Both hand every sum of
+ * the tile to `store(row, column, sum)`, neighbouring threads neighbouring columns.
+ *
+ * Every sum has one accumulator, terms ascending (few_rows: one a lane, joined in a tree), whatever the grid.
+ */
+enum { TILE_DEPTH = 16, TILE_LINE = TILE_DEPTH + 4, TILE_PAD = 4 };
+
+/* Element (i, k) lies at i * line + k where ALONG, else at i + k * line. VECTOR: neighbours in memory come four at once, which
+ * their number and all steps allow. */
+template <class Element, bool ALONG, bool VECTOR> struct side {
+    typedef typename Element::type type;
+    enum { along = ALONG, vector = VECTOR };
+    const type *at;
+    index_t line;
+    METHOD side moved(index_t by) const { return {at + by, line}; }
+    METHOD const type *address(index_t i, index_t k) const { return at + (ALONG ? i * line + k : i + k * line); }
+    METHOD float number(index_t i, index_t k) const { return Element::number(*address(i, k)); }
+    METHOD quad four(index_t i, index_t k) const { return Element::four(address(i, k)); }
+};
+
+/* A block of ROWS by TILE_DEPTH numbers on its way: from memory to registers, thence to shared memory, as [row][k] where the side's
+ * sum runs along memory, else as [k][row]. Either way a warp reads whole sectors, and neither its stores nor the loads of tile_sums
+ * meet in a bank. */
+template <class Side, int ROWS> struct tile_load {
+    enum { count = ROWS * TILE_DEPTH / BLOCK, rows_line = ROWS + TILE_PAD };
+    float x[count];
+
+    /* The row and k of a thread's piece. */
+    static METHOD void place(int piece, int &row, int &k) {
+        int at = (int)threadIdx.x + piece * BLOCK;
+        if (Side::vector && Side::along) {
+            row = at % 8 + at / 32 * 8, k = at / 8 % 4 * 4;
+        } else if (Side::vector) {
+            row = at % (ROWS / 4) * 4, k = at / (ROWS / 4);
+        } else if (Side::along) {
+            row = at / TILE_DEPTH, k = at % TILE_DEPTH;
+        } else {
+            row = at % ROWS, k = at / ROWS;
+        }
+    }
+
+    METHOD void read(const Side &from, index_t row0, index_t rows, index_t k0, index_t end) {
+        enum { step = Side::vector ? 4 : 1 };
+#pragma unroll
+        for (int piece = 0; piece < count / step; piece++) {
+            int row, k;
+            place(piece, row, k);
+            bool there = row0 + row < rows && k0 + k < end;
+            if (Side::vector) {
+                quad q = {0.0f, 0.0f, 0.0f, 0.0f};
+                if (there) q = from.four(row0 + row, k0 + k);
+                x[piece * 4 % count] = q.x, x[(piece * 4 + 1) % count] = q.y, x[(piece * 4 + 2) % count] = q.z, x[(piece * 4 + 3) % count] = q.w;
+            } else {
+                x[piece] = there ? from.number(row0 + row, k0 + k) : 0.0f;
+            }
+        }
+    }
+
+    METHOD void keep(float *to) const {
+        enum { step = Side::vector ? 4 : 1 };
+#pragma unroll
+        for (int piece = 0; piece < count / step; piece++) {
+            int row, k;
+            place(piece, row, k);
+            float *at = to + (Side::along ? row * TILE_LINE + k : k * rows_line + row);
+            if (Side::vector) {
+                const quad q = {x[piece * 4 % count], x[(piece * 4 + 1) % count], x[(piece * 4 + 2) % count], x[(piece * 4 + 3) % count]};
+                *(quad *)at = q;
+            } else {
+                *at = x[piece];
+            }
+        }
+    }
+};
+
+/* The place of a thread's i-th row (or column) among those of the tile, of which COUNT threads share each COUNT-th, or have
+ * runs of four. */
+template <class Side, int COUNT, int MINE> METHOD int tile_place(int thread, int i) {
+    enum { run = MINE < 4 ? MINE : 4 };
+    return Side::along ? thread + i * COUNT : thread * run + i % run + i / run * (COUNT * run);
+}
+
+/* Four neighbours along the sum of a thread's rows first .. first + N of a block in shared memory. */
+template <class Side, int ROWS, int COUNT, int MINE, int N>
+METHOD void tile_fetch(float (&x)[N][4], const float *from, int thread, int first, int k) {
+    if (Side::along) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            quad q = *(const quad *)(from + tile_place<Side, COUNT, MINE>(thread, first + i) * TILE_LINE + k);
+            x[i][0] = q.x, x[i][1] = q.y, x[i][2] = q.z, x[i][3] = q.w;
+        }
+        return;
+    }
+#pragma unroll
+    for (int kk = 0; kk < 4; kk++) {
+        const float *line = from + (k + kk) * (ROWS + TILE_PAD);
+        if (N % 4 == 0) {
+#pragma unroll
+            for (int i = 0; i < N; i += 4) {
+                quad q = *(const quad *)(line + tile_place<Side, COUNT, MINE>(thread, first + i));
+                x[i][kk] = q.x, x[(i + 1) % N][kk] = q.y, x[(i + 2) % N][kk] = q.z, x[(i + 3) % N][kk] = q.w;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < N; i++) x[i][kk] = line[tile_place<Side, COUNT, MINE>(thread, first + i)];
+        }
+    }
+}
+
+/* Floats of shared memory that a tile takes: its lines are as long in either order, or shorter across. */
+METHOD constexpr int tile_floats(int rows, int columns) { return TILE_LINE * (rows + columns); }
+
+/* The group that owns a slot: group e has those from starts[e] / run + e on, one more than whole runs at least. */
+METHOD index_t slot_of(const int32_t *starts, index_t groups, index_t slot, index_t run) {
+    index_t low = 0, high = groups;
+    while (high - low > 1) {
+        index_t middle = (low + high) / 2;
+        if (starts[middle] / run + middle <= slot) low = middle; else high = middle;
+    }
+    return low;
+}
+
+/* Rows row0 .. row0 + ROWS below `rows`, columns likewise, terms k .. end; each thread has MINE_R by MINE_C sums. */
+template <int ROWS, int COLUMNS, int MINE_R, int MINE_C, class Left, class Right, class Store>
+METHOD void tile_sums(const Left &left, const Right &right, index_t row0, index_t rows, index_t column0, index_t columns, index_t k,
+                      index_t end, float *shared, const Store &store) {
+    enum { across = COLUMNS / MINE_C, down = ROWS / MINE_R, group = MINE_C < 4 ? MINE_C : 4, line = COLUMNS + 16 };
+    static_assert(across * down == BLOCK, "a thread has its sums");
+    static_assert(down * line <= tile_floats(ROWS, COLUMNS), "sums of a turn fit");
+    static_assert(TILE_DEPTH * TILE_PAD <= (TILE_LINE - TILE_DEPTH) * ROWS, "lines across fit");
+    const int tx = (int)threadIdx.x % across, ty = (int)threadIdx.x / across;
+    float *const a = shared, *const b = shared + (Left::along ? ROWS * TILE_LINE : TILE_DEPTH * (ROWS + TILE_PAD));
+    float sums[MINE_R][MINE_C];
+#pragma unroll
+    for (int i = 0; i < MINE_R; i++)
+#pragma unroll
+        for (int j = 0; j < MINE_C; j++) sums[i][j] = 0.0f;
+    tile_load<Left, ROWS> next_a;
+    tile_load<Right, COLUMNS> next_b;
+    next_a.read(left, row0, rows, k, end), next_b.read(right, column0, columns, k, end);
+    for (; k < end; k += TILE_DEPTH) {
+        next_a.keep(a), next_b.keep(b);
+        __syncthreads();
+        if (k + TILE_DEPTH < end)
+            next_a.read(left, row0, rows, k + TILE_DEPTH, end), next_b.read(right, column0, columns, k + TILE_DEPTH, end);
+#pragma unroll
+        for (int kk = 0; kk < TILE_DEPTH; kk += 4) {
+            float x[MINE_R][4];
+            tile_fetch<Left, ROWS, down, MINE_R>(x, a, ty, 0, kk);
+#pragma unroll
+            for (int j = 0; j < MINE_C; j += group) {
+                float y[group][4];
+                tile_fetch<Right, COLUMNS, across, MINE_C>(y, b, tx, j, kk);
+#pragma unroll
+                for (int step = 0; step < 4; step++)
+#pragma unroll
+                    for (int i = 0; i < MINE_R; i++)
+#pragma unroll
+                        for (int c = 0; c < group; c++) sums[i][j + c] = FMA(x[i][step], y[c][step], sums[i][j + c]);
+            }
+        }
+        __syncthreads();
+    }
+    /* A row of each thread at a time, so that what follows runs along rows. */
+#pragma unroll
+    for (int i = 0; i < MINE_R; i++) {
+#pragma unroll
+        for (int j = 0; j < MINE_C; j++) shared[ty * line + tile_place<Right, across, MINE_C>(tx, j)] = sums[i][j];
+        __syncthreads();
+#pragma unroll 1
+        for (int at = (int)threadIdx.x; at < down * COLUMNS; at += BLOCK) {
+            int of = at / COLUMNS, column = at % COLUMNS, row = tile_place<Left, down, MINE_R>(of, i);
+            if (row0 + row < rows && column0 + column < columns) store(row0 + row, column0 + column, shared[of * line + column]);
+        }
+        __syncthreads();
+    }
+}
+
+/* All `rows` of a left side that has at most ROWS, by MINE columns for each warp from column0 on. Both sides' sums run along
+ * memory. */
+template <int ROWS, int MINE, class Left, class Right, class Store>
+METHOD void few_rows(const Left &left, const Right &right, index_t rows, index_t column0, index_t columns, index_t end, float *shared,
+                     const Store &store) {
+    enum { both = Left::vector && Right::vector, step = both ? 4 : 1, width = BLOCK / 32 * MINE };
+    const int lane = (int)threadIdx.x % 32, first = (int)threadIdx.x / 32 * MINE;
+    float sums[ROWS][MINE];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int c = 0; c < MINE; c++) sums[r][c] = 0.0f;
+    index_t of[MINE]; /* beyond the last column that one again */
+#pragma unroll
+    for (int c = 0; c < MINE; c++) of[c] = column0 + first + c < columns ? column0 + first + c : columns - 1;
+#pragma unroll(ROWS > 2 ? 1 : 4)
+    for (index_t k = lane * step; k < end; k += 32 * step) {
+        float y[MINE][4];
+#pragma unroll
+        for (int c = 0; c < MINE; c++) {
+            if (both) {
+                quad q = right.four(of[c], k);
+                y[c][0] = q.x, y[c][1] = q.y, y[c][2] = q.z, y[c][3] = q.w;
+            } else {
+                y[c][0] = right.number(of[c], k);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            if (r >= rows) break;
+            float x[4];
+            if (both) {
+                quad q = left.four(r, k);
+                x[0] = q.x, x[1] = q.y, x[2] = q.z, x[3] = q.w;
+            } else {
+                x[0] = left.number(r, k);
+            }
+#pragma unroll
+            for (int i = 0; i < step; i++)
+#pragma unroll
+                for (int c = 0; c < MINE; c++) sums[r][c] = FMA(x[i], y[c][i], sums[r][c]);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int c = 0; c < MINE; c++) {
+            float sum = warp_sum(sums[r][c]);
+            if (lane == 0) shared[r * width + first + c] = sum;
+        }
+    __syncthreads();
+    for (int at = (int)threadIdx.x; at < ROWS * width; at += BLOCK) {
+        int row = at / width, column = at % width;
+        if (row < rows && column0 + column < columns) store(row, column0 + column, shared[at]);
+    }
+    __syncthreads();
+}

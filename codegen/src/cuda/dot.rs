@@ -1,0 +1,420 @@
+//! Products of matrices. In: a region around a dot, a dot of rows in groups, or sums of outer products by groups. Out: a phase that
+//! computes the left side's rows where they are an expression, and one whose blocks take tiles of the result.
+
+use super::program::{Program, WARP};
+use super::rows::digits;
+use crate::kernel_ir::expr::{Expr, Stmt};
+use crate::kernel_ir::index::{Index, Var};
+use crate::kernel_ir::loops::row_of;
+use crate::kernel_ir::lower::{Lower, narrow};
+use crate::kernel_ir::print::{Printer, dim};
+use astrai_ir::ops::Op;
+use astrai_ir::plan::bound;
+use astrai_ir::region::{DotForm, GroupedForm, OuterForm, Side};
+use astrai_ir::{DType, Dim, Graph, Kernel, NodeId, Region};
+
+pub(super) const VALUES: &str = include_str!("bodies/values.cu");
+pub(super) const TILE: &str = include_str!("bodies/tile.cu");
+
+/// A tile of the result: its rows and columns, and of these as many as a thread has sums of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tile {
+    pub rows: usize,
+    columns: usize,
+    mine: [usize; 2],
+}
+
+/// From the tile whose threads read least from shared memory to the one that makes most blocks.
+const TILES: [Tile; 3] = [
+    Tile { rows: 128, columns: 128, mine: [8, 8] },
+    Tile { rows: 64, columns: 64, mine: [8, 4] },
+    Tile { rows: 32, columns: 32, mine: [4, 2] },
+];
+/// Rows of a left side that a warp takes at once, and columns of the right side.
+const FEW: [usize; 2] = [8, 4];
+/// Threads of a block then.
+const FEW_THREADS: usize = 128;
+
+impl Tile {
+    /// The first tile that gives each of so many processors one, else the smallest; of `batch` results of these sizes.
+    pub fn pick(batch: u64, rows: u64, columns: u64, processors: u32) -> Tile {
+        let of = |t: &&Tile| {
+            let tiles = batch * rows.div_ceil(t.rows as u64) * columns.div_ceil(t.columns as u64);
+            // A tile that is more than half empty computes for nothing.
+            tiles >= u64::from(processors) && rows * 2 > t.rows as u64 && columns * 2 > t.columns as u64
+        };
+        TILES.iter().find(of).copied().unwrap_or(TILES[2])
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> u32 {
+        (self.rows / self.mine[0] * (self.columns / self.mine[1])) as u32
+    }
+
+    /// Tiles along the columns.
+    pub fn across(&self, columns: &Dim) -> Dim {
+        columns.ceil_div(&Dim::from(self.columns))
+    }
+
+    /// Tiles along the rows.
+    pub fn down(&self, rows: &Dim) -> Dim {
+        rows.ceil_div(&Dim::from(self.rows))
+    }
+
+    /// The shared memory of a block, as `shared`.
+    pub fn room(&self, p: &mut Printer) {
+        p.line(&format!("__shared__ quad room[tile_floats({}, {}) / 4];", self.rows, self.columns));
+        p.line("float *const shared = (float *)room;");
+    }
+
+    /// The sums of a tile, from these operands and ranges, C++ expressions.
+    pub fn sums(
+        &self,
+        sides: [&str; 2],
+        [row0, rows]: [&str; 2],
+        columns: &str,
+        [k, end]: [&str; 2],
+    ) -> String {
+        let (Tile { rows: m, columns: n, mine: [mine_m, mine_n] }, [left, right]) = (self, sides);
+        format!(
+            "tile_sums<{m}, {n}, {mine_m}, {mine_n}>({left}, {right}, {row0}, {rows}, across * {n}, {columns}, {k}, \
+             {end}, shared, store);"
+        )
+    }
+}
+
+/// A side of a dot as C++: its type, and its value where the sum and the first row or column begin.
+pub(super) struct Operand {
+    ty: String,
+    at: String,
+    line: String,
+}
+
+impl Operand {
+    /// Elements of this type from the pointer `from` on; `free` and `along` are the steps, `number` how many neighbours there are
+    /// in memory, `steps` what the first element's place is a sum of multiples of.
+    pub fn new(dtype: DType, from: &str, [free, along]: [&Dim; 2], number: &Dim, steps: &[&Dim]) -> Operand {
+        let runs_along = along.is_one();
+        let line = if runs_along { free } else { along };
+        let four = Dim::from(4);
+        let vector =
+            [line, number].into_iter().chain(steps.iter().copied()).all(|d| d.div_exact(&four).is_some());
+        let element = if dtype == DType::BF16 { "bf16_of" } else { "f32_of" };
+        Operand { ty: format!("side<{element}, {runs_along}, {vector}>"), at: from.into(), line: dim(line) }
+    }
+
+    /// The side of a region's dot with sums of this length; `size` is its number of rows or columns, further steps as above.
+    fn of(s: &Side, size: &Dim, k: &Dim, steps: &[&Dim]) -> Operand {
+        let number = if s.along.is_one() { k } else { size };
+        let steps: Vec<&Dim> = steps.iter().copied().chain([&s.offset]).collect();
+        let from = format!("r{} + {}", s.at.0, dim(&s.offset));
+        Operand::new(s.dtype, &from, [&s.free, &s.along], number, &steps)
+    }
+
+    /// Declares it.
+    pub fn declare(&self, p: &mut Printer, name: &str) {
+        p.line(&format!("const {} {name} = {{{}, (index_t)({})}};", self.ty, self.at, self.line));
+    }
+}
+
+/// The largest value of a size, at most that of an index.
+fn most(g: &Graph, d: &Dim) -> u64 {
+    bound(&g.symbols, d).unwrap_or(u64::MAX >> 32)
+}
+
+/// The kernel of a region around a dot.
+pub(super) fn kernel(region: &Region, f: &DotForm, name: &str, processors: u32) -> Result<Kernel, String> {
+    let g = region.graph();
+    let one = Dim::from(1);
+    let batch = f.batch.as_ref().map_or(&one, |b| &b.count);
+    let tile = Tile::pick(most(g, batch), most(g, &f.m), most(g, &f.n), processors);
+    let few = f.batch.is_none() && f.right.along.is_one() && most(g, &f.m) <= FEW[0] as u64;
+    let few = few && f.left.as_ref().is_none_or(|l| l.along.is_one());
+    let threads = if few { FEW_THREADS as u32 } else { tile.threads() };
+    let x = g.node(f.node).args[0];
+    let rows = (f.left.is_none()).then(|| Rows { x, count: f.m.clone(), length: f.k.clone() });
+    let mut program = Program::new(region, name, threads)
+        .workspace(rows.as_ref().map_or(Dim::from(0), |r| r.bytes(region)));
+    program.text(VALUES);
+    program.text(TILE);
+    if let Some(rows) = &rows {
+        rows.phase(&mut program, region)?;
+    }
+    let steps: Vec<&Dim> = f.batch.iter().flat_map(|b| [&b.left, &b.right]).collect();
+    let left = match (&f.left, &rows) {
+        (Some(s), _) => Operand::of(s, &f.m, &f.k, &steps),
+        (None, Some(rows)) => rows.operand(region),
+        (None, None) => return Err("a dot without a left side".into()),
+    };
+    let right = Operand::of(&f.right, &f.n, &f.k, &steps);
+    let store = store(region, f.node)?;
+    let (m, n, k) = (dim(&f.m), dim(&f.n), dim(&f.k));
+    if few {
+        let columns = FEW_THREADS / WARP * FEW[1];
+        let blocks = f.n.ceil_div(&Dim::from(columns));
+        let taken = most(g, &f.m).max(1);
+        program.entry(&blocks, 0, |p| {
+            p.line(&format!("__shared__ float shared[{}];", taken as usize * columns));
+            left.declare(p, "left");
+            right.declare(p, "right");
+            store.prepare(p);
+            store.print(p, "tile_row", "tile_column");
+            let head = format!("for (index_t unit = blockIdx.x; unit < {}; unit += gridDim.x)", dim(&blocks));
+            p.braces(&head, |p| {
+                let sizes = format!("{m}, unit * {columns}, {n}, {k}");
+                p.line(&format!("few_rows<{taken}, {}>(left, right, {sizes}, shared, store);", FEW[1]));
+            });
+        });
+        return Ok(program.finish());
+    }
+    let (down, across) = (tile.down(&f.m), tile.across(&f.n));
+    let units = &(&down * &across) * batch;
+    program.entry(&units, 0, |p| {
+        tile.room(p);
+        left.declare(p, "left");
+        right.declare(p, "right");
+        store.prepare(p);
+        p.braces(
+            &format!("for (index_t unit = blockIdx.x; unit < {}; unit += gridDim.x)", dim(&units)),
+            |p| {
+                p.line(&format!(
+                    "const index_t down = unit % {0}, across = unit / {0} % {1};",
+                    dim(&down),
+                    dim(&across)
+                ));
+                let mut sides = ["left".to_string(), "right".to_string()];
+                let mut row = "tile_row".to_string();
+                if let Some(b) = &f.batch {
+                    p.line(&format!("const index_t batch = unit / {};", dim(&(&down * &across))));
+                    sides = [
+                        format!("left.moved(batch * {})", dim(&b.left)),
+                        format!("right.moved(batch * {})", dim(&b.right)),
+                    ];
+                    row = format!("batch * {m} + tile_row");
+                }
+                store.print(p, &row, "tile_column");
+                let row0 = format!("down * {}", tile.rows);
+                p.line(&tile.sums(sides.each_ref().map(String::as_str), [&row0, &m], &n, ["0", &k]));
+            },
+        );
+    });
+    Ok(program.finish())
+}
+
+/// The kernel of a region around a dot of rows in groups.
+pub(super) fn grouped(
+    region: &Region,
+    f: &GroupedForm,
+    name: &str,
+    processors: u32,
+) -> Result<Kernel, String> {
+    let g = region.graph();
+    let (n, k) = (Dim::from(f.n), Dim::from(f.k));
+    let rows = Rows { x: g.node(f.node).args[0], count: f.rows.clone(), length: k.clone() };
+    let a_group = most(g, &f.rows).div_ceil(f.groups.max(1) as u64);
+    let tile = Tile::pick(f.groups as u64, a_group, f.n as u64, processors);
+    let mut program = Program::new(region, name, tile.threads()).workspace(rows.bytes(region));
+    program.text(VALUES);
+    program.text(TILE);
+    rows.phase(&mut program, region)?;
+    let (left, right) = (rows.operand(region), Operand::of(&f.right, &n, &k, &[&f.group]));
+    let store = store(region, f.node)?;
+    let across = tile.across(&n);
+    // A group has the tiles from offsets[e] / rows + e on: enough, and known without sums.
+    let slots = &whole(&f.rows, tile.rows) + &Dim::from(f.groups);
+    let units = &slots * &across;
+    program.entry(&units, 0, |p| {
+        tile.room(p);
+        left.declare(p, "left");
+        right.declare(p, "right");
+        p.line(&format!("const int32_t *const offsets = r{};", f.offsets.0));
+        store.prepare(p);
+        p.braces(
+            &format!("for (index_t unit = blockIdx.x; unit < {}; unit += gridDim.x)", dim(&units)),
+            |p| {
+                p.line(&format!("const index_t slot = unit % {0}, across = unit / {0};", dim(&slots)));
+                p.line(&format!(
+                    "const index_t group = slot_of(offsets, {}, slot, {});",
+                    f.groups, tile.rows
+                ));
+                p.line("const index_t begin = offsets[group], end = offsets[group + 1];");
+                p.line(&format!(
+                    "const index_t row0 = begin + (slot - begin / {0} - group) * {0};",
+                    tile.rows
+                ));
+                p.line("if (row0 >= end) continue;");
+                store.print(p, "tile_row", "tile_column");
+                let right = format!("right.moved(group * {})", dim(&f.group));
+                p.line(&tile.sums(["left", &right], ["row0", "end"], &dim(&n), ["0", &dim(&k)]));
+            },
+        );
+    });
+    Ok(program.finish())
+}
+
+/// The kernel of a region around sums of outer products by groups of rows.
+pub(super) fn outer(region: &Region, f: &OuterForm, name: &str, processors: u32) -> Result<Kernel, String> {
+    let [m, n] = f.size.map(Dim::from);
+    let tile = Tile::pick(f.groups as u64, f.size[0] as u64, f.size[1] as u64, processors);
+    let mut program = Program::new(region, name, tile.threads());
+    program.text(VALUES);
+    program.text(TILE);
+    // Sums begin and end at any row.
+    let any = Dim::from(1);
+    let [left, right] =
+        [(&f.sides[0], &m), (&f.sides[1], &n)].map(|(s, size)| Operand::of(s, size, &any, &[]));
+    let store = store(region, f.node)?;
+    let (down, across) = (tile.down(&m), tile.across(&n));
+    let units = &(&down * &across) * &Dim::from(f.groups);
+    program.entry(&units, 0, |p| {
+        tile.room(p);
+        left.declare(p, "left");
+        right.declare(p, "right");
+        p.line(&format!("const int32_t *const offsets = r{};", f.offsets.0));
+        store.prepare(p);
+        p.braces(
+            &format!("for (index_t unit = blockIdx.x; unit < {}; unit += gridDim.x)", dim(&units)),
+            |p| {
+                p.line(&format!(
+                    "const index_t down = unit % {0}, across = unit / {0} % {1};",
+                    dim(&down),
+                    dim(&across)
+                ));
+                p.line(&format!("const index_t group = unit / {};", dim(&(&down * &across))));
+                store.print(p, &format!("group * {} + tile_row", dim(&m)), "tile_column");
+                let row0 = format!("down * {}", tile.rows);
+                let range = ["offsets[group]", "offsets[group + 1]"];
+                p.line(&tile.sums(["left", "right"], [&row0, &dim(&m)], &dim(&n), range));
+            },
+        );
+    });
+    Ok(program.finish())
+}
+
+/// How many whole runs of `by` there may be: a bound where the number is no size.
+pub(super) fn whole(d: &Dim, by: usize) -> Dim {
+    match d.size() {
+        Some(n) => Dim::from(n / by),
+        None => d.ceil_div(&Dim::from(by)),
+    }
+}
+
+/// A left side that is an expression: its rows are computed first, into the workspace.
+struct Rows {
+    x: NodeId,
+    count: Dim,
+    length: Dim,
+}
+
+impl Rows {
+    /// f32, but bf16 where the numbers are bf16 values.
+    fn dtype(&self, region: &Region) -> DType {
+        if is_widened(region.graph(), self.x) { DType::BF16 } else { DType::F32 }
+    }
+
+    fn bytes(&self, region: &Region) -> Dim {
+        &(&self.count * &self.length) * &Dim::from(self.dtype(region).bytes())
+    }
+
+    fn pointer(&self, region: &Region) -> String {
+        let ty = if self.dtype(region) == DType::BF16 { "bf16" } else { "float" };
+        format!("({ty} *)workspace")
+    }
+
+    fn operand(&self, region: &Region) -> Operand {
+        let from = self.pointer(region);
+        Operand::new(self.dtype(region), &from, [&self.length, &Dim::from(1)], &self.length, &[])
+    }
+
+    /// The phase whose blocks compute a row each.
+    fn phase(&self, program: &mut Program, region: &Region) -> Result<(), String> {
+        let shape = &region.graph().ty(self.x).shape;
+        let (row, leading, at) = row_of(&shape[..shape.len().saturating_sub(1)]);
+        let (dtype, to) = (self.dtype(region), region.piece.write_types().len());
+        let mut lower = Lower::new(region);
+        lower.open();
+        for s in lower.segments(self.x) {
+            let (var, positions) = lower.positions(&s);
+            lower.open();
+            for p in positions {
+                let mut at = at.clone();
+                at.push(p.clone());
+                let value = lower.value(self.x, &at)?;
+                lower.push(Stmt::Store { buf: to, at: p, dtype, value });
+            }
+            let body = lower.close();
+            lower.push(Stmt::Loop { var, body });
+        }
+        let (body, before) = (lower.close(), lower.close());
+        program.entry(&self.count, 0, |p| {
+            p.statements(&before);
+            p.braces(
+                &format!("for (index_t row = blockIdx.x; row < {}; row += gridDim.x)", dim(&self.count)),
+                |p| {
+                    let pointer = self.pointer(region);
+                    p.line(&format!("auto *const w{to} = {pointer} + row * (int64_t){};", dim(&self.length)));
+                    digits(p, &row, &leading);
+                    p.statements(&body);
+                },
+            );
+        });
+        Ok(())
+    }
+}
+
+/// True for f32 values that are bf16 values.
+fn is_widened(g: &Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    match &node.op {
+        Op::Cast(_) => g.ty(node.args[0]).dtype == DType::BF16,
+        op if op.is_view() => is_widened(g, node.args[0]),
+        _ => false,
+    }
+}
+
+/// What follows a sum: the statements of an element of the result.
+pub(super) struct Store {
+    before: Vec<Stmt>,
+    row: Var,
+    leading: Vec<(Var, Dim, Dim)>,
+    body: Vec<Stmt>,
+}
+
+/// The epilogue of the sums of a node.
+fn store(region: &Region, node: NodeId) -> Result<Store, String> {
+    let g = region.graph();
+    let free = match &g.node(node).op {
+        Op::Dot(d) => d.batch.len() + d.left_free(g.ty(g.node(node).args[0]).rank()).len(),
+        Op::GroupedDot(_) | Op::GroupedOuter(_) => 1,
+        _ => return Err("a dot region without a dot".into()),
+    };
+    let (lead, columns) = g.ty(node).shape.split_at(free);
+    let mut lower = Lower::new(region);
+    let (row, leading, mut at) = row_of(lead);
+    let column = Var { name: "column".into(), extent: Dim::product(columns), depth: 1 };
+    lower.open();
+    lower.give(node, narrow(g.ty(node).dtype, Expr::Local("sum".into(), DType::F32)));
+    at.extend(Index::var(&column).unravel(columns));
+    let (_, root) = g.outputs()[0];
+    let value = lower.value(root, &at)?;
+    let ty = g.ty(root);
+    lower.push(Stmt::Store { buf: 0, at: Index::linear(&at, &ty.shape), dtype: ty.dtype, value });
+    let (body, before) = (lower.close(), lower.close());
+    Ok(Store { before, row, leading, body })
+}
+
+impl Store {
+    /// What is computed once.
+    fn prepare(&self, p: &mut Printer) {
+        p.statements(&self.before);
+    }
+
+    /// The function `store` of `tile_row` and `tile_column`, of which the result's row and column are these expressions.
+    fn print(&self, p: &mut Printer, row: &str, column: &str) {
+        p.line("const auto store = [&](index_t tile_row, index_t tile_column, float sum) {");
+        p.line(&format!("    const index_t row = {row}, column = {column}; (void)row, (void)column;"));
+        digits(p, &self.row, &self.leading);
+        p.alone(|p| p.statements(&self.body));
+        p.line("};");
+    }
+}

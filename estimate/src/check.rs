@@ -1,0 +1,242 @@
+//! The estimate held to the device at hand. In: a configuration, a schedule of one rank, hardware. Out: predicted beside measured seconds of
+//! a step and of each kernel, with random weights; and measurements from which the numbers of kernels are fitted.
+
+use crate::Refused;
+use crate::estimate::even;
+use crate::fit::fit;
+use crate::hardware::Hardware;
+use crate::model::time;
+use crate::published::Case;
+use crate::schedule::{Purpose, Schedule};
+use crate::work::{Work, settled, without_numbers, work};
+use astrai_builders::{Cache, Logits, ModelConfig, Program};
+use astrai_engine::batch::RaggedBatch;
+use astrai_engine::machine::Machine;
+use astrai_engine::model::{Model, check_sizes, plan_within, served_fidelity};
+use astrai_ir::Mesh;
+use astrai_runtime::{Compiled, Dump, Profile};
+use astrai_serve::cache::KvCache;
+use astrai_serve::pages::Page;
+use astrai_serve::scheduler::batch::StepBatch;
+use astrai_train::batch::PackedBatch;
+use astrai_train::engine::{Engine, Plan, Recipe};
+use astrai_train::settings::Settings;
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+/// A kernel in the layers of one kind.
+#[derive(Clone, Debug)]
+pub struct Operator {
+    /// Its program.
+    pub program: &'static str,
+    /// What it does; sizes settled.
+    pub work: Work,
+    /// Seconds of all its launches in a step.
+    pub predicted: f64,
+    /// The same, measured.
+    pub measured: f64,
+}
+
+/// A step.
+#[derive(Clone, Debug)]
+pub struct Checked {
+    /// Seconds predicted.
+    pub predicted: f64,
+    /// Median of the steps measured.
+    pub measured: f64,
+    /// Part of the median by which measured steps differ: half of the way from the first to the third quarter.
+    pub spread: f64,
+    /// Its kernels.
+    pub operators: Vec<Operator>,
+}
+
+impl Checked {
+    /// Relative error of the whole.
+    pub fn error(&self) -> f64 {
+        self.predicted / self.measured - 1.0
+    }
+}
+
+/// What was measured: seconds of steps, and profiles of as many more, each with its program.
+type Measured = (Vec<f64>, Vec<(&'static str, Vec<Work>, Profile)>);
+
+/// A number that looks like no other's neighbour.
+fn draw(i: u64) -> u64 {
+    i.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33
+}
+
+/// Runs `repeat` steps, then as many with every launch timed.
+fn timed(repeat: usize, mut step: impl FnMut() -> Result<(), String>) -> Result<Vec<f64>, Refused> {
+    step()?;
+    let one = |_| {
+        let started = Instant::now();
+        step()?;
+        Ok(started.elapsed().as_secs_f64())
+    };
+    (0..repeat).map(one).collect()
+}
+
+/// Runs the program and compares.
+///
+/// # Errors
+/// A schedule of several ranks, sizes that the model does not take, or a device that fails; one line.
+pub fn check(
+    config: &ModelConfig,
+    s: &Schedule,
+    hardware: &Hardware,
+    machine: &Machine,
+    repeat: usize,
+) -> Result<Checked, Refused> {
+    if s.devices() != 1 || s.micro != 1 {
+        return Err("--check runs one rank on the device at hand; leave --tp, --dp, --ep, --pp and --micro-batches out".into());
+    }
+    check_sizes(config, s.batch, s.seq)?;
+    let (mut seconds, programs) = match s.purpose {
+        Purpose::Train => train(config, s, machine, repeat)?,
+        Purpose::Prefill => prefill(config, s, machine, repeat)?,
+        Purpose::Decode => decode(config, s, machine, repeat)?,
+    };
+    seconds.sort_by(f64::total_cmp);
+    let at = |part: f64| seconds[((seconds.len() - 1) as f64 * part).round() as usize];
+    let mut operators = Vec::new();
+    for (program, works, profile) in programs {
+        operators.extend(compare(program, works, &profile, hardware)?);
+    }
+    let steps = if s.purpose == Purpose::Train { 2.0 } else { 1.0 };
+    let predicted = operators.iter().map(|o| o.predicted).sum::<f64>() + steps * hardware.kernels.step;
+    Ok(Checked { predicted, measured: at(0.5), spread: (at(0.75) - at(0.25)) / 2.0 / at(0.5), operators })
+}
+
+/// The launches of a program, sizes settled.
+fn settle(program: &Compiled) -> Result<Vec<Work>, Refused> {
+    let symbols = &program.plan.symbols;
+    let bound = |name: &str| symbols.iter().find(|s| &*s.name == name).map(|s| s.max);
+    let sizes = even(symbols, &bound);
+    work(program).into_iter().map(|w| settled(w, &sizes)).collect()
+}
+
+fn compare(
+    program: &'static str,
+    works: Vec<Work>,
+    profile: &Profile,
+    hardware: &Hardware,
+) -> Result<Vec<Operator>, Refused> {
+    // Rows of a kernel in the layers of one kind, a run's.
+    let mut measured: BTreeMap<(String, String), (f64, u64)> = BTreeMap::new();
+    for row in &profile.rows {
+        let key = (row.kernel.clone(), without_numbers(&row.origin).0);
+        let sum = measured.entry(key).or_default();
+        *sum = (sum.0 + row.measured / row.runs.max(1) as f64, sum.1 + 1);
+    }
+    let mut found = Vec::new();
+    for w in works {
+        let predicted = time(&w, hardware, &Mesh::default(), &|_| None)?.total() * w.launches as f64;
+        // Kernels of one identity and origin in layers of several kinds were timed together.
+        let (all, launches) =
+            measured.get(&(w.kernel.clone(), w.origin.clone())).copied().unwrap_or((0.0, 1));
+        let seconds = all * w.launches as f64 / launches as f64;
+        found.push(Operator { program, work: w, predicted, measured: seconds });
+    }
+    Ok(found)
+}
+
+fn said<E: ToString>(e: E) -> String {
+    e.to_string()
+}
+
+fn prefill(
+    config: &ModelConfig,
+    s: &Schedule,
+    machine: &Machine,
+    repeat: usize,
+) -> Result<Measured, Refused> {
+    let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
+    let program = Program { logits, ..Program::full(s.batch, s.seq) };
+    let planned = plan_within(config, &program, s.storage, machine, Default::default()).map_err(said)?;
+    planned.check_memory(&*machine.device).map_err(said)?;
+    let works = settle(&planned)?;
+    let vocab = config.vocab_size;
+    let ids: Vec<i64> = (0..program.tokens).map(|i| (draw(i) % vocab as u64) as i64).collect();
+    let batch = RaggedBatch::new(&ids.chunks(s.seq as usize).collect::<Vec<_>>(), vocab)?;
+    let model = Model::fresh(config.clone(), vec![], 0);
+    let mut session = model.start(planned, machine, &mut |_, _| {}).map_err(said)?;
+    let inputs = batch.inputs(session.inputs());
+    let seconds = timed(repeat, || session.execute(&inputs).map_err(said))?;
+    session.start_profile();
+    (0..repeat).try_for_each(|_| session.execute(&inputs).map_err(said))?;
+    Ok((seconds, vec![("forward", works, session.take_profile().unwrap_or_default())]))
+}
+
+fn decode(config: &ModelConfig, s: &Schedule, machine: &Machine, repeat: usize) -> Result<Measured, Refused> {
+    config.check_decoder()?;
+    let table = (s.seq as usize).div_ceil(Cache::PAGE);
+    let cache = Cache { page: Cache::PAGE, pages: table.saturating_mul(s.batch as usize), table };
+    let program = Program { span: s.seq, ..Program::paged(s.batch, s.batch, cache) };
+    let planned = plan_within(config, &program, s.storage, machine, served_fidelity(config)).map_err(said)?;
+    planned.check_memory(&*machine.device).map_err(said)?;
+    let works = settle(&planned)?;
+    let kv = KvCache::new(config, cache, s.storage, &machine.device).map_err(said)?;
+    let model = Model::fresh(config.clone(), vec![], 0);
+    let mut session = model.start_over(planned, kv.buffers(), &mut |_, _| {}).map_err(said)?;
+    let mut batch = StepBatch::of_program(session.inputs(), cache.page, cache.table);
+    let bounds = [config.vocab_size, cache.pages];
+    for i in 0..s.batch as usize {
+        // Neighbours in a sequence are far apart in memory, as after many requests.
+        let pages: Vec<Page> = (0..table).map(|p| (p * s.batch as usize + i) as Page).collect();
+        let token = (draw(i as u64) % config.vocab_size as u64) as u32;
+        batch.push(&[token], s.seq as usize - 1, &pages, bounds).map_err(said)?;
+    }
+    let inputs = batch.inputs(session.inputs());
+    let seconds = timed(repeat, || session.execute(&inputs).map_err(said))?;
+    session.start_profile();
+    (0..repeat).try_for_each(|_| session.execute(&inputs).map_err(said))?;
+    Ok((seconds, vec![("forward", works, session.take_profile().unwrap_or_default())]))
+}
+
+fn train(config: &ModelConfig, s: &Schedule, machine: &Machine, repeat: usize) -> Result<Measured, Refused> {
+    config.check_decoder()?;
+    let recipe =
+        Recipe { storage: s.storage, recompute: s.recompute, ..Settings::of_sizes(s.batch, s.seq).recipe() };
+    let plan = Plan::new(config, &recipe, machine.backend(), Dump::None).map_err(said)?;
+    let works = [settle(&plan.grad)?, settle(&plan.update)?];
+    let tokens = s.batch * s.seq;
+    let ids: Vec<i32> = (0..=tokens).map(|i| (draw(i) % config.vocab_size as u64) as i32).collect();
+    let mut batches = [PackedBatch::default()];
+    for first in (0..tokens as usize).step_by(s.seq as usize) {
+        let next = first + s.seq as usize;
+        batches[0].push(&ids[first..next], &ids[first + 1..=next]);
+    }
+    let model = Model::fresh(config.clone(), vec![], 0);
+    let mut engine = Engine::open(plan, model.source(), &machine.device, &mut |_, _| {}).map_err(said)?;
+    let seconds = timed(repeat, || engine.step(&batches, 1e-4).map(drop).map_err(said))?;
+    engine.start_profile();
+    (0..repeat).try_for_each(|_| engine.step(&batches, 1e-4).map(drop).map_err(said))?;
+    let [gradient, update] = engine.take_profile().map(Option::unwrap_or_default);
+    let [first, second] = works;
+    Ok((seconds, vec![("gradient", first, gradient), ("update", second, update)]))
+}
+
+/// The hardware with the numbers of its kernels fitted to steps that were measured on it.
+///
+/// # Errors
+/// A size overflows.
+pub fn calibrate(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
+    let mut cases: Vec<Case> = Vec::new();
+    for step in steps {
+        let all: f64 = step.operators.iter().map(|o| o.measured).sum();
+        for o in step.operators.iter().filter(|o| o.measured > 0.0) {
+            let launches = o.work.launches as f64;
+            // A kernel counts by its part of the step, steps alike.
+            let weight = 20.0 * o.measured / all;
+            cases.push(Case::of_kernel(hardware, &o.work, launches, o.measured, weight));
+        }
+    }
+    let fitted = fit(&cases.iter().collect::<Vec<_>>())?;
+    let mut kernels = fitted.kernels;
+    // What a step takes beside its kernels.
+    let beside = |c: &Checked| (c.measured - c.operators.iter().map(|o| o.measured).sum::<f64>()).max(0.0);
+    let mut rest: Vec<f64> = steps.iter().map(beside).collect();
+    rest.sort_by(f64::total_cmp);
+    kernels.step = rest.get(rest.len() / 2).copied().unwrap_or(0.0);
+    Ok(Hardware { kernels, launch: fitted.launch[0], ..hardware.clone() })
+}

@@ -1,0 +1,270 @@
+//! The estimate of a schedule. In: the programs of every stage, hardware. Out: a row for each kernel of a layer kind, and what follows
+//! from them for a step: latency, throughput, use of the machine, memory, cost and energy.
+
+use crate::Refused;
+use crate::hardware::{Hardware, Precision};
+use crate::model::{Time, message, precision, time};
+use crate::schedule::{Elsewhere, Memory, Purpose, Schedule, Stage, stages};
+use crate::work::{Message, Work, work};
+use astrai_builders::ModelConfig;
+use astrai_builders::config::MlpSpec;
+use astrai_ir::shard::Traffic;
+use astrai_ir::{Backend, Dim, Mesh, Symbol};
+
+/// The kernels of one region in the layers of one kind.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Stage of the pipeline.
+    pub stage: usize,
+    /// `forward`, `gradient` or `update`.
+    pub program: &'static str,
+    /// What is done.
+    pub work: Work,
+    /// Rows, columns, length of the sums, products side by side.
+    pub sizes: [u64; 4],
+    /// Of one launch.
+    pub time: Time,
+    /// Seconds of all launches of a run.
+    pub seconds: f64,
+    /// Part of the stage's time.
+    pub share: f64,
+}
+
+/// A rank of one stage.
+#[derive(Clone, Debug)]
+pub struct Rank {
+    /// Its kernels.
+    pub rows: Vec<Row>,
+    /// Seconds of each program.
+    pub seconds: Vec<(&'static str, f64)>,
+    /// What it holds.
+    pub memory: Memory,
+}
+
+impl Rank {
+    /// Seconds of all programs but the update, which runs once a step.
+    fn piece(&self) -> f64 {
+        self.seconds.iter().filter(|(name, _)| *name != "update").map(|(_, s)| s).sum()
+    }
+
+    fn update(&self) -> f64 {
+        self.seconds.iter().filter(|(name, _)| *name == "update").map(|(_, s)| s).sum()
+    }
+}
+
+/// What a step takes.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// Seconds until the step's results are there: TTFT of a prefill, TPOT of decode, an optimiser step.
+    pub step: f64,
+    /// Seconds from one step to the next where steps follow one another.
+    pub period: f64,
+    /// Tokens per second of all devices.
+    pub tokens_per_s: f64,
+    /// Devices.
+    pub devices: usize,
+    /// Part of the step in which a pipeline's stages wait for one another.
+    pub bubble: f64,
+    /// Part of the peak that the model's operations take: all pairs of attention, as PaLM counts; visible pairs only.
+    pub mfu: [f64; 2],
+    /// Seconds of computing, of memory, of messages, of starts in a run of the slowest stage.
+    pub parts: [f64; 4],
+    /// Memory of the fullest rank.
+    pub memory: Memory,
+    /// Bytes left there; negative: missing.
+    pub left: i64,
+    /// Most sequences in all, and tokens of a sequence, that would fit, by proportion.
+    pub largest: [u64; 2],
+    /// Dollars for a million tokens, where the hardware has a price.
+    pub cost: Option<f64>,
+    /// Joules for a token, where the hardware's power is known.
+    pub energy: Option<f64>,
+}
+
+/// An estimate.
+#[derive(Clone, Debug)]
+pub struct Estimate {
+    /// What was asked.
+    pub schedule: Schedule,
+    /// On what.
+    pub hardware: Hardware,
+    /// Parameters of the whole model.
+    pub parameters: u64,
+    /// A rank of each stage.
+    pub ranks: Vec<Rank>,
+    /// What follows.
+    pub summary: Summary,
+}
+
+/// Estimates a schedule with the kernels of a backend.
+///
+/// # Errors
+/// One line that names the flag or key.
+pub fn estimate(
+    config: &ModelConfig,
+    schedule: &Schedule,
+    hardware: &Hardware,
+    kernels: &dyn Backend,
+) -> Result<Estimate, Refused> {
+    let backend = Elsewhere::new(kernels, hardware);
+    let mesh = schedule.mesh(config)?;
+    let stages = stages(config, schedule, &backend)?;
+    let ranks: Result<Vec<Rank>, Refused> =
+        stages.iter().enumerate().map(|(i, s)| rank(i, s, hardware, &mesh)).collect();
+    let ranks = ranks?;
+    let shared =
+        gathering(schedule, hardware, &mesh, ranks.iter().map(|r| r.memory.weights).max().unwrap_or(0))?;
+    let summary = summary(config, schedule, hardware, &ranks, shared);
+    let (schedule, hardware) = (schedule.clone(), hardware.clone());
+    Ok(Estimate { schedule, hardware, parameters: config.parameter_count(), ranks, summary })
+}
+
+/// What a symbol is worth when each is at its bound: of what arrives from all ranks of experts an even share.
+pub fn even<'a>(
+    symbols: &'a [Symbol],
+    of: &'a dyn Fn(&str) -> Option<u64>,
+) -> impl Fn(&str) -> Option<u64> + 'a {
+    move |name: &str| match name.strip_suffix("_ep").filter(|base| symbols.iter().any(|s| &*s.name == *base))
+    {
+        Some(base) => of(base),
+        None => of(name),
+    }
+}
+
+/// The rows of a rank of one stage.
+///
+/// # Errors
+/// A size overflows.
+pub fn rank(number: usize, stage: &Stage, hardware: &Hardware, mesh: &Mesh) -> Result<Rank, Refused> {
+    let (mut rows, mut seconds) = (Vec::new(), Vec::new());
+    for (program, planned) in &stage.programs {
+        let symbols = &planned.plan.symbols;
+        let bound = |name: &str| symbols.iter().find(|s| &*s.name == name).map(|s| s.max);
+        let sizes = even(symbols, &bound);
+        let mut sum = hardware.kernels.step;
+        for work in work(planned) {
+            let time = time(&work, hardware, mesh, &sizes)?;
+            let all = time.total() * work.launches as f64;
+            sum += all;
+            let at = |d: &Dim| d.eval(&sizes).unwrap_or(u64::MAX);
+            let sizes = [0, 1, 2, 3].map(|i: usize| at(&work.sizes[i]));
+            rows.push(Row { stage: number, program, work, sizes, time, seconds: all, share: 0.0 });
+        }
+        seconds.push((*program, sum));
+    }
+    let total: f64 = seconds.iter().map(|(_, s)| s).sum();
+    rows.iter_mut().for_each(|r| r.share = r.seconds / total);
+    Ok(Rank { rows, seconds, memory: stage.memory })
+}
+
+/// Seconds of a step, from one to the next, and the part in which stages wait.
+pub fn step(s: &Schedule, pieces: &[f64], update: f64) -> [f64; 3] {
+    let (sum, slowest) = (pieces.iter().sum::<f64>(), pieces.iter().copied().fold(0.0, f64::max));
+    let (micro, stages) = (s.micro as f64, pieces.len() as f64);
+    match s.purpose {
+        Purpose::Train => {
+            // 1F1B: what fills and drains is a piece a stage, of an interleaved pipeline a group of layers of it.
+            let step = (micro + (stages - 1.0) / s.interleave as f64) * slowest + update;
+            [step, step, 1.0 - (micro * slowest + update) / step]
+        }
+        // Pieces follow one another through the stages; the next step's begin when their own are through.
+        Purpose::Prefill => [sum + (micro - 1.0) * slowest, micro * slowest, 0.0],
+        Purpose::Decode => {
+            let period = sum.max(micro * slowest);
+            [period, period, 1.0 - micro * slowest / period]
+        }
+    }
+}
+
+/// Operations that a model's step needs, whatever computes it: products of parameters that a token meets, and of attention with all
+/// pairs, with visible ones.
+pub fn model_flops(config: &ModelConfig, s: &Schedule) -> [f64; 2] {
+    let tokens = if s.purpose == Purpose::Decode { s.batch } else { s.batch * s.seq } as f64;
+    let idle = |mlp: &MlpSpec| match mlp {
+        MlpSpec::Experts(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
+        MlpSpec::Stacked(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
+        MlpSpec::Dense { .. } => 0,
+    };
+    let idle: usize = config.layers.iter().map(|l| idle(&l.mlp)).sum();
+    let table = if config.tie_embeddings { 0 } else { config.vocab_size * config.hidden_size };
+    let met = config.parameter_count() as f64 - idle as f64 - table as f64;
+    let pairs = |l: &astrai_builders::config::LayerSpec| {
+        let seen = l.attention.window.map_or(s.seq, |w| s.seq.min(w as u64)) as f64;
+        let d = config.head_dim + l.attention.value_dim(config.head_dim);
+        2.0 * config.heads as f64 * d as f64 * seen
+    };
+    let attention: f64 = config.layers.iter().map(pairs).sum();
+    let times = if s.purpose == Purpose::Train { 3.0 } else { 1.0 };
+    let visible = if s.purpose == Purpose::Decode { 1.0 } else { 0.5 };
+    [1.0, visible].map(|part| times * tokens * (2.0 * met + part * attention))
+}
+
+/// Seconds in which data-parallel ranks that share weights (ZeRO 3) gather them, once forward and once backward, a piece: by the
+/// formula of the paper, as the plans hold whole weights.
+///
+/// # Errors
+/// The hardware has no links.
+pub fn gathering(s: &Schedule, hardware: &Hardware, mesh: &Mesh, share: u64) -> Result<f64, Refused> {
+    let ranks = (s.ranks.dp * s.ranks.ep) as u64;
+    if s.zero < 3 || ranks == 1 {
+        return Ok(0.0);
+    }
+    let bytes = Dim::from(usize::try_from(share.saturating_mul(ranks)).unwrap_or(usize::MAX));
+    let over = mesh.axes.iter().filter(|a| ["dp", "ep"].contains(&a.name.as_str())).cloned().collect();
+    let m = Message { operator: "all_gather", traffic: Traffic { bytes, times: 1, ranks }, over };
+    let sent = message(&m, hardware, mesh, &|_| None)?;
+    Ok(2.0 * (sent.latency + sent.bandwidth))
+}
+
+fn summary(config: &ModelConfig, s: &Schedule, hardware: &Hardware, ranks: &[Rank], shared: f64) -> Summary {
+    let pieces: Vec<f64> = ranks.iter().map(|r| r.piece() + shared).collect();
+    let update = ranks.iter().map(Rank::update).fold(0.0, f64::max);
+    let [step, period, bubble] = self::step(s, &pieces, update);
+    let tokens = if s.purpose == Purpose::Decode { s.batch } else { s.batch * s.seq } as f64;
+    let devices = s.devices();
+    let peak = hardware.peak(Precision::of(s.storage)) * devices as f64;
+    let slowest = ranks.iter().max_by(|a, b| a.piece().total_cmp(&b.piece()));
+    let part = |f: fn(&Time) -> f64| {
+        let rows = slowest.iter().flat_map(|r| &r.rows);
+        rows.fold(0.0, |sum, r| sum + f(&r.time) * r.work.launches as f64)
+    };
+    let memory = ranks.iter().map(|r| r.memory).max_by_key(Memory::total).unwrap_or_default();
+    let tokens_per_s = tokens / period;
+    Summary {
+        step,
+        period,
+        tokens_per_s,
+        devices,
+        bubble,
+        mfu: model_flops(config, s).map(|f| f / (period * peak)),
+        parts: [part(|t| t.compute), part(|t| t.memory), part(Time::communication), part(|t| t.fixed)],
+        memory,
+        left: hardware.memory as i64 - i64::try_from(memory.total()).unwrap_or(i64::MAX),
+        largest: largest(s, &memory, hardware.memory as u64, config.max_positions as u64),
+        cost: hardware.price.map(|p| p * devices as f64 / 3600.0 / tokens_per_s * 1e6),
+        energy: hardware.power.map(|p| p * devices as f64 / tokens_per_s),
+    }
+}
+
+/// Most sequences in all, and tokens of each, by proportion to what this schedule holds.
+fn largest(s: &Schedule, m: &Memory, memory: u64, positions: u64) -> [u64; 2] {
+    let free = memory.saturating_sub(m.weights + m.gradients + m.optimizer) as f64;
+    let grows = (m.kv + m.activations).max(1) as f64;
+    let batch = (s.batch as f64 * free / grows) as u64;
+    // Activations of decode do not grow with the context.
+    let (room, of) = if s.purpose == Purpose::Decode {
+        (free - m.activations as f64, m.kv.max(1) as f64)
+    } else {
+        (free, grows)
+    };
+    let shares = ((s.ranks.dp * s.ranks.ep) as u64).max(1);
+    [batch / shares * shares, ((s.seq as f64 * (room / of).max(0.0)) as u64).min(positions)]
+}
+
+/// What products of a row are computed in, for the reader.
+pub fn computed_in(row: &Row) -> &'static str {
+    precision(&row.work).name()
+}
+
+#[cfg(test)]
+mod tests;

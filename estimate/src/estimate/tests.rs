@@ -1,0 +1,138 @@
+//! Published shapes: parameters, weights, keys and values; ranks' sums beside the whole.
+
+use super::*;
+use astrai_builders::Ranks;
+use astrai_engine::machine::{Kind, Machine};
+use astrai_ir::DType;
+use astrai_ir::ops::Op;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// File, parameters, layers and elements of a layer's keys and values of a token: by the published configurations.
+const PUBLISHED: [(&str, u64, u64, u64); 18] = [
+    ("llama-3.1-8b", 8_030_261_248, 32, 2 * 8 * 128),
+    ("llama-3.1-405b", 405_853_388_800, 126, 2 * 8 * 128),
+    ("llama-3.2-1b", 1_235_814_400, 16, 2 * 8 * 64),
+    ("mistral-7b-v0.1", 7_241_732_096, 32, 2 * 8 * 128),
+    ("mixtral-8x7b-v0.1", 46_702_792_704, 32, 2 * 8 * 128),
+    ("qwen2.5-0.5b", 494_032_768, 24, 2 * 2 * 64),
+    ("qwen3-8b", 8_190_735_360, 36, 2 * 8 * 128),
+    ("qwen3-32b", 32_762_123_264, 64, 2 * 8 * 128),
+    ("qwen3-30b-a3b", 30_532_122_624, 48, 2 * 4 * 128),
+    ("qwen3-235b-a22b", 235_093_634_560, 94, 2 * 4 * 128),
+    ("deepseek-v2-lite", 15_706_484_224, 27, 512 + 64),
+    ("deepseek-v3", 671_026_404_352, 61, 512 + 64),
+    ("gemma-2-2b", 2_614_341_888, 26, 2 * 4 * 256),
+    ("gemma-3-1b", 999_885_952, 26, 2 * 256),
+    ("phi-3-mini", 3_821_079_552, 32, 2 * 32 * 96),
+    ("olmo-2-1b", 1_484_916_736, 16, 2 * 16 * 128),
+    ("glm-4-9b", 9_400_279_040, 40, 2 * 2 * 128),
+    ("gpt-oss-120b", 116_829_156_672, 36, 2 * 8 * 64),
+];
+
+fn config(name: &str) -> Option<ModelConfig> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/configs");
+    let path: PathBuf = folder.join(format!("{name}.json"));
+    if !path.is_file() {
+        println!("skipped: {name} is not here");
+        return None;
+    }
+    Some(ModelConfig::read(&path).unwrap().config)
+}
+
+fn machine() -> Machine {
+    Machine::new(Kind::Null, 1).unwrap()
+}
+
+#[test]
+fn parameters_weights_and_kv_are_the_published_ones() {
+    let (machine, h100) = (machine(), Hardware::open("h100-sxm").unwrap());
+    for (name, parameters, layers, kv) in PUBLISHED {
+        let Some(config) = config(name) else { continue };
+        let schedule = Schedule::of_one(Purpose::Decode, 2, 256, DType::BF16);
+        let e = estimate(&config, &schedule, &h100, machine.backend()).unwrap();
+        assert_eq!(e.parameters, parameters, "{name}");
+        let m = e.summary.memory;
+        assert_eq!(m.kv_per_token, 2 * layers * kv, "{name}");
+        assert_eq!(m.kv, 2 * 256 * m.kv_per_token, "{name}");
+        // Kernels read a tied embedding as rows and as panels; panels are padded, router corrections are no parameters.
+        let table = if config.tie_embeddings { (config.vocab_size * config.hidden_size) as u64 } else { 0 };
+        let [least, most] = [2 * parameters, 2 * (parameters + table)].map(|n| n as f64);
+        assert!(m.weights as f64 >= least && m.weights as f64 <= most * 1.01, "{name}: {} bytes", m.weights);
+        let sum: f64 = e.ranks[0].rows.iter().map(|r| r.seconds).sum();
+        assert!((sum / e.summary.step - 1.0).abs() < 1e-9 && e.summary.step > 0.0, "{name}");
+    }
+}
+
+/// Elements of each weight that a rank of each stage holds.
+fn held(config: &ModelConfig, s: &Schedule) -> Vec<BTreeMap<String, u64>> {
+    let machine = machine();
+    let of = |stage: &Stage| {
+        let weights = stage.programs[0].1.graph.nodes().iter().filter_map(|n| match &n.op {
+            Op::Weight(w) => Some((w.name.clone(), w.ty.elements().size().unwrap() as u64)),
+            _ => None,
+        });
+        weights.collect()
+    };
+    stages(config, s, machine.backend()).unwrap().iter().map(of).collect()
+}
+
+#[test]
+fn sums_over_ranks_are_the_whole_and_what_is_replicated() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (name, ranks) in [
+        ("tests/golden/llama", Ranks { pp: 2, dp: 2, ep: 1, tp: 2 }),
+        ("../shared/golden/qwen3_moe", Ranks { pp: 1, dp: 1, ep: 2, tp: 2 }),
+    ] {
+        let file = root.join("..").join(name).join("config.json");
+        if !file.is_file() {
+            println!("skipped: {} is not here", file.display());
+            continue;
+        }
+        let config = ModelConfig::read(&file).unwrap().config;
+        let alone = Schedule::of_one(Purpose::Prefill, 4, 16, DType::F32);
+        let whole = &held(&config, &alone)[0];
+        let sharded = Schedule { ranks, ..alone };
+        let mesh = sharded.mesh(&config).unwrap();
+        let stages = held(&config, &sharded);
+        for (weight, all) in whole {
+            // A weight lies on the stages that use it, once for every rank there, or in shares.
+            let on: Vec<u64> = stages.iter().filter_map(|s| s.get(weight)).copied().collect();
+            assert!(!on.is_empty(), "{name}: {weight} is nowhere");
+            let ranks = (mesh.ranks() / stages.len()) as u64;
+            for share in on {
+                let copies = share * ranks;
+                assert!(
+                    copies % all == 0 && copies / all <= ranks,
+                    "{name}: {weight}: {share} of {all} elements"
+                );
+            }
+        }
+        let sum: u64 =
+            stages.iter().flat_map(|s| s.values()).sum::<u64>() * (mesh.ranks() / stages.len()) as u64;
+        assert!(sum >= whole.values().sum::<u64>(), "{name}");
+    }
+}
+
+#[test]
+fn the_roofline_is_never_beaten_and_ranks_take_less() {
+    let Some(config) = config("qwen3-8b") else { return };
+    let (machine, h100) = (machine(), Hardware::open("h100-sxm").unwrap());
+    let one = Schedule::of_one(Purpose::Decode, 1, 1024, DType::BF16);
+    let e = estimate(&config, &one, &h100, machine.backend()).unwrap();
+    // 15.1 GB of weights that a token reads, at 3.35 TB/s.
+    assert!(e.summary.step > 4.5e-3 && e.summary.step < 9e-3, "{} s", e.summary.step);
+    let eight = Schedule { ranks: Ranks { tp: 8, ..one.ranks }, ..one.clone() };
+    let shared = estimate(&config, &eight, &h100, machine.backend()).unwrap();
+    assert!(shared.summary.step < e.summary.step / 2.0 && shared.summary.parts[2] > 0.0);
+    for wrong in [
+        Schedule { ranks: Ranks { tp: 3, ..one.ranks }, ..one.clone() },
+        Schedule { ranks: Ranks { dp: 2, ..one.ranks }, ..one.clone() },
+        Schedule { ranks: Ranks { ep: 2, ..one.ranks }, batch: 2, ..one.clone() },
+        Schedule { zero: 1, ..one.clone() },
+        Schedule { micro: 2, ..one.clone() },
+    ] {
+        let line = estimate(&config, &wrong, &h100, machine.backend()).unwrap_err();
+        assert!(!line.contains('\n') && line.contains(['=', '-']), "{line}");
+    }
+}

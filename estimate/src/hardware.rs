@@ -1,0 +1,197 @@
+//! Hardware as data. In: a JSON or JSON5 file with spelled-out units, one of LLMSim's (recognised by its keys, its mislabelled units
+//! understood), or the name of a preset. Out: peaks, bandwidth, memory, links, and how far kernels reach them.
+
+mod kernels;
+mod presets;
+mod read;
+
+pub use kernels::{ARCHETYPES, Kernels, Reach};
+pub use presets::{PRESETS, preset};
+
+use crate::Refused;
+use crate::quantity::Kind;
+use astrai_ir::target::Link;
+use astrai_ir::{DType, Target};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+/// Longest hardware file read, bytes.
+const LONGEST: u64 = 1 << 20;
+
+/// Types of numbers that machines multiply, by their names in files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Precision {
+    /// 32-bit floats, of the vector units.
+    F32,
+    /// 16-bit brain floats.
+    Bf16,
+    /// 8-bit floats.
+    Fp8,
+    /// 8-bit integers.
+    Int8,
+    /// 4-bit floats.
+    Fp4,
+}
+
+impl Precision {
+    /// All of them.
+    pub const ALL: [Precision; 5] =
+        [Precision::F32, Precision::Bf16, Precision::Fp8, Precision::Int8, Precision::Fp4];
+
+    /// Its key in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::F32 => "fp32",
+            Precision::Bf16 => "bf16",
+            Precision::Fp8 => "fp8",
+            Precision::Int8 => "int8",
+            Precision::Fp4 => "fp4",
+        }
+    }
+
+    /// That of a program's element type.
+    pub fn of(dtype: DType) -> Precision {
+        match dtype.bytes() {
+            1 => Precision::Int8,
+            2 => Precision::Bf16,
+            _ => Precision::F32,
+        }
+    }
+}
+
+/// A machine as one of its ranks sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hardware {
+    /// Name for the reader.
+    pub name: String,
+    /// `gpu`, `xpu`, `accelerator` or `cpu`.
+    pub kind: String,
+    /// Multiprocessors or cores; how many tiles of a product are computed at once.
+    pub units: u32,
+    /// Bytes of memory.
+    pub memory: f64,
+    /// Bytes per second that memory gives.
+    pub bandwidth: f64,
+    /// Bytes that a cache holds between kernels, and the bytes per second that it gives; none where that is not known.
+    pub cache: Option<(f64, f64)>,
+    /// Peak operations per second by type of number, without sparsity.
+    pub compute: Vec<(Precision, f64)>,
+    /// Seconds between the starts of two small kernels.
+    pub launch: f64,
+    /// Links to other devices, the fastest first.
+    pub links: Vec<Link>,
+    /// Watts of a device at work.
+    pub power: Option<f64>,
+    /// US dollars an hour of a device.
+    pub price: Option<f64>,
+    /// How far kernels reach the peaks.
+    pub kernels: Kernels,
+    /// Where the numbers are from.
+    pub sources: Vec<String>,
+}
+
+impl Hardware {
+    /// A preset by its name, or what a file says.
+    ///
+    /// # Errors
+    /// One line that names the file and the key.
+    pub fn open(name: &str) -> Result<Hardware, Refused> {
+        match preset(name) {
+            Some(found) => found,
+            None if name.contains(['/', '.']) => Hardware::read(Path::new(name)),
+            None => Err(format!(
+                "--hardware {name}: there is no such preset; there are {}, or give a file",
+                PRESETS.map(|(name, _)| name).join(", ")
+            )),
+        }
+    }
+
+    /// Reads a file, of ours or of LLMSim's.
+    ///
+    /// # Errors
+    /// One line that names the file and the key.
+    pub fn read(path: &Path) -> Result<Hardware, Refused> {
+        let text = astrai_files::read_text(path, LONGEST).map_err(|e| e.to_string())?;
+        Hardware::parse(&text, &astrai_files::shown(path))
+    }
+
+    /// Reads the text of a file of this name.
+    ///
+    /// # Errors
+    /// One line that names the file and the key.
+    pub fn parse(text: &str, file: &str) -> Result<Hardware, Refused> {
+        let value: Value = json5::from_str(text).map_err(|e| {
+            format!("{file}: is neither JSON nor JSON5: {}", astrai_files::one_line(&e.to_string()))
+        })?;
+        read::hardware(&value).map_err(|line| format!("{file}: {line}"))
+    }
+
+    /// The file that [`parse`](Self::parse) reads.
+    pub fn save(&self) -> Value {
+        let compute: Map<String, Value> =
+            self.compute.iter().map(|(p, v)| (p.name().into(), json!(Kind::Rate.show(*v)))).collect();
+        let link = |l: &Link| {
+            json!({"name": l.name, "devices": l.devices, "bandwidth": Kind::Bandwidth.show(l.bandwidth),
+                   "latency": Kind::Time.show(l.latency)})
+        };
+        let mut out = json!({
+            "name": self.name, "kind": self.kind, "units": self.units,
+            "memory": {"size": Kind::Size.show(self.memory), "bandwidth": Kind::Bandwidth.show(self.bandwidth)},
+            "compute": compute, "launch": Kind::Time.show(self.launch),
+            "links": self.links.iter().map(link).collect::<Vec<_>>(),
+            "kernels": self.kernels.save(), "sources": self.sources,
+        });
+        let optional = [
+            ("power", self.power.map(|v| Kind::Power.show(v))),
+            ("price", self.price.map(|v| Kind::Price.show(v))),
+        ];
+        for (key, value) in optional {
+            if let Some(value) = value {
+                out[key] = json!(value);
+            }
+        }
+        if let Some((size, bandwidth)) = self.cache {
+            out["cache"] =
+                json!({"size": Kind::Size.show(size), "bandwidth": Kind::Bandwidth.show(bandwidth)});
+        }
+        out
+    }
+
+    /// Peak of a type of number; where the machine has no row for it, that of the next wider one.
+    pub fn peak(&self, precision: Precision) -> f64 {
+        let of = |p: Precision| self.compute.iter().find(|(q, _)| *q == p).map(|(_, v)| *v);
+        let wider: &[Precision] = match precision {
+            Precision::Fp4 => {
+                &[Precision::Fp4, Precision::Fp8, Precision::Int8, Precision::Bf16, Precision::F32]
+            }
+            Precision::Fp8 => &[Precision::Fp8, Precision::Int8, Precision::Bf16, Precision::F32],
+            Precision::Int8 => &[Precision::Int8, Precision::Fp8, Precision::Bf16, Precision::F32],
+            Precision::Bf16 => &[Precision::Bf16, Precision::F32],
+            Precision::F32 => &[Precision::F32],
+        };
+        wider.iter().find_map(|p| of(*p)).or(self.compute.first().map(|(_, v)| *v)).unwrap_or(1.0)
+    }
+
+    /// The link over which a group of so many ranks exchanges values: the fastest that joins them all.
+    pub fn link(&self, ranks: u32) -> Option<&Link> {
+        self.links.iter().find(|l| l.devices >= ranks).or(self.links.last())
+    }
+
+    /// The numbers of a target that this machine decides, over those of the kernels that are planned for it.
+    pub fn target(&self, kernels: &Target) -> Target {
+        let row = |p| (p, self.peak(Precision::of(p)));
+        Target {
+            name: self.name.clone(),
+            units: self.units,
+            flops: [DType::F32, DType::BF16].map(row).to_vec(),
+            bandwidth: self.bandwidth,
+            launch: self.launch,
+            memory: self.memory as u64,
+            links: self.links.clone(),
+            ..kernels.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

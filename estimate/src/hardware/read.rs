@@ -1,0 +1,186 @@
+//! Reading of hardware files. In: the JSON of a file, ours or LLMSim's. Out: hardware, or one line that names the key.
+
+use super::{ARCHETYPES, Hardware, Kernels, Precision, Reach};
+use crate::quantity::Kind;
+use astrai_ir::target::Link;
+use serde_json::{Map, Value};
+
+/// An object of a file and where it stands.
+struct Object<'a> {
+    at: String,
+    fields: &'a Map<String, Value>,
+}
+
+impl<'a> Object<'a> {
+    fn of(at: &str, value: &'a Value) -> Result<Object<'a>, String> {
+        match value.as_object() {
+            Some(fields) => Ok(Object { at: at.to_string(), fields }),
+            None => Err(format!("{} must be an object", if at.is_empty() { "the file" } else { at })),
+        }
+    }
+
+    fn path(&self, key: &str) -> String {
+        if self.at.is_empty() { key.to_string() } else { format!("{}.{key}", self.at) }
+    }
+
+    /// Refuses keys that mean nothing here.
+    fn only(&self, known: &[&str]) -> Result<(), String> {
+        match self.fields.keys().find(|k| !known.contains(&k.as_str())) {
+            Some(key) => {
+                let key = astrai_files::one_line(key);
+                Err(format!("{} is not known; known are {}", self.path(&key), known.join(", ")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.fields.get(key).filter(|v| !v.is_null())
+    }
+
+    fn object(&self, key: &str) -> Result<Option<Object<'a>>, String> {
+        self.get(key).map(|v| Object::of(&self.path(key), v)).transpose()
+    }
+
+    fn text(&self, key: &str) -> Result<Option<String>, String> {
+        let text = |v: &Value| v.as_str().map(astrai_files::one_line);
+        self.get(key).map(|v| text(v).ok_or_else(|| format!("{} must be a text", self.path(key)))).transpose()
+    }
+
+    /// A number with its unit.
+    fn quantity(&self, key: &str, kind: Kind) -> Result<Option<f64>, String> {
+        let path = self.path(key);
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => {
+                kind.parse(&astrai_files::one_line(text)).map(Some).map_err(|e| format!("{path}: {e}"))
+            }
+            Some(Value::Number(n)) => {
+                Err(format!("{path}: {n} has no unit; write it as in \"{}\"", kind.example()))
+            }
+            Some(_) => Err(format!("{path} must be a number with its unit, such as \"{}\"", kind.example())),
+        }
+    }
+
+    fn wanted(&self, key: &str, kind: Kind) -> Result<f64, String> {
+        let missing = || format!("{} is missing; write it as in \"{}\"", self.path(key), kind.example());
+        self.quantity(key, kind)?.ok_or_else(missing)
+    }
+
+    /// A plain number in a range.
+    fn number(&self, key: &str, (least, most): (f64, f64)) -> Result<Option<f64>, String> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match value.as_f64().filter(|v| (least..=most).contains(v)) {
+            Some(v) => Ok(Some(v)),
+            None => Err(format!("{} must be a number from {least} to {most}", self.path(key))),
+        }
+    }
+}
+
+/// Reads the JSON of a file.
+pub fn hardware(value: &Value) -> Result<Hardware, String> {
+    let file = Object::of("", value)?;
+    match file.object("bandwidth") {
+        Ok(Some(_)) => crate::llmsim::Machine::parse(value).map(|m| m.hardware()),
+        _ => ours(&file),
+    }
+}
+
+const KEYS: [&str; 13] = [
+    "name", "kind", "units", "memory", "cache", "compute", "launch", "links", "power", "price", "kernels",
+    "sources", "notes",
+];
+
+fn ours(file: &Object) -> Result<Hardware, String> {
+    file.only(&KEYS)?;
+    let name = file.text("name")?.filter(|n| !n.is_empty()).ok_or("name is missing")?;
+    let memory = file
+        .object("memory")?
+        .ok_or("memory is missing; write {size: \"80 GB\", bandwidth: \"3.35 TB/s\"}")?;
+    memory.only(&["size", "bandwidth"])?;
+    let compute = file.object("compute")?.ok_or("compute is missing; write {bf16: \"989 TFLOP/s\"}")?;
+    compute.only(&Precision::ALL.map(Precision::name))?;
+    let mut peaks = Vec::new();
+    for p in Precision::ALL {
+        peaks.extend(compute.quantity(p.name(), Kind::Rate)?.map(|v| (p, v)));
+    }
+    if !peaks.iter().any(|(p, _)| matches!(p, Precision::F32 | Precision::Bf16)) {
+        return Err("compute must state fp32 or bf16".into());
+    }
+    let cache = match file.object("cache")? {
+        Some(cache) => {
+            cache.only(&["size", "bandwidth"])?;
+            Some((cache.wanted("size", Kind::Size)?, cache.wanted("bandwidth", Kind::Bandwidth)?))
+        }
+        None => None,
+    };
+    let kind = file.text("kind")?.unwrap_or_else(|| "gpu".into());
+    if !["gpu", "xpu", "accelerator", "cpu"].contains(&kind.as_str()) {
+        return Err(format!("kind: `{kind}` is none; there are gpu, xpu, accelerator, cpu"));
+    }
+    Ok(Hardware {
+        name,
+        kind,
+        units: file.number("units", (1.0, 1e5))?.unwrap_or(1.0) as u32,
+        memory: memory.wanted("size", Kind::Size)?,
+        bandwidth: memory.wanted("bandwidth", Kind::Bandwidth)?,
+        cache,
+        compute: peaks,
+        launch: file.quantity("launch", Kind::Time)?.unwrap_or(2e-6),
+        links: links(file)?,
+        power: file.quantity("power", Kind::Power)?,
+        price: file.quantity("price", Kind::Price)?,
+        kernels: match file.object("kernels")? {
+            Some(k) => kernels(&k)?,
+            None => Kernels::typical(),
+        },
+        sources: texts(file, "sources")?,
+    })
+}
+
+fn texts(file: &Object, key: &str) -> Result<Vec<String>, String> {
+    let wrong = || format!("{key} must be a list of texts");
+    let Some(value) = file.get(key) else { return Ok(vec![]) };
+    let list = value.as_array().ok_or_else(wrong)?;
+    list.iter().map(|v| v.as_str().map(str::to_string).ok_or_else(wrong)).collect()
+}
+
+fn links(file: &Object) -> Result<Vec<Link>, String> {
+    let Some(value) = file.get("links") else { return Ok(vec![]) };
+    let list = value.as_array().ok_or("links must be a list")?;
+    let mut found: Vec<Link> = Vec::new();
+    for (i, value) in list.iter().enumerate() {
+        let link = Object::of(&format!("links[{i}]"), value)?;
+        link.only(&["name", "devices", "bandwidth", "latency"])?;
+        let devices = link.number("devices", (2.0, 1e7))?;
+        found.push(Link {
+            name: link.text("name")?.unwrap_or_else(|| format!("link {i}")),
+            devices: devices.ok_or_else(|| format!("{} is missing", link.path("devices")))? as u32,
+            bandwidth: link.wanted("bandwidth", Kind::Bandwidth)?,
+            latency: link.wanted("latency", Kind::Time)?,
+        });
+    }
+    if found.windows(2).any(|w| w[0].devices >= w[1].devices) {
+        return Err("links must stand from the nearest to the farthest, each joining more devices than the one before".into());
+    }
+    Ok(found)
+}
+
+fn kernels(o: &Object) -> Result<Kernels, String> {
+    let known: Vec<&str> = ARCHETYPES.into_iter().chain(["step", "residual"]).collect();
+    o.only(&known)?;
+    let mut all = Kernels::typical();
+    for (name, reach) in ARCHETYPES.iter().zip(&mut all.reach) {
+        let Some(given) = o.object(name)? else { continue };
+        given.only(&["compute", "memory", "fixed"])?;
+        let part = |key, or| given.number(key, (1e-6, 1.0)).map(|v| v.unwrap_or(or));
+        *reach = Reach {
+            compute: part("compute", reach.compute)?,
+            memory: part("memory", reach.memory)?,
+            fixed: given.quantity("fixed", Kind::Time)?.unwrap_or(reach.fixed),
+        };
+    }
+    all.step = o.quantity("step", Kind::Time)?.unwrap_or(0.0);
+    all.residual = o.number("residual", (0.0, 100.0))?;
+    Ok(all)
+}

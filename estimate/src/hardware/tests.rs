@@ -1,0 +1,53 @@
+//! Hardware files: presets, round trips, refusals.
+
+use super::*;
+
+#[test]
+fn every_preset_is_read_has_sources_and_is_written_again() {
+    for (name, _) in PRESETS {
+        let h = preset(name).unwrap().unwrap();
+        assert!(!h.sources.is_empty() && h.memory > 4e9 && h.peak(Precision::Bf16) > 1e13, "{name}");
+        let again = Hardware::parse(&h.save().to_string(), name).unwrap();
+        assert!(
+            (again.bandwidth / h.bandwidth - 1.0).abs() < 1e-5 && again.links.len() == h.links.len(),
+            "{name}"
+        );
+        assert_eq!(again.compute.len(), h.compute.len());
+    }
+    assert_eq!(Hardware::open("KLX_P800").unwrap().memory, 96e9);
+}
+
+#[test]
+fn wrong_files_are_refused_in_one_line_that_names_the_key() {
+    let file = |text: &str| Hardware::parse(text, "x.json5").unwrap_err();
+    let with = |memory: &str, compute: &str, rest: &str| {
+        file(&format!("{{name: 'x', memory: {memory}, compute: {compute}, {rest}}}"))
+    };
+    let (m, c) = ("{size: '80 GB', bandwidth: '3 TB/s'}", "{bf16: '900 TFLOP/s'}");
+    for (line, key) in [
+        (file("[]"), "the file"),
+        (file("{"), "JSON5"),
+        (file("{name: 'x'}"), "memory"),
+        (with("{size: 80, bandwidth: '3 TB/s'}", c, ""), "memory.size: 80 has no unit"),
+        (with("{size: '80 GB', bandwidth: '3 GB'}", c, ""), "memory.bandwidth"),
+        (with("{size: '80 GB', bandwidth: NaN}", c, ""), "memory.bandwidth"),
+        (with(m, "{bf16: '900000 PFLOP/s'}", ""), "compute.bf16"),
+        (with(m, "{int4: '1 TOP/s'}", ""), "compute.int4 is not known"),
+        (with(m, c, "links: [{devices: 1, bandwidth: '1 GB/s', latency: '1 us'}]"), "links[0].devices"),
+        (with(m, c, "kernels: {dot: {compute: 1.5}}"), "kernels.dot.compute"),
+        (with(m, c, "units: -3"), "units"),
+    ] {
+        assert!(line.starts_with("x.json5: ") && line.contains(key) && !line.contains('\n'), "{line}");
+    }
+}
+
+#[test]
+fn files_of_llmsim_are_understood_as_meant() {
+    let text = "{device_type: 'gpu', name: 'H800', memory: {hbm_size_gb: 80, cache_line_size: 128},
+        bandwidth: {hbm_bandwidth_gb_s: 3.35, dma_bandwidth_gb_s: 85.0, link_bandwidth_gb_s: 400.0, rdma_bandwidth_gb_s: 200.0},
+        compute: {mac_int8_gflops: 1979.0, mac_fp32_gflops: 989.0, mac_bf16_gflops: 989.0}}";
+    let h = Hardware::parse(text, "h800.json5").unwrap();
+    assert_eq!([h.bandwidth, h.memory, h.peak(Precision::Bf16)], [3.35e12, 80e9, 989e12]);
+    let wrong = Hardware::parse(&text.replace("3.35", "3350"), "h800.json5").unwrap_err();
+    assert!(wrong.contains("bandwidth.hbm_bandwidth_gb_s"), "{wrong}");
+}

@@ -1,0 +1,327 @@
+//! What is run on how many ranks, and the programs of them. In: a configuration, sizes, a mesh. Out: for every stage of the pipeline
+//! the programs that one of its ranks runs, from `shard` and `pipeline`, planned for the hardware on a device that runs nothing.
+
+use crate::Refused;
+use crate::hardware::Hardware;
+use astrai_builders::{Cache, Logits, ModelConfig, Program, Ranks, build, placements};
+use astrai_engine::model::{check_sizes, served_fidelity};
+use astrai_ir::backend::Root;
+use astrai_ir::ops::Op;
+use astrai_ir::plan::{Place, Step};
+use astrai_ir::region::{Matched, Piece};
+use astrai_ir::{Backend, DType, Graph, IrError, Kernel, Layout, Mesh, NodeId, Region, Target};
+use astrai_passes::{MeshSharding, Saturate};
+use astrai_runtime::{Compiled, Dump, GRAD, Options, Recompute, compile};
+use astrai_train::engine::{Plan, Recipe};
+use astrai_train::settings::Settings;
+
+/// What is estimated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// An optimiser step.
+    Train,
+    /// A prompt of each sequence.
+    Prefill,
+    /// A token of each sequence.
+    Decode,
+}
+
+impl Purpose {
+    /// As flags and files have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Purpose::Train => "train",
+            Purpose::Prefill => "prefill",
+            Purpose::Decode => "decode",
+        }
+    }
+}
+
+/// What is run, on which ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    /// Which program.
+    pub purpose: Purpose,
+    /// Sequences of a step on all ranks together.
+    pub batch: u64,
+    /// Tokens of a sequence; in decode those that are there.
+    pub seq: u64,
+    /// Ranks along each axis.
+    pub ranks: Ranks,
+    /// Pieces in which a rank's sequences go through the stages one behind another.
+    pub micro: u64,
+    /// Groups of layers that a stage has, of an interleaved pipeline; 1: one after another.
+    pub interleave: u64,
+    /// What data-parallel ranks share of training's state (arXiv 1910.02054): 0 nothing, 1 the optimiser's, 2 gradients, 3 weights.
+    pub zero: u8,
+    /// Type of weights and activations.
+    pub storage: DType,
+    /// Activations that training computes again.
+    pub recompute: Recompute,
+}
+
+impl Schedule {
+    /// On one rank.
+    pub fn of_one(purpose: Purpose, batch: u64, seq: u64, storage: DType) -> Schedule {
+        let ranks = Ranks { pp: 1, dp: 1, ep: 1, tp: 1 };
+        let recompute = Recompute::default();
+        Schedule { purpose, batch, seq, ranks, micro: 1, interleave: 1, zero: 0, storage, recompute }
+    }
+
+    /// Number of ranks.
+    pub fn devices(&self) -> usize {
+        self.ranks.pp * self.ranks.dp * self.ranks.ep * self.ranks.tp
+    }
+
+    /// Sequences of one rank in one piece.
+    ///
+    /// # Errors
+    /// They do not divide; the line names the flag.
+    pub fn rank_batch(&self) -> Result<u64, Refused> {
+        let shares = (self.ranks.dp * self.ranks.ep) as u64;
+        if !self.batch.is_multiple_of(shares) {
+            return Err(format!("--batch {} does not divide by the {shares} ranks of dp and ep", self.batch));
+        }
+        let here = self.batch / shares;
+        if here == 0 || !here.is_multiple_of(self.micro) {
+            return Err(format!(
+                "--micro-batches {}: the {here} sequences of a rank do not divide by it",
+                self.micro
+            ));
+        }
+        Ok(here / self.micro)
+    }
+
+    /// The mesh, or which key of the configuration does not go with it.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn mesh(&self, config: &ModelConfig) -> Result<Mesh, Refused> {
+        if self.zero > 0 && self.purpose != Purpose::Train {
+            return Err(format!("--zero {}: only training has states to share; leave it out", self.zero));
+        }
+        if self.interleave > 1 && self.ranks.pp * self.interleave as usize > config.layers.len() {
+            let groups = self.ranks.pp * self.interleave as usize;
+            return Err(format!(
+                "--interleave: num_hidden_layers {} are fewer than {groups} groups",
+                config.layers.len()
+            ));
+        }
+        self.ranks.mesh(config)
+    }
+}
+
+/// The kernels of a backend, planned for another machine's numbers.
+#[derive(Debug)]
+pub struct Elsewhere<'a> {
+    kernels: &'a dyn Backend,
+    target: Target,
+}
+
+impl<'a> Elsewhere<'a> {
+    /// These kernels on this hardware.
+    pub fn new(kernels: &'a dyn Backend, hardware: &Hardware) -> Elsewhere<'a> {
+        Elsewhere { kernels, target: hardware.target(kernels.target()) }
+    }
+}
+
+impl Backend for Elsewhere<'_> {
+    fn target(&self) -> &Target {
+        &self.target
+    }
+
+    fn native(&self, op: &Op) -> bool {
+        self.kernels.native(op)
+    }
+
+    fn root(&self, g: &Graph, id: NodeId) -> Option<Root> {
+        self.kernels.root(g, id)
+    }
+
+    fn loops(&self, op: &Op) -> bool {
+        self.kernels.loops(op)
+    }
+
+    fn accumulates(&self, g: &Graph, id: NodeId) -> bool {
+        self.kernels.accumulates(g, id)
+    }
+
+    fn layouts(&self, g: &Graph, id: NodeId) -> Vec<(NodeId, Layout)> {
+        self.kernels.layouts(g, id)
+    }
+
+    fn matched(&self, piece: &Piece) -> Result<Matched, IrError> {
+        self.kernels.matched(piece)
+    }
+
+    fn emit(&self, region: &Region) -> Result<Option<Kernel>, String> {
+        self.kernels.emit(region)
+    }
+
+    fn unit(&self, kernels: &[&Kernel]) -> String {
+        self.kernels.unit(kernels)
+    }
+
+    fn extension(&self) -> &'static str {
+        self.kernels.extension()
+    }
+
+    fn alignment(&self) -> u64 {
+        self.kernels.alignment()
+    }
+}
+
+/// Bytes that one rank holds, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Memory {
+    /// Weights, as kernels read them.
+    pub weights: u64,
+    /// Keys and values of all sequences.
+    pub kv: u64,
+    /// Values between kernels, workspaces included.
+    pub activations: u64,
+    /// Gradients.
+    pub gradients: u64,
+    /// Moments and master weights.
+    pub optimizer: u64,
+    /// Keys and values that one token leaves on this rank.
+    pub kv_per_token: u64,
+}
+
+impl Memory {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        let parts = [self.weights, self.kv, self.activations, self.gradients, self.optimizer];
+        parts.into_iter().fold(0, u64::saturating_add)
+    }
+}
+
+/// The programs of a rank of one stage, in the order in which they run.
+pub struct Stage {
+    /// Each with its name: `forward`, or `gradient` and `update`.
+    pub programs: Vec<(&'static str, Compiled)>,
+    /// What the rank holds.
+    pub memory: Memory,
+}
+
+/// The programs of every stage.
+///
+/// # Errors
+/// Sizes that do not divide, or a model that cannot be planned; one line that names the key or flag.
+pub fn stages(config: &ModelConfig, s: &Schedule, backend: &dyn Backend) -> Result<Vec<Stage>, Refused> {
+    check_sizes(config, s.batch.div_ceil((s.ranks.dp * s.ranks.ep).max(1) as u64), s.seq)?;
+    let (mesh, batch) = (s.mesh(config)?, s.rank_batch()?);
+    (0..s.ranks.pp).map(|stage| self::stage(config, s, backend, (&mesh, stage), batch)).collect()
+}
+
+/// The programs of one stage, for so many sequences of a rank.
+///
+/// # Errors
+/// As [`stages`].
+pub fn stage(
+    config: &ModelConfig,
+    s: &Schedule,
+    backend: &dyn Backend,
+    (mesh, stage): (&Mesh, usize),
+    batch: u64,
+) -> Result<Stage, Refused> {
+    if s.purpose == Purpose::Train {
+        return train(config, s, backend, (mesh, stage), batch);
+    }
+    let program = match s.purpose {
+        Purpose::Decode => {
+            let table = (s.seq as usize).div_ceil(Cache::PAGE);
+            let cache = Cache { page: Cache::PAGE, pages: table.saturating_mul(batch as usize), table };
+            Program { span: s.seq, ..Program::paged(batch, batch, cache) }
+        }
+        _ => {
+            let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
+            Program { logits, ..Program::full(batch, s.seq) }
+        }
+    };
+    let graph = build(config, &program).map_err(|e| e.to_string())?;
+    let leaves = placements(config, mesh, &graph);
+    // With latents in pages exact steps would make every key again; engines do not.
+    let fidelity = if s.purpose == Purpose::Decode { served_fidelity(config) } else { Default::default() };
+    let options = Options {
+        storage: s.storage,
+        saturate: Saturate { fidelity, ..Saturate::default() },
+        shards: MeshSharding { mesh: mesh.clone(), leaves, stage, trained: false },
+        ..Options::default()
+    };
+    let planned = compile(&graph, backend, &options).map_err(|e| e.to_string())?;
+    let cost = planned.cost().map_err(|e| e.to_string())?;
+    let paged = states(&planned.graph);
+    let tokens = if paged > 0 { 0 } else { batch * s.seq };
+    let memory = Memory {
+        weights: cost.weight_bytes,
+        kv: (paged + cost.kv_bytes_per_token * tokens).saturating_mul(s.micro),
+        activations: cost.arena_bytes,
+        kv_per_token: cost.kv_bytes_per_token,
+        ..Memory::default()
+    };
+    Ok(Stage { programs: vec![("forward", planned)], memory })
+}
+
+/// Bytes of the states of keys and values.
+fn states(graph: &Graph) -> u64 {
+    let kept = graph.nodes().iter().filter(|n| matches!(n.op, Op::State(_)));
+    kept.filter_map(|n| n.ty().bytes().size()).map(|b| b as u64).sum()
+}
+
+fn train(
+    config: &ModelConfig,
+    s: &Schedule,
+    backend: &dyn Backend,
+    (mesh, stage): (&Mesh, usize),
+    batch: u64,
+) -> Result<Stage, Refused> {
+    let recipe = Recipe {
+        storage: s.storage,
+        recompute: s.recompute,
+        accumulate: s.micro > 1,
+        ..Settings::of_sizes(batch, s.seq).recipe()
+    };
+    let plan =
+        Plan::on_ranks(config, &recipe, backend, Dump::None, (mesh, stage)).map_err(|e| e.to_string())?;
+    let [weights, states, _] = plan.memory().map_err(|e| e.to_string())?;
+    let bytes =
+        |(_, d, shape): &(String, DType, Vec<usize>)| (shape.iter().product::<usize>() * d.bytes()) as u64;
+    let all = plan.states();
+    let gradients = all.iter().filter(|(name, ..)| name.starts_with(GRAD)).map(bytes).sum::<u64>();
+    let arena = |p: &Compiled| p.arena_bytes().map_err(|e| e.to_string());
+    let shared = (s.ranks.dp * s.ranks.ep) as u64;
+    // The plans hold all states on every rank; sharing them is by the formula of the paper.
+    let of = |bytes: u64, from: u8| if s.zero >= from { bytes.div_ceil(shared) } else { bytes };
+    // Of the pieces in flight a stage keeps what it saved of each.
+    let flight = (s.ranks.pp - stage).min(s.micro as usize).max(1) as u64;
+    let kept: u64 = saved(&plan.grad.plan, config.layers.len()).iter().sum();
+    let memory = Memory {
+        weights: of(weights, 3),
+        kv: 0,
+        activations: arena(&plan.grad)?.saturating_add(kept * (flight - 1)).max(arena(&plan.update)?),
+        gradients: of(gradients, 2),
+        optimizer: of(states - gradients, 1),
+        kv_per_token: 0,
+    };
+    Ok(Stage { programs: vec![("gradient", plan.grad), ("update", plan.update)], memory })
+}
+
+/// Bytes of what calls of each layer leave for the backward pass.
+pub fn saved(plan: &astrai_ir::Plan, layers: usize) -> Vec<u64> {
+    let mut bytes = vec![0; layers];
+    for step in &plan.main.steps {
+        let Step::Call { body, results, origin, .. } = step else { continue };
+        if plan.bodies[*body].name.ends_with(".grad") {
+            continue;
+        }
+        let number = origin.split('.').find_map(|part| part.parse::<usize>().ok()).filter(|n| *n < layers);
+        let kept =
+            results.iter().map(|b| &plan.main.buffers[b.0]).filter(|b| matches!(b.place, Place::Arena(_)));
+        let kept = kept.map(|b| plan.bound(&b.ty.bytes()).unwrap_or(0)).sum::<u64>();
+        if let Some(layer) = number {
+            bytes[layer] += kept;
+        }
+    }
+    bytes
+}

@@ -1,0 +1,193 @@
+//! A group of ranks by two layers of each kind. In: a configuration, a schedule, the most sequences of a piece. Out: seconds and bytes of any
+//! number of layers, stages and sequences: the first layer of a kind stands for itself, the second for all others.
+
+use crate::Refused;
+use crate::estimate::even;
+use crate::hardware::Hardware;
+use crate::model::{message, time};
+use crate::schedule::{Memory, Purpose, Schedule, saved, stage};
+use crate::work::{Message, Work, work};
+use astrai_builders::{ModelConfig, Ranks};
+use astrai_ir::shard::{STAGES, Traffic};
+use astrai_ir::{Backend, Dim, Mesh, Symbol};
+
+/// The plan of a group.
+pub struct Layers {
+    config: ModelConfig,
+    /// For each layer of the model the layer of the plan that stands for it.
+    stands: Vec<usize>,
+    programs: Vec<(&'static str, Vec<Work>, Vec<Symbol>)>,
+    /// Bytes of weights outside of layers that come first and last, and of each planned layer.
+    weights: ([u64; 2], Vec<u64>),
+    /// Bytes that the backward pass keeps of each planned layer at the most sequences.
+    saved: Vec<u64>,
+    /// Other bytes of activations there.
+    scratch: u64,
+    /// Keys and values of a token and layer.
+    kv: f64,
+    /// The most sequences.
+    most: u64,
+    /// States of training beside a weight, bytes for each of the weight's: gradients, optimiser.
+    states: [u64; 2],
+}
+
+impl Layers {
+    /// Plans the group's programs for up to `most` sequences a piece.
+    pub fn plan(
+        config: &ModelConfig,
+        s: &Schedule,
+        most: u64,
+        backend: &dyn Backend,
+    ) -> Result<Layers, Refused> {
+        let (kinds, of) = config.layer_kinds();
+        let mut first: Vec<Option<usize>> = vec![None; kinds.len()];
+        let (mut layers, mut stands): (Vec<_>, Vec<usize>) = (Vec::new(), Vec::new());
+        let mut second: Vec<Option<usize>> = vec![None; kinds.len()];
+        for kind in of {
+            let place = if first[kind].is_none() { &mut first[kind] } else { &mut second[kind] };
+            stands.push(*place.get_or_insert_with(|| {
+                layers.push(kinds[kind].clone());
+                layers.len() - 1
+            }));
+        }
+        let short = ModelConfig { num_layers: layers.len(), layers, ..config.clone() };
+        let alone = Schedule {
+            ranks: Ranks { pp: 1, dp: s.ranks.dp, ep: s.ranks.ep, tp: s.ranks.tp },
+            micro: 1,
+            ..s.clone()
+        };
+        let mesh = alone.mesh(&short)?;
+        let planned = stage(&short, &alone, backend, (&mesh, 0), most)?;
+        let n = short.layers.len();
+        let main = &planned.programs[0].1;
+        let (saved, mut weights) = (saved(&main.plan, n), ([0; 2], vec![0; n]));
+        for w in &main.plan.weights {
+            let bytes = w.weight.ty.bytes().size().unwrap_or(0) as u64;
+            match number(&w.weight.name, n) {
+                Some(layer) => weights.1[layer] += bytes,
+                None => weights.0[usize::from(w.weight.name != config.names.embed)] += bytes,
+            }
+        }
+        let all: u64 = saved.iter().sum();
+        let m = planned.memory;
+        let weight = (weights.0.iter().sum::<u64>() + weights.1.iter().sum::<u64>()).max(1);
+        let unshared = |bytes: u64, from: u8| {
+            if s.zero >= from { bytes * (s.ranks.dp * s.ranks.ep) as u64 } else { bytes }
+        };
+        Ok(Layers {
+            config: config.clone(),
+            stands,
+            scratch: m.activations.saturating_sub(all),
+            saved,
+            kv: m.kv_per_token as f64 / n as f64,
+            most,
+            states: [unshared(m.gradients, 2) / weight, unshared(m.optimizer, 1) / weight],
+            weights,
+            programs: planned
+                .programs
+                .iter()
+                .map(|(name, p)| (*name, work(p), p.plan.symbols.clone()))
+                .collect(),
+        })
+    }
+
+    /// The mesh of a schedule.
+    pub fn mesh(&self, s: &Schedule) -> Result<Mesh, Refused> {
+        s.mesh(&self.config)
+    }
+
+    /// Planned layers of a stage.
+    fn stage(&self, at: usize, stages: usize) -> impl Iterator<Item = usize> + '_ {
+        let all = self.stands.len();
+        // As `pipeline` places them; a test holds both together.
+        let of = move |(i, planned): (usize, &usize)| (i * stages / all == at).then_some(*planned);
+        self.stands.iter().enumerate().filter_map(of)
+    }
+
+    /// Memory of the fullest rank, with so many sequences a piece.
+    pub fn memory(&self, s: &Schedule, batch: u64) -> Memory {
+        let stages = s.ranks.pp;
+        let shares = (s.ranks.dp * s.ranks.ep) as u64;
+        let of = |bytes: u64, from: u8| if s.zero >= from { bytes.div_ceil(shares) } else { bytes };
+        let scaled = |bytes: u64| (bytes as f64 * batch as f64 / self.most as f64) as u64;
+        let one = |at: usize| {
+            let layers: Vec<usize> = self.stage(at, stages).collect();
+            let mut weights: u64 = layers.iter().map(|l| self.weights.1[*l]).sum();
+            weights += if at == 0 { self.weights.0[0] } else { 0 };
+            weights += if at + 1 == stages { self.weights.0[1] } else { 0 };
+            let kept: u64 = layers.iter().map(|l| self.saved[*l]).sum();
+            let flight = (stages - at).min(s.micro as usize).max(1) as u64;
+            let train = s.purpose == Purpose::Train;
+            let tokens = batch * s.seq * s.micro;
+            Memory {
+                weights: of(weights, 3),
+                kv: if train { 0 } else { (self.kv * layers.len() as f64 * tokens as f64) as u64 },
+                activations: scaled(kept.saturating_mul(flight).saturating_add(self.scratch)),
+                gradients: of(weights * self.states[0], 2),
+                optimizer: of(weights * self.states[1], 1),
+                kv_per_token: (self.kv * layers.len() as f64) as u64,
+            }
+        };
+        (0..stages).map(one).max_by_key(Memory::total).unwrap_or_default()
+    }
+
+    /// Seconds of a piece on each stage, and of the update.
+    pub fn seconds(
+        &self,
+        s: &Schedule,
+        batch: u64,
+        hardware: &Hardware,
+        mesh: &Mesh,
+    ) -> Result<(Vec<f64>, f64), Refused> {
+        let stages = s.ranks.pp;
+        let (mut pieces, mut update) = (vec![hardware.kernels.step; stages], hardware.kernels.step);
+        let rows = if s.purpose == Purpose::Decode { batch } else { batch * s.seq };
+        for (program, works, symbols) in &self.programs {
+            let value = |name: &str| match name {
+                "tokens" => Some(rows),
+                "sequences" => Some(batch),
+                name => symbols.iter().find(|s| &*s.name == name).map(|s| (s.max / self.most).max(1) * batch),
+            };
+            let sizes = even(symbols, &value);
+            let n = self.weights.1.len();
+            let mut layers = vec![0.0; n];
+            // Before the first layer, and behind it.
+            let mut around = [0.0; 2];
+            let mut begun = false;
+            for w in works {
+                let seconds = time(w, hardware, mesh, &sizes)?.total();
+                begun |= !w.layers.is_empty();
+                match w.layers.as_slice() {
+                    [] => around[usize::from(begun)] += seconds * w.launches as f64,
+                    list => list.iter().for_each(|l| layers[(*l).min(n - 1)] += seconds),
+                }
+            }
+            let of = |at: usize| self.stage(at, stages).map(|l| layers[l]).sum::<f64>();
+            if *program == "update" {
+                let slowest = (0..stages).map(of).fold(0.0, f64::max);
+                update += around[0] + around[1] + slowest;
+                continue;
+            }
+            for (at, piece) in pieces.iter_mut().enumerate() {
+                *piece += of(at);
+                *piece += if at == 0 { around[0] } else { 0.0 };
+                *piece += if at + 1 == stages { around[1] } else { 0.0 };
+            }
+        }
+        if stages > 1 {
+            let width = self.config.hidden_size * s.storage.bytes();
+            let bytes = Dim::from(rows as usize * width);
+            let over = mesh.axes.iter().filter(|a| a.name == STAGES).cloned().collect();
+            let m = Message { operator: "send", traffic: Traffic::point_to_point(bytes), over };
+            let sent = message(&m, hardware, mesh, &|_| None)?;
+            let times = if s.purpose == Purpose::Train { 2.0 } else { 1.0 };
+            pieces.iter_mut().for_each(|p| *p += times * (sent.latency + sent.bandwidth));
+        }
+        Ok((pieces, update))
+    }
+}
+
+/// The layer in the name of a weight.
+fn number(name: &str, layers: usize) -> Option<usize> {
+    name.split(['.', '|']).find_map(|part| part.parse::<usize>().ok()).filter(|n| *n < layers)
+}

@@ -1,0 +1,225 @@
+//! What a planned program does, launch by launch. In: a compiled program. Out: launches of one kernel in layers of one kind as one
+//! entry: operations, bytes from memory and from what other kernels have just written, sizes of the product, messages.
+
+use crate::Refused;
+use astrai_ir::ops::Op;
+use astrai_ir::plan::{Body, BufferId, Place, Step};
+use astrai_ir::region::{DotBatch, Form};
+use astrai_ir::shard::Traffic;
+use astrai_ir::{Axis, DType, Dim, Node, Plan, Region, Type};
+use astrai_runtime::Compiled;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A collective of a launch.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// Name of its operator.
+    pub operator: &'static str,
+    /// What a rank sends.
+    pub traffic: Traffic,
+    /// Axes whose ranks take part.
+    pub over: Vec<Axis>,
+}
+
+/// Launches that do the same: of one region, in layers of one kind.
+#[derive(Clone, Debug)]
+pub struct Work {
+    /// Where the computation was made, numbers of layers as `*`.
+    pub origin: String,
+    /// Kind of layer; empty around the layers.
+    pub layer: String,
+    /// Identity of the kernel; empty where none computes it.
+    pub kernel: String,
+    /// The archetype's name.
+    pub form: &'static str,
+    /// Launches of a run.
+    pub launches: u64,
+    /// Numbers of the layers, where they have one.
+    pub layers: Vec<usize>,
+    /// Rows, columns, length of the sums, products side by side.
+    pub sizes: [Dim; 4],
+    /// Element types of the left side, of the right side, of the result.
+    pub types: [DType; 3],
+    /// Operations of a launch.
+    pub flops: Dim,
+    /// Bytes of a launch.
+    pub bytes: Dim,
+    /// Of these, bytes of values between kernels.
+    pub warm: Dim,
+    /// Matrices of which rows choose some.
+    pub groups: u64,
+    /// What is sent.
+    pub messages: Vec<Message>,
+}
+
+/// The work of a program, in the order of the first launches.
+pub fn work(program: &Compiled) -> Vec<Work> {
+    let plan = &program.plan;
+    let mut found = Found { program, order: Vec::new(), at: BTreeMap::new() };
+    for step in &plan.main.steps {
+        match step {
+            Step::Run { region, reads, writes, origin, .. } => {
+                let warm = |b: &BufferId| is_warm(&plan.main, *b);
+                let warm = [reads, writes].map(|l| l.iter().map(warm).collect());
+                found.add(region.0, "", origin, warm);
+            }
+            Step::Call { body, args, results, origin, .. } => {
+                let called = &plan.bodies[*body];
+                let outer =
+                    |list: &[BufferId], i: usize| list.get(i).is_some_and(|b| is_warm(&plan.main, *b));
+                for step in &called.steps {
+                    let Step::Run { region, reads, writes, origin: inner, .. } = step else { continue };
+                    let warm = |b: &BufferId| match called.buffers[b.0].place {
+                        Place::Param(i) => outer(args, i),
+                        Place::Result(i) => outer(results, i),
+                        _ => is_warm(called, *b),
+                    };
+                    let warm = [reads, writes].map(|l| l.iter().map(warm).collect());
+                    found.add(region.0, &called.name, &format!("{origin}.{inner}"), warm);
+                }
+            }
+        }
+    }
+    found.order
+}
+
+/// True for a value between kernels: neither a weight nor a state nor what comes from outside.
+fn is_warm(body: &Body, at: BufferId) -> bool {
+    matches!(body.buffers[at.0].place, Place::Arena(_) | Place::Const(_))
+}
+
+struct Found<'a> {
+    program: &'a Compiled,
+    order: Vec<Work>,
+    at: BTreeMap<(usize, String, String), usize>,
+}
+
+impl Found<'_> {
+    /// One launch of a region, with which of its reads and writes are values between kernels.
+    fn add(&mut self, region: usize, layer: &str, origin: &str, warm: [Vec<bool>; 2]) {
+        let (origin, number) = without_numbers(origin);
+        let next = self.order.len();
+        let i = *self.at.entry((region, layer.to_string(), origin.clone())).or_insert(next);
+        if i == next {
+            let plan = &self.program.plan;
+            let mut one = describe(plan, &plan.regions[region], &warm);
+            one.kernel =
+                self.program.kernels[region].as_ref().map(|k| k.identity.clone()).unwrap_or_default();
+            self.order.push(Work { origin, layer: layer.to_string(), ..one });
+        }
+        self.order[i].launches += 1;
+        self.order[i].layers.extend(number);
+    }
+}
+
+/// The work with numbers for sizes.
+///
+/// # Errors
+/// A size overflows or has no value.
+pub fn settled(w: Work, sizes: &dyn Fn(&str) -> Option<u64>) -> Result<Work, Refused> {
+    let at = |d: &Dim| d.eval(sizes).map(|n| Dim::from(n as usize));
+    let all = [at(&w.sizes[0])?, at(&w.sizes[1])?, at(&w.sizes[2])?, at(&w.sizes[3])?];
+    let mut messages = w.messages.clone();
+    for m in &mut messages {
+        m.traffic.bytes = at(&m.traffic.bytes)?;
+    }
+    Ok(Work { flops: at(&w.flops)?, bytes: at(&w.bytes)?, warm: at(&w.warm)?, sizes: all, messages, ..w })
+}
+
+/// An origin with `*` for numbers, and the first of them, which is the layer's.
+pub fn without_numbers(origin: &str) -> (String, Option<usize>) {
+    let mut number = None;
+    let part = |p: &str| match p.parse::<usize>() {
+        Ok(n) => {
+            number.get_or_insert(n);
+            "*".to_string()
+        }
+        Err(_) => p.to_string(),
+    };
+    let parts: Vec<String> = origin.split('.').map(part).collect();
+    (parts.join("."), number)
+}
+
+/// What one launch of a region does.
+fn describe(_: &Plan, region: &Arc<Region>, [reads, writes]: &[Vec<bool>; 2]) -> Work {
+    let (reading, writing) = (region.piece.read_types(), region.piece.write_types());
+    let bytes = |types: &[Type], warm: &[bool]| {
+        let of = |(t, _): (&Type, &bool)| t.bytes();
+        types.iter().zip(warm).filter(|(_, w)| **w).map(of).fold(Dim::from(0), |a, b| &a + &b)
+    };
+    let warm = &bytes(&reading, reads) + &bytes(&writing, writes);
+    let (sizes, sides, groups) = sizes(region, &reading, &writing);
+    let out = writing.first().map_or(DType::F32, |t| t.dtype);
+    Work {
+        origin: String::new(),
+        layer: String::new(),
+        kernel: String::new(),
+        form: region.form().name(),
+        launches: 0,
+        layers: vec![],
+        sizes,
+        types: [sides[0], sides[1], out],
+        flops: region.flops().clone(),
+        bytes: region.bytes().clone(),
+        warm,
+        groups,
+        messages: region.graph().nodes().iter().filter_map(|n| message(region, n)).collect(),
+    }
+}
+
+/// Rows, columns, length of sums, how many; types of both sides; matrices of which rows choose.
+fn sizes(region: &Region, reads: &[Type], writes: &[Type]) -> ([Dim; 4], [DType; 2], u64) {
+    let one = || Dim::from(1);
+    let of = |n: usize| Dim::from(n);
+    match region.form() {
+        Form::Dot(d) => {
+            let left = d.left.as_ref().map_or(d.right.dtype, |s| s.dtype);
+            let batch = d.batch.as_ref().map_or(one(), |DotBatch { count, .. }| count.clone());
+            ([d.m.clone(), d.n.clone(), d.k.clone(), batch], [left, d.right.dtype], 0)
+        }
+        Form::Grouped(g) => {
+            ([g.rows.clone(), of(g.n), of(g.k), of(g.groups)], [g.right.dtype; 2], g.groups as u64)
+        }
+        Form::Outer(o) => {
+            let rows = reads.iter().find_map(|t| t.shape.first().filter(|d| d.literal().is_none()).cloned());
+            let [m, n] = o.size.map(of);
+            ([m, n, rows.unwrap_or_else(one), of(o.groups)], [o.sides[0].dtype, o.sides[1].dtype], 0)
+        }
+        Form::Attention(a) => {
+            let [heads, _, d, _] = a.sizes;
+            let types = [a.qkv[0].dtype, a.qkv[1].dtype];
+            ([a.tokens.clone(), a.op.span.clone(), of(d), of(heads)], types, 0)
+        }
+        Form::AttentionGrad(a) => {
+            let [heads, _, d, _] = a.sizes;
+            let types = [a.heads[0].dtype, a.heads[1].dtype];
+            ([a.tokens.clone(), a.op.span.clone(), of(d), of(heads)], types, 0)
+        }
+        Form::Loss(l) => {
+            let [vocabulary, width] = l.size.map(of);
+            ([l.tokens.0.clone(), vocabulary, width, one()], [l.hidden.1, l.weight.1], 0)
+        }
+        _ => {
+            let shape = writes.first().map(|t| t.shape.clone()).unwrap_or_default();
+            let last = shape.last().cloned().unwrap_or_else(one);
+            let rows = shape.split_last().map_or_else(one, |(_, rest)| Dim::product(rest));
+            let dtype = |i: usize| reads.get(i).or(writes.first()).map_or(DType::F32, |t| t.dtype);
+            ([rows, last, one(), one()], [dtype(0), dtype(1)], 0)
+        }
+    }
+}
+
+fn message(region: &Region, node: &Node) -> Option<Message> {
+    let args: Vec<&Type> = node.args.iter().map(|a| region.graph().ty(*a)).collect();
+    let traffic = node.op.traffic(&args, &node.types)?;
+    let over = match &node.op {
+        Op::AllReduce(o) => o.over.clone(),
+        Op::AllGather(o) => vec![o.over.clone()],
+        Op::ReduceScatter(o) => vec![o.over.clone()],
+        Op::AllToAll(o) => vec![o.over.clone()],
+        Op::SendTo(o) => vec![o.over.clone()],
+        _ => vec![],
+    };
+    Some(Message { operator: node.op.name(), traffic, over })
+}

@@ -1,0 +1,139 @@
+//! `astrai estimate`: its output for scripts, LLMSim's records and graphs, and one line for whatever is wrong.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn astrai(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_astrai")).args(args).output().unwrap()
+}
+
+fn good(args: &[&str]) -> String {
+    let out = astrai(args);
+    assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+fn object(args: &[&str]) -> Value {
+    serde_json::from_str(&good(args)).unwrap()
+}
+
+fn refused(args: &[&str]) -> String {
+    let out = astrai(args);
+    let line = String::from_utf8(out.stderr).unwrap();
+    assert!(!out.status.success() && line.lines().count() == 1, "{args:?}: {line}");
+    line
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn an_estimate_adds_up() {
+    let model = root("bench/shapes/qwen3-0.6b.json");
+    let dir = tempfile::tempdir().unwrap();
+    let csv = dir.path().join("rows.csv");
+    let args = [
+        "estimate",
+        text(&model),
+        "--for",
+        "decode",
+        "--batch",
+        "4",
+        "--tp",
+        "2",
+        "--json",
+        "--csv",
+        text(&csv),
+    ];
+    let found = object(&args);
+    let (sum, rows) = (&found["summary"], found["operators"].as_array().unwrap());
+    let us = |key: &str| rows.iter().map(|r| r[key].as_f64().unwrap()).sum::<f64>();
+    assert!((us("total_us") / 1e6 / sum["tpot_seconds"].as_f64().unwrap() - 1.0).abs() < 1e-9);
+    assert!((us("share") - 1.0).abs() < 1e-9 && us("communication_us") > 0.0);
+    assert!(rows.iter().any(|r| r["message"].as_str().unwrap().contains("all_reduce")));
+    assert_eq!(sum["fits"], true);
+    let lines = std::fs::read_to_string(csv).unwrap();
+    assert_eq!(lines.lines().count(), rows.len() + 1);
+    let train = object(&[
+        "estimate",
+        text(&model),
+        "--for",
+        "train",
+        "--batch",
+        "8",
+        "--seq",
+        "256",
+        "--dp",
+        "2",
+        "--json",
+    ]);
+    let memory = &train["summary"]["memory"];
+    assert_eq!(memory["optimizer"].as_u64().unwrap(), 3 * memory["gradients"].as_u64().unwrap());
+    for preset in ["h100-sxm", "P800", "mi300x"] {
+        assert!(good(&["estimate", text(&model), "--hardware", preset]).contains("TTFT"), "{preset}");
+    }
+}
+
+#[test]
+fn llmsim_is_reproduced_and_its_graph_read_again() {
+    let model = root("tests/golden/qwen3/config.json");
+    let report = object(&["estimate", text(&model), "--legacy", "llmsim", "--seq", "64", "--json"]);
+    assert!(report["summary"]["ttft_ms"].as_f64().unwrap() > 0.0 && report["plan"]["ttft_seconds"].is_f64());
+    assert_eq!(report["differences"].as_array().unwrap().len(), 12);
+    let dir = tempfile::tempdir().unwrap();
+    let graph = dir.path().join("graph.json");
+    std::fs::write(&graph, good(&["compile", text(&model), "--form", "llmsim"])).unwrap();
+    let again = good(&["compile", text(&graph), "--form", "llmsim"]);
+    assert_eq!(again, std::fs::read_to_string(&graph).unwrap());
+    let parameters =
+        |path: &Path| object(&["compile", text(path), "--seq", "32", "--json"])["parameters"].clone();
+    assert_eq!(parameters(&graph), parameters(&model));
+    let records = root("../shared/golden/llmsim");
+    if !records.is_dir() {
+        println!("skipped: there is no ../shared/golden/llmsim");
+        return;
+    }
+    let found = object(&["verify", text(&records), "--json"]);
+    assert!(found["ok"] == true && found["checks"].as_array().unwrap().len() == 7, "{found}");
+}
+
+#[test]
+fn whatever_is_wrong_is_said_in_one_line() {
+    let model = root("bench/shapes/qwen3-0.6b.json");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("x.json5");
+    std::fs::write(
+        &file,
+        "{name: 'x', memory: {size: '80 GB', bandwidth: 3350}, compute: {bf16: '900 TFLOP/s'}}",
+    )
+    .unwrap();
+    for (args, part) in [
+        (vec!["--tp", "3"], "num_attention_heads"),
+        (vec!["--ep", "2", "--batch", "2"], "ep=2"),
+        (vec!["--dp", "3"], "--batch 1 does not divide"),
+        (vec!["--micro-batches", "3"], "--micro-batches 3"),
+        (vec!["--zero", "1"], "--zero 1"),
+        (vec!["--hardware", "h1000"], "there is no such preset"),
+        (vec!["--hardware", text(&file)], "memory.bandwidth: 3350 has no unit"),
+        (vec!["--hardware", "none.json5"], "none.json5"),
+        (vec!["--seq", "2000000000"], "positions"),
+        (vec!["--legacy", "llmsim", "--for", "train"], "prefill and decode"),
+        (vec!["--legacy", "llmsim", "--tp", "7"], "num_attention_heads"),
+    ] {
+        let args: Vec<&str> = ["estimate", text(&model)].into_iter().chain(args).collect();
+        let line = refused(&args);
+        assert!(line.contains(part), "{args:?}: {line}");
+    }
+    assert!(
+        refused(&["compile", text(&model), "--form", "llmsim", "--dump-after", "build"])
+            .contains("--form llmsim")
+    );
+    let llama = root("tests/golden/llama/config.json");
+    assert!(refused(&["compile", text(&llama), "--form", "llmsim"]).contains("LLMSim has no graph"));
+}
