@@ -20,7 +20,7 @@ use astrai_ir::plan::RegionId;
 use astrai_ir::{DType, Dim, Graph, IrError, Symbol};
 use astrai_passes::Saturate;
 use astrai_runtime::Device;
-use astrai_runtime::device::cpu::KernelCache;
+use astrai_runtime::device::KernelCache;
 use astrai_runtime::device::cpu::peaks::Peaks;
 use astrai_runtime::{Compiled as Planned, Options, Random, Session, Value as Array, compile};
 use clap::{Args, ValueEnum};
@@ -145,9 +145,10 @@ impl Bench {
     /// Measures and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
         let machine = self.machine.machine()?;
-        let profiles = matches!(self.job, Job::Train | Job::Prefill | Job::Decode) && machine.cpu.is_some();
+        let kernels = machine.device.name() != "interpreter";
+        let profiles = matches!(self.job, Job::Train | Job::Prefill | Job::Decode) && kernels;
         if self.profile && !profiles {
-            bail!("--profile goes with bench train, prefill and decode on the processor; leave it out");
+            bail!("--profile goes with bench train, prefill and decode, and with kernels; leave it out");
         }
         if self.new.is_some() && !matches!(self.job, Job::Decode | Job::Serve) {
             bail!("--new goes with bench decode and serve; leave it out");

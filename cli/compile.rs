@@ -1,9 +1,11 @@
 //! `astrai compile`: from a config.json, a model directory or a graph to a plan and the source of its kernels, with what
 //! they will cost. Needs no weights, builds nothing, allocates nothing of the model's size.
 
+mod cuda;
 mod mesh;
 mod train;
 
+use self::cuda::Machined;
 use self::mesh::MeshFlag;
 use crate::explain::explain;
 use crate::failure::{Done, Failure, bail, warn};
@@ -69,6 +71,7 @@ pub enum Form {
   astrai compile model/ -o out/          then look at out/graph.dot, out/ir/, out/kernels/
   astrai compile model/ --mesh tp=8,dp=2 --for train --batch 16 --dtype bf16
   astrai compile model/ --html model.html   then open model.html in a browser
+  astrai compile model/ --device cuda -o out/ --ptx
   astrai compile model/ --dump-after merge | less
   astrai compile model/ --dump-after saturate --form dot | dot -Tsvg > model.svg
   astrai compile model/ --for decode --fidelity fast --explain layer")]
@@ -78,6 +81,9 @@ pub struct Compile {
     /// Write graphs, plan, kernels and summary into this folder
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
+    /// Write the PTX of CUDA kernels beside their sources, too
+    #[arg(long, requires = "output")]
+    ptx: bool,
     /// Write one page for a browser: graphs by layer kind, what each pass changed, kernels, memory over time
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -159,9 +165,11 @@ impl Compile {
             (None, Some(Purpose::Train)) => self.train(&machine, dumps)?,
             (graph, _) => self.one(graph.as_ref(), &machine, dumps)?,
         };
-        let Made { programs, report, explained } = made;
+        let Made { programs, mut report, explained } = made;
+        let machined = self.machined(&programs, &machine, &mut report)?;
         if let Some(folder) = &self.output {
             output::write(folder, &programs, machine.backend(), &Value::Object(report.clone()))?;
+            machined.filter(|_| self.ptx).map_or(Ok(()), |made| made.write(folder))?;
         }
         if let Some(file) = &self.html {
             let text = page(&programs, &report, machine.backend().target())?;
@@ -179,6 +187,32 @@ impl Compile {
             }
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// What NVRTC makes of the kernels, for a CUDA device; nothing for others, and where it is not wanted and not here.
+    fn machined<'a>(
+        &self,
+        programs: &'a [(&'static str, Planned)],
+        machine: &Machine,
+        report: &mut Map<String, Value>,
+    ) -> Result<Option<Machined<'a>>, Failure> {
+        if !matches!(self.machine.device, DeviceName::Cuda(_)) {
+            if self.ptx {
+                bail!("--ptx is for kernels of CUDA devices; give --device cuda");
+            }
+            return Ok(None);
+        }
+        match Machined::of(programs, machine)? {
+            Ok(machined) => {
+                machined.report(report);
+                Ok(Some(machined))
+            }
+            Err(none) if self.ptx => bail!("--ptx: {none}"),
+            Err(none) => {
+                report.insert("nvrtc_absent".into(), json!(none));
+                Ok(None)
+            }
+        }
     }
 
     /// A program of its own: of a model, or a graph as given.

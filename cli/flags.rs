@@ -9,18 +9,52 @@ use astrai_runtime::device::cpu::{Isa, host_isa, host_levels};
 use astrai_serve::recommended::{Asked, Recommended};
 use astrai_serve::request::RequestError;
 use clap::{Args, ValueEnum};
+use std::fmt;
+use std::str::FromStr;
 
 /// Values of `--device`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceName {
-    /// The best device of this machine: the processor
+    /// The processor.
     Auto,
-    /// Kernels in C on this machine's processor
+    /// Kernels in C on this machine's processor.
     Cpu,
-    /// None: programs are planned and their kernels written, nothing runs
+    /// Kernels on the CUDA device of this number.
+    Cuda(u16),
+    /// None: programs are planned and their kernels written, nothing runs.
     Null,
-    /// The reference interpreter: slow, for proofs
+    /// The reference interpreter: slow, for proofs.
     Interpreter,
+}
+
+impl FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DeviceName, String> {
+        match (text, text.strip_prefix("cuda:")) {
+            ("auto", _) => Ok(DeviceName::Auto),
+            ("cpu", _) => Ok(DeviceName::Cpu),
+            ("cuda", _) => Ok(DeviceName::Cuda(0)),
+            ("null", _) => Ok(DeviceName::Null),
+            ("interpreter", _) => Ok(DeviceName::Interpreter),
+            (_, Some(n)) => {
+                n.parse().map(DeviceName::Cuda).map_err(|_| format!("`{n}` is no device's number"))
+            }
+            _ => Err("give auto, cpu, cuda, cuda:N, interpreter or null".into()),
+        }
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceName::Auto => f.write_str("auto"),
+            DeviceName::Cpu => f.write_str("cpu"),
+            DeviceName::Cuda(n) => write!(f, "cuda:{n}"),
+            DeviceName::Null => f.write_str("null"),
+            DeviceName::Interpreter => f.write_str("interpreter"),
+        }
+    }
 }
 
 impl DeviceName {
@@ -28,9 +62,23 @@ impl DeviceName {
     pub fn kind(self, instead: &str) -> Result<Kind, Failure> {
         match self {
             DeviceName::Auto | DeviceName::Cpu => Ok(Kind::Cpu),
+            DeviceName::Cuda(n) => Ok(Kind::Cuda(n.into())),
             DeviceName::Interpreter => Ok(Kind::Interpreter),
             DeviceName::Null => Err(format!("--device null runs nothing; {instead}").into()),
         }
+    }
+
+    /// What plans for the device, with these threads and vector instructions: neither compiler nor kernel cache is touched. `None` for the
+    /// interpreter, for which nothing is planned.
+    pub fn planner(self, threads: usize, simd: SimdFlag) -> Result<Option<Machine>, Failure> {
+        let kind = match self {
+            DeviceName::Interpreter => return Ok(None),
+            DeviceName::Cuda(n) => Kind::Cuda(n.into()),
+            _ => Kind::Cpu,
+        };
+        let machine = Machine::planner(kind, threads, simd.on(self)?);
+        warn(&machine.warnings);
+        Ok(Some(machine))
     }
 }
 
@@ -130,6 +178,7 @@ impl SimdFlag {
         let line = match device {
             DeviceName::Null => return Ok(asked),
             DeviceName::Interpreter => "the interpreter runs no kernels; leave --simd out".to_string(),
+            DeviceName::Cuda(_) => "--simd is for kernels of the processor; leave it out".to_string(),
             _ if levels.contains(&asked) => return Ok(asked),
             _ => {
                 let has: Vec<&str> = levels.iter().rev().map(|s| s.name()).collect();
@@ -143,8 +192,8 @@ impl SimdFlag {
 /// Where and how a program runs.
 #[derive(Args, Clone, Debug)]
 pub struct MachineFlags {
-    /// What runs the program
-    #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
+    /// What runs the program: cpu (also auto), cuda or cuda:N for a GPU, interpreter for the slow reference, null to plan only
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Auto)]
     pub device: DeviceName,
     /// How weights and activations are stored
     #[arg(long, value_enum, default_value_t = DTypeName::F32)]
@@ -248,11 +297,11 @@ impl MachineFlags {
         Ok(machine)
     }
 
-    /// The machine, for a command that only plans: neither compiler nor kernel cache is touched.
+    /// The machine, for a command that only plans.
     pub fn planner(&self) -> Result<Machine, Failure> {
-        if self.device == DeviceName::Interpreter {
-            bail!("--device interpreter compiles nothing; use cpu or null");
+        match self.device.planner(self.threads.into(), self.simd)? {
+            Some(machine) => Ok(machine),
+            None => bail!("--device interpreter compiles nothing; use cpu, cuda or null"),
         }
-        Ok(Machine::with(Kind::Null, self.threads.into(), self.simd.on(self.device)?)?)
     }
 }

@@ -80,6 +80,11 @@ pub fn describe(summary: &Map<String, Value>) -> String {
         ("state_bytes", with_bytes("state_bytes") + ": gradients, optimiser"),
         ("planned_bytes", with_bytes("planned_bytes")),
         ("kv_bytes_per_token", with_bytes("kv_bytes_per_token")),
+        (
+            "registers",
+            format!("{} of a thread at most, {} bytes spilled", number("registers"), number("spill_bytes")),
+        ),
+        ("nvrtc_absent", summary.get("nvrtc_absent").and_then(Value::as_str).unwrap_or_default().to_string()),
         ("compile_seconds", format!("{total:.3}")),
     ];
     let mut text = String::new();

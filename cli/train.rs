@@ -6,11 +6,10 @@ use crate::table::bytes;
 use crate::watch::Screen;
 use astrai_builders::ModelConfig;
 use astrai_builders::config::{LayerSpec, MlpSpec};
-use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::machine::Machine;
 use astrai_engine::model::{Model, check_sizes, read_config};
 use astrai_runtime::device::cpu::peaks::Peaks;
 use astrai_runtime::{Dump, WeightSource};
-use astrai_train::batch::Items;
 use astrai_train::checkpoint::{
     Opened, RunFolder, TrainerState, check_compatible, check_same_data, folder_name, open_latest,
 };
@@ -49,8 +48,8 @@ pub struct Train {
     /// Print the plan, its memory and what would be read, and stop
     #[arg(long)]
     dry_run: bool,
-    /// What runs the model
-    #[arg(long, value_enum, default_value_t = DeviceName::Auto)]
+    /// What runs the model: cpu (also auto), cuda or cuda:N for a GPU, interpreter for the slow reference
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceName::Auto)]
     device: DeviceName,
     #[command(flatten)]
     simd: SimdFlag,
@@ -142,13 +141,12 @@ impl Train {
 
     /// `--dry-run`.
     fn plan(&self, file: Partial, path: &Path, out: &mut dyn Write) -> Done {
-        if self.device == DeviceName::Interpreter {
-            bail!("--device interpreter plans nothing; with --dry-run use cpu or null");
-        }
         let newest = if self.resume { open_latest(path)? } else { None };
         let begin = self.begin(file, newest.as_ref().map(|n| &n.checkpoint))?;
         let settings = &begin.settings;
-        let machine = Machine::with(Kind::Null, settings.threads, self.simd.on(self.device)?)?;
+        let Some(machine) = self.device.planner(settings.threads, self.simd)? else {
+            bail!("--device interpreter plans nothing; with --dry-run use cpu, cuda or null");
+        };
         let plan = Plan::new(&begin.config, &settings.recipe(), machine.backend(), Dump::None)?;
         let [weights, states, arenas] = plan.memory()?;
         let launches = [&plan.grad, &plan.update].map(|p| p.plan.launches());
@@ -277,7 +275,7 @@ fn state(
     check_same_data(c, &data.fingerprint)?;
     if c.trainer.versions != fresh.versions {
         screen.note(
-            "the checkpoint was written by another version or C compiler: bits may differ from here on",
+            "the checkpoint was written by another version, compiler or device: bits may differ from here on",
         );
     }
     let mut state = c.trainer.clone();

@@ -57,7 +57,8 @@ fn batch(lengths: &[usize]) -> PackedBatch {
 #[test]
 fn a_step_allocates_nothing_after_the_first() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let rules = [Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, Rule::Sgd { momentum: 0.9 }];
+    let rules =
+        [Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }, Rule::Sgd { momentum: 0.9, nesterov: false }];
     for (storage, rule) in [DType::F32, DType::BF16].into_iter().zip(rules) {
         let config = ModelConfig::parse(SMALL, "small").unwrap().config;
         let machine = Machine::new(Kind::Cpu, 2).unwrap();
@@ -68,7 +69,7 @@ fn a_step_allocates_nothing_after_the_first() {
             storage,
             accumulate: true,
             recompute: Recompute::Selective,
-            optimizer: Optimizer { rule, weight_decay: 0.1, clip: Some(1.0) },
+            optimizer: Optimizer::new(rule, 0.1, Some(1.0)),
             router: RouterLosses::default(),
         };
         let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None).unwrap();

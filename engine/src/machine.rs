@@ -1,11 +1,13 @@
 //! The machine a command runs on, from the common flags: a device and what its user should know.
 
 use astrai_codegen::cpu::Cpu as CpuKernels;
+use astrai_codegen::cuda::Cuda as CudaKernels;
 use astrai_ir::Backend;
-use astrai_runtime::device::available_memory;
-use astrai_runtime::device::cpu::{Compiler, Cpu, Isa, KernelCache, host_isa};
+use astrai_runtime::device::cpu::{Compiler, Cpu, Isa, host_isa};
+use astrai_runtime::device::cuda::{self, Cuda, Nvrtc};
 use astrai_runtime::device::null::Null;
 use astrai_runtime::device::reference::Reference;
+use astrai_runtime::device::{KernelCache, available_memory};
 use astrai_runtime::{Device, Error};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,6 +17,8 @@ use std::sync::Arc;
 pub enum Kind {
     /// Kernels in C on this machine's processor.
     Cpu,
+    /// Kernels on the CUDA device of this number.
+    Cuda(usize),
     /// The reference interpreter.
     Interpreter,
     /// Nothing: programs are planned and their kernels written, but never built or run.
@@ -48,17 +52,18 @@ impl Machine {
     pub fn with(kind: Kind, threads: usize, isa: Isa) -> Result<Machine, Error> {
         let folders = || std::env::var_os("PATH").map(|p| std::env::split_paths(&p).collect::<Vec<_>>());
         let mut warnings = Vec::new();
+        if let Kind::Cuda(ordinal) = kind {
+            let (cache, warning) = cache()?;
+            let device = Arc::new(Cuda::open(ordinal, threads, nvrtc()?, cache)?);
+            return Ok(Machine { warnings: warning.into_iter().collect(), ..Machine::over(device) });
+        }
         let device: Arc<dyn Device> = match (kind, Compiler::find(&folders().unwrap_or_default())) {
             (Kind::Cpu, Some(cc)) => {
                 let (cache, warning) = cache()?;
                 let cpu = Cpu::new(isa, threads, cc, cache)?;
                 return Ok(Machine { warnings: warning.into_iter().collect(), ..Machine::on(cpu) });
             }
-            (Kind::Null, _) => {
-                let cores = std::thread::available_parallelism().map_or(1, usize::from);
-                let threads = if threads == 0 { cores } else { threads };
-                Arc::new(Null::new(Box::new(CpuKernels::new(isa, threads as u32, available_memory()))))
-            }
+            (Kind::Null, _) => return Ok(Machine::planner(Kind::Cpu, threads, isa)),
             (kind, _) => {
                 if kind == Kind::Cpu {
                     let slow =
@@ -69,6 +74,27 @@ impl Machine {
             }
         };
         Ok(Machine { warnings, ..Machine::over(device) })
+    }
+
+    /// A machine that plans for a kind of device and runs nothing: the processor with these instructions, or a CUDA device, which need
+    /// not be here.
+    pub fn planner(kind: Kind, threads: usize, isa: Isa) -> Machine {
+        if let Kind::Cuda(ordinal) = kind {
+            let found =
+                cuda::devices().map(|mut all| (ordinal < all.len()).then(|| all.swap_remove(ordinal).target));
+            let (target, warning) = match found {
+                Ok(Some(target)) => (target, None),
+                Ok(None) => (cuda::nominal(), Some(format!("there is no CUDA device {ordinal}"))),
+                Err(none) => (cuda::nominal(), Some(none)),
+            };
+            let warning = warning.map(|why| format!("{why}: planned for {}", target.name));
+            let device = Arc::new(Null::new(Box::new(CudaKernels::new(target))));
+            return Machine { warnings: warning.into_iter().collect(), ..Machine::over(device) };
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = if threads == 0 { cores } else { threads };
+        let kernels = CpuKernels::new(isa, threads as u32, available_memory());
+        Machine::over(Arc::new(Null::new(Box::new(kernels))))
     }
 
     /// Any device.
@@ -91,6 +117,32 @@ impl Machine {
     pub fn isa(&self) -> &str {
         &self.backend().target().isa
     }
+}
+
+/// NVIDIA's run-time compiler: the file or folder that `$ASTRAI_NVRTC` names, what the loader finds, or that of a toolkit in `$CUDA_HOME`,
+/// `$CUDA_PATH` or `/usr/local/cuda`.
+///
+/// # Errors
+/// There is none, or it cannot be loaded.
+pub fn nvrtc() -> Result<Nvrtc, Error> {
+    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    if let Some(named) = var("ASTRAI_NVRTC") {
+        let inside =
+            || Nvrtc::find(std::slice::from_ref(&named)).unwrap_or_else(|| named.join("libnvrtc.so"));
+        return Nvrtc::open(&if named.is_dir() { inside() } else { named.clone() });
+    }
+    Nvrtc::system().or_else(|none| {
+        let toolkits = [var("CUDA_HOME"), var("CUDA_PATH"), Some("/usr/local/cuda".into())];
+        let folders: Vec<_> = toolkits.into_iter().flatten().map(|p| p.join("lib64")).collect();
+        match (Nvrtc::find(&folders), none) {
+            (Some(file), _) => Nvrtc::open(&file),
+            (None, Error::Library { library, program, message }) => {
+                let remedy = "install nvidia-cuda-nvrtc of PyPI, say, and name its folder in ASTRAI_NVRTC";
+                Err(Error::Library { library, program, message: format!("{message}; {remedy}") })
+            }
+            (None, other) => Err(other),
+        }
+    })
 }
 
 /// Compiled kernels in `$ASTRAI_CACHE`, `$XDG_CACHE_HOME/astrai` or `~/.cache/astrai`; where none is named, or the last two cannot

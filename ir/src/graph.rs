@@ -165,6 +165,12 @@ impl Graph {
         bound
     }
 
+    /// The same nodes without outputs.
+    pub fn without_outputs(mut self) -> Graph {
+        (self.outputs, self.output_names) = Default::default();
+        self
+    }
+
     /// Declares a result; a name is declared once.
     pub fn set_output(&mut self, name: &str, id: NodeId) -> Result<(), IrError> {
         if self.output(name).is_some() {

@@ -38,7 +38,7 @@ pub use dim::{Dim, Shape, Symbol};
 pub use dtype::DType;
 pub use eval::{Precision, Sizes, eval};
 pub use front::{Tape, Value};
-pub use grad::{GradientOptions, gradient, gradient_with, gradient_with_stops, refuse_calls};
+pub use grad::{GradientOptions, gradient, gradient_with, refuse_calls};
 pub use graph::{BlockId, Graph, IrError, Node, NodeId};
 pub use inline::inline_calls;
 pub use kernel::Kernel;

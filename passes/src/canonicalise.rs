@@ -53,8 +53,8 @@ fn cancel_casts(g: &mut Graph, dtype: DType, id: NodeId) -> Result<Option<NodeId
 /// The argument that a node equals, if it is an identity.
 fn simplify(g: &Graph, op: &Op, args: &[NodeId]) -> Option<NodeId> {
     match op {
-        // An identity, whose only purpose is its gradient, which has been added by now.
-        Op::Pvary(_) => Some(args[0]),
+        // Identities, whose only purpose is their gradient, which has been added by now.
+        Op::Pvary(_) | Op::Detach(_) => Some(args[0]),
         Op::Binary(b) => match b.kind {
             BinaryKind::Mul if scalar(g, args[1]) == Some(1.0) => Some(args[0]),
             BinaryKind::Mul if scalar(g, args[0]) == Some(1.0) => Some(args[1]),

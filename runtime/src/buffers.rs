@@ -2,9 +2,10 @@
 //! keys and values. In: names, types and shapes. Out: memory that sessions bind by name; one session runs on it at a time.
 
 use crate::Error;
-use crate::device::{Block, Device, with_bytes};
+use crate::device::{Block, Device, Pointer, with_bytes};
 use astrai_ir::DType;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Named memory of a device. A clone shares it.
@@ -74,21 +75,66 @@ impl Buffers {
         &self.device
     }
 
-    /// Shows the bytes of a tensor; waits for a run to end. `None` where there is no tensor of the name, or the device failed.
-    pub fn read<R>(&self, name: &str, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
-        self.bytes_of(name, false, |bytes| f(bytes))
+    /// Shows the bytes of a tensor; waits for a run to end.
+    ///
+    /// # Errors
+    /// There is no tensor of the name, or the device failed.
+    pub fn read<R>(&self, name: &str, f: impl FnOnce(&[u8]) -> R) -> Result<R, Error> {
+        let len = self.found(name)?.len;
+        self.bytes_of(name, 0..len, false, |bytes| f(bytes))
+    }
+
+    /// Shows some of the bytes of a tensor; nothing else is copied where this process does not see the device's memory.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); the tensor has fewer bytes.
+    pub fn read_some<R>(
+        &self,
+        name: &str,
+        some: Range<usize>,
+        f: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R, Error> {
+        self.bytes_of(name, some, false, |bytes| f(bytes))
     }
 
     /// Lets the bytes of a tensor be changed; waits for a run to end.
-    pub fn write<R>(&self, name: &str, f: impl FnOnce(&mut [u8]) -> R) -> Option<R> {
-        self.bytes_of(name, true, f)
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn write<R>(&self, name: &str, f: impl FnOnce(&mut [u8]) -> R) -> Result<R, Error> {
+        let len = self.found(name)?.len;
+        self.bytes_of(name, 0..len, true, f)
     }
 
-    fn bytes_of<R>(&self, name: &str, write: bool, f: impl FnOnce(&mut [u8]) -> R) -> Option<R> {
-        let buffer = self.all.get(name)?;
+    /// Fills a tensor with what `f` stores at its place; waits for a run to end.
+    pub(crate) fn store(
+        &self,
+        name: &str,
+        f: impl FnOnce(Pointer) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let buffer = self.found(name)?;
         let _turn = self.turn();
+        f(buffer.block.at())
+    }
+
+    fn found(&self, name: &str) -> Result<&Arc<Buffer>, Error> {
+        self.all.get(name).ok_or_else(|| Error::Input(format!("there is no buffer `{name}`")))
+    }
+
+    fn bytes_of<R>(
+        &self,
+        name: &str,
+        some: Range<usize>,
+        write: bool,
+        f: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R, Error> {
+        let buffer = self.found(name)?;
+        if some.start > some.end || some.end > buffer.len {
+            return Err(Error::Input(format!("buffer `{name}` has {} bytes, not {some:?}", buffer.len)));
+        }
+        let (_turn, at) = (self.turn(), buffer.block.at().offset(some.start as u64));
         // SAFETY: the memory is that long, and nobody else touches it while the turn is held.
-        unsafe { with_bytes(&*self.device, buffer.block.at(), buffer.len, write, f) }.ok()
+        unsafe { with_bytes(&*self.device, at, some.len(), write, f) }
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&Arc<Buffer>> {
@@ -117,11 +163,13 @@ mod tests {
         b.add("x", DType::F32, &[2, 3]).unwrap();
         let c = b.clone();
         b.write("x", |bytes| bytes[4] = 7).unwrap();
-        assert_eq!(c.read("x", |bytes| (bytes.len(), bytes[4])), Some((24, 7)));
+        assert_eq!(c.read("x", |bytes| (bytes.len(), bytes[4])).unwrap(), (24, 7));
+        assert_eq!(c.read_some("x", 4..6, <[u8]>::to_vec).unwrap(), [7, 0]);
+        assert!(c.read_some("x", 4..25, |_| ()).is_err());
         assert_eq!((c.shape("x"), c.bytes()), (Some((DType::F32, &[2, 3][..])), 24));
         assert!(b.add("x", DType::F32, &[1]).unwrap_err().to_string().contains("exists already"));
         let twice = ["y", "y"].map(|name| (name.to_string(), DType::F32, vec![1]));
         assert!(b.add_all(twice).unwrap_err().to_string().contains("`y` exists already"));
-        assert!(b.read("y", |_| ()).is_none());
+        assert!(b.read("y", |_| ()).unwrap_err().to_string().contains("no buffer `y`"));
     }
 }

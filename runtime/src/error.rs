@@ -38,6 +38,14 @@ pub enum Error {
         /// Its words.
         message: String,
     },
+    /// A device failed; everything in its memory is lost.
+    #[error("{device}: {message}")]
+    Device {
+        /// Which.
+        device: String,
+        /// What happened, where.
+        message: String,
+    },
     /// A file could not be used.
     #[error("{path}: {source}", path = .path.display())]
     Io {

@@ -5,6 +5,7 @@
 mod bind;
 mod guards;
 mod load;
+mod record;
 mod run;
 mod sizes;
 
@@ -18,6 +19,7 @@ use astrai_ir::plan::RegionId;
 use astrai_ir::{DType, Sizes, Type};
 use astrai_passes::is_version;
 pub use load::laid_out;
+use record::Recordings;
 pub(crate) use sizes::concrete;
 use sizes::{Origin, origins};
 use std::sync::Arc;
@@ -72,6 +74,9 @@ pub struct Session {
     /// Sizes, and what each launch costs at them.
     costed: (Sizes, Vec<Option<LaunchCost>>),
     poisoned: Option<String>,
+    /// Runs begun.
+    runs: u64,
+    recordings: Recordings,
     /// Where the inputs of the run lie; kernels only read there.
     given: Vec<Pointer>,
     /// Copies of inputs that kernels cannot read where they are, kept from run to run.
@@ -171,6 +176,8 @@ impl Session {
             profile: None,
             costed: (Sizes::new(), vec![]),
             poisoned: None,
+            runs: 0,
+            recordings: Recordings::default(),
             given: vec![],
             staged: vec![],
             result_memory: vec![],

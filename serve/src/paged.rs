@@ -67,17 +67,18 @@ impl Model for PagedModel {
     fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError> {
         for ((_, session), entry) in self.programs.iter_mut().zip(plan.entries()) {
             if !entry.rows.is_empty() {
-                logits.push(run(session, &entry.batch)?);
+                logits.push(run(session, entry)?);
             }
         }
         Ok(())
     }
 }
 
-/// The logits of a batch, `[sequences, vocabulary]`.
-fn run<'m>(session: &'m mut Session, batch: &StepBatch) -> Result<&'m mut [f32], ModelError> {
-    let inputs = batch.inputs(session.inputs());
-    session.execute(&inputs)?;
+/// The logits of an entry's rows, `[sequences, vocabulary]`; those of rows that are not sampled hold anything. Sampling is done in this
+/// process: from a device's own memory come the logits of sampled rows, not their tokens alone.
+fn run<'m>(session: &'m mut Session, entry: &StepEntry) -> Result<&'m mut [f32], ModelError> {
+    let inputs = entry.batch.inputs(session.inputs());
+    session.execute_rows(&inputs, Some(&|row| entry.rows.get(row).is_some_and(|r| r.complete)))?;
     let logits = session.floats_mut(0);
     Ok(logits
         .ok_or("the program's first result is not the logits, of f32; this is a defect, please report it")?)

@@ -4,13 +4,19 @@ mod answers;
 #[path = "../conformance/cases/mod.rs"]
 mod cases;
 mod cli;
+mod cuda;
+mod data;
 mod documents;
+#[path = "../emulated/mod.rs"]
+mod emulated;
 mod extend;
 mod faults;
 mod hostile;
 mod layering;
 mod numbers;
+mod objectives;
 mod openai;
+mod optimizers;
 mod page;
 #[path = "../quick.rs"]
 mod quick;

@@ -2,7 +2,8 @@
 
 use crate::quick;
 use astrai_engine::machine::{Kind, Machine};
-use astrai_runtime::device::cpu::{Compiler, Cpu, Isa, KernelCache, host_isa, host_levels, modelled_levels};
+use astrai_runtime::device::KernelCache;
+use astrai_runtime::device::cpu::{Compiler, Cpu, Isa, host_isa, host_levels, modelled_levels};
 use std::sync::OnceLock;
 
 /// The machine of all tests of a binary: two threads, the best instructions.
@@ -21,6 +22,12 @@ pub fn machines() -> &'static [Machine] {
 /// Those of them whose instructions the processor has.
 pub fn own() -> &'static [Machine] {
     &machines()[modelled_levels().len()..]
+}
+
+/// An emulated GPU, where its driver and compiler are here.
+pub fn emulated() -> Option<&'static Machine> {
+    static MACHINE: OnceLock<Option<Machine>> = OnceLock::new();
+    MACHINE.get_or_init(|| crate::emulated::device(0).map(|device| Machine::over(device))).as_ref()
 }
 
 /// All of them with sixteen threads, more than a few queries have heads.
@@ -46,7 +53,7 @@ fn optimised(isa: Isa, threads: usize) -> Machine {
 
 fn little_optimised(isa: Isa, threads: usize) -> Machine {
     let Some(folder) = quick::folder() else { return optimised(isa, threads) };
-    let compiler = Compiler::find(&[folder.to_path_buf()]).unwrap();
+    let compiler = Compiler::find(&std::env::split_paths(&quick::path()).collect::<Vec<_>>()).unwrap();
     let cache = KernelCache::open(&folder.join("kernels")).unwrap();
     Machine::on(Cpu::new(isa, threads, compiler, cache).unwrap())
 }

@@ -4,6 +4,9 @@
 mod attention_grad;
 mod cases;
 mod cuda;
+#[path = "../emulated/mod.rs"]
+mod driver;
+mod emulated;
 mod exact;
 mod golden;
 mod gradients;

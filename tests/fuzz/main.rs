@@ -17,14 +17,18 @@
 #[expect(dead_code)]
 #[path = "../command/answers/fixture.rs"]
 mod answers;
+mod data;
 #[path = "../command/train/fixture.rs"]
 #[expect(dead_code)]
 mod fixture;
 mod guide;
 mod mutate;
+#[path = "../quick.rs"]
+mod quick;
 mod server;
 mod serving;
 mod soak;
+mod structured;
 mod targets;
 
 use guide::Guide;

@@ -74,10 +74,11 @@ impl Contents for Snapshot<'_> {
     }
 
     fn write(&mut self, part: Part, entry: &Entry, sink: &mut Sink) -> Result<(), FileError> {
-        let absent = || FileError::refused(Path::new(part.file()), format!("no tensor `{}`", entry.name));
-        let (buffer, range) = self.places.get(&entry.name).ok_or_else(absent)?;
-        let written = self.engine.buffers().read(buffer, |bytes| sink(&bytes[range.clone()]));
-        written.ok_or_else(absent)?
+        let refused = |why: String| FileError::refused(Path::new(part.file()), why);
+        let found = self.places.get(&entry.name);
+        let (buffer, range) = found.ok_or_else(|| refused(format!("no tensor `{}`", entry.name)))?;
+        let written = self.engine.buffers().read_some(buffer, range.clone(), sink);
+        written.map_err(|e| refused(e.to_string()))?
     }
 }
 
@@ -99,7 +100,7 @@ impl Engine {
     pub fn restore(&mut self, optimizer: &Checkpoint, steps: u64) -> Result<(), Error> {
         for prefix in self.recipe().kept() {
             let source = Prefixed { checkpoint: optimizer, prefix };
-            for w in self.weights().iter().filter(|w| !w.frozen) {
+            for w in self.weights().iter().filter(|w| !w.frozen && self.recipe().optimizer.keeps(prefix, w)) {
                 self.buffers().load(&format!("{prefix}{}", w.name), w, &source)?;
             }
         }

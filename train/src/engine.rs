@@ -4,7 +4,7 @@
 
 use crate::batch::PackedBatch;
 use crate::router::{ExpertLoads, RouterLosses, RouterStats};
-use crate::update::{self, MASTER, Optimizer, Rule, Stages};
+use crate::update::{self, EMA, MASTER, Optimizer, Rule, Stages};
 use astrai_builders::{Logits, Loss, ModelConfig, Program as Built, placements};
 use astrai_ir::ops::{Op, Weight};
 use astrai_ir::shard::{STAGES, Shard};
@@ -41,7 +41,7 @@ impl Recipe {
     /// Prefixes of the states that outlive a run: moments, and master weights where weights are narrow.
     pub fn kept(&self) -> impl Iterator<Item = &'static str> {
         let narrow = self.storage != DType::F32;
-        self.optimizer.moments().iter().copied().chain(narrow.then_some(MASTER))
+        self.optimizer.kept().into_iter().chain(narrow.then_some(MASTER))
     }
 }
 
@@ -78,6 +78,11 @@ impl Plan {
         dump: Dump,
         (mesh, stage): (&Mesh, usize),
     ) -> Result<Plan, Error> {
+        if mesh.ranks() > 1 && matches!(recipe.optimizer.rule, Rule::Muon { .. }) {
+            return Err(Error::Input(
+                "Muon reads whole matrices, which ranks share; use one rank or adamw".into(),
+            ));
+        }
         let built = Built {
             tokens: recipe.tokens,
             sequences: recipe.sequences,
@@ -134,7 +139,9 @@ impl Plan {
         let prefixes: Vec<&str> = [GRAD].into_iter().chain(self.recipe.kept()).collect();
         let one = |p: &str, w: &Weight| (format!("{p}{}", w.name), DType::F32, shape(w));
         let trained = || self.weights.iter().filter(|w| !w.frozen);
-        prefixes.iter().flat_map(|p| trained().map(move |w| one(p, w))).collect()
+        let optimizer = &self.recipe.optimizer;
+        let of = |p: &'static str| trained().filter(move |w| optimizer.keeps(p, w)).map(move |w| one(p, w));
+        prefixes.into_iter().flat_map(of).collect()
     }
 
     /// Bytes that training holds: (weights, gradients and optimiser, activations and scratch).
@@ -203,7 +210,8 @@ fn whole_weights(program: &Compiled, mesh: &Mesh, recipe: &Recipe) -> Result<(Ve
             placed.push((axis, p));
         }
         w.parts.clear();
-        prefixes.iter().for_each(|p| _ = leaves.insert(format!("{p}{}", w.name), placed.clone()));
+        let kept = prefixes.iter().filter(|p| recipe.optimizer.keeps(p, w));
+        kept.for_each(|p| _ = leaves.insert(format!("{p}{}", w.name), placed.clone()));
     }
     Ok((all, leaves))
 }
@@ -262,6 +270,9 @@ impl Engine {
             if plan.recipe.storage != DType::F32 && !w.frozen {
                 buffers.load(&format!("{MASTER}{}", w.name), w, source)?;
             }
+            if plan.recipe.optimizer.ema.is_some() && !w.frozen {
+                buffers.load(&format!("{EMA}{}", w.name), w, source)?;
+            }
             buffers.load(&w.name, w, source)?;
             progress(i as u64 + 1, plan.weights.len() as u64);
         }
@@ -298,7 +309,7 @@ impl Engine {
         }
         let t = self.steps as f64 + 1.0;
         self.inputs.scalar(LR, lr);
-        if let Rule::AdamW { beta1, beta2, .. } = self.recipe.optimizer.rule {
+        if let Some([beta1, beta2]) = self.recipe.optimizer.betas() {
             self.inputs.scalar(LR + 1, 1.0 / (1.0 - beta1.powf(t)));
             self.inputs.scalar(LR + 2, 1.0 / (1.0 - beta2.powf(t)));
         }

@@ -2,12 +2,14 @@
 //! hold an `Arc<dyn Device>` and know no thread pool, no compiler and no address of the host's; each folder beside this file is one
 //! kind of device.
 
+mod cache;
 pub mod cpu;
 pub mod cuda;
 mod memory;
 pub mod null;
 pub mod reference;
 
+pub use cache::KernelCache;
 pub use memory::{InProcess, available_memory};
 
 use crate::Error;
@@ -73,6 +75,8 @@ pub struct Launch<'a> {
     pub sizes: &'a [i64],
     /// Memory that the kernel may use between its phases.
     pub workspace: &'a Block,
+    /// Where its region comes from, for errors that a device meets later.
+    pub origin: &'a Arc<str>,
 }
 
 impl Launch<'_> {
@@ -135,6 +139,46 @@ pub trait Space: Send + Sync {
     /// # Errors
     /// The device failed.
     fn write(&self, at: Pointer, from: &[u8]) -> Result<(), Error>;
+
+    /// Lets `f` make `len` bytes of memory that nobody else uses: in place where this process sees it, otherwise beside it, from
+    /// where they are copied, at the latest before the next launch. What `f` is shown holds anything.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn fill(&self, at: Pointer, len: usize, f: &mut dyn FnMut(&mut [u8])) -> Result<(), Error> {
+        if let Some(address) = self.host(at) {
+            // SAFETY: whoever has a pointer knows how many bytes lie there; the caller's is the only use of them.
+            f(unsafe { std::slice::from_raw_parts_mut(address, len) });
+            return Ok(());
+        }
+        let mut bytes = vec![0; len];
+        f(&mut bytes);
+        self.write(at, &bytes)
+    }
+}
+
+/// What a device that keeps memory for later has given out, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// In use now.
+    pub used: u64,
+    /// In use at most.
+    pub most: u64,
+    /// Given back by their users and kept for the next.
+    pub kept: u64,
+    /// How often the system was asked for memory.
+    pub taken: u64,
+    /// How often what was kept was given out again.
+    pub reused: u64,
+}
+
+/// Launches that a device has recorded.
+pub trait Recording: Send + Sync {
+    /// Runs them again, on the same buffers with the same sizes.
+    ///
+    /// # Errors
+    /// As [`Executable::launch`].
+    fn replay(&self) -> Result<(), Error>;
 }
 
 /// A device.
@@ -162,6 +206,28 @@ pub trait Device: Space + Threads {
     /// What a launch met.
     fn synchronise(&self) -> Result<(), Error> {
         Ok(())
+    }
+
+    /// True where running recorded launches costs less than launching them one by one.
+    fn records(&self) -> bool {
+        false
+    }
+
+    /// Records what `launches` launches from this thread, and runs nothing of it; `None` where the device records nothing, and
+    /// `launches` was not called.
+    ///
+    /// # Errors
+    /// That of `launches`, or the device failed.
+    fn record(
+        &self,
+        _launches: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<Option<Box<dyn Recording>>, Error> {
+        Ok(None)
+    }
+
+    /// What was given out of its memory, where it keeps count.
+    fn memory_use(&self) -> Option<MemoryUse> {
+        None
     }
 }
 

@@ -4,8 +4,8 @@
 use super::{Session, literal};
 use crate::Error;
 use crate::buffers::Buffers;
-use crate::device::{Block, Device, with_bytes};
-use crate::pack::{Matrices, Rows};
+use crate::device::{Block, Device, Pointer};
+use crate::pack::{Matrices, Rows, convert, layout_bytes};
 use crate::report::weight_bytes;
 use crate::source::WeightSource;
 use astrai_ir::ops::{Op, Weight};
@@ -52,16 +52,15 @@ impl Session {
                 self.packed.push(Some(block));
                 continue;
             }
-            let derived = program.derived.iter().find(|d| d.weight.name == w.weight.name);
-            let write = |bytes: &mut [u8]| match derived {
-                Some(d) => derive(d, source, &*device).map(|t| {
-                    let part = (&*t.to_bytes(), t.dtype);
-                    write_part(bytes, 0, &t.shape, w.layout, t.dtype, part, &*device);
-                }),
-                None => fill(bytes, &w.weight, w.layout, source, &*device),
-            };
-            // SAFETY: the block was made for the weight just now, and nobody else has it.
-            unsafe { with_bytes(&*device, block.at(), weight_bytes(w) as usize, true, write) }??;
+            let place = Stored { at: block.at(), ty: &w.weight.ty, layout: w.layout, device: &*device };
+            match program.derived.iter().find(|d| d.weight.name == w.weight.name) {
+                Some(d) => {
+                    let t = derive(d, source, &*device)?;
+                    let (bytes, rows) = (t.to_bytes(), t.shape.first().copied().unwrap_or(1));
+                    place.store(&mut |put| put(rows, &bytes, t.dtype))?;
+                }
+                None => place.store(&mut |put| for_each_part(&w.weight, source, put))?,
+            }
             done += block.len() as u64;
             progress(done.min(total), total);
             self.weights.push(block.at());
@@ -100,11 +99,12 @@ impl Session {
 impl Buffers {
     /// Fills the buffer `name` with a weight's checkpoint tensors, row after row, in the buffer's own type.
     pub fn load(&self, name: &str, weight: &Weight, source: &dyn WeightSource) -> Result<(), Error> {
-        let absent = || Error::Input(format!("there is no buffer `{name}`"));
-        let dtype = self.shape(name).ok_or_else(absent)?.0;
-        let weight = Weight { ty: weight.ty.with(dtype), ..weight.clone() };
-        let device = self.device().clone();
-        self.write(name, |bytes| fill(bytes, &weight, Layout::Rows, source, &*device)).ok_or_else(absent)?
+        let dtype = self.shape(name).map_or(weight.ty.dtype, |(dtype, _)| dtype);
+        let ty = weight.ty.with(dtype);
+        self.store(name, |at| {
+            let place = Stored { at, ty: &ty, layout: Layout::Rows, device: &**self.device() };
+            place.store(&mut |put| for_each_part(weight, source, put))
+        })
     }
 }
 
@@ -132,6 +132,56 @@ fn derive(d: &Derived, source: &dyn WeightSource, device: &dyn Device) -> Result
     value.ok_or_else(|| Error::Input(format!("`{}` has no value", d.weight.name)))
 }
 
+/// Bytes that go to a device at once which this process does not see.
+const PIECE: usize = 4 << 20;
+
+/// Takes so many rows of a weight: their bytes, in this type.
+type Put<'a> = &'a mut dyn FnMut(usize, &[u8], DType) -> Result<(), Error>;
+
+/// The place of a weight in the memory of a device.
+struct Stored<'a> {
+    at: Pointer,
+    ty: &'a Type,
+    layout: Layout,
+    device: &'a dyn Device,
+}
+
+impl Stored<'_> {
+    /// Stores the rows that `parts` gives, one part after another: in place where this process sees the memory. Otherwise rows go piece
+    /// by piece, so that no weight is twice in this process's memory, and packed weights whole, whose rows lie among each other.
+    fn store(&self, parts: &mut dyn FnMut(Put) -> Result<(), Error>) -> Result<(), Error> {
+        let Stored { at, ty, layout, device } = *self;
+        let shape = literal(ty).unwrap_or_default();
+        let len = layout_bytes(layout, ty.dtype, &shape);
+        let mut first = 0;
+        let mut whole = |bytes: &mut [u8]| {
+            parts(&mut |rows, part, from| {
+                write_part(bytes, first, &shape, layout, ty.dtype, (part, from), device);
+                first += rows;
+                Ok(())
+            })
+        };
+        if let Some(address) = device.host(at) {
+            // SAFETY: the memory was made for the weight, and nobody else uses it now.
+            return whole(unsafe { std::slice::from_raw_parts_mut(address, len) });
+        }
+        if layout.is_packed() {
+            let mut bytes = vec![0; len];
+            whole(&mut bytes)?;
+            return device.write(at, &bytes);
+        }
+        let mut to = at;
+        parts(&mut |_, part, from| {
+            for piece in part.chunks(PIECE / ty.dtype.bytes() * from.bytes()) {
+                let len = piece.len() / from.bytes() * ty.dtype.bytes();
+                device.fill(to, len, &mut |bytes| convert(bytes, ty.dtype, piece, from))?;
+                to = to.offset(len as u64);
+            }
+            Ok(())
+        })
+    }
+}
+
 /// Writes the checkpoint tensors of a weight, on the threads of a device.
 fn fill(
     bytes: &mut [u8],
@@ -142,9 +192,10 @@ fn fill(
 ) -> Result<(), Error> {
     let shape = literal(&w.ty).unwrap_or_default();
     let mut first = 0;
-    for_each_part(w, source, |rows, part, from| {
+    for_each_part(w, source, &mut |rows, part, from| {
         write_part(bytes, first, &shape, layout, w.ty.dtype, (part, from), device);
         first += rows;
+        Ok(())
     })
 }
 
@@ -170,11 +221,7 @@ fn write_part(
 }
 
 /// Shows the checkpoint tensors of a weight in order: rows, bytes, type.
-fn for_each_part(
-    w: &Weight,
-    source: &dyn WeightSource,
-    mut f: impl FnMut(usize, &[u8], DType),
-) -> Result<(), Error> {
+fn for_each_part(w: &Weight, source: &dyn WeightSource, f: Put) -> Result<(), Error> {
     for part in w.rows() {
         let t = source.tensor(&part.name).ok_or_else(|| missing(&part.name))?;
         check_shape(&part.name, &t.shape, part.rows, &w.ty)?;
@@ -185,7 +232,7 @@ fn for_each_part(
                 part.name, t.dtype
             )));
         }
-        f(part.rows, &t.bytes, t.dtype);
+        f(part.rows, &t.bytes, t.dtype)?;
         source.done(&part.name);
     }
     Ok(())

@@ -3,10 +3,11 @@
 use super::guards::Integers;
 use super::sizes::value;
 use super::{Session, Spot};
-use crate::device::{Launch, interpret};
+use crate::device::{Executable, Launch, interpret};
 use crate::profile::{LaunchCost, ProfileRow};
 use crate::{Error, Value};
 use astrai_ir::DType;
+use std::sync::Arc;
 use std::time::Instant;
 
 impl Session {
@@ -15,6 +16,19 @@ impl Session {
     /// # Errors
     /// Inputs do not fit the program; the device failed, and the session is of no more use.
     pub fn execute(&mut self, inputs: &[(&str, &Value)]) -> Result<(), Error> {
+        self.execute_rows(inputs, None)
+    }
+
+    /// The same, where of the first result only the rows are of use for which this says so: others are not copied from a device whose memory
+    /// this process does not see, and hold anything then.
+    ///
+    /// # Errors
+    /// As [`execute`](Self::execute).
+    pub fn execute_rows(
+        &mut self,
+        inputs: &[(&str, &Value)],
+        rows: Option<&dyn Fn(usize) -> bool>,
+    ) -> Result<(), Error> {
         if let Some(why) = &self.poisoned {
             return Err(Error::Input(format!("an earlier run failed ({why}); open the session again")));
         }
@@ -35,16 +49,16 @@ impl Session {
             self.point(self.guarded[i]);
             self.check(self.guarded[i])?;
         }
-        for i in 0..self.launches.len() {
-            if let Err(e) = self.launch(i) {
-                return Err(self.poison(e));
-            }
-        }
-        self.device.synchronise().and_then(|()| self.fetch_results()).map_err(|e| self.poison(e))
+        self.runs += 1;
+        let done = self.launch_all().and_then(|()| self.device.synchronise());
+        done.and_then(|()| self.fetch_results(rows)).map_err(|e| self.poison(e))
     }
 
     /// A wrong input leaves nothing behind that the next run would read; whatever else failed does.
-    fn poison(&mut self, e: Error) -> Error {
+    fn poison(&mut self, mut e: Error) -> Error {
+        if let Error::Device { message, .. } = &mut e {
+            *message += &format!("; it was run {} of this session", self.runs);
+        }
         if !matches!(e, Error::Input(_)) {
             self.poisoned = Some(e.to_string());
         }
@@ -69,7 +83,7 @@ impl Session {
     }
 
     /// Pointers to a launch's buffers.
-    fn point(&mut self, i: usize) {
+    pub(super) fn point(&mut self, i: usize) {
         self.bound.clear();
         self.bound.extend(self.launches[i].spots.iter().map(|s| match s {
             Spot::Fixed(p) => *p,
@@ -85,7 +99,7 @@ impl Session {
         guards.iter().try_for_each(|g| integers.check(g))
     }
 
-    fn launch(&mut self, i: usize) -> Result<(), Error> {
+    pub(super) fn launch(&mut self, i: usize) -> Result<(), Error> {
         self.point(i);
         if !self.launches[i].checked {
             self.check(i)?;
@@ -93,10 +107,7 @@ impl Session {
         let launch = &self.launches[i];
         let started = Instant::now();
         match &launch.kernel {
-            Some(k) => {
-                let (buffers, sizes, workspace) = (&*self.bound, &*self.dims, &self.workspace);
-                k.launch(&Launch { buffers, symbols: &self.program.plan.symbols, sizes, workspace })?
-            }
+            Some(k) => self.launch_kernel(k, &launch.origin)?,
             None => {
                 let region = &self.program.plan.regions[launch.region];
                 interpret(&*self.device, region, &self.bound, &self.sizes)?
@@ -109,13 +120,30 @@ impl Session {
         Ok(())
     }
 
+    /// Launches a kernel on the buffers that were pointed to.
+    pub(super) fn launch_kernel(&self, kernel: &Arc<dyn Executable>, origin: &Arc<str>) -> Result<(), Error> {
+        let (buffers, sizes, workspace) = (&*self.bound, &*self.dims, &self.workspace);
+        kernel.launch(&Launch { buffers, symbols: &self.program.plan.symbols, sizes, workspace, origin })
+    }
+
     /// Copies of results that this process does not see where they are.
-    fn fetch_results(&mut self) -> Result<(), Error> {
+    fn fetch_results(&mut self, mut wanted: Option<&dyn Fn(usize) -> bool>) -> Result<(), Error> {
         for r in &mut self.results {
-            let at = self.result_memory[r.at].at();
-            if self.device.host(at).is_none() {
-                r.copy.resize(r.shape.iter().product::<usize>() * r.ty.dtype.bytes(), 0);
-                self.device.read(at, &mut r.copy)?;
+            let (at, wanted) = (self.result_memory[r.at].at(), wanted.take());
+            if self.device.host(at).is_some() {
+                continue;
+            }
+            let count = r.shape.first().copied().unwrap_or(1);
+            let row = r.shape.iter().skip(1).product::<usize>() * r.ty.dtype.bytes();
+            r.copy.resize(count * row, 0);
+            let is_wanted = |i: usize| wanted.is_none_or(|wanted| wanted(i));
+            let mut first = 0;
+            // Rows beside one another come together.
+            while let Some(begin) = (first..count).find(|i| is_wanted(*i)) {
+                let end = (begin..count).find(|i| !is_wanted(*i)).unwrap_or(count);
+                let from = at.offset((begin * row) as u64);
+                self.device.read(from, &mut r.copy[begin * row..end * row])?;
+                first = end;
             }
         }
         Ok(())

@@ -23,7 +23,7 @@ impl Server {
         Server::spawn(program(&[&["serve", text(model), "--port", "0", "--json"][..], flags].concat()))
     }
 
-    fn spawn(mut c: Command) -> Server {
+    pub fn spawn(mut c: Command) -> Server {
         let mut child = c.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -65,7 +65,7 @@ impl Server {
     }
 
     /// Exit code and standard error of a server that ends by itself, soon.
-    fn ended(&mut self) -> (Option<i32>, String) {
+    pub fn ended(&mut self) -> (Option<i32>, String) {
         let since = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {

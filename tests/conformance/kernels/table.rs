@@ -3,7 +3,7 @@
 //! values of the symbol `n` and with every level of vector instructions that the processor has, within the tolerance of the
 //! operators that made them.
 
-use crate::machines::{machine, machines, own};
+use crate::machines::{emulated, machine, machines, own};
 use astrai_engine::machine::Machine;
 use astrai_ir::ops::{Op, State};
 use astrai_ir::{DType, Dim, Graph, NodeId, Precision, Shape, Sizes, Symbol, Tensor, Type, eval};
@@ -237,13 +237,13 @@ impl Table {
         self.run_on([&own()[0], &own()[own().len() - 1]], sizes);
     }
 
-    /// The same on these machines.
+    /// The same on these machines, and on the emulated GPU.
     pub fn run_on<'a>(&self, machines: impl IntoIterator<Item = &'a Machine>, sizes: &[u64]) {
         let with = |m: &Machine| {
             let states = self.states(m);
             (m.isa().to_string(), self.open(m, &states), states)
         };
-        let mut sessions: Vec<_> = machines.into_iter().map(with).collect();
+        let mut sessions: Vec<_> = machines.into_iter().chain(emulated()).map(with).collect();
         let differentiate =
             |of: &String| astrai_passes::differentiate(&self.g, of, Default::default()).unwrap();
         let differentiated = self.gradient_of.as_ref().map(differentiate);

@@ -3,11 +3,12 @@
 use crate::toy::backend::{ALIGNMENT, Toy};
 use astrai_ir::kernel::Grid;
 use astrai_ir::{Backend, Kernel};
-use astrai_runtime::device::{Block, Executable, Launch, Pointer, Space, Threads};
+use astrai_runtime::device::{Block, Executable, Launch, Pointer, Recording, Space, Threads};
 use astrai_runtime::{Device, Error};
 use libloading::Library;
 use std::collections::BTreeMap;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 /// Where the toy's addresses begin: no address of a process has these bits.
@@ -22,11 +23,36 @@ type Blocks = Mutex<BTreeMap<u64, Weak<Bytes>>>;
 pub struct ToyDevice {
     backend: Toy,
     space: Arc<Blocks>,
+    recorder: Arc<Recorder>,
 }
 
 impl ToyDevice {
     pub fn new() -> ToyDevice {
-        ToyDevice { backend: Toy::new(), space: Arc::default() }
+        ToyDevice { backend: Toy::new(), space: Arc::default(), recorder: Arc::default() }
+    }
+
+    /// Launches that were run from recordings.
+    pub fn replayed(&self) -> usize {
+        self.recorder.replayed.load(Ordering::Relaxed)
+    }
+}
+
+/// One launch with everything that it needs.
+type Call = Arc<dyn Fn() + Send + Sync>;
+
+#[derive(Default)]
+struct Recorder {
+    calls: Mutex<Option<Vec<Call>>>,
+    replayed: AtomicUsize,
+}
+
+struct Recorded(Vec<Call>, Arc<Recorder>);
+
+impl Recording for Recorded {
+    fn replay(&self) -> Result<(), Error> {
+        self.0.iter().for_each(|call| call());
+        self.1.replayed.fetch_add(self.0.len(), Ordering::Relaxed);
+        Ok(())
     }
 }
 
@@ -103,9 +129,24 @@ impl Device for ToyDevice {
         let library = Arc::new(unsafe { Library::new(&object) }.unwrap());
         let one = |k: &&Kernel| {
             let (space, library) = (self.space.clone(), library.clone());
-            Arc::new(Loaded { kernel: (*k).clone(), library, space }) as Arc<dyn Executable>
+            let recorder = self.recorder.clone();
+            Arc::new(Loaded { kernel: (*k).clone(), library, space, recorder }) as Arc<dyn Executable>
         };
         Ok(kernels.iter().map(one).collect())
+    }
+
+    fn records(&self) -> bool {
+        true
+    }
+
+    fn record(
+        &self,
+        launches: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<Option<Box<dyn Recording>>, Error> {
+        *self.recorder.calls.lock().unwrap() = Some(vec![]);
+        launches()?;
+        let calls = self.recorder.calls.lock().unwrap().take().unwrap();
+        Ok(Some(Box::new(Recorded(calls, self.recorder.clone()))))
     }
 }
 
@@ -113,6 +154,7 @@ struct Loaded {
     kernel: Kernel,
     library: Arc<Library>,
     space: Arc<Blocks>,
+    recorder: Arc<Recorder>,
 }
 
 type Rows = unsafe extern "C" fn(*const *mut u8, *const i64, i64, i64);
@@ -122,11 +164,19 @@ impl Executable for Loaded {
         let [entry] = self.kernel.entries.as_slice() else { panic!("one phase a kernel") };
         let Grid::Units(units) = &entry.grid else { panic!("a size") };
         let units = units.eval(&|name| launch.size(name)).map_err(Error::Input)?;
-        let buffers: Vec<*mut u8> = launch.buffers.iter().map(|at| translate(&self.space, *at)).collect();
-        // SAFETY: the kernel's one function has this signature; buffers are those of its region.
-        unsafe {
-            let rows = self.library.get::<Rows>(entry.symbol.as_bytes()).unwrap();
-            rows(buffers.as_ptr(), launch.sizes.as_ptr(), 0, units as i64);
+        let (space, library, symbol) = (self.space.clone(), self.library.clone(), entry.symbol.clone());
+        let (buffers, sizes) = (launch.buffers.to_vec(), launch.sizes.to_vec());
+        let call = move || {
+            let buffers: Vec<*mut u8> = buffers.iter().map(|at| translate(&space, *at)).collect();
+            // SAFETY: the kernel's one function has this signature; buffers are those of its region.
+            unsafe {
+                let rows = library.get::<Rows>(symbol.as_bytes()).unwrap();
+                rows(buffers.as_ptr(), sizes.as_ptr(), 0, units as i64);
+            }
+        };
+        match &mut *self.recorder.calls.lock().unwrap() {
+            Some(calls) => calls.push(Arc::new(call)),
+            None => call(),
         }
         Ok(())
     }

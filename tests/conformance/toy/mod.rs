@@ -6,6 +6,7 @@ mod backend;
 mod device;
 
 use astrai_builders::Program;
+use astrai_engine::batch::RaggedBatch;
 use astrai_engine::golden::Golden;
 use astrai_engine::model::plan;
 use astrai_engine::{Machine, Model, unheard};
@@ -37,6 +38,28 @@ fn golden_cases_forward_backward_training_and_decode() {
             }
         }
     }
+}
+
+/// A run like one before is recorded at its second time, a run of other sizes or on other memory is not taken for it; the bits are the same.
+#[test]
+fn recorded_runs_have_the_same_bits() {
+    let Some(path) = crate::cases::case("llama") else { return };
+    let device = Arc::new(device::ToyDevice::new());
+    let (model, machine) = (Model::open(&path, false).unwrap(), Machine::over(device.clone()));
+    let mut session = model.session(&Program::full(3, 16), DType::F32, &machine, &mut |_, _| {}).unwrap();
+    let rows: Vec<Vec<i64>> = (0..3).map(|r| (0..7).map(|i| (i * 31 + r * 7) % 320).collect()).collect();
+    let mut run = |count: usize| {
+        let rows: Vec<&[i64]> = rows[..count].iter().map(Vec::as_slice).collect();
+        let batch = RaggedBatch::new(&rows, model.config.vocab_size).unwrap();
+        session.run(&batch.inputs(session.inputs())).unwrap()
+    };
+    let (first, other) = (run(3), run(2));
+    assert_eq!(device.replayed(), 0);
+    for _ in 0..3 {
+        assert!(run(3) == first && run(2) == other);
+    }
+    let replayed = device.replayed();
+    assert!(replayed > 0 && replayed.is_multiple_of(6), "{replayed}");
 }
 
 #[test]

@@ -2,15 +2,14 @@
 //! cached by (source, flags, compiler, and the processor where the flags say "native") in a folder of this user's
 //! ([`KernelCache`]). Flags come of the target's vector instructions, so that one folder holds objects for several.
 
-use super::cache::KernelCache;
 use crate::Error;
+use crate::device::cache::{KernelCache, key};
 use astrai_codegen::cpu::isa::FLAGS;
 use astrai_ir::kernel::Grid;
 use astrai_ir::{Backend, Dim, Kernel};
 use libloading::Library;
 use std::collections::HashMap;
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -209,17 +208,6 @@ fn symbols(library: &Arc<Library>, k: &Kernel) -> Result<Loaded, Error> {
         phases.push(Phase { units, count, run });
     }
     Ok(Loaded { phases, _library: library.clone() })
-}
-
-/// 128 bits of hash as hex.
-fn key(parts: &[&str]) -> String {
-    let half = |seed: u64| {
-        let mut h = DefaultHasher::new();
-        seed.hash(&mut h);
-        parts.hash(&mut h);
-        h.finish()
-    };
-    format!("{:016x}{:016x}", half(1), half(2))
 }
 
 /// Features of the processor, to which `-march=native` resolves.

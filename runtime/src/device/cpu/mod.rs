@@ -1,18 +1,16 @@
 //! The processor as a device. In: kernels in C. Out: functions of shared objects, run by a pool of threads on pages of this process.
 
-mod cache;
 mod compiler;
 pub mod isa;
 pub mod peaks;
 mod pool;
 
 pub use astrai_codegen::cpu::Isa;
-pub use cache::KernelCache;
 pub use compiler::Compiler;
 pub use isa::{host_isa, host_levels, modelled_levels};
 pub use pool::Pool;
 
-use super::{Device, Executable, InProcess, Launch, Pointer, Threads, available_memory};
+use super::{Device, Executable, InProcess, KernelCache, Launch, Pointer, Threads, available_memory};
 use crate::Error;
 use astrai_codegen::cpu::Cpu as Kernels;
 use astrai_ir::{Backend, Kernel, Target};

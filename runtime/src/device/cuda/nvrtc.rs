@@ -1,9 +1,11 @@
-//! NVRTC, NVIDIA's run-time compiler. In: a CUDA program. Out: a cubin for one architecture and what ptxas says of its use
-//! of registers. `cudarc` calls the library, which is loaded when asked for, so that everything else works where it is absent;
+//! NVRTC, NVIDIA's run-time compiler. In: a CUDA program. Out: a cubin for one architecture, the PTX that it was made of, and what ptxas
+//! says of its use of registers. `cudarc` calls the library, which is loaded when asked for, so that everything else works where it is absent;
 //! no GPU is needed.
 
 use crate::Error;
-use cudarc::nvrtc::result::{NvrtcError, compile_program, create_program, destroy_program, get_program_log};
+use cudarc::nvrtc::result::{
+    NvrtcError, compile_program, create_program, destroy_program, get_program_log, get_ptx,
+};
 use cudarc::nvrtc::sys;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::ffi::CString;
@@ -11,6 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The loaded library, one in a process. Its functions may be called from several threads at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nvrtc {
     version: (i32, i32),
 }
@@ -20,6 +23,8 @@ pub struct Nvrtc {
 pub struct Cubin {
     /// The ELF image that a driver loads.
     pub image: Vec<u8>,
+    /// The program as PTX, which a driver compiles itself.
+    pub ptx: String,
     /// Use of registers and memory of each kernel, in the order of the log.
     pub usage: Vec<Usage>,
     /// Everything that the compiler and ptxas said.
@@ -50,6 +55,18 @@ impl Nvrtc {
         found.pop()
     }
 
+    /// The library that the system's loader finds by its name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn system() -> Result<Nvrtc, Error> {
+        // SAFETY: loads NVIDIA's library by its names.
+        match unsafe { sys::is_culib_present() } {
+            true => Nvrtc::loaded(),
+            false => Err(fail("the loader", "no libnvrtc.so is installed".into())),
+        }
+    }
+
     /// Loads the library at this path.
     ///
     /// `cudarc` finds libraries by name only, and panics where it finds none. So the file is loaded here first, for the
@@ -58,11 +75,7 @@ impl Nvrtc {
     /// # Errors
     /// The file is no NVRTC, or the loader's own path leads `cudarc` to another one.
     pub fn open(path: &Path) -> Result<Nvrtc, Error> {
-        let fail = |message: String| Error::Library {
-            library: "NVRTC",
-            program: path.display().to_string(),
-            message,
-        };
+        let fail = |message: String| fail(&path.display().to_string(), message);
         // Where the library does not name its own folder as one to search, its second half must be there before it is used.
         for builtins in siblings(path, "libnvrtc-builtins.so.") {
             // SAFETY: NVIDIA's library, whose initialisers only register tables.
@@ -89,10 +102,32 @@ impl Nvrtc {
                 "another NVRTC is in use, or comes first in LD_LIBRARY_PATH: name that one".into(),
             ));
         }
+        Nvrtc::loaded()
+    }
+
+    /// The library that `cudarc` has found.
+    fn loaded() -> Result<Nvrtc, Error> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both places are valid for writes.
-        unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result().map_err(|e| fail(e.to_string()))?;
+        let answer = unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result();
+        answer.map_err(|e| fail("its version", e.to_string()))?;
         Ok(Nvrtc { version: (major, minor) })
+    }
+
+    /// Architectures that it compiles for, as numbers such as 90, ascending.
+    ///
+    /// # Errors
+    /// The library fails.
+    pub fn architectures(&self) -> Result<Vec<u32>, Error> {
+        let mut count = 0;
+        let said = |e: NvrtcError| fail("its architectures", e.to_string());
+        // SAFETY: the place is valid for writes.
+        unsafe { sys::nvrtcGetNumSupportedArchs(&mut count) }.result().map_err(said)?;
+        let mut all = vec![0i32; usize::try_from(count).unwrap_or(0)];
+        // SAFETY: the buffer has the size that the library named.
+        unsafe { sys::nvrtcGetSupportedArchs(all.as_mut_ptr()) }.result().map_err(said)?;
+        all.sort_unstable();
+        Ok(all.into_iter().filter_map(|n| u32::try_from(n).ok()).collect())
     }
 
     /// (major, minor) version.
@@ -100,13 +135,9 @@ impl Nvrtc {
         self.version
     }
 
-    /// Compiles a program for an architecture such as `sm_90a`.
+    /// Compiles a program for an architecture such as `sm_90a`; for a virtual one such as `compute_90` there is PTX and no image.
     pub fn cubin(&self, name: &str, source: &str, arch: &str, options: &[&str]) -> Result<Cubin, Error> {
-        let fail = |message: String| Error::Library {
-            library: "NVRTC",
-            program: format!("{name} for {arch}"),
-            message,
-        };
+        let fail = |message: String| fail(&format!("{name} for {arch}"), message);
         let text = |s: &str| CString::new(s).map_err(|_| fail("a zero byte in the text".into()));
         let architecture = format!("--gpu-architecture={arch}");
         let flags = [architecture.as_str(), "--ptxas-options=-v"].into_iter().chain(options.iter().copied());
@@ -125,8 +156,17 @@ impl Nvrtc {
             let line = log.lines().find(|l| l.contains("error")).unwrap_or("");
             return Err(fail(format!("{e} {line}")));
         }
-        Ok(Cubin { image: program.image().map_err(said)?, usage: usage(&log), log })
+        let image = if arch.starts_with("sm_") { program.image().map_err(said)? } else { vec![] };
+        // SAFETY: as above.
+        let ptx: Vec<u8> =
+            unsafe { get_ptx(program.0) }.map_err(said)?.into_iter().map(|c| c as u8).collect();
+        let ptx = String::from_utf8_lossy(&ptx).trim_end_matches('\0').to_string();
+        Ok(Cubin { image, ptx, usage: usage(&log), log })
     }
+}
+
+fn fail(program: &str, message: String) -> Error {
+    Error::Library { library: "NVRTC", program: program.into(), message }
 }
 
 /// A program that is destroyed with this value.
@@ -171,7 +211,7 @@ fn siblings(path: &Path, prefix: &str) -> Vec<PathBuf> {
 }
 
 /// Reads ptxas's report.
-fn usage(log: &str) -> Vec<Usage> {
+pub(super) fn usage(log: &str) -> Vec<Usage> {
     let mut all: Vec<Usage> = Vec::new();
     for line in log.lines() {
         if let Some(rest) = line.split("Compiling entry function '").nth(1) {

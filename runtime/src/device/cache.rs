@@ -1,11 +1,12 @@
-//! A folder of compiled kernels. Its objects are loaded into this process, so that nobody else may be able to place one: the
-//! folder is this user's alone, no folder above it can be exchanged by another user, it is opened without following links and
+//! A folder of compiled kernels, for devices of every kind. In: what a compiler made, by a key of all that went into it. Out: the same,
+//! whole or not at all. Objects are loaded into this process, so that nobody else may be able to place one: the folder is this user's alone, no folder above it can be exchanged by another user, it is opened without following links and
 //! everything inside is reached through that descriptor. An object ends with a sum over its name and content; one that was cut
 //! short, damaged, or written by anybody else is as good as absent.
 
 use astrai_files::UNFINISHED;
 use sha2::{Digest, Sha256};
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -127,17 +128,29 @@ impl KernelCache {
 
     /// Gives what the compiler wrote as `made` its name, with the sum that [`object`](Self::object) looks for.
     pub(super) fn publish(&self, made: &str, name: &str) -> io::Result<()> {
-        let mut bytes = self.read(made).ok_or_else(|| io::Error::from(ErrorKind::NotFound))?;
-        bytes.extend(sum(name, &bytes));
+        let bytes = self.read(made).ok_or_else(|| io::Error::from(ErrorKind::NotFound))?;
         self.remove(made);
+        self.keep(name, bytes)
+    }
+
+    /// Writes an object with the sum that [`whole`](Self::whole) looks for.
+    pub(super) fn keep(&self, name: &str, mut bytes: Vec<u8>) -> io::Result<()> {
+        bytes.extend(sum(name, &bytes));
         self.write_and(name, &bytes, File::sync_data)
     }
 
     /// The path to load an object by, if the folder has it whole.
     pub(super) fn object(&self, name: &str) -> Option<PathBuf> {
-        let bytes = self.read(name)?;
+        self.whole(name).map(|_| self.directory().join(name))
+    }
+
+    /// An object without its sum, if the folder has it whole.
+    pub(super) fn whole(&self, name: &str) -> Option<Vec<u8>> {
+        let mut bytes = self.read(name)?;
         let (object, end) = bytes.split_at_checked(bytes.len().checked_sub(MARK.len() + 32)?)?;
-        (end == sum(name, object)).then(|| self.directory().join(name))
+        let (len, same) = (object.len(), end == sum(name, object));
+        bytes.truncate(len);
+        same.then_some(bytes)
     }
 
     fn remove_abandoned(&self) {
@@ -148,6 +161,7 @@ impl KernelCache {
             if name.ends_with(".so")
                 || name.ends_with(".c") && !name.starts_with(UNFINISHED)
                 || name.ends_with(".kernel")
+                || name.ends_with(".cubin")
             {
                 continue;
             }
@@ -157,6 +171,17 @@ impl KernelCache {
             }
         }
     }
+}
+
+/// 128 bits of hash as hex: the name of what was compiled of these.
+pub(super) fn key(parts: &[&str]) -> String {
+    let half = |seed: u64| {
+        let mut h = DefaultHasher::new();
+        seed.hash(&mut h);
+        parts.hash(&mut h);
+        h.finish()
+    };
+    format!("{:016x}{:016x}", half(1), half(2))
 }
 
 /// Mark and sum at the end of an object of this name.
@@ -375,7 +400,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         mode(dir.path(), 0o700);
         let (old, kept) =
-            ([".tmp-1-0.c", ".tmp-1-0.tmp", "ccQ3x.s"], ["a.so", "a.c", "b.kernel", ".tmp-2-0.c"]);
+            ([".tmp-1-0.c", ".tmp-1-0.tmp", "ccQ3x.s"], ["a.so", "a.c", "b.kernel", "c.cubin", ".tmp-2-0.c"]);
         for name in old.iter().chain(&kept) {
             let file = File::create(dir.path().join(name)).expect("made");
             if *name != ".tmp-2-0.c" {

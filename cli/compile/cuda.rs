@@ -1,0 +1,59 @@
+//! What NVRTC makes of CUDA kernels. In: planned programs. Out: registers and spills for the summary, PTX for the folder.
+
+use crate::failure::{Failure, bail};
+use astrai_engine::machine::{Machine, nvrtc};
+use astrai_ir::Kernel;
+use astrai_runtime::Compiled;
+use astrai_runtime::device::cuda::{Cubin, architecture, compile};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The distinct kernels of some programs as machine code.
+pub struct Machined<'a> {
+    arch: String,
+    kernels: Vec<(&'a Kernel, Cubin)>,
+}
+
+impl Machined<'_> {
+    /// Compiles every kernel for the machine's architecture; a line where there is no NVRTC.
+    pub fn of<'a>(
+        programs: &'a [(&'static str, Compiled)],
+        machine: &Machine,
+    ) -> Result<Result<Machined<'a>, String>, Failure> {
+        let nvrtc = match nvrtc() {
+            Ok(nvrtc) => nvrtc,
+            Err(none) => return Ok(Err(none.to_string())),
+        };
+        let Some(Ok(capability)) = machine.isa().strip_prefix("sm_").map(str::parse) else {
+            bail!("`{}` is no architecture of CUDA", machine.isa());
+        };
+        let all = programs.iter().flat_map(|(_, program)| program.kernels.iter().flatten());
+        let distinct: BTreeMap<&str, &Kernel> = all.map(|k| (&*k.identity, k)).collect();
+        let kernels: Vec<&Kernel> = distinct.into_values().collect();
+        let arch = architecture(&nvrtc, capability)?;
+        let made = compile(&nvrtc, None, machine.backend(), &kernels, &arch)?;
+        Ok(Ok(Machined { arch, kernels: kernels.into_iter().zip(made).collect() }))
+    }
+
+    /// Adds to a summary: the most that a kernel uses, and what all of them spill.
+    pub fn report(&self, report: &mut Map<String, Value>) {
+        let usage = || self.kernels.iter().flat_map(|(_, made)| &made.usage);
+        report.insert("arch".into(), json!(self.arch));
+        report.insert("registers".into(), json!(usage().map(|u| u.registers).max()));
+        report.insert(
+            "spill_bytes".into(),
+            json!(usage().map(|u| u.spill_stores + u.spill_loads).sum::<u32>()),
+        );
+        report.insert("shared_bytes".into(), json!(usage().map(|u| u.shared).max()));
+    }
+
+    /// Writes the PTX of every kernel beside its source.
+    pub fn write(&self, folder: &Path) -> Result<(), Failure> {
+        for (kernel, made) in &self.kernels {
+            let path = folder.join(format!("kernels/{}.ptx", kernel.identity));
+            std::fs::write(&path, &made.ptx).map_err(|e| format!("{}: {e}", path.display()))?;
+        }
+        Ok(())
+    }
+}

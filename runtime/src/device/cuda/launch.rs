@@ -1,0 +1,148 @@
+//! Launches. In: a loaded kernel, buffers and sizes of a region. Out: its phases on the stream of kernels, all of them in every round; or,
+//! while this thread records, in the graph that is recorded.
+//!
+//! A kernel's parameters are the pointers of the buffers read, those of the buffers written, the workspace's where the kernel has
+//! one, the values of the symbols as 64-bit integers in their order, and the number of the round where there are several.
+
+use super::driver::{Driver, lock};
+use crate::Error;
+use crate::device::{Executable, Launch, Recording};
+use astrai_ir::kernel::Grid;
+use astrai_ir::{Dim, Kernel};
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaFunction, CudaGraph, CudaStream, LaunchConfig, PushKernelArg, result};
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex};
+
+/// A kernel on the device: a function for each of its phases.
+pub(super) struct Loaded {
+    pub(super) driver: Arc<Driver>,
+    pub(super) kernel: Kernel,
+    pub(super) name: Arc<str>,
+    pub(super) functions: Vec<CudaFunction>,
+}
+
+/// What this thread records.
+struct Capture {
+    driver: Arc<Driver>,
+    stream: Arc<CudaStream>,
+    launches: u64,
+    first: Option<(Arc<str>, Arc<str>)>,
+}
+
+thread_local! {
+    static CAPTURE: RefCell<Option<Capture>> = const { RefCell::new(None) };
+}
+
+impl Executable for Loaded {
+    fn launch(&self, launch: &Launch) -> Result<(), Error> {
+        let size = |name: &str| launch.size(name);
+        let value = |d: &Dim| d.eval(&size).map_err(Error::Input);
+        let (needs, rounds) = (value(&self.kernel.workspace)?, value(&self.kernel.rounds)?);
+        let (name, room) = (&self.kernel.identity, launch.workspace.len());
+        if needs > room as u64 {
+            let line = format!("kernel {name} wants {needs} bytes of workspace, planned were {room}");
+            return Err(Error::Input(line));
+        }
+        let mut args: Vec<u64> = launch.buffers.iter().map(|at| at.0).collect();
+        if self.kernel.workspace != Dim::from(0) {
+            args.push(launch.workspace.at().0);
+        }
+        args.extend(launch.sizes.iter().map(|n| *n as u64));
+        let counted = !self.kernel.rounds.is_one();
+        args.extend(counted.then_some(0));
+        let mut grids = Vec::with_capacity(self.functions.len());
+        for entry in &self.kernel.entries {
+            let Grid::Units(blocks) = &entry.grid else { continue };
+            let blocks = value(blocks)?;
+            let grid = u32::try_from(blocks).ok().filter(|n| i32::try_from(*n).is_ok());
+            let grid = grid.ok_or_else(|| Error::Input(format!("kernel {name} wants {blocks} blocks")))?;
+            grids.push(LaunchConfig {
+                grid_dim: (grid, 1, 1),
+                block_dim: (entry.block, 1, 1),
+                shared_mem_bytes: 0,
+            });
+        }
+        CAPTURE.with_borrow_mut(|capture| {
+            let recording = capture.as_mut().filter(|c| Arc::ptr_eq(&c.driver, &self.driver));
+            let stream = match &recording {
+                Some(c) => c.stream.clone(),
+                None => {
+                    self.driver.enter()?;
+                    self.driver.compute.clone()
+                }
+            };
+            match recording {
+                Some(c) => {
+                    c.launches += 1;
+                    c.first.get_or_insert_with(|| (self.name.clone(), launch.origin.clone()));
+                }
+                None => self.driver.launched(&self.name, launch.origin, 1),
+            }
+            for round in 0..rounds {
+                if let Some(last) = args.last_mut().filter(|_| counted) {
+                    *last = round;
+                }
+                for (function, grid) in self.functions.iter().zip(&grids).filter(|(_, g)| g.grid_dim.0 > 0) {
+                    let mut call = stream.launch_builder(function);
+                    args.iter().for_each(|a| _ = call.arg(a));
+                    // SAFETY: the parameters are those that the emitter declares, in its order; buffers are as large as the region's
+                    // types at these sizes (checked bounds of the plan).
+                    let launched = unsafe { call.launch(*grid) };
+                    self.driver.check("launching", launched)?;
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Launches as a graph of the driver's.
+struct Graph {
+    driver: Arc<Driver>,
+    /// The driver wants one thread at a time.
+    graph: Mutex<CudaGraph>,
+    launches: u64,
+    /// Kernel and origin of the first.
+    first: (Arc<str>, Arc<str>),
+}
+
+// SAFETY: the driver's handles may be used from any thread, one at a time, which the lock sees to.
+unsafe impl Send for Graph {}
+// SAFETY: as above.
+unsafe impl Sync for Graph {}
+
+impl Recording for Graph {
+    fn replay(&self) -> Result<(), Error> {
+        self.driver.enter()?;
+        self.driver.launched(&self.first.0, &self.first.1, self.launches);
+        let graph = lock(&self.graph);
+        // SAFETY: the graph is alive; what it was recorded on is not needed any more.
+        let launched =
+            unsafe { result::graph::launch(graph.cu_graph_exec(), self.driver.compute.cu_stream()) };
+        self.driver.check("launching a graph", launched)
+    }
+}
+
+/// Records what `launches` launches from this thread. A stream of its own takes them, so that other threads may go on.
+pub(super) fn record(
+    driver: &Arc<Driver>,
+    launches: &mut dyn FnMut() -> Result<(), Error>,
+) -> Result<Option<Box<dyn Recording>>, Error> {
+    driver.enter()?;
+    let stream = driver.check("making a stream", driver.context.new_stream())?;
+    let begun = stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    driver.check("recording", begun)?;
+    let capture = Capture { driver: driver.clone(), stream: stream.clone(), launches: 0, first: None };
+    CAPTURE.with_borrow_mut(|c| *c = Some(capture));
+    let done = launches();
+    let capture = CAPTURE.with_borrow_mut(Option::take);
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0));
+    done?;
+    let graph = driver.check("recording", graph)?;
+    let (launches, first) = capture.map_or((0, None), |c| (c.launches, c.first));
+    Ok(graph.zip(first).map(|(graph, first)| {
+        let graph = Mutex::new(graph);
+        Box::new(Graph { driver: driver.clone(), graph, launches, first }) as Box<dyn Recording>
+    }))
+}

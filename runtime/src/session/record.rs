@@ -1,0 +1,105 @@
+//! Runs as recordings, on devices where launching many kernels takes longer than the smallest of them. In: the launches of a session. Out:
+//! the same launches, run at once where a run on the same memory with the same sizes was recorded before. The first such run is
+//! launched kernel by kernel, the second is recorded, so that sizes that come once cost nothing; the numbers are the same.
+
+use super::Session;
+use crate::Error;
+use crate::device::{Pointer, Recording};
+
+/// Most recordings that a session keeps: decode steps of as many sequences, say.
+const MOST: usize = 64;
+
+/// Fewest launches in a row that are recorded.
+const FEWEST: usize = 2;
+
+/// On what a run depends beside the session's fixed memory: sizes, and where inputs and results lie.
+#[derive(Clone, Default, PartialEq, Eq)]
+struct Key {
+    sizes: Vec<i64>,
+    at: Vec<Pointer>,
+}
+
+/// Some launches of a run.
+enum Part {
+    /// One by its number: it computes on the host, or reads integers of the device's first.
+    One(usize),
+    Several(Box<dyn Recording>),
+}
+
+/// A run that came before.
+struct Known {
+    key: Key,
+    /// Nothing before its second time.
+    parts: Option<Vec<Part>>,
+}
+
+/// Runs that came before, the latest last.
+#[derive(Default)]
+pub(super) struct Recordings(Vec<Known>);
+
+impl Session {
+    /// Launches everything.
+    pub(super) fn launch_all(&mut self) -> Result<(), Error> {
+        if !self.device.records() || self.profile.is_some() {
+            return (0..self.launches.len()).try_for_each(|i| self.launch(i));
+        }
+        let results = self.result_memory.iter().map(|block| block.at());
+        let key = Key { sizes: self.dims.clone(), at: self.given.iter().copied().chain(results).collect() };
+        let Some(found) = self.recordings.0.iter().position(|known| known.key == key) else {
+            if self.recordings.0.len() == MOST {
+                self.recordings.0.remove(0);
+            }
+            self.recordings.0.push(Known { key, parts: None });
+            return (0..self.launches.len()).try_for_each(|i| self.launch(i));
+        };
+        // Out of the list while it runs: a run that fails leaves nothing to run again.
+        let mut known = self.recordings.0.remove(found);
+        let parts = match known.parts.take() {
+            Some(parts) => parts,
+            None => self.record_all()?,
+        };
+        for part in &parts {
+            match part {
+                Part::One(i) => self.launch(*i)?,
+                Part::Several(recording) => recording.replay()?,
+            }
+        }
+        self.recordings.0.push(Known { parts: Some(parts), ..known });
+        Ok(())
+    }
+
+    /// All launches, kernels in a row as recordings.
+    fn record_all(&mut self) -> Result<Vec<Part>, Error> {
+        let (mut parts, mut first) = (Vec::new(), 0);
+        while first < self.launches.len() {
+            let rest = &self.launches[first..];
+            let count = rest
+                .iter()
+                .take_while(|l| l.kernel.is_some() && (l.checked || !self.reads_guards(l.region)))
+                .count();
+            let recording = if count >= FEWEST { self.record_some(first, count)? } else { None };
+            match recording {
+                Some(recording) => parts.push(Part::Several(recording)),
+                None => parts.extend((first..first + count.max(1)).map(Part::One)),
+            }
+            first += count.max(1);
+        }
+        Ok(parts)
+    }
+
+    fn reads_guards(&self, region: astrai_ir::plan::RegionId) -> bool {
+        !self.program.plan.regions[region].matched.guards.is_empty()
+    }
+
+    fn record_some(&mut self, first: usize, count: usize) -> Result<Option<Box<dyn Recording>>, Error> {
+        let device = self.device.clone();
+        device.record(&mut || {
+            for i in first..first + count {
+                self.point(i);
+                let (kernel, origin) = (self.launches[i].kernel.clone(), self.launches[i].origin.clone());
+                kernel.map_or(Ok(()), |kernel| self.launch_kernel(&kernel, &origin))?;
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,117 @@
+//! CUDA devices as their users meet them: what is said where driver or compiler are absent, commands on the emulated driver, runs that
+//! go on on another device.
+
+use crate::emulated::{Emulated, emulated};
+use crate::train::fixture::{fails, good, losses, program, small, stderr};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+/// The program where neither driver nor compiler is.
+fn bare() -> Command {
+    let mut c = program();
+    c.env_remove("LD_LIBRARY_PATH").env("ASTRAI_NVRTC", "/nonexistent");
+    c
+}
+
+/// The program on the emulated driver, with a folder of its own for kernels of these tests.
+fn on(driver: &Emulated) -> Command {
+    let mut c = program();
+    driver.on(&mut c);
+    c
+}
+
+/// The object that a command prints.
+fn object(c: &mut Command) -> Value {
+    let out = c.output().unwrap();
+    assert!(out.status.success(), "{c:?}: {}", stderr(&out));
+    serde_json::from_slice(&out.stdout).unwrap()
+}
+
+#[test]
+fn what_is_absent_is_said_in_words() {
+    let report = object(bare().args(["devices", "--json"]));
+    assert!(report["cpu"]["cores"].as_u64().unwrap() >= 1);
+    assert!(report["nvrtc"].is_null() && report["nvrtc_absent"].as_str().unwrap().contains("/nonexistent"));
+    let here = report["cuda"].as_array().unwrap().len();
+    assert_eq!(report["cuda_absent"].is_null(), here > 0);
+    let llama = golden("llama");
+    let verify = |flags: &[&str]| fails(bare().arg("verify").arg(&llama).args(flags)).0;
+    assert!(verify(&["--device", "cuda"]).contains("/nonexistent"));
+    assert!(verify(&["--device", "cuda", "--simd", "plain"]).contains("leave it out"));
+    let wrong = bare().arg("verify").arg(&llama).args(["--device", "cuda:x"]).output().unwrap();
+    assert!(stderr(&wrong).contains("no device's number"), "{}", stderr(&wrong));
+    // Planning needs neither.
+    let plan = object(bare().arg("compile").arg(&llama).args(["--device", "cuda", "--json"]));
+    assert!(plan["kernels"].as_u64().unwrap() > 5 && plan["registers"].is_null(), "{plan}");
+    let folder = tempfile::tempdir().unwrap();
+    let ptx = |device: &str| {
+        let mut c = bare();
+        c.arg("compile").arg(&llama).args(["--device", device, "--ptx", "-o"]).arg(folder.path());
+        fails(&mut c).0
+    };
+    assert!(ptx("cuda").contains("/nonexistent") && ptx("cpu").contains("--device cuda"));
+}
+
+#[test]
+fn commands_run_on_the_emulated_device() {
+    let Some(driver) = emulated() else { return };
+    let report = object(on(driver).args(["devices", "--json"]));
+    assert!(report["cuda"][0]["arch"].as_str().unwrap().starts_with("sm_"), "{report}");
+    assert!(report["nvrtc"].is_string());
+    let llama = golden("llama");
+    let far = fails(on(driver).arg("verify").arg(&llama).args(["--device", "cuda:1000"])).0;
+    assert!(far.contains("numbered from 0"), "{far}");
+    let only = ["--device", "cuda", "--only", "logits,loss", "--json"];
+    let report = object(on(driver).arg("verify").arg(&llama).args(only));
+    assert_eq!((&report["ok"], &report["device"]), (&true.into(), &"cuda".into()));
+    let folder = tempfile::tempdir().unwrap();
+    let plan = object(
+        on(driver)
+            .arg("compile")
+            .arg(&llama)
+            .args(["--device", "cuda", "--json", "--ptx", "-o"])
+            .arg(folder.path()),
+    );
+    assert!(plan["registers"].as_u64().unwrap() > 0 && plan["spill_bytes"] == 0, "{plan}");
+    let kernels = std::fs::read_dir(folder.path().join("kernels")).unwrap().map(|e| e.unwrap().path());
+    let (cu, ptx): (Vec<_>, Vec<_>) = kernels.partition(|p| p.extension().is_some_and(|e| e == "cu"));
+    assert!(!cu.is_empty() && cu.len() == ptx.len());
+    let inputs = llama.join("golden.safetensors");
+    let mut run = on(driver);
+    run.arg("run")
+        .arg(&llama)
+        .arg("--inputs")
+        .arg(&inputs)
+        .arg("--outputs")
+        .arg(folder.path().join("out.safetensors"));
+    let report = object(run.args(["--device", "cuda", "--memory", "--json"]));
+    assert!(report["memory"]["most"].as_u64().unwrap() > 100_000, "{report}");
+    let text = on(driver).arg("generate").arg(&llama).args(["--device", "cuda", "--help"]).output().unwrap();
+    assert!(text.status.success());
+}
+
+#[test]
+fn a_run_begun_on_one_device_goes_on_on_another() {
+    let Some(driver) = emulated() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let run = |name: &str, device: &str, steps: &str| {
+        let mut c = small(&dir.path().join(name));
+        driver.on(&mut c).args(["--device", device, "--batch", "2", "--steps", steps, "--resume"]);
+        good(&mut c)
+    };
+    run("straight", "cpu", "4");
+    let want = losses(&dir.path().join("straight"));
+    for (name, first, second) in [("there", "cpu", "cuda"), ("back", "cuda", "cpu")] {
+        run(name, first, "2");
+        let said = run(name, second, "4");
+        assert!(said.contains("another version, compiler or device"), "{said}");
+        let got = losses(&dir.path().join(name));
+        let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 2e-3 * b;
+        assert!(got.len() == 4 && got.iter().zip(&want).all(near), "{name}: {got:?} {want:?}");
+    }
+}

@@ -1,0 +1,115 @@
+//! CUDA devices on the emulated driver: whole models, recordings, memory, two devices at once.
+
+use crate::cases::case;
+use crate::driver::emulated;
+use astrai_builders::Program;
+use astrai_engine::batch::RaggedBatch;
+use astrai_engine::golden::Golden;
+use astrai_engine::{Machine, Model, unheard};
+use astrai_ir::DType;
+use astrai_runtime::device::cuda::Cuda;
+use astrai_runtime::device::{Device, KernelCache, Space};
+use astrai_runtime::{Error, Session};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Devices of these numbers; kernels are kept between runs of the tests.
+pub fn device(ordinal: usize) -> Option<Arc<Cuda>> {
+    let nvrtc = emulated()?.load();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-kernels");
+    Some(Arc::new(Cuda::open(ordinal, 2, nvrtc, KernelCache::open(&folder).unwrap()).unwrap()))
+}
+
+#[test]
+fn golden_cases_give_the_references_numbers() {
+    let Some(device) = device(0) else { return };
+    let machine = Machine::over(device);
+    for (name, storage) in [("llama", DType::F32), ("qwen3", DType::BF16), ("deepseek_v3", DType::F32)] {
+        let Some(path) = case(name) else { continue };
+        let model = Model::open(&path, false).unwrap();
+        let golden = Golden::open(&path.join("golden.safetensors"), &model, &machine, storage).unwrap();
+        let mut rows = golden.forward(true, true, &mut unheard).unwrap();
+        rows.push(golden.greedy(&mut unheard).unwrap());
+        if storage == DType::F32 {
+            rows.push(golden.gradients(&mut unheard).unwrap());
+        }
+        rows.iter().for_each(|row| assert_eq!(row.verdict, "ok", "{name} {storage}: {row:?}"));
+    }
+}
+
+fn session(model: &Model, machine: &Machine) -> Session {
+    model.session(&Program::full(2, 8), DType::F32, machine, &mut |_, _| {}).unwrap()
+}
+
+/// Bytes of the results of a small run.
+fn run(session: &mut Session, vocabulary: usize) -> Vec<Vec<u8>> {
+    let batch = RaggedBatch::new(&[&[1, 2, 3], &[4, 5]], vocabulary).unwrap();
+    let results = session.run(&batch.inputs(session.inputs())).unwrap();
+    results.into_iter().map(|(_, v)| v.bytes).collect()
+}
+
+#[test]
+fn two_devices_in_one_process_give_the_same_bits_eager_and_recorded() {
+    let Some(path) = case("llama") else { return };
+    let (Some(first), Some(second)) = (device(0), device(1)) else { return };
+    let model = Model::open(&path, false).unwrap();
+    let mut sessions = [first, second].map(|device| session(&model, &Machine::over(device)));
+    let want = run(&mut sessions[0], model.config.vocab_size);
+    for _ in 0..3 {
+        for session in &mut sessions {
+            assert!(run(session, model.config.vocab_size) == want);
+        }
+    }
+    // From threads at once.
+    std::thread::scope(|s| {
+        for session in &mut sessions {
+            let (want, vocabulary) = (&want, model.config.vocab_size);
+            s.spawn(move || (0..3).for_each(|_| assert!(run(session, vocabulary) == *want)));
+        }
+    });
+}
+
+#[test]
+fn memory_is_zero_given_back_and_given_out_again() {
+    let Some(device) = device(0) else { return };
+    let read = |at, len| {
+        let mut bytes = vec![1; len];
+        device.read(at, &mut bytes).unwrap();
+        bytes
+    };
+    // Beyond one piece of pinned memory, and not a multiple of anything.
+    let len = (9 << 20) + 13;
+    let block = device.alloc(&[len, 7, 0]).unwrap();
+    assert!(read(block[0].at(), len).iter().all(|b| *b == 0));
+    let pattern: Vec<u8> = (0..len).map(|i| (i * 31 >> 3) as u8).collect();
+    device.write(block[0].at(), &pattern).unwrap();
+    device.write(block[1].at(), &[9; 7]).unwrap();
+    assert!(read(block[0].at(), len) == pattern && read(block[1].at(), 7) == [9; 7]);
+    let used = device.memory_use().unwrap();
+    assert!(used.used >= len as u64 && used.taken == 1, "{used:?}");
+    drop(block);
+    let again = device.alloc(&[len]).unwrap();
+    assert!(read(again[0].at(), len).iter().all(|b| *b == 0), "memory that was used before is not zero");
+    let after = device.memory_use().unwrap();
+    assert_eq!((after.taken, after.reused), (1, 1), "{after:?}");
+    drop(again);
+    assert_eq!(device.memory_use().unwrap().used, 0);
+    // More than there is.
+    for lens in [&[1usize << 50][..], &[usize::MAX, 1]] {
+        let error = device.alloc(lens).map(|_| ()).unwrap_err();
+        let line = error.to_string();
+        assert!(matches!(error, Error::Memory { .. }) && line.contains("--kv-memory"), "{line}");
+    }
+    assert!(device.alloc(&[64]).is_ok(), "a device that was asked for too much goes on");
+}
+
+#[test]
+fn a_session_gives_everything_back() {
+    let (Some(path), Some(device)) = (case("llama"), device(0)) else { return };
+    let (model, machine) = (Model::open(&path, false).unwrap(), Machine::over(device.clone()));
+    let mut session = session(&model, &machine);
+    run(&mut session, model.config.vocab_size);
+    assert!(device.memory_use().unwrap().used > 0);
+    drop(session);
+    assert_eq!(device.memory_use().unwrap().used, 0);
+}

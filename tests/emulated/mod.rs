@@ -1,0 +1,67 @@
+//! The emulated CUDA driver, for tests on machines without a GPU. In: the driver that was built beside the tests, NVRTC of the test cache. Out:
+//! where both lie. Without one of them tests say that they were skipped; in CI that is a failure.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Where driver and compiler lie.
+pub struct Emulated {
+    /// A folder in which the loader finds `libcuda.so.1`.
+    pub folder: PathBuf,
+    /// The file of NVRTC.
+    pub nvrtc: PathBuf,
+}
+
+/// Both, or a word about what is missing.
+pub fn emulated() -> Option<&'static Emulated> {
+    static FOUND: OnceLock<Result<Emulated, String>> = OnceLock::new();
+    match FOUND.get_or_init(find) {
+        Ok(found) => Some(found),
+        Err(why) => {
+            assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "{why}");
+            println!("skipped: {why}");
+            None
+        }
+    }
+}
+
+fn find() -> Result<Emulated, String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let nvrtc = astrai_runtime::device::cuda::Nvrtc::find(&[root.join(".cache/nvrtc")]);
+    let nvrtc = nvrtc.ok_or("no NVRTC in .cache/nvrtc; scripts/setup-cache.sh puts it there")?;
+    let deps =
+        std::env::current_exe().ok().and_then(|p| p.parent().map(Path::to_path_buf)).unwrap_or_default();
+    let beside = [deps.clone(), deps.join("..")].map(|p| p.join("libastrai_ptx.so"));
+    let built = beside.into_iter().find(|p| p.is_file()).ok_or("the emulated CUDA driver was not built")?;
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated");
+    std::fs::create_dir_all(&folder).map_err(|e| e.to_string())?;
+    let (link, own) = (folder.join("libcuda.so.1"), folder.join(format!("link-{}", std::process::id())));
+    // Whole at once: other tests may load it meanwhile.
+    std::os::unix::fs::symlink(built, &own)
+        .and_then(|()| std::fs::rename(&own, link))
+        .map_err(|e| e.to_string())?;
+    Ok(Emulated { folder, nvrtc })
+}
+
+impl Emulated {
+    /// Lets a program find both.
+    #[allow(dead_code)] // Each test binary uses what it needs of this file.
+    pub fn on<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+        command.env("LD_LIBRARY_PATH", &self.folder).env("ASTRAI_NVRTC", &self.nvrtc)
+    }
+
+    /// Loads the driver into this process, where `cudarc` then finds it by its name; the compiler is given.
+    #[allow(dead_code)]
+    pub fn load(&self) -> astrai_runtime::device::cuda::Nvrtc {
+        use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+        static LOADED: OnceLock<()> = OnceLock::new();
+        LOADED.get_or_init(|| {
+            // SAFETY: our own library, whose initialisers do nothing.
+            let library =
+                unsafe { Library::open(Some(self.folder.join("libcuda.so.1")), RTLD_NOW | RTLD_GLOBAL) };
+            std::mem::forget(library.unwrap());
+        });
+        astrai_runtime::device::cuda::Nvrtc::open(&self.nvrtc).unwrap()
+    }
+}
