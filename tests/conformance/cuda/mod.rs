@@ -2,6 +2,7 @@
 //! on the processor and held against the interpreter.
 
 mod cases;
+pub mod ptx;
 mod run;
 
 use astrai_codegen::cpu::isa::{self, FLAGS};
