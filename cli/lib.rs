@@ -4,6 +4,9 @@ pub mod allocations;
 pub mod bench;
 pub mod chat;
 pub mod compile;
+#[cfg(feature = "coverage")]
+pub mod coverage;
+pub mod data;
 pub mod devices;
 pub mod explain;
 pub mod failure;
@@ -13,6 +16,7 @@ pub mod measure;
 pub mod models;
 pub mod output;
 pub mod page;
+pub mod preprocess;
 pub mod progress;
 pub mod quickstart;
 pub mod run;

@@ -2,7 +2,9 @@
 
 use astrai::allocations::Counted;
 use astrai::failure::Failure;
-use astrai::{bench, chat, compile, devices, generate, models, quickstart, run, serve, train, verify};
+use astrai::{
+    bench, chat, compile, data, devices, generate, models, preprocess, quickstart, run, serve, train, verify,
+};
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -25,6 +27,8 @@ enum Command {
     Devices(devices::Devices),
     Compile(compile::Compile),
     Run(run::Run),
+    Preprocess(preprocess::Preprocess),
+    Data(data::Data),
     Train(Box<train::Train>),
     Generate(Box<generate::Generate>),
     Chat(Box<chat::Chat>),
@@ -54,6 +58,8 @@ fn main() -> ExitCode {
         Command::Devices(c) => c.run(&mut out),
         Command::Compile(c) => c.run(&mut out),
         Command::Run(c) => c.run(&mut out),
+        Command::Preprocess(c) => c.run(&mut out),
+        Command::Data(c) => c.run(&mut out),
         Command::Train(c) => c.run(&mut out),
         Command::Generate(c) => c.run(&mut out),
         Command::Chat(c) => c.run(&mut out),

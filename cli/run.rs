@@ -9,10 +9,12 @@ use astrai_builders::{Logits, Loss, ModelConfig, Program};
 use astrai_engine::batch::{RaggedBatch, Sequences};
 use astrai_engine::gradients::by_checkpoint_name;
 use astrai_engine::model::{Model, check_sizes, plan_gradient, plan_within, read_config};
+use astrai_engine::objective::{BatchFile, Policies, objective};
 use astrai_ir::DType;
 use astrai_runtime::device::MemoryUse;
 use astrai_runtime::weights::{Checkpoint, write};
 use astrai_runtime::{ProfileRow, Session, Value as Array};
+use astrai_train::strategies::{self, METRIC, Options, option};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -39,7 +41,8 @@ pub enum Want {
 /// what `--want` names.
 #[derive(Args)]
 #[command(after_help = "Example:
-  astrai run model/ --inputs in.safetensors --outputs out.safetensors --want logits,loss --profile")]
+  astrai run model/ --inputs in.safetensors --outputs out.safetensors --want logits,loss --profile
+  astrai run model/ --inputs pairs.safetensors --outputs out.safetensors --strategy dpo --set loss_type=ipo --set beta=0.1 --reference base/ --want loss,grads")]
 pub struct Run {
     /// A model directory: config.json and safetensors
     model: PathBuf,
@@ -52,6 +55,22 @@ pub struct Run {
     /// What is computed, separated by commas [default: logits, or an encoder's embedding]
     #[arg(long, value_enum, value_delimiter = ',')]
     want: Vec<Want>,
+    /// Compute a training strategy's loss of a batch instead: seq, sft, dpo, grpo, kto, orpo or cpo. The input file holds the batch under
+    /// the keys of docs/training.md; the output has `loss`, `metric.<name>` and, if wanted, gradients
+    #[arg(long, value_name = "NAME")]
+    strategy: Option<String>,
+    /// An option of the strategy, such as loss_type=ipo; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", requires = "strategy")]
+    set: Vec<String>,
+    /// The frozen reference policy: a model directory, or weights (safetensors) of the model's configuration
+    #[arg(long, value_name = "DIR", requires = "strategy")]
+    reference: Option<PathBuf>,
+    /// The policy that wrote the answers, as --reference
+    #[arg(long, value_name = "DIR", requires = "strategy")]
+    old: Option<PathBuf>,
+    /// Equal micro-batches that the batch is computed in [default: 1]
+    #[arg(long, value_name = "N", requires = "strategy")]
+    micro_batches: Option<usize>,
     /// Time every kernel in a second run and print predicted beside measured
     #[arg(long)]
     profile: bool,
@@ -71,6 +90,9 @@ impl Run {
     /// Runs and writes.
     pub fn run(mut self, out: &mut dyn Write) -> Done {
         check_folder(&self.outputs)?;
+        if let Some(name) = self.strategy.clone() {
+            return self.objective(out, &name);
+        }
         let (config, warnings) = read_config(&self.model, false)?;
         self.check_want(&config)?;
         let sequences = Sequences::read(&Checkpoint::open(&self.inputs)?, &self.inputs)?;
@@ -118,7 +140,61 @@ impl Run {
         let results = shaped(results, &sequences);
         write_results(&self.outputs, &results)?;
         let used = machine.device.memory_use().filter(|_| self.memory);
-        let done = self.report(out, &results, seconds, &rows, used)?;
+        self.finish(out, &results, seconds, &rows, used)
+    }
+
+    /// The loss of a strategy on the batch of the input file.
+    fn objective(&mut self, out: &mut dyn Write, name: &str) -> Done {
+        if self.want.is_empty() {
+            self.want = vec![Want::Loss];
+        }
+        if self.profile || self.want.iter().any(|w| !matches!(w, Want::Loss | Want::Grads)) {
+            bail!("--strategy computes loss and grads; leave --profile and other --want away");
+        }
+        self.fidelity.none("objectives are always exact")?;
+        let options = self.set.iter().map(|text| option(text)).collect::<Result<Options, _>>()?;
+        let strategy = strategies::strategy(name, options)?;
+        for ((flag, given), read) in
+            [("reference", &self.reference), ("old", &self.old)].into_iter().zip(strategy.frozen())
+        {
+            if given.is_some() && !read {
+                bail!("--{flag}: {name} reads none with these options");
+            }
+        }
+        let file = Checkpoint::open(&self.inputs)?;
+        let batch = BatchFile { file: &file, path: &self.inputs, prefix: "" };
+        let window = batch.read(name, self.micro_batches.unwrap_or(1))?;
+        let machine = self.machine.machine()?;
+        let policy = Model::open(&self.model, false)?;
+        warn(&policy.warnings);
+        let open = |path: &PathBuf| match path.is_dir() {
+            true => Model::open(path, false),
+            false => Model::open_with(&self.model, path, false),
+        };
+        let reference = self.reference.as_ref().map(open).transpose()?;
+        let old = self.old.as_ref().map(open).transpose()?;
+        let policies = Policies { policy: &policy, reference: reference.as_ref(), old: old.as_ref() };
+        let (on, grads) = ((self.machine.storage(), &machine), self.want.contains(&Want::Grads));
+        let (got, seconds) = measure::once(|| objective(&policies, &*strategy, &window, on, grads))?;
+        let number = |x: f64| Array::f32(&[1], &[x as f32]);
+        let mut results = vec![("loss".to_string(), number(got.loss))];
+        results.extend(got.metrics.iter().map(|(n, x)| (format!("{METRIC}{n}"), number(*x))));
+        results.extend(got.grads.into_iter().filter(|(n, _)| n.starts_with("grad.")));
+        write_results(&self.outputs, &results)?;
+        let used = machine.device.memory_use().filter(|_| self.memory);
+        self.finish(out, &results, seconds, &[], used)
+    }
+
+    /// Reports what was written, and refuses it if it is not finite.
+    fn finish(
+        &self,
+        out: &mut dyn Write,
+        results: &[(String, Array)],
+        seconds: f64,
+        rows: &[ProfileRow],
+        used: Option<MemoryUse>,
+    ) -> Done {
+        let done = self.report(out, results, seconds, rows, used)?;
         // What was computed is written and shown, for whoever looks for the cause.
         let spoilt = results.iter().find(|(_, v)| v.to_f32().iter().any(|x| !x.is_finite()));
         match spoilt {
@@ -163,6 +239,12 @@ impl Run {
             if let Some(loss) = loss {
                 report["loss"] = json!(loss);
             }
+            let metric =
+                |(n, v): &(String, Array)| Some((n.strip_prefix(METRIC)?.to_string(), json!(v.to_f32()[0])));
+            if self.strategy.is_some() {
+                report["metrics"] =
+                    results.iter().filter_map(metric).collect::<serde_json::Map<_, _>>().into();
+            }
             if self.profile {
                 report["profile"] = rows.iter().map(profile_json).collect();
             }
@@ -173,7 +255,10 @@ impl Run {
             return Ok(ExitCode::SUCCESS);
         }
         for (name, v) in results {
-            writeln!(out, "{name} f32 {:?}", v.shape)?;
+            match name.strip_prefix(METRIC) {
+                Some(metric) => writeln!(out, "{metric} = {}", v.to_f32()[0])?,
+                None => writeln!(out, "{name} f32 {:?}", v.shape)?,
+            }
         }
         if let Some(loss) = loss {
             writeln!(out, "loss = {loss}")?;

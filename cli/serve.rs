@@ -7,7 +7,7 @@ use crate::progress::tell;
 use astrai_builders::Cache;
 use astrai_engine::serving::{Published, Room, SEQUENCES};
 use astrai_serve::engine::{Handle, Stats};
-use astrai_serve::http::{HttpSettings, Served, serve};
+use astrai_serve::http::{Calls, HttpSettings, Rates, Served, serve};
 use astrai_train::signals::Stop;
 use clap::Args;
 use serde_json::json;
@@ -56,6 +56,22 @@ pub struct Serve {
     /// environment instead [default: none is asked for]
     #[arg(long, value_name = "KEY", env = "ASTRAI_API_KEY", hide_env_values = true)]
     api_key: Vec<String>,
+    /// How the model writes calls of tools: hermes, llama3_json, mistral, deepseek_v3, glm4, harmony or qwen3_coder; auto finds it
+    /// in the chat template, none leaves calls as text
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
+    tool_parser: Calls,
+    /// File with more keys, one a line, what follows # being a remark; it is read again when it changes
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// Requests a minute that each key may make; what is more is refused with 429 [default: any]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    requests_per_minute: Option<u32>,
+    /// Tokens a minute, of prompts and answers, that each key may use [default: any]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    tokens_per_minute: Option<u32>,
+    /// Tell of each request on standard error, as a line of JSON
+    #[arg(long)]
+    log_requests: bool,
     /// Most answers computed at once
     #[arg(long, value_name = "N", default_value_t = SEQUENCES as u16, value_parser = clap::value_parser!(u16).range(1..=4096))]
     max_seqs: u16,
@@ -114,13 +130,17 @@ impl Serve {
         let name = names[0].clone();
         let settings = HttpSettings {
             api_keys: self.api_key,
+            key_file: self.api_key_file,
+            rates: Rates { requests: self.requests_per_minute, tokens: self.tokens_per_minute },
+            log: self.log_requests,
             cors_origins: self.cors_origin,
+            calls: self.tool_parser,
             body_limit: self.body_limit as usize,
             bodies_limit: self.bodies_limit as usize,
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout.into()),
             ..HttpSettings::default()
         };
-        let open = self.host.is_unspecified() && settings.api_keys.is_empty();
+        let open = self.host.is_unspecified() && settings.api_keys.is_empty() && settings.key_file.is_none();
         let server = Server::start(listener, published.served(engine, names, settings))?;
         if open {
             say("warning: whoever reaches this machine can use the server; --api-key asks for a key");

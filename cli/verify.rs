@@ -1,17 +1,20 @@
-//! `astrai verify`: a model held to what a reference implementation computed for it. In: a model directory and its golden
-//! file. Out: a row a check, and success only when every check asked for was made and passed.
+//! `astrai verify`: a model or data held to what a reference implementation computed for it. In: a folder with what was computed
+//! beside what it was computed of. Out: a row a check, and success only when every check asked for was made and passed.
 
-use crate::failure::{Done, Failure, warn};
+use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{FidelityFlags, MachineFlags};
 use crate::progress::tell;
 use crate::table::table;
-use astrai_engine::Model;
-use astrai_engine::golden::{Golden, Row};
+use astrai_engine::golden::objectives::{self, Objectives};
+use astrai_engine::golden::optimizers::{self, Optimizers};
+use astrai_engine::golden::{Golden, Row, data};
+use astrai_engine::{Error, Hear, Machine, Model, texts};
+use astrai_ir::DType;
 use astrai_runtime::weights::Checkpoint;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Values of `--only`.
@@ -29,9 +32,12 @@ pub enum Check {
     Train,
 }
 
-/// Compare a model with what a reference implementation computed for it
+/// Compare a model, data or texts with what a reference implementation made of them
 ///
-/// The golden file holds `input_ids`, `logits`, `loss`, `grad.*`, `greedy.*` and `train.*`. Tolerances in f32: logits and each gradient
+/// A folder is known by its files and checked whole: `expected.json` (files of records, and what is in them), `chat_expected.json` (chats
+/// and preferences, and what preprocessing makes of them), `packing.json` (lengths and their bins), `calls.json` (tool calls in generated
+/// text), `schemas.json`, `regexes.json`, `grammars.json`, `malformed.json` (structured output), `strategies.json` (training
+/// objectives), `optimizers.json` (optimisers and schedules). Else the folder is a model's: the golden file holds `input_ids`, `logits`, `loss`, `grad.*`, `greedy.*` and `train.*`. Tolerances in f32: logits and each gradient
 /// within 1e-4 of their largest magnitude, loss within 1e-5, greedy tokens equal (a token may differ, and ends the comparison, where the
 /// reference's margin is below 1e-3; the margins themselves must agree). In bf16: logits within 3e-2 by norm, loss within 3e-2
 /// relative, and a greedy token may differ where the margin is below 3e-2 of the largest logit. The short training run: losses within 2e-3
@@ -43,7 +49,7 @@ pub enum Check {
   astrai verify tests/golden/llama --only logits,loss,train --dtype bf16
   astrai verify model/ --golden reference.safetensors --dtype bf16 --only logits --json")]
 pub struct Verify {
-    /// A model directory
+    /// A model directory, or a folder of one of the other kinds
     model: PathBuf,
     /// What the reference computed [default: golden.safetensors in the model directory]
     #[arg(long, value_name = "FILE")]
@@ -60,14 +66,36 @@ pub struct Verify {
     machine: MachineFlags,
 }
 
+/// Checks of a folder; none of one that has none of the files by which it is known.
+type Reader = fn(&Path, &Machine, Hear) -> Result<Vec<Row>, Error>;
+
+/// Kinds of folders beside models with a golden file.
+const FOLDERS: &[Reader] = &[
+    |at, _, _| data::rows(at),
+    |at, _, _| texts::rows(at),
+    |at, machine, hear| match at.join(objectives::RUNS).is_file() {
+        true => Objectives::open(at, machine)?.check(None, hear),
+        false => Ok(vec![]),
+    },
+    |at, machine, hear| match at.join(optimizers::RUNS).is_file() {
+        true => Optimizers::open(at, machine)?.check(None, hear),
+        false => Ok(vec![]),
+    },
+];
+
 impl Verify {
     /// Checks and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
+        let machine = self.machine.machine()?;
+        if self.golden.is_none()
+            && let Some(done) = self.folder(&machine, out)?
+        {
+            return Ok(done);
+        }
         let path = self.golden.clone().unwrap_or_else(|| self.model.join("golden.safetensors"));
         let file = Checkpoint::open(&path)?;
         let model = Model::open(&self.model, false)?;
         warn(&model.warnings);
-        let machine = self.machine.machine()?;
         let mut golden = Golden::over(file, &path, &model, &machine, self.machine.storage())?;
         golden.fidelity = self.fidelity.asked().unwrap_or_default();
         let checks = match self.only.is_empty() {
@@ -87,12 +115,39 @@ impl Verify {
                 _ => rows.extend(golden.train(&mut hear)?),
             }
         }
+        self.report(out, Some((&machine, golden.storage)), &rows)
+    }
+
+    /// Checks a folder that is known by what it holds beside or instead of a golden file; `None` for others.
+    fn folder(&self, machine: &Machine, out: &mut dyn Write) -> Result<Option<ExitCode>, Failure> {
+        let (mut rows, mut hear) = (Vec::new(), tell());
+        for read in FOLDERS {
+            rows.extend(read(&self.model, machine, &mut hear)?);
+        }
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        if !self.only.is_empty() || self.machine.storage() != DType::F32 {
+            bail!("{}: is checked whole and in f32; leave --only and --dtype out", self.model.display());
+        }
+        self.fidelity.none("a folder of this kind is always checked exactly")?;
+        self.report(out, Some((machine, DType::F32)), &rows).map(Some)
+    }
+
+    /// Prints the rows; success only if all are `ok`.
+    fn report(&self, out: &mut dyn Write, on: Option<(&Machine, DType)>, rows: &[Row]) -> Done {
         let ok = rows.iter().all(|r| r.verdict == "ok");
-        self.report(out, &golden, &rows, ok)?;
+        self.print(out, on, rows, ok)?;
         Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    fn report(&self, out: &mut dyn Write, golden: &Golden, rows: &[Row], ok: bool) -> Result<(), Failure> {
+    fn print(
+        &self,
+        out: &mut dyn Write,
+        on: Option<(&Machine, DType)>,
+        rows: &[Row],
+        ok: bool,
+    ) -> Result<(), Failure> {
         if self.json {
             let row = |r: &Row| {
                 json!({
@@ -101,8 +156,8 @@ impl Verify {
             };
             let report = json!({
                 "model": self.model.display().to_string(),
-                "device": golden.machine.device.name(),
-                "dtype": golden.storage.name(),
+                "device": on.map(|(machine, _)| machine.device.name()),
+                "dtype": on.map(|(_, storage)| storage.name()),
                 "checks": rows.iter().map(row).collect::<Vec<Value>>(),
                 "ok": ok,
             });
@@ -110,7 +165,7 @@ impl Verify {
         }
         let figure = |x: Option<f64>| x.map_or_else(String::new, |x| format!("{x:.2e}"));
         let row = |r: &Row| {
-            vec![r.check.into(), figure(r.error), figure(r.tolerance), r.verdict.into(), r.note.clone()]
+            vec![r.check.clone(), figure(r.error), figure(r.tolerance), r.verdict.into(), r.note.clone()]
         };
         let rows: Vec<_> = rows.iter().map(row).collect();
         Ok(write!(out, "{}", table(&["check", "error", "tolerance", "verdict", "note"], &rows))?)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Fills .cache/ in the repository root with what tests use when it is there, all of it from PyPI: NVRTC, NVIDIA's run-time
-# compiler, the Python client of OpenAI's API, and Zig, which brings a clang that compiles for other processors. Running it again changes nothing. Without pip or without a network it says
+# compiler, the Python clients of OpenAI's and Anthropic's APIs, jsonschema, h5py, and Zig, which brings a clang that compiles for other processors. Running it again changes nothing. Without pip or without a network it says
 # so and leaves with success: the tests that want these then print that they were skipped.
 set -u
 
@@ -51,8 +51,26 @@ openai() {
     "$python" -m pip install --quiet --no-compile --only-binary=:all: --target "$1/unpacked" "openai==$openai"
 }
 
+h5py=3.16.0
+h5py() {
+    "$python" -m pip install --quiet --no-compile --only-binary=:all: --target "$1/unpacked" "h5py==$h5py"
+}
+
+anthropic=2.13.0
+anthropic() {
+    "$python" -m pip install --quiet --no-compile --only-binary=:all: --target "$1/unpacked" "anthropic==$anthropic"
+}
+
+jsonschema=4.26.0
+jsonschema() {
+    "$python" -m pip install --quiet --no-compile --only-binary=:all: --target "$1/unpacked" "jsonschema==$jsonschema" rfc3339-validator==0.1.4
+}
+
 fill "nvrtc $nvrtc" "$root/.cache/nvrtc/$nvrtc" nvrtc
 fill "zig $zig" "$root/.cache/zig/$zig" zig
 # Parts of the client are compiled for one version of Python.
 version=$("${python:-false}" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || echo none)
 fill "openai $openai" "$root/.cache/openai/$openai-python$version" openai
+fill "h5py $h5py" "$root/.cache/h5py/$h5py-python$version" h5py
+fill "anthropic $anthropic" "$root/.cache/anthropic/$anthropic-python$version" anthropic
+fill "jsonschema $jsonschema" "$root/.cache/jsonschema/$jsonschema-python$version" jsonschema

@@ -71,6 +71,10 @@ impl Cache {
     }
 }
 
+/// Outputs of a program with [`Loss::Tokens`]: the negative log-probability of the target, then the statistics of
+/// [`astrai_ir::ops::Statistic`] in their order.
+pub const TOKEN_OUTPUTS: [&str; 6] = ["nll", "lse", "mean_logit", "entropy", "log_sum_square", "top"];
+
 /// The loss of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
@@ -86,6 +90,12 @@ pub enum Loss {
     /// and `z_scale` are added to `loss`, and the output `cross_entropy` is its first term.
     Routed {
         /// The routers' losses are computed and added to `loss`.
+        balanced: bool,
+    },
+    /// No loss but what an objective is made of, of each token, f32 `[tokens]`, 0 where its target is negative: the outputs
+    /// [`TOKEN_OUTPUTS`].
+    Tokens {
+        /// Of a model with experts also the outputs `router_load`, `router_balance` and `router_z` of [`Loss::Routed`].
         balanced: bool,
     },
 }

@@ -9,47 +9,58 @@ use astrai_train::engine::{Engine, Plan, Recipe, StepResult};
 use astrai_train::router::RouterLosses;
 use astrai_train::update::{Optimizer, Rule};
 
-/// Learning rate of the run.
-const LR: f64 = 1e-2;
-
-/// The optimiser of the run.
-fn optimizer() -> Optimizer {
-    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-4 };
-    Optimizer { rule, weight_decay: 0.1, clip: Some(1.0) }
+/// What is trained on, and how.
+pub struct Course<'a> {
+    /// Token ids `[steps, batch, seq]`.
+    pub ids: &'a [i64],
+    /// Steps, sequences of a step, tokens of a sequence.
+    pub sizes: [usize; 3],
+    /// The optimiser.
+    pub optimizer: Optimizer,
+    /// Its learning rate, the same at every step.
+    pub lr: f64,
+    /// Type of weights and activations.
+    pub storage: DType,
 }
 
-/// Trains a model on batches of token ids `[steps, batch, seq + 1]`; each predicts its next tokens.
+impl<'a> Course<'a> {
+    /// The run of a golden file.
+    pub fn golden(ids: &'a [i64], sizes: [usize; 3], storage: DType) -> Course<'a> {
+        let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-4 };
+        Course { ids, sizes, optimizer: Optimizer::new(rule, 0.1, Some(1.0)), lr: 1e-2, storage }
+    }
+}
+
+/// Trains a model on batches, each sequence of which predicts its next tokens; answers what the steps did, and the engine after them.
 pub fn train(
     model: &Model,
-    ids: &[i64],
-    [steps, batch, seq]: [usize; 3],
-    storage: DType,
+    course: Course,
     machine: &Machine,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Vec<StepResult>, String> {
-    let vocab = model.config.vocab_size as i64;
-    if let Some(bad) = ids.iter().find(|t| !(0..vocab).contains(*t)) {
+) -> Result<(Vec<StepResult>, Engine), String> {
+    let ([steps, batch, seq], vocab) = (course.sizes, model.config.vocab_size as i64);
+    if let Some(bad) = course.ids.iter().find(|t| !(0..vocab).contains(*t)) {
         return Err(format!("token {bad} of `train.batches` is outside the vocabulary of {vocab}"));
     }
     let recipe = Recipe {
         tokens: (batch * (seq - 1)) as u64,
         sequences: batch as u64,
         span: seq as u64 - 1,
-        storage,
+        storage: course.storage,
         accumulate: false,
         recompute: Recompute::Selective,
-        optimizer: optimizer(),
+        optimizer: course.optimizer,
         router: RouterLosses::default(),
     };
     let plan = Plan::new(&model.config, &recipe, machine.backend(), Dump::None).map_err(|e| e.to_string())?;
     let mut engine =
         Engine::open(plan, model.source(), &machine.device, &mut |_, _| {}).map_err(|e| e.to_string())?;
     let mut done = Vec::with_capacity(steps);
-    for (i, ids) in ids.chunks(batch * seq).enumerate() {
-        done.push(engine.step(&[of(ids, seq)], LR).map_err(|e| e.to_string())?);
+    for (i, ids) in course.ids.chunks(batch * seq).enumerate() {
+        done.push(engine.step(&[of(ids, seq)], course.lr).map_err(|e| e.to_string())?);
         progress(i as u64 + 1, steps as u64);
     }
-    Ok(done)
+    Ok((done, engine))
 }
 
 /// A batch of equally long sequences.

@@ -1,5 +1,8 @@
 //! A model held to what a reference implementation computed for it. In: a model and its golden file: `input_ids` i64
-//! `[batch, seq]`, `logits`, `loss`, `grad.*`, `greedy.*` and `train.*`, each optional. Out: a row a check, with its error and tolerance.
+//! `[batch, seq]`, `logits`, `loss`, `grad.*`, `greedy.*` and `train.*`, each optional. Out: a row a check, with its error and tolerance. Data are held to
+//! theirs in [`data`].
+
+pub mod data;
 
 use crate::batch::{RaggedBatch, Sequences};
 use crate::curve;
@@ -17,11 +20,14 @@ use astrai_runtime::{Compiled, Session, Value as Array};
 use astrai_train::engine::StepResult;
 use std::path::{Path, PathBuf};
 
+pub mod objectives;
+pub mod optimizers;
+
 /// Outcome of a check.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// What was compared.
-    pub check: &'static str,
+    pub check: String,
     /// How far off it is; of what the note says.
     pub error: Option<f64>,
     /// How far off it may be.
@@ -33,14 +39,20 @@ pub struct Row {
 }
 
 impl Row {
-    fn compared(check: &'static str, error: f64, tolerance: f64, note: &str) -> Row {
+    fn compared(check: impl Into<String>, error: f64, tolerance: f64, note: &str) -> Row {
         // A NaN is off: it is not within anything.
         let verdict = if error <= tolerance { "ok" } else { "off" };
-        Row { check, error: Some(error), tolerance: Some(tolerance), verdict, note: note.into() }
+        Row {
+            check: check.into(),
+            error: Some(error),
+            tolerance: Some(tolerance),
+            verdict,
+            note: note.into(),
+        }
     }
 
-    fn without(check: &'static str, verdict: &'static str, note: &str) -> Row {
-        Row { check, error: None, tolerance: None, verdict, note: note.into() }
+    fn without(check: impl Into<String>, verdict: &'static str, note: &str) -> Row {
+        Row { check: check.into(), error: None, tolerance: None, verdict, note: note.into() }
     }
 }
 
@@ -167,15 +179,7 @@ impl<'a> Golden<'a> {
 
     /// Elements of a float tensor of the golden file, of which there must be `count`.
     fn floats(&self, name: &str, count: usize) -> Result<Vec<f32>, Error> {
-        let path = self.path.display();
-        let t = self.file.get(name).ok_or_else(|| format!("{path}: no tensor `{name}`"))?;
-        if t.elements() != count {
-            let shape = t.shape();
-            return Err(format!("{path}: `{name}` is {shape:?}, it should have {count} elements").into());
-        }
-        let mut out = vec![0.0; count];
-        t.to_f32(&mut out)?;
-        Ok(out)
+        floats(&self.file, &self.path, name, count)
     }
 
     /// The worst gradient of all checkpoint tensors; f32 only, as the references are.
@@ -241,7 +245,8 @@ impl<'a> Golden<'a> {
         let (losses, norms) = (self.floats(names[1], steps)?, self.floats(names[2], steps)?);
         let ids = self.integers(names[0])?;
         let sizes = [steps, batch, seq];
-        let got = curve::train(self.model, &ids, sizes, self.storage, self.machine, &mut |done, total| {
+        let course = curve::Course::golden(&ids, sizes, self.storage);
+        let (got, _) = curve::train(self.model, course, self.machine, &mut |done, total| {
             hear(Note::Progress { what: "training steps", done, total })
         })?;
         let worst = |f: &dyn Fn(&StepResult) -> f64, want: &[f32]| {
@@ -300,6 +305,19 @@ impl<'a> Golden<'a> {
         })?;
         Ok(judge(&chosen, &want, &margins, self.storage))
     }
+}
+
+/// Elements of a float tensor of a file, of which there must be `count`.
+fn floats(file: &Checkpoint, path: &Path, name: &str, count: usize) -> Result<Vec<f32>, Error> {
+    let path = path.display();
+    let t = file.get(name).ok_or_else(|| format!("{path}: no tensor `{name}`"))?;
+    if t.elements() != count {
+        let shape = t.shape();
+        return Err(format!("{path}: `{name}` is {shape:?}, it should have {count} elements").into());
+    }
+    let mut out = vec![0.0; count];
+    t.to_f32(&mut out)?;
+    Ok(out)
 }
 
 /// Tokens equal up to the first that differs where the reference's margin excuses it; in f32 the margins up to there agree

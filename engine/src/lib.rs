@@ -11,8 +11,10 @@ pub mod gradients;
 pub mod greedy;
 pub mod machine;
 pub mod model;
+pub mod objective;
 pub mod programs;
 pub mod serving;
+pub mod texts;
 
 pub use error::{Error, Hear, Note, unheard};
 pub use machine::{Kind, Machine};

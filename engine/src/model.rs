@@ -25,8 +25,13 @@ pub struct Model {
 impl Model {
     /// Opens a model directory; every tensor of the configuration must be there with its shape.
     pub fn open(folder: &Path, strict: bool) -> Result<Model, String> {
+        Model::open_with(folder, folder, strict)
+    }
+
+    /// The model that a directory configures, with the weights of another directory or file.
+    pub fn open_with(folder: &Path, weights: &Path, strict: bool) -> Result<Model, String> {
         let (config, warnings) = read_config(folder, strict)?;
-        let weights = Widened(Checkpoint::open(folder).map_err(|e| e.to_string())?);
+        let weights = Widened(Checkpoint::open(weights).map_err(|e| e.to_string())?);
         let tensors = config.tensors().into_iter();
         let expected: Vec<_> = tensors.flat_map(|t| weights.expected(t.name, t.shape)).collect();
         let names = config.names;

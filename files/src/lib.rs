@@ -3,6 +3,10 @@
 //! all, written beside its name, made durable, renamed. Everything that changes the disk goes through [`Disk`], so that tests
 //! can stop a save after any of its operations.
 
+mod guard;
+
+pub use guard::guarded;
+
 use sha2::{Digest, Sha256};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};

@@ -4,6 +4,7 @@
 use crate::graph::{Graph, IrError, NodeId};
 use crate::ops::Op;
 use crate::ty::Type;
+use std::collections::HashMap;
 
 /// A callable function: a body with parameters.
 #[derive(Clone, Debug)]
@@ -35,25 +36,38 @@ impl Block {
 
     /// Types of the parameters, in order.
     pub fn param_types(&self) -> Result<Vec<&Type>, IrError> {
-        self.params
-            .iter()
-            .map(|p| match self.leaf(p) {
-                Some(id) => Ok(self.graph.ty(id)),
-                None => Err(IrError {
-                    origin: self.name.clone(),
-                    message: format!("parameter `{p}` has no leaf"),
-                }),
-            })
-            .collect()
-    }
-
-    /// Types of the outputs, in order.
-    pub fn output_types(&self) -> Vec<Type> {
-        self.graph.outputs().iter().map(|(_, id)| self.graph.ty(*id).clone()).collect()
+        let nodes = self.graph.nodes().iter().rev();
+        let leaves: HashMap<&str, &Type> = nodes.filter_map(|n| Some((n.op.leaf_name()?, n.ty()))).collect();
+        let none = |p: &str| format!("parameter `{p}` has no leaf");
+        let of = |p: &String| {
+            let found = leaves.get(p.as_str()).copied();
+            found.ok_or_else(|| IrError { origin: self.name.clone(), message: none(p) })
+        };
+        self.params.iter().map(of).collect()
     }
 
     /// True when the leaf of the parameter is a weight.
     pub fn is_weight(&self, param: &str) -> bool {
         self.leaf(param).is_some_and(|id| matches!(self.graph.node(id).op, Op::Weight(_)))
+    }
+}
+
+/// What a call of a block takes and gives: computed once, however many calls there are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Signature {
+    /// Types of the parameters, in order; an error where one has no leaf.
+    pub params: Result<Vec<Type>, IrError>,
+    /// Types of the outputs, in order.
+    pub outputs: Vec<Type>,
+}
+
+impl Signature {
+    /// The signature of a block.
+    pub fn of(block: &Block) -> Signature {
+        let params = block.param_types().map(|types| types.into_iter().cloned().collect());
+        // An output that does not exist is the verifier's to refuse.
+        let node = |(_, id): &(String, NodeId)| block.graph.nodes().get(id.index());
+        let outputs = block.graph.outputs().iter().filter_map(node).map(|n| n.ty().clone()).collect();
+        Signature { params, outputs }
     }
 }

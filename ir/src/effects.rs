@@ -103,7 +103,8 @@ impl Effects {
 
     /// `Ok` when some order of the nodes keeps data dependencies and anti-dependencies.
     fn check_order(&self, graph: &Graph) -> Result<(), IrError> {
-        if self.anti_dependencies.is_empty() {
+        // The order of ids is one, where each reader comes before its writer.
+        if self.anti_dependencies.iter().all(|(reader, writer)| reader < writer) {
             return Ok(());
         }
         let view = GraphView::with_edges(graph, &self.anti_dependencies);

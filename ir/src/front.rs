@@ -30,10 +30,10 @@
 
 use crate::eval::{Precision, Sizes, eval};
 use crate::graph::{Graph, IrError, NodeId};
-use crate::ops::{Const, Expand, Random, RandomKind};
-use crate::{DType, Dim, Shape, Symbol, Tensor, Type, grad::gradient_with_stops};
+use crate::ops::{Const, Detach, Random, RandomKind};
+use crate::{DType, Dim, Shape, Symbol, Tensor, Type, grad::gradient};
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::rc::Rc;
@@ -48,8 +48,6 @@ type Made = Result<NodeId, IrError>;
 struct Shared {
     graph: Graph,
     error: Option<IrError>,
-    /// Nodes through which no gradient flows (stop-gradient).
-    stop: HashSet<NodeId>,
 }
 
 /// A graph being recorded. Clones share the tape.
@@ -106,6 +104,15 @@ impl Tape {
     pub fn with_symbols(symbols: Vec<Symbol>) -> Tape {
         let shared = Shared { graph: Graph::new(symbols), ..Shared::default() };
         Tape { shared: Rc::new(RefCell::new(shared)) }
+    }
+
+    /// A tape that goes on from a graph, and the values of the graph's outputs, which are outputs no more.
+    pub fn over(graph: Graph) -> (Tape, HashMap<String, Value>) {
+        let outputs = graph.outputs().to_vec();
+        let shared = Shared { graph: graph.without_outputs(), ..Shared::default() };
+        let tape = Tape { shared: Rc::new(RefCell::new(shared)) };
+        let values = outputs.into_iter().map(|(name, id)| (name, tape.value(Ok(id)))).collect();
+        (tape, values)
     }
 
     /// New nodes of a graph, written as arithmetic on values of existing ones.
@@ -234,14 +241,7 @@ impl Value {
 
     /// The same value, through which no gradient flows (stop-gradient).
     pub fn detach(&self) -> Value {
-        let v = self.with(|g, x| {
-            // A node of its own, so that the stop does not affect other uses of the value. Canonicalisation removes the
-            // `expand`, which does not change the shape.
-            let shape = g.ty(x).shape.clone();
-            g.push_exact(Expand { shape }.into(), &[x])
-        });
-        self.tape.shared.borrow_mut().stop.extend(v.node);
-        v
+        self.with(|g, x| g.push(Detach {}, &[x]))
     }
 
     /// Gradients of the sum of this value's elements with respect to `wrt`, as new values of the tape; zeros for those that it
@@ -258,7 +258,7 @@ impl Value {
         let wrt = self.tape.ids(wrt)?;
         let shared = &mut *self.tape.shared.borrow_mut();
         let one = shared.graph.fill(y, 1.0)?;
-        let found = gradient_with_stops(&mut shared.graph, &[(y, one)], &wrt, &shared.stop)?;
+        let found = gradient(&mut shared.graph, &[(y, one)], &wrt)?;
         let zero_or = |(w, g): (&NodeId, Option<NodeId>)| g.map_or_else(|| shared.graph.fill(*w, 0.0), Ok);
         wrt.iter().zip(found).map(zero_or).collect()
     }

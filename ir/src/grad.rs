@@ -16,23 +16,7 @@ pub fn gradient(
     outputs: &[(NodeId, NodeId)],
     wrt: &[NodeId],
 ) -> Result<Vec<Option<NodeId>>, IrError> {
-    gradient_with_stops(graph, outputs, wrt, &HashSet::new())
-}
-
-/// [`gradient`] in which no gradient flows through the nodes of `stop` (stop-gradient).
-pub fn gradient_with_stops(
-    graph: &mut Graph,
-    outputs: &[(NodeId, NodeId)],
-    wrt: &[NodeId],
-    stop: &HashSet<NodeId>,
-) -> Result<Vec<Option<NodeId>>, IrError> {
-    gradient_with(
-        graph,
-        outputs,
-        wrt,
-        &GradientOptions { stop, ..GradientOptions::default() },
-        &mut refuse_calls,
-    )
+    gradient_with(graph, outputs, wrt, &GradientOptions::default(), &mut refuse_calls)
 }
 
 /// The call rule of graphs without calls: an error.
@@ -47,8 +31,6 @@ pub fn refuse_calls(graph: &mut Graph, id: NodeId, _: &[Option<NodeId>]) -> Cota
 /// What differentiation does at particular nodes.
 #[derive(Clone, Copy)]
 pub struct GradientOptions<'a> {
-    /// Nodes through which no gradient flows to their arguments (stop-gradient).
-    pub stop: &'a HashSet<NodeId>,
     /// Leaves of narrow type whose cotangents are f32: cotangents are accumulated before anything is rounded.
     pub wide: &'a HashSet<NodeId>,
 }
@@ -56,7 +38,7 @@ pub struct GradientOptions<'a> {
 impl Default for GradientOptions<'_> {
     fn default() -> Self {
         static NONE: LazyLock<HashSet<NodeId>> = LazyLock::new(HashSet::new);
-        GradientOptions { stop: &NONE, wide: &NONE }
+        GradientOptions { wide: &NONE }
     }
 }
 
@@ -72,8 +54,7 @@ pub fn gradient_with(
     call: &mut CallRule,
 ) -> Result<Vec<Option<NodeId>>, IrError> {
     check(graph, outputs, wrt)?;
-    let stop = options.stop;
-    let on_path = reached(graph, wrt, stop);
+    let on_path = reached(graph, wrt);
     let grads = graph.nodes().iter().map(|n| vec![None; n.types.len()]).collect();
     let mut accumulators = Accumulators { grads, wide: options.wide };
     for &(y, cotangent) in outputs.iter().filter(|(y, _)| on_path[y.index()]) {
@@ -81,7 +62,7 @@ pub fn gradient_with(
     }
     for i in (0..accumulators.grads.len()).rev() {
         let id = NodeId(i as u32);
-        let inner = !stop.contains(&id) && graph.node(id).args.iter().any(|a| on_path[a.index()]);
+        let inner = graph.node(id).args.iter().any(|a| on_path[a.index()]);
         if inner && accumulators.grads[i].iter().any(Option::is_some) {
             let origin: Arc<str> = match &*graph.node(id).origin {
                 "" => "grad".into(),
@@ -111,11 +92,11 @@ fn check(graph: &Graph, outputs: &[(NodeId, NodeId)], wrt: &[NodeId]) -> Result<
     Ok(())
 }
 
-/// For each node whether it is in `wrt`, or depends on one of `wrt` by a path without a node of `stop`.
-fn reached(graph: &Graph, wrt: &[NodeId], stop: &HashSet<NodeId>) -> Vec<bool> {
+/// For each node whether it is in `wrt`, or depends on one of `wrt` by a path without a `detach`.
+fn reached(graph: &Graph, wrt: &[NodeId]) -> Vec<bool> {
     let mut on_path = vec![false; graph.nodes().len()];
     wrt.iter().for_each(|w| on_path[w.index()] = true);
-    for id in graph.ids().filter(|id| !stop.contains(id)) {
+    for id in graph.ids().filter(|id| !matches!(graph.node(*id).op, Op::Detach(_))) {
         if graph.node(id).args.iter().any(|a| on_path[a.index()]) {
             on_path[id.index()] = true;
         }

@@ -1,14 +1,16 @@
 //! The graph: an append-only arena of hash-consed nodes whose ids are in topological order. In: operators and arguments, one at a
 //! time, with types inferred and checked when a node is added. Out: node ids. Nothing is changed in place; passes build new graphs.
 
-use crate::block::Block;
+use crate::block::{Block, Signature};
 use crate::dim::Symbol;
 use crate::op::{Infer, Inferred, Simpler};
 use crate::ops::{Op, Part};
 use crate::shard::Sharding;
 use crate::ty::Type;
+use foldhash::fast::RandomState;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
+use std::hash::BuildHasher;
 use std::sync::Arc;
 
 /// Position of a node in its graph.
@@ -85,16 +87,20 @@ impl fmt::Display for IrError {
 
 impl std::error::Error for IrError {}
 
-/// A computation: nodes in topological order, the blocks they call, and named outputs.
+/// A computation: nodes in topological order, the blocks they call, and named outputs. Copies share what they hold until one of
+/// them grows.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     /// Symbols that shapes may use.
     pub symbols: Vec<Symbol>,
-    nodes: Vec<Node>,
-    index: HashMap<(Op, Vec<NodeId>), NodeId>,
+    nodes: Arc<Vec<Node>>,
+    /// Nodes by the hash of operator and arguments; where two have one hash, the later stands at the next free number.
+    index: Arc<HashMap<u64, NodeId, RandomState>>,
+    hasher: RandomState,
     blocks: Vec<Arc<Block>>,
-    outputs: Vec<(String, NodeId)>,
-    output_names: HashMap<String, NodeId>,
+    signatures: Vec<Arc<Signature>>,
+    outputs: Arc<Vec<(String, NodeId)>>,
+    output_names: Arc<HashMap<String, NodeId>>,
     scope: Vec<String>,
     here: Arc<str>,
 }
@@ -148,7 +154,7 @@ impl Graph {
     /// For each parameter of a block whether every call binds it to a weight.
     pub fn params_bound_to_weights(&self, id: BlockId) -> Vec<bool> {
         let mut bound = vec![true; self.block(id).params.len()];
-        for node in &self.nodes {
+        for node in self.nodes() {
             if !matches!(&node.op, Op::Call(c) if c.block == id) {
                 continue;
             }
@@ -159,18 +165,30 @@ impl Graph {
         bound
     }
 
+    /// The same nodes without outputs.
+    pub fn without_outputs(mut self) -> Graph {
+        (self.outputs, self.output_names) = Default::default();
+        self
+    }
+
     /// Declares a result; a name is declared once.
     pub fn set_output(&mut self, name: &str, id: NodeId) -> Result<(), IrError> {
         if self.output(name).is_some() {
             return Err(self.error(format!("output `{name}` is declared twice")));
         }
-        self.outputs.push((name.to_string(), id));
-        self.output_names.insert(name.to_string(), id);
+        Arc::make_mut(&mut self.outputs).push((name.to_string(), id));
+        Arc::make_mut(&mut self.output_names).insert(name.to_string(), id);
         Ok(())
+    }
+
+    /// Types of the parameters and outputs of a block.
+    pub(crate) fn signature(&self, id: BlockId) -> Option<&Signature> {
+        self.signatures.get(id.0 as usize).map(|s| &**s)
     }
 
     /// Adds a block for `call` nodes to refer to.
     pub fn add_block(&mut self, block: Arc<Block>) -> BlockId {
+        self.signatures.push(Arc::new(Signature::of(&block)));
         self.blocks.push(block);
         BlockId(self.blocks.len() as u32 - 1)
     }
@@ -181,9 +199,7 @@ impl Graph {
         if let Some(bad) = args.iter().find(|a| a.index() >= self.nodes.len()) {
             return Err(self.error(format!("`{}` refers to {bad}, which does not exist yet", op.name())));
         }
-        // `simplify` expects arguments of one output; `push_exact` refuses others.
-        let single = args.iter().all(|a| self.node(*a).types.len() == 1);
-        match if single { op.simplify(self, args) } else { None } {
+        match self.simpler(&op, args) {
             Some(Simpler::Node(id)) => return Ok(id),
             Some(Simpler::Op(op, args)) => return self.push(*op, &args),
             None => {}
@@ -191,27 +207,38 @@ impl Graph {
         self.push_exact(op, args)
     }
 
+    /// What [`push`](Self::push) takes in place of `op` on `args`.
+    pub fn simpler(&self, op: &Op, args: &[NodeId]) -> Option<Simpler> {
+        // `simplify` expects arguments of one output; `push_exact` refuses others.
+        let single = args.iter().all(|a| self.node(*a).types.len() == 1);
+        if single { op.simplify(self, args) } else { None }
+    }
+
     /// [`push`](Self::push) without simplifications: a graph that is read back or copied stays as it was.
     pub fn push_exact(&mut self, op: Op, args: &[NodeId]) -> Result<NodeId, IrError> {
-        let key = (op, args.to_vec());
-        if let Some(&id) = self.index.get(&key) {
-            let shared = common_prefix(&self.nodes[id.index()].origin, &self.here);
-            self.nodes[id.index()].origin = shared;
-            return Ok(id);
+        let mut key = self.hasher.hash_one((&op, args));
+        while let Some(&id) = self.index.get(&key) {
+            let node = self.node(id);
+            if node.op == op && node.args == args {
+                let shared = common_prefix(&node.origin, &self.here);
+                if shared != node.origin {
+                    self.node_mut(id).origin = shared;
+                }
+                return Ok(id);
+            }
+            key = key.wrapping_add(1);
         }
-        let (op, args) = key;
-        let outs = self.infer(&self.nodes, &op, &args);
-        let outs = outs.map_err(|m| self.error(format!("`{}` {m}", op.name())))?;
+        let types = self.infer(&self.nodes, &op, args);
+        let types = types.map_err(|m| self.error(format!("`{}` {m}", op.name())))?;
         let id = NodeId(self.nodes.len() as u32);
-        self.nodes.push(Node {
-            op: op.clone(),
-            args: args.clone(),
-            types: outs,
-            origin: self.here.clone(),
-            sharding: Sharding::new(),
-        });
-        self.index.insert((op, args), id);
+        let (args, origin, sharding) = (args.to_vec(), self.here.clone(), Sharding::new());
+        Arc::make_mut(&mut self.nodes).push(Node { op, args, types, origin, sharding });
+        Arc::make_mut(&mut self.index).insert(key, id);
         Ok(id)
+    }
+
+    fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        &mut Arc::make_mut(&mut self.nodes)[id.index()]
     }
 
     /// Types of the outputs of an operator on some of these nodes, several outputs of which are selected by `part`.
@@ -232,9 +259,8 @@ impl Graph {
 
     /// Records the sharding of a node, unless it is known already.
     pub fn note_sharding(&mut self, id: NodeId, sharding: &Sharding) {
-        let node = &mut self.nodes[id.index()];
-        if node.sharding.is_empty() {
-            node.sharding = sharding.clone();
+        if self.node(id).sharding.is_empty() && !sharding.is_empty() {
+            self.node_mut(id).sharding = sharding.clone();
         }
     }
 
@@ -324,7 +350,7 @@ impl Graph {
     /// Liveness: for each node whether an output depends on it.
     pub fn live(&self) -> Vec<bool> {
         let mut live = vec![false; self.nodes.len()];
-        for (_, id) in &self.outputs {
+        for (_, id) in self.outputs() {
             live[id.index()] = true;
         }
         for id in self.ids().rev() {
@@ -344,8 +370,13 @@ impl Graph {
         self.rebuild_with(self.blocks.clone(), f)
     }
 
-    /// The same nodes with other blocks in place of the old ones.
+    /// The same live nodes with other blocks in place of the old ones.
     pub fn with_blocks(&self, blocks: Vec<Arc<Block>>) -> Result<Graph, IrError> {
+        let signatures = self.signatures_of(&blocks);
+        if signatures == self.signatures && self.live().iter().all(|live| *live) {
+            let (scope, here) = (Vec::new(), Arc::default());
+            return Ok(Graph { blocks, signatures, scope, here, ..self.clone() });
+        }
         self.rebuild_with(blocks, |g, id, args| g.push_exact(self.node(id).op.clone(), args))
     }
 
@@ -355,7 +386,10 @@ impl Graph {
         blocks: Vec<Arc<Block>>,
         mut f: impl FnMut(&mut Graph, NodeId, &[NodeId]) -> Result<NodeId, IrError>,
     ) -> Result<Graph, IrError> {
-        let mut out = Graph { blocks, ..Graph::new(self.symbols.clone()) };
+        let signatures = self.signatures_of(&blocks);
+        let mut out = Graph { blocks, signatures, ..Graph::new(self.symbols.clone()) };
+        Arc::make_mut(&mut out.nodes).reserve(self.nodes.len());
+        Arc::make_mut(&mut out.index).reserve(self.nodes.len());
         let live = self.live();
         let mut map: Vec<NodeId> = vec![NodeId(u32::MAX); self.nodes.len()];
         for id in self.ids().filter(|id| live[id.index()]) {
@@ -367,10 +401,33 @@ impl Graph {
             }
             map[id.index()] = made;
         }
-        for (name, id) in &self.outputs {
+        for (name, id) in self.outputs() {
             out.set_output(name, map[id.index()])?;
         }
         Ok(out)
+    }
+
+    /// Signatures of blocks, those that are this graph's own not computed again.
+    fn signatures_of(&self, blocks: &[Arc<Block>]) -> Vec<Arc<Signature>> {
+        let own = |(i, b): (usize, &Arc<Block>)| match self.blocks.get(i) {
+            Some(own) if Arc::ptr_eq(own, b) => self.signatures[i].clone(),
+            _ => Arc::new(Signature::of(b)),
+        };
+        blocks.iter().enumerate().map(own).collect()
+    }
+
+    /// True for a copy of a graph that has not changed since, nor has that.
+    pub fn is_copy_of(&self, other: &Graph) -> bool {
+        let blocks = || self.blocks.iter().zip(&other.blocks).all(|(a, b)| Arc::ptr_eq(a, b));
+        self.blocks.len() == other.blocks.len() && blocks() && self.is_copy_but_for_bodies(other)
+    }
+
+    /// [`is_copy_of`](Self::is_copy_of) where the bodies of blocks may differ, but not their signatures.
+    pub(crate) fn is_copy_but_for_bodies(&self, other: &Graph) -> bool {
+        Arc::ptr_eq(&self.nodes, &other.nodes)
+            && Arc::ptr_eq(&self.outputs, &other.outputs)
+            && self.symbols == other.symbols
+            && self.signatures == other.signatures
     }
 }
 

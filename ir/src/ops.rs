@@ -107,7 +107,7 @@ ops! {
     // views
     reshape::Reshape, permute::Permute, expand::Expand, slice::Slice, pad::Pad, concat::Concat,
     // pointwise
-    unary::Unary, binary::Binary, compare::Compare, select::Select, cast::Cast,
+    unary::Unary, binary::Binary, compare::Compare, select::Select, cast::Cast, detach::Detach,
     // contractions and indexing
     reduce::Reduce, cumsum::Cumsum, argmax::Argmax, topk::Topk, dot::Dot, gather::Gather, scatter::Scatter,
     // structure

@@ -213,9 +213,9 @@ pub struct LossForm {
     pub weight: Whole,
     /// Target ids, i32 `[tokens]`.
     pub targets: Operand,
-    /// Cotangents of the losses, f32 `[tokens]`; the gradient's.
-    pub cotangent: Option<Operand>,
-    /// Results; of the gradient: 0 by the hidden states, 1 by the weight, 2 the losses; else the losses alone.
+    /// Cotangents of the losses and of the first statistics, f32 `[tokens]` each; the gradient's.
+    pub cotangents: Vec<Operand>,
+    /// Results; of the gradient: 0 by the hidden states, 1 by the weight; from 2 on the losses and statistics.
     pub results: Results,
 }
 

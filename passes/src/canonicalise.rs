@@ -8,6 +8,9 @@ use astrai_ir::{DType, Graph, IrError, NodeId};
 /// The canonical form of a graph and of its blocks.
 pub fn canonicalise(graph: &Graph) -> Result<Graph, IrError> {
     each_graph(graph, &|g| {
+        if !g.ids().any(|id| may_change(g, id)) {
+            return eliminate_dead_nodes(g);
+        }
         let simple = g.rebuild(|out, id, args| {
             let found = match &g.node(id).op {
                 Op::Cast(c) => cancel_casts(out, c.dtype, args[0])?,
@@ -17,6 +20,18 @@ pub fn canonicalise(graph: &Graph) -> Result<Graph, IrError> {
         })?;
         eliminate_dead_nodes(&simple)
     })
+}
+
+/// False for nodes that stay as they are where their arguments do.
+fn may_change(g: &Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    match &node.op {
+        Op::Cast(_) => {
+            let inner = &g.node(node.args[0]).op;
+            matches!(inner, Op::Cast(_)) || inner.is_view()
+        }
+        op => simplify(g, op, &node.args).is_some() || g.simpler(op, &node.args).is_some(),
+    }
 }
 
 /// cast(cast(x: a -> b) -> a) is x when b represents every value of a; views between the casts are moved onto x.
@@ -38,8 +53,8 @@ fn cancel_casts(g: &mut Graph, dtype: DType, id: NodeId) -> Result<Option<NodeId
 /// The argument that a node equals, if it is an identity.
 fn simplify(g: &Graph, op: &Op, args: &[NodeId]) -> Option<NodeId> {
     match op {
-        // An identity, whose only purpose is its gradient, which has been added by now.
-        Op::Pvary(_) => Some(args[0]),
+        // Identities, whose only purpose is their gradient, which has been added by now.
+        Op::Pvary(_) | Op::Detach(_) => Some(args[0]),
         Op::Binary(b) => match b.kind {
             BinaryKind::Mul if scalar(g, args[1]) == Some(1.0) => Some(args[0]),
             BinaryKind::Mul if scalar(g, args[0]) == Some(1.0) => Some(args[1]),

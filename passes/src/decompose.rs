@@ -2,14 +2,17 @@
 //! native. Out: a graph of native
 //! operators, as far as decompositions exist.
 
-use crate::each_graph;
+use crate::{each_graph, eliminate_dead_nodes};
 use astrai_ir::ops::Op;
 use astrai_ir::{Graph, IrError, NodeId};
 
 /// The graph with every operator that is not native and has a decomposition replaced by it.
 pub fn decompose(graph: &Graph, native: impl Fn(&Op) -> bool) -> Result<Graph, IrError> {
     each_graph(graph, &|g| {
-        let split: Vec<bool> = g.nodes().iter().map(|n| !native(&n.op)).collect();
+        let split: Vec<bool> = g.nodes().iter().map(|n| !native(&n.op) && !is_structure(&n.op)).collect();
+        if !split.contains(&true) {
+            return eliminate_dead_nodes(g);
+        }
         let mut parts: Vec<Option<Vec<NodeId>>> = vec![None; g.nodes().len()];
         g.rebuild(|out, id, args| {
             let node = g.node(id);
@@ -29,4 +32,9 @@ pub fn decompose(graph: &Graph, native: impl Fn(&Op) -> bool) -> Result<Graph, I
             out.push(node.op.clone(), args)
         })
     })
+}
+
+/// True for operators that compute nothing: they have no simpler ones.
+fn is_structure(op: &Op) -> bool {
+    op.leaf_name().is_some() || matches!(op, Op::Const(_) | Op::Call(_) | Op::Part(_) | Op::Store(_))
 }

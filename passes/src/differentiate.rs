@@ -95,7 +95,7 @@ pub fn differentiate_over(graph: &Graph, of: &str, how: Gradients, over: &[Axis]
     let trained = |id: &NodeId| matches!(&g.node(*id).op, Op::Weight(w) if !w.frozen);
     let weights: Vec<NodeId> = g.ids().filter(trained).collect();
     let wide: HashSet<NodeId> = weights.iter().copied().collect();
-    let options = GradientOptions { wide: &wide, ..GradientOptions::default() };
+    let options = GradientOptions { wide: &wide };
     let wanted = [&weights[..], &received].concat();
     let mut grads = gradient_with(&mut g, &seeds, &wanted, &options, &mut |g, id, grads| {
         call_back(g, id, grads, &splits, &backward)
@@ -310,7 +310,7 @@ fn split(block: &Arc<Block>, is_weight: &[bool], recompute: Recompute) -> Result
     let params = block.params.iter().map(leaf).collect::<Result<Vec<_>, IrError>>()?;
     let float: Vec<NodeId> = params.iter().copied().filter(|p| body.ty(*p).dtype.is_float()).collect();
     let wide = params.iter().zip(is_weight).filter(|(_, w)| **w).map(|(p, _)| *p).collect();
-    let options = GradientOptions { wide: &wide, ..GradientOptions::default() };
+    let options = GradientOptions { wide: &wide };
     let grads = gradient_with(&mut both, &pairs, &float, &options, &mut refuse_calls)?;
     let by_leaf: HashMap<NodeId, Option<NodeId>> = float.into_iter().zip(grads).collect();
     let roots: Vec<Option<NodeId>> = params.iter().map(|p| by_leaf.get(p).copied().flatten()).collect();

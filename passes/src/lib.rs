@@ -36,7 +36,10 @@ use std::sync::Arc;
 
 /// Applies a pass to the bodies of all blocks, then to the graph itself.
 fn each_graph(graph: &Graph, stage: &dyn Fn(&Graph) -> Result<Graph, IrError>) -> Result<Graph, IrError> {
-    let block = |b: &Arc<Block>| Ok(b.with(each_graph(&b.graph, stage)?).into());
+    let block = |b: &Arc<Block>| {
+        let body = each_graph(&b.graph, stage)?;
+        Ok(if body.is_copy_of(&b.graph) { b.clone() } else { b.with(body).into() })
+    };
     let blocks = graph.blocks().iter().map(block).collect::<Result<_, IrError>>()?;
     stage(&graph.with_blocks(blocks)?)
 }

@@ -26,12 +26,19 @@ struct Siblings {
 pub fn merge(graph: &Graph) -> Result<Graph, IrError> {
     let mut concatenations: Vec<Vec<Concatenation>> = Vec::new();
     let mut blocks: Vec<Arc<Block>> = Vec::new();
+    let users = graph.users();
     for (i, block) in graph.blocks().iter().enumerate() {
-        let allowed = |name: &str| bound_to_weights(graph, BlockId(i as u32), block, name);
-        let (body, done) = merge_siblings(&block.graph, &allowed)?;
+        let bound = bound_to_weights(graph, &users, BlockId(i as u32));
+        let at = |name: &str| block.params.iter().position(|p| p == name);
+        let (body, done) = merge_siblings(&block.graph, &|name| at(name).is_some_and(|at| bound[at]))?;
         let params = after(&block.params, &done, String::clone, |j| Ok(j.name.clone()))?;
-        blocks.push(Arc::new(Block { name: block.name.clone(), graph: body, params }));
+        let same = body.is_copy_of(&block.graph);
+        let merged = || Arc::new(Block { name: block.name.clone(), graph: body, params });
+        blocks.push(if same { block.clone() } else { merged() });
         concatenations.push(done);
+    }
+    if concatenations.iter().all(Vec::is_empty) {
+        return Ok(merge_siblings(&graph.with_blocks(blocks)?, &|_| true)?.0);
     }
     let outer = graph.rebuild_with(blocks, |out, id, args| match &graph.node(id).op {
         Op::Call(c) => {
@@ -45,17 +52,13 @@ pub fn merge(graph: &Graph) -> Result<Graph, IrError> {
     Ok(merge_siblings(&eliminate_dead_nodes(&outer)?, &|_| true)?.0)
 }
 
-/// True when every call binds this parameter to a weight that has no other user.
-fn bound_to_weights(graph: &Graph, id: BlockId, block: &Block, name: &str) -> bool {
-    let Some(at) = block.params.iter().position(|p| p == name) else { return false };
-    let users = graph.users();
-    graph.nodes().iter().all(|n| match &n.op {
-        Op::Call(c) if c.block == id => {
-            let arg = n.args[at];
-            matches!(graph.node(arg).op, Op::Weight(_)) && users[arg.index()].len() == 1
-        }
-        _ => true,
-    })
+/// For each parameter of a block whether every call binds it to a weight that has no other user.
+fn bound_to_weights(graph: &Graph, users: &[Vec<NodeId>], id: BlockId) -> Vec<bool> {
+    let mut bound = graph.params_bound_to_weights(id);
+    for node in graph.nodes().iter().filter(|n| matches!(&n.op, Op::Call(c) if c.block == id)) {
+        bound.iter_mut().zip(&node.args).for_each(|(b, arg)| *b &= users[arg.index()].len() == 1);
+    }
+    bound
 }
 
 /// For parameters whose leaves were concatenated what `whole` makes of the result, in the position of the first leaf; for others what
@@ -102,6 +105,9 @@ fn concatenate_args(
 /// Merges every group of siblings whose weights are `allowed`.
 fn merge_siblings(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Result<(Graph, Vec<Concatenation>), IrError> {
     let groups = find(g, allowed);
+    if groups.is_empty() {
+        return Ok((eliminate_dead_nodes(g)?, vec![]));
+    }
     let mut concatenations = Vec::new();
     let mut made: HashMap<NodeId, NodeId> = HashMap::new(); // member -> its slice in the new graph
     let mut first: HashMap<NodeId, usize> = HashMap::new();

@@ -5,8 +5,8 @@
 use astrai_ir::ops::{LinearCrossEntropyGrad, Op};
 use astrai_ir::{Graph, GraphView, IrError, NodeId};
 
-/// The output of the gradient operator that holds the losses.
-const LOSSES: u32 = 2;
+/// The output of the gradient operator from which on those of the forward operator follow.
+const RESULTS: u32 = 2;
 
 /// The graph in which the losses of every differentiated cross-entropy come from its gradient operator.
 pub fn share_loss(graph: &Graph) -> Result<Graph, IrError> {
@@ -19,17 +19,21 @@ pub fn share_loss(graph: &Graph) -> Result<Graph, IrError> {
 
 /// A live cross-entropy and its live gradient on the same arguments, where the cotangent does not depend on the losses.
 fn find_pair(g: &Graph) -> Option<(NodeId, NodeId)> {
-    let (live, view) = (g.live(), GraphView::new(g));
+    let live = g.live();
     let found = |id: &NodeId| live[id.index()];
+    let gradients = g.ids().filter(|id| found(id) && matches!(g.node(*id).op, Op::LinearCrossEntropyGrad(_)));
     let forward = |gradient: NodeId| {
         let node = g.node(gradient);
         let Op::LinearCrossEntropyGrad(LinearCrossEntropyGrad { forward }) = &node.op else { return None };
         let same =
             |n: &astrai_ir::Node| n.op == Op::LinearCrossEntropy(forward.clone()) && n.args == node.args[..3];
-        let id = g.ids().filter(found).find(|id| same(g.node(*id)))?;
-        (!view.has_path(id, node.args[3])).then_some((id, gradient))
+        Some((g.ids().filter(found).find(|id| same(g.node(*id)))?, gradient))
     };
-    g.ids().filter(found).find_map(forward)
+    let mut pairs = gradients.filter_map(forward).peekable();
+    pairs.peek()?;
+    let view = GraphView::new(g);
+    // No cotangent may wait for the losses, which would wait for the gradient operator.
+    pairs.find(|(forward, gradient)| g.node(*gradient).args[3..].iter().all(|d| !view.has_path(*forward, *d)))
 }
 
 /// The graph in which users of `forward` take the losses of `gradient`, which is moved before the first of these users.
@@ -45,7 +49,12 @@ fn replace_forward(g: &Graph, forward: NodeId, gradient: NodeId) -> Result<Graph
         let mut todo = vec![id];
         while let Some(&at) = todo.last() {
             let node = g.node(at);
-            let before = if at == forward { vec![gradient] } else { node.args.clone() };
+            let part = match &node.op {
+                _ if at == forward => Some(0),
+                Op::Part(p) if node.args[0] == forward => Some(p.index),
+                _ => None,
+            };
+            let before = if part.is_some() { vec![gradient] } else { node.args.clone() };
             let missing: Vec<NodeId> = before.iter().copied().filter(|a| map[a.index()].is_none()).collect();
             if !missing.is_empty() && map[at.index()].is_none() {
                 todo.extend(missing.into_iter().rev());
@@ -56,9 +65,9 @@ fn replace_forward(g: &Graph, forward: NodeId, gradient: NodeId) -> Result<Graph
                 continue;
             }
             let args: Vec<NodeId> = before.iter().filter_map(|a| map[a.index()]).collect();
-            let made = out.with_origin(&node.origin, |out| match at == forward {
-                true => out.part(args[0], LOSSES),
-                false => out.push_exact(node.op.clone(), &args),
+            let made = out.with_origin(&node.origin, |out| match part {
+                Some(i) => out.part(args[0], RESULTS + i),
+                None => out.push_exact(node.op.clone(), &args),
             })?;
             map[at.index()] = Some(made);
         }
@@ -82,7 +91,7 @@ mod tests {
         let mut g = Graph::new(vec![]);
         let h = g.input("h", DType::F32, vec![Dim::from(2), Dim::from(3)]).unwrap();
         let t = g.input("t", DType::I32, vec![Dim::from(2)]).unwrap();
-        let forward = LinearCrossEntropy { label_smoothing: Real(0.1), softcap: None };
+        let forward = LinearCrossEntropy { label_smoothing: Real(0.1), softcap: None, statistics: false };
         for i in 0..2 {
             let w = g.input(&format!("w{i}"), DType::F32, vec![Dim::from(4), Dim::from(3)]).unwrap();
             let losses = g.push(forward.clone(), &[h, w, t]).unwrap();

@@ -13,26 +13,26 @@ use astrai_passes as passes;
 /// The graph is wrong, or a stage made what the verifier refuses.
 pub fn compile(graph: &Graph, backend: &dyn Backend, options: &Options) -> Result<Compiled, Error> {
     let (mut s, o, trained) = (Stages::new(&options.dump), options, options.is_trained());
-    let g = s.graph("build", || Ok(graph.clone()))?;
+    let g = s.graph("build", graph.clone(), |g| Ok(g.clone()))?;
     let g =
         s.graph_if(o.shards.stages(), "pipeline", g, |g, axis| passes::pipeline(g, axis, o.shards.stage))?;
     let g = s.graph_if(o.shards.axes().next(), "shard", g, |g, _| passes::shard(g, &o.shards))?;
-    let g = s.graph("flatten", || passes::flatten(&g))?;
-    let g = s.graph("merge", || passes::merge(&g))?;
-    let g = s.graph("precision", || passes::precision(&g, passes::Policy { storage: o.storage }))?;
+    let g = s.graph("flatten", g, passes::flatten)?;
+    let g = s.graph("merge", g, passes::merge)?;
+    let g = s.graph("precision", g, |g| passes::precision(g, passes::Policy { storage: o.storage }))?;
     let g = s.graph_if(o.gradient_of.as_ref(), "differentiate", g, |g, of| {
         passes::differentiate_over(g, of, o.gradients, &o.shards.data_axes())
     })?;
-    let g = s.graph("canonicalise", || passes::canonicalise(&g))?;
+    let g = s.graph("canonicalise", g, passes::canonicalise)?;
     let (g, searched) =
-        s.found("saturate", || passes::saturate(&g, backend.target(), o.saturate, trained))?;
+        s.found("saturate", g, |g| passes::saturate(g, backend.target(), o.saturate, trained))?;
     let (g, derived) = s.found_if(o.saturate.folds(trained), "fold", g, passes::fold)?;
-    let g = s.graph("decompose", || passes::decompose(&g, |op| backend.native(op)))?;
+    let g = s.graph("decompose", g, |g| passes::decompose(g, |op| backend.native(op)))?;
     let draft = s.draft("form_regions", || passes::form_regions(&g, backend))?;
     let draft = s.draft("alias_states", || Ok(passes::alias_states(draft, backend)))?;
     let draft = s.draft("assign_layouts", || Ok(passes::assign_layouts(draft, backend, trained)))?;
     let plan = s.plan("schedule", || passes::schedule(&draft, backend))?;
-    let plan = s.plan("place", || passes::place(&plan, backend))?;
+    let plan = s.plan("place", || passes::place(plan, backend))?;
     let kernels = s.kernels("emit", || emit(&plan, backend))?;
     let report = Report { searched, stages: s.done };
     Ok(Compiled { graph: g, plan, kernels, derived, report })

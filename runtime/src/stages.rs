@@ -1,7 +1,7 @@
 //! The wrapper around stages: timing, verification and dumps for each, so that stages themselves stay plain functions.
 
 use crate::Error;
-use astrai_ir::{Graph, IrError, Kernel, Plan, verify};
+use astrai_ir::{Graph, IrError, Kernel, Plan, verify_since};
 use astrai_passes::Draft;
 use std::time::Instant;
 
@@ -51,13 +51,14 @@ impl Stages {
         }
     }
 
-    /// Runs a stage that makes a graph.
+    /// Runs a stage that makes a graph of another, which it drops.
     pub(crate) fn graph(
         &mut self,
         name: &'static str,
-        stage: impl FnOnce() -> Result<Graph, IrError>,
+        graph: Graph,
+        stage: impl FnOnce(&Graph) -> Result<Graph, IrError>,
     ) -> Result<Graph, Error> {
-        self.found(name, || Ok((stage()?, ()))).map(|(graph, ())| graph)
+        self.found(name, graph, |g| Ok((stage(g)?, ()))).map(|(graph, ())| graph)
     }
 
     /// Runs a stage that makes a graph of another, where there is something to make it for.
@@ -69,21 +70,25 @@ impl Stages {
         stage: impl FnOnce(&Graph, T) -> Result<Graph, IrError>,
     ) -> Result<Graph, Error> {
         match what {
-            Some(what) => self.graph(name, || stage(&graph, what)),
+            Some(what) => self.graph(name, graph, |g| stage(g, what)),
             None => Ok(graph),
         }
     }
 
-    /// Runs a stage that makes a graph, and finds something.
+    /// Runs a stage that makes a graph of another, which it drops, and finds something. What a stage leaves as it was is not
+    /// verified again.
     pub(crate) fn found<T>(
         &mut self,
         name: &'static str,
-        stage: impl FnOnce() -> Result<(Graph, T), IrError>,
+        before: Graph,
+        stage: impl FnOnce(&Graph) -> Result<(Graph, T), IrError>,
     ) -> Result<(Graph, T), Error> {
         let started = Instant::now();
-        let (graph, found) = stage()?;
+        let (graph, found) = stage(&before)?;
         let seconds = started.elapsed().as_secs_f64();
-        verify(&graph).map_err(|e| after(name, e))?;
+        let known = if self.done.is_empty() { &Graph::default() } else { &before };
+        verify_since(&graph, known).map_err(|e| after(name, e))?;
+        drop(before);
         let nodes = graph.nodes().len() + graph.blocks().iter().map(|b| b.graph.nodes().len()).sum::<usize>();
         let kept = self.wants(name).then(|| graph.clone());
         self.done.push(Stage { name, seconds, nodes, graph: kept, text: None });
@@ -98,7 +103,7 @@ impl Stages {
         graph: Graph,
         stage: impl FnOnce(&Graph) -> Result<(Graph, T), IrError>,
     ) -> Result<(Graph, T), Error> {
-        if wanted { self.found(name, || stage(&graph)) } else { Ok((graph, T::default())) }
+        if wanted { self.found(name, graph, stage) } else { Ok((graph, T::default())) }
     }
 
     /// Runs a stage that decides something of a draft.

@@ -17,7 +17,7 @@ use std::time::Instant;
 use crate::engine::{End, Event, Finish, Stream, Update, Usage};
 use crate::sample::Logprobs;
 use crate::stop::{StopStrings, TextStream};
-use crate::tokenizer::{Tokenizer, TokenizerError};
+use crate::tokenizer::{Skip, Tokenizer, TokenizerError};
 
 /// Why a choice ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub enum Ended {
     StopId(u32),
     /// A stop string, by its place in the request's list.
     StopString(usize),
+    /// What the request asked for is complete.
+    Complete,
     /// `max_tokens`, or the context, is used up.
     Length,
 }
@@ -59,6 +61,8 @@ pub struct Delta {
     pub tokens: Vec<Token>,
     /// Set in the choice's last delta.
     pub ended: Option<Ended>,
+    /// Of the prompt's tokens but the first, if asked for; in the answer's first delta.
+    pub prompt: Vec<Logprobs>,
 }
 
 impl Delta {
@@ -68,6 +72,7 @@ impl Delta {
         self.text.push_str(&next.text);
         self.tokens.extend(next.tokens);
         self.ended = next.ended;
+        self.prompt.extend(next.prompt);
     }
 }
 
@@ -88,6 +93,8 @@ pub struct Answer {
     first: Option<Instant>,
     sampled: usize,
     over: bool,
+    /// Of the prompt's tokens, until a delta has them.
+    prompt: Vec<Logprobs>,
 }
 
 #[derive(Debug)]
@@ -99,18 +106,19 @@ struct Choice {
 }
 
 impl Answer {
-    /// Reads the stream of a request of `n` choices. Special tokens are left out of the text with `skip_special`.
+    /// Reads the stream of a request of `n` choices. Special tokens are left out of the text as `skip` says.
     pub fn new(
         stream: Stream,
         tokenizer: &Tokenizer,
         n: u32,
         stops: &StopStrings,
-        skip_special: bool,
+        skip: impl Into<Skip>,
     ) -> Answer {
+        let skip = skip.into();
         let begin =
-            || Choice { text: Some(TextStream::new(tokenizer, skip_special, stops)), pending: vec![] };
+            || Choice { text: Some(TextStream::new(tokenizer, skip.clone(), stops)), pending: vec![] };
         let choices = (0..n).map(|_| begin()).collect();
-        Answer { stream, choices, first: None, sampled: 0, over: false }
+        Answer { stream, choices, first: None, sampled: 0, over: false, prompt: Vec::new() }
     }
 
     /// The next chunk; nothing after the last. May be dropped and called anew.
@@ -182,7 +190,8 @@ impl Answer {
     }
 
     fn update(&mut self, update: Update) -> Result<Option<Delta>, TokenizerError> {
-        let Update { index, token, logprobs, finish } = update;
+        let Update { index, token, logprobs, finish, prompt } = update;
+        self.prompt.extend(prompt);
         let Some(choice) = self.choices.get_mut(index as usize) else { return Ok(None) };
         let Some(text) = choice.text.as_mut() else { return Ok(None) };
         self.first.get_or_insert_with(Instant::now);
@@ -191,12 +200,13 @@ impl Answer {
         let mut ended = match finish {
             Some(Finish::Eos) => Some(Ended::Eos),
             Some(Finish::StopId(id)) => Some(Ended::StopId(id)),
+            Some(Finish::Complete) => Some(Ended::Complete),
             Some(Finish::Length) => Some(Ended::Length),
             None => None,
         };
         let mut shown = String::new();
         let mut stopped = None;
-        if matches!(ended, None | Some(Ended::Length)) {
+        if matches!(ended, None | Some(Ended::Length | Ended::Complete)) {
             let piece = text.push(token)?;
             (shown, stopped) = (piece.text, piece.stopped);
         }
@@ -218,6 +228,7 @@ impl Answer {
         if shown.is_empty() && ended.is_none() {
             return Ok(None);
         }
-        Ok(Some(Delta { index, text: shown, tokens: std::mem::take(&mut choice.pending), ended }))
+        let (tokens, prompt) = (std::mem::take(&mut choice.pending), std::mem::take(&mut self.prompt));
+        Ok(Some(Delta { index, text: shown, tokens, ended, prompt }))
     }
 }

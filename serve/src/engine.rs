@@ -5,7 +5,9 @@
 
 mod core;
 mod draw;
+mod fair;
 mod handle;
+mod masks;
 mod model;
 mod stream;
 #[cfg(test)]
@@ -82,7 +84,7 @@ impl Engine {
             ));
         }
         let limits = Limits { vocabulary: sizes.vocabulary, context: sizes.context() };
-        let shared = Arc::new(Shared::new(limits, settings.queue, sizes.sequences));
+        let shared = Arc::new(Shared::new(limits, settings, sizes.sequences));
         let (commands, received) = channel();
         let core = Core::new(model, sizes, settings, settings.prefix_cache.then(draw_secret), shared.clone());
         let thread = Builder::new().name("engine".into()).spawn(move || run(core, &received))?;

@@ -1,26 +1,34 @@
-//! The server. In: connections from anywhere. Out: answers of the engine in the forms of OpenAI's API, plain and streamed,
-//! and what operators ask: health, readiness, metrics. Whatever comes over the wire is hostile until a field table, the
+//! The server. In: connections from anywhere. Out: answers of the engine in the forms of OpenAI's and Anthropic's APIs, plain and
+//! streamed, and what operators ask: health, readiness, metrics. Whatever comes over the wire is hostile until a field table, the
 //! template's limits and the engine's own checks have passed it; whatever goes wrong is one error object with a status.
 //!
 //! A request is prepared (parsed, rendered, tokenised) off the asynchronous threads, a bounded number at a time, and then
 //! waits in the engine's queue. Its answer lives in the future that writes the response: when the client leaves, hyper
 //! drops that future, and the engine gives up the request within a step.
 
+mod anthropic;
 mod api;
 mod app;
 mod batch;
+mod body;
 mod chat;
 mod completions;
 mod connections;
 mod error;
 mod fields;
+mod forced;
 mod generate;
+mod keys;
 mod logprobs;
 mod metrics;
 mod middleware;
 mod models;
 mod params;
+mod rates;
+mod responses;
 mod sse;
+mod structured;
+mod talk;
 #[cfg(test)]
 mod tests;
 mod texts;
@@ -28,16 +36,21 @@ mod write_timeout;
 
 use std::future::Future;
 use std::io;
+use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
 
 use crate::engine::Engine;
+use crate::markup::CallFormat;
 use crate::request::Sampling;
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 use app::App;
+
+pub use rates::Rates;
 
 /// What a server serves.
 #[derive(Debug)]
@@ -54,11 +67,41 @@ pub struct Served {
     pub settings: HttpSettings,
 }
 
+/// How a server finds calls of tools in answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Calls {
+    /// As the model's chat template writes them.
+    OfTemplate,
+    /// In this format.
+    Of(CallFormat),
+    /// Not at all: they are text.
+    Text,
+}
+
+impl FromStr for Calls {
+    type Err = String;
+
+    /// `auto`, `none`, or a format's name.
+    fn from_str(name: &str) -> Result<Calls, String> {
+        match name {
+            "auto" => Ok(Calls::OfTemplate),
+            "none" => Ok(Calls::Text),
+            format => format.parse().map(Calls::Of),
+        }
+    }
+}
+
 /// How a server serves.
 #[derive(Clone, Debug)]
 pub struct HttpSettings {
     /// One of these must come with each request but `/health` and `/ready`; none asks for none.
     pub api_keys: Vec<String>,
+    /// A file with more keys, one a line; read again when it changes.
+    pub key_file: Option<PathBuf>,
+    /// What each key may use in a minute.
+    pub rates: Rates,
+    /// Whether a line of JSON on standard error tells of each request.
+    pub log: bool,
     /// Bytes of a request's body.
     pub body_limit: usize,
     /// Bytes of all bodies together that have not become requests yet; the first 64 KiB of each are not counted.
@@ -73,12 +116,17 @@ pub struct HttpSettings {
     pub stall_timeout: Duration,
     /// What a request gets that says nothing about it: a model's recommended temperature, say.
     pub sampling: Sampling,
+    /// How the model writes calls of tools.
+    pub calls: Calls,
 }
 
 impl Default for HttpSettings {
     fn default() -> HttpSettings {
         HttpSettings {
             api_keys: Vec::new(),
+            key_file: None,
+            rates: Rates::default(),
+            log: false,
             body_limit: 4 << 20,
             bodies_limit: 256 << 20,
             shutdown_timeout: Duration::from_secs(30),
@@ -86,6 +134,7 @@ impl Default for HttpSettings {
             keep_alive: Duration::from_secs(12),
             stall_timeout: Duration::from_secs(60),
             sampling: Sampling::default(),
+            calls: Calls::OfTemplate,
         }
     }
 }

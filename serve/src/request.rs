@@ -5,6 +5,8 @@
 #[cfg(test)]
 mod tests;
 
+use crate::grammar::Constraint;
+
 /// More choices than any client needs; each is a sequence of its own.
 pub const MOST_CHOICES: u32 = 128;
 
@@ -13,6 +15,9 @@ pub const MOST_BIASES: usize = 300;
 
 /// Stop ids, at most.
 pub const MOST_STOP_IDS: usize = 128;
+
+/// Runs of tokens that may not come, at most.
+pub const MOST_BAD_WORDS: usize = 1000;
 
 /// Alternatives shown beside each token, at most.
 pub const MOST_LOGPROBS: u32 = 20;
@@ -23,8 +28,9 @@ const SMALLEST_TEMPERATURE: f32 = 0.01;
 /// Bias of a token, clamped to this either way.
 const LARGEST_BIAS: f32 = 100.0;
 
-/// How tokens are chosen. The logits go through, in this order: log-probabilities taken as they are; `min_tokens`;
-/// `logit_bias`; repetition, frequency and presence penalty; temperature; `min_p`; `top_k`; `top_p`.
+/// How tokens are chosen. The logits go through, in this order: log-probabilities taken as they are; what the request's grammar
+/// allows; `allowed_ids` and `bad_words`; `min_tokens`;
+/// `logit_bias`; repetition, frequency and presence penalty; temperature; `typical_p`; `min_p`; `top_k`; `top_p`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// Divides the logits. 0 takes the likeliest token and ignores `top_p`, `top_k` and `min_p`.
@@ -55,6 +61,14 @@ pub struct Sampling {
     pub min_tokens: usize,
     /// Lets the answer go on past the model's own end of text.
     pub ignore_eos: bool,
+    /// Keeps the most typical tokens that have this probability together, in (0, 1]; 1 keeps all.
+    pub typical_p: f32,
+    /// Only these tokens may come; empty for any.
+    pub allowed_ids: Vec<u32>,
+    /// Runs of tokens that may not come.
+    pub bad_words: Vec<Vec<u32>>,
+    /// Log-probability of each token of the prompt but the first, and of so many likeliest in its place; for one choice only.
+    pub prompt_logprobs: Option<u32>,
 }
 
 impl Default for Sampling {
@@ -74,6 +88,10 @@ impl Default for Sampling {
             max_tokens: None,
             min_tokens: 0,
             ignore_eos: false,
+            typical_p: 1.0,
+            allowed_ids: Vec::new(),
+            bad_words: Vec::new(),
+            prompt_logprobs: None,
         }
     }
 }
@@ -85,18 +103,23 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// Choices: answers that differ by their draws.
     pub n: u32,
-    /// Lower goes first; equals go first come, first served.
+    /// Lower goes first; of equals, the caller goes first that has asked for less.
     pub priority: i32,
+    /// Whose it is; all of one caller go first come, first served.
+    pub caller: u64,
     /// Cached prefixes are shared only between requests of equal salt.
     pub salt: Vec<u8>,
     /// How to sample.
     pub sampling: Sampling,
+    /// What holds the answers; none if they are free.
+    pub constraint: Option<Constraint>,
 }
 
 impl Request {
     /// One answer to a prompt, sampled from the model's own distribution.
     pub fn new(prompt: Vec<u32>) -> Request {
-        Request { prompt, n: 1, priority: 0, salt: Vec::new(), sampling: Sampling::default() }
+        let (salt, sampling) = (Vec::new(), Sampling::default());
+        Request { prompt, n: 1, priority: 0, caller: 0, salt, sampling, constraint: None }
     }
 }
 
@@ -150,6 +173,7 @@ impl Sampling {
         let finite = |v: f32| v.is_finite() && v.abs() <= 2.0;
         hold("temperature", s.temperature, (0.0..=100.0).contains(&s.temperature), "from 0 to 100")?;
         hold("top_p", s.top_p, s.top_p > 0.0 && s.top_p <= 1.0, "above 0 and at most 1")?;
+        hold("typical_p", s.typical_p, s.typical_p > 0.0 && s.typical_p <= 1.0, "above 0 and at most 1")?;
         hold("min_p", s.min_p, (0.0..=1.0).contains(&s.min_p), "from 0 to 1")?;
         let r = s.repetition_penalty;
         hold("repetition_penalty", r, r > 0.0 && r.is_finite(), "positive and finite")?;
@@ -158,6 +182,8 @@ impl Sampling {
         for (param, n, most) in [
             ("logit_bias", s.logit_bias.len(), MOST_BIASES),
             ("stop_token_ids", s.stop_ids.len(), MOST_STOP_IDS),
+            ("bad_words", s.bad_words.len(), MOST_BAD_WORDS),
+            ("allowed_token_ids", s.allowed_ids.len(), vocabulary),
         ] {
             ensure(n <= most, param, || format!("has {n} tokens; give at most {most}"))?;
         }
@@ -166,11 +192,15 @@ impl Sampling {
         }
         hold_ids("logit_bias", s.logit_bias.iter().map(|b| b.0), vocabulary)?;
         hold_ids("stop_token_ids", s.stop_ids.iter().copied(), vocabulary)?;
-        let n = s.logprobs.unwrap_or(0);
-        ensure(n <= MOST_LOGPROBS, "top_logprobs", || format!("must be at most {MOST_LOGPROBS}, not {n}"))?;
+        hold_ids("allowed_token_ids", s.allowed_ids.iter().copied(), vocabulary)?;
+        hold_ids("bad_words", s.bad_words.iter().flatten().copied(), vocabulary)?;
+        for (param, n) in [("top_logprobs", s.logprobs), ("prompt_logprobs", s.prompt_logprobs)] {
+            let n = n.unwrap_or(0);
+            ensure(n <= MOST_LOGPROBS, param, || format!("must be at most {MOST_LOGPROBS}, not {n}"))?;
+        }
         ensure(s.max_tokens != Some(0), "max_tokens", || "must be at least 1, not 0".into())?;
         if self.temperature == 0.0 {
-            (self.top_k, self.top_p, self.min_p) = (0, 1.0, 0.0);
+            (self.top_k, self.top_p, self.min_p, self.typical_p) = (0, 1.0, 0.0, 1.0);
         } else {
             self.temperature = self.temperature.max(SMALLEST_TEMPERATURE);
         }
@@ -199,6 +229,9 @@ impl Request {
         self.sampling = self.sampling.checked(vocabulary)?;
         ensure(n == 1 || self.sampling.temperature != 0.0, "n", || {
             "must be 1 at temperature 0, where all choices would be the same".into()
+        })?;
+        ensure(n == 1 || self.sampling.prompt_logprobs.is_none(), "n", || {
+            "must be 1 with log-probabilities of the prompt".into()
         })?;
         let room = context - length;
         let most = self.sampling.max_tokens.unwrap_or(room);

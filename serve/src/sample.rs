@@ -3,6 +3,7 @@
 //! pass over the vocabulary is enough for greedy sampling, two for plain; filters look again only where likely tokens are.
 
 mod choose;
+mod masks;
 mod softmax;
 #[cfg(test)]
 mod tests;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 
 use astrai_ir::ops::philox;
 
+use crate::grammar::{Allowed, Constraint, Guide};
 use crate::request::Sampling;
 use choose::Candidates;
 use softmax::{InvalidLogits, Softmax};
@@ -24,9 +26,12 @@ pub enum SampleError {
     Model(usize),
     /// They were sound before the request's parameters.
     #[error(
-        "no token is left at position {0}: min_tokens, stop ids, biases and penalties rule out all; relax them"
+        "no token is left at position {0}: grammar, min_tokens, stop ids, biases and penalties rule out all; relax them"
     )]
     Request(usize),
+    /// The request's grammar has no way on; one line says why.
+    #[error("{0}")]
+    Grammar(String),
 }
 
 /// Log-probabilities of the model's own distribution, before anything is done to it.
@@ -45,6 +50,8 @@ pub struct Sampled {
     pub token: u32,
     /// As many as the request asked for.
     pub logprobs: Option<Logprobs>,
+    /// Whether the request's grammar lets nothing follow.
+    pub complete: bool,
 }
 
 /// How the tokens of a request are drawn: what its choices have in common.
@@ -93,12 +100,25 @@ pub struct History {
     generated: usize,
     /// Tokens of the output and how often they are there; only for requests with penalties.
     counts: HashMap<u32, u32>,
+    /// The last tokens, as many as the longest of the words that may not come.
+    recent: Vec<u32>,
+    /// Says what may come; none if anything may, or while it is asked elsewhere.
+    pub(crate) guide: Option<Box<Guide>>,
+    /// What it said of the next token.
+    pub(crate) allowed: Result<Allowed, String>,
 }
 
 impl History {
     /// Of a choice that begins.
     pub fn new(rules: Arc<Rules>, choice: u32) -> History {
-        History { rules, choice, generated: 0, counts: HashMap::new() }
+        let counts = HashMap::new();
+        let recent = Vec::new();
+        History { rules, choice, generated: 0, counts, recent, guide: None, allowed: Ok(Allowed::All) }
+    }
+
+    /// The same, held by a constraint.
+    pub fn held(self, constraint: Option<&Constraint>) -> History {
+        History { guide: constraint.map(|c| Box::new(Guide::new(c))), ..self }
     }
 
     /// Tokens sampled so far.
@@ -144,11 +164,19 @@ impl History {
         }
     }
 
-    fn record(&mut self, token: u32) {
+    /// Remembers a token; says whether nothing may follow.
+    fn record(&mut self, token: u32) -> Result<bool, SampleError> {
         self.generated += 1;
         if self.rules.penalises() {
             *self.counts.entry(token).or_insert(0) += 1;
         }
+        let longest = self.rules.sampling.bad_words.iter().map(Vec::len).max().unwrap_or(0);
+        if longest > 1 {
+            self.recent.push(token);
+            self.recent.drain(..self.recent.len().saturating_sub(longest - 1));
+        }
+        let taken = self.guide.as_mut().map(|guide| guide.take(token));
+        taken.unwrap_or(Ok(false)).map_err(SampleError::Grammar)
     }
 }
 
@@ -177,22 +205,48 @@ impl Sampler {
                 Some(self.logprobs(logits, top as usize))
             }
         };
+        let allowed =
+            std::mem::replace(&mut history.allowed, Ok(Allowed::All)).map_err(SampleError::Grammar)?;
+        allowed.apply(logits);
+        let forbids = masks::forbid(logits, &rules.sampling, &history.recent);
+        let held = forbids || !matches!(allowed, Allowed::All);
         self.raw.clear();
         history.adjust(logits, &mut self.raw);
-        if shown.is_none() || !self.raw.is_empty() {
+        if shown.is_none() || held || !self.raw.is_empty() {
             self.softmax.find_maxima(logits).map_err(|wrong| match wrong {
-                InvalidLogits::Nothing if self.raw.iter().any(|(_, x)| *x > f32::NEG_INFINITY) => {
+                InvalidLogits::Nothing if held || self.raw.iter().any(|(_, x)| *x > f32::NEG_INFINITY) => {
                     SampleError::Request(position)
                 }
                 _ => SampleError::Model(position),
             })?;
         }
+        if rules.sampling.typical_p < 1.0 {
+            masks::keep_typical(logits, &mut self.softmax, &rules.sampling);
+            self.softmax.find_maxima(logits).map_err(|_| SampleError::Model(position))?;
+        }
         let chosen = self.choose(logits, &rules.sampling, &|draw| history.uniform(draw));
         let token = chosen.ok_or(SampleError::Model(position))? as u32;
         let x = self.raw.iter().find(|(id, _)| *id == token).map_or(logits[token as usize], |(_, x)| *x);
-        history.record(token);
+        let complete = history.record(token)?;
         let logprobs = shown.map(|(log, top)| Logprobs { chosen: (f64::from(x) - log) as f32, top });
-        Ok(Sampled { token, logprobs })
+        Ok(Sampled { token, logprobs, complete })
+    }
+
+    /// Log-probability of a token that comes next without being drawn, and of the likeliest in its place.
+    ///
+    /// # Errors
+    /// The logits are no distribution.
+    pub fn score(
+        &mut self,
+        logits: &[f32],
+        token: u32,
+        top: u32,
+        position: usize,
+    ) -> Result<Logprobs, SampleError> {
+        self.softmax.find_maxima(logits).map_err(|_| SampleError::Model(position))?;
+        let (log, top) = self.logprobs(logits, top as usize);
+        let x = logits.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
+        Ok(Logprobs { chosen: (f64::from(x) - log) as f32, top })
     }
 
     /// Logarithm of the sum of a scanned row, and the likeliest of it.

@@ -5,7 +5,7 @@
 //! A sequence waits or runs. It runs with pages for all its tokens; it is admitted only if these are there, and a page more
 //! for each running sequence. Each step gives one token to every sequence that has only its newest to compute, then the
 //! rest of the budget to those behind (chunked prefill), then to whoever waits and may be admitted (admission). Lower priority numbers go
-//! first, then earlier arrivals. When a running sequence needs a page and there is none, the last in this order loses
+//! first, then lower tags, then earlier arrivals. When a running sequence needs a page and there is none, the last in this order loses
 //! its pages and waits again (preemption by recomputation). The first in order is never the last, and alone it
 //! always fits: so somebody always advances, and a finite load is finished.
 //!
@@ -49,8 +49,13 @@ pub struct Arrival {
     pub index: u32,
     /// Lower goes first.
     pub priority: i32,
+    /// Of one priority, lower goes first; siblings share one.
+    pub tag: u64,
     /// What there is to continue: at least one token.
     pub prompt: Arc<Prompt>,
+    /// Whether the logits after each token of the prompt are wanted: it is then computed token by token, and none of it is taken from
+    /// the cache.
+    pub scored: bool,
 }
 
 /// Names a sequence from its arrival to its end, and nothing afterwards.
@@ -78,10 +83,15 @@ pub struct Counters {
     pub decoded: u64,
 }
 
+/// What comes before what: priority, tag, request, index.
+type Rank = (i32, u64, u64, u32);
+
 #[derive(Debug)]
 struct Sequence {
     id: SequenceId,
     priority: i32,
+    tag: u64,
+    scored: bool,
     tokens: Tokens,
     /// Leading tokens whose keys and values are in the table's pages.
     computed: usize,
@@ -91,8 +101,8 @@ struct Sequence {
 }
 
 impl Sequence {
-    fn rank(&self) -> (i32, u64, u32) {
-        (self.priority, self.id.request, self.id.index)
+    fn rank(&self) -> Rank {
+        (self.priority, self.tag, self.id.request, self.id.index)
     }
 }
 
@@ -139,7 +149,7 @@ impl Scheduler {
 
     /// Lets a sequence wait. It must fit alone: prompt and what will be sampled, but for the last, within all pages.
     pub fn add(&mut self, arrival: Arrival) -> SequenceId {
-        let Arrival { request, index, priority, prompt } = arrival;
+        let Arrival { request, index, priority, tag, prompt, scored } = arrival;
         let slot = self.vacant.pop().unwrap_or(self.slots.len() as u32);
         if slot as usize == self.slots.len() {
             self.slots.push(None);
@@ -149,7 +159,8 @@ impl Scheduler {
         if self.plan.separates_decode() {
             tokens = tokens.keyed_by_prompt_end();
         }
-        let sequence = Sequence { id, priority, tokens, computed: 0, table: Table::default(), cached: None };
+        let table = Table::default();
+        let sequence = Sequence { id, priority, tag, scored, tokens, computed: 0, table, cached: None };
         self.slots[slot as usize] = Some(sequence);
         self.wait(slot);
         id
@@ -195,6 +206,11 @@ impl Scheduler {
         }
         self.fill();
         self.plan.rows().next().is_some().then_some(&self.plan)
+    }
+
+    /// The last plan.
+    pub fn planned(&self) -> &StepPlan {
+        &self.plan
     }
 
     /// What the last plan holds for each sequence, in the order of the plan's entries.
@@ -250,7 +266,7 @@ impl Scheduler {
         self.slots.get(id.slot as usize)?.as_ref().filter(|s| s.id == id)
     }
 
-    fn rank(&self, slot: u32) -> Option<(i32, u64, u32)> {
+    fn rank(&self, slot: u32) -> Option<Rank> {
         self.slots[slot as usize].as_ref().map(Sequence::rank)
     }
 
@@ -300,11 +316,13 @@ impl Scheduler {
         let Some(entry) = self.plan.entries.iter_mut().find(|e| computes(e.kind)) else { return };
         // A program that only prefills stops where the prompt ends.
         let most = if entry.kind == ProgramKind::Prefill { of_prompt } else { left };
+        let most = if sequence.scored && of_prompt > 0 { 1 } else { most };
         let tokens = most.min(entry.room).min(*budget);
         if tokens == 0 {
             return;
         }
-        entry.rows.push(Row { id: sequence.id, tokens, complete: tokens == left });
+        let at = sequence.computed + tokens;
+        entry.rows.push(Row { id: sequence.id, tokens, at, complete: tokens == left });
         entry.room -= tokens;
         *budget -= tokens;
     }
@@ -343,11 +361,14 @@ impl Scheduler {
         }
         // The last token of a prompt is never shared: what comes after it has to be computed by each.
         let whole = (sequence.tokens.prompt() - 1) / self.bounds.page_size;
-        let sibling = self.sibling(sequence.id, sequence.priority);
+        let sibling = self.sibling(sequence);
         if sibling.is_some_and(|(_, computed)| computed < whole * self.bounds.page_size) {
             return Admission::Later;
         }
-        let mut found = self.pages.find(&mut sequence.table, &mut sequence.tokens);
+        let mut found = match sequence.scored {
+            true => 0,
+            false => self.pages.find(&mut sequence.table, &mut sequence.tokens),
+        };
         if found < whole * self.bounds.page_size
             && let Some(from) = sibling.and_then(|(slot, _)| self.slots[slot as usize].as_ref())
         {
@@ -372,8 +393,9 @@ impl Scheduler {
     }
 
     /// The running sibling that has computed most, and how much that is.
-    fn sibling(&self, id: SequenceId, priority: i32) -> Option<(u32, usize)> {
-        let first = self.running.partition_point(|&s| self.rank(s) < Some((priority, id.request, 0)));
+    fn sibling(&self, sequence: &Sequence) -> Option<(u32, usize)> {
+        let &Sequence { id, priority, tag, .. } = sequence;
+        let first = self.running.partition_point(|&s| self.rank(s) < Some((priority, tag, id.request, 0)));
         let family = self.running[first..].iter().map_while(|&s| {
             let sibling = self.slots[s as usize].as_ref()?;
             (sibling.id.request == id.request).then_some((s, sibling.computed))

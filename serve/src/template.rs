@@ -16,6 +16,7 @@ mod worker;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -158,6 +159,20 @@ impl ChatTemplate {
     pub fn render(&self, chat: &Chat<'_>) -> Result<String, TemplateError> {
         let template = self.choose(chat.template, chat.tools.is_some())?;
         render::chat(template, &self.shared.tokens, chat)
+    }
+
+    /// Whether the template marks what the assistant wrote, by `{% generation %}` blocks.
+    pub fn marks_generation(&self, tools: bool) -> bool {
+        self.choose(None, tools).is_ok_and(render::Compiled::marks_generation)
+    }
+
+    /// The prompt, and the bytes of it that stand in `{% generation %}` blocks.
+    ///
+    /// # Errors
+    /// Those of [`render`](Self::render); or the template has no such blocks.
+    pub fn generated(&self, chat: &Chat<'_>) -> Result<(String, Vec<Range<usize>>), TemplateError> {
+        let template = self.choose(chat.template, chat.tools.is_some())?;
+        render::generated(template, &self.shared.tokens, chat)
     }
 
     /// How the template reads content, found out by trying.

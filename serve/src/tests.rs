@@ -2,3 +2,4 @@
 
 pub mod alphabet;
 pub mod fake;
+pub mod script;

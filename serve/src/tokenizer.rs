@@ -13,6 +13,7 @@ pub(crate) mod tests;
 
 use std::fs;
 use std::num::NonZero;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -24,7 +25,7 @@ use tokenizers::{DecoderWrapper, Model, Tokenizer as Library};
 use crate::files::line;
 use astrai_files::{hex, read_present};
 
-pub use special::{SpecialToken, SpecialTokens};
+pub use special::{Skip, SpecialToken, SpecialTokens};
 pub use stream::DecodeStream;
 
 /// What makes a folder a tokenizer's; whatever of it is there is copied by [`Tokenizer::save_to`].
@@ -151,6 +152,23 @@ impl Tokenizer {
         self.encode_by(&self.shared.plain, text, false)
     }
 
+    /// Ids of `text` with the bytes of it that each stands for. Special tokens written in it are recognised, none is added. A token
+    /// of half a character stands for all of it.
+    ///
+    /// # Errors
+    /// The text holds what the vocabulary cannot express.
+    pub fn encode_spans(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
+        let library = &self.shared.library;
+        let encode = || {
+            check::fits(library.get_normalizer(), self.shared.growth, text)?;
+            let encoding = library.encode(text, false).map_err(|e| e.to_string())?;
+            let spans = encoding.get_offsets().iter().map(|&(begin, end)| begin..end);
+            Ok(encoding.get_ids().iter().copied().zip(spans).collect())
+        };
+        let done = check::guarded(encode).and_then(|done| done);
+        done.map_err(|e| self.error("cannot encode this text", &e))
+    }
+
     /// Ids of each text, on all cores; nothing is added. With `recognise`, special tokens written in the texts are those
     /// tokens, otherwise they are spelt.
     ///
@@ -190,9 +208,9 @@ impl Tokenizer {
         done.map_err(|e| self.error("cannot decode these ids", &e))
     }
 
-    /// A stream that turns ids into text one by one.
-    pub fn stream(&self, skip_special: bool) -> DecodeStream {
-        DecodeStream::new(self.clone(), skip_special)
+    /// A stream that turns ids into text one by one, leaving out special tokens, or some of them, or none.
+    pub fn stream(&self, skip: impl Into<Skip>) -> DecodeStream {
+        DecodeStream::new(self.clone(), skip.into())
     }
 
     /// One more than the largest id: the least number of rows a model's embedding must have.
@@ -217,11 +235,11 @@ impl Tokenizer {
     }
 
     /// What [`decode`](Self::decode) gives its decoder for an id; `None` for what it leaves out.
-    fn token_text(&self, id: u32, skip_special: bool) -> Option<String> {
+    fn token_text(&self, id: u32, skip: &Skip) -> Option<String> {
         let library = &self.shared.library;
         let added = library.get_added_vocabulary();
         let token = added.simple_id_to_token(id).or_else(|| library.get_model().id_to_token(id))?;
-        (!skip_special || !added.is_special_token(&token)).then_some(token)
+        (!skip.leaves_out(id) || !added.is_special_token(&token)).then_some(token)
     }
 
     /// The tokens with a part to play.

@@ -5,6 +5,7 @@ mod answers;
 mod cases;
 mod cli;
 mod cuda;
+mod data;
 mod documents;
 #[path = "../emulated/mod.rs"]
 mod emulated;
@@ -13,7 +14,9 @@ mod faults;
 mod hostile;
 mod layering;
 mod numbers;
+mod objectives;
 mod openai;
+mod optimizers;
 mod page;
 #[path = "../quick.rs"]
 mod quick;

@@ -1,5 +1,5 @@
-//! The official Python client of OpenAI's API, unmodified, against `astrai serve`. It comes from the test cache; where that
-//! or Python is absent, a word says so.
+//! The official Python clients of OpenAI's and Anthropic's APIs, unmodified, against `astrai serve`. They come from the test cache; where
+//! that or Python is absent, a word says so.
 
 use serde_json::Value;
 use std::fs;
@@ -16,31 +16,50 @@ const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m 
     {% if m.content == 'raise' %}{{ raise_exception(\"the template's own words\") }}{% endif %}\
     <|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 
+/// Scripts, the libraries that they want, and what they get besides the server, the model and the key.
+const SCRIPTS: [(&str, &[&str], &[&str]); 3] = [
+    ("client.py", &["openai"], &[]),
+    ("messages.py", &["anthropic"], &[]),
+    ("structured.py", &["jsonschema", "openai"], &["../shared/golden/structured/schemas.json", "2"]),
+];
+
 #[test]
-fn the_official_client_works_unmodified() {
-    let Some(client) = client() else {
-        return println!("skipped: no openai client in .cache/openai; scripts/setup-cache.sh puts it there");
-    };
+fn the_official_clients_work_unmodified() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let model = model();
     let wide = Server::start(&model, &["--max-seqs", "16", "--kv-memory", "64MiB"]);
     let narrow = Server::start(&model, &["--max-seqs", "1", "--queue", "1"]);
-    let mut python = Command::new("python3");
-    python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/openai/client.py"));
-    python.args([&wide.url, "small", KEY, &narrow.url]).env("PYTHONPATH", client);
-    let out = python.output().expect("python3, with which the client was installed");
-    let told = String::from_utf8_lossy(&out.stdout);
-    assert!(out.status.success(), "{told}{}", String::from_utf8_lossy(&out.stderr));
-    print!("{told}");
+    for (script, libraries, more) in SCRIPTS {
+        let folders: Option<Vec<PathBuf>> = libraries.iter().map(|name| client(name)).collect();
+        let Some(folders) =
+            folders.filter(|_| more.iter().all(|m| !m.contains('/') || root.join(m).exists()))
+        else {
+            println!("skipped {script}: .cache has not {libraries:?}; scripts/setup-cache.sh puts it there");
+            continue;
+        };
+        let mut python = Command::new("python3");
+        python.arg(root.join("tests/openai").join(script)).args([&wide.url, "small", KEY]).current_dir(root);
+        python.env("PYTHONPATH", std::env::join_paths(folders).unwrap());
+        if more.is_empty() {
+            python.arg(&narrow.url)
+        } else {
+            python.args(more)
+        };
+        let out = python.output().expect("python3, with which the client was installed");
+        let told = String::from_utf8_lossy(&out.stdout);
+        assert!(out.status.success(), "{script}: {told}{}", String::from_utf8_lossy(&out.stderr));
+        print!("{told}");
+    }
     wide.stop();
     narrow.stop();
 }
 
-/// The client's folder for the version of Python that is here.
-fn client() -> Option<PathBuf> {
+/// A library's folder for the version of Python that is here.
+fn client(name: &str) -> Option<PathBuf> {
     let version = "import sys; print('-python%d.%d' % sys.version_info[:2])";
     let out = Command::new("python3").args(["-c", version]).output().ok()?;
     let ending = String::from_utf8(out.stdout).ok()?;
-    let folders = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".cache/openai")).ok()?;
+    let folders = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".cache").join(name)).ok()?;
     let mut folders = folders.flatten().map(|entry| entry.path());
     folders.find(|path| path.to_string_lossy().ends_with(ending.trim()))
 }

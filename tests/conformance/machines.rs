@@ -53,7 +53,7 @@ fn optimised(isa: Isa, threads: usize) -> Machine {
 
 fn little_optimised(isa: Isa, threads: usize) -> Machine {
     let Some(folder) = quick::folder() else { return optimised(isa, threads) };
-    let compiler = Compiler::find(&[folder.to_path_buf()]).unwrap();
+    let compiler = Compiler::find(&std::env::split_paths(&quick::path()).collect::<Vec<_>>()).unwrap();
     let cache = KernelCache::open(&folder.join("kernels")).unwrap();
     Machine::on(Cpu::new(isa, threads, compiler, cache).unwrap())
 }

@@ -138,7 +138,7 @@ fn training_of_published_shapes_is_planned() {
         let launches = [&plan.grad, &plan.update].map(|p| p.plan.launches() as u64);
         println!("{name}: {kernels} kernels, launches {launches:?}, arenas {:.3} GB", arenas as f64 / 1e9);
         let kinds = config.layer_kinds().0.len();
-        assert!(kernels < 50 + 50 * kinds, "{name}: {kernels} kernels, however deep the model");
+        assert!(kernels < 60 + 50 * kinds, "{name}: {kernels} kernels, however deep the model");
         let first = &config.layers[0];
         let behind = if first.norms == NormPlacement::Pre { 0 } else { 20 };
         let normed = if first.attention.qk_norm == QkNorm::None { 0 } else { 14 };

@@ -6,19 +6,32 @@
 //! cargo test --release --test fuzz -- --seconds 3600 --seed 7 tokenizer template
 //! cargo test --release --test fuzz -- --soak 1800 --kills 1000
 //! ```
+//!
+//! Guided by coverage, where the compiler puts counters of edges into the crates of this repository: inputs that meet new ones are
+//! kept, and mutated in turn. What runs in other processes is not counted: templates, and the server of requests.
+//!
+//! ```text
+//! RUSTC_WORKSPACE_WRAPPER=tests/fuzz/instrument cargo test --features coverage --test fuzz -- --coverage --seconds 3600
+//! ```
 
 #[expect(dead_code)]
 #[path = "../command/answers/fixture.rs"]
 mod answers;
+mod data;
 #[path = "../command/train/fixture.rs"]
 #[expect(dead_code)]
 mod fixture;
+mod guide;
 mod mutate;
+#[path = "../quick.rs"]
+mod quick;
 mod server;
 mod serving;
 mod soak;
+mod structured;
 mod targets;
 
+use guide::Guide;
 use mutate::Draws;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -31,6 +44,9 @@ use targets::{TARGETS, Target};
 
 /// Names the target, to the process that is to run it.
 const CHILD: &str = "ASTRAI_FUZZ_TARGET";
+
+/// Tells that process that coverage guides it.
+const GUIDED: &str = "ASTRAI_FUZZ_GUIDED";
 
 /// An input may take so long.
 const LONGEST: Duration = Duration::from_secs(5);
@@ -56,7 +72,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let (mut length, mut seed, mut names) = (Length::Times(1), 1, vec![]);
-    let (mut soaking, mut kills) = (None, 0);
+    let (mut soaking, mut kills, mut guided) = (None, 0, false);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut number = || args.next().and_then(|n| n.parse().ok());
@@ -65,6 +81,13 @@ fn main() -> ExitCode {
             "--times" => length = number().map_or(length, Length::Times),
             "--soak" => soaking = number(),
             "--kills" => kills = number().unwrap_or(kills),
+            "--coverage" if cfg!(feature = "coverage") => guided = true,
+            "--coverage" => {
+                eprintln!(
+                    "--coverage: this build has no counters; the top of tests/fuzz/main.rs says how to build some"
+                );
+                return ExitCode::FAILURE;
+            }
             "--seed" => seed = number().unwrap_or(seed),
             // What the test harness of other binaries understands.
             flag if flag.starts_with('-') => {}
@@ -80,7 +103,7 @@ fn main() -> ExitCode {
     }
     let mut failed = 0;
     for target in TARGETS.iter().filter(|t| names.is_empty() || names.iter().any(|n| n == t.name)) {
-        failed += fuzz(target, seed, length);
+        failed += fuzz(target, seed, length, guided);
     }
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -91,7 +114,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 /// Runs a target; gives the number of inputs on which it failed.
-fn fuzz(target: &Target, seed: u64, length: Length) -> usize {
+fn fuzz(target: &Target, seed: u64, length: Length, guided: bool) -> usize {
     let since = Instant::now();
     let (folder, mut next, mut failed) = (folder(target.name), 0, 0);
     let _absent = fs::remove_dir_all(&folder);
@@ -106,29 +129,43 @@ fn fuzz(target: &Target, seed: u64, length: Length) -> usize {
             Length::Seconds(n) => Some(since + Duration::from_secs(n)),
             Length::Times(_) => None,
         };
-        let (at, why, [tried, accepted]) = watch(target, &folder, seed, next..until, deadline);
+        let run = Run { target, folder: &folder, seed, guided };
+        let (at, why, [tried, accepted]) = watch(&run, next..until, deadline);
         counts = [counts[0] + tried, counts[1] + accepted];
         let Some(why) = why else { break };
         failed += 1;
         let input = folder.join(format!("{seed}-{at}"));
-        fs::write(&input, (target.input)(&mut draws(seed, target, at))).expect("the input is written");
+        match guided {
+            true => fs::rename(folder.join("input"), &input),
+            false => fs::write(&input, (target.input)(&mut draws(seed, target, at))),
+        }
+        .expect("the input is written");
         println!("{}: input {at} of seed {seed}: {why}: {}", target.name, input.display());
         next = at + 1;
     }
     let seconds = since.elapsed().as_secs_f64();
     let [tried, accepted] = counts;
-    println!("{}: {tried} inputs, {accepted} accepted, {failed} failures, {seconds:.1} s", target.name);
+    let kept = fs::read_dir(folder.join("corpus")).map_or(0, Iterator::count);
+    let kept = if guided { format!(" {kept} kept,") } else { String::new() };
+    println!("{}: {tried} inputs, {accepted} accepted,{kept} {failed} failures, {seconds:.1} s", target.name);
     failed
+}
+
+/// What is fuzzed and where.
+struct Run<'a> {
+    target: &'a Target,
+    folder: &'a Path,
+    seed: u64,
+    guided: bool,
 }
 
 /// Runs inputs in a process until one fails or all are done: the last input, what went wrong, inputs tried and accepted.
 fn watch(
-    target: &Target,
-    folder: &Path,
-    seed: u64,
+    run: &Run,
     inputs: std::ops::Range<u64>,
     deadline: Option<Instant>,
 ) -> (u64, Option<String>, [u64; 2]) {
+    let Run { target, folder, seed, guided } = *run;
     let (state, said) = (folder.join("state"), folder.join("said"));
     fs::write(&state, [0; 24]).expect("the state is written");
     let read = |at: u64| {
@@ -139,6 +176,7 @@ fn watch(
     let mut child = Command::new(std::env::current_exe().expect("this program"))
         .args([seed, inputs.start, inputs.end].map(|n| n.to_string()))
         .env(CHILD, target.name)
+        .envs(guided.then_some((GUIDED, "1")))
         .stdout(Stdio::null())
         .stderr(File::create(&said).expect("a file for what it says"))
         .spawn()
@@ -198,11 +236,20 @@ fn run_inputs(name: &str) {
     // SAFETY: the limit is read for the call alone.
     unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) };
     let mut accepted = 0;
+    let mut guide = std::env::var_os(GUIDED).map(|_| Guide::of(&folder));
     put(1, first);
     for at in first..end {
         put(0, at);
-        let input = (target.input)(&mut draws(seed, target, at));
-        match run(&input) {
+        let mut draws = draws(seed, target, at);
+        let input = match &mut guide {
+            Some(guide) => guide.next(target, &mut draws),
+            None => (target.input)(&mut draws),
+        };
+        let done = run(&input);
+        if let Some(guide) = &mut guide {
+            guide.learn(at, input);
+        }
+        match done {
             Ok(()) => accepted += 1,
             Err(line) => {
                 let plain = !line.contains('\n') && line.chars().count() < 4000;

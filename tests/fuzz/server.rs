@@ -12,7 +12,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-const PATHS: [&str; 4] = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"];
+const PATHS: [&str; 7] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
+    "/tokenize",
+    "/detokenize",
+];
 
 fn framed(path: &str, body: &[u8], d: &mut Draws) -> Vec<u8> {
     let mut made = format!("POST {path} HTTP/1.1\r\nhost: fuzz\r\nconnection: close\r\n").into_bytes();
@@ -38,7 +46,11 @@ pub fn request(d: &mut Draws) -> Vec<u8> {
         "top_k": 5, "min_p": 0.1, "n": 2, "stop": ["t9"], "stream": true, "stream_options": {"include_usage": true},
         "logit_bias": {"5": -100}, "seed": 1, "repetition_penalty": 1.1, "tokens": [1, 2], "stop_token_ids": [3],
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
-        "chat_template_kwargs": {"a": 1}, "return_token_strs": true});
+        "chat_template_kwargs": {"a": 1}, "return_token_strs": true, "tool_choice": "auto", "system": "t5", "bad_words": ["t6"],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array", "maxItems": 1}}},
+        "structured_outputs": null, "stop_sequences": ["t7"], "thinking": {"type": "disabled"}, "max_output_tokens": 2,
+        "input": [{"role": "user", "content": "t8"}, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "t1"}]});
     let path = d.of(&PATHS);
     let body = object(&sound, d);
     framed(path, &body, d)

@@ -1,9 +1,11 @@
 //! The targets: for each reader its inputs, and what must hold of one. A run gives `Ok` for an input that is accepted and the line
 //! of refusal for one that is not; whatever else it does is a failure.
 
+use crate::data;
 use crate::mutate::{Draws, bytes, object, value};
 use crate::server;
 use crate::serving::{open_recommended, open_tokenizer, recommended, render, template, tokenizer};
+use crate::structured::{answer, compile as compile_wanted, read_answer, wanted};
 use astrai_builders::ModelConfig;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::plan;
@@ -36,7 +38,7 @@ pub struct Target {
     pub run: fn(&Path) -> Run,
 }
 
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 24] = [
     Target { name: "config", inputs: 20_000, patience: 1, input: config, run: |_| Box::new(read_config) },
     Target { name: "compile", inputs: 300, patience: 2, input: config, run: |_| Box::new(compile_config) },
     Target { name: "graph", inputs: 2_000, patience: 1, input: graph, run: |_| Box::new(read_graph) },
@@ -45,6 +47,8 @@ pub const TARGETS: [Target; 17] = [
     Target { name: "index", inputs: 5_000, patience: 1, input: index, run: open_index },
     Target { name: "tokenizer", inputs: 1_000, patience: 1, input: tokenizer, run: open_tokenizer },
     Target { name: "template", inputs: 60, patience: 2, input: template, run: |_| Box::new(render) },
+    Target { name: "answer", inputs: 5_000, patience: 1, input: answer, run: |_| Box::new(read_answer) },
+    Target { name: "wanted", inputs: 600, patience: 4, input: wanted, run: |_| compile_wanted() },
     Target { name: "recommended", inputs: 5_000, patience: 1, input: recommended, run: open_recommended },
     Target {
         name: "settings",
@@ -70,6 +74,17 @@ pub const TARGETS: [Target; 17] = [
     Target { name: "metrics", inputs: 5_000, patience: 1, input: rows, run: read_rows },
     Target { name: "meta", inputs: 5_000, patience: 1, input: meta, run: open_meta },
     Target { name: "shards", inputs: 3_000, patience: 1, input: shard, run: open_shard },
+    Target { name: "hdf5", inputs: 1_000, patience: 2, input: data::hdf5, run: data::open_hdf5 },
+    Target { name: "lines", inputs: 2_000, patience: 1, input: data::lines, run: data::open_lines },
+    Target { name: "keyed", inputs: 3_000, patience: 1, input: data::keyed, run: data::open_keyed },
+    Target { name: "record", inputs: 200, patience: 2, input: data::record, run: data::read_records },
+    Target {
+        name: "recipe",
+        inputs: 5_000,
+        patience: 1,
+        input: data::config,
+        run: |_| Box::new(data::read_config),
+    },
     Target {
         name: "request",
         inputs: 400,

@@ -113,7 +113,7 @@ def errors():
     refused(bad, lambda: chat("x" * 300), code="context_length_exceeded", param="messages")
     refused(bad, lambda: chat("x" * 300, stream=True), code="context_length_exceeded")
     refused(bad, lambda: chat("raise"), param="messages")
-    refused(bad, lambda: chat(response_format={"type": "json_object"}), param="response_format.type")
+    refused(bad, lambda: chat(response_format={"type": "sound"}), param="response_format.type")
     refused(openai.NotFoundError, lambda: chat(model="gpt"), code="model_not_found", param="model")
     other = client.with_options(api_key="wrong")
     refused(openai.AuthenticationError, other.models.list, code="invalid_api_key")

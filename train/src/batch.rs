@@ -20,8 +20,9 @@ pub struct PackedBatch {
     pub targets: Vec<i32>,
 }
 
-/// A dataset: items that can be written into a batch.
-pub trait Items {
+/// A dataset: items that can be written into a batch of a kind ([`PackedBatch`] for next tokens, and those of
+/// [`preference`](crate::preference) for the strategies that compare answers).
+pub trait Items<B = PackedBatch> {
     /// How many there are.
     fn len(&self) -> u64;
 
@@ -30,12 +31,12 @@ pub trait Items {
         self.len() == 0
     }
 
-    /// Writes item number `item` behind what the batch holds. [`PackedBatch::fill`] calls this; after an error the batch is to be
+    /// Writes item number `item` behind what the batch holds. A batch's `fill` calls this; after an error the batch is to be
     /// cleared.
     ///
     /// # Errors
     /// There is no such item, or its data is not what it should be.
-    fn append(&self, item: u64, batch: &mut PackedBatch) -> Result<(), DataError>;
+    fn append(&self, item: u64, batch: &mut B) -> Result<(), DataError>;
 }
 
 impl Default for PackedBatch {
@@ -94,6 +95,25 @@ impl PackedBatch {
         self.end(input_ids.len());
     }
 
+    /// Adds a sequence whose token `t` is learnt where `trained[t]`: it is then the target of the token before it. The last token
+    /// has no target.
+    ///
+    /// # Panics
+    /// `ids` and `trained` differ in length.
+    pub fn push_trained(&mut self, ids: &[i32], trained: &[bool]) {
+        self.grow_trained(ids, trained);
+        self.end(ids.len());
+    }
+
+    /// Adds all sequences of another batch.
+    pub fn extend(&mut self, other: &PackedBatch) {
+        let before = self.tokens() as i32;
+        self.input_ids.extend_from_slice(&other.input_ids);
+        self.positions.extend_from_slice(&other.positions);
+        self.targets.extend_from_slice(&other.targets);
+        self.starts.extend(other.starts[1..].iter().map(|start| start + before));
+    }
+
     /// Tokens of all sequences.
     pub fn tokens(&self) -> usize {
         self.input_ids.len()
@@ -117,11 +137,29 @@ impl PackedBatch {
         (&mut self.input_ids[before..], &mut self.targets[before..])
     }
 
+    /// The tokens of [`push_trained`](Self::push_trained), to be closed with [`end`](Self::end).
+    pub(crate) fn grow_trained(&mut self, ids: &[i32], trained: &[bool]) {
+        assert_eq!(ids.len(), trained.len(), "a mask for each token");
+        let (to, targets) = self.grow(ids.len());
+        to.copy_from_slice(ids);
+        for t in 1..ids.len() {
+            if trained[t] {
+                targets[t - 1] = ids[t];
+            }
+        }
+    }
+
     /// Makes the next `tokens` tokens that belong to no sequence yet a sequence.
     pub(crate) fn end(&mut self, tokens: usize) {
         let begin = self.positions.len();
         self.positions.extend(0..tokens as i32);
         self.starts.push((begin + tokens) as i32);
+    }
+
+    /// Masks the target of a token, counted from the first that belongs to no sequence yet.
+    pub(crate) fn mask_target(&mut self, token: usize) {
+        let at = self.positions.len() + token;
+        self.targets[at] = IGNORED;
     }
 
     /// Tokens that belong to no sequence yet.

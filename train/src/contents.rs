@@ -100,7 +100,7 @@ impl Engine {
     pub fn restore(&mut self, optimizer: &Checkpoint, steps: u64) -> Result<(), Error> {
         for prefix in self.recipe().kept() {
             let source = Prefixed { checkpoint: optimizer, prefix };
-            for w in self.weights().iter().filter(|w| !w.frozen) {
+            for w in self.weights().iter().filter(|w| !w.frozen && self.recipe().optimizer.keeps(prefix, w)) {
                 self.buffers().load(&format!("{prefix}{}", w.name), w, &source)?;
             }
         }

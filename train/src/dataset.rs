@@ -1,11 +1,16 @@
-//! The data of a run. In: its settings. Out: windows to train on, windows held out, the tokenizer's files and a fingerprint that
-//! tells whether a resumed run would go on with the same data. Text is tokenised once, into `OUT/data`; a tokenizer that is
-//! trained first goes to `OUT/tokenizer`.
+//! The data of a run. In: its settings. Out: items to train on, items held out, the tokenizer's files and a fingerprint that
+//! tells whether a resumed run would go on with the same data. Text is tokenised once, into `OUT/data`, and records of text are
+//! prepared there; a tokenizer that is trained first goes to `OUT/tokenizer`.
 
 use crate::batch::Items;
 use crate::checkpoint::Attachment;
 use crate::data::bpe::{Bpe, BpeOptions};
-use crate::data::{Corpus, DataError, ShardOptions, Tokenised, Tokens, WindowOptions, Windows, prepare};
+use crate::data::preprocess::{Config, DATASET, Preprocess, State};
+use crate::data::store::is_prepared;
+use crate::data::{
+    Corpus, DataError, IDS, Kind, Mixture, Records, Rows, ShardOptions, Store, Subset, Tokenised, Tokens,
+    WindowOptions, Windows, prepare,
+};
 use crate::error::Error;
 use crate::settings::Settings;
 use crate::trainer::Callbacks;
@@ -24,12 +29,15 @@ const RECORD: &str = "made.json";
 /// Most windows that are held out; more would only make validations longer.
 const MOST_VALIDATION: u64 = 256;
 
+/// Items of a run.
+pub type Data = Arc<dyn Items + Send + Sync>;
+
 /// What a run trains on.
 pub struct Dataset {
-    /// Windows to train on.
-    pub train: Windows,
-    /// The validation set: windows held out, where the run validates.
-    pub validation: Option<Windows>,
+    /// Items to train on.
+    pub train: Data,
+    /// The validation set: items held out, where the run validates.
+    pub validation: Option<Data>,
     /// The tokenizer's files, for a checkpoint that is complete; none for bare token ids.
     pub tokenizer: Vec<Attachment>,
     /// Tells these data from others.
@@ -47,10 +55,17 @@ pub struct Sources {
     pub windows: Option<u64>,
 }
 
+/// Stores, and in which ratio they are mixed.
+type Mixed = (Vec<Arc<Store>>, Option<Vec<f64>>);
+
 /// Data as the settings name them.
 enum Named {
     Shards(Arc<Tokens>),
     Text(Corpus),
+    /// Prepared data, and in which ratio they are mixed.
+    Prepared(Mixed),
+    /// Records of text, in files of JSON lines.
+    Records(Vec<PathBuf>),
 }
 
 impl Sources {
@@ -59,7 +74,24 @@ impl Sources {
     pub fn find(settings: &Settings, vocabulary: usize, folder: Option<&Path>) -> Result<Sources, Error> {
         let is_shards =
             |p: &PathBuf| p.join("meta.json").exists() || p.extension().is_some_and(|e| e == "bin");
+        let masked = settings.strategy.kind() != Kind::Seq;
         let (named, shown, windows) = match settings.data.as_slice() {
+            all if all.iter().any(|p| is_prepared(p) && (masked || !is_shards(p))) => {
+                let (stores, weights) = stores(all, settings)?;
+                let numbers: u64 = stores.iter().filter_map(|s| s.column("sequence")).map(|c| c.len()).sum();
+                let shown = format!("{numbers} tokens in {} sets of prepared data", stores.len());
+                let (train, _) = of_stores(&stores, weights.as_deref(), settings)?;
+                (Named::Prepared((stores, weights)), shown, Some(train.len()))
+            }
+            _ if settings.data_weights.is_some() => {
+                return refused(
+                    "data_weights: only prepared data are mixed by weights; remove it, or prepare the data",
+                );
+            }
+            all if masked => {
+                let shown = format!("records of text in {} files or folders", all.len());
+                (Named::Records(all.to_vec()), shown, None)
+            }
             [one] if is_shards(one) => {
                 let tokens = Arc::new(Tokens::open(one)?);
                 let shown = format!("{} tokens in {}", tokens.len(), one.display());
@@ -124,12 +156,68 @@ impl Dataset {
                 }
                 (Arc::new(tokens), Some(tokenizer))
             }
+            Named::Prepared(named) => {
+                return Dataset::of_prepared(named, sources.tokenizer, settings, vocabulary, callbacks);
+            }
+            Named::Records(files) => {
+                let Some(tokenizer) = sources.tokenizer else { return refused(WITHOUT) };
+                let config = Config::of(settings.strategy.kind(), settings.seq);
+                let made = settings.out.join(SHARDS);
+                let run = Preprocess::new(config, tokenizer.clone(), &files, &made)?;
+                run.run(&mut |done, all| callbacks.progress("preparing records", done, all))?;
+                let named = stores(&[made], settings)?;
+                return Dataset::of_prepared(named, Some(tokenizer), settings, vocabulary, callbacks);
+            }
         };
         // Also ids that were made just now: what counts is what is on the disk.
         let ids =
             tokens.check(vocabulary, &mut |done, all| callbacks.progress("checking tokens", done, all))?;
         let fingerprint = fingerprint(&ids, &tokens, settings);
         let (train, validation) = windows(tokens, settings)?;
+        Ok(Dataset {
+            train: Arc::new(train),
+            validation: validation.map(|v| Arc::new(v) as Data),
+            tokenizer: tokenizer.map_or(vec![], |t| attachments(&t)),
+            fingerprint,
+        })
+    }
+
+    /// Checks every number of prepared data and puts them together.
+    fn of_prepared(
+        (stores, weights): Mixed,
+        tokenizer: Option<Tokenizer>,
+        settings: &Settings,
+        vocabulary: usize,
+        callbacks: &mut dyn Callbacks,
+    ) -> Result<Dataset, Error> {
+        let mut sums = Vec::new();
+        for store in &stores {
+            store.warnings().iter().for_each(|w| callbacks.note(w));
+            let mut progress = |done, all| callbacks.progress("checking tokens", done, all);
+            sums.push(store.check(&IDS, vocabulary, &mut progress)?);
+        }
+        let (train, validation) = of_stores(&stores, weights.as_deref(), settings)?;
+        if settings.stride.is_none() {
+            let cut: Result<Vec<u64>, Error> =
+                stores.iter().map(|s| Ok(records(s, settings)?.map_or(0, |r| r.cut()))).collect();
+            let cut: u64 = cut?.into_iter().sum();
+            if cut > 0 {
+                callbacks.note(&format!(
+                    "{cut} records are longer than --seq {} and are cut at their end",
+                    settings.seq
+                ));
+            }
+        }
+        let beside = stores.first().map(|s| s.path()).filter(|p| p.join("tokenizer.json").exists());
+        let tokenizer = match (tokenizer, beside) {
+            (Some(tokenizer), _) => Some(tokenizer),
+            (None, Some(folder)) => Some(Tokenizer::open(folder).map_err(DataError::from)?),
+            (None, None) => None,
+        };
+        let held = if settings.eval_every > 0 { "held out" } else { "all" };
+        let mixed = weights.map_or(String::new(), |w| format!(" weights {w:?}"));
+        let strategy = settings.strategy.kind().keys().join(" ");
+        let fingerprint = format!("{strategy} {}{mixed} {held}", sums.join(" "));
         Ok(Dataset {
             train,
             validation,
@@ -139,6 +227,96 @@ impl Dataset {
     }
 }
 
+const WITHOUT: &str =
+    "records of text need a tokenizer with a chat template: give --tokenizer, or --model with one";
+
+/// The prepared data under these paths. A folder of `astrai preprocess` whose configuration gives its domains weights is as
+/// many sets.
+fn stores(paths: &[PathBuf], settings: &Settings) -> Result<Mixed, Error> {
+    let open = |path: &Path| -> Result<Arc<Store>, Error> { Ok(Arc::new(Store::open(path)?)) };
+    if let ([one], None) = (paths, &settings.data_weights)
+        && let Some(state) = State::read(&one.join(DATASET))?
+        && !state.weights.is_empty()
+    {
+        let mut mixed = (Vec::new(), Vec::new());
+        for domain in state.domains.keys() {
+            let weight = state.weights.get(domain).ok_or_else(|| {
+                let path = one.join(DATASET);
+                Error::Refused(format!(
+                    "{}: domain {domain:?} has no weight; give each one, or none",
+                    path.display()
+                ))
+            })?;
+            mixed.0.push(open(&one.join(domain))?);
+            mixed.1.push(*weight);
+        }
+        return Ok((mixed.0, Some(mixed.1)));
+    }
+    let stores = paths.iter().map(|path| open(path)).collect::<Result<_, _>>()?;
+    Ok((stores, settings.data_weights.clone()))
+}
+
+/// Records of a store, where it has several and no stride asks for windows.
+fn records(store: &Arc<Store>, settings: &Settings) -> Result<Option<Records>, Error> {
+    let kind = settings.strategy.kind();
+    let several = store.need("sequence")?.segments() > 1;
+    if kind == Kind::Seq || settings.stride.is_some() || !several {
+        return Ok(None);
+    }
+    let packing = kind.packing(store, settings.packing);
+    let records = Records::new(store.clone(), kind, settings.seq, packing)?;
+    records.check()?;
+    Ok(Some(records))
+}
+
+/// Items of prepared data to train on, and where the run validates, some of each held out.
+fn of_stores(
+    stores: &[Arc<Store>],
+    weights: Option<&[f64]>,
+    settings: &Settings,
+) -> Result<(Data, Option<Data>), Error> {
+    let (mut train, mut held): (Vec<Data>, Vec<Data>) = (Vec::new(), Vec::new());
+    for store in stores {
+        let (some, validation) = match records(store, settings)? {
+            Some(records) => split(Arc::new(records), settings)?,
+            None => {
+                let kind = settings.strategy.kind();
+                let packing = kind.packing(store, settings.packing);
+                let options = WindowOptions { seq: settings.seq, stride: settings.stride, packing };
+                let rows = Rows::of(store, kind != Kind::Seq)?;
+                let (train, held) = split_windows(Windows::new(rows, &options)?, settings)?;
+                (Arc::new(train) as Data, held.map(|h| Arc::new(h) as Data))
+            }
+        };
+        train.push(some);
+        held.extend(validation);
+    }
+    let mixed = Mixture::new(train, weights)?;
+    let validation = (!held.is_empty()).then(|| Mixture::new(held, None)).transpose()?;
+    Ok((Arc::new(mixed), validation.map(|v| Arc::new(v) as Data)))
+}
+
+/// How many of so many items are held out.
+fn held_out(items: u64) -> u64 {
+    (items / 20).clamp(1, MOST_VALIDATION)
+}
+
+/// Records to train on, and where the run validates, the last ones.
+fn split(records: Data, settings: &Settings) -> Result<(Data, Option<Data>), Error> {
+    if settings.eval_every == 0 {
+        return Ok((records, None));
+    }
+    let all = records.len();
+    if all < 2 {
+        return refused(
+            "the data are one record, and none is left to validate on: add records, or --eval-every 0",
+        );
+    }
+    let count = held_out(all);
+    let part = |first, count| Arc::new(Subset { items: records.clone(), first, count }) as Data;
+    Ok((part(0, all - count), Some(part(all - count, count))))
+}
+
 fn refused<T>(line: &str) -> Result<T, Error> {
     Err(Error::Refused(line.into()))
 }
@@ -146,7 +324,10 @@ fn refused<T>(line: &str) -> Result<T, Error> {
 /// Windows to train on, and where the run validates, windows held out.
 fn windows(tokens: Arc<Tokens>, settings: &Settings) -> Result<(Windows, Option<Windows>), Error> {
     let options = WindowOptions { seq: settings.seq, stride: settings.stride, packing: settings.packing };
-    let all = Windows::new(tokens, &options)?;
+    split_windows(Windows::new(tokens, &options)?, settings)
+}
+
+fn split_windows(all: Windows, settings: &Settings) -> Result<(Windows, Option<Windows>), Error> {
     if settings.eval_every == 0 {
         return Ok((all, None));
     }
@@ -155,7 +336,7 @@ fn windows(tokens: Arc<Tokens>, settings: &Settings) -> Result<(Windows, Option<
             "the data fill one window, and none is left to validate on: add text, choose a smaller --seq, or --eval-every 0",
         );
     }
-    let count = (all.len() / 20).clamp(1, MOST_VALIDATION);
+    let count = held_out(all.len());
     let (train, validation) = all.split(count)?;
     Ok((train, Some(validation)))
 }
@@ -168,9 +349,10 @@ fn tokenizer(
     folder: Option<&Path>,
 ) -> Result<Option<Tokenizer>, Error> {
     match (named, settings.vocab) {
-        (Named::Shards(_), Some(_)) => {
+        (Named::Shards(_) | Named::Prepared(..), Some(_)) => {
             return refused("--vocab: shards hold ids already; remove it, or train on text");
         }
+        (Named::Records(_), Some(_)) => return refused(WITHOUT),
         (Named::Text(_), Some(wanted)) if wanted > vocabulary => {
             let line =
                 format!("--vocab {wanted}: the model's vocabulary is {vocabulary}; choose at most that");
@@ -186,7 +368,8 @@ fn tokenizer(
             fits(&tokenizer, vocabulary)?;
             Ok(Some(tokenizer))
         }
-        (None, Named::Shards(_)) => Ok(None),
+        (None, Named::Shards(_) | Named::Prepared(..)) => Ok(None),
+        (None, Named::Records(_)) => refused(WITHOUT),
         (None, Named::Text(_)) => {
             refused("text needs a tokenizer: give --tokenizer FILE, or --vocab N to train one on the data")
         }

@@ -4,11 +4,11 @@
 
 use crate::batch::PackedBatch;
 use crate::router::{ExpertLoads, RouterLosses, RouterStats};
-use crate::update::{self, MASTER, Optimizer, Rule, Stages};
+use crate::update::{self, EMA, MASTER, Optimizer, Rule, Stages};
 use astrai_builders::{Logits, Loss, ModelConfig, Program as Built, placements};
 use astrai_ir::ops::{Op, Weight};
 use astrai_ir::shard::{STAGES, Shard};
-use astrai_ir::{Backend, DType, Dim, Graph, Mesh, Placement};
+use astrai_ir::{Backend, DType, Dim, Graph, Mesh, Node, Placement, Sharding, inline_calls};
 use astrai_runtime::{
     Buffers, Compiled, Destination, Device, Dump, Error, GRAD, Gradients, MeshSharding, Options, Profile,
     Recompute, Session, Value, WeightSource, compile,
@@ -41,7 +41,7 @@ impl Recipe {
     /// Prefixes of the states that outlive a run: moments, and master weights where weights are narrow.
     pub fn kept(&self) -> impl Iterator<Item = &'static str> {
         let narrow = self.storage != DType::F32;
-        self.optimizer.moments().iter().copied().chain(narrow.then_some(MASTER))
+        self.optimizer.kept().into_iter().chain(narrow.then_some(MASTER))
     }
 }
 
@@ -78,6 +78,11 @@ impl Plan {
         dump: Dump,
         (mesh, stage): (&Mesh, usize),
     ) -> Result<Plan, Error> {
+        if mesh.ranks() > 1 && matches!(recipe.optimizer.rule, Rule::Muon { .. }) {
+            return Err(Error::Input(
+                "Muon reads whole matrices, which ranks share; use one rank or adamw".into(),
+            ));
+        }
         let built = Built {
             tokens: recipe.tokens,
             sequences: recipe.sequences,
@@ -103,7 +108,11 @@ impl Plan {
         let weights = weights(&grad);
         let (whole, leaves) = whole_weights(&grad, mesh, recipe)?;
         let stages = stages_of_norm(&whole, &leaves, (mesh, stage));
-        let update = update::build(&whole, &recipe.optimizer, stages.as_ref())?;
+        let mut update = update::build(&whole, &recipe.optimizer, stages.as_ref())?;
+        if mesh.ranks() > 1 {
+            // A partial sum would be reduced where it leaves a block: once a tensor instead of once.
+            update = inline_calls(&update)?;
+        }
         // The update has no layers to put on stages.
         let axes = mesh.axes.iter().filter(|a| a.name != STAGES).cloned().collect();
         let shards = MeshSharding { mesh: Mesh { axes }, leaves, ..MeshSharding::default() };
@@ -130,7 +139,9 @@ impl Plan {
         let prefixes: Vec<&str> = [GRAD].into_iter().chain(self.recipe.kept()).collect();
         let one = |p: &str, w: &Weight| (format!("{p}{}", w.name), DType::F32, shape(w));
         let trained = || self.weights.iter().filter(|w| !w.frozen);
-        prefixes.iter().flat_map(|p| trained().map(move |w| one(p, w))).collect()
+        let optimizer = &self.recipe.optimizer;
+        let of = |p: &'static str| trained().filter(move |w| optimizer.keeps(p, w)).map(move |w| one(p, w));
+        prefixes.into_iter().flat_map(of).collect()
     }
 
     /// Bytes that training holds: (weights, gradients and optimiser, activations and scratch).
@@ -158,15 +169,8 @@ impl Plan {
 }
 
 fn weights(program: &Compiled) -> Vec<Weight> {
-    let mut all: Vec<Weight> = Vec::new();
-    for n in program.graph.nodes() {
-        if let Op::Weight(w) = &n.op
-            && !all.iter().any(|x| x.name == w.name)
-        {
-            all.push(w.clone());
-        }
-    }
-    all
+    let weight = |n: &Node| if let Op::Weight(w) = &n.op { Some(w.clone()) } else { None };
+    program.graph.nodes().iter().filter_map(weight).collect()
 }
 
 /// For weights, and the states that follow them, what a rank holds along each axis.
@@ -190,11 +194,11 @@ fn whole_weights(program: &Compiled, mesh: &Mesh, recipe: &Recipe) -> Result<(Ve
         return Ok((all, leaves));
     }
     let prefixes: Vec<&str> = ["", GRAD].into_iter().chain(recipe.kept()).collect();
+    let sharded = |n: &Node| Some((n.op.leaf_name()?.to_string(), n.sharding.clone()));
+    let mut shardings: HashMap<String, Sharding> = program.graph.nodes().iter().filter_map(sharded).collect();
     for w in &mut all {
-        let of = |n: &&astrai_ir::Node| matches!(&n.op, Op::Weight(x) if x.name == w.name);
-        let sharding = program.graph.nodes().iter().find(of).map(|n| n.sharding.clone()).unwrap_or_default();
         let mut placed = Vec::new();
-        for (axis, p) in sharding {
+        for (axis, p) in shardings.remove(&w.name).unwrap_or_default() {
             // The sections of a concatenated weight do not matter to pointwise updates.
             let p = match p {
                 Placement::Shard(shard) => {
@@ -206,7 +210,8 @@ fn whole_weights(program: &Compiled, mesh: &Mesh, recipe: &Recipe) -> Result<(Ve
             placed.push((axis, p));
         }
         w.parts.clear();
-        prefixes.iter().for_each(|p| _ = leaves.insert(format!("{p}{}", w.name), placed.clone()));
+        let kept = prefixes.iter().filter(|p| recipe.optimizer.keeps(p, w));
+        kept.for_each(|p| _ = leaves.insert(format!("{p}{}", w.name), placed.clone()));
     }
     Ok((all, leaves))
 }
@@ -265,6 +270,9 @@ impl Engine {
             if plan.recipe.storage != DType::F32 && !w.frozen {
                 buffers.load(&format!("{MASTER}{}", w.name), w, source)?;
             }
+            if plan.recipe.optimizer.ema.is_some() && !w.frozen {
+                buffers.load(&format!("{EMA}{}", w.name), w, source)?;
+            }
             buffers.load(&w.name, w, source)?;
             progress(i as u64 + 1, plan.weights.len() as u64);
         }
@@ -301,7 +309,7 @@ impl Engine {
         }
         let t = self.steps as f64 + 1.0;
         self.inputs.scalar(LR, lr);
-        if let Rule::AdamW { beta1, beta2, .. } = self.recipe.optimizer.rule {
+        if let Some([beta1, beta2]) = self.recipe.optimizer.betas() {
             self.inputs.scalar(LR + 1, 1.0 / (1.0 - beta1.powf(t)));
             self.inputs.scalar(LR + 2, 1.0 / (1.0 - beta2.powf(t)));
         }

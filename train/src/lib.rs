@@ -10,10 +10,12 @@ pub mod engine;
 mod error;
 pub mod metrics;
 pub mod plot;
+pub mod preference;
 pub mod router;
 pub mod schedule;
 pub mod settings;
 pub mod signals;
+pub mod strategies;
 pub mod trainer;
 pub mod update;
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// What follows the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Decay {
     /// The peak rate to the end
     Constant,
@@ -17,8 +17,45 @@ pub enum Decay {
     Linear,
     /// Half a cosine from the peak to the floor
     Cosine,
-    /// The peak rate, then over the last fifth of the steps down to the floor with one minus a square root
+    /// Half a cosine from the peak to zero, never below the floor
+    CosineClamped,
+    /// Cosines from the peak to the floor, one after another (arXiv:1608.03983)
+    Sgdr,
+    /// The peak rate, then over the last fifth of the steps, or after --stable, down to the floor with one minus a square root
     Wsd,
+    /// As wsd in a straight line
+    WsdLinear,
+    /// As wsd along half a cosine
+    WsdCosine,
+    /// As wsd along a parabola
+    WsdSquare,
+    /// From the end of the warm-up with the inverse square root of the step
+    InverseSqrt,
+}
+
+impl Decay {
+    /// Whether there is a time at the peak before the decay.
+    pub fn is_wsd(self) -> bool {
+        matches!(self, Decay::Wsd | Decay::WsdLinear | Decay::WsdCosine | Decay::WsdSquare)
+    }
+
+    /// Whether it ends at a floor.
+    pub fn has_floor(self) -> bool {
+        !matches!(self, Decay::Constant | Decay::InverseSqrt)
+    }
+}
+
+/// How the rate rises over the warm-up's W steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum WarmUp {
+    /// Step t, from 0, has (t + 1) / W of the peak
+    #[default]
+    First,
+    /// t / W: the first step changes nothing
+    Zero,
+    /// t / W, never below the floor
+    Floor,
 }
 
 /// A learning-rate schedule.
@@ -32,6 +69,12 @@ pub struct Schedule {
     pub min_lr: f64,
     /// Steps over which the rate rises linearly to the peak.
     pub warmup: u64,
+    /// How it does.
+    pub warm_up: WarmUp,
+    /// Steps at the peak, of the forms that have such; else the decay takes the last fifth.
+    pub stable: Option<u64>,
+    /// Of warm restarts: steps of the first cosine, and how many times as long each next one is.
+    pub cycle: (u64, u64),
     /// Steps of the whole run, warm-up included.
     pub total: u64,
 }
@@ -39,22 +82,49 @@ pub struct Schedule {
 impl Schedule {
     /// Rate of the update number `step`, counted from 0. Beyond `total` it stays where the decay ended.
     pub fn at(&self, step: u64) -> f64 {
+        let floor = if self.lr > 0.0 { self.min_lr / self.lr } else { 0.0 };
         if step < self.warmup {
-            return self.lr * (step + 1) as f64 / self.warmup as f64;
+            let share = |t: u64| t as f64 / self.warmup as f64;
+            return self.lr
+                * match self.warm_up {
+                    WarmUp::First => share(step + 1),
+                    WarmUp::Zero => share(step),
+                    WarmUp::Floor => share(step).max(floor),
+                };
         }
-        let share = match self.decay {
-            Decay::Constant => 1.0,
-            Decay::Linear => 1.0 - self.progress(step, self.warmup),
-            Decay::Cosine => 0.5 * (1.0 + (PI * self.progress(step, self.warmup)).cos()),
-            Decay::Wsd => {
-                let start = (self.total - self.total / 5).max(self.warmup);
-                1.0 - self.progress(step, start).sqrt()
-            }
+        let cosine = |r: f64| 0.5 * (1.0 + (PI * r).cos());
+        let after = |step| self.progress(step, self.warmup);
+        let late = || {
+            let last = self.total.saturating_sub(self.total / 5);
+            let start = self.stable.map_or(last, |n| self.warmup.saturating_add(n));
+            self.progress(step, start.max(self.warmup))
         };
-        match self.decay {
-            Decay::Constant => self.lr,
-            _ => self.min_lr + share * (self.lr - self.min_lr),
+        let share = match self.decay {
+            Decay::Constant => return self.lr,
+            Decay::InverseSqrt => return self.lr * (self.warmup.max(1) as f64 / step.max(1) as f64).sqrt(),
+            Decay::CosineClamped => return self.lr * cosine(after(step)).max(floor),
+            Decay::Linear => 1.0 - after(step),
+            Decay::Cosine => cosine(after(step)),
+            Decay::Sgdr => cosine(self.in_cycle(step - self.warmup)),
+            Decay::Wsd => 1.0 - late().sqrt(),
+            Decay::WsdLinear => 1.0 - late(),
+            Decay::WsdCosine => cosine(late()),
+            Decay::WsdSquare => (1.0 - late()).powi(2),
+        };
+        self.min_lr + share * (self.lr - self.min_lr)
+    }
+
+    /// How much of its cycle lies behind step `t` after the warm-up, in 0..1.
+    fn in_cycle(&self, t: u64) -> f64 {
+        let (mut length, mut begin) = (self.cycle.0.max(1), 0u64);
+        if self.cycle.1 <= 1 {
+            return (t % length) as f64 / length as f64;
         }
+        while t - begin >= length {
+            begin += length;
+            length = length.saturating_mul(self.cycle.1);
+        }
+        (t - begin) as f64 / length as f64
     }
 
     /// How much of the way from step `start` to the last lies behind, in 0..=1.
@@ -68,8 +138,13 @@ impl Schedule {
 mod tests {
     use super::*;
 
+    fn flat() -> Schedule {
+        let (decay, warm_up) = (Decay::Constant, WarmUp::First);
+        Schedule { decay, lr: 0.0, min_lr: 0.0, warmup: 0, warm_up, stable: None, cycle: (5, 2), total: 0 }
+    }
+
     fn schedule(decay: Decay) -> Schedule {
-        Schedule { decay, lr: 1.0, min_lr: 0.2, warmup: 4, total: 24 }
+        Schedule { decay, lr: 1.0, min_lr: 0.2, warmup: 4, total: 24, ..flat() }
     }
 
     fn near(schedule: &Schedule, values: &[(u64, f64)]) {
@@ -97,11 +172,28 @@ mod tests {
         near(&schedule(Decay::Wsd), &[(19, 1.0), (20, 1.0), (21, 0.6), (24, 0.2), (99, 0.2)]);
     }
 
+    /// Cycles of 5, 10, 20 steps after a warm-up of 4.
+    #[test]
+    fn restarts_and_floors_by_hand() {
+        near(&schedule(Decay::Sgdr), &[(4, 1.0), (9, 1.0), (14, 0.6), (19, 1.0), (29, 0.6)]);
+        near(&schedule(Decay::CosineClamped), &[(4, 1.0), (14, 0.5), (22, 0.2), (99, 0.2)]);
+        near(
+            &Schedule { stable: Some(10), ..schedule(Decay::WsdLinear) },
+            &[(13, 1.0), (19, 0.6), (24, 0.2)],
+        );
+        near(&schedule(Decay::InverseSqrt), &[(4, 1.0), (16, 0.5)]);
+        near(
+            &Schedule { warm_up: WarmUp::Floor, ..schedule(Decay::Cosine) },
+            &[(0, 0.2), (1, 0.25), (3, 0.75)],
+        );
+        near(&Schedule { warm_up: WarmUp::Zero, ..schedule(Decay::Cosine) }, &[(0, 0.0), (2, 0.5)]);
+    }
+
     #[test]
     fn degenerate_lengths_give_finite_rates() {
-        for decay in [Decay::Constant, Decay::Linear, Decay::Cosine, Decay::Wsd] {
+        for decay in Decay::value_variants().iter().copied() {
             for (warmup, total) in [(0, 0), (0, 1), (1, 1), (5, 5), (0, u64::MAX), (9, 3)] {
-                let schedule = Schedule { decay, lr: 3e-4, min_lr: 0.0, warmup, total };
+                let schedule = Schedule { decay, lr: 3e-4, min_lr: 0.0, warmup, total, ..flat() };
                 for step in [0, 1, 4, 5, 6, u64::MAX - 1] {
                     let lr = schedule.at(step);
                     assert!((0.0..=3e-4).contains(&lr), "{schedule:?} at {step}: {lr}");

@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use crate::data::Packing;
-use crate::schedule::{Decay, Schedule};
+use crate::data::{Kind, Packing};
+use crate::schedule::{Decay, Schedule, WarmUp};
 
 /// Why settings are refused: one line that names the key, and the file where it comes from one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,6 +26,18 @@ pub struct Error(pub(crate) String);
 pub enum Strategy {
     /// Every next token of running text
     Seq,
+    /// The answers of chats, or what a mask says
+    Sft,
+}
+
+impl Strategy {
+    /// What the keys of its data are for.
+    pub fn kind(self) -> Kind {
+        match self {
+            Strategy::Seq => Kind::Seq,
+            Strategy::Sft => Kind::Sft,
+        }
+    }
 }
 
 /// Rule of the update.
@@ -34,8 +46,27 @@ pub enum Strategy {
 pub enum Optimizer {
     /// Adam with decoupled weight decay
     Adamw,
+    /// Adam whose weight decay is added to the gradient
+    Adam,
+    /// AdamW with Nesterov's look ahead
+    Nadamw,
+    /// Muon on the layers' matrices, AdamW on all else
+    Muon,
     /// Gradient descent with momentum
     Sgd,
+}
+
+/// Factor on Muon's direction of a matrix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum MuonScale {
+    /// √max(1, rows / columns)
+    Original,
+    /// 0.2 √max(rows, columns): rates as AdamW's
+    #[default]
+    MatchRmsAdamw,
+    /// √(rows / columns)
+    SpectralUnclamped,
 }
 
 /// How weights and activations are stored.
@@ -72,7 +103,7 @@ pub enum Length {
 macro_rules! settings {
     (
         required { $($(#[$extra:meta])* $rname:ident: $rkind:ty, $rvalue:literal, $rhelp:literal;)* }
-        optional { $($oname:ident: $okind:ty, $ovalue:literal, $ohelp:literal;)* }
+        optional { $($(#[$oextra:meta])* $oname:ident: $okind:ty, $ovalue:literal, $ohelp:literal;)* }
         defaulted { $($name:ident: $kind:ty = $default:expr, $shown:literal, $value:literal, $help:literal;)* }
     ) => {
         /// Some of the settings: what the flags give, or what a file gives.
@@ -84,7 +115,12 @@ macro_rules! settings {
                 $(#[$extra])*
                 pub $rname: Option<$rkind>,
             )*
-            $(#[doc = $ohelp] #[arg(long, value_name = $ovalue, help = $ohelp)] pub $oname: Option<$okind>,)*
+            $(
+                #[doc = $ohelp]
+                #[arg(long, value_name = $ovalue, help = $ohelp)]
+                $(#[$oextra])*
+                pub $oname: Option<$okind>,
+            )*
             $(
                 #[doc = $help]
                 #[arg(long, value_name = $value, help = concat!($help, " [default: ", $shown, "]"))]
@@ -160,7 +196,7 @@ macro_rules! settings {
 settings! {
     required {
         #[arg(num_args = 1..)]
-        data: Vec<PathBuf>, "PATH", "What to train on: .bin shards with their meta.json, text files or folders; may be repeated";
+        data: Vec<PathBuf>, "PATH", "What to train on: text files or folders, .bin shards with their meta.json, HDF5, records; may be repeated";
         out: PathBuf, "DIR", "Folder for checkpoints, metrics.jsonl and loss.svg";
     }
     optional {
@@ -169,10 +205,22 @@ settings! {
         tokenizer: PathBuf, "FILE", "tokenizer.json to encode text with; or give --vocab";
         vocab: usize, "N", "Train a byte-level BPE tokenizer of this many tokens on the data first";
         special_tokens: Vec<String>, "TOKEN", "With --vocab: a further special token, which the data's text may spell; may be repeated";
-        stride: usize, "TOKENS", "From the start of one window of the data to the next [default: --seq]";
+        #[arg(num_args = 1..)]
+        data_weights: Vec<f64>, "WEIGHT", "In which ratio several prepared data are mixed, one each; or `weights` when they are prepared";
+        stride: usize, "TOKENS", "From the start of one window of the data to the next; prepared records are then cut into windows as well [default: --seq]";
         steps: u64, "N", "Length of the run in updates; or give --epochs";
         epochs: u64, "N", "Length of the run in passes over the data [default: 1, unless --steps is given]";
         warmup: u64, "STEPS", "Updates over which the learning rate rises to its peak [default: a twentieth of the run]";
+        warmup_form: WarmUp, "NAME", "How the learning rate rises over the warm-up [default: first]";
+        stable: u64, "STEPS", "wsd: updates at the peak rate [default: up to the last fifth of the run]";
+        cycle: u64, "STEPS", "sgdr: updates of the first cosine [default: a tenth of the run]";
+        cycle_mult: u64, "N", "sgdr: how many times as long as the one before a cosine is [default: 2]";
+        momentum: f64, "X", "SGD and Muon: decay of the velocity [default: 0.9 for sgd, 0.95 for muon]";
+        nesterov: bool, "BOOL", "SGD and Muon: the velocity looks ahead [default: false for sgd, true for muon]";
+        muon_scale: MuonScale, "NAME", "Muon: factor on a matrix's direction by its sizes [default: match-rms-adamw]";
+        adamw_lr: f64, "RATE", "Muon: peak learning rate of embeddings, head, norms and biases [default: --lr]";
+        ema: f64, "X", "Decay of a moving average of the weights, kept beside them";
+        group: Vec<String>, "PATTERN:KEY=X", "Weights whose names match (* is any text) train otherwise: rate=X times the learning rate, decay=X; both by a comma; may be repeated";
         min_lr: f64, "RATE", "Learning rate at which the schedule ends, absolute [default: a tenth of --lr]";
     }
     defaulted {
@@ -189,7 +237,6 @@ settings! {
         beta1: f64 = 0.9, "0.9", "X", "AdamW: decay of the first moment";
         beta2: f64 = 0.95, "0.95", "X", "AdamW: decay of the second moment";
         eps: f64 = 1e-8, "1e-8", "X", "AdamW: what is added to the root of the second moment";
-        momentum: f64 = 0.9, "0.9", "X", "SGD: decay of the velocity";
         router_aux_loss_coef: f64 = 0.0, "0", "FACTOR", "Of models with experts: factor on the loss that evens the experts' loads, whatever the model's config says";
         router_z_loss_coef: f64 = 0.0, "0", "FACTOR", "Of models with experts: factor on the mean square of the log-sum-exp of a router's logits";
         dtype: Storage = Storage::F32, "f32", "TYPE", "How weights and activations are stored";
@@ -260,7 +307,10 @@ impl Settings {
             return Err(Error(format!("warmup: {warmup} steps exceed the run's {total}; shorten it")));
         }
         let min_lr = self.min_lr.unwrap_or(self.lr / 10.0);
-        Ok(Schedule { decay: self.schedule, lr: self.lr, min_lr, warmup, total })
+        let cycle = (self.cycle.unwrap_or(total / 10).max(1), self.cycle_mult.unwrap_or(2));
+        let (decay, lr, stable) = (self.schedule, self.lr, self.stable);
+        let warm_up = self.warmup_form.unwrap_or_default();
+        Ok(Schedule { decay, lr, min_lr, warmup, warm_up, stable, cycle, total })
     }
 
     /// Tokens that one update reads: batch × sequence × accumulation.

@@ -2,7 +2,7 @@
 //! checkpoints, saved after an update and never before it; a picture of the losses. What comes next is a function of the
 //! number of steps made, so a run that was stopped, however, goes on as if it had not been.
 
-use crate::batch::{Items, PackedBatch};
+use crate::batch::PackedBatch;
 use crate::checkpoint::{RunFolder, TrainerState};
 use crate::contents::Snapshot;
 use crate::data::Sampler;
@@ -138,7 +138,7 @@ impl Run<'_, '_> {
         let (micro, sample) = (s.batch as u64, self.t.state.sample);
         for (i, batch) in self.batches.iter_mut().enumerate() {
             let first = sample + i as u64 * micro;
-            batch.fill(&self.t.data.train, self.sampler.range(first..first + micro))?;
+            batch.fill(&*self.t.data.train, self.sampler.range(first..first + micro))?;
         }
         let lr = self.schedule.at(self.t.state.step);
         let done = self.t.engine.step(&self.batches, lr)?;
@@ -205,7 +205,7 @@ impl Run<'_, '_> {
         let Some(batch) = self.batches.first_mut() else { return Ok(()) };
         let micro = self.t.settings.batch as u64;
         for first in (0..validation.len()).step_by(micro as usize) {
-            batch.fill(validation, first..(first + micro).min(validation.len()))?;
+            batch.fill(&**validation, first..(first + micro).min(validation.len()))?;
             let (loss, targets) = self.t.engine.score(batch)?;
             sum += loss;
             count += targets;

@@ -1,42 +1,21 @@
 //! The update program. In: the weights of a gradient program and an optimiser. Out: a graph over states that holds the norm
 //! of all gradients, clips them, and updates every weight with its moments in one sweep each. A step whose gradients are not
-//! finite changes nothing; skipped parts of a weight ([`Weight::skip_zero_grad`]) keep their moments too.
+//! finite changes nothing; skipped parts of a weight ([`Weight::skip_zero_grad`]) keep their moments too. Tensors of one shape and
+//! type share a block for the norm and one for the update, called once a tensor, so that planning follows the kinds of tensors.
 
 use astrai_ir::ops::{
-    AllReduce, BinaryKind, CompareKind, ReduceKind, ReduceOp, State, Store, UnaryKind, Weight,
+    AllReduce, BinaryKind, Call, CompareKind, ReduceKind, ReduceOp, State, Store, UnaryKind, Weight,
 };
-use astrai_ir::{Axis, DType, Dim, Graph, IrError, NodeId, Type};
+use astrai_ir::{Axis, Block, BlockId, DType, Dim, Graph, IrError, NodeId, Type};
 use astrai_runtime::GRAD;
+use std::sync::Arc;
 
-/// An optimiser and its hyper-parameters.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Optimizer {
-    /// The rule.
-    pub rule: Rule,
-    /// Decoupled weight decay (SGD: added to the gradient, an L2 penalty), on tensors of more than one axis.
-    pub weight_decay: f64,
-    /// Largest norm of all gradients together; larger ones are scaled down to it.
-    pub clip: Option<f64>,
-}
+mod muon;
+mod rule;
 
-/// An optimiser's rule.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Rule {
-    /// Loshchilov and Hutter, arXiv:1711.05101: p -= lr·(m̂/(√v̂ + eps) + decay·p).
-    AdamW {
-        /// Decay of the first moment.
-        beta1: f64,
-        /// Decay of the second moment.
-        beta2: f64,
-        /// Added to the root of the second moment.
-        eps: f64,
-    },
-    /// b = momentum·b + g; p -= lr·b.
-    Sgd {
-        /// Decay of the velocity; 0 keeps no state.
-        momentum: f64,
-    },
-}
+pub use muon::{Muon, Scale};
+pub use rule::{Group, Optimizer, Rest, Rule};
+use rule::{Step, Treatment};
 
 /// Prefix of f32 master weights; here and below a buffer's or checkpoint tensor's name follows.
 pub const MASTER: &str = "master.";
@@ -44,19 +23,10 @@ pub const MASTER: &str = "master.";
 pub const EXP_AVG: &str = "exp_avg.";
 /// Prefix of AdamW's second moments.
 pub const EXP_AVG_SQ: &str = "exp_avg_sq.";
-/// Prefix of SGD's velocity.
+/// Prefix of the weights' moving averages.
+pub const EMA: &str = "ema.";
+/// Prefix of SGD's velocity and Muon's momentum.
 pub const MOMENTUM: &str = "momentum_buffer.";
-
-impl Optimizer {
-    /// Prefixes of the f32 states that this optimiser keeps for each weight, beside master weights.
-    pub fn moments(&self) -> &'static [&'static str] {
-        match self.rule {
-            Rule::AdamW { .. } => &[EXP_AVG, EXP_AVG_SQ],
-            Rule::Sgd { momentum } if momentum != 0.0 => &[MOMENTUM],
-            Rule::Sgd { .. } => &[],
-        }
-    }
-}
 
 /// The other stages of a pipeline, whose weights' gradients count in the norm.
 #[derive(Clone, Debug)]
@@ -72,36 +42,103 @@ pub struct Stages {
 /// the weight itself, `master.<buffer>` where the weight is narrower than f32, and the optimiser's moments.
 pub fn build(weights: &[Weight], optimizer: &Optimizer, stages: Option<&Stages>) -> Result<Graph, IrError> {
     let mut g = Graph::default();
-    let lr = scalar(&mut g, "lr")?;
-    let corrections = match optimizer.rule {
-        Rule::AdamW { .. } => [scalar(&mut g, "correction1")?, scalar(&mut g, "correction2")?],
-        Rule::Sgd { .. } => [lr, lr],
-    };
-    let mut grads = Vec::with_capacity(weights.len());
-    for w in weights {
-        grads.push(g.scope(&w.name, |g| state(g, GRAD, w, DType::F32))?);
-    }
+    optimizer.check(weights).map_err(|m| g.error(m))?;
+    let kinds = Kinds::of(&mut g, weights, optimizer)?;
     let counts = |w: &Weight| !stages.is_some_and(|s| s.counted.contains(&w.name));
-    let of_norm: Vec<NodeId> =
-        weights.iter().zip(&grads).filter(|(w, _)| counts(w)).map(|(_, d)| *d).collect();
-    let norm = g.scope("norm", |g| norm(g, &of_norm, stages.map(|s| &s.axis)))?;
+    let mut total = g.constant(Type::scalar(DType::F32), 0.0)?;
+    for (i, w) in weights.iter().enumerate().filter(|(_, w)| counts(w)) {
+        total = kinds.call(&mut g, kinds.norms[kinds.of_weight[i]], (i, w), &[(TOTAL, total)])?;
+    }
+    let norm = g.scope("norm", |g| {
+        if let Some(s) = stages {
+            total = g.push(AllReduce { kind: ReduceOp::Sum, over: vec![s.axis.clone()] }, &[total])?;
+        }
+        g.unary(UnaryKind::Sqrt, total)
+    })?;
     g.set_output("grad_norm", norm)?;
-    let finite = {
-        let most = g.constant(Type::scalar(DType::F32), f64::from(f32::MAX))?;
-        g.compare(CompareKind::Le, norm, most)?
-    };
-    let factor = match optimizer.clip {
-        Some(most) => Some(g.scope("clip", |g| clip_factor(g, norm, most))?),
-        None => None,
-    };
-    for (w, &grad) in weights.iter().zip(&grads) {
-        g.scope(&w.name, |g| {
-            let active = if w.skip_zero_grad { rows_with_gradient(g, w, grad, finite)? } else { finite };
-            let step = WeightUpdate { optimizer, weight: w, lr, corrections, factor, active };
-            step.build(g, grad)
-        })?;
+    let most = g.constant(Type::scalar(DType::F32), f64::from(f32::MAX))?;
+    let mut given = vec![(FINITE, g.compare(CompareKind::Le, norm, most)?)];
+    if let Some(most) = optimizer.clip {
+        given.push((FACTOR, g.scope("clip", |g| clip_factor(g, norm, most))?));
+    }
+    for (i, w) in weights.iter().enumerate() {
+        let block = kinds.updates[kinds.of_weight[i]];
+        let made = kinds.call(&mut g, block, (i, w), &given)?;
+        for (at, (name, _)) in (0..).zip(g.block(block).clone().graph.outputs()) {
+            let version = g.part(made, at)?;
+            g.set_output(&of_tensor(name, w), version)?;
+        }
     }
     Ok(g)
+}
+
+/// Name of the tensor in the bodies of blocks; its states' names follow from it.
+const TENSOR: &str = "weight";
+/// The sum of squares so far, a parameter.
+const TOTAL: &str = "total";
+/// Whether all gradients are finite, a parameter.
+const FINITE: &str = "finite";
+/// What gradients are scaled by to clip them, a parameter.
+const FACTOR: &str = "factor";
+
+/// The name of a tensor's own state, given that of the block's.
+fn of_tensor(name: &str, w: &Weight) -> String {
+    format!("{}{}", name.strip_suffix(TENSOR).unwrap_or(name), w.name)
+}
+
+/// The blocks of each kind of tensor: tensors of one type that are treated alike, with the same parts where each of those is treated by itself.
+struct Kinds {
+    of_weight: Vec<usize>,
+    norms: Vec<BlockId>,
+    updates: Vec<BlockId>,
+}
+
+impl Kinds {
+    fn of(g: &mut Graph, weights: &[Weight], optimizer: &Optimizer) -> Result<Kinds, IrError> {
+        let mut known = Vec::new();
+        let mut kinds = Kinds { of_weight: vec![], norms: vec![], updates: vec![] };
+        for w in weights {
+            let treatment = optimizer.treatment(w);
+            let apart = w.skip_zero_grad || matches!(treatment.step, Step::Muon(_));
+            let parts = apart.then(|| w.rows().iter().map(|part| part.rows).collect::<Vec<_>>());
+            let key = (&w.ty, w.skip_zero_grad, parts, treatment);
+            let kind = known.iter().position(|k| *k == key).unwrap_or(known.len());
+            kinds.of_weight.push(kind);
+            if kind == known.len() {
+                let tensor = Weight { name: TENSOR.into(), parts: w.rows(), ..w.clone() };
+                let mut add =
+                    |what: &str, body| g.add_block(Arc::new(Block::new(&format!("{what}_{kind}"), body)));
+                kinds.norms.push(add("norm", squares(&tensor)?));
+                kinds.updates.push(add("update", update(&tensor, optimizer, &key.3)?));
+                known.push(key);
+            }
+        }
+        Ok(kinds)
+    }
+
+    /// A call of a block on a tensor's states, these values, and inputs of the program.
+    fn call(
+        &self,
+        g: &mut Graph,
+        block: BlockId,
+        (at, w): (usize, &Weight),
+        given: &[(&str, NodeId)],
+    ) -> Result<NodeId, IrError> {
+        let body = g.block(block).clone();
+        g.scope(&w.name, |g| {
+            let mut args = Vec::with_capacity(body.params.len());
+            for (param, ty) in body.params.iter().zip(body.param_types()?) {
+                args.push(match given.iter().find(|(name, _)| name == param) {
+                    Some((_, value)) => *value,
+                    None if param.ends_with(TENSOR) => {
+                        g.push(State { name: of_tensor(param, w), ty: ty.clone() }, &[])?
+                    }
+                    None => scalar(g, param)?,
+                });
+            }
+            g.push(Call { block, layer: at as u32 }, &args)
+        })
+    }
 }
 
 fn scalar(g: &mut Graph, name: &str) -> Result<NodeId, IrError> {
@@ -112,22 +149,41 @@ fn state(g: &mut Graph, prefix: &str, w: &Weight, dtype: DType) -> Result<NodeId
     g.push(State { name: format!("{prefix}{}", w.name), ty: w.ty.with(dtype) }, &[])
 }
 
-/// The Euclidean norm of all gradients together, summed in a fixed order: along rows, then over rows, then over buffers, then over
-/// stages.
-fn norm(g: &mut Graph, grads: &[NodeId], stages: Option<&Axis>) -> Result<NodeId, IrError> {
-    let mut total = g.constant(Type::scalar(DType::F32), 0.0)?;
-    for &d in grads {
-        let mut sum = g.mul(d, d)?;
+/// The body that adds the squares of a tensor's gradient to a sum, in a fixed order: along rows, then over rows.
+fn squares(w: &Weight) -> Result<Graph, IrError> {
+    let mut g = Graph::default();
+    g.scope("norm", |g| {
+        let total = scalar(g, TOTAL)?;
+        let grad = state(g, GRAD, w, DType::F32)?;
+        let mut sum = g.mul(grad, grad)?;
         while g.ty(sum).rank() > 0 {
             let last = g.ty(sum).rank() - 1;
             sum = g.reduce(ReduceKind::Sum, sum, &[last])?;
         }
-        total = g.add(total, sum)?;
-    }
-    if let Some(axis) = stages {
-        total = g.push(AllReduce { kind: ReduceOp::Sum, over: vec![axis.clone()] }, &[total])?;
-    }
-    g.unary(UnaryKind::Sqrt, total)
+        let total = g.add(total, sum)?;
+        g.set_output(TOTAL, total)
+    })?;
+    Ok(g)
+}
+
+/// The body that updates a tensor and its moments.
+fn update(w: &Weight, optimizer: &Optimizer, treatment: &Treatment) -> Result<Graph, IrError> {
+    let mut g = Graph::default();
+    g.scope("update", |g| {
+        let grad = state(g, GRAD, w, DType::F32)?;
+        let lr = scalar(g, "lr")?;
+        let corrections = match treatment.step {
+            Step::Adam { .. } => [scalar(g, "correction1")?, scalar(g, "correction2")?],
+            _ => [lr, lr],
+        };
+        let factor = optimizer.clip.map(|_| scalar(g, FACTOR)).transpose()?;
+        let finite = g.input(FINITE, DType::Bool, vec![])?;
+        let active = if w.skip_zero_grad { rows_with_gradient(g, w, grad, finite)? } else { finite };
+        let lr = g.scale(lr, treatment.rate)?;
+        WeightUpdate { ema: optimizer.ema, treatment, weight: w, lr, corrections, factor, active }
+            .build(g, grad)
+    })?;
+    Ok(g)
 }
 
 /// Which rows are updated, `[rows, 1, ..]`: those of parts (experts) whose gradient is not zero, if all gradients are finite.
@@ -163,7 +219,8 @@ fn clip_factor(g: &mut Graph, norm: NodeId, most: f64) -> Result<NodeId, IrError
 
 /// The update of one weight.
 struct WeightUpdate<'a> {
-    optimizer: &'a Optimizer,
+    ema: Option<f64>,
+    treatment: &'a Treatment,
     weight: &'a Weight,
     lr: NodeId,
     corrections: [NodeId; 2],
@@ -182,11 +239,17 @@ impl WeightUpdate<'_> {
             Some(f) => self.times(g, grad, f)?,
             None => grad,
         };
-        let next = match self.optimizer.rule {
-            Rule::AdamW { beta1, beta2, eps } => self.adamw(g, p, clipped, (beta1, beta2, eps))?,
-            Rule::Sgd { momentum } => self.sgd(g, p, clipped, momentum)?,
+        let next = match &self.treatment.step {
+            Step::Adam { .. } => self.adam(g, p, clipped)?,
+            Step::Sgd { momentum, nesterov } => self.sgd(g, p, clipped, (*momentum, *nesterov))?,
+            Step::Muon(muon) => self.muon(g, p, clipped, muon)?,
         };
         let next = self.store(g, if narrow { MASTER } else { "" }, p, next)?;
+        if let Some(kept) = self.ema {
+            let average = state(g, EMA, w, DType::F32)?;
+            let moved = self.moving_average(g, average, next, kept)?;
+            self.store(g, EMA, average, moved)?;
+        }
         if narrow {
             let rounded = g.cast(next, w.ty.dtype)?;
             let stored = g.push(Store {}, &[compute, rounded])?;
@@ -217,52 +280,75 @@ impl WeightUpdate<'_> {
         g.add(a, b)
     }
 
-    fn decay(&self) -> f64 {
-        if self.weight.ty.rank() > 1 { self.optimizer.weight_decay } else { 0.0 }
+    /// `x` with the decay times the weight added, where there is any.
+    fn decayed(&self, g: &mut Graph, x: NodeId, p: NodeId) -> Result<NodeId, IrError> {
+        let decay = self.treatment.decay;
+        if decay == 0.0 {
+            return Ok(x);
+        }
+        let decayed = g.scale(p, decay)?;
+        g.add(x, decayed)
     }
 
-    fn adamw(
-        &self,
-        g: &mut Graph,
-        p: NodeId,
-        grad: NodeId,
-        (beta1, beta2, eps): (f64, f64, f64),
-    ) -> Result<NodeId, IrError> {
+    /// p - lr·by
+    fn moved(&self, g: &mut Graph, p: NodeId, by: NodeId) -> Result<NodeId, IrError> {
+        let by = self.times(g, by, self.lr)?;
+        g.sub(p, by)
+    }
+
+    fn adam(&self, g: &mut Graph, p: NodeId, grad: NodeId) -> Result<NodeId, IrError> {
+        let Step::Adam { betas: [beta1, beta2], eps, coupled, ahead } = self.treatment.step else {
+            return Err(g.error("is no step of Adam's".into()));
+        };
+        let grad = if coupled { self.decayed(g, grad, p)? } else { grad };
         let m = state(g, EXP_AVG, self.weight, DType::F32)?;
         let v = state(g, EXP_AVG_SQ, self.weight, DType::F32)?;
         let next_m = self.moving_average(g, m, grad, beta1)?;
         let square = g.mul(grad, grad)?;
         let next_v = self.moving_average(g, v, square, beta2)?;
         let (next_m, next_v) = (self.store(g, EXP_AVG, m, next_m)?, self.store(g, EXP_AVG_SQ, v, next_v)?);
+        let first = if ahead { self.moving_average(g, next_m, grad, beta1)? } else { next_m };
         let (mean, square) =
-            (self.times(g, next_m, self.corrections[0])?, self.times(g, next_v, self.corrections[1])?);
+            (self.times(g, first, self.corrections[0])?, self.times(g, next_v, self.corrections[1])?);
         let root = g.unary(UnaryKind::Sqrt, square)?;
         let eps = g.fill(root, eps)?;
         let root = g.add(root, eps)?;
         let direction = g.div(mean, root)?;
-        let mut by = direction;
-        if self.decay() != 0.0 {
-            let decayed = g.scale(p, self.decay())?;
-            by = g.add(direction, decayed)?;
-        }
-        let by = self.times(g, by, self.lr)?;
-        g.sub(p, by)
+        let by = if coupled { direction } else { self.decayed(g, direction, p)? };
+        self.moved(g, p, by)
     }
 
-    fn sgd(&self, g: &mut Graph, p: NodeId, grad: NodeId, momentum: f64) -> Result<NodeId, IrError> {
-        let mut by = grad;
-        if self.decay() != 0.0 {
-            let decayed = g.scale(p, self.decay())?;
-            by = g.add(by, decayed)?;
-        }
+    fn sgd(
+        &self,
+        g: &mut Graph,
+        p: NodeId,
+        grad: NodeId,
+        (momentum, nesterov): (f64, bool),
+    ) -> Result<NodeId, IrError> {
+        let mut by = self.decayed(g, grad, p)?;
         if momentum != 0.0 {
             let b = state(g, MOMENTUM, self.weight, DType::F32)?;
             let kept = g.scale(b, momentum)?;
             let next = g.add(kept, by)?;
-            by = self.store(g, MOMENTUM, b, next)?;
+            let next = self.store(g, MOMENTUM, b, next)?;
+            if nesterov {
+                let further = g.scale(next, momentum)?;
+                by = g.add(by, further)?;
+            } else {
+                by = next;
+            }
         }
-        let by = self.times(g, by, self.lr)?;
-        g.sub(p, by)
+        self.moved(g, p, by)
+    }
+
+    fn muon(&self, g: &mut Graph, p: NodeId, grad: NodeId, muon: &Muon) -> Result<NodeId, IrError> {
+        let b = state(g, MOMENTUM, self.weight, DType::F32)?;
+        let next = self.moving_average(g, b, grad, muon.momentum)?;
+        let next = self.store(g, MOMENTUM, b, next)?;
+        let u = if muon.nesterov { self.moving_average(g, grad, next, 1.0 - muon.momentum)? } else { next };
+        let direction = muon.direction(g, u, self.weight)?;
+        let by = self.decayed(g, direction, p)?;
+        self.moved(g, p, by)
     }
 }
 
@@ -277,7 +363,7 @@ mod tests {
     fn the_norm_is_of_all_stages_and_counts_a_weight_once() {
         let axis = Axis::new("pp", 2);
         let weights = ["own", "tied"].map(|name| Weight::new(name, Type::new(DType::F32, [Dim::from(2)])));
-        let optimizer = Optimizer { rule: Rule::Sgd { momentum: 0.0 }, weight_decay: 0.0, clip: Some(1.0) };
+        let optimizer = Optimizer::new(Rule::Sgd { momentum: 0.0, nesterov: false }, 0.0, Some(1.0));
         let norms = |counted: &[&str]| -> Vec<f64> {
             let counted = counted.iter().map(ToString::to_string).collect();
             let stages = Stages { axis: axis.clone(), counted };

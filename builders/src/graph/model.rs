@@ -8,14 +8,14 @@ use super::layer;
 use super::pool::pool;
 use super::router::Routers;
 use crate::config::{LayerSpec, ModelConfig, RopeSpec};
-use crate::program::{Logits, Loss, Program};
+use crate::program::{Logits, Loss, Program, TOKEN_OUTPUTS};
 use astrai_ir::ops::{Call, CompareKind, Const, ReduceKind, UnaryKind};
 use astrai_ir::{Block, BlockId, DType, Dim, Graph, IrError, NodeId, Real, Tensor, Type, ops};
 use std::sync::Arc;
 
 /// The graph of a model. Inputs: `input_ids` i32 `[tokens]`, `positions` i32 `[tokens]` (from 0 in each sequence),
 /// `starts` i32 `[sequences + 1]`, and as wanted `last` i32 `[sequences]`, `targets` i32 `[tokens]` (negative:
-/// ignored) and `loss_scale` f32. Outputs: `logits`, `loss`, and of [`Loss::Routed`] those of the routers. Over a cache `positions` go on from run to run, and there are
+/// ignored) and `loss_scale` f32. Outputs: `logits`, `loss`, of [`Loss::Routed`] those of the routers, of [`Loss::Tokens`] those of tokens. Over a cache `positions` go on from run to run, and there are
 /// `slots` i32 `[tokens]` (the row of each token's key and value, -1: none), `tables` i32 `[sequences, table]` (each
 /// sequence's pages), `lens` i32 `[sequences]` (its tokens in them, those of this run included) and an output for the next
 /// version of each state. Where pages hold latents, `pages` i32 `[context]` lists the pages in use, each once, and `tables` holds
@@ -77,8 +77,9 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
     if program.loss != Loss::None {
         let x = g.scope("norm", |g| g.rms_norm(x, norm, config.norm_eps))?;
         let loss = g.scope("loss", |g| loss(g, [x, head], config, program.loss))?;
-        let loss = g.scope("router", |g| routers.loss(g, config, program.loss, loss))?;
-        g.set_output("loss", loss)?;
+        if let Some(loss) = g.scope("router", |g| routers.loss(g, config, program.loss, loss))? {
+            g.set_output("loss", loss)?;
+        }
     }
     Ok(g)
 }
@@ -100,13 +101,15 @@ fn layers(
         let block = Block::new(&name, layer::body(config, spec, program)?);
         blocks.push(g.add_block(Arc::new(block)));
     }
+    let bodies: Vec<Arc<Block>> = blocks.iter().map(|b| g.block(*b).clone()).collect();
+    let types = bodies.iter().map(|b| b.param_types()).collect::<Result<Vec<_>, _>>()?;
     for (i, &kind) in of_layer.iter().enumerate() {
         let spec: &LayerSpec = kinds[kind];
         let [cos, sin] =
             g.scope("rope", |g| rope_tables(g, &spec.attention.rope, program.span, given[0].1))?;
-        let block = g.block(blocks[kind]).clone();
+        let block = &bodies[kind];
         let mut args = Vec::with_capacity(block.params.len());
-        for (param, leaf) in block.params.iter().zip(block.param_types()?) {
+        for (param, &leaf) in block.params.iter().zip(&types[kind]) {
             args.push(match param.as_str() {
                 "x" => x,
                 "cos" => cos,
@@ -118,7 +121,7 @@ fn layers(
                 name => match given.iter().find(|(shared, _)| *shared == name) {
                     Some((_, id)) => *id,
                     None => {
-                        let weight = of_layer_weight(&block, name, &config.names.prefix(i), leaf);
+                        let weight = of_layer_weight(block, name, &config.names.prefix(i), leaf);
                         g.scope(&format!("layers.{i}"), |g| g.push(weight, &[]))?
                     }
                 },
@@ -130,7 +133,7 @@ fn layers(
         if g.node(made).types.len() > 1 {
             x = g.part(made, 0)?;
         }
-        routers.see(g, &block, made)?;
+        routers.see(g, block, made)?;
         if let Some(cache) = &program.cache {
             for (part, (name, _)) in (1..).zip(cache.states(config, i)) {
                 let next = g.part(made, part)?;
@@ -175,19 +178,32 @@ fn rope_tables(g: &mut Graph, rope: &RopeSpec, span: u64, positions: NodeId) -> 
 }
 
 /// Cross-entropy of `targets` from the normed hidden states `[tokens, hidden]` and the head `[vocab, hidden]`.
-fn loss(g: &mut Graph, [x, head]: [NodeId; 2], config: &ModelConfig, kind: Loss) -> Result<NodeId, IrError> {
+fn loss(
+    g: &mut Graph,
+    [x, head]: [NodeId; 2],
+    config: &ModelConfig,
+    kind: Loss,
+) -> Result<Option<NodeId>, IrError> {
     let targets = g.input("targets", DType::I32, vec![Dim::symbol("tokens")])?;
     let softcap = config.logit_softcap.map(Real);
-    let op = ops::LinearCrossEntropy { label_smoothing: Real(0.0), softcap };
+    let statistics = matches!(kind, Loss::Tokens { .. });
+    let op = ops::LinearCrossEntropy { label_smoothing: Real(0.0), softcap, statistics };
     let losses = g.push(op, &[x, head, targets])?; // [tokens]
+    if statistics {
+        for (i, name) in (0..).zip(TOKEN_OUTPUTS) {
+            let part = g.part(losses, i)?;
+            g.set_output(name, part)?;
+        }
+        return Ok(None);
+    }
     let sum = g.reduce(ReduceKind::Sum, losses, &[0])?;
     if kind != Loss::Mean {
         let scale = g.input("loss_scale", DType::F32, vec![])?;
-        return g.mul(sum, scale);
+        return Ok(Some(g.mul(sum, scale)?));
     }
     let zero = g.fill(targets, 0.0)?;
     let valid = g.compare(CompareKind::Ge, targets, zero)?;
     let valid = g.cast(valid, DType::F32)?;
     let count = g.reduce(ReduceKind::Sum, valid, &[0])?;
-    g.div(sum, count)
+    Ok(Some(g.div(sum, count)?))
 }

@@ -43,7 +43,10 @@ const OUTPUTS: [&str; 3] = ["router.load", "router.probabilities", "router.z"];
 
 /// What a program with this loss shows of a layer's router: tokens of each expert, and what the losses are made of.
 pub(crate) fn watched(g: &mut Graph, r: RouterSpec, routed: &Routed, loss: Loss) -> Result<Outputs, IrError> {
-    let Loss::Routed { balanced } = loss else { return Ok(vec![]) };
+    let (Loss::Routed { balanced } | Loss::Tokens { balanced }) = loss else { return Ok(vec![]) };
+    if !balanced && matches!(loss, Loss::Tokens { .. }) {
+        return Ok(vec![]);
+    }
     g.scope("router", |g| {
         let (count, offsets, logits) = (Dim::from(r.count), routed.offsets, routed.logits);
         let begin = g.slice(offsets, 0, Dim::from(0), count.clone())?;
@@ -97,16 +100,20 @@ impl Routers {
         Ok(())
     }
 
-    /// Puts out what was seen; the loss with the routers' own, where they are wanted.
+    /// Puts out what was seen, and adds to the loss, if there is one, the routers' own where they are wanted.
     pub fn loss(
         &self,
         g: &mut Graph,
         config: &ModelConfig,
         kind: Loss,
-        loss: NodeId,
-    ) -> Result<NodeId, IrError> {
+        loss: Option<NodeId>,
+    ) -> Result<Option<NodeId>, IrError> {
         let router = config.layers.iter().find_map(|l| l.mlp.router());
-        let (Loss::Routed { balanced }, Some(e)) = (kind, router) else { return Ok(loss) };
+        let (balanced, e) = match (kind, router) {
+            (Loss::Routed { balanced }, Some(e)) => (balanced, e),
+            (Loss::Tokens { balanced: true }, Some(e)) => (true, e),
+            _ => return Ok(loss),
+        };
         let [load, probabilities, z] = &self.seen;
         let rows = load.iter().map(|&x| g.reshape(x, vec![Dim::from(1), Dim::from(e.count)]));
         let rows = rows.collect::<Result<Vec<_>, _>>()?;
@@ -115,7 +122,9 @@ impl Routers {
         if !balanced {
             return Ok(loss);
         }
-        g.set_output("cross_entropy", loss)?;
+        if let Some(loss) = loss {
+            g.set_output("cross_entropy", loss)?;
+        }
         let tokens = total(g, load)?;
         let tokens = g.reduce(ReduceKind::Sum, tokens, &[0])?;
         let tokens = g.scale(tokens, 1.0 / e.chosen as f64)?; // of all layers
@@ -139,9 +148,10 @@ impl Routers {
         let mut sum = loss;
         for (name, x, factor) in [("router_balance", balance, "balance_scale"), ("router_z", z, "z_scale")] {
             g.set_output(name, x)?;
+            let Some(before) = sum else { continue };
             let factor = g.input(factor, DType::F32, vec![])?;
             let part = g.mul(x, factor)?;
-            sum = g.add(sum, part)?;
+            sum = Some(g.add(before, part)?);
         }
         Ok(sum)
     }

@@ -61,10 +61,10 @@ fn form(piece: &Piece, _: &Limits) -> Option<Form> {
     let size = |axis: usize| g.ty(node.args[1]).shape[axis].size();
     let tokens = g.ty(node.args[0]).shape[0].clone();
     let most = bound(&g.symbols, &tokens).ok()? as usize;
-    // A loss alone has one result, the gradient's third.
+    // Results of the forward operator are the gradient's from the third on.
     let mut results = results(g);
     if !gradient {
-        results.iter_mut().for_each(|r| r.0 = 2);
+        results.iter_mut().for_each(|r| r.0 += 2);
     }
     Some(Form::Loss(LossForm {
         op: op.clone(),
@@ -75,7 +75,7 @@ fn form(piece: &Piece, _: &Limits) -> Option<Form> {
         hidden: read(0)?,
         weight: read(1)?,
         targets: read(2)?.0,
-        cotangent: if gradient { Some(read(3)?.0) } else { None },
+        cotangents: (3..node.args.len()).map(|i| Some(read(i)?.0)).collect::<Option<_>>()?,
         results,
     }))
 }

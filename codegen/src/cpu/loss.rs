@@ -21,6 +21,18 @@ const CHUNK: (usize, usize) = (32, 512);
 /// the matrix unit adds up in its own registers.
 const SLICE: usize = 1536;
 
+/// Macros that name the results' buffers: the gradients', then those of the forward operator.
+const RESULTS: [&str; 8] = [
+    "DHIDDEN_BUF",
+    "DWEIGHT_BUF",
+    "LOSSES_BUF",
+    "LSE_BUF",
+    "MEAN_BUF",
+    "ENTROPY_BUF",
+    "SQUARES_BUF",
+    "TOP_BUF",
+];
+
 /// One side of a product: `[free, sum]` in memory where `along`, else `[sum, free]`.
 struct Side {
     /// Address of the element (`i`, `k`).
@@ -118,7 +130,7 @@ fn row(f: &LossForm) -> usize {
 
 /// The kernel's text, its phases, rounds and workspace.
 pub(super) fn kernel(region: &Region, f: &LossForm, name: &str) -> Emitted {
-    let key = |result: u32| ["DHIDDEN_BUF", "DWEIGHT_BUF", "LOSSES_BUF"][result.min(2) as usize];
+    let key = |result: u32| RESULTS[(result as usize).min(RESULTS.len() - 1)];
     let buffers = region.piece.reads.len()..;
     let results: Vec<(&str, usize)> = f.results.iter().map(|r| key(r.0)).zip(buffers).collect();
     let defines = sizes(region, f, results.len()) + &values(f, &results);
@@ -177,9 +189,9 @@ fn values(f: &LossForm, results: &[(&str, usize)]) -> String {
     let at = format!("((const {element} *)bufs[BUFFERS] + (row) * DLOGITS_ROW + VOCAB0 + (column))");
     define("DLOGITS_AT(row, column)", at);
     define("TARGETS_BUF", f.targets.0.to_string());
-    if let Some(at) = f.cotangent {
-        define("GRAD_BUF", at.0.to_string());
-    }
+    let cotangents = ["GRAD_BUF", "LSE_GRAD_BUF", "MEAN_GRAD_BUF", "ENTROPY_GRAD_BUF"];
+    cotangents.iter().zip(&f.cotangents).for_each(|(key, at)| define(key, at.0.to_string()));
+    define("STATISTICS", u8::from(f.op.statistics).to_string());
     results.iter().for_each(|(key, at)| define(key, at.to_string()));
     define("SMOOTHING", format!("{:?}f", f.op.label_smoothing.0 as f32));
     define("SOFTCAP", format!("{:?}f", f.op.softcap.map_or(0.0, |c| c.0 as f32)));

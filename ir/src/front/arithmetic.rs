@@ -14,7 +14,7 @@ impl Value {
     }
 
     /// `x` everywhere, with the type of this.
-    pub(crate) fn full_like(&self, x: f64) -> Value {
+    pub fn full_like(&self, x: f64) -> Value {
         self.with(|g, v| g.fill(v, x))
     }
 

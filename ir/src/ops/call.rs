@@ -20,9 +20,11 @@ impl Operator for Call {
     const FLOPS: usize = 0; // counted in the body
 
     fn infer(&self, cx: &Infer) -> Inferred {
-        let block = cx.graph.blocks().get(self.block.0 as usize);
-        let block = block.ok_or_else(|| format!("names block {}, which does not exist", self.block.0))?;
-        let params = block.param_types().map_err(|e| e.to_string())?;
+        let signature = cx.graph.signature(self.block);
+        let signature =
+            signature.ok_or_else(|| format!("names block {}, which does not exist", self.block.0))?;
+        let block = cx.graph.block(self.block);
+        let params = signature.params.as_ref().map_err(|e| e.to_string())?;
         if params.len() != cx.args.len() {
             return Err(format!(
                 "of `{}` takes {} arguments, got {}",
@@ -31,12 +33,12 @@ impl Operator for Call {
                 cx.args.len()
             ));
         }
-        for ((name, want), got) in block.params.iter().zip(&params).zip(cx.args) {
-            if want != got {
+        for ((name, want), got) in block.params.iter().zip(params).zip(cx.args) {
+            if want != *got {
                 return Err(format!("of `{}` wants {want} for `{name}`, got {got}", block.name));
             }
         }
-        Ok(block.output_types())
+        Ok(signature.outputs.clone())
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

@@ -2,7 +2,7 @@
 //! output projection. A composite, because a kernel never stores the logits of more than a few tokens.
 
 use super::gather::local_index;
-use crate::front::Tape;
+use crate::front::{Tape, Value};
 use crate::op::{Cotangents, Infer, Inferred, Operator, Vjp, float};
 use crate::ops::{AllReduce, CompareKind, LinearCrossEntropyGrad, Pvary, ReduceKind, ReduceOp, UnaryKind};
 use crate::shard::{Axis, Partition, Placement, Propagate, Shard, ShardingRule};
@@ -10,7 +10,8 @@ use crate::{DType, Dim, Graph, IrError, NodeId, Real, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Arguments: `hidden` `[tokens, k]`, `weight` `[vocab, k]`, `targets` i32 `[tokens]`. Result: f32 `[tokens]`,
-/// `(1 - s)·(-log p[target]) + s·mean(-log p)` with the smoothing `s`; 0 where the target is negative (ignored).
+/// `(1 - s)·(-log p[target]) + s·mean(-log p)` with the smoothing `s`; with `statistics`, those of [`Statistic`] follow it. All
+/// are 0 where the target is negative (ignored).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinearCrossEntropy {
@@ -18,6 +19,32 @@ pub struct LinearCrossEntropy {
     pub label_smoothing: Real,
     /// When set, logits become cap · tanh(logit / cap).
     pub softcap: Option<Real>,
+    /// Whether the results of [`Statistic`] follow the losses.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub statistics: bool,
+}
+
+/// What objectives read of a token's logits beside its loss; the order is that of the results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Statistic {
+    /// Log of the sum of the logits' exponentials.
+    LogSumExp,
+    /// Mean of the logits over the vocabulary.
+    Mean,
+    /// Entropy of the distribution, in nats.
+    Entropy,
+    /// log Σ p², the log of the probability that two draws agree. Has no gradient: objectives take it as a constant.
+    LogSumSquare,
+    /// 1 where no logit is greater than the target's. Piecewise constant.
+    Top,
+}
+
+impl Statistic {
+    /// All, in the order of the results.
+    pub const ALL: [Statistic; 5] =
+        [Statistic::LogSumExp, Statistic::Mean, Statistic::Entropy, Statistic::LogSumSquare, Statistic::Top];
+    /// Results that have a gradient with `statistics`: the loss and the first statistics.
+    pub const DIFFERENTIABLE: usize = 4;
 }
 
 /// Nodes that the loss and its gradient share; all are `[tokens, vocab]` except `valid`.
@@ -41,6 +68,22 @@ pub(super) struct Row {
     pub(super) loss: f64,
 }
 
+impl Row {
+    /// The expected logit, Σ p x.
+    pub(super) fn expected(&self) -> f64 {
+        self.logits.iter().map(|x| (x - self.lse).exp() * x).sum()
+    }
+
+    /// The results of the operator: the loss, then the statistics.
+    pub(super) fn results(&self) -> [f64; 1 + Statistic::ALL.len()] {
+        let mean = self.logits.iter().sum::<f64>() / self.logits.len() as f64;
+        let square = self.logits.iter().map(|x| (2.0 * (x - self.lse)).exp()).sum::<f64>().ln();
+        let top = self.logits.iter().all(|x| *x <= self.logits[self.target]);
+        let entropy = self.lse - self.expected();
+        [self.loss, self.lse, mean, entropy, square, if top { 1.0 } else { 0.0 }]
+    }
+}
+
 impl LinearCrossEntropy {
     pub(super) fn parts(&self, g: &mut Graph, args: &[NodeId]) -> Result<Parts, IrError> {
         let targets = args[2];
@@ -57,19 +100,35 @@ impl LinearCrossEntropy {
         Ok(Parts { logits, tanh, hit, valid })
     }
 
-    /// The losses from their parts.
-    pub(super) fn losses(&self, g: &mut Graph, parts: &Parts) -> Result<NodeId, IrError> {
+    /// The results from their parts.
+    pub(super) fn results(&self, g: &mut Graph, parts: &Parts) -> Result<Vec<NodeId>, IrError> {
         let s = self.label_smoothing.0;
-        let made = Tape::extend(g, [parts.logits, parts.hit, parts.valid], |[logits, hit, valid]| {
-            let logp = logits.log_softmax(-1);
-            let picked = hit.where_(&logp, &logp.full_like(0.0)).sum(&[1], false);
-            let mut loss = picked * (s - 1.0);
-            if s != 0.0 {
-                loss = loss + logp.mean(&[1], false) * -s;
+        let loss = |logp: &Value, hit: &Value| {
+            let picked = hit.where_(logp, &logp.full_like(0.0)).sum(&[1], false);
+            match s {
+                0.0 => -picked,
+                _ => picked * (s - 1.0) + logp.mean(&[1], false) * -s,
             }
-            [valid.where_(&loss, &loss.full_like(0.0))]
+        };
+        let nodes = [parts.logits, parts.hit, parts.valid];
+        let counted = |valid: &Value, x: Value| valid.where_(&x, &x.full_like(0.0));
+        if !self.statistics {
+            let made = Tape::extend(g, nodes, |[logits, hit, valid]| {
+                [counted(&valid, loss(&logits.log_softmax(-1), &hit))]
+            });
+            return made.map(|ids| ids.to_vec());
+        }
+        let made = Tape::extend(g, nodes, |[logits, hit, valid]| {
+            let logp = logits.log_softmax(-1);
+            let lse = (&logits - &logp).max(&[1], false);
+            let entropy = -(logp.exp() * &logp).sum(&[1], false);
+            let square = (&logp * 2.0).exp().sum(&[1], false).log();
+            let aim = hit.where_(&logits, &logits.full_like(0.0)).sum(&[1], false);
+            let top = aim.greater_equal(&logits.max(&[1], false)).cast(DType::F32);
+            let mean = logits.mean(&[1], false);
+            [loss(&logp, &hit), lse, mean, entropy, square, top].map(|x| counted(&valid, x))
         });
-        made.map(|[losses]| losses)
+        made.map(|ids| ids.to_vec())
     }
 
     /// cap · tanh(z / cap) and the tanh, when there is a cap; else `z`.
@@ -165,13 +224,14 @@ impl Operator for LinearCrossEntropy {
         if self.softcap.is_some_and(|c| c.0.is_nan() || c.0 <= 0.0) {
             return Err("wants a positive soft-cap".into());
         }
-        Ok(vec![Type::new(DType::F32, [tokens.clone()])])
+        let results = if self.statistics { 1 + Statistic::ALL.len() } else { 1 };
+        Ok(vec![Type::new(DType::F32, [tokens.clone()]); results])
     }
 
     /// A weight sharded along the vocabulary (vocabulary-parallel cross-entropy).
     fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         match cx.shard(1) {
-            Some(shard) if *shard == Shard::of(0) && self.label_smoothing.0 == 0.0 => {
+            Some(shard) if *shard == Shard::of(0) && self.label_smoothing.0 == 0.0 && !self.statistics => {
                 let args = vec![Placement::Replicate, Placement::Shard(shard.clone()), Placement::Replicate];
                 vec![ShardingRule { args, outs: vec![Placement::Replicate] }]
             }
@@ -187,16 +247,26 @@ impl Operator for LinearCrossEntropy {
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
-        let row = |t| Ok(self.row(cx, t)?.map_or(0.0, |row| row.loss));
-        cx.real((0..cx.shape()[0]).map(row).collect::<Result<_, String>>()?)
+        let mut results = vec![Vec::new(); cx.outs.len()];
+        for t in 0..cx.shape()[0] {
+            let row = self.row(cx, t)?.map_or([0.0; 1 + Statistic::ALL.len()], |row| row.results());
+            results.iter_mut().zip(row).for_each(|(all, x)| all.push(x));
+        }
+        Ok(results.into_iter().enumerate().map(|(i, x)| cx.make(i, x)).collect())
     }
 
     /// One operator gives both products of the logits' gradient; it recomputes the logits a few tokens at a time.
     fn vjp(&self, cx: &mut Vjp) -> Cotangents {
-        let (args, grad) = (cx.args, cx.grad());
+        let with = if self.statistics { Statistic::DIFFERENTIABLE } else { 1 };
+        if cx.grads.get(1 + Statistic::LogSumSquare as usize).is_some_and(Option::is_some) {
+            return Err(cx.graph.error("the log of the sum of squares has no gradient; detach it".into()));
+        }
+        let mut args = cx.args.to_vec();
+        for (d, y) in cx.grads[..with].iter().zip(cx.outs) {
+            args.push(d.map_or_else(|| cx.graph.fill(*y, 0.0), Ok)?);
+        }
         let g = &mut *cx.graph;
-        let op = LinearCrossEntropyGrad { forward: self.clone() };
-        let both = g.push(op, &[args[0], args[1], args[2], grad])?;
+        let both = g.push(LinearCrossEntropyGrad { forward: self.clone() }, &args)?;
         let mut back = Vec::with_capacity(3);
         for i in 0..2 {
             let d = g.part(both, i)?;
@@ -207,7 +277,7 @@ impl Operator for LinearCrossEntropy {
     }
 
     fn decompose(&self, g: &mut Graph, args: &[NodeId]) -> Option<Result<Vec<NodeId>, IrError>> {
-        Some(self.parts(g, args).and_then(|parts| Ok(vec![self.losses(g, &parts)?])))
+        Some(self.parts(g, args).and_then(|parts| self.results(g, &parts)))
     }
 
     fn flops(&self, args: &[&Type], _: &[Type]) -> Dim {
@@ -223,7 +293,7 @@ mod tests {
     use crate::check::{apply, close, try_apply};
 
     fn op(s: f64, cap: Option<f64>) -> LinearCrossEntropy {
-        LinearCrossEntropy { label_smoothing: Real(s), softcap: cap.map(Real) }
+        LinearCrossEntropy { label_smoothing: Real(s), softcap: cap.map(Real), statistics: false }
     }
 
     #[test]
@@ -239,6 +309,15 @@ mod tests {
         close(&apply(op(0.2, None), &args)[0], &[0.8 * a + 0.2 * m, 0.8 * b + 0.2 * m, 0.0]);
         let z = 0.5 * (3f64.ln() / 0.5).tanh();
         close(&apply(op(0.0, Some(0.5)), &args)[0], &[(1.0 + (-z).exp()).ln(), (1.0 + z.exp()).ln(), 0.0]);
+        let all = apply(LinearCrossEntropy { statistics: true, ..op(0.0, None) }, &args);
+        let (lse, p, n) = (4f64.ln(), 0.75f64, 0.5 * 3f64.ln());
+        let entropy = 0.75 * a + 0.25 * b;
+        let square = (p * p + 0.0625).ln();
+        for (got, want) in
+            all.iter().zip([[a, b], [lse, lse], [n, n], [entropy, entropy], [square, square], [1.0, 0.0]])
+        {
+            close(got, &[want[0], want[1], 0.0]);
+        }
         let bad = Tensor::int(DType::I32, &[3], vec![0, 2, 0]);
         assert!(
             try_apply(op(0.0, None), &[hidden, weight, bad]).unwrap_err().to_string().contains("target 2")

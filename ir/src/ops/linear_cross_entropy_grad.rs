@@ -1,15 +1,16 @@
 //! `linear_cross_entropy_grad`: both products of the gradient of `linear_cross_entropy`, and its losses, from one computation of
 //! the logits. A composite, because a kernel turns the logits of a few tokens into their gradient in place.
 
-use crate::front::Tape;
+use super::linear_cross_entropy::Row;
+use crate::front::{Tape, Value};
 use crate::op::{Infer, Inferred, Operator};
-use crate::ops::{Dot, LinearCrossEntropy};
+use crate::ops::{Dot, LinearCrossEntropy, Statistic};
 use crate::{DType, Dim, Graph, IrError, NodeId, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
 /// Arguments: `hidden` `[tokens, k]`, `weight` `[vocab, k]`, `targets` i32 `[tokens]` as in [`LinearCrossEntropy`], then
-/// `grad` f32 `[tokens]`, the cotangent of the losses. Outputs, all f32: the cotangents of `hidden` and `weight`, and the
-/// losses `[tokens]`. The logits' gradient is rounded to the type of `hidden` before the two products, which add in f32: in
+/// `grad` f32 `[tokens]`, the cotangent of the losses, and with statistics those of the first three of them. Outputs, all f32: the
+/// cotangents of `hidden` and `weight`, and the forward operator's results, each `[tokens]`. The logits' gradient is rounded to the type of `hidden` before the two products, which add in f32: in
 /// bf16 both sides of every product are bf16. A token whose target is negative has loss 0 and gives no gradient.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -19,30 +20,40 @@ pub struct LinearCrossEntropyGrad {
 }
 
 impl LinearCrossEntropyGrad {
-    /// d logit = grad · (p - (1 - s)·onehot - s / vocab), times the slope of the cap, for one token.
-    fn logits_gradient(&self, cx: &Eval, t: usize) -> Result<Option<(Vec<f64>, f64)>, String> {
+    /// For one token the gradient of its logits x, with p = softmax(x), E = Σ p x and the cotangents of the loss `a`, the
+    /// log-sum-exp `b`, the mean `c` and the entropy `d`:
+    /// p·(a + b - d·(x - E)) - a·(1 - s)·onehot + (c - a·s) / vocab, times the slope of the cap.
+    fn logits_gradient(&self, cx: &Eval, t: usize) -> Result<Option<(Vec<f64>, Row)>, String> {
         let Some(row) = self.forward.row(cx, t)? else { return Ok(None) };
-        let (s, dtype, grad) = (self.forward.label_smoothing.0, cx.args[0].dtype, cx.args[3].at(t));
+        let (s, dtype) = (self.forward.label_smoothing.0, cx.args[0].dtype);
+        let of = |i: usize| cx.args.get(3 + i).map_or(0.0, |x| x.at(t));
+        let [a, b, c, d] = [of(0), of(1), of(2), of(3)];
         let narrow = dtype != DType::F32 && !cx.exact;
-        let even = s / row.logits.len() as f64;
+        let (even, expected) = ((c - a * s) / row.logits.len() as f64, row.expected());
         let gradient = |(v, x): (usize, &f64)| {
-            let hit = if v == row.target { 1.0 - s } else { 0.0 };
+            let hit = if v == row.target { a * (1.0 - s) } else { 0.0 };
             let slope = self.forward.softcap.map_or(1.0, |c| 1.0 - (x / c.0) * (x / c.0));
-            let d = grad * ((x - row.lse).exp() - hit - even) * slope;
+            let p = (x - row.lse).exp();
+            let d = (p * (a + b - d * (x - expected)) - hit + even) * slope;
             if narrow { dtype.round(d) } else { d }
         };
-        Ok(Some((row.logits.iter().enumerate().map(gradient).collect(), row.loss)))
+        Ok(Some((row.logits.iter().enumerate().map(gradient).collect(), row)))
     }
 
-    /// The logits' gradient as nodes, `[tokens, vocab]` f32 before its rounding; and the losses.
-    fn logits_gradient_parts(&self, g: &mut Graph, args: &[NodeId]) -> Result<(NodeId, NodeId), IrError> {
-        let (f, grad) = (&self.forward, args[3]);
+    /// The logits' gradient as nodes, `[tokens, vocab]` f32 before its rounding; and the forward operator's results.
+    fn logits_gradient_parts(
+        &self,
+        g: &mut Graph,
+        args: &[NodeId],
+    ) -> Result<(NodeId, Vec<NodeId>), IrError> {
+        let (f, grads) = (&self.forward, &args[3..]);
         let parts = f.parts(g, args)?;
         let shape = g.ty(parts.logits).shape.clone();
         let (s, vocab) = (f.label_smoothing.0, shape[1].size().unwrap_or(1));
         let even = s / vocab as f64;
-        let nodes = [parts.logits, parts.tanh.unwrap_or(parts.logits), parts.hit, parts.valid, grad];
-        let [d] = Tape::extend(g, nodes, |[logits, tanh, hit, valid, grad]| {
+        let wide = |x: &Value| x.reshape(vec![shape[0].clone(), Dim::from(1)]).expand(shape.clone());
+        let nodes = [parts.logits, parts.tanh.unwrap_or(parts.logits), parts.hit, parts.valid, grads[0]];
+        let [mut d] = Tape::extend(g, nodes, |[logits, tanh, hit, valid, grad]| {
             let wanted = hit.where_(&logits.full_like(1.0 - s + even), &logits.full_like(even));
             let mut d = logits.softmax(-1) - wanted;
             if f.softcap.is_some() {
@@ -50,9 +61,25 @@ impl LinearCrossEntropyGrad {
                 d = d * (one - &tanh * &tanh);
             }
             let grad = valid.where_(&grad, &grad.full_like(0.0));
-            [d * grad.reshape(vec![shape[0].clone(), Dim::from(1)]).expand(shape)]
+            [d * wide(&grad)]
         })?;
-        Ok((d, f.losses(g, &parts)?))
+        if let [_, lse, mean, entropy] = *grads {
+            let nodes =
+                [parts.logits, parts.tanh.unwrap_or(parts.logits), parts.valid, d, lse, mean, entropy];
+            [d] = Tape::extend(g, nodes, |[logits, tanh, valid, d, lse, mean, entropy]| {
+                let [lse, mean, entropy] =
+                    [lse, mean, entropy].map(|x| wide(&valid.where_(&x, &x.full_like(0.0))));
+                let p = logits.softmax(-1);
+                let expected = wide(&(&p * &logits).sum(&[1], false));
+                let mut more = p * (lse - entropy * (logits - expected)) + mean * (1.0 / vocab as f64);
+                if f.softcap.is_some() {
+                    let one = tanh.full_like(1.0);
+                    more = more * (one - &tanh * &tanh);
+                }
+                [d + more]
+            })?;
+        }
+        Ok((d, f.results(g, &parts)?))
     }
 }
 
@@ -61,22 +88,28 @@ impl Operator for LinearCrossEntropyGrad {
     const TOLERANCE: [f64; 2] = [32.0, 5e-5];
 
     fn infer(&self, cx: &Infer) -> Inferred {
-        let [hidden, weight, targets, grad] = cx.exactly()?;
-        let losses = self.forward.infer(&Infer { args: &[hidden, weight, targets], graph: cx.graph })?;
-        if *grad != losses[0] {
-            return Err(format!("wants the cotangent of the losses as {}, got {grad}", losses[0]));
+        let with = if self.forward.statistics { Statistic::DIFFERENTIABLE } else { 1 };
+        let [hidden, weight, targets, grads @ ..] = cx.args else {
+            return Err(format!("takes {} arguments, got {}", 3 + with, cx.args.len()));
+        };
+        if grads.len() != with {
+            return Err(format!("takes {} arguments, got {}", 3 + with, cx.args.len()));
         }
-        Ok(vec![hidden.with(DType::F32), weight.with(DType::F32), losses[0].clone()])
+        let results = self.forward.infer(&Infer { args: &[hidden, weight, targets], graph: cx.graph })?;
+        if let Some(grad) = grads.iter().find(|g| ***g != results[0]) {
+            return Err(format!("wants cotangents of the results as {}, got {grad}", results[0]));
+        }
+        Ok([vec![hidden.with(DType::F32), weight.with(DType::F32)], results].concat())
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let [hidden, weight, ..] = cx.args else { return Err("takes 4 arguments".into()) };
         let (tokens, k) = (hidden.shape[0], hidden.shape[1]);
         let (mut dh, mut dw) = (vec![0.0; hidden.len()], vec![0.0; weight.len()]);
-        let mut losses = vec![0.0; tokens];
-        for (t, loss) in losses.iter_mut().enumerate() {
-            let Some((gradient, of)) = self.logits_gradient(cx, t)? else { continue };
-            *loss = of;
+        let mut results = vec![vec![0.0; tokens]; cx.outs.len() - 2];
+        for t in 0..tokens {
+            let Some((gradient, row)) = self.logits_gradient(cx, t)? else { continue };
+            results.iter_mut().zip(row.results()).for_each(|(all, x)| all[t] = x);
             for (v, d) in gradient.into_iter().enumerate() {
                 for e in 0..k {
                     dh[t * k + e] += d * weight.at(v * k + e);
@@ -84,19 +117,20 @@ impl Operator for LinearCrossEntropyGrad {
                 }
             }
         }
-        Ok(vec![cx.make(0, dh), cx.make(1, dw), cx.make(2, losses)])
+        let all = [vec![dh, dw], results].concat();
+        Ok(all.into_iter().enumerate().map(|(i, x)| cx.make(i, x)).collect())
     }
 
     fn decompose(&self, g: &mut Graph, args: &[NodeId]) -> Option<Result<Vec<NodeId>, IrError>> {
         Some((|| {
-            let (d, losses) = self.logits_gradient_parts(g, args)?;
+            let (d, results) = self.logits_gradient_parts(g, args)?;
             let d = g.cast(d, g.ty(args[0]).dtype)?;
             let d = g.cast(d, DType::F32)?;
             let against = |g: &mut Graph, axis: usize, other: NodeId| {
                 let wide = g.cast(other, DType::F32)?;
                 g.push(Dot { batch: vec![], contract: vec![(axis, 0)] }, &[d, wide])
             };
-            Ok(vec![against(g, 1, args[1])?, against(g, 0, args[0])?, losses])
+            Ok([vec![against(g, 1, args[1])?, against(g, 0, args[0])?], results].concat())
         })())
     }
 
@@ -115,7 +149,8 @@ mod tests {
     use crate::check::{apply, close, try_apply};
 
     fn op(s: f64, cap: Option<f64>) -> LinearCrossEntropyGrad {
-        let forward = LinearCrossEntropy { label_smoothing: Real(s), softcap: cap.map(Real) };
+        let forward =
+            LinearCrossEntropy { label_smoothing: Real(s), softcap: cap.map(Real), statistics: false };
         LinearCrossEntropyGrad { forward }
     }
 

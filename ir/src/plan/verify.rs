@@ -57,7 +57,7 @@ impl Plan {
         let mut live: BTreeMap<u64, (u64, BufferId)> = BTreeMap::new();
         let mut made = vec![false; body.buffers.len()];
         for (at, step) in body.steps.iter().enumerate() {
-            let (Step::Run { writes, .. } | Step::Call { results: writes, .. }) = step;
+            let (Step::Run { reads, writes, .. } | Step::Call { args: reads, results: writes, .. }) = step;
             for &b in writes {
                 let Place::Arena(offset) = body.buffers[b].place else { continue };
                 if std::mem::replace(&mut made[b.0], true) {
@@ -75,7 +75,13 @@ impl Plan {
                 }
                 live.insert(offset, (end.max(offset + 1), b));
             }
-            live.retain(|_, (_, b)| last[b.0] > at);
+            for &b in reads.iter().chain(writes).filter(|b| last[b.0] == at) {
+                if let Place::Arena(offset) = body.buffers[b].place
+                    && live.get(&offset).is_some_and(|(_, there)| *there == b)
+                {
+                    live.remove(&offset);
+                }
+            }
         }
         Ok(None)
     }

@@ -11,7 +11,7 @@ mod cases;
 use cases::{Arg, Case, cases};
 
 /// Operators through which nothing flows by their nature, and those that only gradients are made of.
-const WITHOUT: [&str; 11] = [
+const WITHOUT: [&str; 12] = [
     "input",
     "weight",
     "state",
@@ -21,6 +21,7 @@ const WITHOUT: [&str; 11] = [
     "compare",
     "argmax",
     "store",
+    "detach",
     "attention_grad",
     "linear_cross_entropy_grad",
 ];

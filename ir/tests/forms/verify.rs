@@ -2,7 +2,7 @@
 
 use crate::sample::{every_op, layer, symbols, tokens};
 use astrai_ir::ops::{Slice, UnaryKind};
-use astrai_ir::{Block, DType, Dim, Graph, NodeId, Symbol, verify};
+use astrai_ir::{Block, DType, Dim, Graph, NodeId, Symbol, verify, verify_since};
 use std::sync::Arc;
 
 fn broken(g: &Graph) -> String {
@@ -57,6 +57,26 @@ fn several_outputs_are_no_result() {
     let both = g.ids().find(|id| g.node(*id).op.name() == "attention").unwrap();
     g.set_output("both", both).unwrap();
     assert!(broken(&g).contains("is the output `both` and has several outputs; take a `part`"));
+}
+
+/// What stages of the compiler leave as it was is verified once; a copy that grows is its own.
+#[test]
+fn copies_share_until_one_of_them_grows() {
+    let g = every_op();
+    let mut copy = g.clone();
+    assert!(copy.is_copy_of(&g));
+    let before = g.nodes().len();
+    let more = copy.input("more", DType::F32, vec![]).unwrap();
+    assert!(!copy.is_copy_of(&g) && copy.nodes().len() == before + 1 && g.nodes().len() == before);
+    verify_since(&copy, &g).unwrap();
+    copy.set_output("more", NodeId(more.0 + 1)).unwrap();
+    assert!(verify_since(&copy, &g).unwrap_err().to_string().contains("does not exist"));
+    let mut blocks = with(layer());
+    let changed = blocks.clone();
+    let mut wrong = layer();
+    wrong.params.push("x".into());
+    blocks = blocks.with_blocks(vec![Arc::new(wrong)]).unwrap();
+    assert!(verify_since(&blocks, &changed).unwrap_err().to_string().contains("listed twice"));
 }
 
 #[test]

@@ -6,10 +6,10 @@
 use astrai_ir::plan::{Body, BufferId, Place, Step, bound};
 use astrai_ir::{Backend, IrError, Plan, Symbol};
 use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The plan with offsets, multiples of what the backend's kernels want; its arenas are as large as they have to be.
-pub fn place(plan: &Plan, backend: &dyn Backend) -> Result<Plan, IrError> {
-    let mut plan = plan.clone();
+pub fn place(mut plan: Plan, backend: &dyn Backend) -> Result<Plan, IrError> {
     for body in plan.bodies.iter_mut().chain([&mut plan.main]) {
         place_body(body, &plan.symbols, backend.alignment())?;
     }
@@ -31,14 +31,17 @@ const TRIES: usize = 32;
 fn place_body(body: &mut Body, symbols: &[Symbol], align: u64) -> Result<(), IrError> {
     let mut values = values(body, symbols, align)?;
     let least = most_in_use(&values, body.steps.len());
-    let mut best = offsets(&values);
+    let mut best = offsets_in_order(&values);
+    if best.1 == least {
+        give(body, best);
+        return Ok(());
+    }
     values.sort_by_key(|v| Reverse(v.bytes));
     let mut last = offsets(&values);
     for _ in 0..TRIES {
         let (places, arena) = &last;
-        let at_end =
-            |v: &Value| places.iter().any(|(b, offset)| *b == v.buffer && offset + v.bytes == *arena);
-        let highest = values.iter().position(at_end);
+        let offset_of: HashMap<BufferId, u64> = places.iter().copied().collect();
+        let highest = values.iter().position(|v| offset_of[&v.buffer] + v.bytes == *arena);
         if last.1 < best.1 {
             best = last;
         }
@@ -46,10 +49,14 @@ fn place_body(body: &mut Body, symbols: &[Symbol], align: u64) -> Result<(), IrE
         values[..=highest].rotate_right(1);
         last = offsets(&values);
     }
-    let (places, arena) = best;
+    give(body, best);
+    Ok(())
+}
+
+/// Gives the buffers these places in an arena of this size.
+fn give(body: &mut Body, (places, arena): (Vec<(BufferId, u64)>, u64)) {
     places.into_iter().for_each(|(b, offset)| body.buffers[b].place = Place::Arena(offset));
     body.arena = body.arena.max(arena);
-    Ok(())
 }
 
 /// Most bytes of values that one of the steps needs.
@@ -84,6 +91,44 @@ fn values(body: &Body, symbols: &[Symbol], align: u64) -> Result<Vec<Value>, IrE
         }
     }
     Ok(values)
+}
+
+/// [`offsets`] of values in the order in which they are made: the gaps between those in use are known from step to step.
+fn offsets_in_order(values: &[Value]) -> (Vec<(BufferId, u64)>, u64) {
+    let (mut used, mut gaps, mut ends) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+    let (mut places, mut arena) = (Vec::with_capacity(values.len()), 0);
+    for v in values {
+        while let Some(&(until, offset)) = ends.first().filter(|(until, _)| *until < v.from) {
+            ends.remove(&(until, offset));
+            release(&mut used, &mut gaps, offset);
+        }
+        let end = used.last_key_value().map_or(0, |(offset, bytes)| offset + bytes);
+        let gap: Option<&(u64, u64)> = gaps.range((v.bytes, 0)..).next();
+        let offset = gap.map_or(end, |(_, offset)| *offset);
+        if let Some(&(bytes, offset)) = gap {
+            gaps.remove(&(bytes, offset));
+            if bytes > v.bytes {
+                gaps.insert((bytes - v.bytes, offset + v.bytes));
+            }
+        }
+        used.insert(offset, v.bytes);
+        ends.insert((v.until, offset));
+        arena = arena.max(offset + v.bytes);
+        places.push((v.buffer, offset));
+    }
+    (places, arena)
+}
+
+/// Frees the memory at an offset: it joins the gaps beside it, and is none at the end.
+fn release(used: &mut BTreeMap<u64, u64>, gaps: &mut BTreeSet<(u64, u64)>, offset: u64) {
+    let Some(bytes) = used.remove(&offset) else { return };
+    let below = used.range(..offset).next_back().map_or(0, |(at, bytes)| at + bytes);
+    let above = used.range(offset..).next().map(|(at, _)| *at);
+    gaps.remove(&(offset - below, below));
+    if let Some(above) = above {
+        gaps.remove(&(above - offset - bytes, offset + bytes));
+        gaps.insert((above - below, below));
+    }
 }
 
 /// Offsets of values that are placed in this order, and the arena's size: each takes the smallest gap between those that are

@@ -89,8 +89,7 @@ impl<'a> Scheduling<'a> {
     /// version of a state that it overwrites.
     fn in_order(&self) -> Result<Vec<Unit>, IrError> {
         let (units, unit_of) = self.units();
-        let mut needs: DiGraph<(), ()> = DiGraph::with_capacity(units.len(), units.len());
-        units.iter().for_each(|_| _ = needs.add_node(()));
+        let mut edges = Vec::new();
         let writers = self.writers(&units);
         for (at, unit) in units.iter().enumerate() {
             for read in self.reads(unit) {
@@ -99,11 +98,15 @@ impl<'a> Scheduling<'a> {
                     .get(&self.place_of(read))
                     .and_then(|all| all.iter().copied().find(|w| made.is_none_or(|m| *w > m)));
                 let before = made.map(|from| (from, at));
-                for (a, b) in before.into_iter().chain(overwritten.map(|w| (at, w))).filter(|(a, b)| a != b) {
-                    needs.update_edge(NodeIndex::new(a), NodeIndex::new(b), ());
-                }
+                let both = before.into_iter().chain(overwritten.map(|w| (at, w)));
+                edges.extend(both.filter(|(a, b)| a != b).map(|(a, b)| (a as u32, b as u32)));
             }
         }
+        edges.sort_unstable();
+        edges.dedup();
+        let mut needs: DiGraph<(), ()> = DiGraph::with_capacity(units.len(), edges.len());
+        units.iter().for_each(|_| _ = needs.add_node(()));
+        needs.extend_with_edges(edges);
         // Units are numbered in the order of nodes: the lowest that is ready is next.
         let wanting = |n: NodeIndex| needs.neighbors_directed(n, Direction::Incoming).count();
         let mut waits: Vec<usize> = needs.node_indices().map(wanting).collect();
@@ -278,7 +281,8 @@ impl<'a> Scheduling<'a> {
         let place = match &self.g.node(id).op {
             Op::Const(c) => Place::Const(c.bits.clone()),
             Op::Weight(w) if self.main => {
-                Place::Weight(self.weight(PlannedWeight { weight: w.clone(), layout }))
+                self.plan.weights.push(PlannedWeight { weight: w.clone(), layout });
+                Place::Weight(WeightId(self.plan.weights.len() - 1))
             }
             Op::Input(_) | Op::Weight(_) | Op::State(_) => {
                 let name = self.g.node(id).op.leaf_name().unwrap_or_default();
@@ -298,7 +302,7 @@ impl<'a> Scheduling<'a> {
         loop {
             let next = self.versions().home(self.alias(at).unwrap_or(at));
             let next = match version_leaf(self.g, next) {
-                Some(leaf) if is_version(self.g, next) => leaf,
+                Some(leaf) if self.g.node(next).op.leaf_name().is_none() => leaf,
                 _ => next,
             };
             if next == at {
@@ -322,14 +326,6 @@ impl<'a> Scheduling<'a> {
         }
         let origin = self.g.node(id).origin.to_string();
         Err(IrError { origin, message: format!("{id} is read after {held} has taken its place") })
-    }
-
-    fn weight(&mut self, w: PlannedWeight) -> WeightId {
-        let at = self.plan.weights.iter().position(|x| *x == w);
-        WeightId(at.unwrap_or_else(|| {
-            self.plan.weights.push(w);
-            self.plan.weights.len() - 1
-        }))
     }
 
     fn call(&mut self, id: NodeId) -> Result<(), IrError> {

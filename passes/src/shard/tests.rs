@@ -238,7 +238,7 @@ fn heads_matrices_of_groups_and_a_vocabulary_in_pieces() {
     let y = g.push(GroupedDot { transposed: false }, &[h, w_out, offsets]).unwrap();
     let head = weight(&mut g, "head", &[10, 6]);
     let targets = ints(&mut g, &[9, -1, 3]);
-    let loss = LinearCrossEntropy { label_smoothing: Real(0.0), softcap: Some(Real(2.0)) };
+    let loss = LinearCrossEntropy { label_smoothing: Real(0.0), softcap: Some(Real(2.0)), statistics: false };
     let losses = g.push(loss, &[y, head, targets]).unwrap();
     let sum = g.reduce(ReduceKind::Sum, losses, &[0]).unwrap();
     g.set_output("loss", sum).unwrap();

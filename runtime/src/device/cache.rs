@@ -271,7 +271,9 @@ fn is_ours(found: &Metadata) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::CString;
     use std::fs::Permissions;
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     fn mode(path: &Path, mode: u32) {
@@ -304,6 +306,63 @@ mod tests {
             KernelCache::open(&dir.path().join("link/b/kernels")).expect("opened").path(),
             resolved(&deep).expect("real")
         );
+    }
+
+    /// A folder `kernels` in `above`, whose object holds these bytes and its right sum.
+    fn prepared(above: &Path, content: &[u8]) {
+        fs::create_dir(above).expect("made");
+        let cache = KernelCache::open(&above.join("kernels")).expect("opened");
+        fs::write(cache.directory().join("made"), content).expect("written");
+        cache.publish("made", "0.so").expect("published");
+    }
+
+    /// A prepared folder takes the name of the one that was checked, at every moment that two processes meet: what is found is
+    /// the checked folder's, or the folder is refused.
+    #[test]
+    fn an_exchanged_folder_plants_nothing() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let [good, bad] = ["good", "bad"].map(|name| dir.path().join(name));
+        prepared(&good, b"honest");
+        prepared(&bad, b"planted");
+        mode(&bad, 0o777);
+        let names = [&good, &bad].map(|p| CString::new(p.as_os_str().as_bytes()).expect("a name"));
+        let exchange = || {
+            let [a, b] = names.each_ref().map(|n| n.as_ptr());
+            // SAFETY: both are strings that end with a zero and outlive the call.
+            let done = unsafe {
+                let (here, how) = (libc::AT_FDCWD, libc::RENAME_EXCHANGE);
+                libc::syscall(libc::SYS_renameat2, here, a, here, b, how)
+            };
+            assert_eq!(done, 0, "{}", io::Error::last_os_error());
+        };
+        let (mut opened, mut refused) = (0, 0);
+        let mut look = |between: &dyn Fn()| match KernelCache::open(&good.join("kernels")) {
+            Ok(cache) => {
+                between();
+                let found = cache.object("0.so").and_then(|path| fs::read(path).ok()).expect("the object");
+                assert!(found.starts_with(b"honest"), "{}", String::from_utf8_lossy(&found[..7]));
+                opened += 1;
+            }
+            Err(e) => {
+                assert_eq!(e.kind(), ErrorKind::PermissionDenied, "{e}");
+                refused += 1;
+            }
+        };
+        // The right moment: after the check, before the object is read.
+        look(&exchange);
+        look(&|| ());
+        exchange();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    exchange();
+                }
+            });
+            (0..300).for_each(|_| look(&|| ()));
+            done.store(true, Ordering::Relaxed);
+        });
+        assert!(opened > 0 && refused > 0, "{opened} opened, {refused} refused");
     }
 
     #[test]

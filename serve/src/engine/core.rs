@@ -4,18 +4,22 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::mpsc::{Receiver, RecvError};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use astrai_runtime::Threads;
 
 use super::draw::{Draw, draw};
+use super::fair::Fair;
 use super::handle::{Command, Shared, Stats};
+use super::masks::Masks;
 use super::stream::{Emitter, End, Finish, Permits, Update, Usage};
 use super::{Model, Settings, Sizes};
+use crate::grammar::Constraint;
 use crate::pages::{Prompt, Secret};
 use crate::request::Request;
-use crate::sample::{History, Rules, SampleError, Sampled, Sampler};
+use crate::sample::{History, Logprobs, Rules, SampleError, Sampled, Sampler};
+use crate::scheduler::plan::Row;
 use crate::scheduler::{Arrival, Bounds, Scheduler, SequenceId};
 
 /// A request in the engine.
@@ -24,6 +28,11 @@ struct Active {
     /// Given up choice by choice, as they end.
     permits: Permits,
     rules: Arc<Rules>,
+    constraint: Option<Constraint>,
+    /// Its place among those that wait.
+    tag: u64,
+    /// Where log-probabilities of the prompt are wanted: its tokens, and those of them that are known.
+    scores: Option<(Arc<Prompt>, Vec<Logprobs>)>,
     /// By index; none when it has ended.
     choices: Vec<Option<Choice>>,
     since: Instant,
@@ -60,6 +69,27 @@ impl Active {
         first
     }
 
+    /// Notes the log-probability of the token of the prompt that comes after a row, if it is wanted and not known.
+    fn score(&mut self, row: &Row, logits: &[f32], samplers: &[Mutex<Sampler>]) {
+        let top = self.rules.sampling().prompt_logprobs.unwrap_or(0);
+        let Some((prompt, known)) = &mut self.scores else { return };
+        let Some(token) = prompt.tokens().get(row.at).filter(|_| known.len() + 1 == row.at) else { return };
+        let Some(sampler) = samplers.first() else { return };
+        let mut sampler = sampler.lock().unwrap_or_else(PoisonError::into_inner);
+        match sampler.score(logits, *token, top, row.at) {
+            Ok(score) => known.push(score),
+            Err(wrong) => self.failure = Some(wrong.to_string()),
+        }
+    }
+
+    /// What sampling remembers of a choice, made when it first runs.
+    fn history(&mut self, index: u32) -> Option<&mut History> {
+        let choice = self.choices.get_mut(index as usize).and_then(Option::as_mut)?;
+        let (rules, constraint) = (&self.rules, self.constraint.as_ref());
+        let new = || History::new(rules.clone(), index).held(constraint);
+        Some(choice.history.get_or_insert_with(new))
+    }
+
     /// Ends a choice; gives its sequence.
     fn take(&mut self, index: u32) -> Option<SequenceId> {
         let choice = self.choices.get_mut(index as usize)?.take()?;
@@ -76,6 +106,8 @@ pub(super) struct Core<M> {
     /// One for each thread that samples.
     samplers: Vec<Mutex<Sampler>>,
     pool: Option<Arc<dyn Threads>>,
+    masks: Masks,
+    fair: Fair,
     eos: Vec<u32>,
     /// By number, so that everything happens in one order.
     requests: BTreeMap<u64, Active>,
@@ -113,6 +145,8 @@ impl<M: Model> Core<M> {
             scheduler,
             samplers: (0..threads).map(|_| Mutex::default()).collect(),
             pool,
+            masks: Masks::new(),
+            fair: Fair::default(),
             eos: settings.eos.clone(),
             requests: BTreeMap::new(),
             tokens: Vec::new(),
@@ -188,7 +222,8 @@ impl<M: Model> Core<M> {
     }
 
     fn begin(&mut self, request: u64, body: Request, emitter: Emitter, permits: Permits, since: Instant) {
-        let Request { prompt, n, priority, salt, sampling } = body;
+        let tag = self.fair.arrive(&body);
+        let Request { prompt, n, priority, caller: _, salt, sampling, constraint } = body;
         let seed = sampling.seed.unwrap_or_else(|| self.seeds.hash_one(request));
         let mut ends = sampling.stop_ids.clone();
         if !sampling.ignore_eos {
@@ -196,15 +231,28 @@ impl<M: Model> Core<M> {
         }
         let usage = Usage { prompt: prompt.len(), ..Usage::default() };
         let rules = Rules::new(sampling, &prompt, seed, ends);
+        let scored = sampling_scored(&rules);
         let prompt = Prompt::new(prompt, salt);
         let choices = (0..n).map(|index| {
-            let arrival = Arrival { request, index, priority, prompt: prompt.clone() };
+            let arrival = Arrival { request, index, priority, tag, prompt: prompt.clone(), scored };
             Some(Choice { id: self.scheduler.add(arrival), history: None, ran: false })
         });
         let choices = choices.collect();
         let updates = Vec::new();
-        let active =
-            Active { emitter, permits, rules, choices, since, ran: false, usage, updates, failure: None };
+        let active = Active {
+            emitter,
+            permits,
+            rules,
+            constraint,
+            tag,
+            scores: scored.then(|| (prompt, Vec::new())),
+            choices,
+            since,
+            ran: false,
+            usage,
+            updates,
+            failure: None,
+        };
         self.requests.insert(request, active);
     }
 
@@ -235,9 +283,11 @@ impl<M: Model> Core<M> {
 
     fn step(&mut self) -> Result<(), String> {
         let begun = Instant::now();
-        let Some(plan) = self.scheduler.plan() else {
+        if self.scheduler.plan().is_none() {
             return Err("the scheduler has sequences but no step for them; please report this".into());
-        };
+        }
+        self.begin_masks();
+        let plan = self.scheduler.planned();
         let mut logits = Vec::with_capacity(plan.entries().len());
         self.model.step(plan, &mut logits).map_err(|e| format!("the model failed: {e}"))?;
         let (rows, vocabulary) = (self.scheduler.rows().count(), self.vocabulary);
@@ -245,6 +295,7 @@ impl<M: Model> Core<M> {
         if given != rows * vocabulary || logits.iter().any(|l| l.len() % vocabulary != 0) {
             return Err(format!("the model gave {given} logits, not {rows} rows of {vocabulary}"));
         }
+        take_masks(&mut self.masks, &mut self.requests);
         let mut draws = Vec::with_capacity(rows);
         let logits = logits.into_iter().flat_map(|l| l.chunks_exact_mut(vocabulary));
         for (row, logits) in self.scheduler.rows().zip(logits) {
@@ -252,15 +303,18 @@ impl<M: Model> Core<M> {
                 return Err("a sequence without a request; please report this".into());
             };
             if active.run(row.id.index, begun) {
+                self.fair.run(active.tag);
                 self.stats.prompt_tokens += active.usage.prompt as u64;
                 active.usage.cached = self.scheduler.cached(row.id).unwrap_or(0);
             }
-            let choice = active.choices.get_mut(row.id.index as usize).and_then(Option::as_mut);
-            draws.extend(choice.filter(|_| row.complete).map(|choice| {
-                let history = choice.history.take();
-                let history = history.unwrap_or_else(|| History::new(active.rules.clone(), row.id.index));
-                Mutex::new(Draw { id: row.id, logits, history, sampled: None })
-            }));
+            active.score(row, logits, &self.samplers);
+            if row.complete && active.history(row.id.index).is_some() {
+                let choice = active.choices.get_mut(row.id.index as usize).and_then(Option::as_mut);
+                let history = choice.and_then(|choice| choice.history.take());
+                draws.extend(
+                    history.map(|history| Mutex::new(Draw { id: row.id, logits, history, sampled: None })),
+                );
+            }
         }
         draw(&draws, &self.samplers, self.pool.as_deref());
         let now = Instant::now();
@@ -282,6 +336,17 @@ impl<M: Model> Core<M> {
         self.stats.steps += 1;
         self.send_updates();
         Ok(())
+    }
+
+    /// Begins to find what may come next in the answers of this step that are held to a grammar.
+    fn begin_masks(&mut self) {
+        for row in self.scheduler.rows().filter(|row| row.complete) {
+            let active = self.requests.get_mut(&row.id.request).filter(|active| active.constraint.is_some());
+            let history = active.and_then(|active| active.history(row.id.index));
+            if let Some(guide) = history.and_then(|history| history.guide.take()) {
+                self.masks.begin(row.id, guide);
+            }
+        }
     }
 
     /// Sends what the step gave, and ends what it ended.
@@ -322,6 +387,20 @@ impl<M: Model> Core<M> {
     }
 }
 
+/// Whether log-probabilities of the prompt are wanted.
+fn sampling_scored(rules: &Rules) -> bool {
+    rules.sampling().prompt_logprobs.is_some()
+}
+
+/// Waits for what may come next, and notes it where it belongs.
+fn take_masks(masks: &mut Masks, requests: &mut BTreeMap<u64, Active>) {
+    while let Some((id, guide, allowed)) = masks.next() {
+        if let Some(history) = requests.get_mut(&id.request).and_then(|active| active.history(id.index)) {
+            (history.guide, history.allowed) = (guide, allowed);
+        }
+    }
+}
+
 /// Notes what was drawn for a choice: what its request will be told. Gives the token.
 fn record(
     active: &mut Active,
@@ -331,7 +410,7 @@ fn record(
     now: Instant,
     eos: &[u32],
 ) -> Option<u32> {
-    let Sampled { token, logprobs } = match sampled {
+    let Sampled { token, logprobs, complete } = match sampled {
         Ok(sampled) => sampled,
         Err(wrong) => {
             active.failure = Some(wrong.to_string());
@@ -344,13 +423,15 @@ fn record(
         true if sampling.stop_ids.contains(&token) && !eos.contains(&token) => Some(Finish::StopId(token)),
         true if sampling.ignore_eos => Some(Finish::StopId(token)),
         true => Some(Finish::Eos),
+        false if complete => Some(Finish::Complete),
         false => full.then_some(Finish::Length),
     };
     let time = now.duration_since(active.since);
     active.usage.output += 1;
     active.usage.first_token.get_or_insert(time);
     active.usage.last_token = Some(time);
-    active.updates.push(Update { index: id.index, token, logprobs, finish });
+    let prompt = active.scores.take().map_or_else(Vec::new, |(_, known)| known);
+    active.updates.push(Update { index: id.index, token, logprobs, finish, prompt });
     active.choices.get_mut(id.index as usize)?.as_mut()?.history = Some(history);
     Some(token)
 }

@@ -5,6 +5,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
+use super::Settings;
 use super::stream::{Emitter, Permits, Stream, connect};
 use crate::request::{Limits, Request, RequestError};
 use crate::scheduler::Counters;
@@ -87,6 +88,7 @@ struct Occupancy {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub limits: Limits,
+    eos: Vec<u32>,
     queue: usize,
     /// Sequences of a step, at most.
     sequences: usize,
@@ -98,10 +100,11 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub fn new(limits: Limits, queue: usize, sequences: usize) -> Shared {
+    pub fn new(limits: Limits, settings: &Settings, sequences: usize) -> Shared {
         Shared {
             limits,
-            queue,
+            eos: settings.eos.clone(),
+            queue: settings.queue,
             sequences,
             occupancy: Mutex::default(),
             next: AtomicU64::new(0),
@@ -196,6 +199,11 @@ impl Handle {
     /// What requests are held to.
     pub fn limits(&self) -> Limits {
         self.shared.limits
+    }
+
+    /// Ids that end a text.
+    pub fn eos(&self) -> &[u32] {
+        &self.shared.eos
     }
 
     /// The state after the last step.

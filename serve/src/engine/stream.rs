@@ -17,6 +17,8 @@ pub enum Finish {
     Eos,
     /// One of the request's stop ids, which is the token with it.
     StopId(u32),
+    /// The request's grammar lets nothing follow.
+    Complete,
     /// `max_tokens`, or the context, is used up.
     Length,
 }
@@ -32,6 +34,8 @@ pub struct Update {
     pub logprobs: Option<Logprobs>,
     /// Set with the choice's last token.
     pub finish: Option<Finish>,
+    /// Of the prompt's tokens but the first, if asked for; with the first token.
+    pub prompt: Vec<Logprobs>,
 }
 
 /// Tokens of a request, and how long they took. All times are from the submission on.

@@ -9,11 +9,13 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde_json::Value;
 
+use super::anthropic::{self, Messages};
 use super::app::App;
 use super::chat::ChatCompletions;
 use super::completions::Completions;
 use super::error::ApiError;
 use super::generate::generate;
+use super::responses::Responses;
 use super::{metrics, models, texts};
 
 /// All paths. A slash at the end changes nothing.
@@ -25,9 +27,13 @@ pub fn routes(app: Arc<App>) -> Router {
             .route(&at("/health"), get(health))
             .route(&at("/ready"), get(ready))
             .route(&at("/metrics"), get(metrics::show))
+            .route(&at("/openapi.json"), get(openapi))
             .route(&at("/v1/models"), get(models::list))
             .route(&at("/v1/chat/completions"), post(generate::<ChatCompletions>))
             .route(&at("/v1/completions"), post(generate::<Completions>))
+            .route(&at("/v1/responses"), post(generate::<Responses>))
+            .route(&at("/v1/messages"), post(generate::<Messages>))
+            .route(&at("/v1/messages/count_tokens"), post(anthropic::count_tokens))
             .route(&at("/tokenize"), post(texts::tokenize))
             .route(&at("/detokenize"), post(texts::detokenize));
     }
@@ -68,6 +74,11 @@ async fn health(State(app): State<Arc<App>>) -> Response {
         None => json(&serde_json::json!({"status": "ok"})),
         Some(why) => ApiError::unavailable(why).into_response(),
     }
+}
+
+/// `GET /openapi.json`: what paths there are, and what goes in and comes out.
+async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json")).into_response()
 }
 
 /// `GET /ready`: whether requests should be sent here.

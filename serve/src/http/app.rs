@@ -4,21 +4,21 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use sha2::{Digest, Sha256};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::ApiError;
+use super::keys::Keys;
 use super::metrics::Metrics;
+use super::rates::Limiter;
+use super::responses::Kept;
 use super::{HttpSettings, Served};
 use crate::engine::{Engine, Handle};
+use crate::grammar::{Compiler, Grammar, Wanted};
 use crate::template::ChatTemplate;
 use crate::tokenizer::{Tokenizer, TokenizerError};
-
-/// SHA-256 of an API key: all are of one length and show nothing of the key.
-pub type KeyHash = [u8; 32];
 
 /// A wait to be prepared that shows that requests are held up.
 const STUCK: Duration = Duration::from_secs(10);
@@ -40,7 +40,10 @@ pub struct App {
     /// Seconds since 1970 at the start.
     pub created: u64,
     pub metrics: Metrics,
-    keys: Vec<KeyHash>,
+    /// Conversations to go on from.
+    pub kept: Kept,
+    pub keys: Keys,
+    pub limiter: Limiter,
     draining: AtomicBool,
     /// Requests that may be rendered and tokenised at once.
     permits: Arc<Semaphore>,
@@ -50,6 +53,8 @@ pub struct App {
     bodies: Arc<Semaphore>,
     seeds: [RandomState; 2],
     next: AtomicU64,
+    /// Made when somebody first wants structured output.
+    compiler: OnceLock<Result<Arc<Compiler>, String>>,
 }
 
 impl App {
@@ -59,10 +64,8 @@ impl App {
         if names.is_empty() || names.iter().any(String::is_empty) {
             return Err(io::Error::other("the model needs a name, and none may be empty"));
         }
-        if settings.api_keys.iter().any(String::is_empty) {
-            return Err(io::Error::other("an API key is empty; give one that is not, or none"));
-        }
-        let keys = settings.api_keys.iter().map(|k| Sha256::digest(k).into()).collect();
+        let keys = Keys::new(&settings.api_keys, settings.key_file.as_deref())?;
+        let limiter = Limiter::new(settings.rates);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let bodies = Arc::new(Semaphore::new(settings.bodies_limit.div_ceil(BODY_UNIT)));
         let app = App {
@@ -73,13 +76,16 @@ impl App {
             settings,
             created: now(),
             metrics: Metrics::new().map_err(io::Error::other)?,
+            kept: Kept::default(),
             keys,
+            limiter,
             draining: AtomicBool::new(false),
             permits: Arc::new(Semaphore::new(cores)),
             waiting: Queue::default(),
             bodies,
             seeds: [RandomState::new(), RandomState::new()],
             next: AtomicU64::new(0),
+            compiler: OnceLock::new(),
         };
         Ok((app, engine))
     }
@@ -110,27 +116,24 @@ impl App {
         }
     }
 
-    pub fn wants_keys(&self) -> bool {
-        !self.keys.is_empty()
-    }
-
-    /// The hash of a key, if it is one of the server's. Every key is compared, in the same time wherever it differs.
-    pub fn check_key(&self, key: &[u8]) -> Option<KeyHash> {
-        let sum: KeyHash = Sha256::digest(key).into();
-        let same = |ours: &KeyHash| ours.iter().zip(&sum).fold(0, |d, (a, b)| d | (a ^ b)) == 0;
-        self.keys.iter().fold(false, |any, ours| any | same(ours)).then_some(sum)
-    }
-
-    /// Whether callers are to be kept apart from each other.
-    pub fn has_tenants(&self) -> bool {
-        self.keys.len() > 1
-    }
-
     /// 24 hexadecimal digits that nobody can foretell.
     pub fn new_id(&self) -> String {
         let n = self.next.fetch_add(1, Ordering::Relaxed);
         let [high, low] = self.seeds.each_ref().map(|s| s.hash_one(n));
         format!("{:08x}{low:016x}", high >> 32)
+    }
+
+    /// Compiles what answers must be; `field` asked for it.
+    ///
+    /// # Errors
+    /// It cannot be, or takes too long.
+    pub fn compile(&self, field: &str, wanted: Wanted) -> Result<Grammar, ApiError> {
+        let new = || {
+            let (vocabulary, eos) = (self.engine.limits().vocabulary, self.engine.eos());
+            Compiler::new(&self.tokenizer, vocabulary, eos).map(Arc::new)
+        };
+        let compiler = self.compiler.get_or_init(new).as_ref().map_err(ApiError::internal)?;
+        compiler.compile(wanted).map_err(|wrong| ApiError::field(field, wrong))
     }
 
     /// Does work that takes long on a thread of its own, no more at a time than there are cores. What the work is given is set

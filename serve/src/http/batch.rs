@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::app::App;
 use super::error::ApiError;
+use super::keys::KeyHash;
 use super::params::Params;
 use crate::answer::{Answer, Delta};
 use crate::engine::{End, Usage};
@@ -30,6 +31,9 @@ pub struct Batch {
     /// By prompt; none when it has ended.
     answers: Vec<Option<Answer>>,
     submitted: Instant,
+    caller: Option<KeyHash>,
+    /// When each choice was told of last.
+    told: Vec<Option<Instant>>,
     usage: Usage,
     over: bool,
 }
@@ -39,16 +43,22 @@ impl Batch {
     ///
     /// # Errors
     /// The engine does not take one of them.
-    pub fn submit(app: &Arc<App>, requests: Vec<Request>, params: &Params) -> Result<Batch, ApiError> {
+    pub fn submit(
+        app: &Arc<App>,
+        requests: Vec<Request>,
+        params: &Params,
+        caller: Option<KeyHash>,
+    ) -> Result<Batch, ApiError> {
         app.check_ready()?;
-        let &Params { n, skip_special, ref stop_strings, .. } = params;
+        let &Params { n, ref skip, ref stop_strings, .. } = params;
+        let told = vec![None; requests.len() * n as usize];
         let submit = |request| {
             let stream = app.engine.submit(request)?;
-            Ok(Some(Answer::new(stream, &app.tokenizer, n, stop_strings, skip_special)))
+            Ok(Some(Answer::new(stream, &app.tokenizer, n, stop_strings, skip.clone())))
         };
         let answers = requests.into_iter().map(submit).collect::<Result<_, ApiError>>()?;
         let (submitted, usage) = (Instant::now(), Usage::default());
-        Ok(Batch { app: app.clone(), n, answers, submitted, usage, over: false })
+        Ok(Batch { app: app.clone(), n, answers, submitted, caller, told, usage, over: false })
     }
 
     /// What comes next; nothing after the end. May be dropped and called anew.
@@ -78,7 +88,7 @@ impl Batch {
             }
         }
         if !deltas.is_empty() {
-            self.app.metrics.deltas(&deltas);
+            self.app.metrics.deltas(&deltas, &mut self.told);
             return Poll::Ready(Some(Progress::Deltas(deltas)));
         }
         if self.answers.iter().all(Option::is_none) {
@@ -98,6 +108,7 @@ impl Batch {
         match end {
             End::Finished(usage) => {
                 self.app.metrics.finished(&usage, self.n, self.submitted, first);
+                self.app.limiter.use_tokens(self.caller, usage.prompt + usage.output);
                 self.usage.prompt += usage.prompt;
                 self.usage.cached += usage.cached;
                 self.usage.output += usage.output;

@@ -1,103 +1,42 @@
-//! `POST /v1/chat/completions`: a conversation, put through the model's template and continued. Tools are shown to the
-//! template; what the model writes about calling them comes back as text.
+//! `POST /v1/chat/completions`: a conversation, put through the model's template and continued. Thoughts and calls of tools that the
+//! model writes come in fields of their own.
 
 use serde_json::{Map, Value, json};
 
 use super::app::App;
 use super::error::ApiError;
-use super::fields::{Fields, kind};
-use super::generate::{Endpoint, Head};
+use super::fields::Fields;
+use super::generate::{Asked, Endpoint, Head, MOST_CHOICES, usage};
 use super::logprobs;
-use super::params::{Params, short};
+use super::middleware::Caller;
+use super::params::Params;
+use super::sse::Frames;
+use super::talk::{Said, Talk, Turn};
 use crate::answer::{Delta, Ended, Token};
+use crate::engine::Usage;
+use crate::markup::{Call, Piece};
 use crate::request::MOST_LOGPROBS;
-use crate::template::{Chat, Message};
 
-/// Tools, and documents, of a request.
-const MOST_TOOLS: usize = 1024;
+/// The type of a plain response.
+const OBJECT: &str = "chat.completion";
+
+/// The type of a chunk of a stream.
+const CHUNK: &str = "chat.completion.chunk";
 
 /// How chats are read and written.
 #[derive(Debug)]
-pub struct ChatCompletions;
-
-/// The prompt of a conversation as text, and whether special tokens are to be added to it.
-///
-/// # Errors
-/// A field is wrong, or the template refuses the conversation.
-pub fn prompt(app: &App, fields: &mut Fields) -> Result<(String, bool), ApiError> {
-    let Some(template) = &app.template else {
-        let what = "the model has no chat template; use /v1/completions";
-        return Err(ApiError::field("messages", what));
-    };
-    let given = fields.raw("messages").unwrap_or_default();
-    let mut messages = Message::list(given)?;
-    Message::check(&messages)?;
-    messages.iter().enumerate().try_for_each(|(i, message)| texts_only(i, message))?;
-    let tools = tools(fields)?;
-    let documents: Option<Vec<Value>> = match fields.list("documents", MOST_TOOLS)? {
-        none if none.is_empty() => None,
-        some => Some(some),
-    };
-    let continue_final_message = fields.or("continue_final_message", false)?;
-    let add_generation_prompt = fields.or("add_generation_prompt", !continue_final_message)?;
-    let mut variables: Map<String, Value> = fields.or("chat_template_kwargs", Map::new())?;
-    if let Some(effort) = fields.take::<String>("reasoning_effort")? {
-        variables.entry("reasoning_effort").or_insert(effort.into());
-    }
-    template.adapt(&mut messages, None, tools.is_some())?;
-    let text = template.render(&Chat {
-        messages: &messages,
-        tools: tools.as_deref(),
-        documents: documents.as_deref(),
-        add_generation_prompt,
-        continue_final_message,
-        template: None,
-        variables: Some(&variables),
-        abandoned: Some(&fields.abandoned),
-    })?;
-    // The template has put the special tokens where they belong.
-    Ok((text, fields.or("add_special_tokens", false)?))
+pub struct ChatCompletions {
+    talk: Talk,
+    choices: Vec<Choice>,
 }
 
-fn texts_only(i: usize, message: &Message) -> Result<(), ApiError> {
-    let parts = message.fields().get("content").and_then(Value::as_array);
-    for (j, part) in parts.into_iter().flatten().enumerate() {
-        let what = part.get("type").and_then(Value::as_str).unwrap_or("");
-        if what != "text" {
-            let field = format!("messages[{i}].content[{j}].type");
-            let wrong = format!("only \"text\" is supported, not {:?}; remove the part", short(what));
-            return Err(ApiError::field(field, wrong));
-        }
-    }
-    Ok(())
-}
-
-/// The tools that the template is to show, if any.
-fn tools(fields: &mut Fields) -> Result<Option<Vec<Value>>, ApiError> {
-    let tools: Vec<Map<String, Value>> = fields.list("tools", MOST_TOOLS)?;
-    for (i, tool) in tools.iter().enumerate() {
-        let function = tool.get("function").and_then(Value::as_object);
-        if tool.get("type").and_then(Value::as_str) != Some("function") {
-            return Err(fields.refusal(&format!("tools[{i}].type"), "must be \"function\""));
-        }
-        if !function.is_some_and(|f| f.get("name").is_some_and(Value::is_string)) {
-            let what = "must be an object with a name";
-            return Err(fields.refusal(&format!("tools[{i}].function"), what));
-        }
-    }
-    let choice = fields.raw("tool_choice");
-    fields.take::<bool>("parallel_tool_calls")?;
-    let shown = match choice.as_ref().map(|how| (how, how.as_str())) {
-        None | Some((_, Some("auto"))) => true,
-        Some((_, Some("none"))) => false,
-        Some((how, text)) => {
-            let what = text.map_or_else(|| kind(how).to_owned(), |text| format!("{:?}", short(text)));
-            let wrong = format!("must be \"auto\" or \"none\"; {what} is not supported");
-            return Err(fields.refusal("tool_choice", wrong));
-        }
-    };
-    let tools: Vec<Value> = tools.into_iter().map(Value::Object).collect();
-    Ok((shown && !tools.is_empty()).then_some(tools))
+#[derive(Debug)]
+struct Choice {
+    turn: Turn,
+    /// Of a plain response.
+    said: Said,
+    tokens: Vec<Token>,
+    ended: Option<Ended>,
 }
 
 /// How many likeliest tokens are shown beside each, if any are.
@@ -122,50 +61,138 @@ fn shown_logprobs(head: &Head, tokens: &[Token], ended: Option<Ended>) -> Value 
     }
 }
 
+impl ChatCompletions {
+    fn call(&self, head: &Head, Call { name, arguments }: Call) -> Value {
+        let id = self.talk.call_id(&head.app, "call_");
+        json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    }
+
+    /// Tokens of thoughts, over all choices.
+    fn reasoning(&self) -> usize {
+        self.choices.iter().map(|choice| choice.turn.reasoning).sum()
+    }
+
+    /// What is new of a message, as deltas of chunks of their own.
+    fn deltas(&self, head: &Head, piece: Piece, calls: &mut usize) -> Vec<Value> {
+        match piece {
+            Piece::Content(text) => vec![json!({"content": text})],
+            Piece::Reasoning(text) => vec![json!({"reasoning_content": text, "reasoning": text})],
+            Piece::Call(mut call) => {
+                let index = *calls;
+                *calls += 1;
+                let arguments = std::mem::take(&mut call.arguments);
+                let mut first = self.call(head, call);
+                first["index"] = json!(index);
+                let rest = json!({"index": index, "function": {"arguments": arguments}});
+                [first, rest].map(|call| json!({"tool_calls": [call]})).into()
+            }
+        }
+    }
+}
+
 impl Endpoint for ChatCompletions {
     const PREFIX: &'static str = "chatcmpl-";
     const PROMPT: &'static str = "messages";
-    const OBJECT: &'static str = "chat.completion";
-    const CHUNK: &'static str = "chat.completion.chunk";
 
-    fn read(fields: &mut Fields, params: &mut Params, app: &App) -> Result<(Self, Vec<Vec<u32>>), ApiError> {
+    fn read(fields: &mut Fields, app: &App, caller: Caller) -> Result<Asked<Self>, ApiError> {
+        let mut params = Params::read(fields, app, caller)?;
         params.sampling.logprobs = likeliest(fields)?;
+        if params.sampling.prompt_logprobs.is_some() {
+            return Err(fields.refusal("prompt_logprobs", "is for /v1/completions; leave it out"));
+        }
         if fields.or("echo", false)? {
             return Err(fields.refusal("echo", "is for /v1/completions; leave it out"));
         }
-        let (text, add_special) = prompt(app, fields)?;
-        Ok((ChatCompletions, vec![app.encode(Self::PROMPT, &text, add_special)?]))
+        let talk = Talk::read(app, fields)?;
+        let ids = app.encode(Self::PROMPT, &talk.text, talk.add_special)?;
+        talk.show_markup(app, &mut params);
+        talk.constraint(app, &mut params)?;
+        let choice = |_| Choice { turn: talk.turn(), said: Said::default(), tokens: Vec::new(), ended: None };
+        let choices = (0..params.n.min(MOST_CHOICES as u32)).map(choice).collect();
+        Ok((ChatCompletions { talk, choices }, params, vec![ids]))
     }
 
-    fn whole(&mut self, head: &Head, choice: Delta) -> Value {
-        let Delta { index, text, tokens, ended } = choice;
-        let message = json!({"role": "assistant", "content": text, "refusal": null});
-        json!({
-            "index": index, "message": message, "logprobs": shown_logprobs(head, &tokens, ended),
-            "finish_reason": ended.map_or("stop", Ended::name), "stop_reason": head.stop_reason(ended),
-        })
+    fn take(&mut self, _: &Head, delta: Delta) {
+        let Some(choice) = self.choices.get_mut(delta.index as usize) else { return };
+        choice.said.add(choice.turn.read(&delta));
+        choice.tokens.extend(delta.tokens);
+        choice.ended = delta.ended;
     }
 
-    fn begin(&mut self, head: &Head) -> Vec<Value> {
+    fn whole(mut self, head: &Head, used: &Usage) -> Value {
+        let reasoning = self.reasoning();
+        let mut choices = Vec::with_capacity(self.choices.len());
+        for (index, choice) in std::mem::take(&mut self.choices).into_iter().enumerate() {
+            let Choice { turn, said, tokens, ended } = choice;
+            let mut message = Map::new();
+            message.insert("role".into(), json!("assistant"));
+            message.insert("content".into(), said.content());
+            message.insert("refusal".into(), Value::Null);
+            if !said.reasoning.is_empty() {
+                message.insert("reasoning_content".into(), json!(said.reasoning));
+                message.insert("reasoning".into(), json!(said.reasoning));
+            }
+            if !said.calls.is_empty() {
+                let calls: Vec<Value> = said.calls.into_iter().map(|call| self.call(head, call)).collect();
+                message.insert("tool_calls".into(), json!(calls));
+            }
+            let mut choice = json!({
+                "index": index, "message": message, "logprobs": shown_logprobs(head, &tokens, ended),
+                "finish_reason": ended.map_or("stop", |ended| turn.finish_reason(ended)),
+                "stop_reason": head.stop_reason(ended),
+            });
+            head.show_ids(&mut choice, index as u32, &tokens, true);
+            choices.push(choice);
+        }
+        let mut whole = head.object(OBJECT, choices);
+        whole["usage"] = usage(used, reasoning);
+        whole
+    }
+
+    fn begin(&mut self, head: &Head, out: &mut Frames) {
         let delta = json!({"role": "assistant", "content": ""});
-        let one = |index| json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
-        (0..head.params.n).map(one).collect()
+        for index in 0..head.params.n {
+            let mut choice = json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": null});
+            head.show_ids(&mut choice, index, &[], true);
+            out.data(&head.chunk(CHUNK, choice, 0));
+        }
     }
 
     /// What is shown, and by itself that it ends.
-    fn delta(&mut self, head: &Head, delta: Delta) -> Vec<Value> {
-        let Delta { index, text, tokens, ended } = delta;
-        let shown = shown_logprobs(head, &tokens, ended);
-        let new = (!text.is_empty() || !shown.is_null()).then(|| {
-            let delta = json!({"content": text});
-            json!({"index": index, "delta": delta, "logprobs": shown, "finish_reason": null})
-        });
-        let end = ended.map(|reason| {
-            json!({
-                "index": index, "delta": {}, "logprobs": null, "finish_reason": reason.name(),
+    fn delta(&mut self, head: &Head, delta: Delta, sampled: usize, out: &mut Frames) {
+        let index = delta.index;
+        let Some(choice) = self.choices.get_mut(index as usize) else { return };
+        let mut calls = choice.turn.calls;
+        let pieces = choice.turn.read(&delta);
+        let end = delta.ended.map(|ended| choice.turn.finish_reason(ended));
+        let Delta { tokens, ended, .. } = delta;
+        let mut shown = shown_logprobs(head, &tokens, ended);
+        let mut new: Vec<Value> =
+            pieces.into_iter().flat_map(|piece| self.deltas(head, piece, &mut calls)).collect();
+        if new.is_empty() && !shown.is_null() {
+            new.push(json!({"content": ""}));
+        }
+        if new.is_empty() && head.params.show_ids && !tokens.is_empty() {
+            new.push(json!({"content": ""}));
+        }
+        for (i, delta) in new.into_iter().enumerate() {
+            // Of all tokens, with the first of what they show.
+            let logprobs = shown.take();
+            let mut choice =
+                json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": null});
+            head.show_ids(&mut choice, index, if i == 0 { &tokens } else { &[] }, false);
+            out.data(&head.chunk(CHUNK, choice, sampled));
+        }
+        if let Some(reason) = end {
+            let choice = json!({
+                "index": index, "delta": {}, "logprobs": null, "finish_reason": reason,
                 "stop_reason": head.stop_reason(ended),
-            })
-        });
-        new.into_iter().chain(end).collect()
+            });
+            out.data(&head.chunk(CHUNK, choice, sampled));
+        }
+    }
+
+    fn end(&mut self, head: &Head, used: &Usage, out: &mut Frames) {
+        head.done(CHUNK, used, self.reasoning(), out);
     }
 }

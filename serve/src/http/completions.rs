@@ -1,14 +1,22 @@
 //! `POST /v1/completions`: prompts as they are, continued.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::app::App;
 use super::error::ApiError;
 use super::fields::{Fields, kind};
-use super::generate::{Endpoint, Head};
+use super::generate::{Asked, Endpoint, Head, MOST_CHOICES, usage};
 use super::logprobs;
+use super::middleware::Caller;
 use super::params::Params;
-use crate::answer::{Delta, Ended};
+use super::sse::Frames;
+use crate::answer::{Delta, Ended, Token};
+use crate::engine::Usage;
+use crate::grammar::Constraint;
+use crate::sample::Logprobs;
+use crate::tokenizer::Skip;
 
 /// Tokens of an answer when the request does not say.
 const USUAL: usize = 16;
@@ -16,13 +24,24 @@ const USUAL: usize = 16;
 /// Prompts of a request.
 const MOST_PROMPTS: usize = 256;
 
+/// The type of an answer, and of its chunks.
+const OBJECT: &str = "text_completion";
+
 /// How completions are read and written.
 #[derive(Debug)]
 pub struct Completions {
     /// What is shown of each prompt; none without `echo`.
     echo: Vec<String>,
+    /// Whether log-probabilities of the prompts are shown among those of the answers.
+    echo_scores: bool,
+    /// Ids of the prompts whose log-probabilities are wanted.
+    prompts: Vec<Vec<u32>>,
+    /// Choices of which tokens were shown.
+    begun: BTreeSet<u32>,
     /// Characters shown of each choice.
     offsets: Vec<usize>,
+    /// Of a plain response.
+    choices: Vec<Delta>,
 }
 
 enum Prompt {
@@ -61,17 +80,18 @@ fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
 impl Endpoint for Completions {
     const PREFIX: &'static str = "cmpl-";
     const PROMPT: &'static str = "prompt";
-    const OBJECT: &'static str = "text_completion";
-    const CHUNK: &'static str = "text_completion";
 
-    fn read(fields: &mut Fields, params: &mut Params, app: &App) -> Result<(Self, Vec<Vec<u32>>), ApiError> {
+    fn read(fields: &mut Fields, app: &App, caller: Caller) -> Result<Asked<Self>, ApiError> {
+        let mut params = Params::read(fields, app, caller)?;
         params.sampling.logprobs = fields.take("logprobs")?;
-        let echo = fields.or("echo", false)?;
-        if echo && params.sampling.logprobs.is_some() {
-            let what =
-                "together with logprobs needs log-probabilities of the prompt, which are not supported";
-            return Err(fields.refusal("echo", what));
+        if let Some((field, wanted)) = params.wanted.take() {
+            let grammar = Some(app.compile(&field, wanted)?);
+            params.constraint = Some(Constraint { grammar, thought: None });
         }
+        let echo = fields.or("echo", false)?;
+        let echo_scores = echo && params.sampling.logprobs.is_some();
+        let top = params.sampling.logprobs;
+        params.sampling.prompt_logprobs = params.sampling.prompt_logprobs.or(top.filter(|_| echo));
         let add_special = fields.or("add_special_tokens", true)?;
         let (mut shown, mut all) = (Vec::new(), Vec::new());
         for prompt in prompts(fields)? {
@@ -82,7 +102,7 @@ impl Endpoint for Completions {
                     (text, ids)
                 }
                 Prompt::Ids(ids) if echo => {
-                    (app.tokenizer.decode(&ids, params.skip_special).map_err(wrong)?, ids)
+                    (app.tokenizer.decode(&ids, params.skip != Skip::Nothing).map_err(wrong)?, ids)
                 }
                 Prompt::Ids(ids) => (String::new(), ids),
             };
@@ -92,31 +112,66 @@ impl Endpoint for Completions {
         let most = all.iter().map(|ids| app.engine.limits().context.saturating_sub(ids.len())).min();
         params.sampling.max_tokens.get_or_insert(USUAL.min(most.unwrap_or(0)).max(1));
         let echo = if echo { shown } else { Vec::new() };
-        Ok((Completions { echo, offsets: Vec::new() }, all))
+        let choices = vec![Delta::default(); all.len().saturating_mul(params.n as usize).min(MOST_CHOICES)];
+        let prompts = if params.sampling.prompt_logprobs.is_some() { all.clone() } else { Vec::new() };
+        let (offsets, begun) = (Vec::new(), BTreeSet::new());
+        Ok((Completions { echo, echo_scores, prompts, offsets, begun, choices }, params, all))
     }
 
-    fn whole(&mut self, head: &Head, choice: Delta) -> Value {
-        let prompt = choice.index / head.params.n.max(1);
-        let echoed = self.echo.get(prompt as usize).map_or("", String::as_str);
-        let text = format!("{echoed}{}", choice.text);
-        self.choice(head, Delta { text, ..choice })
+    fn take(&mut self, _: &Head, delta: Delta) {
+        if let Some(choice) = self.choices.get_mut(delta.index as usize) {
+            choice.append(delta);
+        }
     }
 
-    fn begin(&mut self, head: &Head) -> Vec<Value> {
+    fn whole(mut self, head: &Head, used: &Usage) -> Value {
+        let n = head.params.n.max(1);
+        let mut choices = Vec::with_capacity(self.choices.len());
+        for (index, taken) in (0..).zip(std::mem::take(&mut self.choices)) {
+            let echoed = self.echo.get((index / n) as usize).map_or("", String::as_str);
+            let echoed = if self.echo_scores { "" } else { echoed };
+            let text = format!("{echoed}{}", taken.text);
+            choices.push(self.choice(head, Delta { index, text, ..taken }));
+        }
+        let mut whole = head.object(OBJECT, choices);
+        whole["usage"] = usage(used, 0);
+        whole
+    }
+
+    fn begin(&mut self, head: &Head, out: &mut Frames) {
+        // With log-probabilities it comes with them.
+        if self.echo_scores {
+            return;
+        }
         let texts = std::mem::take(&mut self.echo).into_iter();
         let texts = texts.flat_map(|text| std::iter::repeat_n(text, head.params.n as usize));
-        let begun = |(index, text)| Delta { index, text, ..Delta::default() };
-        (0..).zip(texts).map(begun).map(|delta| self.choice(head, delta)).collect()
+        for (index, text) in (0..).zip(texts) {
+            let choice = self.choice(head, Delta { index, text, ..Delta::default() });
+            out.data(&head.chunk(OBJECT, choice, 0));
+        }
     }
 
-    fn delta(&mut self, head: &Head, delta: Delta) -> Vec<Value> {
-        vec![self.choice(head, delta)]
+    fn delta(&mut self, head: &Head, delta: Delta, sampled: usize, out: &mut Frames) {
+        let choice = self.choice(head, delta);
+        out.data(&head.chunk(OBJECT, choice, sampled));
+    }
+
+    fn end(&mut self, head: &Head, used: &Usage, out: &mut Frames) {
+        head.done(OBJECT, used, 0, out);
     }
 }
 
 impl Completions {
     fn choice(&mut self, head: &Head, new: Delta) -> Value {
-        let Delta { index, text, tokens, ended } = new;
+        let Delta { index, mut text, mut tokens, ended, prompt } = new;
+        let first = !tokens.is_empty() && self.begun.insert(index);
+        let answer = tokens.clone();
+        let scored = self.scored(index, prompt);
+        if let Some(scored) = scored.as_ref().filter(|_| self.echo_scores) {
+            let of = (index / head.params.n.max(1)) as usize;
+            text.insert_str(0, self.echo.get(of).map_or("", String::as_str));
+            tokens.splice(0..0, scored.iter().cloned());
+        }
         let at = index as usize;
         if self.offsets.len() <= at {
             self.offsets.resize(at + 1, 0);
@@ -125,9 +180,22 @@ impl Completions {
             Some(_) => logprobs::completion(&head.app.tokenizer, &tokens, &mut self.offsets[at]),
             None => Value::Null,
         };
-        json!({
+        let mut choice = json!({
             "index": index, "text": text, "logprobs": shown, "finish_reason": ended.map(Ended::name),
             "stop_reason": head.stop_reason(ended),
-        })
+        });
+        if let Some(scored) = scored.filter(|_| !self.echo_scores) {
+            choice["prompt_logprobs"] = logprobs::prompt(&head.app.tokenizer, &scored);
+        }
+        head.show_ids(&mut choice, index, &answer, first);
+        choice
+    }
+
+    /// The prompt's tokens with their log-probabilities, where they have come.
+    fn scored(&mut self, index: u32, known: Vec<Logprobs>) -> Option<Vec<Token>> {
+        // One choice a prompt has them; a prompt of one token has none, but is shown.
+        let ids = self.prompts.get_mut(index as usize).map(std::mem::take).filter(|ids| !ids.is_empty())?;
+        let logprobs = std::iter::once(None).chain(known.into_iter().map(Some));
+        Some(ids.into_iter().zip(logprobs).map(|(id, logprobs)| Token { id, logprobs }).collect())
     }
 }

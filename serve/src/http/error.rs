@@ -1,4 +1,4 @@
-//! Errors as OpenAI's API writes them: a status, and `{"error": {"message", "type", "param", "code"}}`.
+//! Errors as OpenAI's API writes them: a status, and `{"error": {"message", "type", "param", "code"}}`; and as Anthropic's does.
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -81,6 +81,21 @@ impl ApiError {
         }
     }
 
+    /// The same in the form of Anthropic's API.
+    pub fn anthropic(&self, request: Option<&str>) -> Value {
+        let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            500.. => "api_error",
+            _ => "invalid_request_error",
+        };
+        json!({"type": "error", "error": {"type": kind, "message": self.message}, "request_id": request})
+    }
+
     /// The body of the response, or the event that ends a stream.
     pub fn json(&self) -> Value {
         let (kind, code) = self.class();
@@ -96,6 +111,8 @@ impl IntoResponse for ApiError {
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
         }
+        // Whoever speaks another API gets it in another form.
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -34,9 +34,29 @@ impl Fields {
         }
     }
 
+    /// Whether all fields have been read.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// A field's value as it is.
     pub fn raw(&mut self, name: &str) -> Option<Value> {
         self.entries.remove(name).filter(|v| !v.is_null())
+    }
+
+    /// A field's value, which stays.
+    pub fn peek(&self, name: &str) -> Option<&Value> {
+        self.entries.get(name).filter(|value| !value.is_null())
+    }
+
+    /// Whether a field is there.
+    pub fn has(&self, name: &str) -> bool {
+        self.peek(name).is_some()
+    }
+
+    /// Sets a field.
+    pub fn put(&mut self, name: &str, value: Value) {
+        self.entries.insert(name.into(), value);
     }
 
     /// A field of a type.

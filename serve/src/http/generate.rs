@@ -1,47 +1,34 @@
-//! From a body to a response, the same for chats and completions: read and prepared apart from the asynchronous threads,
-//! submitted, then streamed or collected.
+//! From a body to a response, the same for all endpoints that generate: read and prepared apart from the asynchronous threads, submitted,
+//! then streamed or collected.
 
 use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::Response;
-use http_body::Body as _;
 use serde_json::{Value, json};
-use std::future::poll_fn;
-use std::ops::Deref;
-use std::pin::Pin;
-use std::time::Duration;
-use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::timeout;
 
 use super::app::{App, now};
 use super::batch::{Batch, Progress};
+use super::body::receive;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::middleware::Caller;
 use super::params::{Params, StreamOptions};
-use super::sse;
-use crate::answer::{Delta, Ended};
+use super::sse::{self, Frames};
+use crate::answer::{Delta, Ended, Token};
 use crate::engine::Usage;
 use crate::request::Request;
 
 /// Choices of a request, over all its prompts.
-const MOST_CHOICES: usize = 256;
+pub const MOST_CHOICES: usize = 256;
 
 /// Log-probabilities of a request.
 const MOST_LOGPROBS: usize = 1 << 20;
 
-/// The beginning of a body that is not counted among all bodies: ordinary requests are never refused for the large ones.
-const FREE: usize = 64 << 10;
-
-/// Bodies whose memory is given back to the system.
-const LARGE: usize = 1 << 20;
-
-/// Time for a body to come.
-const BODY_TIME: Duration = Duration::from_secs(60);
+/// What an endpoint has read of a request: itself, what is common to all, and the ids of the prompts.
+pub type Asked<E> = (E, Params, Vec<Vec<u32>>);
 
 /// An endpoint that generates: what is its own in reading a request and in writing an answer.
 pub trait Endpoint: Send + Unpin + Sized + 'static {
@@ -51,37 +38,48 @@ pub trait Endpoint: Send + Unpin + Sized + 'static {
     /// The field that has the prompt.
     const PROMPT: &'static str;
 
-    /// The type of a plain response.
-    const OBJECT: &'static str;
+    /// What is sent in a stream that has been silent for long.
+    const PING: &'static [u8] = b": ping\n\n";
 
-    /// The type of a chunk of a stream.
-    const CHUNK: &'static str;
-
-    /// Reads the fields that are this endpoint's own; gives the prompts.
+    /// Reads the fields of a request.
     ///
     /// # Errors
     /// A field is wrong, or there is no prompt in it.
-    fn read(fields: &mut Fields, params: &mut Params, app: &App) -> Result<(Self, Vec<Vec<u32>>), ApiError>;
+    fn read(fields: &mut Fields, app: &App, caller: Caller) -> Result<Asked<Self>, ApiError>;
 
-    /// A choice of a plain response.
-    fn whole(&mut self, head: &Head, choice: Delta) -> Value;
+    /// Takes what is new of a choice of a plain response.
+    fn take(&mut self, head: &Head, delta: Delta);
 
-    /// Choices that a stream begins with, each in a chunk of its own.
-    fn begin(&mut self, head: &Head) -> Vec<Value>;
+    /// The plain response of what was taken.
+    fn whole(self, head: &Head, used: &Usage) -> Value;
 
-    /// What is new of a choice, as choices of chunks of their own.
-    fn delta(&mut self, head: &Head, delta: Delta) -> Vec<Value>;
+    /// Begins a stream.
+    fn begin(&mut self, head: &Head, out: &mut Frames);
+
+    /// Sends what is new of a choice; `sampled` tokens came so far.
+    fn delta(&mut self, head: &Head, delta: Delta, sampled: usize, out: &mut Frames);
+
+    /// Ends a stream.
+    fn end(&mut self, head: &Head, used: &Usage, out: &mut Frames);
+
+    /// Ends a stream that failed.
+    fn fail(&mut self, _: &Head, why: &ApiError, out: &mut Frames) {
+        out.data(&why.json());
+    }
 }
 
 /// What all objects of an answer have in common.
 #[derive(Debug)]
 pub struct Head {
     pub app: Arc<App>,
-    id: String,
-    created: u64,
+    pub id: String,
+    pub created: u64,
+    pub caller: Caller,
     pub params: Params,
     /// Tokens of all prompts.
-    prompt: usize,
+    pub prompt: usize,
+    /// Ids of the prompts, if they are shown.
+    prompts: Vec<Vec<u32>>,
 }
 
 impl Head {
@@ -96,12 +94,34 @@ impl Head {
         let mut chunk = self.object(object, vec![choice]);
         match self.params.stream {
             Some(StreamOptions { continuous: true, .. }) => {
-                chunk["usage"] = usage(&Usage { prompt: self.prompt, output: sampled, ..Usage::default() });
+                chunk["usage"] =
+                    usage(&Usage { prompt: self.prompt, output: sampled, ..Usage::default() }, 0);
             }
             Some(StreamOptions { usage: true, .. }) => chunk["usage"] = Value::Null,
             _ => {}
         }
         chunk
+    }
+
+    /// The end of a stream of chunks, `reasoning` tokens of which were thoughts.
+    pub fn done(&self, object: &str, used: &Usage, reasoning: usize, out: &mut Frames) {
+        if self.params.stream.is_some_and(|options| options.usage) {
+            let mut chunk = self.object(object, Vec::new());
+            chunk["usage"] = usage(used, reasoning);
+            out.data(&chunk);
+        }
+        out.raw("data: [DONE]\n\n");
+    }
+
+    /// Adds to a choice its ids, and with its first those of its prompt, if they are to be shown.
+    pub fn show_ids(&self, choice: &mut Value, index: u32, tokens: &[Token], first: bool) {
+        if !self.params.show_ids {
+            return;
+        }
+        choice["token_ids"] = tokens.iter().map(|token| token.id).collect();
+        if first {
+            choice["prompt_token_ids"] = json!(self.prompts.get((index / self.params.n.max(1)) as usize));
+        }
     }
 
     /// What stopped a choice: a string or an id of the request, or null.
@@ -114,69 +134,14 @@ impl Head {
     }
 }
 
-/// A usage as clients read it.
-pub fn usage(usage: &Usage) -> Value {
+/// A usage as clients read it; `reasoning` tokens of the answer were thoughts.
+pub fn usage(usage: &Usage, reasoning: usize) -> Value {
     json!({
         "prompt_tokens": usage.prompt, "completion_tokens": usage.output,
         "total_tokens": usage.prompt + usage.output,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     })
-}
-
-/// A body that has come whole, with its share of the room for bodies.
-pub struct Received {
-    bytes: Vec<u8>,
-    /// Given back after the bytes are gone.
-    room: Option<OwnedSemaphorePermit>,
-}
-
-impl Deref for Received {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-impl Drop for Received {
-    fn drop(&mut self) {
-        if self.bytes.len() > LARGE {
-            drop(std::mem::take(&mut self.bytes));
-            // SAFETY: the call has no preconditions. Without it the allocator would keep what a large body took for later ones.
-            #[cfg(target_env = "gnu")]
-            unsafe {
-                libc::malloc_trim(0)
-            };
-        }
-    }
-}
-
-/// A body, if it is not too large, comes in time, and there is room for it beside the others.
-///
-/// # Errors
-/// It does not.
-pub async fn body(app: &App, mut body: Body) -> Result<Received, ApiError> {
-    let limit = app.settings.body_limit;
-    let mut got = Received { bytes: Vec::new(), room: None };
-    let receive = async {
-        while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
-            let frame = frame.map_err(|_| ApiError::body("the body broke off"))?;
-            let Ok(data) = frame.into_data() else { continue };
-            if got.bytes.len() + data.len() > limit {
-                let message = format!("the body has more than the {limit} bytes that are allowed");
-                return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message));
-            }
-            got.bytes.extend_from_slice(&data);
-            if !app.grow_room(&mut got.room, got.bytes.len().saturating_sub(FREE)) {
-                return Err(ApiError::unavailable("too many large bodies at a time; try again later"));
-            }
-        }
-        Ok(())
-    };
-    let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");
-    timeout(BODY_TIME, receive).await.map_err(late)??;
-    Ok(got)
 }
 
 /// Answers a request.
@@ -189,7 +154,7 @@ pub async fn generate<E: Endpoint>(
     content: Body,
 ) -> Result<Response, ApiError> {
     app.check_ready()?;
-    let content = body(&app, content).await?;
+    let content = receive(&app, content).await?;
     let shared = app.clone();
     let prepared = app
         .spawn_bounded(move |abandoned| {
@@ -198,8 +163,7 @@ pub async fn generate<E: Endpoint>(
         })
         .await?;
     let (mut endpoint, head, requests) = prepared;
-    let choices = requests.len() * head.params.n as usize;
-    let batch = Batch::submit(&app, requests, &head.params).map_err(|e| {
+    let mut batch = Batch::submit(&app, requests, &head.params, caller.0).map_err(|e| {
         // The engine knows of prompts, not of where they came from.
         let param = e.param.as_deref().map(|p| if p == "prompt" { E::PROMPT } else { p }.to_owned());
         ApiError { param, ..e }
@@ -207,18 +171,22 @@ pub async fn generate<E: Endpoint>(
     if head.params.stream.is_some() {
         return sse::respond(batch, endpoint, head).await;
     }
-    let (choices, used) = collect(batch, choices).await?;
-    let choices = choices.into_iter().map(|choice| endpoint.whole(&head, choice)).collect();
-    let mut whole = head.object(E::OBJECT, choices);
-    whole["usage"] = usage(&used);
-    Ok(super::api::json(&whole))
+    loop {
+        match batch.next().await {
+            Some(Progress::Deltas(deltas)) => deltas.into_iter().for_each(|d| endpoint.take(&head, d)),
+            Some(Progress::End(end)) => return Ok(super::api::json(&endpoint.whole(&head, &end?))),
+            None => return Err(ApiError::internal("the engine has stopped")),
+        }
+    }
 }
 
 type Prepared<E> = (E, Head, Vec<Request>);
 
 fn prepare<E: Endpoint>(app: Arc<App>, caller: Caller, mut fields: Fields) -> Result<Prepared<E>, ApiError> {
-    let mut params = Params::read(&mut fields, &app, caller)?;
-    let (endpoint, prompts) = E::read(&mut fields, &mut params, &app)?;
+    let (endpoint, params, mut prompts) = E::read(&mut fields, &app, caller)?;
+    if let Some(most) = params.truncation {
+        prompts.iter_mut().for_each(|prompt| drop(prompt.drain(..prompt.len().saturating_sub(most))));
+    }
     let choices = prompts.len().saturating_mul(params.n as usize);
     if choices > MOST_CHOICES {
         let what = format!("{choices} choices over all prompts are too many; {MOST_CHOICES} is the limit");
@@ -229,7 +197,9 @@ fn prepare<E: Endpoint>(app: Arc<App>, caller: Caller, mut fields: Fields) -> Re
         fits(prompt.len(), &params, context, E::PROMPT)?;
         let room = context - prompt.len();
         let shown = params.sampling.logprobs.map_or(0, |top| top as usize + 1);
-        let entries = choices * params.sampling.max_tokens.unwrap_or(room) * shown;
+        let of_prompt = params.sampling.prompt_logprobs.map_or(0, |top| top as usize + 1);
+        let entries = choices * params.sampling.max_tokens.unwrap_or(room) * shown
+            + prompts.len() * prompt.len() * of_prompt;
         if entries > MOST_LOGPROBS {
             let what =
                 format!("{entries} log-probabilities are too many ({MOST_LOGPROBS}); lower max_tokens");
@@ -238,12 +208,15 @@ fn prepare<E: Endpoint>(app: Arc<App>, caller: Caller, mut fields: Fields) -> Re
     }
     let id = format!("{}{}", E::PREFIX, app.new_id());
     let prompt = prompts.iter().map(Vec::len).sum();
+    let shown = if params.show_ids { prompts.clone() } else { Vec::new() };
     let request = |prompt| {
         let Params { n, priority, .. } = params;
-        Request { prompt, n, priority, salt: params.salt.clone(), sampling: params.sampling.clone() }
+        let (salt, constraint) = (params.salt.clone(), params.constraint.clone());
+        let caller = caller.0.map_or(0, |hash| hash.iter().take(8).fold(0, |n, b| n << 8 | u64::from(*b)));
+        Request { prompt, n, priority, caller, salt, sampling: params.sampling.clone(), constraint }
     };
     let requests = prompts.into_iter().map(request).collect();
-    Ok((endpoint, Head { app, id, created: now(), params, prompt }, requests))
+    Ok((endpoint, Head { app, id, created: now(), caller, params, prompt, prompts: shown }, requests))
 }
 
 /// Whether prompt and answer fit the context; the error has a code of its own, by which clients shorten their prompts.
@@ -257,18 +230,5 @@ fn fits(prompt: usize, params: &Params, context: usize, field: &'static str) -> 
             Err(ApiError::field("max_tokens", what).with_code("context_length_exceeded"))
         }
         _ => Ok(()),
-    }
-}
-
-async fn collect(mut batch: Batch, choices: usize) -> Result<(Vec<Delta>, Usage), ApiError> {
-    let mut choices = vec![Delta::default(); choices];
-    loop {
-        match batch.next().await {
-            Some(Progress::Deltas(deltas)) => {
-                deltas.into_iter().for_each(|delta| choices[delta.index as usize].append(delta));
-            }
-            Some(Progress::End(end)) => return Ok((choices, end?)),
-            None => return Err(ApiError::internal("the engine has stopped")),
-        }
     }
 }

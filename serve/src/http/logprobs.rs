@@ -38,22 +38,36 @@ pub fn chat(tokenizer: &Tokenizer, tokens: &[Token]) -> Value {
     }
 }
 
-/// Of a completion's tokens; `offset` counts the characters before them, and then those after them. The token itself is
-/// among the likeliest even if it is none of them.
+/// Of a prompt's tokens by id, the first of which has none.
+pub fn prompt(tokenizer: &Tokenizer, tokens: &[Token]) -> Value {
+    let one = |token: &Token| {
+        let Some(Logprobs { chosen, top }) = &token.logprobs else { return Value::Null };
+        let all = top.iter().map(|(id, x)| (*id, *x)).chain([(token.id, *chosen)]);
+        let shown =
+            |(id, x)| (format!("{id}"), json!({"logprob": number(x), "decoded_token": text(tokenizer, id)}));
+        Value::Object(all.map(shown).collect())
+    };
+    tokens.iter().map(one).collect()
+}
+
+/// Of a completion's tokens, and of its prompt's, the first of which has none; `offset` counts the characters before them, and then
+/// those after them. The token itself is among the likeliest even if it is none of them.
 pub fn completion(tokenizer: &Tokenizer, tokens: &[Token], offset: &mut usize) -> Value {
     let (mut texts, mut own, mut tops, mut offsets) = (vec![], vec![], vec![], vec![]);
     for Token { id, logprobs } in tokens {
-        let Some(Logprobs { chosen, top }) = logprobs else { return Value::Null };
         let shown = text(tokenizer, *id);
-        let mut likeliest = Map::new();
-        // Different bytes may look the same; the likelier one stays.
-        for (id, x) in top.iter().map(|(id, x)| (*id, *x)).chain([(*id, *chosen)]) {
-            likeliest.entry(text(tokenizer, id)).or_insert_with(|| json!(number(x)));
-        }
+        let likeliest = logprobs.as_ref().map(|Logprobs { chosen, top }| {
+            let mut likeliest = Map::new();
+            // Different bytes may look the same; the likelier one stays.
+            for (id, x) in top.iter().map(|(id, x)| (*id, *x)).chain([(*id, *chosen)]) {
+                likeliest.entry(text(tokenizer, id)).or_insert_with(|| json!(number(x)));
+            }
+            likeliest
+        });
         offsets.push(*offset);
         *offset += shown.chars().count();
         texts.push(shown);
-        own.push(number(*chosen));
+        own.push(logprobs.as_ref().map(|l| number(l.chosen)));
         tops.push(likeliest);
     }
     json!({"tokens": texts, "token_logprobs": own, "top_logprobs": tops, "text_offset": offsets})

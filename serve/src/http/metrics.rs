@@ -70,6 +70,9 @@ pub struct Metrics {
     queue: Histogram,
     first: Histogram,
     each: Histogram,
+    between: Histogram,
+    prefill: Histogram,
+    decode: Histogram,
     whole: Histogram,
     prompt: Histogram,
     output: Histogram,
@@ -99,6 +102,9 @@ impl Metrics {
             queue: time("request_queue_time_seconds", "From submission to the first step.", &LONG)?,
             first: time("time_to_first_token_seconds", "From submission to the first token.", &LONG)?,
             each: time("request_time_per_output_token_seconds", "Between tokens of a choice.", &SHORT)?,
+            between: time("inter_token_latency_seconds", "Between what is told of a choice.", &SHORT)?,
+            prefill: time("request_prefill_time_seconds", "From the first step to the first token.", &LONG)?,
+            decode: time("request_decode_time_seconds", "From the first token to the last.", &LONG)?,
             whole: time("e2e_request_latency_seconds", "From submission to the end.", &LONG)?,
             prompt: time("request_prompt_tokens", "Tokens of a prompt.", &TOKENS)?,
             output: time("request_generation_tokens", "Tokens generated for a prompt.", &TOKENS)?,
@@ -111,8 +117,13 @@ impl Metrics {
         self.responses.with_label_values(&[path, &status.to_string()]).inc();
     }
 
-    /// Choices went on, or ended.
-    pub fn deltas(&self, deltas: &[Delta]) {
+    /// Choices went on, or ended; `told` is when they went on last, over all prompts.
+    pub fn deltas(&self, deltas: &[Delta], told: &mut [Option<Instant>]) {
+        let now = Instant::now();
+        for delta in deltas {
+            let before = told.get_mut(delta.index as usize).and_then(|told| told.replace(now));
+            before.into_iter().for_each(|before| self.between.observe((now - before).as_secs_f64()));
+        }
         for ended in deltas.iter().filter_map(|d| d.ended) {
             self.ends.with_label_values(&[Ended::name(ended)]).inc();
         }
@@ -123,6 +134,10 @@ impl Metrics {
         let now = Instant::now();
         self.queue.observe(usage.queued.as_secs_f64());
         self.whole.observe((now - submitted).as_secs_f64());
+        if let Some((begun, last)) = usage.first_token.zip(usage.last_token) {
+            self.prefill.observe(begun.saturating_sub(usage.queued).as_secs_f64());
+            self.decode.observe(last.saturating_sub(begun).as_secs_f64());
+        }
         self.prompt.observe(usage.prompt as f64);
         self.output.observe(usage.output as f64);
         let Some(first) = first else { return };

@@ -1,34 +1,43 @@
 //! What every request passes: an id, the rules for browsers, the key. Outside all of it stands the guard against panics.
 
-use std::io;
+use std::io::{self, Write};
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Version, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
-use super::app::{App, KeyHash};
+use super::app::{App, now};
 use super::error::ApiError;
+use super::keys::KeyHash;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Tells clients of Anthropic's API from those of OpenAI's.
+pub const VERSION: &str = "anthropic-version";
 
 /// Of the ids that clients give.
 const LONGEST_ID: usize = 128;
 
 /// Paths that are counted by themselves.
-const PATHS: [&str; 8] = [
+pub const PATHS: [&str; 12] = [
     "/health",
     "/ready",
     "/metrics",
+    "/openapi.json",
     "/tokenize",
     "/detokenize",
     "/v1/models",
     "/v1/completions",
     "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
 ];
 
 /// Who calls: the hash of the key that was given, where keys are asked for.
@@ -74,6 +83,8 @@ async fn identify(State(app): State<Arc<App>>, request: Request, next: Next) -> 
     });
     let id = given.cloned().or_else(|| HeaderValue::from_str(&format!("req-{}", app.new_id())).ok());
     let path = request.uri().path().trim_end_matches('/');
+    let (method, started) = (request.method().clone(), Instant::now());
+    let anthropic = speaks_anthropic(path, request.headers());
     let path = PATHS.into_iter().find(|known| *known == path).unwrap_or("other");
     // Servers behind others that take a different one of two would be told different requests.
     let hosts = request.headers().get_all(header::HOST).iter().count();
@@ -82,10 +93,51 @@ async fn identify(State(app): State<Arc<App>>, request: Request, next: Next) -> 
         false => ApiError::body(format!("a request has one Host header, not {hosts}")).into_response(),
     };
     app.metrics.response(path, response.status().as_u16());
+    if app.settings.log {
+        log(&method, path, &response, id.as_ref(), started);
+    }
+    if let Some(why) = response.extensions_mut().remove::<ApiError>().filter(|_| anthropic) {
+        response = in_anthropics_form(response, &why, id.as_ref());
+    }
     if let Some(id) = id {
+        if anthropic {
+            response.headers_mut().insert(HeaderName::from_static("request-id"), id.clone());
+        }
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response
+}
+
+/// Tells of a request on a line: when its answer began, what it was, who asked (the beginning of the hash of a key), how long that took.
+fn log(method: &Method, path: &str, response: &Response, id: Option<&HeaderValue>, started: Instant) {
+    let caller = response.extensions().get::<Caller>().and_then(|caller| caller.0);
+    let line = serde_json::json!({
+        "time": now(), "request_id": id.and_then(|id| id.to_str().ok()), "method": method.as_str(), "path": path,
+        "status": response.status().as_u16(), "seconds": started.elapsed().as_secs_f64(),
+        "key": caller.map(|hash| hash[..4].iter().map(|byte| format!("{byte:02x}")).collect::<String>()),
+        "error": response.extensions().get::<ApiError>().map(|why| &why.message),
+    });
+    // Whoever does not read it does not want it.
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Whether errors are to have the form of Anthropic's API.
+fn speaks_anthropic(path: &str, headers: &HeaderMap) -> bool {
+    path.starts_with("/v1/messages") || path.starts_with("/v1/models") && headers.contains_key(VERSION)
+}
+
+/// An error in that form; what was refused for want of room has the status by which these clients know it.
+fn in_anthropics_form(response: Response, why: &ApiError, id: Option<&HeaderValue>) -> Response {
+    let body = why.anthropic(id.and_then(|id| id.to_str().ok()));
+    let mut new = super::api::json(&body);
+    let overloaded = StatusCode::from_u16(529).ok().filter(|_| why.status == StatusCode::SERVICE_UNAVAILABLE);
+    *new.status_mut() = overloaded.unwrap_or(response.status());
+    for name in [header::RETRY_AFTER, header::ALLOW] {
+        if let Some(value) = response.headers().get(&name) {
+            new.headers_mut().insert(name, value.clone());
+        }
+    }
+    new
 }
 
 /// Lets in who has a key. Whether the server lives is no secret.
@@ -97,14 +149,21 @@ async fn key(State(app): State<Arc<App>>, mut request: Request, next: Next) -> R
         scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
     });
     let given = bearer.or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes));
-    let caller = given.and_then(|key| app.check_key(key));
-    if app.wants_keys() && caller.is_none() && !open && request.method() != Method::OPTIONS {
+    let caller = given.and_then(|key| app.keys.check(key));
+    if app.keys.are_wanted() && caller.is_none() && !open && request.method() != Method::OPTIONS {
         let message = match given {
             Some(_) => "the API key is not one of this server's",
             None => "an API key is missing; send `Authorization: Bearer KEY` or `x-api-key: KEY`",
         };
         return ApiError::new(StatusCode::UNAUTHORIZED, message).into_response();
     }
+    if request.method() == Method::POST
+        && let Err(why) = app.limiter.enter(caller)
+    {
+        return why.into_response();
+    }
     request.extensions_mut().insert(Caller(caller));
-    next.run(request).await
+    let mut response = next.run(request).await;
+    response.extensions_mut().insert(Caller(caller));
+    response
 }

@@ -8,8 +8,11 @@ use super::app::App;
 use super::error::ApiError;
 use super::fields::{Fields, Read, kind};
 use super::middleware::Caller;
-use crate::request::{MOST_BIASES, MOST_STOP_IDS, Sampling};
+use super::structured;
+use crate::grammar::{Constraint, Wanted};
+use crate::request::{MOST_BAD_WORDS, MOST_BIASES, MOST_STOP_IDS, Sampling};
 use crate::stop::{StopError, StopStrings};
+use crate::tokenizer::Skip;
 
 /// Stop strings of a request.
 const MOST_STOPS: usize = 64;
@@ -26,10 +29,20 @@ pub struct Params {
     pub n: u32,
     pub stops: Vec<String>,
     pub stop_strings: StopStrings,
-    pub skip_special: bool,
+    pub skip: Skip,
     pub priority: i32,
     pub salt: Vec<u8>,
     pub stream: Option<StreamOptions>,
+    /// What holds the answers.
+    pub constraint: Option<Constraint>,
+    /// The field by which a grammar was asked for, and what it must be.
+    pub wanted: Option<(String, Wanted)>,
+    /// Tokens of a thought, at most.
+    pub thinking_budget: Option<usize>,
+    /// Tokens of a prompt that are kept, its last ones.
+    pub truncation: Option<usize>,
+    /// Whether ids are shown beside the text.
+    pub show_ids: bool,
 }
 
 /// What a stream tells besides text.
@@ -50,7 +63,7 @@ fn put<T: Read>(slot: &mut T, value: Value) -> Result<(), String> {
 }
 
 /// The later row wins.
-const SAMPLING: [(&str, Set); 15] = [
+const SAMPLING: [(&str, Set); 18] = [
     ("temperature", |s, v| put(&mut s.temperature, v)),
     ("top_p", |s, v| put(&mut s.top_p, v)),
     ("top_k", |s, v| top_k(v).map(|k| s.top_k = k)),
@@ -65,6 +78,9 @@ const SAMPLING: [(&str, Set); 15] = [
     ("max_completion_tokens", |s, v| usize::read(v).map(|n| s.max_tokens = Some(n))),
     ("min_tokens", |s, v| put(&mut s.min_tokens, v)),
     ("ignore_eos", |s, v| put(&mut s.ignore_eos, v)),
+    ("typical_p", |s, v| put(&mut s.typical_p, v)),
+    ("prompt_logprobs", |s, v| u32::read(v).map(|n| s.prompt_logprobs = Some(n))),
+    ("allowed_token_ids", |s, v| allowed_ids(v).map(|ids| s.allowed_ids = ids)),
     ("logprobs_mode", |_, v| match v.as_str() {
         Some("raw_logprobs") => Ok(()),
         _ => Err("must be \"raw_logprobs\"; there are no others".into()),
@@ -99,6 +115,41 @@ fn stop_ids(value: Value) -> Result<Vec<u32>, String> {
     list.into_iter().map(u32::read).collect()
 }
 
+fn allowed_ids(value: Value) -> Result<Vec<u32>, String> {
+    match Vec::<Value>::read(value)?.into_iter().map(u32::read).collect::<Result<Vec<u32>, _>>()? {
+        none if none.is_empty() => Err("is empty; allow a token at least, or leave it out".into()),
+        ids => Ok(ids),
+    }
+}
+
+/// Words that may not come, as runs of tokens: at the beginning of a text and, with a space before them, within one.
+fn bad_words(fields: &mut Fields, app: &App) -> Result<Vec<Vec<u32>>, ApiError> {
+    let words: Vec<String> = fields.list("bad_words", MOST_BAD_WORDS / 2)?;
+    let mut runs = Vec::with_capacity(words.len() * 2);
+    for word in words.iter().map(|word| word.trim_start()).filter(|word| !word.is_empty()) {
+        for text in [word.to_owned(), format!(" {word}")] {
+            let ids = app.encode("bad_words", &text, false)?;
+            if !ids.is_empty() && !runs.contains(&ids) {
+                runs.push(ids);
+            }
+        }
+    }
+    Ok(runs)
+}
+
+/// How many tokens of the prompt are kept, its last ones; none for all.
+fn truncation(fields: &mut Fields, app: &App, most: Option<usize>) -> Result<Option<usize>, ApiError> {
+    match fields.take::<i128>("truncate_prompt_tokens")? {
+        None => Ok(None),
+        // What the context has room for.
+        Some(-1) => Ok(Some(app.engine.limits().context.saturating_sub(most.unwrap_or(1)).max(1))),
+        Some(n) => match usize::try_from(n) {
+            Ok(n) if n > 0 => Ok(Some(n)),
+            _ => Err(fields.refusal("truncate_prompt_tokens", format!("must be at least 1, or -1, not {n}"))),
+        },
+    }
+}
+
 fn biases(value: Value) -> Result<Vec<(u32, f32)>, String> {
     let entries = Map::read(value)?;
     if entries.len() > MOST_BIASES {
@@ -128,29 +179,15 @@ const EMPTY: fn(&Value) -> bool = |v| {
         || v.as_object().is_some_and(Map::is_empty)
 };
 
-const REFUSED: [Refused; 24] = [
+const REFUSED: [Refused; 10] = [
     ("use_beam_search", FALSE, "beam search is not supported; leave it out"),
     ("suffix", EMPTY, "filling in is not supported; leave it out"),
-    ("prompt_logprobs", NOTHING, "log-probabilities of the prompt are not supported; leave it out"),
-    ("bad_words", EMPTY, "is not supported; use logit_bias"),
-    ("allowed_token_ids", EMPTY, "is not supported; use logit_bias"),
-    ("structured_outputs", EMPTY, "structured output is not supported; leave it out"),
-    ("guided_json", NOTHING, "structured output is not supported; leave it out"),
-    ("guided_regex", NOTHING, "structured output is not supported; leave it out"),
-    ("guided_choice", NOTHING, "structured output is not supported; leave it out"),
-    ("guided_grammar", NOTHING, "structured output is not supported; leave it out"),
-    ("grammar", EMPTY, "structured output is not supported; leave it out"),
-    ("json_schema", EMPTY, "structured output is not supported; leave it out"),
     ("functions", EMPTY, "is obsolete and not supported; use tools"),
     ("function_call", |v| v == "none" || v == "auto", "is obsolete and not supported; use tools"),
     ("modalities", |v| v == &serde_json::json!(["text"]), "only text is supported; leave it out"),
     ("audio", NOTHING, "audio is not supported; leave it out"),
     ("web_search_options", NOTHING, "searching the web is not supported; leave it out"),
     ("chat_template", NOTHING, "a template of the request's own is not allowed; the model's is used"),
-    ("truncate_prompt_tokens", NOTHING, "is not supported; shorten the prompt"),
-    ("thinking_token_budget", NOTHING, "is not supported; leave it out"),
-    ("typical_p", |v| v.as_f64() == Some(1.0), "is not supported; use min_p"),
-    ("return_token_ids", FALSE, "is not supported; use logprobs"),
     ("spaces_between_special_tokens", TRUE, "is not supported; leave it out"),
     ("lora", NOTHING, "adapters are not supported; leave it out"),
 ];
@@ -167,14 +204,16 @@ impl Params {
                 return Err(fields.refusal(name, what));
             }
         }
-        response_format(fields)?;
+        let wanted = structured::wanted(fields)?;
         let mut sampling = app.settings.sampling.clone();
         for (name, set) in SAMPLING {
             if let Some(value) = fields.raw(name) {
                 set(&mut sampling, value).map_err(|wrong| fields.refusal(name, wrong))?;
             }
         }
+        sampling.bad_words = bad_words(fields, app)?;
         let sampling = sampling.checked(app.engine.limits().vocabulary)?;
+        let most = sampling.max_tokens;
         let n = fields.or("n", 1)?;
         if fields.take::<u32>("best_of")?.is_some_and(|best| best != n) {
             return Err(fields.refusal("best_of", "must equal n; choosing among more is not supported"));
@@ -195,10 +234,15 @@ impl Params {
             n,
             stops,
             stop_strings,
-            skip_special: fields.or("skip_special_tokens", true)?,
+            skip: fields.or("skip_special_tokens", true)?.into(),
             priority: fields.or("priority", 0)?,
             salt: salt(fields, app, caller)?,
             stream: stream(fields)?,
+            constraint: None,
+            wanted,
+            thinking_budget: fields.take("thinking_token_budget")?,
+            truncation: truncation(fields, app, most)?,
+            show_ids: fields.or("return_token_ids", false)?,
         })
     }
 }
@@ -210,21 +254,6 @@ impl Params {
 pub fn model(fields: &mut Fields, app: &App) -> Result<String, ApiError> {
     let name = fields.take::<String>("model")?.unwrap_or_else(|| app.name().into());
     if app.names.contains(&name) { Ok(name) } else { Err(ApiError::unknown_model(short(&name))) }
-}
-
-fn response_format(fields: &mut Fields) -> Result<(), ApiError> {
-    let Some(mut format) = fields.object("response_format")? else { return Ok(()) };
-    match format.take::<String>("type")?.as_deref() {
-        Some("text") => Ok(()),
-        Some(known @ ("json_object" | "json_schema")) => {
-            let wrong = format!("{known:?} is not supported; only \"text\" is");
-            Err(format.refusal("type", wrong))
-        }
-        other => {
-            let wrong = format!("must be \"text\", not {:?}", short(other.unwrap_or("")));
-            Err(format.refusal("type", wrong))
-        }
-    }
 }
 
 fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
@@ -249,7 +278,7 @@ fn salt(fields: &mut Fields, app: &App, caller: Caller) -> Result<Vec<u8>, ApiEr
         let n = salt.len();
         return Err(fields.refusal("cache_salt", format!("must have at most {LONGEST_SALT} bytes, not {n}")));
     }
-    let caller = caller.0.filter(|_| app.has_tenants());
+    let caller = caller.0.filter(|_| app.keys.are_several());
     if caller.is_none() && salt.is_empty() {
         return Ok(Vec::new());
     }

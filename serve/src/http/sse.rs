@@ -1,5 +1,5 @@
-//! An answer as server-sent events. In: the batch of its answers and the endpoint that writes its chunks. Out: the body of the response:
-//! frames `data: {…}`, a comment whenever nothing came for a while, at last `data: [DONE]` or an error, exactly one of them.
+//! An answer as server-sent events. In: the batch of its answers and the endpoint that writes its frames. Out: the body of the response:
+//! frames, something whenever nothing came for a while, at last the endpoint's last frame or an error, exactly one of them.
 //! When the client leaves, hyper drops the body, and with it the batch.
 
 use std::convert::Infallible;
@@ -17,7 +17,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::batch::{Batch, Progress};
 use super::error::ApiError;
-use super::generate::{self, Endpoint, Head};
+use super::generate::{Endpoint, Head};
 
 struct Events<E> {
     batch: Batch,
@@ -53,44 +53,45 @@ pub async fn respond(mut batch: Batch, endpoint: impl Endpoint, head: Head) -> R
     Ok((headers, Body::new(events)).into_response())
 }
 
-fn write(out: &mut Vec<u8>, chunk: &Value) {
-    out.extend_from_slice(b"data: ");
-    // Writing a value to memory does not fail.
-    let _ = serde_json::to_writer(&mut *out, chunk);
-    out.extend_from_slice(b"\n\n");
+/// Frames that are to be sent.
+#[derive(Debug, Default)]
+pub struct Frames(Vec<u8>);
+
+impl Frames {
+    /// Adds a frame with data alone.
+    pub fn data(&mut self, data: &Value) {
+        self.raw("data: ");
+        // Writing a value to memory does not fail.
+        let _ = serde_json::to_writer(&mut self.0, data);
+        self.raw("\n\n");
+    }
+
+    /// Adds a frame whose event is the type that its data has.
+    pub fn event(&mut self, data: &Value) {
+        self.raw("event: ");
+        self.raw(data["type"].as_str().unwrap_or("message"));
+        self.raw("\n");
+        self.data(data);
+    }
+
+    /// Adds text as it is.
+    pub fn raw(&mut self, text: &str) {
+        self.0.extend_from_slice(text.as_bytes());
+    }
 }
 
 impl<E: Endpoint> Events<E> {
-    fn write(&self, out: &mut Vec<u8>, choices: Vec<Value>, sampled: usize) {
-        choices.into_iter().for_each(|choice| write(out, &self.head.chunk(E::CHUNK, choice, sampled)));
-    }
-
-    fn show(&mut self, progress: Option<Progress>) -> Vec<u8> {
-        let mut out = Vec::new();
+    fn show(&mut self, progress: Option<Progress>, out: &mut Frames) {
+        self.over = !matches!(progress, Some(Progress::Deltas(_)));
         match progress {
             Some(Progress::Deltas(deltas)) => {
                 let sampled = self.batch.sampled();
-                for delta in deltas {
-                    let choices = self.endpoint.delta(&self.head, delta);
-                    self.write(&mut out, choices, sampled);
-                }
+                deltas.into_iter().for_each(|delta| self.endpoint.delta(&self.head, delta, sampled, out));
             }
-            Some(Progress::End(Ok(usage))) => {
-                self.over = true;
-                if self.head.params.stream.is_some_and(|options| options.usage) {
-                    let mut chunk = self.head.object(E::CHUNK, Vec::new());
-                    chunk["usage"] = generate::usage(&usage);
-                    write(&mut out, &chunk);
-                }
-                out.extend_from_slice(b"data: [DONE]\n\n");
-            }
-            Some(Progress::End(Err(why))) => {
-                self.over = true;
-                write(&mut out, &why.json());
-            }
-            None => self.over = true,
+            Some(Progress::End(Ok(used))) => self.endpoint.end(&self.head, &used, out),
+            Some(Progress::End(Err(why))) => self.endpoint.fail(&self.head, &why, out),
+            None => {}
         }
-        out
     }
 }
 
@@ -103,31 +104,30 @@ impl<E: Endpoint> http_body::Body for Events<E> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = &mut *self;
-        let mut out = Vec::new();
+        let mut out = Frames::default();
         if !this.begun {
             this.begun = true;
-            let choices = this.endpoint.begin(&this.head);
-            this.write(&mut out, choices, 0);
+            this.endpoint.begin(&this.head, &mut out);
         }
         while !this.over {
             let progress = match this.first.take() {
                 Some(first) => Some(first),
-                None if !out.is_empty() => break,
+                None if !out.0.is_empty() => break,
                 None => match this.batch.poll_next(cx) {
                     Poll::Ready(progress) => progress,
                     Poll::Pending if this.keep_alive.as_mut().poll(cx).is_ready() => {
-                        out.extend_from_slice(b": ping\n\n");
+                        out.0.extend_from_slice(E::PING);
                         break;
                     }
                     Poll::Pending => return Poll::Pending,
                 },
             };
-            out.append(&mut this.show(progress));
+            this.show(progress, &mut out);
         }
-        if out.is_empty() {
+        if out.0.is_empty() {
             return Poll::Ready(None);
         }
         this.keep_alive.as_mut().reset(Instant::now() + this.interval);
-        Poll::Ready(Some(Ok(Frame::data(out.into()))))
+        Poll::Ready(Some(Ok(Frame::data(out.0.into()))))
     }
 }

@@ -1,12 +1,17 @@
 //! The server over real connections and a model whose answers are known. The client is written out, byte for byte, so that it
 //! can also send what no client would.
 
+mod anthropic;
+mod extras;
 mod hostile;
 mod openai;
 mod operations;
 mod plain;
 mod refusals;
+mod responses;
 mod streams;
+mod structured;
+mod talks;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -17,10 +22,11 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::{HttpSettings, Served, serve};
-use crate::engine::{Handle, Settings};
+use super::{HttpSettings, Rates, Served, serve};
+use crate::engine::{Engine, Handle, Settings};
 use crate::template::ChatTemplate;
 use crate::tests::alphabet::{Alphabet, SIZES, tokenizer};
+use crate::tests::script::Script;
 
 /// Says who speaks, and can raise and loop.
 const TEMPLATE: &str = "{% for m in messages %}{% if m.content == 'raise' %}{{ raise_exception('no such thing') }}\
@@ -42,10 +48,19 @@ impl Server {
     }
 
     fn with(model: Alphabet, engine: Settings, settings: HttpSettings) -> Server {
+        Server::of(model.start(engine), TEMPLATE, settings)
+    }
+
+    /// One that says one text; its template has these marks besides.
+    fn saying(text: &str, marks: &str) -> Server {
+        let template = format!("{TEMPLATE}{{# {marks} #}}");
+        Server::of(Script::start(text), &template, HttpSettings::default())
+    }
+
+    fn of(engine: Engine, template: &str, settings: HttpSettings) -> Server {
         let runtime = Runtime::new().unwrap();
-        let engine = model.start(engine);
         let handle = engine.handle();
-        let template = Some(ChatTemplate::parse(TEMPLATE, Map::new()).unwrap());
+        let template = Some(ChatTemplate::parse(template, Map::new()).unwrap());
         let names = vec!["org/alphabet".to_owned(), "alias".to_owned()];
         let served = Served { engine, tokenizer: tokenizer(), template, names, settings };
         let (stop, stopped) = oneshot::channel();

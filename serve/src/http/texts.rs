@@ -8,9 +8,11 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::app::App;
+use super::body::receive;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::{api, chat, generate, params};
+use super::talk::Talk;
+use super::{api, params};
 
 type Work = fn(&App, Fields) -> Result<Value, ApiError>;
 
@@ -25,7 +27,7 @@ pub async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Respo
 }
 
 async fn answer(app: Arc<App>, body: Body, work: Work) -> Result<Response, ApiError> {
-    let content = generate::body(&app, body).await?;
+    let content = receive(&app, body).await?;
     let shared = app.clone();
     let value = app.spawn_bounded(move |abandoned| {
         let mut fields = Fields::parse(&content, abandoned)?;
@@ -39,7 +41,10 @@ fn ids(app: &App, mut fields: Fields) -> Result<Value, ApiError> {
     let strings = fields.or("return_token_strs", false)?;
     let (field, (text, add_special)) = match fields.take::<String>("prompt")? {
         Some(text) => ("prompt", (text, fields.or("add_special_tokens", true)?)),
-        None => ("messages", chat::prompt(app, &mut fields)?),
+        None => {
+            let Talk { text, add_special, .. } = Talk::read(app, &mut fields)?;
+            ("messages", (text, add_special))
+        }
     };
     let ids = app.tokenizer.encode(&text, add_special).map_err(|e| fields.refusal(field, e.message))?;
     let shown = strings.then(|| ids.iter().map(|id| app.tokenizer.token(*id)).collect::<Vec<_>>());

@@ -216,7 +216,7 @@ fn penalties_biases_and_bans_are_as_specified() {
         ..Sampling::default()
     };
     let mut h = History::new(Rules::new(s, &[0, 1, 1], 0, vec![5]), 0);
-    [1, 2, 2].into_iter().for_each(|t| h.record(t));
+    [1, 2, 2].into_iter().for_each(|t| assert_eq!(h.record(t), Ok(false)));
     let (before, mut raw) = ([1.0, -1.0, 4.0, 0.5, 0.5, 9.0], Vec::new());
     let mut logits = before;
     h.adjust(&mut logits, &mut raw);
@@ -225,7 +225,7 @@ fn penalties_biases_and_bans_are_as_specified() {
     for (id, x) in before.iter().enumerate().filter(|(id, x)| logits[*id] != **x) {
         assert_eq!(raw.iter().find(|(i, _)| *i as usize == id), Some(&(id as u32, *x)));
     }
-    h.record(3);
+    assert_eq!(h.record(3), Ok(false));
     let mut logits = [0.0; 6];
     h.adjust(&mut logits, &mut raw);
     assert_eq!(logits[5], 0.0);

@@ -35,6 +35,8 @@ pub struct Row {
     pub id: SequenceId,
     /// Tokens computed.
     pub tokens: usize,
+    /// Tokens of the sequence up to the last of these: the place of the next one.
+    pub at: usize,
     /// Whether these are all that the sequence has, so that the row's logits are those of its next token and are sampled.
     pub complete: bool,
 }

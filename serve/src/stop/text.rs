@@ -2,7 +2,7 @@
 //! stream and the stop strings in a row, so that each holds back what only it can judge.
 
 use super::{Shown, StopMatcher, StopStrings};
-use crate::tokenizer::{DecodeStream, Tokenizer, TokenizerError};
+use crate::tokenizer::{DecodeStream, Skip, Tokenizer, TokenizerError};
 
 /// Text of one answer, as its ids come.
 #[derive(Clone, Debug)]
@@ -12,9 +12,9 @@ pub struct TextStream {
 }
 
 impl TextStream {
-    /// Begins an answer; special tokens are left out with `skip_special`.
-    pub fn new(tokenizer: &Tokenizer, skip_special: bool, stops: &StopStrings) -> TextStream {
-        TextStream { decode: tokenizer.stream(skip_special), matcher: stops.matcher() }
+    /// Begins an answer; special tokens are left out as `skip` says.
+    pub fn new(tokenizer: &Tokenizer, skip: impl Into<Skip>, stops: &StopStrings) -> TextStream {
+        TextStream { decode: tokenizer.stream(skip), matcher: stops.matcher() }
     }
 
     /// Takes the next id; gives what may be shown by now. After a stop nothing is taken.

@@ -8,6 +8,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value}
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{io, thread};
@@ -19,9 +20,28 @@ pub(super) struct Compiled {
     pub source: String,
     pub form: OnceLock<ContentForm>,
     /// The same for the engine.
-    plain: String,
+    plain: Text,
+    /// The same, with marks around what the assistant wrote.
+    marked: Option<Text>,
+}
+
+/// A source for the engine.
+#[derive(Debug)]
+struct Text {
+    source: String,
     /// Tells it from all others of this process.
     id: u64,
+}
+
+impl Text {
+    fn new(source: String) -> Text {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Text { source, id: NEXT.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    fn job(&self, variables: Option<Map<String, Json>>, items: usize) -> Job {
+        Job { id: self.id, source: self.source.clone(), variables, items }
+    }
 }
 
 /// What is to be rendered.
@@ -47,11 +67,10 @@ const PARSED: usize = 64;
 
 impl Compiled {
     pub(super) fn new(found: load::Found) -> Result<Compiled, TemplateError> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let load::Found { name, source, origin } = found;
-        let made = Compiled { plain: source::plain(&source), name, source, form: OnceLock::new(), id };
-        worker::run(&made.job(None, 0), None).map_err(|e| TemplateError::File {
+        let (plain, marked) = (Text::new(source::plain(&source)), source::marked(&source).map(Text::new));
+        let made = Compiled { plain, marked, name, source, form: OnceLock::new() };
+        worker::run(&made.plain.job(None, 0), None).map_err(|e| TemplateError::File {
             path: origin,
             message: match e {
                 TemplateError::Failed { line, message } => {
@@ -63,8 +82,9 @@ impl Compiled {
         Ok(made)
     }
 
-    fn job(&self, variables: Option<Map<String, Json>>, items: usize) -> Job {
-        Job { id: self.id, source: self.plain.clone(), variables, items }
+    /// Whether `generation` blocks mark what the assistant wrote.
+    pub(super) fn marks_generation(&self) -> bool {
+        self.marked.is_some()
     }
 }
 
@@ -199,6 +219,47 @@ pub(super) fn chat(
     tokens: &Map<String, Json>,
     chat: &Chat<'_>,
 ) -> Result<String, TemplateError> {
+    prompt(&template.plain, &template.source, tokens, chat)
+}
+
+/// The prompt, and the bytes of it that stand in `generation` blocks.
+pub(super) fn generated(
+    template: &Compiled,
+    tokens: &Map<String, Json>,
+    chat: &Chat<'_>,
+) -> Result<(String, Vec<Range<usize>>), TemplateError> {
+    let refused = |what: &str| TemplateError::Request(what.to_owned());
+    let marked =
+        template.marked.as_ref().ok_or_else(|| refused("the chat template has no generation blocks"))?;
+    let (mut text, mut blocks) = (String::new(), Vec::new());
+    let mut open = None;
+    let made = prompt(marked, &template.source, tokens, chat)?;
+    for piece in made.split_inclusive(source::MARKS) {
+        let mark = piece.chars().next_back().and_then(|c| source::MARKS.iter().position(|m| *m == c));
+        text.push_str(piece.trim_end_matches(source::MARKS));
+        match (mark, open) {
+            (Some(0), None) => open = Some(text.len()),
+            (Some(1), Some(begin)) => {
+                blocks.push(begin..text.len());
+                open = None;
+            }
+            (None, None) => {}
+            _ => {
+                return Err(refused(
+                    "generation blocks are nested or cut, or a message holds U+FDD0; mend them",
+                ));
+            }
+        }
+    }
+    Ok((text, blocks))
+}
+
+fn prompt(
+    text: &Text,
+    source: &str,
+    tokens: &Map<String, Json>,
+    chat: &Chat<'_>,
+) -> Result<String, TemplateError> {
     let refused = |what: &str| Err(TemplateError::Request(what.to_owned()));
     if chat.messages.is_empty() {
         return refused("messages: is empty; give at least one message");
@@ -216,7 +277,7 @@ pub(super) fn chat(
         variables.insert(key.clone(), value.clone());
     }
     let mut messages: Vec<Json> = chat.messages.iter().map(|m| Json::Object(m.as_seen())).collect();
-    let last = if chat.continue_final_message { Some(mark(&mut messages, &template.source)?) } else { None };
+    let last = if chat.continue_final_message { Some(mark(&mut messages, source)?) } else { None };
     let list = |list: Option<&[Json]>| list.map_or(Json::Null, |list| Json::Array(list.to_vec()));
     let items =
         messages.len() + chat.tools.map_or(0, <[Json]>::len) + chat.documents.map_or(0, <[Json]>::len);
@@ -224,7 +285,7 @@ pub(super) fn chat(
     variables.insert("tools".into(), list(chat.tools));
     variables.insert("documents".into(), list(chat.documents));
     variables.insert("add_generation_prompt".into(), Json::Bool(chat.add_generation_prompt));
-    let prompt = worker::run(&template.job(Some(variables), items), chat.abandoned)?;
+    let prompt = worker::run(&text.job(Some(variables), items), chat.abandoned)?;
     match last {
         Some(last) => cut(prompt, &last),
         None => Ok(prompt),

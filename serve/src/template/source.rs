@@ -1,9 +1,52 @@
 //! Source of a template, made fit for the engine. In: Jinja as transformers reads it. Out: the same with `generation` blocks,
-//! which mark what the assistant wrote and print it unaltered, spelt as the plain scope that they are.
+//! which mark what the assistant wrote and print it unaltered, spelt as the plain scope that they are; or with marks printed where they
+//! begin and end.
+
+/// What is printed where a `generation` block begins and where it ends: no characters of any text, as Unicode says.
+pub(super) const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 
 /// Replaces `{% generation %}` by `{% with %}` and its end alike; whitespace control stays. Comments, raw blocks and strings
 /// are left alone. Every end of a line becomes `\n`, as Jinja reads it.
 pub(super) fn plain(source: &str) -> String {
+    rewrite(source, &mut |tag, word, made, _rest| {
+        made.push_str(&tag.replacen(word, if word == "generation" { "with" } else { "endwith" }, 1));
+        0
+    })
+}
+
+/// The same, with [`MARKS`] printed; `None` where there are no such blocks.
+pub(super) fn marked(source: &str) -> Option<String> {
+    let mut blocks = 0;
+    let made = rewrite(source, &mut |tag, word, made, rest| {
+        blocks += 1;
+        // What the tag would strip is stripped here, because what takes its place prints.
+        let kept = match tag.as_bytes()[2] {
+            b'-' => made.trim_end().len(),
+            b'+' => made.len(),
+            _ => {
+                let line = made.trim_end_matches([' ', '\t']);
+                if line.is_empty() || line.ends_with('\n') { line.len() } else { made.len() }
+            }
+        };
+        made.truncate(kept);
+        made.push_str(&match word {
+            "generation" => format!("{{%+ with %}}{{{{ \"{}\" }}}}", MARKS[0]),
+            _ => format!("{{{{ \"{}\" }}}}{{% endwith +%}}", MARKS[1]),
+        });
+        match tag.as_bytes()[tag.len() - 3] {
+            b'-' => rest.len() - rest.trim_start().len(),
+            b'+' => 0,
+            _ => usize::from(rest.starts_with('\n')),
+        }
+    });
+    (blocks > 0).then_some(made)
+}
+
+/// What takes the place of a tag, given the tag, its word, what is made so far and what follows; gives how much of the latter is
+/// passed by.
+type Replace<'a> = &'a mut dyn FnMut(&str, &str, &mut String, &str) -> usize;
+
+fn rewrite(source: &str, replace: Replace<'_>) -> String {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut made = String::with_capacity(source.len());
     let mut rest = source.as_str();
@@ -21,12 +64,15 @@ pub(super) fn plain(source: &str) -> String {
         };
         let (tag, after) = rest.split_at(taken);
         match keyword(tag) {
-            word @ ("generation" | "endgeneration") if tag.starts_with("{%") => {
-                made.push_str(&tag.replacen(word, if word == "generation" { "with" } else { "endwith" }, 1));
+            word @ ("generation" | "endgeneration") if tag.starts_with("{%") && tag.ends_with("%}") => {
+                let passed = replace(tag, word, &mut made, after);
+                rest = &after[passed..];
             }
-            _ => made.push_str(tag),
+            _ => {
+                made.push_str(tag);
+                rest = after;
+            }
         }
-        rest = after;
     }
     made + rest
 }

@@ -245,3 +245,43 @@ fn reasoning_is_shown_under_the_names_that_templates_know() {
     let messages = Message::list(json!([{"role": "assistant", "content": null, "thinking": "so"}])).unwrap();
     assert_eq!(template.render(&Chat { messages: &messages, ..Chat::default() }).unwrap(), "sosoFalseFalse");
 }
+
+/// Marks change nothing but to say where blocks are, whatever white space the tags strip.
+#[test]
+fn generation_blocks_are_found_in_the_prompt() {
+    let conversation =
+        [Message::text("user", "a"), Message::text("assistant", "b\n"), Message::text("user", "c")];
+    let tags = [
+        ("{%", "%}"),
+        ("{%-", "%}"),
+        ("{%", "-%}"),
+        ("{%-", "-%}"),
+        ("{%+", "+%}"),
+        ("{%+", "%}"),
+        ("{%", "+%}"),
+    ];
+    for (open, close) in tags {
+        for (before, inside) in [("", ""), ("\n  ", "\n"), (" ", " \n "), ("x\n\t", "\n\n")] {
+            let source = format!(
+                "{{% for m in messages %}}<{{{{ m.role }}}}>{{% if m.role == 'assistant' %}}{before}{open} generation {close}{inside}\
+                 {{{{ m.content }}}}{inside}</s>{before}{open} endgeneration {close}{inside}{{% else %}}{{{{ m.content }}}}{{% endif %}}\
+                 {{% endfor %}}{{# {{% generation %}} #}}"
+            );
+            let template = ChatTemplate::parse(&source, Map::new()).unwrap();
+            let chat = Chat { messages: &conversation, ..Chat::default() };
+            let (text, blocks) = template.generated(&chat).unwrap();
+            assert_eq!(text, template.render(&chat).unwrap(), "{source:?}");
+            assert_eq!(blocks.len(), 1, "{source:?}");
+            let block = &text[blocks[0].clone()];
+            assert!(block.contains("b\n") && block.contains("</s>") && !block.contains('c'), "{block:?}");
+        }
+    }
+    let plain = ChatTemplate::parse("{{ messages[0].content }}", Map::new()).unwrap();
+    assert!(!plain.marks_generation(false));
+    let marked =
+        ChatTemplate::parse("{% generation %}{{ messages[0].content }}{% endgeneration %}", Map::new())
+            .unwrap();
+    assert!(marked.marks_generation(false));
+    let hostile = user("\u{fdd0}");
+    assert!(marked.generated(&Chat { messages: &hostile, ..Chat::default() }).is_err());
+}

@@ -4,9 +4,6 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
-use std::cell::Cell;
-use std::panic::{self, AssertUnwindSafe};
-use std::sync::Once;
 use tokenizers::{NormalizedString, Normalizer};
 
 /// How many times longer than the text a normalizer may make it; published ones stay below a hundred.
@@ -18,29 +15,9 @@ const NORMALISED: usize = 32 << 20;
 /// Bytes that are normalised at a time to see how they grow.
 const PIECE: usize = 4 << 10;
 
-thread_local! {
-    static GUARDED: Cell<bool> = const { Cell::new(false) };
-}
-
 /// Calls the crate; where it panics, gives what it says.
 pub(super) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, String> {
-    static HOOK: Once = Once::new();
-    // A panic that becomes an error is not to be printed as well.
-    HOOK.call_once(|| {
-        let before = panic::take_hook();
-        panic::set_hook(Box::new(move |info| {
-            if !GUARDED.get() {
-                before(info);
-            }
-        }));
-    });
-    let outer = GUARDED.replace(true);
-    let done = panic::catch_unwind(AssertUnwindSafe(call));
-    GUARDED.set(outer);
-    done.map_err(|said| {
-        let text = said.downcast_ref::<String>().map(String::as_str).or(said.downcast_ref::<&str>().copied());
-        format!("the tokenizers library fails on it: {}", text.unwrap_or("no reason given"))
-    })
+    astrai_files::guarded(call).map_err(|said| format!("the tokenizers library fails on it: {said}"))
 }
 
 /// How many times longer normalising makes a text at most, and the same for decoding.

@@ -5,6 +5,7 @@ use super::TokenizerError;
 use crate::files::object;
 use serde_json::Value;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A token with a part to play.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +27,32 @@ pub struct SpecialTokens {
     pub pad: Option<SpecialToken>,
     /// Stands for what the vocabulary lacks.
     pub unk: Option<SpecialToken>,
+}
+
+/// Which special tokens decoding leaves out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Skip {
+    /// None.
+    Nothing,
+    /// All but these ids, which mark something in the text.
+    AllBut(Arc<[u32]>),
+}
+
+impl Skip {
+    /// Whether decoding leaves out this special token.
+    pub(super) fn leaves_out(&self, id: u32) -> bool {
+        match self {
+            Skip::Nothing => false,
+            Skip::AllBut(kept) => !kept.contains(&id),
+        }
+    }
+}
+
+impl From<bool> for Skip {
+    /// All of them, or none.
+    fn from(all: bool) -> Skip {
+        if all { Skip::AllBut(Arc::new([])) } else { Skip::Nothing }
+    }
 }
 
 /// Where to look, the newer file first.

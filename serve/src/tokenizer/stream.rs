@@ -4,7 +4,7 @@
 //! bytes (it spoils valid neighbours of a broken byte, which a stream has shown by then).
 
 use super::byte_level::ByteDecoder;
-use super::{Tokenizer, TokenizerError};
+use super::{Skip, Tokenizer, TokenizerError};
 
 /// What stands for bytes that form no character, or no character yet.
 const BROKEN: char = '\u{fffd}';
@@ -20,7 +20,7 @@ const PATIENCE: usize = 8;
 #[derive(Clone, Debug)]
 pub struct DecodeStream {
     tokenizer: Tokenizer,
-    skip_special: bool,
+    skip: Skip,
     decoding: Decoding,
 }
 
@@ -43,12 +43,12 @@ struct Window {
 }
 
 impl DecodeStream {
-    pub(super) fn new(tokenizer: Tokenizer, skip_special: bool) -> DecodeStream {
+    pub(super) fn new(tokenizer: Tokenizer, skip: Skip) -> DecodeStream {
         let decoding = match tokenizer.shared.byte_level {
             true => Decoding::Bytes(ByteDecoder::default()),
             false => Decoding::Window(Window::default()),
         };
-        DecodeStream { tokenizer, skip_special, decoding }
+        DecodeStream { tokenizer, skip, decoding }
     }
 
     /// Takes the next id; gives the text that is sure by now, often all of it, sometimes none.
@@ -56,7 +56,7 @@ impl DecodeStream {
     /// # Errors
     /// The tokenizer's decoder refuses the token; the stream is then as before.
     pub fn push(&mut self, id: u32) -> Result<String, TokenizerError> {
-        let Some(token) = self.tokenizer.token_text(id, self.skip_special) else {
+        let Some(token) = self.tokenizer.token_text(id, &self.skip) else {
             return Ok(String::new());
         };
         match &mut self.decoding {

@@ -56,6 +56,10 @@ impl Server {
         format!("{}{path}", self.url)
     }
 
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     fn signal(&self, name: &str) {
         assert!(Command::new("kill").args([name, &self.child.id().to_string()]).status().unwrap().success());
     }

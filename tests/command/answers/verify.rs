@@ -33,3 +33,18 @@ fn the_engine_gives_the_references_tokens() {
         }
     }
 }
+
+#[test]
+fn folders_of_texts_are_verified() {
+    for name in ["tools", "structured"] {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/golden").join(name);
+        if !folder.exists() {
+            println!("skipped: no ../shared/golden/{name}");
+            continue;
+        }
+        let out = program(&["verify", text(&folder), "--json"]).output().unwrap();
+        assert!(out.status.success(), "{name}: {} {}", utf8(&out.stdout), utf8(&out.stderr));
+        let report: Value = serde_json::from_slice(&out.stdout).unwrap();
+        assert!(!report["checks"].as_array().unwrap().is_empty() && report["ok"] == true, "{report}");
+    }
+}

@@ -25,7 +25,7 @@ pub fn recipe(storage: DType, rule: Rule) -> Recipe {
         storage,
         accumulate: false,
         recompute: Recompute::Selective,
-        optimizer: Optimizer { rule, weight_decay: 0.1, clip: Some(1.0) },
+        optimizer: Optimizer::new(rule, 0.1, Some(1.0)),
         router: RouterLosses::default(),
     }
 }
@@ -129,7 +129,7 @@ fn a_fixed_weight_stays_as_it_is() {
 
 #[test]
 fn a_ragged_batch_is_its_sequences_alone() {
-    let plain = Rule::Sgd { momentum: 0.0 };
+    let plain = Rule::Sgd { momentum: 0.0, nesterov: false };
     let mut engine = open(&Recipe { accumulate: true, ..recipe(DType::F32, plain) });
     for lengths in [[37, 12], [1, 40], [40, 23]] {
         let both = batch(&lengths, 3);

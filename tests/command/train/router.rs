@@ -16,7 +16,7 @@ use astrai_train::router::RouterLosses;
 use astrai_train::update::Rule;
 use std::path::Path;
 
-const PLAIN: Rule = Rule::Sgd { momentum: 0.0 };
+const PLAIN: Rule = Rule::Sgd { momentum: 0.0, nesterov: false };
 
 fn losses(load_balancing: f64, z_loss: f64) -> RouterLosses {
     RouterLosses { count_loads: true, load_balancing, z_loss }

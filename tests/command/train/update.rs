@@ -63,8 +63,8 @@ fn close(engine: &Engine, name: &str, want: &[f64]) {
 
 #[test]
 fn updates_are_their_formulas() {
-    for rule in [ADAMW, Rule::Sgd { momentum: 0.9 }] {
-        let optimizer = Optimizer { rule, weight_decay: DECAY, clip: Some(CLIP) };
+    for rule in [ADAMW, Rule::Sgd { momentum: 0.9, nesterov: false }] {
+        let optimizer = Optimizer::new(rule, DECAY, Some(CLIP));
         let mut r = recipe(DType::F32, optimizer.rule.clone());
         r.optimizer = optimizer;
         let mut engine = open(&r);
@@ -81,7 +81,7 @@ fn updates_are_their_formulas() {
             for (hand, g) in all.iter_mut().zip(&grads) {
                 match r.optimizer.rule {
                     Rule::AdamW { .. } => hand.adamw(g, t),
-                    Rule::Sgd { .. } => hand.sgd(g),
+                    _ => hand.sgd(g),
                 }
                 close(&engine, &hand.name, &hand.p);
                 let moments = [EXP_AVG, EXP_AVG_SQ].map(|m| format!("{m}{}", hand.name));
@@ -90,7 +90,7 @@ fn updates_are_their_formulas() {
                         close(&engine, &moments[0], &hand.m);
                         close(&engine, &moments[1], &hand.v);
                     }
-                    Rule::Sgd { .. } => close(&engine, &format!("{MOMENTUM}{}", hand.name), &hand.m),
+                    _ => close(&engine, &format!("{MOMENTUM}{}", hand.name), &hand.m),
                 }
                 // Rounding is not to pile up: the next step starts where this one ended.
                 hand.p = wide(values(&engine, &hand.name));
@@ -101,7 +101,7 @@ fn updates_are_their_formulas() {
 
 #[test]
 fn the_loss_falls_along_the_gradient_as_the_gradient_says() {
-    let mut r = recipe(DType::F32, Rule::Sgd { momentum: 0.0 });
+    let mut r = recipe(DType::F32, Rule::Sgd { momentum: 0.0, nesterov: false });
     (r.optimizer.weight_decay, r.optimizer.clip) = (0.0, None);
     let mut engine = open(&r);
     let batch = batch(&[40, 29], 1);
@@ -134,10 +134,10 @@ const EXPERTS: &str = r#"{"model_type": "autoregressive_lm", "attn_type": "gqa",
 
 #[test]
 fn experts_of_their_own_rest_where_no_token_met_them() {
-    for rule in [ADAMW, Rule::Sgd { momentum: 0.9 }] {
+    for rule in [ADAMW, Rule::Sgd { momentum: 0.9, nesterov: false }] {
         let states: &[&str] = match rule {
             Rule::AdamW { .. } => &["", EXP_AVG, EXP_AVG_SQ],
-            Rule::Sgd { .. } => &["", MOMENTUM],
+            _ => &["", MOMENTUM],
         };
         let mut engine = open_model(EXPERTS, &recipe(DType::F32, rule));
         let experts: Vec<_> = engine.weights().iter().filter(|w| w.skip_zero_grad).cloned().collect();

@@ -10,7 +10,7 @@ use astrai_ir::{DType, Dim, NodeId, Real, Shape, Tensor};
 const TOKENS: [usize; 3] = [513, 1100, 7];
 
 fn op(smoothing: f64, softcap: Option<f64>) -> LinearCrossEntropy {
-    LinearCrossEntropy { label_smoothing: Real(smoothing), softcap: softcap.map(Real) }
+    LinearCrossEntropy { label_smoothing: Real(smoothing), softcap: softcap.map(Real), statistics: false }
 }
 
 /// hidden, weight, targets and the losses' cotangent; some targets are ignored.
@@ -33,6 +33,32 @@ fn both(t: &mut Table, name: &str, forward: LinearCrossEntropy, args: &[NodeId; 
     for (i, part) in ["d hidden", "d weight", "losses"].into_iter().enumerate() {
         let x = t.g.part(made, i as u32).unwrap();
         t.case(&format!("{name}, {part}"), x);
+    }
+}
+
+/// The statistics beside the loss, and the gradient by every cotangent that they have.
+#[test]
+fn statistics_and_their_gradients() {
+    for dtype in [DType::F32, DType::BF16] {
+        let mut t = Table::new();
+        for (i, (s, cap)) in [(0.0, None), (0.2, None), (0.1, Some(3.0))].into_iter().enumerate() {
+            let [h, w, targets, grad] = args(&mut t, dtype, Dim::symbol("n"), 63 + i, 12);
+            let forward = LinearCrossEntropy { statistics: true, ..op(s, cap) };
+            let made = t.g.push(forward.clone(), &[h, w, targets]).unwrap();
+            let more = [0; 3].map(|_| t.input(DType::F32, rows(&[]), Fill::Real(-1.0, 1.0)));
+            let both =
+                t.g.push(LinearCrossEntropyGrad { forward }, &[&[h, w, targets, grad][..], &more].concat());
+            let both = both.unwrap();
+            for part in 0..8 {
+                let x = t.g.part(both, part).unwrap();
+                t.case(&format!("{s} {cap:?}, {part} of the gradient"), x);
+            }
+            for part in 0..6 {
+                let x = t.g.part(made, part).unwrap();
+                t.case(&format!("{s} {cap:?}, {part}"), x);
+            }
+        }
+        all_on_the_core(&t).run_some(&[1, 31, 257]);
     }
 }
 
@@ -195,7 +221,7 @@ fn kernels_of_other_bounds_have_another_identity() {
         let x = t.x(rows(&[16]));
         let w = t.weight(DType::F32, &[40, 16]);
         let targets = t.input(DType::I32, rows(&[]), Fill::Int(-1, 39));
-        let op = LinearCrossEntropy { label_smoothing: Real(0.0), softcap: None };
+        let op = LinearCrossEntropy { label_smoothing: Real(0.0), softcap: None, statistics: false };
         let loss = t.g.push(op, &[x, w, targets]).unwrap();
         t.case("loss", loss);
         let kernels = t.compiled().kernels;

@@ -319,8 +319,11 @@ fn the_gradient_of_attention_and_of_a_loss() {
     let flat = t.g.reshape(o, dims(&[9, 32])).unwrap();
     let targets = t.input(DType::I32, dims(&[9]), Fill::Int(-1, 12));
     let loss =
-        t.g.push(LinearCrossEntropy { label_smoothing: Real(0.1), softcap: None }, &[flat, w, targets])
-            .unwrap();
+        t.g.push(
+            LinearCrossEntropy { label_smoothing: Real(0.1), softcap: None, statistics: false },
+            &[flat, w, targets],
+        )
+        .unwrap();
     t.case("loss", loss);
     let ones = t.g.fill(loss, 1.0).unwrap();
     let grads = astrai_ir::gradient(&mut t.g, &[(loss, ones)], &[q, k, v, w]).unwrap();

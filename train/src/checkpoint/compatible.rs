@@ -12,14 +12,18 @@ use crate::settings::Settings;
 use astrai_files::{FileError, one_line};
 
 /// Settings that decide which samples make an update, and the tensors of the optimizer.
-pub(super) const FIXED: [&str; 9] =
-    ["strategy", "batch", "seq", "stride", "packing", "accum", "optimizer", "dtype", "seed"];
+pub(super) const FIXED: [&str; 10] =
+    ["strategy", "batch", "seq", "stride", "packing", "accum", "optimizer", "ema", "dtype", "seed"];
 
 /// Settings that bend the rest of the curve: allowed, never silently.
-pub(super) const CURVE: [&str; 14] = [
+pub(super) const CURVE: [&str; 22] = [
     "lr",
     "schedule",
     "warmup",
+    "warmup_form",
+    "stable",
+    "cycle",
+    "cycle_mult",
     "min_lr",
     "steps",
     "epochs",
@@ -29,6 +33,10 @@ pub(super) const CURVE: [&str; 14] = [
     "beta2",
     "eps",
     "momentum",
+    "nesterov",
+    "muon_scale",
+    "adamw_lr",
+    "group",
     "router_aux_loss_coef",
     "router_z_loss_coef",
 ];

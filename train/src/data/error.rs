@@ -1,9 +1,12 @@
 //! Why data cannot be used, each in one line: the file, the defect, the remedy.
 
-use astrai_files::FileError;
+use astrai_files::{FileError, one_line};
 use astrai_serve::tokenizer::TokenizerError;
 use std::io;
 use std::path::Path;
+
+/// Bytes of a message that is shown whole.
+const MESSAGE: usize = 1500;
 
 /// An error of finding, reading or preparing data.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +29,11 @@ impl DataError {
     }
 
     pub(super) fn refused(path: &Path, message: impl Into<String>) -> DataError {
+        // Names in a message may be a file's own, of any length.
+        let mut message = message.into();
+        if message.len() > MESSAGE || message.contains(char::is_control) {
+            message = one_line(&message);
+        }
         FileError::refused(path, message).into()
     }
 }

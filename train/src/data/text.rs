@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 /// Folders that hold what machines wrote.
-const PASSED: [&str; 2] = ["node_modules", "target"];
+pub(super) const PASSED: [&str; 2] = ["node_modules", "target"];
 
 /// Bytes at the start of a file by which text is told from the rest.
 const HEAD: usize = 8192;

@@ -15,22 +15,37 @@ fn refuse<T>(line: impl Into<String>) -> Result<T, Error> {
 
 /// Refuses what was given and would do nothing.
 pub(super) fn refuse_unused(given: &Partial) -> Result<(), Error> {
-    match given.optimizer.unwrap_or(Optimizer::Adamw) {
-        Optimizer::Adamw if given.momentum.is_some() => {
-            return refuse("momentum: adamw has none; remove it, or choose optimizer sgd");
+    let optimizer = given.optimizer.unwrap_or(Optimizer::Adamw);
+    let name = format!("{optimizer:?}").to_lowercase();
+    let (sgd, muon) = (optimizer == Optimizer::Sgd, optimizer == Optimizer::Muon);
+    for (key, is_given, has, other) in [
+        ("momentum", given.momentum.is_some(), sgd || muon, "sgd or muon"),
+        ("nesterov", given.nesterov.is_some(), sgd || muon, "sgd or muon"),
+        ("muon_scale", given.muon_scale.is_some(), muon, "muon"),
+        ("adamw_lr", given.adamw_lr.is_some(), muon, "muon"),
+        ("beta1", given.beta1.is_some(), !sgd, "adamw"),
+        ("beta2", given.beta2.is_some(), !sgd, "adamw"),
+        ("eps", given.eps.is_some(), !sgd, "adamw"),
+    ] {
+        if is_given && !has {
+            return refuse(format!("{key}: {name} has none; remove it, or choose optimizer {other}"));
         }
-        Optimizer::Sgd => {
-            let adam = [("beta1", given.beta1), ("beta2", given.beta2), ("eps", given.eps)];
-            if let Some((key, _)) = adam.iter().find(|(_, value)| value.is_some()) {
-                return refuse(format!("{key}: sgd has none; remove it, or choose optimizer adamw"));
-            }
-        }
-        Optimizer::Adamw => {}
     }
-    if given.schedule == Some(Decay::Constant) && given.min_lr.is_some() {
-        return refuse(
-            "min_lr: schedule constant has no end rate; remove it, or choose cosine, linear or wsd",
-        );
+    let decay = given.schedule.unwrap_or(Decay::Cosine);
+    for (key, is_given, has, other) in [
+        ("stable", given.stable.is_some(), decay.is_wsd(), "wsd"),
+        ("cycle", given.cycle.is_some(), decay == Decay::Sgdr, "sgdr"),
+        ("cycle_mult", given.cycle_mult.is_some(), decay == Decay::Sgdr, "sgdr"),
+    ] {
+        if is_given && !has {
+            return refuse(format!("{key}: only schedule {other} has it; remove it, or choose that"));
+        }
+    }
+    if !decay.has_floor() && given.min_lr.is_some() {
+        let name = if decay == Decay::Constant { "constant" } else { "inverse-sqrt" };
+        return refuse(format!(
+            "min_lr: schedule {name} has no end rate; remove it, or choose cosine, linear or wsd"
+        ));
     }
     Ok(())
 }
@@ -38,10 +53,11 @@ pub(super) fn refuse_unused(given: &Partial) -> Result<(), Error> {
 /// Drops what [`refuse_unused`] would refuse.
 pub(super) fn drop_unused(mut given: Partial) -> Partial {
     match given.optimizer.unwrap_or(Optimizer::Adamw) {
-        Optimizer::Adamw => given.momentum = None,
         Optimizer::Sgd => (given.beta1, given.beta2, given.eps) = (None, None, None),
+        Optimizer::Muon => {}
+        _ => given.momentum = None,
     }
-    if given.schedule == Some(Decay::Constant) {
+    if given.schedule.is_some_and(|decay| !decay.has_floor()) {
         given.min_lr = None;
     }
     given
@@ -49,6 +65,16 @@ pub(super) fn drop_unused(mut given: Partial) -> Partial {
 
 /// Refuses settings that no run can have.
 pub(super) fn check_values(s: &Settings) -> Result<(), Error> {
+    for text in s.group.iter().flatten() {
+        super::recipe::group(text).map_err(Error)?;
+    }
+    if s.ema.is_some_and(|x| !(0.0..1.0).contains(&x)) {
+        return refuse("ema: it is a decay in [0, 1)");
+    }
+    if s.adamw_lr.is_some_and(|x| !x.is_finite() || x <= 0.0) || s.cycle == Some(0) || s.cycle_mult == Some(0)
+    {
+        return refuse("adamw_lr, cycle and cycle_mult are above 0");
+    }
     choices(s)?;
     sizes(s)?;
     rates(s)
@@ -139,7 +165,8 @@ fn rates(s: &Settings) -> Result<(), Error> {
     let decay = s.weight_decay;
     hold("weight_decay", decay, (0.0..=100.0).contains(&decay), "between 0 and 100")?;
     hold("clip", s.clip, s.clip >= 0.0, "a norm: above 0, or 0 for no limit")?;
-    for (key, value) in [("beta1", s.beta1), ("beta2", s.beta2), ("momentum", s.momentum)] {
+    let momentum = s.momentum.unwrap_or(0.0);
+    for (key, value) in [("beta1", s.beta1), ("beta2", s.beta2), ("momentum", momentum)] {
         hold(key, value, (0.0..1.0).contains(&value), "at least 0 and below 1")?;
     }
     for (key, value) in

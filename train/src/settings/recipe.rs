@@ -1,9 +1,9 @@
 //! What the engine is told of the settings.
 
-use super::{Optimizer, Packing, Recompute, Settings, Storage};
+use super::{MuonScale, Optimizer, Packing, Recompute, Settings, Storage, Strategy};
 use crate::engine::Recipe;
 use crate::router::RouterLosses;
-use crate::update::{self, Rule};
+use crate::update::{self, Group, Muon, Rest, Rule, Scale};
 use astrai_ir::DType;
 
 impl Settings {
@@ -14,14 +14,20 @@ impl Settings {
 
     /// What the engine is told of them.
     pub fn recipe(&self) -> Recipe {
+        let (beta1, beta2, eps) = (self.beta1, self.beta2, self.eps);
         let rule = match self.optimizer {
-            Optimizer::Adamw => Rule::AdamW { beta1: self.beta1, beta2: self.beta2, eps: self.eps },
-            Optimizer::Sgd => Rule::Sgd { momentum: self.momentum },
+            Optimizer::Adamw => Rule::AdamW { beta1, beta2, eps },
+            Optimizer::Adam => Rule::Adam { beta1, beta2, eps },
+            Optimizer::Nadamw => Rule::NAdamW { beta1, beta2, eps },
+            Optimizer::Sgd => {
+                Rule::Sgd { momentum: self.momentum.unwrap_or(0.9), nesterov: self.nesterov.unwrap_or(false) }
+            }
+            Optimizer::Muon => self.muon(),
         };
         let clip = (self.clip > 0.0).then_some(self.clip);
         // A document may be as short as the token that ends it.
-        let sequences =
-            if self.packing == Packing::Masked { self.batch * self.seq } else { self.batch } as u64;
+        let apart = self.packing == Packing::Masked || self.strategy == Strategy::Sft;
+        let sequences = if apart { self.batch * self.seq } else { self.batch } as u64;
         Recipe {
             tokens: (self.batch * self.seq) as u64,
             sequences,
@@ -36,7 +42,11 @@ impl Settings {
                 Recompute::Selective => astrai_runtime::Recompute::Selective,
                 Recompute::Full => astrai_runtime::Recompute::Full,
             },
-            optimizer: update::Optimizer { rule, weight_decay: self.weight_decay, clip },
+            optimizer: update::Optimizer {
+                ema: self.ema,
+                groups: self.group.iter().flatten().filter_map(|text| group(text).ok()).collect(),
+                ..update::Optimizer::new(rule, self.weight_decay, clip)
+            },
             router: RouterLosses {
                 count_loads: true,
                 load_balancing: self.router_aux_loss_coef,
@@ -44,4 +54,40 @@ impl Settings {
             },
         }
     }
+
+    fn muon(&self) -> Rule {
+        let scale = match self.muon_scale.unwrap_or_default() {
+            MuonScale::Original => Scale::Original,
+            MuonScale::MatchRmsAdamw => Scale::MatchRmsAdamw,
+            MuonScale::SpectralUnclamped => Scale::SpectralUnclamped,
+        };
+        let matrices = Muon {
+            momentum: self.momentum.unwrap_or(0.95),
+            nesterov: self.nesterov.unwrap_or(true),
+            coefficients: [3.4445, -4.775, 2.0315],
+            steps: 5,
+            scale,
+            narrow: false,
+        };
+        let rate = self.adamw_lr.map_or(1.0, |lr| lr / self.lr);
+        let rest = Rest { betas: [self.beta1, self.beta2], eps: self.eps, rate, weight_decay: 0.0 };
+        Rule::Muon { matrices, rest }
+    }
+}
+
+/// A group as it is given: `PATTERN:rate=X,decay=X`, either of the two or both.
+pub(super) fn group(text: &str) -> Result<Group, String> {
+    let wrong = || format!("group: `{text}` is not PATTERN:rate=X,decay=X, with numbers from 0");
+    let (pattern, keys) = text.rsplit_once(':').filter(|(p, _)| !p.is_empty()).ok_or_else(wrong)?;
+    let mut group = Group { pattern: pattern.to_string(), rate: 1.0, weight_decay: None };
+    for key in keys.split(',') {
+        let (key, x) = key.split_once('=').ok_or_else(wrong)?;
+        let x: f64 = x.parse().ok().filter(|x: &f64| x.is_finite() && *x >= 0.0).ok_or_else(wrong)?;
+        match key {
+            "rate" => group.rate = x,
+            "decay" => group.weight_decay = Some(x),
+            _ => return Err(wrong()),
+        }
+    }
+    Ok(group)
 }

@@ -127,6 +127,13 @@ fn refusals_name_the_setting() {
         ("--vocab 5", "vocab: 5 is outside 256"),
         ("--momentum 0.5", "momentum: adamw has none"),
         ("--optimizer sgd --beta1 0.5", "beta1: sgd has none"),
+        ("--nesterov true", "nesterov: adamw has none"),
+        ("--optimizer sgd --muon-scale original", "muon_scale: sgd has none"),
+        ("--stable 5", "stable: only schedule wsd"),
+        ("--schedule inverse-sqrt --min-lr 0", "min_lr: schedule inverse-sqrt"),
+        ("--group x", "is not PATTERN:rate=X"),
+        ("--group x:lr=2", "is not PATTERN:rate=X"),
+        ("--ema 1", "ema: it is a decay"),
         ("--schedule constant --min-lr 0", "min_lr: schedule constant has no end rate"),
     ];
     for (line, starts) in rows {
@@ -158,9 +165,13 @@ fn length_and_schedule_follow_the_settings() {
 
 #[test]
 fn recorded_settings_merge_to_themselves() {
-    for line in
-        ["", "--optimizer sgd --momentum 0.5", "--schedule constant --steps 3", "--min-lr 1e-6 --vocab 300"]
-    {
+    for line in [
+        "",
+        "--optimizer sgd --momentum 0.5",
+        "--optimizer muon --adamw-lr 1e-3 --group *q_proj*:rate=0.5,decay=0",
+        "--schedule constant --steps 3",
+        "--min-lr 1e-6 --vocab 300",
+    ] {
         let first = Settings::merge(Partial::default(), flags(&format!("{LEAST} {line}"))).expect("merged");
         let again = Settings::merge(Partial::from(&first), Partial::default()).expect("merged");
         assert_eq!(first, again);

@@ -6,8 +6,10 @@
  *   TOKENS                       expression over dims; VOCAB, WIDTH literals
  *   CHUNK, SLICE                 most tokens whose logits exist at once; rows of the weight that one round's products take
  *   TARGETS_BUF                  i32 [TOKENS]; below 0 is ignored, from VOCAB on makes the token's results NaN
- *   LOSSES_BUF                   optional: f32 [TOKENS]
- *   GRAD_BUF                     only with the gradient: f32 [TOKENS], the losses' cotangent
+ *   STATISTICS                   1: what the statistics need is computed
+ *   LOSSES_BUF                   optional: f32 [TOKENS]; with STATISTICS also LSE_BUF, MEAN_BUF, ENTROPY_BUF, SQUARES_BUF, TOP_BUF
+ *   GRAD_BUF                     only with the gradient: f32 [TOKENS], the losses' cotangent; with STATISTICS beside it
+ *                                LSE_GRAD_BUF, MEAN_GRAD_BUF, ENTROPY_GRAD_BUF
  *   DHIDDEN_BUF, DWEIGHT_BUF     optional: f32 [TOKENS, WIDTH], [VOCAB, WIDTH]
  *   NARROW                       1: the logits' gradient is rounded to bf16, and lies at the front of its row
  *   SMOOTHING, SOFTCAP           f32 literals; a SOFTCAP of 0 is none
@@ -89,7 +91,7 @@ INLINE float NAME(total)(float *sum) {
 }
 
 #if defined(GRAD_BUF)
-#define EXP_STAYS (SOFTCAP == 0) /* the slope of a cap needs the logits themselves */
+#define EXP_STAYS (SOFTCAP == 0 && !STATISTICS) /* the slope of a cap and that of the entropy need the logits themselves */
 #else
 #define EXP_STAYS 0
 #endif
@@ -113,6 +115,22 @@ static float NAME(mean)(const float *x) {
     for (int64_t i = VOCAB / LANES * LANES; i < VOCAB; i++) sum[i % LANES] += x[i];
     return NAME(total)(sum) / VOCAB;
 }
+
+#if STATISTICS
+#define FAR -1e30f /* takes the place of the -inf beyond VOCAB, which times 0 were NaN */
+
+/* The expected x - top, and log of the sum of p squared, given the sum of exp(x - top). */
+static float NAME(expected)(const float *x, float top, float sum, float *squares) {
+    float first[LANES] = {0}, second[LANES] = {0};
+    for (int64_t i = 0; i < VOCAB; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            float below = m_max(x[i + j] - top, FAR), e = m_exp(below);
+            first[j] = FMA(e, below, first[j]), second[j] = FMA(e, e, second[j]);
+        }
+    *squares = m_log(NAME(total)(second)) - 2 * m_log(sum);
+    return NAME(total)(first) / sum;
+}
+#endif
 
 #ifdef GRAD_BUF
 /* grad * (p - wanted), times the slope of the cap, from what sum_exp left of a logit. */
@@ -145,6 +163,23 @@ static void NAME(differentiate)(float *row, int64_t target, float grad, float to
     NAME(put)(row, target, &hit, 1);
 }
 
+#if STATISTICS
+/* The same with cotangents g of loss, log-sum-exp, mean and entropy; `below` is the expected x - top. */
+static void NAME(differentiate_all)(float *row, int64_t target, const float *g, float top, float sum, float below) {
+    const float even = (g[2] - g[0] * SMOOTHING) / VOCAB, share = (g[0] + g[1] + g[3] * below) / sum, turn = -g[3] / sum;
+    for (int64_t i = 0; i < VOCAB; i += LANES) {
+        float d[LANES];
+        memcpy(d, row + i, sizeof d);
+        for (int j = 0; j < LANES; j++) {
+            float x = m_max(d[j] - top, FAR), t = d[j] / (SOFTCAP > 0 ? SOFTCAP : 1.0f), hit = i + j == target;
+            float y = FMA(m_exp(x), FMA(turn, x, share), even) - hit * g[0] * (1.0f - SMOOTHING);
+            d[j] = SOFTCAP > 0 ? y * FMA(-t, t, 1.0f) : y;
+        }
+        NAME(put)(row, i, d, LANES);
+    }
+}
+#endif
+
 /* A row of one number: 0 for an ignored token, NaN for a target that does not exist. */
 static void NAME(flatten)(float *row, float x) {
     float d[LANES];
@@ -153,26 +188,60 @@ static void NAME(flatten)(float *row, float x) {
 }
 #endif
 
-/* Row m of the chunk: from logits to a loss and a gradient. */
+/* Row m of the chunk: from logits to a loss, statistics and a gradient. */
 static void NAME(row)(void *const *bufs, const int64_t *dims, int64_t m) {
     float *row = (float *)bufs[BUFFERS] + m * LOGITS_ROW;
     int64_t token = FIRST + m, target = ((const int32_t *)bufs[TARGETS_BUF])[token];
     float loss = target < 0 ? 0.0f : NAN_F;
+#if STATISTICS
+    float lse = loss, mean = loss, entropy = loss, squares = loss, best = loss;
+#endif
     if (target >= 0 && target < VOCAB) {
         for (int64_t i = VOCAB; i % LANES != 0; i++) row[i] = -INF_F;
         float top = NAME(greatest)(row), aim = row[target];
+#if STATISTICS
+        best = aim >= top, mean = NAME(mean)(row);
+#endif
         if (SMOOTHING > 0) aim = FMA(SMOOTHING, NAME(mean)(row), (1.0f - SMOOTHING) * aim);
         float sum = NAME(sum_exp)(row, top);
         loss = m_log(sum) + (top - aim);
+#if STATISTICS
+        float below = NAME(expected)(row, top, sum, &squares);
+        lse = m_log(sum) + top, entropy = m_log(sum) - below;
+#endif
 #ifdef GRAD_BUF
+#if STATISTICS
+#define OF(buf) ((const float *)bufs[buf])[token]
+        const float g[4] = {OF(GRAD_BUF), OF(LSE_GRAD_BUF), OF(MEAN_GRAD_BUF), OF(ENTROPY_GRAD_BUF)};
+#undef OF
+        NAME(differentiate_all)(row, target, g, top, sum, below);
+#else
         NAME(differentiate)(row, target, ((const float *)bufs[GRAD_BUF])[token], top, sum);
+#endif
     } else {
         NAME(flatten)(row, loss);
 #endif
     }
+#define RESULT(buf, x) ((float *)bufs[buf])[token] = x
 #ifdef LOSSES_BUF
-    ((float *)bufs[LOSSES_BUF])[token] = loss;
+    RESULT(LOSSES_BUF, loss);
 #endif
+#ifdef LSE_BUF
+    RESULT(LSE_BUF, lse);
+#endif
+#ifdef MEAN_BUF
+    RESULT(MEAN_BUF, mean);
+#endif
+#ifdef ENTROPY_BUF
+    RESULT(ENTROPY_BUF, entropy);
+#endif
+#ifdef SQUARES_BUF
+    RESULT(SQUARES_BUF, squares);
+#endif
+#ifdef TOP_BUF
+    RESULT(TOP_BUF, best);
+#endif
+#undef RESULT
 }
 
 INLINE void NAME(add)(float *to, const float *acc, int valid, int first) {
@@ -272,3 +341,4 @@ PRODUCTS(4, 1)
 #endif
 #undef LANES
 #undef EXP_STAYS
+#undef FAR

@@ -227,12 +227,15 @@ fn composites() -> Vec<Case> {
             all.push(Case { constant: vec![1, 2], ..case(Rope { layout, dim }, args) });
         }
     }
-    for (s, cap) in [(0.0, None), (0.1, None), (0.0, Some(0.7)), (0.3, Some(2.0))] {
-        let op = LinearCrossEntropy { label_smoothing: Real(s), softcap: cap.map(Real) };
+    let heads = [(0.0, None), (0.1, None), (0.0, Some(0.7)), (0.3, Some(2.0))];
+    for ((s, cap), statistics) in heads.into_iter().flat_map(|h| [(h, false), (h, true)]) {
+        let op = LinearCrossEntropy { label_smoothing: Real(s), softcap: cap.map(Real), statistics };
         let args = || vec![x(&[4, 3]), x(&[5, 3]), ints(&[4], &[4, -100, 0, 2])];
         let grad = LinearCrossEntropyGrad { forward: op.clone() };
-        all.push(case(op, args()));
-        all.push(Case { outputs: vec![], ..case(grad, [args(), vec![x(&[4])]].concat()) });
+        let with = if statistics { Statistic::DIFFERENTIABLE as u32 } else { 1 };
+        all.push(Case { outputs: (0..with).collect(), ..case(op, args()) });
+        let cotangents = vec![x(&[4]); with as usize];
+        all.push(Case { outputs: vec![], ..case(grad, [args(), cotangents].concat()) });
     }
     all
 }

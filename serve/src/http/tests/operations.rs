@@ -245,3 +245,58 @@ fn metrics_count_what_happened() {
     }
     assert!(value("astrai_generation_tokens_total") >= 8.0);
 }
+
+#[test]
+fn keys_of_a_file_are_read_again_when_it_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("keys");
+    std::fs::write(&path, "# ours\nfirst # a remark\n\nsecond\n").unwrap();
+    let settings = HttpSettings { key_file: Some(path.clone()), ..HttpSettings::default() };
+    let server = Server::with(Alphabet::new(), Settings::default(), settings);
+    let status = |key: &str| server.ask("GET", "/v1/models", &format!("x-api-key: {key}\r\n"), b"").status;
+    assert_eq!(["first", "second", "a", ""].map(status), [200, 200, 401, 401]);
+    // A file without a key lets nobody in who was not let in before.
+    std::fs::write(&path, "# nobody\n").unwrap();
+    std::thread::sleep(Duration::from_millis(1100));
+    assert_eq!(["first", "third"].map(status), [200, 401]);
+    std::fs::write(&path, "third\n").unwrap();
+    std::thread::sleep(Duration::from_millis(1100));
+    assert_eq!(["first", "third"].map(status), [401, 200]);
+}
+
+#[test]
+fn each_key_has_its_share_of_a_minute() {
+    let keys = ["a", "b"].map(str::to_owned).to_vec();
+    let rates = Rates { requests: Some(2), tokens: Some(1000) };
+    let settings = HttpSettings { api_keys: keys, rates, ..HttpSettings::default() };
+    let server = Server::with(Alphabet::new(), Settings::default(), settings);
+    let ask = |key: &str| {
+        let body = chat("hi", json!({"max_tokens": 1})).to_string();
+        server.ask("POST", "/v1/chat/completions", &format!("x-api-key: {key}\r\n"), body.as_bytes())
+    };
+    assert_eq!(["a", "a", "b"].map(|key| ask(key).status), [200, 200, 200]);
+    let refused = ask("a");
+    assert_eq!(refused.error(), (429, None, "rate_limit_exceeded".into()));
+    let wait: u16 = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=31).contains(&wait));
+    assert_eq!(ask("b").status, 200);
+}
+
+#[test]
+fn every_path_is_in_the_document() {
+    let server = Server::new();
+    let document = server.get("/openapi.json").good();
+    let paths = document["paths"].as_object().unwrap();
+    for path in super::super::middleware::PATHS {
+        let methods = paths.get(path).unwrap_or_else(|| panic!("{path} is not in the document"));
+        let method = if methods.get("get").is_some() { "GET" } else { "POST" };
+        let status = server.ask(method, path, "", b"{}").status;
+        let told = methods[method.to_lowercase()]["responses"].as_object().unwrap();
+        assert!(told.contains_key(&status.to_string()), "{path}: {status}");
+    }
+    let text = document.to_string();
+    for part in text.split("\"$ref\":\"#").skip(1) {
+        let pointer = part.split('"').next().unwrap();
+        assert!(document.pointer(pointer).is_some(), "{pointer}");
+    }
+}

@@ -69,20 +69,36 @@ fn common() -> Vec<(Value, &'static str)> {
         (json!({"include_stop_str_in_output": 0}), "include_stop_str_in_output"),
         (json!({"cache_salt": "x".repeat(300)}), "cache_salt"),
         (json!({"logprobs": "x"}), "logprobs"),
-        (json!({"response_format": {"type": "json_object"}}), "response_format.type"),
-        (json!({"response_format": {"type": "json_schema", "json_schema": {}}}), "response_format.type"),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {}}}),
+            "response_format.json_schema.schema",
+        ),
+        (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema"),
+        (json!({"response_format": {"type": "json_object"}, "guided_regex": "a"}), "guided_regex"),
+        (json!({"structured_outputs": {"regex": "a", "json": {}}}), "structured_outputs.regex"),
+        (json!({"structured_outputs": {"what": 1}}), "structured_outputs"),
         (json!({"response_format": {"type": "sound"}}), "response_format.type"),
         (json!({"response_format": {"type": 123}}), "response_format.type"),
         (json!({"response_format": {}}), "response_format.type"),
         (json!({"response_format": "text"}), "response_format"),
         (json!({"use_beam_search": true}), "use_beam_search"),
         (json!({"suffix": "end"}), "suffix"),
-        (json!({"guided_regex": "a"}), "guided_regex"),
+        (json!({"guided_regex": "("}), "guided_regex"),
+        (json!({"guided_choice": [1]}), "guided_choice"),
+        (json!({"guided_json": {"type": 3}}), "guided_json"),
+        (json!({"grammar": "root ::= other"}), "grammar"),
         (json!({"modalities": ["text", "audio"]}), "modalities"),
         (json!({"audio": {"voice": "x"}}), "audio"),
         (json!({"chat_template": "{{ 1 }}"}), "chat_template"),
         (json!({"functions": [{"name": "f"}]}), "functions"),
-        (json!({"prompt_logprobs": 1}), "prompt_logprobs"),
+        (json!({"prompt_logprobs": 21}), "prompt_logprobs"),
+        (json!({"typical_p": 0}), "typical_p"),
+        (json!({"allowed_token_ids": []}), "allowed_token_ids"),
+        (json!({"allowed_token_ids": [9999]}), "allowed_token_ids"),
+        (json!({"bad_words": "x"}), "bad_words"),
+        (json!({"truncate_prompt_tokens": 0}), "truncate_prompt_tokens"),
+        (json!({"return_token_ids": 1}), "return_token_ids"),
+        (json!({"thinking_token_budget": -1}), "thinking_token_budget"),
         (json!({"model": 3}), "model"),
     ]
 }
@@ -108,6 +124,7 @@ fn each_wrong_chat_is_named() {
     let user = json!({"role": "user", "content": "hi"});
     let image = json!([{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]);
     let function = json!({"type": "function", "function": {"name": "f"}});
+    let other = json!({"type": "function", "function": {"name": "g"}});
     let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}});
     for (fields, param) in [
         (json!({"messages": null}), "messages"),
@@ -132,8 +149,9 @@ fn each_wrong_chat_is_named() {
         (json!({"tools": ["x"]}), "tools[0]"),
         (json!({"tools": [{"type": "web"}]}), "tools[0].type"),
         (json!({"tools": [{"type": "function", "function": {}}]}), "tools[0].function"),
-        (json!({"tools": [function], "tool_choice": "required"}), "tool_choice"),
-        (json!({"tools": [function], "tool_choice": function}), "tool_choice"),
+        (json!({"tools": [], "tool_choice": "required"}), "tool_choice"),
+        (json!({"tools": [function], "tool_choice": other}), "tool_choice"),
+        (json!({"tools": [function], "tool_choice": "some"}), "tool_choice"),
         (json!({"parallel_tool_calls": 3}), "parallel_tool_calls"),
         (json!({"top_logprobs": 3}), "top_logprobs"),
         (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
@@ -177,7 +195,7 @@ fn each_wrong_completion_is_named() {
         (json!({"prompt": many(200, json!("x")), "n": 2}), "n"),
         (json!({"logprobs": 21}), "top_logprobs"),
         (json!({"logprobs": true}), "logprobs"),
-        (json!({"logprobs": 1, "echo": true}), "echo"),
+        (json!({"logprobs": 1, "echo": true, "n": 2}), "n"),
         (json!({"echo": "x"}), "echo"),
         (json!({"prompt": many(250, json!("x")), "logprobs": 20, "max_tokens": 250}), "logprobs"),
     ] {

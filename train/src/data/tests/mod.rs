@@ -4,6 +4,7 @@ mod finding;
 mod hostile;
 mod row;
 mod sampling;
+mod stores;
 
 use super::bpe::{Bpe, BpeOptions};
 use super::*;
@@ -42,7 +43,7 @@ fn documents(root: &Path) -> Result<Vec<String>, DataError> {
 }
 
 /// A small tokenizer of our own training.
-fn tokenizer() -> &'static Tokenizer {
+pub(crate) fn tokenizer() -> &'static Tokenizer {
     static MADE: OnceLock<(tempfile::TempDir, Tokenizer)> = OnceLock::new();
     let made = MADE.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();

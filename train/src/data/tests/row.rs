@@ -48,13 +48,14 @@ fn text_comes_back_through_shards_and_windows() {
     assert!(meta.shards.len() > 3 && meta.shards.iter().rev().skip(1).all(|s| s.tokens == Some(7)));
     tokens.check(400, &mut quiet).unwrap();
     let plain = WindowOptions { seq: 5, stride: None, packing: Packing::Joined };
-    let windows = Windows::new(Arc::new(tokens), &plain).unwrap();
+    let tokens = Arc::new(tokens);
+    let windows = Windows::new(tokens.clone(), &plain).unwrap();
     let mut ids = Vec::new();
     (0..windows.len()).for_each(|i| ids.extend(item(&windows, i).input_ids));
-    let rest = windows.tokens().len() as usize - ids.len();
+    let rest = tokens.len() as usize - ids.len();
     assert!(rest <= 5);
     let mut tail = vec![0; rest];
-    windows.tokens().copy(ids.len() as u64, &mut tail).unwrap();
+    tokens.copy(ids.len() as u64, &mut tail).unwrap();
     ids.extend(tail);
     let ids: Vec<u32> = ids.into_iter().map(|id| id as u32).collect();
     let back: Vec<String> =

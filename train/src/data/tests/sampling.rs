@@ -55,6 +55,23 @@ fn epochs_meet_without_a_gap() {
     assert_eq!((sampler.epoch(9), sampler.epoch(10)), (0, 1));
 }
 
+/// Ranks take every so many-th number; together they see what one alone would, whatever their number, also when it changes.
+#[test]
+fn ranks_share_the_order_of_one() {
+    let sampler = Sampler::new(37, 5).unwrap();
+    let alone: Vec<u64> = sampler.range(0..96).collect();
+    for (world, other) in [(4, 2), (3, 8)] {
+        let take = |rank: u64, world: u64, from: u64, to: u64| {
+            (from + rank..to).step_by(world as usize).map(|g| (g, sampler.item(g)))
+        };
+        let first = (0..world).flat_map(|rank| take(rank, world, 0, 48));
+        let then = (0..other).flat_map(|rank| take(rank, other, 48, 96));
+        let mut all: Vec<(u64, u64)> = first.chain(then).collect();
+        all.sort_unstable();
+        assert_eq!(all.into_iter().map(|(_, item)| item).collect::<Vec<_>>(), alone);
+    }
+}
+
 proptest! {
     #[test]
     fn an_epoch_is_a_permutation_of_its_own(items in 50u64..3000, seed: u64, number in 0u64..1 << 50) {

@@ -1,0 +1,105 @@
+//! The golden schemas, expressions and grammars; what none of them has.
+
+use super::*;
+use crate::golden::FILES;
+use std::fs;
+use std::path::Path;
+
+#[test]
+fn golden_structures_are_accepted_and_refused() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/golden/structured");
+    let Ok(entries) = fs::read_dir(&folder) else { return println!("skipped: no ../shared/golden") };
+    assert!(entries.count() >= 4);
+    let mut failed = Vec::new();
+    for (name, check) in FILES.iter().skip(1) {
+        let started = std::time::Instant::now();
+        let told = check(&serde_json::from_slice(&fs::read(folder.join(name)).unwrap()).unwrap());
+        println!("{name}: {} cases in {:?}", told.cases, started.elapsed());
+        assert!(told.cases >= 10, "{name}");
+        failed.extend(told.failed);
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+fn compiler() -> Arc<Compiler> {
+    Arc::new(Compiler::of_bytes().unwrap())
+}
+
+#[test]
+fn dates_are_those_of_the_calendar() {
+    let schema = |format: &str| Wanted::Schema(json!({"type": "string", "format": format}));
+    let compiler = compiler();
+    for (format, good, bad) in [
+        (
+            "date",
+            &["2024-02-29", "2000-02-29", "0001-01-01", "9999-12-31", "2023-04-30"][..],
+            &["2023-02-29", "1900-02-29", "0000-01-01", "2023-04-31", "2023-13-01", "2023-00-10", "2023-1-1"]
+                [..],
+        ),
+        ("time", &["23:59:59Z", "00:00:00.5+23:59"], &["23:59:60Z", "24:00:00Z", "12:00:00"]),
+        ("date-time", &["2024-02-29T00:00:00Z"], &["2023-02-29T00:00:00Z", "2024-01-01 00:00:00Z"]),
+    ] {
+        let grammar = compiler.compile(schema(format)).unwrap();
+        let quoted = |text: &&str| format!("\"{text}\"");
+        good.iter().for_each(|text| assert!(grammar.accepts(&quoted(text)), "{text}"));
+        bad.iter().for_each(|text| assert!(!grammar.accepts(&quoted(text)), "{text}"));
+    }
+    // A pattern beside the format still holds, and a format that nobody knows is a remark.
+    let both = Wanted::Schema(json!({"type": "string", "format": "date", "pattern": "^2"}));
+    let both = compiler.compile(both).unwrap();
+    assert!(both.accepts("\"2024-02-29\"") && !both.accepts("\"1999-01-01\"") && !both.accepts("\"2x\""));
+    assert!(compiler.compile(schema("mood")).unwrap().accepts("\"x\""));
+}
+
+#[test]
+fn runs_of_space_come_to_an_end() {
+    let grammar = compiler().compile(Wanted::object()).unwrap();
+    assert!(grammar.accepts("{\n    \"a\": [1, 2]\n}"));
+    assert!(!grammar.accepts(&format!("{{{}}}", " ".repeat(100))));
+    assert!(!grammar.accepts("{\n\n\n\n}"));
+    // Nobody may loosen it from outside.
+    let loose = json!({"type": "object", "x-guidance": {"whitespace_pattern": "[ ]+", "lenient": true}});
+    assert!(!compiler().compile(Wanted::Schema(loose)).unwrap().accepts(&format!("{{{}}}", " ".repeat(100))));
+}
+
+#[test]
+fn circles_and_endless_answers_are_refused() {
+    let compiler = compiler();
+    let refused = |schema: Value, what: &str| {
+        let why = compiler.compile(Wanted::Schema(schema)).unwrap_err();
+        assert!(why.contains(what), "{why}");
+    };
+    let circle =
+        json!({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}}});
+    refused(circle, "refers to itself");
+    refused(json!({"type": "array", "items": {"$ref": "#"}, "minItems": 1}), "no answer that ends");
+    refused(
+        json!({"type": "array", "items": {"type": "string", "minLength": 60000}, "minItems": 60}),
+        "shortest",
+    );
+    refused(json!({"allOf": [{"type": "string", "minLength": 9, "maxLength": 3}]}), "above");
+    let open = json!({"type": "object", "additionalProperties": true, "minProperties": 3});
+    refused(open, "minProperties");
+}
+
+#[test]
+fn choices_and_expressions_are_held_whole() {
+    let compiler = compiler();
+    let choice = compiler.compile(Wanted::Choice(vec!["yes".into(), "no \"way\"\n".into()])).unwrap();
+    assert!(choice.accepts("yes") && choice.accepts("no \"way\"\n"));
+    assert!(!choice.accepts("ye") && !choice.accepts("yesno"));
+    let anchored = compiler.compile(Wanted::Regex("^a+\\$$".into())).unwrap();
+    assert!(anchored.accepts("aa$") && !anchored.accepts("aa"));
+}
+
+#[test]
+fn grammars_of_single_characters_choose_nothing_beforehand() {
+    let text = "root ::= word (\" \" word)* # a comment\nword ::= \"true\" | [a-z]{1,5} | \"(\" root \")\"\n";
+    let grammar = compiler().compile(Wanted::Grammar(text.into())).unwrap();
+    for good in ["true", "trux", "t (a true) b", "abcde"] {
+        assert!(grammar.accepts(good), "{good}");
+    }
+    for bad in ["abcdef", "", "a  b", "(a"] {
+        assert!(!grammar.accepts(bad), "{bad}");
+    }
+}

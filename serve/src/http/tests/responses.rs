@@ -1,0 +1,132 @@
+//! The Responses API: items, events in their order, and conversations that go on.
+
+use super::*;
+
+const PATH: &str = "/v1/responses";
+const SAID: &str =
+    "<think>\nhm\n</think>\n\nLook:\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
+
+fn ask(fields: Value) -> Value {
+    with(json!({"input": "hi", "temperature": 0, "max_output_tokens": 500}), fields)
+}
+
+fn tools() -> Value {
+    json!([{"type": "function", "name": "f", "parameters": {"type": "object"}}])
+}
+
+#[test]
+fn answers_are_items() {
+    let server = Server::saying(SAID, "<tool_call> </think>");
+    let body = server
+        .post(PATH, &ask(json!({"tools": tools(), "instructions": "be", "metadata": {"k": "v"}})))
+        .good();
+    let output = body["output"].as_array().unwrap();
+    let kinds: Vec<&str> = output.iter().map(|item| item["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["reasoning", "message", "function_call"]);
+    assert_eq!(output[0]["content"], json!([{"type": "reasoning_text", "text": "hm"}]));
+    assert_eq!(output[1]["content"][0]["text"], "Look:");
+    assert_eq!((&output[2]["name"], &output[2]["arguments"]), (&json!("f"), &json!("{\"a\":1}")));
+    assert_eq!(
+        (&body["object"], &body["status"], &body["metadata"]),
+        (&json!("response"), &json!("completed"), &json!({"k": "v"}))
+    );
+    let usage = &body["usage"];
+    assert!(usage["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap() > 0, "{usage}");
+}
+
+#[test]
+fn a_stream_tells_what_becomes_of_each_item() {
+    let server = Server::saying(SAID, "<tool_call> </think>");
+    let reply = server.post(PATH, &ask(json!({"tools": tools(), "stream": true})));
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let frames = reply.text().strip_suffix("\n\n").unwrap().split("\n\n");
+    let events: Vec<Value> =
+        frames.map(|frame| serde_json::from_str(frame.split_once("\ndata: ").unwrap().1).unwrap()).collect();
+    assert!(events.iter().enumerate().all(|(i, event)| event["sequence_number"] == i));
+    let mut kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    kinds.dedup();
+    let kinds: Vec<&str> = kinds.iter().map(|kind| kind.strip_prefix("response.").unwrap()).collect();
+    let item = |kind: &'static str| {
+        let texts: [&'static str; 2] = if kind == "thought" {
+            ["reasoning_text.delta", "reasoning_text.done"]
+        } else {
+            ["output_text.delta", "output_text.done"]
+        };
+        [
+            "output_item.added",
+            "content_part.added",
+            texts[0],
+            texts[1],
+            "content_part.done",
+            "output_item.done",
+        ]
+    };
+    let call = [
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+    ];
+    let want =
+        [&["created", "in_progress"][..], &item("thought"), &item("text"), &call, &["completed"]].concat();
+    assert_eq!(kinds, want);
+    let last = &events.last().unwrap()["response"];
+    assert_eq!((&last["status"], last["output"].as_array().unwrap().len()), (&json!("completed"), 3));
+    let text: String = events
+        .iter()
+        .filter(|event| event["type"] == "response.output_text.delta")
+        .map(|event| event["delta"].as_str().unwrap())
+        .collect();
+    assert_eq!(text, "Look:");
+}
+
+#[test]
+fn conversations_go_on_where_they_were() {
+    let server = Server::new();
+    let first = server.post(PATH, &ask(json!({"max_output_tokens": 3, "instructions": "be"}))).good();
+    assert_eq!(
+        (&first["status"], &first["incomplete_details"]),
+        (&json!("incomplete"), &json!({"reason": "max_output_tokens"}))
+    );
+    let on = json!({"previous_response_id": first["id"], "max_output_tokens": 1, "input": "so"});
+    let second = server.post(PATH, &ask(on.clone())).good();
+    let messages = json!([
+        {"role": "user", "content": "hi"}, {"role": "assistant", "content": "abc"}, {"role": "user", "content": "so"},
+    ]);
+    let whole = server.post("/tokenize", &json!({"messages": messages})).good();
+    assert_eq!(second["usage"]["input_tokens"], whole["count"]);
+    let items = json!([
+        {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "abc"}]},
+        {"role": "user", "content": "so"},
+    ]);
+    let stateless = server.post(PATH, &ask(json!({"input": items, "max_output_tokens": 1}))).good();
+    assert_eq!(stateless["usage"]["input_tokens"], whole["count"]);
+    let gone = server.post(PATH, &ask(json!({"previous_response_id": "resp_none"})));
+    assert_eq!(gone.error().0, 404);
+    let unkept = server.post(PATH, &ask(json!({"store": false, "max_output_tokens": 1}))).good();
+    let on = server.post(PATH, &ask(json!({"previous_response_id": unkept["id"]})));
+    assert_eq!(on.error().1.as_deref(), Some("previous_response_id"));
+}
+
+#[test]
+fn wrong_fields_are_named() {
+    let server = Server::new();
+    for (fields, param) in [
+        (json!({"input": null}), "input"),
+        (json!({"input": 3}), "input"),
+        (json!({"input": [3]}), "input[0]"),
+        (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
+        (
+            json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+            "input[0].content[0].type",
+        ),
+        (json!({"input": [{"type": "function_call", "name": "f"}]}), "input[0].arguments"),
+        (json!({"background": true}), "background"),
+        (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+        (json!({"text": {"format": {"type": "x"}}}), "response_format.type"),
+    ] {
+        let (status, named, _) = server.post(PATH, &ask(fields.clone())).error();
+        assert_eq!((status, named.as_deref()), (400, Some(param)), "{fields}");
+    }
+}

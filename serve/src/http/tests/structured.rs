@@ -1,0 +1,100 @@
+//! Structured output through the endpoints: what comes is what was asked for; what is malformed is refused, and the server lives on.
+
+use super::*;
+
+/// An answer held to something, at temperature 1.3.
+fn held(server: &Server, fields: Value) -> String {
+    let body = server.chat("hi", with(json!({"temperature": 1.3, "max_tokens": 200}), fields)).good();
+    let choice = &body["choices"][0];
+    assert_eq!(choice["finish_reason"], "stop", "{body}");
+    choice["message"]["content"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn answers_are_what_is_asked_for() {
+    let server = Server::new();
+    let properties = json!({"n": {"type": "integer", "minimum": 7, "maximum": 12}, "b": {"type": "boolean"}});
+    let schema = json!({
+        "type": "object", "properties": properties, "required": ["n", "b"], "additionalProperties": false,
+    });
+    let format =
+        json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": true}});
+    for fields in [
+        json!({"response_format": format, "seed": 1}),
+        json!({"response_format": format, "temperature": 0}),
+        json!({"guided_json": schema.to_string()}),
+        json!({"structured_outputs": {"json": schema}}),
+    ] {
+        let answer: Value = serde_json::from_str(&held(&server, fields)).unwrap();
+        assert!((7..=12).contains(&answer["n"].as_i64().unwrap()) && answer["b"].is_boolean(), "{answer}");
+    }
+    let regex = held(&server, json!({"structured_outputs": {"regex": "[0-9]{3}-x+y"}}));
+    assert!(regex.len() >= 6 && regex.as_bytes()[3] == b'-' && regex.ends_with('y'), "{regex}");
+    assert!(["yes", "no"].contains(&held(&server, json!({"guided_choice": ["yes", "no"]})).as_str()));
+    let grammar = "root ::= \"a\" root? \"b\"";
+    let text = held(&server, json!({"grammar": grammar, "temperature": 0}));
+    assert_eq!(text, format!("{}{}", "a".repeat(text.len() / 2), "b".repeat(text.len() / 2)));
+    let body = json!({"guided_choice": ["yes"], "max_tokens": 20, "n": 2, "temperature": 1});
+    let both = server.complete(json!("x"), body).good();
+    assert_eq!((&both["choices"][0]["text"], &both["choices"][1]["text"]), (&json!("yes"), &json!("yes")));
+    server.settle();
+}
+
+#[test]
+fn calls_that_are_required_are_made_in_every_format() {
+    let parameters = json!({
+        "type": "object", "properties": {"mood": {"type": "string", "enum": ["good", "bad"]}, "n": {"type": "integer", "minimum": 1, "maximum": 3}},
+        "required": ["mood", "n"], "additionalProperties": false,
+    });
+    let tools = json!([
+        {"type": "function", "function": {"name": "f", "parameters": parameters}},
+        {"type": "function", "function": {"name": "g", "parameters": parameters}},
+    ]);
+    for format in ["hermes", "llama3_json", "mistral", "deepseek_v3", "glm4", "harmony", "qwen3_coder"] {
+        let settings = HttpSettings { calls: format.parse().unwrap(), ..HttpSettings::default() };
+        let server = Server::of(Script::start(""), TEMPLATE, settings);
+        let named = json!({"type": "function", "function": {"name": "g"}});
+        for (choice, reason) in [(json!("required"), "tool_calls"), (named, "stop")] {
+            let fields = json!({"tools": tools, "tool_choice": choice, "parallel_tool_calls": false});
+            let body =
+                server.chat("hi", with(fields, json!({"temperature": 1.3, "max_tokens": 1500}))).good();
+            let (message, why) = (&body["choices"][0]["message"], &body["choices"][0]["finish_reason"]);
+            let calls = message["tool_calls"].as_array().unwrap_or_else(|| panic!("{format}: {body}"));
+            assert_eq!((calls.len(), why), (1, &json!(reason)), "{format}: {body}");
+            let arguments: Value =
+                serde_json::from_str(calls[0]["function"]["arguments"].as_str().unwrap()).unwrap();
+            assert!(["good", "bad"].contains(&arguments["mood"].as_str().unwrap()), "{format}: {arguments}");
+            assert!((1..=3).contains(&arguments["n"].as_i64().unwrap()), "{format}: {arguments}");
+            assert!(reason == "tool_calls" || calls[0]["function"]["name"] == "g");
+        }
+    }
+}
+
+#[test]
+fn what_is_malformed_is_refused_and_the_server_lives_on() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../shared/golden/structured/malformed.json");
+    let Ok(text) = std::fs::read(path) else { return println!("skipped: no ../shared/golden") };
+    let cases: Value = serde_json::from_slice(&text).unwrap();
+    let server = Server::new();
+    for case in cases.as_array().unwrap() {
+        let raw = case["value_text"].as_str().map_or_else(|| case["value"].to_string(), str::to_owned);
+        let field = match case["kind"].as_str().unwrap() {
+            "json_schema" => format!(
+                r#""response_format": {{"type": "json_schema", "json_schema": {{"name": "x", "schema": {raw}}}}}"#
+            ),
+            kind @ ("regex" | "grammar") => format!(r#""structured_outputs": {{"{kind}": {raw}}}"#),
+            kind => format!(r#""{kind}": {raw}"#),
+        };
+        let body =
+            format!(r#"{{"messages": [{{"role": "user", "content": "hi"}}], "max_tokens": 5, {field}}}"#);
+        let started = Instant::now();
+        let reply = server.ask("POST", "/v1/chat/completions", "", body.as_bytes());
+        let may = case["expect"] == "400_or_right" && reply.status == 200;
+        assert!(reply.status == 400 || may, "{}: {} {}", case["why"], reply.status, reply.text());
+        assert!(started.elapsed() < Duration::from_secs(10), "{}: {:?}", case["why"], started.elapsed());
+    }
+    assert_eq!(server.get("/health").status, 200);
+    assert_eq!(held(&server, json!({"guided_choice": ["yes"]})), "yes");
+    server.settle();
+}
