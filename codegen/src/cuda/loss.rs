@@ -32,9 +32,10 @@ pub(super) fn kernel(region: &Region, f: &LossForm, name: &str, processors: u32)
     let narrow = f.gradient && f.dtype == DType::BF16;
     let (smoothing, cap) = (f.op.label_smoothing.0 as f32, f.op.softcap.map_or(0.0, |c| c.0 as f32));
     let constants = format!(
-        "constexpr int VOCAB = {}, NARROW = {};\nconstexpr float SMOOTHING = {smoothing:?}f, SOFTCAP = {cap:?}f;\n",
+        "constexpr int VOCAB = {}, NARROW = {}, STATISTICS = {};\nconstexpr float SMOOTHING = {smoothing:?}f, SOFTCAP = {cap:?}f;\n",
         f.size[0],
-        u8::from(narrow)
+        u8::from(narrow),
+        u8::from(f.op.statistics)
     );
     [VALUES, TILE, &constants, LOSS].into_iter().for_each(|text| program.text(text));
     let written = |which: u32| f.results.iter().position(|r| r.0 == which);
@@ -76,10 +77,14 @@ pub(super) fn kernel(region: &Region, f: &LossForm, name: &str, processors: u32)
     program.entry(&some, 0, |p| {
         begin(p);
         p.braces("for (index_t row = blockIdx.x; row < tokens; row += gridDim.x)", |p| {
-            let slope = f.cotangent.map_or("nullptr".into(), |at| format!("r{} + first + row", at.0));
-            let loss = written(2).map_or("nullptr".into(), |i| format!("w{i} + first + row"));
+            let of_row =
+                |buffer: Option<String>| buffer.map_or("nullptr".into(), |b| format!("{b} + first + row"));
+            let slopes = (0..4).map(|i| of_row(f.cotangents.get(i).map(|at| from(*at))));
+            p.line(&format!("const float *const slopes[4] = {{{}}};", slopes.collect::<Vec<_>>().join(", ")));
+            let results = (2..8).map(|which| of_row(written(which).map(|i| format!("w{i}"))));
+            p.line(&format!("float *const results[6] = {{{}}};", results.collect::<Vec<_>>().join(", ")));
             let target = format!("r{}[first + row]", f.targets.0);
-            p.line(&format!("loss_row(logits + row * {}, {target}, {slope}, {loss});", dim(&line)));
+            p.line(&format!("loss_row(logits + row * {}, {target}, slopes, results);", dim(&line)));
         });
     });
     if let Some(to) = written(0).filter(|_| f.gradient) {

@@ -272,20 +272,30 @@ fn pages() -> Table {
 fn losses() -> Table {
     let mut t = Table::over(140);
     let cases = [
-        (DType::F32, 0.1, None, 33, 7, Dim::from(300)),
-        (DType::BF16, 0.0, None, 72, 20, Dim::symbol("n")),
-        (DType::BF16, 0.0, Some(2.0), 140, 36, Dim::from(300)),
+        (DType::F32, 0.1, None, false, 33, 7, Dim::from(300)),
+        (DType::BF16, 0.0, None, false, 72, 20, Dim::symbol("n")),
+        (DType::BF16, 0.0, Some(2.0), false, 140, 36, Dim::from(300)),
+        (DType::F32, 0.1, Some(3.0), true, 63, 12, Dim::symbol("n")),
+        (DType::BF16, 0.0, None, true, 300, 12, Dim::from(150)),
     ];
-    for (dtype, smoothing, softcap, vocab, k, tokens) in cases {
+    for (dtype, smoothing, softcap, statistics, vocab, k, tokens) in cases {
         let h = t.input(dtype, vec![tokens.clone(), Dim::from(k)], Fill::Real(-2.0, 2.0));
         let w = t.input(dtype, dims(&[vocab, k]), Fill::Real(-1.0, 1.0));
         let targets = t.input(DType::I32, vec![tokens.clone()], Fill::Int(-3, vocab as i64 - 1));
-        let grad = t.input(DType::F32, vec![tokens.clone()], Fill::Real(-1.0, 1.0));
-        let forward = LinearCrossEntropy { label_smoothing: Real(smoothing), softcap: softcap.map(Real) };
-        let losses = t.g.push(forward.clone(), &[h, w, targets]).unwrap();
-        t.case(&format!("{dtype} {vocab} {tokens}, forward"), losses);
-        let made = t.g.push(LinearCrossEntropyGrad { forward }, &[h, w, targets, grad]).unwrap();
-        for part in 0..3 {
+        let (softcap, label_smoothing) = (softcap.map(Real), Real(smoothing));
+        let forward = LinearCrossEntropy { label_smoothing, softcap, statistics };
+        let results = if statistics { 6 } else { 1 };
+        let made = t.g.push(forward.clone(), &[h, w, targets]).unwrap();
+        for part in 0..results {
+            let x = if statistics { t.g.part(made, part).unwrap() } else { made };
+            t.case(&format!("{dtype} {vocab} {tokens}, forward {part}"), x);
+        }
+        let mut args = vec![h, w, targets];
+        for _ in 0..if statistics { 4 } else { 1 } {
+            args.push(t.input(DType::F32, vec![tokens.clone()], Fill::Real(-1.0, 1.0)));
+        }
+        let made = t.g.push(LinearCrossEntropyGrad { forward }, &args).unwrap();
+        for part in 0..2 + results {
             let x = t.g.part(made, part).unwrap();
             t.case(&format!("{dtype} {vocab} {tokens}, {part}"), x);
         }

@@ -4,6 +4,7 @@
 mod cases;
 mod device;
 mod forms;
+mod ptx;
 
 use crate::kernels::table::run;
 use crate::machines::machine;
@@ -61,12 +62,17 @@ fn tolerance(case: &Case, out: &Tensor) -> f64 {
 }
 
 fn compare(case: &Case, t: u64, got: &[(String, Value)]) {
+    difference(case, t, got).unwrap_or_else(|e| panic!("{} {e}", case.name));
+}
+
+fn difference(case: &Case, t: u64, got: &[(String, Value)]) -> Result<(), String> {
     let want = eval(&case.graph, &values(case, &sizes(t)), &sizes(t), Precision::default()).unwrap();
     for (name, want) in &want {
         let got = got.iter().find(|(n, _)| n == name).unwrap().1.to_tensor().unwrap();
         let agree = crate::kernels::table::compare(&got, want, tolerance(case, want));
-        agree.unwrap_or_else(|e| panic!("{} {name} at {t}: {e}", case.name));
+        agree.map_err(|e| format!("{name} at {t}: {e}"))?;
     }
+    Ok(())
 }
 
 #[test]

@@ -1,0 +1,340 @@
+//! A CUDA device that executes the PTX of every kernel and checks each access. In: programs of the tables. Out: their results, held
+//! against the interpreter; whether a kernel with one wrong instruction is noticed.
+
+use super::device::target;
+use super::{Case, cases, compiled, difference, forms, results};
+use crate::kernels::table::run;
+use astrai_codegen::cuda::{self, Cuda};
+use astrai_engine::Machine;
+use astrai_ir::kernel::Grid;
+use astrai_ir::{Backend, Dim, Kernel};
+use astrai_ptx::{Counts, Memory, Module, Mutant, mutants, nvrtc};
+use astrai_runtime::device::{Block, Executable, Launch, Pointer, Space, Threads};
+use astrai_runtime::{Compiled, Device, Error};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Most blocks of a launch, and the seed of the orders of blocks and warps.
+const ORDERS: [(u64, u64); 3] = [(u64::MAX, 1), (1, 7), (3, 77)];
+
+fn locked<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What launches of all kernels share.
+struct Inside {
+    memory: Mutex<Memory>,
+    order: Mutex<(u64, u64)>,
+    /// What each entry did.
+    counts: Mutex<BTreeMap<String, (Arc<astrai_ptx::Kernel>, Counts)>>,
+    /// Runs in place of the entry of its name.
+    mutant: Mutex<Option<Mutant>>,
+}
+
+/// The device.
+struct Emulator {
+    backend: Cuda,
+    inside: Arc<Inside>,
+}
+
+impl Emulator {
+    /// With so many multiprocessors; `None`, and a word, without NVRTC.
+    fn new(units: u32) -> Option<Arc<Emulator>> {
+        if nvrtc::ptx("", &[]).is_none() {
+            println!("skipped: no NVRTC in .cache/nvrtc; scripts/setup-cache.sh puts it there");
+            return None;
+        }
+        let inside = Inside {
+            memory: Mutex::new(Memory::new(0, 1 << 36)),
+            order: Mutex::new(ORDERS[0]),
+            counts: Mutex::default(),
+            mutant: Mutex::default(),
+        };
+        Some(Arc::new(Emulator { backend: Cuda::new(target(units)), inside: Arc::new(inside) }))
+    }
+
+    fn order(&self, order: (u64, u64)) {
+        *locked(&self.inside.order) = order;
+    }
+}
+
+/// Memory that is given back when nothing holds it.
+struct Held(Arc<Inside>, u64);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        locked(&self.0.memory).free(self.1);
+    }
+}
+
+fn refused((_, said): astrai_ptx::Refused) -> Error {
+    Error::Input(said)
+}
+
+impl Threads for Emulator {}
+
+impl Space for Emulator {
+    fn available(&self) -> u64 {
+        locked(&self.inside.memory).info().0
+    }
+
+    fn alloc(&self, lens: &[usize]) -> Result<Vec<Block>, Error> {
+        let one = |len: &usize| {
+            let mut memory = locked(&self.inside.memory);
+            let at = memory.alloc(*len as u64).ok_or_else(|| Error::Input("no memory".into()))?;
+            memory.fill(at, &[0], *len).map_err(refused)?;
+            Ok(Block::new(Pointer(at), *len, Arc::new(Held(self.inside.clone(), at))))
+        };
+        lens.iter().map(one).collect()
+    }
+
+    fn host(&self, _: Pointer) -> Option<*mut u8> {
+        None
+    }
+
+    fn import(&self, _: &[u8]) -> Option<Pointer> {
+        None
+    }
+
+    fn read(&self, at: Pointer, to: &mut [u8]) -> Result<(), Error> {
+        if to.is_empty() { Ok(()) } else { locked(&self.inside.memory).read(at.0, to).map_err(refused) }
+    }
+
+    fn write(&self, at: Pointer, from: &[u8]) -> Result<(), Error> {
+        if from.is_empty() { Ok(()) } else { locked(&self.inside.memory).write(at.0, from).map_err(refused) }
+    }
+}
+
+/// PTX of a kernel, compiled once in a process.
+fn modules(kernels: &[&Kernel]) -> Vec<Arc<Module>> {
+    static MADE: OnceLock<Mutex<HashMap<String, Arc<Module>>>> = OnceLock::new();
+    let made = MADE.get_or_init(Mutex::default);
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let work = || {
+        while let Some(k) = kernels.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+            if locked(made).contains_key(&k.identity) {
+                continue;
+            }
+            let options = [cuda::OPTIONS, &["--gpu-architecture=compute_80", "-lineinfo"]].concat();
+            let text = nvrtc::ptx(&k.source, &options).unwrap_or_else(|| Err("no NVRTC".into()));
+            let module = text.and_then(|t| Module::parse(&t));
+            let module = module.unwrap_or_else(|e| panic!("{}: {e}", k.identity));
+            locked(made).insert(k.identity.clone(), Arc::new(module));
+        }
+    };
+    std::thread::scope(|s| (0..2).for_each(|_| drop(s.spawn(work))));
+    kernels.iter().map(|k| locked(made)[&k.identity].clone()).collect()
+}
+
+impl Device for Emulator {
+    fn backend(&self) -> &dyn Backend {
+        &self.backend
+    }
+
+    fn name(&self) -> &'static str {
+        "emulator"
+    }
+
+    fn load(&self, kernels: &[&Kernel]) -> Result<Vec<Arc<dyn Executable>>, Error> {
+        let one = |(k, module): (&&Kernel, Arc<Module>)| {
+            let loaded = Loaded { kernel: (*k).clone(), module, inside: self.inside.clone() };
+            Arc::new(loaded) as Arc<dyn Executable>
+        };
+        Ok(kernels.iter().zip(modules(kernels)).map(one).collect())
+    }
+}
+
+struct Loaded {
+    kernel: Kernel,
+    module: Arc<Module>,
+    inside: Arc<Inside>,
+}
+
+impl Executable for Loaded {
+    fn launch(&self, launch: &Launch) -> Result<(), Error> {
+        let value = |d: &Dim| d.eval(&|name| launch.size(name)).map_err(Error::Input);
+        let mut args: Vec<u64> = launch.buffers.iter().map(|at| at.0).collect();
+        if self.kernel.workspace.literal() != Some(0) {
+            args.push(launch.workspace.at().0);
+        }
+        args.extend(launch.sizes.iter().map(|n| *n as u64));
+        let (most, seed) = *locked(&self.inside.order);
+        let mutant = locked(&self.inside.mutant).clone();
+        for round in 0..value(&self.kernel.rounds)? {
+            let mut args = args.clone();
+            args.extend((!self.kernel.rounds.is_one()).then_some(round));
+            let params: Vec<u8> = args.iter().flat_map(|a| a.to_le_bytes()).collect();
+            for e in &self.kernel.entries {
+                let Grid::Units(blocks) = &e.grid else { panic!("blocks are a size") };
+                let blocks = value(blocks)?.min(most) as u32;
+                let whole = self.module.kernel(&e.symbol).unwrap();
+                let changed = mutant.as_ref().filter(|m| m.kernel.name == e.symbol);
+                let kernel = changed.map_or(&**whole, |m| &m.kernel);
+                let mut memory = locked(&self.inside.memory);
+                let variables: Vec<u64> = (self.module.variables.iter())
+                    .map(|v| {
+                        let at = memory.alloc(v.bytes.len() as u64).unwrap();
+                        memory.write(at, &v.bytes).unwrap();
+                        at
+                    })
+                    .collect();
+                let mut l = astrai_ptx::Launch::new(kernel, [blocks, 1, 1], [e.block, 1, 1], &params);
+                (l.dynamic, l.seed, l.variables) = (value(&e.shared)? as usize, seed, &variables);
+                l.budget = if changed.is_some() { 1 << 20 } else { 1 << 28 };
+                let counts = l.run(&mut memory).map_err(|f| Error::Input(f.to_string()))?;
+                variables.iter().for_each(|at| drop(memory.free(*at)));
+                let mut all = locked(&self.inside.counts);
+                all.entry(e.symbol.clone())
+                    .or_insert_with(|| (whole.clone(), Counts::default()))
+                    .1
+                    .add(&counts);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Says how much of the kernels was executed.
+fn report(name: &str, device: &Emulator) {
+    let counts = locked(&device.inside.counts);
+    let (mut all, mut never, mut lanes) = (0, 0, 0);
+    for (k, c) in counts.values() {
+        all += k.instructions() - 1;
+        never += c.never(k).len();
+        lanes += c.lanes();
+    }
+    println!(
+        "{name}: {} entries, {all} instructions, {never} never executed; {lanes} lane instructions",
+        counts.len()
+    );
+}
+
+#[test]
+fn the_ptx_of_loops_agrees_with_the_interpreter() {
+    let Some(device) = Emulator::new(132) else { return };
+    let machine = Machine::over(device.clone());
+    let cases = cases::cases();
+    let programs: Vec<_> = cases.iter().map(|c| compiled(c, &machine)).collect();
+    machine.device.load(&super::kernels(&programs)).unwrap();
+    for (case, program) in cases.iter().zip(&programs) {
+        for &t in &case.rows {
+            let bits = ORDERS.map(|order| {
+                device.order(order);
+                let got =
+                    results(case, program, &machine, t).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+                super::compare(case, t, &got);
+                got
+            });
+            assert!(bits.iter().all(|b| *b == bits[0]), "{} at {t}: the order of blocks shows", case.name);
+        }
+    }
+    report("loops", &device);
+}
+
+/// A table at all sizes, with many blocks and few.
+fn core_agrees(at: usize) {
+    let form = &forms::FORMS[at];
+    let Some(device) = Emulator::new(132) else { return };
+    let (table, machine) = ((form.table)(), Machine::over(device.clone()));
+    let leaves = table.values(form.sizes[form.sizes.len() - 1]);
+    let bits = ORDERS.map(|order| {
+        device.order(order);
+        if order == ORDERS[0] {
+            table.run_on([&machine], form.sizes);
+        }
+        run(&mut table.session_on(&machine), &leaves)
+    });
+    assert!(bits.iter().all(|b| *b == bits[0]), "{}: the order of blocks shows", form.name);
+    report(form.name, &device);
+}
+
+#[test]
+fn the_ptx_of_dots_agrees() {
+    core_agrees(0);
+}
+
+#[test]
+fn the_ptx_of_rows_and_columns_agrees() {
+    core_agrees(1);
+}
+
+#[test]
+fn the_ptx_of_attention_agrees() {
+    core_agrees(2);
+}
+
+#[test]
+fn the_ptx_of_pages_agrees() {
+    core_agrees(3);
+}
+
+#[test]
+fn the_ptx_of_gradients_of_attention_agrees() {
+    core_agrees(4);
+}
+
+#[test]
+fn the_ptx_of_losses_agrees() {
+    core_agrees(5);
+}
+
+#[test]
+fn the_ptx_of_experts_agrees() {
+    core_agrees(6);
+}
+
+/// What notices a mutant of a kernel of this case, if anything does.
+fn noticed(case: &Case, program: &Arc<Compiled>, device: &Emulator, machine: &Machine) -> Option<String> {
+    for &t in &case.rows {
+        for order in ORDERS {
+            device.order(order);
+            let said = match results(case, program, machine, t) {
+                Err(e) => Err(e.to_string()),
+                Ok(got) => difference(case, t, &got),
+            };
+            if let Err(e) = said {
+                return Some(e);
+            }
+        }
+    }
+    None
+}
+
+/// `ASTRAI_MUTANTS=300` draws as many; what lives is listed.
+#[test]
+fn a_kernel_with_one_wrong_instruction_is_noticed() {
+    let Some(device) = Emulator::new(132) else { return };
+    let machine = Machine::over(device.clone());
+    let cases = cases::cases();
+    let count: usize = std::env::var("ASTRAI_MUTANTS").ok().and_then(|n| n.parse().ok()).unwrap_or(24);
+    let mut state = 0x2545_f491_4f6c_dd1du64;
+    let mut random = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 33) as usize % below
+    };
+    let (mut drawn, mut alive) = (0, vec![]);
+    while drawn < count {
+        let case = &cases[random(cases.len())];
+        let program = compiled(case, &machine);
+        *locked(&device.inside.mutant) = None;
+        locked(&device.inside.counts).clear();
+        device.order(ORDERS[0]);
+        case.rows.iter().for_each(|t| drop(results(case, &program, &machine, *t).unwrap()));
+        let ran: Vec<_> = locked(&device.inside.counts).values().cloned().collect();
+        let (k, counts) = &ran[random(ran.len())];
+        let mut all = mutants(k, &counts.each);
+        if all.is_empty() {
+            continue;
+        }
+        let mutant = all.swap_remove(random(all.len()));
+        *locked(&device.inside.mutant) = Some(mutant.clone());
+        drawn += 1;
+        if noticed(case, &program, &device, &machine).is_none() {
+            alive.push(format!("{}: {}: {}", case.name, mutant.change, mutant.kernel.text(mutant.pc)));
+        }
+    }
+    println!("{} of {drawn} mutants live:\n{}", alive.len(), alive.join("\n"));
+    assert!(alive.len() * 20 <= drawn, "more than one in twenty live");
+}
