@@ -167,8 +167,8 @@ impl Graph {
 
     /// The same nodes without outputs.
     pub fn without_outputs(mut self) -> Graph {
-        self.outputs.clear();
-        self.output_names.clear();
+        self.outputs = Arc::default();
+        self.output_names = Arc::default();
         self
     }
 

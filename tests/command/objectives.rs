@@ -49,9 +49,9 @@ fn altered(folder: &Path, change: impl Fn(String) -> String) -> tempfile::TempDi
 #[test]
 fn other_numbers_are_off() {
     let Some(folder) = case("objectives") else { return };
-    let off = |to: &tempfile::TempDir, run: usize| -> Vec<&'static str> {
+    let off = |to: &tempfile::TempDir, run: usize| -> Vec<String> {
         let rows = check(to.path(), Kind::Interpreter, &[run]);
-        rows.iter().filter(|r| r.verdict != "ok").map(|r| r.check).collect()
+        rows.iter().filter(|r| r.verdict != "ok").map(|r| r.check.clone()).collect()
     };
     // Another temperature: the loss, its gradient, and rewards.
     let other = altered(&folder, |t| t.replacen("\"beta\": 0.1", "\"beta\": 0.1002", 1));

@@ -8,7 +8,6 @@ use astrai_ir::ops::{
 };
 use astrai_ir::{Axis, Block, BlockId, DType, Dim, Graph, IrError, NodeId, Type};
 use astrai_runtime::GRAD;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 mod muon;

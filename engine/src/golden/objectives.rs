@@ -33,7 +33,7 @@ impl Worst {
         let over = |r: &Row| r.error.unwrap_or(-1.0) / r.tolerance.unwrap_or(1.0);
         let here = error / tolerance;
         if !over(&self.row).is_nan() && (here.is_nan() || here > over(&self.row)) {
-            self.row = Row::compared(self.row.check, error, tolerance, note);
+            self.row = Row::compared(self.row.check.clone(), error, tolerance, note);
         }
     }
 
