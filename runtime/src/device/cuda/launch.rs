@@ -89,8 +89,10 @@ impl Executable for Loaded {
                     args.iter().for_each(|a| _ = call.arg(a));
                     // SAFETY: the parameters are those that the emitter declares, in its order; buffers are as large as the region's
                     // types at these sizes (checked bounds of the plan).
-                    let launched = unsafe { call.launch(*grid) };
-                    self.driver.check("launching", launched)?;
+                    if let Err(e) = unsafe { call.launch(*grid) } {
+                        let doing = format!("launching kernel {name} of `{}`", launch.origin);
+                        return self.driver.check(&doing, Err(e));
+                    }
                 }
             }
             Ok(())
