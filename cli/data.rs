@@ -222,7 +222,9 @@ impl Show {
 }
 
 /// A record as JSON, and its sequences by name.
-fn record(records: &Records, i: u64) -> Result<(Map<String, Value>, Vec<(String, Sample)>), DataError> {
+type Shown = (Map<String, Value>, Vec<(String, Sample)>);
+
+fn record(records: &Records, i: u64) -> Result<Shown, DataError> {
     let mut batch = PackedBatch::default();
     Ok(match records.kind() {
         Kind::Seq | Kind::Sft => {

@@ -1,9 +1,11 @@
 //! CUDA devices as their users meet them: what is said where driver or compiler are absent, commands on the emulated driver, runs that
 //! go on on another device.
 
+use crate::answers::fixture::model;
+use crate::answers::serve::Server;
 use crate::emulated::{Emulated, emulated};
 use crate::train::fixture::{fails, good, losses, program, small, stderr};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -114,4 +116,68 @@ fn a_run_begun_on_one_device_goes_on_on_another() {
         let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 2e-3 * b;
         assert!(got.len() == 4 && got.iter().zip(&want).all(near), "{name}: {got:?} {want:?}");
     }
+}
+
+/// Each call of the driver's that a run needs fails in its turn: the end is one line that says which device, what and where, and an exit code.
+#[test]
+fn a_call_of_the_driver_that_fails_is_one_clear_line() {
+    let Some(driver) = emulated() else { return };
+    let faults = [
+        ("cuInit:1=999", "CUDA_ERROR_UNKNOWN"),
+        ("cuDevicePrimaryCtxRetain:1=46", "CUDA_ERROR_DEVICE_UNAVAILABLE"),
+        ("cuMemAllocAsync:1=2", "lower --batch"),
+        ("cuMemAllocAsync:2=2", "lower --batch"),
+        ("cuMemHostAlloc:1=2", "pinned memory"),
+        ("cuModuleLoadData:3=218", "loading kernel k"),
+        ("cuModuleGetFunction:2=500", "looking for a kernel"),
+        ("cuMemcpyHtoDAsync_v2:2=700", "copying to it: CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("cuLaunchKernel:3=701", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
+        ("cuLaunchKernel:3=719", "kernel k"),
+        ("cuMemcpyDtoHAsync_v2:2=716", "CUDA_ERROR_MISALIGNED_ADDRESS"),
+        ("cuStreamSynchronize:3=700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+    ];
+    let llama = golden("llama");
+    for (fault, words) in faults {
+        let mut c = on(driver);
+        c.arg("verify")
+            .arg(&llama)
+            .args(["--device", "cuda", "--only", "logits"])
+            .env("ASTRAI_PTX_FAIL", fault);
+        let (line, _) = fails(&mut c);
+        assert!(line.contains("CUDA") && line.contains(words), "{fault}: {line}");
+    }
+}
+
+/// A server whose device fails answers 503 and ends with its exit code.
+#[test]
+fn a_server_whose_device_fails_says_so_and_ends() {
+    let Some(driver) = emulated() else { return };
+    let mut c = on(driver);
+    c.arg("serve").arg(model()).args(["--port", "0", "--json", "--device", "cuda", "--max-seqs", "2"]);
+    c.env("ASTRAI_PTX_FAIL", "cuLaunchKernel:60=719");
+    let mut server = Server::spawn(c);
+    let body = json!({"model": "short", "prompt": "t4 t5", "max_tokens": 32, "temperature": 0});
+    let (status, answer) = server.post("/v1/completions", &body);
+    assert_eq!(status, 503, "{answer}");
+    let (code, said) = server.ended();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("CUDA device 0") && said.contains("of this session"), "{said}");
+}
+
+/// A run whose device fails goes on from its newest checkpoint as if nothing had been.
+#[test]
+fn training_goes_on_after_its_device_failed() {
+    let Some(driver) = emulated() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let run = |name: &str| {
+        let mut c = small(&dir.path().join(name));
+        driver.on(&mut c).args(["--device", "cuda", "--batch", "2", "--steps", "4", "--save-every", "1"]);
+        c
+    };
+    good(&mut run("straight"));
+    let (line, _) = fails(run("fails").env("ASTRAI_PTX_FAIL", "cuLaunchKernel:400=700"));
+    assert!(line.contains("CUDA device 0") && line.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{line}");
+    good(run("fails").arg("--resume"));
+    let of = |name: &str| std::fs::read(dir.path().join(name).join("step_000004/model.safetensors")).unwrap();
+    assert!(of("straight") == of("fails"));
 }

@@ -36,11 +36,13 @@ fn find() -> Result<Emulated, String> {
     let built = beside.into_iter().find(|p| p.is_file()).ok_or("the emulated CUDA driver was not built")?;
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated");
     std::fs::create_dir_all(&folder).map_err(|e| e.to_string())?;
-    let (link, own) = (folder.join("libcuda.so.1"), folder.join(format!("link-{}", std::process::id())));
-    // Whole at once: other tests may load it meanwhile.
-    std::os::unix::fs::symlink(built, &own)
-        .and_then(|()| std::fs::rename(&own, link))
-        .map_err(|e| e.to_string())?;
+    // A machine that has a GPU finds its own driver under the first name otherwise.
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        let (link, own) = (folder.join(name), folder.join(format!("{name}-{}", std::process::id())));
+        // Whole at once: other tests may load it meanwhile.
+        let linked = std::os::unix::fs::symlink(&built, &own).and_then(|()| std::fs::rename(&own, link));
+        linked.map_err(|e| e.to_string())?;
+    }
     Ok(Emulated { folder, nvrtc })
 }
 
@@ -57,6 +59,8 @@ impl Emulated {
         use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
         static LOADED: OnceLock<()> = OnceLock::new();
         LOADED.get_or_init(|| {
+            // SAFETY: Rust's own readers of the environment take turns, and the library reads it later, when it is first called.
+            unsafe { std::env::set_var("ASTRAI_PTX_DEVICES", "2") };
             // SAFETY: our own library, whose initialisers do nothing.
             let library =
                 unsafe { Library::open(Some(self.folder.join("libcuda.so.1")), RTLD_NOW | RTLD_GLOBAL) };

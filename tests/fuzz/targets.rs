@@ -48,7 +48,7 @@ pub const TARGETS: [Target; 24] = [
     Target { name: "tokenizer", inputs: 1_000, patience: 1, input: tokenizer, run: open_tokenizer },
     Target { name: "template", inputs: 60, patience: 2, input: template, run: |_| Box::new(render) },
     Target { name: "answer", inputs: 5_000, patience: 1, input: answer, run: |_| Box::new(read_answer) },
-    Target { name: "wanted", inputs: 600, patience: 4, input: wanted, run: |_| compile_wanted() },
+    Target { name: "wanted", inputs: 200, patience: 4, input: wanted, run: |_| compile_wanted() },
     Target { name: "recommended", inputs: 5_000, patience: 1, input: recommended, run: open_recommended },
     Target {
         name: "settings",

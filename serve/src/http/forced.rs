@@ -116,7 +116,7 @@ impl Writer<'_> {
         for (j, (key, schema)) in properties.unwrap_or_default().iter().enumerate() {
             let (head, end) = match format {
                 CallFormat::Glm4 => {
-                    let key = quoted(&format!("{key}"));
+                    let key = quoted(key);
                     let [open, close, value] =
                         ["<arg_key>", "</arg_key>", "<arg_value>"].map(|tag| self.tag(tag));
                     (format!("{open} {key} {close} \"\\n\" {value}"), self.tag("</arg_value>"))

@@ -99,6 +99,8 @@ const ATTRIBUTES: [(u32, i32); 37] = [
 ];
 
 api! {
+    // NVRTC asks a driver that it finds for tables of its own, and takes an error for an answer.
+    fn cuGetExportTable(table: *mut Handle, id: Handle) |m| { Err(code::NOT_FOUND) }
     fn cuInit(flags: u32) |m| {
         if m.devices.is_empty() {
             return Err(100);
