@@ -79,7 +79,7 @@ impl Space for Emulator {
     }
 
     fn alloc(&self, lens: &[usize]) -> Result<Vec<Block>, Error> {
-        let one = |len: &usize| {
+        let one = |len: &usize| -> Result<Block, Error> {
             let mut memory = locked(&self.inside.memory);
             let at = memory.alloc(*len as u64).ok_or_else(|| Error::Input("no memory".into()))?;
             memory.fill(at, &[0], *len).map_err(refused)?;
@@ -182,7 +182,9 @@ impl Executable for Loaded {
                 (l.dynamic, l.seed, l.variables) = (value(&e.shared)? as usize, seed, &variables);
                 l.budget = if changed.is_some() { 1 << 20 } else { 1 << 28 };
                 let counts = l.run(&mut memory).map_err(|f| Error::Input(f.to_string()))?;
-                variables.iter().for_each(|at| drop(memory.free(*at)));
+                for at in &variables {
+                    memory.free(*at);
+                }
                 let mut all = locked(&self.inside.counts);
                 all.entry(e.symbol.clone())
                     .or_insert_with(|| (whole.clone(), Counts::default()))
