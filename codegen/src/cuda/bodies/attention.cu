@@ -146,6 +146,7 @@ METHOD void attention_unit(const attention_in &in, index_t unit, index_t slots, 
             }
             sum = warp_sum(sum);
             const float left = before == -INF_F ? 0.0f : m_exp(before - top);
+            __syncwarp(); /* the greatest score so far is read */
             if (lane == 0) room.scale[r] = left, room.scale[ROWS + r] = top, room.scale[2 * ROWS + r] = FMA(room.scale[2 * ROWS + r], left, sum);
         }
         __syncthreads();
