@@ -46,6 +46,8 @@ impl Guide {
             }
         };
         fs::write(self.folder.join("input"), &input).expect("the input is written");
+        // What made the input has met edges, too.
+        count(|_, _| ());
         input
     }
 
