@@ -26,8 +26,11 @@ impl Told {
     }
 }
 
-/// The files, and how each is checked.
-pub const FILES: [(&str, fn(&Value) -> Told); 5] = [
+/// A file of cases, and how it is checked.
+pub type Cases = (&'static str, fn(&Value) -> Told);
+
+/// The files of cases.
+pub const FILES: [Cases; 5] = [
     ("calls.json", calls),
     ("schemas.json", schemas),
     ("regexes.json", regexes),

@@ -15,11 +15,14 @@ const MOST: usize = 4;
 /// A guide that went through, with what it allows; none if it was lost.
 pub(super) type Found = (SequenceId, Option<Box<Guide>>, Result<Allowed, String>);
 
+/// A guide whose mask is wanted.
+type Wanted = (SequenceId, Box<Guide>);
+
 /// Finds masks.
 #[derive(Debug)]
 pub(super) struct Masks {
-    jobs: Sender<(SequenceId, Box<Guide>)>,
-    waiting: Arc<Mutex<Receiver<(SequenceId, Box<Guide>)>>>,
+    jobs: Sender<Wanted>,
+    waiting: Arc<Mutex<Receiver<Wanted>>>,
     found: Receiver<Found>,
     tell: Sender<Found>,
     /// Guides that are out.

@@ -289,8 +289,8 @@ fn tools(fields: &mut Fields) -> Result<(Option<Vec<Value>>, Choice), ApiError> 
         if tool.get("type").and_then(Value::as_str) != Some("function") {
             return Err(fields.refusal(&format!("tools[{i}].type"), "must be \"function\""));
         }
-        if !function.is_some_and(|f| f.get("name").is_some_and(|n| n.as_str().is_some_and(|n| !n.is_empty())))
-        {
+        let name = function.and_then(|f| f.get("name")).and_then(Value::as_str);
+        if name.is_none_or(str::is_empty) {
             let what = "must be an object with a name";
             return Err(fields.refusal(&format!("tools[{i}].function"), what));
         }

@@ -123,7 +123,7 @@ impl Markup {
     /// What a chat template shows.
     pub fn of_template(source: &str) -> Markup {
         let has = |text: &&str| source.contains(*text);
-        let calls = FORMATS.iter().find(|(.., texts)| texts.iter().any(|t| has(t))).map(|(_, f, _)| *f);
+        let calls = FORMATS.iter().find(|(.., texts)| texts.iter().any(&has)).map(|(_, f, _)| *f);
         let tags = [ThoughtTags::Think, ThoughtTags::Bracket];
         Markup { calls, thoughts: tags.into_iter().find(|tags| source.contains(tags.close())) }
     }
