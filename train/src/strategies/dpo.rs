@@ -57,8 +57,10 @@ enum Divergence {
     #[default]
     ReverseKl,
     ForwardKl,
-    JsDivergence,
-    AlphaDivergence,
+    #[serde(rename = "js_divergence")]
+    JensenShannon,
+    #[serde(rename = "alpha_divergence")]
+    Alpha,
 }
 
 /// Whether answers are compared by the sum over their tokens or by the mean.
@@ -153,8 +155,8 @@ impl Dpo {
         let a = self.f_alpha_divergence_coef - 1.0;
         match self.f_divergence_type {
             Divergence::ForwardKl => -(-ratio).exp(),
-            Divergence::JsDivergence => log_sigmoid(ratio, n),
-            Divergence::AlphaDivergence if a.abs() > 1e-6 => (ratio * a).exp() / a,
+            Divergence::JensenShannon => log_sigmoid(ratio, n),
+            Divergence::Alpha if a.abs() > 1e-6 => (ratio * a).exp() / a,
             _ => ratio.clone(),
         }
     }
