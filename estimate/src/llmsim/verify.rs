@@ -120,7 +120,7 @@ impl Compared {
                 let (a, b) = (a.as_f64().unwrap_or(f64::NAN), b.as_f64().unwrap_or(f64::NAN));
                 let error = if a == b { 0.0 } else { (a - b).abs() / b.abs().max(f64::MIN_POSITIVE) };
                 self.numbers += 1;
-                if !(error <= TOLERANCE) {
+                if error.is_nan() || error > TOLERANCE {
                     self.first.get_or_insert_with(|| format!("{at} is {b}, ours {a}"));
                 }
                 self.worst = if error.is_nan() { f64::INFINITY } else { self.worst.max(error) };
