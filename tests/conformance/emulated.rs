@@ -81,7 +81,7 @@ fn memory_is_zero_given_back_and_given_out_again() {
     let len = (9 << 20) + 13;
     let block = device.alloc(&[len, 7, 0]).unwrap();
     assert!(read(block[0].at(), len).iter().all(|b| *b == 0));
-    let pattern: Vec<u8> = (0..len).map(|i| (i * 31 >> 3) as u8).collect();
+    let pattern: Vec<u8> = (0..len).map(|i| ((i * 31) >> 3) as u8).collect();
     device.write(block[0].at(), &pattern).unwrap();
     device.write(block[1].at(), &[9; 7]).unwrap();
     assert!(read(block[0].at(), len) == pattern && read(block[1].at(), 7) == [9; 7]);

@@ -103,7 +103,7 @@ fn sums_over_ranks_are_the_whole_and_what_is_replicated() {
             for share in on {
                 let copies = share * ranks;
                 assert!(
-                    copies % all == 0 && copies / all <= ranks,
+                    copies.is_multiple_of(*all) && copies / all <= ranks,
                     "{name}: {weight}: {share} of {all} elements"
                 );
             }
