@@ -54,7 +54,7 @@ pub struct Estimate {
     #[arg(required_unless_present_any = ["list", "published", "measure"])]
     model: Vec<PathBuf>,
     /// List the presets of hardware and what they say
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = SCHEDULE)]
     list: bool,
     /// A preset, or a file [default: h100-sxm; of --check and --calibrate this machine, measured]
     #[arg(long, value_name = "NAME|FILE")]
@@ -92,6 +92,22 @@ pub struct Estimate {
     here: HereFlags,
 }
 
+/// Flags of the schedule, for what has none.
+const SCHEDULE: [&str; 12] = [
+    "purpose",
+    "batch",
+    "seq",
+    "tp",
+    "dp",
+    "ep",
+    "pp",
+    "micro_batches",
+    "interleave",
+    "zero",
+    "recompute",
+    "dtype",
+];
+
 /// What is run or measured here.
 #[derive(Args, Clone, Debug)]
 struct HereFlags {
@@ -100,11 +116,13 @@ struct HereFlags {
     check: bool,
     /// Measure this machine and write its hardware file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "legacy", "list", "search", "csv", "check"])]
+    #[arg(conflicts_with_all = SCHEDULE, conflicts_with = "json")]
     measure: Option<PathBuf>,
     /// Run train, prefill and decode here, fit the numbers of kernels to them, and write the hardware file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list", "search", "csv", "check", "measure"])]
     calibrate: Option<PathBuf>,
     /// Predict measurements that others published; numbers of kernels are fitted on half of them
+    #[arg(conflicts_with_all = SCHEDULE)]
     #[arg(long, conflicts_with_all = ["model", "legacy", "list", "search", "csv", "check", "measure", "calibrate"])]
     published: bool,
     /// Steps measured (--check, --calibrate)

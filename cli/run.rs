@@ -14,13 +14,19 @@ use astrai_ir::DType;
 use astrai_runtime::device::MemoryUse;
 use astrai_runtime::weights::{Checkpoint, write};
 use astrai_runtime::{ProfileRow, Session, Value as Array};
-use astrai_train::strategies::{self, METRIC, Options, option};
+use astrai_train::strategies::{self, METRIC, Options, STRATEGIES, option};
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+
+/// Values of `--strategy`.
+fn names() -> PossibleValuesParser {
+    PossibleValuesParser::new(STRATEGIES.iter().map(|s| PossibleValue::new(s.name).help(s.description)))
+}
 
 /// Values of `--want`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -55,9 +61,9 @@ pub struct Run {
     /// What is computed, separated by commas [default: logits, or an encoder's embedding]
     #[arg(long, value_enum, value_delimiter = ',')]
     want: Vec<Want>,
-    /// Compute a training strategy's loss of a batch instead: seq, sft, dpo, grpo, kto, orpo or cpo. The input file holds the batch under
-    /// the keys of docs/training.md; the output has `loss`, `metric.<name>` and, if wanted, gradients
-    #[arg(long, value_name = "NAME")]
+    /// Compute a training strategy's loss of a batch instead. The input file holds the batch under the keys of docs/training.md; the
+    /// output has `loss`, `metric.<name>` and, if wanted, gradients
+    #[arg(long, value_name = "NAME", value_parser = names())]
     strategy: Option<String>,
     /// An option of the strategy, such as loss_type=ipo; may be repeated
     #[arg(long, value_name = "KEY=VALUE", requires = "strategy")]

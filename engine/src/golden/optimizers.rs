@@ -105,7 +105,7 @@ impl<'a> Optimizers<'a> {
     fn logits(&self, engine: &Engine, prefix: &str) -> Result<Vec<f32>, Error> {
         let probe = self.file.get("probe.input_ids").ok_or("no `probe.input_ids`")?.to_i64()?;
         let batch = RaggedBatch::new(&[&probe], self.model.config.vocab_size)?;
-        let source = Trained::of(engine, prefix);
+        let source = Trained::of(engine, prefix)?;
         let planned =
             plan(&self.model.config, &Program::full(1, probe.len() as u64), DType::F32, self.machine)?;
         let mut session = Session::new(Arc::new(planned), &source, &self.machine.device, &mut |_, _| {})?;
@@ -129,7 +129,7 @@ fn distance(got: &[f32], want: &[f32], by_norm: bool) -> f64 {
 struct Trained(HashMap<String, (Vec<usize>, Vec<u8>)>);
 
 impl Trained {
-    fn of(engine: &Engine, prefix: &str) -> Trained {
+    fn of(engine: &Engine, prefix: &str) -> Result<Trained, Error> {
         let mut all = HashMap::new();
         for w in engine.weights() {
             let buffer = format!("{prefix}{}", w.name);
@@ -139,12 +139,12 @@ impl Trained {
             for part in w.rows() {
                 let range = first * row..(first + part.rows) * row;
                 first += part.rows;
-                let bytes = engine.buffers().read(&buffer, |bytes| bytes[range].to_vec()).unwrap_or_default();
+                let bytes = engine.buffers().read(&buffer, |bytes| bytes[range].to_vec())?;
                 let shape = std::iter::once(part.rows).chain(shape[1..].iter().copied()).collect();
                 all.insert(part.name.clone(), (shape, bytes));
             }
         }
-        Trained(all)
+        Ok(Trained(all))
     }
 }
 
