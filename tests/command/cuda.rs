@@ -175,7 +175,7 @@ fn training_goes_on_after_its_device_failed() {
         c
     };
     good(&mut run("straight"));
-    let (line, _) = fails(run("fails").env("ASTRAI_PTX_FAIL", "cuLaunchKernel:400=700"));
+    let (line, _) = fails(run("fails").env("ASTRAI_PTX_FAIL", "cuGraphLaunch:3=700"));
     assert!(line.contains("CUDA device 0") && line.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{line}");
     good(run("fails").arg("--resume"));
     let of = |name: &str| std::fs::read(dir.path().join(name).join("step_000004/model.safetensors")).unwrap();
