@@ -19,6 +19,6 @@ mod objectives;
 mod openai;
 mod optimizers;
 mod page;
-#[path = "../quick.rs"]
+#[path = "../quick/mod.rs"]
 mod quick;
 mod train;

@@ -17,7 +17,7 @@ mod models;
 mod null;
 mod paged;
 mod programs;
-#[path = "../quick.rs"]
+#[path = "../quick/mod.rs"]
 mod quick;
 mod serving;
 mod shard;

@@ -23,7 +23,7 @@ mod data;
 mod fixture;
 mod guide;
 mod mutate;
-#[path = "../quick.rs"]
+#[path = "../quick/mod.rs"]
 mod quick;
 mod server;
 mod serving;

@@ -6,7 +6,6 @@ use crate::Error;
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUresult};
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What a machine has of CUDA devices; a line in words where it has none.
@@ -95,8 +94,9 @@ pub(super) struct Driver {
     pub(super) copies: Arc<CudaStream>,
     /// `CUDA device 0 (NVIDIA H100)`.
     name: String,
-    /// There may be copies that kernels have not waited for.
-    copying: AtomicBool,
+    /// Whether there are copies that kernels were not told to wait for. The lock is held until they are: another thread's launch must
+    /// not slip in between.
+    copying: Mutex<bool>,
     pending: Mutex<Pending>,
     failed: Mutex<Option<String>>,
 }
@@ -115,11 +115,11 @@ impl Driver {
         }
         let said = |e: DriverError| fail(words(e));
         let context = CudaContext::new(ordinal).map_err(said)?;
-        // SAFETY: streams are ordered here: copies wait for kernels and kernels for copies (`copy_after_kernels`, `enter`).
+        // SAFETY: streams are ordered here: copies wait for kernels and kernels for copies (`copy`, `enter`).
         unsafe { context.disable_event_tracking() };
         let (compute, copies) = (context.new_stream().map_err(said)?, context.new_stream().map_err(said)?);
         let name = format!("{whole} ({})", context.name().map_err(said)?);
-        let (copying, pending, failed) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
+        let (copying, pending, failed) = (Mutex::default(), Mutex::default(), Mutex::default());
         Ok(Driver { context, compute, copies, name, copying, pending, failed })
     }
 
@@ -147,16 +147,21 @@ impl Driver {
     /// [`bind`](Self::bind), and lets what follows on the stream of kernels wait for copies.
     pub(super) fn enter(&self) -> Result<(), Error> {
         self.bind()?;
-        if self.copying.swap(false, Ordering::Relaxed) {
+        let mut copying = lock(&self.copying);
+        if *copying {
             self.check("waiting for copies", self.compute.join(&self.copies))?;
+            *copying = false;
         }
         Ok(())
     }
 
-    /// Lets what follows on the stream of copies wait for kernels, and kernels that follow for copies.
-    pub(super) fn copy_after_kernels(&self) -> Result<(), Error> {
-        self.copying.store(true, Ordering::Relaxed);
-        self.check("waiting for kernels", self.copies.join(&self.compute))
+    /// A copy on the stream of copies, after the kernels before it and before those that follow.
+    pub(super) fn copy(&self, copy: impl FnOnce() -> Result<(), DriverError>) -> Result<(), Error> {
+        self.check("waiting for kernels", self.copies.join(&self.compute))?;
+        let mut copying = lock(&self.copying);
+        self.check("copying to it", copy())?;
+        *copying = true;
+        Ok(())
     }
 
     /// The driver's answer, as an error of ours where it is one.

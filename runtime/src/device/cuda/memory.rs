@@ -185,14 +185,13 @@ impl Memory {
             return self.write(at, &bytes);
         }
         self.driver.bind()?;
-        self.driver.copy_after_kernels()?;
         let mut staging = lock(&self.staging);
         let piece = staging.next(&self.driver)?;
         let bytes = &mut piece.bytes(&self.driver)?[..len];
         f(bytes);
         // SAFETY: as in `write`; the piece is not touched again before the event that follows has passed.
-        let copied = unsafe { result::memcpy_htod_async(at.0, bytes, self.driver.copies.cu_stream()) };
-        self.driver.check("copying to it", copied)?;
+        self.driver
+            .copy(|| unsafe { result::memcpy_htod_async(at.0, bytes, self.driver.copies.cu_stream()) })?;
         let done = self.driver.copies.record_event(None);
         piece.copied = Some(self.driver.check("copying to it", done)?);
         Ok(())
