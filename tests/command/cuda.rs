@@ -3,6 +3,7 @@
 
 use crate::answers::fixture::model;
 use crate::answers::serve::Server;
+use crate::cases::{DENSE, EXPERTS, case};
 use crate::emulated::{Emulated, emulated};
 use crate::train::fixture::{fails, good, losses, program, small, stderr};
 use serde_json::{Value, json};
@@ -180,4 +181,18 @@ fn training_goes_on_after_its_device_failed() {
     good(run("fails").arg("--resume"));
     let of = |name: &str| std::fs::read(dir.path().join(name).join("step_000004/model.safetensors")).unwrap();
     assert!(of("straight") == of("fails"));
+}
+
+/// Logits, loss, gradients, greedy tokens and the short training run, by CUDA kernels alone. In CI of every family; elsewhere of those
+/// that lie in this repository.
+#[test]
+fn golden_cases_verify_on_the_emulated_device() {
+    let Some(driver) = emulated() else { return };
+    let every = std::env::var_os("CI").is_some_and(|ci| ci == "true");
+    let here = ["llama", "qwen3", "astrai_gqa"];
+    for name in DENSE.iter().chain(&EXPERTS).filter(|name| every || here.contains(name)) {
+        let Some(path) = case(name) else { continue };
+        let report = object(on(driver).arg("verify").arg(path).args(["--device", "cuda", "--json"]));
+        assert_eq!((&report["ok"], &report["device"]), (&true.into(), &"cuda".into()), "{name}: {report}");
+    }
 }
