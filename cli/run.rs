@@ -6,6 +6,7 @@ use crate::measure;
 use crate::progress::Progress;
 use crate::table::{bytes, table};
 use astrai_builders::{Logits, Loss, ModelConfig, Program};
+use astrai_engine::Machine;
 use astrai_engine::batch::{RaggedBatch, Sequences};
 use astrai_engine::gradients::by_checkpoint_name;
 use astrai_engine::model::{Model, check_sizes, plan_gradient, plan_within, read_config};
@@ -113,12 +114,7 @@ impl Run {
         if self.profile && machine.device.name() == "interpreter" {
             bail!("--profile times kernels, and the interpreter has none; use --device cpu");
         }
-        if self.memory && machine.device.memory_use().is_none() {
-            bail!(
-                "--memory: the memory of {} is the system's; use it with --device cuda",
-                machine.device.name()
-            );
-        }
+        self.check_memory_flag(&machine)?;
         let logits = if self.want.contains(&Want::Logits) { Logits::All } else { Logits::None };
         let full = Program::full(sequences.batch as u64, sequences.seq as u64);
         let loss = if self.want.contains(&Want::Loss) { Loss::Mean } else { Loss::None };
@@ -171,6 +167,7 @@ impl Run {
         let batch = BatchFile { file: &file, path: &self.inputs, prefix: "" };
         let window = batch.read(name, self.micro_batches.unwrap_or(1))?;
         let machine = self.machine.machine()?;
+        self.check_memory_flag(&machine)?;
         let policy = Model::open(&self.model, false)?;
         warn(&policy.warnings);
         let open = |path: &PathBuf| match path.is_dir() {
@@ -209,6 +206,15 @@ impl Run {
             ),
             None => Ok(done),
         }
+    }
+
+    /// Refuses `--memory` where the device keeps no account of its own.
+    fn check_memory_flag(&self, machine: &Machine) -> Result<(), Failure> {
+        let name = machine.device.name();
+        if self.memory && machine.device.memory_use().is_none() {
+            bail!("--memory: the memory of {name} is the system's; use it with --device cuda");
+        }
+        Ok(())
     }
 
     /// Settles what is wanted; refuses what this kind of model has not.

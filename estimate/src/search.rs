@@ -44,6 +44,9 @@ pub struct Search {
     pub most_seconds: Option<f64>,
 }
 
+/// Schedules that fit, and those that do not with the reason.
+type Looked = (Vec<Candidate>, Vec<(Schedule, String)>);
+
 /// A schedule and what it would do, by the coarse plan.
 #[derive(Clone, Debug)]
 pub struct Candidate {
@@ -225,14 +228,13 @@ impl Search {
     }
 
     /// Every schedule by the plan of its group, the groups side by side.
-    #[allow(clippy::type_complexity)]
     fn look(
         &self,
         config: &ModelConfig,
         hardware: &Hardware,
         kernels: &dyn Backend,
         groups: BTreeMap<(usize, usize, bool), Vec<Schedule>>,
-    ) -> Result<(Vec<Candidate>, Vec<(Schedule, String)>), Refused> {
+    ) -> Result<Looked, Refused> {
         let todo = Mutex::new(groups.into_values().collect::<Vec<_>>());
         let found = Mutex::new((Vec::new(), Vec::new()));
         let worker = || {

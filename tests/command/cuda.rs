@@ -21,10 +21,15 @@ fn bare() -> Command {
     c
 }
 
+/// Lets a program find driver and compiler.
+fn driven<'c>(driver: &Emulated, c: &'c mut Command) -> &'c mut Command {
+    c.env("LD_LIBRARY_PATH", &driver.folder).env("ASTRAI_NVRTC", &driver.nvrtc)
+}
+
 /// The program on the emulated driver, with a folder of its own for kernels of these tests.
 fn on(driver: &Emulated) -> Command {
     let mut c = program();
-    driver.on(&mut c);
+    driven(driver, &mut c);
     c
 }
 
@@ -104,7 +109,7 @@ fn a_run_begun_on_one_device_goes_on_on_another() {
     let dir = tempfile::tempdir().unwrap();
     let run = |name: &str, device: &str, steps: &str| {
         let mut c = small(&dir.path().join(name));
-        driver.on(&mut c).args(["--device", device, "--batch", "2", "--steps", steps, "--resume"]);
+        driven(driver, &mut c).args(["--device", device, "--batch", "2", "--steps", steps, "--resume"]);
         good(&mut c)
     };
     run("straight", "cpu", "4");
@@ -172,7 +177,16 @@ fn training_goes_on_after_its_device_failed() {
     let dir = tempfile::tempdir().unwrap();
     let run = |name: &str| {
         let mut c = small(&dir.path().join(name));
-        driver.on(&mut c).args(["--device", "cuda", "--batch", "2", "--steps", "4", "--save-every", "1"]);
+        driven(driver, &mut c).args([
+            "--device",
+            "cuda",
+            "--batch",
+            "2",
+            "--steps",
+            "4",
+            "--save-every",
+            "1",
+        ]);
         c
     };
     good(&mut run("straight"));

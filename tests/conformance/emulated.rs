@@ -1,7 +1,7 @@
 //! CUDA devices on the emulated driver: whole models, recordings, memory, two devices at once.
 
 use crate::cases::case;
-use crate::driver::emulated;
+use crate::driver::{Emulated, emulated};
 use astrai_builders::Program;
 use astrai_engine::batch::RaggedBatch;
 use astrai_engine::golden::Golden;
@@ -11,11 +11,11 @@ use astrai_runtime::device::cuda::Cuda;
 use astrai_runtime::device::{Device, KernelCache, Space};
 use astrai_runtime::{Error, Session};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Devices of these numbers; kernels are kept between runs of the tests.
 pub fn device(ordinal: usize) -> Option<Arc<Cuda>> {
-    let nvrtc = emulated()?.load();
+    let nvrtc = load(emulated()?);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated-kernels");
     Some(Arc::new(Cuda::open(ordinal, 2, nvrtc, KernelCache::open(&folder).unwrap()).unwrap()))
 }
@@ -112,4 +112,19 @@ fn a_session_gives_everything_back() {
     assert!(device.memory_use().unwrap().used > 0);
     drop(session);
     assert_eq!(device.memory_use().unwrap().used, 0);
+}
+
+/// Loads the driver into this process, where `cudarc` then finds it by its name; the compiler is given.
+fn load(driver: &Emulated) -> astrai_runtime::device::cuda::Nvrtc {
+    use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+    static LOADED: OnceLock<()> = OnceLock::new();
+    LOADED.get_or_init(|| {
+        // SAFETY: Rust's own readers of the environment take turns, and the library reads it later, when it is first called.
+        unsafe { std::env::set_var("ASTRAI_PTX_DEVICES", "2") };
+        // SAFETY: our own library, whose initialisers do nothing.
+        let library =
+            unsafe { Library::open(Some(driver.folder.join("libcuda.so.1")), RTLD_NOW | RTLD_GLOBAL) };
+        std::mem::forget(library.unwrap());
+    });
+    astrai_runtime::device::cuda::Nvrtc::open(&driver.nvrtc).unwrap()
 }

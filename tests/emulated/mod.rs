@@ -2,7 +2,6 @@
 //! where both lie. Without one of them tests say that they were skipped; in CI that is a failure.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
 
 /// Where driver and compiler lie.
@@ -44,28 +43,4 @@ fn find() -> Result<Emulated, String> {
         linked.map_err(|e| e.to_string())?;
     }
     Ok(Emulated { folder, nvrtc })
-}
-
-impl Emulated {
-    /// Lets a program find both.
-    #[allow(dead_code)] // Each test binary uses what it needs of this file.
-    pub fn on<'c>(&self, command: &'c mut Command) -> &'c mut Command {
-        command.env("LD_LIBRARY_PATH", &self.folder).env("ASTRAI_NVRTC", &self.nvrtc)
-    }
-
-    /// Loads the driver into this process, where `cudarc` then finds it by its name; the compiler is given.
-    #[allow(dead_code)]
-    pub fn load(&self) -> astrai_runtime::device::cuda::Nvrtc {
-        use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
-        static LOADED: OnceLock<()> = OnceLock::new();
-        LOADED.get_or_init(|| {
-            // SAFETY: Rust's own readers of the environment take turns, and the library reads it later, when it is first called.
-            unsafe { std::env::set_var("ASTRAI_PTX_DEVICES", "2") };
-            // SAFETY: our own library, whose initialisers do nothing.
-            let library =
-                unsafe { Library::open(Some(self.folder.join("libcuda.so.1")), RTLD_NOW | RTLD_GLOBAL) };
-            std::mem::forget(library.unwrap());
-        });
-        astrai_runtime::device::cuda::Nvrtc::open(&self.nvrtc).unwrap()
-    }
 }

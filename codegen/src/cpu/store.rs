@@ -3,9 +3,8 @@
 //! order: of equal rows the last stays, whatever the threads. Rows outside the state are passed over.
 
 use super::{Emitted, PHASE, prologue};
-use crate::kernel_ir::expr::Stmt;
-use crate::kernel_ir::index::{Atom, Index, Var};
-use crate::kernel_ir::loops::row_of;
+use crate::kernel_ir::index::Index;
+use crate::kernel_ir::loops::{row_of, store_row};
 use crate::kernel_ir::lower::Lower;
 use crate::kernel_ir::print::{Dialect, Printer, dim, expr};
 use astrai_ir::{Dim, NodeId, Region};
@@ -32,7 +31,7 @@ pub(super) fn kernel(region: &Region, name: &str, root: NodeId) -> Result<Emitte
     let hit = lower.value(rows, &[Index::var(&from)])?;
     let of_index = lower.close();
     lower.open();
-    write(&mut lower, region, [root, value], &from, &axes)?;
+    store_row(&mut lower, region, [root, value], &from, &axes, 2)?;
     let (of_row, of_unit, before) = (lower.close(), lower.close(), lower.close());
 
     let mut p = Printer::new(Dialect::C, 0);
@@ -57,38 +56,4 @@ pub(super) fn kernel(region: &Region, name: &str, root: NodeId) -> Result<Emitte
         });
     });
     Ok(Emitted::one(p.finish(), units))
-}
-
-/// The elements of row `from` of the value at `axes`, written to row `hit` of the state.
-fn write(
-    lower: &mut Lower,
-    region: &Region,
-    [root, value]: [NodeId; 2],
-    from: &Var,
-    axes: &[Index],
-) -> Result<(), String> {
-    let ty = region.graph().ty(root);
-    let hit = Index::atom(Atom::Local("hit".into(), 2, ty.shape[0].clone()));
-    let store = |lower: &mut Lower, last: Option<&Index>| -> Result<Stmt, String> {
-        let at = |first: Index| -> Vec<Index> { [first].iter().chain(axes).chain(last).cloned().collect() };
-        let made = lower.value(value, &at(Index::var(from)))?;
-        let at = Index::linear(&at(hit.clone()), &ty.shape);
-        Ok(Stmt::Store { buf: 0, at, dtype: ty.dtype, value: made })
-    };
-    if ty.rank() == 1 {
-        let only = store(lower, None)?;
-        lower.push(only);
-        return Ok(());
-    }
-    for s in lower.segments(value) {
-        let (var, positions) = lower.positions(&s);
-        lower.open();
-        for p in &positions {
-            let one = store(lower, Some(p))?;
-            lower.push(one);
-        }
-        let body = lower.close();
-        lower.push(Stmt::Loop { var, body });
-    }
-    Ok(())
 }

@@ -5,7 +5,7 @@ use super::program::Program;
 use super::rows::digits;
 use crate::kernel_ir::expr::{Expr, Stmt};
 use crate::kernel_ir::index::{Atom, Index, Var};
-use crate::kernel_ir::loops::row_of;
+use crate::kernel_ir::loops::{row_of, store_row};
 use crate::kernel_ir::lower::Lower;
 use crate::kernel_ir::print::{Printer, dim, expr, identity, index, step};
 use astrai_ir::ops::Reduce;
@@ -266,7 +266,16 @@ pub(super) fn store(region: &Region, name: &str, root: NodeId) -> Result<Kernel,
     let indexed = Indexed::lower(&mut lower, rows, count, &shape[0])?;
     let from = Var { name: "unit".into(), extent: count.clone(), depth: 1 };
     lower.open();
-    write(&mut lower, region, [root, value], &from, &axes)?;
+    if shape.len() == 1 {
+        // One element, of which one thread has the loop's only turn.
+        let var = lower.var(Dim::from(1));
+        lower.open();
+        store_row(&mut lower, region, [root, value], &from, &axes, 1)?;
+        let body = lower.close();
+        lower.push(Stmt::Loop { var, body });
+    } else {
+        store_row(&mut lower, region, [root, value], &from, &axes, 1)?;
+    }
     let (of_row, before) = (lower.close(), lower.close());
     let mut program = Program::new(region, name, ROW_THREADS as u32);
     program.entry(count, 0, |p| {
@@ -279,40 +288,4 @@ pub(super) fn store(region: &Region, name: &str, root: NodeId) -> Result<Kernel,
         });
     });
     Ok(program.finish())
-}
-
-/// The elements of row `from` of the value at `axes`, written to row `hit` of the state.
-fn write(
-    lower: &mut Lower,
-    region: &Region,
-    [root, value]: [NodeId; 2],
-    from: &Var,
-    axes: &[Index],
-) -> Result<(), String> {
-    let ty = region.graph().ty(root);
-    let hit = Index::atom(Atom::Local("hit".into(), 1, ty.shape[0].clone()));
-    let store = |lower: &mut Lower, last: Option<&Index>| -> Result<Stmt, String> {
-        let at = |first: Index| -> Vec<Index> { [first].iter().chain(axes).chain(last).cloned().collect() };
-        let made = lower.value(value, &at(Index::var(from)))?;
-        let at = Index::linear(&at(hit.clone()), &ty.shape);
-        Ok(Stmt::Store { buf: 0, at, dtype: ty.dtype, value: made })
-    };
-    if ty.rank() == 1 {
-        // One element, of which one thread has the loop's only turn.
-        let once = lower.var(Dim::from(1));
-        let only = store(lower, None)?;
-        lower.push(Stmt::Loop { var: once, body: vec![only] });
-        return Ok(());
-    }
-    for s in lower.segments(value) {
-        let (var, positions) = lower.positions(&s);
-        lower.open();
-        for p in &positions {
-            let one = store(lower, Some(p))?;
-            lower.push(one);
-        }
-        let body = lower.close();
-        lower.push(Stmt::Loop { var, body });
-    }
-    Ok(())
 }

@@ -3,9 +3,9 @@
 //! axis.
 
 use crate::kernel_ir::expr::Stmt;
-use crate::kernel_ir::index::{Index, Var};
+use crate::kernel_ir::index::{Atom, Index, Var};
 use crate::kernel_ir::lower::{Lower, Segment};
-use astrai_ir::{Dim, Region};
+use astrai_ir::{Dim, NodeId, Region};
 use std::rc::Rc;
 
 /// Elements of a one-dimensional result that make a row.
@@ -113,4 +113,39 @@ fn has_statistics(region: &Region) -> bool {
     use astrai_ir::ops::Op;
     let whole = |op: &Op| matches!(op, Op::Dot(_)) || op.reduces();
     region.graph().nodes().iter().any(|n| whole(&n.op))
+}
+
+/// The elements of row `from` of the value at `axes`, written to row `hit` of the state, a number that loops of this depth know.
+pub fn store_row(
+    lower: &mut Lower,
+    region: &Region,
+    [root, value]: [NodeId; 2],
+    from: &Var,
+    axes: &[Index],
+    depth: usize,
+) -> Result<(), String> {
+    let ty = region.graph().ty(root);
+    let hit = Index::atom(Atom::Local("hit".into(), depth, ty.shape[0].clone()));
+    let store = |lower: &mut Lower, last: Option<&Index>| -> Result<Stmt, String> {
+        let at = |first: Index| -> Vec<Index> { [first].iter().chain(axes).chain(last).cloned().collect() };
+        let made = lower.value(value, &at(Index::var(from)))?;
+        let at = Index::linear(&at(hit.clone()), &ty.shape);
+        Ok(Stmt::Store { buf: 0, at, dtype: ty.dtype, value: made })
+    };
+    if ty.rank() == 1 {
+        let only = store(lower, None)?;
+        lower.push(only);
+        return Ok(());
+    }
+    for s in lower.segments(value) {
+        let (var, positions) = lower.positions(&s);
+        lower.open();
+        for p in &positions {
+            let one = store(lower, Some(p))?;
+            lower.push(one);
+        }
+        let body = lower.close();
+        lower.push(Stmt::Loop { var, body });
+    }
+    Ok(())
 }
