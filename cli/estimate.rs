@@ -224,6 +224,11 @@ impl Estimate {
                 bail!("{}: one model at a time; only --calibrate takes several", second.display())
             }
         };
+        let flags = &self.schedule;
+        let trains = flags.purpose == Purpose::Train || self.here.calibrate.is_some();
+        if flags.recompute != Recompute::Selective && !trains {
+            bail!("--recompute: only training computes activations again; leave it out");
+        }
         match (model, self.legacy) {
             _ if self.list => self.presets(out)?,
             _ if self.here.published => self.published(out)?,

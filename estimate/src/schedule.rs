@@ -100,6 +100,12 @@ impl Schedule {
         if self.zero > 0 && self.purpose != Purpose::Train {
             return Err(format!("--zero {}: only training has states to share; leave it out", self.zero));
         }
+        if self.interleave > 1 && (self.purpose != Purpose::Train || self.ranks.pp == 1) {
+            let n = self.interleave;
+            return Err(format!(
+                "--interleave {n}: only training over several stages (--pp) interleaves; leave it out"
+            ));
+        }
         if self.interleave > 1 && self.ranks.pp * self.interleave as usize > config.layers.len() {
             let groups = self.ranks.pp * self.interleave as usize;
             return Err(format!(

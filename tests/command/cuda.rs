@@ -1,7 +1,7 @@
 //! CUDA devices as their users meet them: what is said where driver or compiler are absent, commands on the emulated driver, runs that
 //! go on on another device.
 
-use crate::answers::fixture::model;
+use crate::answers::fixture::{greedy, model};
 use crate::answers::serve::Server;
 use crate::cases::{DENSE, EXPERTS, case};
 use crate::emulated::{Emulated, emulated};
@@ -99,8 +99,22 @@ fn commands_run_on_the_emulated_device() {
         .arg(folder.path().join("out.safetensors"));
     let report = object(run.args(["--device", "cuda", "--memory", "--json"]));
     assert!(report["memory"]["most"].as_u64().unwrap() > 100_000, "{report}");
-    let text = on(driver).arg("generate").arg(&llama).args(["--device", "cuda", "--help"]).output().unwrap();
-    assert!(text.status.success());
+    let mut generate = on(driver);
+    generate.arg("generate").arg(model()).args([
+        "--device",
+        "cuda",
+        "--prompt",
+        "t4 t5",
+        "--temperature",
+        "0",
+    ]);
+    let out = generate.args(["--max-tokens", "3"]).output().unwrap();
+    assert_eq!(
+        String::from_utf8(out.stdout).unwrap().trim(),
+        greedy("t4 t5", 3),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
 }
 
 #[test]
@@ -192,6 +206,8 @@ fn training_goes_on_after_its_device_failed() {
     good(&mut run("straight"));
     let (line, _) = fails(run("fails").env("ASTRAI_PTX_FAIL", "cuGraphLaunch:3=700"));
     assert!(line.contains("CUDA device 0") && line.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{line}");
+    let range = line.split_once("from kernel ").and_then(|(_, rest)| rest.split_once(" to kernel "));
+    assert!(range.is_some_and(|(first, last)| last.split(';').next() != Some(first)), "{line}");
     good(run("fails").arg("--resume"));
     let of = |name: &str| std::fs::read(dir.path().join(name).join("step_000004/model.safetensors")).unwrap();
     assert!(of("straight") == of("fails"));

@@ -119,6 +119,8 @@ fn whatever_is_wrong_is_said_in_one_line() {
         (vec!["--dp", "3"], "--batch 1 does not divide"),
         (vec!["--micro-batches", "3"], "--micro-batches 3"),
         (vec!["--zero", "1"], "--zero 1"),
+        (vec!["--for", "prefill", "--interleave", "4"], "--interleave 4"),
+        (vec!["--for", "decode", "--recompute", "full"], "--recompute"),
         (vec!["--hardware", "h1000"], "there is no such preset"),
         (vec!["--hardware", text(&file)], "memory.bandwidth: 3350 has no unit"),
         (vec!["--hardware", "none.json5"], "none.json5"),

@@ -59,7 +59,7 @@ fn is_final(e: DriverError) -> bool {
 }
 
 /// What was launched: the kernel and where its region comes from.
-type Launched = (Arc<str>, Arc<str>);
+pub(super) type Launched = (Arc<str>, Arc<str>);
 
 /// Launches since the device was last waited for.
 #[derive(Default)]
@@ -76,11 +76,9 @@ impl Pending {
         match (self.count, &self.first, &self.last) {
             (_, None, _) | (_, _, None) => String::new(),
             (1, Some(only), _) => format!(" in {}", name(only)),
-            (n, Some(first), Some(last)) => format!(
-                " in one of {n} launches, from {} to {}; with CUDA_LAUNCH_BLOCKING=1 in the environment the one is named",
-                name(first),
-                name(last)
-            ),
+            (n, Some(first), Some(last)) => {
+                format!(" in one of {n} launches, from {} to {}", name(first), name(last))
+            }
         }
     }
 }
@@ -176,21 +174,24 @@ impl Driver {
         })
     }
 
-    /// Keeps the name of a launch until the device was waited for.
-    pub(super) fn launched(&self, kernel: &Arc<str>, origin: &Arc<str>, count: u64) {
+    /// Keeps the names of the first and the last of so many launches until the device was waited for.
+    pub(super) fn launched(&self, first: &Launched, last: &Launched, count: u64) {
         let mut pending = lock(&self.pending);
-        let named = (kernel.clone(), origin.clone());
         pending.count += count;
-        pending.first.get_or_insert_with(|| named.clone());
-        pending.last = Some(named);
+        pending.first.get_or_insert_with(|| first.clone());
+        pending.last = Some(last.clone());
     }
 
     /// Waits for everything that was asked for.
     pub(super) fn wait(&self) -> Result<(), Error> {
         self.enter()?;
-        self.check("waiting for it", self.compute.synchronize())?;
-        *lock(&self.pending) = Pending::default();
-        Ok(())
+        // Launches that other threads add from here on are theirs to wait for.
+        let before = std::mem::take(&mut *lock(&self.pending));
+        let done = self.compute.synchronize();
+        if done.is_err() {
+            *lock(&self.pending) = before;
+        }
+        self.check("waiting for it", done)
     }
 
     /// An error of this device.

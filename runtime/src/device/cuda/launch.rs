@@ -4,7 +4,7 @@
 //! A kernel's parameters are the pointers of the buffers read, those of the buffers written, the workspace's where the kernel has
 //! one, the values of the symbols as 64-bit integers in their order, and the number of the round where there are several.
 
-use super::driver::{Driver, lock};
+use super::driver::{Driver, Launched, lock};
 use crate::Error;
 use crate::device::{Executable, Launch, Recording};
 use astrai_ir::kernel::Grid;
@@ -27,7 +27,8 @@ struct Capture {
     driver: Arc<Driver>,
     stream: Arc<CudaStream>,
     launches: u64,
-    first: Option<(Arc<str>, Arc<str>)>,
+    /// The first and the last.
+    ends: Option<(Launched, Launched)>,
 }
 
 thread_local! {
@@ -76,9 +77,14 @@ impl Executable for Loaded {
             match recording {
                 Some(c) => {
                     c.launches += 1;
-                    c.first.get_or_insert_with(|| (self.name.clone(), launch.origin.clone()));
+                    let named = (self.name.clone(), launch.origin.clone());
+                    let first = c.ends.take().map_or_else(|| named.clone(), |(first, _)| first);
+                    c.ends = Some((first, named));
                 }
-                None => self.driver.launched(&self.name, launch.origin, 1),
+                None => {
+                    let named = (self.name.clone(), launch.origin.clone());
+                    self.driver.launched(&named, &named, 1);
+                }
             }
             for round in 0..rounds {
                 if let Some(last) = args.last_mut().filter(|_| counted) {
@@ -106,8 +112,8 @@ struct Graph {
     /// The driver wants one thread at a time.
     graph: Mutex<CudaGraph>,
     launches: u64,
-    /// Kernel and origin of the first.
-    first: (Arc<str>, Arc<str>),
+    /// Kernels and origins of the first and the last.
+    ends: (Launched, Launched),
 }
 
 // SAFETY: the driver's handles may be used from any thread, one at a time, which the lock sees to.
@@ -118,7 +124,7 @@ unsafe impl Sync for Graph {}
 impl Recording for Graph {
     fn replay(&self) -> Result<(), Error> {
         self.driver.enter()?;
-        self.driver.launched(&self.first.0, &self.first.1, self.launches);
+        self.driver.launched(&self.ends.0, &self.ends.1, self.launches);
         let graph = lock(&self.graph);
         // SAFETY: the graph is alive; what it was recorded on is not needed any more.
         let launched =
@@ -136,16 +142,16 @@ pub(super) fn record(
     let stream = driver.check("making a stream", driver.context.new_stream())?;
     let begun = stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     driver.check("recording", begun)?;
-    let capture = Capture { driver: driver.clone(), stream: stream.clone(), launches: 0, first: None };
+    let capture = Capture { driver: driver.clone(), stream: stream.clone(), launches: 0, ends: None };
     CAPTURE.with_borrow_mut(|c| *c = Some(capture));
     let done = launches();
     let capture = CAPTURE.with_borrow_mut(Option::take);
     let graph = stream.end_capture(CUgraphInstantiate_flags(0));
     done?;
     let graph = driver.check("recording", graph)?;
-    let (launches, first) = capture.map_or((0, None), |c| (c.launches, c.first));
-    Ok(graph.zip(first).map(|(graph, first)| {
+    let (launches, ends) = capture.map_or((0, None), |c| (c.launches, c.ends));
+    Ok(graph.zip(ends).map(|(graph, ends)| {
         let graph = Mutex::new(graph);
-        Box::new(Graph { driver: driver.clone(), graph, launches, first }) as Box<dyn Recording>
+        Box::new(Graph { driver: driver.clone(), graph, launches, ends }) as Box<dyn Recording>
     }))
 }

@@ -70,7 +70,10 @@ impl Cuda {
         };
         if !made.image.is_empty() {
             match self.driver.context.load_module(Ptx::from_binary(made.image)) {
-                Err(DriverError(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU)) => {}
+                // An older driver may not know the format of a newer compiler either.
+                Err(DriverError(
+                    CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU | CUresult::CUDA_ERROR_INVALID_IMAGE,
+                )) => {}
                 found => return found.map_err(refused),
             }
         }
