@@ -30,7 +30,14 @@ impl<'a> Course<'a> {
     /// The run of a golden file.
     pub fn golden(ids: &'a [i64], sizes: [usize; 3], storage: DType) -> Course<'a> {
         let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-4 };
-        Course { ids, sizes, optimizer: Optimizer::new(rule, 0.1, Some(1.0)), lr: 1e-2, storage, adapter: None }
+        Course {
+            ids,
+            sizes,
+            optimizer: Optimizer::new(rule, 0.1, Some(1.0)),
+            lr: 1e-2,
+            storage,
+            adapter: None,
+        }
     }
 }
 

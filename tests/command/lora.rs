@@ -45,7 +45,6 @@ fn adapters_are_verified_and_refused() {
     }
 }
 
-
 /// Logits of a model on some tokens.
 fn logits(model: &Path, more: &[&str], scratch: &Path) -> Vec<f32> {
     let (ids, out) = (scratch.join("ids.safetensors"), scratch.join("logits.safetensors"));
@@ -73,9 +72,16 @@ fn an_adapter_is_trained_read_and_exported() {
     let newest = out.join("step_000008");
     let adapter = Checkpoint::open(&newest.join("adapter_model.safetensors")).unwrap();
     assert!(!newest.join("model.safetensors").exists());
-    assert!(adapter.names().len() == 2 * 3 * 3 && adapter.names().all(|n| n.starts_with("base_model.model.model.layers.")));
-    let config: Value = serde_json::from_slice(&fs::read(newest.join("adapter_config.json")).unwrap()).unwrap();
-    assert_eq!((&config["r"], &config["lora_alpha"], &config["use_dora"]), (&4.into(), &8.into(), &true.into()));
+    assert!(
+        adapter.names().len() == 2 * 3 * 3
+            && adapter.names().all(|n| n.starts_with("base_model.model.model.layers."))
+    );
+    let config: Value =
+        serde_json::from_slice(&fs::read(newest.join("adapter_config.json")).unwrap()).unwrap();
+    assert_eq!(
+        (&config["r"], &config["lora_alpha"], &config["use_dora"]),
+        (&4.into(), &8.into(), &true.into())
+    );
     let at = newest.to_str().unwrap();
     let (own, merged) = (logits(&newest, &[], dir.path()), logits(&base, &["--adapter", at], dir.path()));
     assert!(own == merged && own != logits(&base, &[], dir.path()));
@@ -101,7 +107,10 @@ fn an_adapter_is_trained_read_and_exported() {
     assert_eq!(text["torch_dtype"], "bfloat16");
     good(program().arg("generate").arg(&newest).args(["--prompt", "fn", "--max-tokens", "2", "--seed", "1"]));
     let again = |flags: &[&str]| refused(beside(&dir.path().join("no")).args(["--steps", "2"]).args(flags));
-    assert!(again(&["--lora-rank", "4", "--lora-targets", "c_attn"]).contains("lora_targets: \"c_attn\" names no"));
+    assert!(
+        again(&["--lora-rank", "4", "--lora-targets", "c_attn"])
+            .contains("lora_targets: \"c_attn\" names no")
+    );
     assert!(again(&["--dora"]).starts_with("dora: no adapter is trained"));
     assert!(again(&["--lora-rank", "0"]).contains("lora_rank: 0 is outside"));
 }

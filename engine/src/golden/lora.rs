@@ -61,7 +61,9 @@ impl<'a> Lora<'a> {
         let base = self.run(self.base.source(), false)?;
         let adapted = self.run(&beside, true)?;
         let merged = self.run(self.merged.source(), false)?;
-        for (at, name, outputs) in [(0, "base_logits", &base), (1, "logits", &adapted), (5, "merged.logits", &merged)] {
+        for (at, name, outputs) in
+            [(0, "base_logits", &base), (1, "logits", &adapted), (5, "merged.logits", &merged)]
+        {
             let got = found(outputs, "logits")?;
             rows[at].see(off(&got, &self.floats(name, got.len())?), 1e-4, "of the largest magnitude");
         }
@@ -94,7 +96,8 @@ impl<'a> Lora<'a> {
         let graph = build(config, &Program { loss: Loss::Mean, ..full })?;
         let adapter = adapted.then(|| self.adapter.adapter.clone());
         let gradient_of = adapted.then(|| "loss".to_string());
-        let planned = compile(&graph, machine.backend(), &Options { adapter, gradient_of, ..Options::default() })?;
+        let planned =
+            compile(&graph, machine.backend(), &Options { adapter, gradient_of, ..Options::default() })?;
         let mut session = Session::new(Arc::new(planned), source, &machine.device, &mut |_, _| {})?;
         let results = session.run(&batch.inputs(session.inputs()))?;
         Ok(by_checkpoint_name(results, session.program()))
