@@ -202,7 +202,13 @@ fn start(
             // What an adapter is trained beside is not in its checkpoints.
             let base = model.as_deref().filter(|_| settings.lora_rank.is_some());
             let base = base.map(|folder| Model::open(folder, false)).transpose()?;
-            Ok((reading.map_err(|e| e.to_string())?.config, c.config.clone(), base))
+            let config = reading.map_err(|e| e.to_string())?.config;
+            if let (Some(base), Some(folder)) = (&base, model)
+                && base.config.save() != config.save()
+            {
+                bail!("{}: is not the model beside which the adapter was trained", folder.display());
+            }
+            Ok((config, c.config.clone(), base))
         }
         (None, _, Some(folder)) => {
             let model = Model::open(folder, false)?;

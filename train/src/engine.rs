@@ -10,8 +10,8 @@ use astrai_ir::ops::{Op, Weight};
 use astrai_ir::shard::{STAGES, Shard};
 use astrai_ir::{Backend, DType, Dim, Graph, Mesh, Node, Placement, Sharding, inline_calls};
 use astrai_runtime::{
-    Adapter, Buffers, Compiled, Destination, Device, Dump, Error, GRAD, Gradients, MeshSharding, Options, Profile,
-    Recompute, Session, Value, WeightSource, compile,
+    Adapter, Buffers, Compiled, Destination, Device, Dump, Error, GRAD, Gradients, MeshSharding, Options,
+    Profile, Recompute, Session, Value, WeightSource, compile,
 };
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -112,7 +112,9 @@ impl Lora {
             None | Some(Value::Bool(_)) => {}
             Some(Value::String(how)) if DRAWS.contains(&how.as_str()) => {}
             Some(other) => {
-                return Err(format!("init_lora_weights: {other} changes the base model, which is not supported"));
+                return Err(format!(
+                    "init_lora_weights: {other} changes the base model, which is not supported"
+                ));
             }
         }
         let targets = targets(take("target_modules"))?;
@@ -258,7 +260,8 @@ fn targets(v: Option<Value>) -> Result<Targets, String> {
 }
 
 fn regex(whole: &str, pattern: &str) -> Result<Regex, String> {
-    Regex::new(whole).map_err(|e| format!("{pattern:?} is no regular expression: {}", one_line(&e.to_string())))
+    Regex::new(whole)
+        .map_err(|e| format!("{pattern:?} is no regular expression: {}", one_line(&e.to_string())))
 }
 
 fn matches(pattern: &Regex, name: &str) -> Result<bool, String> {
@@ -270,5 +273,8 @@ fn unknown(target: &str, layers: &BTreeMap<String, [usize; 2]>) -> String {
     let mut ends: Vec<&str> = layers.keys().filter_map(|name| name.rsplit('.').next()).collect();
     ends.sort_unstable();
     ends.dedup();
-    format!("target_modules: {target:?} names no linear layer that can be adapted; there are {}", ends.join(", "))
+    format!(
+        "target_modules: {target:?} names no linear layer that can be adapted; there are {}",
+        ends.join(", ")
+    )
 }

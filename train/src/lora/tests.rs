@@ -38,7 +38,9 @@ fn targets_are_read_as_peft_reads_them() {
 
 #[test]
 fn ranks_and_scales_differ_by_pattern() {
-    let lora = parse(r#""target_modules": ["q_proj", "v_proj"], "use_rslora": true, "rank_pattern": {"layers.1.*.v_proj": 16}, "alpha_pattern": {"v_proj": 2}"#);
+    let lora = parse(
+        r#""target_modules": ["q_proj", "v_proj"], "use_rslora": true, "rank_pattern": {"layers.1.*.v_proj": 16}, "alpha_pattern": {"v_proj": 2}"#,
+    );
     let adapter = lora.unwrap().adapter(&model()).unwrap();
     let of = |name: &str| adapter.modules[name];
     assert_eq!(of("model.layers.1.self_attn.v_proj"), Factors { rank: 16, scale: 0.5 });
@@ -66,7 +68,13 @@ fn what_is_not_supported_is_named() {
         let e = parse(more).unwrap_err();
         assert!(e.starts_with(says) && !e.contains('\n'), "{more}: {e}");
     }
-    assert!(parse(r#""target_modules": "(""#).unwrap().adapter(&model()).unwrap_err().contains("no regular expression"));
+    assert!(
+        parse(r#""target_modules": "(""#)
+            .unwrap()
+            .adapter(&model())
+            .unwrap_err()
+            .contains("no regular expression")
+    );
     let drops = parse(r#""target_modules": ["q_proj"], "lora_dropout": 0.05"#).unwrap();
     assert!(drops.check_trainable().unwrap_err().starts_with("lora_dropout: 0.05"));
 }
@@ -95,7 +103,8 @@ fn fresh_factors_change_nothing() {
     let base = HashMap::from([(weight.to_string(), Value::f32(&[8, 8], &w))]);
     let fresh = Fresh::new(&config, &adapter, &base, 1).unwrap();
     let read = |name: &str| {
-        let t = fresh.tensor(&format!("base_model.model.model.layers.0.self_attn.q_proj.lora_{name}")).unwrap();
+        let t =
+            fresh.tensor(&format!("base_model.model.model.layers.0.self_attn.q_proj.lora_{name}")).unwrap();
         (t.shape.clone(), Value { dtype: t.dtype, shape: t.shape, bytes: t.bytes.into_owned() }.to_f32())
     };
     let ((a_shape, a), (b_shape, b), (_, m)) = (read("A.weight"), read("B.weight"), read("magnitude_vector"));
