@@ -113,7 +113,7 @@ impl Serve {
         }
         // A port that is taken is known before the weights are read.
         let listener = listen(self.host, self.port)?;
-        let published = Published::read(&self.model, &mut tell())?;
+        let published = Published::read_adapted(&self.model, self.room.adapter.as_deref(), &mut tell())?;
         let machine = self.room.machine.machine()?;
         let room = Room {
             sequences: self.max_seqs.into(),

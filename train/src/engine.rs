@@ -10,8 +10,8 @@ use astrai_ir::ops::{Op, Weight};
 use astrai_ir::shard::{STAGES, Shard};
 use astrai_ir::{Backend, DType, Dim, Graph, Mesh, Node, Placement, Sharding, inline_calls};
 use astrai_runtime::{
-    Buffers, Compiled, Destination, Device, Dump, Error, GRAD, Gradients, MeshSharding, Options, Profile,
-    Recompute, Session, Value, WeightSource, compile,
+    Adapter, Buffers, Compiled, Destination, Device, Dump, Error, GRAD, Gradients, MeshSharding, Options,
+    Profile, Recompute, Session, Value, WeightSource, compile,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,6 +35,8 @@ pub struct Recipe {
     pub optimizer: Optimizer,
     /// Auxiliary losses of the routers of a model with experts.
     pub router: RouterLosses,
+    /// What is trained in the place of the model's weights.
+    pub adapter: Option<Adapter>,
 }
 
 impl Recipe {
@@ -83,6 +85,9 @@ impl Plan {
                 "Muon reads whole matrices, which ranks share; use one rank or adamw".into(),
             ));
         }
+        if mesh.ranks() > 1 && recipe.adapter.is_some() {
+            return Err(Error::Input("adapters are trained on one rank".into()));
+        }
         let built = Built {
             tokens: recipe.tokens,
             sequences: recipe.sequences,
@@ -96,7 +101,8 @@ impl Plan {
         let to = if recipe.accumulate { Destination::Accumulators } else { Destination::States };
         let leaves = placements(config, mesh, &graph);
         let shards = MeshSharding { mesh: mesh.clone(), leaves, stage, trained: false };
-        let score = Options { storage: recipe.storage, trained: true, shards, ..Options::default() };
+        let (storage, adapter) = (recipe.storage, recipe.adapter.clone());
+        let score = Options { storage, adapter, trained: true, shards, ..Options::default() };
         let grad = Options {
             shards: MeshSharding { trained: true, ..score.shards.clone() },
             dump,
@@ -142,6 +148,12 @@ impl Plan {
         let optimizer = &self.recipe.optimizer;
         let of = |p: &'static str| trained().filter(move |w| optimizer.keeps(p, w)).map(move |w| one(p, w));
         prefixes.into_iter().flat_map(of).collect()
+    }
+
+    /// Elements of the weights that are trained.
+    pub fn trained_parameters(&self) -> u64 {
+        let elements = |w: &Weight| shape(w).iter().product::<usize>() as u64;
+        self.weights.iter().filter(|w| !w.frozen).map(elements).sum()
     }
 
     /// Bytes that training holds: (weights, gradients and optimiser, activations and scratch).
@@ -267,7 +279,7 @@ impl Engine {
         let weights = plan.weights.iter().map(|w| (w.name.clone(), w.ty.dtype, shape(w)));
         buffers.add_all(weights.chain(plan.states()))?;
         for (i, w) in plan.weights.iter().enumerate() {
-            if plan.recipe.storage != DType::F32 && !w.frozen {
+            if plan.recipe.optimizer.keeps(MASTER, w) && !w.frozen {
                 buffers.load(&format!("{MASTER}{}", w.name), w, source)?;
             }
             if plan.recipe.optimizer.ema.is_some() && !w.frozen {

@@ -219,6 +219,14 @@ settings! {
         nesterov: bool, "BOOL", "SGD and Muon: the velocity looks ahead [default: false for sgd, true for muon]";
         muon_scale: MuonScale, "NAME", "Muon: factor on a matrix's direction by its sizes [default: match-rms-adamw]";
         adamw_lr: f64, "RATE", "Muon: peak learning rate of embeddings, head, norms and biases [default: --lr]";
+        lora_rank: usize, "RANK", "Train a low-rank adapter (LoRA) of this rank beside the weights of --model, which stay as they are";
+        lora_alpha: f64, "X", "LoRA: what the factors' product is scaled by, over the rank [default: twice the rank]";
+        #[arg(num_args = 1..)]
+        lora_targets: Vec<String>, "NAME", "LoRA: adapted linear layers, by the ends of their names, or one regular expression of whole names [default: all in the layers]";
+        #[arg(num_args = 0..=1, default_missing_value = "true")]
+        rslora: bool, "BOOL", "LoRA: scale over the root of the rank [default: false]";
+        #[arg(num_args = 0..=1, default_missing_value = "true")]
+        dora: bool, "BOOL", "LoRA: train the magnitudes of rows apart from their directions [default: false]";
         ema: f64, "X", "Decay of a moving average of the weights, kept beside them";
         group: Vec<String>, "PATTERN:KEY=X", "Weights whose names match (* is any text) train otherwise: rate=X times the learning rate, decay=X; both by a comma; may be repeated";
         min_lr: f64, "RATE", "Learning rate at which the schedule ends, absolute [default: a tenth of --lr]";

@@ -27,6 +27,7 @@ pub fn recipe(storage: DType, rule: Rule) -> Recipe {
         recompute: Recompute::Selective,
         optimizer: Optimizer::new(rule, 0.1, Some(1.0)),
         router: RouterLosses::default(),
+        adapter: None,
     }
 }
 

@@ -1,32 +1,44 @@
-//! Twenty runs killed at random moments and resumed: what is left at the end is what one run leaves that nobody disturbed.
+//! Runs killed at random moments and resumed: what is left at the end is what one run leaves that nobody disturbed.
 
-use crate::train::fixture::{assert_same, command, shared, small, stderr, text};
+use crate::train::fixture::{assert_same, beside, command, shared, small, stderr, text};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const STEPS: u64 = 20;
-const KILLS: usize = 20;
+const KILLS: usize = EACH * KINDS.len();
 /// Kills of one run; then it may finish.
 const EACH: usize = 5;
 
-/// What kinds of runs are killed: their flags, and whether they start from text.
-const KINDS: [(&[&str], bool); 4] = [
-    (&["--save-every", "1", "--batch", "4", "--eval-every", "3"], true),
-    (&["--save-every", "2", "--batch", "2", "--accum", "2", "--dtype", "bf16"], false),
-    (&["--save-every", "1", "--batch", "4", "--optimizer", "sgd", "--keep", "1"], false),
-    (&["--save-every", "1", "--batch", "2", "--accum", "2", "--keep", "0"], false),
+/// What a run starts from.
+#[derive(Clone, Copy, Debug)]
+enum From {
+    Text,
+    Shards,
+    /// An adapter beside a trained model.
+    Model,
+}
+
+/// What kinds of runs are killed: their flags, and what they start from.
+const KINDS: [(&[&str], From); 5] = [
+    (&["--save-every", "1", "--batch", "4", "--eval-every", "3"], From::Text),
+    (&["--save-every", "2", "--batch", "2", "--accum", "2", "--dtype", "bf16"], From::Shards),
+    (&["--save-every", "1", "--batch", "4", "--optimizer", "sgd", "--keep", "1"], From::Shards),
+    (&["--save-every", "1", "--batch", "2", "--accum", "2", "--keep", "0"], From::Shards),
+    (&["--save-every", "1", "--batch", "4", "--dtype", "bf16", "--lora-rank", "4", "--dora"], From::Model),
 ];
 
-fn run(out: &Path, (flags, from_text): (&[&str], bool)) -> Command {
-    let mut c = if from_text {
-        let mut c = command(out);
-        c.arg("--config").arg(shared().join("config.json")).arg("--data").arg(text());
-        c.args(["--vocab", "300", "--seq", "32"]);
-        c
-    } else {
-        small(out)
+fn run(out: &Path, (flags, from): (&[&str], From)) -> Command {
+    let mut c = match from {
+        From::Text => {
+            let mut c = command(out);
+            c.arg("--config").arg(shared().join("config.json")).arg("--data").arg(text());
+            c.args(["--vocab", "300", "--seq", "32"]);
+            c
+        }
+        From::Shards => small(out),
+        From::Model => beside(out),
     };
     c.args(flags).args(["--threads", "2", "--steps", &STEPS.to_string()]);
     c

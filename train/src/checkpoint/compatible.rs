@@ -12,8 +12,23 @@ use crate::settings::Settings;
 use astrai_files::{FileError, one_line};
 
 /// Settings that decide which samples make an update, and the tensors of the optimizer.
-pub(super) const FIXED: [&str; 10] =
-    ["strategy", "batch", "seq", "stride", "packing", "accum", "optimizer", "ema", "dtype", "seed"];
+pub(super) const FIXED: [&str; 15] = [
+    "strategy",
+    "batch",
+    "seq",
+    "stride",
+    "packing",
+    "accum",
+    "optimizer",
+    "ema",
+    "dtype",
+    "seed",
+    "lora_rank",
+    "lora_alpha",
+    "lora_targets",
+    "rslora",
+    "dora",
+];
 
 /// Settings that bend the rest of the curve: allowed, never silently.
 pub(super) const CURVE: [&str; 22] = [

@@ -31,6 +31,16 @@ pub(super) fn refuse_unused(given: &Partial) -> Result<(), Error> {
             return refuse(format!("{key}: {name} has none; remove it, or choose optimizer {other}"));
         }
     }
+    for (key, is_given) in [
+        ("lora_alpha", given.lora_alpha.is_some()),
+        ("lora_targets", given.lora_targets.is_some()),
+        ("rslora", given.rslora.is_some()),
+        ("dora", given.dora.is_some()),
+    ] {
+        if is_given && given.lora_rank.is_none() {
+            return refuse(format!("{key}: no adapter is trained; remove it, or give lora_rank"));
+        }
+    }
     let decay = given.schedule.unwrap_or(Decay::Cosine);
     for (key, is_given, has, other) in [
         ("stable", given.stable.is_some(), decay.is_wsd(), "wsd"),
@@ -88,6 +98,9 @@ fn choices(s: &Settings) -> Result<(), Error> {
         (Some(_), Some(_)) => return refuse("config and model are both given: choose one"),
         _ => {}
     }
+    if s.lora_rank.is_some() && s.model.is_none() {
+        return refuse("lora_rank: an adapter belongs to a model; give it with --model");
+    }
     if s.tokenizer.is_some() && s.vocab.is_some() {
         return refuse("tokenizer and vocab are both given: choose one");
     }
@@ -133,6 +146,7 @@ fn sizes(s: &Settings) -> Result<(), Error> {
     within("stride", s.stride.unwrap_or(s.seq) as u64, 1, 1 << 24)?;
     within("accum", s.accum as u64, 1, 1 << 20)?;
     within("threads", s.threads as u64, 0, 1024)?;
+    within("lora_rank", s.lora_rank.unwrap_or(1) as u64, 1, 1 << 16)?;
     for (key, value) in [("steps", s.steps), ("epochs", s.epochs)] {
         value.map_or(Ok(()), |value| within(key, value, 1, 1_000_000_000_000))?;
     }
@@ -174,5 +188,7 @@ fn rates(s: &Settings) -> Result<(), Error> {
     {
         hold(key, value, (0.0..=1e3).contains(&value), "a factor of at least 0, for example 0.001")?;
     }
+    let alpha = s.lora_alpha.unwrap_or(1.0);
+    hold("lora_alpha", alpha, alpha > 0.0 && alpha <= 1e6, "a factor above 0, for example 32")?;
     hold("eps", s.eps, s.eps > 0.0 && s.eps < 1.0, "above 0 and below 1")
 }

@@ -1,10 +1,13 @@
 //! What the engine is told of the settings.
 
-use super::{MuonScale, Optimizer, Packing, Recompute, Settings, Storage, Strategy};
+use super::{Error, MuonScale, Optimizer, Packing, Recompute, Settings, Storage, Strategy};
 use crate::engine::Recipe;
+use crate::lora::{Lora, Targets};
 use crate::router::RouterLosses;
 use crate::update::{self, Group, Muon, Rest, Rule, Scale};
+use astrai_builders::ModelConfig;
 use astrai_ir::DType;
+use std::path::PathBuf;
 
 impl Settings {
     /// The default settings for batches of these sizes, for figures that depend on sizes only.
@@ -52,7 +55,43 @@ impl Settings {
                 load_balancing: self.router_aux_loss_coef,
                 z_loss: self.router_z_loss_coef,
             },
+            adapter: None,
         }
+    }
+
+    /// The adapter that is trained, if one is.
+    pub fn lora(&self) -> Option<Lora> {
+        let rank = self.lora_rank?;
+        let plain = |name: &String| name.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
+        let targets = match self.lora_targets.as_deref().unwrap_or_default() {
+            [] => Targets::AllLinear,
+            [all] if all == "all-linear" => Targets::AllLinear,
+            [pattern] if !plain(pattern) => Targets::Pattern(pattern.clone()),
+            names => Targets::Names(names.to_vec()),
+        };
+        // Whoever reads the adapter later may do so from another folder.
+        let whole = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+        Some(Lora {
+            rank,
+            alpha: self.lora_alpha.unwrap_or(2.0 * rank as f64),
+            rslora: self.rslora.unwrap_or(false),
+            dora: self.dora.unwrap_or(false),
+            targets,
+            ranks: vec![],
+            alphas: vec![],
+            dropout: 0.0,
+            base: self.model.as_ref().map(|path| whole(path).display().to_string()),
+        })
+    }
+
+    /// What the engine is told of them for a model.
+    ///
+    /// # Errors
+    /// The adapter's targets are none of the model's.
+    pub fn recipe_for(&self, config: &ModelConfig) -> Result<Recipe, Error> {
+        let adapter = self.lora().map(|lora| lora.adapter(config)).transpose();
+        let adapter = adapter.map_err(|e| Error(e.replacen("target_modules", "lora_targets", 1)))?;
+        Ok(Recipe { adapter, ..self.recipe() })
     }
 
     fn muon(&self) -> Rule {

@@ -64,6 +64,11 @@ fn flags_and_file_say_the_same() {
                 dtype = 'bf16'\nmin_lr = 1e-5\noptimizer = 'adamw'\nweight_decay = 0\nrecompute = 'full'\n\
                 strategy = 'seq'\nbatch = 2\nthreads = 1\n";
     assert_eq!(flags(line), file(text));
+    let line = "--lora-rank 8 --lora-alpha 4 --lora-targets q_proj v_proj --rslora --dora true";
+    let lora = "rank = 8\nalpha = 4.0\ntargets = ['q_proj', 'v_proj']\nrslora = true\ndora = true";
+    assert_eq!(flags(line), file(&format!("[lora]\n{lora}")));
+    assert!(trouble("lora_rank = 8\n[lora]\nrank = 8").contains("\"lora_rank\" is given twice"));
+    assert!(trouble("[lora]\ndropout = 0.1").contains("unknown key \"lora_dropout\""));
     assert_eq!(flags("--data a --data b").data, flags("--data a b").data);
     assert_eq!(file("data = 'a'").data, Some(vec![PathBuf::from("a")]));
 }
@@ -135,6 +140,9 @@ fn refusals_name_the_setting() {
         ("--group x:lr=2", "is not PATTERN:rate=X"),
         ("--ema 1", "ema: it is a decay"),
         ("--schedule constant --min-lr 0", "min_lr: schedule constant has no end rate"),
+        ("--lora-rank 8", "lora_rank: an adapter belongs to a model"),
+        ("--rslora", "rslora: no adapter is trained"),
+        ("--lora-targets q_proj", "lora_targets: no adapter is trained"),
     ];
     for (line, starts) in rows {
         let got = refusal(line);

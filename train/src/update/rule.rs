@@ -1,7 +1,8 @@
 //! Optimisers as data: a rule with its numbers, and which weights it treats otherwise. In: settings. Out: for each weight what is done to
 //! it, its rate and its decay.
 
-use super::{EMA, EXP_AVG, EXP_AVG_SQ, MOMENTUM, Muon};
+use super::{EMA, EXP_AVG, EXP_AVG_SQ, MASTER, MOMENTUM, Muon};
+use astrai_ir::DType;
 use astrai_ir::ops::Weight;
 
 /// An optimiser and its hyper-parameters.
@@ -148,6 +149,7 @@ impl Optimizer {
         match prefix {
             MOMENTUM => muon || !matches!(self.rule, Rule::Muon { .. }),
             EXP_AVG | EXP_AVG_SQ => !muon,
+            MASTER => w.ty.dtype != DType::F32,
             _ => true,
         }
     }
@@ -233,7 +235,7 @@ fn is_layer_matrix(w: &Weight) -> bool {
 mod tests {
     use super::super::build;
     use super::*;
-    use astrai_ir::{DType, Dim, Type};
+    use astrai_ir::{Dim, Type};
 
     #[test]
     fn groups_are_found_by_pattern() {
