@@ -15,7 +15,7 @@ use astrai_train::checkpoint::{
 };
 use astrai_train::dataset::{Dataset, Sources};
 use astrai_train::engine::{Engine, Plan};
-use astrai_train::lora::{Beside, Fresh};
+use astrai_train::lora::{Beside, Fresh, is_adapter};
 use astrai_train::settings::{Length, Partial, Settings};
 use astrai_train::signals::Stop;
 use astrai_train::trainer::{Callbacks, Trainer, total_steps};
@@ -211,6 +211,9 @@ fn start(
             Ok((config, c.config.clone(), base))
         }
         (None, _, Some(folder)) => {
+            if settings.lora_rank.is_some() && is_adapter(folder) {
+                bail!("{}: is an adapter itself; export it as a model first", folder.display());
+            }
             let model = Model::open(folder, false)?;
             model.config.check_decoder()?;
             warn(&model.warnings);

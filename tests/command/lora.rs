@@ -35,6 +35,7 @@ fn adapters_are_verified_and_refused() {
         ("\"modules_to_save\": null", "\"modules_to_save\": [\"lm_head\"]", "modules_to_save"),
         ("\"bias\": \"none\"", "\"bias\": \"all\"", "bias"),
         ("\"lora_dropout\": 0.0", "\"lora_dropout\": 0.1", "lora_dropout: 0.1 is not supported in training"),
+        ("\"base_model_name_or_path\": \"", "\"base_model_name_or_path\": \"nowhere", "nowhere"),
         ("\"peft_type\": \"LORA\"", "\"peft_type\": \"LOHA\"", "peft_type"),
     ] {
         let changed = config.replacen(from, to, 1);
@@ -105,7 +106,14 @@ fn an_adapter_is_trained_read_and_exported() {
     assert!(refused(&mut export(&narrow)).contains("is there already"));
     let text: Value = serde_json::from_slice(&fs::read(narrow.join("config.json")).unwrap()).unwrap();
     assert_eq!(text["torch_dtype"], "bfloat16");
+    read_by_others([&base, &newest, &dir.path().join("whole")], &own, dir.path());
     good(program().arg("generate").arg(&newest).args(["--prompt", "fn", "--max-tokens", "2", "--seed", "1"]));
+    let own_base = newest.join("adapter_config.json");
+    let text = fs::read_to_string(&own_base).unwrap();
+    fs::write(&own_base, text.replace(config["base_model_name_or_path"].as_str().unwrap(), ".")).unwrap();
+    let mut circle = program();
+    circle.arg("generate").arg(&newest).args(["--prompt", "fn", "--max-tokens", "2"]);
+    assert!(refused(&mut circle).contains("is an adapter itself"));
     let again = |flags: &[&str]| refused(beside(&dir.path().join("no")).args(["--steps", "2"]).args(flags));
     assert!(
         again(&["--lora-rank", "4", "--lora-targets", "c_attn"])
@@ -113,4 +121,33 @@ fn an_adapter_is_trained_read_and_exported() {
     );
     assert!(again(&["--dora"]).starts_with("dora: no adapter is trained"));
     assert!(again(&["--lora-rank", "0"]).contains("lora_rank: 0 is outside"));
+}
+
+/// What PEFT makes of the base and the adapter, and transformers of what was exported, from the weights in f32.
+const READ: &str = "import sys, torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from peft import PeftModel
+base, adapter, whole, ids, ours = sys.argv[1:]
+ids, ours = load_file(ids)['input_ids'], load_file(ours)['logits']
+load = lambda path: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+for name, model in [('PEFT', PeftModel.from_pretrained(load(base), adapter)), ('transformers', load(whole))]:
+    off = ((model.eval()(input_ids=ids).logits - ours).abs().max() / ours.abs().max()).item()
+    assert off < 1e-4, (name, off)
+    print(f'{name}: logits within {off:.1e} of the largest')
+";
+
+fn read_by_others(folders: [&Path; 3], own: &[f32], scratch: &Path) {
+    let Some(peft) = crate::openai::client("peft") else {
+        return println!("skipped: no PEFT in .cache/peft; scripts/setup-cache.sh peft puts it there");
+    };
+    let ours = scratch.join("ours.safetensors");
+    let bytes: Vec<u8> = own.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let tensor = ("logits", astrai_ir::DType::F32, &[1, 8, own.len() / 8][..], bytes.as_slice());
+    astrai_runtime::weights::write(&ours, [tensor], &BTreeMap::new()).unwrap();
+    let mut python = Command::new("python3");
+    python.args(["-c", READ]).args(folders).arg(scratch.join("ids.safetensors")).arg(&ours);
+    let out = python.env("PYTHONPATH", peft).env("HF_HUB_OFFLINE", "1").output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    print!("{}", String::from_utf8_lossy(&out.stdout));
 }

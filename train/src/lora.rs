@@ -75,11 +75,16 @@ impl Folder {
         let named = Lora::read(path)?.base.unwrap_or_default();
         let places = [path.join(&named), PathBuf::from(&named)];
         let found = places.into_iter().find(|at| !named.is_empty() && at.join("config.json").is_file());
-        found.ok_or_else(|| {
-            let file = path.join(ADAPTER_CONFIG);
-            let file = file.display();
-            format!("{file}: base_model_name_or_path {named:?} is no model directory here; give the model's, and this as --adapter")
-        })
+        let file = path.join(ADAPTER_CONFIG);
+        let at = format!("{}: base_model_name_or_path {named:?}", file.display());
+        match found {
+            // Nor is an adapter its own base.
+            Some(base) if is_adapter(&base) => {
+                Err(format!("{at} is an adapter itself; export that as a model first"))
+            }
+            Some(base) => Ok(base),
+            None => Err(format!("{at} is no model directory here; give the model's, and this as --adapter")),
+        }
     }
 }
 
