@@ -51,6 +51,7 @@ pub fn train(
         recompute: Recompute::Selective,
         optimizer: course.optimizer,
         router: RouterLosses::default(),
+        objective: None,
     };
     let plan = Plan::new(&model.config, &recipe, machine.backend(), Dump::None).map_err(|e| e.to_string())?;
     let mut engine =

@@ -1,10 +1,13 @@
 //! What the engine is told of the settings.
 
-use super::{MuonScale, Optimizer, Packing, Recompute, Settings, Storage, Strategy};
+use super::{Error, MuonScale, Optimizer, Packing, Recompute, Settings, Storage, Strategy};
+use crate::data::Kind;
 use crate::engine::Recipe;
 use crate::router::RouterLosses;
+use crate::strategies::{self, Options};
 use crate::update::{self, Group, Muon, Rest, Rule, Scale};
 use astrai_ir::DType;
+use std::sync::Arc;
 
 impl Settings {
     /// The default settings for batches of these sizes, for figures that depend on sizes only.
@@ -44,6 +47,7 @@ impl Settings {
             },
             optimizer: update::Optimizer {
                 ema: self.ema,
+                skip: self.skip_norm,
                 groups: self.group.iter().flatten().filter_map(|text| group(text).ok()).collect(),
                 ..update::Optimizer::new(rule, self.weight_decay, clip)
             },
@@ -52,7 +56,41 @@ impl Settings {
                 load_balancing: self.router_aux_loss_coef,
                 z_loss: self.router_z_loss_coef,
             },
+            objective: None,
         }
+    }
+
+    /// The same with the objective of the strategy, for records of so many answers.
+    ///
+    /// # Errors
+    /// Those of [`objective`](Self::objective).
+    pub fn recipe_of(&self, frozen: [bool; 2], answers: usize) -> Result<Recipe, Error> {
+        let (recipe, objective) = (self.recipe(), self.objective(frozen)?);
+        let of_record = match self.strategy.kind() {
+            Kind::Seq | Kind::Sft => return Ok(Recipe { objective, ..recipe }),
+            Kind::Dpo | Kind::Kto => 2,
+            Kind::Grpo => answers,
+        };
+        let sequences = (self.batch * of_record) as u64;
+        Ok(Recipe { objective, sequences, tokens: sequences * self.seq as u64, ..recipe })
+    }
+
+    /// What is learnt of a batch, for data that have log-probabilities under (the reference, the policy that wrote the answers) or not; none
+    /// where it is the plain cross-entropy of next tokens.
+    ///
+    /// # Errors
+    /// The strategy has not these options.
+    pub fn objective(&self, frozen: [bool; 2]) -> Result<Option<Arc<dyn strategies::Strategy>>, Error> {
+        let all = self.set.iter().flatten().map(|text| strategies::option(text));
+        let mut options = all.collect::<Result<Options, _>>().map_err(|e| Error(format!("set: {e}")))?;
+        if matches!(self.strategy, Strategy::Seq | Strategy::Sft) && options.is_empty() {
+            return Ok(None);
+        }
+        if self.strategy == Strategy::Grpo && self.old.is_none() && !frozen[1] {
+            options.entry("old_model").or_insert(false.into());
+        }
+        let made = strategies::strategy(&self.strategy.name(), options);
+        made.map(|s| Some(s.into())).map_err(|e| Error(format!("set: {e}")))
     }
 
     fn muon(&self) -> Rule {
