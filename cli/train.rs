@@ -189,7 +189,8 @@ impl Train {
                 ("memory in all", bytes(weights + states + arenas)),
             ];
             for (name, from, need) in scoring {
-                let before = need.map_or(String::new(), |n| format!(", scored before the first step in {}", bytes(n)));
+                let before =
+                    need.map_or(String::new(), |n| format!(", scored before the first step in {}", bytes(n)));
                 rows.push((name, format!("{from}{before}")));
             }
             for (name, value) in rows {
@@ -252,7 +253,13 @@ fn run(
     let there = sources.frozen;
     let mut data = Dataset::prepare(sources, &settings, config.vocab_size, before, screen)?;
     let starts = model.as_ref().filter(|_| checkpoint.is_none());
-    policies::freeze(&mut data, (&settings, &recipe, there), (starts, config.vocab_size, machine), folder.path(), screen)?;
+    policies::freeze(
+        &mut data,
+        (&settings, &recipe, there),
+        (starts, config.vocab_size, machine),
+        folder.path(),
+        screen,
+    )?;
     let state = state(&settings, &data, machine.device.identity(), checkpoint.as_ref(), screen)?;
     let source: &dyn WeightSource = match (&checkpoint, &model) {
         (Some(c), _) => &c.model,

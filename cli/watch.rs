@@ -108,7 +108,8 @@ impl Callbacks for Screen {
             return self.row(row);
         }
         let validation = self.validation.map_or(String::new(), |v| format!(", val {v:.4}"));
-        let shown = SHOWN.iter().filter_map(|(key, name)| Some(format!(", {name} {:.3}", row.metrics.get(*key)?)));
+        let shown =
+            SHOWN.iter().filter_map(|(key, name)| Some(format!(", {name} {:.3}", row.metrics.get(*key)?)));
         let figures = format!(
             "loss {:.4}{validation}{}, {:.0} tok/s, MFU {:.1}%",
             row.loss,

@@ -40,7 +40,10 @@ pub(super) fn check(settings: &Settings, recipe: &Recipe, there: [bool; 2]) -> R
 }
 
 /// For `--dry-run`: each policy that the objective reads, where it comes from, and the memory that scoring takes.
-pub(super) fn shown(begin: &Begin, machine: &Machine) -> Result<Vec<(&'static str, String, Option<u64>)>, Failure> {
+pub(super) fn shown(
+    begin: &Begin,
+    machine: &Machine,
+) -> Result<Vec<(&'static str, String, Option<u64>)>, Failure> {
     let (settings, recipe, there) = (&begin.settings, &begin.recipe, begin.sources.frozen);
     let reads = recipe.objective.as_ref().map_or([false; 2], |o| o.frozen());
     let mut rows = Vec::new();
@@ -72,7 +75,12 @@ pub(super) fn freeze(
 ) -> Result<(), Failure> {
     for policy in missing(recipe, there) {
         let find = |(set, (records, id))| Scores::find(run, (set, policy), records, id);
-        let mut found = data.scored.iter().enumerate().map(|(i, (r, id))| find((i, (r, id)))).collect::<Result<Vec<_>, _>>()?;
+        let mut found = data
+            .scored
+            .iter()
+            .enumerate()
+            .map(|(i, (r, id))| find((i, (r, id))))
+            .collect::<Result<Vec<_>, _>>()?;
         let complete = found.iter().all(Scores::complete);
         if starts.is_some() || !complete {
             let opened;
@@ -91,7 +99,9 @@ pub(super) fn freeze(
             check_sizes(&model.config, recipe.tokens / recipe.span, recipe.span)?;
             if model.config.vocab_size != vocabulary {
                 let (name, other) = (POLICIES[policy], model.config.vocab_size);
-                bail!("{name}: its vocabulary has {other} tokens, that of the model {vocabulary}; take one with the same tokenizer");
+                bail!(
+                    "{name}: its vocabulary has {other} tokens, that of the model {vocabulary}; take one with the same tokenizer"
+                );
             }
             let id = fingerprint(&model.config, model.source(), recipe.storage);
             found.iter_mut().try_for_each(|scores| scores.by(&id))?;

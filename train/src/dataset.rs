@@ -88,7 +88,8 @@ impl Sources {
         let (named, shown, windows) = match settings.data.as_slice() {
             all if all.iter().any(|p| is_prepared(p) && (masked || !is_shards(p))) => {
                 let (stores, weights) = stores(all, settings)?;
-                let ids = |s: &Arc<Store>| IDS.iter().filter_map(|key| s.column(key)).map(|c| c.len()).sum::<u64>();
+                let ids =
+                    |s: &Arc<Store>| IDS.iter().filter_map(|key| s.column(key)).map(|c| c.len()).sum::<u64>();
                 let numbers: u64 = stores.iter().map(ids).sum();
                 let shown = format!("{numbers} tokens in {} sets of prepared data", stores.len());
                 frozen = has_frozen(&stores, kind)?;

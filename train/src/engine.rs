@@ -170,8 +170,7 @@ impl Plan {
 /// The loss that a step differentiates, and the one that is only computed, without those of the routers.
 fn graphs(config: &ModelConfig, recipe: &Recipe) -> Result<[Graph; 2], Error> {
     if let Some(objective) = &recipe.objective {
-        let sizes =
-            Sizes { tokens: recipe.tokens, sequences: recipe.sequences as usize, span: recipe.span };
+        let sizes = Sizes { tokens: recipe.tokens, sequences: recipe.sequences as usize, span: recipe.span };
         let graph = |balanced| strategies::graph(config, &**objective, &sizes, balanced);
         return Ok([graph(recipe.router.balanced())?, graph(false)?]);
     }

@@ -320,7 +320,8 @@ impl Scorer {
     /// Those of [`plan`](Self::plan).
     pub fn memory(config: &ModelConfig, recipe: &Recipe, backend: &dyn Backend) -> Result<u64, Error> {
         let program = Scorer::plan(config, recipe, backend)?;
-        let weights: u64 = config.tensors().iter().map(|t| t.elements() * recipe.storage.bytes() as u64).sum();
+        let weights: u64 =
+            config.tensors().iter().map(|t| t.elements() * recipe.storage.bytes() as u64).sum();
         Ok(weights + program.arena_bytes()?)
     }
 

@@ -253,7 +253,9 @@ mod tests {
         assert_eq!((batch.groups(), batch.size, batch.sequences.sequences()), (2, 2, 4));
         assert_eq!(batch.sequences.targets[..3], [IGNORED, 6, IGNORED]);
         assert_eq!(batch.sequences.logps[1][..6], [0.0, -1.5, 0.0, 0.0, -1.5, 0.0]);
-        assert!(batch.sequences.logps[0].is_empty() && batch.sequences.logps[1].len() == batch.sequences.tokens());
+        assert!(
+            batch.sequences.logps[0].is_empty() && batch.sequences.logps[1].len() == batch.sequences.tokens()
+        );
     }
 
     #[test]

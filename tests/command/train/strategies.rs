@@ -28,18 +28,22 @@ fn other(folder: &Path, seed: f32) -> PathBuf {
         let t = weights.get(name).unwrap();
         let mut x = vec![0.0; t.elements()];
         t.to_f32(&mut x).unwrap();
-        let bytes = x.iter().enumerate().flat_map(|(i, x)| (x * (1.0 + 0.3 * (seed + i as f32).sin())).to_le_bytes());
+        let bytes =
+            x.iter().enumerate().flat_map(|(i, x)| (x * (1.0 + 0.3 * (seed + i as f32).sin())).to_le_bytes());
         (t.shape().to_vec(), bytes.collect::<Vec<u8>>())
     };
     let all: Vec<_> = weights.names().map(|n| (n.to_string(), moved(n))).collect();
-    let views = all.iter().map(|(n, (shape, bytes))| (n.as_str(), DType::F32, shape.as_slice(), bytes.as_slice()));
+    let views =
+        all.iter().map(|(n, (shape, bytes))| (n.as_str(), DType::F32, shape.as_slice(), bytes.as_slice()));
     write(&folder.join("model.safetensors"), views, &BTreeMap::new()).unwrap();
     folder.to_path_buf()
 }
 
 fn ids(seed: usize, count: usize) -> Vec<i64> {
     // Id 0 is a token like any other.
-    (0..count).map(|i| if (seed + i) % 7 == 0 { 0 } else { ((seed * 31 + i * 17 + i * i) % 320) as i64 }).collect()
+    (0..count)
+        .map(|i| if (seed + i) % 7 == 0 { 0 } else { ((seed * 31 + i * 17 + i * i) % 320) as i64 })
+        .collect()
 }
 
 /// A prompt and an answer, and the mask of the answer.
@@ -60,7 +64,9 @@ fn record(strategy: &str, i: usize) -> Value {
             let rewards: Vec<f64> = (0..ANSWERS).map(|g| ((i + g * g) % 4) as f64 * 0.5).collect();
             json!({"prompts": ids(i, 3 + i % 3), "responses": responses, "masks": masks, "rewards": rewards})
         }
-        _ => json!({"chosen": better.0, "chosen_mask": better.1, "rejected": worse.0, "rejected_mask": worse.1}),
+        _ => {
+            json!({"chosen": better.0, "chosen_mask": better.1, "rejected": worse.0, "rejected_mask": worse.1})
+        }
     }
 }
 
@@ -95,8 +101,12 @@ fn batch(folder: &Path, strategy: &str) -> PathBuf {
     let mut rewards: Vec<f32> = Vec::new();
     match strategy {
         "sft" => {
-            let shifted = column("loss_mask").into_iter().map(|m| [&m[1..], &[0]].concat()).collect::<Vec<_>>();
-            made = vec![("input_ids", matrix(&column("sequence"), false)), ("loss_mask", matrix(&shifted, false))];
+            let shifted =
+                column("loss_mask").into_iter().map(|m| [&m[1..], &[0]].concat()).collect::<Vec<_>>();
+            made = vec![
+                ("input_ids", matrix(&column("sequence"), false)),
+                ("loss_mask", matrix(&shifted, false)),
+            ];
         }
         "kto" => {
             let (own, masks) = (column("sequence"), column("loss_mask"));
@@ -129,7 +139,11 @@ fn batch(folder: &Path, strategy: &str) -> PathBuf {
                 ("responses", answers("responses")),
                 ("masks", answers("masks")),
             ];
-            rewards = all.iter().flat_map(|r| r["rewards"].as_array().unwrap()).map(|x| x.as_f64().unwrap() as f32).collect();
+            rewards = all
+                .iter()
+                .flat_map(|r| r["rewards"].as_array().unwrap())
+                .map(|x| x.as_f64().unwrap() as f32)
+                .collect();
         }
         _ => {
             for key in ["chosen", "chosen_mask", "rejected", "rejected_mask"] {
@@ -144,7 +158,8 @@ fn batch(folder: &Path, strategy: &str) -> PathBuf {
         tensors.push(("rewards", DType::F32, vec![RECORDS, ANSWERS], bytes));
     }
     let path = folder.join(format!("{strategy}.safetensors"));
-    write(&path, tensors.iter().map(|(n, d, s, b)| (*n, *d, s.as_slice(), b.as_slice())), &BTreeMap::new()).unwrap();
+    write(&path, tensors.iter().map(|(n, d, s, b)| (*n, *d, s.as_slice(), b.as_slice())), &BTreeMap::new())
+        .unwrap();
     path
 }
 
@@ -193,7 +208,12 @@ fn every_strategy_learns_what_its_objective_says() {
             c
         };
         let mut run = program();
-        run.arg("run").arg(golden()).arg("--inputs").arg(batch).arg("--outputs").arg(here.join("x.safetensors"));
+        run.arg("run")
+            .arg(golden())
+            .arg("--inputs")
+            .arg(batch)
+            .arg("--outputs")
+            .arg(here.join("x.safetensors"));
         run.args(["--strategy", strategy, "--json"]);
         let said = with(run).output().unwrap();
         assert!(said.status.success(), "{what}: {}", String::from_utf8_lossy(&said.stderr));
@@ -282,7 +302,8 @@ fn frozen_policies_are_asked_once() {
     let again = here.join("again");
     fs::create_dir_all(&again).unwrap();
     fs::create_dir(again.join("logps")).unwrap();
-    let copy = |name: &str| _ = fs::copy(out.join("logps").join(name), again.join("logps").join(name)).unwrap();
+    let copy =
+        |name: &str| _ = fs::copy(out.join("logps").join(name), again.join("logps").join(name)).unwrap();
     ["reference_0.f32", "reference_0.json"].iter().for_each(|n| copy(n));
     let (line, _) = fails(run(&again, 2).arg("--reference").arg(&reference));
     assert!(line.contains("is of another model; remove the folder `logps`"), "{line}");

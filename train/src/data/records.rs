@@ -294,7 +294,10 @@ impl Records {
         let all = self.store.floats(key, item as usize)?;
         let tokens = rows.iter().map(Vec::len).sum::<usize>();
         if all.len() != tokens || all.iter().any(|x| !x.is_finite()) {
-            let what = format!("`{key}` has {} numbers for {tokens} tokens of `responses`, or one that is none", all.len());
+            let what = format!(
+                "`{key}` has {} numbers for {tokens} tokens of `responses`, or one that is none",
+                all.len()
+            );
             return Err(self.refused(key, item, &what));
         }
         let mut rest = all.as_slice();
@@ -389,7 +392,11 @@ impl Items<LabelledBatch> for Records {
         }
         let prompt = record.sample.prompt();
         if prompt == 0 {
-            return Err(self.refused("sequence", item, "kto compares answers to a prompt, and there is none"));
+            return Err(self.refused(
+                "sequence",
+                item,
+                "kto compares answers to a prompt, and there is none",
+            ));
         }
         // The same one whatever the batch, so that the reference's log-probabilities can be computed beforehand.
         let mut other = self.labelled((item + 1) % self.count)?.sample;

@@ -38,6 +38,7 @@ impl Items<Batch> for Cut {
 pub(super) fn stores(paths: &[PathBuf], settings: &Settings) -> Result<Mixed, Error> {
     let open = |path: &Path| -> Result<Arc<Store>, Error> { Ok(Arc::new(Store::open(path)?)) };
     if let ([one], None) = (paths, &settings.data_weights)
+        && one.is_dir()
         && let Some(state) = State::read(&one.join(DATASET))?
         && !state.weights.is_empty()
     {
@@ -62,7 +63,9 @@ pub(super) fn stores(paths: &[PathBuf], settings: &Settings) -> Result<Mixed, Er
 /// Records of a store, where it has several and no stride asks for windows.
 pub(super) fn records(store: &Arc<Store>, settings: &Settings) -> Result<Option<Records>, Error> {
     let kind = settings.strategy.kind();
-    if kind == Kind::Seq || kind == Kind::Sft && (settings.stride.is_some() || store.need("sequence")?.segments() < 2) {
+    if kind == Kind::Seq
+        || kind == Kind::Sft && (settings.stride.is_some() || store.need("sequence")?.segments() < 2)
+    {
         return Ok(None);
     }
     let packing = kind.packing(store, settings.packing);
@@ -78,7 +81,12 @@ pub(super) fn has_frozen(stores: &[Arc<Store>], kind: Kind) -> Result<[bool; 2],
         let there = |s: &&Arc<Store>| !keys.is_empty() && keys.iter().all(|key| s.column(key).is_some());
         let count = stores.iter().filter(there).count();
         if count != 0 && count != stores.len() {
-            return Err(Error::Refused(format!("{} of {} sets of data have {}: give all of them these, or none", count, stores.len(), keys.join(" and "))));
+            return Err(Error::Refused(format!(
+                "{} of {} sets of data have {}: give all of them these, or none",
+                count,
+                stores.len(),
+                keys.join(" and ")
+            )));
         }
         *has = count > 0;
     }
@@ -89,7 +97,10 @@ pub(super) fn has_frozen(stores: &[Arc<Store>], kind: Kind) -> Result<[bool; 2],
 pub(super) fn groups_of(scored: &[Arc<Scored>]) -> Result<usize, Error> {
     let sizes = scored.iter().map(|s| s.records().answers()).collect::<Result<Vec<_>, _>>()?;
     match sizes.iter().find(|n| **n != sizes[0]) {
-        Some(other) => Err(Error::Refused(format!("one set of data has groups of {} answers, another of {other}: group answers alike", sizes[0]))),
+        Some(other) => Err(Error::Refused(format!(
+            "one set of data has groups of {} answers, another of {other}: group answers alike",
+            sizes[0]
+        ))),
         None => Ok(sizes.first().copied().unwrap_or(1)),
     }
 }
@@ -101,7 +112,9 @@ pub(super) fn answers_of_text(paths: &[PathBuf], out: &Path) -> Result<usize, Er
         let lines = BufReader::new(astrai_files::open(&file.path)?.0.take(LINE)).split(b'\n');
         let first = lines.map_while(Result::ok).find(|line| !line.trim_ascii().is_empty());
         let record: Option<serde_json::Value> = first.and_then(|line| serde_json::from_slice(&line).ok());
-        if let Some(answers) = record.as_ref().and_then(|r| r["responses"].as_array()).filter(|a| !a.is_empty()) {
+        if let Some(answers) =
+            record.as_ref().and_then(|r| r["responses"].as_array()).filter(|a| !a.is_empty())
+        {
             return Ok(answers.len());
         }
     }
@@ -116,7 +129,11 @@ pub(super) struct Found {
 }
 
 /// Items of prepared data.
-pub(super) fn of_stores(stores: &[Arc<Store>], weights: Option<&[f64]>, settings: &Settings) -> Result<Found, Error> {
+pub(super) fn of_stores(
+    stores: &[Arc<Store>],
+    weights: Option<&[f64]>,
+    settings: &Settings,
+) -> Result<Found, Error> {
     let (mut train, mut held): (Vec<Data>, Vec<Data>) = (Vec::new(), Vec::new());
     let mut scored = Vec::new();
     for store in stores {
@@ -155,7 +172,8 @@ pub(super) fn split(records: Data, settings: &Settings) -> Result<(Data, Option<
     }
     let all = records.len();
     // What is learnt of a whole batch is also judged by whole batches.
-    let least = if matches!(settings.strategy.kind(), Kind::Seq | Kind::Sft) { 1 } else { settings.batch as u64 };
+    let least =
+        if matches!(settings.strategy.kind(), Kind::Seq | Kind::Sft) { 1 } else { settings.batch as u64 };
     let count = held_out(all).next_multiple_of(least);
     if all <= count {
         return Err(Error::Refused(format!(

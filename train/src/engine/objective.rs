@@ -71,8 +71,7 @@ fn judge(
     let frozen = Frozen::of(&sequences);
     let own = strategies::inputs(objective, (batch, window), &frozen, scale).map_err(Error::Input)?;
     let has = |name: &str| session.inputs().iter().any(|(n, _)| n == name);
-    let given: Vec<_> =
-        own.iter().chain(more).filter(|(n, _)| has(n)).map(|(n, v)| (*n, v)).collect();
+    let given: Vec<_> = own.iter().chain(more).filter(|(n, _)| has(n)).map(|(n, v)| (*n, v)).collect();
     session.execute(&given)?;
     Ok(sequences.valid())
 }

@@ -126,7 +126,11 @@ fn choices(s: &Settings) -> Result<(), Error> {
     if s.out.as_os_str().is_empty() {
         return refuse("no output folder: give --out DIR, or `out` in the file");
     }
-    let paths = [&s.config, &s.model, &s.tokenizer, &s.reference, &s.old].into_iter().flatten().chain([&s.out]).chain(&s.data);
+    let paths = [&s.config, &s.model, &s.tokenizer, &s.reference, &s.old]
+        .into_iter()
+        .flatten()
+        .chain([&s.out])
+        .chain(&s.data);
     for path in paths {
         if path.as_os_str().is_empty() {
             return refuse("a path is empty: give a file or a folder");

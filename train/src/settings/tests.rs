@@ -79,7 +79,8 @@ fn flags_win_and_displace_the_alternative() {
     assert_eq!((got.steps, got.epochs, got.lr, got.batch), (None, Some(2), 0.5, 3));
     assert_eq!((got.vocab, got.tokenizer), (None, Some(PathBuf::from("t"))));
     assert_eq!(got.seq, Settings::default().seq);
-    let base = file("config = 'c'\ndata = 'a'\nout = 'o'\nstrategy = 'dpo'\n[set]\nbeta = 0.5\nreduction = 'mean'");
+    let base =
+        file("config = 'c'\ndata = 'a'\nout = 'o'\nstrategy = 'dpo'\n[set]\nbeta = 0.5\nreduction = 'mean'");
     let got = Settings::merge(base, flags("--set beta=0.2")).expect("merged");
     assert_eq!(got.set, Some(vec!["beta=0.2".to_string(), "reduction=\"mean\"".to_string()]));
     let base = file("config = 'c'\ndata = 'a'\nout = 'o'\nvocab = 300\nspecial_tokens = ['<|user|>']");

@@ -36,7 +36,8 @@ impl Strategy for Orpo {
         let half = all.starts[all.sequences() / 2] as usize;
         let next = super::next_tokens(&all);
         let chosen = (0..all.tokens()).map(|t| if t < half && next[t] >= 0 { 1.0 } else { 0.0 }).collect();
-        let next = |b: &Batch| if let Batch::Pairs(b) = b { b.chosen.tokens().saturating_sub(b.pairs()) } else { 0 };
+        let next =
+            |b: &Batch| if let Batch::Pairs(b) = b { b.chosen.tokens().saturating_sub(b.pairs()) } else { 0 };
         Ok(vec![("better", vec![all.tokens()], chosen), share(window, next)])
     }
 

@@ -85,9 +85,7 @@ pub(super) fn open(path: &Path, found: &mut Found<'_>) -> Result<Box<dyn Part>, 
                     Entry::Floats(list) => (Element::Float64, list.len(), 0),
                     Entry::Rows(rows) => (Element::Int64, rows.iter().map(Vec::len).sum(), rows.len()),
                     Entry::FlagRows(rows) => (Element::Bool, rows.iter().map(Vec::len).sum(), rows.len()),
-                    Entry::FloatRows(rows) => {
-                        (Element::Float64, rows.iter().map(Vec::len).sum(), rows.len())
-                    }
+                    Entry::FloatRows(rows) => (Element::Float64, rows.iter().map(Vec::len).sum(), rows.len()),
                     Entry::One(_) => (Element::Float64, 1, 0),
                     Entry::Flag(_) => (Element::Bool, 1, 0),
                     Entry::Other(_) => continue,
