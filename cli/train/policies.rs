@@ -39,11 +39,11 @@ pub(super) fn check(settings: &Settings, recipe: &Recipe, there: [bool; 2]) -> R
     Ok(())
 }
 
+/// A policy, where its log-probabilities come from, and the bytes that scoring takes, unless they are in the data.
+pub(super) type Source = (&'static str, String, Option<u64>);
+
 /// For `--dry-run`: each policy that the objective reads, where it comes from, and the memory that scoring takes.
-pub(super) fn shown(
-    begin: &Begin,
-    machine: &Machine,
-) -> Result<Vec<(&'static str, String, Option<u64>)>, Failure> {
+pub(super) fn shown(begin: &Begin, machine: &Machine) -> Result<Vec<Source>, Failure> {
     let (settings, recipe, there) = (&begin.settings, &begin.recipe, begin.sources.frozen);
     let reads = recipe.objective.as_ref().map_or([false; 2], |o| o.frozen());
     let mut rows = Vec::new();

@@ -42,7 +42,7 @@ fn other(folder: &Path, seed: f32) -> PathBuf {
 fn ids(seed: usize, count: usize) -> Vec<i64> {
     // Id 0 is a token like any other.
     (0..count)
-        .map(|i| if (seed + i) % 7 == 0 { 0 } else { ((seed * 31 + i * 17 + i * i) % 320) as i64 })
+        .map(|i| if (seed + i).is_multiple_of(7) { 0 } else { ((seed * 31 + i * 17 + i * i) % 320) as i64 })
         .collect()
 }
 
@@ -57,7 +57,7 @@ fn record(strategy: &str, i: usize) -> Value {
     let (better, worse) = (masked(i, i, 4 + i % 4), masked(i, i + 20, 3 + (i * 2) % 5));
     match strategy {
         "sft" => json!({"sequence": better.0, "loss_mask": better.1}),
-        "kto" => json!({"sequence": better.0, "loss_mask": better.1, "label": i % 3 != 0}),
+        "kto" => json!({"sequence": better.0, "loss_mask": better.1, "label": !i.is_multiple_of(3)}),
         "grpo" => {
             let responses: Vec<_> = (0..ANSWERS).map(|g| ids(i * 5 + g, 2 + (i + g) % 4)).collect();
             let masks: Vec<_> = responses.iter().map(|r| vec![1; r.len()]).collect();
@@ -83,8 +83,11 @@ fn list(record: &Value, key: &str) -> Vec<i64> {
     record[key].as_array().unwrap().iter().map(|x| x.as_i64().unwrap()).collect()
 }
 
+/// Sizes and numbers.
+type Matrix = (Vec<usize>, Vec<i64>);
+
 /// Rows padded to a matrix, on the left for prompts.
-fn matrix(rows: &[Vec<i64>], left: bool) -> (Vec<usize>, Vec<i64>) {
+fn matrix(rows: &[Vec<i64>], left: bool) -> Matrix {
     let width = rows.iter().map(Vec::len).max().unwrap();
     let pad = |row: &Vec<i64>| {
         let zeros = vec![0; width - row.len()];
@@ -97,7 +100,7 @@ fn matrix(rows: &[Vec<i64>], left: bool) -> (Vec<usize>, Vec<i64>) {
 fn batch(folder: &Path, strategy: &str) -> PathBuf {
     let all: Vec<Value> = (0..RECORDS).map(|i| record(strategy, i)).collect();
     let column = |key: &str| all.iter().map(|r| list(r, key)).collect::<Vec<_>>();
-    let mut made: Vec<(&str, (Vec<usize>, Vec<i64>))> = Vec::new();
+    let mut made: Vec<(&str, Matrix)> = Vec::new();
     let mut rewards: Vec<f32> = Vec::new();
     match strategy {
         "sft" => {
@@ -220,7 +223,7 @@ fn every_strategy_learns_what_its_objective_says() {
         let want: Value = serde_json::from_slice(&said.stdout).unwrap();
 
         let out = here.join(format!("whole{i}"));
-        good(&mut with(train(&out, strategy, &data, 8)).args(["--batch", "8"]));
+        good(with(train(&out, strategy, &data, 8)).args(["--batch", "8"]));
         let rows = metrics(&out);
         let first = &rows[0];
         near(&first["loss"], &want["loss"], 1e-5, &what);
@@ -231,7 +234,7 @@ fn every_strategy_learns_what_its_objective_says() {
         assert!(steps[7] < steps[0], "{what}: {steps:?}");
 
         let out = here.join(format!("dealt{i}"));
-        good(&mut with(train(&out, strategy, &data, 1)).args(["--batch", "2", "--accum", "4"]));
+        good(with(train(&out, strategy, &data, 1)).args(["--batch", "2", "--accum", "4"]));
         if exact {
             let dealt = &metrics(&out)[0];
             near(&dealt["loss"], &first["loss"], 1e-5, &what);
@@ -340,6 +343,12 @@ fn what_a_strategy_has_not_is_refused() {
         assert!(line.contains(says), "{flags:?}: {line}");
         assert!(!out.exists(), "{flags:?}");
     }
+    // A pair is two sequences of 16 tokens, and the reference is the model itself.
+    let mut dry = train(&out, "dpo", &records(here, "dpo"), 1);
+    let dry = dry.args(["--batch", "4", "--dry-run", "--json"]).output().unwrap();
+    let dry: Value = serde_json::from_slice(&dry.stdout).unwrap();
+    assert_eq!(dry["tokens_per_step"], 128, "{dry}");
+    assert!(dry["frozen"]["reference"].as_u64().unwrap() > 4 * dry["parameters"].as_u64().unwrap(), "{dry}");
     let uneven = here.join("uneven.jsonl");
     let mut second = record("grpo", 1);
     for key in ["responses", "masks", "rewards"] {
