@@ -1,5 +1,7 @@
 //! `astrai train`: settings and data in, a trained model out, with its metrics and checkpoints.
 
+mod policies;
+
 use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{DeviceName, SimdFlag};
 use crate::table::bytes;
@@ -14,13 +16,13 @@ use astrai_train::checkpoint::{
     Opened, RunFolder, TrainerState, check_compatible, check_same_data, folder_name, open_latest,
 };
 use astrai_train::dataset::{Dataset, Sources};
-use astrai_train::engine::{Engine, Plan};
-use astrai_train::lora::{Beside, Fresh, is_adapter};
+use astrai_train::engine::{Engine, Plan, Recipe};
+use astrai_train::lora::{Beside, Fresh};
 use astrai_train::settings::{Length, Partial, Settings};
 use astrai_train::signals::Stop;
 use astrai_train::trainer::{Callbacks, Trainer, total_steps};
 use clap::Args;
-use serde_json::json;
+use serde_json::{Map, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -68,6 +70,8 @@ struct Begin {
     /// Where weights come from, unless from a checkpoint.
     model: Option<Model>,
     sources: Sources,
+    /// How the model is trained by its strategy.
+    recipe: Recipe,
 }
 
 impl Train {
@@ -128,11 +132,13 @@ impl Train {
         let named = self.names_model(&file);
         let settings = Settings::merge(file.over(before), self.given.clone())?;
         let (config, text, model) = start(&settings, checkpoint.filter(|_| !named))?;
-        check_sizes(&config, settings.batch as u64, settings.seq as u64)?;
         check_router(&config, &settings)?;
         let folder = checkpoint.map(|c| c.path.as_path()).or(settings.model.as_deref());
         let sources = Sources::find(&settings, config.vocab_size, folder)?;
-        Ok(Begin { settings, config, text, model, sources })
+        let recipe = settings.recipe_of(&config, sources.frozen, sources.answers)?;
+        policies::check(&settings, &recipe, sources.frozen)?;
+        check_sizes(&config, recipe.tokens / recipe.span, recipe.span)?;
+        Ok(Begin { settings, config, text, model, sources, recipe })
     }
 
     fn machine(&self, settings: &Settings) -> Result<Machine, Failure> {
@@ -148,8 +154,8 @@ impl Train {
         let Some(machine) = self.device.planner(settings.threads, self.simd)? else {
             bail!("--device interpreter plans nothing; with --dry-run use cpu, cuda or null");
         };
-        let recipe = settings.recipe_for(&begin.config)?;
-        let plan = Plan::new(&begin.config, &recipe, machine.backend(), Dump::None)?;
+        let plan = Plan::new(&begin.config, &begin.recipe, machine.backend(), Dump::None)?;
+        let scoring = policies::shown(&begin, &machine)?;
         let [weights, states, arenas] = plan.memory()?;
         let launches = [&plan.grad, &plan.update].map(|p| p.plan.launches());
         let (parameters, trained) = (begin.config.parameter_count(), plan.trained_parameters());
@@ -159,22 +165,24 @@ impl Train {
             (Length::Epochs(_), windows) => windows.map(|n| total_steps(settings, n)),
         };
         steps.map_or(Ok(()), |n| settings.schedule(n).map(drop))?;
+        let tokens = begin.recipe.tokens * settings.accum as u64;
         if self.json {
             let report = json!({
                 "parameters": parameters, "trained_parameters": trained, "reads": begin.sources.shown, "steps": steps, "epochs": settings.epochs,
-                "tokens_per_step": settings.tokens_per_step(), "flops_per_token": flops,
+                "tokens_per_step": tokens, "flops_per_token": flops,
                 "weight_bytes": weights, "state_bytes": states, "planned_bytes": arenas,
                 "launches_grad": launches[0], "launches_update": launches[1],
+                "frozen": scoring.iter().map(|(name, _, bytes)| (name.to_string(), json!(bytes))).collect::<Map<_, _>>(),
             });
             writeln!(out, "{report}")?;
         } else {
             let unknown = || "known when the text is tokenised".to_string();
-            let rows = [
+            let mut rows = vec![
                 ("parameters", parameters.to_string()),
                 ("trained parameters", trained.to_string()),
                 ("reads", begin.sources.shown),
                 ("steps", steps.map_or_else(unknown, |n| n.to_string())),
-                ("tokens a step", settings.tokens_per_step().to_string()),
+                ("tokens a step", tokens.to_string()),
                 ("kernel launches", format!("{} a micro-batch, {} an update", launches[0], launches[1])),
                 ("operations a token", format!("{:.3e}", flops)),
                 ("weights", bytes(weights)),
@@ -182,6 +190,11 @@ impl Train {
                 ("activations and scratch", bytes(arenas)),
                 ("memory in all", bytes(weights + states + arenas)),
             ];
+            for (name, from, need) in scoring {
+                let before =
+                    need.map_or(String::new(), |n| format!(", scored before the first step in {}", bytes(n)));
+                rows.push((name, format!("{from}{before}")));
+            }
             for (name, value) in rows {
                 writeln!(out, "{name:<24} {value}")?;
             }
@@ -243,17 +256,25 @@ fn run(
     checkpoint: Option<Opened>,
     screen: &mut Screen,
 ) -> Result<u64, Failure> {
-    let Begin { settings, config, text, model, sources } = begin;
+    let Begin { settings, config, text, model, sources, recipe } = begin;
     machine.warnings.iter().for_each(|w| screen.note(w));
     // Planned first: what does not fit the memory is known before text is tokenised.
-    let recipe = settings.recipe_for(&config)?;
     let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None)?;
     plan.check_memory(&*machine.device)?;
     if let Some(c) = &checkpoint {
         check_compatible(c, &text, &settings)?.iter().for_each(|line| screen.note(line));
     }
     let before = checkpoint.as_ref().map(|c| c.trainer.data.as_str());
-    let data = Dataset::prepare(sources, &settings, config.vocab_size, before, screen)?;
+    let there = sources.frozen;
+    let mut data = Dataset::prepare(sources, &settings, config.vocab_size, before, screen)?;
+    let starts = model.as_ref().filter(|_| checkpoint.is_none());
+    policies::freeze(
+        &mut data,
+        (&settings, &recipe, there),
+        (starts, config.vocab_size, machine),
+        folder.path(),
+        screen,
+    )?;
     let state = state(&settings, &data, machine.device.identity(), checkpoint.as_ref(), screen)?;
     let base = model.as_ref().map(Model::source);
     let (fresh, beside);

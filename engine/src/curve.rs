@@ -62,6 +62,7 @@ pub fn train(
         optimizer: course.optimizer,
         router: RouterLosses::default(),
         adapter: course.adapter.map(|(adapter, _)| adapter.clone()),
+        objective: None,
     };
     let plan = Plan::new(&model.config, &recipe, machine.backend(), Dump::None).map_err(|e| e.to_string())?;
     let beside = course.adapter.map(|(_, factors)| Beside { base: model.source(), factors });

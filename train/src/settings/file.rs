@@ -49,6 +49,15 @@ impl Partial {
                 table.insert(list.to_string(), Value::Array(vec![one]));
             }
         }
+        if let Some(Value::Table(options)) = table.get("set").cloned() {
+            // As the flag has them: the value of a key in JSON.
+            let one = |(key, value): (String, Value)| {
+                let value = serde_json::to_string(&value);
+                Ok(Value::String(format!("{key}={}", value.map_err(|e| Error(format!("{file}: set: {e}")))?)))
+            };
+            let list = options.into_iter().map(one).collect::<Result<_, Error>>()?;
+            table.insert("set".to_string(), Value::Array(list));
+        }
         Partial::from_table(table, file)
     }
 }

@@ -1,13 +1,16 @@
 //! What the engine is told of the settings.
 
 use super::{Error, MuonScale, Optimizer, Packing, Recompute, Settings, Storage, Strategy};
+use crate::data::Kind;
 use crate::engine::Recipe;
 use crate::lora::{Lora, Targets};
 use crate::router::RouterLosses;
+use crate::strategies::{self, Options};
 use crate::update::{self, Group, Muon, Rest, Rule, Scale};
 use astrai_builders::ModelConfig;
 use astrai_ir::DType;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 impl Settings {
     /// The default settings for batches of these sizes, for figures that depend on sizes only.
@@ -47,6 +50,7 @@ impl Settings {
             },
             optimizer: update::Optimizer {
                 ema: self.ema,
+                skip: self.skip_norm,
                 groups: self.group.iter().flatten().filter_map(|text| group(text).ok()).collect(),
                 ..update::Optimizer::new(rule, self.weight_decay, clip)
             },
@@ -56,6 +60,7 @@ impl Settings {
                 z_loss: self.router_z_loss_coef,
             },
             adapter: None,
+            objective: None,
         }
     }
 
@@ -84,14 +89,44 @@ impl Settings {
         })
     }
 
-    /// What the engine is told of them for a model.
+    /// The same with the objective of the strategy and the adapter, for a model and records of so many answers.
     ///
     /// # Errors
-    /// The adapter's targets are none of the model's.
-    pub fn recipe_for(&self, config: &ModelConfig) -> Result<Recipe, Error> {
+    /// The adapter's targets are none of the model's, and those of [`objective`](Self::objective).
+    pub fn recipe_of(
+        &self,
+        config: &ModelConfig,
+        frozen: [bool; 2],
+        answers: usize,
+    ) -> Result<Recipe, Error> {
         let adapter = self.lora().map(|lora| lora.adapter(config)).transpose();
         let adapter = adapter.map_err(|e| Error(e.replacen("target_modules", "lora_targets", 1)))?;
-        Ok(Recipe { adapter, ..self.recipe() })
+        let recipe = Recipe { adapter, objective: self.objective(frozen)?, ..self.recipe() };
+        let of_record = match self.strategy.kind() {
+            Kind::Seq | Kind::Sft => return Ok(recipe),
+            Kind::Dpo | Kind::Kto => 2,
+            Kind::Grpo => answers,
+        };
+        let sequences = (self.batch * of_record) as u64;
+        Ok(Recipe { sequences, tokens: sequences * self.seq as u64, ..recipe })
+    }
+
+    /// What is learnt of a batch, for data that have log-probabilities under (the reference, the policy that wrote the answers) or not; none
+    /// where it is the plain cross-entropy of next tokens.
+    ///
+    /// # Errors
+    /// The strategy has not these options.
+    pub fn objective(&self, frozen: [bool; 2]) -> Result<Option<Arc<dyn strategies::Strategy>>, Error> {
+        let all = self.set.iter().flatten().map(|text| strategies::option(text));
+        let mut options = all.collect::<Result<Options, _>>().map_err(|e| Error(format!("set: {e}")))?;
+        if matches!(self.strategy, Strategy::Seq | Strategy::Sft) && options.is_empty() {
+            return Ok(None);
+        }
+        if self.strategy == Strategy::Grpo && self.old.is_none() && !frozen[1] {
+            options.entry("old_model").or_insert(false.into());
+        }
+        let made = strategies::strategy(&self.strategy.name(), options);
+        made.map(|s| Some(s.into())).map_err(|e| Error(format!("set: {e}")))
     }
 
     fn muon(&self) -> Rule {

@@ -14,6 +14,8 @@ pub struct Optimizer {
     pub weight_decay: f64,
     /// Largest norm of all gradients together; larger ones are scaled down to it.
     pub clip: Option<f64>,
+    /// A step whose gradient norm is larger changes nothing.
+    pub skip: Option<f64>,
     /// Decay of the exponential moving average of the weights, which is kept beside them.
     pub ema: Option<f64>,
     /// Weights with a rate or a decay of their own: the first group whose pattern a weight's checkpoint names match.
@@ -129,7 +131,12 @@ pub(super) enum Step {
 impl Optimizer {
     /// An optimiser without average and groups.
     pub fn new(rule: Rule, weight_decay: f64, clip: Option<f64>) -> Optimizer {
-        Optimizer { rule, weight_decay, clip, ema: None, groups: vec![] }
+        Optimizer { rule, weight_decay, clip, skip: None, ema: None, groups: vec![] }
+    }
+
+    /// The largest norm of a gradient that is applied.
+    pub fn most(&self) -> f64 {
+        self.skip.unwrap_or(f64::MAX).min(f64::from(f32::MAX))
     }
 
     /// Prefixes of the f32 states that this optimiser may keep for a weight, beside master weights.
