@@ -97,6 +97,9 @@ fn every_command_explains_itself() {
         let help = good(&[command, "--help"]);
         assert!(help.contains("Example"), "{command}: {help}");
         assert!(help.contains(&format!("astrai {command}")), "{command}: {help}");
+        let words: Vec<&str> = help.split_whitespace().collect();
+        let public = words.join(" ").contains("can read a command line");
+        assert_eq!(public, command == "serve", "{command}: {help}");
     }
     assert_eq!(astrai(&["compile", "--no-such-flag"]).status.code(), Some(2));
 }
