@@ -5,6 +5,7 @@
 mod attention;
 mod columns;
 mod dot;
+mod fours;
 mod loss;
 mod program;
 mod route;

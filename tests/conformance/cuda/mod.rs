@@ -4,6 +4,7 @@
 mod cases;
 mod device;
 mod forms;
+mod gpu;
 mod ptx;
 
 use crate::kernels::table::run;
