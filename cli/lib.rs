@@ -10,6 +10,7 @@ pub mod data;
 pub mod devices;
 pub mod estimate;
 pub mod explain;
+pub mod export;
 pub mod failure;
 pub mod flags;
 pub mod generate;

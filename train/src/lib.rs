@@ -8,6 +8,8 @@ pub mod data;
 pub mod dataset;
 pub mod engine;
 mod error;
+pub mod frozen;
+pub mod lora;
 pub mod metrics;
 pub mod plot;
 pub mod preference;

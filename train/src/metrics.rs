@@ -2,6 +2,7 @@
 //! resume cut back to the checkpoint's step, so that the file is what an uninterrupted run would have written, but
 //! for times. A number that is not finite is `null`, because JSON has no other word for it.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -45,6 +46,9 @@ pub struct StepMetrics {
     /// What the routers of a model with experts did.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub router: Option<RouterStats>,
+    /// What a strategy logs beside its loss, under TRL's names.
+    #[serde(flatten, deserialize_with = "numbers")]
+    pub metrics: BTreeMap<String, f64>,
 }
 
 /// Loss on the validation data.
@@ -55,6 +59,9 @@ pub struct Validation {
     /// Mean loss, nats a token.
     #[serde(deserialize_with = "number")]
     pub val_loss: f64,
+    /// A strategy's metrics, `val_` before their names.
+    #[serde(flatten, deserialize_with = "numbers")]
+    pub metrics: BTreeMap<String, f64>,
 }
 
 /// A line of the file.
@@ -79,6 +86,11 @@ impl Row {
 
 fn number<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(from)?.unwrap_or(f64::NAN))
+}
+
+fn numbers<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    let all = BTreeMap::<String, Option<f64>>::deserialize(from)?;
+    Ok(all.into_iter().map(|(name, x)| (name, x.unwrap_or(f64::NAN))).collect())
 }
 
 /// Model flops utilisation: `flops_per_token` of forward and backward, without what is computed again, at `tokens_per_s`,

@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader, Read};
 const PIECE: usize = 1 << 17;
 
 /// Bytes of the longest line of JSON that is read.
-pub(super) const LINE: u64 = 1 << 28;
+pub(crate) const LINE: u64 = 1 << 28;
 
 /// Part of a document, most often all of it; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]

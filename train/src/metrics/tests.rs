@@ -17,11 +17,12 @@ fn step(step: u64) -> Row {
         seconds: 0.01,
         mfu: 0.25,
         router: None,
+        metrics: Default::default(),
     })
 }
 
 fn validation(step: u64) -> Row {
-    Row::Validation(Validation { step, val_loss: 4.5 })
+    Row::Validation(Validation { step, val_loss: 4.5, metrics: Default::default() })
 }
 
 fn file(rows: &[Row], tail: &str) -> (tempfile::TempDir, PathBuf) {

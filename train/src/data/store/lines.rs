@@ -23,6 +23,7 @@ enum Entry {
     Rows(Vec<Vec<i64>>),
     FlagRows(Vec<Vec<bool>>),
     Floats(Vec<f64>),
+    FloatRows(Vec<Vec<f64>>),
     One(f64),
     Flag(bool),
     /// What is no list of numbers, a domain's name say, is passed by.
@@ -84,6 +85,7 @@ pub(super) fn open(path: &Path, found: &mut Found<'_>) -> Result<Box<dyn Part>, 
                     Entry::Floats(list) => (Element::Float64, list.len(), 0),
                     Entry::Rows(rows) => (Element::Int64, rows.iter().map(Vec::len).sum(), rows.len()),
                     Entry::FlagRows(rows) => (Element::Bool, rows.iter().map(Vec::len).sum(), rows.len()),
+                    Entry::FloatRows(rows) => (Element::Float64, rows.iter().map(Vec::len).sum(), rows.len()),
                     Entry::One(_) => (Element::Float64, 1, 0),
                     Entry::Flag(_) => (Element::Bool, 1, 0),
                     Entry::Other(_) => continue,
@@ -125,6 +127,7 @@ impl Lines {
             Entry::Floats(list) => list.clone(),
             Entry::Rows(rows) => rows.iter().flatten().map(|&x| x as f64).collect(),
             Entry::FlagRows(rows) => rows.iter().flatten().map(flag).collect(),
+            Entry::FloatRows(rows) => rows.concat(),
             Entry::One(x) => vec![*x],
             Entry::Flag(x) => vec![flag(x)],
             Entry::Other(_) => Vec::new(),
@@ -163,6 +166,7 @@ impl Part for Lines {
         self.entry(key, s.at, |entry| match entry {
             Entry::Rows(rows) => rows.iter().map(Vec::len).collect(),
             Entry::FlagRows(rows) => rows.iter().map(Vec::len).collect(),
+            Entry::FloatRows(rows) => rows.iter().map(Vec::len).collect(),
             _ => vec![s.count as usize],
         })
     }
