@@ -21,6 +21,7 @@ pub mod text;
 mod tokens;
 mod windows;
 
+pub(crate) use documents::next_line;
 pub use documents::{Documents, Piece};
 pub use error::DataError;
 pub use meta::{Meta, Shard, Width};

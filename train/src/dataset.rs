@@ -12,6 +12,7 @@ use crate::data::{
     WindowOptions, Windows, prepare,
 };
 use crate::error::Error;
+use crate::evaluation::{Loaded, Task};
 use crate::settings::Settings;
 use crate::trainer::Callbacks;
 use astrai_files::{System, read_text, replace};
@@ -38,6 +39,8 @@ pub struct Dataset {
     pub train: Data,
     /// The validation set: items held out, where the run validates.
     pub validation: Option<Data>,
+    /// What each validation scores the model on beside it.
+    pub tasks: Vec<Loaded>,
     /// The tokenizer's files, for a checkpoint that is complete; none for bare token ids.
     pub tokenizer: Vec<Attachment>,
     /// Tells these data from others.
@@ -111,6 +114,8 @@ impl Sources {
             }
         };
         let tokenizer = tokenizer(settings, &named, vocabulary, folder)?;
+        // What is wrong in a task is known before text is tokenised.
+        settings.eval_task.iter().flatten().try_for_each(|path| Task::open(path, None).map(drop))?;
         Ok(Sources { named, tokenizer, shown, windows })
     }
 }
@@ -177,6 +182,7 @@ impl Dataset {
         Ok(Dataset {
             train: Arc::new(train),
             validation: validation.map(|v| Arc::new(v) as Data),
+            tasks: tasks(settings, tokenizer.as_ref(), callbacks)?,
             tokenizer: tokenizer.map_or(vec![], |t| attachments(&t)),
             fingerprint,
         })
@@ -221,6 +227,7 @@ impl Dataset {
         Ok(Dataset {
             train,
             validation,
+            tasks: tasks(settings, tokenizer.as_ref(), callbacks)?,
             tokenizer: tokenizer.map_or(vec![], |t| attachments(&t)),
             fingerprint,
         })
@@ -446,6 +453,22 @@ fn same(resumed: Option<&str>, beginning: &str, settings: &Settings) -> Result<(
     }
     let why = "the text or its tokenizer is not what the run was trained on (paths, sizes or times differ)";
     Err(Error::Refused(format!("{why}; {remedy}")))
+}
+
+/// The tasks of `--eval-task`, read for sequences of the run's length.
+fn tasks(
+    settings: &Settings,
+    tokenizer: Option<&Tokenizer>,
+    callbacks: &mut dyn Callbacks,
+) -> Result<Vec<Loaded>, Error> {
+    let all = Loaded::read_all(settings.eval_task.as_deref().unwrap_or_default(), tokenizer, settings.seq)?;
+    for task in all.iter().filter(|task| task.cut > 0) {
+        callbacks.note(&format!(
+            "{}: the beginnings of {} prompts are cut off by --seq {}",
+            task.name, task.cut, settings.seq
+        ));
+    }
+    Ok(all)
 }
 
 fn attachments(tokenizer: &Tokenizer) -> Vec<Attachment> {

@@ -8,6 +8,7 @@ pub mod data;
 pub mod dataset;
 pub mod engine;
 mod error;
+pub mod evaluation;
 pub mod metrics;
 pub mod plot;
 pub mod preference;

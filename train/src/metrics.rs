@@ -2,6 +2,7 @@
 //! resume cut back to the checkpoint's step, so that the file is what an uninterrupted run would have written, but
 //! for times. A number that is not finite is `null`, because JSON has no other word for it.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -55,6 +56,9 @@ pub struct Validation {
     /// Mean loss, nats a token.
     #[serde(deserialize_with = "number")]
     pub val_loss: f64,
+    /// Metrics of `--eval-task`, as `eval/TASK/METRIC`.
+    #[serde(flatten)]
+    pub tasks: BTreeMap<String, f64>,
 }
 
 /// A line of the file.

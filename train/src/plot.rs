@@ -214,7 +214,11 @@ mod tests {
         for step in 1..=steps {
             rows.push(row(step, loss(step), 3e-4 * (1.0 - step as f64 / (steps + 1) as f64)));
             if step % 100 == 0 {
-                rows.push(Row::Validation(Validation { step, val_loss: loss(step) + 0.2 }));
+                rows.push(Row::Validation(Validation {
+                    step,
+                    val_loss: loss(step) + 0.2,
+                    tasks: Default::default(),
+                }));
             }
         }
         rows

@@ -15,7 +15,7 @@ use crate::schedule::Schedule;
 use crate::settings::{Length, Settings};
 use crate::signals::Stop;
 use astrai_files::FileError;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::time::Instant;
 
@@ -210,7 +210,16 @@ impl Run<'_, '_> {
             sum += loss;
             count += targets;
         }
-        let row = Validation { step: self.t.state.step, val_loss: sum / count.max(1) as f64 };
+        let mut tasks = BTreeMap::new();
+        for task in &self.t.data.tasks {
+            let engine = &mut self.t.engine;
+            tasks.append(&mut task.metrics(&mut |scored| {
+                batch.clear();
+                scored.append_to(batch);
+                engine.score(batch).map(|(loss, _)| -loss)
+            })?);
+        }
+        let row = Validation { step: self.t.state.step, val_loss: sum / count.max(1) as f64, tasks };
         self.record(Row::Validation(row.clone()));
         self.callbacks.validated(&row);
         Ok(())

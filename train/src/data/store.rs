@@ -82,6 +82,17 @@ impl Element {
         ELEMENTS[self as usize].2
     }
 
+    /// The least and the largest number of a type of whole numbers; 0 and 1 are truth values.
+    fn range(self) -> (f64, f64) {
+        let unsigned = matches!(self, Element::Uint8 | Element::Uint16 | Element::Uint32 | Element::Uint64);
+        let bits = 8 * self.bytes() as i32;
+        match self {
+            Element::Bool => (0.0, 1.0),
+            _ if unsigned => (0.0, f64::exp2(f64::from(bits)) - 1.0),
+            _ => (-f64::exp2(f64::from(bits - 1)), f64::exp2(f64::from(bits - 1)) - 1.0),
+        }
+    }
+
     /// Whether numbers have fractions.
     pub fn is_float(self) -> bool {
         matches!(self, Element::Float32 | Element::Float64)
@@ -380,6 +391,15 @@ impl Store {
 
     fn part(&self, s: &Segment) -> &dyn Part {
         &*self.parts[s.part as usize]
+    }
+
+    /// The first segment of a key that does not belong to the same record as that of another key with its number: it is of another
+    /// file, or of another line or number in it.
+    pub fn misplaced(&self, key: &str, other: &str) -> Option<usize> {
+        let (a, b) = (self.column(key)?, self.column(other)?);
+        let numbered = matches!(self.layout, Layout::Hdf5 | Layout::Jsonl);
+        let apart = |(a, b): (&Segment, &Segment)| a.part != b.part || numbered && a.at != b.at;
+        a.segments.iter().zip(&b.segments).position(apart)
     }
 
     /// The file that a segment lies in.

@@ -21,7 +21,7 @@ fn step(step: u64) -> Row {
 }
 
 fn validation(step: u64) -> Row {
-    Row::Validation(Validation { step, val_loss: 4.5 })
+    Row::Validation(Validation { step, val_loss: 4.5, tasks: BTreeMap::from([("eval/a/acc".into(), 0.5)]) })
 }
 
 fn file(rows: &[Row], tail: &str) -> (tempfile::TempDir, PathBuf) {
@@ -39,7 +39,7 @@ fn a_line_is_what_the_readme_says() {
     let text = fs::read_to_string(path).expect("read");
     let first = "{\"step\":7,\"epoch\":1.0,\"tokens\":700,\"loss\":0.625,\"lr\":0.001,\"grad_norm\":0.1,\
                  \"tokens_per_s\":10000.0,\"seconds\":0.01,\"mfu\":0.25}\n";
-    assert_eq!(text, format!("{first}{{\"step\":7,\"val_loss\":4.5}}\n"));
+    assert_eq!(text, format!("{first}{{\"step\":7,\"val_loss\":4.5,\"eval/a/acc\":0.5}}\n"));
 }
 
 #[test]

@@ -97,6 +97,9 @@ fn choices(s: &Settings) -> Result<(), Error> {
     if s.steps.is_some() && s.epochs.is_some() {
         return refuse("steps and epochs are both given: choose one");
     }
+    if s.eval_task.is_some() && s.eval_every == 0 {
+        return refuse("eval_task: there are no validations; remove it, or give eval_every");
+    }
     if s.data.is_empty() {
         return refuse("no data: give files or folders with --data, or `data` in the file");
     }
