@@ -200,8 +200,11 @@ impl Show {
         let tokenizer = self.tokenizer()?;
         let colour = std::io::stdout().is_terminal();
         for i in self.from..records.count().min(self.from.saturating_add(self.limit)) {
-            let longest =
-                kind.keys().iter().filter_map(|key| Some(store.column(key)?.shape(i as usize).0)).max();
+            let longest = kind
+                .keys()
+                .iter()
+                .filter_map(|key| Some(records.store().column(key)?.shape(i as usize).0))
+                .max();
             if let Some(tokens) = longest.filter(|tokens| *tokens > ROW) {
                 bail!(
                     "{}: record {i} is a row of {tokens} tokens; `astrai data windows` shows what training cuts from it",

@@ -23,7 +23,9 @@ fn put(dir: &Path, name: &str, lines: &[Value]) -> PathBuf {
 fn eval(tasks: &[&Path]) -> Command {
     let mut c = program();
     c.arg("eval").arg(model()).arg("--json");
-    tasks.iter().for_each(|task| drop(c.arg("--task").arg(task)));
+    for task in tasks {
+        c.arg("--task").arg(task);
+    }
     c
 }
 
