@@ -10,6 +10,7 @@ use astrai_serve::recommended::{Asked, Recommended};
 use astrai_serve::request::RequestError;
 use clap::{Args, ValueEnum};
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Values of `--device`.
@@ -209,6 +210,9 @@ pub struct MachineFlags {
 /// What a served model runs on, and how much it may hold.
 #[derive(Args, Clone, Debug)]
 pub struct RoomFlags {
+    /// An adapter in PEFT's layout, merged into the weights when they are loaded
+    #[arg(long, value_name = "DIR")]
+    pub adapter: Option<PathBuf>,
     /// Most tokens of prompt and answer together [default: what the model takes and the memory holds]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub max_model_len: Option<u32>,

@@ -11,6 +11,7 @@ pub mod devices;
 pub mod estimate;
 pub mod eval;
 pub mod explain;
+pub mod export;
 pub mod failure;
 pub mod flags;
 pub mod generate;

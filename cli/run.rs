@@ -78,6 +78,9 @@ pub struct Run {
     /// Equal micro-batches that the batch is computed in [default: 1]
     #[arg(long, value_name = "N", requires = "strategy")]
     micro_batches: Option<usize>,
+    /// An adapter in PEFT's layout, merged into the weights of the model
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
     /// Time every kernel in a second run and print predicted beside measured
     #[arg(long)]
     profile: bool,
@@ -131,7 +134,7 @@ impl Run {
             }
         };
         planned.check_memory(&*machine.device)?;
-        let model = Model::open(&self.model, false)?;
+        let model = Model::open_adapted(&self.model, self.adapter.as_deref())?;
         let mut session = Progress::during("loading weights", |set| model.start(planned, &machine, set))?;
         let inputs = batch.inputs(session.inputs());
         let (results, seconds) = measure::once(|| session.run(&inputs))?;
@@ -168,7 +171,7 @@ impl Run {
         let window = batch.read(name, self.micro_batches.unwrap_or(1))?;
         let machine = self.machine.machine()?;
         self.check_memory_flag(&machine)?;
-        let policy = Model::open(&self.model, false)?;
+        let policy = Model::open_adapted(&self.model, self.adapter.as_deref())?;
         warn(&policy.warnings);
         let open = |path: &PathBuf| match path.is_dir() {
             true => Model::open(path, false),

@@ -60,7 +60,7 @@ pub struct Serve {
     /// in the chat template, none leaves calls as text
     #[arg(long, value_name = "FORMAT", default_value = "auto")]
     tool_parser: Calls,
-    /// File with more keys, one a line, what follows # being a remark; it is read again when it changes
+    /// File with more keys, one a line; a # at the beginning or after a space begins a remark. It is read again when it changes
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Requests a minute that each key may make; what is more is refused with 429 [default: any]
@@ -113,7 +113,7 @@ impl Serve {
         }
         // A port that is taken is known before the weights are read.
         let listener = listen(self.host, self.port)?;
-        let published = Published::read(&self.model, &mut tell())?;
+        let published = Published::read_adapted(&self.model, self.room.adapter.as_deref(), &mut tell())?;
         let machine = self.room.machine.machine()?;
         let room = Room {
             sequences: self.max_seqs.into(),

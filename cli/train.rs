@@ -1,5 +1,7 @@
 //! `astrai train`: settings and data in, a trained model out, with its metrics and checkpoints.
 
+mod policies;
+
 use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{DeviceName, SimdFlag};
 use crate::table::bytes;
@@ -14,12 +16,13 @@ use astrai_train::checkpoint::{
     Opened, RunFolder, TrainerState, check_compatible, check_same_data, folder_name, open_latest,
 };
 use astrai_train::dataset::{Dataset, Sources};
-use astrai_train::engine::{Engine, Plan};
+use astrai_train::engine::{Engine, Plan, Recipe};
+use astrai_train::lora::{Beside, Fresh};
 use astrai_train::settings::{Length, Partial, Settings};
 use astrai_train::signals::Stop;
 use astrai_train::trainer::{Callbacks, Trainer, total_steps};
 use clap::Args;
-use serde_json::json;
+use serde_json::{Map, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -67,6 +70,8 @@ struct Begin {
     /// Where weights come from, unless from a checkpoint.
     model: Option<Model>,
     sources: Sources,
+    /// How the model is trained by its strategy.
+    recipe: Recipe,
 }
 
 impl Train {
@@ -127,11 +132,13 @@ impl Train {
         let named = self.names_model(&file);
         let settings = Settings::merge(file.over(before), self.given.clone())?;
         let (config, text, model) = start(&settings, checkpoint.filter(|_| !named))?;
-        check_sizes(&config, settings.batch as u64, settings.seq as u64)?;
         check_router(&config, &settings)?;
         let folder = checkpoint.map(|c| c.path.as_path()).or(settings.model.as_deref());
         let sources = Sources::find(&settings, config.vocab_size, folder)?;
-        Ok(Begin { settings, config, text, model, sources })
+        let recipe = settings.recipe_of(&config, sources.frozen, sources.answers)?;
+        policies::check(&settings, &recipe, sources.frozen)?;
+        check_sizes(&config, recipe.tokens / recipe.span, recipe.span)?;
+        Ok(Begin { settings, config, text, model, sources, recipe })
     }
 
     fn machine(&self, settings: &Settings) -> Result<Machine, Failure> {
@@ -147,31 +154,35 @@ impl Train {
         let Some(machine) = self.device.planner(settings.threads, self.simd)? else {
             bail!("--device interpreter plans nothing; with --dry-run use cpu, cuda or null");
         };
-        let plan = Plan::new(&begin.config, &settings.recipe(), machine.backend(), Dump::None)?;
+        let plan = Plan::new(&begin.config, &begin.recipe, machine.backend(), Dump::None)?;
+        let scoring = policies::shown(&begin, &machine)?;
         let [weights, states, arenas] = plan.memory()?;
         let launches = [&plan.grad, &plan.update].map(|p| p.plan.launches());
-        let parameters = begin.config.parameter_count();
-        let flops = flops_per_token(&begin.config, settings.seq);
+        let (parameters, trained) = (begin.config.parameter_count(), plan.trained_parameters());
+        let flops = flops_per_token(&begin.config, settings);
         let steps = match (settings.length(), begin.sources.windows) {
             (Length::Steps(n), _) => Some(n),
             (Length::Epochs(_), windows) => windows.map(|n| total_steps(settings, n)),
         };
         steps.map_or(Ok(()), |n| settings.schedule(n).map(drop))?;
+        let tokens = begin.recipe.tokens * settings.accum as u64;
         if self.json {
             let report = json!({
-                "parameters": parameters, "reads": begin.sources.shown, "steps": steps, "epochs": settings.epochs,
-                "tokens_per_step": settings.tokens_per_step(), "flops_per_token": flops,
+                "parameters": parameters, "trained_parameters": trained, "reads": begin.sources.shown, "steps": steps, "epochs": settings.epochs,
+                "tokens_per_step": tokens, "flops_per_token": flops,
                 "weight_bytes": weights, "state_bytes": states, "planned_bytes": arenas,
                 "launches_grad": launches[0], "launches_update": launches[1],
+                "frozen": scoring.iter().map(|(name, _, bytes)| (name.to_string(), json!(bytes))).collect::<Map<_, _>>(),
             });
             writeln!(out, "{report}")?;
         } else {
             let unknown = || "known when the text is tokenised".to_string();
-            let rows = [
+            let mut rows = vec![
                 ("parameters", parameters.to_string()),
+                ("trained parameters", trained.to_string()),
                 ("reads", begin.sources.shown),
                 ("steps", steps.map_or_else(unknown, |n| n.to_string())),
-                ("tokens a step", settings.tokens_per_step().to_string()),
+                ("tokens a step", tokens.to_string()),
                 ("kernel launches", format!("{} a micro-batch, {} an update", launches[0], launches[1])),
                 ("operations a token", format!("{:.3e}", flops)),
                 ("weights", bytes(weights)),
@@ -179,6 +190,11 @@ impl Train {
                 ("activations and scratch", bytes(arenas)),
                 ("memory in all", bytes(weights + states + arenas)),
             ];
+            for (name, from, need) in scoring {
+                let before =
+                    need.map_or(String::new(), |n| format!(", scored before the first step in {}", bytes(n)));
+                rows.push((name, format!("{from}{before}")));
+            }
             for (name, value) in rows {
                 writeln!(out, "{name:<24} {value}")?;
             }
@@ -194,15 +210,28 @@ fn start(
     checkpoint: Option<&Opened>,
 ) -> Result<(ModelConfig, String, Option<Model>), Failure> {
     match (checkpoint, &settings.config, &settings.model) {
-        (Some(c), ..) => {
+        (Some(c), _, model) => {
             let reading = ModelConfig::parse(&c.config, &c.path.join("config.json").display().to_string());
-            Ok((reading.map_err(|e| e.to_string())?.config, c.config.clone(), None))
+            // What an adapter is trained beside is not in its checkpoints.
+            let base = model.as_deref().filter(|_| settings.lora_rank.is_some());
+            let base = base.map(|folder| Model::open(folder, false)).transpose()?;
+            let config = reading.map_err(|e| e.to_string())?.config;
+            if let (Some(base), Some(folder)) = (&base, model)
+                && base.config.save() != config.save()
+            {
+                bail!("{}: is not the model beside which the adapter was trained", folder.display());
+            }
+            Ok((config, c.config.clone(), base))
         }
         (None, _, Some(folder)) => {
+            if settings.lora_rank.is_some() && is_adapter(folder) {
+                bail!("{}: is an adapter itself; export it as a model first", folder.display());
+            }
             let model = Model::open(folder, false)?;
             model.config.check_decoder()?;
             warn(&model.warnings);
-            Ok((model.config.clone(), text(&folder.join("config.json"))?, Some(model)))
+            let config = model.folder.as_deref().unwrap_or(folder).join("config.json");
+            Ok((model.config.clone(), text(&config)?, Some(model)))
         }
         (None, Some(path), _) => {
             let (config, warnings) = read_config(path, false)?;
@@ -227,21 +256,40 @@ fn run(
     checkpoint: Option<Opened>,
     screen: &mut Screen,
 ) -> Result<u64, Failure> {
-    let Begin { settings, config, text, model, sources } = begin;
+    let Begin { settings, config, text, model, sources, recipe } = begin;
     machine.warnings.iter().for_each(|w| screen.note(w));
     // Planned first: what does not fit the memory is known before text is tokenised.
-    let plan = Plan::new(&config, &settings.recipe(), machine.backend(), Dump::None)?;
+    let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None)?;
     plan.check_memory(&*machine.device)?;
     if let Some(c) = &checkpoint {
         check_compatible(c, &text, &settings)?.iter().for_each(|line| screen.note(line));
     }
     let before = checkpoint.as_ref().map(|c| c.trainer.data.as_str());
-    let data = Dataset::prepare(sources, &settings, config.vocab_size, before, screen)?;
+    let there = sources.frozen;
+    let mut data = Dataset::prepare(sources, &settings, config.vocab_size, before, screen)?;
+    let starts = model.as_ref().filter(|_| checkpoint.is_none());
+    policies::freeze(
+        &mut data,
+        (&settings, &recipe, there),
+        (starts, config.vocab_size, machine),
+        folder.path(),
+        screen,
+    )?;
     let state = state(&settings, &data, machine.device.identity(), checkpoint.as_ref(), screen)?;
-    let source: &dyn WeightSource = match (&checkpoint, &model) {
-        (Some(c), _) => &c.model,
-        (None, Some(model)) => model.source(),
-        (None, None) => return Err("no weights to start from".into()),
+    let base = model.as_ref().map(Model::source);
+    let (fresh, beside);
+    let source: &dyn WeightSource = match (&checkpoint, base, &recipe.adapter) {
+        (Some(c), Some(base), Some(_)) => {
+            beside = Beside { base, factors: &c.model };
+            &beside
+        }
+        (None, Some(base), Some(adapter)) => {
+            fresh = Fresh::new(&config, adapter, base, settings.seed)?;
+            &fresh
+        }
+        (Some(c), _, None) => &c.model,
+        (None, Some(base), None) => base,
+        (_, None, _) => return Err("no weights to start from".into()),
     };
     let mut load = |done, all| screen.progress("taking the weights", done, all);
     let mut engine = Engine::open(plan, source, &machine.device, &mut load)?;
@@ -250,7 +298,7 @@ fn run(
     }
     drop(checkpoint);
     let peak = Peaks::compute(&*machine.device, engine.recipe().storage).unwrap_or(0.0);
-    let flops = (flops_per_token(&config, settings.seq), peak);
+    let flops = (flops_per_token(&config, &settings), peak);
     let stop = Stop::on_signals().map_err(|e| format!("signals: {e}"))?;
     let total = state.total_steps;
     let steps = Trainer { engine, data, settings, config: text, folder, state, flops }.run(screen, &stop)?;
@@ -299,9 +347,9 @@ fn check_router(config: &ModelConfig, s: &Settings) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Operations of forward and backward for a token, nothing computed twice: 6 for each parameter of a product that it meets, and
-/// 12 for each component of a head and token of the sequence (PaLM, arXiv:2204.02311, appendix B).
-pub fn flops_per_token(config: &ModelConfig, seq: usize) -> f64 {
+/// Operations of forward and backward for a token, nothing computed twice: 6 for each parameter of a product that it meets, 4 where
+/// that is frozen beside an adapter, and 12 for each component of a head and token of the sequence (PaLM, arXiv:2204.02311, appendix B).
+pub fn flops_per_token(config: &ModelConfig, settings: &Settings) -> f64 {
     let names = config.names;
     let products = config
         .tensors()
@@ -315,5 +363,6 @@ pub fn flops_per_token(config: &ModelConfig, seq: usize) -> f64 {
     };
     let parameters = all - config.layers.iter().map(idle).sum::<usize>() as u64;
     let heads = (config.num_layers * config.heads * config.head_dim) as f64;
-    6.0 * parameters as f64 + 12.0 * heads * seq as f64
+    let each = if settings.lora_rank.is_some() { 4.0 } else { 6.0 };
+    each * parameters as f64 + 12.0 * heads * settings.seq as f64
 }

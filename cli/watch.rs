@@ -13,6 +13,14 @@ use std::time::{Duration, Instant};
 const PAUSE: Duration = Duration::from_secs(10);
 /// Of preparations, and of steps: what matters most comes first, for a narrow terminal cuts the end.
 const PREPARING: &str = "{msg} [{bar:30}] {percent:>3}% {eta} left";
+/// Metrics of strategies that are shown, and how they are called there.
+const SHOWN: [(&str, &str); 5] = [
+    ("rewards/accuracies", "accuracy"),
+    ("rewards/margins", "margin"),
+    ("reward", "reward"),
+    ("kl", "kl"),
+    ("clip_ratio/region_mean", "clipped"),
+];
 const TRAINING: &str = "{pos}/{len} [{bar:8}] {eta} left, {wide_msg}";
 
 /// The screen.
@@ -100,9 +108,12 @@ impl Callbacks for Screen {
             return self.row(row);
         }
         let validation = self.validation.map_or(String::new(), |v| format!(", val {v:.4}"));
+        let shown =
+            SHOWN.iter().filter_map(|(key, name)| Some(format!(", {name} {:.3}", row.metrics.get(*key)?)));
         let figures = format!(
-            "loss {:.4}{validation}, {:.0} tok/s, MFU {:.1}%",
+            "loss {:.4}{validation}{}, {:.0} tok/s, MFU {:.1}%",
             row.loss,
+            shown.collect::<String>(),
             row.tokens_per_s,
             100.0 * row.mfu
         );
@@ -128,7 +139,7 @@ impl Callbacks for Screen {
         match self.json {
             true => self.row(row),
             false => {
-                let tasks = row.tasks.iter().filter(|(name, _)| !name.ends_with("_stderr"));
+                let tasks = row.metrics.iter().filter(|(name, _)| !name.ends_with("_stderr"));
                 let tasks: String = tasks.map(|(name, value)| format!(", {name} {value:.4}")).collect();
                 self.line(&format!("step {}: validation loss {:.4}{tasks}", row.step, row.val_loss));
             }

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Fills .cache/ in the repository root with what tests use when it is there, all of it from PyPI: NVRTC, NVIDIA's run-time
-# compiler, the Python clients of OpenAI's and Anthropic's APIs, jsonschema, h5py, and Zig, which brings a clang that compiles for other processors. Running it again changes nothing. Without pip or without a network it says
+# compiler, the Python clients of OpenAI's and Anthropic's APIs, jsonschema, h5py, and Zig, which brings a clang that compiles for other processors. With
+# the argument `peft` also PEFT, transformers and PyTorch, which take some GB. Running it again changes nothing. Without pip or without a network it says
 # so and leaves with success: the tests that want these then print that they were skipped.
 set -u
 
@@ -66,6 +67,11 @@ jsonschema() {
     "$python" -m pip install --quiet --no-compile --only-binary=:all: --target "$1/unpacked" "jsonschema==$jsonschema" rfc3339-validator==0.1.4
 }
 
+peft=0.21.2
+peft() {
+    "$python" -m pip install --quiet --no-compile --only-binary=:all: --target "$1/unpacked" "peft==$peft" transformers==5.23.0 torch==2.15.0
+}
+
 fill "nvrtc $nvrtc" "$root/.cache/nvrtc/$nvrtc" nvrtc
 fill "zig $zig" "$root/.cache/zig/$zig" zig
 # Parts of the client are compiled for one version of Python.
@@ -74,3 +80,6 @@ fill "openai $openai" "$root/.cache/openai/$openai-python$version" openai
 fill "h5py $h5py" "$root/.cache/h5py/$h5py-python$version" h5py
 fill "anthropic $anthropic" "$root/.cache/anthropic/$anthropic-python$version" anthropic
 fill "jsonschema $jsonschema" "$root/.cache/jsonschema/$jsonschema-python$version" jsonschema
+if [ "${1:-}" = peft ]; then
+    fill "peft $peft" "$root/.cache/peft/$peft-python$version" peft
+fi

@@ -71,6 +71,8 @@ fn a_step_allocates_nothing_after_the_first() {
             recompute: Recompute::Selective,
             optimizer: Optimizer::new(rule, 0.1, Some(1.0)),
             router: RouterLosses::default(),
+            adapter: None,
+            objective: None,
         };
         let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None).unwrap();
         let model = Model::fresh(config, vec![], 7);

@@ -3,9 +3,10 @@
 use crate::machine::Machine;
 use crate::model::Model;
 use astrai_ir::DType;
-use astrai_runtime::{Dump, Recompute};
+use astrai_runtime::{Adapter, Dump, Recompute, WeightSource};
 use astrai_train::batch::PackedBatch;
 use astrai_train::engine::{Engine, Plan, Recipe, StepResult};
+use astrai_train::lora::Beside;
 use astrai_train::router::RouterLosses;
 use astrai_train::update::{Optimizer, Rule};
 
@@ -21,13 +22,22 @@ pub struct Course<'a> {
     pub lr: f64,
     /// Type of weights and activations.
     pub storage: DType,
+    /// An adapter that is trained in the place of the model, and its factors.
+    pub adapter: Option<(&'a Adapter, &'a dyn WeightSource)>,
 }
 
 impl<'a> Course<'a> {
     /// The run of a golden file.
     pub fn golden(ids: &'a [i64], sizes: [usize; 3], storage: DType) -> Course<'a> {
         let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-4 };
-        Course { ids, sizes, optimizer: Optimizer::new(rule, 0.1, Some(1.0)), lr: 1e-2, storage }
+        Course {
+            ids,
+            sizes,
+            optimizer: Optimizer::new(rule, 0.1, Some(1.0)),
+            lr: 1e-2,
+            storage,
+            adapter: None,
+        }
     }
 }
 
@@ -51,10 +61,14 @@ pub fn train(
         recompute: Recompute::Selective,
         optimizer: course.optimizer,
         router: RouterLosses::default(),
+        adapter: course.adapter.map(|(adapter, _)| adapter.clone()),
+        objective: None,
     };
     let plan = Plan::new(&model.config, &recipe, machine.backend(), Dump::None).map_err(|e| e.to_string())?;
+    let beside = course.adapter.map(|(_, factors)| Beside { base: model.source(), factors });
+    let source: &dyn WeightSource = beside.as_ref().map_or(model.source(), |b| b);
     let mut engine =
-        Engine::open(plan, model.source(), &machine.device, &mut |_, _| {}).map_err(|e| e.to_string())?;
+        Engine::open(plan, source, &machine.device, &mut |_, _| {}).map_err(|e| e.to_string())?;
     let mut done = Vec::with_capacity(steps);
     for (i, ids) in course.ids.chunks(batch * seq).enumerate() {
         done.push(engine.step(&[of(ids, seq)], course.lr).map_err(|e| e.to_string())?);

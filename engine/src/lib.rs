@@ -5,6 +5,7 @@
 pub mod batch;
 pub mod curve;
 mod error;
+pub mod export;
 pub mod figures;
 pub mod golden;
 pub mod gradients;

@@ -7,6 +7,7 @@ use astrai_ir::{DType, Graph};
 use astrai_passes::{Fidelity, Saturate};
 use astrai_runtime::weights::{Checkpoint, Entry, WeightsError, Widened, Writer};
 use astrai_runtime::{Buffers, Compiled, Error, Options, Random, Session, WeightSource, compile};
+use astrai_train::lora;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,9 +24,28 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a model directory; every tensor of the configuration must be there with its shape.
+    /// Opens a model directory; every tensor of the configuration must be there with its shape. An adapter's folder is opened as its
+    /// base with the adapter merged.
     pub fn open(folder: &Path, strict: bool) -> Result<Model, String> {
-        Model::open_with(folder, folder, strict)
+        match lora::is_adapter(folder) {
+            true => Model::open(&lora::Folder::base(folder)?, strict)?.merged(folder),
+            false => Model::open_with(folder, folder, strict),
+        }
+    }
+
+    /// The model with the adapter of a folder merged into its weights, where one is given.
+    pub fn open_adapted(folder: &Path, adapter: Option<&Path>) -> Result<Model, String> {
+        let model = Model::open(folder, false)?;
+        match adapter {
+            Some(adapter) => model.merged(adapter),
+            None => Ok(model),
+        }
+    }
+
+    /// The same with the adapter of a folder merged into its weights.
+    pub fn merged(self, adapter: &Path) -> Result<Model, String> {
+        let adapter = lora::Folder::open(adapter, &self.config)?;
+        Ok(Model { weights: Box::new(lora::Merged::new(self.weights, adapter)), ..self })
     }
 
     /// The model that a directory configures, with the weights of another directory or file.

@@ -50,7 +50,7 @@ pub fn objective(
         let all = batch.sequences();
         let sizes = sizes(policies.policy, &all)?;
         let frozen = frozen(policies, strategy, &all, (storage, machine))?;
-        let inputs = strategies::inputs(strategy, batch, &frozen, scale)?;
+        let inputs = strategies::inputs(strategy, (batch, window), &frozen, scale)?;
         let graph =
             strategies::graph(&policies.policy.config, strategy, &sizes, false).map_err(|e| e.to_string())?;
         let results = execute(policies.policy, &graph, &inputs, (storage, machine), grads)?;
@@ -377,7 +377,8 @@ impl BatchFile<'_> {
             let first = there.as_ref().map_or(0, |m| m.row(i).iter().take_while(|x| **x == 0).count());
             let of = i * size..(i + 1) * size;
             let (responses, rewards) = (responses[of.clone()].to_vec(), rewards[of].to_vec());
-            Ok(Group { prompt: self.ids(&prompts.row(i)[first..])?, responses, rewards })
+            let prompt = self.ids(&prompts.row(i)[first..])?;
+            Ok(Group { prompt, responses, rewards, ..Group::default() })
         };
         let groups = (0..prompts.rows).map(group).collect::<Result<Vec<_>, String>>()?;
         let part = |groups: Vec<Group>| {

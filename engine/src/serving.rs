@@ -119,16 +119,24 @@ pub struct Published {
 impl Published {
     /// Reads all but the weights, which are only looked at.
     pub fn read(folder: &Path, hear: Hear) -> Result<Published, Error> {
-        let model = Model::open(folder, false)?;
+        Published::read_adapted(folder, None, hear)
+    }
+
+    /// The same with the adapter of a folder merged into the weights, where one is given.
+    pub fn read_adapted(folder: &Path, adapter: Option<&Path>, hear: Hear) -> Result<Published, Error> {
+        let model = Model::open_adapted(folder, adapter)?;
         model.config.check_decoder()?;
-        let tokenizer = Tokenizer::open(folder).map_err(|e| e.to_string())?;
-        let template = ChatTemplate::open(folder).map_err(|e| e.to_string())?;
+        // An adapter's folder need not have a tokenizer, its base has.
+        let own = folder.join("tokenizer.json").is_file();
+        let texts = if own { folder } else { model.folder.as_deref().unwrap_or(folder) };
+        let tokenizer = Tokenizer::open(texts).map_err(|e| e.to_string())?;
+        let template = ChatTemplate::open(texts).map_err(|e| e.to_string())?;
         let (has, takes) = (tokenizer.vocabulary(), model.config.vocab_size);
         if has > takes {
             let line = format!("its tokenizer has {has} tokens, the model {takes}; use the model's own");
             return Err(format!("{}: {line}", folder.display()).into());
         }
-        let recommended = Recommended::read(folder, takes).map_err(|e| e.to_string())?;
+        let recommended = Recommended::read(texts, takes).map_err(|e| e.to_string())?;
         let all = model.warnings.iter().chain(tokenizer.warnings()).chain(&recommended.warnings);
         all.for_each(|line| hear(Note::Warning(line)));
         Ok(Published { folder: folder.to_path_buf(), model, tokenizer, template, recommended })

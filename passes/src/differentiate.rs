@@ -308,7 +308,9 @@ fn split(block: &Arc<Block>, is_weight: &[bool], recompute: Recompute) -> Result
     }
     let leaf = |p: &String| block.leaf(p).ok_or_else(|| body.error(format!("parameter `{p}` has no leaf")));
     let params = block.params.iter().map(leaf).collect::<Result<Vec<_>, IrError>>()?;
-    let float: Vec<NodeId> = params.iter().copied().filter(|p| body.ty(*p).dtype.is_float()).collect();
+    let frozen = |p: &NodeId| matches!(&body.node(*p).op, Op::Weight(w) if w.frozen);
+    let float = |p: &NodeId| body.ty(*p).dtype.is_float() && !frozen(p);
+    let float: Vec<NodeId> = params.iter().copied().filter(float).collect();
     let wide = params.iter().zip(is_weight).filter(|(_, w)| **w).map(|(p, _)| *p).collect();
     let options = GradientOptions { wide: &wide };
     let grads = gradient_with(&mut both, &pairs, &float, &options, &mut refuse_calls)?;

@@ -1,6 +1,7 @@
 //! The passes of the compiler. Each is a plain function with a verb for a name: from a graph to a new graph; the last ones give a
 //! plan. `runtime::compile` names them in order.
 
+mod adapt;
 mod canonicalise;
 mod decompose;
 mod differentiate;
@@ -15,6 +16,7 @@ mod shard;
 mod share_loss;
 mod uses;
 
+pub use adapt::{Adapter, Factors, adapt, linear_layers};
 pub use canonicalise::canonicalise;
 pub use decompose::decompose;
 pub use differentiate::{

@@ -184,6 +184,7 @@ fn concatenate_leaves(
 
 /// The concatenation of these weights along rows.
 fn concatenated_weight(g: &Graph, leaves: &[NodeId]) -> Result<Weight, IrError> {
+    let frozen = leaves.iter().all(|l| is_frozen(&g.node(*l).op));
     let mut parts: Vec<Rows> = Vec::new();
     let mut names: Vec<&str> = Vec::new();
     for &l in leaves {
@@ -196,7 +197,7 @@ fn concatenated_weight(g: &Graph, leaves: &[NodeId]) -> Result<Weight, IrError> 
     let rows: usize = parts.iter().map(|p| p.rows).sum();
     let mut ty: Type = g.ty(leaves[0]).clone();
     ty.shape[0] = Dim::from(rows);
-    Ok(Weight { parts, ..Weight::new(&merged_name(&names), ty) })
+    Ok(Weight { parts, frozen, ..Weight::new(&merged_name(&names), ty) })
 }
 
 /// The sharding of the concatenated weight: that of its parts, if all are sharded alike.
@@ -238,7 +239,7 @@ fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Vec<Siblings> {
         let routes = users[id.index()].iter().any(|u| matches!(g.node(*u).op, Op::Route(_)));
         let plain = batch.is_empty() && *contract == [(rank - 1, 1)] && g.ty(w).rank() == 2 && !routes;
         if !plain
-            || leaf.frozen
+            || leaf.keeps_type
             || leaf.skip_zero_grad
             || users[w.index()].len() != 1
             || is_output(g, w)
@@ -246,8 +247,11 @@ fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Vec<Siblings> {
         {
             continue;
         }
-        // The parts of a concatenated weight must be sharded alike.
-        let alike = |dots: &[NodeId]| g.node(g.node(dots[0]).args[1]).sharding == g.node(w).sharding;
+        // The parts of a concatenated weight must be sharded alike, and trained alike.
+        let alike = |dots: &[NodeId]| {
+            let first = g.node(g.node(dots[0]).args[1]);
+            first.sharding == g.node(w).sharding && is_frozen(&first.op) == leaf.frozen
+        };
         match by_input.iter_mut().find(|(i, dots)| *i == x && alike(dots)) {
             Some((_, dots)) => dots.push(id),
             None => by_input.push((x, vec![id])),
@@ -260,6 +264,10 @@ fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Vec<Siblings> {
         Siblings { dots, weights, biases: biases.map(|b| b.into_iter().unzip()) }
     };
     by_input.into_iter().map(group).collect()
+}
+
+fn is_frozen(op: &Op) -> bool {
+    matches!(op, Op::Weight(w) if w.frozen)
 }
 
 fn is_output(g: &Graph, id: NodeId) -> bool {
@@ -288,5 +296,6 @@ fn bias_of(
     let Op::Weight(w) = &g.node(leaf).op else { return None };
     let own = users[leaf.index()].len() == 1 && !is_output(g, leaf) && !is_output(g, dot);
     let ok = b.kind == BinaryKind::Add && g.ty(leaf).rank() == 1 && own && allowed(&w.name);
-    (ok && !w.frozen && g.ty(leaf).shape[0] == *last).then_some((*add, leaf))
+    let alike = !w.keeps_type && w.frozen == is_frozen(&g.node(g.node(dot).args[1]).op);
+    (ok && alike && g.ty(leaf).shape[0] == *last).then_some((*add, leaf))
 }

@@ -2,7 +2,7 @@
 //! narrow weights, a narrow residual stream, and narrow operands and results of dots, of attention and of the loss; every
 //! rounding is an explicit cast. Pointwise arithmetic, accumulation, statistics and a router's logits stay f32. States of which
 //! rows are stored (pages of keys and values) are narrow, too: keys and values are rounded before they are stored, where attention
-//! without a cache rounds them. Frozen weights keep their types.
+//! without a cache rounds them. Weights that say so keep their types.
 
 use crate::uses::Uses;
 use crate::version_leaf;
@@ -83,7 +83,7 @@ fn rebuild(
                 let stream = version_leaf(g, id).is_none() && out.ty(part).dtype == to;
                 return if stream { out.cast(part, DType::F32) } else { Ok(part) };
             }
-            Op::Weight(w) if w.ty.dtype == DType::F32 && !w.frozen => {
+            Op::Weight(w) if w.ty.dtype == DType::F32 && !w.keeps_type => {
                 let w = out.push(Weight { ty: w.ty.with(to), ..w.clone() }, &[])?;
                 out.note_sharding(w, &node.sharding);
                 return out.cast(w, DType::F32);

@@ -10,6 +10,8 @@ use astrai_passes as passes;
 pub struct Options {
     /// Type of weights and activations in memory.
     pub storage: DType,
+    /// What is trained in the place of the graph's own weights, which are then frozen.
+    pub adapter: Option<passes::Adapter>,
     /// Which stages are kept for the reader.
     pub dump: Dump,
     /// The scalar output whose gradient by every weight is added, as `grad.<buffer>`.
@@ -28,6 +30,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             storage: DType::F32,
+            adapter: None,
             dump: Dump::None,
             gradient_of: None,
             gradients: passes::Gradients::default(),

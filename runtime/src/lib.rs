@@ -15,7 +15,9 @@ mod stages;
 mod value;
 pub mod weights;
 
-pub use astrai_passes::{ACCUMULATE, Destination, GRAD, Gradients, MeshSharding, Recompute};
+pub use astrai_passes::{
+    ACCUMULATE, Adapter, Destination, Factors, GRAD, Gradients, MeshSharding, Recompute, linear_layers,
+};
 pub use buffers::Buffers;
 pub use compile::compile;
 pub use compiled::{Compiled, Options, Report};

@@ -31,6 +31,9 @@ impl Value {
         let chunks = self.bytes.chunks_exact(self.dtype.bytes());
         match self.dtype {
             DType::F32 => chunks.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+            DType::BF16 => {
+                chunks.map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)).collect()
+            }
             d => chunks.map(|b| d.decode(b) as f32).collect(),
         }
     }

@@ -13,6 +13,7 @@ mod schema;
 #[cfg(test)]
 mod tests;
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -20,10 +21,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
 
+use astrai_files::guarded;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use crate::tokenizer::Tokenizer;
 
@@ -34,6 +37,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Compilations that went on for longer than that and have not come to their own bounds yet, at most.
 const MOST_LATE: usize = 2;
+
+/// Grammars that are kept for requests that want the same again, at most.
+const MOST_KEPT: usize = 16;
 
 /// Stack of a compilation: parsers of nested text are recursive.
 const STACK: usize = 64 << 20;
@@ -64,6 +70,17 @@ pub enum Wanted {
     Lark(String),
 }
 
+/// Why there is no grammar, in one line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompileError {
+    /// What is wanted cannot be.
+    #[error("{0}")]
+    Wrong(String),
+    /// Nothing is known against it, but this is no time for it.
+    #[error("{0}; try again later")]
+    Busy(String),
+}
+
 /// A text as Lark writes it.
 pub fn quoted(text: &str) -> String {
     Value::from(text).to_string()
@@ -81,6 +98,18 @@ impl Wanted {
     /// One line: the place and the defect.
     pub fn checked_schema(schema: Value) -> Result<Value, String> {
         schema::checked(schema)
+    }
+
+    /// A sum by which equal wishes are known.
+    fn sum(&self) -> [u8; 32] {
+        let (kind, text) = match self {
+            Wanted::Schema(schema) => (0, schema.to_string()),
+            Wanted::Regex(text) => (1, text.clone()),
+            Wanted::Choice(texts) => (2, json!(texts).to_string()),
+            Wanted::Grammar(text) => (3, text.clone()),
+            Wanted::Lark(text) => (4, text.clone()),
+        };
+        Sha256::new().chain_update([kind]).chain_update(text).finalize().into()
     }
 
     /// The same in the library's terms.
@@ -115,7 +144,8 @@ impl Wanted {
     }
 }
 
-fn within(text: &str) -> Result<(), String> {
+/// Refuses the text of a grammar that is too long.
+pub(crate) fn within(text: &str) -> Result<(), String> {
     if text.len() > LARGEST { Err(format!("has more than {LARGEST} bytes")) } else { Ok(()) }
 }
 
@@ -154,6 +184,8 @@ impl PartialEq for Grammar {
 pub struct Compiler {
     factory: ParserFactory,
     late: AtomicUsize,
+    /// What was compiled, by the sum of what was wanted; the last wanted is at the end.
+    kept: Mutex<VecDeque<([u8; 32], Grammar)>>,
 }
 
 impl fmt::Debug for Compiler {
@@ -194,22 +226,55 @@ impl Compiler {
         limits.max_lexer_states = 50_000;
         limits.max_grammar_size = 200_000;
         limits.verbose_errors = false;
-        Ok(Compiler { factory, late: AtomicUsize::new(0) })
+        Ok(Compiler { factory, late: AtomicUsize::new(0), kept: Mutex::default() })
     }
 
-    /// Compiles what is wanted, on a thread of its own, in bounded time.
+    /// Compiles what is wanted, on a thread of its own, in bounded time; what was compiled lately is found again.
     ///
     /// # Errors
-    /// One line that says what is wrong with it, or that it takes too long.
-    pub fn compile(self: &Arc<Compiler>, wanted: Wanted) -> Result<Grammar, String> {
+    /// What is wanted is wrong or takes too long, or others take too long.
+    pub fn compile(self: &Arc<Compiler>, wanted: Wanted) -> Result<Grammar, CompileError> {
+        let sum = wanted.sum();
+        if let Some(known) = self.known(&sum) {
+            return Ok(known);
+        }
+        let compiler = self.clone();
+        let made = self.bounded(PATIENCE, move || compiler.build(wanted.grammar()?))?;
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() == MOST_KEPT {
+            kept.pop_front();
+        }
+        kept.push_back((sum, made.clone()));
+        Ok(made)
+    }
+
+    /// What was compiled of a wish with this sum.
+    fn known(&self, sum: &[u8; 32]) -> Option<Grammar> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = kept.iter().position(|(known, _)| known == sum)?;
+        let found = kept.remove(at)?;
+        let grammar = found.1.clone();
+        kept.push_back(found);
+        Some(grammar)
+    }
+
+    /// Does work on a thread of its own and waits so long for it. Work that goes on for longer counts as late until it ends, by a
+    /// panic too.
+    fn bounded<T: Send + 'static>(
+        self: &Arc<Compiler>,
+        patience: Duration,
+        work: impl FnOnce() -> Result<T, String> + Send + 'static,
+    ) -> Result<T, CompileError> {
         if self.late.load(Ordering::Acquire) >= MOST_LATE {
-            return Err("other grammars take too long to compile; try again later".into());
+            return Err(CompileError::Busy("other grammars take long to compile".into()));
         }
         let (send, receive) = channel();
         let (compiler, place) = (self.clone(), Arc::new(AtomicU8::new(RUNNING)));
         let ours = place.clone();
         let work = move || {
-            let made = wanted.grammar().and_then(|grammar| compiler.build(grammar));
+            let failed =
+                |said: String| format!("the grammar library fails on it: {}", crate::files::line(&said));
+            let made = guarded(work).map_err(failed).and_then(|made| made);
             // Nobody may wait any more.
             let _ = send.send(made);
             if ours.swap(DONE, Ordering::AcqRel) == LATE {
@@ -217,17 +282,17 @@ impl Compiler {
             }
         };
         let started = Builder::new().name("grammar".into()).stack_size(STACK).spawn(work);
-        started.map_err(|e| format!("there is no thread to compile it: {e}"))?;
-        match receive.recv_timeout(PATIENCE) {
-            Ok(made) => made,
-            Err(RecvTimeoutError::Disconnected) => Err("cannot be compiled".into()),
+        started.map_err(|e| CompileError::Busy(format!("there is no thread to compile it: {e}")))?;
+        match receive.recv_timeout(patience) {
+            Ok(made) => made.map_err(CompileError::Wrong),
+            Err(RecvTimeoutError::Disconnected) => Err(CompileError::Wrong("cannot be compiled".into())),
             Err(RecvTimeoutError::Timeout) => {
                 self.late.fetch_add(1, Ordering::AcqRel);
                 if place.compare_exchange(RUNNING, LATE, Ordering::AcqRel, Ordering::Acquire).is_err() {
                     self.late.fetch_sub(1, Ordering::AcqRel);
                 }
-                let seconds = PATIENCE.as_secs();
-                Err(format!("takes longer than {seconds} s to compile; make it simpler"))
+                let seconds = patience.as_secs();
+                Err(CompileError::Wrong(format!("takes longer than {seconds} s to compile; make it simpler")))
             }
         }
     }

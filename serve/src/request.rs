@@ -19,6 +19,9 @@ pub const MOST_STOP_IDS: usize = 128;
 /// Runs of tokens that may not come, at most.
 pub const MOST_BAD_WORDS: usize = 1000;
 
+/// Tokens of all of them together: each may be compared with the answer's end before each token.
+const MOST_BAD_TOKENS: usize = 1 << 14;
+
 /// Alternatives shown beside each token, at most.
 pub const MOST_LOGPROBS: u32 = 20;
 
@@ -184,10 +187,14 @@ impl Sampling {
         hold("repetition_penalty", r, r > 0.0 && r.is_finite(), "positive and finite")?;
         hold("presence_penalty", s.presence_penalty, finite(s.presence_penalty), "from -2 to 2")?;
         hold("frequency_penalty", s.frequency_penalty, finite(s.frequency_penalty), "from -2 to 2")?;
+        let runs = s.bad_words.len();
+        ensure(runs <= MOST_BAD_WORDS, "bad_words", || {
+            format!("has {runs} runs of tokens; give at most {MOST_BAD_WORDS}")
+        })?;
         for (param, n, most) in [
             ("logit_bias", s.logit_bias.len(), MOST_BIASES),
             ("stop_token_ids", s.stop_ids.len(), MOST_STOP_IDS),
-            ("bad_words", s.bad_words.len(), MOST_BAD_WORDS),
+            ("bad_words", s.bad_words.iter().map(Vec::len).sum(), MOST_BAD_TOKENS),
             ("allowed_token_ids", s.allowed_ids.len(), vocabulary),
         ] {
             ensure(n <= most, param, || format!("has {n} tokens; give at most {most}"))?;

@@ -55,12 +55,17 @@ fn text(path: &Path) -> &str {
 }
 
 /// A copy of a golden case in which a number of a tensor of the golden file is changed.
-fn altered(case: &str, tensor: &str, change: impl Fn(f32) -> f32) -> TempDir {
+pub fn altered(case: &Path, tensor: &str, change: impl Fn(f32) -> f32) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    for file in ["config.json", "model.safetensors"] {
-        fs::copy(golden(case).join(file), dir.path().join(file)).unwrap();
+    for file in ["config.json", "model.safetensors", "adapter_model.safetensors"] {
+        let _absent = fs::copy(case.join(file), dir.path().join(file));
     }
-    let file = astrai_runtime::weights::Checkpoint::open(&golden(case).join("golden.safetensors")).unwrap();
+    if let Ok(adapter) = fs::read_to_string(case.join("adapter_config.json")) {
+        let base = case.parent().unwrap().canonicalize().unwrap();
+        let moved = adapter.replace("\"../", &format!("\"{}/", text(&base)));
+        fs::write(dir.path().join("adapter_config.json"), moved).unwrap();
+    }
+    let file = astrai_runtime::weights::Checkpoint::open(&case.join("golden.safetensors")).unwrap();
     let tensors: Vec<_> = file.names().map(|n| file.get(n).unwrap()).collect();
     let bytes = |t: &astrai_runtime::weights::TensorView| {
         let mut bytes = t.bytes().to_vec();
@@ -102,6 +107,9 @@ fn every_command_explains_itself() {
         let help = good(&[command, "--help"]);
         assert!(help.contains("Example"), "{command}: {help}");
         assert!(help.contains(&format!("astrai {command}")), "{command}: {help}");
+        let words: Vec<&str> = help.split_whitespace().collect();
+        let public = words.join(" ").contains("can read a command line");
+        assert_eq!(public, command == "serve", "{command}: {help}");
     }
     assert_eq!(astrai(&["compile", "--no-such-flag"]).status.code(), Some(2));
 }
@@ -297,28 +305,51 @@ fn verify_passes_what_is_right() {
 
 #[test]
 fn verify_catches_ten_tolerances() {
-    let off = |dir: &TempDir, check: &str| {
-        let only = check.split('.').next().unwrap();
-        let out = astrai(&["verify", text(dir.path()), "--only", only, "--json"]);
+    let off = |dir: &TempDir, only: &[&str], check: &str| {
+        let out = astrai(&[&["verify", text(dir.path()), "--json"], only].concat());
         let report: Value = serde_json::from_str(&stdout(&out)).unwrap();
         assert_eq!(out.status.code(), Some(1), "{check}");
         let rows = report["checks"].as_array().unwrap();
         let off: Vec<&Value> = rows.iter().filter(|r| r["verdict"] == "off").map(|r| &r["check"]).collect();
         assert_eq!(off, [check], "{report}");
     };
-    let file =
-        astrai_runtime::weights::Checkpoint::open(&golden("llama").join("golden.safetensors")).unwrap();
-    let view = file.get("logits").unwrap();
-    let mut logits = vec![0.0; view.elements()];
-    view.to_f32(&mut logits).unwrap();
-    let top = logits.iter().fold(0f32, |m, x| m.max(x.abs()));
-    off(&altered("llama", "logits", |x| x + 1e-3 * top), "logits");
-    off(&altered("llama", "logits", |_| f32::NAN), "logits");
-    off(&altered("llama", "loss", |x| x * (1.0 + 1e-4)), "loss");
-    off(&altered("llama", "greedy.margin", |x| x + 0.1), "greedy");
-    off(&altered("llama", "grad.model.norm.weight", |x| x + 1.0), "grads");
-    off(&altered("llama", "train.losses", |x| x * (1.0 + 2e-2)), "train.losses");
-    off(&altered("llama", "train.grad_norms", |x| x * (1.0 + 1e-1)), "train.grad_norms");
+    let top = |case: &Path, tensor: &str| {
+        let file = astrai_runtime::weights::Checkpoint::open(&case.join("golden.safetensors")).unwrap();
+        let view = file.get(tensor).unwrap();
+        let mut x = vec![0.0; view.elements()];
+        view.to_f32(&mut x).unwrap();
+        x.iter().fold(0f32, |m, x| m.max(x.abs()))
+    };
+    let llama = golden("llama");
+    let of_model = |tensor: &str, change: &dyn Fn(f32) -> f32, check: &str| {
+        let only = check.split('.').next().unwrap();
+        off(&altered(&llama, tensor, change), &["--only", only], check);
+    };
+    let logits = top(&llama, "logits");
+    of_model("logits", &|x| x + 1e-3 * logits, "logits");
+    of_model("logits", &|_| f32::NAN, "logits");
+    of_model("loss", &|x| x * (1.0 + 1e-4), "loss");
+    of_model("greedy.margin", &|x| x + 0.1, "greedy");
+    of_model("grad.model.norm.weight", &|x| x + 1.0, "grads");
+    of_model("train.losses", &|x| x * (1.0 + 2e-2), "train.losses");
+    of_model("train.grad_norms", &|x| x * (1.0 + 1e-1), "train.grad_norms");
+    let Some(lora) = crate::cases::case("lora") else { return };
+    let adapter = lora.join("qwen3_dora");
+    let magnitude = "grad.base_model.model.model.layers.1.self_attn.o_proj.lora_magnitude_vector";
+    let weight = "merged.weight.model.layers.0.self_attn.q_proj.weight";
+    for (tensor, check) in [
+        ("base_logits", "base_logits"),
+        ("logits", "logits"),
+        (magnitude, "grads"),
+        (weight, "merged.weights"),
+        ("merged.logits", "merged.logits"),
+    ] {
+        let by = 1e-3 * top(&adapter, tensor);
+        off(&altered(&adapter, tensor, |x| x + by), &[], check);
+    }
+    off(&altered(&adapter, "loss", |x| x * (1.0 + 1e-4)), &[], "loss");
+    off(&altered(&adapter, "train.losses", |x| x * (1.0 + 1e-2)), &[], "train.losses");
+    off(&altered(&adapter, "train.grad_norms", |x| x * (1.0 + 1e-1)), &[], "train.grad_norms");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! hostile input. Out: one clear line in good time, from a program that goes on where it should.
 
 use crate::answers::fixture::{golden, make, model, program, refused, text, tokenizer, utf8};
-use crate::train::fixture::{command as train, fails, good, shared};
+use crate::train::fixture::{command as train, fails, good, shared, small};
 use astrai_serve::template::{Chat, ChatTemplate, Message, TemplateError, sandbox_by};
 use astrai_serve::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -192,6 +192,19 @@ fn pipes_and_devices_in_place_of_files_are_refused_at_once() {
             assert!(line.contains("not a regular file"), "{name}: {line}");
         }
     }
+    // What a run has written itself is read again when it goes on.
+    let dir = tempfile::tempdir().unwrap();
+    let run = |steps: &str| {
+        let mut c = small(dir.path());
+        c.args(["--batch", "2", "--save-every", "1", "--steps", steps]);
+        c
+    };
+    good(&mut run("1"));
+    let path = dir.path().join("metrics.jsonl");
+    fs::remove_file(&path).unwrap();
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let (code, line) = within(20, run("2").arg("--resume"));
+    assert!(code == Some(1) && line.contains("metrics.jsonl: not a regular file"), "{line}");
 }
 
 #[test]
@@ -304,6 +317,19 @@ fn the_longest_graph_is_compiled() {
         "{}",
         utf8(&out.stderr)
     );
+}
+
+/// What a deep model costs to compile follows the kinds of its layers, not their number.
+#[test]
+fn a_model_of_many_layers_is_compiled_like_one_of_few() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = json!({"model_type": "llama", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1000,
+        "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64});
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    for what in ["prefill", "decode", "train"] {
+        let (code, line) = within(30, &mut program(&["compile", text(dir.path()), "--for", what, "--json"]));
+        assert_eq!(code, Some(0), "{what}: {line}");
+    }
 }
 
 /// A folder for compiled kernels, and what is in it after a run.

@@ -15,6 +15,7 @@ mod extend;
 mod faults;
 mod hostile;
 mod layering;
+mod lora;
 mod numbers;
 mod objectives;
 mod openai;

@@ -55,7 +55,7 @@ fn the_official_clients_work_unmodified() {
 }
 
 /// A library's folder for the version of Python that is here.
-fn client(name: &str) -> Option<PathBuf> {
+pub fn client(name: &str) -> Option<PathBuf> {
     let version = "import sys; print('-python%d.%d' % sys.version_info[:2])";
     let out = Command::new("python3").args(["-c", version]).output().ok()?;
     let ending = String::from_utf8(out.stdout).ok()?;

@@ -113,6 +113,6 @@ pub fn compile() -> Run {
             1 => Wanted::Regex(text),
             _ => Wanted::Grammar(text),
         };
-        compiler.compile(wanted).map(drop)
+        shown(compiler.compile(wanted)).map(drop)
     })
 }

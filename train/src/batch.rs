@@ -8,7 +8,7 @@ use crate::data::DataError;
 pub const IGNORED: i32 = -100;
 
 /// Packed sequences with the target of each of their tokens.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PackedBatch {
     /// Token ids. `[tokens]`
     pub input_ids: Vec<i32>,
@@ -18,6 +18,8 @@ pub struct PackedBatch {
     pub starts: Vec<i32>,
     /// The next token, which the model predicts; negative where the target is masked. `[tokens]`
     pub targets: Vec<i32>,
+    /// Log-probabilities of the targets under (the reference, the policy that wrote the answers), where they were computed. `[tokens]`, or empty
+    pub logps: [Vec<f32>; 2],
 }
 
 /// A dataset: items that can be written into a batch of a kind ([`PackedBatch`] for next tokens, and those of
@@ -53,6 +55,7 @@ impl PackedBatch {
             positions: Vec::with_capacity(tokens),
             starts: Vec::with_capacity(tokens + 1),
             targets: Vec::with_capacity(tokens),
+            logps: Default::default(),
         };
         batch.clear();
         batch
@@ -65,6 +68,7 @@ impl PackedBatch {
         self.starts.clear();
         self.starts.push(0);
         self.targets.clear();
+        self.logps.iter_mut().for_each(Vec::clear);
     }
 
     /// Holds the numbered items of `source` and nothing else; empty after an error. Allocates only where the batch has never
@@ -79,9 +83,13 @@ impl PackedBatch {
     ) -> Result<(), DataError> {
         self.clear();
         let all = items.into_iter().try_for_each(|item| source.append(item, self));
-        // Bounds are as many as the tokens allow, so that a batch of more and shorter documents finds room.
-        self.starts.reserve(self.input_ids.len().saturating_sub(self.starts.len()) + 1);
+        self.complete();
         all.inspect_err(|_| self.clear())
+    }
+
+    /// Makes room for as many bounds as the tokens allow, so that a batch of more and shorter documents finds it.
+    pub(crate) fn complete(&mut self) {
+        self.starts.reserve(self.input_ids.len().saturating_sub(self.starts.len()) + 1);
     }
 
     /// Adds a sequence.
@@ -111,6 +119,7 @@ impl PackedBatch {
         self.input_ids.extend_from_slice(&other.input_ids);
         self.positions.extend_from_slice(&other.positions);
         self.targets.extend_from_slice(&other.targets);
+        self.logps.iter_mut().zip(&other.logps).for_each(|(to, from)| to.extend_from_slice(from));
         self.starts.extend(other.starts[1..].iter().map(|start| start + before));
     }
 

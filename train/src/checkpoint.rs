@@ -1,7 +1,8 @@
 //! Checkpoints. In: the engine's tensors, streamed from where they lie, and the run's state. Out: `OUT/step_000020/`, which
 //! is there whole or not at all, and the same things back, checked against the manifest. The folder's
 //! rename is the moment of truth: before it the older checkpoints stand, after it the new one does, whatever stops the
-//! process. `config.json`, `model.safetensors` and the tokenizer's files make it a model directory for transformers.
+//! process. `config.json`, `model.safetensors` and the tokenizer's files make it a model directory for transformers; an adapter's
+//! `adapter_config.json` and `adapter_model.safetensors` one for PEFT.
 
 mod compatible;
 mod folder;
@@ -38,20 +39,10 @@ pub(crate) const LATEST: &str = "latest";
 /// Which tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The weights, in the names, shapes and dtype of the model's family.
+    /// The weights, in the names, shapes and dtype of the model's family; or an adapter's, in PEFT's names.
     Model,
     /// Master weights and moments.
     Optimizer,
-}
-
-impl Part {
-    /// The file that holds the part.
-    pub fn file(self) -> &'static str {
-        match self {
-            Part::Model => MODEL,
-            Part::Optimizer => OPTIMIZER,
-        }
-    }
 }
 
 /// A small file kept as it is: one of the tokenizer's.
@@ -72,6 +63,10 @@ pub trait Contents {
     fn config(&self) -> String;
     /// Files of the tokenizer, for a model directory that is complete.
     fn tokenizer(&self) -> &[Attachment];
+    /// Text of `adapter_config.json`, where the weights are an adapter's: the folder is then one that PEFT reads.
+    fn adapter(&self) -> Option<String> {
+        None
+    }
     /// State of the run after the step.
     fn trainer(&self) -> TrainerState;
     /// Names, types and shapes, in the order of the file.

@@ -1,8 +1,9 @@
 //! The engine's side of a checkpoint. In: an engine between steps. Out: its tensors under checkpoint names, as views of its
 //! memory; and back.
 
-use crate::checkpoint::{Attachment, Contents, Part, Sink, TrainerState};
+use crate::checkpoint::{Attachment, Contents, MODEL, OPTIMIZER, Part, Sink, TrainerState};
 use crate::engine::Engine;
+use crate::update::MASTER;
 use astrai_files::FileError;
 use astrai_runtime::weights::{Checkpoint, Entry};
 use astrai_runtime::{Error, Source, WeightSource};
@@ -16,21 +17,24 @@ pub struct Snapshot<'a> {
     config: &'a str,
     tokenizer: &'a [Attachment],
     state: TrainerState,
+    adapter: Option<String>,
     parts: [Vec<Entry>; 2],
     /// Buffer and bytes of each entry.
     places: HashMap<String, (String, Range<usize>)>,
 }
 
 impl<'a> Snapshot<'a> {
-    /// The contents of a checkpoint of this engine now.
+    /// The contents of a checkpoint of this engine now; where an adapter is trained, with the text of its configuration.
     pub fn new(
         engine: &'a Engine,
         config: &'a str,
         tokenizer: &'a [Attachment],
         state: TrainerState,
     ) -> Snapshot<'a> {
-        let mut s =
-            Snapshot { engine, config, tokenizer, state, parts: [vec![], vec![]], places: HashMap::new() };
+        let lora = state.settings.lora().zip(engine.recipe().adapter.as_ref());
+        let adapter = lora.map(|(lora, adapter)| lora.text(adapter));
+        let (parts, places) = ([vec![], vec![]], HashMap::new());
+        let mut s = Snapshot { engine, config, tokenizer, state, adapter, parts, places };
         s.add(0, "");
         engine.recipe().kept().for_each(|prefix| s.add(1, prefix));
         s
@@ -38,8 +42,14 @@ impl<'a> Snapshot<'a> {
 
     /// Adds the checkpoint tensors of every weight's buffer of this prefix.
     fn add(&mut self, part: usize, prefix: &str) {
-        for w in self.engine.weights() {
-            let buffer = format!("{prefix}{}", w.name);
+        let all = self.adapter.is_none();
+        for w in self.engine.weights().iter().filter(|w| all || !w.frozen) {
+            let mut buffer = format!("{prefix}{}", w.name);
+            let master = format!("{MASTER}{}", w.name);
+            // Readers of adapters take f32, whatever the base is stored in.
+            if !all && prefix.is_empty() && self.engine.buffers().shape(&master).is_some() {
+                buffer = master;
+            }
             let Some((dtype, shape)) = self.engine.buffers().shape(&buffer) else { continue };
             let row: usize = shape.iter().skip(1).product::<usize>() * dtype.bytes();
             let mut first = 0;
@@ -65,6 +75,10 @@ impl Contents for Snapshot<'_> {
         self.tokenizer
     }
 
+    fn adapter(&self) -> Option<String> {
+        self.adapter.clone()
+    }
+
     fn trainer(&self) -> TrainerState {
         self.state.clone()
     }
@@ -74,7 +88,8 @@ impl Contents for Snapshot<'_> {
     }
 
     fn write(&mut self, part: Part, entry: &Entry, sink: &mut Sink) -> Result<(), FileError> {
-        let refused = |why: String| FileError::refused(Path::new(part.file()), why);
+        let file = if part == Part::Model { MODEL } else { OPTIMIZER };
+        let refused = |why: String| FileError::refused(Path::new(file), why);
         let found = self.places.get(&entry.name);
         let (buffer, range) = found.ok_or_else(|| refused(format!("no tensor `{}`", entry.name)))?;
         let written = self.engine.buffers().read_some(buffer, range.clone(), sink);

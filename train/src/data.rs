@@ -21,12 +21,12 @@ pub mod text;
 mod tokens;
 mod windows;
 
-pub(crate) use documents::next_line;
 pub use documents::{Documents, Piece};
+pub(crate) use documents::{LINE, next_line};
 pub use error::DataError;
 pub use meta::{Meta, Shard, Width};
 pub use mixture::{Mixture, Subset};
-pub use records::{IDS, Kind, REFERENCE, Records, padded};
+pub use records::{IDS, Kind, LOGPS, REFERENCE, Records, padded};
 pub use sampler::Sampler;
 pub use shards::{ShardOptions, Tokenised, prepare};
 pub use store::{Column, Store};

@@ -2,21 +2,25 @@
 //! tells whether a resumed run would go on with the same data. Text is tokenised once, into `OUT/data`, and records of text are
 //! prepared there; a tokenizer that is trained first goes to `OUT/tokenizer`.
 
+mod prepared;
+
 use crate::batch::Items;
 use crate::checkpoint::Attachment;
 use crate::data::bpe::{Bpe, BpeOptions};
-use crate::data::preprocess::{Config, DATASET, Preprocess, State};
+use crate::data::preprocess::{Config, Preprocess};
 use crate::data::store::is_prepared;
 use crate::data::{
-    Corpus, DataError, IDS, Kind, Mixture, Records, Rows, ShardOptions, Store, Subset, Tokenised, Tokens,
-    WindowOptions, Windows, prepare,
+    Corpus, DataError, IDS, Kind, ShardOptions, Store, Tokenised, Tokens, WindowOptions, Windows, prepare,
 };
 use crate::error::Error;
 use crate::evaluation::{Loaded, Task};
+use crate::frozen::Scored;
 use crate::settings::Settings;
+use crate::strategies::Batch;
 use crate::trainer::Callbacks;
 use astrai_files::{System, read_text, replace};
 use astrai_serve::tokenizer::Tokenizer;
+use prepared::{Cut, Found, answers_of_text, groups_of, has_frozen, held_out, of_stores, stores};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,11 +31,9 @@ const SHARDS: &str = "data";
 const TOKENIZER: &str = "tokenizer";
 /// What that tokenizer was made of, beside it.
 const RECORD: &str = "made.json";
-/// Most windows that are held out; more would only make validations longer.
-const MOST_VALIDATION: u64 = 256;
 
 /// Items of a run.
-pub type Data = Arc<dyn Items + Send + Sync>;
+pub type Data = Arc<dyn Items<Batch> + Send + Sync>;
 
 /// What a run trains on.
 pub struct Dataset {
@@ -45,6 +47,8 @@ pub struct Dataset {
     pub tokenizer: Vec<Attachment>,
     /// Tells these data from others.
     pub fingerprint: String,
+    /// The records among the items, and a fingerprint of each set of them: what frozen policies score.
+    pub scored: Vec<(Arc<Scored>, String)>,
 }
 
 /// What a run would read, found and checked without writing anything.
@@ -54,8 +58,12 @@ pub struct Sources {
     tokenizer: Option<Tokenizer>,
     /// What they are, for the reader.
     pub shown: String,
-    /// Windows to train on, where that is known before text is tokenised.
+    /// Items to train on, where that is known before text is tokenised.
     pub windows: Option<u64>,
+    /// Whether they have log-probabilities under (the reference, the policy that wrote the answers).
+    pub frozen: [bool; 2],
+    /// Answers of a group; 1 where there are no groups.
+    pub answers: usize,
 }
 
 /// Stores, and in which ratio they are mixed.
@@ -77,14 +85,20 @@ impl Sources {
     pub fn find(settings: &Settings, vocabulary: usize, folder: Option<&Path>) -> Result<Sources, Error> {
         let is_shards =
             |p: &PathBuf| p.join("meta.json").exists() || p.extension().is_some_and(|e| e == "bin");
-        let masked = settings.strategy.kind() != Kind::Seq;
+        let kind = settings.strategy.kind();
+        let masked = kind != Kind::Seq;
+        let (mut frozen, mut answers) = ([false; 2], 1);
         let (named, shown, windows) = match settings.data.as_slice() {
             all if all.iter().any(|p| is_prepared(p) && (masked || !is_shards(p))) => {
                 let (stores, weights) = stores(all, settings)?;
-                let numbers: u64 = stores.iter().filter_map(|s| s.column("sequence")).map(|c| c.len()).sum();
+                let ids =
+                    |s: &Arc<Store>| IDS.iter().filter_map(|key| s.column(key)).map(|c| c.len()).sum::<u64>();
+                let numbers: u64 = stores.iter().map(ids).sum();
                 let shown = format!("{numbers} tokens in {} sets of prepared data", stores.len());
-                let (train, _) = of_stores(&stores, weights.as_deref(), settings)?;
-                (Named::Prepared((stores, weights)), shown, Some(train.len()))
+                frozen = has_frozen(&stores, kind)?;
+                let items = of_stores(&stores, weights.as_deref(), settings)?;
+                answers = groups_of(&items.scored)?;
+                (Named::Prepared((stores, weights)), shown, Some(items.train.len()))
             }
             _ if settings.data_weights.is_some() => {
                 return refused(
@@ -93,6 +107,9 @@ impl Sources {
             }
             all if masked => {
                 let shown = format!("records of text in {} files or folders", all.len());
+                if kind == Kind::Grpo {
+                    answers = answers_of_text(all, &settings.out)?;
+                }
                 (Named::Records(all.to_vec()), shown, None)
             }
             [one] if is_shards(one) => {
@@ -116,7 +133,7 @@ impl Sources {
         let tokenizer = tokenizer(settings, &named, vocabulary, folder)?;
         // What is wrong in a task is known before text is tokenised.
         settings.eval_task.iter().flatten().try_for_each(|path| Task::open(path, None).map(drop))?;
-        Ok(Sources { named, tokenizer, shown, windows })
+        Ok(Sources { named, tokenizer, shown, windows, frozen, answers })
     }
 }
 
@@ -180,11 +197,12 @@ impl Dataset {
         let fingerprint = fingerprint(&ids, &tokens, settings);
         let (train, validation) = windows(tokens, settings)?;
         Ok(Dataset {
-            train: Arc::new(train),
-            validation: validation.map(|v| Arc::new(v) as Data),
+            train: Arc::new(Cut(train)),
+            validation: validation.map(|v| Arc::new(Cut(v)) as Data),
             tasks: tasks(settings, tokenizer.as_ref(), callbacks)?,
             tokenizer: tokenizer.map_or(vec![], |t| attachments(&t)),
             fingerprint,
+            scored: vec![],
         })
     }
 
@@ -202,11 +220,9 @@ impl Dataset {
             let mut progress = |done, all| callbacks.progress("checking tokens", done, all);
             sums.push(store.check(&IDS, vocabulary, &mut progress)?);
         }
-        let (train, validation) = of_stores(&stores, weights.as_deref(), settings)?;
+        let Found { train, validation, scored } = of_stores(&stores, weights.as_deref(), settings)?;
         if settings.stride.is_none() {
-            let cut: Result<Vec<u64>, Error> =
-                stores.iter().map(|s| Ok(records(s, settings)?.map_or(0, |r| r.cut()))).collect();
-            let cut: u64 = cut?.into_iter().sum();
+            let cut: u64 = scored.iter().map(|s| s.records().cut()).sum();
             if cut > 0 {
                 callbacks.note(&format!(
                     "{cut} records are longer than --seq {} and are cut at their end",
@@ -224,11 +240,13 @@ impl Dataset {
         let mixed = weights.map_or(String::new(), |w| format!(" weights {w:?}"));
         let strategy = settings.strategy.kind().keys().join(" ");
         let fingerprint = format!("{strategy} {}{mixed} {held}", sums.join(" "));
+        let of_set = |sum: String| format!("{strategy} {sum} up to {}", settings.seq);
         Ok(Dataset {
             train,
             validation,
             tasks: tasks(settings, tokenizer.as_ref(), callbacks)?,
             tokenizer: tokenizer.map_or(vec![], |t| attachments(&t)),
+            scored: scored.into_iter().zip(sums.into_iter().map(of_set)).collect(),
             fingerprint,
         })
     }
@@ -236,93 +254,6 @@ impl Dataset {
 
 const WITHOUT: &str =
     "records of text need a tokenizer with a chat template: give --tokenizer, or --model with one";
-
-/// The prepared data under these paths. A folder of `astrai preprocess` whose configuration gives its domains weights is as
-/// many sets.
-fn stores(paths: &[PathBuf], settings: &Settings) -> Result<Mixed, Error> {
-    let open = |path: &Path| -> Result<Arc<Store>, Error> { Ok(Arc::new(Store::open(path)?)) };
-    if let ([one], None) = (paths, &settings.data_weights)
-        && let Some(state) = State::read(&one.join(DATASET))?
-        && !state.weights.is_empty()
-    {
-        let mut mixed = (Vec::new(), Vec::new());
-        for domain in state.domains.keys() {
-            let weight = state.weights.get(domain).ok_or_else(|| {
-                let path = one.join(DATASET);
-                Error::Refused(format!(
-                    "{}: domain {domain:?} has no weight; give each one, or none",
-                    path.display()
-                ))
-            })?;
-            mixed.0.push(open(&one.join(domain))?);
-            mixed.1.push(*weight);
-        }
-        return Ok((mixed.0, Some(mixed.1)));
-    }
-    let stores = paths.iter().map(|path| open(path)).collect::<Result<_, _>>()?;
-    Ok((stores, settings.data_weights.clone()))
-}
-
-/// Records of a store, where it has several and no stride asks for windows.
-fn records(store: &Arc<Store>, settings: &Settings) -> Result<Option<Records>, Error> {
-    let kind = settings.strategy.kind();
-    let several = store.need("sequence")?.segments() > 1;
-    if kind == Kind::Seq || settings.stride.is_some() || !several {
-        return Ok(None);
-    }
-    let packing = kind.packing(store, settings.packing);
-    let records = Records::new(store.clone(), kind, settings.seq, packing)?;
-    records.check()?;
-    Ok(Some(records))
-}
-
-/// Items of prepared data to train on, and where the run validates, some of each held out.
-fn of_stores(
-    stores: &[Arc<Store>],
-    weights: Option<&[f64]>,
-    settings: &Settings,
-) -> Result<(Data, Option<Data>), Error> {
-    let (mut train, mut held): (Vec<Data>, Vec<Data>) = (Vec::new(), Vec::new());
-    for store in stores {
-        let (some, validation) = match records(store, settings)? {
-            Some(records) => split(Arc::new(records), settings)?,
-            None => {
-                let kind = settings.strategy.kind();
-                let packing = kind.packing(store, settings.packing);
-                let options = WindowOptions { seq: settings.seq, stride: settings.stride, packing };
-                let rows = Rows::of(store, kind != Kind::Seq)?;
-                let (train, held) = split_windows(Windows::new(rows, &options)?, settings)?;
-                (Arc::new(train) as Data, held.map(|h| Arc::new(h) as Data))
-            }
-        };
-        train.push(some);
-        held.extend(validation);
-    }
-    let mixed = Mixture::new(train, weights)?;
-    let validation = (!held.is_empty()).then(|| Mixture::new(held, None)).transpose()?;
-    Ok((Arc::new(mixed), validation.map(|v| Arc::new(v) as Data)))
-}
-
-/// How many of so many items are held out.
-fn held_out(items: u64) -> u64 {
-    (items / 20).clamp(1, MOST_VALIDATION)
-}
-
-/// Records to train on, and where the run validates, the last ones.
-fn split(records: Data, settings: &Settings) -> Result<(Data, Option<Data>), Error> {
-    if settings.eval_every == 0 {
-        return Ok((records, None));
-    }
-    let all = records.len();
-    if all < 2 {
-        return refused(
-            "the data are one record, and none is left to validate on: add records, or --eval-every 0",
-        );
-    }
-    let count = held_out(all);
-    let part = |first, count| Arc::new(Subset { items: records.clone(), first, count }) as Data;
-    Ok((part(0, all - count), Some(part(all - count, count))))
-}
 
 fn refused<T>(line: &str) -> Result<T, Error> {
     Err(Error::Refused(line.into()))

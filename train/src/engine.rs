@@ -2,22 +2,28 @@
 //! one set of buffers: `grad` (forward and backward, gradients into states), `update` (norm, clip, optimiser), `score`
 //! (the loss alone). A step on batches of the same shape as the last one's allocates nothing.
 
+mod inputs;
+mod objective;
+
 use crate::batch::PackedBatch;
 use crate::router::{ExpertLoads, RouterLosses, RouterStats};
+use crate::strategies::{self, Sizes, Strategy};
 use crate::update::{self, EMA, MASTER, Optimizer, Rule, Stages};
 use astrai_builders::{Logits, Loss, ModelConfig, Program as Built, placements};
 use astrai_ir::ops::{Op, Weight};
 use astrai_ir::shard::{STAGES, Shard};
 use astrai_ir::{Backend, DType, Dim, Graph, Mesh, Node, Placement, Sharding, inline_calls};
 use astrai_runtime::{
-    Buffers, Compiled, Destination, Device, Dump, Error, GRAD, Gradients, MeshSharding, Options, Profile,
-    Recompute, Session, Value, WeightSource, compile,
+    Adapter, Buffers, Compiled, Destination, Device, Dump, Error, GRAD, Gradients, MeshSharding, Options,
+    Profile, Recompute, Session, WeightSource, compile,
 };
+use inputs::{Inputs, LOSS_SCALE, LR};
+use objective::Metrics;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// How a model is trained; batches may be smaller than these sizes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Recipe {
     /// Most tokens in a batch, of all sequences together.
     pub tokens: u64,
@@ -35,6 +41,10 @@ pub struct Recipe {
     pub optimizer: Optimizer,
     /// Auxiliary losses of the routers of a model with experts.
     pub router: RouterLosses,
+    /// What is trained in the place of the model's weights.
+    pub adapter: Option<Adapter>,
+    /// What is learnt of a batch, which then has as many sequences as said here; the mean cross-entropy of all targets where there is none.
+    pub objective: Option<Arc<dyn Strategy>>,
 }
 
 impl Recipe {
@@ -83,20 +93,15 @@ impl Plan {
                 "Muon reads whole matrices, which ranks share; use one rank or adamw".into(),
             ));
         }
-        let built = Built {
-            tokens: recipe.tokens,
-            sequences: recipe.sequences,
-            span: recipe.span,
-            logits: Logits::None,
-            loss: recipe.router.loss(),
-            cache: None,
-        };
-        let graph = astrai_builders::build(config, &built)?;
-        let alone = astrai_builders::build(config, &Built { loss: Loss::Scaled, ..built })?;
+        if mesh.ranks() > 1 && recipe.adapter.is_some() {
+            return Err(Error::Input("adapters are trained on one rank".into()));
+        }
+        let [graph, alone] = graphs(config, recipe)?;
         let to = if recipe.accumulate { Destination::Accumulators } else { Destination::States };
         let leaves = placements(config, mesh, &graph);
         let shards = MeshSharding { mesh: mesh.clone(), leaves, stage, trained: false };
-        let score = Options { storage: recipe.storage, trained: true, shards, ..Options::default() };
+        let (storage, adapter) = (recipe.storage, recipe.adapter.clone());
+        let score = Options { storage, adapter, trained: true, shards, ..Options::default() };
         let grad = Options {
             shards: MeshSharding { trained: true, ..score.shards.clone() },
             dump,
@@ -144,6 +149,12 @@ impl Plan {
         prefixes.into_iter().flat_map(of).collect()
     }
 
+    /// Elements of the weights that are trained.
+    pub fn trained_parameters(&self) -> u64 {
+        let elements = |w: &Weight| shape(w).iter().product::<usize>() as u64;
+        self.weights.iter().filter(|w| !w.frozen).map(elements).sum()
+    }
+
     /// Bytes that training holds: (weights, gradients and optimiser, activations and scratch).
     pub fn memory(&self) -> Result<[u64; 3], Error> {
         let bytes = |dtype: DType, shape: &[usize]| (shape.iter().product::<usize>() * dtype.bytes()) as u64;
@@ -166,6 +177,25 @@ impl Plan {
         let remedy = "use a smaller model, --batch or --seq, --recompute full, or --dtype bf16".into();
         Err(Error::Memory { what: "training this model".into(), need, have, remedy })
     }
+}
+
+/// The loss that a step differentiates, and the one that is only computed, without those of the routers.
+fn graphs(config: &ModelConfig, recipe: &Recipe) -> Result<[Graph; 2], Error> {
+    if let Some(objective) = &recipe.objective {
+        let sizes = Sizes { tokens: recipe.tokens, sequences: recipe.sequences as usize, span: recipe.span };
+        let graph = |balanced| strategies::graph(config, &**objective, &sizes, balanced);
+        return Ok([graph(recipe.router.balanced())?, graph(false)?]);
+    }
+    let built = Built {
+        tokens: recipe.tokens,
+        sequences: recipe.sequences,
+        span: recipe.span,
+        logits: Logits::None,
+        loss: recipe.router.loss(),
+        cache: None,
+    };
+    let graph = |loss| astrai_builders::build(config, &Built { loss, ..built.clone() });
+    Ok([graph(recipe.router.loss())?, graph(Loss::Scaled)?])
 }
 
 fn weights(program: &Compiled) -> Vec<Weight> {
@@ -223,21 +253,16 @@ fn shape(w: &Weight) -> Vec<usize> {
 /// What an optimiser step did.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepResult {
-    /// Mean loss over the targets that count, before the step.
+    /// Mean loss over the targets that count, or the objective's, before the step.
     pub loss: f64,
-    /// Norm of all gradients together, before clipping. When it is not finite, nothing was changed.
+    /// Norm of all gradients together, before clipping.
     pub grad_norm: f64,
+    /// False when a gradient was infinite, not a number, or larger than the optimiser allows, so that the step changed nothing.
+    pub applied: bool,
     /// Targets that counted.
     pub targets: usize,
     /// Router metrics, where expert loads are counted.
     pub router: Option<RouterStats>,
-}
-
-impl StepResult {
-    /// False when a gradient was infinite or not a number, so that the step changed nothing.
-    pub fn applied(&self) -> bool {
-        self.grad_norm.is_finite()
-    }
 }
 
 /// A model under training.
@@ -250,6 +275,7 @@ pub struct Engine {
     score: Session,
     inputs: Inputs,
     loads: ExpertLoads,
+    metrics: Metrics,
     /// Steps taken, over all runs.
     pub steps: u64,
 }
@@ -267,7 +293,7 @@ impl Engine {
         let weights = plan.weights.iter().map(|w| (w.name.clone(), w.ty.dtype, shape(w)));
         buffers.add_all(weights.chain(plan.states()))?;
         for (i, w) in plan.weights.iter().enumerate() {
-            if plan.recipe.storage != DType::F32 && !w.frozen {
+            if plan.recipe.optimizer.keeps(MASTER, w) && !w.frozen {
                 buffers.load(&format!("{MASTER}{}", w.name), w, source)?;
             }
             if plan.recipe.optimizer.ema.is_some() && !w.frozen {
@@ -279,34 +305,49 @@ impl Engine {
         let session = |program: Compiled| Session::over(Arc::new(program), source, &buffers, &mut |_, _| {});
         let (grad, update, score) = (session(plan.grad)?, session(plan.update)?, session(plan.score)?);
         let (weights, recipe) = (plan.weights, plan.recipe);
-        let (inputs, loads) = (Inputs::new(), ExpertLoads::default());
-        Ok(Engine { grad, update, score, buffers, weights, recipe, inputs, loads, steps: 0 })
+        let (inputs, loads, metrics) = (Inputs::new(), ExpertLoads::default(), Metrics::of(&grad));
+        Ok(Engine { grad, update, score, buffers, weights, recipe, inputs, loads, metrics, steps: 0 })
     }
 
     /// One optimiser step: the gradient of the mean loss over all targets of these batches, and of the mean over batches of the
     /// routers' losses, then the update.
     pub fn step(&mut self, batches: &[PackedBatch], lr: f64) -> Result<StepResult, Error> {
-        if batches.len() > 1 && !self.recipe.accumulate || batches.is_empty() {
-            return Err(Error::Input(format!("{} batches in a step", batches.len())));
-        }
-        let targets: usize = batches.iter().map(PackedBatch::valid).sum();
+        self.next_tokens(batches.iter(), lr)
+    }
+
+    fn next_tokens<'a>(
+        &mut self,
+        batches: impl Iterator<Item = &'a PackedBatch> + Clone,
+        lr: f64,
+    ) -> Result<StepResult, Error> {
+        let (count, targets) = (batches.clone().count(), batches.clone().map(PackedBatch::valid).sum());
+        self.check(count)?;
         if targets == 0 {
             return Err(Error::Input("no target in a step counts".into()));
         }
-        let (mut loss, router) = (0.0, self.recipe.router);
-        self.loads.clear();
-        for (i, batch) in batches.iter().enumerate() {
+        let mut loss = 0.0;
+        for (i, batch) in batches.enumerate() {
             self.inputs.set(batch);
             self.inputs.scalar(LOSS_SCALE, 1.0 / targets as f64);
-            self.inputs.scalar(ACCUMULATE, if i > 0 { 1.0 } else { 0.0 });
-            for (at, cost) in [(BALANCE, router.load_balancing), (BALANCE + 1, router.z_loss)] {
-                self.inputs.scalar(at, cost / batches.len() as f64);
-            }
+            self.inputs.of_micro_batch(i, count, &self.recipe.router);
             self.inputs.run(&mut self.grad, 0..LR)?;
             let alone = self.grad.scalar("cross_entropy").or(self.grad.scalar("loss"));
             loss += f64::from(alone.unwrap_or(f32::NAN));
             self.loads.add(&self.grad);
         }
+        self.update(loss, targets, count, lr)
+    }
+
+    /// Refuses a number of micro-batches that the programs do not take; begins a step.
+    fn check(&mut self, count: usize) -> Result<(), Error> {
+        if count > 1 && !self.recipe.accumulate || count == 0 {
+            return Err(Error::Input(format!("{count} batches in a step")));
+        }
+        self.loads.clear();
+        Ok(())
+    }
+
+    fn update(&mut self, loss: f64, targets: usize, count: usize, lr: f64) -> Result<StepResult, Error> {
         let t = self.steps as f64 + 1.0;
         self.inputs.scalar(LR, lr);
         if let Some([beta1, beta2]) = self.recipe.optimizer.betas() {
@@ -316,7 +357,8 @@ impl Engine {
         self.inputs.run(&mut self.update, LR..LR + 3)?;
         let grad_norm = f64::from(self.update.scalar("grad_norm").unwrap_or(f32::NAN));
         self.steps += 1;
-        Ok(StepResult { loss, grad_norm, targets, router: self.loads.stats(batches.len()) })
+        let applied = grad_norm <= self.recipe.optimizer.most();
+        Ok(StepResult { loss, grad_norm, applied, targets, router: self.loads.stats(count) })
     }
 
     /// Sum of the losses of a batch and the number of its targets that count.
@@ -350,52 +392,5 @@ impl Engine {
     /// What was timed since, of `grad` and of `update`.
     pub fn take_profile(&mut self) -> [Option<Profile>; 2] {
         [self.grad.take_profile(), self.update.take_profile()]
-    }
-}
-
-/// Inputs of the programs, kept from step to step.
-struct Inputs {
-    values: Vec<(&'static str, Value)>,
-}
-
-const LOSS_SCALE: usize = 4;
-const ACCUMULATE: usize = 5;
-const BALANCE: usize = 6;
-const LR: usize = 8;
-
-impl Inputs {
-    fn new() -> Inputs {
-        let lists = ["input_ids", "positions", "starts", "targets"];
-        let of_run = ["loss_scale", astrai_runtime::ACCUMULATE, "balance_scale", "z_scale"];
-        let scalars = of_run.into_iter().chain(["lr", "correction1", "correction2"]);
-        let list = |n| (n, Value::i32(&[0], &[]));
-        let scalar = |n| (n, Value::f32(&[], &[0.0]));
-        Inputs { values: lists.into_iter().map(list).chain(scalars.map(scalar)).collect() }
-    }
-
-    fn set(&mut self, batch: &PackedBatch) {
-        let lists = [&batch.input_ids, &batch.positions, &batch.starts, &batch.targets];
-        for ((_, v), list) in self.values.iter_mut().zip(lists) {
-            v.shape[0] = list.len();
-            v.bytes.clear();
-            v.bytes.extend(list.iter().flat_map(|x| x.to_le_bytes()));
-        }
-    }
-
-    fn scalar(&mut self, i: usize, x: f64) {
-        self.values[i].1.bytes.copy_from_slice(&(x as f32).to_le_bytes());
-    }
-
-    /// Runs with those of these inputs that the program has.
-    fn run(&self, session: &mut Session, which: std::ops::Range<usize>) -> Result<(), Error> {
-        let none = ("", &self.values[0].1);
-        let mut given = [none; 11];
-        let mut used = 0;
-        let has = |name: &str| session.inputs().iter().any(|(n, _)| n == name);
-        for (name, value) in self.values[which].iter().filter(|(name, _)| has(name)) {
-            given[used] = (*name, value);
-            used += 1;
-        }
-        session.execute(&given[..used])
     }
 }

@@ -9,6 +9,8 @@ pub mod dataset;
 pub mod engine;
 mod error;
 pub mod evaluation;
+pub mod frozen;
+pub mod lora;
 pub mod metrics;
 pub mod plot;
 pub mod preference;

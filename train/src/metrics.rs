@@ -46,6 +46,9 @@ pub struct StepMetrics {
     /// What the routers of a model with experts did.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub router: Option<RouterStats>,
+    /// What a strategy logs beside its loss, under TRL's names.
+    #[serde(flatten, deserialize_with = "numbers")]
+    pub metrics: BTreeMap<String, f64>,
 }
 
 /// Loss on the validation data.
@@ -56,9 +59,9 @@ pub struct Validation {
     /// Mean loss, nats a token.
     #[serde(deserialize_with = "number")]
     pub val_loss: f64,
-    /// Metrics of `--eval-task`, as `eval/TASK/METRIC`.
-    #[serde(flatten)]
-    pub tasks: BTreeMap<String, f64>,
+    /// A strategy's metrics, `val_` before their names, and those of `--eval-task`, as `eval/TASK/METRIC`.
+    #[serde(flatten, deserialize_with = "numbers")]
+    pub metrics: BTreeMap<String, f64>,
 }
 
 /// A line of the file.
@@ -83,6 +86,11 @@ impl Row {
 
 fn number<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(from)?.unwrap_or(f64::NAN))
+}
+
+fn numbers<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    let all = BTreeMap::<String, Option<f64>>::deserialize(from)?;
+    Ok(all.into_iter().map(|(name, x)| (name, x.unwrap_or(f64::NAN))).collect())
 }
 
 /// Model flops utilisation: `flops_per_token` of forward and backward, without what is computed again, at `tokens_per_s`,

@@ -204,6 +204,7 @@ mod tests {
             seconds: rest,
             mfu: rest,
             router: None,
+            metrics: Default::default(),
         })
     }
 
@@ -217,7 +218,7 @@ mod tests {
                 rows.push(Row::Validation(Validation {
                     step,
                     val_loss: loss(step) + 0.2,
-                    tasks: Default::default(),
+                    metrics: Default::default(),
                 }));
             }
         }

@@ -36,6 +36,8 @@ pub struct Group {
     pub responses: Vec<Sample>,
     /// A reward each. `[G]`
     pub rewards: Vec<f32>,
+    /// Log-probabilities of the answers' tokens under (the reference, the policy that wrote them), where the data have them. `[G]` lists
+    pub logps: [Option<Vec<Vec<f32>>>; 2],
 }
 
 /// An answer that is wanted or not.
@@ -70,15 +72,14 @@ pub struct GroupBatch {
 }
 
 /// `B` labelled answers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct LabelledBatch {
     /// Prompt and completion. `B` sequences
     pub sequences: PackedBatch,
-    /// Prompt `i` with the completion of record `i + 1` (the last with the first), by which kto estimates the divergence. `B` sequences
+    /// Each prompt with the completion of another record, by which kto estimates the divergence. `B` sequences
     pub mismatched: PackedBatch,
     /// Whether each is wanted. `[B]`
     pub desirable: Vec<bool>,
-    records: Vec<Labelled>,
 }
 
 /// What [`Items::append`] and a batch's `fill` need of a batch.
@@ -127,17 +128,6 @@ impl Batch for LabelledBatch {
         self.sequences.clear();
         self.mismatched.clear();
         self.desirable.clear();
-        self.records.clear();
-    }
-
-    fn complete(&mut self) {
-        for (i, record) in self.records.iter().enumerate() {
-            let next = &self.records[(i + 1) % self.records.len()].sample;
-            let (own, other) = (record.sample.prompt(), next.prompt());
-            let ids = [&record.sample.ids[..own], &next.ids[other..]].concat();
-            let trained = [&record.sample.trained[..own], &next.trained[other..]].concat();
-            self.mismatched.push_trained(&ids, &trained);
-        }
     }
 }
 
@@ -190,6 +180,15 @@ impl GroupBatch {
             trained.extend_from_slice(&response.trained);
             self.sequences.push_trained(&ids, &trained);
         }
+        for (to, of_answers) in self.sequences.logps.iter_mut().zip(&group.logps) {
+            for (response, own) in group.responses.iter().zip(of_answers.iter().flatten()) {
+                let (prompt, first) = (group.prompt.len(), to.len());
+                to.resize(first + prompt + response.ids.len(), 0.0);
+                // A token is the target of the one before it.
+                let at = (first + prompt).saturating_sub(1);
+                to[at..].iter_mut().zip(own.iter().take(response.ids.len())).for_each(|(to, x)| *to = *x);
+            }
+        }
         self.rewards.extend_from_slice(&group.rewards);
         Ok(())
     }
@@ -201,11 +200,15 @@ impl GroupBatch {
 }
 
 impl LabelledBatch {
-    /// Adds an answer; the mismatched ones follow when the batch is complete.
-    pub fn push(&mut self, record: Labelled) {
-        self.sequences.push_trained(&record.sample.ids, &record.sample.trained);
+    /// Adds an answer, and its prompt with the completion of `other`.
+    pub fn push(&mut self, record: &Labelled, other: &Sample) {
+        let sample = &record.sample;
+        self.sequences.push_trained(&sample.ids, &sample.trained);
         self.desirable.push(record.desirable);
-        self.records.push(record);
+        let (own, answer) = (sample.prompt(), other.prompt());
+        let ids = [&sample.ids[..own], &other.ids[answer..]].concat();
+        let trained = [&sample.trained[..own], &other.trained[answer..]].concat();
+        self.mismatched.push_trained(&ids, &trained);
     }
 }
 
@@ -242,20 +245,25 @@ mod tests {
             prompt: vec![3, 4],
             responses: vec![sample(&[6], 0); n],
             rewards: vec![0.5; n],
+            logps: [None, Some(vec![vec![-1.5]; n])],
         };
         batch.push(&group(2)).unwrap();
         assert!(batch.push(&group(3)).unwrap_err().to_string().contains("not 2 of each"));
         batch.push(&group(2)).unwrap();
         assert_eq!((batch.groups(), batch.size, batch.sequences.sequences()), (2, 2, 4));
         assert_eq!(batch.sequences.targets[..3], [IGNORED, 6, IGNORED]);
+        assert_eq!(batch.sequences.logps[1][..6], [0.0, -1.5, 0.0, 0.0, -1.5, 0.0]);
+        assert!(
+            batch.sequences.logps[0].is_empty() && batch.sequences.logps[1].len() == batch.sequences.tokens()
+        );
     }
 
     #[test]
-    fn completions_are_shifted_by_one_record() {
+    fn prompts_get_the_completion_of_another_record() {
         let mut batch = LabelledBatch::default();
-        batch.push(Labelled { sample: sample(&[1, 10], 1), desirable: true });
-        batch.push(Labelled { sample: sample(&[2, 3, 20, 21], 2), desirable: false });
-        batch.complete();
+        let (a, b) = (sample(&[1, 10], 1), sample(&[2, 3, 20, 21], 2));
+        batch.push(&Labelled { sample: a.clone(), desirable: true }, &b);
+        batch.push(&Labelled { sample: b, desirable: false }, &a);
         assert_eq!(batch.mismatched.input_ids, [1, 20, 21, 2, 3, 10]);
         assert_eq!(batch.mismatched.starts, [0, 3, 6]);
     }

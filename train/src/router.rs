@@ -18,9 +18,14 @@ pub struct RouterLosses {
 }
 
 impl RouterLosses {
-    /// The loss that the gradient program computes.
+    /// Whether either is added to the loss.
+    pub(crate) fn balanced(&self) -> bool {
+        self.load_balancing != 0.0 || self.z_loss != 0.0
+    }
+
+    /// The loss that the gradient program computes of next tokens.
     pub(crate) fn loss(&self) -> Loss {
-        let balanced = self.load_balancing != 0.0 || self.z_loss != 0.0;
+        let balanced = self.balanced();
         if self.count_loads || balanced { Loss::Routed { balanced } } else { Loss::Scaled }
     }
 }

@@ -28,6 +28,16 @@ pub enum Strategy {
     Seq,
     /// The answers of chats, or what a mask says
     Sft,
+    /// Pairs of a better and a worse answer, against a reference
+    Dpo,
+    /// Groups of answers with rewards
+    Grpo,
+    /// Answers that are wanted or not, against a reference
+    Kto,
+    /// Pairs by their odds, without a reference
+    Orpo,
+    /// Pairs without a reference; SimPO with --set loss_type=simpo
+    Cpo,
 }
 
 impl Strategy {
@@ -36,7 +46,15 @@ impl Strategy {
         match self {
             Strategy::Seq => Kind::Seq,
             Strategy::Sft => Kind::Sft,
+            Strategy::Dpo | Strategy::Orpo | Strategy::Cpo => Kind::Dpo,
+            Strategy::Grpo => Kind::Grpo,
+            Strategy::Kto => Kind::Kto,
         }
+    }
+
+    /// Its name in the table of strategies.
+    pub fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
     }
 }
 
@@ -221,8 +239,20 @@ settings! {
         nesterov: bool, "BOOL", "SGD and Muon: the velocity looks ahead [default: false for sgd, true for muon]";
         muon_scale: MuonScale, "NAME", "Muon: factor on a matrix's direction by its sizes [default: match-rms-adamw]";
         adamw_lr: f64, "RATE", "Muon: peak learning rate of embeddings, head, norms and biases [default: --lr]";
+        lora_rank: usize, "RANK", "Train a low-rank adapter (LoRA) of this rank beside the weights of --model, which stay as they are";
+        lora_alpha: f64, "X", "LoRA: what the factors' product is scaled by, over the rank [default: twice the rank]";
+        #[arg(num_args = 1..)]
+        lora_targets: Vec<String>, "NAME", "LoRA: adapted linear layers, by the ends of their names, or one regular expression of whole names [default: all in the layers]";
+        #[arg(num_args = 0..=1, default_missing_value = "true")]
+        rslora: bool, "BOOL", "LoRA: scale over the root of the rank [default: false]";
+        #[arg(num_args = 0..=1, default_missing_value = "true")]
+        dora: bool, "BOOL", "LoRA: train the magnitudes of rows apart from their directions [default: false]";
+        skip_norm: f64, "NORM", "Leave out a step whose gradient norm is above this; twenty in a row end the run";
         ema: f64, "X", "Decay of a moving average of the weights, kept beside them";
         group: Vec<String>, "PATTERN:KEY=X", "Weights whose names match (* is any text) train otherwise: rate=X times the learning rate, decay=X; both by a comma; may be repeated";
+        set: Vec<String>, "KEY=VALUE", "An option of the strategy, such as loss_type=ipo (a table in the file); may be repeated";
+        reference: PathBuf, "DIR", "Strategies with a reference policy: the model directory of it [default: the model that the run starts from]";
+        old: PathBuf, "DIR", "grpo: the model directory of the policy that wrote the answers [default: none, and each ratio is 1]";
         min_lr: f64, "RATE", "Learning rate at which the schedule ends, absolute [default: a tenth of --lr]";
     }
     defaulted {
@@ -254,8 +284,9 @@ settings! {
 impl Partial {
     /// What a file says, and where it is silent what an older run's settings say; of alternatives the file's displaces the
     /// older.
-    pub fn over(self, mut older: Partial) -> Partial {
+    pub fn over(mut self, mut older: Partial) -> Partial {
         older.drop_alternatives_of(&self);
+        self.set = options_over(self.set, &mut older.set);
         self.or(older)
     }
 
@@ -276,14 +307,28 @@ impl Partial {
     }
 }
 
+/// Options of a strategy and those they win over, each key once.
+fn options_over(stronger: Option<Vec<String>>, weaker: &mut Option<Vec<String>>) -> Option<Vec<String>> {
+    let key = |text: &str| text.split('=').next().map(str::to_string);
+    let mut all: Vec<String> = Vec::new();
+    for text in weaker.take().into_iter().chain(stronger).flatten() {
+        match all.iter_mut().find(|known| key(known) == key(&text)) {
+            Some(known) => *known = text,
+            None => all.push(text),
+        }
+    }
+    (!all.is_empty()).then_some(all)
+}
+
 impl Settings {
     /// Joins what a file and the flags say, flags first, with the defaults, and checks the whole. Of `config` and
     /// `model`, `tokenizer` and `vocab`, `steps` and `epochs`, the one given by flag displaces the file's other.
     ///
     /// # Errors
     /// Settings that contradict each other, do nothing, or are beyond reason: one line with the first.
-    pub fn merge(mut file: Partial, flags: Partial) -> Result<Settings, Error> {
+    pub fn merge(mut file: Partial, mut flags: Partial) -> Result<Settings, Error> {
         file.drop_alternatives_of(&flags);
+        flags.set = options_over(flags.set, &mut file.set);
         let given = flags.or(file);
         check::refuse_unused(&given)?;
         let settings = given.complete();
@@ -313,10 +358,5 @@ impl Settings {
         let (decay, lr, stable) = (self.schedule, self.lr, self.stable);
         let warm_up = self.warmup_form.unwrap_or_default();
         Ok(Schedule { decay, lr, min_lr, warmup, warm_up, stable, cycle, total })
-    }
-
-    /// Tokens that one update reads: batch × sequence × accumulation.
-    pub fn tokens_per_step(&self) -> u64 {
-        (self.batch * self.seq * self.accum) as u64
     }
 }

@@ -11,9 +11,11 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::metrics::{self, Metrics, Row, Validation, mfu};
 use crate::plot;
+use crate::preference::Batch as _;
 use crate::schedule::Schedule;
 use crate::settings::{Length, Settings};
 use crate::signals::Stop;
+use crate::strategies::Batch;
 use astrai_files::FileError;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -75,7 +77,7 @@ struct Run<'a, 'b> {
     metrics: Metrics,
     /// Rows for which there was no room; the next wait behind them, so that none is missing.
     waiting: VecDeque<Row>,
-    batches: Vec<PackedBatch>,
+    batches: Vec<Batch>,
     callbacks: &'b mut dyn Callbacks,
     /// Step of the newest checkpoint of this process.
     saved: Option<u64>,
@@ -95,7 +97,8 @@ impl<'a> Trainer<'a> {
         };
         notes.iter().for_each(|n| callbacks.note(n));
         let tokens = self.settings.batch * self.settings.seq;
-        let batches = (0..self.settings.accum).map(|_| PackedBatch::with_capacity(tokens)).collect();
+        let empty = |_| Batch::of(self.settings.strategy.kind(), tokens);
+        let batches = (0..self.settings.accum).map(empty).collect();
         let mut run = Run {
             t: self,
             sampler,
@@ -141,8 +144,8 @@ impl Run<'_, '_> {
             batch.fill(&*self.t.data.train, self.sampler.range(first..first + micro))?;
         }
         let lr = self.schedule.at(self.t.state.step);
-        let done = self.t.engine.step(&self.batches, lr)?;
-        let tokens = self.batches.iter().map(PackedBatch::tokens).sum::<usize>() as u64;
+        let done = self.t.engine.learn(&self.batches, lr)?;
+        let tokens = self.batches.iter().map(Batch::tokens).sum::<usize>() as u64;
         let seconds = started.elapsed().as_secs_f64();
         let state = &mut self.t.state;
         state.step += 1;
@@ -163,17 +166,23 @@ impl Run<'_, '_> {
             seconds,
             mfu: mfu(flops, tokens_per_s, peak),
             router: done.router,
+            metrics: self.t.engine.metrics(),
         };
         self.record(Row::Step(row.clone()));
         self.callbacks.step(&row, self.t.state.total_steps);
-        self.skipped = if done.applied() { 0 } else { self.skipped + 1 };
-        if self.skipped == 1 {
-            self.callbacks
-                .note(&format!("step {}: the gradient is not finite, the step was left out", row.step));
+        self.skipped = if done.applied { 0 } else { self.skipped + 1 };
+        let large = row.grad_norm.is_finite();
+        if self.skipped == 1 || large && self.skipped > 0 {
+            let why = match large {
+                true => format!("of norm {:.3} is above --skip-norm", row.grad_norm),
+                false => "is not finite".to_string(),
+            };
+            self.callbacks.note(&format!("step {}: the gradient {why}, the step was left out", row.step));
         }
         if self.skipped >= PATIENCE {
+            let none = if large { "every gradient norm was above --skip-norm" } else { "no finite gradient" };
             return Err(Error::Refused(format!(
-                "no finite gradient in the last {PATIENCE} steps, up to step {}: lower --lr or look at the data, and go on from the last checkpoint with --resume, or begin anew",
+                "{none} in the last {PATIENCE} steps, up to step {}: lower --lr or look at the data, and go on from the last checkpoint with --resume, or begin anew",
                 row.step
             )));
         }
@@ -201,25 +210,42 @@ impl Run<'_, '_> {
 
     fn validate(&mut self) -> Result<(), Error> {
         let Some(validation) = &self.t.data.validation else { return Ok(()) };
-        let (mut sum, mut count) = (0.0, 0);
-        let Some(batch) = self.batches.first_mut() else { return Ok(()) };
         let micro = self.t.settings.batch as u64;
-        for first in (0..validation.len()).step_by(micro as usize) {
-            batch.fill(&**validation, first..(first + micro).min(validation.len()))?;
-            let (loss, targets) = self.t.engine.score(batch)?;
-            sum += loss;
-            count += targets;
-        }
-        let mut tasks = BTreeMap::new();
+        let parts = (0..validation.len()).step_by(micro as usize);
+        let parts = parts.map(|first| first..(first + micro).min(validation.len()));
+        let (val_loss, metrics) = if self.t.engine.recipe().objective.is_some() {
+            // Held out are a few hundred records: together they are one window, whose loss counts its tokens alike.
+            let mut window = Vec::new();
+            for items in parts {
+                let mut batch = Batch::of(self.t.settings.strategy.kind(), 0);
+                batch.fill(&**validation, items)?;
+                window.push(batch);
+            }
+            (self.t.engine.judge(&window)?, self.t.engine.metrics())
+        } else {
+            let (mut sum, mut count) = (0.0, 0);
+            let Some(batch) = self.batches.first_mut() else { return Ok(()) };
+            for items in parts {
+                batch.fill(&**validation, items)?;
+                if let Batch::Tokens(batch) = &*batch {
+                    let (loss, targets) = self.t.engine.score(batch)?;
+                    sum += loss;
+                    count += targets;
+                }
+            }
+            (sum / count.max(1) as f64, Default::default())
+        };
+        let mut metrics: BTreeMap<String, f64> =
+            metrics.into_iter().map(|(name, x)| (format!("val_{name}"), x)).collect();
+        let (mut batch, engine) = (PackedBatch::default(), &mut self.t.engine);
         for task in &self.t.data.tasks {
-            let engine = &mut self.t.engine;
-            tasks.append(&mut task.metrics(&mut |scored| {
+            metrics.append(&mut task.metrics(&mut |scored| {
                 batch.clear();
-                scored.append_to(batch);
-                engine.score(batch).map(|(loss, _)| -loss)
+                scored.append_to(&mut batch);
+                engine.score(&batch).map(|(loss, _)| -loss)
             })?);
         }
-        let row = Validation { step: self.t.state.step, val_loss: sum / count.max(1) as f64, tasks };
+        let row = Validation { step: self.t.state.step, val_loss, metrics };
         self.record(Row::Validation(row.clone()));
         self.callbacks.validated(&row);
         Ok(())

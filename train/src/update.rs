@@ -56,7 +56,7 @@ pub fn build(weights: &[Weight], optimizer: &Optimizer, stages: Option<&Stages>)
         g.unary(UnaryKind::Sqrt, total)
     })?;
     g.set_output("grad_norm", norm)?;
-    let most = g.constant(Type::scalar(DType::F32), f64::from(f32::MAX))?;
+    let most = g.constant(Type::scalar(DType::F32), optimizer.most())?;
     let mut given = vec![(FINITE, g.compare(CompareKind::Le, norm, most)?)];
     if let Some(most) = optimizer.clip {
         given.push((FACTOR, g.scope("clip", |g| clip_factor(g, norm, most))?));
@@ -76,7 +76,7 @@ pub fn build(weights: &[Weight], optimizer: &Optimizer, stages: Option<&Stages>)
 const TENSOR: &str = "weight";
 /// The sum of squares so far, a parameter.
 const TOTAL: &str = "total";
-/// Whether all gradients are finite, a parameter.
+/// Whether all gradients are finite and none too large, a parameter.
 const FINITE: &str = "finite";
 /// What gradients are scaled by to clip them, a parameter.
 const FACTOR: &str = "factor";

@@ -40,7 +40,7 @@ impl Layer<'_> {
             let mut args = vec![logits];
             if e.correction {
                 let ty = Type::new(DType::F32, [Dim::from(e.count)]);
-                args.push(g.push(Weight::frozen(e.names.correction, ty), &[])?);
+                args.push(g.push(Weight::fixed(e.names.correction, ty), &[])?);
             }
             Routed::new(g, op, &args)
         })

@@ -151,7 +151,8 @@ fn of_layer_weight(block: &Block, param: &str, layer: &str, ty: &Type) -> ops::W
     if let Some(ops::Op::Weight(w)) = block.leaf(param).map(|leaf| &block.graph.node(leaf).op) {
         let part = |p: &ops::Rows| ops::Rows { name: format!("{layer}{}", p.name), rows: p.rows };
         weight.parts = w.parts.iter().map(part).collect();
-        (weight.frozen, weight.skip_zero_grad) = (w.frozen, w.skip_zero_grad);
+        (weight.frozen, weight.keeps_type) = (w.frozen, w.keeps_type);
+        weight.skip_zero_grad = w.skip_zero_grad;
     }
     weight
 }

@@ -79,7 +79,7 @@ impl<'a> Optimizers<'a> {
         }
         check_sizes(&self.model.config, batch as u64, seq as u64)?;
         let (ids, sizes) = (batches.to_i64()?, [steps, batch, seq]);
-        let course = Course { ids: &ids, sizes, optimizer, lr, storage: DType::F32 };
+        let course = Course { ids: &ids, sizes, optimizer, lr, storage: DType::F32, adapter: None };
         let (got, engine) = curve::train(&self.model, course, self.machine, &mut |_, _| {})?;
         let [losses, norms] =
             ["losses", "grad_norms"].map(|x| floats(&self.file, &self.path, &format!("run.{i}.{x}"), steps));

@@ -17,10 +17,12 @@ pub struct Weight {
     /// Checkpoint tensors whose rows follow one another in the buffer; empty when the buffer is the one of that name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Rows>,
-    /// Frozen: training does not update the weight. It has no gradient, no moments and no decay, and keeps its own type whatever
-    /// the storage type of other weights is. It is loaded and saved like any other.
+    /// Frozen: training does not update the weight. It has no gradient, no moments and no decay.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub frozen: bool,
+    /// The weight keeps its own type whatever the storage type of other weights is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_type: bool,
     /// The optimiser skips a part whose gradient is zero throughout: neither decay nor moments change in that step, as if the part
     /// had no gradient. All parts then have equally many rows. It is set for experts that are checkpoint tensors of their own,
     /// which have no gradient in a step in which no token was routed to them.
@@ -41,12 +43,13 @@ pub struct Rows {
 impl Weight {
     /// A buffer that is one checkpoint tensor.
     pub fn new(name: &str, ty: Type) -> Weight {
-        Weight { name: name.to_string(), ty, parts: vec![], frozen: false, skip_zero_grad: false }
+        let name = name.to_string();
+        Weight { name, ty, parts: vec![], frozen: false, keeps_type: false, skip_zero_grad: false }
     }
 
-    /// A buffer that is one frozen checkpoint tensor.
-    pub fn frozen(name: &str, ty: Type) -> Weight {
-        Weight { frozen: true, ..Weight::new(name, ty) }
+    /// A buffer that is one checkpoint tensor which no model trains or rounds: a constant of its maker's.
+    pub fn fixed(name: &str, ty: Type) -> Weight {
+        Weight { frozen: true, keeps_type: true, ..Weight::new(name, ty) }
     }
 
     /// Checkpoint tensors in the buffer, with their rows.

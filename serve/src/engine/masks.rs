@@ -1,10 +1,11 @@
 //! What may come next in answers that are held to a grammar, found on threads of its own while the model computes. In: guides, before a
 //! step. Out: the same guides with what each allows, after it.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
+
+use astrai_files::guarded;
 
 use crate::grammar::{Allowed, Guide};
 use crate::scheduler::SequenceId;
@@ -28,6 +29,8 @@ pub(super) struct Masks {
     /// Guides that are out.
     out: usize,
     threads: usize,
+    /// Threads, at most; the system is asked once, since asking reads files.
+    most: usize,
 }
 
 impl Masks {
@@ -35,14 +38,14 @@ impl Masks {
     pub fn new() -> Masks {
         let (jobs, waiting) = channel();
         let (tell, found) = channel();
-        Masks { jobs, waiting: Arc::new(Mutex::new(waiting)), found, tell, out: 0, threads: 0 }
+        let most = std::thread::available_parallelism().map_or(1, usize::from).min(MOST);
+        Masks { jobs, waiting: Arc::new(Mutex::new(waiting)), found, tell, out: 0, threads: 0, most }
     }
 
     /// Begins with a guide.
     pub fn begin(&mut self, id: SequenceId, guide: Box<Guide>) {
         self.out += 1;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        if self.threads < self.out.min(cores).min(MOST) && self.start() {
+        if self.threads < self.out.min(self.most) && self.start() {
             self.threads += 1;
         }
         if self.threads == 0 {
@@ -76,10 +79,10 @@ impl Masks {
 }
 
 fn find(id: SequenceId, mut guide: Box<Guide>) -> Found {
-    let found = catch_unwind(AssertUnwindSafe(|| {
+    let found = guarded(|| {
         let allowed = guide.allowed();
         (guide, allowed)
-    }));
+    });
     match found {
         Ok((guide, allowed)) => (id, Some(guide), allowed),
         Err(_) => (id, None, Err("the grammar failed; please report this".into())),

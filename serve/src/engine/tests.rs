@@ -195,7 +195,7 @@ fn prompts_are_scored_from_where_it_is_asked() {
         assert_eq!((whole.len(), cached), (20, 0));
         for from in [0, 1, 2, 5, 9, 13, 20, 21, 40] {
             let (tail, cached) = scores(&engine, from);
-            assert_eq!(tail, whole[from.max(1).min(21) - 1..], "from {from}");
+            assert_eq!(tail, whole[from.clamp(1, 21) - 1..], "from {from}");
             assert_eq!(cached, (from.clamp(1, 21) - 1) / SIZES.page_size * SIZES.page_size);
         }
     }

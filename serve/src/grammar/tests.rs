@@ -66,7 +66,7 @@ fn runs_of_space_come_to_an_end() {
 fn circles_and_endless_answers_are_refused() {
     let compiler = compiler();
     let refused = |schema: Value, what: &str| {
-        let why = compiler.compile(Wanted::Schema(schema)).unwrap_err();
+        let why = compiler.compile(Wanted::Schema(schema)).unwrap_err().to_string();
         assert!(why.contains(what), "{why}");
     };
     let circle =
@@ -102,4 +102,44 @@ fn grammars_of_single_characters_choose_nothing_beforehand() {
     for bad in ["abcdef", "", "a  b", "(a"] {
         assert!(!grammar.accepts(bad), "{bad}");
     }
+}
+
+#[test]
+fn what_is_wanted_again_is_not_compiled_again() {
+    let compiler = compiler();
+    let of = |text: &str| compiler.compile(Wanted::Regex(text.into())).unwrap();
+    let first = of("a");
+    assert!(first == of("a"));
+    assert!(first != compiler.compile(Wanted::Choice(vec!["a".into()])).unwrap());
+    // What was wanted last is kept longest.
+    (2..MOST_KEPT).for_each(|n| drop(of(&format!("a{{{n}}}b"))));
+    assert!(first == of("a"));
+    (1..=MOST_KEPT).for_each(|n| drop(of(&format!("a{{{n}}}c"))));
+    assert!(first != of("a"));
+}
+
+#[test]
+fn a_compilation_that_panics_is_refused_and_not_late_for_ever() {
+    let compiler = compiler();
+    let (second, never) = (Duration::from_secs(1), Duration::from_millis(1));
+    let wrong = compiler.bounded(second, || -> Result<(), String> { panic!("no\nway") }).unwrap_err();
+    assert_eq!(wrong, CompileError::Wrong("the grammar library fails on it: no way".into()));
+    let (done, wait) = channel::<()>();
+    let wait = Arc::new(Mutex::new(wait));
+    for _ in 0..MOST_LATE {
+        let wait = wait.clone();
+        let work = move || -> Result<(), String> {
+            let _gone = wait.lock().unwrap().recv();
+            panic!("late")
+        };
+        assert!(matches!(compiler.bounded(never, work), Err(CompileError::Wrong(_))));
+    }
+    assert!(matches!(compiler.bounded(second, || Ok(())), Err(CompileError::Busy(_))));
+    drop(done);
+    let since = std::time::Instant::now();
+    while compiler.late.load(Ordering::Acquire) > 0 {
+        assert!(since.elapsed() < Duration::from_secs(20));
+        std::thread::yield_now();
+    }
+    assert!(compiler.bounded(second, || Ok(())).is_ok());
 }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::app::App;
 use super::body::receive;
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, append};
 use super::generate::{Asked, Endpoint, Head};
 use super::middleware::Caller;
 use super::params::{Params, model};
@@ -86,10 +86,7 @@ impl Messages {
     /// Adds to a block of text, or begins one.
     fn add(&mut self, kind: &str, key: &str, text: String) {
         match self.blocks.last_mut() {
-            Some(last) if last["type"] == *kind => {
-                let joined = format!("{}{text}", last[key].as_str().unwrap_or(""));
-                last[key] = joined.into();
-            }
+            Some(last) if last["type"] == *kind => append(&mut last[key], &text),
             _ => {
                 let mut block = json!({"type": kind, key: text});
                 if kind == "thinking" {

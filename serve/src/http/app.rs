@@ -16,7 +16,7 @@ use super::rates::Limiter;
 use super::responses::Kept;
 use super::{HttpSettings, Served};
 use crate::engine::{Engine, Handle};
-use crate::grammar::{Compiler, Grammar, Wanted};
+use crate::grammar::{CompileError, Compiler, Grammar, Wanted};
 use crate::template::ChatTemplate;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
@@ -133,7 +133,10 @@ impl App {
             Compiler::new(&self.tokenizer, vocabulary, eos).map(Arc::new)
         };
         let compiler = self.compiler.get_or_init(new).as_ref().map_err(ApiError::internal)?;
-        compiler.compile(wanted).map_err(|wrong| ApiError::field(field, wrong))
+        compiler.compile(wanted).map_err(|e| match e {
+            CompileError::Wrong(wrong) => ApiError::field(field, wrong),
+            CompileError::Busy(_) => ApiError::unavailable(format!("{field}: {e}")),
+        })
     }
 
     /// Does work that takes long on a thread of its own, no more at a time than there are cores. What the work is given is set
@@ -177,8 +180,7 @@ impl App {
 
     /// Whether requests have waited for long to be prepared.
     pub fn is_stuck(&self) -> bool {
-        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.values().next().is_some_and(|since| since.elapsed() > STUCK)
+        is_stuck(&self.waiting)
     }
 
     /// Makes the room that a body takes of that for all bodies so many bytes; false where there are not as many left.
@@ -208,6 +210,11 @@ impl Drop for Client {
 
 type Queue = Mutex<BTreeMap<u64, Instant>>;
 
+fn is_stuck(queue: &Queue) -> bool {
+    let waiting = queue.lock().unwrap_or_else(PoisonError::into_inner);
+    waiting.values().next().is_some_and(|since| since.elapsed() > STUCK)
+}
+
 /// A request's place among those that wait to be prepared.
 struct Waiting<'a> {
     queue: &'a Queue,
@@ -232,4 +239,22 @@ impl Drop for Waiting<'_> {
 /// Seconds since 1970.
 pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_wait_shows_that_requests_are_held_up() {
+        let queue = Queue::default();
+        let long_ago = Instant::now().checked_sub(2 * STUCK).unwrap();
+        queue.lock().unwrap().insert(0, long_ago);
+        let waits = Waiting::since_now(&queue);
+        assert!(is_stuck(&queue));
+        queue.lock().unwrap().remove(&0);
+        assert!(!is_stuck(&queue));
+        drop(waits);
+        assert!(queue.lock().unwrap().is_empty());
+    }
 }

@@ -1,5 +1,6 @@
 //! The answers of one HTTP request: one for each prompt, as many choices as asked for each. In: answers as they come. Out: one
-//! sequence of steps, whose choices are numbered over all prompts, and exactly one end. Dropping it cancels what is left.
+//! sequence of steps, whose choices are numbered over all prompts, and exactly one end. Dropping it cancels what is left. Whoever asked
+//! pays for what was computed, however it ended.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -56,7 +57,9 @@ impl Batch {
             let stream = app.engine.submit(request)?;
             Ok(Some(Answer::new(stream, &app.tokenizer, n, stop_strings, skip.clone())))
         };
+        let prompts = requests.iter().map(|request| request.prompt.len()).sum();
         let answers = requests.into_iter().map(submit).collect::<Result<_, ApiError>>()?;
+        app.limiter.use_tokens(caller, prompts);
         let (submitted, usage) = (Instant::now(), Usage::default());
         Ok(Batch { app: app.clone(), n, answers, submitted, caller, told, usage, over: false })
     }
@@ -83,7 +86,7 @@ impl Batch {
                 && let Err(why) = self.end(i, end)
             {
                 self.over = true;
-                self.answers.clear();
+                self.leave();
                 return Poll::Ready(Some(Progress::End(Err(why))));
             }
         }
@@ -103,12 +106,20 @@ impl Batch {
         self.usage.output + self.answers.iter().flatten().map(Answer::sampled).sum::<usize>()
     }
 
+    /// Ends what is left.
+    fn leave(&mut self) {
+        let sampled = self.answers.iter().flatten().map(Answer::sampled).sum();
+        self.app.limiter.use_tokens(self.caller, sampled);
+        self.answers.clear();
+    }
+
     fn end(&mut self, i: usize, end: End) -> Result<(), ApiError> {
-        let first = self.answers[i].take().and_then(|answer| answer.first_token());
+        let Some(answer) = self.answers[i].take() else { return Ok(()) };
+        self.app.limiter.use_tokens(self.caller, answer.sampled());
+        let first = answer.first_token();
         match end {
             End::Finished(usage) => {
                 self.app.metrics.finished(&usage, self.n, self.submitted, first);
-                self.app.limiter.use_tokens(self.caller, usage.prompt + usage.output);
                 self.usage.prompt += usage.prompt;
                 self.usage.cached += usage.cached;
                 self.usage.output += usage.output;
@@ -119,5 +130,11 @@ impl Batch {
             End::Failed(why) if !self.app.is_ready() => Err(ApiError::unavailable(why)),
             End::Failed(why) => Err(ApiError::internal(why)),
         }
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        self.leave();
     }
 }

@@ -83,6 +83,9 @@ impl Endpoint for Completions {
 
     fn read(fields: &mut Fields, app: &App, caller: Caller) -> Result<Asked<Self>, ApiError> {
         let mut params = Params::read(fields, app, caller)?;
+        if params.thinking_budget.is_some() {
+            return Err(fields.refusal("thinking_token_budget", "is for conversations; leave it out"));
+        }
         params.sampling.logprobs = fields.take("logprobs")?;
         if let Some((field, wanted)) = params.wanted.take() {
             let grammar = Some(app.compile(&field, wanted)?);

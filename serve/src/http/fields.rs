@@ -9,7 +9,7 @@ use super::error::ApiError;
 pub(super) use crate::template::kind;
 
 /// The fields of a body that are not read yet.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Fields {
     entries: Map<String, Value>,
     /// Set when the client that sent them has left.
@@ -114,6 +114,14 @@ impl Fields {
     pub fn refusal(&self, name: &str, wrong: impl std::fmt::Display) -> ApiError {
         let path = if self.within.is_empty() { name.to_owned() } else { format!("{}.{name}", self.within) };
         ApiError::field(path, wrong)
+    }
+}
+
+/// Adds to a text where it is; what is no text becomes one.
+pub fn append(value: &mut Value, text: &str) {
+    match value {
+        Value::String(before) => before.push_str(text),
+        other => *other = text.into(),
     }
 }
 

@@ -1,11 +1,13 @@
 //! Calls that an answer must be: `tool_choice` required, or a named tool. In: the tools. Out: a grammar of calls in the model's own format,
 //! whose arguments their schemas hold.
 
+use std::collections::HashSet;
+
 use serde_json::{Value, json};
 
 use super::app::App;
 use super::error::ApiError;
-use crate::grammar::{Wanted, quoted};
+use crate::grammar::{Wanted, quoted, within};
 use crate::markup::CallFormat;
 
 /// A tool as a grammar sees it.
@@ -25,12 +27,12 @@ pub fn calls(app: &App, format: CallFormat, tools: &[Value], several: bool) -> R
         (function["name"].as_str().unwrap_or("").to_owned(), parameters.unwrap_or(json!({"type": "object"})))
     };
     let tools: Vec<(String, Value)> = tools.iter().map(one).collect();
-    let mut writer = Writer { app, rules: String::new() };
+    let mut writer = Writer { app, rules: String::new(), arguments: 0 };
     let mut names = Vec::new();
     for (i, (name, parameters)) in tools.iter().enumerate() {
         let tool = Tool { name, parameters: parameters.clone() };
         let body = writer.call(format, i, &tool)?;
-        writer.rules.push_str(&format!("call{i}: {body}\n"));
+        writer.rule(format!("call{i}: {body}\n"))?;
         names.push(format!("call{i}"));
     }
     let call = names.join(" | ");
@@ -41,9 +43,22 @@ pub fn calls(app: &App, format: CallFormat, tools: &[Value], several: bool) -> R
     Ok(Wanted::Lark(start + &writer.rules))
 }
 
+/// An expression of the texts that have no such tag in them. What follows a `<` in one is not the rest of the tag.
+fn without(tag: &str) -> String {
+    let mut after = String::new();
+    for (i, c) in tag.chars().skip(1).collect::<Vec<_>>().into_iter().rev().enumerate() {
+        let c = if c == '/' { "\\/".to_owned() } else { c.to_string() };
+        let goes_on = if i == 0 { String::new() } else { format!("|{c}{after}") };
+        after = format!("(?:[^{c}<][^<]*{goes_on})?");
+    }
+    format!("[^<]*(?:<{after})*")
+}
+
 struct Writer<'a> {
     app: &'a App,
     rules: String,
+    /// Rules of arguments so far.
+    arguments: usize,
 }
 
 impl Writer<'_> {
@@ -68,12 +83,19 @@ impl Writer<'_> {
         }
     }
 
+    /// Adds a rule, while there are not too many.
+    fn rule(&mut self, rule: String) -> Result<(), ApiError> {
+        self.rules.push_str(&rule);
+        within(&self.rules).map_err(|wrong| ApiError::field("tools", format!("their grammar {wrong}")))
+    }
+
     /// The rule of arguments that a schema holds.
     fn arguments(&mut self, name: &str, schema: &Value) -> Result<String, ApiError> {
         let at = |wrong: String| ApiError::field("tools", format!("{name}: {wrong}"));
         let schema = Wanted::checked_schema(schema.clone()).map_err(at)?;
-        let rule = format!("arguments{}", self.rules.matches("\narguments").count() + 1);
-        self.rules.push_str(&format!("\n{rule}: %json {schema}\n"));
+        self.arguments += 1;
+        let rule = format!("arguments{}", self.arguments);
+        self.rule(format!("\n{rule}: %json {schema}\n"))?;
         Ok(rule)
     }
 
@@ -109,11 +131,11 @@ impl Writer<'_> {
 
     /// A call whose arguments are bare texts: required ones in the order of the schema, others may be left out.
     fn bare_call(&mut self, format: CallFormat, i: usize, tool: &Tool) -> Result<String, ApiError> {
-        let required = tool.parameters.get("required").and_then(Value::as_array);
-        let needed = |key: &str| required.is_some_and(|all| all.iter().any(|name| name == key));
-        let properties = tool.parameters.get("properties").and_then(Value::as_object).cloned();
+        let required = tool.parameters.get("required").and_then(Value::as_array).into_iter().flatten();
+        let needed: HashSet<&str> = required.filter_map(Value::as_str).collect();
+        let properties = tool.parameters.get("properties").and_then(Value::as_object).into_iter().flatten();
         let mut body = String::new();
-        for (j, (key, schema)) in properties.unwrap_or_default().iter().enumerate() {
+        for (j, (key, schema)) in properties.enumerate() {
             let (head, end) = match format {
                 CallFormat::Glm4 => {
                     let key = quoted(key);
@@ -124,15 +146,24 @@ impl Writer<'_> {
                 _ => (quoted(&format!("<parameter={key}>\n")), quoted("\n</parameter>")),
             };
             let value = match self.texts(schema) {
-                Some(texts) => texts,
+                Some(texts) => format!("{texts} {end}"),
                 None if schema.get("type").is_some_and(|t| t == "string") => {
-                    // Up to the first thing that looks like a tag.
-                    "/[^<]{0,4000}/".into()
+                    let tag = if format == CallFormat::Glm4 { "</arg_value>" } else { "</parameter>" };
+                    let text = without(tag);
+                    // An end that is text is part of the same terminal, which is as long as can be: a text may have in it how its
+                    // end begins. One that is a token of its own cannot be in a text.
+                    match end.starts_with('<') {
+                        true => format!("/{text}/ {end}"),
+                        false => {
+                            let line = if format == CallFormat::Glm4 { "" } else { "\\n" };
+                            format!("/{text}{line}{}/", tag.replace('/', "\\/"))
+                        }
+                    }
                 }
-                None => self.arguments(tool.name, schema)?,
+                None => format!("{} {end}", self.arguments(tool.name, schema)?),
             };
-            self.rules.push_str(&format!("\nvalue{i}x{j}: {head} {value} {end} \"\\n\"\n"));
-            body.push_str(&format!(" value{i}x{j}{}", if needed(key) { "" } else { "?" }));
+            self.rule(format!("\nvalue{i}x{j}: {head} {value} \"\\n\"\n"))?;
+            body.push_str(&format!(" value{i}x{j}{}", if needed.contains(&**key) { "" } else { "?" }));
         }
         let [open, close] = ["<tool_call>", "</tool_call>"].map(|tag| self.tag(tag));
         Ok(match format {

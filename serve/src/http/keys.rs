@@ -43,13 +43,17 @@ fn hash(key: &[u8]) -> KeyHash {
     Sha256::digest(key).into()
 }
 
-/// The keys of a file: one a line; what follows `#` is a remark.
+/// The keys of a file: one a line; a `#` that begins a line or follows a space begins a remark.
 fn read(path: &Path) -> io::Result<Vec<KeyHash>> {
     let wrong = |what: String| io::Error::other(format!("{}: {what}", path.display()));
     let bytes = read_present(path, LARGEST).map_err(|e| wrong(e.trouble()))?;
     let bytes = bytes.ok_or_else(|| wrong("no such file; give one with a key a line".into()))?;
     let text = String::from_utf8(bytes).map_err(|_| wrong("is not UTF-8; save it as such".into()))?;
-    let lines = text.lines().map(|line| line.split('#').next().unwrap_or("").trim());
+    let remark = |line: &str| {
+        let of_its_own = |at: &usize| line[..*at].chars().next_back().is_none_or(char::is_whitespace);
+        line.match_indices('#').map(|(at, _)| at).find(of_its_own)
+    };
+    let lines = text.lines().map(|line| line[..remark(line).unwrap_or(line.len())].trim());
     let keys: Vec<KeyHash> = lines.filter(|line| !line.is_empty()).map(|key| hash(key.as_bytes())).collect();
     // No key at all would let everybody in.
     if keys.is_empty() { Err(wrong("has no key; write one on a line of its own".into())) } else { Ok(keys) }

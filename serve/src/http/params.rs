@@ -1,6 +1,8 @@
 //! What chats and completions have in common: how to sample, when to stop, how to send. A field's type stands here, its range
 //! and what is said about it in [`Sampling::checked`], which the engine holds everybody to.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
@@ -125,16 +127,13 @@ fn allowed_ids(value: Value) -> Result<Vec<u32>, String> {
 /// Words that may not come, as runs of tokens: at the beginning of a text and, with a space before them, within one.
 fn bad_words(fields: &mut Fields, app: &App) -> Result<Vec<Vec<u32>>, ApiError> {
     let words: Vec<String> = fields.list("bad_words", MOST_BAD_WORDS / 2)?;
-    let mut runs = Vec::with_capacity(words.len() * 2);
+    let mut runs = BTreeSet::new();
     for word in words.iter().map(|word| word.trim_start()).filter(|word| !word.is_empty()) {
         for text in [word.to_owned(), format!(" {word}")] {
-            let ids = app.encode("bad_words", &text, false)?;
-            if !ids.is_empty() && !runs.contains(&ids) {
-                runs.push(ids);
-            }
+            runs.insert(app.encode("bad_words", &text, false)?);
         }
     }
-    Ok(runs)
+    Ok(runs.into_iter().filter(|ids| !ids.is_empty()).collect())
 }
 
 /// How many tokens of the prompt are kept, its last ones; none for all.

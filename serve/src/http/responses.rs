@@ -200,6 +200,43 @@ impl Responses {
     }
 }
 
+/// A conversation, and the ids of its prompt.
+fn prompt(app: &App, fields: &mut Fields) -> Result<(Talk, Vec<u32>), ApiError> {
+    let talk = Talk::read(app, fields)?;
+    let ids = app.encode(Responses::PROMPT, &talk.text, talk.add_special)?;
+    Ok((talk, ids))
+}
+
+/// The same, without its oldest turns where it leaves no room for an answer of so many tokens. What is left begins with something that
+/// the user said; instructions stay.
+fn fitting(app: &App, fields: &mut Fields, most: usize) -> Result<(Talk, Vec<u32>), ApiError> {
+    let room = app.engine.limits().context.saturating_sub(most);
+    let is_short = |read: &Result<(Talk, Vec<u32>), ApiError>| match read {
+        Ok((_, ids)) => ids.len() <= room,
+        Err(e) => e.code != Some("context_length_exceeded"),
+    };
+    let mut best = prompt(app, &mut fields.clone());
+    if is_short(&best) {
+        return best;
+    }
+    let messages: Vec<Value> = fields.or("messages", Vec::new())?;
+    let kept = messages.iter().take_while(|message| message["role"] == "system").count();
+    let is_turn = |at: &usize| messages[*at]["role"] == "user";
+    let turns: Vec<usize> = (kept + 1..messages.len()).filter(is_turn).collect();
+    let (mut low, mut high) = (0, turns.len());
+    while low < high {
+        let middle = (low + high) / 2;
+        let mut shorter = fields.clone();
+        shorter.put("messages", [&messages[..kept], &messages[turns[middle]..]].concat().into());
+        let read = prompt(app, &mut shorter);
+        match is_short(&read) {
+            true => (best, high) = (read, middle),
+            false => low = middle + 1,
+        }
+    }
+    best
+}
+
 impl Endpoint for Responses {
     const PREFIX: &'static str = "resp_";
     const PROMPT: &'static str = "input";
@@ -218,9 +255,16 @@ impl Endpoint for Responses {
         };
         let messages = translate::request(fields, before)?;
         let keep = fields.or("store", true)?;
+        let shortens = match fields.take::<String>("truncation")?.as_deref() {
+            None | Some("disabled") => false,
+            Some("auto") => true,
+            Some(_) => return Err(fields.refusal("truncation", "must be \"auto\" or \"disabled\"")),
+        };
         let mut params = Params::read(fields, app, caller)?;
-        let talk = Talk::read(app, fields)?;
-        let ids = app.encode(Self::PROMPT, &talk.text, talk.add_special)?;
+        let (talk, ids) = match shortens {
+            false => prompt(app, fields)?,
+            true => fitting(app, fields, params.sampling.max_tokens.unwrap_or(1))?,
+        };
         talk.show_markup(app, &mut params);
         talk.constraint(app, &mut params)?;
         let (turn, said, items) = (talk.turn(), Said::default(), Vec::new());

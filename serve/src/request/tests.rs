@@ -75,6 +75,9 @@ fn lists_are_no_longer_than_is_useful() {
     assert_eq!(with(|s| s.logit_bias = vec![(1, 1.0); 301]), "logit_bias");
     assert_eq!(with(|s| s.stop_ids = vec![1; 128]), "");
     assert_eq!(with(|s| s.stop_ids = vec![1; 129]), "stop_token_ids");
+    assert_eq!(with(|s| s.bad_words = vec![vec![1; 16]; 1000]), "");
+    assert_eq!(with(|s| s.bad_words = vec![vec![1]; 1001]), "bad_words");
+    assert_eq!(with(|s| s.bad_words = vec![vec![1; 17]; 1000]), "bad_words");
 }
 
 #[test]

@@ -201,6 +201,11 @@ fn a_run_that_diverges_ends_and_keeps_its_good_checkpoints() {
     assert!(before.iter().any(|l| l.contains("the step was left out")), "{before:?}");
     assert_eq!(fs::read_to_string(out.join("latest")).unwrap(), "step_000004\n");
     good(small(&out).args(["--resume", "--steps", "6", "--lr", "1e-3"]).args(good_part));
+    let (line, before) = fails(
+        small(&dir.path().join("large")).args(["--steps", "30", "--skip-norm", "1e-6"]).args(good_part),
+    );
+    says(&line, &["every gradient norm was above --skip-norm in the last 20 steps"]);
+    assert!(before.iter().any(|l| l.contains("is above --skip-norm, the step was left out")), "{before:?}");
 }
 
 #[test]

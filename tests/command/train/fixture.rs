@@ -56,6 +56,14 @@ pub fn small(out: &Path) -> Command {
     c
 }
 
+/// A run on the shared shards that starts from the shared run's model.
+pub fn beside(out: &Path) -> Command {
+    let mut c = command(out);
+    c.arg("--model").arg(shared().join("run/step_000001")).arg("--data").arg(shared().join("run/data"));
+    c.args(["--seq", "32"]);
+    c
+}
+
 pub fn stderr(out: &Output) -> String {
     String::from_utf8_lossy(&out.stderr).into_owned()
 }
@@ -118,7 +126,9 @@ pub fn tensors(out: &Path, step: u64, file: &str) -> Vec<u8> {
 pub fn assert_same(a: &Path, b: &Path, steps: u64, what: &str) {
     assert_eq!(losses(b).len() as u64, steps, "{what}");
     assert_eq!(metrics(a), metrics(b), "{what}: metrics");
-    for file in ["model.safetensors", "optimizer.safetensors"] {
+    let adapter = a.join(format!("step_{steps:06}/adapter_config.json")).is_file();
+    let weights = if adapter { "adapter_model.safetensors" } else { "model.safetensors" };
+    for file in [weights, "optimizer.safetensors"] {
         assert!(tensors(a, steps, file) == tensors(b, steps, file), "{what}: {file}");
     }
 }

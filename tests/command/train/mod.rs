@@ -9,4 +9,5 @@ mod model;
 mod resume;
 mod router;
 mod same;
+pub mod strategies;
 mod update;

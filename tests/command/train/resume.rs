@@ -1,32 +1,54 @@
-//! Twenty runs killed at random moments and resumed: what is left at the end is what one run leaves that nobody disturbed.
+//! Runs killed at random moments and resumed: what is left at the end is what one run leaves that nobody disturbed.
 
-use crate::train::fixture::{assert_same, command, shared, small, stderr, text};
+use crate::train::fixture::{assert_same, beside, command, shared, small, stderr, text};
+use crate::train::strategies::records;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const STEPS: u64 = 20;
-const KILLS: usize = 20;
+const KILLS: usize = EACH * KINDS.len();
 /// Kills of one run; then it may finish.
 const EACH: usize = 5;
 
-/// What kinds of runs are killed: their flags, and whether they start from text.
-const KINDS: [(&[&str], bool); 4] = [
-    (&["--save-every", "1", "--batch", "4", "--eval-every", "3"], true),
-    (&["--save-every", "2", "--batch", "2", "--accum", "2", "--dtype", "bf16"], false),
-    (&["--save-every", "1", "--batch", "4", "--optimizer", "sgd", "--keep", "1"], false),
-    (&["--save-every", "1", "--batch", "2", "--accum", "2", "--keep", "0"], false),
+/// What a run starts from, or is on.
+#[derive(Clone, Copy, Debug)]
+enum On {
+    Text,
+    Shards,
+    /// An adapter beside a trained model.
+    Model,
+    /// Preferences against a reference, which scores them first.
+    Pairs,
+}
+
+/// What kinds of runs are killed: their flags, and on what they are.
+const KINDS: [(&[&str], On); 6] = [
+    (&["--save-every", "1", "--batch", "4", "--eval-every", "3"], On::Text),
+    (&["--save-every", "2", "--batch", "2", "--accum", "2", "--dtype", "bf16"], On::Shards),
+    (&["--save-every", "1", "--batch", "4", "--optimizer", "sgd", "--keep", "1"], On::Shards),
+    (&["--save-every", "1", "--batch", "2", "--accum", "2", "--keep", "0"], On::Shards),
+    (&["--save-every", "1", "--batch", "4", "--dtype", "bf16", "--lora-rank", "4", "--dora"], On::Model),
+    (&["--save-every", "1", "--batch", "2", "--accum", "2", "--eval-every", "3"], On::Pairs),
 ];
 
-fn run(out: &Path, (flags, from_text): (&[&str], bool)) -> Command {
-    let mut c = if from_text {
-        let mut c = command(out);
-        c.arg("--config").arg(shared().join("config.json")).arg("--data").arg(text());
-        c.args(["--vocab", "300", "--seq", "32"]);
-        c
-    } else {
-        small(out)
+fn run(out: &Path, (flags, on): (&[&str], On)) -> Command {
+    let mut c = match on {
+        On::Text => {
+            let mut c = command(out);
+            c.arg("--config").arg(shared().join("config.json")).arg("--data").arg(text());
+            c.args(["--vocab", "300", "--seq", "32"]);
+            c
+        }
+        On::Shards => small(out),
+        On::Model => beside(out),
+        On::Pairs => {
+            let mut c = command(out);
+            c.arg("--config").arg(shared().join("config.json")).args(["--strategy", "dpo", "--seq", "16"]);
+            c.arg("--data").arg(records(&shared().join("pairs"), "dpo"));
+            c
+        }
     };
     c.args(flags).args(["--threads", "2", "--steps", &STEPS.to_string()]);
     c

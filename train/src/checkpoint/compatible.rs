@@ -11,12 +11,30 @@ use super::{CONFIG, Opened, TRAINER};
 use crate::settings::Settings;
 use astrai_files::{FileError, one_line};
 
-/// Settings that decide which samples make an update, and the tensors of the optimizer.
-pub(super) const FIXED: [&str; 10] =
-    ["strategy", "batch", "seq", "stride", "packing", "accum", "optimizer", "ema", "dtype", "seed"];
+/// Settings that decide which samples make an update, what is learnt of them, and the tensors of the optimizer.
+pub(super) const FIXED: [&str; 18] = [
+    "strategy",
+    "set",
+    "reference",
+    "old",
+    "batch",
+    "seq",
+    "stride",
+    "packing",
+    "accum",
+    "optimizer",
+    "ema",
+    "dtype",
+    "seed",
+    "lora_rank",
+    "lora_alpha",
+    "lora_targets",
+    "rslora",
+    "dora",
+];
 
 /// Settings that bend the rest of the curve: allowed, never silently.
-pub(super) const CURVE: [&str; 22] = [
+pub(super) const CURVE: [&str; 23] = [
     "lr",
     "schedule",
     "warmup",
@@ -29,6 +47,7 @@ pub(super) const CURVE: [&str; 22] = [
     "epochs",
     "weight_decay",
     "clip",
+    "skip_norm",
     "beta1",
     "beta2",
     "eps",

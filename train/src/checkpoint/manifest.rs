@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{CONFIG, MANIFEST, MODEL, OPTIMIZER, TRAINER, parse, step_of};
+use crate::lora::ADAPTER_MODEL;
 use astrai_files::{FileError, hex, one_line, open, read_text};
 
 /// Version of the file's form.
@@ -59,7 +60,8 @@ impl Manifest {
         if let Some(name) = manifest.files.keys().find(|name| !is_plain(name) || *name == MANIFEST) {
             return Err(refused(format!("damaged: lists {:?}", one_line(name))));
         }
-        match [CONFIG, MODEL, OPTIMIZER, TRAINER].iter().find(|&&name| !manifest.files.contains_key(name)) {
+        let weights = if manifest.files.contains_key(ADAPTER_MODEL) { ADAPTER_MODEL } else { MODEL };
+        match [CONFIG, weights, OPTIMIZER, TRAINER].iter().find(|&&name| !manifest.files.contains_key(name)) {
             Some(name) => Err(refused(format!("damaged: {name} is not listed"))),
             None => Ok(manifest),
         }

@@ -10,6 +10,7 @@ use astrai_runtime::weights::Checkpoint;
 use super::manifest::Manifest;
 use super::state::{LONGEST, TrainerState};
 use super::{Attachment, CONFIG, LATEST, MODEL, OPTIMIZER, TRAINER, step_of};
+use crate::lora::{ADAPTER_CONFIG, ADAPTER_MODEL};
 use astrai_files::{FileError, read, read_text, shown};
 
 /// Longest config.json read, in bytes.
@@ -25,7 +26,7 @@ pub struct Opened {
     pub config: String,
     /// Where the run stands.
     pub trainer: TrainerState,
-    /// The weights.
+    /// The weights, or those of the adapter.
     pub model: Checkpoint,
     /// Master weights and moments.
     pub optimizer: Checkpoint,
@@ -59,12 +60,14 @@ pub fn open(path: &Path) -> Result<Opened, FileError> {
         Ok(Attachment { name: name.clone(), bytes })
     };
     let names = manifest.files.keys();
-    let tokenizer = names.filter(|name| ![CONFIG, MODEL, OPTIMIZER, TRAINER].contains(&name.as_str()));
+    let own = [CONFIG, MODEL, OPTIMIZER, TRAINER, ADAPTER_CONFIG, ADAPTER_MODEL];
+    let tokenizer = names.filter(|name| !own.contains(&name.as_str()));
+    let model = if manifest.files.contains_key(ADAPTER_MODEL) { ADAPTER_MODEL } else { MODEL };
     Ok(Opened {
         path: path.to_path_buf(),
         config: read_text(&path.join(CONFIG), LONGEST_CONFIG)?,
         trainer,
-        model: weights(&path.join(MODEL))?,
+        model: weights(&path.join(model))?,
         optimizer: weights(&path.join(OPTIMIZER))?,
         tokenizer: tokenizer.map(read).collect::<Result<_, FileError>>()?,
     })

@@ -9,7 +9,8 @@ use astrai_runtime::weights::{Entry, file_header};
 
 use super::manifest::{Manifest, is_plain};
 use super::stream::Stream;
-use super::{CONFIG, Contents, MANIFEST, Part, TRAINER};
+use super::{CONFIG, Contents, MANIFEST, MODEL, OPTIMIZER, Part, TRAINER};
+use crate::lora::{ADAPTER_CONFIG, ADAPTER_MODEL};
 use astrai_files::{Disk, FileError, folder_of};
 
 /// A published checkpoint.
@@ -31,6 +32,7 @@ pub(super) struct Layout {
 }
 
 struct TensorFile {
+    name: &'static str,
     part: Part,
     entries: Vec<Entry>,
     /// The file's bytes before its data.
@@ -49,7 +51,14 @@ impl Layout {
         }
         let mut small = vec![(CONFIG.to_string(), contents.config().into_bytes())];
         small.push((TRAINER.to_string(), trainer.text().map_err(refused)?.into_bytes()));
-        let ours = [CONFIG, TRAINER, MANIFEST, Part::Model.file(), Part::Optimizer.file()];
+        let adapter = contents.adapter();
+        let name = |part: Part| match part {
+            Part::Model if adapter.is_some() => ADAPTER_MODEL,
+            Part::Model => MODEL,
+            Part::Optimizer => OPTIMIZER,
+        };
+        small.extend(adapter.iter().map(|text| (ADAPTER_CONFIG.to_string(), text.clone().into_bytes())));
+        let ours = [CONFIG, TRAINER, MANIFEST, MODEL, OPTIMIZER, ADAPTER_MODEL];
         for file in contents.tokenizer() {
             let taken =
                 ours.contains(&file.name.as_str()) || small.iter().any(|(name, _)| *name == file.name);
@@ -67,8 +76,8 @@ impl Layout {
             // transformers insists on knowing which framework's layout this is.
             let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
             let (header, sizes) =
-                file_header(&entries, &metadata).map_err(|e| refused(format!("{}: {e}", part.file())))?;
-            tensors.push(TensorFile { part, entries, header, sizes });
+                file_header(&entries, &metadata).map_err(|e| refused(format!("{}: {e}", name(part))))?;
+            tensors.push(TensorFile { name: name(part), part, entries, header, sizes });
         }
         let bytes = |file: &TensorFile| file.header.len() + file.sizes.iter().sum::<usize>();
         let needed = small.iter().map(|(_, bytes)| bytes.len()).sum::<usize>()
@@ -92,9 +101,9 @@ impl Layout {
             manifest.files.insert(name.clone(), stream.finish()?);
         }
         for file in &self.tensors {
-            let mut stream = Stream::create(disk, folder.join(file.part.file()))?;
+            let mut stream = Stream::create(disk, folder.join(file.name))?;
             file.write(&mut stream, contents)?;
-            manifest.files.insert(file.part.file().to_string(), stream.finish()?);
+            manifest.files.insert(file.name.to_string(), stream.finish()?);
         }
         let mut stream = Stream::create(disk, folder.join(MANIFEST))?;
         let text = manifest.text().map_err(|e| FileError::refused(stream.path(), e))?;

@@ -12,7 +12,7 @@ use std::path::Path;
 const PIECE: usize = 1 << 17;
 
 /// Bytes of the longest line of JSON that is read.
-pub(super) const LINE: u64 = 1 << 28;
+pub(crate) const LINE: u64 = 1 << 28;
 
 /// Part of a document, most often all of it; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]

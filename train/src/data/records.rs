@@ -30,6 +30,9 @@ pub enum Kind {
 /// Keys of dpo's reference log-probabilities, as TRL names them.
 pub const REFERENCE: [&str; 2] = ["ref_chosen_logps", "ref_rejected_logps"];
 
+/// Keys of grpo's log-probabilities of each token of the answers, under the reference and under the policy that wrote them.
+pub const LOGPS: [&str; 2] = ["ref_logps", "old_logps"];
+
 /// Keys whose numbers are token ids.
 pub const IDS: [&str; 5] = ["sequence", "chosen", "rejected", "prompts", "responses"];
 
@@ -50,7 +53,17 @@ impl Kind {
         match self {
             Kind::Seq | Kind::Sft => &["position_ids"],
             Kind::Dpo => &REFERENCE,
-            Kind::Grpo | Kind::Kto => &[],
+            Kind::Grpo => &LOGPS,
+            Kind::Kto => &[],
+        }
+    }
+
+    /// The keys that have log-probabilities under (the reference, the policy that wrote the answers), each where a kind may have some.
+    pub fn frozen(self) -> [&'static [&'static str]; 2] {
+        match self {
+            Kind::Dpo => [&REFERENCE, &[]],
+            Kind::Grpo => [&["ref_logps"], &["old_logps"]],
+            Kind::Seq | Kind::Sft | Kind::Kto => [&[], &[]],
         }
     }
 
@@ -153,7 +166,27 @@ impl Records {
                 }
             }
         }
-        Ok(())
+        self.answers().map(drop)
+    }
+
+    /// Answers of each group, the same in all; 1 of other kinds.
+    ///
+    /// # Errors
+    /// A group has another number of answers than the first.
+    pub fn answers(&self) -> Result<usize, DataError> {
+        if self.kind != Kind::Grpo {
+            return Ok(1);
+        }
+        let rows = self.store.need("responses")?;
+        let of = |i: u64| rows.shape(i as usize).1.unwrap_or(1);
+        let first = if self.count > 0 { of(0) } else { 1 };
+        match (0..self.count).find(|&i| of(i) != first) {
+            Some(i) => {
+                let what = format!("{} answers, the first group has {first}", of(i));
+                Err(self.refused("responses", i, &what))
+            }
+            None => Ok(first as usize),
+        }
     }
 
     /// How many are cut because they are longer than asked for. Only what is known without reading: prompts count alone.
@@ -273,8 +306,34 @@ impl Records {
             trained.truncate(end);
             Sample { ids, trained }
         };
+        let mut logps = [None, None];
+        for (to, key) in logps.iter_mut().zip(LOGPS) {
+            if self.store.column(key).is_some() {
+                *to = Some(self.of_answers(key, item, &rows)?);
+            }
+        }
         let responses = rows.into_iter().zip(masks).map(response).collect();
-        Ok(Group { prompt, responses, rewards })
+        Ok(Group { prompt, responses, rewards, logps })
+    }
+
+    /// A number for each token of each answer.
+    fn of_answers(&self, key: &str, item: u64, rows: &[Vec<i32>]) -> Result<Vec<Vec<f32>>, DataError> {
+        let all = self.store.floats(key, item as usize)?;
+        let tokens = rows.iter().map(Vec::len).sum::<usize>();
+        if all.len() != tokens || all.iter().any(|x| !x.is_finite()) {
+            let what = format!(
+                "`{key}` has {} numbers for {tokens} tokens of `responses`, or one that is none",
+                all.len()
+            );
+            return Err(self.refused(key, item, &what));
+        }
+        let mut rest = all.as_slice();
+        let mut row = |ids: &Vec<i32>| {
+            let (own, others) = rest.split_at(ids.len());
+            rest = others;
+            own.to_vec()
+        };
+        Ok(rows.iter().map(&mut row).collect())
     }
 
     /// An answer of `kto`.
@@ -358,7 +417,20 @@ impl Items<LabelledBatch> for Records {
         if record.sample.ids.is_empty() {
             return Err(self.refused("sequence", item, "`sequence` is empty"));
         }
-        batch.push(record);
+        let prompt = record.sample.prompt();
+        if prompt == 0 {
+            return Err(self.refused(
+                "sequence",
+                item,
+                "kto compares answers to a prompt, and there is none",
+            ));
+        }
+        // The same one whatever the batch, so that the reference's log-probabilities can be computed beforehand.
+        let mut other = self.labelled((item + 1) % self.count)?.sample;
+        let end = other.prompt().saturating_add(self.longest.saturating_sub(prompt));
+        other.ids.truncate(end);
+        other.trained.truncate(end);
+        batch.push(&record, &other);
         Ok(())
     }
 }

@@ -17,11 +17,13 @@ fn step(step: u64) -> Row {
         seconds: 0.01,
         mfu: 0.25,
         router: None,
+        metrics: Default::default(),
     })
 }
 
 fn validation(step: u64) -> Row {
-    Row::Validation(Validation { step, val_loss: 4.5, tasks: BTreeMap::from([("eval/a/acc".into(), 0.5)]) })
+    let metrics = BTreeMap::from([("eval/a/acc".into(), 0.5)]);
+    Row::Validation(Validation { step, val_loss: 4.5, metrics })
 }
 
 fn file(rows: &[Row], tail: &str) -> (tempfile::TempDir, PathBuf) {

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::{Error, Optimizer, Partial, Settings};
+use super::{Error, Optimizer, Partial, Settings, Strategy};
 use crate::schedule::Decay;
 
 /// Most tokens of one update; beyond it, a size is a slip of the keyboard.
@@ -29,6 +29,27 @@ pub(super) fn refuse_unused(given: &Partial) -> Result<(), Error> {
     ] {
         if is_given && !has {
             return refuse(format!("{key}: {name} has none; remove it, or choose optimizer {other}"));
+        }
+    }
+    for (key, is_given) in [
+        ("lora_alpha", given.lora_alpha.is_some()),
+        ("lora_targets", given.lora_targets.is_some()),
+        ("rslora", given.rslora.is_some()),
+        ("dora", given.dora.is_some()),
+    ] {
+        if is_given && given.lora_rank.is_none() {
+            return refuse(format!("{key}: no adapter is trained; remove it, or give lora_rank"));
+        }
+    }
+    let strategy = given.strategy.unwrap_or(Strategy::Seq);
+    let (cuts, groups) = (matches!(strategy, Strategy::Seq | Strategy::Sft), strategy == Strategy::Grpo);
+    for (key, is_given, has, why) in [
+        ("stride", given.stride.is_some(), cuts, "its records are never cut into windows"),
+        ("packing", given.packing.is_some(), cuts, "each of its answers is a sequence of its own"),
+        ("old", given.old.is_some(), groups, "only grpo reads the policy that wrote the answers"),
+    ] {
+        if is_given && !has {
+            return refuse(format!("{key}: strategy {} has none, {why}; remove it", strategy.name()));
         }
     }
     let decay = given.schedule.unwrap_or(Decay::Cosine);
@@ -60,6 +81,9 @@ pub(super) fn drop_unused(mut given: Partial) -> Partial {
     if given.schedule.is_some_and(|decay| !decay.has_floor()) {
         given.min_lr = None;
     }
+    if !matches!(given.strategy, None | Some(Strategy::Seq | Strategy::Sft)) {
+        given.packing = None;
+    }
     given
 }
 
@@ -67,6 +91,21 @@ pub(super) fn drop_unused(mut given: Partial) -> Partial {
 pub(super) fn check_values(s: &Settings) -> Result<(), Error> {
     for text in s.group.iter().flatten() {
         super::recipe::group(text).map_err(Error)?;
+    }
+    let objective = s.objective([true; 2])?;
+    if s.eval_task.is_some() && objective.is_some() {
+        return refuse(
+            "eval_task: this strategy's program scores records, not texts; evaluate a checkpoint with `astrai eval`",
+        );
+    }
+    let reads = objective.map_or([false; 2], |objective| objective.frozen());
+    for (key, given, read) in [("reference", &s.reference, reads[0]), ("old", &s.old, reads[1])] {
+        if given.is_some() && !read {
+            return refuse(format!(
+                "{key}: strategy {} reads none with these options; remove it",
+                s.strategy.name()
+            ));
+        }
     }
     if s.ema.is_some_and(|x| !(0.0..1.0).contains(&x)) {
         return refuse("ema: it is a decay in [0, 1)");
@@ -88,6 +127,9 @@ fn choices(s: &Settings) -> Result<(), Error> {
         (Some(_), Some(_)) => return refuse("config and model are both given: choose one"),
         _ => {}
     }
+    if s.lora_rank.is_some() && s.model.is_none() {
+        return refuse("lora_rank: an adapter belongs to a model; give it with --model");
+    }
     if s.tokenizer.is_some() && s.vocab.is_some() {
         return refuse("tokenizer and vocab are both given: choose one");
     }
@@ -106,7 +148,11 @@ fn choices(s: &Settings) -> Result<(), Error> {
     if s.out.as_os_str().is_empty() {
         return refuse("no output folder: give --out DIR, or `out` in the file");
     }
-    let paths = [&s.config, &s.model, &s.tokenizer].into_iter().flatten().chain([&s.out]).chain(&s.data);
+    let paths = [&s.config, &s.model, &s.tokenizer, &s.reference, &s.old]
+        .into_iter()
+        .flatten()
+        .chain([&s.out])
+        .chain(&s.data);
     for path in paths {
         if path.as_os_str().is_empty() {
             return refuse("a path is empty: give a file or a folder");
@@ -136,6 +182,7 @@ fn sizes(s: &Settings) -> Result<(), Error> {
     within("stride", s.stride.unwrap_or(s.seq) as u64, 1, 1 << 24)?;
     within("accum", s.accum as u64, 1, 1 << 20)?;
     within("threads", s.threads as u64, 0, 1024)?;
+    within("lora_rank", s.lora_rank.unwrap_or(1) as u64, 1, 1 << 16)?;
     for (key, value) in [("steps", s.steps), ("epochs", s.epochs)] {
         value.map_or(Ok(()), |value| within(key, value, 1, 1_000_000_000_000))?;
     }
@@ -167,6 +214,8 @@ fn rates(s: &Settings) -> Result<(), Error> {
     }
     let decay = s.weight_decay;
     hold("weight_decay", decay, (0.0..=100.0).contains(&decay), "between 0 and 100")?;
+    let skip = s.skip_norm.unwrap_or(1.0);
+    hold("skip_norm", skip, skip > 0.0, "a norm above 0")?;
     hold("clip", s.clip, s.clip >= 0.0, "a norm: above 0, or 0 for no limit")?;
     let momentum = s.momentum.unwrap_or(0.0);
     for (key, value) in [("beta1", s.beta1), ("beta2", s.beta2), ("momentum", momentum)] {
@@ -177,5 +226,7 @@ fn rates(s: &Settings) -> Result<(), Error> {
     {
         hold(key, value, (0.0..=1e3).contains(&value), "a factor of at least 0, for example 0.001")?;
     }
+    let alpha = s.lora_alpha.unwrap_or(1.0);
+    hold("lora_alpha", alpha, alpha > 0.0 && alpha <= 1e6, "a factor above 0, for example 32")?;
     hold("eps", s.eps, s.eps > 0.0 && s.eps < 1.0, "above 0 and below 1")
 }

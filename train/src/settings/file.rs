@@ -14,7 +14,7 @@ use super::{Error, KEYS, Partial};
 const LONGEST: u64 = 1 << 20;
 
 impl Partial {
-    /// Reads the settings in the TOML file `path`. Keys are the flags' names with underscores; paths are relative to
+    /// Reads the settings in the TOML file `path`. Keys are the flags' names with underscores, those of an adapter perhaps in a table `lora`; paths are relative to
     /// the working directory, as the flags' are.
     ///
     /// # Errors
@@ -30,13 +30,33 @@ impl Partial {
     /// Those of [`read`](Self::read), but for the file's.
     pub fn parse(text: &str, file: &str) -> Result<Partial, Error> {
         let mut table: Table = text.parse().map_err(|e| Error(format!("{file}: {}", located(text, &e))))?;
+        if let Some(Value::Table(lora)) = table.remove("lora") {
+            for (key, value) in lora {
+                let own = ["rslora", "dora"].contains(&key.as_str());
+                let key = if own { key } else { format!("lora_{key}") };
+                if table.insert(key.clone(), value).is_some() {
+                    return Err(Error(format!("{file}: {} is given twice", quote(&key))));
+                }
+            }
+        }
         for key in table.keys() {
             if !KEYS.contains(&key.as_str()) {
                 return Err(Error(format!("{file}: unknown key {}; {}", quote(key), remedy(key))));
             }
         }
-        if let Some(path @ Value::String(_)) = table.get("data").cloned() {
-            table.insert("data".to_string(), Value::Array(vec![path]));
+        for list in ["data", "lora_targets"] {
+            if let Some(one @ Value::String(_)) = table.get(list).cloned() {
+                table.insert(list.to_string(), Value::Array(vec![one]));
+            }
+        }
+        if let Some(Value::Table(options)) = table.get("set").cloned() {
+            // As the flag has them: the value of a key in JSON.
+            let one = |(key, value): (String, Value)| {
+                let value = serde_json::to_string(&value);
+                Ok(Value::String(format!("{key}={}", value.map_err(|e| Error(format!("{file}: set: {e}")))?)))
+            };
+            let list = options.into_iter().map(one).collect::<Result<_, Error>>()?;
+            table.insert("set".to_string(), Value::Array(list));
         }
         Partial::from_table(table, file)
     }

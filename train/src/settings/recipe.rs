@@ -1,10 +1,16 @@
 //! What the engine is told of the settings.
 
-use super::{MuonScale, Optimizer, Packing, Recompute, Settings, Storage, Strategy};
+use super::{Error, MuonScale, Optimizer, Packing, Recompute, Settings, Storage, Strategy};
+use crate::data::Kind;
 use crate::engine::Recipe;
+use crate::lora::{Lora, Targets};
 use crate::router::RouterLosses;
+use crate::strategies::{self, Options};
 use crate::update::{self, Group, Muon, Rest, Rule, Scale};
+use astrai_builders::ModelConfig;
 use astrai_ir::DType;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 impl Settings {
     /// The default settings for batches of these sizes, for figures that depend on sizes only.
@@ -44,6 +50,7 @@ impl Settings {
             },
             optimizer: update::Optimizer {
                 ema: self.ema,
+                skip: self.skip_norm,
                 groups: self.group.iter().flatten().filter_map(|text| group(text).ok()).collect(),
                 ..update::Optimizer::new(rule, self.weight_decay, clip)
             },
@@ -52,7 +59,74 @@ impl Settings {
                 load_balancing: self.router_aux_loss_coef,
                 z_loss: self.router_z_loss_coef,
             },
+            adapter: None,
+            objective: None,
         }
+    }
+
+    /// The adapter that is trained, if one is.
+    pub fn lora(&self) -> Option<Lora> {
+        let rank = self.lora_rank?;
+        let plain = |name: &String| name.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
+        let targets = match self.lora_targets.as_deref().unwrap_or_default() {
+            [] => Targets::AllLinear,
+            [all] if all == "all-linear" => Targets::AllLinear,
+            [pattern] if !plain(pattern) => Targets::Pattern(pattern.clone()),
+            names => Targets::Names(names.to_vec()),
+        };
+        // Whoever reads the adapter later may do so from another folder.
+        let whole = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+        Some(Lora {
+            rank,
+            alpha: self.lora_alpha.unwrap_or(2.0 * rank as f64),
+            rslora: self.rslora.unwrap_or(false),
+            dora: self.dora.unwrap_or(false),
+            targets,
+            ranks: vec![],
+            alphas: vec![],
+            dropout: 0.0,
+            base: self.model.as_ref().map(|path| whole(path).display().to_string()),
+        })
+    }
+
+    /// The same with the objective of the strategy and the adapter, for a model and records of so many answers.
+    ///
+    /// # Errors
+    /// The adapter's targets are none of the model's, and those of [`objective`](Self::objective).
+    pub fn recipe_of(
+        &self,
+        config: &ModelConfig,
+        frozen: [bool; 2],
+        answers: usize,
+    ) -> Result<Recipe, Error> {
+        let adapter = self.lora().map(|lora| lora.adapter(config)).transpose();
+        let adapter = adapter.map_err(|e| Error(e.replacen("target_modules", "lora_targets", 1)))?;
+        let recipe = Recipe { adapter, objective: self.objective(frozen)?, ..self.recipe() };
+        let of_record = match self.strategy.kind() {
+            Kind::Seq | Kind::Sft => return Ok(recipe),
+            Kind::Dpo | Kind::Kto => 2,
+            Kind::Grpo => answers,
+        };
+        let sequences = (self.batch * of_record) as u64;
+        Ok(Recipe { sequences, tokens: sequences * self.seq as u64, ..recipe })
+    }
+
+    /// What is learnt of a batch, for data that have log-probabilities under (the reference, the policy that wrote the answers) or not; none
+    /// where it is the plain cross-entropy of next tokens.
+    ///
+    /// # Errors
+    /// The strategy has not these options.
+    pub fn objective(&self, frozen: [bool; 2]) -> Result<Option<Arc<dyn strategies::Strategy>>, Error> {
+        let all = self.set.iter().flatten().map(|text| strategies::option(text));
+        let mut options = all.collect::<Result<Options, _>>().map_err(|e| Error(format!("set: {e}")))?;
+        if matches!(self.strategy, Strategy::Seq | Strategy::Sft) && options.is_empty() {
+            return Ok(None);
+        }
+        if self.strategy == Strategy::Grpo && self.old.is_none() && !frozen[1] {
+            options.entry("old_model").or_insert(false.into());
+        }
+        let made = strategies::strategy(&self.strategy.name(), options);
+        made.map(|s| Some(s.into())).map_err(|e| Error(format!("set: {e}")))
     }
 
     fn muon(&self) -> Rule {

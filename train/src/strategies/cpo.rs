@@ -1,7 +1,7 @@
 //! Contrastive preference optimisation (arXiv:2401.08417) and SimPO (arXiv:2405.14734): pairs of answers without a reference.
 
 use super::terms::{Objective, Terms, log_sigmoid, mean, truth};
-use super::{Batch, Column, Entry, Frozen, Strategy, read};
+use super::{Batch, Column, Entry, Frozen, Strategy, read, share};
 use serde::Deserialize;
 
 pub(super) const CPO: Entry = Entry {
@@ -39,8 +39,10 @@ impl Default for Cpo {
 }
 
 impl Strategy for Cpo {
-    fn columns(&self, batch: &Batch, _: &Frozen) -> Result<Vec<Column>, String> {
+    fn columns(&self, batch: &Batch, _: &Frozen, window: &[Batch]) -> Result<Vec<Column>, String> {
+        let chosen = |b: &Batch| if let Batch::Pairs(b) = b { b.chosen.valid() } else { 0 };
         match batch {
+            Batch::Pairs(_) if self.cpo_alpha != 0.0 => Ok(vec![share(window, chosen)]),
             Batch::Pairs(_) => Ok(vec![]),
             _ => Err("cpo learns from pairs of answers".into()),
         }
@@ -66,7 +68,7 @@ impl Strategy for Cpo {
         let mut loss = mean(&losses);
         let mut nll = t.number(0.0);
         if self.cpo_alpha != 0.0 {
-            nll = -t.mean_where(&t.logp, &t.mask_of(0..n));
+            nll = -t.mean_of_window(&t.logp, &t.mask_of(0..n));
             loss = loss + &nll * self.cpo_alpha;
         }
         let metrics = vec![

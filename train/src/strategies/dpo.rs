@@ -1,7 +1,7 @@
 //! Direct preference optimisation (arXiv:2305.18290) and its loss types, as TRL names and computes them.
 
 use super::terms::{Objective, Terms, log_sigmoid, mean, truth};
-use super::{Batch, Column, Entry, Frozen, Strategy, lengths, read, sums};
+use super::{Batch, Column, Entry, Frozen, Strategy, lengths, read, share, sums};
 use crate::batch::PackedBatch;
 use astrai_ir::Value;
 use serde::de::Error;
@@ -209,7 +209,7 @@ impl Dpo {
             }
             Kind::Sft => {
                 let chosen = t.mask_of(0..n);
-                (-t.mean_where(&t.logp, &chosen)).reshape([1]).expand([n])
+                (-t.mean_of_window(&t.logp, &chosen)).reshape([1]).expand([n])
             }
             Kind::SigmoidNorm => -logs(&(by_length() * b)),
         }
@@ -235,7 +235,7 @@ impl Strategy for Dpo {
         [true, false]
     }
 
-    fn columns(&self, batch: &Batch, frozen: &Frozen) -> Result<Vec<Column>, String> {
+    fn columns(&self, batch: &Batch, frozen: &Frozen, window: &[Batch]) -> Result<Vec<Column>, String> {
         let Batch::Pairs(pairs) = batch else { return Err("dpo learns from pairs of answers".into()) };
         let all = batch.sequences();
         let tail = self.ld_alpha.map(|alpha| self.tail(alpha, &all));
@@ -260,6 +260,9 @@ impl Strategy for Dpo {
             };
         let mut columns = vec![("ref_logps", vec![all.sequences()], reference)];
         columns.extend(tail.map(|tail| ("tail", vec![all.tokens()], tail)));
+        if self.loss_type.contains(&Kind::Sft) {
+            columns.push(share(window, |b| if let Batch::Pairs(b) = b { b.chosen.valid() } else { 0 }));
+        }
         Ok(columns)
     }
 

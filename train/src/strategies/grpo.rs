@@ -1,7 +1,7 @@
 //! Group-relative policy optimisation (arXiv:2402.03300) on answers that were written and scored before, with the losses that TRL has.
 
 use super::terms::{Objective, Terms, clamp, truth};
-use super::{Batch, Column, Entry, Frozen, Strategy, read};
+use super::{Batch, Column, Entry, Frozen, Strategy, lengths, read};
 use astrai_ir::Value;
 use serde::Deserialize;
 
@@ -233,7 +233,7 @@ impl Strategy for Grpo {
         }
     }
 
-    fn columns(&self, batch: &Batch, frozen: &Frozen) -> Result<Vec<Column>, String> {
+    fn columns(&self, batch: &Batch, frozen: &Frozen, _: &[Batch]) -> Result<Vec<Column>, String> {
         let Batch::Groups(groups) = batch else { return Err("grpo learns from groups of answers".into()) };
         if self.group_size.is_some_and(|n| n != groups.size) {
             return Err(format!("groups of {} answers, group_size says otherwise", groups.size));
@@ -253,6 +253,26 @@ impl Strategy for Grpo {
             columns.push(("ref_logps", vec![n], reference));
         }
         Ok(columns)
+    }
+
+    fn observed(&self, batch: &Batch) -> Vec<(&'static str, f64)> {
+        let Batch::Groups(groups) = batch else { return vec![] };
+        let mean = |x: &[f64]| x.iter().sum::<f64>() / x.len().max(1) as f64;
+        let deviation = |x: &[f64]| {
+            let m = mean(x);
+            (x.iter().map(|x| (x - m).powi(2)).sum::<f64>() / (x.len() as f64 - 1.0).max(1.0)).sqrt()
+        };
+        let rewards: Vec<f64> = groups.rewards.iter().map(|r| f64::from(*r)).collect();
+        let deviations: Vec<f64> = rewards.chunks(groups.size.max(1)).map(deviation).collect();
+        let alike = deviations.iter().filter(|d| **d < 1e-8).count() as f64 / deviations.len().max(1) as f64;
+        let lengths = || lengths(&groups.sequences).into_iter().map(f64::from);
+        vec![
+            ("reward", mean(&rewards)),
+            ("reward_std", mean(&deviations)),
+            ("frac_reward_zero_std", alike),
+            ("completions/min_length", lengths().fold(f64::INFINITY, f64::min)),
+            ("completions/max_length", lengths().fold(0.0, f64::max)),
+        ]
     }
 
     fn objective(&self, t: &Terms) -> Objective {

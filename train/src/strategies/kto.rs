@@ -39,7 +39,7 @@ impl Strategy for Kto {
         [true, false]
     }
 
-    fn columns(&self, batch: &Batch, frozen: &Frozen) -> Result<Vec<Column>, String> {
+    fn columns(&self, batch: &Batch, frozen: &Frozen, _: &[Batch]) -> Result<Vec<Column>, String> {
         let Batch::Labelled(labelled) = batch else {
             return Err("kto learns from answers with a label".into());
         };

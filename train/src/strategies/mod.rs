@@ -15,7 +15,8 @@ pub use grpo::{Scale, advantages};
 pub use terms::{Objective, Terms};
 
 use crate::batch::PackedBatch;
-use crate::preference::{GroupBatch, LabelledBatch, PairBatch};
+use crate::data::Kind;
+use crate::preference::{self, GroupBatch, LabelledBatch, PairBatch};
 use astrai_builders::{Logits, Loss, ModelConfig, Program, build};
 use astrai_ir::{DType, Graph, IrError, Tape};
 use astrai_runtime::Value;
@@ -43,6 +44,26 @@ pub enum Batch {
 }
 
 impl Batch {
+    /// An empty one for records of a kind; `tokens` of next tokens fit in without allocation.
+    pub fn of(kind: Kind, tokens: usize) -> Batch {
+        match kind {
+            Kind::Seq | Kind::Sft => Batch::Tokens(PackedBatch::with_capacity(tokens)),
+            Kind::Dpo => Batch::Pairs(PairBatch::default()),
+            Kind::Grpo => Batch::Groups(GroupBatch::default()),
+            Kind::Kto => Batch::Labelled(LabelledBatch::default()),
+        }
+    }
+
+    /// Tokens of all sequences.
+    pub fn tokens(&self) -> usize {
+        match self {
+            Batch::Tokens(b) => b.tokens(),
+            Batch::Pairs(b) => b.chosen.tokens() + b.rejected.tokens(),
+            Batch::Groups(b) => b.sequences.tokens(),
+            Batch::Labelled(b) => b.sequences.tokens() + b.mismatched.tokens(),
+        }
+    }
+
     /// All sequences, in the order in which programs read them.
     pub fn sequences(&self) -> PackedBatch {
         let mut all = PackedBatch::default();
@@ -56,6 +77,23 @@ impl Batch {
     }
 }
 
+impl preference::Batch for Batch {
+    fn clear(&mut self) {
+        match self {
+            Batch::Tokens(b) => b.clear(),
+            Batch::Pairs(b) => b.clear(),
+            Batch::Groups(b) => b.clear(),
+            Batch::Labelled(b) => b.clear(),
+        }
+    }
+
+    fn complete(&mut self) {
+        if let Batch::Tokens(b) = self {
+            b.complete();
+        }
+    }
+}
+
 /// Log-probabilities of the targets of a batch's sequences under frozen policies, `[tokens]` each, where they were computed.
 #[derive(Clone, Debug, Default)]
 pub struct Frozen {
@@ -63,6 +101,15 @@ pub struct Frozen {
     pub reference: Option<Vec<f32>>,
     /// Under the policy that wrote the answers.
     pub old: Option<Vec<f32>>,
+}
+
+impl Frozen {
+    /// Those that the sequences of a batch came with.
+    pub fn of(sequences: &PackedBatch) -> Frozen {
+        let own = |x: &Vec<f32>| (!x.is_empty() && x.len() == sequences.tokens()).then(|| x.clone());
+        let [reference, old] = &sequences.logps;
+        Frozen { reference: own(reference), old: own(old) }
+    }
 }
 
 /// Inputs of the graph of a strategy beside the model's own, f32: name, shape, elements.
@@ -86,11 +133,16 @@ pub trait Strategy: Debug + Send + Sync {
         window.len() as f64
     }
 
-    /// The inputs that a batch gives beside tokens, mask and sequences.
+    /// The inputs that a batch, one of the `window` of a step, gives beside tokens, mask and sequences.
     ///
     /// # Errors
     /// The batch is of another strategy, or something it needs is missing.
-    fn columns(&self, batch: &Batch, frozen: &Frozen) -> Result<Vec<Column>, String>;
+    fn columns(&self, batch: &Batch, frozen: &Frozen, window: &[Batch]) -> Result<Vec<Column>, String>;
+
+    /// Metrics that a batch shows by itself.
+    fn observed(&self, _batch: &Batch) -> Vec<(&'static str, f64)> {
+        vec![]
+    }
 
     /// The loss before its scale, and metrics.
     fn objective(&self, t: &Terms) -> Objective;
@@ -166,7 +218,8 @@ impl Sizes {
 }
 
 /// The graph of a model with the loss of a strategy. Inputs beside the model's: `mask` f32 `[tokens]`, `sequence` i32 `[tokens]`, the scalar `loss_scale`,
-/// the strategy's columns, and where `balanced` the scalars `balance_scale` and `z_scale` of the routers' losses.
+/// the strategy's columns, and where `balanced` the scalars `balance_scale` and `z_scale` of the routers' losses. The output `objective` is then the loss without
+/// these.
 ///
 /// # Errors
 /// The model has no logits, or the strategy does not fit the sizes.
@@ -181,14 +234,19 @@ pub fn graph(
     let made = tape.scope("objective", || {
         let mut made = strategy.objective(&terms);
         made.loss = made.loss * tape.input("loss_scale", DType::F32, [0; 0]);
+        let alone = made.loss.clone();
         for (router, factor) in [("router_balance", "balance_scale"), ("router_z", "z_scale")] {
             if let Some(x) = values.get(router) {
                 made.loss = made.loss + x * tape.input(factor, DType::F32, [0; 0]);
             }
         }
-        made
+        (made, alone)
     });
+    let (made, alone) = made;
     let mut outputs = vec![("loss".to_string(), &made.loss)];
+    if balanced {
+        outputs.push(("objective".to_string(), &alone));
+    }
     outputs.extend(made.metrics.iter().map(|(name, v)| (format!("{METRIC}{name}"), v)));
     outputs.extend(values.iter().filter(|(n, _)| n.starts_with("router_")).map(|(n, v)| (n.clone(), v)));
     let outputs: Vec<_> = outputs.iter().map(|(n, v)| (n.as_str(), *v)).collect();
@@ -205,13 +263,13 @@ pub fn scores(config: &ModelConfig, sizes: &Sizes) -> Result<Graph, IrError> {
     tape.finish(&[("logps", &logps)])
 }
 
-/// The inputs of a batch for the graphs of this module.
+/// The inputs of a batch, one of the `window` of a step, for the graphs of this module.
 ///
 /// # Errors
 /// As [`Strategy::columns`].
 pub fn inputs(
     strategy: &dyn Strategy,
-    batch: &Batch,
+    (batch, window): (&Batch, &[Batch]),
     frozen: &Frozen,
     scale: f64,
 ) -> Result<Vec<(&'static str, Value)>, String> {
@@ -232,7 +290,7 @@ pub fn inputs(
         ("sequence", Value::i32(&[n], &sequence)),
         ("loss_scale", Value::f32(&[], &[scale as f32])),
     ];
-    for (name, shape, x) in strategy.columns(batch, frozen)? {
+    for (name, shape, x) in strategy.columns(batch, frozen, window)? {
         inputs.push((name, Value::f32(&shape, &x)));
     }
     Ok(inputs)
@@ -243,6 +301,13 @@ fn next_tokens(batch: &PackedBatch) -> Vec<i32> {
     let mut next: Vec<i32> = batch.input_ids.iter().skip(1).copied().chain([-1]).collect();
     batch.starts[1..].iter().filter(|end| **end > 0).for_each(|end| next[*end as usize - 1] = -1);
     next
+}
+
+/// Tokens that `counted` finds in a batch, the mean over the window: with it as its denominator, a mean over tokens is one over all tokens of the window
+/// when it is averaged over micro-batches. A column for [`Terms::mean_of_window`].
+fn share(window: &[Batch], counted: impl Fn(&Batch) -> usize) -> Column {
+    let all: usize = window.iter().map(counted).sum();
+    ("window_tokens", vec![], vec![(all.max(1) as f64 / window.len().max(1) as f64) as f32])
 }
 
 /// Completion tokens of each sequence.

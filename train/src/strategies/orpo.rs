@@ -2,7 +2,7 @@
 //! against the worse; no reference.
 
 use super::terms::{Objective, Terms, log_sigmoid, mean, truth};
-use super::{Batch, Column, Entry, Frozen, Strategy, read};
+use super::{Batch, Column, Entry, Frozen, Strategy, read, share};
 use serde::Deserialize;
 
 pub(super) const ORPO: Entry = Entry {
@@ -30,18 +30,20 @@ impl Strategy for Orpo {
         true
     }
 
-    fn columns(&self, batch: &Batch, _: &Frozen) -> Result<Vec<Column>, String> {
+    fn columns(&self, batch: &Batch, _: &Frozen, window: &[Batch]) -> Result<Vec<Column>, String> {
         let Batch::Pairs(_) = batch else { return Err("orpo learns from pairs of answers".into()) };
         let all = batch.sequences();
         let half = all.starts[all.sequences() / 2] as usize;
         let next = super::next_tokens(&all);
         let chosen = (0..all.tokens()).map(|t| if t < half && next[t] >= 0 { 1.0 } else { 0.0 }).collect();
-        Ok(vec![("better", vec![all.tokens()], chosen)])
+        let next =
+            |b: &Batch| if let Batch::Pairs(b) = b { b.chosen.tokens().saturating_sub(b.pairs()) } else { 0 };
+        Ok(vec![("better", vec![all.tokens()], chosen), share(window, next)])
     }
 
     fn objective(&self, t: &Terms) -> Objective {
         let (n, b) = (t.sequences / 2, self.beta);
-        let nll = -t.mean_where(&t.logp, &t.of_tokens("better"));
+        let nll = -t.mean_of_window(&t.logp, &t.of_tokens("better"));
         let means = t.sum(&(&t.logp * &t.mask)) / t.lengths();
         let (w, l) = (means.slice(0, 0..n), means.slice(0, n..2 * n));
         let against = |x: &astrai_ir::Value| (1.0 - x.exp()).log();

@@ -56,7 +56,7 @@ impl Strategy for Sft {
         window.iter().map(|b| b.sequences().valid()).sum::<usize>().max(1) as f64
     }
 
-    fn columns(&self, batch: &Batch, _: &Frozen) -> Result<Vec<Column>, String> {
+    fn columns(&self, batch: &Batch, _: &Frozen, _: &[Batch]) -> Result<Vec<Column>, String> {
         match batch {
             Batch::Tokens(_) => Ok(vec![]),
             _ => Err("this strategy learns from sequences with targets".into()),

@@ -94,6 +94,11 @@ impl Terms {
         (x * weight).sum(&[], false) / count(weight)
     }
 
+    /// The same by the column `window_tokens` of the strategy, so that the micro-batches of a window count by their tokens.
+    pub fn mean_of_window(&self, x: &Value, weight: &Value) -> Value {
+        (x * weight).sum(&[], false) / self.tape.input("window_tokens", DType::F32, [0; 0])
+    }
+
     /// The mask of the tokens of sequences `range` alone.
     pub fn mask_of(&self, range: std::ops::Range<usize>) -> Value {
         let one: Vec<f32> = (0..self.sequences).map(|i| if range.contains(&i) { 1.0 } else { 0.0 }).collect();

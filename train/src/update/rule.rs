@@ -1,7 +1,8 @@
 //! Optimisers as data: a rule with its numbers, and which weights it treats otherwise. In: settings. Out: for each weight what is done to
 //! it, its rate and its decay.
 
-use super::{EMA, EXP_AVG, EXP_AVG_SQ, MOMENTUM, Muon};
+use super::{EMA, EXP_AVG, EXP_AVG_SQ, MASTER, MOMENTUM, Muon};
+use astrai_ir::DType;
 use astrai_ir::ops::Weight;
 
 /// An optimiser and its hyper-parameters.
@@ -13,6 +14,8 @@ pub struct Optimizer {
     pub weight_decay: f64,
     /// Largest norm of all gradients together; larger ones are scaled down to it.
     pub clip: Option<f64>,
+    /// A step whose gradient norm is larger changes nothing.
+    pub skip: Option<f64>,
     /// Decay of the exponential moving average of the weights, which is kept beside them.
     pub ema: Option<f64>,
     /// Weights with a rate or a decay of their own: the first group whose pattern a weight's checkpoint names match.
@@ -128,7 +131,12 @@ pub(super) enum Step {
 impl Optimizer {
     /// An optimiser without average and groups.
     pub fn new(rule: Rule, weight_decay: f64, clip: Option<f64>) -> Optimizer {
-        Optimizer { rule, weight_decay, clip, ema: None, groups: vec![] }
+        Optimizer { rule, weight_decay, clip, skip: None, ema: None, groups: vec![] }
+    }
+
+    /// The largest norm of a gradient that is applied.
+    pub fn most(&self) -> f64 {
+        self.skip.unwrap_or(f64::MAX).min(f64::from(f32::MAX))
     }
 
     /// Prefixes of the f32 states that this optimiser may keep for a weight, beside master weights.
@@ -148,6 +156,7 @@ impl Optimizer {
         match prefix {
             MOMENTUM => muon || !matches!(self.rule, Rule::Muon { .. }),
             EXP_AVG | EXP_AVG_SQ => !muon,
+            MASTER => w.ty.dtype != DType::F32,
             _ => true,
         }
     }
@@ -233,7 +242,7 @@ fn is_layer_matrix(w: &Weight) -> bool {
 mod tests {
     use super::super::build;
     use super::*;
-    use astrai_ir::{DType, Dim, Type};
+    use astrai_ir::{Dim, Type};
 
     #[test]
     fn groups_are_found_by_pattern() {

@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::super::error::ApiError;
-use super::super::fields::{Fields, Read, kind};
+use super::super::fields::{Fields, Read, append, kind};
 use super::super::params::short;
 
 /// What a client puts before its system prompt to count by; it changes with every request, and would keep prefixes from being found.
@@ -43,7 +43,7 @@ pub fn request(fields: &mut Fields, answered: bool) -> Result<(), ApiError> {
     }
     tools(fields)?;
     thinking(fields)?;
-    format(fields)
+    output(fields)
 }
 
 /// The texts of a system prompt or a result: a text, or a list of blocks of text.
@@ -111,9 +111,11 @@ impl Turns {
     fn say(&mut self, role: &str, text: &str) {
         match self.all.last_mut() {
             Some(last) if last["role"] == *role => {
-                let before = last.get("content").and_then(Value::as_str).unwrap_or("");
-                let joined = if before.is_empty() { text.to_owned() } else { format!("{before}\n{text}") };
-                last.insert("content".into(), joined.into());
+                let content = last.entry("content").or_insert_with(|| "".into());
+                if *content != "" {
+                    append(content, "\n");
+                }
+                append(content, text);
             }
             _ => self.push(json!({"role": role, "content": text})),
         }
@@ -270,11 +272,16 @@ fn thinking(fields: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// What the answer must be, in either of the places where it is said.
-fn format(fields: &mut Fields) -> Result<(), ApiError> {
-    let config = fields.raw("output_config");
-    let inner = config.and_then(|mut config| config.get_mut("format").map(Value::take));
-    let Some(format) = inner.filter(|f| !f.is_null()).or_else(|| fields.raw("output_format")) else {
+/// What the answer must be, in either of the places where it is said, and how much effort it is worth.
+fn output(fields: &mut Fields) -> Result<(), ApiError> {
+    let mut inner = None;
+    if let Some(mut config) = fields.object("output_config")? {
+        inner = config.raw("format");
+        if let Some(effort) = config.take::<String>("effort")? {
+            fields.put("reasoning_effort", effort.into());
+        }
+    }
+    let Some(format) = inner.or_else(|| fields.raw("output_format")) else {
         return Ok(());
     };
     let mut format = Map::read(format).map_err(|wrong| fields.refusal("output_format", wrong))?;

@@ -145,6 +145,20 @@ fn turns_are_translated_as_they_are_meant() {
 }
 
 #[test]
+fn effort_reaches_the_template() {
+    let template = format!("{TEMPLATE}{{{{ reasoning_effort }}}}");
+    let engine = Alphabet::new().start(Settings::default());
+    let server = Server::of(engine, &template, HttpSettings::default());
+    let count = |fields: Value| {
+        let count =
+            server.post("/v1/messages/count_tokens", &ask("hi", fields)).good()["input_tokens"].clone();
+        count.as_u64().unwrap()
+    };
+    let without = count(json!({"output_config": {"effort": null}}));
+    assert_eq!(count(json!({"output_config": {"effort": "medium"}})), without + 6);
+}
+
+#[test]
 fn errors_have_their_form() {
     let server = Server::with(
         Alphabet::new(),
@@ -182,6 +196,8 @@ fn errors_have_their_form() {
         json!({"thinking": {"type": "on"}}),
         json!({"stop_sequences": 3}),
         json!({"system": 3}),
+        json!({"output_config": 3}),
+        json!({"output_config": {"effort": 3}}),
     ] {
         let reply = post(&ask("hi", fields.clone()), key);
         assert_eq!(told(&reply), (400, "invalid_request_error".into()), "{fields}");

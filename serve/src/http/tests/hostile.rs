@@ -76,6 +76,36 @@ fn bodies_are_bounded() {
     until("the room is given back", || server.post(CHAT, &large).status == 400);
 }
 
+/// Bodies as large as may be, made to be looked at again and again.
+#[test]
+fn the_work_of_a_body_grows_with_its_length() {
+    let text = |text: &str| json!({"type": "text", "text": text});
+    let mut parts = vec![text(&"x".repeat(2 << 20))];
+    parts.resize(50_000, text("x"));
+    let said = json!([{"role": "user", "content": parts}]);
+    let names: Vec<String> = (0..100_000).map(|i| format!("p{i}")).collect();
+    let properties: Map<String, Value> = names.iter().map(|name| (name.clone(), json!({}))).collect();
+    let parameters = json!({"type": "object", "properties": properties, "required": names});
+    let one = |i: usize| json!({"type": "function", "function": {"name": format!("f{i}")}});
+    let few = json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}]);
+    let many: Vec<Value> = (0..1024).map(one).collect();
+    let forced = |tools: Value| chat("hi", json!({"tools": tools, "tool_choice": "required"}));
+    for (calls, path, body) in [
+        ("auto", "/v1/messages", json!({"max_tokens": 1, "messages": said})),
+        ("qwen3_coder", CHAT, forced(few.clone())),
+        ("glm4", CHAT, forced(few)),
+        ("hermes", CHAT, forced(many.into())),
+        ("auto", "/v1/completions", json!({"prompt": "x", "bad_words": ["xy".repeat(1 << 20)]})),
+    ] {
+        let settings = HttpSettings { calls: calls.parse().unwrap(), ..HttpSettings::default() };
+        let server = Server::with(Alphabet::new(), Settings::default(), settings);
+        let since = Instant::now();
+        let reply = server.post(path, &body);
+        assert_eq!(reply.status, 400, "{calls}: {}", reply.text());
+        assert!(since.elapsed() < Duration::from_secs(5), "{calls}: {:?}", since.elapsed());
+    }
+}
+
 #[test]
 fn bytes_that_are_no_http_harm_nobody() {
     let server = Server::new();

@@ -250,11 +250,11 @@ fn metrics_count_what_happened() {
 fn keys_of_a_file_are_read_again_when_it_changes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys");
-    std::fs::write(&path, "# ours\nfirst # a remark\n\nsecond\n").unwrap();
+    std::fs::write(&path, "# ours\nfirst # a remark\n\nsecond\na#b\t#c\n").unwrap();
     let settings = HttpSettings { key_file: Some(path.clone()), ..HttpSettings::default() };
     let server = Server::with(Alphabet::new(), Settings::default(), settings);
     let status = |key: &str| server.ask("GET", "/v1/models", &format!("x-api-key: {key}\r\n"), b"").status;
-    assert_eq!(["first", "second", "a", ""].map(status), [200, 200, 401, 401]);
+    assert_eq!(["first", "second", "a#b", "a", ""].map(status), [200, 200, 200, 401, 401]);
     // A file without a key lets nobody in who was not let in before.
     std::fs::write(&path, "# nobody\n").unwrap();
     std::thread::sleep(Duration::from_millis(1100));
@@ -280,6 +280,22 @@ fn each_key_has_its_share_of_a_minute() {
     let wait: u16 = refused.header("retry-after").unwrap().parse().unwrap();
     assert!((1..=31).contains(&wait));
     assert_eq!(ask("b").status, 200);
+}
+
+/// Whoever leaves has used what was computed until then.
+#[test]
+fn who_leaves_pays() {
+    // The prompt uses all but one of them.
+    let rates = Rates { requests: None, tokens: Some(10) };
+    for stream in [true, false] {
+        let server = slow(Settings::default(), HttpSettings { rates, ..HttpSettings::default() });
+        let before = server.engine.stats().output_tokens;
+        let connection = begin(&server, stream);
+        until("it has an answer", || server.engine.stats().output_tokens > before + 9);
+        drop(connection);
+        server.settle();
+        assert_eq!(server.chat("hi", json!({"max_tokens": 1})).error().0, 429, "stream: {stream}");
+    }
 }
 
 #[test]

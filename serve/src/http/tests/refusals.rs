@@ -195,6 +195,7 @@ fn each_wrong_completion_is_named() {
         (json!({"prompt": many(200, json!("x")), "n": 2}), "n"),
         (json!({"logprobs": 21}), "top_logprobs"),
         (json!({"logprobs": true}), "logprobs"),
+        (json!({"thinking_token_budget": 5}), "thinking_token_budget"),
         (json!({"logprobs": 1, "echo": true, "n": 2}), "n"),
         (json!({"echo": "x"}), "echo"),
         (json!({"prompt": many(250, json!("x")), "logprobs": 20, "max_tokens": 250}), "logprobs"),
@@ -213,6 +214,8 @@ fn the_context_is_named_when_it_is_too_small() {
     let cases = [
         (server.chat(&long, json!({})), "messages", ["307", "256"]),
         (server.complete(json!(long), json!({})), "prompt", ["300", "256"]),
+        // The beginning of what is far too long is enough to tell.
+        (server.complete(json!("x".repeat(3_900_000)), json!({})), "prompt", ["more than 4096", "256"]),
         (server.complete(json!("x"), json!({"max_tokens": 256})), "max_tokens", ["257", "256"]),
         (server.chat("x", json!({"max_tokens": u64::MAX})), "max_tokens", ["18446744073709551615", "256"]),
     ];

@@ -109,6 +109,34 @@ fn conversations_go_on_where_they_were() {
     assert_eq!(on.error().1.as_deref(), Some("previous_response_id"));
 }
 
+/// What is too long loses its oldest turns, if it may.
+#[test]
+fn a_long_conversation_keeps_what_has_room() {
+    let server = Server::new();
+    let turn = |i: usize| {
+        let said = json!({"role": "user", "content": format!("{i}{}", "x".repeat(40))});
+        [said, json!({"role": "assistant", "content": "ok"})]
+    };
+    let mut messages: Vec<Value> = (0..9).flat_map(turn).collect();
+    messages.push(json!({"role": "user", "content": "last"}));
+    let most = 20;
+    let fields = |auto: &str| json!({"input": messages, "instructions": "be", "truncation": auto, "max_output_tokens": most});
+    let refused = server.post(PATH, &ask(fields("disabled"))).error();
+    assert_eq!((refused.0, &*refused.2), (400, "context_length_exceeded"));
+    let body = server.post(PATH, &ask(fields("auto"))).good();
+    assert_eq!(body["truncation"], "auto");
+    let counts = (0..messages.len()).step_by(2).map(|from| {
+        let head = json!({"role": "system", "content": "be"});
+        let kept: Vec<Value> = std::iter::once(head).chain(messages[from..].iter().cloned()).collect();
+        server.post("/tokenize", &json!({"messages": kept})).good()["count"].as_u64().unwrap()
+    });
+    let longest = counts.filter(|n| *n + most <= 256).max().unwrap();
+    assert_eq!(body["usage"]["input_tokens"], longest);
+    // Nothing can be left out of one turn.
+    let one = json!({"input": "x".repeat(300), "truncation": "auto"});
+    assert_eq!(server.post(PATH, &ask(one)).error().2, "context_length_exceeded");
+}
+
 #[test]
 fn wrong_fields_are_named() {
     let server = Server::new();
@@ -123,6 +151,7 @@ fn wrong_fields_are_named() {
         ),
         (json!({"input": [{"type": "function_call", "name": "f"}]}), "input[0].arguments"),
         (json!({"background": true}), "background"),
+        (json!({"truncation": "some"}), "truncation"),
         (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
         (json!({"text": {"format": {"type": "x"}}}), "response_format.type"),
     ] {

@@ -70,6 +70,26 @@ fn calls_that_are_required_are_made_in_every_format() {
     }
 }
 
+/// Arguments that are bare texts may have anything in them but what ends them.
+#[test]
+fn bare_arguments_may_have_angles() {
+    let said = "if (a < b) { c->d } </p";
+    let parameters = json!({"type": "object", "properties": {"s": {"type": "string"}}, "required": ["s"]});
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": parameters}}]);
+    for (format, head, end) in [
+        ("glm4", "f\n<arg_key>s</arg_key>\n<arg_value>", "</arg_value>\n"),
+        ("qwen3_coder", "\n<function=f>\n<parameter=s>\n", "\n</parameter>\n</function>\n"),
+    ] {
+        let settings = HttpSettings { calls: format.parse().unwrap(), ..HttpSettings::default() };
+        let text = format!("<tool_call>{head}{said}{end}</tool_call>");
+        let server = Server::of(Script::start(&text), TEMPLATE, settings);
+        let fields = json!({"tools": tools, "tool_choice": "required", "max_tokens": 500});
+        let body = server.chat("hi", fields).good();
+        let call = &body["choices"][0]["message"]["tool_calls"][0]["function"];
+        assert_eq!(call["arguments"], json!({"s": said}).to_string(), "{format}: {body}");
+    }
+}
+
 #[test]
 fn what_is_malformed_is_refused_and_the_server_lives_on() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -23,6 +23,7 @@ enum Entry {
     Rows(Vec<Vec<i64>>),
     FlagRows(Vec<Vec<bool>>),
     Floats(Vec<f64>),
+    FloatRows(Vec<Vec<f64>>),
     One(f64),
     Flag(bool),
     /// What is no list of numbers, a domain's name say, is passed by.
@@ -38,6 +39,7 @@ impl Entry {
             Entry::Floats(list) => (Element::Float64, list.len(), 0),
             Entry::Rows(rows) => (Element::Int64, rows.iter().map(Vec::len).sum(), rows.len()),
             Entry::FlagRows(rows) => (Element::Bool, rows.iter().map(Vec::len).sum(), rows.len()),
+            Entry::FloatRows(rows) => (Element::Float64, rows.iter().map(Vec::len).sum(), rows.len()),
             Entry::One(_) => (Element::Float64, 1, 0),
             Entry::Flag(_) => (Element::Bool, 1, 0),
             Entry::Other(_) => return None,
@@ -53,6 +55,7 @@ impl Entry {
             Entry::Floats(list) => Box::new(list.iter().skip(from).copied()),
             Entry::Rows(rows) => Box::new(rows.iter().flatten().skip(from).map(|&x| x as f64)),
             Entry::FlagRows(rows) => Box::new(rows.iter().flatten().skip(from).map(flag)),
+            Entry::FloatRows(rows) => Box::new(rows.iter().flatten().skip(from).copied()),
             Entry::One(x) => Box::new(std::iter::once(*x).skip(from)),
             Entry::Flag(x) => Box::new(std::iter::once(flag(x)).skip(from)),
             Entry::Other(_) => Box::new(std::iter::empty()),
@@ -186,6 +189,7 @@ impl Part for Lines {
         self.entry(key, s.at, |entry| match entry {
             Entry::Rows(rows) => rows.iter().map(Vec::len).collect(),
             Entry::FlagRows(rows) => rows.iter().map(Vec::len).collect(),
+            Entry::FloatRows(rows) => rows.iter().map(Vec::len).collect(),
             _ => vec![s.count as usize],
         })
     }

@@ -1,0 +1,153 @@
+//! Adapters as users meet them: `astrai verify` of those that PEFT made, runs that train one, and what others read of it.
+
+use crate::cases::case;
+use crate::cli::altered;
+use crate::train::fixture::{beside, good, losses, program, refused, shared};
+use astrai_runtime::weights::Checkpoint;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+fn verify(folder: &Path) -> Command {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_astrai"));
+    c.arg("verify").arg(folder);
+    c
+}
+
+/// q and v, all linear layers, another scale, magnitudes; and what is wrong with an adapter, by name.
+#[test]
+fn adapters_are_verified_and_refused() {
+    let Some(lora) = case("lora") else { return };
+    for name in ["llama_all", "llama_qv", "llama_rslora", "qwen3_all", "qwen3_dora", "qwen3_qv"] {
+        let out = verify(&lora.join(name)).arg("--json").output().unwrap();
+        let report: Value = serde_json::from_slice(&out.stdout).unwrap();
+        assert!(report["ok"] == true && report["checks"].as_array().unwrap().len() == 8, "{name}: {report}");
+    }
+    let dir = altered(&lora.join("llama_qv"), "none", |x| x);
+    let config = fs::read_to_string(dir.path().join("adapter_config.json")).unwrap();
+    for (from, to, says) in [
+        ("\"r\": 4", "\"r\": 8", "misshapen"),
+        ("\"v_proj\"", "\"v_proj\", \"o_proj\"", "missing"),
+        ("\"q_proj\",", "", "surplus"),
+        ("\"q_proj\"", "\"c_attn\"", "\"c_attn\" names no linear layer"),
+        ("\"modules_to_save\": null", "\"modules_to_save\": [\"lm_head\"]", "modules_to_save"),
+        ("\"bias\": \"none\"", "\"bias\": \"all\"", "bias"),
+        ("\"lora_dropout\": 0.0", "\"lora_dropout\": 0.1", "lora_dropout: 0.1 is not supported in training"),
+        ("\"base_model_name_or_path\": \"", "\"base_model_name_or_path\": \"nowhere", "nowhere"),
+        ("\"peft_type\": \"LORA\"", "\"peft_type\": \"LOHA\"", "peft_type"),
+    ] {
+        let changed = config.replacen(from, to, 1);
+        assert_ne!(changed, config, "{from}");
+        fs::write(dir.path().join("adapter_config.json"), changed).unwrap();
+        let line = refused(&mut verify(dir.path()));
+        assert!(line.contains(says), "{to}: {line}");
+    }
+}
+
+/// Logits of a model on some tokens.
+fn logits(model: &Path, more: &[&str], scratch: &Path) -> Vec<f32> {
+    let (ids, out) = (scratch.join("ids.safetensors"), scratch.join("logits.safetensors"));
+    let bytes: Vec<u8> = (1..9i64).flat_map(|i| (i * 7).to_le_bytes()).collect();
+    let tensor = ("input_ids", astrai_ir::DType::I64, &[1, 8][..], bytes.as_slice());
+    astrai_runtime::weights::write(&ids, [tensor], &BTreeMap::new()).unwrap();
+    let mut c = program();
+    good(c.arg("run").arg(model).arg("--inputs").arg(&ids).arg("--outputs").arg(&out).args(more));
+    let file = Checkpoint::open(&out).unwrap();
+    let view = file.get("logits").unwrap();
+    let mut x = vec![0.0; view.elements()];
+    view.to_f32(&mut x).unwrap();
+    x
+}
+
+/// A run trains the factors alone, its checkpoints are adapters' folders, and what is exported is the model with the adapter.
+#[test]
+fn an_adapter_is_trained_read_and_exported() {
+    let dir = tempfile::tempdir().unwrap();
+    let (out, base) = (dir.path().join("out"), shared().join("run/step_000001"));
+    let flags = ["--batch", "4", "--steps", "8", "--lr", "2e-2", "--lora-rank", "4", "--rslora", "--dora"];
+    good(beside(&out).args(flags).args(["--lora-targets", "q_proj", "v_proj", "down_proj"]));
+    let curve = losses(&out);
+    assert!(curve[7] < curve[0] - 0.05, "{curve:?}");
+    let newest = out.join("step_000008");
+    let adapter = Checkpoint::open(&newest.join("adapter_model.safetensors")).unwrap();
+    assert!(!newest.join("model.safetensors").exists());
+    assert!(
+        adapter.names().len() == 2 * 3 * 3
+            && adapter.names().all(|n| n.starts_with("base_model.model.model.layers."))
+    );
+    let config: Value =
+        serde_json::from_slice(&fs::read(newest.join("adapter_config.json")).unwrap()).unwrap();
+    assert_eq!(
+        (&config["r"], &config["lora_alpha"], &config["use_dora"]),
+        (&4.into(), &8.into(), &true.into())
+    );
+    let at = newest.to_str().unwrap();
+    let (own, merged) = (logits(&newest, &[], dir.path()), logits(&base, &["--adapter", at], dir.path()));
+    assert!(own == merged && own != logits(&base, &[], dir.path()));
+    for (name, flags) in [("whole", &[][..]), ("parts", &["--max-shard-size", "30KB"])] {
+        let to = dir.path().join(name);
+        good(program().arg("export").arg(&out).arg("--out").arg(&to).args(flags));
+        assert_eq!(to.join("model.safetensors.index.json").exists(), name == "parts");
+        assert!(to.join("tokenizer.json").is_file());
+        assert_eq!(logits(&to, &[], dir.path()), own, "{name}");
+    }
+    let narrow = dir.path().join("narrow");
+    let export = |to: &Path| {
+        let mut c = program();
+        c.arg("export").arg(&base).args(["--adapter", at, "--dtype", "bf16", "--out"]).arg(to);
+        c
+    };
+    good(&mut export(&narrow));
+    let top = own.iter().fold(0f32, |m, x| m.max(x.abs()));
+    let near = |x: &[f32]| x.iter().zip(&own).all(|(a, b)| (a - b).abs() < 2e-2 * top);
+    assert!(near(&logits(&narrow, &[], dir.path())));
+    assert!(refused(&mut export(&narrow)).contains("is there already"));
+    let text: Value = serde_json::from_slice(&fs::read(narrow.join("config.json")).unwrap()).unwrap();
+    assert_eq!(text["torch_dtype"], "bfloat16");
+    read_by_others([&base, &newest, &dir.path().join("whole")], &own, dir.path());
+    good(program().arg("generate").arg(&newest).args(["--prompt", "fn", "--max-tokens", "2", "--seed", "1"]));
+    let own_base = newest.join("adapter_config.json");
+    let text = fs::read_to_string(&own_base).unwrap();
+    fs::write(&own_base, text.replace(config["base_model_name_or_path"].as_str().unwrap(), ".")).unwrap();
+    let mut circle = program();
+    circle.arg("generate").arg(&newest).args(["--prompt", "fn", "--max-tokens", "2"]);
+    assert!(refused(&mut circle).contains("is an adapter itself"));
+    let again = |flags: &[&str]| refused(beside(&dir.path().join("no")).args(["--steps", "2"]).args(flags));
+    assert!(
+        again(&["--lora-rank", "4", "--lora-targets", "c_attn"])
+            .contains("lora_targets: \"c_attn\" names no")
+    );
+    assert!(again(&["--dora"]).starts_with("dora: no adapter is trained"));
+    assert!(again(&["--lora-rank", "0"]).contains("lora_rank: 0 is outside"));
+}
+
+/// What PEFT makes of the base and the adapter, and transformers of what was exported, from the weights in f32.
+const READ: &str = "import sys, torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from peft import PeftModel
+base, adapter, whole, ids, ours = sys.argv[1:]
+ids, ours = load_file(ids)['input_ids'], load_file(ours)['logits']
+load = lambda path: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+for name, model in [('PEFT', PeftModel.from_pretrained(load(base), adapter)), ('transformers', load(whole))]:
+    off = ((model.eval()(input_ids=ids).logits - ours).abs().max() / ours.abs().max()).item()
+    assert off < 1e-4, (name, off)
+    print(f'{name}: logits within {off:.1e} of the largest')
+";
+
+fn read_by_others(folders: [&Path; 3], own: &[f32], scratch: &Path) {
+    let Some(peft) = crate::openai::client("peft") else {
+        return println!("skipped: no PEFT in .cache/peft; scripts/setup-cache.sh peft puts it there");
+    };
+    let ours = scratch.join("ours.safetensors");
+    let bytes: Vec<u8> = own.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let tensor = ("logits", astrai_ir::DType::F32, &[1, 8, own.len() / 8][..], bytes.as_slice());
+    astrai_runtime::weights::write(&ours, [tensor], &BTreeMap::new()).unwrap();
+    let mut python = Command::new("python3");
+    python.args(["-c", READ]).args(folders).arg(scratch.join("ids.safetensors")).arg(&ours);
+    let out = python.env("PYTHONPATH", peft).env("HF_HUB_OFFLINE", "1").output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    print!("{}", String::from_utf8_lossy(&out.stdout));
+}
