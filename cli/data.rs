@@ -20,6 +20,12 @@ use std::sync::Arc;
 /// Numbers that are converted at a time.
 const BLOCK: u64 = 1 << 20;
 
+/// Windows of a table, unless told otherwise.
+const SHOWN: u64 = 20;
+
+/// Tokens of a record that is shown; more are a row that windows are cut from.
+const ROW: u64 = 1 << 20;
+
 /// Look at prepared data, or convert them
 ///
 /// Prepared data are HDF5 files (a group per key, `data_0` and on in it), folders of .bin shards with a meta.json, JSON lines of
@@ -92,7 +98,7 @@ struct Cut {
     /// How attention treats documents that share a window; sft data with positions always tell them apart
     #[arg(long, value_enum, value_name = "NAME", default_value = "joined")]
     packing: Packing,
-    /// Windows to show [default: all]
+    /// Windows to show [default: 20, with --json all]
     #[arg(long, value_name = "N")]
     limit: Option<u64>,
     /// A JSON object a window instead of a table
@@ -194,6 +200,17 @@ impl Show {
         let tokenizer = self.tokenizer()?;
         let colour = std::io::stdout().is_terminal();
         for i in self.from..records.count().min(self.from.saturating_add(self.limit)) {
+            let longest = kind
+                .keys()
+                .iter()
+                .filter_map(|key| Some(records.store().column(key)?.shape(i as usize).0))
+                .max();
+            if let Some(tokens) = longest.filter(|tokens| *tokens > ROW) {
+                bail!(
+                    "{}: record {i} is a row of {tokens} tokens; `astrai data windows` shows what training cuts from it",
+                    self.path.display()
+                );
+            }
             let (shown, samples) = record(&records, i).map_err(line)?;
             if self.json {
                 let mut object = json!({"record": i}).as_object().cloned().unwrap_or_default();
@@ -314,7 +331,8 @@ impl Cut {
         let windows = Windows::new(rows, &options).map_err(line)?;
         let mut batch = PackedBatch::default();
         let mut rows = Vec::new();
-        for i in 0..windows.len().min(self.limit.unwrap_or(u64::MAX)) {
+        let limit = self.limit.unwrap_or(if self.json { u64::MAX } else { SHOWN });
+        for i in 0..windows.len().min(limit) {
             let window = windows.window(i).map_err(line)?;
             batch.fill(&windows, [i]).map_err(line)?;
             if !self.json {

@@ -9,6 +9,7 @@ pub mod coverage;
 pub mod data;
 pub mod devices;
 pub mod estimate;
+pub mod eval;
 pub mod explain;
 pub mod export;
 pub mod failure;

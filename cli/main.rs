@@ -3,8 +3,8 @@
 use astrai::allocations::Counted;
 use astrai::failure::Failure;
 use astrai::{
-    bench, chat, compile, data, devices, estimate, export, generate, models, preprocess, quickstart, run,
-    serve, train, verify,
+    bench, chat, compile, data, devices, estimate, eval, export, generate, models, preprocess, quickstart,
+    run, serve, train, verify,
 };
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -32,6 +32,7 @@ enum Command {
     Preprocess(preprocess::Preprocess),
     Data(data::Data),
     Train(Box<train::Train>),
+    Eval(Box<eval::Eval>),
     Export(export::Export),
     Generate(Box<generate::Generate>),
     Chat(Box<chat::Chat>),
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         Command::Preprocess(c) => c.run(&mut out),
         Command::Data(c) => c.run(&mut out),
         Command::Train(c) => c.run(&mut out),
+        Command::Eval(c) => c.run(&mut out),
         Command::Export(c) => c.run(&mut out),
         Command::Generate(c) => c.run(&mut out),
         Command::Chat(c) => c.run(&mut out),

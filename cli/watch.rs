@@ -138,7 +138,11 @@ impl Callbacks for Screen {
         self.validation = Some(row.val_loss);
         match self.json {
             true => self.row(row),
-            false => self.line(&format!("step {}: validation loss {:.4}", row.step, row.val_loss)),
+            false => {
+                let tasks = row.metrics.iter().filter(|(name, _)| !name.ends_with("_stderr"));
+                let tasks: String = tasks.map(|(name, value)| format!(", {name} {value:.4}")).collect();
+                self.line(&format!("step {}: validation loss {:.4}{tasks}", row.step, row.val_loss));
+            }
         }
     }
 

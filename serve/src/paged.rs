@@ -74,11 +74,11 @@ impl Model for PagedModel {
     }
 }
 
-/// The logits of an entry's rows, `[sequences, vocabulary]`; those of rows that are not sampled hold anything. Sampling is done in this
-/// process: from a device's own memory come the logits of sampled rows, not their tokens alone.
+/// The logits of an entry's rows, `[sequences, vocabulary]`; those of rows that are not read hold anything. Sampling is done in this
+/// process: from a device's own memory come the logits of rows that are read, not their tokens alone.
 fn run<'m>(session: &'m mut Session, entry: &StepEntry) -> Result<&'m mut [f32], ModelError> {
     let inputs = entry.batch.inputs(session.inputs());
-    session.execute_rows(&inputs, Some(&|row| entry.rows.get(row).is_some_and(|r| r.complete)))?;
+    session.execute_rows(&inputs, Some(&|row| entry.rows.get(row).is_some_and(|r| r.read)))?;
     let logits = session.floats_mut(0);
     Ok(logits
         .ok_or("the program's first result is not the logits, of f32; this is a defect, please report it")?)

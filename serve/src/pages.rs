@@ -152,10 +152,10 @@ impl Pages {
         tokens.div_ceil(self.size)
     }
 
-    /// Fills an empty table with the longest run of published pages that begins `tokens`; at least the last token is
-    /// left out, because somebody has to compute what comes after it. Gives the number of tokens found.
-    pub fn find(&mut self, table: &mut Table, tokens: &mut Tokens) -> usize {
-        let most = tokens.len().saturating_sub(1) / self.size;
+    /// Fills an empty table with the longest run of published pages that begins the first `most` of `tokens`; at least the last of
+    /// them is left out, because somebody has to compute what comes after it. Gives the number of tokens found.
+    pub fn find(&mut self, table: &mut Table, tokens: &mut Tokens, most: usize) -> usize {
+        let most = tokens.len().min(most).saturating_sub(1) / self.size;
         self.extend_keys(tokens, most);
         for block in 0..most {
             let Some(cache) = &self.cache else { break };

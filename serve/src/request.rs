@@ -70,8 +70,12 @@ pub struct Sampling {
     pub allowed_ids: Vec<u32>,
     /// Runs of tokens that may not come.
     pub bad_words: Vec<Vec<u32>>,
-    /// Log-probability of each token of the prompt but the first, and of so many likeliest in its place; for one choice only.
+    /// Log-probability of each token of the prompt from [`scored_from`](Self::scored_from) on, and of so many likeliest in its place;
+    /// for one choice only.
     pub prompt_logprobs: Option<u32>,
+    /// The first token of the prompt that they are wanted of, from 1; those before it are computed in chunks, or shared with other
+    /// prompts that begin alike.
+    pub scored_from: usize,
 }
 
 impl Default for Sampling {
@@ -95,6 +99,7 @@ impl Default for Sampling {
             allowed_ids: Vec::new(),
             bad_words: Vec::new(),
             prompt_logprobs: None,
+            scored_from: 1,
         }
     }
 }

@@ -53,9 +53,9 @@ pub struct Arrival {
     pub tag: u64,
     /// What there is to continue: at least one token.
     pub prompt: Arc<Prompt>,
-    /// Whether the logits after each token of the prompt are wanted: it is then computed token by token, and none of it is taken from
-    /// the cache.
-    pub scored: bool,
+    /// The first token of the prompt, from 1, that is scored by the logits before it: from there on the prompt is computed token by
+    /// token. Nothing for a prompt that is not scored.
+    pub scored: Option<usize>,
 }
 
 /// Names a sequence from its arrival to its end, and nothing afterwards.
@@ -91,7 +91,7 @@ struct Sequence {
     id: SequenceId,
     priority: i32,
     tag: u64,
-    scored: bool,
+    scored: Option<usize>,
     tokens: Tokens,
     /// Leading tokens whose keys and values are in the table's pages.
     computed: usize,
@@ -316,13 +316,16 @@ impl Scheduler {
         let Some(entry) = self.plan.entries.iter_mut().find(|e| computes(e.kind)) else { return };
         // A program that only prefills stops where the prompt ends.
         let most = if entry.kind == ProgramKind::Prefill { of_prompt } else { left };
-        let most = if sequence.scored && of_prompt > 0 { 1 } else { most };
+        let scored = sequence.scored.filter(|_| of_prompt > 0);
+        let most = scored.map_or(most, |from| most.min(from.saturating_sub(sequence.computed).max(1)));
         let tokens = most.min(entry.room).min(*budget);
         if tokens == 0 {
             return;
         }
         let at = sequence.computed + tokens;
-        entry.rows.push(Row { id: sequence.id, tokens, at, complete: tokens == left });
+        let complete = tokens == left;
+        let read = complete || scored.is_some_and(|from| at >= from);
+        entry.rows.push(Row { id: sequence.id, tokens, at, complete, read });
         entry.room -= tokens;
         *budget -= tokens;
     }
@@ -365,10 +368,9 @@ impl Scheduler {
         if sibling.is_some_and(|(_, computed)| computed < whole * self.bounds.page_size) {
             return Admission::Later;
         }
-        let mut found = match sequence.scored {
-            true => 0,
-            false => self.pages.find(&mut sequence.table, &mut sequence.tokens),
-        };
+        // What comes after the last token before the scored ones has to be computed too.
+        let most = sequence.scored.unwrap_or(usize::MAX);
+        let mut found = self.pages.find(&mut sequence.table, &mut sequence.tokens, most);
         if found < whole * self.bounds.page_size
             && let Some(from) = sibling.and_then(|(slot, _)| self.slots[slot as usize].as_ref())
         {

@@ -29,7 +29,7 @@ pub use special::{Skip, SpecialToken, SpecialTokens};
 pub use stream::DecodeStream;
 
 /// What makes a folder a tokenizer's; whatever of it is there is copied by [`Tokenizer::save_to`].
-const FILES: [&str; 8] = [
+pub const FILES: [&str; 8] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",

@@ -91,9 +91,19 @@ fn write_ids(path: &Path, shape: &[usize], ids: &[i64]) {
 
 #[test]
 fn every_command_explains_itself() {
-    for command in
-        ["models", "compile", "run", "train", "generate", "chat", "serve", "verify", "bench", "quickstart"]
-    {
+    for command in [
+        "models",
+        "compile",
+        "run",
+        "train",
+        "eval",
+        "generate",
+        "chat",
+        "serve",
+        "verify",
+        "bench",
+        "quickstart",
+    ] {
         let help = good(&[command, "--help"]);
         assert!(help.contains("Example"), "{command}: {help}");
         assert!(help.contains(&format!("astrai {command}")), "{command}: {help}");

@@ -243,31 +243,41 @@ fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 fn a_killed_preprocess_goes_on_without_a_lost_or_doubled_record() {
     let dir = folder();
     let sources = chats(dir.path(), 1500);
-    let (whole, killed) = (dir.path().join("whole"), dir.path().join("killed"));
-    let since = Instant::now();
-    let made = objects(&mut preprocess(&sources, &whole));
-    let took = since.elapsed();
-    assert_eq!(made[0]["dataset"]["records"], 1500);
-    assert!(made[0]["dataset"]["domains"]["b"]["shards"].as_u64().unwrap() > 5);
+    let config = fs::read_to_string(&sources[2]).unwrap();
     let mut died = 0;
-    for i in 0..20_u32 {
-        let mut run =
-            preprocess(&sources, &killed).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        // Later each time, so that kills fall everywhere.
-        sleep(took * (i + 1) / 40);
-        died += u32::from(run.try_wait().unwrap().is_none());
-        run.kill().unwrap();
-        run.wait().unwrap();
-        if !killed.join("dataset.json").exists() && killed.join("progress.json").exists() {
-            let (line, _) = fails(astrai(&["data", "info"]).arg(&killed));
-            assert!(line.contains("has not finished"), "{line}");
+    for (format, kills) in [("bin", 10), ("h5", 5), ("jsonl", 5)] {
+        let set = format!("\"storage_format\":\"{format}\",\"max_tokens_per_shard\"");
+        fs::write(&sources[2], config.replace("\"max_tokens_per_shard\"", &set)).unwrap();
+        let [whole, killed] = ["whole", "killed"].map(|name| dir.path().join(format!("{name}-{format}")));
+        let since = Instant::now();
+        let made = objects(&mut preprocess(&sources, &whole));
+        let took = since.elapsed();
+        assert_eq!(made[0]["dataset"]["records"], 1500);
+        assert!(made[0]["dataset"]["domains"]["b"]["shards"].as_u64().unwrap() > 5);
+        for i in 0..kills {
+            let mut run =
+                preprocess(&sources, &killed).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            // Later each time, so that kills fall everywhere.
+            sleep(took * (i + 1) / (2 * kills));
+            died += u32::from(run.try_wait().unwrap().is_none());
+            run.kill().unwrap();
+            run.wait().unwrap();
+            if !killed.join("dataset.json").exists() && killed.join("progress.json").exists() {
+                for part in [killed.clone(), killed.join("a")].iter().filter(|part| part.exists()) {
+                    let (line, _) = fails(astrai(&["data", "info"]).arg(part));
+                    assert!(line.contains("has not finished"), "{line}");
+                }
+            }
         }
+        good(&mut preprocess(&sources, &killed));
+        assert!(contents(&whole) == contents(&killed), "{format}: killed runs differ from one run");
+        let again = objects(&mut preprocess(&sources, &killed));
+        assert_eq!(again[0]["cached"], true);
     }
-    good(&mut preprocess(&sources, &killed));
     println!("{died} of 20 kills came before the end");
-    assert!(contents(&whole) == contents(&killed), "a folder of killed runs differs from that of one run");
-    let again = objects(&mut preprocess(&sources, &killed));
-    assert_eq!(again[0]["cached"], true);
+    fs::remove_file(dir.path().join("killed-jsonl/b/data_0001.jsonl")).unwrap();
+    let (line, _) = fails(&mut preprocess(&sources, &dir.path().join("killed-jsonl")));
+    assert!(line.contains("data_0001.jsonl: is gone"), "{line}");
 }
 
 #[test]
@@ -288,6 +298,7 @@ fn records_that_are_wrong_are_named_by_file_and_line() {
     says(r#"{"messages": [{"role": "user", "content": "alone"}]}"#, &["none of its", "degenerate"]);
     let outside = json!({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "domain": "../x"});
     says(&outside.to_string(), &["no name of a folder"]);
+    says(&outside.to_string().replace("\"../x\"", "3"), &["`domain` is no text"]);
     let long = json!({"messages": [{"role": "user", "content": "x".repeat(400)}, {"role": "assistant", "content": "y"}]});
     says(&long.to_string(), &["none of its 64 tokens", "max_seq_len 64"]);
     fs::write(&file, good_lines).unwrap();

@@ -10,6 +10,7 @@ mod documents;
 #[path = "../emulated/mod.rs"]
 mod emulated;
 mod estimate;
+mod eval;
 mod extend;
 mod faults;
 mod hostile;

@@ -21,8 +21,8 @@ pub mod text;
 mod tokens;
 mod windows;
 
-pub(crate) use documents::LINE;
 pub use documents::{Documents, Piece};
+pub(crate) use documents::{LINE, next_line};
 pub use error::DataError;
 pub use meta::{Meta, Shard, Width};
 pub use mixture::{Mixture, Subset};

@@ -13,6 +13,7 @@ use crate::data::{
     Corpus, DataError, IDS, Kind, ShardOptions, Store, Tokenised, Tokens, WindowOptions, Windows, prepare,
 };
 use crate::error::Error;
+use crate::evaluation::{Loaded, Task};
 use crate::frozen::Scored;
 use crate::settings::Settings;
 use crate::strategies::Batch;
@@ -40,6 +41,8 @@ pub struct Dataset {
     pub train: Data,
     /// The validation set: items held out, where the run validates.
     pub validation: Option<Data>,
+    /// What each validation scores the model on beside it.
+    pub tasks: Vec<Loaded>,
     /// The tokenizer's files, for a checkpoint that is complete; none for bare token ids.
     pub tokenizer: Vec<Attachment>,
     /// Tells these data from others.
@@ -128,6 +131,8 @@ impl Sources {
             }
         };
         let tokenizer = tokenizer(settings, &named, vocabulary, folder)?;
+        // What is wrong in a task is known before text is tokenised.
+        settings.eval_task.iter().flatten().try_for_each(|path| Task::open(path, None).map(drop))?;
         Ok(Sources { named, tokenizer, shown, windows, frozen, answers })
     }
 }
@@ -194,6 +199,7 @@ impl Dataset {
         Ok(Dataset {
             train: Arc::new(Cut(train)),
             validation: validation.map(|v| Arc::new(Cut(v)) as Data),
+            tasks: tasks(settings, tokenizer.as_ref(), callbacks)?,
             tokenizer: tokenizer.map_or(vec![], |t| attachments(&t)),
             fingerprint,
             scored: vec![],
@@ -238,6 +244,7 @@ impl Dataset {
         Ok(Dataset {
             train,
             validation,
+            tasks: tasks(settings, tokenizer.as_ref(), callbacks)?,
             tokenizer: tokenizer.map_or(vec![], |t| attachments(&t)),
             scored: scored.into_iter().zip(sums.into_iter().map(of_set)).collect(),
             fingerprint,
@@ -377,6 +384,22 @@ fn same(resumed: Option<&str>, beginning: &str, settings: &Settings) -> Result<(
     }
     let why = "the text or its tokenizer is not what the run was trained on (paths, sizes or times differ)";
     Err(Error::Refused(format!("{why}; {remedy}")))
+}
+
+/// The tasks of `--eval-task`, read for sequences of the run's length.
+fn tasks(
+    settings: &Settings,
+    tokenizer: Option<&Tokenizer>,
+    callbacks: &mut dyn Callbacks,
+) -> Result<Vec<Loaded>, Error> {
+    let all = Loaded::read_all(settings.eval_task.as_deref().unwrap_or_default(), tokenizer, settings.seq)?;
+    for task in all.iter().filter(|task| task.cut > 0) {
+        callbacks.note(&format!(
+            "{}: the beginnings of {} prompts are cut off by --seq {}",
+            task.name, task.cut, settings.seq
+        ));
+    }
+    Ok(all)
 }
 
 fn attachments(tokenizer: &Tokenizer) -> Vec<Attachment> {

@@ -8,6 +8,7 @@ pub mod data;
 pub mod dataset;
 pub mod engine;
 mod error;
+pub mod evaluation;
 pub mod frozen;
 pub mod lora;
 pub mod metrics;

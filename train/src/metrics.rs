@@ -59,7 +59,7 @@ pub struct Validation {
     /// Mean loss, nats a token.
     #[serde(deserialize_with = "number")]
     pub val_loss: f64,
-    /// A strategy's metrics, `val_` before their names.
+    /// A strategy's metrics, `val_` before their names, and those of `--eval-task`, as `eval/TASK/METRIC`.
     #[serde(flatten, deserialize_with = "numbers")]
     pub metrics: BTreeMap<String, f64>,
 }

@@ -225,6 +225,8 @@ settings! {
         special_tokens: Vec<String>, "TOKEN", "With --vocab: a further special token, which the data's text may spell; may be repeated";
         #[arg(num_args = 1..)]
         data_weights: Vec<f64>, "WEIGHT", "In which ratio several prepared data are mixed, one each; or `weights` when they are prepared";
+        #[arg(num_args = 1..)]
+        eval_task: Vec<PathBuf>, "FILE", "Tasks (docs/evaluation.md) that each validation scores the model on; may be repeated";
         stride: usize, "TOKENS", "From the start of one window of the data to the next; prepared records are then cut into windows as well [default: --seq]";
         steps: u64, "N", "Length of the run in updates; or give --epochs";
         epochs: u64, "N", "Length of the run in passes over the data [default: 1, unless --steps is given]";

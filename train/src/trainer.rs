@@ -2,6 +2,7 @@
 //! checkpoints, saved after an update and never before it; a picture of the losses. What comes next is a function of the
 //! number of steps made, so a run that was stopped, however, goes on as if it had not been.
 
+use crate::batch::PackedBatch;
 use crate::checkpoint::{RunFolder, TrainerState};
 use crate::contents::Snapshot;
 use crate::data::Sampler;
@@ -16,7 +17,7 @@ use crate::settings::{Length, Settings};
 use crate::signals::Stop;
 use crate::strategies::Batch;
 use astrai_files::FileError;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::time::Instant;
 
@@ -234,7 +235,16 @@ impl Run<'_, '_> {
             }
             (sum / count.max(1) as f64, Default::default())
         };
-        let metrics = metrics.into_iter().map(|(name, x)| (format!("val_{name}"), x)).collect();
+        let mut metrics: BTreeMap<String, f64> =
+            metrics.into_iter().map(|(name, x)| (format!("val_{name}"), x)).collect();
+        let (mut batch, engine) = (PackedBatch::default(), &mut self.t.engine);
+        for task in &self.t.data.tasks {
+            metrics.append(&mut task.metrics(&mut |scored| {
+                batch.clear();
+                scored.append_to(&mut batch);
+                engine.score(&batch).map(|(loss, _)| -loss)
+            })?);
+        }
         let row = Validation { step: self.t.state.step, val_loss, metrics };
         self.record(Row::Validation(row.clone()));
         self.callbacks.validated(&row);

@@ -295,7 +295,7 @@ fn packed(builder: &Builder, built: &[Prepared], of: &[usize], want: &Map<String
         let lengths: Vec<usize> = members.iter().map(|&i| built[i].tokens() as usize).collect();
         let slices = pieces(&lengths, p.max_packed_len, p.packing, p.truncation);
         let bins = pack(&slices, p.max_packed_len, p.packing);
-        let arranged = arrange(config, members.iter().map(|&i| built[i].clone()).collect());
+        let arranged: Vec<_> = arrange(config, members.iter().map(|&i| built[i].clone()).collect()).collect();
         let bin = |(bin, keys): (&Vec<usize>, &Vec<(String, Values)>)| {
             let records: Vec<usize> = bin.iter().map(|&s| of[members[slices[s].document]]).collect();
             let key = |key| values_of(keys, key);

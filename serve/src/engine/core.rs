@@ -31,8 +31,8 @@ struct Active {
     constraint: Option<Constraint>,
     /// Its place among those that wait.
     tag: u64,
-    /// Where log-probabilities of the prompt are wanted: its tokens, and those of them that are known.
-    scores: Option<(Arc<Prompt>, Vec<Logprobs>)>,
+    /// Where log-probabilities of the prompt are wanted: its tokens, from which on, and those that are known.
+    scores: Option<(Arc<Prompt>, usize, Vec<Logprobs>)>,
     /// By index; none when it has ended.
     choices: Vec<Option<Choice>>,
     since: Instant,
@@ -72,8 +72,10 @@ impl Active {
     /// Notes the log-probability of the token of the prompt that comes after a row, if it is wanted and not known.
     fn score(&mut self, row: &Row, logits: &[f32], samplers: &[Mutex<Sampler>]) {
         let top = self.rules.sampling().prompt_logprobs.unwrap_or(0);
-        let Some((prompt, known)) = &mut self.scores else { return };
-        let Some(token) = prompt.tokens().get(row.at).filter(|_| known.len() + 1 == row.at) else { return };
+        let Some((prompt, from, known)) = &mut self.scores else { return };
+        let Some(token) = prompt.tokens().get(row.at).filter(|_| *from + known.len() == row.at) else {
+            return;
+        };
         let Some(sampler) = samplers.first() else { return };
         let mut sampler = sampler.lock().unwrap_or_else(PoisonError::into_inner);
         match sampler.score(logits, *token, top, row.at) {
@@ -231,7 +233,9 @@ impl<M: Model> Core<M> {
         }
         let usage = Usage { prompt: prompt.len(), ..Usage::default() };
         let rules = Rules::new(sampling, &prompt, seed, ends);
-        let scored = sampling_scored(&rules);
+        let sampling = rules.sampling();
+        let from = sampling.scored_from.max(1);
+        let scored = sampling.prompt_logprobs.map(|_| from).filter(|&from| from < prompt.len());
         let prompt = Prompt::new(prompt, salt);
         let choices = (0..n).map(|index| {
             let arrival = Arrival { request, index, priority, tag, prompt: prompt.clone(), scored };
@@ -245,7 +249,7 @@ impl<M: Model> Core<M> {
             rules,
             constraint,
             tag,
-            scores: scored.then(|| (prompt, Vec::new())),
+            scores: scored.map(|from| (prompt, from, Vec::new())),
             choices,
             since,
             ran: false,
@@ -387,11 +391,6 @@ impl<M: Model> Core<M> {
     }
 }
 
-/// Whether log-probabilities of the prompt are wanted.
-fn sampling_scored(rules: &Rules) -> bool {
-    rules.sampling().prompt_logprobs.is_some()
-}
-
 /// Waits for what may come next, and notes it where it belongs.
 fn take_masks(masks: &mut Masks, requests: &mut BTreeMap<u64, Active>) {
     while let Some((id, guide, allowed)) = masks.next() {
@@ -430,7 +429,7 @@ fn record(
     active.usage.output += 1;
     active.usage.first_token.get_or_insert(time);
     active.usage.last_token = Some(time);
-    let prompt = active.scores.take().map_or_else(Vec::new, |(_, known)| known);
+    let prompt = active.scores.take().map_or_else(Vec::new, |(.., known)| known);
     active.updates.push(Update { index: id.index, token, logprobs, finish, prompt });
     active.choices.get_mut(id.index as usize)?.as_mut()?.history = Some(history);
     Some(token)

@@ -34,7 +34,7 @@ pub struct Update {
     pub logprobs: Option<Logprobs>,
     /// Set with the choice's last token.
     pub finish: Option<Finish>,
-    /// Of the prompt's tokens but the first, if asked for; with the first token.
+    /// Of the prompt's tokens that were to be scored; with the first token.
     pub prompt: Vec<Logprobs>,
 }
 

@@ -172,6 +172,35 @@ fn finishes_are_told_apart() {
     assert_eq!(submit(&late), (4, Finish::Eos));
 }
 
+/// Log-probabilities of a prompt's end are those of the whole; what comes before them is found in the cache.
+#[test]
+fn prompts_are_scored_from_where_it_is_asked() {
+    let prompt: Vec<u32> = (0..21).map(|i| 7 + i * i % 11).collect();
+    let scores = |engine: &Engine, from: usize| {
+        let mut asked = request(&prompt, 1);
+        (asked.sampling.prompt_logprobs, asked.sampling.scored_from) = (Some(0), from);
+        let mut stream = engine.handle().submit(asked).unwrap();
+        let (mut known, mut cached) = (vec![], 0);
+        while let Some(event) = stream.blocking_recv() {
+            known.extend(event.updates.into_iter().flat_map(|u| u.prompt).map(|l| l.chosen));
+            if let Some(End::Finished(usage)) = event.end {
+                cached = usage.cached;
+            }
+        }
+        (known, cached)
+    };
+    for fake in [Fake::new(SIZES), Fake::of_two_programs(SIZES)] {
+        let engine = Engine::start(fake, &settings()).unwrap();
+        let (whole, cached) = scores(&engine, 1);
+        assert_eq!((whole.len(), cached), (20, 0));
+        for from in [0, 1, 2, 5, 9, 13, 20, 21, 40] {
+            let (tail, cached) = scores(&engine, from);
+            assert_eq!(tail, whole[from.clamp(1, 21) - 1..], "from {from}");
+            assert_eq!(cached, (from.clamp(1, 21) - 1) / SIZES.page_size * SIZES.page_size);
+        }
+    }
+}
+
 #[test]
 fn nan_ends_its_own_request_only() {
     let engine = start();

@@ -84,7 +84,7 @@ impl World {
 
     fn begin(&mut self, ids: Vec<u32>, salt: u8) {
         let (mut table, mut tokens) = (Table::default(), tokens(&ids, salt));
-        let found = self.pages.find(&mut table, &mut tokens);
+        let found = self.pages.find(&mut table, &mut tokens, usize::MAX);
         assert!(found < tokens.len());
         if !self.pages.grow(&mut table, tokens.len()) {
             self.pages.release(&mut table);
@@ -170,7 +170,8 @@ fn a_prompt_is_found_again_but_never_whole_nor_under_another_salt() {
     assert_eq!((world.pages.cached(), world.pages.free()), (2, 10));
     let find = |world: &mut World, n: u32, salt: u8| {
         let mut table = Table::default();
-        let found = world.pages.find(&mut table, &mut self::tokens(&(0..n).collect::<Vec<_>>(), salt));
+        let found =
+            world.pages.find(&mut table, &mut self::tokens(&(0..n).collect::<Vec<_>>(), salt), usize::MAX);
         world.pages.release(&mut table);
         found
     };
@@ -190,7 +191,7 @@ fn the_least_recently_used_goes_first_and_a_prefix_after_what_follows_it() {
     world.check();
     let found = |world: &mut World, token: u32| {
         let mut table = Table::default();
-        let found = world.pages.find(&mut table, &mut tokens(&[token; 17], 0));
+        let found = world.pages.find(&mut table, &mut tokens(&[token; 17], 0), usize::MAX);
         world.pages.release(&mut table);
         found
     };
@@ -206,7 +207,7 @@ fn equal_keys_of_other_tokens_are_not_believed() {
     assert_eq!(cache.by_key[&key], page);
     cache.tokens[page as usize * SIZE] = 99;
     let (mut table, mut tokens) = (Table::default(), tokens(&(0..9).collect::<Vec<_>>(), 0));
-    assert_eq!(world.pages.find(&mut table, &mut tokens), 0);
+    assert_eq!(world.pages.find(&mut table, &mut tokens, usize::MAX), 0);
     assert!(world.pages.grow(&mut table, 8));
     world.pages.publish(&mut table, &mut tokens, 8);
     assert!(table.collided);

@@ -39,6 +39,8 @@ pub struct Row {
     pub at: usize,
     /// Whether these are all that the sequence has, so that the row's logits are those of its next token and are sampled.
     pub complete: bool,
+    /// Whether the row's logits are read: sampled, or the prompt's next token scored by them.
+    pub read: bool,
 }
 
 /// What one program computes in a step; nothing while it has no rows.

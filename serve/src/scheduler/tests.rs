@@ -66,7 +66,7 @@ impl World {
         let prompt = Prompt::new(prompt, vec![]);
         let ids = (0..siblings).map(|index| {
             let arrival =
-                Arrival { request: number, index, priority, tag: 0, prompt: prompt.clone(), scored: false };
+                Arrival { request: number, index, priority, tag: 0, prompt: prompt.clone(), scored: None };
             let id = self.scheduler.add(arrival);
             self.answers.insert(id, (request.clone(), Vec::new()));
             id
@@ -240,7 +240,7 @@ fn siblings_hold_and_hash_their_prompt_once() {
     let prompt = Prompt::new((7..27).collect(), vec![]);
     for index in 0..128 {
         let arrival =
-            Arrival { request: 0, index, priority: 0, tag: 0, prompt: prompt.clone(), scored: false };
+            Arrival { request: 0, index, priority: 0, tag: 0, prompt: prompt.clone(), scored: None };
         world.scheduler.add(arrival);
     }
     assert_eq!(Arc::strong_count(&prompt), 129);

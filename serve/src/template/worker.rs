@@ -13,15 +13,16 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
+use std::sync::{LazyLock, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// Tells a process that it is to render.
 const ASKED: &str = "ASTRAI_RENDERS_TEMPLATES";
 
-/// Processes that are kept for the next rendering.
-const IDLE: usize = 4;
+/// Processes that are kept for the next rendering: one for each core, on which somebody may render at the same time.
+static IDLE: LazyLock<usize> =
+    LazyLock::new(|| thread::available_parallelism().map_or(4, |cores| cores.get().max(4)));
 
 /// A job longer than this leaves a process with memory that it will not need again.
 const LARGE: usize = 1 << 22;
@@ -67,7 +68,7 @@ pub(super) fn run(job: &Job, abandoned: Option<&AtomicBool>) -> Result<String, T
             Ok(Answer::Done(answer)) => {
                 let large = frame.len().max(answer.len()) > LARGE;
                 let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-                if !large && kept.len() < IDLE {
+                if !large && kept.len() < *IDLE {
                     kept.push(worker);
                 }
                 drop(kept);

@@ -6,6 +6,7 @@ use super::text::{Kind, Source};
 use serde::Deserialize;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 
 /// Bytes of a piece. Large enough that cuts do not matter to tokens, small enough to hold many.
 const PIECE: usize = 1 << 17;
@@ -187,4 +188,24 @@ fn cut(text: &str) -> usize {
     };
     let line = after(|c| c == '\n', char::is_alphanumeric);
     line.or_else(|| after(char::is_whitespace, |c| !c.is_whitespace())).unwrap_or(text.len())
+}
+
+/// The next line of a file, with its end; none at the end.
+///
+/// # Errors
+/// It cannot be read, or is longer than [`LINE`].
+pub(crate) fn next_line(
+    reader: &mut impl BufRead,
+    path: &Path,
+    number: u64,
+) -> Result<Option<Vec<u8>>, DataError> {
+    let mut line = Vec::new();
+    let got = reader.take(LINE + 1).read_until(b'\n', &mut line);
+    match got.map_err(DataError::io(path, "read on"))? as u64 {
+        0 => Ok(None),
+        n if n > LINE => {
+            Err(DataError::refused(path, format!("line {number} is longer than 256 MiB; split it")))
+        }
+        _ => Ok(Some(line)),
+    }
 }

@@ -24,11 +24,11 @@ pub enum DataError {
 }
 
 impl DataError {
-    pub(super) fn io(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> DataError {
+    pub(crate) fn io(path: &Path, doing: &'static str) -> impl FnOnce(io::Error) -> DataError {
         move |source| FileError::io(path, doing)(source).into()
     }
 
-    pub(super) fn refused(path: &Path, message: impl Into<String>) -> DataError {
+    pub(crate) fn refused(path: &Path, message: impl Into<String>) -> DataError {
         // Names in a message may be a file's own, of any length.
         let mut message = message.into();
         if message.len() > MESSAGE || message.contains(char::is_control) {

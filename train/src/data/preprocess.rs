@@ -6,6 +6,7 @@
 mod build;
 mod chat;
 mod config;
+mod fields;
 mod run;
 mod state;
 #[cfg(test)]

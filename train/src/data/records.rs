@@ -67,6 +67,12 @@ impl Kind {
         }
     }
 
+    /// Whether some kind has this key.
+    pub fn knows(key: &str) -> bool {
+        let all = Kind::value_variants().iter();
+        all.flat_map(|kind| kind.keys().iter().chain(kind.optional())).any(|known| *known == key)
+    }
+
     /// How documents are treated: those of `sft` that have positions are always told apart.
     pub fn packing(self, store: &Store, asked: Packing) -> Packing {
         let apart = self == Kind::Sft && store.column("position_ids").is_some();
@@ -113,29 +119,50 @@ impl Records {
                     format!("`{first}` has {other} records and `{key}` {segments}; prepare the data again");
                 return Err(DataError::refused(store.path(), message));
             }
+            if let Some(i) = store.misplaced(key, first) {
+                let message = format!(
+                    "`{key}` number {i} is of another record than `{first}` number {i}: one before has only one of them; prepare the data again"
+                );
+                return Err(DataError::refused(store.file_of(key, i), message));
+            }
         }
         let count = count.map_or(0, |(_, n)| n as u64);
         Ok(Records { store, kind, count, longest, packing })
     }
 
-    /// Refuses records that are empty or whose mask is of another length, as far as lengths tell: before a run, not in it.
+    /// Refuses records that are empty or whose keys are of lengths that do not fit, as far as lengths tell: before a run, not in it.
     ///
     /// # Errors
     /// The first such record.
     pub fn check(&self) -> Result<(), DataError> {
         let beside: &[(&str, &str)] = match self.kind {
-            Kind::Seq => &[],
-            Kind::Sft | Kind::Kto => &[("sequence", "loss_mask")],
-            Kind::Dpo => &[("chosen", "chosen_mask"), ("rejected", "rejected_mask")],
-            Kind::Grpo => &[("responses", "masks")],
+            Kind::Seq => &[("sequence", "position_ids")],
+            Kind::Sft => &[("sequence", "loss_mask"), ("sequence", "position_ids")],
+            Kind::Kto => &[("sequence", "loss_mask"), ("", "label")],
+            Kind::Dpo => &[
+                ("chosen", "chosen_mask"),
+                ("rejected", "rejected_mask"),
+                ("", REFERENCE[0]),
+                ("", REFERENCE[1]),
+            ],
+            Kind::Grpo => &[("responses", "masks"), ("", "rewards")],
         };
-        for (ids, mask) in beside {
-            let (of_ids, of_mask) = (self.store.need(ids)?, self.store.need(mask)?);
+        for &(ids, key) in beside {
+            let Some(column) = self.store.column(key) else { continue };
+            let of_ids = if ids.is_empty() { None } else { Some(self.store.need(ids)?) };
             for i in 0..self.count {
-                let [(tokens, _), (masked, _)] = [of_ids, of_mask].map(|column| column.shape(i as usize));
-                if tokens != masked || tokens == 0 {
-                    let what = format!("`{ids}` has {tokens} tokens and `{mask}` {masked}");
-                    return Err(self.refused(ids, i, &what));
+                let (numbers, at) = (column.shape(i as usize).0, i as usize);
+                let want = match of_ids {
+                    Some(of_ids) => of_ids.shape(at).0,
+                    None if key == "rewards" => self.store.need("responses")?.shape(at).1.unwrap_or(1),
+                    None => 1,
+                };
+                if numbers != want || want == 0 {
+                    let what = match want {
+                        0 => format!("`{ids}` is empty"),
+                        _ => format!("`{key}` has {numbers} numbers, not {want}"),
+                    };
+                    return Err(self.refused(key, i, &what));
                 }
             }
         }

@@ -10,6 +10,7 @@
 //! | `jsonl` | lines that are objects: a key, a list of numbers (or a list of such lists) |
 
 mod bin;
+mod element;
 mod find;
 mod hdf5;
 mod lines;
@@ -24,6 +25,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+pub use element::Element;
 pub use find::is_prepared;
 pub use write::{Array, Numbers, WriteOptions, Writer};
 
@@ -32,61 +34,6 @@ pub const PROGRESS: &str = "progress.json";
 
 /// Numbers that are read and checked at a time.
 const BLOCK: usize = 1 << 16;
-
-/// How numbers are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-#[expect(missing_docs, reason = "the names say it")]
-pub enum Element {
-    Bool,
-    Int8,
-    Uint8,
-    Int16,
-    Uint16,
-    Int32,
-    Uint32,
-    Int64,
-    Uint64,
-    Float32,
-    Float64,
-}
-
-/// Every type of number with its name and its bytes.
-const ELEMENTS: [(Element, &str, usize); 11] = [
-    (Element::Bool, "bool", 1),
-    (Element::Int8, "int8", 1),
-    (Element::Uint8, "uint8", 1),
-    (Element::Int16, "int16", 2),
-    (Element::Uint16, "uint16", 2),
-    (Element::Int32, "int32", 4),
-    (Element::Uint32, "uint32", 4),
-    (Element::Int64, "int64", 8),
-    (Element::Uint64, "uint64", 8),
-    (Element::Float32, "float32", 4),
-    (Element::Float64, "float64", 8),
-];
-
-impl Element {
-    /// The type of a name as NumPy and PyTorch write it.
-    pub fn parse(name: &str) -> Option<Element> {
-        ELEMENTS.iter().find(|row| row.1 == name).map(|row| row.0)
-    }
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        ELEMENTS[self as usize].1
-    }
-
-    /// Bytes of a number.
-    pub fn bytes(self) -> usize {
-        ELEMENTS[self as usize].2
-    }
-
-    /// Whether numbers have fractions.
-    pub fn is_float(self) -> bool {
-        matches!(self, Element::Float32 | Element::Float64)
-    }
-}
 
 /// A layout of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -380,6 +327,15 @@ impl Store {
 
     fn part(&self, s: &Segment) -> &dyn Part {
         &*self.parts[s.part as usize]
+    }
+
+    /// The first segment of a key that does not belong to the same record as that of another key with its number: it is of another
+    /// file, or of another line or number in it.
+    pub fn misplaced(&self, key: &str, other: &str) -> Option<usize> {
+        let (a, b) = (self.column(key)?, self.column(other)?);
+        let numbered = matches!(self.layout, Layout::Hdf5 | Layout::Jsonl);
+        let apart = |(a, b): (&Segment, &Segment)| a.part != b.part || numbered && a.at != b.at;
+        a.segments.iter().zip(&b.segments).position(apart)
     }
 
     /// The file that a segment lies in.

@@ -150,9 +150,9 @@ impl Windows {
         }
         let total = rows.len();
         if total <= seq as u64 {
+            let less = if total > 1 { format!("choose at most {}, or ", total - 1) } else { String::new() };
             let message = format!(
-                "{total} tokens of data do not fill one window of {seq} and its last target; choose at most {}, or add text",
-                total - 1
+                "{total} tokens of data do not fill one window of {seq} and its last target; {less}add text"
             );
             return Err(DataError::Options(message));
         }

@@ -22,7 +22,8 @@ fn step(step: u64) -> Row {
 }
 
 fn validation(step: u64) -> Row {
-    Row::Validation(Validation { step, val_loss: 4.5, metrics: Default::default() })
+    let metrics = BTreeMap::from([("eval/a/acc".into(), 0.5)]);
+    Row::Validation(Validation { step, val_loss: 4.5, metrics })
 }
 
 fn file(rows: &[Row], tail: &str) -> (tempfile::TempDir, PathBuf) {
@@ -40,7 +41,7 @@ fn a_line_is_what_the_readme_says() {
     let text = fs::read_to_string(path).expect("read");
     let first = "{\"step\":7,\"epoch\":1.0,\"tokens\":700,\"loss\":0.625,\"lr\":0.001,\"grad_norm\":0.1,\
                  \"tokens_per_s\":10000.0,\"seconds\":0.01,\"mfu\":0.25}\n";
-    assert_eq!(text, format!("{first}{{\"step\":7,\"val_loss\":4.5}}\n"));
+    assert_eq!(text, format!("{first}{{\"step\":7,\"val_loss\":4.5,\"eval/a/acc\":0.5}}\n"));
 }
 
 #[test]

@@ -92,7 +92,13 @@ pub(super) fn check_values(s: &Settings) -> Result<(), Error> {
     for text in s.group.iter().flatten() {
         super::recipe::group(text).map_err(Error)?;
     }
-    let reads = s.objective([true; 2])?.map_or([false; 2], |objective| objective.frozen());
+    let objective = s.objective([true; 2])?;
+    if s.eval_task.is_some() && objective.is_some() {
+        return refuse(
+            "eval_task: this strategy's program scores records, not texts; evaluate a checkpoint with `astrai eval`",
+        );
+    }
+    let reads = objective.map_or([false; 2], |objective| objective.frozen());
     for (key, given, read) in [("reference", &s.reference, reads[0]), ("old", &s.old, reads[1])] {
         if given.is_some() && !read {
             return refuse(format!(
@@ -132,6 +138,9 @@ fn choices(s: &Settings) -> Result<(), Error> {
     }
     if s.steps.is_some() && s.epochs.is_some() {
         return refuse("steps and epochs are both given: choose one");
+    }
+    if s.eval_task.is_some() && s.eval_every == 0 {
+        return refuse("eval_task: there are no validations; remove it, or give eval_every");
     }
     if s.data.is_empty() {
         return refuse("no data: give files or folders with --data, or `data` in the file");

@@ -3,15 +3,20 @@
 
 use super::chat::{Conversation, Rendered, encode};
 use super::config::{Action, Config, Degenerate, Fields, Section, Source};
+use super::fields::{answer, as_messages, field, numbers, prompt};
+use super::state::DATASET;
 use crate::data::DataError;
+use crate::data::packing::pieces;
+use crate::data::store::PROGRESS;
+use crate::data::text::PASSED;
 use crate::preference::Sample;
 use astrai_files::one_line;
 use astrai_serve::template::{ChatTemplate, Message};
-use astrai_serve::tokenizer::Tokenizer;
+use astrai_serve::tokenizer::{self, Tokenizer};
 use serde_json::{Map, Value};
 
 /// A JSON record.
-type Record = Map<String, Value>;
+pub(super) type Record = Map<String, Value>;
 
 /// Numbers of several answers.
 type Rows = Vec<Vec<i32>>;
@@ -135,9 +140,18 @@ impl Builder {
 
     fn domain(&self, record: &Record) -> Result<String, Nothing> {
         let Some(key) = &self.config.output.domain_key else { return Ok(DEFAULT.into()) };
-        let Some(Value::String(name)) = record.get(key) else { return Ok(DEFAULT.into()) };
+        let name = match record.get(key).filter(|value| !value.is_null()) {
+            None => return Ok(DEFAULT.into()),
+            Some(Value::String(name)) => name,
+            Some(_) => {
+                return Err(format!("`{key}` is no text, and names the record's domain; mend it").into());
+            }
+        };
+        let taken = |known: &str| name.eq_ignore_ascii_case(known);
         let plain = !name.is_empty() && name.len() <= 100 && !name.starts_with('.');
-        match plain && name.chars().all(|c| !c.is_control() && c != '/' && c != '\\') {
+        let free =
+            !PASSED.iter().chain(&tokenizer::FILES).chain(&[PROGRESS, DATASET]).any(|known| taken(known));
+        match plain && free && name.chars().all(|c| !c.is_control() && c != '/' && c != '\\') {
             true => Ok(name.clone()),
             false => Err(format!("`{key}` {:?} is no name of a folder; mend it", one_line(name)).into()),
         }
@@ -148,8 +162,17 @@ impl Builder {
         if self.config.learns_all() {
             return Ok(vec![("sequence".into(), Values::Ints(sample.ids))]);
         }
-        self.check("loss_mask", &sample.trained)?;
+        self.check("loss_mask", self.kept(&sample.trained))?;
         Ok(masked("sequence", "loss_mask", sample))
+    }
+
+    /// What stays of a sequence's mask where packing cuts it; all of it where the rest becomes a sequence of its own.
+    fn kept<'a>(&self, mask: &'a [bool]) -> &'a [bool] {
+        let p = &self.config.preprocessing;
+        match pieces(&[mask.len()], p.max_packed_len, p.packing, p.truncation).as_slice() {
+            [one] => &mask[one.begin..one.end],
+            _ => mask,
+        }
     }
 
     /// Refuses a mask that teaches nothing, or everything.
@@ -169,7 +192,7 @@ impl Builder {
     /// The ids of fields one after another.
     fn sections(&self, record: &Record, sections: &[Section], top: bool) -> Result<Sample, Nothing> {
         let has_template = sections.iter().any(|s| s.template);
-        let all_text = !has_template && sections.iter().all(|s| s.action == Action::Train);
+        let all_text = sections.iter().all(Section::learns_all);
         let (mut sample, mut first, mut found) = (Sample::default(), true, false);
         for section in sections {
             let value = record.get(&section.field).filter(|v| !v.is_null());
@@ -269,9 +292,11 @@ impl Builder {
                 continue;
             }
             let sample = self.sections(record, &source.sections, true)?;
-            let all = sample.trained.iter().all(|t| *t);
+            // The configuration decides, and not the record: a key that only some records have would belong to others.
             match &source.mask_key {
-                None if all => keys.push((key.clone(), Values::Ints(sample.ids))),
+                None if source.sections.iter().all(Section::learns_all) => {
+                    keys.push((key.clone(), Values::Ints(sample.ids)));
+                }
                 mask => {
                     let mask = mask.clone().unwrap_or(format!("{key}_mask"));
                     self.check(&mask, &sample.trained)?;
@@ -292,11 +317,12 @@ impl Builder {
             let Some(Value::Array(items)) = record.get(field) else {
                 return Err(format!("`{field}` is no list; mend it, or unset list_field").into());
             };
+            let section = [Section { add_special_tokens: Some(false), ..section.clone() }];
+            let tools = record.get("tools").map(|tools| ("tools".to_string(), tools.clone()));
+            let mut one: Record = tools.into_iter().collect();
             for item in items {
-                let mut one = record.clone();
                 one.insert(field.clone(), item.clone());
-                let section = Section { add_special_tokens: Some(false), ..section.clone() };
-                let sample = self.sections(&one, &[section], false)?;
+                let sample = self.sections(&one, &section, false)?;
                 masks.push(ints(&sample.trained));
                 ids.push(sample.ids);
             }
@@ -396,7 +422,7 @@ impl Builder {
         self.cut(&mut sample);
         self.check("loss_mask", &sample.trained)?;
         let label = numbers(record, field(fields, "label"))?;
-        if label.len() != 1 {
+        if !matches!(label.as_slice(), [0.0 | 1.0]) {
             return Err("`label` is not one truth value; mend it".to_string().into());
         }
         let mut keys = masked("sequence", "loss_mask", sample);
@@ -412,50 +438,4 @@ fn ints(mask: &[bool]) -> Vec<i32> {
 fn masked(ids: &str, mask: &str, sample: Sample) -> Vec<(String, Values)> {
     let learnt = ints(&sample.trained);
     vec![(ids.into(), Values::Ints(sample.ids)), (mask.into(), Values::Ints(learnt))]
-}
-
-/// The name that a record has for a field.
-fn field<'a>(fields: &'a Fields, name: &'a str) -> &'a str {
-    fields.get(name).map_or(name, String::as_str)
-}
-
-/// Numbers or truth values, one or a list.
-fn numbers(record: &Record, field: &str) -> Result<Vec<f32>, Nothing> {
-    let one = |value: &Value| match value {
-        Value::Number(n) => n.as_f64().map(|x| x as f32),
-        Value::Bool(b) => Some(f32::from(u8::from(*b))),
-        _ => None,
-    };
-    let all: Option<Vec<f32>> = match record.get(field) {
-        Some(Value::Array(list)) => list.iter().map(one).collect(),
-        Some(value) => one(value).map(|x| vec![x]),
-        None => None,
-    };
-    all.ok_or_else(|| format!("`{field}` is no number or list of numbers; mend it").into())
-}
-
-/// A text as a message of a role, or messages as they are.
-fn as_messages(value: &Value, field: &str, role: &str) -> Result<Vec<Message>, Nothing> {
-    match value {
-        Value::String(text) => Ok(vec![Message::text(role, text)]),
-        Value::Array(_) => Ok(Message::list(value.clone()).map_err(|e| format!("`{field}`: {e}"))?),
-        _ => Err(format!("`{field}` is neither a text nor messages; mend it").into()),
-    }
-}
-
-fn answer(record: &Record, field: &str, name: &str) -> Result<Vec<Message>, Nothing> {
-    match record.get(field) {
-        Some(value) => as_messages(value, field, "assistant"),
-        None => {
-            Err(format!("has no `{field}`; give it, or name the field of {name} in the configuration").into())
-        }
-    }
-}
-
-/// The prompt: under its own name, or under `input`, the older one.
-fn prompt(record: &Record, fields: &Fields) -> Result<Option<Vec<Message>>, Nothing> {
-    let name = field(fields, "prompt");
-    let older = (!fields.contains_key("prompt")).then(|| record.get("input")).flatten();
-    let value = record.get(name).filter(|v| !v.is_null()).or(older);
-    value.map(|value| as_messages(value, name, "user")).transpose()
 }

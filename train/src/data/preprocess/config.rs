@@ -93,6 +93,13 @@ pub struct Section {
     pub add_special_tokens: Option<bool>,
 }
 
+impl Section {
+    /// Whether every token of it is learnt, whatever a record holds.
+    pub fn learns_all(&self) -> bool {
+        self.action == Action::Train && !self.template
+    }
+}
+
 /// A key made of fields.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -237,7 +244,7 @@ impl Default for Output {
 }
 
 impl Config {
-    /// Reads a file; also gives its text, by which a run is known.
+    /// Reads a file.
     ///
     /// # Errors
     /// It is no configuration, or asks for what cannot be.
@@ -299,8 +306,7 @@ impl Config {
 
     /// Whether every token of a sequence is learnt, so that no mask is written.
     pub fn learns_all(&self) -> bool {
-        let all = |s: &Section| s.action == Action::Train && !s.template;
-        self.input.sections.as_ref().is_some_and(|sections| sections.iter().all(all))
+        self.input.sections.as_ref().is_some_and(|sections| sections.iter().all(Section::learns_all))
     }
 
     /// How results are laid out.
@@ -316,7 +322,7 @@ impl Config {
     /// The type of a key's numbers.
     pub fn element(&self, key: &str, float: bool) -> Element {
         let named = self.output.dtype.get(key).and_then(|name| Element::parse(name));
-        let usual = match (float, key.ends_with("mask") || key == "masks") {
+        let usual = match (float, is_mask(key)) {
             (true, _) => Element::Float32,
             (false, true) => Element::Bool,
             (false, false) => Element::Int32,
@@ -354,8 +360,9 @@ impl Config {
             ("batch_size", p.batch_size as u64),
             ("max_tokens_per_shard", self.output.max_tokens_per_shard),
         ];
-        if let Some((name, n)) = sizes.iter().find(|(_, n)| !(1..=1 << 40).contains(n)) {
-            return refuse(format!("`{name}` is {n}; choose one of at least 1"));
+        // A shard may have one sequence more than its tokens: positions in it fit 32 bits.
+        if let Some((name, n)) = sizes.iter().find(|(_, n)| !(1..=1 << 30).contains(n)) {
+            return refuse(format!("`{name}` is {n}; choose one from 1 to {}", 1 << 30));
         }
         if p.packing != Bins::Simple && input.sections.is_none() {
             return refuse("`packing`: only records of `sections` share sequences; choose simple".into());
@@ -401,6 +408,11 @@ impl Config {
             false => Ok(()),
         }
     }
+}
+
+/// Whether a key holds which tokens of another are learnt.
+pub(super) fn is_mask(key: &str) -> bool {
+    key.ends_with("mask") || key == "masks"
 }
 
 /// Fields of the records that need no sections.

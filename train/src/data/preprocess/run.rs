@@ -3,9 +3,9 @@
 //! are packed and written, and the place in the input is noted. A run that is started again goes on from there.
 
 use super::build::{Builder, Nothing, Prepared, Values};
-use super::config::{Config, Input, Positions, Processing};
+use super::config::{Config, Input, Positions, Processing, is_mask};
 use super::state::{DATASET, Domain, State, progress};
-use crate::data::documents::LINE;
+use crate::data::documents::next_line;
 use crate::data::packing::{pack, pieces};
 use crate::data::store::{Array, Layout, Numbers, WriteOptions, Writer};
 use crate::data::text::{Corpus, Kind, Source};
@@ -15,7 +15,7 @@ use astrai_serve::tokenizer::Tokenizer;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{BufReader, Seek, SeekFrom};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -27,6 +27,9 @@ const WAVE: usize = 4 << 20;
 
 /// Records of a shard at most, so that its `meta.json` stays small.
 const RECORDS: u64 = 500_000;
+
+/// Domains at most: each has a folder, and a shard whenever one is full.
+const DOMAINS: usize = 1000;
 
 /// What is to be done.
 pub struct Preprocess {
@@ -134,6 +137,7 @@ impl Preprocess {
     /// next run goes on from it.
     pub fn run(mut self, progress_of: Progress<'_>) -> Result<Summary, DataError> {
         let marker = progress(&self.out);
+        self.state.check(&self.out, self.layout)?;
         if self.out.join(DATASET).exists() {
             // A run that was killed between its last two steps.
             Writer::remove(&marker)?;
@@ -219,6 +223,15 @@ impl Preprocess {
                 return Err(DataError::refused(path, format!("line {}: {what}", line.number)));
             }
             Some(Ok(prepared)) => {
+                let domains = &mut self.state.domains;
+                if domains.len() >= DOMAINS && !domains.contains_key(&prepared.domain) {
+                    let message = format!(
+                        "line {}: there are more than {DOMAINS} domains; name a field of few values in `domain_key`",
+                        line.number
+                    );
+                    return Err(DataError::refused(&self.files[line.file].path, message));
+                }
+                domains.entry(prepared.domain.clone()).or_default();
                 self.state.records += 1;
                 pending.tokens += prepared.tokens();
                 pending.records += 1;
@@ -279,18 +292,6 @@ fn lines_of(inputs: &[PathBuf], out: &Path) -> Result<Vec<Source>, DataError> {
     }
 }
 
-fn next_line(reader: &mut impl BufRead, path: &Path, number: u64) -> Result<Option<Vec<u8>>, DataError> {
-    let mut line = Vec::new();
-    let got = reader.take(LINE + 1).read_until(b'\n', &mut line);
-    match got.map_err(DataError::io(path, "read on"))? as u64 {
-        0 => Ok(None),
-        n if n > LINE => {
-            Err(DataError::refused(path, format!("line {number} is longer than 256 MiB; split it")))
-        }
-        _ => Ok(Some(line)),
-    }
-}
-
 /// What each line gives, by all threads; blank lines give nothing.
 fn build(builder: &Builder, lines: &[Line], threads: usize) -> Vec<Built> {
     let size = builder.config().preprocessing.batch_size;
@@ -319,7 +320,6 @@ fn build(builder: &Builder, lines: &[Line], threads: usize) -> Vec<Built> {
 
 /// Counts tokens of a record, and those that are learnt; without a mask all are.
 fn count(domain: &mut Domain, record: &[(String, Values)]) {
-    let is_mask = |key: &str| key.ends_with("mask") || key == "masks";
     let masked = record.iter().any(|(key, _)| is_mask(key));
     for (key, values) in record {
         let (len, sum) = match values {
@@ -340,15 +340,19 @@ fn count(domain: &mut Domain, record: &[(String, Values)]) {
 }
 
 /// The records of a shard as they are written: packed, with positions.
-pub fn arrange(config: &Config, records: Vec<Prepared>) -> Vec<Vec<(String, Values)>> {
+pub fn arrange(
+    config: &Config,
+    records: Vec<Prepared>,
+) -> Box<dyn Iterator<Item = Vec<(String, Values)>> + '_> {
     let p = &config.preprocessing;
     if config.input.sections.is_none() {
-        return records.into_iter().map(|record| record.keys).collect();
+        return Box::new(records.into_iter().map(|record| record.keys));
     }
     let lengths: Vec<usize> = records.iter().map(|record| record.tokens() as usize).collect();
     let slices = pieces(&lengths, p.max_packed_len, p.packing, p.truncation);
     let mut continued = 0;
-    let bin = |bin: Vec<usize>| {
+    let bins = pack(&slices, p.max_packed_len, p.packing);
+    let bin = move |bin: Vec<usize>| {
         let mut keys: Vec<(String, Values)> = Vec::new();
         let mut positions = Vec::new();
         for slice in bin.into_iter().map(|i| slices[i]) {
@@ -369,7 +373,7 @@ pub fn arrange(config: &Config, records: Vec<Prepared>) -> Vec<Vec<(String, Valu
         }
         keys
     };
-    pack(&slices, p.max_packed_len, p.packing).into_iter().map(bin).collect()
+    Box::new(bins.into_iter().map(bin))
 }
 
 fn write(writer: &mut Writer, config: &Config, key: &str, values: &Values) -> Result<(), DataError> {

@@ -87,6 +87,22 @@ impl State {
         Ok(replace(&System, path, format!("{text}\n").as_bytes())?)
     }
 
+    /// Refuses a folder that has lost a shard.
+    ///
+    /// # Errors
+    /// A shard that the state counts is absent.
+    pub fn check(&self, out: &Path, layout: Layout) -> Result<(), DataError> {
+        for (name, domain) in &self.domains {
+            let mut shards = (0..domain.shards).map(|number| Writer::path(&out.join(name), layout, number));
+            if let Some(lost) = shards.find(|path| !path.exists()) {
+                let message =
+                    "is gone, and the folder counts it; remove the whole folder and prepare the data again";
+                return Err(DataError::refused(&lost, message));
+            }
+        }
+        Ok(())
+    }
+
     /// Removes what was written after this state: shards that it does not count, and what is not whole.
     ///
     /// # Errors

@@ -114,10 +114,14 @@ fn groups_and_labels_have_what_belongs_to_them() {
         ("<user>q</s>\n<assistant>".into(), "x</s>\n".into(), "yy zz</s>\n".into())
     );
     assert_eq!((masks[1].len(), rewards), (rows[1].len(), &Values::Floats(vec![1.0, -0.5])));
-    assert!(groups.line(br#"{"prompt": "q", "responses": ["x"], "rewards": [1, 2]}"#).is_err());
+    for rewards in ["[1, 2]", "[1e300]", "[null]"] {
+        let line = format!(r#"{{"prompt": "q", "responses": ["x"], "rewards": {rewards}}}"#);
+        assert!(matches!(groups.line(line.as_bytes()), Err(Nothing::Wrong(_))), "{rewards}");
+    }
     let (_dir, labels) = builder(PLAIN, Kind::Kto);
     let made = labels.line(br#"{"prompt": "q", "completion": "x", "label": false}"#).unwrap();
     assert_eq!(made.keys[2], ("label".into(), Values::Floats(vec![0.0])));
+    assert!(labels.line(br#"{"prompt": "q", "completion": "x", "label": 0.5}"#).is_err());
 }
 
 /// AstrAI's form with several keys a record.
@@ -148,6 +152,7 @@ fn configurations_that_cannot_be_are_told() {
         (r#"{"version": 2, "input": {"dpo": {}}}"#, "version"),
         (r#"{"input": {"dpo": {}}, "preprocessing": {"packing": "bfd"}}"#, "simple"),
         (r#"{"input": {"dpo": {}}, "preprocessing": {"max_seq_len": 0}}"#, "max_seq_len"),
+        (r#"{"input": {"dpo": {}}, "output": {"max_tokens_per_shard": 1073741825}}"#, "from 1 to 1073741824"),
         (r#"{"input": {"dpo": {}}, "output": {"dtype": {"chosen": "int33"}}}"#, "int33"),
         (r#"{"input": {"dpo": {}}, "output": {"storage_format": "parquet"}}"#, "parquet"),
         (r#"{"input": {"dpo": {}}, "mask": {"user": "value"}}"#, "train or mask"),
@@ -158,5 +163,37 @@ fn configurations_that_cannot_be_are_told() {
     for (text, part) in wrong {
         let line = Config::parse(text).unwrap_err();
         assert!(line.contains(part) && !line.contains('\n'), "{text}: {line}");
+    }
+}
+
+/// A record's mask is there or not by the configuration, not by what the record happens to have; and it is looked at as packing
+/// cuts it.
+#[test]
+fn masks_belong_to_their_records() {
+    let text = r#"{"input": {"sources": {"answer": {"sections": [
+        {"field": "q", "action": "mask"}, {"field": "a", "action": "train"}]}}}}"#;
+    let build = |text: &str| Builder::new(Config::parse(text).unwrap(), tokenizer().clone()).unwrap();
+    let sources = build(text);
+    assert_eq!(sources.line(br#"{"q": "why", "a": "x"}"#).unwrap().keys.len(), 2);
+    assert!(matches!(sources.line(br#"{"a": "x"}"#), Err(Nothing::Wrong(line)) if line.contains("all of")));
+    let text = r#"{"input": {"sections": [{"field": "q", "action": "mask"}, {"field": "a", "action": "train"}]},
+        "preprocessing": {"max_packed_len": 3, "packing": "bfd"}}"#;
+    let long = br#"{"q": "why is it so very long", "a": "x"}"#;
+    assert!(matches!(build(text).line(long), Err(Nothing::Wrong(line)) if line.contains("none of its 3")));
+    assert!(build(&text.replace("bfd", "bfd_split")).line(long).is_ok());
+}
+
+#[test]
+fn domains_are_names_of_folders() {
+    let text = r#"{"input": {"sections": [{"field": "t", "action": "train"}]},
+        "preprocessing": {"min_chars": 0}, "output": {"domain_key": "d"}}"#;
+    let builder = Builder::new(Config::parse(text).unwrap(), tokenizer().clone()).unwrap();
+    let of = |domain: Value| builder.line(json!({"t": "x", "d": domain}).to_string().as_bytes());
+    assert_eq!(of(Value::Null).unwrap().domain, "__default__");
+    assert_eq!(of(json!("wiki en")).unwrap().domain, "wiki en");
+    let wrong =
+        ["", "../x", "a/b", ".x", "a\nb", "target", "Tokenizer.json", "progress.json", "dataset.json"];
+    for domain in wrong.iter().map(|name| json!(name)).chain([json!(3), json!(["x"])]) {
+        assert!(matches!(of(domain.clone()), Err(Nothing::Wrong(_))), "{domain}");
     }
 }

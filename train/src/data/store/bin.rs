@@ -37,8 +37,7 @@ pub(super) fn open(meta: &Path, found: &mut Found<'_>) -> Result<Box<dyn Part>, 
     let mut files = BTreeMap::new();
     for (key, entry) in read_meta(meta)? {
         let refused = |message: String| DataError::refused(meta, format!("`{key}`: {message}"));
-        let one = [Component::Normal(key.as_ref())];
-        if Path::new(&key).components().ne(one) {
+        if !is_plain(&key) {
             return Err(refused("is no plain name of a file in this folder; mend it".into()));
         }
         let dtype = entry.get("dtype").and_then(Value::as_str).unwrap_or_default();
@@ -63,6 +62,12 @@ pub(super) fn open(meta: &Path, found: &mut Found<'_>) -> Result<Box<dyn Part>, 
     Ok(Box::new(Folder { path: folder, files }))
 }
 
+/// Whether a key may be the name of a file in a folder, or of a group in an HDF5 file.
+pub(super) fn is_plain(key: &str) -> bool {
+    // Components alone would let `a/` and `./a` pass as `a`.
+    Path::new(key).components().eq([Component::Normal(key.as_ref())]) && !key.contains(['/', '\0'])
+}
+
 /// Whole numbers of a list.
 fn numbers(list: &Value) -> Option<Vec<u64>> {
     list.as_array()?.iter().map(Value::as_u64).collect()
@@ -78,7 +83,8 @@ fn segments(
 ) -> Result<(), String> {
     // A shape of more than one dimension counts records' rows in its first.
     let shape = entry.get("shape").and_then(numbers).unwrap_or_default();
-    let width = shape.iter().skip(1).product::<u64>();
+    let width = shape.iter().skip(1).try_fold(1, |n: u64, &d| n.checked_mul(d));
+    let width = width.ok_or("`shape` is larger than any file; prepare the data again")?;
     let Some(offsets) = entry.get("offsets").filter(|v| !v.is_null()) else {
         found.segment(key, element, 0, count, 0);
         return Ok(());
@@ -92,11 +98,15 @@ fn segments(
     if first != Some(0) || last.and_then(|last| last.checked_mul(width)) != Some(count) {
         return Err("`offsets` does not begin with 0 and end with the length; prepare the data again".into());
     }
+    if !offsets.is_sorted() {
+        return Err("`offsets` goes down; prepare the data again".into());
+    }
     if !rows.is_empty() && rows.len() + 1 != offsets.len() {
         return Err("`rows` has not a number for each record; prepare the data again".into());
     }
     for (i, pair) in offsets.windows(2).enumerate() {
-        let size = pair[1].checked_sub(pair[0]).ok_or("`offsets` goes down; prepare the data again")?;
+        // No product overflows: the last offset's, the largest, is the length.
+        let size = pair[1] - pair[0];
         let of_record = rows.get(i).copied().unwrap_or(if shape.len() > 1 { size } else { 0 });
         if of_record > 0 && !(size * width).is_multiple_of(of_record) {
             return Err(format!(

@@ -3,6 +3,7 @@
 
 use super::{Layout, PROGRESS, lines, tokens};
 use crate::data::DataError;
+use crate::data::preprocess::{DATASET, State};
 use crate::data::text::PASSED;
 use astrai_files::UNFINISHED;
 use std::fs;
@@ -13,7 +14,7 @@ pub fn is_prepared(path: &Path) -> bool {
     if path.is_dir() {
         // What cannot be read is said when it is opened.
         return path.join(PROGRESS).exists()
-            || path.join(crate::data::preprocess::DATASET).exists()
+            || path.join(DATASET).exists()
             || find_in(path).is_ok_and(|(layout, _)| matches!(layout, Layout::Hdf5 | Layout::Bin));
     }
     match layout_of(path) {
@@ -55,18 +56,31 @@ fn layout_of(path: &Path) -> Option<Layout> {
     }
 }
 
+/// Whether a file is the state of a preprocessing, and not another's of the same name.
+fn is_state(path: &Path) -> bool {
+    State::read(path).is_ok_and(|state| state.is_some())
+}
+
+fn unfinished(folder: &Path) -> DataError {
+    let message = format!(
+        "holds {PROGRESS}: its preprocessing has not finished; run `astrai preprocess` again with the same --out, it goes on from there"
+    );
+    DataError::refused(folder, message)
+}
+
 fn find_in(root: &Path) -> Result<(Layout, Vec<PathBuf>), DataError> {
+    // A domain's folder lies in the folder that says how far its preprocessing has come.
+    if let Some(above) = root.parent().filter(|above| is_state(&above.join(PROGRESS))) {
+        return Err(unfinished(above));
+    }
     let (mut todo, mut files) = (vec![root.to_path_buf()], Vec::new());
     while let Some(at) = todo.pop() {
         for entry in fs::read_dir(&at).map_err(DataError::io(&at, "read the folder"))? {
             let entry = entry.map_err(DataError::io(&at, "read the folder"))?;
             let (name, path) = (entry.file_name(), entry.path());
             let kind = entry.file_type().map_err(DataError::io(&path, "look at it"))?;
-            if at == root && name == PROGRESS {
-                let message = format!(
-                    "holds {PROGRESS}: its preprocessing has not finished; run `astrai preprocess` again with the same --out, it goes on from there"
-                );
-                return Err(DataError::refused(root, message));
+            if name == PROGRESS && (at == root || is_state(&path)) {
+                return Err(unfinished(&at));
             }
             if name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes())
                 || name.as_encoded_bytes().starts_with(b".")

@@ -3,8 +3,8 @@
 //! and then line by line where a record is wanted.
 
 use super::{Element, Found, Part, Segment};
-use crate::data::documents::LINE;
-use crate::data::{DataError, IDS};
+use crate::data::documents::{LINE, next_line};
+use crate::data::{DataError, IDS, Kind};
 use astrai_files::one_line;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -28,6 +28,39 @@ enum Entry {
     Flag(bool),
     /// What is no list of numbers, a domain's name say, is passed by.
     Other(serde::de::IgnoredAny),
+}
+
+impl Entry {
+    /// Its type, how many numbers it has, and in how many rows; none where it is something else.
+    fn shape(&self) -> Option<(Element, usize, usize)> {
+        Some(match self {
+            Entry::Ints(list) => (Element::Int64, list.len(), 0),
+            Entry::Flags(list) => (Element::Bool, list.len(), 0),
+            Entry::Floats(list) => (Element::Float64, list.len(), 0),
+            Entry::Rows(rows) => (Element::Int64, rows.iter().map(Vec::len).sum(), rows.len()),
+            Entry::FlagRows(rows) => (Element::Bool, rows.iter().map(Vec::len).sum(), rows.len()),
+            Entry::FloatRows(rows) => (Element::Float64, rows.iter().map(Vec::len).sum(), rows.len()),
+            Entry::One(_) => (Element::Float64, 1, 0),
+            Entry::Flag(_) => (Element::Bool, 1, 0),
+            Entry::Other(_) => return None,
+        })
+    }
+
+    /// Its numbers from number `from` on.
+    fn numbers(&self, from: usize) -> Box<dyn Iterator<Item = f64> + '_> {
+        let flag = |b: &bool| f64::from(u8::from(*b));
+        match self {
+            Entry::Ints(list) => Box::new(list.iter().skip(from).map(|&x| x as f64)),
+            Entry::Flags(list) => Box::new(list.iter().skip(from).map(flag)),
+            Entry::Floats(list) => Box::new(list.iter().skip(from).copied()),
+            Entry::Rows(rows) => Box::new(rows.iter().flatten().skip(from).map(|&x| x as f64)),
+            Entry::FlagRows(rows) => Box::new(rows.iter().flatten().skip(from).map(flag)),
+            Entry::FloatRows(rows) => Box::new(rows.iter().flatten().skip(from).copied()),
+            Entry::One(x) => Box::new(std::iter::once(*x).skip(from)),
+            Entry::Flag(x) => Box::new(std::iter::once(flag(x)).skip(from)),
+            Entry::Other(_) => Box::new(std::iter::empty()),
+        }
+    }
 }
 
 type Line = BTreeMap<String, Entry>;
@@ -65,32 +98,24 @@ pub(super) fn open(path: &Path, found: &mut Found<'_>) -> Result<Box<dyn Part>, 
     let (file, _) = astrai_files::open(path)?;
     let again = file.try_clone().map_err(DataError::io(path, "open it twice"))?;
     let (mut reader, mut at, mut number) = (BufReader::new(again), 0, 0);
-    let (mut lengths, mut line) = (BTreeMap::new(), Vec::new());
-    loop {
-        line.clear();
-        let got = (&mut reader).take(LINE + 1).read_until(b'\n', &mut line);
-        let got = got.map_err(DataError::io(path, "read on"))? as u64;
+    let mut lengths = BTreeMap::new();
+    while let Some(line) = next_line(&mut reader, path, number + 1)? {
+        let got = line.len() as u64;
         number += 1;
-        if got == 0 {
-            break;
-        }
-        if got > LINE {
-            return Err(DataError::refused(path, format!("line {number} is longer than 256 MiB; split it")));
-        }
         if !line.trim_ascii().is_empty() {
             for (key, entry) in read(path, number, &line)? {
-                let (element, count, rows) = match &entry {
-                    Entry::Ints(list) => (Element::Int64, list.len(), 0),
-                    Entry::Flags(list) => (Element::Bool, list.len(), 0),
-                    Entry::Floats(list) => (Element::Float64, list.len(), 0),
-                    Entry::Rows(rows) => (Element::Int64, rows.iter().map(Vec::len).sum(), rows.len()),
-                    Entry::FlagRows(rows) => (Element::Bool, rows.iter().map(Vec::len).sum(), rows.len()),
-                    Entry::FloatRows(rows) => (Element::Float64, rows.iter().map(Vec::len).sum(), rows.len()),
-                    Entry::One(_) => (Element::Float64, 1, 0),
-                    Entry::Flag(_) => (Element::Bool, 1, 0),
-                    Entry::Other(_) => continue,
-                };
-                found.segment(&key, element, at, count as u64, rows as u32);
+                match entry.shape() {
+                    Some((element, count, rows)) => {
+                        found.segment(&key, element, at, count as u64, rows as u32);
+                    }
+                    None if Kind::knows(&key) => {
+                        let message = format!(
+                            "line {number}, `{key}` is no list of numbers; records of text go through `astrai preprocess`"
+                        );
+                        return Err(DataError::refused(path, message));
+                    }
+                    None => {}
+                }
             }
             lengths.insert(at, (got, number));
         }
@@ -119,23 +144,25 @@ impl Lines {
         }
     }
 
-    fn numbers(&self, key: &str, s: &Segment) -> Result<Vec<f64>, DataError> {
-        let flag = |b: &bool| f64::from(u8::from(*b));
-        let all = self.entry(key, s.at, |entry| match entry {
-            Entry::Ints(list) => list.iter().map(|&x| x as f64).collect(),
-            Entry::Flags(list) => list.iter().map(flag).collect(),
-            Entry::Floats(list) => list.clone(),
-            Entry::Rows(rows) => rows.iter().flatten().map(|&x| x as f64).collect(),
-            Entry::FlagRows(rows) => rows.iter().flatten().map(flag).collect(),
-            Entry::FloatRows(rows) => rows.concat(),
-            Entry::One(x) => vec![*x],
-            Entry::Flag(x) => vec![flag(x)],
-            Entry::Other(_) => Vec::new(),
+    /// Gives numbers of a segment from number `from` on to `put`, with their places in `0..n`.
+    fn each(
+        &self,
+        key: &str,
+        s: &Segment,
+        from: u64,
+        n: usize,
+        put: &mut dyn FnMut(usize, f64) -> Result<(), String>,
+    ) -> Result<(), DataError> {
+        let done = self.entry(key, s.at, |entry| match entry.shape() {
+            Some((_, count, _)) if count as u64 == s.count => {
+                entry.numbers(from as usize).take(n).enumerate().try_for_each(|(i, x)| put(i, x))
+            }
+            _ => Err("has changed since it was opened; restore it".into()),
         })?;
-        match all.len() as u64 == s.count {
-            true => Ok(all),
-            false => Err(DataError::refused(&self.path, "has changed since it was opened; restore it")),
-        }
+        done.map_err(|message| {
+            let line = self.lengths.get(&s.at).map_or(0, |(_, number)| *number);
+            DataError::refused(&self.path, format!("line {line}, `{key}`: {message}"))
+        })
     }
 }
 
@@ -145,21 +172,17 @@ impl Part for Lines {
     }
 
     fn ints(&self, key: &str, s: &Segment, from: u64, to: &mut [i32]) -> Result<(), DataError> {
-        let all = self.numbers(key, s)?;
-        for (i, to) in to.iter_mut().enumerate() {
-            let at = from + i as u64;
-            *to = super::bin::whole(all[at as usize], at).map_err(|message| {
-                let line = self.lengths.get(&s.at).map_or(0, |(_, number)| *number);
-                DataError::refused(&self.path, format!("line {line}, `{key}`: {message}"))
-            })?;
-        }
-        Ok(())
+        self.each(key, s, from, to.len(), &mut |i, x| {
+            to[i] = super::bin::whole(x, from + i as u64)?;
+            Ok(())
+        })
     }
 
     fn floats(&self, key: &str, s: &Segment, from: u64, to: &mut [f32]) -> Result<(), DataError> {
-        let all = self.numbers(key, s)?;
-        to.iter_mut().zip(&all[from as usize..]).for_each(|(to, x)| *to = *x as f32);
-        Ok(())
+        self.each(key, s, from, to.len(), &mut |i, x| {
+            to[i] = x as f32;
+            Ok(())
+        })
     }
 
     fn rows(&self, key: &str, s: &Segment) -> Result<Vec<usize>, DataError> {

@@ -1,10 +1,11 @@
 //! Writing prepared data. In: records, key by key, a number of any layout. Out: a shard, there whole or not at all: it is written
 //! beside its name, made durable and renamed.
 
+use super::bin::is_plain;
 use super::hdf5::Writing;
 use super::{Element, Layout};
 use crate::data::DataError;
-use astrai_files::{Disk, System, beside, folder_of};
+use astrai_files::{Disk, System, beside, folder_of, one_line};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -32,6 +33,17 @@ impl Numbers<'_> {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The first number that a type cannot hold as it is.
+    fn beyond(&self, element: Element) -> Option<f64> {
+        let (least, most) = element.range();
+        let fits =
+            |x: f64| element.is_float() && x.is_finite() || x.fract() == 0.0 && least <= x && x <= most;
+        match self {
+            Numbers::Ints(list) => list.iter().map(|&x| f64::from(x)).find(|&x| !fits(x)),
+            Numbers::Floats(list) => list.iter().map(|&x| f64::from(x)).find(|&x| !fits(x)),
+        }
     }
 
     fn json(&self) -> Vec<Value> {
@@ -71,6 +83,8 @@ pub struct Writer {
     kind: Kind,
     /// Numbers of the key at hand that are still to come.
     left: usize,
+    /// Their type.
+    element: Element,
 }
 
 enum Kind {
@@ -132,7 +146,7 @@ impl Writer {
                 Kind::Lines { file: BufWriter::new(file), record, at, rows: vec![], got: vec![] }
             }
         };
-        Ok(Writer { path: path.to_path_buf(), now, kind, left: 0 })
+        Ok(Writer { path: path.to_path_buf(), now, kind, left: 0, element: Element::Int32 })
     }
 
     /// Begins a key of the record at hand.
@@ -140,7 +154,11 @@ impl Writer {
     /// # Errors
     /// The system refuses; or the layout cannot hold it, as HDF5 cannot rows of unequal length.
     pub fn begin(&mut self, key: &str, array: &Array) -> Result<(), DataError> {
-        self.left = array.count;
+        if !is_plain(key) {
+            let message = format!("{:?} is no plain name of a key; rename it", one_line(key));
+            return Err(DataError::refused(&self.path, message));
+        }
+        (self.left, self.element) = (array.count, array.element);
         let equal = array.rows.windows(2).all(|pair| pair[0] == pair[1]);
         if !equal && !matches!(self.kind, Kind::Lines { .. }) {
             let message = format!(
@@ -175,9 +193,15 @@ impl Writer {
     /// Numbers of the key at hand; of a matrix whole rows.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The system refuses, or the key's type cannot hold a number.
     pub fn put(&mut self, numbers: Numbers<'_>) -> Result<(), DataError> {
         self.left = self.left.saturating_sub(numbers.len());
+        if let Some(x) = numbers.beyond(self.element) {
+            let name = self.element.name();
+            let message =
+                format!("{name} cannot hold {x}; choose another `dtype` for this key, or mend the data");
+            return Err(DataError::refused(&self.path, message));
+        }
         match &mut self.kind {
             Kind::Hdf5(file) => file.put(numbers),
             Kind::Bin { files, at } => {

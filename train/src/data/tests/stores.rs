@@ -153,3 +153,83 @@ fn documents_of_a_record_are_apart() {
     );
     assert_eq!((windows.len(), Items::<PackedBatch>::len(&records)), (3, 2));
 }
+
+/// What nobody should have written, each with its line.
+#[test]
+fn stores_that_should_not_be_are_refused() {
+    let (dir, huge) = (tempfile::tempdir().unwrap(), 1_u64 << 63);
+    let open = |name: &str| Store::open(&dir.path().join(name)).map(Arc::new);
+    let bin = |name: &str, numbers: usize, meta: String| {
+        put(dir.path(), &format!("{name}/sequence.bin"), vec![0; 4 * numbers]);
+        put(dir.path(), &format!("{name}/meta.json"), meta);
+        open(name)
+    };
+    let meta = |shape: String, offsets: String| {
+        format!(r#"{{"sequence": {{"shape": {shape}, "dtype": "int32", "offsets": {offsets}}}}}"#)
+    };
+    says(bin("a", 0, meta(format!("[0, {huge}, 4]"), "[0]".into())), "`shape` is larger than any file");
+    says(bin("b", 4, meta("[1, 4]".into(), format!("[0, {huge}, 1]"))), "`offsets` goes down");
+    let lines = |name: &str, text: &str| {
+        put(dir.path(), name, text);
+        open(name)
+    };
+    says(lines("c.jsonl", "{\"sequence\": [1]}\n{\"sequence\": [1, null]}"), "line 2, `sequence` is no list");
+    let apart = "{\"sequence\": [1], \"loss_mask\": [1]}\n{\"sequence\": [2]}\n{\"loss_mask\": [0]}\n";
+    let store = lines("d.jsonl", apart).unwrap();
+    says(Records::new(store, Kind::Sft, 9, Packing::Joined), "`loss_mask` number 1 is of another record");
+    let empty = lines("e.jsonl", "{\"sequence\": [1, 2], \"loss_mask\": []}").unwrap();
+    let options = WindowOptions { seq: 1, stride: None, packing: Packing::Joined };
+    says(Windows::new(Rows::of(&empty, true).unwrap(), &options), "0 tokens of data do not fill one window");
+    for (kind, line, words) in [
+        (
+            Kind::Sft,
+            r#"{"sequence": [1, 2], "loss_mask": [0, 1], "position_ids": [0]}"#,
+            "`position_ids` has 1",
+        ),
+        (Kind::Sft, r#"{"sequence": [], "loss_mask": [], "x": 1}"#, "`sequence` is empty"),
+        (Kind::Grpo, r#"{"prompts": [1], "responses": [[2]], "masks": [[1]], "rewards": [1, 2]}"#, "not 1"),
+        (Kind::Kto, r#"{"sequence": [1, 2], "loss_mask": [0, 1], "label": [1, 0]}"#, "`label` has 2"),
+    ] {
+        let checked = lines("f.jsonl", line).and_then(|store| {
+            Records::new(store, kind, 9, Packing::Joined).and_then(|records| records.check())
+        });
+        says(checked.map(drop), words);
+    }
+    let state = crate::data::preprocess::State { version: 1, ..Default::default() };
+    let inside = lines("g/domain/data_0000.jsonl", "{\"sequence\": [1]}");
+    inside.unwrap();
+    for (place, is_refused) in [("progress.json", false), ("g/progress.json", true)] {
+        state.write(&dir.path().join(place)).unwrap();
+        assert_eq!(open("g/domain").is_err(), is_refused);
+    }
+}
+
+#[test]
+fn what_a_layout_cannot_hold_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for (layout, gzip, name) in ALL {
+        let path = dir.path().join(name);
+        for key in ["../x", "", ".", "a/b", "a\0"] {
+            says(
+                write(&path, layout, gzip, &[&[(key, Element::Int32, vec![1], 0)]]),
+                "no plain name of a key",
+            );
+        }
+        for (element, x) in
+            [(Element::Uint8, 256), (Element::Bool, 2), (Element::Int16, -32769), (Element::Uint32, -1)]
+        {
+            let said = write(&path, layout, gzip, &[&[("x", element, vec![0, x], 0)]]);
+            says(said, &format!("{} cannot hold {x}", element.name()));
+        }
+        let mut writer = Writer::create(&path, WriteOptions { layout, gzip }).unwrap();
+        writer.begin("x", &Array { element: Element::Float32, count: 1, rows: vec![] }).unwrap();
+        says(writer.put(Numbers::Floats(&[f32::NAN])), "float32 cannot hold NaN");
+    }
+    assert_eq!(
+        fs::read_dir(dir.path())
+            .unwrap()
+            .filter(|e| !e.as_ref().unwrap().file_name().to_string_lossy().starts_with('.'))
+            .count(),
+        0
+    );
+}
