@@ -319,7 +319,7 @@ fn the_longest_graph_is_compiled() {
     );
 }
 
-/// What a deep model costs to compile follows the kinds of its layers, not their number.
+/// What a deep model costs to compile follows the kinds of its layers, not their number; memory, too.
 #[test]
 fn a_model_of_many_layers_is_compiled_like_one_of_few() {
     let dir = tempfile::tempdir().unwrap();
@@ -327,7 +327,10 @@ fn a_model_of_many_layers_is_compiled_like_one_of_few() {
         "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64});
     fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
     for what in ["prefill", "decode", "train"] {
-        let (code, line) = within(30, &mut program(&["compile", text(dir.path()), "--for", what, "--json"]));
+        let script = format!("ulimit -v 600000; exec \"$PROGRAM\" compile . --for {what} --json");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &script]).env("PROGRAM", env!("CARGO_BIN_EXE_astrai")).current_dir(dir.path());
+        let (code, line) = within(60, &mut shell);
         assert_eq!(code, Some(0), "{what}: {line}");
     }
 }

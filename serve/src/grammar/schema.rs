@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use astrai_files::one_line;
 use serde_json::{Map, Value, json};
 
 use super::regex;
@@ -159,7 +160,7 @@ impl Walk<'_> {
                         if key == "patternProperties" {
                             regex::pattern(name).or_else(|e| wrong(&at, e))?;
                         }
-                        self.check(inner, &format!("{at}.{}", short(name)), depth + 1)?;
+                        self.check(inner, &format!("{at}.{}", one_line(short(name))), depth + 1)?;
                     }
                 }
                 Some(_) => return wrong(&at, "must be an object of schemas"),

@@ -78,6 +78,7 @@ fn circles_and_endless_answers_are_refused() {
         "shortest",
     );
     refused(json!({"allOf": [{"type": "string", "minLength": 9, "maxLength": 3}]}), "above");
+    refused(json!({"properties": {"a\nb": 3}}), "schema.properties.a\u{fffd}b: must be an object");
     let open = json!({"type": "object", "additionalProperties": true, "minProperties": 3});
     refused(open, "minProperties");
 }

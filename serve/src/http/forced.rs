@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::app::App;
 use super::error::ApiError;
+use super::params::short;
 use crate::grammar::{Wanted, quoted, within};
 use crate::markup::CallFormat;
 
@@ -91,7 +92,7 @@ impl Writer<'_> {
 
     /// The rule of arguments that a schema holds.
     fn arguments(&mut self, name: &str, schema: &Value) -> Result<String, ApiError> {
-        let at = |wrong: String| ApiError::field("tools", format!("{name}: {wrong}"));
+        let at = |wrong: String| ApiError::field("tools", format!("{:?}: {wrong}", short(name)));
         let schema = Wanted::checked_schema(schema.clone()).map_err(at)?;
         self.arguments += 1;
         let rule = format!("arguments{}", self.arguments);

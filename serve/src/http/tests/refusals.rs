@@ -125,6 +125,7 @@ fn each_wrong_chat_is_named() {
     let image = json!([{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]);
     let function = json!({"type": "function", "function": {"name": "f"}});
     let other = json!({"type": "function", "function": {"name": "g"}});
+    let odd = json!({"type": "function", "function": {"name": "a\nb", "parameters": {"type": 3}}});
     let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}});
     for (fields, param) in [
         (json!({"messages": null}), "messages"),
@@ -152,6 +153,7 @@ fn each_wrong_chat_is_named() {
         (json!({"tools": [], "tool_choice": "required"}), "tool_choice"),
         (json!({"tools": [function], "tool_choice": other}), "tool_choice"),
         (json!({"tools": [function], "tool_choice": "some"}), "tool_choice"),
+        (json!({"tools": [odd], "tool_choice": "required"}), "tools"),
         (json!({"parallel_tool_calls": 3}), "parallel_tool_calls"),
         (json!({"top_logprobs": 3}), "top_logprobs"),
         (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
