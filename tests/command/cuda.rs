@@ -4,7 +4,7 @@
 use crate::answers::fixture::{greedy, model};
 use crate::answers::serve::Server;
 use crate::cases::{DENSE, EXPERTS, case};
-use crate::emulated::{Emulated, emulated};
+use crate::emulated::{Emulated, checks_everything, emulated};
 use crate::train::fixture::{fails, good, losses, program, small, stderr};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -218,7 +218,7 @@ fn training_goes_on_after_its_device_failed() {
 #[test]
 fn golden_cases_verify_on_the_emulated_device() {
     let Some(driver) = emulated() else { return };
-    let every = std::env::var_os("CI").is_some_and(|ci| ci == "true");
+    let every = checks_everything();
     let here = ["llama", "qwen3", "astrai_gqa"];
     for name in DENSE.iter().chain(&EXPERTS).filter(|name| every || here.contains(name)) {
         let Some(path) = case(name) else { continue };

@@ -21,8 +21,8 @@ fn check(folder: &Path, kind: Kind, only: &[usize]) -> Vec<Row> {
 fn the_references_numbers() {
     for (name, interpreted, compiled) in [
         ("objectives", &[9, 16, 20, 21, 28, 31, 35, 38, 46, 49, 52][..], &[45][..]),
-        // Run 6 is left out: its loss of 0.0558 is off by 1.4e-6, on both devices alike, and 5.6e-7 are allowed.
-        ("astrai_strategies", &[1, 5], &[5]),
+        // Run 6's loss is 0.05582856 in f64; the reference, in f32, says 0.0558271, whose log-probabilities of 31 round by as much.
+        ("astrai_strategies", &[1, 5, 6], &[5, 6]),
     ] {
         let Some(folder) = case(name) else { continue };
         for (kind, only) in [(Kind::Interpreter, interpreted), (Kind::Cpu, compiled)] {

@@ -1,6 +1,5 @@
 //! The backend of CUDA devices. In: graphs and pieces of plans. Out: the archetypes' answers within the limits of these kernels, and
-//! their text: CUDA C++ for NVRTC, a self-contained program a kernel ([`program`] says how it is called). The same programs as host
-//! C++ for a shim that runs them without a GPU.
+//! their text: CUDA C++ for NVRTC, a self-contained program a kernel ([`program`] says how it is called).
 
 mod attention;
 mod columns;
@@ -16,9 +15,6 @@ use astrai_ir::kernel::UNNAMED;
 use astrai_ir::ops::Op;
 use astrai_ir::region::{LoopsForm, Matched, Piece};
 use astrai_ir::{Form, Graph, IrError, Kernel, Layout, NodeId, Region, Target};
-use std::fmt::Write;
-
-const SHIM: &str = include_str!("shim.h");
 
 /// Options with which NVRTC compiles a kernel, beside the architecture; never `--use_fast_math`.
 pub const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "--disable-warnings"];
@@ -100,29 +96,4 @@ impl Backend for Cuda {
     fn alignment(&self) -> u64 {
         256
     }
-}
-
-/// Kernels as one unit of host C++ behind the shim. For an entry `e` it has
-/// `extern "C" int e_launch(void *const *bufs, const int64_t *sizes, int64_t blocks, uint64_t seed)`, which gives 0, or the
-/// line of the barrier that some threads missed; buffers and sizes are the entry's parameters in order. Wants a C++17 compiler and
-/// `-ffp-contract=off`.
-pub fn shim(kernels: &[&Kernel]) -> String {
-    let mut text = SHIM.to_string();
-    for k in kernels {
-        let _ = write!(
-            text,
-            "\n#undef BLOCK\n#undef INDEX\nnamespace {}_program {{\n{}\n}}\n",
-            k.identity, k.source
-        );
-        for e in &k.entries {
-            let (symbol, block) = (&e.symbol, e.block);
-            let _ = write!(
-                text,
-                "extern \"C\" int {symbol}_launch(void *const *bufs, const int64_t *dims, int64_t blocks, uint64_t seed) {{\n\
-                 \x20   return shim_launch(shim_call<{}_program::{symbol}>, bufs, dims, blocks, {block}, seed);\n}}\n",
-                k.identity
-            );
-        }
-    }
-    text
 }

@@ -1,29 +1,10 @@
 /* Head of every CUDA program.
  *
  * Enters: BLOCK, the threads of a block, and index_t, wide enough for every index of the kernel. Leaves: what scalar.c is
- * written in. Here so that programs need no headers: NVRTC compiles them without a toolkit. Under ASTRAI_SHIM the same
- * text is host C++; inline PTX therefore stays in functions that have a second definition there.
+ * written in. Here so that programs need no headers: NVRTC compiles them without a toolkit.
  *
  * Intended flags include --fmad=false: a product and a sum fuse only where FMA says so, as on the host.
  */
-#ifdef ASTRAI_SHIM
-#define INLINE static inline __attribute__((always_inline, unused))
-#define FMA(a, b, c) __builtin_fmaf(a, b, c)
-#define FMAD(a, b, c) __builtin_fma(a, b, c)
-#define INF_F __builtin_inff()
-#define NAN_F __builtin_nanf("")
-#define INF_D __builtin_inf()
-#define ABS_D(x) __builtin_fabs(x)
-#define m_abs(x) __builtin_fabsf(x)
-#define m_sqrt(x) __builtin_sqrtf(x)
-#define m_floor(x) __builtin_floorf(x)
-#define m_copysign(x, s) __builtin_copysignf(x, s)
-INLINE uint32_t f32_bits(float x) { uint32_t u; __builtin_memcpy(&u, &x, 4); return u; }
-INLINE float bits_f32(uint32_t u) { float x; __builtin_memcpy(&x, &u, 4); return x; }
-INLINE uint64_t f64_bits(double x) { uint64_t u; __builtin_memcpy(&u, &x, 8); return u; }
-INLINE double bits_f64(uint64_t u) { double x; __builtin_memcpy(&x, &u, 8); return x; }
-#define DYNAMIC_SHARED(name) float *const name = shim_dynamic
-#else
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
@@ -72,4 +53,3 @@ INLINE uint16_t f32_to_f16(float x) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
     return h;
 }
-#endif

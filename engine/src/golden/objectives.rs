@@ -128,12 +128,26 @@ impl<'a> Objectives<'a> {
             .map_err(|e| format!("run {i} ({name}): {e}"))?;
         let want = f64::from(self.floats(&format!("run.{i}.loss"), 1)?[0]);
         let label = format!("run {i}, {name} {}", run["loss_type"].as_str().unwrap_or(""));
-        // A run that says its tolerance is held to it times max(0.1, size); AstrAI's, which say none, to 1e-5 of their size.
-        let (tolerance, floor) = run["loss_tolerance"].as_f64().map_or((1e-5, 0.0), |t| (t, 0.1));
+        // A run that says its tolerance is held to it times max(0.1, size); AstrAI's, which say none, to 1e-5 of their size, or to the
+        // rounding of the reference's own log-probabilities where the loss, a difference of ratios of them, is smaller than that.
+        let (tolerance, floor) = match run["loss_tolerance"].as_f64() {
+            Some(tolerance) => (tolerance, 0.1),
+            None => (1e-5, self.rounding(&window)? / 1e-5),
+        };
         worst[0].see((got.loss - want).abs() / want.abs().max(floor), tolerance, label.trim_end());
         self.gradients(i, &got, &mut worst[1])?;
         self.metrics(i, run, &got, &mut worst[2]);
         Ok(())
+    }
+
+    /// What one rounding to f32 changes of the largest log-probability of a target.
+    fn rounding(&self, window: &[Batch]) -> Result<f64, Error> {
+        let mut most = 0.0f64;
+        for batch in window {
+            let of = log_probabilities(&self.policy, &batch.sequences(), (DType::F32, self.machine))?;
+            most = most.max(largest(of.iter().map(|x| f64::from(*x))));
+        }
+        Ok(most * f64::from(f32::EPSILON))
     }
 
     fn gradients(&self, i: usize, got: &Outcome, worst: &mut Worst) -> Result<(), Error> {

@@ -2,7 +2,7 @@
 //! passes one by one, whose results the interpreter must not tell apart.
 
 use crate::kernels::table::{Fill, Table, compare, dims, mix, rows, tolerance};
-use crate::machines::own;
+use crate::machines::{emulated, own};
 use astrai_ir::json::write_json;
 use astrai_ir::ops::*;
 use astrai_ir::{DType, Dim, Graph, NodeId, Precision, Real, Sizes, Tensor, eval};
@@ -169,7 +169,7 @@ fn random_graphs_through_the_hall() {
         let mut t = Table::new().stored(DType::F32, 8.0);
         (0..25).for_each(|i| grow(&mut t, 1000 * part + i));
         // A model of instructions adds a level to compile for and nothing that the table lacks.
-        t.run_on(own(), &[1, 33]);
+        t.run_on(own().iter().chain(emulated()), &[1, 33]);
     }
 }
 

@@ -221,30 +221,31 @@ impl Table {
         }
     }
 
-    /// Runs every case at every size and compares.
+    /// Runs every case at every size, on the emulated GPU too, and compares.
     pub fn run(&self, sizes: &[u64]) {
-        self.run_on(machines(), sizes);
+        self.run_on(machines().iter().chain(emulated()), sizes);
     }
 
     /// The same of what surrounds a core, whose text names no instructions: with the least and the best that the processor has, and
     /// the model of those that it lacks. The cores' own tables run on every level.
     pub fn run_some(&self, sizes: &[u64]) {
         let models = machines().len() - own().len();
-        self.run_on(machines()[..models].iter().chain([&own()[0], &own()[own().len() - 1]]), sizes);
+        let some = machines()[..models].iter().chain([&own()[0], &own()[own().len() - 1]]);
+        self.run_on(some.chain(emulated()), sizes);
     }
 
     /// The same of loops alone, with the least and the best instructions: their C names none, so that no set has a text of its own.
     pub fn run_loops(&self, sizes: &[u64]) {
-        self.run_on([&own()[0], &own()[own().len() - 1]], sizes);
+        self.run_on([&own()[0], &own()[own().len() - 1]].into_iter().chain(emulated()), sizes);
     }
 
-    /// The same on these machines, and on the emulated GPU.
+    /// The same on these machines.
     pub fn run_on<'a>(&self, machines: impl IntoIterator<Item = &'a Machine>, sizes: &[u64]) {
         let with = |m: &Machine| {
             let states = self.states(m);
             (m.isa().to_string(), self.open(m, &states), states)
         };
-        let mut sessions: Vec<_> = machines.into_iter().chain(emulated()).map(with).collect();
+        let mut sessions: Vec<_> = machines.into_iter().map(with).collect();
         let differentiate =
             |of: &String| astrai_passes::differentiate(&self.g, of, Default::default()).unwrap();
         let differentiated = self.gradient_of.as_ref().map(differentiate);
