@@ -1,11 +1,11 @@
 //! `astrai compile`: from a config.json, a model directory or a graph to a plan and the source of its kernels, with what
 //! they will cost. Needs no weights, builds nothing, allocates nothing of the model's size.
 
+mod cost;
 mod cuda;
 mod mesh;
 mod train;
 
-use self::cuda::Machined;
 use self::mesh::MeshFlag;
 use crate::explain::explain;
 use crate::failure::{Done, Failure, bail, warn};
@@ -28,6 +28,9 @@ use std::process::ExitCode;
 
 /// Tokens of a sequence unless `--seq` says otherwise or the model takes fewer.
 const SEQ: u64 = 512;
+
+/// The value of `--explain` that is no layer kind.
+const COST: &str = "cost";
 
 /// Longest graph file read, bytes.
 const MAX_GRAPH: u64 = 1 << 30;
@@ -76,6 +79,7 @@ pub enum Form {
   astrai compile model/ --mesh tp=8,dp=2 --for train --batch 16 --dtype bf16
   astrai compile model/ --html model.html   then open model.html in a browser
   astrai compile model/ --device cuda -o out/ --ptx
+  astrai compile model/ --device cuda --for decode --explain cost
   astrai compile model/ --dump-after merge | less
   astrai compile model/ --dump-after saturate --form dot | dot -Tsvg > model.svg
   astrai compile model/ --for decode --fidelity fast --explain layer")]
@@ -112,8 +116,9 @@ pub struct Compile {
     /// Take the graph as it is: look for no equal form
     #[arg(long, conflicts_with = "fidelity")]
     no_saturate: bool,
-    /// Print which rules fired on a layer kind ("main": the graph around the layers), kernels and bytes before and after
-    #[arg(long, value_name = "KIND", conflicts_with_all = ["json", "dump_after", "no_saturate"])]
+    /// Print which rules fired on a layer kind ("main": the graph around the layers), kernels and bytes before and after;
+    /// "cost": what each kernel costs and, with --device cuda, uses of a multiprocessor, with predicted times
+    #[arg(long, value_name = "KIND", conflicts_with = "dump_after")]
     explain: Option<String>,
     /// Ranks along each axis: stages of layers (pp), data (dp), experts (ep), tensors (tp), such as tp=8,dp=2; plans the program
     /// of one rank
@@ -151,13 +156,23 @@ struct Subject {
 }
 
 impl Compile {
+    /// The layer kind whose rules are explained.
+    fn explained_kind(&self) -> Option<&str> {
+        self.explain.as_deref().filter(|kind| *kind != COST)
+    }
+
     /// Compiles and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
         let machine = self.machine.planner()?;
         if let (Some(Purpose::Train), true) =
-            (self.purpose, self.fidelity.is_some() || self.no_saturate || self.explain.is_some())
+            (self.purpose, self.fidelity.is_some() || self.no_saturate || self.explained_kind().is_some())
         {
-            bail!("--for train: training is always exact; leave --fidelity, --no-saturate and --explain out");
+            bail!(
+                "--for train: training is always exact; leave --fidelity, --no-saturate and --explain KIND out"
+            );
+        }
+        if let (Some(kind), true) = (self.explained_kind(), self.json || self.no_saturate) {
+            bail!("--explain {kind}: leave --json and --no-saturate out");
         }
         if let (Some(mesh), DeviceName::Cpu) = (&self.mesh, self.machine.device)
             && mesh.ranks() > 1
@@ -172,8 +187,17 @@ impl Compile {
             (None, Some(Purpose::Train)) => self.train(&machine, dumps)?,
             (graph, _) => self.one(graph.as_ref(), &machine, dumps)?,
         };
-        let Made { programs, mut report, explained } = made;
+        let Made { programs, mut report, mut explained } = made;
         let machined = self.machined(&programs, &machine, &mut report)?;
+        if self.explain.as_deref() == Some(COST) {
+            let target = machine.backend().target();
+            let costs = cost::costs(&programs, machined.as_ref(), target)?;
+            explained = cost::shown(&costs, target);
+            if let Some(none) = report.get("nvrtc_absent").and_then(Value::as_str) {
+                explained += &format!("no registers: {none}\n");
+            }
+            report.insert("costs".into(), Value::Array(costs));
+        }
         if let Some(folder) = &self.output {
             output::write(folder, &programs, machine.backend(), &Value::Object(report.clone()))?;
             machined.filter(|_| self.ptx).map_or(Ok(()), |made| made.write(folder))?;
@@ -184,8 +208,8 @@ impl Compile {
         }
         match &self.dump_after {
             Some(pass) => dump(out, &programs, pass, self.form.unwrap_or_default())?,
-            None if self.explain.is_some() => write!(out, "{}", explained)?,
             None if self.json => writeln!(out, "{}", Value::Object(report))?,
+            None if self.explain.is_some() => write!(out, "{explained}")?,
             None => {
                 write!(out, "{}", describe(&report))?;
                 for path in self.output.iter().chain(&self.html) {
@@ -194,32 +218,6 @@ impl Compile {
             }
         }
         Ok(ExitCode::SUCCESS)
-    }
-
-    /// What NVRTC makes of the kernels, for a CUDA device; nothing for others, and where it is not wanted and not here.
-    fn machined<'a>(
-        &self,
-        programs: &'a [(&'static str, Planned)],
-        machine: &Machine,
-        report: &mut Map<String, Value>,
-    ) -> Result<Option<Machined<'a>>, Failure> {
-        if !matches!(self.machine.device, DeviceName::Cuda(_)) {
-            if self.ptx {
-                bail!("--ptx is for kernels of CUDA devices; give --device cuda");
-            }
-            return Ok(None);
-        }
-        match Machined::of(programs, machine)? {
-            Ok(machined) => {
-                machined.report(report);
-                Ok(Some(machined))
-            }
-            Err(none) if self.ptx => bail!("--ptx: {none}"),
-            Err(none) => {
-                report.insert("nvrtc_absent".into(), json!(none));
-                Ok(None)
-            }
-        }
     }
 
     /// A program of its own: of a model, or a graph as given.
@@ -242,7 +240,7 @@ impl Compile {
         if self.mesh.is_some() {
             mesh::report(&mut report, &[&planned], &options.shards.mesh, self.stage)?;
         }
-        let explained = match &self.explain {
+        let explained = match self.explained_kind() {
             Some(kind) => {
                 let saturate = Saturate { enabled: false, ..options.saturate };
                 let plain = Options { dump: Dump::None, saturate, ..options };

@@ -4,6 +4,7 @@ use crate::failure::Done;
 use crate::table::{bytes, count, table};
 use astrai_engine::machine::nvrtc;
 use astrai_ir::DType;
+use astrai_runtime::Error;
 use astrai_runtime::device::available_memory;
 use astrai_runtime::device::cpu::{host_isa, host_levels};
 use astrai_runtime::device::cuda::{self, Found};
@@ -51,7 +52,11 @@ impl Devices {
             String::new(),
             String::new(),
         ];
-        let of = |(i, f): (usize, &Found)| {
+        let of = |(i, found): (usize, &Result<Found, Error>)| {
+            let f = match found {
+                Ok(f) => f,
+                Err(why) => return vec![format!("cuda:{i}"), why.to_string()],
+            };
             let t = &f.target;
             let what = format!("{}, {}, {} multiprocessors", t.name, t.isa, t.units);
             let peaks =
@@ -69,7 +74,11 @@ impl Devices {
     }
 }
 
-fn fields(f: &Found) -> serde_json::Value {
+fn fields(found: &Result<Found, Error>) -> serde_json::Value {
+    let f = match found {
+        Ok(f) => f,
+        Err(why) => return json!({"error": why.to_string()}),
+    };
     let t = &f.target;
     json!({
         "name": t.name, "arch": t.isa, "multiprocessors": t.units, "memory": t.memory, "memory_free": f.free,

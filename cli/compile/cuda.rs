@@ -1,13 +1,48 @@
 //! What NVRTC makes of CUDA kernels. In: planned programs. Out: registers and spills for the summary, PTX for the folder.
 
-use crate::failure::{Failure, bail};
-use astrai_engine::machine::{Machine, nvrtc};
+use super::Compile;
+use crate::failure::{Failure, bail, warn};
+use crate::flags::DeviceName;
+use astrai_engine::machine::{Machine, cache, nvrtc};
 use astrai_ir::Kernel;
 use astrai_runtime::Compiled;
 use astrai_runtime::device::cuda::{Cubin, architecture, compile};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
+
+impl Compile {
+    /// What NVRTC makes of the kernels, for a CUDA device; nothing for others, where nothing of it is shown, and where it is not
+    /// wanted and not here.
+    pub(super) fn machined<'a>(
+        &self,
+        programs: &'a [(&'static str, Compiled)],
+        machine: &Machine,
+        report: &mut Map<String, Value>,
+    ) -> Result<Option<Machined<'a>>, Failure> {
+        if !matches!(self.machine.device, DeviceName::Cuda(_)) {
+            if self.ptx {
+                bail!("--ptx is for kernels of CUDA devices; give --device cuda");
+            }
+            return Ok(None);
+        }
+        let shown = self.dump_after.is_none() && self.explained_kind().is_none();
+        if !shown && self.output.is_none() && self.html.is_none() {
+            return Ok(None);
+        }
+        match Machined::of(programs, machine)? {
+            Ok(machined) => {
+                machined.report(report);
+                Ok(Some(machined))
+            }
+            Err(none) if self.ptx => bail!("--ptx: {none}"),
+            Err(none) => {
+                report.insert("nvrtc_absent".into(), json!(none));
+                Ok(None)
+            }
+        }
+    }
+}
 
 /// The distinct kernels of some programs as machine code.
 pub struct Machined<'a> {
@@ -16,7 +51,7 @@ pub struct Machined<'a> {
 }
 
 impl Machined<'_> {
-    /// Compiles every kernel for the machine's architecture; a line where there is no NVRTC.
+    /// Compiles every kernel for the machine's architecture, or reads what was compiled before; a line where there is no NVRTC.
     pub fn of<'a>(
         programs: &'a [(&'static str, Compiled)],
         machine: &Machine,
@@ -25,15 +60,19 @@ impl Machined<'_> {
             Ok(nvrtc) => nvrtc,
             Err(none) => return Ok(Err(none.to_string())),
         };
-        let Some(Ok(capability)) = machine.isa().strip_prefix("sm_").map(str::parse) else {
-            bail!("`{}` is no architecture of CUDA", machine.isa());
-        };
         let all = programs.iter().flat_map(|(_, program)| program.kernels.iter().flatten());
         let distinct: BTreeMap<&str, &Kernel> = all.map(|k| (&*k.identity, k)).collect();
         let kernels: Vec<&Kernel> = distinct.into_values().collect();
-        let arch = architecture(&nvrtc, capability)?;
-        let made = compile(&nvrtc, None, machine.backend(), &kernels, &arch)?;
+        let arch = architecture(&nvrtc, machine.isa())?;
+        let (cache, warning) = cache()?;
+        warn(warning.as_slice());
+        let made = compile(&nvrtc, Some(&cache), machine.backend(), &kernels, &arch)?;
         Ok(Ok(Machined { arch, kernels: kernels.into_iter().zip(made).collect() }))
+    }
+
+    /// Machine code of a kernel.
+    pub fn cubin(&self, identity: &str) -> Option<&Cubin> {
+        self.kernels.iter().find(|(k, _)| k.identity == identity).map(|(_, made)| made)
     }
 
     /// Adds to a summary: the most that a kernel uses, and what all of them spill.

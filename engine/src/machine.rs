@@ -80,14 +80,14 @@ impl Machine {
     /// not be here.
     pub fn planner(kind: Kind, threads: usize, isa: Isa) -> Machine {
         if let Kind::Cuda(ordinal) = kind {
-            let found =
-                cuda::devices().map(|mut all| (ordinal < all.len()).then(|| all.swap_remove(ordinal).target));
-            let (target, warning) = match found {
-                Ok(Some(target)) => (target, None),
-                Ok(None) => (cuda::nominal(), Some(format!("there is no CUDA device {ordinal}"))),
-                Err(none) => (cuda::nominal(), Some(none)),
+            let (target, warning) = match cuda::target(ordinal) {
+                Ok(target) => (target, None),
+                Err(why) => {
+                    let nominal = cuda::nominal();
+                    let warning = format!("{why}: planned for {}", nominal.name);
+                    (nominal, Some(warning))
+                }
             };
-            let warning = warning.map(|why| format!("{why}: planned for {}", target.name));
             let device = Arc::new(Null::new(Box::new(CudaKernels::new(target))));
             return Machine { warnings: warning.into_iter().collect(), ..Machine::over(device) };
         }
@@ -147,7 +147,10 @@ pub fn nvrtc() -> Result<Nvrtc, Error> {
 
 /// Compiled kernels in `$ASTRAI_CACHE`, `$XDG_CACHE_HOME/astrai` or `~/.cache/astrai`; where none is named, or the last two cannot
 /// be used, in a folder for this process alone, with a line for the user.
-fn cache() -> Result<(KernelCache, Option<String>), Error> {
+///
+/// # Errors
+/// The folder that `$ASTRAI_CACHE` names, or that of temporary files, cannot be used.
+pub fn cache() -> Result<(KernelCache, Option<String>), Error> {
     let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let failed = |path: &Path| {
         let path = path.to_path_buf();

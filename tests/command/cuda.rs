@@ -63,6 +63,74 @@ fn what_is_absent_is_said_in_words() {
         fails(&mut c).0
     };
     assert!(ptx("cuda").contains("/nonexistent") && ptx("cpu").contains("--device cuda"));
+    for device in ["cuda", "cpu"] {
+        let mut cost = bare();
+        cost.arg("compile").arg(&llama).args(["--device", device, "--explain", "cost", "--json"]);
+        let report = object(&mut cost);
+        let costs = report["costs"].as_array().unwrap();
+        let sum = |key: &str| costs.iter().map(|row| row[key].as_u64().unwrap()).sum::<u64>();
+        assert!(["launches", "flops", "bytes"].iter().all(|key| report[key] == sum(key)), "{report}");
+        let seconds = |row: &Value| row["predicted_seconds"].as_f64().unwrap();
+        assert!(costs.is_sorted_by(|a, b| seconds(a) >= seconds(b)) && seconds(&costs[0]) > 0.0);
+        assert!(costs.iter().all(|row| row["phases"].as_array().unwrap().is_empty()));
+    }
+}
+
+/// What the kernels are as machine code is kept, not asked for where nothing of it is shown, and told a kernel.
+#[test]
+fn machine_code_is_kept_and_told_by_kernel() {
+    let Some(driver) = emulated() else { return };
+    let (llama, folder) = (golden("llama"), tempfile::tempdir().unwrap());
+    let compile = |more: &[&str]| {
+        let mut c = on(driver);
+        c.env("ASTRAI_CACHE", folder.path()).arg("compile").arg(&llama).args(["--device", "cuda"]).args(more);
+        let out = c.output().unwrap();
+        assert!(out.status.success(), "{}", stderr(&out));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let kept = || {
+        let all = std::fs::read_dir(folder.path().join("kernels")).into_iter().flatten();
+        all.filter(|e| e.as_ref().is_ok_and(|e| e.path().extension().is_some_and(|x| x == "cubin"))).count()
+    };
+    compile(&["--dump-after", "merge"]);
+    compile(&["--explain", "layer"]);
+    assert_eq!(kept(), 0);
+    let told: Value = serde_json::from_str(&compile(&["--explain", "cost", "--json"])).unwrap();
+    assert_eq!(kept() as u64, told["kernels"].as_u64().unwrap());
+    for row in told["costs"].as_array().unwrap() {
+        let phases = row["phases"].as_array().unwrap();
+        assert!(!phases.is_empty(), "{row}");
+        for p in phases {
+            assert!(p["registers"].as_u64().unwrap() > 0 && p["spill_bytes"] == 0, "{row}");
+            assert!(p["occupancy"].as_f64().is_some_and(|part| part > 0.0 && part <= 1.0), "{row}");
+        }
+        let floats = phases.iter().filter_map(|p| p["hot_loop"]["float"].as_u64()).sum::<u64>();
+        assert!(row["form"] != "dot" || floats > 0, "{row}");
+    }
+    let text = compile(&["--explain", "cost"]);
+    assert!(text.contains("hot loop") && text.contains("predicted, not measured"), "{text}");
+}
+
+/// A device that cannot be used hides no other, and a plan asks its own alone.
+#[test]
+fn a_broken_device_is_said_beside_those_that_work() {
+    let Some(driver) = emulated() else { return };
+    let broken = || {
+        let mut c = on(driver);
+        c.env("ASTRAI_PTX_FAIL", "cuDevicePrimaryCtxRetain:1=46");
+        c
+    };
+    let report = object(broken().args(["devices", "--json"]));
+    let (first, second) = (&report["cuda"][0], &report["cuda"][1]);
+    assert!(first["error"].as_str().unwrap().contains("CUDA_ERROR_DEVICE_UNAVAILABLE"), "{report}");
+    assert!(second["arch"].is_string() && report["cuda_absent"].is_null(), "{report}");
+    let table = broken().arg("devices").output().unwrap();
+    assert!(table.status.success() && String::from_utf8_lossy(&table.stdout).contains("cuda:1  emulated"));
+    // No context is made for a plan.
+    let mut plan = broken();
+    let plan = plan.arg("compile").arg(golden("llama")).args(["--device", "cuda:1", "--dump-after", "merge"]);
+    let out = plan.output().unwrap();
+    assert!(out.status.success() && stderr(&out).is_empty(), "{}", stderr(&out));
 }
 
 #[test]
@@ -203,7 +271,8 @@ fn training_goes_on_after_its_device_failed() {
         ]);
         c
     };
-    good(&mut run("straight"));
+    // All recordings share one stream, beside those of kernels and of copies: a fourth is never asked for.
+    good(run("straight").env("ASTRAI_PTX_FAIL", "cuStreamCreate:4=999"));
     let (line, _) = fails(run("fails").env("ASTRAI_PTX_FAIL", "cuGraphLaunch:3=700"));
     assert!(line.contains("CUDA device 0") && line.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{line}");
     let range = line.split_once("from kernel ").and_then(|(_, rest)| rest.split_once(" to kernel "));

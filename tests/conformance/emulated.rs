@@ -13,6 +13,9 @@ use astrai_runtime::{Error, Session};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+/// Bytes of each emulated device.
+const MEMORY: usize = 256 << 20;
+
 /// Devices of these numbers; kernels are kept between runs of the tests.
 pub fn device(ordinal: usize) -> Option<Arc<Cuda>> {
     let nvrtc = load(emulated()?);
@@ -105,6 +108,37 @@ fn memory_is_zero_given_back_and_given_out_again() {
     assert!(device.alloc(&[64]).is_ok(), "a device that was asked for too much goes on");
 }
 
+/// Of a device that nothing else uses here: what is kept goes back to the driver where memory is short.
+#[test]
+fn kept_memory_goes_back_where_more_is_wanted() {
+    let Some(device) = device(2) else { return };
+    let (first, second) = (MEMORY / 8 * 5, MEMORY / 4 * 3);
+    drop(device.alloc(&[first]).unwrap());
+    assert!(device.memory_use().unwrap().kept >= first as u64);
+    let block = device.alloc(&[second]).unwrap();
+    let now = device.memory_use().unwrap();
+    assert!((now.taken, now.reused, now.kept) == (2, 0, 0) && now.used >= second as u64, "{now:?}");
+    let mut end = [1; 64];
+    device.read(block[0].at().offset(second as u64 - 64), &mut end).unwrap();
+    assert_eq!(end, [0; 64]);
+    assert!(device.alloc(&[first]).is_err(), "what is in use does not go");
+}
+
+/// A panic while a run is recorded leaves the thread as it was.
+#[test]
+fn after_a_panic_in_a_recording_launches_run_again() {
+    let (Some(path), Some(device)) = (case("llama"), device(0)) else { return };
+    let model = Model::open(&path, false).unwrap();
+    let mut session = session(&model, &Machine::over(device.clone()));
+    let want = run(&mut session, model.config.vocab_size);
+    let panics = || device.record(&mut || panic!("as asked"));
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+    // Eager, recorded, and replayed.
+    for _ in 0..3 {
+        assert!(run(&mut session, model.config.vocab_size) == want);
+    }
+}
+
 #[test]
 fn a_session_gives_everything_back() {
     let (Some(path), Some(device)) = (case("llama"), device(0)) else { return };
@@ -122,7 +156,9 @@ fn load(driver: &Emulated) -> astrai_runtime::device::cuda::Nvrtc {
     static LOADED: OnceLock<()> = OnceLock::new();
     LOADED.get_or_init(|| {
         // SAFETY: Rust's own readers of the environment take turns, and the library reads it later, when it is first called.
-        unsafe { std::env::set_var("ASTRAI_PTX_DEVICES", "2") };
+        unsafe { std::env::set_var("ASTRAI_PTX_DEVICES", "3") };
+        // SAFETY: as above.
+        unsafe { std::env::set_var("ASTRAI_PTX_MEMORY", MEMORY.to_string()) };
         // SAFETY: our own library, whose initialisers do nothing.
         let library =
             unsafe { Library::open(Some(driver.folder.join("libcuda.so.1")), RTLD_NOW | RTLD_GLOBAL) };

@@ -5,7 +5,7 @@
 use super::{Emitted, PHASE, over_dims, prologue};
 use crate::kernel_ir::expr::{Expr, Stmt};
 use crate::kernel_ir::index::{Atom, Index, Var};
-use crate::kernel_ir::loops::row_of;
+use crate::kernel_ir::loops::{row_of, summed_at};
 use crate::kernel_ir::lower::Lower;
 use crate::kernel_ir::print::{Dialect, Printer, dim, expr, identity, index, step};
 use astrai_ir::ops::Reduce;
@@ -29,14 +29,8 @@ pub(super) fn reduce_kernel(region: &Region, name: &str, id: NodeId, r: &Reduce)
     let column = lower.var(Dim::from(WIDTH));
     lower.open();
     let here = Index::var(&first).add(&Index::var(&column));
-    let mut kept = lead_at.iter().cloned().chain([here]);
-    let at: Vec<Index> = (0..g.ty(arg).rank())
-        .map(|a| match r.axes.iter().position(|x| *x == a) {
-            Some(i) => Index::var(&walked[i]),
-            None => kept.next().unwrap_or_default(),
-        })
-        .collect();
-    let value = lower.value(arg, &at)?;
+    let kept = [lead_at.as_slice(), &[here]].concat();
+    let value = lower.value(arg, &summed_at(r, g.ty(arg).rank(), &walked, kept))?;
     let (inner, of_row) = (lower.close(), lower.close());
     let out = lower.var(Dim::from(WIDTH));
     lower.open();

@@ -2,8 +2,12 @@
  *
  * Enters: scalar.c; BLOCK, a multiple of 32. Leaves: block_sum, block_max, block_min and block_prod of float and int64_t,
  * which all threads of a block call together and which give every thread the result; block_any; warp_sum and warp_max of float. The
- * trees depend on BLOCK alone.
+ * trees depend on BLOCK alone. four_of, four neighbours in one access, whose address is a multiple of theirs.
  */
+template <class Element> struct alignas(4 * sizeof(Element)) four_of {
+    Element x[4];
+};
+
 #define BLOCK_REDUCE(name, type, join)                                                             \
     INLINE type name(type x) {                                                                     \
         __shared__ type part[BLOCK / 32];                                                          \

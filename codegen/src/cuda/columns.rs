@@ -5,7 +5,7 @@ use super::program::Program;
 use super::rows::digits;
 use crate::kernel_ir::expr::{Expr, Stmt};
 use crate::kernel_ir::index::{Atom, Index, Var};
-use crate::kernel_ir::loops::{row_of, store_row};
+use crate::kernel_ir::loops::{row_of, store_row, summed_at};
 use crate::kernel_ir::lower::Lower;
 use crate::kernel_ir::print::{Printer, dim, expr, identity, index, step};
 use astrai_ir::ops::Reduce;
@@ -34,14 +34,7 @@ pub(super) fn reduce(region: &Region, name: &str, id: NodeId, r: &Reduce) -> Res
     lower.open();
     let axes: Vec<Var> = r.axes.iter().map(|&a| lower.var(g.ty(arg).shape[a].clone())).collect();
     lower.open();
-    let mut kept = here.iter().cloned();
-    let at: Vec<Index> = (0..g.ty(arg).rank())
-        .map(|a| match r.axes.iter().position(|x| *x == a) {
-            Some(i) => Index::var(&axes[i]),
-            None => kept.next().unwrap_or_default(),
-        })
-        .collect();
-    let value = lower.value(arg, &at)?;
+    let value = lower.value(arg, &summed_at(r, g.ty(arg).rank(), &axes, here.clone()))?;
     let (inner, around) = (lower.close(), lower.close());
     lower.open();
     lower.give(id, Expr::Local("sum".into(), DType::F32));

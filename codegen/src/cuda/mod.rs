@@ -4,6 +4,7 @@
 mod attention;
 mod columns;
 mod dot;
+mod fours;
 mod loss;
 mod program;
 mod route;

@@ -1,6 +1,7 @@
 //! Loops by rows of the result. In: a region whose form is loops. Out: a phase whose blocks share rows, elements, or the sums that
 //! make an element.
 
+use super::fours::{FOUR, Fours, fours};
 use super::program::{Program, WARP};
 use crate::kernel_ir::expr::{Part, Stmt, reduces};
 use crate::kernel_ir::index::Var;
@@ -31,14 +32,19 @@ pub(super) fn kernel(region: &Region, name: &str) -> Result<Kernel, String> {
     let last =
         region.piece.write_types().first().and_then(|t| t.shape.last().cloned()).unwrap_or(Dim::from(1));
     let units = if mapping == Mapping::Rows { l.row.extent.clone() } else { &l.row.extent * &last };
-    let per_block = if mapping == Mapping::Flat { block as usize } else { 1 };
+    // A thread takes four elements where it can; of several loops the one with fewest a thread counts.
+    let mut taken = FOUR;
+    each_loop(&l, |_, var, body| {
+        taken = taken.min(if fours(region, var, body).is_some() { FOUR } else { 1 })
+    });
+    let per_block = if mapping == Mapping::Flat { block as usize * taken } else { 1 };
     let mut program = Program::new(region, name, block);
     program.entry(&units.ceil_div(&Dim::from(per_block)), 0, |p| match mapping {
         Mapping::Flat => p.alone(|p| {
             p.statements(&l.before);
-            each_loop(&l, |lets, var, body| flat(p, &l, lets, var, body));
+            each_loop(&l, |lets, var, body| flat(p, &l, lets, var, body, fours(region, var, body).as_ref()));
         }),
-        Mapping::Rows => rows(p, &l),
+        Mapping::Rows => rows(p, region, &l),
         Mapping::Elements => {
             p.statements(&l.before);
             each_loop(&l, |lets, var, body| elements(p, &l, lets, var, body));
@@ -58,20 +64,45 @@ fn each_loop(l: &Loops, mut f: impl FnMut(&[&Stmt], &Var, &[Stmt])) {
     }
 }
 
-fn rows(p: &mut Printer, l: &Loops) {
+fn rows(p: &mut Printer, region: &Region, l: &Loops) {
     p.statements(&l.before);
     let rows = dim(&l.row.extent);
     p.braces(&format!("for (index_t row = blockIdx.x; row < {rows}; row += gridDim.x)"), |p| {
         lead(p, l);
-        p.statements(&l.body);
+        for s in &l.body {
+            let long = |var: &Var| var.extent.size().is_none_or(|n| n >= WARP * FOUR);
+            let by_fours = match s {
+                Stmt::Loop { var, body } if long(var) => {
+                    fours(region, var, body).map(|f| (f, dim(&var.extent)))
+                }
+                _ => None,
+            };
+            let Some((f, n)) = by_fours else {
+                p.statements(std::slice::from_ref(s));
+                continue;
+            };
+            let head =
+                format!("for (index_t four = threadIdx.x * {FOUR}; four < {n}; four += BLOCK * {FOUR})");
+            p.braces(&head, |p| p.alone(|p| f.print(p)));
+        }
     });
 }
 
-fn flat(p: &mut Printer, l: &Loops, lets: &[&Stmt], var: &Var, body: &[Stmt]) {
-    let first = "(index_t)blockIdx.x * BLOCK + threadIdx.x";
-    units(p, l, var, first, "(index_t)gridDim.x * BLOCK", |p| {
-        lets.iter().for_each(|s| p.statements(std::slice::from_ref(s)));
-        p.statements(body);
+fn flat(p: &mut Printer, l: &Loops, lets: &[&Stmt], var: &Var, body: &[Stmt], by_fours: Option<&Fours>) {
+    let (first, stride) = ("(index_t)blockIdx.x * BLOCK + threadIdx.x", "(index_t)gridDim.x * BLOCK");
+    let lets = |p: &mut Printer| lets.iter().for_each(|s| p.statements(std::slice::from_ref(s)));
+    let Some(f) = by_fours else {
+        return units(p, l, var, first, stride, |p| {
+            lets(p);
+            p.statements(body);
+        });
+    };
+    let by = var.extent.ceil_div(&Dim::from(FOUR));
+    let quarter = Var { name: "quarter".into(), extent: by, depth: var.depth };
+    units(p, l, &quarter, first, stride, |p| {
+        p.line(&format!("const index_t four = quarter * {FOUR};"));
+        lets(p);
+        f.print(p);
     });
 }
 

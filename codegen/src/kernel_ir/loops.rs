@@ -5,6 +5,7 @@
 use crate::kernel_ir::expr::Stmt;
 use crate::kernel_ir::index::{Atom, Index, Var};
 use crate::kernel_ir::lower::{Lower, Segment};
+use astrai_ir::ops::Reduce;
 use astrai_ir::{Dim, NodeId, Region};
 use std::rc::Rc;
 
@@ -96,6 +97,16 @@ pub fn row_of(lead: &[Dim]) -> (Var, Vec<(Var, Dim, Dim)>, Vec<Index>) {
         (0..lead.len()).map(|i| (axis(i), Dim::product(&lead[i + 1..]), lead[i].clone())).collect();
     let at = leading.iter().map(|(v, ..)| Index::var(v)).collect();
     (row, leading, at)
+}
+
+/// Where the argument of a reduction is read: at `summed` along the axes that it sums, at `kept` along the others, in order.
+pub fn summed_at(r: &Reduce, rank: usize, summed: &[Var], kept: Vec<Index>) -> Vec<Index> {
+    let mut kept = kept.into_iter();
+    let at = |a: usize| match r.axes.iter().position(|x| *x == a) {
+        Some(i) => Index::var(&summed[i]),
+        None => kept.next().unwrap_or_default(),
+    };
+    (0..rank).map(at).collect()
 }
 
 /// True when each element of the result has reductions of its own, and nothing else walks an axis.

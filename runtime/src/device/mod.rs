@@ -18,6 +18,9 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Bytes that go at once to a device whose memory this process does not see.
+pub(crate) const PIECE: usize = 4 << 20;
+
 /// Where bytes lie in a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]

@@ -4,7 +4,7 @@
 use super::{Session, literal};
 use crate::Error;
 use crate::buffers::Buffers;
-use crate::device::{Block, Device, Pointer};
+use crate::device::{Block, Device, PIECE, Pointer};
 use crate::pack::{Matrices, Rows, convert, layout_bytes};
 use crate::report::weight_bytes;
 use crate::source::WeightSource;
@@ -131,9 +131,6 @@ fn derive(d: &Derived, source: &dyn WeightSource, device: &dyn Device) -> Result
     let value = values.into_iter().next().map(|(_, t)| t);
     value.ok_or_else(|| Error::Input(format!("`{}` has no value", d.weight.name)))
 }
-
-/// Bytes that go to a device at once which this process does not see.
-const PIECE: usize = 4 << 20;
 
 /// Takes so many rows of a weight: their bytes, in this type.
 type Put<'a> = &'a mut dyn FnMut(usize, &[u8], DType) -> Result<(), Error>;

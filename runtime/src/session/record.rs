@@ -6,7 +6,7 @@ use super::Session;
 use crate::Error;
 use crate::device::{Pointer, Recording};
 
-/// Most recordings that a session keeps: decode steps of as many sequences, say.
+/// Most recordings that a session keeps: decode steps of as many sequences, say. Of runs that came once it knows as many.
 const MOST: usize = 64;
 
 /// Fewest launches in a row that are recorded.
@@ -26,16 +26,20 @@ enum Part {
     Several(Box<dyn Recording>),
 }
 
-/// A run that came before.
-struct Known {
-    key: Key,
-    /// Nothing before its second time.
-    parts: Option<Vec<Part>>,
+/// Runs that came before, the latest last. Those that came once are apart: however many there are, no recording goes for them.
+#[derive(Default)]
+pub(super) struct Recordings {
+    once: Vec<Key>,
+    recorded: Vec<(Key, Vec<Part>)>,
 }
 
-/// Runs that came before, the latest last.
-#[derive(Default)]
-pub(super) struct Recordings(Vec<Known>);
+/// Adds to a list of at most [`MOST`], of which the oldest goes.
+fn keep<T>(list: &mut Vec<T>, one: T) {
+    if list.len() == MOST {
+        list.remove(0);
+    }
+    list.push(one);
+}
 
 impl Session {
     /// Launches everything.
@@ -45,18 +49,19 @@ impl Session {
         }
         let results = self.result_memory.iter().map(|block| block.at());
         let key = Key { sizes: self.dims.clone(), at: self.given.iter().copied().chain(results).collect() };
-        let Some(found) = self.recordings.0.iter().position(|known| known.key == key) else {
-            if self.recordings.0.len() == MOST {
-                self.recordings.0.remove(0);
-            }
-            self.recordings.0.push(Known { key, parts: None });
-            return (0..self.launches.len()).try_for_each(|i| self.launch(i));
-        };
+        let Recordings { once, recorded } = &mut self.recordings;
         // Out of the list while it runs: a run that fails leaves nothing to run again.
-        let mut known = self.recordings.0.remove(found);
-        let parts = match known.parts.take() {
-            Some(parts) => parts,
-            None => self.record_all()?,
+        let found = recorded.iter().position(|(known, _)| *known == key).map(|i| recorded.remove(i).1);
+        let parts = match (found, once.iter().position(|known| *known == key)) {
+            (Some(parts), _) => parts,
+            (None, Some(second)) => {
+                once.remove(second);
+                self.record_all()?
+            }
+            (None, None) => {
+                keep(once, key);
+                return (0..self.launches.len()).try_for_each(|i| self.launch(i));
+            }
         };
         for part in &parts {
             match part {
@@ -64,7 +69,7 @@ impl Session {
                 Part::Several(recording) => recording.replay()?,
             }
         }
-        self.recordings.0.push(Known { parts: Some(parts), ..known });
+        keep(&mut self.recordings.recorded, (key, parts));
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 
 mod cases;
 mod forms;
+mod gpu;
 mod ptx;
 
 use crate::driver::checks_everything;

@@ -3,8 +3,8 @@
 //! the device is waited for, so that launches are kept by name until then, and a device that failed refuses everything after.
 
 use crate::Error;
-use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUresult};
-use cudarc::driver::{CudaContext, CudaStream, DriverError};
+use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute_enum as Attribute, CUresult};
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result};
 use std::ffi::CStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -58,6 +58,54 @@ fn is_final(e: DriverError) -> bool {
     )
 }
 
+/// A device that is not open: what it is can be asked without taking its memory.
+pub(super) struct Numbered {
+    ordinal: usize,
+    device: CUdevice,
+    /// The driver's name of its model.
+    pub(super) name: String,
+}
+
+impl Numbered {
+    /// The device of this number.
+    ///
+    /// # Errors
+    /// There is no driver, no device of this number, or it does not answer.
+    pub(super) fn of(ordinal: usize) -> Result<Numbered, Error> {
+        let fail = |message: String| Error::Device { device: format!("CUDA device {ordinal}"), message };
+        let there = count().map_err(|e| fail(format!("{e}; use --device cpu")))?;
+        let number = i32::try_from(ordinal).ok().filter(|_| ordinal < there);
+        let number = number.ok_or_else(|| fail(format!("there are only {there}, numbered from 0")))?;
+        let said = |e: DriverError| fail(words(e));
+        let device = result::device::get(number).map_err(said)?;
+        let name = result::device::get_name(device).map_err(said)?;
+        Ok(Numbered { ordinal, device, name })
+    }
+
+    /// An attribute; 0 where the driver does not know it.
+    pub(super) fn attribute(&self, attribute: Attribute) -> u64 {
+        // SAFETY: the handle is the driver's.
+        let asked = unsafe { result::device::get_attribute(self.device, attribute) };
+        asked.map_or(0, |n| n.max(0) as u64)
+    }
+
+    /// Bytes of its memory.
+    pub(super) fn memory(&self) -> Result<u64, Error> {
+        // SAFETY: as above.
+        let asked = unsafe { result::device::total_mem(self.device) };
+        asked.map(|n| n as u64).map_err(|e| self.fail(e))
+    }
+
+    /// `CUDA device 0 (NVIDIA H100)`.
+    fn whole(&self) -> String {
+        format!("CUDA device {} ({})", self.ordinal, self.name)
+    }
+
+    fn fail(&self, e: DriverError) -> Error {
+        Error::Device { device: self.whole(), message: words(e) }
+    }
+}
+
 /// What was launched: the kernel and where its region comes from.
 pub(super) type Launched = (Arc<str>, Arc<str>);
 
@@ -90,6 +138,8 @@ pub(super) struct Driver {
     pub(super) compute: Arc<CudaStream>,
     /// Large copies into the device's memory, beside kernels.
     pub(super) copies: Arc<CudaStream>,
+    /// Streams that took recordings and wait for the next.
+    pub(super) recorders: Mutex<Vec<Arc<CudaStream>>>,
     /// `CUDA device 0 (NVIDIA H100)`.
     name: String,
     /// Whether there are copies that kernels were not told to wait for. The lock is held until they are: another thread's launch must
@@ -103,32 +153,21 @@ impl Driver {
     /// Opens a device.
     ///
     /// # Errors
-    /// There is no driver, no device of this number, or it cannot be used.
-    pub(super) fn open(ordinal: usize) -> Result<Driver, Error> {
-        let whole = format!("CUDA device {ordinal}");
-        let fail = |message: String| Error::Device { device: whole.clone(), message };
-        let there = count().map_err(|e| fail(format!("{e}; use --device cpu")))?;
-        if ordinal >= there {
-            return Err(fail(format!("there are only {there}, numbered from 0")));
-        }
-        let said = |e: DriverError| fail(words(e));
-        let context = CudaContext::new(ordinal).map_err(said)?;
+    /// It cannot be used.
+    pub(super) fn open(numbered: &Numbered) -> Result<Driver, Error> {
+        let said = |e: DriverError| numbered.fail(e);
+        let context = CudaContext::new(numbered.ordinal).map_err(said)?;
         // SAFETY: streams are ordered here: copies wait for kernels and kernels for copies (`copy`, `enter`).
         unsafe { context.disable_event_tracking() };
         let (compute, copies) = (context.new_stream().map_err(said)?, context.new_stream().map_err(said)?);
-        let name = format!("{whole} ({})", context.name().map_err(said)?);
         let (copying, pending, failed) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Ok(Driver { context, compute, copies, name, copying, pending, failed })
+        let (name, recorders) = (numbered.whole(), Mutex::default());
+        Ok(Driver { context, compute, copies, recorders, name, copying, pending, failed })
     }
 
     /// The device for people.
     pub(super) fn name(&self) -> &str {
         &self.name
-    }
-
-    /// An attribute of the device; 0 where the driver does not know it.
-    pub(super) fn attribute(&self, attribute: Attribute) -> u64 {
-        self.context.attribute(attribute).map_or(0, |n| n.max(0) as u64)
     }
 
     /// Makes the device this thread's.

@@ -7,19 +7,28 @@
 use super::driver::{Driver, Launched, lock};
 use crate::Error;
 use crate::device::{Executable, Launch, Recording};
-use astrai_ir::kernel::Grid;
-use astrai_ir::{Dim, Kernel};
+use astrai_ir::Dim;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaFunction, CudaGraph, CudaStream, LaunchConfig, PushKernelArg, result};
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
 
-/// A kernel on the device: a function for each of its phases.
+/// A kernel on the device, without its text.
 pub(super) struct Loaded {
     pub(super) driver: Arc<Driver>,
-    pub(super) kernel: Kernel,
     pub(super) name: Arc<str>,
-    pub(super) functions: Vec<CudaFunction>,
+    pub(super) phases: Vec<Phase>,
+    /// Bytes between its phases.
+    pub(super) workspace: Dim,
+    pub(super) rounds: Dim,
+}
+
+/// A phase of a kernel: its function, how many blocks, threads of one, and bytes that they share.
+pub(super) struct Phase {
+    pub(super) function: CudaFunction,
+    pub(super) blocks: Dim,
+    pub(super) block: u32,
+    pub(super) shared: Dim,
 }
 
 /// What this thread records.
@@ -39,31 +48,27 @@ impl Executable for Loaded {
     fn launch(&self, launch: &Launch) -> Result<(), Error> {
         let size = |name: &str| launch.size(name);
         let value = |d: &Dim| d.eval(&size).map_err(Error::Input);
-        let (needs, rounds) = (value(&self.kernel.workspace)?, value(&self.kernel.rounds)?);
-        let (name, room) = (&self.kernel.identity, launch.workspace.len());
+        let (needs, rounds) = (value(&self.workspace)?, value(&self.rounds)?);
+        let (name, room) = (&self.name, launch.workspace.len());
         if needs > room as u64 {
             let line = format!("kernel {name} wants {needs} bytes of workspace, planned were {room}");
             return Err(Error::Input(line));
         }
         let mut args: Vec<u64> = launch.buffers.iter().map(|at| at.0).collect();
-        if self.kernel.workspace != Dim::from(0) {
+        if self.workspace != Dim::from(0) {
             args.push(launch.workspace.at().0);
         }
         args.extend(launch.sizes.iter().map(|n| *n as u64));
-        let counted = !self.kernel.rounds.is_one();
+        let counted = !self.rounds.is_one();
         args.extend(counted.then_some(0));
-        let mut grids = Vec::with_capacity(self.functions.len());
-        for entry in &self.kernel.entries {
-            let Grid::Units(blocks) = &entry.grid else { continue };
-            let blocks = value(blocks)?;
+        let mut grids = Vec::with_capacity(self.phases.len());
+        for phase in &self.phases {
+            let blocks = value(&phase.blocks)?;
             let grid = u32::try_from(blocks).ok().filter(|n| i32::try_from(*n).is_ok());
             let grid = grid.ok_or_else(|| Error::Input(format!("kernel {name} wants {blocks} blocks")))?;
-            let shared_mem_bytes = value(&entry.shared)? as u32;
-            grids.push(LaunchConfig {
-                grid_dim: (grid, 1, 1),
-                block_dim: (entry.block, 1, 1),
-                shared_mem_bytes,
-            });
+            let shared_mem_bytes = value(&phase.shared)? as u32;
+            let (grid_dim, block_dim) = ((grid, 1, 1), (phase.block, 1, 1));
+            grids.push(LaunchConfig { grid_dim, block_dim, shared_mem_bytes });
         }
         CAPTURE.with_borrow_mut(|capture| {
             let recording = capture.as_mut().filter(|c| Arc::ptr_eq(&c.driver, &self.driver));
@@ -90,8 +95,8 @@ impl Executable for Loaded {
                 if let Some(last) = args.last_mut().filter(|_| counted) {
                     *last = round;
                 }
-                for (function, grid) in self.functions.iter().zip(&grids).filter(|(_, g)| g.grid_dim.0 > 0) {
-                    let mut call = stream.launch_builder(function);
+                for (phase, grid) in self.phases.iter().zip(&grids).filter(|(_, g)| g.grid_dim.0 > 0) {
+                    let mut call = stream.launch_builder(&phase.function);
                     args.iter().for_each(|a| _ = call.arg(a));
                     // SAFETY: the parameters are those that the emitter declares, in its order; buffers are as large as the region's
                     // types at these sizes (checked bounds of the plan).
@@ -133,22 +138,38 @@ impl Recording for Graph {
     }
 }
 
-/// Records what `launches` launches from this thread. A stream of its own takes them, so that other threads may go on.
+/// This thread records as long as this lives and no longer, also where what it records panics.
+struct Capturing(Arc<CudaStream>);
+
+impl Drop for Capturing {
+    fn drop(&mut self) {
+        if CAPTURE.with_borrow_mut(Option::take).is_some() {
+            // Nobody wants what was recorded, nor an error of it.
+            let _unwanted = self.0.end_capture(CUgraphInstantiate_flags(0));
+        }
+    }
+}
+
+/// Records what `launches` launches from this thread. A stream that does nothing else takes them, so that other threads may go on.
 pub(super) fn record(
     driver: &Arc<Driver>,
     launches: &mut dyn FnMut() -> Result<(), Error>,
 ) -> Result<Option<Box<dyn Recording>>, Error> {
     driver.enter()?;
-    let stream = driver.check("making a stream", driver.context.new_stream())?;
+    let idle = lock(&driver.recorders).pop();
+    let stream = idle.map_or_else(|| driver.context.new_stream(), Ok);
+    let stream = driver.check("making a stream", stream)?;
     let begun = stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     driver.check("recording", begun)?;
     let capture = Capture { driver: driver.clone(), stream: stream.clone(), launches: 0, ends: None };
     CAPTURE.with_borrow_mut(|c| *c = Some(capture));
+    let _capturing = Capturing(stream.clone());
     let done = launches();
     let capture = CAPTURE.with_borrow_mut(Option::take);
     let graph = stream.end_capture(CUgraphInstantiate_flags(0));
     done?;
     let graph = driver.check("recording", graph)?;
+    lock(&driver.recorders).push(stream);
     let (launches, ends) = capture.map_or((0, None), |c| (c.launches, c.ends));
     Ok(graph.zip(ends).map(|(graph, ends)| {
         let graph = Mutex::new(graph);

@@ -4,7 +4,7 @@
 
 use super::driver::{Driver, lock, words};
 use crate::Error;
-use crate::device::{Block, MemoryUse, Pointer};
+use crate::device::{Block, MemoryUse, PIECE, Pointer};
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
 use cudarc::driver::{CudaEvent, CudaSlice, DevicePtr, DriverError, PinnedHostSlice, result};
 use std::collections::BTreeMap;
@@ -16,8 +16,7 @@ pub(super) const ALIGN: usize = 256;
 /// Blocks are rounded up to this where they are large, so that what is kept fits again.
 const LARGE: usize = 2 << 20;
 
-/// Bytes of a piece of pinned memory, and how many there are.
-pub(super) const PIECE: usize = 4 << 20;
+/// Pieces of pinned memory.
 const PIECES: usize = 3;
 
 /// Copies from this length on go through pinned memory.

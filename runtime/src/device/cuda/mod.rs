@@ -2,15 +2,17 @@
 //! libraries, loaded when they are first asked for, so that everything else works where they are absent.
 
 mod driver;
+mod hot;
 mod launch;
 mod memory;
 mod nvrtc;
 mod programs;
 mod target;
 
+pub use hot::hot_loop;
 pub use nvrtc::{Cubin, Nvrtc, Usage};
 pub use programs::{architecture, compile};
-pub use target::{Found, devices, nominal};
+pub use target::{Found, devices, nominal, resident, target};
 
 use super::cpu::Pool;
 use super::{Block, Device, Executable, KernelCache, MemoryUse, Pointer, Recording, Space, Threads};
@@ -21,8 +23,8 @@ use astrai_ir::{Backend, Kernel};
 use cudarc::driver::sys::{CUfunction_attribute, CUresult};
 use cudarc::driver::{CudaModule, DriverError};
 use cudarc::nvrtc::Ptx;
-use driver::{Driver, lock, words};
-use launch::Loaded;
+use driver::{Driver, Numbered, lock, words};
+use launch::{Loaded, Phase};
 use memory::Memory;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -52,10 +54,10 @@ impl Cuda {
     /// There is no driver, no such device, or NVRTC does not compile for it; threads do not start.
     pub fn open(ordinal: usize, threads: usize, nvrtc: Nvrtc, cache: KernelCache) -> Result<Cuda, Error> {
         let pool = Pool::new(threads).map_err(|source| Error::Io { path: "threads".into(), source })?;
-        let driver = Arc::new(Driver::open(ordinal)?);
-        let target = target::target(&driver)?;
-        let capability = target.isa.trim_start_matches("sm_").parse().unwrap_or(0);
-        let arch = architecture(&nvrtc, capability)?;
+        let numbered = Numbered::of(ordinal)?;
+        let target = target::of(&numbered)?;
+        let arch = architecture(&nvrtc, &target.isa)?;
+        let driver = Arc::new(Driver::open(&numbered)?);
         let memory = Arc::new(Memory::new(driver.clone()));
         let backend = Kernels::new(target);
         Ok(Cuda { backend, driver, memory, pool, nvrtc, arch, cache, loaded: Mutex::default() })
@@ -83,21 +85,27 @@ impl Cuda {
     fn functions(&self, kernel: &Kernel, made: Cubin) -> Result<Loaded, Error> {
         let module = self.module(kernel, made)?;
         let one = |entry: &astrai_ir::kernel::Entry| {
-            if let Grid::Counted(_) = entry.grid {
+            let Grid::Units(blocks) = &entry.grid else {
                 let message = "a grid that the kernel counts itself has no launch here".into();
                 return Err(Error::Codegen { origin: kernel.identity.clone(), message });
-            }
+            };
             let function = self.driver.check("looking for a kernel", module.load_function(&entry.symbol))?;
             // More shared memory than any device gives unasked.
             if let Some(bytes) = entry.shared.size().filter(|n| *n > UNASKED) {
                 let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                 self.driver.check("asking for shared memory", function.set_attribute(most, bytes as i32))?;
             }
-            Ok(function)
+            Ok(Phase { function, blocks: blocks.clone(), block: entry.block, shared: entry.shared.clone() })
         };
-        let functions = kernel.entries.iter().map(one).collect::<Result<_, Error>>()?;
-        let name = kernel.identity.as_str().into();
-        Ok(Loaded { driver: self.driver.clone(), kernel: kernel.clone(), name, functions })
+        let phases = kernel.entries.iter().map(one).collect::<Result<_, Error>>()?;
+        let (driver, name) = (self.driver.clone(), kernel.identity.as_str().into());
+        Ok(Loaded {
+            driver,
+            name,
+            phases,
+            workspace: kernel.workspace.clone(),
+            rounds: kernel.rounds.clone(),
+        })
     }
 }
 

@@ -12,12 +12,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Version of what the emitter writes around kernels; part of every cache key.
 const EMITTER: &str = "1";
 
-/// The architecture to compile for on a device of this compute capability, 90 say: its own with all its instructions, or, where
-/// NVRTC is older than the device, the newest that it knows as PTX, which the driver compiles.
+/// The architecture to compile for on a device of this one, `sm_90` say: its own with all its instructions, or, where NVRTC is older than
+/// the device, the newest that it knows as PTX, which the driver compiles.
 ///
 /// # Errors
-/// The device is older than what NVRTC compiles for.
-pub fn architecture(nvrtc: &Nvrtc, capability: u32) -> Result<String, Error> {
+/// The device is older than what NVRTC compiles for, or this is no architecture of CUDA.
+pub fn architecture(nvrtc: &Nvrtc, isa: &str) -> Result<String, Error> {
+    let capability: Option<u32> = isa.strip_prefix("sm_").and_then(|n| n.parse().ok());
+    let capability = capability.ok_or_else(|| Error::Input(format!("`{isa}` is no architecture of CUDA")))?;
     let known = nvrtc.architectures()?;
     if known.contains(&capability) {
         // Instructions of one architecture alone, which later ones do not have: wgmma of 90 among them.
@@ -28,7 +30,7 @@ pub fn architecture(nvrtc: &Nvrtc, capability: u32) -> Result<String, Error> {
     let ((major, minor), least) = (nvrtc.version(), known.first().copied().unwrap_or(0));
     older.map(|n| format!("compute_{n}")).ok_or_else(|| Error::Library {
         library: "NVRTC",
-        program: format!("sm_{capability}"),
+        program: isa.into(),
         message: format!("version {major}.{minor} compiles for sm_{least} and later; install an older one"),
     })
 }
@@ -44,33 +46,38 @@ pub fn compile(
     kernels: &[&Kernel],
     arch: &str,
 ) -> Result<Vec<Cubin>, Error> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(kernels.len());
+    each(threads, kernels.len(), |i| one(nvrtc, cache, kernels[i], &backend.unit(&[kernels[i]]), arch))
+}
+
+/// What `make` gives for each number below `count`, on so many threads. After an error no thread begins another.
+fn each<T: Send>(
+    threads: usize,
+    count: usize,
+    make: impl Fn(usize) -> Result<T, Error> + Sync,
+) -> Result<Vec<T>, Error> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut made = vec![];
-        while let Some((i, k)) =
-            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, kernels.get(i)?)))
-        {
-            let built = one(nvrtc, cache, k, &backend.unit(&[k]), arch);
-            let failed = built.is_err();
-            made.push((i, built));
-            if failed {
-                break;
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            if i >= count {
+                return made;
             }
+            let one = make(i);
+            if one.is_err() {
+                next.store(count, Ordering::Relaxed);
+            }
+            made.push((i, one));
         }
-        made
     };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(kernels.len());
-    let mut all: Vec<(usize, Result<Cubin, Error>)> = std::thread::scope(|s| {
+    let mut all: Vec<(usize, Result<T, Error>)> = std::thread::scope(|s| {
         let jobs: Vec<_> = (0..threads).map(|_| s.spawn(work)).collect();
-        let joined = jobs.into_iter().map(|job| job.join());
-        joined
-            .flat_map(|made| {
-                made.unwrap_or_else(|_| vec![(0, Err(Error::Input("a compiler thread failed".into())))])
-            })
-            .collect()
+        let failed = |_| vec![(0, Err(Error::Input("a compiler thread failed".into())))];
+        jobs.into_iter().flat_map(|job| job.join().unwrap_or_else(failed)).collect()
     });
     all.sort_by_key(|(i, _)| *i);
-    all.into_iter().map(|(_, built)| built).collect()
+    all.into_iter().map(|(_, one)| one).collect()
 }
 
 fn one(
@@ -117,6 +124,19 @@ fn unpack(bytes: &[u8]) -> Option<Cubin> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn after_an_error_nothing_more_is_made() {
+        assert_eq!(each(3, 100, Ok).unwrap(), (0..100).collect::<Vec<_>>());
+        assert!(each(0, 0, Ok).unwrap().is_empty());
+        let made = AtomicUsize::new(0);
+        let fails_at_three = |i: usize| {
+            made.fetch_add(1, Ordering::Relaxed);
+            if i == 3 { Err(Error::Input("the third".into())) } else { Ok(i) }
+        };
+        let error = each(1, 100, fails_at_three).unwrap_err();
+        assert_eq!((error.to_string().contains("the third"), made.into_inner()), (true, 4));
+    }
 
     #[test]
     fn what_was_packed_is_unpacked_and_what_was_cut_is_not() {
