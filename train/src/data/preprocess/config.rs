@@ -331,7 +331,7 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), String> {
-        let refuse = |line: String| Err(line);
+        let refuse = |line: String| Err(one_line(&line));
         if self.version != 1 {
             return refuse(format!("`version` is {}; 1 is what is read here", self.version));
         }
