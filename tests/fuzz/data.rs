@@ -92,16 +92,16 @@ pub fn open_lines(folder: &Path) -> Run {
 }
 
 pub fn keyed(d: &mut Draws) -> Vec<u8> {
-    let sound = json!({"sequence": {"shape": [9], "dtype": "int32", "offsets": [0, 4, 9]},
-        "loss_mask": {"shape": [9], "dtype": "bool", "offsets": [0, 4, 9], "rows": [0, 0]}});
+    let sound = json!({"sequence": {"shape": [12], "dtype": "int32", "offsets": [0, 4, 12]},
+        "loss_mask": {"shape": [12], "dtype": "bool", "offsets": [0, 4, 12], "rows": [0, 0]}});
     object(&sound, d)
 }
 
 pub fn open_keyed(folder: &Path) -> Run {
     let folder = folder.join("shard");
     fs::create_dir_all(&folder).expect("a folder");
-    fs::write(folder.join("sequence.bin"), [1, 0, 0, 0].repeat(9)).expect("written");
-    fs::write(folder.join("loss_mask.bin"), [0, 1, 1].repeat(3)).expect("written");
+    fs::write(folder.join("sequence.bin"), [1, 0, 0, 0].repeat(12)).expect("written");
+    fs::write(folder.join("loss_mask.bin"), [0, 1, 1].repeat(4)).expect("written");
     Box::new(move |input| {
         shown(fs::write(folder.join("meta.json"), input))?;
         look(&folder)
