@@ -26,7 +26,8 @@ fn sound(layout: Layout, gzip: bool) -> Vec<u8> {
             ];
             for (key, element) in keys {
                 writer.begin(key, &Array { element, count: 40 + i, rows: vec![] })?;
-                writer.put(Numbers::Ints(&(0..40 + i as i32).map(|t| t % 3).collect::<Vec<_>>()))?;
+                let kinds = if element == Element::Bool { 2 } else { 3 };
+                writer.put(Numbers::Ints(&(0..40 + i as i32).map(|t| t % kinds).collect::<Vec<_>>()))?;
             }
             writer.begin("responses", &Array { element: Element::Uint16, count: 6, rows: vec![3; 2] })?;
             writer.put(Numbers::Ints(&[1, 2, 3, 4, 5, 6]))?;
