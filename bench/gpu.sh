@@ -19,9 +19,10 @@ if [ "${1:-}" = pack ]; then
     nvrtc=$(find "$root/.cache/nvrtc" -name 'libnvrtc.so*' | sort | tail -n 1)
     [ -n "$nvrtc" ] || { echo "gpu.sh: no NVRTC in .cache/nvrtc; scripts/setup-cache.sh puts it there" >&2; exit 1; }
     cargo build --manifest-path "$root/Cargo.toml" --release --bin astrai
-    tests=$(cargo test --manifest-path "$root/Cargo.toml" --release --no-run --test conformance 2>&1 |
-        sed -n 's/.*Executable.*(\(.*\))$/\1/p')
     mkdir -p "$to/nvrtc" "$to/golden" "$to/shapes"
+    cargo test --manifest-path "$root/Cargo.toml" --release --no-run --test conformance 2>"$to/build" || { cat "$to/build" >&2; exit 1; }
+    tests=$(sed -n 's/.*Executable.*(\(.*\))$/\1/p' "$to/build")
+    rm "$to/build"
     cp "$root/target/release/astrai" "$to/astrai"
     (cd "$root" && cp "$tests" "$to/kernels")
     cp "$(dirname "$nvrtc")"/libnvrtc*.so* "$to/nvrtc/"
@@ -32,6 +33,11 @@ if [ "${1:-}" = pack ]; then
     exit
 fi
 
+case "${1:-}" in -*) unknown=1 ;; *) unknown= ;; esac
+if [ -n "$unknown" ] || [ ! -x "$here/astrai" ]; then
+    echo "usage: bench/gpu.sh pack DIR, then DIR/gpu.sh [OUT.jsonl] where the GPU is" >&2
+    exit 2
+fi
 out=${1:-gpu.jsonl}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -46,9 +52,9 @@ say() {
     printf '%s\n' "$1" >>"$out"
 }
 
-# Text of a file's last line between the quotes of JSON.
+# Text of a file's last line between the quotes of JSON, its plain characters.
 quoted() {
-    tail -n 1 "$1" | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g' | cut -c 1-400
+    tail -n 1 "$1" | LC_ALL=C tr -cd '\040-\176' | cut -c 1-400 | sed 's/\\/\\\\/g; s/"/\\"/g'
 }
 
 # step NAME SECONDS CMD…: runs a command for so long at most. Lines of JSON that it prints go on under the name of the step.
@@ -60,6 +66,7 @@ step() {
     [ "$left" -ge "$most" ] || most=$left
     if [ "$most" -lt 5 ]; then
         say "{\"step\":\"$name\",\"skipped\":\"no time is left\"}"
+        failed=1
         return
     fi
     {
@@ -74,7 +81,7 @@ step() {
 
 step machine 60 "$here/astrai" devices --json
 if command -v nvidia-smi >/dev/null 2>&1; then
-    nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem,power.limit --format=csv,noheader >"$work/smi" 2>&1
+    timeout 30 nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem,power.limit --format=csv,noheader >"$work/smi" 2>&1
     say "{\"step\":\"machine\",\"nvidia_smi\":\"$(quoted "$work/smi")\"}"
 fi
 
@@ -104,7 +111,7 @@ step constants 60 "$here/kernels" cuda::gpu::constants_of_the_gpu $table
 
 # timing JOB SHAPE ARGS…: ours, then PyTorch's on the same.
 torch=
-python3 -c 'import sys, torch, transformers; sys.exit(not torch.cuda.is_available())' 2>/dev/null && torch=1
+timeout 60 python3 -c 'import sys, torch, transformers; sys.exit(not torch.cuda.is_available())' 2>/dev/null && torch=1
 timing() {
     job=$1 shape=$2
     shift 2
@@ -112,7 +119,7 @@ timing() {
     [ -z "$torch" ] || step torch 60 python3 "$here/torch_lm.py" "$shape" "$job" --device cuda "$@"
 }
 if [ -n "$small" ]; then
-    timing decode "$here/shapes/config.json" --seq 8 --new 2 --repeat 1
+    timing decode "$here/golden/llama/config.json" --seq 8 --new 2 --repeat 1
 else
     for dtype in bf16 f32; do
         timing decode "$here/shapes/qwen3-0.6b.json" --dtype "$dtype" --seq 512 --new 32

@@ -55,11 +55,16 @@ pub struct Eval {
 impl Eval {
     /// Evaluates and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
-        let open = |path: &PathBuf| Task::open(path, self.limit).map_err(astrai_train::Error::from);
-        let tasks = self.task.iter().map(open).collect::<Result<Vec<Task>, _>>()?;
-        let double = |i: &usize| tasks[..*i].iter().any(|task| task.name == tasks[*i].name);
-        if let Some(i) = (1..tasks.len()).find(double) {
-            bail!("--task: two files are called {}; rename one", tasks[i].name);
+        let tasks = Task::open_all(&self.task, self.limit).map_err(astrai_train::Error::from)?;
+        // The lines of a task are read as they are asked.
+        let same = |samples: &Path| {
+            let whole = samples.canonicalize().ok();
+            whole.is_some_and(|whole| {
+                self.task.iter().any(|task| task.canonicalize().is_ok_and(|t| t == whole))
+            })
+        };
+        if let Some(path) = self.samples.as_deref().filter(|path| same(path)) {
+            bail!("--samples: {} is a task; name another file", path.display());
         }
         let create = |path| {
             let file = std::fs::File::create(path).map_err(|e| format!("{}: {e}", Path::display(path)))?;

@@ -7,6 +7,7 @@ use astrai_engine::Model;
 use astrai_engine::export::{Form, export};
 use astrai_engine::serving::KvMemory;
 use astrai_ir::DType;
+use astrai_train::checkpoint::open_latest;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use std::io::Write;
@@ -60,11 +61,10 @@ fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// The newest checkpoint of a run's folder; any other folder itself.
+/// The newest sound checkpoint of a run's folder; any other folder itself.
 fn newest(folder: &Path) -> PathBuf {
-    let latest = astrai_files::read_text(&folder.join("latest"), 256).ok();
-    let latest = latest.map(|name| folder.join(name.trim_end()));
-    latest.filter(|at| at.is_dir()).unwrap_or_else(|| folder.to_path_buf())
+    let latest = open_latest(folder).ok().flatten();
+    latest.map_or_else(|| folder.to_path_buf(), |latest| latest.checkpoint.path)
 }
 
 impl Export {

@@ -37,7 +37,13 @@ pub fn costs(
             let (region, kernel) = (&plan.regions[id], program.kernels[id.0].as_ref());
             let (flops, bytes) = (plan.bound(region.flops())?, plan.bound(region.bytes())?);
             let busy = kernel.map_or(Ok(1.0), |k| busy(plan, k, target))?;
-            let seconds = target.seconds(flops as f64, bytes as f64, DType::F32) / busy + target.launch;
+            // A GPU is asked for every phase of every round by itself; threads of a processor go through all of them.
+            let asked = match kernel.filter(|_| target.warp > 1) {
+                Some(k) => k.entries.len() as u64 * plan.bound(&k.rounds)?,
+                None => 1,
+            };
+            let seconds =
+                target.seconds(flops as f64, bytes as f64, DType::F32) / busy + target.launch * asked as f64;
             let form = region.form().name();
             let key = kernel.map_or_else(|| format!("{form} {origin}"), |k| k.identity.clone());
             let row = match rows.entry(key) {

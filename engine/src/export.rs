@@ -105,7 +105,8 @@ fn write(model: &Model, from: &Path, to: &Path, form: Form, hear: Hear) -> Resul
         for e in *shard {
             let missing = || Error(format!("the weights have no tensor `{}`", e.name));
             let t = model.source().tensor(&e.name).ok_or_else(missing)?;
-            file.put(&converted(t, e.dtype))?;
+            let converted = converted(t, e.dtype).map_err(|why| Error(format!("`{}` {why}", e.name)))?;
+            file.put(&converted)?;
             model.source().done(&e.name);
             weight_map.insert(e.name.clone(), json!(name));
             bytes += size(e);
@@ -141,15 +142,21 @@ fn size(e: &Entry) -> u64 {
     (e.shape.iter().product::<usize>() * e.dtype.bytes()) as u64
 }
 
-/// The elements of a tensor in a type.
-fn converted(t: Source, dtype: DType) -> Vec<u8> {
+/// The elements of a tensor in a type, which must have room for each.
+fn converted(t: Source, dtype: DType) -> Result<Vec<u8>, String> {
     if t.dtype == dtype {
-        return t.bytes.into_owned();
+        return Ok(t.bytes.into_owned());
     }
     let value = Value { dtype: t.dtype, shape: t.shape, bytes: t.bytes.into_owned() };
+    let most = if dtype == DType::F16 { 65_504.0 } else { f32::MAX };
     let mut out = Vec::with_capacity(value.bytes.len() / t.dtype.bytes() * dtype.bytes());
-    value.to_f32().into_iter().for_each(|x| dtype.encode(f64::from(x), &mut out));
-    out
+    for x in value.to_f32() {
+        if x.is_finite() && x.abs() > most {
+            return Err(format!("has {x}, for which {dtype} has no room; use --dtype bf16 or f32"));
+        }
+        dtype.encode(f64::from(x), &mut out);
+    }
+    Ok(out)
 }
 
 /// The text of the model's `config.json` with the type of the weights, which are no longer quantised.

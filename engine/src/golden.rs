@@ -12,7 +12,7 @@ use crate::machine::Machine;
 use crate::model::{Model, check_sizes, plan_gradient, plan_within};
 use crate::serving::{Room, steps};
 use crate::{Error, Hear, Note};
-use astrai_builders::{Logits, Loss, Program};
+use astrai_builders::{Logits, Loss, ModelConfig, Program};
 use astrai_ir::DType;
 use astrai_passes::Fidelity;
 use astrai_runtime::weights::Checkpoint;
@@ -233,20 +233,9 @@ impl<'a> Golden<'a> {
         if let Some(absent) = names.iter().find(|n| self.file.get(n).is_none()) {
             return Ok(vec![Row::without("train", "missing", &format!("no `{absent}` in the golden file"))]);
         }
-        let path = self.path.display();
-        let batches = self.file.get(names[0]).map_or(&[][..], |t| t.shape());
-        let &[steps, batch, seq] = batches else {
-            return Err(
-                format!("{path}: `{}` is {batches:?}, it should be [steps, batch, seq]", names[0]).into()
-            );
-        };
-        if steps == 0 || batch == 0 || seq < 2 {
-            return Err(format!("{path}: `{}` {batches:?} leaves nothing to train on", names[0]).into());
-        }
-        check_sizes(&self.model.config, batch as u64, seq as u64)?;
+        let (ids, sizes) = batches(&self.file, &self.path, &self.model.config)?;
+        let steps = sizes[0];
         let (losses, norms) = (self.floats(names[1], steps)?, self.floats(names[2], steps)?);
-        let ids = self.integers(names[0])?;
-        let sizes = [steps, batch, seq];
         let course = curve::Course::golden(&ids, sizes, self.storage);
         let (got, _) = curve::train(self.model, course, self.machine, &mut |done, total| {
             hear(Note::Progress { what: "training steps", done, total })
@@ -307,6 +296,20 @@ impl<'a> Golden<'a> {
         })?;
         Ok(judge(&chosen, &want, &margins, self.storage))
     }
+}
+
+/// Ids and `[steps, batch, seq]` of a short run's `train.batches`.
+fn batches(file: &Checkpoint, path: &Path, config: &ModelConfig) -> Result<(Vec<i64>, [usize; 3]), Error> {
+    let (name, path) = ("train.batches", path.display());
+    let t = file.get(name).ok_or_else(|| format!("{path}: no tensor `{name}`"))?;
+    let &[steps, batch, seq] = t.shape() else {
+        return Err(format!("{path}: `{name}` is {:?}, it should be [steps, batch, seq]", t.shape()).into());
+    };
+    if steps == 0 || batch == 0 || seq < 2 {
+        return Err(format!("{path}: `{name}` {:?} leaves nothing to train on", t.shape()).into());
+    }
+    check_sizes(config, batch as u64, seq as u64)?;
+    Ok((t.to_i64()?, [steps, batch, seq]))
 }
 
 /// Elements of a float tensor of a file, of which there must be `count`.

@@ -113,13 +113,7 @@ fn frozen(
 /// # Errors
 /// The batch does not fit the model, or the device failed.
 pub fn log_probabilities(of: &Model, all: &PackedBatch, on: (DType, &Machine)) -> Result<Vec<f32>, Error> {
-    let n = all.tokens();
-    let inputs = [
-        ("input_ids", Value::i32(&[n], &all.input_ids)),
-        ("positions", Value::i32(&[n], &all.positions)),
-        ("starts", Value::i32(&[all.starts.len()], &all.starts)),
-        ("targets", Value::i32(&[n], &all.targets)),
-    ];
+    let inputs = strategies::token_inputs(all, &all.targets);
     let graph = strategies::scores(&of.config, &sizes(of, all)?).map_err(|e| e.to_string())?;
     let results = execute(of, &graph, &inputs, on, false)?;
     Ok(results.into_iter().next().map(|(_, v)| v.to_f32()).unwrap_or_default())

@@ -172,7 +172,10 @@ fn what_is_wrong_is_told_before_the_model_is_read() {
     let mut absent = program();
     absent.args(["eval", "no-such-model", "--task"]).arg(&bad);
     assert!(fails(&mut absent).0.contains("bad.jsonl: line 2: asks nothing"));
-    assert!(fails(&mut eval(&[&text, &text])).0.contains("two files are called text"));
+    assert!(fails(&mut eval(&[&text, &text])).0.contains("of the same name as another"));
+    let before = std::fs::read(&text).unwrap();
+    assert!(fails(eval(&[&text]).arg("--samples").arg(&text)).0.contains("is a task; name another file"));
+    assert!(std::fs::read(&text).unwrap() == before);
     let long = put(
         dir.path(),
         "long.jsonl",

@@ -132,7 +132,7 @@ impl Sources {
         };
         let tokenizer = tokenizer(settings, &named, vocabulary, folder)?;
         // What is wrong in a task is known before text is tokenised.
-        settings.eval_task.iter().flatten().try_for_each(|path| Task::open(path, None).map(drop))?;
+        Task::open_all(settings.eval_task.as_deref().unwrap_or_default(), None)?;
         Ok(Sources { named, tokenizer, shown, windows, frozen, answers })
     }
 }

@@ -11,7 +11,7 @@ use crate::strategies::{self, Batch, Sizes};
 use astrai_builders::ModelConfig;
 use astrai_files::{FileError, System, hex, read_text, replace};
 use astrai_ir::{Backend, DType};
-use astrai_runtime::{Compiled, Device, Options, Session, Value, WeightSource, compile};
+use astrai_runtime::{Compiled, Device, Options, Session, WeightSource, compile};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
@@ -341,13 +341,7 @@ impl Scorer {
 
     /// Log-probabilities of the targets of sequences, `[tokens]`, 0 where there is none.
     fn score(&mut self, all: &PackedBatch) -> Result<Vec<f32>, Error> {
-        let n = all.tokens();
-        let inputs = [
-            ("input_ids", Value::i32(&[n], &all.input_ids)),
-            ("positions", Value::i32(&[n], &all.positions)),
-            ("starts", Value::i32(&[all.starts.len()], &all.starts)),
-            ("targets", Value::i32(&[n], &all.targets)),
-        ];
+        let inputs = strategies::token_inputs(all, &all.targets);
         let given: Vec<_> = inputs.iter().map(|(name, value)| (*name, value)).collect();
         self.session.execute(&given)?;
         Ok(self.session.floats("logps").map(|(_, x)| x.collect()).unwrap_or_default())

@@ -3,7 +3,7 @@
 //! the factors alone trained. Out: a row for each kind.
 
 use super::objectives::Worst;
-use super::{Row, floats, largest};
+use super::{Row, batches, floats, largest};
 use crate::batch::{RaggedBatch, Sequences};
 use crate::curve::{self, Course};
 use crate::gradients::{GRAD, by_checkpoint_name};
@@ -106,19 +106,12 @@ impl<'a> Lora<'a> {
     /// Losses and gradient norms of the run that trains the factors.
     fn train(&self, hear: Hear) -> Result<[Row; 2], Error> {
         let mut rows = ["train.losses", "train.grad_norms"].map(Worst::new);
-        let batches = self.file.get("train.batches").ok_or("no `train.batches`")?;
-        let &[steps, batch, seq] = batches.shape() else {
-            return Err("`train.batches` is no [steps, batch, seq]".into());
-        };
-        if steps == 0 || batch == 0 || seq < 2 {
-            return Err("`train.batches` leaves nothing to train on".into());
-        }
-        check_sizes(&self.base.config, batch as u64, seq as u64)?;
+        let (ids, sizes) = batches(&self.file, &self.path, &self.base.config)?;
+        let steps = sizes[0];
         let rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-4 };
-        let ids = batches.to_i64()?;
         let course = Course {
             ids: &ids,
-            sizes: [steps, batch, seq],
+            sizes,
             optimizer: Optimizer::new(rule, 0.0, Some(1.0)),
             lr: 1e-2,
             storage: DType::F32,

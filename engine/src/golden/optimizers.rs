@@ -3,11 +3,11 @@
 //! logits under averaged weights, and schedules.
 
 use super::objectives::Worst;
-use super::{Row, floats, largest};
+use super::{Row, batches, floats, largest};
 use crate::batch::RaggedBatch;
 use crate::curve::{self, Course};
 use crate::machine::Machine;
-use crate::model::{Model, check_sizes, plan};
+use crate::model::{Model, plan};
 use crate::{Error, Hear, Note};
 use astrai_builders::Program;
 use astrai_ir::DType;
@@ -70,15 +70,8 @@ impl<'a> Optimizers<'a> {
         let (optimizer, lr) = optimizer(run)?;
         let name = run["optimizer"].as_str().unwrap_or_default();
         let narrow = run["ns_dtype"].as_str() == Some("bfloat16");
-        let batches = self.file.get("train.batches").ok_or("no `train.batches`")?;
-        let &[steps, batch, seq] = batches.shape() else {
-            return Err("`train.batches` is no [steps, batch, seq]".into());
-        };
-        if steps == 0 || batch == 0 || seq < 2 {
-            return Err("`train.batches` leaves nothing to train on".into());
-        }
-        check_sizes(&self.model.config, batch as u64, seq as u64)?;
-        let (ids, sizes) = (batches.to_i64()?, [steps, batch, seq]);
+        let (ids, sizes) = batches(&self.file, &self.path, &self.model.config)?;
+        let steps = sizes[0];
         let course = Course { ids: &ids, sizes, optimizer, lr, storage: DType::F32, adapter: None };
         let (got, engine) = curve::train(&self.model, course, self.machine, &mut |_, _| {})?;
         let [losses, norms] =

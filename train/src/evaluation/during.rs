@@ -31,7 +31,7 @@ impl Loaded {
         let without = "is text, and the run has no tokenizer to read it with; give --tokenizer";
         let tokenizer = tokenizer.ok_or_else(|| DataError::refused(first, without))?;
         let encoder = Encoder::new(tokenizer, longest).map_err(DataError::Options)?;
-        paths.iter().map(|path| Loaded::read(&Task::open(path, None)?, &encoder)).collect()
+        Task::open_all(paths, None)?.iter().map(|task| Loaded::read(task, &encoder)).collect()
     }
 
     fn read(task: &Task, encoder: &Encoder) -> Result<Loaded, DataError> {

@@ -124,6 +124,23 @@ impl Answers {
 }
 
 impl Task {
+    /// Opens files, which tell tasks apart by their names.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open), or two files have one name.
+    pub fn open_all(paths: &[PathBuf], limit: Option<u64>) -> Result<Vec<Task>, DataError> {
+        let tasks = paths.iter().map(|path| Task::open(path, limit)).collect::<Result<Vec<Task>, _>>()?;
+        for (i, task) in tasks.iter().enumerate() {
+            if tasks[..i].iter().any(|before| before.name == task.name) {
+                return Err(DataError::refused(
+                    &task.path,
+                    "is a task of the same name as another; rename one",
+                ));
+            }
+        }
+        Ok(tasks)
+    }
+
     /// Opens a file and reads it once: every line that is wrong is told before a model computes anything.
     ///
     /// # Errors

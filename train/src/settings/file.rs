@@ -9,6 +9,7 @@ use strsim::levenshtein;
 use toml::{Table, Value};
 
 use super::{Error, KEYS, Partial};
+use crate::strategies::option;
 
 /// Longest file read, in bytes.
 const LONGEST: u64 = 1 << 20;
@@ -44,14 +45,19 @@ impl Partial {
                 return Err(Error(format!("{file}: unknown key {}; {}", quote(key), remedy(key))));
             }
         }
-        for list in ["data", "lora_targets"] {
+        for list in ["data", "lora_targets", "eval_task"] {
             if let Some(one @ Value::String(_)) = table.get(list).cloned() {
                 table.insert(list.to_string(), Value::Array(vec![one]));
             }
         }
         if let Some(Value::Table(options)) = table.get("set").cloned() {
-            // As the flag has them: the value of a key in JSON.
+            // As the flag has them: a word as it stands, other values in JSON.
             let one = |(key, value): (String, Value)| {
+                if let Value::String(word) = &value
+                    && option(&format!("{key}={word}")).is_ok_and(|(_, read)| read == word.as_str())
+                {
+                    return Ok(Value::String(format!("{key}={word}")));
+                }
                 let value = serde_json::to_string(&value);
                 Ok(Value::String(format!("{key}={}", value.map_err(|e| Error(format!("{file}: set: {e}")))?)))
             };

@@ -71,6 +71,10 @@ fn flags_and_file_say_the_same() {
     assert!(trouble("[lora]\ndropout = 0.1").contains("unknown key \"lora_dropout\""));
     assert_eq!(flags("--data a --data b").data, flags("--data a b").data);
     assert_eq!(file("data = 'a'").data, Some(vec![PathBuf::from("a")]));
+    assert_eq!(file("eval_task = 'a'").eval_task, Some(vec![PathBuf::from("a")]));
+    // A word as the flag has it, unless it would be read as something else.
+    let words = file("[set]\na = 'ipo'\nb = '1'").set;
+    assert_eq!(words, Some(vec!["a=ipo".to_string(), "b=\"1\"".to_string()]));
     let options = ["beta=0.5", "loss_type=[\"ipo\",\"sft\"]"].map(str::to_string).to_vec();
     let text = "[set]\nbeta = 0.5\nloss_type = ['ipo', 'sft']";
     assert_eq!(file(text).set, Some(options));
@@ -87,7 +91,7 @@ fn flags_win_and_displace_the_alternative() {
     let base =
         file("config = 'c'\ndata = 'a'\nout = 'o'\nstrategy = 'dpo'\n[set]\nbeta = 0.5\nreduction = 'mean'");
     let got = Settings::merge(base, flags("--set beta=0.2")).expect("merged");
-    assert_eq!(got.set, Some(vec!["beta=0.2".to_string(), "reduction=\"mean\"".to_string()]));
+    assert_eq!(got.set, Some(vec!["beta=0.2".to_string(), "reduction=mean".to_string()]));
     let base = file("config = 'c'\ndata = 'a'\nout = 'o'\nvocab = 300\nspecial_tokens = ['<|user|>']");
     let got = Settings::merge(base.clone(), flags("--tokenizer t")).expect("merged");
     assert_eq!((got.vocab, got.special_tokens), (None, None));

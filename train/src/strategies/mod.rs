@@ -263,6 +263,17 @@ pub fn scores(config: &ModelConfig, sizes: &Sizes) -> Result<Graph, IrError> {
     tape.finish(&[("logps", &logps)])
 }
 
+/// The inputs of the graph of [`scores`]: sequences with a target for each token.
+pub fn token_inputs(all: &PackedBatch, targets: &[i32]) -> [(&'static str, Value); 4] {
+    let n = all.tokens();
+    [
+        ("input_ids", Value::i32(&[n], &all.input_ids)),
+        ("positions", Value::i32(&[n], &all.positions)),
+        ("starts", Value::i32(&[all.starts.len()], &all.starts)),
+        ("targets", Value::i32(&[n], targets)),
+    ]
+}
+
 /// The inputs of a batch, one of the `window` of a step, for the graphs of this module.
 ///
 /// # Errors
@@ -281,15 +292,12 @@ pub fn inputs(
         sequence.extend((bounds[0]..bounds[1]).map(|_| i as i32));
     }
     let targets = if strategy.learns_prompts() { next_tokens(&all) } else { all.targets.clone() };
-    let mut inputs = vec![
-        ("input_ids", Value::i32(&[n], &all.input_ids)),
-        ("positions", Value::i32(&[n], &all.positions)),
-        ("starts", Value::i32(&[all.starts.len()], &all.starts)),
-        ("targets", Value::i32(&[n], &targets)),
+    let mut inputs = Vec::from(token_inputs(&all, &targets));
+    inputs.extend([
         ("mask", Value::f32(&[n], &mask)),
         ("sequence", Value::i32(&[n], &sequence)),
         ("loss_scale", Value::f32(&[], &[scale as f32])),
-    ];
+    ]);
     for (name, shape, x) in strategy.columns(batch, frozen, window)? {
         inputs.push((name, Value::f32(&shape, &x)));
     }

@@ -73,7 +73,7 @@ impl Numbered {
     /// There is no driver, no device of this number, or it does not answer.
     pub(super) fn of(ordinal: usize) -> Result<Numbered, Error> {
         let fail = |message: String| Error::Device { device: format!("CUDA device {ordinal}"), message };
-        let there = count().map_err(|e| fail(format!("{e}; use --device cpu")))?;
+        let there = count().map_err(fail)?;
         let number = i32::try_from(ordinal).ok().filter(|_| ordinal < there);
         let number = number.ok_or_else(|| fail(format!("there are only {there}, numbered from 0")))?;
         let said = |e: DriverError| fail(words(e));
@@ -118,6 +118,13 @@ struct Pending {
 }
 
 impl Pending {
+    /// Adds launches that came before these.
+    fn after(&mut self, before: Pending) {
+        self.count += before.count;
+        self.first = before.first.or(self.first.take());
+        self.last = self.last.take().or(before.last);
+    }
+
     /// Which launches an error that was found now may come from.
     fn words(&self) -> String {
         let name = |(kernel, origin): &Launched| format!("kernel {kernel} of `{origin}`");
@@ -228,7 +235,7 @@ impl Driver {
         let before = std::mem::take(&mut *lock(&self.pending));
         let done = self.compute.synchronize();
         if done.is_err() {
-            *lock(&self.pending) = before;
+            lock(&self.pending).after(before);
         }
         self.check("waiting for it", done)
     }

@@ -54,7 +54,12 @@ impl Cuda {
     /// There is no driver, no such device, or NVRTC does not compile for it; threads do not start.
     pub fn open(ordinal: usize, threads: usize, nvrtc: Nvrtc, cache: KernelCache) -> Result<Cuda, Error> {
         let pool = Pool::new(threads).map_err(|source| Error::Io { path: "threads".into(), source })?;
-        let numbered = Numbered::of(ordinal)?;
+        let numbered = Numbered::of(ordinal).map_err(|e| match e {
+            Error::Device { device, message } => {
+                Error::Device { device, message: format!("{message}; use --device cpu") }
+            }
+            other => other,
+        })?;
         let target = target::of(&numbered)?;
         let arch = architecture(&nvrtc, &target.isa)?;
         let driver = Arc::new(Driver::open(&numbered)?);
