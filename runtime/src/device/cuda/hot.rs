@@ -31,14 +31,17 @@ impl Loop {
     }
 }
 
-/// Instructions by class of the hot loop of an entry: of the loops in which no other lies the one in most others, and of those the
-/// longest. A function without loops counts whole; nothing where there is no such entry.
+/// Instructions by class of the hot loop of an entry: of the loops in which no other lies one that computes, not one that copies; of those
+/// the one in most others, and of those the longest. A function without loops counts whole; nothing where there is no such entry.
 pub fn hot_loop(ptx: &str, entry: &str) -> BTreeMap<&'static str, usize> {
     let Some(code) = instructions(ptx, entry) else { return BTreeMap::new() };
     let loops = loops(&code);
     let depth = |l: &Loop| loops.iter().filter(|o| o.holds(l)).count();
     let innermost = loops.iter().filter(|l| !loops.iter().any(|o| l.holds(o)));
-    let hot = innermost.max_by_key(|l| (depth(l), l.len()));
+    let computes = |l: &Loop| {
+        code[l.first..=l.last].iter().any(|line| !is_label(line) && matches!(class(line), "tensor" | "float"))
+    };
+    let hot = innermost.max_by_key(|l| (computes(l), depth(l), l.len()));
     let body = hot.map_or(&code[..], |l| &code[l.first..=l.last]);
     let mut counts = BTreeMap::new();
     for line in body.iter().filter(|line| !is_label(line)) {
@@ -109,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_innermost_of_the_deepest_loops_is_hot() {
+    fn of_the_deepest_loops_one_that_computes_is_hot() {
         let ptx = "
 .visible .entry k_phase1(
 )
@@ -136,6 +139,16 @@ $L__BB0_2:
 	add.s32 	%r1, %r1, 1;
 	setp.lt.s32 	%p1, %r1, 9;
 	@%p1 bra 	$L__BB0_2;
+$L__BB0_3:
+	ld.global.nc.v4.u32 	{%r11, %r12, %r13, %r14}, [%rd2];
+	st.shared.v4.u32 	[%r15], {%r11, %r12, %r13, %r14};
+	add.s32 	%r16, %r16, 1;
+	add.s32 	%r17, %r17, 16;
+	add.s32 	%r18, %r18, 16;
+	add.s32 	%r19, %r19, 16;
+	add.s32 	%r20, %r20, 16;
+	setp.lt.s32 	%p3, %r16, 9;
+	@%p3 bra 	$L__BB0_3;
 	bra.uni 	$L__BB0_1;
 $L__BB0_5:
 	add.s32 	%r3, %r3, 1;
