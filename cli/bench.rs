@@ -7,7 +7,7 @@ mod serve;
 mod train;
 
 use crate::failure::{Done, Failure, bail, warn};
-use crate::flags::{FidelityFlags, MachineFlags};
+use crate::flags::{FidelityFlags, MachineFlags, QuantizeFlag};
 use crate::measure::{Seconds, after_warm_up, once, peak_rss_mb, rounded};
 use crate::progress::Progress;
 use crate::run::profile_table;
@@ -136,6 +136,8 @@ pub struct Bench {
     #[arg(long)]
     profile: bool,
     #[command(flatten)]
+    quantize: QuantizeFlag,
+    #[command(flatten)]
     fidelity: FidelityFlags,
     #[command(flatten)]
     machine: MachineFlags,
@@ -164,6 +166,9 @@ impl Bench {
             Job::Train => self.fidelity.none("training is always exact")?,
             _ => {}
         }
+        if self.quantize.quantize.is_some() && matches!(self.job, Job::Gemm | Job::Train) {
+            bail!("--quantize goes with bench prefill, decode, serve and compile; leave it out");
+        }
         match self.job {
             Job::Gemm => self.gemm(&machine, out)?,
             Job::Prefill => self.prefill(&machine, out)?,
@@ -185,6 +190,7 @@ impl Bench {
             "job": job,
             "shape": shape,
             "dtype": self.machine.storage().name(),
+            "weights": self.quantize.quantize.map(|n| n.to_string()),
             "batch": self.batch.unwrap_or(1),
             "seq": self.seq.unwrap_or(SEQ),
             "compiled": true,
@@ -241,7 +247,8 @@ impl Bench {
     fn shape(&self, more: u64) -> Result<(ModelConfig, u64, u64), Failure> {
         let needed = "--shape FILE is needed: the config.json of the model to measure";
         let path = self.shape.as_ref().ok_or(needed)?;
-        let (config, warnings) = read_config(path, false)?;
+        let (mut config, warnings) = read_config(path, false)?;
+        config.narrow = self.quantize.quantize;
         warn(&warnings);
         let (batch, seq) = (self.batch.unwrap_or(1), self.seq.unwrap_or(SEQ));
         check_sizes(&config, batch, seq + more)?;
@@ -289,7 +296,8 @@ impl Bench {
         let (config, program) = self.program()?;
         let saturate =
             Saturate { fidelity: self.fidelity.asked().unwrap_or_default(), ..Saturate::default() };
-        let options = Options { storage: self.machine.storage(), saturate, ..Options::default() };
+        let (storage, narrow) = (self.machine.storage(), config.narrow);
+        let options = Options { storage, narrow, saturate, ..Options::default() };
         let planning = || -> Result<_, Failure> {
             Ok(compile(&build(&config, &program)?, machine.backend(), &options)?)
         };

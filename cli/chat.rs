@@ -75,7 +75,7 @@ enum Turn {
 impl Chat {
     /// Talks until the user ends.
     pub fn run(self, out: &mut dyn Write) -> Done {
-        let published = Published::read_adapted(&self.model, self.room.adapter.as_deref(), &mut tell())?;
+        let published = self.room.published(&self.model)?;
         let template = published.template("continue texts with `astrai generate`")?;
         self.sampling.check(published.model.config.vocab_size)?;
         let machine = self.room.machine.machine()?;

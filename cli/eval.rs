@@ -71,7 +71,7 @@ impl Eval {
             Ok::<_, String>((path, BufWriter::new(file)))
         };
         let mut samples = self.samples.as_deref().map(create).transpose()?;
-        let published = Published::read(&self.model, &mut tell())?;
+        let published = self.room.published(&self.model)?;
         let sequences = usize::from(self.max_seqs);
         let machine = self.room.machine.machine()?;
         // As many are on their way at once as the engine computes, and as many again.

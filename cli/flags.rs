@@ -1,16 +1,17 @@
 //! Flags that commands share, and what they stand for.
 
 use crate::failure::{Failure, bail, warn};
+use crate::progress::tell;
 use astrai_engine::machine::{Kind, Machine};
-use astrai_engine::serving::{KvMemory, Room};
-use astrai_ir::DType;
+use astrai_engine::serving::{KvMemory, Published, Room};
+use astrai_ir::{Code, DType, Narrow};
 use astrai_passes::Fidelity;
 use astrai_runtime::device::cpu::{Isa, host_isa, host_levels};
 use astrai_serve::recommended::{Asked, Recommended};
 use astrai_serve::request::RequestError;
 use clap::{Args, ValueEnum};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// Values of `--device`.
@@ -207,12 +208,52 @@ pub struct MachineFlags {
     pub threads: u16,
 }
 
+/// How the weights of linear layers are stored.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct QuantizeFlag {
+    /// Round the weights of linear layers when they are loaded: int8, int4 or fp8, with a scale for each row (int4: for each 32
+    /// neighbours), or for each N neighbours by :group=N; :asymmetric adds an offset to the scale. Routers, experts, norms, embedding and head stay as they are
+    #[arg(long, value_name = "TYPE", value_parser = narrow)]
+    pub quantize: Option<Narrow>,
+}
+
+impl QuantizeFlag {
+    /// Refuses the flag where nothing heeds it.
+    pub fn none(self, why: &str) -> Result<(), Failure> {
+        if self.quantize.is_some() { Err(format!("{why}; leave --quantize out").into()) } else { Ok(()) }
+    }
+}
+
+/// `int8`, `int4:group=64:asymmetric`.
+fn narrow(text: &str) -> Result<Narrow, String> {
+    let mut parts = text.split(':');
+    let name = parts.next().unwrap_or_default();
+    let code = Code::ALL.into_iter().find(|c| c.name() == name).ok_or("give int8, int4 or fp8")?;
+    let (mut group, mut offsets) = (if code == Code::Int4 { 32 } else { 0 }, false);
+    for part in parts {
+        let n = part.strip_prefix("group=").and_then(|n| n.parse().ok());
+        match n.filter(|n: &usize| (32..=1 << 16).contains(n) && n.is_multiple_of(32)) {
+            Some(n) => group = n,
+            None if part == "asymmetric" && code != Code::Fp8 => offsets = true,
+            None => {
+                return Err(
+                    "after the colon give group=N, N a multiple of 32, or for integers asymmetric".into()
+                );
+            }
+        }
+    }
+    Ok(Narrow { code, group, scales: if group == 0 { DType::F32 } else { DType::BF16 }, offsets })
+}
+
 /// What a served model runs on, and how much it may hold.
 #[derive(Args, Clone, Debug)]
 pub struct RoomFlags {
     /// An adapter in PEFT's layout, merged into the weights when they are loaded
     #[arg(long, value_name = "DIR")]
     pub adapter: Option<PathBuf>,
+    /// How weights are stored
+    #[command(flatten)]
+    pub quantize: QuantizeFlag,
     /// Most tokens of prompt and answer together [default: what the model takes and the memory holds]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub max_model_len: Option<u32>,
@@ -229,6 +270,12 @@ pub struct RoomFlags {
 }
 
 impl RoomFlags {
+    /// The model of a directory, with its adapter and its storage.
+    pub fn published(&self, folder: &Path) -> Result<Published, Failure> {
+        let published = Published::read_adapted(folder, self.adapter.as_deref(), &mut tell())?;
+        Ok(published.quantised(self.quantize.quantize))
+    }
+
     /// Room for one sequence at a time.
     pub fn of_one(&self) -> Room {
         let context = self.max_model_len.map(|n| n as usize);

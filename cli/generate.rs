@@ -69,7 +69,7 @@ pub struct Generate {
 impl Generate {
     /// Generates and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
-        let published = Published::read_adapted(&self.model, self.room.adapter.as_deref(), &mut tell())?;
+        let published = self.room.published(&self.model)?;
         self.sampling.check(published.model.config.vocab_size)?;
         let stops = StopStrings::new(&self.stop, false).map_err(|e| format!("--{e}"))?;
         match &self.batch {

@@ -1,7 +1,7 @@
 //! `astrai run`: token ids in, logits, loss and gradients, or an encoder's vectors, out, as safetensors; with a profile of the kernels on request.
 
 use crate::failure::{Done, Failure, bail, warn};
-use crate::flags::{FidelityFlags, MachineFlags};
+use crate::flags::{FidelityFlags, MachineFlags, QuantizeFlag};
 use crate::measure;
 use crate::progress::Progress;
 use crate::table::{bytes, table};
@@ -91,6 +91,8 @@ pub struct Run {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    quantize: QuantizeFlag,
+    #[command(flatten)]
     fidelity: FidelityFlags,
     #[command(flatten)]
     machine: MachineFlags,
@@ -103,7 +105,8 @@ impl Run {
         if let Some(name) = self.strategy.clone() {
             return self.objective(out, &name);
         }
-        let (config, warnings) = read_config(&self.model, false)?;
+        let (mut config, warnings) = read_config(&self.model, false)?;
+        config.narrow = self.quantize.quantize;
         self.check_want(&config)?;
         let sequences = Sequences::read(&Checkpoint::open(&self.inputs)?, &self.inputs)?;
         check_sizes(&config, sequences.batch as u64, sequences.seq as u64)?;
@@ -126,6 +129,7 @@ impl Run {
         let planned = match grads {
             true => {
                 self.fidelity.none("gradients are always exact")?;
+                self.quantize.none("weights are not trained as codes")?;
                 plan_gradient(&config, &program, storage, &machine)?
             }
             false => {
@@ -134,7 +138,8 @@ impl Run {
             }
         };
         planned.check_memory(&*machine.device)?;
-        let model = Model::open_adapted(&self.model, self.adapter.as_deref())?;
+        let model =
+            Model::open_adapted(&self.model, self.adapter.as_deref())?.quantised(self.quantize.quantize);
         let mut session = Progress::during("loading weights", |set| model.start(planned, &machine, set))?;
         let inputs = batch.inputs(session.inputs());
         let (results, seconds) = measure::once(|| session.run(&inputs))?;
@@ -157,6 +162,7 @@ impl Run {
             bail!("--strategy computes loss and grads; leave --profile and other --want away");
         }
         self.fidelity.none("objectives are always exact")?;
+        self.quantize.none("objectives are computed with the model's own weights")?;
         let options = self.set.iter().map(|text| option(text)).collect::<Result<Options, _>>()?;
         let strategy = strategies::strategy(name, options)?;
         for ((flag, given), read) in

@@ -5,7 +5,7 @@ use crate::failure::{Done, Failure, bail, say};
 use crate::flags::RoomFlags;
 use crate::progress::tell;
 use astrai_builders::Cache;
-use astrai_engine::serving::{Published, Room, SEQUENCES};
+use astrai_engine::serving::{Room, SEQUENCES};
 use astrai_serve::engine::{Handle, Stats};
 use astrai_serve::http::{Calls, HttpSettings, Rates, Served, serve};
 use astrai_train::signals::Stop;
@@ -113,7 +113,7 @@ impl Serve {
         }
         // A port that is taken is known before the weights are read.
         let listener = listen(self.host, self.port)?;
-        let published = Published::read_adapted(&self.model, self.room.adapter.as_deref(), &mut tell())?;
+        let published = self.room.published(&self.model)?;
         let machine = self.room.machine.machine()?;
         let room = Room {
             sequences: self.max_seqs.into(),

@@ -21,6 +21,7 @@ use astrai_train::engine::StepResult;
 use std::path::{Path, PathBuf};
 
 pub mod lora;
+pub mod narrow;
 pub mod objectives;
 pub mod optimizers;
 

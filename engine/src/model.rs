@@ -3,9 +3,9 @@
 use crate::machine::Machine;
 use astrai_builders::config::{Init, TensorSpec};
 use astrai_builders::{Loss, ModelConfig, Program, build};
-use astrai_ir::{DType, Graph};
+use astrai_ir::{DType, Graph, Narrow};
 use astrai_passes::{Fidelity, Saturate};
-use astrai_runtime::weights::{Checkpoint, Entry, WeightsError, Widened, Writer};
+use astrai_runtime::weights::{Checkpoint, Entry, Quantised, WeightsError, Widened, Writer};
 use astrai_runtime::{Buffers, Compiled, Error, Options, Random, Session, WeightSource, compile};
 use astrai_train::lora;
 use std::collections::BTreeMap;
@@ -48,6 +48,15 @@ impl Model {
         Ok(Model { weights: Box::new(lora::Merged::new(self.weights, adapter)), ..self })
     }
 
+    /// The model with the weights of its linear layers rounded to nearest when they are loaded, where that is asked for.
+    pub fn quantised(mut self, narrow: Option<Narrow>) -> Model {
+        if let Some(narrow) = narrow {
+            self.config.narrow = Some(narrow);
+            self.weights = Box::new(Quantised::new(self.weights, narrow));
+        }
+        self
+    }
+
     /// The model that a directory configures, with the weights of another directory or file.
     pub fn open_with(folder: &Path, weights: &Path, strict: bool) -> Result<Model, String> {
         let (config, warnings) = read_config(folder, strict)?;
@@ -79,7 +88,8 @@ impl Model {
             (t.name, (t.shape, mean, std))
         });
         let weights = Box::new(Random { tensors: tensors.collect(), seed });
-        Model { config, warnings, folder: None, weights }
+        let narrow = config.narrow;
+        Model { config, warnings, folder: None, weights }.quantised(narrow)
     }
 
     /// A session of one of the model's programs.
@@ -159,7 +169,12 @@ pub fn plan_within(
 ) -> Result<Compiled, Error> {
     let graph: Graph = build(config, program)?;
     let saturate = Saturate { fidelity, ..Saturate::default() };
-    compile(&graph, machine.backend(), &Options { storage, saturate, ..Options::default() })
+    let narrow = config.narrow;
+    if narrow.is_some() && !machine.backend().reads_codes() {
+        let line = "this device has no kernels for narrow weights; leave --quantize out, or use --device cpu";
+        return Err(Error::Input(line.into()));
+    }
+    compile(&graph, machine.backend(), &Options { storage, saturate, narrow, ..Options::default() })
 }
 
 /// How far a model that answers requests goes unless told otherwise: with latents in pages, exact steps would make every key

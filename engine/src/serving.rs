@@ -8,7 +8,7 @@ use crate::model::{Model, served_fidelity};
 use crate::programs::Programs;
 use crate::{Error, Hear, Note};
 use astrai_builders::{Cache, ModelConfig};
-use astrai_ir::DType;
+use astrai_ir::{DType, Narrow};
 use astrai_passes::Fidelity;
 use astrai_runtime::Error as RuntimeError;
 use astrai_serve::cache::KvCache;
@@ -140,6 +140,11 @@ impl Published {
         let all = model.warnings.iter().chain(tokenizer.warnings()).chain(&recommended.warnings);
         all.for_each(|line| hear(Note::Warning(line)));
         Ok(Published { folder: folder.to_path_buf(), model, tokenizer, template, recommended })
+    }
+
+    /// The same with narrow weights, where they are asked for.
+    pub fn quantised(self, narrow: Option<Narrow>) -> Published {
+        Published { model: self.model.quantised(narrow), ..self }
     }
 
     /// Loads the weights and starts an engine.

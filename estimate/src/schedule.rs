@@ -144,6 +144,10 @@ impl Backend for Elsewhere<'_> {
         self.kernels.root(g, id)
     }
 
+    fn reads_codes(&self) -> bool {
+        self.kernels.reads_codes()
+    }
+
     fn loops(&self, op: &Op) -> bool {
         self.kernels.loops(op)
     }

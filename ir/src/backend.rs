@@ -51,6 +51,11 @@ pub trait Backend: Debug + Send + Sync {
     /// no kernel.
     fn root(&self, g: &Graph, id: NodeId) -> Option<Root>;
 
+    /// True where narrow weights are read as they are stored.
+    fn reads_codes(&self) -> bool {
+        false
+    }
+
     /// True for operators that loops compute element by element, with their arguments.
     fn loops(&self, op: &Op) -> bool;
 

@@ -4,7 +4,7 @@
 
 use crate::graph::{Graph, NodeId};
 use crate::ops::{Attention, LinearCrossEntropy, Reduce, Route};
-use crate::{DType, Dim, Type};
+use crate::{Code, DType, Dim, Type};
 use std::fmt;
 
 /// One of the buffers that a region reads, by its place in the list of what the region reads.
@@ -86,8 +86,25 @@ pub struct DotForm<At = Operand> {
     pub left: Option<Side<At>>,
     /// True when the left side may be an expression, computed a row at a time: the prologue.
     pub rows: bool,
-    /// The right side.
+    /// The right side; where codes are stored in its place, the codes.
     pub right: Side<At>,
+    /// What the codes stand for, where they are stored.
+    pub codes: Option<DotCodes<At>>,
+}
+
+/// Codes of a dot's right side: neighbours along the sum share a scale.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DotCodes<At = Operand> {
+    /// What a code stands for.
+    pub code: Code,
+    /// Neighbours that share a scale.
+    pub group: usize,
+    /// Scales `[n, k / group]`.
+    pub scales: At,
+    /// Their type.
+    pub dtype: DType,
+    /// Offsets, of the same shape and type, where codes have some.
+    pub offsets: Option<At>,
 }
 
 /// A grouped dot `[rows, k]` by matrices `[n, k]` or, transposed, a dot `[rows, n]` by `[n, k]`. Its left side is the prologue,

@@ -76,7 +76,7 @@ fn module_of(g: &Graph, id: NodeId) -> Option<&str> {
 }
 
 /// The shape of a weight that one plain product reads, which is no router's.
-fn linear(g: &Graph, users: &[Vec<NodeId>], leaf: NodeId) -> Option<[usize; 2]> {
+pub(crate) fn linear(g: &Graph, users: &[Vec<NodeId>], leaf: NodeId) -> Option<[usize; 2]> {
     let [dot] = users[leaf.index()].as_slice() else { return None };
     let node = g.node(*dot);
     let (Op::Dot(Dot { batch, contract }), [x, w]) = (&node.op, node.args.as_slice()) else { return None };

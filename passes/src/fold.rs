@@ -93,7 +93,8 @@ fn expressions(g: &Graph, given: &dyn Fn(&str) -> bool) -> Result<Vec<Expression
             && match &node.op {
                 Op::Weight(w) => given(&w.name),
                 Op::Const(_) => true,
-                Op::Call(_) | Op::Store(_) | Op::Random(_) | Op::Part(_) => false,
+                // Codes stay as narrow as they are.
+                Op::Call(_) | Op::Store(_) | Op::Random(_) | Op::Part(_) | Op::Dequant(_) => false,
                 _ => !node.args.is_empty() && args().all(|a| alone[a.index()]),
             };
         let free = node.op.leaf_name().is_some() || matches!(node.op, Op::Const(_)) || is_view(g, id);

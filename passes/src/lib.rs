@@ -11,6 +11,7 @@ mod merge;
 mod pipeline;
 mod plan;
 mod precision;
+mod quantise;
 mod saturate;
 mod shard;
 mod share_loss;
@@ -30,6 +31,7 @@ pub use plan::{
     Draft, alias_states, assign_layouts, form_regions, is_version, place, schedule, version_leaf,
 };
 pub use precision::{Policy, precision};
+pub use quantise::quantise;
 pub use saturate::{Extraction, Fidelity, RULES, Rule, RuleClass, Saturate, SaturationReport, saturate};
 pub use shard::{DATA, MeshSharding, shard};
 

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::stages::{Dump, Stage};
-use astrai_ir::{Backend, DType, Graph, Kernel, Plan};
+use astrai_ir::{Backend, DType, Graph, Kernel, Narrow, Plan};
 use astrai_passes as passes;
 
 /// How a graph is compiled.
@@ -12,6 +12,8 @@ pub struct Options {
     pub storage: DType,
     /// What is trained in the place of the graph's own weights, which are then frozen.
     pub adapter: Option<passes::Adapter>,
+    /// How the weights of linear layers are stored, where not as numbers of their own.
+    pub narrow: Option<Narrow>,
     /// Which stages are kept for the reader.
     pub dump: Dump,
     /// The scalar output whose gradient by every weight is added, as `grad.<buffer>`.
@@ -31,6 +33,7 @@ impl Default for Options {
         Options {
             storage: DType::F32,
             adapter: None,
+            narrow: None,
             dump: Dump::None,
             gradient_of: None,
             gradients: passes::Gradients::default(),

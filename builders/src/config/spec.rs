@@ -3,8 +3,8 @@
 
 use super::names::Names;
 use super::rope::RopeSpec;
-use astrai_ir::DType;
 use astrai_ir::ops::{Groups, Scores};
+use astrai_ir::{DType, Narrow};
 
 /// Most layers accepted.
 pub const MAX_LAYERS: usize = 1 << 14;
@@ -72,6 +72,8 @@ pub struct ModelConfig {
     pub pad: Option<u32>,
     /// Each layer, first to last; equal entries are one kind.
     pub layers: Vec<LayerSpec>,
+    /// How the weights of linear layers are stored where the model runs, if not as numbers of their own.
+    pub narrow: Option<Narrow>,
     /// Set of an encoder: attention is to the whole sequence, and there is no head but this.
     pub encoder: Option<EncoderSpec>,
 }

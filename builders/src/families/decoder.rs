@@ -140,6 +140,7 @@ pub(super) fn plain_of_heads(
         eos: raw.token_ids("eos_token_id", vocab_size)?,
         pad: token(raw, "pad_token_id", vocab_size)?,
         layers: vec![layer; num_layers],
+        narrow: None,
         encoder: None,
     };
     d.windows.read(raw, &mut c)?;

@@ -5,7 +5,7 @@
 use super::{Archetype, Limits, memory};
 use astrai_ir::backend::{Epilogue, Root, Takes};
 use astrai_ir::ops::{Dot, Op};
-use astrai_ir::region::{DotBatch, DotForm, Form, Piece, Side};
+use astrai_ir::region::{DotBatch, DotCodes, DotForm, Form, Piece, Side};
 use astrai_ir::strides::{AtCast, View};
 use astrai_ir::{DType, Dim, Graph, Layout, NodeId, Type};
 
@@ -17,7 +17,14 @@ fn root(g: &Graph, id: NodeId, limits: &Limits) -> Root {
     let args = &g.node(id).args;
     let rows = on_graph(g, id, limits).is_some_and(|f| f.rows);
     let left = if rows { Takes::Prologue } else { memory(g, args[0]) };
-    Root { takes: vec![left, memory(g, args[1])], epilogue: Epilogue::Pointwise }
+    let right = match codes(g, id, limits) {
+        Some((codes, of)) => {
+            let parts = [Some(codes.at), Some(of.scales), of.offsets];
+            parts.into_iter().flatten().map(Takes::Memory).collect()
+        }
+        None => vec![memory(g, args[1])],
+    };
+    Root { takes: [vec![left], right].concat(), epilogue: Epilogue::Pointwise }
 }
 
 /// The form of a piece around a dot.
@@ -27,9 +34,25 @@ fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
         let left = form.left.and_then(|side| in_buffer(piece, side));
         let right = in_buffer(piece, form.right)?;
         let packed = left.as_ref().is_some_and(|l| piece.layout(l.at).is_packed());
+        let codes = match form.codes {
+            Some(DotCodes { code, group, scales, dtype, offsets }) => {
+                let scales = piece.operand(scales)?;
+                let offsets = match offsets {
+                    Some(offsets) => Some(piece.operand(offsets)?),
+                    None => None,
+                };
+                Some(DotCodes { code, group, scales, dtype, offsets })
+            }
+            None => None,
+        };
         let (node, batch, m, n, k, rows) = (form.node, form.batch, form.m, form.n, form.k, form.rows);
         let fits = !packed && (rows || left.is_some());
-        fits.then_some(DotForm { node, batch, m, n, k, left, rows, right })
+        // Codes are read in panels alone.
+        let panels = |at| piece.layout(at).is_packed();
+        let read = codes
+            .as_ref()
+            .is_none_or(|c| panels(right.at) && panels(c.scales) && c.offsets.is_none_or(panels));
+        (fits && read).then_some(DotForm { node, batch, m, n, k, left, rows, right, codes })
     };
     piece.graph.ids().find_map(dot).map(Form::Dot)
 }
@@ -53,22 +76,52 @@ pub(super) fn on_graph(g: &Graph, id: NodeId, limits: &Limits) -> Option<DotForm
     let (lk, rk): (Vec<usize>, Vec<usize>) = contract.into_iter().unzip();
     let k = size(l, &lk);
     let last = lk == [l.rank() - 1];
+    let (right, codes) = match codes(g, id, limits) {
+        Some((right, codes)) => (right, Some(codes)),
+        None => (side(g, node.args[1], &rf, &rk)?, None),
+    };
     let form = DotForm {
         node: id,
         m: size(l, &lf),
         n: size(r, &rf),
         left: side(g, node.args[0], &lf, &lk),
         rows: batch.is_none() && last && k.size().is_some_and(|k| (1..=limits.row).contains(&k)),
-        right: side(g, node.args[1], &rf, &rk)?,
+        right,
+        codes,
         batch,
         k,
     };
-    (form.rows || form.left.is_some()).then_some(form)
+    let fits = if form.codes.is_some() { form.rows } else { form.rows || form.left.is_some() };
+    fits.then_some(form)
+}
+
+/// The codes of weights in the place of a dot's right side `[n, k]`.
+fn codes(g: &Graph, id: NodeId, limits: &Limits) -> Option<(Side<NodeId>, DotCodes<NodeId>)> {
+    let node = g.node(id);
+    let Op::Dot(Dot { batch, contract }) = &node.op else { return None };
+    let right = g.node(node.args[1]);
+    let (Op::Dequant(op), &[codes, scales, ref offsets @ ..]) = (&right.op, right.args.as_slice()) else {
+        return None;
+    };
+    let [_, k, group] = op.sizes(g.ty(codes), g.ty(scales)).ok()?;
+    let plain = limits.codes && batch.is_empty() && *contract == [(g.ty(node.args[0]).rank() - 1, 1)];
+    let whole = group.is_multiple_of(32) && k <= limits.row;
+    let per = op.code.per_element();
+    let (dtype, free) = (g.ty(codes).dtype, Dim::from(k / per));
+    let right = Side { at: codes, dtype, offset: Dim::from(0), free, along: Dim::from(1) };
+    let (dtype_of_scales, offsets) = (g.ty(scales).dtype, offsets.first().copied());
+    let of = DotCodes { code: op.code, group, scales, dtype: dtype_of_scales, offsets };
+    (plain && whole).then_some((right, of))
 }
 
 /// The layouts in which both sides would be read: a weight `[n, k]` of a dot `[…, k] · [n, k]ᵀ` is packed ahead.
 fn layouts(g: &Graph, id: NodeId, limits: &Limits) -> Vec<(NodeId, Layout)> {
     let Some(form) = on_graph(g, id, limits) else { return vec![] };
+    if let Some(of) = &form.codes {
+        let [codes, scales] = limits.code_panels(of.code).unwrap_or([Layout::Rows; 2]);
+        let scaled = [Some(of.scales), of.offsets].into_iter().flatten().map(|at| (at, scales));
+        return [(form.right.at, codes)].into_iter().chain(scaled).collect();
+    }
     let packed = weight(g, &form, limits);
     let layout = |base: NodeId| match packed {
         Some((weight, layout)) if weight == base => (base, layout),

@@ -13,7 +13,7 @@ use astrai_ir::backend::Root;
 use astrai_ir::ops::Op;
 use astrai_ir::region::{Form, Guard, IntegerList, Matched, Piece, Whole};
 use astrai_ir::strides::View;
-use astrai_ir::{DType, Dim, Graph, IrError, Layout, NodeId, Operand, Type};
+use astrai_ir::{Code, DType, Dim, Graph, IrError, Layout, NodeId, Operand, Type};
 use std::collections::HashMap;
 
 /// What the kernels of a family of devices can take; each limit is that of the device's own files.
@@ -27,6 +27,8 @@ pub struct Limits {
     pub experts: usize,
     /// Rows and neighbours along the sum of a packed panel, for f32 and for bf16; none where weights stay row-major.
     pub panels: Option<[(usize, usize); 2]>,
+    /// Whether a dot reads codes of weights, in panels of as many rows as f32 has: integers of four bits in groups of 32 bits.
+    pub codes: bool,
     /// Archetypes that have no kernel here, by the names of their forms.
     pub without: &'static [&'static str],
 }
@@ -41,6 +43,13 @@ impl Limits {
     fn panels(&self, dtype: DType) -> Option<Layout> {
         let (rows, group) = self.panels?[usize::from(dtype == DType::BF16)];
         Some(Layout::Panels { rows, group })
+    }
+
+    /// Layouts of codes and of their scales.
+    fn code_panels(&self, code: Code) -> Option<[Layout; 2]> {
+        let (rows, group) = self.panels.filter(|_| self.codes)?[0];
+        let words = if code == Code::Int4 { 4 } else { group };
+        Some([Layout::Panels { rows, group: words }, Layout::Panels { rows, group }])
     }
 }
 

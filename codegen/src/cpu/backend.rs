@@ -20,15 +20,23 @@ const TILES: [&str; 5] = [
     include_str!("micro/dot_bf16_pairs.c"),
 ];
 const ATTENTION: &str = include_str!("micro/attention_core.c");
+const CODES: &str = include_str!("micro/dot_codes.c");
 
-/// Bits of [`Kernel::preludes`]: register tiles of dots, what attention's kernels share.
+/// Bits of [`Kernel::preludes`]: register tiles of dots, what attention's kernels share, codes of weights.
 const WITH_TILES: u32 = 1;
 const WITH_ATTENTION: u32 = 2;
+const WITH_CODES: u32 = 4;
 
 /// What the C kernels take: heads, rows and experts that lie on a thread's stack, panels of 32 rows whose bf16 come in pairs, as
 /// instructions multiply them.
-pub const LIMITS: Limits =
-    Limits { head: 1024, row: 1 << 17, experts: 8192, panels: Some([(32, 1), (32, 2)]), without: &[] };
+pub const LIMITS: Limits = Limits {
+    head: 1024,
+    row: 1 << 17,
+    experts: 8192,
+    panels: Some([(32, 1), (32, 2)]),
+    codes: true,
+    without: &[],
+};
 
 /// The backend of a processor.
 #[derive(Clone, Debug)]
@@ -59,6 +67,10 @@ impl Backend for Cpu {
 
     fn root(&self, g: &Graph, id: NodeId) -> Option<Root> {
         archetype::root(g, id, &LIMITS)
+    }
+
+    fn reads_codes(&self) -> bool {
+        LIMITS.codes
     }
 
     fn loops(&self, op: &Op) -> bool {
@@ -93,9 +105,10 @@ impl Backend for Cpu {
             Form::Loss(f) => loss::kernel(region, f, name),
             Form::Route(f) => route::kernel(region, f, name),
         };
-        let Emitted { source, entries, workspace, rounds, tiles } = made;
+        let Emitted { source, entries, workspace, rounds, tiles, codes } = made;
         let attends = matches!(region.form(), Form::Attention(_) | Form::AttentionGrad(_));
-        let preludes = if tiles { WITH_TILES } else { 0 } | if attends { WITH_ATTENTION } else { 0 };
+        let with = [(tiles, WITH_TILES), (attends, WITH_ATTENTION), (codes, WITH_CODES)];
+        let preludes = with.iter().filter(|w| w.0).fold(0, |all, w| all | w.1);
         let source = format!("{}{source}", comment(region));
         let identity = String::new();
         Ok(Some(Kernel { identity, preludes, source, entries, workspace, rounds }.named()))
@@ -106,6 +119,9 @@ impl Backend for Cpu {
         let any = |prelude: u32| kernels.iter().any(|k| k.preludes & prelude != 0);
         if any(WITH_TILES) {
             TILES.iter().for_each(|part| text.push_str(part));
+        }
+        if any(WITH_CODES) {
+            text.push_str(CODES);
         }
         if any(WITH_ATTENTION) {
             text.push_str(ATTENTION);

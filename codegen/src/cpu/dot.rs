@@ -2,18 +2,21 @@
 //! packed ahead, `dot_free.c` for sides that lie in memory as they were made.
 
 use super::rows::lead;
-use super::{Emitted, over_dims, prologue, reads_only};
+use super::{Emitted, over_dims, prologue, reads_only, undefine};
 use crate::kernel_ir::expr::{Expr, Stmt};
 use crate::kernel_ir::index::{Index, Var};
 use crate::kernel_ir::loops::row_of;
 use crate::kernel_ir::lower::{Lower, narrow};
 use crate::kernel_ir::print::{Dialect, Printer, dim, element, index};
 use astrai_ir::ops::Op;
-use astrai_ir::region::{DotForm, Side};
+use astrai_ir::region::{DotCodes, DotForm, Side};
 use astrai_ir::{DType, Dim, NodeId, Region};
 use std::fmt::Write;
 
 const PACKED: &str = include_str!("bodies/dot.c");
+const PANELS: &str = include_str!("bodies/dot_panels.c");
+const CODES: &str = include_str!("bodies/dot_codes.c");
+const END: &str = include_str!("bodies/dot_end.c");
 const FREE: &str = include_str!("bodies/dot_free.c");
 const FREE_AMX: &str = include_str!("bodies/dot_free_amx.c");
 const FREE_SPLIT: &str = include_str!("bodies/dot_free_split.c");
@@ -51,7 +54,8 @@ pub(super) fn kernel(region: &Region, f: &DotForm, name: &str) -> Result<Emitted
     } else {
         free_slots(region, f, widened, &mut out)
     }
-    Ok(Emitted { workspace: workspace(f, packed), tiles: true, ..Emitted::counted(out, name, 2) })
+    let (workspace, codes) = (workspace(f, packed), f.codes.is_some());
+    Ok(Emitted { workspace, tiles: true, codes, ..Emitted::counted(out, name, 2) })
 }
 
 /// Slots of a weight in panels; `widened` says that the left side's numbers are bf16 values.
@@ -61,18 +65,48 @@ fn packed_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) -
     };
     let narrow = f.right.dtype == DType::BF16;
     let both = narrow && widened;
-    out.push_str(paired(both));
-    if both {
+    // Values of codes are bf16 values, which the matrix unit multiplies; pairs have no way of their own.
+    out.push_str(paired(both && f.codes.is_none()));
+    if both || f.codes.is_some() && widened {
         out.push_str("#define DOT_A_BF16\n");
         let left = f.left.as_ref().map(|side| Source::new(region, side, "m"));
         if let Some(s) = left.filter(|s| s.narrow && s.along) {
             let _ = writeln!(out, "#define DOT_A_AT(m) ({})", s.begin);
         }
     }
-    let kind = if narrow { "DOT_WEIGHT_BF16" } else { "DOT_WEIGHT_F32" };
     let at = f.right.at.0;
-    let _ = write!(out, "#define DOT_N {n}\n#define DOT_K {k}\n#define {kind} bufs[{at}]\n{PACKED}");
+    let _ = write!(out, "#define DOT_N {n}\n#define DOT_K {k}\n");
+    match &f.codes {
+        Some(codes) => code_slots(codes, at, out),
+        None => {
+            let kind = if narrow { "DOT_WEIGHT_BF16" } else { "DOT_WEIGHT_F32" };
+            let _ = write!(out, "#define {kind} bufs[{at}]\n{PACKED}{PANELS}{END}");
+        }
+    }
     Ok(())
+}
+
+/// Slots of a weight stored as codes, in this buffer.
+fn code_slots(codes: &DotCodes, at: usize, out: &mut String) {
+    let kind = codes.code.name().to_uppercase();
+    let scales = match codes.dtype {
+        DType::BF16 => 1,
+        DType::F16 => 2,
+        _ => 0,
+    };
+    let mut slots = format!(
+        "#define DOT_CODES bufs[{at}]\n#define DOT_SCALES bufs[{}]\n#define DOT_CODE DOT_{kind}\n\
+         #define DOT_GROUP {}\n#define DOT_SCALE_TYPE {scales}\n",
+        codes.scales.0, codes.group
+    );
+    if let Some(offsets) = codes.offsets {
+        let _ = writeln!(slots, "#define DOT_OFFSETS bufs[{}]", offsets.0);
+    }
+    let _ = write!(
+        out,
+        "{slots}{PACKED}{CODES}{END}{}#undef DOT_SCALED_AT\n#undef DOT_SCALE_AT\n#undef DOT_OFFSET_AT\n#undef DOT_SUMS_AT\n",
+        undefine(&slots)
+    );
 }
 
 /// Slots of sides in memory.
@@ -342,7 +376,9 @@ fn workspace(f: &DotForm, packed: bool) -> Dim {
     };
     let rows = f.batch.as_ref().map_or(f.m.clone(), |b| &b.count * &f.m);
     let rows = if split { rows.next_multiple_of(TILE) } else { rows };
-    &rows * &bytes
+    // Offsets are multiplied by the sums of the left side's groups.
+    let sums = f.codes.as_ref().filter(|c| c.offsets.is_some()).and_then(|c| Some(f.k.size()? / c.group));
+    &rows * &(&bytes + &one(sums.unwrap_or(0) * size_of::<f32>()))
 }
 
 /// Bytes of a packed row of `k` numbers: a whole number of depth blocks of f32.

@@ -29,6 +29,8 @@ struct Emitted {
     rounds: Dim,
     /// It uses the register tiles of dots.
     tiles: bool,
+    /// It reads codes of weights.
+    codes: bool,
 }
 
 impl Emitted {
@@ -51,7 +53,7 @@ impl Emitted {
     }
 
     fn new(source: String, entries: Vec<Entry>) -> Emitted {
-        Emitted { source, entries, workspace: Dim::from(0), rounds: Dim::from(1), tiles: false }
+        Emitted { source, entries, workspace: Dim::from(0), rounds: Dim::from(1), tiles: false, codes: false }
     }
 }
 

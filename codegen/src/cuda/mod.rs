@@ -22,7 +22,8 @@ pub const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "--disable-warning
 
 /// What the kernels take: heads whose sums fit the registers of a block, experts whose scores fit its shared memory, weights as they
 /// lie.
-pub const LIMITS: Limits = Limits { head: 1024, row: 1 << 17, experts: 8192, panels: None, without: &[] };
+pub const LIMITS: Limits =
+    Limits { head: 1024, row: 1 << 17, experts: 8192, panels: None, codes: false, without: &[] };
 
 /// The backend of a CUDA device.
 #[derive(Clone, Debug)]

@@ -11,7 +11,8 @@ mod cases;
 use cases::{Arg, Case, cases};
 
 /// Operators through which nothing flows by their nature, and those that only gradients are made of.
-const WITHOUT: [&str; 12] = [
+const WITHOUT: [&str; 13] = [
+    "dequant",
     "input",
     "weight",
     "state",

@@ -191,6 +191,9 @@ impl Forming<'_> {
         if is_leaf(g, id) || matches!(op, Op::Part(_)) {
             return true;
         }
+        if self.is_read_below(id) {
+            return false;
+        }
         if self.root(id).is_some() || !self.backend.loops(op) {
             return g.node(id).types.len() == 1;
         }
@@ -198,6 +201,18 @@ impl Forming<'_> {
         self.uses.effective(g, id, &mut users);
         let [Some((user, through))] = users.as_slice() else { return true };
         !self.takes_inline(id, *user, *through)
+    }
+
+    /// True when every kernel that takes the value reads its arguments instead, as a dot does the codes of its weight.
+    fn is_read_below(&self, id: NodeId) -> bool {
+        let args = &self.g.node(id).args;
+        let below = |user: &NodeId| {
+            let reads = |take: &Takes| matches!(take, Takes::Memory(read) if args.contains(read));
+            let takes = |take: &Takes| *take == Takes::Memory(id);
+            self.root(*user).is_some_and(|r| r.takes.iter().any(reads) && !r.takes.iter().any(takes))
+        };
+        let code = matches!(self.g.node(id).op, Op::Dequant(_));
+        code && !self.uses.of_node(id).is_empty() && self.uses.of_node(id).iter().all(below)
     }
 
     /// True when the kernel of `user` may compute `id`, which it takes as `through`, where it needs it.

@@ -12,6 +12,7 @@ mod header;
 mod json;
 mod locate;
 mod mxfp4;
+mod narrow;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -29,6 +30,7 @@ use locate::{Index, Location, locate, open_regular};
 
 pub use error::WeightsError;
 pub use mxfp4::Widened;
+pub use narrow::{Quantisation, Quantised, quantise};
 pub use view::TensorView;
 pub use write::{Entry, Writer, file_header, write};
 

@@ -2,8 +2,8 @@
 
 use crate::kernels::table::{Fill, Table, dims, rows, run};
 use crate::machines::machines;
-use astrai_ir::ops::{Activation, BinaryKind, Dot, GatedAct, UnaryKind};
-use astrai_ir::{DType, Dim, NodeId, Tensor};
+use astrai_ir::ops::{Activation, BinaryKind, Dequant, Dot, GatedAct, UnaryKind};
+use astrai_ir::{Code, DType, Dim, NodeId, Tensor};
 
 const SIZES: [u64; 10] = [1, 2, 3, 5, 7, 12, 16, 17, 33, 40];
 
@@ -43,12 +43,53 @@ fn the_packed_core_at_odd_sizes() {
     t.run(&SIZES);
 }
 
+/// `x · wᵀ` with a weight `[n, k]` stored as codes whose scales, of this type, are those of `group` neighbours.
+fn coded(t: &mut Table, code: Code, scales: DType, x: NodeId, [n, k, group]: [usize; 3]) -> NodeId {
+    let values = match code {
+        Code::Int4 => Fill::Int(0, 255),
+        Code::Int8 => Fill::Int(-128, 127),
+        Code::Fp8 => {
+            Fill::List(vec![0.0, 0.5, -448.0, 0.001953125, 3.25, -0.01171875, 0.015625, 26.0, -1.125])
+        }
+    };
+    let codes = t.weight_of(code.dtype(), &[n, k / code.per_element()], values);
+    let scales = t.weight_of(scales, &[n, k / group], Fill::Real(-0.01, 0.02));
+    let w = t.g.push(Dequant { code }, &[codes, scales]).unwrap();
+    t.g.linear(x, w).unwrap()
+}
+
+#[test]
+fn narrow_weights_are_read_as_codes() {
+    let mut t = Table::new();
+    let shapes =
+        [[1usize, 32, 32], [7, 64, 32], [33, 256, 64], [70, 384, 96], [40, 1056, 1056], [129, 512, 128]];
+    for code in Code::ALL {
+        for (i, shape) in shapes.into_iter().enumerate() {
+            let scales = [DType::F32, DType::BF16, DType::F16][i % 3];
+            let x = t.x(rows(&[shape[1]]));
+            let y = coded(&mut t, code, scales, x, shape);
+            t.case(&format!("{code:?} {shape:?} {scales}"), y);
+            let x = t.input(DType::BF16, rows(&[shape[1]]), Fill::Real(-1.0, 1.0));
+            let x = t.g.cast(x, DType::F32).unwrap();
+            let y = coded(&mut t, code, scales, x, shape);
+            let y = t.g.unary(UnaryKind::Tanh, y).unwrap();
+            t.case(&format!("{code:?} {shape:?} {scales} by bf16"), y);
+        }
+    }
+    let program = t.compiled();
+    let dots = program.plan.regions.iter().filter(|r| r.form().name() == "dot");
+    assert_eq!((dots.count(), program.plan.regions.len()), (36, 36));
+    t.run_on(machines(), &SIZES);
+}
+
 /// A row alone is computed in vectors, several in tiles of the matrix unit, whole ones or not: bit for bit the same, also of
 /// numbers that it rounds, flushes or spreads in its own way.
 #[test]
 fn a_row_alone_has_its_bits_among_others() {
     let special = [f64::NAN, f64::INFINITY, 1e-40, -3e38, 1e-38, -2e-38];
-    for (n, k) in [(32, 32), (70, 96), (97, 1024), (289, 640)] {
+    let shapes = [(32, 32), (70, 96), (97, 1024), (289, 640)];
+    let codes = [None, Some(Code::Int4), Some(Code::Int8)];
+    for ((n, k), code) in shapes.into_iter().flat_map(|s| codes.map(|c| (s, c))) {
         let mut t = Table::new();
         // One special number in each of the first rows, then rows of products that are subnormal.
         let number = |row: usize, at: usize| match special.get(row) {
@@ -58,7 +99,10 @@ fn a_row_alone_has_its_bits_among_others() {
         let list = (0..k * 9).map(|i| number(i / k, i % k)).collect();
         let x = t.input(DType::BF16, rows(&[k]), Fill::List(list));
         let x = t.g.cast(x, DType::F32).unwrap();
-        let y = packed(&mut t, DType::BF16, x, n, k);
+        let y = match code {
+            None => packed(&mut t, DType::BF16, x, n, k),
+            Some(code) => coded(&mut t, code, DType::F32, x, [n, k, 32]),
+        };
         t.case("y", y);
         let all = t.values(40);
         for machine in machines() {

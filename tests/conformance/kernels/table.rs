@@ -134,8 +134,19 @@ impl Table {
 
     /// A fresh weight.
     pub fn weight(&mut self, dtype: DType, shape: &[usize]) -> NodeId {
+        self.weight_of(dtype, shape, Fill::Real(-1.0, 1.0))
+    }
+
+    /// A fresh weight of these values.
+    pub fn weight_of(&mut self, dtype: DType, shape: &[usize], fill: Fill) -> NodeId {
         let name = format!("w{}", self.leaves.len());
-        self.weight_named(&name, dtype, shape)
+        self.leaves.push(Leaf {
+            name: name.clone(),
+            ty: Type { dtype, shape: dims(shape) },
+            fill,
+            role: Role::Weight,
+        });
+        self.g.weight(&name, dtype, shape).unwrap()
     }
 
     /// A weight of this name.

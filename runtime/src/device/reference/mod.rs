@@ -82,6 +82,10 @@ impl Backend for Interpreter {
         None
     }
 
+    fn reads_codes(&self) -> bool {
+        true
+    }
+
     fn loops(&self, op: &Op) -> bool {
         op.is_pointwise() || op.is_view()
     }

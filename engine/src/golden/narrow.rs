@@ -1,0 +1,99 @@
+//! Narrow storage held to a reference. In: a model's folder with a `golden.json` that has `weights` and `kv`, and `golden.safetensors`:
+//! `input_ids`, `<kind>.logits` and `<kind>.dequantised.<tensor>` of each kind of rounding. Out: a row for the logits and one for the
+//! numbers of each kind.
+
+use super::{Row, floats, largest};
+use crate::batch::{RaggedBatch, Sequences};
+use crate::machine::Machine;
+use crate::model::{Model, check_sizes, plan_within};
+use crate::{Error, Hear, Note};
+use astrai_builders::Program;
+use astrai_ir::ops::Dequant;
+use astrai_ir::{Code, DType, Graph, Narrow, Precision, Sizes, Tensor, eval};
+use astrai_passes::Fidelity;
+use astrai_runtime::WeightSource;
+use astrai_runtime::weights::Checkpoint;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// Kinds of weights by name: scales in f32, of integers of eight bits one a row.
+const KINDS: [(&str, Code, usize, bool); 3] = [
+    ("int8", Code::Int8, 0, false),
+    ("int4_symmetric", Code::Int4, 32, false),
+    ("int4_asymmetric", Code::Int4, 32, true),
+];
+
+/// Entries of a tensor that may be off by a step: another order of float operations moves one that lies between two.
+const MOVED: f64 = 1e-3;
+
+/// Checks a folder; no rows of one of another kind.
+///
+/// # Errors
+/// The golden file is not of this model, or the device failed.
+pub fn rows(folder: &Path, machine: &Machine, hear: Hear) -> Result<Vec<Row>, Error> {
+    let list = folder.join("golden.json");
+    let text = if list.is_file() { astrai_files::read_text(&list, 1 << 20).map_err(|e| e.to_string())? } else { return Ok(vec![]) };
+    let Ok(json) = serde_json::from_str::<serde_json::Value>(&text) else { return Ok(vec![]) };
+    let Some(kinds) = json["weights"].as_object() else { return Ok(vec![]) };
+    let path = folder.join("golden.safetensors");
+    let file = Checkpoint::open(&path)?;
+    let mut rows = Vec::new();
+    for kind in kinds.keys() {
+        let Some((_, code, group, offsets)) = KINDS.into_iter().find(|k| k.0 == kind) else {
+            rows.push(Row::without(kind, "missing", "no such rounding is known here"));
+            continue;
+        };
+        let narrow = Narrow { code, group, scales: DType::F32, offsets };
+        let model = Model::open(folder, false)?.quantised(Some(narrow));
+        rows.push(numbers(&model, narrow, kind, &file, &path)?);
+        let sequences = Sequences::read(&file, &path)?;
+        let (batch, seq) = (sequences.batch as u64, sequences.seq as u64);
+        check_sizes(&model.config, batch, seq)?;
+        let program = Program::full(batch, seq);
+        let planned = plan_within(&model.config, &program, DType::F32, machine, Fidelity::Exact)?;
+        let mut session = model.start(planned, machine, &mut |done, total| {
+            hear(Note::Progress { what: "loading weights", done, total });
+        })?;
+        let batch = RaggedBatch::new(&sequences.rows(), model.config.vocab_size)?;
+        let results = session.run(&batch.inputs(session.inputs()))?;
+        let got = results.iter().find(|(n, _)| n == "logits").map(|(_, v)| v.to_f32()).unwrap_or_default();
+        let want = floats(&file, &path, &format!("{kind}.logits"), got.len())?;
+        let off = got.iter().zip(&want).map(|(a, b)| f64::from(*a) - f64::from(*b));
+        let error = largest(off) / largest(want.iter().map(|x| f64::from(*x)));
+        rows.push(Row::compared(format!("{kind}.logits"), error, 1e-4, "of the largest magnitude"));
+    }
+    for kind in json["kv"].as_object().into_iter().flat_map(|all| all.keys()) {
+        rows.push(Row::without(format!("kv.{kind}"), "missing", "keys and values are not stored so yet"));
+    }
+    Ok(rows)
+}
+
+/// How many entries of the tensors that the file has are not those of the reference.
+fn numbers(model: &Model, narrow: Narrow, kind: &str, file: &Checkpoint, path: &Path) -> Result<Row, Error> {
+    let (front, mut moved, mut count) = (format!("{kind}.dequantised."), 0usize, 0usize);
+    for name in file.names().filter(|n| n.starts_with(&front)) {
+        let got = dequantised(model.source(), &name[front.len()..], narrow)?.reals();
+        let want = floats(file, path, name, got.len())?;
+        let top = largest(want.iter().map(|x| f64::from(*x)));
+        let differs = |(a, b): (&f64, &f32)| (a - f64::from(*b)).abs() > 1e-6 * top;
+        moved += got.iter().zip(&want).filter(|pair| differs((pair.0, pair.1))).count();
+        count += got.len();
+    }
+    let note = format!("of {count} numbers, those that are not the reference's");
+    Ok(Row::compared(format!("{kind}.weights"), moved as f64 / count as f64, MOVED, &note))
+}
+
+/// The numbers that a tensor's parts stand for, by the interpreter.
+fn dequantised(source: &dyn WeightSource, tensor: &str, narrow: Narrow) -> Result<Tensor, Error> {
+    let (mut g, mut leaves, mut args) = (Graph::new(vec![]), HashMap::new(), Vec::new());
+    for part in narrow.parts() {
+        let name = part.of(tensor);
+        let t = source.tensor(&name).ok_or_else(|| format!("`{tensor}` is no matrix of such groups"))?;
+        args.push(g.weight(&name, t.dtype, &t.shape)?);
+        leaves.insert(name, Tensor::from_bytes(t.dtype, &t.shape, &t.bytes)?);
+    }
+    let w = g.push(Dequant { code: narrow.code }, &args)?;
+    g.set_output("w", w)?;
+    let mut values = eval(&g, &leaves, &Sizes::new(), Precision::default())?;
+    Ok(values.remove(0).1)
+}

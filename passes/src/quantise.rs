@@ -1,0 +1,88 @@
+//! Narrow weights. In: a graph of layers, how their weights are stored. Out: the same graph in which each weight of a linear layer is
+//! what codes, scales and offsets stand for, which are weights of their own; a checkpoint has them under names made of the weight's. Weights
+//! that something else reads too, routers, experts, and rows that groups do not divide stay as they are, as do embedding, head and norms,
+//! which lie outside of layers or are no linear layers.
+
+use crate::adapt::linear;
+use astrai_ir::narrow::Part;
+use astrai_ir::ops::{Call, Dequant, Op, Rows, Weight};
+use astrai_ir::{Block, BlockId, DType, Dim, Graph, IrError, Narrow, NodeId, Type};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// The graph with narrow weights.
+///
+/// # Errors
+/// The graph is wrong.
+pub fn quantise(graph: &Graph, narrow: Narrow) -> Result<Graph, IrError> {
+    let mut blocks = Vec::with_capacity(graph.blocks().len());
+    for (i, block) in graph.blocks().iter().enumerate() {
+        let bound = graph.params_bound_to_weights(BlockId(i as u32));
+        let users = block.graph.users();
+        let stored = |p: &String| {
+            let leaf = block.leaf(p)?;
+            let Op::Weight(w) = &block.graph.node(leaf).op else { return None };
+            let [_, k] = linear(&block.graph, &users, leaf)?;
+            let plain = w.ty.dtype == DType::F32 && !w.keeps_type && narrow.group_of(k).is_some();
+            plain.then(|| p.clone())
+        };
+        let params = block.params.iter().zip(bound).filter(|(_, weight)| *weight);
+        let chosen: BTreeSet<String> = params.filter_map(|(p, _)| stored(p)).collect();
+        blocks.push(match chosen.is_empty() {
+            true => block.clone(),
+            false => Arc::new(Block::new(&block.name, narrowed(&block.graph, &chosen, narrow)?)),
+        });
+    }
+    graph.rebuild_with(blocks.clone(), |out, id, args| match &graph.node(id).op {
+        Op::Call(c) => {
+            let before = graph.block(c.block).params.iter().map(String::as_str);
+            let own: HashMap<&str, NodeId> = before.zip(args.iter().copied()).collect();
+            let mut bound = Vec::with_capacity(args.len());
+            for param in &blocks[c.block.0 as usize].params {
+                bound.push(match (own.get(param.as_str()), Part::named(param)) {
+                    (Some(arg), _) => *arg,
+                    (None, Some((name, part))) => {
+                        let weight = own.get(name).map(|arg| out.node(*arg).op.clone());
+                        let Some(Op::Weight(w)) = weight else {
+                            return Err(out.error(format!("parameter `{param}` has no weight")));
+                        };
+                        let weight = stored(out, &w, narrow, part)?;
+                        out.push(weight, &[])?
+                    }
+                    (None, None) => return Err(out.error(format!("parameter `{param}` has no argument"))),
+                });
+            }
+            out.push(Call { block: c.block, layer: c.layer }, &bound)
+        }
+        op => out.push_exact(op.clone(), args),
+    })
+}
+
+/// A body whose weights of these names are codes and scales.
+fn narrowed(body: &Graph, chosen: &BTreeSet<String>, narrow: Narrow) -> Result<Graph, IrError> {
+    body.rebuild(|out, id, args| match &body.node(id).op {
+        Op::Weight(w) if chosen.contains(&w.name) => {
+            let mut args = Vec::new();
+            for part in narrow.parts() {
+                let weight = stored(out, w, narrow, *part)?;
+                args.push(out.push(weight, &[])?);
+            }
+            out.push(Dequant { code: narrow.code }, &args)
+        }
+        op => out.push_exact(op.clone(), args),
+    })
+}
+
+/// A part of what a weight `[n, k]` is stored as.
+fn stored(g: &Graph, w: &Weight, narrow: Narrow, part: Part) -> Result<Weight, IrError> {
+    let size = |axis: usize| w.ty.shape.get(axis).and_then(Dim::size).unwrap_or(0);
+    let (n, k) = (size(0), size(1));
+    let group = narrow.group_of(k).ok_or_else(|| g.error(format!("rows of {k} numbers have no groups")))?;
+    let (dtype, width) = match part {
+        Part::Codes => (narrow.code.dtype(), k / narrow.code.per_element()),
+        Part::Scales | Part::Offsets => (narrow.scales, k / group),
+    };
+    let parts = w.parts.iter().map(|p| Rows { name: part.of(&p.name), rows: p.rows }).collect();
+    let ty = Type::new(dtype, [Dim::from(n), Dim::from(width)]);
+    Ok(Weight { parts, ..Weight::fixed(&part.of(&w.name), ty) })
+}
