@@ -17,6 +17,7 @@ const LIMITS: Limits = Limits {
     head: 0,
     row: 1 << 14,
     experts: 0,
+    codes: false,
     panels: Some([(8, 1), (8, 1)]),
     without: &["grouped", "outer", "attention", "attention_grad", "loss", "route"],
 };

@@ -20,6 +20,22 @@ typedef int8_t dot_vb_any __attribute__((vector_size(DOT_LANES), aligned(1), may
 typedef uint8_t dot_vub_any __attribute__((vector_size(DOT_LANES), aligned(1), may_alias));
 typedef uint16_t dot_vh_any __attribute__((vector_size(2 * DOT_LANES), aligned(2), may_alias));
 
+/* DOT_LANES bytes as integers; compilers take vectors of bytes apart one by one. */
+#if DOT_LANES >= 8
+#define DOT_BYTES(name, instruction)                                                                                   \
+    DOT_INLINE dot_vi name(const uint8_t *at)                                                                          \
+    {                                                                                                                  \
+        dot_vi wide;                                                                                                   \
+        __asm__(instruction " %1, %0" : "=v"(wide) : "m"(*(const dot_vub_any *)at));                                  \
+        return wide;                                                                                                   \
+    }
+DOT_BYTES(dot_signed, "vpmovsxbd")
+DOT_BYTES(dot_unsigned, "vpmovzxbd")
+#else
+DOT_INLINE dot_vi dot_signed(const uint8_t *at) { return __builtin_convertvector(*(const dot_vb_any *)at, dot_vi); }
+DOT_INLINE dot_vi dot_unsigned(const uint8_t *at) { return __builtin_convertvector(*(const dot_vub_any *)at, dot_vi); }
+#endif
+
 /* 1.4.3 bits without infinities: numbers of exponent 0 have no leading one, 0x7f is none. */
 DOT_INLINE dot_vf dot_fp8(dot_vu code)
 {
@@ -45,8 +61,8 @@ DOT_INLINE dot_vf dot_value(int kind, const uint8_t *w, int k, int j)
 {
     if (kind == DOT_INT4) return dot_look_up(dot_load_u(w + 4 * j) >> (4 * k));
     w += k * DOT_NR + j;
-    if (kind == DOT_INT8) return __builtin_convertvector(__builtin_convertvector(*(const dot_vb_any *)w, dot_vi), dot_vf);
-    return dot_fp8(__builtin_convertvector(*(const dot_vub_any *)w, dot_vu));
+    if (kind == DOT_INT8) return __builtin_convertvector(dot_signed(w), dot_vf);
+    return dot_fp8((dot_vu)dot_unsigned(w));
 }
 
 /* Scales of DOT_LANES columns. */
@@ -56,7 +72,11 @@ DOT_INLINE dot_vf dot_scale(int type, const void *scales, int64_t at)
     dot_vh_any narrow = *(const dot_vh_any *)((const uint16_t *)scales + at);
     if (type == 1) return (dot_vf)(__builtin_convertvector(narrow, dot_vu) << 16);
     dot_vf wide;
+#if DOT_LANES >= 8
+    __asm__("vcvtph2ps %1, %0" : "=v"(wide) : "v"(narrow)); /* subnormals too, where arithmetic flushes them */
+#else
     for (int i = 0; i < DOT_LANES; i++) wide[i] = f16_to_f32(narrow[i]);
+#endif
     return wide;
 }
 
