@@ -4,7 +4,7 @@ use crate::failure::{Failure, bail, warn};
 use crate::progress::tell;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::serving::{KvMemory, Published, Room};
-use astrai_ir::{Code, DType, Narrow};
+use astrai_ir::{DType, Narrow};
 use astrai_passes::Fidelity;
 use astrai_runtime::device::cpu::{Isa, host_isa, host_levels};
 use astrai_serve::recommended::{Asked, Recommended};
@@ -212,8 +212,9 @@ pub struct MachineFlags {
 #[derive(Args, Clone, Copy, Debug)]
 pub struct QuantizeFlag {
     /// Round the weights of linear layers when they are loaded: int8, int4 or fp8, with a scale for each row (int4: for each 32
-    /// neighbours), or for each N neighbours by :group=N; :asymmetric adds an offset to the scale. Routers, experts, norms, embedding and head stay as they are
-    #[arg(long, value_name = "TYPE", value_parser = narrow)]
+    /// neighbours), or by :group=N for each N neighbours; :asymmetric adds an offset to the scale, :head=none leaves the head as it
+    /// is, which else has int8 (fp8: fp8). Routers, experts, norms and the embedding stay as they are
+    #[arg(long, value_name = "TYPE")]
     pub quantize: Option<Narrow>,
 }
 
@@ -222,27 +223,6 @@ impl QuantizeFlag {
     pub fn none(self, why: &str) -> Result<(), Failure> {
         if self.quantize.is_some() { Err(format!("{why}; leave --quantize out").into()) } else { Ok(()) }
     }
-}
-
-/// `int8`, `int4:group=64:asymmetric`.
-fn narrow(text: &str) -> Result<Narrow, String> {
-    let mut parts = text.split(':');
-    let name = parts.next().unwrap_or_default();
-    let code = Code::ALL.into_iter().find(|c| c.name() == name).ok_or("give int8, int4 or fp8")?;
-    let (mut group, mut offsets) = (if code == Code::Int4 { 32 } else { 0 }, false);
-    for part in parts {
-        let n = part.strip_prefix("group=").and_then(|n| n.parse().ok());
-        match n.filter(|n: &usize| (32..=1 << 16).contains(n) && n.is_multiple_of(32)) {
-            Some(n) => group = n,
-            None if part == "asymmetric" && code != Code::Fp8 => offsets = true,
-            None => {
-                return Err(
-                    "after the colon give group=N, N a multiple of 32, or for integers asymmetric".into()
-                );
-            }
-        }
-    }
-    Ok(Narrow { code, group, scales: if group == 0 { DType::F32 } else { DType::BF16 }, offsets })
 }
 
 /// What a served model runs on, and how much it may hold.

@@ -52,7 +52,9 @@ impl Model {
     pub fn quantised(mut self, narrow: Option<Narrow>) -> Model {
         if let Some(narrow) = narrow {
             self.config.narrow = Some(narrow);
-            self.weights = Box::new(Quantised::new(self.weights, narrow));
+            let names = self.config.names;
+            let head = if self.config.tie_embeddings { names.embed } else { names.head };
+            self.weights = Box::new(Quantised::new(self.weights, narrow, head.to_string()));
         }
         self
     }

@@ -4,6 +4,7 @@
 use crate::DType;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::str::FromStr;
 
 /// What a code stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -75,14 +76,56 @@ pub struct Narrow {
     pub scales: DType,
     /// Whether a group has an offset beside its scale.
     pub offsets: bool,
+    /// What the head's codes stand for, with a scale for each row; none where the head stays as it is.
+    pub head: Option<Code>,
 }
 
 impl Narrow {
+    /// How the head is stored.
+    pub fn of_head(self) -> Option<Narrow> {
+        self.head.map(|code| Narrow { code, group: 0, scales: DType::F32, offsets: false, head: None })
+    }
+
     /// Neighbours that share a scale in rows of `k`, where such rows can be stored so.
     pub fn group_of(self, k: usize) -> Option<usize> {
         let group = if self.group == 0 { k } else { self.group };
         let whole = k > 0 && k.is_multiple_of(group) && group.is_multiple_of(32);
         whole.then_some(group)
+    }
+}
+
+impl FromStr for Narrow {
+    type Err = &'static str;
+
+    /// `int8`, `int4:group=64:asymmetric:head=none`: integers of four bits have groups of 32 unless told otherwise, other codes a scale
+    /// for each row; the head has eight bits.
+    fn from_str(text: &str) -> Result<Narrow, &'static str> {
+        let known = |name: &str| Code::ALL.into_iter().find(|c| c.name() == name);
+        let mut parts = text.split(':');
+        let code = parts.next().and_then(known).ok_or("give int8, int4 or fp8")?;
+        let mut made = Narrow { code, group: 0, scales: DType::F32, offsets: false, head: Some(Code::Int8) };
+        match code {
+            Code::Int4 => made.group = 32,
+            Code::Int8 => {}
+            Code::Fp8 => made.head = Some(Code::Fp8),
+        }
+        for part in parts {
+            match part.split_once('=') {
+                Some(("group", n)) => {
+                    let n =
+                        n.parse().ok().filter(|n: &usize| (32..=1 << 16).contains(n) && n.is_multiple_of(32));
+                    made.group = n.ok_or("a group has a multiple of 32 neighbours, at most 65536")?;
+                }
+                Some(("head", "none")) => made.head = None,
+                Some(("head", name)) => {
+                    made.head = Some(known(name).ok_or("a head is none, int8, int4 or fp8")?)
+                }
+                None if part == "asymmetric" && code != Code::Fp8 => made.offsets = true,
+                _ => return Err("after a colon give group=N, head=TYPE, or for integers asymmetric"),
+            }
+        }
+        made.scales = if made.group == 0 { DType::F32 } else { DType::BF16 };
+        Ok(made)
     }
 }
 
@@ -92,7 +135,13 @@ impl fmt::Display for Narrow {
         if self.group > 0 {
             write!(f, ":group={}", self.group)?;
         }
-        if self.offsets { f.write_str(":asymmetric") } else { Ok(()) }
+        if self.offsets {
+            f.write_str(":asymmetric")?;
+        }
+        match self.head {
+            Some(code) => write!(f, ":head={}", code.name()),
+            None => f.write_str(":head=none"),
+        }
     }
 }
 
@@ -134,5 +183,30 @@ impl Part {
     /// The tensor of which, and the part that, has this name.
     pub fn named(name: &str) -> Option<(&str, Part)> {
         Part::ALL.into_iter().find_map(|part| Some((name.strip_suffix(part.suffix())?, part)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        for text in ["int8:head=int8", "int4:group=64:asymmetric:head=none", "fp8:head=int4"] {
+            assert_eq!(text.parse::<Narrow>().unwrap().to_string(), text);
+        }
+        assert_eq!("int4".parse::<Narrow>().unwrap().to_string(), "int4:group=32:head=int8");
+        for text in [
+            "",
+            "int3",
+            "int4:",
+            "int4:group=33",
+            "int8:group=0",
+            "fp8:asymmetric",
+            "int8:head=bf16",
+            "int8:heads",
+        ] {
+            assert!(text.parse::<Narrow>().is_err(), "{text}");
+        }
     }
 }

@@ -1,11 +1,12 @@
 //! Narrow weights. In: a graph of layers, how their weights are stored. Out: the same graph in which each weight of a linear layer is
 //! what codes, scales and offsets stand for, which are weights of their own; a checkpoint has them under names made of the weight's. Weights
-//! that something else reads too, routers, experts, and rows that groups do not divide stay as they are, as do embedding, head and norms,
-//! which lie outside of layers or are no linear layers.
+//! that something else reads too, routers, experts, and rows that groups do not divide stay as they are, as do embedding and norms; the
+//! head has a storage of its own.
 
 use crate::adapt::linear;
+use crate::eliminate_dead_nodes;
 use astrai_ir::narrow::Part;
-use astrai_ir::ops::{Call, Dequant, Op, Rows, Weight};
+use astrai_ir::ops::{Call, Dequant, Dot, Op, Rows, Weight};
 use astrai_ir::{Block, BlockId, DType, Dim, Graph, IrError, Narrow, NodeId, Type};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -22,9 +23,8 @@ pub fn quantise(graph: &Graph, narrow: Narrow) -> Result<Graph, IrError> {
         let stored = |p: &String| {
             let leaf = block.leaf(p)?;
             let Op::Weight(w) = &block.graph.node(leaf).op else { return None };
-            let [_, k] = linear(&block.graph, &users, leaf)?;
-            let plain = w.ty.dtype == DType::F32 && !w.keeps_type && narrow.group_of(k).is_some();
-            plain.then(|| p.clone())
+            linear(&block.graph, &users, leaf)?;
+            fits(w, narrow).then(|| p.clone())
         };
         let params = block.params.iter().zip(bound).filter(|(_, weight)| *weight);
         let chosen: BTreeSet<String> = params.filter_map(|(p, _)| stored(p)).collect();
@@ -33,7 +33,7 @@ pub fn quantise(graph: &Graph, narrow: Narrow) -> Result<Graph, IrError> {
             false => Arc::new(Block::new(&block.name, narrowed(&block.graph, &chosen, narrow)?)),
         });
     }
-    graph.rebuild_with(blocks.clone(), |out, id, args| match &graph.node(id).op {
+    let graph = &graph.rebuild_with(blocks.clone(), |out, id, args| match &graph.node(id).op {
         Op::Call(c) => {
             let before = graph.block(c.block).params.iter().map(String::as_str);
             let own: HashMap<&str, NodeId> = before.zip(args.iter().copied()).collect();
@@ -55,22 +55,55 @@ pub fn quantise(graph: &Graph, narrow: Narrow) -> Result<Graph, IrError> {
             out.push(Call { block: c.block, layer: c.layer }, &bound)
         }
         op => out.push_exact(op.clone(), args),
+    })?;
+    match narrow.of_head() {
+        Some(narrow) => eliminate_dead_nodes(&heads(graph, narrow)?),
+        None => eliminate_dead_nodes(graph),
+    }
+}
+
+/// The graph whose products outside of layers read codes; an embedding that is the head as well is then there twice.
+fn heads(graph: &Graph, narrow: Narrow) -> Result<Graph, IrError> {
+    graph.rebuild(|out, id, args| {
+        let node = graph.node(id);
+        let (Op::Dot(Dot { batch, contract }), [x, w]) = (&node.op, args) else {
+            return out.push_exact(node.op.clone(), args);
+        };
+        let rank = out.ty(*x).rank();
+        let plain = batch.is_empty() && rank > 0 && *contract == [(rank - 1, 1)] && out.ty(*w).rank() == 2;
+        match &out.node(*w).op {
+            Op::Weight(weight) if plain && fits(weight, narrow) => {
+                let weight = weight.clone();
+                let codes = dequantised(out, &weight, narrow)?;
+                out.push(node.op.clone(), &[*x, codes])
+            }
+            _ => out.push_exact(node.op.clone(), args),
+        }
     })
+}
+
+/// True for a weight that can be stored so.
+fn fits(w: &Weight, narrow: Narrow) -> bool {
+    let columns = w.ty.shape.get(1).and_then(Dim::size);
+    w.ty.dtype == DType::F32 && !w.keeps_type && columns.and_then(|k| narrow.group_of(k)).is_some()
 }
 
 /// A body whose weights of these names are codes and scales.
 fn narrowed(body: &Graph, chosen: &BTreeSet<String>, narrow: Narrow) -> Result<Graph, IrError> {
     body.rebuild(|out, id, args| match &body.node(id).op {
-        Op::Weight(w) if chosen.contains(&w.name) => {
-            let mut args = Vec::new();
-            for part in narrow.parts() {
-                let weight = stored(out, w, narrow, *part)?;
-                args.push(out.push(weight, &[])?);
-            }
-            out.push(Dequant { code: narrow.code }, &args)
-        }
+        Op::Weight(w) if chosen.contains(&w.name) => dequantised(out, w, narrow),
         op => out.push_exact(op.clone(), args),
     })
+}
+
+/// What the parts of a weight stand for.
+fn dequantised(g: &mut Graph, w: &Weight, narrow: Narrow) -> Result<NodeId, IrError> {
+    let mut args = Vec::new();
+    for part in narrow.parts() {
+        let weight = stored(g, w, narrow, *part)?;
+        args.push(g.push(weight, &[])?);
+    }
+    g.push(Dequant { code: narrow.code }, &args)
 }
 
 /// A part of what a weight `[n, k]` is stored as.

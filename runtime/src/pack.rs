@@ -159,6 +159,7 @@ fn interleave(panel: &mut [u8], rows: &[u8], lane: usize, [lanes, group]: [usize
         (4, 1) => groups::<4>(panel, rows, lane, lanes, k * size),
         (2, 2) => groups::<4>(panel, rows, lane, lanes, k * size),
         (2, 1) => groups::<2>(panel, rows, lane, lanes, k * size),
+        (1, 1) => groups::<1>(panel, rows, lane, lanes, k * size),
         (1, 4) => groups::<4>(panel, rows, lane, lanes, k * size),
         _ => {
             for (r, row) in rows.chunks_exact(k * size).enumerate() {

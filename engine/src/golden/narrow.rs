@@ -32,7 +32,11 @@ const MOVED: f64 = 1e-3;
 /// The golden file is not of this model, or the device failed.
 pub fn rows(folder: &Path, machine: &Machine, hear: Hear) -> Result<Vec<Row>, Error> {
     let list = folder.join("golden.json");
-    let text = if list.is_file() { astrai_files::read_text(&list, 1 << 20).map_err(|e| e.to_string())? } else { return Ok(vec![]) };
+    let text = if list.is_file() {
+        astrai_files::read_text(&list, 1 << 20).map_err(|e| e.to_string())?
+    } else {
+        return Ok(vec![]);
+    };
     let Ok(json) = serde_json::from_str::<serde_json::Value>(&text) else { return Ok(vec![]) };
     let Some(kinds) = json["weights"].as_object() else { return Ok(vec![]) };
     let path = folder.join("golden.safetensors");
@@ -43,7 +47,7 @@ pub fn rows(folder: &Path, machine: &Machine, hear: Hear) -> Result<Vec<Row>, Er
             rows.push(Row::without(kind, "missing", "no such rounding is known here"));
             continue;
         };
-        let narrow = Narrow { code, group, scales: DType::F32, offsets };
+        let narrow = Narrow { code, group, scales: DType::F32, offsets, head: None };
         let model = Model::open(folder, false)?.quantised(Some(narrow));
         rows.push(numbers(&model, narrow, kind, &file, &path)?);
         let sequences = Sequences::read(&file, &path)?;

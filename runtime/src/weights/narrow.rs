@@ -15,28 +15,33 @@ use std::sync::{Mutex, PoisonError};
 pub struct Quantised {
     inner: Box<dyn WeightSource>,
     narrow: Narrow,
+    /// The matrix that is stored as a head.
+    head: String,
     /// Scales and offsets of matrices whose codes were read, by their names.
     kept: Mutex<HashMap<String, Vec<u8>>>,
 }
 
 impl Quantised {
-    /// Over these tensors.
-    pub fn new(inner: Box<dyn WeightSource>, narrow: Narrow) -> Quantised {
-        Quantised { inner, narrow, kept: Mutex::default() }
+    /// Over these tensors, one of which is the head.
+    pub fn new(inner: Box<dyn WeightSource>, narrow: Narrow, head: String) -> Quantised {
+        Quantised { inner, narrow, head, kept: Mutex::default() }
+    }
+
+    /// How a matrix is stored.
+    fn narrow_of(&self, name: &str) -> Option<Narrow> {
+        if name == self.head { self.narrow.of_head() } else { Some(self.narrow) }
     }
 
     /// Codes and scales of a matrix, with its rows and their length.
     fn made(&self, name: &str) -> Option<([usize; 2], Quantisation)> {
         let t = self.inner.tensor(name)?;
         let &[n, k] = t.shape.as_slice() else { return None };
-        let group = self.narrow.group_of(k)?;
+        let narrow = self.narrow_of(name)?;
+        let group = narrow.group_of(k)?;
         if !t.dtype.is_float() {
             return None;
         }
-        let mut rows = vec![0u8; n * k * 4];
-        convert(&mut rows, DType::F32, &t.bytes, t.dtype);
-        let rows: Vec<f32> = rows.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-        Some(([n, k], quantise(&rows, self.narrow, group)))
+        Some(([n, k], quantise(&t.bytes, t.dtype, narrow, group)))
     }
 }
 
@@ -59,7 +64,8 @@ impl WeightSource for Quantised {
                 (n, bytes)
             }
         };
-        let dtype = if part == Part::Codes { self.narrow.code.dtype() } else { self.narrow.scales };
+        let narrow = self.narrow_of(plain)?;
+        let dtype = if part == Part::Codes { narrow.code.dtype() } else { narrow.scales };
         let shape = vec![rows, bytes.len() / dtype.bytes() / rows.max(1)];
         Some(Source { dtype, shape, bytes: Cow::Owned(bytes) })
     }
@@ -84,18 +90,29 @@ pub struct Quantisation {
     pub offsets: Vec<u8>,
 }
 
-/// Rounds groups of `group` numbers to nearest, ties to even, on all cores.
-pub fn quantise(numbers: &[f32], narrow: Narrow, group: usize) -> Quantisation {
+/// Groups that a thread widens at once.
+const PIECE: usize = 64;
+
+/// Rounds groups of `group` numbers of this type to nearest, ties to even, on all cores.
+pub fn quantise(numbers: &[u8], dtype: DType, narrow: Narrow, group: usize) -> Quantisation {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let each = numbers.len().div_ceil(threads).next_multiple_of(group).max(group);
-    let part = |numbers: &[f32]| {
-        let mut made = Quantisation { codes: Vec::with_capacity(numbers.len()), ..Quantisation::default() };
-        numbers.chunks(group).for_each(|g| one(g, narrow, &mut made));
+    let width = dtype.bytes();
+    let each = (numbers.len() / width).div_ceil(threads).next_multiple_of(group).max(group);
+    let part = |numbers: &[u8]| {
+        let mut made = Quantisation::default();
+        let (mut bytes, mut wide) = (Vec::new(), Vec::new());
+        for piece in numbers.chunks(PIECE * group * width) {
+            bytes.resize(piece.len() / width * 4, 0);
+            convert(&mut bytes, DType::F32, piece, dtype);
+            wide.clear();
+            wide.extend(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)));
+            wide.chunks(group).for_each(|g| one(g, narrow, &mut made));
+        }
         made
     };
     let mut all = Quantisation::default();
     std::thread::scope(|s| {
-        let parts: Vec<_> = numbers.chunks(each).map(|some| s.spawn(move || part(some))).collect();
+        let parts: Vec<_> = numbers.chunks(each * width).map(|some| s.spawn(move || part(some))).collect();
         for done in parts {
             // A part that panicked would leave rows out; the panic goes on instead.
             let made = done.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
@@ -109,44 +126,58 @@ pub fn quantise(numbers: &[f32], narrow: Narrow, group: usize) -> Quantisation {
 
 /// One group. A number that is none makes its whole group none.
 fn one(numbers: &[f32], narrow: Narrow, to: &mut Quantisation) {
-    let fold = |pick: fn(f32, f32) -> f32| {
-        numbers.iter().fold(0f32, |m, x| if x.is_nan() || m.is_nan() { f32::NAN } else { pick(m, *x) })
-    };
+    let fold = |pick: fn(f32, f32) -> f32| numbers.iter().fold(0f32, |m, x| pick(m, *x));
     let (least, greatest) = (fold(f32::min), fold(f32::max));
     let [low, high] = narrow.code.range();
+    // Minimum and maximum pass over what is no number; the sum does not.
+    let none = numbers.iter().map(|x| x * 0.0).sum::<f32>();
     let wanted = match narrow.offsets {
         true => (greatest - least) / (high - low),
-        false => least.abs().max(greatest) / narrow.code.most(),
-    };
-    // The larger of a magnitude and no number is the magnitude.
-    let wanted = if least.is_nan() { f32::NAN } else { wanted };
+        false => greatest.max(-least) / narrow.code.most(),
+    } + none;
     let scale = narrow.scales.round(f64::from(wanted)) as f32;
     narrow.scales.encode(f64::from(scale), &mut to.scales);
-    let steps = |x: f32| if scale > 0.0 { x / scale } else { 0.0 };
-    let mut zero = 0.0;
+    // Of a scale of zero all numbers are zero.
+    let by = if scale == 0.0 { 1.0 } else { scale };
+    let mut zero = 0;
     if narrow.offsets {
         // The code of zero, counted from the middle.
-        zero = steps(-least).round_ties_even() + low;
-        narrow.scales.encode(f64::from(-zero * scale), &mut to.offsets);
+        zero = rounded(-least / by) + low as i32;
+        narrow.scales.encode(f64::from(-zero as f32 * scale), &mut to.offsets);
     }
-    let least = if narrow.offsets || narrow.code == Code::Int4 { low } else { -narrow.code.most() };
-    let whole = |x: &f32| (steps(*x).round_ties_even() + zero).clamp(least, high);
+    let whole_range = narrow.offsets || narrow.code == Code::Int4;
+    let [least, most] = [if whole_range { low } else { -narrow.code.most() }, high].map(|x| x as i32);
+    let whole = |x: &f32| (rounded(x / by) + zero).clamp(least, most);
     match narrow.code {
         Code::Int8 => to.codes.extend(numbers.iter().map(|x| whole(x) as i8 as u8)),
-        Code::Int4 => to.codes.extend(numbers.as_chunks::<2>().0.iter().map(|pair| {
-            let [low, high] = pair.each_ref().map(|x| (whole(x) + 8.0) as u8);
-            low | high << 4
-        })),
+        Code::Int4 => {
+            // Codes before pairs, so that the first loop is one of vectors.
+            for piece in numbers.as_chunks::<32>().0 {
+                let codes = piece.each_ref().map(|x| (whole(x) + 8) as u8);
+                to.codes.extend(codes.as_chunks::<2>().0.iter().map(|[low, high]| low | high << 4));
+            }
+        }
         Code::Fp8 => {
-            let value = |x: &f32| f64::from(steps(*x).clamp(least, high));
+            let value = |x: &f32| f64::from((x / by).clamp(low, high));
             numbers.iter().for_each(|x| Code::Fp8.dtype().encode(value(x), &mut to.codes));
         }
     }
 }
 
+/// The nearest integer, ties to even, of a magnitude below 2^22: an addition rounds there, which vectors do as well.
+fn rounded(x: f32) -> i32 {
+    const WHOLE: f32 = 12_582_912.0; // 1.5 * 2^23
+    ((x + WHOLE).to_bits() as i32).wrapping_sub(WHOLE.to_bits() as i32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn quantised(numbers: &[f32], narrow: Narrow) -> Quantisation {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        quantise(&bytes, DType::F32, narrow, 32)
+    }
 
     #[test]
     fn the_largest_number_gets_the_largest_code() {
@@ -155,8 +186,8 @@ mod tests {
         for (code, scales, offsets) in
             all.chain([(Code::Int4, DType::F32, true), (Code::Int8, DType::F32, true)])
         {
-            let narrow = Narrow { code, group: 32, scales, offsets };
-            let made = quantise(&numbers, narrow, 32);
+            let narrow = Narrow { code, group: 32, scales, offsets, head: None };
+            let made = quantised(&numbers, narrow);
             assert_eq!(made.codes.len(), 64 / code.per_element());
             for (i, x) in numbers.iter().enumerate() {
                 let width = scales.bytes();
@@ -181,10 +212,10 @@ mod tests {
 
     #[test]
     fn zeros_stay_and_no_number_spreads() {
-        let narrow = Narrow { code: Code::Int4, group: 32, scales: DType::F32, offsets: false };
-        assert_eq!(quantise(&[0.0; 32], narrow, 32).codes, [0x88; 16]);
+        let narrow = Narrow { code: Code::Int4, group: 32, scales: DType::F32, offsets: false, head: None };
+        assert_eq!(quantised(&[0.0; 32], narrow).codes, [0x88; 16]);
         let mut numbers = [1.0; 32];
         numbers[5] = f32::NAN;
-        assert!(DType::F32.decode(&quantise(&numbers, narrow, 32).scales).is_nan());
+        assert!(DType::F32.decode(&quantised(&numbers, narrow).scales).is_nan());
     }
 }

@@ -38,8 +38,8 @@ static void NAME(one_row)(void *const *bufs, const int64_t *dims, const float *p
 {
     float c[4 * DOT_NR] __attribute__((aligned(64)));
     for (int64_t n; p < end; p += n) {
-        n = end - p >= 4 ? 4 : 1;
-        if (n == 4) { DOT_ROW(4); } else { DOT_ROW(1); }
+        n = end - p >= 4 ? 4 : end - p >= 2 ? 2 : 1;
+        if (n == 4) { DOT_ROW(4); } else if (n == 2) { DOT_ROW(2); } else { DOT_ROW(1); }
         for (int64_t q = 0; q < n; q++) NAME(finish)(bufs, dims, 0, 1, p + q, c + q * DOT_NR);
     }
 }
