@@ -9,7 +9,7 @@ mod train;
 use self::mesh::MeshFlag;
 use crate::explain::explain;
 use crate::failure::{Done, Failure, bail, warn};
-use crate::flags::{DeviceName, FidelityName, MachineFlags};
+use crate::flags::{DeviceName, FidelityName, MachineFlags, QuantizeFlag};
 use crate::page::page;
 use crate::summary::{describe, fields, graph_parameters, summary};
 use crate::{measure, output};
@@ -134,6 +134,8 @@ pub struct Compile {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    quantize: QuantizeFlag,
+    #[command(flatten)]
     machine: MachineFlags,
 }
 
@@ -170,6 +172,15 @@ impl Compile {
             bail!(
                 "--for train: training is always exact; leave --fidelity, --no-saturate and --explain KIND out"
             );
+        }
+        if self.purpose == Some(Purpose::Train) {
+            self.quantize.none("weights are not trained as codes")?;
+        }
+        if self.mesh.is_some() {
+            self.quantize.none("weights of ranks are not stored as codes")?;
+        }
+        if !machine.backend().reads_codes() {
+            self.quantize.none("this device has no kernels for narrow weights")?;
         }
         if let (Some(kind), true) = (self.explained_kind(), self.json || self.no_saturate) {
             bail!("--explain {kind}: leave --json and --no-saturate out");
@@ -228,6 +239,7 @@ impl Compile {
         };
         let options = Options {
             storage: self.machine.storage(),
+            narrow: self.quantize.quantize,
             dump: if dumps { Dump::All } else { Dump::None },
             saturate: self.saturate(),
             shards: subject.shards,

@@ -16,6 +16,7 @@ mod faults;
 mod hostile;
 mod layering;
 mod lora;
+mod narrow;
 mod numbers;
 mod objectives;
 mod openai;

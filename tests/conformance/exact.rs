@@ -22,8 +22,8 @@ fn program() -> Program {
     Program { tokens: 96, sequences: 4, span: 64, logits: Logits::All, loss: Loss::None, cache: None }
 }
 
-fn open(path: &Path, storage: DType, threads: usize) -> (Session, usize) {
-    let model = Model::open(path, false).unwrap();
+fn open(path: &Path, (storage, narrow): (DType, &str), threads: usize) -> (Session, usize) {
+    let model = Model::open(path, false).unwrap().quantised(narrow.parse().ok());
     let machine = Machine::new(Kind::Cpu, threads).unwrap();
     (model.session(&program(), storage, &machine, &mut |_, _| {}).unwrap(), model.config.vocab_size)
 }
@@ -45,15 +45,20 @@ fn sequences(vocab: usize) -> Vec<Vec<i64>> {
 #[test]
 fn a_ragged_batch_is_its_sequences_alone_on_any_number_of_threads() {
     for (i, path) in cases().into_iter().enumerate() {
-        for storage in [DType::F32, DType::BF16] {
-            let (mut two, vocab) = open(&path, storage, 2);
+        // Of weights as they are, and stored as codes.
+        let plain = [(DType::F32, ""), (DType::BF16, "")];
+        let narrow =
+            [(DType::F32, "int4:asymmetric"), (DType::BF16, "int4:asymmetric"), (DType::BF16, "int8")];
+        for as_stored in plain.into_iter().chain(narrow.into_iter().filter(|_| i < 2)) {
+            let storage = format!("{} {}", as_stored.0, as_stored.1);
+            let (mut two, vocab) = open(&path, as_stored, 2);
             let all = sequences(vocab);
             let refs: Vec<&[i64]> = all.iter().map(Vec::as_slice).collect();
             let together = logits(&mut two, &refs, vocab);
             let alone: Vec<u8> = refs.iter().flat_map(|s| logits(&mut two, &[s], vocab)).collect();
             assert!(together == alone, "{} {storage}: a batch differs from its sequences", path.display());
             if i < 2 {
-                let (mut one, _) = open(&path, storage, 1);
+                let (mut one, _) = open(&path, as_stored, 1);
                 let other = logits(&mut one, &refs, vocab);
                 assert!(together == other, "{} {storage}: one thread differs from two", path.display());
             }
