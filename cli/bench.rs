@@ -185,12 +185,11 @@ impl Bench {
         let job = self.job.to_possible_value().map_or(String::new(), |v| v.get_name().to_string());
         let name = self.shape.as_ref().and_then(|p| p.file_name());
         let shape = name.map_or_else(|| job.clone(), |n| n.to_string_lossy().into_owned());
-        fields(json!({
+        let mut line = fields(json!({
             "peer": concat!("astrai ", env!("CARGO_PKG_VERSION")),
             "job": job,
             "shape": shape,
             "dtype": self.machine.storage().name(),
-            "weights": self.quantize.quantize.map(|n| n.to_string()),
             "batch": self.batch.unwrap_or(1),
             "seq": self.seq.unwrap_or(SEQ),
             "compiled": true,
@@ -200,7 +199,11 @@ impl Bench {
             "seconds_min": rounded(s.min, 5),
             "seconds_max": rounded(s.max, 5),
             "peak_rss_mb": peak_rss_mb(),
-        }))
+        }));
+        if let Some(narrow) = self.quantize.quantize {
+            line.insert("weights".into(), json!(narrow.to_string()));
+        }
+        line
     }
 
     fn gemm(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {

@@ -47,7 +47,7 @@ fn adapters_are_verified_and_refused() {
 }
 
 /// Logits of a model on some tokens.
-fn logits(model: &Path, more: &[&str], scratch: &Path) -> Vec<f32> {
+pub fn logits(model: &Path, more: &[&str], scratch: &Path) -> Vec<f32> {
     let (ids, out) = (scratch.join("ids.safetensors"), scratch.join("logits.safetensors"));
     let bytes: Vec<u8> = (1..9i64).flat_map(|i| (i * 7).to_le_bytes()).collect();
     let tensor = ("input_ids", astrai_ir::DType::I64, &[1, 8][..], bytes.as_slice());
