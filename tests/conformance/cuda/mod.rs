@@ -24,7 +24,7 @@ const REGISTERS: u32 = 64;
 /// The same of cores, whose blocks have 256 threads at most: a whole block fits.
 const CORE_REGISTERS: u32 = 255;
 /// Architectures that kernels are compiled for; the first everywhere, the others in continuous integration.
-const ARCHES: [&str; 2] = ["sm_80", "sm_90a"];
+const ARCHES: [&str; 3] = ["sm_80", "sm_90a", "sm_100a"];
 /// Multiprocessors of the targets: with one, tiles are as large as they become, with many as small, and keys are split.
 const UNITS: [u32; 2] = [1, 132];
 
