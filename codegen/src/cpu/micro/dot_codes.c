@@ -107,6 +107,7 @@ DOT_INLINE void dot_codes_row(int kind, int np, int chains, const float *a, cons
 {
     enum { wide = DOT_NR / DOT_LANES };
     int64_t panel = DOT_CODE_BYTES(kind, sum), groups = sum / group;
+    const uint8_t *begin = w;
     dot_vf whole[4][wide];
     for (int p = 0; p < np; p++)
         for (int j = 0; j < wide; j++) whole[p][j] = (dot_vf){0};
@@ -120,13 +121,15 @@ DOT_INLINE void dot_codes_row(int kind, int np, int chains, const float *a, cons
             dot_vf even[4][wide], odd[4][wide];
             for (int p = 0; p < np; p++)
                 for (int j = 0; j < wide; j++) even[p][j] = chains == 1 ? part[p][j] : (dot_vf){0}, odd[p][j] = (dot_vf){0};
+            /* Beyond the ends of these panels lie those that come next. */
+            int64_t far = DOT_PREFETCH_BYTES + (w - begin + DOT_PREFETCH_BYTES < panel ? 0 : (np - 1) * panel);
 #pragma GCC unroll 4
             for (int i = 0; i < 32; i += 8, w += DOT_CODE_BYTES(kind, 8)) {
 #pragma GCC unroll 4
                 for (int p = 0; p < np; p++)
 #pragma GCC unroll 4
                     for (int line = 0; line < DOT_CODE_BYTES(kind, 8); line += 64)
-                        __builtin_prefetch(w + p * panel + line + DOT_PREFETCH_BYTES, 0, 3);
+                        __builtin_prefetch(w + p * panel + line + far, 0, 3);
 #pragma GCC unroll 8
                 for (int s = 0; s < 8; s++) {
                     dot_vf x = dot_splat(a[i + s]);
