@@ -5,11 +5,12 @@ use crate::failure::{Done, Failure, bail, say};
 use crate::flags::RoomFlags;
 use crate::progress::tell;
 use astrai_builders::Cache;
+use astrai_builders::config::Pooling;
 use astrai_engine::serving::{Published, Room, SEQUENCES};
 use astrai_serve::engine::{Handle, Stats};
 use astrai_serve::http::{Calls, HttpSettings, Rates, Served, serve};
 use astrai_train::signals::Stop;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::json;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -28,6 +29,15 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How often it tells what it did.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Values of `--embeddings`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PoolingName {
+    /// The last token's final hidden state
+    Last,
+    /// The mean over all tokens
+    Mean,
+}
+
 /// Serve a model over HTTP, with OpenAI's API
 ///
 /// Chat and text completions, streamed or whole, many at once: /v1/chat/completions, /v1/completions, /v1/models, and /health,
@@ -38,6 +48,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Args)]
 #[command(after_help = "Examples:
   astrai serve model/ --dtype bf16
+  astrai serve model/ --embeddings mean
   astrai serve model/ --host 0.0.0.0 --port 80 --api-key \"$KEY\" --served-name gpt --max-seqs 64 --kv-memory 8GiB
   curl http://127.0.0.1:8000/v1/chat/completions -d '{\"model\": \"model\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello.\"}]}'")]
 pub struct Serve {
@@ -72,6 +83,9 @@ pub struct Serve {
     /// Tell of each request on standard error, as a line of JSON
     #[arg(long)]
     log_requests: bool,
+    /// Also give vectors of texts, made of their final hidden states: /v1/embeddings, /v1/score, /v1/rerank
+    #[arg(long, value_enum, value_name = "POOLING")]
+    embeddings: Option<PoolingName>,
     /// Most answers computed at once
     #[arg(long, value_name = "N", default_value_t = SEQUENCES as u16, value_parser = clap::value_parser!(u16).range(1..=4096))]
     max_seqs: u16,
@@ -119,6 +133,10 @@ impl Serve {
             sequences: self.max_seqs.into(),
             tokens: self.max_batch_tokens.map(|n| n as usize),
             queue: self.queue as usize,
+            pooling: self.embeddings.map(|pooling| match pooling {
+                PoolingName::Last => Pooling::Last,
+                PoolingName::Mean => Pooling::Mean,
+            }),
             ..self.room.of_one()
         };
         let engine = published.start(&room, &machine, &mut tell())?;

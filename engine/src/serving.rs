@@ -7,6 +7,7 @@ use crate::machine::Machine;
 use crate::model::{Model, served_fidelity};
 use crate::programs::Programs;
 use crate::{Error, Hear, Note};
+use astrai_builders::config::Pooling;
 use astrai_builders::{Cache, ModelConfig};
 use astrai_ir::DType;
 use astrai_passes::Fidelity;
@@ -84,6 +85,8 @@ pub struct Room {
     pub queue: usize,
     /// Whether pages are kept to be found again.
     pub prefix_cache: bool,
+    /// Which tokens make a text's vector; none where no vectors are wanted.
+    pub pooling: Option<Pooling>,
 }
 
 impl Room {
@@ -98,6 +101,7 @@ impl Room {
             kv: None,
             queue: 1,
             prefix_cache: true,
+            pooling: None,
         }
     }
 }
@@ -240,7 +244,10 @@ fn plan(
             return Err(format!("{line}; give more --max-batch-tokens or fewer --max-seqs").into());
         }
         let sizes = [tokens as u64, room.sequences as u64];
-        let programs = Programs::plan(config, sizes, fit.cache, room.storage, machine, fidelity)?;
+        let mut programs = Programs::plan(config, sizes, fit.cache, room.storage, machine, fidelity)?;
+        if let Some(pooling) = room.pooling {
+            programs.embed(config, sizes, fit.cache, pooling, (room.storage, machine, fidelity))?;
+        }
         // It only grows, so that this ends.
         beside = programs.bytes_beside()?.max(beside);
         let again = fit_beside(beside)?;

@@ -5,6 +5,7 @@
 
 mod core;
 mod draw;
+mod embed;
 mod fair;
 mod handle;
 mod masks;
@@ -78,13 +79,15 @@ impl Engine {
     /// The sizes or settings allow no step, or there is no thread.
     pub fn start(model: impl Model + Send + 'static, settings: &Settings) -> Result<Engine, StartError> {
         let sizes = limit(model.sizes(), settings).map_err(StartError::Settings)?;
-        if !model.plan().is_complete() {
+        let plan = model.plan();
+        if !plan.is_complete() {
             return Err(StartError::Settings(
                 "the model has no program for prefill, or none for decode".into(),
             ));
         }
         let limits = Limits { vocabulary: sizes.vocabulary, context: sizes.context() };
-        let shared = Arc::new(Shared::new(limits, settings, sizes.sequences));
+        let shared =
+            Arc::new(Shared::new(limits, plan.embedding().map(|e| e.width), settings, sizes.sequences));
         let (commands, received) = channel();
         let core = Core::new(model, sizes, settings, settings.prefix_cache.then(draw_secret), shared.clone());
         let thread = Builder::new().name("engine".into()).spawn(move || run(core, &received))?;

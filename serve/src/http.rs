@@ -14,6 +14,7 @@ mod body;
 mod chat;
 mod completions;
 mod connections;
+mod embeddings;
 mod error;
 mod fields;
 mod forced;

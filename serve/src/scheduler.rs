@@ -14,7 +14,8 @@
 //!
 //! Where a model has programs of prefill and of decode instead of one for both, a sequence is in a step with tokens of its
 //! prompt or with tokens of its output, never both, and the tokens of outputs together are at most as many as sequences may run.
-//! Which program computes a token follows from the sequence alone, also after a preemption.
+//! Which program computes a token follows from the sequence alone, also after a preemption. Texts of which a vector is wanted
+//! have a program of their own in the same steps.
 
 pub mod batch;
 pub mod plan;
@@ -56,6 +57,8 @@ pub struct Arrival {
     /// The first token of the prompt, from 1, that is scored by the logits before it: from there on the prompt is computed token by
     /// token. Nothing for a prompt that is not scored.
     pub scored: Option<usize>,
+    /// Whether the prompt's vector is wanted: another program computes it, and it shares no page, because all of it must be computed.
+    pub embed: bool,
 }
 
 /// Names a sequence from its arrival to its end, and nothing afterwards.
@@ -92,6 +95,7 @@ struct Sequence {
     priority: i32,
     tag: u64,
     scored: Option<usize>,
+    embed: bool,
     tokens: Tokens,
     /// Leading tokens whose keys and values are in the table's pages.
     computed: usize,
@@ -149,7 +153,7 @@ impl Scheduler {
 
     /// Lets a sequence wait. It must fit alone: prompt and what will be sampled, but for the last, within all pages.
     pub fn add(&mut self, arrival: Arrival) -> SequenceId {
-        let Arrival { request, index, priority, tag, prompt, scored } = arrival;
+        let Arrival { request, index, priority, tag, prompt, scored, embed } = arrival;
         let slot = self.vacant.pop().unwrap_or(self.slots.len() as u32);
         if slot as usize == self.slots.len() {
             self.slots.push(None);
@@ -160,7 +164,8 @@ impl Scheduler {
             tokens = tokens.keyed_by_prompt_end();
         }
         let table = Table::default();
-        let sequence = Sequence { id, priority, tag, scored, tokens, computed: 0, table, cached: None };
+        let sequence =
+            Sequence { id, priority, tag, scored, embed, tokens, computed: 0, table, cached: None };
         self.slots[slot as usize] = Some(sequence);
         self.wait(slot);
         id
@@ -187,7 +192,7 @@ impl Scheduler {
             entry.rows.clear();
             entry.room = match entry.kind {
                 ProgramKind::Decode => self.bounds.sequences,
-                ProgramKind::Mixed | ProgramKind::Prefill => self.bounds.tokens,
+                ProgramKind::Mixed | ProgramKind::Prefill | ProgramKind::Embed(_) => self.bounds.tokens,
             };
         }
         let preempted = self.grow();
@@ -230,7 +235,9 @@ impl Scheduler {
             self.counters.computed += row.tokens as u64;
             self.counters.decoded += if kind == ProgramKind::Decode { row.tokens as u64 } else { 0 };
             sequence.computed += row.tokens;
-            self.pages.publish(&mut sequence.table, &mut sequence.tokens, sequence.computed);
+            if !sequence.embed {
+                self.pages.publish(&mut sequence.table, &mut sequence.tokens, sequence.computed);
+            }
             if let Some(token) = token.filter(|_| row.complete) {
                 sequence.tokens.push(token);
             }
@@ -312,7 +319,12 @@ impl Scheduler {
         let Some(sequence) = &self.slots[slot as usize] else { return };
         let left = sequence.tokens.len() - sequence.computed;
         let of_prompt = sequence.tokens.prompt().saturating_sub(sequence.computed);
-        let computes = |kind: ProgramKind| if of_prompt > 0 { kind.prefills() } else { kind.decodes() };
+        let computes = |kind: ProgramKind| match kind {
+            ProgramKind::Embed(_) => sequence.embed,
+            _ if sequence.embed => false,
+            _ if of_prompt > 0 => kind.prefills(),
+            _ => kind.decodes(),
+        };
         let Some(entry) = self.plan.entries.iter_mut().find(|e| computes(e.kind)) else { return };
         // A program that only prefills stops where the prompt ends.
         let most = if entry.kind == ProgramKind::Prefill { of_prompt } else { left };
@@ -369,7 +381,7 @@ impl Scheduler {
             return Admission::Later;
         }
         // What comes after the last token before the scored ones has to be computed too.
-        let most = sequence.scored.unwrap_or(usize::MAX);
+        let most = if sequence.embed { 0 } else { sequence.scored.unwrap_or(usize::MAX) };
         let mut found = self.pages.find(&mut sequence.table, &mut sequence.tokens, most);
         if found < whole * self.bounds.page_size
             && let Some(from) = sibling.and_then(|(slot, _)| self.slots[slot as usize].as_ref())

@@ -88,6 +88,8 @@ struct Occupancy {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub limits: Limits,
+    /// Numbers of a vector, where there are vectors.
+    embedding: Option<usize>,
     eos: Vec<u32>,
     queue: usize,
     /// Sequences of a step, at most.
@@ -100,9 +102,10 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub fn new(limits: Limits, settings: &Settings, sequences: usize) -> Shared {
+    pub fn new(limits: Limits, embedding: Option<usize>, settings: &Settings, sequences: usize) -> Shared {
         Shared {
             limits,
+            embedding,
             eos: settings.eos.clone(),
             queue: settings.queue,
             sequences,
@@ -182,6 +185,10 @@ impl Handle {
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(SubmitError::Draining);
         }
+        if request.embed && self.embedding().is_none() {
+            let message = "the server was started without vectors; start it with --embeddings last or mean";
+            return Err(RequestError { param: "model", message: message.into() }.into());
+        }
         let body = Box::new(request.checked(self.shared.limits)?);
         let permits = self.shared.reserve(body.n as usize).ok_or(SubmitError::Busy(self.shared.queue))?;
         let request = self.shared.next.fetch_add(1, Ordering::Relaxed);
@@ -199,6 +206,11 @@ impl Handle {
     /// What requests are held to.
     pub fn limits(&self) -> Limits {
         self.shared.limits
+    }
+
+    /// Numbers of a text's vector; none where the model gives no vectors.
+    pub fn embedding(&self) -> Option<usize> {
+        self.shared.embedding
     }
 
     /// Ids that end a text.

@@ -2,6 +2,7 @@
 //! can also send what no client would.
 
 mod anthropic;
+mod embeddings;
 mod extras;
 mod hostile;
 mod openai;
