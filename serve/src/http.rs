@@ -24,6 +24,7 @@ mod logprobs;
 mod metrics;
 mod middleware;
 mod models;
+mod page;
 mod params;
 mod rates;
 mod responses;
@@ -95,7 +96,7 @@ impl FromStr for Calls {
 /// How a server serves.
 #[derive(Clone, Debug)]
 pub struct HttpSettings {
-    /// One of these must come with each request but `/health` and `/ready`; none asks for none.
+    /// One of these must come with each request but `/`, `/health` and `/ready`; none asks for none.
     pub api_keys: Vec<String>,
     /// A file with more keys, one a line; read again when it changes.
     pub key_file: Option<PathBuf>,

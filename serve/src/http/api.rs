@@ -16,7 +16,7 @@ use super::completions::Completions;
 use super::error::ApiError;
 use super::generate::generate;
 use super::responses::Responses;
-use super::{embeddings, metrics, models, texts};
+use super::{embeddings, metrics, models, page, texts};
 
 /// All paths. A slash at the end changes nothing.
 pub fn routes(app: Arc<App>) -> Router {
@@ -44,6 +44,7 @@ pub fn routes(app: Arc<App>) -> Router {
             .route(&at("/detokenize"), post(texts::detokenize));
     }
     router
+        .route("/", get(page::show))
         .route("/v1/models/{*id}", get(models::one))
         .fallback(nowhere)
         .method_not_allowed_fallback(wrong_method)

@@ -153,9 +153,9 @@ fn in_anthropics_form(response: Response, why: &ApiError, id: Option<&HeaderValu
     new
 }
 
-/// Lets in who has a key. Whether the server lives is no secret.
+/// Lets in who has a key. Whether the server lives is no secret, nor is its page, which asks for the key.
 async fn key(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
-    let open = ["/health", "/ready"].contains(&request.uri().path().trim_end_matches('/'));
+    let open = ["", "/health", "/ready"].contains(&request.uri().path().trim_end_matches('/'));
     let headers = request.headers();
     let bearer = headers.get(header::AUTHORIZATION).and_then(|v| {
         let (scheme, key) = v.as_bytes().split_at_checked(7)?;
