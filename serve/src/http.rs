@@ -34,6 +34,7 @@ mod talk;
 #[cfg(test)]
 mod tests;
 mod texts;
+mod tls;
 mod write_timeout;
 
 use std::future::Future;
@@ -43,8 +44,6 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
-
 use crate::engine::Engine;
 use crate::markup::CallFormat;
 use crate::request::Sampling;
@@ -52,7 +51,9 @@ use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 use app::App;
 
+pub use connections::Listener;
 pub use rates::Rates;
+pub use tls::Tls;
 
 /// What a server serves.
 #[derive(Debug)]
@@ -120,6 +121,8 @@ pub struct HttpSettings {
     pub sampling: Sampling,
     /// How the model writes calls of tools.
     pub calls: Calls,
+    /// What encrypts connections; none leaves them plain.
+    pub tls: Option<Tls>,
 }
 
 impl Default for HttpSettings {
@@ -137,6 +140,7 @@ impl Default for HttpSettings {
             stall_timeout: Duration::from_secs(60),
             sampling: Sampling::default(),
             calls: Calls::OfTemplate,
+            tls: None,
         }
     }
 }
@@ -147,12 +151,13 @@ impl Default for HttpSettings {
 /// # Errors
 /// The settings name nothing, or what no header can hold.
 pub async fn serve(
-    listener: TcpListener,
+    listener: impl Into<Listener>,
     served: Served,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let (app, engine) = App::new(served)?;
     let (patience, stall) = (app.settings.shutdown_timeout, app.settings.stall_timeout);
+    let tls = app.settings.tls.as_ref().map(Tls::acceptor);
     let app = Arc::new(app);
     let service = middleware::layered(api::routes(app.clone()), &app)?;
     let drained = async move {
@@ -161,6 +166,6 @@ pub async fn serve(
         // The engine's thread is waited for, and it tells every request the end.
         let _ = tokio::task::spawn_blocking(move || engine.drain(Some(patience))).await;
     };
-    connections::accept(listener, service, stall, drained).await;
+    connections::accept(listener.into(), service, tls, stall, drained).await;
     Ok(())
 }

@@ -13,6 +13,7 @@ mod responses;
 mod streams;
 mod structured;
 mod talks;
+mod tls;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -4,8 +4,9 @@
 use crate::answers::fixture::{endless, good, greedy, make, model, program, refused, text, utf8};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -185,6 +186,41 @@ fn a_server_is_measured_over_http() {
     assert!(refused(&["bench", "gemm", "--url", "http://x"]).contains("--url"));
     server.signal("-TERM");
     assert_eq!(server.ended().0, Some(0));
+}
+
+#[test]
+fn a_server_listens_at_a_file_or_behind_a_certificate() {
+    let path = server_file("serve.sock");
+    let _absent = fs::remove_file(&path);
+    let args = ["serve", text(model()), "--json", "--unix-socket", text(&path)];
+    let ask = || {
+        let mut stream = UnixStream::connect(&path).unwrap();
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+        let mut got = String::new();
+        stream.read_to_string(&mut got).unwrap();
+        assert!(got.starts_with("HTTP/1.1 200"), "{got}");
+    };
+    let server = Server::spawn(program(&args));
+    assert_eq!(server.ready["url"], format!("unix:{}", text(&path)));
+    ask();
+    assert!(refused(&args).contains("another server"));
+    // It is killed, and leaves its file.
+    drop(server);
+    assert!(path.exists());
+    let mut server = Server::spawn(program(&args));
+    ask();
+    server.signal("-TERM");
+    assert_eq!(server.ended().0, Some(0));
+    assert!(!path.exists());
+    fs::write(&path, "mine").unwrap();
+    assert!(refused(&args).contains("serve.sock"));
+    assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
+    let tls = Path::new(env!("CARGO_MANIFEST_DIR")).join("serve/src/http/tests/tls");
+    let [certificate, key] = ["cert.pem", "key.pem"].map(|name| tls.join(name));
+    let server = Server::start(model(), &["--tls-cert", text(&certificate), "--tls-key", text(&key)]);
+    assert!(server.url.starts_with("https://127.0.0.1:"), "{}", server.url);
+    let both = ["serve", text(model()), "--tls-cert", text(&key), "--tls-key", text(&key)];
+    assert!(refused(&both).contains("has no certificate"));
 }
 
 /// A file of a test's own.
