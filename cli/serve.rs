@@ -43,7 +43,7 @@ enum PoolingName {
 /// Serve a model over HTTP, with OpenAI's API
 ///
 /// Chat and text completions, streamed or whole, many at once: /v1/chat/completions, /v1/completions, /v1/models, and /health,
-/// /ready and /metrics for whoever operates it. One line on standard output says when it is ready and where. What a request
+/// /ready and /metrics for whoever operates it; at / is a page to talk to the model. Of an encoder, vectors of texts only. One line on standard output says when it is ready and where. What a request
 /// leaves open (temperature, top_p, top_k, min_p, repetition_penalty) is as the model's generation_config.json recommends.
 /// SIGINT and SIGTERM let it finish what it has and end; a second one ends it at once. While there are requests, a line every ten
 /// seconds on standard error says how it goes.
@@ -143,7 +143,7 @@ impl Serve {
         };
         let tls = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
         let tls = tls.map(|(certificate, key)| Tls::read(certificate, key)).transpose()?;
-        let published = Published::read_adapted(&self.model, self.room.adapter.as_deref(), &mut tell())?;
+        let published = Published::read_any(&self.model, self.room.adapter.as_deref(), &mut tell())?;
         let machine = self.room.machine.machine()?;
         let room = Room {
             sequences: self.max_seqs.into(),

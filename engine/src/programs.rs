@@ -55,7 +55,7 @@ impl Programs {
         let program =
             Program { logits: Logits::Embedding(pooling), ..Program::paged(tokens, sequences, cache) };
         let planned = plan_within(config, &program, storage, machine, fidelity)?;
-        let embedding = Embedding { pooling, width: config.hidden_size };
+        let embedding = Embedding { pooling, width: config.hidden_size, whole: false };
         self.beside.push((ProgramKind::Embed(embedding), planned));
         Ok(())
     }

@@ -136,7 +136,7 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// A scheduler without sequences, for a model of these programs; with a secret, full pages stay in the prefix cache. All
-    /// bounds are positive, and the plan [is complete](StepPlan::is_complete).
+    /// bounds are positive, and the plan [answers](StepPlan::answers) or gives vectors.
     pub fn new(bounds: Bounds, plan: StepPlan, secret: Option<Secret>) -> Scheduler {
         Scheduler {
             bounds,
@@ -197,11 +197,12 @@ impl Scheduler {
         }
         let preempted = self.grow();
         let mut budget = self.bounds.tokens;
-        // Those with one token left first: nobody waits for another's prompt.
+        // Those with one token left first: nobody waits for another's prompt. Where there are no answers it is one of a text.
+        let answers = self.plan.answers();
         for decode in [true, false] {
             for at in 0..self.running.len() {
                 let left = self.remaining(self.running[at]);
-                if left > 0 && budget > 0 && (left == 1) == decode {
+                if left > 0 && budget > 0 && (left == 1 && answers) == decode {
                     self.schedule(self.running[at], &mut budget);
                 }
             }
@@ -331,6 +332,11 @@ impl Scheduler {
         let scored = sequence.scored.filter(|_| of_prompt > 0);
         let most = scored.map_or(most, |from| most.min(from.saturating_sub(sequence.computed).max(1)));
         let tokens = most.min(entry.room).min(*budget);
+        if matches!(entry.kind, ProgramKind::Embed(embedding) if embedding.whole && tokens < left) {
+            // It is first in the next step, or nearer to that.
+            *budget = 0;
+            return;
+        }
         if tokens == 0 {
             return;
         }

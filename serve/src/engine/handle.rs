@@ -5,10 +5,11 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use super::Settings;
 use super::stream::{Emitter, Permits, Stream, connect};
+use super::{NO_VECTORS, Settings};
 use crate::request::{Limits, Request, RequestError};
 use crate::scheduler::Counters;
+use crate::scheduler::plan::StepPlan;
 
 /// Why a request was not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -88,6 +89,8 @@ struct Occupancy {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub limits: Limits,
+    /// Whether there are answers.
+    answers: bool,
     /// Numbers of a vector, where there are vectors.
     embedding: Option<usize>,
     eos: Vec<u32>,
@@ -102,10 +105,11 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub fn new(limits: Limits, embedding: Option<usize>, settings: &Settings, sequences: usize) -> Shared {
+    pub fn new(limits: Limits, plan: &StepPlan, settings: &Settings, sequences: usize) -> Shared {
         Shared {
             limits,
-            embedding,
+            answers: plan.answers(),
+            embedding: plan.embedding().map(|e| e.width),
             eos: settings.eos.clone(),
             queue: settings.queue,
             sequences,
@@ -185,8 +189,14 @@ impl Handle {
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(SubmitError::Draining);
         }
-        if request.embed && self.embedding().is_none() {
-            let message = "the server was started without vectors; start it with --embeddings last or mean";
+        let missing = match request.embed {
+            true if self.embedding().is_none() => Some(NO_VECTORS),
+            false if !self.shared.answers => {
+                Some("is an encoder, which gives vectors and no answers; use /v1/embeddings")
+            }
+            _ => None,
+        };
+        if let Some(message) = missing {
             return Err(RequestError { param: "model", message: message.into() }.into());
         }
         let body = Box::new(request.checked(self.shared.limits)?);

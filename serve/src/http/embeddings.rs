@@ -2,13 +2,15 @@
 //! vectors of length 1, or cosines, in the forms of OpenAI's, vLLM's, Cohere's and Jina's APIs. Each text is a request of the engine.
 
 use std::collections::VecDeque;
+use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
-use axum::response::Response;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
@@ -20,11 +22,14 @@ use super::error::ApiError;
 use super::fields::{Fields, kind};
 use super::middleware::Caller;
 use super::params;
-use crate::engine::{End, Stream, SubmitError};
+use crate::engine::{End, NO_VECTORS, Stream, SubmitError};
 use crate::request::Request;
 
 /// Texts of a request; as many as OpenAI's API takes.
 const MOST_TEXTS: usize = 2048;
+
+/// Numbers of an answer: 2,048 vectors of 4,096.
+const MOST_NUMBERS: usize = 1 << 23;
 
 /// Texts of a request that the engine has at once: enough to fill its steps, few enough to leave room for others in its queue.
 const AT_ONCE: usize = 64;
@@ -92,8 +97,7 @@ async fn ask<T: Send + 'static>(
         let mut fields = Fields::parse(&content, abandoned)?;
         let model = params::model(&mut fields, &app)?;
         if app.engine.embedding().is_none() {
-            let what = "the server was started without vectors; start it with --embeddings last or mean";
-            return Err(ApiError::field("model", what));
+            return Err(ApiError::field("model", NO_VECTORS));
         }
         let priority = fields.or("priority", 0)?;
         let add_special = fields.or("add_special_tokens", true)?;
@@ -192,23 +196,37 @@ pub async fn embeddings(
         if !(1..=width).contains(&dimensions) {
             return Err(fields.refusal("dimensions", format!("must be from 1 to {width}, not {dimensions}")));
         }
-        let texts = encoder.all("input", prompts(fields, "input", MOST_TEXTS)?)?;
-        Ok((texts, (base64, dimensions)))
+        let input = prompts(fields, "input", MOST_TEXTS)?;
+        if input.len() * dimensions > MOST_NUMBERS {
+            let most = MOST_NUMBERS / dimensions;
+            return Err(
+                fields.refusal("input", format!("must have at most {most} texts of {dimensions} dimensions"))
+            );
+        }
+        Ok((encoder.all("input", input)?, (base64, dimensions)))
     };
     let mut asked = ask(app, caller, body, read).await?;
     let (base64, dimensions) = asked.own;
     let used = tokens(&asked.texts);
-    let entry = |(index, vector): (usize, Vec<f32>)| {
-        let vector = shortened(vector, dimensions);
-        let embedding = match base64 {
-            true => STANDARD.encode(vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>()).into(),
-            false => vector.into_iter().map(number).collect::<Value>(),
-        };
-        json!({"object": "embedding", "index": index, "embedding": embedding})
-    };
-    let data: Vec<Value> = asked.vectors().await?.into_iter().enumerate().map(entry).collect();
-    let usage = json!({"prompt_tokens": used, "total_tokens": used});
-    Ok(super::api::json(&json!({"object": "list", "data": data, "model": asked.model, "usage": usage})))
+    let mut data = String::new();
+    for (index, vector) in asked.vectors().await?.into_iter().enumerate() {
+        let comma = if index == 0 { "" } else { "," };
+        let vector = shown(&shortened(vector, dimensions), base64);
+        let _ = write!(data, "{comma}{{\"object\":\"embedding\",\"index\":{index},\"embedding\":{vector}}}");
+    }
+    let (model, usage) = (json!(asked.model), json!({"prompt_tokens": used, "total_tokens": used}));
+    let body = format!("{{\"object\":\"list\",\"data\":[{data}],\"model\":{model},\"usage\":{usage}}}");
+    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+}
+
+/// A vector in JSON: as a value of each number it would take several times the memory.
+fn shown(vector: &[f32], base64: bool) -> String {
+    if base64 {
+        let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+        return format!("\"{}\"", STANDARD.encode(bytes));
+    }
+    let numbers: Vec<String> = vector.iter().map(f32::to_string).collect();
+    format!("[{}]", numbers.join(","))
 }
 
 /// The first numbers of a vector, with the length 1 again.

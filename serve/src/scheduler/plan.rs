@@ -27,6 +27,8 @@ pub struct Embedding {
     pub pooling: Pooling,
     /// Numbers of a vector.
     pub width: usize,
+    /// Whether a text is computed in one step, because every token sees all others.
+    pub whole: bool,
 }
 
 impl ProgramKind {
@@ -103,8 +105,8 @@ impl StepPlan {
         self.rows().map(|row| row.tokens).sum()
     }
 
-    /// Whether there is a program for every token: of prompts and of outputs.
-    pub fn is_complete(&self) -> bool {
+    /// Whether there is a program for every token, of prompts and of outputs: the model gives answers.
+    pub fn answers(&self) -> bool {
         self.entries.iter().any(|e| e.kind.prefills()) && self.entries.iter().any(|e| e.kind.decodes())
     }
 

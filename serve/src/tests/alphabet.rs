@@ -112,7 +112,7 @@ impl Model for Alphabet {
 
     fn plan(&self) -> StepPlan {
         let batch = StepBatch::new(SIZES.page_size, SIZES.positions / SIZES.page_size);
-        let embed = |pooling| ProgramKind::Embed(Embedding { pooling, width: WIDTH });
+        let embed = |pooling| ProgramKind::Embed(Embedding { pooling, width: WIDTH, whole: false });
         let kinds = [Some(ProgramKind::Mixed), self.pooling.map(embed)].into_iter().flatten();
         StepPlan::new(kinds.map(|kind| StepEntry::new(kind, batch.clone())).collect())
     }
