@@ -3,6 +3,7 @@
 
 mod breakdown;
 mod decode;
+mod load;
 mod serve;
 mod train;
 
@@ -80,7 +81,7 @@ pub enum Job {
     /// --new single-token steps of --batch sequences after prompts of --seq tokens, keys and values in pages: tokens_per_s
     Decode,
     /// --requests of --seq tokens through the serving engine, --batch at a time, each answered with --new tokens:
-    /// tokens_per_s, and milliseconds to the first token and from one to the next
+    /// tokens_per_s, and milliseconds to the first token and from one to the next. With --url through a server, over HTTP
     Serve,
     /// One optimiser step (forward, backward, clip, AdamW) on --batch sequences of --seq tokens: tokens_per_s
     Train,
@@ -105,6 +106,7 @@ pub enum Job {
   astrai bench prefill --shape model/config.json --seq 512 --threads 2
   astrai bench decode --shape model/config.json --seq 512 --new 32 --dtype bf16
   astrai bench serve --shape model/config.json --batch 16 --seq 128 --new 64 --dtype bf16
+  astrai bench serve --url http://127.0.0.1:8000 --num-prompts 200 --request-rate 8 --goodput ttft:500 tpot:50
   astrai bench train --shape model/config.json --batch 4 --seq 256 --profile
   astrai bench compile --shape model/config.json")]
 pub struct Bench {
@@ -141,11 +143,20 @@ pub struct Bench {
     fidelity: FidelityFlags,
     #[command(flatten)]
     machine: MachineFlags,
+    #[command(flatten)]
+    load: load::LoadFlags,
 }
 
 impl Bench {
     /// Measures and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
+        if let Some(url) = &self.load.url {
+            if self.job != Job::Serve {
+                bail!("--url goes with bench serve; leave it out");
+            }
+            self.load.run(url, out)?;
+            return Ok(ExitCode::SUCCESS);
+        }
         let machine = self.machine.machine()?;
         let kernels = machine.device.name() != "interpreter";
         let profiles = matches!(self.job, Job::Train | Job::Prefill | Job::Decode) && kernels;

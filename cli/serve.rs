@@ -5,15 +5,18 @@ use crate::failure::{Done, Failure, bail, say};
 use crate::flags::RoomFlags;
 use crate::progress::tell;
 use astrai_builders::Cache;
-use astrai_engine::serving::{Room, SEQUENCES};
+use astrai_builders::config::Pooling;
+use astrai_engine::serving::{Published, Room, SEQUENCES};
 use astrai_serve::engine::{Handle, Stats};
-use astrai_serve::http::{Calls, HttpSettings, Rates, Served, serve};
+use astrai_serve::http::{Calls, HttpSettings, Listener, Rates, Served, Tls, serve};
 use astrai_train::signals::Stop;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::json;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -28,16 +31,26 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How often it tells what it did.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Values of `--embeddings`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PoolingName {
+    /// The last token's final hidden state
+    Last,
+    /// The mean over all tokens
+    Mean,
+}
+
 /// Serve a model over HTTP, with OpenAI's API
 ///
 /// Chat and text completions, streamed or whole, many at once: /v1/chat/completions, /v1/completions, /v1/models, and /health,
-/// /ready and /metrics for whoever operates it. One line on standard output says when it is ready and where. What a request
+/// /ready and /metrics for whoever operates it; at / is a page to talk to the model. Of an encoder, vectors of texts only. One line on standard output says when it is ready and where. What a request
 /// leaves open (temperature, top_p, top_k, min_p, repetition_penalty) is as the model's generation_config.json recommends.
 /// SIGINT and SIGTERM let it finish what it has and end; a second one ends it at once. While there are requests, a line every ten
 /// seconds on standard error says how it goes.
 #[derive(Args)]
 #[command(after_help = "Examples:
   astrai serve model/ --dtype bf16
+  astrai serve model/ --embeddings mean
   astrai serve model/ --host 0.0.0.0 --port 80 --api-key \"$KEY\" --served-name gpt --max-seqs 64 --kv-memory 8GiB
   curl http://127.0.0.1:8000/v1/chat/completions -d '{\"model\": \"model\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello.\"}]}'")]
 pub struct Serve {
@@ -49,6 +62,15 @@ pub struct Serve {
     /// Port to listen on; 0 picks a free one
     #[arg(long, value_name = "N", default_value_t = 8000)]
     port: u16,
+    /// Listen at this file, a UNIX socket, instead of an address; whoever may write to it may use the server
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"])]
+    unix_socket: Option<PathBuf>,
+    /// Certificate in PEM, with those that vouch for it behind it: connections are encrypted
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The certificate's private key in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     /// Name that requests call the model by; may be repeated [default: the folder's name]
     #[arg(long, value_name = "NAME")]
     served_name: Vec<String>,
@@ -72,6 +94,9 @@ pub struct Serve {
     /// Tell of each request on standard error, as a line of JSON
     #[arg(long)]
     log_requests: bool,
+    /// Also give vectors of texts, made of their final hidden states: /v1/embeddings, /v1/score, /v1/rerank
+    #[arg(long, value_enum, value_name = "POOLING")]
+    embeddings: Option<PoolingName>,
     /// Most answers computed at once
     #[arg(long, value_name = "N", default_value_t = SEQUENCES as u16, value_parser = clap::value_parser!(u16).range(1..=4096))]
     max_seqs: u16,
@@ -112,13 +137,23 @@ impl Serve {
             );
         }
         // A port that is taken is known before the weights are read.
-        let listener = listen(self.host, self.port)?;
-        let published = self.room.published(&self.model)?;
+        let socket = match &self.unix_socket {
+            Some(path) => listen_at(path)?,
+            None => listen(self.host, self.port)?,
+        };
+        let tls = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
+        let tls = tls.map(|(certificate, key)| Tls::read(certificate, key)).transpose()?;
+        let published = Published::read_any(&self.model, self.room.adapter.as_deref(), &mut tell())?;
+        let published = published.quantised(self.room.quantize.quantize);
         let machine = self.room.machine.machine()?;
         let room = Room {
             sequences: self.max_seqs.into(),
             tokens: self.max_batch_tokens.map(|n| n as usize),
             queue: self.queue as usize,
+            pooling: self.embeddings.map(|pooling| match pooling {
+                PoolingName::Last => Pooling::Last,
+                PoolingName::Mean => Pooling::Mean,
+            }),
             ..self.room.of_one()
         };
         let engine = published.start(&room, &machine, &mut tell())?;
@@ -138,14 +173,18 @@ impl Serve {
             body_limit: self.body_limit as usize,
             bodies_limit: self.bodies_limit as usize,
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout.into()),
+            tls,
             ..HttpSettings::default()
         };
-        let open = self.host.is_unspecified() && settings.api_keys.is_empty() && settings.key_file.is_none();
-        let server = Server::start(listener, published.served(engine, names, settings))?;
+        let open = self.unix_socket.is_none()
+            && self.host.is_unspecified()
+            && settings.api_keys.is_empty()
+            && settings.key_file.is_none();
+        let server = Server::start(socket, published.served(engine, names, settings))?;
         if open {
             say("warning: whoever reaches this machine can use the server; --api-key asks for a key");
         }
-        let url = server.url();
+        let url = server.url().to_owned();
         if self.json {
             let line = json!({"url": url, "model": name, "context": context, "max_seqs": room.sequences, "kv_tokens": pages * Cache::PAGE});
             writeln!(out, "{line}")?;
@@ -163,16 +202,55 @@ impl Serve {
 }
 
 /// A socket that listens.
-pub fn listen(host: IpAddr, port: u16) -> Result<TcpListener, Failure> {
+pub enum Socket {
+    /// At a port.
+    Tcp(TcpListener),
+    /// At a file, which goes with the server.
+    Unix(UnixListener, SocketFile),
+}
+
+/// The file of a UNIX socket, removed when this is dropped.
+pub struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Where somebody has removed it there is nothing to do.
+        let _removed = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A socket at a file. One that a server has left behind is replaced; no other file is.
+fn listen_at(path: &Path) -> Result<Socket, Failure> {
+    let failed = |e: io::Error| format!("--unix-socket {}: {e}", path.display());
+    let socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
+    if socket {
+        match UnixStream::connect(path) {
+            Ok(_) => {
+                bail!("--unix-socket {}: another server listens there; give another path", path.display())
+            }
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path).map_err(failed)?;
+            }
+            Err(e) => return Err(failed(e).into()),
+        }
+    }
+    let listener = UnixListener::bind(path).and_then(|l| l.set_nonblocking(true).map(|()| l));
+    Ok(Socket::Unix(listener.map_err(failed)?, SocketFile(path.to_path_buf())))
+}
+
+/// A socket at a port.
+pub fn listen(host: IpAddr, port: u16) -> Result<Socket, Failure> {
     let remedy = "give another --port, or 0 for a free one";
     let bound = TcpListener::bind((host, port));
     let bound = bound.and_then(|l| l.set_nonblocking(true).map(|()| l));
-    Ok(bound.map_err(|e| format!("{}: {e}; {remedy}", SocketAddr::new(host, port)))?)
+    let bound = bound.map_err(|e| format!("{}: {e}; {remedy}", SocketAddr::new(host, port)))?;
+    Ok(Socket::Tcp(bound))
 }
 
 /// A server on threads of its own.
 pub struct Server {
-    address: SocketAddr,
+    url: String,
+    _file: Option<SocketFile>,
     engine: Handle,
     stop: oneshot::Sender<()>,
     thread: JoinHandle<io::Result<()>>,
@@ -180,24 +258,35 @@ pub struct Server {
 
 impl Server {
     /// Starts to serve.
-    pub fn start(listener: TcpListener, served: Served) -> Result<Server, Failure> {
+    pub fn start(socket: Socket, served: Served) -> Result<Server, Failure> {
         let failed = |e: io::Error| Failure::Message(format!("the server did not start: {e}"));
-        let (address, engine) = (listener.local_addr().map_err(failed)?, served.engine.handle());
+        let engine = served.engine.handle();
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(failed)?;
+        let inside = runtime.enter();
+        let (listener, url, file) = match socket {
+            Socket::Tcp(listener) => {
+                let scheme = if served.settings.tls.is_some() { "https" } else { "http" };
+                let url = format!("{scheme}://{}", listener.local_addr().map_err(failed)?);
+                (tokio::net::TcpListener::from_std(listener).map(Listener::Tcp), url, None)
+            }
+            Socket::Unix(listener, file) => {
+                let url = format!("unix:{}", file.0.display());
+                (tokio::net::UnixListener::from_std(listener).map(Listener::Unix), url, Some(file))
+            }
+        };
+        let listener = listener.map_err(failed)?;
+        drop(inside);
         let (stop, stopped) = oneshot::channel();
         let work = move || {
-            runtime.block_on(async {
-                let listener = tokio::net::TcpListener::from_std(listener)?;
-                serve(listener, served, async { stopped.await.unwrap_or(()) }).await
-            })
+            runtime.block_on(async { serve(listener, served, async { stopped.await.unwrap_or(()) }).await })
         };
         let thread = thread::Builder::new().name("server".into()).spawn(work).map_err(failed)?;
-        Ok(Server { address, engine, stop, thread })
+        Ok(Server { url, _file: file, engine, stop, thread })
     }
 
     /// Where it listens.
-    pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+    pub fn url(&self) -> &str {
+        &self.url
     }
 
     /// Lets it finish what it has, and waits for its end.

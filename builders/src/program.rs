@@ -1,7 +1,7 @@
 //! What a program of a model computes: its sizes, its outputs, its cache. In: sizes. Out: plain data that the graph builder and
 //! the placements read.
 
-use crate::config::{ModelConfig, RopeKey};
+use crate::config::{ModelConfig, Pooling, RopeKey};
 use astrai_ir::Symbol;
 
 /// Symbol of the pages in use.
@@ -109,6 +109,9 @@ pub enum Logits {
     All,
     /// Of the tokens at `last`, one a sequence: `[sequences, vocab]`.
     Last,
+    /// Of none. In their place comes `embedding` `[sequences, hidden]`: each sequence's final hidden states, normed, of the positions
+    /// of this run.
+    Embedding(Pooling),
 }
 
 impl Program {

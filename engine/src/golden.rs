@@ -289,6 +289,7 @@ impl<'a> Golden<'a> {
             kv: None,
             queue: 1,
             prefix_cache: false,
+            pooling: None,
         };
         let model = steps(self.model, &room, self.machine, hear)?;
         let (what, total) = ("greedy tokens", want.len() as u64);

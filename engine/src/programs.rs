@@ -3,11 +3,12 @@
 
 use crate::machine::Machine;
 use crate::model::{Model, plan_within};
-use astrai_builders::{Cache, ModelConfig, Program};
+use astrai_builders::config::Pooling;
+use astrai_builders::{Cache, Logits, ModelConfig, Program};
 use astrai_ir::DType;
 use astrai_passes::Fidelity;
 use astrai_runtime::{Buffers, Compiled as Planned, Error, Session};
-use astrai_serve::scheduler::plan::ProgramKind;
+use astrai_serve::scheduler::plan::{Embedding, ProgramKind};
 
 /// Planned programs over the same pages.
 pub struct Programs {
@@ -40,6 +41,23 @@ impl Programs {
             return Ok(Programs { first: (ProgramKind::Mixed, first), beside: vec![] });
         }
         Ok(Programs { first: (ProgramKind::Prefill, first), beside: vec![(ProgramKind::Decode, decode)] })
+    }
+
+    /// Adds a program for texts of which vectors are wanted, of the same sizes as the first.
+    pub fn embed(
+        &mut self,
+        config: &ModelConfig,
+        [tokens, sequences]: [u64; 2],
+        cache: Cache,
+        pooling: Pooling,
+        (storage, machine, fidelity): (DType, &Machine, Fidelity),
+    ) -> Result<(), Error> {
+        let program =
+            Program { logits: Logits::Embedding(pooling), ..Program::paged(tokens, sequences, cache) };
+        let planned = plan_within(config, &program, storage, machine, fidelity)?;
+        let embedding = Embedding { pooling, width: config.hidden_size, whole: false };
+        self.beside.push((ProgramKind::Embed(embedding), planned));
+        Ok(())
     }
 
     /// The program that computes tokens of prompts.

@@ -4,10 +4,12 @@
 
 use crate::figures::bytes;
 use crate::machine::Machine;
-use crate::model::{Model, served_fidelity};
+use crate::model::{Model, plan_within, served_fidelity};
 use crate::programs::Programs;
 use crate::{Error, Hear, Note};
-use astrai_builders::{Cache, ModelConfig};
+use astrai_builders::config::EncoderSpec;
+use astrai_builders::config::Pooling;
+use astrai_builders::{Cache, Logits, ModelConfig, Program};
 use astrai_ir::{DType, Narrow};
 use astrai_passes::Fidelity;
 use astrai_runtime::Error as RuntimeError;
@@ -16,6 +18,7 @@ use astrai_serve::engine::{Engine, Settings};
 use astrai_serve::http::{HttpSettings, Served};
 use astrai_serve::paged::PagedModel;
 use astrai_serve::recommended::{Asked, Recommended};
+use astrai_serve::scheduler::plan::{Embedding, ProgramKind};
 use astrai_serve::template::{Chat, ChatTemplate, Message};
 use astrai_serve::tokenizer::Tokenizer;
 use std::path::{Path, PathBuf};
@@ -84,6 +87,8 @@ pub struct Room {
     pub queue: usize,
     /// Whether pages are kept to be found again.
     pub prefix_cache: bool,
+    /// Which tokens make a text's vector; none where no vectors are wanted.
+    pub pooling: Option<Pooling>,
 }
 
 impl Room {
@@ -98,6 +103,7 @@ impl Room {
             kv: None,
             queue: 1,
             prefix_cache: true,
+            pooling: None,
         }
     }
 }
@@ -126,6 +132,15 @@ impl Published {
     pub fn read_adapted(folder: &Path, adapter: Option<&Path>, hear: Hear) -> Result<Published, Error> {
         let model = Model::open_adapted(folder, adapter)?;
         model.config.check_decoder()?;
+        Published::of(folder, model, hear)
+    }
+
+    /// The same of an encoder too, whose engine gives vectors and no answers.
+    pub fn read_any(folder: &Path, adapter: Option<&Path>, hear: Hear) -> Result<Published, Error> {
+        Published::of(folder, Model::open_adapted(folder, adapter)?, hear)
+    }
+
+    fn of(folder: &Path, model: Model, hear: Hear) -> Result<Published, Error> {
         // An adapter's folder need not have a tokenizer, its base has.
         let own = folder.join("tokenizer.json").is_file();
         let texts = if own { folder } else { model.folder.as_deref().unwrap_or(folder) };
@@ -208,6 +223,9 @@ pub fn chat_ids(
 /// A model that computes steps of many sequences, with its weights and its KV state.
 pub fn steps(model: &Model, room: &Room, machine: &Machine, hear: Hear) -> Result<PagedModel, Error> {
     let config = &model.config;
+    if let Some(encoder) = config.encoder {
+        return encoder_steps(model, encoder, room, machine, hear);
+    }
     let page_bytes = KvCache::page_bytes(config, Cache::PAGE, room.storage);
     let weights = config.parameter_count().saturating_mul(room.storage.bytes() as u64);
     let free = machine.device.available().saturating_sub(weights);
@@ -221,6 +239,46 @@ pub fn steps(model: &Model, room: &Room, machine: &Machine, hear: Hear) -> Resul
     let sessions = programs.start(model, kv.buffers(), &mut progress)?;
     let sizes = [config.vocab_size, context, tokens, room.sequences];
     Ok(PagedModel::new(sessions, cache, sizes))
+}
+
+/// The same of an encoder: texts, each in one step; without pages, which are only counted.
+fn encoder_steps(
+    model: &Model,
+    encoder: EncoderSpec,
+    room: &Room,
+    machine: &Machine,
+    hear: Hear,
+) -> Result<PagedModel, Error> {
+    let config = &model.config;
+    for (flag, given) in [("--embeddings", room.pooling.is_some()), ("--kv-memory", room.kv.is_some())] {
+        if given {
+            let what = "is an encoder, which keeps no keys and values and makes vectors in its own way";
+            return Err(format!("{flag}: `{}` {what}; leave it out", config.model_type).into());
+        }
+    }
+    let positions = config.max_positions;
+    let context = room.context.unwrap_or(positions);
+    if context > positions {
+        let line = format!("--max-model-len {context}: the model takes at most {positions} positions");
+        return Err(line.into());
+    }
+    let tokens = room.tokens.unwrap_or(TOKENS.max(context).max(room.sequences));
+    let context = context.min(tokens);
+    let [most, sequences, span] = [tokens, room.sequences, context].map(|n| n as u64);
+    let program = Program { tokens: most, sequences, span, logits: Logits::None, ..Program::full(1, span) };
+    let fidelity = room.fidelity.unwrap_or_default();
+    let planned = plan_within(config, &program, room.storage, machine, fidelity)?;
+    planned.check_memory(&*machine.device).map_err(with_remedy)?;
+    let what = "loading weights";
+    let session =
+        model.start(planned, machine, &mut |done, total| hear(Note::Progress { what, done, total }))?;
+    let table = context.div_ceil(Cache::PAGE);
+    // One beyond its own for each, which the scheduler holds back.
+    let pages = room.sequences.saturating_mul(table + 1).min(i32::MAX as usize / Cache::PAGE);
+    let cache = Cache { page: Cache::PAGE, pages, table };
+    let embedding = Embedding { pooling: encoder.pooling, width: config.hidden_size, whole: true };
+    let sizes = [config.vocab_size, context, tokens, room.sequences];
+    Ok(PagedModel::new(vec![(ProgramKind::Embed(embedding), session)], cache, sizes))
 }
 
 /// Pages that fit the memory beside the weights, tokens of a step, and programs for these. What a second program takes of the
@@ -245,7 +303,10 @@ fn plan(
             return Err(format!("{line}; give more --max-batch-tokens or fewer --max-seqs").into());
         }
         let sizes = [tokens as u64, room.sequences as u64];
-        let programs = Programs::plan(config, sizes, fit.cache, room.storage, machine, fidelity)?;
+        let mut programs = Programs::plan(config, sizes, fit.cache, room.storage, machine, fidelity)?;
+        if let Some(pooling) = room.pooling {
+            programs.embed(config, sizes, fit.cache, pooling, (room.storage, machine, fidelity))?;
+        }
         // It only grows, so that this ends.
         beside = programs.bytes_beside()?.max(beside);
         let again = fit_beside(beside)?;

@@ -165,8 +165,12 @@ impl Answer {
 
     /// What an event shows, if anything.
     fn take(&mut self, event: Option<Event>) -> Option<Chunk> {
-        let lost = || Event { updates: vec![], end: Some(End::Failed("the engine has stopped".into())) };
-        let Event { updates, end } = event.unwrap_or_else(lost);
+        let lost = || Event {
+            updates: vec![],
+            vector: None,
+            end: Some(End::Failed("the engine has stopped".into())),
+        };
+        let Event { updates, end, vector: _ } = event.unwrap_or_else(lost);
         let mut chunk = Chunk { deltas: Vec::new(), end: None };
         for update in updates {
             match self.update(update) {

@@ -5,6 +5,7 @@
 
 mod core;
 mod draw;
+mod embed;
 mod fair;
 mod handle;
 mod masks;
@@ -30,6 +31,10 @@ use handle::{Command, Shared};
 pub use handle::{Handle, Stats, SubmitError};
 pub use model::{Model, ModelError, Sizes};
 pub use stream::{End, Event, Finish, Stream, Update, Usage};
+
+/// What is said of a model that gives no vectors.
+pub const NO_VECTORS: &str =
+    "the server was started without vectors; start it with --embeddings last or mean";
 
 /// How to run an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,13 +83,14 @@ impl Engine {
     /// The sizes or settings allow no step, or there is no thread.
     pub fn start(model: impl Model + Send + 'static, settings: &Settings) -> Result<Engine, StartError> {
         let sizes = limit(model.sizes(), settings).map_err(StartError::Settings)?;
-        if !model.plan().is_complete() {
+        let plan = model.plan();
+        if !plan.answers() && plan.embedding().is_none() {
             return Err(StartError::Settings(
                 "the model has no program for prefill, or none for decode".into(),
             ));
         }
         let limits = Limits { vocabulary: sizes.vocabulary, context: sizes.context() };
-        let shared = Arc::new(Shared::new(limits, settings, sizes.sequences));
+        let shared = Arc::new(Shared::new(limits, &plan, settings, sizes.sequences));
         let (commands, received) = channel();
         let core = Core::new(model, sizes, settings, settings.prefix_cache.then(draw_secret), shared.clone());
         let thread = Builder::new().name("engine".into()).spawn(move || run(core, &received))?;

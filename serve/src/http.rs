@@ -14,6 +14,7 @@ mod body;
 mod chat;
 mod completions;
 mod connections;
+mod embeddings;
 mod error;
 mod fields;
 mod forced;
@@ -23,6 +24,7 @@ mod logprobs;
 mod metrics;
 mod middleware;
 mod models;
+mod page;
 mod params;
 mod rates;
 mod responses;
@@ -32,6 +34,7 @@ mod talk;
 #[cfg(test)]
 mod tests;
 mod texts;
+mod tls;
 mod write_timeout;
 
 use std::future::Future;
@@ -41,8 +44,6 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
-
 use crate::engine::Engine;
 use crate::markup::CallFormat;
 use crate::request::Sampling;
@@ -50,7 +51,9 @@ use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 use app::App;
 
+pub use connections::Listener;
 pub use rates::Rates;
+pub use tls::Tls;
 
 /// What a server serves.
 #[derive(Debug)]
@@ -94,7 +97,7 @@ impl FromStr for Calls {
 /// How a server serves.
 #[derive(Clone, Debug)]
 pub struct HttpSettings {
-    /// One of these must come with each request but `/health` and `/ready`; none asks for none.
+    /// One of these must come with each request but `/`, `/health` and `/ready`; none asks for none.
     pub api_keys: Vec<String>,
     /// A file with more keys, one a line; read again when it changes.
     pub key_file: Option<PathBuf>,
@@ -118,6 +121,8 @@ pub struct HttpSettings {
     pub sampling: Sampling,
     /// How the model writes calls of tools.
     pub calls: Calls,
+    /// What encrypts connections; none leaves them plain.
+    pub tls: Option<Tls>,
 }
 
 impl Default for HttpSettings {
@@ -135,6 +140,7 @@ impl Default for HttpSettings {
             stall_timeout: Duration::from_secs(60),
             sampling: Sampling::default(),
             calls: Calls::OfTemplate,
+            tls: None,
         }
     }
 }
@@ -145,12 +151,13 @@ impl Default for HttpSettings {
 /// # Errors
 /// The settings name nothing, or what no header can hold.
 pub async fn serve(
-    listener: TcpListener,
+    listener: impl Into<Listener>,
     served: Served,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let (app, engine) = App::new(served)?;
     let (patience, stall) = (app.settings.shutdown_timeout, app.settings.stall_timeout);
+    let tls = app.settings.tls.as_ref().map(Tls::acceptor);
     let app = Arc::new(app);
     let service = middleware::layered(api::routes(app.clone()), &app)?;
     let drained = async move {
@@ -159,6 +166,6 @@ pub async fn serve(
         // The engine's thread is waited for, and it tells every request the end.
         let _ = tokio::task::spawn_blocking(move || engine.drain(Some(patience))).await;
     };
-    connections::accept(listener, service, stall, drained).await;
+    connections::accept(listener.into(), service, tls, stall, drained).await;
     Ok(())
 }

@@ -121,13 +121,15 @@ pub struct Request {
     pub sampling: Sampling,
     /// What holds the answers; none if they are free.
     pub constraint: Option<Constraint>,
+    /// Whether the vector of the prompt is wanted, and no answer.
+    pub embed: bool,
 }
 
 impl Request {
     /// One answer to a prompt, sampled from the model's own distribution.
     pub fn new(prompt: Vec<u32>) -> Request {
         let (salt, sampling) = (Vec::new(), Sampling::default());
-        Request { prompt, n: 1, priority: 0, caller: 0, salt, sampling, constraint: None }
+        Request { prompt, n: 1, priority: 0, caller: 0, salt, sampling, constraint: None, embed: false }
     }
 }
 
@@ -230,10 +232,19 @@ impl Request {
         let Limits { vocabulary, context } = limits;
         let length = self.prompt.len();
         ensure(length > 0, "prompt", || "is empty; it must have at least one token".into())?;
-        ensure(length < context, "prompt", || {
+        ensure(length < context + usize::from(self.embed), "prompt", || {
             format!("has {length} tokens, the context {context}; shorten the prompt")
         })?;
         hold_ids("prompt", self.prompt.iter().copied(), vocabulary)?;
+        if self.embed {
+            let one = Request {
+                priority: self.priority,
+                caller: self.caller,
+                embed: true,
+                ..Request::new(self.prompt)
+            };
+            return Ok(one);
+        }
         let n = self.n;
         ensure((1..=MOST_CHOICES).contains(&n), "n", || {
             format!("must be from 1 to {MOST_CHOICES}, not {n}")

@@ -14,7 +14,8 @@
 //!
 //! Where a model has programs of prefill and of decode instead of one for both, a sequence is in a step with tokens of its
 //! prompt or with tokens of its output, never both, and the tokens of outputs together are at most as many as sequences may run.
-//! Which program computes a token follows from the sequence alone, also after a preemption.
+//! Which program computes a token follows from the sequence alone, also after a preemption. Texts of which a vector is wanted
+//! have a program of their own in the same steps.
 
 pub mod batch;
 pub mod plan;
@@ -56,6 +57,8 @@ pub struct Arrival {
     /// The first token of the prompt, from 1, that is scored by the logits before it: from there on the prompt is computed token by
     /// token. Nothing for a prompt that is not scored.
     pub scored: Option<usize>,
+    /// Whether the prompt's vector is wanted: another program computes it, and it shares no page, because all of it must be computed.
+    pub embed: bool,
 }
 
 /// Names a sequence from its arrival to its end, and nothing afterwards.
@@ -92,6 +95,7 @@ struct Sequence {
     priority: i32,
     tag: u64,
     scored: Option<usize>,
+    embed: bool,
     tokens: Tokens,
     /// Leading tokens whose keys and values are in the table's pages.
     computed: usize,
@@ -132,7 +136,7 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// A scheduler without sequences, for a model of these programs; with a secret, full pages stay in the prefix cache. All
-    /// bounds are positive, and the plan [is complete](StepPlan::is_complete).
+    /// bounds are positive, and the plan [answers](StepPlan::answers) or gives vectors.
     pub fn new(bounds: Bounds, plan: StepPlan, secret: Option<Secret>) -> Scheduler {
         Scheduler {
             bounds,
@@ -149,7 +153,7 @@ impl Scheduler {
 
     /// Lets a sequence wait. It must fit alone: prompt and what will be sampled, but for the last, within all pages.
     pub fn add(&mut self, arrival: Arrival) -> SequenceId {
-        let Arrival { request, index, priority, tag, prompt, scored } = arrival;
+        let Arrival { request, index, priority, tag, prompt, scored, embed } = arrival;
         let slot = self.vacant.pop().unwrap_or(self.slots.len() as u32);
         if slot as usize == self.slots.len() {
             self.slots.push(None);
@@ -160,7 +164,8 @@ impl Scheduler {
             tokens = tokens.keyed_by_prompt_end();
         }
         let table = Table::default();
-        let sequence = Sequence { id, priority, tag, scored, tokens, computed: 0, table, cached: None };
+        let sequence =
+            Sequence { id, priority, tag, scored, embed, tokens, computed: 0, table, cached: None };
         self.slots[slot as usize] = Some(sequence);
         self.wait(slot);
         id
@@ -187,16 +192,17 @@ impl Scheduler {
             entry.rows.clear();
             entry.room = match entry.kind {
                 ProgramKind::Decode => self.bounds.sequences,
-                ProgramKind::Mixed | ProgramKind::Prefill => self.bounds.tokens,
+                ProgramKind::Mixed | ProgramKind::Prefill | ProgramKind::Embed(_) => self.bounds.tokens,
             };
         }
         let preempted = self.grow();
         let mut budget = self.bounds.tokens;
-        // Those with one token left first: nobody waits for another's prompt.
+        // Those with one token left first: nobody waits for another's prompt. Where there are no answers it is one of a text.
+        let answers = self.plan.answers();
         for decode in [true, false] {
             for at in 0..self.running.len() {
                 let left = self.remaining(self.running[at]);
-                if left > 0 && budget > 0 && (left == 1) == decode {
+                if left > 0 && budget > 0 && (left == 1 && answers) == decode {
                     self.schedule(self.running[at], &mut budget);
                 }
             }
@@ -230,7 +236,9 @@ impl Scheduler {
             self.counters.computed += row.tokens as u64;
             self.counters.decoded += if kind == ProgramKind::Decode { row.tokens as u64 } else { 0 };
             sequence.computed += row.tokens;
-            self.pages.publish(&mut sequence.table, &mut sequence.tokens, sequence.computed);
+            if !sequence.embed {
+                self.pages.publish(&mut sequence.table, &mut sequence.tokens, sequence.computed);
+            }
             if let Some(token) = token.filter(|_| row.complete) {
                 sequence.tokens.push(token);
             }
@@ -312,13 +320,23 @@ impl Scheduler {
         let Some(sequence) = &self.slots[slot as usize] else { return };
         let left = sequence.tokens.len() - sequence.computed;
         let of_prompt = sequence.tokens.prompt().saturating_sub(sequence.computed);
-        let computes = |kind: ProgramKind| if of_prompt > 0 { kind.prefills() } else { kind.decodes() };
+        let computes = |kind: ProgramKind| match kind {
+            ProgramKind::Embed(_) => sequence.embed,
+            _ if sequence.embed => false,
+            _ if of_prompt > 0 => kind.prefills(),
+            _ => kind.decodes(),
+        };
         let Some(entry) = self.plan.entries.iter_mut().find(|e| computes(e.kind)) else { return };
         // A program that only prefills stops where the prompt ends.
         let most = if entry.kind == ProgramKind::Prefill { of_prompt } else { left };
         let scored = sequence.scored.filter(|_| of_prompt > 0);
         let most = scored.map_or(most, |from| most.min(from.saturating_sub(sequence.computed).max(1)));
         let tokens = most.min(entry.room).min(*budget);
+        if matches!(entry.kind, ProgramKind::Embed(embedding) if embedding.whole && tokens < left) {
+            // It is first in the next step, or nearer to that.
+            *budget = 0;
+            return;
+        }
         if tokens == 0 {
             return;
         }
@@ -369,7 +387,7 @@ impl Scheduler {
             return Admission::Later;
         }
         // What comes after the last token before the scored ones has to be computed too.
-        let most = sequence.scored.unwrap_or(usize::MAX);
+        let most = if sequence.embed { 0 } else { sequence.scored.unwrap_or(usize::MAX) };
         let mut found = self.pages.find(&mut sequence.table, &mut sequence.tokens, most);
         if found < whole * self.bounds.page_size
             && let Some(from) = sibling.and_then(|(slot, _)| self.slots[slot as usize].as_ref())

@@ -1,6 +1,8 @@
 //! A browser without a window, driven through its remote debugging pipe: commands and events are JSON ended by a zero byte, on
 //! file descriptors 3 and 4 of the browser.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -9,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Patience with the browser on a busy machine.
@@ -25,6 +27,8 @@ pub struct Browser {
     session: Option<String>,
     calls: u64,
     loads: usize,
+    /// Of the server whose page it is; requests to it are no harm.
+    server: Option<String>,
     /// Exceptions, console messages, log entries and requests that leave the page.
     pub bad: Vec<String>,
     _profile: TempDir,
@@ -76,8 +80,17 @@ impl Browser {
         let child = command.spawn().unwrap();
         drop((their_in, their_out));
         let (to, from) = (File::from(to), listen(File::from(from)));
-        let mut browser =
-            Browser { child, to, from, session: None, calls: 0, loads: 0, bad: vec![], _profile: profile };
+        let mut browser = Browser {
+            child,
+            to,
+            from,
+            session: None,
+            calls: 0,
+            loads: 0,
+            server: None,
+            bad: vec![],
+            _profile: profile,
+        };
         let target = browser.call("Target.createTarget", json!({"url": "about:blank"}));
         let attach = json!({"targetId": target["targetId"], "flatten": true});
         let session = browser.call("Target.attachToTarget", attach);
@@ -90,8 +103,18 @@ impl Browser {
 
     /// Opens a file and waits until it is loaded.
     pub fn open(&mut self, path: &Path) {
+        self.navigate(&format!("file://{}", path.display()));
+    }
+
+    /// Opens the page at the root of a server.
+    pub fn visit(&mut self, server: &str) {
+        self.server = Some(server.to_string());
+        self.navigate(server);
+    }
+
+    fn navigate(&mut self, url: &str) {
         let before = self.loads;
-        self.call("Page.navigate", json!({"url": format!("file://{}", path.display())}));
+        self.call("Page.navigate", json!({"url": url}));
         while self.loads == before {
             let event = self.hear();
             self.note(&event);
@@ -115,6 +138,20 @@ impl Browser {
         let answer = self.call("Runtime.evaluate", asked);
         assert!(answer["exceptionDetails"].is_null(), "{expression}: {}", answer["exceptionDetails"]);
         answer["result"]["value"].clone()
+    }
+
+    /// Waits until an expression in the page is true.
+    pub fn until(&mut self, expression: &str) {
+        let since = Instant::now();
+        while self.value(expression) != json!(true) {
+            assert!(since.elapsed() < PATIENCE, "waited in vain until {expression}: {:?}", self.bad);
+        }
+    }
+
+    /// Writes a picture of the window.
+    pub fn picture(&mut self, path: &Path) {
+        let picture = self.call("Page.captureScreenshot", json!({"format": "png"}));
+        std::fs::write(path, STANDARD.decode(picture["data"].as_str().unwrap()).unwrap()).unwrap();
     }
 
     /// The text of the element that a selector names.
@@ -206,7 +243,8 @@ impl Browser {
             "Log.entryAdded" => self.bad.push(params["entry"].to_string()),
             "Network.requestWillBeSent" => {
                 let url = params["request"]["url"].as_str().unwrap_or_default();
-                if !url.starts_with("file:") && !url.starts_with("data:") {
+                let own = self.server.as_ref().is_some_and(|server| url.starts_with(server));
+                if !own && !url.starts_with("file:") && !url.starts_with("data:") {
                     self.bad.push(format!("a request for {url}"));
                 }
             }

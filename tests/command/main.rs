@@ -1,6 +1,7 @@
 //! The program as its users meet it: commands, servers and their clients, the page, examples, documents; and the house's own rules.
 
 mod answers;
+mod browser;
 #[path = "../conformance/cases/mod.rs"]
 mod cases;
 mod cli;
@@ -22,6 +23,7 @@ mod objectives;
 mod openai;
 mod optimizers;
 mod page;
+mod playground;
 #[path = "../quick/mod.rs"]
 mod quick;
 mod train;

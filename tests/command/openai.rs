@@ -27,7 +27,7 @@ const SCRIPTS: [(&str, &[&str], &[&str]); 3] = [
 fn the_official_clients_work_unmodified() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let model = model();
-    let wide = Server::start(&model, &["--max-seqs", "16", "--kv-memory", "64MiB"]);
+    let wide = Server::start(&model, &["--max-seqs", "16", "--kv-memory", "64MiB", "--embeddings", "last"]);
     let narrow = Server::start(&model, &["--max-seqs", "1", "--queue", "1"]);
     for (script, libraries, more) in SCRIPTS {
         let folders: Option<Vec<PathBuf>> = libraries.iter().map(|name| client(name)).collect();

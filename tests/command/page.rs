@@ -2,10 +2,7 @@
 //! and a value in memory; in a small window and in the dark; no error, no message, no request. Where there is no browser, a
 //! word says so; what the file itself must be is tested without one.
 
-#[path = "browser.rs"]
-mod browser;
-
-use browser::Browser;
+use crate::browser::Browser;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};

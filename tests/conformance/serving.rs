@@ -1,9 +1,12 @@
 //! The serving engine over a compiled model under load: clients with all kinds of requests come and go, pages are few, and every
 //! answer is that of the request alone; afterwards nothing is left. `ASTRAI_SOAK_SECONDS` makes it run for so long.
 
-use astrai_builders::{Cache, ModelConfig, Program};
+use astrai_builders::config::Pooling;
+use astrai_builders::{Cache, Logits, ModelConfig, Program};
+use astrai_engine::batch::RaggedBatch;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::{Model, plan};
+use astrai_engine::serving::{KvMemory, Room, steps};
 use astrai_ir::DType;
 use astrai_serve::cache::KvCache;
 use astrai_serve::engine::{End, Engine, Event, Finish, Handle, Settings, Stream, SubmitError};
@@ -249,4 +252,77 @@ fn under_load_every_answer_is_that_of_the_request_alone_and_nothing_is_left() {
     assert_eq!((stats.queued, stats.running, stats.waiting), (0, 0, 0));
     assert!(stats.scheduler.preemptions > 0 && stats.scheduler.cache_hits > 0 && n(&counts.busy) > 0);
     assert!(last < first + 4096, "memory grew from {first} to {last} kB");
+}
+
+/// Vectors of texts, some longer than a step, beside answers and over few pages: those of the full forward in the interpreter, whatever
+/// is beside them.
+#[test]
+fn vectors_are_those_of_the_full_forward() {
+    let (machine, reference) =
+        (Machine::new(Kind::Cpu, 2).unwrap(), Machine::new(Kind::Interpreter, 1).unwrap());
+    let config = ModelConfig::parse(SMALL, "small").unwrap().config;
+    let model = Model::fresh(config, vec![], 3);
+    let texts: Vec<Vec<u32>> =
+        [1, 128, 17, 70, 16, 3, 90, 33].map(|n| (0..n).map(|i| (i * i + n) % 320).collect()).into();
+    for (storage, pooling, most) in [
+        (DType::F32, Pooling::Last, 1e-5),
+        (DType::F32, Pooling::Mean, 1e-5),
+        (DType::BF16, Pooling::Mean, 3e-2),
+    ] {
+        let whole = Program { logits: Logits::Embedding(pooling), ..Program::full(1, 128) };
+        let planned = plan(&model.config, &whole, DType::F32, &reference).unwrap();
+        let mut whole = model.start(planned, &reference, &mut |_, _| {}).unwrap();
+        let room = Room {
+            sequences: 4,
+            tokens: Some(24),
+            kv: Some(KvMemory::Bytes(24 * KvCache::page_bytes(&model.config, Cache::PAGE, storage))),
+            queue: 64,
+            pooling: Some(pooling),
+            ..Room::of_one(storage, None)
+        };
+        let engine =
+            Engine::start(steps(&model, &room, &machine, &mut |_| {}).unwrap(), &Settings::default())
+                .unwrap();
+        let handle = engine.handle();
+        let sampling = Sampling { temperature: 0.0, max_tokens: Some(40), ..Sampling::default() };
+        let answers: Vec<Stream> = (0..3)
+            .map(|i| {
+                handle
+                    .submit(Request { sampling: sampling.clone(), ..Request::new(vec![7 + i; 30]) })
+                    .unwrap()
+            })
+            .collect();
+        let vector = |mut stream: Stream| {
+            let event = stream.blocking_recv().expect("an event");
+            assert!(
+                event.updates.is_empty() && matches!(event.end, Some(End::Finished(_))),
+                "{:?}",
+                event.end
+            );
+            event.vector.expect("a vector")
+        };
+        let asked =
+            |text: &Vec<u32>| handle.submit(Request { embed: true, ..Request::new(text.clone()) }).unwrap();
+        let together: Vec<Stream> = texts.iter().map(asked).collect();
+        let together: Vec<Vec<f32>> = together.into_iter().map(vector).collect();
+        answers.into_iter().for_each(|mut stream| {
+            let (answer, end) = collect(&mut stream, 1);
+            assert!(matches!(end, End::Finished(_)) && !answer[0].0.is_empty());
+        });
+        for (text, got) in texts.iter().zip(&together) {
+            let ids: Vec<i64> = text.iter().map(|id| i64::from(*id)).collect();
+            let batch = RaggedBatch::new(&[&ids], 320).unwrap();
+            let want = whole.run(&batch.inputs(whole.inputs())).unwrap().remove(0).1.to_f32();
+            let length = want.iter().map(|x| x * x).sum::<f32>().sqrt();
+            let off = got.iter().zip(&want).map(|(a, b)| (a - b / length).powi(2)).sum::<f32>().sqrt();
+            assert!(off < most, "{storage} {pooling:?} of {} tokens: off by {off}", text.len());
+            let alone = vector(asked(text));
+            assert!(pooling == Pooling::Mean || alone == *got, "{storage}: another vector alone");
+        }
+        let stats = handle.stats();
+        assert_eq!(
+            (stats.running, stats.waiting, stats.pages_free + stats.pages_cached),
+            (0, 0, stats.pages)
+        );
+    }
 }

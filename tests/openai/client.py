@@ -181,6 +181,18 @@ def cancels():
     comes_to_rest()
 
 
+def vectors():
+    # The client asks for base64 and unpacks it.
+    got = client.embeddings.create(model=MODEL, input=["Hello", "Once upon a time", "Hello"])
+    length = lambda v: sum(x * x for x in v) ** 0.5
+    data = [e.embedding for e in got.data]
+    assert [e.index for e in got.data] == [0, 1, 2] and data[0] == data[2] != data[1]
+    assert all(abs(length(v) - 1) < 1e-5 for v in data) and got.usage.prompt_tokens == got.usage.total_tokens > 3
+    plain = client.embeddings.create(model=MODEL, input="Hello", encoding_format="float", dimensions=8).data[0].embedding
+    assert len(plain) == 8 and all(abs(a - b / length(data[0][:8])) < 1e-5 for a, b in zip(plain, data[0]))
+    refuses(openai.BadRequestError, lambda: client.embeddings.create(model=MODEL, input=""), "input")
+
+
 async def at_once():
     many = openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=120)
 
@@ -214,6 +226,6 @@ async def overload():
     comes_to_rest(NARROW)
 
 
-for check in (models, plain, streamed, several, texts, stops, logprobs, tools, errors, timeouts, cancels, at_once, overload):
+for check in (models, plain, streamed, several, texts, stops, logprobs, vectors, tools, errors, timeouts, cancels, at_once, overload):
     asyncio.run(check()) if asyncio.iscoroutinefunction(check) else check()
     print(f"{check.__name__}: good", flush=True)

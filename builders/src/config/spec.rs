@@ -442,8 +442,8 @@ impl ModelConfig {
         match self.encoder {
             None => Ok(()),
             Some(_) => Err(format!(
-                "`{}` is an encoder: it predicts no tokens, so there is nothing to train, generate or serve; `astrai run --want \
-                 embedding` gives its vectors",
+                "`{}` is an encoder: it predicts no tokens, so there is nothing to train or generate; `astrai serve` and `astrai run \
+                 --want embedding` give its vectors",
                 self.model_type
             )),
         }

@@ -7,7 +7,7 @@ use super::components::{norm_weight, softcap};
 use super::layer;
 use super::pool::pool;
 use super::router::Routers;
-use crate::config::{LayerSpec, ModelConfig, RopeSpec};
+use crate::config::{EncoderSpec, LayerSpec, ModelConfig, RopeSpec};
 use crate::program::{Logits, Loss, Program, TOKEN_OUTPUTS};
 use astrai_ir::ops::{Call, CompareKind, Const, ReduceKind, UnaryKind};
 use astrai_ir::{Block, BlockId, DType, Dim, Graph, IrError, NodeId, Real, Tensor, Type, ops};
@@ -19,7 +19,8 @@ use std::sync::Arc;
 /// `slots` i32 `[tokens]` (the row of each token's key and value, -1: none), `tables` i32 `[sequences, table]` (each
 /// sequence's pages), `lens` i32 `[sequences]` (its tokens in them, those of this run included) and an output for the next
 /// version of each state. Where pages hold latents, `pages` i32 `[context]` lists the pages in use, each once, and `tables` holds
-/// places in that list. An encoder's only output is `embedding` `[sequences, hidden]`; its program wants nothing else. All
+/// places in that list. An encoder's only output is `embedding` `[sequences, hidden]`; its program wants nothing else. A decoder has it with
+/// [`Logits::Embedding`]. All
 /// arithmetic is f32; the precision pass changes what is stored.
 pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> {
     let mut g = Graph::new(program.symbols(config));
@@ -45,7 +46,11 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
     let mut routers = Routers::default();
     x = layers(&mut g, config, program, x, &given, &mut routers)?;
     let norm = g.scope("norm", |g| norm_weight(g, config, names.final_norm, hidden))?;
-    if let Some(encoder) = &config.encoder {
+    let vectors = match program.logits {
+        Logits::Embedding(pooling) => Some(EncoderSpec { pooling, normalise: false }),
+        _ => config.encoder,
+    };
+    if let Some(encoder) = &vectors {
         let normed = |g: &mut Graph, x| g.scope("norm", |g| g.rms_norm(x, norm, config.norm_eps));
         let embedding = pool(&mut g, encoder, [x, starts], normed)?;
         g.set_output("embedding", embedding)?;
@@ -63,7 +68,7 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
         })
     };
     let wanted = match program.logits {
-        Logits::None => None,
+        Logits::None | Logits::Embedding(_) => None,
         Logits::All => Some(x),
         Logits::Last => {
             let last = g.input("last", DType::I32, vec![Dim::symbol("sequences")])?;

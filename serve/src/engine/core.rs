@@ -10,6 +10,7 @@ use std::time::Instant;
 use astrai_runtime::Threads;
 
 use super::draw::{Draw, draw};
+use super::embed::Pooled;
 use super::fair::Fair;
 use super::handle::{Command, Shared, Stats};
 use super::masks::Masks;
@@ -19,7 +20,7 @@ use crate::grammar::Constraint;
 use crate::pages::{Prompt, Secret};
 use crate::request::Request;
 use crate::sample::{History, Logprobs, Rules, SampleError, Sampled, Sampler};
-use crate::scheduler::plan::Row;
+use crate::scheduler::plan::{ProgramKind, Row, StepPlan};
 use crate::scheduler::{Arrival, Bounds, Scheduler, SequenceId};
 
 /// A request in the engine.
@@ -33,6 +34,8 @@ struct Active {
     tag: u64,
     /// Where log-probabilities of the prompt are wanted: its tokens, from which on, and those that are known.
     scores: Option<(Arc<Prompt>, usize, Vec<Logprobs>)>,
+    /// Where the prompt's vector is wanted: what is known of it.
+    pooled: Option<Pooled>,
     /// By index; none when it has ended.
     choices: Vec<Option<Choice>>,
     since: Instant,
@@ -225,7 +228,7 @@ impl<M: Model> Core<M> {
 
     fn begin(&mut self, request: u64, body: Request, emitter: Emitter, permits: Permits, since: Instant) {
         let tag = self.fair.arrive(&body);
-        let Request { prompt, n, priority, caller: _, salt, sampling, constraint } = body;
+        let Request { prompt, n, priority, caller: _, salt, sampling, constraint, embed } = body;
         let seed = sampling.seed.unwrap_or_else(|| self.seeds.hash_one(request));
         let mut ends = sampling.stop_ids.clone();
         if !sampling.ignore_eos {
@@ -238,7 +241,7 @@ impl<M: Model> Core<M> {
         let scored = sampling.prompt_logprobs.map(|_| from).filter(|&from| from < prompt.len());
         let prompt = Prompt::new(prompt, salt);
         let choices = (0..n).map(|index| {
-            let arrival = Arrival { request, index, priority, tag, prompt: prompt.clone(), scored };
+            let arrival = Arrival { request, index, priority, tag, prompt: prompt.clone(), scored, embed };
             Some(Choice { id: self.scheduler.add(arrival), history: None, ran: false })
         });
         let choices = choices.collect();
@@ -250,6 +253,7 @@ impl<M: Model> Core<M> {
             constraint,
             tag,
             scores: scored.map(|from| (prompt, from, Vec::new())),
+            pooled: embed.then(Pooled::default),
             choices,
             since,
             ran: false,
@@ -292,17 +296,13 @@ impl<M: Model> Core<M> {
         }
         self.begin_masks();
         let plan = self.scheduler.planned();
-        let mut logits = Vec::with_capacity(plan.entries().len());
-        self.model.step(plan, &mut logits).map_err(|e| format!("the model failed: {e}"))?;
-        let (rows, vocabulary) = (self.scheduler.rows().count(), self.vocabulary);
-        let given: usize = logits.iter().map(|l| l.len()).sum();
-        if given != rows * vocabulary || logits.iter().any(|l| l.len() % vocabulary != 0) {
-            return Err(format!("the model gave {given} logits, not {rows} rows of {vocabulary}"));
-        }
+        let mut outputs = Vec::with_capacity(plan.entries().len());
+        self.model.step(plan, &mut outputs).map_err(|e| format!("the model failed: {e}"))?;
+        let outputs = by_row(plan, outputs, self.vocabulary)?;
         take_masks(&mut self.masks, &mut self.requests);
-        let mut draws = Vec::with_capacity(rows);
-        let logits = logits.into_iter().flat_map(|l| l.chunks_exact_mut(vocabulary));
-        for (row, logits) in self.scheduler.rows().zip(logits) {
+        self.updated.clear();
+        let mut draws = Vec::with_capacity(outputs.len());
+        for (kind, row, logits) in outputs {
             let Some(active) = self.requests.get_mut(&row.id.request) else {
                 return Err("a sequence without a request; please report this".into());
             };
@@ -310,6 +310,11 @@ impl<M: Model> Core<M> {
                 self.fair.run(active.tag);
                 self.stats.prompt_tokens += active.usage.prompt as u64;
                 active.usage.cached = self.scheduler.cached(row.id).unwrap_or(0);
+            }
+            if let ProgramKind::Embed(embedding) = kind {
+                active.pooled.get_or_insert_default().add(row, logits, embedding.pooling);
+                self.updated.extend(row.complete.then_some(row.id.request));
+                continue;
             }
             active.score(row, logits, &self.samplers);
             if row.complete && active.history(row.id.index).is_some() {
@@ -322,7 +327,6 @@ impl<M: Model> Core<M> {
         }
         draw(&draws, &self.samplers, self.pool.as_deref());
         let now = Instant::now();
-        self.updated.clear();
         self.tokens.clear();
         let mut draws = draws.into_iter().peekable();
         for row in self.scheduler.rows() {
@@ -367,6 +371,13 @@ impl<M: Model> Core<M> {
                     self.scheduler.remove(id);
                 }
             }
+            if let Some(pooled) = active.pooled.take() {
+                match pooled.vector() {
+                    Ok(vector) => active.emitter.vector = Some(vector),
+                    Err(why) => active.failure = Some(why.into()),
+                }
+                active.take(0).into_iter().for_each(|id| self.scheduler.remove(id));
+            }
             let usage = active.usage;
             match (active.failure.take(), active.is_over()) {
                 (Some(why), _) => self.end(request, End::Failed(why)),
@@ -389,6 +400,33 @@ impl<M: Model> Core<M> {
         self.shared.publish(self.stats);
         self.ended.drain(..).for_each(|(emitter, updates, end)| emitter.end(updates, end));
     }
+}
+
+/// What the model gave, with its program and row.
+fn by_row<'a, 'm>(
+    plan: &'a StepPlan,
+    outputs: Vec<&'m mut [f32]>,
+    vocabulary: usize,
+) -> Result<Vec<(ProgramKind, &'a Row, &'m mut [f32])>, String> {
+    let ran = plan.entries().iter().filter(|entry| !entry.rows.is_empty());
+    let (programs, given) = (ran.clone().count(), outputs.len());
+    if programs != given {
+        return Err(format!("the model gave {given} outputs of {programs} programs"));
+    }
+    let mut all = Vec::with_capacity(plan.rows().count());
+    for (entry, output) in ran.zip(outputs) {
+        let width = match entry.kind {
+            ProgramKind::Embed(embedding) => embedding.width,
+            _ => vocabulary,
+        };
+        let (rows, given) = (entry.rows.len(), output.len());
+        if given != rows * width {
+            return Err(format!("the model gave {given} numbers, not {rows} rows of {width}"));
+        }
+        let each = entry.rows.iter().zip(output.chunks_exact_mut(width));
+        all.extend(each.map(|(row, output)| (entry.kind, row, output)));
+    }
+    Ok(all)
 }
 
 /// Waits for what may come next, and notes it where it belongs.

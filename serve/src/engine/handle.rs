@@ -5,10 +5,11 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use super::Settings;
 use super::stream::{Emitter, Permits, Stream, connect};
+use super::{NO_VECTORS, Settings};
 use crate::request::{Limits, Request, RequestError};
 use crate::scheduler::Counters;
+use crate::scheduler::plan::StepPlan;
 
 /// Why a request was not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -88,6 +89,10 @@ struct Occupancy {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub limits: Limits,
+    /// Whether there are answers.
+    answers: bool,
+    /// Numbers of a vector, where there are vectors.
+    embedding: Option<usize>,
     eos: Vec<u32>,
     queue: usize,
     /// Sequences of a step, at most.
@@ -100,9 +105,11 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub fn new(limits: Limits, settings: &Settings, sequences: usize) -> Shared {
+    pub fn new(limits: Limits, plan: &StepPlan, settings: &Settings, sequences: usize) -> Shared {
         Shared {
             limits,
+            answers: plan.answers(),
+            embedding: plan.embedding().map(|e| e.width),
             eos: settings.eos.clone(),
             queue: settings.queue,
             sequences,
@@ -182,6 +189,16 @@ impl Handle {
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(SubmitError::Draining);
         }
+        let missing = match request.embed {
+            true if self.embedding().is_none() => Some(NO_VECTORS),
+            false if !self.shared.answers => {
+                Some("is an encoder, which gives vectors and no answers; use /v1/embeddings")
+            }
+            _ => None,
+        };
+        if let Some(message) = missing {
+            return Err(RequestError { param: "model", message: message.into() }.into());
+        }
         let body = Box::new(request.checked(self.shared.limits)?);
         let permits = self.shared.reserve(body.n as usize).ok_or(SubmitError::Busy(self.shared.queue))?;
         let request = self.shared.next.fetch_add(1, Ordering::Relaxed);
@@ -199,6 +216,11 @@ impl Handle {
     /// What requests are held to.
     pub fn limits(&self) -> Limits {
         self.shared.limits
+    }
+
+    /// Numbers of a text's vector; none where the model gives no vectors.
+    pub fn embedding(&self) -> Option<usize> {
+        self.shared.embedding
     }
 
     /// Ids that end a text.

@@ -71,6 +71,8 @@ pub enum End {
 pub struct Event {
     /// New tokens, at most one of each choice.
     pub updates: Vec<Update>,
+    /// The prompt's vector, if it was wanted: of length 1, with the last event.
+    pub vector: Option<Vec<f32>>,
     /// Set in the last event, and only there.
     pub end: Option<End>,
 }
@@ -115,6 +117,8 @@ pub(super) struct Emitter {
     events: UnboundedSender<Event>,
     shared: Arc<Shared>,
     ended: bool,
+    /// Goes with the last event.
+    pub vector: Option<Vec<f32>>,
 }
 
 impl Emitter {
@@ -125,12 +129,12 @@ impl Emitter {
 
     pub fn send(&mut self, updates: Vec<Update>) {
         // Whoever does not listen is cancelled by the next step.
-        let _ = self.events.send(Event { updates, end: None });
+        let _ = self.events.send(Event { updates, vector: None, end: None });
     }
 
     pub fn end(mut self, updates: Vec<Update>, end: End) {
         self.ended = true;
-        let _ = self.events.send(Event { updates, end: Some(end) });
+        let _ = self.events.send(Event { updates, vector: self.vector.take(), end: Some(end) });
     }
 }
 
@@ -138,7 +142,8 @@ impl Drop for Emitter {
     fn drop(&mut self) {
         if !self.ended {
             let why = self.shared.dead().unwrap_or("the engine has stopped").to_string();
-            let _ = self.events.send(Event { updates: Vec::new(), end: Some(End::Failed(why)) });
+            let _ =
+                self.events.send(Event { updates: Vec::new(), vector: None, end: Some(End::Failed(why)) });
         }
     }
 }
@@ -153,7 +158,7 @@ pub struct Stream {
 
 pub(super) fn connect(request: u64, shared: &Arc<Shared>, commands: Sender<Command>) -> (Emitter, Stream) {
     let (sender, events) = unbounded_channel();
-    let emitter = Emitter { events: sender, shared: shared.clone(), ended: false };
+    let emitter = Emitter { events: sender, shared: shared.clone(), ended: false, vector: None };
     (emitter, Stream { request, events, commands })
 }
 

@@ -16,7 +16,7 @@ use super::completions::Completions;
 use super::error::ApiError;
 use super::generate::generate;
 use super::responses::Responses;
-use super::{metrics, models, texts};
+use super::{embeddings, metrics, models, page, texts};
 
 /// All paths. A slash at the end changes nothing.
 pub fn routes(app: Arc<App>) -> Router {
@@ -34,10 +34,17 @@ pub fn routes(app: Arc<App>) -> Router {
             .route(&at("/v1/responses"), post(generate::<Responses>))
             .route(&at("/v1/messages"), post(generate::<Messages>))
             .route(&at("/v1/messages/count_tokens"), post(anthropic::count_tokens))
+            .route(&at("/v1/embeddings"), post(embeddings::embeddings))
+            .route(&at("/v1/score"), post(embeddings::score))
+            .route(&at("/score"), post(embeddings::score))
+            .route(&at("/v1/rerank"), post(embeddings::rerank))
+            .route(&at("/v2/rerank"), post(embeddings::rerank))
+            .route(&at("/rerank"), post(embeddings::rerank))
             .route(&at("/tokenize"), post(texts::tokenize))
             .route(&at("/detokenize"), post(texts::detokenize));
     }
     router
+        .route("/", get(page::show))
         .route("/v1/models/{*id}", get(models::one))
         .fallback(nowhere)
         .method_not_allowed_fallback(wrong_method)

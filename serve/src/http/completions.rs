@@ -44,35 +44,39 @@ pub struct Completions {
     choices: Vec<Delta>,
 }
 
-enum Prompt {
+/// A text, or its ids.
+pub enum Prompt {
     Text(String),
     Ids(Vec<u32>),
 }
 
-/// The prompts of a request: a text, texts, ids, or lists of ids.
-fn prompts(fields: &mut Fields) -> Result<Vec<Prompt>, ApiError> {
+/// The texts of a field, `most` of them: a text, texts, ids, or lists of ids.
+///
+/// # Errors
+/// It is something else, absent, or empty.
+pub fn prompts(fields: &mut Fields, field: &'static str, most: usize) -> Result<Vec<Prompt>, ApiError> {
     const WHAT: &str = "must be a text, a list of texts, a list of token ids, or a list of such lists";
-    let list = match fields.raw("prompt") {
-        None => return Err(fields.refusal("prompt", "is missing; give a text to continue")),
+    let list = match fields.raw(field) {
+        None => return Err(fields.refusal(field, "is missing; give a text")),
         Some(Value::String(text)) => return Ok(vec![Prompt::Text(text)]),
         Some(Value::Array(list)) => list,
-        Some(other) => return Err(fields.refusal("prompt", format!("{WHAT}, not {}", kind(&other)))),
+        Some(other) => return Err(fields.refusal(field, format!("{WHAT}, not {}", kind(&other)))),
     };
     let ids =
         |list: Vec<Value>, at: &str| -> Result<Prompt, ApiError> { fields.items(at, list).map(Prompt::Ids) };
     match list.first() {
-        None => return Err(fields.refusal("prompt", "is empty; give a text to continue")),
-        Some(Value::Number(_)) => return Ok(vec![ids(list, "prompt")?]),
-        Some(_) if list.len() > MOST_PROMPTS => {
-            let what = format!("must have at most {MOST_PROMPTS} prompts, not {}", list.len());
-            return Err(fields.refusal("prompt", what));
+        None => return Err(fields.refusal(field, "is empty; give a text")),
+        Some(Value::Number(_)) => return Ok(vec![ids(list, field)?]),
+        Some(_) if list.len() > most => {
+            let what = format!("must have at most {most} texts, not {}", list.len());
+            return Err(fields.refusal(field, what));
         }
         Some(_) => {}
     }
     let one = |(i, value)| match value {
         Value::String(text) => Ok(Prompt::Text(text)),
-        Value::Array(list) => ids(list, &format!("prompt[{i}]")),
-        other => Err(fields.refusal(&format!("prompt[{i}]"), format!("{WHAT}, not {}", kind(&other)))),
+        Value::Array(list) => ids(list, &format!("{field}[{i}]")),
+        other => Err(fields.refusal(&format!("{field}[{i}]"), format!("{WHAT}, not {}", kind(&other)))),
     };
     list.into_iter().enumerate().map(one).collect()
 }
@@ -97,7 +101,7 @@ impl Endpoint for Completions {
         params.sampling.prompt_logprobs = params.sampling.prompt_logprobs.or(top.filter(|_| echo));
         let add_special = fields.or("add_special_tokens", true)?;
         let (mut shown, mut all) = (Vec::new(), Vec::new());
-        for prompt in prompts(fields)? {
+        for prompt in prompts(fields, "prompt", MOST_PROMPTS)? {
             let wrong = |e: crate::tokenizer::TokenizerError| fields.refusal("prompt", e.message);
             let (text, ids) = match prompt {
                 Prompt::Text(text) => {

@@ -11,9 +11,11 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
 
 use super::write_timeout::WriteTimeout;
 
@@ -23,21 +25,55 @@ const MOST: usize = 4096;
 /// Time for the header of a request, and between two requests.
 const HEADER_TIME: Duration = Duration::from_secs(75);
 
+/// Time for the handshake of an encrypted connection.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+
 /// Bytes of a request's header.
 const HEADER: usize = 64 << 10;
 
 /// Time to write what is written when the server ends.
 const FLUSH: Duration = Duration::from_secs(5);
 
-/// Accepts and serves connections until `drained` is ready, then lets them finish.
+/// Where a server listens.
+#[derive(Debug)]
+pub enum Listener {
+    /// At a port.
+    Tcp(TcpListener),
+    /// At a file, for this machine only.
+    Unix(UnixListener),
+}
+
+impl From<TcpListener> for Listener {
+    fn from(listener: TcpListener) -> Listener {
+        Listener::Tcp(listener)
+    }
+}
+
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// What all connections are served with.
+#[derive(Clone)]
+struct Service {
+    router: Router,
+    tls: Option<TlsAcceptor>,
+    stall: Duration,
+    closing: watch::Receiver<()>,
+}
+
+/// Accepts and serves connections, encrypted where there is a certificate, until `drained` is ready, then lets them finish.
 pub async fn accept(
-    listener: TcpListener,
-    service: Router,
+    listener: Listener,
+    router: Router,
+    tls: Option<TlsAcceptor>,
     stall: Duration,
     drained: impl Future<Output = ()>,
 ) {
     let places = Arc::new(Semaphore::new(MOST));
     let (close, closing) = watch::channel(());
+    let service = Service { router, tls, stall, closing };
     let mut drained = pin!(drained);
     loop {
         let place = tokio::select! {
@@ -45,43 +81,55 @@ pub async fn accept(
             place = next(&listener, &places) => place,
         };
         match place {
-            Ok((stream, place)) => {
+            Ok((Stream::Tcp(stream), place)) => {
                 // Tokens are sent as they come.
                 let _ = stream.set_nodelay(true);
-                let stream = WriteTimeout::new(stream, stall);
-                tokio::spawn(connection(stream, place, service.clone(), closing.clone()));
+                tokio::spawn(service.clone().open(stream, place));
             }
+            Ok((Stream::Unix(stream), place)) => drop(tokio::spawn(service.clone().open(stream, place))),
             // Too many open files, say; what is open now will close.
             Err(_) => sleep(Duration::from_millis(50)).await,
         }
     }
-    drop((listener, closing));
+    drop((listener, service));
     let _ = close.send(());
     let _ = timeout(FLUSH, close.closed()).await;
 }
 
-async fn next(
-    listener: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
+async fn next(listener: &Listener, places: &Arc<Semaphore>) -> io::Result<(Stream, OwnedSemaphorePermit)> {
     let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
-    let (stream, _) = listener.accept().await?;
+    let stream = match listener {
+        Listener::Tcp(listener) => Stream::Tcp(listener.accept().await?.0),
+        Listener::Unix(listener) => Stream::Unix(listener.accept().await?.0),
+    };
     Ok((stream, place))
 }
 
-async fn connection(
-    stream: WriteTimeout,
-    _place: OwnedSemaphorePermit,
-    service: Router,
-    mut closing: watch::Receiver<()>,
-) {
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).max_buf_size(HEADER);
-    let mut served = pin!(http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)));
-    tokio::select! {
-        // A client that breaks off or speaks no HTTP is no error of ours.
-        _ = &mut served => return,
-        _ = closing.changed() => served.as_mut().graceful_shutdown(),
+impl Service {
+    async fn open(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send, _place: OwnedSemaphorePermit) {
+        match &self.tls {
+            None => self.serve(stream).await,
+            Some(tls) => {
+                // A client that does not speak it is no error of ours.
+                if let Ok(Ok(stream)) = timeout(HANDSHAKE_TIME, tls.accept(stream)).await {
+                    self.serve(stream).await;
+                }
+            }
+        }
     }
-    let _ = timeout(FLUSH, served).await;
+
+    async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send) {
+        let stream = WriteTimeout::new(stream, self.stall);
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).max_buf_size(HEADER);
+        let service = TowerToHyperService::new(self.router.clone());
+        let mut served = pin!(http.serve_connection(TokioIo::new(stream), service));
+        let mut closing = self.closing.clone();
+        tokio::select! {
+            // A client that breaks off or speaks no HTTP is no error of ours.
+            _ = &mut served => return,
+            _ = closing.changed() => served.as_mut().graceful_shutdown(),
+        }
+        let _ = timeout(FLUSH, served).await;
+    }
 }

@@ -212,8 +212,17 @@ fn prepare<E: Endpoint>(app: Arc<App>, caller: Caller, mut fields: Fields) -> Re
     let request = |prompt| {
         let Params { n, priority, .. } = params;
         let (salt, constraint) = (params.salt.clone(), params.constraint.clone());
-        let caller = caller.0.map_or(0, |hash| hash.iter().take(8).fold(0, |n, b| n << 8 | u64::from(*b)));
-        Request { prompt, n, priority, caller, salt, sampling: params.sampling.clone(), constraint }
+        let caller = caller.number();
+        Request {
+            prompt,
+            n,
+            priority,
+            caller,
+            salt,
+            sampling: params.sampling.clone(),
+            constraint,
+            embed: false,
+        }
     };
     let requests = prompts.into_iter().map(request).collect();
     Ok((endpoint, Head { app, id, created: now(), caller, params, prompt, prompts: shown }, requests))

@@ -148,6 +148,13 @@ impl Metrics {
         }
     }
 
+    /// A text's vector was made.
+    pub fn embedded(&self, usage: &Usage, submitted: Instant) {
+        self.queue.observe(usage.queued.as_secs_f64());
+        self.whole.observe(submitted.elapsed().as_secs_f64());
+        self.prompt.observe(usage.prompt as f64);
+    }
+
     fn text(&self, stats: &Stats) -> Result<String, Error> {
         for (gauge, (.., read)) in self.levels.iter().zip(LEVELS) {
             gauge.set(i64::try_from(read(stats)).unwrap_or(i64::MAX));

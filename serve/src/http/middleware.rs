@@ -25,7 +25,7 @@ pub const VERSION: &str = "anthropic-version";
 const LONGEST_ID: usize = 128;
 
 /// Paths that are counted by themselves.
-pub const PATHS: [&str; 12] = [
+pub const PATHS: [&str; 18] = [
     "/health",
     "/ready",
     "/metrics",
@@ -38,11 +38,24 @@ pub const PATHS: [&str; 12] = [
     "/v1/responses",
     "/v1/messages",
     "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/score",
+    "/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
 ];
 
 /// Who calls: the hash of the key that was given, where keys are asked for.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller(pub Option<KeyHash>);
+
+impl Caller {
+    /// By which the engine tells callers apart.
+    pub fn number(self) -> u64 {
+        self.0.map_or(0, |hash| hash.iter().take(8).fold(0, |n, b| n << 8 | u64::from(*b)))
+    }
+}
 
 /// The routes within the middleware.
 pub fn layered(routes: Router, app: &Arc<App>) -> io::Result<Router> {
@@ -140,9 +153,9 @@ fn in_anthropics_form(response: Response, why: &ApiError, id: Option<&HeaderValu
     new
 }
 
-/// Lets in who has a key. Whether the server lives is no secret.
+/// Lets in who has a key. Whether the server lives is no secret, nor is its page, which asks for the key.
 async fn key(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
-    let open = ["/health", "/ready"].contains(&request.uri().path().trim_end_matches('/'));
+    let open = ["", "/health", "/ready"].contains(&request.uri().path().trim_end_matches('/'));
     let headers = request.headers();
     let bearer = headers.get(header::AUTHORIZATION).and_then(|v| {
         let (scheme, key) = v.as_bytes().split_at_checked(7)?;

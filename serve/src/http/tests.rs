@@ -2,6 +2,7 @@
 //! can also send what no client would.
 
 mod anthropic;
+mod embeddings;
 mod extras;
 mod hostile;
 mod openai;
@@ -12,6 +13,7 @@ mod responses;
 mod streams;
 mod structured;
 mod talks;
+mod tls;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -6,19 +6,18 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
 /// A stream that fails when nothing of what is written is taken for too long.
-pub struct WriteTimeout {
-    stream: TcpStream,
+pub struct WriteTimeout<S> {
+    stream: S,
     timeout: Duration,
     /// Runs while a write waits.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
-impl WriteTimeout {
-    pub fn new(stream: TcpStream, timeout: Duration) -> WriteTimeout {
+impl<S> WriteTimeout<S> {
+    pub fn new(stream: S, timeout: Duration) -> WriteTimeout<S> {
         WriteTimeout { stream, timeout, deadline: None }
     }
 
@@ -34,7 +33,7 @@ impl WriteTimeout {
     }
 }
 
-impl AsyncRead for WriteTimeout {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -44,7 +43,7 @@ impl AsyncRead for WriteTimeout {
     }
 }
 
-impl AsyncWrite for WriteTimeout {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.limit(cx, written)

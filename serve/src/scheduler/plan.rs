@@ -2,6 +2,8 @@
 //! programs it has; from the scheduler, rows. Out: for the model, a batch for each of its programs; for the engine, the rows
 //! whose logits are sampled.
 
+use astrai_builders::config::Pooling;
+
 use super::SequenceId;
 use super::batch::StepBatch;
 
@@ -14,17 +16,30 @@ pub enum ProgramKind {
     Prefill,
     /// Tokens of outputs, at most as many in a step as there may be sequences.
     Decode,
+    /// Tokens of texts of which a vector is wanted; in place of logits it gives what the vector is made of.
+    Embed(Embedding),
+}
+
+/// What a program gives of each row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Embedding {
+    /// The final hidden state of the row's last token, or the mean over the row's tokens.
+    pub pooling: Pooling,
+    /// Numbers of a vector.
+    pub width: usize,
+    /// Whether a text is computed in one step, because every token sees all others.
+    pub whole: bool,
 }
 
 impl ProgramKind {
     /// Whether the program computes tokens of prompts.
     pub fn prefills(self) -> bool {
-        self != ProgramKind::Decode
+        matches!(self, ProgramKind::Mixed | ProgramKind::Prefill)
     }
 
     /// Whether the program computes tokens of outputs.
     pub fn decodes(self) -> bool {
-        self != ProgramKind::Prefill
+        matches!(self, ProgramKind::Mixed | ProgramKind::Decode)
     }
 }
 
@@ -90,13 +105,21 @@ impl StepPlan {
         self.rows().map(|row| row.tokens).sum()
     }
 
-    /// Whether there is a program for every token: of prompts and of outputs.
-    pub fn is_complete(&self) -> bool {
+    /// Whether there is a program for every token, of prompts and of outputs: the model gives answers.
+    pub fn answers(&self) -> bool {
         self.entries.iter().any(|e| e.kind.prefills()) && self.entries.iter().any(|e| e.kind.decodes())
     }
 
     /// Whether outputs are computed by another program than prompts, and so with other rounding.
     pub fn separates_decode(&self) -> bool {
-        self.entries.iter().any(|e| e.kind != ProgramKind::Mixed)
+        self.entries.iter().any(|e| e.kind == ProgramKind::Decode)
+    }
+
+    /// What the program gives that makes vectors, if there is one.
+    pub fn embedding(&self) -> Option<Embedding> {
+        self.entries.iter().find_map(|e| match e.kind {
+            ProgramKind::Embed(embedding) => Some(embedding),
+            _ => None,
+        })
     }
 }

@@ -65,8 +65,15 @@ impl World {
         self.requests += 1;
         let prompt = Prompt::new(prompt, vec![]);
         let ids = (0..siblings).map(|index| {
-            let arrival =
-                Arrival { request: number, index, priority, tag: 0, prompt: prompt.clone(), scored: None };
+            let arrival = Arrival {
+                request: number,
+                index,
+                priority,
+                tag: 0,
+                prompt: prompt.clone(),
+                scored: None,
+                embed: false,
+            };
             let id = self.scheduler.add(arrival);
             self.answers.insert(id, (request.clone(), Vec::new()));
             id
@@ -239,8 +246,15 @@ fn siblings_hold_and_hash_their_prompt_once() {
     let mut world = World::new(SIZES, true);
     let prompt = Prompt::new((7..27).collect(), vec![]);
     for index in 0..128 {
-        let arrival =
-            Arrival { request: 0, index, priority: 0, tag: 0, prompt: prompt.clone(), scored: None };
+        let arrival = Arrival {
+            request: 0,
+            index,
+            priority: 0,
+            tag: 0,
+            prompt: prompt.clone(),
+            scored: None,
+            embed: false,
+        };
         world.scheduler.add(arrival);
     }
     assert_eq!(Arc::strong_count(&prompt), 129);

@@ -4,8 +4,11 @@
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
+use astrai_builders::config::Pooling;
+
 use crate::engine::{Engine, Model, ModelError, Settings, Sizes};
-use crate::scheduler::plan::StepPlan;
+use crate::scheduler::batch::StepBatch;
+use crate::scheduler::plan::{Embedding, ProgramKind, StepEntry, StepPlan};
 use crate::tokenizer::{Tokenizer, tests};
 
 /// Ends a text; `<|end|>` in the tokenizer.
@@ -20,11 +23,14 @@ pub struct Alphabet {
     gate: Option<Receiver<()>>,
     /// What each step takes.
     pace: Duration,
+    /// If there, it gives vectors.
+    pooling: Option<Pooling>,
+    vectors: Vec<f32>,
 }
 
 impl Alphabet {
     pub fn new() -> Alphabet {
-        Alphabet { logits: Vec::new(), gate: None, pace: Duration::ZERO }
+        Alphabet { logits: Vec::new(), gate: None, pace: Duration::ZERO, pooling: None, vectors: Vec::new() }
     }
 
     pub fn gated(gate: Receiver<()>) -> Alphabet {
@@ -33,6 +39,11 @@ impl Alphabet {
 
     pub fn paced(pace: Duration) -> Alphabet {
         Alphabet { pace, ..Alphabet::new() }
+    }
+
+    /// One that also gives vectors.
+    pub fn pooling(pooling: Pooling) -> Alphabet {
+        Alphabet { pooling: Some(pooling), ..Alphabet::new() }
     }
 
     pub fn start(self, settings: Settings) -> Engine {
@@ -55,9 +66,55 @@ fn next(token: u32) -> u32 {
     }
 }
 
+/// Numbers of a vector.
+pub const WIDTH: usize = 3;
+
+/// The state of a token, in which all before it count.
+fn state(ids: &[i32], at: usize) -> [f64; WIDTH] {
+    let last = f64::from(ids[at]);
+    [1.0, last / 100.0, (at % 5) as f64 - last % 7.0]
+}
+
+/// A text's vector, computed at once.
+pub fn vector(ids: &[i32], pooling: Pooling) -> Vec<f64> {
+    let from = if pooling == Pooling::Mean { 0 } else { ids.len() - 1 };
+    let mut sum = vec![0.0; WIDTH];
+    (from..ids.len()).for_each(|at| sum.iter_mut().zip(state(ids, at)).for_each(|(sum, x)| *sum += x));
+    let length = sum.iter().map(|x| x * x).sum::<f64>().sqrt();
+    sum.into_iter().map(|x| x / length).collect()
+}
+
+impl Alphabet {
+    /// What a program of vectors gives of the rows of a batch.
+    fn embed(&mut self, batch: &StepBatch, pooling: Pooling) {
+        let [ids, positions, starts] = ["input_ids", "positions", "starts"].map(|name| batch.list(name));
+        self.vectors.clear();
+        for ends in starts.windows(2) {
+            let (from, to) = (ends[0] as usize, ends[1] as usize);
+            let first = if pooling == Pooling::Mean { from } else { to - 1 };
+            let mut sum = [0.0; WIDTH];
+            for row in first..to {
+                // The state of a token that stands where it stands.
+                let mut before = vec![0; positions[row] as usize];
+                before.push(ids[row]);
+                let state = state(&before, before.len() - 1);
+                sum.iter_mut().zip(state).for_each(|(sum, x)| *sum += x);
+            }
+            self.vectors.extend(sum.map(|x| (x / (to - first) as f64) as f32));
+        }
+    }
+}
+
 impl Model for Alphabet {
     fn sizes(&self) -> Sizes {
         SIZES
+    }
+
+    fn plan(&self) -> StepPlan {
+        let batch = StepBatch::new(SIZES.page_size, SIZES.positions / SIZES.page_size);
+        let embed = |pooling| ProgramKind::Embed(Embedding { pooling, width: WIDTH, whole: false });
+        let kinds = [Some(ProgramKind::Mixed), self.pooling.map(embed)].into_iter().flatten();
+        StepPlan::new(kinds.map(|kind| StepEntry::new(kind, batch.clone())).collect())
     }
 
     fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError> {
@@ -77,7 +134,12 @@ impl Model for Alphabet {
                 self.logits[row] = f32::NAN;
             }
         }
-        logits.push(&mut self.logits);
+        if let Some((pooling, entry)) = self.pooling.zip(plan.entries().get(1)) {
+            self.embed(&entry.batch, pooling);
+        }
+        for (entry, output) in plan.entries().iter().zip([&mut self.logits, &mut self.vectors]) {
+            logits.extend((!entry.rows.is_empty()).then_some(&mut output[..]));
+        }
         Ok(())
     }
 }

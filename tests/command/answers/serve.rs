@@ -1,11 +1,12 @@
 //! `astrai serve` as a client and an operator meet it: it says where it is, answers many at once with what each would get alone,
 //! lets in who has a key, and leaves in order.
 
-use crate::answers::fixture::{endless, greedy, make, model, program, refused, text, utf8};
+use crate::answers::fixture::{endless, good, greedy, make, model, program, refused, text, utf8};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -97,6 +98,134 @@ fn answer(sent: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> (u16, 
 
 fn prompt(text: &str, most: u32) -> Value {
     json!({"model": "short", "prompt": text, "max_tokens": most, "temperature": 0})
+}
+
+#[test]
+fn a_server_is_measured_over_http() {
+    let mut server = Server::start(model(), &["--max-seqs", "4", "--api-key", "k"]);
+    let file = server_file("load.json");
+    let bench = ["bench", "serve", "--url", &server.url];
+    let load = [
+        "--num-prompts",
+        "12",
+        "--random-input-len",
+        "20",
+        "--random-output-len",
+        "8",
+        "--random-vocab",
+        "20",
+    ];
+    let more = [
+        "--api-key",
+        "k",
+        "--request-rate",
+        "200",
+        "--max-concurrency",
+        "3",
+        "--random-range-ratio",
+        "0.5",
+        "--random-prefix-len",
+        "5",
+        "--goodput",
+        "ttft:60000",
+        "tpot:60000",
+        "--percentile-metrics",
+        "ttft,itl,e2el",
+        "--metric-percentiles",
+        "50,99.9",
+        "--save-result",
+        text(&file),
+    ];
+    let told = good(&[&bench[..], &load, &more].concat());
+    let told: Value = serde_json::from_str(&told).unwrap();
+    let saved: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(
+        (&told["completed"], &told["failed"], &told["model_id"]),
+        (&json!(12), &json!(0), &json!("short"))
+    );
+    let lengths = |name: &str| -> Vec<u64> {
+        saved[name].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect()
+    };
+    let (input, output) = (lengths("input_lens"), lengths("output_lens"));
+    assert!(
+        input.iter().all(|n| (15..=35).contains(n)) && output.iter().all(|n| (4..=12).contains(n)),
+        "{saved}"
+    );
+    assert!(output.iter().any(|n| *n != output[0]));
+    assert_eq!(told["total_output_tokens"], output.iter().sum::<u64>());
+    // A chunk may hold several tokens, but each answer begins with one.
+    assert!(
+        saved["itls"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .zip(&output)
+            .all(|(itl, n)| itl.as_array().unwrap().len() < *n as usize)
+    );
+    assert_eq!(told["request_goodput"], told["request_throughput"]);
+    for key in ["output_throughput", "mean_ttft_ms", "median_itl_ms", "p50_ttft_ms", "p99.9_e2el_ms"] {
+        assert!(told[key].as_f64().is_some_and(|x| x > 0.0), "{key}: {told}");
+    }
+    assert!(told.get("mean_tpot_ms").is_none());
+    let same = good(&[&bench[..], &load, &more].concat());
+    assert_eq!(
+        serde_json::from_str::<Value>(&same).unwrap()["total_input_tokens"],
+        told["total_input_tokens"]
+    );
+    for (flags, word) in [
+        (&["--api-key", "other"][..], "not one of this server's"),
+        (&["--api-key", "k", "--model", "other"], "does not exist"),
+        (&["--api-key", "k", "--random-prefix-len", "500"], "128"),
+        (&["--api-key", "k", "--request-rate", "0"], "--request-rate"),
+        (&["--api-key", "k", "--random-range-ratio", "2"], "--random-range-ratio"),
+    ] {
+        let line = refused(&[&bench[..], &load, flags].concat());
+        assert!(line.contains(word), "{flags:?}: {line}");
+    }
+    assert!(refused(&["bench", "serve", "--url", "https://x"]).contains("http://"));
+    assert!(refused(&["bench", "gemm", "--url", "http://x"]).contains("--url"));
+    server.signal("-TERM");
+    assert_eq!(server.ended().0, Some(0));
+}
+
+#[test]
+fn a_server_listens_at_a_file_or_behind_a_certificate() {
+    let path = server_file("serve.sock");
+    let _absent = fs::remove_file(&path);
+    let args = ["serve", text(model()), "--json", "--unix-socket", text(&path)];
+    let ask = || {
+        let mut stream = UnixStream::connect(&path).unwrap();
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+        let mut got = String::new();
+        stream.read_to_string(&mut got).unwrap();
+        assert!(got.starts_with("HTTP/1.1 200"), "{got}");
+    };
+    let server = Server::spawn(program(&args));
+    assert_eq!(server.ready["url"], format!("unix:{}", text(&path)));
+    ask();
+    assert!(refused(&args).contains("another server"));
+    // It is killed, and leaves its file.
+    drop(server);
+    assert!(path.exists());
+    let mut server = Server::spawn(program(&args));
+    ask();
+    server.signal("-TERM");
+    assert_eq!(server.ended().0, Some(0));
+    assert!(!path.exists());
+    fs::write(&path, "mine").unwrap();
+    assert!(refused(&args).contains("serve.sock"));
+    assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
+    let tls = Path::new(env!("CARGO_MANIFEST_DIR")).join("serve/src/http/tests/tls");
+    let [certificate, key] = ["cert.pem", "key.pem"].map(|name| tls.join(name));
+    let server = Server::start(model(), &["--tls-cert", text(&certificate), "--tls-key", text(&key)]);
+    assert!(server.url.starts_with("https://127.0.0.1:"), "{}", server.url);
+    let both = ["serve", text(model()), "--tls-cert", text(&key), "--tls-key", text(&key)];
+    assert!(refused(&both).contains("has no certificate"));
+}
+
+/// A file of a test's own.
+fn server_file(name: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
 #[test]

@@ -6,9 +6,12 @@ use astrai_builders::{Logits, Loss, ModelConfig, Program};
 use astrai_engine::batch::RaggedBatch;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::{Model, plan};
+use astrai_engine::serving::{Room, steps};
 use astrai_ir::DType;
 use astrai_runtime::weights::{Checkpoint, write};
 use astrai_runtime::{Session, Value};
+use astrai_serve::engine::{Engine, Settings};
+use astrai_serve::request::Request;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -228,6 +231,45 @@ fn a_sequence_has_one_vector_whatever_is_beside_it() {
     }
 }
 
+/// More texts than a step takes, through the engine: those of plain loops, of length 1. There are no answers.
+#[test]
+fn an_encoder_is_served() {
+    for (name, keys) in CASES {
+        let dir = folder("served", name, keys);
+        let (reference, model) = (Reference::open(&dir), Model::open(&dir, true).unwrap());
+        let machine = Machine::new(Kind::Cpu, 2).unwrap();
+        let room = Room { sequences: 3, tokens: Some(40), queue: 64, ..Room::of_one(DType::F32, None) };
+        let steps = steps(&model, &room, &machine, &mut |_| {}).unwrap();
+        let engine = Engine::start(steps, &Settings::default()).unwrap();
+        let handle = engine.handle();
+        assert_eq!((handle.limits().context, handle.embedding()), (40, Some(24)));
+        let texts: Vec<Vec<u32>> =
+            (1..=40).map(|n| (0..n * 7 % 41).map(|i| (i * i + n) % VOCAB as u32).collect()).collect();
+        let asked = texts.iter().filter(|text| !text.is_empty()).map(|text| {
+            let request = Request { embed: true, ..Request::new(text.clone()) };
+            (text, handle.submit(request).unwrap())
+        });
+        let asked: Vec<_> = asked.collect();
+        for (text, mut stream) in asked {
+            let got = stream.blocking_recv().unwrap().vector.unwrap();
+            let ids: Vec<i64> = text.iter().map(|id| i64::from(*id)).collect();
+            let want = reference.embed(&ids);
+            let length = want.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let off = got.iter().zip(&want).fold(0f64, |m, (a, b)| m.max((f64::from(*a) - b / length).abs()));
+            assert!(off < 1e-5, "{name}: {} tokens are off by {off}", text.len());
+        }
+        let none = handle.submit(Request::new(vec![1])).unwrap_err();
+        assert!(none.to_string().contains("encoder"), "{none}");
+        let wrong = Room { pooling: Some(Pooling::Mean), ..room };
+        let line = steps_of(&model, &wrong, &machine);
+        assert!(line.contains("--embeddings"), "{line}");
+    }
+}
+
+fn steps_of(model: &Model, room: &Room, machine: &Machine) -> String {
+    steps(model, room, machine, &mut |_| {}).err().map_or(String::new(), |e| e.to_string())
+}
+
 fn astrai(args: &[&str]) -> Result<String, String> {
     let mut c = Command::new(env!("CARGO_BIN_EXE_astrai"));
     c.args(args);
@@ -264,7 +306,7 @@ fn the_command_line_gives_vectors_and_refuses_the_rest() {
         &[&run_of[..], &["--want", "embedding,logits"]].concat()[..],
         &[&run_of[..], &["--want", "grads"]].concat(),
         &["generate", &model, "--prompt", "a"],
-        &["serve", &model],
+        &["chat", &model],
         &["verify", &model, "--golden", &outputs],
         &["compile", &model, "--for", "decode"],
         &["compile", &model, "--for", "train"],

@@ -42,7 +42,7 @@ fn a_request_names_one_host() {
 }
 
 #[test]
-fn keys_guard_all_but_health() {
+fn keys_guard_all_but_health_and_the_page() {
     let api_keys = vec!["one".to_owned(), "two".to_owned()];
     let server = Server::with(
         Alphabet::new(),
@@ -53,6 +53,13 @@ fn keys_guard_all_but_health() {
         assert_eq!(server.get(path).error(), (401, None, "invalid_api_key".into()), "{path}");
     }
     assert_eq!((server.get("/health").status, server.get("/ready").status), (200, 200));
+    let page = server.get("/");
+    assert_eq!((page.status, page.header("content-type")), (200, Some("text/html; charset=utf-8")));
+    assert!(
+        page.header("content-security-policy")
+            .unwrap()
+            .starts_with("default-src 'none'; script-src 'sha256-")
+    );
     for (header, status) in [
         ("authorization: Bearer one\r\n", 200),
         ("authorization: bearer two\r\n", 200),
