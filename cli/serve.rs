@@ -43,10 +43,10 @@ enum PoolingName {
 /// Serve a model over HTTP, with OpenAI's API
 ///
 /// Chat and text completions, streamed or whole, many at once: /v1/chat/completions, /v1/completions, /v1/models, and /health,
-/// /ready and /metrics for whoever operates it; at / is a page to talk to the model. Of an encoder, vectors of texts only. One line on standard output says when it is ready and where. What a request
-/// leaves open (temperature, top_p, top_k, min_p, repetition_penalty) is as the model's generation_config.json recommends.
-/// SIGINT and SIGTERM let it finish what it has and end; a second one ends it at once. While there are requests, a line every ten
-/// seconds on standard error says how it goes.
+/// /ready and /metrics for whoever operates it; at / is a page to talk to the model. Of an encoder, vectors of texts only. One line
+/// on standard output says when it is ready and where. What a request leaves open (temperature, top_p, top_k, min_p,
+/// repetition_penalty) is as the model's generation_config.json recommends. SIGINT and SIGTERM let it finish what it has and end;
+/// a second one ends it at once. While there are requests, a line every ten seconds on standard error says how it goes.
 #[derive(Args)]
 #[command(after_help = "Examples:
   astrai serve model/ --dtype bf16

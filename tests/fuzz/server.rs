@@ -12,12 +12,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-const PATHS: [&str; 7] = [
+const PATHS: [&str; 10] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/responses",
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
     "/tokenize",
     "/detokenize",
 ];
@@ -41,7 +44,7 @@ fn framed(path: &str, body: &[u8], d: &mut Draws) -> Vec<u8> {
 
 /// A request with a strange body.
 pub fn request(d: &mut Draws) -> Vec<u8> {
-    let sound = json!({"model": "fuzz", "prompt": "t1 t2", "messages": [{"role": "system", "content": "t3"},
+    let mut sound = json!({"model": "fuzz", "prompt": "t1 t2", "messages": [{"role": "system", "content": "t3"},
         {"role": "user", "content": [{"type": "text", "text": "t4"}]}], "max_tokens": 2, "temperature": 0.5, "top_p": 0.9,
         "top_k": 5, "min_p": 0.1, "n": 2, "stop": ["t9"], "stream": true, "stream_options": {"include_usage": true},
         "logit_bias": {"5": -100}, "seed": 1, "repetition_penalty": 1.1, "tokens": [1, 2], "stop_token_ids": [3],
@@ -51,6 +54,14 @@ pub fn request(d: &mut Draws) -> Vec<u8> {
         "structured_outputs": null, "stop_sequences": ["t7"], "thinking": {"type": "disabled"}, "max_output_tokens": 2,
         "input": [{"role": "user", "content": "t8"}, {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "c", "output": "t1"}]});
+    let of_vectors = json!({"text_1": "t1", "text_2": ["t2", "t3"], "query": "t4", "documents": ["t5", {"text": "t6"}], "top_n": 1,
+        "dimensions": 8, "encoding_format": "base64", "truncate_prompt_tokens": 4});
+    if let (Value::Object(sound), Value::Object(more)) = (&mut sound, of_vectors) {
+        sound.extend(more);
+        if d.below(2) == 0 {
+            sound.insert("input".into(), json!(["t8", "t9"]));
+        }
+    }
     let path = d.of(&PATHS);
     let body = object(&sound, d);
     framed(path, &body, d)
@@ -84,7 +95,17 @@ impl Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_astrai"))
             .arg("serve")
             .arg(model)
-            .args(["--port", "0", "--json", "--threads", "2", "--served-name", "fuzz"])
+            .args([
+                "--port",
+                "0",
+                "--json",
+                "--threads",
+                "2",
+                "--served-name",
+                "fuzz",
+                "--embeddings",
+                "mean",
+            ])
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()

@@ -1,6 +1,7 @@
 //! Bodies and bytes that no client would send. Nothing is answered by 500, and the server goes on.
 
 use super::*;
+use astrai_builders::config::Pooling;
 use proptest::prelude::*;
 use std::sync::OnceLock;
 
@@ -136,7 +137,9 @@ fn bytes_that_are_no_http_harm_nobody() {
 
 fn server() -> &'static Server {
     static SERVER: OnceLock<Server> = OnceLock::new();
-    SERVER.get_or_init(Server::new)
+    SERVER.get_or_init(|| {
+        Server::with(Alphabet::pooling(Pooling::Mean), Settings::default(), HttpSettings::default())
+    })
 }
 
 /// Any JSON, often of numbers at the edges.
@@ -167,7 +170,10 @@ fn anything() -> impl Strategy<Value = Value> {
     })
 }
 
-const FIELDS: [&str; 30] = [
+const PATHS: [&str; 7] =
+    [CHAT, "/v1/completions", "/v1/embeddings", "/v1/score", "/v1/rerank", "/tokenize", "/detokenize"];
+
+const FIELDS: [&str; 37] = [
     "model",
     "messages",
     "prompt",
@@ -198,6 +204,13 @@ const FIELDS: [&str; 30] = [
     "add_generation_prompt",
     "continue_final_message",
     "tokens",
+    "input",
+    "dimensions",
+    "encoding_format",
+    "text_1",
+    "text_2",
+    "query",
+    "top_n",
 ];
 
 proptest! {
@@ -205,11 +218,14 @@ proptest! {
 
     #[test]
     fn no_body_makes_the_server_fail(
-        path in prop_oneof![Just(CHAT), Just("/v1/completions"), Just("/tokenize"), Just("/detokenize")],
+        path in prop::sample::select(&PATHS[..]),
         sound: bool,
         fields in prop::collection::vec((prop::sample::select(&FIELDS[..]), anything()), 0..4),
     ) {
-        let base = if sound { json!({"prompt": "x", "max_tokens": 3, "messages": [{"role": "user", "content": "x"}]}) } else { json!({}) };
+        let base = if sound { json!({
+            "prompt": "x", "max_tokens": 3, "messages": [{"role": "user", "content": "x"}], "input": "x", "text_1": "x",
+            "text_2": ["x"], "query": "x", "documents": ["x"],
+        }) } else { json!({}) };
         let fields = fields.into_iter().map(|(k, v)| (k.to_owned(), v)).collect::<Map<_, _>>();
         let body = with(base, Value::Object(fields));
         let reply = server().post(path, &body);
