@@ -20,6 +20,7 @@ use astrai_runtime::{Compiled, Session, Value as Array};
 use astrai_train::engine::StepResult;
 use std::path::{Path, PathBuf};
 
+pub mod gguf;
 pub mod lora;
 pub mod narrow;
 pub mod objectives;

@@ -7,6 +7,7 @@ pub mod curve;
 mod error;
 pub mod export;
 pub mod figures;
+pub mod gguf;
 pub mod golden;
 pub mod gradients;
 pub mod greedy;

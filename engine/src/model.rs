@@ -1,11 +1,12 @@
 //! A model on disk: its configuration, and sessions of its programs with its weights.
 
+use crate::gguf;
 use crate::machine::Machine;
 use astrai_builders::config::{Init, TensorSpec};
 use astrai_builders::{Loss, ModelConfig, Program, build};
 use astrai_ir::{DType, Graph, Narrow};
 use astrai_passes::{Fidelity, Saturate};
-use astrai_runtime::weights::{Checkpoint, Entry, Quantised, WeightsError, Widened, Writer};
+use astrai_runtime::weights::{Checkpoint, Entry, Quantised, WeightsError, Widened, Writer, is_gguf};
 use astrai_runtime::{Buffers, Compiled, Error, Options, Random, Session, WeightSource, compile};
 use astrai_train::lora;
 use std::collections::BTreeMap;
@@ -24,11 +25,16 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens a model directory; every tensor of the configuration must be there with its shape. An adapter's folder is opened as its
+    /// Opens a model directory, or a GGUF file; every tensor of the configuration must be there with its shape. An adapter's folder is opened as its
     /// base with the adapter merged.
     pub fn open(folder: &Path, strict: bool) -> Result<Model, String> {
         match lora::is_adapter(folder) {
             true => Model::open(&lora::Folder::base(folder)?, strict)?.merged(folder),
+            false if is_gguf(folder) => {
+                let (reading, weights) = gguf::open(folder)?;
+                let (config, warnings) = (reading.config, reading.warnings);
+                Ok(Model { config, warnings, folder: None, weights: Box::new(weights) })
+            }
             false => Model::open_with(folder, folder, strict),
         }
     }
@@ -213,6 +219,10 @@ pub fn check_sizes(config: &ModelConfig, batch: u64, seq: u64) -> Result<(), Str
 
 /// The configuration of a file or model directory, and what was noticed.
 pub fn read_config(path: &Path, strict: bool) -> Result<(ModelConfig, Vec<String>), String> {
+    if is_gguf(path) {
+        let (reading, _) = gguf::open(path)?;
+        return Ok((reading.config, reading.warnings));
+    }
     let reading = ModelConfig::read(path).map_err(|e| e.to_string())?;
     let reading = if strict { reading.deny_unknown().map_err(|e| e.to_string())? } else { reading };
     Ok((reading.config, reading.warnings))

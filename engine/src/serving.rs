@@ -3,6 +3,7 @@
 //! requests (generate, chat, serve, quickstart, verify) comes through here.
 
 use crate::figures::bytes;
+use crate::gguf;
 use crate::machine::Machine;
 use crate::model::{Model, plan_within, served_fidelity};
 use crate::programs::Programs;
@@ -13,6 +14,7 @@ use astrai_builders::{Cache, Logits, ModelConfig, Program};
 use astrai_ir::{DType, Narrow};
 use astrai_passes::Fidelity;
 use astrai_runtime::Error as RuntimeError;
+use astrai_runtime::weights::is_gguf;
 use astrai_serve::cache::KvCache;
 use astrai_serve::engine::{Engine, Settings};
 use astrai_serve::http::{HttpSettings, Served};
@@ -144,6 +146,9 @@ impl Published {
         // An adapter's folder need not have a tokenizer, its base has.
         let own = folder.join("tokenizer.json").is_file();
         let texts = if own { folder } else { model.folder.as_deref().unwrap_or(folder) };
+        // A file holds its texts itself.
+        let written = is_gguf(folder).then(|| gguf::texts(folder)).transpose()?;
+        let texts = written.as_ref().map_or(texts, |written| written.path());
         let tokenizer = Tokenizer::open(texts).map_err(|e| e.to_string())?;
         let template = ChatTemplate::open(texts).map_err(|e| e.to_string())?;
         let (has, takes) = (tokenizer.vocabulary(), model.config.vocab_size);

@@ -8,6 +8,7 @@
 
 mod check;
 mod error;
+mod gguf;
 mod header;
 mod json;
 mod locate;
@@ -29,6 +30,7 @@ use header::Tensor;
 use locate::{Index, Location, locate, open_regular};
 
 pub use error::WeightsError;
+pub use gguf::{Gguf, InFile, OfGguf, is_gguf};
 pub use mxfp4::Widened;
 pub use narrow::{Quantisation, Quantised, quantise};
 pub use view::TensorView;

@@ -1,0 +1,309 @@
+//! GGUF files (versions 2 and 3), as llama.cpp's tools write them. In: a file, hostile until checked. Out: its metadata as JSON values, its
+//! tensors as numbers, and a source of weights under the names of a checkpoint. Nothing here allocates by a number that the file
+//! claims before that many bytes are known to be there; every range is proved before the first tensor is handed out.
+
+mod blocks;
+mod names;
+
+use super::WeightsError;
+use super::error::{FETCH_AGAIN, clip, list, quote};
+use super::locate::open_regular;
+use crate::source::{Source, WeightSource};
+use astrai_ir::DType;
+use blocks::Blocks;
+use memmap2::{Mmap, MmapOptions};
+use serde_json::{Map, Number, Value};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+pub use names::InFile;
+
+/// Dimensions of a tensor, at most.
+const RANK: u32 = 4;
+/// Arrays within arrays, at most.
+const DEPTH: u32 = 4;
+/// Where nothing else is said, tensors begin at multiples of this.
+const ALIGNMENT: u64 = 32;
+
+/// An open file, checked in full.
+#[derive(Debug)]
+pub struct Gguf {
+    path: PathBuf,
+    map: Mmap,
+    metadata: Map<String, Value>,
+    tensors: BTreeMap<String, Tensor>,
+}
+
+#[derive(Debug)]
+struct Tensor {
+    blocks: &'static Blocks,
+    /// Outermost first.
+    shape: Vec<usize>,
+    begin: usize,
+    end: usize,
+}
+
+/// True for a file of this format.
+pub fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && path.is_file()
+}
+
+impl Gguf {
+    /// Opens a file and reads its head.
+    ///
+    /// # Errors
+    /// One line: what of the file is not as the format has it.
+    pub fn open(path: &Path) -> Result<Gguf, WeightsError> {
+        let (file, length) = open_regular(path)?;
+        let refused = |trouble: String| WeightsError::refused(path, trouble);
+        if length < 24 {
+            return Err(refused(format!("{length} bytes are no GGUF file; {FETCH_AGAIN}")));
+        }
+        // SAFETY: the map is read-only and private; the text of `weights` names the one condition left to the user.
+        let map = unsafe { MmapOptions::new().len(length).map_copy_read_only(&file) };
+        let map = map.map_err(WeightsError::io(path, "map it"))?;
+        let (metadata, tensors) = head(&map).map_err(refused)?;
+        Ok(Gguf { path: path.to_path_buf(), map, metadata, tensors })
+    }
+
+    /// The path given to [`open`](Self::open).
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file's keys and their values.
+    pub fn metadata(&self) -> &Map<String, Value> {
+        &self.metadata
+    }
+
+    /// Shape, outermost first, of the tensor that the file has under this name.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|t| t.shape.as_slice())
+    }
+
+    /// Numbers of the tensor that the file has under this name, as they are stored.
+    pub fn floats(&self, name: &str) -> Option<Vec<f32>> {
+        let t = self.tensors.get(name)?;
+        Some(t.blocks.floats(&self.map[t.begin..t.end]))
+    }
+
+    /// Refuses what a model of these checkpoint tensors cannot be made of: the first thing that is missing or misshapen, and tensors that
+    /// nothing reads.
+    ///
+    /// # Errors
+    /// One line.
+    pub fn check(
+        &self,
+        expected: impl IntoIterator<Item = (String, Vec<usize>)>,
+        stored: &dyn Fn(&str) -> Option<InFile>,
+    ) -> Result<(), WeightsError> {
+        let mut unread: Vec<&str> = self.tensors.keys().map(String::as_str).collect();
+        let mut wrong = Vec::new();
+        for (name, shape) in expected {
+            match stored(&name).map(|s| s.name).map(|at| (self.shape(&at).map(<[usize]>::to_vec), at)) {
+                Some((Some(has), at)) if has == shape => unread.retain(|n| **n != *at),
+                Some((Some(has), at)) => {
+                    wrong.push(format!("{} is {has:?} instead of {shape:?}", quote(&at)));
+                    unread.retain(|n| **n != *at);
+                }
+                Some((None, at)) => wrong.push(format!("no {}", quote(&at))),
+                None => wrong.push(format!("nothing is known to hold {}", quote(&name))),
+            }
+        }
+        // Tables that other programs derive from the metadata.
+        unread.retain(|n| *n != names::ROPE_FACTORS);
+        wrong.extend(unread.iter().map(|n| format!("{} has no place in the model", quote(n))));
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        Err(WeightsError::Mismatch { path: self.path.clone(), trouble: list(&wrong) })
+    }
+}
+
+/// A file as the checkpoint of a model.
+pub struct OfGguf {
+    file: Gguf,
+    stored: Box<dyn Fn(&str) -> Option<InFile>>,
+}
+
+impl OfGguf {
+    /// The tensors of a file that [`names::llama`] and the like find.
+    pub fn new(file: Gguf, stored: Box<dyn Fn(&str) -> Option<InFile>>) -> OfGguf {
+        OfGguf { file, stored }
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Gguf {
+        &self.file
+    }
+}
+
+impl WeightSource for OfGguf {
+    fn tensor(&self, name: &str) -> Option<Source<'_>> {
+        let InFile { name, interleaved } = (self.stored)(name)?;
+        let t = self.file.tensors.get(&name)?;
+        let bytes = &self.file.map[t.begin..t.end];
+        let shape = t.shape.clone();
+        let rows = shape.first().copied().filter(|n| *n > 0)?;
+        let order = |row: usize| match interleaved {
+            None => row,
+            Some(heads) => names::interleaved(row, rows / heads.max(1)),
+        };
+        if let Some(dtype) = t.blocks.plain {
+            if interleaved.is_none() {
+                return Some(Source { dtype, shape, bytes: Cow::Borrowed(bytes) });
+            }
+            let width = bytes.len() / rows;
+            let bytes = (0..rows).flat_map(|r| &bytes[order(r) * width..][..width]).copied().collect();
+            return Some(Source { dtype, shape, bytes: Cow::Owned(bytes) });
+        }
+        let width = bytes.len() / rows;
+        let row = |r: usize| t.blocks.floats(&bytes[order(r) * width..][..width]);
+        let bytes = (0..rows).flat_map(row).flat_map(f32::to_le_bytes).collect();
+        Some(Source { dtype: DType::F32, shape, bytes: Cow::Owned(bytes) })
+    }
+}
+
+/// What is left of the file's text.
+struct Reader<'a> {
+    all: &'a [u8],
+    at: usize,
+}
+
+/// What follows is not there.
+const SHORT: &str = "the head ends too early";
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, n: u64) -> Result<&'a [u8], String> {
+        let n = usize::try_from(n).ok().filter(|n| *n <= self.all.len() - self.at);
+        let n = n.ok_or_else(|| format!("{SHORT}; {FETCH_AGAIN}"))?;
+        self.at += n;
+        Ok(&self.all[self.at - n..self.at])
+    }
+
+    fn bytes<const N: usize>(&mut self) -> Result<[u8; N], String> {
+        self.take(N as u64)?.try_into().map_err(|_| SHORT.into())
+    }
+
+    fn u32(&mut self) -> Result<u32, String> {
+        self.bytes().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, String> {
+        self.bytes().map(u64::from_le_bytes)
+    }
+
+    fn text(&mut self) -> Result<String, String> {
+        let n = self.u64()?;
+        let bytes = self.take(n)?;
+        // Tokens of byte-level vocabularies need not be whole characters.
+        Ok(String::from_utf8_lossy(bytes).into_owned())
+    }
+
+    /// A value of type `kind`.
+    fn value(&mut self, kind: u32, depth: u32) -> Result<Value, String> {
+        let real = |x: f64| Number::from_f64(x).map_or(Value::Null, Value::Number);
+        Ok(match kind {
+            0 => self.bytes::<1>()?[0].into(),
+            1 => i8::from_le_bytes(self.bytes()?).into(),
+            2 => u16::from_le_bytes(self.bytes()?).into(),
+            3 => i16::from_le_bytes(self.bytes()?).into(),
+            4 => self.u32()?.into(),
+            5 => i32::from_le_bytes(self.bytes()?).into(),
+            6 => real(f32::from_le_bytes(self.bytes()?).into()),
+            7 => (self.bytes::<1>()?[0] != 0).into(),
+            8 => self.text()?.into(),
+            9 if depth < DEPTH => {
+                let (kind, n) = (self.u32()?, self.u64()?);
+                // An element has a byte at least.
+                if n > (self.all.len() - self.at) as u64 {
+                    return Err(format!("an array of {n} values does not fit; {FETCH_AGAIN}"));
+                }
+                (0..n).map(|_| self.value(kind, depth + 1)).collect::<Result<Vec<_>, _>>()?.into()
+            }
+            10 => self.u64()?.into(),
+            11 => i64::from_le_bytes(self.bytes()?).into(),
+            12 => real(f64::from_le_bytes(self.bytes()?)),
+            _ => return Err(format!("a value of the unknown type {kind}; {FETCH_AGAIN}")),
+        })
+    }
+}
+
+/// The metadata and the tensors of a file.
+fn head(all: &[u8]) -> Result<(Map<String, Value>, BTreeMap<String, Tensor>), String> {
+    let mut r = Reader { all, at: 0 };
+    if r.take(4)? != b"GGUF" {
+        return Err(format!("does not begin as a GGUF file does; {FETCH_AGAIN}"));
+    }
+    let version = r.u32()?;
+    if !(2..=3).contains(&version) {
+        let line = "only versions 2 and 3, little-endian, are read; convert the file with llama.cpp's tools";
+        return Err(format!("GGUF version {version}: {line}"));
+    }
+    let (tensors, keys) = (r.u64()?, r.u64()?);
+    let mut metadata = Map::new();
+    for _ in 0..keys {
+        let key = r.text()?;
+        let kind = r.u32()?;
+        let value = r.value(kind, 0).map_err(|e| format!("key {}: {e}", quote(&key)))?;
+        if metadata.insert(key.clone(), value).is_some() {
+            return Err(format!("key {} is there twice; {FETCH_AGAIN}", quote(&key)));
+        }
+    }
+    let alignment = metadata.get("general.alignment").map_or(Some(ALIGNMENT), Value::as_u64);
+    let alignment = alignment.filter(|a| a.is_power_of_two() && *a <= 1 << 20);
+    let alignment = alignment.ok_or("`general.alignment` is no power of two; write the file anew")?;
+    let mut placed = Vec::new();
+    for _ in 0..tensors {
+        placed.push(place(&mut r)?);
+    }
+    let data = (r.at as u64).next_multiple_of(alignment);
+    let mut found: BTreeMap<String, Tensor> = BTreeMap::new();
+    for (name, blocks, shape, offset) in placed {
+        let refused = |what: &str| format!("tensor {}: {what}; {FETCH_AGAIN}", quote(&name));
+        let bytes = blocks.bytes(&shape).ok_or_else(|| {
+            refused(&format!(
+                "rows of {:?} are no whole blocks of {}",
+                shape.last().unwrap_or(&0),
+                blocks.name
+            ))
+        })?;
+        let begin = data.checked_add(offset).filter(|_| offset % alignment == 0);
+        let begin = begin.ok_or_else(|| refused("does not begin at a multiple of the alignment"))?;
+        let end = begin.checked_add(bytes).filter(|end| *end <= all.len() as u64);
+        let end = end.ok_or_else(|| refused("lies beyond the end of the file"))?;
+        let tensor = Tensor { blocks, shape, begin: begin as usize, end: end as usize };
+        if found.insert(name.clone(), tensor).is_some() {
+            return Err(refused("is there twice"));
+        }
+    }
+    Ok((metadata, found))
+}
+
+/// Name, type, shape and offset of the next tensor.
+fn place(r: &mut Reader) -> Result<(String, &'static Blocks, Vec<usize>, u64), String> {
+    let name = r.text()?;
+    let rank = r.u32()?;
+    if rank == 0 || rank > RANK {
+        return Err(format!("tensor {} has {rank} dimensions; {FETCH_AGAIN}", quote(&name)));
+    }
+    let mut shape = Vec::new();
+    for _ in 0..rank {
+        let n = usize::try_from(r.u64()?).map_err(|_| format!("tensor {} is too large", quote(&name)))?;
+        shape.insert(0, n);
+    }
+    let kind = r.u32()?;
+    let blocks = blocks::TABLE.iter().find(|b| b.kind == kind).ok_or_else(|| {
+        let known: Vec<&str> = blocks::TABLE.iter().map(|b| b.name).collect();
+        let known = known.join(", ");
+        format!(
+            "tensor {} is of type {kind}; known are {known}: convert the model to one of them",
+            clip(&name)
+        )
+    })?;
+    Ok((name, blocks, shape, r.u64()?))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! Files made by hand: what is read, and what is refused.
+
+use super::*;
+use proptest::prelude::*;
+
+/// A file of one key and one tensor `[2, 32]` of Q8_0.
+fn small() -> Vec<u8> {
+    let mut f = b"GGUF".to_vec();
+    let text = |f: &mut Vec<u8>, s: &str| {
+        f.extend((s.len() as u64).to_le_bytes());
+        f.extend(s.as_bytes());
+    };
+    f.extend(3u32.to_le_bytes());
+    f.extend(1u64.to_le_bytes());
+    f.extend(2u64.to_le_bytes());
+    text(&mut f, "general.architecture");
+    f.extend(8u32.to_le_bytes());
+    text(&mut f, "llama");
+    text(&mut f, "list");
+    f.extend(9u32.to_le_bytes());
+    f.extend(4u32.to_le_bytes());
+    f.extend(2u64.to_le_bytes());
+    f.extend([7u32.to_le_bytes(), 8u32.to_le_bytes()].concat());
+    text(&mut f, "blk.0.attn_q.weight");
+    f.extend(2u32.to_le_bytes());
+    f.extend([32u64.to_le_bytes(), 2u64.to_le_bytes()].concat());
+    f.extend(8u32.to_le_bytes());
+    f.extend(0u64.to_le_bytes());
+    f.resize(f.len().next_multiple_of(32), 0);
+    for row in 0..2u8 {
+        f.extend(half::f16::from_f32(0.5).to_le_bytes());
+        f.extend((0..32).map(|i| i + row * 32));
+    }
+    f
+}
+
+fn opened(bytes: &[u8]) -> Result<Gguf, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    Gguf::open(&path).map_err(|e| e.to_string())
+}
+
+#[test]
+fn keys_and_numbers_are_read_and_rows_put_in_order() {
+    let file = opened(&small()).unwrap();
+    assert_eq!(file.metadata()["list"], serde_json::json!([7, 8]));
+    assert_eq!(file.shape("blk.0.attn_q.weight"), Some(&[2, 32][..]));
+    assert_eq!(file.floats("blk.0.attn_q.weight").unwrap()[33], 16.5);
+    let source = OfGguf::new(file, Box::new(|name| InFile::of(name, Some([1, 1]))));
+    let t = source.tensor("model.layers.0.self_attn.q_proj.weight").unwrap();
+    assert_eq!((t.dtype, &t.shape[..], DType::F32.decode(&t.bytes[4..8])), (DType::F32, &[2, 32][..], 0.5));
+}
+
+#[test]
+fn what_is_wrong_is_one_line() {
+    let good = small();
+    let with = |at: usize, bytes: &[u8]| {
+        let mut f = good.clone();
+        f[at..at + bytes.len()].copy_from_slice(bytes);
+        opened(&f).unwrap_err()
+    };
+    let tensor = good.windows(19).position(|w| w == b"blk.0.attn_q.weight").unwrap() + 19;
+    for (line, says) in [
+        (with(0, b"GGML"), "does not begin"),
+        (with(4, &[1]), "version 1"),
+        (with(8, &[9]), "0 dimensions"),
+        (with(16, &[0xff; 8]), "ends too early"),
+        (with(tensor, &[9]), "9 dimensions"),
+        (with(tensor + 4, &[31]), "no whole blocks of Q8_0"),
+        (with(tensor + 12, &[0xff; 7]), "lies beyond"),
+        (with(tensor + 20, &[99]), "of type 99"),
+        (with(tensor + 24, &[8]), "multiple of the alignment"),
+        (opened(&good[..good.len() - 1]).unwrap_err(), "beyond the end"),
+        (opened(b"GGUF").unwrap_err(), "no GGUF file"),
+    ] {
+        assert!(line.contains(says) && line.lines().count() == 1, "{says}: {line}");
+    }
+}
+
+proptest! {
+    /// Whatever a file holds, opening it answers.
+    #[test]
+    fn any_change_is_answered(at in 0usize..256, byte: u8, cut in 0usize..300) {
+        let mut f = small();
+        let n = f.len();
+        f[at % n] = byte;
+        f.truncate(n.saturating_sub(cut));
+        if let Ok(file) = opened(&f) {
+            file.tensors.keys().for_each(|name| drop(file.floats(name)));
+        }
+    }
+}
