@@ -8,7 +8,7 @@ use crate::table::table;
 use astrai_engine::golden::lora::{self, Lora};
 use astrai_engine::golden::objectives::{self, Objectives};
 use astrai_engine::golden::optimizers::{self, Optimizers};
-use astrai_engine::golden::{Golden, Row, data, narrow};
+use astrai_engine::golden::{Golden, Row, data, narrow, packed};
 use astrai_engine::{Error, Hear, Machine, Model, texts};
 use astrai_estimate::llmsim::verify as llmsim;
 use astrai_ir::DType;
@@ -91,6 +91,7 @@ const FOLDERS: &[Reader] = &[
         false => Ok(vec![]),
     },
     narrow::rows,
+    packed::rows,
     |at, _, _| match at.join("config.json").exists() {
         true => Ok(vec![]),
         false => llmsim::records(at).iter().map(|file| simulated(file)).collect(),

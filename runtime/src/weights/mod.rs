@@ -13,6 +13,7 @@ mod json;
 mod locate;
 mod mxfp4;
 mod narrow;
+mod packed;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -31,6 +32,7 @@ use locate::{Index, Location, locate, open_regular};
 pub use error::WeightsError;
 pub use mxfp4::Widened;
 pub use narrow::{Quantisation, Quantised, quantise};
+pub use packed::Packed;
 pub use view::TensorView;
 pub use write::{Entry, Writer, file_header, write};
 
