@@ -65,8 +65,6 @@ pub struct Gptq {
     pub share: Share,
     /// Which group an input is in stands in the file.
     pub act_order: bool,
-    /// Zero points are all in the middle, as far as the configuration knows.
-    pub symmetric: bool,
     /// Zero points are stored less one.
     pub less_one: bool,
 }

@@ -80,7 +80,6 @@ fn gptq(q: &Raw) -> Result<Packing, ConfigError> {
         code: code(q, "bits")?,
         share: share(q, "group_size")?,
         act_order: q.flag("desc_act", false)?,
-        symmetric: q.flag("sym", true)?,
         less_one: format != Some("gptq_v2"),
     }))
 }

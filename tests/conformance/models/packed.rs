@@ -1,9 +1,12 @@
+//! Published checkpoints with packed weights: those that a reference wrote against its numbers, and
 //! gpt-oss with experts in MXFP4, as it is published, against the same model with the numbers that they stand for.
 
 use astrai_builders::{ModelConfig, Program};
 use astrai_engine::batch::RaggedBatch;
+use astrai_engine::golden::packed::rows as golden;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::Model;
+use astrai_engine::unheard;
 use astrai_ir::DType;
 use astrai_runtime::Value;
 use astrai_runtime::weights::write;
@@ -63,6 +66,26 @@ fn folders() -> [PathBuf; 2] {
         write(&dir.join("model.safetensors"), all, &BTreeMap::new()).unwrap();
         dir
     })
+}
+
+/// Tensors, and logits of widened weights and of codes, where weights can stay codes.
+#[test]
+fn quantised_checkpoints_are_the_references() {
+    for (name, codes) in [
+        ("fp8_block", false),
+        ("fp8_channel", true),
+        ("gptq", true),
+        ("gptq_act_order", false),
+        ("awq", true),
+    ] {
+        let Some(folder) = crate::cases::case(&format!("quantized/{name}")) else { continue };
+        for device in [Kind::Cpu, Kind::Interpreter] {
+            let machine = Machine::new(device, 2).unwrap();
+            let rows = golden(&folder, &machine, &mut unheard).unwrap();
+            assert!(rows.len() >= 3 && rows.iter().all(|r| r.verdict == "ok"), "{name} {rows:#?}");
+            assert_eq!(rows.iter().any(|r| r.check == "logits (codes)"), codes, "{name} {rows:#?}");
+        }
+    }
 }
 
 #[test]

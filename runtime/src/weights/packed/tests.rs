@@ -133,9 +133,8 @@ fn gptq(code: Code, index: Option<Vec<i32>>) -> Tensors {
 
 #[test]
 fn gptq_of_eight_bits_and_groups_that_are_no_neighbours() {
-    let format = |code, act_order| {
-        Packing::Gptq(Gptq { code, share: Share::Group(32), act_order, symmetric: false, less_one: false })
-    };
+    let format =
+        |code, act_order| Packing::Gptq(Gptq { code, share: Share::Group(32), act_order, less_one: false });
     let packed = open(&gptq(Code::Int8, None), format(Code::Int8, false), [16, 64]).unwrap();
     let (wide, all) = (floats(&packed.tensor("m.weight").unwrap()), gptq(Code::Int8, None));
     let (q, z) = (word(&all[0].3, 9 * 16 + 3) >> 16 & 255, word(&all[1].3, 4) >> 24 & 255);
@@ -162,8 +161,7 @@ fn what_is_no_such_matrix_is_refused() {
     assert!(e.contains("\"m.qweight\" is [8, 16] instead of [64, 2]"), "{e}");
     let mut wrong = gptq(Code::Int4, None);
     wrong[2] = ("scales", DType::I8, vec![2, 16], vec![0; 32]);
-    let format =
-        Gptq { code: Code::Int4, share: Share::Group(32), act_order: false, symmetric: true, less_one: true };
+    let format = Gptq { code: Code::Int4, share: Share::Group(32), act_order: false, less_one: true };
     let e = open(&wrong, Packing::Gptq(format), [16, 64]).err().unwrap();
     assert!(e.contains("\"m.scales\" is of i8"), "{e}");
     // Codes whose scales are not there are no weights.
