@@ -54,7 +54,7 @@ pub struct Export {
     json: bool,
 }
 
-fn size(text: &str) -> Result<u64, String> {
+pub(crate) fn size(text: &str) -> Result<u64, String> {
     match KvMemory::from_str(text) {
         Ok(KvMemory::Bytes(n)) => Ok(n),
         _ => Err("give a size, 5GB or 500MiB say".into()),
@@ -78,7 +78,7 @@ impl Export {
             Stored::Bf16 => DType::BF16,
             Stored::F16 => DType::F16,
         });
-        let form = Form { dtype, shard: self.max_shard_size };
+        let form = Form { dtype, shard: self.max_shard_size, narrow: None };
         let made = export(&model, &from, &self.out, form, &mut tell())?;
         let (to, dtype) = (self.out.display().to_string(), made.dtype.name());
         match self.json {

@@ -7,6 +7,7 @@
 //! (SIGBUS). Replace weights by renaming, as [`write()`] and every download tool do.
 
 mod check;
+mod compress;
 mod error;
 mod header;
 mod json;
@@ -29,6 +30,7 @@ use error::quote;
 use header::Tensor;
 use locate::{Index, Location, locate, open_regular};
 
+pub use compress::{compress, compressed_layout};
 pub use error::WeightsError;
 pub use mxfp4::Widened;
 pub use narrow::{Quantisation, Quantised, quantise};
