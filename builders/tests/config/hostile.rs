@@ -177,6 +177,9 @@ fn packing() {
         let read = ModelConfig::parse(&text(&q), "config.json").unwrap();
         assert_eq!((read.packing, &read.warnings[..], &read.unknown[..]), (Some(packing), &[][..], &[][..]));
     }
+    let two = changed(LLAMA, "dtype", json!("bfloat16"));
+    let warnings = ModelConfig::parse(&two, "config.json").unwrap().warnings;
+    assert!(warnings.len() == 1 && warnings[0].contains("`torch_dtype` is \"float32\"; the first counts"));
     for (q, says) in [
         (json!({"quant_method": "exl3"}), "quant_method \"exl3\"; supported: fp8"),
         (json!({"quant_method": "mxfp4"}), "quant_method \"mxfp4\""),
