@@ -17,7 +17,7 @@ use std::process::ExitCode;
 ///
 /// In: a model directory. Out: one whose linear layers have codes and scales, rounded to nearest, as vLLM, transformers and astrai read
 /// them; embedding, norms, routers, experts and the head stay as they are. Its logits are those of `--quantize TYPE:head=none` (of an
-/// asymmetric type up to the rounding of offsets, which this keeps exact).
+/// asymmetric type with groups up to the rounding of offsets, which this keeps exact).
 #[derive(Args)]
 #[command(after_help = "Examples:
   astrai quantize model/ --to int4 --out model-int4/

@@ -1,7 +1,6 @@
-//! A model as others read it. In: a model, with an adapter merged or not, and the folder whose tokenizer goes with it. Out: a folder as Hugging Face
-//! lays a model out, whole or not at all: `config.json`, weights of one type, those of linear
-//! layers as codes and scales where that is asked for (compressed-tensors), in shards with an index where one file would be too large, and
-//! the tokenizer's files.
+//! A model as others read it. In: a model, with an adapter merged or not, and the folder whose tokenizer goes with it. Out: a folder as
+//! Hugging Face lays a model out, whole or not at all: `config.json`, weights of one type, those of linear layers as codes and scales
+//! where that is asked for (compressed-tensors), in shards with an index where one file would be too large, and the tokenizer's files.
 
 use crate::{Error, Hear, Model, Note};
 use astrai_builders::config::TensorSpec;
@@ -264,6 +263,9 @@ fn config(folder: &Path, dtype: DType, packing: Option<Json>) -> Result<String, 
         _ => "float32",
     };
     let key = if keys.contains_key("dtype") { "dtype" } else { "torch_dtype" };
+    if key == "dtype" {
+        keys.shift_remove("torch_dtype");
+    }
     keys.insert(key.to_string(), json!(name));
     keys.remove("quantization_config");
     keys.extend(packing.map(|p| ("quantization_config".to_string(), p)));

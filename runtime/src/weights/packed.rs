@@ -9,6 +9,8 @@ mod fp8;
 mod gptq;
 mod words;
 
+pub(super) use words::bits;
+
 use super::error::{WeightsError, quote};
 use super::{Checkpoint, TensorView};
 use crate::source::{Source, WeightSource};

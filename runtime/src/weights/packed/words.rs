@@ -3,7 +3,7 @@
 use astrai_ir::Code;
 
 /// Bits of an integer.
-pub(super) fn bits(code: Code) -> usize {
+pub(in crate::weights) fn bits(code: Code) -> usize {
     if code == Code::Int4 { 4 } else { 8 }
 }
 
