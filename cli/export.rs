@@ -28,14 +28,15 @@ pub enum Stored {
 
 /// Write a model as Hugging Face lays it out
 ///
-/// In: a model directory, an adapter's folder, or a run of `astrai train`, whose newest checkpoint is taken. Out: config.json, weights
+/// In: a model directory, a GGUF file, an adapter's folder, or a run of `astrai train`, whose newest checkpoint is taken. Out: config.json, weights
 /// of one type, in shards with an index where one file would be too large, and the tokenizer's files. An adapter is merged into the weights.
 #[derive(Args)]
 #[command(after_help = "Examples:
   astrai export run/ --out model/ --dtype bf16
+  astrai import model.gguf --out model/ --dtype bf16
   astrai export base/ --adapter adapter/ --out merged/ --max-shard-size 2GB")]
 pub struct Export {
-    /// A model directory, an adapter's folder, or a run's
+    /// A model directory, a GGUF file, an adapter's folder, or a run's
     model: PathBuf,
     /// The folder to write, which must not be there yet
     #[arg(long, value_name = "DIR")]
@@ -54,7 +55,7 @@ pub struct Export {
     json: bool,
 }
 
-fn size(text: &str) -> Result<u64, String> {
+pub(crate) fn size(text: &str) -> Result<u64, String> {
     match KvMemory::from_str(text) {
         Ok(KvMemory::Bytes(n)) => Ok(n),
         _ => Err("give a size, 5GB or 500MiB say".into()),
@@ -78,7 +79,7 @@ impl Export {
             Stored::Bf16 => DType::BF16,
             Stored::F16 => DType::F16,
         });
-        let form = Form { dtype, shard: self.max_shard_size };
+        let form = Form { dtype, shard: self.max_shard_size, narrow: None };
         let made = export(&model, &from, &self.out, form, &mut tell())?;
         let (to, dtype) = (self.out.display().to_string(), made.dtype.name());
         match self.json {

@@ -21,6 +21,7 @@ pub mod output;
 pub mod page;
 pub mod preprocess;
 pub mod progress;
+pub mod quantize;
 pub mod quickstart;
 pub mod run;
 pub mod serve;

@@ -3,8 +3,8 @@
 use astrai::allocations::Counted;
 use astrai::failure::Failure;
 use astrai::{
-    bench, chat, compile, data, devices, estimate, eval, export, generate, models, preprocess, quickstart,
-    run, serve, train, verify,
+    bench, chat, compile, data, devices, estimate, eval, export, generate, models, preprocess, quantize,
+    quickstart, run, serve, train, verify,
 };
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -33,7 +33,9 @@ enum Command {
     Data(data::Data),
     Train(Box<train::Train>),
     Eval(Box<eval::Eval>),
+    #[command(visible_alias = "import")]
     Export(export::Export),
+    Quantize(quantize::Quantize),
     Generate(Box<generate::Generate>),
     Chat(Box<chat::Chat>),
     Serve(Box<serve::Serve>),
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         Command::Train(c) => c.run(&mut out),
         Command::Eval(c) => c.run(&mut out),
         Command::Export(c) => c.run(&mut out),
+        Command::Quantize(c) => c.run(&mut out),
         Command::Generate(c) => c.run(&mut out),
         Command::Chat(c) => c.run(&mut out),
         Command::Serve(c) => c.run(&mut out),

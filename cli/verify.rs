@@ -8,7 +8,7 @@ use crate::table::table;
 use astrai_engine::golden::lora::{self, Lora};
 use astrai_engine::golden::objectives::{self, Objectives};
 use astrai_engine::golden::optimizers::{self, Optimizers};
-use astrai_engine::golden::{Golden, Row, data, gguf, narrow};
+use astrai_engine::golden::{Golden, Row, data, gguf, narrow, packed};
 use astrai_engine::{Error, Hear, Machine, Model, texts};
 use astrai_estimate::llmsim::verify as llmsim;
 use astrai_ir::DType;
@@ -39,8 +39,8 @@ pub enum Check {
 /// A folder is known by its files and checked whole: `expected.json` (files of records, and what is in them), `chat_expected.json` (chats
 /// and preferences, and what preprocessing makes of them), `packing.json` (lengths and their bins), `calls.json` (tool calls in generated
 /// text), `schemas.json`, `regexes.json`, `grammars.json`, `malformed.json` (structured output), `strategies.json` (training
-/// objectives), `optimizers.json` (optimisers and schedules), `adapter_config.json` (an adapter, its base and what training makes of it), or
-/// LLMSim's records. Else the folder is a model's: the golden file holds `input_ids`, `logits`, `loss`, `grad.*`, `greedy.*` and `train.*`. Tolerances in f32: logits and each gradient
+/// objectives), `optimizers.json` (optimisers and schedules), `adapter_config.json` (an adapter, its base and what training makes of it),
+/// `golden.safetensors` with `dequantised.*` (a published quantised checkpoint), or LLMSim's records. Else the folder is a model's: the golden file holds `input_ids`, `logits`, `loss`, `grad.*`, `greedy.*` and `train.*`. Tolerances in f32: logits and each gradient
 /// within 1e-4 of their largest magnitude, loss within 1e-5, greedy tokens equal (a token may differ, and ends the comparison, where the
 /// reference's margin is below 1e-3; the margins themselves must agree). In bf16: logits within 3e-2 by norm, loss within 3e-2
 /// relative, and a greedy token may differ where the margin is below 3e-2 of the largest logit. The short training run: losses within 2e-3
@@ -92,6 +92,7 @@ const FOLDERS: &[Reader] = &[
     },
     narrow::rows,
     gguf::rows,
+    packed::rows,
     |at, _, _| match at.join("config.json").exists() {
         true => Ok(vec![]),
         false => llmsim::records(at).iter().map(|file| simulated(file)).collect(),

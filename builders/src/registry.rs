@@ -2,7 +2,8 @@
 //! itself, of transformers or of AstrAI. Out: a [`ModelConfig`] with what was noticed while reading, or one line that says what to
 //! correct. A family is added by its file under `families/` and its line in the table of `families/mod.rs`.
 
-use crate::config::{self, ConfigError, MAX_PARAMETERS, ModelConfig, Raw, excerpt, json};
+use crate::config::{self, ConfigError, MAX_PARAMETERS, ModelConfig, Raw, excerpt, json, packing};
+use astrai_ir::packing::Packing;
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -23,6 +24,8 @@ const ASTRAI_KEYS: [&str; 8] =
 pub struct Reading {
     /// The model.
     pub config: ModelConfig,
+    /// How its checkpoint packs the weights of linear layers, where it does and the family has no way of its own.
+    pub packing: Option<Packing>,
     /// One line each, for the user.
     pub warnings: Vec<String>,
     /// Keys that nothing reads; each has its line in `warnings`.
@@ -61,6 +64,7 @@ impl ModelConfig {
         let model = infer(&map, file)?;
         let raw = Raw::new(file, &map, model.aliases);
         let config = (model.resolve)(&raw, model)?;
+        let packing = if raw.was_read(packing::KEY) { None } else { packing::read(&raw)? };
         model.check_keys(&raw)?;
         let parameters = config::count_parameters(&config);
         if parameters > MAX_PARAMETERS {
@@ -71,7 +75,13 @@ impl ModelConfig {
             });
         }
         let notes = raw.into_notes();
-        Ok(Reading { config, warnings: notes.warnings, unknown: notes.unknown, file: file.to_owned() })
+        Ok(Reading {
+            config,
+            packing,
+            warnings: notes.warnings,
+            unknown: notes.unknown,
+            file: file.to_owned(),
+        })
     }
 
     /// The configuration that transformers (or AstrAI) reads as this model; parsing it gives `self` again. `null` if

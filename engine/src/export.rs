@@ -1,14 +1,16 @@
-//! A model as others read it. In: a model, with an adapter merged or not, and the folder whose tokenizer goes with it. Out: a folder as Hugging Face
-//! lays a model out, whole or not at all: `config.json`, weights of one type, in shards with an index where one file would be too large, and
-//! the tokenizer's files.
+//! A model as others read it. In: a model, with an adapter merged or not, and the folder whose tokenizer goes with it. Out: a folder as
+//! Hugging Face lays a model out, whole or not at all: `config.json`, weights of one type, those of linear layers as codes and scales
+//! where that is asked for (compressed-tensors), in shards with an index where one file would be too large, and the tokenizer's files.
 
-use crate::{Error, Hear, Model, Note};
+use crate::{Error, Hear, Model, Note, gguf};
+use astrai_builders::config::TensorSpec;
+use astrai_builders::{ModelConfig, Program, build};
 use astrai_files::{Disk, FileError, System, beside, read_present, read_text};
-use astrai_ir::DType;
-use astrai_runtime::weights::{Entry, Writer};
+use astrai_ir::{Code, DType, Narrow};
+use astrai_runtime::weights::{Entry, Writer, compress, compressed_layout, is_gguf, quantise};
 use astrai_runtime::{Source, Value};
 use serde_json::{Map, Value as Json, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Files beside the weights that are copied where they are there.
@@ -35,6 +37,8 @@ pub struct Form {
     pub dtype: Option<DType>,
     /// Most bytes of the tensors of a file.
     pub shard: u64,
+    /// How weights of linear layers are rounded, without the head.
+    pub narrow: Option<Narrow>,
 }
 
 /// What was written.
@@ -56,6 +60,9 @@ pub fn export(model: &Model, from: &Path, to: &Path, form: Form, hear: Hear) -> 
     if to.exists() && std::fs::read_dir(to).map_or(true, |mut all| all.next().is_some()) {
         return Err(format!("{}: is there already; give another --out", to.display()).into());
     }
+    // A GGUF file holds its tokenizer itself.
+    let texts = is_gguf(from).then(|| gguf::texts(from)).transpose()?;
+    let from = texts.as_ref().map_or(from, |texts| texts.path());
     let folder = beside(to);
     // Only a process that died under our number leaves one.
     let _absent = System.remove_folder(&folder);
@@ -87,12 +94,15 @@ fn write(model: &Model, from: &Path, to: &Path, form: Form, hear: Hear) -> Resul
     let specs = model.config.tensors();
     let stored = specs.first().and_then(|t| model.source().tensor(&t.name)).map_or(DType::F32, |t| t.dtype);
     let dtype = form.dtype.unwrap_or(stored);
-    let entry = |t: &astrai_builders::config::TensorSpec| {
+    let rounded = form.narrow.map(|narrow| Rounded::of(&model.config, narrow)).transpose()?;
+    let whole = |t: TensorSpec| {
         let own = if t.fixed { DType::F32 } else { dtype };
-        Entry { name: t.name.clone(), dtype: own, shape: t.shape.clone() }
+        let entries = vec![Entry { name: t.name.clone(), dtype: own, shape: t.shape }];
+        Unit { tensor: t.name, narrow: None, entries }
     };
-    let entries: Vec<Entry> = specs.iter().map(entry).collect();
-    let shards = shards(&entries, form.shard);
+    let unit = |t: TensorSpec| rounded.as_ref().and_then(|r| r.unit(&t)).unwrap_or_else(|| whole(t));
+    let units: Vec<Unit> = specs.into_iter().map(unit).collect();
+    let shards = shards(&units, form.shard);
     let (mut weight_map, mut bytes, mut done) = (Map::new(), 0, 0);
     // transformers insists on knowing which framework's layout this is.
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
@@ -101,45 +111,130 @@ fn write(model: &Model, from: &Path, to: &Path, form: Form, hear: Hear) -> Resul
             1 => "model.safetensors".to_string(),
             n => format!("model-{:05}-of-{n:05}.safetensors", i + 1),
         };
-        let mut file = Writer::create(&to.join(&name), shard, &metadata)?;
-        for e in *shard {
-            let missing = || Error(format!("the weights have no tensor `{}`", e.name));
-            let t = model.source().tensor(&e.name).ok_or_else(missing)?;
-            let converted = converted(t, e.dtype).map_err(|why| Error(format!("`{}` {why}", e.name)))?;
-            file.put(&converted)?;
-            model.source().done(&e.name);
-            weight_map.insert(e.name.clone(), json!(name));
-            bytes += size(e);
+        let entries: Vec<Entry> = shard.iter().flat_map(|u| u.entries.clone()).collect();
+        let mut file = Writer::create(&to.join(&name), &entries, &metadata)?;
+        for u in *shard {
+            let missing = || Error(format!("the weights have no tensor `{}`", u.tensor));
+            let t = model.source().tensor(&u.tensor).ok_or_else(missing)?;
+            for data in u.data(t).map_err(|why| Error(format!("`{}` {why}", u.tensor)))? {
+                file.put(&data)?;
+            }
+            model.source().done(&u.tensor);
+            bytes += u.size();
             done += 1;
-            hear(Note::Progress { what: "writing weights", done, total: entries.len() as u64 });
+            hear(Note::Progress { what: "writing weights", done, total: units.len() as u64 });
         }
         file.finish()?;
+        weight_map.extend(entries.into_iter().map(|e| (e.name, json!(name))));
     }
     if shards.len() > 1 {
         let index = json!({"metadata": {"total_size": bytes}, "weight_map": weight_map});
         put("model.safetensors.index.json", format!("{index:#}\n").as_bytes())?;
     }
-    put("config.json", config(own, dtype)?.as_bytes())?;
+    let packing = rounded.map(|r| r.stated(&model.config));
+    put("config.json", config(own, dtype, packing)?.as_bytes())?;
     System.sync_folder(to).map_err(FileError::io(to, "make it durable")).map_err(refused)?;
     Ok(Written { files: shards.len(), bytes, dtype })
 }
 
-/// Consecutive tensors of at most so many bytes together, or one that alone has more.
-fn shards(entries: &[Entry], most: u64) -> Vec<&[Entry]> {
-    let (mut out, mut first, mut sum) = (Vec::new(), 0, 0);
-    for (i, e) in entries.iter().enumerate() {
-        if i > first && sum + size(e) > most {
-            out.push(&entries[first..i]);
-            (first, sum) = (i, 0);
-        }
-        sum += size(e);
-    }
-    out.push(&entries[first..]);
-    out
+/// A tensor of the model, and the tensors that stand for it in the file.
+struct Unit {
+    tensor: String,
+    /// How it is rounded, and how many neighbours share a scale.
+    narrow: Option<(Narrow, usize)>,
+    entries: Vec<Entry>,
 }
 
-fn size(e: &Entry) -> u64 {
-    (e.shape.iter().product::<usize>() * e.dtype.bytes()) as u64
+impl Unit {
+    fn size(&self) -> u64 {
+        let of = |e: &Entry| (e.shape.iter().product::<usize>() * e.dtype.bytes()) as u64;
+        self.entries.iter().map(of).sum()
+    }
+
+    /// The bytes of its entries.
+    fn data(&self, t: Source) -> Result<Vec<Vec<u8>>, String> {
+        match (self.narrow, t.shape.as_slice()) {
+            (Some((narrow, group)), &[n, k]) if t.dtype.is_float() => {
+                Ok(compress(narrow, [n, k], quantise(&t.bytes, t.dtype, narrow, group)))
+            }
+            (None, _) => Ok(vec![converted(t, self.entries.first().map_or(DType::F32, |e| e.dtype))?]),
+            _ => Err("is no matrix of floats".into()),
+        }
+    }
+}
+
+/// Linear layers whose weights are rounded.
+struct Rounded {
+    narrow: Narrow,
+    names: BTreeSet<String>,
+}
+
+impl Rounded {
+    /// Those of a model that kernels read as codes.
+    fn of(config: &ModelConfig, narrow: Narrow) -> Result<Rounded, Error> {
+        config.check_decoder()?;
+        let narrow = Narrow { head: None, ..narrow };
+        let graph = build(config, &Program::full(1, 1)).map_err(|e| e.to_string())?;
+        let names = astrai_passes::narrow_weights(&graph, narrow).map_err(|e| e.to_string())?;
+        match names.is_empty() {
+            true => Err("no linear layer of this model has rows that such groups divide".to_string().into()),
+            false => Ok(Rounded { narrow, names }),
+        }
+    }
+
+    fn unit(&self, t: &TensorSpec) -> Option<Unit> {
+        let (stem, &[n, k]) = (t.name.strip_suffix(".weight")?, t.shape.as_slice()) else { return None };
+        let group = self.narrow.group_of(k).filter(|_| self.names.contains(&t.name))?;
+        let entry = |(end, dtype, shape)| Entry { name: format!("{stem}.{end}"), dtype, shape };
+        let entries = compressed_layout(self.narrow, [n, k], group).1.into_iter().map(entry).collect();
+        Some(Unit { tensor: t.name.clone(), narrow: Some((self.narrow, group)), entries })
+    }
+
+    /// What `config.json` states of them.
+    fn stated(&self, config: &ModelConfig) -> Json {
+        let Narrow { code, group, offsets, .. } = self.narrow;
+        let matrices = config.tensors().into_iter().filter(|t| t.shape.len() == 2);
+        let plain =
+            matrices.map(|t| t.name).filter(|name| !self.names.contains(name) && name != config.names.embed);
+        let module = |name: &str| name.strip_suffix(".weight").map(str::to_string);
+        let ignore: BTreeSet<String> =
+            plain.chain([config.names.head.to_string()]).filter_map(|name| module(&name)).collect();
+        let (format, _) = compressed_layout(self.narrow, [32, 32], 32);
+        json!({
+            "quant_method": "compressed-tensors",
+            "format": format,
+            "quantization_status": "compressed",
+            "ignore": ignore,
+            "kv_cache_scheme": null,
+            "config_groups": {"group_0": {
+                "targets": ["Linear"],
+                "input_activations": null,
+                "output_activations": null,
+                "weights": {
+                    "num_bits": if code == Code::Int4 { 4 } else { 8 },
+                    "type": if code == Code::Fp8 { "float" } else { "int" },
+                    "strategy": if group == 0 { "channel" } else { "group" },
+                    "group_size": if group == 0 { Json::Null } else { json!(group) },
+                    "symmetric": !offsets,
+                    "dynamic": false,
+                },
+            }},
+        })
+    }
+}
+
+/// Consecutive tensors of at most so many bytes together, or one that alone has more.
+fn shards(units: &[Unit], most: u64) -> Vec<&[Unit]> {
+    let (mut out, mut first, mut sum) = (Vec::new(), 0, 0);
+    for (i, u) in units.iter().enumerate() {
+        if i > first && sum + u.size() > most {
+            out.push(&units[first..i]);
+            (first, sum) = (i, 0);
+        }
+        sum += u.size();
+    }
+    out.push(&units[first..]);
+    out
 }
 
 /// The elements of a tensor in a type, which must have room for each.
@@ -159,8 +254,8 @@ fn converted(t: Source, dtype: DType) -> Result<Vec<u8>, String> {
     Ok(out)
 }
 
-/// The text of the model's `config.json` with the type of the weights, which are no longer quantised.
-fn config(folder: &Path, dtype: DType) -> Result<String, Error> {
+/// The text of the model's `config.json` with the type of the weights, and how those of linear layers are packed.
+fn config(folder: &Path, dtype: DType, packing: Option<Json>) -> Result<String, Error> {
     let path = folder.join("config.json");
     let text = read_text(&path, LONGEST).map_err(|e| e.to_string())?;
     let mut keys: Map<String, Json> =
@@ -171,7 +266,11 @@ fn config(folder: &Path, dtype: DType) -> Result<String, Error> {
         _ => "float32",
     };
     let key = if keys.contains_key("dtype") { "dtype" } else { "torch_dtype" };
+    if key == "dtype" {
+        keys.shift_remove("torch_dtype");
+    }
     keys.insert(key.to_string(), json!(name));
     keys.remove("quantization_config");
+    keys.extend(packing.map(|p| ("quantization_config".to_string(), p)));
     Ok(format!("{:#}\n", Json::Object(keys)))
 }

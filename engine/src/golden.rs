@@ -25,6 +25,7 @@ pub mod lora;
 pub mod narrow;
 pub mod objectives;
 pub mod optimizers;
+pub mod packed;
 
 /// Outcome of a check.
 #[derive(Clone, Debug)]

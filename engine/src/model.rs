@@ -3,10 +3,10 @@
 use crate::gguf;
 use crate::machine::Machine;
 use astrai_builders::config::{Init, TensorSpec};
-use astrai_builders::{Loss, ModelConfig, Program, build};
+use astrai_builders::{Loss, ModelConfig, Program, Reading, build};
 use astrai_ir::{DType, Graph, Narrow};
 use astrai_passes::{Fidelity, Saturate};
-use astrai_runtime::weights::{Checkpoint, Entry, Quantised, WeightsError, Widened, Writer, is_gguf};
+use astrai_runtime::weights::{Checkpoint, Entry, Packed, Quantised, WeightsError, Widened, Writer, is_gguf};
 use astrai_runtime::{Buffers, Compiled, Error, Options, Random, Session, WeightSource, compile};
 use astrai_train::lora;
 use std::collections::BTreeMap;
@@ -51,7 +51,9 @@ impl Model {
     /// The same with the adapter of a folder merged into its weights.
     pub fn merged(self, adapter: &Path) -> Result<Model, String> {
         let adapter = lora::Folder::open(adapter, &self.config)?;
-        Ok(Model { weights: Box::new(lora::Merged::new(self.weights, adapter)), ..self })
+        // What is merged are numbers, not codes.
+        let config = ModelConfig { packed: None, ..self.config };
+        Ok(Model { config, weights: Box::new(lora::Merged::new(self.weights, adapter)), ..self })
     }
 
     /// The model with the weights of its linear layers rounded to nearest when they are loaded, where that is asked for.
@@ -67,10 +69,9 @@ impl Model {
 
     /// The model that a directory configures, with the weights of another directory or file.
     pub fn open_with(folder: &Path, weights: &Path, strict: bool) -> Result<Model, String> {
-        let (config, warnings) = read_config(folder, strict)?;
-        let weights = Widened(Checkpoint::open(weights).map_err(|e| e.to_string())?);
-        let tensors = config.tensors().into_iter();
-        let expected: Vec<_> = tensors.flat_map(|t| weights.expected(t.name, t.shape)).collect();
+        let Reading { mut config, packing, warnings, .. } = reading(folder, strict)?;
+        let file = Checkpoint::open(weights).map_err(|e| e.to_string())?;
+        let tensors = config.tensors().into_iter().map(|t| (t.name, t.shape));
         let names = config.names;
         let (tied, encoder) = (config.tie_embeddings, config.encoder.is_some());
         let extra = |name: &str| {
@@ -79,8 +80,21 @@ impl Model {
                 || name.ends_with("rotary_emb.inv_freq")
                 || name.ends_with("attn.masked_bias")
         };
-        weights.0.check(&expected, &extra).map_err(|e| e.to_string())?;
-        Ok(Model { config, warnings, folder: Some(folder.to_path_buf()), weights: Box::new(weights) })
+        let weights: Box<dyn WeightSource> = match packing {
+            Some(packing) => {
+                let packed = Packed::open(file, packing, tensors, &extra).map_err(|e| e.to_string())?;
+                config.packed = stays(&config, &packed);
+                Box::new(packed)
+            }
+            None => {
+                let weights = Widened(file);
+                let expected: Vec<_> =
+                    tensors.flat_map(|(name, shape)| weights.expected(name, shape)).collect();
+                weights.0.check(&expected, &extra).map_err(|e| e.to_string())?;
+                Box::new(weights)
+            }
+        };
+        Ok(Model { config, warnings, folder: Some(folder.to_path_buf()), weights })
     }
 
     /// A model with fresh random weights.
@@ -177,7 +191,8 @@ pub fn plan_within(
 ) -> Result<Compiled, Error> {
     let graph: Graph = build(config, program)?;
     let saturate = Saturate { fidelity, ..Saturate::default() };
-    let narrow = config.narrow;
+    let kept = config.packed.filter(|_| machine.backend().reads_codes());
+    let narrow = config.narrow.or(kept);
     if narrow.is_some() && !machine.backend().reads_codes() {
         let line = "this device has no kernels for narrow weights; leave --quantize out, or use --device cpu";
         return Err(Error::Input(line.into()));
@@ -223,7 +238,17 @@ pub fn read_config(path: &Path, strict: bool) -> Result<(ModelConfig, Vec<String
         let (reading, _) = gguf::open(path)?;
         return Ok((reading.config, reading.warnings));
     }
+    reading(path, strict).map(|reading| (reading.config, reading.warnings))
+}
+
+fn reading(path: &Path, strict: bool) -> Result<Reading, String> {
     let reading = ModelConfig::read(path).map_err(|e| e.to_string())?;
-    let reading = if strict { reading.deny_unknown().map_err(|e| e.to_string())? } else { reading };
-    Ok((reading.config, reading.warnings))
+    if strict { reading.deny_unknown().map_err(|e| e.to_string()) } else { Ok(reading) }
+}
+
+/// How packed weights can stay in memory: all those that kernels would read as codes must be packed, and in the same way.
+fn stays(config: &ModelConfig, packed: &Packed) -> Option<Narrow> {
+    let graph = build(config, &Program::full(1, 1)).ok()?;
+    let names = astrai_passes::narrow_weights(&graph, packed.narrow()).ok()?;
+    (!names.is_empty() && names.iter().all(|name| packed.stays(name))).then(|| packed.narrow())
 }

@@ -21,6 +21,7 @@ pub mod kernel;
 pub mod narrow;
 pub mod op;
 pub mod ops;
+pub mod packing;
 pub mod plan;
 pub mod ranks;
 pub mod region;

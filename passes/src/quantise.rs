@@ -4,7 +4,7 @@
 //! head has a storage of its own.
 
 use crate::adapt::linear;
-use crate::eliminate_dead_nodes;
+use crate::{eliminate_dead_nodes, flatten, merge};
 use astrai_ir::narrow::Part;
 use astrai_ir::ops::{Call, Dequant, Dot, Op, Rows, Weight};
 use astrai_ir::{Block, BlockId, DType, Dim, Graph, IrError, Narrow, NodeId, Type};
@@ -60,6 +60,21 @@ pub fn quantise(graph: &Graph, narrow: Narrow) -> Result<Graph, IrError> {
         Some(narrow) => eliminate_dead_nodes(&heads(graph, narrow)?),
         None => eliminate_dead_nodes(graph),
     }
+}
+
+/// The checkpoint tensors that narrow weights are made of in a graph as it is built.
+///
+/// # Errors
+/// The graph is wrong.
+pub fn narrow_weights(graph: &Graph, narrow: Narrow) -> Result<BTreeSet<String>, IrError> {
+    let graph = quantise(&merge(&flatten(graph)?)?, narrow)?;
+    let weight = |id: NodeId| if let Op::Weight(w) = &graph.node(id).op { Some(w.rows()) } else { None };
+    let rows = graph.ids().filter_map(weight).flatten();
+    let plain = |name: &str| match Part::named(name) {
+        Some((plain, Part::Codes)) => Some(plain.to_string()),
+        _ => None,
+    };
+    Ok(rows.filter_map(|r| plain(&r.name)).collect())
 }
 
 /// The graph whose products outside of layers read codes; an embedding that is the head as well is then there twice.

@@ -2,7 +2,7 @@
 
 use crate::cases::case;
 use crate::lora::logits;
-use crate::train::fixture::{program, stderr};
+use crate::train::fixture::{good, program, stderr};
 use serde_json::Value;
 use std::path::Path;
 
@@ -23,6 +23,28 @@ fn rounded_weights_are_the_references() {
         assert_eq!(weights.len(), 6, "{rows:?}");
         assert!(weights.iter().all(|(_, verdict)| verdict == "ok"), "{flags:?}: {rows:?}");
     }
+}
+
+/// Files of llama.cpp's, their tokenizer among what is checked; a model directory made of one answers as the file does.
+#[test]
+fn gguf_files_are_models() {
+    let Some(folder) = case("gguf") else { return };
+    for flags in [&[][..], &["--device", "interpreter"]] {
+        let rows = verified(&folder, flags);
+        assert_eq!(rows.len(), 25, "{rows:?}");
+        assert!(rows.iter().all(|(_, verdict)| verdict == "ok"), "{flags:?}: {rows:?}");
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let (file, made) = (folder.join("tiny-b-mixed.gguf"), scratch.path().join("made"));
+    good(program().arg("import").arg(&file).args(["--dtype", "f32", "--out"]).arg(&made));
+    assert!(logits(&file, &[], scratch.path()) == logits(&made, &[], scratch.path()));
+    let text = |model: &Path| {
+        let flags = ["--prompt", "the quick", "--chat", "--max-tokens", "5", "--temperature", "0", "--json"];
+        let out = program().arg("generate").arg(model).args(flags).output().unwrap();
+        serde_json::from_slice::<Value>(&out.stdout).unwrap_or_else(|_| panic!("{}", stderr(&out)))["text"]
+            .clone()
+    };
+    assert_eq!(text(&file), text(&made));
 }
 
 /// Logits by kernels of every kind and by the interpreter; those of eight bits are near the model's own.

@@ -21,6 +21,7 @@ mod data;
 #[path = "../command/train/fixture.rs"]
 #[expect(dead_code)]
 mod fixture;
+mod gguf;
 mod guide;
 mod mutate;
 #[path = "../quick/mod.rs"]

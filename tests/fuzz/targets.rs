@@ -2,6 +2,7 @@
 //! of refusal for one that is not; whatever else it does is a failure.
 
 use crate::data;
+use crate::gguf;
 use crate::mutate::{Draws, bytes, object, value};
 use crate::server;
 use crate::serving::{open_recommended, open_tokenizer, recommended, render, template, tokenizer};
@@ -11,9 +12,10 @@ use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::plan;
 use astrai_files::hex;
 use astrai_ir::json::{from_json, to_json};
-use astrai_ir::{DType, Graph};
-use astrai_runtime::weights::Checkpoint;
-use astrai_runtime::{Options, compile};
+use astrai_ir::packing::{Awq, Blocks, Compressed, Gptq, Packing, Share};
+use astrai_ir::{Code, DType, Graph};
+use astrai_runtime::weights::{self, Checkpoint};
+use astrai_runtime::{Options, WeightSource, compile};
 use astrai_train::checkpoint::{TrainerState, open};
 use astrai_train::data::Tokens;
 use astrai_train::metrics;
@@ -38,12 +40,14 @@ pub struct Target {
     pub run: fn(&Path) -> Run,
 }
 
-pub const TARGETS: [Target; 24] = [
+pub const TARGETS: [Target; 26] = [
     Target { name: "config", inputs: 20_000, patience: 1, input: config, run: |_| Box::new(read_config) },
     Target { name: "compile", inputs: 300, patience: 2, input: config, run: |_| Box::new(compile_config) },
     Target { name: "graph", inputs: 2_000, patience: 1, input: graph, run: |_| Box::new(read_graph) },
     Target { name: "program", inputs: 1_500, patience: 2, input: graph, run: |_| Box::new(compile_graph) },
     Target { name: "weights", inputs: 5_000, patience: 1, input: weights, run: open_weights },
+    Target { name: "packed", inputs: 5_000, patience: 1, input: packed, run: open_packed },
+    Target { name: "gguf", inputs: 3_000, patience: 1, input: gguf::input, run: gguf::run },
     Target { name: "index", inputs: 5_000, patience: 1, input: index, run: open_index },
     Target { name: "tokenizer", inputs: 1_000, patience: 1, input: tokenizer, run: open_tokenizer },
     Target { name: "template", inputs: 60, patience: 2, input: template, run: |_| Box::new(render) },
@@ -221,6 +225,84 @@ fn open_weights(folder: &Path) -> Run {
     Box::new(move |input| {
         shown(fs::write(&path, input))?;
         look(&path)
+    })
+}
+
+/// A format of packed weights, and the tensors of a matrix `[16, 64]` in it.
+type Packed = (Packing, &'static [(&'static str, &'static str, &'static [usize])]);
+
+const GROUP: Share = Share::Group(32);
+
+const PACKED: [Packed; 4] = [
+    (
+        Packing::Gptq(Gptq { code: Code::Int4, share: GROUP, act_order: true, less_one: true }),
+        &[
+            ("qweight", "I32", &[8, 16]),
+            ("qzeros", "I32", &[2, 2]),
+            ("scales", "F16", &[2, 16]),
+            ("g_idx", "I32", &[64]),
+        ],
+    ),
+    (
+        Packing::Awq(Awq { share: GROUP }),
+        &[("qweight", "I32", &[64, 2]), ("qzeros", "I32", &[2, 2]), ("scales", "F16", &[2, 16])],
+    ),
+    (
+        Packing::Compressed(Compressed { code: Code::Int4, packed: true, share: GROUP, zeros: true }),
+        &[
+            ("weight_packed", "I32", &[16, 8]),
+            ("weight_shape", "I64", &[2]),
+            ("weight_scale", "F16", &[16, 2]),
+            ("weight_zero_point", "I32", &[2, 2]),
+        ],
+    ),
+    (
+        Packing::Fp8(Blocks { rows: 8, columns: 32 }),
+        &[("weight", "F8_E4M3", &[16, 64]), ("weight_scale_inv", "F32", &[2, 2])],
+    ),
+];
+
+fn packed(d: &mut Draws) -> Vec<u8> {
+    let at = d.below(PACKED.len());
+    let (mut header, mut end) = (Map::new(), 0);
+    for (name, dtype, shape) in PACKED[at].1 {
+        let width =
+            [("F8_E4M3", 1), ("F16", 2), ("I64", 8)].iter().find(|w| w.0 == *dtype).map_or(4, |w| w.1);
+        let from = end;
+        end += shape.iter().product::<usize>() * width;
+        let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [from, end]});
+        header.insert(format!("m.{name}"), entry);
+    }
+    let header = Value::Object(header);
+    let file = |header: &Value| {
+        let text = header.to_string();
+        [&(text.len() as u64).to_le_bytes()[..], text.as_bytes(), &vec![0; end]].concat()
+    };
+    let made = match d.below(2) {
+        0 => bytes(file(&header), d),
+        _ => file(&value(header, d)),
+    };
+    [&[at as u8][..], &made].concat()
+}
+
+/// Reads a matrix whole and in parts, where the file is taken for one that has it.
+fn open_packed(folder: &Path) -> Run {
+    let path = folder.join("model.safetensors");
+    Box::new(move |input| {
+        let (at, file) = input.split_first().ok_or("an empty input")?;
+        shown(fs::write(&path, file))?;
+        let (packing, _) = PACKED[usize::from(*at) % PACKED.len()];
+        let wanted = [("m.weight".to_string(), vec![16, 64])].into_iter();
+        let read =
+            shown(weights::Packed::open(shown(Checkpoint::open(&path))?, packing, wanted, &|_| false))?;
+        if read.packs("m.weight") {
+            assert_eq!(read.tensor("m.weight").expect("it was checked").bytes.len(), 16 * 64 * 4);
+            for part in read.narrow().parts() {
+                let there = read.tensor(&part.of("m.weight")).is_some();
+                assert_eq!(there, read.stays("m.weight"));
+            }
+        }
+        Ok(())
     })
 }
 

@@ -179,7 +179,6 @@ const ROWS: &[Row] = &[
     refuse("qk_nope_head_dim", null),
     refuse("qk_rope_head_dim", null),
     refuse("qkv_bias", off),
-    refuse("quantization_config", null),
     refuse("query_pre_attn_scalar", null),
     refuse("residual_multiplier", one),
     refuse("rope_interleave", off),

@@ -5,6 +5,7 @@ mod error;
 pub(crate) mod json;
 pub(crate) mod keys;
 mod names;
+pub(crate) mod packing;
 mod raw;
 mod rope;
 pub(crate) mod rope_keys;

@@ -55,6 +55,11 @@ impl<'a> Raw<'a> {
         let get = |k: &'static str| self.map.get(k).filter(|v| !v.is_null()).map(|v| (k, v));
         let other = self.aliases.iter().filter(|(k, _)| *k == key).find_map(|(_, alias)| get(alias));
         match (get(key), other) {
+            // Files that several versions of transformers saved have two types, neither of which changes what is computed.
+            (Some((a, x)), Some((b, y))) if x != y && key == "dtype" => {
+                self.warn(format!("key `{a}` is {} and `{b}` is {}; the first counts", show(x), show(y)));
+                Ok(Some((a, x)))
+            }
             (Some((a, x)), Some((b, y))) if x != y => Err(self.refuse(
                 b,
                 format!("is {} while `{a}` is {}, and both mean the same", show(y), show(x)),

@@ -74,6 +74,8 @@ pub struct ModelConfig {
     pub layers: Vec<LayerSpec>,
     /// How the weights of linear layers are stored where the model runs, if not as numbers of their own.
     pub narrow: Option<Narrow>,
+    /// How the checkpoint has all of them, so that they can stay so where kernels read codes; `narrow` goes before it.
+    pub packed: Option<Narrow>,
     /// Set of an encoder: attention is to the whole sequence, and there is no head but this.
     pub encoder: Option<EncoderSpec>,
 }

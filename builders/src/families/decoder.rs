@@ -141,6 +141,7 @@ pub(super) fn plain_of_heads(
         pad: token(raw, "pad_token_id", vocab_size)?,
         layers: vec![layer; num_layers],
         narrow: None,
+        packed: None,
         encoder: None,
     };
     d.windows.read(raw, &mut c)?;

@@ -136,6 +136,82 @@ fn what_would_change_the_result() {
     );
 }
 
+/// How weights are packed: what is read, and what is refused.
+#[test]
+fn packing() {
+    use astrai_ir::Code::{Fp8, Int4, Int8};
+    use astrai_ir::packing::{Awq, Blocks, Compressed, Gptq, Packing, Share};
+    let text = |q: &Value| changed(LLAMA, "quantization_config", q.clone());
+    let group = |format: &str, weights: Value| {
+        json!({"quant_method": "compressed-tensors", "format": format, "ignore": ["lm_head"], "sparsity_config": {},
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}})
+    };
+    let compressed =
+        |code, packed, share, zeros| Packing::Compressed(Compressed { code, packed, share, zeros });
+    let fp8 = json!({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+        "weight_block_size": [128, 64], "modules_to_not_convert": ["lm_head"]});
+    let gptq = json!({"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": true, "sym": false});
+    let awq =
+        json!({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": true, "version": "gemm"});
+    let with = |q: &Value, key: &str, value: Value| {
+        let mut q = q.clone();
+        q[key] = value;
+        q
+    };
+    let of = |code, share, less_one| Packing::Gptq(Gptq { code, share, act_order: true, less_one });
+    let v2 = with(&with(&gptq, "checkpoint_format", json!("gptq_v2")), "group_size", json!(-1));
+    let channel =
+        json!({"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": true, "dynamic": false});
+    let int4 =
+        json!({"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": false});
+    let int8 = json!({"num_bits": 8, "type": "int", "strategy": "tensor"});
+    for (q, packing) in [
+        (fp8.clone(), Packing::Fp8(Blocks { rows: 128, columns: 64 })),
+        (gptq.clone(), of(Int4, Share::Group(128), true)),
+        (with(&v2, "bits", json!(8)), of(Int8, Share::Row, false)),
+        (awq.clone(), Packing::Awq(Awq { share: Share::Group(64) })),
+        (group("float-quantized", channel.clone()), compressed(Fp8, false, Share::Row, false)),
+        (group("pack-quantized", int4.clone()), compressed(Int4, true, Share::Group(32), true)),
+        (group("int-quantized", int8.clone()), compressed(Int8, false, Share::Tensor, false)),
+    ] {
+        let read = ModelConfig::parse(&text(&q), "config.json").unwrap();
+        assert_eq!((read.packing, &read.warnings[..], &read.unknown[..]), (Some(packing), &[][..], &[][..]));
+    }
+    let two = changed(LLAMA, "dtype", json!("bfloat16"));
+    let warnings = ModelConfig::parse(&two, "config.json").unwrap().warnings;
+    assert!(warnings.len() == 1 && warnings[0].contains("`torch_dtype` is \"float32\"; the first counts"));
+    for (q, says) in [
+        (json!({"quant_method": "exl3"}), "quant_method \"exl3\"; supported: fp8"),
+        (json!({"quant_method": "mxfp4"}), "quant_method \"mxfp4\""),
+        (json!({}), "has no quant_method"),
+        (json!("awq"), "`quantization_config`"),
+        (with(&fp8, "weight_block_size", json!(null)), "`quantization_config.weight_block_size` is missing"),
+        (with(&fp8, "weight_block_size", json!([128, 0])), "is [128,0]"),
+        (with(&fp8, "weight_block_size", json!([128])), "is [128]"),
+        (with(&fp8, "fmt", json!("e5m2")), "e5m2"),
+        (with(&gptq, "bits", json!(3)), "`quantization_config.bits` is 3"),
+        (with(&gptq, "bits", json!(u64::MAX)), "bits"),
+        (with(&gptq, "group_size", json!(0)), "`quantization_config.group_size` is 0"),
+        (with(&gptq, "group_size", json!(-2)), "group_size` is -2"),
+        (with(&gptq, "group_size", json!(1u64 << 40)), "the largest accepted is"),
+        (with(&gptq, "checkpoint_format", json!("marlin")), "\"marlin\""),
+        (with(&awq, "zero_point", json!(false)), "zero_point"),
+        (with(&awq, "version", json!("gemv")), "\"gemv\""),
+        (with(&awq, "bits", json!(8)), "awq has integers of 4 bits"),
+        (group("marlin-24", int4.clone()), "\"marlin-24\""),
+        (group("int-quantized", int4.clone()), "int-quantized has 8 bits"),
+        (group("float-quantized", int8), "`quantization_config.config_groups.weights.type`"),
+        (group("pack-quantized", with(&int4, "actorder", json!("group"))), "actorder"),
+        (group("pack-quantized", with(&int4, "strategy", json!("block"))), "\"block\""),
+        (group("float-quantized", with(&channel, "symmetric", json!(false))), "symmetric"),
+        (with(&group("pack-quantized", int4), "config_groups", json!({})), "no object of one group"),
+        (with(&group("float-quantized", channel), "transform_config", json!({"a": 1})), "transform_config"),
+    ] {
+        let e = refusal(&text(&q));
+        assert!(e.contains(says) && !e.contains('\n'), "{says}: {e}");
+    }
+}
+
 /// The embedded configurations and, where there are any, the shared ones.
 fn corpus() -> Vec<String> {
     let mut texts: Vec<String> = [LLAMA, QWEN3, ASTRAI].map(str::to_owned).to_vec();

@@ -35,7 +35,8 @@ pub fn rows(folder: &Path, machine: &Machine, hear: Hear) -> Result<Vec<Row>, Er
     let mut rows = Vec::new();
     for (name, entry) in &files {
         let at = folder.join(name);
-        rows.push(logits(&Model::open(&at, false)?, machine, (&file, &path), name, hear)?);
+        let wanted = format!("{name}.logits");
+        rows.push(logits(&Model::open(&at, false)?, machine, &file, &path, &wanted, hear)?);
         let tensor = entry["dequantised"].as_str().unwrap_or_default();
         let got = Gguf::open(&at)?.floats(tensor).ok_or_else(|| format!("{name} has no `{tensor}`"))?;
         let want = floats(&file, &path, &format!("{name}.dequantised"), got.len())?;

@@ -50,7 +50,7 @@ pub fn rows(folder: &Path, machine: &Machine, hear: Hear) -> Result<Vec<Row>, Er
         let narrow = Narrow { code, group, scales: DType::F32, offsets, head: None };
         let model = Model::open(folder, false)?.quantised(Some(narrow));
         rows.push(numbers(&model, narrow, kind, &file, &path)?);
-        rows.push(logits(&model, machine, (&file, &path), kind, hear)?);
+        rows.push(logits(&model, machine, &file, &path, &format!("{kind}.logits"), hear)?);
     }
     for kind in json["kv"].as_object().into_iter().flat_map(|all| all.keys()) {
         rows.push(Row::without(format!("kv.{kind}"), "missing", "keys and values are not stored so yet"));
@@ -58,12 +58,13 @@ pub fn rows(folder: &Path, machine: &Machine, hear: Hear) -> Result<Vec<Row>, Er
     Ok(rows)
 }
 
-/// A model's logits, held to `<kind>.logits`.
+/// Logits of the file's `input_ids`, held to one of its tensors.
 pub(super) fn logits(
     model: &Model,
     machine: &Machine,
-    (file, path): (&Checkpoint, &Path),
-    kind: &str,
+    file: &Checkpoint,
+    path: &Path,
+    name: &str,
     hear: Hear,
 ) -> Result<Row, Error> {
     let sequences = Sequences::read(file, path)?;
@@ -77,10 +78,10 @@ pub(super) fn logits(
     let batch = RaggedBatch::new(&sequences.rows(), model.config.vocab_size)?;
     let results = session.run(&batch.inputs(session.inputs()))?;
     let got = results.iter().find(|(n, _)| n == "logits").map(|(_, v)| v.to_f32()).unwrap_or_default();
-    let want = floats(file, path, &format!("{kind}.logits"), got.len())?;
+    let want = floats(file, path, name, got.len())?;
     let off = got.iter().zip(&want).map(|(a, b)| f64::from(*a) - f64::from(*b));
     let error = largest(off) / largest(want.iter().map(|x| f64::from(*x)));
-    Ok(Row::compared(format!("{kind}.logits"), error, 1e-4, "of the largest magnitude"))
+    Ok(Row::compared(name, error, 1e-4, "of the largest magnitude"))
 }
 
 /// How many entries of the tensors that the file has are not those of the reference.
@@ -99,7 +100,7 @@ fn numbers(model: &Model, narrow: Narrow, kind: &str, file: &Checkpoint, path: &
 }
 
 /// The numbers that a tensor's parts stand for, by the interpreter.
-fn dequantised(source: &dyn WeightSource, tensor: &str, narrow: Narrow) -> Result<Tensor, Error> {
+pub(super) fn dequantised(source: &dyn WeightSource, tensor: &str, narrow: Narrow) -> Result<Tensor, Error> {
     let (mut g, mut leaves, mut args) = (Graph::new(vec![]), HashMap::new(), Vec::new());
     for part in narrow.parts() {
         let name = part.of(tensor);

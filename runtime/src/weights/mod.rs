@@ -7,6 +7,7 @@
 //! (SIGBUS). Replace weights by renaming, as [`write()`] and every download tool do.
 
 mod check;
+mod compress;
 mod error;
 mod gguf;
 mod header;
@@ -14,6 +15,7 @@ mod json;
 mod locate;
 mod mxfp4;
 mod narrow;
+mod packed;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -29,10 +31,12 @@ use error::quote;
 use header::Tensor;
 use locate::{Index, Location, locate, open_regular};
 
+pub use compress::{compress, compressed_layout};
 pub use error::WeightsError;
 pub use gguf::{Gguf, InFile, OfGguf, is_gguf};
 pub use mxfp4::Widened;
 pub use narrow::{Quantisation, Quantised, quantise};
+pub use packed::Packed;
 pub use view::TensorView;
 pub use write::{Entry, Writer, file_header, write};
 

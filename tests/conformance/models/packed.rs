@@ -1,10 +1,14 @@
+//! Published checkpoints with packed weights: those that a reference wrote against its numbers, and
 //! gpt-oss with experts in MXFP4, as it is published, against the same model with the numbers that they stand for.
 
 use astrai_builders::{ModelConfig, Program};
 use astrai_engine::batch::RaggedBatch;
+use astrai_engine::export::{Form, export};
+use astrai_engine::golden::packed::rows as golden;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::Model;
-use astrai_ir::DType;
+use astrai_engine::unheard;
+use astrai_ir::{DType, Narrow};
 use astrai_runtime::Value;
 use astrai_runtime::weights::write;
 use std::collections::BTreeMap;
@@ -63,6 +67,59 @@ fn folders() -> [PathBuf; 2] {
         write(&dir.join("model.safetensors"), all, &BTreeMap::new()).unwrap();
         dir
     })
+}
+
+/// Tensors, and logits of widened weights and of codes, where weights can stay codes.
+#[test]
+fn quantised_checkpoints_are_the_references() {
+    for (name, codes) in [
+        ("fp8_block", false),
+        ("fp8_channel", true),
+        ("gptq", true),
+        ("gptq_act_order", false),
+        ("awq", true),
+    ] {
+        let Some(folder) = crate::cases::case(&format!("quantized/{name}")) else { continue };
+        for device in [Kind::Cpu, Kind::Interpreter] {
+            let machine = Machine::new(device, 2).unwrap();
+            let rows = golden(&folder, &machine, &mut unheard).unwrap();
+            assert!(rows.len() >= 3 && rows.iter().all(|r| r.verdict == "ok"), "{name} {rows:#?}");
+            assert_eq!(rows.iter().any(|r| r.check == "logits (codes)"), codes, "{name} {rows:#?}");
+        }
+    }
+}
+
+/// What `astrai quantize` writes is read as what rounding at load makes, in shards too; its other files and keys are the model's.
+#[test]
+fn what_is_rounded_and_written_is_what_is_rounded_when_loaded() {
+    let Some(folder) = crate::cases::case("llama") else { return };
+    let ids: Vec<i64> = (0..24).map(|i| i * 7 % 50).collect();
+    let machine = Machine::new(Kind::Cpu, 2).unwrap();
+    let logits = |model: &Model| {
+        let mut session = model.session(&Program::full(1, 24), DType::F32, &machine, &mut |_, _| {}).unwrap();
+        let batch = RaggedBatch::new(&[&ids[..]], model.config.vocab_size).unwrap();
+        session.run(&batch.inputs(session.inputs())).unwrap().remove(0).1.to_f32()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    // Offsets of a type with fewer digits are rounded when they are made at load, and exact in a checkpoint.
+    for (kind, tolerance) in
+        [("int4", 0.0), ("int8", 0.0), ("fp8", 0.0), ("int8:asymmetric", 0.0), ("int4:asymmetric", 2e-2)]
+    {
+        let narrow = Narrow { head: None, ..kind.parse().unwrap() };
+        let to = dir.path().join(kind);
+        let form = Form { dtype: None, shard: 20 << 10, narrow: Some(narrow) };
+        let model = Model::open(&folder, false).unwrap();
+        let made = export(&model, &folder, &to, form, &mut unheard).unwrap();
+        assert!(made.files > 1);
+        let read = Model::open(&to, true).unwrap();
+        assert!(read.warnings.is_empty() && read.config.narrow.is_none(), "{:?}", read.warnings);
+        let kept = Narrow { scales: if narrow.offsets { DType::F32 } else { narrow.scales }, ..narrow };
+        assert_eq!(read.config.packed, Some(kept), "{kind}");
+        let (got, want) = (logits(&read), logits(&model.quantised(Some(narrow))));
+        let top = want.iter().fold(0f32, |m, x| m.max(x.abs()));
+        let off = got.iter().zip(&want).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        assert!(off <= tolerance * top, "{kind}: {off} of {top}");
+    }
 }
 
 #[test]

@@ -1,0 +1,29 @@
+//! Codes of e4m3 in the weight's own shape, and `weight_scale_inv`, a factor a block.
+
+use super::{Format, Kind, Module, Stored};
+use astrai_ir::DType;
+use astrai_ir::packing::Blocks;
+
+impl Format for Blocks {
+    fn stored(&self, [n, k]: [usize; 2], _has: &dyn Fn(&str) -> bool) -> Vec<Stored> {
+        let blocks = vec![n.div_ceil(self.rows), k.div_ceil(self.columns)];
+        vec![
+            Stored { end: "weight", shape: vec![n, k], kind: Kind::Only(DType::F8E4M3) },
+            Stored { end: "weight_scale_inv", shape: blocks, kind: Kind::Float },
+        ]
+    }
+
+    fn codes(&self, of: &Module) -> Option<Vec<u8>> {
+        Some(of.get("weight")?.bytes().to_vec())
+    }
+
+    fn scales(&self, of: &Module) -> Option<Vec<f32>> {
+        let blocks = of.floats("weight_scale_inv")?;
+        let row = |r: usize| blocks[r / self.rows * of.groups..][..of.groups].iter().copied();
+        Some((0..of.shape[0]).flat_map(row).collect())
+    }
+
+    fn zeros(&self, _of: &Module) -> Option<Vec<i32>> {
+        Some(vec![])
+    }
+}
