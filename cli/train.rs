@@ -245,8 +245,12 @@ fn start(
     }
 }
 
+/// The text of a `config.json`; what is trained of a quantised checkpoint is not quantised.
 fn text(path: &Path) -> Result<String, Failure> {
-    Ok(astrai_files::read_text(path, 16 << 20)?)
+    let text = astrai_files::read_text(path, 16 << 20)?;
+    let keys = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&text).ok();
+    let plain = keys.and_then(|mut keys| keys.shift_remove("quantization_config").map(|_| keys));
+    Ok(plain.map_or(text, |keys| format!("{:#}\n", serde_json::Value::Object(keys))))
 }
 
 fn run(
