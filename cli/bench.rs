@@ -8,7 +8,7 @@ mod serve;
 mod train;
 
 use crate::failure::{Done, Failure, bail, warn};
-use crate::flags::{FidelityFlags, MachineFlags, QuantizeFlag};
+use crate::flags::{FidelityFlags, MachineFlags, QuantizeFlag, SpeculateFlag};
 use crate::measure::{Seconds, after_warm_up, once, peak_rss_mb, rounded};
 use crate::progress::Progress;
 use crate::run::profile_table;
@@ -138,6 +138,8 @@ pub struct Bench {
     #[arg(long)]
     profile: bool,
     #[command(flatten)]
+    speculate: SpeculateFlag,
+    #[command(flatten)]
     quantize: QuantizeFlag,
     #[command(flatten)]
     fidelity: FidelityFlags,
@@ -171,6 +173,9 @@ impl Bench {
         }
         if self.requests.is_some() && self.job != Job::Serve {
             bail!("--requests goes with bench serve; leave it out");
+        }
+        if self.speculate.speculate.is_some() && self.job != Job::Serve {
+            bail!("--speculate goes with bench serve; leave it out");
         }
         match self.job {
             Job::Gemm => self.fidelity.none("bench gemm is one dot")?,

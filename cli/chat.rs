@@ -4,9 +4,9 @@
 mod input;
 
 use crate::failure::{Done, Failure, say};
-use crate::flags::{RoomFlags, SamplingFlags};
+use crate::flags::{RoomFlags, SamplingFlags, SpeculateFlag};
 use crate::progress::tell;
-use astrai_engine::serving::{Published, chat_ids};
+use astrai_engine::serving::{Published, Room, chat_ids};
 use astrai_serve::answer::{Answer, Delta, Ended};
 use astrai_serve::engine::{End, Engine};
 use astrai_serve::request::{Request, Sampling};
@@ -46,6 +46,8 @@ pub struct Chat {
     #[command(flatten)]
     sampling: SamplingFlags,
     #[command(flatten)]
+    speculate: SpeculateFlag,
+    #[command(flatten)]
     room: RoomFlags,
 }
 
@@ -79,7 +81,8 @@ impl Chat {
         let template = published.template("continue texts with `astrai generate`")?;
         self.sampling.check(published.model.config.vocab_size)?;
         let machine = self.room.machine.machine()?;
-        let engine = published.start(&self.room.of_one(), &machine, &mut tell())?;
+        let room = Room { speculation: self.speculate.speculate, ..self.room.of_one() };
+        let engine = published.start(&room, &machine, &mut tell())?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let mut conversation = Conversation {
             published: &published,

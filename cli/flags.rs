@@ -3,7 +3,7 @@
 use crate::failure::{Failure, bail, warn};
 use crate::progress::tell;
 use astrai_engine::machine::{Kind, Machine};
-use astrai_engine::serving::{KvMemory, Published, Room};
+use astrai_engine::serving::{KvMemory, Published, Room, Speculation};
 use astrai_ir::{DType, Narrow};
 use astrai_passes::Fidelity;
 use astrai_runtime::device::cpu::{Isa, host_isa, host_levels};
@@ -262,6 +262,15 @@ impl RoomFlags {
         let one = Room::of_one(self.machine.storage(), self.fidelity.asked());
         Room { context, kv: self.kv_memory, ..one }
     }
+}
+
+/// Whether tokens are proposed.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct SpeculateFlag {
+    /// Propose the tokens that followed the last few before, in prompt or answer, and verify them in one step: ngram, or ngram:N
+    /// for at most N at once (ngram is 4). Answers stay the same; texts that repeat themselves come faster
+    #[arg(long, value_name = "HOW")]
+    pub speculate: Option<Speculation>,
 }
 
 /// How tokens are chosen. What no flag says, the model's generation_config.json says, if it is there.

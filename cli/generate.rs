@@ -4,7 +4,7 @@
 mod batch;
 
 use crate::failure::{Done, Failure};
-use crate::flags::{RoomFlags, SamplingFlags, as_flag};
+use crate::flags::{RoomFlags, SamplingFlags, SpeculateFlag, as_flag};
 use crate::progress::tell;
 use astrai_engine::serving::{Published, Room, chat_ids};
 use astrai_serve::answer::{Answer, Delta, Ended};
@@ -63,6 +63,8 @@ pub struct Generate {
     #[command(flatten)]
     sampling: SamplingFlags,
     #[command(flatten)]
+    speculate: SpeculateFlag,
+    #[command(flatten)]
     room: RoomFlags,
 }
 
@@ -80,7 +82,8 @@ impl Generate {
 
     fn one(&self, published: &Published, stops: &StopStrings, out: &mut dyn Write) -> Done {
         let prompt = self.prompt(published)?;
-        let mut room = Room { prefix_cache: false, ..self.room.of_one() };
+        let speculation = self.speculate.speculate;
+        let mut room = Room { prefix_cache: false, speculation, ..self.room.of_one() };
         let positions = published.model.config.max_positions;
         let context = room.context.unwrap_or(positions);
         let left = context.saturating_sub(prompt.len());

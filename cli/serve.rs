@@ -2,7 +2,7 @@
 //! crate's; here are its flags, its socket, and its end.
 
 use crate::failure::{Done, Failure, bail, say};
-use crate::flags::RoomFlags;
+use crate::flags::{RoomFlags, SpeculateFlag};
 use crate::progress::tell;
 use astrai_builders::Cache;
 use astrai_builders::config::Pooling;
@@ -124,6 +124,8 @@ pub struct Serve {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    speculate: SpeculateFlag,
+    #[command(flatten)]
     room: RoomFlags,
 }
 
@@ -150,6 +152,7 @@ impl Serve {
             sequences: self.max_seqs.into(),
             tokens: self.max_batch_tokens.map(|n| n as usize),
             queue: self.queue as usize,
+            speculation: self.speculate.speculate,
             pooling: self.embeddings.map(|pooling| match pooling {
                 PoolingName::Last => Pooling::Last,
                 PoolingName::Mean => Pooling::Mean,

@@ -7,7 +7,7 @@ use crate::progress::tell;
 use astrai_engine::machine::Machine;
 use astrai_engine::model::Model;
 use astrai_engine::serving::{KvMemory, Room, steps};
-use astrai_serve::engine::{End, Engine, Handle, Settings};
+use astrai_serve::engine::{End, Engine, Handle};
 use astrai_serve::request::{Request, Sampling};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -152,10 +152,12 @@ impl Bench {
             tokens: Some(load.prompt.min(CHUNK).max(load.clients) as usize),
             context: Some((load.prompt + load.new) as usize),
             kv: Some(KvMemory::Share(1.0)),
+            queue,
+            prefix_cache: false,
+            speculation: self.speculate.speculate,
             ..Room::of_one(self.machine.storage(), self.fidelity.asked())
         };
         let model = steps(&Model::fresh(config, vec![], 0), &room, machine, &mut tell())?;
-        let settings = Settings { prefix_cache: false, queue, ..Settings::default() };
-        Engine::start(model, &settings).map_err(|e| e.to_string().into())
+        Engine::start(model, &room.settings()).map_err(|e| e.to_string().into())
     }
 }

@@ -282,16 +282,11 @@ impl<'a> Golden<'a> {
         let length = (prompt.len() + want.len()) as u64;
         check_sizes(&self.model.config, 1, length)?;
         let room = Room {
-            storage: self.storage,
-            fidelity: Some(self.fidelity),
-            sequences: 1,
             // The prompt in more than one step, as a long one would be.
             tokens: Some(prompt.len().div_ceil(2)),
             context: Some(length as usize),
-            kv: None,
-            queue: 1,
             prefix_cache: false,
-            pooling: None,
+            ..Room::of_one(self.storage, Some(self.fidelity))
         };
         let model = steps(self.model, &room, self.machine, hear)?;
         let (what, total) = ("greedy tokens", want.len() as u64);

@@ -70,6 +70,35 @@ impl FromStr for KvMemory {
     }
 }
 
+/// Speculation: how tokens are proposed that the model then verifies, several in one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speculation {
+    /// Those that followed the last few tokens before, at most so many.
+    NGram(usize),
+}
+
+impl Speculation {
+    /// Proposed tokens of a step, at most.
+    pub fn proposed(self) -> usize {
+        let Speculation::NGram(most) = self;
+        most
+    }
+}
+
+impl FromStr for Speculation {
+    type Err = String;
+
+    /// `ngram`, or `ngram:N`.
+    fn from_str(text: &str) -> Result<Speculation, String> {
+        let most = match text.split_once(':') {
+            Some(("ngram", n)) => n.parse().ok().filter(|n| (1..=16).contains(n)),
+            None if text == "ngram" => Some(4),
+            _ => None,
+        };
+        most.map(Speculation::NGram).ok_or_else(|| "give ngram, or ngram:N with 1 to 16 tokens".into())
+    }
+}
+
 /// The room a served model may take.
 #[derive(Clone, Debug)]
 pub struct Room {
@@ -91,6 +120,8 @@ pub struct Room {
     pub prefix_cache: bool,
     /// Which tokens make a text's vector; none where no vectors are wanted.
     pub pooling: Option<Pooling>,
+    /// How tokens are proposed, if they are.
+    pub speculation: Option<Speculation>,
 }
 
 impl Room {
@@ -106,7 +137,25 @@ impl Room {
             queue: 1,
             prefix_cache: true,
             pooling: None,
+            speculation: None,
         }
+    }
+
+    /// Settings of an engine of these sequences, which are fewer than the model's rows where tokens are proposed.
+    pub fn settings(&self) -> Settings {
+        Settings {
+            queue: self.queue,
+            prefix_cache: self.prefix_cache,
+            sequences: Some(self.sequences),
+            proposed: self.speculation.map_or(0, Speculation::proposed),
+            ..Settings::default()
+        }
+    }
+
+    /// Rows of a step: a sequence that runs alone has some for what is proposed.
+    fn rows(&self) -> usize {
+        let alone = 1 + self.speculation.map_or(0, Speculation::proposed);
+        self.sequences.max(self.tokens.map_or(alone, |tokens| alone.min(tokens)))
     }
 }
 
@@ -170,12 +219,7 @@ impl Published {
     /// Loads the weights and starts an engine.
     pub fn start(&self, room: &Room, machine: &Machine, hear: Hear) -> Result<Engine, Error> {
         let model = steps(&self.model, room, machine, hear)?;
-        let settings = Settings {
-            eos: self.eos(),
-            queue: room.queue,
-            prefix_cache: room.prefix_cache,
-            ..Settings::default()
-        };
+        let settings = Settings { eos: self.eos(), ..room.settings() };
         Ok(Engine::start(model, &settings).map_err(|e| e.to_string())?)
     }
 
@@ -242,7 +286,7 @@ pub fn steps(model: &Model, room: &Room, machine: &Machine, hear: Hear) -> Resul
     let what = "loading weights";
     let mut progress = |done, total| hear(Note::Progress { what, done, total });
     let sessions = programs.start(model, kv.buffers(), &mut progress)?;
-    let sizes = [config.vocab_size, context, tokens, room.sequences];
+    let sizes = [config.vocab_size, context, tokens, room.rows()];
     Ok(PagedModel::new(sessions, cache, sizes))
 }
 
@@ -255,9 +299,14 @@ fn encoder_steps(
     hear: Hear,
 ) -> Result<PagedModel, Error> {
     let config = &model.config;
-    for (flag, given) in [("--embeddings", room.pooling.is_some()), ("--kv-memory", room.kv.is_some())] {
+    let none_of = [
+        ("--embeddings", room.pooling.is_some()),
+        ("--kv-memory", room.kv.is_some()),
+        ("--speculate", room.speculation.is_some()),
+    ];
+    for (flag, given) in none_of {
         if given {
-            let what = "is an encoder, which keeps no keys and values and makes vectors in its own way";
+            let what = "is an encoder, which keeps no keys and values, answers nothing and makes vectors in its own way";
             return Err(format!("{flag}: `{}` {what}; leave it out", config.model_type).into());
         }
     }
@@ -299,7 +348,7 @@ fn plan(
     let fit_beside = |bytes: u64| fit(room, config.max_positions, page_bytes, free.saturating_sub(bytes));
     let (mut beside, mut fit) = (0, fit_beside(0)?);
     loop {
-        let least = room.sequences.max(TOKENS.min(fit.context.saturating_mul(room.sequences)));
+        let least = room.rows().max(TOKENS.min(fit.context.saturating_mul(room.sequences)));
         let tokens = room.tokens.unwrap_or(least);
         if tokens < room.sequences {
             let n = room.sequences;
@@ -307,7 +356,7 @@ fn plan(
                 format!("{tokens} tokens a step are too few for {n} sequences, each of which takes one");
             return Err(format!("{line}; give more --max-batch-tokens or fewer --max-seqs").into());
         }
-        let sizes = [tokens as u64, room.sequences as u64];
+        let sizes = [tokens as u64, room.rows() as u64];
         let mut programs = Programs::plan(config, sizes, fit.cache, room.storage, machine, fidelity)?;
         if let Some(pooling) = room.pooling {
             programs.embed(config, sizes, fit.cache, pooling, (room.storage, machine, fidelity))?;
@@ -413,6 +462,20 @@ mod tests {
         assert!(told(&room(1, Some(100), None), 1 << 10).contains("--kv-memory"));
         assert!(told(&room(1, None, None), 0).contains("--kv-memory"));
         assert!(told(&room(1, None, Some(KvMemory::Bytes(1 << 30))), 1 << 20).contains("1.00 MiB are free"));
+    }
+
+    #[test]
+    fn speculation_is_read_and_has_rows() {
+        let read = |text: &str| text.parse::<Speculation>();
+        assert_eq!((read("ngram"), read("ngram:7")), (Ok(Speculation::NGram(4)), Ok(Speculation::NGram(7))));
+        for wrong in ["", "ngram:", "ngram:0", "ngram:17", "ngram:-1", "draft", "ngram:4:4"] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+        let rows = |sequences, tokens| {
+            let speculation = Some(Speculation::NGram(4));
+            Room { speculation, tokens, ..room(sequences, None, None) }.rows()
+        };
+        assert_eq!((rows(1, None), rows(1, Some(3)), rows(32, None)), (5, 3, 32));
     }
 
     #[test]

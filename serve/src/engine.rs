@@ -50,11 +50,21 @@ pub struct Settings {
     pub tokens: Option<usize>,
     /// Whether full pages are kept and found again by what they hold.
     pub prefix_cache: bool,
+    /// Tokens that are proposed for an answer in one step by what it said before, at most, and verified by the model; 0 for none.
+    /// They take rows that the model has and no sequence uses.
+    pub proposed: usize,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { eos: Vec::new(), queue: 256, sequences: None, tokens: None, prefix_cache: true }
+        Settings {
+            eos: Vec::new(),
+            queue: 256,
+            sequences: None,
+            tokens: None,
+            prefix_cache: true,
+            proposed: 0,
+        }
     }
 }
 

@@ -222,13 +222,28 @@ impl Pages {
     /// Takes all pages from a table, which may then be filled anew for the same tokens.
     pub fn release(&mut self, table: &mut Table) {
         self.releases += 1;
-        while let Some(page) = table.pages.pop() {
+        self.cut(table, 0);
+        (table.published, table.collided) = (0, false);
+    }
+
+    /// Takes the pages from a table that `tokens` tokens do not need; none of them was published.
+    pub fn truncate(&mut self, table: &mut Table, tokens: usize) {
+        if table.pages.len() > self.needed(tokens) {
+            self.releases += 1;
+            self.cut(table, self.needed(tokens));
+        }
+    }
+
+    /// Takes pages from the end until so many are left.
+    fn cut(&mut self, table: &mut Table, pages: usize) {
+        while table.pages.len() > pages
+            && let Some(page) = table.pages.pop()
+        {
             self.refs[page as usize] -= 1;
             if self.refs[page as usize] == 0 {
                 self.append(page);
             }
         }
-        (table.published, table.collided) = (0, false);
     }
 
     fn extend_keys(&self, tokens: &mut Tokens, pages: usize) {

@@ -126,6 +126,12 @@ impl History {
         self.generated
     }
 
+    /// Whether nothing follows the token that was just sampled.
+    pub(crate) fn has_ended(&self, sampled: &Sampled) -> bool {
+        let full = self.rules.sampling.max_tokens.is_some_and(|most| self.generated >= most);
+        full || sampled.complete || self.rules.ends.contains(&sampled.token)
+    }
+
     fn position(&self) -> usize {
         self.rules.prompt + self.generated
     }

@@ -16,9 +16,15 @@
 //! prompt or with tokens of its output, never both, and the tokens of outputs together are at most as many as sequences may run.
 //! Which program computes a token follows from the sequence alone, also after a preemption. Texts of which a vector is wanted
 //! have a program of their own in the same steps.
+//!
+//! Where nobody waits, rows that are free verify tokens that are only proposed (speculation, see [`ngram`]): each stands in the
+//! batch as a sequence of one token with the pages of its own, so that any program verifies, and with the numbers of plain decode.
+//! Their pages come and go within the step.
 
 pub mod batch;
+mod ngram;
 pub mod plan;
+mod speculate;
 #[cfg(test)]
 mod tests;
 
@@ -26,6 +32,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::pages::{Pages, Prompt, Secret, Table, Tokens};
+use ngram::Proposer;
 use plan::{ProgramKind, Row, StepPlan};
 
 /// Bounds of a step.
@@ -39,6 +46,10 @@ pub struct Bounds {
     pub tokens: usize,
     /// Sequences in one step.
     pub sequences: usize,
+    /// Rows of a step, of sequences and of proposed tokens; at least `sequences`.
+    pub rows: usize,
+    /// Tokens proposed for a sequence in one step, at most; 0 for no speculation.
+    pub proposed: usize,
 }
 
 /// A sequence that arrives.
@@ -54,6 +65,8 @@ pub struct Arrival {
     pub tag: u64,
     /// What there is to continue: at least one token.
     pub prompt: Arc<Prompt>,
+    /// Tokens of prompt and output, at most: nothing is proposed beyond.
+    pub most: usize,
     /// The first token of the prompt, from 1, that is scored by the logits before it: from there on the prompt is computed token by
     /// token. Nothing for a prompt that is not scored.
     pub scored: Option<usize>,
@@ -84,6 +97,10 @@ pub struct Counters {
     pub computed: u64,
     /// Of these, tokens of outputs that a program of decode computed.
     pub decoded: u64,
+    /// Tokens proposed.
+    pub proposed: u64,
+    /// Of these, tokens that were sampled too.
+    pub accepted: u64,
 }
 
 /// What comes before what: priority, tag, request, index.
@@ -97,6 +114,8 @@ struct Sequence {
     scored: Option<usize>,
     embed: bool,
     tokens: Tokens,
+    most: usize,
+    proposer: Proposer,
     /// Leading tokens whose keys and values are in the table's pages.
     computed: usize,
     table: Table,
@@ -131,6 +150,8 @@ pub struct Scheduler {
     /// The first that waits, and the releases of pages when it did not fit.
     blocked: Option<(SequenceId, u64)>,
     plan: StepPlan,
+    /// Sequences with proposed tokens in the step.
+    proposing: Vec<SequenceId>,
     counters: Counters,
 }
 
@@ -147,13 +168,14 @@ impl Scheduler {
             running: Vec::new(),
             blocked: None,
             plan,
+            proposing: Vec::new(),
             counters: Counters::default(),
         }
     }
 
     /// Lets a sequence wait. It must fit alone: prompt and what will be sampled, but for the last, within all pages.
     pub fn add(&mut self, arrival: Arrival) -> SequenceId {
-        let Arrival { request, index, priority, tag, prompt, scored, embed } = arrival;
+        let Arrival { request, index, priority, tag, prompt, most, scored, embed } = arrival;
         let slot = self.vacant.pop().unwrap_or(self.slots.len() as u32);
         if slot as usize == self.slots.len() {
             self.slots.push(None);
@@ -164,8 +186,20 @@ impl Scheduler {
             tokens = tokens.keyed_by_prompt_end();
         }
         let table = Table::default();
-        let sequence =
-            Sequence { id, priority, tag, scored, embed, tokens, computed: 0, table, cached: None };
+        let proposer = Proposer::default();
+        let sequence = Sequence {
+            id,
+            priority,
+            tag,
+            scored,
+            embed,
+            tokens,
+            most,
+            proposer,
+            computed: 0,
+            table,
+            cached: None,
+        };
         self.slots[slot as usize] = Some(sequence);
         self.wait(slot);
         id
@@ -191,12 +225,13 @@ impl Scheduler {
         for entry in &mut self.plan.entries {
             entry.rows.clear();
             entry.room = match entry.kind {
-                ProgramKind::Decode => self.bounds.sequences,
+                ProgramKind::Decode => self.bounds.rows,
                 ProgramKind::Mixed | ProgramKind::Prefill | ProgramKind::Embed(_) => self.bounds.tokens,
             };
         }
         let preempted = self.grow();
         let mut budget = self.bounds.tokens;
+        let mut spare = self.spare();
         // Those with one token left first: nobody waits for another's prompt. Where there are no answers it is one of a text.
         let answers = self.plan.answers();
         for decode in [true, false] {
@@ -204,6 +239,7 @@ impl Scheduler {
                 let left = self.remaining(self.running[at]);
                 if left > 0 && budget > 0 && (left == 1 && answers) == decode {
                     self.schedule(self.running[at], &mut budget);
+                    self.propose(self.running[at], &mut spare, &mut budget);
                 }
             }
         }
@@ -225,7 +261,8 @@ impl Scheduler {
     }
 
     /// Ends the step of the last plan: what it computed is computed, and each complete row gains its token. A sequence
-    /// that is given none has nothing left to compute and stays idle until it is removed.
+    /// that is given none has nothing left to compute and stays idle until it is removed. A proposed token whose row is given none
+    /// was not accepted, and all behind it were not: nothing of them is left.
     pub fn complete(&mut self, tokens: &[Option<u32>]) {
         let rows = self.plan.entries.iter_mut().flat_map(|e| e.rows.drain(..).map(|row| (e.kind, row)));
         for ((kind, row), token) in rows.zip(tokens) {
@@ -235,6 +272,14 @@ impl Scheduler {
             }
             self.counters.computed += row.tokens as u64;
             self.counters.decoded += if kind == ProgramKind::Decode { row.tokens as u64 } else { 0 };
+            if row.proposed.is_some() {
+                self.proposing.push(row.id);
+                sequence.proposer.proposed += 1;
+                if token.is_none() {
+                    continue;
+                }
+                sequence.proposer.accepted += 1;
+            }
             sequence.computed += row.tokens;
             if !sequence.embed {
                 self.pages.publish(&mut sequence.table, &mut sequence.tokens, sequence.computed);
@@ -243,6 +288,7 @@ impl Scheduler {
                 sequence.tokens.push(token);
             }
         }
+        self.settle();
     }
 
     /// Sequences that run.
@@ -343,7 +389,7 @@ impl Scheduler {
         let at = sequence.computed + tokens;
         let complete = tokens == left;
         let read = complete || scored.is_some_and(|from| at >= from);
-        entry.rows.push(Row { id: sequence.id, tokens, at, complete, read });
+        entry.rows.push(Row { id: sequence.id, tokens, at, complete, read, proposed: None });
         entry.room -= tokens;
         *budget -= tokens;
     }
@@ -429,8 +475,9 @@ impl Scheduler {
             entry.batch.reset_for(entry.rows.len());
             for row in &entry.rows {
                 if let Some(s) = self.slots[row.id.slot as usize].as_ref() {
-                    let tokens = (s.computed..s.computed + row.tokens).map(|at| s.tokens.get(at));
-                    entry.batch.append(tokens, s.computed, s.table.pages());
+                    let first = row.at - row.tokens;
+                    let tokens = (first..row.at).map(|at| row.proposed.unwrap_or_else(|| s.tokens.get(at)));
+                    entry.batch.append(tokens, first, s.table.pages());
                 }
             }
         }

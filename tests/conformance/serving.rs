@@ -254,6 +254,42 @@ fn under_load_every_answer_is_that_of_the_request_alone_and_nothing_is_left() {
     assert!(last < first + 4096, "memory grew from {first} to {last} kB");
 }
 
+/// Proposed tokens are verified: by more than one at a time, beside others, over few pages, answers are those without.
+#[test]
+fn speculation_changes_no_answer_and_leaves_nothing() {
+    let machine = Machine::new(Kind::Cpu, 2).unwrap();
+    let plain = start(&machine, 16, 1, Settings { prefix_cache: false, ..Settings::default() });
+    let mut dice = Dice(11);
+    let known: Vec<(Request, Answer)> = (0..KINDS)
+        .map(|_| {
+            let request = dice.request();
+            let mut stream = plain.handle().submit(request.clone()).unwrap();
+            let answer = collect(&mut stream, request.n as usize).0;
+            (request, answer)
+        })
+        .collect();
+    drop(plain);
+    for (proposed, sequences, prefix_cache) in [(4, 3, true), (7, 1, false)] {
+        let settings = Settings { proposed, sequences: Some(sequences), prefix_cache, ..Settings::default() };
+        let engine = start(&machine, 24, 8, settings);
+        let (counts, handle) = (Counts::default(), engine.handle());
+        let until = |n: u64| n < 2 * KINDS as u64;
+        thread::scope(|scope| {
+            for seed in 0..sequences as u64 {
+                let (handle, known, counts) = (handle.clone(), &known, &counts);
+                scope.spawn(move || client(&handle, seed * 7919 + 1, known, &until, counts));
+            }
+        });
+        engine.drain(None);
+        let stats = handle.stats();
+        let counters = stats.scheduler;
+        println!("{} of {} proposed; {} tokens", counters.accepted, counters.proposed, stats.output_tokens);
+        assert!(counters.accepted > 0 && counters.accepted < counters.proposed, "{counters:?}");
+        assert_eq!((stats.failed, stats.running, stats.waiting), (0, 0, 0));
+        assert_eq!(stats.pages_free + stats.pages_cached, 24, "pages are owned");
+    }
+}
+
 /// Vectors of texts, some longer than a step, beside answers and over few pages: those of the full forward in the interpreter, whatever
 /// is beside them.
 #[test]

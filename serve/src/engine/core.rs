@@ -19,7 +19,7 @@ use super::{Model, Settings, Sizes};
 use crate::grammar::Constraint;
 use crate::pages::{Prompt, Secret};
 use crate::request::Request;
-use crate::sample::{History, Logprobs, Rules, SampleError, Sampled, Sampler};
+use crate::sample::{History, Logprobs, Rules, Sampled, Sampler};
 use crate::scheduler::plan::{ProgramKind, Row, StepPlan};
 use crate::scheduler::{Arrival, Bounds, Scheduler, SequenceId};
 
@@ -138,7 +138,8 @@ impl<M: Model> Core<M> {
         shared: Arc<Shared>,
     ) -> Core<M> {
         let Sizes { page_size, pages, tokens, sequences, vocabulary, .. } = sizes;
-        let bounds = Bounds { page_size, pages, tokens, sequences };
+        let (rows, proposed) = (model.sizes().sequences, settings.proposed);
+        let bounds = Bounds { page_size, pages, tokens, sequences, rows, proposed };
         let scheduler = Scheduler::new(bounds, model.plan(), secret);
         let pool = model.pool();
         let threads = pool.as_ref().map_or(1, |p| p.threads());
@@ -235,13 +236,15 @@ impl<M: Model> Core<M> {
             ends.extend_from_slice(&self.eos);
         }
         let usage = Usage { prompt: prompt.len(), ..Usage::default() };
+        let most = prompt.len() + sampling.max_tokens.unwrap_or(0);
         let rules = Rules::new(sampling, &prompt, seed, ends);
         let sampling = rules.sampling();
         let from = sampling.scored_from.max(1);
         let scored = sampling.prompt_logprobs.map(|_| from).filter(|&from| from < prompt.len());
         let prompt = Prompt::new(prompt, salt);
         let choices = (0..n).map(|index| {
-            let arrival = Arrival { request, index, priority, tag, prompt: prompt.clone(), scored, embed };
+            let prompt = prompt.clone();
+            let arrival = Arrival { request, index, priority, tag, prompt, most, scored, embed };
             Some(Choice { id: self.scheduler.add(arrival), history: None, ran: false })
         });
         let choices = choices.collect();
@@ -301,7 +304,7 @@ impl<M: Model> Core<M> {
         let outputs = by_row(plan, outputs, self.vocabulary)?;
         take_masks(&mut self.masks, &mut self.requests);
         self.updated.clear();
-        let mut draws = Vec::with_capacity(outputs.len());
+        let mut draws: Vec<Mutex<Draw>> = Vec::with_capacity(outputs.len());
         for (kind, row, logits) in outputs {
             let Some(active) = self.requests.get_mut(&row.id.request) else {
                 return Err("a sequence without a request; please report this".into());
@@ -316,12 +319,21 @@ impl<M: Model> Core<M> {
                 self.updated.extend(row.complete.then_some(row.id.request));
                 continue;
             }
+            if let Some(token) = row.proposed {
+                let before = draws.last_mut().and_then(|draw| draw.get_mut().ok());
+                if let Some(draw) = before.filter(|draw| draw.id == row.id) {
+                    draw.proposed.push((token, logits));
+                }
+                continue;
+            }
             active.score(row, logits, &self.samplers);
             if row.complete && active.history(row.id.index).is_some() {
                 let choice = active.choices.get_mut(row.id.index as usize).and_then(Option::as_mut);
                 let history = choice.and_then(|choice| choice.history.take());
+                let (proposed, sampled) = (Vec::new(), Vec::new());
                 draws.extend(
-                    history.map(|history| Mutex::new(Draw { id: row.id, logits, history, sampled: None })),
+                    history
+                        .map(|history| Mutex::new(Draw { id: row.id, logits, proposed, history, sampled })),
                 );
             }
         }
@@ -329,14 +341,19 @@ impl<M: Model> Core<M> {
         let now = Instant::now();
         self.tokens.clear();
         let mut draws = draws.into_iter().peekable();
+        let mut drawn = Vec::new().into_iter();
         for row in self.scheduler.rows() {
-            let of_row = |d: &Mutex<Draw>| d.lock().is_ok_and(|d| d.id == row.id);
-            let drawn = draws.next_if(of_row).and_then(|d| d.into_inner().ok());
-            let token = drawn.and_then(|Draw { id, history, sampled, .. }| {
-                let active = self.requests.get_mut(&id.request)?;
-                self.updated.push(id.request);
-                record(active, id, history, sampled?, now, &self.eos)
-            });
+            if row.proposed.is_none() {
+                let of_row = |d: &Mutex<Draw>| d.lock().is_ok_and(|d| d.id == row.id);
+                let draw = draws.next_if(of_row).and_then(|d| d.into_inner().ok());
+                let tokens = draw.and_then(|draw| {
+                    let active = self.requests.get_mut(&draw.id.request)?;
+                    self.updated.push(draw.id.request);
+                    Some(record(active, draw, now, &self.eos))
+                });
+                drawn = tokens.unwrap_or_default().into_iter();
+            }
+            let token = drawn.next();
             self.stats.output_tokens += u64::from(token.is_some());
             self.tokens.push(token);
         }
@@ -438,37 +455,45 @@ fn take_masks(masks: &mut Masks, requests: &mut BTreeMap<u64, Active>) {
     }
 }
 
-/// Notes what was drawn for a choice: what its request will be told. Gives the token.
-fn record(
-    active: &mut Active,
-    id: SequenceId,
-    history: History,
-    sampled: Result<Sampled, SampleError>,
-    now: Instant,
-    eos: &[u32],
-) -> Option<u32> {
-    let Sampled { token, logprobs, complete } = match sampled {
-        Ok(sampled) => sampled,
-        Err(wrong) => {
-            active.failure = Some(wrong.to_string());
-            return None;
-        }
-    };
-    let sampling = active.rules.sampling();
-    let full = sampling.max_tokens.is_some_and(|most| history.generated() >= most);
-    let finish = match active.rules.ends().contains(&token) {
+/// Notes what was drawn for a choice: what its request will be told. Gives the tokens.
+fn record(active: &mut Active, draw: Draw, now: Instant, eos: &[u32]) -> Vec<u32> {
+    let Draw { id, history, sampled, .. } = draw;
+    let mut tokens = Vec::with_capacity(sampled.len());
+    let mut left = sampled.len();
+    for sampled in sampled {
+        left -= 1;
+        let sampled = match sampled {
+            Ok(sampled) => sampled,
+            Err(wrong) => {
+                active.failure = Some(wrong.to_string());
+                return tokens;
+            }
+        };
+        // Whatever more was drawn follows one that does not end the choice.
+        let finish = if left == 0 { finish(&active.rules, &sampled, &history, eos) } else { None };
+        let Sampled { token, logprobs, .. } = sampled;
+        let time = now.duration_since(active.since);
+        active.usage.output += 1;
+        active.usage.first_token.get_or_insert(time);
+        active.usage.last_token = Some(time);
+        let prompt = active.scores.take().map_or_else(Vec::new, |(.., known)| known);
+        active.updates.push(Update { index: id.index, token, logprobs, finish, prompt });
+        tokens.push(token);
+    }
+    if let Some(Some(choice)) = active.choices.get_mut(id.index as usize) {
+        choice.history = Some(history);
+    }
+    tokens
+}
+
+/// Why a token ends its choice, if it does.
+fn finish(rules: &Rules, sampled: &Sampled, history: &History, eos: &[u32]) -> Option<Finish> {
+    let (sampling, token) = (rules.sampling(), sampled.token);
+    match rules.ends().contains(&token) {
         true if sampling.stop_ids.contains(&token) && !eos.contains(&token) => Some(Finish::StopId(token)),
         true if sampling.ignore_eos => Some(Finish::StopId(token)),
         true => Some(Finish::Eos),
-        false if complete => Some(Finish::Complete),
-        false => full.then_some(Finish::Length),
-    };
-    let time = now.duration_since(active.since);
-    active.usage.output += 1;
-    active.usage.first_token.get_or_insert(time);
-    active.usage.last_token = Some(time);
-    let prompt = active.scores.take().map_or_else(Vec::new, |(.., known)| known);
-    active.updates.push(Update { index: id.index, token, logprobs, finish, prompt });
-    active.choices.get_mut(id.index as usize)?.as_mut()?.history = Some(history);
-    Some(token)
+        false if sampled.complete => Some(Finish::Complete),
+        false => history.has_ended(sampled).then_some(Finish::Length),
+    }
 }

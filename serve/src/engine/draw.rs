@@ -1,21 +1,42 @@
 //! Tokens of a step, drawn on all threads. In: a row of logits for each sequence that gets a token. Out: the tokens. Each row
-//! is drawn by what belongs to it alone, so the threads change nothing but the time.
+//! is drawn by what belongs to it alone, so the threads change nothing but the time. Behind a token that was proposed, and is
+//! drawn, the next is drawn at once.
 
 use std::sync::{Mutex, PoisonError};
 
 use astrai_runtime::Threads;
 
+use super::masks::find;
 use crate::sample::{History, SampleError, Sampled, Sampler};
 use crate::scheduler::SequenceId;
 
-/// The next token of one sequence.
+/// The next tokens of one sequence.
 pub(super) struct Draw<'a> {
     pub id: SequenceId,
     /// `[vocabulary]`; spoilt by the draw.
     pub logits: &'a mut [f32],
+    /// Proposed tokens, and the logits behind each.
+    pub proposed: Vec<(u32, &'a mut [f32])>,
     pub history: History,
-    /// None before the draw.
-    pub sampled: Option<Result<Sampled, SampleError>>,
+    /// Empty before the draw; one token, and one more for each of the proposed that was drawn.
+    pub sampled: Vec<Result<Sampled, SampleError>>,
+}
+
+impl Draw<'_> {
+    fn run(&mut self, sampler: &mut Sampler) {
+        let Draw { id, logits, proposed, history, sampled } = self;
+        sampled.push(sampler.sample(logits, history));
+        for (token, logits) in proposed {
+            match sampled.last() {
+                Some(Ok(last)) if last.token == *token && !history.has_ended(last) => {}
+                _ => return,
+            }
+            if let Some(guide) = history.guide.take() {
+                (_, history.guide, history.allowed) = find(*id, guide);
+            }
+            sampled.push(sampler.sample(logits, history));
+        }
+    }
 }
 
 /// Draws all, with a sampler for each thread of the pool.
@@ -24,9 +45,7 @@ pub(super) fn draw(draws: &[Mutex<Draw>], samplers: &[Mutex<Sampler>], pool: Opt
         let Some(sampler) = samplers.get(worker) else { return };
         let mut sampler = sampler.lock().unwrap_or_else(PoisonError::into_inner);
         for draw in draws {
-            let mut draw = draw.lock().unwrap_or_else(PoisonError::into_inner);
-            let Draw { logits, history, sampled, .. } = &mut *draw;
-            *sampled = Some(sampler.sample(logits, history));
+            draw.lock().unwrap_or_else(PoisonError::into_inner).run(&mut sampler);
         }
     };
     match pool.filter(|_| draws.len() > 1) {

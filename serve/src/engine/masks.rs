@@ -78,7 +78,8 @@ impl Masks {
     }
 }
 
-fn find(id: SequenceId, mut guide: Box<Guide>) -> Found {
+/// Finds what a guide allows.
+pub(super) fn find(id: SequenceId, mut guide: Box<Guide>) -> Found {
     let found = guarded(|| {
         let allowed = guide.allowed();
         (guide, allowed)

@@ -25,7 +25,7 @@ pub struct Sizes {
     pub positions: usize,
     /// Tokens of a step.
     pub tokens: usize,
-    /// Sequences of a step.
+    /// Sequences of a step; of one that verifies proposed tokens, each of which stands in the batch as one, with them.
     pub sequences: usize,
 }
 

@@ -69,7 +69,7 @@ pub enum End {
 /// What one step did for a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
-    /// New tokens, at most one of each choice.
+    /// New tokens; several of a choice, in order, where some were proposed and accepted.
     pub updates: Vec<Update>,
     /// The prompt's vector, if it was wanted: of length 1, with the last event.
     pub vector: Option<Vec<f32>>,

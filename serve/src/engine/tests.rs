@@ -41,10 +41,9 @@ type Answer = (Vec<u32>, Option<Finish>);
 fn collect(stream: &mut Stream, n: usize) -> (Vec<Answer>, End) {
     let mut choices = vec![(Vec::new(), None); n];
     while let Some(event) = stream.blocking_recv() {
-        let mut seen = vec![false; n];
         for update in event.updates {
             let at = update.index as usize;
-            assert!(choices[at].1.is_none() && !std::mem::replace(&mut seen[at], true));
+            assert!(choices[at].1.is_none());
             choices[at].0.push(update.token);
             choices[at].1 = update.finish;
         }
@@ -78,6 +77,8 @@ impl Dice {
             min_p: [0.0, 0.1][self.roll(2)],
             frequency_penalty: [0.0, 0.5][self.roll(2)],
             repetition_penalty: [1.0, 1.2][self.roll(2)],
+            // Of few tokens, so that it repeats itself.
+            logit_bias: [vec![], vec![(7, 20.0), (8, 20.0), (EOS, 18.0)]][self.roll(2)].clone(),
             seed: Some(self.roll(1000) as u64),
             stop_ids: [vec![], vec![11, 12]][self.roll(2)].clone(),
             max_tokens: Some(1 + self.roll(room.min(30))),
@@ -129,24 +130,32 @@ fn client(handle: &Handle, seed: u64, requests: usize) -> usize {
 
 #[test]
 fn every_answer_is_that_of_the_request_alone() {
-    for prefix_cache in [true, false] {
+    for (prefix_cache, proposed) in [(true, 0), (false, 0), (true, 3), (false, 4)] {
         let model = if prefix_cache { Fake::threaded(SIZES, 3) } else { Fake::new(SIZES) };
-        let engine = Engine::start(model, &Settings { prefix_cache, ..settings() }).unwrap();
-        let handles: Vec<Handle> = (0..12).map(|_| engine.handle()).collect();
-        let clients = handles.into_iter().enumerate().map(|(i, handle)| {
-            std::thread::spawn(move || client(&handle, i as u64 * 77 + u64::from(prefix_cache), 120))
+        // Rows for proposed tokens are free where no more than so many run.
+        let sequences = (proposed > 0).then_some(4);
+        let engine =
+            Engine::start(model, &Settings { prefix_cache, proposed, sequences, ..settings() }).unwrap();
+        // Nothing is proposed while somebody waits.
+        let clients = if proposed > 0 { 3 } else { 12 };
+        let handles: Vec<Handle> = (0..clients).map(|_| engine.handle()).collect();
+        let running = handles.into_iter().enumerate().map(|(i, handle)| {
+            let seed = i as u64 * 77 + u64::from(prefix_cache);
+            std::thread::spawn(move || client(&handle, seed, 1440 / clients))
         });
-        let clients = clients.collect::<Vec<_>>();
-        let whole: usize = clients.into_iter().map(|c| c.join().unwrap()).sum();
+        let running = running.collect::<Vec<_>>();
+        let whole: usize = running.into_iter().map(|c| c.join().unwrap()).sum();
         let handle = engine.handle();
         engine.drain(None);
         let stats = handle.stats();
         assert!(whole > 300, "only {whole} were answered whole");
         assert_eq!(stats.pages_free + stats.pages_cached, SIZES.pages);
         assert_eq!((stats.queued, stats.running, stats.waiting), (0, 0, 0));
-        assert_eq!(stats.finished + stats.cancelled + stats.failed, 12 * 120);
+        assert_eq!(stats.finished + stats.cancelled + stats.failed, 1440);
         assert!(stats.scheduler.preemptions > 0 && stats.scheduler.cache_hits > 0);
         assert!(prefix_cache || stats.pages_cached == 0);
+        let speculated = [stats.scheduler.proposed, stats.scheduler.accepted].map(|n| n > 0);
+        assert_eq!(speculated, [proposed > 0; 2], "{:?}", stats.scheduler);
     }
 }
 

@@ -44,13 +44,17 @@ const LEVELS: [Level; 5] = [
     ("kv_pages_cached", "Pages that nobody uses but the prefix cache knows.", |s| s.pages_cached),
 ];
 
-const COUNTS: [Count; 10] = [
+const COUNTS: [Count; 12] = [
     ("prompt_tokens_total", "Tokens of prompts of admitted requests.", |s| s.prompt_tokens),
     ("generation_tokens_total", "Tokens sampled.", |s| s.output_tokens),
     ("prefix_cache_queries_total", "Tokens looked up in the prefix cache.", |s| s.scheduler.cache_queries),
     ("prefix_cache_hits_total", "Tokens found in the prefix cache.", |s| s.scheduler.cache_hits),
     ("num_preemptions_total", "Sequences that lost their pages to another.", |s| s.scheduler.preemptions),
     ("computed_tokens_total", "Tokens computed.", |s| s.scheduler.computed),
+    ("spec_decode_num_draft_tokens_total", "Tokens proposed by speculation.", |s| s.scheduler.proposed),
+    ("spec_decode_num_accepted_tokens_total", "Of these, tokens that were sampled too.", |s| {
+        s.scheduler.accepted
+    }),
     ("engine_steps_total", "Steps of the engine.", |s| s.steps),
     ("requests_finished_total", "Requests that ended well.", |s| s.finished),
     ("requests_cancelled_total", "Requests that their clients gave up.", |s| s.cancelled),

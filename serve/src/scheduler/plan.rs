@@ -56,6 +56,9 @@ pub struct Row {
     pub complete: bool,
     /// Whether the row's logits are read: sampled, or the prompt's next token scored by them.
     pub read: bool,
+    /// The row's only token where it is proposed and not sampled yet. Such rows stand behind the complete row of their sequence;
+    /// their logits count if sampling gives what is proposed.
+    pub proposed: Option<u32>,
 }
 
 /// What one program computes in a step; nothing while it has no rows.
@@ -63,7 +66,7 @@ pub struct Row {
 pub struct StepEntry {
     /// Which tokens the program computes.
     pub kind: ProgramKind,
-    /// One row a sequence, in the order of the batch.
+    /// One row a sequence and one a proposed token, in the order of the batch.
     pub rows: Vec<Row>,
     /// The program's inputs for these rows.
     pub batch: StepBatch,

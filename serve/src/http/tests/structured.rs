@@ -40,6 +40,50 @@ fn answers_are_what_is_asked_for() {
     server.settle();
 }
 
+/// Grammars, ends, penalties and log-probabilities under speculation: what is said, and why it ends, is as without.
+#[test]
+fn speculation_changes_no_answer() {
+    let plain = Server::new();
+    let settings = Settings { proposed: 4, sequences: Some(3), ..Settings::default() };
+    let server = Server::with(Alphabet::new(), settings, HttpSettings::default());
+    let accepted = |server: &Server| server.engine.stats().scheduler.accepted;
+    let schema =
+        json!({"type": "array", "items": {"enum": ["again", "never"]}, "minItems": 9, "maxItems": 9});
+    for (fields, repeats) in [
+        (json!({"max_tokens": 150}), true),
+        (
+            json!({"max_tokens": 90, "stop": ["xyzab", "mnop"], "prompt": "abcdefghijklmnopqrstuvwxyzabcd"}),
+            true,
+        ),
+        (json!({"max_tokens": 60, "logprobs": 3, "prompt": [97, 98, 99, 100, 101, 99]}), true),
+        (json!({"max_tokens": 60, "echo": true, "logprobs": 1}), true),
+        (json!({"max_tokens": 60, "n": 2, "temperature": 1.0}), false),
+        (json!({"max_tokens": 60, "frequency_penalty": 1.9, "repetition_penalty": 1.7}), false),
+        (json!({"max_tokens": 60, "prompt": "0123456789<|end|>0123456789<|end|>01"}), true),
+        (json!({"max_tokens": 60, "prompt": "01234 01234 01234", "stop_token_ids": [56]}), false),
+        (json!({"max_tokens": 200, "structured_outputs": {"json": schema}, "temperature": 0.3}), true),
+        (json!({"max_tokens": 90, "structured_outputs": {"regex": "(ab0|ab1){20}"}}), true),
+        (json!({"max_tokens": 90, "structured_outputs": {"regex": "(abc-){3}"}}), true),
+    ] {
+        let body = with(json!({"prompt": "xyzxyz", "temperature": 0, "seed": 3}), fields);
+        let before = accepted(&server);
+        let [want, got] = [&plain, &server].map(|s| s.post("/v1/completions", &body).good());
+        assert_eq!((&got["choices"], &got["usage"]), (&want["choices"], &want["usage"]), "{body}");
+        assert!(!repeats || accepted(&server) > before, "nothing was accepted: {body}");
+        let streamed = |s: &Server| {
+            let reply = s.post("/v1/completions", &with(body.clone(), json!({"stream": true})));
+            let said =
+                reply.events().into_iter().filter_map(|e| Some(e["choices"][0]["text"].as_str()?.to_owned()));
+            said.collect::<String>()
+        };
+        assert!(body["n"] == 2 || streamed(&plain) == streamed(&server), "{body}");
+    }
+    server.settle();
+    let metrics = server.get("/metrics");
+    let all = |name: &str| metrics.text().contains(&format!("astrai_spec_decode_num_{name}_tokens_total"));
+    assert!(all("draft") && all("accepted") && accepted(&plain) == 0);
+}
+
 #[test]
 fn calls_that_are_required_are_made_in_every_format() {
     let parameters = json!({

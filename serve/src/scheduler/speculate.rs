@@ -1,0 +1,64 @@
+//! Proposed tokens in a step. In: what sequences have left of it. Out: rows behind those of their sequences, and nothing of what was
+//! rejected when the step is over.
+
+use super::plan::Row;
+use super::{Bounds, Scheduler};
+
+/// What a step has left for proposed tokens.
+pub(super) struct Spare {
+    rows: usize,
+    pages: usize,
+}
+
+impl Scheduler {
+    /// What the coming step can give to proposed tokens: nothing while somebody waits, and never what others will want of it.
+    pub(super) fn spare(&self) -> Spare {
+        let (Bounds { tokens, rows, proposed, .. }, running) = (self.bounds, self.running.len());
+        if proposed == 0 || !self.waiting.is_empty() {
+            return Spare { rows: 0, pages: 0 };
+        }
+        let wanted: usize = self.running.iter().map(|&slot| self.remaining(slot)).sum();
+        let rows = rows.saturating_sub(running).min(tokens.saturating_sub(wanted));
+        Spare { rows, pages: self.pages.available().saturating_sub(running) }
+    }
+
+    /// Proposes what may come behind the newest token of a sequence, whose row is the last of its entry.
+    pub(super) fn propose(&mut self, slot: u32, spare: &mut Spare, budget: &mut usize) {
+        if spare.rows == 0 {
+            return;
+        }
+        let Some(sequence) = &mut self.slots[slot as usize] else { return };
+        let length = sequence.tokens.len();
+        let decodes = sequence.computed + 1 == length && sequence.computed >= sequence.tokens.prompt();
+        let Some(entry) = self.plan.entries.iter_mut().find(|e| e.kind.decodes()).filter(|_| decodes) else {
+            return;
+        };
+        let most = sequence.most.saturating_sub(length + 1);
+        let most = most.min(self.bounds.proposed).min(spare.rows).min(entry.room);
+        let proposed = sequence.proposer.propose(&sequence.tokens, most);
+        let all = length + proposed.len();
+        let pages = self.pages.needed(all).saturating_sub(sequence.table.pages().len());
+        if pages > spare.pages || !self.pages.grow(&mut sequence.table, all) {
+            return;
+        }
+        let row = Row { id: sequence.id, tokens: 1, at: length, complete: true, read: true, proposed: None };
+        let rows =
+            (1..).zip(proposed).map(|(i, &token)| Row { at: length + i, proposed: Some(token), ..row });
+        entry.rows.extend(rows);
+        spare.pages -= pages;
+        spare.rows -= proposed.len();
+        entry.room -= proposed.len();
+        *budget -= proposed.len();
+    }
+
+    /// Takes back what rejected proposals hold, and lets proposers learn from the step.
+    pub(super) fn settle(&mut self) {
+        for id in self.proposing.drain(..) {
+            let Some(Some(sequence)) = self.slots.get_mut(id.slot as usize) else { continue };
+            let [proposed, accepted] = sequence.proposer.learn();
+            self.counters.proposed += proposed;
+            self.counters.accepted += accepted;
+            self.pages.truncate(&mut sequence.table, sequence.tokens.len());
+        }
+    }
+}
