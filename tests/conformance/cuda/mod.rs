@@ -105,9 +105,10 @@ fn every_kernel_compiles_within_its_budget_of_registers() {
         return println!("skipped: no NVRTC in .cache/nvrtc; scripts/setup-cache.sh puts it there");
     };
     let nvrtc = Nvrtc::open(&path).unwrap();
-    let arches = if checks_everything() { &ARCHES[..] } else { &ARCHES[..1] };
+    // Outside of continuous integration a third of the kernels, for one architecture.
+    let (arches, step) = if checks_everything() { (&ARCHES[..], 1) } else { (&ARCHES[..1], 3) };
     let all = all_kernels();
-    let kernels: Vec<(&String, &Kernel)> = all.iter().collect();
+    let kernels: Vec<(&String, &Kernel)> = all.iter().step_by(step).collect();
     let started = std::time::Instant::now();
     let next = std::sync::atomic::AtomicUsize::new(0);
     let work = || {
