@@ -105,7 +105,8 @@ impl Run {
         if let Some(name) = self.strategy.clone() {
             return self.objective(out, &name);
         }
-        let (config, warnings) = read_config(&self.model, false)?;
+        let (mut config, warnings) = read_config(&self.model, false)?;
+        config.narrow = self.quantize.quantize;
         self.check_want(&config)?;
         let sequences = Sequences::read(&Checkpoint::open(&self.inputs)?, &self.inputs)?;
         check_sizes(&config, sequences.batch as u64, sequences.seq as u64)?;
@@ -125,20 +126,23 @@ impl Run {
         let loss = if self.want.contains(&Want::Loss) { Loss::Mean } else { Loss::None };
         let program = Program { logits, loss, ..full };
         let storage = self.machine.storage();
-        let model =
-            Model::open_adapted(&self.model, self.adapter.as_deref())?.quantised(self.quantize.quantize);
+        // Weights say how they can stay; without them there is still a plan, which may be too large for the machine.
+        let model = Model::open_adapted(&self.model, self.adapter.as_deref())
+            .map(|model| model.quantised(self.quantize.quantize));
+        let config = model.as_ref().map_or(&config, |model| &model.config);
         let planned = match grads {
             true => {
                 self.fidelity.none("gradients are always exact")?;
                 self.quantize.none("weights are not trained as codes")?;
-                plan_gradient(&model.config, &program, storage, &machine)?
+                plan_gradient(config, &program, storage, &machine)?
             }
             false => {
                 let fidelity = self.fidelity.asked().unwrap_or_default();
-                plan_within(&model.config, &program, storage, &machine, fidelity)?
+                plan_within(config, &program, storage, &machine, fidelity)?
             }
         };
         planned.check_memory(&*machine.device)?;
+        let model = model?;
         let mut session = Progress::during("loading weights", |set| model.start(planned, &machine, set))?;
         let inputs = batch.inputs(session.inputs());
         let (results, seconds) = measure::once(|| session.run(&inputs))?;
