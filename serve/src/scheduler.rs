@@ -17,7 +17,7 @@
 //! Which program computes a token follows from the sequence alone, also after a preemption. Texts of which a vector is wanted
 //! have a program of their own in the same steps.
 //!
-//! Where nobody waits, rows that are free verify tokens that are only proposed (speculation, see [`ngram`]): each stands in the
+//! Where nobody waits, rows that are free verify tokens that are only proposed (speculation): each stands in the
 //! batch as a sequence of one token with the pages of its own, so that any program verifies, and with the numbers of plain decode.
 //! Their pages come and go within the step.
 

@@ -6,7 +6,7 @@ use crate::pages::Tokens;
 
 /// The running average of what is accepted of a step's proposals, below which there is a pause; a new sequence begins above it.
 const LEAST: f32 = 0.2;
-const FIRST: f32 = 0.4;
+const FIRST: f32 = 0.3;
 
 /// Weight of the newest step in the average.
 const NEWEST: f32 = 0.25;

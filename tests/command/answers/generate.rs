@@ -48,6 +48,13 @@ fn a_seed_makes_it_repeatable() {
         |seed| good(&[&base()[..], &["--prompt", "t9 t8", "--max-tokens", "20", "--seed", seed]].concat());
     assert_eq!(draw("7"), draw("7"));
     assert_ne!(draw("7"), draw("8"));
+    for drawn in [["--seed", "7"], ["--temperature", "0"]] {
+        let flags = ["--prompt", "t9 t8 t9 t8 t9", "--max-tokens", "20"];
+        let plain = [&base()[..], &flags, &drawn].concat();
+        for how in ["ngram", "ngram:1", "ngram:16"] {
+            assert_eq!(good(&[&plain[..], &["--speculate", how]].concat()), good(&plain), "{how}");
+        }
+    }
 }
 
 #[test]
