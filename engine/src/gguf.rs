@@ -32,7 +32,7 @@ pub fn open(path: &Path) -> Result<(Reading, OfGguf), String> {
     Ok((reading, OfGguf::new(file, Box::new(stored))))
 }
 
-/// A folder with the tokenizer and the chat template of a file; it goes when it is dropped.
+/// A folder with the configuration, the tokenizer and the chat template of a file; it goes when it is dropped.
 ///
 /// # Errors
 /// One line.
@@ -43,13 +43,16 @@ pub fn texts(path: &Path) -> Result<TempDir, String> {
     Ok(folder)
 }
 
-/// Writes `tokenizer.json` and `tokenizer_config.json` of a file into a folder.
+/// Writes `config.json`, `tokenizer.json` and `tokenizer_config.json` of a file into a folder.
 ///
 /// # Errors
 /// One line.
 pub fn write_texts(file: &Gguf, folder: &Path) -> Result<(), String> {
-    let [tokenizer, config] = tokenizer(file).map_err(|line| format!("{}: {line}", file.path().display()))?;
-    for (name, value) in [("tokenizer.json", tokenizer), ("tokenizer_config.json", config)] {
+    let named = |line: String| format!("{}: {line}", file.path().display());
+    let [tokenizer, beside] = tokenizer(file).map_err(named)?;
+    let config = Keys::of(file).and_then(|keys| keys.config(file)).map_err(named)?;
+    let texts = [("config.json", config), ("tokenizer.json", tokenizer), ("tokenizer_config.json", beside)];
+    for (name, value) in texts {
         let path = folder.join(name);
         std::fs::write(&path, value.to_string()).map_err(|e| format!("{}: {e}", path.display()))?;
     }

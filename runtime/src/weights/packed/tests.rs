@@ -1,3 +1,5 @@
+//! Packed weights made by hand: numbers and codes, and what is refused.
+
 use super::*;
 use crate::weights::write;
 use astrai_ir::packing::{Awq, Blocks, Compressed, Gptq, Share};
