@@ -1,7 +1,7 @@
 //! Prefill and decode over pages give what the full forward gives, bit for bit: token by token, in chunks, in mixed batches of
 //! sequences of different lengths whose pages are scattered; hostile tables are refused.
 
-use crate::cases::{DENSE, EXPERTS, case};
+use crate::exact::families;
 use crate::machines::{level, levels};
 use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, build};
 use astrai_engine::batch::RaggedBatch;
@@ -14,12 +14,7 @@ use astrai_runtime::{Options, Session, Value, compile};
 use astrai_serve::cache::KvCache;
 use astrai_serve::scheduler::batch::StepBatch;
 use serde_json::json;
-use std::path::{Path, PathBuf};
-
-/// The cases that are in this repository or beside it.
-fn cases() -> Vec<PathBuf> {
-    DENSE.iter().chain(&EXPERTS).filter_map(|name| case(name)).collect()
-}
+use std::path::Path;
 
 const CACHE: Cache = Cache { page: 4, pages: 43, table: 11 };
 
@@ -198,7 +193,7 @@ fn heads_of_whole_tiles_decode_as_the_full_forward() {
 #[test]
 fn decode_and_chunked_prefill_are_the_full_forward() {
     let machines = [1, 2].map(|threads| Machine::new(Kind::Cpu, threads).unwrap());
-    for path in cases() {
+    for path in families() {
         for storage in [DType::F32, DType::BF16] {
             let want = full(&path, storage, &machines[1]);
             for machine in &machines {
@@ -234,7 +229,7 @@ fn decode_and_chunked_prefill_are_the_full_forward() {
 fn decode_is_the_full_forward_with_any_vector_instructions() {
     let levels = levels();
     let some = ["llama", "qwen3_moe", "deepseek_v3"];
-    let cases: Vec<_> = cases().into_iter().filter(|p| some.iter().any(|s| p.ends_with(s))).collect();
+    let cases: Vec<_> = families().into_iter().filter(|p| some.iter().any(|s| p.ends_with(s))).collect();
     for isa in &levels[..levels.len() - 1] {
         let machines = [1, 2].map(|threads| level(*isa, threads));
         for path in &cases {
@@ -272,7 +267,7 @@ fn absorbed_decode_is_the_full_forward_up_to_rounding() {
     let floats = |b: &[u8]| -> Vec<f64> {
         b.as_chunks::<4>().0.iter().map(|c| f64::from(f32::from_le_bytes(*c))).collect()
     };
-    for path in cases().into_iter().filter(|p| p.ends_with("deepseek_v2") || p.ends_with("deepseek_v3")) {
+    for path in families().into_iter().filter(|p| p.ends_with("deepseek_v2") || p.ends_with("deepseek_v3")) {
         for (storage, allowed) in [(DType::F32, 1e-4), (DType::BF16, 0.1)] {
             let want = full(&path, storage, &machine);
             let mut p = Paged::within(&path, storage, &machine, Logits::All, Fidelity::Standard);
@@ -295,7 +290,7 @@ fn absorbed_decode_is_the_full_forward_up_to_rounding() {
 #[test]
 fn the_logits_of_the_last_tokens_are_rows_of_the_full_forward() {
     let machine = Machine::new(Kind::Cpu, 2).unwrap();
-    for path in cases().into_iter().take(2) {
+    for path in families().into_iter().take(2) {
         let want = full(&path, DType::BF16, &machine);
         let mut p = Paged::open(&path, DType::BF16, &machine, Logits::Last);
         p.step(&[(1, 10), (2, 7)]);
@@ -308,7 +303,7 @@ fn the_logits_of_the_last_tokens_are_rows_of_the_full_forward() {
 #[test]
 fn the_interpreter_agrees() {
     let (host, slow) = (Machine::new(Kind::Cpu, 2).unwrap(), Machine::new(Kind::Interpreter, 1).unwrap());
-    for path in cases() {
+    for path in families() {
         for (storage, allowed) in [(DType::F32, 1e-4), (DType::BF16, 5e-2)] {
             let runs = [&host, &slow].map(|machine| {
                 let mut p = Paged::open(&path, storage, machine, Logits::All);
@@ -330,7 +325,7 @@ fn the_interpreter_agrees() {
 /// The session of a model over pages, good inputs, and those with one of them replaced.
 #[test]
 fn hostile_integers_are_refused_and_forgotten() {
-    let Some(path) = cases().into_iter().next() else { return };
+    let Some(path) = families().into_iter().next() else { return };
     for device in [Kind::Cpu, Kind::Interpreter] {
         let machine = Machine::new(device, 2).unwrap();
         let mut p = Paged::open(&path, DType::F32, &machine, Logits::All);
@@ -383,7 +378,7 @@ fn hostile_integers_are_refused_and_forgotten() {
 
 #[test]
 fn sizes_and_gradients_that_make_no_sense_are_refused() {
-    let Some(path) = cases().into_iter().next() else { return };
+    let Some(path) = families().into_iter().next() else { return };
     let model = Model::open(&path, false).unwrap();
     for cache in [
         Cache { page: 0, ..CACHE },
@@ -405,7 +400,7 @@ fn sizes_and_gradients_that_make_no_sense_are_refused() {
 
 #[test]
 fn pages_are_counted_in_the_type_that_is_stored() {
-    for path in cases() {
+    for path in families() {
         let model = Model::open(&path, false).unwrap();
         for storage in [DType::F32, DType::BF16] {
             let machine = Machine::new(Kind::Null, 1).unwrap();

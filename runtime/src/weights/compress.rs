@@ -6,12 +6,11 @@ use super::narrow::Quantisation;
 use super::packed::bits;
 use astrai_ir::{Code, DType, Narrow};
 
+/// Name behind the module's, type and shape of a tensor.
+pub type StoredAs = (&'static str, DType, Vec<usize>);
+
 /// The format's name, the ends of the tensors' names with their types and shapes.
-pub fn compressed_layout(
-    narrow: Narrow,
-    [n, k]: [usize; 2],
-    group: usize,
-) -> (&'static str, Vec<(&'static str, DType, Vec<usize>)>) {
+pub fn compressed_layout(narrow: Narrow, [n, k]: [usize; 2], group: usize) -> (&'static str, Vec<StoredAs>) {
     let scales = ("weight_scale", narrow.scales, vec![n, k / group]);
     if narrow.code == Code::Fp8 {
         return ("float-quantized", vec![("weight", narrow.code.dtype(), vec![n, k]), scales]);

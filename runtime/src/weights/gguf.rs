@@ -121,15 +121,21 @@ impl Gguf {
     }
 }
 
+/// Where a checkpoint's tensor lies in a file.
+pub type Places = Box<dyn Fn(&str) -> Option<InFile>>;
+
+/// Metadata and tensors of a file.
+type Head = (Map<String, Value>, BTreeMap<String, Tensor>);
+
 /// A file as the checkpoint of a model.
 pub struct OfGguf {
     file: Gguf,
-    stored: Box<dyn Fn(&str) -> Option<InFile>>,
+    stored: Places,
 }
 
 impl OfGguf {
-    /// The tensors of a file that [`names::llama`] and the like find.
-    pub fn new(file: Gguf, stored: Box<dyn Fn(&str) -> Option<InFile>>) -> OfGguf {
+    /// The tensors of a file that `stored` finds.
+    pub fn new(file: Gguf, stored: Places) -> OfGguf {
         OfGguf { file, stored }
     }
 
@@ -231,7 +237,7 @@ impl<'a> Reader<'a> {
 }
 
 /// The metadata and the tensors of a file.
-fn head(all: &[u8]) -> Result<(Map<String, Value>, BTreeMap<String, Tensor>), String> {
+fn head(all: &[u8]) -> Result<Head, String> {
     let mut r = Reader { all, at: 0 };
     if r.take(4)? != b"GGUF" {
         return Err(format!("does not begin as a GGUF file does; {FETCH_AGAIN}"));

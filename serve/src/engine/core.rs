@@ -419,12 +419,15 @@ impl<M: Model> Core<M> {
     }
 }
 
+/// What a program gave of a row, and which program.
+type Given<'a, 'm> = (ProgramKind, &'a Row, &'m mut [f32]);
+
 /// What the model gave, with its program and row.
 fn by_row<'a, 'm>(
     plan: &'a StepPlan,
     outputs: Vec<&'m mut [f32]>,
     vocabulary: usize,
-) -> Result<Vec<(ProgramKind, &'a Row, &'m mut [f32])>, String> {
+) -> Result<Vec<Given<'a, 'm>>, String> {
     let ran = plan.entries().iter().filter(|entry| !entry.rows.is_empty());
     let (programs, given) = (ran.clone().count(), outputs.len());
     if programs != given {

@@ -174,7 +174,7 @@ impl Executable for Loaded {
                 let whole = self.module.kernel(&e.symbol).unwrap();
                 let changed = mutant.as_ref().filter(|m| m.kernel.name == e.symbol);
                 let tried = beside.as_deref().filter(|(k, _)| k.name == e.symbol);
-                let kernel = changed.map(|m| &m.kernel).or(tried.map(|(k, _)| k)).unwrap_or(&whole);
+                let kernel = changed.map(|m| &m.kernel).or(tried.map(|(k, _)| k)).unwrap_or(whole);
                 let mut memory = locked(&self.inside.memory);
                 let variables: Vec<u64> = (self.module.variables.iter())
                     .map(|v| {
