@@ -30,7 +30,10 @@ impl Dequant {
         };
         let k = k.checked_mul(self.code.per_element()).ok_or("rows are too long")?;
         if codes.dtype != self.code.dtype() || !scales.dtype.is_float() || scales.dtype.bytes() < 2 {
-            return Err(format!("takes codes of {} and floating scales, got {codes} and {scales}", self.code.dtype()));
+            return Err(format!(
+                "takes codes of {} and floating scales, got {codes} and {scales}",
+                self.code.dtype()
+            ));
         }
         if rows != n || k % groups != 0 {
             return Err(format!("scales {scales} do not divide rows of codes {codes}"));
