@@ -20,7 +20,7 @@ use crate::grammar::Constraint;
 use crate::pages::{Prompt, Secret};
 use crate::request::Request;
 use crate::sample::{History, Logprobs, Rules, Sampled, Sampler};
-use crate::scheduler::plan::{ProgramKind, Row, StepPlan};
+use crate::scheduler::plan::{Given, ProgramKind, Row, StepPlan};
 use crate::scheduler::{Arrival, Bounds, Scheduler, SequenceId};
 
 /// A request in the engine.
@@ -418,9 +418,6 @@ impl<M: Model> Core<M> {
         self.ended.drain(..).for_each(|(emitter, updates, end)| emitter.end(updates, end));
     }
 }
-
-/// What a program gave of a row, and which program.
-type Given<'a, 'm> = (ProgramKind, &'a Row, &'m mut [f32]);
 
 /// What the model gave, with its program and row.
 fn by_row<'a, 'm>(

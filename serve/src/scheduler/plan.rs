@@ -43,6 +43,9 @@ impl ProgramKind {
     }
 }
 
+/// What a program gave of a row, and which program.
+pub type Given<'a, 'm> = (ProgramKind, &'a Row, &'m mut [f32]);
+
 /// What a step does for one sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
