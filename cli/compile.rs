@@ -179,9 +179,6 @@ impl Compile {
         if self.mesh.is_some() {
             self.quantize.none("weights of ranks are not stored as codes")?;
         }
-        if !machine.backend().reads_codes() {
-            self.quantize.none("this device has no kernels for narrow weights")?;
-        }
         if let (Some(kind), true) = (self.explained_kind(), self.json || self.no_saturate) {
             bail!("--explain {kind}: leave --json and --no-saturate out");
         }

@@ -40,7 +40,7 @@ pub enum Check {
 /// and preferences, and what preprocessing makes of them), `packing.json` (lengths and their bins), `calls.json` (tool calls in generated
 /// text), `schemas.json`, `regexes.json`, `grammars.json`, `malformed.json` (structured output), `strategies.json` (training
 /// objectives), `optimizers.json` (optimisers and schedules), `adapter_config.json` (an adapter, its base and what training makes of it),
-/// `golden.safetensors` with `dequantised.*` (a published quantised checkpoint), or LLMSim's records. Else the folder is a model's: the golden file holds `input_ids`, `logits`, `loss`, `grad.*`, `greedy.*` and `train.*`. Tolerances in f32: logits and each gradient
+/// `golden.safetensors` with `dequantised.*` (a published quantised checkpoint), a `golden.json` of kinds of rounding or of `.gguf` files, or LLMSim's records. Else the folder is a model's: the golden file holds `input_ids`, `logits`, `loss`, `grad.*`, `greedy.*` and `train.*`. Tolerances in f32: logits and each gradient
 /// within 1e-4 of their largest magnitude, loss within 1e-5, greedy tokens equal (a token may differ, and ends the comparison, where the
 /// reference's margin is below 1e-3; the margins themselves must agree). In bf16: logits within 3e-2 by norm, loss within 3e-2
 /// relative, and a greedy token may differ where the margin is below 3e-2 of the largest logit. The short training run: losses within 2e-3

@@ -11,6 +11,43 @@ use tempfile::TempDir;
 /// Architectures that are read, and whether the halves of their queries and keys are interleaved.
 const ARCHITECTURES: [(&str, bool); 3] = [("llama", true), ("qwen2", false), ("qwen3", false)];
 
+/// Keys of an architecture that are read, or say nothing of the computation.
+const READ: [&str; 20] = [
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.causal",
+    "rope.freq_base",
+    "rope.dimension_count",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+    "expert_count",
+    "expert_used_count",
+    "vocab_size",
+    "tensor_data_layout",
+];
+/// Keys that would change what is computed.
+const COMPUTED: [&str; 10] = [
+    "attention.sliding_window",
+    "attention.scale",
+    "attention.max_alibi_bias",
+    "attention.clamp_kqv",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "logit_scale",
+    "residual_scale",
+    "embedding_scale",
+    "rope.scaling.attn_factor",
+];
+
 /// Rotary frequencies' factors, in files of Llama 3.1 and later.
 const ROPE_FACTORS: &str = "rope_freqs.weight";
 
@@ -24,7 +61,8 @@ pub fn open(path: &Path) -> Result<(Reading, OfGguf), String> {
     let keys = Keys::of(&file).map_err(named)?;
     let config = keys.config(&file).map_err(named)?;
     let reading = ModelConfig::parse(&config.to_string(), &path.display().to_string());
-    let reading = reading.map_err(|e| e.to_string())?;
+    let mut reading = reading.map_err(|e| e.to_string())?;
+    reading.warnings.extend(keys.check().map_err(named)?);
     let heads = keys.interleaved.then_some([reading.config.heads, reading.config.kv_heads]);
     let stored = move |name: &str| InFile::of(name, heads);
     let expected = reading.config.tensors().into_iter().map(|t| (t.name, t.shape));
@@ -47,7 +85,7 @@ pub fn texts(path: &Path) -> Result<TempDir, String> {
 ///
 /// # Errors
 /// One line.
-pub fn write_texts(file: &Gguf, folder: &Path) -> Result<(), String> {
+fn write_texts(file: &Gguf, folder: &Path) -> Result<(), String> {
     let named = |line: String| format!("{}: {line}", file.path().display());
     let [tokenizer, beside] = tokenizer(file).map_err(named)?;
     let config = Keys::of(file).and_then(|keys| keys.config(file)).map_err(named)?;
@@ -84,6 +122,21 @@ impl<'a> Keys<'a> {
     fn needed(&self, key: &str) -> Result<&'a Value, String> {
         let found = self.get(key).filter(|v| v.is_number());
         found.ok_or_else(|| format!("has no number `{}.{key}`; convert the model again", self.architecture))
+    }
+
+    /// Refuses what changes the numbers and is not computed; names what is not known.
+    fn check(&self) -> Result<Vec<String>, String> {
+        let mut unknown = Vec::new();
+        let front = format!("{}.", self.architecture);
+        for key in self.all.keys().filter_map(|key| key.strip_prefix(&front)) {
+            if COMPUTED.contains(&key) {
+                return Err(format!("`{front}{key}` changes what is computed, and is not supported"));
+            }
+            if !READ.contains(&key) {
+                unknown.push(format!("`{front}{key}` is not known and not read"));
+            }
+        }
+        Ok(unknown)
     }
 
     /// The configuration as transformers has it.
@@ -316,7 +369,7 @@ fn sentence_pieces(
     }
     made["decoder"] = json!({ "type": "Sequence", "decoders": decoders });
     made["model"] = json!({
-        "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null, "end_of_word_suffix": null,
+        "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
         "fuse_unk": true, "byte_fallback": true, "ignore_merges": false, "vocab": vocabulary, "merges": merges,
     });
 }

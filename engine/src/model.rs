@@ -193,10 +193,6 @@ pub fn plan_within(
     let saturate = Saturate { fidelity, ..Saturate::default() };
     let kept = config.packed.filter(|_| machine.backend().reads_codes());
     let narrow = config.narrow.or(kept);
-    if narrow.is_some() && !machine.backend().reads_codes() {
-        let line = "this device has no kernels for narrow weights; leave --quantize out, or use --device cpu";
-        return Err(Error::Input(line.into()));
-    }
     compile(&graph, machine.backend(), &Options { storage, saturate, narrow, ..Options::default() })
 }
 

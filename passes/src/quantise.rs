@@ -7,15 +7,26 @@ use crate::adapt::linear;
 use crate::{eliminate_dead_nodes, flatten, merge};
 use astrai_ir::narrow::Part;
 use astrai_ir::ops::{Call, Dequant, Dot, Op, Rows, Weight};
-use astrai_ir::{Block, BlockId, DType, Dim, Graph, IrError, Narrow, NodeId, Type};
+use astrai_ir::{Backend, Block, BlockId, DType, Dim, Graph, IrError, Narrow, NodeId, Type};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// The graph with narrow weights.
+/// The graph with narrow weights, for a backend whose dots read them.
 ///
 /// # Errors
-/// The graph is wrong.
-pub fn quantise(graph: &Graph, narrow: Narrow) -> Result<Graph, IrError> {
+/// The backend's do not, or the graph is wrong.
+pub fn quantise(graph: &Graph, narrow: Narrow, backend: &dyn Backend) -> Result<Graph, IrError> {
+    match backend.reads_codes() {
+        true => with_codes(graph, narrow),
+        false => {
+            let line =
+                "this device has no kernels for narrow weights; leave --quantize out, or use --device cpu";
+            Err(graph.error(line.into()))
+        }
+    }
+}
+
+fn with_codes(graph: &Graph, narrow: Narrow) -> Result<Graph, IrError> {
     let mut blocks = Vec::with_capacity(graph.blocks().len());
     for (i, block) in graph.blocks().iter().enumerate() {
         let bound = graph.params_bound_to_weights(BlockId(i as u32));
@@ -67,7 +78,7 @@ pub fn quantise(graph: &Graph, narrow: Narrow) -> Result<Graph, IrError> {
 /// # Errors
 /// The graph is wrong.
 pub fn narrow_weights(graph: &Graph, narrow: Narrow) -> Result<BTreeSet<String>, IrError> {
-    let graph = quantise(&merge(&flatten(graph)?)?, narrow)?;
+    let graph = with_codes(&merge(&flatten(graph)?)?, narrow)?;
     let weight = |id: NodeId| if let Op::Weight(w) = &graph.node(id).op { Some(w.rows()) } else { None };
     let rows = graph.ids().filter_map(weight).flatten();
     let plain = |name: &str| match Part::named(name) {

@@ -11,7 +11,7 @@ use super::locate::open_regular;
 use crate::source::{Source, WeightSource};
 use astrai_ir::DType;
 use blocks::Blocks;
-use memmap2::{Mmap, MmapOptions};
+use memmap2::{Mmap, MmapOptions, UncheckedAdvice};
 use serde_json::{Map, Number, Value};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -138,11 +138,6 @@ impl OfGguf {
     pub fn new(file: Gguf, stored: Places) -> OfGguf {
         OfGguf { file, stored }
     }
-
-    /// The file.
-    pub fn file(&self) -> &Gguf {
-        &self.file
-    }
 }
 
 impl WeightSource for OfGguf {
@@ -165,9 +160,21 @@ impl WeightSource for OfGguf {
             return Some(Source { dtype, shape, bytes: Cow::Owned(bytes) });
         }
         let width = bytes.len() / rows;
-        let row = |r: usize| t.blocks.floats(&bytes[order(r) * width..][..width]);
-        let bytes = (0..rows).flat_map(row).flat_map(f32::to_le_bytes).collect();
-        Some(Source { dtype: DType::F32, shape, bytes: Cow::Owned(bytes) })
+        let mut wide = Vec::with_capacity(shape.iter().product::<usize>() * 4);
+        for r in 0..rows {
+            let row = t.blocks.floats(&bytes[order(r) * width..][..width]);
+            row.iter().for_each(|x| wide.extend_from_slice(&x.to_le_bytes()));
+        }
+        Some(Source { dtype: DType::F32, shape, bytes: Cow::Owned(wide) })
+    }
+
+    fn done(&self, name: &str) {
+        let stored = (self.stored)(name).and_then(|at| self.file.tensors.get(&at.name));
+        let Some(Tensor { begin, end, .. }) = stored else { return };
+        // Advice only: pages that stay mapped cost memory, not correctness.
+        // SAFETY: the map is never written, so a dropped page comes back with the same bytes from the file.
+        let _ =
+            unsafe { self.file.map.unchecked_advise_range(UncheckedAdvice::DontNeed, *begin, end - begin) };
     }
 }
 

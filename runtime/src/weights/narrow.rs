@@ -53,15 +53,19 @@ impl WeightSource for Quantised {
             Some(bytes) => (*self.inner.tensor(plain)?.shape.first()?, bytes),
             None => {
                 let ([n, _], Quantisation { codes, scales, offsets }) = self.made(plain)?;
-                for (part, bytes) in [(Part::Scales, &scales), (Part::Offsets, &offsets)] {
-                    kept.insert(part.of(plain), bytes.clone());
+                let parts = [(Part::Codes, codes), (Part::Scales, scales), (Part::Offsets, offsets)];
+                let mut asked = None;
+                for (of, bytes) in parts {
+                    match of == part {
+                        true => asked = Some(bytes),
+                        // Codes are read first, the others soon after.
+                        false if of != Part::Codes && !bytes.is_empty() => {
+                            _ = kept.insert(of.of(plain), bytes)
+                        }
+                        false => {}
+                    }
                 }
-                let bytes = match part {
-                    Part::Codes => codes,
-                    Part::Scales => scales,
-                    Part::Offsets => offsets,
-                };
-                (n, bytes)
+                (n, asked?)
             }
         };
         let narrow = self.narrow_of(plain)?;
@@ -126,15 +130,20 @@ pub fn quantise(numbers: &[u8], dtype: DType, narrow: Narrow, group: usize) -> Q
 
 /// One group. A number that is none makes its whole group none.
 fn one(numbers: &[f32], narrow: Narrow, to: &mut Quantisation) {
-    let fold = |pick: fn(f32, f32) -> f32| numbers.iter().fold(0f32, |m, x| pick(m, *x));
-    let (least, greatest) = (fold(f32::min), fold(f32::max));
+    // Eight at a time, so that the loop is one of vectors. Minimum and maximum pass over what is no number; a sum does not.
+    let (mut least, mut greatest, mut none) = ([0f32; 8], [0f32; 8], [0f32; 8]);
+    for some in numbers.as_chunks::<8>().0 {
+        for (i, x) in some.iter().enumerate() {
+            (least[i], greatest[i], none[i]) = (least[i].min(*x), greatest[i].max(*x), none[i] + x * 0.0);
+        }
+    }
+    let (least, greatest) =
+        (least.into_iter().fold(0f32, f32::min), greatest.into_iter().fold(0f32, f32::max));
     let [low, high] = narrow.code.range();
-    // Minimum and maximum pass over what is no number; the sum does not.
-    let none = numbers.iter().map(|x| x * 0.0).sum::<f32>();
     let wanted = match narrow.offsets {
         true => (greatest - least) / (high - low),
         false => greatest.max(-least) / narrow.code.most(),
-    } + none;
+    } + none.iter().sum::<f32>();
     let scale = narrow.scales.round(f64::from(wanted)) as f32;
     narrow.scales.encode(f64::from(scale), &mut to.scales);
     // Of a scale of zero all numbers are zero.
@@ -153,7 +162,8 @@ fn one(numbers: &[f32], narrow: Narrow, to: &mut Quantisation) {
         Code::Int4 => {
             // Codes before pairs, so that the first loop is one of vectors.
             for piece in numbers.as_chunks::<32>().0 {
-                let codes = piece.each_ref().map(|x| (whole(x) + 8) as u8);
+                let mut codes = [0u8; 32];
+                codes.iter_mut().zip(piece).for_each(|(c, x)| *c = (whole(x) + 8) as u8);
                 to.codes.extend(codes.as_chunks::<2>().0.iter().map(|[low, high]| low | high << 4));
             }
         }

@@ -53,6 +53,11 @@ trait Format {
     /// Its codes, each a byte: integers less the middle of their range.
     fn codes(&self, of: &Module) -> Option<Vec<u8>>;
 
+    /// Codes of four bits as they are stored, where that is as kernels read them: two a byte, each 8 more than its value.
+    fn pairs<'a>(&self, _of: &'a Module) -> Option<&'a [u8]> {
+        None
+    }
+
     /// A scale a row and group.
     fn scales(&self, of: &Module) -> Option<Vec<f32>>;
 
@@ -245,6 +250,10 @@ impl Packed {
         let Narrow { code, scales: dtype, .. } = self.narrow;
         let (dtype, bytes) = match part {
             Part::Codes if code == Code::Int4 => {
+                if let Some(pairs) = self.format.pairs(&of) {
+                    let shape = vec![m.shape[0], m.shape[1] / 2];
+                    return Some(Source { dtype: code.dtype(), shape, bytes: Cow::Owned(pairs.to_vec()) });
+                }
                 let codes = self.format.codes(&of)?;
                 let pair = |[low, high]: &[u8; 2]| low.wrapping_add(8) | high.wrapping_add(8) << 4;
                 (code.dtype(), codes.as_chunks::<2>().0.iter().map(pair).collect())

@@ -1,3 +1,4 @@
+/* The end of `dot.c`: phase 1, and its slots taken back. */
 void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
 {
     const float *a = (const float *)scratch;

@@ -1,3 +1,4 @@
+/* The panels of `dot.c` where the weight is f32 or bf16. */
 #if defined(DOT_WEIGHT_F32)
 #define DOT_PANEL_WORDS ((int64_t)DOT_K * DOT_NR)
 #define DOT_AT(p, k) ((const float *)(DOT_WEIGHT_F32) + (p) * DOT_PANEL_WORDS + (k) * DOT_NR)

@@ -3,8 +3,8 @@
 
 use super::words::{Along, bits, unpack};
 use super::{Format, Kind, Module, Stored};
-use astrai_ir::DType;
 use astrai_ir::packing::{Compressed, Share};
+use astrai_ir::{Code, DType};
 
 impl Format for Compressed {
     fn stored(&self, [n, k]: [usize; 2], _has: &dyn Fn(&str) -> bool) -> Vec<Stored> {
@@ -37,6 +37,11 @@ impl Format for Compressed {
         let mut out = unpack(of.get("weight_packed")?.bytes(), of.shape, Along::Columns, bits, None)?;
         out.iter_mut().for_each(|c| *c = c.wrapping_sub(1 << (bits - 1)));
         Some(out)
+    }
+
+    fn pairs<'a>(&self, of: &'a Module) -> Option<&'a [u8]> {
+        let whole = self.packed && self.code == Code::Int4 && of.shape[1].is_multiple_of(8);
+        of.get("weight_packed").filter(|_| whole).map(|t| t.bytes())
     }
 
     fn scales(&self, of: &Module) -> Option<Vec<f32>> {

@@ -41,10 +41,10 @@ pub(super) fn unpack(
             }
             Along::Columns => {
                 let row = &words[r * width..][..width];
-                let word = |w: &[u8; 4]| u32::from_le_bytes(*w);
-                let end = out.len() + columns;
-                out.extend(row.iter().flat_map(|w| lanes.iter().map(move |l| (word(w) >> l & mask) as u8)));
-                out.truncate(end);
+                for (i, w) in row.iter().enumerate() {
+                    let (word, here) = (u32::from_le_bytes(*w), per.min(columns - i * per));
+                    out.extend(lanes[..here].iter().map(|l| (word >> l & mask) as u8));
+                }
             }
         }
     }
