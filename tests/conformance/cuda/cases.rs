@@ -7,6 +7,22 @@ use astrai_ir::ops::{
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId, Op, Real, Sizes, Symbol, Tensor, Type};
 use std::collections::HashMap;
 
+/// What the leaves of a case hold, drawn from a seed; names of leaves say what else they must be.
+#[derive(Clone, Copy, Debug)]
+pub enum Draw {
+    /// Floats in ±2, integers in ±128.
+    Plain(u64),
+    /// The same with edges among them: zeros, denormals, large numbers, infinities, NaN; the extremes of integers.
+    Edges(u64),
+    /// Whole numbers in ±3: many are equal.
+    Ties(u64),
+    /// Floats of magnitudes from 2^-20 to 2^20.
+    Magnitudes(u64),
+}
+
+/// A value of the symbol `t`, and what the leaves hold.
+pub type At = (u64, Draw);
+
 /// A graph and the values of its symbol `t` at which it is run.
 pub struct Case {
     /// Its name.
@@ -15,6 +31,15 @@ pub struct Case {
     pub graph: Graph,
     /// Values of `t`.
     pub rows: Vec<u64>,
+}
+
+impl Case {
+    /// What it is run at: every size, and edges and ties at the largest.
+    pub fn runs(&self) -> Vec<At> {
+        let most = self.rows.iter().copied().max().unwrap_or(1);
+        let plain = self.rows.iter().map(|t| (*t, Draw::Plain(0)));
+        plain.chain([(most, Draw::Edges(0)), (most, Draw::Ties(0))]).collect()
+    }
 }
 
 type Made = Result<NodeId, IrError>;
@@ -106,6 +131,10 @@ fn pointwise(c: &mut Cases) {
     c.add("pow", &[300], |g| {
         let x = g.input("x", DType::F32, shape(&[0]))?;
         let (x, y) = (g.unary(UnaryKind::Abs, x)?, g.input("y", DType::F32, shape(&[0]))?);
+        Ok(vec![g.binary(BinaryKind::Pow, x, y)?])
+    });
+    c.add("pow_of_any", &[300], |g| {
+        let (x, y) = (g.input("x", DType::F32, shape(&[0]))?, g.input("y", DType::F32, shape(&[0]))?);
         Ok(vec![g.binary(BinaryKind::Pow, x, y)?])
     });
     c.add("scalar", &[1], |g| {
@@ -241,7 +270,7 @@ fn reductions(c: &mut Cases) {
     for kind in ReduceKind::ALL {
         for axes in axes.iter().filter(|a| matches!(kind, Sum | Max) || a.contains(&2) && a.len() < 3) {
             let letters: String = axes.iter().map(ToString::to_string).collect();
-            c.add(&format!("reduce_{kind:?}_{letters}"), &[1, 11], |g| {
+            c.add(&format!("reduce_{kind:?}_{letters}"), &[1, 11, 70], |g| {
                 let x = g.input("near1", DType::F32, shape(&[0, 3, 37]))?;
                 Ok(vec![g.reduce(kind, x, axes)?])
             });
@@ -277,7 +306,7 @@ fn rearranged(c: &mut Cases) {
         let wide = g.cast(rows, DType::F32)?;
         Ok(vec![g.scale(wide, 2.0)?])
     });
-    c.add("gather_columns", &[1, 45], |g| {
+    c.add("gather_columns", &[1, 300], |g| {
         let (x, i) =
             (g.input("x", DType::F32, shape(&[0, 50]))?, g.input("below50", DType::I64, shape(&[0, 4]))?);
         Ok(vec![g.push(Gather { axis: 1, batch: 1 }, &[x, i])?])
@@ -297,7 +326,7 @@ fn rearranged(c: &mut Cases) {
         Ok(vec![g.push(Concat { axis: 0 }, &[y, x])?])
     });
     for axis in [0, 1] {
-        c.add(&format!("pad_{axis}"), &[1, 40], |g| {
+        c.add(&format!("pad_{axis}"), &[1, 300], |g| {
             let x = g.input("x", DType::BF16, shape(&[0, 31]))?;
             let p = Pad { axis, before: Dim::from(2), after: Dim::from(3), value: Real(0.1) };
             let p = g.push(p, &[x])?;
@@ -354,9 +383,11 @@ fn concrete(ty: &Type, sizes: &Sizes) -> Vec<usize> {
     ty.shape.iter().map(size).collect()
 }
 
-/// Values for the leaves of a graph: floats in ±2, integers in ±100; names say what else they must be.
-pub fn values(case: &Case, sizes: &Sizes) -> HashMap<String, Tensor> {
-    let mut state = 0x1234_5678_9abc_def1u64;
+/// Values for the leaves of a graph.
+pub fn values(case: &Case, (t, draw): At) -> HashMap<String, Tensor> {
+    let sizes = Sizes::from([("t".to_string(), t)]);
+    let (Draw::Plain(seed) | Draw::Edges(seed) | Draw::Ties(seed) | Draw::Magnitudes(seed)) = draw;
+    let mut state = 0x1234_5678_9abc_def1u64 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut random = move || {
         state ^= state << 13;
         state ^= state >> 7;
@@ -366,34 +397,72 @@ pub fn values(case: &Case, sizes: &Sizes) -> HashMap<String, Tensor> {
     let mut leaves = HashMap::new();
     for n in case.graph.nodes() {
         let Op::Input(i) = &n.op else { continue };
-        let shape = concrete(&i.ty, sizes);
-        let count: usize = shape.iter().product();
+        let (dtype, shape) = (i.ty.dtype, concrete(&i.ty, &sizes));
         let below = i.name.strip_prefix("below").and_then(|b| b.parse::<f64>().ok());
-        let value = match (i.ty.dtype, below) {
-            (d, _) if i.name == "special" => {
-                Tensor::float(d, &shape, (0..count).map(|i| special(i, random())).collect())
-            }
-            (d, _) if d.is_float() && i.name == "near1" => {
-                Tensor::float(d, &shape, (0..count).map(|_| 0.8 + 0.4 * random()).collect())
-            }
-            (d, _) if d.is_float() => {
-                Tensor::float(d, &shape, (0..count).map(|_| 4.0 * random() - 2.0).collect())
-            }
-            (DType::Bool, _) => {
-                Tensor::int(DType::Bool, &shape, (0..count).map(|_| (random() < 0.5) as i64).collect())
-            }
-            (d, Some(b)) => Tensor::int(d, &shape, (0..count).map(|_| (random() * b) as i64).collect()),
-            (d, None) => {
-                Tensor::int(d, &shape, (0..count).map(|_| (256.0 * random()) as i64 - 128).collect())
-            }
+        let (numbers, width) = (0..shape.iter().product::<usize>(), shape.last().copied().unwrap_or(1));
+        let value = if dtype.is_float() {
+            let near1 = i.name == "near1";
+            let of = |k: usize| match i.name == "special" {
+                true => special(k, &mut random),
+                false => float(draw, near1, k / width.max(1) % 3 == 1, &mut random),
+            };
+            Tensor::float(dtype, &shape, numbers.map(of).collect())
+        } else {
+            let of = |_| match (dtype, below) {
+                (DType::Bool, _) => i64::from(random() < 0.5),
+                (_, Some(below)) => (random() * below) as i64,
+                _ => integer(draw, dtype, &mut random),
+            };
+            Tensor::int(dtype, &shape, numbers.map(of).collect())
         };
         leaves.insert(i.name.clone(), value);
     }
     leaves
 }
 
-/// Zeros, infinities, NaN, denormals, the largest numbers of narrow types and what lies between two of their numbers.
-fn special(i: usize, random: f64) -> f64 {
+/// A float; `near1`: factors of long products; `spreads`: in a row of edges that make all of it infinite or NaN. Others have the finite edges:
+/// what vanishes in f32 and not in the interpreter is never multiplied by infinity.
+fn float(draw: Draw, near1: bool, spreads: bool, random: &mut impl FnMut() -> f64) -> f64 {
+    const FINITE: [f64; 15] = [
+        0.0, -0.0, 1.0, -1.0, 0.5, 1e-40, -1e-40, 3e-5, 17.5, -17.5, 87.25, -87.25, 100.0, 65504.0, -65504.0,
+    ];
+    const OTHERS: [f64; 3] = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
+    let plain = if near1 { 0.8 + 0.4 * random() } else { 4.0 * random() - 2.0 };
+    match draw {
+        Draw::Plain(_) => plain,
+        Draw::Edges(_) => match random() {
+            r if spreads && r < 0.02 => OTHERS[(random() * 3.0) as usize],
+            _ if spreads => plain,
+            r if r < 0.1 => FINITE[(random() * if near1 { 5.0 } else { 15.0 }) as usize],
+            r if r < 0.15 && !near1 => few_bits(random),
+            _ => plain,
+        },
+        Draw::Ties(_) => (random() * 7.0).floor() - 3.0,
+        Draw::Magnitudes(_) => 2f64.powf(40.0 * random() - 20.0).copysign(random() - 0.5),
+    }
+}
+
+/// A multiple of 1/512 of a power of two: ties of every narrow type among them.
+fn few_bits(random: &mut impl FnMut() -> f64) -> f64 {
+    let x = 1.0 + (random() * 512.0).floor() / 512.0;
+    x * 2f64.powi((random() * 61.0) as i32 - 40).copysign(random() - 0.5)
+}
+
+fn integer(draw: Draw, dtype: DType, random: &mut impl FnMut() -> f64) -> i64 {
+    let (bits, signed) = (8 * dtype.bytes() as u32, dtype != DType::U8);
+    let least = if signed { i64::MIN >> (64 - bits) } else { 0 };
+    let most = if signed { !least } else { i64::MAX >> (63 - bits) };
+    match draw {
+        Draw::Edges(_) if random() < 0.25 => [least, most, 0, -1, 1][(random() * 5.0) as usize],
+        Draw::Ties(_) => (random() * 7.0) as i64 - 3,
+        Draw::Magnitudes(_) => (random() * 2f64.powi(63)) as i64 >> (random() * 63.0) as u32,
+        _ => (256.0 * random()) as i64 - 128,
+    }
+}
+
+/// Zeros, infinities, NaN, denormals, the largest numbers of narrow types and what lies between two of their numbers, of either sign at even
+/// and at odd places.
+fn special(i: usize, random: &mut impl FnMut() -> f64) -> f64 {
     const EDGES: [f64; 14] = [
         0.0,
         f64::INFINITY,
@@ -410,10 +479,14 @@ fn special(i: usize, random: f64) -> f64 {
         464.0,
         480.0,
     ];
-    let x = match i / 2 {
-        j if j < EDGES.len() => EDGES[j],
-        // Multiples of 1/512 of a power of two: ties of every narrow type among them.
-        _ => (1.0 + (random * 512.0).floor() / 512.0) * 2f64.powi((i % 61) as i32 - 40),
-    };
-    if i.is_multiple_of(2) { x } else { -x }
+    match EDGES.get(i / 2 % 16) {
+        Some(x) if i < 64 => {
+            if i.is_multiple_of(2) == (i < 32) {
+                *x
+            } else {
+                -x
+            }
+        }
+        _ => few_bits(random),
+    }
 }

@@ -4,6 +4,7 @@
 mod cases;
 mod forms;
 mod gpu;
+mod mutants;
 mod ptx;
 
 use crate::driver::checks_everything;
@@ -14,7 +15,7 @@ use astrai_ir::kernel::Grid;
 use astrai_ir::{Backend, DType, Kernel, Precision, Sizes, Target, Tensor, eval};
 use astrai_runtime::device::cuda::Nvrtc;
 use astrai_runtime::{Compiled, Error, Options, Session, Value, compile};
-use cases::{Case, values};
+use cases::{At, Case, values};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
@@ -44,39 +45,41 @@ fn kernels(programs: &[Arc<Compiled>]) -> Vec<&Kernel> {
     programs.iter().flat_map(|p| p.kernels.iter().flatten()).collect()
 }
 
-fn sizes(t: u64) -> Sizes {
-    Sizes::from([("t".to_string(), t)])
-}
-
 type Results = Result<Vec<(String, Value)>, Error>;
 
-fn results(case: &Case, program: &Arc<Compiled>, m: &Machine, t: u64) -> Results {
+fn results(case: &Case, program: &Arc<Compiled>, m: &Machine, at: At) -> Results {
     let nothing: HashMap<String, Value> = HashMap::new();
     let mut session = Session::new(program.clone(), &nothing, &m.device, &mut |_, _| {})?;
-    let values = values(case, &sizes(t));
+    let values = values(case, at);
     let values: Vec<(&str, Value)> = values.iter().map(|(n, v)| (&**n, Value::from_tensor(v))).collect();
     session.run(&values.iter().map(|(n, v)| (*n, v)).collect::<Vec<_>>())
 }
 
 /// Largest error allowed to an output, as a part of its largest magnitude.
-fn tolerance(case: &Case, out: &Tensor) -> f64 {
+fn tolerance(case: &Case, out: DType) -> f64 {
     let ops = case.graph.nodes().iter().filter(|n| n.op.leaf_name().is_none());
     let most = ops.map(|n| n.op.tolerance(n.ty().dtype)).fold(0.0, f64::max);
-    if out.dtype.is_float() && !case.name.starts_with("exact") { most } else { 0.0 }
+    if out.is_float() && !case.name.starts_with("exact") { most } else { 0.0 }
 }
 
-fn compare(case: &Case, t: u64, got: &[(String, Value)]) {
-    difference(case, t, got).unwrap_or_else(|e| panic!("{} {e}", case.name));
+/// What the interpreter says.
+fn wanted(case: &Case, at: At) -> Vec<(String, Tensor)> {
+    let sizes = Sizes::from([("t".to_string(), at.0)]);
+    eval(&case.graph, &values(case, at), &sizes, Precision::default()).unwrap()
 }
 
-fn difference(case: &Case, t: u64, got: &[(String, Value)]) -> Result<(), String> {
-    let want = eval(&case.graph, &values(case, &sizes(t)), &sizes(t), Precision::default()).unwrap();
-    for (name, want) in &want {
+/// The first result that is not what is wanted.
+fn difference(case: &Case, want: &[(String, Tensor)], got: &[(String, Value)]) -> Result<(), String> {
+    for (name, want) in want {
         let got = got.iter().find(|(n, _)| n == name).unwrap().1.to_tensor().unwrap();
-        let agree = crate::kernels::table::compare(&got, want, tolerance(case, want));
-        agree.map_err(|e| format!("{name} at {t}: {e}"))?;
+        let agree = crate::kernels::table::compare(&got, want, tolerance(case, want.dtype));
+        agree.map_err(|e| format!("{name}: {e}"))?;
     }
     Ok(())
+}
+
+fn compare(case: &Case, at: At, got: &[(String, Value)]) {
+    difference(case, &wanted(case, at), got).unwrap_or_else(|e| panic!("{} at {at:?}: {e}", case.name));
 }
 
 /// Every kernel of all tables, by name.

@@ -1,21 +1,23 @@
 //! A CUDA device that executes the PTX of every kernel and checks each access. In: programs of the tables. Out: their results, held
-//! against the interpreter; whether a kernel with one wrong instruction is noticed.
+//! against the interpreter.
 
-use super::{Case, UNITS, cases, compiled, difference, forms, results, target};
+use super::cases::Draw;
+use super::{UNITS, cases, compiled, difference, forms, results, target, wanted};
 use crate::kernels::table::{compare, run};
 use crate::machines::machine;
 use astrai_codegen::cuda::{self, Cuda};
 use astrai_engine::Machine;
 use astrai_ir::kernel::Grid;
-use astrai_ir::{Backend, Dim, Kernel, Op};
-use astrai_ptx::{Beside, Counts, Memory, Module, Mutant, mutants, nvrtc};
+use astrai_ir::{Backend, Dim, Kernel, Op, Target};
+use astrai_ptx::{Counts, Memory, Module, Mutant, nvrtc};
 use astrai_runtime::device::{Block, Executable, Launch, Pointer, Space, Threads};
-use astrai_runtime::{Compiled, Device, Error};
+use astrai_runtime::{Device, Error};
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Most blocks of a launch, and the seed of the orders of blocks and warps.
-const ORDERS: [(u64, u64); 3] = [(u64::MAX, 1), (1, 7), (3, 77)];
+pub(super) const ORDERS: [(u64, u64); 3] = [(u64::MAX, 1), (1, 7), (3, 77)];
 
 fn locked<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
@@ -29,19 +31,24 @@ struct Inside {
     counts: Mutex<BTreeMap<String, (Arc<astrai_ptx::Kernel>, Counts)>>,
     /// Runs in place of the entry of its name.
     mutant: Mutex<Option<Mutant>>,
-    /// Runs in place of the entry of its name, with an instruction tried beside its own.
-    beside: Mutex<Option<Arc<(astrai_ptx::Kernel, Beside)>>>,
+    /// Sectors and passes are counted, too.
+    counted: AtomicBool,
 }
 
 /// The device.
-struct Emulator {
+pub(super) struct Emulator {
     backend: Cuda,
     inside: Arc<Inside>,
 }
 
 impl Emulator {
     /// With so many multiprocessors; `None`, and a word, without NVRTC.
-    fn new(units: u32) -> Option<Arc<Emulator>> {
+    pub(super) fn new(units: u32) -> Option<Arc<Emulator>> {
+        Emulator::of(target(units))
+    }
+
+    /// In the place of this device.
+    pub(super) fn of(target: Target) -> Option<Arc<Emulator>> {
         if nvrtc::ptx("", &[]).is_none() {
             println!("skipped: no NVRTC in .cache/nvrtc; scripts/setup-cache.sh puts it there");
             return None;
@@ -51,13 +58,29 @@ impl Emulator {
             order: Mutex::new(ORDERS[0]),
             counts: Mutex::default(),
             mutant: Mutex::default(),
-            beside: Mutex::default(),
+            counted: AtomicBool::new(false),
         };
-        Some(Arc::new(Emulator { backend: Cuda::new(target(units)), inside: Arc::new(inside) }))
+        Some(Arc::new(Emulator { backend: Cuda::new(target), inside: Arc::new(inside) }))
     }
 
-    fn order(&self, order: (u64, u64)) {
+    pub(super) fn order(&self, order: (u64, u64)) {
         *locked(&self.inside.order) = order;
+    }
+
+    /// Counts sectors and passes from here on.
+    pub(super) fn counting(self: Arc<Emulator>) -> Arc<Emulator> {
+        self.inside.counted.store(true, Relaxed);
+        self
+    }
+
+    /// Runs this in place of the entry of its name, or nothing.
+    pub(super) fn instead(&self, mutant: Option<Mutant>) {
+        *locked(&self.inside.mutant) = mutant;
+    }
+
+    /// What each entry did since this was last asked.
+    pub(super) fn took(&self) -> Vec<(Arc<astrai_ptx::Kernel>, Counts)> {
+        std::mem::take(&mut *locked(&self.inside.counts)).into_values().collect()
     }
 }
 
@@ -114,7 +137,7 @@ fn modules(kernels: &[&Kernel]) -> Vec<Arc<Module>> {
     let made = MADE.get_or_init(Mutex::default);
     let next = std::sync::atomic::AtomicUsize::new(0);
     let work = || {
-        while let Some(k) = kernels.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+        while let Some(k) = kernels.get(next.fetch_add(1, Relaxed)) {
             if locked(made).contains_key(&k.identity) {
                 continue;
             }
@@ -125,7 +148,8 @@ fn modules(kernels: &[&Kernel]) -> Vec<Arc<Module>> {
             locked(made).insert(k.identity.clone(), Arc::new(module));
         }
     };
-    std::thread::scope(|s| (0..2).for_each(|_| drop(s.spawn(work))));
+    let threads = std::thread::available_parallelism().map_or(2, usize::from);
+    std::thread::scope(|s| (0..threads).for_each(|_| drop(s.spawn(work))));
     kernels.iter().map(|k| locked(made)[&k.identity].clone()).collect()
 }
 
@@ -163,7 +187,6 @@ impl Executable for Loaded {
         args.extend(launch.sizes.iter().map(|n| *n as u64));
         let (most, seed) = *locked(&self.inside.order);
         let mutant = locked(&self.inside.mutant).clone();
-        let beside = locked(&self.inside.beside).clone();
         for round in 0..value(&self.kernel.rounds)? {
             let mut args = args.clone();
             args.extend((!self.kernel.rounds.is_one()).then_some(round));
@@ -173,8 +196,7 @@ impl Executable for Loaded {
                 let blocks = value(blocks)?.min(most) as u32;
                 let whole = self.module.kernel(&e.symbol).unwrap();
                 let changed = mutant.as_ref().filter(|m| m.kernel.name == e.symbol);
-                let tried = beside.as_deref().filter(|(k, _)| k.name == e.symbol);
-                let kernel = changed.map(|m| &m.kernel).or(tried.map(|(k, _)| k)).unwrap_or(whole);
+                let kernel = changed.map_or(&**whole, |m| &m.kernel);
                 let mut memory = locked(&self.inside.memory);
                 let variables: Vec<u64> = (self.module.variables.iter())
                     .map(|v| {
@@ -185,7 +207,7 @@ impl Executable for Loaded {
                     .collect();
                 let mut l = astrai_ptx::Launch::new(kernel, [blocks, 1, 1], [e.block, 1, 1], &params);
                 (l.dynamic, l.seed, l.variables) = (value(&e.shared)? as usize, seed, &variables);
-                l.beside = tried.map(|(_, b)| b);
+                l.counted = self.inside.counted.load(Relaxed);
                 l.budget = if changed.is_some() { 1 << 20 } else { 1 << 28 };
                 let counts = l.run(&mut memory).map_err(|f| Error::Input(f.to_string()))?;
                 for at in &variables {
@@ -224,18 +246,19 @@ fn the_ptx_of_loops_agrees_with_the_interpreter() {
     let cases = cases::cases();
     let programs: Vec<_> = cases.iter().map(|c| compiled(c, &machine)).collect();
     machine.device.load(&super::kernels(&programs)).unwrap();
+    let mut wrong = vec![];
     for (case, program) in cases.iter().zip(&programs) {
-        for &t in &case.rows {
+        for at in case.runs() {
             let bits = ORDERS.map(|order| {
                 device.order(order);
-                let got =
-                    results(case, program, &machine, t).unwrap_or_else(|e| panic!("{}: {e}", case.name));
-                super::compare(case, t, &got);
-                got
+                results(case, program, &machine, at).unwrap_or_else(|e| panic!("{}: {e}", case.name))
             });
-            assert!(bits.iter().all(|b| *b == bits[0]), "{} at {t}: the order of blocks shows", case.name);
+            let said = difference(case, &wanted(case, at), &bits[0]);
+            let one_way = if bits.iter().all(|b| *b == bits[0]) { Ok(()) } else { Err("orders show".into()) };
+            wrong.extend(said.and(one_way).err().map(|e| format!("{} at {at:?}: {e}", case.name)));
         }
     }
+    assert!(wrong.is_empty(), "{} runs are wrong:\n{}", wrong.len(), wrong.join("\n"));
     report("loops", &device);
 }
 
@@ -256,9 +279,9 @@ fn without_reductions_the_host_kernel_has_the_same_values() {
         m.device.load(&super::kernels(all)).unwrap();
     }
     for (case, (program, hosted)) in cases.iter().zip(programs.iter().zip(&hosted)) {
-        let t = case.rows[0].max(7);
+        let at = (case.rows[0].max(7), Draw::Plain(0));
         let (a, b) =
-            (results(case, program, &there, t).unwrap(), results(case, hosted, machine(), t).unwrap());
+            (results(case, program, &there, at).unwrap(), results(case, hosted, machine(), at).unwrap());
         for ((name, a), (_, b)) in a.iter().zip(&b) {
             let agree = compare(&a.to_tensor().unwrap(), &b.to_tensor().unwrap(), 0.0);
             agree.unwrap_or_else(|e| panic!("{} {name}: host and CUDA differ: {e}", case.name));
@@ -325,89 +348,4 @@ fn the_ptx_of_losses_agrees() {
 #[test]
 fn the_ptx_of_experts_agrees() {
     core_agrees(6);
-}
-
-/// What notices a mutant of a kernel of this case, if anything does.
-fn noticed(case: &Case, program: &Arc<Compiled>, device: &Emulator, machine: &Machine) -> Option<String> {
-    for &t in &case.rows {
-        for order in ORDERS {
-            device.order(order);
-            let said = match results(case, program, machine, t) {
-                Err(e) => Err(e.to_string()),
-                Ok(got) => difference(case, t, &got),
-            };
-            if let Err(e) = said {
-                return Some(e);
-            }
-        }
-    }
-    None
-}
-
-/// Whether the mutant could show: in some run of the right kernel the wrong instruction, tried beside, leaves another value, or is one
-/// whose effect is not in registers alone. Nothing is asked of results.
-fn could_show(
-    (mutant, whole): (&Mutant, &astrai_ptx::Kernel),
-    case: &Case,
-    program: &Arc<Compiled>,
-    device: &Emulator,
-    machine: &Machine,
-) -> bool {
-    let tried = Arc::new(mutant.beside(whole));
-    *locked(&device.inside.beside) = Some(tried.clone());
-    let differs = || tried.1.differs.load(std::sync::atomic::Ordering::Relaxed);
-    let shows = case.rows.iter().any(|t| {
-        ORDERS.iter().any(|order| {
-            device.order(*order);
-            results(case, program, machine, *t).unwrap();
-            differs()
-        })
-    });
-    *locked(&device.inside.beside) = None;
-    shows
-}
-
-/// `ASTRAI_MUTANTS=300` draws as many; what lives is listed.
-#[test]
-fn a_kernel_with_one_wrong_instruction_is_noticed() {
-    let Some(device) = Emulator::new(132) else { return };
-    let machine = Machine::over(device.clone());
-    let cases = cases::cases();
-    let count: usize = std::env::var("ASTRAI_MUTANTS").ok().and_then(|n| n.parse().ok()).unwrap_or(24);
-    let mut state = 0x2545_f491_4f6c_dd1du64;
-    let mut random = |below: usize| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 33) as usize % below
-    };
-    let (mut drawn, mut hidden, mut alive) = (0, 0, vec![]);
-    while drawn < count {
-        let case = &cases[random(cases.len())];
-        let program = compiled(case, &machine);
-        *locked(&device.inside.mutant) = None;
-        locked(&device.inside.counts).clear();
-        device.order(ORDERS[0]);
-        case.rows.iter().for_each(|t| drop(results(case, &program, &machine, *t).unwrap()));
-        let ran: Vec<_> = locked(&device.inside.counts).values().cloned().collect();
-        let (k, counts) = &ran[random(ran.len())];
-        let mut all = mutants(k, &counts.each);
-        if all.is_empty() {
-            continue;
-        }
-        let mutant = all.swap_remove(random(all.len()));
-        let shows = could_show((&mutant, k), case, &program, &device, &machine);
-        *locked(&device.inside.mutant) = Some(mutant.clone());
-        drawn += 1;
-        let said = noticed(case, &program, &device, &machine);
-        if !shows {
-            let text = mutant.kernel.text(mutant.pc);
-            assert!(said.is_none(), "{}: {text} leaves the same values, yet: {said:?}", case.name);
-            hidden += 1;
-        } else if said.is_none() {
-            alive.push(format!("{}: {}: {}", case.name, mutant.change, mutant.kernel.text(mutant.pc)));
-        }
-    }
-    println!("{hidden} of {drawn} mutants cannot show; {} others live:\n{}", alive.len(), alive.join("\n"));
-    assert!((alive.len() + hidden) * 5 <= drawn, "more than one in five live");
 }

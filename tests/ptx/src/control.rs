@@ -5,7 +5,6 @@ use crate::block::{Block, Fragment, State, Warp};
 use crate::fault::{Kind, Step, Wrong};
 use crate::kernel::{Ins, Join, Op, Ty};
 use crate::registers::Regs;
-use std::sync::atomic::Ordering;
 
 /// Instructions that a warp may take before others have their turn.
 const SLICE: u32 = 1 << 16;
@@ -36,7 +35,6 @@ impl Block<'_> {
     pub fn warp(&mut self, w: &mut Warp, others: bool) -> Ran {
         let mut slice = SLICE;
         let k = self.k;
-        let beside = self.launch.beside.map_or(u32::MAX, |b| b.pc as u32);
         while let Some((mut f, mut forced)) = choose(w) {
             let (mut pc, mut mask) = (f.pc, f.mask);
             let mut next = lowest(w);
@@ -47,9 +45,6 @@ impl Block<'_> {
                 }
                 let i = &k.code[pc as usize];
                 let m = if i.guard == 0 { mask } else { mask & w.regs.pred(i.guard) };
-                if pc == beside {
-                    self.try_beside(w, i, mask, m);
-                }
                 let count = &mut self.counts[pc as usize];
                 count.warps += 1;
                 count.lanes += u64::from(m.count_ones());
@@ -144,29 +139,6 @@ impl Block<'_> {
         }
         w.state = State::Done;
         Ok(())
-    }
-
-    /// Notes whether the instruction beside the kernel's own leaves other registers. One that is none of arithmetic always counts.
-    #[cold]
-    fn try_beside(&self, w: &Warp, i: &Ins, mask: u32, m: u32) {
-        let Some(b) = self.launch.beside.filter(|b| !b.differs.load(Ordering::Relaxed)) else { return };
-        let with = if b.instead.guard == 0 { mask } else { mask & w.regs.pred(b.instead.guard) };
-        let after = |i: &Ins, m: u32| {
-            let mut r = w.regs.clone();
-            let known = match i.op {
-                Op::Cvt | Op::CvtPair => {
-                    crate::convert::step(&mut r, i, m, self.fast);
-                    true
-                }
-                _ => crate::alu::step(&mut r, i, m, self.fast),
-            };
-            known.then_some(r)
-        };
-        let differs = match (after(i, m), after(&b.instead, with)) {
-            (Some(own), Some(other)) => own != other,
-            _ => m | with != 0,
-        };
-        b.differs.fetch_or(differs, Ordering::Relaxed);
     }
 
     fn step(&mut self, w: &mut Warp, i: &Ins, m: u32, pc: usize) -> Step<()> {

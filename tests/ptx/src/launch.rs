@@ -3,20 +3,10 @@
 use crate::block::Block;
 use crate::counts::Count;
 use crate::fault::{Fault, Kind};
-use crate::kernel::{Ins, Kernel};
+use crate::kernel::Kernel;
 use crate::memory::Memory;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-
-/// An instruction that is tried beside the kernel's own, on a copy of the registers.
-#[derive(Debug)]
-pub struct Beside {
-    /// Number of the kernel's instruction.
-    pub(crate) pc: usize,
-    pub(crate) instead: Ins,
-    /// It has left other values than the kernel's own, or is one whose effect is not in registers alone.
-    pub differs: AtomicBool,
-}
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// What is launched and how.
 #[derive(Clone, Debug)]
@@ -43,8 +33,6 @@ pub struct Launch<'a> {
     pub races: bool,
     /// Instructions of warps that a block may take.
     pub budget: u64,
-    /// Tried beside an instruction of the kernel.
-    pub beside: Option<&'a Beside>,
 }
 
 /// Instructions that a block may take unless something else is said.
@@ -65,7 +53,6 @@ impl<'a> Launch<'a> {
             counted: false,
             races: true,
             budget: BUDGET,
-            beside: None,
         }
     }
 

@@ -31,6 +31,6 @@ mod tensor;
 pub use counts::{Count, Counts};
 pub use fault::{Fault, Kind};
 pub use kernel::{Class, Kernel, Module, Op, Param, Ty, Variable};
-pub use launch::{BUDGET, Beside, Launch};
+pub use launch::{BUDGET, Launch};
 pub use memory::{Memory, Refused};
 pub use mutate::{Mutant, mutants};

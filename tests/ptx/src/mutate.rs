@@ -3,7 +3,6 @@
 
 use crate::counts::Count;
 use crate::kernel::{Cmp, Fill, Ins, Join, Kernel, Op, Slot, TRUE, Ty};
-use crate::launch::Beside;
 
 /// A kernel with a mistake.
 #[derive(Clone, Debug)]
@@ -14,16 +13,6 @@ pub struct Mutant {
     pub pc: usize,
     /// What was changed.
     pub change: &'static str,
-}
-
-impl Mutant {
-    /// The kernel without the mistake, and the wrong instruction to try beside the right one: a mutant that never leaves other
-    /// values than `whole` cannot show in any result.
-    pub fn beside(&self, whole: &Kernel) -> (Kernel, Beside) {
-        let mut kernel = self.kernel.clone();
-        let instead = std::mem::replace(&mut kernel.code[self.pc], whole.code[self.pc].clone());
-        (kernel, Beside { pc: self.pc, instead, differs: false.into() })
-    }
 }
 
 /// One mutant for each change that can be made to each executed instruction.

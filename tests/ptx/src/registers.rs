@@ -4,7 +4,7 @@ use crate::kernel::{PredRef, Slot};
 use std::sync::Arc;
 
 /// A 32-bit register of all lanes.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy)]
 #[repr(C, align(128))]
 pub(crate) struct Lanes(pub [u32; 32]);
 
@@ -12,7 +12,6 @@ pub(crate) type V32 = [u32; 32];
 pub(crate) type V64 = [u64; 32];
 
 /// Registers of one warp. A 64-bit register is two slots that hold 32 words of 64 bits.
-#[derive(Clone, PartialEq)]
 pub(crate) struct Regs {
     file: Vec<Lanes>,
     pub preds: Vec<u32>,
