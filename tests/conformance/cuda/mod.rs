@@ -6,6 +6,7 @@ mod forms;
 mod gpu;
 mod mutants;
 mod ptx;
+mod traffic;
 
 use crate::driver::checks_everything;
 use astrai_codegen::cpu::{Cpu, Isa};

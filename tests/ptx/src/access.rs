@@ -123,10 +123,7 @@ impl Block<'_> {
 
     pub(crate) fn count(&mut self, pc: usize, m: u32, at: &V64, bytes: usize, s: Space) {
         let (units, ideal) = match s {
-            Space::Shared => {
-                let at: Vec<u64> = lanes(m).map(|l| at[l]).collect();
-                crate::counts::passes(&at, bytes as u64)
-            }
+            Space::Shared => crate::counts::passes(at, m, bytes as u64),
             Space::Global => crate::counts::sectors(at, m, bytes as u64),
             _ => return,
         };

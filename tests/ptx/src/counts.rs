@@ -128,20 +128,22 @@ fn distinct(ranges: &mut [(u64, u64)]) -> u64 {
     sum
 }
 
-/// Passes of shared memory: it serves a word of each of 32 banks a pass, to as many lanes as make 128 bytes.
-pub(crate) fn passes(at: &[u64], n: u64) -> (u64, u64) {
+/// Passes of shared memory, and the least that lanes' accesses of `n` bytes take. It serves a word of each of 32 banks a pass, to as
+/// many neighbouring lanes as make 128 bytes; lanes that want the same word share it.
+pub(crate) fn passes(at: &[u64; 32], m: u32, n: u64) -> (u64, u64) {
     let group = (128 / n.max(4)).min(32) as usize;
-    let mut passes = 0;
-    let mut bytes: Vec<(u64, u64)> = at.iter().map(|a| (*a / 4 * 4, (*a + n).next_multiple_of(4))).collect();
-    for lanes in at.chunks(group) {
-        let mut words: Vec<u64> = lanes.iter().flat_map(|a| a / 4..=(a + n - 1) / 4).collect();
+    let (mut passes, mut least) = (0, 0);
+    for first in (0..32).step_by(group) {
+        let lanes = (first..first + group).filter(|l| m >> l & 1 == 1);
+        let mut words: Vec<u64> = lanes.flat_map(|l| at[l] / 4..=(at[l] + n - 1) / 4).collect();
         words.sort_unstable();
         words.dedup();
-        let mut banks = [0u8; 32];
+        let mut banks = [0u64; 32];
         words.iter().for_each(|w| banks[(w % 32) as usize] += 1);
-        passes += u64::from(banks.into_iter().max().unwrap_or(0));
+        passes += banks.into_iter().max().unwrap_or(0);
+        least += words.len().div_ceil(32) as u64;
     }
-    (passes, distinct(&mut bytes).div_ceil(128).max(u64::from(!at.is_empty())))
+    (passes, least)
 }
 
 #[cfg(test)]
@@ -155,10 +157,13 @@ mod tests {
         let strided: [u64; 32] = std::array::from_fn(|l| 4096 + 128 * l as u64);
         assert_eq!(sectors(&strided, !0, 4), (32, 4));
         assert_eq!(sectors(&[4096; 32], !0, 4), (1, 1));
-        assert_eq!(passes(&line, 4), (1, 1));
-        assert_eq!(passes(&strided, 4), (32, 1));
-        assert_eq!(passes(&[64; 32], 4), (1, 1));
-        let wide: Vec<u64> = (0..32).map(|l| 16 * l).collect();
-        assert_eq!(passes(&wide, 16), (4, 4));
+        assert_eq!(passes(&line, !0, 4), (1, 1));
+        assert_eq!(passes(&strided, !0, 4), (32, 1));
+        assert_eq!(passes(&[64; 32], !0, 4), (1, 1));
+        assert_eq!(passes(&strided, 0, 4), (0, 0));
+        assert_eq!(passes(&std::array::from_fn(|l| 16 * l as u64), !0, 16), (4, 4));
+        // Eight lanes at a time, each time one place; and every second lane, which use four banks.
+        assert_eq!(passes(&std::array::from_fn(|l| 512 * (l as u64 / 8)), !0, 16), (4, 4));
+        assert_eq!(passes(&std::array::from_fn(|l| 16 * l as u64), 0x5555_5555, 4), (4, 1));
     }
 }

@@ -132,7 +132,7 @@ impl Block<'_> {
             });
             w.regs.put32(self.k.lists[i.range().start + j], &v, !0);
             if self.launch.counted {
-                let (units, ideal) = crate::counts::passes(&at[8 * j..8 * j + 8], 16);
+                let (units, ideal) = crate::counts::passes(&at, 0xff << (8 * j), 16);
                 let c = &mut self.counts[pc];
                 (c.units, c.ideal) = (c.units + units, c.ideal + ideal);
             }
