@@ -15,6 +15,8 @@ const BACKWARD: &str = include_str!("bodies/attention_grad.cu");
 
 /// Threads of a block.
 const THREADS: usize = 128;
+/// Registers of a thread, with which two blocks share a multiprocessor.
+const REGISTERS: u32 = 255;
 /// Keys of a tile, unless the threads of a row are more.
 const KEYS: usize = 64;
 /// Elements of a head that are staged at a time.
@@ -170,7 +172,7 @@ pub(super) fn forward(region: &Region, f: &AttentionForm, name: &str, processors
     let rows = &f.tokens * &Dim::from(heads);
     let workspace =
         if splits > 1 { &rows * &Dim::from(splits * part * size_of::<f32>()) } else { Dim::from(0) };
-    let mut program = Program::new(region, name, THREADS as u32).workspace(workspace);
+    let mut program = Program::new(region, name, THREADS as u32, REGISTERS).workspace(workspace);
     [VALUES, TILE, HEADS, &c.0, FORWARD].into_iter().for_each(|text| program.text(text));
     let input = |p: &mut Printer| {
         let lse = f.results.iter().position(|r| r.0 == 1).map_or("nullptr".into(), |i| format!("w{i}"));
@@ -255,7 +257,7 @@ pub(super) fn backward(region: &Region, f: &AttentionGradForm, name: &str) -> Ke
     let written = |which: u32| result(which).map_or("nullptr".into(), |at| format!("w{at}"));
     let rows = &f.tokens * &Dim::from(heads);
     let mut program =
-        Program::new(region, name, THREADS as u32).workspace(&rows * &Dim::from(size_of::<f32>()));
+        Program::new(region, name, THREADS as u32, REGISTERS).workspace(&rows * &Dim::from(size_of::<f32>()));
     [VALUES, TILE, HEADS, &c.0, BACKWARD].into_iter().for_each(|text| program.text(text));
     let units = |p: &mut Printer, units: &Dim, call: &str| {
         let all: Vec<String> = f.heads.iter().map(heads_at).collect();

@@ -2,7 +2,7 @@
 //! in which every sum has one order and every element one block: no two blocks write one place, whatever the indices.
 
 use super::program::Program;
-use super::rows::digits;
+use super::rows::{REGISTERS, digits};
 use crate::kernel_ir::expr::{Expr, Stmt};
 use crate::kernel_ir::index::{Atom, Index, Var};
 use crate::kernel_ir::loops::{row_of, store_row, summed_at};
@@ -62,7 +62,7 @@ pub(super) fn reduce(region: &Region, name: &str, id: NodeId, r: &Reduce) -> Res
             p.statements(&after);
         });
     };
-    let mut program = Program::new(region, name, SUM_THREADS as u32).workspace(bytes);
+    let mut program = Program::new(region, name, SUM_THREADS as u32, REGISTERS).workspace(bytes);
     program.entry(&units, 0, |p| {
         p.alone(|p| p.statements(&before));
         p.line(&format!("__shared__ float lines[BLOCK / 32][{WIDTH}];"));
@@ -196,7 +196,7 @@ pub(super) fn scatter(region: &Region, name: &str, root: NodeId) -> Result<Kerne
     let add = fill(&mut lower, updates, &count, Some(hit))?;
     let before = lower.close();
 
-    let mut program = Program::new(region, name, ROW_THREADS as u32);
+    let mut program = Program::new(region, name, ROW_THREADS as u32, REGISTERS);
     // In place, what is added to lies there already.
     if region.piece.in_place.is_empty() {
         let (row, column, value, at, inner, of_row) = &start;
@@ -270,7 +270,7 @@ pub(super) fn store(region: &Region, name: &str, root: NodeId) -> Result<Kernel,
         store_row(&mut lower, region, [root, value], &from, &axes, 1)?;
     }
     let (of_row, before) = (lower.close(), lower.close());
-    let mut program = Program::new(region, name, ROW_THREADS as u32);
+    let mut program = Program::new(region, name, ROW_THREADS as u32, REGISTERS);
     program.entry(count, 0, |p| {
         p.statements(&before);
         indexed.units(p, ["unit + 1", "count"], |p| {

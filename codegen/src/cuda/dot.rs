@@ -30,6 +30,8 @@ const TILES: [Tile; 3] = [
     Tile { rows: 64, columns: 64, mine: [8, 4] },
     Tile { rows: 32, columns: 32, mine: [4, 2] },
 ];
+/// Registers of a thread: two blocks of the largest tile share a multiprocessor, four of the others.
+pub(super) const REGISTERS: u32 = 128;
 /// Rows of a left side that a warp takes at once, and columns of the right side.
 const FEW: [usize; 2] = [8, 4];
 /// Threads of a block then.
@@ -133,7 +135,7 @@ pub(super) fn kernel(region: &Region, f: &DotForm, name: &str, processors: u32) 
     let threads = if few { FEW_THREADS as u32 } else { tile.threads() };
     let x = g.node(f.node).args[0];
     let rows = (f.left.is_none()).then(|| Rows { x, count: f.m.clone(), length: f.k.clone() });
-    let mut program = Program::new(region, name, threads)
+    let mut program = Program::new(region, name, threads, REGISTERS)
         .workspace(rows.as_ref().map_or(Dim::from(0), |r| r.bytes(region)));
     program.text(VALUES);
     program.text(TILE);
@@ -213,7 +215,7 @@ pub(super) fn grouped(
     let rows = Rows { x: g.node(f.node).args[0], count: f.rows.clone(), length: k.clone() };
     let a_group = most(g, &f.rows).div_ceil(f.groups.max(1) as u64);
     let tile = Tile::pick(f.groups as u64, a_group, f.n as u64, processors);
-    let mut program = Program::new(region, name, tile.threads()).workspace(rows.bytes(region));
+    let mut program = Program::new(region, name, tile.threads(), REGISTERS).workspace(rows.bytes(region));
     program.text(VALUES);
     program.text(TILE);
     rows.phase(&mut program, region)?;
@@ -256,7 +258,7 @@ pub(super) fn grouped(
 pub(super) fn outer(region: &Region, f: &OuterForm, name: &str, processors: u32) -> Result<Kernel, String> {
     let [m, n] = f.size.map(Dim::from);
     let tile = Tile::pick(f.groups as u64, f.size[0] as u64, f.size[1] as u64, processors);
-    let mut program = Program::new(region, name, tile.threads());
+    let mut program = Program::new(region, name, tile.threads(), REGISTERS);
     program.text(VALUES);
     program.text(TILE);
     // Sums begin and end at any row.

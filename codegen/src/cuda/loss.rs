@@ -1,7 +1,7 @@
 //! Cross-entropy of a linear layer, or its gradient. In: a form. Out: rounds of some tokens each: a product that makes their logits, a
 //! phase that turns these into losses and their own gradient, and two products that take it to the hidden states and the weight.
 
-use super::dot::{Operand, TILE, Tile, VALUES};
+use super::dot::{Operand, REGISTERS, TILE, Tile, VALUES};
 use super::program::Program;
 use crate::kernel_ir::print::{Printer, dim};
 use astrai_ir::region::LossForm;
@@ -28,7 +28,7 @@ pub(super) fn kernel(region: &Region, f: &LossForm, name: &str, processors: u32)
     let rounds = if f.tokens.1 <= chunk { Dim::from(1) } else { rounds };
     let first = if rounds.is_one() { "0".to_string() } else { format!("(index_t)round * {chunk}") };
     let logits = &Dim::from(chunk * size_of::<f32>()) * &line;
-    let mut program = Program::new(region, name, tile.threads()).workspace(logits).rounds(rounds);
+    let mut program = Program::new(region, name, tile.threads(), REGISTERS).workspace(logits).rounds(rounds);
     let narrow = f.gradient && f.dtype == DType::BF16;
     let (smoothing, cap) = (f.op.label_smoothing.0 as f32, f.op.softcap.map_or(0.0, |c| c.0 as f32));
     let constants = format!(

@@ -27,6 +27,8 @@ const BLOCK: &str = include_str!("block.cu");
 
 /// Lanes of a warp, the smallest block.
 pub(super) const WARP: usize = 32;
+/// Registers of a multiprocessor.
+const FILE: u32 = 1 << 16;
 /// Blocks that a grid can have along x.
 const MOST_BLOCKS: usize = 0x7fff_ffff;
 
@@ -35,6 +37,8 @@ pub(super) struct Program<'a> {
     region: &'a Region,
     name: &'a str,
     block: u32,
+    /// Registers of a thread, at most.
+    registers: u32,
     workspace: Dim,
     rounds: Dim,
     text: String,
@@ -42,10 +46,10 @@ pub(super) struct Program<'a> {
 }
 
 impl<'a> Program<'a> {
-    /// Of the kernel `name`, whose blocks have so many threads.
-    pub fn new(region: &'a Region, name: &'a str, block: u32) -> Program<'a> {
+    /// Of the kernel `name`, whose blocks have so many threads, each of which may have so many registers.
+    pub fn new(region: &'a Region, name: &'a str, block: u32, registers: u32) -> Program<'a> {
         let (workspace, rounds) = (Dim::from(0), Dim::from(1));
-        Program { region, name, block, workspace, rounds, text: String::new(), entries: vec![] }
+        Program { region, name, block, registers, workspace, rounds, text: String::new(), entries: vec![] }
     }
 
     /// With so many bytes between the phases.
@@ -70,9 +74,9 @@ impl<'a> Program<'a> {
         let mut p = Printer::new(Dialect::Blocks, 0);
         p.line("");
         let params = self.parameters().join(", ");
-        // A core keeps its sums in registers; unless one block is said to be enough, ptxas spills some of them for a second.
-        let least = if self.text.is_empty() { "" } else { ", 1" };
-        let head = format!("extern \"C\" __global__ void __launch_bounds__(BLOCK{least}) {name}({params})");
+        // What bounds registers is said as blocks of a multiprocessor; unsaid, ptxas spills sums for what it takes to be enough.
+        let least = FILE / (self.registers * self.block);
+        let head = format!("extern \"C\" __global__ void __launch_bounds__(BLOCK, {least}) {name}({params})");
         p.braces(&head, |p| {
             for (i, s) in self.region.graph().symbols.iter().enumerate() {
                 p.line(&format!("const index_t {} = (index_t)n{i}; (void){0};", symbol(&s.name)));

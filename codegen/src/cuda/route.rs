@@ -2,6 +2,7 @@
 
 use super::dot::VALUES;
 use super::program::{Program, WARP};
+use super::rows::REGISTERS;
 use crate::kernel_ir::print::dim;
 use astrai_ir::ops::{GroupScore, Scores};
 use astrai_ir::region::RouteForm;
@@ -35,8 +36,8 @@ pub(super) fn kernel(region: &Region, f: &RouteForm, name: &str) -> Kernel {
     let mut text = format!("constexpr float FACTOR = {:?}f;\n", op.scale.0 as f32);
     constants.iter().for_each(|(key, value)| text += &format!("constexpr int {key} = {value};\n"));
     let slots = &f.tokens * &Dim::from(op.k);
-    let mut program =
-        Program::new(region, name, THREADS as u32).workspace(&slots * &Dim::from(size_of::<i32>()));
+    let mut program = Program::new(region, name, THREADS as u32, REGISTERS)
+        .workspace(&slots * &Dim::from(size_of::<i32>()));
     [VALUES, &text, ROUTE].into_iter().for_each(|text| program.text(text));
     let written = |which: u32| {
         let at = f.results.iter().position(|r| r.0 == which);

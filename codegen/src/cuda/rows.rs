@@ -13,6 +13,9 @@ use astrai_ir::{Dim, Kernel, Region};
 /// Threads of a block where rows are long.
 const THREADS: usize = 256;
 
+/// Registers of a thread: four blocks of so many share a multiprocessor.
+pub(super) const REGISTERS: u32 = 64;
+
 /// How results are shared out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mapping {
@@ -38,7 +41,7 @@ pub(super) fn kernel(region: &Region, name: &str) -> Result<Kernel, String> {
         taken = taken.min(if fours(region, var, body).is_some() { FOUR } else { 1 })
     });
     let per_block = if mapping == Mapping::Flat { block as usize * taken } else { 1 };
-    let mut program = Program::new(region, name, block);
+    let mut program = Program::new(region, name, block, REGISTERS);
     program.entry(&units.ceil_div(&Dim::from(per_block)), 0, |p| match mapping {
         Mapping::Flat => p.alone(|p| {
             p.statements(&l.before);

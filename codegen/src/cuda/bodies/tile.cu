@@ -6,7 +6,7 @@
  *
  * Every sum has one accumulator, terms ascending (few_rows: one a lane, joined in a tree), whatever the grid.
  */
-enum { TILE_DEPTH = 16, TILE_LINE = TILE_DEPTH + 4, TILE_PAD = 4 };
+enum { TILE_DEPTH = 16, TILE_PAD = 4 };
 
 /* Element (i, k) lies at i * line + k where ALONG, else at i + k * line. VECTOR: neighbours in memory come four at once, which
  * their number and all steps allow. */
@@ -21,17 +21,23 @@ template <class Element, bool ALONG, bool VECTOR> struct side {
     METHOD quad four(index_t i, index_t k) const { return Element::four(address(i, k)); }
 };
 
-/* A block of ROWS by TILE_DEPTH numbers on its way: from memory to registers, thence to shared memory, as [row][k] where the side's
- * sum runs along memory, else as [k][row]. Either way a warp reads whole sectors, and neither its stores nor the loads of tile_sums
- * meet in a bank. */
+/* Where number (row, k) of a block lies in shared memory, from the start of line k on: rows of the second half of lines are swapped by
+ * eights, so that stores of a warp which go to four lines meet in no bank. */
+METHOD constexpr int tile_swapped(int row, int k) { return row ^ (k & TILE_DEPTH / 2); }
+
+/* A block of ROWS by TILE_DEPTH numbers on its way: from memory to registers, thence to shared memory, as [k][row]. A warp reads whole
+ * sectors, and neither its stores nor the loads of tile_sums meet in a bank; only stores of numbers one at a time along the sum do, two
+ * at a time. */
 template <class Side, int ROWS> struct tile_load {
-    enum { count = ROWS * TILE_DEPTH / BLOCK, rows_line = ROWS + TILE_PAD };
+    enum { count = ROWS * TILE_DEPTH / BLOCK, line = ROWS + TILE_PAD, wide = sizeof(typename Side::type) == 4 };
     float x[count];
 
     /* The row and k of a thread's piece. */
     static METHOD void place(int piece, int &row, int &k) {
-        int at = (int)threadIdx.x + piece * BLOCK;
-        if (Side::vector && Side::along) {
+        const int at = (int)threadIdx.x + piece * BLOCK;
+        if (Side::vector && Side::along && wide) {
+            row = at % 16 + at / 64 * 16, k = at / 16 % 4 * 4;
+        } else if (Side::vector && Side::along) {
             row = at % 8 + at / 32 * 8, k = at / 8 % 4 * 4;
         } else if (Side::vector) {
             row = at % (ROWS / 4) * 4, k = at / (ROWS / 4);
@@ -65,53 +71,44 @@ template <class Side, int ROWS> struct tile_load {
         for (int piece = 0; piece < count / step; piece++) {
             int row, k;
             place(piece, row, k);
-            float *at = to + (Side::along ? row * TILE_LINE + k : k * rows_line + row);
-            if (Side::vector) {
-                const quad q = {x[piece * 4 % count], x[(piece * 4 + 1) % count], x[(piece * 4 + 2) % count], x[(piece * 4 + 3) % count]};
-                *(quad *)at = q;
+            float *const at = to + k * line + tile_swapped(row, k);
+            if (Side::vector && !Side::along) {
+                *(quad *)at = {x[piece * 4 % count], x[(piece * 4 + 1) % count], x[(piece * 4 + 2) % count], x[(piece * 4 + 3) % count]};
             } else {
-                *at = x[piece];
+#pragma unroll
+                for (int i = 0; i < step; i++) at[i * line] = x[(piece * step + i) % count];
             }
         }
     }
 };
 
-/* The place of a thread's i-th row (or column) among those of the tile, of which COUNT threads share each COUNT-th, or have
- * runs of four. */
-template <class Side, int COUNT, int MINE> METHOD int tile_place(int thread, int i) {
+/* The place of a thread's i-th row (or column) among those of the tile, of which COUNT threads have runs of four at most. */
+template <int COUNT, int MINE> METHOD int tile_place(int thread, int i) {
     enum { run = MINE < 4 ? MINE : 4 };
-    return Side::along ? thread + i * COUNT : thread * run + i % run + i / run * (COUNT * run);
+    return thread * run + i % run + i / run * (COUNT * run);
 }
 
-/* Four neighbours along the sum of a thread's rows first .. first + N of a block in shared memory. */
-template <class Side, int ROWS, int COUNT, int MINE, int N>
-METHOD void tile_fetch(float (&x)[N][4], const float *from, int thread, int first, int k) {
-    if (Side::along) {
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            quad q = *(const quad *)(from + tile_place<Side, COUNT, MINE>(thread, first + i) * TILE_LINE + k);
-            x[i][0] = q.x, x[i][1] = q.y, x[i][2] = q.z, x[i][3] = q.w;
-        }
+struct alignas(8) two {
+    float x, y;
+};
+
+/* The numbers of a thread's rows in a line of shared memory, from its first on. */
+template <int COUNT, int MINE> METHOD void tile_fetch(float (&x)[MINE], const float *line) {
+    static_assert(MINE == 2 || MINE % 4 == 0, "whole accesses");
+    if (MINE == 2) {
+        const two q = *(const two *)line;
+        x[0] = q.x, x[1 % MINE] = q.y;
         return;
     }
 #pragma unroll
-    for (int kk = 0; kk < 4; kk++) {
-        const float *line = from + (k + kk) * (ROWS + TILE_PAD);
-        if (N % 4 == 0) {
-#pragma unroll
-            for (int i = 0; i < N; i += 4) {
-                quad q = *(const quad *)(line + tile_place<Side, COUNT, MINE>(thread, first + i));
-                x[i][kk] = q.x, x[(i + 1) % N][kk] = q.y, x[(i + 2) % N][kk] = q.z, x[(i + 3) % N][kk] = q.w;
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < N; i++) x[i][kk] = line[tile_place<Side, COUNT, MINE>(thread, first + i)];
-        }
+    for (int i = 0; i < MINE; i += 4) {
+        const quad q = *(const quad *)(line + i * COUNT);
+        x[i] = q.x, x[(i + 1) % MINE] = q.y, x[(i + 2) % MINE] = q.z, x[(i + 3) % MINE] = q.w;
     }
 }
 
-/* Floats of shared memory that a tile takes: its lines are as long in either order, or shorter across. */
-METHOD constexpr int tile_floats(int rows, int columns) { return TILE_LINE * (rows + columns); }
+/* Floats of shared memory that a tile takes. */
+METHOD constexpr int tile_floats(int rows, int columns) { return TILE_DEPTH * (rows + columns + 2 * TILE_PAD); }
 
 /* The group that owns a slot: group e has those from starts[e] / run + e on, one more than whole runs at least. */
 METHOD index_t slot_of(const int32_t *starts, index_t groups, index_t slot, index_t run) {
@@ -127,12 +124,11 @@ METHOD index_t slot_of(const int32_t *starts, index_t groups, index_t slot, inde
 template <int ROWS, int COLUMNS, int MINE_R, int MINE_C, class Left, class Right, class Store>
 METHOD void tile_sums(const Left &left, const Right &right, index_t row0, index_t rows, index_t column0, index_t columns, index_t k,
                       index_t end, float *shared, const Store &store) {
-    enum { across = COLUMNS / MINE_C, down = ROWS / MINE_R, group = MINE_C < 4 ? MINE_C : 4, line = COLUMNS + 16 };
+    enum { across = COLUMNS / MINE_C, down = ROWS / MINE_R, line_a = ROWS + TILE_PAD, line_b = COLUMNS + TILE_PAD, line = COLUMNS + 16 };
     static_assert(across * down == BLOCK, "a thread has its sums");
     static_assert(down * line <= tile_floats(ROWS, COLUMNS), "sums of a turn fit");
-    static_assert(TILE_DEPTH * TILE_PAD <= (TILE_LINE - TILE_DEPTH) * ROWS, "lines across fit");
     const int tx = (int)threadIdx.x % across, ty = (int)threadIdx.x / across;
-    float *const a = shared, *const b = shared + (Left::along ? ROWS * TILE_LINE : TILE_DEPTH * (ROWS + TILE_PAD));
+    float *const a = shared, *const b = shared + TILE_DEPTH * line_a;
     float sums[MINE_R][MINE_C];
 #pragma unroll
     for (int i = 0; i < MINE_R; i++)
@@ -140,26 +136,31 @@ METHOD void tile_sums(const Left &left, const Right &right, index_t row0, index_
         for (int j = 0; j < MINE_C; j++) sums[i][j] = 0.0f;
     tile_load<Left, ROWS> next_a;
     tile_load<Right, COLUMNS> next_b;
-    next_a.read(left, row0, rows, k, end), next_b.read(right, column0, columns, k, end);
+    /* Numbers that come one at a time have an address each: read ahead, these would not fit beside the sums. */
+    if (Left::vector) next_a.read(left, row0, rows, k, end);
+    if (Right::vector) next_b.read(right, column0, columns, k, end);
     for (; k < end; k += TILE_DEPTH) {
+        if (!Left::vector) next_a.read(left, row0, rows, k, end);
+        if (!Right::vector) next_b.read(right, column0, columns, k, end);
         next_a.keep(a), next_b.keep(b);
         __syncthreads();
-        if (k + TILE_DEPTH < end)
-            next_a.read(left, row0, rows, k + TILE_DEPTH, end), next_b.read(right, column0, columns, k + TILE_DEPTH, end);
+        if (k + TILE_DEPTH < end) {
+            if (Left::vector) next_a.read(left, row0, rows, k + TILE_DEPTH, end);
+            if (Right::vector) next_b.read(right, column0, columns, k + TILE_DEPTH, end);
+        }
+        /* A line at a time: of more, ptxas keeps loads in registers that the sums want. */
+#pragma unroll 1
+        for (int half = 0; half < TILE_DEPTH; half += TILE_DEPTH / 2) {
+            const float *const from_a = a + half * line_a + tile_swapped(tile_place<down, MINE_R>(ty, 0), half);
+            const float *const from_b = b + half * line_b + tile_swapped(tile_place<across, MINE_C>(tx, 0), half);
+#pragma unroll 1
+            for (int kk = 0; kk < TILE_DEPTH / 2; kk++) {
+                float x[MINE_R], y[MINE_C];
+                tile_fetch<down, MINE_R>(x, from_a + kk * line_a), tile_fetch<across, MINE_C>(y, from_b + kk * line_b);
 #pragma unroll
-        for (int kk = 0; kk < TILE_DEPTH; kk += 4) {
-            float x[MINE_R][4];
-            tile_fetch<Left, ROWS, down, MINE_R>(x, a, ty, 0, kk);
+                for (int i = 0; i < MINE_R; i++)
 #pragma unroll
-            for (int j = 0; j < MINE_C; j += group) {
-                float y[group][4];
-                tile_fetch<Right, COLUMNS, across, MINE_C>(y, b, tx, j, kk);
-#pragma unroll
-                for (int step = 0; step < 4; step++)
-#pragma unroll
-                    for (int i = 0; i < MINE_R; i++)
-#pragma unroll
-                        for (int c = 0; c < group; c++) sums[i][j + c] = FMA(x[i][step], y[c][step], sums[i][j + c]);
+                    for (int j = 0; j < MINE_C; j++) sums[i][j] = FMA(x[i], y[j], sums[i][j]);
             }
         }
         __syncthreads();
@@ -167,12 +168,14 @@ METHOD void tile_sums(const Left &left, const Right &right, index_t row0, index_
     /* A row of each thread at a time, so that what follows runs along rows. */
 #pragma unroll
     for (int i = 0; i < MINE_R; i++) {
+        float *const mine = shared + ty * line + tile_place<across, MINE_C>(tx, 0);
+        if (MINE_C == 2) *(two *)mine = {sums[i][0], sums[i][1]};
 #pragma unroll
-        for (int j = 0; j < MINE_C; j++) shared[ty * line + tile_place<Right, across, MINE_C>(tx, j)] = sums[i][j];
+        for (int j = 0; j + 4 <= MINE_C; j += 4) *(quad *)(mine + j * across) = {sums[i][j], sums[i][(j + 1) % MINE_C], sums[i][(j + 2) % MINE_C], sums[i][(j + 3) % MINE_C]};
         __syncthreads();
 #pragma unroll 1
         for (int at = (int)threadIdx.x; at < down * COLUMNS; at += BLOCK) {
-            int of = at / COLUMNS, column = at % COLUMNS, row = tile_place<Left, down, MINE_R>(of, i);
+            int of = at / COLUMNS, column = at % COLUMNS, row = tile_place<down, MINE_R>(of, i);
             if (row0 + row < rows && column0 + column < columns) store(row0 + row, column0 + column, shared[of * line + column]);
         }
         __syncthreads();
