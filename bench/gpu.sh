@@ -4,9 +4,10 @@
 #   bench/gpu.sh pack DIR        here: builds what is wanted and copies it into a folder, to be carried to that machine
 #   DIR/gpu.sh [OUT.jsonl]       there: runs everything, and adds JSON lines to the file as it goes [default: gpu.jsonl]
 #
-# Steps, each with lines of its own and one that says how it ended: machine; kernels (the kernel tables against the interpreter);
-# sanitizer (compute-sanitizer, where it is installed); golden (whole models against their references); constants (launch, bandwidth,
-# products, for the cost model); timings (astrai bench, beside PyTorch where it is installed).
+# Steps, each with lines of its own and one that says how it ended: machine; kernels (the kernel tables against the interpreter, and how
+# many of their results have the bits of the emulator's); sanitizer (compute-sanitizer, where it is installed); golden (whole models
+# against their references); constants (launch, bandwidth, products, for the cost model); timings (astrai bench, beside PyTorch where it is
+# installed).
 # GPU_MINUTES is how long all may take; GPU_SMALL=1 tries the script itself with the smallest sizes.
 set -u
 

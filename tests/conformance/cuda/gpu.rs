@@ -1,12 +1,13 @@
-//! A GPU of this machine, by `bench/gpu.sh`: the kernel tables on it against the interpreter, and constants for the cost model, a JSON line
-//! each. Tests of these names run when they are asked for; the script's own test runs them on the emulated driver.
+//! A GPU of this machine, by `bench/gpu.sh`: the kernel tables on it against the interpreter and the emulator, and constants for the cost
+//! model, a JSON line each. Tests of these names run when they are asked for; the script's own test runs them on the emulated driver.
 
+use super::ptx::Emulator;
 use super::{Case, cases, compare, compiled, forms, results};
 use crate::driver::emulated;
 use astrai_engine::Machine;
 use astrai_engine::machine::Kind;
 use astrai_ir::ops::{Dot, ReduceKind};
-use astrai_ir::{DType, Dim, Graph};
+use astrai_ir::{DType, Dim, Graph, Tensor};
 use astrai_runtime::{Options, Session, Value, compile};
 use serde_json::{Value as Json, json};
 use std::collections::HashMap;
@@ -25,8 +26,8 @@ fn gpu() -> Machine {
     Machine::new(Kind::Cuda(0), 0).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Runs one piece of a table, and says how it ended.
-fn told(name: &str, piece: impl FnOnce()) -> bool {
+/// Runs one piece of a table, and says how it ended and how far it is from the emulator's.
+fn told(name: &str, piece: impl FnOnce() -> Json) -> bool {
     let started = Instant::now();
     let ended = catch_unwind(AssertUnwindSafe(piece));
     let said = ended.as_ref().err().map(|e| {
@@ -34,29 +35,69 @@ fn told(name: &str, piece: impl FnOnce()) -> bool {
         text.or_else(|| e.downcast_ref::<&str>().map(|t| t.to_string()))
     });
     let seconds = started.elapsed().as_secs_f64();
-    println!("\n{}", json!({"table": name, "ok": ended.is_ok(), "seconds": seconds, "said": said.flatten()}));
-    ended.is_ok()
+    let ok = ended.is_ok();
+    let line =
+        json!({"table": name, "ok": ok, "seconds": seconds, "said": said.flatten(), "emulator": ended.ok()});
+    println!("\n{line}");
+    ok
+}
+
+/// Results of a GPU beside those of the emulator: how many there are, how many are the same bits, and the largest difference of the others,
+/// as a part of a result's largest number.
+fn beside(of_gpu: &[(String, Tensor)], emulated: &[(String, Tensor)]) -> Json {
+    let (mut same, mut furthest) = (0, 0f64);
+    for ((_, a), (_, b)) in of_gpu.iter().zip(emulated) {
+        if a.to_bytes() == b.to_bytes() {
+            same += 1;
+            continue;
+        }
+        let top = b.reals().iter().filter(|x| x.is_finite()).fold(f64::MIN_POSITIVE, |m, x| m.max(x.abs()));
+        let apart =
+            |i| if a.at(i).is_nan() && b.at(i).is_nan() { 0.0 } else { (a.at(i) - b.at(i)).abs() / top };
+        // What is a number on one side alone is as far as can be.
+        let far = (0..b.len()).map(apart).map(|x| if x.is_nan() { f64::MAX } else { x });
+        furthest = far.fold(furthest, f64::max);
+    }
+    json!({"results": emulated.len(), "same_bits": same, "furthest": furthest})
+}
+
+fn tensors(results: Vec<(String, Value)>) -> Vec<(String, Tensor)> {
+    results.into_iter().map(|(name, v)| (name, v.to_tensor().unwrap())).collect()
 }
 
 #[test]
 #[ignore = "wants a CUDA device: bench/gpu.sh runs it"]
 fn tables_agree_on_the_gpu() {
     let machine = gpu();
+    let emulator = Emulator::of(machine.backend().target().clone()).map(|device| Machine::over(device));
     let mut ok = true;
     for form in forms::FORMS.iter().filter(|f| !small() || f.name == "pages") {
-        ok &= told(form.name, || (form.table)().run_on([&machine], form.sizes));
+        ok &= told(form.name, || {
+            let (table, most) = ((form.table)(), form.sizes[form.sizes.len() - 1]);
+            table.run_on([&machine], form.sizes);
+            let results = |m| table.results_on(m, most);
+            emulator.as_ref().map_or(Json::Null, |e| beside(&results(&machine), &results(e)))
+        });
     }
     let some = |(i, _): &(usize, &Case)| !small() || *i < 3;
     let cases = cases::cases();
     for (_, case) in cases.iter().enumerate().filter(some) {
         ok &= told(&case.name, || {
             let program = compiled(case, &machine);
-            if program.check_memory(&*machine.device).is_ok() {
-                for at in case.runs() {
-                    let got = results(case, &program, &machine, at).unwrap_or_else(|e| panic!("{e}"));
-                    compare(case, at, &got);
+            if program.check_memory(&*machine.device).is_err() {
+                return Json::Null;
+            }
+            let (mut of_gpu, mut emulated) = (vec![], vec![]);
+            for at in case.runs() {
+                let got = results(case, &program, &machine, at).unwrap_or_else(|e| panic!("{e}"));
+                compare(case, at, &got);
+                if let Some(e) = &emulator {
+                    of_gpu.extend(tensors(got));
+                    emulated
+                        .extend(tensors(results(case, &program, e, at).unwrap_or_else(|e| panic!("{e}"))));
                 }
             }
+            emulator.as_ref().map_or(Json::Null, |_| beside(&of_gpu, &emulated))
         });
     }
     assert!(ok, "a table does not agree");
@@ -168,6 +209,10 @@ fn the_script_for_a_gpu_runs_whole() {
         assert!(of(step).any(|l| l["exit"] == 0), "{step}: {text}");
     }
     assert!(of("kernels").any(|l| l["table"] == "pages" && l["ok"] == true), "{text}");
+    // This GPU is emulated, too.
+    let emulated = of("kernels").filter(|l| l["table"].is_string()).map(|l| &l["emulator"]);
+    emulated
+        .for_each(|e| assert!(e["results"].as_u64() > Some(0) && e["same_bits"] == e["results"], "{text}"));
     assert!(of("golden").any(|l| l["ok"] == true && l["device"] == "cuda"), "{text}");
     assert!(
         of("constants").any(|l| l["constant"] == "bandwidth" && l["value"].as_f64() > Some(0.0)),

@@ -277,6 +277,14 @@ impl Table {
         assert!(wrong.is_empty(), "{} cases are wrong:\n{}", wrong.len(), wrong.join("\n"));
     }
 
+    /// Results on this machine at this size, next versions of states among them.
+    pub fn results_on(&self, m: &Machine, n: u64) -> Vec<(String, Tensor)> {
+        let states = self.states(m);
+        let got = run(&mut self.open(m, &states), &self.values(n));
+        let one = |(name, _): &(String, NodeId)| (name.clone(), result(&self.g, name, &got, &states));
+        self.g.outputs().iter().map(one).collect()
+    }
+
     /// A line for each result, or next version of a state, that is not the interpreter's.
     fn differences(
         &self,
@@ -288,13 +296,17 @@ impl Table {
         let difference = |(name, want): &(String, Tensor)| {
             let id = graph.output(name).unwrap();
             let tolerance = tolerance(graph, id, self.storage) * self.slack;
-            let got = match got.iter().find(|(n, _)| n == name) {
-                Some((_, got)) => got.to_tensor().unwrap(),
-                None => version(graph, id, states),
-            };
-            compare(&got, want, tolerance).err().map(|e| format!("{name}: {e}"))
+            compare(&result(graph, name, got, states), want, tolerance).err().map(|e| format!("{name}: {e}"))
         };
         want.iter().filter_map(difference).collect()
+    }
+}
+
+/// A result of this name, which may be the next version of a state.
+fn result(graph: &Graph, name: &str, got: &[(String, Value)], states: &Buffers) -> Tensor {
+    match got.iter().find(|(n, _)| n == name) {
+        Some((_, got)) => got.to_tensor().unwrap(),
+        None => version(graph, graph.output(name).unwrap(), states),
     }
 }
 

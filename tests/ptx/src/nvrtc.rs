@@ -1,5 +1,5 @@
 //! NVRTC for tests of this crate and of kernels: CUDA C++ to PTX. The library is found below `.cache/nvrtc`, where
-//! `scripts/setup-cache.sh` puts it.
+//! `scripts/setup-cache.sh` puts it, or in the folder that `ASTRAI_NVRTC` names.
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -25,8 +25,9 @@ fn library() -> Option<&'static Library> {
     FOUND
         .get_or_init(|| {
             let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/nvrtc");
+            let named = std::env::var_os("ASTRAI_NVRTC").map(PathBuf::from);
             let mut files = vec![];
-            search(&cache, 6, &mut files);
+            [Some(cache), named].iter().flatten().for_each(|folder| search(folder, 6, &mut files));
             files.sort();
             let one = |name: &str| files.iter().rfind(|p| p.to_string_lossy().contains(name));
             // SAFETY: NVIDIA's libraries, whose initialisers only register tables.
