@@ -17,6 +17,7 @@ use astrai_train::checkpoint::{
 };
 use astrai_train::dataset::{Dataset, Sources};
 use astrai_train::engine::{Engine, Plan, Recipe};
+use astrai_train::hooks::{Commands, Hook};
 use astrai_train::lora::{Beside, Fresh, is_adapter};
 use astrai_train::settings::{Length, Partial, Settings};
 use astrai_train::signals::Stop;
@@ -305,7 +306,10 @@ fn run(
     let flops = (flops_per_token(&config, &settings), peak);
     let stop = Stop::on_signals().map_err(|e| format!("signals: {e}"))?;
     let total = state.total_steps;
-    let steps = Trainer { engine, data, settings, config: text, folder, state, flops }.run(screen, &stop)?;
+    let commands = Commands::new(settings.on.as_deref().unwrap_or_default())?;
+    let hooks: Vec<Box<dyn Hook>> = vec![Box::new(commands)];
+    let trainer = Trainer { engine, data, settings, config: text, folder, state, flops, hooks };
+    let steps = trainer.run(screen, &stop)?;
     if stop.requested() && steps < total {
         screen.note(&format!("stopped at step {steps} of {total}; go on with --resume"));
     }

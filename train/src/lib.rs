@@ -10,6 +10,7 @@ pub mod engine;
 mod error;
 pub mod evaluation;
 pub mod frozen;
+pub mod hooks;
 pub mod lora;
 pub mod metrics;
 pub mod plot;

@@ -65,6 +65,8 @@ impl TrainerState {
     pub fn new(settings: Settings, total_steps: u64, data: String, compiler: String) -> TrainerState {
         let versions = Versions { astrai: env!("CARGO_PKG_VERSION").to_string(), compiler };
         let random = Counter { seed: settings.seed, step: 0 };
+        // A checkpoint does not keep the process's own.
+        let settings = Settings { on: None, ..settings };
         TrainerState {
             format: FORMAT,
             step: 0,

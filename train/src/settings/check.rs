@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use super::{Error, Optimizer, Partial, Settings, Strategy};
+use crate::hooks::Commands;
 use crate::schedule::Decay;
 
 /// Most tokens of one update; beyond it, a size is a slip of the keyboard.
@@ -92,6 +93,7 @@ pub(super) fn check_values(s: &Settings) -> Result<(), Error> {
     for text in s.group.iter().flatten() {
         super::recipe::group(text).map_err(Error)?;
     }
+    Commands::new(s.on.as_deref().unwrap_or_default()).map_err(Error)?;
     let objective = s.objective([true; 2])?;
     if s.eval_task.is_some() && objective.is_some() {
         return refuse(

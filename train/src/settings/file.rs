@@ -45,7 +45,7 @@ impl Partial {
                 return Err(Error(format!("{file}: unknown key {}; {}", quote(key), remedy(key))));
             }
         }
-        for list in ["data", "lora_targets", "eval_task"] {
+        for list in ["data", "lora_targets", "eval_task", "metrics"] {
             if let Some(one @ Value::String(_)) = table.get(list).cloned() {
                 table.insert(list.to_string(), Value::Array(vec![one]));
             }
@@ -63,6 +63,14 @@ impl Partial {
             };
             let list = options.into_iter().map(one).collect::<Result<_, Error>>()?;
             table.insert("set".to_string(), Value::Array(list));
+        }
+        if let Some(Value::Table(on)) = table.get("on").cloned() {
+            // As the flag has them: each moment before its command.
+            let commands = on.into_iter().flat_map(|(when, commands)| {
+                let commands = if let Value::Array(list) = commands { list } else { vec![commands] };
+                commands.into_iter().flat_map(move |command| [Value::String(when.clone()), command])
+            });
+            table.insert("on".to_string(), Value::Array(commands.collect()));
         }
         Partial::from_table(table, file)
     }
