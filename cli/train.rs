@@ -300,6 +300,7 @@ fn run(
     let mut engine = Engine::open(plan, source, &machine.device, &mut load)?;
     if let Some(c) = &checkpoint {
         engine.restore(&c.optimizer, c.trainer.step)?;
+        engine.loss_scale = c.trainer.loss_scale.or(engine.loss_scale);
     }
     drop(checkpoint);
     let peak = Peaks::compute(&*machine.device, engine.recipe().storage).unwrap_or(0.0);

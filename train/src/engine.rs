@@ -7,6 +7,7 @@ mod objective;
 
 use crate::batch::PackedBatch;
 use crate::router::{ExpertLoads, RouterLosses, RouterStats};
+use crate::scaler::LossScale;
 use crate::strategies::{self, Sizes, Strategy};
 use crate::update::{self, EMA, MASTER, Optimizer, Rule, Stages};
 use astrai_builders::{Logits, Loss, ModelConfig, Program as Built, placements};
@@ -263,6 +264,8 @@ pub struct StepResult {
     pub targets: usize,
     /// Router metrics, where expert loads are counted.
     pub router: Option<RouterStats>,
+    /// What the loss was multiplied by for its gradient, where weights are stored as f16.
+    pub loss_scale: Option<f64>,
 }
 
 /// A model under training.
@@ -276,6 +279,8 @@ pub struct Engine {
     inputs: Inputs,
     loads: ExpertLoads,
     metrics: Metrics,
+    /// What the loss is multiplied by for its gradient, where weights are stored as f16.
+    pub loss_scale: Option<LossScale>,
     /// Steps taken, over all runs.
     pub steps: u64,
 }
@@ -306,7 +311,9 @@ impl Engine {
         let (grad, update, score) = (session(plan.grad)?, session(plan.update)?, session(plan.score)?);
         let (weights, recipe) = (plan.weights, plan.recipe);
         let (inputs, loads, metrics) = (Inputs::new(), ExpertLoads::default(), Metrics::of(&grad));
-        Ok(Engine { grad, update, score, buffers, weights, recipe, inputs, loads, metrics, steps: 0 })
+        let loss_scale = recipe.optimizer.scaled.then(LossScale::default);
+        let steps = 0;
+        Ok(Engine { grad, update, score, buffers, weights, recipe, inputs, loads, metrics, loss_scale, steps })
     }
 
     /// One optimiser step: the gradient of the mean loss over all targets of these batches, and of the mean over batches of the
@@ -325,14 +332,14 @@ impl Engine {
         if targets == 0 {
             return Err(Error::Input("no target in a step counts".into()));
         }
-        let mut loss = 0.0;
+        let (mut loss, scale) = (0.0, self.scale());
         for (i, batch) in batches.enumerate() {
             self.inputs.set(batch);
-            self.inputs.scalar(LOSS_SCALE, 1.0 / targets as f64);
-            self.inputs.of_micro_batch(i, count, &self.recipe.router);
+            self.inputs.scalar(LOSS_SCALE, scale / targets as f64);
+            self.inputs.of_micro_batch(i, count, &self.recipe.router, scale);
             self.inputs.run(&mut self.grad, 0..LR)?;
             let alone = self.grad.scalar("cross_entropy").or(self.grad.scalar("loss"));
-            loss += f64::from(alone.unwrap_or(f32::NAN));
+            loss += f64::from(alone.unwrap_or(f32::NAN)) / scale;
             self.loads.add(&self.grad);
         }
         self.update(loss, targets, count, lr)
@@ -347,18 +354,28 @@ impl Engine {
         Ok(())
     }
 
+    /// What the loss is multiplied by for its gradient.
+    fn scale(&self) -> f64 {
+        self.loss_scale.map_or(1.0, |s| s.scale)
+    }
+
     fn update(&mut self, loss: f64, targets: usize, count: usize, lr: f64) -> Result<StepResult, Error> {
-        let t = self.steps as f64 + 1.0;
+        let t = self.loss_scale.map_or(self.steps, |s| s.updates) as f64 + 1.0;
         self.inputs.scalar(LR, lr);
+        self.inputs.scalar(LR + 3, 1.0 / self.scale());
         if let Some([beta1, beta2]) = self.recipe.optimizer.betas() {
             self.inputs.scalar(LR + 1, 1.0 / (1.0 - beta1.powf(t)));
             self.inputs.scalar(LR + 2, 1.0 / (1.0 - beta2.powf(t)));
         }
-        self.inputs.run(&mut self.update, LR..LR + 3)?;
+        self.inputs.run(&mut self.update, LR..LR + 4)?;
         let grad_norm = f64::from(self.update.scalar("grad_norm").unwrap_or(f32::NAN));
         self.steps += 1;
         let applied = grad_norm <= self.recipe.optimizer.most();
-        Ok(StepResult { loss, grad_norm, applied, targets, router: self.loads.stats(count) })
+        let loss_scale = self.loss_scale.map(|s| s.scale);
+        if let Some(scale) = &mut self.loss_scale {
+            scale.note(grad_norm.is_finite());
+        }
+        Ok(StepResult { loss, grad_norm, applied, targets, router: self.loads.stats(count), loss_scale })
     }
 
     /// Sum of the losses of a batch and the number of its targets that count.

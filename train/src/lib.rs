@@ -16,6 +16,7 @@ pub mod metrics;
 pub mod plot;
 pub mod preference;
 pub mod router;
+pub mod scaler;
 pub mod schedule;
 pub mod settings;
 pub mod signals;

@@ -53,6 +53,9 @@ pub struct StepMetrics {
     /// Share of the machine's peak that the model's own arithmetic reached; see [`mfu`].
     #[serde(deserialize_with = "number")]
     pub mfu: f64,
+    /// What the loss was multiplied by for its gradient, where weights are stored as f16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
     /// What the routers of a model with experts did.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub router: Option<RouterStats>,

@@ -203,6 +203,7 @@ mod tests {
             tokens_per_s: rest,
             seconds: rest,
             mfu: rest,
+            loss_scale: None,
             router: None,
             metrics: Default::default(),
         })

@@ -95,6 +95,8 @@ pub enum Storage {
     F32,
     /// bfloat16, with 32-bit master weights, moments and arithmetic
     Bf16,
+    /// Half precision, else as bf16, with dynamic scaling of the loss
+    F16,
 }
 
 /// Which activations the backward pass computes again instead of keeping them.

@@ -204,6 +204,7 @@ impl Run<'_, '_> {
         state.sample += micro * self.batches.len() as u64;
         state.epoch = self.sampler.epoch(state.sample);
         state.tokens += tokens;
+        state.loss_scale = self.t.engine.loss_scale;
         let tokens_per_s = tokens as f64 / seconds;
         let (flops, peak) = self.t.flops;
         let row = metrics::StepMetrics {
@@ -216,6 +217,7 @@ impl Run<'_, '_> {
             tokens_per_s,
             seconds,
             mfu: mfu(flops, tokens_per_s, peak),
+            loss_scale: done.loss_scale,
             router: done.router,
             metrics: self.t.engine.metrics(),
         };
@@ -227,7 +229,9 @@ impl Run<'_, '_> {
                 true => format!("of norm {:.3} is above --skip-norm", row.grad_norm),
                 false => "is not finite".to_string(),
             };
-            self.callbacks.note(&format!("step {}: the gradient {why}, the step was left out", row.step));
+            let next = self.t.state.loss_scale.filter(|_| !large);
+            let next = next.map_or(String::new(), |s| format!("; the loss is scaled by {} from here", s.scale));
+            self.callbacks.note(&format!("step {}: the gradient {why}, the step was left out{next}", row.step));
         }
         if self.skipped >= PATIENCE {
             let none = if large { "every gradient norm was above --skip-norm" } else { "no finite gradient" };

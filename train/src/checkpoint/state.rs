@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::parse;
+use crate::scaler::LossScale;
 use crate::settings::Settings;
 use astrai_files::FileError;
 
@@ -52,6 +53,9 @@ pub struct TrainerState {
     pub sample: u64,
     /// Random numbers.
     pub random: Counter,
+    /// What the loss is multiplied by, where weights are stored as f16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
     /// Fingerprint of the data, which must be the same on resume.
     pub data: String,
     /// What wrote it.
@@ -75,6 +79,7 @@ impl TrainerState {
             epoch: 0,
             sample: 0,
             random,
+            loss_scale: None,
             data,
             versions,
             settings,

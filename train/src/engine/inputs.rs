@@ -2,6 +2,7 @@
 
 use crate::batch::PackedBatch;
 use crate::router::RouterLosses;
+use crate::update::UNSCALE;
 use astrai_runtime::{Error, Session, Value};
 
 /// Inputs of the programs, kept from step to step.
@@ -18,7 +19,7 @@ impl Inputs {
     pub(super) fn new() -> Inputs {
         let lists = ["input_ids", "positions", "starts", "targets"];
         let of_run = ["loss_scale", astrai_runtime::ACCUMULATE, "balance_scale", "z_scale"];
-        let scalars = of_run.into_iter().chain(["lr", "correction1", "correction2"]);
+        let scalars = of_run.into_iter().chain(["lr", "correction1", "correction2", UNSCALE]);
         let list = |n| (n, Value::i32(&[0], &[]));
         let scalar = |n| (n, Value::f32(&[], &[0.0]));
         Inputs { values: lists.into_iter().map(list).chain(scalars.map(scalar)).collect() }
@@ -33,11 +34,11 @@ impl Inputs {
         }
     }
 
-    /// Scalars of micro-batch `i` of `count`.
-    pub(super) fn of_micro_batch(&mut self, i: usize, count: usize, router: &RouterLosses) {
+    /// Scalars of micro-batch `i` of `count`, whose loss is multiplied by `scale`.
+    pub(super) fn of_micro_batch(&mut self, i: usize, count: usize, router: &RouterLosses, scale: f64) {
         self.scalar(ACCUMULATE, if i > 0 { 1.0 } else { 0.0 });
         for (at, cost) in [(BALANCE, router.load_balancing), (BALANCE + 1, router.z_loss)] {
-            self.scalar(at, cost / count as f64);
+            self.scalar(at, scale * cost / count as f64);
         }
     }
 
@@ -48,7 +49,7 @@ impl Inputs {
     /// Runs with those of these inputs that the program has.
     pub(super) fn run(&self, session: &mut Session, which: std::ops::Range<usize>) -> Result<(), Error> {
         let none = ("", &self.values[0].1);
-        let mut given = [none; 11];
+        let mut given = [none; 12];
         let mut used = 0;
         let has = |name: &str| session.inputs().iter().any(|(n, _)| n == name);
         for (name, value) in self.values[which].iter().filter(|(name, _)| has(name)) {

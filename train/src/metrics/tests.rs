@@ -16,6 +16,7 @@ fn step(step: u64) -> Row {
         tokens_per_s: 1e4,
         seconds: 0.01,
         mfu: 0.25,
+        loss_scale: None,
         router: None,
         metrics: Default::default(),
     })

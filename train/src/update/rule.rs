@@ -16,6 +16,8 @@ pub struct Optimizer {
     pub clip: Option<f64>,
     /// A step whose gradient norm is larger changes nothing.
     pub skip: Option<f64>,
+    /// Whether gradients are those of a loss that was multiplied; they are multiplied by the input `unscale` first.
+    pub scaled: bool,
     /// Decay of the exponential moving average of the weights, which is kept beside them.
     pub ema: Option<f64>,
     /// Weights with a rate or a decay of their own: the first group whose pattern a weight's checkpoint names match.
@@ -131,7 +133,7 @@ pub(super) enum Step {
 impl Optimizer {
     /// An optimiser without average and groups.
     pub fn new(rule: Rule, weight_decay: f64, clip: Option<f64>) -> Optimizer {
-        Optimizer { rule, weight_decay, clip, skip: None, ema: None, groups: vec![] }
+        Optimizer { rule, weight_decay, clip, skip: None, scaled: false, ema: None, groups: vec![] }
     }
 
     /// The largest norm of a gradient that is applied.
