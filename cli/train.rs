@@ -22,6 +22,7 @@ use astrai_train::lora::{Beside, Fresh, is_adapter};
 use astrai_train::settings::{Length, Partial, Settings};
 use astrai_train::signals::Stop;
 use astrai_train::trainer::{Callbacks, Trainer, total_steps};
+use astrai_train::update::matches;
 use clap::Args;
 use serde_json::{Map, json};
 use std::io::Write;
@@ -357,14 +358,19 @@ fn check_router(config: &ModelConfig, s: &Settings) -> Result<(), Failure> {
 }
 
 /// Operations of forward and backward for a token, nothing computed twice: 6 for each parameter of a product that it meets, 4 where
-/// that is frozen beside an adapter, and 12 for each component of a head and token of the sequence (PaLM, arXiv:2204.02311, appendix B).
+/// that is frozen, and 12 for each component of a head and token of the sequence (PaLM, arXiv:2204.02311, appendix B).
 pub fn flops_per_token(config: &ModelConfig, settings: &Settings) -> f64 {
     let names = config.names;
     let products = config
         .tensors()
         .into_iter()
         .filter(|t| t.shape.len() > 1 && (config.tie_embeddings || t.name != names.embed));
-    let all: u64 = products.map(|t| t.elements()).sum();
+    let frozen = |name: &str| settings.freeze.iter().flatten().any(|pattern| matches(pattern, name));
+    let (mut all, mut fixed) = (0, 0);
+    for t in products {
+        all += t.elements();
+        fixed += if frozen(&t.name) { t.elements() } else { 0 };
+    }
     let idle = |l: &LayerSpec| match &l.mlp {
         MlpSpec::Experts(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
         MlpSpec::Stacked(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
@@ -373,5 +379,5 @@ pub fn flops_per_token(config: &ModelConfig, settings: &Settings) -> f64 {
     let parameters = all - config.layers.iter().map(idle).sum::<usize>() as u64;
     let heads = (config.num_layers * config.heads * config.head_dim) as f64;
     let each = if settings.lora_rank.is_some() { 4.0 } else { 6.0 };
-    each * parameters as f64 + 12.0 * heads * settings.seq as f64
+    each * parameters as f64 - 2.0 * fixed as f64 + 12.0 * heads * settings.seq as f64
 }

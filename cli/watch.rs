@@ -1,10 +1,10 @@
 //! A training run on the screen: a bar with loss, tokens a second, MFU and the time left where a person watches; else a line
 //! now and then; or every row as JSON. A run does not end because nobody reads.
 
+use astrai_train::Error;
 use astrai_train::hooks::{At, Hook};
 use astrai_train::metrics::{StepMetrics, Validation};
 use astrai_train::trainer::Callbacks;
-use astrai_train::Error;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};

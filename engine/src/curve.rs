@@ -62,6 +62,8 @@ pub fn train(
         optimizer: course.optimizer,
         router: RouterLosses::default(),
         adapter: course.adapter.map(|(adapter, _)| adapter.clone()),
+        frozen: vec![],
+        neftune: None,
         objective: None,
     };
     let plan = Plan::new(&model.config, &recipe, machine.backend(), Dump::None).map_err(|e| e.to_string())?;

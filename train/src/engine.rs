@@ -9,18 +9,18 @@ use crate::batch::PackedBatch;
 use crate::router::{ExpertLoads, RouterLosses, RouterStats};
 use crate::scaler::LossScale;
 use crate::strategies::{self, Sizes, Strategy};
-use crate::update::{self, EMA, MASTER, Optimizer, Rule, Stages};
+use crate::update::{self, EMA, MASTER, Optimizer, Rule, Stages, matches};
 use astrai_builders::{Logits, Loss, ModelConfig, Program as Built, placements};
 use astrai_ir::ops::{Op, Weight};
 use astrai_ir::shard::{STAGES, Shard};
 use astrai_ir::{Backend, DType, Dim, Graph, Mesh, Node, Placement, Sharding, inline_calls};
 use astrai_runtime::{
-    Adapter, Buffers, Compiled, Destination, Device, Dump, Error, GRAD, Gradients, MeshSharding, Options,
-    Profile, Recompute, Session, WeightSource, compile,
+    Adapter, Buffers, Compiled, Destination, Device, Dump, Error, GRAD, Gradients, MeshSharding, Noise,
+    Options, Profile, Recompute, Session, WeightSource, compile,
 };
 use inputs::{Inputs, LOSS_SCALE, LR};
 use objective::Metrics;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// How a model is trained; batches may be smaller than these sizes.
@@ -44,6 +44,10 @@ pub struct Recipe {
     pub router: RouterLosses,
     /// What is trained in the place of the model's weights.
     pub adapter: Option<Adapter>,
+    /// Patterns of the names of checkpoint tensors that stay as they are.
+    pub frozen: Vec<String>,
+    /// Noise on embeddings under training (NEFTune): alpha, and the seed of the noise.
+    pub neftune: Option<(f64, u64)>,
     /// What is learnt of a batch, which then has as many sequences as said here; the mean cross-entropy of all targets where there is none.
     pub objective: Option<Arc<dyn Strategy>>,
 }
@@ -102,12 +106,14 @@ impl Plan {
         let leaves = placements(config, mesh, &graph);
         let shards = MeshSharding { mesh: mesh.clone(), leaves, stage, trained: false };
         let (storage, adapter) = (recipe.storage, recipe.adapter.clone());
-        let score = Options { storage, adapter, trained: true, shards, ..Options::default() };
+        let frozen = frozen(config, recipe)?;
+        let score = Options { storage, adapter, frozen, trained: true, shards, ..Options::default() };
         let grad = Options {
             shards: MeshSharding { trained: true, ..score.shards.clone() },
             dump,
             gradient_of: Some("loss".into()),
             gradients: Gradients { to, recompute: recipe.recompute },
+            noise: noise(config, recipe),
             ..score.clone()
         };
         let (grad, score) = (compile(&graph, backend, &grad)?, compile(&alone, backend, &score)?);
@@ -178,6 +184,30 @@ impl Plan {
         let remedy = "use a smaller model, --batch or --seq, --recompute full, or --dtype bf16".into();
         Err(Error::Memory { what: "training this model".into(), need, have, remedy })
     }
+}
+
+/// The checkpoint tensors that a recipe freezes.
+fn frozen(config: &ModelConfig, recipe: &Recipe) -> Result<Option<BTreeSet<String>>, Error> {
+    if recipe.frozen.is_empty() {
+        return Ok(None);
+    }
+    let (mut names, all) = (BTreeSet::new(), config.tensors());
+    for pattern in &recipe.frozen {
+        let hits: Vec<_> = all.iter().filter(|t| matches(pattern, &t.name)).map(|t| t.name.clone()).collect();
+        if hits.is_empty() {
+            return Err(Error::Input(format!("freeze: `{pattern}` names no weight of this model")));
+        }
+        names.extend(hits);
+    }
+    if names.len() == all.len() {
+        return Err(Error::Input("freeze: nothing is left to train".into()));
+    }
+    Ok(Some(names))
+}
+
+fn noise(config: &ModelConfig, recipe: &Recipe) -> Option<Noise> {
+    let (alpha, _) = recipe.neftune?;
+    Some(Noise { table: config.names.embed.into(), scale: alpha / (config.hidden_size as f64).sqrt() })
 }
 
 /// The loss that a step differentiates, and the one that is only computed, without those of the routers.
@@ -313,7 +343,19 @@ impl Engine {
         let (inputs, loads, metrics) = (Inputs::new(), ExpertLoads::default(), Metrics::of(&grad));
         let loss_scale = recipe.optimizer.scaled.then(LossScale::default);
         let steps = 0;
-        Ok(Engine { grad, update, score, buffers, weights, recipe, inputs, loads, metrics, loss_scale, steps })
+        Ok(Engine {
+            grad,
+            update,
+            score,
+            buffers,
+            weights,
+            recipe,
+            inputs,
+            loads,
+            metrics,
+            loss_scale,
+            steps,
+        })
     }
 
     /// One optimiser step: the gradient of the mean loss over all targets of these batches, and of the mean over batches of the
@@ -335,6 +377,7 @@ impl Engine {
         let (mut loss, scale) = (0.0, self.scale());
         for (i, batch) in batches.enumerate() {
             self.inputs.set(batch);
+            self.noise(&batch.starts, i);
             self.inputs.scalar(LOSS_SCALE, scale / targets as f64);
             self.inputs.of_micro_batch(i, count, &self.recipe.router, scale);
             self.inputs.run(&mut self.grad, 0..LR)?;
@@ -352,6 +395,13 @@ impl Engine {
         }
         self.loads.clear();
         Ok(())
+    }
+
+    /// The noise of a micro-batch: each step, also one that is left out, draws its own.
+    fn noise(&mut self, starts: &[i32], micro_batch: usize) {
+        if let Some((_, seed)) = self.recipe.neftune {
+            self.inputs.noise(starts, seed, (self.steps << 20) + micro_batch as u64);
+        }
     }
 
     /// What the loss is multiplied by for its gradient.

@@ -276,6 +276,8 @@ settings! {
         group: Vec<String>, "PATTERN:KEY=X", "Weights whose names match (* is any text) train otherwise: rate=X times the learning rate, decay=X; both by a comma; may be repeated";
         #[arg(num_args = 1..)]
         metrics: Vec<Measured>, "NAME", "What to write of the metrics beside metrics.jsonl; may be repeated";
+        freeze: Vec<String>, "PATTERN", "Weights whose names match (* is any text) stay as they are: no gradient, no moments; may be repeated";
+        neftune_alpha: f64, "X", "Noise on embeddings under training (NEFTune): uniform in ±X over the root of a sequence's tokens times the hidden size";
         set: Vec<String>, "KEY=VALUE", "An option of the strategy, such as loss_type=ipo (a table in the file); may be repeated";
         reference: PathBuf, "DIR", "Strategies with a reference policy: the model directory of it [default: the model that the run starts from]";
         old: PathBuf, "DIR", "grpo: the model directory of the policy that wrote the answers [default: none, and each ratio is 1]";

@@ -93,8 +93,7 @@ impl<'a> Trainer<'a> {
         let tokens = self.settings.batch * self.settings.seq;
         let empty = |_| Batch::of(self.settings.strategy.kind(), tokens);
         let batches = (0..self.settings.accum).map(empty).collect();
-        let mut run =
-            Run { t: self, sampler, schedule, files, batches, callbacks, saved: None, skipped: 0 };
+        let mut run = Run { t: self, sampler, schedule, files, batches, callbacks, saved: None, skipped: 0 };
         let done = run.all(stop);
         if let Err(e) = &done {
             run.tell(&mut |hook, at| hook.on_error(at, e));
@@ -230,8 +229,10 @@ impl Run<'_, '_> {
                 false => "is not finite".to_string(),
             };
             let next = self.t.state.loss_scale.filter(|_| !large);
-            let next = next.map_or(String::new(), |s| format!("; the loss is scaled by {} from here", s.scale));
-            self.callbacks.note(&format!("step {}: the gradient {why}, the step was left out{next}", row.step));
+            let next =
+                next.map_or(String::new(), |s| format!("; the loss is scaled by {} from here", s.scale));
+            self.callbacks
+                .note(&format!("step {}: the gradient {why}, the step was left out{next}", row.step));
         }
         if self.skipped >= PATIENCE {
             let none = if large { "every gradient norm was above --skip-norm" } else { "no finite gradient" };

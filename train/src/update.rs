@@ -14,7 +14,7 @@ mod muon;
 mod rule;
 
 pub use muon::{Muon, Scale};
-pub use rule::{Group, Optimizer, Rest, Rule};
+pub use rule::{Group, Optimizer, Rest, Rule, matches};
 use rule::{Step, Treatment};
 
 /// Prefix of f32 master weights; here and below a buffer's or checkpoint tensor's name follows.

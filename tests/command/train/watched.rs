@@ -14,7 +14,8 @@ const FILES: [&str; 3] = ["--metrics", "csv", "tensorboard"];
 #[test]
 fn commands_hear_a_run_and_files_of_metrics_survive_its_kill() {
     let dir = tempfile::tempdir().unwrap();
-    let (straight, out, heard) = (dir.path().join("straight"), dir.path().join("killed"), dir.path().join("heard"));
+    let (straight, out, heard) =
+        (dir.path().join("straight"), dir.path().join("killed"), dir.path().join("heard"));
     let hear = format!("cat >> '{}'", heard.display());
     let mut run = small(&straight);
     run.args(FLAGS).args(FILES);
@@ -47,10 +48,14 @@ fn commands_hear_a_run_and_files_of_metrics_survive_its_kill() {
     assert_eq!((&lines[2]["loss"], &lines[2]["total_steps"]), (&of(3, "loss")["loss"], &json!(8)));
     assert_eq!(lines[3]["val_loss"], of(3, "val_loss")["val_loss"]);
     assert!(lines[1]["checkpoint"].as_str().unwrap().ends_with("step_000002"));
-    assert_eq!((&lines[11]["complete"], &lines[0]["out"]), (&json!(true), &json!(straight.to_str().unwrap())));
+    assert_eq!(
+        (&lines[11]["complete"], &lines[0]["out"]),
+        (&json!(true), &json!(straight.to_str().unwrap()))
+    );
 
     // Killed by its own command behind the checkpoint of step 4; what is resumed runs none.
-    let status = small(&out).args(FLAGS).args(FILES).args(["--on", "step:5", "kill -9 $PPID"]).output().unwrap();
+    let status =
+        small(&out).args(FLAGS).args(FILES).args(["--on", "step:5", "kill -9 $PPID"]).output().unwrap();
     assert_eq!(status.status.code(), None, "{}", stderr(&status));
     good(command(&out).arg("--resume"));
     for (folder, files) in [(&straight, 1), (&out, 2)] {
@@ -82,7 +87,10 @@ fn moments_that_are_none_and_commands_of_files() {
     fs::write(&file, format!("batch = 2\nsteps = 2\nmetrics = 'csv'\n[on]\nend = \"{touch}\"\n'every:1' = ['true', \"{touch}\"]\n"))
         .unwrap();
     good(small(&out).arg("--file").arg(&file));
-    assert_eq!((fs::read_to_string(heard).unwrap().as_str(), out.join("metrics.csv").exists()), ("xxx", true));
+    assert_eq!(
+        (fs::read_to_string(heard).unwrap().as_str(), out.join("metrics.csv").exists()),
+        ("xxx", true)
+    );
     let state = fs::read_to_string(out.join("step_000002/trainer.json")).unwrap();
     assert!(!state.contains("printf") && state.contains("\"csv\""), "{state}");
 }
@@ -180,7 +188,10 @@ fn events(folder: &Path, files: usize) -> BTreeMap<String, Vec<(u64, f32)>> {
                         let value: BTreeMap<u64, Vec<u8>> = fields(&value).into_iter().collect();
                         let x = f32::from_le_bytes(value[&2][..].try_into().unwrap());
                         assert_eq!(one, 1);
-                        scalars.entry(String::from_utf8(value[&1].clone()).unwrap()).or_default().push((step, x));
+                        scalars
+                            .entry(String::from_utf8(value[&1].clone()).unwrap())
+                            .or_default()
+                            .push((step, x));
                     }
                 }
             }
@@ -200,9 +211,12 @@ print(json.dumps({t: [[s.step, s.value] for s in e.Scalars(t)] for t in e.Tags()
 
 fn read_by_tensorboard(folder: &Path, want: &BTreeMap<String, Vec<(u64, f32)>>) {
     let Some(library) = crate::openai::client("tensorboard") else {
-        return println!("skipped: no tensorboard in .cache/tensorboard; scripts/setup-cache.sh puts it there");
+        return println!(
+            "skipped: no tensorboard in .cache/tensorboard; scripts/setup-cache.sh puts it there"
+        );
     };
-    let out = Command::new("python3").args(["-c", READ]).arg(folder).env("PYTHONPATH", library).output().unwrap();
+    let out =
+        Command::new("python3").args(["-c", READ]).arg(folder).env("PYTHONPATH", library).output().unwrap();
     assert!(out.status.success(), "{}", stderr(&out));
     let read: BTreeMap<String, Vec<(u64, f32)>> = serde_json::from_slice(&out.stdout).unwrap();
     let timed = BTreeSet::from(["tokens_per_s", "seconds", "mfu"]);

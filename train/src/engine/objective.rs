@@ -25,6 +25,7 @@ impl Engine {
         let (own, scale) = (self.scale(), self.scale() / objective.denominator(window));
         for (i, batch) in window.iter().enumerate() {
             self.inputs.of_micro_batch(i, window.len(), &self.recipe.router, own);
+            self.noise(&batch.sequences().starts, i);
             let more = &self.inputs.values[ACCUMULATE..LR];
             targets += judge(&mut self.grad, &*objective, (batch, window), scale, more)?;
             let alone = self.grad.scalar("objective").or(self.grad.scalar("loss"));

@@ -92,7 +92,13 @@ impl Commands {
     }
 
     /// Runs the commands of a moment, each with a line about it; `more` are further fields. All run, whichever fails.
-    fn run(&self, at: &At, event: &str, is: impl Fn(When) -> bool, more: &impl Serialize) -> Result<(), Error> {
+    fn run(
+        &self,
+        at: &At,
+        event: &str,
+        is: impl Fn(When) -> bool,
+        more: &impl Serialize,
+    ) -> Result<(), Error> {
         let mut wrong = Vec::new();
         for (_, when, command) in self.all.iter().filter(|(when, ..)| is(*when)) {
             let told = line(at, event, more).and_then(|line| shell(command, &line));

@@ -155,9 +155,8 @@ mod tests {
     /// The check value of CRC-32C is 0xe3069283; RFC 3720 has those of 32 zeros and 32 ones.
     #[test]
     fn checksums_are_the_published_ones() {
-        let unmasked = |data: &[u8]| {
-            u32::from_le_bytes(masked(data)).wrapping_sub(0xa282_ead8).rotate_left(15)
-        };
+        let unmasked =
+            |data: &[u8]| u32::from_le_bytes(masked(data)).wrapping_sub(0xa282_ead8).rotate_left(15);
         assert_eq!(unmasked(b"123456789"), 0xe306_9283);
         assert_eq!((unmasked(&[0; 32]), unmasked(&[0xff; 32])), (0x8a91_36aa, 0x62a8_ab43));
     }

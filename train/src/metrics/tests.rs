@@ -142,8 +142,14 @@ fn a_table_has_a_column_for_each_field() {
     rows.iter().for_each(|row| csv.add(row).expect("added"));
     let text = fs::read_to_string(&path).expect("read");
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines[0], "step,epoch,tokens,loss,lr,grad_norm,tokens_per_s,seconds,mfu,val_loss,\"eval/a, b/\"\"acc\"\"\"");
-    assert!(lines[2].starts_with("2,") && lines[2].contains(",200,NaN,0.001,") && lines[2].ends_with(",,"), "{text}");
+    assert_eq!(
+        lines[0],
+        "step,epoch,tokens,loss,lr,grad_norm,tokens_per_s,seconds,mfu,val_loss,\"eval/a, b/\"\"acc\"\"\""
+    );
+    assert!(
+        lines[2].starts_with("2,") && lines[2].contains(",200,NaN,0.001,") && lines[2].ends_with(",,"),
+        "{text}"
+    );
     assert_eq!(lines[3], "2,,,,,,,,,4.5,0.5");
     Csv::create(&path, &rows).expect("created");
     assert_eq!(fs::read_to_string(&path).expect("read"), text);

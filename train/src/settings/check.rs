@@ -132,6 +132,9 @@ fn choices(s: &Settings) -> Result<(), Error> {
     if s.lora_rank.is_some() && s.model.is_none() {
         return refuse("lora_rank: an adapter belongs to a model; give it with --model");
     }
+    if s.lora_rank.is_some() && s.freeze.is_some() {
+        return refuse("freeze: beside an adapter all weights of the model are frozen; remove it");
+    }
     if s.tokenizer.is_some() && s.vocab.is_some() {
         return refuse("tokenizer and vocab are both given: choose one");
     }
@@ -228,6 +231,8 @@ fn rates(s: &Settings) -> Result<(), Error> {
     {
         hold(key, value, (0.0..=1e3).contains(&value), "a factor of at least 0, for example 0.001")?;
     }
+    let noise = s.neftune_alpha.unwrap_or(1.0);
+    hold("neftune_alpha", noise, noise > 0.0 && noise <= 1e3, "a width above 0, for example 5")?;
     let alpha = s.lora_alpha.unwrap_or(1.0);
     hold("lora_alpha", alpha, alpha > 0.0 && alpha <= 1e6, "a factor above 0, for example 32")?;
     hold("eps", s.eps, s.eps > 0.0 && s.eps < 1.0, "above 0 and below 1")

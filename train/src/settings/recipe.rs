@@ -62,6 +62,8 @@ impl Settings {
                 z_loss: self.router_z_loss_coef,
             },
             adapter: None,
+            frozen: self.freeze.clone().unwrap_or_default(),
+            neftune: self.neftune_alpha.map(|alpha| (alpha, self.seed)),
             objective: None,
         }
     }

@@ -38,18 +38,23 @@ pub struct Group {
 impl Group {
     /// Whether the name matches the pattern.
     pub fn matches(&self, name: &str) -> bool {
-        let mut pieces = self.pattern.split('*');
-        let Some(mut rest) = pieces.next().and_then(|first| name.strip_prefix(first)) else { return false };
-        let pieces: Vec<&str> = pieces.collect();
-        let Some((last, between)) = pieces.split_last() else { return rest.is_empty() };
-        for piece in between {
-            match rest.find(piece) {
-                Some(at) => rest = &rest[at + piece.len()..],
-                None => return false,
-            }
-        }
-        rest.ends_with(last)
+        matches(&self.pattern, name)
     }
+}
+
+/// Whether a name matches a pattern in which `*` stands for any text.
+pub fn matches(pattern: &str, name: &str) -> bool {
+    let mut pieces = pattern.split('*');
+    let Some(mut rest) = pieces.next().and_then(|first| name.strip_prefix(first)) else { return false };
+    let pieces: Vec<&str> = pieces.collect();
+    let Some((last, between)) = pieces.split_last() else { return rest.is_empty() };
+    for piece in between {
+        match rest.find(piece) {
+            Some(at) => rest = &rest[at + piece.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
 }
 
 /// An optimiser's rule.
