@@ -100,7 +100,7 @@ impl Train {
             Some(taken) => taken,
             None => self.take(&path, &mut screen)?,
         };
-        let steps = run(begin, &machine, &folder, checkpoint, &mut screen)?;
+        let steps = run(begin, &machine, folder, checkpoint, &mut screen)?;
         drop(screen);
         let newest = path.join(folder_name(steps));
         if self.json {
@@ -159,6 +159,7 @@ impl Train {
         let plan = Plan::new(&begin.config, &begin.recipe, machine.backend(), Dump::None)?;
         let scoring = policies::shown(&begin, &machine)?;
         let [weights, states, arenas] = plan.memory()?;
+        let copy = plan.copy_bytes();
         let launches = [&plan.grad, &plan.update].map(|p| p.plan.launches());
         let (parameters, trained) = (begin.config.parameter_count(), plan.trained_parameters());
         let flops = flops_per_token(&begin.config, settings);
@@ -172,7 +173,7 @@ impl Train {
             let report = json!({
                 "parameters": parameters, "trained_parameters": trained, "reads": begin.sources.shown, "steps": steps, "epochs": settings.epochs,
                 "tokens_per_step": tokens, "flops_per_token": flops,
-                "weight_bytes": weights, "state_bytes": states, "planned_bytes": arenas,
+                "weight_bytes": weights, "state_bytes": states, "planned_bytes": arenas, "copy_bytes": copy,
                 "launches_grad": launches[0], "launches_update": launches[1],
                 "frozen": scoring.iter().map(|(name, _, bytes)| (name.to_string(), json!(bytes))).collect::<Map<_, _>>(),
             });
@@ -190,8 +191,11 @@ impl Train {
                 ("weights", bytes(weights)),
                 ("gradients and optimiser", bytes(states)),
                 ("activations and scratch", bytes(arenas)),
-                ("memory in all", bytes(weights + states + arenas)),
             ];
+            if copy > 0 {
+                rows.push(("copy for checkpoints", bytes(copy)));
+            }
+            rows.push(("memory in all", bytes(weights + states + arenas + copy)));
             for (name, from, need) in scoring {
                 let before =
                     need.map_or(String::new(), |n| format!(", scored before the first step in {}", bytes(n)));
@@ -258,7 +262,7 @@ fn text(path: &Path) -> Result<String, Failure> {
 fn run(
     begin: Begin,
     machine: &Machine,
-    folder: &RunFolder,
+    folder: RunFolder,
     checkpoint: Option<Opened>,
     screen: &mut Screen,
 ) -> Result<u64, Failure> {
@@ -310,8 +314,8 @@ fn run(
     let total = state.total_steps;
     let commands = Commands::new(settings.on.as_deref().unwrap_or_default())?;
     let hooks: Vec<Box<dyn Hook>> = vec![Box::new(commands)];
-    let trainer = Trainer { engine, data, settings, config: text, folder, state, flops, hooks };
-    let steps = trainer.run(screen, &stop)?;
+    let trainer = Trainer { engine, data, settings, config: text, state, flops, hooks };
+    let steps = trainer.run(folder, screen, &stop)?;
     if stop.requested() && steps < total {
         screen.note(&format!("stopped at step {steps} of {total}; go on with --resume"));
     }

@@ -73,6 +73,7 @@ fn a_step_allocates_nothing_after_the_first() {
             router: RouterLosses::default(),
             adapter: None,
             frozen: vec![],
+            async_save: false,
             neftune: None,
             objective: None,
         };

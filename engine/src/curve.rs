@@ -63,6 +63,7 @@ pub fn train(
         router: RouterLosses::default(),
         adapter: course.adapter.map(|(adapter, _)| adapter.clone()),
         frozen: vec![],
+        async_save: false,
         neftune: None,
         objective: None,
     };

@@ -48,6 +48,8 @@ pub struct Recipe {
     pub frozen: Vec<String>,
     /// Noise on embeddings under training (NEFTune): alpha, and the seed of the noise.
     pub neftune: Option<(f64, u64)>,
+    /// Checkpoints are written from a copy while the run goes on.
+    pub async_save: bool,
     /// What is learnt of a batch, which then has as many sequences as said here; the mean cross-entropy of all targets where there is none.
     pub objective: Option<Arc<dyn Strategy>>,
 }
@@ -175,9 +177,23 @@ impl Plan {
         Ok([weights, states, arenas])
     }
 
+    /// Bytes of the copy from which a checkpoint is written while the run goes on; 0 where it waits.
+    pub fn copy_bytes(&self) -> u64 {
+        if !self.recipe.async_save {
+            return 0;
+        }
+        let bytes = |dtype: DType, shape: &[usize]| (shape.iter().product::<usize>() * dtype.bytes()) as u64;
+        let weights: u64 = match self.recipe.adapter {
+            Some(_) => 4 * self.trained_parameters(),
+            None => self.weights.iter().map(|w| bytes(w.ty.dtype, &shape(w))).sum(),
+        };
+        let kept = self.states().into_iter().filter(|(name, ..)| !name.starts_with(GRAD));
+        weights + kept.map(|(_, dtype, shape)| bytes(dtype, &shape)).sum::<u64>()
+    }
+
     /// Refuses what does not fit the memory that the device has left.
     pub fn check_memory(&self, device: &dyn Device) -> Result<(), Error> {
-        let (need, have) = (self.memory()?.iter().sum(), device.available());
+        let (need, have) = (self.memory()?.iter().sum::<u64>() + self.copy_bytes(), device.available());
         if need <= have {
             return Ok(());
         }

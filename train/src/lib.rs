@@ -16,6 +16,7 @@ pub mod metrics;
 pub mod plot;
 pub mod preference;
 pub mod router;
+mod saver;
 pub mod scaler;
 pub mod schedule;
 pub mod settings;

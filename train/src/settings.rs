@@ -278,6 +278,8 @@ settings! {
         metrics: Vec<Measured>, "NAME", "What to write of the metrics beside metrics.jsonl; may be repeated";
         freeze: Vec<String>, "PATTERN", "Weights whose names match (* is any text) stay as they are: no gradient, no moments; may be repeated";
         neftune_alpha: f64, "X", "Noise on embeddings under training (NEFTune): uniform in ±X over the root of a sequence's tokens times the hidden size";
+        #[arg(num_args = 0..=1, default_missing_value = "true")]
+        async_save: bool, "BOOL", "Write checkpoints from a copy of the state while the run goes on [default: false]";
         set: Vec<String>, "KEY=VALUE", "An option of the strategy, such as loss_type=ipo (a table in the file); may be repeated";
         reference: PathBuf, "DIR", "Strategies with a reference policy: the model directory of it [default: the model that the run starts from]";
         old: PathBuf, "DIR", "grpo: the model directory of the policy that wrote the answers [default: none, and each ratio is 1]";

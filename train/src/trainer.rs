@@ -13,6 +13,7 @@ use crate::hooks::{At, Hook};
 use crate::metrics::{self, Csv, Events, Metrics, Recorder, Validation, mfu};
 use crate::plot;
 use crate::preference::Batch as _;
+use crate::saver::{Saver, Written};
 use crate::schedule::Schedule;
 use crate::settings::{Length, Measured, Settings};
 use crate::signals::Stop;
@@ -50,8 +51,6 @@ pub struct Trainer<'a> {
     pub settings: Settings,
     /// Text of the model's `config.json`.
     pub config: String,
-    /// The run's folder.
-    pub folder: &'a RunFolder,
     /// Where the run stands.
     pub state: TrainerState,
     /// Operations of forward and backward for a token, and what the machine can do in a second: for `mfu`.
@@ -72,6 +71,7 @@ pub fn total_steps(settings: &Settings, items: u64) -> u64 {
 /// A run under way.
 struct Run<'a, 'b> {
     t: Trainer<'a>,
+    saver: Saver,
     sampler: Sampler,
     schedule: Schedule,
     /// The files of metrics.
@@ -85,17 +85,20 @@ struct Run<'a, 'b> {
 }
 
 impl<'a> Trainer<'a> {
-    /// Runs to the end, or until `stop` asks for it; then the last state is saved. Answers the number of steps made.
-    pub fn run(self, callbacks: &mut dyn Callbacks, stop: &Stop) -> Result<u64, Error> {
+    /// Runs to the end, or until `stop` asks for it; then the last state is saved in the run's folder. Answers the number of steps made.
+    pub fn run(self, folder: RunFolder, callbacks: &mut dyn Callbacks, stop: &Stop) -> Result<u64, Error> {
         let sampler = Sampler::new(self.data.train.len(), self.settings.seed)?;
         let schedule = self.settings.schedule(self.state.total_steps)?;
-        let files = files(self.folder.path(), &self.settings, self.state.step, callbacks)?;
+        let files = files(folder.path(), &self.settings, self.state.step, callbacks)?;
         let tokens = self.settings.batch * self.settings.seq;
         let empty = |_| Batch::of(self.settings.strategy.kind(), tokens);
         let batches = (0..self.settings.accum).map(empty).collect();
-        let mut run = Run { t: self, sampler, schedule, files, batches, callbacks, saved: None, skipped: 0 };
+        let saver = Saver::new(folder, self.settings.keep);
+        let mut run =
+            Run { t: self, saver, sampler, schedule, files, batches, callbacks, saved: None, skipped: 0 };
         let done = run.all(stop);
         if let Err(e) = &done {
+            run.settle(true);
             run.tell(&mut |hook, at| hook.on_error(at, e));
         }
         done
@@ -148,10 +151,11 @@ impl Run<'_, '_> {
             // Steps that change nothing would in time push out the checkpoints from before the trouble.
             if due(self.t.settings.save_every) && step < self.t.state.total_steps && self.skipped == 0 {
                 // The last checkpoint stays good, and there may be room the next time.
-                if let Err(e) = self.save() {
-                    self.callbacks.note(&format!("not saved, the run goes on: {e}"));
+                if let Err(e) = self.save(self.t.settings.async_save == Some(true)) {
+                    self.not_saved(&e);
                 }
             }
+            self.settle(false);
             self.tell(&mut |hook, at| hook.on_batch_end(at));
             if self.t.state.epoch > epoch {
                 self.tell(&mut |hook, at| hook.on_epoch_end(at));
@@ -160,8 +164,9 @@ impl Run<'_, '_> {
                 }
             }
         }
+        self.settle(true);
         if self.saved != Some(self.t.state.step) {
-            self.save()?;
+            self.save(false)?;
         }
         self.tell(&mut |hook, at| hook.on_train_end(at));
         Ok(self.t.state.step)
@@ -169,7 +174,16 @@ impl Run<'_, '_> {
 
     /// Calls a hook point: of the files of metrics, of the user, of all else. What fails there is told.
     fn tell(&mut self, point: &mut dyn FnMut(&mut dyn Hook, &At) -> Result<(), Error>) {
-        let at = At { out: self.t.folder.path(), state: &self.t.state };
+        self.tell_of(None, point);
+    }
+
+    /// The same of a state that was.
+    fn tell_of(
+        &mut self,
+        state: Option<&TrainerState>,
+        point: &mut dyn FnMut(&mut dyn Hook, &At) -> Result<(), Error>,
+    ) {
+        let at = At { out: self.saver.path(), state: state.unwrap_or(&self.t.state) };
         for file in &mut self.files {
             if let Err(e) = point(file.as_mut(), &at) {
                 self.callbacks.note(&e.to_string());
@@ -286,23 +300,46 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    fn save(&mut self) -> Result<(), Error> {
-        let at = At { out: self.t.folder.path(), state: &self.t.state };
+    /// Saves the state; `behind` the run, the checkpoint is there later, and [`settle`](Self::settle) hears of it.
+    fn save(&mut self, behind: bool) -> Result<(), Error> {
+        // Never two at once.
+        self.settle(true);
+        let at = At { out: self.saver.path(), state: &self.t.state };
         self.files.iter_mut().try_for_each(|hook| hook.on_saving(&at))?;
         self.callbacks.on_saving(&at)?;
         self.t.hooks.iter_mut().try_for_each(|hook| hook.on_saving(&at))?;
         let t = &self.t;
         let mut contents = Snapshot::new(&t.engine, &t.config, &t.data.tokenizer, t.state.clone());
-        let saved = t.folder.save(t.state.step, &mut contents, t.settings.keep)?;
+        if behind {
+            return Ok(self.saver.begin(&mut contents)?);
+        }
+        let written = self.saver.save(&mut contents);
+        self.published(written)
+    }
+
+    /// Hears what became of a checkpoint that is written behind the run, if that is known, or after waiting for it.
+    fn settle(&mut self, wait: bool) {
+        let Some(written) = self.saver.written(wait) else { return };
+        if let Err(e) = written.map_err(Error::from).and_then(|written| self.published(written)) {
+            self.not_saved(&e);
+        }
+    }
+
+    fn not_saved(&mut self, e: &Error) {
+        self.callbacks.note(&format!("not saved, the run goes on: {e}"));
+    }
+
+    fn published(&mut self, written: Written) -> Result<(), Error> {
+        let saved = written.saved?;
         saved.notes.iter().for_each(|n| self.callbacks.note(n));
-        self.saved = Some(t.state.step);
-        let path = t.folder.path();
+        self.saved = Some(written.state.step);
+        let path = self.saver.path();
         // A picture is no reason to end a run.
         match plot::draw(&path.join(METRICS), &path.join(PICTURE)) {
             Ok(notes) => notes.iter().for_each(|n| self.callbacks.note(n)),
             Err(e) => self.callbacks.note(&e.to_string()),
         }
-        self.tell(&mut |hook, at| hook.on_checkpoint(at, &saved.path));
+        self.tell_of(Some(&written.state), &mut |hook, at| hook.on_checkpoint(at, &saved.path));
         Ok(())
     }
 }

@@ -30,6 +30,7 @@ pub fn recipe(storage: DType, rule: Rule) -> Recipe {
         router: RouterLosses::default(),
         adapter: None,
         frozen: vec![],
+        async_save: false,
         neftune: None,
         objective: None,
     }

@@ -43,7 +43,7 @@ const HALVES: [&str; 12] = [
 const KINDS: [(&[&str], On); 6] = [
     (&["--save-every", "1", "--batch", "4", "--eval-every", "3"], On::Text),
     (&HALVES, On::Shards),
-    (&["--save-every", "1", "--batch", "4", "--optimizer", "sgd", "--keep", "1"], On::Shards),
+    (&["--save-every", "1", "--batch", "4", "--optimizer", "sgd", "--keep", "1", "--async-save"], On::Shards),
     (&["--save-every", "1", "--batch", "2", "--accum", "2", "--keep", "0"], On::Shards),
     (&["--save-every", "1", "--batch", "4", "--dtype", "bf16", "--lora-rank", "4", "--dora"], On::Model),
     (&["--save-every", "1", "--batch", "2", "--accum", "2", "--eval-every", "3"], On::Pairs),

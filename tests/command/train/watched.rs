@@ -224,3 +224,67 @@ fn read_by_tensorboard(folder: &Path, want: &BTreeMap<String, Vec<(u64, f32)>>) 
     assert_eq!(&read, want);
     println!("TensorBoard reads {} tags in {}", read.len(), folder.display());
 }
+
+/// A limit on the size of files stands for a full disk, and goes away again.
+#[test]
+fn checkpoints_behind_the_run_that_fail_are_told_and_others_are_as_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let (waits, out) = (dir.path().join("waits"), dir.path().join("behind"));
+    let flags = ["--batch", "4", "--save-every", "2", "--steps", "9", "--keep", "0"];
+    good(small(&waits).args(flags));
+    let heard = dir.path().join("heard");
+    let mut behind = small(&out);
+    behind.args(flags).args(["--async-save", "--on", "checkpoint", &format!("cat >> '{}'", heard.display())]);
+    let limited = Command::new("prlimit").arg("--version").output().is_ok_and(|o| o.status.success());
+    if limited {
+        // The one before is there first, and the one that fails has the time to.
+        let there = out.join("step_000002/manifest.json");
+        let limit = format!(
+            "until [ -f '{}' ]; do sleep 0.02; done; prlimit --pid $PPID --fsize=20000:",
+            there.display()
+        );
+        behind.args([
+            "--on",
+            "step:3",
+            &limit,
+            "--on",
+            "step:6",
+            "sleep 0.5; prlimit --pid $PPID --fsize=unlimited:",
+        ]);
+    }
+    let told = good(&mut behind);
+    let saved = |out: &Path| {
+        let names = fs::read_dir(out).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        names.filter(|n| n.starts_with("step_")).collect::<BTreeSet<_>>()
+    };
+    let mut all = saved(&waits);
+    assert_eq!(all.len(), 5);
+    match limited {
+        true => {
+            assert!(told.contains("not saved, the run goes on: ") && all.remove("step_000004"), "{told}");
+        }
+        false => println!("without prlimit no checkpoint fails"),
+    }
+    assert_eq!(saved(&out), all, "{told}");
+    for name in &all {
+        for file in ["model.safetensors", "optimizer.safetensors"] {
+            let read = |out: &Path| fs::read(out.join(name).join(file)).unwrap();
+            assert!(read(&waits) == read(&out), "{name}/{file}");
+        }
+    }
+    let heard = fs::read_to_string(heard).unwrap();
+    let steps: Vec<u64> =
+        heard.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()["step"].as_u64().unwrap()).collect();
+    let want: Vec<u64> = all.iter().map(|n| n["step_".len()..].parse().unwrap()).collect();
+    assert_eq!(steps, want);
+    let plan = |flag: Option<&str>| -> Value {
+        let mut c = small(&dir.path().join("plan"));
+        let out = c.args(["--batch", "4", "--dry-run", "--json"]).args(flag).output().unwrap();
+        assert!(out.status.success(), "{}", stderr(&out));
+        serde_json::from_slice(&out.stdout).unwrap()
+    };
+    let (with, without) = (plan(Some("--async-save")), plan(None));
+    assert_eq!(without["copy_bytes"], 0);
+    let weights = with["weight_bytes"].as_u64().unwrap();
+    assert_eq!(with["copy_bytes"].as_u64().unwrap(), 3 * weights, "weights and two moments");
+}

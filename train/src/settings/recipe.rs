@@ -63,6 +63,7 @@ impl Settings {
             },
             adapter: None,
             frozen: self.freeze.clone().unwrap_or_default(),
+            async_save: self.async_save.unwrap_or(false),
             neftune: self.neftune_alpha.map(|alpha| (alpha, self.seed)),
             objective: None,
         }
