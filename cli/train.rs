@@ -17,6 +17,7 @@ use astrai_train::checkpoint::{
 };
 use astrai_train::dataset::{Dataset, Sources};
 use astrai_train::engine::{Engine, Plan, Recipe};
+use astrai_train::frozen::fingerprint;
 use astrai_train::hooks::{Commands, Hook};
 use astrai_train::lora::{Beside, Fresh, is_adapter};
 use astrai_train::settings::{Length, Partial, Settings};
@@ -285,8 +286,18 @@ fn run(
         folder.path(),
         screen,
     )?;
-    let state = state(&settings, &data, machine.device.identity(), checkpoint.as_ref(), screen)?;
+    let mut state = state(&settings, &data, machine.device.identity(), checkpoint.as_ref(), screen)?;
     let base = model.as_ref().map(Model::source);
+    if let (Some(_), Some(model)) = (&recipe.adapter, &model) {
+        screen.progress("looking at the base's weights", 0, 1);
+        let known = state.base.replace(fingerprint(&model.config, model.source(), recipe.storage));
+        if known.is_some() && known != state.base {
+            bail!(
+                "{}: its weights are not those beside which the adapter was trained; give that --model, or begin another run",
+                settings.model.as_deref().unwrap_or(Path::new("")).display()
+            );
+        }
+    }
     let (fresh, beside);
     let source: &dyn WeightSource = match (&checkpoint, base, &recipe.adapter) {
         (Some(c), Some(base), Some(_)) => {
