@@ -12,7 +12,7 @@ use astrai_serve::request::{Request, Sampling};
 use astrai_serve::stop::StopStrings;
 use astrai_serve::template::Message;
 use astrai_train::evaluation::{
-    Answers, Encoder, Line, Metric, Outcome, Prompt, Question, Scored, Tally, Task,
+    Answers, Encoder, Line, Metric, Outcome, Prompt, Question, Scored, Tally, Task, answer_tokens,
 };
 use clap::Args;
 use serde_json::{Map, Value, json};
@@ -231,7 +231,8 @@ impl Evaluator<'_> {
                         )?
                     }
                 };
-                let room = self.context.saturating_sub(*max_tokens);
+                let max_tokens = max_tokens.unwrap_or_else(|| answer_tokens(self.context, ids.len()));
+                let room = self.context.saturating_sub(max_tokens);
                 if room == 0 {
                     return Err(format!(
                         "`max_tokens` {max_tokens} leaves no room for a prompt in a context of {}",
@@ -242,7 +243,7 @@ impl Evaluator<'_> {
                 ids.drain(..ids.len().saturating_sub(room));
                 let stops = StopStrings::new(stop, false).map_err(|e| e.to_string())?;
                 let sampling =
-                    Sampling { temperature: 0.0, max_tokens: Some(*max_tokens), ..Sampling::default() };
+                    Sampling { temperature: 0.0, max_tokens: Some(max_tokens), ..Sampling::default() };
                 Ok(Asked::Answer(Box::new(Request { sampling, ..Request::new(ids) }), stops))
             }
         }

@@ -17,10 +17,13 @@ use astrai_train::checkpoint::{
 };
 use astrai_train::dataset::{Dataset, Sources};
 use astrai_train::engine::{Engine, Plan, Recipe};
+use astrai_train::frozen::fingerprint;
+use astrai_train::hooks::{Commands, Hook};
 use astrai_train::lora::{Beside, Fresh, is_adapter};
 use astrai_train::settings::{Length, Partial, Settings};
 use astrai_train::signals::Stop;
 use astrai_train::trainer::{Callbacks, Trainer, total_steps};
+use astrai_train::update::matches;
 use clap::Args;
 use serde_json::{Map, json};
 use std::io::Write;
@@ -98,7 +101,7 @@ impl Train {
             Some(taken) => taken,
             None => self.take(&path, &mut screen)?,
         };
-        let steps = run(begin, &machine, &folder, checkpoint, &mut screen)?;
+        let steps = run(begin, &machine, folder, checkpoint, &mut screen)?;
         drop(screen);
         let newest = path.join(folder_name(steps));
         if self.json {
@@ -157,6 +160,7 @@ impl Train {
         let plan = Plan::new(&begin.config, &begin.recipe, machine.backend(), Dump::None)?;
         let scoring = policies::shown(&begin, &machine)?;
         let [weights, states, arenas] = plan.memory()?;
+        let copy = plan.copy_bytes();
         let launches = [&plan.grad, &plan.update].map(|p| p.plan.launches());
         let (parameters, trained) = (begin.config.parameter_count(), plan.trained_parameters());
         let flops = flops_per_token(&begin.config, settings);
@@ -170,7 +174,7 @@ impl Train {
             let report = json!({
                 "parameters": parameters, "trained_parameters": trained, "reads": begin.sources.shown, "steps": steps, "epochs": settings.epochs,
                 "tokens_per_step": tokens, "flops_per_token": flops,
-                "weight_bytes": weights, "state_bytes": states, "planned_bytes": arenas,
+                "weight_bytes": weights, "state_bytes": states, "planned_bytes": arenas, "copy_bytes": copy,
                 "launches_grad": launches[0], "launches_update": launches[1],
                 "frozen": scoring.iter().map(|(name, _, bytes)| (name.to_string(), json!(bytes))).collect::<Map<_, _>>(),
             });
@@ -188,8 +192,11 @@ impl Train {
                 ("weights", bytes(weights)),
                 ("gradients and optimiser", bytes(states)),
                 ("activations and scratch", bytes(arenas)),
-                ("memory in all", bytes(weights + states + arenas)),
             ];
+            if copy > 0 {
+                rows.push(("copy for checkpoints", bytes(copy)));
+            }
+            rows.push(("memory in all", bytes(weights + states + arenas + copy)));
             for (name, from, need) in scoring {
                 let before =
                     need.map_or(String::new(), |n| format!(", scored before the first step in {}", bytes(n)));
@@ -256,7 +263,7 @@ fn text(path: &Path) -> Result<String, Failure> {
 fn run(
     begin: Begin,
     machine: &Machine,
-    folder: &RunFolder,
+    folder: RunFolder,
     checkpoint: Option<Opened>,
     screen: &mut Screen,
 ) -> Result<u64, Failure> {
@@ -279,8 +286,18 @@ fn run(
         folder.path(),
         screen,
     )?;
-    let state = state(&settings, &data, machine.device.identity(), checkpoint.as_ref(), screen)?;
+    let mut state = state(&settings, &data, machine.device.identity(), checkpoint.as_ref(), screen)?;
     let base = model.as_ref().map(Model::source);
+    if let (Some(_), Some(model)) = (&recipe.adapter, &model) {
+        screen.progress("looking at the base's weights", 0, 1);
+        let known = state.base.replace(fingerprint(&model.config, model.source(), recipe.storage));
+        if known.is_some() && known != state.base {
+            bail!(
+                "{}: its weights are not those beside which the adapter was trained; give that --model, or begin another run",
+                settings.model.as_deref().unwrap_or(Path::new("")).display()
+            );
+        }
+    }
     let (fresh, beside);
     let source: &dyn WeightSource = match (&checkpoint, base, &recipe.adapter) {
         (Some(c), Some(base), Some(_)) => {
@@ -299,13 +316,17 @@ fn run(
     let mut engine = Engine::open(plan, source, &machine.device, &mut load)?;
     if let Some(c) = &checkpoint {
         engine.restore(&c.optimizer, c.trainer.step)?;
+        engine.loss_scale = c.trainer.loss_scale.or(engine.loss_scale);
     }
     drop(checkpoint);
     let peak = Peaks::compute(&*machine.device, engine.recipe().storage).unwrap_or(0.0);
     let flops = (flops_per_token(&config, &settings), peak);
     let stop = Stop::on_signals().map_err(|e| format!("signals: {e}"))?;
     let total = state.total_steps;
-    let steps = Trainer { engine, data, settings, config: text, folder, state, flops }.run(screen, &stop)?;
+    let commands = Commands::new(settings.on.as_deref().unwrap_or_default())?;
+    let hooks: Vec<Box<dyn Hook>> = vec![Box::new(commands)];
+    let trainer = Trainer { engine, data, settings, config: text, state, flops, hooks };
+    let steps = trainer.run(folder, screen, &stop)?;
     if stop.requested() && steps < total {
         screen.note(&format!("stopped at step {steps} of {total}; go on with --resume"));
     }
@@ -352,14 +373,19 @@ fn check_router(config: &ModelConfig, s: &Settings) -> Result<(), Failure> {
 }
 
 /// Operations of forward and backward for a token, nothing computed twice: 6 for each parameter of a product that it meets, 4 where
-/// that is frozen beside an adapter, and 12 for each component of a head and token of the sequence (PaLM, arXiv:2204.02311, appendix B).
+/// that is frozen, and 12 for each component of a head and token of the sequence (PaLM, arXiv:2204.02311, appendix B).
 pub fn flops_per_token(config: &ModelConfig, settings: &Settings) -> f64 {
     let names = config.names;
     let products = config
         .tensors()
         .into_iter()
         .filter(|t| t.shape.len() > 1 && (config.tie_embeddings || t.name != names.embed));
-    let all: u64 = products.map(|t| t.elements()).sum();
+    let frozen = |name: &str| settings.freeze.iter().flatten().any(|pattern| matches(pattern, name));
+    let (mut all, mut fixed) = (0, 0);
+    for t in products {
+        all += t.elements();
+        fixed += if frozen(&t.name) { t.elements() } else { 0 };
+    }
     let idle = |l: &LayerSpec| match &l.mlp {
         MlpSpec::Experts(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
         MlpSpec::Stacked(e) => 3 * (e.count - e.chosen) * e.intermediate * config.hidden_size,
@@ -368,5 +394,5 @@ pub fn flops_per_token(config: &ModelConfig, settings: &Settings) -> f64 {
     let parameters = all - config.layers.iter().map(idle).sum::<usize>() as u64;
     let heads = (config.num_layers * config.heads * config.head_dim) as f64;
     let each = if settings.lora_rank.is_some() { 4.0 } else { 6.0 };
-    each * parameters as f64 + 12.0 * heads * settings.seq as f64
+    each * parameters as f64 - 2.0 * fixed as f64 + 12.0 * heads * settings.seq as f64
 }

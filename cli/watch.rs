@@ -1,6 +1,8 @@
 //! A training run on the screen: a bar with loss, tokens a second, MFU and the time left where a person watches; else a line
 //! now and then; or every row as JSON. A run does not end because nobody reads.
 
+use astrai_train::Error;
+use astrai_train::hooks::{At, Hook};
 use astrai_train::metrics::{StepMetrics, Validation};
 use astrai_train::trainer::Callbacks;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -102,10 +104,14 @@ impl Callbacks for Screen {
             }
         }
     }
+}
 
-    fn step(&mut self, row: &StepMetrics, total: u64) {
+impl Hook for Screen {
+    fn on_optimizer_step(&mut self, at: &At, row: &StepMetrics) -> Result<(), Error> {
+        let total = at.state.total_steps;
         if self.json {
-            return self.row(row);
+            self.row(row);
+            return Ok(());
         }
         let validation = self.validation.map_or(String::new(), |v| format!(", val {v:.4}"));
         let shown =
@@ -132,9 +138,10 @@ impl Callbacks for Screen {
                 }
             }
         }
+        Ok(())
     }
 
-    fn validated(&mut self, row: &Validation) {
+    fn on_validation(&mut self, _: &At, row: &Validation) -> Result<(), Error> {
         self.validation = Some(row.val_loss);
         match self.json {
             true => self.row(row),
@@ -144,12 +151,14 @@ impl Callbacks for Screen {
                 self.line(&format!("step {}: validation loss {:.4}{tasks}", row.step, row.val_loss));
             }
         }
+        Ok(())
     }
 
-    fn saved(&mut self, path: &Path) {
+    fn on_checkpoint(&mut self, _: &At, path: &Path) -> Result<(), Error> {
         if !self.json {
             self.line(&format!("saved {}", path.display()));
         }
+        Ok(())
     }
 }
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Fills .cache/ in the repository root with what tests use when it is there, all of it from PyPI: NVRTC, NVIDIA's run-time
-# compiler, the Python clients of OpenAI's and Anthropic's APIs, jsonschema, h5py, and Zig, which brings a clang that compiles for other processors. With
+# compiler, the Python clients of OpenAI's and Anthropic's APIs, jsonschema, h5py, TensorBoard, and Zig, which brings a clang that compiles for other processors. With
 # the argument `peft` also PEFT, transformers and PyTorch, which take some GB. Running it again changes nothing. Without pip or without a network it says
 # so and leaves with success: the tests that want these then print that they were skipped.
 set -u
@@ -57,6 +57,11 @@ h5py() {
     "$python" -m pip install --quiet --no-compile --only-binary=:all: --target "$1/unpacked" "h5py==$h5py"
 }
 
+tensorboard=2.21.0
+tensorboard() {
+    "$python" -m pip install --quiet --no-compile --only-binary=:all: --target "$1/unpacked" "tensorboard==$tensorboard"
+}
+
 anthropic=2.13.0
 anthropic() {
     "$python" -m pip install --quiet --no-compile --only-binary=:all: --target "$1/unpacked" "anthropic==$anthropic"
@@ -78,6 +83,7 @@ fill "zig $zig" "$root/.cache/zig/$zig" zig
 version=$("${python:-false}" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || echo none)
 fill "openai $openai" "$root/.cache/openai/$openai-python$version" openai
 fill "h5py $h5py" "$root/.cache/h5py/$h5py-python$version" h5py
+fill "tensorboard $tensorboard" "$root/.cache/tensorboard/$tensorboard-python$version" tensorboard
 fill "anthropic $anthropic" "$root/.cache/anthropic/$anthropic-python$version" anthropic
 fill "jsonschema $jsonschema" "$root/.cache/jsonschema/$jsonschema-python$version" jsonschema
 if [ "${1:-}" = peft ]; then

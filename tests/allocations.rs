@@ -72,6 +72,9 @@ fn a_step_allocates_nothing_after_the_first() {
             optimizer: Optimizer::new(rule, 0.1, Some(1.0)),
             router: RouterLosses::default(),
             adapter: None,
+            frozen: vec![],
+            async_save: false,
+            neftune: None,
             objective: None,
         };
         let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None).unwrap();

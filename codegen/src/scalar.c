@@ -276,3 +276,20 @@ INLINE int64_t f32_to_i64(float x) {
 INLINE int64_t i_div(int64_t a, int64_t b) { return b == 0 ? 0 : b == -1 ? 0 - a : a / b; }
 /* The index, held inside 0 .. n. */
 INLINE index_t i_hold(index_t i, index_t n) { return i < 0 ? 0 : i < n ? i : n - 1; }
+
+/* Element i of the stream at (seed, step): the upper 24 bits of its word of Philox4x32-10, on [0, 1). */
+INLINE float random_uniform(int64_t seed, int64_t step, uint32_t stream, int64_t i) {
+    uint32_t c0 = (uint32_t)(i >> 2), c1 = stream, c2 = (uint32_t)step, c3 = (uint32_t)((uint64_t)step >> 32);
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)((uint64_t)seed >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint64_t a = (uint64_t)0xd2511f53u * c0, b = (uint64_t)0xcd9e8d57u * c2;
+        c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
+        c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
+        c1 = (uint32_t)b;
+        c3 = (uint32_t)a;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    uint32_t low = i & 1 ? c1 : c0, high = i & 1 ? c3 : c2;
+    return (float)((i & 2 ? high : low) >> 8) * 0x1p-24f;
+}

@@ -62,6 +62,9 @@ pub fn train(
         optimizer: course.optimizer,
         router: RouterLosses::default(),
         adapter: course.adapter.map(|(adapter, _)| adapter.clone()),
+        frozen: vec![],
+        async_save: false,
+        neftune: None,
         objective: None,
     };
     let plan = Plan::new(&model.config, &recipe, machine.backend(), Dump::None).map_err(|e| e.to_string())?;

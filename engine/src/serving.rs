@@ -19,7 +19,7 @@ use astrai_serve::cache::KvCache;
 use astrai_serve::engine::{Engine, Settings};
 use astrai_serve::http::{HttpSettings, Served};
 use astrai_serve::paged::PagedModel;
-use astrai_serve::recommended::{Asked, Recommended};
+use astrai_serve::recommended::{self, Asked, Recommended};
 use astrai_serve::scheduler::plan::{Embedding, ProgramKind};
 use astrai_serve::template::{Chat, ChatTemplate, Message};
 use astrai_serve::tokenizer::Tokenizer;
@@ -183,29 +183,34 @@ impl Published {
     pub fn read_adapted(folder: &Path, adapter: Option<&Path>, hear: Hear) -> Result<Published, Error> {
         let model = Model::open_adapted(folder, adapter)?;
         model.config.check_decoder()?;
-        Published::of(folder, model, hear)
+        Published::of(folder, adapter, model, hear)
     }
 
     /// The same of an encoder too, whose engine gives vectors and no answers.
     pub fn read_any(folder: &Path, adapter: Option<&Path>, hear: Hear) -> Result<Published, Error> {
-        Published::of(folder, Model::open_adapted(folder, adapter)?, hear)
+        Published::of(folder, adapter, Model::open_adapted(folder, adapter)?, hear)
     }
 
-    fn of(folder: &Path, model: Model, hear: Hear) -> Result<Published, Error> {
-        // An adapter's folder need not have a tokenizer, its base has.
-        let own = folder.join("tokenizer.json").is_file();
-        let texts = if own { folder } else { model.folder.as_deref().unwrap_or(folder) };
+    fn of(folder: &Path, adapter: Option<&Path>, model: Model, hear: Hear) -> Result<Published, Error> {
         // A file holds its texts itself.
         let written = is_gguf(folder).then(|| gguf::texts(folder)).transpose()?;
-        let texts = written.as_ref().map_or(texts, |written| written.path());
-        let tokenizer = Tokenizer::open(texts).map_err(|e| e.to_string())?;
-        let template = ChatTemplate::open(texts).map_err(|e| e.to_string())?;
+        let base = written.as_ref().map(|w| w.path()).or(model.folder.as_deref()).unwrap_or(folder);
+        // An adapter's folder need not have all of these files; what it lacks, its base has.
+        let places = [adapter, Some(folder), Some(base)];
+        let with = |name: &str| places.into_iter().flatten().find(|p| p.join(name).is_file()).unwrap_or(base);
+        let tokenizer = Tokenizer::open(with("tokenizer.json")).map_err(|e| e.to_string())?;
+        let mut template = None;
+        for place in places.into_iter().flatten().filter(|p| p.is_dir()) {
+            if template.is_none() {
+                template = ChatTemplate::open(place).map_err(|e| e.to_string())?;
+            }
+        }
         let (has, takes) = (tokenizer.vocabulary(), model.config.vocab_size);
         if has > takes {
             let line = format!("its tokenizer has {has} tokens, the model {takes}; use the model's own");
             return Err(format!("{}: {line}", folder.display()).into());
         }
-        let recommended = Recommended::read(texts, takes).map_err(|e| e.to_string())?;
+        let recommended = Recommended::read(with(recommended::FILE), takes).map_err(|e| e.to_string())?;
         let all = model.warnings.iter().chain(tokenizer.warnings()).chain(&recommended.warnings);
         all.for_each(|line| hear(Note::Warning(line)));
         Ok(Published { folder: folder.to_path_buf(), model, tokenizer, template, recommended })

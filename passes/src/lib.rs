@@ -7,7 +7,9 @@ mod decompose;
 mod differentiate;
 mod flatten;
 mod fold;
+mod freeze;
 mod merge;
+mod perturb;
 mod pipeline;
 mod plan;
 mod precision;
@@ -25,7 +27,9 @@ pub use differentiate::{
 };
 pub use flatten::flatten;
 pub use fold::{Derived, fold};
+pub use freeze::freeze;
 pub use merge::merge;
+pub use perturb::{NOISE_COUNTERS, NOISE_WIDTH, Noise, perturb};
 pub use pipeline::pipeline;
 pub use plan::{
     Draft, alias_states, assign_layouts, form_regions, is_version, place, schedule, version_leaf,

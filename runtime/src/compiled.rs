@@ -4,6 +4,7 @@ use crate::Error;
 use crate::stages::{Dump, Stage};
 use astrai_ir::{Backend, DType, Graph, Kernel, Narrow, Plan};
 use astrai_passes as passes;
+use std::collections::BTreeSet;
 
 /// How a graph is compiled.
 #[derive(Clone, Debug)]
@@ -12,6 +13,10 @@ pub struct Options {
     pub storage: DType,
     /// What is trained in the place of the graph's own weights, which are then frozen.
     pub adapter: Option<passes::Adapter>,
+    /// Checkpoint tensors that training leaves as they are.
+    pub frozen: Option<BTreeSet<String>>,
+    /// Noise on embeddings.
+    pub noise: Option<passes::Noise>,
     /// How the weights of linear layers are stored, where not as numbers of their own.
     pub narrow: Option<Narrow>,
     /// Which stages are kept for the reader.
@@ -33,6 +38,8 @@ impl Default for Options {
         Options {
             storage: DType::F32,
             adapter: None,
+            frozen: None,
+            noise: None,
             narrow: None,
             dump: Dump::None,
             gradient_of: None,

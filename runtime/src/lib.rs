@@ -16,7 +16,8 @@ mod value;
 pub mod weights;
 
 pub use astrai_passes::{
-    ACCUMULATE, Adapter, Destination, Factors, GRAD, Gradients, MeshSharding, Recompute, linear_layers,
+    ACCUMULATE, Adapter, Destination, Factors, GRAD, Gradients, MeshSharding, NOISE_COUNTERS, NOISE_WIDTH,
+    Noise, Recompute, linear_layers,
 };
 pub use buffers::Buffers;
 pub use compile::compile;

@@ -10,7 +10,8 @@ use crate::files::object;
 use crate::request::Sampling;
 use astrai_files::read_present;
 
-const FILE: &str = "generation_config.json";
+/// Name of the file.
+pub const FILE: &str = "generation_config.json";
 
 /// Far beyond any such file.
 const LARGEST: u64 = 1 << 20;

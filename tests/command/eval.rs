@@ -129,6 +129,10 @@ fn numbers_are_those_of_run_and_generate() {
         (&one["tasks"]["choices"]["lines"], &one["tasks"]["choices"]["acc_stderr"]),
         (&json!(1), &Value::Null)
     );
+    // 256 tokens are more than the model's 64: an answer has what its prompt leaves, at least half.
+    let asks = |prompt: &str| json!({"prompt": prompt, "regex": "^"});
+    let open = put(dir.path(), "open.jsonl", &[asks("Files"), asks(&"Files are found. ".repeat(20))]);
+    assert_eq!(object(&mut eval(&[&open]))["tasks"]["open"]["lines"], 2);
 }
 
 #[test]

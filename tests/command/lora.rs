@@ -2,7 +2,7 @@
 
 use crate::cases::case;
 use crate::cli::altered;
-use crate::train::fixture::{beside, good, losses, program, refused, shared};
+use crate::train::fixture::{beside, fails, good, losses, program, refused, shared};
 use astrai_runtime::weights::Checkpoint;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -109,6 +109,13 @@ fn an_adapter_is_trained_read_and_exported() {
     assert_eq!(text["torch_dtype"], "bfloat16");
     read_by_others([&base, &newest, &dir.path().join("whole")], &own, dir.path());
     good(program().arg("generate").arg(&newest).args(["--prompt", "fn", "--max-tokens", "2", "--seed", "1"]));
+    // What the adapter's folder lacks, the base's has.
+    let (copy, wrong) = (dir.path().join("copy"), "generation_config.json");
+    copied(&base, &copy);
+    fs::write(copy.join(wrong), r#"{"temperature": "hot"}"#).unwrap();
+    let mut generate = program();
+    generate.arg("generate").arg(&copy).args(["--adapter", at, "--prompt", "fn", "--max-tokens", "2"]);
+    assert!(newest.join("tokenizer.json").is_file() && refused(&mut generate).contains(wrong));
     let own_base = newest.join("adapter_config.json");
     let text = fs::read_to_string(&own_base).unwrap();
     fs::write(&own_base, text.replace(config["base_model_name_or_path"].as_str().unwrap(), ".")).unwrap();
@@ -122,6 +129,40 @@ fn an_adapter_is_trained_read_and_exported() {
     );
     assert!(again(&["--dora"]).starts_with("dora: no adapter is trained"));
     assert!(again(&["--lora-rank", "0"]).contains("lora_rank: 0 is outside"));
+}
+
+fn copied(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(|e| e.unwrap()) {
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+/// A run beside a model that was named from another folder goes on; beside one whose weights are others now it does not.
+#[test]
+fn an_adapter_goes_on_beside_its_base_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (out, base) = (dir.path().join("out"), dir.path().join("base"));
+    copied(&shared().join("run/step_000001"), &base);
+    let mut first = program();
+    first
+        .current_dir(dir.path())
+        .args(["train", "--model", "base", "--out", "out", "--seq", "32", "--batch", "2"]);
+    first.arg("--data").arg(shared().join("run/data")).args(["--lora-rank", "2", "--steps", "2"]);
+    good(&mut first);
+    let resume = |steps: &str| {
+        let mut c = program();
+        c.args(["train", "--resume", "--out"]).arg(&out).args(["--steps", steps]);
+        c
+    };
+    good(&mut resume("3"));
+    let weights = base.join("model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&0.25f32.to_le_bytes());
+    fs::write(&weights, bytes).unwrap();
+    let (line, _) = fails(&mut resume("4"));
+    assert!(line.contains("its weights are not those beside which the adapter was trained"), "{line}");
 }
 
 /// What PEFT makes of the base and the adapter, and transformers of what was exported, from the weights in f32.

@@ -66,6 +66,81 @@ impl<'a> Snapshot<'a> {
     }
 }
 
+impl Snapshot<'_> {
+    /// A copy in this memory, for which the engine need not stand still.
+    ///
+    /// # Errors
+    /// The engine's memory cannot be read.
+    pub fn copied(&mut self, mut bytes: Vec<u8>) -> Result<Copied, FileError> {
+        bytes.clear();
+        let mut places = HashMap::new();
+        for part in [Part::Model, Part::Optimizer] {
+            for entry in self.entries(part) {
+                let begin = bytes.len();
+                self.write(part, &entry, &mut |piece| {
+                    bytes.extend_from_slice(piece);
+                    Ok(())
+                })?;
+                places.insert(entry.name, begin..bytes.len());
+            }
+        }
+        let (config, tokenizer) = (self.config.to_string(), self.tokenizer.to_vec());
+        let (state, adapter, parts) = (self.state.clone(), self.adapter.clone(), self.parts.clone());
+        Ok(Copied { config, tokenizer, state, adapter, parts, bytes, places })
+    }
+}
+
+/// A copy of a checkpoint's contents.
+pub struct Copied {
+    config: String,
+    tokenizer: Vec<Attachment>,
+    state: TrainerState,
+    adapter: Option<String>,
+    parts: [Vec<Entry>; 2],
+    bytes: Vec<u8>,
+    /// Bytes of each entry.
+    places: HashMap<String, Range<usize>>,
+}
+
+impl Copied {
+    /// Its memory.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+}
+
+impl Contents for Copied {
+    fn config(&self) -> String {
+        self.config.clone()
+    }
+
+    fn tokenizer(&self) -> &[Attachment] {
+        &self.tokenizer
+    }
+
+    fn adapter(&self) -> Option<String> {
+        self.adapter.clone()
+    }
+
+    fn trainer(&self) -> TrainerState {
+        self.state.clone()
+    }
+
+    fn entries(&self, part: Part) -> Vec<Entry> {
+        self.parts[usize::from(part == Part::Optimizer)].clone()
+    }
+
+    fn write(&mut self, part: Part, entry: &Entry, sink: &mut Sink) -> Result<(), FileError> {
+        let bytes = self.places.get(&entry.name).and_then(|place| self.bytes.get(place.clone()));
+        sink(bytes.ok_or_else(|| missing(part, entry))?)
+    }
+}
+
+fn missing(part: Part, entry: &Entry) -> FileError {
+    let file = if part == Part::Model { MODEL } else { OPTIMIZER };
+    FileError::refused(Path::new(file), format!("no tensor `{}`", entry.name))
+}
+
 impl Contents for Snapshot<'_> {
     fn config(&self) -> String {
         self.config.to_string()
@@ -90,8 +165,7 @@ impl Contents for Snapshot<'_> {
     fn write(&mut self, part: Part, entry: &Entry, sink: &mut Sink) -> Result<(), FileError> {
         let file = if part == Part::Model { MODEL } else { OPTIMIZER };
         let refused = |why: String| FileError::refused(Path::new(file), why);
-        let found = self.places.get(&entry.name);
-        let (buffer, range) = found.ok_or_else(|| refused(format!("no tensor `{}`", entry.name)))?;
+        let (buffer, range) = self.places.get(&entry.name).ok_or_else(|| missing(part, entry))?;
         let written = self.engine.buffers().read_some(buffer, range.clone(), sink);
         written.map_err(|e| refused(e.to_string()))?
     }

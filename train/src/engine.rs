@@ -7,19 +7,20 @@ mod objective;
 
 use crate::batch::PackedBatch;
 use crate::router::{ExpertLoads, RouterLosses, RouterStats};
+use crate::scaler::LossScale;
 use crate::strategies::{self, Sizes, Strategy};
-use crate::update::{self, EMA, MASTER, Optimizer, Rule, Stages};
+use crate::update::{self, EMA, MASTER, Optimizer, Rule, Stages, matches};
 use astrai_builders::{Logits, Loss, ModelConfig, Program as Built, placements};
 use astrai_ir::ops::{Op, Weight};
 use astrai_ir::shard::{STAGES, Shard};
 use astrai_ir::{Backend, DType, Dim, Graph, Mesh, Node, Placement, Sharding, inline_calls};
 use astrai_runtime::{
-    Adapter, Buffers, Compiled, Destination, Device, Dump, Error, GRAD, Gradients, MeshSharding, Options,
-    Profile, Recompute, Session, WeightSource, compile,
+    Adapter, Buffers, Compiled, Destination, Device, Dump, Error, GRAD, Gradients, MeshSharding, Noise,
+    Options, Profile, Recompute, Session, WeightSource, compile,
 };
 use inputs::{Inputs, LOSS_SCALE, LR};
 use objective::Metrics;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// How a model is trained; batches may be smaller than these sizes.
@@ -43,6 +44,12 @@ pub struct Recipe {
     pub router: RouterLosses,
     /// What is trained in the place of the model's weights.
     pub adapter: Option<Adapter>,
+    /// Patterns of the names of checkpoint tensors that stay as they are.
+    pub frozen: Vec<String>,
+    /// Noise on embeddings under training (NEFTune): alpha, and the seed of the noise.
+    pub neftune: Option<(f64, u64)>,
+    /// Checkpoints are written from a copy while the run goes on.
+    pub async_save: bool,
     /// What is learnt of a batch, which then has as many sequences as said here; the mean cross-entropy of all targets where there is none.
     pub objective: Option<Arc<dyn Strategy>>,
 }
@@ -101,12 +108,14 @@ impl Plan {
         let leaves = placements(config, mesh, &graph);
         let shards = MeshSharding { mesh: mesh.clone(), leaves, stage, trained: false };
         let (storage, adapter) = (recipe.storage, recipe.adapter.clone());
-        let score = Options { storage, adapter, trained: true, shards, ..Options::default() };
+        let frozen = frozen(config, recipe)?;
+        let score = Options { storage, adapter, frozen, trained: true, shards, ..Options::default() };
         let grad = Options {
             shards: MeshSharding { trained: true, ..score.shards.clone() },
             dump,
             gradient_of: Some("loss".into()),
             gradients: Gradients { to, recompute: recipe.recompute },
+            noise: noise(config, recipe),
             ..score.clone()
         };
         let (grad, score) = (compile(&graph, backend, &grad)?, compile(&alone, backend, &score)?);
@@ -168,15 +177,53 @@ impl Plan {
         Ok([weights, states, arenas])
     }
 
+    /// Bytes of the copy from which a checkpoint is written while the run goes on; 0 where it waits.
+    pub fn copy_bytes(&self) -> u64 {
+        if !self.recipe.async_save {
+            return 0;
+        }
+        let bytes = |dtype: DType, shape: &[usize]| (shape.iter().product::<usize>() * dtype.bytes()) as u64;
+        let weights: u64 = match self.recipe.adapter {
+            Some(_) => 4 * self.trained_parameters(),
+            None => self.weights.iter().map(|w| bytes(w.ty.dtype, &shape(w))).sum(),
+        };
+        let kept = self.states().into_iter().filter(|(name, ..)| !name.starts_with(GRAD));
+        weights + kept.map(|(_, dtype, shape)| bytes(dtype, &shape)).sum::<u64>()
+    }
+
     /// Refuses what does not fit the memory that the device has left.
     pub fn check_memory(&self, device: &dyn Device) -> Result<(), Error> {
-        let (need, have) = (self.memory()?.iter().sum(), device.available());
+        let (need, have) = (self.memory()?.iter().sum::<u64>() + self.copy_bytes(), device.available());
         if need <= have {
             return Ok(());
         }
         let remedy = "use a smaller model, --batch or --seq, --recompute full, or --dtype bf16".into();
         Err(Error::Memory { what: "training this model".into(), need, have, remedy })
     }
+}
+
+/// The checkpoint tensors that a recipe freezes.
+fn frozen(config: &ModelConfig, recipe: &Recipe) -> Result<Option<BTreeSet<String>>, Error> {
+    if recipe.frozen.is_empty() {
+        return Ok(None);
+    }
+    let (mut names, all) = (BTreeSet::new(), config.tensors());
+    for pattern in &recipe.frozen {
+        let hits: Vec<_> = all.iter().filter(|t| matches(pattern, &t.name)).map(|t| t.name.clone()).collect();
+        if hits.is_empty() {
+            return Err(Error::Input(format!("freeze: `{pattern}` names no weight of this model")));
+        }
+        names.extend(hits);
+    }
+    if names.len() == all.len() {
+        return Err(Error::Input("freeze: nothing is left to train".into()));
+    }
+    Ok(Some(names))
+}
+
+fn noise(config: &ModelConfig, recipe: &Recipe) -> Option<Noise> {
+    let (alpha, _) = recipe.neftune?;
+    Some(Noise { table: config.names.embed.into(), scale: alpha / (config.hidden_size as f64).sqrt() })
 }
 
 /// The loss that a step differentiates, and the one that is only computed, without those of the routers.
@@ -263,6 +310,8 @@ pub struct StepResult {
     pub targets: usize,
     /// Router metrics, where expert loads are counted.
     pub router: Option<RouterStats>,
+    /// What the loss was multiplied by for its gradient, where weights are stored as f16.
+    pub loss_scale: Option<f64>,
 }
 
 /// A model under training.
@@ -276,6 +325,8 @@ pub struct Engine {
     inputs: Inputs,
     loads: ExpertLoads,
     metrics: Metrics,
+    /// What the loss is multiplied by for its gradient, where weights are stored as f16.
+    pub loss_scale: Option<LossScale>,
     /// Steps taken, over all runs.
     pub steps: u64,
 }
@@ -306,7 +357,21 @@ impl Engine {
         let (grad, update, score) = (session(plan.grad)?, session(plan.update)?, session(plan.score)?);
         let (weights, recipe) = (plan.weights, plan.recipe);
         let (inputs, loads, metrics) = (Inputs::new(), ExpertLoads::default(), Metrics::of(&grad));
-        Ok(Engine { grad, update, score, buffers, weights, recipe, inputs, loads, metrics, steps: 0 })
+        let loss_scale = recipe.optimizer.scaled.then(LossScale::default);
+        let steps = 0;
+        Ok(Engine {
+            grad,
+            update,
+            score,
+            buffers,
+            weights,
+            recipe,
+            inputs,
+            loads,
+            metrics,
+            loss_scale,
+            steps,
+        })
     }
 
     /// One optimiser step: the gradient of the mean loss over all targets of these batches, and of the mean over batches of the
@@ -325,14 +390,15 @@ impl Engine {
         if targets == 0 {
             return Err(Error::Input("no target in a step counts".into()));
         }
-        let mut loss = 0.0;
+        let (mut loss, scale) = (0.0, self.scale());
         for (i, batch) in batches.enumerate() {
             self.inputs.set(batch);
-            self.inputs.scalar(LOSS_SCALE, 1.0 / targets as f64);
-            self.inputs.of_micro_batch(i, count, &self.recipe.router);
+            self.noise(&batch.starts, i);
+            self.inputs.scalar(LOSS_SCALE, scale / targets as f64);
+            self.inputs.of_micro_batch(i, count, &self.recipe.router, scale);
             self.inputs.run(&mut self.grad, 0..LR)?;
             let alone = self.grad.scalar("cross_entropy").or(self.grad.scalar("loss"));
-            loss += f64::from(alone.unwrap_or(f32::NAN));
+            loss += f64::from(alone.unwrap_or(f32::NAN)) / scale;
             self.loads.add(&self.grad);
         }
         self.update(loss, targets, count, lr)
@@ -347,18 +413,35 @@ impl Engine {
         Ok(())
     }
 
+    /// The noise of a micro-batch: each step, also one that is left out, draws its own.
+    fn noise(&mut self, starts: &[i32], micro_batch: usize) {
+        if let Some((_, seed)) = self.recipe.neftune {
+            self.inputs.noise(starts, seed, (self.steps << 20) + micro_batch as u64);
+        }
+    }
+
+    /// What the loss is multiplied by for its gradient.
+    fn scale(&self) -> f64 {
+        self.loss_scale.map_or(1.0, |s| s.scale)
+    }
+
     fn update(&mut self, loss: f64, targets: usize, count: usize, lr: f64) -> Result<StepResult, Error> {
-        let t = self.steps as f64 + 1.0;
+        let t = self.loss_scale.map_or(self.steps, |s| s.updates) as f64 + 1.0;
         self.inputs.scalar(LR, lr);
+        self.inputs.scalar(LR + 3, 1.0 / self.scale());
         if let Some([beta1, beta2]) = self.recipe.optimizer.betas() {
             self.inputs.scalar(LR + 1, 1.0 / (1.0 - beta1.powf(t)));
             self.inputs.scalar(LR + 2, 1.0 / (1.0 - beta2.powf(t)));
         }
-        self.inputs.run(&mut self.update, LR..LR + 3)?;
+        self.inputs.run(&mut self.update, LR..LR + 4)?;
         let grad_norm = f64::from(self.update.scalar("grad_norm").unwrap_or(f32::NAN));
         self.steps += 1;
         let applied = grad_norm <= self.recipe.optimizer.most();
-        Ok(StepResult { loss, grad_norm, applied, targets, router: self.loads.stats(count) })
+        let loss_scale = self.loss_scale.map(|s| s.scale);
+        if let Some(scale) = &mut self.loss_scale {
+            scale.note(grad_norm.is_finite());
+        }
+        Ok(StepResult { loss, grad_norm, applied, targets, router: self.loads.stats(count), loss_scale })
     }
 
     /// Sum of the losses of a batch and the number of its targets that count.

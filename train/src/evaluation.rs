@@ -14,4 +14,4 @@ mod tests;
 pub use during::Loaded;
 pub use scored::{Encoder, Scored};
 pub use tally::{Metric, Outcome, Tally};
-pub use task::{Answers, Line, Prompt, Question, Task};
+pub use task::{Answers, Line, Prompt, Question, Task, answer_tokens};

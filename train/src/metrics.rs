@@ -1,6 +1,15 @@
 //! What a run measured. In: a row a step. Out: `metrics.jsonl`, one JSON object a line, each written whole at once; on
 //! resume cut back to the checkpoint's step, so that the file is what an uninterrupted run would have written, but
-//! for times. A number that is not finite is `null`, because JSON has no other word for it.
+//! for times. A number that is not finite is `null`, because JSON has no other word for it. The same rows as a table and for
+//! TensorBoard are made beside it.
+
+mod csv;
+mod recorder;
+mod tensorboard;
+
+pub use csv::Csv;
+pub(crate) use recorder::Recorder;
+pub use tensorboard::Events;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -8,6 +17,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
 
 use crate::router::RouterStats;
 use astrai_files::{FileError, System, open, replace, shown};
@@ -43,6 +53,9 @@ pub struct StepMetrics {
     /// Share of the machine's peak that the model's own arithmetic reached; see [`mfu`].
     #[serde(deserialize_with = "number")]
     pub mfu: f64,
+    /// What the loss was multiplied by for its gradient, where weights are stored as f16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
     /// What the routers of a model with experts did.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub router: Option<RouterStats>,
@@ -82,6 +95,29 @@ impl Row {
             Row::Validation(row) => row.step,
         }
     }
+}
+
+/// The fields of a row, as its line has them.
+fn fields(row: &Row) -> Result<Map<String, Value>, serde_json::Error> {
+    match serde_json::to_value(row)? {
+        Value::Object(fields) => Ok(fields),
+        _ => Ok(Map::new()),
+    }
+}
+
+/// A file that takes row after row.
+pub trait Writer {
+    /// Appends a row. When it fails, the file is left with the whole rows it had, and the run may go on.
+    ///
+    /// # Errors
+    /// The system refuses.
+    fn add(&mut self, row: &Row) -> Result<(), FileError>;
+
+    /// Makes all rows durable; before a checkpoint is published, so that none of its steps can be missing.
+    ///
+    /// # Errors
+    /// The system refuses.
+    fn sync(&self) -> Result<(), FileError>;
 }
 
 fn number<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
@@ -140,12 +176,10 @@ impl Metrics {
         let file = File::options().append(true).open(path).map_err(FileError::io(path, "open it"))?;
         Ok(Metrics { path: path.to_path_buf(), file, length })
     }
+}
 
-    /// Appends a row. When it fails, the file is left with the whole lines it had, and the run may go on.
-    ///
-    /// # Errors
-    /// The system refuses.
-    pub fn add(&mut self, row: &Row) -> Result<(), FileError> {
+impl Writer for Metrics {
+    fn add(&mut self, row: &Row) -> Result<(), FileError> {
         let mut line = serde_json::to_vec(row)
             .map_err(|e| FileError::refused(&self.path, format!("a row is no JSON: {e}")))?;
         line.push(b'\n');
@@ -158,11 +192,7 @@ impl Metrics {
         Ok(())
     }
 
-    /// Makes all rows durable; before a checkpoint is published, so that none of its steps can be missing.
-    ///
-    /// # Errors
-    /// The system refuses.
-    pub fn sync(&self) -> Result<(), FileError> {
+    fn sync(&self) -> Result<(), FileError> {
         self.file.sync_data().map_err(FileError::io(&self.path, "make it durable"))
     }
 }

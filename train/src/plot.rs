@@ -189,7 +189,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::metrics::{Metrics, StepMetrics, Validation};
+    use crate::metrics::{Metrics, StepMetrics, Validation, Writer};
 
     fn row(step: u64, loss: f64, lr: f64) -> Row {
         let (tokens, rest) = (step, 0.0);
@@ -203,6 +203,7 @@ mod tests {
             tokens_per_s: rest,
             seconds: rest,
             mfu: rest,
+            loss_scale: None,
             router: None,
             metrics: Default::default(),
         })

@@ -95,6 +95,8 @@ pub enum Storage {
     F32,
     /// bfloat16, with 32-bit master weights, moments and arithmetic
     Bf16,
+    /// Half precision, else as bf16, with dynamic scaling of the loss
+    F16,
 }
 
 /// Which activations the backward pass computes again instead of keeping them.
@@ -107,6 +109,16 @@ pub enum Recompute {
     Selective,
     /// All inside a layer: the least memory
     Full,
+}
+
+/// What is written of a run's metrics beside `metrics.jsonl`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Measured {
+    /// A table, metrics.csv
+    Csv,
+    /// Event files of TensorBoard, in the folder tensorboard
+    Tensorboard,
 }
 
 /// How long a run is.
@@ -123,6 +135,7 @@ macro_rules! settings {
         required { $($(#[$extra:meta])* $rname:ident: $rkind:ty, $rvalue:literal, $rhelp:literal;)* }
         optional { $($(#[$oextra:meta])* $oname:ident: $okind:ty, $ovalue:literal, $ohelp:literal;)* }
         defaulted { $($name:ident: $kind:ty = $default:expr, $shown:literal, $value:literal, $help:literal;)* }
+        of_process { $($(#[$pextra:meta])* $pname:ident: $pkind:ty, $pvalue:literal, $phelp:literal;)* }
     ) => {
         /// Some of the settings: what the flags give, or what a file gives.
         #[derive(Args, Clone, Debug, Default, PartialEq)]
@@ -144,6 +157,12 @@ macro_rules! settings {
                 #[arg(long, value_name = $value, help = concat!($help, " [default: ", $shown, "]"))]
                 pub $name: Option<$kind>,
             )*
+            $(
+                #[doc = $phelp]
+                #[arg(long, value_name = $pvalue, help = $phelp)]
+                $(#[$pextra])*
+                pub $pname: Option<$pkind>,
+            )*
         }
 
         /// All settings of a run, checked.
@@ -153,6 +172,7 @@ macro_rules! settings {
             $(#[doc = $rhelp] pub $rname: $rkind,)*
             $(#[doc = $ohelp] pub $oname: Option<$okind>,)*
             $(#[doc = $help] pub $name: $kind,)*
+            $(#[doc = $phelp] #[serde(skip)] pub $pname: Option<$pkind>,)*
         }
 
         impl Default for Settings {
@@ -163,7 +183,7 @@ macro_rules! settings {
 
         /// Keys of `run.toml`.
         const KEYS: &[&str] =
-            &[$(stringify!($rname),)* $(stringify!($oname),)* $(stringify!($name),)*];
+            &[$(stringify!($rname),)* $(stringify!($oname),)* $(stringify!($name),)* $(stringify!($pname),)*];
 
         #[cfg(test)]
         const SHOWN: &[(&str, &str)] = &[$((stringify!($name), $shown),)*];
@@ -176,6 +196,7 @@ macro_rules! settings {
                     $($rname: Some(s.$rname),)*
                     $($oname: s.$oname,)*
                     $($name: Some(s.$name),)*
+                    $($pname: s.$pname,)*
                 })
             }
         }
@@ -187,6 +208,7 @@ macro_rules! settings {
                     $($rname: file::take(&mut table, stringify!($rname), file)?,)*
                     $($oname: file::take(&mut table, stringify!($oname), file)?,)*
                     $($name: file::take(&mut table, stringify!($name), file)?,)*
+                    $($pname: file::take(&mut table, stringify!($pname), file)?,)*
                 })
             }
 
@@ -196,6 +218,7 @@ macro_rules! settings {
                     $($rname: self.$rname.or(other.$rname),)*
                     $($oname: self.$oname.or(other.$oname),)*
                     $($name: self.$name.or(other.$name),)*
+                    $($pname: self.$pname.or(other.$pname),)*
                 }
             }
 
@@ -205,6 +228,7 @@ macro_rules! settings {
                     $($rname: self.$rname.unwrap_or_default(),)*
                     $($oname: self.$oname,)*
                     $($name: self.$name.unwrap_or($default),)*
+                    $($pname: self.$pname,)*
                 }
             }
         }
@@ -250,6 +274,12 @@ settings! {
         skip_norm: f64, "NORM", "Leave out a step whose gradient norm is above this; twenty in a row end the run";
         ema: f64, "X", "Decay of a moving average of the weights, kept beside them";
         group: Vec<String>, "PATTERN:KEY=X", "Weights whose names match (* is any text) train otherwise: rate=X times the learning rate, decay=X; both by a comma; may be repeated";
+        #[arg(num_args = 1..)]
+        metrics: Vec<Measured>, "NAME", "What to write of the metrics beside metrics.jsonl; may be repeated";
+        freeze: Vec<String>, "PATTERN", "Weights whose names match (* is any text) stay as they are: no gradient, no moments; may be repeated";
+        neftune_alpha: f64, "X", "Noise on embeddings under training (NEFTune): uniform in ±X over the root of a sequence's tokens times the hidden size";
+        #[arg(num_args = 0..=1, default_missing_value = "true")]
+        async_save: bool, "BOOL", "Write checkpoints from a copy of the state while the run goes on [default: false]";
         set: Vec<String>, "KEY=VALUE", "An option of the strategy, such as loss_type=ipo (a table in the file); may be repeated";
         reference: PathBuf, "DIR", "Strategies with a reference policy: the model directory of it [default: the model that the run starts from]";
         old: PathBuf, "DIR", "grpo: the model directory of the policy that wrote the answers [default: none, and each ratio is 1]";
@@ -278,6 +308,11 @@ settings! {
         keep: usize = 3, "3", "N", "Newest checkpoints to keep; 0 means all";
         eval_every: u64 = 0, "0", "STEPS", "Updates between validations, one more at the end; 0 means none";
         threads: usize = 0, "0", "N", "Threads; 0 means one a core";
+    }
+    // A checkpoint is data, and may be a stranger's: what it says is never run.
+    of_process {
+        #[arg(num_args = 2, value_names = ["WHEN", "COMMAND"])]
+        on: Vec<String>, "WHEN", "Run a command of the shell, a line of JSON on its standard input; WHEN is begin, step:N, every:N, epoch, eval, checkpoint, end or error (a table in the file; never kept in checkpoints); may be repeated";
     }
 }
 

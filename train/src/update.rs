@@ -14,7 +14,7 @@ mod muon;
 mod rule;
 
 pub use muon::{Muon, Scale};
-pub use rule::{Group, Optimizer, Rest, Rule};
+pub use rule::{Group, Optimizer, Rest, Rule, matches};
 use rule::{Step, Treatment};
 
 /// Prefix of f32 master weights; here and below a buffer's or checkpoint tensor's name follows.
@@ -38,7 +38,7 @@ pub struct Stages {
 }
 
 /// The update of these weights. Inputs, all f32 scalars: `lr`, and for AdamW `correction1` = 1/(1 - beta1^t) and
-/// `correction2` = 1/(1 - beta2^t) for step t from 1. Output: `grad_norm`, of the gradients before clipping. States: `grad.<buffer>`,
+/// `correction2` = 1/(1 - beta2^t) for step t from 1; [`UNSCALE`] where gradients are scaled. Output: `grad_norm`, of the gradients before clipping. States: `grad.<buffer>`,
 /// the weight itself, `master.<buffer>` where the weight is narrower than f32, and the optimiser's moments.
 pub fn build(weights: &[Weight], optimizer: &Optimizer, stages: Option<&Stages>) -> Result<Graph, IrError> {
     let mut g = Graph::default();
@@ -74,6 +74,8 @@ pub fn build(weights: &[Weight], optimizer: &Optimizer, stages: Option<&Stages>)
 
 /// Name of the tensor in the bodies of blocks; its states' names follow from it.
 const TENSOR: &str = "weight";
+/// One over what the loss was multiplied by, an input.
+pub const UNSCALE: &str = "unscale";
 /// The sum of squares so far, a parameter.
 const TOTAL: &str = "total";
 /// Whether all gradients are finite and none too large, a parameter.
@@ -108,7 +110,7 @@ impl Kinds {
                 let tensor = Weight { name: TENSOR.into(), parts: w.rows(), ..w.clone() };
                 let mut add =
                     |what: &str, body| g.add_block(Arc::new(Block::new(&format!("{what}_{kind}"), body)));
-                kinds.norms.push(add("norm", squares(&tensor)?));
+                kinds.norms.push(add("norm", squares(&tensor, optimizer)?));
                 kinds.updates.push(add("update", update(&tensor, optimizer, &key.3)?));
                 known.push(key);
             }
@@ -149,12 +151,23 @@ fn state(g: &mut Graph, prefix: &str, w: &Weight, dtype: DType) -> Result<NodeId
     g.push(State { name: format!("{prefix}{}", w.name), ty: w.ty.with(dtype) }, &[])
 }
 
+/// A tensor's gradient, of the loss as it is.
+fn gradient(g: &mut Graph, w: &Weight, optimizer: &Optimizer) -> Result<NodeId, IrError> {
+    let grad = state(g, GRAD, w, DType::F32)?;
+    if !optimizer.scaled {
+        return Ok(grad);
+    }
+    let (factor, shape) = (scalar(g, UNSCALE)?, g.ty(grad).shape.clone());
+    let factor = g.broadcast(factor, &shape)?;
+    g.mul(grad, factor)
+}
+
 /// The body that adds the squares of a tensor's gradient to a sum, in a fixed order: along rows, then over rows.
-fn squares(w: &Weight) -> Result<Graph, IrError> {
+fn squares(w: &Weight, optimizer: &Optimizer) -> Result<Graph, IrError> {
     let mut g = Graph::default();
     g.scope("norm", |g| {
         let total = scalar(g, TOTAL)?;
-        let grad = state(g, GRAD, w, DType::F32)?;
+        let grad = gradient(g, w, optimizer)?;
         let mut sum = g.mul(grad, grad)?;
         while g.ty(sum).rank() > 0 {
             let last = g.ty(sum).rank() - 1;
@@ -170,7 +183,7 @@ fn squares(w: &Weight) -> Result<Graph, IrError> {
 fn update(w: &Weight, optimizer: &Optimizer, treatment: &Treatment) -> Result<Graph, IrError> {
     let mut g = Graph::default();
     g.scope("update", |g| {
-        let grad = state(g, GRAD, w, DType::F32)?;
+        let grad = gradient(g, w, optimizer)?;
         let lr = scalar(g, "lr")?;
         let corrections = match treatment.step {
             Step::Adam { .. } => [scalar(g, "correction1")?, scalar(g, "correction2")?],

@@ -15,14 +15,18 @@ pub(super) const ARCHETYPE: Archetype =
 /// What a dot's kernel takes along.
 fn root(g: &Graph, id: NodeId, limits: &Limits) -> Root {
     let args = &g.node(id).args;
-    let rows = on_graph(g, id, limits).is_some_and(|f| f.rows);
-    let left = if rows { Takes::Prologue } else { memory(g, args[0]) };
+    let form = on_graph(g, id, limits);
+    let left = match &form {
+        Some(f) if f.rows => Takes::Prologue,
+        Some(DotForm { left: Some(side), .. }) => Takes::Memory(side.at),
+        _ => memory(g, args[0]),
+    };
     let right = match codes(g, id, limits) {
         Some((codes, of)) => {
             let parts = [Some(codes.at), Some(of.scales), of.offsets];
             parts.into_iter().flatten().map(Takes::Memory).collect()
         }
-        None => vec![memory(g, args[1])],
+        None => vec![form.map_or_else(|| memory(g, args[1]), |f| Takes::Memory(f.right.at))],
     };
     Root { takes: [vec![left], right].concat(), epilogue: Epilogue::Pointwise }
 }
@@ -159,12 +163,14 @@ pub(super) fn side(g: &Graph, id: NodeId, free: &[usize], along: &[usize]) -> Op
     walks.then_some(Side { at: v.base, dtype: v.dtype, offset: v.offset, free, along })
 }
 
-/// What the core's loads convert: bf16 to f32. Another widening cast has nothing in memory to read; a narrowing one is stored.
+/// What the core's loads convert: bf16 to f32. Numbers of f16 are widened in memory; another widening cast has nothing there to read;
+/// a narrowing one is stored.
 fn loaded(g: &Graph, id: NodeId) -> Option<View> {
     View::of(g, id, &|cast| {
         let (from, to) = (g.ty(g.node(cast).args[0]).dtype, g.ty(cast).dtype);
         match to {
             DType::F32 if matches!(from, DType::F32 | DType::BF16) => AtCast::Through,
+            DType::F32 if from == DType::F16 => AtCast::Stop,
             _ if to.bytes() < from.bytes() => AtCast::Stop,
             _ => AtCast::Refuse,
         }

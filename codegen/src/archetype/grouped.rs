@@ -22,8 +22,11 @@ pub(super) const ARCHETYPE: Archetype = Archetype {
 fn root(g: &Graph, id: NodeId, limits: &Limits) -> Root {
     let args = &g.node(id).args;
     let mut takes: Vec<Takes> = args.iter().map(|&a| memory(g, a)).collect();
-    if on_graph(g, id, limits).is_some() {
-        takes[0] = Takes::Prologue;
+    if let Some(form) = on_graph(g, id, limits) {
+        (takes[0], takes[1]) = (Takes::Prologue, Takes::Memory(form.right.at));
+    }
+    if let Some(form) = outer(g, id) {
+        takes.iter_mut().zip(form.sides).for_each(|(take, side)| *take = Takes::Memory(side.at));
     }
     Root { takes, epilogue: Epilogue::Pointwise }
 }

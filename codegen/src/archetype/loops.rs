@@ -3,7 +3,7 @@
 
 use super::{Archetype, Limits, integers};
 use crate::kernel_ir::lower::row;
-use astrai_ir::ops::{Op, Reduce, ReduceKind, ScatterKind};
+use astrai_ir::ops::{Op, RandomKind, Reduce, ReduceKind, ScatterKind};
 use astrai_ir::region::{Form, Guard, LoopsForm, Piece};
 use astrai_ir::{DType, Graph, NodeId};
 
@@ -15,7 +15,13 @@ pub fn computes(op: &Op) -> bool {
     op.is_pointwise()
         || op.is_view()
         || row::computes(op)
+        || draws(op)
         || matches!(op, Op::Concat(_) | Op::Pad(_) | Op::Gather(_) | Op::Reduce(_))
+}
+
+/// True for the random numbers that loops draw.
+fn draws(op: &Op) -> bool {
+    matches!(op, Op::Random(r) if r.kind == RandomKind::Uniform && r.ty.dtype == DType::F32)
 }
 
 /// True for a scatter that adds rows to an f32 matrix.

@@ -81,7 +81,9 @@ impl Fours {
             Expr::Compare(kind, a, b) => Expr::Compare(*kind, of(a), of(b)),
             Expr::Select(c, a, b) => Expr::Select(of(c), of(a), of(b)),
             Expr::Cast(from, to, x) => Expr::Cast(*from, *to, of(x)),
-            Expr::Real(_) | Expr::Int(_) | Expr::Local(..) | Expr::Load { .. } => e.clone(),
+            Expr::Real(_) | Expr::Int(_) | Expr::Local(..) | Expr::Load { .. } | Expr::Uniform { .. } => {
+                e.clone()
+            }
         }
     }
 

@@ -34,6 +34,17 @@ pub enum Expr {
     Compare(CompareKind, Box<Expr>, Box<Expr>),
     /// Choice.
     Select(Box<Expr>, Box<Expr>, Box<Expr>),
+    /// Element `at` of the random numbers on [0, 1) of these counters, 24 bits each.
+    Uniform {
+        /// The seed.
+        seed: Box<Expr>,
+        /// The step.
+        step: Box<Expr>,
+        /// The stream.
+        stream: u32,
+        /// Position in the stream.
+        at: Index,
+    },
     /// Conversion: (from, to).
     Cast(DType, DType, Box<Expr>),
 }

@@ -174,6 +174,11 @@ impl<'a> Lower<'a> {
                 let a = Expr::Act(g.act, Box::new(x));
                 Ok(narrow(dtype, Expr::Binary(BinaryKind::Mul, DType::F32, Box::new(a), Box::new(y))))
             }
+            Op::Random(r) => {
+                let mut counter = |i: usize| Ok::<_, String>(Box::new(self.value(arg(i), &[])?));
+                let (seed, step, at) = (counter(0)?, counter(1)?, Index::linear(at, &node.ty().shape));
+                Ok(Expr::Uniform { seed, step, stream: r.stream, at })
+            }
             Op::Gather(g) => {
                 let picks = self.ty(arg(1)).rank() - g.batch;
                 let index: Vec<Index> =

@@ -396,6 +396,9 @@ pub fn expr(e: &Expr) -> String {
             format!("({} {sign} {})", expr(a), expr(b))
         }
         Expr::Select(c, a, b) => format!("({} ? {} : {})", expr(c), expr(a), expr(b)),
+        Expr::Uniform { seed, step, stream, at } => {
+            format!("random_uniform({}, {}, {stream}u, {})", expr(seed), expr(step), index(at))
+        }
         Expr::Cast(from, to, x) => convert(*from, *to, expr(x)),
     }
 }

@@ -4,15 +4,16 @@ use astrai_builders::ModelConfig;
 use astrai_builders::config::{MlpSpec, SharedSpec};
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::Model;
-use astrai_ir::DType;
-use astrai_ir::ops::{GroupScore, Groups, Scores};
+use astrai_ir::ops::{GroupScore, Groups, Random, RandomKind, Scores};
+use astrai_ir::{DType, Dim, Type};
 use astrai_runtime::{Dump, GRAD, Recompute};
 use astrai_train::batch::PackedBatch;
 use astrai_train::checkpoint::{Contents, Part, TrainerState};
 use astrai_train::contents::Snapshot;
-use astrai_train::engine::{Engine, Plan, Recipe};
+use astrai_train::engine::{Engine, Plan, Recipe, StepResult};
 use astrai_train::router::RouterLosses;
-use astrai_train::update::{Optimizer, Rule};
+use astrai_train::scaler::LossScale;
+use astrai_train::update::{MASTER, Optimizer, Rule};
 
 pub const ADAMW: Rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
 
@@ -25,9 +26,12 @@ pub fn recipe(storage: DType, rule: Rule) -> Recipe {
         storage,
         accumulate: false,
         recompute: Recompute::Selective,
-        optimizer: Optimizer::new(rule, 0.1, Some(1.0)),
+        optimizer: Optimizer { scaled: storage == DType::F16, ..Optimizer::new(rule, 0.1, Some(1.0)) },
         router: RouterLosses::default(),
         adapter: None,
+        frozen: vec![],
+        async_save: false,
+        neftune: None,
         objective: None,
     }
 }
@@ -74,7 +78,7 @@ fn state(engine: &Engine) -> Vec<(String, Vec<u8>)> {
 
 #[test]
 fn memory_presets_give_the_same_bits() {
-    for storage in [DType::F32, DType::BF16] {
+    for storage in [DType::F32, DType::BF16, DType::F16] {
         let train = |recompute| {
             let mut engine = open(&Recipe { recompute, ..recipe(storage, ADAMW) });
             let step = |i| engine.step(&[batch(&[40, 29], i)], 1e-3).unwrap().loss;
@@ -105,7 +109,7 @@ fn a_fixed_weight_stays_as_it_is() {
         e.shared = Some(SharedSpec { count: 2, intermediate: 40 });
     }
     let machine = Machine::new(Kind::Cpu, 2).unwrap();
-    for storage in [DType::F32, DType::BF16] {
+    for storage in [DType::F32, DType::BF16, DType::F16] {
         let recipe = recipe(storage, ADAMW);
         let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None).unwrap();
         let model = Model::fresh(config.clone(), vec![], 7);
@@ -177,4 +181,168 @@ fn a_gradient_that_is_no_number_costs_one_step_and_no_more() {
         let step = engine.step(&steps, 1e-3).unwrap();
         assert!(step.applied && step.loss.is_finite(), "accumulate {accumulate}: {step:?}");
     }
+}
+
+/// All gradients of a step, of the loss as it is.
+fn gradients(engine: &mut Engine, batch: &PackedBatch) -> (StepResult, Vec<Vec<f32>>) {
+    let step = engine.step(std::slice::from_ref(batch), 0.0).unwrap();
+    let scale = step.loss_scale.unwrap_or(1.0) as f32;
+    let names: Vec<String> = engine.weights().iter().map(|w| format!("{GRAD}{}", w.name)).collect();
+    let all = names.iter().filter(|n| engine.buffers().shape(n).is_some());
+    (step, all.map(|n| values(engine, n).iter().map(|x| x / scale).collect()).collect())
+}
+
+fn norm<'a>(all: impl IntoIterator<Item = &'a f32>) -> f64 {
+    all.into_iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt()
+}
+
+#[test]
+fn gradients_of_f16_are_those_of_f32_and_scaling_keeps_what_is_small() {
+    let batch = batch(&[40, 29], 1);
+    let mut wide = open(&recipe(DType::F32, ADAMW));
+    let (truth, want) = gradients(&mut wide, &batch);
+    let off = |scale: f64| {
+        let mut engine = open(&recipe(DType::F16, ADAMW));
+        engine.loss_scale = Some(LossScale { scale, ..LossScale::default() });
+        let (step, got) = gradients(&mut engine, &batch);
+        assert!((step.loss - truth.loss).abs() < 2e-3 * truth.loss, "{} against {}", step.loss, truth.loss);
+        let apart = got.iter().flatten().zip(want.iter().flatten()).map(|(a, b)| a - b).collect::<Vec<_>>();
+        let norms = (step.grad_norm - truth.grad_norm).abs() / truth.grad_norm;
+        assert!(norms < if scale > 1.0 { 2e-3 } else { 0.1 }, "{step:?}, {truth:?}");
+        norm(&apart) / norm(want.iter().flatten())
+    };
+    let (scaled, small) = (off(65536.0), off(2f64.powi(-12)));
+    println!("f16 gradients off by {scaled:.1e} of their norm, by {small:.1e} where the loss is small");
+    assert!(scaled < 4e-3 && small > 4.0 * scaled, "{scaled:e}, {small:e}");
+}
+
+#[test]
+fn a_scale_that_is_too_large_is_halved_until_the_run_goes_on() {
+    let mut engine = open(&recipe(DType::F16, ADAMW));
+    let mut scale = 2f64.powi(60);
+    engine.loss_scale = Some(LossScale { scale, ..LossScale::default() });
+    let steps = [batch(&[40, 29], 1)];
+    let before = state(&engine);
+    let mut skipped = 0;
+    let first = loop {
+        let done = engine.step(&steps, 1e-3).unwrap();
+        assert_eq!(done.loss_scale, Some(scale));
+        if done.applied {
+            break done;
+        }
+        assert!(!done.grad_norm.is_finite() && state(&engine) == before, "{done:?}");
+        (scale, skipped) = (scale / 2.0, skipped + 1);
+        assert_eq!(engine.loss_scale.unwrap(), LossScale { scale, clean: 0, updates: 0 });
+    };
+    assert!(skipped > 20, "{skipped}");
+    let last = (0..9).map(|_| engine.step(&steps, 1e-3).unwrap()).last().unwrap();
+    let now = engine.loss_scale.unwrap();
+    println!("{skipped} steps left out, then a scale of {scale}; losses {} to {}", first.loss, last.loss);
+    assert!(last.loss < first.loss - 0.05 && now.updates >= 9, "{first:?}, {last:?}, {now:?}");
+    // The moments count the steps that were made: the first one moves every weight by the rate.
+    let one = |updates| {
+        let mut engine = open(&recipe(DType::F16, ADAMW));
+        (engine.steps, engine.loss_scale) = (updates, Some(LossScale { scale, ..LossScale::default() }));
+        engine.step(&steps, 1e-3).unwrap();
+        state(&engine)
+    };
+    assert!(one(0) == one(7));
+}
+
+/// Frozen: all of the first layer, and the norms.
+#[test]
+fn frozen_weights_stay_and_cost_nothing_and_others_move_as_ever() {
+    let plain = || recipe(DType::BF16, Rule::Sgd { momentum: 0.9, nesterov: false });
+    let frozen = Recipe { frozen: vec!["*layers.0.*".into(), "*norm*".into()], ..plain() };
+    let steps = [batch(&[40, 29], 1)];
+    let (mut engine, mut all) = (open(&frozen), open(&plain()));
+    let fixed: Vec<String> = engine.weights().iter().filter(|w| w.frozen).map(|w| w.name.clone()).collect();
+    let of_first = |n: &String| n.contains("layers.0.");
+    assert!(
+        fixed.iter().any(of_first) && fixed.iter().all(|n| of_first(n) || n.contains("norm")),
+        "{fixed:?}"
+    );
+    let bytes = |e: &Engine, n: &str| e.buffers().read(n, <[u8]>::to_vec).unwrap();
+    for name in &fixed {
+        let kept: Vec<&str> = engine.buffers().names().filter(|n| n.ends_with(name.as_str())).collect();
+        assert_eq!(kept, [name.as_str()], "a frozen weight has neither gradient, moments nor an f32 copy");
+    }
+    let before: Vec<Vec<u8>> = fixed.iter().map(|n| bytes(&engine, n)).collect();
+    let trained: Vec<String> =
+        engine.weights().iter().filter(|w| !w.frozen).map(|w| w.name.clone()).collect();
+    let masters = |e: &Engine| trained.iter().map(|n| values(e, &format!("{MASTER}{n}"))).collect::<Vec<_>>();
+    let old = masters(&engine);
+    let (done, full) = (engine.step(&steps, 1e-2).unwrap(), all.step(&steps, 1e-2).unwrap());
+    assert!(done.loss == full.loss && done.grad_norm < full.grad_norm, "{done:?}, {full:?}");
+    // By hand: the gradient of what is trained, clipped by its own norm, and the decay of matrices.
+    let clip = (1.0 / (done.grad_norm + 1e-6)).min(1.0);
+    for ((name, old), new) in trained.iter().zip(&old).zip(masters(&engine)) {
+        let grad = values(&engine, &format!("{GRAD}{name}"));
+        assert_eq!(grad, values(&all, &format!("{GRAD}{name}")), "{name}");
+        for ((p, g), new) in old.iter().zip(&grad).zip(new) {
+            let want = f64::from(*p) - 1e-2 * (clip * f64::from(*g) + 0.1 * f64::from(*p));
+            assert!((want - f64::from(new)).abs() < 1e-6, "{name}: {new}, by hand {want}");
+        }
+    }
+    (0..3).for_each(|_| assert!(engine.step(&steps, 1e-2).unwrap().applied));
+    assert!(fixed.iter().zip(&before).all(|(n, b)| bytes(&engine, n) == *b));
+    let memory = |recipe: &Recipe| {
+        let config = ModelConfig::parse(crate::train::fixture::SMALL, "small").unwrap().config;
+        let machine = Machine::new(Kind::Cpu, 2).unwrap();
+        Plan::new(&config, recipe, machine.backend(), Dump::None).map(|p| p.memory().unwrap())
+    };
+    let ([w, states, arenas], [w_all, states_all, arenas_all]) =
+        (memory(&frozen).unwrap(), memory(&plain()).unwrap());
+    println!("states {states} of {states_all} bytes, arenas {arenas} of {arenas_all}");
+    assert!(w == w_all && states < states_all * 4 / 5 && states + arenas < states_all + arenas_all);
+    let refused = |pattern: &str| {
+        let e = memory(&Recipe { frozen: vec![pattern.into()], ..plain() }).unwrap_err();
+        e.to_string()
+    };
+    assert!(refused("nothing*").contains("freeze: `nothing*` names no weight of this model"));
+    assert!(refused("*").contains("nothing is left to train"));
+}
+
+/// Each token once and a table of its own: noise on what is looked up is noise on the table.
+#[test]
+fn noise_on_embeddings_is_drawn_by_counters() {
+    let untied = crate::train::fixture::SMALL
+        .replace("\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false");
+    let sgd = || recipe(DType::F32, Rule::Sgd { momentum: 0.0, nesterov: false });
+    let (alpha, seed) = (5.0, 11);
+    let noisy = Recipe { neftune: Some((alpha, seed)), accumulate: true, ..sgd() };
+    let mut batch = PackedBatch::default();
+    let ids: Vec<i32> = (0..40).map(|i| i * 7 + 3).collect();
+    for part in [&ids[..24], &ids[24..]] {
+        batch.push(part, &part.iter().map(|id| (id + 1) % 320).collect::<Vec<_>>());
+    }
+    let mut engine = open_model(&untied, &noisy);
+    let losses: Vec<f64> =
+        (0..2).map(|_| engine.step(&[batch.clone(), batch.clone()], 0.0).unwrap().loss).collect();
+    let (scored, _) = engine.score(&batch).unwrap();
+    let mut quiet = open_model(&untied, &sgd());
+    assert_eq!(scored, quiet.score(&batch).unwrap().0, "noise where nothing is learnt");
+    let table = quiet.weights().iter().find(|w| w.name.contains("embed")).unwrap().name.clone();
+    let old = values(&quiet, &table);
+    let ty = Type::new(DType::F32, [Dim::from(40), Dim::from(32)]);
+    let draws = Random { kind: RandomKind::Uniform, ty, stream: 0x6e65_6674 };
+    let mut by_hand = |draw: i64| {
+        let mut table_now = old.clone();
+        for (t, id) in ids.iter().enumerate() {
+            let width = alpha / f64::sqrt(32.0 * if t < 24 { 24.0 } else { 16.0 });
+            for j in 0..32 {
+                let noise = (2.0 * draws.draw(seed as i64, draw, t * 32 + j) - 1.0) * width;
+                table_now[*id as usize * 32 + j] += noise as f32;
+            }
+        }
+        let bytes: Vec<u8> = table_now.iter().flat_map(|x| x.to_le_bytes()).collect();
+        quiet.buffers().write(&table, |b| b.copy_from_slice(&bytes)).unwrap();
+        quiet.score(&batch).unwrap().0 / 40.0
+    };
+    for (step, loss) in losses.iter().enumerate() {
+        let draw = (step as i64) << 20;
+        let want = (by_hand(draw) + by_hand(draw + 1)) / 2.0;
+        assert!((loss - want).abs() < 1e-6 * want, "step {step}: {loss}, by hand {want}");
+    }
+    assert!(losses[0] != losses[1] && (losses[0] - scored / 40.0).abs() > 1e-3, "{losses:?}, {scored}");
 }

@@ -11,3 +11,4 @@ mod router;
 mod same;
 pub mod strategies;
 mod update;
+mod watched;

@@ -23,11 +23,27 @@ enum On {
     Pairs,
 }
 
+/// Half precision, some weights frozen, noise on embeddings.
+const HALVES: [&str; 12] = [
+    "--save-every",
+    "2",
+    "--batch",
+    "2",
+    "--accum",
+    "2",
+    "--dtype",
+    "f16",
+    "--neftune-alpha",
+    "5",
+    "--freeze",
+    "*layers.0.mlp*",
+];
+
 /// What kinds of runs are killed: their flags, and on what they are.
 const KINDS: [(&[&str], On); 6] = [
     (&["--save-every", "1", "--batch", "4", "--eval-every", "3"], On::Text),
-    (&["--save-every", "2", "--batch", "2", "--accum", "2", "--dtype", "bf16"], On::Shards),
-    (&["--save-every", "1", "--batch", "4", "--optimizer", "sgd", "--keep", "1"], On::Shards),
+    (&HALVES, On::Shards),
+    (&["--save-every", "1", "--batch", "4", "--optimizer", "sgd", "--keep", "1", "--async-save"], On::Shards),
     (&["--save-every", "1", "--batch", "2", "--accum", "2", "--keep", "0"], On::Shards),
     (&["--save-every", "1", "--batch", "4", "--dtype", "bf16", "--lora-rank", "4", "--dora"], On::Model),
     (&["--save-every", "1", "--batch", "2", "--accum", "2", "--eval-every", "3"], On::Pairs),

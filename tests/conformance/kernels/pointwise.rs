@@ -1,8 +1,8 @@
 //! Element by element: every function on every type that it takes, casts between all types, selections, constants.
 
 use crate::kernels::table::{Fill, Table, dims, rows};
-use astrai_ir::ops::{Activation, BinaryKind, CompareKind, Const, GatedAct, UnaryKind};
-use astrai_ir::{DType, Real, Tensor};
+use astrai_ir::ops::{Activation, BinaryKind, CompareKind, Const, GatedAct, Random, RandomKind, UnaryKind};
+use astrai_ir::{DType, Real, Tensor, Type};
 
 const FLOATS: [DType; 5] = [DType::F32, DType::BF16, DType::F16, DType::F8E4M3, DType::F8E5M2];
 const INTS: [DType; 4] = [DType::I64, DType::I32, DType::I8, DType::U8];
@@ -222,5 +222,21 @@ fn gated_activations_constants_and_scalars() {
     let c = t.g.push(c, &[]).unwrap();
     let y = t.g.add(big, c).unwrap();
     t.case("an integer beyond f64", y);
+    t.all_native().run_loops(&SIZES);
+}
+
+#[test]
+fn random_numbers_are_those_of_their_counters() {
+    let mut t = Table::new();
+    let seed = t.input(DType::I64, vec![], Fill::List(vec![-77_000_000_001.0]));
+    let step = t.input(DType::I64, vec![], Fill::List(vec![3_000_000_000_005.0]));
+    let x = t.input(DType::F32, rows(&[5]), Fill::Real(-3.0, 3.0));
+    for stream in [0, 9] {
+        let ty = Type::new(DType::F32, rows(&[5]));
+        let drawn = t.g.push(Random { kind: RandomKind::Uniform, ty, stream }, &[seed, step]).unwrap();
+        t.case(&format!("stream {stream}"), drawn);
+        let sum = t.g.add(drawn, x).unwrap();
+        t.case(&format!("stream {stream}, added"), sum);
+    }
     t.all_native().run_loops(&SIZES);
 }

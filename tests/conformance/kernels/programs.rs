@@ -276,7 +276,7 @@ fn operators_without_a_kernel_run_in_the_interpreter() {
         (t.input(DType::I64, dims(&[]), Fill::Int(5, 5)), t.input(DType::I64, dims(&[]), Fill::Int(2, 2)));
     let r =
         t.g.push(
-            Random { kind: RandomKind::Uniform, ty: Type::new(DType::F32, rows(&[4])), stream: 3 },
+            Random { kind: RandomKind::Normal, ty: Type::new(DType::F32, rows(&[4])), stream: 3 },
             &[seed, step],
         )
         .unwrap();

@@ -1,11 +1,12 @@
 //! In: `trainer.json`, hostile. Out: where a run stands. All that a resumed run needs besides tensors is numbers: the
 //! sampler, the schedule and the random streams are pure functions of them.
 
-use std::path::Path;
+use std::path::{Path, absolute};
 
 use serde::{Deserialize, Serialize};
 
 use super::parse;
+use crate::scaler::LossScale;
 use crate::settings::Settings;
 use astrai_files::FileError;
 
@@ -52,8 +53,14 @@ pub struct TrainerState {
     pub sample: u64,
     /// Random numbers.
     pub random: Counter,
+    /// What the loss is multiplied by, where weights are stored as f16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
     /// Fingerprint of the data, which must be the same on resume.
     pub data: String,
+    /// Fingerprint of the model beside which an adapter is trained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
     /// What wrote it.
     pub versions: Versions,
     /// Settings of the run: schedule, optimizer, dtype and the rest.
@@ -65,6 +72,15 @@ impl TrainerState {
     pub fn new(settings: Settings, total_steps: u64, data: String, compiler: String) -> TrainerState {
         let versions = Versions { astrai: env!("CARGO_PKG_VERSION").to_string(), compiler };
         let random = Counter { seed: settings.seed, step: 0 };
+        // A checkpoint does not keep the process's own.
+        let mut settings = Settings { on: None, ..settings };
+        // Nor where that was started: a run goes on from any folder.
+        let one = [&mut settings.config, &mut settings.model, &mut settings.tokenizer];
+        let policies = [&mut settings.reference, &mut settings.old];
+        let lists = settings.data.iter_mut().chain(settings.eval_task.iter_mut().flatten());
+        for path in one.into_iter().chain(policies).flatten().chain(lists) {
+            *path = absolute(&*path).unwrap_or_else(|_| path.clone());
+        }
         TrainerState {
             format: FORMAT,
             step: 0,
@@ -73,7 +89,9 @@ impl TrainerState {
             epoch: 0,
             sample: 0,
             random,
+            loss_scale: None,
             data,
+            base: None,
             versions,
             settings,
         }

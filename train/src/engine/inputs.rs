@@ -2,7 +2,9 @@
 
 use crate::batch::PackedBatch;
 use crate::router::RouterLosses;
-use astrai_runtime::{Error, Session, Value};
+use crate::update::UNSCALE;
+use astrai_ir::DType;
+use astrai_runtime::{Error, NOISE_COUNTERS, NOISE_WIDTH, Session, Value};
 
 /// Inputs of the programs, kept from step to step.
 pub(super) struct Inputs {
@@ -12,16 +14,21 @@ pub(super) struct Inputs {
 pub(super) const LOSS_SCALE: usize = 4;
 pub(super) const ACCUMULATE: usize = 5;
 const BALANCE: usize = 6;
-pub(super) const LR: usize = 8;
+const WIDTH: usize = 8;
+pub(super) const LR: usize = 11;
 
 impl Inputs {
     pub(super) fn new() -> Inputs {
         let lists = ["input_ids", "positions", "starts", "targets"];
         let of_run = ["loss_scale", astrai_runtime::ACCUMULATE, "balance_scale", "z_scale"];
-        let scalars = of_run.into_iter().chain(["lr", "correction1", "correction2"]);
+        let scalars = of_run.into_iter().chain(["lr", "correction1", "correction2", UNSCALE]);
         let list = |n| (n, Value::i32(&[0], &[]));
         let scalar = |n| (n, Value::f32(&[], &[0.0]));
-        Inputs { values: lists.into_iter().map(list).chain(scalars.map(scalar)).collect() }
+        let mut values: Vec<_> = lists.into_iter().map(list).chain(scalars.map(scalar)).collect();
+        let counter = |n| (n, Value { dtype: DType::I64, shape: vec![], bytes: vec![0; 8] });
+        let noise = [(NOISE_WIDTH, Value::f32(&[0], &[]))].into_iter().chain(NOISE_COUNTERS.map(counter));
+        values.splice(WIDTH..WIDTH, noise);
+        Inputs { values }
     }
 
     pub(super) fn set(&mut self, batch: &PackedBatch) {
@@ -33,11 +40,26 @@ impl Inputs {
         }
     }
 
-    /// Scalars of micro-batch `i` of `count`.
-    pub(super) fn of_micro_batch(&mut self, i: usize, count: usize, router: &RouterLosses) {
+    /// Scalars of micro-batch `i` of `count`, whose loss is multiplied by `scale`.
+    pub(super) fn of_micro_batch(&mut self, i: usize, count: usize, router: &RouterLosses, scale: f64) {
         self.scalar(ACCUMULATE, if i > 0 { 1.0 } else { 0.0 });
         for (at, cost) in [(BALANCE, router.load_balancing), (BALANCE + 1, router.z_loss)] {
-            self.scalar(at, cost / count as f64);
+            self.scalar(at, scale * cost / count as f64);
+        }
+    }
+
+    /// Noise on the embeddings of sequences, each as wide as the root of its length allows.
+    pub(super) fn noise(&mut self, starts: &[i32], seed: u64, draw: u64) {
+        let width = &mut self.values[WIDTH].1;
+        width.bytes.clear();
+        for bounds in starts.windows(2) {
+            let tokens = (bounds[1] - bounds[0]).max(0);
+            let own = (1.0 / f64::from(tokens).sqrt()) as f32;
+            (0..tokens).for_each(|_| width.bytes.extend(own.to_le_bytes()));
+        }
+        width.shape[0] = width.bytes.len() / 4;
+        for (i, counter) in [(1, seed), (2, draw)] {
+            self.values[WIDTH + i].1.bytes.copy_from_slice(&counter.to_le_bytes());
         }
     }
 
@@ -48,7 +70,7 @@ impl Inputs {
     /// Runs with those of these inputs that the program has.
     pub(super) fn run(&self, session: &mut Session, which: std::ops::Range<usize>) -> Result<(), Error> {
         let none = ("", &self.values[0].1);
-        let mut given = [none; 11];
+        let mut given = [none; 15];
         let mut used = 0;
         let has = |name: &str| session.inputs().iter().any(|(n, _)| n == name);
         for (name, value) in self.values[which].iter().filter(|(name, _)| has(name)) {

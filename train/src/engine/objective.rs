@@ -22,13 +22,14 @@ impl Engine {
         self.check(window.len())?;
         self.metrics.clear();
         let (mut loss, mut targets) = (0.0, 0);
-        let scale = 1.0 / objective.denominator(window);
+        let (own, scale) = (self.scale(), self.scale() / objective.denominator(window));
         for (i, batch) in window.iter().enumerate() {
-            self.inputs.of_micro_batch(i, window.len(), &self.recipe.router);
+            self.inputs.of_micro_batch(i, window.len(), &self.recipe.router, own);
+            self.noise(&batch.sequences().starts, i);
             let more = &self.inputs.values[ACCUMULATE..LR];
             targets += judge(&mut self.grad, &*objective, (batch, window), scale, more)?;
             let alone = self.grad.scalar("objective").or(self.grad.scalar("loss"));
-            loss += f64::from(alone.unwrap_or(f32::NAN));
+            loss += f64::from(alone.unwrap_or(f32::NAN)) / own;
             self.loads.add(&self.grad);
             self.metrics.add(&self.grad, &*objective, batch);
         }

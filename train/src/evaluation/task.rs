@@ -16,7 +16,7 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-/// Most tokens of a generated answer unless a line says otherwise.
+/// Most tokens of a generated answer unless a line says otherwise, or the context is short of them.
 const NEW: usize = 256;
 
 const PROMPTS: [&str; 5] = ["prompt", "query", "question", "context", "ctx"];
@@ -65,8 +65,8 @@ pub enum Question {
         prompt: Prompt,
         /// What is right.
         answers: Answers,
-        /// Tokens of the answer at most.
-        max_tokens: usize,
+        /// Tokens of the answer at most, where the line says it.
+        max_tokens: Option<usize>,
         /// Texts that end it.
         stop: Vec<String>,
     },
@@ -293,6 +293,12 @@ fn choice(object: &Object, context: String, key: &str, value: &Value) -> Result<
     Ok(Question::Choice { context, delimiter: delimiter.unwrap_or(" ".into()), choices, gold })
 }
 
+/// Tokens of an answer at most, where a line does not say it: as many as a prompt of this length leaves, or half of the context where it
+/// leaves less.
+pub fn answer_tokens(context: usize, prompt: usize) -> usize {
+    context.saturating_sub(prompt).max(context / 2).min(NEW)
+}
+
 fn generated(object: &Object, prompt: Prompt) -> Result<Question, String> {
     let regex = |key: &str| {
         let Some(value) = object.get(key) else { return Ok(None) };
@@ -308,11 +314,11 @@ fn generated(object: &Object, prompt: Prompt) -> Result<Question, String> {
         (None, None) => return Err("does not say which answer is right; give `answer` or `regex`".into()),
     };
     let max_tokens = match object.get("max_tokens") {
-        None => NEW,
-        Some(n) => n
-            .as_u64()
-            .filter(|n| (1..1 << 20).contains(n))
-            .ok_or("`max_tokens` is no number of at least 1; mend it")? as usize,
+        None => None,
+        Some(n) => {
+            let n = n.as_u64().filter(|n| (1..1 << 20).contains(n));
+            Some(n.ok_or("`max_tokens` is no number of at least 1; mend it")? as usize)
+        }
     };
     let stop = object.get("stop").or(object.get("until")).map(|stop| texts("stop", stop)).transpose()?;
     Ok(Question::Generate { prompt, answers, max_tokens, stop: stop.unwrap_or_default() })

@@ -57,7 +57,7 @@ fn answers_are_right_or_wrong() {
         ),
     ] {
         let Question::Generate { answers, max_tokens, stop, .. } = question(line) else { panic!("{line}") };
-        assert_eq!((answers.metric(), max_tokens, stop.len()), (metric, 256, 0));
+        assert_eq!((answers.metric(), max_tokens, stop.len()), (metric, None, 0));
         assert_eq!((answers.accept(right), answers.accept(wrong)), (Ok(true), Ok(false)), "{line}");
     }
     let slow = question(r#"{"prompt": "p", "regex": "^(a+)+\\1$"}"#);

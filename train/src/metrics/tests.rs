@@ -16,6 +16,7 @@ fn step(step: u64) -> Row {
         tokens_per_s: 1e4,
         seconds: 0.01,
         mfu: 0.25,
+        loss_scale: None,
         router: None,
         metrics: Default::default(),
     })
@@ -127,4 +128,34 @@ proptest! {
         let kept: Vec<u64> = rows.iter().map(Row::step).filter(|step| *step <= at).collect();
         prop_assert_eq!(kept, read(&path).expect("read").0.iter().map(Row::step).collect::<Vec<_>>());
     }
+}
+
+/// A field that comes later is the last column; a table that is begun again from its rows is the same.
+#[test]
+fn a_table_has_a_column_for_each_field() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("metrics.csv");
+    let lost = Row::Step(StepMetrics { loss: f64::NAN, ..as_step(step(2)) });
+    let named = BTreeMap::from([("eval/a, b/\"acc\"".into(), 0.5)]);
+    let rows = [step(1), lost, Row::Validation(Validation { step: 2, val_loss: 4.5, metrics: named })];
+    let mut csv = Csv::create(&path, &[]).expect("created");
+    rows.iter().for_each(|row| csv.add(row).expect("added"));
+    let text = fs::read_to_string(&path).expect("read");
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(
+        lines[0],
+        "step,epoch,tokens,loss,lr,grad_norm,tokens_per_s,seconds,mfu,val_loss,\"eval/a, b/\"\"acc\"\"\""
+    );
+    assert!(
+        lines[2].starts_with("2,") && lines[2].contains(",200,NaN,0.001,") && lines[2].ends_with(",,"),
+        "{text}"
+    );
+    assert_eq!(lines[3], "2,,,,,,,,,4.5,0.5");
+    Csv::create(&path, &rows).expect("created");
+    assert_eq!(fs::read_to_string(&path).expect("read"), text);
+}
+
+fn as_step(row: Row) -> StepMetrics {
+    let Row::Step(step) = row else { panic!() };
+    step
 }

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use super::{Error, Optimizer, Partial, Settings, Strategy};
+use crate::hooks::Commands;
 use crate::schedule::Decay;
 
 /// Most tokens of one update; beyond it, a size is a slip of the keyboard.
@@ -92,6 +93,7 @@ pub(super) fn check_values(s: &Settings) -> Result<(), Error> {
     for text in s.group.iter().flatten() {
         super::recipe::group(text).map_err(Error)?;
     }
+    Commands::new(s.on.as_deref().unwrap_or_default()).map_err(Error)?;
     let objective = s.objective([true; 2])?;
     if s.eval_task.is_some() && objective.is_some() {
         return refuse(
@@ -129,6 +131,9 @@ fn choices(s: &Settings) -> Result<(), Error> {
     }
     if s.lora_rank.is_some() && s.model.is_none() {
         return refuse("lora_rank: an adapter belongs to a model; give it with --model");
+    }
+    if s.lora_rank.is_some() && s.freeze.is_some() {
+        return refuse("freeze: beside an adapter all weights of the model are frozen; remove it");
     }
     if s.tokenizer.is_some() && s.vocab.is_some() {
         return refuse("tokenizer and vocab are both given: choose one");
@@ -226,6 +231,8 @@ fn rates(s: &Settings) -> Result<(), Error> {
     {
         hold(key, value, (0.0..=1e3).contains(&value), "a factor of at least 0, for example 0.001")?;
     }
+    let noise = s.neftune_alpha.unwrap_or(1.0);
+    hold("neftune_alpha", noise, noise > 0.0 && noise <= 1e3, "a width above 0, for example 5")?;
     let alpha = s.lora_alpha.unwrap_or(1.0);
     hold("lora_alpha", alpha, alpha > 0.0 && alpha <= 1e6, "a factor above 0, for example 32")?;
     hold("eps", s.eps, s.eps > 0.0 && s.eps < 1.0, "above 0 and below 1")

@@ -45,7 +45,7 @@ impl Partial {
                 return Err(Error(format!("{file}: unknown key {}; {}", quote(key), remedy(key))));
             }
         }
-        for list in ["data", "lora_targets", "eval_task"] {
+        for list in ["data", "lora_targets", "eval_task", "metrics", "freeze"] {
             if let Some(one @ Value::String(_)) = table.get(list).cloned() {
                 table.insert(list.to_string(), Value::Array(vec![one]));
             }
@@ -64,7 +64,27 @@ impl Partial {
             let list = options.into_iter().map(one).collect::<Result<_, Error>>()?;
             table.insert("set".to_string(), Value::Array(list));
         }
+        if let Some(Value::Array(groups)) = table.get_mut("group") {
+            groups.iter_mut().for_each(as_flag);
+        }
+        if let Some(Value::Table(on)) = table.get("on").cloned() {
+            // As the flag has them: each moment before its command.
+            let commands = on.into_iter().flat_map(|(when, commands)| {
+                let commands = if let Value::Array(list) = commands { list } else { vec![commands] };
+                commands.into_iter().flat_map(move |command| [Value::String(when.clone()), command])
+            });
+            table.insert("on".to_string(), Value::Array(commands.collect()));
+        }
         Partial::from_table(table, file)
+    }
+}
+
+/// A group that is a table, with its `pattern` and numbers, as the flag has it.
+fn as_flag(group: &mut Value) {
+    let Value::Table(keys) = group else { return };
+    if let Some(Value::String(pattern)) = keys.remove("pattern") {
+        let numbers: Vec<String> = keys.iter().map(|(key, x)| format!("{key}={x}")).collect();
+        *group = Value::String(format!("{pattern}:{}", numbers.join(",")));
     }
 }
 

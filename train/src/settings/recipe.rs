@@ -41,6 +41,7 @@ impl Settings {
             storage: match self.dtype {
                 Storage::F32 => DType::F32,
                 Storage::Bf16 => DType::BF16,
+                Storage::F16 => DType::F16,
             },
             accumulate: self.accum > 1,
             recompute: match self.recompute {
@@ -51,6 +52,7 @@ impl Settings {
             optimizer: update::Optimizer {
                 ema: self.ema,
                 skip: self.skip_norm,
+                scaled: self.dtype == Storage::F16,
                 groups: self.group.iter().flatten().filter_map(|text| group(text).ok()).collect(),
                 ..update::Optimizer::new(rule, self.weight_decay, clip)
             },
@@ -60,6 +62,9 @@ impl Settings {
                 z_loss: self.router_z_loss_coef,
             },
             adapter: None,
+            frozen: self.freeze.clone().unwrap_or_default(),
+            async_save: self.async_save.unwrap_or(false),
+            neftune: self.neftune_alpha.map(|alpha| (alpha, self.seed)),
             objective: None,
         }
     }

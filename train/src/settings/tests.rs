@@ -69,6 +69,13 @@ fn flags_and_file_say_the_same() {
     assert_eq!(flags(line), file(&format!("[lora]\n{lora}")));
     assert!(trouble("lora_rank = 8\n[lora]\nrank = 8").contains("\"lora_rank\" is given twice"));
     assert!(trouble("[lora]\ndropout = 0.1").contains("unknown key \"lora_dropout\""));
+    let groups =
+        flags("--group *norm*:rate=0.1,decay=0 --group a:decay=0.5 --freeze *.0.* --neftune-alpha 5");
+    let text = "freeze = '*.0.*'\nneftune_alpha = 5.0\n[[group]]\npattern = '*norm*'\nrate = 0.1\ndecay = 0\n[[group]]\npattern = 'a'\ndecay = 0.5";
+    let as_written = |p: Partial| Settings::merge(p, flags(LEAST)).expect("merged").recipe();
+    let (a, b) = (as_written(groups), as_written(file(text)));
+    assert_eq!((a.optimizer.groups, a.frozen, a.neftune), (b.optimizer.groups, b.frozen, b.neftune));
+    assert!(trouble("[[group]]\nrate = 0.1").contains("group"));
     assert_eq!(flags("--data a --data b").data, flags("--data a b").data);
     assert_eq!(file("data = 'a'").data, Some(vec![PathBuf::from("a")]));
     assert_eq!(file("eval_task = 'a'").eval_task, Some(vec![PathBuf::from("a")]));

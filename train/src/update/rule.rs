@@ -16,6 +16,8 @@ pub struct Optimizer {
     pub clip: Option<f64>,
     /// A step whose gradient norm is larger changes nothing.
     pub skip: Option<f64>,
+    /// Whether gradients are those of a loss that was multiplied; they are multiplied by the input `unscale` first.
+    pub scaled: bool,
     /// Decay of the exponential moving average of the weights, which is kept beside them.
     pub ema: Option<f64>,
     /// Weights with a rate or a decay of their own: the first group whose pattern a weight's checkpoint names match.
@@ -36,18 +38,23 @@ pub struct Group {
 impl Group {
     /// Whether the name matches the pattern.
     pub fn matches(&self, name: &str) -> bool {
-        let mut pieces = self.pattern.split('*');
-        let Some(mut rest) = pieces.next().and_then(|first| name.strip_prefix(first)) else { return false };
-        let pieces: Vec<&str> = pieces.collect();
-        let Some((last, between)) = pieces.split_last() else { return rest.is_empty() };
-        for piece in between {
-            match rest.find(piece) {
-                Some(at) => rest = &rest[at + piece.len()..],
-                None => return false,
-            }
-        }
-        rest.ends_with(last)
+        matches(&self.pattern, name)
     }
+}
+
+/// Whether a name matches a pattern in which `*` stands for any text.
+pub fn matches(pattern: &str, name: &str) -> bool {
+    let mut pieces = pattern.split('*');
+    let Some(mut rest) = pieces.next().and_then(|first| name.strip_prefix(first)) else { return false };
+    let pieces: Vec<&str> = pieces.collect();
+    let Some((last, between)) = pieces.split_last() else { return rest.is_empty() };
+    for piece in between {
+        match rest.find(piece) {
+            Some(at) => rest = &rest[at + piece.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
 }
 
 /// An optimiser's rule.
@@ -131,7 +138,7 @@ pub(super) enum Step {
 impl Optimizer {
     /// An optimiser without average and groups.
     pub fn new(rule: Rule, weight_decay: f64, clip: Option<f64>) -> Optimizer {
-        Optimizer { rule, weight_decay, clip, skip: None, ema: None, groups: vec![] }
+        Optimizer { rule, weight_decay, clip, skip: None, scaled: false, ema: None, groups: vec![] }
     }
 
     /// The largest norm of a gradient that is applied.

@@ -1,0 +1,111 @@
+//! Metrics as a table. In: rows, whose fields differ. Out: `metrics.csv` (RFC 4180): a column for each field that any row has, in the order in which they
+//! appear, and a line a row, empty where it has no such field. A new field becomes the last column, in a file that replaces the
+//! old one.
+
+use super::{Row, Writer};
+use astrai_files::{FileError, System, read_text, replace};
+use serde_json::{Map, Value};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Longest file that is read to add a column, in bytes.
+const LONGEST: u64 = 1 << 32;
+
+/// The table being written.
+#[derive(Debug)]
+pub struct Csv {
+    path: PathBuf,
+    file: File,
+    /// Bytes of whole lines.
+    length: u64,
+    columns: Vec<String>,
+}
+
+impl Csv {
+    /// Begins the table with these rows: of a run that goes on, those before.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn create(path: &Path, rows: &[Row]) -> Result<Csv, FileError> {
+        let (mut columns, mut all) = (Vec::new(), Vec::with_capacity(rows.len()));
+        for row in rows {
+            let fields = fields(row, path)?;
+            columns_of(&fields, &mut columns);
+            all.push(fields);
+        }
+        let lines: String = all.iter().map(|fields| line(&columns, fields)).collect();
+        Csv::begin(path, columns, &lines)
+    }
+
+    /// The table of these columns and lines, whole, to be continued.
+    fn begin(path: &Path, columns: Vec<String>, lines: &str) -> Result<Csv, FileError> {
+        let mut text = header(&columns);
+        text.push_str(lines);
+        replace(&System, path, text.as_bytes())?;
+        let file = File::options().append(true).open(path).map_err(FileError::io(path, "open it"))?;
+        Ok(Csv { path: path.to_path_buf(), file, length: text.len() as u64, columns })
+    }
+}
+
+impl Writer for Csv {
+    fn add(&mut self, row: &Row) -> Result<(), FileError> {
+        let fields = fields(row, &self.path)?;
+        let mut columns = self.columns.clone();
+        columns_of(&fields, &mut columns);
+        if columns.len() > self.columns.len() {
+            let text = read_text(&self.path, LONGEST)?;
+            // Of the file only whole lines are ours.
+            let lines = text.get(header(&self.columns).len()..self.length as usize).unwrap_or_default();
+            let more = ",".repeat(columns.len() - self.columns.len());
+            let lines: String = lines.lines().map(|l| format!("{l}{more}\n")).collect();
+            *self = Csv::begin(&self.path, columns, &lines)?;
+        }
+        let line = line(&self.columns, &fields);
+        if let Err(e) = self.file.write_all(line.as_bytes()) {
+            let _cut = self.file.set_len(self.length);
+            return Err(FileError::io(&self.path, "append to it")(e));
+        }
+        self.length += line.len() as u64;
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<(), FileError> {
+        self.file.sync_data().map_err(FileError::io(&self.path, "make it durable"))
+    }
+}
+
+fn fields(row: &Row, path: &Path) -> Result<Map<String, Value>, FileError> {
+    super::fields(row).map_err(|e| FileError::refused(path, format!("a row is no JSON: {e}")))
+}
+
+fn columns_of(fields: &Map<String, Value>, columns: &mut Vec<String>) {
+    for key in fields.keys() {
+        if !columns.contains(key) {
+            columns.push(key.clone());
+        }
+    }
+}
+
+fn header(columns: &[String]) -> String {
+    match columns {
+        [] => String::new(),
+        _ => format!("{}\n", columns.iter().map(|c| quoted(c)).collect::<Vec<_>>().join(",")),
+    }
+}
+
+fn line(columns: &[String], fields: &Map<String, Value>) -> String {
+    let cell = |column: &String| match fields.get(column) {
+        None => String::new(),
+        // JSON has no word for it, a table has.
+        Some(Value::Null) => "NaN".to_string(),
+        Some(value) => quoted(value.as_str().unwrap_or(&value.to_string())),
+    };
+    format!("{}\n", columns.iter().map(cell).collect::<Vec<_>>().join(","))
+}
+
+/// A cell; what breaks lines is a space.
+fn quoted(text: &str) -> String {
+    let text = text.replace(char::is_control, " ");
+    if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
+}
