@@ -8,7 +8,7 @@ mod serve;
 mod train;
 
 use crate::failure::{Done, Failure, bail, warn};
-use crate::flags::{FidelityFlags, MachineFlags, QuantizeFlag, SpeculateFlag};
+use crate::flags::{FidelityFlags, KvFlag, MachineFlags, QuantizeFlag, SpeculateFlag};
 use crate::measure::{Seconds, after_warm_up, once, peak_rss_mb, rounded};
 use crate::progress::Progress;
 use crate::run::profile_table;
@@ -142,6 +142,8 @@ pub struct Bench {
     #[command(flatten)]
     quantize: QuantizeFlag,
     #[command(flatten)]
+    pages: KvFlag,
+    #[command(flatten)]
     fidelity: FidelityFlags,
     #[command(flatten)]
     machine: MachineFlags,
@@ -185,6 +187,9 @@ impl Bench {
         if self.quantize.quantize.is_some() && matches!(self.job, Job::Gemm | Job::Train) {
             bail!("--quantize goes with bench prefill, decode, serve and compile; leave it out");
         }
+        if !matches!(self.job, Job::Decode | Job::Serve) {
+            self.pages.none("only bench decode and serve have pages")?;
+        }
         match self.job {
             Job::Gemm => self.gemm(&machine, out)?,
             Job::Prefill => self.prefill(&machine, out)?,
@@ -218,6 +223,9 @@ impl Bench {
         }));
         if let Some(narrow) = self.quantize.quantize {
             line.insert("weights".into(), json!(narrow.to_string()));
+        }
+        if let Some(code) = self.pages.code() {
+            line.insert("kv_cache_dtype".into(), json!(code.name()));
         }
         line
     }
@@ -267,7 +275,7 @@ impl Bench {
         let needed = "--shape FILE is needed: the config.json of the model to measure";
         let path = self.shape.as_ref().ok_or(needed)?;
         let (mut config, warnings) = read_config(path, false)?;
-        config.narrow = self.quantize.quantize;
+        (config.narrow, config.pages) = (self.quantize.quantize, self.pages.code());
         warn(&warnings);
         let (batch, seq) = (self.batch.unwrap_or(1), self.seq.unwrap_or(SEQ));
         check_sizes(&config, batch, seq + more)?;

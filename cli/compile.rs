@@ -9,7 +9,7 @@ mod train;
 use self::mesh::MeshFlag;
 use crate::explain::explain;
 use crate::failure::{Done, Failure, bail, warn};
-use crate::flags::{DeviceName, FidelityName, MachineFlags, QuantizeFlag};
+use crate::flags::{DeviceName, FidelityName, KvFlag, MachineFlags, QuantizeFlag};
 use crate::page::page;
 use crate::summary::{describe, fields, graph_parameters, summary};
 use crate::{measure, output};
@@ -20,6 +20,7 @@ use astrai_estimate::llmsim;
 use astrai_ir::{Graph, graphviz, json as ir_json};
 use astrai_passes::{Fidelity, MeshSharding, Saturate};
 use astrai_runtime::{Compiled as Planned, Dump, Options, Stage};
+use astrai_serve::cache::stored;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 use std::io::Write;
@@ -136,6 +137,8 @@ pub struct Compile {
     #[command(flatten)]
     quantize: QuantizeFlag,
     #[command(flatten)]
+    pages: KvFlag,
+    #[command(flatten)]
     machine: MachineFlags,
 }
 
@@ -175,6 +178,9 @@ impl Compile {
         }
         if self.purpose == Some(Purpose::Train) {
             self.quantize.none("weights are not trained as codes")?;
+        }
+        if self.purpose != Some(Purpose::Decode) {
+            self.pages.none("only programs --for decode have pages")?;
         }
         if self.mesh.is_some() {
             self.quantize.none("weights of ranks are not stored as codes")?;
@@ -295,7 +301,8 @@ impl Compile {
     }
 
     fn subject(&self) -> Result<Subject, Failure> {
-        let config = self.config()?;
+        let mut config = self.config()?;
+        config.pages = self.pages.code();
         let (batch, seq) = self.sizes(&config)?;
         let (mesh, batch) = self.mesh(&config, batch)?;
         let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
@@ -309,10 +316,13 @@ impl Compile {
             _ => ("prefill", full),
         };
         let (graph, build_seconds) = measure::once(|| build(&config, &program))?;
-        let about = fields(json!({
+        let mut about = fields(json!({
             "model_type": config.model_type, "for": name, "batch": batch, "seq": seq,
             "dtype": self.machine.storage().name(),
         }));
+        if self.purpose == Some(Purpose::Decode) {
+            about.insert("kv_cache_dtype".into(), json!(stored(config.pages, self.machine.storage())));
+        }
         let leaves = placements(&config, &mesh, &graph);
         let shards = MeshSharding { mesh, leaves, stage: self.stage, trained: false };
         Ok(Subject { graph, parameters: config.parameter_count(), about, build_seconds, shards })

@@ -5,7 +5,7 @@ mod shown;
 
 use crate::compile::{Purpose, config_value};
 use crate::failure::{Done, Failure, bail, warn};
-use crate::flags::DTypeName;
+use crate::flags::{DTypeName, KvFlag};
 use crate::table::table;
 use astrai_builders::{ModelConfig, Ranks};
 use astrai_engine::machine::{Kind, Machine};
@@ -93,7 +93,7 @@ pub struct Estimate {
 }
 
 /// Flags of the schedule, for what has none.
-const SCHEDULE: [&str; 12] = [
+const SCHEDULE: [&str; 13] = [
     "purpose",
     "batch",
     "seq",
@@ -106,6 +106,7 @@ const SCHEDULE: [&str; 12] = [
     "zero",
     "recompute",
     "dtype",
+    "kv_cache_dtype",
 ];
 
 /// What is run or measured here.
@@ -185,6 +186,8 @@ struct ScheduleFlags {
     /// How weights and activations are stored
     #[arg(long, value_enum, default_value_t = DTypeName::Bf16)]
     dtype: DTypeName,
+    #[command(flatten)]
+    pages: KvFlag,
 }
 
 impl ScheduleFlags {
@@ -228,6 +231,11 @@ impl Estimate {
         let trains = flags.purpose == Purpose::Train || self.here.calibrate.is_some();
         if flags.recompute != Recompute::Selective && !trains {
             bail!("--recompute: only training computes activations again; leave it out");
+        }
+        if flags.purpose != Purpose::Decode || self.legacy.is_some() {
+            flags
+                .pages
+                .none("only programs --for decode have pages, and only the plan knows how they are stored")?;
         }
         match (model, self.legacy) {
             _ if self.list => self.presets(out)?,
@@ -309,7 +317,7 @@ impl Estimate {
         let (value, file) = config_value(model)?;
         let reading = ModelConfig::parse(&value.to_string(), &file).map_err(|e| e.to_string())?;
         warn(&reading.warnings);
-        Ok((reading.config, file))
+        Ok((ModelConfig { pages: self.schedule.pages.code(), ..reading.config }, file))
     }
 
     fn plan(&self, model: &Path, out: &mut dyn Write) -> Result<(), Failure> {

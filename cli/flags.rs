@@ -4,7 +4,7 @@ use crate::failure::{Failure, bail, warn};
 use crate::progress::tell;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::serving::{KvMemory, Published, Room, Speculation};
-use astrai_ir::{DType, Narrow};
+use astrai_ir::{Code, DType, Narrow};
 use astrai_passes::Fidelity;
 use astrai_runtime::device::cpu::{Isa, host_isa, host_levels};
 use astrai_serve::recommended::{Asked, Recommended};
@@ -225,6 +225,42 @@ impl QuantizeFlag {
     }
 }
 
+/// Values of `--kv-cache-dtype`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvName {
+    /// As --dtype says
+    Auto,
+    /// Integers of eight bits, with a scale for each token and head
+    Int8,
+    /// Floats of eight bits (e4m3), with such scales
+    #[value(alias = "fp8_e4m3")]
+    Fp8,
+}
+
+/// How pages hold keys and values.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct KvFlag {
+    /// How pages hold keys and values, or the latents that these are made of
+    #[arg(long, alias = "kv-dtype", value_enum, value_name = "TYPE", default_value_t = KvName::Auto)]
+    kv_cache_dtype: KvName,
+}
+
+impl KvFlag {
+    /// What pages hold codes of, if not numbers.
+    pub fn code(self) -> Option<Code> {
+        match self.kv_cache_dtype {
+            KvName::Auto => None,
+            KvName::Int8 => Some(Code::Int8),
+            KvName::Fp8 => Some(Code::Fp8),
+        }
+    }
+
+    /// Refuses the flag where nothing heeds it.
+    pub fn none(self, why: &str) -> Result<(), Failure> {
+        if self.code().is_some() { Err(format!("{why}; leave --kv-cache-dtype out").into()) } else { Ok(()) }
+    }
+}
+
 /// What a served model runs on, and how much it may hold.
 #[derive(Args, Clone, Debug)]
 pub struct RoomFlags {
@@ -234,6 +270,9 @@ pub struct RoomFlags {
     /// How weights are stored
     #[command(flatten)]
     pub quantize: QuantizeFlag,
+    /// How pages are stored
+    #[command(flatten)]
+    pub pages: KvFlag,
     /// Most tokens of prompt and answer together [default: what the model takes and the memory holds]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub max_model_len: Option<u32>,
@@ -253,7 +292,12 @@ impl RoomFlags {
     /// The model of a directory, with its adapter and its storage.
     pub fn published(&self, folder: &Path) -> Result<Published, Failure> {
         let published = Published::read_adapted(folder, self.adapter.as_deref(), &mut tell())?;
-        Ok(published.quantised(self.quantize.quantize))
+        Ok(self.stored(published))
+    }
+
+    /// The model with its storage.
+    pub fn stored(&self, published: Published) -> Published {
+        published.quantised(self.quantize.quantize).with_pages(self.pages.code())
     }
 
     /// Room for one sequence at a time.

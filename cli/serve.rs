@@ -146,7 +146,7 @@ impl Serve {
         let tls = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
         let tls = tls.map(|(certificate, key)| Tls::read(certificate, key)).transpose()?;
         let published = Published::read_any(&self.model, self.room.adapter.as_deref(), &mut tell())?;
-        let published = published.quantised(self.room.quantize.quantize);
+        let published = self.room.stored(published);
         let machine = self.room.machine.machine()?;
         let room = Room {
             sequences: self.max_seqs.into(),
@@ -160,7 +160,7 @@ impl Serve {
             ..self.room.of_one()
         };
         let engine = published.start(&room, &machine, &mut tell())?;
-        let (context, pages) = (engine.handle().limits().context, engine.handle().stats().pages);
+        let (context, stats) = (engine.handle().limits().context, engine.handle().stats());
         let names = match self.served_name.is_empty() {
             true => vec![published.name()],
             false => self.served_name,
@@ -189,7 +189,8 @@ impl Serve {
         }
         let url = server.url().to_owned();
         if self.json {
-            let line = json!({"url": url, "model": name, "context": context, "max_seqs": room.sequences, "kv_tokens": pages * Cache::PAGE});
+            let line = json!({"url": url, "model": name, "context": context, "max_seqs": room.sequences, "kv_tokens": stats.pages * Cache::PAGE,
+                "kv_cache_dtype": stats.page.name, "kv_bytes": stats.page.bytes * stats.pages as u64});
             writeln!(out, "{line}")?;
         } else {
             writeln!(

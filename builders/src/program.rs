@@ -1,8 +1,9 @@
 //! What a program of a model computes: its sizes, its outputs, its cache. In: sizes. Out: plain data that the graph builder and
 //! the placements read.
 
-use crate::config::{ModelConfig, Pooling, RopeKey};
-use astrai_ir::Symbol;
+use crate::config::{LatentSpec, ModelConfig, Pooling, RopeKey};
+use astrai_ir::narrow::Part;
+use astrai_ir::{DType, Symbol};
 
 /// Symbol of the pages in use.
 pub(crate) const CONTEXT: &str = "context";
@@ -25,7 +26,8 @@ pub struct Program {
 }
 
 /// Keys and values in pages: states `kv.<layer>.k` and `kv.<layer>.v`, each `[pages * page, kv_heads, ..]`, or the latents they
-/// are made of: `kv.<layer>.latent`, `[pages * page, 1, rank + rope]`.
+/// are made of: `kv.<layer>.latent`, `[pages * page, 1, rank + rope]`. In eight bits each is two: codes of that shape, and a scale
+/// for each token and head, f32 `[pages * page, kv_heads, 1]`; of latents for each [`scaled`](Cache::scaled) neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cache {
     /// Rows (tokens) of a page, a power of two.
@@ -40,18 +42,45 @@ impl Cache {
     /// Rows of a page unless there is a reason for another number.
     pub const PAGE: usize = 16;
 
-    /// Names and shapes of the states of a layer.
-    pub fn states(&self, config: &ModelConfig, layer: usize) -> Vec<(String, [usize; 3])> {
+    /// Names, types and shapes of the states of a layer, numbers being stored in this type.
+    pub fn states(
+        &self,
+        config: &ModelConfig,
+        layer: usize,
+        storage: DType,
+    ) -> Vec<(String, DType, [usize; 3])> {
         let Some(spec) = config.layers.get(layer).map(|l| &l.attention) else { return vec![] };
         let parts = match &spec.latent {
-            Some(l) if l.rope_key == RopeKey::Shared => vec![("latent", [1, l.rank + l.rope])],
+            Some(l) if l.rope_key == RopeKey::Shared => {
+                vec![("latent", [1, l.rank + l.rope], Cache::scaled(l))]
+            }
             _ => {
                 let (heads, d) = (config.kv_heads, config.head_dim);
-                vec![("k", [heads, d]), ("v", [heads, spec.value_dim(d)])]
+                let value = spec.value_dim(d);
+                vec![("k", [heads, d], d), ("v", [heads, value], value)]
             }
         };
         let rows = self.pages * self.page;
-        parts.into_iter().map(|(x, [heads, d])| (format!("kv.{layer}.{x}"), [rows, heads, d])).collect()
+        let mut states = Vec::new();
+        for (part, [heads, d], group) in parts {
+            let name = format!("kv.{layer}.{part}");
+            let Some(code) = config.pages else {
+                states.push((name, storage, [rows, heads, d]));
+                continue;
+            };
+            states.push((Part::Codes.of(&name), code.dtype(), [rows, heads, d]));
+            states.push((Part::Scales.of(&name), DType::F32, [rows, heads, d / group.max(1)]));
+        }
+        states
+    }
+
+    /// Neighbours of a latent and its rotated part that share a scale: none are of both.
+    pub(crate) fn scaled(l: &LatentSpec) -> usize {
+        let (mut a, mut b) = (l.rank, l.rope);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a
     }
 
     pub(crate) fn check(&self) -> Result<(), String> {

@@ -4,7 +4,7 @@ use crate::gguf;
 use crate::machine::Machine;
 use astrai_builders::config::{Init, TensorSpec};
 use astrai_builders::{Loss, ModelConfig, Program, Reading, build};
-use astrai_ir::{DType, Graph, Narrow};
+use astrai_ir::{Code, DType, Graph, Narrow};
 use astrai_passes::{Fidelity, Saturate};
 use astrai_runtime::weights::{Checkpoint, Entry, Packed, Quantised, WeightsError, Widened, Writer, is_gguf};
 use astrai_runtime::{Buffers, Compiled, Error, Options, Random, Session, WeightSource, compile};
@@ -64,6 +64,12 @@ impl Model {
             let head = if self.config.tie_embeddings { names.embed } else { names.head };
             self.weights = Box::new(Quantised::new(self.weights, narrow, head.to_string()));
         }
+        self
+    }
+
+    /// The model whose pages of keys and values, or latents, hold codes, where that is asked for.
+    pub fn with_pages(mut self, code: Option<Code>) -> Model {
+        self.config.pages = code;
         self
     }
 

@@ -11,11 +11,11 @@ use crate::{Error, Hear, Note};
 use astrai_builders::config::EncoderSpec;
 use astrai_builders::config::Pooling;
 use astrai_builders::{Cache, Logits, ModelConfig, Program};
-use astrai_ir::{DType, Narrow};
+use astrai_ir::{Code, DType, Narrow};
 use astrai_passes::Fidelity;
 use astrai_runtime::Error as RuntimeError;
 use astrai_runtime::weights::is_gguf;
-use astrai_serve::cache::KvCache;
+use astrai_serve::cache::{KvCache, stored};
 use astrai_serve::engine::{Engine, Settings};
 use astrai_serve::http::{HttpSettings, Served};
 use astrai_serve::paged::PagedModel;
@@ -221,6 +221,11 @@ impl Published {
         Published { model: self.model.quantised(narrow), ..self }
     }
 
+    /// The same with codes in pages, where they are asked for.
+    pub fn with_pages(self, code: Option<Code>) -> Published {
+        Published { model: self.model.with_pages(code), ..self }
+    }
+
     /// Loads the weights and starts an engine.
     pub fn start(&self, room: &Room, machine: &Machine, hear: Hear) -> Result<Engine, Error> {
         let model = steps(&self.model, room, machine, hear)?;
@@ -284,15 +289,15 @@ pub fn steps(model: &Model, room: &Room, machine: &Machine, hear: Hear) -> Resul
     let weights = config.parameter_count().saturating_mul(room.storage.bytes() as u64);
     let free = machine.device.available().saturating_sub(weights);
     let (fit, tokens, programs) = plan(config, room, page_bytes, free, machine)?;
-    fit.warning.iter().for_each(|line| hear(Note::Warning(line)));
     let Fit { cache, context, .. } = fit;
+    fit.warning.iter().for_each(|line| hear(Note::Warning(line)));
     programs.prefill().check_memory(&*machine.device).map_err(with_remedy)?;
     let kv = KvCache::new(config, cache, room.storage, &machine.device)?;
     let what = "loading weights";
     let mut progress = |done, total| hear(Note::Progress { what, done, total });
     let sessions = programs.start(model, kv.buffers(), &mut progress)?;
     let sizes = [config.vocab_size, context, tokens, room.rows()];
-    Ok(PagedModel::new(sessions, cache, sizes))
+    Ok(PagedModel::new(sessions, cache, sizes).holding(stored(config.pages, room.storage), page_bytes))
 }
 
 /// The same of an encoder: texts, each in one step; without pages, which are only counted.
@@ -307,6 +312,7 @@ fn encoder_steps(
     let none_of = [
         ("--embeddings", room.pooling.is_some()),
         ("--kv-memory", room.kv.is_some()),
+        ("--kv-cache-dtype", config.pages.is_some()),
         ("--speculate", room.speculation.is_some()),
     ];
     for (flag, given) in none_of {
@@ -350,7 +356,8 @@ fn plan(
     machine: &Machine,
 ) -> Result<(Fit, usize, Programs), Error> {
     let fidelity = room.fidelity.unwrap_or_else(|| served_fidelity(config));
-    let fit_beside = |bytes: u64| fit(room, config.max_positions, page_bytes, free.saturating_sub(bytes));
+    let (positions, page) = (config.max_positions, (page_bytes, config.pages));
+    let fit_beside = |bytes: u64| fit(room, positions, page, free.saturating_sub(bytes));
     let (mut beside, mut fit) = (0, fit_beside(0)?);
     loop {
         let least = room.rows().max(TOKENS.min(fit.context.saturating_mul(room.sequences)));
@@ -396,7 +403,12 @@ struct Fit {
 
 /// Pages for as many sequences as there may be, each as long as may be, or for what the memory holds; never less than one
 /// sequence of the context.
-fn fit(room: &Room, positions: usize, page_bytes: u64, free: u64) -> Result<Fit, String> {
+fn fit(
+    room: &Room,
+    positions: usize,
+    (page_bytes, code): (u64, Option<Code>),
+    free: u64,
+) -> Result<Fit, String> {
     let mut context = room.context.unwrap_or(positions);
     if context > positions {
         return Err(format!("--max-model-len {context}: the model takes at most {positions} positions"));
@@ -418,13 +430,19 @@ fn fit(room: &Room, positions: usize, page_bytes: u64, free: u64) -> Result<Fit,
     let mut warning = None;
     if pages < table {
         let (tokens, budget) = (held.saturating_mul(Cache::PAGE), bytes(budget));
+        let (each, of) = (page_bytes / Cache::PAGE as u64, stored(code, room.storage));
         let short = format!(
-            "{budget} of keys and values hold {tokens} tokens, one sequence of the context has {context}"
+            "{budget} of keys and values in {of}, {each} bytes a token, hold {tokens} tokens, one sequence of the context has {context}"
         );
+        let narrower = match (code, room.storage) {
+            (Some(_), _) => "",
+            (None, DType::F32) => ", --dtype bf16 or --kv-cache-dtype int8",
+            _ => ", or --kv-cache-dtype int8",
+        };
         if room.kv.is_some() || room.context.is_some() || pages == 0 {
             let less =
                 if tokens > 0 { format!(", or --max-model-len {tokens} at most") } else { String::new() };
-            return Err(format!("{short}; give more --kv-memory{less}, or --dtype bf16"));
+            return Err(format!("{short}; give more --kv-memory{less}{narrower}"));
         }
         warning = Some(format!("{short}: the context is cut to {tokens}; --kv-memory gives it more"));
         (context, table) = (tokens, pages);
@@ -446,7 +464,7 @@ mod tests {
     #[test]
     fn keys_and_values_take_what_is_of_use_and_no_more_than_there_is() {
         let fits = |room: &Room, free| {
-            let f = fit(room, 100, PAGE_BYTES, free).unwrap();
+            let f = fit(room, 100, (PAGE_BYTES, None), free).unwrap();
             (f.cache.pages, f.cache.table, f.context, f.warning.is_some())
         };
         // 100 tokens are 7 pages.
@@ -460,7 +478,12 @@ mod tests {
 
     #[test]
     fn too_little_room_is_told_with_what_would_do() {
-        let told = |room: &Room, free| fit(room, 100, PAGE_BYTES, free).unwrap_err();
+        let told = |room: &Room, free| fit(room, 100, (PAGE_BYTES, None), free).unwrap_err();
+        let few = room(4, None, Some(KvMemory::Bytes(4 << 10)));
+        let narrow = fit(&few, 100, (PAGE_BYTES, Some(Code::Int8)), 1 << 30).unwrap_err();
+        assert!(narrow.contains("in int8, 64 bytes a token") && !narrow.contains("dtype"), "{narrow}");
+        assert!(told(&few, 1 << 30).contains("in f32, 64 bytes a token"));
+        assert!(told(&few, 1 << 30).contains("--kv-cache-dtype int8"));
         let little = told(&room(4, None, Some(KvMemory::Bytes(4 << 10))), 1 << 30);
         assert!(little.contains("64 tokens") && little.contains("--max-model-len 64"), "{little}");
         assert!(told(&room(1, Some(101), None), 1 << 30).contains("at most 100"));

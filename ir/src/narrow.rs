@@ -1,4 +1,4 @@
-//! Narrow weights: how a number of a linear layer's weight is stored in fewer bits, with a scale for some of its neighbours. In: codes,
+//! Narrow storage: how a number of a linear layer's weight, of a key or of a value is stored in fewer bits, with a scale for some of its neighbours. In: codes,
 //! scales and, where the codes' range is not symmetric, offsets. Out: the numbers that they stand for, `scale · value(code) + offset`, and the names under which a checkpoint's tensor has them.
 
 use crate::DType;

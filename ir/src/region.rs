@@ -170,8 +170,10 @@ pub type Results = Vec<(u32, DType)>;
 pub struct AttentionForm {
     /// The operator's attributes.
     pub op: Attention,
-    /// Queries, keys, values.
+    /// Queries, keys, values; where codes are stored in the place of keys and values, the codes.
     pub qkv: [Heads; 3],
+    /// What the codes stand for, where they are stored, and the scales of keys and of values, f32, one for each head of a row.
+    pub codes: Option<(Code, [Heads; 2])>,
     /// Query heads, key heads, elements of a query's and of a value's head.
     pub sizes: [usize; 4],
     /// Query tokens.

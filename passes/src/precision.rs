@@ -2,7 +2,7 @@
 //! narrow weights, a narrow residual stream, and narrow operands and results of dots, of attention and of the loss; every
 //! rounding is an explicit cast. Pointwise arithmetic, accumulation, statistics and a router's logits stay f32. States of which
 //! rows are stored (pages of keys and values) are narrow, too: keys and values are rounded before they are stored, where attention
-//! without a cache rounds them. Weights that say so keep their types.
+//! without a cache rounds them. Weights that say so keep their types, as do pages of codes and their scales.
 
 use crate::uses::Uses;
 use crate::version_leaf;
@@ -33,7 +33,7 @@ pub fn precision(graph: &Graph, policy: Policy) -> Result<Graph, IrError> {
     rebuild(graph, policy.storage, &|_| false, false, &caches, blocks)
 }
 
-/// States that are caches: those of which rows are stored, here or in the bodies of called blocks.
+/// States that are caches: those of which rows are stored, here or in the bodies of called blocks, but for the scales of codes.
 fn caches(g: &Graph, blocks: &[Arc<Block>]) -> BTreeSet<NodeId> {
     let mut found = BTreeSet::new();
     for id in g.ids() {
@@ -48,8 +48,24 @@ fn caches(g: &Graph, blocks: &[Arc<Block>]) -> BTreeSet<NodeId> {
         let args = node.args.iter().zip(&block.params).filter(|(_, p)| cached(p));
         found.extend(args.filter_map(|(a, _)| version_leaf(g, *a)));
     }
-    found.retain(|id| matches!(g.node(*id).op, Op::State(_)));
+    let scales: BTreeSet<NodeId> = g.ids().filter_map(|id| scaled(g, id)).collect();
+    found.retain(|id| matches!(g.node(*id).op, Op::State(_)) && !scales.contains(id));
     found
+}
+
+/// The state that holds the scales of what this node makes numbers of: it keeps its type.
+fn scaled(g: &Graph, id: NodeId) -> Option<NodeId> {
+    let (Op::Dequant(_), [_, scales, ..]) = (&g.node(id).op, g.node(id).args.as_slice()) else { return None };
+    let mut at = *scales;
+    while g.node(at).op.is_view() || matches!(g.node(at).op, Op::Gather(_)) {
+        at = g.node(at).args[0];
+    }
+    version_leaf(g, at)
+}
+
+/// True for numbers that are codes in pages: attention reads those.
+fn lie_in_pages(g: &Graph, id: NodeId) -> bool {
+    matches!(g.node(id).op, Op::Dequant(_)) && g.stores_rows(g.node(id).args[0])
 }
 
 fn rebuild(
@@ -245,8 +261,11 @@ fn rounding_points(g: &Graph) -> BTreeSet<NodeId> {
                     points.insert(end);
                 }
             }
+            // Codes that are gathered become numbers in memory.
+            Op::Dequant(_) if scaled(g, id).is_some() && !lie_in_pages(g, id) => _ = points.insert(id),
             Op::Attention(_) => {
-                points.extend(g.node(id).args[..3].iter().map(|&a| g.below_views(a)));
+                let args = g.node(id).args[..3].iter().map(|&a| g.below_views(a));
+                points.extend(args.filter(|&a| !lie_in_pages(g, a)));
                 points.extend(
                     uses.of_node(id)
                         .iter()

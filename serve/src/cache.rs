@@ -2,9 +2,14 @@
 //! Who owns which page is decided elsewhere.
 
 use astrai_builders::{Cache, ModelConfig};
-use astrai_ir::DType;
+use astrai_ir::{Code, DType};
 use astrai_runtime::{Buffers, Device, Error};
 use std::sync::Arc;
+
+/// What pages hold, by name: codes, or numbers of this type.
+pub fn stored(code: Option<Code>, storage: DType) -> &'static str {
+    code.map_or(storage.name(), Code::name)
+}
 
 /// The pages of all layers.
 #[derive(Clone)]
@@ -23,26 +28,26 @@ impl KvCache {
         let need = KvCache::page_bytes(config, sizes.page, storage).saturating_mul(sizes.pages as u64);
         let have = device.available();
         if need > have {
-            let what = format!("{} pages of keys and values", sizes.pages);
-            return Err(Error::Memory {
-                what,
-                need,
-                have,
-                remedy: "take fewer pages, or --dtype bf16".into(),
-            });
+            let what =
+                format!("{} pages of keys and values in {}", sizes.pages, stored(config.pages, storage));
+            let remedy = match config.pages {
+                Some(_) => "take fewer pages",
+                None => "take fewer pages, or --kv-cache-dtype int8",
+            };
+            return Err(Error::Memory { what, need, have, remedy: remedy.into() });
         }
         let mut buffers = Buffers::new(device);
-        let states = (0..config.num_layers).flat_map(|layer| sizes.states(config, layer));
-        buffers.add_all(states.map(|(name, shape)| (name, storage, shape.to_vec())))?;
+        let states = (0..config.num_layers).flat_map(|layer| sizes.states(config, layer, storage));
+        buffers.add_all(states.map(|(name, dtype, shape)| (name, dtype, shape.to_vec())))?;
         Ok(KvCache { buffers })
     }
 
-    /// Bytes of a page of all layers: keys and values, or the latents they are made of.
+    /// Bytes of a page of all layers: keys and values, or the latents they are made of; of codes with their scales.
     pub fn page_bytes(config: &ModelConfig, page: usize, storage: DType) -> u64 {
         let one = Cache { page, pages: 1, table: 1 };
-        let states = (0..config.num_layers).flat_map(|layer| one.states(config, layer));
-        let elements = states.map(|(_, shape)| shape.into_iter().map(|n| n as u64).product::<u64>());
-        elements.sum::<u64>() * storage.bytes() as u64
+        let states = (0..config.num_layers).flat_map(|layer| one.states(config, layer, storage));
+        let elements = |shape: [usize; 3]| shape.into_iter().map(|n| n as u64).product::<u64>();
+        states.map(|(_, dtype, shape)| elements(shape) * dtype.bytes() as u64).sum()
     }
 
     /// The memory to open sessions over.

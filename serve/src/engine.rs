@@ -29,7 +29,7 @@ use crate::request::Limits;
 use handle::{Command, Shared};
 
 pub use handle::{Handle, Stats, SubmitError};
-pub use model::{Model, ModelError, Sizes};
+pub use model::{Model, ModelError, PageStorage, Sizes};
 pub use stream::{End, Event, Finish, Stream, Update, Usage};
 
 /// What is said of a model that gives no vectors.

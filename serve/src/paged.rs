@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use crate::engine::{Model, ModelError, Sizes};
+use crate::engine::{Model, ModelError, PageStorage, Sizes};
 use crate::scheduler::batch::StepBatch;
 use crate::scheduler::plan::{ProgramKind, StepEntry, StepPlan};
 use astrai_builders::Cache;
@@ -24,6 +24,7 @@ pub struct PagedModel {
     programs: Vec<(ProgramKind, Session)>,
     cache: Cache,
     sizes: Sizes,
+    storage: PageStorage,
 }
 
 impl PagedModel {
@@ -42,13 +43,22 @@ impl PagedModel {
             tokens,
             sequences,
         };
-        PagedModel { programs, cache, sizes }
+        PagedModel { programs, cache, sizes, storage: PageStorage::default() }
+    }
+
+    /// The same whose pages hold what has this name, in so many bytes each.
+    pub fn holding(self, name: &'static str, bytes: u64) -> PagedModel {
+        PagedModel { storage: PageStorage { name, tokens: self.cache.page, bytes }, ..self }
     }
 }
 
 impl Model for PagedModel {
     fn sizes(&self) -> Sizes {
         self.sizes
+    }
+
+    fn page_storage(&self) -> PageStorage {
+        self.storage
     }
 
     fn plan(&self) -> StepPlan {

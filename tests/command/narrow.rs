@@ -15,13 +15,12 @@ fn verified(folder: &Path, flags: &[&str]) -> Vec<(String, String)> {
 }
 
 #[test]
-fn rounded_weights_are_the_references() {
+fn rounded_weights_and_pages_are_the_references() {
     let Some(folder) = case("rtn") else { return };
     for flags in [&[][..], &["--device", "interpreter"], &["--simd", "plain"]] {
         let rows = verified(&folder, flags);
-        let weights: Vec<_> = rows.iter().filter(|(name, _)| !name.starts_with("kv.")).collect();
-        assert_eq!(weights.len(), 6, "{rows:?}");
-        assert!(weights.iter().all(|(_, verdict)| verdict == "ok"), "{flags:?}: {rows:?}");
+        assert_eq!(rows.len(), 10, "{rows:?}");
+        assert!(rows.iter().all(|(_, verdict)| verdict == "ok"), "{flags:?}: {rows:?}");
     }
 }
 
@@ -69,6 +68,40 @@ fn narrow_weights_give_the_same_logits_everywhere() {
     }
 }
 
+/// Answers over pages of codes, prompts in several steps or one, beside others or alone; what the plan says of them.
+#[test]
+fn pages_of_eight_bits_answer_alike() {
+    let scratch = tempfile::tempdir().unwrap();
+    let lines: String = (0..6).map(|i| format!("{{\"prompt\": \"the quick {i} brown fox\"}}\n")).collect();
+    let questions = scratch.path().join("questions.jsonl");
+    std::fs::write(&questions, lines).unwrap();
+    let model = case("llama").expect("a case of the repository");
+    let texts = |flags: &[&str]| {
+        let mut run = program();
+        run.arg("generate").arg(&model).arg("--batch").arg(&questions);
+        let out = run.args(["--max-tokens", "12", "--temperature", "0"]).args(flags).output().unwrap();
+        assert!(out.status.success(), "{}", stderr(&out));
+        let lines = String::from_utf8(out.stdout).unwrap();
+        lines.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()["text"].clone()).collect::<Vec<_>>()
+    };
+    for code in ["int8", "fp8_e4m3"] {
+        let kept = texts(&["--kv-cache-dtype", code]);
+        assert_eq!(kept.len(), 6);
+        for more in [&["--speculate", "ngram"][..], &["--max-seqs", "1"], &["--kv-memory", "20KiB"]] {
+            assert_eq!(texts(&[&["--kv-dtype", code], more].concat()), kept, "{code} {more:?}");
+        }
+    }
+    let planned = |flags: &[&str]| {
+        let mut run = program();
+        run.args(["compile", "--json", "--for", "decode", "--seq", "64", "--dtype", "bf16"]).arg(&model);
+        serde_json::from_slice::<Value>(&run.args(flags).output().unwrap().stdout).unwrap()
+    };
+    let [plain, narrow] = [planned(&[]), planned(&["--kv-cache-dtype", "fp8"])];
+    // Two layers of two heads of sixteen numbers: a byte each, and four of a scale.
+    assert_eq!((&plain["kv_bytes_per_token"], &narrow["kv_bytes_per_token"]), (&256.into(), &160.into()));
+    assert_eq!((&plain["kv_cache_dtype"], &narrow["kv_cache_dtype"]), (&"bf16".into(), &"fp8".into()));
+}
+
 #[test]
 fn what_cannot_be_is_said() {
     let model = case("llama").expect("a case of the repository");
@@ -77,6 +110,13 @@ fn what_cannot_be_is_said() {
         (&["generate", "--quantize", "int4:group=33", "--prompt", "x"], "multiple of 32"),
         (&["generate", "--quantize", "fp8:asymmetric", "--prompt", "x"], "group=N"),
         (&["compile", "--for", "train", "--quantize", "int8"], "leave --quantize out"),
+        (&["compile", "--kv-cache-dtype", "int8"], "leave --kv-cache-dtype out"),
+        (&["estimate", "--kv-cache-dtype", "int8"], "leave --kv-cache-dtype out"),
+        (&["generate", "--kv-cache-dtype", "int4", "--prompt", "x"], "possible values: auto, int8, fp8"),
+        (
+            &["generate", "--kv-memory", "1KiB", "--kv-cache-dtype", "fp8", "--prompt", "x"],
+            "in fp8, 160 bytes a token",
+        ),
         (&["compile", "--device", "null", "--mesh", "tp=2", "--quantize", "int8"], "leave --quantize out"),
     ] {
         let out = program().arg(args[0]).arg(&model).args(&args[1..]).output().unwrap();

@@ -7,8 +7,8 @@ use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, build};
 use astrai_engine::batch::RaggedBatch;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::{Model, plan, plan_within};
-use astrai_ir::DType;
 use astrai_ir::ops::Op;
+use astrai_ir::{Code, DType};
 use astrai_passes::Fidelity;
 use astrai_runtime::{Options, Session, Value, compile};
 use astrai_serve::cache::KvCache;
@@ -187,6 +187,37 @@ fn heads_of_whole_tiles_decode_as_the_full_forward() {
             }
             assert!(p.got == want, "{heads} {kv} {d} page {page}: chunks differ");
         }
+    }
+}
+
+/// Over pages of codes a token's numbers follow from the tokens before it, too, however these came.
+#[test]
+fn codes_in_pages_are_the_same_in_any_chunks() {
+    const LENGTHS: [usize; 4] = [70, 1, 150, 64];
+    let machines = [1, 2].map(|threads| Machine::new(Kind::Cpu, threads).unwrap());
+    let heads = json!({
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "head_dim": 64, "intermediate_size": 96, "vocab_size": 320, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+    });
+    let wide = ModelConfig::parse(&heads.to_string(), "config.json").unwrap().config;
+    let wide = || Model::fresh(wide.clone(), vec![], 3);
+    let golden = families().into_iter().map(|path| Model::open(&path, false).unwrap());
+    let mut cases: Vec<_> = golden.map(|m| (m, Code::Int8, DType::F32, CACHE, &self::LENGTHS)).collect();
+    let large = Cache { page: 16, pages: 83, table: 20 };
+    cases.extend([Code::Int8, Code::Fp8].map(|code| (wide(), code, DType::BF16, large, &LENGTHS)));
+    for (model, code, storage, cache, lengths) in cases {
+        let model = model.with_pages(Some(code));
+        let [mut one, mut two] = machines.each_ref().map(|machine| {
+            Paged::of(&model, storage, machine, Logits::All, (cache, &lengths[..]), Fidelity::Exact)
+        });
+        while !one.finished() {
+            one.step(&[(2, 1), (0, 1), (3, 1), (1, 1)]);
+        }
+        two.step(&[(2, 3), (3, 6)]);
+        while !two.finished() {
+            two.step(&[(0, 17), (2, 1), (3, 6), (1, 1)]);
+        }
+        assert!(one.got == two.got, "{} {}", model.config.model_type, code.name());
     }
 }
 
@@ -407,6 +438,10 @@ fn pages_are_counted_in_the_type_that_is_stored() {
             let costs = [Program::full(4, 6), Program::paged(24, 4, CACHE)]
                 .map(|p| plan(&model.config, &p, storage, &machine).unwrap().cost().unwrap());
             let token = KvCache::page_bytes(&model.config, CACHE.page, storage) / CACHE.page as u64;
+            let coded = ModelConfig { pages: Some(Code::Int8), ..model.config.clone() };
+            let narrow = plan(&coded, &Program::paged(24, 4, CACHE), storage, &machine).unwrap();
+            let narrow = narrow.cost().unwrap().kv_bytes_per_token;
+            assert_eq!(narrow, KvCache::page_bytes(&coded, CACHE.page, storage) / CACHE.page as u64);
             let [full, paged] = costs.map(|c| c.kv_bytes_per_token);
             assert_eq!(paged, token, "{} {storage}", path.display());
             // Without pages, keys and values are made of the latents.

@@ -4,7 +4,7 @@
 use super::names::Names;
 use super::rope::RopeSpec;
 use astrai_ir::ops::{Groups, Scores};
-use astrai_ir::{DType, Narrow};
+use astrai_ir::{Code, DType, Narrow};
 
 /// Most layers accepted.
 pub const MAX_LAYERS: usize = 1 << 14;
@@ -76,6 +76,8 @@ pub struct ModelConfig {
     pub narrow: Option<Narrow>,
     /// How the checkpoint has all of them, so that they can stay so where kernels read codes; `narrow` goes before it.
     pub packed: Option<Narrow>,
+    /// What keys and values, or latents, are stored as in pages, if not as numbers of their own: codes of eight bits.
+    pub pages: Option<Code>,
     /// Set of an encoder: attention is to the whole sequence, and there is no head but this.
     pub encoder: Option<EncoderSpec>,
 }

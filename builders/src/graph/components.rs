@@ -6,7 +6,7 @@ use astrai_ir::ops::{self, Rope, UnaryKind};
 use astrai_ir::{DType, Dim, Graph, IrError, NodeId};
 
 /// Outputs of a layer by name: next versions of states, or statistics of a router.
-pub(super) type Outputs = Vec<(&'static str, NodeId)>;
+pub(super) type Outputs = Vec<(String, NodeId)>;
 
 /// A layer whose body is being built.
 pub(super) struct Layer<'a> {

@@ -1,7 +1,7 @@
 //! One decoder layer as the body of a block: attention and MLP, each normed and added to the residual stream.
 //! In: what the layer computes. Out: a graph whose leaves are `x`, `cos`, `sin`, `starts` and the layer's weights by
 //! their names within the layer; over a cache also `slots`, `tables`, `lens` and the states `k_cache` and `v_cache` (of latents
-//! `pages` and the state `latent_cache`), whose next versions follow `x` among the outputs. Last are the statistics of the
+//! `pages` and the state `latent_cache`; of pages of eight bits codes and scales of each), whose next versions follow `x` among the outputs. Last are the statistics of the
 //! layer's router that a loss reads.
 
 use super::components::{Layer, Outputs};
@@ -23,7 +23,7 @@ pub fn body(config: &ModelConfig, spec: &LayerSpec, program: &Program) -> Result
     let (x, watched) = layer.mlp(x)?;
     layer.g.set_output("x", x)?;
     for (name, id) in versions.into_iter().chain(watched) {
-        layer.g.set_output(name, id)?;
+        layer.g.set_output(&name, id)?;
     }
     Ok(layer.g)
 }

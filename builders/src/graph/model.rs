@@ -25,6 +25,9 @@ use std::sync::Arc;
 pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> {
     let mut g = Graph::new(program.symbols(config));
     program.cache.map_or(Ok(()), |c| c.check()).map_err(|m| g.error(m))?;
+    if config.pages.is_some_and(|code| code.per_element() > 1) {
+        return Err(g.error("pages hold numbers or codes of eight bits".into()));
+    }
     if program.logits != Logits::None || program.loss != Loss::None || program.cache.is_some() {
         config.check_decoder().map_err(|m| g.error(m))?;
     }
@@ -119,8 +122,8 @@ fn layers(
                 "x" => x,
                 "cos" => cos,
                 "sin" => sin,
-                "k_cache" | "v_cache" | "latent_cache" => {
-                    let name = format!("kv.{i}.{}", param.trim_end_matches("_cache"));
+                name if name.contains(cache::STATE) => {
+                    let name = format!("kv.{i}.{}", name.replace(cache::STATE, ""));
                     g.push(ops::State { name, ty: leaf.clone() }, &[])?
                 }
                 name => match given.iter().find(|(shared, _)| *shared == name) {
@@ -140,7 +143,7 @@ fn layers(
         }
         routers.see(g, block, made)?;
         if let Some(cache) = &program.cache {
-            for (part, (name, _)) in (1..).zip(cache.states(config, i)) {
+            for (part, (name, ..)) in (1..).zip(cache.states(config, i, DType::F32)) {
                 let next = g.part(made, part)?;
                 g.set_output(&name, next)?;
             }

@@ -53,11 +53,11 @@ pub(crate) fn watched(g: &mut Graph, r: RouterSpec, routed: &Routed, loss: Loss)
         let end = g.slice(offsets, 0, Dim::from(1), count)?;
         let load = g.sub(end, begin)?;
         let load = g.cast(load, DType::F32)?;
-        let mut out = vec![(OUTPUTS[0], load)];
+        let mut out = vec![(OUTPUTS[0].to_string(), load)];
         if balanced {
             let p = probabilities(g, r, logits)?;
-            out.push((OUTPUTS[1], g.reduce(ReduceKind::Sum, p, &[0])?));
-            out.push((OUTPUTS[2], squared_log_sum(g, logits)?));
+            out.push((OUTPUTS[1].into(), g.reduce(ReduceKind::Sum, p, &[0])?));
+            out.push((OUTPUTS[2].into(), squared_log_sum(g, logits)?));
         }
         Ok(out)
     })

@@ -2,6 +2,7 @@
 
 use astrai_builders::config::{ConfigError, ModelConfig, RopeKey, RopeLayout};
 use astrai_builders::{Cache, Program, build};
+use astrai_ir::{Code, DType, DType::*};
 use serde_json::{Value, json};
 
 /// A small configuration of a type, with keys replaced; `null` stays, `"-"` takes the key out.
@@ -141,18 +142,28 @@ fn nonsense_is_refused_by_its_key() {
 #[test]
 fn states_and_inputs_of_pages() {
     let cache = Cache { page: 4, pages: 6, table: 3 };
-    for (model_type, states) in [
-        ("deepseek_v3", vec![("kv.1.latent".to_string(), [24, 1, 12])]),
-        ("autoregressive_lm", vec![("kv.1.k".to_string(), [24, 2, 8]), ("kv.1.v".to_string(), [24, 2, 8])]),
+    let (latent, head) = (("kv.1.latent", BF16, 12), [("kv.1.k", BF16, 8), ("kv.1.v", BF16, 8)]);
+    let codes = [("kv.1.latent#codes", I8, 12), ("kv.1.latent#scales", F32, 6)];
+    let of_heads =
+        ["k", "v"].map(|x| [(format!("kv.1.{x}#codes"), F8E4M3, 8), (format!("kv.1.{x}#scales"), F32, 1)]);
+    let own = |list: &[(&str, DType, usize)]| list.iter().map(|s| (s.0.to_string(), s.1, s.2)).collect();
+    for (model_type, pages, heads, states) in [
+        ("deepseek_v3", None, 1, own(&[latent])),
+        ("autoregressive_lm", None, 2, own(&head)),
+        // A latent of ten numbers beside a rotated part of two: none of two neighbours are of both.
+        ("deepseek_v3", Some(Code::Int8), 1, own(&codes)),
+        ("autoregressive_lm", Some(Code::Fp8), 2, of_heads.concat()),
     ] {
-        let c = parse(model_type, json!({})).unwrap();
-        assert_eq!(cache.states(&c, 1), states);
-        assert!(cache.states(&c, 3).is_empty());
+        let c = ModelConfig { pages, ..parse(model_type, json!({})).unwrap() };
+        let shaped = |(name, dtype, width)| (name, dtype, [24, heads, width]);
+        let states: Vec<_> = Vec::into_iter(states).map(shaped).collect();
+        assert_eq!(cache.states(&c, 1, BF16), states);
+        assert!(cache.states(&c, 3, BF16).is_empty());
         let g = build(&c, &Program::paged(5, 2, cache)).unwrap();
         let listed = g.nodes().iter().any(|n| n.op.leaf_name() == Some("pages"));
         assert_eq!(listed, c.caches_latents());
         let named = |name: &str| g.outputs().iter().any(|(n, _)| n == name);
-        assert!(states.iter().all(|(name, _)| named(name)));
+        assert!(states.iter().all(|(name, ..)| named(name)));
     }
 }
 

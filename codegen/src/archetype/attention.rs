@@ -1,13 +1,13 @@
 //! The archetypes `attention` and `attention_grad`: softmax over the keys of ragged sequences, dense or over pages, and its gradient.
-//! In: a node, a piece. Out: queries, keys and values as strides over their buffers, where sequences begin, the bounds that
-//! starts, tables of pages and lengths must keep.
+//! In: a node, a piece. Out: queries, keys and values, or codes of these in pages, as strides over their buffers, where sequences
+//! begin, the bounds that starts, tables of pages and lengths must keep.
 
 use super::{Archetype, Limits, integers, results, whole};
 use astrai_ir::backend::{Epilogue, Root, Takes};
 use astrai_ir::ops::{Attention, Op};
 use astrai_ir::region::{AttentionForm, AttentionGradForm, Form, Guard, Heads, PageGuard, Piece, Whole};
 use astrai_ir::strides::{AtCast, View};
-use astrai_ir::{DType, Dim, Graph, Node, NodeId, Operand};
+use astrai_ir::{Code, DType, Dim, Graph, Node, NodeId, Operand};
 use std::collections::HashMap;
 
 pub(super) const ARCHETYPE: Archetype = Archetype {
@@ -20,11 +20,32 @@ pub(super) const ARCHETYPE: Archetype = Archetype {
 };
 
 /// Arguments are read in place where views of them are strides. The output may be rounded, and so may the gradient's cotangents.
-fn root(g: &Graph, id: NodeId, _: &Limits) -> Root {
+fn root(g: &Graph, id: NodeId, limits: &Limits) -> Root {
     let node = g.node(id);
     let rounded = if let Op::Attention(_) = node.op { 1 } else { u32::MAX };
-    let take = |&a: &NodeId| Takes::Memory(in_place(g, a).unwrap_or(a));
-    Root { takes: node.args.iter().map(take).collect(), epilogue: Epilogue::Rounded(rounded) }
+    let coded = codes(g, node, limits);
+    let read = |(i, &a): (usize, &NodeId)| match &coded {
+        Some((_, parts)) if i == 1 || i == 2 => parts[i - 1][0],
+        _ => in_place(g, a).unwrap_or(a),
+    };
+    let scales = coded.iter().flat_map(|(_, parts)| parts.iter().map(|p| p[1]));
+    let takes = node.args.iter().enumerate().map(read).chain(scales).map(Takes::Memory);
+    Root { takes: takes.collect(), epilogue: Epilogue::Rounded(rounded) }
+}
+
+/// What keys and values in pages are codes of, where the kernels read them so: codes and scales of each.
+fn codes(g: &Graph, node: &Node, limits: &Limits) -> Option<(Code, [[NodeId; 2]; 2])> {
+    let Op::Attention(Attention { page: Some(_), .. }) = &node.op else { return None };
+    let of = |id: NodeId| {
+        let (Op::Dequant(op), &[codes, scales]) = (&g.node(id).op, g.node(id).args.as_slice()) else {
+            return None;
+        };
+        let scale = g.ty(scales);
+        let each = scale.shape.last().is_some_and(Dim::is_one) && scale.dtype == DType::F32;
+        (limits.pages && each && op.code.per_element() == 1).then_some((op.code, [codes, scales]))
+    };
+    let ((k, of_keys), (v, of_values)) = (of(node.args[1])?, of(node.args[2])?);
+    (k == v).then_some((k, [of_keys, of_values]))
 }
 
 /// The view of an argument; loads convert whatever keeps the values.
@@ -96,8 +117,15 @@ fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
         None => None,
     };
     let sinks = if a.sinks { Some(vector(piece, node.args[a.sinks_at()])?) } else { None };
-    let (qkv, wanted) = ([head(0)?, head(1)?, head(2)?], results.iter().any(|r| r.0 == 0));
-    let form = AttentionForm { op, qkv, sizes, tokens, sequences, starts, pages, sinks, results };
+    let (qkv, codes) = match codes(g, node, limits) {
+        Some((code, [k, v])) => {
+            let [k, v, k_scales, v_scales] = [k[0], v[0], k[1], v[1]].map(|id| heads(piece, id));
+            ([head(0)?, k?, v?], Some((code, [k_scales?, v_scales?])))
+        }
+        None => ([head(0)?, head(1)?, head(2)?], None),
+    };
+    let wanted = results.iter().any(|r| r.0 == 0);
+    let form = AttentionForm { op, qkv, codes, sizes, tokens, sequences, starts, pages, sinks, results };
     wanted.then_some(Form::Attention(form))
 }
 
@@ -123,7 +151,10 @@ fn touched(piece: &Piece, _: &Form) -> HashMap<Operand, Dim> {
     let mut found = HashMap::new();
     for n in g.nodes() {
         let Op::Attention(a) = &n.op else { continue };
-        for &arg in n.args[1..3].iter().filter(|_| a.page.is_some()) {
+        let args = n.args[1..3].iter().filter(|_| a.page.is_some());
+        let coded =
+            |&arg: &NodeId| matches!(g.node(arg).op, Op::Dequant(_)).then(|| g.node(arg).args.clone());
+        for arg in args.flat_map(|arg| coded(arg).unwrap_or_else(|| vec![*arg])) {
             let mut at = arg;
             while g.node(at).op.is_view() || matches!(g.node(at).op, Op::Cast(_)) {
                 at = g.node(at).args[0];

@@ -29,6 +29,8 @@ pub struct Limits {
     pub panels: Option<[(usize, usize); 2]>,
     /// Whether a dot reads codes of weights, in panels of as many rows as f32 has: integers of four bits in groups of 32 bits.
     pub codes: bool,
+    /// Whether attention over pages reads codes of eight bits, with a scale for each head of a row.
+    pub pages: bool,
     /// Archetypes that have no kernel here, by the names of their forms.
     pub without: &'static [&'static str],
 }

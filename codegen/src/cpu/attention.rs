@@ -3,7 +3,7 @@
 use super::{Emitted, load, over_dims, store, undefine};
 use crate::kernel_ir::print::element;
 use astrai_ir::region::AttentionForm;
-use astrai_ir::{DType, Dim, Region};
+use astrai_ir::{Code, DType, Dim, Region};
 use std::fmt::Write;
 
 const TEMPLATES: [&str; 5] = [
@@ -21,9 +21,16 @@ pub(super) fn kernel(region: &Region, f: &AttentionForm, name: &str) -> Emitted 
     let mut d = String::new();
     let mut define = |key: &str, value: String| _ = writeln!(d, "#define {key} {value}");
     define("NAME(x)", format!("{name}_##x"));
-    for (letter, s) in ["Q", "K", "V"].into_iter().zip(&f.qkv) {
+    let scales = f.codes.iter().flat_map(|(_, scales)| scales);
+    for (letter, s) in ["Q", "K", "V", "KS", "VS"].into_iter().zip(f.qkv.iter().chain(scales)) {
         super::heads(region, letter, s, &mut define);
     }
+    let kind = match &f.codes {
+        None => 0,
+        Some((Code::Fp8, _)) => 2,
+        Some(_) => 1,
+    };
+    define("KV_CODES", kind.to_string());
     define("STARTS_BUF", f.starts.0.to_string());
     define("TOKENS", over_dims(region, &f.tokens));
     define("SEQUENCES", over_dims(region, &f.sequences));

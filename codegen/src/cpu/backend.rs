@@ -35,6 +35,7 @@ pub const LIMITS: Limits = Limits {
     experts: 8192,
     panels: Some([(32, 1), (32, 2)]),
     codes: true,
+    pages: true,
     without: &[],
 };
 

@@ -107,7 +107,11 @@ fn reads_only(p: &mut Printer, region: &Region) {
 
 /// What a load makes of an element of this type.
 fn load(dtype: DType) -> String {
-    if dtype == DType::F32 { "(x)".into() } else { format!("{}_to_f32(x)", element(dtype)) }
+    match dtype {
+        DType::F32 => "(x)".into(),
+        _ if dtype.is_float() => format!("{}_to_f32(x)", element(dtype)),
+        _ => "((float)(x))".into(),
+    }
 }
 
 /// What a store makes of a number.

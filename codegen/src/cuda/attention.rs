@@ -34,6 +34,8 @@ fn element(dtype: DType) -> &'static str {
     match dtype {
         DType::BF16 => "bf16_of",
         DType::F16 => "f16_of",
+        DType::I8 => "i8_of",
+        DType::F8E4M3 => "f8_of",
         _ => "f32_of",
     }
 }
@@ -158,6 +160,7 @@ pub(super) fn forward(region: &Region, f: &AttentionForm, name: &str, processors
         ("WINDOW", f.op.window.unwrap_or(0)),
         ("PAGE", f.op.page.unwrap_or(0)),
         ("TABLE_PAGES", f.pages.map_or(0, |p| p.1)),
+        ("CODES", usize::from(f.codes.is_some())),
     ] {
         c.int(name, value);
     }
@@ -177,11 +180,13 @@ pub(super) fn forward(region: &Region, f: &AttentionForm, name: &str, processors
     let input = |p: &mut Printer| {
         let lse = f.results.iter().position(|r| r.0 == 1).map_or("nullptr".into(), |i| format!("w{i}"));
         let [q, k, v] = f.qkv.each_ref().map(heads_at);
+        let scales = f.codes.as_ref().map(|(_, scales)| scales.each_ref().map(heads_at).join(", "));
+        let scales = scales.unwrap_or("{nullptr, 0, 0}, {nullptr, 0, 0}".into());
         let (tables, lens) = (pointer(f.pages.map(|p| p.0.0)), pointer(f.pages.map(|p| p.2.0)));
         let (sinks, o) = (pointer(f.sinks.map(|s| s.0.0)), format!("w{}", out.unwrap_or(0)));
         let (starts, sequences) = (f.starts.0, dim(&f.sequences));
         p.line(&format!(
-            "const attention_in in = {{{q}, {k}, {v}, r{starts}, (index_t){sequences}, {tables}, {lens}, {sinks}, {o}, {lse}}};"
+            "const attention_in in = {{{q}, {k}, {v}, {scales}, r{starts}, (index_t){sequences}, {tables}, {lens}, {sinks}, {o}, {lse}}};"
         ));
     };
     let units = &slots * &Dim::from(kv_heads * parts * splits);

@@ -23,7 +23,7 @@ pub const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "--disable-warning
 /// What the kernels take: heads whose sums fit the registers of a block, experts whose scores fit its shared memory, weights as they
 /// lie.
 pub const LIMITS: Limits =
-    Limits { head: 1024, row: 1 << 17, experts: 8192, panels: None, codes: false, without: &[] };
+    Limits { head: 1024, row: 1 << 17, experts: 8192, panels: None, codes: false, pages: true, without: &[] };
 
 /// The backend of a CUDA device.
 #[derive(Clone, Debug)]

@@ -1,19 +1,24 @@
 //! Narrow storage held to a reference. In: a model's folder with a `golden.json` that has `weights` and `kv`, and `golden.safetensors`:
 //! `input_ids`, `<kind>.logits` and `<kind>.dequantised.<tensor>` of each kind of rounding. Out: a row for the logits and one for the
-//! numbers of each kind.
+//! numbers of each kind; for each kind of keys and values a row of what pages of these codes cost, within the bound of that kind.
 
 use super::{Row, floats, largest};
 use crate::batch::{RaggedBatch, Sequences};
 use crate::machine::Machine;
 use crate::model::{Model, check_sizes, plan_within};
 use crate::{Error, Hear, Note};
-use astrai_builders::Program;
+use astrai_builders::{Cache, Logits, Program};
 use astrai_ir::ops::Dequant;
 use astrai_ir::{Code, DType, Graph, Narrow, Precision, Sizes, Tensor, eval};
 use astrai_passes::Fidelity;
 use astrai_runtime::WeightSource;
 use astrai_runtime::weights::Checkpoint;
+use astrai_serve::cache::KvCache;
+use astrai_serve::pages::Page;
+use astrai_serve::scheduler::batch::StepBatch;
+use serde_json::{Map, Value};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::Path;
 
 /// Kinds of weights by name: scales in f32, of integers of eight bits one a row.
@@ -52,10 +57,82 @@ pub fn rows(folder: &Path, machine: &Machine, hear: Hear) -> Result<Vec<Row>, Er
         rows.push(numbers(&model, narrow, kind, &file, &path)?);
         rows.push(logits(&model, machine, &file, &path, &format!("{kind}.logits"), hear)?);
     }
-    for kind in json["kv"].as_object().into_iter().flat_map(|all| all.keys()) {
-        rows.push(Row::without(format!("kv.{kind}"), "missing", "keys and values are not stored so yet"));
+    if let Some(kinds) = json["kv"].as_object() {
+        rows.extend(pages(folder, machine, (&file, &path), kinds, hear)?);
     }
     Ok(rows)
+}
+
+/// What pages of codes cost: logits over them, in two steps, beside those over pages of numbers. A scale belongs to a token and a
+/// head, whatever the reference's does, so that the tightest bound of a code holds for all its kinds.
+fn pages(
+    folder: &Path,
+    machine: &Machine,
+    (file, path): (&Checkpoint, &Path),
+    kinds: &Map<String, Value>,
+    hear: Hear,
+) -> Result<Vec<Row>, Error> {
+    let sequences = Sequences::read(file, path)?;
+    let mut over = |code| paged(&Model::open(folder, false)?.with_pages(code), machine, &sequences, hear);
+    let (plain, mut made, mut rows) = (over(None)?, HashMap::new(), Vec::new());
+    for (kind, about) in kinds {
+        let name = format!("kv.{kind}");
+        let code = match kind.split('_').next() {
+            Some("int8") => Code::Int8,
+            Some("e4m3") => Code::Fp8,
+            _ => {
+                rows.push(Row::without(name, "missing", "no such codes are known here"));
+                continue;
+            }
+        };
+        let Some(bound) = about["bound"].as_f64() else {
+            rows.push(Row::without(name, "no tolerance", "`golden.json` has no `bound` of it"));
+            continue;
+        };
+        if let Entry::Vacant(none) = made.entry(code) {
+            none.insert(over(Some(code))?);
+        }
+        let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
+        let off = made[&code].iter().zip(&plain).map(|(a, b)| f64::from(*a) - f64::from(*b));
+        let error = norm(&mut { off }) / norm(&mut plain.iter().map(|x| f64::from(*x)));
+        let note = format!("by norm; pages of {} with a scale for each token and head", code.name());
+        rows.push(Row::compared(name, error, bound, &note));
+    }
+    Ok(rows)
+}
+
+/// Logits of all tokens over pages: of the first half of each sequence, then of the rest.
+fn paged(model: &Model, machine: &Machine, sequences: &Sequences, hear: Hear) -> Result<Vec<f32>, Error> {
+    let (config, [batch, seq]) = (&model.config, [sequences.batch, sequences.seq]);
+    check_sizes(config, batch as u64, seq as u64)?;
+    let table = seq.div_ceil(Cache::PAGE);
+    let cache = Cache { page: Cache::PAGE, pages: table * batch, table };
+    let whole = Program::paged((batch * seq) as u64, batch as u64, cache);
+    let program = Program { logits: Logits::All, ..whole };
+    let planned = plan_within(config, &program, DType::F32, machine, Fidelity::Exact)?;
+    let kv = KvCache::new(config, cache, DType::F32, &machine.device)?;
+    let mut session = model.start_over(planned, kv.buffers(), &mut |done, total| {
+        hear(Note::Progress { what: "loading weights", done, total });
+    })?;
+    let mut step = StepBatch::of_program(session.inputs(), cache.page, cache.table);
+    let mut logits = vec![0.0; batch * seq * config.vocab_size];
+    let half = seq.div_ceil(2);
+    for (from, to) in [(0, half), (half, seq)].into_iter().filter(|(from, to)| from < to) {
+        step.clear();
+        for (s, ids) in sequences.rows().iter().enumerate() {
+            let ids: Vec<u32> = ids[from..to].iter().map(|id| *id as u32).collect();
+            let pages: Vec<Page> = (0..to.div_ceil(Cache::PAGE)).map(|i| (i * batch + s) as Page).collect();
+            step.push(&ids, from, &pages, [config.vocab_size, cache.pages])?;
+        }
+        let results = session.run(&step.inputs(session.inputs()))?;
+        let got = results.iter().find(|(n, _)| n == "logits").map(|(_, v)| v.to_f32()).unwrap_or_default();
+        let width = (to - from) * config.vocab_size;
+        for (s, rows) in got.chunks(width.max(1)).enumerate() {
+            let at = (s * seq + from) * config.vocab_size;
+            logits[at..at + width].copy_from_slice(rows);
+        }
+    }
+    Ok(logits)
 }
 
 /// Logits of the file's `input_ids`, held to one of its tensors.

@@ -1,12 +1,14 @@
-//! `dequant`: the numbers that codes and scales stand for. A dot's kernel reads the codes where they lie; the numbers never exist whole.
+//! `dequant`: the numbers that codes and scales stand for. The kernels of a dot and of attention over pages read the codes where they
+//! lie; there the numbers never exist whole.
 
 use crate::narrow::Code;
 use crate::op::{Infer, Inferred, Operator, same};
+use crate::shard::{Label, Propagate, ShardingRule};
 use crate::{DType, Dim, Tensor, Type, eval::Eval};
 use serde::{Deserialize, Serialize};
 
-/// `scale · value(code) + offset`, f32 `[n, k]`; arguments codes `[n, k / per_element]`, scales and, where there are any, offsets
-/// `[n, k / group]`.
+/// `scale · value(code) + offset`, f32 `[…, k]`; arguments codes `[…, k / per_element]`, scales and, where there are any, offsets
+/// `[…, k / group]`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dequant {
@@ -15,18 +17,26 @@ pub struct Dequant {
 }
 
 impl Dequant {
-    /// Rows, numbers of a row, and neighbours that share a scale.
+    /// Rows of a matrix, numbers of a row, and neighbours that share a scale.
     ///
     /// # Errors
-    /// The types are not those of codes and their scales.
+    /// The types are not those of a matrix of codes and its scales.
     pub fn sizes(&self, codes: &Type, scales: &Type) -> Result<[usize; 3], String> {
-        let size = |d: &Dim| d.size().filter(|n| *n > 0);
-        let matrix = |t: &Type| match t.shape.as_slice() {
-            [n, k] => Some((size(n)?, size(k)?)),
-            _ => None,
+        let [k, group] = self.row(codes, scales)?;
+        match codes.shape.as_slice() {
+            [n, _] => Ok([n.size().ok_or("rows are not counted")?, k, group]),
+            _ => Err(format!("wants a matrix, got {codes}")),
+        }
+    }
+
+    /// Numbers of a row, and neighbours that share a scale.
+    fn row(&self, codes: &Type, scales: &Type) -> Result<[usize; 2], String> {
+        let last = |t: &Type| {
+            let (last, rest) = t.shape.split_last()?;
+            Some((last.size().filter(|n| *n > 0)?, rest.to_vec()))
         };
-        let (Some((n, k)), Some((rows, groups))) = (matrix(codes), matrix(scales)) else {
-            return Err(format!("takes matrices of literal sizes, got {codes} and {scales}"));
+        let (Some((k, rows)), Some((groups, scaled))) = (last(codes), last(scales)) else {
+            return Err(format!("takes rows of literal sizes, got {codes} and {scales}"));
         };
         let k = k.checked_mul(self.code.per_element()).ok_or("rows are too long")?;
         if codes.dtype != self.code.dtype() || !scales.dtype.is_float() || scales.dtype.bytes() < 2 {
@@ -35,10 +45,10 @@ impl Dequant {
                 self.code.dtype()
             ));
         }
-        if rows != n || k % groups != 0 {
+        if rows != scaled || k % groups != 0 {
             return Err(format!("scales {scales} do not divide rows of codes {codes}"));
         }
-        Ok([n, k, k / groups])
+        Ok([k, k / groups])
     }
 }
 
@@ -54,8 +64,16 @@ impl Operator for Dequant {
             }
             args => return Err(format!("takes 2 or 3 arguments, got {}", args.len())),
         };
-        let [n, k, _] = self.sizes(codes, scales)?;
-        Ok(vec![Type::new(DType::F32, [Dim::from(n), Dim::from(k)])])
+        let [k, _] = self.row(codes, scales)?;
+        let rows = &codes.shape[..codes.rank() - 1];
+        Ok(vec![Type::new(DType::F32, [rows, &[Dim::from(k)]].concat())])
+    }
+
+    /// Rows apart, each whole.
+    fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
+        let rank = cx.args[0].rank();
+        let labels: Vec<Label> = (0..rank).map(|d| (d + 1 < rank).then_some(d)).collect();
+        cx.labelled(&vec![labels.clone(); cx.args.len()], &[labels], &[])
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
@@ -88,6 +106,10 @@ mod tests {
         let codes = Tensor::int(DType::I8, &[2, 1], vec![-127, 3]);
         let out = &apply(Dequant { code: Code::Int8 }, &[codes, Tensor::f32(&[2, 1], &[2.0, 0.5])])[0];
         assert_eq!(out.reals(), [-254.0, 1.5]);
+        // Heads of two tokens in eight bits.
+        let codes = Tensor::float(DType::F8E4M3, &[2, 1, 2], vec![448.0, -0.5, 1.0, 0.0]);
+        let out = &apply(Dequant { code: Code::Fp8 }, &[codes, Tensor::f32(&[2, 1, 1], &[0.5, 3.0])])[0];
+        assert_eq!((out.shape.clone(), out.reals()), (vec![2, 1, 2], vec![224.0, -0.25, 3.0, 0.0]));
     }
 
     #[test]

@@ -143,7 +143,7 @@ impl<M: Model> Core<M> {
         let scheduler = Scheduler::new(bounds, model.plan(), secret);
         let pool = model.pool();
         let threads = pool.as_ref().map_or(1, |p| p.threads());
-        let stats = Stats { pages, pages_free: pages, ..Stats::default() };
+        let stats = Stats { pages, page: model.page_storage(), pages_free: pages, ..Stats::default() };
         shared.publish(stats);
         Core {
             model,

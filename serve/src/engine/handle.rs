@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use super::stream::{Emitter, Permits, Stream, connect};
-use super::{NO_VECTORS, Settings};
+use super::{NO_VECTORS, PageStorage, Settings};
 use crate::request::{Limits, Request, RequestError};
 use crate::scheduler::Counters;
 use crate::scheduler::plan::StepPlan;
@@ -48,6 +48,8 @@ pub struct Stats {
     pub waiting: usize,
     /// Pages of the KV state.
     pub pages: usize,
+    /// How these are stored.
+    pub page: PageStorage,
     /// Of these, pages that nobody uses and nothing is known of.
     pub pages_free: usize,
     /// Of these, pages that nobody uses but the prefix cache knows.

@@ -36,10 +36,26 @@ impl Sizes {
     }
 }
 
+/// How the KV state is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageStorage {
+    /// Type of numbers, or what they are codes of.
+    pub name: &'static str,
+    /// Tokens of a page.
+    pub tokens: usize,
+    /// Bytes of a page, scales of codes among them.
+    pub bytes: u64,
+}
+
 /// A model with its KV state.
 pub trait Model {
     /// What it was compiled for; never changes.
     fn sizes(&self) -> Sizes;
+
+    /// How its pages are stored; never changes.
+    fn page_storage(&self) -> PageStorage {
+        PageStorage::default()
+    }
 
     /// The programs it has, as a plan without rows: an entry for each, in the order in which they run, whose batch has the form
     /// that the program takes. Without other word, one program for prefill and decode, with tables of all positions' pages.

@@ -8,9 +8,10 @@ use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use prometheus::{
-    Encoder, Error, Gauge, Histogram, IntCounter, IntCounterVec, IntGauge, Registry, TextEncoder,
-    register_gauge_with_registry, register_histogram_with_registry, register_int_counter_vec_with_registry,
-    register_int_counter_with_registry, register_int_gauge_with_registry,
+    Encoder, Error, Gauge, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
+    TextEncoder, register_gauge_with_registry, register_histogram_with_registry,
+    register_int_counter_vec_with_registry, register_int_counter_with_registry,
+    register_int_gauge_vec_with_registry, register_int_gauge_with_registry,
 };
 
 use super::app::App;
@@ -36,11 +37,14 @@ const TOKENS: [f64; 16] =
 type Level = (&'static str, &'static str, fn(&Stats) -> usize);
 type Count = (&'static str, &'static str, fn(&Stats) -> u64);
 
-const LEVELS: [Level; 5] = [
+const LEVELS: [Level; 6] = [
     ("num_requests_running", "Sequences that run.", |s| s.running),
     ("num_requests_waiting", "Sequences that wait, preempted ones among them.", |s| s.waiting),
     ("num_requests_queued", "Requests that were not yet admitted.", |s| s.queued),
     ("kv_pages", "Pages of keys and values.", |s| s.pages),
+    ("kv_cache_bytes", "Bytes of these pages.", |s| {
+        usize::try_from(s.page.bytes).unwrap_or(usize::MAX).saturating_mul(s.pages)
+    }),
     ("kv_pages_cached", "Pages that nobody uses but the prefix cache knows.", |s| s.pages_cached),
 ];
 
@@ -69,6 +73,7 @@ pub struct Metrics {
     /// Locked while they are brought up to date, so that nothing is counted twice.
     counts: Mutex<Vec<IntCounter>>,
     cache_usage: Gauge,
+    cache: IntGaugeVec,
     responses: IntCounterVec,
     ends: IntCounterVec,
     queue: Histogram,
@@ -96,11 +101,19 @@ impl Metrics {
             |name, help, labels: &[&str]| register_int_counter_vec_with_registry!(name, help, labels, r);
         let time =
             |name, help, buckets: &[f64]| register_histogram_with_registry!(name, help, buckets.to_vec(), r);
+        let config = ["cache_dtype", "block_size", "bytes_per_token"];
+        let stored = register_int_gauge_vec_with_registry!(
+            "cache_config_info",
+            "How keys and values are stored.",
+            &config,
+            r
+        )?;
         let usage = "Share of the pages that sequences use, from 0 to 1.";
         Ok(Metrics {
             levels: LEVELS.iter().map(level).collect::<Result<_, _>>()?,
             counts: Mutex::new(COUNTS.iter().map(count).collect::<Result<_, _>>()?),
             cache_usage: register_gauge_with_registry!("kv_cache_usage_perc", usage, r)?,
+            cache: stored,
             responses: counters("http_responses_total", "Responses.", &["path", "status"])?,
             ends: counters("request_success_total", "Choices that ended.", &["finished_reason"])?,
             queue: time("request_queue_time_seconds", "From submission to the first step.", &LONG)?,
@@ -164,6 +177,9 @@ impl Metrics {
             gauge.set(i64::try_from(read(stats)).unwrap_or(i64::MAX));
         }
         self.cache_usage.set(stats.kv_use());
+        let (page, each) = (stats.page, stats.page.bytes / stats.page.tokens.max(1) as u64);
+        let labels = [page.name, &page.tokens.to_string(), &each.to_string()];
+        self.cache.with_label_values(&labels).set(1);
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         for (counter, (.., read)) in counts.iter().zip(COUNTS) {
             counter.inc_by(read(stats).saturating_sub(counter.get()));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use astrai_builders::config::Pooling;
 
-use crate::engine::{Engine, Model, ModelError, Settings, Sizes};
+use crate::engine::{Engine, Model, ModelError, PageStorage, Settings, Sizes};
 use crate::scheduler::batch::StepBatch;
 use crate::scheduler::plan::{Embedding, ProgramKind, StepEntry, StepPlan};
 use crate::tokenizer::{Tokenizer, tests};
@@ -108,6 +108,10 @@ impl Alphabet {
 impl Model for Alphabet {
     fn sizes(&self) -> Sizes {
         SIZES
+    }
+
+    fn page_storage(&self) -> PageStorage {
+        PageStorage { name: "int8", tokens: SIZES.page_size, bytes: 10 * SIZES.page_size as u64 }
     }
 
     fn plan(&self) -> StepPlan {

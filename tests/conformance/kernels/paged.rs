@@ -1,10 +1,12 @@
 //! Keys and values in pages: rows stored into states, attention that finds its keys by tables.
 
 use crate::kernels::table::{Fill, Table, dims, rows};
-use crate::machines::{crowded, machine, machines};
+use crate::machines::{crowded, emulated, machine, machines};
 use astrai_engine::machine::{Kind, Machine};
-use astrai_ir::ops::{Attention, BinaryKind, RmsNorm, Rope, RopeLayout, Store, UnaryKind};
-use astrai_ir::{DType, Dim, NodeId, Real, Type};
+use astrai_ir::ops::{
+    Attention, BinaryKind, Dequant, ReduceKind, RmsNorm, Rope, RopeLayout, Store, UnaryKind,
+};
+use astrai_ir::{Code, DType, Dim, Form, NodeId, Real, Type};
 
 fn paged(d: usize, page: usize) -> Attention {
     let (scale, span) = (Real(1.0 / (d as f64).sqrt()), Dim::from(90));
@@ -38,19 +40,58 @@ fn bounds(t: &mut Table, page: usize, (starts, lens): Batch) -> ([NodeId; 3], us
 /// Query heads, key heads, numbers of a key, numbers of a value.
 type Heads = (usize, usize, usize, usize);
 
-fn attend(t: &mut Table, name: &str, op: Attention, dtype: DType, heads: Heads) {
-    attend_in(t, name, op, dtype, heads, MIXED);
+/// What pages hold: numbers, or codes beside queries of this type.
+#[derive(Clone, Copy)]
+enum Pages {
+    Of(DType),
+    Codes(Code, DType),
 }
 
-fn attend_in(t: &mut Table, name: &str, op: Attention, dtype: DType, (h, kv, d, dv): Heads, batch: Batch) {
+impl From<DType> for Pages {
+    fn from(dtype: DType) -> Pages {
+        Pages::Of(dtype)
+    }
+}
+
+fn attend(t: &mut Table, name: &str, op: Attention, pages: impl Into<Pages>, heads: Heads) {
+    attend_in(t, name, op, pages, heads, MIXED);
+}
+
+/// Keys or values `[rows, kv, d]` in pages, as f32 where codes are, with these scales.
+fn state(t: &mut Table, name: &str, pages: Pages, shape: [usize; 3], scales: Fill) -> NodeId {
+    let code = match pages {
+        Pages::Of(dtype) => return t.state(name, Type::new(dtype, dims(&shape)), Fill::Real(-2.0, 2.0)),
+        Pages::Codes(code, _) => code,
+    };
+    let fill = if code == Code::Fp8 { Fill::Real(-448.0, 448.0) } else { Fill::Int(-127, 127) };
+    let codes = t.state(&format!("{name}#codes"), Type::new(code.dtype(), dims(&shape)), fill);
+    let ty = Type::new(DType::F32, dims(&[shape[0], shape[1], 1]));
+    let scales = t.state(&format!("{name}#scales"), ty, scales);
+    t.g.push(Dequant { code }, &[codes, scales]).unwrap()
+}
+
+fn attend_in(
+    t: &mut Table,
+    name: &str,
+    op: Attention,
+    pages: impl Into<Pages>,
+    (h, kv, d, dv): Heads,
+    batch: Batch,
+) {
+    let pages = pages.into();
+    let (Pages::Of(dtype) | Pages::Codes(_, dtype)) = pages;
     let page = op.page.unwrap();
     let ([starts, tables, lens], rows) = bounds(t, page, batch);
-    let q = t.input(dtype, dims(&[batch.0[4], h, d]), Fill::Real(-2.0, 2.0));
-    let k = t.state(&format!("{name}.k"), Type::new(dtype, dims(&[rows, kv, d])), Fill::Real(-2.0, 2.0));
-    let v = t.state(&format!("{name}.v"), Type::new(dtype, dims(&[rows, kv, dv])), Fill::Real(-2.0, 2.0));
+    let mut q = t.input(dtype, dims(&[batch.0[4], h, d]), Fill::Real(-2.0, 2.0));
+    let scales = || Fill::Real(0.002, 0.02);
+    let k = state(t, &format!("{name}.k"), pages, [rows, kv, d], scales());
+    let v = state(t, &format!("{name}.v"), pages, [rows, kv, dv], scales());
+    if let Pages::Codes(..) = pages {
+        q = t.g.cast(q, DType::F32).unwrap();
+    }
     let mut args = vec![q, k, v, starts, tables, lens];
     if op.sinks {
-        args.push(t.input(dtype, dims(&[h]), Fill::Real(-1.0, 3.0)));
+        args.push(t.input(t.g.ty(q).dtype, dims(&[h]), Fill::Real(-1.0, 3.0)));
     }
     let both = t.g.push(op, &args).unwrap();
     for i in 0..2 {
@@ -96,6 +137,35 @@ fn attention_over_pages() {
     t.all_native().run(&[1]);
 }
 
+/// Codes of eight bits in pages, read where they lie: by words, by the matrix unit, one number after another.
+#[test]
+fn attention_over_pages_of_codes() {
+    let mut t = Table::new();
+    let unused = t.x(rows(&[]));
+    t.case("unused", unused);
+    let heads =
+        [(4, 2, 16, 16), (6, 2, 33, 7), (9, 3, 64, 64), (8, 4, 128, 128), (8, 1, 32, 96), (10, 1, 64, 32)];
+    for code in [Code::Int8, Code::Fp8] {
+        for (dtype, page, window) in [(DType::F32, 16, None), (DType::BF16, 4, Some(30))] {
+            for (i, heads) in heads.into_iter().enumerate() {
+                let op = Attention { window, sinks: i == 2, ..paged(heads.2, page) };
+                let name = format!("{} {dtype} {i}, page {page}", code.name());
+                attend(&mut t, &name, op, Pages::Codes(code, dtype), heads);
+            }
+        }
+        let op =
+            Attention { window: Some(700), softcap: Some(Real(2.0)), span: Dim::from(4715), ..paged(64, 16) };
+        let name = format!("{} of many chunks", code.name());
+        attend_in(&mut t, &name, op, Pages::Codes(code, DType::BF16), (9, 3, 64, 64), FEW);
+    }
+    t.all_native().run_on(crowded().iter().chain(emulated()), &[1]);
+    // Nothing but codes and scales is read, and of these what the sequences have.
+    let program = t.compiled();
+    let attends = program.plan.regions.iter().filter(|r| r.form().name() == "attention");
+    assert_eq!(attends.clone().count(), 26);
+    assert!(attends.clone().all(|r| matches!(r.form(), Form::Attention(f) if f.codes.is_some())));
+}
+
 #[test]
 fn chunks_of_keys_are_units() {
     let mut t = Table::new();
@@ -135,8 +205,33 @@ fn a_query_alone_has_its_bits_among_others_after_many_keys() {
     alone(crowded(), 5000, DType::F32, &[(9, 1, 33, 20)], &options);
 }
 
+/// Of codes, too, by words and by the matrix unit, also beside a scale that is no finite number and is not seen.
+#[test]
+fn a_query_alone_has_its_bits_among_others_over_codes() {
+    let heads = [(2, 2, 64, 64), (8, 4, 128, 128), (3, 1, 32, 96), (5, 1, 64, 64)];
+    for (code, dtype) in [(Code::Int8, DType::BF16), (Code::Fp8, DType::BF16), (Code::Int8, DType::F32)] {
+        let options = [(None, 0.01), (Some(70), f64::NAN)];
+        alone(machines(), 200, Pages::Codes(code, dtype), &heads, &options);
+    }
+    alone(
+        crowded(),
+        5000,
+        Pages::Codes(Code::Int8, DType::BF16),
+        &[(9, 3, 64, 64)],
+        &[(Some(1500), f64::NAN)],
+    );
+}
+
 /// Forty queries and the last of them, in windows, with a number among the values that may not be finite.
-fn alone(machines: &[Machine], keys: usize, dtype: DType, heads: &[Heads], options: &[(Option<usize>, f64)]) {
+fn alone(
+    machines: &[Machine],
+    keys: usize,
+    pages: impl Into<Pages>,
+    heads: &[Heads],
+    options: &[(Option<usize>, f64)],
+) {
+    let pages = pages.into();
+    let (Pages::Of(dtype) | Pages::Codes(_, dtype)) = pages;
     let table = keys.div_ceil(16);
     let mut t = Table::new();
     let unused = t.x(rows(&[]));
@@ -153,10 +248,16 @@ fn alone(machines: &[Machine], keys: usize, dtype: DType, heads: &[Heads], optio
             let span = Dim::from(table * 16);
             let op = Attention { window, span, ..paged(d, 16) };
             let name = format!("{h} {kv} {d} {dv} {window:?}");
-            let state = |t: &mut Table, part: &str, d: usize, fill| {
-                t.state(&format!("{name} {bad} {part}"), Type::new(dtype, dims(&[table * 16, kv, d])), fill)
+            let scale = |i: usize| if i / kv == scattered[2] * 16 + 3 { bad } else { 0.01 + i as f64 * 1e-6 };
+            let scales = (0..table * 16 * kv).map(scale).collect::<Vec<_>>();
+            let held = |t: &mut Table, part: &str, d: usize, fill| {
+                let (name, shape) = (format!("{name} {bad} {part}"), [table * 16, kv, d]);
+                match pages {
+                    Pages::Of(dtype) => t.state(&name, Type::new(dtype, dims(&shape)), fill),
+                    codes => state(t, &name, codes, shape, Fill::List(scales.clone())),
+                }
             };
-            let k = state(&mut t, "k", d, Fill::Real(-2.0, 2.0));
+            let k = held(&mut t, "k", d, Fill::Real(-2.0, 2.0));
             // A row of a page near the beginning, and one of a page that windows see.
             let seen = (keys - 30) / 16;
             let at = |i: usize| {
@@ -165,8 +266,11 @@ fn alone(machines: &[Machine], keys: usize, dtype: DType, heads: &[Heads], optio
             };
             let scale = if bad == 1e-38 { 1e-38 } else { 1.0 }; // times weights: subnormal
             let value = |i| if at(i) { bad } else { scale * (f64::from((i * 29 % 83) as u32) / 41.0 - 1.0) };
-            let v = state(&mut t, "v", dv, Fill::List((0..table * 16 * kv * dv).map(value).collect()));
-            let q = t.input(dtype, dims(&[40, h, d]), Fill::Real(-2.0, 2.0));
+            let v = held(&mut t, "v", dv, Fill::List((0..table * 16 * kv * dv).map(value).collect()));
+            let mut q = t.input(dtype, dims(&[40, h, d]), Fill::Real(-2.0, 2.0));
+            if let Pages::Codes(..) = pages {
+                q = t.g.cast(q, DType::F32).unwrap();
+            }
             let last = t.g.slice(q, 0, Dim::from(39), Dim::from(1)).unwrap();
             for (which, (q, starts)) in [("many", (q, many)), ("one", (last, one))] {
                 let both = t.g.push(op.clone(), &[q, k, v, starts, tables, lens]).unwrap();
@@ -228,6 +332,18 @@ fn rows_are_stored_where_the_state_lies() {
     let s = stored(&mut t, "slice", DType::BF16, &[32, 3, 16]);
     let narrow = t.g.cast(k, DType::BF16).unwrap();
     store(&mut t, "slice'", s, narrow);
+    // Codes of a head and their scale.
+    let top = t.g.unary(UnaryKind::Abs, k).unwrap();
+    let top = t.g.reduce(ReduceKind::Max, top, &[2]).unwrap();
+    let scale = t.g.scale(top, 1.0 / 127.0).unwrap();
+    let scale = t.g.reshape(scale, rows(&[3, 1])).unwrap();
+    let code = t.g.div(k, scale).unwrap();
+    let code = t.g.unary(UnaryKind::Floor, code).unwrap();
+    let code = t.g.cast(code, DType::I8).unwrap();
+    for (name, dtype, width, value) in [("codes", DType::I8, 16, code), ("scales", DType::F32, 1, scale)] {
+        let s = stored(&mut t, name, dtype, &[32, 3, width]);
+        store(&mut t, &format!("{name}'"), s, value);
+    }
     // Rows that are computed; the state read before.
     let [state, _] = stored(&mut t, "computed", DType::F32, &[35, 8]);
     let at = t.input(DType::I32, rows(&[]), Fill::Int(-1, 33));

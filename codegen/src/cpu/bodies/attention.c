@@ -9,6 +9,9 @@
  *                              The last query of a sequence stands at its last key (decode, chunked prefill).
  *   PAGES_BUF, KV_LENS_BUF, PAGE, TABLE_PAGES  optional, instead: i32 [sequences, TABLE_PAGES] page numbers,
  *                              i32 [sequences] key counts, literal rows per page; key j lies in row page * PAGE + j % PAGE
+ *   KV_CODES                   1, 2: keys and values are integers, e4m3 of eight bits; K_T V_T then are their codes', and
+ *                              KS_BUF VS_BUF, KS_OFF KS_ROW KS_HEAD ... f32 that a key's score and a value's weight are multiplied
+ *                              by; 0: numbers
  *   Q_T K_T V_T O_T            element types; LOAD_Q(x) LOAD_K(x) LOAD_V(x) to f32, STORE_O(x) from f32
  *   Q_OFF K_OFF V_OFF          offsets in elements; Q_ROW K_ROW V_ROW strides of a token, Q_HEAD K_HEAD V_HEAD of a head
  *   TOKENS SEQUENCES           query rows and sequences, expressions over dims; THREADS, that share the units
@@ -16,8 +19,8 @@
  *   HEADS KV_HEADS D DV        sizes, KV_HEADS divides HEADS
  *   SCALE SOFTCAP              f32 literals, SCALE > 0; SOFTCAP > 0: s = SOFTCAP tanh(SCALE s / SOFTCAP), 0 = none
  *   CAUSAL WINDOW              0 or 1; WINDOW > 0: key j is visible only if i - j < WINDOW, 0 = none
- *   KV_BF16 Q_BF16             optional: keys and values, and queries, are bf16; scores are then sums over bf16 pairs
- *                              where an instruction adds those (DOT_BF16_PAIRS). KV_F32, instead: keys and values are f32
+ *   KV_BF16 Q_BF16             optional: keys and values, and queries, are bf16; scores of these, and of codes, are then sums over
+ *                              bf16 pairs where an instruction adds those (DOT_BF16_PAIRS). KV_F32, instead: keys and values are f32
  * Leaves: NAME(units0)(dims) and NAME(phase0)(bufs, dims, scratch, begin, end), which writes
  *   o [tokens, HEADS, DV] contiguous, and lse; with PAGES_BUF NAME(units1) and NAME(phase1), too.
  *   A query that sees no key gets 0 and lse -infinity.
@@ -57,6 +60,7 @@ struct NAME(unit) {
     int parts;            /* of those that all its rows see; 1 but where one query's keys are shared by units */
     int64_t row0, kv_row; /* global rows of query q0 and of key 0 */
     const int32_t *pages;
+    const float *k_scales, *v_scales; /* of key head key_head */
 };
 
 /* Units that share the keys of a query: two for each thread, in all, where there are more threads than units otherwise. */
@@ -133,6 +137,10 @@ static int NAME(find)(struct NAME(unit) *u, void *const *bufs, const int64_t *di
     u->kv_row = starts[lo];
 #endif
     u->base = u->keys - (int)len;
+#if KV_CODES
+    u->k_scales = (const float *)bufs[KS_BUF] + KS_OFF + u->key_head * (int64_t)KS_HEAD;
+    u->v_scales = (const float *)bufs[VS_BUF] + VS_OFF + u->key_head * (int64_t)VS_HEAD;
+#endif
     int last = u->base + u->q0 + u->queries;
     u->from = NAME(sees_from)(u->base + u->q0) / ATTN_KEYS * ATTN_KEYS;
     u->to = CAUSAL && last < u->keys ? last : u->keys;

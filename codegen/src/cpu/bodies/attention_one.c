@@ -1,28 +1,39 @@
 #if ONE_QUERY
 /* One query (decode): each key and value is used by a few rows only, so getting it ready is what costs. Keys are
- * transposed as bf16 pairs, and those of two numbers widened on their way into the product; values are read where they lie. Every
+ * transposed as words, whose two or four numbers are widened on their way into the product; values are read where they lie. Every
  * sum has the terms and the order that it has among many queries. */
 
-/* Rows of keys j0 and on; past the unit's last key that one again. */
-static void NAME(rows)(const struct NAME(unit) *u, int j0, int64_t *rows) {
-    for (int i = 0; i < ATTN_KEYS; i++) rows[i] = NAME(key_row)(u, j0 + i < u->to ? j0 + i : u->to - 1);
-}
-
-/* Keys a .. b of a tile as bf16 pairs, in the place of k; `next` are rows to fetch meanwhile. */
+/* Keys a .. b of a tile as words, in the place of k; `next` are rows to fetch meanwhile. */
 static void NAME(word_k)(struct NAME(state) *t, const K_T *k, const int64_t *rows, const int64_t *next, int a, int b) {
     for (int j = a / VW * VW; j < b; j += VW) {
-        const K_T *at[VW];
+        const void *at[VW];
         for (int i = 0; i < VW; i++) {
             for (int d = 0; d < D; d += 64 / (int)sizeof(K_T)) __builtin_prefetch(k + next[j + i] * K_ROW + d, 0, 2);
             at[i] = k + rows[j + i] * K_ROW;
         }
-        NAME(bf16_pairs)(t, at, j);
+        NAME(words)(t, at, WORD, j);
     }
 }
 
-/* Numbers of words: the one there is, or the lower or upper of two. */
-INLINE vf NAME(number)(vf word, int half) {
-    return WORD == 1 ? word : half ? (vf)((vu)word & 0xffff0000u) : (vf)((vu)word << 16);
+/* What is multiplied at once: numbers of words, or, PAIRED, two neighbours as bf16. */
+INLINE vf NAME(number)(vf word, int part) {
+#if KV_CODES && PAIRED
+    vf first = attn_value(KV_CODES, (vu)word >> 16 * part), second = attn_value(KV_CODES, (vu)word >> (16 * part + 8));
+    return (vf)((vu)first >> 16 | (vu)second);
+#elif KV_CODES
+    return attn_value(KV_CODES, (vu)word >> 8 * part);
+#else
+    return WORD == 1 || PAIRED ? word : part ? (vf)((vu)word & 0xffff0000u) : (vf)((vu)word << 16);
+#endif
+}
+
+/* VW values. */
+INLINE vf NAME(value)(const V_T *from) {
+#if KV_CODES
+    return attn_value(KV_CODES, attn_bytes(from));
+#else
+    return WORD == 1 ? v_load((const float *)from) : attn_widen(from);
+#endif
 }
 
 /* Scores of n rows (a literal) and keys a .. b. */
@@ -35,19 +46,18 @@ INLINE void NAME(score_some)(struct NAME(state) *t, int r, int n, int a, int b) 
         for (int d = 0; d < D; d += WORD) {
             vf word[ATTN_NV];
             ATTN_EACH(c, ATTN_NV) word[c] = v_load(&t->k[d / WORD][at + c * VW]);
-#if PAIRED
-            ATTN_EACH(i, n) {
-                vf q = dot_splat_word(t->q[r + i][d / 2]);
-                ATTN_EACH(c, ATTN_NV) acc[i][c] = dot_pair(q, word[c], acc[i][c]);
-            }
-#else
-            for (int half = 0; half < WORD; half++)
+            ATTN_EACH(part, WORD / (1 + PAIRED)) {
+                vf k[ATTN_NV];
+                ATTN_EACH(c, ATTN_NV) k[c] = NAME(number)(word[c], part);
                 ATTN_EACH(i, n) {
-                    vf q = v_splat(t->q[r + i][d + half]);
-                    ATTN_EACH(c, ATTN_NV) acc[i][c] = v_fma(q, NAME(number)(word[c], half), acc[i][c]);
+                    vf q = SPLAT(t->q[r + i][d / (1 + PAIRED) + part]);
+                    ATTN_EACH(c, ATTN_NV) acc[i][c] = ADD(q, k[c], acc[i][c]);
                 }
-#endif
+            }
         }
+#if KV_CODES
+        ATTN_EACH(i, n) ATTN_EACH(c, ATTN_NV) acc[i][c] *= v_load(&t->k_scales[at + c * VW]);
+#endif
         ATTN_EACH(i, n) ATTN_EACH(c, ATTN_NV) v_store(&t->s[r + i][at + c * VW], acc[i][c]);
     }
 }
@@ -61,7 +71,7 @@ INLINE void NAME(blend_some)(struct NAME(state) *t, const V_T *v, const int64_t 
         const V_T *from = v + rows[j] * V_ROW + d;
         for (int c = 0; c < nv * VW; c += 64 / (int)sizeof(V_T)) __builtin_prefetch(v + next[j] * V_ROW + d + c, 0, 2);
         vf x[ATTN_NV];
-        ATTN_EACH(c, nv) x[c] = WORD == 1 ? v_load((const float *)(from + c * VW)) : attn_widen(from + c * VW);
+        ATTN_EACH(c, nv) x[c] = NAME(value)(from + c * VW);
         ATTN_EACH(i, n) {
             vf w = v_splat(t->s[r + i][j]);
             ATTN_EACH(c, nv) acc[i][c] = v_fma(w, x[c], acc[i][c]);
@@ -91,6 +101,9 @@ static void NAME(one)(const struct NAME(unit) *u, struct NAME(state) *t, const K
         for (int r = 0; r < rows; r++) t->a[r] = a, t->b[r] = b;
         for (int g = 0; g < u->groups; g++) {
             int r = g * u->rows, end = r + u->rows;
+#if KV_CODES
+            NAME(scales)(t->k_scales, u->k_scales + g * (int64_t)KS_HEAD, KS_ROW, here);
+#endif
             NAME(word_k)(t, k + g * (int64_t)K_HEAD, here, next, a, b);
             for (; r + 4 <= end; r += 4) NAME(score_some)(t, r, 4, a, b);
             if (end - r == 3) NAME(score_some)(t, r, 3, a, b);
@@ -101,6 +114,10 @@ static void NAME(one)(const struct NAME(unit) *u, struct NAME(state) *t, const K
         for (int g = 0; g < u->groups; g++) {
             const V_T *head = v + g * (int64_t)V_HEAD;
             int r = g * u->rows, end = r + u->rows;
+#if KV_CODES
+            NAME(scales)(t->v_scales, u->v_scales + g * (int64_t)VS_HEAD, VS_ROW, here);
+            NAME(scale_weights)(t, r, end);
+#endif
             for (; r + 4 <= end; r += 4) NAME(blend_rows)(t, head, here, next, r, 4, a, b);
             if (end - r == 3) NAME(blend_rows)(t, head, here, next, r, 3, a, b);
             if (end - r == 2) NAME(blend_rows)(t, head, here, next, r, 2, a, b);

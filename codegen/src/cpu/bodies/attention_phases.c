@@ -6,13 +6,24 @@
 /* A tile of keys for all rows of a unit, by vectors. */
 static void NAME(tile)(const struct NAME(unit) *u, struct NAME(state) *t, void *const *bufs, int j0) {
     int rows = u->groups * u->rows, count = u->to - j0 < ATTN_KEYS ? u->to - j0 : ATTN_KEYS;
+#if KV_CODES
+    int64_t at[ATTN_KEYS];
+    NAME(rows)(u, j0, at);
+#endif
     for (int g = 0; g < u->groups; g++) {
+#if KV_CODES
+        NAME(scales)(t->k_scales, u->k_scales + g * (int64_t)KS_HEAD, KS_ROW, at);
+#endif
         NAME(pack_k)(u, t, bufs[K_BUF], j0, count, g);
         NAME(scores)(t, g * u->rows, (g + 1) * u->rows, j0);
     }
     for (int r = 0; r < rows; r += VW) NAME(online_softmax)(t, r, rows - r);
     for (int g = 0; g < u->groups; g++) {
         NAME(pack_v)(u, t, bufs[V_BUF], j0, count, g);
+#if KV_CODES
+        NAME(scales)(t->v_scales, u->v_scales + g * (int64_t)VS_HEAD, VS_ROW, at);
+        NAME(scale_weights)(t, g * u->rows, (g + 1) * u->rows);
+#endif
         NAME(add_values)(t, g * u->rows, (g + 1) * u->rows);
     }
 }
@@ -115,6 +126,8 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef PAIRED
 #undef WORD
 #undef SCORES
+#undef SPLAT
+#undef ADD
 #undef PART
 #undef TILE_MAX
 #undef GROUP

@@ -3,14 +3,16 @@
  * NAME(rows_run) and NAME(rows_part).
  */
 
-#if defined(Q_BF16) && defined(KV_BF16) && DOT_BF16_PAIRS && D % (2 * VW) == 0
+#if defined(Q_BF16) && (defined(KV_BF16) || KV_CODES) && DOT_BF16_PAIRS && D % (2 * VW) == 0
 #define PAIRED 1
 #else
 #define PAIRED 0
 #endif
 
 /* Numbers of a key in a word, as which keys are transposed; 0 where they are widened before. */
-#if defined(KV_BF16) && D % (2 * VW) == 0
+#if KV_CODES && D % (4 * VW) == 0
+#define WORD 4
+#elif defined(KV_BF16) && D % (2 * VW) == 0
 #define WORD 2
 #elif defined(KV_F32) && D % VW == 0
 #define WORD 1
@@ -41,6 +43,9 @@ struct NAME(state) {
     float keep[ROWS + VW];  /* what a tile leaves of the sums before it */
     int lo[ROWS], hi[ROWS]; /* visible keys of a row, then */
     int a[ROWS], b[ROWS];   /* those inside the tile; a == b when none */
+#if KV_CODES
+    float k_scales[ATTN_KEYS], v_scales[ATTN_KEYS] __attribute__((aligned(64))); /* of the tile and a key head */
+#endif
     struct NAME(sums) two[2], *now, *all; /* of the chunk at hand, and of those before it */
 };
 
@@ -70,14 +75,34 @@ INLINE int64_t NAME(beyond)(const struct NAME(unit) *u, int j0, int g, int i, in
     return NAME(key_row)(u, j < u->to ? j : u->to - 1) * row + (u->key_head + n % u->groups) * head;
 }
 
-#if WORD
-/* VW keys, whose rows are these, as bf16 pairs [D / WORD][keys] in the place of k, from column j on. */
-INLINE void NAME(bf16_pairs)(struct NAME(state) *t, const K_T *const *rows, int j) {
-    for (int d = 0; d < D; d += WORD * VW) {
+#if WORD || PAIRED
+/* VW keys, whose rows are these, as words [D / each][keys] in the place of k, from column j on. */
+INLINE void NAME(words)(struct NAME(state) *t, const void *const *rows, int each, int j) {
+    for (int w = 0; w < D / each; w += VW) {
         const float *from[VW];
-        for (int i = 0; i < VW; i++) from[i] = (const float *)(rows[i] + d);
-        attn_transpose_lines(from, &t->k[d / WORD][j], ATTN_KEYS);
+        for (int i = 0; i < VW; i++) from[i] = (const float *)rows[i] + w;
+        attn_transpose_lines(from, &t->k[w][j], ATTN_KEYS);
     }
+}
+#endif
+
+#if KV_CODES || ONE_QUERY
+/* Rows of keys j0 and on; past the unit's last key that one again. */
+static void NAME(rows)(const struct NAME(unit) *u, int j0, int64_t *rows) {
+    for (int i = 0; i < ATTN_KEYS; i++) rows[i] = NAME(key_row)(u, j0 + i < u->to ? j0 + i : u->to - 1);
+}
+#endif
+
+#if KV_CODES
+/* Scales of keys, or of values, in these rows. */
+INLINE void NAME(scales)(float *to, const float *from, int64_t row, const int64_t *rows) {
+    for (int j = 0; j < ATTN_KEYS; j++) to[j] = from[rows[j] * row];
+}
+
+/* Weights of a key head's rows times the scales of its values. */
+INLINE void NAME(scale_weights)(struct NAME(state) *t, int r0, int r1) {
+    for (int r = r0; r < r1; r++)
+        for (int j = 0; j < ATTN_KEYS; j += VW) v_store(&t->s[r][j], v_load(&t->s[r][j]) * v_load(&t->v_scales[j]));
 }
 #endif
 
@@ -85,17 +110,22 @@ INLINE void NAME(bf16_pairs)(struct NAME(state) *t, const K_T *const *rows, int 
 static void NAME(pack_k)(const struct NAME(unit) *u, struct NAME(state) *t, const K_T *k, int j0, int count, int g) {
     const K_T *head = k + K_OFF + (u->key_head + g) * (int64_t)K_HEAD;
     for (int j = 0; j < count; j += VW) {
-        const K_T *rows[VW];
+        const void *rows[VW];
         for (int i = 0; i < VW; i++) {
             const K_T *next = k + K_OFF + NAME(beyond)(u, j0, g, j + i, K_ROW, K_HEAD);
             for (int d = 0; d < D; d += 64 / (int)sizeof(K_T)) __builtin_prefetch(next + d, 0, 2);
-            rows[i] = head + NAME(key_row)(u, j0 + (j + i < count ? j + i : count - 1)) * K_ROW;
-#if !PAIRED && WORD != 1
-            for (int d = 0; d < D; d++) t->wide[i][d] = LOAD_K(rows[i][d]);
+            const K_T *row = head + NAME(key_row)(u, j0 + (j + i < count ? j + i : count - 1)) * K_ROW;
+            rows[i] = row;
+#if PAIRED && KV_CODES
+            uint16_t *pairs = (uint16_t *)t->wide[i];
+            for (int d = 0; d < D; d++) pairs[d] = (uint16_t)(f32_bits(LOAD_K(row[d])) >> 16);
+            rows[i] = pairs;
+#elif !PAIRED && WORD != 1
+            for (int d = 0; d < D; d++) t->wide[i][d] = LOAD_K(row[d]);
 #endif
         }
 #if PAIRED || WORD == 1
-        NAME(bf16_pairs)(t, rows, j);
+        NAME(words)(t, rows, 1 + PAIRED, j);
 #else
         for (int d = 0; d < D; d += VW) attn_transpose(&t->wide[0][d], DP, &t->k[d][j], ATTN_KEYS);
 #endif
@@ -116,8 +146,12 @@ static void NAME(pack_v)(const struct NAME(unit) *u, struct NAME(state) *t, cons
 
 #if PAIRED
 #define SCORES attn_product_bf16_pairs
+#define SPLAT dot_splat_word
+#define ADD dot_pair
 #else
 #define SCORES attn_product
+#define SPLAT v_splat
+#define ADD v_fma
 #endif
 
 /* Scores of rows r0..r1, rows in blocks, only the key lanes that some row of the block sees. */
@@ -141,6 +175,10 @@ static void NAME(scores)(struct NAME(state) *t, int r0, int r1, int j0) {
         a = a / VW * VW;
         b = (b + VW - 1) / VW * VW;
         SCORES(n, t->q[r], D, &t->k[0][a], ATTN_KEYS, &t->s[r][a], ATTN_KEYS, b - a, 0, D >> PAIRED, 1);
+#if KV_CODES
+        for (int i = r; i < r + n; i++)
+            for (int j = a; j < b; j += VW) v_store(&t->s[i][j], v_load(&t->s[i][j]) * v_load(&t->k_scales[j]));
+#endif
     }
 }
 

@@ -5,11 +5,12 @@
  * A row of a unit is a column here, so that all of softmax runs down columns, sixteen at a time:
  *   scores   [keys][columns]  = keys [16][D] as they lie in memory, times queries as pairs of d
  *   results  [DV][columns]   += values transposed [16][keys], times weights as pairs of keys
+ * Codes come as bf16, which holds their values; their scales multiply scores and weights.
  * A weight w is the sum of two bf16 numbers, its upper half and what that leaves, so that no more than 2^-17 of it is
  * lost; both are multiplied. Sums of a tile start at zero and join those before them outside the unit: a tile that a column
  * does not see leaves the column's bits alone. So a row's bits depend on its query and its visible keys, here too.
  */
-#if defined(DOT_PAIRS) && defined(KV_BF16) && defined(Q_BF16) && D % 32 == 0 && DV % 32 == 0
+#if defined(DOT_PAIRS) && (defined(KV_BF16) || KV_CODES) && defined(Q_BF16) && D % 32 == 0 && DV % 32 == 0
 #define ATTN_TILED 1
 #else
 #define ATTN_TILED 0
@@ -48,6 +49,7 @@ struct NAME(tiles) {
     int odd;                                            /* some value is no finite number */
     float f[2][ATTN_KEYS][16] __attribute__((aligned(64)));  /* of few rows: weights [upper, rest] */
     float part[FEW][DV] __attribute__((aligned(64)));        /* what a tile adds to their results */
+    float k_scales[ATTN_KEYS], v_scales[ATTN_KEYS];          /* of codes of the tile and a key head */
     struct NAME(tile_sums) two[2], *now, *all;               /* of the chunk at hand, and of those before it */
 };
 
@@ -95,22 +97,34 @@ static void NAME(locate)(const struct NAME(unit) *u, int64_t *rows, int j0) {
     for (int i = 0; i < ATTN_KEYS; i++) rows[i] = NAME(key_row)(u, j0 + i < u->keys ? j0 + i : u->keys - 1);
 }
 
-static void NAME(keys)(const struct NAME(unit) *u, struct NAME(tiles) *t, const uint16_t *k, int j0) {
+/* 32 numbers as bf16. */
+INLINE dot_q8 NAME(line)(const K_T *from) {
+#if KV_CODES
+    vf low = attn_value(KV_CODES, attn_bytes(from)), high = attn_value(KV_CODES, attn_bytes(from + 16));
+    typedef uint16_t v32h __attribute__((vector_size(64)));
+    return (dot_q8)__builtin_shufflevector((v32h)low, (v32h)high, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33,
+                                           35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63);
+#else
+    return dot_line(from);
+#endif
+}
+
+static void NAME(keys)(const struct NAME(unit) *u, struct NAME(tiles) *t, const K_T *k, int j0) {
     for (int i = 0; i < ATTN_KEYS / 16; i++) {
         const int64_t *rows = t->rows + i * 16;
-        int even = j0 + i * 16 + 16 <= u->keys;
+        int even = !KV_CODES && j0 + i * 16 + 16 <= u->keys;
 #if defined(PAGES_BUF)
         even = even && PAGE % 16 == 0;
 #endif
-        t->from[i] = even ? k + rows[0] * K_ROW : t->k[i * 16];
+        t->from[i] = even ? (const uint16_t *)(k + rows[0] * K_ROW) : t->k[i * 16];
         t->stride[i] = (even ? K_ROW : D) * 2;
-        if (!even)
-            for (int r = 0; r < 16; r++) memcpy(t->k[i * 16 + r], k + rows[r] * K_ROW, D * 2);
+        for (int r = 0; !even && r < 16; r++)
+            for (int d = 0; d < D; d += 32) *(dot_q8 *)(t->k[i * 16 + r] + d) = NAME(line)(k + rows[r] * K_ROW + d);
     }
 }
 
 /* Values transposed; those of keys that are none, and what is no finite number, as zero. */
-DOT_OUTLINE void NAME(values)(struct NAME(tiles) *t, const uint16_t *v, int count) {
+DOT_OUTLINE void NAME(values)(struct NAME(tiles) *t, const V_T *v, int count) {
     typedef uint16_t v32h __attribute__((vector_size(64)));
     v32h odd = {0};
     for (int d = 0; d < DV; d += 32)
@@ -126,7 +140,7 @@ DOT_OUTLINE void NAME(values)(struct NAME(tiles) *t, const uint16_t *v, int coun
                 v32h x[2];
 #pragma GCC unroll 2
                 for (int h = 0; h < 2; h++) {
-                    x[h] = j + h < count ? (v32h)dot_line(v + t->rows[j + h] * V_ROW + d) : (v32h){0};
+                    x[h] = j + h < count ? (v32h)NAME(line)(v + t->rows[j + h] * V_ROW + d) : (v32h){0};
                     v32h none = (v32h)((x[h] & 0x7f80) == 0x7f80);
                     odd |= none, x[h] &= ~none;
                 }
@@ -191,6 +205,7 @@ INLINE void NAME(weigh_as)(struct NAME(tiles) *t, int c, int half, int j0, int a
     NAME(v16i) lo, hi;
     memcpy(&lo, t->lo[c], sizeof lo), memcpy(&hi, t->hi[c], sizeof hi);
     lo -= j0, hi -= j0;
+    for (int j = a; KV_CODES && j < b; j++) v_store(s[j], v_load(s[j]) * v_splat(t->k_scales[j]));
     if (SOFTCAP > 0)
         for (int j = a; j < b; j++)
             for (int l = 0; l < 16; l++)
@@ -216,6 +231,9 @@ INLINE void NAME(weigh_as)(struct NAME(tiles) *t, int c, int half, int j0, int a
             x[i] = NAME(power)(v_fma(v_load(s[j + i]), v_splat(factor), -m));
             if (edge) x[i] = (vf)((vu)x[i] & (vu)((j + i >= lo) & (j + i < hi)));
             sum[i] += x[i];
+            if (!KV_CODES) continue;
+            x[i] *= v_splat(t->v_scales[j + i]);
+            if (edge) x[i] = (vf)((vu)x[i] & (vu)((j + i >= lo) & (j + i < hi)));
         }
         ATTN_EACH(i, 2) {
             vu even = (vu)x[2 * i] & 0xffff0000u, odd = (vu)x[2 * i + 1] & 0xffff0000u;
@@ -250,14 +268,14 @@ INLINE float NAME(weight)(const struct NAME(tiles) *t, int half, int j, int l) {
 }
 
 /* Values that are no finite numbers, times the weights of the columns that see them. */
-static void NAME(tile_odd)(struct NAME(tiles) *t, int c, int half, const uint16_t *v, int j0, int a, int b) {
+static void NAME(tile_odd)(struct NAME(tiles) *t, int c, int half, const V_T *v, int j0, int a, int b) {
     for (int j = a; j < b; j++)
         for (int d = 0; d < DV; d++) {
-            uint16_t x = v[t->rows[j] * V_ROW + d];
-            if ((x & 0x7f80) != 0x7f80) continue;
+            float x = LOAD_V(v[t->rows[j] * V_ROW + d]);
+            if ((f32_bits(x) & 0x7f800000) != 0x7f800000) continue;
             for (int l = 0; l < 16; l++)
                 if (j0 + j >= t->lo[c][l] && j0 + j < t->hi[c][l])
-                    t->now->o[c][d][l] = FMA(NAME(weight)(t, half, j, l), bits_f32((uint32_t)x << 16), t->now->o[c][d][l]);
+                    t->now->o[c][d][l] = FMA(NAME(weight)(t, half, j, l), x, t->now->o[c][d][l]);
         }
 }
 
@@ -290,7 +308,7 @@ INLINE void NAME(tile_blend)(struct NAME(tiles) *t, int c, int two, int a, int b
     }
 }
 
-INLINE void NAME(tile_columns)(struct NAME(tiles) *t, const uint16_t *v, int c, int two, int j0) {
+INLINE void NAME(tile_columns)(struct NAME(tiles) *t, const V_T *v, int c, int two, int j0) {
     int least = t->least[c], most = t->most[c];
     if (two) {
         least = t->least[c + 1] < least ? t->least[c + 1] : least;
@@ -307,7 +325,7 @@ INLINE void NAME(tile_columns)(struct NAME(tiles) *t, const uint16_t *v, int c, 
 
 /* part = weights times values, for n rows (a literal) from r on, as tile_blend does it, bit for bit: in the matrix unit 16 even
  * and 16 odd keys make a chain each. Values are read where they lie. Meanwhile lines of the next tile are asked for. */
-INLINE void NAME(few_part)(struct NAME(tiles) *t, const uint16_t *v, int r, int n, int a, int b, int count,
+INLINE void NAME(few_part)(struct NAME(tiles) *t, const V_T *v, int r, int n, int a, int b, int count,
                            struct NAME(ahead) *next) {
     struct NAME(ahead) here = *next;
     for (int d = 0; d < DV; d += 32) {
@@ -319,7 +337,7 @@ INLINE void NAME(few_part)(struct NAME(tiles) *t, const uint16_t *v, int r, int 
                 NAME(prefetch)(&here, (2 * (D + DV) + DV - 1) / DV);
                 ATTN_EACH(o, 2) {
                     if (j + o >= count) continue;
-                    vu line = dot_load_u(v + t->rows[j + o] * V_ROW + d);
+                    vu line = (vu)NAME(line)(v + t->rows[j + o] * V_ROW + d);
                     ATTN_EACH(i, n) ATTN_EACH(p, 2) {
                         vf w = v_splat(t->f[p][j + o][r + i]);
                         x[o][i][p][0] = v_fma(w, dot_low(line), x[o][i][p][0]);
@@ -338,7 +356,7 @@ INLINE void NAME(few_part)(struct NAME(tiles) *t, const uint16_t *v, int r, int 
 INLINE int NAME(few_at)(int d) { return d / 32 * 32 + d % 2 * 16 + d % 32 / 2; }
 
 /* Keys of one tile for few rows, which are one tile of columns. */
-static void NAME(few_columns)(struct NAME(tiles) *t, const uint16_t *v, int c, int rows, int j0, int count,
+static void NAME(few_columns)(struct NAME(tiles) *t, const V_T *v, int c, int rows, int j0, int count,
                               struct NAME(ahead) *next) {
     int a = t->least[c] > j0 ? (t->least[c] - j0) / 32 * 32 : 0;
     int b = t->most[c] - j0 < ATTN_KEYS ? (t->most[c] - j0 + 31) / 32 * 32 : ATTN_KEYS;
@@ -421,7 +439,7 @@ static void NAME(tile_rows)(const struct NAME(unit) *u, const struct NAME(tile_s
 }
 
 /* Keys j0 .. end of a unit. Lines of the first tile were asked for, and are of the one behind the last. */
-static void NAME(tile_chunk)(const struct NAME(unit) *u, struct NAME(tiles) *t, const uint16_t *k, const uint16_t *v, int j0,
+static void NAME(tile_chunk)(const struct NAME(unit) *u, struct NAME(tiles) *t, const K_T *k, const V_T *v, int j0,
                              int end, struct NAME(ahead) *ahead) {
     int of_group = (u->rows + 15) / 16;
     for (; j0 < end; j0 += ATTN_KEYS) {
@@ -431,7 +449,11 @@ static void NAME(tile_chunk)(const struct NAME(unit) *u, struct NAME(tiles) *t, 
         NAME(turn)(ahead, t->next, left);
         if (u->rows > FEW) NAME(prefetch)(ahead, INT32_MAX);
         for (int g = 0; g < u->groups; g++) {
-            const uint16_t *values = v + g * (int64_t)V_HEAD;
+            const V_T *values = v + g * (int64_t)V_HEAD;
+#if KV_CODES
+            NAME(scales)(t->k_scales, u->k_scales + g * (int64_t)KS_HEAD, KS_ROW, t->rows);
+            NAME(scales)(t->v_scales, u->v_scales + g * (int64_t)VS_HEAD, VS_ROW, t->rows);
+#endif
             NAME(keys)(u, t, k + g * (int64_t)K_HEAD, j0);
             if (u->rows <= FEW) {
                 NAME(few_columns)(t, values, g, u->rows, j0, count, ahead);
@@ -452,8 +474,8 @@ static void NAME(by_tiles)(void *const *bufs, const int64_t *dims, char *scratch
     struct NAME(walk) walk = {begin, end, NAME(splits)(dims), 0};
     while (NAME(next)(&u, &walk, bufs, dims)) {
         int columns = (u.rows + 15) / 16 * u.groups, left = u.to - u.from;
-        const uint16_t *k = (const uint16_t *)bufs[K_BUF] + K_OFF + u.key_head * (int64_t)K_HEAD;
-        const uint16_t *v = (const uint16_t *)bufs[V_BUF] + V_OFF + u.key_head * (int64_t)V_HEAD;
+        const K_T *k = (const K_T *)bufs[K_BUF] + K_OFF + u.key_head * (int64_t)K_HEAD;
+        const V_T *v = (const V_T *)bufs[V_BUF] + V_OFF + u.key_head * (int64_t)V_HEAD;
         struct NAME(ahead) ahead;
         NAME(prefetch_from)(&ahead, &u, bufs, t.next, left);
         NAME(locate)(&u, t.next, u.from);

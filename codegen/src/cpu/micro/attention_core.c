@@ -1,7 +1,7 @@
 /* What attention and its gradient share: register tiles of small products, a transposition, the exponential, chunks of keys.
  *
- * Enters: prelude.c before it in the unit. Leaves: attn_product, attn_product_t, attn_transpose, attn_exp, ATTN_KEYS,
- * attn_chunk, attn_chunk_end.
+ * Enters: prelude.c before it in the unit. Leaves: attn_product, attn_product_t, attn_transpose, attn_widen, attn_bytes,
+ * attn_value, attn_exp, ATTN_KEYS, attn_chunk, attn_chunk_end.
  * Here so that a unit of several attention kernels holds it once. No slots.
  */
 #include <string.h>
@@ -164,6 +164,28 @@ INLINE vf attn_widen(const void *from) {
 #else
     return (vf)(__builtin_convertvector(*(const vh_loose *)from, vu) << 16);
 #endif
+}
+
+/* VW bytes, each in a word; compilers take vectors of bytes apart one by one. */
+INLINE vu attn_bytes(const void *from) {
+    typedef uint8_t bytes __attribute__((vector_size(VW), aligned(1), may_alias));
+#if VW >= 8 && defined(__AVX2__)
+    vu wide;
+    __asm__("vpmovzxbd %1, %0" : "=v"(wide) : "m"(*(const bytes *)from));
+    return wide;
+#else
+    return __builtin_convertvector(*(const bytes *)from, vu);
+#endif
+}
+
+/* Values of the codes in the lowest bytes: integers (kind 1), or floats of 1.4.3 bits, of which those of exponent 0 have no leading
+ * one and 0x7f is none (kind 2). bf16 holds each of them. */
+INLINE vf attn_value(int kind, vu code) {
+    typedef int32_t vi __attribute__((vector_size(4 * VW)));
+    if (kind == 1) return __builtin_convertvector((vi)(code << 24) >> 24, vf);
+    vu exponent = code >> 3 & 15, low = (vu)(exponent == 0) & 1, mantissa = (code & 7) | (8 & (low - 1));
+    vf value = __builtin_convertvector((vi)mantissa, vf) * (vf)((exponent + low + 117) << 23);
+    return (vf)((vu)value | (code & 128) << 24 | ((vu)((code & 127) == 127) & 0x7fc00000u));
 }
 
 /* exp for weights relative to a maximum, x <= 0 but for rounding: below e^-87 a weight is 0. */

@@ -9,6 +9,7 @@
  *   SPLITS                     units that share the keys of a query
  *   SCALE SOFTCAP CAUSAL WINDOW  SOFTCAP 0: none; WINDOW 0: none
  *   PAGE TABLE_PAGES           key j of a sequence lies in row table[j / PAGE] * PAGE + j % PAGE; PAGE 0: keys are the queries' rows
+ *   CODES                      1 where keys and values are codes, with a scale for each head of a row
  *   Q_FOUR K_FOUR V_FOUR       1 where neighbours of a head come four at once
  * and q_of k_of v_of o_of sink_of, types of elements. Leaves: attention_unit, attention_join.
  *
@@ -19,6 +20,7 @@ struct attention_in {
     heads_at<q_of> q;
     heads_at<k_of> k;
     heads_at<v_of> v;
+    heads_at<f32_of> k_scales, v_scales; /* of codes */
     const int32_t *starts;
     index_t sequences;
     const int32_t *tables, *lens;       /* of pages, or null */
@@ -132,7 +134,9 @@ METHOD void attention_unit(const attention_in &in, index_t unit, index_t slots, 
             for (int j = 0; j < KEYS_MINE; j++) {
                 const int r = ty + i * DOWN, key = key0 + tx + j * ACROSS, position = position0 + r / heads;
                 const bool seen = key < to && (!CAUSAL || key <= position) && (WINDOW == 0 || position - key < WINDOW);
-                room.p[r * P_LINE + tx + j * ACROSS] = seen ? attention_score(scores[i][j]) : -INF_F;
+                float score = scores[i][j];
+                if (CODES && seen) score *= *in.k_scales.of(room.rows[tx + j * ACROSS], key_head);
+                room.p[r * P_LINE + tx + j * ACROSS] = seen ? attention_score(score) : -INF_F;
             }
         __syncthreads();
         for (int r = warp; r < rows; r += BLOCK / 32) {
@@ -165,13 +169,14 @@ METHOD void attention_unit(const attention_in &in, index_t unit, index_t slots, 
             __syncthreads();
             const auto blend = [&](const auto &sees) {
                 for (int j = 0; j < some; j++) {
+                    const float scale = CODES ? *in.v_scales.of(room.rows[j0 + j], key_head) : 1.0f;
                     float v[V_MINE];
 #pragma unroll
                     for (int c = 0; c < V_MINE; c++) v[c] = tx + c * ACROSS < DV ? room.stage[j * DV_UP + tx + c * ACROSS] : 0.0f;
 #pragma unroll
                     for (int i = 0; i < MINE; i++) {
                         const int r = ty + i * DOWN;
-                        const float p = room.p[r * P_LINE + j0 + j];
+                        const float weight = room.p[r * P_LINE + j0 + j], p = CODES ? weight * scale : weight;
                         if (!sees(r, key0 + j0 + j)) continue;
 #pragma unroll
                         for (int c = 0; c < V_MINE; c++) sums[i][c] = FMA(p, v[c], sums[i][c]);

@@ -1,6 +1,6 @@
-//! Composites over a row: rotary embedding, norms, softmax, as expressions over statistics that a row computes once.
+//! Composites over a row: rotary embedding, norms, softmax, as expressions over statistics that a row computes once; numbers of codes.
 
-use super::{Lower, Lowered, below, narrow};
+use super::{Lower, Lowered, below, cast, narrow};
 use crate::kernel_ir::expr::Expr;
 use crate::kernel_ir::index::Index;
 use astrai_ir::ops::{BinaryKind, Op, ReduceKind, Rope, RopeLayout, UnaryKind};
@@ -8,7 +8,8 @@ use astrai_ir::{DType, Dim, NodeId};
 
 /// True for the composites below.
 pub fn computes(op: &Op) -> bool {
-    matches!(op, Op::Rope(_) | Op::RmsNorm(_) | Op::Softmax(_))
+    let whole = |op: &Op| matches!(op, Op::Dequant(d) if d.code.per_element() == 1);
+    matches!(op, Op::Rope(_) | Op::RmsNorm(_) | Op::Softmax(_)) || whole(op)
 }
 
 impl Lower<'_> {
@@ -19,7 +20,31 @@ impl Lower<'_> {
             Op::Rope(r) => self.rope(r, &node.args, at),
             Op::RmsNorm(n) => self.rms_norm(n.eps.0, id, at),
             Op::Softmax(s) => self.softmax(s.log, id, at),
+            Op::Dequant(_) => self.dequant(&node.args, at),
             op => Err(format!("`{}` has no loop form", op.name())),
+        }
+    }
+
+    /// The value of a code, times the scale of its group, plus its offset.
+    fn dequant(&mut self, args: &[NodeId], at: &[Index]) -> Lowered {
+        let last = |id: NodeId| self.ty(id).shape.last().and_then(Dim::size).ok_or("rows of no literal size");
+        let group = last(args[0])? / last(args[1])?.max(1);
+        let mut of = at.to_vec();
+        if let Some(last) = of.last_mut() {
+            *last = last.div(&Dim::from(group));
+        }
+        let number = |l: &mut Self, id: NodeId, at: &[Index]| {
+            let x = l.value(id, at)?;
+            Ok::<_, String>(Box::new(cast(l.ty(id).dtype, DType::F32, x)))
+        };
+        let (code, scale) = (number(self, args[0], at)?, number(self, args[1], &of)?);
+        let scaled = Expr::Binary(BinaryKind::Mul, DType::F32, scale, code);
+        match args.get(2) {
+            Some(offsets) => {
+                let offset = number(self, *offsets, &of)?;
+                Ok(Expr::Binary(BinaryKind::Add, DType::F32, Box::new(scaled), offset))
+            }
+            None => Ok(scaled),
         }
     }
 

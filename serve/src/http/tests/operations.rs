@@ -232,9 +232,15 @@ fn metrics_count_what_happened() {
             .parse::<f64>()
             .unwrap()
     };
+    let block = SIZES.page_size as f64;
+    let stored = format!(
+        "astrai_cache_config_info{{block_size=\"{block}\",bytes_per_token=\"10\",cache_dtype=\"int8\"}}"
+    );
     for (name, want) in [
         ("astrai_num_requests_running", 0.0),
         ("astrai_kv_cache_usage_perc", 0.0),
+        ("astrai_kv_cache_bytes", 10.0 * value("astrai_kv_pages") * block),
+        (stored.as_str(), 1.0),
         ("astrai_prompt_tokens_total", 18.0),
         ("astrai_prefix_cache_hits_total", 8.0),
         ("astrai_requests_finished_total", 2.0),
