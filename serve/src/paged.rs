@@ -65,6 +65,11 @@ impl Model for PagedModel {
     }
 
     fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError> {
+        if let ([(_, session), ..], [_, ..]) = (&self.programs[..], plan.copies()) {
+            let pairs: Vec<_> =
+                plan.copies().iter().map(|&(from, to)| (from as usize, to as usize)).collect();
+            session.copy_parts(self.cache.pages, &pairs)?;
+        }
         for ((_, session), entry) in self.programs.iter_mut().zip(plan.entries()) {
             if !entry.rows.is_empty() {
                 logits.push(run(session, entry)?);

@@ -9,8 +9,9 @@
 //! its pages and waits again (preemption by recomputation). The first in order is never the last, and alone it
 //! always fits: so somebody always advances, and a finite load is finished.
 //!
-//! Siblings (the choices of one request) share the full pages of their prompt; each computes the rest of it itself, so
-//! that nobody writes where another reads.
+//! Siblings (the choices of one request) share their prompt (fork): one computes it, the others wait for that. Then they share its
+//! full pages and begin with a copy of the page that its last token lies in, which each computes itself, for the logits behind it: so
+//! nobody writes where another reads.
 //!
 //! Where a model has programs of prefill and of decode instead of one for both, a sequence is in a step with tokens of its
 //! prompt or with tokens of its output, never both, and the tokens of outputs together are at most as many as sequences may run.
@@ -21,6 +22,7 @@
 //! batch as a sequence of one token with the pages of its own, so that any program verifies, and with the numbers of plain decode.
 //! Their pages come and go within the step.
 
+mod admission;
 pub mod batch;
 mod ngram;
 pub mod plan;
@@ -97,6 +99,8 @@ pub struct Counters {
     pub computed: u64,
     /// Of these, tokens of outputs that a program of decode computed.
     pub decoded: u64,
+    /// Sequences that began with the pages of a sibling.
+    pub forks: u64,
     /// Tokens proposed.
     pub proposed: u64,
     /// Of these, tokens that were sampled too.
@@ -127,14 +131,6 @@ impl Sequence {
     fn rank(&self) -> Rank {
         (self.priority, self.tag, self.id.request, self.id.index)
     }
-}
-
-/// Why a waiting sequence stays where it is.
-enum Admission {
-    Admitted,
-    /// A sibling is still computing what this one will share.
-    Later,
-    NoPages,
 }
 
 /// The state machine.
@@ -222,6 +218,7 @@ impl Scheduler {
 
     /// What the next step computes; nothing if there is nothing to compute.
     pub fn plan(&mut self) -> Option<&StepPlan> {
+        self.plan.copies.clear();
         for entry in &mut self.plan.entries {
             entry.rows.clear();
             entry.room = match entry.kind {
@@ -392,81 +389,6 @@ impl Scheduler {
         entry.rows.push(Row { id: sequence.id, tokens, at, complete, read, proposed: None });
         entry.room -= tokens;
         *budget -= tokens;
-    }
-
-    fn admit(&mut self, budget: &mut usize) {
-        let (mut at, mut later) = (0, None);
-        while at < self.waiting.len() && self.running.len() < self.bounds.sequences && *budget > 0 {
-            let slot = self.waiting[at];
-            let request = self.slots[slot as usize].as_ref().map(|s| s.id.request);
-            // What one sibling waits for, all of them wait for.
-            let admission = if request == later { Admission::Later } else { self.try_admit(slot) };
-            match admission {
-                Admission::NoPages => break,
-                Admission::Later => (at, later) = (at + 1, request),
-                Admission::Admitted => {
-                    self.waiting.remove(at);
-                    let rank = self.rank(slot);
-                    let place = self.running.partition_point(|&s| self.rank(s) < rank);
-                    self.running.insert(place, slot);
-                    self.schedule(slot, budget);
-                }
-            }
-        }
-    }
-
-    fn try_admit(&mut self, slot: u32) -> Admission {
-        let Some(mut sequence) = self.slots[slot as usize].take() else { return Admission::Later };
-        let admission = self.try_admit_taken(&mut sequence);
-        self.slots[slot as usize] = Some(sequence);
-        admission
-    }
-
-    fn try_admit_taken(&mut self, sequence: &mut Sequence) -> Admission {
-        if self.blocked == Some((sequence.id, self.pages.releases())) {
-            return Admission::NoPages;
-        }
-        // The last token of a prompt is never shared: what comes after it has to be computed by each.
-        let whole = (sequence.tokens.prompt() - 1) / self.bounds.page_size;
-        let sibling = self.sibling(sequence);
-        if sibling.is_some_and(|(_, computed)| computed < whole * self.bounds.page_size) {
-            return Admission::Later;
-        }
-        // What comes after the last token before the scored ones has to be computed too.
-        let most = if sequence.embed { 0 } else { sequence.scored.unwrap_or(usize::MAX) };
-        let mut found = self.pages.find(&mut sequence.table, &mut sequence.tokens, most);
-        if found < whole * self.bounds.page_size
-            && let Some(from) = sibling.and_then(|(slot, _)| self.slots[slot as usize].as_ref())
-        {
-            self.pages.release(&mut sequence.table);
-            self.pages.fork(&from.table, whole, &mut sequence.table);
-            found = whole * self.bounds.page_size;
-        }
-        let length = sequence.tokens.len();
-        let more = self.pages.needed(length) - sequence.table.pages().len();
-        if self.pages.available() < more + self.running.len() || !self.pages.grow(&mut sequence.table, length)
-        {
-            self.pages.release(&mut sequence.table);
-            self.blocked = Some((sequence.id, self.pages.releases()));
-            return Admission::NoPages;
-        }
-        self.blocked = None;
-        self.counters.cache_queries += length as u64;
-        self.counters.cache_hits += found as u64;
-        sequence.computed = found;
-        sequence.cached.get_or_insert(found.min(sequence.tokens.prompt()));
-        Admission::Admitted
-    }
-
-    /// The running sibling that has computed most, and how much that is.
-    fn sibling(&self, sequence: &Sequence) -> Option<(u32, usize)> {
-        let &Sequence { id, priority, tag, .. } = sequence;
-        let first = self.running.partition_point(|&s| self.rank(s) < Some((priority, tag, id.request, 0)));
-        let family = self.running[first..].iter().map_while(|&s| {
-            let sibling = self.slots[s as usize].as_ref()?;
-            (sibling.id.request == id.request).then_some((s, sibling.computed))
-        });
-        family.reduce(|best, one| if one.1 > best.1 { one } else { best })
     }
 
     /// Writes each entry's batch from its rows.

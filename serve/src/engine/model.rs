@@ -54,7 +54,7 @@ pub trait Model {
         None
     }
 
-    /// Computes the entries of a plan that have rows, in order, writing their keys and values to their slots; the plan has the
+    /// Copies the plan's pages, then computes its entries that have rows, in order, writing their keys and values to their slots; the plan has the
     /// entries of [`plan`](Self::plan). Adds to `logits`, for each entry that has rows, the logits of each row's last token,
     /// `[rows, vocabulary]`, which the engine may overwrite; of a program that makes vectors, what they are made of, `[rows, width]`.
     ///

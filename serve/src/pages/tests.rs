@@ -105,7 +105,8 @@ impl World {
 
     fn fork(&mut self, at: usize) {
         let from = &self.owners[at];
-        let whole = (from.tokens.len() - 1) / SIZE;
+        let known = from.tokens.len() - 1;
+        let (whole, of) = (known / SIZE, from.table.pages[known / SIZE] as usize * SIZE);
         let (tokens, salt) = (tokens(&from.prefix(from.tokens.len()), from.salt), from.salt);
         let mut table = Table::default();
         self.pages.fork(&from.table, whole, &mut table);
@@ -113,8 +114,11 @@ impl World {
             self.pages.release(&mut table);
             return;
         }
+        // What is shared in part is copied whole.
+        let to = table.pages[whole] as usize * SIZE;
+        (0..SIZE).for_each(|i| self.memory[to + i] = self.memory[of + i].clone());
         self.owners.push(Owner { tokens, salt, table });
-        self.compute(self.owners.len() - 1, whole * SIZE);
+        self.compute(self.owners.len() - 1, known);
     }
 
     fn end(&mut self, at: usize) {

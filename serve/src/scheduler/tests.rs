@@ -245,16 +245,47 @@ fn what_is_accepted_saves_steps_and_what_is_not_leaves_no_page() {
 }
 
 #[test]
-fn siblings_share_the_full_pages_of_their_prompt_without_any_cache() {
-    let mut world = World::new(SIZES, false);
-    let prompt: Vec<u32> = (10..27).collect();
-    world.add(prompt, 3, 0, 4);
-    world.steps(3);
-    assert_eq!(world.scheduler.running(), 3);
-    let owned = SIZES.pages - world.scheduler.pages().available();
-    assert_eq!(owned, 4 + 3);
-    assert_eq!(world.scheduler.counters().cache_hits, 2 * 16);
-    world.finish();
+fn siblings_compute_their_prompt_once_without_any_cache() {
+    for two_programs in [false, true] {
+        for length in [1, 2, 4, 5, 6, 15, 16, 17, 30] {
+            let mut world =
+                if two_programs { World::of_two_programs(SIZES, false) } else { World::new(SIZES, false) };
+            let prompt: Vec<u32> = (0..length as u32).map(|i| 7 + i % 30).collect();
+            let ids = world.add(prompt, 4, 0, 3);
+            while world.scheduler.running() < 4 {
+                world.step();
+            }
+            let (known, counters) = (length - 1, world.scheduler.counters());
+            let owned = SIZES.pages - world.scheduler.pages().available();
+            let longest = ids.iter().map(|id| world.scheduler.get(*id).unwrap().tokens.len()).max().unwrap();
+            let apart = longest.div_ceil(4) - known / 4;
+            assert!(owned <= known / 4 + 4 * apart, "{length}: {owned} pages");
+            let forks = if known > 0 { 3 } else { 0 };
+            assert_eq!((counters.forks, counters.cache_hits), (forks, 3 * known as u64), "{length}");
+            // One that goes takes nothing from the others.
+            world.remove(ids[length % 4]);
+            world.finish();
+            let answered = world.scheduler.counters().computed;
+            assert!(answered <= (length + 3 + 4 * 2) as u64, "{length}: {answered} tokens computed");
+            assert_eq!(world.finished, 3);
+        }
+    }
+}
+
+/// A copy of a page that is itself still to be copied: the pairs are in an order in which that is no matter.
+#[test]
+fn siblings_come_back_from_whichever_of_them_runs() {
+    let mut world = World::new(Sizes { pages: 16, ..SIZES }, false);
+    world.add((7..30).collect(), 5, 0, 20);
+    let mut forks = 0;
+    while world.step() > 0 {
+        let Counters { forks: now, preemptions, .. } = world.scheduler.counters();
+        assert!(now <= 4 + preemptions);
+        forks = now;
+    }
+    let Counters { preemptions, .. } = world.scheduler.counters();
+    assert!(preemptions > 0 && forks > 4, "{forks} forks, {preemptions} preemptions");
+    assert_eq!((world.finished, world.scheduler.pages().available()), (5, 16));
 }
 
 #[test]

@@ -206,6 +206,11 @@ impl Model for Fake {
         self.steps += 1;
         assert!(plan.rows().count() <= self.sizes.sequences && plan.tokens() <= self.sizes.tokens);
         assert_eq!(plan.entries().len(), self.programs.len());
+        for &(from, to) in plan.copies() {
+            let size = self.sizes.page_size;
+            let from = from as usize * size;
+            self.memory.copy_within(from..from + size, to as usize * size);
+        }
         for (program, entry) in plan.entries().iter().enumerate() {
             assert_eq!((entry.rows.len(), entry.kind), (entry.batch.sequences(), self.programs[program]));
             if !entry.rows.is_empty() {
