@@ -1,7 +1,7 @@
 //! Keys and values of a model in pages. In: a configuration, sizes. Out: the memory that sessions of prefill and decode share.
 //! Who owns which page is decided elsewhere.
 
-use astrai_builders::{Cache, ModelConfig};
+use astrai_builders::{Cache, ModelConfig, Windows};
 use astrai_ir::DType;
 use astrai_runtime::{Buffers, Device, Error};
 use std::sync::Arc;
@@ -39,10 +39,21 @@ impl KvCache {
 
     /// Bytes of a page of all layers: keys and values, or the latents they are made of.
     pub fn page_bytes(config: &ModelConfig, page: usize, storage: DType) -> u64 {
-        let one = Cache { page, pages: 1, table: 1 };
-        let states = (0..config.num_layers).flat_map(|layer| one.states(config, layer));
-        let elements = states.map(|(_, shape)| shape.into_iter().map(|n| n as u64).product::<u64>());
-        elements.sum::<u64>() * storage.bytes() as u64
+        let [whole, windowed] = KvCache::page_bytes_apart(config, page, storage);
+        whole + windowed
+    }
+
+    /// Bytes of a page of layers that see all that came before, and of a page of windowed layers.
+    pub fn page_bytes_apart(config: &ModelConfig, page: usize, storage: DType) -> [u64; 2] {
+        let windows = Some(Windows { pages: 1, window: 1, every: false });
+        let one = Cache { page, pages: 1, table: 1, windows };
+        let states = || (0..config.num_layers).flat_map(|layer| one.states(config, layer));
+        let bytes = |windowed: bool| {
+            let these = states().filter(|(name, _)| name.starts_with(Cache::WINDOWED) == windowed);
+            let elements = these.map(|(_, shape)| shape.into_iter().map(|n| n as u64).product::<u64>());
+            elements.sum::<u64>() * storage.bytes() as u64
+        };
+        [bytes(false), bytes(true)]
     }
 
     /// The memory to open sessions over.

@@ -33,7 +33,9 @@ mod tests;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::pages::{Pages, Prompt, Secret, Table, Tokens};
+use crate::pages::groups::{Groups, Tables};
+use crate::pages::{Prompt, Secret, Tokens};
+use astrai_builders::Windows;
 use ngram::Proposer;
 use plan::{ProgramKind, Row, StepPlan};
 
@@ -44,6 +46,8 @@ pub struct Bounds {
     pub page_size: usize,
     /// Pages of the KV state.
     pub pages: usize,
+    /// Pages of windowed layers, where they have their own: so many that one sequence fits.
+    pub windows: Option<Windows>,
     /// Tokens computed in one step; at least `sequences`.
     pub tokens: usize,
     /// Sequences in one step.
@@ -120,9 +124,9 @@ struct Sequence {
     tokens: Tokens,
     most: usize,
     proposer: Proposer,
-    /// Leading tokens whose keys and values are in the table's pages.
+    /// Leading tokens whose keys and values are in the tables' pages.
     computed: usize,
-    table: Table,
+    tables: Tables,
     /// Tokens found in the cache when it was first admitted.
     cached: Option<usize>,
 }
@@ -137,7 +141,7 @@ impl Sequence {
 #[derive(Debug)]
 pub struct Scheduler {
     bounds: Bounds,
-    pages: Pages,
+    pages: Groups,
     slots: Vec<Option<Sequence>>,
     vacant: Vec<u32>,
     /// Slots in the order of rank, both of them.
@@ -155,9 +159,10 @@ impl Scheduler {
     /// A scheduler without sequences, for a model of these programs; with a secret, full pages stay in the prefix cache. All
     /// bounds are positive, and the plan [answers](StepPlan::answers) or gives vectors.
     pub fn new(bounds: Bounds, plan: StepPlan, secret: Option<Secret>) -> Scheduler {
+        let Bounds { page_size, pages, windows, tokens, .. } = bounds;
         Scheduler {
             bounds,
-            pages: Pages::new(bounds.pages, bounds.page_size, secret),
+            pages: Groups::new([pages, page_size, tokens], windows, secret),
             slots: Vec::new(),
             vacant: Vec::new(),
             waiting: VecDeque::new(),
@@ -181,7 +186,7 @@ impl Scheduler {
         if self.plan.separates_decode() {
             tokens = tokens.keyed_by_prompt_end();
         }
-        let table = Table::default();
+        let tables = Tables::default();
         let proposer = Proposer::default();
         let sequence = Sequence {
             id,
@@ -193,7 +198,7 @@ impl Scheduler {
             most,
             proposer,
             computed: 0,
-            table,
+            tables,
             cached: None,
         };
         self.slots[slot as usize] = Some(sequence);
@@ -210,7 +215,7 @@ impl Scheduler {
         self.running.retain(|&s| s != id.slot);
         self.waiting.retain(|&s| s != id.slot);
         if let Some(mut sequence) = self.slots[id.slot as usize].take() {
-            self.pages.release(&mut sequence.table);
+            self.pages.release(&mut sequence.tables);
             self.vacant.push(id.slot);
         }
         self.blocked = None;
@@ -218,7 +223,7 @@ impl Scheduler {
 
     /// What the next step computes; nothing if there is nothing to compute.
     pub fn plan(&mut self) -> Option<&StepPlan> {
-        self.plan.copies.clear();
+        self.plan.copies.iter_mut().for_each(Vec::clear);
         for entry in &mut self.plan.entries {
             entry.rows.clear();
             entry.room = match entry.kind {
@@ -279,8 +284,9 @@ impl Scheduler {
             }
             sequence.computed += row.tokens;
             if !sequence.embed {
-                self.pages.publish(&mut sequence.table, &mut sequence.tokens, sequence.computed);
+                self.pages.publish(&mut sequence.tables, &mut sequence.tokens, sequence.computed);
             }
+            self.pages.leave(&mut sequence.tables, sequence.computed);
             if let Some(token) = token.filter(|_| row.complete) {
                 sequence.tokens.push(token);
             }
@@ -299,7 +305,7 @@ impl Scheduler {
     }
 
     /// The pages.
-    pub fn pages(&self) -> &Pages {
+    pub fn pages(&self) -> &Groups {
         &self.pages
     }
 
@@ -339,7 +345,7 @@ impl Scheduler {
         while at < self.running.len() {
             let slot = self.running[at] as usize;
             let Some(sequence) = &mut self.slots[slot] else { break };
-            if self.pages.grow(&mut sequence.table, sequence.tokens.len()) {
+            if self.pages.grow(&mut sequence.tables, [sequence.computed, sequence.tokens.len()]) {
                 at += 1;
             } else {
                 self.preempt();
@@ -351,7 +357,7 @@ impl Scheduler {
     fn preempt(&mut self) {
         let Some(slot) = self.running.pop() else { return };
         if let Some(sequence) = &mut self.slots[slot as usize] {
-            self.pages.release(&mut sequence.table);
+            self.pages.release(&mut sequence.tables);
             sequence.computed = 0;
         }
         self.counters.preemptions += 1;
@@ -399,7 +405,7 @@ impl Scheduler {
                 if let Some(s) = self.slots[row.id.slot as usize].as_ref() {
                     let first = row.at - row.tokens;
                     let tokens = (first..row.at).map(|at| row.proposed.unwrap_or_else(|| s.tokens.get(at)));
-                    entry.batch.append(tokens, first, s.table.pages());
+                    entry.batch.append(tokens, first, s.tables.pages());
                 }
             }
         }

@@ -140,7 +140,7 @@ fn nonsense_is_refused_by_its_key() {
 /// Pages hold what keys and values are made of; of AstrAI's, whose heads turn their own keys, keys and values.
 #[test]
 fn states_and_inputs_of_pages() {
-    let cache = Cache { page: 4, pages: 6, table: 3 };
+    let cache = Cache { page: 4, pages: 6, table: 3, windows: None };
     for (model_type, states) in [
         ("deepseek_v3", vec![("kv.1.latent".to_string(), [24, 1, 12])]),
         ("autoregressive_lm", vec![("kv.1.k".to_string(), [24, 2, 8]), ("kv.1.v".to_string(), [24, 2, 8])]),

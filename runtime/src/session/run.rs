@@ -6,7 +6,7 @@ use super::{Session, Spot};
 use crate::device::{Executable, Launch, interpret};
 use crate::profile::{LaunchCost, ProfileRow};
 use crate::{Error, Value};
-use astrai_ir::DType;
+use astrai_ir::{DType, Op};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -54,15 +54,22 @@ impl Session {
         done.and_then(|()| self.fetch_results(rows)).map_err(|e| self.poison(e))
     }
 
-    /// Copies parts of every state of the program, each divided along its rows into so many equal `parts`: of each pair the first to the
-    /// second, pair after pair, after the runs before and before those after.
+    /// Copies parts of the states of the program of which this says so, each divided along its rows into so many equal `parts`: of each
+    /// pair the first to the second, pair after pair, after the runs before and before those after.
     ///
     /// # Errors
     /// A pair names no part, rows do not divide, or the device failed.
-    pub fn copy_parts(&self, parts: usize, pairs: &[(usize, usize)]) -> Result<(), Error> {
+    pub fn copy_parts(
+        &self,
+        these: &dyn Fn(&str) -> bool,
+        parts: usize,
+        pairs: &[(usize, usize)],
+    ) -> Result<(), Error> {
         let turn = self.buffers.turns();
         let _turn = turn.lock().unwrap_or_else(|e| e.into_inner());
-        for state in &self.shared {
+        for node in self.program.graph.nodes() {
+            let Op::State(state) = &node.op else { continue };
+            let Some(state) = self.buffers.get(&state.name).filter(|_| these(&state.name)) else { continue };
             let rows = state.shape.first().copied().unwrap_or(0);
             let inside = pairs.iter().all(|&(from, to)| from.max(to) < parts && from != to);
             if !inside || !rows.is_multiple_of(parts) {

@@ -4,6 +4,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
+use astrai_builders::Windows;
 use astrai_runtime::Threads;
 
 use crate::scheduler::batch::StepBatch;
@@ -21,6 +22,8 @@ pub struct Sizes {
     pub page_size: usize,
     /// Pages of the KV state.
     pub pages: usize,
+    /// Pages of windowed layers, where they have their own.
+    pub windows: Option<Windows>,
     /// Positions of a sequence.
     pub positions: usize,
     /// Tokens of a step.

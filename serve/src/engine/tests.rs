@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::request::{Request, Sampling};
-use crate::tests::fake::{Fake, POISON, SIZES, expected};
+use crate::tests::fake::{Fake, POISON, SIZES, WINDOWED, expected};
+use astrai_builders::Windows;
 use std::sync::mpsc::{Sender, channel};
 
 const EOS: u32 = 5;
@@ -130,8 +131,15 @@ fn client(handle: &Handle, seed: u64, requests: usize) -> usize {
 
 #[test]
 fn every_answer_is_that_of_the_request_alone() {
-    for (prefix_cache, proposed) in [(true, 0), (false, 0), (true, 3), (false, 4)] {
-        let model = if prefix_cache { Fake::threaded(SIZES, 3) } else { Fake::new(SIZES) };
+    for (sizes, prefix_cache, proposed) in [
+        (SIZES, true, 0),
+        (SIZES, false, 0),
+        (SIZES, true, 3),
+        (SIZES, false, 4),
+        (WINDOWED, true, 0),
+        (WINDOWED, false, 4),
+    ] {
+        let model = if prefix_cache { Fake::threaded(sizes, 3) } else { Fake::new(sizes) };
         // Rows for proposed tokens are free where no more than so many run.
         let sequences = (proposed > 0).then_some(4);
         let engine =
@@ -149,7 +157,8 @@ fn every_answer_is_that_of_the_request_alone() {
         engine.drain(None);
         let stats = handle.stats();
         assert!(whole > 300, "only {whole} were answered whole");
-        assert_eq!(stats.pages_free + stats.pages_cached, SIZES.pages);
+        assert_eq!(stats.pages, sizes.pages + sizes.windows.map_or(0, |w| w.pages));
+        assert_eq!(stats.pages_free + stats.pages_cached, stats.pages);
         assert_eq!((stats.queued, stats.running, stats.waiting), (0, 0, 0));
         assert_eq!(stats.finished + stats.cancelled + stats.failed, 1440);
         assert!(stats.scheduler.preemptions > 0 && stats.scheduler.cache_hits > 0);
@@ -455,5 +464,8 @@ fn what_allows_no_step_does_not_start() {
     assert!(refuse(SIZES, Settings { tokens: Some(5), ..settings() }).contains("5 tokens"));
     assert!(refuse(SIZES, Settings { queue: 0, ..settings() }).contains("may be 0"));
     assert!(refuse(SIZES, Settings { eos: vec![37], ..settings() }).contains("eos"));
+    let windows = |pages| Sizes { windows: WINDOWED.windows.map(|w| Windows { pages, ..w }), ..WINDOWED };
+    assert!(refuse(windows(5), settings()).contains("too few for steps"));
+    assert!(Engine::start(Fake::new(windows(6)), &settings()).is_ok());
     assert!(refuse(Sizes { positions: 0, ..SIZES }, settings()).contains("may be 0"));
 }

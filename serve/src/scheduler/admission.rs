@@ -47,51 +47,50 @@ impl Scheduler {
         }
         // The last token of a prompt is never shared: what comes after it has to be computed by each.
         let known = sequence.tokens.prompt() - 1;
-        let sibling = self.sibling(sequence);
-        if sibling.is_some_and(|(_, computed)| computed < known) {
+        let first = self.first_of(sequence);
+        let siblings = self.running[first..].iter().map_while(|&s| {
+            self.slots[s as usize].as_ref().filter(|other| other.id.request == sequence.id.request)
+        });
+        if siblings.clone().map(|s| s.computed).max().is_some_and(|most| most < known) {
             return Admission::Later;
         }
+        let mut siblings = siblings.filter(|s| s.computed >= known && self.pages.has(&s.tables, known));
+        let sibling = siblings.next().map(|s| s.id.slot as usize);
         // What comes after the last token before the scored ones has to be computed too.
         let most = if sequence.embed { 0 } else { sequence.scored.unwrap_or(usize::MAX) };
-        let mut found = self.pages.find(&mut sequence.table, &mut sequence.tokens, most);
-        let (whole, part) = (known / self.bounds.page_size, known % self.bounds.page_size);
-        let mut fork = None;
-        if found < known
-            && let Some(from) = sibling.and_then(|(slot, _)| self.slots[slot as usize].as_ref())
-        {
-            self.pages.release(&mut sequence.table);
-            self.pages.fork(&from.table, whole, &mut sequence.table);
-            fork = from.table.pages().get(whole).copied();
+        let mut found = self.pages.find(&mut sequence.tables, &mut sequence.tokens, most);
+        let sibling = sibling.and_then(|s| self.slots[s].as_ref()).filter(|_| found < known);
+        if let Some(from) = sibling {
+            self.pages.release(&mut sequence.tables);
+            self.pages.fork(&from.tables, known, &mut sequence.tables);
             found = known;
         }
-        let length = sequence.tokens.len();
-        let more = self.pages.needed(length) - sequence.table.pages().len();
-        if self.pages.available() < more + self.running.len() || !self.pages.grow(&mut sequence.table, length)
-        {
-            self.pages.release(&mut sequence.table);
+        let all = [found, sequence.tokens.len()];
+        let others = self.running.len();
+        if !self.pages.fits(&sequence.tables, all, others) || !self.pages.grow(&mut sequence.tables, all) {
+            self.pages.release(&mut sequence.tables);
             self.blocked = Some((sequence.id, self.pages.releases()));
             return Admission::NoPages;
         }
         self.blocked = None;
-        if let Some(from) = fork {
+        if let Some(from) = sibling {
             self.counters.forks += 1;
-            self.plan.copies.extend((part > 0).then(|| (from, sequence.table.pages()[whole])));
+            let (part, whole) = (known % self.bounds.page_size, known / self.bounds.page_size);
+            let both = from.tables.pages().into_iter().zip(sequence.tables.pages());
+            let pairs = both.filter_map(|(from, to)| Some((*from.get(whole)?, *to.get(whole)?)));
+            let copies = self.plan.copies.iter_mut().zip(pairs.filter(|_| part > 0));
+            copies.for_each(|(copies, pair)| copies.push(pair));
         }
-        self.counters.cache_queries += length as u64;
+        self.counters.cache_queries += sequence.tokens.len() as u64;
         self.counters.cache_hits += found as u64;
         sequence.computed = found;
         sequence.cached.get_or_insert(found.min(sequence.tokens.prompt()));
         Admission::Admitted
     }
 
-    /// The running sibling that has computed most, and how much that is.
-    fn sibling(&self, sequence: &Sequence) -> Option<(u32, usize)> {
+    /// Where those that run and are not before all siblings of a sequence begin.
+    fn first_of(&self, sequence: &Sequence) -> usize {
         let &Sequence { id, priority, tag, .. } = sequence;
-        let first = self.running.partition_point(|&s| self.rank(s) < Some((priority, tag, id.request, 0)));
-        let family = self.running[first..].iter().map_while(|&s| {
-            let sibling = self.slots[s as usize].as_ref()?;
-            (sibling.id.request == id.request).then_some((s, sibling.computed))
-        });
-        family.reduce(|best, one| if one.1 > best.1 { one } else { best })
+        self.running.partition_point(|&s| self.rank(s) < Some((priority, tag, id.request, 0)))
     }
 }

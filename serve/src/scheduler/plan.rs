@@ -89,13 +89,13 @@ impl StepEntry {
 #[derive(Clone, Debug)]
 pub struct StepPlan {
     pub(super) entries: Vec<StepEntry>,
-    pub(super) copies: Vec<(Page, Page)>,
+    pub(super) copies: [Vec<(Page, Page)>; 2],
 }
 
 impl StepPlan {
     /// A plan of these programs, in the order in which they run.
     pub fn new(entries: Vec<StepEntry>) -> StepPlan {
-        StepPlan { entries, copies: Vec::new() }
+        StepPlan { entries, copies: Default::default() }
     }
 
     /// All entries, those without rows among them.
@@ -103,8 +103,9 @@ impl StepPlan {
         &self.entries
     }
 
-    /// Pages that are copied before anything is computed, each pair's first to its second, in this order.
-    pub fn copies(&self) -> &[(Page, Page)] {
+    /// Pages that are copied before anything is computed, each pair's first to its second, in this order: those of all layers, and those
+    /// of windowed layers.
+    pub fn copies(&self) -> &[Vec<(Page, Page)>; 2] {
         &self.copies
     }
 
