@@ -39,6 +39,9 @@ ROWS = {
     "serve-smollm2-135m-1": ("serve", "smollm2-135m", None, "--batch 1 --seq 128 --new 64 --requests 6"),
     "serve-smollm2-135m-16": ("serve", "smollm2-135m", None, "--batch 16 --seq 128 --new 64 --requests 48"),
     "serve-llama-125m-gqa-16": ("serve", "llama-125m-gqa", None, "--batch 16 --seq 128 --new 64 --requests 32"),
+    # A prompt of 1,024 tokens, eight times: as choices of one request, and as prompts apart.
+    "serve-smollm2-135m-n8": ("serve", "smollm2-135m", None, "--n 8 --batch 1 --seq 1024 --new 8 --requests 1"),
+    "serve-smollm2-135m-8-apart": ("serve", "smollm2-135m", None, "--batch 8 --seq 1024 --new 8 --requests 8"),
 }
 
 

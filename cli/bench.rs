@@ -106,6 +106,7 @@ pub enum Job {
   astrai bench prefill --shape model/config.json --seq 512 --threads 2
   astrai bench decode --shape model/config.json --seq 512 --new 32 --dtype bf16
   astrai bench serve --shape model/config.json --batch 16 --seq 128 --new 64 --dtype bf16
+  astrai bench serve --shape model/config.json --n 8 --seq 1024 --requests 1 --dtype bf16
   astrai bench serve --url http://127.0.0.1:8000 --num-prompts 200 --request-rate 8 --goodput ttft:500 tpot:50
   astrai bench train --shape model/config.json --batch 4 --seq 256 --profile
   astrai bench compile --shape model/config.json")]
@@ -128,6 +129,9 @@ pub struct Bench {
     /// Requests of a run (serve) [default: 2 for each client]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     requests: Option<u64>,
+    /// Choices of a request (serve) [default: 1]
+    #[arg(long = "n", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=128))]
+    choices: Option<u32>,
     /// Sizes to measure in place of the peer's (gemm); may be repeated
     #[arg(long, value_name = "M,N,K")]
     size: Vec<Size>,
@@ -175,6 +179,9 @@ impl Bench {
         }
         if self.requests.is_some() && self.job != Job::Serve {
             bail!("--requests goes with bench serve; leave it out");
+        }
+        if self.choices.is_some() && self.job != Job::Serve {
+            bail!("--n goes with bench serve; leave it out");
         }
         if self.speculate.speculate.is_some() && self.job != Job::Serve {
             bail!("--speculate goes with bench serve; leave it out");

@@ -310,7 +310,12 @@ impl Compile {
         let (name, program) = match self.purpose {
             Some(Purpose::Decode) => {
                 let table = (seq as usize).div_ceil(Cache::PAGE);
-                let cache = Cache { page: Cache::PAGE, pages: table.saturating_mul(batch as usize), table };
+                let cache = Cache {
+                    page: Cache::PAGE,
+                    pages: table.saturating_mul(batch as usize),
+                    table,
+                    windows: None,
+                };
                 ("decode", Program { span: seq, ..Program::paged(batch, batch, cache) })
             }
             _ => ("prefill", full),

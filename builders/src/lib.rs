@@ -14,5 +14,5 @@ pub mod registry;
 pub use config::{ConfigError, ModelConfig, Names};
 pub use graph::build;
 pub use placements::{Ranks, placements};
-pub use program::{Cache, Logits, Loss, Program, TOKEN_OUTPUTS};
+pub use program::{Cache, Logits, Loss, Program, TOKEN_OUTPUTS, Windows};
 pub use registry::{MODELS, ModelType, Reading};

@@ -1,7 +1,7 @@
 //! What a program of a model computes: its sizes, its outputs, its cache. In: sizes. Out: plain data that the graph builder and
 //! the placements read.
 
-use crate::config::{LatentSpec, ModelConfig, Pooling, RopeKey};
+use crate::config::{AttentionSpec, LatentSpec, ModelConfig, Pooling, RopeKey};
 use astrai_ir::narrow::Part;
 use astrai_ir::{DType, Symbol};
 
@@ -27,7 +27,8 @@ pub struct Program {
 
 /// Keys and values in pages: states `kv.<layer>.k` and `kv.<layer>.v`, each `[pages * page, kv_heads, ..]`, or the latents they
 /// are made of: `kv.<layer>.latent`, `[pages * page, 1, rank + rope]`. In eight bits each is two: codes of that shape, and a scale
-/// for each token and head, f32 `[pages * page, kv_heads, 1]`; of latents for each [`scaled`](Cache::scaled) neighbours.
+/// for each token and head, f32 `[pages * page, kv_heads, 1]`; of latents for each [`scaled`](Cache::scaled) neighbours. Those of
+/// windowed layers are `kv.window.<layer>...` where they have pages of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cache {
     /// Rows (tokens) of a page, a power of two.
@@ -36,11 +37,43 @@ pub struct Cache {
     pub pages: usize,
     /// Most pages of a sequence.
     pub table: usize,
+    /// Pages of their own for windowed layers; none where all layers have the same.
+    pub windows: Option<Windows>,
+}
+
+/// Pages of windowed layers, with tables of their own: what left the window need not be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// Pages of every windowed layer.
+    pub pages: usize,
+    /// The widest window: a token sees so many, itself the last.
+    pub window: usize,
+    /// Whether every layer is windowed, so that nothing lies in other pages.
+    pub every: bool,
 }
 
 impl Cache {
     /// Rows of a page unless there is a reason for another number.
     pub const PAGE: usize = 16;
+
+    /// What the names of states in pages of windowed layers begin with.
+    pub const WINDOWED: &str = "kv.window.";
+
+    /// The pages of a layer, if it has those of windowed layers.
+    pub(crate) fn windows_of(&self, spec: &AttentionSpec) -> Option<Windows> {
+        self.windows.filter(|_| spec.window.is_some() && spec.latent.is_none())
+    }
+
+    /// Name of a state of a layer.
+    pub(crate) fn state(&self, spec: &AttentionSpec, layer: usize, part: &str) -> String {
+        let first = if self.windows_of(spec).is_some() { Cache::WINDOWED } else { "kv." };
+        format!("{first}{layer}.{part}")
+    }
+
+    /// Rows of a state of a layer.
+    pub(crate) fn rows(&self, spec: &AttentionSpec) -> usize {
+        self.windows_of(spec).map_or(self.pages, |w| w.pages) * self.page
+    }
 
     /// Names, types and shapes of the states of a layer, numbers being stored in this type.
     pub fn states(
@@ -60,10 +93,10 @@ impl Cache {
                 vec![("k", [heads, d], d), ("v", [heads, value], value)]
             }
         };
-        let rows = self.pages * self.page;
+        let rows = self.rows(spec);
         let mut states = Vec::new();
         for (part, [heads, d], group) in parts {
-            let name = format!("kv.{layer}.{part}");
+            let name = self.state(spec, layer, part);
             let Some(code) = config.pages else {
                 states.push((name, storage, [rows, heads, d]));
                 continue;
@@ -84,13 +117,16 @@ impl Cache {
     }
 
     pub(crate) fn check(&self) -> Result<(), String> {
-        let Cache { page, pages, table } = *self;
-        if !page.is_power_of_two() || pages == 0 || table == 0 {
+        let Cache { page, pages, table, windows } = *self;
+        let windowed = windows.map_or(pages, |w| w.pages);
+        if !page.is_power_of_two() || [pages, table, windowed].contains(&0) {
             return Err(format!(
                 "{pages} pages of {page} rows, {table} a sequence: a page has a power of two of rows, and there is one at least"
             ));
         }
-        match [pages, table].iter().all(|n| n.checked_mul(page).is_some_and(|rows| rows <= i32::MAX as usize))
+        match [pages, table, windowed]
+            .iter()
+            .all(|n| n.checked_mul(page).is_some_and(|rows| rows <= i32::MAX as usize))
         {
             true => Ok(()),
             false => {

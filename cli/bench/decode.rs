@@ -102,7 +102,7 @@ impl Bench {
         let (config, batch, seq) = self.shape(new)?;
         let (storage, vocab) = (self.machine.storage(), config.vocab_size);
         let table = ((seq + new) as usize).div_ceil(Cache::PAGE);
-        let cache = Cache { page: Cache::PAGE, pages: table * batch as usize, table };
+        let cache = Cache { page: Cache::PAGE, pages: table * batch as usize, table, windows: None };
         let chunk = seq.min(CHUNK);
         let fidelity = self.fidelity.asked().unwrap_or_else(|| served_fidelity(&config));
         let sizes = [chunk.max(batch), batch];

@@ -25,6 +25,7 @@ const CHUNK: u64 = 512;
 struct Load {
     clients: u64,
     requests: u64,
+    choices: u32,
     prompt: u64,
     new: u64,
     vocab: u64,
@@ -71,29 +72,32 @@ impl Load {
                 return Ok(waits);
             }
             let prompt = (i * self.prompt..(i + 1) * self.prompt).map(|i| (draw(i) % self.vocab) as u32);
-            let mut request = Request::new(prompt.collect());
-            request.sampling =
-                Sampling { temperature: 0.0, max_tokens: Some(self.new as usize), ..Sampling::default() };
+            let mut request = Request { n: self.choices, ..Request::new(prompt.collect()) };
+            // Choices of a greedy request would be the same.
+            let temperature = if self.choices > 1 { 1.0 } else { 0.0 };
+            let max_tokens = Some(self.new as usize);
+            request.sampling = Sampling { temperature, max_tokens, seed: Some(i), ..Sampling::default() };
             self.send(handle, request, &mut waits)?;
         }
     }
 
     fn send(&self, handle: &Handle, request: Request, waits: &mut Waits) -> Result<(), Failure> {
-        let mut before = Instant::now();
+        // Of each choice.
+        let mut before = vec![Instant::now(); request.n as usize];
+        let mut tokens = vec![0; request.n as usize];
         let mut stream = handle.submit(request).map_err(|e| e.to_string())?;
-        let mut tokens = 0;
         loop {
             let event = stream.blocking_recv().ok_or("the engine ended without an answer")?;
-            for _ in &event.updates {
-                let now = Instant::now();
-                let to = if tokens == 0 { &mut waits.first } else { &mut waits.next };
-                to.push((now - before).as_secs_f64());
-                before = now;
-                tokens += 1;
+            for update in &event.updates {
+                let (at, now) = (update.index as usize, Instant::now());
+                let to = if tokens[at] == 0 { &mut waits.first } else { &mut waits.next };
+                to.push((now - before[at]).as_secs_f64());
+                before[at] = now;
+                tokens[at] += 1;
             }
             match event.end {
                 None => {}
-                Some(End::Finished(_)) if tokens == self.new => return Ok(()),
+                Some(End::Finished(_)) if tokens.iter().all(|n| *n == self.new) => return Ok(()),
                 Some(End::Finished(_)) => return Err("an answer is shorter than it was to be".into()),
                 Some(End::Cancelled(_)) => return Err("a request was cancelled".into()),
                 Some(End::Failed(why)) => return Err(why.into()),
@@ -117,7 +121,8 @@ impl Bench {
         let new = self.new.unwrap_or(NEW);
         let (config, clients, prompt) = self.shape(new)?;
         let requests = self.requests.unwrap_or(2 * clients);
-        let load = Load { clients, requests, prompt, new, vocab: config.vocab_size as u64 };
+        let choices = self.choices.unwrap_or(1);
+        let load = Load { clients, requests, choices, prompt, new, vocab: config.vocab_size as u64 };
         let engine = self.engine(&load, config, machine)?;
         load.run(&engine)?;
         let (mut seconds, mut waits) = (vec![], Waits::default());
@@ -132,7 +137,8 @@ impl Bench {
         let mut line = self.line(machine, &seconds);
         line.insert("new".into(), json!(new));
         line.insert("requests".into(), json!(requests));
-        let tokens = (requests * new) as f64;
+        line.insert("n".into(), json!(choices));
+        let tokens = (requests * u64::from(choices) * new) as f64;
         line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
         line.insert("first_token_ms".into(), percentiles(waits.first));
         line.insert("next_token_ms".into(), percentiles(waits.next));
@@ -146,10 +152,10 @@ impl Bench {
         config: astrai_builders::ModelConfig,
         machine: &Machine,
     ) -> Result<Engine, Failure> {
-        let queue = load.clients as usize;
+        let queue = load.clients as usize * load.choices as usize;
         let room = Room {
             sequences: queue,
-            tokens: Some(load.prompt.min(CHUNK).max(load.clients) as usize),
+            tokens: Some((load.prompt.min(CHUNK) as usize).max(queue)),
             context: Some((load.prompt + load.new) as usize),
             kv: Some(KvMemory::Share(1.0)),
             queue,

@@ -10,7 +10,7 @@ use crate::programs::Programs;
 use crate::{Error, Hear, Note};
 use astrai_builders::config::EncoderSpec;
 use astrai_builders::config::Pooling;
-use astrai_builders::{Cache, Logits, ModelConfig, Program};
+use astrai_builders::{Cache, Logits, ModelConfig, Program, Windows};
 use astrai_ir::{Code, DType, Narrow};
 use astrai_passes::Fidelity;
 use astrai_runtime::Error as RuntimeError;
@@ -285,10 +285,12 @@ pub fn steps(model: &Model, room: &Room, machine: &Machine, hear: Hear) -> Resul
     if let Some(encoder) = config.encoder {
         return encoder_steps(model, encoder, room, machine, hear);
     }
-    let page_bytes = KvCache::page_bytes(config, Cache::PAGE, room.storage);
+    let bytes = KvCache::page_bytes_apart(config, Cache::PAGE, room.storage);
+    let window = config.layers.iter().filter_map(|l| l.attention.window).max();
+    let page = PageBytes { bytes, window: window.unwrap_or(usize::MAX), code: config.pages };
     let weights = config.parameter_count().saturating_mul(room.storage.bytes() as u64);
     let free = machine.device.available().saturating_sub(weights);
-    let (fit, tokens, programs) = plan(config, room, page_bytes, free, machine)?;
+    let (fit, tokens, programs) = plan(config, room, page, free, machine)?;
     let Fit { cache, context, .. } = fit;
     fit.warning.iter().for_each(|line| hear(Note::Warning(line)));
     programs.prefill().check_memory(&*machine.device).map_err(with_remedy)?;
@@ -297,7 +299,8 @@ pub fn steps(model: &Model, room: &Room, machine: &Machine, hear: Hear) -> Resul
     let mut progress = |done, total| hear(Note::Progress { what, done, total });
     let sessions = programs.start(model, kv.buffers(), &mut progress)?;
     let sizes = [config.vocab_size, context, tokens, room.rows()];
-    Ok(PagedModel::new(sessions, cache, sizes).holding(stored(config.pages, room.storage), page_bytes))
+    Ok(PagedModel::new(sessions, cache, sizes)
+        .holding(stored(config.pages, room.storage), bytes.iter().sum()))
 }
 
 /// The same of an encoder: texts, each in one step; without pages, which are only counted.
@@ -340,7 +343,7 @@ fn encoder_steps(
     let table = context.div_ceil(Cache::PAGE);
     // One beyond its own for each, which the scheduler holds back.
     let pages = room.sequences.saturating_mul(table + 1).min(i32::MAX as usize / Cache::PAGE);
-    let cache = Cache { page: Cache::PAGE, pages, table };
+    let cache = Cache { page: Cache::PAGE, pages, table, windows: None };
     let embedding = Embedding { pooling: encoder.pooling, width: config.hidden_size, whole: true };
     let sizes = [config.vocab_size, context, tokens, room.sequences];
     Ok(PagedModel::new(vec![(ProgramKind::Embed(embedding), session)], cache, sizes))
@@ -351,13 +354,12 @@ fn encoder_steps(
 fn plan(
     config: &ModelConfig,
     room: &Room,
-    page_bytes: u64,
+    page: PageBytes,
     free: u64,
     machine: &Machine,
 ) -> Result<(Fit, usize, Programs), Error> {
     let fidelity = room.fidelity.unwrap_or_else(|| served_fidelity(config));
-    let (positions, page) = (config.max_positions, (page_bytes, config.pages));
-    let fit_beside = |bytes: u64| fit(room, positions, page, free.saturating_sub(bytes));
+    let fit_beside = |bytes: u64| fit(room, config.max_positions, page, free.saturating_sub(bytes));
     let (mut beside, mut fit) = (0, fit_beside(0)?);
     loop {
         let least = room.rows().max(TOKENS.min(fit.context.saturating_mul(room.sequences)));
@@ -393,6 +395,41 @@ fn with_remedy(e: RuntimeError) -> RuntimeError {
     }
 }
 
+/// What pages take.
+#[derive(Clone, Copy)]
+struct PageBytes {
+    /// Bytes of a page of layers that see all that came before, and of one of windowed layers.
+    bytes: [u64; 2],
+    /// The widest window.
+    window: usize,
+    /// What they hold in eight bits, if they do.
+    code: Option<Code>,
+}
+
+impl PageBytes {
+    /// Pages of their own for windowed layers, where a sequence needs fewer of them than of others: for all sequences, twice where
+    /// prefixes are kept; but no more than the budget has of others. Of `most` there are never more.
+    fn windows(&self, room: &Room, context: usize, budget: u64, most: usize) -> Option<Windows> {
+        let [whole, windowed] = self.bytes;
+        // What a window and a step need, wherever in their pages they begin.
+        let step = room.tokens.unwrap_or(TOKENS.max(room.rows()));
+        let each = self.window.saturating_add(step) / Cache::PAGE + 2;
+        let all = each.saturating_mul(room.sequences << u32::from(room.prefix_cache));
+        let held = usize::try_from(budget / (whole + windowed).max(1)).unwrap_or(usize::MAX);
+        let pages = all.min(most).min(held);
+        let fits = windowed > 0 && each < context.div_ceil(Cache::PAGE) && each <= pages;
+        fits.then_some(Windows { pages, window: self.window, every: whole == 0 })
+    }
+
+    /// Pages that a budget holds beside those of windowed layers.
+    fn held(&self, budget: u64, windows: Option<Windows>) -> usize {
+        let [whole, windowed] = self.bytes;
+        let (each, beside) = windows.map_or((whole + windowed, 0), |w| (whole, w.pages as u64 * windowed));
+        // Where nothing lies in them, they are only counted.
+        budget.saturating_sub(beside).checked_div(each).and_then(|n| n.try_into().ok()).unwrap_or(usize::MAX)
+    }
+}
+
 /// A KV state that fits the memory.
 #[derive(Debug)]
 struct Fit {
@@ -403,12 +440,7 @@ struct Fit {
 
 /// Pages for as many sequences as there may be, each as long as may be, or for what the memory holds; never less than one
 /// sequence of the context.
-fn fit(
-    room: &Room,
-    positions: usize,
-    (page_bytes, code): (u64, Option<Code>),
-    free: u64,
-) -> Result<Fit, String> {
+fn fit(room: &Room, positions: usize, page: PageBytes, free: u64) -> Result<Fit, String> {
     let mut context = room.context.unwrap_or(positions);
     if context > positions {
         return Err(format!("--max-model-len {context}: the model takes at most {positions} positions"));
@@ -425,16 +457,18 @@ fn fit(
     // The kernels' indices have 32 bits.
     let most =
         room.sequences.saturating_mul(context.div_ceil(Cache::PAGE)).min(i32::MAX as usize / Cache::PAGE);
-    let held = usize::try_from(budget / page_bytes.max(1)).unwrap_or(usize::MAX);
+    let windows = page.windows(room, context, budget, most);
+    let held = page.held(budget, windows);
     let (mut pages, mut table) = (most.min(held), context.div_ceil(Cache::PAGE));
     let mut warning = None;
     if pages < table {
         let (tokens, budget) = (held.saturating_mul(Cache::PAGE), bytes(budget));
-        let (each, of) = (page_bytes / Cache::PAGE as u64, stored(code, room.storage));
+        let (each, of) =
+            (page.bytes.iter().sum::<u64>() / Cache::PAGE as u64, stored(page.code, room.storage));
         let short = format!(
             "{budget} of keys and values in {of}, {each} bytes a token, hold {tokens} tokens, one sequence of the context has {context}"
         );
-        let narrower = match (code, room.storage) {
+        let narrower = match (page.code, room.storage) {
             (Some(_), _) => "",
             (None, DType::F32) => ", --dtype bf16 or --kv-cache-dtype int8",
             _ => ", or --kv-cache-dtype int8",
@@ -448,14 +482,14 @@ fn fit(
         (context, table) = (tokens, pages);
     }
     pages = pages.max(table);
-    Ok(Fit { cache: Cache { page: Cache::PAGE, pages, table }, context, warning })
+    Ok(Fit { cache: Cache { page: Cache::PAGE, pages, table, windows }, context, warning })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const PAGE_BYTES: u64 = 1 << 10;
+    const PAGE_BYTES: PageBytes = PageBytes { bytes: [1 << 10, 0], window: usize::MAX, code: None };
 
     fn room(sequences: usize, context: Option<usize>, kv: Option<KvMemory>) -> Room {
         Room { sequences, context, kv, ..Room::of_one(DType::F32, None) }
@@ -464,7 +498,7 @@ mod tests {
     #[test]
     fn keys_and_values_take_what_is_of_use_and_no_more_than_there_is() {
         let fits = |room: &Room, free| {
-            let f = fit(room, 100, (PAGE_BYTES, None), free).unwrap();
+            let f = fit(room, 100, PAGE_BYTES, free).unwrap();
             (f.cache.pages, f.cache.table, f.context, f.warning.is_some())
         };
         // 100 tokens are 7 pages.
@@ -477,10 +511,32 @@ mod tests {
     }
 
     #[test]
+    fn windowed_layers_have_pages_of_their_own_where_they_need_fewer() {
+        // A sequence of 1,600 tokens is 100 pages; of windowed layers it needs (64 + 32) / 16 + 2 = 8.
+        let room = |prefix_cache| Room { tokens: Some(32), prefix_cache, ..room(4, None, None) };
+        let fits = |bytes, window, free: u64, prefix_cache| {
+            let f =
+                fit(&room(prefix_cache), 1600, PageBytes { bytes, window, code: None }, free << 10).unwrap();
+            let windows = f.cache.windows.map(|w| (w.pages, w.every));
+            (f.cache.pages, windows, f.context)
+        };
+        assert_eq!(fits([1 << 10, 1 << 10], 64, 1 << 20, false), (400, Some((32, false)), 1600));
+        assert_eq!(fits([1 << 10, 1 << 10], 64, 1 << 20, true), (400, Some((64, false)), 1600));
+        assert_eq!(fits([0, 1 << 10], 64, 1 << 20, true), (400, Some((64, true)), 1600));
+        // A window as long as the context, or longer: pages that all layers have.
+        assert_eq!(fits([1 << 10, 1 << 10], 1600, 1 << 20, true), (400, None, 1600));
+        // 300 pages of both kinds are half of what is free.
+        assert_eq!(fits([1 << 10, 1 << 10], 64, 600, true), (236, Some((64, false)), 1600));
+        assert_eq!(fits([1 << 10, 1 << 10], 64, 160, false), (48, Some((32, false)), 768));
+        assert_eq!(fits([0, 1 << 10], 64, 20, true), (400, Some((10, true)), 1600));
+        assert_eq!(fits([0, 1 << 10], 64, 12, true), (6, None, 96));
+    }
+
+    #[test]
     fn too_little_room_is_told_with_what_would_do() {
-        let told = |room: &Room, free| fit(room, 100, (PAGE_BYTES, None), free).unwrap_err();
+        let told = |room: &Room, free| fit(room, 100, PAGE_BYTES, free).unwrap_err();
         let few = room(4, None, Some(KvMemory::Bytes(4 << 10)));
-        let narrow = fit(&few, 100, (PAGE_BYTES, Some(Code::Int8)), 1 << 30).unwrap_err();
+        let narrow = fit(&few, 100, PageBytes { code: Some(Code::Int8), ..PAGE_BYTES }, 1 << 30).unwrap_err();
         assert!(narrow.contains("in int8, 64 bytes a token") && !narrow.contains("dtype"), "{narrow}");
         assert!(told(&few, 1 << 30).contains("in f32, 64 bytes a token"));
         assert!(told(&few, 1 << 30).contains("--kv-cache-dtype int8"));

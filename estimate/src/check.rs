@@ -170,7 +170,8 @@ fn prefill(
 fn decode(config: &ModelConfig, s: &Schedule, machine: &Machine, repeat: usize) -> Result<Measured, Refused> {
     config.check_decoder()?;
     let table = (s.seq as usize).div_ceil(Cache::PAGE);
-    let cache = Cache { page: Cache::PAGE, pages: table.saturating_mul(s.batch as usize), table };
+    let cache =
+        Cache { page: Cache::PAGE, pages: table.saturating_mul(s.batch as usize), table, windows: None };
     let program = Program { span: s.seq, ..Program::paged(s.batch, s.batch, cache) };
     let planned = plan_within(config, &program, s.storage, machine, served_fidelity(config)).map_err(said)?;
     planned.check_memory(&*machine.device).map_err(said)?;

@@ -241,7 +241,12 @@ pub fn stage(
     let program = match s.purpose {
         Purpose::Decode => {
             let table = (s.seq as usize).div_ceil(Cache::PAGE);
-            let cache = Cache { page: Cache::PAGE, pages: table.saturating_mul(batch as usize), table };
+            let cache = Cache {
+                page: Cache::PAGE,
+                pages: table.saturating_mul(batch as usize),
+                table,
+                windows: None,
+            };
             Program { span: s.seq, ..Program::paged(batch, batch, cache) }
         }
         _ => {

@@ -1,7 +1,7 @@
 //! Keys and values of a model in pages. In: a configuration, sizes. Out: the memory that sessions of prefill and decode share.
 //! Who owns which page is decided elsewhere.
 
-use astrai_builders::{Cache, ModelConfig};
+use astrai_builders::{Cache, ModelConfig, Windows};
 use astrai_ir::{Code, DType};
 use astrai_runtime::{Buffers, Device, Error};
 use std::sync::Arc;
@@ -25,7 +25,12 @@ impl KvCache {
         storage: DType,
         device: &Arc<dyn Device>,
     ) -> Result<KvCache, Error> {
-        let need = KvCache::page_bytes(config, sizes.page, storage).saturating_mul(sizes.pages as u64);
+        let states: Vec<_> =
+            (0..config.num_layers).flat_map(|layer| sizes.states(config, layer, storage)).collect();
+        let bytes = |(_, dtype, shape): &(String, DType, [usize; 3])| {
+            shape.iter().fold(dtype.bytes() as u64, |n, d| n.saturating_mul(*d as u64))
+        };
+        let need = states.iter().map(bytes).fold(0, u64::saturating_add);
         let have = device.available();
         if need > have {
             let what =
@@ -37,17 +42,27 @@ impl KvCache {
             return Err(Error::Memory { what, need, have, remedy: remedy.into() });
         }
         let mut buffers = Buffers::new(device);
-        let states = (0..config.num_layers).flat_map(|layer| sizes.states(config, layer, storage));
-        buffers.add_all(states.map(|(name, dtype, shape)| (name, dtype, shape.to_vec())))?;
+        buffers.add_all(states.into_iter().map(|(name, dtype, shape)| (name, dtype, shape.to_vec())))?;
         Ok(KvCache { buffers })
     }
 
     /// Bytes of a page of all layers: keys and values, or the latents they are made of; of codes with their scales.
     pub fn page_bytes(config: &ModelConfig, page: usize, storage: DType) -> u64 {
-        let one = Cache { page, pages: 1, table: 1 };
-        let states = (0..config.num_layers).flat_map(|layer| one.states(config, layer, storage));
+        let [whole, windowed] = KvCache::page_bytes_apart(config, page, storage);
+        whole + windowed
+    }
+
+    /// Bytes of a page of layers that see all that came before, and of a page of windowed layers.
+    pub fn page_bytes_apart(config: &ModelConfig, page: usize, storage: DType) -> [u64; 2] {
+        let windows = Some(Windows { pages: 1, window: 1, every: false });
+        let one = Cache { page, pages: 1, table: 1, windows };
+        let states = || (0..config.num_layers).flat_map(|layer| one.states(config, layer, storage));
         let elements = |shape: [usize; 3]| shape.into_iter().map(|n| n as u64).product::<u64>();
-        states.map(|(_, dtype, shape)| elements(shape) * dtype.bytes() as u64).sum()
+        let bytes = |windowed: bool| {
+            let these = states().filter(|(name, ..)| name.starts_with(Cache::WINDOWED) == windowed);
+            these.map(|(_, dtype, shape)| elements(shape) * dtype.bytes() as u64).sum()
+        };
+        [bytes(false), bytes(true)]
     }
 
     /// The memory to open sessions over.

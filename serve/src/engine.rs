@@ -145,7 +145,7 @@ fn limit(mut sizes: Sizes, settings: &Settings) -> Result<Sizes, String> {
         }
         *most = set.unwrap_or(*most);
     }
-    let Sizes { vocabulary, page_size, pages, positions, tokens, sequences } = sizes;
+    let Sizes { vocabulary, page_size, pages, windows, positions, tokens, sequences } = sizes;
     if [vocabulary, page_size, pages, positions, tokens, sequences, settings.queue].contains(&0) {
         return Err(format!("nothing of the engine's sizes may be 0: {sizes:?}, queue {}", settings.queue));
     }
@@ -153,6 +153,10 @@ fn limit(mut sizes: Sizes, settings: &Settings) -> Result<Sizes, String> {
         return Err(format!(
             "{tokens} tokens a step are too few for {sequences} sequences; one each is the least"
         ));
+    }
+    // What a window and a step need, wherever in their pages they begin.
+    if let Some(w) = windows.filter(|w| w.window == 0 || w.pages < (w.window + tokens) / page_size + 2) {
+        return Err(format!("{w:?} are too few for steps of {tokens} tokens in pages of {page_size}"));
     }
     let slots = pages.checked_mul(page_size).filter(|n| i32::try_from(*n).is_ok());
     if slots.is_none() || i32::try_from(vocabulary).is_err() {

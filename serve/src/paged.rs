@@ -39,6 +39,7 @@ impl PagedModel {
             vocabulary,
             page_size: cache.page,
             pages: cache.pages,
+            windows: cache.windows,
             positions: positions.min(cache.table * cache.page),
             tokens,
             sequences,
@@ -75,6 +76,16 @@ impl Model for PagedModel {
     }
 
     fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError> {
+        let windows = self.cache.windows.map_or(0, |w| w.pages);
+        for (pairs, (pages, windowed)) in
+            plan.copies().iter().zip([(self.cache.pages, false), (windows, true)])
+        {
+            if let (false, Some((_, session))) = (pairs.is_empty(), self.programs.first()) {
+                let pairs: Vec<_> = pairs.iter().map(|&(from, to)| (from as usize, to as usize)).collect();
+                let these = |state: &str| state.starts_with(Cache::WINDOWED) == windowed;
+                session.copy_parts(&these, pages, &pairs)?;
+            }
+        }
         for ((_, session), entry) in self.programs.iter_mut().zip(plan.entries()) {
             if !entry.rows.is_empty() {
                 logits.push(run(session, entry)?);

@@ -11,12 +11,16 @@
 //! the key of the page before it, and its tokens; the first page's parent is made of the secret and the request's salt. A
 //! hit is believed only after the tokens and the parent are compared. Cached pages are given away least recently used
 //! first, and the pages of one table from its end, so that what many prompts share stays longest.
+//!
+//! A sequence of windowed layers gives back the pages at its beginning that left the window; [`groups`] says when.
 
+pub mod groups;
 #[cfg(test)]
 mod tests;
 mod tokens;
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use sha2::{Digest, Sha256};
 
@@ -36,6 +40,8 @@ const NONE: Page = Page::MAX;
 #[derive(Debug, Default)]
 pub struct Table {
     pages: Vec<Page>,
+    /// Leading pages that it has no more: their numbers mean nothing.
+    left: usize,
     /// Leading pages that were offered to the cache, or came from it.
     published: usize,
     /// Set when a key of this table means other tokens in the cache: nothing behind it may be published.
@@ -43,7 +49,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Page numbers.
+    /// Page numbers; those that left the window are any.
     pub fn pages(&self) -> &[Page] {
         &self.pages
     }
@@ -127,6 +133,11 @@ impl Pages {
         all
     }
 
+    /// All of them.
+    pub fn all(&self) -> usize {
+        self.refs.len()
+    }
+
     /// Pages that are free.
     pub fn free(&self) -> usize {
         self.free.len
@@ -152,34 +163,66 @@ impl Pages {
         tokens.div_ceil(self.size)
     }
 
-    /// Fills an empty table with the longest run of published pages that begins the first `most` of `tokens`; at least the last of
-    /// them is left out, because somebody has to compute what comes after it. Gives the number of tokens found.
-    pub fn find(&mut self, table: &mut Table, tokens: &mut Tokens, most: usize) -> usize {
+    /// How many published pages, one after the other, begin the first `most` of `tokens`; at least the last token is left out,
+    /// because somebody has to compute what comes after it.
+    pub fn known(&self, tokens: &mut Tokens, most: usize) -> usize {
         let most = tokens.len().min(most).saturating_sub(1) / self.size;
         self.extend_keys(tokens, most);
-        for block in 0..most {
-            let Some(cache) = &self.cache else { break };
-            let Some(&page) = cache.by_key.get(&tokens.key(block)) else { break };
-            if !cache.holds(page, tokens.parent(block), tokens.page(block)) {
-                break;
-            }
+        (0..most).take_while(|&block| self.lookup(tokens, block).is_some()).count()
+    }
+
+    /// The most pages, up to `pages`, behind which one can go on where of so many only those from `from` of their number on are needed.
+    pub fn known_from(&self, tokens: &Tokens, pages: usize, from: impl Fn(usize) -> usize) -> usize {
+        let mut pages = pages;
+        // Whatever number needs the last page that is missing needs it too.
+        while let Some(missing) = (from(pages)..pages).rev().find(|b| self.lookup(tokens, *b).is_none()) {
+            pages = missing;
+        }
+        pages
+    }
+
+    /// Lets an empty table share these published pages of its tokens, as if those before had left it.
+    pub fn take(&mut self, table: &mut Table, tokens: &Tokens, pages: Range<usize>) {
+        table.pages.resize(pages.start, 0);
+        (table.left, table.published) = (pages.start, pages.end);
+        for block in pages {
+            let Some(page) = self.lookup(tokens, block) else { break };
             self.share(page);
             table.pages.push(page);
         }
-        table.published = table.pages.len();
-        table.pages.len() * self.size
     }
 
-    /// Lets an empty table share the first `pages` pages of another, which must be full of tokens that both have.
-    pub fn fork(&mut self, from: &Table, pages: usize, to: &mut Table) {
-        to.pages.extend_from_slice(&from.pages[..pages]);
-        from.pages[..pages].iter().for_each(|&page| self.share(page));
-        (to.published, to.collided) = (pages, from.collided);
+    /// The published page that holds what the tokens of a page say, which have a key.
+    fn lookup(&self, tokens: &Tokens, block: usize) -> Option<Page> {
+        let cache = self.cache.as_ref()?;
+        let page = *cache.by_key.get(&tokens.key(block))?;
+        cache.holds(page, tokens.parent(block), tokens.page(block)).then_some(page)
+    }
+
+    /// Lets an empty table share these pages of another, which must be full of tokens that both have, as if those before had left it.
+    pub fn fork(&mut self, from: &Table, pages: Range<usize>, to: &mut Table) {
+        to.pages.extend_from_slice(&from.pages[..pages.end]);
+        (to.left, to.published, to.collided) = (pages.start, pages.end, from.collided);
+        from.pages[pages].iter().for_each(|&page| self.share(page));
+    }
+
+    /// Takes the first `pages` pages from a table; what was published of them can still be found.
+    pub fn leave(&mut self, table: &mut Table, pages: usize) {
+        self.releases += u64::from(pages > table.left);
+        for at in table.left..pages {
+            self.drop_one(table.pages[at]);
+        }
+        table.left = table.left.max(pages);
+    }
+
+    /// Pages that a table lacks to hold `tokens` tokens.
+    fn lacks(&self, table: &Table, tokens: usize) -> usize {
+        self.needed(tokens).saturating_sub(table.pages.len())
     }
 
     /// Makes a table hold `tokens` tokens, or leaves it as it is and says `false` if there are too few pages.
     pub fn grow(&mut self, table: &mut Table, tokens: usize) -> bool {
-        let more = self.needed(tokens).saturating_sub(table.pages.len());
+        let more = self.lacks(table, tokens);
         if more > self.available() {
             return false;
         }
@@ -236,13 +279,20 @@ impl Pages {
 
     /// Takes pages from the end until so many are left.
     fn cut(&mut self, table: &mut Table, pages: usize) {
-        while table.pages.len() > pages
+        while table.pages.len() > pages.max(table.left)
             && let Some(page) = table.pages.pop()
         {
-            self.refs[page as usize] -= 1;
-            if self.refs[page as usize] == 0 {
-                self.append(page);
-            }
+            self.drop_one(page);
+        }
+        table.pages.truncate(pages);
+        table.left = table.left.min(pages);
+    }
+
+    /// A table has a page no more.
+    fn drop_one(&mut self, page: Page) {
+        self.refs[page as usize] -= 1;
+        if self.refs[page as usize] == 0 {
+            self.append(page);
         }
     }
 

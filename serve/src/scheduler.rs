@@ -9,8 +9,9 @@
 //! its pages and waits again (preemption by recomputation). The first in order is never the last, and alone it
 //! always fits: so somebody always advances, and a finite load is finished.
 //!
-//! Siblings (the choices of one request) share the full pages of their prompt; each computes the rest of it itself, so
-//! that nobody writes where another reads.
+//! Siblings (the choices of one request) share their prompt (fork): one computes it, the others wait for that. Then they share its
+//! full pages and begin with a copy of the page that its last token lies in, which each computes itself, for the logits behind it: so
+//! nobody writes where another reads.
 //!
 //! Where a model has programs of prefill and of decode instead of one for both, a sequence is in a step with tokens of its
 //! prompt or with tokens of its output, never both, and the tokens of outputs together are at most as many as sequences may run.
@@ -21,6 +22,7 @@
 //! batch as a sequence of one token with the pages of its own, so that any program verifies, and with the numbers of plain decode.
 //! Their pages come and go within the step.
 
+mod admission;
 pub mod batch;
 mod ngram;
 pub mod plan;
@@ -31,7 +33,9 @@ mod tests;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::pages::{Pages, Prompt, Secret, Table, Tokens};
+use crate::pages::groups::{Groups, Tables};
+use crate::pages::{Prompt, Secret, Tokens};
+use astrai_builders::Windows;
 use ngram::Proposer;
 use plan::{ProgramKind, Row, StepPlan};
 
@@ -42,6 +46,8 @@ pub struct Bounds {
     pub page_size: usize,
     /// Pages of the KV state.
     pub pages: usize,
+    /// Pages of windowed layers, where they have their own: so many that one sequence fits.
+    pub windows: Option<Windows>,
     /// Tokens computed in one step; at least `sequences`.
     pub tokens: usize,
     /// Sequences in one step.
@@ -97,6 +103,8 @@ pub struct Counters {
     pub computed: u64,
     /// Of these, tokens of outputs that a program of decode computed.
     pub decoded: u64,
+    /// Sequences that began with the pages of a sibling.
+    pub forks: u64,
     /// Tokens proposed.
     pub proposed: u64,
     /// Of these, tokens that were sampled too.
@@ -116,9 +124,9 @@ struct Sequence {
     tokens: Tokens,
     most: usize,
     proposer: Proposer,
-    /// Leading tokens whose keys and values are in the table's pages.
+    /// Leading tokens whose keys and values are in the tables' pages.
     computed: usize,
-    table: Table,
+    tables: Tables,
     /// Tokens found in the cache when it was first admitted.
     cached: Option<usize>,
 }
@@ -129,19 +137,11 @@ impl Sequence {
     }
 }
 
-/// Why a waiting sequence stays where it is.
-enum Admission {
-    Admitted,
-    /// A sibling is still computing what this one will share.
-    Later,
-    NoPages,
-}
-
 /// The state machine.
 #[derive(Debug)]
 pub struct Scheduler {
     bounds: Bounds,
-    pages: Pages,
+    pages: Groups,
     slots: Vec<Option<Sequence>>,
     vacant: Vec<u32>,
     /// Slots in the order of rank, both of them.
@@ -159,9 +159,10 @@ impl Scheduler {
     /// A scheduler without sequences, for a model of these programs; with a secret, full pages stay in the prefix cache. All
     /// bounds are positive, and the plan [answers](StepPlan::answers) or gives vectors.
     pub fn new(bounds: Bounds, plan: StepPlan, secret: Option<Secret>) -> Scheduler {
+        let Bounds { page_size, pages, windows, tokens, .. } = bounds;
         Scheduler {
             bounds,
-            pages: Pages::new(bounds.pages, bounds.page_size, secret),
+            pages: Groups::new([pages, page_size, tokens], windows, secret),
             slots: Vec::new(),
             vacant: Vec::new(),
             waiting: VecDeque::new(),
@@ -185,7 +186,7 @@ impl Scheduler {
         if self.plan.separates_decode() {
             tokens = tokens.keyed_by_prompt_end();
         }
-        let table = Table::default();
+        let tables = Tables::default();
         let proposer = Proposer::default();
         let sequence = Sequence {
             id,
@@ -197,7 +198,7 @@ impl Scheduler {
             most,
             proposer,
             computed: 0,
-            table,
+            tables,
             cached: None,
         };
         self.slots[slot as usize] = Some(sequence);
@@ -214,7 +215,7 @@ impl Scheduler {
         self.running.retain(|&s| s != id.slot);
         self.waiting.retain(|&s| s != id.slot);
         if let Some(mut sequence) = self.slots[id.slot as usize].take() {
-            self.pages.release(&mut sequence.table);
+            self.pages.release(&mut sequence.tables);
             self.vacant.push(id.slot);
         }
         self.blocked = None;
@@ -222,6 +223,7 @@ impl Scheduler {
 
     /// What the next step computes; nothing if there is nothing to compute.
     pub fn plan(&mut self) -> Option<&StepPlan> {
+        self.plan.copies.iter_mut().for_each(Vec::clear);
         for entry in &mut self.plan.entries {
             entry.rows.clear();
             entry.room = match entry.kind {
@@ -282,8 +284,9 @@ impl Scheduler {
             }
             sequence.computed += row.tokens;
             if !sequence.embed {
-                self.pages.publish(&mut sequence.table, &mut sequence.tokens, sequence.computed);
+                self.pages.publish(&mut sequence.tables, &mut sequence.tokens, sequence.computed);
             }
+            self.pages.leave(&mut sequence.tables, sequence.computed);
             if let Some(token) = token.filter(|_| row.complete) {
                 sequence.tokens.push(token);
             }
@@ -302,7 +305,7 @@ impl Scheduler {
     }
 
     /// The pages.
-    pub fn pages(&self) -> &Pages {
+    pub fn pages(&self) -> &Groups {
         &self.pages
     }
 
@@ -342,7 +345,7 @@ impl Scheduler {
         while at < self.running.len() {
             let slot = self.running[at] as usize;
             let Some(sequence) = &mut self.slots[slot] else { break };
-            if self.pages.grow(&mut sequence.table, sequence.tokens.len()) {
+            if self.pages.grow(&mut sequence.tables, [sequence.computed, sequence.tokens.len()]) {
                 at += 1;
             } else {
                 self.preempt();
@@ -354,7 +357,7 @@ impl Scheduler {
     fn preempt(&mut self) {
         let Some(slot) = self.running.pop() else { return };
         if let Some(sequence) = &mut self.slots[slot as usize] {
-            self.pages.release(&mut sequence.table);
+            self.pages.release(&mut sequence.tables);
             sequence.computed = 0;
         }
         self.counters.preemptions += 1;
@@ -394,81 +397,6 @@ impl Scheduler {
         *budget -= tokens;
     }
 
-    fn admit(&mut self, budget: &mut usize) {
-        let (mut at, mut later) = (0, None);
-        while at < self.waiting.len() && self.running.len() < self.bounds.sequences && *budget > 0 {
-            let slot = self.waiting[at];
-            let request = self.slots[slot as usize].as_ref().map(|s| s.id.request);
-            // What one sibling waits for, all of them wait for.
-            let admission = if request == later { Admission::Later } else { self.try_admit(slot) };
-            match admission {
-                Admission::NoPages => break,
-                Admission::Later => (at, later) = (at + 1, request),
-                Admission::Admitted => {
-                    self.waiting.remove(at);
-                    let rank = self.rank(slot);
-                    let place = self.running.partition_point(|&s| self.rank(s) < rank);
-                    self.running.insert(place, slot);
-                    self.schedule(slot, budget);
-                }
-            }
-        }
-    }
-
-    fn try_admit(&mut self, slot: u32) -> Admission {
-        let Some(mut sequence) = self.slots[slot as usize].take() else { return Admission::Later };
-        let admission = self.try_admit_taken(&mut sequence);
-        self.slots[slot as usize] = Some(sequence);
-        admission
-    }
-
-    fn try_admit_taken(&mut self, sequence: &mut Sequence) -> Admission {
-        if self.blocked == Some((sequence.id, self.pages.releases())) {
-            return Admission::NoPages;
-        }
-        // The last token of a prompt is never shared: what comes after it has to be computed by each.
-        let whole = (sequence.tokens.prompt() - 1) / self.bounds.page_size;
-        let sibling = self.sibling(sequence);
-        if sibling.is_some_and(|(_, computed)| computed < whole * self.bounds.page_size) {
-            return Admission::Later;
-        }
-        // What comes after the last token before the scored ones has to be computed too.
-        let most = if sequence.embed { 0 } else { sequence.scored.unwrap_or(usize::MAX) };
-        let mut found = self.pages.find(&mut sequence.table, &mut sequence.tokens, most);
-        if found < whole * self.bounds.page_size
-            && let Some(from) = sibling.and_then(|(slot, _)| self.slots[slot as usize].as_ref())
-        {
-            self.pages.release(&mut sequence.table);
-            self.pages.fork(&from.table, whole, &mut sequence.table);
-            found = whole * self.bounds.page_size;
-        }
-        let length = sequence.tokens.len();
-        let more = self.pages.needed(length) - sequence.table.pages().len();
-        if self.pages.available() < more + self.running.len() || !self.pages.grow(&mut sequence.table, length)
-        {
-            self.pages.release(&mut sequence.table);
-            self.blocked = Some((sequence.id, self.pages.releases()));
-            return Admission::NoPages;
-        }
-        self.blocked = None;
-        self.counters.cache_queries += length as u64;
-        self.counters.cache_hits += found as u64;
-        sequence.computed = found;
-        sequence.cached.get_or_insert(found.min(sequence.tokens.prompt()));
-        Admission::Admitted
-    }
-
-    /// The running sibling that has computed most, and how much that is.
-    fn sibling(&self, sequence: &Sequence) -> Option<(u32, usize)> {
-        let &Sequence { id, priority, tag, .. } = sequence;
-        let first = self.running.partition_point(|&s| self.rank(s) < Some((priority, tag, id.request, 0)));
-        let family = self.running[first..].iter().map_while(|&s| {
-            let sibling = self.slots[s as usize].as_ref()?;
-            (sibling.id.request == id.request).then_some((s, sibling.computed))
-        });
-        family.reduce(|best, one| if one.1 > best.1 { one } else { best })
-    }
-
     /// Writes each entry's batch from its rows.
     fn fill(&mut self) {
         for entry in &mut self.plan.entries {
@@ -477,7 +405,7 @@ impl Scheduler {
                 if let Some(s) = self.slots[row.id.slot as usize].as_ref() {
                     let first = row.at - row.tokens;
                     let tokens = (first..row.at).map(|at| row.proposed.unwrap_or_else(|| s.tokens.get(at)));
-                    entry.batch.append(tokens, first, s.table.pages());
+                    entry.batch.append(tokens, first, s.tables.pages());
                 }
             }
         }

@@ -90,6 +90,14 @@ fn memory_is_zero_given_back_and_given_out_again() {
     device.write(block[0].at(), &pattern).unwrap();
     device.write(block[1].at(), &[9; 7]).unwrap();
     assert!(read(block[0].at(), len) == pattern && read(block[1].at(), 7) == [9; 7]);
+    // Within it, over what lies there, behind a copy that is still on its way.
+    let (at, part) = (block[0].at(), 1 << 20);
+    device.fill(at, part, &mut |bytes| bytes.fill(3)).unwrap();
+    device.copy(at, at.offset(5 << 20), part).unwrap();
+    let whole = read(at, len);
+    let (changed, rest) = ([0..part, 5 << 20..(5 << 20) + part], [part..5 << 20, (5 << 20) + part..len]);
+    assert!(changed.into_iter().all(|r| whole[r].iter().all(|b| *b == 3)));
+    assert!(rest.into_iter().all(|r| whole[r.clone()] == pattern[r]));
     let used = device.memory_use().unwrap();
     assert!(used.used >= len as u64 && used.taken == 1, "{used:?}");
     drop(block);

@@ -109,7 +109,7 @@ fn every_shape_of_the_table_decodes_from_pages() {
         let config = ModelConfig::read(&path).unwrap().config;
         assert_eq!(config.parameter_count(), parameters, "{}", path.display());
         let started = Instant::now();
-        let cache = Cache { page: Cache::PAGE, pages: 8 * 256, table: 256 };
+        let cache = Cache { page: Cache::PAGE, pages: 8 * 256, table: 256, windows: None };
         let graph = build(&config, &Program::paged(8, 8, cache)).unwrap();
         let options = Options { storage: DType::BF16, ..Options::default() };
         let program = compile(&graph, machine.backend(), &options).unwrap();

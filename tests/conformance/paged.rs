@@ -16,7 +16,7 @@ use astrai_serve::scheduler::batch::StepBatch;
 use serde_json::json;
 use std::path::Path;
 
-const CACHE: Cache = Cache { page: 4, pages: 43, table: 11 };
+const CACHE: Cache = Cache { page: 4, pages: 43, table: 11, windows: None };
 
 /// Tokens of each test sequence: of a page and less, of many pages; one begins later than the others.
 const LENGTHS: [usize; 4] = [1, 40, 7, 33];
@@ -174,7 +174,7 @@ fn heads_of_whole_tiles_decode_as_the_full_forward() {
         let model = Model::fresh(config, vec![], 3);
         let want = full_of(&model, DType::BF16, &machines[0], &LENGTHS);
         for (machine, page) in [(&machines[0], 16), (&machines[1], 8)] {
-            let cache = Cache { page, pages: 83, table: 20 };
+            let cache = Cache { page, pages: 83, table: 20, windows: None };
             let mut p =
                 Paged::of(&model, DType::BF16, machine, Logits::All, (cache, &LENGTHS), Fidelity::Exact);
             while !p.finished() {

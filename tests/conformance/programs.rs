@@ -24,7 +24,7 @@ use std::thread;
 
 const TOKENS: u64 = 96;
 
-const CACHE: Cache = Cache { page: 4, pages: 24, table: 11 };
+const CACHE: Cache = Cache { page: 4, pages: 24, table: 11, windows: None };
 
 /// Golden cases whose pages hold latents.
 fn cases() -> Vec<PathBuf> {
@@ -270,7 +270,7 @@ fn one_program_stays_where_the_same_kernels_suit_both() {
     let mut paths: Vec<PathBuf> = files.map(|f| f.unwrap().path()).collect();
     paths.retain(|p| p.extension().is_some_and(|e| e == "json"));
     paths.sort();
-    let cache = Cache { page: 16, pages: 256, table: 256 };
+    let cache = Cache { page: 16, pages: 256, table: 256, windows: None };
     for path in paths {
         let (config, _) = read_config(&path, false).unwrap();
         for fidelity in [Fidelity::Exact, Fidelity::Standard] {

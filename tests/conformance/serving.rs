@@ -1,6 +1,7 @@
 //! The serving engine over a compiled model under load: clients with all kinds of requests come and go, pages are few, and every
 //! answer is that of the request alone; afterwards nothing is left. `ASTRAI_SOAK_SECONDS` makes it run for so long.
 
+use crate::cases::case;
 use astrai_builders::config::Pooling;
 use astrai_builders::{Cache, Logits, ModelConfig, Program};
 use astrai_engine::batch::RaggedBatch;
@@ -35,7 +36,7 @@ const REQUESTS: u64 = 6000;
 /// An engine over so many pages.
 fn start(machine: &Machine, pages: usize, sequences: usize, settings: Settings) -> Engine {
     let config = ModelConfig::parse(SMALL, "small").unwrap().config;
-    let cache = Cache { page: 8, pages, table: 16 };
+    let cache = Cache { page: 8, pages, table: 16, windows: None };
     let program = Program::paged(48, sequences as u64, cache);
     let planned = plan(&config, &program, DType::F32, machine).unwrap();
     let kv = KvCache::new(&config, cache, DType::F32, &machine.device).unwrap();
@@ -251,6 +252,7 @@ fn under_load_every_answer_is_that_of_the_request_alone_and_nothing_is_left() {
     assert_eq!(stats.pages_free + stats.pages_cached, 40, "pages are owned");
     assert_eq!((stats.queued, stats.running, stats.waiting), (0, 0, 0));
     assert!(stats.scheduler.preemptions > 0 && stats.scheduler.cache_hits > 0 && n(&counts.busy) > 0);
+    assert!(stats.scheduler.forks > 0, "no choice began with the pages of another");
     assert!(last < first + 4096, "memory grew from {first} to {last} kB");
 }
 
@@ -287,6 +289,103 @@ fn speculation_changes_no_answer_and_leaves_nothing() {
         assert!(counters.accepted > 0 && counters.accepted < counters.proposed, "{counters:?}");
         assert_eq!((stats.failed, stats.running, stats.waiting), (0, 0, 0));
         assert_eq!(stats.pages_free + stats.pages_cached, 24, "pages are owned");
+    }
+}
+
+/// Choices that share a prompt say what each says alone, whatever lies in the pages: keys and values, or latents under two programs.
+#[test]
+fn choices_that_share_a_prompt_are_those_computed_alone() {
+    let machine = Machine::new(Kind::Cpu, 2).unwrap();
+    let lengths = [1, 2, 16, 17, 31, 49];
+    for (name, storage) in
+        [("llama", DType::F32), ("gemma3", DType::BF16), ("gpt_oss", DType::F32), ("deepseek_v3", DType::F32)]
+    {
+        let Some(path) = case(name) else { continue };
+        let model = Model::open(&path, false).unwrap();
+        let ids = model.config.vocab_size as u32;
+        let answers = |sequences: usize, prefix_cache: bool| {
+            let room = Room {
+                sequences: 6,
+                tokens: Some(24),
+                context: Some(64),
+                queue: 64,
+                ..Room::of_one(storage, None)
+            };
+            let settings = Settings { sequences: Some(sequences), prefix_cache, ..Settings::default() };
+            let engine = Engine::start(steps(&model, &room, &machine, &mut |_| {}).unwrap(), &settings);
+            let engine = engine.unwrap();
+            let asked = |length: u32| {
+                let (seed, max_tokens) = (Some(u64::from(length)), Some(14));
+                let sampling = Sampling { seed, max_tokens, logprobs: Some(2), ..Sampling::default() };
+                let prompt = (0..length).map(|i| (i * i + length) % ids).collect();
+                engine.handle().submit(Request { n: 6, sampling, ..Request::new(prompt) }).unwrap()
+            };
+            let streams: Vec<Stream> = lengths.map(asked).into();
+            let answers: Vec<Answer> = streams.into_iter().map(|mut s| collect(&mut s, 6).0).collect();
+            let handle = engine.handle();
+            engine.drain(None);
+            let stats = handle.stats();
+            assert_eq!(stats.pages_free + stats.pages_cached, stats.pages, "pages are owned");
+            (answers, stats.scheduler.forks)
+        };
+        let (alone, forks) = answers(1, false);
+        assert_eq!(forks, 0);
+        for prefix_cache in [false, true] {
+            let (together, forks) = answers(6, prefix_cache);
+            assert!(forks > 0 && together == alone, "{name}: {forks} forks");
+        }
+    }
+}
+
+/// Windowed layers have pages of their own, fewer than the longest sequence: answers are those where nothing is given back.
+#[test]
+fn pages_that_left_the_window_are_given_back_and_change_no_answer() {
+    let machine = Machine::new(Kind::Cpu, 2).unwrap();
+    // Of the eight pages of a sequence it needs so many for a window of 8 or 6 and 24 tokens.
+    for (name, storage, each, every) in [
+        ("mistral", DType::F32, 4, true),
+        ("gemma2", DType::BF16, 3, false),
+        ("gemma3", DType::F32, 3, false),
+        ("gpt_oss", DType::BF16, 3, false),
+    ] {
+        let Some(path) = case(name) else { continue };
+        let model = Model::open(&path, false).unwrap();
+        let answers = |tokens: usize, prefix_cache: bool| {
+            let room = Room {
+                sequences: 4,
+                tokens: Some(tokens),
+                context: Some(128),
+                queue: 64,
+                prefix_cache,
+                ..Room::of_one(storage, None)
+            };
+            let engine = steps(&model, &room, &machine, &mut |_| {}).unwrap();
+            let engine = Engine::start(engine, &room.settings()).unwrap();
+            let asked = |i: u32| {
+                let length = [100, 3, 61, 120, 17, 90, 100, 32][i as usize % 8];
+                let prompt: Vec<u32> = (0..length).map(|at| (at * at + i % 3) % 320).collect();
+                let (seed, max_tokens) = (Some(u64::from(i)), Some(128 - prompt.len()));
+                let sampling = Sampling { seed, max_tokens, logprobs: Some(2), ..Sampling::default() };
+                engine.handle().submit(Request { n: 1 + i % 2, sampling, ..Request::new(prompt) }).unwrap()
+            };
+            let streams: Vec<Stream> = (0..16).map(asked).collect();
+            let all = streams.into_iter().zip(0..);
+            let answers: Vec<Answer> = all.map(|(mut s, i)| collect(&mut s, 1 + i % 2).0).collect();
+            let handle = engine.handle();
+            engine.drain(None);
+            let stats = handle.stats();
+            assert_eq!(stats.pages_free + stats.pages_cached, stats.pages, "pages are owned");
+            (answers, stats)
+        };
+        let (want, stats) = answers(512, false);
+        assert_eq!(stats.pages, 4 * 8);
+        for prefix_cache in [false, true] {
+            let (got, stats) = answers(24, prefix_cache);
+            let windowed = 4 * each * (1 + usize::from(prefix_cache));
+            assert_eq!(stats.pages, windowed + if every { 0 } else { 4 * 8 });
+            assert!(got == want, "{name}: other answers, prefix cache {prefix_cache}");
+            assert!(!prefix_cache || stats.scheduler.cache_hits > 0);
+        }
     }
 }
 

@@ -261,7 +261,7 @@ fn losses_and_gradients_on_ranks_are_those_of_the_whole() {
 #[test]
 fn prefill_over_pages_on_ranks_is_that_of_the_whole() {
     each(|name, config, ranks| {
-        let cache = Cache { page: 4, pages: 2, table: 1 };
+        let cache = Cache { page: 4, pages: 2, table: 1, windows: None };
         let program = Program { logits: Logits::Last, ..Program::paged(8, 2, cache) };
         let of_rank = pieces(config, &program, ranks, false);
         let global = build(config, &program).unwrap();

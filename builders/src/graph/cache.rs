@@ -3,15 +3,19 @@
 //! scale, which the token itself decides: what older tokens left is never rounded again.
 
 use super::components::{Layer, Outputs};
-use crate::config::LatentSpec;
+use crate::config::{LatentSpec, ModelConfig};
 use crate::program::{CONTEXT, Cache};
 use astrai_ir::narrow::Part;
 use astrai_ir::ops::{self, BinaryKind, Concat, Dequant, ReduceKind, UnaryKind};
 use astrai_ir::{Code, DType, Dim, Graph, IrError, NodeId, Type};
 
-/// Inputs of programs over a cache: the row of each token's key and value, each sequence's pages, how many tokens it has.
-/// Where pages hold latents, last also the pages in use: the tables then hold places in that list.
-pub(super) const INPUTS: [&str; 4] = ["slots", "tables", "lens", "pages"];
+/// The pages that a layer's states lie in: those of all layers, those of windowed layers, those that hold latents.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Held {
+    Keys,
+    Windowed,
+    Latents,
+}
 
 /// What the names of states have in a layer's body.
 pub(super) const STATE: &str = "_cache";
@@ -19,21 +23,55 @@ pub(super) const STATE: &str = "_cache";
 /// Least scale: of a head that is all zero, so that its codes are numbers.
 const LEAST: f64 = 1e-30;
 
-/// The inputs [`INPUTS`], of latents all.
-pub(super) fn inputs(g: &mut Graph, cache: &Cache, latents: bool) -> Result<Vec<NodeId>, IrError> {
-    let sequences = Dim::symbol("sequences");
-    let slots = g.input(INPUTS[0], DType::I32, vec![Dim::symbol("tokens")])?;
-    let tables = g.input(INPUTS[1], DType::I32, vec![sequences.clone(), Dim::from(cache.table)])?;
-    let mut all = vec![slots, tables, g.input(INPUTS[2], DType::I32, vec![sequences])?];
-    if latents {
-        all.push(g.input(INPUTS[3], DType::I32, vec![Dim::symbol(CONTEXT)])?);
+impl Held {
+    /// Names of the inputs of programs over such pages: the row of each token's key and value, each sequence's pages, how many
+    /// tokens it has. Of latents last also the pages in use: the tables then hold places in that list.
+    fn names(self) -> &'static [&'static str] {
+        match self {
+            Held::Keys => &["slots", "tables", "lens"],
+            Held::Windowed => &["window_slots", "window_tables", "lens"],
+            Held::Latents => &["slots", "tables", "lens", "pages"],
+        }
     }
-    Ok(all)
+
+    /// What the layers of a model hold, each once.
+    pub(super) fn all(config: &ModelConfig, cache: &Cache) -> Vec<Held> {
+        let mut all = vec![];
+        for layer in &config.layers {
+            let held = match cache.windows_of(&layer.attention) {
+                Some(_) => Held::Windowed,
+                None if config.caches_latents() => Held::Latents,
+                None => Held::Keys,
+            };
+            if !all.contains(&held) {
+                all.push(held);
+            }
+        }
+        all
+    }
+}
+
+/// The inputs of programs over such pages, by name.
+pub(super) fn inputs(
+    g: &mut Graph,
+    cache: &Cache,
+    held: Held,
+) -> Result<Vec<(&'static str, NodeId)>, IrError> {
+    let sequences = Dim::symbol("sequences");
+    let shapes = [
+        vec![Dim::symbol("tokens")],
+        vec![sequences.clone(), Dim::from(cache.table)],
+        vec![sequences],
+        vec![Dim::symbol(CONTEXT)],
+    ];
+    let input = |(name, shape): (&&'static str, _)| Ok((*name, g.input(name, DType::I32, shape)?));
+    held.names().iter().zip(shapes).map(input).collect()
 }
 
 /// Rows of this run's tokens on their way into pages.
 struct Stored {
-    cache: Cache,
+    /// Rows of the pages.
+    pages: usize,
     code: Option<Code>,
     /// The row of each token.
     slots: NodeId,
@@ -64,8 +102,7 @@ impl Stored {
     /// The next version of the state of this name.
     fn store(&mut self, g: &mut Graph, name: String, rows: NodeId) -> Result<NodeId, IrError> {
         let Type { dtype, shape, .. } = g.ty(rows).clone();
-        let pages = Dim::from(self.cache.pages * self.cache.page);
-        let ty = Type::new(dtype, [&[pages], &shape[1..]].concat());
+        let ty = Type::new(dtype, [&[Dim::from(self.pages)], &shape[1..]].concat());
         let state = g.push(ops::State { name: name.clone(), ty }, &[])?;
         let next = g.push(ops::Store {}, &[state, self.slots, rows])?;
         self.versions.push((name, next));
@@ -100,15 +137,18 @@ fn rounded(g: &mut Graph, code: Code, rows: NodeId, group: usize) -> Result<[Nod
 }
 
 impl Layer<'_> {
-    fn stored(&self, cache: Cache, slots: NodeId) -> Stored {
-        Stored { cache, code: self.config.pages, slots, versions: vec![] }
+    fn stored(&self, pages: usize, slots: NodeId) -> Stored {
+        Stored { pages, code: self.config.pages, slots, versions: vec![] }
     }
 
     /// What attention takes behind the queries: this run's keys and values, or the pages that these were stored into.
     pub(super) fn keys(&mut self, [k, v, starts]: [NodeId; 3]) -> Result<(Vec<NodeId>, Outputs), IrError> {
         let Some(cache) = self.program.cache else { return Ok((vec![k, v, starts], vec![])) };
-        let inputs = self.g.scope("attn.cache", |g| inputs(g, &cache, false))?;
-        let mut stored = self.stored(cache, inputs[0]);
+        let spec = &self.spec.attention;
+        let held = if cache.windows_of(spec).is_some() { Held::Windowed } else { Held::Keys };
+        let made = self.g.scope("attn.cache", |g| inputs(g, &cache, held))?;
+        let made: Vec<NodeId> = made.into_iter().map(|(_, id)| id).collect();
+        let mut stored = self.stored(cache.rows(spec), made[0]);
         self.g.scope("attn.cache", |g| {
             let mut all = Vec::new();
             for (name, rows) in [("k", k), ("v", v)] {
@@ -116,7 +156,7 @@ impl Layer<'_> {
                 all.push(stored.rows(g, (name, rows, width), &|_, pages| Ok(pages))?);
             }
             all.push(starts);
-            all.extend(&inputs[1..]);
+            all.extend(&made[1..]);
             Ok((all, stored.versions))
         })
     }
@@ -129,11 +169,12 @@ impl Layer<'_> {
         [c, turned, starts]: [NodeId; 3],
     ) -> Result<(NodeId, NodeId, Vec<NodeId>, Outputs), IrError> {
         let Some(cache) = self.program.cache else { return Ok((c, turned, vec![starts], vec![])) };
-        let made = self.g.scope("attn.cache", |g| inputs(g, &cache, true))?;
+        let made = self.g.scope("attn.cache", |g| inputs(g, &cache, Held::Latents))?;
+        let made: Vec<NodeId> = made.into_iter().map(|(_, id)| id).collect();
         let [slots, tables, lens, used] = made[..] else {
             return Err(self.g.error("latents in pages want the pages in use".into()));
         };
-        let mut stored = self.stored(cache, slots);
+        let mut stored = self.stored(cache.pages * cache.page, slots);
         self.g.scope("attn.cache", |g| {
             let row = vec![Dim::symbol("tokens"), Dim::from(1), Dim::from(l.rank)];
             let c = g.reshape(c, row)?;

@@ -1,7 +1,9 @@
 //! One decoder layer as the body of a block: attention and MLP, each normed and added to the residual stream.
 //! In: what the layer computes. Out: a graph whose leaves are `x`, `cos`, `sin`, `starts` and the layer's weights by
-//! their names within the layer; over a cache also `slots`, `tables`, `lens` and the states `k_cache` and `v_cache` (of latents
-//! `pages` and the state `latent_cache`; of pages of eight bits codes and scales of each), whose next versions follow `x` among the outputs. Last are the statistics of the
+//! their names within the layer; over a cache also `slots`, `tables` (of windowed
+//! layers with pages of their own `window_slots`, `window_tables`), `lens` and the states `k_cache` and `v_cache` (of latents
+//! `pages` and the state `latent_cache`; of pages of eight bits codes and scales of each), whose next versions follow `x` among
+//! the outputs. Last are the statistics of the
 //! layer's router that a loss reads.
 
 use super::components::{Layer, Outputs};

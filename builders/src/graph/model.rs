@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// `slots` i32 `[tokens]` (the row of each token's key and value, -1: none), `tables` i32 `[sequences, table]` (each
 /// sequence's pages), `lens` i32 `[sequences]` (its tokens in them, those of this run included) and an output for the next
 /// version of each state. Where pages hold latents, `pages` i32 `[context]` lists the pages in use, each once, and `tables` holds
-/// places in that list. An encoder's only output is `embedding` `[sequences, hidden]`; its program wants nothing else. A decoder has it with
+/// places in that list. Where windowed layers have pages of their own, their rows and pages are `window_slots` and `window_tables`. An encoder's only output is `embedding` `[sequences, hidden]`; its program wants nothing else. A decoder has it with
 /// [`Logits::Embedding`]. All
 /// arithmetic is f32; the precision pass changes what is stored.
 pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> {
@@ -44,7 +44,9 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
     }
     let mut given = vec![("positions", positions), ("starts", starts)];
     if let Some(cache) = &program.cache {
-        given.extend(cache::INPUTS.into_iter().zip(cache::inputs(&mut g, cache, config.caches_latents())?));
+        for held in cache::Held::all(config, cache) {
+            given.extend(cache::inputs(&mut g, cache, held)?);
+        }
     }
     let mut routers = Routers::default();
     x = layers(&mut g, config, program, x, &given, &mut routers)?;
@@ -123,7 +125,8 @@ fn layers(
                 "cos" => cos,
                 "sin" => sin,
                 name if name.contains(cache::STATE) => {
-                    let name = format!("kv.{i}.{}", name.replace(cache::STATE, ""));
+                    let part = name.replace(cache::STATE, "");
+                    let name = program.cache.map(|c| c.state(&spec.attention, i, &part)).unwrap_or_default();
                     g.push(ops::State { name, ty: leaf.clone() }, &[])?
                 }
                 name => match given.iter().find(|(shared, _)| *shared == name) {

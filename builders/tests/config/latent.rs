@@ -141,7 +141,7 @@ fn nonsense_is_refused_by_its_key() {
 /// Pages hold what keys and values are made of; of AstrAI's, whose heads turn their own keys, keys and values.
 #[test]
 fn states_and_inputs_of_pages() {
-    let cache = Cache { page: 4, pages: 6, table: 3 };
+    let cache = Cache { page: 4, pages: 6, table: 3, windows: None };
     let (latent, head) = (("kv.1.latent", BF16, 12), [("kv.1.k", BF16, 8), ("kv.1.v", BF16, 8)]);
     let codes = [("kv.1.latent#codes", I8, 12), ("kv.1.latent#scales", F32, 6)];
     let of_heads =

@@ -106,7 +106,7 @@ fn paged(model: &Model, machine: &Machine, sequences: &Sequences, hear: Hear) ->
     let (config, [batch, seq]) = (&model.config, [sequences.batch, sequences.seq]);
     check_sizes(config, batch as u64, seq as u64)?;
     let table = seq.div_ceil(Cache::PAGE);
-    let cache = Cache { page: Cache::PAGE, pages: table * batch, table };
+    let cache = Cache { page: Cache::PAGE, pages: table * batch, table, windows: None };
     let whole = Program::paged((batch * seq) as u64, batch as u64, cache);
     let program = Program { logits: Logits::All, ..whole };
     let planned = plan_within(config, &program, DType::F32, machine, Fidelity::Exact)?;

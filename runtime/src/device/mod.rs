@@ -143,6 +143,16 @@ pub trait Space: Send + Sync {
     /// The device failed.
     fn write(&self, at: Pointer, from: &[u8]) -> Result<(), Error>;
 
+    /// Copies bytes to another place of this memory, after the launches before and before those after; the places do not overlap.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn copy(&self, from: Pointer, to: Pointer, len: usize) -> Result<(), Error> {
+        let mut bytes = vec![0; len];
+        self.read(from, &mut bytes)?;
+        self.write(to, &bytes)
+    }
+
     /// Lets `f` make `len` bytes of memory that nobody else uses: in place where this process sees it, otherwise beside it, from
     /// where they are copied, at the latest before the next launch. What `f` is shown holds anything.
     ///

@@ -6,7 +6,7 @@ use super::{Session, Spot};
 use crate::device::{Executable, Launch, interpret};
 use crate::profile::{LaunchCost, ProfileRow};
 use crate::{Error, Value};
-use astrai_ir::DType;
+use astrai_ir::{DType, Op};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -52,6 +52,35 @@ impl Session {
         self.runs += 1;
         let done = self.launch_all().and_then(|()| self.device.synchronise());
         done.and_then(|()| self.fetch_results(rows)).map_err(|e| self.poison(e))
+    }
+
+    /// Copies parts of the states of the program of which this says so, each divided along its rows into so many equal `parts`: of each
+    /// pair the first to the second, pair after pair, after the runs before and before those after.
+    ///
+    /// # Errors
+    /// A pair names no part, rows do not divide, or the device failed.
+    pub fn copy_parts(
+        &self,
+        these: &dyn Fn(&str) -> bool,
+        parts: usize,
+        pairs: &[(usize, usize)],
+    ) -> Result<(), Error> {
+        let turn = self.buffers.turns();
+        let _turn = turn.lock().unwrap_or_else(|e| e.into_inner());
+        for node in self.program.graph.nodes() {
+            let Op::State(state) = &node.op else { continue };
+            let Some(state) = self.buffers.get(&state.name).filter(|_| these(&state.name)) else { continue };
+            let rows = state.shape.first().copied().unwrap_or(0);
+            let inside = pairs.iter().all(|&(from, to)| from.max(to) < parts && from != to);
+            if !inside || !rows.is_multiple_of(parts) {
+                let line = format!("{pairs:?} are not pairs of {parts} parts of {rows} rows");
+                return Err(Error::Input(line));
+            }
+            let len = state.shape.iter().product::<usize>() / parts * state.dtype.bytes();
+            let at = |part: usize| state.block.at().offset((part * len) as u64);
+            pairs.iter().try_for_each(|&(from, to)| self.device.copy(at(from), at(to), len))?;
+        }
+        Ok(())
     }
 
     /// A wrong input leaves nothing behind that the next run would read; whatever else failed does.

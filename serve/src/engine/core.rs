@@ -137,10 +137,11 @@ impl<M: Model> Core<M> {
         secret: Option<Secret>,
         shared: Arc<Shared>,
     ) -> Core<M> {
-        let Sizes { page_size, pages, tokens, sequences, vocabulary, .. } = sizes;
+        let Sizes { page_size, pages, windows, tokens, sequences, vocabulary, .. } = sizes;
         let (rows, proposed) = (model.sizes().sequences, settings.proposed);
-        let bounds = Bounds { page_size, pages, tokens, sequences, rows, proposed };
+        let bounds = Bounds { page_size, pages, windows, tokens, sequences, rows, proposed };
         let scheduler = Scheduler::new(bounds, model.plan(), secret);
+        let pages = scheduler.pages().all();
         let pool = model.pool();
         let threads = pool.as_ref().map_or(1, |p| p.threads());
         let stats = Stats { pages, page: model.page_storage(), pages_free: pages, ..Stats::default() };

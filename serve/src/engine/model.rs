@@ -4,6 +4,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
+use astrai_builders::Windows;
 use astrai_runtime::Threads;
 
 use crate::scheduler::batch::StepBatch;
@@ -21,6 +22,8 @@ pub struct Sizes {
     pub page_size: usize,
     /// Pages of the KV state.
     pub pages: usize,
+    /// Pages of windowed layers, where they have their own.
+    pub windows: Option<Windows>,
     /// Positions of a sequence.
     pub positions: usize,
     /// Tokens of a step.
@@ -70,7 +73,7 @@ pub trait Model {
         None
     }
 
-    /// Computes the entries of a plan that have rows, in order, writing their keys and values to their slots; the plan has the
+    /// Copies the plan's pages, then computes its entries that have rows, in order, writing their keys and values to their slots; the plan has the
     /// entries of [`plan`](Self::plan). Adds to `logits`, for each entry that has rows, the logits of each row's last token,
     /// `[rows, vocabulary]`, which the engine may overwrite; of a program that makes vectors, what they are made of, `[rows, width]`.
     ///

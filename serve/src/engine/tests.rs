@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::request::{Request, Sampling};
-use crate::tests::fake::{Fake, POISON, SIZES, expected};
+use crate::tests::fake::{Fake, POISON, SIZES, WINDOWED, expected};
+use astrai_builders::Windows;
 use std::sync::mpsc::{Sender, channel};
 
 const EOS: u32 = 5;
@@ -130,8 +131,15 @@ fn client(handle: &Handle, seed: u64, requests: usize) -> usize {
 
 #[test]
 fn every_answer_is_that_of_the_request_alone() {
-    for (prefix_cache, proposed) in [(true, 0), (false, 0), (true, 3), (false, 4)] {
-        let model = if prefix_cache { Fake::threaded(SIZES, 3) } else { Fake::new(SIZES) };
+    for (sizes, prefix_cache, proposed) in [
+        (SIZES, true, 0),
+        (SIZES, false, 0),
+        (SIZES, true, 3),
+        (SIZES, false, 4),
+        (WINDOWED, true, 0),
+        (WINDOWED, false, 4),
+    ] {
+        let model = if prefix_cache { Fake::threaded(sizes, 3) } else { Fake::new(sizes) };
         // Rows for proposed tokens are free where no more than so many run.
         let sequences = (proposed > 0).then_some(4);
         let engine =
@@ -149,10 +157,12 @@ fn every_answer_is_that_of_the_request_alone() {
         engine.drain(None);
         let stats = handle.stats();
         assert!(whole > 300, "only {whole} were answered whole");
-        assert_eq!(stats.pages_free + stats.pages_cached, SIZES.pages);
+        assert_eq!(stats.pages, sizes.pages + sizes.windows.map_or(0, |w| w.pages));
+        assert_eq!(stats.pages_free + stats.pages_cached, stats.pages);
         assert_eq!((stats.queued, stats.running, stats.waiting), (0, 0, 0));
         assert_eq!(stats.finished + stats.cancelled + stats.failed, 1440);
         assert!(stats.scheduler.preemptions > 0 && stats.scheduler.cache_hits > 0);
+        assert!(stats.scheduler.forks > 0);
         assert!(prefix_cache || stats.pages_cached == 0);
         let speculated = [stats.scheduler.proposed, stats.scheduler.accepted].map(|n| n > 0);
         assert_eq!(speculated, [proposed > 0; 2], "{:?}", stats.scheduler);
@@ -304,12 +314,12 @@ fn choices_that_wait_are_counted_one_by_one() {
     assert_eq!(submit(1).unwrap_err(), SubmitError::Busy(4));
     steps.send(()).unwrap();
     steps.send(()).unwrap();
-    assert!(many.blocking_recv().is_some());
+    // The first step computes the prompt for both that may run.
+    (0..2).for_each(|_| assert!(many.blocking_recv().is_some()));
     assert_eq!(handle.stats().queued, 7);
     // Two choices that run, and four that wait, are stopped.
     [0, 1, 2, 3, 4, 5].into_iter().for_each(|i| many.stop(i));
-    steps.send(()).unwrap();
-    steps.send(()).unwrap();
+    (0..3).for_each(|_| steps.send(()).unwrap());
     while handle.stats().queued > 1 {
         std::thread::yield_now();
     }
@@ -454,5 +464,8 @@ fn what_allows_no_step_does_not_start() {
     assert!(refuse(SIZES, Settings { tokens: Some(5), ..settings() }).contains("5 tokens"));
     assert!(refuse(SIZES, Settings { queue: 0, ..settings() }).contains("may be 0"));
     assert!(refuse(SIZES, Settings { eos: vec![37], ..settings() }).contains("eos"));
+    let windows = |pages| Sizes { windows: WINDOWED.windows.map(|w| Windows { pages, ..w }), ..WINDOWED };
+    assert!(refuse(windows(5), settings()).contains("too few for steps"));
+    assert!(Engine::start(Fake::new(windows(6)), &settings()).is_ok());
     assert!(refuse(Sizes { positions: 0, ..SIZES }, settings()).contains("may be 0"));
 }

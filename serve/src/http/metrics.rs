@@ -48,11 +48,14 @@ const LEVELS: [Level; 6] = [
     ("kv_pages_cached", "Pages that nobody uses but the prefix cache knows.", |s| s.pages_cached),
 ];
 
-const COUNTS: [Count; 12] = [
+const COUNTS: [Count; 13] = [
     ("prompt_tokens_total", "Tokens of prompts of admitted requests.", |s| s.prompt_tokens),
     ("generation_tokens_total", "Tokens sampled.", |s| s.output_tokens),
     ("prefix_cache_queries_total", "Tokens looked up in the prefix cache.", |s| s.scheduler.cache_queries),
     ("prefix_cache_hits_total", "Tokens found in the prefix cache.", |s| s.scheduler.cache_hits),
+    ("forked_sequences_total", "Choices that began with the pages of another of their request.", |s| {
+        s.scheduler.forks
+    }),
     ("num_preemptions_total", "Sequences that lost their pages to another.", |s| s.scheduler.preemptions),
     ("computed_tokens_total", "Tokens computed.", |s| s.scheduler.computed),
     ("spec_decode_num_draft_tokens_total", "Tokens proposed by speculation.", |s| s.scheduler.proposed),

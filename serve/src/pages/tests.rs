@@ -7,7 +7,7 @@ impl Pages {
     /// What must hold at any time, given all tables there are.
     pub(crate) fn check<'a>(&self, tables: impl Iterator<Item = &'a Table>) -> Result<(), String> {
         let mut refs = vec![0; self.refs.len()];
-        tables.flat_map(|t| &t.pages).for_each(|&p| refs[p as usize] += 1);
+        tables.flat_map(|t| &t.pages[t.left..]).for_each(|&p| refs[p as usize] += 1);
         if refs != self.refs {
             return Err(format!("references {:?}, tables say {refs:?}", self.refs));
         }
@@ -40,6 +40,15 @@ impl Pages {
 }
 
 const SIZE: usize = 4;
+
+impl Pages {
+    /// Fills an empty table with the published pages that begin tokens; gives the number of tokens found.
+    fn find(&mut self, table: &mut Table, tokens: &mut Tokens, most: usize) -> usize {
+        let pages = self.known(tokens, most);
+        self.take(table, tokens, 0..pages);
+        pages * self.size
+    }
+}
 
 /// A sequence as the scheduler has it: its tokens, and its table.
 struct Owner {
@@ -105,16 +114,20 @@ impl World {
 
     fn fork(&mut self, at: usize) {
         let from = &self.owners[at];
-        let whole = (from.tokens.len() - 1) / SIZE;
+        let known = from.tokens.len() - 1;
+        let (whole, of) = (known / SIZE, from.table.pages[known / SIZE] as usize * SIZE);
         let (tokens, salt) = (tokens(&from.prefix(from.tokens.len()), from.salt), from.salt);
         let mut table = Table::default();
-        self.pages.fork(&from.table, whole, &mut table);
+        self.pages.fork(&from.table, 0..whole, &mut table);
         if !self.pages.grow(&mut table, tokens.len()) {
             self.pages.release(&mut table);
             return;
         }
+        // What is shared in part is copied whole.
+        let to = table.pages[whole] as usize * SIZE;
+        (0..SIZE).for_each(|i| self.memory[to + i] = self.memory[of + i].clone());
         self.owners.push(Owner { tokens, salt, table });
-        self.compute(self.owners.len() - 1, whole * SIZE);
+        self.compute(self.owners.len() - 1, known);
     }
 
     fn end(&mut self, at: usize) {

@@ -13,13 +13,13 @@ use crate::pages::Page;
 /// times page size plus the row in the page), `[tokens]`; `starts` (the first token of each sequence, and the number of
 /// tokens), `[sequences + 1]`; `tables` (pages of each sequence in the order of positions; what stands behind the last is not
 /// read), `[sequences, table]`, or, where pages hold latents, places of these pages in the list `pages` `[context]` of those in
-/// use, each once; `lens` (keys of each sequence after this step) and `last` (index of its last token, the one
+/// use, each once; where windowed layers have pages of their own, `window_slots` and `window_tables` in the same way; `lens` (keys of each sequence after this step) and `last` (index of its last token, the one
 /// whose logits are wanted), `[sequences]`.
 #[derive(Clone, Debug)]
 pub struct StepBatch {
     page: usize,
     table: usize,
-    inputs: [(&'static str, Value); 8],
+    inputs: [(&'static str, Value); 10],
     /// Where pages are listed.
     page_index: Option<PageIndex>,
 }
@@ -68,14 +68,23 @@ const TABLES: usize = 4;
 const LENS: usize = 5;
 const LAST: usize = 6;
 const PAGES: usize = 7;
+const WINDOW_SLOTS: usize = 8;
+const WINDOW_TABLES: usize = 9;
+
+/// Rows of tokens, and tables, of each group of pages.
+const GROUPS: [(usize, usize); 2] = [(SLOTS, TABLES), (WINDOW_SLOTS, WINDOW_TABLES)];
 
 impl StepBatch {
     /// No sequences yet, in pages of `page` tokens, at most `table` of them a sequence.
     pub fn new(page: usize, table: usize) -> StepBatch {
         let names = ["input_ids", "positions", "slots", "starts", "tables", "lens", "last", "pages"];
-        let inputs = names.map(|n| (n, Value::i32(if n == "tables" { &[0, 0] } else { &[0] }, &[])));
+        let names = [&names[..], &["window_slots", "window_tables"]].concat();
+        let inputs = std::array::from_fn(|i| {
+            let tables = GROUPS.iter().any(|(_, tables)| *tables == i);
+            (names[i], Value::i32(if tables { &[0, 0] } else { &[0] }, &[]))
+        });
         let mut batch = StepBatch { page, table, inputs, page_index: None };
-        batch.inputs[TABLES].1.shape[1] = table;
+        GROUPS.iter().for_each(|(_, tables)| batch.inputs[*tables].1.shape[1] = table);
         batch.clear();
         batch
     }
@@ -103,7 +112,8 @@ impl StepBatch {
     pub(super) fn reset_for(&mut self, sequences: usize) {
         for (i, (_, v)) in self.inputs.iter_mut().enumerate() {
             v.shape[0] = 0;
-            v.bytes.resize(if i == TABLES { sequences * self.table * 4 } else { 0 }, 0);
+            let kept = GROUPS.iter().any(|(_, tables)| *tables == i) && !v.bytes.is_empty();
+            v.bytes.resize(if kept { sequences * self.table * 4 } else { 0 }, 0);
         }
         self.put(STARTS, 0);
         if let Some(index) = &mut self.page_index {
@@ -137,45 +147,60 @@ impl StepBatch {
                 "{n} tokens behind {done}, {room} pages of {page}: wants tokens, room for them, {table} pages at most"
             ));
         }
-        self.append(tokens.iter().copied(), done, pages);
+        self.append(tokens.iter().copied(), done, [pages, &[]]);
         Ok(())
     }
 
-    /// [`push`](Self::push) of what is known to be sound.
-    pub(super) fn append(&mut self, tokens: impl Iterator<Item = u32>, done: usize, pages: &[Page]) {
+    /// [`push`](Self::push) of what is known to be sound, with the pages of each group; none of one that there is not.
+    pub(super) fn append(&mut self, tokens: impl Iterator<Item = u32>, done: usize, pages: [&[Page]; 2]) {
         let mut at = done;
         for token in tokens {
             self.put(IDS, token as i32);
             self.put(POSITIONS, at as i32);
-            self.put(SLOTS, (pages[at / self.page] as usize * self.page + at % self.page) as i32);
+            for ((slots, _), pages) in GROUPS.iter().zip(pages) {
+                if let Some(&page) = pages.get(at / self.page) {
+                    self.put(*slots, (page as usize * self.page + at % self.page) as i32);
+                }
+            }
             at += 1;
         }
-        // Of a prompt that is computed in chunks, pages of later ones hold nothing yet; of those listed, every row is worked on.
-        let pages = &pages[..at.div_ceil(self.page)];
         let end = self.tokens() as i32;
         self.put(STARTS, end);
         self.put(LAST, end - 1);
         self.put(LENS, at as i32);
-        let tables = &mut self.inputs[TABLES].1;
-        let row = tables.shape[0] * self.table * 4;
-        tables.shape[0] += 1;
-        if tables.bytes.len() < row + self.table * 4 {
-            tables.bytes.resize(row + self.table * 4, 0);
-        }
-        let entries = tables.bytes[row..].as_chunks_mut::<4>().0;
-        let Some(index) = &mut self.page_index else {
-            entries.iter_mut().zip(pages).for_each(|(to, page)| *to = page.to_le_bytes());
+        // Of a prompt that is computed in chunks, pages of later ones hold nothing yet; of those listed, every row is worked on.
+        let [all, window] = pages.map(|pages| &pages[..at.div_ceil(self.page).min(pages.len())]);
+        let Some(mut index) = self.page_index.take() else {
+            self.add_row(TABLES, all.iter().copied());
+            self.add_row(WINDOW_TABLES, window.iter().copied());
             return;
         };
         let known = index.pages.len();
-        entries.iter_mut().zip(pages).for_each(|(to, page)| *to = index.find(*page).to_le_bytes());
+        let row = self.add_row(TABLES, all.iter().map(|page| index.find(*page)));
         // What stands behind is looked up too, so that it has to be a place.
-        let before = index.fill(row / (self.table * 4), pages.len());
-        let stale = before.min(self.table).max(pages.len());
-        entries[pages.len()..stale].fill([0; 4]);
+        let before = index.fill(row / (self.table * 4), all.len());
+        let entries = self.inputs[TABLES].1.bytes[row..].as_chunks_mut::<4>().0;
+        let stale = before.min(self.table).max(all.len());
+        entries[all.len()..stale].fill([0; 4]);
         let list = &mut self.inputs[PAGES].1;
         index.pages[known..].iter().for_each(|page| list.bytes.extend(page.to_le_bytes()));
         list.shape[0] = index.pages.len();
+        self.page_index = Some(index);
+    }
+
+    /// Adds a row to tables, unless there are no pages; gives where it begins.
+    fn add_row(&mut self, tables: usize, pages: impl ExactSizeIterator<Item = Page>) -> usize {
+        let (tables, width) = (&mut self.inputs[tables].1, self.table * 4);
+        let row = tables.shape[0] * width;
+        if pages.len() > 0 {
+            tables.shape[0] += 1;
+            if tables.bytes.len() < row + width {
+                tables.bytes.resize(row + width, 0);
+            }
+            let entries = tables.bytes[row..].as_chunks_mut::<4>().0;
+            entries.iter_mut().zip(pages).for_each(|(to, page)| *to = page.to_le_bytes());
+        }
+        row
     }
 
     /// Number of sequences.
@@ -188,8 +213,8 @@ impl StepBatch {
         self.inputs[IDS].1.shape[0]
     }
 
-    /// All inputs by name, `pages` last.
-    pub fn all(&self) -> [(&'static str, &Value); 8] {
+    /// All inputs by name.
+    pub fn all(&self) -> [(&'static str, &Value); 10] {
         self.inputs.each_ref().map(|(name, v)| (*name, v))
     }
 
@@ -266,9 +291,9 @@ mod tests {
         b.push(&[1; 8], 0, &[3, 4], [9, 9]).unwrap();
         b.push(&[1; 8], 0, &[5, 6], [9, 9]).unwrap();
         b.reset_for(1);
-        b.append([1].into_iter(), 0, &[7]);
+        b.append([1].into_iter(), 0, [&[7], &[]]);
         assert_eq!((b.list("tables"), b.all()[TABLES].1.shape.clone()), (vec![7, 4], vec![1, 2]));
-        b.append([1].into_iter(), 0, &[8]);
+        b.append([1].into_iter(), 0, [&[8], &[]]);
         assert_eq!(b.list("tables"), [7, 4, 8, 0]);
     }
 }

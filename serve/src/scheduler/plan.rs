@@ -1,11 +1,12 @@
 //! The step plan: which program of the model computes which tokens of which sequences in one step. In: from the model, the
-//! programs it has; from the scheduler, rows. Out: for the model, a batch for each of its programs; for the engine, the rows
-//! whose logits are sampled.
+//! programs it has; from the scheduler, rows. Out: for the model, pages to copy and a batch for each of its programs; for the engine,
+//! the rows whose logits are sampled.
 
 use astrai_builders::config::Pooling;
 
 use super::SequenceId;
 use super::batch::StepBatch;
+use crate::pages::Page;
 
 /// Which tokens a program computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,17 +89,24 @@ impl StepEntry {
 #[derive(Clone, Debug)]
 pub struct StepPlan {
     pub(super) entries: Vec<StepEntry>,
+    pub(super) copies: [Vec<(Page, Page)>; 2],
 }
 
 impl StepPlan {
     /// A plan of these programs, in the order in which they run.
     pub fn new(entries: Vec<StepEntry>) -> StepPlan {
-        StepPlan { entries }
+        StepPlan { entries, copies: Default::default() }
     }
 
     /// All entries, those without rows among them.
     pub fn entries(&self) -> &[StepEntry] {
         &self.entries
+    }
+
+    /// Pages that are copied before anything is computed, each pair's first to its second, in this order: those of all layers, and those
+    /// of windowed layers.
+    pub fn copies(&self) -> &[Vec<(Page, Page)>; 2] {
+        &self.copies
     }
 
     /// The rows of all entries, in the order of the entries.

@@ -7,7 +7,6 @@ use super::{Bounds, Scheduler};
 /// What a step has left for proposed tokens.
 pub(super) struct Spare {
     rows: usize,
-    pages: usize,
 }
 
 impl Scheduler {
@@ -15,11 +14,10 @@ impl Scheduler {
     pub(super) fn spare(&self) -> Spare {
         let (Bounds { tokens, rows, proposed, .. }, running) = (self.bounds, self.running.len());
         if proposed == 0 || !self.waiting.is_empty() {
-            return Spare { rows: 0, pages: 0 };
+            return Spare { rows: 0 };
         }
         let wanted: usize = self.running.iter().map(|&slot| self.remaining(slot)).sum();
-        let rows = rows.saturating_sub(running).min(tokens.saturating_sub(wanted));
-        Spare { rows, pages: self.pages.available().saturating_sub(running) }
+        Spare { rows: rows.saturating_sub(running).min(tokens.saturating_sub(wanted)) }
     }
 
     /// Proposes what may come behind the newest token of a sequence, whose row is the last of its entry.
@@ -36,16 +34,15 @@ impl Scheduler {
         let most = sequence.most.saturating_sub(length + 1);
         let most = most.min(self.bounds.proposed).min(spare.rows).min(entry.room);
         let proposed = sequence.proposer.propose(&sequence.tokens, most);
-        let all = length + proposed.len();
-        let pages = self.pages.needed(all).saturating_sub(sequence.table.pages().len());
-        if pages > spare.pages || !self.pages.grow(&mut sequence.table, all) {
+        let all = [sequence.computed, length + proposed.len()];
+        let others = self.running.len();
+        if !self.pages.fits(&sequence.tables, all, others) || !self.pages.grow(&mut sequence.tables, all) {
             return;
         }
         let row = Row { id: sequence.id, tokens: 1, at: length, complete: true, read: true, proposed: None };
         let rows =
             (1..).zip(proposed).map(|(i, &token)| Row { at: length + i, proposed: Some(token), ..row });
         entry.rows.extend(rows);
-        spare.pages -= pages;
         spare.rows -= proposed.len();
         entry.room -= proposed.len();
         *budget -= proposed.len();
@@ -58,7 +55,7 @@ impl Scheduler {
             let [proposed, accepted] = sequence.proposer.learn();
             self.counters.proposed += proposed;
             self.counters.accepted += accepted;
-            self.pages.truncate(&mut sequence.table, sequence.tokens.len());
+            self.pages.truncate(&mut sequence.tables, sequence.tokens.len());
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::engine::{Model, Sizes};
 use crate::request::{Request, Sampling};
-use crate::tests::fake::{Fake, POISON, SIZES, expected_of};
+use crate::tests::fake::{Fake, POISON, SIZES, WINDOWED, expected_of};
 use proptest::prelude::*;
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ impl Scheduler {
     /// What must hold between any two calls.
     fn check(&self) {
         let all: Vec<&Sequence> = self.slots.iter().flatten().collect();
-        self.pages.check(all.iter().map(|s| &s.table)).unwrap();
+        self.pages.check(all.iter().map(|s| (&s.tables, s.computed))).unwrap();
         assert_eq!(all.len(), self.waiting.len() + self.running.len());
         assert!(self.running.len() <= self.bounds.sequences);
         for slots in [&self.running, &Vec::from(self.waiting.clone())] {
@@ -19,18 +19,20 @@ impl Scheduler {
         }
         for slot in &self.waiting {
             let s = self.slots[*slot as usize].as_ref().unwrap();
-            assert!(s.table.pages().is_empty() && s.computed == 0 && !self.running.contains(slot));
+            assert!(s.tables.pages().iter().all(|p| p.is_empty()));
+            assert!(s.computed == 0 && !self.running.contains(slot));
         }
         for slot in &self.running {
             let s = self.slots[*slot as usize].as_ref().unwrap();
-            assert!(s.table.pages().len() >= self.pages.needed(s.computed) && s.computed <= s.tokens.len());
+            let [all, _] = s.tables.pages();
+            assert!(all.len() >= self.pages.needed(s.computed) && s.computed <= s.tokens.len());
         }
     }
 }
 
 fn bounds(sizes: Sizes) -> Bounds {
-    let Sizes { page_size, pages, tokens, sequences, .. } = sizes;
-    Bounds { page_size, pages, tokens, sequences, rows: sequences, proposed: 0 }
+    let Sizes { page_size, pages, windows, tokens, sequences, .. } = sizes;
+    Bounds { page_size, pages, windows, tokens, sequences, rows: sequences, proposed: 0 }
 }
 
 /// A scheduler with a model, and what each sequence was asked and has answered.
@@ -140,7 +142,7 @@ impl World {
             assert!(steps < 10_000, "no end");
         }
         assert!(self.answers.is_empty());
-        assert_eq!(self.scheduler.pages().available(), self.scheduler.bounds.pages);
+        assert_eq!((self.scheduler.pages().owned(), self.scheduler.pages().owned_by_windows()), (0, 0));
     }
 }
 
@@ -161,9 +163,13 @@ proptest! {
         two_programs in any::<bool>(),
         proposed in 0usize..4,
         pages in 16usize..40,
+        windows in prop::option::of((1usize..30, 0usize..20)),
         ops in prop::collection::vec((0u8..10, any::<u8>(), prompt(), 1u32..4, 1usize..20), 1..60),
     ) {
-        let sizes = Sizes { pages, ..SIZES };
+        let windows = windows.map(|(window, more)| {
+            Windows { pages: (window + SIZES.tokens) / SIZES.page_size + 2 + more, window, every: false }
+        });
+        let sizes = Sizes { pages, windows, ..SIZES };
         let mut world = if two_programs { World::of_two_programs(sizes, cache) } else { World::new(sizes, cache) };
         world.scheduler.bounds.proposed = proposed;
         for (op, which, prompt, siblings, most) in ops {
@@ -227,7 +233,7 @@ fn what_is_accepted_saves_steps_and_what_is_not_leaves_no_page() {
             world.step();
             steps += 1;
             let length = 1 + world.answers.get(&id).map_or(0, |(_, answer)| answer.len());
-            let owned = SIZES.pages - world.scheduler.pages().available();
+            let owned = world.scheduler.pages().owned();
             assert!(owned <= world.scheduler.pages().needed(length), "{owned} pages of {length} tokens");
         }
         let Counters { proposed, accepted, .. } = world.scheduler.counters();
@@ -245,16 +251,87 @@ fn what_is_accepted_saves_steps_and_what_is_not_leaves_no_page() {
 }
 
 #[test]
-fn siblings_share_the_full_pages_of_their_prompt_without_any_cache() {
-    let mut world = World::new(SIZES, false);
-    let prompt: Vec<u32> = (10..27).collect();
-    world.add(prompt, 3, 0, 4);
-    world.steps(3);
-    assert_eq!(world.scheduler.running(), 3);
-    let owned = SIZES.pages - world.scheduler.pages().available();
-    assert_eq!(owned, 4 + 3);
-    assert_eq!(world.scheduler.counters().cache_hits, 2 * 16);
+fn siblings_compute_their_prompt_once_without_any_cache() {
+    for two_programs in [false, true] {
+        for length in [1, 2, 4, 5, 6, 15, 16, 17, 30] {
+            let mut world =
+                if two_programs { World::of_two_programs(SIZES, false) } else { World::new(SIZES, false) };
+            let prompt: Vec<u32> = (0..length as u32).map(|i| 7 + i % 30).collect();
+            let ids = world.add(prompt, 4, 0, 3);
+            while world.scheduler.running() < 4 {
+                world.step();
+            }
+            let (known, counters) = (length - 1, world.scheduler.counters());
+            let owned = world.scheduler.pages().owned();
+            let longest = ids.iter().map(|id| world.scheduler.get(*id).unwrap().tokens.len()).max().unwrap();
+            let apart = longest.div_ceil(4) - known / 4;
+            assert!(owned <= known / 4 + 4 * apart, "{length}: {owned} pages");
+            let forks = if known > 0 { 3 } else { 0 };
+            assert_eq!((counters.forks, counters.cache_hits), (forks, 3 * known as u64), "{length}");
+            // One that goes takes nothing from the others.
+            world.remove(ids[length % 4]);
+            world.finish();
+            let answered = world.scheduler.counters().computed;
+            assert!(answered <= (length + 3 + 4 * 2) as u64, "{length}: {answered} tokens computed");
+            assert_eq!(world.finished, 3);
+        }
+    }
+}
+
+#[test]
+fn long_sequences_hold_few_pages_of_windowed_layers() {
+    for cache in [true, false] {
+        let mut world = World::new(WINDOWED, cache);
+        let id = world.add((0..40).map(|i| 7 + i % 30).collect(), 1, 0, 23)[0];
+        let mut most = 0;
+        while world.answers.contains_key(&id) {
+            world.step();
+            let pages = world.scheduler.pages();
+            most = most.max(pages.owned_by_windows());
+            let decodes = world.answers.get(&id).is_some_and(|(_, answer)| answer.len() > 1);
+            // Seven tokens lie in three pages at most.
+            assert!(!decodes || pages.owned_by_windows() <= 3);
+        }
+        assert!(most <= (7 + 12) / 4 + 2 && world.scheduler.counters().preemptions == 0, "{most} pages");
+        world.finish();
+    }
+}
+
+/// What left the window is found again only while nothing else lies there, and never a prefix without its last window.
+#[test]
+fn a_prefix_is_found_with_its_last_window_or_not_at_all() {
+    let mut world = World::new(WINDOWED, true);
+    let prompt: Vec<u32> = (0..41).map(|i| 7 + i % 30).collect();
+    let found = |world: &mut World, length: usize| {
+        let id = world.add(prompt[..length].to_vec(), 1, 0, 2)[0];
+        world.step();
+        let found = world.scheduler.cached(id);
+        world.finish();
+        found.unwrap()
+    };
+    assert_eq!([41, 41, 30, 20].map(|n| found(&mut world, n)), [0, 40, 28, 16]);
+    // Others take pages of windowed layers, those that were given back first before the rest.
+    world.add(vec![36; 24], 1, 0, 1);
     world.finish();
+    let after = [41, 21, 13, 9].map(|n| found(&mut world, n));
+    assert_eq!(after[0], 40);
+    assert!(after[1..].iter().any(|n| *n == 0), "{after:?}");
+}
+
+/// A copy of a page that is itself still to be copied: the pairs are in an order in which that is no matter.
+#[test]
+fn siblings_come_back_from_whichever_of_them_runs() {
+    let mut world = World::new(Sizes { pages: 16, ..SIZES }, false);
+    world.add((7..30).collect(), 5, 0, 20);
+    let mut forks = 0;
+    while world.step() > 0 {
+        let Counters { forks: now, preemptions, .. } = world.scheduler.counters();
+        assert!(now <= 4 + preemptions);
+        forks = now;
+    }
+    let Counters { preemptions, .. } = world.scheduler.counters();
+    assert!(preemptions > 0 && forks > 4, "{forks} forks, {preemptions} preemptions");
+    assert_eq!((world.finished, world.scheduler.pages().owned()), (5, 0));
 }
 
 #[test]

@@ -14,8 +14,15 @@ use crate::tokenizer::{Tokenizer, tests};
 /// Ends a text; `<|end|>` in the tokenizer.
 pub const EOS: u32 = 257;
 
-pub const SIZES: Sizes =
-    Sizes { vocabulary: 258, page_size: 4, pages: 256, positions: 256, tokens: 64, sequences: 16 };
+pub const SIZES: Sizes = Sizes {
+    vocabulary: 258,
+    page_size: 4,
+    pages: 256,
+    windows: None,
+    positions: 256,
+    tokens: 64,
+    sequences: 16,
+};
 
 pub struct Alphabet {
     logits: Vec<f32>,

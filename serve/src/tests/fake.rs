@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
+use astrai_builders::Windows;
 use astrai_runtime::Threads;
 
 use crate::engine::{Model, ModelError, Sizes};
@@ -19,7 +20,10 @@ use crate::scheduler::plan::{ProgramKind, StepEntry, StepPlan};
 pub const POISON: u32 = 6;
 
 pub const SIZES: Sizes =
-    Sizes { vocabulary: 37, page_size: 4, pages: 24, positions: 64, tokens: 12, sequences: 6 };
+    Sizes { vocabulary: 37, page_size: 4, pages: 24, windows: None, positions: 64, tokens: 12, sequences: 6 };
+
+/// The same with windowed layers, whose pages are few.
+pub const WINDOWED: Sizes = Sizes { windows: Some(Windows { pages: 14, window: 7, every: false }), ..SIZES };
 
 /// What a fake does at a step, counted from 0.
 pub type Fault = Box<dyn FnMut(u64) -> Result<(), ModelError> + Send>;
@@ -29,6 +33,8 @@ pub struct Fake {
     /// The programs it has; one of decode gives other numbers than one of prefill.
     programs: Vec<ProgramKind>,
     memory: Vec<u64>,
+    /// The same entries in the pages of windowed layers.
+    windowed: Vec<u64>,
     /// Of each program.
     logits: Vec<Vec<f32>>,
     steps: u64,
@@ -59,6 +65,8 @@ struct Lists {
     starts: Vec<i32>,
     slots: Vec<i32>,
     tables: Vec<i32>,
+    window_slots: Vec<i32>,
+    window_tables: Vec<i32>,
     table: usize,
     lens: Vec<i32>,
     last: Vec<i32>,
@@ -68,17 +76,20 @@ impl Lists {
     fn of(batch: &StepBatch, table: usize) -> Lists {
         let [input_ids, positions, starts, slots, tables, lens, last] =
             ["input_ids", "positions", "starts", "slots", "tables", "lens", "last"].map(|n| batch.list(n));
-        Lists { input_ids, positions, starts, slots, tables, table, lens, last }
+        let [window_slots, window_tables] = ["window_slots", "window_tables"].map(|n| batch.list(n));
+        Lists { input_ids, positions, starts, slots, tables, window_slots, window_tables, table, lens, last }
     }
 }
 
 impl Fake {
     pub fn new(sizes: Sizes) -> Fake {
-        let memory = vec![u64::MAX; sizes.pages * sizes.page_size];
+        let entries = |pages| vec![u64::MAX; pages * sizes.page_size];
+        let (memory, windowed) = (entries(sizes.pages), entries(sizes.windows.map_or(0, |w| w.pages)));
         Fake {
             sizes,
             programs: vec![ProgramKind::Mixed],
             memory,
+            windowed,
             logits: vec![vec![]; 2],
             steps: 0,
             fault: Box::new(|_| Ok(())),
@@ -120,7 +131,9 @@ impl Fake {
         let lengths = (batch.starts.len(), batch.last.len(), batch.positions.len(), batch.slots.len());
         assert_eq!(lengths, (n + 1, n, count, count));
         assert_eq!(batch.tables.len(), n * batch.table);
-        let mut users = HashMap::new();
+        let windowed = if self.sizes.windows.is_some() { (count, n * batch.table) } else { (0, 0) };
+        assert_eq!((batch.window_slots.len(), batch.window_tables.len()), windowed);
+        let (mut users, mut window_users) = (HashMap::new(), HashMap::new());
         for (s, table) in batch.tables.chunks(batch.table).enumerate() {
             assert!(batch.lens[s] as usize <= positions);
             let used = (batch.lens[s] as usize).div_ceil(page_size);
@@ -135,10 +148,24 @@ impl Fake {
             });
             let known = before.map_or(0, |b| (batch.lens[b] as usize).div_ceil(page_size));
             table[known..used].iter().for_each(|p| *users.entry(*p).or_insert(0) += 1);
+            if let Some(w) = self.sizes.windows {
+                let table = &batch.window_tables[s * batch.table..][..batch.table];
+                assert!(table[..used].iter().all(|p| (*p as usize) < w.pages));
+                let first = self.sees_from(batch.positions[batch.starts[s] as usize] as usize) / page_size;
+                let seen = &table[known.max(first)..used];
+                seen.iter().for_each(|p| *window_users.entry(*p).or_insert(0) += 1);
+            }
         }
-        for &slot in &batch.slots {
-            assert_eq!(users[&(slot / page_size as i32)], 1, "a page is written that others read");
+        for (slots, users) in [(&batch.slots, users), (&batch.window_slots, window_users)] {
+            for slot in slots {
+                assert_eq!(users[&(slot / page_size as i32)], 1, "a page is written that others read");
+            }
         }
+    }
+
+    /// The first position that one sees in windowed layers.
+    fn sees_from(&self, position: usize) -> usize {
+        self.sizes.windows.map_or(position, |w| (position + 1).saturating_sub(w.window))
     }
 }
 
@@ -175,6 +202,15 @@ impl Fake {
                 );
                 let before = if position == 0 { 0 } else { self.memory[slot(position - 1)] };
                 self.memory[slot(position)] = mix(before, entry(batch.input_ids[row] as u64, of_answers));
+                if self.sizes.windows.is_some() {
+                    let table = &batch.window_tables[s * batch.table..][..batch.table];
+                    let windowed = |p: usize| table[p / size] as usize * size + p % size;
+                    assert_eq!(batch.window_slots[row] as usize, windowed(position));
+                    self.windowed[windowed(position)] = self.memory[slot(position)];
+                    let mut seen = self.sees_from(position)..=position;
+                    let same = |p: usize| self.windowed[windowed(p)] == self.memory[slot(p)];
+                    assert!(seen.all(same), "what a window sees is gone at position {position}");
+                }
             }
             let keys = (0..batch.lens[s] as usize).map(|p| self.memory[slot(p)]);
             let state = keys.fold(1, mix);
@@ -206,6 +242,12 @@ impl Model for Fake {
         self.steps += 1;
         assert!(plan.rows().count() <= self.sizes.sequences && plan.tokens() <= self.sizes.tokens);
         assert_eq!(plan.entries().len(), self.programs.len());
+        for (memory, copies) in [&mut self.memory, &mut self.windowed].into_iter().zip(plan.copies()) {
+            for &(from, to) in copies {
+                let (size, from) = (self.sizes.page_size, from as usize * self.sizes.page_size);
+                memory.copy_within(from..from + size, to as usize * size);
+            }
+        }
         for (program, entry) in plan.entries().iter().enumerate() {
             assert_eq!((entry.rows.len(), entry.kind), (entry.batch.sequences(), self.programs[program]));
             if !entry.rows.is_empty() {

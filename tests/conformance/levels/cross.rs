@@ -63,7 +63,7 @@ fn programs(name: &str, path: &Path, storage: DType) -> Programs {
     let model = Model::open(path, false).unwrap();
     let (batch, seq, _) = golden_ids(path);
     let full = Program { logits: Logits::All, loss: Loss::Mean, ..Program::full(batch as u64, seq as u64) };
-    let cache = Cache { page: 16, pages: 40, table: 8 };
+    let cache = Cache { page: 16, pages: 40, table: 8, windows: None };
     let paged = Program::paged(24, 4, cache);
     let recipe = Recipe { storage, ..Settings::of_sizes(batch as u64, seq as u64).recipe() };
     let Plan { grad, update, score, .. } =

@@ -156,7 +156,7 @@ fn every_form_that_is_matched_is_emitted() {
         let (mut forms, mut interpreted) = (BTreeSet::new(), BTreeSet::new());
         for (name, text) in FAMILIES {
             let full = build(&config(text), &program(64)).unwrap();
-            let cache = Cache { page: 4, pages: 16, table: 4 };
+            let cache = Cache { page: 4, pages: 16, table: 4, windows: None };
             let paged = build(&config(text), &Program::paged(24, 4, cache)).unwrap();
             for storage in [DType::F32, DType::BF16] {
                 for (graph, of) in [(&full, None), (&full, Some("loss".to_string())), (&paged, None)] {

@@ -183,7 +183,7 @@ fn published_latents_are_absorbed_by_cost_alone() {
         return println!("skipped: deepseek-v3.json is not here");
     }
     let config = ModelConfig::read(&path).unwrap().config;
-    let cache = Cache { page: 16, pages: 256, table: 256 };
+    let cache = Cache { page: 16, pages: 256, table: 256, windows: None };
     let full = Program { logits: Logits::Last, ..Program::full(1, 4096) };
     for target in machines() {
         for storage in [DType::F32, DType::BF16] {

@@ -176,6 +176,14 @@ impl Memory {
         self.driver.check("copying to it", copied)
     }
 
+    /// Copies bytes within it, after the kernels before and before those after.
+    pub(super) fn copy(&self, from: Pointer, to: Pointer, len: usize) -> Result<(), Error> {
+        self.driver.enter()?;
+        // SAFETY: whoever has pointers knows how many bytes lie there, and that the places do not overlap.
+        let copied = unsafe { result::memcpy_dtod_async(to.0, from.0, len, self.driver.compute.cu_stream()) };
+        self.driver.check("copying within it", copied)
+    }
+
     /// Lets `f` make bytes in pinned memory, and copies them beside kernels.
     pub(super) fn fill(&self, at: Pointer, len: usize, f: &mut dyn FnMut(&mut [u8])) -> Result<(), Error> {
         if len > PIECE {

@@ -149,6 +149,10 @@ impl Space for Cuda {
         self.memory.write(at, from)
     }
 
+    fn copy(&self, from: Pointer, to: Pointer, len: usize) -> Result<(), Error> {
+        self.memory.copy(from, to, len)
+    }
+
     fn fill(&self, at: Pointer, len: usize, f: &mut dyn FnMut(&mut [u8])) -> Result<(), Error> {
         self.memory.fill(at, len, f)
     }
