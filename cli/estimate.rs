@@ -1,6 +1,7 @@
 //! `astrai estimate`: flags and printing of what a program will cost.
 
 mod here;
+mod replay;
 mod shown;
 
 use crate::compile::{Purpose, config_value};
@@ -45,6 +46,7 @@ pub enum Legacy {
   astrai estimate model/config.json --for decode --batch 32 --seq 4096 --hardware h200
   astrai estimate model/config.json --for train --batch 64 --seq 4096 --dp 8 --tp 4 --json
   astrai estimate model/config.json --for decode --seq 4096 --search throughput --devices 64 --max-latency 50
+  astrai estimate model/config.json --replay --request-rate 20 --num-prompts 10000 --goodput ttft:500 tpot:50
   astrai estimate --measure here.json
   astrai estimate model/config.json --check --for decode --dtype f32 --hardware here.json
   astrai estimate --published
@@ -90,6 +92,8 @@ pub struct Estimate {
     max_latency: Option<f64>,
     #[command(flatten)]
     here: HereFlags,
+    #[command(flatten)]
+    replay: replay::ReplayFlags,
 }
 
 /// Flags of the schedule, for what has none.
@@ -216,6 +220,7 @@ impl ScheduleFlags {
 impl Estimate {
     /// Estimates and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
+        self.replay.check()?;
         let model = match self.model.as_slice() {
             [] => None,
             [model] => Some(model.as_path()),
@@ -236,6 +241,7 @@ impl Estimate {
             _ if self.here.calibrate.is_some() => self.calibrate(out)?,
             (Some(model), Some(Legacy::Llmsim)) => self.llmsim(model, out)?,
             (Some(model), None) if self.here.check => self.check(model, out)?,
+            (Some(model), None) if self.replay.replay => self.replay(model, out)?,
             (Some(model), None) if self.search.is_some() => self.search(model, out)?,
             (Some(model), None) => self.plan(model, out)?,
             (None, _) => bail!("give a config.json or a model directory"),

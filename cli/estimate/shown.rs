@@ -12,7 +12,7 @@ use astrai_estimate::search::Found;
 use std::collections::BTreeMap;
 
 /// Seconds in a unit that suits them.
-fn seconds(s: f64) -> String {
+pub(super) fn seconds(s: f64) -> String {
     match s {
         s if s >= 1.0 => format!("{s:.3} s"),
         s if s >= 1e-3 => format!("{:.3} ms", s * 1e3),

@@ -152,8 +152,22 @@ impl Room {
         }
     }
 
+    /// Pages that keys and values have in so many `free` bytes, of `page_bytes` each, and the longest sequence.
+    ///
+    /// # Errors
+    /// Not one sequence fits; the line names the flags.
+    pub fn pages(&self, config: &ModelConfig, page_bytes: u64, free: u64) -> Result<(Cache, usize), String> {
+        let fit = fit(self, config.max_positions, page_bytes, free)?;
+        Ok((fit.cache, fit.context))
+    }
+
+    /// Tokens of a step, where sequences may have so many.
+    pub fn step_tokens(&self, context: usize) -> usize {
+        self.tokens.unwrap_or(self.rows().max(TOKENS.min(context.saturating_mul(self.sequences))))
+    }
+
     /// Rows of a step: a sequence that runs alone has some for what is proposed.
-    fn rows(&self) -> usize {
+    pub fn rows(&self) -> usize {
         let alone = 1 + self.speculation.map_or(0, Speculation::proposed);
         self.sequences.max(self.tokens.map_or(alone, |tokens| alone.min(tokens)))
     }
@@ -348,8 +362,7 @@ fn plan(
     let fit_beside = |bytes: u64| fit(room, config.max_positions, page_bytes, free.saturating_sub(bytes));
     let (mut beside, mut fit) = (0, fit_beside(0)?);
     loop {
-        let least = room.rows().max(TOKENS.min(fit.context.saturating_mul(room.sequences)));
-        let tokens = room.tokens.unwrap_or(least);
+        let tokens = room.step_tokens(fit.context);
         if tokens < room.sequences {
             let n = room.sequences;
             let line =
