@@ -81,6 +81,15 @@ pub struct Estimate {
     /// Write the rows as comma-separated values
     #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list", "search"])]
     csv: Option<PathBuf>,
+    /// Write the rows and the summary as a workbook of XLSX; with --legacy llmsim those of LLMSim
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "search"])]
+    xlsx: Option<PathBuf>,
+    /// Write a page of charts that fetches nothing: time, roofline, memory, timeline, sensitivity; of a search also its frontier
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list"])]
+    html: Option<PathBuf>,
+    /// Write the launches of a step as JSON for Chrome's trace viewers (chrome://tracing, Perfetto)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list", "search"])]
+    timeline: Option<PathBuf>,
     /// Look for the best tp, dp, ep, pp, pieces, --batch (unless given), and in training --zero and --recompute
     #[arg(long, value_enum, value_name = "BEST", requires = "devices", conflicts_with_all = ["legacy", "list"])]
     search: Option<Objective>,
@@ -303,6 +312,10 @@ impl Estimate {
         let started = std::time::Instant::now();
         let found = asked.run(&config, &hardware, machine.backend()).map_err(|e| format!("{file}: {e}"))?;
         let seconds = started.elapsed().as_secs_f64();
+        if let (Some(path), Some(best)) = (&self.html, found.frontier.get(found.winner)) {
+            let (s, kernels) = (&best.schedule, machine.backend());
+            write(path, report::page(&file, &config, s, &hardware, kernels, Some(&found))?.as_bytes())?;
+        }
         match self.json {
             true => writeln!(out, "{}", report::found(&found, seconds))?,
             false => write!(out, "{}", shown::found(&found, seconds))?,
@@ -321,8 +334,21 @@ impl Estimate {
     fn plan(&self, model: &Path, out: &mut dyn Write) -> Result<(), Failure> {
         let found = self.estimate(model)?;
         if let Some(path) = &self.csv {
-            let text = report::to_csv(&found);
-            std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))?;
+            write(path, report::to_csv(&found).as_bytes())?;
+        }
+        if let Some(path) = &self.timeline {
+            write(path, report::timeline(&found).to_string().as_bytes())?;
+        }
+        if let Some(path) = &self.xlsx {
+            write(path, &report::sheets_of(&found)?)?;
+        }
+        if let Some(path) = &self.html {
+            let (config, file) = self.config(model)?;
+            let (s, machine) = (&found.schedule, Machine::new(Kind::Null, 1)?);
+            write(
+                path,
+                report::page(&file, &config, s, &found.hardware, machine.backend(), None)?.as_bytes(),
+            )?;
         }
         match self.json {
             true => writeln!(out, "{}", report::to_json(&found))?,
@@ -386,6 +412,9 @@ impl Estimate {
         let report = llmsim::report(&config, &schedule, &machine).map_err(|e| format!("{file}: {e}"))?;
         // LLMSim knows schedules that cannot be planned; then its view stands alone.
         let truth = self.estimate(model).ok();
+        if let Some(path) = &self.xlsx {
+            write(path, &report.workbook()?)?;
+        }
         if self.json {
             let mut all = report.json();
             all["hardware"] = json!(machine.name);
@@ -397,4 +426,9 @@ impl Estimate {
         write!(out, "{}", shown::llmsim(&report, &machine, truth.as_ref()))?;
         Ok(())
     }
+}
+
+/// Writes a file whole, or names it.
+fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    Ok(std::fs::write(path, bytes).map_err(|e| format!("{}: {e}", path.display()))?)
 }

@@ -22,7 +22,7 @@ use std::time::Instant;
 pub(super) struct ReplayFlags {
     /// Serve requests in predicted time: the scheduler of `astrai serve`, with the seconds of each step in place of a device
     #[arg(long, conflicts_with_all = ["legacy", "list", "search", "check", "measure", "calibrate", "published"])]
-    #[arg(conflicts_with_all = ["purpose", "batch", "seq", "dp", "pp", "micro_batches", "interleave", "zero", "recompute"])]
+    #[arg(conflicts_with_all = ["purpose", "batch", "seq", "dp", "pp", "micro_batches", "interleave", "zero", "recompute", "xlsx", "html", "timeline"])]
     pub(super) replay: bool,
     /// Requests that were there, in place of random ones: lines of JSON with timestamp (ms), input_length, output_length, and
     /// hash_ids of blocks of 512 tokens (Mooncake's traces)
@@ -110,7 +110,7 @@ impl Estimate {
         };
         let took = started.elapsed().as_secs_f64();
         if let Some(path) = &self.csv {
-            std::fs::write(path, csv(&found.series)).map_err(|e| format!("{}: {e}", path.display()))?;
+            super::write(path, csv(&found.series).as_bytes())?;
         }
         let head = json!({
             "hardware": hardware.name, "devices": schedule.devices(), "num_prompts": found.answered.len(),

@@ -58,6 +58,14 @@ fn an_estimate_adds_up() {
     assert!((us("share") - 1.0).abs() < 1e-9 && us("communication_us") > 0.0);
     assert!(rows.iter().any(|r| r["message"].as_str().unwrap().contains("all_reduce")));
     assert_eq!(sum["fits"], true);
+    let [timeline, book] = ["timeline.json", "rows.xlsx"].map(|name| dir.path().join(name));
+    good(&["estimate", text(&model), "--pp", "2", "--timeline", text(&timeline), "--xlsx", text(&book)]);
+    let timeline: Value = serde_json::from_slice(&std::fs::read(timeline).unwrap()).unwrap();
+    let events = timeline["traceEvents"].as_array().unwrap();
+    let lasts: f64 = events.iter().filter_map(|e| e["dur"].as_f64()).sum();
+    let plan = object(&["estimate", text(&model), "--pp", "2", "--json"]);
+    assert!((lasts / 1e6 / plan["summary"]["ttft_seconds"].as_f64().unwrap() - 1.0).abs() < 1e-9);
+    assert!(std::fs::read(book).unwrap().starts_with(b"PK"));
     let lines = std::fs::read_to_string(csv).unwrap();
     assert_eq!(lines.lines().count(), rows.len() + 1);
     let train = object(&[
