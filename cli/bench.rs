@@ -8,13 +8,14 @@ mod serve;
 mod train;
 
 use crate::failure::{Done, Failure, bail, warn};
-use crate::flags::{FidelityFlags, KvFlag, MachineFlags, QuantizeFlag, SpeculateFlag};
+use crate::flags::{FidelityFlags, KvFlag, MachineFlags, QuantizeFlag, SpeculateFlag, WorkloadFlags};
 use crate::measure::{Seconds, after_warm_up, once, peak_rss_mb, rounded};
 use crate::progress::Progress;
 use crate::run::profile_table;
 use crate::summary::fields;
 use astrai_builders::{Logits, ModelConfig, Program, build};
 use astrai_engine::batch::RaggedBatch;
+use astrai_engine::load::draw;
 use astrai_engine::machine::Machine;
 use astrai_engine::model::{Model, check_sizes, plan_within, read_config};
 use astrai_ir::plan::RegionId;
@@ -164,6 +165,11 @@ impl Bench {
             }
             self.load.run(url, out)?;
             return Ok(ExitCode::SUCCESS);
+        }
+        if self.load.workload != WorkloadFlags::default() {
+            bail!(
+                "--num-prompts, --random-input-len and what else says which requests a server is sent go with --url; leave them out"
+            );
         }
         let machine = self.machine.machine()?;
         let kernels = machine.device.name() != "interpreter";
@@ -423,12 +429,4 @@ fn random_input(m: usize, k: usize, storage: DType) -> Array {
         storage.encode((draw(i) >> 11) as f64 / (1u64 << 52) as f64 - 1.0, &mut bytes);
     }
     Array { dtype: storage, shape: vec![m, k], bytes }
-}
-
-/// The `i`-th of a fixed series of random bits (SplitMix64).
-fn draw(i: u64) -> u64 {
-    let mut z = i.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

@@ -1,6 +1,7 @@
 //! `astrai estimate`: flags and printing of what a program will cost.
 
 mod here;
+mod replay;
 mod shown;
 
 use crate::compile::{Purpose, config_value};
@@ -45,6 +46,7 @@ pub enum Legacy {
   astrai estimate model/config.json --for decode --batch 32 --seq 4096 --hardware h200
   astrai estimate model/config.json --for train --batch 64 --seq 4096 --dp 8 --tp 4 --json
   astrai estimate model/config.json --for decode --seq 4096 --search throughput --devices 64 --max-latency 50
+  astrai estimate model/config.json --replay --request-rate 20 --num-prompts 10000 --goodput ttft:500 tpot:50
   astrai estimate --measure here.json
   astrai estimate model/config.json --check --for decode --dtype f32 --hardware here.json
   astrai estimate --published
@@ -79,6 +81,15 @@ pub struct Estimate {
     /// Write the rows as comma-separated values
     #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list", "search"])]
     csv: Option<PathBuf>,
+    /// Write the rows and the summary as a workbook of XLSX; with --legacy llmsim those of LLMSim
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "search"])]
+    xlsx: Option<PathBuf>,
+    /// Write a page of charts that fetches nothing: time, roofline, memory, timeline, sensitivity; of a search also its frontier
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list"])]
+    html: Option<PathBuf>,
+    /// Write the launches of a step as JSON for Chrome's trace viewers (chrome://tracing, Perfetto)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list", "search"])]
+    timeline: Option<PathBuf>,
     /// Look for the best tp, dp, ep, pp, pieces, --batch (unless given), and in training --zero and --recompute
     #[arg(long, value_enum, value_name = "BEST", requires = "devices", conflicts_with_all = ["legacy", "list"])]
     search: Option<Objective>,
@@ -90,6 +101,8 @@ pub struct Estimate {
     max_latency: Option<f64>,
     #[command(flatten)]
     here: HereFlags,
+    #[command(flatten)]
+    replay: replay::ReplayFlags,
 }
 
 /// Flags of the schedule, for what has none.
@@ -219,6 +232,7 @@ impl ScheduleFlags {
 impl Estimate {
     /// Estimates and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
+        self.replay.check()?;
         let model = match self.model.as_slice() {
             [] => None,
             [model] => Some(model.as_path()),
@@ -244,6 +258,7 @@ impl Estimate {
             _ if self.here.calibrate.is_some() => self.calibrate(out)?,
             (Some(model), Some(Legacy::Llmsim)) => self.llmsim(model, out)?,
             (Some(model), None) if self.here.check => self.check(model, out)?,
+            (Some(model), None) if self.replay.replay => self.replay(model, out)?,
             (Some(model), None) if self.search.is_some() => self.search(model, out)?,
             (Some(model), None) => self.plan(model, out)?,
             (None, _) => bail!("give a config.json or a model directory"),
@@ -305,6 +320,10 @@ impl Estimate {
         let started = std::time::Instant::now();
         let found = asked.run(&config, &hardware, machine.backend()).map_err(|e| format!("{file}: {e}"))?;
         let seconds = started.elapsed().as_secs_f64();
+        if let (Some(path), Some(best)) = (&self.html, found.frontier.get(found.winner)) {
+            let (s, kernels) = (&best.schedule, machine.backend());
+            write(path, report::page(&file, &config, s, &hardware, kernels, Some(&found))?.as_bytes())?;
+        }
         match self.json {
             true => writeln!(out, "{}", report::found(&found, seconds))?,
             false => write!(out, "{}", shown::found(&found, seconds))?,
@@ -323,8 +342,21 @@ impl Estimate {
     fn plan(&self, model: &Path, out: &mut dyn Write) -> Result<(), Failure> {
         let found = self.estimate(model)?;
         if let Some(path) = &self.csv {
-            let text = report::to_csv(&found);
-            std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))?;
+            write(path, report::to_csv(&found).as_bytes())?;
+        }
+        if let Some(path) = &self.timeline {
+            write(path, report::timeline(&found).to_string().as_bytes())?;
+        }
+        if let Some(path) = &self.xlsx {
+            write(path, &report::sheets_of(&found)?)?;
+        }
+        if let Some(path) = &self.html {
+            let (config, file) = self.config(model)?;
+            let (s, machine) = (&found.schedule, Machine::new(Kind::Null, 1)?);
+            write(
+                path,
+                report::page(&file, &config, s, &found.hardware, machine.backend(), None)?.as_bytes(),
+            )?;
         }
         match self.json {
             true => writeln!(out, "{}", report::to_json(&found))?,
@@ -388,6 +420,9 @@ impl Estimate {
         let report = llmsim::report(&config, &schedule, &machine).map_err(|e| format!("{file}: {e}"))?;
         // LLMSim knows schedules that cannot be planned; then its view stands alone.
         let truth = self.estimate(model).ok();
+        if let Some(path) = &self.xlsx {
+            write(path, &report.workbook()?)?;
+        }
         if self.json {
             let mut all = report.json();
             all["hardware"] = json!(machine.name);
@@ -399,4 +434,9 @@ impl Estimate {
         write!(out, "{}", shown::llmsim(&report, &machine, truth.as_ref()))?;
         Ok(())
     }
+}
+
+/// Writes a file whole, or names it.
+fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    Ok(std::fs::write(path, bytes).map_err(|e| format!("{}: {e}", path.display()))?)
 }

@@ -1,13 +1,11 @@
 //! `astrai bench serve --url`: clients of a server that speaks OpenAI's API, ours or another. In: a load. Out: what the server did with it, under
 //! the names of `vllm bench serve`. Each request is a thread that reads its stream and notes when each chunk comes.
 
-mod figures;
-
-use super::draw;
 use crate::failure::{Failure, bail};
+use crate::flags::WorkloadFlags;
 use crate::progress::Progress;
+use astrai_engine::load::{Answered, Asked};
 use clap::Args;
-use figures::{Figures, Metric, Objective, Percentiles};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -43,157 +41,48 @@ pub struct LoadFlags {
     /// Key that requests bring [default: ASTRAI_API_KEY of the environment, if it is there]
     #[arg(long, value_name = "KEY", requires = "url")]
     api_key: Option<String>,
-    /// Requests [default: 1000]
-    #[arg(long, value_name = "N", requires = "url", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    num_prompts: Option<u32>,
-    /// Requests a second, at random times (Poisson); inf sends all at once [default: inf]
-    #[arg(long, value_name = "R", requires = "url")]
-    request_rate: Option<f64>,
-    /// Requests at once; the next one waits for the end of one of them [default: any, up to 4096]
-    #[arg(long, value_name = "N", requires = "url", value_parser = clap::value_parser!(u32).range(1..=AT_ONCE as i64))]
-    max_concurrency: Option<u32>,
-    /// Tokens of a prompt [default: 1024]
-    #[arg(long, value_name = "N", requires = "url", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
-    random_input_len: Option<u32>,
-    /// Tokens of an answer [default: 128]
-    #[arg(long, value_name = "N", requires = "url", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
-    random_output_len: Option<u32>,
-    /// Lengths are drawn from (1 - R) to (1 + R) times these, 0 to 1 [default: 0]
-    #[arg(long, value_name = "R", requires = "url")]
-    random_range_ratio: Option<f64>,
-    /// Tokens with which every prompt begins, before its own [default: 0]
-    #[arg(long, value_name = "N", requires = "url", value_parser = clap::value_parser!(u32).range(..=1 << 24))]
-    random_prefix_len: Option<u32>,
-    /// Prompts are drawn from the first N ids of the vocabulary [default: 1000]
-    #[arg(long, value_name = "N", requires = "url", value_parser = clap::value_parser!(u32).range(1..))]
-    random_vocab: Option<u32>,
-    /// Draws other prompts, lengths and times [default: 0]
-    #[arg(long, value_name = "N", requires = "url")]
-    seed: Option<u64>,
-    /// What a good request keeps to, in milliseconds: ttft:200 tpot:50 e2el:5000; request_goodput counts these
-    #[arg(long, value_name = "METRIC:MS", requires = "url", num_args = 1..)]
-    goodput: Vec<Objective>,
-    /// Metrics of which percentiles are told: of ttft, tpot, itl, e2el [default: ttft,tpot,itl]
-    #[arg(long, value_name = "LIST", requires = "url", value_delimiter = ',')]
-    percentile_metrics: Vec<Metric>,
-    /// Which percentiles [default: 99]
-    #[arg(long, value_name = "LIST", requires = "url")]
-    metric_percentiles: Option<Percentiles>,
+    #[command(flatten)]
+    pub workload: WorkloadFlags,
     /// File for the same figures, and those of each request, as JSON
     #[arg(long, value_name = "FILE", requires = "url")]
     save_result: Option<PathBuf>,
 }
 
-/// A request to be sent.
-#[derive(Debug)]
-struct Asked {
-    /// After the beginning.
-    at: Duration,
-    prompt: Vec<u32>,
-    output: u64,
-}
-
-/// What came of a request. Times are seconds from when it was sent.
-#[derive(Clone, Debug, Default)]
-pub struct Answered {
-    input: usize,
-    output: u64,
-    /// To the first chunk.
-    first: f64,
-    /// From each chunk to the next.
-    between: Vec<f64>,
-    /// To the last chunk.
-    whole: f64,
-    error: Option<String>,
-}
-
-/// Draws in one order.
-struct Dice {
-    seed: u64,
-    drawn: u64,
-}
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.drawn += 1;
-        draw(draw(self.seed) ^ self.drawn)
-    }
-
-    /// From 0 to below 1.
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    fn length(&mut self, length: u32, ratio: f64) -> u64 {
-        let [least, most] = [1.0 - ratio, 1.0 + ratio].map(|by| (f64::from(length) * by).round() as u64);
-        (least + self.next() % (most.saturating_sub(least) + 1)).max(1)
-    }
-
-    fn ids(&mut self, n: u64, vocabulary: u32) -> Vec<u32> {
-        (0..n).map(|_| (self.next() % u64::from(vocabulary)) as u32).collect()
-    }
-}
+/// What came of a request, with the seconds from each chunk to the next.
+type Streamed = (Answered, Vec<f64>);
 
 impl LoadFlags {
-    /// The requests, by when they are sent.
-    fn requests(&self) -> Result<Vec<Asked>, Failure> {
-        let (rate, ratio) =
-            (self.request_rate.unwrap_or(f64::INFINITY), self.random_range_ratio.unwrap_or(0.0));
-        if rate.is_nan() || rate <= 0.0 {
-            bail!("--request-rate {rate}: give a number above 0, or inf");
-        }
-        if !(0.0..=1.0).contains(&ratio) {
-            bail!("--random-range-ratio {ratio}: give a number from 0 to 1");
-        }
-        let vocabulary = self.random_vocab.unwrap_or(1000);
-        let mut dice = Dice { seed: self.seed.unwrap_or(0), drawn: 0 };
-        let prefix = dice.ids(self.random_prefix_len.unwrap_or(0).into(), vocabulary);
-        let mut at = 0.0;
-        let mut one = |_| {
-            let input = dice.length(self.random_input_len.unwrap_or(1024), ratio);
-            let output = dice.length(self.random_output_len.unwrap_or(128), ratio);
-            let mut prompt = prefix.clone();
-            prompt.extend(dice.ids(input, vocabulary));
-            let asked =
-                Asked { at: Duration::try_from_secs_f64(at).unwrap_or(Duration::MAX), prompt, output };
-            at -= (1.0 - dice.unit()).ln() / rate;
-            asked
-        };
-        Ok((0..self.num_prompts.unwrap_or(1000)).map(&mut one).collect())
-    }
-
     /// Sends the load and prints what came of it.
     pub fn run(&self, url: &str, out: &mut dyn Write) -> Result<(), Failure> {
-        let requests = self.requests()?;
+        let requests: Vec<Asked> = self.workload.workload()?.requests().collect();
         let created = self.save_result.as_ref().map(|path| {
             let file = File::create(path).map_err(|e| format!("{}: {e}", path.display()))?;
             Ok::<_, Failure>((path, file))
         });
         let saved = created.transpose()?;
-        let at_once = self.max_concurrency.map_or(AT_ONCE, |n| n as usize).min(requests.len());
+        let at_once = self.workload.max_concurrency.map_or(AT_ONCE, |n| n as usize).min(requests.len());
         let key = self.api_key.clone().or_else(|| std::env::var("ASTRAI_API_KEY").ok());
         let server = Server::find(url, key, self.model.clone(), at_once)?;
         // What does not work once is not tried a thousand times; and the server is warm.
-        if let Some(why) = requests.first().and_then(|first| server.ask(first).error) {
+        if let Some(why) = requests.first().and_then(|first| server.ask(first).0.error) {
             bail!("{url}: {why}");
         }
-        let (answered, seconds) = send(&server, &requests, at_once)?;
-        let figures = Figures {
-            answered: &answered,
-            seconds,
-            goodput: &self.goodput,
-            metrics: &self.percentile_metrics,
-            percentiles: self.metric_percentiles.as_ref(),
-        };
-        let rate = self.request_rate.filter(|r| r.is_finite()).map_or(json!("inf"), |r| json!(r));
+        let (streamed, seconds) = send(&server, &requests, at_once)?;
+        let (answered, between): (Vec<Answered>, Vec<Vec<f64>>) = streamed.into_iter().unzip();
+        let good = answered.iter().zip(&between).filter(|(a, _)| a.error.is_none());
+        let all: Vec<_> = good.flat_map(|(_, b)| b).map(|seconds| (*seconds, 1)).collect();
+        let figures = self.workload.figures(&answered, &all, seconds);
+        let w = &self.workload;
+        let rate = w.request_rate.filter(|r| r.is_finite()).map_or(json!("inf"), |r| json!(r));
         let head = json!({
             "backend": "openai", "model_id": server.model, "num_prompts": requests.len(), "request_rate": rate,
-            "max_concurrency": self.max_concurrency,
+            "max_concurrency": w.max_concurrency,
         });
         let mut told = figures.told(head);
         writeln!(out, "{told}")?;
         if let Some((path, mut file)) = saved {
             figures.add_each(&mut told);
+            told["itls"] = json!(between);
             writeln!(file, "{told}").map_err(|e| format!("{}: {e}", path.display()))?;
         }
         match answered.iter().find_map(|a| a.error.as_ref()) {
@@ -206,16 +95,17 @@ impl LoadFlags {
 }
 
 /// Sends all, so many at once; what came of each, and the seconds it took.
-fn send(server: &Server, requests: &[Asked], at_once: usize) -> Result<(Vec<Answered>, f64), Failure> {
+fn send(server: &Server, requests: &[Asked], at_once: usize) -> Result<(Vec<Streamed>, f64), Failure> {
     let next = AtomicUsize::new(0);
-    let all = Mutex::new((vec![Answered::default(); requests.len()], 0));
+    let all = Mutex::new((vec![Streamed::default(); requests.len()], 0));
     let progress = Mutex::new(Progress::new("sending requests"));
     let started = Instant::now();
     let client = || {
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
             let Some(asked) = requests.get(i) else { return };
-            thread::sleep(asked.at.saturating_sub(started.elapsed()));
+            let at = Duration::try_from_secs_f64(asked.at).unwrap_or(Duration::MAX);
+            thread::sleep(at.saturating_sub(started.elapsed()));
             let answer = server.ask(asked);
             let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
             all.0[i] = answer;
@@ -280,16 +170,17 @@ impl Server {
         Ok(name.ok_or_else(|| format!("{url} lists no model; name it with --model"))?)
     }
 
-    fn ask(&self, asked: &Asked) -> Answered {
-        let mut answer = Answered { input: asked.prompt.len(), ..Answered::default() };
-        if let Err(why) = self.stream(asked, &mut answer) {
+    fn ask(&self, asked: &Asked) -> Streamed {
+        let (mut answer, mut between) = Streamed::default();
+        answer.input = asked.prompt.len();
+        if let Err(why) = self.stream(asked, &mut answer, &mut between) {
             answer.error = Some(why);
         }
-        answer
+        (answer, between)
     }
 
     /// Sends a request and reads its stream.
-    fn stream(&self, asked: &Asked, answer: &mut Answered) -> Result<(), String> {
+    fn stream(&self, asked: &Asked, answer: &mut Answered, between: &mut Vec<f64>) -> Result<(), String> {
         let body = json!({
             "model": self.model, "prompt": asked.prompt, "max_tokens": asked.output, "temperature": 0, "ignore_eos": true,
             "stream": true, "stream_options": {"include_usage": true},
@@ -329,7 +220,7 @@ impl Server {
             if chunk["choices"].as_array().is_some_and(|choices| !choices.is_empty()) {
                 match chunks {
                     0 => answer.first = now,
-                    _ => answer.between.push(now - answer.whole),
+                    _ => between.push(now - answer.whole),
                 }
                 answer.whole = now;
                 chunks += 1;

@@ -4,7 +4,7 @@ use crate::table::{bytes, count, table};
 use astrai_estimate::check::{Checked, Operator};
 use astrai_estimate::estimate::{Estimate, Row as Kernel};
 use astrai_estimate::hardware::{ARCHETYPES, Hardware};
-use astrai_estimate::llmsim::{DIFFERENCES, Machine, Report, Row};
+use astrai_estimate::llmsim::{COLUMNS, DIFFERENCES, Machine, Report, Row};
 use astrai_estimate::published::{Compared, ENGINES, Outcome};
 use astrai_estimate::report::message;
 use astrai_estimate::schedule::{Purpose, Schedule};
@@ -12,7 +12,7 @@ use astrai_estimate::search::Found;
 use std::collections::BTreeMap;
 
 /// Seconds in a unit that suits them.
-fn seconds(s: f64) -> String {
+pub(super) fn seconds(s: f64) -> String {
     match s {
         s if s >= 1.0 => format!("{s:.3} s"),
         s if s >= 1e-3 => format!("{:.3} ms", s * 1e3),
@@ -172,25 +172,6 @@ pub fn found(found: &Found, took: f64) -> String {
 
 /// LLMSim's table, its summary, the plan's numbers beside it, and why they differ.
 pub fn llmsim(report: &Report, machine: &Machine, truth: Option<&Estimate>) -> String {
-    let head = [
-        "Operator Name",
-        "Type",
-        "m",
-        "n",
-        "k",
-        "batch",
-        "layers",
-        "Input",
-        "Output",
-        "Weight",
-        "Compute(us)",
-        "Memory(us)",
-        "Transfer(us)",
-        "Single Layer Latency(us)",
-        "Total Time(ms)",
-        "Percent(%)",
-        "Weight/Single GPU All Layers",
-    ];
     let row = |r: &Row| {
         let sizes = [r.m, r.n, r.k, r.batch, r.layers].map(|n| n.to_string());
         let us = r.us.into_iter().chain([r.single_layer_us(), r.total_ms()]).map(|x| format!("{x:.3}"));
@@ -200,7 +181,7 @@ pub fn llmsim(report: &Report, machine: &Machine, truth: Option<&Estimate>) -> S
         names.into_iter().chain(sizes).chain(types).chain(us).chain(last).collect::<Vec<_>>()
     };
     let rows: Vec<_> = report.rows.iter().map(row).collect();
-    let mut out = table(&head, &rows);
+    let mut out = table(&COLUMNS, &rows);
     let s = &report.summary;
     let gib = |bytes: f64| bytes / 1073741824.0;
     let [compute, memory, transfer, total] = s.per_layer_ms;

@@ -11,6 +11,7 @@ pub mod gguf;
 pub mod golden;
 pub mod gradients;
 pub mod greedy;
+pub mod load;
 pub mod machine;
 pub mod model;
 pub mod objective;

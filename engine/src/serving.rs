@@ -152,8 +152,23 @@ impl Room {
         }
     }
 
+    /// Pages that keys and values have in so many `free` bytes, and the longest sequence. A page takes the first of `bytes` in layers
+    /// that see all that came before, the second in windowed layers.
+    ///
+    /// # Errors
+    /// Not one sequence fits; the line names the flags.
+    pub fn pages(&self, config: &ModelConfig, page_bytes: u64, free: u64) -> Result<(Cache, usize), String> {
+        let fit = fit(self, config.max_positions, page_bytes, free)?;
+        Ok((fit.cache, fit.context))
+    }
+
+    /// Tokens of a step, where sequences may have so many.
+    pub fn step_tokens(&self, context: usize) -> usize {
+        self.tokens.unwrap_or(self.rows().max(TOKENS.min(context.saturating_mul(self.sequences))))
+    }
+
     /// Rows of a step: a sequence that runs alone has some for what is proposed.
-    fn rows(&self) -> usize {
+    pub fn rows(&self) -> usize {
         let alone = 1 + self.speculation.map_or(0, Speculation::proposed);
         self.sequences.max(self.tokens.map_or(alone, |tokens| alone.min(tokens)))
     }
@@ -286,8 +301,7 @@ pub fn steps(model: &Model, room: &Room, machine: &Machine, hear: Hear) -> Resul
         return encoder_steps(model, encoder, room, machine, hear);
     }
     let bytes = KvCache::page_bytes_apart(config, Cache::PAGE, room.storage);
-    let window = config.layers.iter().filter_map(|l| l.attention.window).max();
-    let page = PageBytes { bytes, window: window.unwrap_or(usize::MAX), code: config.pages };
+    let page = PageBytes::of(config, bytes);
     let weights = config.parameter_count().saturating_mul(room.storage.bytes() as u64);
     let free = machine.device.available().saturating_sub(weights);
     let (fit, tokens, programs) = plan(config, room, page, free, machine)?;
@@ -362,8 +376,7 @@ fn plan(
     let fit_beside = |bytes: u64| fit(room, config.max_positions, page, free.saturating_sub(bytes));
     let (mut beside, mut fit) = (0, fit_beside(0)?);
     loop {
-        let least = room.rows().max(TOKENS.min(fit.context.saturating_mul(room.sequences)));
-        let tokens = room.tokens.unwrap_or(least);
+        let tokens = room.step_tokens(fit.context);
         if tokens < room.sequences {
             let n = room.sequences;
             let line =
@@ -407,6 +420,11 @@ struct PageBytes {
 }
 
 impl PageBytes {
+    fn of(config: &ModelConfig, bytes: [u64; 2]) -> PageBytes {
+        let window = config.layers.iter().filter_map(|l| l.attention.window).max();
+        PageBytes { bytes, window: window.unwrap_or(usize::MAX), code: config.pages }
+    }
+
     /// Pages of their own for windowed layers, where a sequence needs fewer of them than of others: for all sequences, twice where
     /// prefixes are kept; but no more than the budget has of others. Of `most` there are never more.
     fn windows(&self, room: &Room, context: usize, budget: u64, most: usize) -> Option<Windows> {

@@ -11,6 +11,7 @@ use crate::schedule::{Purpose, Schedule};
 use crate::work::{Work, settled, without_numbers, work};
 use astrai_builders::{Cache, Logits, ModelConfig, Program};
 use astrai_engine::batch::RaggedBatch;
+use astrai_engine::load::draw;
 use astrai_engine::machine::Machine;
 use astrai_engine::model::{Model, check_sizes, plan_within, served_fidelity};
 use astrai_ir::Mesh;
@@ -59,11 +60,6 @@ impl Checked {
 
 /// What was measured: seconds of steps, and profiles of as many more, each with its program.
 type Measured = (Vec<f64>, Vec<(&'static str, Vec<Work>, Profile)>);
-
-/// A number that looks like no other's neighbour.
-fn draw(i: u64) -> u64 {
-    i.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33
-}
 
 /// Runs `repeat` steps, then as many with every launch timed.
 fn timed(repeat: usize, mut step: impl FnMut() -> Result<(), String>) -> Result<Vec<f64>, Refused> {

@@ -5,7 +5,7 @@ use crate::Refused;
 use crate::hardware::{Hardware, Precision};
 use crate::model::{Time, message, precision, time};
 use crate::schedule::{Elsewhere, Memory, Purpose, Schedule, Stage, stages};
-use crate::work::{Message, Work, work};
+use crate::work::{Message, Work, in_order, live};
 use astrai_builders::ModelConfig;
 use astrai_builders::config::MlpSpec;
 use astrai_ir::shard::Traffic;
@@ -39,6 +39,17 @@ pub struct Rank {
     pub seconds: Vec<(&'static str, f64)>,
     /// What it holds.
     pub memory: Memory,
+    /// The launches of all programs in their order.
+    pub launches: Vec<Launch>,
+}
+
+/// A launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch {
+    /// Which of the rows.
+    pub row: usize,
+    /// Bytes of values between kernels that are kept meanwhile.
+    pub live: u64,
 }
 
 impl Rank {
@@ -108,12 +119,25 @@ pub fn estimate(
 ) -> Result<Estimate, Refused> {
     let backend = Elsewhere::new(kernels, hardware);
     let mesh = schedule.mesh(config)?;
-    let stages = stages(config, schedule, &backend)?;
+    of_stages(config, schedule, hardware, &mesh, &stages(config, schedule, &backend)?)
+}
+
+/// The same of programs that are planned.
+///
+/// # Errors
+/// One line that names the flag or key.
+pub fn of_stages(
+    config: &ModelConfig,
+    schedule: &Schedule,
+    hardware: &Hardware,
+    mesh: &Mesh,
+    stages: &[Stage],
+) -> Result<Estimate, Refused> {
     let ranks: Result<Vec<Rank>, Refused> =
-        stages.iter().enumerate().map(|(i, s)| rank(i, s, hardware, &mesh)).collect();
+        stages.iter().enumerate().map(|(i, s)| rank(i, s, hardware, mesh)).collect();
     let ranks = ranks?;
     let shared =
-        gathering(schedule, hardware, &mesh, ranks.iter().map(|r| r.memory.weights).max().unwrap_or(0))?;
+        gathering(schedule, hardware, mesh, ranks.iter().map(|r| r.memory.weights).max().unwrap_or(0))?;
     let summary = summary(config, schedule, hardware, &ranks, shared);
     let (schedule, hardware) = (schedule.clone(), hardware.clone());
     Ok(Estimate { schedule, hardware, parameters: config.parameter_count(), ranks, summary })
@@ -136,13 +160,16 @@ pub fn even<'a>(
 /// # Errors
 /// A size overflows.
 pub fn rank(number: usize, stage: &Stage, hardware: &Hardware, mesh: &Mesh) -> Result<Rank, Refused> {
-    let (mut rows, mut seconds) = (Vec::new(), Vec::new());
+    let (mut rows, mut seconds, mut launches) = (Vec::new(), Vec::new(), Vec::new());
     for (program, planned) in &stage.programs {
         let symbols = &planned.plan.symbols;
         let bound = |name: &str| symbols.iter().find(|s| &*s.name == name).map(|s| s.max);
         let sizes = even(symbols, &bound);
         let mut sum = hardware.kernels.step;
-        for work in work(planned) {
+        let (works, order) = in_order(planned);
+        let (first, live) = (rows.len(), live(&planned.plan));
+        launches.extend(order.iter().zip(live).map(|(row, live)| Launch { row: first + row, live }));
+        for work in works {
             let time = time(&work, hardware, mesh, &sizes)?;
             let all = time.total() * work.launches as f64;
             sum += all;
@@ -154,7 +181,7 @@ pub fn rank(number: usize, stage: &Stage, hardware: &Hardware, mesh: &Mesh) -> R
     }
     let total: f64 = seconds.iter().map(|(_, s)| s).sum();
     rows.iter_mut().for_each(|r| r.share = r.seconds / total);
-    Ok(Rank { rows, seconds, memory: stage.memory })
+    Ok(Rank { rows, seconds, memory: stage.memory, launches })
 }
 
 /// Seconds of a step, from one to the next, and the part in which stages wait.

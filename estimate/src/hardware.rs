@@ -18,6 +18,9 @@ use std::path::Path;
 /// Longest hardware file read, bytes.
 const LONGEST: u64 = 1 << 20;
 
+/// Most objects and lists of a hardware file.
+const MOST: usize = 200;
+
 /// Types of numbers that machines multiply, by their names in files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Precision {
@@ -120,6 +123,10 @@ impl Hardware {
     /// # Errors
     /// One line that names the file and the key.
     pub fn parse(text: &str, file: &str) -> Result<Hardware, Refused> {
+        // The parser of JSON5 calls itself for each of them.
+        if text.bytes().filter(|b| matches!(b, b'[' | b'{')).count() > MOST {
+            return Err(format!("{file}: holds more than {MOST} objects and lists, a machine has few"));
+        }
         let value: Value = json5::from_str(text).map_err(|e| {
             format!("{file}: is neither JSON nor JSON5: {}", astrai_files::one_line(&e.to_string()))
         })?;

@@ -10,6 +10,7 @@ pub mod measure;
 pub mod model;
 pub mod published;
 pub mod quantity;
+pub mod replay;
 pub mod report;
 pub mod schedule;
 pub mod search;

@@ -12,6 +12,7 @@ pub use formulas::{Number, Report, Row, Summary};
 pub use machine::Machine;
 
 use crate::Refused;
+use crate::report::{Sheet, workbook};
 use serde_json::{Map, Value};
 
 /// LLMSim's schedule. `world_size` and `num_nodes` are in its files and read by nothing.
@@ -112,6 +113,44 @@ pub fn report(config: &Value, schedule: &Schedule, machine: &Machine) -> Result<
     let model = models::Model::parse(config)?;
     let rows = model.rows(schedule)?;
     Ok(Report::of(rows, &model.kv_bytes(schedule), schedule, machine))
+}
+
+/// Columns of its table.
+pub const COLUMNS: [&str; 17] = [
+    "Operator Name",
+    "Type",
+    "m",
+    "n",
+    "k",
+    "batch",
+    "layers",
+    "Input",
+    "Output",
+    "Weight",
+    "Compute(us)",
+    "Memory(us)",
+    "Transfer(us)",
+    "Single Layer Latency(us)",
+    "Total Time(ms)",
+    "Percent(%)",
+    "Weight/Single GPU All Layers",
+];
+
+impl Report {
+    /// A workbook with its table and its summary.
+    ///
+    /// # Errors
+    /// There are more rows than a sheet may have.
+    pub fn workbook(&self) -> Result<Vec<u8>, Refused> {
+        let mut whole = self.json();
+        let operators = whole["rows"].take();
+        let cells = |row: &Value| {
+            row.as_object().map_or(vec![], |r| r.values().take(COLUMNS.len()).cloned().collect())
+        };
+        let rows = operators.as_array().map_or(vec![], |rows| rows.iter().map(cells).collect());
+        let head = COLUMNS.map(str::to_string).to_vec();
+        workbook(&[Sheet { name: "operators", head, rows }, Sheet::of_fields("summary", &whole)])
+    }
 }
 
 /// How its numbers differ from the true plan's, one by one.

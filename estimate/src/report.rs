@@ -1,5 +1,12 @@
 //! An estimate as data for others. In: an estimate. Out: one JSON object, comma-separated rows.
 
+mod page;
+mod sheets;
+
+pub use page::{page, timeline};
+pub use sheets::{Sheet, workbook};
+
+use crate::Refused;
 use crate::check::{Checked, Operator};
 use crate::estimate::{Estimate, Row, computed_in};
 use crate::hardware::Hardware;
@@ -167,6 +174,20 @@ pub fn to_csv(e: &Estimate) -> String {
     let mut lines: Vec<String> = std::iter::once(COLUMNS.join(",")).chain(rows).collect();
     lines.push(String::new());
     lines.join("\n")
+}
+
+/// A workbook with the rows and the summary.
+///
+/// # Errors
+/// There are more rows than a sheet may have.
+pub fn sheets_of(e: &Estimate) -> Result<Vec<u8>, Refused> {
+    let head = COLUMNS.map(str::to_string).to_vec();
+    let rows = e.ranks.iter().flat_map(|r| &r.rows).map(cells).collect();
+    let mut whole = to_json(e);
+    if let Some(fields) = whole.as_object_mut() {
+        fields.remove("operators");
+    }
+    workbook(&[Sheet { name: "operators", head, rows }, Sheet::of_fields("summary", &whole)])
 }
 
 /// A step measured, with each of its kernels.

@@ -10,7 +10,7 @@ use astrai_ir::ops::Op;
 use astrai_ir::plan::{Place, Step};
 use astrai_ir::region::{Matched, Piece};
 use astrai_ir::{Backend, DType, Graph, IrError, Kernel, Layout, Mesh, NodeId, Region, Target};
-use astrai_passes::{MeshSharding, Saturate};
+use astrai_passes::{Fidelity, MeshSharding, Saturate};
 use astrai_runtime::{Compiled, Dump, GRAD, Options, Recompute, compile};
 use astrai_train::engine::{Plan, Recipe};
 use astrai_train::settings::Settings;
@@ -254,19 +254,11 @@ pub fn stage(
             Program { logits, ..Program::full(batch, s.seq) }
         }
     };
-    let graph = build(config, &program).map_err(|e| e.to_string())?;
-    let leaves = placements(config, mesh, &graph);
     // With latents in pages exact steps would make every key again; engines do not.
     let fidelity = if s.purpose == Purpose::Decode { served_fidelity(config) } else { Default::default() };
-    let options = Options {
-        storage: s.storage,
-        saturate: Saturate { fidelity, ..Saturate::default() },
-        shards: MeshSharding { mesh: mesh.clone(), leaves, stage, trained: false },
-        ..Options::default()
-    };
-    let planned = compile(&graph, backend, &options).map_err(|e| e.to_string())?;
+    let planned = forward(config, s.storage, backend, (mesh, stage), &program, fidelity)?;
     let cost = planned.cost().map_err(|e| e.to_string())?;
-    let paged = states(&planned.graph);
+    let paged = states(&planned.graph, &|_| true);
     let tokens = if paged > 0 { 0 } else { batch * s.seq };
     let memory = Memory {
         weights: cost.weight_bytes,
@@ -278,9 +270,32 @@ pub fn stage(
     Ok(Stage { programs: vec![("forward", planned)], memory })
 }
 
-/// Bytes of the states of keys and values.
-fn states(graph: &Graph) -> u64 {
-    let kept = graph.nodes().iter().filter(|n| matches!(n.op, Op::State(_)));
+/// A program without gradients, of one stage.
+///
+/// # Errors
+/// As [`stages`].
+pub fn forward(
+    config: &ModelConfig,
+    storage: DType,
+    backend: &dyn Backend,
+    (mesh, stage): (&Mesh, usize),
+    program: &Program,
+    fidelity: Fidelity,
+) -> Result<Compiled, Refused> {
+    let graph = build(config, program).map_err(|e| e.to_string())?;
+    let leaves = placements(config, mesh, &graph);
+    let options = Options {
+        storage,
+        saturate: Saturate { fidelity, ..Saturate::default() },
+        shards: MeshSharding { mesh: mesh.clone(), leaves, stage, trained: false },
+        ..Options::default()
+    };
+    compile(&graph, backend, &options).map_err(|e| e.to_string())
+}
+
+/// Bytes of the states of keys and values of these names.
+pub fn states(graph: &Graph, these: &dyn Fn(&str) -> bool) -> u64 {
+    let kept = graph.nodes().iter().filter(|n| matches!(&n.op, Op::State(s) if these(&s.name)));
     kept.filter_map(|n| n.ty().bytes().size()).map(|b| b as u64).sum()
 }
 

@@ -55,8 +55,13 @@ pub struct Work {
 
 /// The work of a program, in the order of the first launches.
 pub fn work(program: &Compiled) -> Vec<Work> {
+    in_order(program).0
+}
+
+/// The same, and which of it each launch of a run is.
+pub fn in_order(program: &Compiled) -> (Vec<Work>, Vec<usize>) {
     let plan = &program.plan;
-    let mut found = Found { program, order: Vec::new(), at: BTreeMap::new() };
+    let mut found = Found { program, order: Vec::new(), launches: Vec::new(), at: BTreeMap::new() };
     for step in &plan.main.steps {
         match step {
             Step::Run { region, reads, writes, origin, .. } => {
@@ -81,7 +86,38 @@ pub fn work(program: &Compiled) -> Vec<Work> {
             }
         }
     }
-    found.order
+    (found.order, found.launches)
+}
+
+/// Bytes of values between kernels that are kept while each launch runs, in the order of the launches.
+pub fn live(plan: &Plan) -> Vec<u64> {
+    let mut all = Vec::with_capacity(plan.launches());
+    for (step, outside) in plan.main.steps.iter().zip(kept(plan, &plan.main)) {
+        match step {
+            Step::Run { .. } => all.push(outside),
+            Step::Call { body, .. } => {
+                all.extend(kept(plan, &plan.bodies[*body]).into_iter().map(|inside| outside + inside));
+            }
+        }
+    }
+    all
+}
+
+/// Bytes of a body's own values, from the first step that touches each to the last, at each step.
+fn kept(plan: &Plan, body: &Body) -> Vec<u64> {
+    let mut spans: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+    for (i, step) in body.steps.iter().enumerate() {
+        let (Step::Run { reads: a, writes: b, .. } | Step::Call { args: a, results: b, .. }) = step;
+        for at in a.iter().chain(b).filter(|at| matches!(body.buffers[at.0].place, Place::Arena(_))) {
+            spans.entry(at.0).or_insert((i, i)).1 = i;
+        }
+    }
+    let mut bytes = vec![0; body.steps.len()];
+    for (at, (first, last)) in spans {
+        let size = plan.bound(&body.buffers[at].ty.bytes()).unwrap_or(0);
+        bytes[first..=last].iter_mut().for_each(|sum| *sum += size);
+    }
+    bytes
 }
 
 /// True for a value between kernels: neither a weight nor a state nor what comes from outside.
@@ -92,6 +128,7 @@ fn is_warm(body: &Body, at: BufferId) -> bool {
 struct Found<'a> {
     program: &'a Compiled,
     order: Vec<Work>,
+    launches: Vec<usize>,
     at: BTreeMap<(usize, String, String), usize>,
 }
 
@@ -108,6 +145,7 @@ impl Found<'_> {
                 self.program.kernels[region].as_ref().map(|k| k.identity.clone()).unwrap_or_default();
             self.order.push(Work { origin, layer: layer.to_string(), ..one });
         }
+        self.launches.push(i);
         self.order[i].launches += 1;
         self.order[i].layers.extend(number);
     }

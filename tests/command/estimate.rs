@@ -58,6 +58,14 @@ fn an_estimate_adds_up() {
     assert!((us("share") - 1.0).abs() < 1e-9 && us("communication_us") > 0.0);
     assert!(rows.iter().any(|r| r["message"].as_str().unwrap().contains("all_reduce")));
     assert_eq!(sum["fits"], true);
+    let [timeline, book] = ["timeline.json", "rows.xlsx"].map(|name| dir.path().join(name));
+    good(&["estimate", text(&model), "--pp", "2", "--timeline", text(&timeline), "--xlsx", text(&book)]);
+    let timeline: Value = serde_json::from_slice(&std::fs::read(timeline).unwrap()).unwrap();
+    let events = timeline["traceEvents"].as_array().unwrap();
+    let lasts: f64 = events.iter().filter_map(|e| e["dur"].as_f64()).sum();
+    let plan = object(&["estimate", text(&model), "--pp", "2", "--json"]);
+    assert!((lasts / 1e6 / plan["summary"]["ttft_seconds"].as_f64().unwrap() - 1.0).abs() < 1e-9);
+    assert!(std::fs::read(book).unwrap().starts_with(b"PK"));
     let lines = std::fs::read_to_string(csv).unwrap();
     assert_eq!(lines.lines().count(), rows.len() + 1);
     let train = object(&[
@@ -104,6 +112,40 @@ fn llmsim_is_reproduced_and_its_graph_read_again() {
 }
 
 #[test]
+fn a_server_is_replayed() {
+    let model = root("bench/shapes/smollm2-135m.json");
+    let dir = tempfile::tempdir().unwrap();
+    let [csv, trace] = ["series.csv", "trace.jsonl"].map(|name| dir.path().join(name));
+    let load =
+        ["--num-prompts", "40", "--random-input-len", "64", "--random-output-len", "8", "--max-seqs", "4"];
+    let replay = |more: &[&str]| {
+        let args = [&["estimate", text(&model), "--replay", "--json"], &load[..], more].concat();
+        object(&args)
+    };
+    let found = replay(&["--goodput", "ttft:100000", "--csv", text(&csv)]);
+    assert_eq!((&found["completed"], &found["total_output_tokens"]), (&40.into(), &320.into()));
+    assert_eq!(found["request_goodput"], found["request_throughput"]);
+    assert_eq!(found["server"]["running_most"], 4.0);
+    let rows = std::fs::read_to_string(&csv).unwrap();
+    assert!(
+        rows.starts_with("seconds,busy,running,")
+            && found["series"].as_array().unwrap().len() + 1 == rows.lines().count()
+    );
+    // Alone each is answered sooner, all later.
+    let alone = replay(&["--max-concurrency", "1"]);
+    let number = |of: &Value, key: &str| of[key].as_f64().unwrap();
+    assert!(number(&alone, "median_ttft_ms") < number(&found, "median_ttft_ms"));
+    assert!(number(&alone, "duration") > number(&found, "duration"));
+    let lines =
+        "{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 3, \"hash_ids\": [1, 2]}\n".repeat(3);
+    std::fs::write(&trace, &lines).unwrap();
+    let args = ["estimate", text(&model), "--replay", "--trace", text(&trace), "--max-concurrency", "1"];
+    assert!(good(&args).contains("1184 of prompts, in the prefix cache"), "{}", good(&args));
+    std::fs::write(&trace, lines + "{}").unwrap();
+    assert!(refused(&args).contains("trace.jsonl, line 4: `timestamp`"));
+}
+
+#[test]
 fn whatever_is_wrong_is_said_in_one_line() {
     let model = root("bench/shapes/qwen3-0.6b.json");
     let dir = tempfile::tempdir().unwrap();
@@ -125,6 +167,13 @@ fn whatever_is_wrong_is_said_in_one_line() {
         (vec!["--hardware", text(&file)], "memory.bandwidth: 3350 has no unit"),
         (vec!["--hardware", "none.json5"], "none.json5"),
         (vec!["--seq", "2000000000"], "positions"),
+        (vec!["--seed", "1"], "go with --replay"),
+        (vec!["--replay", "--request-rate", "0"], "--request-rate 0"),
+        (vec!["--replay", "--random-input-len", "50000"], "--max-model-len"),
+        (vec!["--replay", "--hardware", "l20", "--max-model-len", "50000"], "--max-model-len 50000"),
+        (vec!["--replay", "--max-seqs", "64", "--max-batch-tokens", "8"], "--max-batch-tokens 8"),
+        (vec!["--replay", "--trace", "none.jsonl"], "none.jsonl"),
+        (vec!["--replay", "--trace", "none.jsonl", "--seed", "1"], "leave --request-rate"),
         (vec!["--legacy", "llmsim", "--for", "train"], "prefill and decode"),
         (vec!["--legacy", "llmsim", "--tp", "7"], "num_attention_heads"),
     ] {

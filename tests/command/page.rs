@@ -246,3 +246,40 @@ fn a_training_page_fits_a_small_window_in_the_dark() {
     assert!(b.text("#details .of-origin").contains("</script><script>throw 1"));
     assert!(b.bad.is_empty(), "{:#?}", b.bad);
 }
+
+/// The page of `astrai estimate --html`, of a search: what its charts say to the mouse, a table that sorts, the dark.
+#[test]
+fn an_estimate_in_a_browser() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("estimate.html");
+    let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join("bench/shapes/qwen3-moe-tiny.json");
+    let args = ["--for", "decode", "--seq", "512", "--search", "throughput", "--devices", "4", "--html"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_astrai"));
+    let out = command.arg("estimate").arg(shape).args(args).arg(&file).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains("default-src 'none'") && text.matches("</script>").count() == 2);
+    let rows = data(&text)["rows"].as_array().unwrap().len();
+    let Some(mut b) = started() else { return };
+    b.look(1280, 900, false);
+    b.open(&file);
+    assert!(b.text("#title").contains("4 × NVIDIA H100 SXM") && b.text("#facts").contains("TPOT"));
+    b.hover("#roofline circle");
+    assert!(b.text("#tip").contains("operations a byte"), "{}", b.text("#tip"));
+    b.hover("#search circle[r='8']");
+    assert!(b.text("#tip").starts_with("best: tp="), "{}", b.text("#tip"));
+    assert!(b.text("#search .reasons").contains("more tokens per second"));
+    for id in ["time", "memory", "timeline", "sensitivity"] {
+        assert!(
+            b.value(&format!("document.querySelectorAll('#{id} .mark').length")).as_u64().unwrap() > 1,
+            "{id}"
+        );
+    }
+    assert_eq!(b.value("document.querySelectorAll('#operators tbody tr').length"), json!(rows));
+    let first = b.text("#operators tbody td.name");
+    b.click("#operators th[aria-sort=descending] button");
+    assert_ne!(b.text("#operators tbody td.name"), first, "the shortest comes first");
+    b.look(700, 900, true);
+    assert_eq!(b.value("document.documentElement.scrollWidth <= 700"), json!(true));
+    assert!(b.bad.is_empty(), "{:#?}", b.bad);
+}

@@ -18,6 +18,7 @@
 #[path = "../command/answers/fixture.rs"]
 mod answers;
 mod data;
+mod estimates;
 #[path = "../command/train/fixture.rs"]
 #[expect(dead_code)]
 mod fixture;

@@ -2,6 +2,7 @@
 //! of refusal for one that is not; whatever else it does is a failure.
 
 use crate::data;
+use crate::estimates;
 use crate::gguf;
 use crate::mutate::{Draws, bytes, object, value};
 use crate::server;
@@ -89,6 +90,14 @@ pub const TARGETS: [Target; 26] = [
         input: data::config,
         run: |_| Box::new(data::read_config),
     },
+    Target {
+        name: "hardware",
+        inputs: 3_000,
+        patience: 1,
+        input: estimates::hardware,
+        run: |_| Box::new(estimates::read_hardware),
+    },
+    Target { name: "trace", inputs: 1_000, patience: 1, input: estimates::trace, run: estimates::open_trace },
     Target {
         name: "request",
         inputs: 400,

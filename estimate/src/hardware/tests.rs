@@ -27,6 +27,8 @@ fn wrong_files_are_refused_in_one_line_that_names_the_key() {
     for (line, key) in [
         (file("[]"), "the file"),
         (file("{"), "JSON5"),
+        (file(&"[".repeat(200)), "JSON5"),
+        (file(&"[".repeat(100_000)), "200 objects and lists"),
         (file("{name: 'x'}"), "memory"),
         (with("{size: 80, bandwidth: '3 TB/s'}", c, ""), "memory.size: 80 has no unit"),
         (with("{size: '80 GB', bandwidth: '3 GB'}", c, ""), "memory.bandwidth"),
@@ -50,4 +52,6 @@ fn files_of_llmsim_are_understood_as_meant() {
     assert_eq!([h.bandwidth, h.memory, h.peak(Precision::Bf16)], [3.35e12, 80e9, 989e12]);
     let wrong = Hardware::parse(&text.replace("3.35", "3350"), "h800.json5").unwrap_err();
     assert!(wrong.contains("bandwidth.hbm_bandwidth_gb_s"), "{wrong}");
+    let wrong = Hardware::parse(&text.replace("mac_bf16", "mac_fp16"), "h800.json5").unwrap_err();
+    assert!(wrong.contains("compute.mac_fp16_gflops is not known"), "{wrong}");
 }

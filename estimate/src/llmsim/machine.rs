@@ -31,6 +31,24 @@ const PRESETS: [Preset; 5] = [
     ("gb200", 192.0, 8.0, [5000.0, 2500.0, 2500.0], [1800.0, 300.0]),
 ];
 
+/// Keys of its files, by section.
+const KEYS: [(&str, &[&str]); 3] = [
+    ("memory", &["hbm_size_gb", "cache_line_size"]),
+    (
+        "bandwidth",
+        &[
+            "hbm_bandwidth_gb_s",
+            "dma_bandwidth_gb_s",
+            "dma_bandwidth_decode_gb_s",
+            "link_bandwidth_gb_s",
+            "link_bandwidth_decode_gb_s",
+            "rdma_bandwidth_gb_s",
+            "rdma_bandwidth_decode_gb_s",
+        ],
+    ),
+    ("compute", &["mac_int8_gflops", "mac_fp32_gflops", "mac_bf16_gflops"]),
+];
+
 impl Machine {
     /// One of its own presets.
     pub fn named(name: &str) -> Option<Machine> {
@@ -62,6 +80,13 @@ impl Machine {
             None => Ok(&empty),
             Some(v) => v.as_object().ok_or_else(|| format!("{key} must be an object")),
         };
+        // LLMSim passes over a key that is misspelt and takes its default.
+        for (part, known) in KEYS {
+            if let Some(key) = section(part)?.keys().find(|k| !known.contains(&k.as_str())) {
+                let key = astrai_files::one_line(key);
+                return Err(format!("{part}.{key} is not known; known are {}", known.join(", ")));
+            }
+        }
         let number = |part: &str, key: &str, default: f64, (least, most): (f64, f64)| {
             let wrong = || {
                 format!(

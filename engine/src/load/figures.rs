@@ -1,14 +1,26 @@
 //! What is told of a load. In: what came of each request. Out: an object with the keys of `vllm bench serve`: a time's name ends with `_ms`, a
 //! rate is a second's.
 
-use super::Answered;
-use crate::measure::rounded;
-use clap::ValueEnum;
 use serde_json::{Value, json};
 use std::str::FromStr;
 
+/// What came of a request. Times are seconds from when it was sent.
+#[derive(Clone, Debug, Default)]
+pub struct Answered {
+    /// Tokens of the prompt.
+    pub input: usize,
+    /// Tokens of the answer.
+    pub output: u64,
+    /// To the first chunk.
+    pub first: f64,
+    /// To the last chunk.
+    pub whole: f64,
+    /// Why there was no answer.
+    pub error: Option<String>,
+}
+
 /// A time that is measured of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
     /// To the first token
     Ttft,
@@ -24,17 +36,26 @@ const METRICS: [(Metric, &str); 4] =
     [(Metric::Ttft, "ttft"), (Metric::Tpot, "tpot"), (Metric::Itl, "itl"), (Metric::E2el, "e2el")];
 
 impl Metric {
-    /// Seconds: one of a request, but of `itl` one for each chunk after the first.
-    fn of(self, answer: &Answered) -> Vec<f64> {
+    /// Seconds of a request; of `itl`, which is of chunks, and where there is no second token, none.
+    fn of(self, answer: &Answered) -> Option<f64> {
         match self {
-            Metric::Ttft => vec![answer.first],
-            Metric::Tpot if answer.output > 1 => {
-                vec![(answer.whole - answer.first) / (answer.output - 1) as f64]
+            Metric::Ttft => Some(answer.first),
+            Metric::Tpot => {
+                (answer.output > 1).then(|| (answer.whole - answer.first) / (answer.output - 1) as f64)
             }
-            Metric::Tpot => vec![],
-            Metric::Itl => answer.between.clone(),
-            Metric::E2el => vec![answer.whole],
+            Metric::Itl => None,
+            Metric::E2el => Some(answer.whole),
         }
+    }
+}
+
+impl FromStr for Metric {
+    type Err = String;
+
+    /// `ttft`
+    fn from_str(text: &str) -> Result<Metric, String> {
+        let found = METRICS.iter().find(|(_, name)| *name == text);
+        found.map(|(metric, _)| *metric).ok_or_else(|| "give ttft, tpot, itl or e2el".into())
     }
 }
 
@@ -74,19 +95,60 @@ impl FromStr for Percentiles {
 
 /// What came of a load, and what is wanted of it.
 pub struct Figures<'a> {
+    /// Of each request.
     pub answered: &'a [Answered],
+    /// Seconds from a chunk to the next of the same request, of answers without an error, and how often.
+    pub between: &'a [(f64, u64)],
+    /// Seconds of all.
     pub seconds: f64,
+    /// What a good request keeps to.
     pub goodput: &'a [Objective],
-    /// None for the usual ones.
+    /// Of which metrics percentiles are told; none for the usual ones.
     pub metrics: &'a [Metric],
+    /// Which; none for the 99th.
     pub percentiles: Option<&'a Percentiles>,
 }
 
-/// The value below which so many of a hundred lie, between its neighbours.
-fn percentile(sorted: &[f64], p: f64) -> f64 {
-    let at = p / 100.0 * sorted.len().saturating_sub(1) as f64;
-    let value = |i: f64| sorted.get(i as usize).copied().unwrap_or(0.0);
-    value(at.floor()) + (value(at.ceil()) - value(at.floor())) * at.fract()
+/// Times in their order, each with how often it was there.
+struct Sorted {
+    times: Vec<(f64, u64)>,
+    /// Times up to each, it among them.
+    up_to: Vec<u64>,
+}
+
+impl Sorted {
+    fn new(mut times: Vec<(f64, u64)>) -> Sorted {
+        times.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let up_to = times.iter().scan(0, |sum, t| {
+            *sum += t.1;
+            Some(*sum)
+        });
+        Sorted { up_to: up_to.collect(), times }
+    }
+
+    fn count(&self) -> u64 {
+        self.up_to.last().copied().unwrap_or(0)
+    }
+
+    fn mean(&self, of: impl Fn(f64) -> f64) -> f64 {
+        let sum: f64 = self.times.iter().map(|(t, n)| of(*t) * *n as f64).sum();
+        sum / self.count().max(1) as f64
+    }
+
+    /// The value below which so many of a hundred lie, between its neighbours.
+    fn percentile(&self, p: f64) -> f64 {
+        let at = p / 100.0 * self.count().saturating_sub(1) as f64;
+        let value = |i: f64| {
+            let place = self.up_to.partition_point(|n| *n <= i as u64);
+            self.times.get(place).map_or(0.0, |t| t.0)
+        };
+        value(at.floor()) + (value(at.ceil()) - value(at.floor())) * at.fract()
+    }
+}
+
+fn rounded(x: f64, digits: i32) -> f64 {
+    let by = 10f64.powi(digits);
+    (x * by).round() / by
 }
 
 impl Figures<'_> {
@@ -108,7 +170,7 @@ impl Figures<'_> {
         put("total_output_tokens".into(), json!(output));
         put("request_throughput".into(), json!(rate(completed as f64)));
         let keeps = |a: &&Answered| {
-            self.goodput.iter().all(|o| o.metric.of(a).iter().all(|seconds| 1e3 * seconds <= o.most))
+            self.goodput.iter().all(|o| o.metric.of(a).is_none_or(|seconds| 1e3 * seconds <= o.most))
         };
         let kept = (!self.goodput.is_empty()).then(|| rate(self.good().filter(keeps).count() as f64));
         put("request_goodput".into(), json!(kept));
@@ -117,17 +179,18 @@ impl Figures<'_> {
         let usual = [Metric::Ttft, Metric::Tpot, Metric::Itl];
         let chosen = if self.metrics.is_empty() { &usual[..] } else { self.metrics };
         for (metric, name) in METRICS.into_iter().filter(|(metric, _)| chosen.contains(metric)) {
-            let mut all: Vec<f64> =
-                self.good().flat_map(|a| metric.of(a)).map(|seconds| 1e3 * seconds).collect();
-            all.sort_by(f64::total_cmp);
-            let n = all.len().max(1) as f64;
-            let mean = all.iter().sum::<f64>() / n;
-            let deviation = (all.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n).sqrt();
-            for (word, value) in [("mean", mean), ("median", percentile(&all, 50.0)), ("std", deviation)] {
+            let ms = |(seconds, n): (f64, u64)| (1e3 * seconds, n);
+            let all = Sorted::new(match metric {
+                Metric::Itl => self.between.iter().copied().map(ms).collect(),
+                _ => self.good().filter_map(|a| metric.of(a)).map(|seconds| ms((seconds, 1))).collect(),
+            });
+            let mean = all.mean(|x| x);
+            let deviation = all.mean(|x| (x - mean).powi(2)).sqrt();
+            for (word, value) in [("mean", mean), ("median", all.percentile(50.0)), ("std", deviation)] {
                 put(format!("{word}_{name}_ms"), json!(rounded(value, 3)));
             }
             for p in self.percentiles.map_or(&[99.0][..], |p| &p.0) {
-                put(format!("p{p}_{name}_ms"), json!(rounded(percentile(&all, *p), 3)));
+                put(format!("p{p}_{name}_ms"), json!(rounded(all.percentile(*p), 3)));
             }
         }
         told
@@ -139,7 +202,6 @@ impl Figures<'_> {
         told["input_lens"] = each(|a| json!(a.input));
         told["output_lens"] = each(|a| json!(a.output));
         told["ttfts"] = each(|a| json!(a.first));
-        told["itls"] = each(|a| json!(a.between));
         told["errors"] = each(|a| json!(a.error.as_deref().unwrap_or("")));
     }
 }
@@ -154,7 +216,6 @@ mod tests {
             input: 10,
             output: between.len() as u64 + 1,
             first,
-            between: between.to_vec(),
             whole: first + between.iter().sum::<f64>(),
             error: error.map(str::to_owned),
         };
@@ -168,6 +229,7 @@ mod tests {
         let percentiles = "50,99.9".parse().unwrap();
         let figures = Figures {
             answered: &answered,
+            between: &[(0.05, 2), (0.01, 1), (0.03, 1)],
             seconds: 2.0,
             goodput: &goodput,
             metrics: &[],

@@ -1,0 +1,129 @@
+//! An estimate as one page of HTML that fetches nothing, and as a timeline for Chrome's trace viewers. In: planned stages, hardware, and,
+//! after a search, what was found. Out: texts.
+
+use super::{COLUMNS, cells, found as searched, to_json};
+use crate::Refused;
+use crate::estimate::{Estimate, Row, of_stages};
+use crate::hardware::{Hardware, Precision};
+use crate::schedule::{Elsewhere, Schedule, stages};
+use crate::search::Found;
+use astrai_builders::ModelConfig;
+use astrai_ir::Backend;
+use serde_json::{Value, json};
+
+const SHELL: &str = include_str!("page/page.html");
+const STYLE: &str = include_str!("page/page.css");
+const SCRIPT: &str = include_str!("page/page.js");
+
+/// By what the numbers of the hardware are multiplied to see what the step waits for.
+const FACTORS: [f64; 7] = [0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0];
+
+/// Launches that the page draws, at most.
+const DRAWN: usize = 6000;
+
+/// What may be changed of a machine.
+const CHANGES: [(&str, fn(&mut Hardware, f64)); 4] = [
+    ("arithmetic", |h, by| h.compute.iter_mut().for_each(|(_, peak)| *peak *= by)),
+    ("memory bandwidth", |h, by| {
+        h.bandwidth *= by;
+        h.cache = h.cache.map(|(size, bandwidth)| (size, bandwidth * by));
+    }),
+    ("links", |h, by| {
+        h.links.iter_mut().for_each(|l| (l.bandwidth, l.latency) = (l.bandwidth * by, l.latency / by));
+    }),
+    ("starting kernels", |h, by| h.launch /= by),
+];
+
+/// The page of a schedule.
+///
+/// # Errors
+/// One line that names the flag or key.
+pub fn page(
+    model: &str,
+    config: &ModelConfig,
+    schedule: &Schedule,
+    hardware: &Hardware,
+    kernels: &dyn Backend,
+    found: Option<&Found>,
+) -> Result<String, Refused> {
+    let backend = Elsewhere::new(kernels, hardware);
+    let (mesh, planned) = (schedule.mesh(config)?, stages(config, schedule, &backend)?);
+    let on = |hardware: &Hardware| of_stages(config, schedule, hardware, &mesh, &planned);
+    let e = on(hardware)?;
+    let mut sensitivity = Vec::new();
+    for (what, change) in CHANGES {
+        if what == "links" && schedule.devices() == 1 {
+            continue;
+        }
+        let mut steps = Vec::new();
+        for by in FACTORS {
+            let mut other = hardware.clone();
+            change(&mut other, by);
+            steps.push(on(&other)?.summary.step);
+        }
+        sensitivity.push(json!({"what": what, "seconds": steps}));
+    }
+    let whole = to_json(&e);
+    let data = json!({
+        "model": model, "hardware": hardware.name, "schedule": whole["schedule"], "summary": whole["summary"],
+        "parameters": e.parameters, "columns": COLUMNS,
+        "rows": e.ranks.iter().flat_map(|r| &r.rows).map(cells).collect::<Vec<_>>(),
+        "peaks": peaks(&e), "bandwidth": hardware.bandwidth, "factors": FACTORS, "sensitivity": sensitivity,
+        "stages": e.ranks.iter().map(|r| launches(r, DRAWN / e.ranks.len().max(1))).collect::<Vec<_>>(),
+        "search": found.map(|f| candidates(f, hardware)),
+    });
+    let inside = data.to_string().replace('<', "\\u003c");
+    Ok(SHELL.replace("/*STYLE*/", STYLE).replace("/*SCRIPT*/", SCRIPT).replace("/*DATA*/", &inside))
+}
+
+/// Peaks of the types that rows compute in.
+fn peaks(e: &Estimate) -> Value {
+    let rows = || e.ranks.iter().flat_map(|r| &r.rows);
+    let met = |p: &Precision| rows().any(|r| super::computed_in(r) == p.name());
+    Precision::ALL.iter().filter(|p| met(p)).map(|p| json!([p.name(), e.hardware.peak(*p)])).collect()
+}
+
+/// Launches as numbers of rows and bytes kept, the first of them only where there are too many.
+fn launches(rank: &crate::estimate::Rank, most: usize) -> Value {
+    let m = &rank.memory;
+    let held = m.weights + m.kv + m.gradients + m.optimizer;
+    let list: Vec<[u64; 2]> = rank.launches.iter().take(most).map(|l| [l.row as u64, l.live]).collect();
+    json!({"held": held, "launches": list, "left_out": rank.launches.len().saturating_sub(most)})
+}
+
+/// A search's frontier and reasons.
+fn candidates(found: &Found, hardware: &Hardware) -> Value {
+    let mut all = searched(found, 0.0);
+    let at = |e: &Estimate| {
+        let s = &e.summary;
+        json!({"schedule": super::schedule(&e.schedule), "step": s.step, "tokens_per_s": s.tokens_per_s,
+            "memory": s.memory.total(), "device_memory": hardware.memory})
+    };
+    let rejected = all["rejected"].take();
+    json!({"considered": found.considered, "winner": found.winner, "rejected": rejected,
+        "frontier": found.frontier.iter().map(at).collect::<Vec<_>>()})
+}
+
+/// The launches of a step, one piece of each stage after another, as events of Chrome's trace viewers; times are microseconds.
+pub fn timeline(e: &Estimate) -> Value {
+    let (mut events, mut now) = (Vec::new(), 0.0);
+    for (stage, rank) in e.ranks.iter().enumerate() {
+        let name = json!({"name": format!("stage {stage}")});
+        events.push(json!({"name": "process_name", "ph": "M", "pid": stage, "args": name}));
+        for l in &rank.launches {
+            let Row { program, work, time, .. } = &rank.rows[l.row];
+            let us = time.total() * 1e6;
+            events.push(json!({
+                "name": work.origin, "cat": work.form, "ph": "X", "ts": now, "dur": us, "pid": stage, "tid": 0,
+                "args": {"program": program, "layer": work.layer, "flops": time.flops, "bytes": time.bytes,
+                    "bound_by": time.bound()},
+            }));
+            let live = json!({"bytes": l.live});
+            events.push(
+                json!({"name": "values between kernels", "ph": "C", "ts": now, "pid": stage, "args": live}),
+            );
+            now += us;
+        }
+    }
+    json!({"displayTimeUnit": "ms", "traceEvents": events})
+}
