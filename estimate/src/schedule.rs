@@ -309,7 +309,8 @@ fn train(
     let recipe = Recipe {
         storage: s.storage,
         recompute: s.recompute,
-        accumulate: s.micro > 1,
+        // What ranks share outlives the backward pass.
+        accumulate: s.micro > 1 || s.zero > 1,
         ..Settings::of_sizes(batch, s.seq).recipe()
     };
     let plan =

@@ -120,9 +120,11 @@ impl Search {
                 vec![1]
             };
             for micro in micros.into_iter().filter(|m| here.is_multiple_of(*m) && here > 0) {
-                let zeros: &[u8] = if train && shares > 1 { &[0, 1, 3] } else { &[0] };
-                let again: &[Recompute] =
-                    if train { &[Recompute::Selective, Recompute::Full] } else { &[Recompute::Selective] };
+                let zeros: &[u8] = if train && shares > 1 { &[0, 1, 2, 3] } else { &[0] };
+                let again: &[Recompute] = match train {
+                    true => &[Recompute::None, Recompute::Selective, Recompute::Full],
+                    false => &[Recompute::Selective],
+                };
                 for (&zero, &recompute) in zeros.iter().flat_map(|z| again.iter().map(move |r| (z, r))) {
                     let batch = if self.fixed_batch { self.base.batch } else { here * shares };
                     found.push(Schedule { batch, ranks, micro, zero, recompute, ..self.base.clone() });
@@ -144,7 +146,7 @@ impl Search {
     ) -> Result<Found, Refused> {
         let near = hardware.links.first().map_or(1, |l| l.devices as usize);
         let mut rejected: Vec<(Schedule, String)> = Vec::new();
-        let mut groups: BTreeMap<(usize, usize, bool), Vec<Schedule>> = BTreeMap::new();
+        let mut groups: BTreeMap<(usize, usize, u8), Vec<Schedule>> = BTreeMap::new();
         let mut considered = 0;
         for ranks in self.meshes(config) {
             let all = self.variants(ranks);
@@ -166,7 +168,7 @@ impl Search {
                 continue;
             }
             for s in all {
-                groups.entry((s.ranks.tp, s.ranks.ep, s.recompute == Recompute::Full)).or_default().push(s);
+                groups.entry((s.ranks.tp, s.ranks.ep, s.recompute as u8)).or_default().push(s);
             }
         }
         let (candidates, others) = self.look(config, hardware, kernels, groups)?;
@@ -233,7 +235,7 @@ impl Search {
         config: &ModelConfig,
         hardware: &Hardware,
         kernels: &dyn Backend,
-        groups: BTreeMap<(usize, usize, bool), Vec<Schedule>>,
+        groups: BTreeMap<(usize, usize, u8), Vec<Schedule>>,
     ) -> Result<Looked, Refused> {
         let todo = Mutex::new(groups.into_values().collect::<Vec<_>>());
         let found = Mutex::new((Vec::new(), Vec::new()));

@@ -53,7 +53,8 @@ impl Layers {
         let short = ModelConfig { num_layers: layers.len(), layers, ..config.clone() };
         let alone = Schedule {
             ranks: Ranks { pp: 1, dp: s.ranks.dp, ep: s.ranks.ep, tp: s.ranks.tp },
-            micro: 1,
+            // Of several pieces gradients are states, of each weight as many bytes, and not among the values between kernels.
+            micro: if s.purpose == Purpose::Train { 2 } else { 1 },
             ..s.clone()
         };
         let mesh = alone.mesh(&short)?;
