@@ -157,8 +157,8 @@ impl Room {
     ///
     /// # Errors
     /// Not one sequence fits; the line names the flags.
-    pub fn pages(&self, config: &ModelConfig, page_bytes: u64, free: u64) -> Result<(Cache, usize), String> {
-        let fit = fit(self, config.max_positions, page_bytes, free)?;
+    pub fn pages(&self, config: &ModelConfig, bytes: [u64; 2], free: u64) -> Result<(Cache, usize), String> {
+        let fit = fit(self, config.max_positions, PageBytes::of(config, bytes), free)?;
         Ok((fit.cache, fit.context))
     }
 
