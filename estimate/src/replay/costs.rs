@@ -58,6 +58,7 @@ struct Known {
 /// A program, planned for each length.
 struct Lengths {
     kind: ProgramKind,
+    lengths: Vec<u64>,
     plans: Vec<(Vec<Work>, Vec<Symbol>)>,
     known: HashMap<[u64; 2], Known>,
 }
@@ -68,7 +69,6 @@ pub struct StepCosts {
     pub served: Served,
     hardware: Hardware,
     mesh: Mesh,
-    lengths: Vec<u64>,
     programs: Vec<Lengths>,
 }
 
@@ -145,10 +145,6 @@ impl StepCosts {
                 programs.push((ProgramKind::Decode, decode));
             }
         }
-        let known = |(kind, plans): (ProgramKind, Vec<Compiled>)| {
-            let plans = plans.iter().map(|p| (work(p), p.plan.symbols.clone())).collect::<Vec<_>>();
-            Lengths { kind, plans, known: HashMap::new() }
-        };
         let served = Served {
             bounds: Bounds {
                 page_size: cache.page,
@@ -167,14 +163,10 @@ impl StepCosts {
             kv_bytes: page_bytes[0] * cache.pages as u64
                 + page_bytes[1] * cache.windows.map_or(cache.pages, |w| w.pages) as u64,
         };
-        let programs: Vec<Lengths> = programs.into_iter().map(known).collect();
-        let alike = |p: &Lengths| p.plans.iter().all(|(w, _)| w.len() == p.plans[0].0.len());
-        if !programs.iter().all(alike) {
-            return Err(
-                "sequences of different lengths have different kernels, between which no time lies".into()
-            );
-        }
-        Ok(StepCosts { served, hardware: hardware.clone(), mesh, lengths, programs })
+        let programs: Result<Vec<Lengths>, Refused> =
+            programs.into_iter().map(|(kind, plans)| Lengths::of(kind, &plans, &lengths)).collect();
+        let programs = programs?;
+        Ok(StepCosts { served, hardware: hardware.clone(), mesh, programs })
     }
 
     /// A plan without rows, for a scheduler.
@@ -206,7 +198,7 @@ impl StepCosts {
             if rows.tokens > 0 {
                 let pages = self.served.bounds.pages as u64;
                 all += self.hardware.kernels.step
-                    + program.seconds(&rows, &self.lengths, (&self.hardware, &self.mesh), pages)?;
+                    + program.seconds(&rows, (&self.hardware, &self.mesh), pages)?;
             }
         }
         Ok(all)
@@ -214,24 +206,32 @@ impl StepCosts {
 }
 
 impl Lengths {
-    fn seconds(
-        &mut self,
-        rows: &Rows,
-        lengths: &[u64],
-        on: (&Hardware, &Mesh),
-        pages: u64,
-    ) -> Result<f64, Refused> {
+    /// A server has the kernels of its longest sequences: plans for others count where they have the same.
+    fn of(kind: ProgramKind, plans: &[Compiled], lengths: &[u64]) -> Result<Lengths, Refused> {
+        let mut all: Vec<(u64, (Vec<Work>, Vec<Symbol>))> =
+            lengths.iter().zip(plans).map(|(n, p)| (*n, (work(p), p.plan.symbols.clone()))).collect();
+        let shape = |works: &[Work]| works.iter().map(|w| (w.origin.clone(), w.form)).collect::<Vec<_>>();
+        let longest = all.last().map(|(_, (works, _))| shape(works)).unwrap_or_default();
+        all.retain(|(_, (works, _))| shape(works) == longest);
+        if all.len() < 2 {
+            return Err("sequences of all lengths have different kernels, between which no time lies".into());
+        }
+        let (lengths, plans) = all.into_iter().unzip();
+        Ok(Lengths { kind, lengths, plans, known: HashMap::new() })
+    }
+
+    fn seconds(&mut self, rows: &Rows, on: (&Hardware, &Mesh), pages: u64) -> Result<f64, Refused> {
         let key = [rows.tokens, rows.sequences];
         if !self.known.contains_key(&key) {
             if self.known.len() >= KEPT {
                 self.known.clear();
             }
-            let known = self.know(key, lengths, on, pages)?;
+            let known = self.know(key, on, pages)?;
             self.known.insert(key, known);
         }
         let known = &self.known[&key];
         let means = [rows.seen[0] / rows.tokens as f64, rows.seen[1] / rows.sequences as f64];
-        let [seen, held] = means.map(|n| place(lengths, n));
+        let [seen, held] = means.map(|n| place(&self.lengths, n));
         let grown = known.grown.iter().map(|(attention, launches, grown)| {
             let computed = if *attention { seen } else { held };
             let compute = between(grown, computed, 0);
@@ -244,14 +244,13 @@ impl Lengths {
     fn know(
         &self,
         [tokens, sequences]: [u64; 2],
-        lengths: &[u64],
         (hardware, mesh): (&Hardware, &Mesh),
         pages: u64,
     ) -> Result<Known, Refused> {
         let mut known = Known { rest: 0.0, grown: vec![] };
         for at in 0..self.plans[0].0.len() {
-            let mut grown: Grown = Vec::with_capacity(lengths.len());
-            for ((works, symbols), length) in self.plans.iter().zip(lengths) {
+            let mut grown: Grown = Vec::with_capacity(self.lengths.len());
+            for ((works, symbols), length) in self.plans.iter().zip(&self.lengths) {
                 let value = |name: &str| match name {
                     "tokens" => Some(tokens),
                     "sequences" => Some(sequences),
@@ -304,10 +303,9 @@ mod tests {
     fn a_step_takes_what_its_plan_takes() {
         let mut costs = costs(LLAMA, 8, 64, false);
         let rows = |tokens: u64, at: f64| Rows { tokens, sequences: tokens, seen: [at * tokens as f64; 2] };
-        let on = costs.lengths.clone();
         let mut seconds = |rows: &Rows| {
             let (hardware, mesh) = (costs.hardware.clone(), costs.mesh.clone());
-            costs.programs[0].seconds(rows, &on, (&hardware, &mesh), 64).unwrap()
+            costs.programs[0].seconds(rows, (&hardware, &mesh), 64).unwrap()
         };
         let [short, middle, long] = [16.0, 72.0, 128.0].map(|at| seconds(&rows(8, at)));
         assert!(short < middle && middle < long, "{short} {middle} {long}");
