@@ -20,6 +20,14 @@ pub enum Draw {
     Magnitudes(u64),
 }
 
+impl Draw {
+    /// Its seed.
+    pub fn seed(self) -> u64 {
+        let (Draw::Plain(seed) | Draw::Edges(seed) | Draw::Ties(seed) | Draw::Magnitudes(seed)) = self;
+        seed
+    }
+}
+
 /// A value of the symbol `t`, and what the leaves hold.
 pub type At = (u64, Draw);
 
@@ -386,8 +394,7 @@ fn concrete(ty: &Type, sizes: &Sizes) -> Vec<usize> {
 /// Values for the leaves of a graph.
 pub fn values(case: &Case, (t, draw): At) -> HashMap<String, Tensor> {
     let sizes = Sizes::from([("t".to_string(), t)]);
-    let (Draw::Plain(seed) | Draw::Edges(seed) | Draw::Ties(seed) | Draw::Magnitudes(seed)) = draw;
-    let mut state = 0x1234_5678_9abc_def1u64 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut state = 0x1234_5678_9abc_def1u64 ^ draw.seed().wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut random = move || {
         state ^= state << 13;
         state ^= state >> 7;

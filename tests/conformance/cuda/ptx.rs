@@ -29,8 +29,8 @@ struct Inside {
     order: Mutex<(u64, u64)>,
     /// What each entry did.
     counts: Mutex<BTreeMap<String, (Arc<astrai_ptx::Kernel>, Counts)>>,
-    /// Runs in place of the entry of its name.
-    mutant: Mutex<Option<Mutant>>,
+    /// Runs in place of the entry of its name, with so many instructions of warps a block.
+    mutant: Mutex<Option<(Mutant, u64)>>,
     /// Sectors and passes are counted, too.
     counted: AtomicBool,
 }
@@ -73,8 +73,8 @@ impl Emulator {
         self
     }
 
-    /// Runs this in place of the entry of its name, or nothing.
-    pub(super) fn instead(&self, mutant: Option<Mutant>) {
+    /// Runs this in place of the entry of its name, with so many instructions of warps a block; or nothing.
+    pub(super) fn instead(&self, mutant: Option<(Mutant, u64)>) {
         *locked(&self.inside.mutant) = mutant;
     }
 
@@ -195,8 +195,8 @@ impl Executable for Loaded {
                 let Grid::Units(blocks) = &e.grid else { panic!("blocks are a size") };
                 let blocks = value(blocks)?.min(most) as u32;
                 let whole = self.module.kernel(&e.symbol).unwrap();
-                let changed = mutant.as_ref().filter(|m| m.kernel.name == e.symbol);
-                let kernel = changed.map_or(&**whole, |m| &m.kernel);
+                let changed = mutant.as_ref().filter(|(m, _)| m.kernel.name == e.symbol);
+                let kernel = changed.map_or(&**whole, |(m, _)| &m.kernel);
                 let mut memory = locked(&self.inside.memory);
                 let variables: Vec<u64> = (self.module.variables.iter())
                     .map(|v| {
@@ -208,7 +208,7 @@ impl Executable for Loaded {
                 let mut l = astrai_ptx::Launch::new(kernel, [blocks, 1, 1], [e.block, 1, 1], &params);
                 (l.dynamic, l.seed, l.variables) = (value(&e.shared)? as usize, seed, &variables);
                 l.counted = self.inside.counted.load(Relaxed);
-                l.budget = if changed.is_some() { 1 << 20 } else { 1 << 28 };
+                l.budget = changed.map_or(astrai_ptx::BUDGET, |(_, budget)| *budget);
                 let counts = l.run(&mut memory).map_err(|f| Error::Input(f.to_string()))?;
                 for at in &variables {
                     memory.free(*at);

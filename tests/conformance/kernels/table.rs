@@ -7,7 +7,7 @@ use crate::machines::{emulated, machine, machines, own};
 use astrai_engine::machine::Machine;
 use astrai_ir::ops::{Op, State};
 use astrai_ir::{DType, Dim, Graph, NodeId, Precision, Shape, Sizes, Symbol, Tensor, Type, eval};
-use astrai_runtime::{Buffers, Compiled, Options, Session, Value, compile};
+use astrai_runtime::{Buffers, Compiled, Error, Options, Session, Value, compile};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -183,13 +183,38 @@ impl Table {
         self
     }
 
+    /// The table with this case alone, and one that gives the symbol its size where nothing else does.
+    pub fn only(mut self, case: &str) -> Table {
+        let id = self.g.output(case).unwrap();
+        self.g = self.g.without_outputs();
+        self.case(case, id);
+        let live = self.g.live();
+        let sized = |id: NodeId| {
+            let node = self.g.node(id);
+            live[id.index()]
+                && node.op.leaf_name().is_some()
+                && node.ty().shape.iter().any(|d| d.size().is_none())
+        };
+        if !self.g.ids().any(sized) {
+            let unused = self.x(rows(&[]));
+            self.case("size", unused);
+        }
+        self
+    }
+
     /// Values of the leaves at this size.
     pub fn values(&self, n: u64) -> HashMap<String, Tensor> {
+        self.values_of((n, 0))
+    }
+
+    /// The same, of inputs drawn from a seed.
+    pub fn values_of(&self, (n, seed): (u64, u64)) -> HashMap<String, Tensor> {
         let sizes = Sizes::from([("n".to_string(), n)]);
         let value = |(i, l): (usize, &Leaf)| {
             let size = |d: &Dim| d.eval(&|s| sizes.get(s).copied()).unwrap() as usize;
             let shape: Vec<usize> = l.ty.shape.iter().map(size).collect();
-            (l.name.clone(), l.fill.tensor(i as u64 + 1, l.ty.dtype, &shape))
+            let seed = if l.role == Role::Input { seed << 32 } else { 0 };
+            (l.name.clone(), l.fill.tensor(i as u64 + 1 + seed, l.ty.dtype, &shape))
         };
         self.leaves.iter().enumerate().map(value).collect()
     }
@@ -206,12 +231,15 @@ impl Table {
 
     /// A session over these states.
     pub fn open(&self, m: &Machine, states: &Buffers) -> Session {
+        self.opened(Arc::new(self.compiled_on(m)), states).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn opened(&self, program: Arc<Compiled>, states: &Buffers) -> Result<Session, Error> {
         let leaves = self.values(1);
         let weights = self.leaves.iter().filter(|l| l.role == Role::Weight);
         let weights: HashMap<String, Value> =
             weights.map(|l| (l.name.clone(), Value::from_tensor(&leaves[&l.name]))).collect();
-        let program = Arc::new(self.compiled_on(m));
-        Session::over(program, &weights, states, &mut |_, _| {}).unwrap_or_else(|e| panic!("{e}"))
+        Session::over(program, &weights, states, &mut |_, _| {})
     }
 
     /// Memory of the states, filled.
@@ -277,12 +305,17 @@ impl Table {
         assert!(wrong.is_empty(), "{} cases are wrong:\n{}", wrong.len(), wrong.join("\n"));
     }
 
-    /// Results on this machine at this size, next versions of states among them.
-    pub fn results_on(&self, m: &Machine, n: u64) -> Vec<(String, Tensor)> {
+    /// Results of the compiled table, next versions of states among them, at this size, of inputs drawn from this seed.
+    pub fn results_of(
+        &self,
+        program: &Arc<Compiled>,
+        m: &Machine,
+        at: (u64, u64),
+    ) -> Result<Vec<(String, Tensor)>, Error> {
         let states = self.states(m);
-        let got = run(&mut self.open(m, &states), &self.values(n));
+        let got = tried(&mut self.opened(program.clone(), &states)?, &self.values_of(at))?;
         let one = |(name, _): &(String, NodeId)| (name.clone(), result(&self.g, name, &got, &states));
-        self.g.outputs().iter().map(one).collect()
+        Ok(self.g.outputs().iter().map(one).collect())
     }
 
     /// A line for each result, or next version of a state, that is not the interpreter's.
@@ -319,11 +352,15 @@ fn version(graph: &Graph, id: NodeId, states: &Buffers) -> Tensor {
 
 /// Results of a session on these leaves, those that it does not name left out.
 pub fn run(session: &mut Session, leaves: &HashMap<String, Tensor>) -> Vec<(String, Value)> {
+    tried(session, leaves).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn tried(session: &mut Session, leaves: &HashMap<String, Tensor>) -> Result<Vec<(String, Value)>, Error> {
     let names: Vec<String> = session.inputs().iter().map(|(n, _)| n.clone()).collect();
     let values: Vec<(String, Value)> =
         names.iter().map(|n| (n.clone(), Value::from_tensor(&leaves[n]))).collect();
     let inputs: Vec<(&str, &Value)> = values.iter().map(|(n, v)| (n.as_str(), v)).collect();
-    session.run(&inputs).unwrap_or_else(|e| panic!("{e}"))
+    session.run(&inputs)
 }
 
 /// Sum of the tolerances of the operators that an output is made by.
