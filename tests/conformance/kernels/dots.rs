@@ -227,6 +227,27 @@ fn prologues() {
     t.all_native().run_some(&[1, 7, 33, 40]);
 }
 
+/// Numbers of f16 are widened in memory, weights and activations alike, and the core multiplies them.
+#[test]
+fn the_core_multiplies_what_was_f16() {
+    let mut t = Table::new();
+    let x = |t: &mut Table, width: usize| {
+        let x = t.input(DType::F16, rows(&[width]), Fill::Real(-1.0, 1.0));
+        t.g.cast(x, DType::F32).unwrap()
+    };
+    for (n, k) in [(7, 3), (33, 257), (65, 64)] {
+        let x = x(&mut t, k);
+        let y = packed(&mut t, DType::F16, x, n, k);
+        t.case(&format!("[{n}, {k}]"), y);
+    }
+    let (a, b) = (x(&mut t, 33), x(&mut t, 40));
+    let y = t.g.push(Dot { batch: vec![], contract: vec![(0, 0)] }, &[a, b]).unwrap();
+    t.case("over rows", y);
+    let program = t.compiled();
+    assert_eq!(program.plan.regions.iter().filter(|r| r.form().name() == "dot").count(), 4);
+    t.all_native().run_some(&[1, 7, 40]);
+}
+
 #[test]
 fn a_cast_that_loses_values_is_not_looked_through() {
     let mut t = Table::new();

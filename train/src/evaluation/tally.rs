@@ -56,6 +56,12 @@ impl Outcome {
     }
 }
 
+/// By how much the right choice is likelier than the likeliest of the others, in nats.
+fn margin(loglikelihoods: &[f64], gold: usize) -> Option<f64> {
+    let others = loglikelihoods.iter().enumerate().filter(|(i, _)| *i != gold).map(|(_, x)| *x);
+    Some(loglikelihoods.get(gold)? - others.reduce(f64::max)?)
+}
+
 /// The place of the largest, the first of equals.
 fn likeliest(scores: &[f64]) -> usize {
     (0..scores.len()).fold(0, |best, i| if scores[i] > scores[best] { i } else { best })
@@ -127,7 +133,10 @@ impl Tally {
                 ratio("bits_per_byte", -loglikelihood / LN_2, *bytes);
             }
             Outcome::Answer { metric, right } => ratio(metric, f64::from(u8::from(*right)), 1),
-            Outcome::Choice { .. } => {
+            Outcome::Choice { loglikelihoods, gold, .. } => {
+                if let Some(margin) = margin(loglikelihoods, *gold) {
+                    ratio("margin", margin, 1);
+                }
                 let picks = outcome.picks().unwrap_or_default();
                 for (name, right) in ["acc", "acc_norm"].into_iter().zip(picks) {
                     ratio(name, f64::from(u8::from(right)), 1);

@@ -169,6 +169,8 @@ fn metrics_are_those_by_hand() {
     let (value, stderr, lines) = of("acc");
     assert!((value - 2.0 / 3.0).abs() < 1e-12 && (stderr.unwrap() - 1.0 / 3.0).abs() < 1e-12 && lines == 3);
     assert!((of("acc_norm").0 - 2.0 / 3.0).abs() < 1e-12);
+    // -2, 1 and 0 above the other.
+    assert!((of("margin").0 + 1.0 / 3.0).abs() < 1e-12);
     assert_eq!(of("exact_match"), (1.0, None, 1));
     assert!((of("perplexity").0 - (4.0_f64 / 3.0).exp()).abs() < 1e-12);
     assert!((of("word_perplexity").0 - (4.0_f64 / 3.0).exp()).abs() < 1e-12);
