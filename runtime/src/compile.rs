@@ -15,6 +15,7 @@ pub fn compile(graph: &Graph, backend: &dyn Backend, options: &Options) -> Resul
     let (mut s, o, trained) = (Stages::new(&options.dump), options, options.is_trained());
     let g = s.graph("build", graph.clone(), |g| Ok(g.clone()))?;
     let g = s.graph_if(o.adapter.as_ref(), "adapt", g, passes::adapt)?;
+    let g = s.graph_if(o.stack, "stack", g, passes::stack)?;
     let g =
         s.graph_if(o.shards.stages(), "pipeline", g, |g, axis| passes::pipeline(g, axis, o.shards.stage))?;
     let g = s.graph_if(o.shards.axes().next(), "shard", g, |g, _| passes::shard(g, &o.shards))?;

@@ -12,6 +12,8 @@ pub struct Options {
     pub storage: DType,
     /// What is trained in the place of the graph's own weights, which are then frozen.
     pub adapter: Option<passes::Adapter>,
+    /// Room for adapters that are chosen token by token.
+    pub stack: Option<passes::Stack>,
     /// How the weights of linear layers are stored, where not as numbers of their own.
     pub narrow: Option<Narrow>,
     /// Which stages are kept for the reader.
@@ -33,6 +35,7 @@ impl Default for Options {
         Options {
             storage: DType::F32,
             adapter: None,
+            stack: None,
             narrow: None,
             dump: Dump::None,
             gradient_of: None,

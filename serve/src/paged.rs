@@ -12,18 +12,20 @@
 
 use std::sync::Arc;
 
-use crate::engine::{Model, ModelError, Sizes};
+use crate::engine::{Factor, Model, ModelError, Patch, Sizes};
 use crate::scheduler::batch::StepBatch;
 use crate::scheduler::plan::{ProgramKind, StepEntry, StepPlan};
 use astrai_builders::Cache;
-use astrai_runtime::Session;
 use astrai_runtime::Threads;
+use astrai_runtime::{Buffers, Session};
 
 /// Sessions of a model's programs over the same paged keys and values.
 pub struct PagedModel {
     programs: Vec<(ProgramKind, Session)>,
     cache: Cache,
     sizes: Sizes,
+    /// The memory of adapters, and how many there may be.
+    adapters: Option<(Buffers, usize)>,
 }
 
 impl PagedModel {
@@ -43,7 +45,12 @@ impl PagedModel {
             tokens,
             sequences,
         };
-        PagedModel { programs, cache, sizes }
+        PagedModel { programs, cache, sizes, adapters: None }
+    }
+
+    /// The same with so many slots for adapters, whose states are in these buffers.
+    pub fn with_adapters(self, adapters: Option<(Buffers, usize)>) -> PagedModel {
+        PagedModel { adapters, ..self }
     }
 }
 
@@ -65,6 +72,22 @@ impl Model for PagedModel {
         Some(session.device().clone())
     }
 
+    fn adapt(&mut self, slot: usize, patch: &Patch) -> Result<(), ModelError> {
+        let Some((buffers, slots)) = self.adapters.as_ref().filter(|(_, slots)| slot < *slots) else {
+            return Err("the model has no such slot for an adapter".into());
+        };
+        for Factor { state, rows, bytes } in &patch.factors {
+            buffers.write(state, |all| {
+                let row = all.len() / rows;
+                let part = row / slots;
+                for (to, from) in all.chunks_mut(row).zip(bytes.chunks(part)) {
+                    to[slot * part..][..from.len()].copy_from_slice(from);
+                }
+            })?;
+        }
+        Ok(())
+    }
+
     fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError> {
         let windows = self.cache.windows.map_or(0, |w| w.pages);
         for (pairs, (pages, windowed)) in
@@ -72,7 +95,8 @@ impl Model for PagedModel {
         {
             if let (false, Some((_, session))) = (pairs.is_empty(), self.programs.first()) {
                 let pairs: Vec<_> = pairs.iter().map(|&(from, to)| (from as usize, to as usize)).collect();
-                let these = |state: &str| state.starts_with(Cache::WINDOWED) == windowed;
+                let these =
+                    |state: &str| state.starts_with("kv.") && state.starts_with(Cache::WINDOWED) == windowed;
                 session.copy_parts(&these, pages, &pairs)?;
             }
         }

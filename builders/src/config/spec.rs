@@ -76,6 +76,8 @@ pub struct ModelConfig {
     pub narrow: Option<Narrow>,
     /// How the checkpoint has all of them, so that they can stay so where kernels read codes; `narrow` goes before it.
     pub packed: Option<Narrow>,
+    /// Room for adapters that requests choose among, where it is served with some.
+    pub adapters: Option<Slots>,
     /// Set of an encoder: attention is to the whole sequence, and there is no head but this.
     pub encoder: Option<EncoderSpec>,
 }
@@ -436,6 +438,15 @@ pub struct StackedNames {
     pub gate_up: [&'static str; 2],
     /// Down `[experts, intermediate, hidden]` and its biases `[experts, hidden]`.
     pub down: [&'static str; 2],
+}
+
+/// Room for adapters: so many, of this rank at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// Adapters at once.
+    pub slots: usize,
+    /// Greatest rank.
+    pub rank: usize,
 }
 
 impl ModelConfig {

@@ -142,6 +142,7 @@ pub(super) fn plain_of_heads(
         layers: vec![layer; num_layers],
         narrow: None,
         packed: None,
+        adapters: None,
         encoder: None,
     };
     d.windows.read(raw, &mut c)?;
