@@ -265,9 +265,10 @@ impl KvFlag {
 /// What a served model runs on, and how much it may hold.
 #[derive(Args, Clone, Debug)]
 pub struct RoomFlags {
-    /// An adapter in PEFT's layout, merged into the weights when they are loaded
+    /// An adapter in PEFT's layout, merged into the weights when they are loaded. Of serve also NAME=DIR, which may be repeated:
+    /// requests choose it by its name, as their model
     #[arg(long, value_name = "DIR")]
-    pub adapter: Option<PathBuf>,
+    pub adapter: Vec<PathBuf>,
     /// How weights are stored
     #[command(flatten)]
     pub quantize: QuantizeFlag,
@@ -289,16 +290,32 @@ pub struct RoomFlags {
     pub machine: MachineFlags,
 }
 
+/// Name and folder of an adapter that has a name; a folder that is there as it was written has none.
+pub fn named(adapter: &Path) -> Option<(&str, &Path)> {
+    let (name, folder) = adapter.to_str()?.split_once('=')?;
+    (!adapter.exists()).then(|| (name, Path::new(folder)))
+}
+
 impl RoomFlags {
     /// The model of a directory, with its adapter and its storage.
     pub fn published(&self, folder: &Path) -> Result<Published, Failure> {
-        let published = Published::read_adapted(folder, self.adapter.as_deref(), &mut tell())?;
+        let published = Published::read_adapted(folder, self.merged()?, &mut tell())?;
         Ok(self.stored(published))
     }
 
     /// The model with its storage.
     pub fn stored(&self, published: Published) -> Published {
         published.quantised(self.quantize.quantize).with_pages(self.pages.code())
+    }
+
+    /// The adapter that is merged.
+    pub fn merged(&self) -> Result<Option<&Path>, Failure> {
+        match self.adapter.as_slice() {
+            [] => Ok(None),
+            [one] if named(one).is_none() => Ok(Some(one)),
+            [_] => bail!("--adapter NAME=DIR goes with serve; give the adapter's DIR alone"),
+            _ => bail!("--adapter: one adapter is merged into the weights; give one DIR"),
+        }
     }
 
     /// Room for one sequence at a time.

@@ -2,13 +2,14 @@
 //! crate's; here are its flags, its socket, and its end.
 
 use crate::failure::{Done, Failure, bail, say};
-use crate::flags::{RoomFlags, SpeculateFlag};
+use crate::flags::{RoomFlags, SpeculateFlag, named};
 use crate::progress::tell;
-use astrai_builders::Cache;
-use astrai_builders::config::Pooling;
+use astrai_builders::config::{Pooling, Slots};
+use astrai_builders::{Cache, ModelConfig};
+use astrai_engine::adapters::Reader;
 use astrai_engine::serving::{Published, Room, SEQUENCES};
-use astrai_serve::engine::{Handle, Stats};
-use astrai_serve::http::{Calls, HttpSettings, Listener, Rates, Served, Tls, serve};
+use astrai_serve::engine::{AdapterId, Handle, Patch, Stats};
+use astrai_serve::http::{AdapterSettings, Calls, HttpSettings, Listener, Rates, Served, Tls, serve};
 use astrai_train::signals::Stop;
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -18,6 +19,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -100,6 +102,12 @@ pub struct Serve {
     /// Most answers computed at once
     #[arg(long, value_name = "N", default_value_t = SEQUENCES as u16, value_parser = clap::value_parser!(u16).range(1..=4096))]
     max_seqs: u16,
+    /// Adapters at once, those of --adapter NAME=DIR and those that are loaded at run time [default: as many as are given]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    max_adapters: Option<u32>,
+    /// Greatest rank of an adapter that requests choose by name
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=512))]
+    max_adapter_rank: u32,
     /// Most tokens in one step, of prompts and answers together [default: 512, or as many as answers at once]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     max_batch_tokens: Option<u32>,
@@ -145,7 +153,10 @@ impl Serve {
         };
         let tls = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
         let tls = tls.map(|(certificate, key)| Tls::read(certificate, key)).transpose()?;
-        let published = Published::read_any(&self.model, self.room.adapter.as_deref(), &mut tell())?;
+        let named: Vec<(&str, &Path)> = self.room.adapter.iter().filter_map(|a| named(a)).collect();
+        let slots = self.slots(&named)?;
+        let merged = if named.is_empty() { self.room.merged()? } else { None };
+        let published = Published::read_any(&self.model, merged, &mut tell())?;
         let published = self.room.stored(published);
         let machine = self.room.machine.machine()?;
         let room = Room {
@@ -157,14 +168,38 @@ impl Serve {
                 PoolingName::Last => Pooling::Last,
                 PoolingName::Mean => Pooling::Mean,
             }),
+            adapters: slots,
             ..self.room.of_one()
         };
+        let reader = slots.map(|_| {
+            let config = ModelConfig { adapters: slots, ..published.model.config.clone() };
+            Reader::new(&config, room.storage).map(Arc::new)
+        });
+        let reader = reader.transpose()?;
+        // What is wrong with an adapter is known before the weights are read.
+        let read = |reader: &Arc<Reader>| named.iter().map(|(_, folder)| reader.read(folder)).collect();
+        let patches: Vec<Patch> = reader.as_ref().map_or_else(|| Ok(vec![]), read)?;
         let engine = published.start(&room, &machine, &mut tell())?;
+        let mut loaded = Vec::new();
+        for ((slot, patch), (name, _)) in (0..).zip(patches).zip(&named) {
+            let adapter = AdapterId { slot, number: slot.into() };
+            let written = engine.handle().adapt(adapter, patch).blocking_recv();
+            written.map_err(|_| "the engine ended before an adapter was loaded")??;
+            loaded.push((name.to_string(), adapter));
+        }
         let (context, stats) = (engine.handle().limits().context, engine.handle().stats());
         let names = match self.served_name.is_empty() {
             true => vec![published.name()],
             false => self.served_name,
         };
+        if let Some((name, _)) = loaded.iter().find(|(name, _)| names.contains(name)) {
+            bail!("--adapter {name}: the model itself has this name; give another");
+        }
+        let adapters = reader.map(|reader| AdapterSettings {
+            slots: slots.map_or(0, |s| s.slots as u32),
+            loaded,
+            read: Arc::new(move |folder: &Path| reader.read(folder)),
+        });
         let name = names[0].clone();
         let settings = HttpSettings {
             api_keys: self.api_key,
@@ -177,6 +212,7 @@ impl Serve {
             bodies_limit: self.bodies_limit as usize,
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout.into()),
             tls,
+            adapters,
             ..HttpSettings::default()
         };
         let open = self.unix_socket.is_none()
@@ -202,6 +238,30 @@ impl Serve {
         out.flush()?;
         server.wait_for_signal()?;
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Serve {
+    /// Room for adapters that requests choose by name, where there is to be some.
+    fn slots(&self, named: &[(&str, &Path)]) -> Result<Option<Slots>, Failure> {
+        let given = named.len();
+        if given > 0 && given < self.room.adapter.len() {
+            bail!(
+                "--adapter: an adapter that is merged cannot be beside those of a name; give all of them names, NAME=DIR"
+            );
+        }
+        let mut names: Vec<&str> = named.iter().map(|(name, _)| *name).collect();
+        names.sort_unstable();
+        if names.iter().any(|name| name.is_empty()) || names.windows(2).any(|two| two[0] == two[1]) {
+            bail!("--adapter NAME=DIR: names must differ, and may not be empty");
+        }
+        let slots = self.max_adapters.map_or(given, |n| n as usize);
+        if slots < given {
+            bail!("--max-adapters {slots}: {given} adapters are given; give more, or leave it out");
+        }
+        // Kernels add in pairs: a slot begins with one wherever it lies.
+        let rank = (self.max_adapter_rank as usize).next_multiple_of(2);
+        Ok((slots > 0).then_some(Slots { slots, rank }))
     }
 }
 

@@ -2,6 +2,7 @@
 //! programs planned for the device, sessions with the model's weights, engines that train and serve it, and checks against what a
 //! reference implementation computed. It prints nothing: what a person should hear of comes as [`Note`]s.
 
+pub mod adapters;
 pub mod batch;
 pub mod curve;
 mod error;

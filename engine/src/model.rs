@@ -2,10 +2,10 @@
 
 use crate::gguf;
 use crate::machine::Machine;
-use astrai_builders::config::{Init, TensorSpec};
+use astrai_builders::config::{Init, Slots, TensorSpec};
 use astrai_builders::{Loss, ModelConfig, Program, Reading, build};
 use astrai_ir::{Code, DType, Graph, Narrow};
-use astrai_passes::{Fidelity, Saturate};
+use astrai_passes::{Fidelity, Saturate, Stack};
 use astrai_runtime::weights::{Checkpoint, Entry, Packed, Quantised, WeightsError, Widened, Writer, is_gguf};
 use astrai_runtime::{Buffers, Compiled, Error, Options, Random, Session, WeightSource, compile};
 use astrai_train::lora;
@@ -199,7 +199,8 @@ pub fn plan_within(
     let saturate = Saturate { fidelity, ..Saturate::default() };
     let kept = config.packed.filter(|_| machine.backend().reads_codes());
     let narrow = config.narrow.or(kept);
-    compile(&graph, machine.backend(), &Options { storage, saturate, narrow, ..Options::default() })
+    let stack = config.adapters.map(|Slots { slots, rank }| Stack { slots, rank });
+    compile(&graph, machine.backend(), &Options { storage, saturate, narrow, stack, ..Options::default() })
 }
 
 /// How far a model that answers requests goes unless told otherwise: with latents in pages, exact steps would make every key

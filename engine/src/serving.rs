@@ -2,6 +2,7 @@
 //! to it: tokenizer, chat template, the ids that end a text, the sampling its makers recommend. Everything that answers
 //! requests (generate, chat, serve, quickstart, verify) comes through here.
 
+use crate::adapters::Reader;
 use crate::figures::bytes;
 use crate::gguf;
 use crate::machine::Machine;
@@ -9,7 +10,7 @@ use crate::model::{Model, plan_within, served_fidelity};
 use crate::programs::Programs;
 use crate::{Error, Hear, Note};
 use astrai_builders::config::EncoderSpec;
-use astrai_builders::config::Pooling;
+use astrai_builders::config::{Pooling, Slots};
 use astrai_builders::{Cache, Logits, ModelConfig, Program, Windows};
 use astrai_ir::{Code, DType, Narrow};
 use astrai_passes::Fidelity;
@@ -122,6 +123,8 @@ pub struct Room {
     pub pooling: Option<Pooling>,
     /// How tokens are proposed, if they are.
     pub speculation: Option<Speculation>,
+    /// Room for adapters that requests choose among.
+    pub adapters: Option<Slots>,
 }
 
 impl Room {
@@ -138,6 +141,7 @@ impl Room {
             prefix_cache: true,
             pooling: None,
             speculation: None,
+            adapters: None,
         }
     }
 
@@ -296,14 +300,16 @@ pub fn chat_ids(
 
 /// A model that computes steps of many sequences, with its weights and its KV state.
 pub fn steps(model: &Model, room: &Room, machine: &Machine, hear: Hear) -> Result<PagedModel, Error> {
-    let config = &model.config;
-    if let Some(encoder) = config.encoder {
+    if let Some(encoder) = model.config.encoder {
         return encoder_steps(model, encoder, room, machine, hear);
     }
+    let config = &ModelConfig { adapters: room.adapters, ..model.config.clone() };
+    let adapters = room.adapters.map(|_| Reader::new(config, room.storage)).transpose()?;
     let bytes = KvCache::page_bytes_apart(config, Cache::PAGE, room.storage);
     let page = PageBytes::of(config, bytes);
     let weights = config.parameter_count().saturating_mul(room.storage.bytes() as u64);
-    let free = machine.device.available().saturating_sub(weights);
+    let beside = adapters.as_ref().map_or(0, Reader::bytes);
+    let free = machine.device.available().saturating_sub(weights.saturating_add(beside));
     let (fit, tokens, programs) = plan(config, room, page, free, machine)?;
     let Fit { cache, context, .. } = fit;
     fit.warning.iter().for_each(|line| hear(Note::Warning(line)));
@@ -311,10 +317,13 @@ pub fn steps(model: &Model, room: &Room, machine: &Machine, hear: Hear) -> Resul
     let kv = KvCache::new(config, cache, room.storage, &machine.device)?;
     let what = "loading weights";
     let mut progress = |done, total| hear(Note::Progress { what, done, total });
-    let sessions = programs.start(model, kv.buffers(), &mut progress)?;
+    let mut buffers = kv.buffers().clone();
+    buffers.add_all(adapters.iter().flat_map(Reader::states))?;
+    let sessions = programs.start(model, &buffers, &mut progress)?;
     let sizes = [config.vocab_size, context, tokens, room.rows()];
     Ok(PagedModel::new(sessions, cache, sizes)
-        .holding(stored(config.pages, room.storage), bytes.iter().sum()))
+        .holding(stored(config.pages, room.storage), bytes.iter().sum())
+        .with_adapters(room.adapters.map(|a| (buffers, a.slots))))
 }
 
 /// The same of an encoder: texts, each in one step; without pages, which are only counted.
@@ -331,6 +340,7 @@ fn encoder_steps(
         ("--kv-memory", room.kv.is_some()),
         ("--kv-cache-dtype", config.pages.is_some()),
         ("--speculate", room.speculation.is_some()),
+        ("--adapter", room.adapters.is_some()),
     ];
     for (flag, given) in none_of {
         if given {

@@ -13,7 +13,7 @@ const BASE: &str = "base_model.model.";
 /// Between a module and its factor.
 const LORA: &str = ".lora_";
 /// What follows a module's name in that of its weight.
-const WEIGHT: &str = ".weight";
+pub(crate) const WEIGHT: &str = ".weight";
 
 /// The factors of one linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,7 +71,7 @@ pub fn linear_layers(graph: &Graph) -> BTreeMap<String, [usize; 2]> {
 }
 
 /// The module of which this is the weight.
-fn module_of(g: &Graph, id: NodeId) -> Option<&str> {
+pub(crate) fn module_of(g: &Graph, id: NodeId) -> Option<&str> {
     if let Op::Weight(w) = &g.node(id).op { w.name.strip_suffix(WEIGHT) } else { None }
 }
 

@@ -17,6 +17,7 @@ mod quantise;
 mod saturate;
 mod shard;
 mod share_loss;
+mod stack;
 mod uses;
 
 pub use adapt::{Adapter, Factors, adapt, linear_layers};
@@ -38,6 +39,7 @@ pub use precision::{Policy, precision};
 pub use quantise::{narrow_weights, quantise};
 pub use saturate::{Extraction, Fidelity, RULES, Rule, RuleClass, Saturate, SaturationReport, saturate};
 pub use shard::{DATA, MeshSharding, shard};
+pub use stack::{STACKED, Stack, stack, stackable};
 
 use astrai_ir::{Block, Graph, IrError};
 use std::sync::Arc;

@@ -2,8 +2,10 @@
 //! narrow weights, a narrow residual stream, and narrow operands and results of dots, of attention and of the loss; every
 //! rounding is an explicit cast. Pointwise arithmetic, accumulation, statistics and a router's logits stay f32. States of which
 //! rows are stored (pages of keys and values) are narrow, too: keys and values are rounded before they are stored, where attention
-//! without a cache rounds them. Weights that say so keep their types, as do pages of codes and their scales.
+//! without a cache rounds them; so are the factors of adapters. Weights that say so keep their types, as do pages of codes and their
+//! scales.
 
+use crate::stack::STACKED;
 use crate::uses::Uses;
 use crate::version_leaf;
 use astrai_ir::ops::{Call, Input, Op, RecvFrom, State, Weight};
@@ -85,7 +87,9 @@ fn rebuild(
             _ => widened(g, id, out, args, to)?,
         }[..];
         let made = match &node.op {
-            Op::State(s) if caches.contains(&id) && s.ty.dtype == DType::F32 => {
+            Op::State(s)
+                if s.ty.dtype == DType::F32 && (caches.contains(&id) || s.name.starts_with(STACKED)) =>
+            {
                 return out.push(State { ty: s.ty.with(to), ..s.clone() }, &[]);
             }
             Op::Store(op) => {

@@ -17,6 +17,8 @@ pub struct Options {
     pub frozen: Option<BTreeSet<String>>,
     /// Noise on embeddings.
     pub noise: Option<passes::Noise>,
+    /// Room for adapters that are chosen token by token.
+    pub stack: Option<passes::Stack>,
     /// How the weights of linear layers are stored, where not as numbers of their own.
     pub narrow: Option<Narrow>,
     /// Which stages are kept for the reader.
@@ -40,6 +42,7 @@ impl Default for Options {
             adapter: None,
             frozen: None,
             noise: None,
+            stack: None,
             narrow: None,
             dump: Dump::None,
             gradient_of: None,

@@ -3,6 +3,7 @@
 //! another: what fails for one (logits that are NaN) ends that one. Only a step that fails as a whole, by an error or a
 //! panic, ends the engine: all requests are told why, and so is everybody who submits afterwards.
 
+mod adapters;
 mod core;
 mod draw;
 mod embed;
@@ -28,6 +29,7 @@ use crate::pages::Secret;
 use crate::request::Limits;
 use handle::{Command, Shared};
 
+pub use adapters::{AdapterId, Factor, Patch};
 pub use handle::{Handle, Stats, SubmitError};
 pub use model::{Model, ModelError, PageStorage, Sizes};
 pub use stream::{End, Event, Finish, Stream, Update, Usage};

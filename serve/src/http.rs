@@ -6,6 +6,7 @@
 //! waits in the engine's queue. Its answer lives in the future that writes the response: when the client leaves, hyper
 //! drops that future, and the engine gives up the request within a step.
 
+mod adapters;
 mod anthropic;
 mod api;
 mod app;
@@ -51,6 +52,7 @@ use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 use app::App;
 
+pub use adapters::{AdapterSettings, Loaded};
 pub use connections::Listener;
 pub use rates::Rates;
 pub use tls::Tls;
@@ -123,6 +125,8 @@ pub struct HttpSettings {
     pub calls: Calls,
     /// What encrypts connections; none leaves them plain.
     pub tls: Option<Tls>,
+    /// Adapters of the model, where there is room for some.
+    pub adapters: Option<AdapterSettings>,
 }
 
 impl Default for HttpSettings {
@@ -141,6 +145,7 @@ impl Default for HttpSettings {
             sampling: Sampling::default(),
             calls: Calls::OfTemplate,
             tls: None,
+            adapters: None,
         }
     }
 }

@@ -12,12 +12,12 @@
 
 use std::sync::Arc;
 
-use crate::engine::{Model, ModelError, PageStorage, Sizes};
+use crate::engine::{Factor, Model, ModelError, PageStorage, Patch, Sizes};
 use crate::scheduler::batch::StepBatch;
 use crate::scheduler::plan::{ProgramKind, StepEntry, StepPlan};
 use astrai_builders::Cache;
-use astrai_runtime::Session;
 use astrai_runtime::Threads;
+use astrai_runtime::{Buffers, Session};
 
 /// Sessions of a model's programs over the same paged keys and values.
 pub struct PagedModel {
@@ -25,6 +25,8 @@ pub struct PagedModel {
     cache: Cache,
     sizes: Sizes,
     storage: PageStorage,
+    /// The memory of adapters, and how many there may be.
+    adapters: Option<(Buffers, usize)>,
 }
 
 impl PagedModel {
@@ -44,12 +46,17 @@ impl PagedModel {
             tokens,
             sequences,
         };
-        PagedModel { programs, cache, sizes, storage: PageStorage::default() }
+        PagedModel { programs, cache, sizes, storage: PageStorage::default(), adapters: None }
     }
 
     /// The same whose pages hold what has this name, in so many bytes each.
     pub fn holding(self, name: &'static str, bytes: u64) -> PagedModel {
         PagedModel { storage: PageStorage { name, tokens: self.cache.page, bytes }, ..self }
+    }
+
+    /// The same with so many slots for adapters, whose states are in these buffers.
+    pub fn with_adapters(self, adapters: Option<(Buffers, usize)>) -> PagedModel {
+        PagedModel { adapters, ..self }
     }
 }
 
@@ -75,6 +82,22 @@ impl Model for PagedModel {
         Some(session.device().clone())
     }
 
+    fn adapt(&mut self, slot: usize, patch: &Patch) -> Result<(), ModelError> {
+        let Some((buffers, slots)) = self.adapters.as_ref().filter(|(_, slots)| slot < *slots) else {
+            return Err("the model has no such slot for an adapter".into());
+        };
+        for Factor { state, rows, bytes } in &patch.factors {
+            buffers.write(state, |all| {
+                let row = all.len() / rows;
+                let part = row / slots;
+                for (to, from) in all.chunks_mut(row).zip(bytes.chunks(part)) {
+                    to[slot * part..][..from.len()].copy_from_slice(from);
+                }
+            })?;
+        }
+        Ok(())
+    }
+
     fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError> {
         let windows = self.cache.windows.map_or(0, |w| w.pages);
         for (pairs, (pages, windowed)) in
@@ -82,7 +105,8 @@ impl Model for PagedModel {
         {
             if let (false, Some((_, session))) = (pairs.is_empty(), self.programs.first()) {
                 let pairs: Vec<_> = pairs.iter().map(|&(from, to)| (from as usize, to as usize)).collect();
-                let these = |state: &str| state.starts_with(Cache::WINDOWED) == windowed;
+                let these =
+                    |state: &str| state.starts_with("kv.") && state.starts_with(Cache::WINDOWED) == windowed;
                 session.copy_parts(&these, pages, &pairs)?;
             }
         }

@@ -5,6 +5,7 @@
 #[cfg(test)]
 mod tests;
 
+use crate::engine::AdapterId;
 use crate::grammar::Constraint;
 
 /// More choices than any client needs; each is a sequence of its own.
@@ -121,6 +122,8 @@ pub struct Request {
     pub sampling: Sampling,
     /// What holds the answers; none if they are free.
     pub constraint: Option<Constraint>,
+    /// The adapter under which it is computed; none for the model itself.
+    pub adapter: Option<AdapterId>,
     /// Whether the vector of the prompt is wanted, and no answer.
     pub embed: bool,
 }
@@ -129,7 +132,8 @@ impl Request {
     /// One answer to a prompt, sampled from the model's own distribution.
     pub fn new(prompt: Vec<u32>) -> Request {
         let (salt, sampling) = (Vec::new(), Sampling::default());
-        Request { prompt, n: 1, priority: 0, caller: 0, salt, sampling, constraint: None, embed: false }
+        let (constraint, adapter) = (None, None);
+        Request { prompt, n: 1, priority: 0, caller: 0, salt, sampling, constraint, adapter, embed: false }
     }
 }
 
@@ -240,6 +244,7 @@ impl Request {
             let one = Request {
                 priority: self.priority,
                 caller: self.caller,
+                adapter: self.adapter,
                 embed: true,
                 ..Request::new(self.prompt)
             };

@@ -405,7 +405,7 @@ impl Scheduler {
                 if let Some(s) = self.slots[row.id.slot as usize].as_ref() {
                     let first = row.at - row.tokens;
                     let tokens = (first..row.at).map(|at| row.proposed.unwrap_or_else(|| s.tokens.get(at)));
-                    entry.batch.append(tokens, first, s.tables.pages());
+                    entry.batch.append(tokens, first, s.tables.pages(), s.tokens.adapter());
                 }
             }
         }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-const PATHS: [&str; 10] = [
+const PATHS: [&str; 12] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/messages",
@@ -21,6 +21,8 @@ const PATHS: [&str; 10] = [
     "/v1/embeddings",
     "/v1/score",
     "/v1/rerank",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
     "/tokenize",
     "/detokenize",
 ];

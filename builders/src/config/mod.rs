@@ -23,6 +23,6 @@ pub use spec::{
     Activation, AttentionSpec, Balance, EncoderSpec, ExpertNames, ExpertsSpec, InitStyle, LatentNames,
     LatentSpec, LayerSpec, MAX_EXPERTS, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_PARAMETERS, MAX_POSITIONS,
     MAX_VOCAB, MAX_WIDTH, MlpSpec, ModelConfig, NormPlacement, Pooling, QkNorm, RopeKey, RouterSpec,
-    SharedSpec, StackedExperts, StackedNames,
+    SharedSpec, Slots, StackedExperts, StackedNames,
 };
 pub use tensors::{Init, TensorSpec};

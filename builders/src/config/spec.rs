@@ -78,6 +78,8 @@ pub struct ModelConfig {
     pub packed: Option<Narrow>,
     /// What keys and values, or latents, are stored as in pages, if not as numbers of their own: codes of eight bits.
     pub pages: Option<Code>,
+    /// Room for adapters that requests choose among, where it is served with some.
+    pub adapters: Option<Slots>,
     /// Set of an encoder: attention is to the whole sequence, and there is no head but this.
     pub encoder: Option<EncoderSpec>,
 }
@@ -438,6 +440,15 @@ pub struct StackedNames {
     pub gate_up: [&'static str; 2],
     /// Down `[experts, intermediate, hidden]` and its biases `[experts, hidden]`.
     pub down: [&'static str; 2],
+}
+
+/// Room for adapters: so many, of this rank at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// Adapters at once.
+    pub slots: usize,
+    /// Greatest rank.
+    pub rank: usize,
 }
 
 impl ModelConfig {

@@ -143,6 +143,7 @@ pub(super) fn plain_of_heads(
         narrow: None,
         packed: None,
         pages: None,
+        adapters: None,
         encoder: None,
     };
     d.windows.read(raw, &mut c)?;

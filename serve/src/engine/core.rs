@@ -9,18 +9,20 @@ use std::time::Instant;
 
 use astrai_runtime::Threads;
 
+use super::adapters::{AdapterId, Adapters};
 use super::draw::{Draw, draw};
 use super::embed::Pooled;
 use super::fair::Fair;
 use super::handle::{Command, Shared, Stats};
 use super::masks::Masks;
+use super::model::by_row;
 use super::stream::{Emitter, End, Finish, Permits, Update, Usage};
 use super::{Model, Settings, Sizes};
 use crate::grammar::Constraint;
 use crate::pages::{Prompt, Secret};
 use crate::request::Request;
 use crate::sample::{History, Logprobs, Rules, Sampled, Sampler};
-use crate::scheduler::plan::{Given, ProgramKind, Row, StepPlan};
+use crate::scheduler::plan::{ProgramKind, Row};
 use crate::scheduler::{Arrival, Bounds, Scheduler, SequenceId};
 
 /// A request in the engine.
@@ -30,6 +32,7 @@ struct Active {
     permits: Permits,
     rules: Arc<Rules>,
     constraint: Option<Constraint>,
+    adapter: Option<AdapterId>,
     /// Its place among those that wait.
     tag: u64,
     /// Where log-probabilities of the prompt are wanted: its tokens, from which on, and those that are known.
@@ -113,6 +116,7 @@ pub(super) struct Core<M> {
     pool: Option<Arc<dyn Threads>>,
     masks: Masks,
     fair: Fair,
+    adapters: Adapters,
     eos: Vec<u32>,
     /// By number, so that everything happens in one order.
     requests: BTreeMap<u64, Active>,
@@ -154,6 +158,7 @@ impl<M: Model> Core<M> {
             pool,
             masks: Masks::new(),
             fair: Fair::default(),
+            adapters: Adapters::default(),
             eos: settings.eos.clone(),
             requests: BTreeMap::new(),
             tokens: Vec::new(),
@@ -172,7 +177,7 @@ impl<M: Model> Core<M> {
 
     /// Commands, then a step if there is work; waits only if there is none. `false` when all is done.
     pub fn run_once(&mut self, commands: &Receiver<Command>) -> Result<bool, String> {
-        if self.requests.is_empty() {
+        if self.requests.is_empty() && !self.adapters.wait() {
             if self.draining.is_some() {
                 return Ok(false);
             }
@@ -186,6 +191,8 @@ impl<M: Model> Core<M> {
             self.handle_command(command);
         }
         self.cancel_closed();
+        let in_use = |slot| self.requests.values().any(|a| a.adapter.is_some_and(|a| a.slot == slot));
+        self.adapters.write(&mut self.model, in_use);
         if let Some(Some(until)) = self.draining
             && Instant::now() >= until
         {
@@ -224,13 +231,21 @@ impl<M: Model> Core<M> {
                 }
             }
             Command::Cancel { request } => self.cancel(request),
+            Command::Adapt { adapter, patch, written } => self.adapters.add(adapter, patch, written),
             Command::Drain { until } => self.draining = Some(until),
         }
     }
 
     fn begin(&mut self, request: u64, body: Request, emitter: Emitter, permits: Permits, since: Instant) {
+        if body.adapter.is_some_and(|adapter| !self.adapters.holds(adapter)) {
+            self.stats.failed += 1;
+            let why = "the adapter was unloaded before the request ran";
+            return self.ended.push((emitter, Vec::new(), End::Failed(why.into())));
+        }
         let tag = self.fair.arrive(&body);
-        let Request { prompt, n, priority, caller: _, salt, sampling, constraint, embed } = body;
+        let Request { prompt, n, priority, caller: _, mut salt, sampling, constraint, embed, adapter } = body;
+        // What an adapter computes is found again under it alone.
+        salt.extend(adapter.iter().flat_map(|a| a.number.to_le_bytes()));
         let seed = sampling.seed.unwrap_or_else(|| self.seeds.hash_one(request));
         let mut ends = sampling.stop_ids.clone();
         if !sampling.ignore_eos {
@@ -242,7 +257,7 @@ impl<M: Model> Core<M> {
         let sampling = rules.sampling();
         let from = sampling.scored_from.max(1);
         let scored = sampling.prompt_logprobs.map(|_| from).filter(|&from| from < prompt.len());
-        let prompt = Prompt::new(prompt, salt);
+        let prompt = Prompt::adapted(prompt, salt, adapter.map(|a| a.slot));
         let choices = (0..n).map(|index| {
             let prompt = prompt.clone();
             let arrival = Arrival { request, index, priority, tag, prompt, most, scored, embed };
@@ -255,6 +270,7 @@ impl<M: Model> Core<M> {
             permits,
             rules,
             constraint,
+            adapter,
             tag,
             scores: scored.map(|from| (prompt, from, Vec::new())),
             pooled: embed.then(Pooled::default),
@@ -418,33 +434,6 @@ impl<M: Model> Core<M> {
         self.shared.publish(self.stats);
         self.ended.drain(..).for_each(|(emitter, updates, end)| emitter.end(updates, end));
     }
-}
-
-/// What the model gave, with its program and row.
-fn by_row<'a, 'm>(
-    plan: &'a StepPlan,
-    outputs: Vec<&'m mut [f32]>,
-    vocabulary: usize,
-) -> Result<Vec<Given<'a, 'm>>, String> {
-    let ran = plan.entries().iter().filter(|entry| !entry.rows.is_empty());
-    let (programs, given) = (ran.clone().count(), outputs.len());
-    if programs != given {
-        return Err(format!("the model gave {given} outputs of {programs} programs"));
-    }
-    let mut all = Vec::with_capacity(plan.rows().count());
-    for (entry, output) in ran.zip(outputs) {
-        let width = match entry.kind {
-            ProgramKind::Embed(embedding) => embedding.width,
-            _ => vocabulary,
-        };
-        let (rows, given) = (entry.rows.len(), output.len());
-        if given != rows * width {
-            return Err(format!("the model gave {given} numbers, not {rows} rows of {width}"));
-        }
-        let each = entry.rows.iter().zip(output.chunks_exact_mut(width));
-        all.extend(each.map(|(row, output)| (entry.kind, row, output)));
-    }
-    Ok(all)
 }
 
 /// Waits for what may come next, and notes it where it belongs.

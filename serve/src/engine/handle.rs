@@ -5,6 +5,9 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
+use tokio::sync::oneshot;
+
+use super::adapters::{AdapterId, Patch, Written};
 use super::stream::{Emitter, Permits, Stream, connect};
 use super::{NO_VECTORS, PageStorage, Settings};
 use crate::request::{Limits, Request, RequestError};
@@ -34,6 +37,7 @@ pub(super) enum Command {
     Submit { request: u64, body: Box<Request>, emitter: Emitter, permits: Permits, at: Instant },
     Stop { request: u64, index: u32 },
     Cancel { request: u64 },
+    Adapt { adapter: AdapterId, patch: Arc<Patch>, written: Written },
     Drain { until: Option<Instant> },
 }
 
@@ -213,6 +217,15 @@ impl Handle {
                 Err(self.shared.dead().map_or(SubmitError::Draining, |why| SubmitError::Dead(why.into())))
             }
         }
+    }
+
+    /// Has the model's slot for an adapter written, once no request uses what it held; says when that is done, or why it is not. Where
+    /// the engine ends before, there is no word.
+    pub fn adapt(&self, adapter: AdapterId, patch: Patch) -> oneshot::Receiver<Result<(), String>> {
+        let (written, done) = oneshot::channel();
+        // An engine that has ended drops the command, which closes the channel.
+        let _ = self.commands.send(Command::Adapt { adapter, patch: Arc::new(patch), written });
+        done
     }
 
     /// What requests are held to.

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use astrai_builders::Windows;
 use astrai_runtime::Threads;
 
+use super::adapters::Patch;
 use crate::scheduler::batch::StepBatch;
-use crate::scheduler::plan::{ProgramKind, StepEntry, StepPlan};
+use crate::scheduler::plan::{Given, ProgramKind, StepEntry, StepPlan};
 
 /// Why a step failed. The engine does not go on after it: what the KV state holds is unknown then.
 pub type ModelError = Box<dyn Error + Send + Sync>;
@@ -73,6 +74,14 @@ pub trait Model {
         None
     }
 
+    /// Writes what one of its slots for adapters holds.
+    ///
+    /// # Errors
+    /// There is no such slot, or it cannot be written; what it holds is unknown then.
+    fn adapt(&mut self, _slot: usize, _patch: &Patch) -> Result<(), ModelError> {
+        Err("the model has no room for adapters".into())
+    }
+
     /// Copies the plan's pages, then computes its entries that have rows, in order, writing their keys and values to their slots; the plan has the
     /// entries of [`plan`](Self::plan). Adds to `logits`, for each entry that has rows, the logits of each row's last token,
     /// `[rows, vocabulary]`, which the engine may overwrite; of a program that makes vectors, what they are made of, `[rows, width]`.
@@ -80,4 +89,31 @@ pub trait Model {
     /// # Errors
     /// The step could not be computed; the model is not asked again.
     fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError>;
+}
+
+/// What the model gave, with its program and row.
+pub(super) fn by_row<'a, 'm>(
+    plan: &'a StepPlan,
+    outputs: Vec<&'m mut [f32]>,
+    vocabulary: usize,
+) -> Result<Vec<Given<'a, 'm>>, String> {
+    let ran = plan.entries().iter().filter(|entry| !entry.rows.is_empty());
+    let (programs, given) = (ran.clone().count(), outputs.len());
+    if programs != given {
+        return Err(format!("the model gave {given} outputs of {programs} programs"));
+    }
+    let mut all = Vec::with_capacity(plan.rows().count());
+    for (entry, output) in ran.zip(outputs) {
+        let width = match entry.kind {
+            ProgramKind::Embed(embedding) => embedding.width,
+            _ => vocabulary,
+        };
+        let (rows, given) = (entry.rows.len(), output.len());
+        if given != rows * width {
+            return Err(format!("the model gave {given} numbers, not {rows} rows of {width}"));
+        }
+        let each = entry.rows.iter().zip(output.chunks_exact_mut(width));
+        all.extend(each.map(|(row, output)| (entry.kind, row, output)));
+    }
+    Ok(all)
 }

@@ -16,7 +16,7 @@ use super::completions::Completions;
 use super::error::ApiError;
 use super::generate::generate;
 use super::responses::Responses;
-use super::{embeddings, metrics, models, page, texts};
+use super::{adapters, embeddings, metrics, models, page, texts};
 
 /// All paths. A slash at the end changes nothing.
 pub fn routes(app: Arc<App>) -> Router {
@@ -40,6 +40,8 @@ pub fn routes(app: Arc<App>) -> Router {
             .route(&at("/v1/rerank"), post(embeddings::rerank))
             .route(&at("/v2/rerank"), post(embeddings::rerank))
             .route(&at("/rerank"), post(embeddings::rerank))
+            .route(&at("/v1/load_lora_adapter"), post(adapters::load))
+            .route(&at("/v1/unload_lora_adapter"), post(adapters::unload))
             .route(&at("/tokenize"), post(texts::tokenize))
             .route(&at("/detokenize"), post(texts::detokenize));
     }

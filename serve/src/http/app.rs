@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::adapters::Adapters;
 use super::error::ApiError;
 use super::keys::Keys;
 use super::metrics::Metrics;
@@ -36,6 +37,7 @@ pub struct App {
     pub tokenizer: Tokenizer,
     pub template: Option<ChatTemplate>,
     pub names: Vec<String>,
+    pub adapters: Adapters,
     pub settings: HttpSettings,
     /// Seconds since 1970 at the start.
     pub created: u64,
@@ -60,7 +62,7 @@ pub struct App {
 impl App {
     /// The state of a server, and the engine that it ends with.
     pub fn new(served: Served) -> io::Result<(App, Engine)> {
-        let Served { engine, tokenizer, template, names, settings } = served;
+        let Served { engine, tokenizer, template, names, mut settings } = served;
         if names.is_empty() || names.iter().any(String::is_empty) {
             return Err(io::Error::other("the model needs a name, and none may be empty"));
         }
@@ -68,7 +70,9 @@ impl App {
         let limiter = Limiter::new(settings.rates);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let bodies = Arc::new(Semaphore::new(settings.bodies_limit.div_ceil(BODY_UNIT)));
+        let adapters = Adapters::new(settings.adapters.take());
         let app = App {
+            adapters,
             engine: engine.handle(),
             tokenizer,
             template,

@@ -22,7 +22,7 @@ use super::error::ApiError;
 use super::fields::{Fields, kind};
 use super::middleware::Caller;
 use super::params;
-use crate::engine::{End, NO_VECTORS, Stream, SubmitError};
+use crate::engine::{AdapterId, End, NO_VECTORS, Stream, SubmitError};
 use crate::request::Request;
 
 /// Texts of a request; as many as OpenAI's API takes.
@@ -39,6 +39,7 @@ struct Asked<T> {
     app: Arc<App>,
     caller: Caller,
     model: String,
+    adapter: Option<AdapterId>,
     priority: i32,
     texts: Vec<Vec<u32>>,
     /// The endpoint's own.
@@ -95,7 +96,7 @@ async fn ask<T: Send + 'static>(
     app.spawn_bounded(move |abandoned| {
         let app = shared;
         let mut fields = Fields::parse(&content, abandoned)?;
-        let model = params::model(&mut fields, &app)?;
+        let (model, adapter) = params::model(&mut fields, &app)?;
         if app.engine.embedding().is_none() {
             return Err(ApiError::field("model", NO_VECTORS));
         }
@@ -113,7 +114,7 @@ async fn ask<T: Send + 'static>(
             },
         };
         let (texts, own) = read(&mut fields, &Encoder { app: &app, add_special, truncation })?;
-        Ok(Asked { app, caller, model, priority, texts, own })
+        Ok(Asked { app, caller, model, adapter, priority, texts, own })
     })
     .await
 }
@@ -125,7 +126,8 @@ impl<T> Asked<T> {
         let mut coming = VecDeque::new();
         for text in texts {
             let (priority, caller, tokens) = (self.priority, self.caller.number(), text.len());
-            let request = Request { priority, caller, embed: true, ..Request::new(text) };
+            let adapter = self.adapter;
+            let request = Request { priority, caller, adapter, embed: true, ..Request::new(text) };
             if coming.len() == AT_ONCE {
                 vectors.extend(self.next(&mut coming).await?);
             }

@@ -1,5 +1,5 @@
-//! Calls that an answer must be: `tool_choice` required, or a named tool. In: the tools. Out: a grammar of calls in the model's own format,
-//! whose arguments their schemas hold.
+//! Calls that an answer must be (`tool_choice` required, or a named tool), or may have in it (`auto`, where tools are strict). In: the tools.
+//! Out: a grammar of calls in the model's own format, whose arguments their schemas hold.
 
 use std::collections::HashSet;
 
@@ -22,21 +22,8 @@ struct Tool<'a> {
 /// # Errors
 /// The format has no grammar.
 pub fn calls(app: &App, format: CallFormat, tools: &[Value], several: bool) -> Result<Wanted, ApiError> {
-    let one = |tool: &'_ Value| {
-        let function = &tool["function"];
-        let parameters = function.get("parameters").filter(|p| !p.is_null()).cloned();
-        (function["name"].as_str().unwrap_or("").to_owned(), parameters.unwrap_or(json!({"type": "object"})))
-    };
-    let tools: Vec<(String, Value)> = tools.iter().map(one).collect();
-    let mut writer = Writer { app, rules: String::new(), arguments: 0 };
-    let mut names = Vec::new();
-    for (i, (name, parameters)) in tools.iter().enumerate() {
-        let tool = Tool { name, parameters: parameters.clone() };
-        let body = writer.call(format, i, &tool)?;
-        writer.rule(format!("call{i}: {body}\n"))?;
-        names.push(format!("call{i}"));
-    }
-    let call = names.join(" | ");
+    let mut writer = Writer { app, rules: String::new(), arguments: 0, free: false };
+    let call = writer.calls(format, tools)?;
     let [before, between, after] = writer.around(format);
     let more =
         if several && !between.is_empty() { format!(" ({between} call){{0,15}}") } else { String::new() };
@@ -44,15 +31,62 @@ pub fn calls(app: &App, format: CallFormat, tools: &[Value], several: bool) -> R
     Ok(Wanted::Lark(start + &writer.rules))
 }
 
-/// An expression of the texts that have no such tag in them. What follows a `<` in one is not the rest of the tag.
+/// The grammar of texts with calls in them where the model likes, of which strict tools' are held to their schemas. None where no tool is
+/// strict, and of formats in which nothing tells a call from a text before its name is known, or a tool that is not strict from one
+/// that is.
+///
+/// # Errors
+/// A strict tool's schema cannot be held to.
+pub fn among_texts(
+    app: &App,
+    format: CallFormat,
+    tools: &[Value],
+    several: bool,
+) -> Result<Option<Wanted>, ApiError> {
+    let tag = match format {
+        CallFormat::Hermes | CallFormat::Glm4 | CallFormat::Qwen3Coder => "<tool_call>",
+        CallFormat::DeepseekV3 => "<｜tool▁calls▁begin｜>",
+        CallFormat::Llama3Json | CallFormat::Mistral | CallFormat::Harmony => return Ok(None),
+    };
+    let strict = tools.iter().filter(|tool| is_strict(tool)).count();
+    let bare = matches!(format, CallFormat::Glm4 | CallFormat::Qwen3Coder);
+    if strict == 0 || bare && strict < tools.len() {
+        return Ok(None);
+    }
+    let mut writer = Writer { app, rules: String::new(), arguments: 0, free: true };
+    let call = writer.calls(format, tools)?;
+    let [before, between, after] = writer.around(format);
+    let calls = match (before.is_empty(), several) {
+        (true, false) => "call?".to_owned(),
+        (true, true) => "call{0,16}".to_owned(),
+        (false, false) => format!("({before} call {after})?"),
+        (false, true) => format!("({before} call ({between} call){{0,15}} {after})?"),
+    };
+    let after = after_angle(tag);
+    // As `without`, and not empty.
+    let said = format!("[^<]+(?:<{after})*|(?:<{after})+");
+    let start = format!("start: {calls} said?\ncall: {call}\nsaid: /{said}/\n");
+    Ok(Some(Wanted::Lark(start + &writer.rules)))
+}
+
+fn is_strict(tool: &Value) -> bool {
+    tool["function"]["strict"] == true
+}
+
+/// An expression of the texts that have no such tag in them.
 fn without(tag: &str) -> String {
+    format!("[^<]*(?:<{})*", after_angle(tag))
+}
+
+/// An expression of what follows a `<` in a text without such a tag: not the rest of the tag.
+fn after_angle(tag: &str) -> String {
     let mut after = String::new();
     for (i, c) in tag.chars().skip(1).collect::<Vec<_>>().into_iter().rev().enumerate() {
         let c = if c == '/' { "\\/".to_owned() } else { c.to_string() };
         let goes_on = if i == 0 { String::new() } else { format!("|{c}{after}") };
         after = format!("(?:[^{c}<][^<]*{goes_on})?");
     }
-    format!("[^<]*(?:<{after})*")
+    after
 }
 
 struct Writer<'a> {
@@ -60,9 +94,38 @@ struct Writer<'a> {
     rules: String,
     /// Rules of arguments so far.
     arguments: usize,
+    /// Whether texts may stand before calls.
+    free: bool,
 }
 
 impl Writer<'_> {
+    /// A call of one of the tools; arguments of those that need not be strict are any object.
+    fn calls(&mut self, format: CallFormat, tools: &[Value]) -> Result<String, ApiError> {
+        let mut names = Vec::new();
+        for (i, tool) in tools.iter().enumerate() {
+            let function = &tool["function"];
+            let held = !self.free || is_strict(tool);
+            let parameters = function.get("parameters").filter(|p| held && !p.is_null()).cloned();
+            let parameters = parameters.unwrap_or(json!({"type": "object"}));
+            let tool = Tool { name: function["name"].as_str().unwrap_or(""), parameters };
+            let body = self.call(format, i, &tool)?;
+            self.rule(format!("call{i}: {body}\n"))?;
+            names.push(format!("call{i}"));
+        }
+        Ok(names.join(" | "))
+    }
+
+    /// The tag that begins calls, with the text before it where there may be one.
+    fn open(&self, text: &str) -> String {
+        let tag = self.tag(text);
+        match self.free {
+            false => tag,
+            true if tag.starts_with('<') => format!("said? {tag}"),
+            // As long as can be: a text may have in it how the tag begins.
+            true => format!("/{}{text}/", without(text)),
+        }
+    }
+
     /// A tag: the token that it is, where the vocabulary has it as a special one, or its text.
     fn tag(&self, text: &str) -> String {
         let id = self.app.tokenizer.id(text).filter(|id| self.app.tokenizer.is_special(*id));
@@ -77,7 +140,7 @@ impl Writer<'_> {
             CallFormat::Llama3Json => [none(), quoted("; "), none()],
             CallFormat::Mistral => [format!("{} \"[\"", self.tag("[TOOL_CALLS]")), quoted(", "), quoted("]")],
             CallFormat::DeepseekV3 => {
-                [self.tag("<｜tool▁calls▁begin｜>"), quoted("\n"), self.tag("<｜tool▁calls▁end｜>")]
+                [self.open("<｜tool▁calls▁begin｜>"), quoted("\n"), self.tag("<｜tool▁calls▁end｜>")]
             }
             // A call ends the answer.
             CallFormat::Harmony => [none(), none(), none()],
@@ -124,7 +187,7 @@ impl Writer<'_> {
                 format!("{channel} {to} {constrain} \"json\" {message} {arguments}")
             }
             _ => {
-                let [open, close] = ["<tool_call>", "</tool_call>"].map(|t| self.tag(t));
+                let (open, close) = (self.open("<tool_call>"), self.tag("</tool_call>"));
                 format!("{open} \"\\n\" {} {arguments} \"}}\\n\" {close}", named("arguments"))
             }
         })
@@ -166,7 +229,7 @@ impl Writer<'_> {
             self.rule(format!("\nvalue{i}x{j}: {head} {value} \"\\n\"\n"))?;
             body.push_str(&format!(" value{i}x{j}{}", if needed.contains(&**key) { "" } else { "?" }));
         }
-        let [open, close] = ["<tool_call>", "</tool_call>"].map(|tag| self.tag(tag));
+        let (open, close) = (self.open("<tool_call>"), self.tag("</tool_call>"));
         Ok(match format {
             CallFormat::Glm4 => format!("{open} {}{body} {close}", quoted(&format!("{}\n", tool.name))),
             _ => {

@@ -210,7 +210,7 @@ fn prepare<E: Endpoint>(app: Arc<App>, caller: Caller, mut fields: Fields) -> Re
     let prompt = prompts.iter().map(Vec::len).sum();
     let shown = if params.show_ids { prompts.clone() } else { Vec::new() };
     let request = |prompt| {
-        let Params { n, priority, .. } = params;
+        let Params { n, priority, adapter, .. } = params;
         let (salt, constraint) = (params.salt.clone(), params.constraint.clone());
         let caller = caller.number();
         Request {
@@ -221,6 +221,7 @@ fn prepare<E: Endpoint>(app: Arc<App>, caller: Caller, mut fields: Fields) -> Re
             salt,
             sampling: params.sampling.clone(),
             constraint,
+            adapter,
             embed: false,
         }
     };

@@ -1,4 +1,4 @@
-//! Which models there are: one, under each of its names.
+//! Which models there are: one, under each of its names, and its adapters.
 
 use std::sync::Arc;
 
@@ -16,10 +16,19 @@ use super::middleware::VERSION;
 fn model(app: &App, name: &str) -> Value {
     let root = app.name();
     let context = app.engine.limits().context;
-    json!({
+    let mut model = json!({
         "id": name, "object": "model", "created": app.created, "owned_by": "astrai", "root": root,
         "max_model_len": context,
-    })
+    });
+    if app.adapters.find(name).is_some() {
+        model["parent"] = root.into();
+    }
+    model
+}
+
+/// The model's names, then those of its adapters.
+fn names(app: &App) -> Vec<String> {
+    app.names.iter().cloned().chain(app.adapters.names()).collect()
 }
 
 /// The same in the form of Anthropic's API.
@@ -32,11 +41,12 @@ fn anthropic(app: &App, name: &str) -> Value {
 /// `GET /v1/models`
 pub async fn list(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     let form = if headers.contains_key(VERSION) { anthropic } else { model };
-    let all: Vec<Value> = app.names.iter().map(|name| form(&app, name)).collect();
+    let names = names(&app);
+    let all: Vec<Value> = names.iter().map(|name| form(&app, name)).collect();
     if !headers.contains_key(VERSION) {
         return super::api::json(&json!({"object": "list", "data": all}));
     }
-    let [first, last] = [app.names.first(), app.names.last()];
+    let [first, last] = [names.first(), names.last()];
     super::api::json(&json!({"data": all, "has_more": false, "first_id": first, "last_id": last}))
 }
 
@@ -49,9 +59,9 @@ pub async fn one(
     let Ok(Path(name)) = name else {
         return ApiError::body("the model's name is no UTF-8 text").into_response();
     };
-    match app.names.iter().find(|n| **n == name) {
-        Some(name) if headers.contains_key(VERSION) => super::api::json(&anthropic(&app, name)),
-        Some(name) => super::api::json(&model(&app, name)),
-        None => ApiError::unknown_model(&name).into_response(),
+    match names(&app).contains(&name) {
+        true if headers.contains_key(VERSION) => super::api::json(&anthropic(&app, &name)),
+        true => super::api::json(&model(&app, &name)),
+        false => ApiError::unknown_model(&name).into_response(),
     }
 }

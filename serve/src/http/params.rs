@@ -11,6 +11,7 @@ use super::error::ApiError;
 use super::fields::{Fields, Read, kind};
 use super::middleware::Caller;
 use super::structured;
+use crate::engine::AdapterId;
 use crate::grammar::{Constraint, Wanted};
 use crate::request::{MOST_BAD_WORDS, MOST_BIASES, MOST_STOP_IDS, Sampling};
 use crate::stop::{StopError, StopStrings};
@@ -27,6 +28,8 @@ const LONGEST_SALT: usize = 256;
 pub struct Params {
     /// The name by which the client knows the model.
     pub model: String,
+    /// The adapter that it is.
+    pub adapter: Option<AdapterId>,
     pub sampling: Sampling,
     pub n: u32,
     pub stops: Vec<String>,
@@ -188,7 +191,7 @@ const REFUSED: [Refused; 10] = [
     ("web_search_options", NOTHING, "searching the web is not supported; leave it out"),
     ("chat_template", NOTHING, "a template of the request's own is not allowed; the model's is used"),
     ("spaces_between_special_tokens", TRUE, "is not supported; leave it out"),
-    ("lora", NOTHING, "adapters are not supported; leave it out"),
+    ("lora", NOTHING, "is not supported; an adapter is asked for by its name, as model"),
 ];
 
 impl Params {
@@ -197,7 +200,7 @@ impl Params {
     /// # Errors
     /// The model is not here, a field is of the wrong type, or it asks for what is not supported.
     pub fn read(fields: &mut Fields, app: &App, caller: Caller) -> Result<Params, ApiError> {
-        let model = model(fields, app)?;
+        let (model, adapter) = model(fields, app)?;
         for (name, harmless, what) in REFUSED {
             if fields.raw(name).is_some_and(|value| !harmless(&value)) {
                 return Err(fields.refusal(name, what));
@@ -229,6 +232,7 @@ impl Params {
         })?;
         Ok(Params {
             model,
+            adapter,
             sampling,
             n,
             stops,
@@ -246,13 +250,19 @@ impl Params {
     }
 }
 
-/// The name of the model that is asked for, or of the one there is.
+/// The name of the model that is asked for, or of the one there is; and the adapter that it is.
 ///
 /// # Errors
 /// It is not here.
-pub fn model(fields: &mut Fields, app: &App) -> Result<String, ApiError> {
+pub fn model(fields: &mut Fields, app: &App) -> Result<(String, Option<AdapterId>), ApiError> {
     let name = fields.take::<String>("model")?.unwrap_or_else(|| app.name().into());
-    if app.names.contains(&name) { Ok(name) } else { Err(ApiError::unknown_model(short(&name))) }
+    if app.names.contains(&name) {
+        return Ok((name, None));
+    }
+    match app.adapters.find(&name) {
+        Some(adapter) => Ok((name, Some(adapter))),
+        None => Err(ApiError::unknown_model(short(&name))),
+    }
 }
 
 fn stops(fields: &mut Fields) -> Result<Vec<String>, ApiError> {

@@ -38,6 +38,8 @@ pub struct Talk {
     shows_thoughts: bool,
     /// Calls that the answer must be.
     forced: Option<Wanted>,
+    /// What holds calls that it may have in it.
+    loose: Option<Wanted>,
     choice: Choice,
 }
 
@@ -114,6 +116,10 @@ impl Talk {
         let forced = forced
             .map(|((tools, several), format)| forced::calls(app, format, &tools, several))
             .transpose()?;
+        let loose = match (&choice, &tools, markup.calls) {
+            (Choice::Auto, Some(tools), Some(format)) => forced::among_texts(app, format, tools, parallel)?,
+            _ => None,
+        };
         let shows_thoughts = fields.or("include_reasoning", true)?;
         Ok(Talk {
             // The template has put the special tokens where they belong.
@@ -125,6 +131,7 @@ impl Talk {
             parallel,
             shows_thoughts,
             forced,
+            loose,
             choice,
         })
     }
@@ -142,7 +149,7 @@ impl Talk {
                     "cannot be together with a tool_choice that asks for calls",
                 ));
             }
-            (None, wanted) => wanted,
+            (None, wanted) => wanted.or_else(|| Some(("tools".to_owned(), self.loose.clone()?))),
         };
         let grammar = wanted.map(|(field, wanted)| app.compile(&field, wanted)).transpose()?;
         let thought = self.thought(app, params.thinking_budget)?;

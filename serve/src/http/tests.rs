@@ -1,6 +1,7 @@
 //! The server over real connections and a model whose answers are known. The client is written out, byte for byte, so that it
 //! can also send what no client would.
 
+mod adapters;
 mod anthropic;
 mod embeddings;
 mod extras;

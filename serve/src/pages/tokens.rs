@@ -10,6 +10,7 @@ use super::Key;
 pub struct Prompt {
     tokens: Vec<u32>,
     salt: Vec<u8>,
+    adapter: Option<u32>,
     /// The root of its salt, then the keys of its full pages; made when they are first looked for.
     pub(super) keys: OnceLock<Box<[Key]>>,
 }
@@ -17,7 +18,12 @@ pub struct Prompt {
 impl Prompt {
     /// A prompt whose pages are found again only under an equal salt.
     pub fn new(tokens: Vec<u32>, salt: Vec<u8>) -> Arc<Prompt> {
-        Arc::new(Prompt { tokens, salt, keys: OnceLock::new() })
+        Prompt::adapted(tokens, salt, None)
+    }
+
+    /// The same for a sequence under the adapter of a slot; the salt must be that adapter's.
+    pub fn adapted(tokens: Vec<u32>, salt: Vec<u8>, adapter: Option<u32>) -> Arc<Prompt> {
+        Arc::new(Prompt { tokens, salt, adapter, keys: OnceLock::new() })
     }
 
     /// Its ids.
@@ -68,6 +74,11 @@ impl Tokens {
     /// Tokens of the prompt.
     pub fn prompt(&self) -> usize {
         self.prompt.tokens.len()
+    }
+
+    /// The slot of its adapter.
+    pub fn adapter(&self) -> Option<u32> {
+        self.prompt.adapter
     }
 
     /// The token at a position.

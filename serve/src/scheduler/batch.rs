@@ -13,13 +13,13 @@ use crate::pages::Page;
 /// times page size plus the row in the page), `[tokens]`; `starts` (the first token of each sequence, and the number of
 /// tokens), `[sequences + 1]`; `tables` (pages of each sequence in the order of positions; what stands behind the last is not
 /// read), `[sequences, table]`, or, where pages hold latents, places of these pages in the list `pages` `[context]` of those in
-/// use, each once; where windowed layers have pages of their own, `window_slots` and `window_tables` in the same way; `lens` (keys of each sequence after this step) and `last` (index of its last token, the one
+/// use, each once; where windowed layers have pages of their own, `window_slots` and `window_tables` in the same way; `adapters` (the slot of each token's adapter, or -1), `[tokens]`; `lens` (keys of each sequence after this step) and `last` (index of its last token, the one
 /// whose logits are wanted), `[sequences]`.
 #[derive(Clone, Debug)]
 pub struct StepBatch {
     page: usize,
     table: usize,
-    inputs: [(&'static str, Value); 10],
+    inputs: [(&'static str, Value); 11],
     /// Where pages are listed.
     page_index: Option<PageIndex>,
 }
@@ -70,6 +70,7 @@ const LAST: usize = 6;
 const PAGES: usize = 7;
 const WINDOW_SLOTS: usize = 8;
 const WINDOW_TABLES: usize = 9;
+const ADAPTERS: usize = 10;
 
 /// Rows of tokens, and tables, of each group of pages.
 const GROUPS: [(usize, usize); 2] = [(SLOTS, TABLES), (WINDOW_SLOTS, WINDOW_TABLES)];
@@ -78,7 +79,7 @@ impl StepBatch {
     /// No sequences yet, in pages of `page` tokens, at most `table` of them a sequence.
     pub fn new(page: usize, table: usize) -> StepBatch {
         let names = ["input_ids", "positions", "slots", "starts", "tables", "lens", "last", "pages"];
-        let names = [&names[..], &["window_slots", "window_tables"]].concat();
+        let names = [&names[..], &["window_slots", "window_tables", "adapters"]].concat();
         let inputs = std::array::from_fn(|i| {
             let tables = GROUPS.iter().any(|(_, tables)| *tables == i);
             (names[i], Value::i32(if tables { &[0, 0] } else { &[0] }, &[]))
@@ -147,16 +148,25 @@ impl StepBatch {
                 "{n} tokens behind {done}, {room} pages of {page}: wants tokens, room for them, {table} pages at most"
             ));
         }
-        self.append(tokens.iter().copied(), done, [pages, &[]]);
+        self.append(tokens.iter().copied(), done, [pages, &[]], None);
         Ok(())
     }
 
-    /// [`push`](Self::push) of what is known to be sound, with the pages of each group; none of one that there is not.
-    pub(super) fn append(&mut self, tokens: impl Iterator<Item = u32>, done: usize, pages: [&[Page]; 2]) {
+    /// [`push`](Self::push) of what is known to be sound, with the pages of each group, none of one that there is not, and the slot of the
+    /// sequence's adapter.
+    pub(super) fn append(
+        &mut self,
+        tokens: impl Iterator<Item = u32>,
+        done: usize,
+        pages: [&[Page]; 2],
+        adapter: Option<u32>,
+    ) {
+        let adapter = adapter.map_or(-1, |slot| slot as i32);
         let mut at = done;
         for token in tokens {
             self.put(IDS, token as i32);
             self.put(POSITIONS, at as i32);
+            self.put(ADAPTERS, adapter);
             for ((slots, _), pages) in GROUPS.iter().zip(pages) {
                 if let Some(&page) = pages.get(at / self.page) {
                     self.put(*slots, (page as usize * self.page + at % self.page) as i32);
@@ -214,7 +224,7 @@ impl StepBatch {
     }
 
     /// All inputs by name.
-    pub fn all(&self) -> [(&'static str, &Value); 10] {
+    pub fn all(&self) -> [(&'static str, &Value); 11] {
         self.inputs.each_ref().map(|(name, v)| (*name, v))
     }
 
@@ -291,9 +301,10 @@ mod tests {
         b.push(&[1; 8], 0, &[3, 4], [9, 9]).unwrap();
         b.push(&[1; 8], 0, &[5, 6], [9, 9]).unwrap();
         b.reset_for(1);
-        b.append([1].into_iter(), 0, [&[7], &[]]);
+        b.append([1].into_iter(), 0, [&[7], &[]], None);
         assert_eq!((b.list("tables"), b.all()[TABLES].1.shape.clone()), (vec![7, 4], vec![1, 2]));
-        b.append([1].into_iter(), 0, [&[8], &[]]);
+        b.append([1].into_iter(), 0, [&[8], &[]], Some(3));
+        assert_eq!(b.list("adapters"), [-1, 3]);
         assert_eq!(b.list("tables"), [7, 4, 8, 0]);
     }
 }

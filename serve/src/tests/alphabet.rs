@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use astrai_builders::config::Pooling;
 
-use crate::engine::{Engine, Model, ModelError, PageStorage, Settings, Sizes};
+use crate::engine::{Engine, Model, ModelError, PageStorage, Patch, Settings, Sizes};
 use crate::scheduler::batch::StepBatch;
 use crate::scheduler::plan::{Embedding, ProgramKind, StepEntry, StepPlan};
 use crate::tokenizer::{Tokenizer, tests};
@@ -33,11 +33,20 @@ pub struct Alphabet {
     /// If there, it gives vectors.
     pooling: Option<Pooling>,
     vectors: Vec<f32>,
+    /// What the adapter of each slot adds to a letter.
+    adapters: [u32; 4],
 }
 
 impl Alphabet {
     pub fn new() -> Alphabet {
-        Alphabet { logits: Vec::new(), gate: None, pace: Duration::ZERO, pooling: None, vectors: Vec::new() }
+        Alphabet {
+            logits: Vec::new(),
+            gate: None,
+            pace: Duration::ZERO,
+            pooling: None,
+            vectors: Vec::new(),
+            adapters: [0; 4],
+        }
     }
 
     pub fn gated(gate: Receiver<()>) -> Alphabet {
@@ -128,6 +137,11 @@ impl Model for Alphabet {
         StepPlan::new(kinds.map(|kind| StepEntry::new(kind, batch.clone())).collect())
     }
 
+    fn adapt(&mut self, slot: usize, patch: &Patch) -> Result<(), ModelError> {
+        self.adapters[slot] = patch.factors[0].bytes[0].into();
+        Ok(())
+    }
+
     fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError> {
         let batch = &plan.entries()[0].batch;
         if let Some(gate) = &self.gate {
@@ -135,12 +149,17 @@ impl Model for Alphabet {
         }
         std::thread::sleep(self.pace);
         self.logits.clear();
-        let ids = batch.list("input_ids");
+        let [ids, adapters] = ["input_ids", "adapters"].map(|name| batch.list(name));
         for last in batch.list("last") {
             let token = ids[last as usize] as u32;
+            let more = usize::try_from(adapters[last as usize]).map_or(0, |slot| self.adapters[slot]);
+            let next = match next(token) {
+                letter @ 0x61..=0x7A => 0x61 + (letter - 0x61 + more) % 26,
+                other => other,
+            };
             let row = self.logits.len();
             self.logits.extend((0..SIZES.vocabulary).map(|id| id as f32 * -1e-3));
-            self.logits[row + next(token) as usize] = 30.0;
+            self.logits[row + next as usize] = 30.0;
             if token == 7 {
                 self.logits[row] = f32::NAN;
             }

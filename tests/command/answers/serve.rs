@@ -363,6 +363,12 @@ fn what_is_wrong_is_one_line_before_anything_is_loaded() {
     assert!(run(&["--max-model-len", "1000"]).contains("128 positions"));
     assert!(run(&["--kv-memory", "1KiB"]).contains("--kv-memory"));
     assert!(refused(&["serve", "no/such", "--port", "0"]).contains("no/such"));
+    assert!(run(&["--adapter", "a=no/such"]).contains("no/such"));
+    assert!(run(&["--adapter", "a=x", "--adapter", "a=y"]).contains("must differ"));
+    assert!(run(&["--adapter", "=x"]).contains("may not be empty"));
+    assert!(run(&["--adapter", "a=x", "--adapter", "y"]).contains("NAME=DIR"));
+    assert!(run(&["--adapter", "a=x", "--adapter", "b=y", "--max-adapters", "1"]).contains("2 adapters"));
+    assert!(refused(&["generate", text(model()), "--prompt", "x", "--adapter", "a=x"]).contains("serve"));
     for usage in [["--port", "70000"], ["--host", "nowhere"], ["--max-seqs", "0"], ["--queue", "0"]] {
         let out = program(&["serve", text(model()), usage[0], usage[1]]).output().unwrap();
         assert_eq!(out.status.code(), Some(2), "{usage:?}");

@@ -114,6 +114,49 @@ fn calls_that_are_required_are_made_in_every_format() {
     }
 }
 
+/// A strict tool's calls are held to its schema wherever the model makes them, and the text around them to nothing.
+#[test]
+fn calls_of_strict_tools_are_held_among_texts() {
+    let parameters = json!({
+        "type": "object", "properties": {"mood": {"type": "string", "enum": ["good", "bad"]}, "n": {"type": "integer", "minimum": 1, "maximum": 3}},
+        "required": ["mood", "n"], "additionalProperties": false,
+    });
+    let tool = |name: &str, strict: bool| json!({"type": "function", "function": {"name": name, "strict": strict, "parameters": parameters}});
+    let json = r#"{"mood": "ugly", "n": 7}"#;
+    let hermes = format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {json}}}\n</tool_call>");
+    let coder = "<tool_call>\n<function=f>\n<parameter=mood>\nugly\n</parameter>\n<parameter=n>\n7\n</parameter>\n</function>\n</tool_call>";
+    let deepseek = format!(
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{json}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    );
+    for (format, call) in [("hermes", hermes.as_str()), ("qwen3_coder", coder), ("deepseek_v3", &deepseek)] {
+        for said in ["", "Well <b>, 2 < 3 and <tool_cal: "] {
+            let says = |text: &str, tools: Value| {
+                let settings = HttpSettings { calls: format.parse().unwrap(), ..HttpSettings::default() };
+                let server = Server::of(Script::start(text), TEMPLATE, settings);
+                server.chat("hi", json!({"tools": tools, "max_tokens": 600})).good()["choices"][0].clone()
+            };
+            let held = says(&format!("{said}{call}"), json!([tool("f", true)]));
+            let function = &held["message"]["tool_calls"][0]["function"];
+            let arguments: Value =
+                serde_json::from_str(function["arguments"].as_str().unwrap_or("")).unwrap();
+            // The script goes on where another word is shorter.
+            let content = held["message"]["content"].as_str().unwrap_or("");
+            assert!(content.trim().starts_with(said.trim()), "{format}: {held}");
+            assert!(["good", "bad"].contains(&arguments["mood"].as_str().unwrap()), "{format}: {held}");
+            assert!((1..=3).contains(&arguments["n"].as_i64().unwrap()), "{format}: {held}");
+            let free = says(&format!("{said}{call}"), json!([tool("f", false)]));
+            let arguments = free["message"]["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
+            assert_eq!(serde_json::from_str::<Value>(arguments).unwrap()["n"], 7, "{format}: {free}");
+            // Nobody has to call anything.
+            let text = says(said, json!([tool("f", true)]));
+            assert_eq!(
+                (&text["finish_reason"], text["message"]["content"].as_str()),
+                (&json!("stop"), Some(said))
+            );
+        }
+    }
+}
+
 /// Arguments that are bare texts may have anything in them but what ends them.
 #[test]
 fn bare_arguments_may_have_angles() {
