@@ -126,10 +126,15 @@ impl StepCosts {
         if tokens < room.sequences {
             return Err(format!("--max-batch-tokens {tokens}: each of {sequences} sequences takes one"));
         }
-        let lengths: Vec<u64> = std::iter::successors(Some(Cache::PAGE as u64), |n| Some(n * BETWEEN))
-            .take_while(|n| *n < context as u64)
-            .chain([context as u64])
+        // One is near the longest, whose kernels others may not have.
+        let (longest, page) = (context as u64, Cache::PAGE as u64);
+        let near = (longest - longest / 8).div_ceil(page) * page;
+        let mut lengths: Vec<u64> = std::iter::successors(Some(page), |n| Some(n * BETWEEN))
+            .take_while(|n| *n < longest)
+            .chain([near.min(longest), longest])
             .collect();
+        lengths.sort_unstable();
+        lengths.dedup();
         let all = |tokens: u64| -> Result<Vec<Compiled>, Refused> {
             let of = |n: u64| Cache { table: (n as usize).div_ceil(Cache::PAGE), ..cache };
             lengths.iter().map(|n| plan(tokens, of(*n), *n)).collect()
