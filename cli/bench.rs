@@ -8,11 +8,12 @@ mod serve;
 mod train;
 
 use crate::failure::{Done, Failure, bail, warn};
-use crate::flags::{FidelityFlags, KvFlag, MachineFlags, QuantizeFlag, SpeculateFlag, WorkloadFlags};
+use crate::flags::{FidelityFlags, KvFlag, MachineFlags, QuantizeFlag, SpeculateFlag};
 use crate::measure::{Seconds, after_warm_up, once, peak_rss_mb, rounded};
 use crate::progress::Progress;
 use crate::run::profile_table;
 use crate::summary::fields;
+use crate::workload::WorkloadFlags;
 use astrai_builders::{Logits, ModelConfig, Program, build};
 use astrai_engine::batch::RaggedBatch;
 use astrai_engine::load::draw;

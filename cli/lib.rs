@@ -30,3 +30,4 @@ pub mod table;
 pub mod train;
 pub mod verify;
 pub mod watch;
+pub mod workload;

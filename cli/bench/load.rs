@@ -2,8 +2,8 @@
 //! the names of `vllm bench serve`. Each request is a thread that reads its stream and notes when each chunk comes.
 
 use crate::failure::{Failure, bail};
-use crate::flags::WorkloadFlags;
 use crate::progress::Progress;
+use crate::workload::WorkloadFlags;
 use astrai_engine::load::{Answered, Asked};
 use clap::Args;
 use serde_json::{Value, json};

@@ -3,8 +3,8 @@
 use super::Estimate;
 use super::shown::seconds;
 use crate::failure::{Failure, bail};
-use crate::flags::WorkloadFlags;
 use crate::table::{bytes, table};
+use crate::workload::WorkloadFlags;
 use astrai_builders::Cache;
 use astrai_engine::load::Trace;
 use astrai_engine::machine::{Kind, Machine};

@@ -1,3 +1,5 @@
+//! Replays of small loads: every token once, what is shared, who waits, what is refused.
+
 use super::*;
 use crate::schedule::{Purpose, Schedule};
 use astrai_builders::ModelConfig;
