@@ -8,8 +8,8 @@ use astrai_builders::config::{Pooling, Slots};
 use astrai_builders::{Cache, ModelConfig};
 use astrai_engine::adapters::Reader;
 use astrai_engine::serving::{Published, Room, SEQUENCES};
-use astrai_serve::engine::{AdapterId, Handle, Patch, Stats};
-use astrai_serve::http::{AdapterSettings, Calls, HttpSettings, Listener, Rates, Served, Tls, serve};
+use astrai_serve::engine::{AdapterId, Engine, Handle, Patch, Stats};
+use astrai_serve::http::{AdapterSettings, Calls, HttpSettings, Listener, Loaded, Rates, Served, Tls, serve};
 use astrai_train::signals::Stop;
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -171,22 +171,9 @@ impl Serve {
             adapters: slots,
             ..self.room.of_one()
         };
-        let reader = slots.map(|_| {
-            let config = ModelConfig { adapters: slots, ..published.model.config.clone() };
-            Reader::new(&config, room.storage).map(Arc::new)
-        });
-        let reader = reader.transpose()?;
-        // What is wrong with an adapter is known before the weights are read.
-        let read = |reader: &Arc<Reader>| named.iter().map(|(_, folder)| reader.read(folder)).collect();
-        let patches: Vec<Patch> = reader.as_ref().map_or_else(|| Ok(vec![]), read)?;
+        let (reader, patches) = adapters(&published, &room, &named)?;
         let engine = published.start(&room, &machine, &mut tell())?;
-        let mut loaded = Vec::new();
-        for ((slot, patch), (name, _)) in (0..).zip(patches).zip(&named) {
-            let adapter = AdapterId { slot, number: slot.into() };
-            let written = engine.handle().adapt(adapter, patch).blocking_recv();
-            written.map_err(|_| "the engine ended before an adapter was loaded")??;
-            loaded.push((name.to_string(), adapter));
-        }
+        let loaded = load(&engine, &named, patches)?;
         let (context, pages) = (engine.handle().limits().context, engine.handle().stats().pages);
         let names = match self.served_name.is_empty() {
             true => vec![published.name()],
@@ -262,6 +249,31 @@ impl Serve {
         let rank = (self.max_adapter_rank as usize).next_multiple_of(2);
         Ok((slots > 0).then_some(Slots { slots, rank }))
     }
+}
+
+/// What reads adapters, and those that are given: what is wrong with one is known before the weights are read.
+fn adapters(
+    published: &Published,
+    room: &Room,
+    named: &[(&str, &Path)],
+) -> Result<(Option<Arc<Reader>>, Vec<Patch>), Failure> {
+    let Some(slots) = room.adapters else { return Ok((None, vec![])) };
+    let config = ModelConfig { adapters: Some(slots), ..published.model.config.clone() };
+    let reader = Reader::new(&config, room.storage)?;
+    let patches = named.iter().map(|(_, folder)| reader.read(folder)).collect::<Result<_, _>>()?;
+    Ok((Some(Arc::new(reader)), patches))
+}
+
+/// Gives each adapter a slot.
+fn load(engine: &Engine, named: &[(&str, &Path)], patches: Vec<Patch>) -> Result<Vec<Loaded>, Failure> {
+    let mut loaded = Vec::new();
+    for ((slot, patch), (name, _)) in (0..).zip(patches).zip(named) {
+        let adapter = AdapterId { slot, number: slot.into() };
+        let written = engine.handle().adapt(adapter, patch).blocking_recv();
+        written.map_err(|_| "the engine ended before an adapter was loaded")??;
+        loaded.push((name.to_string(), adapter));
+    }
+    Ok(loaded)
 }
 
 /// A socket that listens.
