@@ -8,8 +8,8 @@ use astrai_builders::config::{Pooling, Slots};
 use astrai_builders::{Cache, ModelConfig};
 use astrai_engine::adapters::Reader;
 use astrai_engine::serving::{Published, Room, SEQUENCES};
-use astrai_serve::engine::{AdapterId, Handle, Patch, Stats};
-use astrai_serve::http::{AdapterSettings, Calls, HttpSettings, Listener, Rates, Served, Tls, serve};
+use astrai_serve::engine::{AdapterId, Engine, Handle, Patch, Stats};
+use astrai_serve::http::{AdapterSettings, Calls, HttpSettings, Listener, Loaded, Rates, Served, Tls, serve};
 use astrai_train::signals::Stop;
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -105,6 +105,9 @@ pub struct Serve {
     /// Adapters at once, those of --adapter NAME=DIR and those that are loaded at run time [default: as many as are given]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     max_adapters: Option<u32>,
+    /// Folder in which adapters lie that may be loaded at run time, by /v1/load_lora_adapter [default: none may]
+    #[arg(long, value_name = "DIR", requires = "max_adapters")]
+    adapter_folder: Option<PathBuf>,
     /// Greatest rank of an adapter that requests choose by name
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=512))]
     max_adapter_rank: u32,
@@ -171,22 +174,9 @@ impl Serve {
             adapters: slots,
             ..self.room.of_one()
         };
-        let reader = slots.map(|_| {
-            let config = ModelConfig { adapters: slots, ..published.model.config.clone() };
-            Reader::new(&config, room.storage).map(Arc::new)
-        });
-        let reader = reader.transpose()?;
-        // What is wrong with an adapter is known before the weights are read.
-        let read = |reader: &Arc<Reader>| named.iter().map(|(_, folder)| reader.read(folder)).collect();
-        let patches: Vec<Patch> = reader.as_ref().map_or_else(|| Ok(vec![]), read)?;
+        let (reader, patches) = adapters(&published, &room, &named)?;
         let engine = published.start(&room, &machine, &mut tell())?;
-        let mut loaded = Vec::new();
-        for ((slot, patch), (name, _)) in (0..).zip(patches).zip(&named) {
-            let adapter = AdapterId { slot, number: slot.into() };
-            let written = engine.handle().adapt(adapter, patch).blocking_recv();
-            written.map_err(|_| "the engine ended before an adapter was loaded")??;
-            loaded.push((name.to_string(), adapter));
-        }
+        let loaded = load(&engine, &named, patches)?;
         let (context, stats) = (engine.handle().limits().context, engine.handle().stats());
         let names = match self.served_name.is_empty() {
             true => vec![published.name()],
@@ -195,10 +185,11 @@ impl Serve {
         if let Some((name, _)) = loaded.iter().find(|(name, _)| names.contains(name)) {
             bail!("--adapter {name}: the model itself has this name; give another");
         }
+        let open = self.adapter_folder;
         let adapters = reader.map(|reader| AdapterSettings {
             slots: slots.map_or(0, |s| s.slots as u32),
             loaded,
-            read: Arc::new(move |folder: &Path| reader.read(folder)),
+            read: Arc::new(move |folder: &Path| reader.read(&inside(open.as_deref(), folder)?)),
         });
         let name = names[0].clone();
         let settings = HttpSettings {
@@ -263,6 +254,40 @@ impl Serve {
         let rank = (self.max_adapter_rank as usize).next_multiple_of(2);
         Ok((slots > 0).then_some(Slots { slots, rank }))
     }
+}
+
+/// What reads adapters, and those that are given: what is wrong with one is known before the weights are read.
+fn adapters(
+    published: &Published,
+    room: &Room,
+    named: &[(&str, &Path)],
+) -> Result<(Option<Arc<Reader>>, Vec<Patch>), Failure> {
+    let Some(slots) = room.adapters else { return Ok((None, vec![])) };
+    let config = ModelConfig { adapters: Some(slots), ..published.model.config.clone() };
+    let reader = Reader::new(&config, room.storage)?;
+    let patches = named.iter().map(|(_, folder)| reader.read(folder)).collect::<Result<_, _>>()?;
+    Ok((Some(Arc::new(reader)), patches))
+}
+
+/// The folder of an adapter that a request names: of the operator's folder and no other.
+fn inside(open: Option<&Path>, folder: &Path) -> Result<PathBuf, String> {
+    let none = "no adapter is loaded on request; start the server with --adapter-folder DIR";
+    let open = open.and_then(|open| open.canonicalize().ok()).ok_or(none)?;
+    let found = open.join(folder).canonicalize().ok().filter(|path| path.starts_with(&open));
+    // What is elsewhere on the machine is not to be found out.
+    found.ok_or_else(|| "is no folder inside the server's --adapter-folder".into())
+}
+
+/// Gives each adapter a slot.
+fn load(engine: &Engine, named: &[(&str, &Path)], patches: Vec<Patch>) -> Result<Vec<Loaded>, Failure> {
+    let mut loaded = Vec::new();
+    for ((slot, patch), (name, _)) in (0..).zip(patches).zip(named) {
+        let adapter = AdapterId { slot, number: slot.into() };
+        let written = engine.handle().adapt(adapter, patch).blocking_recv();
+        written.map_err(|_| "the engine ended before an adapter was loaded")??;
+        loaded.push((name.to_string(), adapter));
+    }
+    Ok(loaded)
 }
 
 /// A socket that listens.

@@ -426,7 +426,10 @@ fn adapters_beside_one_another_answer_as_alone() {
             let (seed, max_tokens) = (Some(u64::from(i)), Some(20));
             let sampling =
                 Sampling { temperature, seed, max_tokens, logprobs: Some(1), ..Sampling::default() };
-            engine.handle().submit(Request { sampling, adapter, ..Request::new(prompt) }).unwrap()
+            engine
+                .handle()
+                .submit(Request { n: 1 + i % 2, sampling, adapter, ..Request::new(prompt) })
+                .unwrap()
         };
         // In bf16 rounding follows the columns that there are: then as many slots, and those of the base too.
         let [few, none] = if storage == DType::F32 { [2, 0] } else { [3, 3] };
@@ -444,7 +447,7 @@ fn adapters_beside_one_another_answer_as_alone() {
                 .collect();
             let one = |i: u32| {
                 let (engine, adapter) = &engines[i as usize % 4];
-                collect(&mut ask(engine, i, *adapter), 1).0
+                collect(&mut ask(engine, i, *adapter), 1 + i as usize % 2).0
             };
             (0..24).map(one).collect()
         };
@@ -455,14 +458,15 @@ fn adapters_beside_one_another_answer_as_alone() {
                 (0..3).map(|i| load(&engine, 3, 2 - i, i.into(), &folders[i as usize])).collect();
             let streams: Vec<Stream> =
                 (0..24).map(|i| ask(&engine, i, all.get(i as usize % 4).copied())).collect();
-            let together: Vec<Answer> = streams.into_iter().map(|mut s| collect(&mut s, 1).0).collect();
+            let all_of = streams.into_iter().zip(0..);
+            let together: Vec<Answer> = all_of.map(|(mut s, i)| collect(&mut s, 1 + i % 2).0).collect();
             assert!(together == alone, "{storage}: other answers, prefix cache {prefix_cache}");
             // What was loaded into its slot meanwhile is not what a request wants.
             load(&engine, 3, 2, 7, &folders[1]);
             let (_, end) = collect(&mut ask(&engine, 0, Some(all[0])), 1);
             assert!(matches!(&end, End::Failed(why) if why.contains("unloaded")), "{end:?}");
             let again = AdapterId { slot: 2, number: 7 };
-            assert!(collect(&mut ask(&engine, 1, Some(again)), 1).0 == alone[1], "{storage}: loaded again");
+            assert!(collect(&mut ask(&engine, 1, Some(again)), 2).0 == alone[1], "{storage}: loaded again");
         }
         if storage == DType::F32 {
             for (at, folder) in folders.iter().enumerate() {
