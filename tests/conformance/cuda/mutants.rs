@@ -10,7 +10,7 @@
 use super::cases::{At, Case, Draw, cases};
 use super::forms::{FORMS, Form};
 use super::ptx::{Emulator, ORDERS};
-use super::{compiled, results, tolerance, wanted};
+use super::{agrees, compiled, numbers_agree, results, tolerance, wanted};
 use crate::driver::checks_everything;
 use crate::kernels::table::{self, Table, compare};
 use astrai_engine::Machine;
@@ -128,11 +128,14 @@ impl<'a> Subject<'a> {
 
     /// What notices the device's mutant in the table's runs, if anything does.
     fn noticed(&self, device: &Emulator, machine: &Machine) -> Option<String> {
+        let agrees = |name: &str, got: &Tensor, want: &Tensor| match &self.of {
+            Of::Loops(case) => agrees(case, got, want),
+            Of::Core(..) => compare(got, want, self.tolerance(name, want.dtype)),
+        };
         let different = |want: &Tensors, got: Tensors| {
             let of = |name: &String| got.iter().find(|(n, _)| n == name).map(|(_, got)| got);
             let one = |(name, want): &(String, Tensor)| {
-                let tolerance = self.tolerance(name, want.dtype);
-                of(name).map_or(Err("not there".into()), |got| compare(got, want, tolerance)).err()
+                of(name).map_or(Err("not there".into()), |got| agrees(name, got, want)).err()
             };
             want.iter().find_map(one)
         };
@@ -182,24 +185,13 @@ impl<'a> Subject<'a> {
         })
     }
 
-    /// How a result differs by more than is allowed: of loops in a number by its own share, and more than the type's smallest number.
+    /// How a result differs by more than is allowed, of loops in a number by its own share.
     fn apart(&self, name: &str, right: &Tensor, got: &Tensor) -> Option<String> {
         let allowed = self.tolerance(name, right.dtype);
         if matches!(self.of, Of::Core(..)) {
             return compare(got, right, allowed).err();
         }
-        let least = match right.dtype {
-            _ if allowed == 0.0 => 0.0,
-            DType::F16 => 2f64.powi(-24),
-            DType::BF16 => 2f64.powi(-133),
-            DType::F8E4M3 => 2f64.powi(-9),
-            DType::F8E5M2 => 2f64.powi(-16),
-            _ => 2f64.powi(-149),
-        };
-        (0..right.len()).map(|i| (i, right.at(i), got.at(i))).find_map(|(i, a, b)| {
-            let close = a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= allowed * a.abs() + least;
-            (!close).then(|| format!("{name} {i} is {b:?}, not {a:?}"))
-        })
+        numbers_agree(got, right, allowed).map_err(|e| format!("{name}: {e}")).err()
     }
 }
 
