@@ -41,7 +41,7 @@ const HALVES: [&str; 12] = [
 
 /// What kinds of runs are killed: their flags, and on what they are.
 const KINDS: [(&[&str], On); 6] = [
-    (&["--save-every", "1", "--batch", "4", "--eval-every", "3"], On::Text),
+    (&["--save-every", "1", "--batch", "4", "--eval-every", "3", "--moments", "8bit"], On::Text),
     (&HALVES, On::Shards),
     (&["--save-every", "1", "--batch", "4", "--optimizer", "sgd", "--keep", "1", "--async-save"], On::Shards),
     (&["--save-every", "1", "--batch", "2", "--accum", "2", "--keep", "0"], On::Shards),
