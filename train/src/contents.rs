@@ -5,6 +5,7 @@ use crate::checkpoint::{Attachment, Contents, MODEL, OPTIMIZER, Part, Sink, Trai
 use crate::engine::Engine;
 use crate::update::MASTER;
 use astrai_files::FileError;
+use astrai_ir::ops::Weight;
 use astrai_runtime::weights::{Checkpoint, Entry};
 use astrai_runtime::{Error, Source, WeightSource};
 use std::collections::HashMap;
@@ -190,7 +191,8 @@ impl Engine {
         for prefix in self.recipe().kept() {
             let source = Prefixed { checkpoint: optimizer, prefix };
             for w in self.weights().iter().filter(|w| !w.frozen && self.recipe().optimizer.keeps(prefix, w)) {
-                self.buffers().load(&format!("{prefix}{}", w.name), w, &source)?;
+                let state = Weight { ty: self.recipe().optimizer.state(prefix, w), ..w.clone() };
+                self.buffers().load(&format!("{prefix}{}", w.name), &state, &source)?;
             }
         }
         self.steps = steps;

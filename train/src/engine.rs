@@ -13,7 +13,7 @@ use crate::update::{self, EMA, MASTER, Optimizer, Rule, Stages, matches};
 use astrai_builders::{Logits, Loss, ModelConfig, Program as Built, placements};
 use astrai_ir::ops::{Op, Weight};
 use astrai_ir::shard::{STAGES, Shard};
-use astrai_ir::{Backend, DType, Dim, Graph, Mesh, Node, Placement, Sharding, inline_calls};
+use astrai_ir::{Backend, DType, Dim, Graph, Mesh, Node, Placement, Sharding, Type, inline_calls};
 use astrai_runtime::{
     Adapter, Buffers, Compiled, Destination, Device, Dump, Error, GRAD, Gradients, MeshSharding, Noise,
     Options, Profile, Recompute, Session, WeightSource, compile,
@@ -100,6 +100,9 @@ impl Plan {
                 "Muon reads whole matrices, which ranks share; use one rank or adamw".into(),
             ));
         }
+        if mesh.ranks() > 1 && recipe.optimizer.narrow_moments {
+            return Err(Error::Input("moments of eight bits are of one rank; use --moments f32".into()));
+        }
         if mesh.ranks() > 1 && recipe.adapter.is_some() {
             return Err(Error::Input("adapters are trained on one rank".into()));
         }
@@ -151,7 +154,10 @@ impl Plan {
     /// Names and types of the buffers beside the weights: gradients, moments, master weights of those that are trained.
     pub fn states(&self) -> Vec<(String, DType, Vec<usize>)> {
         let prefixes: Vec<&str> = [GRAD].into_iter().chain(self.recipe.kept()).collect();
-        let one = |p: &str, w: &Weight| (format!("{p}{}", w.name), DType::F32, shape(w));
+        let one = |p: &str, w: &Weight| {
+            let ty = self.recipe.optimizer.state(p, w);
+            (format!("{p}{}", w.name), ty.dtype, sizes(&ty))
+        };
         let trained = || self.weights.iter().filter(|w| !w.frozen);
         let optimizer = &self.recipe.optimizer;
         let of = |p: &'static str| trained().filter(move |w| optimizer.keeps(p, w)).map(move |w| one(p, w));
@@ -294,7 +300,11 @@ fn whole_weights(program: &Compiled, mesh: &Mesh, recipe: &Recipe) -> Result<(Ve
 }
 
 fn shape(w: &Weight) -> Vec<usize> {
-    w.ty.shape.iter().filter_map(|d| d.size()).collect()
+    sizes(&w.ty)
+}
+
+fn sizes(ty: &Type) -> Vec<usize> {
+    ty.shape.iter().filter_map(|d| d.size()).collect()
 }
 
 /// What an optimiser step did.

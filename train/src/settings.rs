@@ -111,6 +111,19 @@ pub enum Recompute {
     Full,
 }
 
+/// How Adam's moments are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+pub enum Moments {
+    /// 32-bit floats
+    #[serde(rename = "f32")]
+    #[value(name = "f32")]
+    F32,
+    /// Codes of eight bits and a scale for each block of up to 256, those of large weights
+    #[serde(rename = "8bit")]
+    #[value(name = "8bit")]
+    Bits8,
+}
+
 /// What is written of a run's metrics beside `metrics.jsonl`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -302,6 +315,7 @@ settings! {
         router_aux_loss_coef: f64 = 0.0, "0", "FACTOR", "Of models with experts: factor on the loss that evens the experts' loads, whatever the model's config says";
         router_z_loss_coef: f64 = 0.0, "0", "FACTOR", "Of models with experts: factor on the mean square of the log-sum-exp of a router's logits";
         dtype: Storage = Storage::F32, "f32", "TYPE", "How weights and activations are stored";
+        moments: Moments = Moments::F32, "f32", "NAME", "How Adam's moments are stored";
         recompute: Recompute = Recompute::Selective, "selective", "PRESET", "Which activations are computed again in the backward pass";
         seed: u64 = 3407, "3407", "N", "Seed of weights and of the order of the data";
         save_every: u64 = 500, "500", "STEPS", "Updates between checkpoints; 0 means at the end only";

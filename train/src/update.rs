@@ -10,9 +10,11 @@ use astrai_ir::{Axis, Block, BlockId, DType, Dim, Graph, IrError, NodeId, Type};
 use astrai_runtime::GRAD;
 use std::sync::Arc;
 
+mod codes;
 mod muon;
 mod rule;
 
+use codes::Codes;
 pub use muon::{Muon, Scale};
 pub use rule::{Group, Optimizer, Rest, Rule, matches};
 use rule::{Step, Treatment};
@@ -23,6 +25,8 @@ pub const MASTER: &str = "master.";
 pub const EXP_AVG: &str = "exp_avg.";
 /// Prefix of AdamW's second moments.
 pub const EXP_AVG_SQ: &str = "exp_avg_sq.";
+/// Prefixes of the scales of first and second moments that are stored as codes.
+pub const MOMENT_SCALES: [&str; 2] = ["exp_avg_scale.", "exp_avg_sq_scale."];
 /// Prefix of the weights' moving averages.
 pub const EMA: &str = "ema.";
 /// Prefix of SGD's velocity and Muon's momentum.
@@ -193,7 +197,8 @@ fn update(w: &Weight, optimizer: &Optimizer, treatment: &Treatment) -> Result<Gr
         let finite = g.input(FINITE, DType::Bool, vec![])?;
         let active = if w.skip_zero_grad { rows_with_gradient(g, w, grad, finite)? } else { finite };
         let lr = g.scale(lr, treatment.rate)?;
-        WeightUpdate { ema: optimizer.ema, treatment, weight: w, lr, corrections, factor, active }
+        let block = optimizer.block(w);
+        WeightUpdate { ema: optimizer.ema, block, treatment, weight: w, lr, corrections, factor, active }
             .build(g, grad)
     })?;
     Ok(g)
@@ -233,6 +238,8 @@ fn clip_factor(g: &mut Graph, norm: NodeId, most: f64) -> Result<NodeId, IrError
 /// The update of one weight.
 struct WeightUpdate<'a> {
     ema: Option<f64>,
+    /// Elements of a block of moments that are stored as codes.
+    block: Option<usize>,
     treatment: &'a Treatment,
     weight: &'a Weight,
     lr: NodeId,
@@ -314,12 +321,13 @@ impl WeightUpdate<'_> {
             return Err(g.error("is no step of Adam's".into()));
         };
         let grad = if coupled { self.decayed(g, grad, p)? } else { grad };
-        let m = state(g, EXP_AVG, self.weight, DType::F32)?;
-        let v = state(g, EXP_AVG_SQ, self.weight, DType::F32)?;
+        let (first, second) = (self.moment(g, true)?, self.moment(g, false)?);
+        let (m, v) = (first[0], second[0]);
         let next_m = self.moving_average(g, m, grad, beta1)?;
         let square = g.mul(grad, grad)?;
         let next_v = self.moving_average(g, v, square, beta2)?;
-        let (next_m, next_v) = (self.store(g, EXP_AVG, m, next_m)?, self.store(g, EXP_AVG_SQ, v, next_v)?);
+        let next_m = self.keep(g, true, &first, next_m)?;
+        let next_v = self.keep(g, false, &second, next_v)?;
         let first = if ahead { self.moving_average(g, next_m, grad, beta1)? } else { next_m };
         let (mean, square) =
             (self.times(g, first, self.corrections[0])?, self.times(g, next_v, self.corrections[1])?);
@@ -329,6 +337,33 @@ impl WeightUpdate<'_> {
         let direction = g.div(mean, root)?;
         let by = if coupled { direction } else { self.decayed(g, direction, p)? };
         self.moved(g, p, by)
+    }
+
+    fn codes(&self, first: bool) -> Option<Codes> {
+        self.block.map(|block| Codes { block, signed: first })
+    }
+
+    /// The first moment or the second: its value, and where that is not one, its states.
+    fn moment(&self, g: &mut Graph, first: bool) -> Result<Vec<NodeId>, IrError> {
+        let (prefix, scales) = prefixes(first);
+        Ok(match self.codes(first) {
+            Some(codes) => codes.read(g, self.weight, [prefix, scales])?.to_vec(),
+            None => vec![state(g, prefix, self.weight, DType::F32)?],
+        })
+    }
+
+    /// Stores the next version of a moment; answers the value.
+    fn keep(&self, g: &mut Graph, first: bool, moment: &[NodeId], next: NodeId) -> Result<NodeId, IrError> {
+        let (prefix, scales) = prefixes(first);
+        match (self.codes(first), moment) {
+            (Some(codes), [_, before, scales_before]) => {
+                let [made, scales_made] = codes.write(g, next)?;
+                self.store(g, prefix, *before, made)?;
+                self.store(g, scales, *scales_before, scales_made)?;
+                Ok(next)
+            }
+            _ => self.store(g, prefix, moment[0], next),
+        }
     }
 
     fn sgd(
@@ -363,6 +398,11 @@ impl WeightUpdate<'_> {
         let by = self.decayed(g, direction, p)?;
         self.moved(g, p, by)
     }
+}
+
+/// Of the first moment or the second, and of its scales.
+fn prefixes(first: bool) -> (&'static str, &'static str) {
+    if first { (EXP_AVG, MOMENT_SCALES[0]) } else { (EXP_AVG_SQ, MOMENT_SCALES[1]) }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use astrai_train::contents::Snapshot;
 use astrai_train::engine::{Engine, Plan, Recipe, StepResult};
 use astrai_train::router::RouterLosses;
 use astrai_train::scaler::LossScale;
-use astrai_train::update::{MASTER, Optimizer, Rule};
+use astrai_train::update::{EXP_AVG, EXP_AVG_SQ, MASTER, MOMENT_SCALES, Optimizer, Rule};
 
 pub const ADAMW: Rule = Rule::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
 
@@ -345,4 +345,61 @@ fn noise_on_embeddings_is_drawn_by_counters() {
         assert!((loss - want).abs() < 1e-6 * want, "step {step}: {loss}, by hand {want}");
     }
     assert!(losses[0] != losses[1] && (losses[0] - scored / 40.0).abs() > 1e-3, "{losses:?}, {scored}");
+}
+
+/// Codes are near what they stand for, the run learns as with numbers, and a step without a gradient leaves them as they are.
+#[test]
+fn moments_of_eight_bits_learn_as_those_of_thirty_two() {
+    let wide = recipe(DType::F32, ADAMW);
+    let mut narrow = wide.clone();
+    narrow.optimizer.narrow_moments = true;
+    let (mut a, mut b) = (open(&wide), open(&narrow));
+    let steps = |e: &mut Engine, n: i32| -> Vec<f64> {
+        (0..n).map(|i| e.step(&[batch(&[40, 29], i % 3)], 3e-3).unwrap().loss).collect()
+    };
+    assert_eq!(steps(&mut a, 1), steps(&mut b, 1));
+    let codes = |e: &Engine, n: &str| e.buffers().read(n, <[u8]>::to_vec).unwrap();
+    let mut narrowed = 0;
+    for w in b.weights().iter().map(|w| w.name.clone()).collect::<Vec<_>>() {
+        let first = format!("{EXP_AVG}{w}");
+        if b.buffers().shape(&first).unwrap().0 == DType::F32 {
+            assert_eq!(codes(&a, &first), codes(&b, &first), "small moments are numbers");
+            continue;
+        }
+        narrowed += 1;
+        let second = format!("{EXP_AVG_SQ}{w}");
+        let [m_scale, v_scale] = MOMENT_SCALES.map(|p| values(&b, &format!("{p}{w}")));
+        let (m, v) = (values(&a, &first), values(&a, &second));
+        let block = m.len() / m_scale.len();
+        let stored = 2 * m.len() + 8 * m_scale.len();
+        assert!(3 * stored < 8 * m.len(), "{w}: {stored} bytes");
+        for (i, (m_code, v_code)) in codes(&b, &first).into_iter().zip(codes(&b, &second)).enumerate() {
+            let near = |code: f64, most: f64, power: i32, scale: f32, x: f32| {
+                // Within half a code, and a little for rounding.
+                let of = |c: f64| (c.max(0.0) / most).powi(power) * f64::from(scale);
+                (of(code - 0.51)..=of(code + 0.51)).contains(&f64::from(x))
+            };
+            let (c, s) = (f64::from(m_code as i8), i / block);
+            assert!(
+                near(c.abs(), 127.0, 2, m_scale[s], m[i].abs()) && (c == 0.0 || (c > 0.0) == (m[i] > 0.0))
+            );
+            let c = f64::from(v_code);
+            assert!(c >= 1.0 && (c == 1.0 || near(c, 255.0, 4, v_scale[s], v[i])), "{w}[{i}]: {c}, {}", v[i]);
+        }
+    }
+    assert!(narrowed >= 2);
+    let (a_losses, b_losses) = (steps(&mut a, 60), steps(&mut b, 60));
+    let (a_last, b_last) = (a_losses[59], b_losses[59]);
+    println!("after 60 steps {a_last} with moments of 32 bits, {b_last} with those of 8");
+    assert!(a_last < a_losses[0] - 1.0 && (a_last - b_last).abs() < 0.05 * a_last, "{a_last}, {b_last}");
+    let bytes = |e: &Engine| {
+        e.buffers().names().filter(|n| n.starts_with("exp_avg")).map(|n| codes(e, n).len()).sum::<usize>()
+    };
+    println!("moments of {} bytes instead of {}", bytes(&b), bytes(&a));
+    assert!(bytes(&b) < bytes(&a));
+    let name = b.weights()[0].name.clone();
+    b.buffers().write(&name, |x| x[..4].copy_from_slice(&f32::NAN.to_le_bytes())).unwrap();
+    let before = state(&b);
+    assert!(!b.step(&[batch(&[40, 29], 1)], 1e-3).unwrap().applied);
+    assert!(state(&b) == before);
 }

@@ -12,7 +12,7 @@ use crate::settings::Settings;
 use astrai_files::{FileError, one_line};
 
 /// Settings that decide which samples make an update, what is learnt of them, and the tensors of the optimizer.
-pub(super) const FIXED: [&str; 20] = [
+pub(super) const FIXED: [&str; 21] = [
     "strategy",
     "set",
     "reference",
@@ -25,6 +25,7 @@ pub(super) const FIXED: [&str; 20] = [
     "optimizer",
     "ema",
     "dtype",
+    "moments",
     "freeze",
     "neftune_alpha",
     "seed",

@@ -27,6 +27,7 @@ pub(super) fn refuse_unused(given: &Partial) -> Result<(), Error> {
         ("beta1", given.beta1.is_some(), !sgd, "adamw"),
         ("beta2", given.beta2.is_some(), !sgd, "adamw"),
         ("eps", given.eps.is_some(), !sgd, "adamw"),
+        ("moments", given.moments.is_some(), !sgd, "adamw"),
     ] {
         if is_given && !has {
             return refuse(format!("{key}: {name} has none; remove it, or choose optimizer {other}"));
@@ -75,7 +76,9 @@ pub(super) fn refuse_unused(given: &Partial) -> Result<(), Error> {
 /// Drops what [`refuse_unused`] would refuse.
 pub(super) fn drop_unused(mut given: Partial) -> Partial {
     match given.optimizer.unwrap_or(Optimizer::Adamw) {
-        Optimizer::Sgd => (given.beta1, given.beta2, given.eps) = (None, None, None),
+        Optimizer::Sgd => {
+            (given.beta1, given.beta2, given.eps, given.moments) = (None, None, None, None);
+        }
         Optimizer::Muon => {}
         _ => given.momentum = None,
     }

@@ -1,6 +1,6 @@
 //! What the engine is told of the settings.
 
-use super::{Error, MuonScale, Optimizer, Packing, Recompute, Settings, Storage, Strategy};
+use super::{Error, Moments, MuonScale, Optimizer, Packing, Recompute, Settings, Storage, Strategy};
 use crate::data::Kind;
 use crate::engine::Recipe;
 use crate::lora::{Lora, Targets};
@@ -53,6 +53,7 @@ impl Settings {
                 ema: self.ema,
                 skip: self.skip_norm,
                 scaled: self.dtype == Storage::F16,
+                narrow_moments: self.moments == Moments::Bits8,
                 groups: self.group.iter().flatten().filter_map(|text| group(text).ok()).collect(),
                 ..update::Optimizer::new(rule, self.weight_decay, clip)
             },

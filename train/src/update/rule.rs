@@ -1,9 +1,10 @@
 //! Optimisers as data: a rule with its numbers, and which weights it treats otherwise. In: settings. Out: for each weight what is done to
 //! it, its rate and its decay.
 
-use super::{EMA, EXP_AVG, EXP_AVG_SQ, MASTER, MOMENTUM, Muon};
-use astrai_ir::DType;
+use super::codes::{self, Codes};
+use super::{EMA, EXP_AVG, EXP_AVG_SQ, MASTER, MOMENT_SCALES, MOMENTUM, Muon};
 use astrai_ir::ops::Weight;
+use astrai_ir::{DType, Type};
 
 /// An optimiser and its hyper-parameters.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +19,8 @@ pub struct Optimizer {
     pub skip: Option<f64>,
     /// Whether gradients are those of a loss that was multiplied; they are multiplied by the input `unscale` first.
     pub scaled: bool,
+    /// Adam's moments of large weights are codes of eight bits.
+    pub narrow_moments: bool,
     /// Decay of the exponential moving average of the weights, which is kept beside them.
     pub ema: Option<f64>,
     /// Weights with a rate or a decay of their own: the first group whose pattern a weight's checkpoint names match.
@@ -138,7 +141,16 @@ pub(super) enum Step {
 impl Optimizer {
     /// An optimiser without average and groups.
     pub fn new(rule: Rule, weight_decay: f64, clip: Option<f64>) -> Optimizer {
-        Optimizer { rule, weight_decay, clip, skip: None, scaled: false, ema: None, groups: vec![] }
+        Optimizer {
+            rule,
+            weight_decay,
+            clip,
+            skip: None,
+            scaled: false,
+            narrow_moments: false,
+            ema: None,
+            groups: vec![],
+        }
     }
 
     /// The largest norm of a gradient that is applied.
@@ -154,7 +166,8 @@ impl Optimizer {
             Rule::Sgd { .. } => &[],
             Rule::Muon { .. } => &[EXP_AVG, EXP_AVG_SQ, MOMENTUM],
         };
-        moments.iter().copied().chain(self.ema.map(|_| EMA)).collect()
+        let scales = if self.narrow_moments && moments.contains(&EXP_AVG) { &MOMENT_SCALES[..] } else { &[] };
+        moments.iter().chain(scales).copied().chain(self.ema.map(|_| EMA)).collect()
     }
 
     /// Whether it keeps the state of this prefix for this weight.
@@ -164,7 +177,24 @@ impl Optimizer {
             MOMENTUM => muon || !matches!(self.rule, Rule::Muon { .. }),
             EXP_AVG | EXP_AVG_SQ => !muon,
             MASTER => w.ty.dtype != DType::F32,
+            scales if MOMENT_SCALES.contains(&scales) => self.block(w).is_some(),
             _ => true,
+        }
+    }
+
+    /// Elements of a block of a weight's moments, where they are codes.
+    pub(super) fn block(&self, w: &Weight) -> Option<usize> {
+        let adam = self.narrow_moments && matches!(self.treatment(w).step, Step::Adam { .. });
+        if adam { codes::block(w) } else { None }
+    }
+
+    /// Type of the state of this prefix of a weight.
+    pub fn state(&self, prefix: &str, w: &Weight) -> Type {
+        match (prefix, self.block(w)) {
+            (EXP_AVG, Some(block)) => w.ty.with(Codes { block, signed: true }.dtype()),
+            (EXP_AVG_SQ, Some(block)) => w.ty.with(Codes { block, signed: false }.dtype()),
+            (scales, Some(block)) if MOMENT_SCALES.contains(&scales) => codes::scales(w, block),
+            _ => w.ty.with(DType::F32),
         }
     }
 
