@@ -3,6 +3,7 @@
 //! reference implementation computed. It prints nothing: what a person should hear of comes as [`Note`]s.
 
 pub mod batch;
+pub mod compare;
 pub mod curve;
 mod error;
 pub mod export;
