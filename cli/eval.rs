@@ -5,6 +5,8 @@ use crate::failure::{Done, Failure, bail, say};
 use crate::flags::RoomFlags;
 use crate::progress::{Progress, tell};
 use crate::table::table;
+use astrai_engine::Model;
+use astrai_engine::compare::{Comparison, Scorer};
 use astrai_engine::serving::{Published, Room, SEQUENCES, chat_ids};
 use astrai_serve::answer::{Answer, Delta};
 use astrai_serve::engine::{End, Engine, Stream};
@@ -21,6 +23,9 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+/// Most tokens that are compared as one sequence unless told otherwise.
+const WINDOW: usize = 512;
+
 /// Score a model on tasks: perplexity, multiple choice, generated answers
 ///
 /// A task is a file of JSON lines, whose keys say what each asks (docs/evaluation.md). `text`: how likely it is (perplexity,
@@ -29,7 +34,8 @@ use std::process::ExitCode;
 #[derive(Args)]
 #[command(after_help = "Examples:
   astrai eval model/ --task hellaswag.jsonl --limit 500
-  astrai eval model/ --task wiki.jsonl --task arc.jsonl --dtype bf16 --json")]
+  astrai eval model/ --task wiki.jsonl --task arc.jsonl --dtype bf16 --json
+  astrai eval model/ --task wiki.jsonl --quantize int4 --kv-cache-dtype int8 --compare model/")]
 pub struct Eval {
     /// A model directory
     model: PathBuf,
@@ -42,6 +48,10 @@ pub struct Eval {
     /// Most sequences computed at once
     #[arg(long, value_name = "N", default_value_t = SEQUENCES as u16, value_parser = clap::value_parser!(u16).range(1..=4096))]
     max_seqs: u16,
+    /// Also open a reference, as its folder has it: perplexity of both over the tasks' texts, mean, 95th percentile and maximum of the
+    /// Kullback-Leibler divergence of each token, and how often both have the same likeliest token
+    #[arg(long, value_name = "MODEL", conflicts_with_all = ["samples", "max_seqs", "kv_memory"])]
+    compare: Option<PathBuf>,
     /// Write what each line gave, a JSON object each, in order
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
@@ -71,6 +81,9 @@ impl Eval {
             Ok::<_, String>((path, BufWriter::new(file)))
         };
         let mut samples = self.samples.as_deref().map(create).transpose()?;
+        if let Some(reference) = &self.compare {
+            return self.compared(reference, &tasks, out);
+        }
         let published = self.room.published(&self.model)?;
         let sequences = usize::from(self.max_seqs);
         let machine = self.room.machine.machine()?;
@@ -118,6 +131,54 @@ impl Eval {
         }
         drop(progress);
         self.show(&all, out)?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// How far the model is from a reference, over the texts of all tasks.
+    fn compared(&self, reference: &Path, tasks: &[Task], out: &mut dyn Write) -> Done {
+        let published = self.room.published(&self.model)?;
+        let (model, other) = (&published.model, Model::open(reference, false)?);
+        other.config.check_decoder()?;
+        let [ids, of_reference] = [&model.config, &other.config].map(|c| c.vocab_size);
+        if ids != of_reference {
+            bail!("--compare {}: it has {of_reference} tokens, the model {ids}", reference.display());
+        }
+        let most = model.config.max_positions.min(other.config.max_positions);
+        let window = self.room.max_model_len.map_or(WINDOW.min(most), |n| n as usize);
+        let (machine, storage) = (self.room.machine.machine()?, self.room.machine.storage());
+        let how = (storage, self.room.fidelity.asked().unwrap_or_default());
+        let [mut scored, mut compared] = [
+            Scorer::new(model, window, how, &machine, &mut tell())?,
+            Scorer::new(&other, window, how, &machine, &mut tell())?,
+        ];
+        let mut comparison = Comparison::default();
+        for task in tasks {
+            for line in task.lines().map_err(astrai_train::Error::from)? {
+                let line = line.map_err(astrai_train::Error::from)?;
+                let Question::Text(text) = &line.question else {
+                    let why = "--compare takes texts alone";
+                    return Err(Failure::Message(task.refused(line.number, why).to_string()));
+                };
+                let ids = published.tokenizer.encode(text, true).map_err(|e| e.to_string())?;
+                for ids in ids.chunks(window).filter(|ids| ids.len() > 1) {
+                    comparison.add(ids, [&scored.logits(ids)?, &compared.logits(ids)?]);
+                }
+            }
+        }
+        let metrics = comparison.metrics();
+        if let Some((name, x)) = metrics.iter().find(|(_, x)| !x.is_finite()) {
+            bail!("{name} is {x}; a model's numbers overflow, try another --dtype");
+        }
+        if self.json {
+            let mut shown = Map::new();
+            shown.extend([("model".into(), json!(self.model)), ("reference".into(), json!(reference))]);
+            shown.extend(metrics.into_iter().map(|(name, x)| (name.into(), json!(x))));
+            writeln!(out, "{}", Value::Object(shown))?;
+        } else {
+            let rows: Vec<_> =
+                metrics.iter().map(|(name, x)| vec![name.to_string(), format!("{x:.6}")]).collect();
+            write!(out, "{}", table(&["metric", "value"], &rows))?;
+        }
         Ok(ExitCode::SUCCESS)
     }
 

@@ -2,7 +2,7 @@
 
 use crate::cases::case;
 use crate::lora::logits;
-use crate::train::fixture::{good, program, stderr};
+use crate::train::fixture::{good, program, shared, stderr};
 use serde_json::Value;
 use std::path::Path;
 
@@ -75,7 +75,7 @@ fn pages_of_eight_bits_answer_alike() {
     let lines: String = (0..6).map(|i| format!("{{\"prompt\": \"the quick {i} brown fox\"}}\n")).collect();
     let questions = scratch.path().join("questions.jsonl");
     std::fs::write(&questions, lines).unwrap();
-    let model = case("llama").expect("a case of the repository");
+    let model = shared().join("run/step_000001");
     let texts = |flags: &[&str]| {
         let mut run = program();
         run.arg("generate").arg(&model).arg("--batch").arg(&questions);
@@ -87,18 +87,23 @@ fn pages_of_eight_bits_answer_alike() {
     for code in ["int8", "fp8_e4m3"] {
         let kept = texts(&["--kv-cache-dtype", code]);
         assert_eq!(kept.len(), 6);
-        for more in [&["--speculate", "ngram"][..], &["--max-seqs", "1"], &["--kv-memory", "20KiB"]] {
+        for more in [&["--speculate", "ngram"][..], &["--max-seqs", "1"], &["--kv-memory", "8KiB"]] {
             assert_eq!(texts(&[&["--kv-dtype", code], more].concat()), kept, "{code} {more:?}");
         }
     }
     let planned = |flags: &[&str]| {
         let mut run = program();
-        run.args(["compile", "--json", "--for", "decode", "--seq", "64", "--dtype", "bf16"]).arg(&model);
+        let model = case("llama").expect("a case of the repository");
+        run.args(["compile", "--json", "--for", "decode", "--seq", "64", "--dtype", "bf16"]).arg(model);
         serde_json::from_slice::<Value>(&run.args(flags).output().unwrap().stdout).unwrap()
     };
     let [plain, narrow] = [planned(&[]), planned(&["--kv-cache-dtype", "fp8"])];
     // Two layers of two heads of sixteen numbers: a byte each, and four of a scale.
     assert_eq!((&plain["kv_bytes_per_token"], &narrow["kv_bytes_per_token"]), (&256.into(), &160.into()));
+    let mut run = program();
+    run.arg("generate").arg(&model).args(["--kv-memory", "1KiB", "--kv-cache-dtype", "fp8", "--prompt", "x"]);
+    let line = stderr(&run.output().unwrap());
+    assert!(line.contains("of keys and values in fp8") && line.contains("give more --kv-memory"), "{line}");
     assert_eq!((&plain["kv_cache_dtype"], &narrow["kv_cache_dtype"]), (&"bf16".into(), &"fp8".into()));
 }
 
@@ -113,13 +118,33 @@ fn what_cannot_be_is_said() {
         (&["compile", "--kv-cache-dtype", "int8"], "leave --kv-cache-dtype out"),
         (&["estimate", "--kv-cache-dtype", "int8"], "leave --kv-cache-dtype out"),
         (&["generate", "--kv-cache-dtype", "int4", "--prompt", "x"], "possible values: auto, int8, fp8"),
-        (
-            &["generate", "--kv-memory", "1KiB", "--kv-cache-dtype", "fp8", "--prompt", "x"],
-            "in fp8, 160 bytes a token",
-        ),
         (&["compile", "--device", "null", "--mesh", "tp=2", "--quantize", "int8"], "leave --quantize out"),
     ] {
         let out = program().arg(args[0]).arg(&model).args(&args[1..]).output().unwrap();
         assert!(!out.status.success() && stderr(&out).contains(says), "{args:?}: {}", stderr(&out));
     }
+}
+
+/// A model is no way from itself; one that is rounded is a little.
+#[test]
+fn rounded_models_are_held_to_a_reference() {
+    let (model, scratch) = (shared().join("run/step_000001"), tempfile::tempdir().unwrap());
+    let task = scratch.path().join("texts.jsonl");
+    std::fs::write(&task, "{\"text\": \"the quick brown fox jumps over the lazy dog\"}\n".repeat(3)).unwrap();
+    let eval = |task: &Path, flags: &[&str]| {
+        let mut run = program();
+        run.arg("eval").arg(&model).arg("--task").arg(task).arg("--compare").arg(&model).arg("--json");
+        run.args(flags).output().unwrap()
+    };
+    let compared = |flags: &[&str]| serde_json::from_slice::<Value>(&eval(&task, flags).stdout).unwrap();
+    let same = compared(&[]);
+    assert_eq!((&same["kl_max"], &same["top1_agreement"]), (&0.0.into(), &1.0.into()), "{same}");
+    assert_eq!(same["perplexity"], same["reference_perplexity"]);
+    for flags in [["--quantize", "int8"], ["--kv-cache-dtype", "fp8"]] {
+        let off = compared(&flags);
+        let [mean, p95, max] = ["kl_mean", "kl_p95", "kl_max"].map(|name| off[name].as_f64().unwrap());
+        assert!(0.0 < mean && mean <= max && p95 <= max && max < 0.1, "{flags:?}: {off}");
+    }
+    std::fs::write(&task, "{\"prompt\": \"a\", \"choices\": [\"b\", \"c\"], \"gold\": 0}\n").unwrap();
+    assert!(stderr(&eval(&task, &[])).contains("line 1: --compare takes texts alone"));
 }

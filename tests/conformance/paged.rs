@@ -215,7 +215,7 @@ fn codes_in_pages_are_the_same_in_any_chunks() {
         }
         two.step(&[(2, 3), (3, 6)]);
         while !two.finished() {
-            two.step(&[(0, 17), (2, 1), (3, 6), (1, 1)]);
+            two.step(&[(0, 16), (2, 1), (3, 6), (1, 1)]);
         }
         assert!(one.got == two.got, "{} {}", model.config.model_type, code.name());
     }

@@ -22,14 +22,19 @@ pub(super) fn kernel(region: &Region, f: &AttentionForm, name: &str) -> Emitted 
     let mut define = |key: &str, value: String| _ = writeln!(d, "#define {key} {value}");
     define("NAME(x)", format!("{name}_##x"));
     let scales = f.codes.iter().flat_map(|(_, scales)| scales);
-    for (letter, s) in ["Q", "K", "V", "KS", "VS"].into_iter().zip(f.qkv.iter().chain(scales)) {
-        super::heads(region, letter, s, &mut define);
-    }
     let kind = match &f.codes {
         None => 0,
         Some((Code::Fp8, _)) => 2,
         Some(_) => 1,
     };
+    for (letter, s) in ["Q", "K", "V", "KS", "VS"].into_iter().zip(f.qkv.iter().chain(scales)) {
+        super::heads(region, letter, s, &mut |key, value| match key {
+            "LOAD_K(x)" | "LOAD_V(x)" if kind > 0 => {
+                define(key, format!("({value} * (1.0f / ATTN_UNIT({kind})))"))
+            }
+            _ => define(key, value),
+        });
+    }
     define("KV_CODES", kind.to_string());
     define("STARTS_BUF", f.starts.0.to_string());
     define("TOKENS", over_dims(region, &f.tokens));

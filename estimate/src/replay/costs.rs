@@ -55,11 +55,14 @@ struct Known {
     grown: Vec<(bool, f64, Grown)>,
 }
 
+/// Kernels of a plan, and its symbols.
+type Planned = (Vec<Work>, Vec<Symbol>);
+
 /// A program, planned for each length.
 struct Lengths {
     kind: ProgramKind,
     lengths: Vec<u64>,
-    plans: Vec<(Vec<Work>, Vec<Symbol>)>,
+    plans: Vec<Planned>,
     known: HashMap<[u64; 2], Known>,
 }
 
@@ -213,7 +216,7 @@ impl StepCosts {
 impl Lengths {
     /// A server has the kernels of its longest sequences: plans for others count where they have the same.
     fn of(kind: ProgramKind, plans: &[Compiled], lengths: &[u64]) -> Result<Lengths, Refused> {
-        let mut all: Vec<(u64, (Vec<Work>, Vec<Symbol>))> =
+        let mut all: Vec<(u64, Planned)> =
             lengths.iter().zip(plans).map(|(n, p)| (*n, (work(p), p.plan.symbols.clone()))).collect();
         let shape = |works: &[Work]| works.iter().map(|w| (w.origin.clone(), w.form)).collect::<Vec<_>>();
         let longest = all.last().map(|(_, (works, _))| shape(works)).unwrap_or_default();

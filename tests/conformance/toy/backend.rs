@@ -18,6 +18,7 @@ const LIMITS: Limits = Limits {
     row: 1 << 14,
     experts: 0,
     codes: false,
+    pages: false,
     panels: Some([(8, 1), (8, 1)]),
     without: &["grouped", "outer", "attention", "attention_grad", "loss", "route"],
 };

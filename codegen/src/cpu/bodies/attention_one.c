@@ -30,7 +30,7 @@ INLINE vf NAME(number)(vf word, int part) {
 /* VW values. */
 INLINE vf NAME(value)(const V_T *from) {
 #if KV_CODES
-    return attn_value(KV_CODES, attn_bytes(from));
+    return attn_values(KV_CODES, from);
 #else
     return WORD == 1 ? v_load((const float *)from) : attn_widen(from);
 #endif

@@ -94,9 +94,12 @@ static void NAME(rows)(const struct NAME(unit) *u, int j0, int64_t *rows) {
 #endif
 
 #if KV_CODES
-/* Scales of keys, or of values, in these rows. */
+/* Scales of keys, or of values, in these rows, by what codes are read as; an infinite one is no number, for its codes are none. */
 INLINE void NAME(scales)(float *to, const float *from, int64_t row, const int64_t *rows) {
-    for (int j = 0; j < ATTN_KEYS; j++) to[j] = from[rows[j] * row];
+    for (int j = 0; j < ATTN_KEYS; j++) {
+        float scale = from[rows[j] * row] * ATTN_UNIT(KV_CODES);
+        to[j] = scale + (scale - scale);
+    }
 }
 
 /* Weights of a key head's rows times the scales of its values. */

@@ -24,7 +24,7 @@
 
 typedef int32_t NAME(v16i) __attribute__((vector_size(64)));
 
-/* Sums of a unit's rows; of few rows, of each 32 columns the even before the odd. */
+/* Sums of a unit's rows; of few rows over numbers, of each 32 columns the even before the odd. */
 struct NAME(tile_sums) {
     float o[COLUMN_TILES][DV][16] __attribute__((aligned(64)));
     float few[MERGE][FEW][DV] __attribute__((aligned(64)));
@@ -99,14 +99,7 @@ static void NAME(locate)(const struct NAME(unit) *u, int64_t *rows, int j0) {
 
 /* 32 numbers as bf16. */
 INLINE dot_q8 NAME(line)(const K_T *from) {
-#if KV_CODES
-    vf low = attn_value(KV_CODES, attn_bytes(from)), high = attn_value(KV_CODES, attn_bytes(from + 16));
-    typedef uint16_t v32h __attribute__((vector_size(64)));
-    return (dot_q8)__builtin_shufflevector((v32h)low, (v32h)high, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33,
-                                           35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63);
-#else
-    return dot_line(from);
-#endif
+    return KV_CODES ? attn_line(KV_CODES, from) : dot_line((const uint16_t *)(const void *)from);
 }
 
 static void NAME(keys)(const struct NAME(unit) *u, struct NAME(tiles) *t, const K_T *k, int j0) {
@@ -337,11 +330,17 @@ INLINE void NAME(few_part)(struct NAME(tiles) *t, const V_T *v, int r, int n, in
                 NAME(prefetch)(&here, (2 * (D + DV) + DV - 1) / DV);
                 ATTN_EACH(o, 2) {
                     if (j + o >= count) continue;
-                    vu line = (vu)NAME(line)(v + t->rows[j + o] * V_ROW + d);
+                    const V_T *from = v + t->rows[j + o] * V_ROW + d;
+#if KV_CODES
+                    vf first = attn_values(KV_CODES, from), second = attn_values(KV_CODES, from + 16);
+#else
+                    vu line = dot_load_u(from);
+                    vf first = dot_low(line), second = dot_high(line);
+#endif
                     ATTN_EACH(i, n) ATTN_EACH(p, 2) {
                         vf w = v_splat(t->f[p][j + o][r + i]);
-                        x[o][i][p][0] = v_fma(w, dot_low(line), x[o][i][p][0]);
-                        x[o][i][p][1] = v_fma(w, dot_high(line), x[o][i][p][1]);
+                        x[o][i][p][0] = v_fma(w, first, x[o][i][p][0]);
+                        x[o][i][p][1] = v_fma(w, second, x[o][i][p][1]);
                     }
                 }
             }
@@ -353,7 +352,7 @@ INLINE void NAME(few_part)(struct NAME(tiles) *t, const V_T *v, int r, int n, in
 }
 
 /* Place of column d among the results of few rows. */
-INLINE int NAME(few_at)(int d) { return d / 32 * 32 + d % 2 * 16 + d % 32 / 2; }
+INLINE int NAME(few_at)(int d) { return KV_CODES ? d : d / 32 * 32 + d % 2 * 16 + d % 32 / 2; }
 
 /* Keys of one tile for few rows, which are one tile of columns. */
 static void NAME(few_columns)(struct NAME(tiles) *t, const V_T *v, int c, int rows, int j0, int count,

@@ -1,7 +1,7 @@
 /* What attention and its gradient share: register tiles of small products, a transposition, the exponential, chunks of keys.
  *
- * Enters: prelude.c before it in the unit. Leaves: attn_product, attn_product_t, attn_transpose, attn_widen, attn_bytes,
- * attn_value, attn_exp, ATTN_KEYS, attn_chunk, attn_chunk_end.
+ * Enters: prelude.c before it in the unit. Leaves: attn_product, attn_product_t, attn_transpose, attn_widen, attn_value,
+ * attn_values, attn_line, ATTN_UNIT, attn_exp, ATTN_KEYS, attn_chunk, attn_chunk_end.
  * Here so that a unit of several attention kernels holds it once. No slots.
  */
 #include <string.h>
@@ -166,27 +166,51 @@ INLINE vf attn_widen(const void *from) {
 #endif
 }
 
-/* VW bytes, each in a word; compilers take vectors of bytes apart one by one. */
-INLINE vu attn_bytes(const void *from) {
+typedef int32_t vi __attribute__((vector_size(4 * VW)));
+
+/* What attn_value gives of a code, times this, is its value: e4m3 comes as the f16 of the same bits. */
+#define ATTN_UNIT(kind) ((kind) == 2 ? 256.0f : 1.0f)
+
+/* Values of the codes in the lowest bytes, in units: integers (kind 1), or floats of 1.4.3 bits (kind 2), of which those of exponent 0
+ * have no leading one. bf16 holds each of them. 0x7f, which is none, is left only where the scale is none, and counts as 480. */
+INLINE vf attn_value(int kind, vu code) {
+    if (kind == 1) return __builtin_convertvector((vi)(code << 24) >> 24, vf);
+    vu exponent = code >> 3 & 15, low = (vu)(exponent == 0) & 1, mantissa = (code & 7) | (8 & (low - 1));
+    vf value = __builtin_convertvector((vi)mantissa, vf) * (vf)((exponent + low + 109) << 23);
+    return (vf)((vu)value | (code & 128) << 24);
+}
+
+/* The same of VW codes in memory; compilers take vectors of bytes apart one by one. */
+INLINE vf attn_values(int kind, const void *from) {
     typedef uint8_t bytes __attribute__((vector_size(VW), aligned(1), may_alias));
 #if VW >= 8 && defined(__AVX2__)
-    vu wide;
-    __asm__("vpmovzxbd %1, %0" : "=v"(wide) : "m"(*(const bytes *)from));
-    return wide;
+    typedef uint16_t halves __attribute__((vector_size(2 * VW)));
+    if (kind == 1) {
+        vi wide;
+        __asm__("vpmovsxbd %1, %0" : "=v"(wide) : "m"(*(const bytes *)from));
+        return __builtin_convertvector(wide, vf);
+    }
+    halves half;
+    vf value;
+    __asm__("vpmovsxbw %1, %0" : "=v"(half) : "m"(*(const bytes *)from));
+    half = (half << 7) & 0xbfff;
+    __asm__("vcvtph2ps %1, %0" : "=v"(value) : "v"(half));
+    return value;
 #else
-    return __builtin_convertvector(*(const bytes *)from, vu);
+    return attn_value(kind, __builtin_convertvector(*(const bytes *)from, vu));
 #endif
 }
 
-/* Values of the codes in the lowest bytes: integers (kind 1), or floats of 1.4.3 bits, of which those of exponent 0 have no leading
- * one and 0x7f is none (kind 2). bf16 holds each of them. */
-INLINE vf attn_value(int kind, vu code) {
-    typedef int32_t vi __attribute__((vector_size(4 * VW)));
-    if (kind == 1) return __builtin_convertvector((vi)(code << 24) >> 24, vf);
-    vu exponent = code >> 3 & 15, low = (vu)(exponent == 0) & 1, mantissa = (code & 7) | (8 & (low - 1));
-    vf value = __builtin_convertvector((vi)mantissa, vf) * (vf)((exponent + low + 117) << 23);
-    return (vf)((vu)value | (code & 128) << 24 | ((vu)((code & 127) == 127) & 0x7fc00000u));
+#if defined(DOT_PAIRS)
+/* The same of 32 codes, as bf16. */
+INLINE dot_q8 attn_line(int kind, const void *codes) {
+    const uint8_t *from = codes;
+    typedef uint16_t v32h __attribute__((vector_size(64)));
+    vf low = attn_values(kind, from), high = attn_values(kind, from + 16);
+    return (dot_q8)__builtin_shufflevector((v32h)low, (v32h)high, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33,
+                                           35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63);
 }
+#endif
 
 /* exp for weights relative to a maximum, x <= 0 but for rounding: below e^-87 a weight is 0. */
 INLINE float attn_exp(float x) {
