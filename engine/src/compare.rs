@@ -36,7 +36,7 @@ impl Scorer {
         let config = &model.config;
         check_sizes(config, 1, window as u64)?;
         let table = window.div_ceil(Cache::PAGE);
-        let cache = Cache { page: Cache::PAGE, pages: table, table };
+        let cache = Cache { page: Cache::PAGE, pages: table, table, windows: None };
         let program = Program { logits: Logits::All, ..Program::paged(window as u64, 1, cache) };
         let planned = plan_within(config, &program, storage, machine, fidelity)?;
         planned.check_memory(&*machine.device)?;

@@ -315,7 +315,7 @@ fn a_prefix_is_found_with_its_last_window_or_not_at_all() {
     world.finish();
     let after = [41, 21, 13, 9].map(|n| found(&mut world, n));
     assert_eq!(after[0], 40);
-    assert!(after[1..].iter().any(|n| *n == 0), "{after:?}");
+    assert!(after[1..].contains(&0), "{after:?}");
 }
 
 /// A copy of a page that is itself still to be copied: the pairs are in an order in which that is no matter.
