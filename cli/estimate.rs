@@ -246,7 +246,7 @@ impl Estimate {
         if flags.recompute != Recompute::Selective && !trains {
             bail!("--recompute: only training computes activations again; leave it out");
         }
-        if flags.purpose != Purpose::Decode || self.legacy.is_some() {
+        if (flags.purpose != Purpose::Decode && !self.replay.replay) || self.legacy.is_some() {
             flags
                 .pages
                 .none("only programs --for decode have pages, and only the plan knows how they are stored")?;

@@ -203,7 +203,7 @@ fn codes_in_pages_are_the_same_in_any_chunks() {
     let wide = || Model::fresh(wide.clone(), vec![], 3);
     let golden = families().into_iter().map(|path| Model::open(&path, false).unwrap());
     let mut cases: Vec<_> = golden.map(|m| (m, Code::Int8, DType::F32, CACHE, &self::LENGTHS)).collect();
-    let large = Cache { page: 16, pages: 83, table: 20 };
+    let large = Cache { page: 16, pages: 83, table: 20, windows: None };
     cases.extend([Code::Int8, Code::Fp8].map(|code| (wide(), code, DType::BF16, large, &LENGTHS)));
     for (model, code, storage, cache, lengths) in cases {
         let model = model.with_pages(Some(code));

@@ -41,7 +41,7 @@ pub struct Target {
     pub run: fn(&Path) -> Run,
 }
 
-pub const TARGETS: [Target; 26] = [
+pub const TARGETS: [Target; 28] = [
     Target { name: "config", inputs: 20_000, patience: 1, input: config, run: |_| Box::new(read_config) },
     Target { name: "compile", inputs: 300, patience: 2, input: config, run: |_| Box::new(compile_config) },
     Target { name: "graph", inputs: 2_000, patience: 1, input: graph, run: |_| Box::new(read_graph) },

@@ -118,7 +118,7 @@ fn records(bytes: &[u8]) -> Vec<&[u8]> {
         .collect();
     let crc = |data: &[u8]| {
         let crc = !data.iter().fold(!0u32, |c, b| (c >> 8) ^ table[(c as u8 ^ b) as usize]);
-        ((crc >> 15) | (crc << 17)).wrapping_add(0xa282ead8)
+        crc.rotate_right(15).wrapping_add(0xa282ead8)
     };
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
     let (mut at, mut all) = (0, vec![]);
