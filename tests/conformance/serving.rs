@@ -477,11 +477,9 @@ fn adapters_beside_one_another_answer_as_alone() {
                 // Greedy ones, whose first tokens leave no doubt.
                 for i in (0..24).filter(|i| i % 4 == at && i % 2 == 0) {
                     let got = collect(&mut ask(&engine, i as u32, None), 1).0;
-                    let off = |(x, y): (&(u32, Option<Logprobs>), &(u32, Option<Logprobs>))| {
-                        let of = |l: &Option<Logprobs>| l.as_ref().unwrap().chosen;
-                        (of(&x.1) - of(&y.1)).abs()
-                    };
-                    let first = got[0].0.iter().zip(&alone[i][0].0).take(3).map(off).fold(0.0, f32::max);
+                    let chosen = |t: &(u32, Option<Logprobs>)| t.1.as_ref().unwrap().chosen;
+                    let pairs = got[0].0.iter().map(chosen).zip(alone[i][0].0.iter().map(chosen)).take(3);
+                    let first = pairs.map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
                     assert!(first < 1e-3, "{}: off by {first}", folder.display());
                 }
             }

@@ -41,7 +41,7 @@ type Run = (At, (u64, u64), Arc<Tensors>);
 /// What is changed.
 enum Of<'a> {
     Loops(&'a Case),
-    Core(&'static Form, Table),
+    Core(&'static Form, Box<Table>),
 }
 
 /// A kernel's case on the emulated device: what its runs must give, and what they executed.
@@ -65,7 +65,13 @@ impl<'a> Subject<'a> {
         let case = table.g.outputs()[random % table.g.outputs().len()].0.clone();
         let table = table.only(&case);
         let program = Arc::new(table.compiled_on(machine));
-        Subject::new(format!("{}: {case}", form.name), Of::Core(form, table), program, device, machine)
+        Subject::new(
+            format!("{}: {case}", form.name),
+            Of::Core(form, Box::new(table)),
+            program,
+            device,
+            machine,
+        )
     }
 
     fn new(
