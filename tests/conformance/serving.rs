@@ -1,17 +1,18 @@
 //! The serving engine over a compiled model under load: clients with all kinds of requests come and go, pages are few, and every
 //! answer is that of the request alone; afterwards nothing is left. `ASTRAI_SOAK_SECONDS` makes it run for so long.
 
+mod adapters;
+
 use crate::cases::case;
-use astrai_builders::config::{Pooling, Slots};
+use astrai_builders::config::Pooling;
 use astrai_builders::{Cache, Logits, ModelConfig, Program};
-use astrai_engine::adapters::Reader;
 use astrai_engine::batch::RaggedBatch;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::{Model, plan};
 use astrai_engine::serving::{KvMemory, Room, steps};
 use astrai_ir::DType;
 use astrai_serve::cache::KvCache;
-use astrai_serve::engine::{AdapterId, End, Engine, Event, Finish, Handle, Settings, Stream, SubmitError};
+use astrai_serve::engine::{End, Engine, Event, Finish, Handle, Settings, Stream, SubmitError};
 use astrai_serve::paged::PagedModel;
 use astrai_serve::request::{Request, Sampling};
 use astrai_serve::sample::Logprobs;
@@ -387,102 +388,6 @@ fn pages_that_left_the_window_are_given_back_and_change_no_answer() {
             assert_eq!(stats.pages, windowed + if every { 0 } else { 4 * 8 });
             assert!(got == want, "{name}: other answers, prefix cache {prefix_cache}");
             assert!(!prefix_cache || stats.scheduler.cache_hits > 0);
-        }
-    }
-}
-
-/// Adapters by name, several in one step, some with parts that others have not: each answer is that of its adapter alone, in another slot, and
-/// says what the merged weights say. Those without one are as if there were none.
-#[test]
-fn adapters_beside_one_another_answer_as_alone() {
-    let Some(lora) = case("lora") else { return };
-    let machine = Machine::new(Kind::Cpu, 2).unwrap();
-    let base = Model::open(&lora.join("llama"), false).unwrap();
-    let folders = ["llama_all", "llama_qv", "llama_rslora"].map(|name| lora.join(name));
-    for storage in [DType::F32, DType::BF16] {
-        let start = |slots: usize, sequences: usize, prefix_cache: bool| {
-            let adapters = (slots > 0).then_some(Slots { slots, rank: 8 });
-            let room = Room {
-                sequences: 6,
-                tokens: Some(24),
-                context: Some(64),
-                queue: 64,
-                adapters,
-                ..Room::of_one(storage, None)
-            };
-            let settings = Settings { sequences: Some(sequences), prefix_cache, ..Settings::default() };
-            Engine::start(steps(&base, &room, &machine, &mut |_| {}).unwrap(), &settings).unwrap()
-        };
-        let config = |slots| ModelConfig { adapters: Some(Slots { slots, rank: 8 }), ..base.config.clone() };
-        let load = |engine: &Engine, slots: usize, slot: u32, number: u64, folder: &Path| {
-            let patch = Reader::new(&config(slots), storage).unwrap().read(folder).unwrap();
-            let adapter = AdapterId { slot, number };
-            engine.handle().adapt(adapter, patch).blocking_recv().unwrap().unwrap();
-            adapter
-        };
-        let ask = |engine: &Engine, i: u32, adapter: Option<AdapterId>| {
-            let prompt = (0..40 - i % 3).map(|at| (at * at + i / 4) % 150).collect();
-            let temperature = if i.is_multiple_of(2) { 0.0 } else { 1.0 };
-            let (seed, max_tokens) = (Some(u64::from(i)), Some(20));
-            let sampling =
-                Sampling { temperature, seed, max_tokens, logprobs: Some(1), ..Sampling::default() };
-            engine
-                .handle()
-                .submit(Request { n: 1 + i % 2, sampling, adapter, ..Request::new(prompt) })
-                .unwrap()
-        };
-        // In bf16 rounding follows the columns that there are: then as many slots, and those of the base too.
-        let [few, none] = if storage == DType::F32 { [2, 0] } else { [3, 3] };
-        // Request i is of adapter i % 4, where 3 is none; a prompt is asked of all of them.
-        let alone: Vec<Answer> = {
-            let engines: Vec<(Engine, Option<AdapterId>)> = (0..4)
-                .map(|at| match folders.get(at) {
-                    Some(folder) => {
-                        let engine = start(few, 1, false);
-                        let adapter = load(&engine, few, 1, 9, folder);
-                        (engine, Some(adapter))
-                    }
-                    None => (start(none, 1, false), None),
-                })
-                .collect();
-            let one = |i: u32| {
-                let (engine, adapter) = &engines[i as usize % 4];
-                collect(&mut ask(engine, i, *adapter), 1 + i as usize % 2).0
-            };
-            (0..24).map(one).collect()
-        };
-        assert!((0..24).step_by(4).all(|i| alone[i] != alone[i + 3]), "an adapter changes nothing");
-        for prefix_cache in [false, true] {
-            let engine = start(3, 6, prefix_cache);
-            let all: Vec<AdapterId> =
-                (0..3).map(|i| load(&engine, 3, 2 - i, i.into(), &folders[i as usize])).collect();
-            let streams: Vec<Stream> =
-                (0..24).map(|i| ask(&engine, i, all.get(i as usize % 4).copied())).collect();
-            let all_of = streams.into_iter().zip(0..);
-            let together: Vec<Answer> = all_of.map(|(mut s, i)| collect(&mut s, 1 + i % 2).0).collect();
-            assert!(together == alone, "{storage}: other answers, prefix cache {prefix_cache}");
-            // What was loaded into its slot meanwhile is not what a request wants.
-            load(&engine, 3, 2, 7, &folders[1]);
-            let (_, end) = collect(&mut ask(&engine, 0, Some(all[0])), 1);
-            assert!(matches!(&end, End::Failed(why) if why.contains("unloaded")), "{end:?}");
-            let again = AdapterId { slot: 2, number: 7 };
-            assert!(collect(&mut ask(&engine, 1, Some(again)), 2).0 == alone[1], "{storage}: loaded again");
-        }
-        if storage == DType::F32 {
-            for (at, folder) in folders.iter().enumerate() {
-                let merged = Model::open_adapted(&lora.join("llama"), Some(folder)).unwrap();
-                let room = Room { tokens: Some(24), context: Some(64), ..Room::of_one(storage, None) };
-                let steps = steps(&merged, &room, &machine, &mut |_| {}).unwrap();
-                let engine = Engine::start(steps, &Settings::default()).unwrap();
-                // Greedy ones, whose first tokens leave no doubt.
-                for i in (0..24).filter(|i| i % 4 == at && i % 2 == 0) {
-                    let got = collect(&mut ask(&engine, i as u32, None), 1).0;
-                    let chosen = |t: &(u32, Option<Logprobs>)| t.1.as_ref().unwrap().chosen;
-                    let pairs = got[0].0.iter().map(chosen).zip(alone[i][0].0.iter().map(chosen)).take(3);
-                    let first = pairs.map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
-                    assert!(first < 1e-3, "{}: off by {first}", folder.display());
-                }
-            }
         }
     }
 }
