@@ -3,6 +3,7 @@
 //! hostile input. Out: one clear line in good time, from a program that goes on where it should.
 
 use crate::answers::fixture::{golden, make, model, program, refused, text, tokenizer, utf8};
+use crate::emulated::checks_everything;
 use crate::train::fixture::{command as train, fails, good, shared, small};
 use astrai_serve::template::{Chat, ChatTemplate, Message, TemplateError, sandbox_by};
 use astrai_serve::tokenizer::Tokenizer;
@@ -65,9 +66,10 @@ fn templates_end_whatever_they_do() {
         grow("ns.s * 2"),
         grow("ns.l + ns.l"),
     ];
-    for source in sources {
+    // Outside of continuous integration every second.
+    for source in sources.iter().step_by(if checks_everything() { 1 } else { 2 }) {
         let since = Instant::now();
-        let done = rendered(&source);
+        let done = rendered(source);
         let line = match &done {
             // Some are lazy, and do nothing where nothing is asked of them.
             Ok(text) => text.chars().take(20).collect(),

@@ -3,6 +3,7 @@
 
 use super::cases::Draw;
 use super::{UNITS, cases, compiled, difference, forms, results, target, wanted};
+use crate::driver::checks_everything;
 use crate::kernels::table::{compare, run};
 use crate::machines::machine;
 use astrai_codegen::cuda::{self, Cuda};
@@ -306,6 +307,10 @@ fn core_agrees(at: usize) {
     });
     assert!(bits.iter().all(|b| *b == bits[0]), "{}: the order of blocks shows", form.name);
     report(form.name, &device);
+    // Larger tiles, where there are some; not outside of continuous integration.
+    if !checks_everything() {
+        return;
+    }
     let larger = Machine::over(small);
     let texts = |m: &Machine| -> Vec<String> {
         table.compiled_on(m).kernels.iter().flatten().map(|k| k.identity.clone()).collect()
