@@ -433,6 +433,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn adapters_are_loaded_from_one_folder_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let [open, other] = ["open", "other"].map(|name| dir.path().join(name));
+        std::fs::create_dir_all(open.join("poet")).unwrap();
+        std::fs::create_dir_all(&other).unwrap();
+        std::os::unix::fs::symlink(&other, open.join("link")).unwrap();
+        let of = |folder: &Path| inside(Some(&open), folder);
+        let poet = open.join("poet").canonicalize().unwrap();
+        assert_eq!((of(Path::new("poet")), of(&open.join("poet"))), (Ok(poet.clone()), Ok(poet)));
+        let lines: Vec<_> =
+            ["link", "../other", "none", "/", "/etc"].map(|path| of(Path::new(path)).unwrap_err()).into();
+        assert!(lines.iter().all(|line| *line == lines[0]), "{lines:?}");
+        assert!(inside(None, Path::new("poet")).unwrap_err().contains("--adapter-folder"));
+    }
+
+    #[test]
     fn a_server_that_does_nothing_says_nothing() {
         let before = Stats { finished: 3, output_tokens: 50, ..Stats::default() };
         assert_eq!(activity(&before, &before, REPORT_INTERVAL), None);
