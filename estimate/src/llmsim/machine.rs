@@ -100,9 +100,9 @@ impl Machine {
         };
         let mac = |key, default| number("compute", key, default, (0.01, 100_000.0));
         let link = |key| number("bandwidth", key, 85.0, (0.01, 20_000.0));
-        let name = value.get("name").and_then(Value::as_str).unwrap_or("Default GPU");
+        let name = value.get("name").and_then(Value::as_str).filter(|name| !name.is_empty());
         Ok(Machine {
-            name: astrai_files::one_line(name),
+            name: astrai_files::one_line(name.unwrap_or("Default GPU")),
             memory: number("bandwidth", "hbm_bandwidth_gb_s", 1.8, (0.005, 100.0))?,
             size: number("memory", "hbm_size_gb", 96.0, (0.1, 10_000.0))?,
             mac: [
