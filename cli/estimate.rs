@@ -10,7 +10,7 @@ use crate::flags::{DTypeName, KvFlag};
 use crate::table::table;
 use astrai_builders::{ModelConfig, Ranks};
 use astrai_engine::machine::{Kind, Machine};
-use astrai_estimate::estimate::estimate;
+use astrai_estimate::estimate::{Planned, estimate};
 use astrai_estimate::hardware::{Hardware, PRESETS};
 use astrai_estimate::llmsim::{self, DIFFERENCES};
 use astrai_estimate::schedule::{Purpose as Estimated, Schedule};
@@ -270,16 +270,6 @@ impl Estimate {
         self.hardware.as_deref().unwrap_or("h100-sxm")
     }
 
-    /// The true plan.
-    fn estimate(&self, model: &Path) -> Result<astrai_estimate::estimate::Estimate, Failure> {
-        let (config, file) = self.config(model)?;
-        let hardware = Hardware::open(self.hardware())?;
-        let machine = Machine::new(Kind::Null, 1)?;
-        let schedule = self.schedule.schedule();
-        let found = estimate(&config, &schedule, &hardware, machine.backend());
-        Ok(found.map_err(|e| if e.starts_with('-') { e } else { format!("{file}: {e}") })?)
-    }
-
     /// The best schedules.
     fn search(&self, model: &Path, out: &mut dyn Write) -> Result<(), Failure> {
         let flags = &self.schedule;
@@ -322,7 +312,8 @@ impl Estimate {
         let seconds = started.elapsed().as_secs_f64();
         if let (Some(path), Some(best)) = (&self.html, found.frontier.get(found.winner)) {
             let (s, kernels) = (&best.schedule, machine.backend());
-            write(path, report::page(&file, &config, s, &hardware, kernels, Some(&found))?.as_bytes())?;
+            let planned = Planned::new(&config, s, &hardware, kernels)?;
+            write(path, report::page(&file, &planned, &hardware, Some(&found))?.as_bytes())?;
         }
         match self.json {
             true => writeln!(out, "{}", report::found(&found, seconds))?,
@@ -340,7 +331,12 @@ impl Estimate {
     }
 
     fn plan(&self, model: &Path, out: &mut dyn Write) -> Result<(), Failure> {
-        let found = self.estimate(model)?;
+        let (config, file) = self.config(model)?;
+        let (hardware, machine) = (Hardware::open(self.hardware())?, Machine::new(Kind::Null, 1)?);
+        let schedule = self.schedule.schedule();
+        let named = |e: String| if e.starts_with('-') { e } else { format!("{file}: {e}") };
+        let planned = Planned::new(&config, &schedule, &hardware, machine.backend()).map_err(named)?;
+        let found = planned.on(&hardware).map_err(named)?;
         if let Some(path) = &self.csv {
             write(path, report::to_csv(&found).as_bytes())?;
         }
@@ -351,12 +347,7 @@ impl Estimate {
             write(path, &report::sheets_of(&found)?)?;
         }
         if let Some(path) = &self.html {
-            let (config, file) = self.config(model)?;
-            let (s, machine) = (&found.schedule, Machine::new(Kind::Null, 1)?);
-            write(
-                path,
-                report::page(&file, &config, s, &found.hardware, machine.backend(), None)?.as_bytes(),
-            )?;
+            write(path, report::page(&file, &planned, &hardware, None)?.as_bytes())?;
         }
         match self.json {
             true => writeln!(out, "{}", report::to_json(&found))?,
@@ -419,7 +410,13 @@ impl Estimate {
         };
         let report = llmsim::report(&config, &schedule, &machine).map_err(|e| format!("{file}: {e}"))?;
         // LLMSim knows schedules that cannot be planned; then its view stands alone.
-        let truth = self.estimate(model).ok();
+        let truth = || {
+            let (config, _) = self.config(model).ok()?;
+            let (hardware, machine) =
+                (Hardware::open(self.hardware()).ok()?, Machine::new(Kind::Null, 1).ok()?);
+            estimate(&config, &self.schedule.schedule(), &hardware, machine.backend()).ok()
+        };
+        let truth = truth();
         if let Some(path) = &self.xlsx {
             write(path, &report.workbook()?)?;
         }

@@ -166,6 +166,9 @@ impl Eval {
             }
         }
         let metrics = comparison.metrics();
+        if metrics.is_empty() {
+            bail!("--compare: no text has two tokens, and the first of each is not scored");
+        }
         if let Some((name, x)) = metrics.iter().find(|(_, x)| !x.is_finite()) {
             bail!("{name} is {x}; a model's numbers overflow, try another --dtype");
         }

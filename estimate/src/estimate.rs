@@ -107,6 +107,40 @@ pub struct Estimate {
     pub summary: Summary,
 }
 
+/// The programs of a schedule, to be estimated on hardware whose numbers may differ from those they were planned for.
+pub struct Planned<'a> {
+    config: &'a ModelConfig,
+    schedule: &'a Schedule,
+    mesh: Mesh,
+    stages: Vec<Stage>,
+}
+
+impl<'a> Planned<'a> {
+    /// Plans with the kernels of a backend.
+    ///
+    /// # Errors
+    /// One line that names the flag or key.
+    pub fn new(
+        config: &'a ModelConfig,
+        schedule: &'a Schedule,
+        hardware: &Hardware,
+        kernels: &dyn Backend,
+    ) -> Result<Planned<'a>, Refused> {
+        let backend = Elsewhere::new(kernels, hardware);
+        let mesh = schedule.mesh(config)?;
+        let stages = stages(config, schedule, &backend)?;
+        Ok(Planned { config, schedule, mesh, stages })
+    }
+
+    /// The estimate on this hardware.
+    ///
+    /// # Errors
+    /// One line that names the flag or key.
+    pub fn on(&self, hardware: &Hardware) -> Result<Estimate, Refused> {
+        of_stages(self.config, self.schedule, hardware, &self.mesh, &self.stages)
+    }
+}
+
 /// Estimates a schedule with the kernels of a backend.
 ///
 /// # Errors
@@ -117,16 +151,10 @@ pub fn estimate(
     hardware: &Hardware,
     kernels: &dyn Backend,
 ) -> Result<Estimate, Refused> {
-    let backend = Elsewhere::new(kernels, hardware);
-    let mesh = schedule.mesh(config)?;
-    of_stages(config, schedule, hardware, &mesh, &stages(config, schedule, &backend)?)
+    Planned::new(config, schedule, hardware, kernels)?.on(hardware)
 }
 
-/// The same of programs that are planned.
-///
-/// # Errors
-/// One line that names the flag or key.
-pub fn of_stages(
+fn of_stages(
     config: &ModelConfig,
     schedule: &Schedule,
     hardware: &Hardware,

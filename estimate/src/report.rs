@@ -114,6 +114,11 @@ fn schedule(s: &Schedule) -> Value {
     })
 }
 
+/// Rejected schedules with the reasons.
+fn rejected(found: &Found) -> Value {
+    found.rejected.iter().map(|(s, why)| json!({"schedule": schedule(s), "reason": why})).collect()
+}
+
 /// What a search found, each rejected schedule with its reason.
 pub fn found(found: &Found, seconds: f64) -> Value {
     let kept = |e: &Estimate| {
@@ -124,10 +129,9 @@ pub fn found(found: &Found, seconds: f64) -> Value {
         one
     };
     let frontier: Vec<Value> = found.frontier.iter().map(kept).collect();
-    let rejected = |(s, why): &(Schedule, String)| json!({"schedule": schedule(s), "reason": why});
     json!({
         "considered": found.considered, "seconds": seconds, "winner": frontier.get(found.winner), "frontier": frontier,
-        "rejected": found.rejected.iter().map(rejected).collect::<Vec<_>>(),
+        "rejected": rejected(found),
     })
 }
 

@@ -1,14 +1,11 @@
 //! An estimate as one page of HTML that fetches nothing, and as a timeline for Chrome's trace viewers. In: planned stages, hardware, and,
 //! after a search, what was found. Out: texts.
 
-use super::{COLUMNS, cells, found as searched, to_json};
+use super::{COLUMNS, cells, rejected, to_json};
 use crate::Refused;
-use crate::estimate::{Estimate, Row, of_stages};
+use crate::estimate::{Estimate, Planned, Row};
 use crate::hardware::{Hardware, Precision};
-use crate::schedule::{Elsewhere, Schedule, stages};
 use crate::search::Found;
-use astrai_builders::ModelConfig;
-use astrai_ir::Backend;
 use serde_json::{Value, json};
 
 const SHELL: &str = include_str!("page/page.html");
@@ -43,26 +40,21 @@ const CHANGES: [(&str, Change); 4] = [
 /// One line that names the flag or key.
 pub fn page(
     model: &str,
-    config: &ModelConfig,
-    schedule: &Schedule,
+    planned: &Planned,
     hardware: &Hardware,
-    kernels: &dyn Backend,
     found: Option<&Found>,
 ) -> Result<String, Refused> {
-    let backend = Elsewhere::new(kernels, hardware);
-    let (mesh, planned) = (schedule.mesh(config)?, stages(config, schedule, &backend)?);
-    let on = |hardware: &Hardware| of_stages(config, schedule, hardware, &mesh, &planned);
-    let e = on(hardware)?;
+    let e = planned.on(hardware)?;
     let mut sensitivity = Vec::new();
     for (what, change) in CHANGES {
-        if what == "links" && schedule.devices() == 1 {
+        if what == "links" && e.schedule.devices() == 1 {
             continue;
         }
         let mut steps = Vec::new();
         for by in FACTORS {
             let mut other = hardware.clone();
             change(&mut other, by);
-            steps.push(on(&other)?.summary.step);
+            steps.push(planned.on(&other)?.summary.step);
         }
         sensitivity.push(json!({"what": what, "seconds": steps}));
     }
@@ -96,14 +88,12 @@ fn launches(rank: &crate::estimate::Rank, most: usize) -> Value {
 
 /// A search's frontier and reasons.
 fn candidates(found: &Found, hardware: &Hardware) -> Value {
-    let mut all = searched(found, 0.0);
     let at = |e: &Estimate| {
         let s = &e.summary;
         json!({"schedule": super::schedule(&e.schedule), "step": s.step, "tokens_per_s": s.tokens_per_s,
             "memory": s.memory.total(), "device_memory": hardware.memory})
     };
-    let rejected = all["rejected"].take();
-    json!({"considered": found.considered, "winner": found.winner, "rejected": rejected,
+    json!({"considered": found.considered, "winner": found.winner, "rejected": rejected(found),
         "frontier": found.frontier.iter().map(at).collect::<Vec<_>>()})
 }
 
