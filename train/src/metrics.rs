@@ -3,6 +3,7 @@
 //! for times. A number that is not finite is `null`, because JSON has no other word for it. The same rows as a table and for
 //! TensorBoard are made beside it.
 
+mod appended;
 mod csv;
 mod recorder;
 mod tensorboard;
@@ -12,14 +13,14 @@ pub(crate) use recorder::Recorder;
 pub use tensorboard::Events;
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::router::RouterStats;
+use appended::Appended;
 use astrai_files::{FileError, System, open, replace, shown};
 
 /// Longest line read, in bytes.
@@ -137,12 +138,7 @@ pub fn mfu(flops_per_token: f64, tokens_per_s: f64, peak: f64) -> f64 {
 
 /// The file being written.
 #[derive(Debug)]
-pub struct Metrics {
-    path: PathBuf,
-    file: File,
-    /// Bytes of whole lines.
-    length: u64,
-}
+pub struct Metrics(Appended);
 
 impl Metrics {
     /// Starts the file anew.
@@ -151,7 +147,7 @@ impl Metrics {
     /// The system refuses.
     pub fn create(path: &Path) -> Result<Metrics, FileError> {
         replace(&System, path, b"")?;
-        Metrics::append(path, 0)
+        Ok(Metrics(Appended::open(path, 0)?))
     }
 
     /// Continues the file after `step`: rows of later steps and lines that cannot be read are dropped, in a copy that
@@ -168,32 +164,20 @@ impl Metrics {
             }
         })?;
         replace(&System, path, &kept)?;
-        Ok((Metrics::append(path, kept.len() as u64)?, notes))
-    }
-
-    fn append(path: &Path, length: u64) -> Result<Metrics, FileError> {
-        // At its end only: half a line that was cut away leaves no hole before the next.
-        let file = File::options().append(true).open(path).map_err(FileError::io(path, "open it"))?;
-        Ok(Metrics { path: path.to_path_buf(), file, length })
+        Ok((Metrics(Appended::open(path, kept.len() as u64)?), notes))
     }
 }
 
 impl Writer for Metrics {
     fn add(&mut self, row: &Row) -> Result<(), FileError> {
         let mut line = serde_json::to_vec(row)
-            .map_err(|e| FileError::refused(&self.path, format!("a row is no JSON: {e}")))?;
+            .map_err(|e| FileError::refused(&self.0.path, format!("a row is no JSON: {e}")))?;
         line.push(b'\n');
-        if let Err(e) = self.file.write_all(&line) {
-            // Half a line would spoil the next; where cutting fails too, the reader drops both.
-            let _cut = self.file.set_len(self.length);
-            return Err(FileError::io(&self.path, "append to it")(e));
-        }
-        self.length += line.len() as u64;
-        Ok(())
+        self.0.add(&line)
     }
 
     fn sync(&self) -> Result<(), FileError> {
-        self.file.sync_data().map_err(FileError::io(&self.path, "make it durable"))
+        self.0.sync()
     }
 }
 

@@ -2,12 +2,11 @@
 //! appear, and a line a row, empty where it has no such field. A new field becomes the last column, in a file that replaces the
 //! old one.
 
+use super::appended::Appended;
 use super::{Row, Writer};
 use astrai_files::{FileError, System, read_text, replace};
 use serde_json::{Map, Value};
-use std::fs::File;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Longest file that is read to add a column, in bytes.
 const LONGEST: u64 = 1 << 32;
@@ -15,10 +14,7 @@ const LONGEST: u64 = 1 << 32;
 /// The table being written.
 #[derive(Debug)]
 pub struct Csv {
-    path: PathBuf,
-    file: File,
-    /// Bytes of whole lines.
-    length: u64,
+    table: Appended,
     columns: Vec<String>,
 }
 
@@ -43,35 +39,28 @@ impl Csv {
         let mut text = header(&columns);
         text.push_str(lines);
         replace(&System, path, text.as_bytes())?;
-        let file = File::options().append(true).open(path).map_err(FileError::io(path, "open it"))?;
-        Ok(Csv { path: path.to_path_buf(), file, length: text.len() as u64, columns })
+        Ok(Csv { table: Appended::open(path, text.len() as u64)?, columns })
     }
 }
 
 impl Writer for Csv {
     fn add(&mut self, row: &Row) -> Result<(), FileError> {
-        let fields = fields(row, &self.path)?;
+        let fields = fields(row, &self.table.path)?;
         let mut columns = self.columns.clone();
         columns_of(&fields, &mut columns);
         if columns.len() > self.columns.len() {
-            let text = read_text(&self.path, LONGEST)?;
+            let text = read_text(&self.table.path, LONGEST)?;
             // Of the file only whole lines are ours.
-            let lines = text.get(header(&self.columns).len()..self.length as usize).unwrap_or_default();
+            let lines = text.get(header(&self.columns).len()..self.table.length as usize).unwrap_or_default();
             let more = ",".repeat(columns.len() - self.columns.len());
             let lines: String = lines.lines().map(|l| format!("{l}{more}\n")).collect();
-            *self = Csv::begin(&self.path, columns, &lines)?;
+            *self = Csv::begin(&self.table.path, columns, &lines)?;
         }
-        let line = line(&self.columns, &fields);
-        if let Err(e) = self.file.write_all(line.as_bytes()) {
-            let _cut = self.file.set_len(self.length);
-            return Err(FileError::io(&self.path, "append to it")(e));
-        }
-        self.length += line.len() as u64;
-        Ok(())
+        self.table.add(line(&self.columns, &fields).as_bytes())
     }
 
     fn sync(&self) -> Result<(), FileError> {
-        self.file.sync_data().map_err(FileError::io(&self.path, "make it durable"))
+        self.table.sync()
     }
 }
 

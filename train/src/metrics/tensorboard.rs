@@ -3,11 +3,11 @@
 //! says the version; the second, that the process starts at its first step, upon which TensorBoard drops
 //! what an earlier process wrote of that step and later ones.
 
+use super::appended::Appended;
 use super::{Row, Writer};
 use astrai_files::FileError;
-use std::fs::{self, File};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What all names of event files begin with; then come seconds, by which readers order them.
@@ -15,12 +15,7 @@ const NAME: &str = "events.out.tfevents.";
 
 /// The event file of this process.
 #[derive(Debug)]
-pub struct Events {
-    path: PathBuf,
-    file: File,
-    /// Bytes of whole records.
-    length: u64,
-}
+pub struct Events(Appended);
 
 impl Events {
     /// Begins a file in this folder, made if need be, for a process whose first update is number `first`.
@@ -38,9 +33,7 @@ impl Events {
             seconds = seconds.max(before.map_or(0, |s| s.saturating_add(1)));
         }
         let path = folder.join(format!("{NAME}{seconds:010}.astrai.{}", std::process::id()));
-        let file = File::options().create_new(true).append(true).open(&path);
-        let file = file.map_err(FileError::io(&path, "create it"))?;
-        let mut events = Events { path, file, length: 0 };
+        let mut events = Events(Appended::create_new(&path)?);
         events.append(&event(0, |e| bytes(e, FILE_VERSION, b"brain.Event:2")))?;
         events.append(&event(first, |e| {
             let mut log = Vec::new();
@@ -51,21 +44,15 @@ impl Events {
     }
 
     fn append(&mut self, data: &[u8]) -> Result<(), FileError> {
-        let record = record(data);
-        if let Err(e) = self.file.write_all(&record) {
-            // A reader stops at half a record.
-            let _cut = self.file.set_len(self.length);
-            return Err(FileError::io(&self.path, "append to it")(e));
-        }
-        self.length += record.len() as u64;
-        Ok(())
+        self.0.add(&record(data))
     }
 }
 
 impl Writer for Events {
     fn add(&mut self, row: &Row) -> Result<(), FileError> {
         let fields = super::fields(row);
-        let fields = fields.map_err(|e| FileError::refused(&self.path, format!("a row is no JSON: {e}")))?;
+        let fields =
+            fields.map_err(|e| FileError::refused(&self.0.path, format!("a row is no JSON: {e}")))?;
         let mut summary = Vec::new();
         for (tag, value) in fields.iter().filter(|(tag, _)| *tag != "step") {
             let mut one = Vec::new();
@@ -77,7 +64,7 @@ impl Writer for Events {
     }
 
     fn sync(&self) -> Result<(), FileError> {
-        self.file.sync_data().map_err(FileError::io(&self.path, "make it durable"))
+        self.0.sync()
     }
 }
 

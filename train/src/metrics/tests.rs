@@ -3,7 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::PathBuf;
 
 fn step(step: u64) -> Row {
     Row::Step(StepMetrics {
@@ -32,7 +34,7 @@ fn file(rows: &[Row], tail: &str) -> (tempfile::TempDir, PathBuf) {
     let path = folder.path().join("metrics.jsonl");
     let mut metrics = Metrics::create(&path).expect("created");
     rows.iter().for_each(|row| metrics.add(row).expect("added"));
-    metrics.file.write_all(tail.as_bytes()).expect("written");
+    metrics.0.file.write_all(tail.as_bytes()).expect("written");
     (folder, path)
 }
 
@@ -92,10 +94,10 @@ fn a_full_disk_is_an_error_and_nothing_more() {
     let (_folder, path) = file(&[step(1)], "");
     let (mut metrics, _) = Metrics::resume(&path, 1).expect("resumed");
     let whole =
-        std::mem::replace(&mut metrics.file, File::options().write(true).open("/dev/full").expect("full"));
+        std::mem::replace(&mut metrics.0.file, File::options().write(true).open("/dev/full").expect("full"));
     let line = metrics.add(&step(2)).expect_err("no room").to_string();
     assert!(line.contains("metrics.jsonl: cannot append to it: No space left"), "{line}");
-    metrics.file = whole;
+    metrics.0.file = whole;
     metrics.add(&step(3)).expect("room again");
     assert_eq!(read(&path).expect("read").0, [step(1), step(3)]);
 }
