@@ -12,7 +12,7 @@ use std::process::Command;
 
 fn verify(folder: &Path) -> Command {
     let mut c = Command::new(env!("CARGO_BIN_EXE_astrai"));
-    c.arg("verify").arg(folder);
+    c.arg("verify").arg(folder).env("PATH", crate::quick::path());
     c
 }
 

@@ -6,8 +6,13 @@ use crate::emulated::checks_everything;
 use astrai_runtime::device::cpu::{Isa, host_levels};
 use std::process::{Command, Output};
 
+/// The program; outside of continuous integration with kernels that are little optimised.
 fn astrai(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_astrai")).args(args).output().unwrap()
+    let mut command = Command::new(env!("CARGO_BIN_EXE_astrai"));
+    if !checks_everything() {
+        command.env("PATH", crate::quick::path());
+    }
+    command.args(args).output().unwrap()
 }
 
 /// All levels but the best, which every other test runs with.

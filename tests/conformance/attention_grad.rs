@@ -1,7 +1,8 @@
 //! The gradient of attention through host kernels, against the interpreter: all forms of masks and heads, the same bits at
 //! any number of threads and in any batch.
 
-use astrai_engine::machine::{Kind, Machine};
+use crate::machines::host;
+use astrai_engine::Machine;
 use astrai_ir::ops::Attention;
 use astrai_ir::{DType, Dim, Graph, NodeId, Real, Sizes, Symbol, Tensor, Type, eval, gradient};
 use astrai_runtime::{Options, Session, Value, compile};
@@ -146,10 +147,6 @@ fn run(session: &mut Session, inputs: &[(&str, Tensor)]) -> Vec<(String, Value)>
     let values: Vec<(&str, Value)> = inputs.iter().map(|(n, t)| (*n, Value::from_tensor(t))).collect();
     let refs: Vec<(&str, &Value)> = values.iter().map(|(n, v)| (*n, v)).collect();
     session.run(&refs).unwrap()
-}
-
-fn host(threads: usize) -> Machine {
-    Machine::new(Kind::Cpu, threads).unwrap()
 }
 
 fn check(case: &Case, got: &[(String, Value)], inputs: &[(&str, Tensor)], ones: bool) {

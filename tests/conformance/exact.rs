@@ -3,6 +3,7 @@
 
 use crate::cases::{DENSE, EXPERTS, case};
 use crate::driver::checks_everything;
+use crate::machines::host;
 use astrai_builders::{Logits, Loss, Program, build};
 use astrai_engine::batch::RaggedBatch;
 use astrai_engine::machine::{Kind, Machine};
@@ -27,7 +28,7 @@ fn program() -> Program {
 
 fn open(path: &Path, (storage, narrow): (DType, &str), threads: usize) -> (Session, usize) {
     let model = Model::open(path, false).unwrap().quantised(narrow.parse().ok());
-    let machine = Machine::new(Kind::Cpu, threads).unwrap();
+    let machine = host(threads);
     (model.session(&program(), storage, &machine, &mut |_, _| {}).unwrap(), model.config.vocab_size)
 }
 

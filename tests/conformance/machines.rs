@@ -10,7 +10,13 @@ use std::sync::OnceLock;
 /// The machine of all tests of a binary: two threads, the best instructions.
 pub fn machine() -> &'static Machine {
     static MACHINE: OnceLock<Machine> = OnceLock::new();
-    MACHINE.get_or_init(|| level(host_isa(), 2))
+    MACHINE.get_or_init(|| host(2))
+}
+
+/// This processor with its best instructions. Outside of continuous integration its kernels are compiled with little optimisation too: what
+/// users' flags make of them hold the golden cases, in `golden` and `gradients` here and by every command.
+pub fn host(threads: usize) -> Machine {
+    if checks_everything() { optimised(host_isa(), threads) } else { little_optimised(host_isa(), threads) }
 }
 
 /// Two threads with each level; the best comes last. Kernels are compiled with little optimisation, in a third of the
@@ -45,15 +51,24 @@ pub fn crowded() -> &'static [Machine] {
     MACHINES.get_or_init(|| levels().into_iter().map(|isa| little_optimised(isa, 16)).collect())
 }
 
-/// Levels that the processor has, after those of which the kernels' text has a model.
+/// Levels that the processor has, after those of which the kernels' text has a model. Outside of continuous integration every second from
+/// the best down, and the least.
 pub fn levels() -> Vec<Isa> {
-    [modelled_levels(), host_levels()].concat()
+    let mut own = host_levels();
+    let (last, mut at) = (own.len().saturating_sub(1), 0..);
+    own.retain(|_| at.next().is_some_and(|i| checks_everything() || i == 0 || (last - i).is_multiple_of(2)));
+    [modelled_levels(), own].concat()
 }
 
-/// This processor with these instructions. Kernels of the best are compiled as users' are, those of others with little
-/// optimisation: their text is what differs between levels.
+/// A device with so many threads, the processor as in [`host`].
+pub fn on(device: Kind, threads: usize) -> Machine {
+    if device == Kind::Cpu { host(threads) } else { Machine::new(device, threads).unwrap() }
+}
+
+/// This processor with these instructions. Kernels of levels below the best are compiled with little optimisation: their text is what
+/// differs between levels.
 pub fn level(isa: Isa, threads: usize) -> Machine {
-    if isa == host_isa() { optimised(isa, threads) } else { little_optimised(isa, threads) }
+    if isa == host_isa() { host(threads) } else { little_optimised(isa, threads) }
 }
 
 fn optimised(isa: Isa, threads: usize) -> Machine {

@@ -2,7 +2,7 @@
 //! sequences of different lengths whose pages are scattered; hostile tables are refused.
 
 use crate::exact::families;
-use crate::machines::{level, levels};
+use crate::machines::{host, level, levels, on};
 use astrai_builders::{Cache, Logits, Loss, ModelConfig, Program, build};
 use astrai_engine::batch::RaggedBatch;
 use astrai_engine::machine::{Kind, Machine};
@@ -162,7 +162,7 @@ fn full_of(model: &Model, storage: DType, machine: &Machine, lengths: &[usize]) 
 #[test]
 fn heads_of_whole_tiles_decode_as_the_full_forward() {
     const LENGTHS: [usize; 4] = [70, 1, 150, 64];
-    let machines = [1, 2].map(|threads| Machine::new(Kind::Cpu, threads).unwrap());
+    let machines = [1, 2].map(|threads| host(threads));
     for (heads, kv, d, window) in [(9, 3, 64, None), (4, 4, 32, Some(40))] {
         let config = json!({
             "model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": heads,
@@ -194,7 +194,7 @@ fn heads_of_whole_tiles_decode_as_the_full_forward() {
 #[test]
 fn codes_in_pages_are_the_same_in_any_chunks() {
     const LENGTHS: [usize; 4] = [70, 1, 150, 64];
-    let machines = [1, 2].map(|threads| Machine::new(Kind::Cpu, threads).unwrap());
+    let machines = [1, 2].map(|threads| host(threads));
     let heads = json!({
         "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 9, "num_key_value_heads": 3,
         "head_dim": 64, "intermediate_size": 96, "vocab_size": 320, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
@@ -223,7 +223,7 @@ fn codes_in_pages_are_the_same_in_any_chunks() {
 
 #[test]
 fn decode_and_chunked_prefill_are_the_full_forward() {
-    let machines = [1, 2].map(|threads| Machine::new(Kind::Cpu, threads).unwrap());
+    let machines = [1, 2].map(|threads| host(threads));
     for path in families() {
         for storage in [DType::F32, DType::BF16] {
             let want = full(&path, storage, &machines[1]);
@@ -289,7 +289,7 @@ fn decode_is_the_full_forward_with_any_vector_instructions() {
 /// they lie; the numbers are those of the full forward but for the order of sums (and, of bf16, where products are rounded).
 #[test]
 fn absorbed_decode_is_the_full_forward_up_to_rounding() {
-    let machine = Machine::new(Kind::Cpu, 2).unwrap();
+    let machine = host(2);
     let Some(cpu) = &machine.cpu else { return };
     let mut target = machine.backend().target().clone();
     (target.launch, target.bandwidth) = (0.0, 1e18);
@@ -320,7 +320,7 @@ fn absorbed_decode_is_the_full_forward_up_to_rounding() {
 
 #[test]
 fn the_logits_of_the_last_tokens_are_rows_of_the_full_forward() {
-    let machine = Machine::new(Kind::Cpu, 2).unwrap();
+    let machine = host(2);
     for path in families().into_iter().take(2) {
         let want = full(&path, DType::BF16, &machine);
         let mut p = Paged::open(&path, DType::BF16, &machine, Logits::Last);
@@ -333,7 +333,7 @@ fn the_logits_of_the_last_tokens_are_rows_of_the_full_forward() {
 
 #[test]
 fn the_interpreter_agrees() {
-    let (host, slow) = (Machine::new(Kind::Cpu, 2).unwrap(), Machine::new(Kind::Interpreter, 1).unwrap());
+    let (host, slow) = (host(2), Machine::new(Kind::Interpreter, 1).unwrap());
     for path in families() {
         for (storage, allowed) in [(DType::F32, 1e-4), (DType::BF16, 5e-2)] {
             let runs = [&host, &slow].map(|machine| {
@@ -358,7 +358,7 @@ fn the_interpreter_agrees() {
 fn hostile_integers_are_refused_and_forgotten() {
     let Some(path) = families().into_iter().next() else { return };
     for device in [Kind::Cpu, Kind::Interpreter] {
-        let machine = Machine::new(device, 2).unwrap();
+        let machine = on(device, 2);
         let mut p = Paged::open(&path, DType::F32, &machine, Logits::All);
         p.batch.push(&[1, 2, 3, 4, 5], 0, &[3, 7], p.bounds).unwrap();
         p.batch.push(&[6], 0, &[9], p.bounds).unwrap();

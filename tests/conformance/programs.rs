@@ -2,9 +2,10 @@
 //! memory for what the other program reads alike; and where the same kernels suit both, there is one program.
 
 use crate::cases::case;
+use crate::machines::host;
 use astrai_builders::Cache;
+use astrai_engine::Machine;
 use astrai_engine::greedy::continue_greedily;
-use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::{Model, read_config, served_fidelity};
 use astrai_engine::programs::Programs;
 use astrai_ir::DType;
@@ -33,7 +34,7 @@ fn cases() -> Vec<PathBuf> {
 
 /// A machine on which operations cost and nothing else does: small models then go the way of large ones.
 fn machine(threads: usize) -> Machine {
-    let machine = Machine::new(Kind::Cpu, threads).unwrap();
+    let machine = host(threads);
     let Some(cpu) = &machine.cpu else { return machine };
     let mut target = machine.backend().target().clone();
     (target.launch, target.bandwidth) = (0.0, 1e18);
@@ -261,7 +262,7 @@ fn weights_that_both_read_alike_lie_in_memory_once() {
 
 #[test]
 fn one_program_stays_where_the_same_kernels_suit_both() {
-    let machine = Machine::new(Kind::Cpu, 2).unwrap();
+    let machine = host(2);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/configs");
     let Ok(files) = std::fs::read_dir(&folder) else {
         println!("skipped: {} is not here", folder.display());

@@ -4,6 +4,7 @@
 mod adapters;
 
 use crate::cases::case;
+use crate::machines::host;
 use astrai_builders::config::Pooling;
 use astrai_builders::{Cache, Logits, ModelConfig, Program};
 use astrai_engine::batch::RaggedBatch;
@@ -195,7 +196,7 @@ fn under_load_every_answer_is_that_of_the_request_alone_and_nothing_is_left() {
         assert!(out.status.success() && said.contains("1 passed"), "{said}");
         return;
     }
-    let machine = Machine::new(Kind::Cpu, 2).unwrap();
+    let machine = host(2);
     let alone = start(&machine, 16, 1, Settings { prefix_cache: false, ..Settings::default() });
     let mut dice = Dice(7);
     let answer = |request: Request| {
@@ -262,7 +263,7 @@ fn under_load_every_answer_is_that_of_the_request_alone_and_nothing_is_left() {
 /// Proposed tokens are verified: by more than one at a time, beside others, over few pages, answers are those without.
 #[test]
 fn speculation_changes_no_answer_and_leaves_nothing() {
-    let machine = Machine::new(Kind::Cpu, 2).unwrap();
+    let machine = host(2);
     let plain = start(&machine, 16, 1, Settings { prefix_cache: false, ..Settings::default() });
     let mut dice = Dice(11);
     let known: Vec<(Request, Answer)> = (0..KINDS)
@@ -298,7 +299,7 @@ fn speculation_changes_no_answer_and_leaves_nothing() {
 /// Choices that share a prompt say what each says alone, whatever lies in the pages: keys and values, or latents under two programs.
 #[test]
 fn choices_that_share_a_prompt_are_those_computed_alone() {
-    let machine = Machine::new(Kind::Cpu, 2).unwrap();
+    let machine = host(2);
     let lengths = [1, 2, 16, 17, 31, 49];
     for (name, storage) in
         [("llama", DType::F32), ("gemma3", DType::BF16), ("gpt_oss", DType::F32), ("deepseek_v3", DType::F32)]
@@ -343,7 +344,7 @@ fn choices_that_share_a_prompt_are_those_computed_alone() {
 /// Windowed layers have pages of their own, fewer than the longest sequence: answers are those where nothing is given back.
 #[test]
 fn pages_that_left_the_window_are_given_back_and_change_no_answer() {
-    let machine = Machine::new(Kind::Cpu, 2).unwrap();
+    let machine = host(2);
     // Of the eight pages of a sequence it needs so many for a window of 8 or 6 and 24 tokens.
     for (name, storage, each, every) in [
         ("mistral", DType::F32, 4, true),
@@ -396,8 +397,7 @@ fn pages_that_left_the_window_are_given_back_and_change_no_answer() {
 /// is beside them.
 #[test]
 fn vectors_are_those_of_the_full_forward() {
-    let (machine, reference) =
-        (Machine::new(Kind::Cpu, 2).unwrap(), Machine::new(Kind::Interpreter, 1).unwrap());
+    let (machine, reference) = (host(2), Machine::new(Kind::Interpreter, 1).unwrap());
     let config = ModelConfig::parse(SMALL, "small").unwrap().config;
     let model = Model::fresh(config, vec![], 3);
     let texts: Vec<Vec<u32>> =

@@ -2,8 +2,7 @@
 //! types, prologues and epilogues, sums too long for a row on the stack; the same bits at any number of threads.
 
 use crate::kernels::table::{Fill, Table, dims, rows, run};
-use crate::machines::machines;
-use astrai_engine::machine::{Kind, Machine};
+use crate::machines::{host, machines};
 use astrai_ir::ops::{BinaryKind, CompareKind, Dot, UnaryKind};
 use astrai_ir::{DType, Dim, NodeId, Shape};
 
@@ -147,7 +146,7 @@ fn bits_do_not_depend_on_threads() {
         }
     }
     let leaves = t.values(257);
-    let on = |threads| run(&mut t.session_on(&Machine::new(Kind::Cpu, threads).unwrap()), &leaves);
+    let on = |threads| run(&mut t.session_on(&host(threads)), &leaves);
     assert!(on(1) == on(2), "results differ");
 }
 

@@ -2,7 +2,7 @@
 //! ignored and impossible targets, smoothing, soft-caps, narrow types; the same bits at any number of threads.
 
 use crate::kernels::table::{Fill, Table, dims, mix, rows, run};
-use astrai_engine::machine::{Kind, Machine};
+use crate::machines::host;
 use astrai_ir::ops::{LinearCrossEntropy, LinearCrossEntropyGrad};
 use astrai_ir::{DType, Dim, NodeId, Real, Shape, Tensor};
 
@@ -182,7 +182,7 @@ fn bits_do_not_depend_on_threads() {
         }
     }
     let leaves = t.values(1);
-    let on = |threads| run(&mut t.session_on(&Machine::new(Kind::Cpu, threads).unwrap()), &leaves);
+    let on = |threads| run(&mut t.session_on(&host(threads)), &leaves);
     let (one, two) = (on(1), on(2));
     assert!(one == two && two == on(2), "results differ");
     // The losses do not depend on which kernel makes them.

@@ -2,8 +2,8 @@
 
 use crate::driver::checks_everything;
 use crate::kernels::table::{Fill, Table, dims, rows};
-use crate::machines::{crowded, emulated, machine, machines};
-use astrai_engine::machine::{Kind, Machine};
+use crate::machines::{crowded, emulated, host, machine, machines};
+use astrai_engine::Machine;
 use astrai_ir::ops::{
     Attention, BinaryKind, Dequant, ReduceKind, RmsNorm, Rope, RopeLayout, Store, UnaryKind,
 };
@@ -387,7 +387,7 @@ fn the_same_bits_on_any_number_of_threads() {
     store(&mut t, "s'", s, value);
     let leaves = t.values(300);
     let run = |threads| {
-        let m = astrai_engine::machine::Machine::new(Kind::Cpu, threads).unwrap();
+        let m = host(threads);
         let states = t.states(&m);
         let mut session = t.open(&m, &states);
         (0..20).for_each(|_| _ = crate::kernels::table::run(&mut session, &leaves));

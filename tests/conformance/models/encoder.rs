@@ -1,6 +1,7 @@
 //! AstrAI's encoder against plain loops in f64 over the same weights: every pooling, with and without norms of queries and
 //! keys, gate and normalisation; ragged batches; `astrai run --want embedding`; and what an encoder refuses.
 
+use crate::machines::{host, on};
 use astrai_builders::config::Pooling;
 use astrai_builders::{Logits, Loss, ModelConfig, Program};
 use astrai_engine::batch::RaggedBatch;
@@ -67,7 +68,7 @@ fn sequences() -> Vec<Vec<i64>> {
 
 fn session(dir: &Path, device: Kind, storage: DType) -> Session {
     let model = Model::open(dir, true).unwrap();
-    let machine = Machine::new(device, 2).unwrap();
+    let machine = on(device, 2);
     let program = Program { logits: Logits::None, loss: Loss::None, ..Program::full(3, 32) };
     let planned = plan(&model.config, &program, storage, &machine).unwrap();
     let kernels = planned.kernels.iter().all(Option::is_some);
@@ -237,7 +238,7 @@ fn an_encoder_is_served() {
     for (name, keys) in CASES {
         let dir = folder("served", name, keys);
         let (reference, model) = (Reference::open(&dir), Model::open(&dir, true).unwrap());
-        let machine = Machine::new(Kind::Cpu, 2).unwrap();
+        let machine = host(2);
         let room = Room { sequences: 3, tokens: Some(40), queue: 64, ..Room::of_one(DType::F32, None) };
         let steps = steps(&model, &room, &machine, &mut |_| {}).unwrap();
         let engine = Engine::start(steps, &Settings::default()).unwrap();

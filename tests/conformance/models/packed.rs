@@ -1,11 +1,12 @@
 //! Published checkpoints with packed weights: those that a reference wrote against its numbers, and
 //! gpt-oss with experts in MXFP4, as it is published, against the same model with the numbers that they stand for.
 
+use crate::machines::{host, on};
 use astrai_builders::{ModelConfig, Program};
 use astrai_engine::batch::RaggedBatch;
 use astrai_engine::export::{Form, export};
 use astrai_engine::golden::packed::rows as golden;
-use astrai_engine::machine::{Kind, Machine};
+use astrai_engine::machine::Kind;
 use astrai_engine::model::Model;
 use astrai_engine::unheard;
 use astrai_ir::{DType, Narrow};
@@ -81,7 +82,7 @@ fn quantised_checkpoints_are_the_references() {
     ] {
         let Some(folder) = crate::cases::case(&format!("quantized/{name}")) else { continue };
         for device in [Kind::Cpu, Kind::Interpreter] {
-            let machine = Machine::new(device, 2).unwrap();
+            let machine = on(device, 2);
             let rows = golden(&folder, &machine, &mut unheard).unwrap();
             assert!(rows.len() >= 3 && rows.iter().all(|r| r.verdict == "ok"), "{name} {rows:#?}");
             assert_eq!(rows.iter().any(|r| r.check == "logits (codes)"), codes, "{name} {rows:#?}");
@@ -94,7 +95,7 @@ fn quantised_checkpoints_are_the_references() {
 fn what_is_rounded_and_written_is_what_is_rounded_when_loaded() {
     let Some(folder) = crate::cases::case("llama") else { return };
     let ids: Vec<i64> = (0..24).map(|i| i * 7 % 50).collect();
-    let machine = Machine::new(Kind::Cpu, 2).unwrap();
+    let machine = host(2);
     let logits = |model: &Model| {
         let mut session = model.session(&Program::full(1, 24), DType::F32, &machine, &mut |_, _| {}).unwrap();
         let batch = RaggedBatch::new(&[&ids[..]], model.config.vocab_size).unwrap();
@@ -131,7 +132,7 @@ fn packed_experts_are_the_numbers_they_stand_for() {
         let logits = folders().map(|dir| {
             let model = Model::open(&dir, true).unwrap();
             assert!(model.warnings.is_empty(), "{:?}", model.warnings);
-            let machine = Machine::new(device, 2).unwrap();
+            let machine = on(device, 2);
             let mut session =
                 model.session(&Program::full(1, 24), storage, &machine, &mut |_, _| {}).unwrap();
             let batch = RaggedBatch::new(&[&ids[..]], 50).unwrap();

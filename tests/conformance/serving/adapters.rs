@@ -10,7 +10,7 @@ use astrai_serve::engine::AdapterId;
 #[test]
 fn adapters_beside_one_another_answer_as_alone() {
     let Some(lora) = case("lora") else { return };
-    let machine = Machine::new(Kind::Cpu, 2).unwrap();
+    let machine = host(2);
     let base = Model::open(&lora.join("llama"), false).unwrap();
     let folders = ["llama_all", "llama_qv", "llama_rslora"].map(|name| lora.join(name));
     for storage in [DType::F32, DType::BF16] {
