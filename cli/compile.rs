@@ -238,7 +238,7 @@ impl Compile {
     fn one(&self, graph: Option<&Value>, machine: &Machine, dumps: bool) -> Result<Made, Failure> {
         let subject = match graph {
             Some(value) => self.given(value)?,
-            None => self.subject()?,
+            None => self.subject(machine.backend().samples())?,
         };
         let options = Options {
             storage: self.machine.storage(),
@@ -300,7 +300,8 @@ impl Compile {
         Ok((batch, seq))
     }
 
-    fn subject(&self) -> Result<Subject, Failure> {
+    /// The graph of a model; where programs draw tokens, one of decode does.
+    fn subject(&self, draws: bool) -> Result<Subject, Failure> {
         let mut config = self.config()?;
         config.pages = self.pages.code();
         let (batch, seq) = self.sizes(&config)?;
@@ -316,7 +317,8 @@ impl Compile {
                     table,
                     windows: None,
                 };
-                ("decode", Program { span: seq, ..Program::paged(batch, batch, cache) })
+                let program = Program::paged(batch, batch, cache).drawing(draws);
+                ("decode", Program { span: seq, ..program })
             }
             _ => ("prefill", full),
         };

@@ -174,6 +174,8 @@ pub enum Logits {
     All,
     /// Of the tokens at `last`, one a sequence: `[sequences, vocab]`.
     Last,
+    /// The same, and the output `tokens` i32 `[sequences]`: a token drawn from each row.
+    Drawn,
     /// Of none. In their place comes `embedding` `[sequences, hidden]`: each sequence's final hidden states, normed, of the positions
     /// of this run.
     Embedding(Pooling),
@@ -191,6 +193,11 @@ impl Program {
         let span = (cache.table.saturating_mul(cache.page)) as u64;
         let (logits, loss) = (Logits::Last, Loss::None);
         Program { tokens, sequences, span, logits, loss, cache: Some(cache) }
+    }
+
+    /// The same where tokens are drawn from the logits in the program, if they are.
+    pub fn drawing(self, draws: bool) -> Program {
+        Program { logits: if draws { Logits::Drawn } else { self.logits }, ..self }
     }
 
     pub(crate) fn symbols(&self, config: &ModelConfig) -> Vec<Symbol> {

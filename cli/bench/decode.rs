@@ -14,6 +14,7 @@ use astrai_engine::programs::Programs;
 use astrai_runtime::Session;
 use astrai_runtime::device::cpu::peaks::Peaks;
 use astrai_serve::cache::KvCache;
+use astrai_serve::paged::TOKENS;
 use astrai_serve::pages::Page;
 use astrai_serve::scheduler::batch::StepBatch;
 use astrai_serve::scheduler::plan::ProgramKind;
@@ -72,15 +73,22 @@ impl Decoding {
     fn run(&mut self, computes: fn(ProgramKind) -> bool) -> Result<(), Failure> {
         let session = session(&mut self.programs, computes)?;
         let inputs = self.batch.inputs(session.inputs());
-        Ok(session.execute(&inputs)?)
+        // Of a program that draws tokens nothing else is wanted.
+        let logits = session.program().graph.output(TOKENS).is_none();
+        Ok(session.execute_rows(&inputs, Some(&|_| logits))?)
     }
 
     /// The token of the largest logit of a row of the last run.
     fn best(&mut self, computes: fn(ProgramKind) -> bool, row: usize) -> Result<u32, Failure> {
         let [vocab, _] = self.bounds;
-        let logits = session(&mut self.programs, computes)?
-            .floats_mut(0)
-            .and_then(|all| all.chunks_exact(vocab).nth(row));
+        let session = session(&mut self.programs, computes)?;
+        if let Some(drawn) = session.result_of(TOKENS) {
+            let token = drawn.as_chunks::<4>().0.get(row).map(|b| u32::from_le_bytes(*b));
+            return Ok(token
+                .filter(|t| (*t as usize) < vocab)
+                .ok_or("the logits are not all finite numbers")?);
+        }
+        let logits = session.floats_mut(0).and_then(|all| all.chunks_exact(vocab).nth(row));
         let logits = logits.ok_or("the program's first result is not the logits")?;
         let best = choose(logits.iter().copied()).ok_or("the logits are not all finite numbers")?;
         Ok(best.token as u32)

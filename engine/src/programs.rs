@@ -29,7 +29,7 @@ impl Programs {
         fidelity: Fidelity,
     ) -> Result<Programs, Error> {
         let plan = |tokens| {
-            let program = Program::paged(tokens, sequences, cache);
+            let program = Program::paged(tokens, sequences, cache).drawing(machine.backend().samples());
             plan_within(config, &program, storage, machine, fidelity)
         };
         let first = plan(tokens)?;

@@ -56,6 +56,11 @@ pub trait Backend: Debug + Send + Sync {
         false
     }
 
+    /// True where a kernel draws tokens from logits where these lie.
+    fn samples(&self) -> bool {
+        false
+    }
+
     /// True for operators that loops compute element by element, with their arguments.
     fn loops(&self, op: &Op) -> bool;
 

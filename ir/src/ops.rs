@@ -109,7 +109,7 @@ ops! {
     // pointwise
     unary::Unary, binary::Binary, compare::Compare, select::Select, cast::Cast, detach::Detach,
     // contractions and indexing
-    reduce::Reduce, cumsum::Cumsum, argmax::Argmax, topk::Topk, dot::Dot, gather::Gather, scatter::Scatter,
+    reduce::Reduce, cumsum::Cumsum, argmax::Argmax, topk::Topk, sample::Sample, dot::Dot, gather::Gather, scatter::Scatter,
     // structure
     call::Call, part::Part, store::Store,
     // composites

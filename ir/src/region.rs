@@ -255,6 +255,19 @@ pub struct RouteForm {
     pub results: Results,
 }
 
+/// Tokens drawn from rows of logits.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SampleForm {
+    /// Rows.
+    pub rows: Dim,
+    /// Logits of a row.
+    pub vocabulary: usize,
+    /// Logits, f32 `[rows, vocabulary]`.
+    pub logits: Operand,
+    /// How each row is drawn, f32 and i32.
+    pub drawings: [Operand; 2],
+}
+
 /// Loops over the result, and how they stand.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LoopsForm {
@@ -287,6 +300,8 @@ pub enum Form {
     Loss(LossForm),
     /// The choice of experts.
     Route(RouteForm),
+    /// Tokens drawn from rows of logits.
+    Sample(SampleForm),
     /// No kernel: ranks exchange values.
     Collective,
     /// No kernel: the reference interpreter runs it.
@@ -305,6 +320,7 @@ impl Form {
             Form::AttentionGrad(_) => "attention_grad",
             Form::Loss(_) => "loss",
             Form::Route(_) => "route",
+            Form::Sample(_) => "sample",
             Form::Collective => "collective",
             Form::Interpreted => "interpreted",
         }

@@ -268,6 +268,11 @@ impl Session {
         }
     }
 
+    /// The same of the result of this name.
+    pub fn result_of(&self, name: &str) -> Option<&[u8]> {
+        self.results.iter().position(|r| r.name == name).map(|i| self.result(i))
+    }
+
     /// Elements of the f32 result that the last run left at this place; they may be overwritten. `None` where there is none,
     /// or of another type.
     pub fn floats_mut(&mut self, i: usize) -> Option<&mut [f32]> {

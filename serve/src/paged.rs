@@ -98,7 +98,21 @@ impl Model for PagedModel {
         Ok(())
     }
 
+    fn draws(&self) -> bool {
+        let mut answering = self.programs.iter().filter(|(kind, _)| !matches!(kind, ProgramKind::Embed(_)));
+        answering.all(|(_, session)| session.program().graph.output(TOKENS).is_some())
+    }
+
     fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError> {
+        self.step_drawing(plan, logits, &mut Vec::new())
+    }
+
+    fn step_drawing<'m>(
+        &'m mut self,
+        plan: &StepPlan,
+        logits: &mut Vec<&'m mut [f32]>,
+        tokens: &mut Vec<i32>,
+    ) -> Result<(), ModelError> {
         let windows = self.cache.windows.map_or(0, |w| w.pages);
         for (pairs, (pages, windowed)) in
             plan.copies().iter().zip([(self.cache.pages, false), (windows, true)])
@@ -112,18 +126,29 @@ impl Model for PagedModel {
         }
         for ((_, session), entry) in self.programs.iter_mut().zip(plan.entries()) {
             if !entry.rows.is_empty() {
-                logits.push(run(session, entry)?);
+                logits.push(run(session, entry, tokens)?);
             }
         }
         Ok(())
     }
 }
 
-/// The logits of an entry's rows, `[sequences, vocabulary]`; those of rows that are not read hold anything. Sampling is done in this
-/// process: from a device's own memory come the logits of rows that are read, not their tokens alone.
-fn run<'m>(session: &'m mut Session, entry: &StepEntry) -> Result<&'m mut [f32], ModelError> {
+/// The name of the result that holds drawn tokens.
+pub const TOKENS: &str = "tokens";
+
+/// The logits of an entry's rows, `[sequences, vocabulary]`; those of rows that are not read hold anything. Where the program draws tokens,
+/// these are added, and from a device's own memory come no logits of rows that it draws.
+fn run<'m>(
+    session: &'m mut Session,
+    entry: &StepEntry,
+    tokens: &mut Vec<i32>,
+) -> Result<&'m mut [f32], ModelError> {
     let inputs = entry.batch.inputs(session.inputs());
     session.execute_rows(&inputs, Some(&|row| entry.rows.get(row).is_some_and(|r| r.read)))?;
+    match session.result_of(TOKENS) {
+        Some(drawn) => tokens.extend(drawn.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b))),
+        None => tokens.extend(entry.rows.iter().map(|_| -1)),
+    }
     let logits = session.floats_mut(0);
     Ok(logits
         .ok_or("the program's first result is not the logits, of f32; this is a defect, please report it")?)

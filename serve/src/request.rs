@@ -79,6 +79,13 @@ pub struct Sampling {
     pub scored_from: usize,
 }
 
+impl Sampling {
+    /// Added to the largest logit, the least that a token may have by `min_p`.
+    pub fn reach(&self) -> f32 {
+        if self.min_p > 0.0 { self.temperature * self.min_p.ln() } else { f32::NEG_INFINITY }
+    }
+}
+
 impl Default for Sampling {
     fn default() -> Sampling {
         Sampling {

@@ -11,7 +11,7 @@ mod tests;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use astrai_ir::ops::philox;
+use astrai_ir::ops::{Drawing, philox};
 
 use crate::grammar::{Allowed, Constraint, Guide};
 use crate::request::Sampling;
@@ -136,13 +136,42 @@ impl History {
         self.rules.prompt + self.generated
     }
 
-    /// A number in [0, 1) for the next token; each draw for it has its own.
-    fn uniform(&self, draw: u32) -> f64 {
+    /// Random bits for the next token; each draw for it has its own.
+    fn word(&self, draw: usize) -> u64 {
         let position = self.position() as u64;
-        let counter = [draw, self.choice, position as u32, (position >> 32) as u32];
+        let counter = [draw as u32, self.choice, position as u32, (position >> 32) as u32];
         let words = philox(counter, [self.rules.seed as u32, (self.rules.seed >> 32) as u32]);
-        let bits = u64::from(words[0]) << 32 | u64::from(words[1]);
-        (bits >> 11) as f64 * 2f64.powi(-53)
+        u64::from(words[0]) << 32 | u64::from(words[1])
+    }
+
+    /// How the next token is drawn where the logits lie; none where something is done to them first, or more is wanted of them.
+    pub(crate) fn drawing(&self) -> Option<Drawing> {
+        let rules = &*self.rules;
+        let s = &rules.sampling;
+        let shown = s.logprobs.is_some() || s.prompt_logprobs.is_some();
+        let held = self.guide.is_some() || !matches!(self.allowed, Ok(Allowed::All));
+        let forbids = !(s.allowed_ids.is_empty() && s.bad_words.is_empty()) || s.typical_p < 1.0;
+        let adjusts = self.generated < s.min_tokens || !s.logit_bias.is_empty() || rules.penalises();
+        if shown || held || forbids || adjusts {
+            return None;
+        }
+        if s.temperature == 0.0 {
+            return Some(Drawing::GREEDY);
+        }
+        Some(Drawing {
+            inverse: 1.0 / s.temperature,
+            reach: s.reach(),
+            top_p: s.top_p,
+            top_k: s.top_k,
+            words: std::array::from_fn(|draw| self.word(draw)),
+        })
+    }
+
+    /// Remembers the token that was drawn so; below 0 there was none.
+    pub(crate) fn take_drawn(&mut self, token: i32) -> Result<Sampled, SampleError> {
+        let token = u32::try_from(token).map_err(|_| SampleError::Model(self.position()))?;
+        let complete = self.record(token)?;
+        Ok(Sampled { token, logprobs: None, complete })
     }
 
     /// Does to the logits all that comes before the temperature; what was there before goes to `raw`, first come first.
@@ -230,7 +259,7 @@ impl Sampler {
             masks::keep_typical(logits, &mut self.softmax, &rules.sampling);
             self.softmax.find_maxima(logits).map_err(|_| SampleError::Model(position))?;
         }
-        let chosen = self.choose(logits, &rules.sampling, &|draw| history.uniform(draw));
+        let chosen = self.choose(logits, &rules.sampling, &|draw| history.word(draw));
         let token = chosen.ok_or(SampleError::Model(position))? as u32;
         let x = self.raw.iter().find(|(id, _)| *id == token).map_or(logits[token as usize], |(_, x)| *x);
         let complete = history.record(token)?;
@@ -265,11 +294,11 @@ impl Sampler {
     }
 
     /// Draws from a scanned row.
-    fn choose(&mut self, logits: &[f32], sampling: &Sampling, uniform: &dyn Fn(u32) -> f64) -> Option<usize> {
+    fn choose(&mut self, logits: &[f32], sampling: &Sampling, word: &dyn Fn(usize) -> u64) -> Option<usize> {
         if sampling.temperature == 0.0 {
             return Some(self.softmax.argmax(logits));
         }
         let kept = self.candidates.filter(logits, &mut self.softmax, sampling);
-        self.candidates.draw(logits, &self.softmax, kept, uniform)
+        self.candidates.draw(logits, &self.softmax, kept, word)
     }
 }

@@ -36,6 +36,7 @@ use std::sync::Arc;
 use crate::pages::groups::{Groups, Tables};
 use crate::pages::{Prompt, Secret, Tokens};
 use astrai_builders::Windows;
+use astrai_ir::ops::Drawing;
 use ngram::Proposer;
 use plan::{ProgramKind, Row, StepPlan};
 
@@ -257,6 +258,11 @@ impl Scheduler {
         &self.plan
     }
 
+    /// Lets the model draw the tokens of those complete rows of the last plan of which this says how.
+    pub fn draw(&mut self, how: impl FnMut(&Row) -> Option<Drawing>) {
+        self.plan.draw(how);
+    }
+
     /// What the last plan holds for each sequence, in the order of the plan's entries.
     pub fn rows(&self) -> impl Iterator<Item = &Row> {
         self.plan.rows()
@@ -392,7 +398,7 @@ impl Scheduler {
         let at = sequence.computed + tokens;
         let complete = tokens == left;
         let read = complete || scored.is_some_and(|from| at >= from);
-        entry.rows.push(Row { id: sequence.id, tokens, at, complete, read, proposed: None });
+        entry.rows.push(Row { id: sequence.id, tokens, at, complete, read, proposed: None, drawn: false });
         entry.room -= tokens;
         *budget -= tokens;
     }

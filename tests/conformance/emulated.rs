@@ -2,14 +2,20 @@
 
 use crate::cases::case;
 use crate::driver::{Emulated, checks_everything, emulated};
-use astrai_builders::Program;
+use crate::serving::{Answer, SMALL, collect};
+use astrai_builders::{ModelConfig, Program};
 use astrai_engine::batch::RaggedBatch;
 use astrai_engine::golden::Golden;
+use astrai_engine::serving::{Room, steps};
 use astrai_engine::{Machine, Model, unheard};
 use astrai_ir::DType;
 use astrai_runtime::device::cuda::Cuda;
 use astrai_runtime::device::{Device, KernelCache, Space};
 use astrai_runtime::{Error, Session};
+use astrai_serve::engine::{Engine, Model as Steps, ModelError, Sizes};
+use astrai_serve::paged::PagedModel;
+use astrai_serve::request::{Request, Sampling};
+use astrai_serve::scheduler::plan::StepPlan;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -158,13 +164,89 @@ fn a_session_gives_everything_back() {
     assert_eq!(device.memory_use().unwrap().used, 0);
 }
 
+/// A model whose tokens are drawn on the host.
+struct OnHost(PagedModel);
+
+impl Steps for OnHost {
+    fn sizes(&self) -> Sizes {
+        self.0.sizes()
+    }
+
+    fn plan(&self) -> StepPlan {
+        self.0.plan()
+    }
+
+    fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError> {
+        self.0.step(plan, logits)
+    }
+}
+
+/// Answers to requests side by side, and the bytes that the device of this number copied to the host for them.
+fn answers(engine: Engine, ordinal: usize, asked: &[Sampling]) -> (Vec<Answer>, u64) {
+    let before = bytes_to_host(ordinal);
+    let ask = |(sampling, i): (&Sampling, u32)| {
+        let sampling =
+            Sampling { seed: Some(u64::from(i)), max_tokens: Some(6), ignore_eos: true, ..sampling.clone() };
+        engine.handle().submit(Request { sampling, ..Request::new(vec![7 + i, 3, 11 * i]) }).unwrap()
+    };
+    let mut streams: Vec<_> = asked.iter().zip(0..).map(ask).collect();
+    let answers: Vec<Answer> = streams.iter_mut().map(|stream| collect(stream, 1).0).collect();
+    engine.drain(None);
+    assert!(answers.iter().all(|answer| answer[0].0.len() == 6));
+    (answers, bytes_to_host(ordinal) - before)
+}
+
+/// Of rows that the device draws come tokens, four bytes each, and nothing else; of others their logits, too. The tokens are those that the
+/// host draws of the same logits, in recorded steps as well.
+#[test]
+fn a_step_brings_back_tokens_alone_and_they_are_the_hosts() {
+    const ALONE: usize = 3;
+    let Some(device) = device(ALONE) else { return };
+    let machine = Machine::over(device);
+    let model = Model::fresh(ModelConfig::parse(SMALL, "small").unwrap().config, vec![], 3);
+    let room = Room { sequences: 6, context: Some(32), queue: 8, ..Room::of_one(DType::F32, None) };
+    let steps = || steps(&model, &room, &machine, &mut |_| {}).unwrap();
+    let plain = Sampling { temperature: 1.5, ..Sampling::default() };
+    let drawn = [
+        Sampling { temperature: 0.0, ..plain.clone() },
+        plain.clone(),
+        Sampling { top_k: 9, ..plain.clone() },
+        Sampling { top_p: 0.3, ..plain.clone() },
+        Sampling { top_k: 40, top_p: 0.8, ..plain.clone() },
+        Sampling { min_p: 0.2, top_p: 0.9, ..plain.clone() },
+    ];
+    let adjusted = [
+        Sampling { logprobs: Some(2), ..plain.clone() },
+        Sampling { frequency_penalty: 0.5, ..plain.clone() },
+        Sampling { logit_bias: vec![(9, 3.0)], ..plain.clone() },
+    ];
+    let row = 4 * model.config.vocab_size as u64;
+    for (asked, logits) in [(drawn.to_vec(), 0), ([&drawn[..3], &adjusted].concat(), 3)] {
+        let (got, bytes) = answers(Engine::start(steps(), &room.settings()).unwrap(), ALONE, &asked);
+        assert_eq!(bytes, 6 * (4 * asked.len() as u64 + logits * row));
+        let (want, more) = answers(Engine::start(OnHost(steps()), &room.settings()).unwrap(), ALONE, &asked);
+        assert!(got == want && more == 6 * asked.len() as u64 * (4 + row), "{got:?}\n{want:?}");
+    }
+}
+
+/// Bytes that a device copied to the host.
+fn bytes_to_host(ordinal: usize) -> u64 {
+    use libloading::os::unix::{Library, RTLD_NOW};
+    let driver = emulated().unwrap();
+    // SAFETY: it is loaded already, as by `load`.
+    let library = unsafe { Library::open(Some(driver.folder.join("libcuda.so.1")), RTLD_NOW) }.unwrap();
+    // SAFETY: the symbol's type.
+    let count = unsafe { library.get::<extern "C" fn(usize) -> u64>(b"astrai_ptx_bytes_to_host") }.unwrap();
+    count(ordinal)
+}
+
 /// Loads the driver into this process, where `cudarc` then finds it by its name; the compiler is given.
 fn load(driver: &Emulated) -> astrai_runtime::device::cuda::Nvrtc {
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
     static LOADED: OnceLock<()> = OnceLock::new();
     LOADED.get_or_init(|| {
         // SAFETY: Rust's own readers of the environment take turns, and the library reads it later, when it is first called.
-        unsafe { std::env::set_var("ASTRAI_PTX_DEVICES", "3") };
+        unsafe { std::env::set_var("ASTRAI_PTX_DEVICES", "4") };
         // SAFETY: as above.
         unsafe { std::env::set_var("ASTRAI_PTX_MEMORY", MEMORY.to_string()) };
         // SAFETY: our own library, whose initialisers do nothing.

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const SMALL: &str = r#"{"model_type": "llama", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2,
+pub const SMALL: &str = r#"{"model_type": "llama", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128}"#;
 
 const EOS: u32 = 5;
@@ -89,7 +89,7 @@ impl Dice {
 }
 
 /// Of each choice its tokens, with what was asked about them, and why it ended.
-type Answer = Vec<(Vec<(u32, Option<Logprobs>)>, Option<Finish>)>;
+pub type Answer = Vec<(Vec<(u32, Option<Logprobs>)>, Option<Finish>)>;
 
 fn take(answer: &mut Answer, event: Event) -> Option<End> {
     for update in event.updates {
@@ -101,7 +101,7 @@ fn take(answer: &mut Answer, event: Event) -> Option<End> {
     event.end
 }
 
-fn collect(stream: &mut Stream, n: usize) -> (Answer, End) {
+pub fn collect(stream: &mut Stream, n: usize) -> (Answer, End) {
     let mut answer: Answer = vec![(vec![], None); n];
     loop {
         let event = stream.blocking_recv().expect("a last event");

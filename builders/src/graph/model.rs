@@ -9,13 +9,13 @@ use super::pool::pool;
 use super::router::Routers;
 use crate::config::{EncoderSpec, LayerSpec, ModelConfig, RopeSpec};
 use crate::program::{Logits, Loss, Program, TOKEN_OUTPUTS};
-use astrai_ir::ops::{Call, CompareKind, Const, ReduceKind, UnaryKind};
+use astrai_ir::ops::{Call, CompareKind, Const, Drawing, ReduceKind, Sample, UnaryKind};
 use astrai_ir::{Block, BlockId, DType, Dim, Graph, IrError, NodeId, Real, Tensor, Type, ops};
 use std::sync::Arc;
 
 /// The graph of a model. Inputs: `input_ids` i32 `[tokens]`, `positions` i32 `[tokens]` (from 0 in each sequence),
 /// `starts` i32 `[sequences + 1]`, and as wanted `last` i32 `[sequences]`, `targets` i32 `[tokens]` (negative:
-/// ignored) and `loss_scale` f32. Outputs: `logits`, `loss`, of [`Loss::Routed`] those of the routers, of [`Loss::Tokens`] those of tokens. Over a cache `positions` go on from run to run, and there are
+/// ignored), `loss_scale` f32, and, where tokens are drawn, `sampling` f32 and `draws` i32, rows of [`Drawing`]. Outputs: `logits`, `tokens`, `loss`, of [`Loss::Routed`] those of the routers, of [`Loss::Tokens`] those of tokens. Over a cache `positions` go on from run to run, and there are
 /// `slots` i32 `[tokens]` (the row of each token's key and value, -1: none), `tables` i32 `[sequences, table]` (each
 /// sequence's pages), `lens` i32 `[sequences]` (its tokens in them, those of this run included) and an output for the next
 /// version of each state. Where pages hold latents, `pages` i32 `[context]` lists the pages in use, each once, and `tables` holds
@@ -75,7 +75,7 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
     let wanted = match program.logits {
         Logits::None | Logits::Embedding(_) => None,
         Logits::All => Some(x),
-        Logits::Last => {
+        Logits::Last | Logits::Drawn => {
             let last = g.input("last", DType::I32, vec![Dim::symbol("sequences")])?;
             Some(g.scope("last", |g| g.gather(x, last, 0))?)
         }
@@ -83,6 +83,13 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
     if let Some(rows) = wanted {
         let logits = finish(&mut g, rows)?;
         g.set_output("logits", logits)?;
+        if program.logits == Logits::Drawn {
+            let rows = |n: usize| vec![Dim::symbol("sequences"), Dim::from(n)];
+            let sampling = g.input("sampling", DType::F32, rows(Drawing::REALS))?;
+            let draws = g.input("draws", DType::I32, rows(Drawing::INTEGERS))?;
+            let tokens = g.scope("sample", |g| g.push(Sample {}, &[logits, sampling, draws]))?;
+            g.set_output("tokens", tokens)?;
+        }
     }
     if program.loss != Loss::None {
         let x = g.scope("norm", |g| g.rms_norm(x, norm, config.norm_eps))?;

@@ -8,6 +8,7 @@ pub mod grouped;
 pub mod loops;
 pub mod loss;
 pub mod route;
+pub mod sample;
 
 use astrai_ir::backend::Root;
 use astrai_ir::ops::Op;
@@ -83,10 +84,11 @@ impl Archetype {
 }
 
 /// In the order in which they are asked for the form of a piece.
-static ARCHETYPES: [Archetype; 6] = [
+static ARCHETYPES: [Archetype; 7] = [
     dot::ARCHETYPE,
     grouped::ARCHETYPE,
     route::ARCHETYPE,
+    sample::ARCHETYPE,
     attention::ARCHETYPE,
     loss::ARCHETYPE,
     loops::ARCHETYPE,

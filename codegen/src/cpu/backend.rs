@@ -28,7 +28,7 @@ const WITH_ATTENTION: u32 = 2;
 const WITH_CODES: u32 = 4;
 
 /// What the C kernels take: heads, rows and experts that lie on a thread's stack, panels of 32 rows whose bf16 come in pairs, as
-/// instructions multiply them.
+/// instructions multiply them. Tokens are drawn outside of programs, where logits lie in the same memory.
 pub const LIMITS: Limits = Limits {
     head: 1024,
     row: 1 << 17,
@@ -36,7 +36,7 @@ pub const LIMITS: Limits = Limits {
     panels: Some([(32, 1), (32, 2)]),
     codes: true,
     pages: true,
-    without: &[],
+    without: &["sample"],
 };
 
 /// The backend of a processor.
@@ -94,6 +94,7 @@ impl Backend for Cpu {
         let name = UNNAMED;
         let made = match region.form() {
             Form::Collective | Form::Interpreted => return Ok(None),
+            Form::Sample(_) => return Err("processors draw tokens without a kernel".into()),
             Form::Loops(LoopsForm::Rows) => rows::kernel(region, name)?,
             Form::Loops(LoopsForm::Columns(id, reduce)) => columns::reduce_kernel(region, name, *id, reduce)?,
             Form::Loops(LoopsForm::ScatterAdd(root)) => columns::scatter_kernel(region, name, *root)?,

@@ -9,6 +9,7 @@ mod loss;
 mod program;
 mod route;
 mod rows;
+mod sample;
 
 use crate::archetype::{self, Limits};
 use astrai_ir::backend::{Backend, Root};
@@ -51,6 +52,10 @@ impl Backend for Cuda {
         archetype::root(g, id, &LIMITS)
     }
 
+    fn samples(&self) -> bool {
+        LIMITS.has("sample")
+    }
+
     fn loops(&self, op: &Op) -> bool {
         archetype::loops::computes(op)
     }
@@ -82,6 +87,7 @@ impl Backend for Cuda {
             Form::AttentionGrad(f) => attention::backward(region, f, name),
             Form::Loss(f) => loss::kernel(region, f, name, processors),
             Form::Route(f) => route::kernel(region, f, name),
+            Form::Sample(f) => sample::kernel(region, f, name),
         };
         Ok(Some(made.named()))
     }

@@ -13,6 +13,8 @@ use std::borrow::Cow;
 pub(super) struct Integers<'a> {
     pub(super) device: &'a dyn Device,
     pub(super) buffers: &'a [Pointer],
+    /// Bytes of a buffer as they were given, where it is an input.
+    pub(super) given: &'a dyn Fn(usize) -> Option<&'a [u8]>,
     pub(super) sizes: &'a Sizes,
 }
 
@@ -27,9 +29,15 @@ impl<'a> Integers<'a> {
             // SAFETY: the buffer holds `count` i32 at these sizes, aligned as every buffer is, which no launch writes now.
             return Ok(Cow::Borrowed(unsafe { std::slice::from_raw_parts(address.cast::<i32>(), count) }));
         }
+        let integers =
+            |bytes: &[u8]| bytes.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
+        // What was sent to the device needs not come back.
+        if let Some(bytes) = (self.given)(list.at.0) {
+            return Ok(integers(&bytes[..bytes.len().min(count * size_of::<i32>())]));
+        }
         let mut bytes = vec![0; count * size_of::<i32>()];
         self.device.read(at, &mut bytes)?;
-        Ok(bytes.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b)).collect())
+        Ok(integers(&bytes))
     }
 
     /// Refuses what the kernel could not follow.

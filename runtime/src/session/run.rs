@@ -46,8 +46,14 @@ impl Session {
         let _turn = turn.lock().unwrap_or_else(|e| e.into_inner());
         self.take(inputs)?;
         for i in 0..self.guarded.len() {
-            self.point(self.guarded[i]);
-            self.check(self.guarded[i])?;
+            let launch = self.guarded[i];
+            self.point(launch);
+            let spots = &self.launches[launch].spots;
+            let given = |at: usize| match spots[at] {
+                Spot::Input(i) => Some(&*inputs[self.order[i]].1.bytes),
+                _ => None,
+            };
+            self.check(launch, &given)?;
         }
         self.runs += 1;
         let done = self.launch_all().and_then(|()| self.device.synchronise());
@@ -121,9 +127,9 @@ impl Session {
         }));
     }
 
-    /// Looks at the integers that say where the launch whose buffers these are reads and writes.
-    fn check(&self, i: usize) -> Result<(), Error> {
-        let integers = Integers { device: &*self.device, buffers: &self.bound, sizes: &self.sizes };
+    /// Looks at the integers that say where the launch whose buffers these are reads and writes; of inputs at what was given.
+    fn check<'a>(&'a self, i: usize, given: &'a dyn Fn(usize) -> Option<&'a [u8]>) -> Result<(), Error> {
+        let integers = Integers { device: &*self.device, buffers: &self.bound, given, sizes: &self.sizes };
         let guards = &self.program.plan.regions[self.launches[i].region].matched.guards;
         guards.iter().try_for_each(|g| integers.check(g))
     }
@@ -131,7 +137,7 @@ impl Session {
     pub(super) fn launch(&mut self, i: usize) -> Result<(), Error> {
         self.point(i);
         if !self.launches[i].checked {
-            self.check(i)?;
+            self.check(i, &|_| None)?;
         }
         let launch = &self.launches[i];
         let started = Instant::now();

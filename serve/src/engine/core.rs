@@ -10,13 +10,13 @@ use std::time::Instant;
 use astrai_runtime::Threads;
 
 use super::adapters::{AdapterId, Adapters};
-use super::draw::{Draw, draw};
+use super::draw::{Draw, draw, finish};
 use super::embed::Pooled;
 use super::fair::Fair;
 use super::handle::{Command, Shared, Stats};
 use super::masks::Masks;
 use super::model::by_row;
-use super::stream::{Emitter, End, Finish, Permits, Update, Usage};
+use super::stream::{Emitter, End, Permits, Update, Usage};
 use super::{Model, Settings, Sizes};
 use crate::grammar::Constraint;
 use crate::pages::{Prompt, Secret};
@@ -315,14 +315,17 @@ impl<M: Model> Core<M> {
             return Err("the scheduler has sequences but no step for them; please report this".into());
         }
         self.begin_masks();
+        self.leave_draws();
         let plan = self.scheduler.planned();
-        let mut outputs = Vec::with_capacity(plan.entries().len());
-        self.model.step(plan, &mut outputs).map_err(|e| format!("the model failed: {e}"))?;
+        let (mut outputs, mut tokens) = (Vec::with_capacity(plan.entries().len()), Vec::new());
+        let stepped = self.model.step_drawing(plan, &mut outputs, &mut tokens);
+        stepped.map_err(|e| format!("the model failed: {e}"))?;
         let outputs = by_row(plan, outputs, self.vocabulary)?;
         take_masks(&mut self.masks, &mut self.requests);
         self.updated.clear();
         let mut draws: Vec<Mutex<Draw>> = Vec::with_capacity(outputs.len());
-        for (kind, row, logits) in outputs {
+        let mut sample = false;
+        for (at, (kind, row, logits)) in outputs.into_iter().enumerate() {
             let Some(active) = self.requests.get_mut(&row.id.request) else {
                 return Err("a sequence without a request; please report this".into());
             };
@@ -347,14 +350,18 @@ impl<M: Model> Core<M> {
             if row.complete && active.history(row.id.index).is_some() {
                 let choice = active.choices.get_mut(row.id.index as usize).and_then(Option::as_mut);
                 let history = choice.and_then(|choice| choice.history.take());
-                let (proposed, sampled) = (Vec::new(), Vec::new());
-                draws.extend(
-                    history
-                        .map(|history| Mutex::new(Draw { id: row.id, logits, proposed, history, sampled })),
-                );
+                let proposed = Vec::new();
+                draws.extend(history.map(|mut history| {
+                    let drawn = row.drawn.then(|| history.take_drawn(tokens.get(at).copied().unwrap_or(-1)));
+                    sample |= !row.drawn;
+                    let sampled = drawn.into_iter().collect();
+                    Mutex::new(Draw { id: row.id, logits, proposed, history, sampled })
+                }));
             }
         }
-        draw(&draws, &self.samplers, self.pool.as_deref());
+        if sample {
+            draw(&draws, &self.samplers, self.pool.as_deref());
+        }
         let now = Instant::now();
         self.tokens.clear();
         let mut draws = draws.into_iter().peekable();
@@ -388,6 +395,18 @@ impl<M: Model> Core<M> {
             if let Some(guide) = history.and_then(|history| history.guide.take()) {
                 self.masks.begin(row.id, guide);
             }
+        }
+    }
+
+    /// Leaves to a model that draws tokens those rows of this step of which nothing but a token is wanted.
+    fn leave_draws(&mut self) {
+        if self.model.draws() {
+            let requests = &mut self.requests;
+            self.scheduler.draw(|row| {
+                let active =
+                    requests.get_mut(&row.id.request).filter(|active| active.constraint.is_none())?;
+                active.history(row.id.index)?.drawing()
+            });
         }
     }
 
@@ -474,16 +493,4 @@ fn record(active: &mut Active, draw: Draw, now: Instant, eos: &[u32]) -> Vec<u32
         choice.history = Some(history);
     }
     tokens
-}
-
-/// Why a token ends its choice, if it does.
-fn finish(rules: &Rules, sampled: &Sampled, history: &History, eos: &[u32]) -> Option<Finish> {
-    let (sampling, token) = (rules.sampling(), sampled.token);
-    match rules.ends().contains(&token) {
-        true if sampling.stop_ids.contains(&token) && !eos.contains(&token) => Some(Finish::StopId(token)),
-        true if sampling.ignore_eos => Some(Finish::StopId(token)),
-        true => Some(Finish::Eos),
-        false if sampled.complete => Some(Finish::Complete),
-        false => history.has_ended(sampled).then_some(Finish::Length),
-    }
 }

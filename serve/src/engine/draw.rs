@@ -7,7 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use astrai_runtime::Threads;
 
 use super::masks::find;
-use crate::sample::{History, SampleError, Sampled, Sampler};
+use super::stream::Finish;
+use crate::sample::{History, Rules, SampleError, Sampled, Sampler};
 use crate::scheduler::SequenceId;
 
 /// The next tokens of one sequence.
@@ -18,13 +19,16 @@ pub(super) struct Draw<'a> {
     /// Proposed tokens, and the logits behind each.
     pub proposed: Vec<(u32, &'a mut [f32])>,
     pub history: History,
-    /// Empty before the draw; one token, and one more for each of the proposed that was drawn.
+    /// Empty before the draw, unless the model drew; one token, and one more for each of the proposed that was drawn.
     pub sampled: Vec<Result<Sampled, SampleError>>,
 }
 
 impl Draw<'_> {
     fn run(&mut self, sampler: &mut Sampler) {
         let Draw { id, logits, proposed, history, sampled } = self;
+        if !sampled.is_empty() {
+            return;
+        }
         sampled.push(sampler.sample(logits, history));
         for (token, logits) in proposed {
             match sampled.last() {
@@ -51,5 +55,17 @@ pub(super) fn draw(draws: &[Mutex<Draw>], samplers: &[Mutex<Sampler>], pool: Opt
     match pool.filter(|_| draws.len() > 1) {
         Some(pool) => pool.share(draws.len(), &|worker, range| some(&draws[range], worker)),
         None => some(draws, 0),
+    }
+}
+
+/// Why a token ends its choice, if it does.
+pub(super) fn finish(rules: &Rules, sampled: &Sampled, history: &History, eos: &[u32]) -> Option<Finish> {
+    let (sampling, token) = (rules.sampling(), sampled.token);
+    match rules.ends().contains(&token) {
+        true if sampling.stop_ids.contains(&token) && !eos.contains(&token) => Some(Finish::StopId(token)),
+        true if sampling.ignore_eos => Some(Finish::StopId(token)),
+        true => Some(Finish::Eos),
+        false if sampled.complete => Some(Finish::Complete),
+        false => history.has_ended(sampled).then_some(Finish::Length),
     }
 }

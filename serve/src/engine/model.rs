@@ -89,6 +89,25 @@ pub trait Model {
     /// # Errors
     /// The step could not be computed; the model is not asked again.
     fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError>;
+
+    /// Whether [`step_drawing`](Self::step_drawing) draws tokens; never changes.
+    fn draws(&self) -> bool {
+        false
+    }
+
+    /// The same as [`step`](Self::step), which also draws the tokens of the rows that the plan leaves to the model; their logits hold anything.
+    /// Adds to `tokens` one for each row of all entries, -1 where the logits are no distribution; those of other rows hold anything.
+    ///
+    /// # Errors
+    /// As of [`step`](Self::step).
+    fn step_drawing<'m>(
+        &'m mut self,
+        plan: &StepPlan,
+        logits: &mut Vec<&'m mut [f32]>,
+        _tokens: &mut Vec<i32>,
+    ) -> Result<(), ModelError> {
+        self.step(plan, logits)
+    }
 }
 
 /// What the model gave, with its program and row.

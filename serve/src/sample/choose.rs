@@ -1,10 +1,11 @@
-//! What min-p, top-k and top-p leave of a row, without sorting it. In: logits and their softmax. Out: a draw. Few candidates are
-//! listed; where many are left, tokens are drawn from the whole and those that the filters drop are drawn again, which gives the
-//! same distribution for one pass a draw. Logits and ids are joined to one integer that orders by logit and then by lower id, so
-//! that every cut is sharp.
+//! What min-p, top-k and top-p leave of a row, without sorting it. In: logits and their softmax. Out: a draw, that of
+//! [`Drawing::token`]. What top-k keeps is listed, in the order of ids; with top-p alone tokens are drawn from the whole and those that it drops
+//! are drawn again, which gives the same distribution for one pass a draw. Logits and ids are joined to one integer that orders by
+//! logit and then by lower id, so that every cut is sharp.
 
 use super::softmax::{BLOCK, LANES, Softmax, multiversion, select_by_weight};
 use crate::request::Sampling;
+use astrai_ir::ops::Drawing;
 
 /// Larger is likelier; no two tokens of a row are equal.
 pub type Rank = u64;
@@ -31,22 +32,19 @@ pub fn logit(rank: Rank) -> f32 {
 /// Tokens that have almost all the probability where the model is sure of anything.
 const FEW: usize = 64;
 
-/// Draws from the whole row before what is left is listed after all: with the smallest `top_p` they may all miss.
-const DRAWS: u32 = 8;
-
 /// What the filters keep.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kept {
     /// The candidates that are listed.
     Listed,
-    /// Of the weighed row the tokens above which there is less weight than this.
-    Below(f64),
+    /// Of the weighed row the tokens above which there is less weight than this, in steps.
+    Below(u64),
 }
 
 /// Candidates, and space to work in.
 #[derive(Clone, Debug, Default)]
 pub struct Candidates {
-    /// In no order.
+    /// In the order of ids, unless they were ranked.
     pub listed: Vec<Rank>,
     space: Vec<Rank>,
     maxima: Vec<f32>,
@@ -58,8 +56,9 @@ impl Candidates {
         let bound = self.bound(softmax, k).unwrap_or(least);
         self.list(logits, softmax, if bound > least { bound } else { least });
         if self.listed.len() > k {
-            self.listed.select_nth_unstable_by(k - 1, |a, b| b.cmp(a));
-            self.listed.truncate(k);
+            self.space.clone_from(&self.listed);
+            let cut = *self.space.select_nth_unstable_by(k - 1, |a, b| b.cmp(a)).1;
+            self.listed.retain(|r| *r >= cut);
         }
     }
 
@@ -101,63 +100,56 @@ impl Candidates {
 
     /// Finds out what the filters keep, at a positive temperature: at least one token.
     pub fn filter(&mut self, logits: &[f32], softmax: &mut Softmax, sampling: &Sampling) -> Kept {
-        let &Sampling { temperature, top_p, min_p, .. } = sampling;
+        let &Sampling { temperature, top_p, .. } = sampling;
         let top_k = sampling.top_k as usize;
-        let floor = if min_p > 0.0 { softmax.max + temperature * min_p.ln() } else { f32::MIN };
+        let floor = (softmax.max + sampling.reach()).max(f32::MIN);
         if top_k > 0 && top_k < logits.len() {
             softmax.set_temperature(temperature);
             self.likeliest(logits, softmax, top_k, floor);
             if top_p < 1.0 {
-                self.narrow(softmax, f64::from(top_p) * weight(&self.listed, softmax));
+                self.narrow(softmax, Drawing::mass(top_p, weight(&self.listed, softmax)));
             }
             return Kept::Listed;
         }
         softmax.sum_weights(logits, temperature, floor);
-        if top_p == 1.0 {
-            return Kept::Below(f64::INFINITY);
-        }
-        let mass = f64::from(top_p) * softmax.total;
-        // None weighs more than 1; and few are those of a small part of the blocks.
-        let few = FEW.min(softmax.maxima.len() / 4);
-        if mass <= few as f64
-            && let Some(bound) = self.bound(softmax, few)
-        {
-            self.list(logits, softmax, bound.max(floor));
-            if weight(&self.listed, softmax) >= mass {
-                self.narrow(softmax, mass);
-                return Kept::Listed;
-            }
-        }
-        Kept::Below(mass)
+        Kept::Below(if top_p < 1.0 { Drawing::mass(top_p, softmax.steps) } else { u64::MAX })
     }
 
-    /// Draws one of what the filters keep; `uniform` gives independent numbers in [0, 1).
+    /// Draws one of what the filters keep; `word` gives independent random bits.
     pub fn draw(
         &mut self,
         logits: &[f32],
         softmax: &Softmax,
         kept: Kept,
-        uniform: impl Fn(u32) -> f64,
+        word: impl Fn(usize) -> u64,
     ) -> Option<usize> {
-        let Kept::Below(mass) = kept else { return self.at(softmax, uniform(0)) };
-        for i in 0..DRAWS {
-            let id = softmax.at(logits, uniform(i));
-            if mass == f64::INFINITY || softmax.above(logits, id) < mass {
+        let Kept::Below(mass) = kept else { return self.at(softmax, word(0)) };
+        for i in 0..Drawing::DRAWS {
+            let id = softmax.at(logits, word(i));
+            if mass == u64::MAX || softmax.above(logits, id) < mass {
                 return Some(id);
             }
         }
         self.list_below(logits, softmax, mass);
-        self.at(softmax, uniform(DRAWS))
+        self.at(softmax, word(Drawing::DRAWS))
     }
 
-    /// Lists what a weighed row keeps.
-    pub fn list_below(&mut self, logits: &[f32], softmax: &Softmax, mass: f64) {
-        self.list(logits, softmax, softmax.floor);
+    /// Lists what a weighed row keeps: a few of the likeliest, where they weigh enough.
+    pub fn list_below(&mut self, logits: &[f32], softmax: &Softmax, mass: u64) {
+        // Few are those of a small part of the blocks.
+        let few = FEW.min(softmax.maxima.len() / 4);
+        let bound = if few > 0 { self.bound(softmax, few) } else { None };
+        if let Some(bound) = bound {
+            self.list(logits, softmax, bound.max(softmax.floor));
+        }
+        if bound.is_none() || weight(&self.listed, softmax) < mass {
+            self.list(logits, softmax, softmax.floor);
+        }
         self.narrow(softmax, mass);
     }
 
     /// Leaves the fewest likeliest of the list that weigh `mass` together.
-    fn narrow(&mut self, softmax: &Softmax, mass: f64) {
+    fn narrow(&mut self, softmax: &Softmax, mass: u64) {
         self.space.clear();
         self.space.extend_from_slice(&self.listed);
         let (mut from, mut to, mut left) = (0, self.space.len(), mass);
@@ -177,34 +169,25 @@ impl Candidates {
         self.listed.retain(|r| *r >= cut);
     }
 
-    /// The candidate at which the running sum of weights exceeds `u` of the total; `u` in [0, 1).
-    fn at(&self, softmax: &Softmax, u: f64) -> Option<usize> {
-        walk_widest(&self.listed, softmax, u * weight(&self.listed, softmax)).map(id)
+    /// The candidate at which the running sum of weights exceeds the part of the total that a word is of all.
+    fn at(&self, softmax: &Softmax, word: u64) -> Option<usize> {
+        let left = Drawing::part(word, weight(&self.listed, softmax));
+        walk_widest(&self.listed, softmax, left).map(id)
     }
 }
 
-/// Weight of all, in lanes, so that the compiler makes vectors of it.
+/// Weight of all, in steps.
 #[inline(always)]
-fn sum(ranks: &[Rank], softmax: &Softmax) -> f64 {
-    let mut sums = [0f64; 8];
-    let (whole, rest) = ranks.as_chunks::<8>();
-    for chunk in whole {
-        for i in 0..8 {
-            sums[i] += f64::from(softmax.weight(logit(chunk[i])));
-        }
-    }
-    for (i, &r) in rest.iter().enumerate() {
-        sums[i] += f64::from(softmax.weight(logit(r)));
-    }
-    sums.iter().sum()
+fn sum(ranks: &[Rank], softmax: &Softmax) -> u64 {
+    ranks.iter().map(|r| Drawing::steps(softmax.weight(logit(*r)))).sum()
 }
 
 /// The rank at which the running sum of weights exceeds `left`, or the last that weighs anything.
 #[inline(always)]
-fn walk(ranks: &[Rank], softmax: &Softmax, left: f64) -> Option<Rank> {
-    let weights = ranks.iter().map(|r| f64::from(softmax.weight(logit(*r))));
+fn walk(ranks: &[Rank], softmax: &Softmax, left: u64) -> Option<Rank> {
+    let weights = ranks.iter().map(|r| Drawing::steps(softmax.weight(logit(*r))));
     select_by_weight(weights, left).map(|(i, _)| ranks[i])
 }
 
-multiversion!(sum, sum_avx2, weight, (ranks: &[Rank], softmax: &Softmax) -> f64);
-multiversion!(walk, walk_avx2, walk_widest, (ranks: &[Rank], softmax: &Softmax, left: f64) -> Option<Rank>);
+multiversion!(sum, sum_avx2, weight, (ranks: &[Rank], softmax: &Softmax) -> u64);
+multiversion!(walk, walk_avx2, walk_widest, (ranks: &[Rank], softmax: &Softmax, left: u64) -> Option<Rank>);

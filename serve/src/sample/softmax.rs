@@ -1,11 +1,14 @@
 //! Passes over a row of logits. In: logits of one token, `[vocabulary]`. Out: maxima and sums of softmax weights by blocks,
 //! which all ways of choosing need first and which let them skip most of the row afterwards. The arithmetic is written so that
-//! the compiler makes vectors of it; the results do not depend on how wide these are.
+//! the compiler makes vectors of it; the results do not depend on how wide these are. [`Drawing`] says what is computed: a device draws
+//! the same tokens.
+
+use astrai_ir::ops::Drawing;
 
 /// Logits that a block summarises; a multiple of [`LANES`].
-pub const BLOCK: usize = 128;
+pub const BLOCK: usize = Drawing::BLOCK;
 
-pub const LANES: usize = 16;
+pub const LANES: usize = Drawing::LANES;
 
 /// Why logits are no distribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,34 +28,14 @@ pub struct Softmax {
     pub max: f32,
     /// Sum of the weights of all logits that are not below the floor.
     pub total: f64,
-    /// The same of each block.
+    /// The same in steps, and of each block.
+    pub steps: u64,
     sums: Vec<f32>,
     /// Logits below it have no weight.
     pub floor: f32,
     /// A logit `x` weighs `exp(x * inverse + shift)`.
     inverse: f32,
     shift: f32,
-}
-
-/// `exp(x)` for `x <= 0`, or above by a rounding, within 2 ulp; 0 below -87, where the numbers end.
-#[inline(always)]
-pub fn exp(x: f32) -> f32 {
-    // Adding this rounds to an integer and leaves it in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    // The upper part of ln 2 has few bits: its products with small integers are exact.
-    const UPPER: f32 = 0.693_359_4;
-    const LOWER: f32 = (std::f64::consts::LN_2 - UPPER as f64) as f32;
-    let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUND);
-    let n = shifted - ROUND;
-    let r = n.mul_add(-LOWER, n.mul_add(-UPPER, x));
-    // Within 1e-8 of exp for |r| <= ln 2 / 2: fitted there, with 1 and r as they are.
-    let mut p = 0.001_390_502;
-    for c in [0.008_366_279, 0.041_666_865, 0.166_665_45, 0.5, 1.0, 1.0] {
-        p = r.mul_add(p, c);
-    }
-    // The bits of ROUND itself leave by the shift; n is added to the exponent.
-    let scaled = f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23));
-    if x < -87.0 { 0.0 } else { scaled }
 }
 
 /// The largest of each block; `false` if a logit is NaN or positive infinity.
@@ -102,7 +85,7 @@ fn by_halves(mut of: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
 #[inline(always)]
 fn sum<const FLOOR: bool>(block: &[f32], inverse: f32, shift: f32, floor: f32) -> f32 {
     let weight = |x: f32| {
-        let weight = exp(x.mul_add(inverse, shift));
+        let weight = Drawing::exp(x.mul_add(inverse, shift));
         if !FLOOR || x >= floor { weight } else { 0.0 }
     };
     let mut sums = [0f32; LANES];
@@ -138,17 +121,17 @@ fn sums(softmax: &mut Softmax, logits: &[f32]) {
 
 /// Weights of all tokens that are likelier than this one: its equals of lower ids are.
 #[inline(always)]
-fn above(softmax: &Softmax, logits: &[f32], id: usize) -> f64 {
-    let (least, own, mut total) = (logits[id], id / BLOCK, 0.0);
+fn above(softmax: &Softmax, logits: &[f32], id: usize) -> u64 {
+    let (least, own, mut total) = (logits[id], id / BLOCK, 0);
     for (b, block) in logits.chunks(BLOCK).enumerate().filter(|(b, _)| softmax.maxima[*b] >= least) {
         if b == own {
             let first = b * BLOCK;
             let likelier = |(i, x): &(usize, &f32)| **x > least || (**x == least && first + *i < id);
             let weights = block.iter().enumerate().filter(likelier).map(|(_, x)| softmax.weight(*x));
-            total += f64::from(weights.sum::<f32>());
+            total += weights.map(Drawing::steps).sum::<u64>();
         } else {
             let floor = if b < own { least } else { least.next_up() };
-            total += f64::from(sum::<true>(block, softmax.inverse, softmax.shift, floor));
+            total += Drawing::steps(sum::<true>(block, softmax.inverse, softmax.shift, floor));
         }
     }
     total
@@ -157,9 +140,9 @@ fn above(softmax: &Softmax, logits: &[f32], id: usize) -> f64 {
 /// The place of the weight at which their running sum exceeds `left`, or of the last that is not 0; and what of `left` it has to
 /// make up.
 #[inline(always)]
-pub(super) fn select_by_weight(weights: impl Iterator<Item = f64>, mut left: f64) -> Option<(usize, f64)> {
+pub(super) fn select_by_weight(weights: impl Iterator<Item = u64>, mut left: u64) -> Option<(usize, u64)> {
     let mut chosen = None;
-    for (i, weight) in weights.enumerate().filter(|(_, w)| *w > 0.0) {
+    for (i, weight) in weights.enumerate().filter(|(_, w)| *w > 0) {
         chosen = Some((i, left));
         if left < weight {
             break;
@@ -171,13 +154,13 @@ pub(super) fn select_by_weight(weights: impl Iterator<Item = f64>, mut left: f64
 
 /// The place in a block at which the running sum of weights exceeds `left`, or the last that weighs anything.
 #[inline(always)]
-fn walk(softmax: &Softmax, block: &[f32], left: f64) -> Option<usize> {
+fn walk(softmax: &Softmax, block: &[f32], left: u64) -> Option<usize> {
     let mut weights = [0f32; BLOCK];
     for (weight, &x) in weights.iter_mut().zip(block) {
         let w = softmax.weight(x);
         *weight = if x >= softmax.floor { w } else { 0.0 };
     }
-    select_by_weight(weights.iter().map(|w| f64::from(*w)), left).map(|(i, _)| i)
+    select_by_weight(weights.iter().map(|w| Drawing::steps(*w)), left).map(|(i, _)| i)
 }
 
 /// Compiles a pass for wider vectors as well, and takes that where the processor has them.
@@ -204,8 +187,8 @@ pub(super) use multiversion;
 
 multiversion!(maxima, maxima_avx2, maxima_widest, (logits: &[f32], out: &mut Vec<f32>) -> bool);
 multiversion!(sums, sums_avx2, sums_widest, (softmax: &mut Softmax, logits: &[f32]) -> ());
-multiversion!(above, above_avx2, above_widest, (softmax: &Softmax, logits: &[f32], id: usize) -> f64);
-multiversion!(walk, walk_avx2, walk_widest, (softmax: &Softmax, block: &[f32], left: f64) -> Option<usize>);
+multiversion!(above, above_avx2, above_widest, (softmax: &Softmax, logits: &[f32], id: usize) -> u64);
+multiversion!(walk, walk_avx2, walk_widest, (softmax: &Softmax, block: &[f32], left: u64) -> Option<usize>);
 
 impl Softmax {
     /// Scans a row: its maxima.
@@ -235,16 +218,17 @@ impl Softmax {
         self.floor = floor;
         sums_widest(self, logits);
         self.total = self.sums.iter().map(|s| f64::from(*s)).sum();
+        self.steps = self.sums.iter().map(|s| Drawing::steps(*s)).sum();
     }
 
     /// Weight of a logit, where the likeliest has 1.
     #[inline(always)]
     pub fn weight(&self, x: f32) -> f32 {
-        exp(x.mul_add(self.inverse, self.shift))
+        Drawing::exp(x.mul_add(self.inverse, self.shift))
     }
 
-    /// Weight together of all tokens that are likelier than this one.
-    pub fn above(&self, logits: &[f32], id: usize) -> f64 {
+    /// Weight together of all tokens that are likelier than this one, in steps.
+    pub fn above(&self, logits: &[f32], id: usize) -> u64 {
         above_widest(self, logits, id)
     }
 
@@ -254,10 +238,10 @@ impl Softmax {
         block + logits[block..].iter().position(|&x| x == self.max).unwrap_or(0)
     }
 
-    /// The token at which the running sum of weights exceeds `u` of the total; `u` in [0, 1). The row was weighed.
-    pub fn at(&self, logits: &[f32], u: f64) -> usize {
-        let sums = self.sums.iter().map(|sum| f64::from(*sum));
-        let (block, left) = select_by_weight(sums, u * self.total).unwrap_or((0, 0.0));
+    /// The token at which the running sum of weights exceeds the part of the total that a word is of all. The row was weighed.
+    pub fn at(&self, logits: &[f32], word: u64) -> usize {
+        let sums = self.sums.iter().map(|sum| Drawing::steps(*sum));
+        let (block, left) = select_by_weight(sums, Drawing::part(word, self.steps)).unwrap_or((0, 0));
         let start = block * BLOCK;
         let block = &logits[start..logits.len().min(start + BLOCK)];
         walk_widest(self, block, left).map_or_else(|| self.argmax(logits), |i| start + i)

@@ -50,7 +50,7 @@ fn kept(logits: &[f32], s: &Sampling) -> [Vec<usize>; 2] {
         choose::Kept::Listed => None,
         choose::Kept::Below(mass) => {
             let ids = (0..logits.len()).filter(|&i| logits[i] >= softmax.floor);
-            let ids = ids.filter(|&i| mass == f64::INFINITY || softmax.above(logits, i) < mass).collect();
+            let ids = ids.filter(|&i| mass == u64::MAX || softmax.above(logits, i) < mass).collect();
             candidates.list_below(logits, &softmax, mass);
             Some(ids)
         }
@@ -81,6 +81,10 @@ proptest! {
         }
         let s = Sampling { temperature, top_k, top_p, min_p, ..Sampling::default() };
         let (few, many) = (naive(&logits, &s, -1e-4), naive(&logits, &s, 1e-4));
+        let mut drawn = history(&s, seed);
+        let wanted = drawn.drawing().unwrap().token(&logits);
+        let token = Sampler::default().sample(&mut logits.clone(), &mut drawn).map(|sampled| sampled.token as usize);
+        prop_assert_eq!(token.ok(), wanted);
         for ids in kept(&logits, &s) {
             prop_assert!(!ids.is_empty() && ids.is_sorted());
             let is_kept = |i: &usize| ids.binary_search(i).is_ok();
@@ -158,10 +162,10 @@ fn draws_have_the_exact_distribution() {
 fn the_exponential_is_accurate() {
     for i in 0..200_000 {
         let x = -(i as f32) * 4.4e-4;
-        let (got, want) = (f64::from(softmax::exp(x)), f64::from(x).exp());
+        let (got, want) = (f64::from(Drawing::exp(x)), f64::from(x).exp());
         assert!((got - want).abs() <= want * 3e-7 || x < -87.0, "exp({x}) is {got}, should be {want}");
     }
-    assert_eq!((softmax::exp(0.0), softmax::exp(f32::NEG_INFINITY), softmax::exp(f32::MIN)), (1.0, 0.0, 0.0));
+    assert_eq!((Drawing::exp(0.0), Drawing::exp(f32::NEG_INFINITY), Drawing::exp(f32::MIN)), (1.0, 0.0, 0.0));
 }
 
 #[test]

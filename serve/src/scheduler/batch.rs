@@ -3,6 +3,7 @@
 //! that whoever has warmed up allocates nothing here.
 
 use astrai_ir::Type;
+use astrai_ir::ops::Drawing;
 use astrai_runtime::{Error, Value};
 
 use crate::pages::Page;
@@ -14,12 +15,13 @@ use crate::pages::Page;
 /// tokens), `[sequences + 1]`; `tables` (pages of each sequence in the order of positions; what stands behind the last is not
 /// read), `[sequences, table]`, or, where pages hold latents, places of these pages in the list `pages` `[context]` of those in
 /// use, each once; where windowed layers have pages of their own, `window_slots` and `window_tables` in the same way; `adapters` (the slot of each token's adapter, or -1), `[tokens]`; `lens` (keys of each sequence after this step) and `last` (index of its last token, the one
-/// whose logits are wanted), `[sequences]`.
+/// whose logits are wanted), `[sequences]`; and how the next token of each sequence is drawn, where the program does that (see
+/// [`Drawing`]): `sampling` `[sequences, 3]`, `f32`, and `draws` `[sequences, 19]`.
 #[derive(Clone, Debug)]
 pub struct StepBatch {
     page: usize,
     table: usize,
-    inputs: [(&'static str, Value); 11],
+    inputs: [(&'static str, Value); 13],
     /// Where pages are listed.
     page_index: Option<PageIndex>,
 }
@@ -71,6 +73,8 @@ const PAGES: usize = 7;
 const WINDOW_SLOTS: usize = 8;
 const WINDOW_TABLES: usize = 9;
 const ADAPTERS: usize = 10;
+const SAMPLING: usize = 11;
+const DRAWS: usize = 12;
 
 /// Rows of tokens, and tables, of each group of pages.
 const GROUPS: [(usize, usize); 2] = [(SLOTS, TABLES), (WINDOW_SLOTS, WINDOW_TABLES)];
@@ -79,10 +83,16 @@ impl StepBatch {
     /// No sequences yet, in pages of `page` tokens, at most `table` of them a sequence.
     pub fn new(page: usize, table: usize) -> StepBatch {
         let names = ["input_ids", "positions", "slots", "starts", "tables", "lens", "last", "pages"];
-        let names = [&names[..], &["window_slots", "window_tables", "adapters"]].concat();
+        let names =
+            [&names[..], &["window_slots", "window_tables", "adapters", "sampling", "draws"]].concat();
         let inputs = std::array::from_fn(|i| {
             let tables = GROUPS.iter().any(|(_, tables)| *tables == i);
-            (names[i], Value::i32(if tables { &[0, 0] } else { &[0] }, &[]))
+            let empty = match i {
+                SAMPLING => Value::f32(&[0, Drawing::REALS], &[]),
+                DRAWS => Value::i32(&[0, Drawing::INTEGERS], &[]),
+                _ => Value::i32(if tables { &[0, 0] } else { &[0] }, &[]),
+            };
+            (names[i], empty)
         });
         let mut batch = StepBatch { page, table, inputs, page_index: None };
         GROUPS.iter().for_each(|(_, tables)| batch.inputs[*tables].1.shape[1] = table);
@@ -178,6 +188,7 @@ impl StepBatch {
         self.put(STARTS, end);
         self.put(LAST, end - 1);
         self.put(LENS, at as i32);
+        self.draw(self.sequences() - 1, &Drawing::GREEDY);
         // Of a prompt that is computed in chunks, pages of later ones hold nothing yet; of those listed, every row is worked on.
         let [all, window] = pages.map(|pages| &pages[..at.div_ceil(self.page).min(pages.len())]);
         let Some(mut index) = self.page_index.take() else {
@@ -196,6 +207,18 @@ impl StepBatch {
         index.pages[known..].iter().for_each(|page| list.bytes.extend(page.to_le_bytes()));
         list.shape[0] = index.pages.len();
         self.page_index = Some(index);
+    }
+
+    /// Says how the next token of a sequence is drawn; unsaid, it is the likeliest.
+    pub(super) fn draw(&mut self, sequence: usize, drawing: &Drawing) {
+        let reals = drawing.reals().map(f32::to_le_bytes).concat();
+        let integers = drawing.integers().map(i32::to_le_bytes).concat();
+        for (i, bytes) in [(SAMPLING, reals), (DRAWS, integers)] {
+            let v = &mut self.inputs[i].1;
+            v.shape[0] = v.shape[0].max(sequence + 1);
+            v.bytes.resize(v.shape[0] * bytes.len(), 0);
+            v.bytes[sequence * bytes.len()..][..bytes.len()].copy_from_slice(&bytes);
+        }
     }
 
     /// Adds a row to tables, unless there are no pages; gives where it begins.
@@ -224,7 +247,7 @@ impl StepBatch {
     }
 
     /// All inputs by name.
-    pub fn all(&self) -> [(&'static str, &Value); 11] {
+    pub fn all(&self) -> [(&'static str, &Value); 13] {
         self.inputs.each_ref().map(|(name, v)| (*name, v))
     }
 
@@ -306,5 +329,9 @@ mod tests {
         b.append([1].into_iter(), 0, [&[8], &[]], Some(3));
         assert_eq!(b.list("adapters"), [-1, 3]);
         assert_eq!(b.list("tables"), [7, 4, 8, 0]);
+        let drawing = Drawing { top_k: 5, words: [1 << 32 | 7; Drawing::DRAWS + 1], ..Drawing::GREEDY };
+        b.draw(1, &drawing);
+        let rows = [Drawing::GREEDY, drawing].map(|d| d.integers().to_vec()).concat();
+        assert_eq!((b.list("draws"), b.sequences()), (rows, 2));
     }
 }

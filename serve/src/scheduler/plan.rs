@@ -3,6 +3,7 @@
 //! the rows whose logits are sampled.
 
 use astrai_builders::config::Pooling;
+use astrai_ir::ops::Drawing;
 
 use super::SequenceId;
 use super::batch::StepBatch;
@@ -63,6 +64,8 @@ pub struct Row {
     /// The row's only token where it is proposed and not sampled yet. Such rows stand behind the complete row of their sequence;
     /// their logits count if sampling gives what is proposed.
     pub proposed: Option<u32>,
+    /// Whether the model draws the row's token; its logits are not read then.
+    pub drawn: bool,
 }
 
 /// What one program computes in a step; nothing while it has no rows.
@@ -112,6 +115,22 @@ impl StepPlan {
     /// The rows of all entries, in the order of the entries.
     pub fn rows(&self) -> impl Iterator<Item = &Row> {
         self.entries.iter().flat_map(|entry| &entry.rows)
+    }
+
+    /// Lets the model draw the tokens of those complete rows of which this says how. A row behind which tokens are proposed is not asked about:
+    /// what comes after it hangs on its token.
+    pub(super) fn draw(&mut self, mut how: impl FnMut(&Row) -> Option<Drawing>) {
+        for entry in self.entries.iter_mut().filter(|e| !matches!(e.kind, ProgramKind::Embed(_))) {
+            for i in 0..entry.rows.len() {
+                let proposes = entry.rows[i..].iter().take(2).any(|row| row.proposed.is_some());
+                let row = &mut entry.rows[i];
+                if let Some(drawing) = Some(&*row).filter(|row| row.complete && !proposes).and_then(&mut how)
+                {
+                    entry.batch.draw(i, &drawing);
+                    (row.drawn, row.read) = (true, false);
+                }
+            }
+        }
     }
 
     /// Tokens computed by all entries.

@@ -39,7 +39,15 @@ impl Scheduler {
         if !self.pages.fits(&sequence.tables, all, others) || !self.pages.grow(&mut sequence.tables, all) {
             return;
         }
-        let row = Row { id: sequence.id, tokens: 1, at: length, complete: true, read: true, proposed: None };
+        let row = Row {
+            id: sequence.id,
+            tokens: 1,
+            at: length,
+            complete: true,
+            read: true,
+            proposed: None,
+            drawn: false,
+        };
         let rows =
             (1..).zip(proposed).map(|(i, &token)| Row { at: length + i, proposed: Some(token), ..row });
         entry.rows.extend(rows);

@@ -1,11 +1,11 @@
 //! Every form with a core of its own, as tables: dots in all orientations, rows and columns, attention and its gradient, losses, routes
 //! and products by groups; element types, odd sizes, empty sequences.
 
-use crate::kernels::table::{Fill, Table, dims, rows};
+use crate::kernels::table::{Fill, Table, dims, mix, rows};
 use astrai_ir::ops::{
-    Activation, Attention, AttentionGrad, Concat, Dot, GatedAct, GroupScore, GroupedDot, GroupedOuter,
-    Groups, LinearCrossEntropy, LinearCrossEntropyGrad, ReduceKind, Route, Scatter, ScatterKind, Scores,
-    Store, UnaryKind,
+    Activation, Attention, AttentionGrad, Concat, Dot, Drawing, GatedAct, GroupScore, GroupedDot,
+    GroupedOuter, Groups, LinearCrossEntropy, LinearCrossEntropyGrad, ReduceKind, Route, Sample, Scatter,
+    ScatterKind, Scores, Store, UnaryKind,
 };
 use astrai_ir::{DType, Dim, NodeId, Real, Shape, Type};
 
@@ -19,7 +19,7 @@ pub struct Form {
 const NARROW: [DType; 2] = [DType::F32, DType::BF16];
 
 /// All tables.
-pub const FORMS: [Form; 7] = [
+pub const FORMS: [Form; 8] = [
     Form { name: "dots", table: dots, sizes: &[1, 33, 150] },
     Form { name: "rows and columns", table: moved, sizes: &[1, 40, 1100] },
     Form { name: "attention", table: attention, sizes: &[11, 70] },
@@ -27,6 +27,7 @@ pub const FORMS: [Form; 7] = [
     Form { name: "gradients of attention", table: gradients, sizes: &[11, 70] },
     Form { name: "losses", table: losses, sizes: &[1, 130] },
     Form { name: "experts", table: experts, sizes: &[1, 40, 130] },
+    Form { name: "draws", table: draws, sizes: &[1, 17] },
 ];
 
 /// A value of this type as f32.
@@ -345,6 +346,66 @@ fn experts() -> Table {
         t.case(&format!("{dtype} {experts} [{n}, {k}] transposed"), back);
         let sum = t.g.push(GroupedOuter {}, &[g, x, offsets]).unwrap();
         t.case(&format!("{dtype} {experts} [{n}, {k}] sums"), sum);
+    }
+    t
+}
+
+/// Ways to draw, each with words of its own: the first are 0 and the largest, which fall on the ends of sums.
+fn drawings() -> Vec<Drawing> {
+    let at = |temperature: f32, top_k, top_p, min_p: f32| Drawing {
+        inverse: 1.0 / temperature,
+        reach: if min_p > 0.0 { temperature * min_p.ln() } else { f32::NEG_INFINITY },
+        top_k,
+        top_p,
+        ..Drawing::GREEDY
+    };
+    let mut all = vec![
+        Drawing::GREEDY,
+        at(1.0, 0, 1.0, 0.0),
+        at(0.6, 0, 1.0, 0.0),
+        at(1.0, 0, 0.9, 0.0),
+        at(1.0, 3, 1.0, 0.0),
+        at(1.5, 40, 0.9, 0.0),
+        at(1.0, 0, 0.05, 0.0),
+        at(2.5, 0, 0.7, 0.02),
+        at(1.0, 1, 1.0, 0.0),
+        at(0.8, 0, 1.0, 0.1),
+        at(0.7, 999, 0.5, 0.01),
+    ];
+    for (i, drawing) in all.iter_mut().enumerate() {
+        drawing.words = std::array::from_fn(|word| match i {
+            1 => 0,
+            2 => u64::MAX,
+            _ => mix(i as u64, word as u64),
+        });
+    }
+    all
+}
+
+/// Tokens of rows that are flat, sharp, full of equals, and no distribution.
+fn draws() -> Table {
+    let mut t = Table::new();
+    let of = drawings();
+    let reals = of.iter().flat_map(Drawing::reals).map(f64::from).collect();
+    let integers = of.iter().flat_map(Drawing::integers).map(f64::from).collect();
+    let sampling = t.input(DType::F32, rows(&[Drawing::REALS]), Fill::List(reals));
+    let words = t.input(DType::I32, rows(&[Drawing::INTEGERS]), Fill::List(integers));
+    let (nan, inf) = (f64::NAN, f64::INFINITY);
+    let mut odd = vec![1.0; 12];
+    odd.extend([-0.0, 0.0, -0.0, 0.0, -inf, 3.0, 3.0, -inf, nan, 1.0, 2.0, 3.0, 1.0, inf, 2.0, 3.0]);
+    odd.extend([-inf, -inf, -inf, -inf, -1e38, 1e38, 0.0, -inf, 3e38, 3e38, -3e38, 1.0]);
+    for (vocabulary, fill) in [
+        (4, Fill::List(odd)),
+        (1, Fill::Real(-2.0, 2.0)),
+        (127, Fill::Real(-2.0, 2.0)),
+        (129, Fill::Int(-2, 2)),
+        (1000, Fill::Int(-20, 20)),
+        (2100, Fill::Real(-9.0, 9.0)),
+        (33_000, Fill::Real(-1.0, 1.0)),
+    ] {
+        let logits = t.input(DType::F32, rows(&[vocabulary]), fill);
+        let token = t.g.push(Sample {}, &[logits, sampling, words]).unwrap();
+        t.case(&format!("of {vocabulary}"), token);
     }
     t
 }

@@ -22,9 +22,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Registers of a thread that no kernel of a form may exceed: 64 let four blocks of 256 threads share a multiprocessor, 128 two.
-const REGISTERS: [(&str, u32); 8] = [
+const REGISTERS: [(&str, u32); 9] = [
     ("loops", 64),
     ("route", 64),
+    ("sample", 64),
     ("dot", 128),
     ("grouped", 128),
     ("outer", 128),

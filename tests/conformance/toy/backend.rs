@@ -20,7 +20,7 @@ const LIMITS: Limits = Limits {
     codes: false,
     pages: false,
     panels: Some([(8, 1), (8, 1)]),
-    without: &["grouped", "outer", "attention", "attention_grad", "loss", "route"],
+    without: &["grouped", "outer", "attention", "attention_grad", "loss", "route", "sample"],
 };
 
 /// Bytes of which every address of the toy is a multiple.

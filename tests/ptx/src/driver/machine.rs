@@ -29,6 +29,8 @@ pub(crate) struct Device {
     /// Peak of used bytes, and the pool's threshold.
     pub peak: u64,
     pub threshold: u64,
+    /// Bytes that were copied to the host.
+    pub to_host: u64,
 }
 
 pub(crate) struct Stream {
@@ -113,8 +115,14 @@ impl Machine {
             fail: failures(),
         };
         let limit = setting("ASTRAI_PTX_MEMORY", 16 << 30);
-        let device =
-            |n| Device { memory: Memory::new(n, limit), sticky: 0, retained: 0, peak: 0, threshold: 0 };
+        let device = |n| Device {
+            memory: Memory::new(n, limit),
+            sticky: 0,
+            retained: 0,
+            peak: 0,
+            threshold: 0,
+            to_host: 0,
+        };
         if settings.counts.is_some() {
             // SAFETY: the function takes nothing and does not panic.
             unsafe { libc::atexit(at_exit) };
@@ -235,7 +243,7 @@ impl Machine {
         let Some(path) = &self.settings.counts else { return };
         let kernels: Vec<_> = self.counts.values().map(|(k, c)| c.json(k)).collect();
         let devices: Vec<_> = (self.devices.iter())
-            .map(|d| serde_json::json!({"peak_bytes": d.peak, "allocations_left": d.memory.allocations()}))
+            .map(|d| serde_json::json!({"peak_bytes": d.peak, "bytes_to_host": d.to_host, "allocations_left": d.memory.allocations()}))
             .collect();
         let calls: BTreeMap<_, _> = self.calls.iter().collect();
         let all = serde_json::json!({"kernels": kernels, "devices": devices, "calls": calls});

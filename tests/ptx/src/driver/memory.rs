@@ -63,6 +63,8 @@ impl Machine {
         if to.is_null() {
             return Err(code::INVALID_VALUE);
         }
+        let device = self.streams[&s].device;
+        self.devices[device].to_host += n as u64;
         let late = self.streams[&s].capture.is_some() || self.is_pinned(to as usize, n);
         self.submit(s, Work::ToHost(to as usize, at, n))?;
         if wait || !late { self.finish(s) } else { Ok(()) }
@@ -114,6 +116,12 @@ impl Machine {
     fn of_pool(&self, pool: Handle) -> Result<usize, Code> {
         (pool as usize).checked_sub(0x900).filter(|d| *d < self.devices.len()).ok_or(code::INVALID_HANDLE)
     }
+}
+
+/// Bytes that the device of this number has copied to the host: a symbol of this library alone.
+#[unsafe(no_mangle)]
+pub extern "C" fn astrai_ptx_bytes_to_host(device: usize) -> u64 {
+    super::machine().as_ref().and_then(|m| m.devices.get(device)).map_or(0, |d| d.to_host)
 }
 
 api! {
