@@ -3,5 +3,6 @@
 mod chat;
 pub mod fixture;
 mod generate;
+mod operate;
 pub mod serve;
 mod verify;
