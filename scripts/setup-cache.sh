@@ -1,7 +1,7 @@
 #!/bin/sh
 # Fills .cache/ in the repository root with what tests use when it is there, all of it from PyPI: NVRTC, NVIDIA's run-time
 # compiler, the Python clients of OpenAI's and Anthropic's APIs, langchain-openai, schemathesis, jsonschema, h5py, TensorBoard, and Zig, which brings a clang that compiles
-# for other processors. With the argument `litellm` also that (300 MB), with `harness` EleutherAI's lm-evaluation-harness (700 MB), with `peft` PEFT, transformers and PyTorch,
+# for other processors. With the argument `litellm` also that (260 MB), with `harness` EleutherAI's lm-evaluation-harness (580 MB), with `peft` PEFT, transformers and PyTorch,
 # which take some GB; several may be given. Running it again changes nothing. Without pip or without a network it says
 # so and leaves with success: the tests that want these then print that they were skipped.
 set -u

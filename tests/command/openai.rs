@@ -37,7 +37,7 @@ const ON_REQUEST: [&str; 2] = ["litellm", "harness"];
 fn clients_work_unmodified() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut skipped = 0;
-    let model = model();
+    let model = model("openai");
     let wide = Server::start(&model, &["--max-seqs", "16", "--kv-memory", "64MiB", "--embeddings", "last"]);
     let narrow = Server::start(&model, &["--max-seqs", "1", "--queue", "1"]);
     for (script, libraries, more) in SCRIPTS {
@@ -122,10 +122,10 @@ fn astrai() -> Command {
     c
 }
 
-/// A model directory with a tokenizer and a chat template.
-fn model() -> PathBuf {
+/// A model directory with a tokenizer and a chat template, of a test's own.
+pub fn model(name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("openai");
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _absent = fs::remove_dir_all(&dir);
     fs::create_dir_all(&dir).unwrap();
     let config = dir.join("config.json");
