@@ -6,6 +6,7 @@ mod decode;
 mod load;
 mod serve;
 mod train;
+mod wire;
 
 use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{FidelityFlags, KvFlag, MachineFlags, QuantizeFlag, SpeculateFlag};
@@ -109,6 +110,7 @@ pub enum Job {
   astrai bench decode --shape model/config.json --seq 512 --new 32 --dtype bf16
   astrai bench serve --shape model/config.json --batch 16 --seq 128 --new 64 --dtype bf16
   astrai bench serve --shape model/config.json --n 8 --seq 1024 --requests 1 --dtype bf16
+  astrai bench serve --wire --shape model/
   astrai bench serve --url http://127.0.0.1:8000 --num-prompts 200 --request-rate 8 --goodput ttft:500 tpot:50
   astrai bench train --shape model/config.json --batch 4 --seq 256 --profile
   astrai bench compile --shape model/config.json")]
@@ -137,6 +139,10 @@ pub struct Bench {
     /// Sizes to measure in place of the peer's (gemm); may be repeated
     #[arg(long, value_name = "M,N,K")]
     size: Vec<Size>,
+    /// The processor time of the server for each streamed token, in front of a model of no cost with the tokenizer of --shape: HTTP, JSON,
+    /// detokenising, events (serve). --batch clients [default: 64], prompts of --seq [default: 32], answers of --new [default: 128] tokens
+    #[arg(long, conflicts_with_all = ["choices", "size", "profile", "url", "speculate", "quantize", "kv_cache_dtype", "fidelity", "device", "dtype", "simd", "threads"])]
+    wire: bool,
     /// Timed runs
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     repeat: u32,
@@ -171,6 +177,13 @@ impl Bench {
             bail!(
                 "--num-prompts, --random-input-len and what else says which requests a server is sent go with --url; leave them out"
             );
+        }
+        if self.wire {
+            if self.job != Job::Serve {
+                bail!("--wire goes with bench serve; leave it out");
+            }
+            self.wire(out)?;
+            return Ok(ExitCode::SUCCESS);
         }
         let machine = self.machine.machine()?;
         let kernels = machine.device.name() != "interpreter";

@@ -27,6 +27,7 @@ use serde_json::{Value, json};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use text::{Text, near, repository};
 
@@ -147,7 +148,7 @@ impl Quickstart {
             writeln!(out, "Serving on {} until Ctrl-C.", server.url())?;
         }
         out.flush()?;
-        server.wait_for_signal()?;
+        server.wait_for_signal(&AtomicBool::new(false))?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -1,6 +1,9 @@
 //! `astrai serve`: a model directory in, a server of OpenAI's API out, until a signal ends it. The server itself is the serving
 //! crate's; here are its flags, its socket, and its end.
 
+mod restart;
+mod socket;
+
 use crate::failure::{Done, Failure, bail, say};
 use crate::flags::{RoomFlags, SpeculateFlag, named};
 use crate::progress::tell;
@@ -9,20 +12,27 @@ use astrai_builders::{Cache, ModelConfig};
 use astrai_engine::adapters::Reader;
 use astrai_engine::serving::{Published, Room, SEQUENCES};
 use astrai_serve::engine::{AdapterId, Engine, Handle, Patch, Stats};
-use astrai_serve::http::{AdapterSettings, Calls, HttpSettings, Listener, Loaded, Rates, Served, Tls, serve};
+use astrai_serve::http::{
+    AdapterSettings, Calls, Ending, HttpSettings, Listener, Loaded, Rates, Served, Tls, serve,
+};
 use astrai_train::signals::Stop;
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use signal_hook::consts::SIGUSR2;
 use std::io::{self, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
+
+use restart::{State, Successor, notify_ready};
+pub use socket::{Socket, listen};
+use socket::{SocketFile, inherited, listen_at};
 
 /// This machine, for itself only.
 pub const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -48,7 +58,8 @@ enum PoolingName {
 /// /ready and /metrics for whoever operates it; at / is a page to talk to the model. Of an encoder, vectors of texts only. One line
 /// on standard output says when it is ready and where. What a request leaves open (temperature, top_p, top_k, min_p,
 /// repetition_penalty) is as the model's generation_config.json recommends. SIGINT and SIGTERM let it finish what it has and end;
-/// a second one ends it at once. While there are requests, a line every ten seconds on standard error says how it goes.
+/// a second one ends it at once. SIGUSR2 starts the same command again, and leaves the socket to it once it is ready; a socket
+/// that the process is started with (LISTEN_FDS, as of systemd) takes the place of an address. While there are requests, a line every ten seconds on standard error says how it goes.
 #[derive(Args)]
 #[command(after_help = "Examples:
   astrai serve model/ --dtype bf16
@@ -131,6 +142,9 @@ pub struct Serve {
     /// Seconds that requests may go on when the server is told to end
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(..=86_400))]
     shutdown_timeout: u32,
+    /// OpenTelemetry collector, http://HOST:PORT, that gets a span of each request, as JSON over HTTP to /v1/traces [default: none]
+    #[arg(long, value_name = "URL")]
+    otlp_endpoint: Option<String>,
     /// The line that says that it is ready as JSON
     #[arg(long)]
     json: bool,
@@ -149,10 +163,15 @@ impl Serve {
                 "--api-key, ASTRAI_API_KEY, --served-name and --cors-origin may not be empty; leave them out"
             );
         }
+        let restart = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(SIGUSR2, restart.clone()).map_err(|e| format!("signals: {e}"))?;
         // A port that is taken is known before the weights are read.
-        let socket = match &self.unix_socket {
-            Some(path) => listen_at(path)?,
-            None => listen(self.host, self.port)?,
+        let given = inherited(self.unix_socket.as_deref())?;
+        let here = given.is_none();
+        let socket = match (given, &self.unix_socket) {
+            (Some(socket), _) => socket,
+            (None, Some(path)) => listen_at(path)?,
+            (None, None) => listen(self.host, self.port)?,
         };
         let tls = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
         let tls = tls.map(|(certificate, key)| Tls::read(certificate, key)).transpose()?;
@@ -204,9 +223,11 @@ impl Serve {
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout.into()),
             tls,
             adapters,
+            otlp_endpoint: self.otlp_endpoint,
             ..HttpSettings::default()
         };
-        let open = self.unix_socket.is_none()
+        let open = here
+            && self.unix_socket.is_none()
             && self.host.is_unspecified()
             && settings.api_keys.is_empty()
             && settings.key_file.is_none();
@@ -216,7 +237,7 @@ impl Serve {
         }
         let url = server.url().to_owned();
         if self.json {
-            let line = json!({"url": url, "model": name, "context": context, "max_seqs": room.sequences, "kv_tokens": stats.pages * Cache::PAGE,
+            let line = json!({"url": url, "pid": std::process::id(), "model": name, "context": context, "max_seqs": room.sequences, "kv_tokens": stats.pages * Cache::PAGE,
                 "kv_cache_dtype": stats.page.name, "kv_bytes": stats.page.bytes * stats.pages as u64});
             writeln!(out, "{line}")?;
         } else {
@@ -227,7 +248,8 @@ impl Serve {
             )?;
         }
         out.flush()?;
-        server.wait_for_signal()?;
+        notify_ready();
+        server.wait_for_signal(&restart)?;
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -290,58 +312,14 @@ fn load(engine: &Engine, named: &[(&str, &Path)], patches: Vec<Patch>) -> Result
     Ok(loaded)
 }
 
-/// A socket that listens.
-pub enum Socket {
-    /// At a port.
-    Tcp(TcpListener),
-    /// At a file, which goes with the server.
-    Unix(UnixListener, SocketFile),
-}
-
-/// The file of a UNIX socket, removed when this is dropped.
-pub struct SocketFile(PathBuf);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        // Where somebody has removed it there is nothing to do.
-        let _removed = std::fs::remove_file(&self.0);
-    }
-}
-
-/// A socket at a file. One that a server has left behind is replaced; no other file is.
-fn listen_at(path: &Path) -> Result<Socket, Failure> {
-    let failed = |e: io::Error| format!("--unix-socket {}: {e}", path.display());
-    let socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
-    if socket {
-        match UnixStream::connect(path) {
-            Ok(_) => {
-                bail!("--unix-socket {}: another server listens there; give another path", path.display())
-            }
-            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(path).map_err(failed)?;
-            }
-            Err(e) => return Err(failed(e).into()),
-        }
-    }
-    let listener = UnixListener::bind(path).and_then(|l| l.set_nonblocking(true).map(|()| l));
-    Ok(Socket::Unix(listener.map_err(failed)?, SocketFile(path.to_path_buf())))
-}
-
-/// A socket at a port.
-pub fn listen(host: IpAddr, port: u16) -> Result<Socket, Failure> {
-    let remedy = "give another --port, or 0 for a free one";
-    let bound = TcpListener::bind((host, port));
-    let bound = bound.and_then(|l| l.set_nonblocking(true).map(|()| l));
-    let bound = bound.map_err(|e| format!("{}: {e}; {remedy}", SocketAddr::new(host, port)))?;
-    Ok(Socket::Tcp(bound))
-}
-
 /// A server on threads of its own.
 pub struct Server {
     url: String,
-    _file: Option<SocketFile>,
+    file: Option<SocketFile>,
+    /// The socket, for a server that takes it over.
+    descriptor: OwnedFd,
     engine: Handle,
-    stop: oneshot::Sender<()>,
+    stop: oneshot::Sender<Ending>,
     thread: JoinHandle<io::Result<()>>,
 }
 
@@ -350,6 +328,7 @@ impl Server {
     pub fn start(socket: Socket, served: Served) -> Result<Server, Failure> {
         let failed = |e: io::Error| Failure::Message(format!("the server did not start: {e}"));
         let engine = served.engine.handle();
+        let descriptor = socket.descriptor().try_clone_to_owned().map_err(failed)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(failed)?;
         let inside = runtime.enter();
         let (listener, url, file) = match socket {
@@ -359,18 +338,20 @@ impl Server {
                 (tokio::net::TcpListener::from_std(listener).map(Listener::Tcp), url, None)
             }
             Socket::Unix(listener, file) => {
-                let url = format!("unix:{}", file.0.display());
-                (tokio::net::UnixListener::from_std(listener).map(Listener::Unix), url, Some(file))
+                let at = listener.local_addr().map_err(failed)?;
+                let url = format!("unix:{}", at.as_pathname().unwrap_or(Path::new("")).display());
+                (tokio::net::UnixListener::from_std(listener).map(Listener::Unix), url, file)
             }
         };
         let listener = listener.map_err(failed)?;
         drop(inside);
         let (stop, stopped) = oneshot::channel();
         let work = move || {
-            runtime.block_on(async { serve(listener, served, async { stopped.await.unwrap_or(()) }).await })
+            let stop = async { stopped.await.unwrap_or(Ending::Leave) };
+            runtime.block_on(async { serve(listener, served, stop).await })
         };
         let thread = thread::Builder::new().name("server".into()).spawn(work).map_err(failed)?;
-        Ok(Server { url, _file: file, engine, stop, thread })
+        Ok(Server { url, file, descriptor, engine, stop, thread })
     }
 
     /// Where it listens.
@@ -380,8 +361,18 @@ impl Server {
 
     /// Lets it finish what it has, and waits for its end.
     pub fn stop(self) -> Result<(), Failure> {
+        self.end(Ending::Leave)
+    }
+
+    fn end(mut self, ending: Ending) -> Result<(), Failure> {
+        // The port is closed when the server closes it.
+        drop(self.descriptor);
+        if ending == Ending::HandOver {
+            // Its file is the other server's.
+            self.file.take().map(std::mem::forget);
+        }
         // A server that has ended by itself is told nothing; how it ended comes next.
-        let _ = self.stop.send(());
+        let _ = self.stop.send(ending);
         match self.thread.join() {
             Ok(ended) => Ok(ended.map_err(|e| format!("the server: {e}"))?),
             Err(_) => Err("the server panicked; please report this".into()),
@@ -389,12 +380,25 @@ impl Server {
     }
 
     /// Serves until SIGINT or SIGTERM, then stops. A second signal ends the process at once. An engine that fails is an error:
-    /// whoever watches the process can start it anew.
-    pub fn wait_for_signal(self) -> Result<(), Failure> {
+    /// whoever watches the process can start it anew. When `restart` is set, the same command is started again; once that server
+    /// is ready, this one leaves the socket to it.
+    pub fn wait_for_signal(self, restart: &AtomicBool) -> Result<(), Failure> {
         let stop = Stop::on_signals().map_err(|e| format!("signals: {e}"))?;
         let (mut told, mut at) = (self.engine.stats(), Instant::now());
+        let (mut successor, mut ending) = (None::<Successor>, Ending::Leave);
         while !stop.requested() && !self.thread.is_finished() && self.engine.dead().is_none() {
             thread::sleep(POLL_INTERVAL);
+            if restart.swap(false, Ordering::Relaxed) && successor.is_none() {
+                successor = Successor::start(&self.descriptor);
+            }
+            match successor.as_mut().map(Successor::state) {
+                Some(State::Ready) => {
+                    ending = Ending::HandOver;
+                    break;
+                }
+                Some(State::Gone) => successor = None,
+                Some(State::Starting) | None => {}
+            }
             let (now, passed) = (self.engine.stats(), at.elapsed());
             if passed >= REPORT_INTERVAL {
                 activity(&told, &now, passed).iter().for_each(|line| say(line));
@@ -402,7 +406,7 @@ impl Server {
             }
         }
         let engine = self.engine.clone();
-        self.stop()?;
+        self.end(ending)?;
         activity(&told, &engine.stats(), at.elapsed()).iter().for_each(|line| say(line));
         match engine.dead() {
             Some(why) => Err(why.into()),

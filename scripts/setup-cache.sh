@@ -1,7 +1,8 @@
 #!/bin/sh
 # Fills .cache/ in the repository root with what tests use when it is there, all of it from PyPI: NVRTC, NVIDIA's run-time
-# compiler, the Python clients of OpenAI's and Anthropic's APIs, jsonschema, h5py, TensorBoard, and Zig, which brings a clang that compiles for other processors. With
-# the argument `peft` also PEFT, transformers and PyTorch, which take some GB. Running it again changes nothing. Without pip or without a network it says
+# compiler, the Python clients of OpenAI's and Anthropic's APIs, langchain-openai, schemathesis, jsonschema, h5py, TensorBoard, and Zig, which brings a clang that compiles
+# for other processors. With the argument `litellm` also that (260 MB), with `harness` EleutherAI's lm-evaluation-harness (580 MB), with `peft` PEFT, transformers and PyTorch,
+# which take some GB; several may be given. Running it again changes nothing. Without pip or without a network it says
 # so and leaves with success: the tests that want these then print that they were skipped.
 set -u
 
@@ -72,6 +73,26 @@ jsonschema() {
     "$python" -m pip install --quiet --no-compile --only-binary=:all: --target "$1/unpacked" "jsonschema==$jsonschema" rfc3339-validator==0.1.4
 }
 
+langchain=1.7.4
+langchain() {
+    "$python" -m pip install --quiet --no-compile --only-binary=:all: --target "$1/unpacked" "langchain-openai==$langchain"
+}
+
+schemathesis=4.32.5
+schemathesis() {
+    "$python" -m pip install --quiet --no-compile --prefer-binary --target "$1/unpacked" "schemathesis==$schemathesis"
+}
+
+litellm=1.110.2
+litellm() {
+    "$python" -m pip install --quiet --no-compile --only-binary=:all: --target "$1/unpacked" "litellm==$litellm"
+}
+
+harness=0.4.13
+harness() {
+    "$python" -m pip install --quiet --no-compile --prefer-binary --target "$1/unpacked" "lm_eval[api]==$harness"
+}
+
 peft=0.21.2
 peft() {
     "$python" -m pip install --quiet --no-compile --only-binary=:all: --target "$1/unpacked" "peft==$peft" transformers==5.23.0 torch==2.15.0
@@ -86,6 +107,13 @@ fill "h5py $h5py" "$root/.cache/h5py/$h5py-python$version" h5py
 fill "tensorboard $tensorboard" "$root/.cache/tensorboard/$tensorboard-python$version" tensorboard
 fill "anthropic $anthropic" "$root/.cache/anthropic/$anthropic-python$version" anthropic
 fill "jsonschema $jsonschema" "$root/.cache/jsonschema/$jsonschema-python$version" jsonschema
-if [ "${1:-}" = peft ]; then
-    fill "peft $peft" "$root/.cache/peft/$peft-python$version" peft
-fi
+fill "langchain $langchain" "$root/.cache/langchain/$langchain-python$version" langchain
+fill "schemathesis $schemathesis" "$root/.cache/schemathesis/$schemathesis-python$version" schemathesis
+for more in "$@"; do
+    case $more in
+        litellm) fill "litellm $litellm" "$root/.cache/litellm/$litellm-python$version" litellm ;;
+        harness) fill "harness $harness" "$root/.cache/harness/$harness-python$version" harness ;;
+        peft) fill "peft $peft" "$root/.cache/peft/$peft-python$version" peft ;;
+        *) echo "$more: there is no such argument; litellm, harness and peft are" ;;
+    esac
+done

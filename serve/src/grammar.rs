@@ -100,6 +100,14 @@ impl Wanted {
         schema::checked(schema)
     }
 
+    /// A regular expression, checked, as a grammar in Lark may hold it.
+    ///
+    /// # Errors
+    /// One line: what it is not, or what it has too much of.
+    pub fn checked_regex(text: &str) -> Result<String, String> {
+        regex::checked(text)
+    }
+
     /// A sum by which equal wishes are known.
     fn sum(&self) -> [u8; 32] {
         let (kind, text) = match self {

@@ -31,11 +31,13 @@ mod rates;
 mod responses;
 mod sse;
 mod structured;
+mod tags;
 mod talk;
 #[cfg(test)]
 mod tests;
 mod texts;
 mod tls;
+mod traces;
 mod write_timeout;
 
 use std::future::Future;
@@ -51,6 +53,7 @@ use crate::request::Sampling;
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 use app::App;
+use traces::Exporter;
 
 pub use adapters::{AdapterSettings, Loaded};
 pub use connections::Listener;
@@ -127,6 +130,8 @@ pub struct HttpSettings {
     pub tls: Option<Tls>,
     /// Adapters of the model, where there is room for some.
     pub adapters: Option<AdapterSettings>,
+    /// The OpenTelemetry collector that gets a span of each request, `http://HOST:PORT`.
+    pub otlp_endpoint: Option<String>,
 }
 
 impl Default for HttpSettings {
@@ -146,31 +151,43 @@ impl Default for HttpSettings {
             calls: Calls::OfTemplate,
             tls: None,
             adapters: None,
+            otlp_endpoint: None,
         }
     }
 }
 
-/// Serves until `stop` is ready. From then on the server says that it is not, takes no more requests, and finishes those it
-/// has; what is not finished after the shutdown timeout ends with an error of its own. Returns when all have been told.
+/// How a server ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It listens until its requests are done, and tells whoever comes that it ends.
+    Leave,
+    /// Another process listens at the same socket: this one leaves that to it, and finishes the requests of its connections.
+    HandOver,
+}
+
+/// Serves until `stop` is ready. From then on the server takes no more requests and says so, or leaves them to another process,
+/// and finishes those it has; what is not finished after the shutdown timeout ends with an error of its own. Returns when all have
+/// been told.
 ///
 /// # Errors
 /// The settings name nothing, or what no header can hold.
 pub async fn serve(
     listener: impl Into<Listener>,
     served: Served,
-    stop: impl Future<Output = ()> + Send + 'static,
+    stop: impl Future<Output = Ending>,
 ) -> io::Result<()> {
     let (app, engine) = App::new(served)?;
     let (patience, stall) = (app.settings.shutdown_timeout, app.settings.stall_timeout);
     let tls = app.settings.tls.as_ref().map(Tls::acceptor);
     let app = Arc::new(app);
+    let ended = app.clone();
     let service = middleware::layered(api::routes(app.clone()), &app)?;
-    let drained = async move {
-        stop.await;
+    let drain = async move |patience| {
         app.drain();
         // The engine's thread is waited for, and it tells every request the end.
         let _ = tokio::task::spawn_blocking(move || engine.drain(Some(patience))).await;
     };
-    connections::accept(listener.into(), service, tls, stall, drained).await;
+    connections::accept(listener.into(), service, tls, stall, stop, patience, drain).await;
+    let _ = tokio::task::spawn_blocking(move || ended.traces.as_ref().map(Exporter::flush)).await;
     Ok(())
 }

@@ -1,7 +1,10 @@
-//! The official Python clients of OpenAI's and Anthropic's APIs, unmodified, against `astrai serve`. They come from the test cache; where
-//! that or Python is absent, a word says so.
+//! Python clients, unmodified, against `astrai serve`: the official ones of OpenAI's and Anthropic's APIs, what programs put between (langchain,
+//! litellm), and what judges servers (schemathesis, lm-evaluation-harness). They come from the test cache; where that or Python is absent, a
+//! word says so; in CI those that it always has may not be.
 
-use serde_json::Value;
+use crate::emulated::checks_everything;
+
+use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -17,16 +20,24 @@ const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m 
     <|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 
 /// Scripts, the libraries that they want, and what they get besides the server, the model and the key.
-const SCRIPTS: [(&str, &[&str], &[&str]); 3] = [
+const SCRIPTS: [(&str, &[&str], &[&str]); 7] = [
     ("client.py", &["openai"], &[]),
     ("messages.py", &["anthropic"], &[]),
     ("structured.py", &["jsonschema", "openai"], &["../shared/golden/structured/schemas.json", "2"]),
+    ("frameworks.py", &["langchain"], &["langchain"]),
+    ("frameworks.py", &["litellm"], &["litellm"]),
+    ("schema.py", &["schemathesis"], &["EACH"]),
+    ("harness.py", &["harness"], &["TASKS"]),
 ];
 
+/// Libraries that the cache has only if it is asked to.
+const ON_REQUEST: [&str; 2] = ["litellm", "harness"];
+
 #[test]
-fn the_official_clients_work_unmodified() {
+fn clients_work_unmodified() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let model = model();
+    let mut skipped = 0;
+    let model = model("openai");
     let wide = Server::start(&model, &["--max-seqs", "16", "--kv-memory", "64MiB", "--embeddings", "last"]);
     let narrow = Server::start(&model, &["--max-seqs", "1", "--queue", "1"]);
     for (script, libraries, more) in SCRIPTS {
@@ -35,6 +46,11 @@ fn the_official_clients_work_unmodified() {
             folders.filter(|_| more.iter().all(|m| !m.contains('/') || root.join(m).exists()))
         else {
             println!("skipped {script}: .cache has not {libraries:?}; scripts/setup-cache.sh puts it there");
+            assert!(
+                !checks_everything() || libraries.iter().all(|name| ON_REQUEST.contains(name)),
+                "{libraries:?}"
+            );
+            skipped += 1;
             continue;
         };
         let mut python = Command::new("python3");
@@ -43,15 +59,51 @@ fn the_official_clients_work_unmodified() {
         if more.is_empty() {
             python.arg(&narrow.url)
         } else {
-            python.args(more)
+            python.args(more.iter().map(|word| match *word {
+                "EACH" => PathBuf::from(if checks_everything() { "50" } else { "3" }),
+                "TASKS" => tasks(&model),
+                word => word.into(),
+            }))
         };
         let out = python.output().expect("python3, with which the client was installed");
         let told = String::from_utf8_lossy(&out.stdout);
         assert!(out.status.success(), "{script}: {told}{}", String::from_utf8_lossy(&out.stderr));
         print!("{told}");
     }
+    println!("{} of {} scripts ran, {skipped} were skipped", SCRIPTS.len() - skipped, SCRIPTS.len());
     wide.stop();
     narrow.stop();
+}
+
+/// A folder with tasks of each kind, and what `astrai eval` says of them.
+fn tasks(model: &Path) -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("openai/tasks");
+    fs::create_dir_all(&dir).unwrap();
+    let words: Vec<&str> =
+        "the model reads a text of numbers and says what comes next in a line of code".split(' ').collect();
+    let text = |from: usize, n: usize| {
+        (0..n).map(|i| words[(from * 7 + i * i) % words.len()]).collect::<Vec<_>>().join(" ")
+    };
+    let choices = |i| json!({"prompt": text(i, 6) + ".", "choices": [text(i + 1, 1), text(i + 2, 3), text(i + 3, 2)], "gold": i % 3});
+    let answers = |i| json!({"prompt": text(i, 4), "answer": text(i, 2), "max_tokens": 6});
+    let lines = |n: usize, line: &dyn Fn(usize) -> Value| {
+        (0..n).map(|i| format!("{}\n", line(i))).collect::<String>()
+    };
+    let mut eval = astrai();
+    eval.arg("eval").arg(model).args(["--max-model-len", "64", "--json"]);
+    for (name, lines) in [
+        ("choices", lines(40, &choices)),
+        ("texts", lines(6, &|i| json!({"text": text(i, 10 + 6 * i)}))),
+        ("answers", lines(2, &answers)),
+    ] {
+        let path = dir.join(format!("{name}.jsonl"));
+        fs::write(&path, lines).unwrap();
+        eval.arg("--task").arg(path);
+    }
+    let out = eval.output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    fs::write(dir.join("eval.json"), out.stdout).unwrap();
+    dir
 }
 
 /// A library's folder for the version of Python that is here.
@@ -70,10 +122,10 @@ fn astrai() -> Command {
     c
 }
 
-/// A model directory with a tokenizer and a chat template.
-fn model() -> PathBuf {
+/// A model directory with a tokenizer and a chat template, of a test's own.
+pub fn model(name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("openai");
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _absent = fs::remove_dir_all(&dir);
     fs::create_dir_all(&dir).unwrap();
     let config = dir.join("config.json");

@@ -43,6 +43,7 @@ pub fn routes(app: Arc<App>) -> Router {
             .route(&at("/v1/load_lora_adapter"), post(adapters::load))
             .route(&at("/v1/unload_lora_adapter"), post(adapters::unload))
             .route(&at("/tokenize"), post(texts::tokenize))
+            .route(&at("/tokenizer_info"), get(texts::tokenizer_info))
             .route(&at("/detokenize"), post(texts::detokenize));
     }
     router

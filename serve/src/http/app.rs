@@ -15,6 +15,7 @@ use super::keys::Keys;
 use super::metrics::Metrics;
 use super::rates::Limiter;
 use super::responses::Kept;
+use super::traces::Exporter;
 use super::{HttpSettings, Served};
 use crate::engine::{Engine, Handle};
 use crate::grammar::{CompileError, Compiler, Grammar, Wanted};
@@ -46,6 +47,8 @@ pub struct App {
     pub kept: Kept,
     pub keys: Keys,
     pub limiter: Limiter,
+    /// Takes spans of requests.
+    pub traces: Option<Exporter>,
     draining: AtomicBool,
     /// Requests that may be rendered and tokenised at once.
     permits: Arc<Semaphore>,
@@ -71,6 +74,8 @@ impl App {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let bodies = Arc::new(Semaphore::new(settings.bodies_limit.div_ceil(BODY_UNIT)));
         let adapters = Adapters::new(settings.adapters.take());
+        let traces =
+            settings.otlp_endpoint.as_deref().map(|at| Exporter::start(at, &names[0])).transpose()?;
         let app = App {
             adapters,
             engine: engine.handle(),
@@ -83,6 +88,7 @@ impl App {
             kept: Kept::default(),
             keys,
             limiter,
+            traces,
             draining: AtomicBool::new(false),
             permits: Arc::new(Semaphore::new(cores)),
             waiting: Queue::default(),

@@ -11,6 +11,7 @@ use super::app::App;
 use super::error::ApiError;
 use super::keys::KeyHash;
 use super::params::Params;
+use super::traces::Trace;
 use crate::answer::{Answer, Delta};
 use crate::engine::{End, Usage};
 use crate::request::Request;
@@ -36,6 +37,7 @@ pub struct Batch {
     /// When each choice was told of last.
     told: Vec<Option<Instant>>,
     usage: Usage,
+    trace: Trace,
     over: bool,
 }
 
@@ -49,6 +51,7 @@ impl Batch {
         requests: Vec<Request>,
         params: &Params,
         caller: Option<KeyHash>,
+        trace: Trace,
     ) -> Result<Batch, ApiError> {
         app.check_ready()?;
         let &Params { n, ref skip, ref stop_strings, .. } = params;
@@ -61,7 +64,7 @@ impl Batch {
         let answers = requests.into_iter().map(submit).collect::<Result<_, ApiError>>()?;
         app.limiter.use_tokens(caller, prompts);
         let (submitted, usage) = (Instant::now(), Usage::default());
-        Ok(Batch { app: app.clone(), n, answers, submitted, caller, told, usage, over: false })
+        Ok(Batch { app: app.clone(), n, answers, submitted, caller, told, usage, trace, over: false })
     }
 
     /// What comes next; nothing after the end. May be dropped and called anew.
@@ -86,12 +89,14 @@ impl Batch {
                 && let Err(why) = self.end(i, end)
             {
                 self.over = true;
+                self.trace.fails("server_error", &why.message);
                 self.leave();
                 return Poll::Ready(Some(Progress::End(Err(why))));
             }
         }
         if !deltas.is_empty() {
             self.app.metrics.deltas(&deltas, &mut self.told);
+            deltas.iter().filter_map(|d| d.ended).for_each(|ended| self.trace.ends(ended.name()));
             return Poll::Ready(Some(Progress::Deltas(deltas)));
         }
         if self.answers.iter().all(Option::is_none) {
@@ -120,6 +125,7 @@ impl Batch {
         match end {
             End::Finished(usage) => {
                 self.app.metrics.finished(&usage, self.n, self.submitted, first);
+                self.trace.uses(&usage);
                 self.usage.prompt += usage.prompt;
                 self.usage.cached += usage.cached;
                 self.usage.output += usage.output;
@@ -135,6 +141,9 @@ impl Batch {
 
 impl Drop for Batch {
     fn drop(&mut self) {
+        if !self.over {
+            self.trace.fails("cancelled", "the client has left");
+        }
         self.leave();
     }
 }

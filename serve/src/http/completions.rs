@@ -84,6 +84,7 @@ pub fn prompts(fields: &mut Fields, field: &'static str, most: usize) -> Result<
 impl Endpoint for Completions {
     const PREFIX: &'static str = "cmpl-";
     const PROMPT: &'static str = "prompt";
+    const OPERATION: &'static str = "text_completion";
 
     fn read(fields: &mut Fields, app: &App, caller: Caller) -> Result<Asked<Self>, ApiError> {
         let mut params = Params::read(fields, app, caller)?;

@@ -17,6 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
+use super::Ending;
 use super::write_timeout::WriteTimeout;
 
 /// Connections at a time; more wait to be accepted.
@@ -33,6 +34,10 @@ const HEADER: usize = 64 << 10;
 
 /// Time to write what is written when the server ends.
 const FLUSH: Duration = Duration::from_secs(5);
+
+/// Time for the first request of a connection that was accepted just before another process takes over: one that has said nothing yet is
+/// closed then.
+const FIRST_REQUEST: Duration = Duration::from_secs(1);
 
 /// Where a server listens.
 #[derive(Debug)]
@@ -60,39 +65,40 @@ struct Service {
     router: Router,
     tls: Option<TlsAcceptor>,
     stall: Duration,
-    closing: watch::Receiver<()>,
+    /// Changes when connections are to finish what they are at: the time for it.
+    closing: watch::Receiver<Duration>,
+    places: Arc<Semaphore>,
 }
 
-/// Accepts and serves connections, encrypted where there is a certificate, until `drained` is ready, then lets them finish.
+/// Accepts and serves connections, encrypted where there is a certificate, until `stop` is ready, then lets requests finish for so long
+/// as `patience`: by `drain`, while whoever comes is still told that the server ends, or, where another process listens at the same socket,
+/// with their connections.
 pub async fn accept(
     listener: Listener,
     router: Router,
     tls: Option<TlsAcceptor>,
     stall: Duration,
-    drained: impl Future<Output = ()>,
+    stop: impl Future<Output = Ending>,
+    patience: Duration,
+    drain: impl AsyncFnOnce(Duration),
 ) {
-    let places = Arc::new(Semaphore::new(MOST));
-    let (close, closing) = watch::channel(());
-    let service = Service { router, tls, stall, closing };
-    let mut drained = pin!(drained);
-    loop {
-        let place = tokio::select! {
-            () = &mut drained => break,
-            place = next(&listener, &places) => place,
-        };
-        match place {
-            Ok((Stream::Tcp(stream), place)) => {
-                // Tokens are sent as they come.
-                let _ = stream.set_nodelay(true);
-                tokio::spawn(service.clone().open(stream, place));
-            }
-            Ok((Stream::Unix(stream), place)) => drop(tokio::spawn(service.clone().open(stream, place))),
-            // Too many open files, say; what is open now will close.
-            Err(_) => sleep(Duration::from_millis(50)).await,
+    let (close, closing) = watch::channel(FLUSH);
+    let service = Service { router, tls, stall, closing, places: Arc::new(Semaphore::new(MOST)) };
+    match service.accept(&listener, stop).await {
+        Ending::Leave => {
+            service.accept(&listener, drain(patience)).await;
+            drop((listener, service));
+            let _ = close.send(FLUSH);
+        }
+        Ending::HandOver => {
+            drop((listener, service));
+            sleep(FIRST_REQUEST).await;
+            let _ = close.send(patience + FLUSH);
+            let _ = timeout(patience, close.closed()).await;
+            // What is left has had its time.
+            drain(Duration::ZERO).await;
         }
     }
-    drop((listener, service));
-    let _ = close.send(());
     let _ = timeout(FLUSH, close.closed()).await;
 }
 
@@ -106,6 +112,27 @@ async fn next(listener: &Listener, places: &Arc<Semaphore>) -> io::Result<(Strea
 }
 
 impl Service {
+    /// Accepts and serves connections until `end` is ready.
+    async fn accept<T>(&self, listener: &Listener, end: impl Future<Output = T>) -> T {
+        let mut end = pin!(end);
+        loop {
+            let place = tokio::select! {
+                end = &mut end => return end,
+                place = next(listener, &self.places) => place,
+            };
+            match place {
+                Ok((Stream::Tcp(stream), place)) => {
+                    // Tokens are sent as they come.
+                    let _ = stream.set_nodelay(true);
+                    tokio::spawn(self.clone().open(stream, place));
+                }
+                Ok((Stream::Unix(stream), place)) => drop(tokio::spawn(self.clone().open(stream, place))),
+                // Too many open files, say; what is open now will close.
+                Err(_) => sleep(Duration::from_millis(50)).await,
+            }
+        }
+    }
+
     async fn open(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send, _place: OwnedSemaphorePermit) {
         match &self.tls {
             None => self.serve(stream).await,
@@ -130,6 +157,7 @@ impl Service {
             _ = &mut served => return,
             _ = closing.changed() => served.as_mut().graceful_shutdown(),
         }
-        let _ = timeout(FLUSH, served).await;
+        let time = *closing.borrow();
+        let _ = timeout(time, served).await;
     }
 }

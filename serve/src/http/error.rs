@@ -56,7 +56,9 @@ impl ApiError {
 
     /// 400: this field's prompt has so many tokens; the error has a code of its own, by which clients shorten their prompts.
     pub fn beyond_context(param: &str, tokens: impl std::fmt::Display, context: usize) -> ApiError {
-        let what = format!("has {tokens} tokens, and the context of this model is {context} tokens");
+        // The words by which clients know it that read no code.
+        let what =
+            format!("has {tokens} tokens, and this model's maximum context length is {context} tokens");
         ApiError::field(param, format!("{what}; shorten the prompt")).with_code("context_length_exceeded")
     }
 

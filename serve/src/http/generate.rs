@@ -17,6 +17,7 @@ use super::fields::Fields;
 use super::middleware::Caller;
 use super::params::{Params, StreamOptions};
 use super::sse::{self, Frames};
+use super::traces::Trace;
 use crate::answer::{Delta, Ended, Token};
 use crate::engine::Usage;
 use crate::request::Request;
@@ -37,6 +38,9 @@ pub trait Endpoint: Send + Unpin + Sized + 'static {
 
     /// The field that has the prompt.
     const PROMPT: &'static str;
+
+    /// What it does, in the words of traces.
+    const OPERATION: &'static str = "chat";
 
     /// What is sent in a stream that has been silent for long.
     const PING: &'static [u8] = b": ping\n\n";
@@ -151,6 +155,7 @@ pub fn usage(usage: &Usage, reasoning: usize) -> Value {
 pub async fn generate<E: Endpoint>(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
+    Extension(trace): Extension<Trace>,
     content: Body,
 ) -> Result<Response, ApiError> {
     app.check_ready()?;
@@ -163,7 +168,8 @@ pub async fn generate<E: Endpoint>(
         })
         .await?;
     let (mut endpoint, head, requests) = prepared;
-    let mut batch = Batch::submit(&app, requests, &head.params, caller.0).map_err(|e| {
+    trace.asks(E::OPERATION, &head.id, &head.params);
+    let mut batch = Batch::submit(&app, requests, &head.params, caller.0, trace).map_err(|e| {
         // The engine knows of prompts, not of where they came from.
         let param = e.param.as_deref().map(|p| if p == "prompt" { E::PROMPT } else { p }.to_owned());
         ApiError { param, ..e }
@@ -235,7 +241,8 @@ fn fits(prompt: usize, params: &Params, context: usize, field: &'static str) -> 
         _ if prompt >= context => Err(ApiError::beyond_context(field, prompt, context)),
         Some(most) if most > context - prompt => {
             let sum = most.saturating_add(prompt);
-            let what = format!("the context of this model is {context} tokens, and {sum} are asked for");
+            let what =
+                format!("this model's maximum context length is {context} tokens, and {sum} are asked for");
             let what = format!("{what} ({prompt} in the prompt, {most} to generate); lower it");
             Err(ApiError::field("max_tokens", what).with_code("context_length_exceeded"))
         }

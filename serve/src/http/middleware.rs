@@ -15,8 +15,12 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 use super::app::{App, now};
 use super::error::ApiError;
 use super::keys::KeyHash;
+use super::traces::Trace;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Where a request stands in a trace.
+const TRACEPARENT: &str = "traceparent";
 
 /// Tells clients of Anthropic's API from those of OpenAI's.
 pub const VERSION: &str = "anthropic-version";
@@ -25,12 +29,13 @@ pub const VERSION: &str = "anthropic-version";
 const LONGEST_ID: usize = 128;
 
 /// Paths that are counted by themselves.
-pub const PATHS: [&str; 18] = [
+pub const PATHS: [&str; 19] = [
     "/health",
     "/ready",
     "/metrics",
     "/openapi.json",
     "/tokenize",
+    "/tokenizer_info",
     "/detokenize",
     "/v1/models",
     "/v1/completions",
@@ -89,7 +94,7 @@ fn cors(origins: &[String]) -> io::Result<Option<CorsLayer>> {
 }
 
 /// Gives the response the id that the request came with, or one of ours.
-async fn identify(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+async fn identify(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(&REQUEST_ID).filter(|id| {
         let plain = |b: &u8| b.is_ascii_alphanumeric() || b"-_.:".contains(b);
         (1..=LONGEST_ID).contains(&id.len()) && id.as_bytes().iter().all(plain)
@@ -99,13 +104,24 @@ async fn identify(State(app): State<Arc<App>>, request: Request, next: Next) -> 
     let (method, started) = (request.method().clone(), Instant::now());
     let anthropic = speaks_anthropic(path, request.headers());
     let path = PATHS.into_iter().find(|known| *known == path).unwrap_or("other");
+    let traceparent = request.headers().get(TRACEPARENT).and_then(|value| value.to_str().ok());
+    let trace = match method == Method::POST {
+        true => Trace::of(&app, method.as_str(), path, traceparent),
+        false => Trace::default(),
+    };
+    request.extensions_mut().insert(trace.clone());
     // Servers behind others that take a different one of two would be told different requests.
     let hosts = request.headers().get_all(header::HOST).iter().count();
     let mut response = match hosts == 1 || hosts == 0 && request.version() < Version::HTTP_11 {
         true => next.run(request).await,
         false => ApiError::body(format!("a request has one Host header, not {hosts}")).into_response(),
     };
-    app.metrics.response(path, response.status().as_u16());
+    let status = response.status().as_u16();
+    app.metrics.response(path, status);
+    trace.answered(status, response.extensions().get::<ApiError>().map(|why| why.message.as_str()));
+    if let Some(value) = trace.traceparent().and_then(|value| HeaderValue::try_from(value).ok()) {
+        response.headers_mut().insert(TRACEPARENT, value);
+    }
     if app.settings.log {
         log(&method, path, &response, id.as_ref(), started);
     }

@@ -206,7 +206,7 @@ impl Params {
                 return Err(fields.refusal(name, what));
             }
         }
-        let wanted = structured::wanted(fields)?;
+        let wanted = structured::wanted(fields, &app.tokenizer)?;
         let mut sampling = app.settings.sampling.clone();
         for (name, set) in SAMPLING {
             if let Some(value) = fields.raw(name) {

@@ -6,7 +6,9 @@ use serde_json::{Map, Value};
 use super::error::ApiError;
 use super::fields::{Fields, Read, kind};
 use super::params::short;
+use super::tags;
 use crate::grammar::Wanted;
+use crate::tokenizer::Tokenizer;
 
 /// What is wanted, and the field that says so.
 type Wish = (String, Wanted);
@@ -22,23 +24,24 @@ const FIELDS: [(&str, &str); 6] = [
 ];
 
 /// Kinds that `structured_outputs` has; the rest of its fields change nothing that is not so anyhow.
-const KINDS: [&str; 5] = ["json", "json_object", "regex", "choice", "grammar"];
+const KINDS: [&str; 6] = ["json", "json_object", "regex", "choice", "grammar", "structural_tag"];
 
 /// Reads all of them.
 ///
 /// # Errors
 /// A field is of the wrong type, of a kind that is not known, or there are two.
-pub fn wanted(fields: &mut Fields) -> Result<Option<Wish>, ApiError> {
+pub fn wanted(fields: &mut Fields, tokenizer: &Tokenizer) -> Result<Option<Wish>, ApiError> {
     let mut wishes = Vec::new();
-    wishes.extend(response_format(fields)?);
+    wishes.extend(response_format(fields, tokenizer)?);
     if let Some(mut inner) = fields.object("structured_outputs")? {
-        if inner.raw("structural_tag").is_some() {
-            return Err(inner.refusal("structural_tag", "is not supported; use tools, or a grammar"));
-        }
         let before = wishes.len();
         for kind in KINDS {
             if let Some(value) = inner.raw(kind) {
-                let wish = wish(kind, value).map_err(|wrong| inner.refusal(kind, wrong))?;
+                let wish = match kind {
+                    "structural_tag" => tags::wanted(tokenizer, value).map(Some),
+                    _ => wish(kind, value),
+                };
+                let wish = wish.map_err(|wrong| inner.refusal(kind, wrong))?;
                 wishes.extend(wish.map(|wish| (format!("structured_outputs.{kind}"), wish)));
             }
         }
@@ -93,7 +96,7 @@ fn schema(value: Value) -> Result<Value, String> {
     }
 }
 
-fn response_format(fields: &mut Fields) -> Result<Option<Wish>, ApiError> {
+fn response_format(fields: &mut Fields, tokenizer: &Tokenizer) -> Result<Option<Wish>, ApiError> {
     let Some(mut format) = fields.object("response_format")? else { return Ok(None) };
     let given = format.raw("json_schema");
     let at = "response_format.json_schema";
@@ -114,9 +117,15 @@ fn response_format(fields: &mut Fields) -> Result<Option<Wish>, ApiError> {
             let schema = schema(inner).map_err(|wrong| ApiError::field(format!("{at}.schema"), wrong))?;
             return Ok(Some((format!("{at}.schema"), Wanted::Schema(schema))));
         }
+        Some("structural_tag") => {
+            let parts = ["format", "structures", "triggers"];
+            let given = parts.into_iter().filter_map(|key| Some((key.to_owned(), format.raw(key)?)));
+            let wanted = tags::wanted(tokenizer, Value::Object(given.collect()));
+            wanted.map_err(|wrong| fields.refusal("response_format", wrong))?
+        }
         other => {
             let wrong = format!(
-                "must be \"text\", \"json_object\" or \"json_schema\", not {:?}",
+                "must be \"text\", \"json_object\", \"json_schema\" or \"structural_tag\", not {:?}",
                 short(other.unwrap_or(""))
             );
             return Err(format.refusal("type", wrong));

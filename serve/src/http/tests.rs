@@ -15,6 +15,7 @@ mod streams;
 mod structured;
 mod talks;
 mod tls;
+mod traces;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -25,7 +26,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::{HttpSettings, Rates, Served, serve};
+use super::{Ending, HttpSettings, Rates, Served, serve};
 use crate::engine::{Engine, Handle, Settings};
 use crate::template::ChatTemplate;
 use crate::tests::alphabet::{Alphabet, SIZES, tokenizer};
@@ -40,7 +41,7 @@ const TEMPLATE: &str = "{% for m in messages %}{% if m.content == 'raise' %}{{ r
 struct Server {
     address: SocketAddr,
     engine: Handle,
-    stop: Option<oneshot::Sender<()>>,
+    stop: Option<oneshot::Sender<Ending>>,
     serving: Option<JoinHandle<std::io::Result<()>>>,
     runtime: Runtime,
 }
@@ -69,7 +70,7 @@ impl Server {
         let (stop, stopped) = oneshot::channel();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
-        let told = async { drop(stopped.await) };
+        let told = async { stopped.await.unwrap_or(Ending::Leave) };
         let serving = runtime.spawn(serve(listener, served, told));
         Server { address, engine: handle, stop: Some(stop), serving: Some(serving), runtime }
     }
@@ -119,7 +120,7 @@ impl Server {
 
     /// Tells the server to stop, without waiting.
     fn stop(&mut self) {
-        self.stop.take().map(|stop| stop.send(()));
+        self.stop.take().map(|stop| stop.send(Ending::Leave));
     }
 
     /// Waits until the server has returned.

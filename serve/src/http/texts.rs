@@ -1,4 +1,5 @@
-//! `POST /tokenize` and `POST /detokenize`: what a text or a conversation is to the model.
+//! `POST /tokenize` and `POST /detokenize`: what a text or a conversation is to the model; and `GET /tokenizer_info`: by which tokens a client that
+//! tokenises elsewhere begins and ends texts.
 
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::talk::Talk;
 use super::{api, params};
+use crate::tokenizer::SpecialToken;
 
 type Work = fn(&App, Fields) -> Result<Value, ApiError>;
 
@@ -24,6 +26,16 @@ pub async fn tokenize(State(app): State<Arc<App>>, body: Body) -> Result<Respons
 /// `POST /detokenize`
 pub async fn detokenize(State(app): State<Arc<App>>, body: Body) -> Result<Response, ApiError> {
     answer(app, body, text).await
+}
+
+/// `GET /tokenizer_info`
+pub async fn tokenizer_info(State(app): State<Arc<App>>) -> Response {
+    let special = app.tokenizer.special();
+    let text = |token: &Option<SpecialToken>| token.as_ref().map(|token| token.text.clone());
+    api::json(&json!({
+        "bos_token": text(&special.bos), "eos_token": text(&special.eos), "pad_token": text(&special.pad),
+        "unk_token": text(&special.unk),
+    }))
 }
 
 async fn answer(app: Arc<App>, body: Body, work: Work) -> Result<Response, ApiError> {

@@ -3,5 +3,7 @@
 mod chat;
 pub mod fixture;
 mod generate;
+mod mixture;
+mod operate;
 pub mod serve;
 mod verify;

@@ -8,13 +8,18 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::thread;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// A server that is ready.
 pub struct Server {
     child: Child,
+    out: BufReader<ChildStdout>,
+    /// What it has said on standard error by now.
+    told: Arc<Mutex<String>>,
+    listens: JoinHandle<()>,
     url: String,
     ready: Value,
 }
@@ -27,13 +32,28 @@ impl Server {
     pub fn spawn(mut c: Command) -> Server {
         let mut child = c.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        out.read_line(&mut line).unwrap();
         if line.is_empty() {
             panic!("{}", utf8(&child.wait_with_output().unwrap().stderr));
         }
         let ready: Value = serde_json::from_str(&line).unwrap();
         let url = ready["url"].as_str().unwrap().to_string();
-        Server { child, url, ready }
+        let told = Arc::new(Mutex::new(String::new()));
+        let (lines, shared) = (BufReader::new(child.stderr.take().unwrap()).lines(), told.clone());
+        let listen = move || lines.map_while(Result::ok).for_each(|l| *shared.lock().unwrap() += &(l + "\n"));
+        Server { child, out, told, listens: thread::spawn(listen), url, ready }
+    }
+
+    /// The next line on standard output.
+    pub fn next_line(&mut self) -> Value {
+        let mut line = String::new();
+        self.out.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    pub fn told(&self) -> String {
+        self.told.lock().unwrap().clone()
     }
 
     pub fn get(&self, path: &str) -> (u16, String) {
@@ -61,7 +81,7 @@ impl Server {
         self.child.id()
     }
 
-    fn signal(&self, name: &str) {
+    pub fn signal(&self, name: &str) {
         assert!(Command::new("kill").args([name, &self.child.id().to_string()]).status().unwrap().success());
     }
 
@@ -70,9 +90,12 @@ impl Server {
         let since = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                let mut told = String::new();
-                self.child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
-                return (status.code(), told);
+                // A process that took over may go on to write.
+                let listened = Instant::now();
+                while !self.listens.is_finished() && listened.elapsed() < Duration::from_millis(500) {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                return (status.code(), self.told());
             }
             assert!(since.elapsed() < Duration::from_secs(60), "the server does not end");
             thread::sleep(Duration::from_millis(10));

@@ -94,3 +94,10 @@ fn prompts_are_cut_and_ids_shown_if_asked_for() {
         assert!(choices[0]["prompt_token_ids"].as_array().unwrap().len() > 3);
     }
 }
+
+#[test]
+fn clients_that_tokenise_elsewhere_learn_of_special_tokens() {
+    let told = Server::new().get("/tokenizer_info").good();
+    assert_eq!(told.as_object().unwrap().len(), 4);
+    assert!(told["eos_token"].is_null() || told["eos_token"].is_string(), "{told}");
+}

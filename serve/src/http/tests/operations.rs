@@ -329,3 +329,52 @@ fn every_path_is_in_the_document() {
         assert!(document.pointer(pointer).is_some(), "{pointer}");
     }
 }
+
+/// Each name that the board asks for is one that `/metrics` has, and each that it has is asked for, but for what the board has no panel for.
+#[test]
+fn the_board_asks_for_what_is_measured() {
+    let server = Server::new();
+    server.chat("hi", json!({"max_tokens": 3})).good();
+    let measured = server.get("/metrics");
+    let types = measured.text().lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let mut names: Vec<String> = Vec::new();
+    for (name, kind) in types {
+        match kind {
+            "histogram" => names.extend(["bucket", "sum", "count"].map(|part| format!("{name}_{part}"))),
+            _ => names.push(name.to_owned()),
+        }
+    }
+    let board: Value = serde_json::from_str(include_str!("../../../grafana.json")).unwrap();
+    let asked: Vec<&str> = board["panels"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|panel| {
+            panel["targets"].as_array().unwrap().iter().map(|target| target["expr"].as_str().unwrap())
+        })
+        .collect();
+    let word = |c: char| !c.is_ascii_alphanumeric() && c != '_';
+    let words: Vec<&str> =
+        asked.iter().flat_map(|e| e.split(word)).filter(|w| w.starts_with("astrai_")).collect();
+    assert!(words.len() > 20);
+    for name in &words {
+        assert!(names.iter().any(|known| known == name), "{name} is not measured");
+    }
+    let whole = |name: &str| {
+        words.iter().any(|w| {
+            *w == name || w.strip_prefix(name).is_some_and(|end| ["_bucket", "_sum", "_count"].contains(&end))
+        })
+    };
+    let types = measured.text().lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    let left: Vec<&str> = types.map(|(name, _)| name).filter(|name| !whole(name)).collect();
+    assert_eq!(
+        left,
+        [
+            "astrai_cache_config_info",
+            "astrai_forked_sequences_total",
+            "astrai_kv_cache_bytes",
+            "astrai_request_time_per_output_token_seconds",
+            "astrai_requests_finished_total",
+        ]
+    );
+}

@@ -205,3 +205,129 @@ fn what_is_malformed_is_refused_and_the_server_lives_on() {
     assert_eq!(held(&server, json!({"guided_choice": ["yes"]})), "yes");
     server.settle();
 }
+
+/// Formats of a structural tag, and an expression of the answers that each allows, of which the model's own is none.
+#[test]
+fn structural_tags_hold_what_stands_between_them() {
+    let schema = json!({"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": false});
+    let held_to = json!({"type": "json_schema", "json_schema": schema});
+    let call = |name: &str| json!({"type": "tag", "begin": format!("<f={name}>"), "content": held_to, "end": "</f>"});
+    let calls = [call("a"), call("b")];
+    let object = r#"\{\s*"n"\s*:\s*[12]\s*\}"#;
+    let server = Server::new();
+    for (format, want) in [
+        (call("a"), format!("<f=a>{object}</f>")),
+        (
+            json!({"type": "sequence", "elements": [{"type": "const_string", "value": "x="}, {"type": "regex", "pattern": "[0-9/]{2}"},
+                {"type": "or", "elements": [{"type": "const_string", "value": "yes"}, held_to]}]}),
+            format!("x=[0-9/]{{2}}(yes|{object})"),
+        ),
+        (
+            json!({"type": "tags_with_separator", "tags": calls, "separator": ", ", "at_least_one": true, "stop_after_first": true}),
+            format!("<f=[ab]>{object}</f>"),
+        ),
+        (
+            json!({"type": "sequence", "elements": [{"type": "optional", "content": {"type": "const_string", "value": "<"}},
+                {"type": "star", "content": {"type": "regex", "pattern": "[xyz]"}}, {"type": "const_string", "value": "."}]}),
+            "<?[xyz]*\\.".into(),
+        ),
+        (
+            json!({"type": "triggered_tags", "triggers": ["<f="], "tags": calls, "at_least_one": true, "stop_after_first": true}),
+            format!("(?s:.)*<f=[ab]>{object}</f>"),
+        ),
+    ] {
+        let tag = json!({"type": "structural_tag", "format": format});
+        for fields in [
+            json!({"response_format": tag}),
+            json!({"structured_outputs": {"structural_tag": tag.to_string()}}),
+        ] {
+            let said = server
+                .chat("hi", with(json!({"temperature": 1.3, "max_tokens": 200, "seed": 2}), fields))
+                .good();
+            let choice = &said["choices"][0];
+            let text = choice["message"]["content"].as_str().unwrap();
+            let whole = fancy_regex::Regex::new(&format!("^(?:{want})$")).unwrap().is_match(text).unwrap();
+            assert!(whole || choice["finish_reason"] == "length", "{format}: {text:?}");
+            assert!(whole || want.starts_with("(?s"), "{format}: {text:?}");
+        }
+    }
+    server.settle();
+}
+
+/// Texts that a model says, and what becomes of them where tags may stand among texts.
+#[test]
+fn free_texts_around_structural_tags_are_free() {
+    let schema = json!({"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": false});
+    let old = json!({"type": "structural_tag", "triggers": ["<f"], "structures": [
+        {"begin": "<f>", "schema": schema, "end": "</f>"}, {"begin": "<f two>", "schema": true, "end": "</f>"}]});
+    let thought = json!({"type": "structural_tag", "format": {"type": "sequence", "elements": [
+        {"type": "tag", "begin": "<t>", "content": {"type": "any_text", "excludes": ["zz"]}, "end": ["</t>", "</end>"]},
+        {"type": "tag", "begin": "<r>", "content": {"type": "triggered_tags", "triggers": ["<f"], "tags": [
+            {"type": "tag", "begin": "<f>", "content": {"type": "json_schema", "json_schema": schema}, "end": "</f>"}]}, "end": "</r>"},
+        {"type": "any_text"}]}});
+    for (form, text, kept) in [
+        (&old, r#"hi < <<f>{"n": 1}</f> there <f two>[3]</f><f>{"n":2}</f> bye <"#, true),
+        (&old, "no tag at all", true),
+        (&old, r#"hi <f>{"n": 7}</f>"#, false),
+        (&old, "hi <g>", true),
+        (&old, "hi <f three>", false),
+        (&thought, r#"<t>a </b </t><r>b <f>{"n": 1}</f> < </r>free <t>"#, true),
+        (&thought, "<t></end><r></r>", true),
+        (&thought, "<t>a zz</t><r></r>", false),
+        (&thought, "a<t></t><r></r>", false),
+    ] {
+        let body =
+            Server::saying(text, "").chat("hi", json!({"response_format": form, "max_tokens": 100})).good();
+        let said = body["choices"][0]["message"]["content"].as_str().unwrap();
+        assert_eq!(said == text, kept, "{text:?} became {said:?}");
+    }
+}
+
+#[test]
+fn structural_tags_that_are_none_are_refused() {
+    let server = Server::new();
+    let text = json!({"type": "any_text"});
+    let deep = (0..40).fold(text.clone(), |inner, _| json!({"type": "sequence", "elements": [inner]}));
+    let long = "x".repeat(1 << 18);
+    let format = |format: Value| json!({"format": format});
+    for (tag, word) in [
+        (json!({}), "format"),
+        (json!({"format": text, "structures": []}), "either"),
+        (json!({"structures": [], "triggers": ["<"]}), "empty"),
+        (json!({"structures": 3, "triggers": ["<"]}), "list"),
+        (json!({"structures": [{"begin": "<f>", "schema": {}, "end": "x"}]}), "triggers"),
+        (format(json!("any_text")), "object"),
+        (format(json!({"type": "qwen_xml_parameter"})), "not supported"),
+        (format(json!({"type": "const_string", "value": ""})), "empty"),
+        (format(json!({"type": "regex", "pattern": "(a"})), "regular expression"),
+        (format(json!({"type": "json_schema", "json_schema": {"type": "sound"}})), "sound"),
+        (format(json!({"type": "json_schema", "json_schema": {}, "style": "qwen_xml"})), "style"),
+        (format(json!({"type": "sequence", "elements": [text, text]})), "free text"),
+        (format(json!({"type": "star", "content": text})), "free text"),
+        (format(json!({"type": "tag", "begin": "<", "content": text, "end": [""]})), "empty"),
+        (format(json!({"type": "tag", "begin": "<", "content": text, "end": 3})), "end"),
+        (
+            format(
+                json!({"type": "triggered_tags", "triggers": ["<f"], "tags": [{"begin": "g", "content": text, "end": "x"}]}),
+            ),
+            "trigger",
+        ),
+        (format(json!({"type": "any_text", "excludes": [1]})), "excludes"),
+        (format(json!({"type": "const_string", "value": long})), "bytes"),
+        (format(deep), "in each other"),
+    ] {
+        let body = chat("hi", json!({"structured_outputs": {"structural_tag": tag}}));
+        let reply = server.post("/v1/chat/completions", &body);
+        let (status, param, _) = reply.error();
+        assert_eq!(
+            (status, param.as_deref()),
+            (400, Some("structured_outputs.structural_tag")),
+            "{tag:.200}"
+        );
+        assert!(reply.text().contains(word), "{word}: {}", reply.text());
+    }
+    let reply = server
+        .post("/v1/chat/completions", &chat("hi", json!({"structured_outputs": {"structural_tag": "{"}})));
+    assert_eq!(reply.error().0, 400);
+    assert_eq!(server.get("/health").status, 200);
+}
