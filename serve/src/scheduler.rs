@@ -36,7 +36,7 @@ use std::sync::Arc;
 use crate::pages::groups::{Groups, Tables};
 use crate::pages::{Prompt, Secret, Tokens};
 use astrai_builders::Windows;
-use ngram::Proposer;
+use ngram::{Experience, Proposer};
 use plan::{ProgramKind, Row, StepPlan};
 
 /// Bounds of a step.
@@ -152,6 +152,7 @@ pub struct Scheduler {
     plan: StepPlan,
     /// Sequences with proposed tokens in the step.
     proposing: Vec<SequenceId>,
+    experience: Experience,
     counters: Counters,
 }
 
@@ -170,6 +171,7 @@ impl Scheduler {
             blocked: None,
             plan,
             proposing: Vec::new(),
+            experience: Experience::default(),
             counters: Counters::default(),
         }
     }
@@ -187,7 +189,7 @@ impl Scheduler {
             tokens = tokens.keyed_by_prompt_end();
         }
         let tables = Tables::default();
-        let proposer = Proposer::default();
+        let proposer = Proposer::new(self.experience);
         let sequence = Sequence {
             id,
             priority,
@@ -408,6 +410,7 @@ impl Scheduler {
                     entry.batch.append(tokens, first, s.tables.pages(), s.tokens.adapter());
                 }
             }
+            entry.batch.group();
         }
     }
 }
