@@ -9,7 +9,7 @@ mod train;
 mod wire;
 
 use crate::failure::{Done, Failure, bail, warn};
-use crate::flags::{FidelityFlags, KvFlag, MachineFlags, QuantizeFlag, SpeculateFlag};
+use crate::flags::{AdaptersFlag, FidelityFlags, KvFlag, MachineFlags, QuantizeFlag, SpeculateFlag};
 use crate::measure::{Seconds, after_warm_up, once, peak_rss_mb, rounded};
 use crate::progress::Progress;
 use crate::run::profile_table;
@@ -111,6 +111,7 @@ pub enum Job {
   astrai bench serve --shape model/config.json --batch 16 --seq 128 --new 64 --dtype bf16
   astrai bench serve --shape model/config.json --n 8 --seq 1024 --requests 1 --dtype bf16
   astrai bench serve --wire --shape model/
+  astrai bench serve --shape model/config.json --batch 16 --seq 128 --adapters 16 --dtype bf16
   astrai bench serve --url http://127.0.0.1:8000 --num-prompts 200 --request-rate 8 --goodput ttft:500 tpot:50
   astrai bench train --shape model/config.json --batch 4 --seq 256 --profile
   astrai bench compile --shape model/config.json")]
@@ -151,6 +152,8 @@ pub struct Bench {
     profile: bool,
     #[command(flatten)]
     speculate: SpeculateFlag,
+    #[command(flatten)]
+    adapters: AdaptersFlag,
     #[command(flatten)]
     quantize: QuantizeFlag,
     #[command(flatten)]
@@ -205,6 +208,9 @@ impl Bench {
         }
         if self.speculate.speculate.is_some() && self.job != Job::Serve {
             bail!("--speculate goes with bench serve; leave it out");
+        }
+        if self.adapters.adapters.is_some() && self.job != Job::Serve {
+            bail!("--adapters goes with bench serve; leave it out");
         }
         match self.job {
             Job::Gemm => self.fidelity.none("bench gemm is one dot")?,

@@ -9,16 +9,17 @@ mod train;
 use self::mesh::MeshFlag;
 use crate::explain::explain;
 use crate::failure::{Done, Failure, bail, warn};
-use crate::flags::{DeviceName, FidelityName, KvFlag, MachineFlags, QuantizeFlag};
+use crate::flags::{AdaptersFlag, DeviceName, FidelityName, KvFlag, MachineFlags, QuantizeFlag};
 use crate::page::page;
 use crate::summary::{describe, fields, graph_parameters, summary};
 use crate::{measure, output};
+use astrai_builders::config::Slots;
 use astrai_builders::{Cache, Logits, ModelConfig, Program, build, placements};
 use astrai_engine::machine::Machine;
 use astrai_engine::model::check_sizes;
 use astrai_estimate::llmsim;
 use astrai_ir::{Graph, graphviz, json as ir_json};
-use astrai_passes::{Fidelity, MeshSharding, Saturate};
+use astrai_passes::{Fidelity, MeshSharding, Saturate, Stack};
 use astrai_runtime::{Compiled as Planned, Dump, Options, Stage};
 use astrai_serve::cache::stored;
 use clap::{Args, ValueEnum};
@@ -139,6 +140,8 @@ pub struct Compile {
     #[command(flatten)]
     pages: KvFlag,
     #[command(flatten)]
+    adapters: AdaptersFlag,
+    #[command(flatten)]
     machine: MachineFlags,
 }
 
@@ -181,6 +184,9 @@ impl Compile {
         }
         if self.purpose != Some(Purpose::Decode) {
             self.pages.none("only programs --for decode have pages")?;
+            if self.adapters.adapters.is_some() {
+                bail!("--adapters goes with --for decode; leave it out");
+            }
         }
         if self.mesh.is_some() {
             self.quantize.none("weights of ranks are not stored as codes")?;
@@ -245,6 +251,7 @@ impl Compile {
             narrow: self.quantize.quantize,
             dump: if dumps { Dump::All } else { Dump::None },
             saturate: self.saturate(),
+            stack: self.adapters.slots().map(|Slots { slots, rank }| Stack { slots, rank }),
             shards: subject.shards,
             ..Options::default()
         };

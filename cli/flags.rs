@@ -2,6 +2,7 @@
 
 use crate::failure::{Failure, bail, warn};
 use crate::progress::tell;
+use astrai_builders::config::Slots;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::serving::{KvMemory, Published, Room, Speculation};
 use astrai_ir::{Code, DType, Narrow};
@@ -332,6 +333,21 @@ pub struct SpeculateFlag {
     /// for at most N at once (ngram is 4). Answers stay the same; texts that repeat themselves come faster
     #[arg(long, value_name = "HOW")]
     pub speculate: Option<Speculation>,
+}
+
+/// Room for adapters, to be costed or measured.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct AdaptersFlag {
+    /// With room for N adapters of rank 16 beside the weights, grouped in a step
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub adapters: Option<u32>,
+}
+
+impl AdaptersFlag {
+    /// The room.
+    pub fn slots(self) -> Option<Slots> {
+        self.adapters.map(|n| Slots { slots: n as usize, rank: 16 })
+    }
 }
 
 /// How tokens are chosen. What no flag says, the model's generation_config.json says, if it is there.

@@ -238,7 +238,7 @@ impl Serve {
         let url = server.url().to_owned();
         if self.json {
             let line = json!({"url": url, "pid": std::process::id(), "model": name, "context": context, "max_seqs": room.sequences, "kv_tokens": stats.pages * Cache::PAGE,
-                "kv_cache_dtype": stats.page.name, "kv_bytes": stats.page.bytes * stats.pages as u64});
+                "kv_cache_dtype": stats.page.name, "kv_bytes": stats.page.all});
             writeln!(out, "{line}")?;
         } else {
             writeln!(

@@ -4,10 +4,13 @@ use super::{Bench, draw};
 use crate::failure::Failure;
 use crate::measure::{Seconds, rounded};
 use crate::progress::tell;
+use astrai_builders::ModelConfig;
+use astrai_builders::config::Slots;
+use astrai_engine::adapters::Reader;
 use astrai_engine::machine::Machine;
 use astrai_engine::model::Model;
-use astrai_engine::serving::{KvMemory, Room, steps};
-use astrai_serve::engine::{End, Engine, Handle};
+use astrai_engine::serving::{KvMemory, Room, Speculation, steps};
+use astrai_serve::engine::{AdapterId, End, Engine, Handle};
 use astrai_serve::request::{Request, Sampling};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -31,6 +34,19 @@ struct Load {
     vocab: u64,
 }
 
+/// An engine, with so many adapters, of which each request asks for the next.
+struct Subject {
+    engine: Engine,
+    adapters: u64,
+}
+
+/// What runs of one engine gave.
+#[derive(Default)]
+struct Runs {
+    seconds: Vec<f64>,
+    waits: Waits,
+}
+
 /// Seconds that tokens took to come.
 #[derive(Default)]
 struct Waits {
@@ -42,14 +58,14 @@ struct Waits {
 
 impl Load {
     /// All requests once: the seconds they took together, and each token's.
-    fn run(&self, engine: &Engine) -> Result<(f64, Waits), Failure> {
+    fn run(&self, subject: &Subject) -> Result<(f64, Waits), Failure> {
         let sent = AtomicU64::new(0);
         let started = Instant::now();
         let waits = thread::scope(|s| {
             let clients: Vec<_> = (0..self.clients)
                 .map(|_| {
-                    let (handle, sent) = (engine.handle(), &sent);
-                    s.spawn(move || self.client(&handle, sent))
+                    let (handle, sent) = (subject.engine.handle(), &sent);
+                    s.spawn(move || self.client(&handle, sent, subject.adapters))
                 })
                 .collect();
             let mut all = Waits::default();
@@ -64,7 +80,7 @@ impl Load {
     }
 
     /// One request after the other, until all have been sent.
-    fn client(&self, handle: &Handle, sent: &AtomicU64) -> Result<Waits, Failure> {
+    fn client(&self, handle: &Handle, sent: &AtomicU64, adapters: u64) -> Result<Waits, Failure> {
         let mut waits = Waits::default();
         loop {
             let i = sent.fetch_add(1, Ordering::Relaxed);
@@ -72,7 +88,8 @@ impl Load {
                 return Ok(waits);
             }
             let prompt = (i * self.prompt..(i + 1) * self.prompt).map(|i| (draw(i) % self.vocab) as u32);
-            let mut request = Request { n: self.choices, ..Request::new(prompt.collect()) };
+            let adapter = i.checked_rem(adapters).map(adapter);
+            let mut request = Request { n: self.choices, adapter, ..Request::new(prompt.collect()) };
             // Choices of a greedy request would be the same.
             let temperature = if self.choices > 1 { 1.0 } else { 0.0 };
             let max_tokens = Some(self.new as usize);
@@ -106,6 +123,11 @@ impl Load {
     }
 }
 
+/// The adapter of a slot.
+fn adapter(slot: u64) -> AdapterId {
+    AdapterId { slot: slot as u32, number: slot }
+}
+
 /// Milliseconds that a half, 95 and 99 of 100 of these waits do not exceed.
 fn percentiles(mut seconds: Vec<f64>) -> Value {
     seconds.sort_by(f64::total_cmp);
@@ -123,16 +145,28 @@ impl Bench {
         let requests = self.requests.unwrap_or(2 * clients);
         let choices = self.choices.unwrap_or(1);
         let load = Load { clients, requests, choices, prompt, new, vocab: config.vocab_size as u64 };
-        let engine = self.engine(&load, config, machine)?;
-        load.run(&engine)?;
-        let (mut seconds, mut waits) = (vec![], Waits::default());
-        for _ in 0..self.repeat {
-            let (all, each) = load.run(&engine)?;
-            seconds.push(all);
-            waits.first.extend(each.first);
-            waits.next.extend(each.next);
+        let (slots, speculation) = (self.adapters.slots(), self.speculate.speculate);
+        let mut subjects = vec![self.subject(&load, config.clone(), (slots, speculation), machine)?];
+        if slots.is_some() || speculation.is_some() {
+            subjects.push(self.subject(&load, config, (None, None), machine)?);
         }
-        engine.drain(None);
+        for subject in &subjects {
+            load.run(subject)?;
+        }
+        let mut runs: Vec<Runs> = subjects.iter().map(|_| Runs::default()).collect();
+        // In turn, so that what else the machine does meets all of them.
+        for _ in 0..self.repeat {
+            for (subject, runs) in subjects.iter().zip(&mut runs) {
+                let (all, each) = load.run(subject)?;
+                runs.seconds.push(all);
+                runs.waits.first.extend(each.first);
+                runs.waits.next.extend(each.next);
+            }
+        }
+        let counters = subjects[0].engine.handle().stats().scheduler;
+        subjects.into_iter().for_each(|subject| subject.engine.drain(None));
+        let mut runs = runs.into_iter();
+        let Runs { seconds, waits } = runs.next().unwrap_or_default();
         let seconds = Seconds::of(seconds);
         let mut line = self.line(machine, &seconds);
         line.insert("new".into(), json!(new));
@@ -142,16 +176,29 @@ impl Bench {
         line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
         line.insert("first_token_ms".into(), percentiles(waits.first));
         line.insert("next_token_ms".into(), percentiles(waits.next));
+        if let Some(n) = self.adapters.adapters {
+            line.insert("adapters".into(), json!(n));
+        }
+        if speculation.is_some() {
+            line.insert("proposed".into(), json!(counters.proposed));
+            line.insert("accepted".into(), json!(counters.accepted));
+        }
+        if let Some(base) = runs.next() {
+            let base = Seconds::of(base.seconds).median;
+            line.insert("base_tokens_per_s".into(), json!(rounded(tokens / base, 2)));
+            line.insert("of_base".into(), json!(rounded(base / seconds.median, 3)));
+        }
         Ok(writeln!(out, "{}", Value::Object(line))?)
     }
 
-    /// An engine with random weights and room for all clients at once.
-    fn engine(
+    /// An engine with random weights and room for all clients at once, and with random adapters in these slots.
+    fn subject(
         &self,
         load: &Load,
-        config: astrai_builders::ModelConfig,
+        config: ModelConfig,
+        (adapters, speculation): (Option<Slots>, Option<Speculation>),
         machine: &Machine,
-    ) -> Result<Engine, Failure> {
+    ) -> Result<Subject, Failure> {
         let queue = load.clients as usize * load.choices as usize;
         let room = Room {
             sequences: queue,
@@ -160,10 +207,20 @@ impl Bench {
             kv: Some(KvMemory::Share(1.0)),
             queue,
             prefix_cache: false,
-            speculation: self.speculate.speculate,
+            speculation,
+            adapters,
             ..Room::of_one(self.machine.storage(), self.fidelity.asked())
         };
+        let slots = adapters.map_or(0, |slots| slots.slots as u64);
+        let slotted = ModelConfig { adapters, ..config.clone() };
         let model = steps(&Model::fresh(config, vec![], 0), &room, machine, &mut tell())?;
-        Engine::start(model, &room.settings()).map_err(|e| e.to_string().into())
+        let engine = Engine::start(model, &room.settings()).map_err(|e| e.to_string())?;
+        let reader = adapters.map(|_| Reader::new(&slotted, room.storage)).transpose()?;
+        for (reader, slot) in reader.iter().flat_map(|r| (0..slots).map(move |slot| (r, slot))) {
+            let patch = reader.drawn(|i| draw(i ^ slot << 40));
+            let written = engine.handle().adapt(adapter(slot), patch).blocking_recv();
+            written.map_err(|_| "the engine ended before an adapter was loaded")??;
+        }
+        Ok(Subject { engine, adapters: slots })
     }
 }

@@ -45,6 +45,21 @@ impl Reader {
         elements.sum::<u64>() * self.storage.bytes() as u64
     }
 
+    /// What a slot holds for an adapter of random factors, each draw another.
+    pub fn drawn(&self, draw: impl Fn(u64) -> u64) -> Patch {
+        let (slots, mut at) = (self.stack.slots, 0);
+        let factor = |(state, dtype, shape): (String, DType, Vec<usize>)| {
+            let numbers = shape.iter().product::<usize>() / slots;
+            let mut bytes = Vec::with_capacity(numbers * dtype.bytes());
+            for _ in 0..numbers {
+                at += 1;
+                dtype.encode((draw(at) >> 40) as f64 / f64::from(1 << 24) * 0.04 - 0.02, &mut bytes);
+            }
+            Factor { state, bytes }
+        };
+        Patch { factors: self.states().into_iter().map(factor).collect() }
+    }
+
     /// What a slot holds for the adapter in a folder: its factors, and zeros where it has none.
     ///
     /// # Errors
@@ -86,17 +101,17 @@ impl Reader {
             view.to_f32(part).map_err(|e| e.to_string())?;
         }
         let [a, b] = parts;
-        let bytes = self.storage.bytes();
-        let (mut down, mut up) =
-            (Vec::with_capacity(width * columns * bytes), Vec::with_capacity(rows * width * bytes));
-        a.iter().for_each(|x| self.storage.encode(f64::from(*x), &mut down));
-        down.resize(width * columns * bytes, 0);
-        for row in 0..rows {
-            let own = &b[row * rank..][..rank];
-            own.iter().for_each(|x| self.storage.encode(f64::from(*x) * scale, &mut up));
-            up.resize((row + 1) * width * bytes, 0);
-        }
+        // Both transposed, zeros beyond the rank.
+        let encode = |[height, wide]: [usize; 2], at: &dyn Fn(usize, usize) -> f64| {
+            let mut bytes = Vec::with_capacity(height * wide * self.storage.bytes());
+            let all = (0..height).flat_map(|row| (0..wide).map(move |column| (row, column)));
+            all.for_each(|(row, column)| self.storage.encode(at(row, column), &mut bytes));
+            bytes
+        };
+        let down = |row: usize, r: usize| if r < rank { f64::from(a[r * columns + row]) } else { 0.0 };
+        let up = |r: usize, row: usize| if r < rank { f64::from(b[row * rank + r]) * scale } else { 0.0 };
         let [(a, _), (b, _)] = self.stack.states(module, [rows, columns]);
-        Ok([Factor { state: a, rows: 1, bytes: down }, Factor { state: b, rows, bytes: up }])
+        let (down, up) = (encode([columns, width], &down), encode([width, rows], &up));
+        Ok([Factor { state: a, bytes: down }, Factor { state: b, bytes: up }])
     }
 }

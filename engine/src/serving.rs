@@ -317,6 +317,7 @@ pub fn steps(model: &Model, room: &Room, machine: &Machine, hear: Hear) -> Resul
     fit.warning.iter().for_each(|line| hear(Note::Warning(line)));
     programs.prefill().check_memory(&*machine.device).map_err(with_remedy)?;
     let kv = KvCache::new(config, cache, room.storage, &machine.device)?;
+    let kept = KvCache::bytes(config, cache, room.storage);
     let what = "loading weights";
     let mut progress = |done, total| hear(Note::Progress { what, done, total });
     let mut buffers = kv.buffers().clone();
@@ -324,7 +325,7 @@ pub fn steps(model: &Model, room: &Room, machine: &Machine, hear: Hear) -> Resul
     let sessions = programs.start(model, &buffers, &mut progress)?;
     let sizes = [config.vocab_size, context, tokens, room.rows()];
     Ok(PagedModel::new(sessions, cache, sizes)
-        .holding(stored(config.pages, room.storage), bytes.iter().sum())
+        .holding(stored(config.pages, room.storage), [bytes.iter().sum(), kept])
         .with_adapters(room.adapters.map(|a| (buffers, a.slots))))
 }
 

@@ -1,20 +1,20 @@
 //! Adapters of a served model, several at once (LoRA, arXiv:2106.09685). In: a graph of layers over `tokens`; how many slots there are for
-//! adapters, and of which rank. Out: the same graph with the factors of all slots side by side beside each linear layer,
-//! y = x·Wᵀ + ((x·Aᵀ) ∘ m)·Bᵀ, where the row of m that is a token's has ones in the columns of its slot and zeros in the others. The factors
-//! are states, which nothing here stores: what a slot holds is written between runs. A token without an adapter has a row of zeros, so
-//! that what it gives does not depend on any slot.
+//! adapters, and of which rank. Out: the same graph with the factors of all slots beside each linear layer, y = x·Wᵀ + (x·Aᵀ)·Bᵀ with the A
+//! and B of the token's slot. The rows of tokens that have an adapter stand together, slot by slot, and grouped products multiply each by the
+//! factors of its own slot alone, as they do an expert's rows. The factors are states, which nothing here stores: what a slot holds is
+//! written between runs. To a token without an adapter −0 is added, which changes no bit of what the graph without slots computes.
 
 use crate::adapt::{WEIGHT, linear, module_of};
-use astrai_ir::ops::{Call, CompareKind, Const, Op, State};
-use astrai_ir::{Block, DType, Dim, Graph, IrError, NodeId, Tensor, Type};
+use astrai_ir::ops::{BinaryKind, Call, CompareKind, GroupedDot, Op, State};
+use astrai_ir::{Block, DType, Dim, Graph, IrError, NodeId, Symbol, Type};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 /// What the names of the factors' states begin with.
 pub const STACKED: &str = "adapters.";
 
-/// The parameter of a block that is m.
-const MASK: &str = "adapter_mask";
+/// The symbol that counts rows of tokens with an adapter; one row where no token has any.
+const ADAPTED: &str = "adapted";
 
 /// Room for adapters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,14 +26,25 @@ pub struct Stack {
 }
 
 impl Stack {
-    fn width(self) -> usize {
-        self.slots * self.rank
-    }
-
-    /// Names and shapes of the states of a module whose weight is `[out, in]`: A `[slots * rank, in]`, B `[out, slots * rank]`.
+    /// Names and shapes of the states of a module whose weight is `[out, in]`, both factors transposed, a slot's rows together:
+    /// A `[slots * in, rank]`, B `[slots * rank, out]`.
     pub fn states(self, module: &str, [rows, columns]: [usize; 2]) -> [(String, [usize; 2]); 2] {
         let name = |part: &str| format!("{STACKED}{module}.{part}");
-        [(name("a"), [self.width(), columns]), (name("b"), [rows, self.width()])]
+        let Stack { slots, rank } = self;
+        [(name("a"), [slots * columns, rank]), (name("b"), [slots * rank, rows])]
+    }
+
+    /// Names and lengths of what the graph takes besides: the slot of each token's adapter, or -1; the tokens that have one, in the order of
+    /// their slots; where among these each token stands, or 0; where those of each slot begin.
+    fn inputs(self) -> [(&'static str, Dim); 4] {
+        let (tokens, adapted) = (Dim::symbol("tokens"), Dim::symbol(ADAPTED));
+        let offsets = Dim::from(self.slots + 1);
+        [
+            ("adapters", tokens.clone()),
+            ("adapter_rows", adapted),
+            ("adapter_places", tokens),
+            ("adapter_offsets", offsets),
+        ]
     }
 }
 
@@ -61,11 +72,12 @@ pub fn stackable(graph: &Graph) -> BTreeMap<String, [usize; 2]> {
     found
 }
 
-/// The graph with slots. Its new input is `adapters` i32 `[tokens]`: the slot of each token's adapter, or -1.
+/// The graph with slots, and with the inputs that say which tokens use which.
 ///
 /// # Errors
 /// The graph has no `tokens`.
 pub fn stack(graph: &Graph, stack: Stack) -> Result<Graph, IrError> {
+    let graph = &with_symbol(graph)?;
     let body = |b: &Arc<Block>| Ok(Arc::new(Block::new(&b.name, stacked(&b.graph, stack)?)));
     let blocks = graph.blocks().iter().map(body).collect::<Result<Vec<_>, IrError>>()?;
     graph.rebuild_with(blocks.clone(), |out, id, args| {
@@ -87,44 +99,82 @@ pub fn stack(graph: &Graph, stack: Stack) -> Result<Graph, IrError> {
                     let name = format!("{STACKED}{module}.{part}");
                     out.push(State { name, ty: ty.clone() }, &[])?
                 }
-                (None, None) => mask(out, stack)?,
+                (None, None) => out.input(param, ty.dtype, ty.shape.clone())?,
             });
         }
         out.push(Call { block: c.block, layer: c.layer }, &bound)
     })
 }
 
-/// The body of a block with factors beside its linear layers.
+/// The graph with the symbol that counts tokens with an adapter.
+fn with_symbol(graph: &Graph) -> Result<Graph, IrError> {
+    let tokens = graph.symbols.iter().find(|s| &*s.name == "tokens");
+    let tokens = tokens.ok_or_else(|| graph.error("adapters need `tokens`".into()))?;
+    let adapted = Symbol { name: ADAPTED.into(), min: 1, ..tokens.clone() };
+    let with = |g: &Graph| g.symbols.iter().cloned().chain([adapted.clone()]).collect();
+    let block = |b: &Arc<Block>| {
+        let mut block = (**b).clone();
+        block.graph.symbols = with(&b.graph);
+        Arc::new(block)
+    };
+    let mut g = graph.with_blocks(graph.blocks().iter().map(block).collect())?;
+    g.symbols = with(graph);
+    Ok(g)
+}
+
+/// The body of a block with factors beside its linear layers. What they give is added behind a layer's bias, and computed before
+/// its product: so that the product's kernel takes it along, and rounds where it does without slots.
 fn stacked(body: &Graph, stack: Stack) -> Result<Graph, IrError> {
     let users = body.users();
+    let mut waits: HashMap<NodeId, NodeId> = HashMap::new();
     body.rebuild(|out, id, args| {
-        let node = body.node(id);
-        let y = out.push_exact(node.op.clone(), args)?;
-        let Op::Dot(_) = &node.op else { return Ok(y) };
-        let module = body.node(node.args[1]).op.leaf_name().and_then(|name| name.strip_suffix(WEIGHT));
-        let shape = by_token(body, &users, node.args[1]);
-        let (Some(module), Some(shape)) = (module, shape) else { return Ok(y) };
-        let [a, b] = stack.states(module, shape).map(|(name, shape)| {
-            let ty = Type::new(DType::F32, shape.map(Dim::from));
-            out.push(State { name, ty }, &[])
-        });
-        let of_token = vec![Dim::symbol("tokens"), Dim::from(stack.width())];
-        let (low, mask) = (out.linear(args[0], a?)?, out.input(MASK, DType::F32, of_token)?);
-        let low = out.mul(low, mask)?; // [tokens, slots * rank]
-        let more = out.linear(low, b?)?;
-        out.add(y, more)
+        let op = &body.node(id).op;
+        if let Op::Dot(_) = op {
+            let weight = body.node(id).args[1];
+            let module = body.node(weight).op.leaf_name().and_then(|name| name.strip_suffix(WEIGHT));
+            if let (Some(module), Some(shape)) = (module, by_token(body, &users, weight)) {
+                let more = of_slots(out, args[0], (module, shape), stack)?;
+                waits.insert(biased(body, &users, id).unwrap_or(id), more);
+            }
+        }
+        let y = out.push_exact(op.clone(), args)?;
+        waits.remove(&id).map_or(Ok(y), |more| out.add(y, more))
     })
 }
 
-/// Ones where a column is of the slot of a token's adapter: `[tokens, slots * rank]`.
-fn mask(g: &mut Graph, stack: Stack) -> Result<NodeId, IrError> {
-    let (tokens, width) = (Dim::symbol("tokens"), stack.width());
-    let slots = g.input("adapters", DType::I32, vec![tokens.clone()])?;
-    let slots = g.reshape(slots, vec![tokens.clone(), Dim::from(1)])?;
-    let columns = Tensor::int(DType::I32, &[width], (0..width).map(|i| (i / stack.rank) as i64).collect());
-    let columns = g.push(Const::new(&columns), &[])?;
-    let shape = [tokens, Dim::from(width)];
-    let (slots, columns) = (g.broadcast(slots, &shape)?, g.broadcast(columns, &shape)?);
-    let same = g.compare(CompareKind::Eq, slots, columns)?;
-    g.cast(same, DType::F32)
+/// The addition of a bias, where that is the only use of a product.
+fn biased(g: &Graph, users: &[Vec<NodeId>], dot: NodeId) -> Option<NodeId> {
+    let [add] = users[dot.index()].as_slice() else { return None };
+    let node = g.node(*add);
+    let Op::Binary(b) = &node.op else { return None };
+    let other = *node.args.iter().find(|a| **a != dot)?;
+    let bias = b.kind == BinaryKind::Add && matches!(g.node(g.below_views(other)).op, Op::Weight(_));
+    bias.then_some(*add)
+}
+
+/// What the factors of a module add to its result: `[tokens, out]`.
+fn of_slots(
+    g: &mut Graph,
+    x: NodeId,
+    (module, shape): (&str, [usize; 2]),
+    stack: Stack,
+) -> Result<NodeId, IrError> {
+    let [slots, rows, places, offsets] = stack.inputs().map(|(name, n)| g.input(name, DType::I32, vec![n]));
+    let (slots, rows, places, offsets) = (slots?, rows?, places?, offsets?);
+    let [a, b] = stack.states(module, shape).map(|(name, shape)| {
+        let ty = Type::new(DType::F32, shape.map(Dim::from));
+        g.push(State { name, ty }, &[])
+    });
+    let (by_group, of_token) =
+        (GroupedDot { transposed: true }, [Dim::symbol("tokens"), Dim::from(shape[0])]);
+    let x = g.gather(x, rows, 0)?; // [adapted, in]
+    let low = g.push(by_group.clone(), &[x, a?, offsets])?; // [adapted, rank]
+    let more = g.push(by_group, &[low, b?, offsets])?; // [adapted, out]
+    let more = g.gather(more, places, 0)?; // [tokens, out]
+    let zero = g.fill(slots, 0.0)?;
+    let has = g.compare(CompareKind::Ge, slots, zero)?;
+    let has = g.reshape(has, vec![of_token[0].clone(), Dim::from(1)])?;
+    let has = g.broadcast(has, &of_token)?;
+    let none = g.fill(more, -0.0)?;
+    g.select(has, more, none)
 }

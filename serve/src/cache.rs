@@ -27,10 +27,7 @@ impl KvCache {
     ) -> Result<KvCache, Error> {
         let states: Vec<_> =
             (0..config.num_layers).flat_map(|layer| sizes.states(config, layer, storage)).collect();
-        let bytes = |(_, dtype, shape): &(String, DType, [usize; 3])| {
-            shape.iter().fold(dtype.bytes() as u64, |n, d| n.saturating_mul(*d as u64))
-        };
-        let need = states.iter().map(bytes).fold(0, u64::saturating_add);
+        let need = KvCache::bytes(config, sizes, storage);
         let have = device.available();
         if need > have {
             let what =
@@ -44,6 +41,15 @@ impl KvCache {
         let mut buffers = Buffers::new(device);
         buffers.add_all(states.into_iter().map(|(name, dtype, shape)| (name, dtype, shape.to_vec())))?;
         Ok(KvCache { buffers })
+    }
+
+    /// Bytes of all pages, each group's as many as it has.
+    pub fn bytes(config: &ModelConfig, sizes: Cache, storage: DType) -> u64 {
+        let states = (0..config.num_layers).flat_map(|layer| sizes.states(config, layer, storage));
+        let bytes = |(_, dtype, shape): (String, DType, [usize; 3])| {
+            shape.iter().fold(dtype.bytes() as u64, |n, d| n.saturating_mul(*d as u64))
+        };
+        states.map(bytes).fold(0, u64::saturating_add)
     }
 
     /// Bytes of a page of all layers: keys and values, or the latents they are made of; of codes with their scales.

@@ -49,9 +49,9 @@ impl PagedModel {
         PagedModel { programs, cache, sizes, storage: PageStorage::default(), adapters: None }
     }
 
-    /// The same whose pages hold what has this name, in so many bytes each.
-    pub fn holding(self, name: &'static str, bytes: u64) -> PagedModel {
-        PagedModel { storage: PageStorage { name, tokens: self.cache.page, bytes }, ..self }
+    /// The same whose pages hold what has this name, in so many bytes each and all together.
+    pub fn holding(self, name: &'static str, [bytes, all]: [u64; 2]) -> PagedModel {
+        PagedModel { storage: PageStorage { name, tokens: self.cache.page, bytes, all }, ..self }
     }
 
     /// The same with so many slots for adapters, whose states are in these buffers.
@@ -86,14 +86,13 @@ impl Model for PagedModel {
         let Some((buffers, slots)) = self.adapters.as_ref().filter(|(_, slots)| slot < *slots) else {
             return Err("the model has no such slot for an adapter".into());
         };
-        for Factor { state, rows, bytes } in &patch.factors {
-            buffers.write(state, |all| {
-                let row = all.len() / rows;
-                let part = row / slots;
-                for (to, from) in all.chunks_mut(row).zip(bytes.chunks(part)) {
-                    to[slot * part..][..from.len()].copy_from_slice(from);
-                }
+        for Factor { state, bytes } in &patch.factors {
+            let written = buffers.write(state, |all| {
+                let part = all.len() / slots;
+                let to = all.get_mut(slot * part..).and_then(|to| to.get_mut(..part));
+                to.filter(|to| to.len() == bytes.len()).map(|to| to.copy_from_slice(bytes))
             })?;
+            written.ok_or_else(|| format!("`{state}` of a slot does not have {} bytes", bytes.len()))?;
         }
         Ok(())
     }

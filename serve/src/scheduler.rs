@@ -37,7 +37,7 @@ use crate::pages::groups::{Groups, Tables};
 use crate::pages::{Prompt, Secret, Tokens};
 use astrai_builders::Windows;
 use astrai_ir::ops::Drawing;
-use ngram::Proposer;
+use ngram::{Experience, Proposer};
 use plan::{ProgramKind, Row, StepPlan};
 
 /// Bounds of a step.
@@ -153,6 +153,7 @@ pub struct Scheduler {
     plan: StepPlan,
     /// Sequences with proposed tokens in the step.
     proposing: Vec<SequenceId>,
+    experience: Experience,
     counters: Counters,
 }
 
@@ -171,6 +172,7 @@ impl Scheduler {
             blocked: None,
             plan,
             proposing: Vec::new(),
+            experience: Experience::default(),
             counters: Counters::default(),
         }
     }
@@ -188,7 +190,7 @@ impl Scheduler {
             tokens = tokens.keyed_by_prompt_end();
         }
         let tables = Tables::default();
-        let proposer = Proposer::default();
+        let proposer = Proposer::new(self.experience);
         let sequence = Sequence {
             id,
             priority,
@@ -414,6 +416,7 @@ impl Scheduler {
                     entry.batch.append(tokens, first, s.tables.pages(), s.tokens.adapter());
                 }
             }
+            entry.batch.group();
         }
     }
 }

@@ -23,9 +23,7 @@ pub struct AdapterId {
 pub struct Factor {
     /// The state's name.
     pub state: String,
-    /// Rows of the state of each of which the slot has a part; 1 where it has a part of the whole.
-    pub rows: usize,
-    /// The slot's parts, in the state's type.
+    /// The part, in the state's type.
     pub bytes: Vec<u8>,
 }
 

@@ -49,6 +49,8 @@ pub struct PageStorage {
     pub tokens: usize,
     /// Bytes of a page, scales of codes among them.
     pub bytes: u64,
+    /// Bytes of all pages: of windowed layers those that these have.
+    pub all: u64,
 }
 
 /// A model with its KV state.

@@ -42,9 +42,7 @@ const LEVELS: [Level; 6] = [
     ("num_requests_waiting", "Sequences that wait, preempted ones among them.", |s| s.waiting),
     ("num_requests_queued", "Requests that were not yet admitted.", |s| s.queued),
     ("kv_pages", "Pages of keys and values.", |s| s.pages),
-    ("kv_cache_bytes", "Bytes of these pages.", |s| {
-        usize::try_from(s.page.bytes).unwrap_or(usize::MAX).saturating_mul(s.pages)
-    }),
+    ("kv_cache_bytes", "Bytes of these pages.", |s| usize::try_from(s.page.all).unwrap_or(usize::MAX)),
     ("kv_pages_cached", "Pages that nobody uses but the prefix cache knows.", |s| s.pages_cached),
 ];
 

@@ -14,16 +14,20 @@ use crate::pages::Page;
 /// times page size plus the row in the page), `[tokens]`; `starts` (the first token of each sequence, and the number of
 /// tokens), `[sequences + 1]`; `tables` (pages of each sequence in the order of positions; what stands behind the last is not
 /// read), `[sequences, table]`, or, where pages hold latents, places of these pages in the list `pages` `[context]` of those in
-/// use, each once; where windowed layers have pages of their own, `window_slots` and `window_tables` in the same way; `adapters` (the slot of each token's adapter, or -1), `[tokens]`; `lens` (keys of each sequence after this step) and `last` (index of its last token, the one
+/// use, each once; where windowed layers have pages of their own, `window_slots` and `window_tables` in the same way; `adapters` (the slot of each token's adapter, or -1), `[tokens]`, and by [grouping](StepBatch::group) these `adapter_rows` (tokens with an
+/// adapter in the order of slots), `adapter_places` (where among these each token stands, or 0) and `adapter_offsets` (where those of each
+/// slot begin, `[slots + 1]`); `lens` (keys of each sequence after this step) and `last` (index of its last token, the one
 /// whose logits are wanted), `[sequences]`; and how the next token of each sequence is drawn, where the program does that (see
 /// [`Drawing`]): `sampling` `[sequences, 3]`, `f32`, and `draws` `[sequences, 19]`.
 #[derive(Clone, Debug)]
 pub struct StepBatch {
     page: usize,
     table: usize,
-    inputs: [(&'static str, Value); 13],
+    inputs: [(&'static str, Value); INPUTS],
     /// Where pages are listed.
     page_index: Option<PageIndex>,
+    /// Slots for adapters.
+    slots: usize,
 }
 
 /// Where in the list of pages in use each page stands.
@@ -73,8 +77,12 @@ const PAGES: usize = 7;
 const WINDOW_SLOTS: usize = 8;
 const WINDOW_TABLES: usize = 9;
 const ADAPTERS: usize = 10;
-const SAMPLING: usize = 11;
-const DRAWS: usize = 12;
+const ADAPTER_ROWS: usize = 11;
+const ADAPTER_PLACES: usize = 12;
+const ADAPTER_OFFSETS: usize = 13;
+const SAMPLING: usize = 14;
+const DRAWS: usize = 15;
+const INPUTS: usize = 16;
 
 /// Rows of tokens, and tables, of each group of pages.
 const GROUPS: [(usize, usize); 2] = [(SLOTS, TABLES), (WINDOW_SLOTS, WINDOW_TABLES)];
@@ -83,8 +91,9 @@ impl StepBatch {
     /// No sequences yet, in pages of `page` tokens, at most `table` of them a sequence.
     pub fn new(page: usize, table: usize) -> StepBatch {
         let names = ["input_ids", "positions", "slots", "starts", "tables", "lens", "last", "pages"];
-        let names =
-            [&names[..], &["window_slots", "window_tables", "adapters", "sampling", "draws"]].concat();
+        let names = [&names[..], &["window_slots", "window_tables", "adapters"]].concat();
+        let names = [&names[..], &["adapter_rows", "adapter_places", "adapter_offsets", "sampling", "draws"]]
+            .concat();
         let inputs = std::array::from_fn(|i| {
             let tables = GROUPS.iter().any(|(_, tables)| *tables == i);
             let empty = match i {
@@ -94,7 +103,7 @@ impl StepBatch {
             };
             (names[i], empty)
         });
-        let mut batch = StepBatch { page, table, inputs, page_index: None };
+        let mut batch = StepBatch { page, table, inputs, page_index: None, slots: 0 };
         GROUPS.iter().for_each(|(_, tables)| batch.inputs[*tables].1.shape[1] = table);
         batch.clear();
         batch
@@ -107,10 +116,13 @@ impl StepBatch {
 
     /// No sequences yet, in the form that a program of these inputs takes.
     pub fn of_program(inputs: &[(String, Type)], page: usize, table: usize) -> StepBatch {
-        match inputs.iter().any(|(name, _)| *name == "pages") {
-            true => StepBatch::of_latents(page, table),
-            false => StepBatch::new(page, table),
-        }
+        let input = |name: &str| inputs.iter().find(|(n, _)| n == name);
+        let offsets = input("adapter_offsets").and_then(|(_, ty)| ty.shape.first()?.size());
+        let batch = match input("pages") {
+            Some(_) => StepBatch::of_latents(page, table),
+            None => StepBatch::new(page, table),
+        };
+        StepBatch { slots: offsets.map_or(0, |n| n.saturating_sub(1)), ..batch }
     }
 
     /// Takes the sequences out.
@@ -221,6 +233,31 @@ impl StepBatch {
         }
     }
 
+    /// Lists tokens by the slots of their adapters. Where none has one, the first stands there, in the first slot, for what nobody reads.
+    pub(super) fn group(&mut self) {
+        if self.slots == 0 {
+            return;
+        }
+        let slots = self.list(self.inputs[ADAPTERS].0);
+        let mut ends = vec![0; self.slots + 1];
+        let slot_of = |slot: &i32| usize::try_from(*slot).ok().filter(|slot| *slot < self.slots);
+        slots.iter().filter_map(slot_of).for_each(|slot| ends[slot + 1] += 1);
+        if ends.iter().all(|n| *n == 0) {
+            ends[1] = 1;
+        }
+        (1..ends.len()).for_each(|i| ends[i] += ends[i - 1]);
+        let (mut next, mut rows) = (ends.clone(), vec![0; ends[self.slots] as usize]);
+        let mut places = vec![0; slots.len()];
+        for (token, slot) in slots.iter().enumerate() {
+            let Some(slot) = slot_of(slot) else { continue };
+            (rows[next[slot] as usize], places[token]) = (token as i32, next[slot]);
+            next[slot] += 1;
+        }
+        for (at, list) in [(ADAPTER_ROWS, rows), (ADAPTER_PLACES, places), (ADAPTER_OFFSETS, ends)] {
+            list.into_iter().for_each(|x| self.put(at, x));
+        }
+    }
+
     /// Adds a row to tables, unless there are no pages; gives where it begins.
     fn add_row(&mut self, tables: usize, pages: impl ExactSizeIterator<Item = Page>) -> usize {
         let (tables, width) = (&mut self.inputs[tables].1, self.table * 4);
@@ -247,7 +284,7 @@ impl StepBatch {
     }
 
     /// All inputs by name.
-    pub fn all(&self) -> [(&'static str, &Value); 13] {
+    pub fn all(&self) -> [(&'static str, &Value); INPUTS] {
         self.inputs.each_ref().map(|(name, v)| (*name, v))
     }
 
@@ -328,6 +365,16 @@ mod tests {
         assert_eq!((b.list("tables"), b.all()[TABLES].1.shape.clone()), (vec![7, 4], vec![1, 2]));
         b.append([1].into_iter(), 0, [&[8], &[]], Some(3));
         assert_eq!(b.list("adapters"), [-1, 3]);
+        let lists = |slots: usize, of: &[Option<u32>]| {
+            let mut b = StepBatch { slots, ..StepBatch::new(4, 2) };
+            of.iter().for_each(|adapter| b.append([1, 2].into_iter(), 0, [&[0], &[]], *adapter));
+            b.group();
+            ["rows", "places", "offsets"].map(|name| b.list(&format!("adapter_{name}")))
+        };
+        let grouped = [vec![6, 7, 0, 1, 4, 5], vec![2, 3, 0, 0, 4, 5, 0, 1], vec![0, 2, 2, 6]];
+        assert_eq!(lists(3, &[Some(2), None, Some(2), Some(0)]), grouped);
+        assert_eq!(lists(2, &[None]), [vec![0], vec![0, 0], vec![0, 1, 1]]);
+        assert_eq!(lists(0, &[None]), [vec![], vec![], vec![]]);
         assert_eq!(b.list("tables"), [7, 4, 8, 0]);
         let drawing = Drawing { top_k: 5, words: [1 << 32 | 7; Drawing::DRAWS + 1], ..Drawing::GREEDY };
         b.draw(1, &drawing);

@@ -1,18 +1,32 @@
 //! Speculation by n-gram lookup: what came before may come again. In: the tokens of a sequence, and how many of the last proposals
 //! were accepted. Out: tokens that may come next, those that followed the latest earlier place where the last three stood, or the
-//! last two. A proposal that is rejected costs a part of a step, so that whoever is seldom right pauses, and longer each time.
+//! last two. Where these stood is kept, token by token, so that a step costs the same however long a sequence is. A proposal that is rejected
+//! costs a part of a step: so who is seldom right proposes few tokens, then pauses, and longer each time; and who is new begins with what
+//! those before it learnt.
 
 use crate::pages::Tokens;
+use std::collections::HashMap;
 
-/// The running average of what is accepted of a step's proposals, below which there is a pause; a new sequence begins above it.
+/// The running average of what is accepted of a step's proposals, below which there is a pause; the first sequence begins above it.
 const LEAST: f32 = 0.2;
 const FIRST: f32 = 0.3;
 
-/// Weight of the newest step in the average.
+/// Weight of the newest step in a sequence's average, and in that of all.
 const NEWEST: f32 = 0.25;
+const NEWEST_OF_ALL: f32 = 0.05;
 
 /// Steps of a pause: the first, and the longest.
 const PAUSES: [u32; 2] = [16, 1024];
+
+/// What all sequences together have learnt: the running average of what was accepted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Experience(f32);
+
+impl Default for Experience {
+    fn default() -> Experience {
+        Experience(FIRST)
+    }
+}
 
 /// Proposes for one sequence.
 #[derive(Debug)]
@@ -25,27 +39,30 @@ pub(super) struct Proposer {
     /// Steps that are left of a pause, and how long the next one is.
     idle: u32,
     pause: u32,
+    seen: Seen,
     tokens: Vec<u32>,
 }
 
-impl Default for Proposer {
-    fn default() -> Proposer {
-        let [pause, _] = PAUSES;
-        Proposer { proposed: 0, accepted: 0, average: FIRST, idle: 0, pause, tokens: Vec::new() }
-    }
-}
-
 impl Proposer {
-    /// Up to `most` tokens that may come next.
+    /// For a new sequence.
+    pub fn new(experience: Experience) -> Proposer {
+        let ([pause, _], Experience(average)) = (PAUSES, experience);
+        let idle = if average < LEAST { pause } else { 0 };
+        let (seen, tokens) = (Seen::default(), Vec::new());
+        Proposer { proposed: 0, accepted: 0, average: average.max(LEAST), idle, pause, seen, tokens }
+    }
+
+    /// Up to `most` tokens that may come next; few while few are accepted.
     pub fn propose(&mut self, tokens: &Tokens, most: usize) -> &[u32] {
         self.tokens.clear();
         if most == 0 || self.idle > 0 {
             self.idle = self.idle.saturating_sub(1);
             return &[];
         }
-        let Some(from) = find(tokens) else { return &[] };
+        let Some(from) = self.seen.find(tokens) else { return &[] };
         let length = tokens.len();
-        for at in from..from + most {
+        let few = 1 + (self.average * most as f32) as usize;
+        for at in from..from + few.min(most) {
             // What repeats itself goes on with what is proposed.
             let token = at.checked_sub(length).map_or_else(|| tokens.get(at), |at| self.tokens[at]);
             self.tokens.push(token);
@@ -54,11 +71,13 @@ impl Proposer {
     }
 
     /// Learns from a step with proposals, once; says how many there were and how many were accepted.
-    pub fn learn(&mut self) -> [u64; 2] {
+    pub fn learn(&mut self, Experience(all): &mut Experience) -> [u64; 2] {
         let step = [std::mem::take(&mut self.proposed), std::mem::take(&mut self.accepted)];
         let [proposed, accepted] = step;
         if proposed > 0 {
-            self.average += (accepted as f32 / proposed as f32 - self.average) * NEWEST;
+            let part = accepted as f32 / proposed as f32;
+            *all += (part - *all) * NEWEST_OF_ALL;
+            self.average += (part - self.average) * NEWEST;
             let [first, longest] = PAUSES;
             if accepted > 0 {
                 self.pause = first;
@@ -74,22 +93,30 @@ impl Proposer {
     }
 }
 
-/// What followed the latest earlier place of the last three tokens, else of the last two: where it begins.
-fn find(tokens: &Tokens) -> Option<usize> {
-    let length = tokens.len();
-    let last = tokens.get(length.checked_sub(1)?);
-    let before = tokens.get(length.checked_sub(2)?);
-    let third = length.checked_sub(3).map(|at| tokens.get(at));
-    let mut pair = None;
-    for at in (1..length - 1).rev() {
-        if tokens.get(at) == last && tokens.get(at - 1) == before {
-            if at >= 2 && Some(tokens.get(at - 2)) == third {
-                return Some(at + 1);
-            }
-            pair.get_or_insert(at + 1);
+/// Where the latest of each three tokens, and of each two, end.
+#[derive(Debug, Default)]
+struct Seen {
+    threes: HashMap<[u32; 3], u32>,
+    twos: HashMap<[u32; 2], u32>,
+    /// Tokens at whose places something may end that is known.
+    known: usize,
+}
+
+impl Seen {
+    /// What followed the latest earlier place of the last three tokens, else of the last two: where it begins.
+    fn find(&mut self, tokens: &Tokens) -> Option<usize> {
+        let last = tokens.len().checked_sub(1)?;
+        let two = |at: usize| Some([tokens.get(at.checked_sub(1)?), tokens.get(at)]);
+        let three = |at: usize| Some([tokens.get(at.checked_sub(2)?), tokens.get(at - 1), tokens.get(at)]);
+        for at in self.known..last {
+            two(at).map(|two| self.twos.insert(two, at as u32));
+            three(at).map(|three| self.threes.insert(three, at as u32));
         }
+        self.known = last;
+        let found = three(last).and_then(|three| self.threes.get(&three));
+        let found = found.or_else(|| two(last).and_then(|two| self.twos.get(&two)));
+        found.map(|at| *at as usize + 1)
     }
-    pair
 }
 
 #[cfg(test)]
@@ -110,24 +137,54 @@ mod tests {
             (&[1], 4, &[]),
         ] {
             let tokens = Tokens::new(Prompt::new(text.to_vec(), vec![]), 4);
-            assert_eq!(Proposer::default().propose(&tokens, most), want, "{text:?}");
+            let mut proposer = Proposer::new(Experience(1.0));
+            assert_eq!(proposer.propose(&tokens, most), want, "{text:?}");
+        }
+    }
+
+    /// Found step by step as in a walk over all that came before.
+    #[test]
+    fn places_are_found_as_by_a_walk() {
+        let (mut seen, mut state) = (Seen::default(), 7_u32);
+        let mut tokens = Tokens::new(Prompt::new(vec![1, 2, 3], vec![]), 4);
+        for step in 0..400 {
+            let length = tokens.len();
+            let ends = |n: usize| {
+                let same = |at: &usize| (0..n).all(|i| tokens.get(at - i) == tokens.get(length - 1 - i));
+                (n - 1..length - 1).rev().find(same).map(|at| at + 1)
+            };
+            // Some steps do not look.
+            if step % 3 != 1 {
+                assert_eq!(seen.find(&tokens), ends(3).or_else(|| ends(2)), "{step}");
+            }
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            tokens.push((state >> 24) % 6);
         }
     }
 
     #[test]
     fn who_is_seldom_right_pauses_and_tries_again() {
         let tokens = Tokens::new(Prompt::new(vec![1, 2, 1, 2], vec![]), 4);
-        let tries = |right: bool| {
-            let mut proposer = Proposer::default();
-            (0..3000)
-                .filter(|_| {
-                    let proposed = proposer.propose(&tokens, 4).len() as u32;
-                    (proposer.proposed, proposer.accepted) = (proposed, if right { proposed } else { 0 });
-                    proposer.learn()[0] > 0
-                })
-                .count()
+        let mut all = Experience::default();
+        let mut tries = |right: bool, steps: u32| {
+            let mut proposer = Proposer::new(all);
+            let mut of_step = || {
+                let proposed = proposer.propose(&tokens, 4).len() as u32;
+                (proposer.proposed, proposer.accepted) = (proposed, if right { proposed } else { 0 });
+                proposer.learn(&mut all)
+            };
+            let each: Vec<u64> = (0..steps).map(|_| of_step()[0]).collect();
+            [each.iter().filter(|n| **n > 0).count() as u64, each.iter().sum()]
         };
-        assert_eq!(tries(true), 3000);
-        assert!((5..20).contains(&tries(false)), "{}", tries(false));
+        let [steps, tokens] = tries(true, 3000);
+        assert!(steps == 3000 && tokens > 11_900, "{tokens}");
+        let [steps, tokens] = tries(false, 3000);
+        assert!((5..30).contains(&steps) && tokens < 40, "{steps} {tokens}");
+        // Many short answers: those that come later wait before they try, and try with one token.
+        let tokens: Vec<u64> = (0..100).map(|_| tries(false, 64)[1]).collect();
+        assert!(tokens[50..].iter().all(|n| *n <= 2), "{tokens:?}");
+        // Whoever is right again is believed again.
+        let right: u64 = (0..20).map(|_| tries(true, 64)[1]).sum();
+        assert!(right > 20 * 64 * 2, "{right}");
     }
 }

@@ -60,7 +60,7 @@ impl Scheduler {
     pub(super) fn settle(&mut self) {
         for id in self.proposing.drain(..) {
             let Some(Some(sequence)) = self.slots.get_mut(id.slot as usize) else { continue };
-            let [proposed, accepted] = sequence.proposer.learn();
+            let [proposed, accepted] = sequence.proposer.learn(&mut self.experience);
             self.counters.proposed += proposed;
             self.counters.accepted += accepted;
             self.pages.truncate(&mut sequence.tables, sequence.tokens.len());

@@ -127,7 +127,8 @@ impl Model for Alphabet {
     }
 
     fn page_storage(&self) -> PageStorage {
-        PageStorage { name: "int8", tokens: SIZES.page_size, bytes: 10 * SIZES.page_size as u64 }
+        let bytes = 10 * SIZES.page_size as u64;
+        PageStorage { name: "int8", tokens: SIZES.page_size, bytes, all: bytes * SIZES.pages as u64 }
     }
 
     fn plan(&self) -> StepPlan {

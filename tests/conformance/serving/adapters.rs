@@ -6,7 +6,8 @@ use astrai_engine::adapters::Reader;
 use astrai_serve::engine::AdapterId;
 
 /// Adapters by name, several in one step, some with parts that others have not: each answer is that of its adapter alone, in another slot, and
-/// says what the merged weights say. Those without one are as if there were none.
+/// says what the merged weights say. Those without one are, bit for bit, those of a server without slots; and so they all are where pages
+/// are few.
 #[test]
 fn adapters_beside_one_another_answer_as_alone() {
     let Some(lora) = case("lora") else { return };
@@ -14,13 +15,16 @@ fn adapters_beside_one_another_answer_as_alone() {
     let base = Model::open(&lora.join("llama"), false).unwrap();
     let folders = ["llama_all", "llama_qv", "llama_rslora"].map(|name| lora.join(name));
     for storage in [DType::F32, DType::BF16] {
-        let start = |slots: usize, sequences: usize, prefix_cache: bool| {
+        let page: u64 = KvCache::page_bytes_apart(&base.config, Cache::PAGE, storage).iter().sum();
+        let start = |slots: usize, sequences: usize, prefix_cache: bool, pages: Option<u64>| {
+            let kv = pages.map(|pages| KvMemory::Bytes(pages * page));
             let adapters = (slots > 0).then_some(Slots { slots, rank: 8 });
             let room = Room {
                 sequences: 6,
                 tokens: Some(24),
                 context: Some(64),
                 queue: 64,
+                kv,
                 adapters,
                 ..Room::of_one(storage, None)
             };
@@ -45,18 +49,16 @@ fn adapters_beside_one_another_answer_as_alone() {
                 .submit(Request { n: 1 + i % 2, sampling, adapter, ..Request::new(prompt) })
                 .unwrap()
         };
-        // In bf16 rounding follows the columns that there are: then as many slots, and those of the base too.
-        let [few, none] = if storage == DType::F32 { [2, 0] } else { [3, 3] };
         // Request i is of adapter i % 4, where 3 is none; a prompt is asked of all of them.
         let alone: Vec<Answer> = {
             let engines: Vec<(Engine, Option<AdapterId>)> = (0..4)
                 .map(|at| match folders.get(at) {
                     Some(folder) => {
-                        let engine = start(few, 1, false);
-                        let adapter = load(&engine, few, 1, 9, folder);
+                        let engine = start(2, 1, false, None);
+                        let adapter = load(&engine, 2, 1, 9, folder);
                         (engine, Some(adapter))
                     }
-                    None => (start(none, 1, false), None),
+                    None => (start(0, 1, false, None), None),
                 })
                 .collect();
             let one = |i: u32| {
@@ -66,15 +68,20 @@ fn adapters_beside_one_another_answer_as_alone() {
             (0..24).map(one).collect()
         };
         assert!((0..24).step_by(4).all(|i| alone[i] != alone[i + 3]), "an adapter changes nothing");
-        for prefix_cache in [false, true] {
-            let engine = start(3, 6, prefix_cache);
+        for (prefix_cache, pages) in [(false, None), (true, None), (false, Some(9))] {
+            let engine = start(3, 6, prefix_cache, pages);
             let all: Vec<AdapterId> =
                 (0..3).map(|i| load(&engine, 3, 2 - i, i.into(), &folders[i as usize])).collect();
             let streams: Vec<Stream> =
                 (0..24).map(|i| ask(&engine, i, all.get(i as usize % 4).copied())).collect();
             let all_of = streams.into_iter().zip(0..);
             let together: Vec<Answer> = all_of.map(|(mut s, i)| collect(&mut s, 1 + i % 2).0).collect();
-            assert!(together == alone, "{storage}: other answers, prefix cache {prefix_cache}");
+            assert!(
+                together == alone,
+                "{storage}: other answers, prefix cache {prefix_cache}, {pages:?} pages"
+            );
+            let preempted = engine.handle().stats().scheduler.preemptions;
+            assert!((preempted > 0) == pages.is_some(), "{preempted} preemptions");
             // What was loaded into its slot meanwhile is not what a request wants.
             load(&engine, 3, 2, 7, &folders[1]);
             let (_, end) = collect(&mut ask(&engine, 0, Some(all[0])), 1);

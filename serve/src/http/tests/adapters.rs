@@ -10,7 +10,7 @@ use std::sync::Arc;
 fn server(slots: u32, model: Alphabet) -> Server {
     let read = |folder: &Path| {
         let shift = folder.to_str().and_then(|f| f.strip_prefix("shift")?.parse().ok());
-        let factor = |shift| Factor { state: String::new(), rows: 1, bytes: vec![shift] };
+        let factor = |shift| Factor { state: String::new(), bytes: vec![shift] };
         let patch = shift.map(|shift| Patch { factors: vec![factor(shift)] });
         patch.ok_or_else(|| format!("{}: no adapter", folder.display()))
     };
