@@ -1,6 +1,7 @@
 //! The program as a user meets it: every command on the golden models, output for scripts, and one clear line for whatever
 //! is wrong.
 
+use crate::answers::fixture::{program, refused, text};
 use crate::emulated::checks_everything;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -16,12 +17,7 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-/// The program, with kernels that are little optimised.
-fn astrai(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_astrai")).args(args).env("PATH", crate::quick::path()).output().unwrap()
-}
-
-/// The program as its users have it.
+/// The program as its users have it; `program` optimises kernels little.
 fn as_users_do(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_astrai")).args(args).output().unwrap()
 }
@@ -36,7 +32,7 @@ fn stderr(out: &Output) -> String {
 
 /// Standard output of a command that succeeds.
 fn good(args: &[&str]) -> String {
-    let out = astrai(args);
+    let out = program(args).output().unwrap();
     assert!(out.status.success(), "{args:?}: {}{}", stdout(&out), stderr(&out));
     stdout(&out)
 }
@@ -45,20 +41,6 @@ fn good(args: &[&str]) -> String {
 fn object(args: &[&str]) -> Value {
     let text = good(args);
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{args:?}: {e}: {text}"))
-}
-
-/// The one line of a command that fails, without its `astrai: `.
-fn refused(args: &[&str]) -> String {
-    let out = astrai(args);
-    let line = stderr(&out);
-    assert_eq!(out.status.code(), Some(1), "{args:?}: {line}");
-    assert!(out.stdout.is_empty(), "{args:?}: {}", stdout(&out));
-    assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
-    line.strip_prefix("astrai: ").expect(&line).trim_end().to_string()
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
 }
 
 /// A copy of a golden case in which a number of a tensor of the golden file is changed.
@@ -118,7 +100,7 @@ fn every_command_explains_itself() {
         let public = words.join(" ").contains("can read a command line");
         assert_eq!(public, command == "serve", "{command}: {help}");
     }
-    assert_eq!(astrai(&["compile", "--no-such-flag"]).status.code(), Some(2));
+    assert_eq!(program(&["compile", "--no-such-flag"]).output().unwrap().status.code(), Some(2));
 }
 
 #[test]
@@ -226,7 +208,7 @@ fn graphs_are_printed_in_three_forms() {
     assert_eq!(again["flops"], whole["flops"]);
     let all = dump("all", "json");
     assert!(refused(&all.each_ref().map(String::as_str)).contains("--form json"));
-    assert_eq!(astrai(&["compile", text(&model), "--form", "dot"]).status.code(), Some(2));
+    assert_eq!(program(&["compile", text(&model), "--form", "dot"]).output().unwrap().status.code(), Some(2));
 }
 
 #[test]
@@ -309,13 +291,13 @@ fn verify_passes_what_is_right() {
             assert_eq!(report["checks"].as_array().unwrap().len(), rows, "{report}");
         }
     }
-    assert!(astrai(&["verify", text(&golden("llama"))]).status.success(), "all checks");
+    assert!(program(&["verify", text(&golden("llama"))]).output().unwrap().status.success(), "all checks");
 }
 
 #[test]
 fn verify_catches_ten_tolerances() {
     let off = |dir: &TempDir, only: &[&str], check: &str| {
-        let out = astrai(&[&["verify", text(dir.path()), "--json"], only].concat());
+        let out = program(&[&["verify", text(dir.path()), "--json"], only].concat()).output().unwrap();
         let report: Value = serde_json::from_str(&stdout(&out)).unwrap();
         assert_eq!(out.status.code(), Some(1), "{check}");
         let rows = report["checks"].as_array().unwrap();
@@ -422,7 +404,7 @@ fn bench_lines_have_the_peers_fields() {
     assert_eq!(lines.lines().filter(|l| serde_json::from_str::<Value>(l).is_ok()).count(), 3);
     assert!(refused(&["bench", "gemm", "--seq", "3"]).contains("--seq"));
     for job in ["train", "prefill", "decode"] {
-        let out = astrai(&[&["bench", job, "--profile"][..], &common].concat());
+        let out = program(&[&["bench", job, "--profile"][..], &common].concat()).output().unwrap();
         assert!(out.status.success() && stderr(&out).contains("predicted ms"), "{job}: {}", stderr(&out));
     }
 }
