@@ -3,7 +3,9 @@
 use crate::cases::case;
 use crate::driver::{Emulated, checks_everything, emulated};
 use crate::serving::{Answer, SMALL, collect};
+use astrai_builders::config::Slots;
 use astrai_builders::{ModelConfig, Program};
+use astrai_engine::adapters::Reader;
 use astrai_engine::batch::RaggedBatch;
 use astrai_engine::golden::Golden;
 use astrai_engine::serving::{Room, steps};
@@ -12,7 +14,7 @@ use astrai_ir::DType;
 use astrai_runtime::device::cuda::Cuda;
 use astrai_runtime::device::{Device, KernelCache, Space};
 use astrai_runtime::{Error, Session};
-use astrai_serve::engine::{Engine, Model as Steps, ModelError, Sizes};
+use astrai_serve::engine::{AdapterId, Engine, Model as Steps, ModelError, Sizes, Stream};
 use astrai_serve::paged::PagedModel;
 use astrai_serve::request::{Request, Sampling};
 use astrai_serve::scheduler::plan::StepPlan;
@@ -227,6 +229,46 @@ fn a_step_brings_back_tokens_alone_and_they_are_the_hosts() {
         let (want, more) = answers(Engine::start(OnHost(steps()), &room.settings()).unwrap(), ALONE, &asked);
         assert!(got == want && more == 6 * asked.len() as u64 * (4 + row), "{got:?}\n{want:?}");
     }
+}
+
+/// What a request that names an adapter is answered is what the merged weights say, and without one what the base says.
+#[test]
+fn a_named_adapter_is_that_of_the_merged_weights() {
+    if !checks_everything() {
+        return println!("skipped: with CI=true adapters are named on the emulated GPU, too");
+    }
+    let (Some(lora), Some(device)) = (case("lora"), device(0)) else { return };
+    let machine = Machine::over(device);
+    let (base, folder) = (Model::open(&lora.join("llama"), false).unwrap(), lora.join("llama_all"));
+    let start = |model: &Model, adapters: Option<Slots>| {
+        let room =
+            Room { sequences: 2, context: Some(32), queue: 8, adapters, ..Room::of_one(DType::F32, None) };
+        Engine::start(steps(model, &room, &machine, &mut |_| {}).unwrap(), &room.settings()).unwrap()
+    };
+    let slots = Slots { slots: 2, rank: 8 };
+    let named = start(&base, Some(slots));
+    let config = ModelConfig { adapters: Some(slots), ..base.config.clone() };
+    let patch = Reader::new(&config, DType::F32).unwrap().read(&folder).unwrap();
+    let adapter = AdapterId { slot: 1, number: 1 };
+    named.handle().adapt(adapter, patch).blocking_recv().unwrap().unwrap();
+    let ask = |engine: &Engine, adapter: Option<AdapterId>| {
+        let sampling =
+            Sampling { temperature: 0.0, max_tokens: Some(3), logprobs: Some(1), ..Sampling::default() };
+        engine.handle().submit(Request { sampling, adapter, ..Request::new(vec![5, 9, 40, 2]) }).unwrap()
+    };
+    let shown = |mut stream: Stream| {
+        let answer = collect(&mut stream, 1).0.remove(0).0;
+        answer.into_iter().map(|(token, of)| (token, of.unwrap().chosen)).collect::<Vec<_>>()
+    };
+    // Side by side in one step.
+    let together = [ask(&named, Some(adapter)), ask(&named, None)].map(shown);
+    let merged = Model::open_adapted(&lora.join("llama"), Some(&folder)).unwrap();
+    for (got, model) in together.iter().zip([&merged, &base]) {
+        let want = shown(ask(&start(model, None), None));
+        let near = |(a, b): (&(u32, f32), &(u32, f32))| a.0 == b.0 && (a.1 - b.1).abs() < 1e-3;
+        assert!(got.len() == 3 && got.iter().zip(&want).all(near), "{got:?} {want:?}");
+    }
+    assert_ne!(together[0], together[1], "the adapter changes nothing");
 }
 
 /// Bytes that a device copied to the host.

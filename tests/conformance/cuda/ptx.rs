@@ -363,3 +363,8 @@ fn the_ptx_of_losses_agrees() {
 fn the_ptx_of_experts_agrees() {
     core_agrees(6);
 }
+
+#[test]
+fn the_ptx_of_draws_agrees() {
+    core_agrees(7);
+}
