@@ -369,7 +369,9 @@ impl Server {
         drop(self.descriptor);
         if ending == Ending::HandOver {
             // Its file is the other server's.
-            self.file.take().map(std::mem::forget);
+            if let Some(file) = self.file.take() {
+                std::mem::forget(file);
+            }
         }
         // A server that has ended by itself is told nothing; how it ended comes next.
         let _ = self.stop.send(ending);

@@ -92,13 +92,14 @@ impl Bench {
         let (clients, new) = (self.batch.unwrap_or(CLIENTS), self.new.unwrap_or(NEW));
         let prompt = self.seq.unwrap_or(PROMPT);
         let requests = self.requests.unwrap_or(8 * clients);
-        let server = start(folder, [clients, prompt, new].map(|n| n as usize))?;
+        let (server, vocabulary) = start(folder, [clients, prompt, new].map(|n| n as usize))?;
         let ask = |requests: u64| -> Result<Value, Failure> {
             let flags = [
                 ("--num-prompts", requests),
                 ("--max-concurrency", clients),
                 ("--random-input-len", prompt),
                 ("--random-output-len", new),
+                ("--random-vocab", vocabulary as u64),
             ];
             let mut command = Command::new(std::env::current_exe().map_err(|e| e.to_string())?);
             command.args(["bench", "serve", "--url", server.url()]);
@@ -128,8 +129,8 @@ impl Bench {
     }
 }
 
-/// A server of no cost, with room for so many sequences of a prompt and an answer.
-fn start(folder: &Path, [clients, prompt, new]: [usize; 3]) -> Result<Server, Failure> {
+/// A server of no cost and the ids that it knows, with room for so many sequences of a prompt and an answer.
+fn start(folder: &Path, [clients, prompt, new]: [usize; 3]) -> Result<(Server, usize), Failure> {
     let tokenizer = Tokenizer::open(folder).map_err(|e| e.to_string())?;
     let vocabulary = tokenizer.vocabulary();
     let whole = |id: &u32| {
@@ -155,5 +156,5 @@ fn start(folder: &Path, [clients, prompt, new]: [usize; 3]) -> Result<Server, Fa
     let engine = Engine::start(model, &settings).map_err(|e| e.to_string())?;
     let names = vec!["costless".to_owned()];
     let served = Served { engine, tokenizer, template: None, names, settings: HttpSettings::default() };
-    Server::start(listen(LOCAL, 0)?, served)
+    Ok((Server::start(listen(LOCAL, 0)?, served)?, vocabulary))
 }

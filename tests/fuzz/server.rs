@@ -63,10 +63,24 @@ pub fn request(d: &mut Draws) -> Vec<u8> {
         if d.below(2) == 0 {
             sound.insert("input".into(), json!(["t8", "t9"]));
         }
+        if d.below(3) == 0 {
+            sound.insert("response_format".into(), structural_tag());
+        }
     }
     let path = d.of(&PATHS);
     let body = object(&sound, d);
     framed(path, &body, d)
+}
+
+/// An answer with tags in it.
+fn structural_tag() -> Value {
+    let either = json!([{"type": "const_string", "value": "t1"}, {"type": "regex", "pattern": "[ab/]{2}"}]);
+    let text = json!({"type": "any_text", "excludes": ["t5"]});
+    let tag = json!({"type": "tag", "begin": "<a>", "content": text, "end": ["</a>", "t9"]});
+    let tags =
+        json!({"type": "triggered_tags", "triggers": ["<a"], "tags": [tag], "stop_after_first": false});
+    let elements = json!([{"type": "or", "elements": either}, tags]);
+    json!({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
 }
 
 /// A request whose bytes are strange.

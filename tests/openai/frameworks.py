@@ -81,10 +81,10 @@ def litellm():
         joined = "".join(c.choices[0].delta.content or "" for c in streamed if c.choices)
         assert joined == text and streamed[-1].usage.completion_tokens == 12, (provider, joined, text, streamed[-1])
         named = {"type": "function", "function": {"name": "weather"}}
-        called = chat(provider, tools=[tool], tool_choice=named, max_tokens=600, temperature=1, seed=3)
+        called = chat(provider, tools=[tool], tool_choice=named, parallel_tool_calls=False, max_tokens=600, temperature=1, seed=3)
         arguments = json.loads(called.choices[0].message.tool_calls[0].function.arguments)
         assert arguments["unit"] in ("c", "f"), called
-        pieces = list(chat(provider, tools=[tool], tool_choice=named, max_tokens=600, temperature=1, seed=3, stream=True))
+        pieces = list(chat(provider, tools=[tool], tool_choice=named, parallel_tool_calls=False, max_tokens=600, temperature=1, seed=3, stream=True))
         whole = litellm.stream_chunk_builder(pieces)
         assert json.loads(whole.choices[0].message.tool_calls[0].function.arguments)["unit"] in ("c", "f"), whole
     many = chat(n=3, temperature=1, seed=5)

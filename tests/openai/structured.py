@@ -72,7 +72,7 @@ async def schemas():
 def tools():
     tool = {"type": "function", "function": {"name": "weather", "strict": True, "parameters": {
         "type": "object", "properties": {"unit": {"enum": ["c", "f"]}}, "required": ["unit"], "additionalProperties": False}}}
-    fields = {"model": MODEL, "messages": HELLO, "tools": [tool], "max_tokens": 400, "temperature": 1}
+    fields = {"model": MODEL, "messages": HELLO, "tools": [tool], "parallel_tool_calls": False, "max_tokens": 400, "temperature": 1}
     for choice, reason in (("required", "tool_calls"), ({"type": "function", "function": {"name": "weather"}}, "stop")):
         answer = client.chat.completions.create(**fields, tool_choice=choice).choices[0]
         assert answer.finish_reason == reason, answer

@@ -29,7 +29,7 @@ pub const VERSION: &str = "anthropic-version";
 const LONGEST_ID: usize = 128;
 
 /// Paths that are counted by themselves.
-pub const PATHS: [&str; 19] = [
+pub const PATHS: [&str; 21] = [
     "/health",
     "/ready",
     "/metrics",
@@ -49,6 +49,8 @@ pub const PATHS: [&str; 19] = [
     "/v1/rerank",
     "/v2/rerank",
     "/rerank",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
 ];
 
 /// Who calls: the hash of the key that was given, where keys are asked for.

@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 
 const CLIENTS: u64 = 64;
 
+/// Clients that ask also in the last third of each two seconds: nothing is proposed while somebody waits.
+const STEADY: u64 = 4;
+
 /// Different requests that there are.
 const KINDS: usize = 72;
 
@@ -137,9 +140,13 @@ struct Counts {
     busy: AtomicU64,
 }
 
-fn client(address: &str, seed: u64, known: &[(Asked, Value)], until: Instant, counts: &Counts) {
-    let mut dice = Dice(seed);
+fn client(address: &str, i: u64, known: &[(Asked, Value)], until: Instant, counts: &Counts) {
+    let (mut dice, since) = (Dice(i * 7919 + 1), Instant::now());
     while Instant::now() < until {
+        if i >= STEADY && since.elapsed().as_millis() % 2000 > 1333 {
+            thread::sleep(Duration::from_millis(20));
+            continue;
+        }
         let (asked, alone) = &known[dice.roll(known.len())];
         let mut stream = send(address, asked).unwrap();
         if dice.roll(6) == 0 {
@@ -231,7 +238,7 @@ fn whatever_comes_together_each_answer_is_that_of_the_request_alone() {
     thread::scope(|scope| {
         for i in 0..CLIENTS {
             let (address, known, counts) = (&address, &known, &counts);
-            scope.spawn(move || client(address, i * 7919 + 1, known, until, counts));
+            scope.spawn(move || client(address, i, known, until, counts));
         }
         while Instant::now() < until {
             memory.push(resident(server.process()));
