@@ -86,7 +86,7 @@ pub enum Job {
     /// --requests of --seq tokens through the serving engine, --batch at a time, each answered with --new tokens:
     /// tokens_per_s, and milliseconds to the first token and from one to the next. With --url through a server, over HTTP
     Serve,
-    /// One optimiser step (forward, backward, clip, AdamW) on --batch sequences of --seq tokens: tokens_per_s
+    /// One optimiser step (forward, backward, clip, update) on --batch sequences of --seq tokens: tokens_per_s, and the update's part
     Train,
     /// Seconds to plan the prefill program and write its kernels, then to build the kernels, cold and warm
     Compile,
@@ -114,6 +114,7 @@ pub enum Job {
   astrai bench serve --shape model/config.json --batch 16 --seq 128 --adapters 16 --dtype bf16
   astrai bench serve --url http://127.0.0.1:8000 --num-prompts 200 --request-rate 8 --goodput ttft:500 tpot:50
   astrai bench train --shape model/config.json --batch 4 --seq 256 --profile
+  astrai bench train --shape model/config.json --batch 4 --seq 256 --lora-rank 16
   astrai bench compile --shape model/config.json")]
 pub struct Bench {
     /// What is measured
@@ -150,6 +151,8 @@ pub struct Bench {
     /// Also where the time of a step goes, kernel by kernel, and beyond its floor, kind by kind (train, prefill, decode)
     #[arg(long)]
     profile: bool,
+    #[command(flatten)]
+    trained: train::TrainFlags,
     #[command(flatten)]
     speculate: SpeculateFlag,
     #[command(flatten)]
@@ -211,6 +214,9 @@ impl Bench {
         }
         if self.adapters.adapters.is_some() && self.job != Job::Serve {
             bail!("--adapters goes with bench serve; leave it out");
+        }
+        if let Some(flag) = self.trained.given().filter(|_| self.job != Job::Train) {
+            bail!("{flag} goes with bench train; leave it out");
         }
         match self.job {
             Job::Gemm => self.fidelity.none("bench gemm is one dot")?,

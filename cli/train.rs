@@ -160,7 +160,10 @@ impl Train {
         let plan = Plan::new(&begin.config, &begin.recipe, machine.backend(), Dump::None)?;
         let scoring = policies::shown(&begin, &machine)?;
         let [weights, states, arenas] = plan.memory()?;
-        let copy = plan.copy_bytes();
+        let (copy, checkpoint) = (plan.copy_bytes(), plan.checkpoint_bytes());
+        let kept = plan.grad.plan.main.arena;
+        let gradients = 4 * plan.trained_parameters();
+        let seconds = plan.least_seconds(machine.backend().target(), settings.accum)?;
         let launches = [&plan.grad, &plan.update].map(|p| p.plan.launches());
         let (parameters, trained) = (begin.config.parameter_count(), plan.trained_parameters());
         let flops = flops_per_token(&begin.config, settings);
@@ -175,6 +178,7 @@ impl Train {
                 "parameters": parameters, "trained_parameters": trained, "reads": begin.sources.shown, "steps": steps, "epochs": settings.epochs,
                 "tokens_per_step": tokens, "flops_per_token": flops,
                 "weight_bytes": weights, "state_bytes": states, "planned_bytes": arenas, "copy_bytes": copy,
+                "gradient_bytes": gradients, "activation_bytes": kept, "checkpoint_bytes": checkpoint, "least_seconds": seconds,
                 "launches_grad": launches[0], "launches_update": launches[1],
                 "frozen": scoring.iter().map(|(name, _, bytes)| (name.to_string(), json!(bytes))).collect::<Map<_, _>>(),
             });
@@ -190,13 +194,18 @@ impl Train {
                 ("kernel launches", format!("{} a micro-batch, {} an update", launches[0], launches[1])),
                 ("operations a token", format!("{:.3e}", flops)),
                 ("weights", bytes(weights)),
-                ("gradients and optimiser", bytes(states)),
-                ("activations and scratch", bytes(arenas)),
+                ("gradients", bytes(gradients)),
+                ("optimiser", bytes(states.saturating_sub(gradients))),
+                ("activations", bytes(kept)),
+                ("inside layers, kernels", bytes(arenas.saturating_sub(kept))),
             ];
             if copy > 0 {
                 rows.push(("copy for checkpoints", bytes(copy)));
             }
             rows.push(("memory in all", bytes(weights + states + arenas + copy)));
+            rows.push(("a checkpoint", bytes(checkpoint)));
+            let rate = tokens as f64 / seconds;
+            rows.push(("at the peaks", format!("{seconds:.3} s a step, {rate:.0} tokens/s")));
             for (name, from, need) in scoring {
                 let before =
                     need.map_or(String::new(), |n| format!(", scored before the first step in {}", bytes(n)));
@@ -290,7 +299,7 @@ fn run(
     let base = model.as_ref().map(Model::source);
     if let (Some(_), Some(model)) = (&recipe.adapter, &model) {
         screen.progress("looking at the base's weights", 0, 1);
-        let known = state.base.replace(fingerprint(&model.config, model.source(), recipe.storage));
+        let known = state.base.replace(fingerprint(&model.config, model.source(), &recipe));
         if known.is_some() && known != state.base {
             bail!(
                 "{}: its weights are not those beside which the adapter was trained; give that --model, or begin another run",

@@ -1,10 +1,10 @@
-//! `astrai bench train`: one optimiser step on fresh random weights, as the peer's script measures it.
+//! `astrai bench train`: one optimiser step on fresh random weights, as the peer's script measures it; of all weights, or of an adapter.
 
 use super::breakdown::breakdown;
 use super::{Bench, draw, floor, launch_costs};
 use crate::allocations;
 use crate::failure::Failure;
-use crate::measure::{after_warm_up, once, rounded};
+use crate::measure::{Seconds, after_warm_up, once, rounded};
 use crate::run::profile_table;
 use astrai_engine::machine::Machine;
 use astrai_engine::model::Model;
@@ -12,9 +12,30 @@ use astrai_runtime::Dump;
 use astrai_runtime::device::cpu::peaks::Peaks;
 use astrai_train::batch::PackedBatch;
 use astrai_train::engine::{Engine, Plan, Recipe};
-use astrai_train::settings::Settings;
+use astrai_train::lora::Fresh;
+use astrai_train::settings::{Optimizer, Settings};
+use clap::Args;
 use serde_json::{Value, json};
 use std::io::Write;
+
+/// What is trained, and how.
+#[derive(Args, Clone, Debug, PartialEq)]
+pub(super) struct TrainFlags {
+    /// Train a low-rank adapter of this rank on all linear layers (train)
+    #[arg(long, value_name = "RANK", value_parser = clap::value_parser!(u64).range(1..=1 << 16))]
+    lora_rank: Option<u64>,
+    /// Rule of the update (train) [default: adamw]
+    #[arg(long, value_enum, value_name = "NAME")]
+    optimizer: Option<Optimizer>,
+}
+
+impl TrainFlags {
+    /// The first that is given.
+    pub(super) fn given(&self) -> Option<&'static str> {
+        let given = [("--lora-rank", self.lora_rank.is_some()), ("--optimizer", self.optimizer.is_some())];
+        given.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag)
+    }
+}
 
 impl Bench {
     pub(super) fn train(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {
@@ -22,7 +43,13 @@ impl Bench {
         let storage = self.machine.storage();
         let tokens = batch * seq;
         // The defaults are the peer's optimiser.
-        let recipe = Recipe { storage, ..Settings::of_sizes(batch, seq).recipe() };
+        let settings = Settings {
+            optimizer: self.trained.optimizer.unwrap_or(Optimizer::Adamw),
+            lora_rank: self.trained.lora_rank.map(|rank| rank as usize),
+            ..Settings::of_sizes(batch, seq)
+        };
+        let adapter = settings.lora().map(|lora| lora.adapter(&config)).transpose()?;
+        let recipe = Recipe { storage, adapter: adapter.clone(), ..settings.recipe() };
         let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None)?;
         let mut costs = launch_costs(&plan.grad)?;
         costs.extend(launch_costs(&plan.update)?);
@@ -35,16 +62,22 @@ impl Bench {
             batches[0].push(&ids[first..next], &ids[first + 1..=next]);
         }
         let model = Model::fresh(config, vec![], 0);
-        let mut engine = Engine::open(plan, model.source(), &machine.device, &mut |_, _| {})?;
-        let mut allocated = 0;
+        let factors = adapter.map(|a| Fresh::new(&model.config, &a, model.source(), 0)).transpose()?;
+        let source = factors.as_ref().map_or(model.source(), |f| f);
+        let mut engine = Engine::open(plan, source, &machine.device, &mut |_, _| {})?;
+        let (mut allocated, mut updates) = (0, Vec::new());
         let seconds = after_warm_up(self.repeat as usize, || {
             let before = allocations::count();
             let done = engine.step(&batches, 1e-4);
             allocated = allocations::count() - before;
+            updates.push(engine.update_seconds());
             done
         })?;
         let mut line = self.line(machine, &seconds);
         line.insert("tokens_per_s".into(), json!(rounded(tokens as f64 / seconds.median, 2)));
+        // The first one warms up.
+        let update = Seconds::of(updates.split_off(1)).median;
+        line.insert("update_of_step".into(), json!(rounded(update / seconds.median, 4)));
         line.insert("allocations_per_step".into(), json!(allocated));
         let peaks = Peaks::measure(&*machine.device, &[]);
         line.extend(floor(&peaks, &costs, 1.0, &seconds, storage));

@@ -103,7 +103,7 @@ pub(super) fn freeze(
                     "{name}: its vocabulary has {other} tokens, that of the model {vocabulary}; take one with the same tokenizer"
                 );
             }
-            let id = fingerprint(&model.config, model.source(), recipe.storage);
+            let id = fingerprint(&model.config, model.source(), recipe);
             found.iter_mut().try_for_each(|scores| scores.by(&id))?;
             if !complete {
                 let program = Scorer::plan(&model.config, recipe, machine.backend())?;

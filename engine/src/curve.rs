@@ -57,6 +57,7 @@ pub fn train(
         sequences: batch as u64,
         span: seq as u64 - 1,
         storage: course.storage,
+        wide: vec![],
         accumulate: false,
         recompute: Recompute::Selective,
         optimizer: course.optimizer,

@@ -35,7 +35,7 @@ pub use pipeline::pipeline;
 pub use plan::{
     Draft, alias_states, assign_layouts, form_regions, is_version, place, schedule, version_leaf,
 };
-pub use precision::{Policy, precision};
+pub use precision::{Policy, ROUNDED, Wide, precision};
 pub use quantise::{narrow_weights, quantise};
 pub use saturate::{Extraction, Fidelity, RULES, Rule, RuleClass, Saturate, SaturationReport, saturate};
 pub use shard::{DATA, MeshSharding, shard};

@@ -3,36 +3,111 @@
 //! rounding is an explicit cast. Pointwise arithmetic, accumulation, statistics and a router's logits stay f32. States of which
 //! rows are stored (pages of keys and values) are narrow, too: keys and values are rounded before they are stored, where attention
 //! without a cache rounds them; so are the factors of adapters. Weights that say so keep their types, as do pages of codes and their
-//! scales.
+//! scales. What the policy names stays f32: operators, whose operands and results are then not rounded, and weights.
 
 use crate::stack::STACKED;
 use crate::uses::Uses;
 use crate::version_leaf;
 use astrai_ir::ops::{Call, Input, Op, RecvFrom, State, Weight};
-use astrai_ir::{Block, DType, Graph, IrError, NodeId, Type};
+use astrai_ir::{Block, BlockId, DType, Graph, IrError, NodeId, Type};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The storage types of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Policy {
+pub struct Policy<'a> {
     /// Type of weights and activations in memory; f32 changes nothing.
     pub storage: DType,
+    /// What stays f32.
+    pub wide: &'a Wide,
 }
 
+/// What stays f32 where all else is stored narrow.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wide {
+    /// Operators of [`ROUNDED`]: neither what they read nor their results are rounded for them.
+    pub operators: BTreeSet<String>,
+    /// Checkpoint tensors.
+    pub weights: BTreeSet<String>,
+}
+
+/// Operators whose operands and results are stored narrow.
+pub const ROUNDED: [&str; 4] = ["dot", "grouped_dot", "attention", "linear_cross_entropy"];
+
 /// The graph with `policy.storage` in memory.
+///
+/// # Errors
+/// Some of the tensors that are one weight, or one parameter of a kind of layer, are to stay f32, and others not.
 pub fn precision(graph: &Graph, policy: Policy) -> Result<Graph, IrError> {
     if policy.storage == DType::F32 {
         return Ok(graph.clone());
     }
-    let narrow_block = |b: &Arc<Block>| {
+    let own = wide_weights(graph, &policy.wide.weights)?;
+    let operators = &policy.wide.operators;
+    let narrow_block = |(i, b): (usize, &Arc<Block>)| {
         let stream = |name: &str| b.graph.output(name).is_some();
         let (g, inner) = (&b.graph, b.graph.blocks().to_vec());
-        Ok(Arc::new(b.with(rebuild(g, policy.storage, &stream, true, &caches(g, &[]), inner)?)))
+        let weights = wide_params(graph, BlockId(i as u32), &own)?;
+        let kept = Kept { operators, weights, caches: caches(g, &[]) };
+        Ok(Arc::new(b.with(rebuild(g, policy.storage, &stream, true, &kept, inner)?)))
     };
-    let blocks = graph.blocks().iter().map(narrow_block).collect::<Result<Vec<_>, IrError>>()?;
-    let caches = caches(graph, &blocks);
-    rebuild(graph, policy.storage, &|_| false, false, &caches, blocks)
+    let blocks = graph.blocks().iter().enumerate().map(narrow_block).collect::<Result<Vec<_>, IrError>>()?;
+    let kept = Kept { operators, weights: own, caches: caches(graph, &blocks) };
+    rebuild(graph, policy.storage, &|_| false, false, &kept, blocks)
+}
+
+/// What of one body is not stored as all else is: operators and weights that stay f32, and states that are caches.
+struct Kept<'a> {
+    operators: &'a BTreeSet<String>,
+    weights: BTreeSet<NodeId>,
+    caches: BTreeSet<NodeId>,
+}
+
+impl Kept<'_> {
+    fn has(&self, op: &Op) -> bool {
+        self.operators.contains(op.name())
+    }
+}
+
+/// The weights of a graph that hold these checkpoint tensors.
+fn wide_weights(g: &Graph, names: &BTreeSet<String>) -> Result<BTreeSet<NodeId>, IrError> {
+    let mut found = BTreeSet::new();
+    for id in g.ids().filter(|_| !names.is_empty()) {
+        let Op::Weight(w) = &g.node(id).op else { continue };
+        let rows = w.rows();
+        let left: Vec<&str> = rows.iter().map(|r| r.name.as_str()).filter(|n| !names.contains(*n)).collect();
+        match left.len() {
+            0 => _ = found.insert(id),
+            n if n == rows.len() => {}
+            _ => {
+                let left = left.join(", ");
+                return Err(
+                    g.error(format!("{left} and tensors that stay f32 are one weight: name all or none"))
+                );
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The parameters of a block that are bound to these weights: by every call of it, or by none.
+fn wide_params(g: &Graph, block: BlockId, wide: &BTreeSet<NodeId>) -> Result<BTreeSet<NodeId>, IrError> {
+    let body = g.block(block);
+    let (mut found, mut calls) = (vec![0; body.params.len()], 0);
+    for node in g.nodes().iter().filter(|n| matches!(&n.op, Op::Call(c) if c.block == block)) {
+        calls += 1;
+        found.iter_mut().zip(&node.args).for_each(|(n, arg)| *n += usize::from(wide.contains(arg)));
+    }
+    let mut leaves = BTreeSet::new();
+    for (param, count) in body.params.iter().zip(found).filter(|(_, count)| *count > 0) {
+        if count < calls {
+            let message =
+                format!("`{param}` stays f32 in some layers of a kind and not in others: name all or none");
+            return Err(g.error(message));
+        }
+        leaves.extend(body.leaf(param));
+    }
+    Ok(leaves)
 }
 
 /// States that are caches: those of which rows are stored, here or in the bodies of called blocks, but for the scales of codes.
@@ -75,10 +150,10 @@ fn rebuild(
     to: DType,
     stream: &dyn Fn(&str) -> bool,
     narrow_outputs: bool,
-    caches: &BTreeSet<NodeId>,
+    kept: &Kept,
     blocks: Vec<Arc<Block>>,
 ) -> Result<Graph, IrError> {
-    let rounded = rounding_points(g);
+    let rounded = rounding_points(g, kept);
     let outs: BTreeSet<NodeId> = g.outputs().iter().map(|(_, id)| *id).collect();
     g.rebuild_with(blocks, |out, id, args| {
         let node = g.node(id);
@@ -88,7 +163,7 @@ fn rebuild(
         }[..];
         let made = match &node.op {
             Op::State(s)
-                if s.ty.dtype == DType::F32 && (caches.contains(&id) || s.name.starts_with(STACKED)) =>
+                if s.ty.dtype == DType::F32 && (kept.caches.contains(&id) || s.name.starts_with(STACKED)) =>
             {
                 return out.push(State { ty: s.ty.with(to), ..s.clone() }, &[]);
             }
@@ -103,7 +178,7 @@ fn rebuild(
                 let stream = version_leaf(g, id).is_none() && out.ty(part).dtype == to;
                 return if stream { out.cast(part, DType::F32) } else { Ok(part) };
             }
-            Op::Weight(w) if w.ty.dtype == DType::F32 && !w.keeps_type => {
+            Op::Weight(w) if w.ty.dtype == DType::F32 && !w.keeps_type && !kept.weights.contains(&id) => {
                 let w = out.push(Weight { ty: w.ty.with(to), ..w.clone() }, &[])?;
                 out.note_sharding(w, &node.sharding);
                 return out.cast(w, DType::F32);
@@ -123,7 +198,7 @@ fn rebuild(
                 }
             }
             Op::Call(c) => return call(out, c, args, to),
-            op @ (Op::Dot(_) | Op::GroupedDot(_)) => {
+            op @ (Op::Dot(_) | Op::GroupedDot(_)) if !kept.has(op) => {
                 // The left argument is narrow, as matrix units need it; accumulation stays f32.
                 let left = match is_widened(out, args[0], to) {
                     true => args[0],
@@ -164,7 +239,7 @@ fn rebuild(
                     None => out.push(op.clone(), &args)?,
                 }
             }
-            Op::LinearCrossEntropy(op) if to == DType::BF16 => {
+            Op::LinearCrossEntropy(op) if to == DType::BF16 && !kept.has(&node.op) => {
                 // Narrow hidden states and weights imply that the logits' gradient is narrow, too.
                 let mut args = args.to_vec();
                 for a in &mut args[..2] {
@@ -252,10 +327,10 @@ fn stored_below(g: &mut Graph, id: NodeId, dtype: DType) -> Result<Option<NodeId
 
 /// Nodes whose values would be stored as f32 and are rounded instead: results of dots with their pointwise epilogue, results and
 /// arguments of attention.
-fn rounding_points(g: &Graph) -> BTreeSet<NodeId> {
+fn rounding_points(g: &Graph, kept: &Kept) -> BTreeSet<NodeId> {
     let uses = Uses::of(g);
     let mut points = BTreeSet::new();
-    for id in g.ids() {
+    for id in g.ids().filter(|id| !kept.has(&g.node(*id).op)) {
         match &g.node(id).op {
             Op::Dot(_) | Op::GroupedDot(_) => {
                 let end = *uses.tail(g, id).last().unwrap_or(&id);

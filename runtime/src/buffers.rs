@@ -1,8 +1,8 @@
 //! Named memory that outlives runs and is shared by sessions: weights under training, their gradients and moments, pages of
 //! keys and values. In: names, types and shapes. Out: memory that sessions bind by name; one session runs on it at a time.
 
-use crate::Error;
 use crate::device::{Block, Device, Pointer, with_bytes};
+use crate::{Compiled, Error};
 use astrai_ir::DType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,6 +14,24 @@ pub struct Buffers {
     device: Arc<dyn Device>,
     all: BTreeMap<String, Arc<Buffer>>,
     turn: Arc<Mutex<()>>,
+    room: Option<Room>,
+}
+
+/// What a session keeps between the kernels of a run, and a kernel between its phases.
+#[derive(Clone)]
+pub(crate) struct Room {
+    pub(crate) arena: Arc<Block>,
+    pub(crate) workspace: Arc<Block>,
+}
+
+impl Room {
+    /// Room for any one of the programs.
+    pub(crate) fn of(device: &dyn Device, programs: &[&Compiled]) -> Result<Room, Error> {
+        let sizes = Compiled::room(programs)?.map(|bytes| bytes as usize);
+        let mut blocks = device.alloc(&sizes)?.into_iter().map(Arc::new);
+        let mut next = || blocks.next().ok_or_else(|| Error::Input("the device gave no memory".into()));
+        Ok(Room { arena: next()?, workspace: next()? })
+    }
 }
 
 /// A row-major tensor that outlives runs.
@@ -28,7 +46,22 @@ pub(crate) struct Buffer {
 impl Buffers {
     /// No memory yet.
     pub fn new(device: &Arc<dyn Device>) -> Buffers {
-        Buffers { device: device.clone(), all: BTreeMap::new(), turn: Arc::default() }
+        Buffers { device: device.clone(), all: BTreeMap::new(), turn: Arc::default(), room: None }
+    }
+
+    /// Takes the memory between kernels once for these programs, whose sessions over these buffers run one after another.
+    ///
+    /// # Errors
+    /// The device has not as much.
+    pub fn make_room(&mut self, programs: &[&Compiled]) -> Result<(), Error> {
+        self.room = Some(Room::of(&*self.device, programs)?);
+        Ok(())
+    }
+
+    /// That memory, if a program of these needs fits.
+    pub(crate) fn room(&self, [arena, workspace]: [u64; 2]) -> Option<Room> {
+        let fits = |r: &&Room| r.arena.len() as u64 >= arena && r.workspace.len() as u64 >= workspace;
+        self.room.as_ref().filter(fits).cloned()
     }
 
     /// Adds zeroed memory for a tensor. A name is added once.

@@ -11,6 +11,8 @@ use std::collections::BTreeSet;
 pub struct Options {
     /// Type of weights and activations in memory.
     pub storage: DType,
+    /// What stays f32 where that is narrower.
+    pub wide: passes::Wide,
     /// What is trained in the place of the graph's own weights, which are then frozen.
     pub adapter: Option<passes::Adapter>,
     /// Checkpoint tensors that training leaves as they are.
@@ -39,6 +41,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             storage: DType::F32,
+            wide: passes::Wide::default(),
             adapter: None,
             frozen: None,
             noise: None,
@@ -55,6 +58,11 @@ impl Default for Options {
 }
 
 impl Options {
+    /// The storage types of the program.
+    pub(crate) fn policy(&self) -> passes::Policy<'_> {
+        passes::Policy { storage: self.storage, wide: &self.wide }
+    }
+
     /// True where weights change between runs, as they do wherever their gradients are wanted.
     pub(crate) fn is_trained(&self) -> bool {
         self.trained || self.gradient_of.is_some()

@@ -79,13 +79,40 @@ impl Compiled {
     /// # Errors
     /// A size overflows.
     pub fn arena_bytes(&self) -> Result<u64, Error> {
-        let mut bytes = self.plan.main.arena + self.plan.scratch + self.workspace_bytes()?;
+        Compiled::arena_bytes_of(&[self])
+    }
+
+    /// The same of programs whose sessions share the memory between kernels ([`Buffers::make_room`]).
+    ///
+    /// # Errors
+    /// A size overflows.
+    pub fn arena_bytes_of(programs: &[&Compiled]) -> Result<u64, Error> {
+        let mut bytes = Compiled::room(programs)?.iter().sum::<u64>();
+        for program in programs {
+            bytes += program.result_bytes()?;
+        }
+        Ok(bytes)
+    }
+
+    /// Bytes of results, next versions of states left out.
+    fn result_bytes(&self) -> Result<u64, Error> {
+        let mut bytes = 0;
         for (_, id) in self.graph.outputs() {
             if !is_version(&self.graph, *id) {
                 bytes += self.plan.bound(&self.graph.ty(*id).bytes())?;
             }
         }
         Ok(bytes)
+    }
+
+    /// Bytes between kernels, and between the phases of a kernel, that are enough for any one of the programs.
+    pub(crate) fn room(programs: &[&Compiled]) -> Result<[u64; 2], Error> {
+        let mut most = [0; 2];
+        for program in programs {
+            let own = [program.plan.main.arena + program.plan.scratch, program.workspace_bytes()?];
+            most = [most[0].max(own[0]), most[1].max(own[1])];
+        }
+        Ok(most)
     }
 
     /// Refuses a program that needs more memory than the device has left, before anything is loaded.
@@ -120,8 +147,10 @@ impl Compiled {
         buffers: Option<&Buffers>,
         other: Option<&Compiled>,
     ) -> Result<(), Error> {
-        let weights = self.fresh_weights(buffers, other);
-        let (need, have) = (weights.saturating_add(self.arena_bytes()?), device.available());
+        let has_room =
+            buffers.is_some_and(|b| Compiled::room(&[self]).is_ok_and(|own| b.room(own).is_some()));
+        let own = if has_room { self.result_bytes()? } else { self.arena_bytes()? };
+        let (need, have) = (self.fresh_weights(buffers, other).saturating_add(own), device.available());
         if need <= have {
             return Ok(());
         }

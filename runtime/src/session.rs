@@ -1,6 +1,6 @@
 //! Runs a program. In: a program, a source of weights, threads. Out: results of runs. Memory is taken once: weights in the
-//! layout that kernels read, one arena for everything between kernels, and the scratch of the most demanding kernel. A run
-//! on shapes like the last one's allocates nothing.
+//! layout that kernels read, one arena for everything between kernels, and the scratch of the most demanding kernel; sessions over
+//! the same buffers may share the two. A run on shapes like the last one's allocates nothing.
 
 mod bind;
 mod guards;
@@ -9,7 +9,7 @@ mod record;
 mod run;
 mod sizes;
 
-use crate::buffers::{Buffer, Buffers};
+use crate::buffers::{Buffer, Buffers, Room};
 use crate::device::{Block, Device, Executable, Pointer};
 use crate::profile::{LaunchCost, Profile};
 use crate::source::WeightSource;
@@ -60,8 +60,8 @@ pub struct Session {
     kernels: Vec<Option<Arc<dyn Executable>>>,
     launches: Vec<BoundLaunch>,
     inputs: Vec<(String, Type)>,
-    arena: Block,
-    workspace: Block,
+    arena: Arc<Block>,
+    workspace: Arc<Block>,
     /// Where each weight of the plan lies, in `packed` or in `shared`.
     weights: Vec<Pointer>,
     /// Memory of each weight of the plan, where it has some of its own; sessions beside one another share it.
@@ -154,14 +154,13 @@ impl Session {
         let device = buffers.device().clone();
         program.check_memory_beside(&*device, Some(buffers), beside.map(|b| &*b.program))?;
         let inputs = inputs(&program);
-        let own = [program.plan.main.arena + program.plan.scratch, program.workspace_bytes()?];
-        let mut own = device.alloc(&own.map(|bytes| bytes as usize))?.into_iter();
-        let none = || Error::Input("the device gave no memory".into());
+        let room = buffers.room(Compiled::room(&[&program])?);
+        let Room { arena, workspace } = room.map_or_else(|| Room::of(&*device, &[&program]), Ok)?;
         let mut session = Session {
             origins: origins(&program, &inputs)?,
             inputs,
-            arena: own.next().ok_or_else(none)?,
-            workspace: own.next().ok_or_else(none)?,
+            arena,
+            workspace,
             results: outcomes(&program),
             kernels: vec![],
             guarded: vec![],

@@ -4,13 +4,13 @@
 
 use crate::batch::{Items, PackedBatch};
 use crate::data::{DataError, Records};
-use crate::engine::Recipe;
+use crate::engine::{Recipe, wide};
 use crate::error::Error;
 use crate::preference::Batch as _;
 use crate::strategies::{self, Batch, Sizes};
 use astrai_builders::ModelConfig;
 use astrai_files::{FileError, System, hex, read_text, replace};
-use astrai_ir::{Backend, DType};
+use astrai_ir::Backend;
 use astrai_runtime::{Compiled, Device, Options, Session, WeightSource, compile};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -283,7 +283,7 @@ fn scan(path: &Path, bytes: u64) -> Result<(Vec<(u64, u32)>, String), Error> {
 }
 
 /// A fingerprint of a model: its configuration and weights, and in which type it computes.
-pub fn fingerprint(config: &ModelConfig, source: &dyn WeightSource, storage: DType) -> String {
+pub fn fingerprint(config: &ModelConfig, source: &dyn WeightSource, recipe: &Recipe) -> String {
     let mut sum = Sha256::new();
     sum.update(config.save().to_string());
     for spec in config.tensors() {
@@ -294,7 +294,8 @@ pub fn fingerprint(config: &ModelConfig, source: &dyn WeightSource, storage: DTy
         }
         source.done(&spec.name);
     }
-    format!("{} {storage}", hex(sum))
+    let types = [recipe.storage.to_string()].into_iter().chain(recipe.wide.iter().cloned());
+    format!("{} {}", hex(sum), types.collect::<Vec<_>>().join(" "))
 }
 
 /// A frozen policy at work.
@@ -310,7 +311,8 @@ impl Scorer {
     pub fn plan(config: &ModelConfig, recipe: &Recipe, backend: &dyn Backend) -> Result<Compiled, Error> {
         let sizes = Sizes { tokens: recipe.tokens, sequences: recipe.sequences as usize, span: recipe.span };
         let graph = strategies::scores(config, &sizes).map_err(astrai_runtime::Error::from)?;
-        let options = Options { storage: recipe.storage, ..Options::default() };
+        let wide = wide(config, recipe)?;
+        let options = Options { storage: recipe.storage, wide, ..Options::default() };
         Ok(compile(&graph, backend, &options)?)
     }
 

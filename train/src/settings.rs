@@ -99,6 +99,16 @@ pub enum Storage {
     F16,
 }
 
+/// How an updated weight becomes one of its narrow type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Rounding {
+    /// To the nearest, from a master weight of 32 bits that is kept
+    Nearest,
+    /// Up or down at random, so that the mean is right; no master weight is kept
+    Stochastic,
+}
+
 /// Which activations the backward pass computes again instead of keeping them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -290,6 +300,10 @@ settings! {
         #[arg(num_args = 1..)]
         metrics: Vec<Measured>, "NAME", "What to write of the metrics beside metrics.jsonl; may be repeated";
         freeze: Vec<String>, "PATTERN", "Weights whose names match (* is any text) stay as they are: no gradient, no moments; may be repeated";
+        #[arg(num_args = 0..=1, default_missing_value = "true")]
+        grad_snr: bool, "BOOL", "Adam and Muon: measure how much of the gradient is signal, grad_snr in the metrics, in decibels [default: false]";
+        rounding: Rounding, "NAME", "bf16: how an updated weight is stored [default: nearest]";
+        precision: Vec<String>, "NAME=f32", "With bf16 and f16: an operator, or weights whose names match (* is any text), that stay f32 (a table in the file); may be repeated";
         neftune_alpha: f64, "X", "Noise on embeddings under training (NEFTune): uniform in ±X over the root of a sequence's tokens times the hidden size";
         #[arg(num_args = 0..=1, default_missing_value = "true")]
         async_save: bool, "BOOL", "Write checkpoints from a copy of the state while the run goes on [default: false]";

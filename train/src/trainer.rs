@@ -218,6 +218,8 @@ impl Run<'_, '_> {
         state.epoch = self.sampler.epoch(state.sample);
         state.tokens += tokens;
         state.loss_scale = self.t.engine.loss_scale;
+        let mut metrics = self.t.engine.metrics();
+        metrics.extend(done.grad_snr.map(|snr| ("grad_snr".to_string(), snr)));
         let tokens_per_s = tokens as f64 / seconds;
         let (flops, peak) = self.t.flops;
         let row = metrics::StepMetrics {
@@ -232,7 +234,7 @@ impl Run<'_, '_> {
             mfu: mfu(flops, tokens_per_s, peak),
             loss_scale: done.loss_scale,
             router: done.router,
-            metrics: self.t.engine.metrics(),
+            metrics,
         };
         self.tell(&mut |hook, at| hook.on_optimizer_step(at, &row));
         self.skipped = if done.applied { 0 } else { self.skipped + 1 };

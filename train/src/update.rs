@@ -12,12 +12,16 @@ use std::sync::Arc;
 
 mod codes;
 mod muon;
+mod round;
 mod rule;
+mod signal;
 
 use codes::Codes;
 pub use muon::{Muon, Scale};
+pub use round::COUNTERS as ROUND_COUNTERS;
 pub use rule::{Group, Optimizer, Rest, Rule, matches};
 use rule::{Step, Treatment};
+pub use signal::{SUMS as MOMENT_SUMS, ratio as signal_to_noise};
 
 /// Prefix of f32 master weights; here and below a buffer's or checkpoint tensor's name follows.
 pub const MASTER: &str = "master.";
@@ -65,14 +69,23 @@ pub fn build(weights: &[Weight], optimizer: &Optimizer, stages: Option<&Stages>)
     if let Some(most) = optimizer.clip {
         given.push((FACTOR, g.scope("clip", |g| clip_factor(g, norm, most))?));
     }
+    let first = given.len();
+    if optimizer.signal {
+        let zero = g.constant(Type::scalar(DType::F32), 0.0)?;
+        given.extend(signal::SUMS.map(|name| (name, zero)));
+    }
     for (i, w) in weights.iter().enumerate() {
         let block = kinds.updates[kinds.of_weight[i]];
         let made = kinds.call(&mut g, block, (i, w), &given)?;
         for (at, (name, _)) in (0..).zip(g.block(block).clone().graph.outputs()) {
             let version = g.part(made, at)?;
-            g.set_output(&of_tensor(name, w), version)?;
+            match given[first..].iter_mut().find(|(sum, _)| sum == name) {
+                Some((_, sum)) => *sum = version,
+                None => g.set_output(&of_tensor(name, w), version)?,
+            }
         }
     }
+    given[first..].iter().try_for_each(|(name, sum)| g.set_output(name, *sum))?;
     Ok(g)
 }
 
@@ -136,6 +149,9 @@ impl Kinds {
             for (param, ty) in body.params.iter().zip(body.param_types()?) {
                 args.push(match given.iter().find(|(name, _)| name == param) {
                     Some((_, value)) => *value,
+                    None if round::COUNTERS.contains(&param.as_str()) => {
+                        round::counter_of(g, param, (at, self.of_weight.len()))?
+                    }
                     None if param.ends_with(TENSOR) => {
                         g.push(State { name: of_tensor(param, w), ty: ty.clone() }, &[])?
                     }
@@ -166,17 +182,24 @@ fn gradient(g: &mut Graph, w: &Weight, optimizer: &Optimizer) -> Result<NodeId, 
     g.mul(grad, factor)
 }
 
+/// The sum of all elements, in a fixed order: along rows, then over rows.
+fn sum_of_all(g: &mut Graph, x: NodeId) -> Result<NodeId, IrError> {
+    let mut sum = x;
+    while g.ty(sum).rank() > 0 {
+        let last = g.ty(sum).rank() - 1;
+        sum = g.reduce(ReduceKind::Sum, sum, &[last])?;
+    }
+    Ok(sum)
+}
+
 /// The body that adds the squares of a tensor's gradient to a sum, in a fixed order: along rows, then over rows.
 fn squares(w: &Weight, optimizer: &Optimizer) -> Result<Graph, IrError> {
     let mut g = Graph::default();
     g.scope("norm", |g| {
         let total = scalar(g, TOTAL)?;
         let grad = gradient(g, w, optimizer)?;
-        let mut sum = g.mul(grad, grad)?;
-        while g.ty(sum).rank() > 0 {
-            let last = g.ty(sum).rank() - 1;
-            sum = g.reduce(ReduceKind::Sum, sum, &[last])?;
-        }
+        let square = g.mul(grad, grad)?;
+        let sum = sum_of_all(g, square)?;
         let total = g.add(total, sum)?;
         g.set_output(TOTAL, total)
     })?;
@@ -198,8 +221,20 @@ fn update(w: &Weight, optimizer: &Optimizer, treatment: &Treatment) -> Result<Gr
         let active = if w.skip_zero_grad { rows_with_gradient(g, w, grad, finite)? } else { finite };
         let lr = g.scale(lr, treatment.rate)?;
         let block = optimizer.block(w);
-        WeightUpdate { ema: optimizer.ema, block, treatment, weight: w, lr, corrections, factor, active }
-            .build(g, grad)
+        let draws = optimizer.rounds(w).then(|| round::counters(g)).transpose()?;
+        WeightUpdate {
+            ema: optimizer.ema,
+            signal: optimizer.signal,
+            block,
+            draws,
+            treatment,
+            weight: w,
+            lr,
+            corrections,
+            factor,
+            active,
+        }
+        .build(g, grad)
     })?;
     Ok(g)
 }
@@ -238,8 +273,12 @@ fn clip_factor(g: &mut Graph, norm: NodeId, most: f64) -> Result<NodeId, IrError
 /// The update of one weight.
 struct WeightUpdate<'a> {
     ema: Option<f64>,
+    /// Whether moments are summed for the gradient's signal over its noise.
+    signal: bool,
     /// Elements of a block of moments that are stored as codes.
     block: Option<usize>,
+    /// Counters of the draws by which the weight is rounded, where it is at random.
+    draws: Option<[NodeId; 2]>,
     treatment: &'a Treatment,
     weight: &'a Weight,
     lr: NodeId,
@@ -254,7 +293,11 @@ impl WeightUpdate<'_> {
         let w = self.weight;
         let narrow = w.ty.dtype != DType::F32;
         let compute = state(g, "", w, w.ty.dtype)?;
-        let p = if narrow { state(g, MASTER, w, DType::F32)? } else { compute };
+        let p = match (narrow, self.draws) {
+            (true, None) => state(g, MASTER, w, DType::F32)?,
+            (true, Some(_)) => g.cast(compute, DType::F32)?,
+            (false, _) => compute,
+        };
         let clipped = match self.factor {
             Some(f) => self.times(g, grad, f)?,
             None => grad,
@@ -264,13 +307,19 @@ impl WeightUpdate<'_> {
             Step::Sgd { momentum, nesterov } => self.sgd(g, p, clipped, (*momentum, *nesterov))?,
             Step::Muon(muon) => self.muon(g, p, clipped, muon)?,
         };
-        let next = self.store(g, if narrow { MASTER } else { "" }, p, next)?;
+        let next = match self.draws {
+            Some(_) => next,
+            None => self.store(g, if narrow { MASTER } else { "" }, p, next)?,
+        };
         if let Some(kept) = self.ema {
             let average = state(g, EMA, w, DType::F32)?;
             let moved = self.moving_average(g, average, next, kept)?;
             self.store(g, EMA, average, moved)?;
         }
-        if narrow {
+        if let Some(draws) = self.draws {
+            let rounded = round::at_random(g, next, draws)?;
+            self.store(g, "", compute, rounded)?;
+        } else if narrow {
             let rounded = g.cast(next, w.ty.dtype)?;
             let stored = g.push(Store {}, &[compute, rounded])?;
             g.set_output(&w.name, stored)?;
@@ -331,6 +380,10 @@ impl WeightUpdate<'_> {
         let first = if ahead { self.moving_average(g, next_m, grad, beta1)? } else { next_m };
         let (mean, square) =
             (self.times(g, first, self.corrections[0])?, self.times(g, next_v, self.corrections[1])?);
+        if self.signal {
+            let own = if ahead { self.times(g, next_m, self.corrections[0])? } else { mean };
+            signal::add(g, own, square)?;
+        }
         let root = g.unary(UnaryKind::Sqrt, square)?;
         let eps = g.fill(root, eps)?;
         let root = g.add(root, eps)?;

@@ -24,6 +24,7 @@ pub fn recipe(storage: DType, rule: Rule) -> Recipe {
         sequences: 2,
         span: 40,
         storage,
+        wide: vec![],
         accumulate: false,
         recompute: Recompute::Selective,
         optimizer: Optimizer { scaled: storage == DType::F16, ..Optimizer::new(rule, 0.1, Some(1.0)) },
@@ -289,7 +290,12 @@ fn frozen_weights_stay_and_cost_nothing_and_others_move_as_ever() {
     let memory = |recipe: &Recipe| {
         let config = ModelConfig::parse(crate::train::fixture::SMALL, "small").unwrap().config;
         let machine = Machine::new(Kind::Cpu, 2).unwrap();
-        Plan::new(&config, recipe, machine.backend(), Dump::None).map(|p| p.memory().unwrap())
+        Plan::new(&config, recipe, machine.backend(), Dump::None).map(|p| {
+            let apart: u64 = [&p.grad, &p.update, &p.score].map(|p| p.arena_bytes().unwrap()).iter().sum();
+            let memory = p.memory().unwrap();
+            assert!(memory[2] < apart, "programs share what lies between kernels: {memory:?}, apart {apart}");
+            memory
+        })
     };
     let ([w, states, arenas], [w_all, states_all, arenas_all]) =
         (memory(&frozen).unwrap(), memory(&plain()).unwrap());

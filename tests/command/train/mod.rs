@@ -10,5 +10,6 @@ mod resume;
 mod router;
 mod same;
 pub mod strategies;
+mod types;
 mod update;
 mod watched;

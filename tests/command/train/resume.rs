@@ -42,12 +42,30 @@ const HALVES: [&str; 12] = [
     "*layers.0.mlp*",
 ];
 
+/// Weights of bf16 alone, rounded at random when they are updated; some operators and weights in f32.
+const AT_RANDOM: [&str; 14] = [
+    "--save-every",
+    "1",
+    "--batch",
+    "2",
+    "--accum",
+    "2",
+    "--keep",
+    "0",
+    "--rounding",
+    "stochastic",
+    "--dtype",
+    "bf16",
+    "--precision",
+    "*norm*=f32",
+];
+
 /// What kinds of runs are killed: their flags, and on what they are.
 const KINDS: [(&[&str], On); 6] = [
     (&["--save-every", "1", "--batch", "4", "--eval-every", "3", "--moments", "8bit"], On::Text),
     (&HALVES, On::Shards),
     (&["--save-every", "1", "--batch", "4", "--optimizer", "sgd", "--keep", "1", "--async-save"], On::Shards),
-    (&["--save-every", "1", "--batch", "2", "--accum", "2", "--keep", "0"], On::Shards),
+    (&AT_RANDOM, On::Shards),
     (&["--save-every", "1", "--batch", "4", "--dtype", "bf16", "--lora-rank", "4", "--dora"], On::Model),
     (&["--save-every", "1", "--batch", "2", "--accum", "2", "--eval-every", "3"], On::Pairs),
 ];

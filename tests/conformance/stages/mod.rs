@@ -72,7 +72,8 @@ fn stages_keep_the_meaning_and_settle_at_once() {
             "{name}: {before} dots became {after}"
         );
         for storage in [DType::F32, DType::BF16] {
-            let stored = passes::precision(&merged, passes::Policy { storage }).unwrap();
+            let stored =
+                passes::precision(&merged, passes::Policy { storage, wide: &Default::default() }).unwrap();
             verify(&stored).unwrap();
             let exact = evaluate(&stored);
             close(&name, &exact, &want, if storage == DType::F32 { 0.0 } else { 0.05 });

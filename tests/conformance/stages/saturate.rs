@@ -28,7 +28,7 @@ fn form(
 /// The graph of a family as the stage gets it, with or without gradients.
 fn ready(text: &str, storage: DType, gradient: bool) -> Graph {
     let g = passes::merge(&build(&config(text), &program(12)).unwrap()).unwrap();
-    let g = passes::precision(&g, passes::Policy { storage }).unwrap();
+    let g = passes::precision(&g, passes::Policy { storage, wide: &Default::default() }).unwrap();
     let how = passes::Gradients::default();
     let g = if gradient { passes::differentiate(&g, "loss", how).unwrap() } else { g };
     passes::canonicalise(&g).unwrap()
@@ -189,7 +189,7 @@ fn published_latents_are_absorbed_by_cost_alone() {
         for storage in [DType::F32, DType::BF16] {
             let form = |program: &Program, fidelity: Fidelity| {
                 let g = passes::merge(&build(&config, program).unwrap()).unwrap();
-                let g = passes::precision(&g, passes::Policy { storage }).unwrap();
+                let g = passes::precision(&g, passes::Policy { storage, wide: &Default::default() }).unwrap();
                 let g = passes::canonicalise(&g).unwrap();
                 let how = Saturate { fidelity, ..Saturate::default() };
                 let (after, found) = passes::saturate(&g, &target, how, false).unwrap();

@@ -12,7 +12,7 @@ use crate::settings::Settings;
 use astrai_files::{FileError, one_line};
 
 /// Settings that decide which samples make an update, what is learnt of them, and the tensors of the optimizer.
-pub(super) const FIXED: [&str; 21] = [
+pub(super) const FIXED: [&str; 23] = [
     "strategy",
     "set",
     "reference",
@@ -28,6 +28,8 @@ pub(super) const FIXED: [&str; 21] = [
     "moments",
     "freeze",
     "neftune_alpha",
+    "rounding",
+    "precision",
     "seed",
     "lora_rank",
     "lora_alpha",

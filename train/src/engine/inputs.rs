@@ -2,7 +2,7 @@
 
 use crate::batch::PackedBatch;
 use crate::router::RouterLosses;
-use crate::update::UNSCALE;
+use crate::update::{ROUND_COUNTERS, UNSCALE};
 use astrai_ir::DType;
 use astrai_runtime::{Error, NOISE_COUNTERS, NOISE_WIDTH, Session, Value};
 
@@ -16,6 +16,9 @@ pub(super) const ACCUMULATE: usize = 5;
 const BALANCE: usize = 6;
 const WIDTH: usize = 8;
 pub(super) const LR: usize = 11;
+const ROUNDING: usize = 15;
+/// Behind the last input of the update.
+pub(super) const UPDATE_END: usize = 17;
 
 impl Inputs {
     pub(super) fn new() -> Inputs {
@@ -28,6 +31,7 @@ impl Inputs {
         let counter = |n| (n, Value { dtype: DType::I64, shape: vec![], bytes: vec![0; 8] });
         let noise = [(NOISE_WIDTH, Value::f32(&[0], &[]))].into_iter().chain(NOISE_COUNTERS.map(counter));
         values.splice(WIDTH..WIDTH, noise);
+        values.extend(ROUND_COUNTERS.map(counter));
         Inputs { values }
     }
 
@@ -61,6 +65,16 @@ impl Inputs {
         for (i, counter) in [(1, seed), (2, draw)] {
             self.values[WIDTH + i].1.bytes.copy_from_slice(&counter.to_le_bytes());
         }
+    }
+
+    /// Counters of the draws by which the updated weights, so many, are rounded in a step.
+    pub(super) fn rounding(&mut self, seed: u64, step: u64, weights: usize) {
+        self.values[ROUNDING].1.bytes.copy_from_slice(&seed.to_le_bytes());
+        let draws = &mut self.values[ROUNDING + 1].1;
+        draws.bytes.clear();
+        (0..weights as u64).for_each(|i| draws.bytes.extend(((step << 20) + i).to_le_bytes()));
+        draws.shape.clear();
+        draws.shape.push(weights);
     }
 
     pub(super) fn scalar(&mut self, i: usize, x: f64) {

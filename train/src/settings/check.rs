@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::{Error, Optimizer, Partial, Settings, Strategy};
+use super::{Error, Optimizer, Partial, Settings, Storage, Strategy};
 use crate::hooks::Commands;
 use crate::schedule::Decay;
 
@@ -28,6 +28,7 @@ pub(super) fn refuse_unused(given: &Partial) -> Result<(), Error> {
         ("beta2", given.beta2.is_some(), !sgd, "adamw"),
         ("eps", given.eps.is_some(), !sgd, "adamw"),
         ("moments", given.moments.is_some(), !sgd, "adamw"),
+        ("grad_snr", given.grad_snr.is_some(), !sgd, "adamw"),
     ] {
         if is_given && !has {
             return refuse(format!("{key}: {name} has none; remove it, or choose optimizer {other}"));
@@ -77,7 +78,8 @@ pub(super) fn refuse_unused(given: &Partial) -> Result<(), Error> {
 pub(super) fn drop_unused(mut given: Partial) -> Partial {
     match given.optimizer.unwrap_or(Optimizer::Adamw) {
         Optimizer::Sgd => {
-            (given.beta1, given.beta2, given.eps, given.moments) = (None, None, None, None);
+            (given.beta1, given.beta2, given.eps, given.moments, given.grad_snr) =
+                (None, None, None, None, None);
         }
         Optimizer::Muon => {}
         _ => given.momentum = None,
@@ -95,6 +97,15 @@ pub(super) fn drop_unused(mut given: Partial) -> Partial {
 pub(super) fn check_values(s: &Settings) -> Result<(), Error> {
     for text in s.group.iter().flatten() {
         super::recipe::group(text).map_err(Error)?;
+    }
+    for text in s.precision.iter().flatten() {
+        super::recipe::stays_wide(text).map_err(Error)?;
+    }
+    if s.precision.is_some() && s.dtype == Storage::F32 {
+        return refuse("precision: with dtype f32 all is f32; remove it, or choose bf16 or f16");
+    }
+    if s.rounding.is_some() && s.dtype != Storage::Bf16 {
+        return refuse("rounding: only weights of bf16 are rounded so; remove it, or choose dtype bf16");
     }
     Commands::new(s.on.as_deref().unwrap_or_default()).map_err(Error)?;
     let objective = s.objective([true; 2])?;

@@ -64,6 +64,13 @@ impl Partial {
             let list = options.into_iter().map(one).collect::<Result<_, Error>>()?;
             table.insert("set".to_string(), Value::Array(list));
         }
+        if let Some(Value::Table(types)) = table.get("precision").cloned() {
+            let one = |(name, ty): (String, Value)| match ty {
+                Value::String(ty) => Value::String(format!("{name}={ty}")),
+                other => Value::String(format!("{name}={other}")),
+            };
+            table.insert("precision".to_string(), Value::Array(types.into_iter().map(one).collect()));
+        }
         if let Some(Value::Array(groups)) = table.get_mut("group") {
             groups.iter_mut().for_each(as_flag);
         }

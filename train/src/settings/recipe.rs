@@ -1,6 +1,8 @@
 //! What the engine is told of the settings.
 
-use super::{Error, Moments, MuonScale, Optimizer, Packing, Recompute, Settings, Storage, Strategy};
+use super::{
+    Error, Moments, MuonScale, Optimizer, Packing, Recompute, Rounding, Settings, Storage, Strategy,
+};
 use crate::data::Kind;
 use crate::engine::Recipe;
 use crate::lora::{Lora, Targets};
@@ -43,6 +45,7 @@ impl Settings {
                 Storage::Bf16 => DType::BF16,
                 Storage::F16 => DType::F16,
             },
+            wide: self.precision.iter().flatten().filter_map(|text| stays_wide(text).ok()).collect(),
             accumulate: self.accum > 1,
             recompute: match self.recompute {
                 Recompute::None => astrai_runtime::Recompute::None,
@@ -53,6 +56,8 @@ impl Settings {
                 ema: self.ema,
                 skip: self.skip_norm,
                 scaled: self.dtype == Storage::F16,
+                signal: self.grad_snr.unwrap_or(false),
+                stochastic: (self.rounding == Some(Rounding::Stochastic)).then_some(self.seed),
                 narrow_moments: self.moments == Moments::Bits8,
                 groups: self.group.iter().flatten().filter_map(|text| group(text).ok()).collect(),
                 ..update::Optimizer::new(rule, self.weight_decay, clip)
@@ -147,11 +152,22 @@ impl Settings {
             coefficients: [3.4445, -4.775, 2.0315],
             steps: 5,
             scale,
-            narrow: false,
+            narrow: true,
         };
         let rate = self.adamw_lr.map_or(1.0, |lr| lr / self.lr);
         let rest = Rest { betas: [self.beta1, self.beta2], eps: self.eps, rate, weight_decay: 0.0 };
         Rule::Muon { matrices, rest }
+    }
+}
+
+/// What stays f32, as it is given: `NAME=f32`.
+pub(super) fn stays_wide(text: &str) -> Result<String, String> {
+    match text.rsplit_once('=') {
+        Some((name, "f32")) if !name.is_empty() => Ok(name.to_string()),
+        Some((name, ty)) if !name.is_empty() => Err(format!(
+            "precision: {name} cannot be {ty}: what is named stays f32, all else is of the type of dtype"
+        )),
+        _ => Err(format!("precision: `{text}` is not NAME=f32")),
     }
 }
 

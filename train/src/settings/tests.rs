@@ -80,6 +80,8 @@ fn flags_and_file_say_the_same() {
     assert_eq!(file("data = 'a'").data, Some(vec![PathBuf::from("a")]));
     assert_eq!(file("eval_task = 'a'").eval_task, Some(vec![PathBuf::from("a")]));
     // A word as the flag has it, unless it would be read as something else.
+    let types = flags("--precision *norm*=f32 --precision attention=f32").precision;
+    assert_eq!(types, file("[precision]\n'*norm*' = 'f32'\nattention = 'f32'").precision);
     let words = file("[set]\na = 'ipo'\nb = '1'").set;
     assert_eq!(words, Some(vec!["a=ipo".to_string(), "b=\"1\"".to_string()]));
     let options = ["beta=0.5", "loss_type=[\"ipo\",\"sft\"]"].map(str::to_string).to_vec();
@@ -158,6 +160,10 @@ fn refusals_name_the_setting() {
         ("--group x:lr=2", "is not PATTERN:rate=X"),
         ("--ema 1", "ema: it is a decay"),
         ("--schedule constant --min-lr 0", "min_lr: schedule constant has no end rate"),
+        ("--precision attention=f32", "precision: with dtype f32 all is f32"),
+        ("--dtype bf16 --precision attention", "precision: `attention` is not NAME=f32"),
+        ("--dtype bf16 --precision attention=fp8", "precision: attention cannot be fp8"),
+        ("--dtype f16 --rounding stochastic", "rounding: only weights of bf16"),
         ("--lora-rank 8", "lora_rank: an adapter belongs to a model"),
         ("--rslora", "rslora: no adapter is trained"),
         ("--lora-targets q_proj", "lora_targets: no adapter is trained"),

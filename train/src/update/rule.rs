@@ -19,6 +19,10 @@ pub struct Optimizer {
     pub skip: Option<f64>,
     /// Whether gradients are those of a loss that was multiplied; they are multiplied by the input `unscale` first.
     pub scaled: bool,
+    /// Updated weights of bf16 are rounded up or down at random, by draws of this seed, and have no master weights.
+    pub stochastic: Option<u64>,
+    /// The signal in the gradient is measured by Adam's moments.
+    pub signal: bool,
     /// Adam's moments of large weights are codes of eight bits.
     pub narrow_moments: bool,
     /// Decay of the exponential moving average of the weights, which is kept beside them.
@@ -147,6 +151,8 @@ impl Optimizer {
             clip,
             skip: None,
             scaled: false,
+            stochastic: None,
+            signal: false,
             narrow_moments: false,
             ema: None,
             groups: vec![],
@@ -176,10 +182,15 @@ impl Optimizer {
         match prefix {
             MOMENTUM => muon || !matches!(self.rule, Rule::Muon { .. }),
             EXP_AVG | EXP_AVG_SQ => !muon,
-            MASTER => w.ty.dtype != DType::F32,
+            MASTER => w.ty.dtype != DType::F32 && !self.rounds(w),
             scales if MOMENT_SCALES.contains(&scales) => self.block(w).is_some(),
             _ => true,
         }
+    }
+
+    /// Whether the weight is rounded at random when it is updated.
+    pub(super) fn rounds(&self, w: &Weight) -> bool {
+        self.stochastic.is_some() && w.ty.dtype == DType::BF16
     }
 
     /// Elements of a block of a weight's moments, where they are codes.
