@@ -1,12 +1,13 @@
 //! Narrow weights. In: a graph of layers, how their weights are stored. Out: the same graph in which each weight of a linear layer is
 //! what codes, scales and offsets stand for, which are weights of their own; a checkpoint has them under names made of the weight's. Weights
 //! that something else reads too, routers, experts, and rows that groups do not divide stay as they are, as do embedding and norms; the
-//! head has a storage of its own.
+//! head has a storage of its own. Where the device multiplies integers, and the codes are some, the other side of each such dot is
+//! rounded to integers as well.
 
 use crate::adapt::linear;
 use crate::{eliminate_dead_nodes, flatten, merge};
 use astrai_ir::narrow::Part;
-use astrai_ir::ops::{Call, Dequant, Dot, Op, Rows, Weight};
+use astrai_ir::ops::{Call, Dequant, Dot, FakeQuant, Op, Rows, Weight};
 use astrai_ir::{Backend, Block, BlockId, DType, Dim, Graph, IrError, Narrow, NodeId, Type};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -16,14 +17,16 @@ use std::sync::Arc;
 /// # Errors
 /// The backend's do not, or the graph is wrong.
 pub fn quantise(graph: &Graph, narrow: Narrow, backend: &dyn Backend) -> Result<Graph, IrError> {
-    match backend.reads_codes() {
-        true => with_codes(graph, narrow),
-        false => {
-            let line =
-                "this device has no kernels for narrow weights; leave --quantize out, or use --device cpu";
-            Err(graph.error(line.into()))
-        }
+    let round = narrow.activations.unwrap_or(backend.target().integer_dots);
+    if !backend.reads_codes() {
+        let line = "this device has no kernels for narrow weights; leave --quantize out, or use --device cpu";
+        return Err(graph.error(line.into()));
     }
+    if round && !backend.multiplies_codes() {
+        let line = "this device has no kernels for integer activations; leave activations=int8 out";
+        return Err(graph.error(line.into()));
+    }
+    with_codes(graph, Narrow { activations: Some(round), ..narrow })
 }
 
 fn with_codes(graph: &Graph, narrow: Narrow) -> Result<Graph, IrError> {
@@ -101,7 +104,8 @@ fn heads(graph: &Graph, narrow: Narrow) -> Result<Graph, IrError> {
             Op::Weight(weight) if plain && fits(weight, narrow) => {
                 let weight = weight.clone();
                 let codes = dequantised(out, &weight, narrow)?;
-                out.push(node.op.clone(), &[*x, codes])
+                let x = rounded(out, *x, codes, narrow)?;
+                out.push(node.op.clone(), &[x, codes])
             }
             _ => out.push_exact(node.op.clone(), args),
         }
@@ -116,10 +120,28 @@ fn fits(w: &Weight, narrow: Narrow) -> bool {
 
 /// A body whose weights of these names are codes and scales.
 fn narrowed(body: &Graph, chosen: &BTreeSet<String>, narrow: Narrow) -> Result<Graph, IrError> {
-    body.rebuild(|out, id, args| match &body.node(id).op {
-        Op::Weight(w) if chosen.contains(&w.name) => dequantised(out, w, narrow),
-        op => out.push_exact(op.clone(), args),
+    body.rebuild(|out, id, args| match (&body.node(id).op, args) {
+        (Op::Weight(w), _) if chosen.contains(&w.name) => dequantised(out, w, narrow),
+        (op @ Op::Dot(_), &[x, w]) => {
+            let x = rounded(out, x, w, narrow)?;
+            out.push_exact(op.clone(), &[x, w])
+        }
+        (op, _) => out.push_exact(op.clone(), args),
     })
+}
+
+/// The left side of a dot by this weight: rounded to integers where the weight's codes are some and that is wanted.
+fn rounded(g: &mut Graph, x: NodeId, w: NodeId, narrow: Narrow) -> Result<NodeId, IrError> {
+    let (Op::Dequant(_), [codes, scales, ..]) = (&g.node(w).op, g.node(w).args.as_slice()) else {
+        return Ok(x);
+    };
+    let per = narrow.code.per_element();
+    let [k, groups] = [codes, scales].map(|id| g.ty(*id).shape.last().and_then(Dim::size).unwrap_or(0));
+    let group = (k * per).checked_div(groups).and_then(|group| narrow.rounded(group));
+    match group.filter(|_| narrow.activations == Some(true)) {
+        Some(group) => g.push(FakeQuant { group }, &[x]),
+        None => Ok(x),
+    }
 }
 
 /// What the parts of a weight stand for.

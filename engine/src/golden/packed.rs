@@ -7,6 +7,7 @@ use super::{Row, floats, largest};
 use crate::machine::Machine;
 use crate::model::Model;
 use crate::{Error, Hear};
+use astrai_ir::Narrow;
 use astrai_runtime::Value;
 use astrai_runtime::weights::Checkpoint;
 use std::path::Path;
@@ -46,7 +47,8 @@ pub fn rows(folder: &Path, machine: &Machine, hear: Hear) -> Result<Vec<Row>, Er
             rows.push(held(&mut codes.into_iter(), format!("{name} (codes)")));
         }
     }
-    if model.config.packed.is_some() && machine.backend().reads_codes() {
+    if let Some(narrow) = model.config.packed.filter(|_| machine.backend().reads_codes()) {
+        model.config.packed = Some(Narrow { activations: Some(false), ..narrow });
         let row = logits(&model, machine, &file, &path, "logits", hear)?;
         rows.push(Row { check: "logits (codes)".into(), ..row });
         model.config.packed = None;
