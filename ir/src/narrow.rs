@@ -3,8 +3,10 @@
 
 use crate::DType;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// What a code stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -111,6 +113,61 @@ impl Narrow {
         let most =
             |step: usize| (step..=Narrow::ROUNDED).rev().find(|g| g % step == 0 && group.is_multiple_of(*g));
         most(64).or_else(|| most(32)).filter(|_| self.code != Code::Fp8)
+    }
+}
+
+/// How the weights of a model's linear layers are stored.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Storage {
+    /// All alike, but for the head.
+    Alike(Narrow),
+    /// These checkpoint tensors so, others as numbers of their own.
+    Each(Arc<BTreeMap<String, Narrow>>),
+}
+
+impl Storage {
+    /// How a weight that consists of these tensors is stored.
+    pub fn of<'a>(&self, mut tensors: impl Iterator<Item = &'a str>) -> Option<Narrow> {
+        match self {
+            Storage::Alike(narrow) => Some(*narrow),
+            Storage::Each(all) => {
+                let first = all.get(tensors.next()?)?;
+                tensors.all(|t| all.get(t) == Some(first)).then_some(*first)
+            }
+        }
+    }
+
+    /// The same of a head.
+    pub fn of_head<'a>(&self, tensors: impl Iterator<Item = &'a str>) -> Option<Narrow> {
+        match self {
+            Storage::Alike(narrow) => narrow.of_head(),
+            Storage::Each(_) => self.of(tensors),
+        }
+    }
+
+    /// The same with left sides rounded or not where nothing was said.
+    pub fn rounding(&self, round: bool) -> Storage {
+        let said = |n: &Narrow| Narrow { activations: Some(n.activations.unwrap_or(round)), ..*n };
+        match self {
+            Storage::Alike(narrow) => Storage::Alike(said(narrow)),
+            Storage::Each(all) => {
+                Storage::Each(Arc::new(all.iter().map(|(t, n)| (t.clone(), said(n))).collect()))
+            }
+        }
+    }
+
+    /// True where some left sides are said to be rounded.
+    pub fn rounds(&self) -> bool {
+        match self {
+            Storage::Alike(narrow) => narrow.activations == Some(true),
+            Storage::Each(all) => all.values().any(|n| n.activations == Some(true)),
+        }
+    }
+}
+
+impl From<Narrow> for Storage {
+    fn from(narrow: Narrow) -> Storage {
+        Storage::Alike(narrow)
     }
 }
 
