@@ -362,7 +362,7 @@ impl Bench {
         let (config, program) = self.program()?;
         let saturate =
             Saturate { fidelity: self.fidelity.asked().unwrap_or_default(), ..Saturate::default() };
-        let (storage, narrow) = (self.machine.storage(), config.narrow);
+        let (storage, narrow) = (self.machine.storage(), config.narrow.map(Into::into));
         let options = Options { storage, narrow, saturate, ..Options::default() };
         let planning = || -> Result<_, Failure> {
             Ok(compile(&build(&config, &program)?, machine.backend(), &options)?)

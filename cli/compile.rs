@@ -248,7 +248,7 @@ impl Compile {
         };
         let options = Options {
             storage: self.machine.storage(),
-            narrow: self.quantize.quantize,
+            narrow: self.quantize.quantize.map(Into::into),
             dump: if dumps { Dump::All } else { Dump::None },
             saturate: self.saturate(),
             stack: self.adapters.slots().map(|Slots { slots, rank }| Stack { slots, rank }),

@@ -43,6 +43,12 @@ pub struct Quantize {
 
 fn without_head(text: &str) -> Result<Narrow, String> {
     let narrow: Narrow = text.parse()?;
+    if narrow.activations.is_some() {
+        return Err(
+            "activations are no part of a file: they are rounded when a model runs; leave activations= out"
+                .into(),
+        );
+    }
     match text.split(':').any(|part| part.starts_with("head=") && part != "head=none") {
         true => Err("the head stays as it is; leave head= out".into()),
         false => Ok(Narrow { head: None, ..narrow }),

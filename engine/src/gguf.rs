@@ -2,10 +2,12 @@
 //! that one reader checks them all; and which tensors of the file are the model's.
 
 use astrai_builders::{ModelConfig, Reading};
+use astrai_ir::Storage;
 use astrai_runtime::weights::{Gguf, InFile, OfGguf};
 use serde_json::{Map, Value, json};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+use std::sync::Arc;
 use tempfile::TempDir;
 
 /// Architectures that are read, and whether the halves of their queries and keys are interleaved.
@@ -65,8 +67,12 @@ pub fn open(path: &Path) -> Result<(Reading, OfGguf), String> {
     reading.warnings.extend(keys.check().map_err(named)?);
     let heads = keys.interleaved.then_some([reading.config.heads, reading.config.kv_heads]);
     let stored = move |name: &str| InFile::of(name, heads);
-    let expected = reading.config.tensors().into_iter().map(|t| (t.name, t.shape));
-    file.check(expected, &stored).map_err(|e| e.to_string())?;
+    let expected: Vec<_> = reading.config.tensors().into_iter().map(|t| (t.name, t.shape)).collect();
+    file.check(expected.iter().cloned(), &stored).map_err(|e| e.to_string())?;
+    // What kernels read as codes stays as the file has it.
+    let kept = |(name, _): (String, _)| Some((name.clone(), file.narrow(&stored(&name)?.name)?));
+    let kept: BTreeMap<_, _> = expected.into_iter().filter_map(kept).collect();
+    reading.config.packed = (!kept.is_empty()).then(|| Storage::Each(Arc::new(kept)));
     Ok((reading, OfGguf::new(file, Box::new(stored))))
 }
 

@@ -4,7 +4,7 @@ use crate::gguf;
 use crate::machine::Machine;
 use astrai_builders::config::{Init, Slots, TensorSpec};
 use astrai_builders::{Loss, ModelConfig, Program, Reading, build};
-use astrai_ir::{Code, DType, Graph, Narrow};
+use astrai_ir::{Code, DType, Graph, Narrow, Storage};
 use astrai_passes::{Fidelity, Saturate, Stack};
 use astrai_runtime::weights::{Checkpoint, Entry, Packed, Quantised, WeightsError, Widened, Writer, is_gguf};
 use astrai_runtime::{Buffers, Compiled, Error, Options, Random, Session, WeightSource, compile};
@@ -89,7 +89,7 @@ impl Model {
         let weights: Box<dyn WeightSource> = match packing {
             Some(packing) => {
                 let packed = Packed::open(file, packing, tensors, &extra).map_err(|e| e.to_string())?;
-                config.packed = stays(&config, &packed);
+                config.packed = stays(&config, &packed).map(Storage::from);
                 Box::new(packed)
             }
             None => {
@@ -197,8 +197,8 @@ pub fn plan_within(
 ) -> Result<Compiled, Error> {
     let graph: Graph = build(config, program)?;
     let saturate = Saturate { fidelity, ..Saturate::default() };
-    let kept = config.packed.filter(|_| machine.backend().reads_codes());
-    let narrow = config.narrow.or(kept);
+    let kept = config.packed.as_ref().filter(|_| machine.backend().reads_codes());
+    let narrow = config.narrow.map(Storage::from).or(kept.cloned());
     let stack = config.adapters.map(|Slots { slots, rank }| Stack { slots, rank });
     compile(&graph, machine.backend(), &Options { storage, saturate, narrow, stack, ..Options::default() })
 }
@@ -239,7 +239,8 @@ pub fn check_sizes(config: &ModelConfig, batch: u64, seq: u64) -> Result<(), Str
 pub fn read_config(path: &Path, strict: bool) -> Result<(ModelConfig, Vec<String>), String> {
     if is_gguf(path) {
         let (reading, _) = gguf::open(path)?;
-        return Ok((reading.config, reading.warnings));
+        // How the file has its weights is no part of a configuration without them.
+        return Ok((ModelConfig { packed: None, ..reading.config }, reading.warnings));
     }
     reading(path, strict).map(|reading| (reading.config, reading.warnings))
 }

@@ -148,6 +148,10 @@ impl Backend for Elsewhere<'_> {
         self.kernels.reads_codes()
     }
 
+    fn multiplies_codes(&self) -> bool {
+        self.kernels.multiplies_codes()
+    }
+
     fn loops(&self, op: &Op) -> bool {
         self.kernels.loops(op)
     }

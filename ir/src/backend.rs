@@ -61,6 +61,11 @@ pub trait Backend: Debug + Send + Sync {
         false
     }
 
+    /// True where dots by integer codes take a left side that is rounded to integers.
+    fn multiplies_codes(&self) -> bool {
+        false
+    }
+
     /// True for operators that loops compute element by element, with their arguments.
     fn loops(&self, op: &Op) -> bool;
 

@@ -44,7 +44,7 @@ pub use grad::{GradientOptions, gradient, gradient_with, refuse_calls};
 pub use graph::{BlockId, Graph, IrError, Node, NodeId};
 pub use inline::inline_calls;
 pub use kernel::Kernel;
-pub use narrow::{Code, Narrow};
+pub use narrow::{Code, Narrow, Storage};
 pub use op::Operator;
 pub use ops::Op;
 pub use plan::Plan;

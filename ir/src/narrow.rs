@@ -3,8 +3,10 @@
 
 use crate::DType;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 /// What a code stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -78,12 +80,24 @@ pub struct Narrow {
     pub offsets: bool,
     /// What the head's codes stand for, with a scale for each row; none where the head stays as it is.
     pub head: Option<Code>,
+    /// Whether dots by integer codes round their left sides to integers, too; none: where the device multiplies integers.
+    pub activations: Option<bool>,
 }
 
 impl Narrow {
+    /// The most neighbours of a left side that share a scale: one that is far greater than others takes their digits.
+    pub const ROUNDED: usize = 192;
+
     /// How the head is stored.
     pub fn of_head(self) -> Option<Narrow> {
-        self.head.map(|code| Narrow { code, group: 0, scales: DType::F32, offsets: false, head: None })
+        self.head.map(|code| Narrow {
+            code,
+            group: 0,
+            scales: DType::F32,
+            offsets: false,
+            head: None,
+            ..self
+        })
     }
 
     /// Neighbours that share a scale in rows of `k`, where such rows can be stored so.
@@ -91,6 +105,69 @@ impl Narrow {
         let group = if self.group == 0 { k } else { self.group };
         let whole = k > 0 && k.is_multiple_of(group) && group.is_multiple_of(32);
         whole.then_some(group)
+    }
+
+    /// Neighbours of a left side that share a scale when it is rounded to integers, for codes that have integers and a group of so many:
+    /// the most that divide it, up to [`Narrow::ROUNDED`], by 64 if they can.
+    pub fn rounded(self, group: usize) -> Option<usize> {
+        let most =
+            |step: usize| (step..=Narrow::ROUNDED).rev().find(|g| g % step == 0 && group.is_multiple_of(*g));
+        most(64).or_else(|| most(32)).filter(|_| self.code != Code::Fp8)
+    }
+}
+
+/// How the weights of a model's linear layers are stored.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Storage {
+    /// All alike, but for the head.
+    Alike(Narrow),
+    /// These checkpoint tensors so, others as numbers of their own.
+    Each(Arc<BTreeMap<String, Narrow>>),
+}
+
+impl Storage {
+    /// How a weight that consists of these tensors is stored.
+    pub fn of<'a>(&self, mut tensors: impl Iterator<Item = &'a str>) -> Option<Narrow> {
+        match self {
+            Storage::Alike(narrow) => Some(*narrow),
+            Storage::Each(all) => {
+                let first = all.get(tensors.next()?)?;
+                tensors.all(|t| all.get(t) == Some(first)).then_some(*first)
+            }
+        }
+    }
+
+    /// The same of a head.
+    pub fn of_head<'a>(&self, tensors: impl Iterator<Item = &'a str>) -> Option<Narrow> {
+        match self {
+            Storage::Alike(narrow) => narrow.of_head(),
+            Storage::Each(_) => self.of(tensors),
+        }
+    }
+
+    /// The same with left sides rounded or not where nothing was said.
+    pub fn rounding(&self, round: bool) -> Storage {
+        let said = |n: &Narrow| Narrow { activations: Some(n.activations.unwrap_or(round)), ..*n };
+        match self {
+            Storage::Alike(narrow) => Storage::Alike(said(narrow)),
+            Storage::Each(all) => {
+                Storage::Each(Arc::new(all.iter().map(|(t, n)| (t.clone(), said(n))).collect()))
+            }
+        }
+    }
+
+    /// True where some left sides are said to be rounded.
+    pub fn rounds(&self) -> bool {
+        match self {
+            Storage::Alike(narrow) => narrow.activations == Some(true),
+            Storage::Each(all) => all.values().any(|n| n.activations == Some(true)),
+        }
+    }
+}
+
+impl From<Narrow> for Storage {
+    fn from(narrow: Narrow) -> Storage {
+        Storage::Alike(narrow)
     }
 }
 
@@ -103,7 +180,8 @@ impl FromStr for Narrow {
         let known = |name: &str| Code::ALL.into_iter().find(|c| c.name() == name);
         let mut parts = text.split(':');
         let code = parts.next().and_then(known).ok_or("give int8, int4 or fp8")?;
-        let mut made = Narrow { code, group: 0, scales: DType::F32, offsets: false, head: Some(Code::Int8) };
+        let (head, scales) = (Some(Code::Int8), DType::F32);
+        let mut made = Narrow { code, group: 0, scales, offsets: false, head, activations: None };
         match code {
             Code::Int4 => made.group = 32,
             Code::Int8 => {}
@@ -120,8 +198,14 @@ impl FromStr for Narrow {
                 Some(("head", name)) => {
                     made.head = Some(known(name).ok_or("a head is none, int8, int4 or fp8")?)
                 }
+                Some(("activations", "none")) => made.activations = Some(false),
+                Some(("activations", "int8")) if code != Code::Fp8 => made.activations = Some(true),
                 None if part == "asymmetric" && code != Code::Fp8 => made.offsets = true,
-                _ => return Err("after a colon give group=N, head=TYPE, or for integers asymmetric"),
+                _ => {
+                    return Err(
+                        "after a colon give group=N, head=TYPE, activations=none, or for integers activations=int8, asymmetric",
+                    );
+                }
             }
         }
         made.scales = if made.group == 0 { DType::F32 } else { DType::BF16 };
@@ -138,9 +222,10 @@ impl fmt::Display for Narrow {
         if self.offsets {
             f.write_str(":asymmetric")?;
         }
-        match self.head {
-            Some(code) => write!(f, ":head={}", code.name()),
-            None => f.write_str(":head=none"),
+        write!(f, ":head={}", self.head.map_or("none", Code::name))?;
+        match self.activations {
+            Some(round) => write!(f, ":activations={}", if round { "int8" } else { "none" }),
+            None => Ok(()),
         }
     }
 }
@@ -192,7 +277,8 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        for text in ["int8:head=int8", "int4:group=64:asymmetric:head=none", "fp8:head=int4"] {
+        for text in ["int8:head=int8", "int4:group=64:asymmetric:head=none:activations=int8", "fp8:head=int4"]
+        {
             assert_eq!(text.parse::<Narrow>().unwrap().to_string(), text);
         }
         assert_eq!("int4".parse::<Narrow>().unwrap().to_string(), "int4:group=32:head=int8");
@@ -205,6 +291,7 @@ mod tests {
             "fp8:asymmetric",
             "int8:head=bf16",
             "int8:heads",
+            "fp8:activations=int8",
         ] {
             assert!(text.parse::<Narrow>().is_err(), "{text}");
         }

@@ -105,6 +105,8 @@ pub struct DotCodes<At = Operand> {
     pub dtype: DType,
     /// Offsets, of the same shape and type, where codes have some.
     pub offsets: Option<At>,
+    /// Neighbours of the left side that share a scale, where its rows are rounded to integers, which are multiplied by the codes.
+    pub rounded: Option<usize>,
 }
 
 /// A grouped dot `[rows, k]` by matrices `[n, k]` or, transposed, a dot `[rows, n]` by `[n, k]`. Its left side is the prologue,

@@ -26,6 +26,8 @@ pub struct Target {
     pub vector_bytes: u32,
     /// Vector registers of a core, or 32-bit registers of a multiprocessor.
     pub registers: u32,
+    /// True where instructions multiply integers of eight bits and sum their products.
+    pub integer_dots: bool,
     /// True where a unit multiplies matrices.
     pub matrix_unit: bool,
     /// Bytes of memory that the threads of a block share.

@@ -200,14 +200,15 @@ fn rebuild(
             Op::Call(c) => return call(out, c, args, to),
             op @ (Op::Dot(_) | Op::GroupedDot(_)) if !kept.has(op) => {
                 // The left argument is narrow, as matrix units need it; accumulation stays f32.
-                let left = match is_widened(out, args[0], to) {
-                    true => args[0],
-                    false => {
-                        let narrow = out.cast(args[0], to)?;
-                        out.cast(narrow, DType::F32)?
-                    }
+                let left = match out.node(args[0]).op {
+                    Op::FakeQuant(_) => args[0],
+                    _ => rounded_to(out, args[0], to)?,
                 };
                 out.push(op.clone(), &[&[left], &args[1..]].concat())?
+            }
+            Op::FakeQuant(op) => {
+                let x = rounded_to(out, args[0], to)?;
+                out.push(op.clone(), &[x])?
             }
             Op::AllToAll(op) if !op.back => {
                 // The grouped dots round these rows anyway, so they are sent narrow.
@@ -307,6 +308,15 @@ fn stored(g: &Graph, id: NodeId, dtype: DType) -> Option<NodeId> {
 /// The value in this type: the argument of the cast that widened it, or a new cast.
 fn narrowed(g: &mut Graph, id: NodeId, dtype: DType) -> Result<NodeId, IrError> {
     stored(g, id, dtype).map_or_else(|| g.cast(id, dtype), Ok)
+}
+
+/// The value as numbers of this type, in f32.
+fn rounded_to(g: &mut Graph, id: NodeId, to: DType) -> Result<NodeId, IrError> {
+    if is_widened(g, id, to) {
+        return Ok(id);
+    }
+    let narrow = g.cast(id, to)?;
+    g.cast(narrow, DType::F32)
 }
 
 /// True when `id` is a cast from this type, under views.

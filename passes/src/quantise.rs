@@ -1,48 +1,52 @@
 //! Narrow weights. In: a graph of layers, how their weights are stored. Out: the same graph in which each weight of a linear layer is
 //! what codes, scales and offsets stand for, which are weights of their own; a checkpoint has them under names made of the weight's. Weights
 //! that something else reads too, routers, experts, and rows that groups do not divide stay as they are, as do embedding and norms; the
-//! head has a storage of its own.
+//! head has a storage of its own. Where the device multiplies integers, and the codes are some, the other side of each such dot is
+//! rounded to integers as well.
 
 use crate::adapt::linear;
 use crate::{eliminate_dead_nodes, flatten, merge};
 use astrai_ir::narrow::Part;
-use astrai_ir::ops::{Call, Dequant, Dot, Op, Rows, Weight};
-use astrai_ir::{Backend, Block, BlockId, DType, Dim, Graph, IrError, Narrow, NodeId, Type};
-use std::collections::{BTreeSet, HashMap};
+use astrai_ir::ops::{Call, Dequant, Dot, FakeQuant, Op, Rows, Weight};
+use astrai_ir::{Backend, Block, BlockId, DType, Dim, Graph, IrError, Narrow, NodeId, Storage, Type};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// The graph with narrow weights, for a backend whose dots read them.
 ///
 /// # Errors
 /// The backend's do not, or the graph is wrong.
-pub fn quantise(graph: &Graph, narrow: Narrow, backend: &dyn Backend) -> Result<Graph, IrError> {
-    match backend.reads_codes() {
-        true => with_codes(graph, narrow),
-        false => {
-            let line =
-                "this device has no kernels for narrow weights; leave --quantize out, or use --device cpu";
-            Err(graph.error(line.into()))
-        }
+pub fn quantise(graph: &Graph, storage: &Storage, backend: &dyn Backend) -> Result<Graph, IrError> {
+    let storage = storage.rounding(backend.target().integer_dots);
+    if !backend.reads_codes() {
+        let line = "this device has no kernels for narrow weights; leave --quantize out, or use --device cpu";
+        return Err(graph.error(line.into()));
     }
+    if storage.rounds() && !backend.multiplies_codes() {
+        let line = "this device has no kernels for integer activations; leave activations=int8 out";
+        return Err(graph.error(line.into()));
+    }
+    with_codes(graph, &storage)
 }
 
-fn with_codes(graph: &Graph, narrow: Narrow) -> Result<Graph, IrError> {
+fn with_codes(graph: &Graph, storage: &Storage) -> Result<Graph, IrError> {
     let mut blocks = Vec::with_capacity(graph.blocks().len());
+    let mut kinds = Vec::with_capacity(graph.blocks().len());
     for (i, block) in graph.blocks().iter().enumerate() {
-        let bound = graph.params_bound_to_weights(BlockId(i as u32));
         let users = block.graph.users();
-        let stored = |p: &String| {
+        let stored = |(p, narrow): (&String, Option<Narrow>)| {
             let leaf = block.leaf(p)?;
             let Op::Weight(w) = &block.graph.node(leaf).op else { return None };
             linear(&block.graph, &users, leaf)?;
-            fits(w, narrow).then(|| p.clone())
+            Some((p.clone(), narrow.filter(|narrow| fits(w, *narrow))?))
         };
-        let params = block.params.iter().zip(bound).filter(|(_, weight)| *weight);
-        let chosen: BTreeSet<String> = params.filter_map(|(p, _)| stored(p)).collect();
+        let bound = bound(graph, BlockId(i as u32), storage);
+        let chosen: BTreeMap<String, Narrow> = block.params.iter().zip(bound).filter_map(stored).collect();
         blocks.push(match chosen.is_empty() {
             true => block.clone(),
-            false => Arc::new(Block::new(&block.name, narrowed(&block.graph, &chosen, narrow)?)),
+            false => Arc::new(Block::new(&block.name, narrowed(&block.graph, &chosen)?)),
         });
+        kinds.push(chosen);
     }
     let graph = &graph.rebuild_with(blocks.clone(), |out, id, args| match &graph.node(id).op {
         Op::Call(c) => {
@@ -54,10 +58,11 @@ fn with_codes(graph: &Graph, narrow: Narrow) -> Result<Graph, IrError> {
                     (Some(arg), _) => *arg,
                     (None, Some((name, part))) => {
                         let weight = own.get(name).map(|arg| out.node(*arg).op.clone());
-                        let Some(Op::Weight(w)) = weight else {
+                        let narrow = kinds[c.block.0 as usize].get(name);
+                        let (Some(Op::Weight(w)), Some(narrow)) = (weight, narrow) else {
                             return Err(out.error(format!("parameter `{param}` has no weight")));
                         };
-                        let weight = stored(out, &w, narrow, part)?;
+                        let weight = stored(out, &w, *narrow, part)?;
                         out.push(weight, &[])?
                     }
                     (None, None) => return Err(out.error(format!("parameter `{param}` has no argument"))),
@@ -67,10 +72,22 @@ fn with_codes(graph: &Graph, narrow: Narrow) -> Result<Graph, IrError> {
         }
         op => out.push_exact(op.clone(), args),
     })?;
-    match narrow.of_head() {
-        Some(narrow) => eliminate_dead_nodes(&heads(graph, narrow)?),
-        None => eliminate_dead_nodes(graph),
+    eliminate_dead_nodes(&heads(graph, storage)?)
+}
+
+/// For each parameter of a block how the weights are stored that its calls bind to it: those of all calls alike.
+fn bound(graph: &Graph, id: BlockId, storage: &Storage) -> Vec<Option<Narrow>> {
+    let mut bound: Vec<Option<Option<Narrow>>> = vec![None; graph.block(id).params.len()];
+    for node in graph.nodes().iter().filter(|n| matches!(&n.op, Op::Call(c) if c.block == id)) {
+        for (known, arg) in bound.iter_mut().zip(&node.args) {
+            let of = match &graph.node(*arg).op {
+                Op::Weight(w) => storage.of(w.rows().iter().map(|r| r.name.as_str())),
+                _ => None,
+            };
+            *known = Some(of.filter(|of| known.is_none_or(|known| known == Some(*of))));
+        }
     }
+    bound.into_iter().map(Option::flatten).collect()
 }
 
 /// The checkpoint tensors that narrow weights are made of in a graph as it is built.
@@ -78,7 +95,7 @@ fn with_codes(graph: &Graph, narrow: Narrow) -> Result<Graph, IrError> {
 /// # Errors
 /// The graph is wrong.
 pub fn narrow_weights(graph: &Graph, narrow: Narrow) -> Result<BTreeSet<String>, IrError> {
-    let graph = with_codes(&merge(&flatten(graph)?)?, narrow)?;
+    let graph = with_codes(&merge(&flatten(graph)?)?, &narrow.into())?;
     let weight = |id: NodeId| if let Op::Weight(w) = &graph.node(id).op { Some(w.rows()) } else { None };
     let rows = graph.ids().filter_map(weight).flatten();
     let plain = |name: &str| match Part::named(name) {
@@ -89,7 +106,7 @@ pub fn narrow_weights(graph: &Graph, narrow: Narrow) -> Result<BTreeSet<String>,
 }
 
 /// The graph whose products outside of layers read codes; an embedding that is the head as well is then there twice.
-fn heads(graph: &Graph, narrow: Narrow) -> Result<Graph, IrError> {
+fn heads(graph: &Graph, storage: &Storage) -> Result<Graph, IrError> {
     graph.rebuild(|out, id, args| {
         let node = graph.node(id);
         let (Op::Dot(Dot { batch, contract }), [x, w]) = (&node.op, args) else {
@@ -97,13 +114,16 @@ fn heads(graph: &Graph, narrow: Narrow) -> Result<Graph, IrError> {
         };
         let rank = out.ty(*x).rank();
         let plain = batch.is_empty() && rank > 0 && *contract == [(rank - 1, 1)] && out.ty(*w).rank() == 2;
-        match &out.node(*w).op {
-            Op::Weight(weight) if plain && fits(weight, narrow) => {
+        let Op::Weight(weight) = &out.node(*w).op else { return out.push_exact(node.op.clone(), args) };
+        let narrow = storage.of_head(weight.rows().iter().map(|r| r.name.as_str()));
+        match narrow.filter(|narrow| plain && fits(weight, *narrow)) {
+            Some(narrow) => {
                 let weight = weight.clone();
                 let codes = dequantised(out, &weight, narrow)?;
-                out.push(node.op.clone(), &[*x, codes])
+                let x = rounded(out, *x, codes, narrow)?;
+                out.push(node.op.clone(), &[x, codes])
             }
-            _ => out.push_exact(node.op.clone(), args),
+            None => out.push_exact(node.op.clone(), args),
         }
     })
 }
@@ -115,11 +135,33 @@ fn fits(w: &Weight, narrow: Narrow) -> bool {
 }
 
 /// A body whose weights of these names are codes and scales.
-fn narrowed(body: &Graph, chosen: &BTreeSet<String>, narrow: Narrow) -> Result<Graph, IrError> {
-    body.rebuild(|out, id, args| match &body.node(id).op {
-        Op::Weight(w) if chosen.contains(&w.name) => dequantised(out, w, narrow),
-        op => out.push_exact(op.clone(), args),
+fn narrowed(body: &Graph, chosen: &BTreeMap<String, Narrow>) -> Result<Graph, IrError> {
+    body.rebuild(|out, id, args| match (&body.node(id).op, args) {
+        (Op::Weight(w), _) => match chosen.get(&w.name) {
+            Some(narrow) => dequantised(out, w, *narrow),
+            None => out.push_exact(Op::Weight(w.clone()), args),
+        },
+        (op @ Op::Dot(_), &[x, w]) => {
+            let of = body.node(body.node(id).args[1]).op.leaf_name().and_then(|name| chosen.get(name));
+            let x = of.map_or(Ok(x), |narrow| rounded(out, x, w, *narrow))?;
+            out.push_exact(op.clone(), &[x, w])
+        }
+        (op, _) => out.push_exact(op.clone(), args),
     })
+}
+
+/// The left side of a dot by this weight: rounded to integers where the weight's codes are some and that is wanted.
+fn rounded(g: &mut Graph, x: NodeId, w: NodeId, narrow: Narrow) -> Result<NodeId, IrError> {
+    let (Op::Dequant(_), [codes, scales, ..]) = (&g.node(w).op, g.node(w).args.as_slice()) else {
+        return Ok(x);
+    };
+    let per = narrow.code.per_element();
+    let [k, groups] = [codes, scales].map(|id| g.ty(*id).shape.last().and_then(Dim::size).unwrap_or(0));
+    let group = (k * per).checked_div(groups).and_then(|group| narrow.rounded(group));
+    match group.filter(|_| narrow.activations == Some(true)) {
+        Some(group) => g.push(FakeQuant { group }, &[x]),
+        None => Ok(x),
+    }
 }
 
 /// What the parts of a weight stand for.

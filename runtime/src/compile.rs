@@ -23,7 +23,7 @@ pub fn compile(graph: &Graph, backend: &dyn Backend, options: &Options) -> Resul
     let g = s.graph_if(o.shards.axes().next(), "shard", g, |g, _| passes::shard(g, &o.shards))?;
     let g = s.graph("flatten", g, passes::flatten)?;
     let g = s.graph("merge", g, passes::merge)?;
-    let g = s.graph_if(o.narrow, "quantise", g, |g, n| passes::quantise(g, n, backend))?;
+    let g = s.graph_if(o.narrow.as_ref(), "quantise", g, |g, n| passes::quantise(g, n, backend))?;
     let g = s.graph("precision", g, |g| passes::precision(g, o.policy()))?;
     let g = s.graph_if(o.gradient_of.as_ref(), "differentiate", g, |g, of| {
         passes::differentiate_over(g, of, o.gradients, &o.shards.data_axes())

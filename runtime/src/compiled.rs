@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::stages::{Dump, Stage};
-use astrai_ir::{Backend, DType, Graph, Kernel, Narrow, Plan};
+use astrai_ir::{Backend, DType, Graph, Kernel, Plan, Storage};
 use astrai_passes as passes;
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ pub struct Options {
     /// Room for adapters that are chosen token by token.
     pub stack: Option<passes::Stack>,
     /// How the weights of linear layers are stored, where not as numbers of their own.
-    pub narrow: Option<Narrow>,
+    pub narrow: Option<Storage>,
     /// Which stages are kept for the reader.
     pub dump: Dump,
     /// The scalar output whose gradient by every weight is added, as `grad.<buffer>`.

@@ -4,7 +4,7 @@
 use super::names::Names;
 use super::rope::RopeSpec;
 use astrai_ir::ops::{Groups, Scores};
-use astrai_ir::{Code, DType, Narrow};
+use astrai_ir::{Code, DType, Narrow, Storage};
 
 /// Most layers accepted.
 pub const MAX_LAYERS: usize = 1 << 14;
@@ -74,8 +74,8 @@ pub struct ModelConfig {
     pub layers: Vec<LayerSpec>,
     /// How the weights of linear layers are stored where the model runs, if not as numbers of their own.
     pub narrow: Option<Narrow>,
-    /// How the checkpoint has all of them, so that they can stay so where kernels read codes; `narrow` goes before it.
-    pub packed: Option<Narrow>,
+    /// How the checkpoint has them, so that they can stay so where kernels read codes; `narrow` goes before it.
+    pub packed: Option<Storage>,
     /// What keys and values, or latents, are stored as in pages, if not as numbers of their own: codes of eight bits.
     pub pages: Option<Code>,
     /// Room for adapters that requests choose among, where it is served with some.

@@ -7,7 +7,7 @@ use astrai_ir::backend::{Epilogue, Root, Takes};
 use astrai_ir::ops::{Dot, Op};
 use astrai_ir::region::{DotBatch, DotCodes, DotForm, Form, Piece, Side};
 use astrai_ir::strides::{AtCast, View};
-use astrai_ir::{DType, Dim, Graph, Layout, NodeId, Type};
+use astrai_ir::{Code, DType, Dim, Graph, Layout, Narrow, NodeId, Type};
 
 pub(super) const ARCHETYPE: Archetype =
     Archetype { of: |op| matches!(op, Op::Dot(_)), root: Some(root), layouts, form, ..Archetype::NONE };
@@ -39,13 +39,13 @@ fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
         let right = in_buffer(piece, form.right)?;
         let packed = left.as_ref().is_some_and(|l| piece.layout(l.at).is_packed());
         let codes = match form.codes {
-            Some(DotCodes { code, group, scales, dtype, offsets }) => {
+            Some(DotCodes { code, group, scales, dtype, offsets, rounded }) => {
                 let scales = piece.operand(scales)?;
                 let offsets = match offsets {
                     Some(offsets) => Some(piece.operand(offsets)?),
                     None => None,
                 };
-                Some(DotCodes { code, group, scales, dtype, offsets })
+                Some(DotCodes { code, group, scales, dtype, offsets, rounded })
             }
             None => None,
         };
@@ -84,12 +84,17 @@ pub(super) fn on_graph(g: &Graph, id: NodeId, limits: &Limits) -> Option<DotForm
         Some((right, codes)) => (right, Some(codes)),
         None => (side(g, node.args[1], &rf, &rk)?, None),
     };
+    let x = left(g, id, &codes);
     let form = DotForm {
         node: id,
         m: size(l, &lf),
         n: size(r, &rf),
-        left: side(g, node.args[0], &lf, &lk),
-        rows: batch.is_none() && last && k.size().is_some_and(|k| (1..=limits.row).contains(&k)),
+        left: side(g, x, &lf, &lk),
+        // Rows that are rounded are the core's alone, and those by codes.
+        rows: batch.is_none()
+            && last
+            && !rounds(&g.node(x).op)
+            && k.size().is_some_and(|k| (1..=limits.row).contains(&k)),
         right,
         codes,
         batch,
@@ -97,6 +102,17 @@ pub(super) fn on_graph(g: &Graph, id: NodeId, limits: &Limits) -> Option<DotForm
     };
     let fits = if form.codes.is_some() { form.rows } else { form.rows || form.left.is_some() };
     fits.then_some(form)
+}
+
+/// True for what the core does to rows before it multiplies them by integer codes.
+pub fn rounds(op: &Op) -> bool {
+    matches!(op, Op::FakeQuant(_))
+}
+
+/// The left side of a dot, before the core rounds it where it does.
+pub fn left(g: &Graph, id: NodeId, codes: &Option<DotCodes<impl Sized>>) -> NodeId {
+    let x = g.node(id).args[0];
+    if codes.as_ref().is_some_and(|c| c.rounded.is_some()) { g.node(x).args[0] } else { x }
 }
 
 /// The codes of weights in the place of a dot's right side `[n, k]`.
@@ -114,7 +130,13 @@ fn codes(g: &Graph, id: NodeId, limits: &Limits) -> Option<(Side<NodeId>, DotCod
     let (dtype, free) = (g.ty(codes).dtype, Dim::from(k / per));
     let right = Side { at: codes, dtype, offset: Dim::from(0), free, along: Dim::from(1) };
     let (dtype_of_scales, offsets) = (g.ty(scales).dtype, offsets.first().copied());
-    let of = DotCodes { code: op.code, group, scales, dtype: dtype_of_scales, offsets };
+    let rounded = match &g.node(node.args[0]).op {
+        Op::FakeQuant(q) if q.group.is_multiple_of(32) && group.is_multiple_of(q.group) => Some(q.group),
+        _ => None,
+    };
+    // A kernel keeps a group at hand.
+    let rounded = rounded.filter(|group| op.code != Code::Fp8 && *group <= Narrow::ROUNDED);
+    let of = DotCodes { code: op.code, group, scales, dtype: dtype_of_scales, offsets, rounded };
     (plain && whole).then_some((right, of))
 }
 
@@ -122,7 +144,7 @@ fn codes(g: &Graph, id: NodeId, limits: &Limits) -> Option<(Side<NodeId>, DotCod
 fn layouts(g: &Graph, id: NodeId, limits: &Limits) -> Vec<(NodeId, Layout)> {
     let Some(form) = on_graph(g, id, limits) else { return vec![] };
     if let Some(of) = &form.codes {
-        let [codes, scales] = limits.code_panels(of.code).unwrap_or([Layout::Rows; 2]);
+        let [codes, scales] = limits.code_panels(of.code, of.rounded.is_some()).unwrap_or([Layout::Rows; 2]);
         let scaled = [Some(of.scales), of.offsets].into_iter().flatten().map(|at| (at, scales));
         return [(form.right.at, codes)].into_iter().chain(scaled).collect();
     }

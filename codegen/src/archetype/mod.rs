@@ -48,10 +48,10 @@ impl Limits {
         Some(Layout::Panels { rows, group })
     }
 
-    /// Layouts of codes and of their scales.
-    fn code_panels(&self, code: Code) -> Option<[Layout; 2]> {
+    /// Layouts of codes and of their scales; instructions that multiply integers take words of 32 bits.
+    fn code_panels(&self, code: Code, integers: bool) -> Option<[Layout; 2]> {
         let (rows, group) = self.panels.filter(|_| self.codes)?[0];
-        let words = if code == Code::Int4 { 4 } else { group };
+        let words = if code == Code::Int4 || integers { 4 } else { group };
         Some([Layout::Panels { rows, group: words }, Layout::Panels { rows, group }])
     }
 }

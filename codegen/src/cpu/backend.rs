@@ -20,7 +20,7 @@ const TILES: [&str; 5] = [
     include_str!("micro/dot_bf16_pairs.c"),
 ];
 const ATTENTION: &str = include_str!("micro/attention_core.c");
-const CODES: &str = include_str!("micro/dot_codes.c");
+const CODES: [&str; 2] = [include_str!("micro/dot_codes.c"), include_str!("micro/dot_integers.c")];
 
 /// Bits of [`Kernel::preludes`]: register tiles of dots, what attention's kernels share, codes of weights.
 const WITH_TILES: u32 = 1;
@@ -63,7 +63,7 @@ impl Backend for Cpu {
     }
 
     fn native(&self, op: &Op) -> bool {
-        archetype::native(op)
+        archetype::native(op) || archetype::dot::rounds(op)
     }
 
     fn root(&self, g: &Graph, id: NodeId) -> Option<Root> {
@@ -74,8 +74,12 @@ impl Backend for Cpu {
         LIMITS.codes
     }
 
+    fn multiplies_codes(&self) -> bool {
+        LIMITS.codes
+    }
+
     fn loops(&self, op: &Op) -> bool {
-        archetype::loops::computes(op)
+        archetype::loops::computes(op) || archetype::dot::rounds(op)
     }
 
     fn accumulates(&self, g: &Graph, id: NodeId) -> bool {
@@ -123,7 +127,7 @@ impl Backend for Cpu {
             TILES.iter().for_each(|part| text.push_str(part));
         }
         if any(WITH_CODES) {
-            text.push_str(CODES);
+            CODES.iter().for_each(|part| text.push_str(part));
         }
         if any(WITH_ATTENTION) {
             text.push_str(ATTENTION);

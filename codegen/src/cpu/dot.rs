@@ -3,6 +3,7 @@
 
 use super::rows::lead;
 use super::{Emitted, over_dims, prologue, reads_only, undefine};
+use crate::archetype::dot::left;
 use crate::kernel_ir::expr::{Expr, Stmt};
 use crate::kernel_ir::index::{Index, Var};
 use crate::kernel_ir::loops::row_of;
@@ -16,6 +17,7 @@ use std::fmt::Write;
 const PACKED: &str = include_str!("bodies/dot.c");
 const PANELS: &str = include_str!("bodies/dot_panels.c");
 const CODES: &str = include_str!("bodies/dot_codes.c");
+const INTEGERS: &str = include_str!("bodies/dot_integers.c");
 const END: &str = include_str!("bodies/dot_end.c");
 const FREE: &str = include_str!("bodies/dot_free.c");
 const FREE_AMX: &str = include_str!("bodies/dot_free_amx.c");
@@ -30,6 +32,8 @@ pub(super) fn paired(both: bool) -> &'static str {
 pub(super) const BLOCK: usize = 256;
 /// Rows, and steps of the sum, in a block for the matrix unit.
 pub(super) const TILE: usize = 32;
+/// Bytes beside the integers of a rounded group: its scale, and what their sum is corrected by.
+const INTEGERS_SCALE: usize = 8;
 /// Bytes of a number in three pieces.
 const SPLIT: usize = 6;
 
@@ -43,7 +47,7 @@ pub(super) fn kernel(region: &Region, f: &DotForm, name: &str) -> Result<Emitted
         "#define NAME(x) {name}_##x\n#define DOT_M ((int64_t){m})\n\
          #define EPILOGUE(m, n0, acc, valid) {name}_store(bufs, dims, m, n0, acc, valid)\n"
     );
-    let x = region.graph().node(f.node).args[0];
+    let x = left(region.graph(), f.node, &f.codes);
     if f.left.is_none() || packed {
         out.insert_str(0, &dot_prologue(region, name, x)?);
         let _ = writeln!(out, "#define PROLOGUE_ROW(m, row) {name}_load(bufs, dims, m, row)");
@@ -67,7 +71,7 @@ fn packed_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) -
     let both = narrow && widened;
     // Values of codes are bf16 values, which the matrix unit multiplies; pairs have no way of their own.
     out.push_str(paired(both && f.codes.is_none()));
-    if both || f.codes.is_some() && widened {
+    if both || f.codes.as_ref().is_some_and(|c| c.rounded.is_none()) && widened {
         out.push_str("#define DOT_A_BF16\n");
         let left = f.left.as_ref().map(|side| Source::new(region, side, "m"));
         if let Some(s) = left.filter(|s| s.narrow && s.along) {
@@ -102,9 +106,13 @@ fn code_slots(codes: &DotCodes, at: usize, out: &mut String) {
     if let Some(offsets) = codes.offsets {
         let _ = writeln!(slots, "#define DOT_OFFSETS bufs[{}]", offsets.0);
     }
+    if let Some(rounded) = codes.rounded {
+        let _ = writeln!(slots, "#define DOT_ROUNDED {rounded}");
+    }
+    let body = if codes.rounded.is_some() { INTEGERS } else { CODES };
     let _ = write!(
         out,
-        "{slots}{PACKED}{CODES}{END}{}#undef DOT_SCALED_AT\n#undef DOT_SCALE_AT\n#undef DOT_OFFSET_AT\n#undef DOT_SUMS_AT\n",
+        "{slots}{PACKED}{body}{END}{}#undef DOT_SCALED_AT\n#undef DOT_SCALE_AT\n#undef DOT_OFFSET_AT\n#undef DOT_SUMS_AT\n",
         undefine(&slots)
     );
 }
@@ -367,8 +375,10 @@ pub(super) fn dot_epilogue(region: &Region, name: &str, dot: NodeId) -> Result<S
 fn workspace(f: &DotForm, packed: bool) -> Dim {
     let one = |n: usize| Dim::from(n);
     let split = !packed && f.batch.is_none() && f.right.dtype == DType::F32;
+    let rounded = f.codes.as_ref().and_then(|c| c.rounded);
     let bytes = match f.k.size() {
         Some(k) if split => one(row_bytes(k).max(split_bytes(k))),
+        Some(k) if rounded.is_some() => one(k + rounded.map_or(0, |group| k / group * INTEGERS_SCALE)),
         Some(k) => one(row_bytes(k)),
         None if split => (&f.k.next_multiple_of(BLOCK) * &one(size_of::<f32>()))
             .at_least(&(&f.k.next_multiple_of(TILE) * &one(SPLIT))),

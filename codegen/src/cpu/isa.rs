@@ -13,9 +13,9 @@ pub enum Isa {
     Avx2,
     /// 512-bit vectors (x86-64-v4).
     Avx512,
-    /// Those and sums of products of bf16 pairs (AVX512_BF16).
+    /// Those and sums of products of bf16 pairs (AVX512_BF16) and of integers (AVX512_VNNI).
     Avx512Bf16,
-    /// 512-bit vectors and the matrix unit for bf16.
+    /// 512-bit vectors, sums of products of integers, and the matrix unit for bf16 and integers.
     Amx,
 }
 
@@ -62,6 +62,7 @@ pub fn target(isa: Isa, threads: u32, memory: u64) -> Target {
         memory,
         vector_bytes,
         registers,
+        integer_dots: matches!(isa, Isa::Avx512Bf16 | Isa::Amx),
         matrix_unit: isa == Isa::Amx,
         shared_memory: 0,
         warp: 1,
@@ -91,8 +92,8 @@ pub fn instructions(isa: Isa) -> &'static [&'static str] {
         Isa::Neon => &["-march=armv8-a"],
         Isa::Avx2 => &["-march=x86-64-v3"],
         Isa::Avx512 => &["-march=x86-64-v4", WIDE],
-        Isa::Avx512Bf16 => &["-march=x86-64-v4", WIDE, "-mavx512bf16"],
-        Isa::Amx => &["-march=x86-64-v4", WIDE, "-mamx-tile", "-mamx-bf16"],
+        Isa::Avx512Bf16 => &["-march=x86-64-v4", WIDE, "-mavx512bf16", "-mavx512vnni"],
+        Isa::Amx => &["-march=x86-64-v4", WIDE, "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"],
     }
 }
 

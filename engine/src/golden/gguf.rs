@@ -36,7 +36,15 @@ pub fn rows(folder: &Path, machine: &Machine, hear: Hear) -> Result<Vec<Row>, Er
     for (name, entry) in &files {
         let at = folder.join(name);
         let wanted = format!("{name}.logits");
-        rows.push(logits(&Model::open(&at, false)?, machine, &file, &path, &wanted, hear)?);
+        let mut model = Model::open(&at, false)?;
+        // The reference has the weights' codes alone.
+        let codes = model.config.packed.take().filter(|_| machine.backend().reads_codes());
+        rows.push(logits(&model, machine, &file, &path, &wanted, hear)?);
+        if let Some(codes) = codes {
+            model.config.packed = Some(codes.rounding(false));
+            let row = logits(&model, machine, &file, &path, &wanted, hear)?;
+            rows.push(Row { check: format!("{wanted} (codes)"), ..row });
+        }
         let tensor = entry["dequantised"].as_str().unwrap_or_default();
         let got = Gguf::open(&at)?.floats(tensor).ok_or_else(|| format!("{name} has no `{tensor}`"))?;
         let want = floats(&file, &path, &format!("{name}.dequantised"), got.len())?;

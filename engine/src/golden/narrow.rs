@@ -52,7 +52,8 @@ pub fn rows(folder: &Path, machine: &Machine, hear: Hear) -> Result<Vec<Row>, Er
             rows.push(Row::without(kind, "missing", "no such rounding is known here"));
             continue;
         };
-        let narrow = Narrow { code, group, scales: DType::F32, offsets, head: None };
+        let scales = DType::F32;
+        let narrow = Narrow { code, group, scales, offsets, head: None, activations: Some(false) };
         let model = Model::open(folder, false)?.quantised(Some(narrow));
         rows.push(numbers(&model, narrow, kind, &file, &path)?);
         rows.push(logits(&model, machine, &file, &path, &format!("{kind}.logits"), hear)?);

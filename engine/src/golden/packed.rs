@@ -41,12 +41,14 @@ pub fn rows(folder: &Path, machine: &Machine, hear: Hear) -> Result<Vec<Row>, Er
             Row::compared(name, error, 1e-6, "of the largest magnitude")
         };
         rows.push(held(&mut wide.iter().map(|x| f64::from(*x)), name.to_string()));
-        if let Some(narrow) = model.config.packed {
+        let kept = model.config.packed.as_ref().and_then(|p| p.of([tensor].into_iter()));
+        if let Some(narrow) = kept {
             let codes = dequantised(model.source(), tensor, narrow)?.reals();
             rows.push(held(&mut codes.into_iter(), format!("{name} (codes)")));
         }
     }
-    if model.config.packed.is_some() && machine.backend().reads_codes() {
+    if let Some(codes) = model.config.packed.take().filter(|_| machine.backend().reads_codes()) {
+        model.config.packed = Some(codes.rounding(false));
         let row = logits(&model, machine, &file, &path, "logits", hear)?;
         rows.push(Row { check: "logits (codes)".into(), ..row });
         model.config.packed = None;

@@ -203,9 +203,17 @@ impl Forming<'_> {
         !self.takes_inline(id, *user, *through)
     }
 
-    /// True when every kernel that takes the value reads its arguments instead, as a dot does the codes of its weight.
+    /// True when every kernel that takes the value reads its arguments instead, as a dot does the codes of its weight, or rounds its
+    /// rows to integers itself.
     fn is_read_below(&self, id: NodeId) -> bool {
         let args = &self.g.node(id).args;
+        if let Op::FakeQuant(_) = self.g.node(id).op {
+            let rounds = |user: &NodeId| {
+                let first = self.root(*user).and_then(|r| r.takes.first());
+                first == Some(&Takes::Prologue) && matches!(self.g.node(*user).op, Op::Dot(_))
+            };
+            return self.uses.of_node(id).iter().all(rounds);
+        }
         let below = |user: &NodeId| {
             let reads = |take: &Takes| matches!(take, Takes::Memory(read) if args.contains(read));
             let takes = |take: &Takes| *take == Takes::Memory(id);

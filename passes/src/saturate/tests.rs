@@ -21,6 +21,7 @@ fn host() -> Target {
         memory: 1 << 34,
         vector_bytes: 64,
         registers: 32,
+        integer_dots: false,
         matrix_unit: false,
         shared_memory: 0,
         warp: 1,

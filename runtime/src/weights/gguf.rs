@@ -9,7 +9,8 @@ use super::WeightsError;
 use super::error::{FETCH_AGAIN, clip, list, quote};
 use super::locate::open_regular;
 use crate::source::{Source, WeightSource};
-use astrai_ir::DType;
+use astrai_ir::narrow::Part;
+use astrai_ir::{DType, Narrow};
 use blocks::Blocks;
 use memmap2::{Mmap, MmapOptions, UncheckedAdvice};
 use serde_json::{Map, Number, Value};
@@ -88,6 +89,14 @@ impl Gguf {
         Some(t.blocks.floats(&self.map[t.begin..t.end]))
     }
 
+    /// How the tensor that the file has under this name can stay in memory, where it is a matrix of codes.
+    pub fn narrow(&self, name: &str) -> Option<Narrow> {
+        let t = self.tensors.get(name).filter(|t| t.shape.len() == 2)?;
+        let of = t.blocks.codes.as_ref()?;
+        let (code, offsets, scales) = (of.code, of.offsets, of.scales());
+        Some(Narrow { code, group: 32, scales, offsets, head: None, activations: None })
+    }
+
     /// Refuses what a model of these checkpoint tensors cannot be made of: the first thing that is missing or misshapen, and tensors that
     /// nothing reads.
     ///
@@ -140,8 +149,35 @@ impl OfGguf {
     }
 }
 
+impl OfGguf {
+    /// Codes, scales or offsets of a matrix.
+    fn part(&self, name: &str, part: Part) -> Option<Source<'_>> {
+        let InFile { name, interleaved } = (self.stored)(name)?;
+        let (t, narrow) = (self.file.tensors.get(&name)?, self.file.narrow(&name)?);
+        let rows = t.shape.first().copied().filter(|n| *n > 0)?;
+        let width = (t.end - t.begin) / rows;
+        let mut made = Vec::new();
+        for r in 0..rows {
+            let row = interleaved.map_or(r, |heads| names::interleaved(r, rows / heads.max(1)));
+            let [codes, scales, offsets] =
+                t.blocks.parts(&self.file.map[t.begin + row * width..][..width])?;
+            made.extend(match part {
+                Part::Codes => codes,
+                Part::Scales => scales,
+                Part::Offsets => offsets,
+            });
+        }
+        let dtype = if part == Part::Codes { narrow.code.dtype() } else { narrow.scales };
+        let shape = vec![rows, made.len() / dtype.bytes() / rows];
+        Some(Source { dtype, shape, bytes: Cow::Owned(made) })
+    }
+}
+
 impl WeightSource for OfGguf {
     fn tensor(&self, name: &str) -> Option<Source<'_>> {
+        if let Some((plain, part)) = Part::named(name) {
+            return self.part(plain, part);
+        }
         let InFile { name, interleaved } = (self.stored)(name)?;
         let t = self.file.tensors.get(&name)?;
         let bytes = &self.file.map[t.begin..t.end];
@@ -169,6 +205,7 @@ impl WeightSource for OfGguf {
     }
 
     fn done(&self, name: &str) {
+        let name = Part::named(name).map_or(name, |(plain, _)| plain);
         let stored = (self.stored)(name).and_then(|at| self.file.tensors.get(&at.name));
         let Some(Tensor { begin, end, .. }) = stored else { return };
         // Advice only: pages that stay mapped cost memory, not correctness.

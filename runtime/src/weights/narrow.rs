@@ -196,7 +196,7 @@ mod tests {
         for (code, scales, offsets) in
             all.chain([(Code::Int4, DType::F32, true), (Code::Int8, DType::F32, true)])
         {
-            let narrow = Narrow { code, group: 32, scales, offsets, head: None };
+            let narrow = Narrow { code, group: 32, scales, offsets, head: None, activations: None };
             let made = quantised(&numbers, narrow);
             assert_eq!(made.codes.len(), 64 / code.per_element());
             for (i, x) in numbers.iter().enumerate() {
@@ -222,7 +222,14 @@ mod tests {
 
     #[test]
     fn zeros_stay_and_no_number_spreads() {
-        let narrow = Narrow { code: Code::Int4, group: 32, scales: DType::F32, offsets: false, head: None };
+        let narrow = Narrow {
+            code: Code::Int4,
+            group: 32,
+            scales: DType::F32,
+            offsets: false,
+            head: None,
+            activations: None,
+        };
         assert_eq!(quantised(&[0.0; 32], narrow).codes, [0x88; 16]);
         let mut numbers = [1.0; 32];
         numbers[5] = f32::NAN;

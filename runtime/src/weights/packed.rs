@@ -148,7 +148,8 @@ impl Packed {
             |name: &str| [".input_scale", ".input_zero_point"].iter().any(|end| name.ends_with(end));
         file.check(&expected, &|name| extra(name) || of_inputs(name))?;
         let (code, group) = (packing.code(), packing.group());
-        let narrow = Narrow { code, group, scales: DType::F32, offsets: false, head: None };
+        let narrow =
+            Narrow { code, group, scales: DType::F32, offsets: false, head: None, activations: None };
         let mut made = Packed { file, format, narrow, matrices: BTreeMap::new() };
         let mut types = Vec::new();
         for (stem, shape, all) in found {

@@ -2,7 +2,7 @@
 
 use crate::kernels::table::{Fill, Table, dims, rows, run};
 use crate::machines::machines;
-use astrai_ir::ops::{Activation, BinaryKind, Dequant, Dot, GatedAct, UnaryKind};
+use astrai_ir::ops::{Activation, BinaryKind, Dequant, Dot, FakeQuant, GatedAct, UnaryKind};
 use astrai_ir::{Code, DType, Dim, NodeId, Tensor};
 
 const SIZES: [u64; 10] = [1, 2, 3, 5, 7, 12, 16, 17, 33, 40];
@@ -44,7 +44,27 @@ fn the_packed_core_at_odd_sizes() {
 }
 
 /// `x · wᵀ` with a weight `[n, k]` stored as codes whose scales, of this type, are those of `group` neighbours.
-fn coded(t: &mut Table, code: Code, scales: DType, x: NodeId, [n, k, group]: [usize; 3]) -> NodeId {
+fn coded(t: &mut Table, code: Code, scales: DType, x: NodeId, size: [usize; 3]) -> NodeId {
+    let w = codes(t, code, scales, size, false);
+    t.g.linear(x, w).unwrap()
+}
+
+/// The same with the left side rounded to integers, by groups of so many, and with offsets or not.
+fn by_integers(
+    t: &mut Table,
+    (code, scales): (Code, DType),
+    x: NodeId,
+    size: [usize; 4],
+    offsets: bool,
+) -> NodeId {
+    let [n, k, group, rounded] = size;
+    let w = codes(t, code, scales, [n, k, group], offsets);
+    let x = t.g.push(FakeQuant { group: rounded }, &[x]).unwrap();
+    t.g.linear(x, w).unwrap()
+}
+
+/// A weight `[n, k]` stored so.
+fn codes(t: &mut Table, code: Code, scales: DType, [n, k, group]: [usize; 3], offsets: bool) -> NodeId {
     let values = match code {
         Code::Int4 => Fill::Int(0, 255),
         Code::Int8 => Fill::Int(-128, 127),
@@ -53,9 +73,43 @@ fn coded(t: &mut Table, code: Code, scales: DType, x: NodeId, [n, k, group]: [us
         }
     };
     let codes = t.weight_of(code.dtype(), &[n, k / code.per_element()], values);
-    let scales = t.weight_of(scales, &[n, k / group], Fill::Real(-0.01, 0.02));
-    let w = t.g.push(Dequant { code }, &[codes, scales]).unwrap();
-    t.g.linear(x, w).unwrap()
+    let mut parts = vec![codes];
+    for _ in 0..1 + usize::from(offsets) {
+        parts.push(t.weight_of(scales, &[n, k / group], Fill::Real(-0.01, 0.02)));
+    }
+    t.g.push(Dequant { code }, &parts).unwrap()
+}
+
+#[test]
+fn rows_are_rounded_where_codes_are_integers() {
+    let mut t = Table::new();
+    let shapes = [
+        [1usize, 32, 32, 32],
+        [7, 64, 32, 32],
+        [33, 256, 64, 64],
+        [70, 384, 96, 96],
+        [40, 1056, 1056, 32],
+        [129, 640, 128, 128],
+        [65, 1024, 256, 128],
+        [300, 1152, 1152, 192],
+    ];
+    for code in [Code::Int4, Code::Int8] {
+        for (i, shape) in shapes.into_iter().enumerate() {
+            let scales = [DType::F32, DType::BF16, DType::F16][i % 3];
+            let x = t.x(rows(&[shape[1]]));
+            let y = by_integers(&mut t, (code, scales), x, shape, i % 2 == 1);
+            t.case(&format!("{code:?} {shape:?} {scales}"), y);
+            let x = t.input(DType::BF16, rows(&[shape[1]]), Fill::Real(-1.0, 1.0));
+            let x = t.g.cast(x, DType::F32).unwrap();
+            let y = by_integers(&mut t, (code, scales), x, shape, i % 2 == 0);
+            let y = t.g.unary(UnaryKind::Tanh, y).unwrap();
+            t.case(&format!("{code:?} {shape:?} {scales} by bf16"), y);
+        }
+    }
+    let program = t.compiled();
+    let dots = program.plan.regions.iter().filter(|r| r.form().name() == "dot");
+    assert_eq!((dots.count(), program.plan.regions.len()), (32, 32));
+    t.run_on(machines(), &SIZES);
 }
 
 #[test]
@@ -88,8 +142,9 @@ fn narrow_weights_are_read_as_codes() {
 fn a_row_alone_has_its_bits_among_others() {
     let special = [f64::NAN, f64::INFINITY, 1e-40, -3e38, 1e-38, -2e-38];
     let shapes = [(32, 32), (70, 96), (97, 1024), (289, 640)];
-    let codes = [None, Some(Code::Int4), Some(Code::Int8)];
-    for ((n, k), code) in shapes.into_iter().flat_map(|s| codes.map(|c| (s, c))) {
+    let codes = [(None, false), (Some(Code::Int4), false), (Some(Code::Int8), false)];
+    let codes = [&codes[..], &[(Some(Code::Int4), true), (Some(Code::Int8), true)]].concat();
+    for ((n, k), (code, integers)) in shapes.into_iter().flat_map(|s| codes.iter().map(move |c| (s, *c))) {
         let mut t = Table::new();
         // One special number in each of the first rows, then rows of products that are subnormal.
         let number = |row: usize, at: usize| match special.get(row) {
@@ -101,6 +156,13 @@ fn a_row_alone_has_its_bits_among_others() {
         let x = t.g.cast(x, DType::F32).unwrap();
         let y = match code {
             None => packed(&mut t, DType::BF16, x, n, k),
+            Some(code) if integers => by_integers(
+                &mut t,
+                (code, DType::F32),
+                x,
+                [n, k, if k % 128 == 0 { 128 } else { 32 }, 32],
+                false,
+            ),
             Some(code) => coded(&mut t, code, DType::F32, x, [n, k, 32]),
         };
         t.case("y", y);

@@ -115,7 +115,7 @@ fn what_is_rounded_and_written_is_what_is_rounded_when_loaded() {
         let read = Model::open(&to, true).unwrap();
         assert!(read.warnings.is_empty() && read.config.narrow.is_none(), "{:?}", read.warnings);
         let kept = Narrow { scales: if narrow.offsets { DType::F32 } else { narrow.scales }, ..narrow };
-        assert_eq!(read.config.packed, Some(kept), "{kind}");
+        assert_eq!(read.config.packed, Some(kept.into()), "{kind}");
         let (got, want) = (logits(&read), logits(&model.quantised(Some(narrow))));
         let top = want.iter().fold(0f32, |m, x| m.max(x.abs()));
         let off = got.iter().zip(&want).fold(0f32, |m, (a, b)| m.max((a - b).abs()));

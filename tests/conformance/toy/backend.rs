@@ -45,6 +45,7 @@ impl Toy {
             memory: 1 << 30,
             vector_bytes: 4,
             registers: 4,
+            integer_dots: false,
             matrix_unit: false,
             shared_memory: 0,
             warp: 1,

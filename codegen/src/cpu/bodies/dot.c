@@ -26,7 +26,7 @@ _Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=13
 #define DOT_PANELS_PER_UNIT 8
 #define DOT_UNITS 32 /* enough for a few threads to balance, few enough to keep panels in cache */
 
-#if defined(DOT_AMX_ROWS) && defined(DOT_A_BF16) && DOT_K % 32 == 0
+#if defined(DOT_AMX_ROWS) && defined(DOT_A_BF16) && DOT_K % 32 == 0 || defined(DOT_ROUNDED) && DOT_AMX_INTEGERS
 #define DOT_MATRIX_UNIT dot_amx
 #define DOT_MATRIX_TILES_PER_UNIT                                                                                      \
     (DOT_K * 64 > DOT_AMX_NEAR / 4 ? 4 : DOT_K * 64 < DOT_AMX_NEAR / 32 ? 32 : DOT_AMX_NEAR / (DOT_K * 64))
@@ -58,6 +58,10 @@ int64_t NAME(units0)(const int64_t *dims)
     return NAME(tiles)(dims) == 1 ? DOT_M : NAME(tiles)(dims);
 }
 
+/* Packs rows r .. r_end of tile t. */
+static void NAME(pack_rows)(void *const *bufs, const int64_t *dims, char *scratch, int64_t t, int64_t r, int64_t r_end);
+
+#ifndef DOT_ROUNDED
 static char *NAME(tile_at)(const int64_t *dims, char *scratch, int64_t m)
 {
     return scratch + m * (DOT_BY_TILES ? DOT_K * (int64_t)sizeof(uint16_t) : NAME(depth) * (int64_t)sizeof(float));
@@ -94,7 +98,6 @@ static float *NAME(group_sums)(const int64_t *dims, char *scratch, int64_t m)
 }
 #endif
 
-/* Rows r .. r_end of tile t. */
 static void NAME(pack_rows)(void *const *bufs, const int64_t *dims, char *scratch, int64_t t, int64_t r, int64_t r_end)
 {
     int64_t m0 = NAME(row)(dims, t), mr = NAME(row)(dims, t + 1) - m0;
@@ -117,6 +120,7 @@ static void NAME(pack_rows)(void *const *bufs, const int64_t *dims, char *scratc
 #endif
     }
 }
+#endif
 
 void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end)
 {

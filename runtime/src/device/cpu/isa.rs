@@ -25,7 +25,8 @@ pub fn host_levels() -> Vec<Isa> {
         levels.extend(has.iter().take_while(|(_, has)| *has).map(|(isa, _)| *isa));
         // Either is more than 512-bit vectors; a virtual machine may hide one and show the other.
         let more = [(Isa::Avx512Bf16, is_x86_feature_detected!("avx512bf16")), (Isa::Amx, has_amx())];
-        let wide = levels.last() == Some(&Isa::Avx512);
+        // Every processor that has one of them multiplies integers.
+        let wide = levels.last() == Some(&Isa::Avx512) && is_x86_feature_detected!("avx512vnni");
         levels.extend(more.iter().filter(|(_, has)| wide && *has).map(|(isa, _)| *isa));
     }
     levels
@@ -55,6 +56,20 @@ fn has_avx512() -> bool {
     words && widths && is_x86_feature_detected!("avx512vl")
 }
 
+/// Whether kernels of this level, compiled for this very processor, have products of integers of eight bits that the level does not
+/// name (AVX512_VNNI, AVX_VNNI).
+pub(super) fn multiplies_integers(isa: Isa) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let has = match isa {
+        Isa::Avx512 => is_x86_feature_detected!("avx512vnni"),
+        Isa::Avx2 => is_x86_feature_detected!("avxvnni"),
+        _ => false,
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let has = false;
+    has && isa == host_isa()
+}
+
 /// Whether an instruction for products of bf16 pairs does twice as many operations as one for f32, in the same time: AMD's do.
 /// Intel's, before the matrix unit or beside it, take so much longer that f32 is as fast or faster.
 fn pairs_are_quick() -> bool {
@@ -67,11 +82,12 @@ fn pairs_are_quick() -> bool {
     false
 }
 
-/// Tiles and their products of bf16, and a system that lets this process use them.
+/// Tiles and their products of bf16 and of integers, and a system that lets this process use them.
 #[cfg(target_arch = "x86_64")]
 fn has_amx() -> bool {
-    let flags = || std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    cfg!(target_os = "linux") && flags().contains(" amx_bf16") && may_use_tiles()
+    let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let tiles = [" amx_bf16", " amx_int8"].iter().all(|flag| flags.contains(flag));
+    cfg!(target_os = "linux") && tiles && may_use_tiles()
 }
 
 /// Asks the system for the tiles' registers, which a process does not have from the start.

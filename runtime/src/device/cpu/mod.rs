@@ -29,6 +29,13 @@ pub struct Cpu {
     loaded: Mutex<HashMap<String, Weak<CpuKernel>>>,
 }
 
+/// The backend of these instructions, on this machine.
+fn kernels(isa: Isa, threads: usize) -> Kernels {
+    let backend = Kernels::new(isa, threads as u32, available_memory());
+    let integer_dots = backend.target().integer_dots || isa::multiplies_integers(isa);
+    Kernels::with(Target { integer_dots, ..backend.target().clone() })
+}
+
 impl Cpu {
     /// This machine's, with so many threads (0: all cores), kernels of these instructions.
     ///
@@ -37,13 +44,13 @@ impl Cpu {
     pub fn new(isa: Isa, threads: usize, compiler: Compiler, cache: KernelCache) -> Result<Cpu, Error> {
         let io = |source| Error::Io { path: "threads".into(), source };
         let pool = Arc::new(Pool::new(threads).map_err(io)?);
-        let backend = Kernels::new(isa, pool.threads() as u32, available_memory());
+        let backend = kernels(isa, pool.threads());
         Ok(Cpu { backend, isa, pool, compiler, cache, loaded: Mutex::default() })
     }
 
     /// The same processor, compiler, cache and threads with kernels of other instructions.
     pub fn with_isa(&self, isa: Isa) -> Cpu {
-        let backend = Kernels::new(isa, self.pool.threads() as u32, available_memory());
+        let backend = kernels(isa, self.pool.threads());
         let (pool, compiler, cache) = (self.pool.clone(), self.compiler.clone(), self.cache.clone());
         Cpu { backend, isa, pool, compiler, cache, loaded: Mutex::default() }
     }

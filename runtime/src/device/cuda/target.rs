@@ -116,6 +116,7 @@ fn shape(capability: u32, units: u32, per_clock: f64, bandwidth: f64) -> Target 
         memory: 0,
         vector_bytes: 16,
         registers: REGISTERS,
+        integer_dots: false,
         matrix_unit: tensor.is_some(),
         shared_memory: 0,
         warp: WARP,

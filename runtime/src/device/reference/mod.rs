@@ -32,6 +32,7 @@ impl Default for Reference {
             memory: available_memory(),
             vector_bytes: 8,
             registers: 1,
+            integer_dots: false,
             matrix_unit: false,
             shared_memory: 0,
             warp: 1,
@@ -83,6 +84,10 @@ impl Backend for Interpreter {
     }
 
     fn reads_codes(&self) -> bool {
+        true
+    }
+
+    fn multiplies_codes(&self) -> bool {
         true
     }
 

@@ -1,7 +1,8 @@
 //! Block formats. In: blocks of a tensor, a scale and codes each, some with an offset. Out: the numbers that they stand for, f32, computed as
-//! ggml does. Codes of blocks of 32 lie in halves: byte `i` has numbers `i` and `i + 16`.
+//! ggml does; or, of types whose groups are of 32, the codes themselves. Codes of blocks of 32 lie in halves: byte `i` has numbers `i` and
+//! `i + 16`.
 
-use astrai_ir::DType;
+use astrai_ir::{Code, DType};
 use half::f16;
 
 /// A type of a tensor's elements.
@@ -19,7 +20,23 @@ pub struct Blocks {
     pub plain: Option<DType>,
     /// The numbers of a block.
     read: fn(&[u8], &mut Vec<f32>),
+    /// Its groups of 32 as codes, where they can stay so.
+    pub codes: Option<Codes>,
 }
+
+/// How a block's groups are codes as kernels read them.
+#[derive(Debug)]
+pub struct Codes {
+    /// What a code stands for.
+    pub code: Code,
+    /// Whether groups have an offset.
+    pub offsets: bool,
+    /// Calls with each group's codes, an unsigned byte a number, their scale and offset.
+    read: fn(&[u8], &mut Group),
+}
+
+/// What is done with a group: its codes, scale and offset.
+type Group<'a> = dyn FnMut([u8; 32], f32, f32) + 'a;
 
 const fn single(
     kind: u32,
@@ -28,7 +45,7 @@ const fn single(
     size: usize,
     read: fn(&[u8], &mut Vec<f32>),
 ) -> Blocks {
-    Blocks { kind, name, count: 1, size, plain: Some(dtype), read }
+    Blocks { kind, name, count: 1, size, plain: Some(dtype), read, codes: None }
 }
 
 const fn packed(
@@ -37,8 +54,14 @@ const fn packed(
     count: usize,
     size: usize,
     read: fn(&[u8], &mut Vec<f32>),
+    codes: Option<Codes>,
 ) -> Blocks {
-    Blocks { kind, name, count, size, plain: None, read }
+    Blocks { kind, name, count, size, plain: None, read, codes }
+}
+
+/// Codes of this kind with the numbers of a scale, and those that have an offset, too.
+const fn codes(code: Code, offsets: bool, read: fn(&[u8], &mut Group)) -> Option<Codes> {
+    Some(Codes { code, offsets, read })
 }
 
 /// Types that are read.
@@ -46,29 +69,84 @@ pub static TABLE: [Blocks; 11] = [
     single(0, "F32", DType::F32, 4, |b, out| out.push(DType::F32.decode(b) as f32)),
     single(1, "F16", DType::F16, 2, |b, out| out.push(half_at(b, 0))),
     single(30, "BF16", DType::BF16, 2, |b, out| out.push(DType::BF16.decode(b) as f32)),
-    packed(2, "Q4_0", 32, 18, |b, out| {
-        let d = half_at(b, 0);
-        halves(&b[2..], out, |q, _| d * (f32::from(q) - 8.0));
-    }),
-    packed(3, "Q4_1", 32, 20, |b, out| {
-        let (d, m) = (half_at(b, 0), half_at(b, 2));
-        halves(&b[4..], out, |q, _| d * f32::from(q) + m);
-    }),
-    packed(6, "Q5_0", 32, 22, |b, out| {
-        let (d, high) = (half_at(b, 0), word(&b[2..]));
-        halves(&b[6..], out, |q, i| d * (f32::from(q | fifth(high, i)) - 16.0));
-    }),
-    packed(7, "Q5_1", 32, 24, |b, out| {
-        let (d, m, high) = (half_at(b, 0), half_at(b, 2), word(&b[4..]));
-        halves(&b[8..], out, |q, i| d * f32::from(q | fifth(high, i)) + m);
-    }),
-    packed(8, "Q8_0", 32, 34, |b, out| {
-        let d = half_at(b, 0);
-        out.extend(b[2..].iter().map(|q| d * f32::from(*q as i8)));
-    }),
-    packed(12, "Q4_K", 256, 144, |b, out| long(b, &[], &b[16..], out)),
-    packed(13, "Q5_K", 256, 176, |b, out| long(b, &b[16..48], &b[48..], out)),
-    packed(14, "Q6_K", 256, 210, six),
+    packed(
+        2,
+        "Q4_0",
+        32,
+        18,
+        |b, out| {
+            let d = half_at(b, 0);
+            out.extend(halves(&b[2..], 0).map(|q| d * (f32::from(q) - 8.0)));
+        },
+        codes(Code::Int4, false, |b, to| to(halves(&b[2..], 0), half_at(b, 0), 0.0)),
+    ),
+    packed(
+        3,
+        "Q4_1",
+        32,
+        20,
+        |b, out| {
+            let (d, m) = (half_at(b, 0), half_at(b, 2));
+            out.extend(halves(&b[4..], 0).map(|q| d * f32::from(q) + m));
+        },
+        codes(Code::Int4, true, |b, to| {
+            let (d, m) = (half_at(b, 0), half_at(b, 2));
+            to(halves(&b[4..], 0), d, m + 8.0 * d);
+        }),
+    ),
+    packed(
+        6,
+        "Q5_0",
+        32,
+        22,
+        |b, out| {
+            let d = half_at(b, 0);
+            out.extend(halves(&b[6..], word(&b[2..])).map(|q| d * (f32::from(q) - 16.0)));
+        },
+        codes(Code::Int8, false, |b, to| {
+            let q = halves(&b[6..], word(&b[2..]));
+            to(q.map(|q| q.wrapping_sub(16)), half_at(b, 0), 0.0);
+        }),
+    ),
+    packed(
+        7,
+        "Q5_1",
+        32,
+        24,
+        |b, out| {
+            let (d, m) = (half_at(b, 0), half_at(b, 2));
+            out.extend(halves(&b[8..], word(&b[4..])).map(|q| d * f32::from(q) + m));
+        },
+        codes(Code::Int8, true, |b, to| to(halves(&b[8..], word(&b[4..])), half_at(b, 0), half_at(b, 2))),
+    ),
+    packed(
+        8,
+        "Q8_0",
+        32,
+        34,
+        |b, out| {
+            let d = half_at(b, 0);
+            out.extend(b[2..].iter().map(|q| d * f32::from(*q as i8)));
+        },
+        codes(Code::Int8, false, |b, to| to(std::array::from_fn(|i| b[2 + i]), half_at(b, 0), 0.0)),
+    ),
+    packed(
+        12,
+        "Q4_K",
+        256,
+        144,
+        |b, out| long(b, &[], &b[16..], &mut |q, s, o| out.extend(q.map(|q| s * f32::from(q) + o))),
+        codes(Code::Int4, true, |b, to| long(b, &[], &b[16..], &mut |q, s, o| to(q, s, o + 8.0 * s))),
+    ),
+    packed(
+        13,
+        "Q5_K",
+        256,
+        176,
+        |b, out| long(b, &b[16..48], &b[48..], &mut |q, s, o| out.extend(q.map(|q| s * f32::from(q) + o))),
+        codes(Code::Int8, true, |b, to| long(b, &b[16..48], &b[48..], to)),
+    ),
+    packed(14, "Q6_K", 256, 210, six, None),
 ];
 
 impl Blocks {
@@ -86,6 +164,34 @@ impl Blocks {
         bytes.chunks_exact(self.size).for_each(|b| (self.read)(b, &mut out));
         out
     }
+
+    /// Codes, scales and offsets of whole blocks, as kernels read them; nothing where they are not codes.
+    pub fn parts(&self, bytes: &[u8]) -> Option<[Vec<u8>; 3]> {
+        let of = self.codes.as_ref()?;
+        let [mut codes, mut scales, mut offsets] = [const { Vec::new() }; 3];
+        for b in bytes.chunks_exact(self.size) {
+            (of.read)(b, &mut |group, scale, offset| {
+                match of.code {
+                    Code::Int4 => {
+                        codes.extend(group.as_chunks::<2>().0.iter().map(|[low, high]| low | high << 4))
+                    }
+                    _ => codes.extend(group),
+                }
+                of.scales().encode(f64::from(scale), &mut scales);
+                if of.offsets {
+                    of.scales().encode(f64::from(offset), &mut offsets);
+                }
+            });
+        }
+        Some([codes, scales, offsets])
+    }
+}
+
+impl Codes {
+    /// Type of the scales and offsets: that of the file where it has the very numbers, else f32.
+    pub fn scales(&self) -> DType {
+        if self.offsets { DType::F32 } else { DType::F16 }
+    }
 }
 
 fn half_at(b: &[u8], at: usize) -> f32 {
@@ -96,20 +202,16 @@ fn word(b: &[u8]) -> u32 {
     u32::from_le_bytes([b[0], b[1], b[2], b[3]])
 }
 
-/// The fifth bit of number `i`.
-fn fifth(high: u32, i: usize) -> u8 {
-    ((high >> i & 1) << 4) as u8
-}
-
-/// 32 numbers of codes of four bits in 16 bytes.
-fn halves(bytes: &[u8], out: &mut Vec<f32>, number: impl Fn(u8, usize) -> f32) {
-    let bytes = &bytes[..16];
-    out.extend(bytes.iter().enumerate().map(|(i, b)| number(b & 15, i)));
-    out.extend(bytes.iter().enumerate().map(|(i, b)| number(b >> 4, i + 16)));
+/// 32 codes of four bits in 16 bytes, and their fifth bits.
+fn halves(bytes: &[u8], high: u32) -> [u8; 32] {
+    std::array::from_fn(|i| {
+        let low = if i < 16 { bytes[i] & 15 } else { bytes[i - 16] >> 4 };
+        low | ((high >> i & 1) << 4) as u8
+    })
 }
 
 /// 256 numbers in groups of 32: scales and offsets of six bits, times those of the block. `high` has the fifth bits, if any.
-fn long(b: &[u8], high: &[u8], low: &[u8], out: &mut Vec<f32>) {
+fn long(b: &[u8], high: &[u8], low: &[u8], each: &mut Group) {
     let (d, m) = (half_at(b, 0), half_at(b, 2));
     let six = &b[4..16];
     for (pair, codes) in low[..128].chunks_exact(32).enumerate() {
@@ -120,10 +222,11 @@ fn long(b: &[u8], high: &[u8], low: &[u8], out: &mut Vec<f32>) {
                 _ => (six[j + 4] & 15 | six[j - 4] >> 6 << 4, six[j + 4] >> 4 | six[j] >> 6 << 4),
             };
             let (scale, offset) = (d * f32::from(scale), m * f32::from(offset));
-            out.extend(codes.iter().enumerate().map(|(i, code)| {
+            let code = |i: usize| {
                 let fifth = high.get(i).map_or(0, |h| (h >> j & 1) << 4);
-                scale * f32::from(code >> (4 * half) & 15 | fifth) - offset
-            }));
+                codes[i] >> (4 * half) & 15 | fifth
+            };
+            each(std::array::from_fn(code), scale, -offset);
         }
     }
 }

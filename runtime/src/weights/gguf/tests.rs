@@ -50,6 +50,14 @@ fn keys_and_numbers_are_read_and_rows_put_in_order() {
     let source = OfGguf::new(file, Box::new(|name| InFile::of(name, Some([1, 1]))));
     let t = source.tensor("model.layers.0.self_attn.q_proj.weight").unwrap();
     assert_eq!((t.dtype, &t.shape[..], DType::F32.decode(&t.bytes[4..8])), (DType::F32, &[2, 32][..], 0.5));
+    let part = |part: Part| source.tensor(&part.of("model.layers.0.self_attn.q_proj.weight"));
+    let (codes, scales) = (part(Part::Codes).unwrap(), part(Part::Scales).unwrap());
+    assert_eq!((codes.dtype, &codes.shape[..], codes.bytes[33]), (DType::I8, &[2, 32][..], 33));
+    assert_eq!(
+        (scales.dtype, &scales.shape[..], DType::F16.decode(&scales.bytes[2..])),
+        (DType::F16, &[2, 1][..], 0.5)
+    );
+    assert!(part(Part::Offsets).is_none_or(|t| t.bytes.is_empty()));
 }
 
 #[test]
@@ -87,6 +95,7 @@ proptest! {
         f[at % n] = byte;
         f.truncate(n.saturating_sub(cut));
         if let Ok(file) = opened(&f) {
+            file.tensors.values().for_each(|t| drop(t.blocks.parts(&file.map[t.begin..t.end])));
             file.tensors.keys().for_each(|name| drop(file.floats(name)));
         }
     }
