@@ -222,7 +222,7 @@ fn a_call_of_the_driver_that_fails_is_one_clear_line() {
         ("cuLaunchKernel:3=701", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
         ("cuLaunchKernel:3=719", "kernel k"),
         ("cuMemcpyDtoHAsync_v2:1=716", "CUDA_ERROR_MISALIGNED_ADDRESS"),
-        ("cuStreamSynchronize:3=700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("cuStreamSynchronize:2=700", "CUDA_ERROR_ILLEGAL_ADDRESS"),
     ];
     let llama = golden("llama");
     for (fault, words) in faults {

@@ -11,7 +11,7 @@ mod cases;
 use cases::{Arg, Case, cases};
 
 /// Operators through which nothing flows by their nature, and those that only gradients are made of.
-const WITHOUT: [&str; 13] = [
+const WITHOUT: [&str; 14] = [
     "dequant",
     "input",
     "weight",
@@ -21,6 +21,7 @@ const WITHOUT: [&str; 13] = [
     "random",
     "compare",
     "argmax",
+    "sample",
     "store",
     "detach",
     "attention_grad",
