@@ -25,7 +25,7 @@ fn read(plan: &Plan, name: &str) -> Vec<DType> {
         let all = g.nodes().iter().filter(|n| n.op.name() == name);
         // What is widened only for arithmetic lies narrow in memory.
         let stored = |n: &astrai_ir::Node| match &g.node(n.args[0]).op {
-            Op::Cast(c) if c.to == DType::F32 => g.ty(g.node(n.args[0]).args[0]).dtype,
+            Op::Cast(c) if c.dtype == DType::F32 => g.ty(g.node(n.args[0]).args[0]).dtype,
             _ => g.ty(n.args[0]).dtype,
         };
         all.map(stored).collect()
