@@ -20,6 +20,8 @@ use astrai_engine::batch::RaggedBatch;
 use astrai_engine::load::draw;
 use astrai_engine::machine::Machine;
 use astrai_engine::model::{Model, check_sizes, plan_within, read_config};
+use astrai_estimate::check::predict;
+use astrai_estimate::hardware::Hardware;
 use astrai_ir::plan::RegionId;
 use astrai_ir::{DType, Dim, Graph, IrError, Symbol};
 use astrai_passes::Saturate;
@@ -151,6 +153,10 @@ pub struct Bench {
     /// Also where the time of a step goes, kernel by kernel, and beyond its floor, kind by kind (train, prefill, decode)
     #[arg(long)]
     profile: bool,
+    /// Hardware, best a file of `astrai estimate --calibrate`: also the seconds that an estimate on it predicts, and their relative
+    /// error (prefill, decode, train)
+    #[arg(long, value_name = "NAME|FILE")]
+    hardware: Option<String>,
     #[command(flatten)]
     trained: train::TrainFlags,
     #[command(flatten)]
@@ -223,6 +229,9 @@ impl Bench {
             Job::Train => self.fidelity.none("training is always exact")?,
             _ => {}
         }
+        if self.hardware.is_some() && !matches!(self.job, Job::Prefill | Job::Decode | Job::Train) {
+            bail!("--hardware goes with bench prefill, decode and train; leave it out");
+        }
         if self.quantize.quantize.is_some() && matches!(self.job, Job::Gemm | Job::Train) {
             bail!("--quantize goes with bench prefill, decode, serve and compile; leave it out");
         }
@@ -267,6 +276,17 @@ impl Bench {
             line.insert("kv_cache_dtype".into(), json!(code.name()));
         }
         line
+    }
+
+    /// Seconds that so many runs of a program of these sizes take on `--hardware`; none without it.
+    fn predicted(
+        &self,
+        program: &Planned,
+        size: &dyn Fn(&str) -> Option<u64>,
+        runs: f64,
+    ) -> Result<Option<f64>, Failure> {
+        let Some(name) = &self.hardware else { return Ok(None) };
+        Ok(Some(runs * predict(program, size, &Hardware::open(name)?)?))
     }
 
     fn gemm(&self, machine: &Machine, out: &mut dyn Write) -> Result<(), Failure> {
@@ -333,6 +353,7 @@ impl Bench {
         let planned = plan_within(&config, &program, self.machine.storage(), machine, fidelity)?;
         planned.check_memory(&*machine.device)?;
         let costs = launch_costs(&planned)?;
+        let expected = self.predicted(&planned, &largest(&planned), 1.0)?;
         let vocab = config.vocab_size;
         let ids: Vec<i64> = (0..program.tokens).map(|i| (draw(i) % vocab as u64) as i64).collect();
         let batch = RaggedBatch::new(&ids.chunks(program.span as usize).collect::<Vec<_>>(), vocab)?;
@@ -343,6 +364,7 @@ impl Bench {
         let seconds = after_warm_up(self.repeat as usize, || session.execute(&inputs))?;
         let mut line = self.line(machine, &seconds);
         line.insert("tokens_per_s".into(), json!(rounded(program.tokens as f64 / seconds.median, 2)));
+        line.extend(beside(expected, &seconds));
         let peaks = Peaks::measure(&*machine.device, &[]);
         line.extend(floor(&peaks, &costs, 1.0, &seconds, storage));
         writeln!(out, "{}", Value::Object(line))?;
@@ -414,8 +436,22 @@ fn floor(
 
 /// Operations and bytes of each kernel launch.
 fn launch_costs(planned: &Planned) -> Result<Vec<(f64, f64)>, Failure> {
-    let symbols = &planned.plan.symbols;
-    costs(planned, &|name| symbols.iter().find(|s| *s.name == *name).map(|s| s.max))
+    costs(planned, &largest(planned))
+}
+
+/// The greatest values of a program's symbols.
+fn largest(planned: &Planned) -> impl Fn(&str) -> Option<u64> {
+    |name| planned.plan.symbols.iter().find(|s| *s.name == *name).map(|s| s.max)
+}
+
+/// The fields of a prediction beside the median.
+fn beside(predicted: Option<f64>, seconds: &Seconds) -> Vec<(String, Value)> {
+    let Some(predicted) = predicted else { return vec![] };
+    let error = predicted / seconds.median - 1.0;
+    vec![
+        ("predicted_seconds".into(), json!(rounded(predicted, 6))),
+        ("error".into(), json!(rounded(error, 4))),
+    ]
 }
 
 /// Operations and bytes of each kernel launch in a run of these sizes.

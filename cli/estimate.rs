@@ -12,6 +12,7 @@ use astrai_builders::{ModelConfig, Ranks};
 use astrai_engine::machine::{Kind, Machine};
 use astrai_estimate::estimate::{Planned, estimate};
 use astrai_estimate::hardware::{Hardware, PRESETS};
+use astrai_estimate::lengths::Lengths;
 use astrai_estimate::llmsim::{self, DIFFERENCES};
 use astrai_estimate::schedule::{Purpose as Estimated, Schedule};
 use astrai_estimate::{report, search};
@@ -52,8 +53,8 @@ pub enum Legacy {
   astrai estimate --published
   astrai estimate model/config.json --legacy llmsim --hardware klx_p800 --tp 8")]
 pub struct Estimate {
-    /// A config.json or a model directory; several for --calibrate
-    #[arg(required_unless_present_any = ["list", "published", "measure"])]
+    /// A config.json or a model directory; for --calibrate several, or none for shapes that suit it
+    #[arg(required_unless_present_any = ["list", "published", "measure", "calibrate"])]
     model: Vec<PathBuf>,
     /// List the presets of hardware and what they say
     #[arg(long, conflicts_with_all = SCHEDULE)]
@@ -106,10 +107,11 @@ pub struct Estimate {
 }
 
 /// Flags of the schedule, for what has none.
-const SCHEDULE: [&str; 13] = [
+const SCHEDULE: [&str; 14] = [
     "purpose",
     "batch",
     "seq",
+    "context_dist",
     "tp",
     "dp",
     "ep",
@@ -132,8 +134,9 @@ struct HereFlags {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "legacy", "list", "search", "csv", "check"])]
     #[arg(conflicts_with_all = SCHEDULE, conflicts_with = "json")]
     measure: Option<PathBuf>,
-    /// Run train, prefill and decode here, fit the numbers of kernels to them, and write the hardware file
+    /// Run train, prefill and decode here in f32 and bf16, fit the numbers of kernels to them, and write the hardware file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["legacy", "list", "search", "csv", "check", "measure"])]
+    #[arg(conflicts_with_all = SCHEDULE)]
     calibrate: Option<PathBuf>,
     /// Predict measurements that others published; numbers of kernels are fitted on half of them
     #[arg(conflicts_with_all = SCHEDULE)]
@@ -172,6 +175,10 @@ struct ScheduleFlags {
     /// Tokens of a sequence; in decode those that are there
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
     seq: u64,
+    /// How long sequences are that decode goes on with, in place of --seq: uniform:128..4096, lognormal:MEDIAN,SIGMA..LONGEST, or a
+    /// file with a length on every line
+    #[arg(long, value_name = "LENGTHS", conflicts_with_all = ["seq", "legacy", "list", "search", "check", "replay"])]
+    context_dist: Option<String>,
     /// Ranks that share tensors
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     tp: u32,
@@ -215,6 +222,7 @@ impl ScheduleFlags {
             },
             batch: self.batch.unwrap_or(1),
             seq: self.seq,
+            lengths: None,
             ranks: Ranks { pp, dp, ep, tp },
             micro: self.micro_batches.unwrap_or(micro),
             interleave: self.interleave,
@@ -242,8 +250,7 @@ impl Estimate {
             }
         };
         let flags = &self.schedule;
-        let trains = flags.purpose == Purpose::Train || self.here.calibrate.is_some();
-        if flags.recompute != Recompute::Selective && !trains {
+        if flags.recompute != Recompute::Selective && flags.purpose != Purpose::Train {
             bail!("--recompute: only training computes activations again; leave it out");
         }
         if (flags.purpose != Purpose::Decode && !self.replay.replay) || self.legacy.is_some() {
@@ -333,7 +340,15 @@ impl Estimate {
     fn plan(&self, model: &Path, out: &mut dyn Write) -> Result<(), Failure> {
         let (config, file) = self.config(model)?;
         let (hardware, machine) = (Hardware::open(self.hardware())?, Machine::new(Kind::Null, 1)?);
-        let schedule = self.schedule.schedule();
+        let mut schedule = self.schedule.schedule();
+        if let Some(text) = &self.schedule.context_dist {
+            if schedule.purpose != Estimated::Decode {
+                bail!("--context-dist: only sequences that decode goes on with differ; give --for decode");
+            }
+            let lengths = Lengths::parse(text).map_err(|e| format!("--context-dist {e}"))?;
+            schedule.seq = lengths.of(schedule.batch).last().copied().unwrap_or(1);
+            schedule.lengths = Some(lengths);
+        }
         let named = |e: String| if e.starts_with('-') { e } else { format!("{file}: {e}") };
         let planned = Planned::new(&config, &schedule, &hardware, machine.backend()).map_err(named)?;
         let found = planned.on(&hardware).map_err(named)?;

@@ -8,6 +8,7 @@ mod plans;
 
 use crate::failure::Failure;
 use crate::summary::fields;
+use astrai_engine::page::Page;
 use astrai_ir::Target;
 use astrai_runtime::Compiled;
 use bodies::Bodies;
@@ -15,7 +16,7 @@ pub use bodies::MAIN;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
-const SHELL: &str = include_str!("page/page.html");
+const BODY: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/page.css");
 /// Parts of the one script, in the order in which they follow one another.
 const SCRIPT: [&str; 9] = [
@@ -50,15 +51,7 @@ pub fn page(
         "bodies": bodies.finish(),
         "strings": strings.all,
     });
-    Ok(SHELL
-        .replace("/*STYLE*/", STYLE)
-        .replace("/*SCRIPT*/", &SCRIPT.concat())
-        .replace("/*DATA*/", &inside_script(&data)))
-}
-
-/// JSON that may stand in a `script` element: no name in it can end the element or open a comment.
-fn inside_script(data: &Value) -> String {
-    data.to_string().replace('<', "\\u003c")
+    Ok(Page { title: "astrai", style: STYLE, body: BODY, script: &SCRIPT.concat() }.text(&data))
 }
 
 /// Texts, each once; everything else refers to them by number.
@@ -109,17 +102,4 @@ fn program<'a>(
         "name": name.trim_end_matches('/'), "symbols": symbols, "stages": stages, "searched": searched,
     })));
     Ok(Value::Object(plan))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nothing_in_the_data_ends_the_script() {
-        let hostile = json!({"</script><script>alert(1)//": "<!-- <b>&amp;\u{2028}"});
-        let text = inside_script(&hostile);
-        assert!(!text.contains('<'), "{text}");
-        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), hostile);
-    }
 }

@@ -1,7 +1,7 @@
 //! `astrai bench decode`: steps of one token a sequence over paged keys and values, as the peer's script measures them.
 
 use super::breakdown::breakdown;
-use super::{Bench, costs, draw, floor};
+use super::{Bench, beside, costs, draw, floor};
 use crate::failure::Failure;
 use crate::measure::{after_warm_up, once, rounded};
 use crate::progress::Progress;
@@ -121,6 +121,7 @@ impl Bench {
             _ => matches!(s, "tokens" | "sequences").then_some(batch),
         };
         let costs = costs(programs.decode(), &size)?;
+        let expected = self.predicted(programs.decode(), &size, new as f64)?;
         let kv = KvCache::new(&config, cache, storage, &machine.device)?;
         let model = Model::fresh(config, vec![], 0);
         let mut programs =
@@ -142,6 +143,7 @@ impl Bench {
         let mut line = self.line(machine, &seconds);
         let tokens = (batch * new) as f64;
         line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
+        line.extend(beside(expected, &seconds));
         line.insert("new".into(), json!(new));
         let weights: Vec<&[u8]> = session(&mut decoding.programs, ProgramKind::decodes)?.weights();
         let peaks = Peaks::measure(&*machine.device, &weights);

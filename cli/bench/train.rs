@@ -1,7 +1,7 @@
 //! `astrai bench train`: one optimiser step on fresh random weights, as the peer's script measures it; of all weights, or of an adapter.
 
 use super::breakdown::breakdown;
-use super::{Bench, draw, floor, launch_costs};
+use super::{Bench, beside, draw, floor, largest, launch_costs};
 use crate::allocations;
 use crate::failure::Failure;
 use crate::measure::{Seconds, after_warm_up, once, rounded};
@@ -53,6 +53,9 @@ impl Bench {
         let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None)?;
         let mut costs = launch_costs(&plan.grad)?;
         costs.extend(launch_costs(&plan.update)?);
+        let parts = [&plan.grad, &plan.update].map(|p| self.predicted(p, &largest(p), 1.0));
+        let [grad, update] = parts;
+        let expected = grad?.zip(update?).map(|(grad, update)| grad + update);
         let vocab = config.vocab_size as u64;
         let token = |i: u64| (draw(i) % vocab) as i32;
         let ids: Vec<i32> = (0..=tokens).map(token).collect();
@@ -78,6 +81,7 @@ impl Bench {
         // The first one warms up.
         let update = Seconds::of(updates.split_off(1)).median;
         line.insert("update_of_step".into(), json!(rounded(update / seconds.median, 4)));
+        line.extend(beside(expected, &seconds));
         line.insert("allocations_per_step".into(), json!(allocated));
         let peaks = Peaks::measure(&*machine.device, &[]);
         line.extend(floor(&peaks, &costs, 1.0, &seconds, storage));

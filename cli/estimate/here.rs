@@ -3,11 +3,10 @@
 use super::{Estimate, shown};
 use crate::failure::{Failure, bail};
 use astrai_engine::machine::{Kind, Machine};
-use astrai_estimate::check::{Checked, calibrate, check};
+use astrai_estimate::calibrate::{calibrate, shapes};
+use astrai_estimate::check::check;
 use astrai_estimate::hardware::{Hardware, Precision};
-use astrai_estimate::schedule::{Purpose, Schedule};
 use astrai_estimate::{measure, published, report};
-use astrai_ir::DType;
 use astrai_runtime::device::cpu::peaks::Peaks;
 use std::io::Write;
 use std::path::Path;
@@ -25,12 +24,14 @@ impl Estimate {
             return Ok(Hardware::open(name)?);
         }
         let device = &*machine.device;
-        let Some(peaks) = Peaks::measure(device, &[]) else {
+        let (Some(peaks), Some(levels)) = (Peaks::arithmetic_of(device), Peaks::levels(device)) else {
             bail!("the peaks of this processor cannot be measured; give --hardware FILE");
         };
-        let rows = [(Precision::F32, DType::F32), (Precision::Bf16, DType::BF16)];
-        let compute = rows.map(|(p, dtype)| (p, peaks.arithmetic(dtype).rate)).to_vec();
-        Ok(measure::hardware(device, compute, peaks.reading.rate))
+        let [vector, matrix, pieces] = peaks;
+        let rows =
+            [(Precision::F32, vector), (Precision::F32Pieces, pieces), (Precision::Bf16, matrix.or(vector))];
+        let compute = rows.into_iter().filter_map(|(p, rate)| Some((p, rate?))).collect();
+        Ok(measure::hardware(device, compute, levels))
     }
 
     pub(super) fn measure(&self, out: &mut dyn Write) -> Result<(), Failure> {
@@ -41,17 +42,13 @@ impl Estimate {
         write(file, &self.here(&machine)?, out)
     }
 
-    fn one(&self, model: &Path, s: &Schedule, h: &Hardware, machine: &Machine) -> Result<Checked, Failure> {
-        let (config, file) = self.config(model)?;
-        let found = check(&config, s, h, machine, self.here.repeat as usize);
-        Ok(found.map_err(|e| if e.starts_with('-') { e } else { format!("{file}: {e}") })?)
-    }
-
     pub(super) fn check(&self, model: &Path, out: &mut dyn Write) -> Result<(), Failure> {
         let machine = self.machine()?;
         let hardware = self.here(&machine)?;
         let schedule = self.schedule.schedule();
-        let found = self.one(model, &schedule, &hardware, &machine)?;
+        let (config, file) = self.config(model)?;
+        let found = check(&config, &schedule, &hardware, &machine, self.here.repeat as usize)
+            .map_err(|e| if e.starts_with('-') { e } else { format!("{file}: {e}") })?;
         match self.json {
             true => writeln!(out, "{}", report::checked(&found, &schedule, &hardware))?,
             false => write!(out, "{}", shown::checked(&found, &hardware))?,
@@ -62,14 +59,12 @@ impl Estimate {
     pub(super) fn calibrate(&self, out: &mut dyn Write) -> Result<(), Failure> {
         let (machine, Some(file)) = (self.machine()?, &self.here.calibrate) else { return Ok(()) };
         let hardware = self.here(&machine)?;
-        let mut steps = Vec::new();
-        for model in &self.model {
-            for purpose in [Purpose::Train, Purpose::Prefill, Purpose::Decode] {
-                let schedule = Schedule { purpose, ..self.schedule.schedule() };
-                steps.push(self.one(model, &schedule, &hardware, &machine)?);
-            }
+        let given = self.model.iter().map(|model| Ok(self.config(model)?.0));
+        let mut configs = given.collect::<Result<Vec<_>, Failure>>()?;
+        if configs.is_empty() {
+            configs = shapes()?;
         }
-        write(file, &calibrate(&hardware, &steps)?, out)
+        write(file, &calibrate(&configs, &hardware, &machine, self.here.repeat as usize)?, out)
     }
 
     pub(super) fn published(&self, out: &mut dyn Write) -> Result<(), Failure> {

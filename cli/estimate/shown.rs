@@ -71,10 +71,15 @@ fn summary(e: &Estimate) -> String {
     line(
         "schedule",
         format!(
-            "{} of {} sequences of {} tokens, {}, {ranks}",
+            "{} of {} sequences of {} tokens{}, {}, {ranks}",
             s.purpose.name(),
             s.batch,
             s.seq,
+            if s.lengths.is_some() {
+                format!(" at most, {:.1} on average", s.seq as f64 * s.part(None))
+            } else {
+                String::new()
+            },
             s.storage.name()
         ),
     );
@@ -222,6 +227,7 @@ pub fn checked(c: &Checked, hardware: &Hardware) -> String {
             o.work.layer.clone(),
             o.work.origin.clone(),
             o.work.form.to_string(),
+            o.time.precision.name().to_string(),
             o.work.launches.to_string(),
             us(o.predicted),
             us(o.measured),
@@ -229,7 +235,8 @@ pub fn checked(c: &Checked, hardware: &Hardware) -> String {
             format!("{error:.1}"),
         ]
     };
-    let head = ["program", "layer", "operator", "form", "runs", "predicted", "measured", "%", "error %"];
+    let head =
+        ["program", "layer", "operator", "form", "in", "runs", "predicted", "measured", "%", "error %"];
     let mut out = table(&head, &order.iter().map(row).collect::<Vec<_>>());
     out += "\nTimes are microseconds of a step.\n";
     out += &format!("hardware             {}\n", hardware.name);

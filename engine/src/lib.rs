@@ -17,6 +17,7 @@ pub mod load;
 pub mod machine;
 pub mod model;
 pub mod objective;
+pub mod page;
 pub mod programs;
 pub mod serving;
 pub mod texts;

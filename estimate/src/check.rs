@@ -3,10 +3,8 @@
 
 use crate::Refused;
 use crate::estimate::even;
-use crate::fit::fit;
 use crate::hardware::Hardware;
-use crate::model::time;
-use crate::published::Case;
+use crate::model::{Time, time};
 use crate::schedule::{Purpose, Schedule};
 use crate::work::{Work, settled, without_numbers, work};
 use astrai_builders::{Cache, Logits, ModelConfig, Program};
@@ -14,7 +12,7 @@ use astrai_engine::batch::RaggedBatch;
 use astrai_engine::load::draw;
 use astrai_engine::machine::Machine;
 use astrai_engine::model::{Model, check_sizes, plan_within, served_fidelity};
-use astrai_ir::Mesh;
+use astrai_ir::{Dim, Mesh};
 use astrai_runtime::{Compiled, Dump, Profile};
 use astrai_serve::cache::KvCache;
 use astrai_serve::pages::Page;
@@ -32,6 +30,8 @@ pub struct Operator {
     pub program: &'static str,
     /// What it does; sizes settled.
     pub work: Work,
+    /// Of one launch.
+    pub time: Time,
     /// Seconds of all its launches in a step.
     pub predicted: f64,
     /// The same, measured.
@@ -43,8 +43,10 @@ pub struct Operator {
 pub struct Checked {
     /// Seconds predicted.
     pub predicted: f64,
-    /// Median of the steps measured.
+    /// The fastest of the steps measured: whatever else the machine does only adds.
     pub measured: f64,
+    /// Runs of programs in a step.
+    pub runs: f64,
     /// Part of the median by which measured steps differ: half of the way from the first to the third quarter.
     pub spread: f64,
     /// Its kernels.
@@ -87,20 +89,63 @@ pub fn check(
         return Err("--check runs one rank on the device at hand; leave --tp, --dp, --ep, --pp and --micro-batches out".into());
     }
     check_sizes(config, s.batch, s.seq)?;
-    let (mut seconds, programs) = match s.purpose {
+    let measured = match s.purpose {
         Purpose::Train => train(config, s, machine, repeat)?,
         Purpose::Prefill => prefill(config, s, machine, repeat)?,
-        Purpose::Decode => decode(config, s, machine, repeat)?,
+        Purpose::Decode => paged(config, s, 1, machine, repeat)?,
     };
+    beside(measured, hardware)
+}
+
+/// The same of a server's prefill: the last `new` tokens of each sequence, whose keys and values are in pages.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_extend(
+    config: &ModelConfig,
+    s: &Schedule,
+    new: u64,
+    hardware: &Hardware,
+    machine: &Machine,
+    repeat: usize,
+) -> Result<Checked, Refused> {
+    beside(paged(config, s, new, machine, repeat)?, hardware)
+}
+
+/// What was measured beside what is predicted.
+fn beside((mut seconds, programs): Measured, hardware: &Hardware) -> Result<Checked, Refused> {
+    let runs = programs.len() as f64;
     seconds.sort_by(f64::total_cmp);
     let at = |part: f64| seconds[((seconds.len() - 1) as f64 * part).round() as usize];
     let mut operators = Vec::new();
     for (program, works, profile) in programs {
         operators.extend(compare(program, works, &profile, hardware)?);
     }
-    let steps = if s.purpose == Purpose::Train { 2.0 } else { 1.0 };
-    let predicted = operators.iter().map(|o| o.predicted).sum::<f64>() + steps * hardware.kernels.step;
-    Ok(Checked { predicted, measured: at(0.5), spread: (at(0.75) - at(0.25)) / 2.0 / at(0.5), operators })
+    let predicted = operators.iter().map(|o| o.predicted).sum::<f64>() + runs * hardware.kernels.step;
+    Ok(Checked {
+        predicted,
+        measured: at(0.0),
+        runs,
+        spread: (at(0.75) - at(0.25)) / 2.0 / at(0.5),
+        operators,
+    })
+}
+
+/// Seconds that a run of a program is predicted to take at these sizes.
+///
+/// # Errors
+/// A size overflows.
+pub fn predict(
+    program: &Compiled,
+    size: &dyn Fn(&str) -> Option<u64>,
+    hardware: &Hardware,
+) -> Result<f64, Refused> {
+    let sizes = even(&program.plan.symbols, size);
+    let mut sum = hardware.kernels.step;
+    for w in work(program) {
+        sum += time(&w, hardware, &Mesh::default(), &sizes)?.total() * w.launches as f64;
+    }
+    Ok(sum)
 }
 
 /// The launches of a program, sizes settled.
@@ -122,16 +167,17 @@ fn compare(
     for row in &profile.rows {
         let key = (row.kernel.clone(), without_numbers(&row.origin).0);
         let sum = measured.entry(key).or_default();
-        *sum = (sum.0 + row.measured / row.runs.max(1) as f64, sum.1 + 1);
+        *sum = (sum.0 + row.fastest, sum.1 + 1);
     }
     let mut found = Vec::new();
     for w in works {
-        let predicted = time(&w, hardware, &Mesh::default(), &|_| None)?.total() * w.launches as f64;
+        let time = time(&w, hardware, &Mesh::default(), &|_| None)?;
+        let predicted = time.total() * w.launches as f64;
         // Kernels of one identity and origin in layers of several kinds were timed together.
         let (all, launches) =
             measured.get(&(w.kernel.clone(), w.origin.clone())).copied().unwrap_or((0.0, 1));
         let seconds = all * w.launches as f64 / launches as f64;
-        found.push(Operator { program, work: w, predicted, measured: seconds });
+        found.push(Operator { program, work: w, time, predicted, measured: seconds });
     }
     Ok(found)
 }
@@ -163,15 +209,26 @@ fn prefill(
     Ok((seconds, vec![("forward", works, session.take_profile().unwrap_or_default())]))
 }
 
-fn decode(config: &ModelConfig, s: &Schedule, machine: &Machine, repeat: usize) -> Result<Measured, Refused> {
+fn paged(
+    config: &ModelConfig,
+    s: &Schedule,
+    new: u64,
+    machine: &Machine,
+    repeat: usize,
+) -> Result<Measured, Refused> {
     config.check_decoder()?;
     let table = (s.seq as usize).div_ceil(Cache::PAGE);
     let cache =
         Cache { page: Cache::PAGE, pages: table.saturating_mul(s.batch as usize), table, windows: None };
-    let program = Program { span: s.seq, ..Program::paged(s.batch, s.batch, cache) };
+    let program = Program { span: s.seq, ..Program::paged(s.batch * new, s.batch, cache) };
     let planned = plan_within(config, &program, s.storage, machine, served_fidelity(config)).map_err(said)?;
     planned.check_memory(&*machine.device).map_err(said)?;
-    let works = settle(&planned)?;
+    let mut works = settle(&planned)?;
+    for w in works.iter_mut().filter(|w| w.form == "attention") {
+        // The last token sees all keys, each before it one fewer.
+        let all = w.flops.size().unwrap_or(0) as f64;
+        w.flops = Dim::from((all * (1.0 - (new - 1) as f64 / 2.0 / s.seq as f64)) as usize);
+    }
     let kv = KvCache::new(config, cache, s.storage, &machine.device).map_err(said)?;
     let model = Model::fresh(config.clone(), vec![], 0);
     let mut session = model.start_over(planned, kv.buffers(), &mut |_, _| {}).map_err(said)?;
@@ -180,8 +237,9 @@ fn decode(config: &ModelConfig, s: &Schedule, machine: &Machine, repeat: usize) 
     for i in 0..s.batch as usize {
         // Neighbours in a sequence are far apart in memory, as after many requests.
         let pages: Vec<Page> = (0..table).map(|p| (p * s.batch as usize + i) as Page).collect();
-        let token = (draw(i as u64) % config.vocab_size as u64) as u32;
-        batch.push(&[token], s.seq as usize - 1, &pages, bounds).map_err(said)?;
+        let token = |n: u64| (draw(i as u64 * new + n) % config.vocab_size as u64) as u32;
+        let tokens: Vec<u32> = (0..new).map(token).collect();
+        batch.push(&tokens, (s.seq - new) as usize, &pages, bounds).map_err(said)?;
     }
     let inputs = batch.inputs(session.inputs());
     let seconds = timed(repeat, || session.execute(&inputs).map_err(said))?;
@@ -211,29 +269,4 @@ fn train(config: &ModelConfig, s: &Schedule, machine: &Machine, repeat: usize) -
     let [gradient, update] = engine.take_profile().map(Option::unwrap_or_default);
     let [first, second] = works;
     Ok((seconds, vec![("gradient", first, gradient), ("update", second, update)]))
-}
-
-/// The hardware with the numbers of its kernels fitted to steps that were measured on it.
-///
-/// # Errors
-/// A size overflows.
-pub fn calibrate(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
-    let mut cases: Vec<Case> = Vec::new();
-    for step in steps {
-        let all: f64 = step.operators.iter().map(|o| o.measured).sum();
-        for o in step.operators.iter().filter(|o| o.measured > 0.0) {
-            let launches = o.work.launches as f64;
-            // A kernel counts by its part of the step, steps alike.
-            let weight = 20.0 * o.measured / all;
-            cases.push(Case::of_kernel(hardware, &o.work, launches, o.measured, weight));
-        }
-    }
-    let fitted = fit(&cases.iter().collect::<Vec<_>>())?;
-    let mut kernels = fitted.kernels;
-    // What a step takes beside its kernels.
-    let beside = |c: &Checked| (c.measured - c.operators.iter().map(|o| o.measured).sum::<f64>()).max(0.0);
-    let mut rest: Vec<f64> = steps.iter().map(beside).collect();
-    rest.sort_by(f64::total_cmp);
-    kernels.step = rest.get(rest.len() / 2).copied().unwrap_or(0.0);
-    Ok(Hardware { kernels, launch: fitted.launch[0], ..hardware.clone() })
 }

@@ -3,7 +3,7 @@
 
 use crate::Refused;
 use crate::hardware::{Hardware, Precision};
-use crate::model::{Time, message, precision, time};
+use crate::model::{Time, message, time};
 use crate::schedule::{Elsewhere, Memory, Purpose, Schedule, Stage, stages};
 use crate::work::{Message, Work, in_order, live};
 use astrai_builders::ModelConfig;
@@ -162,7 +162,7 @@ fn of_stages(
     stages: &[Stage],
 ) -> Result<Estimate, Refused> {
     let ranks: Result<Vec<Rank>, Refused> =
-        stages.iter().enumerate().map(|(i, s)| rank(i, s, hardware, mesh)).collect();
+        stages.iter().enumerate().map(|(i, s)| rank(i, s, schedule, hardware, mesh)).collect();
     let ranks = ranks?;
     let shared =
         gathering(schedule, hardware, mesh, ranks.iter().map(|r| r.memory.weights).max().unwrap_or(0))?;
@@ -187,7 +187,13 @@ pub fn even<'a>(
 ///
 /// # Errors
 /// A size overflows.
-pub fn rank(number: usize, stage: &Stage, hardware: &Hardware, mesh: &Mesh) -> Result<Rank, Refused> {
+fn rank(
+    number: usize,
+    stage: &Stage,
+    schedule: &Schedule,
+    hardware: &Hardware,
+    mesh: &Mesh,
+) -> Result<Rank, Refused> {
     let (mut rows, mut seconds, mut launches) = (Vec::new(), Vec::new(), Vec::new());
     for (program, planned) in &stage.programs {
         let symbols = &planned.plan.symbols;
@@ -197,7 +203,12 @@ pub fn rank(number: usize, stage: &Stage, hardware: &Hardware, mesh: &Mesh) -> R
         let (works, order) = in_order(planned);
         let (first, live) = (rows.len(), live(&planned.plan));
         launches.extend(order.iter().zip(live).map(|(row, live)| Launch { row: first + row, live }));
-        for work in works {
+        for mut work in works {
+            if work.form == "attention" && schedule.lengths.is_some() {
+                let part = schedule.part(work.window);
+                let of = |d: &Dim| Ok::<_, Refused>(Dim::from((d.eval(&sizes)? as f64 * part) as usize));
+                (work.flops, work.bytes) = (of(&work.flops)?, of(&work.bytes)?);
+            }
             let time = time(&work, hardware, mesh, &sizes)?;
             let all = time.total() * work.launches as f64;
             sum += all;
@@ -244,7 +255,8 @@ pub fn model_flops(config: &ModelConfig, s: &Schedule) -> [f64; 2] {
     let table = if config.tie_embeddings { 0 } else { config.vocab_size * config.hidden_size };
     let met = config.parameter_count() as f64 - idle as f64 - table as f64;
     let pairs = |l: &astrai_builders::config::LayerSpec| {
-        let seen = l.attention.window.map_or(s.seq, |w| s.seq.min(w as u64)) as f64;
+        let window = l.attention.window.map(|w| w as u64);
+        let seen = window.map_or(s.seq, |w| s.seq.min(w)) as f64 * s.part(window);
         let d = config.head_dim + l.attention.value_dim(config.head_dim);
         2.0 * config.heads as f64 * d as f64 * seen
     };
@@ -318,7 +330,7 @@ fn largest(s: &Schedule, m: &Memory, memory: u64, positions: u64) -> [u64; 2] {
 
 /// What products of a row are computed in, for the reader.
 pub fn computed_in(row: &Row) -> &'static str {
-    precision(&row.work).name()
+    row.time.precision.name()
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 
 use crate::Refused;
 use crate::hardware::{ARCHETYPES, Hardware, Kernels, Reach};
-use crate::model::time;
+use crate::model::{body, time};
 use crate::published::{Case, ENGINES};
 
 /// What was fitted.
@@ -59,6 +59,7 @@ impl Fitted {
                 compute: part(value(3 * i)),
                 memory: part(value(3 * i + 1)),
                 fixed: value(3 * i + 2),
+                apart: 0.0,
             };
         }
         let at = 3 * ARCHETYPES.len();
@@ -68,7 +69,7 @@ impl Fitted {
     fn loss(&self, cases: &[&Case]) -> Result<f64, Refused> {
         let mut sum = 0.0;
         for case in cases {
-            sum += case.weight * (self.predict(case)? / case.measured).ln().powi(2);
+            sum += (self.predict(case)? / case.measured).ln().powi(2);
         }
         let typical = Fitted::typical().numbers();
         let pull: f64 = self.numbers().iter().zip(typical).map(|(a, b)| (a - b).powi(2)).sum();
@@ -82,32 +83,101 @@ impl Fitted {
 /// A size overflows.
 pub fn fit(cases: &[&Case]) -> Result<Fitted, Refused> {
     let cases: Vec<&Case> = cases.iter().copied().filter(|c| c.reason.is_none()).collect();
-    let mut best = Fitted::typical();
-    let mut numbers = best.numbers();
-    let mut loss = best.loss(&cases)?;
+    let loss = |numbers: &mut Vec<f64>| {
+        let fitted = Fitted::with(numbers);
+        *numbers = fitted.numbers();
+        fitted.loss(&cases)
+    };
+    let mut best = Fitted::with(&walk(Fitted::typical().numbers(), ROUNDS, &loss)?);
+    let mut square = 0.0;
+    for case in &cases {
+        square += (best.predict(case)? / case.measured).ln().powi(2);
+    }
+    best.kernels.residual = Some((square / cases.len().max(1) as f64).sqrt());
+    Ok(best)
+}
+
+/// What is to be small, of numbers that are brought into their ranges.
+type Loss<'a> = &'a dyn Fn(&mut Vec<f64>) -> Result<f64, Refused>;
+
+/// The numbers for which the loss is small, found from these.
+fn walk(mut numbers: Vec<f64>, rounds: usize, loss: Loss) -> Result<Vec<f64>, Refused> {
+    let mut least = loss(&mut numbers)?;
     let mut steps = vec![0.25; numbers.len()];
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds {
         for i in 0..numbers.len() {
             let mut better = false;
             for sign in [1.0, -1.0] {
                 let mut tried = numbers.clone();
                 tried[i] += sign * steps[i];
-                let candidate = Fitted::with(&tried);
-                let l = candidate.loss(&cases)?;
-                if l < loss {
-                    (loss, best, better) = (l, candidate, true);
-                    numbers = best.numbers();
+                let l = loss(&mut tried)?;
+                if l < least {
+                    (least, numbers, better) = (l, tried, true);
                     break;
                 }
             }
             steps[i] *= if better { 1.3 } else { 0.5 };
         }
     }
-    let mut square = 0.0;
-    for case in &cases {
-        square += case.weight * (best.predict(case)? / case.measured).ln().powi(2);
+    Ok(numbers)
+}
+
+/// A kernel measured on a device: seconds at its peaks of computing and of memory, and beside them; seconds measured; how much it counts.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    /// Computing, memory, and what is known to be beside them.
+    pub at_peaks: [f64; 3],
+    /// Measured.
+    pub measured: f64,
+    /// Its weight.
+    pub weight: f64,
+}
+
+/// How far kernels of one kind reach the peaks; with the sum of weighted squares that is left, and the weights.
+///
+/// # Errors
+/// None: the form is that of the walk.
+pub fn reach(seen: &[Seen]) -> Result<(Reach, [f64; 2]), Refused> {
+    let start = [0.6f64.ln(), 0.8f64.ln(), 0.3, 1e-6f64.ln()];
+    let of = |n: &[f64]| Reach { compute: n[0].exp(), memory: n[1].exp(), apart: n[2], fixed: n[3].exp() };
+    let squares = |r: Reach| {
+        let error = |s: &Seen| {
+            let [compute, memory, beside] = s.at_peaks;
+            let predicted = body(compute / r.compute, memory / r.memory, r.apart) + r.fixed + beside;
+            s.weight * (predicted / s.measured).ln().powi(2)
+        };
+        seen.iter().map(error).sum::<f64>()
+    };
+    let loss = |n: &mut Vec<f64>| {
+        for (x, (least, most)) in n.iter_mut().zip([(1e-3, 1.0), (0.02, 1.0), (0.0, 1.0), (1e-8, 1e-3)]) {
+            let range: (f64, f64) = if least > 0.0 { (f64::ln(least), f64::ln(most)) } else { (least, most) };
+            *x = x.clamp(range.0, range.1);
+        }
+        let pull: f64 = n.iter().zip(start).map(|(a, b)| (a - b).powi(2)).sum();
+        Ok(squares(of(n)) + PULL * pull)
+    };
+    let found = of(&walk(start.to_vec(), 5 * ROUNDS, &loss)?);
+    Ok((found, [squares(found), seen.iter().map(|s| s.weight).sum()]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_found_again() {
+        let is = Reach { compute: 0.4, memory: 0.7, apart: 0.2, fixed: 5e-6 };
+        let seen = |[compute, memory]: [f64; 2]| {
+            let measured = body(compute / is.compute, memory / is.memory, is.apart) + is.fixed + 1e-6;
+            Seen { at_peaks: [compute, memory, 1e-6], measured, weight: 1.0 }
+        };
+        let cases = [[1e-3, 1e-5], [1e-3, 1e-3], [1e-6, 1e-3], [2e-4, 2e-4], [1e-7, 1e-7], [1e-5, 1e-6]];
+        let seen: Vec<Seen> = cases.into_iter().map(seen).collect();
+        let (found, [squares, weight]) = reach(&seen).unwrap();
+        assert!((squares / weight).sqrt() < 0.03, "{found:?}");
+        assert!(
+            (found.compute / is.compute - 1.0).abs() < 0.05 && (found.memory / is.memory - 1.0).abs() < 0.05,
+            "{found:?}"
+        );
     }
-    let weight: f64 = cases.iter().map(|c| c.weight).sum();
-    best.kernels.residual = Some((square / weight.max(f64::MIN_POSITIVE)).sqrt());
-    Ok(best)
 }

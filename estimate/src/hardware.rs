@@ -22,12 +22,17 @@ const LONGEST: u64 = 1 << 20;
 const MOST: usize = 200;
 
 /// Types of numbers that machines multiply, by their names in files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Precision {
     /// 32-bit floats, of the vector units.
+    #[default]
     F32,
+    /// 32-bit floats that come to a unit for bf16 in pieces.
+    F32Pieces,
     /// 16-bit brain floats.
     Bf16,
+    /// 16-bit brain floats that vectors multiply as 32-bit floats.
+    Bf16Vectors,
     /// 8-bit floats.
     Fp8,
     /// 8-bit integers.
@@ -38,14 +43,23 @@ pub enum Precision {
 
 impl Precision {
     /// All of them.
-    pub const ALL: [Precision; 5] =
-        [Precision::F32, Precision::Bf16, Precision::Fp8, Precision::Int8, Precision::Fp4];
+    pub const ALL: [Precision; 7] = [
+        Precision::F32,
+        Precision::F32Pieces,
+        Precision::Bf16,
+        Precision::Bf16Vectors,
+        Precision::Fp8,
+        Precision::Int8,
+        Precision::Fp4,
+    ];
 
     /// Its key in files.
     pub fn name(self) -> &'static str {
         match self {
             Precision::F32 => "fp32",
+            Precision::F32Pieces => "fp32_pieces",
             Precision::Bf16 => "bf16",
+            Precision::Bf16Vectors => "bf16_vectors",
             Precision::Fp8 => "fp8",
             Precision::Int8 => "int8",
             Precision::Fp4 => "fp4",
@@ -75,8 +89,8 @@ pub struct Hardware {
     pub memory: f64,
     /// Bytes per second that memory gives.
     pub bandwidth: f64,
-    /// Bytes that a cache holds between kernels, and the bytes per second that it gives; none where that is not known.
-    pub cache: Option<(f64, f64)>,
+    /// Bytes that caches hold between kernels, and the bytes per second that each gives, the smallest first; none where that is not known.
+    pub caches: Vec<(f64, f64)>,
     /// Peak operations per second by type of number, without sparsity.
     pub compute: Vec<(Precision, f64)>,
     /// Seconds between the starts of two small kernels.
@@ -157,9 +171,9 @@ impl Hardware {
                 out[key] = json!(value);
             }
         }
-        if let Some((size, bandwidth)) = self.cache {
-            out["cache"] =
-                json!({"size": Kind::Size.show(size), "bandwidth": Kind::Bandwidth.show(bandwidth)});
+        let cache = |(size, bandwidth): &(f64, f64)| json!({"size": Kind::Size.show(*size), "bandwidth": Kind::Bandwidth.show(*bandwidth)});
+        if !self.caches.is_empty() {
+            out["cache"] = self.caches.iter().map(cache).collect();
         }
         out
     }
@@ -174,9 +188,16 @@ impl Hardware {
             Precision::Fp8 => &[Precision::Fp8, Precision::Int8, Precision::Bf16, Precision::F32],
             Precision::Int8 => &[Precision::Int8, Precision::Fp8, Precision::Bf16, Precision::F32],
             Precision::Bf16 => &[Precision::Bf16, Precision::F32],
+            Precision::F32Pieces => &[Precision::F32Pieces, Precision::F32],
+            Precision::Bf16Vectors => &[Precision::Bf16Vectors, Precision::F32],
             Precision::F32 => &[Precision::F32],
         };
         wider.iter().find_map(|p| of(*p)).or(self.compute.first().map(|(_, v)| *v)).unwrap_or(1.0)
+    }
+
+    /// Bytes per second of so many bytes that are read again and again: of the first cache that holds them, else of memory.
+    pub fn rate(&self, bytes: f64) -> f64 {
+        self.caches.iter().find(|(size, _)| bytes <= *size).map_or(self.bandwidth, |(_, rate)| *rate)
     }
 
     /// The link over which a group of so many ranks exchanges values: the fastest that joins them all.

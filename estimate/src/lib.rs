@@ -1,10 +1,12 @@
 //! What a program will cost. In: a model's configuration, hardware as data, a schedule. Out: the time of every kernel of the plan
 //! that would run, what is sent between ranks, memory by kind; and, beside it, the view of the simulator LLMSim with its formulas.
 
+pub mod calibrate;
 pub mod check;
 pub mod estimate;
 pub mod fit;
 pub mod hardware;
+pub mod lengths;
 pub mod llmsim;
 pub mod measure;
 pub mod model;
@@ -14,6 +16,7 @@ pub mod replay;
 pub mod report;
 pub mod schedule;
 pub mod search;
+mod turns;
 pub mod work;
 
 /// A refusal in one line that names the file and the key.

@@ -5,10 +5,15 @@
 use crate::Refused;
 use crate::hardware::{Hardware, Precision};
 use crate::work::{Message, Work};
+use astrai_ir::kernel::Products;
 use astrai_ir::{Dim, Mesh};
 
 /// Rows and columns of a product that one multiprocessor computes at a time.
 const TILE: [f64; 2] = [128.0, 128.0];
+/// Rows that a processor's matrix unit multiplies at a time, of f32 in pieces and of bf16.
+const LINES: [f64; 2] = [32.0, 16.0];
+/// Operations on vectors for a score: scaling, the maximum, an exponential, its sum and its pieces.
+const SCORE: f64 = 48.0;
 /// Least length of a sum that is worth sharing between multiprocessors.
 const SHARED_SUM: f64 = 1024.0;
 
@@ -41,10 +46,14 @@ pub struct Time {
     pub flops: f64,
     /// Bytes.
     pub bytes: f64,
+    /// In what its products are computed.
+    pub precision: Precision,
     /// Of operations.
     pub compute: f64,
     /// Of bytes.
     pub memory: f64,
+    /// Part of the lesser of both that does not hide behind the greater.
+    pub apart: f64,
     /// Of starting, filling and draining.
     pub fixed: f64,
     /// Collectives.
@@ -57,14 +66,19 @@ impl Time {
         self.sent.iter().fold(0.0, |sum, s| sum + s.latency + s.bandwidth)
     }
 
-    /// All: computing and memory overlap, the rest does not.
+    /// Computing and memory, which overlap.
+    pub fn body(&self) -> f64 {
+        body(self.compute, self.memory, self.apart)
+    }
+
+    /// All: what is neither computing nor memory overlaps with nothing.
     pub fn total(&self) -> f64 {
-        self.compute.max(self.memory) + self.fixed + self.communication()
+        self.body() + self.fixed + self.communication()
     }
 
     /// What it waits for.
     pub fn bound(&self) -> &'static str {
-        let body = self.compute.max(self.memory);
+        let body = self.body();
         match () {
             () if self.communication() > body.max(self.fixed) => {
                 let latency: f64 = self.sent.iter().map(|s| s.latency).sum();
@@ -75,6 +89,11 @@ impl Time {
             () => "memory",
         }
     }
+}
+
+/// Seconds of computing and memory that overlap but for a part of the lesser.
+pub fn body(compute: f64, memory: f64, apart: f64) -> f64 {
+    compute.max(memory) + apart * compute.min(memory)
 }
 
 fn value(d: &Dim, sizes: Sizes) -> Result<f64, Refused> {
@@ -94,28 +113,49 @@ pub fn time(work: &Work, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> Resu
     if !sent.is_empty() {
         return Ok(Time { flops, bytes, sent, ..Time::default() });
     }
-    let reach = hardware.kernels.of(work.form);
+    let precision = precision(work, hardware);
+    let reach = hardware.kernels.of(work.form, precision);
     let [m, n, k, batch] =
         [&work.sizes[0], &work.sizes[1], &work.sizes[2], &work.sizes[3]].map(|d| value(d, sizes));
     let shape = [m?, n?, k?, batch?];
     let bytes = bytes * met(work, shape[0]);
-    let peak = hardware.peak(precision(work));
-    let compute = flops / (peak * reach.compute * filled(work, hardware, shape));
+    let products = flops / (hardware.peak(precision) * filled(work, hardware, shape));
+    let compute = (products + softmax(work, hardware, precision, flops, shape)) / reach.compute;
     let warm = value(&work.warm, sizes)?.min(bytes);
-    let cold = |bytes: f64| bytes / (hardware.bandwidth * reach.memory);
-    let memory = match hardware.cache {
-        Some((size, bandwidth)) if warm <= size => cold(bytes - warm) + warm / bandwidth,
-        _ => cold(bytes),
-    };
-    Ok(Time { flops, bytes, compute, memory, fixed: reach.fixed + hardware.launch, sent })
+    let mut memory = (bytes - warm) / hardware.rate(work.among as f64) + warm / hardware.rate(warm);
+    let mut starts = 1.0;
+    if hardware.kind == "cpu" {
+        // What is packed is written once and read once.
+        if matches!(work.form, "dot" | "grouped") {
+            let packed = value(&work.workspace, sizes)?;
+            memory += 2.0 * packed / hardware.rate(packed);
+        }
+        starts = work.phases as f64;
+    }
+    let (memory, fixed) = (memory / reach.memory, reach.fixed + starts * hardware.launch);
+    Ok(Time { flops, bytes, precision, compute, memory, apart: reach.apart, fixed, sent })
 }
 
-/// In which numbers products are computed; whatever has no product, in f32.
-pub fn precision(work: &Work) -> Precision {
-    match work.form {
-        "loops" | "route" | "interpreted" | "collective" => Precision::F32,
-        _ => Precision::of(work.types[1]).max(Precision::of(work.types[0])),
+/// In which numbers products are computed; whatever has no product, in f32. On a processor its kernel says so; plans for other
+/// machines have kernels of a processor, and there the types decide.
+fn precision(work: &Work, hardware: &Hardware) -> Precision {
+    let by_type = Precision::of(work.types[1]).max(Precision::of(work.types[0]));
+    match (work.form, work.products) {
+        ("loops" | "route" | "interpreted" | "collective", _) => Precision::F32,
+        _ if hardware.kind != "cpu" => by_type,
+        (_, Products::Native | Products::Pairs) => by_type,
+        (_, Products::Vectors) if by_type == Precision::Bf16 => Precision::Bf16Vectors,
+        (_, Products::Vectors) => Precision::F32,
+        (_, Products::Pieces) => Precision::F32Pieces,
     }
+}
+
+/// Seconds in which a processor's vectors make weights of attention's scores, where a faster unit makes the scores.
+fn softmax(work: &Work, hardware: &Hardware, precision: Precision, flops: f64, [.., d, _]: [f64; 4]) -> f64 {
+    if work.form != "attention" || hardware.kind != "cpu" || precision != Precision::Bf16 || d <= 0.0 {
+        return 0.0;
+    }
+    SCORE * flops / (4.0 * d) / hardware.peak(Precision::F32)
 }
 
 /// Of the matrices of which `rows` choose, the part of the bytes counted that is read: distinct ones, when rows choose evenly.
@@ -124,15 +164,35 @@ fn met(work: &Work, rows: f64) -> f64 {
         return 1.0;
     }
     let groups = work.groups as f64;
-    let distinct = groups * (1.0 - (1.0 - 1.0 / groups).powf(rows));
-    distinct / groups.min(rows)
+    distinct(groups, rows) / groups.min(rows)
+}
+
+/// Of so many groups those that rows choose, each evenly.
+fn distinct(groups: f64, rows: f64) -> f64 {
+    groups * (1.0 - (1.0 - 1.0 / groups).powf(rows))
 }
 
 /// Part of the machine that the tiles of a product fill; 1 where it is no product, or a core takes rows as they come.
 fn filled(work: &Work, hardware: &Hardware, [m, n, k, batch]: [f64; 4]) -> f64 {
     let (work_form, units) = (work.form, f64::from(hardware.units));
-    if !matches!(work_form, "dot" | "grouped" | "outer") || hardware.kind == "cpu" || m * n * batch <= 0.0 {
+    if !matches!(work_form, "dot" | "grouped" | "outer") || m * n * batch <= 0.0 {
         return 1.0;
+    }
+    if hardware.kind == "cpu" {
+        let lines = match work.products {
+            // Vectors multiply a row alone, too.
+            _ if m <= 1.0 => return 1.0,
+            Products::Vectors | Products::Pairs => return 1.0,
+            Products::Pieces => LINES[0],
+            Products::Native => LINES[1],
+        };
+        // The last rows of every group are fewer, by half of them on average.
+        let wasted = match work_form {
+            "grouped" => distinct(batch, m) * (lines - 1.0) / 2.0,
+            "outer" => 0.0,
+            _ => (m / lines).ceil() * lines - m,
+        };
+        return m / (m + wasted);
     }
     // Rows of groups come to all groups together, and to no more than there are rows.
     let many = if work_form == "grouped" { batch.min(m) } else { batch };
@@ -164,7 +224,7 @@ fn parts(m: &Message, hardware: &Hardware, mesh: &Mesh) -> [f64; 2] {
 pub fn message(m: &Message, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> Result<Sent, Refused> {
     let whole = value(&m.traffic.bytes, sizes)?;
     let [near, far] = parts(m, hardware, mesh);
-    let reach = hardware.kernels.of("collective").memory;
+    let reach = hardware.kernels.of("collective", Precision::F32).memory;
     let ranks = near * far;
     let link = |i: usize| hardware.links.get(i).or(hardware.links.last());
     let sent = |algorithm: &str, name: &str, bytes: f64, messages: f64, latency: f64, bandwidth: f64| Sent {

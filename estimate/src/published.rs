@@ -9,6 +9,7 @@ use crate::quantity::Kind;
 use crate::schedule::{Elsewhere, Purpose, Schedule, stages};
 use crate::work::{Work, settled, work};
 use astrai_builders::{ModelConfig, Ranks};
+use astrai_ir::kernel::Products;
 use astrai_ir::{Backend, DType, Dim, Mesh};
 use serde::Deserialize;
 
@@ -135,29 +136,8 @@ pub struct Case {
     pub beside: f64,
     /// Fitted on, rather than tested.
     pub fitted: bool,
-    /// How much it counts when numbers are fitted.
-    pub weight: f64,
     /// Why a great error is expected.
     pub reason: Option<String>,
-}
-
-impl Case {
-    /// A kernel measured on a device by itself.
-    pub fn of_kernel(hardware: &Hardware, work: &Work, launches: f64, measured: f64, weight: f64) -> Case {
-        Case {
-            what: work.origin.clone(),
-            source: hardware.name.clone(),
-            hardware: hardware.clone(),
-            engine: 0,
-            measured,
-            works: vec![(work.clone(), launches)],
-            mesh: Mesh::default(),
-            beside: 0.0,
-            fitted: true,
-            weight,
-            reason: None,
-        }
-    }
 }
 
 /// A measurement beside its prediction.
@@ -261,8 +241,8 @@ fn case(e: &Entry, fitted: bool, kernels: &dyn Backend) -> Result<Case, Refused>
         }
     };
     let (what, source) = (e.what.clone(), e.source.clone());
-    let (weight, reason) = (1.0, e.reason.clone());
-    Ok(Case { what, source, hardware, engine, measured, works, mesh, beside, fitted, weight, reason })
+    let reason = e.reason.clone();
+    Ok(Case { what, source, hardware, engine, measured, works, mesh, beside, fitted, reason })
 }
 
 fn size(d: &Dim) -> f64 {
@@ -351,6 +331,11 @@ fn kernel(k: &KernelEntry) -> Result<Work, Refused> {
         flops: dim(flops)?,
         bytes: dim(bytes)?,
         warm: Dim::from(0),
+        workspace: Dim::from(0),
+        among: u64::MAX,
+        phases: 1,
+        products: Products::Native,
+        window: None,
         groups,
         messages: vec![],
     })

@@ -108,7 +108,8 @@ fn memory(m: &Memory) -> Value {
 
 fn schedule(s: &Schedule) -> Value {
     json!({
-        "for": s.purpose.name(), "batch": s.batch, "seq": s.seq, "tp": s.ranks.tp, "dp": s.ranks.dp, "ep": s.ranks.ep,
+        "for": s.purpose.name(), "batch": s.batch, "seq": s.seq,
+        "mean_seq": s.seq as f64 * s.part(None), "tp": s.ranks.tp, "dp": s.ranks.dp, "ep": s.ranks.ep,
         "pp": s.ranks.pp, "micro_batches": s.micro, "interleave": s.interleave, "zero": s.zero,
         "recompute": format!("{:?}", s.recompute).to_lowercase(), "dtype": s.storage.name(), "devices": s.devices(),
     })
@@ -167,10 +168,7 @@ pub fn to_json(e: &Estimate) -> Value {
 /// Rows as comma-separated text, a line a row under their names.
 pub fn to_csv(e: &Estimate) -> String {
     let cell = |v: &Value| match v {
-        Value::String(text) if text.contains([',', '"', '\n']) => {
-            format!("\"{}\"", text.replace('"', "\"\""))
-        }
-        Value::String(text) => text.clone(),
+        Value::String(text) => astrai_files::csv_cell(text),
         other => other.to_string(),
     };
     let line = |r: &Row| cells(r).iter().map(cell).collect::<Vec<_>>().join(",");
@@ -202,8 +200,9 @@ pub fn checked(c: &Checked, s: &Schedule, hardware: &Hardware) -> Value {
         let [m, n, k, batch] = sizes;
         json!({
             "program": o.program, "layer": w.layer, "operator": w.origin, "kernel": w.kernel, "form": w.form, "m": m, "n": n,
-            "k": k, "batch": batch, "launches": w.launches, "predicted_seconds": o.predicted,
-            "measured_seconds": o.measured,
+            "k": k, "batch": batch, "launches": w.launches, "computed_in": o.time.precision.name(),
+            "flops": o.time.flops, "bytes": o.time.bytes, "compute_seconds": o.time.compute,
+            "memory_seconds": o.time.memory, "predicted_seconds": o.predicted, "measured_seconds": o.measured,
         })
     };
     json!({

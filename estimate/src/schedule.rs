@@ -3,7 +3,9 @@
 
 use crate::Refused;
 use crate::hardware::Hardware;
-use astrai_builders::{Cache, Logits, ModelConfig, Program, Ranks, build, placements};
+use crate::lengths::Lengths;
+use astrai_builders::config::LayerSpec;
+use astrai_builders::{Cache, Logits, ModelConfig, Program, Ranks, Windows, build, placements};
 use astrai_engine::model::{check_sizes, served_fidelity};
 use astrai_ir::backend::Root;
 use astrai_ir::ops::Op;
@@ -44,8 +46,10 @@ pub struct Schedule {
     pub purpose: Purpose,
     /// Sequences of a step on all ranks together.
     pub batch: u64,
-    /// Tokens of a sequence; in decode those that are there.
+    /// Tokens of a sequence; in decode those that are there, of the longest.
     pub seq: u64,
+    /// How many of these each sequence has, in decode; none where all have as many.
+    pub lengths: Option<Lengths>,
     /// Ranks along each axis.
     pub ranks: Ranks,
     /// Pieces in which a rank's sequences go through the stages one behind another.
@@ -65,7 +69,16 @@ impl Schedule {
     pub fn of_one(purpose: Purpose, batch: u64, seq: u64, storage: DType) -> Schedule {
         let ranks = Ranks { pp: 1, dp: 1, ep: 1, tp: 1 };
         let recompute = Recompute::default();
-        Schedule { purpose, batch, seq, ranks, micro: 1, interleave: 1, zero: 0, storage, recompute }
+        let lengths = None;
+        Schedule { purpose, batch, seq, lengths, ranks, micro: 1, interleave: 1, zero: 0, storage, recompute }
+    }
+
+    /// Of the keys that sequences would have were all as long as the longest, the part that there are; of a window the part of its keys.
+    pub fn part(&self, window: Option<u64>) -> f64 {
+        let Some(lengths) = &self.lengths else { return 1.0 };
+        let most = window.unwrap_or(u64::MAX).min(self.seq);
+        let keys: u64 = lengths.of(self.batch).iter().map(|n| (*n).min(most)).sum();
+        keys as f64 / (self.batch * most) as f64
     }
 
     /// Number of ranks.
@@ -245,12 +258,9 @@ pub fn stage(
     let program = match s.purpose {
         Purpose::Decode => {
             let table = (s.seq as usize).div_ceil(Cache::PAGE);
-            let cache = Cache {
-                page: Cache::PAGE,
-                pages: table.saturating_mul(batch as usize),
-                table,
-                windows: None,
-            };
+            let pages = table.saturating_mul(batch as usize);
+            let windows = windows(config, table, batch as usize);
+            let cache = Cache { page: Cache::PAGE, pages, table, windows };
             Program { span: s.seq, ..Program::paged(batch, batch, cache) }
         }
         _ => {
@@ -262,7 +272,9 @@ pub fn stage(
     let fidelity = if s.purpose == Purpose::Decode { served_fidelity(config) } else { Default::default() };
     let planned = forward(config, s.storage, backend, (mesh, stage), &program, fidelity)?;
     let cost = planned.cost().map_err(|e| e.to_string())?;
-    let paged = states(&planned.graph, &|_| true);
+    let windowed = states(&planned.graph, &|name| name.starts_with(Cache::WINDOWED));
+    let whole = states(&planned.graph, &|_| true) - windowed;
+    let paged = windowed + (whole as f64 * s.part(None)).ceil() as u64;
     let tokens = if paged > 0 { 0 } else { batch * s.seq };
     let memory = Memory {
         weights: cost.weight_bytes,
@@ -272,6 +284,15 @@ pub fn stage(
         ..Memory::default()
     };
     Ok(Stage { programs: vec![("forward", planned)], memory })
+}
+
+/// Pages of windowed layers for so many sequences, as a server has them: what a window and a step need, wherever in their pages they begin.
+fn windows(config: &ModelConfig, table: usize, sequences: usize) -> Option<Windows> {
+    let windowed = |l: &&LayerSpec| l.attention.window.is_some() && l.attention.latent.is_none();
+    let window = config.layers.iter().filter(windowed).filter_map(|l| l.attention.window).max()?;
+    let each = window.saturating_add(1) / Cache::PAGE + 2;
+    let every = config.layers.iter().all(|l| windowed(&l));
+    (each < table).then(|| Windows { pages: each.saturating_mul(sequences), window, every })
 }
 
 /// A program without gradients, of one stage.

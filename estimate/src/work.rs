@@ -2,6 +2,7 @@
 //! entry: operations, bytes from memory and from what other kernels have just written, sizes of the product, messages.
 
 use crate::Refused;
+use astrai_ir::kernel::Products;
 use astrai_ir::ops::Op;
 use astrai_ir::plan::{Body, BufferId, Place, Step};
 use astrai_ir::region::{DotBatch, Form};
@@ -47,6 +48,16 @@ pub struct Work {
     pub bytes: Dim,
     /// Of these, bytes of values between kernels.
     pub warm: Dim,
+    /// Bytes that it writes for itself between its phases, and reads again.
+    pub workspace: Dim,
+    /// Bytes of the weights, states and values between kernels of its program, among which its own come again a run later.
+    pub among: u64,
+    /// Phases, one after another.
+    pub phases: u64,
+    /// On what it multiplies.
+    pub products: Products,
+    /// Keys that a token sees at most, of attention that sees no more.
+    pub window: Option<u64>,
     /// Matrices of which rows choose some.
     pub groups: u64,
     /// What is sent.
@@ -61,7 +72,8 @@ pub fn work(program: &Compiled) -> Vec<Work> {
 /// The same, and which of it each launch of a run is.
 pub fn in_order(program: &Compiled) -> (Vec<Work>, Vec<usize>) {
     let plan = &program.plan;
-    let mut found = Found { program, order: Vec::new(), launches: Vec::new(), at: BTreeMap::new() };
+    let (order, launches, at, among) = (Vec::new(), Vec::new(), BTreeMap::new(), again(program));
+    let mut found = Found { program, order, launches, at, among };
     for step in &plan.main.steps {
         match step {
             Step::Run { region, reads, writes, origin, .. } => {
@@ -87,6 +99,12 @@ pub fn in_order(program: &Compiled) -> (Vec<Work>, Vec<usize>) {
         }
     }
     (found.order, found.launches)
+}
+
+/// Bytes of a program's weights, states without pages, and values between kernels.
+fn again(program: &Compiled) -> u64 {
+    let held = program.cost().map_or(u64::MAX, |c| c.weight_bytes.saturating_add(c.arena_bytes));
+    held.saturating_add(crate::schedule::states(&program.graph, &|name| !name.starts_with("kv.")))
 }
 
 /// Bytes of values between kernels that are kept while each launch runs, in the order of the launches.
@@ -130,6 +148,7 @@ struct Found<'a> {
     order: Vec<Work>,
     launches: Vec<usize>,
     at: BTreeMap<(usize, String, String), usize>,
+    among: u64,
 }
 
 impl Found<'_> {
@@ -141,9 +160,13 @@ impl Found<'_> {
         if i == next {
             let plan = &self.program.plan;
             let mut one = describe(plan, &plan.regions[region], &warm);
-            one.kernel =
-                self.program.kernels[region].as_ref().map(|k| k.identity.clone()).unwrap_or_default();
-            self.order.push(Work { origin, layer: layer.to_string(), ..one });
+            if let Some(kernel) = &self.program.kernels[region] {
+                let rounds = plan.bound(&kernel.rounds).unwrap_or(1);
+                one.phases = (kernel.entries.len() as u64).saturating_mul(rounds);
+                (one.kernel, one.products) = (kernel.identity.clone(), kernel.products);
+                one.workspace = kernel.workspace.clone();
+            }
+            self.order.push(Work { origin, layer: layer.to_string(), among: self.among, ..one });
         }
         self.launches.push(i);
         self.order[i].launches += 1;
@@ -162,7 +185,9 @@ pub fn settled(w: Work, sizes: &dyn Fn(&str) -> Option<u64>) -> Result<Work, Ref
     for m in &mut messages {
         m.traffic.bytes = at(&m.traffic.bytes)?;
     }
-    Ok(Work { flops: at(&w.flops)?, bytes: at(&w.bytes)?, warm: at(&w.warm)?, sizes: all, messages, ..w })
+    let [flops, bytes, warm, workspace] = [&w.flops, &w.bytes, &w.warm, &w.workspace].map(at);
+    let (flops, bytes, warm, workspace) = (flops?, bytes?, warm?, workspace?);
+    Ok(Work { flops, bytes, warm, workspace, sizes: all, messages, ..w })
 }
 
 /// An origin with `*` for numbers, and the first of them, which is the layer's.
@@ -201,6 +226,14 @@ fn describe(_: &Plan, region: &Arc<Region>, [reads, writes]: &[Vec<bool>; 2]) ->
         flops: region.flops().clone(),
         bytes: region.bytes().clone(),
         warm,
+        workspace: Dim::from(0),
+        among: u64::MAX,
+        phases: 1,
+        products: Products::Native,
+        window: match region.form() {
+            Form::Attention(a) => a.op.window.map(|w| w as u64),
+            _ => None,
+        },
         groups,
         messages: region.graph().nodes().iter().filter_map(|n| message(region, n)).collect(),
     }

@@ -96,6 +96,12 @@ pub fn one_line(text: &str) -> String {
     text.chars().take(400).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
+/// A text as a cell of comma-separated values (RFC 4180); what breaks lines is a space.
+pub fn csv_cell(text: &str) -> String {
+    let text = text.replace(char::is_control, " ");
+    if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
+}
+
 /// What changes the disk.
 pub trait Disk {
     /// Makes a folder, and those above it.

@@ -21,6 +21,22 @@ pub struct Kernel {
     /// How often all phases run, one round after another; the number of the round follows the symbols in the sizes that every
     /// entry is given.
     pub rounds: Dim,
+    /// On what it multiplies; no part of its identity.
+    pub products: Products,
+}
+
+/// On what a kernel multiplies, which decides the peak of its arithmetic.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Products {
+    /// The device's fastest unit for numbers of their types.
+    #[default]
+    Native,
+    /// Vectors of pairs of bf16.
+    Pairs,
+    /// Vectors of f32, whatever the numbers are stored as.
+    Vectors,
+    /// A unit for bf16, to which f32 numbers come in pieces.
+    Pieces,
 }
 
 /// One phase of a kernel: independent units of work, any split of which over threads gives the same bits.
@@ -106,6 +122,7 @@ mod tests {
             entries: vec![entry],
             workspace: Dim::from(workspace),
             rounds: Dim::from(1),
+            products: Products::Native,
         }
         .named()
     }

@@ -159,7 +159,12 @@ fn touched(piece: &Piece, _: &Form) -> HashMap<Operand, Dim> {
             while g.node(at).op.is_view() || matches!(g.node(at).op, Op::Cast(_)) {
                 at = g.node(at).args[0];
             }
-            let rows = &g.ty(n.args[5]).shape[0] * &a.span;
+            let sequences = &g.ty(n.args[5]).shape[0];
+            let rows = match (a.window, a.span.size()) {
+                // The first of a sequence's new tokens sees a window, each behind it one key more.
+                (Some(w), Some(span)) if w < span => &(sequences * &Dim::from(w)) + &g.ty(n.args[0]).shape[0],
+                _ => sequences * &a.span,
+            };
             let width = &Dim::product(&g.ty(arg).shape[1..]) * &Dim::from(g.ty(at).dtype.bytes());
             found.extend(piece.operand(at).map(|at| (at, &rows * &width)));
         }

@@ -2,6 +2,7 @@
 
 use super::{Emitted, load, over_dims, store, undefine};
 use crate::kernel_ir::print::element;
+use astrai_ir::kernel::Products;
 use astrai_ir::region::AttentionForm;
 use astrai_ir::{Code, DType, Dim, Region};
 use std::fmt::Write;
@@ -46,7 +47,14 @@ pub(super) fn kernel(region: &Region, f: &AttentionForm, name: &str) -> Emitted 
     let [q, keys_and_values @ ..] = &f.qkv;
     let both = |dtype| keys_and_values.iter().all(|s| s.dtype == dtype);
     let narrow_queries = q.dtype == DType::BF16;
-    let kinds = [("KV_BF16", both(DType::BF16)), ("KV_F32", both(DType::F32)), ("Q_BF16", narrow_queries)];
+    // Products of bf16 values by tiles, or by pairs.
+    let tiled = narrow_queries && (both(DType::BF16) || kind > 0) && [d_size, dv].iter().all(|d| d % 32 == 0);
+    let kinds = [
+        ("KV_BF16", both(DType::BF16)),
+        ("KV_F32", both(DType::F32)),
+        ("Q_BF16", narrow_queries),
+        ("TILED", tiled),
+    ];
     kinds.iter().filter(|(_, holds)| *holds).for_each(|(key, _)| define(key, "1".into()));
     define("DV", dv.to_string());
     define("SCALE", format!("{:?}f", a.scale.0 as f32));
@@ -82,7 +90,8 @@ pub(super) fn kernel(region: &Region, f: &AttentionForm, name: &str) -> Emitted 
     // Over pages, the keys of a query may be several units', which a second phase joins.
     let phases = if f.pages.is_some() { 2 } else { 1 };
     let made = Emitted::counted(format!("{d}{}{undef}", TEMPLATES.concat()), name, phases);
-    Emitted { workspace: workspace(f), tiles: narrow_queries, ..made }
+    let matrix = tiled.then_some(Products::Native);
+    Emitted { workspace: workspace(f), tiles: narrow_queries, matrix, pairs: tiled, ..made }
 }
 
 /// Bytes of workspace: the sums of each chunk of keys, for rows whose chunks are units of their own.

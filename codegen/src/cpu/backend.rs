@@ -5,7 +5,7 @@ use super::{Emitted, attention, attention_grad, columns, dot, grouped, isa, loss
 use crate::archetype::{self, Limits};
 use crate::kernel_ir::comment;
 use astrai_ir::backend::{Backend, Root};
-use astrai_ir::kernel::UNNAMED;
+use astrai_ir::kernel::{Products, UNNAMED};
 use astrai_ir::ops::Op;
 use astrai_ir::region::{LoopsForm, Matched, Piece};
 use astrai_ir::{Form, Graph, IrError, Kernel, Layout, NodeId, Region, Target};
@@ -111,13 +111,18 @@ impl Backend for Cpu {
             Form::Loss(f) => loss::kernel(region, f, name),
             Form::Route(f) => route::kernel(region, f, name),
         };
-        let Emitted { source, entries, workspace, rounds, tiles, codes } = made;
+        let Emitted { source, entries, workspace, rounds, tiles, codes, matrix, pairs } = made;
         let attends = matches!(region.form(), Form::Attention(_) | Form::AttentionGrad(_));
         let with = [(tiles, WITH_TILES), (attends, WITH_ATTENTION), (codes, WITH_CODES)];
         let preludes = with.iter().filter(|w| w.0).fold(0, |all, w| all | w.1);
         let source = format!("{}{source}", comment(region));
         let identity = String::new();
-        Ok(Some(Kernel { identity, preludes, source, entries, workspace, rounds }.named()))
+        let products = match matrix {
+            Some(way) if self.target.matrix_unit => way,
+            _ if pairs && isa::adds_pairs(&self.target.isa) => Products::Pairs,
+            _ => Products::Vectors,
+        };
+        Ok(Some(Kernel { identity, preludes, source, entries, workspace, rounds, products }.named()))
     }
 
     fn unit(&self, kernels: &[&Kernel]) -> String {

@@ -9,6 +9,7 @@ use crate::kernel_ir::index::{Index, Var};
 use crate::kernel_ir::loops::row_of;
 use crate::kernel_ir::lower::{Lower, narrow};
 use crate::kernel_ir::print::{Dialect, Printer, dim, element, index};
+use astrai_ir::kernel::Products;
 use astrai_ir::ops::Op;
 use astrai_ir::region::{DotCodes, DotForm, Side};
 use astrai_ir::{DType, Dim, NodeId, Region};
@@ -53,25 +54,30 @@ pub(super) fn kernel(region: &Region, f: &DotForm, name: &str) -> Result<Emitted
         let _ = writeln!(out, "#define PROLOGUE_ROW(m, row) {name}_load(bufs, dims, m, row)");
     }
     let widened = is_widened(region.graph(), x);
-    if packed {
+    let (matrix, pairs) = if packed {
         packed_slots(region, f, widened, &mut out)?
     } else {
         free_slots(region, f, widened, &mut out)
-    }
+    };
     let (workspace, codes) = (workspace(f, packed), f.codes.is_some());
-    Ok(Emitted { workspace, tiles: true, codes, ..Emitted::counted(out, name, 2) })
+    Ok(Emitted { workspace, tiles: true, codes, matrix, pairs, ..Emitted::counted(out, name, 2) })
 }
 
+/// On what a dot multiplies where there is a matrix unit, and whether pairs of bf16 may take the place of numbers.
+type Ways = (Option<Products>, bool);
+
 /// Slots of a weight in panels; `widened` says that the left side's numbers are bf16 values.
-fn packed_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) -> Result<(), String> {
+fn packed_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) -> Result<Ways, String> {
     let (Some(n), Some(k)) = (f.n.size(), f.k.size()) else {
         return Err("sizes of a weight are literal".into());
     };
     let narrow = f.right.dtype == DType::BF16;
     let both = narrow && widened;
     // Values of codes are bf16 values, which the matrix unit multiplies; pairs have no way of their own.
-    out.push_str(paired(both && f.codes.is_none()));
-    if both || f.codes.as_ref().is_some_and(|c| c.rounded.is_none()) && widened {
+    let coded = f.codes.as_ref().is_some_and(|c| c.rounded.is_none()) && widened;
+    let (pairs, matrix) = (both && f.codes.is_none(), (both || coded) && k % TILE == 0);
+    out.push_str(paired(pairs));
+    if matrix {
         out.push_str("#define DOT_A_BF16\n");
         let left = f.left.as_ref().map(|side| Source::new(region, side, "m"));
         if let Some(s) = left.filter(|s| s.narrow && s.along) {
@@ -87,7 +93,9 @@ fn packed_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) -
             let _ = write!(out, "#define {kind} bufs[{at}]\n{PACKED}{PANELS}{END}");
         }
     }
-    Ok(())
+    // Integers are multiplied at least as fast as pairs of bf16.
+    let integers = f.codes.as_ref().is_some_and(|c| c.rounded.is_some());
+    Ok(((matrix || integers).then_some(Products::Native), pairs || integers))
 }
 
 /// Slots of a weight stored as codes, in this buffer.
@@ -118,7 +126,7 @@ fn code_slots(codes: &DotCodes, at: usize, out: &mut String) {
 }
 
 /// Slots of sides in memory.
-fn free_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) {
+fn free_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) -> Ways {
     let (n, k) = (over_dims(region, &f.n), over_dims(region, &f.k));
     let _ = write!(out, "#define DOT_N ((int64_t){n})\n#define DOT_K ((int64_t){k})\n");
     let mut left = f.left.as_ref().map(|side| Source::new(region, side, "m"));
@@ -136,16 +144,18 @@ fn free_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) {
         None => _ = writeln!(out, "#define DOT_ROW {k}"),
     }
     out.push_str(&right.panel_slots("", both));
-    if f.batch.is_none() && alike {
+    let matrix = f.batch.is_none() && alike;
+    if matrix {
         out.push_str(&matrix_slots(left.as_ref(), &right, ["", ""]));
-        out.push_str(matrix_way(right.narrow));
+        out.push_str(matrix_way(right.narrow).0);
     }
     out.push_str(FREE);
+    (matrix.then_some(matrix_way(right.narrow).1), both)
 }
 
 /// The matrix unit's way of `dot_free.c`, for sides that are both bf16, or both f32.
-pub(super) fn matrix_way(narrow: bool) -> &'static str {
-    if narrow { FREE_AMX } else { FREE_SPLIT }
+pub(super) fn matrix_way(narrow: bool) -> (&'static str, Products) {
+    if narrow { (FREE_AMX, Products::Native) } else { (FREE_SPLIT, Products::Pieces) }
 }
 
 /// Its slots; rows and sums begin at these C expressions, each with its plus.

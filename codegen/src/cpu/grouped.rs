@@ -38,7 +38,7 @@ fn matrix_unit(
     d.push_str(slots);
     let end = undefine(&d);
     let own = format!("#define NAME(x) {name}_##x\n#define SYMBOLS {symbols}\n");
-    let way = matrix_way(narrow);
+    let (way, _) = matrix_way(narrow);
     format!("{d}{way}{own}{AMX}#undef DOT_MATRIX_UNIT\n#undef DOT_SPLIT_SIDES\n{}{end}", undefine(&own))
 }
 
@@ -79,7 +79,8 @@ pub(super) fn kernel(region: &Region, f: &GroupedForm, name: &str) -> Result<Emi
     let load = dot_prologue(region, name, x)?;
     let store = dot_epilogue(region, name, f.node)?;
     let made = Emitted::counted(format!("{load}{store}{matrix}{d}{GROUPED}{}", undefine(&d)), name, 2);
-    Ok(Emitted { workspace: workspace(f, packed), tiles: true, ..made })
+    let way = (!matrix.is_empty()).then_some(matrix_way(narrow).1);
+    Ok(Emitted { workspace: workspace(f, packed), tiles: true, matrix: way, pairs: both, ..made })
 }
 
 /// The kernel of a region around sums of outer products by groups.
@@ -104,7 +105,8 @@ pub(super) fn outer_kernel(region: &Region, f: &OuterForm, name: &str) -> Result
     }
     let store = dot_epilogue(region, name, f.node)?;
     let made = Emitted::counted(format!("{store}{matrix}{d}{OUTER}{}", undefine(&d)), name, 1);
-    Ok(Emitted { tiles: true, ..made })
+    let way = (!matrix.is_empty()).then_some(matrix_way(left.narrow).1);
+    Ok(Emitted { tiles: true, matrix: way, pairs: both, ..made })
 }
 
 /// Bytes between the phases: the packed rows; beside f32 matrices that nobody packed, of each block so many more as make whole

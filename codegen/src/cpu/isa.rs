@@ -47,6 +47,11 @@ impl Isa {
     }
 }
 
+/// Whether kernels add products of bf16 pairs with instructions of this set; where there is a matrix unit they do not.
+pub fn adds_pairs(isa: &str) -> bool {
+    Isa::named(isa) == Some(Isa::Avx512Bf16)
+}
+
 /// A processor of `threads` cores. The peaks are those of a server core of about 2.75 GHz and are replaced by measured ones where a
 /// figure matters.
 pub fn target(isa: Isa, threads: u32, memory: u64) -> Target {

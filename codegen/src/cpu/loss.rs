@@ -104,7 +104,7 @@ impl Product {
                 (place("LEFT_AT(m, k)", left.line), place("RIGHT_AT(n0, k)", right.line));
             let narrow = narrow(left.narrow);
             text.push_str(&matrix_places(Some((rows, left_place)), (panel, right_place), narrow));
-            text.push_str(matrix_way(narrow));
+            text.push_str(matrix_way(narrow).0);
         }
         text + DOT + "#undef LEFT_AT\n#undef RIGHT_AT\n"
     }
@@ -145,7 +145,10 @@ pub(super) fn kernel(region: &Region, f: &LossForm, name: &str) -> Emitted {
     let made = Emitted::counted(source + &undefine(&defines), name, phases);
     let chunks = f.tokens.0.ceil_div(&Dim::from(chunk(f))).at_least(&Dim::from(1));
     let rounds = &chunks * &Dim::from(f.size[0].div_ceil(slice(f)));
-    Emitted { rounds, workspace: Dim::from(areas(f)[2]), tiles: true, ..made }
+    let [hidden, weight] = [f.hidden.1, f.weight.1].map(|dtype| dtype == DType::BF16);
+    let matrix = (hidden == weight).then_some(matrix_way(weight).1);
+    let workspace = Dim::from(areas(f)[2]);
+    Emitted { rounds, workspace, tiles: true, matrix, pairs: hidden && weight, ..made }
 }
 
 /// Definitions of the sizes of the region and of a round.

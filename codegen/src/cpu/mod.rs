@@ -17,7 +17,7 @@ pub use backend::{Cpu, LIMITS};
 pub use isa::Isa;
 
 use crate::kernel_ir::print::{Printer, dim, element, symbol};
-use astrai_ir::kernel::{Entry, Grid};
+use astrai_ir::kernel::{Entry, Grid, Products};
 use astrai_ir::region::Heads;
 use astrai_ir::{DType, Dim, Operand, Region};
 
@@ -31,6 +31,10 @@ struct Emitted {
     tiles: bool,
     /// It reads codes of weights.
     codes: bool,
+    /// On what it multiplies where there is a matrix unit; `None` where it has no way there.
+    matrix: Option<Products>,
+    /// Its sides are bf16 values, of which instructions may add pairs.
+    pairs: bool,
 }
 
 impl Emitted {
@@ -53,7 +57,9 @@ impl Emitted {
     }
 
     fn new(source: String, entries: Vec<Entry>) -> Emitted {
-        Emitted { source, entries, workspace: Dim::from(0), rounds: Dim::from(1), tiles: false, codes: false }
+        let [workspace, rounds] = [0, 1].map(Dim::from);
+        let (tiles, codes, matrix, pairs) = (false, false, None, false);
+        Emitted { source, entries, workspace, rounds, tiles, codes, matrix, pairs }
     }
 }
 

@@ -16,7 +16,7 @@
 
 use crate::kernel_ir::comment;
 use crate::kernel_ir::print::{Dialect, Printer, element, symbol};
-use astrai_ir::kernel::{Entry, Grid, Kernel};
+use astrai_ir::kernel::{Entry, Grid, Kernel, Products};
 use astrai_ir::plan::bound;
 use astrai_ir::{Dim, Layout, Operand, Region};
 use std::fmt::Write;
@@ -120,7 +120,15 @@ impl<'a> Program<'a> {
         let _ = writeln!(source, "#define BLOCK {}\n#define INDEX {index}\n", self.block);
         let _ = writeln!(source, "{PRELUDE}\ntypedef INDEX index_t;\n\n{SCALAR}\n{BLOCK}{}", self.text);
         let (workspace, rounds, entries) = (self.workspace, self.rounds, self.entries);
-        Kernel { identity: String::new(), preludes: 0, source, entries, workspace, rounds }
+        Kernel {
+            identity: String::new(),
+            preludes: 0,
+            source,
+            entries,
+            workspace,
+            rounds,
+            products: Products::Native,
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! How far kernels reach a machine's peaks: a few numbers for each archetype, fitted to measurements and kept in the hardware's file.
 
+use super::Precision;
+use crate::quantity::Kind;
 use serde_json::{Map, Value, json};
 
 /// Archetypes that have numbers of their own, by the names of their forms; the others take those of `loops`.
@@ -13,13 +15,26 @@ pub struct Reach {
     pub compute: f64,
     /// Part of the bandwidth that large transfers reach, in (0, 1].
     pub memory: f64,
+    /// Part of the lesser of computing and memory that does not hide behind the greater, in [0, 1].
+    pub apart: f64,
     /// Seconds of a kernel beside its operations and bytes: filling and draining, phases that wait for one another.
     pub fixed: f64,
 }
 
+impl Reach {
+    /// Its keys in a file.
+    pub const KEYS: [&str; 4] = ["compute", "memory", "apart", "fixed"];
+
+    fn save(&self) -> Map<String, Value> {
+        let [compute, memory, apart] = [self.compute, self.memory, self.apart].map(|x| json!(x));
+        let values = [compute, memory, apart, json!(Kind::Time.show(self.fixed))];
+        Reach::KEYS.iter().map(|k| k.to_string()).zip(values).collect()
+    }
+}
+
 impl Default for Reach {
     fn default() -> Reach {
-        Reach { compute: 1.0, memory: 1.0, fixed: 0.0 }
+        Reach { compute: 1.0, memory: 1.0, apart: 0.0, fixed: 0.0 }
     }
 }
 
@@ -28,8 +43,14 @@ impl Default for Reach {
 pub struct Kernels {
     /// In the order of [`ARCHETYPES`].
     pub reach: [Reach; ARCHETYPES.len()],
-    /// Seconds of a step that no kernel takes: the host's scheduling and sampling.
+    /// Of those of an archetype that multiply in this type, where they differ.
+    pub own: Vec<(usize, Precision, Reach)>,
+    /// Seconds of a run of a program that no kernel takes.
     pub step: f64,
+    /// Seconds of a serving engine's step beside its program: scheduling, passing tokens on.
+    pub turn: f64,
+    /// Seconds in which sampling looks at one logit.
+    pub logit: f64,
     /// Root mean square of ln(predicted / measured) over what the numbers were fitted to; none where they are defaults.
     pub residual: Option<f64>,
 }
@@ -37,7 +58,7 @@ pub struct Kernels {
 impl Kernels {
     /// What kernels that are tuned for a GPU reach: measured by the sources of `kernels` in the presets.
     pub fn typical() -> Kernels {
-        let of = |compute, memory, fixed| Reach { compute, memory, fixed };
+        let of = |compute, memory, fixed| Reach { compute, memory, fixed, apart: 0.0 };
         Kernels {
             reach: [
                 of(0.75, 0.88, 2e-6),
@@ -48,29 +69,43 @@ impl Kernels {
                 of(0.50, 0.85, 1e-6),
                 of(1.0, 0.80, 0.0),
             ],
+            own: vec![],
             step: 0.0,
+            turn: 0.0,
+            logit: 0.0,
             residual: None,
         }
     }
 
-    /// That of an archetype by the name of its form.
-    pub fn of(&self, form: &str) -> Reach {
+    /// Which of [`ARCHETYPES`] has the numbers of a form of this name.
+    pub fn archetype(form: &str) -> usize {
         let place = match form {
             "outer" => "grouped",
             form => form,
         };
-        let loops = ARCHETYPES.len() - 2;
-        self.reach[ARCHETYPES.iter().position(|a| *a == place).unwrap_or(loops)]
+        ARCHETYPES.iter().position(|a| *a == place).unwrap_or(ARCHETYPES.len() - 2)
+    }
+
+    /// That of an archetype by the name of its form, of kernels that multiply in this type.
+    pub fn of(&self, form: &str, precision: Precision) -> Reach {
+        let at = Kernels::archetype(form);
+        let own = self.own.iter().find(|(i, p, _)| (*i, *p) == (at, precision));
+        own.map_or(self.reach[at], |(.., reach)| *reach)
     }
 
     /// As a file has it.
     pub fn save(&self) -> Value {
         let mut out = Map::new();
-        for (name, r) in ARCHETYPES.iter().zip(&self.reach) {
-            let fixed = crate::quantity::Kind::Time.show(r.fixed);
-            out.insert(name.to_string(), json!({"compute": r.compute, "memory": r.memory, "fixed": fixed}));
+        for (i, (name, r)) in ARCHETYPES.iter().zip(&self.reach).enumerate() {
+            let mut all = r.save();
+            for (_, precision, own) in self.own.iter().filter(|(at, ..)| *at == i) {
+                all.insert(precision.name().into(), Value::Object(own.save()));
+            }
+            out.insert(name.to_string(), Value::Object(all));
         }
-        out.insert("step".into(), json!(crate::quantity::Kind::Time.show(self.step)));
+        for (key, seconds) in [("step", self.step), ("turn", self.turn), ("logit", self.logit)] {
+            out.insert(key.into(), json!(Kind::Time.show(seconds)));
+        }
         if let Some(residual) = self.residual {
             out.insert("residual".into(), json!(residual));
         }

@@ -107,13 +107,6 @@ fn ours(file: &Object) -> Result<Hardware, String> {
     if !peaks.iter().any(|(p, _)| matches!(p, Precision::F32 | Precision::Bf16)) {
         return Err("compute must state fp32 or bf16".into());
     }
-    let cache = match file.object("cache")? {
-        Some(cache) => {
-            cache.only(&["size", "bandwidth"])?;
-            Some((cache.wanted("size", Kind::Size)?, cache.wanted("bandwidth", Kind::Bandwidth)?))
-        }
-        None => None,
-    };
     let kind = file.text("kind")?.unwrap_or_else(|| "gpu".into());
     if !["gpu", "xpu", "accelerator", "cpu"].contains(&kind.as_str()) {
         return Err(format!("kind: `{kind}` is none; there are gpu, xpu, accelerator, cpu"));
@@ -124,7 +117,7 @@ fn ours(file: &Object) -> Result<Hardware, String> {
         units: file.number("units", (1.0, 1e5))?.unwrap_or(1.0) as u32,
         memory: memory.wanted("size", Kind::Size)?,
         bandwidth: memory.wanted("bandwidth", Kind::Bandwidth)?,
-        cache,
+        caches: caches(file)?,
         compute: peaks,
         launch: file.quantity("launch", Kind::Time)?.unwrap_or(2e-6),
         links: links(file)?,
@@ -143,6 +136,27 @@ fn texts(file: &Object, key: &str) -> Result<Vec<String>, String> {
     let Some(value) = file.get(key) else { return Ok(vec![]) };
     let list = value.as_array().ok_or_else(wrong)?;
     list.iter().map(|v| v.as_str().map(str::to_string).ok_or_else(wrong)).collect()
+}
+
+/// One cache, or a list of them.
+fn caches(file: &Object) -> Result<Vec<(f64, f64)>, String> {
+    let one = |at: &str, value| {
+        let cache = Object::of(at, value)?;
+        cache.only(&["size", "bandwidth"])?;
+        Ok::<_, String>((cache.wanted("size", Kind::Size)?, cache.wanted("bandwidth", Kind::Bandwidth)?))
+    };
+    let found = match file.get("cache") {
+        None => vec![],
+        Some(Value::Array(all)) => {
+            let each = all.iter().enumerate().map(|(i, value)| one(&format!("cache[{i}]"), value));
+            each.collect::<Result<Vec<_>, _>>()?
+        }
+        Some(value) => vec![one("cache", value)?],
+    };
+    match found.windows(2).any(|w| w[0].0 >= w[1].0) {
+        true => Err("cache must stand from the smallest to the greatest".into()),
+        false => Ok(found),
+    }
 }
 
 fn links(file: &Object) -> Result<Vec<Link>, String> {
@@ -167,20 +181,33 @@ fn links(file: &Object) -> Result<Vec<Link>, String> {
 }
 
 fn kernels(o: &Object) -> Result<Kernels, String> {
-    let known: Vec<&str> = ARCHETYPES.into_iter().chain(["step", "residual"]).collect();
+    let known: Vec<&str> = ARCHETYPES.into_iter().chain(["step", "turn", "logit", "residual"]).collect();
     o.only(&known)?;
     let mut all = Kernels::typical();
-    for (name, reach) in ARCHETYPES.iter().zip(&mut all.reach) {
+    for (i, name) in ARCHETYPES.iter().enumerate() {
         let Some(given) = o.object(name)? else { continue };
-        given.only(&["compute", "memory", "fixed"])?;
-        let part = |key, or| given.number(key, (1e-6, 1.0)).map(|v| v.unwrap_or(or));
-        *reach = Reach {
-            compute: part("compute", reach.compute)?,
-            memory: part("memory", reach.memory)?,
-            fixed: given.quantity("fixed", Kind::Time)?.unwrap_or(reach.fixed),
-        };
+        let types = Precision::ALL.map(Precision::name);
+        given.only(&[&Reach::KEYS[..], &types].concat())?;
+        all.reach[i] = reach(&given, all.reach[i])?;
+        for precision in Precision::ALL {
+            if let Some(own) = given.object(precision.name())? {
+                own.only(&Reach::KEYS)?;
+                all.own.push((i, precision, reach(&own, all.reach[i])?));
+            }
+        }
     }
-    all.step = o.quantity("step", Kind::Time)?.unwrap_or(0.0);
+    let seconds = |key| Ok::<_, String>(o.quantity(key, Kind::Time)?.unwrap_or(0.0));
+    (all.step, all.turn, all.logit) = (seconds("step")?, seconds("turn")?, seconds("logit")?);
     all.residual = o.number("residual", (0.0, 100.0))?;
     Ok(all)
+}
+
+fn reach(given: &Object, or: Reach) -> Result<Reach, String> {
+    let part = |key, or, range| given.number(key, range).map(|v| v.unwrap_or(or));
+    Ok(Reach {
+        compute: part("compute", or.compute, (1e-6, 1.0))?,
+        memory: part("memory", or.memory, (1e-6, 1.0))?,
+        apart: part("apart", or.apart, (0.0, 1.0))?,
+        fixed: given.quantity("fixed", Kind::Time)?.unwrap_or(or.fixed),
+    })
 }

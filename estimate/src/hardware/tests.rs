@@ -37,6 +37,13 @@ fn wrong_files_are_refused_in_one_line_that_names_the_key() {
         (with(m, "{int4: '1 TOP/s'}", ""), "compute.int4 is not known"),
         (with(m, c, "links: [{devices: 1, bandwidth: '1 GB/s', latency: '1 us'}]"), "links[0].devices"),
         (with(m, c, "kernels: {dot: {compute: 1.5}}"), "kernels.dot.compute"),
+        (with(m, c, "kernels: {dot: {bf16: {compute: 0}}}"), "kernels.dot.bf16.compute"),
+        (with(m, c, "kernels: {dot: {bf17: {}}}"), "kernels.dot.bf17 is not known"),
+        (with(m, c, "cache: [{size: '2 MB'}]"), "cache[0].bandwidth"),
+        (
+            with(m, c, "cache: [{size: '2 MB', bandwidth: '9 GB/s'}, {size: '1 MB', bandwidth: '8 GB/s'}]"),
+            "the smallest",
+        ),
         (with(m, c, "units: -3"), "units"),
     ] {
         assert!(line.starts_with("x.json5: ") && line.contains(key) && !line.contains('\n'), "{line}");
@@ -54,4 +61,26 @@ fn files_of_llmsim_are_understood_as_meant() {
     assert!(wrong.contains("bandwidth.hbm_bandwidth_gb_s"), "{wrong}");
     let wrong = Hardware::parse(&text.replace("mac_bf16", "mac_fp16"), "h800.json5").unwrap_err();
     assert!(wrong.contains("compute.mac_fp16_gflops is not known"), "{wrong}");
+}
+
+#[test]
+fn kernels_of_a_type_have_numbers_of_their_own_and_caches_stand_in_a_row() {
+    let text = "{name: 'x', kind: 'cpu', memory: {size: '8 GB', bandwidth: '20 GB/s'}, compute: {fp32: '200 GFLOP/s', fp32_pieces: '600 GFLOP/s'},
+        cache: [{size: '1 MB', bandwidth: '90 GB/s'}, {size: '32 MB', bandwidth: '40 GB/s'}],
+        kernels: {dot: {compute: 0.5, fp32_pieces: {compute: 0.9, apart: 0.25}}, turn: '30 us', logit: '0.2 ns'}}";
+    let read = Hardware::parse(text, "x.json5").unwrap();
+    for h in [&read, &Hardware::parse(&read.save().to_string(), "again").unwrap()] {
+        assert_eq!([1e5, 2e6, 1e8].map(|bytes| h.rate(bytes)), [90e9, 40e9, 20e9]);
+        let [pieces, vectors] =
+            [Precision::F32Pieces, Precision::F32].map(|p| (h.kernels.of("dot", p), h.peak(p)));
+        assert_eq!(
+            [pieces.0.compute, pieces.0.apart, pieces.1, vectors.0.compute, vectors.1],
+            [0.9, 0.25, 600e9, 0.5, 200e9]
+        );
+        assert_eq!([h.kernels.turn, h.kernels.logit], [30e-6, 0.2e-9]);
+    }
+    assert_eq!(
+        Hardware::open("h200").unwrap().peak(Precision::F32Pieces),
+        Hardware::open("h200").unwrap().peak(Precision::F32)
+    );
 }

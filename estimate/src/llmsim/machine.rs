@@ -129,7 +129,7 @@ impl Machine {
             units: 1,
             memory: self.size * 1e9,
             bandwidth: self.memory * 1e12,
-            cache: None,
+            caches: vec![],
             compute: vec![
                 (Precision::F32, f32 * 1e12),
                 (Precision::Bf16, bf16 * 1e12),

@@ -5,7 +5,7 @@
 use crate::Refused;
 use crate::estimate::even;
 use crate::hardware::Hardware;
-use crate::model::time;
+use crate::model::{body, time};
 use crate::schedule::{Elsewhere, Schedule, forward, states};
 use crate::work::{Work, work};
 use astrai_builders::{Cache, ModelConfig, Program, Windows};
@@ -47,12 +47,21 @@ pub struct Served {
 /// What a kernel takes at each length: seconds of computing, of memory, and beside them.
 type Grown = Vec<[f64; 3]>;
 
+/// A kernel whose time depends on how long sequences are.
+struct Growing {
+    attention: bool,
+    launches: f64,
+    /// Part of the lesser of computing and memory that does not hide behind the greater.
+    apart: f64,
+    times: Grown,
+}
+
 /// The kernels of a program for so many tokens and sequences.
 struct Known {
     /// Seconds of those that take as long whatever the lengths are.
     rest: f64,
-    /// The others, with whether they are attention, and launches.
-    grown: Vec<(bool, f64, Grown)>,
+    /// The others.
+    grown: Vec<Growing>,
 }
 
 /// Kernels of a plan, and its symbols.
@@ -73,6 +82,7 @@ pub struct StepCosts {
     hardware: Hardware,
     mesh: Mesh,
     programs: Vec<Lengths>,
+    vocabulary: f64,
 }
 
 /// The rows of an entry.
@@ -174,7 +184,8 @@ impl StepCosts {
         let programs: Result<Vec<Lengths>, Refused> =
             programs.into_iter().map(|(kind, plans)| Lengths::of(kind, &plans, &lengths)).collect();
         let programs = programs?;
-        Ok(StepCosts { served, hardware: hardware.clone(), mesh, programs })
+        let vocabulary = config.vocab_size as f64;
+        Ok(StepCosts { served, hardware: hardware.clone(), mesh, programs, vocabulary })
     }
 
     /// A plan without rows, for a scheduler.
@@ -192,7 +203,10 @@ impl StepCosts {
     /// # Errors
     /// A size overflows.
     pub fn seconds(&mut self, plan: &StepPlan) -> Result<f64, Refused> {
-        let mut all = 0.0;
+        // Tokens are drawn from the logits of every row that is whole.
+        let rows = plan.rows().filter(|row| row.complete).count() as f64;
+        let kernels = &self.hardware.kernels;
+        let mut all = kernels.turn + rows * self.vocabulary * kernels.logit;
         for (entry, program) in plan.entries().iter().zip(&mut self.programs) {
             let mut rows = Rows::default();
             for row in &entry.rows {
@@ -240,10 +254,10 @@ impl Lengths {
         let known = &self.known[&key];
         let means = [rows.seen[0] / rows.tokens as f64, rows.seen[1] / rows.sequences as f64];
         let [seen, held] = means.map(|n| place(&self.lengths, n));
-        let grown = known.grown.iter().map(|(attention, launches, grown)| {
-            let computed = if *attention { seen } else { held };
-            let compute = between(grown, computed, 0);
-            launches * (compute.max(between(grown, held, 1)) + between(grown, held, 2))
+        let grown = known.grown.iter().map(|g| {
+            let compute = between(&g.times, if g.attention { seen } else { held }, 0);
+            let memory = between(&g.times, held, 1);
+            g.launches * (body(compute, memory, g.apart) + between(&g.times, held, 2))
         });
         Ok(known.rest + grown.sum::<f64>())
     }
@@ -257,7 +271,7 @@ impl Lengths {
     ) -> Result<Known, Refused> {
         let mut known = Known { rest: 0.0, grown: vec![] };
         for at in 0..self.plans[0].0.len() {
-            let mut grown: Grown = Vec::with_capacity(self.lengths.len());
+            let (mut times, mut apart): (Grown, f64) = (Vec::with_capacity(self.lengths.len()), 0.0);
             for ((works, symbols), length) in self.plans.iter().zip(&self.lengths) {
                 let value = |name: &str| match name {
                     "tokens" => Some(tokens),
@@ -267,14 +281,16 @@ impl Lengths {
                     name => symbols.iter().find(|s| &*s.name == name).map(|s| s.max),
                 };
                 let t = time(&works[at], hardware, mesh, &even(symbols, &value))?;
-                grown.push([t.compute, t.memory, t.fixed + t.communication()]);
+                times.push([t.compute, t.memory, t.fixed + t.communication()]);
+                apart = t.apart;
             }
-            let (w, first) = (&self.plans[0].0[at], grown[0]);
+            let (w, first) = (&self.plans[0].0[at], times[0]);
             let launches = w.launches as f64;
-            if grown.iter().all(|g| *g == first) {
-                known.rest += launches * (first[0].max(first[1]) + first[2]);
+            if times.iter().all(|t| *t == first) {
+                known.rest += launches * (body(first[0], first[1], apart) + first[2]);
             } else {
-                known.grown.push((w.form == "attention", launches, grown));
+                let attention = w.form == "attention";
+                known.grown.push(Growing { attention, launches, apart, times });
             }
         }
         Ok(known)

@@ -6,9 +6,10 @@ use crate::Refused;
 use crate::estimate::{Estimate, Planned, Row};
 use crate::hardware::{Hardware, Precision};
 use crate::search::Found;
+use astrai_engine::page::Page;
 use serde_json::{Value, json};
 
-const SHELL: &str = include_str!("page/page.html");
+const BODY: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/page.css");
 const SCRIPT: &str = include_str!("page/page.js");
 
@@ -26,7 +27,7 @@ const CHANGES: [(&str, Change); 4] = [
     ("arithmetic", |h, by| h.compute.iter_mut().for_each(|(_, peak)| *peak *= by)),
     ("memory bandwidth", |h, by| {
         h.bandwidth *= by;
-        h.cache = h.cache.map(|(size, bandwidth)| (size, bandwidth * by));
+        h.caches.iter_mut().for_each(|(_, bandwidth)| *bandwidth *= by);
     }),
     ("links", |h, by| {
         h.links.iter_mut().for_each(|l| (l.bandwidth, l.latency) = (l.bandwidth * by, l.latency / by));
@@ -67,8 +68,7 @@ pub fn page(
         "stages": e.ranks.iter().map(|r| launches(r, DRAWN / e.ranks.len().max(1))).collect::<Vec<_>>(),
         "search": found.map(|f| candidates(f, hardware)),
     });
-    let inside = data.to_string().replace('<', "\\u003c");
-    Ok(SHELL.replace("/*STYLE*/", STYLE).replace("/*SCRIPT*/", SCRIPT).replace("/*DATA*/", &inside))
+    Ok(Page { title: "astrai estimate", style: STYLE, body: BODY, script: SCRIPT }.text(&data))
 }
 
 /// Peaks of the types that rows compute in.

@@ -213,6 +213,7 @@ impl Session {
             flops,
             predicted,
             measured,
+            fastest: measured,
             runs: 1,
         };
         let Some(profile) = &mut self.profile else { return Ok(()) };

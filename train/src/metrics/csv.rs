@@ -4,7 +4,7 @@
 
 use super::appended::Appended;
 use super::{Row, Writer};
-use astrai_files::{FileError, System, read_text, replace};
+use astrai_files::{FileError, System, csv_cell, read_text, replace};
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -79,7 +79,7 @@ fn columns_of(fields: &Map<String, Value>, columns: &mut Vec<String>) {
 fn header(columns: &[String]) -> String {
     match columns {
         [] => String::new(),
-        _ => format!("{}\n", columns.iter().map(|c| quoted(c)).collect::<Vec<_>>().join(",")),
+        _ => format!("{}\n", columns.iter().map(|c| csv_cell(c)).collect::<Vec<_>>().join(",")),
     }
 }
 
@@ -88,13 +88,7 @@ fn line(columns: &[String], fields: &Map<String, Value>) -> String {
         None => String::new(),
         // JSON has no word for it, a table has.
         Some(Value::Null) => "NaN".to_string(),
-        Some(value) => quoted(value.as_str().unwrap_or(&value.to_string())),
+        Some(value) => csv_cell(value.as_str().unwrap_or(&value.to_string())),
     };
     format!("{}\n", columns.iter().map(cell).collect::<Vec<_>>().join(","))
-}
-
-/// A cell; what breaks lines is a space.
-fn quoted(text: &str) -> String {
-    let text = text.replace(char::is_control, " ");
-    if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
 }

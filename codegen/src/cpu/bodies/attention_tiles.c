@@ -10,7 +10,7 @@
  * lost; both are multiplied. Sums of a tile start at zero and join those before them outside the unit: a tile that a column
  * does not see leaves the column's bits alone. So a row's bits depend on its query and its visible keys, here too.
  */
-#if defined(DOT_PAIRS) && (defined(KV_BF16) || KV_CODES) && defined(Q_BF16) && D % 32 == 0 && DV % 32 == 0
+#if defined(DOT_PAIRS) && defined(TILED)
 #define ATTN_TILED 1
 #else
 #define ATTN_TILED 0

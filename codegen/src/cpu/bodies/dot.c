@@ -8,7 +8,7 @@
  *   one source of the weight:
  *     DOT_WEIGHT_F32 / DOT_WEIGHT_BF16   address of packed panels
  *   DOT_PAIRED                    DOT_BF16_PAIRS where every A(m, k) and the weight are bf16 values, else 0
- *   DOT_A_BF16 (optional)         the same, which admits the matrix unit
+ *   DOT_A_BF16 (optional)         the same, and K is a multiple of 32, which admits the matrix unit
  *   DOT_A_AT(m) (optional)        address of A(m, 0..K) where it lies in memory as bf16
  *
  * Slots see `bufs` and `dims`. The caller runs phase 0 over units0, then phase 1 over units1, with
@@ -26,7 +26,7 @@ _Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=13
 #define DOT_PANELS_PER_UNIT 8
 #define DOT_UNITS 32 /* enough for a few threads to balance, few enough to keep panels in cache */
 
-#if defined(DOT_AMX_ROWS) && defined(DOT_A_BF16) && DOT_K % 32 == 0 || defined(DOT_ROUNDED) && DOT_AMX_INTEGERS
+#if defined(DOT_AMX_ROWS) && defined(DOT_A_BF16) || defined(DOT_ROUNDED) && DOT_AMX_INTEGERS
 #define DOT_MATRIX_UNIT dot_amx
 #define DOT_MATRIX_TILES_PER_UNIT                                                                                      \
     (DOT_K * 64 > DOT_AMX_NEAR / 4 ? 4 : DOT_K * 64 < DOT_AMX_NEAR / 32 ? 32 : DOT_AMX_NEAR / (DOT_K * 64))

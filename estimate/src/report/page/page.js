@@ -1,4 +1,3 @@
-"use strict";
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const ROWS = DATA.rows.map(cells => Object.fromEntries(DATA.columns.map((c, i) => [c, cells[i]])));
 const byId = id => document.getElementById(id);

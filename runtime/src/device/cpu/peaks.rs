@@ -6,6 +6,7 @@ use super::Isa;
 use crate::{Device, Threads};
 use astrai_ir::DType;
 use std::hint::black_box;
+use std::ops::Range;
 use std::time::Instant;
 
 /// What was there at best.
@@ -34,6 +35,11 @@ const OWN: usize = 256 << 20;
 /// Bytes of one unit of reading, and most units.
 const UNIT: usize = 1 << 20;
 const MOST: usize = 1 << 10;
+/// Bytes whose reading is measured, of all threads together; a try reads so many at least.
+pub const LEVELS: [usize; 6] = [1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30];
+const TOGETHER: usize = 64 << 20;
+/// Bytes that one turn of a loop reads.
+const LINES: usize = 512;
 /// Loop turns of a unit, and units of each thread: a few milliseconds.
 const TURNS: u64 = 128 << 10;
 const UNITS: usize = 8;
@@ -77,6 +83,13 @@ impl Peaks {
         Some(Peaks { vector, matrix: Peaks::matrix(device), reading })
     }
 
+    /// Operations per second of vectors, of the unit for bf16, and of f32 in pieces there, as far as the target has them; without the
+    /// measurement of memory. `None` where the vector instructions are not known here.
+    pub fn arithmetic_of(device: &dyn Device) -> Option<[Option<f64>; 3]> {
+        let vector = Peaks::vector(device)?;
+        Some([Some(vector), Peaks::matrix(device), Peaks::pieces(device)].map(|peak| peak.map(|p| p.rate)))
+    }
+
     /// Operations per second on operands of this type, without the measurement of memory.
     pub fn compute(device: &dyn Device, dtype: DType) -> Option<f64> {
         let matrix = if dtype == DType::BF16 { Peaks::matrix(device) } else { None };
@@ -91,6 +104,40 @@ impl Peaks {
     fn matrix(device: &dyn Device) -> Option<Peak> {
         let (chains, flops, turns) = pair_chains(Isa::named(&device.backend().target().isa)?)?;
         Some(operations(device, flops, turns, chains))
+    }
+
+    fn pieces(device: &dyn Device) -> Option<Peak> {
+        let (chains, flops, turns) = piece_chains(Isa::named(&device.backend().target().isa)?)?;
+        Some(operations(device, flops, turns, chains))
+    }
+
+    /// Bytes per second that all threads together read of so many bytes, each its part again and again: of each number of bytes
+    /// in [`LEVELS`] of which there is four times as much memory, the greatest last. A greater one is never faster.
+    pub fn levels(device: &dyn Device) -> Option<Vec<(f64, f64)>> {
+        let isa = Isa::named(&device.backend().target().isa)?;
+        let room = device.available() / 4;
+        let sizes: Vec<usize> = LEVELS.into_iter().filter(|n| *n as u64 <= room).collect();
+        let (threads, len) = (device.threads().max(1), *sizes.last()?);
+        let block = device.alloc(&[len]).ok()?.pop()?;
+        device.fill(block.at(), len, &mut |bytes| bytes.fill(1)).ok()?;
+        let address = device.host(block.at())?;
+        // SAFETY: the block is that long, lives until the end, and nobody writes it again.
+        let bytes = unsafe { std::slice::from_raw_parts(address.cast_const(), len) };
+        let mut found = Vec::new();
+        for size in sizes {
+            let (each, turns) = (size / threads / LINES * LINES, (TOGETHER / size).max(1));
+            let parts: Vec<&[u8]> = bytes.chunks(each.max(1)).take(threads).collect();
+            let work = |t: usize, some: Range<usize>| {
+                let part = parts.get(t).copied().unwrap_or_default();
+                some.for_each(|_| (0..turns).for_each(|_| read(isa, black_box(part))));
+            };
+            let peak = best(TRIES[1], (each * threads * turns) as f64, || device.share(threads, &work));
+            found.push((size as f64, peak.rate));
+        }
+        for i in (1..found.len()).rev() {
+            found[i - 1].1 = found[i - 1].1.max(found[i].1);
+        }
+        Some(found)
     }
 
     /// The peak of operations on operands of this type.
@@ -131,6 +178,51 @@ fn sum<const STREAMS: usize, const AHEAD: usize>(bytes: &[u8]) -> [u64; 8] {
     }
     sums
 }
+
+/// Reads whole lines with the widest vectors there are.
+fn read(isa: Isa, bytes: &[u8]) {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => read_512(bytes),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => read_256(bytes),
+        _ => _ = black_box(sum::<1, 0>(bytes)),
+    }
+}
+
+/// Loads of so many bytes each, eight or sixteen a turn.
+#[cfg(target_arch = "x86_64")]
+macro_rules! reads {
+    ($name:ident, $r:literal, $each:literal) => {
+        fn $name(bytes: &[u8]) {
+            let turns = bytes.len() / LINES;
+            if turns == 0 {
+                return;
+            }
+            // SAFETY: reads the whole lines of the slice, into registers that are declared; chosen by `read` only where the
+            // processor has the instructions.
+            unsafe {
+                std::arch::asm!(
+                    "2:",
+                    concat!(".set at, 0\n.rept 512 / ", $each, "\nvmovups ", $r, "0, [{at} + at]\n.set at, at + ", $each, "\n.endr"),
+                    "add {at}, 512",
+                    "dec {turns}",
+                    "jnz 2b",
+                    "vzeroupper",
+                    at = inout(reg) bytes.as_ptr() => _,
+                    turns = inout(reg) turns => _,
+                    out("xmm0") _,
+                    options(nostack, readonly),
+                );
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+reads!(read_512, "zmm", "64");
+#[cfg(target_arch = "x86_64")]
+reads!(read_256, "ymm", "32");
 
 /// Asks for a line of memory, wherever it is.
 fn prefetch(at: *const u8) {
@@ -179,6 +271,81 @@ fn pair_chains(isa: Isa) -> Option<(Chains, u64, u64)> {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Bf16 => Some((chains_of_pairs, 12 * 32 * 2, TURNS)),
         _ => None,
+    }
+}
+
+/// Products of f32 in pieces, the operations of one turn, and turns of a unit.
+fn piece_chains(isa: Isa) -> Option<(Chains, u64, u64)> {
+    match isa {
+        #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+        Isa::Amx => Some((chains_of_pieces, 32 * 32 * 32 * 2, TILE_TURNS / 4)),
+        _ => None,
+    }
+}
+
+/// Sums of 32 x 32 over 32 products of f32, each of six products of pieces of bf16, with the loads of tiles that the kernels have
+/// (`dot_amx_split`), from the first-level cache.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn chains_of_pieces(turns: u64) {
+    #[repr(align(64))]
+    struct Aligned<const N: usize>([u8; N]);
+    let mut shapes = Aligned([0; 64]);
+    shapes.0[0] = 1; // the only palette there is
+    shapes.0[16..32].copy_from_slice(&[64, 0].repeat(8)); // bytes of a row, of tiles 0 to 7
+    shapes.0[48..56].fill(16); // rows
+    // Three pieces of each side.
+    let sides = Aligned([0; 12 << 10]);
+    // SAFETY: as in `chains_of_tiles`; loads read the twelve KiB above.
+    unsafe {
+        std::arch::asm!(
+            "ldtilecfg [{shapes}]",
+            ".irp i, 0, 1, 2, 3, 4, 5, 6, 7",
+            "tilezero tmm\\i",
+            ".endr",
+            ".macro astrai_rows piece",
+            "tileloadd tmm4, [{a} + {near} + \\piece * 2048]",
+            "tileloadd tmm5, [{a} + {near} + \\piece * 2048 + 1024]",
+            ".endm",
+            ".macro astrai_columns piece",
+            "tileloadd tmm6, [{w} + {far} + \\piece * 2048]",
+            "tileloadd tmm7, [{w} + {far} + \\piece * 2048 + 64]",
+            ".endm",
+            ".macro astrai_products",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            ".endm",
+            "2:",
+            "astrai_rows 0",
+            "astrai_columns 2",
+            "astrai_products",
+            "astrai_columns 1",
+            "astrai_products",
+            "astrai_rows 1",
+            "astrai_products",
+            "astrai_columns 0",
+            "astrai_products",
+            "astrai_rows 2",
+            "astrai_products",
+            "astrai_rows 0",
+            "astrai_products",
+            "dec {turns}",
+            "jnz 2b",
+            "tilerelease",
+            ".purgem astrai_rows",
+            ".purgem astrai_columns",
+            ".purgem astrai_products",
+            shapes = in(reg) &raw const shapes,
+            a = in(reg) &raw const sides,
+            w = in(reg) (&raw const sides).byte_add(6 << 10),
+            near = in(reg) 64_u64,
+            far = in(reg) 128_u64,
+            turns = inout(reg) turns.max(1) => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack, readonly),
+        );
     }
 }
 

@@ -1,0 +1,117 @@
+//! The numbers of kernels from programs run on the device at hand. In: shapes, hardware that was measured. Out: the hardware with what part
+//! of its peaks kernels of each archetype and type of product reach, and what steps take beside their kernels. Shapes, sizes and types
+//! differ so much that each number shows: few rows and many, one layer after another from memory, experts with a few rows each.
+
+use crate::Refused;
+use crate::check::{Checked, check, check_extend};
+use crate::fit::{Seen, reach};
+use crate::hardware::{Hardware, Kernels, Precision, Reach};
+use crate::model::time;
+use crate::schedule::{Purpose, Schedule};
+use crate::turns::turns;
+use astrai_builders::ModelConfig;
+use astrai_engine::machine::Machine;
+use astrai_ir::{DType, Mesh};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Shapes that are run where none are given: dense, and with experts.
+const SHAPES: [(&str, &str); 2] = [
+    ("smollm2-135m", include_str!("../../bench/shapes/smollm2-135m.json")),
+    ("qwen3-moe-tiny", include_str!("../../bench/shapes/qwen3-moe-tiny.json")),
+];
+
+/// Layers of these shapes that are run: all are alike.
+const LAYERS: u64 = 8;
+
+/// Sequences and tokens of each of the steps of training and of prefill.
+const WHOLE: [[u64; 2]; 2] = [[1, 128], [4, 256]];
+/// Sequences, tokens of each, and how many of them are new, of the steps over pages.
+const PAGED: [[u64; 3]; 5] = [[1, 256, 1], [4, 512, 1], [16, 256, 1], [1, 128, 128], [4, 256, 32]];
+
+/// The shapes that are run where none are given.
+///
+/// # Errors
+/// None: they are those of the repository.
+pub fn shapes() -> Result<Vec<ModelConfig>, Refused> {
+    let one = |(name, text): (&str, &str)| {
+        let mut value: Value = serde_json::from_str(text).map_err(|e| format!("{name}: {e}"))?;
+        value["num_hidden_layers"] = json!(LAYERS);
+        Ok(ModelConfig::parse(&value.to_string(), name).map_err(|e| e.to_string())?.config)
+    };
+    SHAPES.into_iter().map(one).collect()
+}
+
+/// Runs the shapes and fits the numbers to them.
+///
+/// # Errors
+/// A shape that cannot be run, or a device that fails; one line.
+pub fn calibrate(
+    shapes: &[ModelConfig],
+    hardware: &Hardware,
+    machine: &Machine,
+    repeat: usize,
+) -> Result<Hardware, Refused> {
+    let mut steps = Vec::new();
+    for config in shapes {
+        let longest = config.max_positions as u64;
+        for storage in [DType::F32, DType::BF16] {
+            let of = |purpose, batch, seq: u64| Schedule::of_one(purpose, batch, seq.min(longest), storage);
+            for purpose in [Purpose::Train, Purpose::Prefill] {
+                for [batch, seq] in WHOLE {
+                    steps.push(check(config, &of(purpose, batch, seq), hardware, machine, repeat)?);
+                }
+            }
+            for [batch, seq, new] in PAGED {
+                let s = of(Purpose::Decode, batch, seq);
+                steps.push(check_extend(config, &s, new.min(s.seq), hardware, machine, repeat)?);
+            }
+        }
+    }
+    let mut found = fitted(hardware, &steps)?;
+    if let Some(config) = shapes.first() {
+        [found.kernels.turn, found.kernels.logit] = turns(config, machine)?;
+    }
+    Ok(found)
+}
+
+/// The numbers that fit these steps.
+fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
+    // At the peaks themselves.
+    let mut kernels = Kernels::typical();
+    kernels.reach = kernels.reach.map(|_| Reach::default());
+    let peaks = Hardware { kernels, ..hardware.clone() };
+    let mut groups: BTreeMap<(usize, Precision), Vec<Seen>> = BTreeMap::new();
+    for step in steps {
+        let all: f64 = step.operators.iter().map(|o| o.measured).sum();
+        for o in step.operators.iter().filter(|o| o.measured > 0.0) {
+            let t = time(&o.work, &peaks, &Mesh::default(), &|_| None)?;
+            let measured = o.measured / o.work.launches as f64;
+            let at_peaks = [t.compute, t.memory, t.fixed + t.communication()];
+            // A kernel counts by its part of the step, steps alike.
+            let seen = Seen { at_peaks, measured, weight: 20.0 * o.measured / all };
+            groups.entry((Kernels::archetype(o.work.form), t.precision)).or_default().push(seen);
+        }
+    }
+    let mut kernels = Kernels::typical();
+    let (mut all, mut most) = ([0.0; 2], [0.0; crate::hardware::ARCHETYPES.len()]);
+    for ((archetype, precision), seen) in groups {
+        let (found, [squares, weight]) = reach(&seen)?;
+        all = [all[0] + squares, all[1] + weight];
+        kernels.own.push((archetype, precision, found));
+        // What multiplies in other types has the numbers of those that were seen most.
+        if weight > most[archetype] {
+            (kernels.reach[archetype], most[archetype]) = (found, weight);
+        }
+    }
+    kernels.residual = Some((all[0] / all[1].max(f64::MIN_POSITIVE)).sqrt());
+    // What a run takes beside its kernels.
+    let beside = |c: &Checked| {
+        let kernels = c.operators.iter().map(|o| o.measured).sum::<f64>();
+        ((c.measured - kernels) / c.runs).max(0.0)
+    };
+    let mut rest: Vec<f64> = steps.iter().map(beside).collect();
+    rest.sort_by(f64::total_cmp);
+    kernels.step = rest.get(rest.len() / 2).copied().unwrap_or(0.0);
+    Ok(Hardware { kernels, ..hardware.clone() })
+}
