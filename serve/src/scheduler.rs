@@ -24,6 +24,7 @@
 
 mod admission;
 pub mod batch;
+pub mod draft;
 mod ngram;
 pub mod plan;
 mod speculate;
@@ -153,6 +154,8 @@ pub struct Scheduler {
     /// Sequences with proposed tokens in the step.
     proposing: Vec<SequenceId>,
     experience: Experience,
+    /// What a proposal of a draft model costs of a step; 0 where sequences propose themselves.
+    cost: f32,
     counters: Counters,
 }
 
@@ -172,6 +175,7 @@ impl Scheduler {
             plan,
             proposing: Vec::new(),
             experience: Experience::default(),
+            cost: 0.0,
             counters: Counters::default(),
         }
     }
@@ -189,7 +193,7 @@ impl Scheduler {
             tokens = tokens.keyed_by_prompt_end();
         }
         let tables = Tables::default();
-        let proposer = Proposer::new(self.experience);
+        let proposer = Proposer::new(self.experience, self.cost);
         let sequence = Sequence {
             id,
             priority,

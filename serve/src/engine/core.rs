@@ -10,13 +10,14 @@ use std::time::Instant;
 use astrai_runtime::Threads;
 
 use super::adapters::{AdapterId, Adapters};
-use super::draw::{Draw, draw};
+use super::draft::Drafter;
+use super::draw::{Draw, draw, finish};
 use super::embed::Pooled;
 use super::fair::Fair;
 use super::handle::{Command, Shared, Stats};
 use super::masks::Masks;
 use super::model::by_row;
-use super::stream::{Emitter, End, Finish, Permits, Update, Usage};
+use super::stream::{Emitter, End, Permits, Update, Usage};
 use super::{Model, Settings, Sizes};
 use crate::grammar::Constraint;
 use crate::pages::{Prompt, Secret};
@@ -117,6 +118,7 @@ pub(super) struct Core<M> {
     masks: Masks,
     fair: Fair,
     adapters: Adapters,
+    drafter: Option<Drafter>,
     eos: Vec<u32>,
     /// By number, so that everything happens in one order.
     requests: BTreeMap<u64, Active>,
@@ -159,6 +161,7 @@ impl<M: Model> Core<M> {
             masks: Masks::new(),
             fair: Fair::default(),
             adapters: Adapters::default(),
+            drafter: None,
             eos: settings.eos.clone(),
             requests: BTreeMap::new(),
             tokens: Vec::new(),
@@ -169,6 +172,14 @@ impl<M: Model> Core<M> {
             shared,
             stats,
         }
+    }
+
+    /// The same with a draft model that proposes tokens.
+    pub fn drafted(mut self, drafter: Option<Drafter>) -> Core<M> {
+        if drafter.is_some() {
+            self.scheduler.drafts_cost(0.0);
+        }
+        Core { drafter, ..self }
     }
 
     pub fn shared(&self) -> Arc<Shared> {
@@ -310,6 +321,9 @@ impl<M: Model> Core<M> {
     }
 
     fn step(&mut self) -> Result<(), String> {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.propose(&mut self.scheduler)?;
+        }
         let begun = Instant::now();
         if self.scheduler.plan().is_none() {
             return Err("the scheduler has sequences but no step for them; please report this".into());
@@ -319,6 +333,7 @@ impl<M: Model> Core<M> {
         let mut outputs = Vec::with_capacity(plan.entries().len());
         self.model.step(plan, &mut outputs).map_err(|e| format!("the model failed: {e}"))?;
         let outputs = by_row(plan, outputs, self.vocabulary)?;
+        let (took, single) = (begun.elapsed(), plan.rows().all(|row| row.tokens == 1));
         take_masks(&mut self.masks, &mut self.requests);
         self.updated.clear();
         let mut draws: Vec<Mutex<Draw>> = Vec::with_capacity(outputs.len());
@@ -375,6 +390,9 @@ impl<M: Model> Core<M> {
             self.tokens.push(token);
         }
         self.scheduler.complete(&self.tokens);
+        if let Some(drafter) = self.drafter.as_mut().filter(|_| single) {
+            drafter.compare(took, &mut self.scheduler);
+        }
         self.stats.steps += 1;
         self.send_updates();
         Ok(())
@@ -474,16 +492,4 @@ fn record(active: &mut Active, draw: Draw, now: Instant, eos: &[u32]) -> Vec<u32
         choice.history = Some(history);
     }
     tokens
-}
-
-/// Why a token ends its choice, if it does.
-fn finish(rules: &Rules, sampled: &Sampled, history: &History, eos: &[u32]) -> Option<Finish> {
-    let (sampling, token) = (rules.sampling(), sampled.token);
-    match rules.ends().contains(&token) {
-        true if sampling.stop_ids.contains(&token) && !eos.contains(&token) => Some(Finish::StopId(token)),
-        true if sampling.ignore_eos => Some(Finish::StopId(token)),
-        true => Some(Finish::Eos),
-        false if sampled.complete => Some(Finish::Complete),
-        false => history.has_ended(sampled).then_some(Finish::Length),
-    }
 }

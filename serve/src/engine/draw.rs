@@ -7,7 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use astrai_runtime::Threads;
 
 use super::masks::find;
-use crate::sample::{History, SampleError, Sampled, Sampler};
+use super::stream::Finish;
+use crate::sample::{History, Rules, SampleError, Sampled, Sampler};
 use crate::scheduler::SequenceId;
 
 /// The next tokens of one sequence.
@@ -51,5 +52,17 @@ pub(super) fn draw(draws: &[Mutex<Draw>], samplers: &[Mutex<Sampler>], pool: Opt
     match pool.filter(|_| draws.len() > 1) {
         Some(pool) => pool.share(draws.len(), &|worker, range| some(&draws[range], worker)),
         None => some(draws, 0),
+    }
+}
+
+/// Why a token ends its choice, if it does.
+pub(super) fn finish(rules: &Rules, sampled: &Sampled, history: &History, eos: &[u32]) -> Option<Finish> {
+    let (sampling, token) = (rules.sampling(), sampled.token);
+    match rules.ends().contains(&token) {
+        true if sampling.stop_ids.contains(&token) && !eos.contains(&token) => Some(Finish::StopId(token)),
+        true if sampling.ignore_eos => Some(Finish::StopId(token)),
+        true => Some(Finish::Eos),
+        false if sampled.complete => Some(Finish::Complete),
+        false => history.has_ended(sampled).then_some(Finish::Length),
     }
 }
