@@ -215,8 +215,8 @@ impl Bench {
         if self.choices.is_some() && self.job != Job::Serve {
             bail!("--n goes with bench serve; leave it out");
         }
-        if self.speculate.speculate.is_some() && self.job != Job::Serve {
-            bail!("--speculate goes with bench serve; leave it out");
+        if self.speculate.asked().is_some() && self.job != Job::Serve {
+            bail!("--speculate and --draft go with bench serve; leave them out");
         }
         if self.adapters.adapters.is_some() && self.job != Job::Serve {
             bail!("--adapters goes with bench serve; leave it out");

@@ -81,8 +81,9 @@ impl Chat {
         let template = published.template("continue texts with `astrai generate`")?;
         self.sampling.check(published.model.config.vocab_size)?;
         let machine = self.room.machine.machine()?;
-        let room = Room { speculation: self.speculate.speculate, ..self.room.of_one() };
-        let engine = published.start(&room, &machine, &mut tell())?;
+        let room = Room { speculation: self.speculate.asked(), ..self.room.of_one() };
+        let engine =
+            published.start_drafted(self.speculate.draft.as_deref(), &room, &machine, &mut tell())?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let mut conversation = Conversation {
             published: &published,

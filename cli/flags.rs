@@ -329,12 +329,23 @@ impl RoomFlags {
 }
 
 /// Whether tokens are proposed.
-#[derive(Args, Clone, Copy, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct SpeculateFlag {
     /// Propose the tokens that followed the last few before, in prompt or answer, and verify them in one step: ngram, or ngram:N
     /// for at most N at once (ngram is 4). Answers stay the same; texts that repeat themselves come faster
-    #[arg(long, value_name = "HOW")]
+    #[arg(long, value_name = "HOW", conflicts_with = "draft")]
     pub speculate: Option<Speculation>,
+    /// Propose the tokens that this smaller model of the same vocabulary would say, up to 4, and verify them in one step. Answers
+    /// stay the same; where few proposals are accepted, few are made
+    #[arg(long, value_name = "MODEL")]
+    pub draft: Option<PathBuf>,
+}
+
+impl SpeculateFlag {
+    /// How tokens are proposed, if they are.
+    pub fn asked(&self) -> Option<Speculation> {
+        self.draft.as_ref().map(|_| Speculation::Draft(4)).or(self.speculate)
+    }
 }
 
 /// Room for adapters, to be costed or measured.

@@ -82,7 +82,7 @@ impl Generate {
 
     fn one(&self, published: &Published, stops: &StopStrings, out: &mut dyn Write) -> Done {
         let prompt = self.prompt(published)?;
-        let speculation = self.speculate.speculate;
+        let speculation = self.speculate.asked();
         let mut room = Room { prefix_cache: false, speculation, ..self.room.of_one() };
         let positions = published.model.config.max_positions;
         let context = room.context.unwrap_or(positions);
@@ -100,7 +100,8 @@ impl Generate {
         let limits = Limits { vocabulary: published.model.config.vocab_size, context };
         request.clone().checked(limits).map_err(|e| as_flag(&e))?;
         let machine = self.room.machine.machine()?;
-        let engine = published.start(&room, &machine, &mut tell())?;
+        let engine =
+            published.start_drafted(self.speculate.draft.as_deref(), &room, &machine, &mut tell())?;
         let started = Instant::now();
         let stream = engine.handle().submit(request).map_err(|e| e.to_string())?;
         let mut answer = Answer::new(stream, &published.tokenizer, 1, stops, true);

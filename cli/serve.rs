@@ -185,7 +185,7 @@ impl Serve {
             sequences: self.max_seqs.into(),
             tokens: self.max_batch_tokens.map(|n| n as usize),
             queue: self.queue as usize,
-            speculation: self.speculate.speculate,
+            speculation: self.speculate.asked(),
             pooling: self.embeddings.map(|pooling| match pooling {
                 PoolingName::Last => Pooling::Last,
                 PoolingName::Mean => Pooling::Mean,
@@ -194,7 +194,8 @@ impl Serve {
             ..self.room.of_one()
         };
         let (reader, patches) = adapters(&published, &room, &named)?;
-        let engine = published.start(&room, &machine, &mut tell())?;
+        let engine =
+            published.start_drafted(self.speculate.draft.as_deref(), &room, &machine, &mut tell())?;
         let loaded = load(&engine, &named, patches)?;
         let (context, stats) = (engine.handle().limits().context, engine.handle().stats());
         let names = match self.served_name.is_empty() {

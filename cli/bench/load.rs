@@ -33,7 +33,7 @@ pub struct LoadFlags {
     /// Server to measure in place of the engine in this process: http://127.0.0.1:8000, say. It is sent prompts of random token ids
     /// by /v1/completions, and reads past the end of text (ignore_eos)
     #[arg(long, value_name = "URL", conflicts_with_all = ["shape", "batch", "seq", "new", "requests", "size", "repeat", "profile",
-        "fidelity", "speculate", "adapters", "quantize", "device", "dtype", "simd", "threads"])]
+        "fidelity", "speculate", "draft", "adapters", "quantize", "device", "dtype", "simd", "threads"])]
     pub url: Option<String>,
     /// Name of the model [default: the first that /v1/models lists]
     #[arg(long, value_name = "NAME", requires = "url")]

@@ -8,9 +8,9 @@ use astrai_builders::ModelConfig;
 use astrai_builders::config::Slots;
 use astrai_engine::adapters::Reader;
 use astrai_engine::machine::Machine;
-use astrai_engine::model::Model;
-use astrai_engine::serving::{KvMemory, Room, Speculation, steps};
-use astrai_serve::engine::{AdapterId, End, Engine, Handle};
+use astrai_engine::model::{Model, read_config};
+use astrai_engine::serving::{KvMemory, Room, Speculation, steps_drafted};
+use astrai_serve::engine::{AdapterId, DraftModel, End, Engine, Handle};
 use astrai_serve::request::{Request, Sampling};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -145,7 +145,7 @@ impl Bench {
         let requests = self.requests.unwrap_or(2 * clients);
         let choices = self.choices.unwrap_or(1);
         let load = Load { clients, requests, choices, prompt, new, vocab: config.vocab_size as u64 };
-        let (slots, speculation) = (self.adapters.slots(), self.speculate.speculate);
+        let (slots, speculation) = (self.adapters.slots(), self.speculate.asked());
         let mut subjects = vec![self.subject(&load, config.clone(), (slots, speculation), machine)?];
         if slots.is_some() || speculation.is_some() {
             subjects.push(self.subject(&load, config, (None, None), machine)?);
@@ -213,8 +213,13 @@ impl Bench {
         };
         let slots = adapters.map_or(0, |slots| slots.slots as u64);
         let slotted = ModelConfig { adapters, ..config.clone() };
-        let model = steps(&Model::fresh(config, vec![], 0), &room, machine, &mut tell())?;
-        let engine = Engine::start(model, &room.settings()).map_err(|e| e.to_string())?;
+        let draft = self.speculate.draft.as_ref().filter(|_| speculation.is_some());
+        let draft = draft.map(|path| read_config(path, false)).transpose()?;
+        let draft = draft.map(|(config, _)| Model::fresh(config, vec![], 0));
+        let model = Model::fresh(config, vec![], 0);
+        let (model, draft) = steps_drafted(&model, draft.as_ref(), &room, machine, &mut tell())?;
+        let draft = draft.map(|draft| Box::new(draft) as DraftModel);
+        let engine = Engine::start_drafted(model, draft, &room.settings()).map_err(|e| e.to_string())?;
         let reader = adapters.map(|_| Reader::new(&slotted, room.storage)).transpose()?;
         for (reader, slot) in reader.iter().flat_map(|r| (0..slots).map(move |slot| (r, slot))) {
             let patch = reader.drawn(|i| draw(i ^ slot << 40));

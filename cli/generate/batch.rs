@@ -68,9 +68,9 @@ pub(super) fn run(
     };
     let sequences = flags.max_seqs.map_or(SEQUENCES, usize::from);
     let machine = flags.room.machine.machine()?;
-    let (one, speculation) = (flags.room.of_one(), flags.speculate.speculate);
+    let (one, speculation) = (flags.room.of_one(), flags.speculate.asked());
     let room = Room { sequences, queue: 2 * sequences, speculation, ..one };
-    let engine = published.start(&room, &machine, &mut tell())?;
+    let engine = published.start_drafted(flags.speculate.draft.as_deref(), &room, &machine, &mut tell())?;
     let batch = Batch { flags, published, stops, engine };
     let (mut all, mut failed) = (0usize, 0usize);
     let mut coming: VecDeque<Coming> = VecDeque::new();

@@ -2,8 +2,10 @@
 //! to it: tokenizer, chat template, the ids that end a text, the sampling its makers recommend. Everything that answers
 //! requests (generate, chat, serve, quickstart, verify) comes through here.
 
+mod draft;
 mod fit;
 
+use self::draft::draft_steps;
 use self::fit::{Fit, PageBytes, fit};
 use crate::adapters::Reader;
 use crate::gguf;
@@ -78,12 +80,14 @@ impl FromStr for KvMemory {
 pub enum Speculation {
     /// Those that followed the last few tokens before, at most so many.
     NGram(usize),
+    /// Those that a draft model says, at most so many.
+    Draft(usize),
 }
 
 impl Speculation {
     /// Proposed tokens of a step, at most.
     pub fn proposed(self) -> usize {
-        let Speculation::NGram(most) = self;
+        let (Speculation::NGram(most) | Speculation::Draft(most)) = self;
         most
     }
 }
@@ -249,9 +253,7 @@ impl Published {
 
     /// Loads the weights and starts an engine.
     pub fn start(&self, room: &Room, machine: &Machine, hear: Hear) -> Result<Engine, Error> {
-        let model = steps(&self.model, room, machine, hear)?;
-        let settings = Settings { eos: self.eos(), ..room.settings() };
-        Ok(Engine::start(model, &settings).map_err(|e| e.to_string())?)
+        self.start_drafted(None, room, machine, hear)
     }
 
     /// What a server of this model answers with, under these names.
@@ -302,14 +304,27 @@ pub fn chat_ids(
 
 /// A model that computes steps of many sequences, with its weights and its KV state.
 pub fn steps(model: &Model, room: &Room, machine: &Machine, hear: Hear) -> Result<PagedModel, Error> {
+    Ok(steps_drafted(model, None, room, machine, hear)?.0)
+}
+
+/// The same and a draft model beside it, with as many pages.
+pub fn steps_drafted(
+    model: &Model,
+    draft: Option<&Model>,
+    room: &Room,
+    machine: &Machine,
+    hear: Hear,
+) -> Result<(PagedModel, Option<PagedModel>), Error> {
     if let Some(encoder) = model.config.encoder {
-        return encoder_steps(model, encoder, room, machine, hear);
+        return Ok((encoder_steps(model, encoder, room, machine, hear)?, None));
     }
     let config = &ModelConfig { adapters: room.adapters, ..model.config.clone() };
     let adapters = room.adapters.map(|_| Reader::new(config, room.storage)).transpose()?;
     let bytes = KvCache::page_bytes_apart(config, Cache::PAGE, room.storage);
-    let page = PageBytes::of(config, bytes);
-    let weights = config.parameter_count().saturating_mul(room.storage.bytes() as u64);
+    let drafted = draft.map_or(0, |d| KvCache::page_bytes(&d.config, Cache::PAGE, room.storage));
+    let page = PageBytes::of(config, [bytes[0] + drafted, bytes[1]]);
+    let parameters = config.parameter_count() + draft.map_or(0, |d| d.config.parameter_count());
+    let weights = parameters.saturating_mul(room.storage.bytes() as u64);
     let beside = adapters.as_ref().map_or(0, Reader::bytes);
     let free = machine.device.available().saturating_sub(weights.saturating_add(beside));
     let (fit, tokens, programs) = plan(config, room, page, free, machine)?;
@@ -324,9 +339,11 @@ pub fn steps(model: &Model, room: &Room, machine: &Machine, hear: Hear) -> Resul
     buffers.add_all(adapters.iter().flat_map(Reader::states))?;
     let sessions = programs.start(model, &buffers, &mut progress)?;
     let sizes = [config.vocab_size, context, tokens, room.rows()];
-    Ok(PagedModel::new(sessions, cache, sizes)
+    let draft = draft.map(|d| draft_steps(d, cache, tokens, room, machine, &mut progress)).transpose()?;
+    let paged = PagedModel::new(sessions, cache, sizes)
         .holding(stored(config.pages, room.storage), [bytes.iter().sum(), kept])
-        .with_adapters(room.adapters.map(|a| (buffers, a.slots))))
+        .with_adapters(room.adapters.map(|a| (buffers, a.slots)));
+    Ok((paged, draft))
 }
 
 /// The same of an encoder: texts, each in one step; without pages, which are only counted.
@@ -342,7 +359,7 @@ fn encoder_steps(
         ("--embeddings", room.pooling.is_some()),
         ("--kv-memory", room.kv.is_some()),
         ("--kv-cache-dtype", config.pages.is_some()),
-        ("--speculate", room.speculation.is_some()),
+        ("--speculate and --draft", room.speculation.is_some()),
         ("--adapter", room.adapters.is_some()),
     ];
     for (flag, given) in none_of {

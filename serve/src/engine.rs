@@ -3,8 +3,10 @@
 //! another: what fails for one (logits that are NaN) ends that one. Only a step that fails as a whole, by an error or a
 //! panic, ends the engine: all requests are told why, and so is everybody who submits afterwards.
 
+mod active;
 mod adapters;
 mod core;
+mod draft;
 mod draw;
 mod embed;
 mod fair;
@@ -25,11 +27,13 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use self::core::Core;
+use self::draft::Drafter;
 use crate::pages::Secret;
 use crate::request::Limits;
 use handle::{Command, Shared};
 
 pub use adapters::{AdapterId, Factor, Patch};
+pub use draft::DraftModel;
 pub use handle::{Handle, Stats, SubmitError};
 pub use model::{Model, ModelError, PageStorage, Sizes};
 pub use stream::{End, Event, Finish, Stream, Update, Usage};
@@ -94,8 +98,33 @@ impl Engine {
     /// # Errors
     /// The sizes or settings allow no step, or there is no thread.
     pub fn start(model: impl Model + Send + 'static, settings: &Settings) -> Result<Engine, StartError> {
+        Engine::start_drafted(model, None, settings)
+    }
+
+    /// The same with a draft model that proposes tokens, over pages of its own of the same numbers.
+    ///
+    /// # Errors
+    /// Also where the draft model has another vocabulary, other pages, or several programs.
+    pub fn start_drafted(
+        model: impl Model + Send + 'static,
+        draft: Option<DraftModel>,
+        settings: &Settings,
+    ) -> Result<Engine, StartError> {
         let sizes = limit(model.sizes(), settings).map_err(StartError::Settings)?;
         let plan = model.plan();
+        if let Some(draft) = &draft {
+            let (own, program) = (draft.sizes(), draft.plan());
+            let of_pages = |s: &Sizes| [s.vocabulary, s.page_size, s.pages];
+            if of_pages(&own) != of_pages(&sizes)
+                || own.windows.is_some()
+                || own.sequences < sizes.sequences
+                || !program.answers()
+                || program.entries().len() != 1
+            {
+                let line = format!("the draft model does not go with the model: {own:?} beside {sizes:?}");
+                return Err(StartError::Settings(line));
+            }
+        }
         if !plan.answers() && plan.embedding().is_none() {
             return Err(StartError::Settings(
                 "the model has no program for prefill, or none for decode".into(),
@@ -104,7 +133,8 @@ impl Engine {
         let limits = Limits { vocabulary: sizes.vocabulary, context: sizes.context() };
         let shared = Arc::new(Shared::new(limits, &plan, settings, sizes.sequences));
         let (commands, received) = channel();
-        let core = Core::new(model, sizes, settings, settings.prefix_cache.then(draw_secret), shared.clone());
+        let core = Core::new(model, sizes, settings, settings.prefix_cache.then(draw_secret), shared.clone())
+            .drafted(draft.map(Drafter::new));
         let thread = Builder::new().name("engine".into()).spawn(move || run(core, &received))?;
         Ok(Engine { handle: Handle { shared, commands }, thread: Some(thread) })
     }

@@ -24,6 +24,7 @@
 
 mod admission;
 pub mod batch;
+pub mod draft;
 mod ngram;
 pub mod plan;
 mod speculate;
@@ -154,6 +155,8 @@ pub struct Scheduler {
     /// Sequences with proposed tokens in the step.
     proposing: Vec<SequenceId>,
     experience: Experience,
+    /// What a proposal of a draft model costs of a step; 0 where sequences propose themselves.
+    cost: f32,
     counters: Counters,
 }
 
@@ -173,6 +176,7 @@ impl Scheduler {
             plan,
             proposing: Vec::new(),
             experience: Experience::default(),
+            cost: 0.0,
             counters: Counters::default(),
         }
     }
@@ -190,7 +194,7 @@ impl Scheduler {
             tokens = tokens.keyed_by_prompt_end();
         }
         let tables = Tables::default();
-        let proposer = Proposer::new(self.experience);
+        let proposer = Proposer::new(self.experience, self.cost);
         let sequence = Sequence {
             id,
             priority,

@@ -4,13 +4,15 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::mpsc::{Receiver, RecvError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use astrai_runtime::Threads;
 
-use super::adapters::{AdapterId, Adapters};
-use super::draw::{Draw, draw, finish};
+use super::active::{Active, Choice};
+use super::adapters::Adapters;
+use super::draft::Drafter;
+use super::draw::{Draw, draw};
 use super::embed::Pooled;
 use super::fair::Fair;
 use super::handle::{Command, Shared, Stats};
@@ -18,93 +20,11 @@ use super::masks::Masks;
 use super::model::by_row;
 use super::stream::{Emitter, End, Permits, Update, Usage};
 use super::{Model, Settings, Sizes};
-use crate::grammar::Constraint;
 use crate::pages::{Prompt, Secret};
 use crate::request::Request;
-use crate::sample::{History, Logprobs, Rules, Sampled, Sampler};
-use crate::scheduler::plan::{ProgramKind, Row};
-use crate::scheduler::{Arrival, Bounds, Scheduler, SequenceId};
-
-/// A request in the engine.
-struct Active {
-    emitter: Emitter,
-    /// Given up choice by choice, as they end.
-    permits: Permits,
-    rules: Arc<Rules>,
-    constraint: Option<Constraint>,
-    adapter: Option<AdapterId>,
-    /// Its place among those that wait.
-    tag: u64,
-    /// Where log-probabilities of the prompt are wanted: its tokens, from which on, and those that are known.
-    scores: Option<(Arc<Prompt>, usize, Vec<Logprobs>)>,
-    /// Where the prompt's vector is wanted: what is known of it.
-    pooled: Option<Pooled>,
-    /// By index; none when it has ended.
-    choices: Vec<Option<Choice>>,
-    since: Instant,
-    /// Whether a choice has run.
-    ran: bool,
-    usage: Usage,
-    /// What this step gave.
-    updates: Vec<Update>,
-    failure: Option<String>,
-}
-
-struct Choice {
-    id: SequenceId,
-    /// Made when it first runs: what waits takes no more than its place.
-    history: Option<History>,
-    ran: bool,
-}
-
-impl Active {
-    fn is_over(&self) -> bool {
-        self.failure.is_some() || self.choices.iter().all(Option::is_none)
-    }
-
-    /// Notes that a choice runs at this time; says whether it is the request's first.
-    fn run(&mut self, index: u32, now: Instant) -> bool {
-        let choice = self.choices.get_mut(index as usize).and_then(Option::as_mut);
-        let Some(choice) = choice.filter(|c| !c.ran) else { return false };
-        choice.ran = true;
-        self.permits.run();
-        let first = !std::mem::replace(&mut self.ran, true);
-        if first {
-            self.usage.queued = now.duration_since(self.since);
-        }
-        first
-    }
-
-    /// Notes the log-probability of the token of the prompt that comes after a row, if it is wanted and not known.
-    fn score(&mut self, row: &Row, logits: &[f32], samplers: &[Mutex<Sampler>]) {
-        let top = self.rules.sampling().prompt_logprobs.unwrap_or(0);
-        let Some((prompt, from, known)) = &mut self.scores else { return };
-        let Some(token) = prompt.tokens().get(row.at).filter(|_| *from + known.len() == row.at) else {
-            return;
-        };
-        let Some(sampler) = samplers.first() else { return };
-        let mut sampler = sampler.lock().unwrap_or_else(PoisonError::into_inner);
-        match sampler.score(logits, *token, top, row.at) {
-            Ok(score) => known.push(score),
-            Err(wrong) => self.failure = Some(wrong.to_string()),
-        }
-    }
-
-    /// What sampling remembers of a choice, made when it first runs.
-    fn history(&mut self, index: u32) -> Option<&mut History> {
-        let choice = self.choices.get_mut(index as usize).and_then(Option::as_mut)?;
-        let (rules, constraint) = (&self.rules, self.constraint.as_ref());
-        let new = || History::new(rules.clone(), index).held(constraint);
-        Some(choice.history.get_or_insert_with(new))
-    }
-
-    /// Ends a choice; gives its sequence.
-    fn take(&mut self, index: u32) -> Option<SequenceId> {
-        let choice = self.choices.get_mut(index as usize)?.take()?;
-        self.permits.end(choice.ran);
-        Some(choice.id)
-    }
-}
+use crate::sample::{Rules, Sampler};
+use crate::scheduler::plan::ProgramKind;
+use crate::scheduler::{Arrival, Bounds, Scheduler};
 
 /// The engine's state.
 pub(super) struct Core<M> {
@@ -117,6 +37,7 @@ pub(super) struct Core<M> {
     masks: Masks,
     fair: Fair,
     adapters: Adapters,
+    drafter: Option<Drafter>,
     eos: Vec<u32>,
     /// By number, so that everything happens in one order.
     requests: BTreeMap<u64, Active>,
@@ -159,6 +80,7 @@ impl<M: Model> Core<M> {
             masks: Masks::new(),
             fair: Fair::default(),
             adapters: Adapters::default(),
+            drafter: None,
             eos: settings.eos.clone(),
             requests: BTreeMap::new(),
             tokens: Vec::new(),
@@ -169,6 +91,14 @@ impl<M: Model> Core<M> {
             shared,
             stats,
         }
+    }
+
+    /// The same with a draft model that proposes tokens.
+    pub fn drafted(mut self, drafter: Option<Drafter>) -> Core<M> {
+        if drafter.is_some() {
+            self.scheduler.drafts_cost(0.0);
+        }
+        Core { drafter, ..self }
     }
 
     pub fn shared(&self) -> Arc<Shared> {
@@ -310,6 +240,9 @@ impl<M: Model> Core<M> {
     }
 
     fn step(&mut self) -> Result<(), String> {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.propose(&mut self.scheduler)?;
+        }
         let begun = Instant::now();
         if self.scheduler.plan().is_none() {
             return Err("the scheduler has sequences but no step for them; please report this".into());
@@ -321,6 +254,7 @@ impl<M: Model> Core<M> {
         let stepped = self.model.step_drawing(plan, &mut outputs, &mut tokens);
         stepped.map_err(|e| format!("the model failed: {e}"))?;
         let outputs = by_row(plan, outputs, self.vocabulary)?;
+        let (took, single) = (begun.elapsed(), plan.rows().all(|row| row.tokens == 1));
         take_masks(&mut self.masks, &mut self.requests);
         self.updated.clear();
         let mut draws: Vec<Mutex<Draw>> = Vec::with_capacity(outputs.len());
@@ -373,7 +307,7 @@ impl<M: Model> Core<M> {
                 let tokens = draw.and_then(|draw| {
                     let active = self.requests.get_mut(&draw.id.request)?;
                     self.updated.push(draw.id.request);
-                    Some(record(active, draw, now, &self.eos))
+                    Some(active.record(draw, now, &self.eos))
                 });
                 drawn = tokens.unwrap_or_default().into_iter();
             }
@@ -382,6 +316,9 @@ impl<M: Model> Core<M> {
             self.tokens.push(token);
         }
         self.scheduler.complete(&self.tokens);
+        if let Some(drafter) = self.drafter.as_mut().filter(|_| single) {
+            drafter.compare(took, &mut self.scheduler);
+        }
         self.stats.steps += 1;
         self.send_updates();
         Ok(())
@@ -462,35 +399,4 @@ fn take_masks(masks: &mut Masks, requests: &mut BTreeMap<u64, Active>) {
             (history.guide, history.allowed) = (guide, allowed);
         }
     }
-}
-
-/// Notes what was drawn for a choice: what its request will be told. Gives the tokens.
-fn record(active: &mut Active, draw: Draw, now: Instant, eos: &[u32]) -> Vec<u32> {
-    let Draw { id, history, sampled, .. } = draw;
-    let mut tokens = Vec::with_capacity(sampled.len());
-    let mut left = sampled.len();
-    for sampled in sampled {
-        left -= 1;
-        let sampled = match sampled {
-            Ok(sampled) => sampled,
-            Err(wrong) => {
-                active.failure = Some(wrong.to_string());
-                return tokens;
-            }
-        };
-        // Whatever more was drawn follows one that does not end the choice.
-        let finish = if left == 0 { finish(&active.rules, &sampled, &history, eos) } else { None };
-        let Sampled { token, logprobs, .. } = sampled;
-        let time = now.duration_since(active.since);
-        active.usage.output += 1;
-        active.usage.first_token.get_or_insert(time);
-        active.usage.last_token = Some(time);
-        let prompt = active.scores.take().map_or_else(Vec::new, |(.., known)| known);
-        active.updates.push(Update { index: id.index, token, logprobs, finish, prompt });
-        tokens.push(token);
-    }
-    if let Some(Some(choice)) = active.choices.get_mut(id.index as usize) {
-        choice.history = Some(history);
-    }
-    tokens
 }

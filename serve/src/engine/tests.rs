@@ -131,19 +131,22 @@ fn client(handle: &Handle, seed: u64, requests: usize) -> usize {
 
 #[test]
 fn every_answer_is_that_of_the_request_alone() {
-    for (sizes, prefix_cache, proposed) in [
-        (SIZES, true, 0),
-        (SIZES, false, 0),
-        (SIZES, true, 3),
-        (SIZES, false, 4),
-        (WINDOWED, true, 0),
-        (WINDOWED, false, 4),
+    for (sizes, prefix_cache, proposed, drafts) in [
+        (SIZES, true, 0, false),
+        (SIZES, false, 0, false),
+        (SIZES, true, 3, false),
+        (SIZES, false, 4, false),
+        (SIZES, true, 4, true),
+        (WINDOWED, true, 0, false),
+        (WINDOWED, false, 4, false),
+        (WINDOWED, false, 3, true),
     ] {
         let model = if prefix_cache { Fake::threaded(sizes, 3) } else { Fake::new(sizes) };
         // Rows for proposed tokens are free where no more than so many run.
         let sequences = (proposed > 0).then_some(4);
-        let engine =
-            Engine::start(model, &Settings { prefix_cache, proposed, sequences, ..settings() }).unwrap();
+        let settings = Settings { prefix_cache, proposed, sequences, ..settings() };
+        let draft = drafts.then(|| Box::new(Fake::draft(sizes)) as DraftModel);
+        let engine = Engine::start_drafted(model, draft, &settings).unwrap();
         // Nothing is proposed while somebody waits.
         let clients = if proposed > 0 { 3 } else { 12 };
         let handles: Vec<Handle> = (0..clients).map(|_| engine.handle()).collect();

@@ -374,7 +374,7 @@ mod tests {
         let grouped = [vec![6, 7, 0, 1, 4, 5], vec![2, 3, 0, 0, 4, 5, 0, 1], vec![0, 2, 2, 6]];
         assert_eq!(lists(3, &[Some(2), None, Some(2), Some(0)]), grouped);
         assert_eq!(lists(2, &[None]), [vec![0], vec![0, 0], vec![0, 1, 1]]);
-        assert_eq!(lists(0, &[None]), [vec![], vec![], vec![]]);
+        assert!(lists(0, &[None]).iter().all(Vec::is_empty));
         assert_eq!(b.list("tables"), [7, 4, 8, 0]);
         let drawing = Drawing { top_k: 5, words: [1 << 32 | 7; Drawing::DRAWS + 1], ..Drawing::GREEDY };
         b.draw(1, &drawing);

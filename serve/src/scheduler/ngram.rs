@@ -41,28 +41,39 @@ pub(super) struct Proposer {
     pause: u32,
     seen: Seen,
     tokens: Vec<u32>,
+    /// What a draft model proposes for the coming step.
+    pub suggested: Vec<u32>,
 }
 
 impl Proposer {
-    /// For a new sequence.
-    pub fn new(experience: Experience) -> Proposer {
-        let ([pause, _], Experience(average)) = (PAUSES, experience);
+    /// For a new sequence, where a proposal costs this part of a step.
+    pub fn new(experience: Experience, cost: f32) -> Proposer {
+        let ([pause, _], Experience(average), least) = (PAUSES, experience, LEAST.max(cost));
+        let (seen, tokens, suggested) = (Seen::default(), Vec::new(), Vec::new());
         let idle = if average < LEAST { pause } else { 0 };
-        let (seen, tokens) = (Seen::default(), Vec::new());
-        Proposer { proposed: 0, accepted: 0, average: average.max(LEAST), idle, pause, seen, tokens }
+        let average = average.max(least);
+        Proposer { proposed: 0, accepted: 0, average, idle, pause, seen, tokens, suggested }
     }
 
-    /// Up to `most` tokens that may come next; few while few are accepted.
-    pub fn propose(&mut self, tokens: &Tokens, most: usize) -> &[u32] {
-        self.tokens.clear();
+    /// How many of `most` tokens are worth a try in the coming step: few while few are accepted, none in a pause.
+    pub fn worth(&mut self, most: usize) -> usize {
         if most == 0 || self.idle > 0 {
             self.idle = self.idle.saturating_sub(1);
+            return 0;
+        }
+        (1 + (self.average * most as f32) as usize).min(most)
+    }
+
+    /// Up to `most` tokens that may come next.
+    pub fn propose(&mut self, tokens: &Tokens, most: usize) -> &[u32] {
+        self.tokens.clear();
+        let few = self.worth(most);
+        if few == 0 {
             return &[];
         }
         let Some(from) = self.seen.find(tokens) else { return &[] };
         let length = tokens.len();
-        let few = 1 + (self.average * most as f32) as usize;
-        for at in from..from + few.min(most) {
+        for at in from..from + few {
             // What repeats itself goes on with what is proposed.
             let token = at.checked_sub(length).map_or_else(|| tokens.get(at), |at| self.tokens[at]);
             self.tokens.push(token);
@@ -70,8 +81,9 @@ impl Proposer {
         &self.tokens
     }
 
-    /// Learns from a step with proposals, once; says how many there were and how many were accepted.
-    pub fn learn(&mut self, Experience(all): &mut Experience) -> [u64; 2] {
+    /// Learns from a step with proposals, once; says how many there were and how many were accepted. A proposal costs this part of a
+    /// step: where fewer are accepted, there is a pause.
+    pub fn learn(&mut self, Experience(all): &mut Experience, cost: f32) -> [u64; 2] {
         let step = [std::mem::take(&mut self.proposed), std::mem::take(&mut self.accepted)];
         let [proposed, accepted] = step;
         if proposed > 0 {
@@ -82,11 +94,12 @@ impl Proposer {
             if accepted > 0 {
                 self.pause = first;
             }
-            if self.average < LEAST {
+            let least = LEAST.max(cost);
+            if self.average < least {
                 self.idle = self.pause;
                 self.pause = (2 * self.pause).min(longest);
                 // One try after the pause, and then the next unless it was right.
-                self.average = LEAST;
+                self.average = least;
             }
         }
         step.map(u64::from)
@@ -137,7 +150,7 @@ mod tests {
             (&[1], 4, &[]),
         ] {
             let tokens = Tokens::new(Prompt::new(text.to_vec(), vec![]), 4);
-            let mut proposer = Proposer::new(Experience(1.0));
+            let mut proposer = Proposer::new(Experience(1.0), 0.0);
             assert_eq!(proposer.propose(&tokens, most), want, "{text:?}");
         }
     }
@@ -167,11 +180,11 @@ mod tests {
         let tokens = Tokens::new(Prompt::new(vec![1, 2, 1, 2], vec![]), 4);
         let mut all = Experience::default();
         let mut tries = |right: bool, steps: u32| {
-            let mut proposer = Proposer::new(all);
+            let mut proposer = Proposer::new(all, 0.0);
             let mut of_step = || {
                 let proposed = proposer.propose(&tokens, 4).len() as u32;
                 (proposer.proposed, proposer.accepted) = (proposed, if right { proposed } else { 0 });
-                proposer.learn(&mut all)
+                proposer.learn(&mut all, 0.0)
             };
             let each: Vec<u64> = (0..steps).map(|_| of_step()[0]).collect();
             [each.iter().filter(|n| **n > 0).count() as u64, each.iter().sum()]

@@ -2,7 +2,7 @@
 //! rejected when the step is over.
 
 use super::plan::Row;
-use super::{Bounds, Scheduler};
+use super::{Bounds, Scheduler, SequenceId};
 
 /// What a step has left for proposed tokens.
 pub(super) struct Spare {
@@ -33,7 +33,11 @@ impl Scheduler {
         };
         let most = sequence.most.saturating_sub(length + 1);
         let most = most.min(self.bounds.proposed).min(spare.rows).min(entry.room);
-        let proposed = sequence.proposer.propose(&sequence.tokens, most);
+        let suggested = std::mem::take(&mut sequence.proposer.suggested);
+        let proposed = match self.cost > 0.0 {
+            true => &suggested[..suggested.len().min(most)],
+            false => sequence.proposer.propose(&sequence.tokens, most),
+        };
         let all = [sequence.computed, length + proposed.len()];
         let others = self.running.len();
         if !self.pages.fits(&sequence.tables, all, others) || !self.pages.grow(&mut sequence.tables, all) {
@@ -56,11 +60,48 @@ impl Scheduler {
         *budget -= proposed.len();
     }
 
+    /// Sequences for which a draft model is to propose tokens, and how many of those whose positions it has: they get pages for these.
+    pub(super) fn drafted(&mut self, positions: usize) -> Vec<(SequenceId, usize)> {
+        let (mut spare, others, mut found) = (self.spare(), self.running.len(), Vec::new());
+        for &slot in &self.running {
+            let Some(sequence) = &mut self.slots[slot as usize] else { continue };
+            let (length, computed) = (sequence.tokens.len(), sequence.computed);
+            if spare.rows == 0 || computed + 1 != length || computed < sequence.tokens.prompt() {
+                continue;
+            }
+            let most = sequence.most.saturating_sub(length + 1).min(positions.saturating_sub(length));
+            let most = sequence.proposer.worth(most.min(self.bounds.proposed).min(spare.rows));
+            let all = [computed, length + most];
+            if most > 0
+                && self.pages.fits(&sequence.tables, all, others)
+                && self.pages.grow(&mut sequence.tables, all)
+            {
+                spare.rows -= most;
+                self.proposing.push(sequence.id);
+                found.push((sequence.id, most));
+            }
+        }
+        found
+    }
+
+    /// Notes what a draft model proposes for the coming step.
+    pub(super) fn suggest(&mut self, id: SequenceId, tokens: Vec<u32>) {
+        if let Some(Some(sequence)) = self.slots.get_mut(id.slot as usize) {
+            sequence.proposer.suggested = tokens;
+        }
+    }
+
+    /// Proposals are a draft model's from now on, each of which costs this part of a step.
+    pub fn drafts_cost(&mut self, part: f32) {
+        self.cost = part.max(f32::MIN_POSITIVE);
+    }
+
     /// Takes back what rejected proposals hold, and lets proposers learn from the step.
     pub(super) fn settle(&mut self) {
         for id in self.proposing.drain(..) {
             let Some(Some(sequence)) = self.slots.get_mut(id.slot as usize) else { continue };
-            let [proposed, accepted] = sequence.proposer.learn(&mut self.experience);
+            sequence.proposer.suggested.clear();
+            let [proposed, accepted] = sequence.proposer.learn(&mut self.experience, self.cost);
             self.counters.proposed += proposed;
             self.counters.accepted += accepted;
             self.pages.truncate(&mut sequence.tables, sequence.tokens.len());

@@ -54,7 +54,13 @@ fn a_seed_makes_it_repeatable() {
         for how in ["ngram", "ngram:1", "ngram:16"] {
             assert_eq!(good(&[&plain[..], &["--speculate", how]].concat()), good(&plain), "{how}");
         }
+        assert_eq!(good(&[&plain[..], &["--draft", text(model())]].concat()), good(&plain), "a draft");
     }
+    let other = make("other-words", |_| {});
+    let words = fs::read_to_string(other.join("tokenizer.json")).unwrap().replace("\"t9\"", "\"u9\"");
+    fs::write(other.join("tokenizer.json"), words).unwrap();
+    let line = refused(&[&base()[..], &["--prompt", "t9", "--draft", text(&other)]].concat());
+    assert!(line.contains("its vocabulary is another"), "{line}");
 }
 
 #[test]

@@ -1,0 +1,75 @@
+//! The draft model of an engine. In: the scheduler before a step. Out: its proposals for that step, and what they cost beside it: whether they
+//! pay is for those who propose to decide.
+
+use std::time::{Duration, Instant};
+
+use super::model::Model;
+use crate::scheduler::Scheduler;
+use crate::scheduler::draft::Drafting;
+
+/// A smaller model of the same vocabulary.
+pub type DraftModel = Box<dyn Model + Send>;
+
+/// Weight of the newest time in an average.
+const NEWEST: f32 = 0.1;
+
+/// The part of a step that a proposal costs at most: of what is always right, some are made.
+const MOST: f32 = 0.9;
+
+/// Runs the draft model.
+pub(super) struct Drafter {
+    model: DraftModel,
+    drafting: Drafting,
+    vocabulary: usize,
+    /// Seconds of a step of one token each: of the draft model, of the model.
+    seconds: [Option<f32>; 2],
+}
+
+impl Drafter {
+    /// For a model of these pages; the draft model has as many.
+    pub fn new(model: DraftModel) -> Drafter {
+        let sizes = model.sizes();
+        let plan = model.plan();
+        let drafting = Drafting::new(plan, [sizes.tokens, sizes.positions, sizes.pages, sizes.page_size]);
+        Drafter { model, drafting, vocabulary: sizes.vocabulary, seconds: [None; 2] }
+    }
+
+    /// Proposes tokens for the coming step, the likeliest each.
+    pub fn propose(&mut self, scheduler: &mut Scheduler) -> Result<(), String> {
+        self.drafting.begin(scheduler);
+        while let Some(plan) = self.drafting.next(scheduler) {
+            let begun = Instant::now();
+            let single = plan.rows().all(|row| row.tokens == 1);
+            let mut outputs = Vec::with_capacity(1);
+            self.model.step(plan, &mut outputs).map_err(|e| format!("the draft model failed: {e}"))?;
+            let rows = outputs.iter().flat_map(|logits| logits.chunks(self.vocabulary));
+            let tokens: Vec<u32> = rows.map(likeliest).collect();
+            if single {
+                note(&mut self.seconds[0], begun.elapsed());
+            }
+            self.drafting.take(&tokens);
+        }
+        self.drafting.end(scheduler);
+        Ok(())
+    }
+
+    /// Notes what a step of the model took whose rows are of one token each.
+    pub fn compare(&mut self, step: Duration, scheduler: &mut Scheduler) {
+        note(&mut self.seconds[1], step);
+        if let [Some(draft), Some(step)] = self.seconds {
+            scheduler.drafts_cost((draft / step.max(f32::MIN_POSITIVE)).min(MOST));
+        }
+    }
+}
+
+fn note(average: &mut Option<f32>, took: Duration) {
+    let took = took.as_secs_f32();
+    *average = Some(average.map_or(took, |average| average + (took - average) * NEWEST));
+}
+
+/// The id of the greatest logit, the first of several.
+fn likeliest(logits: &[f32]) -> u32 {
+    let best =
+        |(best, most): (usize, f32), (id, x): (usize, &f32)| if *x > most { (id, *x) } else { (best, most) };
+    logits.iter().enumerate().fold((0, f32::NEG_INFINITY), best).0 as u32
+}
