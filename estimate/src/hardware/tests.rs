@@ -77,7 +77,7 @@ fn kernels_of_a_type_have_numbers_of_their_own_and_caches_stand_in_a_row() {
             [pieces.0.compute, pieces.0.apart, pieces.1, vectors.0.compute, vectors.1],
             [0.9, 0.25, 600e9, 0.5, 200e9]
         );
-        assert_eq!([h.kernels.turn, h.kernels.logit], [30e-6, 0.2e-9]);
+        assert_eq!([h.kernels.turn, h.kernels.logit].map(|s| (s * 1e12).round()), [30e6, 200.0]);
     }
     assert_eq!(
         Hardware::open("h200").unwrap().peak(Precision::F32Pieces),
