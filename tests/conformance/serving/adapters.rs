@@ -107,3 +107,56 @@ fn adapters_beside_one_another_answer_as_alone() {
         }
     }
 }
+
+/// Beside biases too: what is rounded where does not depend on slots.
+#[test]
+fn without_an_adapter_every_bit_is_the_bases() {
+    let machine = Machine::new(Kind::Cpu, 2).unwrap();
+    let with = |more: &str| format!("{}, {more}}}", SMALL.trim_end_matches('}'));
+    let biased = with(r#""attention_bias": true, "mlp_bias": true"#);
+    let qwen = SMALL.replace("\"llama\"", "\"qwen2\"");
+    for config in [&biased, &qwen] {
+        let config = ModelConfig::parse(config, "small").unwrap().config;
+        let answers = |slots: Option<Slots>| {
+            let model = Model::fresh(config.clone(), vec![], 3);
+            let room = Room {
+                sequences: 4,
+                context: Some(64),
+                queue: 64,
+                adapters: slots,
+                ..Room::of_one(DType::BF16, None)
+            };
+            let engine =
+                Engine::start(steps(&model, &room, &machine, &mut |_| {}).unwrap(), &room.settings());
+            let engine = engine.unwrap();
+            let adapters = slots.map(|_| {
+                let slotted = ModelConfig { adapters: slots, ..config.clone() };
+                let patch = Reader::new(&slotted, DType::BF16)
+                    .unwrap()
+                    .drawn(|i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+                let adapter = AdapterId { slot: 1, number: 1 };
+                engine.handle().adapt(adapter, patch).blocking_recv().unwrap().unwrap();
+                adapter
+            });
+            let ask = |i: u32| {
+                let sampling = Sampling {
+                    temperature: 1.0,
+                    seed: Some(i.into()),
+                    max_tokens: Some(16),
+                    logprobs: Some(3),
+                    ..Sampling::default()
+                };
+                // Every other request has the adapter, where there is one.
+                let adapter = adapters.filter(|_| i % 2 == 1);
+                let prompt = (0..20 + i).map(|at| at * 7 % 320).collect();
+                engine.handle().submit(Request { sampling, adapter, ..Request::new(prompt) }).unwrap()
+            };
+            let streams: Vec<Stream> = (0..8).map(ask).collect();
+            streams.into_iter().map(|mut s| collect(&mut s, 1).0).collect::<Vec<Answer>>()
+        };
+        let (base, beside) = (answers(None), answers(Some(Slots { slots: 2, rank: 4 })));
+        for (i, (base, beside)) in base.iter().zip(&beside).enumerate() {
+            assert_eq!(base == beside, i % 2 == 0, "{} {i}", config.model_type);
+        }
+    }
+}
