@@ -290,6 +290,10 @@ impl Operator for Sample {
         };
         Ok(vec![Tensor::int(DType::I32, cx.shape(), (0..logits.shape[0]).map(token).collect())])
     }
+
+    fn flops(&self, args: &[&Type], _: &[Type]) -> Dim {
+        args[0].elements()
+    }
 }
 
 #[cfg(test)]
