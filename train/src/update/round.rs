@@ -68,7 +68,7 @@ mod tests {
         let y = at_random(&mut g, x, draws).unwrap();
         g.set_output("y", y).unwrap();
         let values: Vec<f32> = all.iter().flat_map(|x| [*x; EACH]).collect();
-        let counter = |x: i64| Tensor::i64(&[], &[x]);
+        let counter = |x: i64| Tensor::int(DType::I64, &[], vec![x]);
         let leaves = HashMap::from([
             ("x".to_string(), Tensor::f32(&[all.len(), EACH], &values)),
             (COUNTERS[0].to_string(), counter(7)),
