@@ -102,7 +102,15 @@ impl Drafting {
             let complete = at == length;
             if tokens > 0 {
                 let id = draft.id;
-                entry.rows.push(Row { id, tokens, at, complete, read: complete, proposed: None });
+                entry.rows.push(Row {
+                    id,
+                    tokens,
+                    at,
+                    complete,
+                    read: complete,
+                    proposed: None,
+                    drawn: false,
+                });
             }
             budget -= tokens;
         }
