@@ -102,9 +102,10 @@ fn what_is_rounded_and_written_is_what_is_rounded_when_loaded() {
         session.run(&batch.inputs(session.inputs())).unwrap().remove(0).1.to_f32()
     };
     let dir = tempfile::tempdir().unwrap();
-    // Offsets of a type with fewer digits are rounded when they are made at load, and exact in a checkpoint.
+    // Offsets of a type with fewer digits are rounded when they are made at load, and exact in a checkpoint; inputs of later layers may
+    // then be rounded to other integers.
     for (kind, tolerance) in
-        [("int4", 0.0), ("int8", 0.0), ("fp8", 0.0), ("int8:asymmetric", 0.0), ("int4:asymmetric", 2e-2)]
+        [("int4", 0.0), ("int8", 0.0), ("fp8", 0.0), ("int8:asymmetric", 0.0), ("int4:asymmetric", 5e-2)]
     {
         let narrow = Narrow { head: None, ..kind.parse().unwrap() };
         let to = dir.path().join(kind);
