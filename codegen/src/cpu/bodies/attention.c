@@ -19,6 +19,7 @@
  *   HEADS KV_HEADS D DV        sizes, KV_HEADS divides HEADS
  *   SCALE SOFTCAP              f32 literals, SCALE > 0; SOFTCAP > 0: s = SOFTCAP tanh(SCALE s / SOFTCAP), 0 = none
  *   CAUSAL WINDOW              0 or 1; WINDOW > 0: key j is visible only if i - j < WINDOW, 0 = none
+ *   TILED                      optional: queries are bf16, keys and values bf16 or codes, D and DV multiples of 32: the matrix unit's way
  *   KV_BF16 Q_BF16             optional: keys and values, and queries, are bf16; scores of these, and of codes, are then sums over
  *                              bf16 pairs where an instruction adds those (DOT_BF16_PAIRS). KV_F32, instead: keys and values are f32
  * Leaves: NAME(units0)(dims) and NAME(phase0)(bufs, dims, scratch, begin, end), which writes
