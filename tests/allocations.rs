@@ -67,6 +67,7 @@ fn a_step_allocates_nothing_after_the_first() {
             sequences: 2,
             span: 40,
             storage,
+            wide: vec![],
             accumulate: true,
             recompute: Recompute::Selective,
             optimizer: Optimizer::new(rule, 0.1, Some(1.0)),
