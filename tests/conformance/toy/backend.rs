@@ -136,7 +136,18 @@ impl Backend for Toy {
         let (symbol, grid, shared) = (format!("{UNNAMED}_rows"), Grid::Units(units), Dim::from(0));
         let entries = vec![Entry { symbol, grid, block: 1, shared }];
         let (workspace, rounds, identity) = (Dim::from(0), Dim::from(1), String::new());
-        Ok(Some(Kernel { identity, preludes: 0, source: p.finish(), entries, workspace, rounds }.named()))
+        Ok(Some(
+            Kernel {
+                identity,
+                preludes: 0,
+                source: p.finish(),
+                entries,
+                workspace,
+                rounds,
+                products: Default::default(),
+            }
+            .named(),
+        ))
     }
 
     fn unit(&self, kernels: &[&Kernel]) -> String {
