@@ -11,8 +11,9 @@ mod cases;
 use cases::{Arg, Case, cases};
 
 /// Operators through which nothing flows by their nature, and those that only gradients are made of.
-const WITHOUT: [&str; 14] = [
+const WITHOUT: [&str; 15] = [
     "dequant",
+    "fake_quant",
     "input",
     "weight",
     "state",
