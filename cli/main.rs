@@ -40,7 +40,7 @@ enum Command {
     Chat(Box<chat::Chat>),
     Serve(Box<serve::Serve>),
     Verify(verify::Verify),
-    Bench(bench::Bench),
+    Bench(Box<bench::Bench>),
     Quickstart(quickstart::Quickstart),
 }
 

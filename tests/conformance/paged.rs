@@ -162,7 +162,7 @@ fn full_of(model: &Model, storage: DType, machine: &Machine, lengths: &[usize]) 
 #[test]
 fn heads_of_whole_tiles_decode_as_the_full_forward() {
     const LENGTHS: [usize; 4] = [70, 1, 150, 64];
-    let machines = [1, 2].map(|threads| host(threads));
+    let machines = [1, 2].map(host);
     for (heads, kv, d, window) in [(9, 3, 64, None), (4, 4, 32, Some(40))] {
         let config = json!({
             "model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": heads,
@@ -194,7 +194,7 @@ fn heads_of_whole_tiles_decode_as_the_full_forward() {
 #[test]
 fn codes_in_pages_are_the_same_in_any_chunks() {
     const LENGTHS: [usize; 4] = [70, 1, 150, 64];
-    let machines = [1, 2].map(|threads| host(threads));
+    let machines = [1, 2].map(host);
     let heads = json!({
         "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 9, "num_key_value_heads": 3,
         "head_dim": 64, "intermediate_size": 96, "vocab_size": 320, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
@@ -223,7 +223,7 @@ fn codes_in_pages_are_the_same_in_any_chunks() {
 
 #[test]
 fn decode_and_chunked_prefill_are_the_full_forward() {
-    let machines = [1, 2].map(|threads| host(threads));
+    let machines = [1, 2].map(host);
     for path in families() {
         for storage in [DType::F32, DType::BF16] {
             let want = full(&path, storage, &machines[1]);

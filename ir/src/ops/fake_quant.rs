@@ -21,7 +21,8 @@ impl FakeQuant {
 
     /// The scale of a group and its integers.
     fn of(numbers: &[f32]) -> (f32, Vec<f32>) {
-        let top = numbers.iter().fold(0f32, |top, x| if x.is_nan() { f32::INFINITY } else { top.max(x.abs()) });
+        let top =
+            numbers.iter().fold(0f32, |top, x| if x.is_nan() { f32::INFINITY } else { top.max(x.abs()) });
         let scale = match top {
             top if !top.is_finite() => f32::NAN,
             top if top < FakeQuant::LEAST => 0.0,
@@ -42,7 +43,9 @@ impl Operator for FakeQuant {
         let [x] = cx.exactly()?;
         let k = x.shape.last().and_then(Dim::size).filter(|k| *k > 0);
         match k {
-            Some(k) if x.dtype == DType::F32 && self.group > 0 && k % self.group == 0 => Ok(vec![(*x).clone()]),
+            Some(k) if x.dtype == DType::F32 && self.group > 0 && k % self.group == 0 => {
+                Ok(vec![(*x).clone()])
+            }
             _ => Err(format!("takes f32 rows of whole groups of {}, got {x}", self.group)),
         }
     }
@@ -51,7 +54,7 @@ impl Operator for FakeQuant {
     fn sharding_rules(&self, cx: &Propagate) -> Vec<ShardingRule> {
         let rank = cx.args[0].rank();
         let labels: Vec<Label> = (0..rank).map(|d| (d + 1 < rank).then_some(d)).collect();
-        cx.labelled(std::slice::from_ref(&labels), &[labels.clone()], &[])
+        cx.labelled(std::slice::from_ref(&labels), std::slice::from_ref(&labels), &[])
     }
 
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {

@@ -76,8 +76,13 @@ impl Drawing {
     }
 
     /// The likeliest token.
-    pub const GREEDY: Drawing =
-        Drawing { inverse: 0.0, reach: f32::NEG_INFINITY, top_p: 1.0, top_k: 0, words: [0; Drawing::DRAWS + 1] };
+    pub const GREEDY: Drawing = Drawing {
+        inverse: 0.0,
+        reach: f32::NEG_INFINITY,
+        top_p: 1.0,
+        top_k: 0,
+        words: [0; Drawing::DRAWS + 1],
+    };
     /// Numbers of a row of the argument `sampling`, f32.
     pub const REALS: usize = 3;
     /// Numbers of a row of the argument `draws`, i32.
@@ -131,8 +136,9 @@ impl Drawing {
             }
             return row.draw(kept, self.words[0]);
         }
-        let blocks: Vec<u64> =
-            (0..logits.len().div_ceil(Drawing::BLOCK)).map(|b| Drawing::steps(row.sum(b, |i| logits[i] >= row.floor))).collect();
+        let blocks: Vec<u64> = (0..logits.len().div_ceil(Drawing::BLOCK))
+            .map(|b| Drawing::steps(row.sum(b, |i| logits[i] >= row.floor)))
+            .collect();
         let sum = blocks.iter().sum();
         let mass = if self.top_p < 1.0 { Drawing::mass(self.top_p, sum) } else { u64::MAX };
         for word in &self.words[..Drawing::DRAWS] {
@@ -323,7 +329,8 @@ mod tests {
     fn a_draw_is_the_inverse_of_the_running_sum_over_what_is_kept() {
         // Weights 1, 2, 3, 2 of 8.
         let logits = [1f32, 2.0, 3.0, 2.0].map(f32::ln);
-        let draw = |eighths: u64| Drawing { inverse: 1.0, words: [(2 * eighths + 1) << 60; 9], ..Drawing::GREEDY };
+        let draw =
+            |eighths: u64| Drawing { inverse: 1.0, words: [(2 * eighths + 1) << 60; 9], ..Drawing::GREEDY };
         let tokens = |more: fn(Drawing) -> Drawing| -> Vec<usize> {
             (0..8).filter_map(|i| more(draw(i)).token(&logits)).collect()
         };

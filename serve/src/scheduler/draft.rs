@@ -117,9 +117,7 @@ impl Drafting {
         entry.batch.reset_for(entry.rows.len());
         let mut drafts = self.drafts.iter();
         for row in &entry.rows {
-            let Some((sequence, draft)) = scheduler.get(row.id).zip(drafts.find(|d| d.id == row.id)) else {
-                return None;
-            };
+            let (sequence, draft) = scheduler.get(row.id).zip(drafts.find(|d| d.id == row.id))?;
             let (first, length, [pages, _]) =
                 (draft.computed, sequence.tokens.len(), sequence.tables.pages());
             let token = |at: usize| match at.checked_sub(length) {
