@@ -2,7 +2,6 @@
 //! weights of the blocks, and one that draws, a row a block of threads.
 
 use super::program::Program;
-use super::rows::REGISTERS;
 use crate::kernel_ir::print::{Printer, dim};
 use astrai_ir::ops::Drawing;
 use astrai_ir::region::SampleForm;
@@ -11,6 +10,8 @@ use astrai_ir::{Dim, Kernel, Region};
 const SAMPLE: &str = include_str!("bodies/sample.cu");
 /// Threads of a block.
 const THREADS: usize = 256;
+/// Registers of a thread at most: three blocks share a multiprocessor; of 64 the draw spills for some architectures.
+const REGISTERS: u32 = 80;
 /// Blocks of a row that are looked at together.
 const TOGETHER: usize = THREADS / Drawing::LANES;
 

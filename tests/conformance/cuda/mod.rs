@@ -25,7 +25,7 @@ use std::sync::Arc;
 const REGISTERS: [(&str, u32); 9] = [
     ("loops", 64),
     ("route", 64),
-    ("sample", 64),
+    ("sample", 80),
     ("dot", 128),
     ("grouped", 128),
     ("outer", 128),
