@@ -65,9 +65,10 @@ def commands(name, a):
     common = f"--dtype {a.dtype} --threads {a.threads} {both or ''}".split()
     sizes = [part for size in a.size for part in ("--size", size)] if job == "gemm" else []
     level = ["--simd", a.simd] if a.simd else []
-    ours = [a.astrai, "bench", job, *(["--shape", file] if file else []), *common, *alone.split(), *sizes, *level]
+    head, rest = [a.astrai, "bench", job, *(["--shape", file] if file else []), *common], [*sizes, *level]
+    ours = [*head, *alone.split(), *rest]
     if name.startswith("lora-of-full"):
-        return ours, ours[: -len(alone.split())]
+        return ours, [*head, *rest]
     if a.peer:
         return ours, shlex.split(a.peer.replace("{dtype}", a.dtype).replace("{threads}", str(a.threads)))
     if a.python and both is not None:
@@ -79,6 +80,8 @@ def post(job, data, both, a):
     """The two command lines of a run on records."""
     if not a.made:
         sys.exit(f"{job}: give --made DIR, which `torch_post.py make DIR {HERE / 'shapes' / 'llama-124m.json'}` writes")
+    if a.peer:
+        sys.exit(f"{job}: its peer is torch_post.py; give --python, not --peer")
     made = pathlib.Path(a.made)
     if job == "preprocess":
         ours = [a.astrai, job, "--config", str(made / f"{data}.json"), "--input", str(made / data), "--tokenizer", str(made / "model"),
@@ -98,7 +101,8 @@ def of_steps(rows):
 
 def figures(command):
     """Runs a side. A dictionary: what was measured -> (figure, floor's part or None, peak memory or None, update's part or None)."""
-    if "--out" in command:
+    job = command[1] if len(command) > 1 else ""
+    if job in ("train", "preprocess") and "--out" in command:
         shutil.rmtree(command[command.index("--out") + 1], ignore_errors=True)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     out = subprocess.run(command, stdout=subprocess.PIPE, text=True)
@@ -107,7 +111,7 @@ def figures(command):
         sys.exit(f"{shlex.join(command)}: exit code {out.returncode}")
     found = {}
     lines = [json.loads(line) for line in out.stdout.splitlines() if line.startswith("{")]
-    if command[1] == "preprocess":
+    if job == "preprocess":
         files = pathlib.Path(command[command.index("--input") + 1]).glob("*.jsonl")
         seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         return {"": (sum(f.stat().st_size for f in files) / 1e6 / seconds, None, None, None)}

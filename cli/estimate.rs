@@ -346,7 +346,7 @@ impl Estimate {
                 bail!("--context-dist: only sequences that decode goes on with differ; give --for decode");
             }
             let lengths = Lengths::parse(text).map_err(|e| format!("--context-dist {e}"))?;
-            schedule.seq = lengths.of(schedule.batch).last().copied().unwrap_or(1);
+            schedule.seq = lengths.longest(schedule.batch);
             schedule.lengths = Some(lengths);
         }
         let named = |e: String| if e.starts_with('-') { e } else { format!("{file}: {e}") };

@@ -13,7 +13,7 @@ use astrai_engine::adapters::Reader;
 use astrai_engine::serving::{Published, Room, SEQUENCES};
 use astrai_serve::engine::{AdapterId, Engine, Handle, Patch, Stats};
 use astrai_serve::http::{
-    AdapterSettings, Calls, Ending, HttpSettings, Listener, Loaded, Rates, Served, Tls, serve,
+    AdapterSettings, Calls, Collector, Ending, HttpSettings, Listener, Loaded, Rates, Served, Tls, serve,
 };
 use astrai_train::signals::Stop;
 use clap::{Args, ValueEnum};
@@ -144,7 +144,7 @@ pub struct Serve {
     shutdown_timeout: u32,
     /// OpenTelemetry collector, http://HOST:PORT, that gets a span of each request, as JSON over HTTP to /v1/traces [default: none]
     #[arg(long, value_name = "URL")]
-    otlp_endpoint: Option<String>,
+    otlp_endpoint: Option<Collector>,
     /// The line that says that it is ready as JSON
     #[arg(long)]
     json: bool,

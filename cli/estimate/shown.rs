@@ -241,7 +241,11 @@ pub fn checked(c: &Checked, hardware: &Hardware) -> String {
     out += "\nTimes are microseconds of a step.\n";
     out += &format!("hardware             {}\n", hardware.name);
     out += &format!("predicted            {}\n", seconds(c.predicted));
-    out += &format!("measured             {} +- {:.1} %\n", seconds(c.measured), c.spread * 100.0);
+    out += &format!(
+        "measured             {}, the fastest; runs differ by {:.1} %\n",
+        seconds(c.measured),
+        c.spread * 100.0
+    );
     out + &format!("error                {:.1} %\n", c.error() * 100.0)
 }
 

@@ -75,8 +75,17 @@ impl Lengths {
     }
 
     /// Tokens of each of so many sequences, ascending.
-    pub fn of(&self, sequences: u64) -> Vec<u64> {
-        (0..sequences).map(|i| self.at((i as f64 + 0.5) / sequences as f64).round().max(1.0) as u64).collect()
+    pub fn of(&self, sequences: u64) -> impl Iterator<Item = u64> + '_ {
+        (0..sequences).map(move |i| self.one(i, sequences))
+    }
+
+    /// Tokens of the longest of so many sequences, one at least.
+    pub fn longest(&self, sequences: u64) -> u64 {
+        self.one(sequences.max(1) - 1, sequences.max(1))
+    }
+
+    fn one(&self, i: u64, sequences: u64) -> u64 {
+        self.at((i as f64 + 0.5) / sequences as f64).round().max(1.0) as u64
     }
 }
 
@@ -95,7 +104,7 @@ mod tests {
 
     #[test]
     fn lengths_are_those_of_their_distribution() {
-        let of = |text: &str, n| Lengths::parse(text).unwrap().of(n);
+        let of = |text: &str, n| Lengths::parse(text).unwrap().of(n).collect::<Vec<_>>();
         assert_eq!(of("uniform:10..20", 5), [11, 13, 15, 17, 19]);
         assert_eq!(of("lognormal:100,0..200", 3), [100; 3]);
         let wide = of("lognormal:100,1..400", 1001);

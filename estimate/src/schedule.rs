@@ -77,7 +77,7 @@ impl Schedule {
     pub fn part(&self, window: Option<u64>) -> f64 {
         let Some(lengths) = &self.lengths else { return 1.0 };
         let most = window.unwrap_or(u64::MAX).min(self.seq);
-        let keys: u64 = lengths.of(self.batch).iter().map(|n| (*n).min(most)).sum();
+        let keys: u64 = lengths.of(self.batch).map(|n| n.min(most)).sum();
         keys as f64 / (self.batch * most) as f64
     }
 

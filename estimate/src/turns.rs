@@ -9,7 +9,7 @@ use astrai_engine::model::Model as Weights;
 use astrai_engine::serving::{KvMemory, Room, steps};
 use astrai_ir::DType;
 use astrai_runtime::device::Threads;
-use astrai_serve::engine::{Engine, Model, ModelError, PageStorage, Sizes};
+use astrai_serve::engine::{End, Engine, Model, ModelError, PageStorage, Sizes};
 use astrai_serve::request::{Request, Sampling};
 use astrai_serve::scheduler::plan::StepPlan;
 use std::sync::Arc;
@@ -112,7 +112,13 @@ fn answer(engine: &Engine, at_once: u64, vocab: u64) -> Result<(), Refused> {
     };
     let streams: Result<Vec<_>, Refused> = (0..at_once).map(send).collect();
     for mut stream in streams? {
-        while stream.blocking_recv().ok_or("the engine ended without an answer")?.end.is_none() {}
+        loop {
+            match stream.blocking_recv().ok_or("the engine ended without an answer")?.end {
+                None => {}
+                Some(End::Failed(why)) => return Err(why),
+                Some(_) => break,
+            }
+        }
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 use crate::DType;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -187,7 +187,11 @@ impl FromStr for Narrow {
             Code::Int8 => {}
             Code::Fp8 => made.head = Some(Code::Fp8),
         }
+        let mut given = BTreeSet::new();
         for part in parts {
+            if !given.insert(part.split('=').next()) {
+                return Err("group, head, activations and asymmetric are each given once");
+            }
             match part.split_once('=') {
                 Some(("group", n)) => {
                     let n =
@@ -292,6 +296,7 @@ mod tests {
             "int8:head=bf16",
             "int8:heads",
             "fp8:activations=int8",
+            "int8:group=32:group=64",
         ] {
             assert!(text.parse::<Narrow>().is_err(), "{text}");
         }

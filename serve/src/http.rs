@@ -59,6 +59,7 @@ pub use adapters::{AdapterSettings, Loaded};
 pub use connections::Listener;
 pub use rates::Rates;
 pub use tls::Tls;
+pub use traces::Collector;
 
 /// What a server serves.
 #[derive(Debug)]
@@ -131,7 +132,7 @@ pub struct HttpSettings {
     /// Adapters of the model, where there is room for some.
     pub adapters: Option<AdapterSettings>,
     /// The OpenTelemetry collector that gets a span of each request, `http://HOST:PORT`.
-    pub otlp_endpoint: Option<String>,
+    pub otlp_endpoint: Option<Collector>,
 }
 
 impl Default for HttpSettings {

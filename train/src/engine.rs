@@ -214,8 +214,9 @@ impl Engine {
         self.inputs.run(&mut self.update, LR..UPDATE_END)?;
         self.updated_in = begun.elapsed().as_secs_f64();
         let grad_norm = f64::from(self.update.scalar("grad_norm").unwrap_or(f32::NAN));
-        let sums = MOMENT_SUMS.map(|name| self.update.scalar(name).map_or(f64::NAN, f64::from));
-        let grad_snr = signal_to_noise(sums).filter(|_| self.recipe.optimizer.signal);
+        let sum = |name| self.update.scalar(name).map_or(f64::NAN, f64::from);
+        let signal = self.recipe.optimizer.signal;
+        let grad_snr = signal.then(|| signal_to_noise(MOMENT_SUMS.map(sum))).flatten();
         self.steps += 1;
         let applied = grad_norm <= self.recipe.optimizer.most();
         let loss_scale = self.loss_scale.map(|s| s.scale);

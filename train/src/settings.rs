@@ -394,8 +394,14 @@ impl Settings {
         flags.set = options_over(flags.set, &mut file.set);
         let given = flags.or(file);
         check::refuse_unused(&given)?;
-        let settings = given.complete();
+        let mut settings = given.complete();
         check::check_values(&settings)?;
+        // What says the same in other words is the same run to one that resumes it.
+        settings.rounding = settings.rounding.filter(|rounding| *rounding != Rounding::Nearest);
+        if let Some(names) = &mut settings.precision {
+            names.sort();
+            names.dedup();
+        }
         Ok(settings)
     }
 

@@ -74,8 +74,7 @@ impl App {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let bodies = Arc::new(Semaphore::new(settings.bodies_limit.div_ceil(BODY_UNIT)));
         let adapters = Adapters::new(settings.adapters.take());
-        let traces =
-            settings.otlp_endpoint.as_deref().map(|at| Exporter::start(at, &names[0])).transpose()?;
+        let traces = settings.otlp_endpoint.as_ref().map(|at| Exporter::start(at, &names[0])).transpose()?;
         let app = App {
             adapters,
             engine: engine.handle(),

@@ -2,6 +2,7 @@
 //! of the conventions for generative models, as OTLP in JSON over HTTP. A thread of its own sends them; what a collector does not take
 //! in time is left out, and no request waits for it.
 
+use std::str::FromStr;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
@@ -34,6 +35,22 @@ enum Message {
     Flush(SyncSender<()>),
 }
 
+/// Where a collector takes spans. It is read from the collector's address as `OTEL_EXPORTER_OTLP_ENDPOINT` has it: without `/v1/traces`.
+#[derive(Clone, Debug)]
+pub struct Collector(String);
+
+impl FromStr for Collector {
+    type Err = &'static str;
+
+    fn from_str(endpoint: &str) -> Result<Collector, &'static str> {
+        if !endpoint.starts_with("http://") || endpoint.len() < 8 {
+            return Err("the collector's address must be http://HOST:PORT");
+        }
+        let base = endpoint.trim_end_matches('/').trim_end_matches("/v1/traces");
+        Ok(Collector(format!("{base}/v1/traces")))
+    }
+}
+
 /// The way to a collector.
 pub struct Exporter(SyncSender<Message>);
 
@@ -44,19 +61,14 @@ impl fmt::Debug for Exporter {
 }
 
 impl Exporter {
-    /// To the collector at `endpoint`, as `OTEL_EXPORTER_OTLP_ENDPOINT` has it: without `/v1/traces`.
+    /// To a collector, in the name of a service.
     ///
     /// # Errors
-    /// It is no address of HTTP, or there is no thread.
-    pub fn start(endpoint: &str, service: &str) -> io::Result<Exporter> {
-        if !endpoint.starts_with("http://") || endpoint.len() < 8 {
-            let what = format!("the collector's address {endpoint:?} must be http://HOST:PORT");
-            return Err(io::Error::other(what));
-        }
-        let url = format!("{}/v1/traces", endpoint.trim_end_matches('/').trim_end_matches("/v1/traces"));
+    /// There is no thread.
+    pub fn start(Collector(url): &Collector, service: &str) -> io::Result<Exporter> {
         let agent: Agent = Agent::config_builder().timeout_global(Some(PATIENCE)).build().into();
         let (send, receive) = sync_channel(WAITING);
-        let service = service.to_owned();
+        let (url, service) = (url.clone(), service.to_owned());
         Builder::new().name("traces".into()).spawn(move || export(&receive, &agent, &url, &service))?;
         Ok(Exporter(send))
     }

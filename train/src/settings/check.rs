@@ -107,6 +107,9 @@ pub(super) fn check_values(s: &Settings) -> Result<(), Error> {
     if s.rounding.is_some() && s.dtype != Storage::Bf16 {
         return refuse("rounding: only weights of bf16 are rounded so; remove it, or choose dtype bf16");
     }
+    if s.rounding.is_some() && s.lora_rank.is_some() {
+        return refuse("rounding: an adapter is f32 in its files; remove it, or lora_rank");
+    }
     Commands::new(s.on.as_deref().unwrap_or_default()).map_err(Error)?;
     let objective = s.objective([true; 2])?;
     if s.eval_task.is_some() && objective.is_some() {

@@ -164,6 +164,7 @@ fn refusals_name_the_setting() {
         ("--dtype bf16 --precision attention", "precision: `attention` is not NAME=f32"),
         ("--dtype bf16 --precision attention=fp8", "precision: attention cannot be fp8"),
         ("--dtype f16 --rounding stochastic", "rounding: only weights of bf16"),
+        ("--dtype bf16 --rounding stochastic --lora-rank 4", "rounding: an adapter is f32"),
         ("--lora-rank 8", "lora_rank: an adapter belongs to a model"),
         ("--rslora", "rslora: no adapter is trained"),
         ("--lora-targets q_proj", "lora_targets: no adapter is trained"),

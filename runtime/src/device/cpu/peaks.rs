@@ -283,16 +283,26 @@ fn piece_chains(isa: Isa) -> Option<(Chains, u64, u64)> {
     }
 }
 
-/// Sums of 32 x 32 over 32 products of f32, each of six products of pieces of bf16, with the loads of tiles that the kernels have
-/// (`dot_amx_split`), from the first-level cache.
+/// Bytes in a cache line of their own.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-fn chains_of_pieces(turns: u64) {
-    #[repr(align(64))]
-    struct Aligned<const N: usize>([u8; N]);
+#[repr(align(64))]
+struct Aligned<const N: usize>([u8; N]);
+
+/// Eight tiles of 16 rows of 64 bytes.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn shapes() -> Aligned<64> {
     let mut shapes = Aligned([0; 64]);
     shapes.0[0] = 1; // the only palette there is
     shapes.0[16..32].copy_from_slice(&[64, 0].repeat(8)); // bytes of a row, of tiles 0 to 7
     shapes.0[48..56].fill(16); // rows
+    shapes
+}
+
+/// Sums of 32 x 32 over 32 products of f32, each of six products of pieces of bf16, with the loads of tiles that the kernels have
+/// (`dot_amx_split`), from the first-level cache.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn chains_of_pieces(turns: u64) {
+    let shapes = shapes();
     // Three pieces of each side.
     let sides = Aligned([0; 12 << 10]);
     // SAFETY: as in `chains_of_tiles`; loads read the twelve KiB above.
@@ -352,12 +362,7 @@ fn chains_of_pieces(turns: u64) {
 /// Six chains of 16 x 16 sums over 32 products each; a chain's latency is about three products.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn chains_of_tiles(turns: u64) {
-    #[repr(align(64))]
-    struct Shapes([u8; 64]);
-    let mut shapes = Shapes([0; 64]);
-    shapes.0[0] = 1; // the only palette there is
-    shapes.0[16..32].copy_from_slice(&[64, 0].repeat(8)); // bytes of a row, of tiles 0 to 7
-    shapes.0[48..56].fill(16); // rows
+    let shapes = shapes();
     // SAFETY: a machine runs with the matrix unit only where the processor has it and the system grants it; the registers are
     // declared, and the one load reads the 64 bytes above. Tiles are zeroed, so that no odd number slows anything down.
     unsafe {
