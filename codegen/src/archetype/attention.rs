@@ -162,7 +162,10 @@ fn touched(piece: &Piece, _: &Form) -> HashMap<Operand, Dim> {
             let sequences = &g.ty(n.args[5]).shape[0];
             let rows = match (a.window, a.span.size()) {
                 // The first of a sequence's new tokens sees a window, each behind it one key more.
-                (Some(w), Some(span)) if w < span => &(sequences * &Dim::from(w)) + &g.ty(n.args[0]).shape[0],
+                (Some(w), Some(span)) if w < span => {
+                    let seen = &(sequences * &Dim::from(w)) + &g.ty(n.args[0]).shape[0];
+                    seen.at_most(&(sequences * &a.span))
+                }
                 _ => sequences * &a.span,
             };
             let width = &Dim::product(&g.ty(arg).shape[1..]) * &Dim::from(g.ty(at).dtype.bytes());

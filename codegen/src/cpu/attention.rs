@@ -48,7 +48,8 @@ pub(super) fn kernel(region: &Region, f: &AttentionForm, name: &str) -> Emitted 
     let both = |dtype| keys_and_values.iter().all(|s| s.dtype == dtype);
     let narrow_queries = q.dtype == DType::BF16;
     // Products of bf16 values by tiles, or by pairs.
-    let tiled = narrow_queries && (both(DType::BF16) || kind > 0) && [d_size, dv].iter().all(|d| d % 32 == 0);
+    let paired = narrow_queries && (both(DType::BF16) || kind > 0) && d_size % 32 == 0;
+    let tiled = paired && dv % 32 == 0;
     let kinds = [
         ("KV_BF16", both(DType::BF16)),
         ("KV_F32", both(DType::F32)),
@@ -91,7 +92,7 @@ pub(super) fn kernel(region: &Region, f: &AttentionForm, name: &str) -> Emitted 
     let phases = if f.pages.is_some() { 2 } else { 1 };
     let made = Emitted::counted(format!("{d}{}{undef}", TEMPLATES.concat()), name, phases);
     let matrix = tiled.then_some(Products::Native);
-    Emitted { workspace: workspace(f), tiles: narrow_queries, matrix, pairs: tiled, ..made }
+    Emitted { workspace: workspace(f), tiles: narrow_queries, matrix, pairs: paired, ..made }
 }
 
 /// Bytes of workspace: the sums of each chunk of keys, for rows whose chunks are units of their own.

@@ -15,8 +15,9 @@ use blocks::Blocks;
 use memmap2::{Mmap, MmapOptions, UncheckedAdvice};
 use serde_json::{Map, Number, Value};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 pub use names::InFile;
 
@@ -140,36 +141,49 @@ type Head = (Map<String, Value>, BTreeMap<String, Tensor>);
 pub struct OfGguf {
     file: Gguf,
     stored: Places,
+    /// Scales and offsets that were made beside codes, until they are asked for.
+    kept: Mutex<HashMap<String, Vec<u8>>>,
 }
 
 impl OfGguf {
     /// The tensors of a file that `stored` finds.
     pub fn new(file: Gguf, stored: Places) -> OfGguf {
-        OfGguf { file, stored }
+        OfGguf { file, stored, kept: Mutex::default() }
     }
 }
 
 impl OfGguf {
-    /// Codes, scales or offsets of a matrix.
-    fn part(&self, name: &str, part: Part) -> Option<Source<'_>> {
-        let InFile { name, interleaved } = (self.stored)(name)?;
+    /// Codes, scales or offsets of a matrix. Codes are read first, the others soon after: all are made at once.
+    fn part(&self, plain: &str, part: Part) -> Option<Source<'_>> {
+        let InFile { name, interleaved } = (self.stored)(plain)?;
         let (t, narrow) = (self.file.tensors.get(&name)?, self.file.narrow(&name)?);
         let rows = t.shape.first().copied().filter(|n| *n > 0)?;
-        let width = (t.end - t.begin) / rows;
-        let mut made = Vec::new();
-        for r in 0..rows {
-            let row = interleaved.map_or(r, |heads| names::interleaved(r, rows / heads.max(1)));
-            let [codes, scales, offsets] =
-                t.blocks.parts(&self.file.map[t.begin + row * width..][..width])?;
-            made.extend(match part {
-                Part::Codes => codes,
-                Part::Scales => scales,
-                Part::Offsets => offsets,
-            });
-        }
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = match kept.remove(&part.of(plain)) {
+            Some(bytes) => bytes,
+            None => {
+                let width = (t.end - t.begin) / rows;
+                let mut made = [const { Vec::new() }; 3];
+                for r in 0..rows {
+                    let row = interleaved.map_or(r, |heads| names::interleaved(r, rows / heads.max(1)));
+                    t.blocks.parts(&self.file.map[t.begin + row * width..][..width], &mut made)?;
+                }
+                let mut asked = None;
+                for (of, bytes) in [Part::Codes, Part::Scales, Part::Offsets].into_iter().zip(made) {
+                    match of == part {
+                        true => asked = Some(bytes).filter(|bytes| !bytes.is_empty()),
+                        false if of != Part::Codes && !bytes.is_empty() => {
+                            _ = kept.insert(of.of(plain), bytes)
+                        }
+                        false => {}
+                    }
+                }
+                asked?
+            }
+        };
         let dtype = if part == Part::Codes { narrow.code.dtype() } else { narrow.scales };
-        let shape = vec![rows, made.len() / dtype.bytes() / rows];
-        Some(Source { dtype, shape, bytes: Cow::Owned(made) })
+        let shape = vec![rows, bytes.len() / dtype.bytes() / rows];
+        Some(Source { dtype, shape, bytes: Cow::Owned(bytes) })
     }
 }
 
@@ -205,7 +219,12 @@ impl WeightSource for OfGguf {
     }
 
     fn done(&self, name: &str) {
-        let name = Part::named(name).map_or(name, |(plain, _)| plain);
+        // Of codes, scales and offsets the first that is asked for reads the file.
+        let name = match Part::named(name) {
+            Some((plain, Part::Codes)) => plain,
+            Some(_) => return,
+            None => name,
+        };
         let stored = (self.stored)(name).and_then(|at| self.file.tensors.get(&at.name));
         let Some(Tensor { begin, end, .. }) = stored else { return };
         // Advice only: pages that stay mapped cost memory, not correctness.

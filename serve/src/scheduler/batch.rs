@@ -223,13 +223,13 @@ impl StepBatch {
 
     /// Says how the next token of a sequence is drawn; unsaid, it is the likeliest.
     pub(super) fn draw(&mut self, sequence: usize, drawing: &Drawing) {
-        let reals = drawing.reals().map(f32::to_le_bytes).concat();
-        let integers = drawing.integers().map(i32::to_le_bytes).concat();
-        for (i, bytes) in [(SAMPLING, reals), (DRAWS, integers)] {
+        let reals = drawing.reals().map(f32::to_le_bytes);
+        let integers = drawing.integers().map(i32::to_le_bytes);
+        for (i, bytes) in [(SAMPLING, reals.as_flattened()), (DRAWS, integers.as_flattened())] {
             let v = &mut self.inputs[i].1;
             v.shape[0] = v.shape[0].max(sequence + 1);
             v.bytes.resize(v.shape[0] * bytes.len(), 0);
-            v.bytes[sequence * bytes.len()..][..bytes.len()].copy_from_slice(&bytes);
+            v.bytes[sequence * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
         }
     }
 

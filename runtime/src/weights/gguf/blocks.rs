@@ -165,10 +165,9 @@ impl Blocks {
         out
     }
 
-    /// Codes, scales and offsets of whole blocks, as kernels read them; nothing where they are not codes.
-    pub fn parts(&self, bytes: &[u8]) -> Option<[Vec<u8>; 3]> {
+    /// Appends codes, scales and offsets of whole blocks, as kernels read them; none where they are not codes.
+    pub fn parts(&self, bytes: &[u8], [codes, scales, offsets]: &mut [Vec<u8>; 3]) -> Option<()> {
         let of = self.codes.as_ref()?;
-        let [mut codes, mut scales, mut offsets] = [const { Vec::new() }; 3];
         for b in bytes.chunks_exact(self.size) {
             (of.read)(b, &mut |group, scale, offset| {
                 match of.code {
@@ -177,13 +176,13 @@ impl Blocks {
                     }
                     _ => codes.extend(group),
                 }
-                of.scales().encode(f64::from(scale), &mut scales);
+                of.scales().encode(f64::from(scale), scales);
                 if of.offsets {
-                    of.scales().encode(f64::from(offset), &mut offsets);
+                    of.scales().encode(f64::from(offset), offsets);
                 }
             });
         }
-        Some([codes, scales, offsets])
+        Some(())
     }
 }
 
