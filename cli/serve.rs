@@ -408,6 +408,10 @@ impl Server {
                 (told, at) = (now, Instant::now());
             }
         }
+        if ending == Ending::Leave {
+            // One that is not ready yet must not begin to answer, for it ends with this one.
+            drop(successor.take());
+        }
         let engine = self.engine.clone();
         self.end(ending)?;
         activity(&told, &engine.stats(), at.elapsed()).iter().for_each(|line| say(line));

@@ -158,12 +158,14 @@ impl History {
         if s.temperature == 0.0 {
             return Some(Drawing::GREEDY);
         }
+        // What is drawn first is dropped by top-p alone.
+        let again = s.top_p < 1.0;
         Some(Drawing {
             inverse: 1.0 / s.temperature,
             reach: s.reach(),
             top_p: s.top_p,
             top_k: s.top_k,
-            words: std::array::from_fn(|draw| self.word(draw)),
+            words: std::array::from_fn(|draw| if draw == 0 || again { self.word(draw) } else { 0 }),
         })
     }
 

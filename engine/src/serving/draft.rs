@@ -51,7 +51,7 @@ pub(super) fn draft_steps(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<PagedModel, Error> {
     let (config, positions) = (&draft.config, draft.config.max_positions);
-    let table = cache.table.min(positions / Cache::PAGE).max(1);
+    let table = cache.table.min(positions.div_ceil(Cache::PAGE));
     let cache = Cache { table, windows: None, ..cache };
     let sizes = [tokens as u64, room.sequences as u64];
     let programs = Programs::plan(config, sizes, cache, room.storage, machine, Fidelity::Exact)?;

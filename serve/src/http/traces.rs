@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::{fmt, io};
 
 use serde_json::{Map, Value, json};
@@ -88,14 +88,16 @@ fn export(receive: &Receiver<Message>, agent: &Agent, url: &str, service: &str) 
     let mut fails = false;
     while let Ok(first) = receive.recv() {
         let (mut spans, mut flush) = (Vec::new(), None);
-        let mut next = Some(first);
+        let (mut next, until) = (Some(first), Instant::now() + GATHER);
         while let Some(message) = next {
             match message {
                 Message::Span(span) => spans.push(span),
                 Message::Flush(sent) => flush = Some(sent),
             }
             let more = flush.is_none() && spans.len() < TOGETHER;
-            next = more.then(|| receive.recv_timeout(GATHER).ok()).flatten();
+            next = more
+                .then(|| receive.recv_timeout(until.saturating_duration_since(Instant::now())).ok())
+                .flatten();
         }
         if !spans.is_empty() {
             let sent = agent.post(url).content_type("application/json").send(message(spans, service));
@@ -207,7 +209,7 @@ impl Trace {
                 "gen_ai.request.model": params.model, "gen_ai.response.model": params.model,
                 "gen_ai.request.choice.count": params.n, "gen_ai.request.max_tokens": sampling.max_tokens,
                 "gen_ai.request.temperature": f64::from(sampling.temperature), "gen_ai.request.top_p": f64::from(sampling.top_p),
-                "gen_ai.request.seed": sampling.seed, "gen_ai.request.stream": params.stream.is_some(),
+                "gen_ai.request.seed": sampling.seed.map(|seed| seed as i64), "gen_ai.request.stream": params.stream.is_some(),
             });
             let given = all.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
             told.attributes.extend(given.map(|(key, value)| (key.clone(), value.clone())));

@@ -95,7 +95,7 @@ impl Tokens {
     }
 
     /// The tokens of a full page.
-    pub(super) fn page(&self, page: usize) -> &[u32] {
+    pub(crate) fn page(&self, page: usize) -> &[u32] {
         let first = page * self.size;
         match first.checked_sub(self.whole) {
             Some(at) => &self.rest[at..][..self.size],

@@ -77,8 +77,7 @@ impl Drafting {
         let known = self.known.entry(sequence.id).or_default();
         for page in known.chains.len()..tokens.len() / size {
             let before = page.checked_sub(1).map(|page| known.chains[page]);
-            let own: Vec<u32> = (page * size..(page + 1) * size).map(|at| tokens.get(at)).collect();
-            known.chains.push(self.hasher.hash_one((before, own)));
+            known.chains.push(self.hasher.hash_one((before, tokens.page(page))));
         }
         let holds = |(page, chain): &(&Page, &u64)| self.held.get(**page as usize) == Some(&Some(**chain));
         let noted = pages.iter().zip(&known.chains).take_while(holds).count();

@@ -36,6 +36,8 @@ pub(super) struct Proposer {
     /// Of these.
     pub accepted: u32,
     average: f32,
+    /// Below this part a pause pays.
+    least: f32,
     /// Steps that are left of a pause, and how long the next one is.
     idle: u32,
     pause: u32,
@@ -50,9 +52,9 @@ impl Proposer {
     pub fn new(experience: Experience, cost: f32) -> Proposer {
         let ([pause, _], Experience(average), least) = (PAUSES, experience, LEAST.max(cost));
         let (seen, tokens, suggested) = (Seen::default(), Vec::new(), Vec::new());
-        let idle = if average < LEAST { pause } else { 0 };
+        let idle = if average < least { pause } else { 0 };
         let average = average.max(least);
-        Proposer { proposed: 0, accepted: 0, average, idle, pause, seen, tokens, suggested }
+        Proposer { proposed: 0, accepted: 0, average, least, idle, pause, seen, tokens, suggested }
     }
 
     /// How many of `most` tokens are worth a try in the coming step: few while few are accepted, none in a pause.
@@ -61,7 +63,9 @@ impl Proposer {
             self.idle = self.idle.saturating_sub(1);
             return 0;
         }
-        (1 + (self.average * most as f32) as usize).min(most)
+        // After a pause one is tried, whatever it costs.
+        let more = if self.average > self.least { (self.average * most as f32) as usize } else { 0 };
+        (1 + more).min(most)
     }
 
     /// Up to `most` tokens that may come next.
@@ -94,12 +98,12 @@ impl Proposer {
             if accepted > 0 {
                 self.pause = first;
             }
-            let least = LEAST.max(cost);
-            if self.average < least {
+            self.least = LEAST.max(cost);
+            if self.average < self.least {
                 self.idle = self.pause;
                 self.pause = (2 * self.pause).min(longest);
                 // One try after the pause, and then the next unless it was right.
-                self.average = least;
+                self.average = self.least;
             }
         }
         step.map(u64::from)
@@ -173,6 +177,15 @@ mod tests {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             tokens.push((state >> 24) % 6);
         }
+    }
+
+    #[test]
+    fn what_costs_much_is_tried_once_after_a_pause() {
+        let cost = 0.9;
+        let mut proposer = Proposer::new(Experience(0.3), cost);
+        let mut tries = || (0..10_000).map(|_| proposer.worth(4)).find(|n| *n > 0);
+        assert_eq!(tries(), Some(1), "a pause, then one");
+        assert_eq!(Proposer::new(Experience(1.0), cost).worth(4), 4);
     }
 
     #[test]
