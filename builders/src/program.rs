@@ -52,6 +52,13 @@ pub struct Windows {
     pub every: bool,
 }
 
+impl Windows {
+    /// Pages that a sequence needs of a window and of a step's tokens, wherever in their pages they begin.
+    pub fn each(window: usize, step: usize) -> usize {
+        window.saturating_add(step) / Cache::PAGE + 2
+    }
+}
+
 impl Cache {
     /// Rows of a page unless there is a reason for another number.
     pub const PAGE: usize = 16;

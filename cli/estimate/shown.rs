@@ -3,7 +3,7 @@
 use crate::table::{bytes, count, table};
 use astrai_estimate::check::{Checked, Operator};
 use astrai_estimate::estimate::{Estimate, Row as Kernel};
-use astrai_estimate::hardware::{ARCHETYPES, Hardware};
+use astrai_estimate::hardware::{ARCHETYPES, Hardware, SAME};
 use astrai_estimate::llmsim::{COLUMNS, DIFFERENCES, Machine, Report, Row};
 use astrai_estimate::published::{Compared, ENGINES, Outcome};
 use astrai_estimate::report::message;
@@ -106,6 +106,7 @@ fn summary(e: &Estimate) -> String {
         ("activations", m.activations),
         ("gradients", m.gradients),
         ("optimiser", m.optimizer),
+        ("process", m.process),
     ];
     let parts: Vec<String> =
         parts.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name} {}", bytes(*n))).collect();
@@ -246,7 +247,13 @@ pub fn checked(c: &Checked, hardware: &Hardware) -> String {
         seconds(c.measured),
         c.spread * 100.0
     );
-    out + &format!("error                {:.1} %\n", c.error() * 100.0)
+    out += &format!("error                {:.1} %\n", c.error() * 100.0);
+    if let Some([planned, peak]) = c.memory {
+        let error = (planned as f64 / peak as f64 - 1.0) * 100.0;
+        let [planned, peak] = [planned, peak].map(bytes);
+        out += &format!("memory               {planned} planned, {peak} held at most, error {error:.1} %\n");
+    }
+    out
 }
 
 /// Every published measurement with its error, and the numbers fitted.
@@ -277,7 +284,8 @@ pub fn published(outcome: &Outcome) -> String {
     let row = |(name, r): (&&str, &astrai_estimate::hardware::Reach)| {
         vec![name.to_string(), format!("{:.3}", r.compute), format!("{:.3}", r.memory), seconds(r.fixed)]
     };
-    let rows: Vec<_> = ARCHETYPES.iter().zip(&numbers.reach).map(row).collect();
+    let apart = |name: &str| SAME.iter().all(|(form, _)| *form != name);
+    let rows: Vec<_> = ARCHETYPES.iter().zip(&numbers.reach).filter(|(n, _)| apart(n)).map(row).collect();
     out += &table(&["archetype", "of the peak", "of the bandwidth", "beside"], &rows);
     for (engine, launch) in ENGINES.iter().zip(outcome.fitted.launch) {
         out += &format!("between starts, {engine}: {}\n", seconds(launch));

@@ -35,7 +35,7 @@ use std::str::FromStr;
 pub const SEQUENCES: usize = 32;
 
 /// Most tokens in one step unless told otherwise: enough to fill the processor, few enough to keep others' steps short.
-const TOKENS: usize = 512;
+pub const TOKENS: usize = 512;
 
 /// Of the memory that is free beside the weights, the part that keys and values take unless told otherwise.
 const SHARE: f64 = 0.5;

@@ -2,7 +2,7 @@
 //! a step and of each kernel, with random weights; and measurements from which the numbers of kernels are fitted.
 
 use crate::Refused;
-use crate::estimate::even;
+use crate::estimate::{estimate, even};
 use crate::hardware::Hardware;
 use crate::model::{Time, time};
 use crate::schedule::{Purpose, Schedule};
@@ -13,6 +13,7 @@ use astrai_engine::load::draw;
 use astrai_engine::machine::Machine;
 use astrai_engine::model::{Model, check_sizes, plan_within, served_fidelity};
 use astrai_ir::{Dim, Mesh};
+use astrai_runtime::device::{forget_peak, process_memory};
 use astrai_runtime::{Compiled, Dump, Profile};
 use astrai_serve::cache::KvCache;
 use astrai_serve::pages::Page;
@@ -51,6 +52,8 @@ pub struct Checked {
     pub spread: f64,
     /// Its kernels.
     pub operators: Vec<Operator>,
+    /// Bytes planned, and the most that the process held while it loaded and ran; none where the system does not say.
+    pub memory: Option<[u64; 2]>,
 }
 
 impl Checked {
@@ -89,12 +92,15 @@ pub fn check(
         return Err("--check runs one rank on the device at hand; leave --tp, --dp, --ep, --pp and --micro-batches out".into());
     }
     check_sizes(config, s.batch, s.seq)?;
+    let planned = estimate(config, s, hardware, machine.backend())?.summary.memory.total();
+    let forgotten = forget_peak();
     let measured = match s.purpose {
         Purpose::Train => train(config, s, machine, repeat)?,
         Purpose::Prefill => prefill(config, s, machine, repeat)?,
         Purpose::Decode => paged(config, s, 1, machine, repeat)?,
     };
-    beside(measured, hardware)
+    let peak = process_memory().filter(|_| forgotten).map(|[_, peak]| [planned, peak]);
+    Ok(Checked { memory: peak, ..beside(measured, hardware)? })
 }
 
 /// The same of a server's prefill: the last `new` tokens of each sequence, whose keys and values are in pages.
@@ -128,6 +134,7 @@ fn beside((mut seconds, programs): Measured, hardware: &Hardware) -> Result<Chec
         runs,
         spread: (at(0.75) - at(0.25)) / 2.0 / at(0.5),
         operators,
+        memory: None,
     })
 }
 

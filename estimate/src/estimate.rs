@@ -220,7 +220,8 @@ fn rank(
     }
     let total: f64 = seconds.iter().map(|(_, s)| s).sum();
     rows.iter_mut().for_each(|r| r.share = r.seconds / total);
-    Ok(Rank { rows, seconds, memory: stage.memory, launches })
+    let memory = Memory { process: hardware.process as u64, ..stage.memory };
+    Ok(Rank { rows, seconds, memory, launches })
 }
 
 /// Seconds of a step, from one to the next, and the part in which stages wait.
@@ -315,7 +316,7 @@ fn summary(config: &ModelConfig, s: &Schedule, hardware: &Hardware, ranks: &[Ran
 
 /// Most sequences in all, and tokens of each, by proportion to what this schedule holds.
 fn largest(s: &Schedule, m: &Memory, memory: u64, positions: u64) -> [u64; 2] {
-    let free = memory.saturating_sub(m.weights + m.gradients + m.optimizer) as f64;
+    let free = memory.saturating_sub(m.weights + m.gradients + m.optimizer + m.process) as f64;
     let grows = (m.kv + m.activations).max(1) as f64;
     let batch = (s.batch as f64 * free / grows) as u64;
     // Activations of decode do not grow with the context.

@@ -5,7 +5,7 @@ mod kernels;
 mod presets;
 mod read;
 
-pub use kernels::{ARCHETYPES, Kernels, Reach};
+pub use kernels::{ARCHETYPES, Kernels, Reach, SAME};
 pub use presets::{PRESETS, preset};
 
 use crate::Refused;
@@ -87,6 +87,8 @@ pub struct Hardware {
     pub units: u32,
     /// Bytes of memory.
     pub memory: f64,
+    /// Bytes of it that a process takes beside what is planned: its program, threads, compiled kernels.
+    pub process: f64,
     /// Bytes per second that memory gives.
     pub bandwidth: f64,
     /// Bytes that caches hold between kernels, and the bytes per second that each gives, the smallest first; none where that is not known.
@@ -162,6 +164,9 @@ impl Hardware {
             "links": self.links.iter().map(link).collect::<Vec<_>>(),
             "kernels": self.kernels.save(), "sources": self.sources,
         });
+        if self.process > 0.0 {
+            out["memory"]["process"] = json!(Kind::Size.show(self.process));
+        }
         let optional = [
             ("power", self.power.map(|v| Kind::Power.show(v))),
             ("price", self.price.map(|v| Kind::Price.show(v))),

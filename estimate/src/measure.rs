@@ -3,6 +3,7 @@
 
 use crate::hardware::{Hardware, Kernels, Precision};
 use astrai_runtime::Device;
+use astrai_runtime::device::process_memory;
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -30,6 +31,7 @@ pub fn hardware(
         kind: "cpu".into(),
         units: target.units,
         memory: device.available() as f64,
+        process: process_memory().map_or(0.0, |[now, _]| now as f64),
         bandwidth,
         caches,
         compute,

@@ -3,7 +3,7 @@
 //! machine, experts that are not met, algorithms of collectives; all are in the hardware's file.
 
 use crate::Refused;
-use crate::hardware::{Hardware, Precision};
+use crate::hardware::{Hardware, Precision, SAME};
 use crate::work::{Message, Work};
 use astrai_ir::kernel::Products;
 use astrai_ir::{Dim, Mesh};
@@ -114,7 +114,8 @@ pub fn time(work: &Work, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> Resu
         return Ok(Time { flops, bytes, sent, ..Time::default() });
     }
     let precision = precision(work, hardware);
-    let reach = hardware.kernels.of(work.form, precision);
+    let same = SAME.iter().find(|(form, _)| hardware.kind != "cpu" && *form == work.form);
+    let reach = hardware.kernels.of(same.map_or(work.form, |(_, of)| *of), precision);
     let [m, n, k, batch] =
         [&work.sizes[0], &work.sizes[1], &work.sizes[2], &work.sizes[3]].map(|d| value(d, sizes));
     let shape = [m?, n?, k?, batch?];
@@ -126,7 +127,7 @@ pub fn time(work: &Work, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> Resu
     let mut starts = 1.0;
     if hardware.kind == "cpu" {
         // What is packed is written once and read once.
-        if matches!(work.form, "dot" | "grouped") {
+        if matches!(work.form, "dot" | "panels" | "grouped") {
             let packed = value(&work.workspace, sizes)?;
             memory += 2.0 * packed / hardware.rate(packed);
         }
@@ -175,7 +176,7 @@ fn distinct(groups: f64, rows: f64) -> f64 {
 /// Part of the machine that the tiles of a product fill; 1 where it is no product, or a core takes rows as they come.
 fn filled(work: &Work, hardware: &Hardware, [m, n, k, batch]: [f64; 4]) -> f64 {
     let (work_form, units) = (work.form, f64::from(hardware.units));
-    if !matches!(work_form, "dot" | "grouped" | "outer") || m * n * batch <= 0.0 {
+    if !matches!(work_form, "dot" | "panels" | "grouped" | "outer") || m * n * batch <= 0.0 {
         return 1.0;
     }
     if hardware.kind == "cpu" {

@@ -102,7 +102,7 @@ pub fn cells(row: &Row) -> Vec<Value> {
 fn memory(m: &Memory) -> Value {
     json!({
         "weights": m.weights, "kv": m.kv, "activations": m.activations, "gradients": m.gradients,
-        "optimizer": m.optimizer, "total": m.total(), "kv_per_token": m.kv_per_token,
+        "optimizer": m.optimizer, "process": m.process, "total": m.total(), "kv_per_token": m.kv_per_token,
     })
 }
 
@@ -208,6 +208,7 @@ pub fn checked(c: &Checked, s: &Schedule, hardware: &Hardware) -> Value {
     json!({
         "hardware": hardware.name, "schedule": schedule(s), "predicted_seconds": c.predicted,
         "measured_seconds": c.measured, "error": c.error(), "spread": c.spread,
+        "planned_bytes": c.memory.map(|m| m[0]), "peak_bytes": c.memory.map(|m| m[1]),
         "operators": c.operators.iter().map(operator).collect::<Vec<_>>(),
     })
 }

@@ -7,6 +7,7 @@ use crate::lengths::Lengths;
 use astrai_builders::config::LayerSpec;
 use astrai_builders::{Cache, Logits, ModelConfig, Program, Ranks, Windows, build, placements};
 use astrai_engine::model::{check_sizes, served_fidelity};
+use astrai_engine::serving::TOKENS;
 use astrai_ir::backend::Root;
 use astrai_ir::ops::Op;
 use astrai_ir::plan::{Place, Step};
@@ -211,6 +212,8 @@ pub struct Memory {
     pub gradients: u64,
     /// Moments and master weights.
     pub optimizer: u64,
+    /// What the process takes beside, where its hardware says so.
+    pub process: u64,
     /// Keys and values that one token leaves on this rank.
     pub kv_per_token: u64,
 }
@@ -218,7 +221,7 @@ pub struct Memory {
 impl Memory {
     /// All of it.
     pub fn total(&self) -> u64 {
-        let parts = [self.weights, self.kv, self.activations, self.gradients, self.optimizer];
+        let parts = [self.weights, self.kv, self.activations, self.gradients, self.optimizer, self.process];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 }
@@ -286,11 +289,11 @@ pub fn stage(
     Ok(Stage { programs: vec![("forward", planned)], memory })
 }
 
-/// Pages of windowed layers for so many sequences, as a server has them: what a window and a step need, wherever in their pages they begin.
-fn windows(config: &ModelConfig, table: usize, sequences: usize) -> Option<Windows> {
+/// Pages of windowed layers for so many sequences, as a server has them: each window with a step of prefill.
+pub(crate) fn windows(config: &ModelConfig, table: usize, sequences: usize) -> Option<Windows> {
     let windowed = |l: &&LayerSpec| l.attention.window.is_some() && l.attention.latent.is_none();
     let window = config.layers.iter().filter(windowed).filter_map(|l| l.attention.window).max()?;
-    let each = window.saturating_add(1) / Cache::PAGE + 2;
+    let each = Windows::each(window, TOKENS.max(sequences));
     let every = config.layers.iter().all(|l| windowed(&l));
     (each < table).then(|| Windows { pages: each.saturating_mul(sequences), window, every })
 }
@@ -358,7 +361,7 @@ fn train(
         activations: arena(&plan.grad)?.saturating_add(kept * (flight - 1)).max(arena(&plan.update)?),
         gradients: of(gradients, 2),
         optimizer: of(states - gradients, 1),
-        kv_per_token: 0,
+        ..Memory::default()
     };
     Ok(Stage { programs: vec![("gradient", plan.grad), ("update", plan.update)], memory })
 }

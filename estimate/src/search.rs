@@ -301,7 +301,7 @@ impl Search {
 
     fn one(&self, s: &Schedule, layers: &Layers, hardware: &Hardware) -> Result<Candidate, String> {
         let batch = s.rank_batch()?;
-        let memory = layers.memory(s, batch);
+        let memory = Memory { process: hardware.process as u64, ..layers.memory(s, batch) };
         let (need, have) = (memory.total() as f64, hardware.memory);
         if need > have {
             return Err(format!("needs {:.1} GB of {:.1} GB", need / 1e9, have / 1e9));

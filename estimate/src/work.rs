@@ -32,7 +32,7 @@ pub struct Work {
     pub layer: String,
     /// Identity of the kernel; empty where none computes it.
     pub kernel: String,
-    /// The archetype's name.
+    /// The archetype's name; `panels` where a dot's weight was packed ahead.
     pub form: &'static str,
     /// Launches of a run.
     pub launches: u64,
@@ -218,7 +218,10 @@ fn describe(_: &Plan, region: &Arc<Region>, [reads, writes]: &[Vec<bool>; 2]) ->
         origin: String::new(),
         layer: String::new(),
         kernel: String::new(),
-        form: region.form().name(),
+        form: match region.form() {
+            Form::Dot(d) if region.piece.layout(d.right.at).is_packed() => "panels",
+            form => form.name(),
+        },
         launches: 0,
         layers: vec![],
         sizes,

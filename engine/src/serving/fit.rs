@@ -28,9 +28,7 @@ impl PageBytes {
     /// prefixes are kept; but no more than the budget has of others. Of `most` there are never more.
     fn windows(&self, room: &Room, context: usize, budget: u64, most: usize) -> Option<Windows> {
         let [whole, windowed] = self.bytes;
-        // What a window and a step need, wherever in their pages they begin.
-        let step = room.tokens.unwrap_or(TOKENS.max(room.rows()));
-        let each = self.window.saturating_add(step) / Cache::PAGE + 2;
+        let each = Windows::each(self.window, room.tokens.unwrap_or(TOKENS.max(room.rows())));
         let all = each.saturating_mul(room.sequences << u32::from(room.prefix_cache));
         let held = usize::try_from(budget / (whole + windowed).max(1)).unwrap_or(usize::MAX);
         let pages = all.min(most).min(held);

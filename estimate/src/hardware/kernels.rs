@@ -4,9 +4,13 @@ use super::Precision;
 use crate::quantity::Kind;
 use serde_json::{Map, Value, json};
 
-/// Archetypes that have numbers of their own, by the names of their forms; the others take those of `loops`.
-pub const ARCHETYPES: [&str; 7] =
-    ["dot", "grouped", "attention", "attention_grad", "loss", "loops", "collective"];
+/// Kernels that have numbers of their own, by the names of their forms; the others take those of `loops`. `panels` are dots of a weight
+/// that was packed ahead, which a processor multiplies with other loops than sides that lie as they were made.
+pub const ARCHETYPES: [&str; 9] =
+    ["dot", "panels", "grouped", "outer", "attention", "attention_grad", "loss", "loops", "collective"];
+
+/// Kernels that are one on devices other than processors, and in files that do not tell them apart: each with the one it is.
+pub const SAME: [(&str, &str); 2] = [("panels", "dot"), ("outer", "grouped")];
 
 /// What part of the peaks kernels of one archetype reach.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,6 +66,8 @@ impl Kernels {
         Kernels {
             reach: [
                 of(0.75, 0.88, 2e-6),
+                of(0.75, 0.88, 2e-6),
+                of(0.65, 0.80, 4e-6),
                 of(0.65, 0.80, 4e-6),
                 of(0.60, 0.85, 3e-6),
                 of(0.45, 0.80, 4e-6),
@@ -79,11 +85,7 @@ impl Kernels {
 
     /// Which of [`ARCHETYPES`] has the numbers of a form of this name.
     pub fn archetype(form: &str) -> usize {
-        let place = match form {
-            "outer" => "grouped",
-            form => form,
-        };
-        ARCHETYPES.iter().position(|a| *a == place).unwrap_or(ARCHETYPES.len() - 2)
+        ARCHETYPES.iter().position(|a| *a == form).unwrap_or(ARCHETYPES.len() - 2)
     }
 
     /// That of an archetype by the name of its form, of kernels that multiply in this type.

@@ -1,6 +1,6 @@
 //! Reading of hardware files. In: the JSON of a file, ours or LLMSim's. Out: hardware, or one line that names the key.
 
-use super::{ARCHETYPES, Hardware, Kernels, Precision, Reach};
+use super::{ARCHETYPES, Hardware, Kernels, Precision, Reach, SAME};
 use crate::quantity::Kind;
 use astrai_ir::target::Link;
 use serde_json::{Map, Value};
@@ -97,7 +97,7 @@ fn ours(file: &Object) -> Result<Hardware, String> {
     let memory = file
         .object("memory")?
         .ok_or("memory is missing; write {size: \"80 GB\", bandwidth: \"3.35 TB/s\"}")?;
-    memory.only(&["size", "bandwidth"])?;
+    memory.only(&["size", "bandwidth", "process"])?;
     let compute = file.object("compute")?.ok_or("compute is missing; write {bf16: \"989 TFLOP/s\"}")?;
     compute.only(&Precision::ALL.map(Precision::name))?;
     let mut peaks = Vec::new();
@@ -116,6 +116,7 @@ fn ours(file: &Object) -> Result<Hardware, String> {
         kind,
         units: file.number("units", (1.0, 1e5))?.unwrap_or(1.0) as u32,
         memory: memory.wanted("size", Kind::Size)?,
+        process: memory.quantity("process", Kind::Size)?.unwrap_or(0.0),
         bandwidth: memory.wanted("bandwidth", Kind::Bandwidth)?,
         caches: caches(file)?,
         compute: peaks,
@@ -195,6 +196,12 @@ fn kernels(o: &Object) -> Result<Kernels, String> {
                 all.own.push((i, precision, reach(&own, all.reach[i])?));
             }
         }
+    }
+    for (name, of) in SAME.into_iter().filter(|(name, _)| o.get(name).is_none()) {
+        let [to, from] = [name, of].map(Kernels::archetype);
+        all.reach[to] = all.reach[from];
+        let own: Vec<_> = all.own.iter().filter(|(i, ..)| *i == from).map(|(_, p, r)| (to, *p, *r)).collect();
+        all.own.extend(own);
     }
     let seconds = |key| Ok::<_, String>(o.quantity(key, Kind::Time)?.unwrap_or(0.0));
     (all.step, all.turn, all.logit) = (seconds("step")?, seconds("turn")?, seconds("logit")?);

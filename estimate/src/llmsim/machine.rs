@@ -128,6 +128,7 @@ impl Machine {
             kind: "accelerator".into(),
             units: 1,
             memory: self.size * 1e9,
+            process: 0.0,
             bandwidth: self.memory * 1e12,
             caches: vec![],
             compute: vec![

@@ -81,7 +81,7 @@ fn peaks(e: &Estimate) -> Value {
 /// Launches as numbers of rows and bytes kept, the first of them only where there are too many.
 fn launches(rank: &crate::estimate::Rank, most: usize) -> Value {
     let m = &rank.memory;
-    let held = m.weights + m.kv + m.gradients + m.optimizer;
+    let held = m.weights + m.kv + m.gradients + m.optimizer + m.process;
     let list: Vec<[u64; 2]> = rank.launches.iter().take(most).map(|l| [l.row as u64, l.live]).collect();
     json!({"held": held, "launches": list, "left_out": rank.launches.len().saturating_sub(most)})
 }

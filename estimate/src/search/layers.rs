@@ -127,6 +127,7 @@ impl Layers {
                 gradients: of(weights * self.states[0], 2),
                 optimizer: of(weights * self.states[1], 1),
                 kv_per_token: (self.kv * layers.len() as f64) as u64,
+                process: 0,
             }
         };
         (0..stages).map(one).max_by_key(Memory::total).unwrap_or_default()

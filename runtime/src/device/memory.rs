@@ -155,6 +155,21 @@ pub fn available_memory() -> u64 {
     kib.map_or(u64::MAX, |k| k * 1024)
 }
 
+/// Bytes of memory that this process holds, and the most that it held since [`forget_peak`]; `None` where the system does not say.
+pub fn process_memory() -> Option<[u64; 2]> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let of = |key: &str| {
+        let line = text.lines().find_map(|l| l.strip_prefix(key))?;
+        Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
+    };
+    Some([of("VmRSS:")?, of("VmHWM:")?])
+}
+
+/// From now on the peak of [`process_memory`] is counted anew; false where the system does not do so.
+pub fn forget_peak() -> bool {
+    std::fs::write("/proc/self/clear_refs", "5").is_ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

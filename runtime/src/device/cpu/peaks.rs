@@ -53,7 +53,7 @@ impl Peaks {
     /// last-level cache keeps of it, and how far its memory is from the processor, counts for both. Where that is little, on
     /// 256 MiB, which this takes. `None` where the vector instructions are not known here.
     pub fn measure(device: &dyn Device, again: &[&[u8]]) -> Option<Peaks> {
-        let threads = device;
+        let isa = Isa::named(&device.backend().target().isa)?;
         let vector = Peaks::vector(device)?;
         let mut own = None;
         let again = match again.iter().map(|b| b.len()).sum::<usize>() < FEWEST {
@@ -69,16 +69,12 @@ impl Peaks {
         };
         let units: Vec<&[u8]> = again.iter().flat_map(|b| b.chunks(UNIT)).take(MOST).collect();
         let size: usize = units.iter().map(|u| u.len()).sum();
-        let by = |sum: fn(&[u8]) -> [u64; 8]| {
+        let by = |read: &(dyn Fn(&[u8]) + Sync)| {
             best(TRIES[1], size as f64, || {
-                threads.share(units.len(), &|_, some| {
-                    for bytes in &units[some] {
-                        black_box(sum(black_box(bytes)));
-                    }
-                })
+                device.share(units.len(), &|_, some| units[some].iter().for_each(|u| read(black_box(u))))
             })
         };
-        let (several, one) = (by(sum::<4, 4096>), by(sum::<1, 0>));
+        let (several, one) = (by(&|u| _ = black_box(sum::<4, 4096>(u))), by(&|u| read(isa, u)));
         let reading = if several.rate > one.rate { several } else { one };
         Some(Peaks { vector, matrix: Peaks::matrix(device), reading })
     }
@@ -111,7 +107,7 @@ impl Peaks {
         Some(operations(device, flops, turns, chains))
     }
 
-    /// Bytes per second that all threads together read of so many bytes, each its part again and again: of each number of bytes
+    /// Bytes per second that all threads together read of so many bytes again and again, of few each thread its part: of each number of bytes
     /// in [`LEVELS`] of which there is four times as much memory, the greatest last. A greater one is never faster.
     pub fn levels(device: &dyn Device) -> Option<Vec<(f64, f64)>> {
         let isa = Isa::named(&device.backend().target().isa)?;
@@ -125,13 +121,20 @@ impl Peaks {
         let bytes = unsafe { std::slice::from_raw_parts(address.cast_const(), len) };
         let mut found = Vec::new();
         for size in sizes {
-            let (each, turns) = (size / threads / LINES * LINES, (TOGETHER / size).max(1));
-            let parts: Vec<&[u8]> = bytes.chunks(each.max(1)).take(threads).collect();
-            let work = |t: usize, some: Range<usize>| {
-                let part = parts.get(t).copied().unwrap_or_default();
-                some.for_each(|_| (0..turns).for_each(|_| read(isa, black_box(part))));
+            let peak = if size < TOGETHER {
+                let (each, turns) = (size / threads / LINES * LINES, TOGETHER / size);
+                let parts: Vec<&[u8]> = bytes.chunks(each.max(1)).take(threads).collect();
+                let work = |t: usize, some: Range<usize>| {
+                    let part = parts.get(t).copied().unwrap_or_default();
+                    some.for_each(|_| (0..turns).for_each(|_| read(isa, black_box(part))));
+                };
+                best(TRIES[1], (each * threads * turns) as f64, || device.share(threads, &work))
+            } else {
+                // Threads that read halves far apart at one speed would meet in the same bank of memory again and again.
+                let units: Vec<&[u8]> = bytes[..size].chunks(UNIT).collect();
+                let work = |_, some: Range<usize>| units[some].iter().for_each(|u| read(isa, black_box(u)));
+                best(TRIES[1], size as f64, || device.share(units.len(), &work))
             };
-            let peak = best(TRIES[1], (each * threads * turns) as f64, || device.share(threads, &work));
             found.push((size as f64, peak.rate));
         }
         for i in (1..found.len()).rev() {
