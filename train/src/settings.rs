@@ -36,8 +36,10 @@ pub enum Strategy {
     Kto,
     /// Pairs by their odds, without a reference
     Orpo,
-    /// Pairs without a reference; SimPO with --set loss_type=simpo
+    /// Pairs without a reference
     Cpo,
+    /// Pairs without a reference, by means over tokens with a margin
+    Simpo,
 }
 
 impl Strategy {
@@ -46,7 +48,7 @@ impl Strategy {
         match self {
             Strategy::Seq => Kind::Seq,
             Strategy::Sft => Kind::Sft,
-            Strategy::Dpo | Strategy::Orpo | Strategy::Cpo => Kind::Dpo,
+            Strategy::Dpo | Strategy::Orpo | Strategy::Cpo | Strategy::Simpo => Kind::Dpo,
             Strategy::Grpo => Kind::Grpo,
             Strategy::Kto => Kind::Kto,
         }
