@@ -1,4 +1,4 @@
-//! Settings of a run. In: `run.toml` and flags, both optional and hostile. Out: one checked [`Settings`]; flags win. One
+//! Settings of a run. In: `run.toml` or `run.yaml` and flags, both optional and hostile. Out: one checked [`Settings`]; flags win. One
 //! table below makes the flags with their help, the file's keys, the defaults and the record kept in checkpoints.
 
 mod check;
@@ -206,7 +206,7 @@ macro_rules! settings {
             }
         }
 
-        /// Keys of `run.toml`.
+        /// Keys of the file.
         const KEYS: &[&str] =
             &[$(stringify!($rname),)* $(stringify!($oname),)* $(stringify!($name),)* $(stringify!($pname),)*];
 
@@ -227,13 +227,13 @@ macro_rules! settings {
         }
 
         impl Partial {
-            /// Takes the keys of a parsed file; `file` names it in messages. The keys are known to exist.
-            fn from_table(mut table: toml::Table, file: &str) -> Result<Partial, Error> {
+            /// Takes the keys of a parsed file; they are known to exist.
+            fn from_table(mut table: toml::Table, lines: &file::Lines) -> Result<Partial, Error> {
                 Ok(Partial {
-                    $($rname: file::take(&mut table, stringify!($rname), file)?,)*
-                    $($oname: file::take(&mut table, stringify!($oname), file)?,)*
-                    $($name: file::take(&mut table, stringify!($name), file)?,)*
-                    $($pname: file::take(&mut table, stringify!($pname), file)?,)*
+                    $($rname: file::take(&mut table, stringify!($rname), lines)?,)*
+                    $($oname: file::take(&mut table, stringify!($oname), lines)?,)*
+                    $($name: file::take(&mut table, stringify!($name), lines)?,)*
+                    $($pname: file::take(&mut table, stringify!($pname), lines)?,)*
                 })
             }
 
