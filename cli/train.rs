@@ -34,7 +34,7 @@ use std::process::ExitCode;
 ///
 /// Text is tokenised once, into OUT/data; with --vocab N a byte-level BPE tokenizer is trained on it first. Every --save-every
 /// steps, at the end, and on SIGINT or SIGTERM, OUT gets a checkpoint step_NNNNNN that is a model directory of its own
-/// (Hugging Face layout); --resume goes on from the newest, bit for bit. OUT/metrics.jsonl has a line a step, OUT/loss.svg the curve.
+/// (Hugging Face layout); --resume goes on from the newest, bit for bit. OUT/metrics.jsonl has a line a step, OUT/loss.svg the curves.
 /// Settings may also stand in a TOML or YAML file (--file), under the flags' names with underscores; flags win.
 #[derive(Args)]
 #[command(after_help = "Examples:

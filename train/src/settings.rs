@@ -309,6 +309,7 @@ settings! {
         neftune_alpha: f64, "X", "Noise on embeddings under training (NEFTune): uniform in ±X over the root of a sequence's tokens times the hidden size";
         #[arg(num_args = 0..=1, default_missing_value = "true")]
         async_save: bool, "BOOL", "Write checkpoints from a copy of the state while the run goes on [default: false]";
+        keep_every: u64, "STEPS", "Checkpoints at multiples of this many steps stay, whatever --keep says";
         set: Vec<String>, "KEY=VALUE", "An option of the strategy, such as loss_type=ipo (a table in the file); may be repeated";
         reference: PathBuf, "DIR", "Strategies with a reference policy: the model directory of it [default: the model that the run starts from]";
         old: PathBuf, "DIR", "grpo: the model directory of the policy that wrote the answers [default: none, and each ratio is 1]";

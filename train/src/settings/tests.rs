@@ -176,6 +176,8 @@ fn refusals_name_the_setting() {
         ("--accum 99999999", "accum: 99999999 is outside"),
         ("--batch 1000000 --seq 1000000", "tokens an update"),
         ("--steps 0", "steps: 0 is outside"),
+        ("--keep-every 0", "keep_every: 0 is outside"),
+        ("--keep 0 --keep-every 5", "keep_every: with keep 0"),
         ("--steps 5 --warmup 6", "warmup: 6 steps exceed the run's 5"),
         ("--beta2 1", "beta2: 1 is not at least 0 and below 1"),
         ("--eps 0", "eps: 0 is not"),
