@@ -34,18 +34,18 @@ use std::process::ExitCode;
 ///
 /// Text is tokenised once, into OUT/data; with --vocab N a byte-level BPE tokenizer is trained on it first. Every --save-every
 /// steps, at the end, and on SIGINT or SIGTERM, OUT gets a checkpoint step_NNNNNN that is a model directory of its own
-/// (Hugging Face layout); --resume goes on from the newest, bit for bit. OUT/metrics.jsonl has a line a step, OUT/loss.svg the curve.
-/// Settings may also stand in a TOML file (--file), under the flags' names with underscores; flags win.
+/// (Hugging Face layout); --resume goes on from the newest, bit for bit. OUT/metrics.jsonl has a line a step, OUT/loss.svg the curves.
+/// Settings may also stand in a TOML or YAML file (--file), under the flags' names with underscores; flags win.
 #[derive(Args)]
 #[command(after_help = "Examples:
   astrai train --config config.json --data texts/ --vocab 8192 --out run --steps 1000
   astrai train --model model/ --data more.jsonl --out run2 --epochs 1 --lr 1e-4 --dtype bf16
   astrai train --out run --resume
-  astrai train --file run.toml --dry-run")]
+  astrai train --file run.yaml --dry-run")]
 pub struct Train {
     #[command(flatten)]
     given: Partial,
-    /// Settings as TOML; flags win
+    /// Settings as TOML, or as YAML where the name ends in .yaml or .yml; flags win
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Go on from the newest checkpoint in --out; what is not given again is as it was

@@ -241,7 +241,7 @@ impl BatchFile<'_> {
     /// A key is missing or has another shape, or the batch is no multiple of the micro-batches.
     pub fn read(&self, strategy: &str, windows: usize) -> Result<Vec<Batch>, String> {
         match strategy {
-            "dpo" | "orpo" | "cpo" => self.pairs(windows),
+            "dpo" | "orpo" | "cpo" | "simpo" => self.pairs(windows),
             "kto" => self.labelled(windows),
             "grpo" => self.groups(windows),
             _ => self.tokens(windows),

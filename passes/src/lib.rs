@@ -20,7 +20,7 @@ mod share_loss;
 mod stack;
 mod uses;
 
-pub use adapt::{Adapter, Factors, adapt, linear_layers};
+pub use adapt::{Adapter, Factors, adapt, factor_placements, linear_layers};
 pub use canonicalise::canonicalise;
 pub use decompose::decompose;
 pub use differentiate::{

@@ -69,6 +69,7 @@ fn replace_forward(g: &Graph, forward: NodeId, gradient: NodeId) -> Result<Graph
                 Some(i) => out.part(args[0], RESULTS + i),
                 None => out.push_exact(node.op.clone(), &args),
             })?;
+            out.note_sharding(made, &node.sharding);
             map[at.index()] = Some(made);
         }
     }

@@ -17,7 +17,7 @@ pub mod weights;
 
 pub use astrai_passes::{
     ACCUMULATE, Adapter, Destination, Factors, GRAD, Gradients, MeshSharding, NOISE_COUNTERS, NOISE_WIDTH,
-    Noise, ROUNDED, Recompute, Wide, linear_layers,
+    Noise, ROUNDED, Recompute, Wide, factor_placements, linear_layers,
 };
 pub use buffers::Buffers;
 pub use compile::compile;

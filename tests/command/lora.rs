@@ -3,6 +3,7 @@
 use crate::cases::case;
 use crate::cli::altered;
 use crate::train::fixture::{beside, fails, good, losses, program, refused, shared};
+use crate::train::strategies::records;
 use astrai_runtime::weights::Checkpoint;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -129,6 +130,47 @@ fn an_adapter_is_trained_read_and_exported() {
     );
     assert!(again(&["--dora"]).starts_with("dora: no adapter is trained"));
     assert!(again(&["--lora-rank", "0"]).contains("lora_rank: 0 is outside"));
+}
+
+/// Factors of experts, each under its own name, trained, merged and read by PEFT, whose transformers have the experts of a layer in one tensor. Of a
+/// model that has dense layers too it reads those of experts alone: it takes all modules of the experts' names to be experts'.
+#[test]
+fn experts_are_adapted_by_name() {
+    let attention_and_experts = r".*(self_attn\..*|experts\.[0-9.]*[a-z]+)_proj";
+    for (name, gate, targets) in
+        [("qwen3_moe", "gate_proj", attention_and_experts), ("mixtral", "w1", "all-linear")]
+    {
+        let Some(base) = case(name) else { continue };
+        let dir = tempfile::tempdir().unwrap();
+        let (out, data) = (dir.path().join("out"), records(&dir.path().join("data"), "sft"));
+        let mut run = program();
+        run.arg("train").arg("--model").arg(&base).arg("--data").arg(data).arg("--out").arg(&out);
+        run.args([
+            "--strategy",
+            "sft",
+            "--seq",
+            "16",
+            "--batch",
+            "8",
+            "--schedule",
+            "constant",
+            "--warmup",
+            "0",
+        ]);
+        good(run.args(["--steps", "6", "--lr", "1e-2", "--lora-rank", "2", "--lora-targets", targets]));
+        let curve = losses(&out);
+        assert!(curve[5] < curve[0], "{name}: {curve:?}");
+        let newest = out.join("step_000006");
+        let adapter = Checkpoint::open(&newest.join("adapter_model.safetensors")).unwrap();
+        let of_expert = |n: &str| n.contains(".experts.3.") && n.contains(gate);
+        assert!(adapter.names().any(of_expert), "{name}");
+        let own = logits(&newest, &[], dir.path());
+        assert_ne!(own, logits(&base, &[], dir.path()));
+        let whole = dir.path().join("whole");
+        good(program().arg("export").arg(&newest).arg("--out").arg(&whole));
+        assert_eq!(logits(&whole, &[], dir.path()), own, "{name}");
+        read_by_others([&base, &newest, &whole], &own, dir.path());
+    }
 }
 
 fn copied(from: &Path, to: &Path) {

@@ -342,6 +342,7 @@ fn settings(d: &mut Draws) -> Vec<u8> {
 
 fn read_settings(input: &[u8]) -> Result<(), String> {
     let text = shown(String::from_utf8(input.to_vec()))?;
+    let _of_yaml = Partial::parse(&text, "run.yaml");
     shown(Partial::parse(&text, "run.toml")).map(drop)
 }
 

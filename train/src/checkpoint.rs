@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 pub use compatible::{check_compatible, check_same_data};
-pub use folder::{Resumed, RunFolder};
+pub use folder::{Keep, Resumed, RunFolder};
 pub use open::{Latest, Opened, open, open_latest};
 pub use save::Saved;
 pub use state::{Counter, TrainerState, Versions};

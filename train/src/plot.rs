@@ -1,5 +1,5 @@
 //! The picture of a run. In: rows of `metrics.jsonl`. Out: `loss.svg`, which any browser opens: loss and validation loss
-//! over steps above, the learning rate below.
+//! over steps above, the learning rate and the norm of the gradient below.
 
 use std::path::Path;
 
@@ -10,9 +10,9 @@ use crate::metrics::{self, Row};
 use astrai_files::{FileError, System, replace};
 
 /// Width and height, pixels.
-const SIZE: (u32, u32) = (960, 640);
-/// Height of the upper chart, pixels.
-const UPPER: u32 = 440;
+const SIZE: (u32, u32) = (960, 840);
+/// Where the chart of the rate and that of the norm begin, pixels from above.
+const BELOW: [u32; 2] = [440, 640];
 /// Parts of the horizontal axis of which a curve shows extremes at most; a longer one shows no more on a screen.
 const COLUMNS: usize = 800;
 /// The smoothed curve forgets over one part in so many of the run.
@@ -28,6 +28,7 @@ const RAW: RGBColor = RGBColor(31, 119, 180);
 const SMOOTH: RGBColor = RGBColor(12, 60, 110);
 const VALIDATION: RGBColor = RGBColor(214, 90, 20);
 const RATE: RGBColor = RGBColor(60, 130, 70);
+const NORM: RGBColor = RGBColor(125, 75, 160);
 
 type Points = Vec<(f64, f64)>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -50,27 +51,30 @@ pub fn draw(metrics: &Path, svg: &Path) -> Result<Vec<String>, FileError> {
 /// # Errors
 /// The plotting library's own, in words.
 pub fn loss_svg(rows: &[Row]) -> Result<String, String> {
-    let (mut loss, mut rate, mut validation) = (Points::new(), Points::new(), Points::new());
+    let [mut loss, mut rate, mut norm, mut validation] = [const { Points::new() }; 4];
     for row in rows {
         let step = row.step() as f64;
         match row {
             Row::Step(row) => {
                 loss.push((step, row.loss));
                 rate.push((step, row.lr));
+                norm.push((step, row.grad_norm));
             }
             Row::Validation(row) => validation.push((step, row.val_loss)),
         }
     }
-    for points in [&mut loss, &mut rate, &mut validation] {
+    for points in [&mut loss, &mut rate, &mut norm, &mut validation] {
         points.retain(|(_, y)| y.is_finite() && y.abs() < LARGEST);
     }
     let last = rows.iter().map(Row::step).max().unwrap_or(0).max(1) as f64;
     let mut text = String::new();
     let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
     let drawn = area.fill(&WHITE).and_then(|()| {
-        let (upper, lower) = area.split_vertically(UPPER);
+        let (upper, lower) = area.split_vertically(BELOW[0]);
+        let (middle, lower) = lower.split_vertically(BELOW[1] - BELOW[0]);
         draw_losses(&upper, last, &loss, &validation)?;
-        draw_rate(&lower, last, &rate)?;
+        draw_below(&middle, last, &rate, ("learning rate", RATE))?;
+        draw_below(&lower, last, &norm, ("gradient norm", NORM))?;
         area.present()
     });
     drawn.map_err(|e| format!("cannot draw the picture: {e}"))?;
@@ -114,8 +118,14 @@ fn draw_losses<'a>(area: &Area<'a>, last: f64, loss: &[(f64, f64)], validation: 
         .draw()
 }
 
-fn draw_rate<'a>(area: &Area<'a>, last: f64, rate: &[(f64, f64)]) -> Drawn<'a> {
-    let (_, high) = range(rate.iter().chain(&[(0.0, 0.0)]));
+/// A curve of what is never below 0.
+fn draw_below<'a>(
+    area: &Area<'a>,
+    last: f64,
+    points: &[(f64, f64)],
+    (what, color): (&str, RGBColor),
+) -> Drawn<'a> {
+    let (_, high) = range(points.iter().chain(&[(0.0, 0.0)]));
     let mut chart = ChartBuilder::on(area)
         .margin(12)
         .x_label_area_size(40)
@@ -128,11 +138,11 @@ fn draw_rate<'a>(area: &Area<'a>, last: f64, rate: &[(f64, f64)]) -> Drawn<'a> {
         .label_style(LABEL)
         .axis_desc_style(DESCRIPTION)
         .x_desc("step")
-        .y_desc("learning rate")
+        .y_desc(what)
         .x_label_formatter(&count)
-        .y_label_formatter(&|rate| format!("{rate:.1e}"))
+        .y_label_formatter(&|y| format!("{y:.1e}"))
         .draw()?;
-    chart.draw_series(LineSeries::new(thin(rate), RATE.stroke_width(2))).map(drop)
+    chart.draw_series(LineSeries::new(thin(points), color.stroke_width(2))).map(drop)
 }
 
 fn count(step: &f64) -> String {
@@ -230,11 +240,20 @@ mod tests {
     fn the_picture_has_axes_and_curves() {
         let svg = loss_svg(&curve(1000)).expect("drawn");
         assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"));
-        for text in ["step", "loss (nats per token)", "learning rate", "validation loss", "loss, smoothed"] {
+        for text in [
+            "step",
+            "loss (nats per token)",
+            "learning rate",
+            "gradient norm",
+            "validation loss",
+            "loss, smoothed",
+        ] {
             assert!(svg.contains(text), "no {text}");
         }
         assert!(!svg.contains("NaN") && !svg.contains("inf"));
-        for (color, opacity) in [("#1F77B4", "0.35"), ("#0C3C6E", "1"), ("#D65A14", "1"), ("#3C8246", "1")] {
+        for (color, opacity) in
+            [("#1F77B4", "0.35"), ("#0C3C6E", "1"), ("#D65A14", "1"), ("#3C8246", "1"), ("#7D4BA0", "1")]
+        {
             let curve = format!("<polyline fill=\"none\" opacity=\"{opacity}\" stroke=\"{color}\"");
             assert!(svg.contains(&curve), "no {curve}");
         }
@@ -243,7 +262,7 @@ mod tests {
     #[test]
     fn a_long_run_takes_no_more_room_than_a_screen_shows() {
         let svg = loss_svg(&curve(200_000)).expect("drawn");
-        assert!(svg.len() < 200_000, "{} bytes", svg.len());
+        assert!(svg.len() < 250_000, "{} bytes", svg.len());
         let mut rows = curve(200_000);
         rows[77_777] = row(77_777, 50.0, 1e-4);
         let points: Points =

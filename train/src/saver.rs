@@ -1,7 +1,7 @@
 //! The checkpoints of a run. In: snapshots of an engine. Out: checkpoints, written while the run waits, or from a copy of the snapshot by a
 //! thread of its own while the run goes on; never two at once. The run hears later what became of the latter.
 
-use crate::checkpoint::{Contents, RunFolder, Saved, TrainerState};
+use crate::checkpoint::{Contents, Keep, RunFolder, Saved, TrainerState};
 use crate::contents::Snapshot;
 use astrai_files::FileError;
 use std::path::{Path, PathBuf};
@@ -20,15 +20,15 @@ pub(crate) struct Written {
 pub(crate) struct Saver {
     folder: Arc<Mutex<RunFolder>>,
     path: PathBuf,
-    keep: usize,
+    keep: Keep,
     under_way: Option<JoinHandle<(Written, Vec<u8>)>>,
     /// The memory of the last copy, for the next.
     spare: Vec<u8>,
 }
 
 impl Saver {
-    /// Checkpoints in this folder, the newest `keep` of them.
-    pub(crate) fn new(folder: RunFolder, keep: usize) -> Saver {
+    /// Checkpoints in this folder, of which `keep` says which stay.
+    pub(crate) fn new(folder: RunFolder, keep: Keep) -> Saver {
         let path = folder.path().to_path_buf();
         Saver { folder: Arc::new(Mutex::new(folder)), path, keep, under_way: None, spare: vec![] }
     }
@@ -68,7 +68,7 @@ impl Saver {
     }
 }
 
-fn write(folder: &Mutex<RunFolder>, contents: &mut dyn Contents, keep: usize) -> Written {
+fn write(folder: &Mutex<RunFolder>, contents: &mut dyn Contents, keep: Keep) -> Written {
     let state = contents.trainer();
     let folder = folder.lock().unwrap_or_else(PoisonError::into_inner);
     Written { saved: folder.save(state.step, contents, keep), state }

@@ -29,6 +29,8 @@ pub enum Decay {
     WsdCosine,
     /// As wsd along a parabola
     WsdSquare,
+    /// As wsd along 2 · 0.5^r − 1, as Megatron's exponential
+    WsdExponential,
     /// From the end of the warm-up with the inverse square root of the step
     InverseSqrt,
 }
@@ -36,7 +38,8 @@ pub enum Decay {
 impl Decay {
     /// Whether there is a time at the peak before the decay.
     pub fn is_wsd(self) -> bool {
-        matches!(self, Decay::Wsd | Decay::WsdLinear | Decay::WsdCosine | Decay::WsdSquare)
+        use Decay::{Wsd, WsdCosine, WsdExponential, WsdLinear, WsdSquare};
+        matches!(self, Wsd | WsdLinear | WsdCosine | WsdSquare | WsdExponential)
     }
 
     /// Whether it ends at a floor.
@@ -110,6 +113,7 @@ impl Schedule {
             Decay::WsdLinear => 1.0 - late(),
             Decay::WsdCosine => cosine(late()),
             Decay::WsdSquare => (1.0 - late()).powi(2),
+            Decay::WsdExponential => 2.0 * 0.5f64.powf(late()) - 1.0,
         };
         self.min_lr + share * (self.lr - self.min_lr)
     }
@@ -181,6 +185,8 @@ mod tests {
             &Schedule { stable: Some(10), ..schedule(Decay::WsdLinear) },
             &[(13, 1.0), (19, 0.6), (24, 0.2)],
         );
+        let half = 0.2 + 0.8 * (2.0 * 0.5f64.sqrt() - 1.0);
+        near(&schedule(Decay::WsdExponential), &[(20, 1.0), (22, half), (24, 0.2), (99, 0.2)]);
         near(&schedule(Decay::InverseSqrt), &[(4, 1.0), (16, 0.5)]);
         near(
             &Schedule { warm_up: WarmUp::Floor, ..schedule(Decay::Cosine) },

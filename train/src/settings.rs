@@ -1,4 +1,4 @@
-//! Settings of a run. In: `run.toml` and flags, both optional and hostile. Out: one checked [`Settings`]; flags win. One
+//! Settings of a run. In: `run.toml` or `run.yaml` and flags, both optional and hostile. Out: one checked [`Settings`]; flags win. One
 //! table below makes the flags with their help, the file's keys, the defaults and the record kept in checkpoints.
 
 mod check;
@@ -36,8 +36,10 @@ pub enum Strategy {
     Kto,
     /// Pairs by their odds, without a reference
     Orpo,
-    /// Pairs without a reference; SimPO with --set loss_type=simpo
+    /// Pairs without a reference
     Cpo,
+    /// Pairs without a reference, by means over tokens with a margin
+    Simpo,
 }
 
 impl Strategy {
@@ -46,7 +48,7 @@ impl Strategy {
         match self {
             Strategy::Seq => Kind::Seq,
             Strategy::Sft => Kind::Sft,
-            Strategy::Dpo | Strategy::Orpo | Strategy::Cpo => Kind::Dpo,
+            Strategy::Dpo | Strategy::Orpo | Strategy::Cpo | Strategy::Simpo => Kind::Dpo,
             Strategy::Grpo => Kind::Grpo,
             Strategy::Kto => Kind::Kto,
         }
@@ -204,7 +206,7 @@ macro_rules! settings {
             }
         }
 
-        /// Keys of `run.toml`.
+        /// Keys of the file.
         const KEYS: &[&str] =
             &[$(stringify!($rname),)* $(stringify!($oname),)* $(stringify!($name),)* $(stringify!($pname),)*];
 
@@ -225,13 +227,13 @@ macro_rules! settings {
         }
 
         impl Partial {
-            /// Takes the keys of a parsed file; `file` names it in messages. The keys are known to exist.
-            fn from_table(mut table: toml::Table, file: &str) -> Result<Partial, Error> {
+            /// Takes the keys of a parsed file; they are known to exist.
+            fn from_table(mut table: toml::Table, lines: &file::Lines) -> Result<Partial, Error> {
                 Ok(Partial {
-                    $($rname: file::take(&mut table, stringify!($rname), file)?,)*
-                    $($oname: file::take(&mut table, stringify!($oname), file)?,)*
-                    $($name: file::take(&mut table, stringify!($name), file)?,)*
-                    $($pname: file::take(&mut table, stringify!($pname), file)?,)*
+                    $($rname: file::take(&mut table, stringify!($rname), lines)?,)*
+                    $($oname: file::take(&mut table, stringify!($oname), lines)?,)*
+                    $($name: file::take(&mut table, stringify!($name), lines)?,)*
+                    $($pname: file::take(&mut table, stringify!($pname), lines)?,)*
                 })
             }
 
@@ -307,6 +309,7 @@ settings! {
         neftune_alpha: f64, "X", "Noise on embeddings under training (NEFTune): uniform in ±X over the root of a sequence's tokens times the hidden size";
         #[arg(num_args = 0..=1, default_missing_value = "true")]
         async_save: bool, "BOOL", "Write checkpoints from a copy of the state while the run goes on [default: false]";
+        keep_every: u64, "STEPS", "Checkpoints at multiples of this many steps stay, whatever --keep says";
         set: Vec<String>, "KEY=VALUE", "An option of the strategy, such as loss_type=ipo (a table in the file); may be repeated";
         reference: PathBuf, "DIR", "Strategies with a reference policy: the model directory of it [default: the model that the run starts from]";
         old: PathBuf, "DIR", "grpo: the model directory of the policy that wrote the answers [default: none, and each ratio is 1]";

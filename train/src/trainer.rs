@@ -3,7 +3,7 @@
 //! number of steps made, so a run that was stopped, however, goes on as if it had not been. All that only watches is a [`Hook`].
 
 use crate::batch::PackedBatch;
-use crate::checkpoint::{RunFolder, TrainerState};
+use crate::checkpoint::{Keep, RunFolder, TrainerState};
 use crate::contents::Snapshot;
 use crate::data::Sampler;
 use crate::dataset::Dataset;
@@ -93,7 +93,7 @@ impl<'a> Trainer<'a> {
         let tokens = self.settings.batch * self.settings.seq;
         let empty = |_| Batch::of(self.settings.strategy.kind(), tokens);
         let batches = (0..self.settings.accum).map(empty).collect();
-        let saver = Saver::new(folder, self.settings.keep);
+        let saver = Saver::new(folder, Keep { newest: self.settings.keep, every: self.settings.keep_every });
         let mut run =
             Run { t: self, saver, sampler, schedule, files, batches, callbacks, saved: None, skipped: 0 };
         let done = run.all(stop);

@@ -181,7 +181,7 @@ fn near(a: &Value, b: &Value, by: f64, what: &str) {
 }
 
 /// Strategy, options, frozen policies, and whether micro-batches add up exactly: kto estimates the divergence, bnpo a mean, of each by itself.
-const RUNS: [(&str, &[&str], &[&str], bool); 10] = [
+const RUNS: [(&str, &[&str], &[&str], bool); 11] = [
     ("sft", &["label_smoothing_factor=0.1", "z_loss=0.01"], &[], true),
     ("dpo", &[], &["--reference"], true),
     ("dpo", &["loss_type=ipo,sft", "beta=0.5", "ld_alpha=0.5"], &["--reference"], true),
@@ -192,6 +192,7 @@ const RUNS: [(&str, &[&str], &[&str], bool); 10] = [
     ("kto", &["loss_type=apo_zero_unpaired"], &["--reference"], true),
     ("orpo", &[], &[], true),
     ("cpo", &["loss_type=simpo"], &[], true),
+    ("simpo", &["simpo_gamma=1"], &[], true),
 ];
 
 #[test]

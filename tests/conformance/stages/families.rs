@@ -157,6 +157,21 @@ pub fn machine() -> Machine {
 
 /// Outputs of a model's graph for two sequences of 4 and 8 tokens, weights drawn by checkpoint name.
 pub fn evaluate(g: &Graph) -> Vec<(String, Tensor)> {
+    evaluate_with(g, &leaves(g), Precision::default())
+}
+
+/// The same with these leaves.
+pub fn evaluate_with(
+    g: &Graph,
+    leaves: &HashMap<String, Tensor>,
+    precision: Precision,
+) -> Vec<(String, Tensor)> {
+    let sizes = Sizes::from([("tokens".to_string(), 12), ("sequences".to_string(), 2)]);
+    eval(g, leaves, &sizes, precision).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Inputs of two sequences, and weights.
+pub fn leaves(g: &Graph) -> HashMap<String, Tensor> {
     let int = |v: Vec<i64>| Tensor::int(DType::I32, &[v.len()], v);
     let mut leaves: HashMap<String, Tensor> = HashMap::from([
         ("input_ids".into(), int((0..12).map(|i| i * 17 % 50).collect())),
@@ -171,12 +186,11 @@ pub fn evaluate(g: &Graph) -> Vec<(String, Tensor)> {
         let values = w.rows().iter().flat_map(|r| drawn(&r.name, r.rows * width)).collect();
         leaves.insert(w.name.clone(), Tensor::float(w.ty.dtype, &shape, values));
     }
-    let sizes = Sizes::from([("tokens".to_string(), 12), ("sequences".to_string(), 2)]);
-    eval(g, &leaves, &sizes, Precision::default()).unwrap_or_else(|e| panic!("{e}"))
+    leaves
 }
 
 /// `n` numbers between -0.3 and 0.3 that follow from a name.
-fn drawn(name: &str, n: usize) -> Vec<f64> {
+pub fn drawn(name: &str, n: usize) -> Vec<f64> {
     let mut state = name.bytes().fold(7u64, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));
     let mut next = move || {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);

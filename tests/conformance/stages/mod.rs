@@ -6,16 +6,16 @@ mod place;
 mod saturate;
 mod snapshot;
 
-use self::families::{ENCODER, FAMILIES, config, evaluate, machine, program};
+use self::families::{ENCODER, FAMILIES, config, drawn, evaluate, evaluate_with, leaves, machine, program};
 use astrai_builders::config::{LayerSpec, MlpSpec, NormPlacement, QkNorm};
 use astrai_builders::{Cache, Logits, Loss, Program, build};
 use astrai_codegen::cuda::Cuda;
 use astrai_ir::json::write_json;
 use astrai_ir::ops::Op;
-use astrai_ir::{Backend, DType, Graph, Tensor, verify};
+use astrai_ir::{Backend, DType, Graph, Precision, Tensor, verify};
 use astrai_passes as passes;
 use astrai_runtime::{Compiled, Options, compile};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 #[test]
 fn every_family_is_here() {
@@ -89,6 +89,99 @@ fn stages_keep_the_meaning_and_settle_at_once() {
             }
         }
     }
+}
+
+/// Adapters of all linear layers, experts' included, are the model with W + s·B·A in the place of each W; their gradients are the slopes of the
+/// loss; and routers are none.
+#[test]
+fn adapters_of_every_family_are_their_merged_weights() {
+    let exact = Precision { exact: true };
+    let value = |outs: &[(String, Tensor)], name: &str| {
+        outs.iter().find(|(n, _)| n == name).map(|(_, t)| t.reals()).unwrap_or_else(|| panic!("no {name}"))
+    };
+    for (name, text) in FAMILIES {
+        let g = build(&config(text), &program(12)).unwrap();
+        let (layers, scale) = (passes::linear_layers(&g), 0.5);
+        let has = |what: &str| layers.keys().any(|m| m.contains(what));
+        let own_experts = g.nodes().iter().any(|n| matches!(&n.op, Op::Weight(w) if w.name.contains('*')));
+        assert_eq!(has(".experts."), own_experts, "{name}: {layers:?}");
+        for layer in &config(text).layers {
+            if let MlpSpec::Experts(e) = &layer.mlp {
+                assert!(!layers.keys().any(|m| m.ends_with(e.names.router)), "{name}: {layers:?}");
+            }
+        }
+        let one = |m: &String| (m.clone(), passes::Factors { rank: 2, scale });
+        let adapter = passes::Adapter { modules: layers.keys().map(one).collect(), dora: false };
+        let adapted = passes::adapt(&g, &adapter).unwrap();
+        verify(&adapted).unwrap();
+        let given = leaves(&adapted);
+        let outs = evaluate_with(&adapted, &given, exact);
+        assert_eq!(evaluate(&passes::merge(&adapted).unwrap()), evaluate(&adapted), "{name}: merge");
+        // What each module's factors add, by the names of their tensors.
+        let more: BTreeMap<&String, Vec<f64>> = layers
+            .iter()
+            .map(|(m, [rows, columns])| {
+                let named = adapter.tensors(m, [*rows, *columns]);
+                let [a, b] = [0, 1].map(|i| drawn(&named[i].0, named[i].1.iter().product()));
+                let at = |i: usize| {
+                    (0..2).map(|k| scale * b[i / columns * 2 + k] * a[k * columns + i % columns]).sum()
+                };
+                (m, (0..rows * columns).map(at).collect())
+            })
+            .collect();
+        let mut merged = leaves(&g);
+        for n in g.nodes() {
+            let Op::Weight(w) = &n.op else { continue };
+            let (mut x, mut first) = (merged[&w.name].reals(), 0);
+            let width: usize = merged[&w.name].shape.iter().skip(1).product();
+            for part in w.rows() {
+                let module = part.name.strip_suffix(".weight").unwrap_or_default().to_string();
+                let add = more.get(&module).into_iter().flatten();
+                x[first * width..].iter_mut().zip(add).for_each(|(x, more)| *x += more);
+                first += part.rows;
+            }
+            let shape = merged[&w.name].shape.clone();
+            merged.insert(w.name.clone(), Tensor::exact(DType::F32, &shape, x));
+        }
+        close(name, &outs, &evaluate_with(&g, &merged, exact), 1e-6);
+        let slopes = passes::differentiate(&adapted, "loss", passes::Gradients::default()).unwrap();
+        let slopes = evaluate_with(&slopes, &given, exact);
+        let (step, mut slope) = (1e-5, 0.0);
+        let mut moved: [HashMap<String, Tensor>; 2] = [given.clone(), given.clone()];
+        for (name, gradient) in &slopes {
+            let Some(factor) = name.strip_prefix(passes::GRAD) else { continue };
+            assert!(factor.contains(".lora_"), "{name} is trained");
+            let along = drawn(name, gradient.len());
+            slope += gradient.reals().iter().zip(&along).map(|(g, d)| g * d).sum::<f64>();
+            for (to, by) in moved.iter_mut().zip([step, -step]) {
+                let x = given[factor].reals().iter().zip(&along).map(|(x, d)| x + by * d).collect();
+                to.insert(factor.into(), Tensor::exact(DType::F32, &gradient.shape, x));
+            }
+        }
+        let [up, down] = moved.map(|m| value(&evaluate_with(&adapted, &m, exact), "loss")[0]);
+        let difference = (up - down) / (2.0 * step);
+        assert!((slope - difference).abs() < 1e-6 * slope.abs().max(0.1), "{name}: {slope} but {difference}");
+    }
+}
+
+/// Experts of a layer are adapted alike, and without magnitudes.
+#[test]
+fn an_expert_alone_is_not_adapted() {
+    let (_, text) = FAMILIES.iter().find(|(name, _)| *name == "mixtral").unwrap();
+    let g = build(&config(text), &program(12)).unwrap();
+    let of = |modules: &[&str], dora| {
+        let one = |m: &&str| (format!("model.layers.1.{m}"), passes::Factors { rank: 2, scale: 1.0 });
+        passes::adapt(&g, &passes::Adapter { modules: modules.iter().map(one).collect(), dora })
+    };
+    let all = [0, 1, 2, 3].map(|e| format!("block_sparse_moe.experts.{e}.w1"));
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    assert!(of(&all, false).is_ok() && of(&["self_attn.q_proj"], true).is_ok());
+    let line = of(&all[1..], false).unwrap_err().to_string();
+    assert!(line.contains("experts of a layer are adapted alike"), "{line}");
+    let line = of(&all, true).unwrap_err().to_string();
+    assert!(line.contains("magnitudes are not trained"), "{line}");
+    let line = of(&["block_sparse_moe.gate"], false).unwrap_err().to_string();
+    assert!(line.contains("is no linear layer that can be adapted"), "{line}");
 }
 
 /// Norms of a layer that are no prologue of a dot: behind attention and MLP, and over all heads of queries and keys.

@@ -21,6 +21,21 @@ pub struct RunFolder {
     _lock: File,
 }
 
+/// Which checkpoints stay when another is there.
+#[derive(Clone, Copy, Debug)]
+pub struct Keep {
+    /// So many of the newest; 0: all.
+    pub newest: usize,
+    /// Those at multiples of this many steps, too.
+    pub every: Option<u64>,
+}
+
+impl From<usize> for Keep {
+    fn from(newest: usize) -> Keep {
+        Keep { newest, every: None }
+    }
+}
+
 /// A run's folder and where the run stands.
 pub struct Resumed {
     /// The folder.
@@ -92,14 +107,19 @@ impl RunFolder {
         &self.path
     }
 
-    /// Saves and publishes the checkpoint of `step`, then removes all but the newest `keep` (0: none). Whatever goes
+    /// Saves and publishes the checkpoint of `step`, then removes those that `keep` does not name. Whatever goes
     /// wrong or stops the process, the older checkpoints stay until the new one is published. Saving a step
     /// again that is there and sound changes nothing.
     ///
     /// # Errors
     /// Contents that make no checkpoint, no room ([`FileError::Full`], known before anything is written where the system
     /// tells), or the system refuses; the unfinished folder is removed.
-    pub fn save(&self, step: u64, contents: &mut dyn Contents, keep: usize) -> Result<Saved, FileError> {
+    pub fn save(
+        &self,
+        step: u64,
+        contents: &mut dyn Contents,
+        keep: impl Into<Keep>,
+    ) -> Result<Saved, FileError> {
         let (disk, target) = (self.disk.as_ref(), self.path.join(folder_name(step)));
         let mut notes = Vec::new();
         if fs::symlink_metadata(&target).is_ok() {
@@ -133,7 +153,7 @@ impl RunFolder {
         }
         disk.sync_folder(&self.path).map_err(FileError::io(&self.path, "make it durable"))?;
         self.point_at(&target)?;
-        self.retain(step, keep, &mut notes);
+        self.retain(step, keep.into(), &mut notes);
         Ok(Saved { path: target, notes })
     }
 
@@ -147,14 +167,15 @@ impl RunFolder {
         }
     }
 
-    /// Removes all but the newest `keep` checkpoints up to `newest`, which is published.
-    fn retain(&self, newest: u64, keep: usize, notes: &mut Vec<String>) {
+    /// Removes the checkpoints up to `newest`, which is published, that `keep` does not name.
+    fn retain(&self, newest: u64, keep: Keep, notes: &mut Vec<String>) {
         let all = match steps(&self.path) {
-            Ok(all) if keep > 0 => all,
+            Ok(all) if keep.newest > 0 => all,
             Ok(_) => return,
             Err(e) => return notes.push(format!("old checkpoints stay: {e}")),
         };
-        for (_, path) in all.iter().filter(|(step, _)| *step <= newest).skip(keep) {
+        let old = all.iter().filter(|(step, _)| *step <= newest).skip(keep.newest);
+        for (_, path) in old.filter(|(step, _)| keep.every.is_none_or(|n| !step.is_multiple_of(n))) {
             // Under an unfinished name first, so that a kill on the way leaves no half of a checkpoint.
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             let going = self.path.join(format!("{UNFINISHED}old-{name}-{}", std::process::id()));

@@ -10,7 +10,7 @@ use astrai_ir::shard::{STAGES, Shard};
 use astrai_ir::{Backend, DType, Dim, Graph, Mesh, Node, Placement, Sharding, Target, Type, inline_calls};
 use astrai_runtime::{
     Compiled, Destination, Device, Dump, Error, GRAD, Gradients, MeshSharding, Noise, Options, ROUNDED, Wide,
-    compile,
+    compile, factor_placements,
 };
 use std::collections::{BTreeSet, HashMap};
 
@@ -55,9 +55,6 @@ impl Plan {
         if mesh.ranks() > 1 && recipe.optimizer.narrow_moments {
             return Err(Error::Input("moments of eight bits are of one rank; use --moments f32".into()));
         }
-        if mesh.ranks() > 1 && recipe.adapter.is_some() {
-            return Err(Error::Input("adapters are trained on one rank".into()));
-        }
         let sharded = mesh.axes.iter().any(|a| a.size > 1 && a.name != "dp");
         if sharded && recipe.optimizer.stochastic.is_some() {
             return Err(Error::Input(
@@ -66,7 +63,10 @@ impl Plan {
         }
         let [graph, alone] = graphs(config, recipe)?;
         let to = if recipe.accumulate { Destination::Accumulators } else { Destination::States };
-        let leaves = placements(config, mesh, &graph);
+        let mut leaves = placements(config, mesh, &graph);
+        if let Some(adapter) = &recipe.adapter {
+            leaves.extend(factor_placements(&graph, adapter, &leaves)?);
+        }
         let shards = MeshSharding { mesh: mesh.clone(), leaves, stage, trained: false };
         let (storage, adapter) = (recipe.storage, recipe.adapter.clone());
         let (frozen, wide) = (frozen(config, recipe)?, wide(config, recipe)?);

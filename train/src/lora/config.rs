@@ -18,7 +18,7 @@ const RANK: u64 = 1 << 16;
 /// Which linear layers are adapted.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Targets {
-    /// All in the layers, but for routers and experts.
+    /// All in the layers, experts' included, but for routers.
     AllLinear,
     /// Those of these names, or whose names end in one of them behind a dot.
     Names(Vec<String>),

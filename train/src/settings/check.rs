@@ -164,6 +164,9 @@ fn choices(s: &Settings) -> Result<(), Error> {
     if s.eval_task.is_some() && s.eval_every == 0 {
         return refuse("eval_task: there are no validations; remove it, or give eval_every");
     }
+    if s.keep_every.is_some() && s.keep == 0 {
+        return refuse("keep_every: with keep 0 all checkpoints stay; remove it");
+    }
     if s.data.is_empty() {
         return refuse("no data: give files or folders with --data, or `data` in the file");
     }
@@ -205,7 +208,7 @@ fn sizes(s: &Settings) -> Result<(), Error> {
     within("accum", s.accum as u64, 1, 1 << 20)?;
     within("threads", s.threads as u64, 0, 1024)?;
     within("lora_rank", s.lora_rank.unwrap_or(1) as u64, 1, 1 << 16)?;
-    for (key, value) in [("steps", s.steps), ("epochs", s.epochs)] {
+    for (key, value) in [("steps", s.steps), ("epochs", s.epochs), ("keep_every", s.keep_every)] {
         value.map_or(Ok(()), |value| within(key, value, 1, 1_000_000_000_000))?;
     }
     if let Some(vocab) = s.vocab {

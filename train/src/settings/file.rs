@@ -1,6 +1,7 @@
-//! In: `run.toml`, hostile. Out: the settings it gives, or one line with file, key and, for a key that does not exist,
-//! the nearest one that does.
+//! In: `run.toml` or `run.yaml`, hostile. Out: the settings it gives, or one line with file, line, key and, for a key that does not
+//! exist, the nearest one that does.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use astrai_files::read_text;
@@ -13,36 +14,59 @@ use crate::strategies::option;
 
 /// Longest file read, in bytes.
 const LONGEST: u64 = 1 << 20;
+/// Most values of a YAML file, those that aliases repeat counted each time.
+const VALUES: usize = 1 << 14;
+/// Deepest nesting of a YAML file.
+const DEEPEST: usize = 32;
+
+/// A file whose keys are read: its name, and the line of each key's value.
+pub(super) struct Lines<'a> {
+    file: &'a str,
+    of: BTreeMap<String, usize>,
+}
+
+impl Lines<'_> {
+    /// What is wrong with a key, with file and line.
+    fn wrong(&self, key: &str, what: &str) -> Error {
+        let line = self.of.get(key).map_or_else(String::new, |n| format!("line {n}: "));
+        Error(format!("{}: {line}{what}", self.file))
+    }
+}
 
 impl Partial {
-    /// Reads the settings in the TOML file `path`. Keys are the flags' names with underscores, those of an adapter perhaps in a table `lora`; paths are relative to
-    /// the working directory, as the flags' are.
+    /// Reads the settings in the file `path`: YAML where its name ends in `.yaml` or `.yml`, else TOML. Keys are the flags' names with underscores, those of an
+    /// adapter perhaps in a table `lora`; paths are relative to the working directory, as the flags' are.
     ///
     /// # Errors
-    /// The file cannot be read, is no TOML, or has a key that does not exist or a value of another type.
+    /// The file cannot be read, is no TOML or YAML, or has a key that does not exist or a value of another type.
     pub fn read(path: &Path) -> Result<Partial, Error> {
         let text = read_text(path, LONGEST).map_err(|e| Error(e.to_string()))?;
         Partial::parse(&text, &path.display().to_string())
     }
 
-    /// Reads settings from TOML `text`; `file` names it in messages.
+    /// Reads settings from `text`; `file` names it in messages, and says by its ending what it is.
     ///
     /// # Errors
     /// Those of [`read`](Self::read), but for the file's.
     pub fn parse(text: &str, file: &str) -> Result<Partial, Error> {
-        let mut table: Table = text.parse().map_err(|e| Error(format!("{file}: {}", located(text, &e))))?;
+        let yaml = [".yaml", ".yml"].iter().any(|end| file.to_lowercase().ends_with(end));
+        let (mut table, of) =
+            if yaml { of_yaml(text) } else { of_toml(text) }.map_err(|e| Error(format!("{file}: {e}")))?;
+        let mut lines = Lines { file, of };
         if let Some(Value::Table(lora)) = table.remove("lora") {
             for (key, value) in lora {
                 let own = ["rslora", "dora"].contains(&key.as_str());
                 let key = if own { key } else { format!("lora_{key}") };
                 if table.insert(key.clone(), value).is_some() {
-                    return Err(Error(format!("{file}: {} is given twice", quote(&key))));
+                    return Err(lines.wrong(&key, &format!("{} is given twice", quote(&key))));
                 }
+                let line = lines.of.get("lora").copied();
+                lines.of.extend(line.map(|line| (key, line)));
             }
         }
         for key in table.keys() {
             if !KEYS.contains(&key.as_str()) {
-                return Err(Error(format!("{file}: unknown key {}; {}", quote(key), remedy(key))));
+                return Err(lines.wrong(key, &format!("unknown key {}; {}", quote(key), remedy(key))));
             }
         }
         for list in ["data", "lora_targets", "eval_task", "metrics", "freeze"] {
@@ -59,7 +83,10 @@ impl Partial {
                     return Ok(Value::String(format!("{key}={word}")));
                 }
                 let value = serde_json::to_string(&value);
-                Ok(Value::String(format!("{key}={}", value.map_err(|e| Error(format!("{file}: set: {e}")))?)))
+                Ok(Value::String(format!(
+                    "{key}={}",
+                    value.map_err(|e| lines.wrong("set", &format!("set: {e}")))?
+                )))
             };
             let list = options.into_iter().map(one).collect::<Result<_, Error>>()?;
             table.insert("set".to_string(), Value::Array(list));
@@ -82,8 +109,43 @@ impl Partial {
             });
             table.insert("on".to_string(), Value::Array(commands.collect()));
         }
-        Partial::from_table(table, file)
+        Partial::from_table(table, &lines)
     }
+}
+
+/// A file's keys, and the line of each one's value.
+type Keys = (Table, BTreeMap<String, usize>);
+
+fn of_toml(text: &str) -> Result<Keys, String> {
+    let keys: BTreeMap<String, toml::Spanned<Value>> = toml::from_str(text).map_err(|e| located(text, &e))?;
+    let line = |at: usize| text.get(..at).map_or(1, |before| before.matches('\n').count() + 1);
+    let lines = keys.iter().map(|(key, x)| (key.clone(), line(x.span().start))).collect();
+    Ok((keys.into_iter().map(|(key, x)| (key, x.into_inner())).collect(), lines))
+}
+
+fn of_yaml(text: &str) -> Result<Keys, String> {
+    // `yes` is a word, as the YAML of today has it.
+    let options = serde_saphyr::options! {
+        with_snippet: false,
+        strict_booleans: true,
+        budget: serde_saphyr::budget! { max_nodes: VALUES, max_depth: DEEPEST },
+    };
+    let read = serde_saphyr::from_str_with_options(text, options);
+    let keys: BTreeMap<String, serde_saphyr::Spanned<Value>> = read.map_err(|e| {
+        let line = e.location().map_or_else(String::new, |at| format!("line {}: ", at.line()));
+        let reason = e.to_string();
+        let reason = match reason.split(" at line ").next().unwrap_or_default() {
+            much if much.contains("budget breached") => {
+                format!(
+                    "more than {VALUES} values, those of aliases counted each time, or deeper than {DEEPEST}"
+                )
+            }
+            other => other.replace("unit value, expected any valid TOML", "nothing, expected a"),
+        };
+        format!("{line}{}", one_line(&reason))
+    })?;
+    let lines = keys.iter().map(|(key, x)| (key.clone(), x.referenced.line() as usize)).collect();
+    Ok((keys.into_iter().map(|(key, x)| (key, x.value)).collect(), lines))
 }
 
 /// A group that is a table, with its `pattern` and numbers, as the flag has it.
@@ -99,12 +161,12 @@ fn as_flag(group: &mut Value) {
 pub(super) fn take<T: DeserializeOwned>(
     table: &mut Table,
     key: &str,
-    file: &str,
+    lines: &Lines,
 ) -> Result<Option<T>, Error> {
     let Some(value) = table.remove(key) else { return Ok(None) };
     let read = value
         .try_into()
-        .map_err(|e: toml::de::Error| Error(format!("{file}: {key}: {}", one_line(e.message()))))?;
+        .map_err(|e: toml::de::Error| lines.wrong(key, &format!("{key}: {}", one_line(e.message()))))?;
     Ok(Some(read))
 }
 

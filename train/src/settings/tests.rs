@@ -20,10 +20,9 @@ fn file(text: &str) -> Partial {
     Partial::parse(text, "run.toml").unwrap_or_else(|e| panic!("{e}"))
 }
 
-fn trouble(text: &str) -> String {
-    let line = Partial::parse(text, "run.toml").expect_err(text).to_string();
-    assert!(!line.contains('\n'), "{line}");
-    line
+/// The same as YAML.
+fn yaml(text: &str) -> Partial {
+    Partial::parse(text, "run.yaml").unwrap_or_else(|e| panic!("{e}"))
 }
 
 const LEAST: &str = "--config c.json --data a --out o";
@@ -64,18 +63,24 @@ fn flags_and_file_say_the_same() {
                 dtype = 'bf16'\nmin_lr = 1e-5\noptimizer = 'adamw'\nweight_decay = 0\nrecompute = 'full'\n\
                 strategy = 'seq'\nbatch = 2\nthreads = 1\n";
     assert_eq!(flags(line), file(text));
+    assert_eq!(flags(line), yaml(&text.replace(" = ", ": ")));
     let line = "--lora-rank 8 --lora-alpha 4 --lora-targets q_proj v_proj --rslora --dora true";
     let lora = "rank = 8\nalpha = 4.0\ntargets = ['q_proj', 'v_proj']\nrslora = true\ndora = true";
     assert_eq!(flags(line), file(&format!("[lora]\n{lora}")));
-    assert!(trouble("lora_rank = 8\n[lora]\nrank = 8").contains("\"lora_rank\" is given twice"));
-    assert!(trouble("[lora]\ndropout = 0.1").contains("unknown key \"lora_dropout\""));
+    assert_eq!(flags(line), yaml(&format!("lora: {{{}}}", lora.replace(" = ", ": ").replace('\n', ", "))));
     let groups =
         flags("--group *norm*:rate=0.1,decay=0 --group a:decay=0.5 --freeze *.0.* --neftune-alpha 5");
     let text = "freeze = '*.0.*'\nneftune_alpha = 5.0\n[[group]]\npattern = '*norm*'\nrate = 0.1\ndecay = 0\n[[group]]\npattern = 'a'\ndecay = 0.5";
     let as_written = |p: Partial| Settings::merge(p, flags(LEAST)).expect("merged").recipe();
     let (a, b) = (as_written(groups), as_written(file(text)));
     assert_eq!((a.optimizer.groups, a.frozen, a.neftune), (b.optimizer.groups, b.frozen, b.neftune));
-    assert!(trouble("[[group]]\nrate = 0.1").contains("group"));
+    let of_yaml = yaml(
+        "freeze: '*.0.*'\nneftune_alpha: 5\ngroup:\n  - {pattern: '*norm*', rate: 0.1, decay: 0}\n  - pattern: a\n    decay: 0.5\n",
+    );
+    assert_eq!(of_yaml, file(text));
+    assert!(
+        Partial::parse("[[group]]\nrate = 0.1", "run.toml").expect_err("group").to_string().contains("group")
+    );
     assert_eq!(flags("--data a --data b").data, flags("--data a b").data);
     assert_eq!(file("data = 'a'").data, Some(vec![PathBuf::from("a")]));
     assert_eq!(file("eval_task = 'a'").eval_task, Some(vec![PathBuf::from("a")]));
@@ -87,6 +92,10 @@ fn flags_and_file_say_the_same() {
     let options = ["beta=0.5", "loss_type=[\"ipo\",\"sft\"]"].map(str::to_string).to_vec();
     let text = "[set]\nbeta = 0.5\nloss_type = ['ipo', 'sft']";
     assert_eq!(file(text).set, Some(options));
+    // What is written once may be named again.
+    let text = "lr: &rate 1e-3\nmin_lr: *rate\non: {begin: [a, b], 'every:2': c}\nset:\n  beta: 0.5\n";
+    let as_toml = "lr = 1e-3\nmin_lr = 1e-3\non = {begin = ['a', 'b'], 'every:2' = 'c'}\n[set]\nbeta = 0.5\n";
+    assert_eq!(yaml(text), file(as_toml));
 }
 
 #[test]
@@ -111,20 +120,42 @@ fn flags_win_and_displace_the_alternative() {
 }
 
 #[test]
-fn bad_files_are_named_with_their_key() {
-    assert_eq!(trouble("stepz = 3"), "run.toml: unknown key \"stepz\"; did you mean \"steps\"?");
-    assert_eq!(
-        trouble("weight-decay = 3"),
-        "run.toml: unknown key \"weight-decay\"; did you mean \"weight_decay\"?"
-    );
-    assert!(
-        trouble("[train]\nlr = 1").starts_with("run.toml: unknown key \"train\"; the keys are data, out")
-    );
-    assert_eq!(trouble("steps = 'many'"), "run.toml: steps: invalid type: string \"many\", expected u64");
-    assert!(trouble("batch = -1").starts_with("run.toml: batch: invalid value: integer `-1`"));
-    assert!(trouble("schedule = 'cosin'").starts_with("run.toml: schedule: unknown variant `cosin`"));
-    assert!(trouble("lr = 1\nlr = 2").starts_with("run.toml: line 2: duplicate key"));
-    assert!(trouble("lr = ").starts_with("run.toml: line 1: "));
+fn bad_files_are_named_with_their_key_and_line() {
+    // An alias of an alias, nine times each: 9^9 words.
+    let row = |i: usize| format!("a{i}: &a{i} [{}]\n", vec![format!("*a{}", i.max(1) - 1); 9].join(", "));
+    let bomb = (1..9).map(row).fold("a0: &a0 x\n".to_string(), |all, row| all + &row);
+    let deep = format!("lr: {}", "[".repeat(5000));
+    for (file, text, says) in [
+        ("run.toml", "stepz = 3", "line 1: unknown key \"stepz\"; did you mean \"steps\"?"),
+        (
+            "run.toml",
+            "lr = 1\nweight-decay = 3",
+            "line 2: unknown key \"weight-decay\"; did you mean \"weight_decay\"?",
+        ),
+        ("run.toml", "[train]\nlr = 1", "line 1: unknown key \"train\"; the keys are data, out"),
+        ("run.toml", "steps = 'many'", "line 1: steps: invalid type: string \"many\", expected u64"),
+        ("run.toml", "\nbatch = -1", "line 2: batch: invalid value: integer `-1`"),
+        ("run.toml", "schedule = 'cosin'", "line 1: schedule: unknown variant `cosin`"),
+        ("run.toml", "lr = 1\nlr = 2", "line 2: duplicate key"),
+        ("run.toml", "lr = ", "line 1: "),
+        ("run.toml", "lora_rank = 8\n[lora]\nrank = 8", "line 1: \"lora_rank\" is given twice"),
+        ("run.toml", "\n[lora]\ndropout = 0.1", "line 2: unknown key \"lora_dropout\""),
+        ("run.yaml", "# first\nstepz: 3", "line 2: unknown key \"stepz\"; did you mean \"steps\"?"),
+        ("run.YML", "train:\n  lr: 1", "line 2: unknown key \"train\"; the keys are data, out"),
+        ("run.yaml", "lr: 1\nsteps: many", "line 2: steps: invalid type: string \"many\", expected u64"),
+        ("run.yaml", "rslora: yes", "line 1: rslora: invalid type: string \"yes\", expected a boolean"),
+        ("run.yaml", "lr: 1\nlr: 2", "line 2: duplicate mapping key: lr"),
+        ("run.yaml", "lr: 1\nsteps:\n", "line 2: invalid type: nothing, expected a value"),
+        ("run.yaml", "- lr", "line 1: "),
+        ("run.yaml", "lr: [1", "line 1: unclosed bracket"),
+        ("run.yaml", "lr: 1\n---\nlr: 2", "line 3: multiple YAML documents"),
+        ("run.yaml", "lr: *rate", "line 1: alias references unknown anchor"),
+        ("run.yaml", &bomb, "line 6: more than 16384 values"),
+        ("run.yaml", &deep, "line 1: "),
+    ] {
+        let got = Partial::parse(text, file).expect_err(text).to_string();
+        assert!(got.starts_with(&format!("{file}: {says}")) && !got.contains('\n'), "{text}: {got}");
+    }
     let missing =
         Partial::read(std::path::Path::new("/nonexistent/run.toml")).expect_err("absent").to_string();
     assert!(missing.starts_with("/nonexistent/run.toml: cannot open it: "), "{missing}");
@@ -145,6 +176,8 @@ fn refusals_name_the_setting() {
         ("--accum 99999999", "accum: 99999999 is outside"),
         ("--batch 1000000 --seq 1000000", "tokens an update"),
         ("--steps 0", "steps: 0 is outside"),
+        ("--keep-every 0", "keep_every: 0 is outside"),
+        ("--keep 0 --keep-every 5", "keep_every: with keep 0"),
         ("--steps 5 --warmup 6", "warmup: 6 steps exceed the run's 5"),
         ("--beta2 1", "beta2: 1 is not at least 0 and below 1"),
         ("--eps 0", "eps: 0 is not"),
@@ -217,6 +250,8 @@ proptest! {
     #[test]
     fn hostile_files_never_panic(text in "\\PC{0,200}", key in "[a-z_]{1,12}", value in "[-0-9a-z.'\\[\\]{}=]{0,20}") {
         let _read = Partial::parse(&text, "run.toml");
+        let _read = Partial::parse(&text, "run.yaml");
+        let _read = Partial::parse(&format!("{key}: {value}\nlr: {value}\ndata: {value}"), "run.yaml");
         let _read = Partial::parse(&format!("{key} = {value}\nlr = {value}\ndata = {value}"), "run.toml");
     }
 }

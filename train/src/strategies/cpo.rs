@@ -3,11 +3,28 @@
 use super::terms::{Objective, Terms, log_sigmoid, mean, truth};
 use super::{Batch, Column, Entry, Frozen, Strategy, read, share};
 use serde::Deserialize;
+use serde_json::json;
 
 pub(super) const CPO: Entry = Entry {
     name: "cpo",
     description: "pairs of answers without a reference; loss_type=simpo by means over tokens with a margin",
     make: |o| Ok(Box::new(read::<Cpo>(o)?)),
+};
+
+/// The same with the loss and the numbers of SimPO; where TRL is told `loss_type=simpo`, it keeps those of CPO.
+pub(super) const SIMPO: Entry = Entry {
+    name: "simpo",
+    description: "pairs of answers without a reference, by means over tokens with a margin",
+    make: |mut o| {
+        if o.contains_key("loss_type") {
+            return Err("loss_type: there is one; the strategy cpo has others".into());
+        }
+        o.insert("loss_type".into(), json!("simpo"));
+        for (key, unless) in [("beta", 2.0), ("cpo_alpha", 0.0)] {
+            o.entry(key).or_insert(unless.into());
+        }
+        Ok(Box::new(read::<Cpo>(o)?))
+    },
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -44,7 +61,7 @@ impl Strategy for Cpo {
         match batch {
             Batch::Pairs(_) if self.cpo_alpha != 0.0 => Ok(vec![share(window, chosen)]),
             Batch::Pairs(_) => Ok(vec![]),
-            _ => Err("cpo learns from pairs of answers".into()),
+            _ => Err("cpo and simpo learn from pairs of answers".into()),
         }
     }
 
@@ -76,6 +93,8 @@ impl Strategy for Cpo {
             ("rewards/margins", mean(&((&w - &l) * b))),
             ("rewards/chosen", mean(&w) * b),
             ("rewards/rejected", mean(&l) * b),
+            ("logits/chosen", t.mean_where(&t.mean_logit, &t.mask_of(0..n))),
+            ("logits/rejected", t.mean_where(&t.mean_logit, &t.mask_of(n..2 * n))),
             ("logps/chosen", mean(&w)),
             ("logps/rejected", mean(&l)),
             ("nll_loss", nll),

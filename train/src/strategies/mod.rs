@@ -159,8 +159,8 @@ pub struct Entry {
 }
 
 /// All strategies.
-pub static STRATEGIES: [Entry; 7] =
-    [sft::SEQ, sft::SFT, dpo::DPO, grpo::GRPO, kto::KTO, orpo::ORPO, cpo::CPO];
+pub static STRATEGIES: [Entry; 8] =
+    [sft::SEQ, sft::SFT, dpo::DPO, grpo::GRPO, kto::KTO, orpo::ORPO, cpo::CPO, cpo::SIMPO];
 
 /// The strategy of this name with these options.
 ///
@@ -348,6 +348,7 @@ mod tests {
             ("dpo", &["loss_type=sft,ipo", "loss_weights=[1]"], "weight each"),
             ("grpo", &["loss_type=dr_grpo"], "max_completion_length"),
             ("sft", &["label_smoothing=1"], "[0, 1)"),
+            ("simpo", &["loss_type=ipo"], "the strategy cpo has others"),
             ("ppo", &[], "there is no strategy `ppo`"),
         ] {
             let e = strategy(name, options(list)).unwrap_err();

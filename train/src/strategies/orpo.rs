@@ -55,6 +55,8 @@ impl Strategy for Orpo {
             ("rewards/margins", mean(&((&w - &l) * b))),
             ("rewards/chosen", mean(&w) * b),
             ("rewards/rejected", mean(&l) * b),
+            ("logits/chosen", t.mean_where(&t.mean_logit, &t.mask_of(0..n))),
+            ("logits/rejected", t.mean_where(&t.mean_logit, &t.mask_of(n..2 * n))),
             ("logps/chosen", mean(&w)),
             ("logps/rejected", mean(&l)),
             ("nll_loss", nll),

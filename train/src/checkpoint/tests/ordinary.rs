@@ -39,7 +39,12 @@ fn the_newest_are_kept() {
     assert_eq!(names(out.path()), ["latest", "step_000015", "step_1000000"]);
     folder.save(1_000_001, &mut toy(1_000_001), 1).expect("saved");
     assert_eq!(names(out.path()), ["latest", "step_1000001"]);
-    assert_whole(&open_latest(out.path()).expect("sound").expect("one").checkpoint, 1_000_001);
+    for step in [1_000_010, 1_000_020, 1_000_030, 1_000_040] {
+        folder.save(step, &mut toy(step), Keep { newest: 1, every: Some(20) }).expect("saved");
+    }
+    assert_eq!(names(out.path()), ["latest", "step_1000020", "step_1000040"]);
+    folder.save(1_000_041, &mut toy(1_000_041), 1).expect("saved");
+    assert_whole(&open_latest(out.path()).expect("sound").expect("one").checkpoint, 1_000_041);
 }
 
 #[test]
