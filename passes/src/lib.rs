@@ -29,7 +29,7 @@ pub use differentiate::{
 pub use flatten::flatten;
 pub use fold::{Derived, fold};
 pub use freeze::freeze;
-pub use merge::merge;
+pub use merge::{merge, merge_alike};
 pub use perturb::{NOISE_COUNTERS, NOISE_WIDTH, Noise, perturb};
 pub use pipeline::pipeline;
 pub use plan::{
