@@ -186,7 +186,7 @@ fn rounded_models_are_held_to_a_reference() {
     for (text, says) in [
         ("", "asks nothing"),
         ("{\"text\": 3}\n", "line 1"),
-        ("{\"text\": \"\"}\n", "no tokens to calibrate with"),
+        ("{\"text\": \"\"}\n", "`text` is empty"),
         ("{\"prompt\": \"a\", \"choices\": [\"b\", \"c\"], \"gold\": 0}\n", "--calibrate takes texts alone"),
     ] {
         std::fs::write(&task, text).unwrap();
