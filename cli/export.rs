@@ -79,7 +79,7 @@ impl Export {
             Stored::Bf16 => DType::BF16,
             Stored::F16 => DType::F16,
         });
-        let form = Form { dtype, shard: self.max_shard_size, narrow: None };
+        let form = Form { dtype, shard: self.max_shard_size, narrow: None, codes: None };
         let made = export(&model, &from, &self.out, form, &mut tell())?;
         let (to, dtype) = (self.out.display().to_string(), made.dtype.name());
         match self.json {

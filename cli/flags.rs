@@ -215,8 +215,7 @@ pub struct QuantizeFlag {
     /// Round the weights of linear layers when they are loaded: int8, int4 or fp8, with a scale for each row (int4: for each 32
     /// neighbours), or by :group=N for each N neighbours; :asymmetric adds an offset to the scale, :head=none leaves the head as it
     /// is, which else has int8 (fp8: fp8). Inputs of layers with integers are rounded to int8 as well where the processor multiplies
-    /// integers, with :activations=int8 everywhere, with :activations=none nowhere. Routers, experts, norms and the embedding stay
-    /// as they are
+    /// integers, with :activations=int8 everywhere, with :activations=none nowhere. Routers, norms and the embedding stay as they are
     #[arg(long, value_name = "TYPE")]
     pub quantize: Option<Narrow>,
 }

@@ -2,6 +2,7 @@
 //! Hugging Face lays a model out, whole or not at all: `config.json`, weights of one type, those of linear layers as codes and scales
 //! where that is asked for (compressed-tensors), in shards with an index where one file would be too large, and the tokenizer's files.
 
+use crate::calibrate::Codes;
 use crate::{Error, Hear, Model, Note, gguf};
 use astrai_builders::config::TensorSpec;
 use astrai_builders::{ModelConfig, Program, build};
@@ -32,13 +33,15 @@ const LONGEST: u64 = 256 << 20;
 
 /// What is written.
 #[derive(Clone, Copy, Debug)]
-pub struct Form {
+pub struct Form<'a> {
     /// The type of all weights but those that no model rounds; none for that of the embedding as it is stored.
     pub dtype: Option<DType>,
     /// Most bytes of the tensors of a file.
     pub shard: u64,
     /// How weights of linear layers are rounded, without the head.
     pub narrow: Option<Narrow>,
+    /// Those that are rounded already, in that way.
+    pub codes: Option<&'a Codes>,
 }
 
 /// What was written.
@@ -56,7 +59,7 @@ pub struct Written {
 ///
 /// # Errors
 /// `to` holds something, a file of `from` cannot be read, or the disk refuses.
-pub fn export(model: &Model, from: &Path, to: &Path, form: Form, hear: Hear) -> Result<Written, Error> {
+pub fn export(model: &Model, from: &Path, to: &Path, form: Form<'_>, hear: Hear) -> Result<Written, Error> {
     if to.exists() && std::fs::read_dir(to).map_or(true, |mut all| all.next().is_some()) {
         return Err(format!("{}: is there already; give another --out", to.display()).into());
     }
@@ -76,7 +79,7 @@ pub fn export(model: &Model, from: &Path, to: &Path, form: Form, hear: Hear) -> 
     written
 }
 
-fn write(model: &Model, from: &Path, to: &Path, form: Form, hear: Hear) -> Result<Written, Error> {
+fn write(model: &Model, from: &Path, to: &Path, form: Form<'_>, hear: Hear) -> Result<Written, Error> {
     let refused = |e: FileError| Error(e.to_string());
     System.create_folder(to).map_err(FileError::io(to, "create it")).map_err(refused)?;
     let own = model.folder.as_deref().unwrap_or(from);
@@ -116,7 +119,7 @@ fn write(model: &Model, from: &Path, to: &Path, form: Form, hear: Hear) -> Resul
         for u in *shard {
             let missing = || Error(format!("the weights have no tensor `{}`", u.tensor));
             let t = model.source().tensor(&u.tensor).ok_or_else(missing)?;
-            for data in u.data(t).map_err(|why| Error(format!("`{}` {why}", u.tensor)))? {
+            for data in u.data(t, form.codes).map_err(|why| Error(format!("`{}` {why}", u.tensor)))? {
                 file.put(&data)?;
             }
             model.source().done(&u.tensor);
@@ -152,14 +155,30 @@ impl Unit {
     }
 
     /// The bytes of its entries.
-    fn data(&self, t: Source) -> Result<Vec<Vec<u8>>, String> {
+    fn data(&self, t: Source, codes: Option<&Codes>) -> Result<Vec<Vec<u8>>, String> {
         match (self.narrow, t.shape.as_slice()) {
             (Some((narrow, group)), &[n, k]) if t.dtype.is_float() => {
-                Ok(compress(narrow, [n, k], quantise(&t.bytes, t.dtype, narrow, group)))
+                let made = codes.and_then(|codes| codes.get(&self.tensor)).cloned();
+                let made = made.unwrap_or_else(|| quantise(&t.bytes, t.dtype, narrow, group));
+                Ok(compress(narrow, [n, k], made))
             }
             (None, _) => Ok(vec![converted(t, self.entries.first().map_or(DType::F32, |e| e.dtype))?]),
             _ => Err("is no matrix of floats".into()),
         }
+    }
+}
+
+/// The weights of linear layers that are rounded, head aside: those that kernels would read as codes.
+///
+/// # Errors
+/// There is none; the model is no decoder.
+pub fn rounded(config: &ModelConfig, narrow: Narrow) -> Result<BTreeSet<String>, Error> {
+    config.check_decoder()?;
+    let graph = build(config, &Program::full(1, 1))?;
+    let names = astrai_passes::narrow_weights(&graph, Narrow { head: None, ..narrow })?;
+    match names.is_empty() {
+        true => Err("no linear layer of this model has rows that such groups divide".into()),
+        false => Ok(names),
     }
 }
 
@@ -170,16 +189,10 @@ struct Rounded {
 }
 
 impl Rounded {
-    /// Those of a model that kernels read as codes.
+    /// Those of a model.
     fn of(config: &ModelConfig, narrow: Narrow) -> Result<Rounded, Error> {
-        config.check_decoder()?;
         let narrow = Narrow { head: None, ..narrow };
-        let graph = build(config, &Program::full(1, 1)).map_err(|e| e.to_string())?;
-        let names = astrai_passes::narrow_weights(&graph, narrow).map_err(|e| e.to_string())?;
-        match names.is_empty() {
-            true => Err("no linear layer of this model has rows that such groups divide".to_string().into()),
-            false => Ok(Rounded { narrow, names }),
-        }
+        Ok(Rounded { narrow, names: rounded(config, narrow)? })
     }
 
     fn unit(&self, t: &TensorSpec) -> Option<Unit> {

@@ -4,6 +4,7 @@
 
 pub mod adapters;
 pub mod batch;
+pub mod calibrate;
 pub mod compare;
 pub mod curve;
 mod error;

@@ -89,7 +89,7 @@ impl Model {
         let weights: Box<dyn WeightSource> = match packing {
             Some(packing) => {
                 let packed = Packed::open(file, packing, tensors, &extra).map_err(|e| e.to_string())?;
-                config.packed = stays(&config, &packed).map(Storage::from);
+                config.packed = stays(&config, &packed);
                 Box::new(packed)
             }
             None => {
@@ -97,6 +97,10 @@ impl Model {
                 let expected: Vec<_> =
                     tensors.flat_map(|(name, shape)| weights.expected(name, shape)).collect();
                 weights.0.check(&expected, &extra).map_err(|e| e.to_string())?;
+                let names = config.tensors().into_iter().map(|t| t.name);
+                let kept: BTreeMap<_, _> =
+                    names.filter_map(|name| weights.narrow(&name).map(|narrow| (name, narrow))).collect();
+                config.packed = (!kept.is_empty()).then(|| Storage::Each(Arc::new(kept)));
                 Box::new(weights)
             }
         };
@@ -250,9 +254,16 @@ fn reading(path: &Path, strict: bool) -> Result<Reading, String> {
     if strict { reading.deny_unknown().map_err(|e| e.to_string()) } else { Ok(reading) }
 }
 
-/// How packed weights can stay in memory: all those that kernels would read as codes must be packed, and in the same way.
-fn stays(config: &ModelConfig, packed: &Packed) -> Option<Narrow> {
+/// How packed weights stay in memory, of those that kernels would read as codes.
+fn stays(config: &ModelConfig, packed: &Packed) -> Option<Storage> {
     let graph = build(config, &Program::full(1, 1)).ok()?;
     let names = astrai_passes::narrow_weights(&graph, packed.narrow()).ok()?;
-    (!names.is_empty() && names.iter().all(|name| packed.stays(name))).then(|| packed.narrow())
+    let all = names.len();
+    let kept: BTreeMap<_, _> =
+        names.into_iter().filter(|name| packed.stays(name)).map(|name| (name, packed.narrow())).collect();
+    match kept.len() {
+        0 => None,
+        n if n == all => Some(packed.narrow().into()),
+        _ => Some(Storage::Each(Arc::new(kept))),
+    }
 }

@@ -18,10 +18,12 @@ pub enum Code {
     Int4,
     /// Floats of eight bits, e4m3.
     Fp8,
+    /// Floats of four bits, e2m1; two in a byte, the first in the lower half. They are read, numbers are not rounded to them.
+    Fp4,
 }
 
 impl Code {
-    /// Every code.
+    /// Every code that numbers are rounded to.
     pub const ALL: [Code; 3] = [Code::Int8, Code::Int4, Code::Fp8];
 
     /// Name in flags and dumps.
@@ -30,19 +32,20 @@ impl Code {
             Code::Int8 => "int8",
             Code::Int4 => "int4",
             Code::Fp8 => "fp8",
+            Code::Fp4 => "fp4",
         }
     }
 
     /// Codes in an element of the type that stores them.
     pub fn per_element(self) -> usize {
-        if self == Code::Int4 { 2 } else { 1 }
+        if matches!(self, Code::Int4 | Code::Fp4) { 2 } else { 1 }
     }
 
     /// Type of what stores them.
     pub fn dtype(self) -> DType {
         match self {
             Code::Int8 => DType::I8,
-            Code::Int4 => DType::U8,
+            Code::Int4 | Code::Fp4 => DType::U8,
             Code::Fp8 => DType::F8E4M3,
         }
     }
@@ -53,6 +56,7 @@ impl Code {
             Code::Int8 => [-128.0, 127.0],
             Code::Int4 => [-8.0, 7.0],
             Code::Fp8 => [-448.0, 448.0],
+            Code::Fp4 => [-6.0, 6.0],
         }
     }
 
@@ -62,7 +66,13 @@ impl Code {
             Code::Int8 => 127.0,
             Code::Int4 => 7.0,
             Code::Fp8 => 448.0,
+            Code::Fp4 => 6.0,
         }
+    }
+
+    /// True for integers.
+    pub fn is_integer(self) -> bool {
+        matches!(self, Code::Int8 | Code::Int4)
     }
 }
 
@@ -103,7 +113,7 @@ impl Narrow {
     /// Neighbours that share a scale in rows of `k`, where such rows can be stored so.
     pub fn group_of(self, k: usize) -> Option<usize> {
         let group = if self.group == 0 { k } else { self.group };
-        let whole = k > 0 && k.is_multiple_of(group) && group.is_multiple_of(32);
+        let whole = k > 0 && k.is_multiple_of(group) && (group.is_multiple_of(32) || group == 16);
         whole.then_some(group)
     }
 
@@ -112,7 +122,7 @@ impl Narrow {
     pub fn rounded(self, group: usize) -> Option<usize> {
         let most =
             |step: usize| (step..=Narrow::ROUNDED).rev().find(|g| g % step == 0 && group.is_multiple_of(*g));
-        most(64).or_else(|| most(32)).filter(|_| self.code != Code::Fp8)
+        most(64).or_else(|| most(32)).filter(|_| self.code.is_integer())
     }
 }
 
@@ -184,8 +194,8 @@ impl FromStr for Narrow {
         let mut made = Narrow { code, group: 0, scales, offsets: false, head, activations: None };
         match code {
             Code::Int4 => made.group = 32,
-            Code::Int8 => {}
             Code::Fp8 => made.head = Some(Code::Fp8),
+            _ => {}
         }
         let mut given = BTreeSet::new();
         for part in parts {

@@ -16,7 +16,7 @@ pub enum Packing {
     Awq(Awq),
 }
 
-/// Neighbours of a matrix that share a scale; blocks at the edges may be partial.
+/// Neighbours of a matrix that share a scale; blocks at the edges may be partial. Of no rows and no columns: all do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
     /// Rows of a block.

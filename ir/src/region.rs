@@ -129,6 +129,8 @@ pub struct GroupedForm<At = Operand> {
     pub group: Dim,
     /// Where each group's rows begin, i32 `[groups + 1]`.
     pub offsets: At,
+    /// What the matrices are stored as, where `right` are codes.
+    pub codes: Option<DotCodes<At>>,
 }
 
 /// Sums of outer products by groups of rows: `[groups, m, n]`.

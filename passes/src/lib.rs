@@ -9,6 +9,7 @@ mod flatten;
 mod fold;
 mod freeze;
 mod merge;
+mod observe;
 mod perturb;
 mod pipeline;
 mod plan;
@@ -29,7 +30,8 @@ pub use differentiate::{
 pub use flatten::flatten;
 pub use fold::{Derived, fold};
 pub use freeze::freeze;
-pub use merge::merge;
+pub use merge::{merge, merge_alike};
+pub use observe::{Observed, carried, gram, observe};
 pub use perturb::{NOISE_COUNTERS, NOISE_WIDTH, Noise, perturb};
 pub use pipeline::pipeline;
 pub use plan::{

@@ -4,7 +4,7 @@
 
 use crate::eliminate_dead_nodes;
 use astrai_ir::ops::{BinaryKind, Call, Dot, Op, Rows, Weight};
-use astrai_ir::{Block, BlockId, Dim, Graph, IrError, NodeId, Sharding, Type};
+use astrai_ir::{Block, BlockId, Dim, Graph, IrError, Narrow, NodeId, Sharding, Storage, Type};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -22,15 +22,34 @@ struct Siblings {
     biases: Option<(Vec<NodeId>, Vec<NodeId>)>,
 }
 
+/// How a leaf is stored, in each call of a block.
+type Stored<'a> = dyn Fn(&Weight) -> Vec<Option<Narrow>> + 'a;
+
 /// The graph with sibling dots merged in every block and at the top.
 pub fn merge(graph: &Graph) -> Result<Graph, IrError> {
+    merge_alike(graph, None)
+}
+
+/// The same, but for siblings whose weights are to be stored in different ways.
+pub fn merge_alike(graph: &Graph, storage: Option<&Storage>) -> Result<Graph, IrError> {
+    let of = |w: &Weight| storage.and_then(|s| s.of(w.rows().iter().map(|r| r.name.as_str())));
+    let of_head = |w: &Weight| vec![of(w)];
+    let weight = |id: NodeId| if let Op::Weight(w) = &graph.node(id).op { of(w) } else { None };
     let mut concatenations: Vec<Vec<Concatenation>> = Vec::new();
     let mut blocks: Vec<Arc<Block>> = Vec::new();
     let users = graph.users();
     for (i, block) in graph.blocks().iter().enumerate() {
         let bound = bound_to_weights(graph, &users, BlockId(i as u32));
         let at = |name: &str| block.params.iter().position(|p| p == name);
-        let (body, done) = merge_siblings(&block.graph, &|name| at(name).is_some_and(|at| bound[at]))?;
+        let calls: Vec<_> = graph
+            .nodes()
+            .iter()
+            .filter(|n| matches!(&n.op, Op::Call(c) if c.block.0 as usize == i))
+            .collect();
+        let stored =
+            |w: &Weight| calls.iter().map(|n| at(&w.name).and_then(|at| weight(n.args[at]))).collect();
+        let allowed = |name: &str| at(name).is_some_and(|at| bound[at]);
+        let (body, done) = merge_siblings(&block.graph, &allowed, &stored)?;
         let params = after(&block.params, &done, String::clone, |j| Ok(j.name.clone()))?;
         let same = body.is_copy_of(&block.graph);
         let merged = || Arc::new(Block { name: block.name.clone(), graph: body, params });
@@ -38,7 +57,7 @@ pub fn merge(graph: &Graph) -> Result<Graph, IrError> {
         concatenations.push(done);
     }
     if concatenations.iter().all(Vec::is_empty) {
-        return Ok(merge_siblings(&graph.with_blocks(blocks)?, &|_| true)?.0);
+        return Ok(merge_siblings(&graph.with_blocks(blocks)?, &|_| true, &of_head)?.0);
     }
     let outer = graph.rebuild_with(blocks, |out, id, args| match &graph.node(id).op {
         Op::Call(c) => {
@@ -49,7 +68,7 @@ pub fn merge(graph: &Graph) -> Result<Graph, IrError> {
         op => out.push(op.clone(), args),
     })?;
     // Removes weights that only the replaced calls used.
-    Ok(merge_siblings(&eliminate_dead_nodes(&outer)?, &|_| true)?.0)
+    Ok(merge_siblings(&eliminate_dead_nodes(&outer)?, &|_| true, &of_head)?.0)
 }
 
 /// For each parameter of a block whether every call binds it to a weight that has no other user.
@@ -103,8 +122,12 @@ fn concatenate_args(
 }
 
 /// Merges every group of siblings whose weights are `allowed`.
-fn merge_siblings(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Result<(Graph, Vec<Concatenation>), IrError> {
-    let groups = find(g, allowed);
+fn merge_siblings(
+    g: &Graph,
+    allowed: &dyn Fn(&str) -> bool,
+    stored: &Stored,
+) -> Result<(Graph, Vec<Concatenation>), IrError> {
+    let groups = find(g, allowed, stored);
     if groups.is_empty() {
         return Ok((eliminate_dead_nodes(g)?, vec![]));
     }
@@ -226,7 +249,7 @@ fn common_origin(g: &Graph, nodes: &[NodeId]) -> Arc<str> {
 }
 
 /// Groups of two or more plain dots of weights on one input.
-fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Vec<Siblings> {
+fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool, stored: &Stored) -> Vec<Siblings> {
     let users = g.users();
     let mut by_input: Vec<(NodeId, Vec<NodeId>)> = Vec::new();
     for id in g.ids() {
@@ -247,10 +270,11 @@ fn find(g: &Graph, allowed: &dyn Fn(&str) -> bool) -> Vec<Siblings> {
         {
             continue;
         }
-        // The parts of a concatenated weight must be sharded alike, and trained alike.
+        // The parts of a concatenated weight must be sharded alike, trained alike and stored alike.
         let alike = |dots: &[NodeId]| {
             let first = g.node(g.node(dots[0]).args[1]);
-            first.sharding == g.node(w).sharding && is_frozen(&first.op) == leaf.frozen
+            let same = matches!(&first.op, Op::Weight(w) if stored(w) == stored(leaf));
+            first.sharding == g.node(w).sharding && is_frozen(&first.op) == leaf.frozen && same
         };
         match by_input.iter_mut().find(|(i, dots)| *i == x && alike(dots)) {
             Some((_, dots)) => dots.push(id),

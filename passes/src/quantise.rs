@@ -1,14 +1,14 @@
 //! Narrow weights. In: a graph of layers, how their weights are stored. Out: the same graph in which each weight of a linear layer is
-//! what codes, scales and offsets stand for, which are weights of their own; a checkpoint has them under names made of the weight's. Weights
-//! that something else reads too, routers, experts, and rows that groups do not divide stay as they are, as do embedding and norms; the
-//! head has a storage of its own. Where the device multiplies integers, and the codes are some, the other side of each such dot is
+//! what codes, scales and offsets stand for, which are weights of their own; a checkpoint has them under names made of the weight's. So it is with
+//! the matrices of experts that lie one after another. Weights that something else reads too, routers, and rows that groups do not divide
+//! stay as they are, as do embedding and norms; the head has a storage of its own. Where the device multiplies integers, and the codes are some, the other side of each such dot is
 //! rounded to integers as well.
 
 use crate::adapt::linear;
 use crate::{eliminate_dead_nodes, flatten, merge};
 use astrai_ir::narrow::Part;
-use astrai_ir::ops::{Call, Dequant, Dot, FakeQuant, Op, Rows, Weight};
-use astrai_ir::{Backend, Block, BlockId, DType, Dim, Graph, IrError, Narrow, NodeId, Storage, Type};
+use astrai_ir::ops::{Call, Dequant, Dot, FakeQuant, GroupedDot, Op, Rows, Weight};
+use astrai_ir::{Backend, Block, BlockId, Code, DType, Dim, Graph, IrError, Narrow, NodeId, Storage, Type};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -30,36 +30,54 @@ pub fn quantise(graph: &Graph, storage: &Storage, backend: &dyn Backend) -> Resu
 }
 
 fn with_codes(graph: &Graph, storage: &Storage) -> Result<Graph, IrError> {
-    let mut blocks = Vec::with_capacity(graph.blocks().len());
-    let mut kinds = Vec::with_capacity(graph.blocks().len());
-    for (i, block) in graph.blocks().iter().enumerate() {
-        let users = block.graph.users();
-        let stored = |(p, narrow): (&String, Option<Narrow>)| {
-            let leaf = block.leaf(p)?;
-            let Op::Weight(w) = &block.graph.node(leaf).op else { return None };
-            linear(&block.graph, &users, leaf)?;
-            Some((p.clone(), narrow.filter(|narrow| fits(w, *narrow))?))
+    // A kind of layer whose layers are stored differently becomes several.
+    let users: Vec<_> = graph.blocks().iter().map(|b| b.graph.users()).collect();
+    let mut kinds: Vec<(BlockId, BTreeMap<String, Narrow>)> = Vec::new();
+    let mut of_call: HashMap<NodeId, usize> = HashMap::new();
+    for id in graph.ids() {
+        let node = graph.node(id);
+        let Op::Call(c) = &node.op else { continue };
+        let (body, users) = (graph.block(c.block), &users[c.block.0 as usize]);
+        let stored = |(p, arg): (&String, &NodeId)| {
+            let (leaf, Op::Weight(w)) = (body.leaf(p)?, &graph.node(*arg).op) else { return None };
+            let narrow = storage.of(w.rows().iter().map(|r| r.name.as_str()))?;
+            let plain = || linear(&body.graph, users, leaf).or_else(|| experts(&body.graph, users, leaf));
+            // Columns become rows in the codes of a file alone.
+            let turned = || stacked(&body.graph, users, leaf).filter(|_| narrow.code == Code::Fp4);
+            plain().or_else(turned).filter(|_| fits(w, narrow))?;
+            Some((p.clone(), narrow))
         };
-        let bound = bound(graph, BlockId(i as u32), storage);
-        let chosen: BTreeMap<String, Narrow> = block.params.iter().zip(bound).filter_map(stored).collect();
+        let kind = (c.block, body.params.iter().zip(&node.args).filter_map(stored).collect());
+        let at = kinds.iter().position(|k| *k == kind).unwrap_or(kinds.len());
+        if at == kinds.len() {
+            kinds.push(kind);
+        }
+        of_call.insert(id, at);
+    }
+    let (mut blocks, mut seen) = (Vec::with_capacity(kinds.len()), BTreeSet::new());
+    for (of, chosen) in &kinds {
+        let block = graph.block(*of);
+        let name = match seen.insert(*of) {
+            true => block.name.clone(),
+            false => format!("{}_{}", block.name, blocks.len()),
+        };
         blocks.push(match chosen.is_empty() {
             true => block.clone(),
-            false => Arc::new(Block::new(&block.name, narrowed(&block.graph, &chosen)?)),
+            false => Arc::new(Block::new(&name, narrowed(&block.graph, chosen)?)),
         });
-        kinds.push(chosen);
     }
     let graph = &graph.rebuild_with(blocks.clone(), |out, id, args| match &graph.node(id).op {
         Op::Call(c) => {
+            let at = of_call[&id];
             let before = graph.block(c.block).params.iter().map(String::as_str);
             let own: HashMap<&str, NodeId> = before.zip(args.iter().copied()).collect();
             let mut bound = Vec::with_capacity(args.len());
-            for param in &blocks[c.block.0 as usize].params {
+            for param in &blocks[at].params {
                 bound.push(match (own.get(param.as_str()), Part::named(param)) {
                     (Some(arg), _) => *arg,
                     (None, Some((name, part))) => {
                         let weight = own.get(name).map(|arg| out.node(*arg).op.clone());
-                        let narrow = kinds[c.block.0 as usize].get(name);
-                        let (Some(Op::Weight(w)), Some(narrow)) = (weight, narrow) else {
+                        let (Some(Op::Weight(w)), Some(narrow)) = (weight, kinds[at].1.get(name)) else {
                             return Err(out.error(format!("parameter `{param}` has no weight")));
                         };
                         let weight = stored(out, &w, *narrow, part)?;
@@ -68,26 +86,39 @@ fn with_codes(graph: &Graph, storage: &Storage) -> Result<Graph, IrError> {
                     (None, None) => return Err(out.error(format!("parameter `{param}` has no argument"))),
                 });
             }
-            out.push(Call { block: c.block, layer: c.layer }, &bound)
+            out.push(Call { block: BlockId(at as u32), layer: c.layer }, &bound)
         }
         op => out.push_exact(op.clone(), args),
     })?;
     eliminate_dead_nodes(&heads(graph, storage)?)
 }
 
-/// For each parameter of a block how the weights are stored that its calls bind to it: those of all calls alike.
-fn bound(graph: &Graph, id: BlockId, storage: &Storage) -> Vec<Option<Narrow>> {
-    let mut bound: Vec<Option<Option<Narrow>>> = vec![None; graph.block(id).params.len()];
-    for node in graph.nodes().iter().filter(|n| matches!(&n.op, Op::Call(c) if c.block == id)) {
-        for (known, arg) in bound.iter_mut().zip(&node.args) {
-            let of = match &graph.node(*arg).op {
-                Op::Weight(w) => storage.of(w.rows().iter().map(|r| r.name.as_str())),
-                _ => None,
-            };
-            *known = Some(of.filter(|of| known.is_none_or(|known| known == Some(*of))));
-        }
-    }
-    bound.into_iter().map(Option::flatten).collect()
+/// Rows in a panel of codes: no panel belongs to two experts.
+const PANEL: usize = 32;
+
+/// The shape of a weight whose matrices one product of rows in groups reads, a matrix a group.
+pub(crate) fn experts(g: &Graph, users: &[Vec<NodeId>], leaf: NodeId) -> Option<[usize; 2]> {
+    let [product] = users[leaf.index()].as_slice() else { return None };
+    let node = g.node(*product);
+    let (Op::GroupedDot(GroupedDot { transposed: false }), [_, w, _]) = (&node.op, node.args.as_slice())
+    else {
+        return None;
+    };
+    let columns = node.ty().shape.get(1).and_then(Dim::size)?;
+    let size = |axis: usize| g.ty(leaf).shape.get(axis).and_then(Dim::size);
+    (*w == leaf && columns.is_multiple_of(PANEL)).then_some([size(0)?, size(1)?])
+}
+
+/// The shape `[groups * n, k]` of the rows of a weight `[groups, k, n]` whose matrices, columns for rows, one product of rows in groups reads.
+fn stacked(g: &Graph, users: &[Vec<NodeId>], leaf: NodeId) -> Option<[usize; 2]> {
+    let [view] = users[leaf.index()].as_slice() else { return None };
+    let [product] = users[view.index()].as_slice() else { return None };
+    let sizes: Vec<usize> = g.ty(leaf).shape.iter().filter_map(Dim::size).collect();
+    let ([groups, k, n], Op::Reshape(_)) = (sizes.as_slice(), &g.node(*view).op) else { return None };
+    let node = g.node(*product);
+    let reads = matches!(node.op, Op::GroupedDot(GroupedDot { transposed: true })) && node.args[1] == *view;
+    let whole = g.ty(*view).shape == [Dim::from(groups * k), Dim::from(*n)] && n.is_multiple_of(PANEL);
+    (reads && whole).then_some([groups * n, *k])
 }
 
 /// The checkpoint tensors that narrow weights are made of in a graph as it is built.
@@ -137,6 +168,11 @@ fn fits(w: &Weight, narrow: Narrow) -> bool {
 /// A body whose weights of these names are codes and scales.
 fn narrowed(body: &Graph, chosen: &BTreeMap<String, Narrow>) -> Result<Graph, IrError> {
     body.rebuild(|out, id, args| match (&body.node(id).op, args) {
+        // The matrices of stacked experts, as codes have them.
+        (Op::Reshape(_), &[w]) if matches!(out.node(w).op, Op::Dequant(_)) => Ok(w),
+        (Op::GroupedDot(_), &[x, w, offsets]) if matches!(out.node(w).op, Op::Dequant(_)) => {
+            out.push_exact(GroupedDot { transposed: false }.into(), &[x, w, offsets])
+        }
         (Op::Weight(w), _) => match chosen.get(&w.name) {
             Some(narrow) => dequantised(out, w, *narrow),
             None => out.push_exact(Op::Weight(w.clone()), args),
@@ -177,13 +213,15 @@ fn dequantised(g: &mut Graph, w: &Weight, narrow: Narrow) -> Result<NodeId, IrEr
 /// A part of what a weight `[n, k]` is stored as.
 fn stored(g: &Graph, w: &Weight, narrow: Narrow, part: Part) -> Result<Weight, IrError> {
     let size = |axis: usize| w.ty.shape.get(axis).and_then(Dim::size).unwrap_or(0);
-    let (n, k) = (size(0), size(1));
+    let (n, k) = (size(0) * if w.ty.rank() == 3 { size(2) } else { 1 }, size(1));
     let group = narrow.group_of(k).ok_or_else(|| g.error(format!("rows of {k} numbers have no groups")))?;
     let (dtype, width) = match part {
         Part::Codes => (narrow.code.dtype(), k / narrow.code.per_element()),
         Part::Scales | Part::Offsets => (narrow.scales, k / group),
     };
-    let parts = w.parts.iter().map(|p| Rows { name: part.of(&p.name), rows: p.rows }).collect();
+    // Of stacked experts a tensor has all rows.
+    let rows = |p: &Rows| if w.ty.rank() == 3 { n } else { p.rows };
+    let parts = w.parts.iter().map(|p| Rows { name: part.of(&p.name), rows: rows(p) }).collect();
     let ty = Type::new(dtype, [Dim::from(n), Dim::from(width)]);
     Ok(Weight { parts, ..Weight::fixed(&part.of(&w.name), ty) })
 }

@@ -171,6 +171,29 @@ fn rounded_models_are_held_to_a_reference() {
         let [mean, p95, max] = ["kl_mean", "kl_p95", "kl_max"].map(|name| off[name].as_f64().unwrap());
         assert!(0.0 < mean && mean <= max && p95 <= max && max < 0.1, "{flags:?}: {off}");
     }
+    let quantize = |out: &str| {
+        let mut run = program();
+        run.arg("quantize").arg(&model).args(["--to", "int4", "--calibrate"]).arg(&task);
+        run.arg("--out").arg(scratch.path().join(out)).output().unwrap()
+    };
+    let made = quantize("calibrated");
+    assert!(made.status.success(), "{}", stderr(&made));
+    let mut run = program();
+    run.arg("eval").arg(scratch.path().join("calibrated")).arg("--task").arg(&task).arg("--json");
+    let off: Value =
+        serde_json::from_slice(&run.arg("--compare").arg(&model).output().unwrap().stdout).unwrap();
+    assert!((0.0..0.5).contains(&off["kl_mean"].as_f64().unwrap()), "{off}");
+    for (text, says) in [
+        ("", "asks nothing"),
+        ("{\"text\": 3}\n", "line 1"),
+        ("{\"text\": \"\"}\n", "`text` is empty"),
+        ("{\"prompt\": \"a\", \"choices\": [\"b\", \"c\"], \"gold\": 0}\n", "--calibrate takes texts alone"),
+    ] {
+        std::fs::write(&task, text).unwrap();
+        let line = stderr(&quantize("refused"));
+        assert!(line.contains(says) && line.lines().count() == 1, "{line}");
+        assert!(!scratch.path().join("refused").exists());
+    }
     std::fs::write(&task, "{\"prompt\": \"a\", \"choices\": [\"b\", \"c\"], \"gold\": 0}\n").unwrap();
     assert!(stderr(&eval(&task, &[])).contains("line 1: --compare takes texts alone"));
 }

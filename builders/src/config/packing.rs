@@ -42,7 +42,10 @@ fn fp8(q: &Raw) -> Result<Packing, ConfigError> {
     let key = "weight_block_size";
     let remedy = format!("fp8 has blocks of two sizes, each 1 to {MAX_GROUP}");
     let refused = |problem: String| q.refuse(key, problem, remedy.clone());
-    let Some((_, value)) = q.find(key)? else { return Err(refused("is missing".into())) };
+    // Without blocks a matrix has one scale.
+    let Some((_, value)) = q.find(key)?.filter(|(_, v)| !v.is_null()) else {
+        return Ok(Packing::Fp8(Blocks { rows: 0, columns: 0 }));
+    };
     let sizes = value.as_array().map(|list| list.iter().map(size).collect::<Vec<_>>());
     match sizes.as_deref() {
         Some([Some(rows), Some(columns)]) => Ok(Packing::Fp8(Blocks { rows: *rows, columns: *columns })),

@@ -185,7 +185,6 @@ fn packing() {
         (json!({"quant_method": "mxfp4"}), "quant_method \"mxfp4\""),
         (json!({}), "has no quant_method"),
         (json!("awq"), "`quantization_config`"),
-        (with(&fp8, "weight_block_size", json!(null)), "`quantization_config.weight_block_size` is missing"),
         (with(&fp8, "weight_block_size", json!([128, 0])), "is [128,0]"),
         (with(&fp8, "weight_block_size", json!([128])), "is [128]"),
         (with(&fp8, "fmt", json!("e5m2")), "e5m2"),

@@ -7,7 +7,7 @@ use astrai_ir::backend::{Epilogue, Root, Takes};
 use astrai_ir::ops::{Dot, Op};
 use astrai_ir::region::{DotBatch, DotCodes, DotForm, Form, Piece, Side};
 use astrai_ir::strides::{AtCast, View};
-use astrai_ir::{Code, DType, Dim, Graph, Layout, Narrow, NodeId, Type};
+use astrai_ir::{DType, Dim, Graph, Layout, Narrow, NodeId, Type};
 
 pub(super) const ARCHETYPE: Archetype =
     Archetype { of: |op| matches!(op, Op::Dot(_)), root: Some(root), layouts, form, ..Archetype::NONE };
@@ -39,24 +39,12 @@ fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
         let right = in_buffer(piece, form.right)?;
         let packed = left.as_ref().is_some_and(|l| piece.layout(l.at).is_packed());
         let codes = match form.codes {
-            Some(DotCodes { code, group, scales, dtype, offsets, rounded }) => {
-                let scales = piece.operand(scales)?;
-                let offsets = match offsets {
-                    Some(offsets) => Some(piece.operand(offsets)?),
-                    None => None,
-                };
-                Some(DotCodes { code, group, scales, dtype, offsets, rounded })
-            }
+            Some(codes) => Some(codes_in(piece, &right, codes)?),
             None => None,
         };
         let (node, batch, m, n, k, rows) = (form.node, form.batch, form.m, form.n, form.k, form.rows);
         let fits = !packed && (rows || left.is_some());
-        // Codes are read in panels alone.
-        let panels = |at| piece.layout(at).is_packed();
-        let read = codes
-            .as_ref()
-            .is_none_or(|c| panels(right.at) && panels(c.scales) && c.offsets.is_none_or(panels));
-        (fits && read).then_some(DotForm { node, batch, m, n, k, left, rows, right, codes })
+        fits.then_some(DotForm { node, batch, m, n, k, left, rows, right, codes })
     };
     piece.graph.ids().find_map(dot).map(Form::Dot)
 }
@@ -119,34 +107,60 @@ pub fn left(g: &Graph, id: NodeId, codes: &Option<DotCodes<impl Sized>>) -> Node
 fn codes(g: &Graph, id: NodeId, limits: &Limits) -> Option<(Side<NodeId>, DotCodes<NodeId>)> {
     let node = g.node(id);
     let Op::Dot(Dot { batch, contract }) = &node.op else { return None };
-    let right = g.node(node.args[1]);
+    let plain = batch.is_empty() && *contract == [(g.ty(node.args[0]).rank() - 1, 1)];
+    let (right, codes) = coded(g, node.args[1], limits).filter(|_| plain)?;
+    let rounded = match &g.node(node.args[0]).op {
+        Op::FakeQuant(q) if q.group.is_multiple_of(32) && codes.group.is_multiple_of(q.group) => {
+            Some(q.group)
+        }
+        _ => None,
+    };
+    // A kernel keeps a group at hand.
+    let rounded = rounded.filter(|group| codes.code.is_integer() && *group <= Narrow::ROUNDED);
+    Some((right, DotCodes { rounded, ..codes }))
+}
+
+/// The matrix `[n, k]` that this node is, where kernels read its codes.
+pub(super) fn coded(g: &Graph, w: NodeId, limits: &Limits) -> Option<(Side<NodeId>, DotCodes<NodeId>)> {
+    let right = g.node(w);
     let (Op::Dequant(op), &[codes, scales, ref offsets @ ..]) = (&right.op, right.args.as_slice()) else {
         return None;
     };
     let [_, k, group] = op.sizes(g.ty(codes), g.ty(scales)).ok()?;
-    let plain = limits.codes && batch.is_empty() && *contract == [(g.ty(node.args[0]).rank() - 1, 1)];
-    let whole = group.is_multiple_of(32) && k <= limits.row;
+    let whole = (group.is_multiple_of(32) || group == 16) && k <= limits.row;
     let per = op.code.per_element();
     let (dtype, free) = (g.ty(codes).dtype, Dim::from(k / per));
     let right = Side { at: codes, dtype, offset: Dim::from(0), free, along: Dim::from(1) };
-    let (dtype_of_scales, offsets) = (g.ty(scales).dtype, offsets.first().copied());
-    let rounded = match &g.node(node.args[0]).op {
-        Op::FakeQuant(q) if q.group.is_multiple_of(32) && group.is_multiple_of(q.group) => Some(q.group),
-        _ => None,
+    let (dtype, offsets) = (g.ty(scales).dtype, offsets.first().copied());
+    let of = DotCodes { code: op.code, group, scales, dtype, offsets, rounded: None };
+    (limits.codes && whole).then_some((right, of))
+}
+
+/// Codes in the buffers that they are; none where they are not in panels, in which alone they are read.
+pub(super) fn codes_in(piece: &Piece, right: &Side, of: DotCodes<NodeId>) -> Option<DotCodes> {
+    let DotCodes { code, group, scales, dtype, offsets, rounded } = of;
+    let scales = piece.operand(scales)?;
+    let offsets = match offsets {
+        Some(offsets) => Some(piece.operand(offsets)?),
+        None => None,
     };
-    // A kernel keeps a group at hand.
-    let rounded = rounded.filter(|group| op.code != Code::Fp8 && *group <= Narrow::ROUNDED);
-    let of = DotCodes { code: op.code, group, scales, dtype: dtype_of_scales, offsets, rounded };
-    (plain && whole).then_some((right, of))
+    let panels = |at| piece.layout(at).is_packed();
+    let read = panels(right.at) && panels(scales) && offsets.is_none_or(panels);
+    read.then_some(DotCodes { code, group, scales, dtype, offsets, rounded })
+}
+
+/// The layouts in which codes, their scales and offsets would be read.
+pub(super) fn code_layouts(right: NodeId, of: &DotCodes<NodeId>, limits: &Limits) -> Vec<(NodeId, Layout)> {
+    let [codes, scales] = limits.code_panels(of.code, of.rounded.is_some()).unwrap_or([Layout::Rows; 2]);
+    let scaled = [Some(of.scales), of.offsets].into_iter().flatten().map(|at| (at, scales));
+    [(right, codes)].into_iter().chain(scaled).collect()
 }
 
 /// The layouts in which both sides would be read: a weight `[n, k]` of a dot `[…, k] · [n, k]ᵀ` is packed ahead.
 fn layouts(g: &Graph, id: NodeId, limits: &Limits) -> Vec<(NodeId, Layout)> {
     let Some(form) = on_graph(g, id, limits) else { return vec![] };
     if let Some(of) = &form.codes {
-        let [codes, scales] = limits.code_panels(of.code, of.rounded.is_some()).unwrap_or([Layout::Rows; 2]);
-        let scaled = [Some(of.scales), of.offsets].into_iter().flatten().map(|at| (at, scales));
-        return [(form.right.at, codes)].into_iter().chain(scaled).collect();
+        return code_layouts(form.right.at, of, limits);
     }
     let packed = weight(g, &form, limits);
     let layout = |base: NodeId| match packed {

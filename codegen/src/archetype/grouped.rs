@@ -1,7 +1,7 @@
 //! The archetypes `grouped` and `outer`: rows in groups by a matrix of each group's own, and its gradient by the matrices. In: a
 //! grouped product. Out: its sides, where each group's rows begin, the bound that these offsets must keep.
 
-use super::dot::{in_buffer, side};
+use super::dot::{code_layouts, coded, codes_in, in_buffer, side};
 use super::{Archetype, Limits, integers, memory};
 use astrai_ir::backend::{Epilogue, Root, Takes};
 use astrai_ir::ops::{GroupedDot, Op};
@@ -24,6 +24,8 @@ fn root(g: &Graph, id: NodeId, limits: &Limits) -> Root {
     let mut takes: Vec<Takes> = args.iter().map(|&a| memory(g, a)).collect();
     if let Some(form) = on_graph(g, id, limits) {
         (takes[0], takes[1]) = (Takes::Prologue, Takes::Memory(form.right.at));
+        let scales = form.codes.into_iter().flat_map(|c| [Some(c.scales), c.offsets]);
+        takes.extend(scales.flatten().map(Takes::Memory));
     }
     if let Some(form) = outer(g, id) {
         takes.iter_mut().zip(form.sides).for_each(|(take, side)| *take = Takes::Memory(side.at));
@@ -37,8 +39,12 @@ fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
     let grouped = |id| {
         let f = on_graph(g, id, limits)?;
         let (right, offsets) = (in_buffer(piece, f.right)?, piece.operand(f.offsets)?);
+        let codes = match f.codes {
+            Some(codes) => Some(codes_in(piece, &right, codes)?),
+            None => None,
+        };
         let (node, rows, groups, n, k, group) = (f.node, f.rows, f.groups, f.n, f.k, f.group);
-        Some(Form::Grouped(GroupedForm { node, rows, groups, n, k, right, group, offsets }))
+        Some(Form::Grouped(GroupedForm { node, rows, groups, n, k, right, group, offsets, codes }))
     };
     let outer = |id| {
         let f = outer(g, id)?;
@@ -53,6 +59,9 @@ fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
 /// The layout in which the matrices would be read.
 fn layouts(g: &Graph, id: NodeId, limits: &Limits) -> Vec<(NodeId, Layout)> {
     let Some(form) = on_graph(g, id, limits) else { return vec![] };
+    if let Some(codes) = &form.codes {
+        return code_layouts(form.right.at, codes, limits);
+    }
     vec![(form.right.at, packed(g, &form, limits).unwrap_or(Layout::Rows))]
 }
 
@@ -78,14 +87,19 @@ fn on_graph(g: &Graph, id: NodeId, limits: &Limits) -> Option<GroupedForm<NodeId
     let Op::GroupedDot(op) = &node.op else { return None };
     let (x, w) = (g.ty(node.args[0]), node.args[1]);
     let (free, along) = if op.transposed { (1, 0) } else { (0, 1) };
-    let right = side(g, w, &[free], &[along])?;
     let groups = groups(g, node.args[2])?;
     let (n, k) = (node.ty().shape[1].size()?, x.shape[1].size()?);
+    // No panel belongs to two matrices.
+    let whole = limits.panels.is_some_and(|[(rows, _), _]| n.is_multiple_of(rows));
+    let (right, codes) = match coded(g, w, limits).filter(|_| !op.transposed && whole) {
+        Some((right, codes)) => (right, Some(codes)),
+        None => (side(g, w, &[free], &[along])?, None),
+    };
     let (matrix, step) = if op.transposed { (k, &right.along) } else { (n, &right.free) };
     let group = step * &Dim::from(matrix);
     let (rows, offsets) = (x.shape[0].clone(), node.args[2]);
     let fits = limits.has("grouped") && n > 0 && (1..=limits.row).contains(&k);
-    fits.then_some(GroupedForm { node: id, rows, groups, n, k, group, right, offsets })
+    fits.then_some(GroupedForm { node: id, rows, groups, n, k, group, right, offsets, codes })
 }
 
 /// Both sides of a sum of outer products by groups, as sides of a dot that sums over rows.
@@ -115,6 +129,12 @@ fn guard(piece: &Piece, id: NodeId) -> Option<Guard> {
 /// Bytes of the matrices that rows can reach: one for each row at most.
 fn touched(_: &Piece, form: &Form) -> HashMap<Operand, Dim> {
     let Form::Grouped(f) = form else { return HashMap::new() };
-    let matrix = Dim::from(f.n * f.k * f.right.dtype.bytes());
-    HashMap::from([(f.right.at, &f.rows.at_most(&Dim::from(f.groups)) * &matrix)])
+    let matrices = f.rows.at_most(&Dim::from(f.groups));
+    let of = |numbers: usize, width: usize| &matrices * &Dim::from(f.n * numbers * width);
+    let per = f.codes.as_ref().map_or(1, |c| c.code.per_element());
+    let scales = f.codes.iter().flat_map(|c| {
+        let all = [Some(c.scales), c.offsets].into_iter().flatten();
+        all.map(|at| (at, of(f.k / c.group, c.dtype.bytes())))
+    });
+    scales.chain([(f.right.at, of(f.k / per, f.right.dtype.bytes()))]).collect()
 }

@@ -51,7 +51,7 @@ impl Limits {
     /// Layouts of codes and of their scales; instructions that multiply integers take words of 32 bits.
     fn code_panels(&self, code: Code, integers: bool) -> Option<[Layout; 2]> {
         let (rows, group) = self.panels.filter(|_| self.codes)?[0];
-        let words = if code == Code::Int4 || integers { 4 } else { group };
+        let words = if code.per_element() == 2 || integers { 4 } else { group };
         Some([Layout::Panels { rows, group: words }, Layout::Panels { rows, group }])
     }
 }

@@ -73,8 +73,9 @@ fn packed_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) -
     };
     let narrow = f.right.dtype == DType::BF16;
     let both = narrow && widened;
-    // Values of codes are bf16 values, which the matrix unit multiplies; pairs have no way of their own.
-    let coded = f.codes.as_ref().is_some_and(|c| c.rounded.is_none()) && widened;
+    // Values of codes are bf16 values, which the matrix unit multiplies, 32 at a time; pairs have no way of their own.
+    let tiles = |c: &DotCodes| c.rounded.is_none() && c.group % TILE == 0;
+    let coded = f.codes.as_ref().is_some_and(tiles) && widened;
     let (pairs, matrix) = (both && f.codes.is_none(), (both || coded) && k % TILE == 0);
     out.push_str(paired(pairs));
     if matrix {
@@ -87,7 +88,15 @@ fn packed_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) -
     let at = f.right.at.0;
     let _ = write!(out, "#define DOT_N {n}\n#define DOT_K {k}\n");
     match &f.codes {
-        Some(codes) => code_slots(codes, at, out),
+        Some(codes) => {
+            let slots = code_slots(codes, at);
+            let body = if codes.rounded.is_some() { INTEGERS } else { CODES };
+            let _ = write!(
+                out,
+                "{slots}{PACKED}{body}{END}{}#undef DOT_SCALED_AT\n#undef DOT_SCALE_AT\n#undef DOT_OFFSET_AT\n#undef DOT_SUMS_AT\n",
+                undefine(&slots)
+            );
+        }
         None => {
             let kind = if narrow { "DOT_WEIGHT_BF16" } else { "DOT_WEIGHT_F32" };
             let _ = write!(out, "#define {kind} bufs[{at}]\n{PACKED}{PANELS}{END}");
@@ -99,7 +108,7 @@ fn packed_slots(region: &Region, f: &DotForm, widened: bool, out: &mut String) -
 }
 
 /// Slots of a weight stored as codes, in this buffer.
-fn code_slots(codes: &DotCodes, at: usize, out: &mut String) {
+pub(super) fn code_slots(codes: &DotCodes, at: usize) -> String {
     let kind = codes.code.name().to_uppercase();
     let scales = match codes.dtype {
         DType::BF16 => 1,
@@ -117,12 +126,7 @@ fn code_slots(codes: &DotCodes, at: usize, out: &mut String) {
     if let Some(rounded) = codes.rounded {
         let _ = writeln!(slots, "#define DOT_ROUNDED {rounded}");
     }
-    let body = if codes.rounded.is_some() { INTEGERS } else { CODES };
-    let _ = write!(
-        out,
-        "{slots}{PACKED}{body}{END}{}#undef DOT_SCALED_AT\n#undef DOT_SCALE_AT\n#undef DOT_OFFSET_AT\n#undef DOT_SUMS_AT\n",
-        undefine(&slots)
-    );
+    slots
 }
 
 /// Slots of sides in memory.

@@ -2,8 +2,8 @@
 //! the matrices. Out: the templates' `#define`s around their texts, and how much scratch they take.
 
 use super::dot::{
-    Source, TILE, dot_epilogue, dot_prologue, is_widened, matrix_slots, matrix_way, paired, row_bytes,
-    split_bytes,
+    Source, TILE, code_slots, dot_epilogue, dot_prologue, is_widened, matrix_slots, matrix_way, paired,
+    row_bytes, split_bytes,
 };
 use super::{Emitted, over_dims, undefine};
 use astrai_ir::region::{GroupedForm, OuterForm};
@@ -60,7 +60,9 @@ pub(super) fn kernel(region: &Region, f: &GroupedForm, name: &str) -> Result<Emi
     let mut matrix = String::new();
     let alike = !narrow || is_widened(region.graph(), x);
     let both = narrow && alike;
-    if packed {
+    if let Some(codes) = &f.codes {
+        d.push_str(&code_slots(codes, f.right.at.0));
+    } else if packed {
         define(if narrow { "DOT_WEIGHT_BF16" } else { "DOT_WEIGHT_F32" }, format!("bufs[{}]", f.right.at.0));
     } else {
         let mut s = Source::new(region, &f.right, "n0");
@@ -80,7 +82,8 @@ pub(super) fn kernel(region: &Region, f: &GroupedForm, name: &str) -> Result<Emi
     let store = dot_epilogue(region, name, f.node)?;
     let made = Emitted::counted(format!("{load}{store}{matrix}{d}{GROUPED}{}", undefine(&d)), name, 2);
     let way = (!matrix.is_empty()).then_some(matrix_way(narrow).1);
-    Ok(Emitted { workspace: workspace(f, packed), tiles: true, matrix: way, pairs: both, ..made })
+    let (workspace, codes) = (workspace(f, packed), f.codes.is_some());
+    Ok(Emitted { workspace, tiles: true, codes, matrix: way, pairs: both, ..made })
 }
 
 /// The kernel of a region around sums of outer products by groups.
@@ -113,7 +116,9 @@ pub(super) fn outer_kernel(region: &Region, f: &OuterForm, name: &str) -> Result
 /// tiles.
 fn workspace(f: &GroupedForm, packed: bool) -> Dim {
     if packed || f.right.dtype == DType::BF16 {
-        return &f.rows * &Dim::from(row_bytes(f.k));
+        // Offsets are multiplied by the sums of the rows' groups.
+        let sums = f.codes.as_ref().filter(|c| c.offsets.is_some()).map_or(0, |c| f.k / c.group);
+        return &f.rows * &Dim::from(row_bytes(f.k) + sums * size_of::<f32>());
     }
     let (row, eighth) = (split_bytes(f.k).max(row_bytes(f.k)), split_bytes(f.k) / 8);
     &(&f.rows * &Dim::from(row + eighth)) + &Dim::from((f.groups + 2) * TILE * split_bytes(f.k))

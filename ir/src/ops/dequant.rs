@@ -79,8 +79,13 @@ impl Operator for Dequant {
     fn eval(&self, cx: &Eval) -> Result<Vec<Tensor>, String> {
         let [codes, scales, offsets @ ..] = cx.args else { return Err("takes 2 or 3 arguments".into()) };
         let group = cx.shape().iter().product::<usize>() / scales.len().max(1);
+        let four = |i: usize| (codes.int_at(i / 2) >> (4 * (i % 2))) & 15;
         let value = |i: usize| match self.code {
-            Code::Int4 => ((codes.int_at(i / 2) >> (4 * (i % 2))) & 15) as f64 - 8.0,
+            Code::Int4 => four(i) as f64 - 8.0,
+            Code::Fp4 => {
+                let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][four(i) as usize & 7];
+                if four(i) < 8 { magnitude } else { -magnitude }
+            }
             Code::Int8 => codes.int_at(i) as f64,
             Code::Fp8 => codes.at(i),
         };
@@ -103,6 +108,9 @@ mod tests {
         let offsets = Tensor::f32(&[1, 2], &[1.0, -3.0]);
         let out = &apply(Dequant { code: Code::Int4 }, &[codes, scales, offsets])[0];
         assert_eq!(out.reals(), [15.0, -15.0, -3.0, -2.5]);
+        let codes = Tensor::int(DType::U8, &[1, 2], vec![0x6f, 0x18]);
+        let out = &apply(Dequant { code: Code::Fp4 }, &[codes, Tensor::f32(&[1, 1], &[2.0])])[0];
+        assert_eq!(out.reals(), [-12.0, 8.0, 0.0, 1.0]);
         let codes = Tensor::int(DType::I8, &[2, 1], vec![-127, 3]);
         let out = &apply(Dequant { code: Code::Int8 }, &[codes, Tensor::f32(&[2, 1], &[2.0, 0.5])])[0];
         assert_eq!(out.reals(), [-254.0, 1.5]);

@@ -11,7 +11,7 @@ use super::locate::open_regular;
 use crate::source::{Source, WeightSource};
 use astrai_ir::narrow::Part;
 use astrai_ir::{DType, Narrow};
-use blocks::Blocks;
+use blocks::{Blocks, Codes, Elements};
 use memmap2::{Mmap, MmapOptions, UncheckedAdvice};
 use serde_json::{Map, Number, Value};
 use std::borrow::Cow;
@@ -93,9 +93,8 @@ impl Gguf {
     /// How the tensor that the file has under this name can stay in memory, where it is a matrix of codes.
     pub fn narrow(&self, name: &str) -> Option<Narrow> {
         let t = self.tensors.get(name).filter(|t| t.shape.len() == 2)?;
-        let of = t.blocks.codes.as_ref()?;
-        let (code, offsets, scales) = (of.code, of.offsets, of.scales());
-        Some(Narrow { code, group: 32, scales, offsets, head: None, activations: None })
+        let &Codes { code, group, offsets, scales, .. } = t.blocks.codes()?;
+        Some(Narrow { code, group, scales, offsets, head: None, activations: None })
     }
 
     /// Refuses what a model of these checkpoint tensors cannot be made of: the first thing that is missing or misshapen, and tensors that
@@ -201,7 +200,7 @@ impl WeightSource for OfGguf {
             None => row,
             Some(heads) => names::interleaved(row, rows / heads.max(1)),
         };
-        if let Some(dtype) = t.blocks.plain {
+        if let Elements::Plain(dtype) = t.blocks.elements {
             if interleaved.is_none() {
                 return Some(Source { dtype, shape, bytes: Cow::Borrowed(bytes) });
             }

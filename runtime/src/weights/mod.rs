@@ -16,6 +16,7 @@ mod locate;
 mod mxfp4;
 mod narrow;
 mod packed;
+mod solve;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -37,6 +38,7 @@ pub use gguf::{Gguf, InFile, OfGguf, is_gguf};
 pub use mxfp4::Widened;
 pub use narrow::{Quantisation, Quantised, quantise};
 pub use packed::Packed;
+pub use solve::Factor;
 pub use view::TensorView;
 pub use write::{Entry, Writer, file_header, write};
 

@@ -1,10 +1,12 @@
 //! Matrices in MXFP4 (OCP Microscaling Formats 1.0), as gpt-oss is published. In: a checkpoint with `X_blocks` u8
 //! `[.., n, k / 32, 16]`, two numbers of four bits in a byte, the lower first, and `X_scales` u8 `[.., n, k / 32]`, powers of
-//! two. Out: `X` bf16 `[.., k, n]`, which holds every such number exactly, one tensor in memory at a time.
+//! two. Out: `X` bf16 `[.., k, n]`, which holds every such number exactly, one tensor in memory at a time; or its codes `[.. * n, k / 2]` as
+//! they lie in the file and their scales, bf16 `[.. * n, k / 32]`.
 
 use crate::source::{Source, WeightSource};
 use crate::weights::{Checkpoint, TensorView};
-use astrai_ir::DType;
+use astrai_ir::narrow::Part;
+use astrai_ir::{Code, DType, Narrow};
 use std::borrow::Cow;
 
 /// Numbers that share a scale.
@@ -28,6 +30,41 @@ impl Widened {
     }
 }
 
+impl Widened {
+    /// How a tensor can stay in memory, where it is of blocks and scales.
+    pub fn narrow(&self, name: &str) -> Option<Narrow> {
+        let [blocks, _] = parts(name);
+        self.0.get(&blocks)?;
+        let (code, scales) = (Code::Fp4, DType::BF16);
+        Some(Narrow { code, group: BLOCK, scales, offsets: false, head: None, activations: None })
+    }
+
+    /// Codes or scales of a tensor.
+    fn part(&self, name: &str, part: Part) -> Option<Source<'_>> {
+        let [blocks, scales] = parts(name);
+        let scales = self.0.get(&scales)?;
+        let across = *scales.shape().last()?;
+        let rows = scales.bytes().len().checked_div(across)?;
+        match part {
+            Part::Codes => {
+                let t = self.0.tensor(&blocks)?;
+                Some(Source { shape: vec![rows, across * BLOCK / 2], ..t })
+            }
+            Part::Scales => {
+                let bytes = scales.bytes().iter().flat_map(|s| scale(*s)).collect();
+                Some(Source { dtype: DType::BF16, shape: vec![rows, across], bytes: Cow::Owned(bytes) })
+            }
+            Part::Offsets => None,
+        }
+    }
+}
+
+/// The bf16 of a power of two that has 127 added; 255 is no number.
+fn scale(exponent: u8) -> [u8; 2] {
+    let by = if exponent == 255 { f64::NAN } else { 2f64.powi(i32::from(exponent) - 127) };
+    half::bf16::from_f64(by).to_le_bytes()
+}
+
 fn parts(name: &str) -> [String; 2] {
     ["blocks", "scales"].map(|part| format!("{name}_{part}"))
 }
@@ -37,11 +74,15 @@ impl WeightSource for Widened {
         if let Some(plain) = self.0.tensor(name) {
             return Some(plain);
         }
+        if let Some((plain, part)) = Part::named(name) {
+            return self.part(plain, part);
+        }
         let [blocks, scales] = parts(name);
         widen(&self.0.get(&blocks)?, &self.0.get(&scales)?)
     }
 
     fn done(&self, name: &str) {
+        let name = Part::named(name).map_or(name, |(plain, _)| plain);
         match self.0.get(name) {
             Some(_) => self.0.done(name),
             None => parts(name).iter().for_each(|part| self.0.done(part)),
@@ -130,6 +171,10 @@ mod tests {
         }
         file.done("w");
         let shapes = file.expected("w".into(), vec![groups, 64, n]);
+        let (codes, scales) = (file.tensor("w#codes").unwrap(), file.tensor("w#scales").unwrap());
+        assert_eq!((&codes.shape[..], &codes.bytes[..]), (&[groups * n, 32][..], &blocks[..]));
+        assert_eq!((scales.dtype, &scales.shape[..]), (DType::BF16, &[groups * n, 2][..]));
+        assert_eq!(DType::BF16.decode(&scales.bytes[6..8]), 2f64.powi(123 - 127));
         assert!(file.0.check(&shapes, &|name| name == "plain").is_ok());
         let wrong = file.expected("w".into(), vec![groups, 70, n]);
         let line = file.0.check(&wrong, &|name| name == "plain").unwrap_err().to_string();

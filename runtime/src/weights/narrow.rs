@@ -84,7 +84,7 @@ impl WeightSource for Quantised {
 }
 
 /// Bytes of codes, scales and offsets.
-#[derive(Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Quantisation {
     /// Codes, row after row.
     pub codes: Vec<u8>,
@@ -92,6 +92,15 @@ pub struct Quantisation {
     pub scales: Vec<u8>,
     /// An offset a group, where there are any.
     pub offsets: Vec<u8>,
+}
+
+impl Quantisation {
+    /// Adds what follows.
+    pub(super) fn append(&mut self, more: Quantisation) {
+        self.codes.extend(more.codes);
+        self.scales.extend(more.scales);
+        self.offsets.extend(more.offsets);
+    }
 }
 
 /// Groups that a thread widens at once.
@@ -120,55 +129,99 @@ pub fn quantise(numbers: &[u8], dtype: DType, narrow: Narrow, group: usize) -> Q
         for done in parts {
             // A part that panicked would leave rows out; the panic goes on instead.
             let made = done.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
-            all.codes.extend(made.codes);
-            all.scales.extend(made.scales);
-            all.offsets.extend(made.offsets);
+            all.append(made);
         }
     });
     all
 }
 
-/// One group. A number that is none makes its whole group none.
-fn one(numbers: &[f32], narrow: Narrow, to: &mut Quantisation) {
-    // Eight at a time, so that the loop is one of vectors. Minimum and maximum pass over what is no number; a sum does not.
-    let (mut least, mut greatest, mut none) = ([0f32; 8], [0f32; 8], [0f32; 8]);
-    for some in numbers.as_chunks::<8>().0 {
-        for (i, x) in some.iter().enumerate() {
-            (least[i], greatest[i], none[i]) = (least[i].min(*x), greatest[i].max(*x), none[i] + x * 0.0);
+/// What the codes of a group stand for: `scale · (code - zero)`.
+#[derive(Clone, Copy)]
+pub(super) struct Grid {
+    code: Code,
+    scale: f32,
+    /// What numbers are divided by: that of a scale of zero are all zero.
+    by: f32,
+    /// The code of zero, counted from the middle; none where there are no offsets.
+    zero: Option<i32>,
+}
+
+impl Grid {
+    /// That of a group, its range made less by this factor. A number that is none makes the scale none.
+    pub(super) fn of(numbers: &[f32], narrow: Narrow, factor: f32) -> Grid {
+        // Eight at a time, so that the loop is one of vectors. Minimum and maximum pass over what is no number; a sum does not.
+        let (mut least, mut greatest, mut none) = ([0f32; 8], [0f32; 8], [0f32; 8]);
+        for some in numbers.as_chunks::<8>().0 {
+            for (i, x) in some.iter().enumerate() {
+                (least[i], greatest[i], none[i]) = (least[i].min(*x), greatest[i].max(*x), none[i] + x * 0.0);
+            }
+        }
+        let (least, greatest) = (
+            least.into_iter().fold(0f32, f32::min) * factor,
+            greatest.into_iter().fold(0f32, f32::max) * factor,
+        );
+        let [low, high] = narrow.code.range();
+        let wanted = match narrow.offsets {
+            true => (greatest - least) / (high - low),
+            false => greatest.max(-least) / narrow.code.most(),
+        } + none.iter().sum::<f32>();
+        let scale = narrow.scales.round(f64::from(wanted)) as f32;
+        let by = if scale == 0.0 { 1.0 } else { scale };
+        let zero = narrow.offsets.then(|| rounded(-least / by) + low as i32);
+        Grid { code: narrow.code, scale, by, zero }
+    }
+
+    /// The code nearest to a number, of integers.
+    #[inline]
+    fn whole(self, x: f32) -> i32 {
+        let [low, high] = self.code.range();
+        let whole_range = self.zero.is_some() || self.code == Code::Int4;
+        let [least, most] = [if whole_range { low } else { -self.code.most() }, high].map(|x| x as i32);
+        (rounded(x / self.by) + self.zero.unwrap_or(0)).clamp(least, most)
+    }
+
+    /// The value of the code nearest to a number.
+    pub(super) fn nearest(self, x: f32) -> f32 {
+        match self.code {
+            Code::Fp8 => {
+                let [low, high] = self.code.range();
+                self.code.dtype().round(f64::from((x / self.by).clamp(low, high))) as f32
+            }
+            _ => self.whole(x) as f32,
         }
     }
-    let (least, greatest) =
-        (least.into_iter().fold(0f32, f32::min), greatest.into_iter().fold(0f32, f32::max));
-    let [low, high] = narrow.code.range();
-    let wanted = match narrow.offsets {
-        true => (greatest - least) / (high - low),
-        false => greatest.max(-least) / narrow.code.most(),
-    } + none.iter().sum::<f32>();
-    let scale = narrow.scales.round(f64::from(wanted)) as f32;
-    narrow.scales.encode(f64::from(scale), &mut to.scales);
-    // Of a scale of zero all numbers are zero.
-    let by = if scale == 0.0 { 1.0 } else { scale };
-    let mut zero = 0;
-    if narrow.offsets {
-        // The code of zero, counted from the middle.
-        zero = rounded(-least / by) + low as i32;
-        narrow.scales.encode(f64::from(-zero as f32 * scale), &mut to.offsets);
+
+    /// The number that the code of this value stands for.
+    pub(super) fn number(self, value: f32) -> f32 {
+        self.scale * (value - self.zero.unwrap_or(0) as f32)
     }
-    let whole_range = narrow.offsets || narrow.code == Code::Int4;
-    let [least, most] = [if whole_range { low } else { -narrow.code.most() }, high].map(|x| x as i32);
-    let whole = |x: &f32| (rounded(x / by) + zero).clamp(least, most);
+
+    /// Writes scale and offset.
+    pub(super) fn put(self, narrow: Narrow, to: &mut Quantisation) {
+        narrow.scales.encode(f64::from(self.scale), &mut to.scales);
+        if let Some(zero) = self.zero {
+            narrow.scales.encode(f64::from(-zero as f32 * self.scale), &mut to.offsets);
+        }
+    }
+}
+
+/// One group.
+fn one(numbers: &[f32], narrow: Narrow, to: &mut Quantisation) {
+    let grid = Grid::of(numbers, narrow, 1.0);
+    grid.put(narrow, to);
     match narrow.code {
-        Code::Int8 => to.codes.extend(numbers.iter().map(|x| whole(x) as i8 as u8)),
+        Code::Int8 => to.codes.extend(numbers.iter().map(|x| grid.whole(*x) as i8 as u8)),
         Code::Int4 => {
             // Codes before pairs, so that the first loop is one of vectors.
-            for piece in numbers.as_chunks::<32>().0 {
-                let mut codes = [0u8; 32];
-                codes.iter_mut().zip(piece).for_each(|(c, x)| *c = (whole(x) + 8) as u8);
+            for piece in numbers.as_chunks::<16>().0 {
+                let mut codes = [0u8; 16];
+                codes.iter_mut().zip(piece).for_each(|(c, x)| *c = (grid.whole(*x) + 8) as u8);
                 to.codes.extend(codes.as_chunks::<2>().0.iter().map(|[low, high]| low | high << 4));
             }
         }
-        Code::Fp8 => {
-            let value = |x: &f32| f64::from((x / by).clamp(low, high));
+        // Nothing is rounded to floats of four bits.
+        Code::Fp8 | Code::Fp4 => {
+            let value = |x: &f32| f64::from(grid.nearest(*x));
             numbers.iter().for_each(|x| Code::Fp8.dtype().encode(value(x), &mut to.codes));
         }
     }

@@ -144,8 +144,8 @@ impl Packed {
             found.push((stem, shape, all));
         }
         // Scales of activations: inputs are not rounded here.
-        let of_inputs =
-            |name: &str| [".input_scale", ".input_zero_point"].iter().any(|end| name.ends_with(end));
+        const OF_INPUTS: [&str; 3] = [".input_scale", ".input_zero_point", ".activation_scale"];
+        let of_inputs = |name: &str| OF_INPUTS.iter().any(|end| name.ends_with(end));
         file.check(&expected, &|name| extra(name) || of_inputs(name))?;
         let (code, group) = (packing.code(), packing.group());
         let narrow =

@@ -1,12 +1,13 @@
 //! Experts: the choice and its lists, products of rows in groups from packed weights and from rows, their gradients; groups of
 //! no row, of one, of many tiles.
 
+use crate::kernels::dots::codes;
 use crate::kernels::table::{Fill, Table, dims, rows};
 use crate::machines::machine;
 use astrai_ir::ops::{
     Activation, GatedAct, GroupScore, GroupedDot, GroupedOuter, Groups, ReduceKind, Route, Scores,
 };
-use astrai_ir::{DType, Dim, NodeId, Real};
+use astrai_ir::{Code, DType, Dim, Form, NodeId, Real};
 use astrai_runtime::Value;
 
 const SIZES: [u64; 8] = [1, 2, 3, 5, 17, 40, 130, 300];
@@ -107,6 +108,32 @@ fn products_of_rows_in_groups() {
             t.case(&format!("{dtype} {experts} [{n}, {k}] transposed"), y);
         }
     }
+    t.all_native().run(&SIZES);
+}
+
+/// Matrices of codes, of which only codes and scales are read.
+#[test]
+fn experts_are_read_as_codes() {
+    let mut t = Table::new();
+    let sizes =
+        [(3usize, 32usize, 64usize, 32usize), (4, 96, 320, 64), (2, 64, 1056, 1056), (64, 160, 48, 16)];
+    for code in Code::ALL.into_iter().chain([Code::Fp4]) {
+        for (i, (experts, n, k, group)) in sizes.into_iter().enumerate() {
+            let scales = [DType::F32, DType::BF16, DType::F16][i % 3];
+            let w = codes(&mut t, code, scales, [experts * n, k, group], i % 2 == 1);
+            for dtype in [DType::F32, DType::BF16] {
+                let x = t.input(dtype, rows(&[k]), Fill::Real(-1.0, 1.0));
+                let x = widened(&mut t, x);
+                let (x, offsets) = sorted(&mut t, experts, x);
+                let y = t.g.push(GroupedDot { transposed: false }, &[x, w, offsets]).unwrap();
+                t.case(&format!("{code:?} {dtype} {experts} [{n}, {k}] of {group}"), y);
+            }
+        }
+    }
+    let program = t.compiled();
+    let products = program.plan.regions.iter().filter(|r| r.form().name() == "grouped");
+    assert_eq!(products.clone().count(), 2 * 4 * sizes.len());
+    assert!(products.clone().all(|r| matches!(r.form(), Form::Grouped(f) if f.codes.is_some())));
     t.all_native().run(&SIZES);
 }
 

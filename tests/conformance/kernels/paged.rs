@@ -58,13 +58,15 @@ fn attend(t: &mut Table, name: &str, op: Attention, pages: impl Into<Pages>, hea
     attend_in(t, name, op, pages, heads, MIXED);
 }
 
-/// Keys or values `[rows, kv, d]` in pages, as f32 where codes are, with these scales.
-fn state(t: &mut Table, name: &str, pages: Pages, shape: [usize; 3], scales: Fill) -> NodeId {
+/// Keys or values `[rows, kv, d]` in pages, as f32 where codes are, with these scales; one of e4m3 is odd, here and there.
+fn state(t: &mut Table, name: &str, pages: Pages, shape: [usize; 3], scales: Fill, odd: f64) -> NodeId {
     let code = match pages {
         Pages::Of(dtype) => return t.state(name, Type::new(dtype, dims(&shape)), Fill::Real(-2.0, 2.0)),
         Pages::Codes(code, _) => code,
     };
-    let fill = if code == Code::Fp8 { Fill::Real(-448.0, 448.0) } else { Fill::Int(-127, 127) };
+    let e4m3 = |i| if i == 4000 { odd } else { (i * 131 % 897) as f64 - 448.0 };
+    let fill =
+        if code == Code::Fp8 { Fill::List((0..7919).map(e4m3).collect()) } else { Fill::Int(-127, 127) };
     let codes = t.state(&format!("{name}#codes"), Type::new(code.dtype(), dims(&shape)), fill);
     let ty = Type::new(DType::F32, dims(&[shape[0], shape[1], 1]));
     let scales = t.state(&format!("{name}#scales"), ty, scales);
@@ -85,8 +87,8 @@ fn attend_in(
     let ([starts, tables, lens], rows) = bounds(t, page, batch);
     let mut q = t.input(dtype, dims(&[batch.0[4], h, d]), Fill::Real(-2.0, 2.0));
     let scales = || Fill::Real(0.002, 0.02);
-    let k = state(t, &format!("{name}.k"), pages, [rows, kv, d], scales());
-    let v = state(t, &format!("{name}.v"), pages, [rows, kv, dv], scales());
+    let k = state(t, &format!("{name}.k"), pages, [rows, kv, d], scales(), f64::NAN);
+    let v = state(t, &format!("{name}.v"), pages, [rows, kv, dv], scales(), f64::NAN);
     if let Pages::Codes(..) = pages {
         q = t.g.cast(q, DType::F32).unwrap();
     }
@@ -257,7 +259,7 @@ fn alone(
                 let (name, shape) = (format!("{name} {bad} {part}"), [table * 16, kv, d]);
                 match pages {
                     Pages::Of(dtype) => t.state(&name, Type::new(dtype, dims(&shape)), fill),
-                    codes => state(t, &name, codes, shape, Fill::List(scales.clone())),
+                    codes => state(t, &name, codes, shape, Fill::List(scales.clone()), 0.0),
                 }
             };
             let k = held(&mut t, "k", d, Fill::Real(-2.0, 2.0));

@@ -2,7 +2,7 @@
  *
  *   DOT_CODES, DOT_SCALES         addresses of packed panels of codes and of their scales
  *   DOT_CODE                      DOT_INT4, DOT_INT8 or DOT_FP8
- *   DOT_GROUP                     neighbours along the sum that share a scale, a multiple of 32 that divides K
+ *   DOT_GROUP                     neighbours along the sum that share a scale, 16 or a multiple of 32, which divide K
  *   DOT_SCALE_TYPE                0: f32, 1: bf16, 2: f16
  *   DOT_OFFSETS (optional)        address of packed panels of offsets, of the same type
  */

@@ -9,6 +9,7 @@
  *   DOT_PAIRED                      DOT_BF16_PAIRS where A and the matrices are bf16 values, and LOAD_PANEL is that of `dot_bf16_pairs.c`; else 0
  *   one source of the matrices:
  *     DOT_WEIGHT_F32 / DOT_WEIGHT_BF16   address of packed panels, those of a group one after another
+ *     DOT_CODES and the slots of `dot_codes.c` beside it: panels of codes and of their scales; N is a multiple of 32 then
  *     LOAD_PANEL(dst, e, n0, n, k0, kc)  writes columns n0 .. n0 + n of matrix e to dst[kc][32], zeros beyond n, and
  *     FETCH_PANEL(e, n0, n, k0, kc, part, parts)   prefetches a part of the same block
  *
@@ -36,6 +37,11 @@ _Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=13
 
 #define GROUPED_FEW 16    /* rows that one thread packs: waking others costs more */
 #define GROUPED_UNITS 64  /* enough for a few threads to balance */
+
+#ifdef DOT_OFFSETS
+/* Sums of the groups of a row lie behind the packed rows. */
+#define GROUPED_SUMS(scratch, m) ((float *)(scratch) + ROWS * NAME(depth) + (m) * (DOT_K / DOT_GROUP))
+#endif
 
 /* Most blocks that these rows may make. */
 static int64_t NAME(blocks)(const int64_t *dims)
@@ -83,6 +89,9 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
             for (int64_t i = 0; i < mr; i++) {
                 float row[(DOT_K + 31) / 32 * 32] __attribute__((aligned(64)));
                 PROLOGUE_ROW(r.first + m0 + i, row);
+#ifdef DOT_OFFSETS
+                dot_sum_groups(GROUPED_SUMS(scratch, r.first + m0 + i), row, 0, DOT_K, DOT_GROUP);
+#endif
 #if defined(GROUPED_SPLIT)
                 if (GROUPED_MATRIX_UNIT) {
                     uint16_t *cells = (uint16_t *)scratch + (NAME(tile)(b, r.first) + (m0 + i) / 32) * NAME(depth32) * DOT_CELL;
@@ -163,6 +172,67 @@ static void NAME(one_tile)(void *const *bufs, const int64_t *dims, const float *
 }
 #endif
 
+#ifdef DOT_CODES
+#define GROUPED_PANEL_AT(e, p) (((int64_t)(e) * NAME(panels) + (p)) * DOT_K)
+#define GROUPED_CODES_AT(e, p, k) ((const uint8_t *)(DOT_CODES) + DOT_CODE_BYTES(DOT_CODE, GROUPED_PANEL_AT(e, p) + (k)))
+#define GROUPED_SCALED_AT(from, e, p, k)                                                                               \
+    ((const char *)(from) + (GROUPED_PANEL_AT(e, p) + (k)) / DOT_GROUP * DOT_NR * (DOT_SCALE_TYPE ? 2 : 4))
+#ifdef DOT_OFFSETS
+#define GROUPED_OFFSETS_AT(e, p, k) GROUPED_SCALED_AT(DOT_OFFSETS, e, p, k)
+#define GROUPED_SUMS_AT(m, k) (GROUPED_SUMS(packed - r->first * NAME(depth), r->first + (m)) + (k) / DOT_GROUP)
+#else
+#define GROUPED_OFFSETS_AT(e, p, k) ((const void *)0)
+#define GROUPED_SUMS_AT(m, k) ((const float *)0)
+#endif
+#define GROUPED_ROW_OF(n)                                                                                              \
+    dot_codes_row(DOT_CODE, n, 1, packed, GROUPED_CODES_AT(e, p, 0), GROUPED_SCALED_AT(DOT_SCALES, e, p, 0), DOT_SCALE_TYPE, \
+                  GROUPED_OFFSETS_AT(e, p, 0), GROUPED_SUMS_AT(0, 0), DOT_K, DOT_GROUP, c)
+
+/* A block of a single row by panels p .. end, some at a time where vectors are wide enough that little is written out for each. */
+static void NAME(one_row)(void *const *bufs, const int64_t *dims, const float *packed, const struct NAME(rows) *r, int64_t p,
+                          int64_t end)
+{
+    float c[4 * DOT_NR] __attribute__((aligned(64)));
+    int64_t e = r->group;
+    for (int64_t n; p < end; p += n) {
+        n = DOT_LANES >= 8 && end - p >= 4 ? 4 : 1;
+        if (n == 4) GROUPED_ROW_OF(4);
+        else GROUPED_ROW_OF(1);
+        for (int64_t q = 0; q < n; q++) NAME(finish)(bufs, dims, r->first, 1, p + q, c + q * DOT_NR);
+    }
+}
+
+/* A block by panels p .. end: the values of a group, or of what of it a block of the packed rows has, rest in the first-level cache
+ * while all tiles use them. */
+static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float *packed, const struct NAME(rows) *r,
+                             int64_t p, int64_t p_end)
+{
+    static dot_tile_fn *const tiles[] = DOT_TABLE(f32);
+    float sums[NAME(block) * DOT_NR] __attribute__((aligned(64)));
+    float parts[NAME(block) * DOT_NR] __attribute__((aligned(64)));
+    float w[DOT_KC * DOT_NR] __attribute__((aligned(64)));
+    int64_t e = r->group;
+    if (r->count == 1) {
+        NAME(one_row)(bufs, dims, packed, r, p, p_end);
+        return;
+    }
+    for (; p < p_end; p++)
+        for (int64_t k = 0, end; k < DOT_K; k = end) {
+            int64_t group = (k / DOT_GROUP + 1) * DOT_GROUP, block = (k / DOT_KC + 1) * DOT_KC;
+            end = group < block ? group : block;
+            dot_codes_block(DOT_CODE, w, GROUPED_CODES_AT(e, p, 0), k, end - k);
+            for (int64_t t = 0; t < r->tiles; t++) {
+                int64_t m = NAME(row)(r, t), mr = NAME(row)(r, t + 1) - m, at = m * DOT_NR;
+                const float *a = packed + m * NAME(depth) + k / DOT_KC * DOT_KC * mr + k % DOT_KC;
+                tiles[mr - 1](a, w, 0, end - k, parts + at, k % DOT_GROUP == 0, a, w);
+                if (end % DOT_GROUP == 0)
+                    dot_codes_add(sums + at, parts + at, mr, GROUPED_SCALED_AT(DOT_SCALES, e, p, k), DOT_SCALE_TYPE, k < DOT_GROUP,
+                                  GROUPED_OFFSETS_AT(e, p, k), GROUPED_SUMS_AT(m, k), DOT_K / DOT_GROUP);
+                if (end == DOT_K) NAME(finish)(bufs, dims, r->first + m, mr, p, sums + at);
+            }
+        }
+}
+#else
 /* A block by panels p .. end: a block of a panel rests in the first-level cache while all tiles use it. */
 static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float *packed, const struct NAME(rows) *r,
                              int64_t p, int64_t end)
@@ -200,6 +270,7 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
             }
         }
 }
+#endif
 
 #ifdef GROUPED_MATRIX_UNIT
 static void NAME(matrix_units)(void *const *bufs, const int64_t *dims, const char *scratch, int64_t begin, int64_t end)
@@ -253,6 +324,13 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef GROUPED_UNITS
 #undef GROUPED_WORDS
 #undef GROUPED_AT
+#undef GROUPED_SUMS
+#undef GROUPED_PANEL_AT
+#undef GROUPED_CODES_AT
+#undef GROUPED_SCALED_AT
+#undef GROUPED_OFFSETS_AT
+#undef GROUPED_SUMS_AT
+#undef GROUPED_ROW_OF
 #undef GROUPED_DIRECT
 #undef GROUPED_TABLE
 #undef GROUPED_MATRIX_UNIT

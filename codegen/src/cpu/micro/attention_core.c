@@ -172,12 +172,12 @@ typedef int32_t vi __attribute__((vector_size(4 * VW)));
 #define ATTN_UNIT(kind) ((kind) == 2 ? 256.0f : 1.0f)
 
 /* Values of the codes in the lowest bytes, in units: integers (kind 1), or floats of 1.4.3 bits (kind 2), of which those of exponent 0
- * have no leading one. bf16 holds each of them. 0x7f, which is none, is left only where the scale is none, and counts as 480. */
+ * have no leading one and 0x7f is none. bf16 holds each of them. */
 INLINE vf attn_value(int kind, vu code) {
     if (kind == 1) return __builtin_convertvector((vi)(code << 24) >> 24, vf);
     vu exponent = code >> 3 & 15, low = (vu)(exponent == 0) & 1, mantissa = (code & 7) | (8 & (low - 1));
     vf value = __builtin_convertvector((vi)mantissa, vf) * (vf)((exponent + low + 109) << 23);
-    return (vf)((vu)value | (code & 128) << 24);
+    return (vf)((vu)value | (code & 128) << 24 | (vu)((code & 127) == 127));
 }
 
 /* The same of VW codes in memory; compilers take vectors of bytes apart one by one. */
@@ -194,6 +194,7 @@ INLINE vf attn_values(int kind, const void *from) {
     vf value;
     __asm__("vpmovsxbw %1, %0" : "=v"(half) : "m"(*(const bytes *)from));
     half = (half << 7) & 0xbfff;
+    half |= (halves)((half & 0x3f80) == 0x3f80);
     __asm__("vcvtph2ps %1, %0" : "=v"(value) : "v"(half));
     return value;
 #else

@@ -6,6 +6,7 @@
  *
  * Layouts
  *   int4    [ceil(N/32)][K/8][32] words: eight neighbours along k, the first in the lowest bits, each 8 more than its value
+ *   fp4     the same of e2m1
  *   int8    [ceil(N/32)][K][32] signed bytes
  *   fp8     [ceil(N/32)][K][32] e4m3
  *   scales  [ceil(N/32)][K/group][32] f32, bf16 or f16; offsets likewise
@@ -13,7 +14,8 @@
 #define DOT_INT4 0
 #define DOT_INT8 1
 #define DOT_FP8 2
-#define DOT_CODE_BYTES(kind, k) ((kind) == DOT_INT4 ? (k) * DOT_NR / 2 : (k) * DOT_NR) /* of a panel of so many k */
+#define DOT_FP4 3
+#define DOT_CODE_BYTES(kind, k) ((kind) == DOT_INT4 || (kind) == DOT_FP4 ? (k) * DOT_NR / 2 : (k) * DOT_NR) /* of a panel of so many k */
 
 typedef int32_t dot_vi __attribute__((vector_size(4 * DOT_LANES)));
 typedef int8_t dot_vb_any __attribute__((vector_size(DOT_LANES), aligned(1), may_alias));
@@ -45,21 +47,29 @@ DOT_INLINE dot_vf dot_fp8(dot_vu code)
     return (dot_vf)((dot_vu)value | (code & 128) << 24 | (dot_vu)((code & 127) == 127));
 }
 
+/* Of the four lowest bits: integers 8 more than their values, or 1.2.1 bits, of which those of exponent 0 have no leading one. */
 #if defined(__AVX512F__)
-DOT_INLINE dot_vf dot_look_up(dot_vu at)
+DOT_INLINE dot_vf dot_look_up(int kind, dot_vu at)
 {
-    dot_vf values = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-    __asm__("vpermps %1, %0, %0" : "+v"(at) : "v"(values)); /* of the four lowest bits */
+    dot_vf whole = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+    dot_vf real = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
+    __asm__("vpermps %1, %0, %0" : "+v"(at) : "v"(kind == DOT_INT4 ? whole : real));
     return (dot_vf)at;
 }
 #else
-DOT_INLINE dot_vf dot_look_up(dot_vu at) { return __builtin_convertvector((dot_vi)(at & 15), dot_vf) - 8; }
+DOT_INLINE dot_vf dot_look_up(int kind, dot_vu at)
+{
+    if (kind == DOT_INT4) return __builtin_convertvector((dot_vi)(at & 15), dot_vf) - 8;
+    dot_vu exponent = at >> 1 & 3, low = (dot_vu)(exponent == 0) & 1, mantissa = (at & 1) | (2 & (low - 1));
+    dot_vf value = __builtin_convertvector((dot_vi)mantissa, dot_vf) * (dot_vf)((exponent + low + 125) << 23);
+    return (dot_vf)((dot_vu)value | (at & 8) << 28);
+}
 #endif
 
 /* Values of the codes of k in DOT_LANES columns from j on; k is less than 8. */
 DOT_INLINE dot_vf dot_value(int kind, const uint8_t *w, int k, int j)
 {
-    if (kind == DOT_INT4) return dot_look_up(dot_load_u(w + 4 * j) >> (4 * k));
+    if (kind == DOT_INT4 || kind == DOT_FP4) return dot_look_up(kind, dot_load_u(w + 4 * j) >> (4 * k));
     w += k * DOT_NR + j;
     if (kind == DOT_INT8) return __builtin_convertvector(dot_signed(w), dot_vf);
     return dot_fp8((dot_vu)dot_unsigned(w));
@@ -106,7 +116,7 @@ DOT_INLINE void dot_codes_row(int kind, int np, int chains, const float *a, cons
                               const void *offsets, const float *sums, int64_t sum, int64_t group, float *c)
 {
     enum { wide = DOT_NR / DOT_LANES };
-    int64_t panel = DOT_CODE_BYTES(kind, sum), groups = sum / group;
+    int64_t panel = DOT_CODE_BYTES(kind, sum), groups = sum / group, step = group % 32 ? 16 : 32;
     const uint8_t *begin = w;
     dot_vf whole[4][wide];
     for (int p = 0; p < np; p++)
@@ -117,14 +127,14 @@ DOT_INLINE void dot_codes_row(int kind, int np, int chains, const float *a, cons
         for (int p = 0; p < np; p++)
             for (int j = 0; j < wide; j++) part[p][j] = (dot_vf){0};
 #pragma GCC unroll 1
-        for (int64_t k = 0; k < group; k += 32, a += 32) {
+        for (int64_t k = 0; k < group; k += step, a += step) {
             dot_vf even[4][wide], odd[4][wide];
             for (int p = 0; p < np; p++)
                 for (int j = 0; j < wide; j++) even[p][j] = chains == 1 ? part[p][j] : (dot_vf){0}, odd[p][j] = (dot_vf){0};
             /* Beyond the ends of these panels lie those that come next. */
             int64_t far = DOT_PREFETCH_BYTES + (w - begin + DOT_PREFETCH_BYTES < panel ? 0 : (np - 1) * panel);
 #pragma GCC unroll 4
-            for (int i = 0; i < 32; i += 8, w += DOT_CODE_BYTES(kind, 8)) {
+            for (int i = 0; i < step; i += 8, w += DOT_CODE_BYTES(kind, 8)) {
 #pragma GCC unroll 4
                 for (int p = 0; p < np; p++)
 #pragma GCC unroll 4

@@ -92,7 +92,7 @@ proptest! {
     #[test]
     fn codes_stand_for_the_numbers_of_their_block(bytes in proptest::collection::vec(any::<u8>(), 256)) {
         for blocks in blocks::TABLE.iter() {
-            let Some(of) = &blocks.codes else { continue };
+            let Some(of) = blocks.codes() else { continue };
             let count = if blocks.bytes(&[32]).is_some() { 32 } else { 256 };
             let block = &bytes[..blocks.bytes(&[count]).unwrap() as usize];
             let numbers = blocks.floats(block);
@@ -103,15 +103,15 @@ proptest! {
             let mut parts: [Vec<u8>; 3] = Default::default();
             blocks.parts(block, &mut parts).unwrap();
             let real = |i: usize, at: usize| {
-                let n = of.scales().bytes();
-                parts[i].get(at * n..at * n + n).map_or(0.0, |bytes| of.scales().decode(bytes))
+                let n = of.scales.bytes();
+                parts[i].get(at * n..at * n + n).map_or(0.0, |bytes| of.scales.decode(bytes))
             };
             for (i, want) in numbers.iter().enumerate() {
                 let code = match of.code {
                     Code::Int4 => f64::from(parts[0][i / 2] >> (4 * (i % 2)) & 15) - 8.0,
                     _ => f64::from(parts[0][i] as i8),
                 };
-                let got = code * real(1, i / 32) + real(2, i / 32);
+                let got = code * real(1, i / of.group) + real(2, i / of.group);
                 prop_assert!((got - f64::from(*want)).abs() <= 1e-5 * f64::from(most), "{} {i}: {got}, not {want}", blocks.name);
             }
         }

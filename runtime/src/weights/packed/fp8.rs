@@ -1,4 +1,4 @@
-//! Codes of e4m3 in the weight's own shape, and `weight_scale_inv`, a factor a block.
+//! Codes of e4m3 in the weight's own shape, and `weight_scale_inv`, a factor a block, or `[]` of a whole matrix.
 
 use super::{Format, Kind, Module, Stored};
 use astrai_ir::DType;
@@ -6,7 +6,10 @@ use astrai_ir::packing::Blocks;
 
 impl Format for Blocks {
     fn stored(&self, [n, k]: [usize; 2], _has: &dyn Fn(&str) -> bool) -> Vec<Stored> {
-        let blocks = vec![n.div_ceil(self.rows), k.div_ceil(self.columns)];
+        let blocks = match self.columns {
+            0 => vec![],
+            columns => vec![n.div_ceil(self.rows), k.div_ceil(columns)],
+        };
         vec![
             Stored { end: "weight", shape: vec![n, k], kind: Kind::Only(DType::F8E4M3) },
             Stored { end: "weight_scale_inv", shape: blocks, kind: Kind::Float },
@@ -19,6 +22,9 @@ impl Format for Blocks {
 
     fn scales(&self, of: &Module) -> Option<Vec<f32>> {
         let blocks = of.floats("weight_scale_inv")?;
+        if self.columns == 0 {
+            return Some(vec![*blocks.first()?; of.shape[0]]);
+        }
         let row = |r: usize| blocks[r / self.rows * of.groups..][..of.groups].iter().copied();
         Some((0..of.shape[0]).flat_map(row).collect())
     }

@@ -100,16 +100,22 @@ fn compressed_tensors_in_words() {
 fn compressed_tensors_apart() {
     let (n, k) = (6, 64);
     let codes: Vec<u8> = draw(n * k, 4).map(|w| w as u8 & 0x77).collect();
-    for (code, share) in [(Code::Int8, Share::Row), (Code::Int8, Share::Tensor), (Code::Fp8, Share::Row)] {
-        let count = if share == Share::Tensor { 1 } else { n };
-        let shape = if share == Share::Tensor { vec![1] } else { vec![n, 1] };
+    let apart = |code, share| Packing::Compressed(Compressed { code, packed: false, share, zeros: false });
+    let whole = Packing::Fp8(Blocks { rows: 0, columns: 0 });
+    for (packing, scale, shape) in [
+        (apart(Code::Int8, Share::Row), "weight_scale", vec![n, 1]),
+        (apart(Code::Int8, Share::Tensor), "weight_scale", vec![1]),
+        (apart(Code::Fp8, Share::Row), "weight_scale", vec![n, 1]),
+        (apart(Code::Fp8, Share::Tensor), "weight_scale", vec![1]),
+        (whole, "weight_scale_inv", vec![]),
+    ] {
+        let (code, count) = (packing.code(), shape.iter().product());
         let tensors: Tensors = vec![
             ("weight", code.dtype(), vec![n, k], codes.clone()),
-            ("weight_scale", DType::F16, shape, halves(count)),
+            (scale, DType::F16, shape, halves(count)),
             ("input_scale", DType::F16, vec![1], halves(1)),
         ];
-        let format = Compressed { code, packed: false, share, zeros: false };
-        let packed = open(&tensors, Packing::Compressed(format), [n, k]).unwrap();
+        let packed = open(&tensors, packing, [n, k]).unwrap();
         let wide = floats(&packed.tensor("m.weight").unwrap());
         let value = |b: u8| if code == Code::Fp8 { code.dtype().decode(&[b]) } else { f64::from(b as i8) };
         for (i, w) in wide.iter().enumerate() {
