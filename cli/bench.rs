@@ -114,6 +114,7 @@ pub enum Job {
   astrai bench serve --shape model/config.json --n 8 --seq 1024 --requests 1 --dtype bf16
   astrai bench serve --wire --shape model/
   astrai bench serve --shape model/config.json --batch 16 --seq 128 --adapters 16 --dtype bf16
+  astrai bench serve --shape model/ --batch 16 --seq 128 --json-schema-path person.json --dtype bf16
   astrai bench serve --url http://127.0.0.1:8000 --num-prompts 200 --request-rate 8 --goodput ttft:500 tpot:50
   astrai bench train --shape model/config.json --batch 4 --seq 256 --profile
   astrai bench train --shape model/config.json --batch 4 --seq 256 --lora-rank 16
@@ -163,6 +164,8 @@ pub struct Bench {
     speculate: SpeculateFlag,
     #[command(flatten)]
     adapters: AdaptersFlag,
+    #[command(flatten)]
+    asked: serve::AskedFlags,
     #[command(flatten)]
     quantize: QuantizeFlag,
     #[command(flatten)]
@@ -218,8 +221,10 @@ impl Bench {
         if self.speculate.asked().is_some() && self.job != Job::Serve {
             bail!("--speculate and --draft go with bench serve; leave them out");
         }
-        if self.adapters.adapters.is_some() && self.job != Job::Serve {
-            bail!("--adapters goes with bench serve; leave it out");
+        if (self.adapters.adapters.is_some() || self.asked.given()) && self.job != Job::Serve {
+            bail!(
+                "--adapters, --json-schema-path, --dataset-path and --temperature go with bench serve; leave them out"
+            );
         }
         if let Some(flag) = self.trained.given().filter(|_| self.job != Job::Train) {
             bail!("{flag} goes with bench train; leave it out");

@@ -330,8 +330,9 @@ impl RoomFlags {
 /// Whether tokens are proposed.
 #[derive(Args, Clone, Debug)]
 pub struct SpeculateFlag {
-    /// Propose the tokens that followed the last few before, in prompt or answer, and verify them in one step: ngram, or ngram:N
-    /// for at most N at once (ngram is 4). Answers stay the same; texts that repeat themselves come faster
+    /// Propose tokens and verify them in one step: those that followed the last few before, in prompt or answer, with ngram, or
+    /// ngram:N for at most N at once (ngram is 4); those that the model's own module of multi-token prediction says with mtp, or
+    /// mtp:N (mtp is 3). Answers stay the same
     #[arg(long, value_name = "HOW", conflicts_with = "draft")]
     pub speculate: Option<Speculation>,
     /// Propose the tokens that this smaller model of the same vocabulary would say, up to 4, and verify them in one step. Answers

@@ -1,7 +1,7 @@
 //! What a program of a model computes: its sizes, its outputs, its cache. In: sizes. Out: plain data that the graph builder and
 //! the placements read.
 
-use crate::config::{AttentionSpec, LatentSpec, ModelConfig, Pooling, RopeKey};
+use crate::config::{AttentionSpec, Hidden, LatentSpec, ModelConfig, Pooling, RopeKey};
 use astrai_ir::narrow::Part;
 use astrai_ir::{DType, Symbol};
 
@@ -27,7 +27,8 @@ pub struct Program {
 
 /// Keys and values in pages: states `kv.<layer>.k` and `kv.<layer>.v`, each `[pages * page, kv_heads, ..]`, or the latents they
 /// are made of: `kv.<layer>.latent`, `[pages * page, 1, rank + rope]`. In eight bits each is two: codes of that shape, and a scale
-/// for each token and head, f32 `[pages * page, kv_heads, 1]`; of latents for each [`scaled`](Cache::scaled) neighbours. Those of
+/// for each token and head, f32 `[pages * page, kv_heads, 1]`; of latents for each [`scaled`](Cache::scaled) neighbours. Hidden states, where
+/// they are kept: `kv.hidden`, `[pages * page, 1, hidden]`. Those of
 /// windowed layers are `kv.window.<layer>...` where they have pages of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cache {
@@ -82,6 +83,23 @@ impl Cache {
         self.windows_of(spec).map_or(self.pages, |w| w.pages) * self.page
     }
 
+    /// The name of the hidden states in pages, and their shape.
+    pub(crate) fn hidden(&self, config: &ModelConfig) -> (String, [usize; 3]) {
+        ("kv.hidden".into(), [self.pages * self.page, 1, config.hidden_size])
+    }
+
+    /// The states of all layers, and what is there for a module of multi-token prediction: hidden states and its layer's.
+    pub fn all_states(&self, config: &ModelConfig, storage: DType) -> Vec<(String, DType, [usize; 3])> {
+        let mut all: Vec<_> =
+            (0..config.num_layers).flat_map(|layer| self.states(config, layer, storage)).collect();
+        if let (Some(Hidden::Kept), Some(module)) = (config.hidden, config.module()) {
+            let (name, shape) = self.hidden(config);
+            all.push((name, storage, shape));
+            all.extend(self.states(&module, 0, storage));
+        }
+        all
+    }
+
     /// Names, types and shapes of the states of a layer, numbers being stored in this type.
     pub fn states(
         &self,
@@ -103,7 +121,7 @@ impl Cache {
         let rows = self.rows(spec);
         let mut states = Vec::new();
         for (part, [heads, d], group) in parts {
-            let name = self.state(spec, layer, part);
+            let name = self.state(spec, config.first_layer() + layer, part);
             let Some(code) = config.pages else {
                 states.push((name, storage, [rows, heads, d]));
                 continue;

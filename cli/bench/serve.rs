@@ -1,7 +1,7 @@
 //! `astrai bench serve`: clients of the engine, each of which asks again when it has been answered; no network between.
 
 use super::{Bench, draw};
-use crate::failure::Failure;
+use crate::failure::{Failure, bail};
 use crate::measure::{Seconds, rounded};
 use crate::progress::tell;
 use astrai_builders::ModelConfig;
@@ -11,9 +11,14 @@ use astrai_engine::machine::Machine;
 use astrai_engine::model::{Model, read_config};
 use astrai_engine::serving::{KvMemory, Room, Speculation, steps_drafted};
 use astrai_serve::engine::{AdapterId, DraftModel, End, Engine, Handle};
+use astrai_serve::grammar::{Compiler, Constraint, Wanted};
 use astrai_serve::request::{Request, Sampling};
+use astrai_serve::tokenizer::Tokenizer;
+use clap::Args;
 use serde_json::{Value, json};
 use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
@@ -24,6 +29,73 @@ const NEW: u64 = 64;
 /// Most tokens of a step.
 const CHUNK: u64 = 512;
 
+/// Bytes of the file of a schema or of a text, at most.
+const LARGEST: u64 = 16 << 20;
+
+/// What is asked.
+#[derive(Args, Clone, Debug)]
+pub struct AskedFlags {
+    /// Every answer is a list without an end of what this JSON schema describes, in the tokens of --shape, a model directory; the same
+    /// requests are made without it in turn: of_base (serve)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["wire", "url"])]
+    json_schema_path: Option<PathBuf>,
+    /// Prompts are pieces of this text, in the tokens of --shape, a model directory, and not random ids (serve)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["wire", "url"])]
+    dataset_path: Option<PathBuf>,
+    /// Temperature at which tokens are drawn, by seeds (serve) [default: 0, with --n and --json-schema-path 1]
+    #[arg(long, value_name = "T", conflicts_with_all = ["wire", "url"])]
+    temperature: Option<f32>,
+}
+
+impl AskedFlags {
+    /// Whether any is given.
+    pub fn given(&self) -> bool {
+        self.json_schema_path.is_some() || self.dataset_path.is_some() || self.temperature.is_some()
+    }
+
+    /// The tokenizer of a model directory.
+    fn tokenizer(shape: Option<&Path>) -> Result<Tokenizer, Failure> {
+        let Some(folder) = shape.filter(|path| path.is_dir()) else {
+            bail!(
+                "--json-schema-path and --dataset-path want the tokens of --shape: give a model directory with a tokenizer.json"
+            );
+        };
+        Ok(Tokenizer::open(folder).map_err(|e| e.to_string())?)
+    }
+
+    /// The ids of the text that prompts are pieces of.
+    fn text(&self, shape: Option<&Path>) -> Result<Option<Vec<u32>>, Failure> {
+        let Some(path) = &self.dataset_path else { return Ok(None) };
+        let text = astrai_files::read_text(path, LARGEST).map_err(|e| e.to_string())?;
+        let ids = AskedFlags::tokenizer(shape)?.encode(&text, false).map_err(|e| e.to_string())?;
+        if ids.is_empty() { bail!("{}: is empty", path.display()) } else { Ok(Some(ids)) }
+    }
+
+    /// What holds answers of so many tokens of a model.
+    fn constraint(
+        &self,
+        shape: Option<&Path>,
+        (vocabulary, new): (usize, u64),
+    ) -> Result<Option<Constraint>, Failure> {
+        let Some(path) = &self.json_schema_path else { return Ok(None) };
+        let wrong = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+        let bytes = astrai_files::read(path, LARGEST).map_err(|e| e.to_string())?;
+        let mut item: Value = serde_json::from_slice(&bytes).map_err(|e| wrong(&e))?;
+        // A token may end an item and begin the next, but it has no two whole ones.
+        let mut list = json!({"type": "array", "minItems": 2 * new});
+        for key in ["$defs", "definitions"] {
+            if let Some(all) = item.as_object_mut().and_then(|item| item.remove(key)) {
+                list[key] = all;
+            }
+        }
+        list["items"] = item;
+        let tokenizer = AskedFlags::tokenizer(shape)?;
+        let compiler = Arc::new(Compiler::new(&tokenizer, vocabulary, &[])?);
+        let grammar = compiler.compile(Wanted::Schema(list)).map_err(|e| wrong(&e))?;
+        Ok(Some(Constraint { grammar: Some(grammar), thought: None }))
+    }
+}
+
 /// What is sent: so many requests, so many of them at a time.
 struct Load {
     clients: u64,
@@ -32,12 +104,15 @@ struct Load {
     prompt: u64,
     new: u64,
     vocab: u64,
+    text: Option<Vec<u32>>,
+    temperature: f32,
 }
 
-/// An engine, with so many adapters, of which each request asks for the next.
+/// An engine, with so many adapters, of which each request asks for the next, and what holds its answers.
 struct Subject {
     engine: Engine,
     adapters: u64,
+    held: Option<Constraint>,
 }
 
 /// What runs of one engine gave.
@@ -65,7 +140,7 @@ impl Load {
             let clients: Vec<_> = (0..self.clients)
                 .map(|_| {
                     let (handle, sent) = (subject.engine.handle(), &sent);
-                    s.spawn(move || self.client(&handle, sent, subject.adapters))
+                    s.spawn(move || self.client(&handle, sent, subject))
                 })
                 .collect();
             let mut all = Waits::default();
@@ -80,19 +155,23 @@ impl Load {
     }
 
     /// One request after the other, until all have been sent.
-    fn client(&self, handle: &Handle, sent: &AtomicU64, adapters: u64) -> Result<Waits, Failure> {
+    fn client(&self, handle: &Handle, sent: &AtomicU64, subject: &Subject) -> Result<Waits, Failure> {
         let mut waits = Waits::default();
         loop {
             let i = sent.fetch_add(1, Ordering::Relaxed);
             if i >= self.requests {
                 return Ok(waits);
             }
-            let prompt = (i * self.prompt..(i + 1) * self.prompt).map(|i| (draw(i) % self.vocab) as u32);
-            let adapter = i.checked_rem(adapters).map(adapter);
-            let mut request = Request { n: self.choices, adapter, ..Request::new(prompt.collect()) };
-            // Choices of a greedy request would be the same.
-            let temperature = if self.choices > 1 { 1.0 } else { 0.0 };
-            let max_tokens = Some(self.new as usize);
+            let token = |at: u64| match &self.text {
+                Some(ids) => ids[at as usize % ids.len()],
+                None => (draw(at) % self.vocab) as u32,
+            };
+            let prompt = (i * self.prompt..(i + 1) * self.prompt).map(token);
+            let adapter = i.checked_rem(subject.adapters).map(adapter);
+            let constraint = subject.held.clone();
+            let mut request =
+                Request { n: self.choices, adapter, constraint, ..Request::new(prompt.collect()) };
+            let (temperature, max_tokens) = (self.temperature, Some(self.new as usize));
             request.sampling = Sampling { temperature, max_tokens, seed: Some(i), ..Sampling::default() };
             self.send(handle, request, &mut waits)?;
         }
@@ -144,10 +223,20 @@ impl Bench {
         let (config, clients, prompt) = self.shape(new)?;
         let requests = self.requests.unwrap_or(2 * clients);
         let choices = self.choices.unwrap_or(1);
-        let load = Load { clients, requests, choices, prompt, new, vocab: config.vocab_size as u64 };
+        let shape = self.shape.as_deref();
+        let (held, text) = (self.asked.constraint(shape, (config.vocab_size, new))?, self.asked.text(shape)?);
+        if let Some(id) = text.iter().flatten().find(|id| **id as usize >= config.vocab_size) {
+            bail!("the tokenizer of --shape has token {id}, the model {} tokens", config.vocab_size);
+        }
+        // Choices of a greedy request would be the same, and the likeliest text of a grammar says one thing for ever.
+        let usual = if choices > 1 || held.is_some() { 1.0 } else { 0.0 };
+        let temperature = self.asked.temperature.unwrap_or(usual);
+        let (vocab, base) = (config.vocab_size as u64, held.is_some());
+        let load = Load { clients, requests, choices, prompt, new, vocab, text, temperature };
         let (slots, speculation) = (self.adapters.slots(), self.speculate.asked());
-        let mut subjects = vec![self.subject(&load, config.clone(), (slots, speculation), machine)?];
-        if slots.is_some() || speculation.is_some() {
+        let first = self.subject(&load, config.clone(), (slots, speculation), machine)?;
+        let mut subjects = vec![Subject { held, ..first }];
+        if slots.is_some() || speculation.is_some() || base {
             subjects.push(self.subject(&load, config, (None, None), machine)?);
         }
         for subject in &subjects {
@@ -184,9 +273,10 @@ impl Bench {
             line.insert("accepted".into(), json!(counters.accepted));
         }
         if let Some(base) = runs.next() {
-            let base = Seconds::of(base.seconds).median;
-            line.insert("base_tokens_per_s".into(), json!(rounded(tokens / base, 2)));
-            line.insert("of_base".into(), json!(rounded(base / seconds.median, 3)));
+            let (of_base, waits) = (Seconds::of(base.seconds).median, base.waits);
+            line.insert("base_tokens_per_s".into(), json!(rounded(tokens / of_base, 2)));
+            line.insert("of_base".into(), json!(rounded(of_base / seconds.median, 3)));
+            line.insert("base_next_token_ms".into(), percentiles(waits.next));
         }
         Ok(writeln!(out, "{}", Value::Object(line))?)
     }
@@ -226,6 +316,6 @@ impl Bench {
             let written = engine.handle().adapt(adapter(slot), patch).blocking_recv();
             written.map_err(|_| "the engine ended before an adapter was loaded")??;
         }
-        Ok(Subject { engine, adapters: slots })
+        Ok(Subject { engine, adapters: slots, held: None })
     }
 }

@@ -4,7 +4,7 @@
 
 use super::{Bench, draw};
 use crate::failure::{Failure, bail};
-use crate::measure::rounded;
+use crate::measure::{Seconds, rounded};
 use crate::serve::{LOCAL, Server, listen};
 use astrai_serve::engine::{Engine, Model, ModelError, Settings, Sizes};
 use astrai_serve::http::{HttpSettings, Served};
@@ -111,20 +111,27 @@ impl Bench {
             }
         };
         ask(clients)?;
+        // One request more is sent first, to see whether the server answers.
+        let tokens = ((requests + 1) * new) as f64;
+        let each = |nanos: u64| nanos as f64 / tokens / 1e3;
+        let mut runs: [Vec<f64>; 4] = Default::default();
         for _ in 0..self.repeat {
             let before = (processor(), engines()?);
             let told = ask(requests)?;
             let (all, engine) = (processor() - before.0, engines()? - before.1);
-            // One request more is sent first, to see whether the server answers.
-            let tokens = ((requests + 1) * new) as f64;
-            let each = |nanos: u64| json!(rounded(nanos as f64 / tokens / 1e3, 2));
-            let line = json!({
-                "peer": concat!("astrai ", env!("CARGO_PKG_VERSION")), "job": "serve", "wire": true, "batch": clients, "seq": prompt,
-                "new": new, "requests": requests, "server_us_per_token": each(all - engine), "engine_us_per_token": each(engine),
-                "tokens_per_s": told["output_throughput"], "median_itl_ms": told["median_itl_ms"],
-            });
-            writeln!(out, "{line}")?;
+            let of = |name: &str| told[name].as_f64().unwrap_or(f64::NAN);
+            let run = [each(all - engine), each(engine), of("output_throughput"), of("median_itl_ms")];
+            runs.iter_mut().zip(run).for_each(|(all, x)| all.push(x));
         }
+        let [server_us, engine_us, throughput, itl] = runs.map(Seconds::of);
+        let line = json!({
+            "peer": concat!("astrai ", env!("CARGO_PKG_VERSION")), "job": "serve", "wire": true, "batch": clients, "seq": prompt,
+            "new": new, "requests": requests, "server_us_per_token": rounded(server_us.median, 2),
+            "server_us_per_token_min": rounded(server_us.min, 2), "server_us_per_token_max": rounded(server_us.max, 2),
+            "engine_us_per_token": rounded(engine_us.median, 2), "tokens_per_s": rounded(throughput.median, 2),
+            "median_itl_ms": rounded(itl.median, 3),
+        });
+        writeln!(out, "{line}")?;
         server.stop()
     }
 }

@@ -77,11 +77,20 @@ impl Model {
     pub fn open_with(folder: &Path, weights: &Path, strict: bool) -> Result<Model, String> {
         let Reading { mut config, packing, warnings, .. } = reading(folder, strict)?;
         let file = Checkpoint::open(weights).map_err(|e| e.to_string())?;
-        let tensors = config.tensors().into_iter().map(|t| (t.name, t.shape));
-        let names = config.names;
-        let (tied, encoder) = (config.tie_embeddings, config.encoder.is_some());
+        let (names, layers) = (config.names, config.num_layers);
+        // Modules of multi-token prediction: not every checkpoint that states some has them, and more than the first are not read.
+        let behind = |name: &str| {
+            let number = name.strip_prefix(names.layer.split('{').next().unwrap_or_default());
+            let number = number.and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+            number.is_some_and(|number| number >= layers)
+        };
+        config.mtp = config.mtp.filter(|_| file.names().any(behind));
+        let tensors = config.tensors().into_iter().chain(config.module_tensors()).map(|t| (t.name, t.shape));
+        let (tied, encoder, modules) =
+            (config.tie_embeddings, config.encoder.is_some(), config.mtp.is_some());
         let extra = |name: &str| {
             ((tied || encoder) && name == names.head)
+                || modules && behind(name)
                 || names.ignored_prefixes.iter().any(|part| name.starts_with(part))
                 || name.ends_with("rotary_emb.inv_freq")
                 || name.ends_with("attn.masked_bias")
@@ -114,7 +123,7 @@ impl Model {
             Init::Ones => (1.0, 0.0),
             Init::Normal(std) => (0.0, std as f32),
         };
-        let tensors = config.tensors().into_iter();
+        let tensors = config.tensors().into_iter().chain(config.module_tensors());
         let tensors = tensors.map(|t| {
             let (mean, std) = draw(t.init);
             (t.name, (t.shape, mean, std))

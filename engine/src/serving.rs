@@ -5,7 +5,8 @@
 mod draft;
 mod fit;
 
-use self::draft::draft_steps;
+pub use self::draft::Speculation;
+use self::draft::{draft_steps, module_steps};
 use self::fit::{Fit, PageBytes, fit};
 use crate::adapters::Reader;
 use crate::gguf;
@@ -14,7 +15,7 @@ use crate::model::{Model, plan_within, served_fidelity};
 use crate::programs::Programs;
 use crate::{Error, Hear, Note};
 use astrai_builders::config::EncoderSpec;
-use astrai_builders::config::{Pooling, Slots};
+use astrai_builders::config::{Pooling, Slots, TensorSpec};
 use astrai_builders::{Cache, Logits, ModelConfig, Program};
 use astrai_ir::{Code, DType, Narrow};
 use astrai_passes::Fidelity;
@@ -72,37 +73,6 @@ impl FromStr for KvMemory {
         };
         let size = number * unit;
         if size >= 1.0 && size < 2f64.powi(60) { Ok(KvMemory::Bytes(size as u64)) } else { Err(wrong()) }
-    }
-}
-
-/// Speculation: how tokens are proposed that the model then verifies, several in one step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Speculation {
-    /// Those that followed the last few tokens before, at most so many.
-    NGram(usize),
-    /// Those that a draft model says, at most so many.
-    Draft(usize),
-}
-
-impl Speculation {
-    /// Proposed tokens of a step, at most.
-    pub fn proposed(self) -> usize {
-        let (Speculation::NGram(most) | Speculation::Draft(most)) = self;
-        most
-    }
-}
-
-impl FromStr for Speculation {
-    type Err = String;
-
-    /// `ngram`, or `ngram:N`.
-    fn from_str(text: &str) -> Result<Speculation, String> {
-        let most = match text.split_once(':') {
-            Some(("ngram", n)) => n.parse().ok().filter(|n| (1..=16).contains(n)),
-            None if text == "ngram" => Some(4),
-            _ => None,
-        };
-        most.map(Speculation::NGram).ok_or_else(|| "give ngram, or ngram:N with 1 to 16 tokens".into())
     }
 }
 
@@ -318,12 +288,17 @@ pub fn steps_drafted(
     if let Some(encoder) = model.config.encoder {
         return Ok((encoder_steps(model, encoder, room, machine, hear)?, None));
     }
-    let config = &ModelConfig { adapters: room.adapters, ..model.config.clone() };
+    let mut config = ModelConfig { adapters: room.adapters, ..model.config.clone() };
+    let module = matches!(room.speculation, Some(Speculation::Module(_))).then(|| draft::module(&mut config));
+    let (config, module) = (&config, module.transpose()?);
     let adapters = room.adapters.map(|_| Reader::new(config, room.storage)).transpose()?;
     let bytes = KvCache::page_bytes_apart(config, Cache::PAGE, room.storage);
     let drafted = draft.map_or(0, |d| KvCache::page_bytes(&d.config, Cache::PAGE, room.storage));
     let page = PageBytes::of(config, [bytes[0] + drafted, bytes[1]]);
-    let parameters = config.parameter_count() + draft.map_or(0, |d| d.config.parameter_count());
+    let mut parameters = config.parameter_count() + draft.map_or(0, |d| d.config.parameter_count());
+    if module.is_some() {
+        parameters += config.module_tensors().iter().map(TensorSpec::elements).sum::<u64>();
+    }
     let weights = parameters.saturating_mul(room.storage.bytes() as u64);
     let beside = adapters.as_ref().map_or(0, Reader::bytes);
     let free = machine.device.available().saturating_sub(weights.saturating_add(beside));
@@ -339,7 +314,20 @@ pub fn steps_drafted(
     buffers.add_all(adapters.iter().flat_map(Reader::states))?;
     let sessions = programs.start(model, &buffers, &mut progress)?;
     let sizes = [config.vocab_size, context, tokens, room.rows()];
-    let draft = draft.map(|d| draft_steps(d, cache, tokens, room, machine, &mut progress)).transpose()?;
+    let draft = match (&module, sessions.first()) {
+        (Some(module), Some((_, beside))) => {
+            let source = model.source();
+            Some(module_steps(
+                module,
+                (beside, source),
+                (cache, context, tokens),
+                room,
+                machine,
+                &mut progress,
+            )?)
+        }
+        _ => draft.map(|d| draft_steps(d, cache, tokens, room, machine, &mut progress)).transpose()?,
+    };
     let paged = PagedModel::new(sessions, cache, sizes)
         .holding(stored(config.pages, room.storage), [bytes.iter().sum(), kept])
         .with_adapters(room.adapters.map(|a| (buffers, a.slots)));
@@ -450,7 +438,9 @@ mod tests {
     fn speculation_is_read_and_has_rows() {
         let read = |text: &str| text.parse::<Speculation>();
         assert_eq!((read("ngram"), read("ngram:7")), (Ok(Speculation::NGram(4)), Ok(Speculation::NGram(7))));
-        for wrong in ["", "ngram:", "ngram:0", "ngram:17", "ngram:-1", "draft", "ngram:4:4"] {
+        assert_eq!((read("mtp"), read("mtp:1")), (Ok(Speculation::Module(3)), Ok(Speculation::Module(1))));
+        for wrong in ["", "ngram:", "ngram:0", "ngram:17", "ngram:-1", "draft", "ngram:4:4", "mtp:0", "mtp:"]
+        {
             assert!(read(wrong).is_err(), "{wrong}");
         }
         let rows = |sequences, tokens| {

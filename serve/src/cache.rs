@@ -25,9 +25,8 @@ impl KvCache {
         storage: DType,
         device: &Arc<dyn Device>,
     ) -> Result<KvCache, Error> {
-        let states: Vec<_> =
-            (0..config.num_layers).flat_map(|layer| sizes.states(config, layer, storage)).collect();
-        let need = KvCache::bytes(config, sizes, storage);
+        let states = sizes.all_states(config, storage);
+        let need = bytes(&states);
         let have = device.available();
         if need > have {
             let what =
@@ -45,11 +44,7 @@ impl KvCache {
 
     /// Bytes of all pages, each group's as many as it has.
     pub fn bytes(config: &ModelConfig, sizes: Cache, storage: DType) -> u64 {
-        let states = (0..config.num_layers).flat_map(|layer| sizes.states(config, layer, storage));
-        let bytes = |(_, dtype, shape): (String, DType, [usize; 3])| {
-            shape.iter().fold(dtype.bytes() as u64, |n, d| n.saturating_mul(*d as u64))
-        };
-        states.map(bytes).fold(0, u64::saturating_add)
+        bytes(&sizes.all_states(config, storage))
     }
 
     /// Bytes of a page of all layers: keys and values, or the latents they are made of; of codes with their scales.
@@ -62,17 +57,23 @@ impl KvCache {
     pub fn page_bytes_apart(config: &ModelConfig, page: usize, storage: DType) -> [u64; 2] {
         let windows = Some(Windows { pages: 1, window: 1, every: false });
         let one = Cache { page, pages: 1, table: 1, windows };
-        let states = || (0..config.num_layers).flat_map(|layer| one.states(config, layer, storage));
-        let elements = |shape: [usize; 3]| shape.into_iter().map(|n| n as u64).product::<u64>();
-        let bytes = |windowed: bool| {
-            let these = states().filter(|(name, ..)| name.starts_with(Cache::WINDOWED) == windowed);
-            these.map(|(_, dtype, shape)| elements(shape) * dtype.bytes() as u64).sum()
-        };
-        [bytes(false), bytes(true)]
+        let (windowed, whole): (Vec<_>, Vec<_>) = one
+            .all_states(config, storage)
+            .into_iter()
+            .partition(|(name, ..)| name.starts_with(Cache::WINDOWED));
+        [bytes(&whole), bytes(&windowed)]
     }
 
     /// The memory to open sessions over.
     pub fn buffers(&self) -> &Buffers {
         &self.buffers
     }
+}
+
+/// Bytes of these states.
+fn bytes(states: &[(String, DType, [usize; 3])]) -> u64 {
+    let each = states
+        .iter()
+        .map(|(_, dtype, shape)| shape.iter().fold(dtype.bytes() as u64, |n, d| n.saturating_mul(*d as u64)));
+    each.fold(0, u64::saturating_add)
 }

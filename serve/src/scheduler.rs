@@ -155,8 +155,8 @@ pub struct Scheduler {
     /// Sequences with proposed tokens in the step.
     proposing: Vec<SequenceId>,
     experience: Experience,
-    /// What a proposal of a draft model costs of a step; 0 where sequences propose themselves.
-    cost: f32,
+    /// What a proposal of a draft model costs of a step; none where sequences propose themselves.
+    drafts: Option<f32>,
     counters: Counters,
 }
 
@@ -176,7 +176,7 @@ impl Scheduler {
             plan,
             proposing: Vec::new(),
             experience: Experience::default(),
-            cost: 0.0,
+            drafts: None,
             counters: Counters::default(),
         }
     }
@@ -194,7 +194,7 @@ impl Scheduler {
             tokens = tokens.keyed_by_prompt_end();
         }
         let tables = Tables::default();
-        let proposer = Proposer::new(self.experience, self.cost);
+        let proposer = Proposer::new(self.experience, self.drafts.unwrap_or(0.0));
         let sequence = Sequence {
             id,
             priority,

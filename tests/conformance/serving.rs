@@ -2,6 +2,7 @@
 //! answer is that of the request alone; afterwards nothing is left. `ASTRAI_SOAK_SECONDS` makes it run for so long.
 
 mod adapters;
+mod mtp;
 
 use crate::cases::case;
 use crate::machines::host;

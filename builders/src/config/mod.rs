@@ -4,6 +4,7 @@
 mod error;
 pub(crate) mod json;
 pub(crate) mod keys;
+mod mtp;
 mod names;
 pub(crate) mod packing;
 mod raw;
@@ -16,6 +17,7 @@ pub(crate) use error::{excerpt, show};
 pub(crate) use tensors::count_parameters;
 
 pub use error::ConfigError;
+pub use mtp::{Hidden, MtpNames, MtpSpec};
 pub use names::Names;
 pub use raw::Raw;
 pub use rope::{LongRope, RopeLayout, RopeScaling, RopeSpec, Yarn, yarn_mscale};

@@ -1,6 +1,7 @@
 //! The resolved description of a model: plain data, nothing left to default. Every number here has been checked to be
 //! in range, so that whoever builds from it computes shapes without further care.
 
+use super::mtp::{Hidden, MtpSpec};
 use super::names::Names;
 use super::rope::RopeSpec;
 use astrai_ir::ops::{Groups, Scores};
@@ -82,6 +83,10 @@ pub struct ModelConfig {
     pub adapters: Option<Slots>,
     /// Set of an encoder: attention is to the whole sequence, and there is no head but this.
     pub encoder: Option<EncoderSpec>,
+    /// The module of multi-token prediction, where the model has one.
+    pub mtp: Option<Box<MtpSpec>>,
+    /// What programs over pages have to do with hidden states, where a module proposes tokens.
+    pub hidden: Option<Hidden>,
 }
 
 /// How an encoder makes one vector of a sequence's normed stream.

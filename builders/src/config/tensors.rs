@@ -1,6 +1,7 @@
 //! Every tensor of a checkpoint. In: a resolved configuration. Out: names, shapes and initialisers in model order, from
 //! which parameters are counted, checkpoints checked and fresh weights drawn.
 
+use super::mtp::Hidden;
 use super::spec::{
     ExpertsSpec, InitStyle, LatentSpec, LayerSpec, MlpSpec, ModelConfig, NormPlacement, QkNorm,
     StackedExperts,
@@ -49,10 +50,21 @@ impl ModelConfig {
         let draw = Init::Normal(self.initializer_range);
         let table = |name: &str| TensorSpec::new(name.into(), &[self.vocab_size, self.hidden_size], draw);
         let mut out = vec![table(names.embed)];
-        for (i, layer) in self.layers.iter().enumerate() {
+        let first = self.first_layer();
+        if let (Some(Hidden::Read(_)), Some(mtp)) = (self.hidden, &self.mtp) {
+            let (h, one, names) = (self.hidden_size, norm_init(self), mtp.names);
+            for (part, shape, init) in [
+                (names.token_norm, &[h][..], one),
+                (names.hidden_norm, &[h], one),
+                (names.join, &[h, 2 * h], draw),
+            ] {
+                out.push(TensorSpec::new(names.model.in_layer(first, part, "weight"), shape, init));
+            }
+        }
+        for (i, layer) in (first..).zip(&self.layers) {
             layer_tensors(self, layer, i, &mut out);
         }
-        out.push(TensorSpec::new(names.final_norm.into(), &[self.hidden_size], norm_init(self)));
+        out.push(TensorSpec::new(self.final_norm(), &[self.hidden_size], norm_init(self)));
         if !self.tie_embeddings && self.encoder.is_none() {
             out.push(table(names.head));
         }

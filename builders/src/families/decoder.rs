@@ -145,6 +145,8 @@ pub(super) fn plain_of_heads(
         pages: None,
         adapters: None,
         encoder: None,
+        mtp: None,
+        hidden: None,
     };
     d.windows.read(raw, &mut c)?;
     Ok(c)

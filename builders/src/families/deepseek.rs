@@ -1,5 +1,5 @@
 //! DeepSeek-V2 and V3: latent attention whose rotated part all heads share, dense layers first, then experts beside shared ones.
-//! With yarn, the scores' scale is that of the extended context too. The multi-token-prediction layer of V3 is not built.
+//! With yarn, the scores' scale is that of the extended context too. Of V3's modules of multi-token prediction the first is built.
 //! Sources: `DeepseekV2ForCausalLM` and `DeepseekV3ForCausalLM` of transformers.
 
 use super::decoder::{self, DECODER};
@@ -7,7 +7,8 @@ use super::deepseek_moe::{self, V2, V3, Version};
 use super::latent;
 use super::model_type::{AttentionBias, Defaults, ModelType};
 use crate::config::{
-    ConfigError, MAX_HEAD_DIM, MAX_HEADS, ModelConfig, Raw, RopeLayout, RopeScaling, yarn_mscale,
+    ConfigError, LayerSpec, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MlpSpec, ModelConfig, MtpNames, MtpSpec,
+    Names, Raw, RopeLayout, RopeScaling, yarn_mscale,
 };
 use serde_json::{Map, Value, json};
 
@@ -25,7 +26,6 @@ pub static DEEPSEEK_V3: ModelType = ModelType {
     architectures: &["DeepseekV3ForCausalLM"],
     description: "DeepSeek-V3, R1: latent attention, grouped choice of experts, shared experts",
     inert: &[
-        "num_nextn_predict_layers",
         "aux_loss_alpha",
         "seq_aux",
         "ep_size",
@@ -37,12 +37,16 @@ pub static DEEPSEEK_V3: ModelType = ModelType {
         if !raw.flag("rope_interleave", true)? {
             c.layers.iter_mut().for_each(|l| l.attention.rope.layout = RopeLayout::Half);
         }
+        c.mtp = mtp(raw, &c)?;
         Ok(c)
     },
     save: |c, model| {
         let mut out = save(c, model, &V3);
         let layout = c.layers.first().map(|l| l.attention.rope.layout);
         out.insert("rope_interleave".into(), json!(layout != Some(RopeLayout::Half)));
+        if c.mtp.is_some() {
+            out.insert(MODULES.into(), json!(1));
+        }
         out
     },
     ..DEEPSEEK
@@ -61,6 +65,28 @@ const DEEPSEEK: ModelType = ModelType {
     save: |c, model| save(c, model, &V2),
     ..DECODER
 };
+
+/// The key of modules of multi-token prediction.
+const MODULES: &str = "num_nextn_predict_layers";
+
+/// Names of a module's weights; the checkpoint repeats embedding and head, which are the model's.
+static MTP: MtpNames = MtpNames {
+    model: Names { final_norm: "model.layers.{i}.shared_head.norm.weight", ..decoder::NAMES },
+    token_norm: "enorm",
+    hidden_norm: "hnorm",
+    join: "eh_proj",
+};
+
+/// The first module of a model of version 3: a layer behind the others, dense or not as one of its number is.
+fn mtp(raw: &Raw, c: &ModelConfig) -> Result<Option<Box<MtpSpec>>, ConfigError> {
+    let modules = raw.count_or_none(MODULES, MAX_LAYERS)?.unwrap_or(0);
+    let Some(last) = c.layers.last().filter(|_| modules > 0) else { return Ok(None) };
+    let mlp = MlpSpec::Dense { intermediate: c.intermediate_size, bias: false };
+    let layers = vec![LayerSpec { mlp, ..last.clone() }; c.num_layers + 1];
+    let mut with = ModelConfig { num_layers: layers.len(), layers, ..c.clone() };
+    deepseek_moe::put(raw, &V3, &mut with)?;
+    Ok(with.layers.pop().map(|layer| Box::new(MtpSpec { layer, names: &MTP })))
+}
 
 /// Epsilon of the norms of the latents, whatever the others have.
 const LATENT_EPS: f64 = 1e-6;

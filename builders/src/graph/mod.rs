@@ -8,6 +8,7 @@ mod experts;
 mod latent;
 mod layer;
 mod model;
+mod mtp;
 mod pool;
 mod router;
 mod stacked;

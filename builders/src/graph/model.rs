@@ -5,9 +5,10 @@
 use super::cache;
 use super::components::{norm_weight, softcap};
 use super::layer;
+use super::mtp;
 use super::pool::pool;
 use super::router::Routers;
-use crate::config::{EncoderSpec, LayerSpec, ModelConfig, RopeSpec};
+use crate::config::{EncoderSpec, Hidden, LayerSpec, ModelConfig, RopeSpec};
 use crate::program::{Logits, Loss, Program, TOKEN_OUTPUTS};
 use astrai_ir::ops::{Call, CompareKind, Const, Drawing, ReduceKind, Sample, UnaryKind};
 use astrai_ir::{Block, BlockId, DType, Dim, Graph, IrError, NodeId, Real, Tensor, Type, ops};
@@ -19,7 +20,8 @@ use std::sync::Arc;
 /// `slots` i32 `[tokens]` (the row of each token's key and value, -1: none), `tables` i32 `[sequences, table]` (each
 /// sequence's pages), `lens` i32 `[sequences]` (its tokens in them, those of this run included) and an output for the next
 /// version of each state. Where pages hold latents, `pages` i32 `[context]` lists the pages in use, each once, and `tables` holds
-/// places in that list. Where windowed layers have pages of their own, their rows and pages are `window_slots` and `window_tables`. An encoder's only output is `embedding` `[sequences, hidden]`; its program wants nothing else. A decoder has it with
+/// places in that list. Where hidden states are [kept](Hidden) in pages, a module also has
+/// `next_slots` i32 `[tokens]` (the row that each token's own state goes to, -1: none). Where windowed layers have pages of their own, their rows and pages are `window_slots` and `window_tables`. An encoder's only output is `embedding` `[sequences, hidden]`; its program wants nothing else. A decoder has it with
 /// [`Logits::Embedding`]. All
 /// arithmetic is f32; the precision pass changes what is stored.
 pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> {
@@ -48,9 +50,13 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
             given.extend(cache::inputs(&mut g, cache, held)?);
         }
     }
+    let slots = given.iter().find(|(name, _)| *name == "slots").map(|(_, id)| *id);
+    if let (Some(Hidden::Read(_)), Some(cache), Some(slots)) = (config.hidden, &program.cache, slots) {
+        x = g.scope("mtp", |g| mtp::join(g, config, cache, [x, slots]))?;
+    }
     let mut routers = Routers::default();
     x = layers(&mut g, config, program, x, &given, &mut routers)?;
-    let norm = g.scope("norm", |g| norm_weight(g, config, names.final_norm, hidden))?;
+    let norm = g.scope("norm", |g| norm_weight(g, config, &config.final_norm(), hidden))?;
     let vectors = match program.logits {
         Logits::Embedding(pooling) => Some(EncoderSpec { pooling, normalise: false }),
         _ => config.encoder,
@@ -65,6 +71,14 @@ pub fn build(config: &ModelConfig, program: &Program) -> Result<Graph, IrError> 
         true => embed,
         false => g.scope("lm_head", |g| g.weight(names.head, DType::F32, &[vocab, hidden]))?,
     };
+    if let (Some(kept), Some(cache), Some(slots)) = (config.hidden, &program.cache, slots) {
+        let slots = match kept {
+            Hidden::Kept => slots,
+            Hidden::Read(_) => g.input("next_slots", DType::I32, vec![tokens])?,
+        };
+        let x = g.scope("norm", |g| g.rms_norm(x, norm, config.norm_eps))?;
+        g.scope("mtp", |g| mtp::keep(g, config, cache, [x, slots]))?;
+    }
     let finish = |g: &mut Graph, x| {
         let x = g.scope("norm", |g| g.rms_norm(x, norm, config.norm_eps))?;
         g.scope("lm_head", |g| {
@@ -120,7 +134,8 @@ fn layers(
     }
     let bodies: Vec<Arc<Block>> = blocks.iter().map(|b| g.block(*b).clone()).collect();
     let types = bodies.iter().map(|b| b.param_types()).collect::<Result<Vec<_>, _>>()?;
-    for (i, &kind) in of_layer.iter().enumerate() {
+    for (at, &kind) in of_layer.iter().enumerate() {
+        let i = at + config.first_layer();
         let spec: &LayerSpec = kinds[kind];
         let [cos, sin] =
             g.scope("rope", |g| rope_tables(g, &spec.attention.rope, program.span, given[0].1))?;
@@ -153,7 +168,7 @@ fn layers(
         }
         routers.see(g, block, made)?;
         if let Some(cache) = &program.cache {
-            for (part, (name, ..)) in (1..).zip(cache.states(config, i, DType::F32)) {
+            for (part, (name, ..)) in (1..).zip(cache.states(config, at, DType::F32)) {
                 let next = g.part(made, part)?;
                 g.set_output(&name, next)?;
             }

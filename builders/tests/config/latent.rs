@@ -1,6 +1,6 @@
 //! What latent attention resolves to, DeepSeek's and AstrAI's; what is refused; that saving keeps it.
 
-use astrai_builders::config::{ConfigError, ModelConfig, RopeKey, RopeLayout};
+use astrai_builders::config::{ConfigError, Hidden, ModelConfig, RopeKey, RopeLayout};
 use astrai_builders::{Cache, Program, build};
 use astrai_ir::{Code, DType, DType::*};
 use serde_json::{Value, json};
@@ -105,6 +105,7 @@ fn astrai() {
 #[test]
 fn nonsense_is_refused_by_its_key() {
     let cases = [
+        ("deepseek_v3", json!({"num_nextn_predict_layers": -1}), "`num_nextn_predict_layers` is -1"),
         ("deepseek_v3", json!({"kv_lora_rank": "-"}), "`kv_lora_rank` is missing"),
         ("deepseek_v3", json!({"kv_lora_rank": null}), "`kv_lora_rank` is missing"),
         ("deepseek_v3", json!({"kv_lora_rank": 0}), "`kv_lora_rank` is 0"),
@@ -165,6 +166,36 @@ fn states_and_inputs_of_pages() {
         let named = |name: &str| g.outputs().iter().any(|(n, _)| n == name);
         assert!(states.iter().all(|(name, ..)| named(name)));
     }
+}
+
+/// The first module of multi-token prediction is a model of one layer, with the embedding and the head of its own model.
+#[test]
+fn a_module_stands_behind_the_layers() {
+    let c = read("deepseek_v3", json!({"num_nextn_predict_layers": 1}));
+    assert_eq!(parse("deepseek_v3", json!({"num_nextn_predict_layers": 0})).unwrap().module(), None);
+    assert_eq!(
+        (c.clone().module(), c.tensors().len()),
+        (c.module(), read("deepseek_v3", json!({})).tensors().len())
+    );
+    let module = c.module().unwrap();
+    let layer = format!("model.layers.{}.", c.num_layers);
+    for (name, want) in [
+        ("enorm.weight", vec![32]),
+        ("hnorm.weight", vec![32]),
+        ("eh_proj.weight", vec![32, 64]),
+        ("self_attn.kv_b_proj.weight", vec![44, 10]),
+        ("mlp.gate.weight", shape(&c, "model.layers.2.mlp.gate.weight").unwrap()),
+        ("shared_head.norm.weight", vec![32]),
+    ] {
+        assert_eq!(shape(&module, &format!("{layer}{name}")), Some(want), "{name}");
+    }
+    assert!(c.module_tensors().iter().all(|t| t.name.starts_with(&layer)));
+    let cache = Cache { page: 4, pages: 6, table: 3, windows: None };
+    let kept = ModelConfig { hidden: Some(Hidden::Kept), ..c.clone() };
+    let states =
+        |c: &ModelConfig| cache.all_states(c, BF16).into_iter().map(|(name, ..)| name).collect::<Vec<_>>();
+    let added = ["kv.hidden".to_string(), format!("kv.{}.latent", c.num_layers)];
+    assert_eq!(states(&kept), [states(&c), added.to_vec()].concat());
 }
 
 #[test]

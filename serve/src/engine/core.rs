@@ -330,9 +330,10 @@ impl<M: Model> Core<M> {
             let active = self.requests.get_mut(&row.id.request).filter(|active| active.constraint.is_some());
             let history = active.and_then(|active| active.history(row.id.index));
             if let Some(guide) = history.and_then(|history| history.guide.take()) {
-                self.masks.begin(row.id, guide);
+                self.masks.want(row.id, guide);
             }
         }
+        self.masks.begin();
     }
 
     /// Leaves to a model that draws tokens those rows of this step of which nothing but a token is wanted.

@@ -1,4 +1,4 @@
-//! The draft model of an engine. In: the scheduler before a step. Out: its proposals for that step, and what they cost beside it: whether they
+//! The draft model of an engine, or the module of its model. In: the scheduler before a step. Out: its proposals for that step, and what they cost beside it: whether they
 //! pay is for those who propose to decide.
 
 use std::time::{Duration, Instant};
@@ -34,16 +34,23 @@ impl Drafter {
         Drafter { model, drafting, vocabulary: sizes.vocabulary, seconds: [None; 2] }
     }
 
-    /// Proposes tokens for the coming step, the likeliest each.
+    /// Proposes tokens for the coming step, the likeliest each, which the draft model draws itself if it can.
     pub fn propose(&mut self, scheduler: &mut Scheduler) -> Result<(), String> {
         self.drafting.begin(scheduler);
-        while let Some(plan) = self.drafting.next(scheduler) {
+        let draws = self.model.draws();
+        while let Some(plan) = self.drafting.next(scheduler, draws) {
             let begun = Instant::now();
             let single = plan.rows().all(|row| row.tokens == 1);
-            let mut outputs = Vec::with_capacity(1);
-            self.model.step(plan, &mut outputs).map_err(|e| format!("the draft model failed: {e}"))?;
-            let rows = outputs.iter().flat_map(|logits| logits.chunks(self.vocabulary));
-            let tokens: Vec<u32> = rows.map(likeliest).collect();
+            let (mut outputs, mut drawn) = (Vec::with_capacity(1), Vec::new());
+            let stepped = self.model.step_drawing(plan, &mut outputs, &mut drawn);
+            stepped.map_err(|e| format!("the draft model failed: {e}"))?;
+            let tokens: Vec<Option<u32>> = match draws {
+                // Of logits that are no distribution there is no token.
+                true => drawn.into_iter().map(|token| u32::try_from(token).ok()).collect(),
+                false => {
+                    outputs.iter().flat_map(|l| l.chunks(self.vocabulary)).map(likeliest).map(Some).collect()
+                }
+            };
             if single {
                 note(&mut self.seconds[0], begun.elapsed());
             }

@@ -19,11 +19,16 @@ pub(super) type Found = (SequenceId, Option<Box<Guide>>, Result<Allowed, String>
 /// A guide whose mask is wanted.
 type Wanted = (SequenceId, Box<Guide>);
 
+/// Guides of a step that no thread has taken yet. Each thread hears of them once: to wake it for every guide would cost as much as a mask.
+type Step = Arc<Mutex<Vec<Wanted>>>;
+
 /// Finds masks.
 #[derive(Debug)]
 pub(super) struct Masks {
-    jobs: Sender<Wanted>,
-    waiting: Arc<Mutex<Receiver<Wanted>>>,
+    /// Of the coming step.
+    wanted: Vec<Wanted>,
+    steps: Sender<Step>,
+    waiting: Arc<Mutex<Receiver<Step>>>,
     found: Receiver<Found>,
     tell: Sender<Found>,
     /// Guides that are out.
@@ -36,23 +41,33 @@ pub(super) struct Masks {
 impl Masks {
     /// Without threads yet: most engines never need one.
     pub fn new() -> Masks {
-        let (jobs, waiting) = channel();
+        let (steps, waiting) = channel();
         let (tell, found) = channel();
         let most = std::thread::available_parallelism().map_or(1, usize::from).min(MOST);
-        Masks { jobs, waiting: Arc::new(Mutex::new(waiting)), found, tell, out: 0, threads: 0, most }
+        let waiting = Arc::new(Mutex::new(waiting));
+        Masks { wanted: Vec::new(), steps, waiting, found, tell, out: 0, threads: 0, most }
     }
 
-    /// Begins with a guide.
-    pub fn begin(&mut self, id: SequenceId, guide: Box<Guide>) {
-        self.out += 1;
-        if self.threads < self.out.min(self.most) && self.start() {
+    /// Notes a guide of the coming step.
+    pub fn want(&mut self, id: SequenceId, guide: Box<Guide>) {
+        self.wanted.push((id, guide));
+    }
+
+    /// Begins with all that were noted.
+    pub fn begin(&mut self) {
+        if self.wanted.is_empty() {
+            return;
+        }
+        self.out += self.wanted.len();
+        let helpers = self.wanted.len().min(self.most);
+        while self.threads < helpers && self.start() {
             self.threads += 1;
         }
-        if self.threads == 0 {
+        let step: Step = Arc::new(Mutex::new(std::mem::take(&mut self.wanted)));
+        let told = (0..helpers.min(self.threads)).filter(|_| self.steps.send(step.clone()).is_ok()).count();
+        if told == 0 {
             // No thread is to be had: this one does it.
-            let _ = self.tell.send(find(id, guide));
-        } else if let Err(lost) = self.jobs.send((id, guide)) {
-            let _ = self.tell.send(find(lost.0.0, lost.0.1));
+            work_off(&step, &self.tell);
         }
     }
 
@@ -66,15 +81,23 @@ impl Masks {
         let (waiting, tell) = (self.waiting.clone(), self.tell.clone());
         let work = move || {
             loop {
-                let job = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                let step = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
                 // The engine has ended.
-                let Ok((id, guide)) = job else { return };
-                if tell.send(find(id, guide)).is_err() {
-                    return;
-                }
+                let Ok(step) = step else { return };
+                work_off(&step, &tell);
             }
         };
         Builder::new().name("masks".into()).spawn(work).is_ok()
+    }
+}
+
+/// Takes guides of a step until there are none left.
+fn work_off(step: &Step, tell: &Sender<Found>) {
+    loop {
+        let next = step.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Some((id, guide)) = next else { return };
+        // Nobody hears it when the engine has ended.
+        let _ = tell.send(find(id, guide));
     }
 }
 

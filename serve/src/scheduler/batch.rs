@@ -18,7 +18,8 @@ use crate::pages::Page;
 /// adapter in the order of slots), `adapter_places` (where among these each token stands, or 0) and `adapter_offsets` (where those of each
 /// slot begin, `[slots + 1]`); `lens` (keys of each sequence after this step) and `last` (index of its last token, the one
 /// whose logits are wanted), `[sequences]`; and how the next token of each sequence is drawn, where the program does that (see
-/// [`Drawing`]): `sampling` `[sequences, 3]`, `f32`, and `draws` `[sequences, 19]`.
+/// [`Drawing`]): `sampling` `[sequences, 3]`, `f32`, and `draws` `[sequences, 19]`. Of a module of multi-token prediction `next_slots`
+/// `[tokens]`: where its own state of each token goes, or -1.
 #[derive(Clone, Debug)]
 pub struct StepBatch {
     page: usize,
@@ -28,6 +29,8 @@ pub struct StepBatch {
     page_index: Option<PageIndex>,
     /// Slots for adapters.
     slots: usize,
+    /// Whether the program is a module's, which keeps hidden states of its own.
+    module: bool,
 }
 
 /// Where in the list of pages in use each page stands.
@@ -82,7 +85,8 @@ const ADAPTER_PLACES: usize = 12;
 const ADAPTER_OFFSETS: usize = 13;
 const SAMPLING: usize = 14;
 const DRAWS: usize = 15;
-const INPUTS: usize = 16;
+const NEXT: usize = 16;
+const INPUTS: usize = 17;
 
 /// Rows of tokens, and tables, of each group of pages.
 const GROUPS: [(usize, usize); 2] = [(SLOTS, TABLES), (WINDOW_SLOTS, WINDOW_TABLES)];
@@ -92,8 +96,8 @@ impl StepBatch {
     pub fn new(page: usize, table: usize) -> StepBatch {
         let names = ["input_ids", "positions", "slots", "starts", "tables", "lens", "last", "pages"];
         let names = [&names[..], &["window_slots", "window_tables", "adapters"]].concat();
-        let names = [&names[..], &["adapter_rows", "adapter_places", "adapter_offsets", "sampling", "draws"]]
-            .concat();
+        let names = [&names[..], &["adapter_rows", "adapter_places", "adapter_offsets"]].concat();
+        let names = [&names[..], &["sampling", "draws", "next_slots"]].concat();
         let inputs = std::array::from_fn(|i| {
             let tables = GROUPS.iter().any(|(_, tables)| *tables == i);
             let empty = match i {
@@ -103,7 +107,7 @@ impl StepBatch {
             };
             (names[i], empty)
         });
-        let mut batch = StepBatch { page, table, inputs, page_index: None, slots: 0 };
+        let mut batch = StepBatch { page, table, inputs, page_index: None, slots: 0, module: false };
         GROUPS.iter().for_each(|(_, tables)| batch.inputs[*tables].1.shape[1] = table);
         batch.clear();
         batch
@@ -122,7 +126,13 @@ impl StepBatch {
             Some(_) => StepBatch::of_latents(page, table),
             None => StepBatch::new(page, table),
         };
-        StepBatch { slots: offsets.map_or(0, |n| n.saturating_sub(1)), ..batch }
+        let slots = offsets.map_or(0, |n| n.saturating_sub(1));
+        StepBatch { slots, module: input("next_slots").is_some(), ..batch }
+    }
+
+    /// Whether the program is a module's.
+    pub(super) fn is_module(&self) -> bool {
+        self.module
     }
 
     /// Takes the sequences out.
@@ -189,6 +199,9 @@ impl StepBatch {
             self.put(IDS, token as i32);
             self.put(POSITIONS, at as i32);
             self.put(ADAPTERS, adapter);
+            if self.module {
+                self.put(NEXT, -1);
+            }
             for ((slots, _), pages) in GROUPS.iter().zip(pages) {
                 if let Some(&page) = pages.get(at / self.page) {
                     self.put(*slots, (page as usize * self.page + at % self.page) as i32);
@@ -221,6 +234,15 @@ impl StepBatch {
         self.page_index = Some(index);
     }
 
+    /// Lets a module keep its state of the newest token of the last sequence, whose pages these are, as that of the token behind it.
+    pub(super) fn keep_next(&mut self, at: usize, pages: &[Page]) {
+        let place =
+            pages.get(at / self.page).map_or(-1, |&page| (page as usize * self.page + at % self.page) as i32);
+        if let Some(last) = self.inputs[NEXT].1.bytes.last_chunk_mut::<4>() {
+            *last = place.to_le_bytes();
+        }
+    }
+
     /// Says how the next token of a sequence is drawn; unsaid, it is the likeliest.
     pub(super) fn draw(&mut self, sequence: usize, drawing: &Drawing) {
         let reals = drawing.reals().map(f32::to_le_bytes);
@@ -238,23 +260,42 @@ impl StepBatch {
         if self.slots == 0 {
             return;
         }
-        let slots = self.list(self.inputs[ADAPTERS].0);
-        let mut ends = vec![0; self.slots + 1];
-        let slot_of = |slot: &i32| usize::try_from(*slot).ok().filter(|slot| *slot < self.slots);
-        slots.iter().filter_map(slot_of).for_each(|slot| ends[slot + 1] += 1);
-        if ends.iter().all(|n| *n == 0) {
-            ends[1] = 1;
+        let tokens = self.tokens();
+        let slot_of = |batch: &StepBatch, token: usize| {
+            let slot = usize::try_from(batch.get(ADAPTERS, token)).ok();
+            slot.filter(|slot| *slot < batch.slots)
+        };
+        // First how many tokens each slot has, behind it; then where each ends.
+        self.zeros(ADAPTER_OFFSETS, self.slots + 1);
+        for token in 0..tokens {
+            if let Some(slot) = slot_of(self, token) {
+                self.set(ADAPTER_OFFSETS, slot + 1, self.get(ADAPTER_OFFSETS, slot + 1) + 1);
+            }
         }
-        (1..ends.len()).for_each(|i| ends[i] += ends[i - 1]);
-        let (mut next, mut rows) = (ends.clone(), vec![0; ends[self.slots] as usize]);
-        let mut places = vec![0; slots.len()];
-        for (token, slot) in slots.iter().enumerate() {
-            let Some(slot) = slot_of(slot) else { continue };
-            (rows[next[slot] as usize], places[token]) = (token as i32, next[slot]);
-            next[slot] += 1;
+        for slot in 1..=self.slots {
+            self.set(
+                ADAPTER_OFFSETS,
+                slot,
+                self.get(ADAPTER_OFFSETS, slot - 1) + self.get(ADAPTER_OFFSETS, slot),
+            );
         }
-        for (at, list) in [(ADAPTER_ROWS, rows), (ADAPTER_PLACES, places), (ADAPTER_OFFSETS, ends)] {
-            list.into_iter().for_each(|x| self.put(at, x));
+        let rows = self.get(ADAPTER_OFFSETS, self.slots);
+        self.zeros(ADAPTER_ROWS, rows.max(1) as usize);
+        self.zeros(ADAPTER_PLACES, tokens);
+        // Each slot's offset goes on to its end as its tokens are placed, from which the next one's began.
+        for token in 0..tokens {
+            let Some(slot) = slot_of(self, token) else { continue };
+            let place = self.get(ADAPTER_OFFSETS, slot);
+            self.set(ADAPTER_ROWS, place as usize, token as i32);
+            self.set(ADAPTER_PLACES, token, place);
+            self.set(ADAPTER_OFFSETS, slot, place + 1);
+        }
+        for slot in (1..self.slots).rev() {
+            self.set(ADAPTER_OFFSETS, slot, self.get(ADAPTER_OFFSETS, slot - 1));
+        }
+        self.set(ADAPTER_OFFSETS, 0, 0);
+        if rows == 0 {
+            (1..=self.slots).for_each(|slot| self.set(ADAPTER_OFFSETS, slot, 1));
         }
     }
 
@@ -297,6 +338,22 @@ impl StepBatch {
     pub fn list(&self, name: &str) -> Vec<i32> {
         let input = self.inputs.iter().filter(|(n, _)| *n == name);
         input.flat_map(|(_, v)| v.bytes.as_chunks::<4>().0).map(|b| i32::from_le_bytes(*b)).collect()
+    }
+
+    /// Makes an input so many zeros.
+    fn zeros(&mut self, i: usize, n: usize) {
+        let v = &mut self.inputs[i].1;
+        v.bytes.clear();
+        v.bytes.resize(n * 4, 0);
+        v.shape[0] = n;
+    }
+
+    fn get(&self, i: usize, at: usize) -> i32 {
+        i32::from_le_bytes(self.inputs[i].1.bytes.as_chunks::<4>().0[at])
+    }
+
+    fn set(&mut self, i: usize, at: usize, x: i32) {
+        self.inputs[i].1.bytes.as_chunks_mut::<4>().0[at] = x.to_le_bytes();
     }
 
     fn put(&mut self, i: usize, x: i32) {

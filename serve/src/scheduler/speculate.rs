@@ -34,9 +34,9 @@ impl Scheduler {
         let most = sequence.most.saturating_sub(length + 1);
         let most = most.min(self.bounds.proposed).min(spare.rows).min(entry.room);
         let suggested = std::mem::take(&mut sequence.proposer.suggested);
-        let proposed = match self.cost > 0.0 {
-            true => &suggested[..suggested.len().min(most)],
-            false => sequence.proposer.propose(&sequence.tokens, most),
+        let proposed = match self.drafts {
+            Some(_) => &suggested[..suggested.len().min(most)],
+            None => sequence.proposer.propose(&sequence.tokens, most),
         };
         let all = [sequence.computed, length + proposed.len()];
         let others = self.running.len();
@@ -93,7 +93,7 @@ impl Scheduler {
 
     /// Proposals are a draft model's from now on, each of which costs this part of a step.
     pub fn drafts_cost(&mut self, part: f32) {
-        self.cost = part.max(f32::MIN_POSITIVE);
+        self.drafts = Some(part);
     }
 
     /// Takes back what rejected proposals hold, and lets proposers learn from the step.
@@ -101,7 +101,8 @@ impl Scheduler {
         for id in self.proposing.drain(..) {
             let Some(Some(sequence)) = self.slots.get_mut(id.slot as usize) else { continue };
             sequence.proposer.suggested.clear();
-            let [proposed, accepted] = sequence.proposer.learn(&mut self.experience, self.cost);
+            let [proposed, accepted] =
+                sequence.proposer.learn(&mut self.experience, self.drafts.unwrap_or(0.0));
             self.counters.proposed += proposed;
             self.counters.accepted += accepted;
             self.pages.truncate(&mut sequence.tables, sequence.tokens.len());
