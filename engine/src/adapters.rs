@@ -4,11 +4,10 @@
 use astrai_builders::config::Slots;
 use astrai_builders::{Cache, ModelConfig, Program, build};
 use astrai_ir::DType;
-use astrai_passes::{Stack, stackable};
+use astrai_passes::{Joined, Stack, stackable};
 use astrai_runtime::Factors;
 use astrai_serve::engine::{Factor, Patch};
 use astrai_train::lora::Folder;
-use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Reads adapters for the slots of a model.
@@ -16,8 +15,8 @@ pub struct Reader {
     config: ModelConfig,
     stack: Stack,
     storage: DType,
-    /// Linear layers of which factors are stacked, with the `[out, in]` of their weights.
-    layers: BTreeMap<String, [usize; 2]>,
+    /// Linear layers of which factors are stacked, those together whose weights are joined.
+    layers: Vec<Joined>,
 }
 
 impl Reader {
@@ -29,13 +28,13 @@ impl Reader {
         let Slots { slots, rank } = config.adapters.ok_or("the model has no room for adapters")?;
         let cache = Cache { page: Cache::PAGE, pages: 1, table: 1, windows: None };
         let graph = build(config, &Program::paged(1, 1, cache)).map_err(|e| e.to_string())?;
-        let layers = stackable(&graph);
+        let layers = stackable(&graph).map_err(|e| e.to_string())?;
         Ok(Reader { config: config.clone(), stack: Stack { slots, rank }, storage, layers })
     }
 
     /// Names, types and shapes of the slots' memory.
     pub fn states(&self) -> Vec<(String, DType, Vec<usize>)> {
-        let both = self.layers.iter().flat_map(|(module, shape)| self.stack.states(module, *shape));
+        let both = self.layers.iter().flat_map(|joined| self.stack.states(joined));
         both.map(|(name, shape)| (name, self.storage, shape.to_vec())).collect()
     }
 
@@ -79,39 +78,51 @@ impl Reader {
                     "`{module}` has rank {rank}, there is room for {most}: --max-adapter-rank"
                 ));
             }
-            if !self.layers.contains_key(module) {
+            if !self.layers.iter().flat_map(|j| &j.layers).any(|(name, _)| name == module) {
                 return refuse(format!("`{module}` cannot be adapted beside other adapters"));
             }
         }
-        let mut factors = Vec::with_capacity(2 * self.layers.len());
-        for (module, shape) in &self.layers {
-            factors.extend(self.factors(&adapter, module, *shape)?);
-        }
+        let factors = self.layers.iter().map(|joined| self.factors(&adapter, joined));
+        let factors = factors.collect::<Result<Vec<_>, String>>()?.into_iter().flatten().collect();
         Ok(Patch { factors })
     }
 
-    /// A and B of a module, each as wide as a slot, B multiplied by the scale.
-    fn factors(&self, of: &Folder, module: &str, [rows, columns]: [usize; 2]) -> Result<[Factor; 2], String> {
-        let (width, zero) = (self.stack.rank, Factors { rank: 0, scale: 0.0 });
-        let Factors { rank, scale } = of.adapter.modules.get(module).copied().unwrap_or(zero);
-        let mut parts = [vec![], vec![]];
-        for (part, (name, shape)) in parts.iter_mut().zip(of.adapter.tensors(module, [rows, columns])) {
-            let view = of.factors.get(&name).ok_or_else(|| format!("`{name}` is missing"))?;
-            part.resize(shape.iter().product(), 0.0);
-            view.to_f32(part).map_err(|e| e.to_string())?;
+    /// A and B of joined layers, both transposed, each as wide as a slot, zeros beyond the rank, B multiplied by the scale.
+    fn factors(&self, of: &Folder, joined: &Joined) -> Result<[Factor; 2], String> {
+        let (width, results) = (self.stack.rank, joined.results());
+        let [(a, _), (b, _)] = self.stack.states(joined);
+        let (mut down, mut up) = (Vec::new(), Vec::new());
+        down.resize(joined.columns * joined.layers.len() * width, 0.0);
+        up.resize(width * results, 0.0);
+        let mut first = 0;
+        for (at, (module, rows)) in joined.layers.iter().enumerate() {
+            let Some(Factors { rank, scale }) = of.adapter.modules.get(module).copied() else {
+                first += rows;
+                continue;
+            };
+            let mut parts = [vec![], vec![]];
+            let tensors = of.adapter.tensors(module, [*rows, joined.columns]);
+            for (part, (name, shape)) in parts.iter_mut().zip(tensors) {
+                let view = of.factors.get(&name).ok_or_else(|| format!("`{name}` is missing"))?;
+                part.resize(shape.iter().product(), 0.0);
+                view.to_f32(part).map_err(|e| e.to_string())?;
+            }
+            let lanes = joined.layers.len() * width;
+            for r in 0..rank {
+                for (i, x) in parts[0][r * joined.columns..][..joined.columns].iter().enumerate() {
+                    down[i * lanes + at * width + r] = f64::from(*x);
+                }
+                for row in 0..*rows {
+                    up[r * results + first + row] = f64::from(parts[1][row * rank + r]) * scale;
+                }
+            }
+            first += rows;
         }
-        let [a, b] = parts;
-        // Both transposed, zeros beyond the rank.
-        let encode = |[height, wide]: [usize; 2], at: &dyn Fn(usize, usize) -> f64| {
-            let mut bytes = Vec::with_capacity(height * wide * self.storage.bytes());
-            let all = (0..height).flat_map(|row| (0..wide).map(move |column| (row, column)));
-            all.for_each(|(row, column)| self.storage.encode(at(row, column), &mut bytes));
-            bytes
+        let encode = |state: String, numbers: Vec<f64>| {
+            let mut bytes = Vec::with_capacity(numbers.len() * self.storage.bytes());
+            numbers.into_iter().for_each(|x| self.storage.encode(x, &mut bytes));
+            Factor { state, bytes }
         };
-        let down = |row: usize, r: usize| if r < rank { f64::from(a[r * columns + row]) } else { 0.0 };
-        let up = |r: usize, row: usize| if r < rank { f64::from(b[row * rank + r]) * scale } else { 0.0 };
-        let [(a, _), (b, _)] = self.stack.states(module, [rows, columns]);
-        let (down, up) = (encode([columns, width], &down), encode([width, rows], &up));
-        Ok([Factor { state: a, bytes: down }, Factor { state: b, bytes: up }])
+        Ok([encode(a, down), encode(b, up)])
     }
 }

@@ -114,7 +114,7 @@ ops! {
     call::Call, part::Part, store::Store,
     // composites
     dequant::Dequant, fake_quant::FakeQuant, rms_norm::RmsNorm, layer_norm::LayerNorm, softmax::Softmax, rope::Rope, attention::Attention, attention_grad::AttentionGrad,
-    gated_act::GatedAct, route::Route, grouped_dot::GroupedDot, grouped_outer::GroupedOuter,
+    gated_act::GatedAct, route::Route, grouped_dot::GroupedDot, grouped_outer::GroupedOuter, low_rank::LowRank,
     linear_cross_entropy::LinearCrossEntropy,
     linear_cross_entropy_grad::LinearCrossEntropyGrad,
     // collectives

@@ -2,6 +2,10 @@
 //! a region: its form (operands, sizes, what of the graph the kernel takes along), the bounds that its integer data must keep,
 //! its traffic and its flops. Emission and the runtime read these and derive nothing again.
 
+mod guards;
+
+pub use guards::{Guard, IntegerList, PageGuard};
+
 use crate::graph::{Graph, NodeId};
 use crate::ops::{Attention, LinearCrossEntropy, Reduce, Route};
 use crate::{Code, DType, Dim, Type};
@@ -146,6 +150,23 @@ pub struct OuterForm<At = Operand> {
     pub size: [usize; 2],
     /// Where each group's rows begin, i32 `[groups + 1]`.
     pub offsets: At,
+}
+
+/// What adapters add to the results of joined linear layers, as `LowRank` says. The rows `[tokens, k]` are the prologue.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LowRankForm {
+    /// The operator in the region's graph.
+    pub node: NodeId,
+    /// Tokens, and those of them that have an adapter.
+    pub rows: [Dim; 2],
+    /// Slots, the length of a row, the rank and the columns of all results.
+    pub sizes: [usize; 4],
+    /// Factors A and B of all slots.
+    pub factors: [Whole; 2],
+    /// Columns of each layer's result.
+    pub columns: Vec<usize>,
+    /// The slot of each token, tokens by slot, where those of each slot begin.
+    pub lists: [Operand; 3],
 }
 
 /// A value `[tokens, heads, d]` as strides over a buffer; the elements of a head lie one after another.
@@ -296,6 +317,8 @@ pub enum Form {
     Grouped(GroupedForm),
     /// The dot core on sums of outer products by groups of rows.
     Outer(OuterForm),
+    /// What adapters add to linear layers, each row by the factors of its own.
+    LowRank(LowRankForm),
     /// The attention core.
     Attention(AttentionForm),
     /// The core of attention's gradient.
@@ -320,6 +343,7 @@ impl Form {
             Form::Dot(_) => "dot",
             Form::Grouped(_) => "grouped",
             Form::Outer(_) => "outer",
+            Form::LowRank(_) => "low_rank",
             Form::Attention(_) => "attention",
             Form::AttentionGrad(_) => "attention_grad",
             Form::Loss(_) => "loss",
@@ -333,70 +357,6 @@ impl Form {
     /// True when a kernel computes it.
     pub fn has_kernel(&self) -> bool {
         !matches!(self, Form::Collective | Form::Interpreted)
-    }
-}
-
-/// Integers in a buffer that say where a kernel reads and writes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct IntegerList {
-    /// The buffer, i32.
-    pub at: Operand,
-    /// How many.
-    pub count: Dim,
-}
-
-/// A bound that a kernel's integer data must keep, else it would read or write out of bounds.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Guard {
-    /// Starts of sequences ascend from 0 to the tokens.
-    Sequences {
-        /// The starts.
-        starts: IntegerList,
-        /// Tokens.
-        tokens: Dim,
-        /// Where keys lie in pages: what tables and lengths must keep.
-        pages: Option<PageGuard>,
-    },
-    /// Rows of a state that has so many; -1 stores nothing.
-    Rows {
-        /// The rows.
-        list: IntegerList,
-        /// Rows of the state.
-        rows: usize,
-    },
-    /// Offsets of groups ascend from 0 to the rows.
-    Groups {
-        /// The offsets.
-        offsets: IntegerList,
-        /// Rows of all groups.
-        rows: Dim,
-    },
-}
-
-/// Tables of pages and lengths of sequences.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PageGuard {
-    /// Tables, `[sequences, width]`.
-    pub tables: IntegerList,
-    /// Keys of each sequence.
-    pub lens: IntegerList,
-    /// Tokens of a page.
-    pub page: usize,
-    /// Pages there are.
-    pub pages: Dim,
-}
-
-impl Guard {
-    /// The buffers in which the integers lie.
-    pub fn operands(&self) -> Vec<Operand> {
-        match self {
-            Guard::Sequences { starts, pages, .. } => {
-                let of_pages = pages.iter().flat_map(|p| [p.tables.at, p.lens.at]);
-                [starts.at].into_iter().chain(of_pages).collect()
-            }
-            Guard::Rows { list, .. } => vec![list.at],
-            Guard::Groups { offsets, .. } => vec![offsets.at],
-        }
     }
 }
 

@@ -41,7 +41,7 @@ pub use precision::{Policy, ROUNDED, Wide, precision};
 pub use quantise::{narrow_weights, quantise};
 pub use saturate::{Extraction, Fidelity, RULES, Rule, RuleClass, Saturate, SaturationReport, saturate};
 pub use shard::{DATA, MeshSharding, shard};
-pub use stack::{STACKED, Stack, stack, stackable};
+pub use stack::{Joined, STACKED, Stack, stack, stackable};
 
 use astrai_ir::{Block, Graph, IrError};
 use std::sync::Arc;

@@ -206,6 +206,11 @@ fn rebuild(
                 };
                 out.push(op.clone(), &[&[left], &args[1..]].concat())?
             }
+            // What adapters add is made of the numbers that their layers' dots read.
+            Op::LowRank(op) if !kept.operators.contains(ROUNDED[0]) => {
+                let x = rounded_to(out, args[0], to)?;
+                out.push(op.clone(), &[&[x], &args[1..]].concat())?
+            }
             Op::FakeQuant(op) => {
                 let x = rounded_to(out, args[0], to)?;
                 out.push(op.clone(), &[x])?

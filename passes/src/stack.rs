@@ -1,11 +1,12 @@
-//! Adapters of a served model, several at once (LoRA, arXiv:2106.09685). In: a graph of layers over `tokens`; how many slots there are for
-//! adapters, and of which rank. Out: the same graph with the factors of all slots beside each linear layer, y = x·Wᵀ + (x·Aᵀ)·Bᵀ with the A
-//! and B of the token's slot. The rows of tokens that have an adapter stand together, slot by slot, and grouped products multiply each by the
-//! factors of its own slot alone, as they do an expert's rows. The factors are states, which nothing here stores: what a slot holds is
-//! written between runs. To a token without an adapter −0 is added, which changes no bit of what the graph without slots computes.
+//! Adapters of a served model, several at once (LoRA, arXiv:2106.09685). In: a graph of layers over `tokens`, whose sibling dots are merged;
+//! how many slots there are for adapters, and of which rank. Out: the same graph with the factors of all slots beside each linear layer, y =
+//! x·Wᵀ + (x·Aᵀ)·Bᵀ with the A and B of the token's slot (`low_rank`). Layers whose weights are joined (q|k|v, gate|up) have their factors
+//! joined alike, so that one product by A serves them all. The factors are states, which nothing here stores: what a slot holds is written
+//! between runs. To a token without an adapter −0 is added, which changes no bit of what the graph without slots computes.
 
 use crate::adapt::{WEIGHT, linear, module_of};
-use astrai_ir::ops::{BinaryKind, Call, CompareKind, GroupedDot, Op, State};
+use crate::{flatten, merge};
+use astrai_ir::ops::{BinaryKind, Call, LowRank, Op, State};
 use astrai_ir::{Block, DType, Dim, Graph, IrError, NodeId, Symbol, Type};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -25,13 +26,31 @@ pub struct Stack {
     pub rank: usize,
 }
 
+/// Linear layers whose weights are joined, or one alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Joined {
+    /// Its name: that of the weight without `.weight`.
+    pub name: String,
+    /// The layers with the columns of their results.
+    pub layers: Vec<(String, usize)>,
+    /// Columns of the weights.
+    pub columns: usize,
+}
+
+impl Joined {
+    /// Columns of all results.
+    pub fn results(&self) -> usize {
+        self.layers.iter().map(|(_, n)| n).sum()
+    }
+}
+
 impl Stack {
-    /// Names and shapes of the states of a module whose weight is `[out, in]`, both factors transposed, a slot's rows together:
-    /// A `[slots * in, rank]`, B `[slots * rank, out]`.
-    pub fn states(self, module: &str, [rows, columns]: [usize; 2]) -> [(String, [usize; 2]); 2] {
-        let name = |part: &str| format!("{STACKED}{module}.{part}");
+    /// Names and shapes of the states of joined layers, both factors transposed, a slot's rows together, the layers' columns side by side:
+    /// A `[slots * in, layers * rank]`, B `[slots * rank, out]`.
+    pub fn states(self, of: &Joined) -> [(String, [usize; 2]); 2] {
+        let name = |part: &str| format!("{STACKED}{}.{part}", of.name);
         let Stack { slots, rank } = self;
-        [(name("a"), [slots * columns, rank]), (name("b"), [slots * rank, rows])]
+        [(name("a"), [slots * of.columns, of.layers.len() * rank]), (name("b"), [slots * rank, of.results()])]
     }
 
     /// Names and lengths of what the graph takes besides: the slot of each token's adapter, or -1; the tokens that have one, in the order of
@@ -48,28 +67,43 @@ impl Stack {
     }
 }
 
-/// The shape of a weight that one plain product of a row for each token reads.
-fn by_token(g: &Graph, users: &[Vec<NodeId>], leaf: NodeId) -> Option<[usize; 2]> {
-    let shape = linear(g, users, leaf)?;
+/// The layers of a weight `[out, in]` that one plain product of a row for each token reads, by the names that its leaf has for them.
+fn by_token(g: &Graph, users: &[Vec<NodeId>], leaf: NodeId) -> Option<Joined> {
+    let (Op::Weight(w), [_, columns]) = (&g.node(leaf).op, linear(g, users, leaf)?) else { return None };
     let x = g.node(users[leaf.index()][0]).args[0];
-    (g.ty(x).rank() == 2 && g.ty(x).shape[0] == Dim::symbol("tokens")).then_some(shape)
+    let layers =
+        w.rows().into_iter().map(|part| Some((part.name.strip_suffix(WEIGHT)?.to_string(), part.rows)));
+    let joined =
+        Joined { name: w.name.strip_suffix(WEIGHT)?.into(), layers: layers.collect::<Option<_>>()?, columns };
+    (g.ty(x).rank() == 2 && g.ty(x).shape[0] == Dim::symbol("tokens")).then_some(joined)
 }
 
-/// The linear layers that [`stack`] finds, by name, with the `[out, in]` of their weights.
-pub fn stackable(graph: &Graph) -> BTreeMap<String, [usize; 2]> {
+/// The linear layers for which [`stack`] makes room in a graph as it is built.
+///
+/// # Errors
+/// The graph cannot be merged.
+pub fn stackable(graph: &Graph) -> Result<Vec<Joined>, IrError> {
+    let graph = &merge(&flatten(graph)?)?;
     let mut found = BTreeMap::new();
     for node in graph.nodes() {
         let Op::Call(c) = &node.op else { continue };
         let block = graph.block(c.block);
         let users = block.graph.users();
         for (arg, param) in node.args.iter().zip(&block.params) {
-            let shape = block.leaf(param).and_then(|leaf| by_token(&block.graph, &users, leaf));
-            if let (Some(module), Some(shape)) = (module_of(graph, *arg), shape) {
-                found.insert(module.to_string(), shape);
-            }
+            let joined = block.leaf(param).and_then(|leaf| by_token(&block.graph, &users, leaf));
+            let (Some(name), Some(of), Op::Weight(w)) =
+                (module_of(graph, *arg), joined, &graph.node(*arg).op)
+            else {
+                continue;
+            };
+            let parts = w.rows();
+            let layers =
+                parts.iter().filter_map(|p| Some((p.name.strip_suffix(WEIGHT)?.to_string(), p.rows)));
+            let joined = Joined { name: name.to_string(), layers: layers.collect(), ..of };
+            found.insert(name.to_string(), joined);
         }
     }
-    found
+    Ok(found.into_values().collect())
 }
 
 /// The graph with slots, and with the inputs that say which tokens use which.
@@ -130,10 +164,8 @@ fn stacked(body: &Graph, stack: Stack) -> Result<Graph, IrError> {
     body.rebuild(|out, id, args| {
         let op = &body.node(id).op;
         if let Op::Dot(_) = op {
-            let weight = body.node(id).args[1];
-            let module = body.node(weight).op.leaf_name().and_then(|name| name.strip_suffix(WEIGHT));
-            if let (Some(module), Some(shape)) = (module, by_token(body, &users, weight)) {
-                let more = of_slots(out, args[0], (module, shape), stack)?;
+            if let Some(joined) = by_token(body, &users, body.node(id).args[1]) {
+                let more = of_slots(out, args[0], &joined, stack)?;
                 waits.insert(biased(body, &users, id).unwrap_or(id), more);
             }
         }
@@ -152,29 +184,14 @@ fn biased(g: &Graph, users: &[Vec<NodeId>], dot: NodeId) -> Option<NodeId> {
     bias.then_some(*add)
 }
 
-/// What the factors of a module add to its result: `[tokens, out]`.
-fn of_slots(
-    g: &mut Graph,
-    x: NodeId,
-    (module, shape): (&str, [usize; 2]),
-    stack: Stack,
-) -> Result<NodeId, IrError> {
-    let [slots, rows, places, offsets] = stack.inputs().map(|(name, n)| g.input(name, DType::I32, vec![n]));
-    let (slots, rows, places, offsets) = (slots?, rows?, places?, offsets?);
-    let [a, b] = stack.states(module, shape).map(|(name, shape)| {
-        let ty = Type::new(DType::F32, shape.map(Dim::from));
-        g.push(State { name, ty }, &[])
-    });
-    let (by_group, of_token) =
-        (GroupedDot { transposed: true }, [Dim::symbol("tokens"), Dim::from(shape[0])]);
-    let x = g.gather(x, rows, 0)?; // [adapted, in]
-    let low = g.push(by_group.clone(), &[x, a?, offsets])?; // [adapted, rank]
-    let more = g.push(by_group, &[low, b?, offsets])?; // [adapted, out]
-    let more = g.gather(more, places, 0)?; // [tokens, out]
-    let zero = g.fill(slots, 0.0)?;
-    let has = g.compare(CompareKind::Ge, slots, zero)?;
-    let has = g.reshape(has, vec![of_token[0].clone(), Dim::from(1)])?;
-    let has = g.broadcast(has, &of_token)?;
-    let none = g.fill(more, -0.0)?;
-    g.select(has, more, none)
+/// What the factors of joined layers add to their results: `[tokens, out]`.
+fn of_slots(g: &mut Graph, x: NodeId, of: &Joined, stack: Stack) -> Result<NodeId, IrError> {
+    let mut args = vec![x];
+    for (name, shape) in stack.states(of) {
+        args.push(g.push(State { name, ty: Type::new(DType::F32, shape.map(Dim::from)) }, &[])?);
+    }
+    for (name, n) in stack.inputs() {
+        args.push(g.input(name, DType::I32, vec![n])?);
+    }
+    g.push(LowRank { columns: of.layers.iter().map(|(_, n)| *n).collect() }, &args)
 }

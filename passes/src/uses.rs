@@ -82,6 +82,7 @@ fn before(g: &Graph, id: NodeId, root: NodeId) -> bool {
             Op::Dot(_)
                 | Op::GroupedDot(_)
                 | Op::GroupedOuter(_)
+                | Op::LowRank(_)
                 | Op::Route(_)
                 | Op::Attention(_)
                 | Op::AttentionGrad(_)

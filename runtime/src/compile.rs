@@ -17,12 +17,12 @@ pub fn compile(graph: &Graph, backend: &dyn Backend, options: &Options) -> Resul
     let g = s.graph_if(o.adapter.as_ref(), "adapt", g, passes::adapt)?;
     let g = s.graph_if(o.frozen.as_ref(), "freeze", g, passes::freeze)?;
     let g = s.graph_if(o.noise.as_ref(), "perturb", g, passes::perturb)?;
-    let g = s.graph_if(o.stack, "stack", g, passes::stack)?;
     let g =
         s.graph_if(o.shards.stages(), "pipeline", g, |g, axis| passes::pipeline(g, axis, o.shards.stage))?;
     let g = s.graph_if(o.shards.axes().next(), "shard", g, |g, _| passes::shard(g, &o.shards))?;
     let g = s.graph("flatten", g, passes::flatten)?;
     let g = s.graph("merge", g, |g| passes::merge_alike(g, o.narrow.as_ref()))?;
+    let g = s.graph_if(o.stack, "stack", g, passes::stack)?;
     let g = s.graph_if(o.narrow.as_ref(), "quantise", g, |g, n| passes::quantise(g, n, backend))?;
     let g = s.graph("precision", g, |g| passes::precision(g, o.policy()))?;
     let g = s.graph_if(o.gradient_of.as_ref(), "differentiate", g, |g, of| {

@@ -7,6 +7,7 @@ pub mod dot;
 pub mod grouped;
 pub mod loops;
 pub mod loss;
+pub mod low_rank;
 pub mod route;
 pub mod sample;
 
@@ -84,9 +85,10 @@ impl Archetype {
 }
 
 /// In the order in which they are asked for the form of a piece.
-static ARCHETYPES: [Archetype; 7] = [
+static ARCHETYPES: [Archetype; 8] = [
     dot::ARCHETYPE,
     grouped::ARCHETYPE,
+    low_rank::ARCHETYPE,
     route::ARCHETYPE,
     sample::ARCHETYPE,
     attention::ARCHETYPE,

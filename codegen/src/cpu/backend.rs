@@ -1,7 +1,9 @@
 //! What processors have kernels for. In: graphs and pieces of plans. Out: the archetypes' answers within the limits of the C kernels,
 //! and their text.
 
-use super::{Emitted, attention, attention_grad, columns, dot, grouped, isa, loss, route, rows, store};
+use super::{
+    Emitted, attention, attention_grad, columns, dot, grouped, isa, loss, low_rank, route, rows, store,
+};
 use crate::archetype::{self, Limits};
 use crate::kernel_ir::comment;
 use astrai_ir::backend::{Backend, Root};
@@ -106,6 +108,7 @@ impl Backend for Cpu {
             Form::Dot(f) => dot::kernel(region, f, name)?,
             Form::Grouped(f) => grouped::kernel(region, f, name)?,
             Form::Outer(f) => grouped::outer_kernel(region, f, name)?,
+            Form::LowRank(f) => low_rank::kernel(region, f, name)?,
             Form::Attention(f) => attention::kernel(region, f, name),
             Form::AttentionGrad(f) => attention_grad::kernel(region, f, name),
             Form::Loss(f) => loss::kernel(region, f, name),

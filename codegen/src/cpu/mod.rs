@@ -9,6 +9,7 @@ mod dot;
 mod grouped;
 pub mod isa;
 mod loss;
+mod low_rank;
 mod route;
 mod rows;
 mod store;

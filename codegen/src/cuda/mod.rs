@@ -45,7 +45,7 @@ impl Backend for Cuda {
     }
 
     fn native(&self, op: &Op) -> bool {
-        archetype::native(op)
+        archetype::native(op) && !matches!(op, Op::LowRank(_))
     }
 
     fn root(&self, g: &Graph, id: NodeId) -> Option<Root> {
@@ -83,6 +83,7 @@ impl Backend for Cuda {
             Form::Dot(f) => dot::kernel(region, f, name, processors)?,
             Form::Grouped(f) => dot::grouped(region, f, name, processors)?,
             Form::Outer(f) => dot::outer(region, f, name, processors)?,
+            Form::LowRank(_) => return Err("products of rows in groups take the place of low ranks".into()),
             Form::Attention(f) => attention::forward(region, f, name, processors),
             Form::AttentionGrad(f) => attention::backward(region, f, name),
             Form::Loss(f) => loss::kernel(region, f, name, processors),

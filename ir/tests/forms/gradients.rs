@@ -11,7 +11,7 @@ mod cases;
 use cases::{Arg, Case, cases};
 
 /// Operators through which nothing flows by their nature, and those that only gradients are made of.
-const WITHOUT: [&str; 15] = [
+const WITHOUT: [&str; 16] = [
     "dequant",
     "fake_quant",
     "input",
@@ -25,6 +25,7 @@ const WITHOUT: [&str; 15] = [
     "sample",
     "store",
     "detach",
+    "low_rank",
     "attention_grad",
     "linear_cross_entropy_grad",
 ];

@@ -5,7 +5,7 @@ use crate::kernels::dots::codes;
 use crate::kernels::table::{Fill, Table, dims, rows};
 use crate::machines::machine;
 use astrai_ir::ops::{
-    Activation, GatedAct, GroupScore, GroupedDot, GroupedOuter, Groups, ReduceKind, Route, Scores,
+    Activation, GatedAct, GroupScore, GroupedDot, GroupedOuter, Groups, LowRank, ReduceKind, Route, Scores,
 };
 use astrai_ir::{Code, DType, Dim, Form, NodeId, Real};
 use astrai_runtime::Value;
@@ -134,6 +134,36 @@ fn experts_are_read_as_codes() {
     let products = program.plan.regions.iter().filter(|r| r.form().name() == "grouped");
     assert_eq!(products.clone().count(), 2 * 4 * sizes.len());
     assert!(products.clone().all(|r| matches!(r.form(), Form::Grouped(f) if f.codes.is_some())));
+    t.all_native().run(&SIZES);
+}
+
+/// Of joined layers too, of ranks that fill no vector, beside tokens without an adapter.
+#[test]
+fn what_adapters_add() {
+    let mut t = Table::new();
+    for dtype in [DType::F32, DType::BF16] {
+        for (slots, k, rank, columns) in [
+            (3, 40, 16, vec![32]),
+            (1, 65, 8, vec![48, 16, 16]),
+            (16, 96, 16, vec![320, 320]),
+            (70, 33, 3, vec![33, 5]),
+            (2, 257, 32, vec![576]),
+        ] {
+            let [slot, _, order, places, offsets] = lists(&mut t, route(1, Scores::Softmax), slots);
+            let none = t.input(DType::I32, rows(&[1]), Fill::List(vec![0.0, 0.0, 100.0, 0.0, 100.0]));
+            let slot = t.g.sub(slot, none).unwrap();
+            let [slot, places] = [slot, places].map(|list| t.g.reshape(list, rows(&[])).unwrap());
+            let x = t.x(rows(&[k]));
+            let shapes = [[slots * k, columns.len() * rank], [slots * rank, columns.iter().sum()]];
+            let [a, b] = shapes.map(|shape| {
+                let factor = t.input(dtype, dims(&shape), Fill::Real(-1.0, 1.0));
+                widened(&mut t, factor)
+            });
+            let name = format!("{dtype} {slots} of rank {rank}, {k} to {columns:?}");
+            let y = t.g.push(LowRank { columns }, &[x, a, b, slot, order, places, offsets]).unwrap();
+            t.case(&name, y);
+        }
+    }
     t.all_native().run(&SIZES);
 }
 
