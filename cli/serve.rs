@@ -9,6 +9,7 @@ use crate::flags::{RoomFlags, SpeculateFlag, named};
 use crate::progress::tell;
 use astrai_builders::config::{Pooling, Slots};
 use astrai_builders::{Cache, ModelConfig};
+use astrai_engine::Machine;
 use astrai_engine::adapters::Reader;
 use astrai_engine::serving::{Published, Room, SEQUENCES};
 use astrai_serve::engine::{AdapterId, Engine, Handle, Patch, Stats};
@@ -193,7 +194,7 @@ impl Serve {
             adapters: slots,
             ..self.room.of_one()
         };
-        let (reader, patches) = adapters(&published, &room, &named)?;
+        let (reader, patches) = adapters(&published, &room, &named, &machine)?;
         let engine =
             published.start_drafted(self.speculate.draft.as_deref(), &room, &machine, &mut tell())?;
         let loaded = load(&engine, &named, patches)?;
@@ -284,10 +285,11 @@ fn adapters(
     published: &Published,
     room: &Room,
     named: &[(&str, &Path)],
+    machine: &Machine,
 ) -> Result<(Option<Arc<Reader>>, Vec<Patch>), Failure> {
     let Some(slots) = room.adapters else { return Ok((None, vec![])) };
     let config = ModelConfig { adapters: Some(slots), ..published.model.config.clone() };
-    let reader = Reader::new(&config, room.storage)?;
+    let reader = Reader::new(&config, room.storage, machine.backend())?;
     let patches = named.iter().map(|(_, folder)| reader.read(folder)).collect::<Result<_, _>>()?;
     Ok((Some(Arc::new(reader)), patches))
 }

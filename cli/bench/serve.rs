@@ -310,7 +310,7 @@ impl Bench {
         let (model, draft) = steps_drafted(&model, draft.as_ref(), &room, machine, &mut tell())?;
         let draft = draft.map(|draft| Box::new(draft) as DraftModel);
         let engine = Engine::start_drafted(model, draft, &room.settings()).map_err(|e| e.to_string())?;
-        let reader = adapters.map(|_| Reader::new(&slotted, room.storage)).transpose()?;
+        let reader = adapters.map(|_| Reader::new(&slotted, room.storage, machine.backend())).transpose()?;
         for (reader, slot) in reader.iter().flat_map(|r| (0..slots).map(move |slot| (r, slot))) {
             let patch = reader.drawn(|i| draw(i ^ slot << 40));
             let written = engine.handle().adapt(adapter(slot), patch).blocking_recv();

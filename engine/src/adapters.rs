@@ -1,9 +1,10 @@
 //! Adapters that a server's requests choose among. In: folders in PEFT's layout, hostile. Out: the memory of their slots, and what is written
 //! into one when an adapter is loaded.
 
+use crate::model::stored;
 use astrai_builders::config::Slots;
 use astrai_builders::{Cache, ModelConfig, Program, build};
-use astrai_ir::DType;
+use astrai_ir::{Backend, DType};
 use astrai_passes::{Joined, Stack, stackable};
 use astrai_runtime::Factors;
 use astrai_serve::engine::{Factor, Patch};
@@ -20,15 +21,15 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// For a model that has slots, whose weights have this type in memory.
+    /// For a model that has slots, whose numbers have this type in memory, with the kernels of a backend.
     ///
     /// # Errors
     /// The configuration makes no graph, or has no slots.
-    pub fn new(config: &ModelConfig, storage: DType) -> Result<Reader, String> {
+    pub fn new(config: &ModelConfig, storage: DType, backend: &dyn Backend) -> Result<Reader, String> {
         let Slots { slots, rank } = config.adapters.ok_or("the model has no room for adapters")?;
         let cache = Cache { page: Cache::PAGE, pages: 1, table: 1, windows: None };
         let graph = build(config, &Program::paged(1, 1, cache)).map_err(|e| e.to_string())?;
-        let layers = stackable(&graph).map_err(|e| e.to_string())?;
+        let layers = stackable(&graph, stored(config, backend).as_ref()).map_err(|e| e.to_string())?;
         Ok(Reader { config: config.clone(), stack: Stack { slots, rank }, storage, layers })
     }
 

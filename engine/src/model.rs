@@ -4,7 +4,7 @@ use crate::gguf;
 use crate::machine::Machine;
 use astrai_builders::config::{Init, Slots, TensorSpec};
 use astrai_builders::{Loss, ModelConfig, Program, Reading, build};
-use astrai_ir::{Code, DType, Graph, Narrow, Storage};
+use astrai_ir::{Backend, Code, DType, Graph, Narrow, Storage};
 use astrai_passes::{Fidelity, Saturate, Stack};
 use astrai_runtime::weights::{Checkpoint, Entry, Packed, Quantised, WeightsError, Widened, Writer, is_gguf};
 use astrai_runtime::{Buffers, Compiled, Error, Options, Random, Session, WeightSource, compile};
@@ -210,10 +210,15 @@ pub fn plan_within(
 ) -> Result<Compiled, Error> {
     let graph: Graph = build(config, program)?;
     let saturate = Saturate { fidelity, ..Saturate::default() };
-    let kept = config.packed.as_ref().filter(|_| machine.backend().reads_codes());
-    let narrow = config.narrow.map(Storage::from).or(kept.cloned());
+    let narrow = stored(config, machine.backend());
     let stack = config.adapters.map(|Slots { slots, rank }| Stack { slots, rank });
     compile(&graph, machine.backend(), &Options { storage, saturate, narrow, stack, ..Options::default() })
+}
+
+/// How weights are stored where kernels are this backend's: rounded as is asked for, else as the checkpoint has them.
+pub(crate) fn stored(config: &ModelConfig, backend: &dyn Backend) -> Option<Storage> {
+    let kept = config.packed.as_ref().filter(|_| backend.reads_codes());
+    config.narrow.map(Storage::from).or(kept.cloned())
 }
 
 /// How far a model that answers requests goes unless told otherwise: with latents in pages, exact steps would make every key

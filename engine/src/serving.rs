@@ -291,7 +291,7 @@ pub fn steps_drafted(
     let mut config = ModelConfig { adapters: room.adapters, ..model.config.clone() };
     let module = matches!(room.speculation, Some(Speculation::Module(_))).then(|| draft::module(&mut config));
     let (config, module) = (&config, module.transpose()?);
-    let adapters = room.adapters.map(|_| Reader::new(config, room.storage)).transpose()?;
+    let adapters = room.adapters.map(|_| Reader::new(config, room.storage, machine.backend())).transpose()?;
     let bytes = KvCache::page_bytes_apart(config, Cache::PAGE, room.storage);
     let drafted = draft.map_or(0, |d| KvCache::page_bytes(&d.config, Cache::PAGE, room.storage));
     let page = PageBytes::of(config, [bytes[0] + drafted, bytes[1]]);

@@ -5,9 +5,9 @@
 //! between runs. To a token without an adapter −0 is added, which changes no bit of what the graph without slots computes.
 
 use crate::adapt::{WEIGHT, linear, module_of};
-use crate::{flatten, merge};
+use crate::{flatten, merge_alike};
 use astrai_ir::ops::{BinaryKind, Call, LowRank, Op, State};
-use astrai_ir::{Block, DType, Dim, Graph, IrError, NodeId, Symbol, Type};
+use astrai_ir::{Block, DType, Dim, Graph, IrError, NodeId, Storage, Symbol, Type};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -78,12 +78,12 @@ fn by_token(g: &Graph, users: &[Vec<NodeId>], leaf: NodeId) -> Option<Joined> {
     (g.ty(x).rank() == 2 && g.ty(x).shape[0] == Dim::symbol("tokens")).then_some(joined)
 }
 
-/// The linear layers for which [`stack`] makes room in a graph as it is built.
+/// The linear layers for which [`stack`] makes room in a graph as it is built, where weights are stored so.
 ///
 /// # Errors
 /// The graph cannot be merged.
-pub fn stackable(graph: &Graph) -> Result<Vec<Joined>, IrError> {
-    let graph = &merge(&flatten(graph)?)?;
+pub fn stackable(graph: &Graph, storage: Option<&Storage>) -> Result<Vec<Joined>, IrError> {
+    let graph = &merge_alike(&flatten(graph)?, storage)?;
     let mut found = BTreeMap::new();
     for node in graph.nodes() {
         let Op::Call(c) = &node.op else { continue };
