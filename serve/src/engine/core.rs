@@ -35,6 +35,8 @@ pub(super) struct Core<M> {
     samplers: Vec<Mutex<Sampler>>,
     pool: Option<Arc<dyn Threads>>,
     masks: Masks,
+    /// Whether masks are found while the model computes.
+    beside: bool,
     fair: Fair,
     adapters: Adapters,
     drafter: Option<Drafter>,
@@ -69,6 +71,9 @@ impl<M: Model> Core<M> {
         let pages = scheduler.pages().all();
         let pool = model.pool();
         let threads = pool.as_ref().map_or(1, |p| p.threads());
+        let masks = Masks::new();
+        // Whoever draws tokens computes on a device of its own, and these threads wait for it.
+        let beside = model.draws() || masks.beside(threads);
         let stats = Stats { pages, page: model.page_storage(), pages_free: pages, ..Stats::default() };
         shared.publish(stats);
         Core {
@@ -77,7 +82,8 @@ impl<M: Model> Core<M> {
             scheduler,
             samplers: (0..threads).map(|_| Mutex::default()).collect(),
             pool,
-            masks: Masks::new(),
+            beside,
+            masks,
             fair: Fair::default(),
             adapters: Adapters::default(),
             drafter: None,
@@ -247,7 +253,9 @@ impl<M: Model> Core<M> {
         if self.scheduler.plan().is_none() {
             return Err("the scheduler has sequences but no step for them; please report this".into());
         }
-        self.begin_masks();
+        if self.beside {
+            self.begin_masks();
+        }
         self.leave_draws();
         let plan = self.scheduler.planned();
         let (mut outputs, mut tokens) = (Vec::with_capacity(plan.entries().len()), Vec::new());
@@ -289,7 +297,7 @@ impl<M: Model> Core<M> {
                     let drawn = row.drawn.then(|| history.take_drawn(tokens.get(at).copied().unwrap_or(-1)));
                     sample |= !row.drawn;
                     let sampled = drawn.into_iter().collect();
-                    Mutex::new(Draw { id: row.id, logits, proposed, history, sampled })
+                    Mutex::new(Draw { id: row.id, logits, proposed, history, find: !self.beside, sampled })
                 }));
             }
         }

@@ -19,15 +19,20 @@ pub(super) struct Draw<'a> {
     /// Proposed tokens, and the logits behind each.
     pub proposed: Vec<(u32, &'a mut [f32])>,
     pub history: History,
+    /// Whether what its grammar allows is still to be found.
+    pub find: bool,
     /// Empty before the draw, unless the model drew; one token, and one more for each of the proposed that was drawn.
     pub sampled: Vec<Result<Sampled, SampleError>>,
 }
 
 impl Draw<'_> {
     fn run(&mut self, sampler: &mut Sampler) {
-        let Draw { id, logits, proposed, history, sampled } = self;
+        let Draw { id, logits, proposed, history, find, sampled } = self;
         if !sampled.is_empty() {
             return;
+        }
+        if *find {
+            allow(*id, history);
         }
         sampled.push(sampler.sample(logits, history));
         for (token, logits) in proposed {
@@ -35,11 +40,16 @@ impl Draw<'_> {
                 Some(Ok(last)) if last.token == *token && !history.has_ended(last) => {}
                 _ => return,
             }
-            if let Some(guide) = history.guide.take() {
-                (_, history.guide, history.allowed) = find(*id, guide);
-            }
+            allow(*id, history);
             sampled.push(sampler.sample(logits, history));
         }
+    }
+}
+
+/// Finds what may come next in an answer, where a grammar holds it.
+fn allow(id: SequenceId, history: &mut History) {
+    if let Some(guide) = history.guide.take() {
+        (_, history.guide, history.allowed) = find(id, guide);
     }
 }
 

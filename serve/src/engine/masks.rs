@@ -1,4 +1,5 @@
-//! What may come next in answers that are held to a grammar, found on threads of its own while the model computes. In: guides, before a
+//! What may come next in answers that are held to a grammar, found on threads of its own while the model computes, where there are cores for
+//! these. In: guides, before a
 //! step. Out: the same guides with what each allows, after it.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -34,8 +35,8 @@ pub(super) struct Masks {
     /// Guides that are out.
     out: usize,
     threads: usize,
-    /// Threads, at most; the system is asked once, since asking reads files.
-    most: usize,
+    /// Threads that there can be at once; the system is asked once, since asking reads files.
+    cores: usize,
 }
 
 impl Masks {
@@ -43,9 +44,15 @@ impl Masks {
     pub fn new() -> Masks {
         let (steps, waiting) = channel();
         let (tell, found) = channel();
-        let most = std::thread::available_parallelism().map_or(1, usize::from).min(MOST);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let waiting = Arc::new(Mutex::new(waiting));
-        Masks { wanted: Vec::new(), steps, waiting, found, tell, out: 0, threads: 0, most }
+        Masks { wanted: Vec::new(), steps, waiting, found, tell, out: 0, threads: 0, cores }
+    }
+
+    /// Whether masks are found while a model computes on so many threads: one that has every core would wait for its own threads, which
+    /// masks had driven from theirs; then whoever draws finds them, on all of these.
+    pub fn beside(&self, threads: usize) -> bool {
+        threads < self.cores
     }
 
     /// Notes a guide of the coming step.
@@ -59,7 +66,7 @@ impl Masks {
             return;
         }
         self.out += self.wanted.len();
-        let helpers = self.wanted.len().min(self.most);
+        let helpers = self.wanted.len().min(self.cores).min(MOST);
         while self.threads < helpers && self.start() {
             self.threads += 1;
         }
