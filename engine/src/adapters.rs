@@ -92,9 +92,8 @@ impl Reader {
     fn factors(&self, of: &Folder, joined: &Joined) -> Result<[Factor; 2], String> {
         let (width, results) = (self.stack.rank, joined.results());
         let [(a, _), (b, _)] = self.stack.states(joined);
-        let (mut down, mut up) = (Vec::new(), Vec::new());
-        down.resize(joined.columns * joined.layers.len() * width, 0.0);
-        up.resize(width * results, 0.0);
+        let mut down = vec![0.0; joined.columns * joined.layers.len() * width];
+        let mut up = vec![0.0; width * results];
         let mut first = 0;
         for (at, (module, rows)) in joined.layers.iter().enumerate() {
             let Some(Factors { rank, scale }) = of.adapter.modules.get(module).copied() else {
