@@ -248,7 +248,7 @@ fn a_named_adapter_is_that_of_the_merged_weights() {
     let slots = Slots { slots: 2, rank: 8 };
     let named = start(&base, Some(slots));
     let config = ModelConfig { adapters: Some(slots), ..base.config.clone() };
-    let patch = Reader::new(&config, DType::F32).unwrap().read(&folder).unwrap();
+    let patch = Reader::new(&config, DType::F32, machine.backend()).unwrap().read(&folder).unwrap();
     let adapter = AdapterId { slot: 1, number: 1 };
     named.handle().adapt(adapter, patch).blocking_recv().unwrap().unwrap();
     let ask = |engine: &Engine, adapter: Option<AdapterId>| {

@@ -33,7 +33,8 @@ fn adapters_beside_one_another_answer_as_alone() {
         };
         let config = |slots| ModelConfig { adapters: Some(Slots { slots, rank: 8 }), ..base.config.clone() };
         let load = |engine: &Engine, slots: usize, slot: u32, number: u64, folder: &Path| {
-            let patch = Reader::new(&config(slots), storage).unwrap().read(folder).unwrap();
+            let patch =
+                Reader::new(&config(slots), storage, machine.backend()).unwrap().read(folder).unwrap();
             let adapter = AdapterId { slot, number };
             engine.handle().adapt(adapter, patch).blocking_recv().unwrap().unwrap();
             adapter
@@ -131,7 +132,7 @@ fn without_an_adapter_every_bit_is_the_bases() {
             let engine = engine.unwrap();
             let adapters = slots.map(|_| {
                 let slotted = ModelConfig { adapters: slots, ..config.clone() };
-                let patch = Reader::new(&slotted, DType::BF16)
+                let patch = Reader::new(&slotted, DType::BF16, machine.backend())
                     .unwrap()
                     .drawn(|i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15));
                 let adapter = AdapterId { slot: 1, number: 1 };

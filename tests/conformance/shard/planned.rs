@@ -7,7 +7,7 @@ use astrai_ir::ops::Op;
 use astrai_ir::{DType, Dim, Placement};
 use astrai_passes::MeshSharding;
 use astrai_runtime::{Options, compile};
-use astrai_train::engine::{Plan, Recipe};
+use astrai_train::engine::Plan;
 use astrai_train::settings::{Settings, Storage};
 use std::collections::HashMap;
 
@@ -36,7 +36,7 @@ fn planned_at(config: &ModelConfig, ranks: Ranks, stage: usize) -> (astrai_runti
     (prefill, plan)
 }
 
-fn counts(program: &astrai_runtime::Compiled) -> Vec<(&'static str, u64)> {
+pub(super) fn counts(program: &astrai_runtime::Compiled) -> Vec<(&'static str, u64)> {
     program.collectives().unwrap().into_iter().map(|(kind, [n, _])| (kind, n)).collect()
 }
 

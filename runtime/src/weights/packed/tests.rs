@@ -52,6 +52,7 @@ fn parts_agree(packed: &Packed) {
             Code::Int4 => f64::from(codes.bytes[i / 2] >> (4 * (i % 2)) & 15) - 8.0,
             Code::Int8 => f64::from(codes.bytes[i] as i8),
             Code::Fp8 => codes.dtype.decode(&codes.bytes[i..=i]),
+            Code::Fp4 => panic!("no packing of matrices has it"),
         };
         let got = scales[i / group] * value + offsets[i / group];
         assert!((got - w).abs() <= 1e-6, "{i}: {got} {w}");
