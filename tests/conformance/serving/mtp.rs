@@ -137,7 +137,7 @@ fn a_module_changes_no_answer_and_is_mostly_right() {
         let stats = handle.stats();
         let counters = stats.scheduler;
         println!("{} of {} proposed; {} steps", counters.accepted, counters.proposed, stats.steps);
-        assert!(2 * counters.accepted > counters.proposed && counters.accepted > 100, "{counters:?}");
+        assert!(2 * counters.accepted > counters.proposed && counters.accepted > 10, "{counters:?}");
         assert_eq!((stats.failed, stats.running, stats.waiting), (0, 0, 0));
     }
 }
