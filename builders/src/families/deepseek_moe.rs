@@ -148,18 +148,21 @@ fn groups(raw: &Raw, v: &Version, spec: &ExpertsSpec) -> Result<Option<Groups>, 
 
 /// The keys of [`put`] for saving.
 pub(super) fn save(v: &Version, c: &ModelConfig, out: &mut Map<String, Value>) {
-    let with: Vec<usize> =
-        (0..c.layers.len()).filter(|i| matches!(c.layers[*i].mlp, MlpSpec::Experts(_))).collect();
-    let first = with.first().copied().unwrap_or(c.layers.len());
+    // A module of multi-token prediction is a layer behind the others.
+    let all: Vec<&MlpSpec> =
+        c.layers.iter().chain(c.mtp.as_ref().map(|m| &m.layer)).map(|l| &l.mlp).collect();
+    let with: Vec<usize> = (0..all.len()).filter(|i| matches!(all[*i], MlpSpec::Experts(_))).collect();
+    let first = with.first().copied().unwrap_or(all.len());
     let every = match with.get(1) {
         Some(second) => second - first,
         // The only one: the next multiple is behind the last layer.
-        None if first == 0 => c.layers.len(),
+        None if first == 0 => all.len(),
         None => first,
     };
     out.insert("first_k_dense_replace".into(), json!(first));
     out.insert("moe_layer_freq".into(), json!(every));
-    let Some(e) = experts::of(c) else {
+    let experts = all.iter().find_map(|mlp| if let MlpSpec::Experts(e) = mlp { Some(e) } else { None });
+    let Some(e) = experts else {
         // A model without experts says nothing of them, but what has no default has to be stated.
         if v.chosen.is_none() {
             out.insert("num_experts_per_tok".into(), json!(1));

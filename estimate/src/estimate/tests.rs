@@ -49,14 +49,17 @@ fn parameters_weights_and_kv_are_the_published_ones() {
     let (machine, h100) = (machine(), Hardware::open("h100-sxm").unwrap());
     for (name, parameters, layers, kv) in PUBLISHED {
         let Some(config) = config(name) else { continue };
-        let schedule = Schedule::of_one(Purpose::Decode, 2, 256, DType::BF16);
+        let schedule = Schedule::of_one(Purpose::Decode, 2, 2048, DType::BF16);
         let e = estimate(&config, &schedule, &h100, machine.backend()).unwrap();
         assert_eq!(e.parameters, parameters, "{name}");
         let m = e.summary.memory;
         assert_eq!(m.kv_per_token, 2 * layers * kv, "{name}");
-        // Windows of 128 tokens are held in 160 wherever they begin; wider ones are all that there is.
-        let windowed = config.layers.iter().filter(|l| l.attention.window.is_some_and(|w| w <= 128)).count();
-        assert_eq!(m.kv, 4 * kv * (256 * layers - 96 * windowed as u64), "{name}");
+        // Windows are held with a step of prefill, wherever they begin: 128 tokens and 512 in 42 pages of 16.
+        let windows: Vec<u64> =
+            config.layers.iter().filter_map(|l| Some(l.attention.window? as u64)).collect();
+        let held = windows.iter().max().map_or(0, |w| ((w + 512) / 16 + 2) * 16).min(2048);
+        let whole = layers - windows.len() as u64;
+        assert_eq!(m.kv, 4 * kv * (2048 * whole + held * windows.len() as u64), "{name}");
         // Kernels read a tied embedding as rows and as panels; panels are padded, router corrections are no parameters.
         let table = if config.tie_embeddings { (config.vocab_size * config.hidden_size) as u64 } else { 0 };
         let [least, most] = [2 * parameters, 2 * (parameters + table)].map(|n| n as f64);
