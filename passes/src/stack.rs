@@ -163,11 +163,11 @@ fn stacked(body: &Graph, stack: Stack) -> Result<Graph, IrError> {
     let mut waits: HashMap<NodeId, NodeId> = HashMap::new();
     body.rebuild(|out, id, args| {
         let op = &body.node(id).op;
-        if let Op::Dot(_) = op {
-            if let Some(joined) = by_token(body, &users, body.node(id).args[1]) {
-                let more = of_slots(out, args[0], &joined, stack)?;
-                waits.insert(biased(body, &users, id).unwrap_or(id), more);
-            }
+        if let Op::Dot(_) = op
+            && let Some(joined) = by_token(body, &users, body.node(id).args[1])
+        {
+            let more = of_slots(out, args[0], &joined, stack)?;
+            waits.insert(biased(body, &users, id).unwrap_or(id), more);
         }
         let y = out.push_exact(op.clone(), args)?;
         waits.remove(&id).map_or(Ok(y), |more| out.add(y, more))
