@@ -110,7 +110,8 @@ def figures(command):
     if out.returncode != 0:
         sys.exit(f"{shlex.join(command)}: exit code {out.returncode}")
     found = {}
-    lines = [json.loads(line) for line in out.stdout.splitlines() if line.startswith("{")]
+    # Trainers also print their metrics, as Python shows dictionaries.
+    lines = [json.loads(line) for line in out.stdout.splitlines() if line.startswith('{"')]
     if job == "preprocess":
         files = pathlib.Path(command[command.index("--input") + 1]).glob("*.jsonl")
         seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
