@@ -69,6 +69,7 @@ impl Peaks {
         };
         let units: Vec<&[u8]> = again.iter().flat_map(|b| b.chunks(UNIT)).take(MOST).collect();
         let size: usize = units.iter().map(|u| u.len()).sum();
+        let units = in_turn(units, device.threads());
         let by = |read: &(dyn Fn(&[u8]) + Sync)| {
             best(TRIES[1], size as f64, || {
                 device.share(units.len(), &|_, some| units[some].iter().for_each(|u| read(black_box(u))))
@@ -130,8 +131,7 @@ impl Peaks {
                 };
                 best(TRIES[1], (each * threads * turns) as f64, || device.share(threads, &work))
             } else {
-                // Threads that read halves far apart at one speed would meet in the same bank of memory again and again.
-                let units: Vec<&[u8]> = bytes[..size].chunks(UNIT).collect();
+                let units = in_turn(bytes[..size].chunks(UNIT).collect(), threads);
                 let work = |_, some: Range<usize>| units[some].iter().for_each(|u| read(isa, black_box(u)));
                 best(TRIES[1], size as f64, || device.share(units.len(), &work))
             };
@@ -152,6 +152,13 @@ impl Peaks {
     pub fn floor(&self, flops: f64, bytes: f64, dtype: DType) -> f64 {
         (flops / self.arithmetic(dtype).rate).max(bytes / self.reading.rate)
     }
+}
+
+/// Units in an order of which threads, each of which takes a run of it, read neighbours at the same time. Threads that read places a power
+/// of two apart at one speed would meet in the same bank of memory again and again.
+fn in_turn(units: Vec<&[u8]>, threads: usize) -> Vec<&[u8]> {
+    let threads = threads.max(1);
+    (0..threads).flat_map(|t| units.iter().copied().skip(t).step_by(threads)).collect()
 }
 
 /// Of all threads, with `flops` operations in a turn of the loop.
