@@ -38,6 +38,13 @@ DOT_INLINE dot_vi dot_signed(const uint8_t *at) { return __builtin_convertvector
 DOT_INLINE dot_vi dot_unsigned(const uint8_t *at) { return __builtin_convertvector(*(const dot_vub_any *)at, dot_vi); }
 #endif
 
+/* A turn's codes written out one by one; of narrow vectors there are so many that compilers would take minutes. */
+#if DOT_LANES >= 8
+#define DOT_UNROLL_CODES _Pragma("GCC unroll 8")
+#else
+#define DOT_UNROLL_CODES _Pragma("GCC unroll 1")
+#endif
+
 /* 1.4.3 bits without infinities: numbers of exponent 0 have no leading one, 0x7f is none. */
 DOT_INLINE dot_vf dot_fp8(dot_vu code)
 {
@@ -133,14 +140,14 @@ DOT_INLINE void dot_codes_row(int kind, int np, int chains, const float *a, cons
                 for (int j = 0; j < wide; j++) even[p][j] = chains == 1 ? part[p][j] : (dot_vf){0}, odd[p][j] = (dot_vf){0};
             /* Beyond the ends of these panels lie those that come next. */
             int64_t far = DOT_PREFETCH_BYTES + (w - begin + DOT_PREFETCH_BYTES < panel ? 0 : (np - 1) * panel);
-#pragma GCC unroll 4
+            DOT_UNROLL_CODES
             for (int i = 0; i < step; i += 8, w += DOT_CODE_BYTES(kind, 8)) {
 #pragma GCC unroll 4
                 for (int p = 0; p < np; p++)
 #pragma GCC unroll 4
                     for (int line = 0; line < DOT_CODE_BYTES(kind, 8); line += 64)
                         __builtin_prefetch(w + p * panel + line + far, 0, 3);
-#pragma GCC unroll 8
+                DOT_UNROLL_CODES
                 for (int s = 0; s < 8; s++) {
                     dot_vf x = dot_splat(a[i + s]);
 #pragma GCC unroll 4
@@ -190,7 +197,7 @@ DOT_INLINE void dot_codes_block(int kind, float *restrict to, const uint8_t *pan
 {
     panel += DOT_CODE_BYTES(kind, k);
     for (int64_t i = 0; i < count; i += 8, panel += DOT_CODE_BYTES(kind, 8))
-#pragma GCC unroll 8
+        DOT_UNROLL_CODES
         for (int s = 0; s < 8; s++, to += DOT_NR)
             for (int j = 0; j < DOT_NR; j += DOT_LANES) dot_save(to + j, dot_value(kind, panel, s, j));
 }
