@@ -14,7 +14,7 @@ use astrai_engine::model::{Model, plan};
 use astrai_engine::serving::{KvMemory, Room, steps};
 use astrai_ir::DType;
 use astrai_serve::cache::KvCache;
-use astrai_serve::engine::{End, Engine, Event, Finish, Handle, Settings, Stream, SubmitError};
+use astrai_serve::engine::{End, Engine, Event, Finish, Handle, Settings, Stats, Stream, SubmitError};
 use astrai_serve::paged::PagedModel;
 use astrai_serve::request::{Request, Sampling};
 use astrai_serve::sample::Logprobs;
@@ -133,6 +133,20 @@ fn submit(handle: &Handle, request: &Request, counts: &Counts) -> Stream {
             Err(e) => panic!("{e}"),
         }
     }
+}
+
+/// So many requests of several clients at once, to their ends.
+fn under_clients(engine: Engine, clients: usize, known: &[(Request, Answer)], requests: u64) -> Stats {
+    let (counts, handle) = (Counts::default(), engine.handle());
+    let until = |n: u64| n < requests;
+    thread::scope(|scope| {
+        for seed in 0..clients as u64 {
+            let (handle, counts) = (handle.clone(), &counts);
+            scope.spawn(move || client(&handle, seed * 7919 + 1, known, &until, counts));
+        }
+    });
+    engine.drain(None);
+    handle.stats()
 }
 
 /// One client: requests one after the other, some of which it gives up, cancels, or stops in part.
@@ -279,16 +293,7 @@ fn speculation_changes_no_answer_and_leaves_nothing() {
     for (proposed, sequences, prefix_cache) in [(4, 3, true), (7, 1, false)] {
         let settings = Settings { proposed, sequences: Some(sequences), prefix_cache, ..Settings::default() };
         let engine = start(&machine, 24, 8, settings);
-        let (counts, handle) = (Counts::default(), engine.handle());
-        let until = |n: u64| n < 2 * KINDS as u64;
-        thread::scope(|scope| {
-            for seed in 0..sequences as u64 {
-                let (handle, known, counts) = (handle.clone(), &known, &counts);
-                scope.spawn(move || client(&handle, seed * 7919 + 1, known, &until, counts));
-            }
-        });
-        engine.drain(None);
-        let stats = handle.stats();
+        let stats = under_clients(engine, sequences, &known, 2 * KINDS as u64);
         let counters = stats.scheduler;
         println!("{} of {} proposed; {} tokens", counters.accepted, counters.proposed, stats.output_tokens);
         assert!(counters.accepted > 0 && counters.accepted < counters.proposed, "{counters:?}");

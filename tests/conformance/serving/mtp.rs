@@ -125,16 +125,7 @@ fn a_module_changes_no_answer_and_is_mostly_right() {
     drop(plain);
     for (most, sequences, prefix_cache) in [(3, 1, false), (2, 3, true)] {
         let engine = start(Some(Speculation::Module(most)), sequences, prefix_cache);
-        let (counts, handle) = (Counts::default(), engine.handle());
-        let until = |n: u64| n < 72;
-        thread::scope(|scope| {
-            for seed in 0..sequences as u64 {
-                let (handle, known, counts) = (handle.clone(), &known, &counts);
-                scope.spawn(move || client(&handle, seed * 7919 + 1, known, &until, counts));
-            }
-        });
-        engine.drain(None);
-        let stats = handle.stats();
+        let stats = under_clients(engine, sequences, &known, 72);
         let counters = stats.scheduler;
         println!("{} of {} proposed; {} steps", counters.accepted, counters.proposed, stats.steps);
         assert!(2 * counters.accepted > counters.proposed && counters.accepted > 10, "{counters:?}");
