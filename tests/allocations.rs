@@ -1,7 +1,7 @@
 //! No allocation inside a training step, and planning whose memory and work follow kinds of layers: the whole program's allocator
 //! is counted, so these tests are alone in their file and run one after the other.
 
-use astrai::allocations::{Counted, count};
+use astrai::allocations::{Counted, counted};
 use astrai_builders::ModelConfig;
 use astrai_engine::machine::{Kind, Machine};
 use astrai_engine::model::Model;
@@ -85,12 +85,13 @@ fn a_step_allocates_nothing_after_the_first() {
         let steps = [[batch(&[40, 40]), batch(&[40, 40])], [batch(&[40, 7]), batch(&[1])]];
         engine.step(&steps[0], 1e-3).unwrap();
         engine.score(&steps[0][0]).unwrap();
-        let before = count();
-        for i in 0..6 {
-            engine.step(&steps[i % 2], 1e-3).unwrap();
-            engine.score(&steps[i % 2][0]).unwrap();
-        }
-        assert_eq!(count() - before, 0, "{storage}: allocations in six steps and scores");
+        let (_, calls) = counted(|| {
+            for i in 0..6 {
+                engine.step(&steps[i % 2], 1e-3).unwrap();
+                engine.score(&steps[i % 2][0]).unwrap();
+            }
+        });
+        assert_eq!(calls, 0, "{storage}: allocations in six steps and scores");
     }
 }
 
@@ -99,10 +100,10 @@ fn planned(layers: usize) -> (Plan, [usize; 2]) {
     let text = SMALL.replace("\"num_hidden_layers\": 2", &format!("\"num_hidden_layers\": {layers}"));
     let config = ModelConfig::parse(&text, "deep").unwrap().config;
     let machine = Machine::new(Kind::Null, 1).unwrap();
-    let (before, recipe) = (count(), Settings::of_sizes(1, 64).recipe());
+    let recipe = Settings::of_sizes(1, 64).recipe();
     MOST.store(HELD.load(Relaxed), Relaxed);
-    let plan = Plan::new(&config, &recipe, machine.backend(), Dump::None).unwrap();
-    (plan, [(count() - before) as usize, MOST.load(Relaxed)])
+    let (plan, calls) = counted(|| Plan::new(&config, &recipe, machine.backend(), Dump::None).unwrap());
+    (plan, [calls as usize, MOST.load(Relaxed)])
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::breakdown::breakdown;
 use super::{Bench, beside, draw, floor, largest, launch_costs};
-use crate::allocations;
+use crate::allocations::counted;
 use crate::failure::Failure;
 use crate::measure::{Seconds, after_warm_up, once, rounded};
 use crate::run::profile_table;
@@ -70,9 +70,8 @@ impl Bench {
         let mut engine = Engine::open(plan, source, &machine.device, &mut |_, _| {})?;
         let (mut allocated, mut updates) = (0, Vec::new());
         let seconds = after_warm_up(self.repeat as usize, || {
-            let before = allocations::count();
-            let done = engine.step(&batches, 1e-4);
-            allocated = allocations::count() - before;
+            let (done, count) = counted(|| engine.step(&batches, 1e-4));
+            allocated = count;
             updates.push(engine.update_seconds());
             done
         })?;

@@ -13,7 +13,6 @@ pub(crate) mod tests;
 
 use std::fs;
 use std::num::NonZero;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -24,6 +23,8 @@ use tokenizers::{DecoderWrapper, Model, Tokenizer as Library};
 
 use crate::files::line;
 use astrai_files::{hex, read_present};
+
+use bytes::Pieces;
 
 pub use special::{Skip, SpecialToken, SpecialTokens};
 pub use stream::DecodeStream;
@@ -76,6 +77,8 @@ struct Shared {
     /// How many times longer normalising makes a text at most.
     growth: f64,
     byte_level: bool,
+    /// The bytes of each id; made when they are asked for.
+    pieces: OnceLock<Pieces>,
     vocabulary: usize,
     special: SpecialTokens,
     warnings: Vec<String>,
@@ -114,8 +117,18 @@ impl Tokenizer {
         let mut plain = library.clone();
         plain.set_encode_special_tokens(true);
         let byte_level = library.get_decoder().is_some_and(|d| matches!(d, DecoderWrapper::ByteLevel(_)));
-        let shared =
-            Shared { path: file, library, plain, growth, byte_level, vocabulary, special, warnings, files };
+        let shared = Shared {
+            path: file,
+            library,
+            plain,
+            growth,
+            byte_level,
+            pieces: OnceLock::new(),
+            vocabulary,
+            special,
+            warnings,
+            files,
+        };
         Ok(Tokenizer { shared: Arc::new(shared) })
     }
 
@@ -150,23 +163,6 @@ impl Tokenizer {
     /// The text holds what the vocabulary cannot express.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         self.encode_by(&self.shared.plain, text, false)
-    }
-
-    /// Ids of `text` with the bytes of it that each stands for. Special tokens written in it are recognised, none is added. A token
-    /// of half a character stands for all of it.
-    ///
-    /// # Errors
-    /// The text holds what the vocabulary cannot express.
-    pub fn encode_spans(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
-        let library = &self.shared.library;
-        let encode = || {
-            check::fits(library.get_normalizer(), self.shared.growth, text)?;
-            let encoding = library.encode(text, false).map_err(|e| e.to_string())?;
-            let spans = encoding.get_offsets().iter().map(|&(begin, end)| begin..end);
-            Ok(encoding.get_ids().iter().copied().zip(spans).collect())
-        };
-        let done = check::guarded(encode).and_then(|done| done);
-        done.map_err(|e| self.error("cannot encode this text", &e))
     }
 
     /// Ids of each text, on all cores; nothing is added. With `recognise`, special tokens written in the texts are those

@@ -146,31 +146,34 @@ impl io::Write for Bounded {
     }
 }
 
-/// Does a job in this process; a template stays among those that are `parsed`.
-pub(super) fn perform(
+/// Does a job in this process.
+pub(super) fn perform(job: &Job) -> Result<String, TemplateError> {
+    on_own_thread(|| perform_here(job, &mut HashMap::new()))?
+}
+
+/// Does a job on this thread, which has [`limits::STACK`]; a template stays among those that are `parsed`.
+pub(super) fn perform_here(
     job: &Job,
     parsed: &mut HashMap<u64, Environment<'static>>,
 ) -> Result<String, TemplateError> {
-    on_own_thread(move || {
-        if !parsed.contains_key(&job.id) {
-            let mut env = environment().map_err(|e| failed(&e))?;
-            env.add_template_owned(NAME, job.source.clone()).map_err(|e| failed(&e))?;
-            if parsed.len() == PARSED {
-                parsed.clear();
-            }
-            parsed.insert(job.id, env);
+    if !parsed.contains_key(&job.id) {
+        let mut env = environment().map_err(|e| failed(&e))?;
+        env.add_template_owned(NAME, job.source.clone()).map_err(|e| failed(&e))?;
+        if parsed.len() == PARSED {
+            parsed.clear();
         }
-        let (Some(variables), Some(env)) = (&job.variables, parsed.get(&job.id)) else {
-            return Ok(String::new());
-        };
-        let mut env = env.clone();
-        env.set_fuel(Some(limits::fuel(job.items)));
-        let mut out = Bounded::default();
-        let compiled = env.get_template(NAME).map_err(|e| failed(&e))?;
-        compiled.render_captured_to(Value::from(Serde(variables)), &mut out).map_err(|e| failed(&e))?;
-        String::from_utf8(out.0)
-            .map_err(|_| TemplateError::Failed { line: None, message: "the prompt is not UTF-8".into() })
-    })?
+        parsed.insert(job.id, env);
+    }
+    let (Some(variables), Some(env)) = (&job.variables, parsed.get(&job.id)) else {
+        return Ok(String::new());
+    };
+    let mut env = env.clone();
+    env.set_fuel(Some(limits::fuel(job.items)));
+    let mut out = Bounded::default();
+    let compiled = env.get_template(NAME).map_err(|e| failed(&e))?;
+    compiled.render_captured_to(Value::from(Serde(variables)), &mut out).map_err(|e| failed(&e))?;
+    String::from_utf8(out.0)
+        .map_err(|_| TemplateError::Failed { line: None, message: "the prompt is not UTF-8".into() })
 }
 
 fn failed(e: &Error) -> TemplateError {

@@ -3,13 +3,14 @@
 //! their time is up or nobody waits for the prompt any more. In: a job as JSON behind its length, on a pipe. Out: the prompt, or why
 //! there is none, the same way.
 
-use super::render::{Job, perform};
+use super::render::{Job, perform, perform_here};
 use super::{TemplateError, limits};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,7 +52,7 @@ pub fn sandbox_by(program: PathBuf) {
 
 /// Does a job, apart from this process if it has called [`sandbox`]. `abandoned` is looked at now and then: nobody waits any more.
 pub(super) fn run(job: &Job, abandoned: Option<&AtomicBool>) -> Result<String, TemplateError> {
-    let Some(program) = PROGRAM.get() else { return perform(job, &mut HashMap::new()) };
+    let Some(program) = PROGRAM.get() else { return perform(job) };
     let stopped = |why: &str| TemplateError::Stopped(why.to_owned());
     let frame = frame(job).map_err(|e| stopped(&format!("its variables are no JSON ({e})")))?;
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -115,7 +116,12 @@ impl Drop for Worker {
 impl Worker {
     fn start(program: &PathBuf) -> io::Result<Worker> {
         let mut command = Command::new(program);
-        command.env_clear().env(ASKED, "1").envs(std::env::var_os("TZ").map(|zone| ("TZ", zone)));
+        // The program's allocator would set as much address space aside at its start as the process may have.
+        command
+            .env_clear()
+            .env(ASKED, "1")
+            .env("MIMALLOC_ARENA_RESERVE", "0")
+            .envs(std::env::var_os("TZ").map(|zone| ("TZ", zone)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         // An interrupt from the terminal is the program's to hear.
         let mut child = command.process_group(0).spawn()?;
@@ -175,9 +181,11 @@ fn serve() -> ! {
     let render = move || {
         let mut parsed = HashMap::new();
         for job in jobs {
+            let stopped = |why: String| Err(TemplateError::Stopped(why));
             let done = match serde_json::from_slice::<Job>(&job) {
-                Ok(job) => perform(&job, &mut parsed),
-                Err(e) => Err(TemplateError::Stopped(format!("its variables cannot be read ({e})"))),
+                Ok(job) => catch_unwind(AssertUnwindSafe(|| perform_here(&job, &mut parsed)))
+                    .unwrap_or_else(|_| stopped("its engine broke off".into())),
+                Err(e) => stopped(format!("its variables cannot be read ({e})")),
             };
             let written = frame(&done).map_err(io::Error::other);
             if written
@@ -189,7 +197,8 @@ fn serve() -> ! {
         }
         std::process::exit(0);
     };
-    let started = thread::Builder::new().spawn(render).is_ok();
+    // One thread for all jobs: to make one with so large a stack takes longer than an ordinary rendering.
+    let started = thread::Builder::new().stack_size(limits::STACK).spawn(render).is_ok();
     let mut input = io::stdin().lock();
     let mut read = || -> io::Result<Vec<u8>> {
         let (mut length, mut job) = ([0; 8], Vec::new());

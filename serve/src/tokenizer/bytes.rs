@@ -1,9 +1,66 @@
-//! The bytes of one token. A token may be a part of a character; its bytes are told where its text cannot be.
+//! The bytes of tokens, and where the tokens of a text lie in it. A token may be a part of a character; its bytes are told where its
+//! text cannot be.
 
-use super::Tokenizer;
 use super::byte_level::byte;
+use super::{Tokenizer, TokenizerError, check};
+use std::ops::Range;
+use tokenizers::PostProcessorWrapper;
+
+/// The bytes of every id, one after another.
+pub(super) struct Pieces {
+    bytes: Vec<u8>,
+    /// Where each id's begin; one more than there are ids.
+    begins: Vec<u32>,
+}
 
 impl Tokenizer {
+    /// Ids of `text` with the bytes of it that each stands for. Special tokens written in it are recognised, none is added. A token
+    /// of half a character stands for all of it.
+    ///
+    /// # Errors
+    /// The text holds what the vocabulary cannot express.
+    pub fn encode_spans(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
+        // The library's own spans cost a third of its time, and byte-level tokens tell them by their length.
+        let ids = if self.shared.byte_level { self.encode(text, false)? } else { vec![] };
+        if let Some(spans) = self.covering(&ids, text) {
+            return Ok(ids.into_iter().zip(spans).collect());
+        }
+        let library = &self.shared.library;
+        let encode = || {
+            check::fits(library.get_normalizer(), self.shared.growth, text)?;
+            let encoding = library.encode(text, false).map_err(|e| e.to_string())?;
+            let spans = encoding.get_offsets().iter().map(|&(begin, end)| begin..end);
+            Ok(encoding.get_ids().iter().copied().zip(spans).collect())
+        };
+        let done = check::guarded(encode).and_then(|done| done);
+        done.map_err(|e| self.error("cannot encode this text", &e))
+    }
+
+    /// The spans of `ids`, if their bytes one after another are the text: neither normalised nor stripped.
+    fn covering(&self, ids: &[u32], text: &str) -> Option<Vec<Range<usize>>> {
+        if ids.is_empty() || self.shared.library.get_post_processor().is_some_and(trims) {
+            return None;
+        }
+        let pieces = self.shared.pieces.get_or_init(|| self.pieces());
+        let mut rest = text.as_bytes();
+        let mut spans = Vec::with_capacity(ids.len());
+        for &id in ids {
+            let begin = text.len() - rest.len();
+            rest = rest.strip_prefix(pieces.of(id)?)?;
+            spans.push(text.floor_char_boundary(begin)..text.ceil_char_boundary(text.len() - rest.len()));
+        }
+        rest.is_empty().then_some(spans)
+    }
+
+    fn pieces(&self) -> Pieces {
+        let mut pieces = Pieces { bytes: vec![], begins: vec![0] };
+        for id in 0..self.shared.vocabulary as u32 {
+            pieces.bytes.extend(self.bytes(id));
+            pieces.begins.push(pieces.bytes.len() as u32);
+        }
+        pieces
+    }
+
     /// Bytes that an id stands for in the middle of a text; none for an id that the vocabulary does not have.
     pub fn bytes(&self, id: u32) -> Vec<u8> {
         let Some(token) = self.token(id) else { return Vec::new() };
@@ -24,4 +81,21 @@ impl Tokenizer {
 /// What a character of a byte-level vocabulary stands for; one that is none of it is spelt as it is.
 fn char_bytes(c: char) -> Vec<u8> {
     byte(c).map_or_else(|| c.to_string().into_bytes(), |b| vec![b])
+}
+
+impl Pieces {
+    fn of(&self, id: u32) -> Option<&[u8]> {
+        let (begin, end) = (self.begins.get(id as usize)?, self.begins.get(id as usize + 1)?);
+        self.bytes.get(*begin as usize..*end as usize)
+    }
+}
+
+/// Whether spans are cut where they begin or end with a space.
+fn trims(processor: &PostProcessorWrapper) -> bool {
+    match processor {
+        PostProcessorWrapper::ByteLevel(level) => level.trim_offsets,
+        PostProcessorWrapper::Roberta(roberta) => roberta.trim_offsets,
+        PostProcessorWrapper::Sequence(all) => all.as_ref().iter().any(trims),
+        PostProcessorWrapper::Bert(_) | PostProcessorWrapper::Template(_) => false,
+    }
 }

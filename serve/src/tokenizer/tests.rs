@@ -85,6 +85,20 @@ fn kinds() -> &'static (Tokenizer, Tokenizer) {
     KINDS.get_or_init(|| (open(&byte_level()), open(&fallback())))
 }
 
+/// Byte-level tokenizers that lay spans otherwise than their tokens' lengths do, behind one that does not.
+fn spanned() -> &'static [Tokenizer] {
+    static KINDS: OnceLock<Vec<Tokenizer>> = OnceLock::new();
+    KINDS.get_or_init(|| {
+        let (mut normal, mut trimmed, mut spaced, mut stripped) =
+            (byte_level(), byte_level(), byte_level(), byte_level());
+        normal["normalizer"] = json!({"type": "NFC"});
+        trimmed["post_processor"] = trimmed["pre_tokenizer"].clone();
+        spaced["pre_tokenizer"]["add_prefix_space"] = json!(true);
+        stripped["added_tokens"][0]["lstrip"] = json!(true);
+        [byte_level(), normal, trimmed, spaced, stripped, fallback()].iter().map(open).collect()
+    })
+}
+
 fn streamed(tokenizer: &Tokenizer, ids: &[u32], skip: bool) -> Vec<String> {
     let mut stream = tokenizer.stream(skip);
     let mut pieces: Vec<String> = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
@@ -211,6 +225,17 @@ proptest! {
             let pieces = streamed(tokenizer, &ids, false);
             prop_assert!(pieces.iter().all(|p| !p.contains('\u{fffd}')), "{:?}", pieces);
             prop_assert_eq!(pieces.concat(), tokenizer.decode(&ids, false).unwrap());
+        }
+    }
+
+    /// Spans told by tokens' lengths are those that the library keeps: normalised, stripped and trimmed texts too.
+    #[test]
+    fn spans_are_the_librarys(text in "(ab| |é|€|🙂|e\u{301}|\u{e9}|<\\|end\\|>|\n){0,16}") {
+        for tokenizer in spanned() {
+            let whole = tokenizer.shared.library.encode(text.as_str(), false).unwrap();
+            let spans = tokenizer.encode_spans(&text).unwrap();
+            prop_assert_eq!(spans.iter().map(|s| s.0).collect::<Vec<_>>(), whole.get_ids());
+            prop_assert_eq!(spans.iter().map(|s| (s.1.start, s.1.end)).collect::<Vec<_>>(), whole.get_offsets());
         }
     }
 

@@ -151,7 +151,8 @@ impl Preprocess {
         progress_of(before + self.state.offset, self.bytes());
         let mut pending = Pending::default();
         while let Some(wave) = self.read()? {
-            let threads = thread::available_parallelism().map_or(1, NonZero::get);
+            // Two threads a core: one waits while its conversation is rendered in another process.
+            let threads = 2 * thread::available_parallelism().map_or(1, NonZero::get);
             let built = build(&self.builder, &wave, threads);
             for (line, built) in wave.iter().zip(built) {
                 if self.full() {
