@@ -14,7 +14,7 @@ const KEY: &str = "a key";
 const MODEL: &str = r#"{"model_type": "llama", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 4096,
     "tie_word_embeddings": true}"#;
-const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}\
+pub const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}\
     {% if m.content == 'raise' %}{{ raise_exception(\"the template's own words\") }}{% endif %}\
     <|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 
