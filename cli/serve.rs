@@ -131,6 +131,9 @@ pub struct Serve {
     /// Requests that may wait; what comes then is refused with 429
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     queue: u32,
+    /// Most tokens of the prompts of requests that wait; what comes then is refused with 429 [default: any]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    queue_tokens: Option<u32>,
     /// Origin whose pages may use the server from a browser (CORS), `https://app.example` say, or * for all; may be repeated
     /// [default: none]
     #[arg(long, value_name = "ORIGIN")]
@@ -190,6 +193,7 @@ impl Serve {
             sequences: self.max_seqs.into(),
             tokens: self.max_batch_tokens.map(|n| n as usize),
             queue: self.queue as usize,
+            queue_tokens: self.queue_tokens.map(|n| n as usize),
             speculation: self.speculate.asked(),
             pooling: self.embeddings.map(|pooling| match pooling {
                 PoolingName::Last => Pooling::Last,

@@ -357,6 +357,33 @@ fn however_the_engine_goes_each_stream_ends_once() {
 }
 
 #[test]
+fn no_more_tokens_may_wait_than_may() {
+    let (steps, gate) = channel();
+    let few = Settings { queue_tokens: Some(9), sequences: Some(1), ..settings() };
+    let engine = Engine::start(Fake::gated(SIZES, gate), &few).unwrap();
+    let handle = engine.handle();
+    let mut first = handle.submit(endless(4)).unwrap();
+    steps.send(()).unwrap();
+    assert!(first.blocking_recv().is_some());
+    // Those of a prompt that runs count no more; one that nobody is before may be longer.
+    let long = handle.submit(request(&[7; 20], 1)).unwrap();
+    assert_eq!(handle.submit(endless(4)).unwrap_err(), SubmitError::Full(9));
+    drop(long);
+    (0..2).for_each(|_| steps.send(()).unwrap());
+    until_free(&handle);
+    let _waits = [0; 4].map(|_| handle.submit(endless(4)).unwrap());
+    assert_eq!(handle.submit(endless(4)).unwrap_err(), SubmitError::Full(9));
+    drop(steps);
+}
+
+/// Waits until nobody is in the queue.
+fn until_free(handle: &Handle) {
+    while handle.stats().queued > 0 {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
 fn more_may_not_wait_than_may() {
     let (steps, gate) = channel();
     let few = Settings { queue: 2, sequences: Some(1), ..settings() };
