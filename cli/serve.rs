@@ -3,6 +3,7 @@
 
 mod restart;
 mod socket;
+mod times;
 
 use crate::failure::{Done, Failure, bail, say};
 use crate::flags::{RoomFlags, SpeculateFlag, named};
@@ -34,6 +35,7 @@ use tokio::sync::oneshot;
 use restart::{State, Successor, notify_ready};
 pub use socket::{Socket, listen};
 use socket::{SocketFile, inherited, listen_at};
+use times::TimeFlags;
 
 /// This machine, for itself only.
 pub const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -129,6 +131,9 @@ pub struct Serve {
     /// Requests that may wait; what comes then is refused with 429
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     queue: u32,
+    /// Most tokens of the prompts of requests that wait; what comes then is refused with 429 [default: any]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    queue_tokens: Option<u32>,
     /// Origin whose pages may use the server from a browser (CORS), `https://app.example` say, or * for all; may be repeated
     /// [default: none]
     #[arg(long, value_name = "ORIGIN")]
@@ -140,19 +145,21 @@ pub struct Serve {
     /// requests are refused with 503
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, value_parser = clap::value_parser!(u32).range(1..))]
     bodies_limit: u32,
-    /// Seconds that requests may go on when the server is told to end
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(..=86_400))]
-    shutdown_timeout: u32,
     /// OpenTelemetry collector, http://HOST:PORT, that gets a span of each request, as JSON over HTTP to /v1/traces [default: none]
     #[arg(long, value_name = "URL")]
     otlp_endpoint: Option<Collector>,
     /// The line that says that it is ready as JSON
     #[arg(long)]
     json: bool,
+    /// Tell the same in /metrics under vLLM's names too (`vllm:`, with model_name), for dashboards and autoscalers that read these
+    #[arg(long)]
+    vllm_metrics: bool,
     #[command(flatten)]
     speculate: SpeculateFlag,
     #[command(flatten)]
     room: RoomFlags,
+    #[command(flatten)]
+    times: TimeFlags,
 }
 
 impl Serve {
@@ -186,6 +193,7 @@ impl Serve {
             sequences: self.max_seqs.into(),
             tokens: self.max_batch_tokens.map(|n| n as usize),
             queue: self.queue as usize,
+            queue_tokens: self.queue_tokens.map(|n| n as usize),
             speculation: self.speculate.asked(),
             pooling: self.embeddings.map(|pooling| match pooling {
                 PoolingName::Last => Pooling::Last,
@@ -222,11 +230,11 @@ impl Serve {
             calls: self.tool_parser,
             body_limit: self.body_limit as usize,
             bodies_limit: self.bodies_limit as usize,
-            shutdown_timeout: Duration::from_secs(self.shutdown_timeout.into()),
             tls,
             adapters,
             otlp_endpoint: self.otlp_endpoint,
-            ..HttpSettings::default()
+            vllm_metrics: self.vllm_metrics,
+            ..self.times.of(HttpSettings::default())
         };
         let open = here
             && self.unix_socket.is_none()

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Fills .cache/ in the repository root with what tests use when it is there, all of it from PyPI: NVRTC, NVIDIA's run-time
+# Fills .cache/ in the repository root with what tests use when it is there, all of it from PyPI but for the JavaScript clients of both APIs, which npm gets: NVRTC, NVIDIA's run-time
 # compiler, the Python clients of OpenAI's and Anthropic's APIs, langchain-openai, schemathesis, jsonschema, h5py, TensorBoard, and Zig, which brings a clang that compiles
 # for other processors. With the argument `litellm` also that (260 MB), with `harness` EleutherAI's lm-evaluation-harness (580 MB), with `peft` PEFT, transformers and PyTorch,
 # which take some GB; several may be given. Running it again changes nothing. Without pip or without a network it says
@@ -68,6 +68,11 @@ anthropic() {
     "$python" -m pip install --quiet --no-compile --only-binary=:all: --target "$1/unpacked" "anthropic==$anthropic"
 }
 
+npm=openai-6.49.0-anthropic-1.14.0
+npm() {
+    command npm install --silent --no-audit --no-fund --prefix "$1/unpacked" openai@6.49.0 @anthropic-ai/sdk@1.14.0
+}
+
 jsonschema=4.26.0
 jsonschema() {
     "$python" -m pip install --quiet --no-compile --only-binary=:all: --target "$1/unpacked" "jsonschema==$jsonschema" rfc3339-validator==0.1.4
@@ -106,6 +111,7 @@ fill "openai $openai" "$root/.cache/openai/$openai-python$version" openai
 fill "h5py $h5py" "$root/.cache/h5py/$h5py-python$version" h5py
 fill "tensorboard $tensorboard" "$root/.cache/tensorboard/$tensorboard-python$version" tensorboard
 fill "anthropic $anthropic" "$root/.cache/anthropic/$anthropic-python$version" anthropic
+fill "npm $npm" "$root/.cache/npm/$npm" npm
 fill "jsonschema $jsonschema" "$root/.cache/jsonschema/$jsonschema-python$version" jsonschema
 fill "langchain $langchain" "$root/.cache/langchain/$langchain-python$version" langchain
 fill "schemathesis $schemathesis" "$root/.cache/schemathesis/$schemathesis-python$version" schemathesis

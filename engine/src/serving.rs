@@ -93,6 +93,8 @@ pub struct Room {
     pub kv: Option<KvMemory>,
     /// Requests that may wait.
     pub queue: usize,
+    /// Tokens of prompts that may wait, at most; none for any.
+    pub queue_tokens: Option<usize>,
     /// Whether pages are kept to be found again.
     pub prefix_cache: bool,
     /// Which tokens make a text's vector; none where no vectors are wanted.
@@ -114,6 +116,7 @@ impl Room {
             context: None,
             kv: None,
             queue: 1,
+            queue_tokens: None,
             prefix_cache: true,
             pooling: None,
             speculation: None,
@@ -125,6 +128,7 @@ impl Room {
     pub fn settings(&self) -> Settings {
         Settings {
             queue: self.queue,
+            queue_tokens: self.queue_tokens,
             prefix_cache: self.prefix_cache,
             sequences: Some(self.sequences),
             proposed: self.speculation.map_or(0, Speculation::proposed),

@@ -50,6 +50,8 @@ pub struct Settings {
     /// Choices of requests that may wait beyond those for which a sequence is free; a request that comes when none wait
     /// may have more.
     pub queue: usize,
+    /// Tokens of prompts that may wait so, at most; none for any.
+    pub queue_tokens: Option<usize>,
     /// Sequences of a step, at most; none for as many as the model takes.
     pub sequences: Option<usize>,
     /// Tokens of a step, at most; none for as many as the model takes.
@@ -66,6 +68,7 @@ impl Default for Settings {
         Settings {
             eos: Vec::new(),
             queue: 256,
+            queue_tokens: None,
             sequences: None,
             tokens: None,
             prefix_cache: true,

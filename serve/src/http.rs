@@ -53,6 +53,7 @@ use crate::request::Sampling;
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 use app::App;
+use connections::Times;
 use traces::Exporter;
 
 pub use adapters::{AdapterSettings, Loaded};
@@ -119,6 +120,10 @@ pub struct HttpSettings {
     pub shutdown_timeout: Duration,
     /// Origins whose pages may use the server from a browser; `*` allows all, none allows none.
     pub cors_origins: Vec<String>,
+    /// Time for the head of a request, and between two requests of a connection.
+    pub idle_timeout: Duration,
+    /// Time for the body of a request.
+    pub body_timeout: Duration,
     /// Comments go to streams that have been silent for so long, so that nothing between takes them for dead.
     pub keep_alive: Duration,
     /// Time in which a client must take something of what it is sent, or be left.
@@ -133,6 +138,8 @@ pub struct HttpSettings {
     pub adapters: Option<AdapterSettings>,
     /// The OpenTelemetry collector that gets a span of each request, `http://HOST:PORT`.
     pub otlp_endpoint: Option<Collector>,
+    /// Whether metrics are told under vLLM's names too.
+    pub vllm_metrics: bool,
 }
 
 impl Default for HttpSettings {
@@ -146,6 +153,8 @@ impl Default for HttpSettings {
             bodies_limit: 256 << 20,
             shutdown_timeout: Duration::from_secs(30),
             cors_origins: Vec::new(),
+            idle_timeout: Duration::from_secs(75),
+            body_timeout: Duration::from_secs(60),
             keep_alive: Duration::from_secs(12),
             stall_timeout: Duration::from_secs(60),
             sampling: Sampling::default(),
@@ -153,6 +162,7 @@ impl Default for HttpSettings {
             tls: None,
             adapters: None,
             otlp_endpoint: None,
+            vllm_metrics: false,
         }
     }
 }
@@ -178,7 +188,7 @@ pub async fn serve(
     stop: impl Future<Output = Ending>,
 ) -> io::Result<()> {
     let (app, engine) = App::new(served)?;
-    let (patience, stall) = (app.settings.shutdown_timeout, app.settings.stall_timeout);
+    let (patience, times) = (app.settings.shutdown_timeout, Times::of(&app.settings));
     let tls = app.settings.tls.as_ref().map(Tls::acceptor);
     let app = Arc::new(app);
     let ended = app.clone();
@@ -188,7 +198,7 @@ pub async fn serve(
         // The engine's thread is waited for, and it tells every request the end.
         let _ = tokio::task::spawn_blocking(move || engine.drain(Some(patience))).await;
     };
-    connections::accept(listener.into(), service, tls, stall, stop, patience, drain).await;
+    connections::accept(listener.into(), service, tls, times, stop, patience, drain).await;
     let _ = tokio::task::spawn_blocking(move || ended.traces.as_ref().map(Exporter::flush)).await;
     Ok(())
 }

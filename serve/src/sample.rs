@@ -150,9 +150,7 @@ impl History {
         let s = &rules.sampling;
         let shown = s.logprobs.is_some() || s.prompt_logprobs.is_some();
         let held = self.guide.is_some() || !matches!(self.allowed, Ok(Allowed::All));
-        let forbids = !(s.allowed_ids.is_empty() && s.bad_words.is_empty()) || s.typical_p < 1.0;
-        let adjusts = self.generated < s.min_tokens || !s.logit_bias.is_empty() || rules.penalises();
-        if shown || held || forbids || adjusts {
+        if shown || held || self.changes() {
             return None;
         }
         if s.temperature == 0.0 {
@@ -167,6 +165,13 @@ impl History {
             top_k: s.top_k,
             words: std::array::from_fn(|draw| if draw == 0 || again { self.word(draw) } else { 0 }),
         })
+    }
+
+    /// Whether the request has something done to the logits before one is drawn.
+    fn changes(&self) -> bool {
+        let s = &self.rules.sampling;
+        let forbids = !(s.allowed_ids.is_empty() && s.bad_words.is_empty()) || s.typical_p < 1.0;
+        forbids || self.generated < s.min_tokens || !s.logit_bias.is_empty() || self.rules.penalises()
     }
 
     /// Remembers the token that was drawn so; below 0 there was none.
@@ -267,6 +272,13 @@ impl Sampler {
         let complete = history.record(token)?;
         let logprobs = shown.map(|(log, top)| Logprobs { chosen: (f64::from(x) - log) as f32, top });
         Ok(Sampled { token, logprobs, complete })
+    }
+
+    /// The token that comes next where no grammar forbids it; nothing where more than that is to be asked.
+    pub(crate) fn likeliest(&mut self, logits: &[f32], history: &History) -> Option<u32> {
+        let asked = history.rules.sampling.temperature > 0.0 || history.changes();
+        let found = !asked && self.softmax.find_maxima(logits).is_ok();
+        found.then(|| self.softmax.argmax(logits) as u32)
     }
 
     /// Log-probability of a token that comes next without being drawn, and of the likeliest in its place.

@@ -1,6 +1,6 @@
-//! Python clients, unmodified, against `astrai serve`: the official ones of OpenAI's and Anthropic's APIs, what programs put between (langchain,
-//! litellm), and what judges servers (schemathesis, lm-evaluation-harness). They come from the test cache; where that or Python is absent, a
-//! word says so; in CI none may be.
+//! Clients, unmodified, against `astrai serve`: the official ones of OpenAI's and Anthropic's APIs in Python and JavaScript, what programs put
+//! between (langchain, litellm), and what judges servers (schemathesis, lm-evaluation-harness). They come from the test cache; where that, Python
+//! or Node is absent, a word says so; in CI none of Python's may be.
 
 use crate::emulated::checks_everything;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ const KEY: &str = "a key";
 const MODEL: &str = r#"{"model_type": "llama", "vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 4096,
     "tie_word_embeddings": true}"#;
-const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}\
+pub const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}\
     {% if m.content == 'raise' %}{{ raise_exception(\"the template's own words\") }}{% endif %}\
     <|{{ m.role }}|>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 
@@ -64,8 +64,27 @@ fn clients_work_unmodified() {
         print!("{told}");
     }
     println!("{} of {} scripts ran, {skipped} were skipped", SCRIPTS.len() - skipped, SCRIPTS.len());
+    javascript(&wide);
     wide.stop();
     narrow.stop();
+}
+
+/// The clients that npm has, where Node is here.
+fn javascript(server: &Server) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut folders = fs::read_dir(root.join(".cache/npm")).into_iter().flatten().flatten().map(|e| e.path());
+    let Some(folder) = folders.find(|path| path.join("node_modules").exists()) else {
+        return println!("skipped node.mjs: .cache has no npm; scripts/setup-cache.sh puts it there");
+    };
+    let script = root.join("tests/openai/node.mjs");
+    match Command::new("node").arg(script).args([&server.url, "small", KEY]).arg(folder).output() {
+        Err(e) => println!("skipped node.mjs: node: {e}"),
+        Ok(out) => {
+            let told = String::from_utf8_lossy(&out.stdout);
+            assert!(out.status.success(), "node.mjs: {told}{}", String::from_utf8_lossy(&out.stderr));
+            print!("{told}");
+        }
+    }
 }
 
 /// A folder with tasks of each kind, and what `astrai eval` says of them.

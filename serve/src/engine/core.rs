@@ -26,6 +26,9 @@ use crate::sample::{Rules, Sampler};
 use crate::scheduler::plan::ProgramKind;
 use crate::scheduler::{Arrival, Bounds, Scheduler};
 
+/// Steps that fail one after the other before the engine gives up: a device that is lost fails them all.
+const FAILURES: u32 = 3;
+
 /// The engine's state.
 pub(super) struct Core<M> {
     model: M,
@@ -52,6 +55,8 @@ pub(super) struct Core<M> {
     draining: Option<Option<Instant>>,
     /// Draws seeds for requests that bring none.
     seeds: RandomState,
+    /// Steps that failed, of the draft model too, since the last that did not.
+    failures: u32,
     shared: Arc<Shared>,
     stats: Stats,
 }
@@ -94,6 +99,7 @@ impl<M: Model> Core<M> {
             ended: Vec::new(),
             draining: None,
             seeds: RandomState::new(),
+            failures: 0,
             shared,
             stats,
         }
@@ -246,8 +252,11 @@ impl<M: Model> Core<M> {
     }
 
     fn step(&mut self) -> Result<(), String> {
-        if let Some(drafter) = &mut self.drafter {
-            drafter.propose(&mut self.scheduler)?;
+        if let Some(drafter) = &mut self.drafter
+            && let Err(why) = drafter.propose(&mut self.scheduler)
+        {
+            // The step goes without proposals.
+            self.count_failure(why)?;
         }
         let begun = Instant::now();
         if self.scheduler.plan().is_none() {
@@ -259,8 +268,9 @@ impl<M: Model> Core<M> {
         self.leave_draws();
         let plan = self.scheduler.planned();
         let (mut outputs, mut tokens) = (Vec::with_capacity(plan.entries().len()), Vec::new());
-        let stepped = self.model.step_drawing(plan, &mut outputs, &mut tokens);
-        stepped.map_err(|e| format!("the model failed: {e}"))?;
+        if let Err(e) = self.model.step_drawing(plan, &mut outputs, &mut tokens) {
+            return self.fail_step(&format!("the model failed: {e}"));
+        }
         let outputs = by_row(plan, outputs, self.vocabulary)?;
         let (took, single) = (begun.elapsed(), plan.rows().all(|row| row.tokens == 1));
         take_masks(&mut self.masks, &mut self.requests);
@@ -327,9 +337,26 @@ impl<M: Model> Core<M> {
         if let Some(drafter) = self.drafter.as_mut().filter(|_| single) {
             drafter.compare(took, &mut self.scheduler);
         }
+        self.failures = 0;
         self.stats.steps += 1;
         self.send_updates();
         Ok(())
+    }
+
+    /// Ends the requests that had tokens in a step that failed: it has written nowhere but in their pages, of which none is shared or kept.
+    fn fail_step(&mut self, why: &str) -> Result<(), String> {
+        self.count_failure(why.into())?;
+        take_masks(&mut self.masks, &mut self.requests);
+        let touched: Vec<u64> = self.scheduler.rows().map(|row| row.id.request).collect();
+        self.scheduler.complete(&[]);
+        touched.into_iter().for_each(|request| self.end(request, End::Failed(why.into())));
+        Ok(())
+    }
+
+    /// Counts a failure; it is the engine's where too many came one after the other.
+    fn count_failure(&mut self, why: String) -> Result<(), String> {
+        self.failures += 1;
+        if self.failures < FAILURES { Ok(()) } else { Err(why) }
     }
 
     /// Begins to find what may come next in the answers of this step that are held to a grammar.

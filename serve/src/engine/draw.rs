@@ -32,7 +32,7 @@ impl Draw<'_> {
             return;
         }
         if *find {
-            allow(*id, history);
+            allow(*id, history, sampler, logits);
         }
         sampled.push(sampler.sample(logits, history));
         for (token, logits) in proposed {
@@ -40,16 +40,17 @@ impl Draw<'_> {
                 Some(Ok(last)) if last.token == *token && !history.has_ended(last) => {}
                 _ => return,
             }
-            allow(*id, history);
+            allow(*id, history, sampler, logits);
             sampled.push(sampler.sample(logits, history));
         }
     }
 }
 
 /// Finds what may come next in an answer, where a grammar holds it.
-fn allow(id: SequenceId, history: &mut History) {
+fn allow(id: SequenceId, history: &mut History, sampler: &mut Sampler, logits: &[f32]) {
     if let Some(guide) = history.guide.take() {
-        (_, history.guide, history.allowed) = find(id, guide);
+        let likeliest = sampler.likeliest(logits, history);
+        (_, history.guide, history.allowed) = find(id, guide, likeliest);
     }
 }
 

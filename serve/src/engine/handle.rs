@@ -23,6 +23,9 @@ pub enum SubmitError {
     /// As many wait as may (HTTP 429).
     #[error("the queue of {0} answers has no room for this; try again later")]
     Busy(usize),
+    /// The prompts of those that wait have as many tokens as they may (HTTP 429).
+    #[error("the queue of {0} tokens has no room for this; try again later")]
+    Full(usize),
     /// The engine finishes what it has and takes nothing new (HTTP 503).
     #[error("the server is shutting down")]
     Draining,
@@ -87,6 +90,8 @@ impl Stats {
 struct Occupancy {
     /// These have not run yet.
     queued: usize,
+    /// Tokens of the prompts of requests of which none has.
+    tokens: usize,
     /// These have, and hold a sequence.
     running: usize,
 }
@@ -101,6 +106,7 @@ pub(super) struct Shared {
     embedding: Option<usize>,
     eos: Vec<u32>,
     queue: usize,
+    queue_tokens: Option<usize>,
     /// Sequences of a step, at most.
     sequences: usize,
     occupancy: Mutex<Occupancy>,
@@ -118,6 +124,7 @@ impl Shared {
             embedding: plan.embedding().map(|e| e.width),
             eos: settings.eos.clone(),
             queue: settings.queue,
+            queue_tokens: settings.queue_tokens,
             sequences,
             occupancy: Mutex::default(),
             next: AtomicU64::new(0),
@@ -131,30 +138,37 @@ impl Shared {
         self.occupancy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Permits for so many choices: as many as the queue has beyond the sequences that are free, or any number when
-    /// nobody waits. The engine fills free sequences at its next step, so that whoever is to have one does not wait.
-    fn reserve(self: &Arc<Shared>, choices: usize) -> Option<Permits> {
+    /// Permits for so many choices of a prompt of so many tokens: as many as the queue has beyond the sequences that are free, or any
+    /// number when nobody waits. The engine fills free sequences at its next step, so that whoever is to have one does not wait.
+    fn reserve(self: &Arc<Shared>, choices: usize, tokens: usize) -> Result<Permits, SubmitError> {
         let mut occupancy = self.occupancy();
         let free = self.sequences.saturating_sub(occupancy.running);
         if occupancy.queued > 0 && occupancy.queued + choices > self.queue + free {
-            return None;
+            return Err(SubmitError::Busy(self.queue));
+        }
+        let full = |most: &usize| occupancy.queued > 0 && occupancy.tokens + tokens > *most;
+        if let Some(most) = self.queue_tokens.filter(full) {
+            return Err(SubmitError::Full(most));
         }
         occupancy.queued += choices;
+        occupancy.tokens += tokens;
         drop(occupancy);
-        Some(Permits { shared: self.clone(), queued: choices, running: 0 })
+        Ok(Permits { shared: self.clone(), queued: choices, running: 0, tokens })
     }
 
-    /// So many choices run now.
-    pub fn run(&self, choices: usize) {
+    /// A choice runs now, the first of a prompt of so many tokens or, with 0, another.
+    pub fn run(&self, tokens: usize) {
         let mut occupancy = self.occupancy();
-        occupancy.queued -= choices;
-        occupancy.running += choices;
+        occupancy.queued -= 1;
+        occupancy.tokens -= tokens;
+        occupancy.running += 1;
     }
 
-    /// So many that waited, and so many that ran, have ended.
-    pub fn leave(&self, queued: usize, running: usize) {
+    /// So many that waited, with so many tokens, and so many that ran, have ended.
+    pub fn leave(&self, queued: usize, tokens: usize, running: usize) {
         let mut occupancy = self.occupancy();
         occupancy.queued -= queued;
+        occupancy.tokens -= tokens;
         occupancy.running -= running;
     }
 
@@ -206,7 +220,7 @@ impl Handle {
             return Err(RequestError { param: "model", message: message.into() }.into());
         }
         let body = Box::new(request.checked(self.shared.limits)?);
-        let permits = self.shared.reserve(body.n as usize).ok_or(SubmitError::Busy(self.shared.queue))?;
+        let permits = self.shared.reserve(body.n as usize, body.prompt.len())?;
         let request = self.shared.next.fetch_add(1, Ordering::Relaxed);
         let (emitter, stream) = connect(request, &self.shared, self.commands.clone());
         let command = Command::Submit { request, body, emitter, permits, at: Instant::now() };

@@ -11,7 +11,7 @@ use super::adapters::Patch;
 use crate::scheduler::batch::StepBatch;
 use crate::scheduler::plan::{Given, ProgramKind, StepEntry, StepPlan};
 
-/// Why a step failed. The engine does not go on after it: what the KV state holds is unknown then.
+/// Why a step failed. What the pages of its rows hold is unknown then; the engine ends their requests, and goes on with others.
 pub type ModelError = Box<dyn Error + Send + Sync>;
 
 /// What a model was compiled for.
@@ -89,7 +89,7 @@ pub trait Model {
     /// `[rows, vocabulary]`, which the engine may overwrite; of a program that makes vectors, what they are made of, `[rows, width]`.
     ///
     /// # Errors
-    /// The step could not be computed; the model is not asked again.
+    /// The step could not be computed, and has written to no page but those of its rows. After three in a row the model is not asked again.
     fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError>;
 
     /// Whether [`step_drawing`](Self::step_drawing) draws tokens; never changes.

@@ -83,6 +83,8 @@ pub(super) struct Permits {
     pub shared: Arc<Shared>,
     pub queued: usize,
     pub running: usize,
+    /// Of the prompt, until a choice runs.
+    pub tokens: usize,
 }
 
 impl Permits {
@@ -91,7 +93,7 @@ impl Permits {
         if self.queued > 0 {
             self.queued -= 1;
             self.running += 1;
-            self.shared.run(1);
+            self.shared.run(std::mem::take(&mut self.tokens));
         }
     }
 
@@ -100,14 +102,14 @@ impl Permits {
         let kind = if ran { &mut self.running } else { &mut self.queued };
         if *kind > 0 {
             *kind -= 1;
-            self.shared.leave(usize::from(!ran), usize::from(ran));
+            self.shared.leave(usize::from(!ran), 0, usize::from(ran));
         }
     }
 }
 
 impl Drop for Permits {
     fn drop(&mut self) {
-        self.shared.leave(self.queued, self.running);
+        self.shared.leave(self.queued, self.tokens, self.running);
     }
 }
 

@@ -175,6 +175,13 @@ impl Guide {
         Ok(Allowed::Some(mask))
     }
 
+    /// Whether this token may come, at much less cost than all that may; `false` also where only [`allowed`](Guide::allowed) tells.
+    pub fn admits(&mut self, token: u32) -> bool {
+        let answers = self.thought.is_none() || matches!(self.place, Place::Answer);
+        let taken = |matcher: &mut Matcher| matcher.validate_tokens(&[token]).is_ok_and(|n| n == 1);
+        answers && self.matcher.as_mut().is_some_and(taken)
+    }
+
     /// Takes the token that came; says whether the answer is complete, so that nothing may follow.
     ///
     /// # Errors

@@ -51,6 +51,48 @@ fn dates_are_those_of_the_calendar() {
     assert!(compiler.compile(schema("mood")).unwrap().accepts("\"x\""));
 }
 
+/// On the way of random answers, what is asked token by token is what is said of all, in a vocabulary whose tokens go over the bounds of parts.
+#[test]
+fn a_token_is_admitted_that_is_among_those_allowed() {
+    let long = [
+        "{\"", "\": ", "\", \"", "\":\"", "tr", "true", "rue}", "12", "50", ", ", "\n  ", "}}", "]}", "ab",
+        "aé", "\\u00", "\\n\"",
+    ];
+    let mut words: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| vec![byte]).collect();
+    words.extend(long.iter().map(|text| text.as_bytes().to_vec()));
+    words.push(b"\xFF<end>".to_vec());
+    let compiler = Arc::new(Compiler::of_words(words.clone(), &[words.len() as u32 - 1]).unwrap());
+    let schema = json!({"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "n": {"type": "integer", "minimum": 3,
+        "maximum": 150}, "on": {"type": "boolean"}, "day": {"type": "string", "format": "date"}, "tags": {"type": "array", "items":
+        {"enum": ["a", "ab", "abc"]}}}, "required": ["name", "n"]});
+    let lark = "start: /[a-z]{2,5}/ (\" \" start)? | \"(\" start \")\"".to_owned();
+    let all = [
+        Wanted::Schema(schema),
+        Wanted::object(),
+        Wanted::Regex("(ab|aé|[0-9]{2}){2,6}!?".into()),
+        Wanted::Lark(lark),
+    ];
+    let (mut seed, mut asked) = (1u64, 0);
+    for wanted in all {
+        let grammar = compiler.compile(wanted).unwrap();
+        for _ in 0..6 {
+            let mut guide = Guide::new(&Constraint { grammar: Some(grammar.clone()), thought: None });
+            for _ in 0..40 {
+                let Allowed::Some(mask) = guide.allowed().unwrap() else { panic!("a mask") };
+                let ids = 0..words.len() as u32;
+                let admitted: Vec<u32> = ids.clone().filter(|id| guide.admits(*id)).collect();
+                assert_eq!(admitted, ids.filter(|id| mask.is_allowed(*id)).collect::<Vec<_>>());
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                asked += 1;
+                if guide.take(admitted[(seed >> 33) as usize % admitted.len()]).unwrap() {
+                    break;
+                }
+            }
+        }
+    }
+    assert!(asked > 200, "{asked}");
+}
+
 #[test]
 fn runs_of_space_come_to_an_end() {
     let grammar = compiler().compile(Wanted::object()).unwrap();

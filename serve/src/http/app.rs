@@ -75,6 +75,7 @@ impl App {
         let bodies = Arc::new(Semaphore::new(settings.bodies_limit.div_ceil(BODY_UNIT)));
         let adapters = Adapters::new(settings.adapters.take());
         let traces = settings.otlp_endpoint.as_ref().map(|at| Exporter::start(at, &names[0])).transpose()?;
+        let vllm = settings.vllm_metrics.then(|| names[0].clone());
         let app = App {
             adapters,
             engine: engine.handle(),
@@ -83,7 +84,7 @@ impl App {
             names,
             settings,
             created: now(),
-            metrics: Metrics::new().map_err(io::Error::other)?,
+            metrics: Metrics::new(vllm).map_err(io::Error::other)?,
             kept: Kept::default(),
             keys,
             limiter,

@@ -4,7 +4,6 @@
 use std::future::poll_fn;
 use std::ops::Deref;
 use std::pin::Pin;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::StatusCode;
@@ -20,9 +19,6 @@ const FREE: usize = 64 << 10;
 
 /// Bodies whose memory is given back to the system.
 const LARGE: usize = 1 << 20;
-
-/// Time for a body to come.
-const BODY_TIME: Duration = Duration::from_secs(60);
 
 /// A body that has come whole, with its share of the room for bodies.
 pub struct Received {
@@ -75,6 +71,6 @@ pub async fn receive(app: &App, mut body: Body) -> Result<Received, ApiError> {
         Ok(())
     };
     let late = |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");
-    timeout(BODY_TIME, receive).await.map_err(late)??;
+    timeout(app.settings.body_timeout, receive).await.map_err(late)??;
     Ok(got)
 }

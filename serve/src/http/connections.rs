@@ -17,14 +17,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use super::Ending;
 use super::write_timeout::WriteTimeout;
+use super::{Ending, HttpSettings};
 
 /// Connections at a time; more wait to be accepted.
 const MOST: usize = 4096;
-
-/// Time for the header of a request, and between two requests.
-const HEADER_TIME: Duration = Duration::from_secs(75);
 
 /// Time for the handshake of an encrypted connection.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
@@ -59,12 +56,28 @@ enum Stream {
     Unix(UnixStream),
 }
 
+/// Times of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Times {
+    /// For the head of a request, and between two requests.
+    idle: Duration,
+    /// In which something of what is sent must be taken.
+    stall: Duration,
+}
+
+impl Times {
+    /// As they are set.
+    pub fn of(settings: &HttpSettings) -> Times {
+        Times { idle: settings.idle_timeout, stall: settings.stall_timeout }
+    }
+}
+
 /// What all connections are served with.
 #[derive(Clone)]
 struct Service {
     router: Router,
     tls: Option<TlsAcceptor>,
-    stall: Duration,
+    times: Times,
     /// Changes when connections are to finish what they are at: the time for it.
     closing: watch::Receiver<Duration>,
     places: Arc<Semaphore>,
@@ -77,13 +90,13 @@ pub async fn accept(
     listener: Listener,
     router: Router,
     tls: Option<TlsAcceptor>,
-    stall: Duration,
+    times: Times,
     stop: impl Future<Output = Ending>,
     patience: Duration,
     drain: impl AsyncFnOnce(Duration),
 ) {
     let (close, closing) = watch::channel(FLUSH);
-    let service = Service { router, tls, stall, closing, places: Arc::new(Semaphore::new(MOST)) };
+    let service = Service { router, tls, times, closing, places: Arc::new(Semaphore::new(MOST)) };
     match service.accept(&listener, stop).await {
         Ending::Leave => {
             service.accept(&listener, drain(patience)).await;
@@ -146,9 +159,9 @@ impl Service {
     }
 
     async fn serve(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send) {
-        let stream = WriteTimeout::new(stream, self.stall);
+        let stream = WriteTimeout::new(stream, self.times.stall);
         let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIME).max_buf_size(HEADER);
+        http.timer(TokioTimer::new()).header_read_timeout(self.times.idle).max_buf_size(HEADER);
         let service = TowerToHyperService::new(self.router.clone());
         let mut served = pin!(http.serve_connection(TokioIo::new(stream), service));
         let mut closing = self.closing.clone();

@@ -134,7 +134,7 @@ impl<T> Asked<T> {
             let stream = loop {
                 match self.app.engine.submit(request.clone()) {
                     // Its own texts make way for the next.
-                    Err(SubmitError::Busy(_)) if !coming.is_empty() => {
+                    Err(SubmitError::Busy(_) | SubmitError::Full(_)) if !coming.is_empty() => {
                         vectors.extend(self.next(&mut coming).await?);
                     }
                     other => break other?,

@@ -124,7 +124,7 @@ impl From<SubmitError> for ApiError {
         let message = e.to_string();
         match e {
             SubmitError::Invalid(e) => e.into(),
-            SubmitError::Busy(_) => {
+            SubmitError::Busy(_) | SubmitError::Full(_) => {
                 ApiError { retry_after: Some(1), ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, message) }
             }
             SubmitError::Draining | SubmitError::Dead(_) => ApiError::unavailable(message),

@@ -1,4 +1,5 @@
-//! What operators measure, in Prometheus' text form. Names are those dashboards for vLLM know, with `astrai_` before them.
+//! What operators measure, in Prometheus' text form. Names are vLLM's with `astrai_` before them; where dashboards read vLLM's own, with `vllm:`,
+//! the same is told a second time.
 //! Times are seconds; what the engine counts is read when somebody asks.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,6 +8,7 @@ use std::time::Instant;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use prometheus::proto::{LabelPair, MetricFamily};
 use prometheus::{
     Encoder, Error, Gauge, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
     TextEncoder, register_gauge_with_registry, register_histogram_with_registry,
@@ -86,14 +88,16 @@ pub struct Metrics {
     whole: Histogram,
     prompt: Histogram,
     output: Histogram,
+    /// The model's name, where everything is told under vLLM's names too.
+    vllm: Option<String>,
 }
 
 impl Metrics {
-    /// Nothing measured yet.
+    /// Nothing measured yet; under vLLM's names too where the model's name is given.
     ///
     /// # Errors
     /// A name is not one, or there twice.
-    pub fn new() -> Result<Metrics, Error> {
+    pub fn new(vllm: Option<String>) -> Result<Metrics, Error> {
         let registry = Registry::new_custom(Some("astrai".into()), None)?;
         let r = &registry;
         let level = |(name, help, _): &Level| register_int_gauge_with_registry!(*name, *help, r);
@@ -127,6 +131,7 @@ impl Metrics {
             prompt: time("request_prompt_tokens", "Tokens of a prompt.", &TOKENS)?,
             output: time("request_generation_tokens", "Tokens generated for a prompt.", &TOKENS)?,
             registry,
+            vllm,
         })
     }
 
@@ -186,10 +191,26 @@ impl Metrics {
             counter.inc_by(read(stats).saturating_sub(counter.get()));
         }
         drop(counts);
-        let mut out = Vec::new();
-        TextEncoder::new().encode(&self.registry.gather(), &mut out)?;
+        let (mut out, mut all) = (Vec::new(), self.registry.gather());
+        if let Some(model) = &self.vllm {
+            let again: Vec<MetricFamily> = all.iter().map(|family| of_vllm(family.clone(), model)).collect();
+            all.extend(again);
+        }
+        TextEncoder::new().encode(&all, &mut out)?;
         Ok(String::from_utf8_lossy(&out).into_owned())
     }
+}
+
+/// The same under vLLM's name, with the label by which its dashboards choose.
+fn of_vllm(mut family: MetricFamily, model: &str) -> MetricFamily {
+    family.set_name(family.name().replacen("astrai_", "vllm:", 1));
+    for metric in family.mut_metric() {
+        let mut label = LabelPair::default();
+        label.set_name("model_name".into());
+        label.set_value(model.into());
+        metric.set_label(metric.get_label().iter().cloned().chain([label]).collect());
+    }
+    family
 }
 
 /// `GET /metrics`

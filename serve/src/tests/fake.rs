@@ -16,6 +16,9 @@ use crate::sample::{History, Rules, Sampler};
 use crate::scheduler::batch::StepBatch;
 use crate::scheduler::plan::{ProgramKind, StepEntry, StepPlan};
 
+/// What a step says that fails.
+pub const LOST: &str = "out of memory";
+
 /// After this token the logits are NaN.
 pub const POISON: u32 = 6;
 
@@ -103,6 +106,20 @@ impl Fake {
 
     pub fn faulty(sizes: Sizes, fault: impl FnMut(u64) -> Result<(), ModelError> + Send + 'static) -> Fake {
         Fake { fault: Box::new(fault), ..Fake::new(sizes) }
+    }
+
+    /// The same, of which one call in so many fails.
+    pub fn failing_each(self, calls: u64) -> Fake {
+        let mut left = calls;
+        let fault = move |_| {
+            left -= 1;
+            if left > 0 {
+                return Ok(());
+            }
+            left = calls;
+            Err(LOST.into())
+        };
+        Fake { fault: Box::new(fault), ..self }
     }
 
     /// One that proposes tokens.

@@ -1,16 +1,18 @@
 //! A server under everything at once: 64 clients that ask for texts, chats, calls of tools, answers of a form, several choices, adapters, plain
 //! and streamed, with proposed tokens verified, over too few pages and a short queue; some leave in the middle. Every answer is that of the same
 //! request alone, on a server that computes one at a time and proposes nothing; nothing is lost, no page stays taken, memory does not grow.
-//! `ASTRAI_SOAK_SECONDS` says for how long; in CI it is a minute.
+//! A llama's tokens are proposed by look-up, those of a small DeepSeek-V3 by its own module. `ASTRAI_SOAK_SECONDS` says for how long; in CI it
+//! is a minute.
 
 use crate::answers::fixture::{program, text};
 use crate::answers::operate::{adapter, metric, with};
 use crate::answers::serve::Server;
 use crate::emulated::checks_everything;
 use serde_json::{Value, json};
+use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -182,14 +184,48 @@ fn median(part: &[u64]) -> u64 {
     part.get(part.len() / 2).copied().unwrap_or(0)
 }
 
+/// The fixture with a module of multi-token prediction, with room for a conversation and a tokenizer of 64 characters.
+fn predicting() -> PathBuf {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/deepseek_mtp");
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("predicting");
+    fs::create_dir_all(&dir).unwrap();
+    let mut config: Value = serde_json::from_slice(&fs::read(golden.join("config.json")).unwrap()).unwrap();
+    config["max_position_embeddings"] = json!(1024);
+    fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    fs::copy(golden.join("model.safetensors"), dir.join("model.safetensors")).unwrap();
+    fs::write(dir.join("chat_template.jinja"), crate::openai::TEMPLATE).unwrap();
+    // Space and the end of a line as byte-level tokenizers write them.
+    let characters = ('a'..='z').chain('0'..='9').chain("ĠĊ{}[]\":,.<>/_|=()!;-+?*'#@P".chars());
+    let vocabulary: serde_json::Map<String, Value> =
+        characters.enumerate().map(|(id, c)| (c.to_string(), json!(id))).collect();
+    assert_eq!(vocabulary.len(), 64);
+    let byte_level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let tokenizer = json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": byte_level, "post_processor": null, "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []}});
+    fs::write(dir.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    dir
+}
+
 #[test]
 fn whatever_comes_together_each_answer_is_that_of_the_request_alone() {
     let model = crate::openai::model("mixture");
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("mixture/adapters");
-    adapter(&folder.join("loud"), &model, [2, 32], 0.5);
-    adapter(&folder.join("low"), &model, [2, 32], 0.2);
+    hold(&model, [2, 32, 32], &["--speculate", "ngram", "--kv-memory", "320KiB"]);
+}
+
+#[test]
+fn and_where_the_models_own_module_proposes() {
+    hold(&predicting(), [2, 16, 32], &["--speculate", "mtp", "--kv-memory", "480KiB"]);
+}
+
+/// Holds a model with adapters of this rank, input and output, under these flags, to what it says alone.
+fn hold(model: &Path, shape: [usize; 3], flags: &[&str]) {
+    let folder = model.join("adapters");
+    adapter(&folder.join("loud"), model, shape, 0.5);
+    adapter(&folder.join("low"), model, shape, 0.2);
     let named = ["loud", "low"].map(|name| format!("{name}={}", text(&folder.join(name))));
-    let flags = [
+    let of_all = [
         "--served-name",
         "small",
         "--tool-parser",
@@ -200,13 +236,15 @@ fn whatever_comes_together_each_answer_is_that_of_the_request_alone() {
         &named[0],
         "--adapter",
         &named[1],
+        "--max-model-len",
+        "1024",
     ];
     let start = |more: &[&str]| {
-        let args = [&["serve", text(&model), "--port", "0", "--json"][..], &flags, more].concat();
+        let args = [&["serve", text(model), "--port", "0", "--json"][..], &of_all, more].concat();
         Server::spawn(program(&args))
     };
     let mut dice = Dice(7);
-    let alone = start(&["--max-seqs", "1", "--max-model-len", "1024"]);
+    let alone = start(&["--max-seqs", "1"]);
     let at = |server: &Server| server.at("").trim_start_matches("http://").to_owned();
     let known: Vec<(Asked, Value)> = (0..KINDS)
         .map(|i| {
@@ -220,18 +258,7 @@ fn whatever_comes_together_each_answer_is_that_of_the_request_alone() {
 
     let seconds = std::env::var("ASTRAI_SOAK_SECONDS").ok().map(|s| s.parse::<u64>().unwrap());
     let seconds = seconds.unwrap_or(if checks_everything() { 60 } else { 3 });
-    let mut server = start(&[
-        "--max-seqs",
-        "12",
-        "--speculate",
-        "ngram",
-        "--queue",
-        "48",
-        "--kv-memory",
-        "320KiB",
-        "--max-model-len",
-        "1024",
-    ]);
+    let mut server = start(&[&["--max-seqs", "12", "--queue", "48"][..], flags].concat());
     let (counts, address, until) =
         (Counts::default(), at(&server), Instant::now() + Duration::from_secs(seconds));
     let mut memory = vec![];

@@ -13,22 +13,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// An adapter of a model's output of attention, of this rank and width, whose factors are about this large.
-pub fn adapter(folder: &Path, base: &Path, [rank, width]: [usize; 2], value: f32) {
+/// An adapter of a model's output of attention in its first two layers, of this rank, input and output, whose factors are about this large.
+pub fn adapter(folder: &Path, base: &Path, [rank, k, n]: [usize; 3], value: f32) {
     fs::create_dir_all(folder).unwrap();
     let config = json!({"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["o_proj"], "bias": "none",
         "base_model_name_or_path": text(base)});
     fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
     let bytes: Vec<u8> =
-        (0..rank * width).flat_map(|i| (value * (i as i32 % 7 - 3) as f32).to_le_bytes()).collect();
+        (0..rank * k.max(n)).flat_map(|i| (value * (i as i32 % 7 - 3) as f32).to_le_bytes()).collect();
     let layer =
         |i| ["A", "B"].map(|f| format!("base_model.model.model.layers.{i}.self_attn.o_proj.lora_{f}.weight"));
     let names: Vec<String> = (0..2).flat_map(layer).collect();
-    let shapes = [&[rank, width][..], &[width, rank]];
-    let tensors = names
-        .iter()
-        .enumerate()
-        .map(|(i, name)| (name.as_str(), DType::F32, shapes[i % 2], bytes.as_slice()));
+    let shapes = [&[rank, k][..], &[n, rank]];
+    let tensors = names.iter().enumerate().map(|(i, name)| {
+        let shape = shapes[i % 2];
+        (name.as_str(), DType::F32, shape, &bytes[..4 * shape.iter().product::<usize>()])
+    });
     let file = folder.join("adapter_model.safetensors");
     astrai_runtime::weights::write(&file, tensors, &Default::default()).unwrap();
 }
@@ -50,8 +50,8 @@ pub fn metric(server: &Server, name: &str) -> f64 {
 fn adapters_come_and_go_over_http() {
     let open = Path::new(env!("CARGO_TARGET_TMPDIR")).join("answers/adapters");
     let _absent = fs::remove_dir_all(&open);
-    adapter(&open.join("loud"), model(), [2, 64], 0.5);
-    adapter(&open.join("silent"), model(), [2, 64], 0.0);
+    adapter(&open.join("loud"), model(), [2, 64, 64], 0.5);
+    adapter(&open.join("silent"), model(), [2, 64, 64], 0.0);
     let flags = ["--max-adapters", "2", "--max-adapter-rank", "4", "--adapter-folder", text(&open)];
     let server = Server::start(model(), &flags);
     let says = |name: &str| {

@@ -1,5 +1,5 @@
 //! A module of multi-token prediction: its numbers beside those of a reference in PyTorch (transformers' DeepSeek-V3, and a module after
-//! arXiv 2412.19437 with one of its layers), and the answers of an engine whose tokens it proposes.
+//! arXiv 2412.19437 with one of its layers; `make.py` beside the fixture writes them), and the answers of an engine whose tokens it proposes.
 
 use super::*;
 use astrai_builders::config::Hidden;

@@ -138,6 +138,22 @@ fn who_leaves_frees_what_it_held() {
 }
 
 #[test]
+fn who_sends_nothing_is_left() {
+    let short = Duration::from_millis(100);
+    let settings = HttpSettings { idle_timeout: short, body_timeout: short, ..HttpSettings::default() };
+    let server = slow(Settings::default(), settings);
+    let mut silent = server.connect();
+    silent.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-").unwrap();
+    // Whatever is said to it, the connection is closed.
+    let _ = silent.read_to_end(&mut Vec::new());
+    let mut without_body = server.connect();
+    without_body
+        .write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+        .unwrap();
+    assert_eq!(rest(without_body).status, 408);
+}
+
+#[test]
 fn who_stops_reading_is_left() {
     let settings = HttpSettings { stall_timeout: Duration::from_millis(100), ..HttpSettings::default() };
     let server = slow(Settings::default(), settings);
@@ -215,7 +231,8 @@ fn an_idle_connection_does_not_hold_the_end() {
 
 #[test]
 fn metrics_count_what_happened() {
-    let server = Server::new();
+    let both = HttpSettings { vllm_metrics: true, ..HttpSettings::default() };
+    let server = Server::with(Alphabet::new(), Settings::default(), both);
     server.chat("hi", json!({"max_tokens": 4})).good();
     server.chat("hi", json!({"max_tokens": 9, "stop": "d", "stream": true})).events();
     server.chat("hi", json!({"n": 0})).error();
@@ -253,6 +270,8 @@ fn metrics_count_what_happened() {
         ("astrai_e2e_request_latency_seconds_count", 2.0),
         ("astrai_request_time_per_output_token_seconds_count", 2.0),
         ("astrai_request_generation_tokens_sum", 8.0),
+        ("vllm:request_generation_tokens_sum{model_name=\"org/alphabet\"}", 8.0),
+        ("vllm:request_success_total{finished_reason=\"stop\",model_name=\"org/alphabet\"}", 1.0),
     ] {
         assert_eq!(value(name), want, "{name}");
     }
