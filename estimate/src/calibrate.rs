@@ -3,7 +3,7 @@
 //! differ so much that each number shows: few rows and many, one layer after another from memory, experts with a few rows each.
 
 use crate::Refused;
-use crate::check::{Checked, check, check_extend};
+use crate::check::{Checked, check_time};
 use crate::fit::{Seen, reach};
 use crate::hardware::{Hardware, Kernels, Precision, Reach};
 use crate::model::time;
@@ -59,12 +59,12 @@ pub fn calibrate(
             let of = |purpose, batch, seq: u64| Schedule::of_one(purpose, batch, seq.min(longest), storage);
             for purpose in [Purpose::Train, Purpose::Prefill] {
                 for [batch, seq] in WHOLE {
-                    steps.push(check(config, &of(purpose, batch, seq), hardware, machine, repeat)?);
+                    steps.push(check_time(config, &of(purpose, batch, seq), 1, hardware, machine, repeat)?);
                 }
             }
             for [batch, seq, new] in PAGED {
                 let s = of(Purpose::Decode, batch, seq);
-                steps.push(check_extend(config, &s, new.min(s.seq), hardware, machine, repeat)?);
+                steps.push(check_time(config, &s, new.min(s.seq), hardware, machine, repeat)?);
             }
         }
     }
