@@ -1,5 +1,5 @@
 //! The numbers of kernels from programs run on the device at hand. In: shapes, hardware that was measured. Out: the hardware with what part
-//! of its peaks kernels of each archetype and type of product reach, and what steps take beside their kernels. Shapes, sizes and types
+//! of its peaks kernels of each archetype and type of product reach, what steps take beside their kernels included. Shapes, sizes and types
 //! differ so much that each number shows: few rows and many, one layer after another from memory, experts with a few rows each.
 
 use crate::Refused;
@@ -84,9 +84,12 @@ fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
     let mut groups: BTreeMap<(usize, Precision), Vec<Seen>> = BTreeMap::new();
     for step in steps {
         let all: f64 = step.operators.iter().map(|o| o.measured).sum();
+        // As memory was read beside this step.
+        let peaks = peaks.reading(step.reading.map_or(1.0, |[now, told]| now / told));
         for o in step.operators.iter().filter(|o| o.measured > 0.0) {
             let t = time(&o.work, &peaks, &Mesh::default(), &|_| None)?;
-            let measured = o.measured / o.work.launches as f64;
+            // What the step takes beside its kernels they take in proportion: the fastest of each were not all in one step.
+            let measured = o.measured / o.work.launches as f64 * step.measured / all;
             let at_peaks = [t.compute, t.memory, t.fixed + t.communication()];
             // A kernel counts by its part of the step, steps alike.
             let seen = Seen { at_peaks, measured, weight: 20.0 * o.measured / all };
@@ -105,13 +108,5 @@ fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
         }
     }
     kernels.residual = Some((all[0] / all[1].max(f64::MIN_POSITIVE)).sqrt());
-    // What a run takes beside its kernels.
-    let beside = |c: &Checked| {
-        let kernels = c.operators.iter().map(|o| o.measured).sum::<f64>();
-        ((c.measured - kernels) / c.runs).max(0.0)
-    };
-    let mut rest: Vec<f64> = steps.iter().map(beside).collect();
-    rest.sort_by(f64::total_cmp);
-    kernels.step = rest.get(rest.len() / 2).copied().unwrap_or(0.0);
     Ok(Hardware { kernels, ..hardware.clone() })
 }

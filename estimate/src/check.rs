@@ -25,9 +25,9 @@ use astrai_train::settings::Settings;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long steps are run again that were not measured on the machine that its file describes.
+/// How long steps are run again while which memory changed its speed.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Part by which reading may differ from what the file says.
+/// Part by which reading may differ before and after.
 const APART: f64 = 0.12;
 /// Seconds of steps between two readings, at least: a reading leaves nothing of a step in the caches.
 const BETWEEN: f64 = 0.1;
@@ -53,12 +53,12 @@ pub struct Operator {
 /// A step.
 #[derive(Clone, Debug)]
 pub struct Checked {
-    /// Seconds predicted.
+    /// Seconds predicted, for memory that is read as it was beside the steps.
     pub predicted: f64,
+    /// Seconds predicted for memory as the hardware's file has it.
+    pub as_told: f64,
     /// The fastest of the steps measured: whatever else the machine does only adds.
     pub measured: f64,
-    /// Runs of programs in a step.
-    pub runs: f64,
     /// Part of the median by which measured steps differ: half of the way from the first to the third quarter.
     pub spread: f64,
     /// Its kernels.
@@ -75,11 +75,6 @@ impl Checked {
     pub fn error(&self) -> f64 {
         self.predicted / self.measured - 1.0
     }
-
-    /// True where memory was read as fast beside the steps as the hardware says, or that is not known.
-    pub fn as_told(&self) -> bool {
-        self.reading.is_none_or(|[now, told]| (now / told - 1.0).abs() <= APART)
-    }
 }
 
 /// What was measured: seconds of steps, and profiles of as many more, each with its program.
@@ -89,8 +84,8 @@ struct Measured {
     reading: Option<[f64; 2]>,
 }
 
-/// Measures on the machine that its file describes: cores of a virtual machine are moved, and memory is read at another speed then, for
-/// seconds or minutes.
+/// Measures while the machine stays as it is: cores of a virtual machine are moved, and memory is read at another speed then, for seconds or
+/// minutes.
 struct Watch {
     repeat: usize,
     reader: Option<Reader>,
@@ -102,7 +97,8 @@ impl Watch {
     fn new(hardware: &Hardware, machine: &Machine, repeat: usize) -> Watch {
         let reader = Some(&machine.device).filter(|_| hardware.kind == "cpu").and_then(Reader::new);
         let told = hardware.rate(Reader::BYTES as f64);
-        Watch { repeat, reader, told, now: told }
+        let now = reader.as_ref().map_or(told, Reader::rate);
+        Watch { repeat, reader, told, now }
     }
 
     /// Bytes that it takes for itself.
@@ -110,35 +106,31 @@ impl Watch {
         self.reader.as_ref().map_or(0, |_| Reader::BYTES as u64)
     }
 
-    fn reads_as_told(&mut self) -> bool {
+    /// Reads memory; true where it was read as fast the last time.
+    fn stays(&mut self) -> bool {
         let Some(reader) = &self.reader else { return true };
-        self.now = reader.rate();
-        (self.now / self.told - 1.0).abs() <= APART
+        let before = std::mem::replace(&mut self.now, reader.rate());
+        (self.now / before - 1.0).abs() <= APART
     }
 
-    /// Seconds of `repeat` steps, one run of them after another, before and after which memory is read as the file says; when patience has
-    /// run out, of any. A step hears whether what was measured before it is forgotten.
-    fn steps(&mut self, mut step: impl FnMut(bool) -> Result<(), String>) -> Result<Vec<f64>, Refused> {
+    /// Seconds of `repeat` steps, one after another, before and after which memory is read as fast; when patience has run out, of any. A step gives its seconds, and hears whether what was measured before it is forgotten.
+    fn steps(&mut self, mut step: impl FnMut(bool) -> Result<f64, String>) -> Result<Vec<f64>, Refused> {
         let (mut kept, ends) = (Vec::new(), Instant::now() + PATIENCE);
-        let mut before = self.reads_as_told();
+        self.stays();
         loop {
             // What was read takes the place of what a step finds in the caches.
             step(kept.is_empty())?;
             let (first, mut sum) = (kept.len(), 0.0);
             while kept.len() < self.repeat && (kept.len() == first || sum < BETWEEN) {
-                let started = Instant::now();
-                step(false)?;
-                kept.push(started.elapsed().as_secs_f64());
+                kept.push(step(false)?);
                 sum += kept[kept.len() - 1];
             }
-            let after = self.reads_as_told();
-            if !(before && after) && Instant::now() < ends {
+            if !self.stays() && Instant::now() < ends {
                 kept.clear();
             }
             if kept.len() >= self.repeat {
                 return Ok(kept);
             }
-            before = after;
         }
     }
 
@@ -171,7 +163,8 @@ pub fn check(
     Ok(Checked { memory: peak, ..beside(measured, hardware)? })
 }
 
-/// The same without memory; of decode the last `new` tokens of each sequence, whose keys and values are in pages: a server's prefill.
+/// The same without the plan's memory; of decode the last `new` tokens of each sequence, whose keys and values are in pages: a server's
+/// prefill.
 ///
 /// # Errors
 /// As [`check`].
@@ -183,7 +176,8 @@ pub fn check_time(
     machine: &Machine,
     repeat: usize,
 ) -> Result<Checked, Refused> {
-    beside(run(config, s, new, machine, &mut Watch::new(hardware, machine, repeat))?, hardware)
+    let mut watch = Watch::new(hardware, machine, repeat);
+    beside(run(config, s, new, machine, &mut watch)?, hardware)
 }
 
 fn run(
@@ -207,14 +201,20 @@ fn beside(measured: Measured, hardware: &Hardware) -> Result<Checked, Refused> {
     seconds.sort_by(f64::total_cmp);
     let at = |part: f64| seconds[((seconds.len() - 1) as f64 * part).round() as usize];
     let mut operators = Vec::new();
+    let seen = hardware.reading(reading.map_or(1.0, |[now, told]| now / told));
     for (program, works, profile) in programs {
-        operators.extend(compare(program, works, &profile, hardware)?);
+        operators.extend(compare(program, works, &profile, &seen)?);
     }
-    let predicted = operators.iter().map(|o| o.predicted).sum::<f64>() + runs * hardware.kernels.step;
+    let rest = runs * hardware.kernels.step;
+    let predicted = operators.iter().map(|o| o.predicted).sum::<f64>() + rest;
+    let mut as_told = rest;
+    for Operator { work, .. } in &operators {
+        as_told += time(work, hardware, &Mesh::default(), &|_| None)?.total() * work.launches as f64;
+    }
     Ok(Checked {
         predicted,
+        as_told,
         measured: at(0.0),
-        runs,
         spread: (at(0.75) - at(0.25)) / 2.0 / at(0.5),
         operators,
         memory: None,
@@ -277,20 +277,35 @@ fn said<E: ToString>(e: E) -> String {
     e.to_string()
 }
 
-/// Seconds of steps of a session, then the fastest of each launch in as many.
+/// Keeps the faster of each launch.
+fn join(all: &mut Profile, found: Profile) {
+    if all.rows.is_empty() {
+        return *all = found;
+    }
+    all.rows.iter_mut().zip(found.rows).for_each(|(row, found)| row.fastest = row.fastest.min(found.fastest));
+}
+
+/// Seconds of steps of a session, and the fastest of each launch in as many that come in turn with them.
 fn profiled(
     session: &mut Session,
     inputs: &[(&str, &Value)],
     watch: &mut Watch,
 ) -> Result<(Vec<f64>, Profile), Refused> {
-    let seconds = watch.steps(|_| session.execute(inputs).map_err(said))?;
-    watch.steps(|anew| {
+    let mut all = Profile::default();
+    let seconds = watch.steps(|anew| {
+        let started = Instant::now();
+        session.execute(inputs).map_err(said)?;
+        let seconds = started.elapsed().as_secs_f64();
+        session.start_profile();
+        session.execute(inputs).map_err(said)?;
+        let found = session.take_profile().unwrap_or_default();
         if anew {
-            session.start_profile();
+            all = Profile::default();
         }
-        session.execute(inputs).map_err(said)
+        join(&mut all, found);
+        Ok(seconds)
     })?;
-    Ok((seconds, session.take_profile().unwrap_or_default()))
+    Ok((seconds, all))
 }
 
 fn prefill(
@@ -375,14 +390,21 @@ fn train(
     }
     let model = Model::fresh(config.clone(), vec![], 0);
     let mut engine = Engine::open(plan, model.source(), &machine.device, &mut |_, _| {}).map_err(said)?;
-    let seconds = watch.steps(|_| engine.step(&batches, 1e-4).map(drop).map_err(said))?;
-    watch.steps(|anew| {
+    let mut all = [Profile::default(), Profile::default()];
+    let seconds = watch.steps(|anew| {
+        let started = Instant::now();
+        engine.step(&batches, 1e-4).map_err(said)?;
+        let seconds = started.elapsed().as_secs_f64();
+        engine.start_profile();
+        engine.step(&batches, 1e-4).map_err(said)?;
         if anew {
-            engine.start_profile();
+            all = [Profile::default(), Profile::default()];
         }
-        engine.step(&batches, 1e-4).map(drop).map_err(said)
+        let found = engine.take_profile().map(Option::unwrap_or_default);
+        all.iter_mut().zip(found).for_each(|(all, found)| join(all, found));
+        Ok(seconds)
     })?;
-    let [gradient, update] = engine.take_profile().map(Option::unwrap_or_default);
+    let [gradient, update] = all;
     let [first, second] = works;
     let programs = vec![("gradient", first, gradient), ("update", second, update)];
     Ok(Measured { seconds, programs, reading: watch.reading() })
