@@ -1,5 +1,5 @@
 //! The numbers of kernels from programs run on the device at hand. In: shapes, hardware that was measured. Out: the hardware with what part
-//! of its peaks kernels of each archetype and type of product reach, what steps take beside their kernels included. Shapes, sizes and types
+//! of its peaks kernels of each archetype and type of product reach. Shapes, sizes and types
 //! differ so much that each number shows: few rows and many, one layer after another from memory, experts with a few rows each.
 
 use crate::Refused;
@@ -88,8 +88,7 @@ fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
         let peaks = peaks.reading(step.reading.map_or(1.0, |[now, told]| now / told));
         for o in step.operators.iter().filter(|o| o.measured > 0.0) {
             let t = time(&o.work, &peaks, &Mesh::default(), &|_| None)?;
-            // What the step takes beside its kernels they take in proportion: the fastest of each were not all in one step.
-            let measured = o.measured / o.work.launches as f64 * step.measured / all;
+            let measured = o.measured / o.work.launches as f64;
             let at_peaks = [t.compute, t.memory, t.fixed + t.communication()];
             // A kernel counts by its part of the step, steps alike.
             let seen = Seen { at_peaks, measured, weight: 20.0 * o.measured / all };
