@@ -5,9 +5,8 @@ use crate::failure::{Failure, bail};
 use astrai_engine::machine::{Kind, Machine};
 use astrai_estimate::calibrate::{calibrate, shapes};
 use astrai_estimate::check::check;
-use astrai_estimate::hardware::{Hardware, Precision};
+use astrai_estimate::hardware::Hardware;
 use astrai_estimate::{measure, published, report};
-use astrai_runtime::device::cpu::peaks::Peaks;
 use std::io::Write;
 use std::path::Path;
 
@@ -23,15 +22,10 @@ impl Estimate {
         if let Some(name) = &self.hardware {
             return Ok(Hardware::open(name)?);
         }
-        let device = &*machine.device;
-        let (Some(peaks), Some(levels)) = (Peaks::arithmetic_of(device), Peaks::levels(device)) else {
-            bail!("the peaks of this processor cannot be measured; give --hardware FILE");
-        };
-        let [vector, matrix, pieces] = peaks;
-        let rows =
-            [(Precision::F32, vector), (Precision::F32Pieces, pieces), (Precision::Bf16, matrix.or(vector))];
-        let compute = rows.into_iter().filter_map(|(p, rate)| Some((p, rate?))).collect();
-        Ok(measure::hardware(device, compute, levels))
+        match measure::here(&*machine.device) {
+            Some(hardware) => Ok(hardware),
+            None => bail!("the peaks of this processor cannot be measured; give --hardware FILE"),
+        }
     }
 
     pub(super) fn measure(&self, out: &mut dyn Write) -> Result<(), Failure> {

@@ -253,6 +253,13 @@ pub fn checked(c: &Checked, hardware: &Hardware) -> String {
         let [planned, peak] = [planned, peak].map(bytes);
         out += &format!("memory               {planned} planned, {peak} held at most, error {error:.1} %\n");
     }
+    if let Some(rates) = c.reading {
+        let [now, told] = rates.map(|rate| format!("{:.1} GB/s", rate / 1e9));
+        let as_told = seconds(c.as_told);
+        out += &format!(
+            "reading              {now} beside the steps, for which is predicted; {told} in the hardware's file: {as_told}\n"
+        );
+    }
     out
 }
 

@@ -1,9 +1,9 @@
 //! The numbers of kernels from programs run on the device at hand. In: shapes, hardware that was measured. Out: the hardware with what part
-//! of its peaks kernels of each archetype and type of product reach, and what steps take beside their kernels. Shapes, sizes and types
+//! of its peaks kernels of each archetype and type of product reach. Shapes, sizes and types
 //! differ so much that each number shows: few rows and many, one layer after another from memory, experts with a few rows each.
 
 use crate::Refused;
-use crate::check::{Checked, check, check_extend};
+use crate::check::{Checked, check_time};
 use crate::fit::{Seen, reach};
 use crate::hardware::{Hardware, Kernels, Precision, Reach};
 use crate::model::time;
@@ -59,12 +59,12 @@ pub fn calibrate(
             let of = |purpose, batch, seq: u64| Schedule::of_one(purpose, batch, seq.min(longest), storage);
             for purpose in [Purpose::Train, Purpose::Prefill] {
                 for [batch, seq] in WHOLE {
-                    steps.push(check(config, &of(purpose, batch, seq), hardware, machine, repeat)?);
+                    steps.push(check_time(config, &of(purpose, batch, seq), 1, hardware, machine, repeat)?);
                 }
             }
             for [batch, seq, new] in PAGED {
                 let s = of(Purpose::Decode, batch, seq);
-                steps.push(check_extend(config, &s, new.min(s.seq), hardware, machine, repeat)?);
+                steps.push(check_time(config, &s, new.min(s.seq), hardware, machine, repeat)?);
             }
         }
     }
@@ -84,6 +84,8 @@ fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
     let mut groups: BTreeMap<(usize, Precision), Vec<Seen>> = BTreeMap::new();
     for step in steps {
         let all: f64 = step.operators.iter().map(|o| o.measured).sum();
+        // As memory was read beside this step.
+        let peaks = peaks.reading(step.reading.map_or(1.0, |[now, told]| now / told));
         for o in step.operators.iter().filter(|o| o.measured > 0.0) {
             let t = time(&o.work, &peaks, &Mesh::default(), &|_| None)?;
             let measured = o.measured / o.work.launches as f64;
@@ -105,13 +107,5 @@ fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
         }
     }
     kernels.residual = Some((all[0] / all[1].max(f64::MIN_POSITIVE)).sqrt());
-    // What a run takes beside its kernels.
-    let beside = |c: &Checked| {
-        let kernels = c.operators.iter().map(|o| o.measured).sum::<f64>();
-        ((c.measured - kernels) / c.runs).max(0.0)
-    };
-    let mut rest: Vec<f64> = steps.iter().map(beside).collect();
-    rest.sort_by(f64::total_cmp);
-    kernels.step = rest.get(rest.len() / 2).copied().unwrap_or(0.0);
     Ok(Hardware { kernels, ..hardware.clone() })
 }

@@ -13,8 +13,9 @@ use astrai_engine::load::draw;
 use astrai_engine::machine::Machine;
 use astrai_engine::model::{Model, check_sizes, plan_within, served_fidelity};
 use astrai_ir::{Dim, Mesh};
+use astrai_runtime::device::cpu::peaks::Reader;
 use astrai_runtime::device::{forget_peak, process_memory};
-use astrai_runtime::{Compiled, Dump, Profile};
+use astrai_runtime::{Compiled, Dump, Profile, Session, Value};
 use astrai_serve::cache::KvCache;
 use astrai_serve::pages::Page;
 use astrai_serve::scheduler::batch::StepBatch;
@@ -22,7 +23,17 @@ use astrai_train::batch::PackedBatch;
 use astrai_train::engine::{Engine, Plan, Recipe};
 use astrai_train::settings::Settings;
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long steps are run again while which memory changed its speed.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Part by which reading may differ before and after.
+const APART: f64 = 0.12;
+/// Seconds of steps between two readings, at least: a reading leaves nothing of a step in the caches.
+const BETWEEN: f64 = 0.1;
+
+/// A byte of keys and values; numbers made of it are about a hundredth in both types.
+const WRITTEN: u8 = 0x3c;
 
 /// A kernel in the layers of one kind.
 #[derive(Clone, Debug)]
@@ -42,18 +53,21 @@ pub struct Operator {
 /// A step.
 #[derive(Clone, Debug)]
 pub struct Checked {
-    /// Seconds predicted.
+    /// Seconds predicted, for memory that is read as it was beside the steps.
     pub predicted: f64,
+    /// Seconds predicted for memory as the hardware's file has it.
+    pub as_told: f64,
     /// The fastest of the steps measured: whatever else the machine does only adds.
     pub measured: f64,
-    /// Runs of programs in a step.
-    pub runs: f64,
     /// Part of the median by which measured steps differ: half of the way from the first to the third quarter.
     pub spread: f64,
     /// Its kernels.
     pub operators: Vec<Operator>,
     /// Bytes planned, and the most that the process held while it loaded and ran; none where the system does not say.
     pub memory: Option<[u64; 2]>,
+    /// Bytes per second at which memory was read beside the steps, and what the hardware says of as many bytes; none where that is not
+    /// measured.
+    pub reading: Option<[f64; 2]>,
 }
 
 impl Checked {
@@ -64,17 +78,65 @@ impl Checked {
 }
 
 /// What was measured: seconds of steps, and profiles of as many more, each with its program.
-type Measured = (Vec<f64>, Vec<(&'static str, Vec<Work>, Profile)>);
+struct Measured {
+    seconds: Vec<f64>,
+    programs: Vec<(&'static str, Vec<Work>, Profile)>,
+    reading: Option<[f64; 2]>,
+}
 
-/// Runs `repeat` steps, then as many with every launch timed.
-fn timed(repeat: usize, mut step: impl FnMut() -> Result<(), String>) -> Result<Vec<f64>, Refused> {
-    step()?;
-    let one = |_| {
-        let started = Instant::now();
-        step()?;
-        Ok(started.elapsed().as_secs_f64())
-    };
-    (0..repeat).map(one).collect()
+/// Measures while the machine stays as it is: cores of a virtual machine are moved, and memory is read at another speed then, for seconds or
+/// minutes.
+struct Watch {
+    repeat: usize,
+    reader: Option<Reader>,
+    told: f64,
+    now: f64,
+}
+
+impl Watch {
+    fn new(hardware: &Hardware, machine: &Machine, repeat: usize) -> Watch {
+        let reader = Some(&machine.device).filter(|_| hardware.kind == "cpu").and_then(Reader::new);
+        let told = hardware.rate(Reader::BYTES as f64);
+        let now = reader.as_ref().map_or(told, Reader::rate);
+        Watch { repeat, reader, told, now }
+    }
+
+    /// Bytes that it takes for itself.
+    fn bytes(&self) -> u64 {
+        self.reader.as_ref().map_or(0, |_| Reader::BYTES as u64)
+    }
+
+    /// Reads memory; true where it was read as fast the last time.
+    fn stays(&mut self) -> bool {
+        let Some(reader) = &self.reader else { return true };
+        let before = std::mem::replace(&mut self.now, reader.rate());
+        (self.now / before - 1.0).abs() <= APART
+    }
+
+    /// Seconds of `repeat` steps, one after another, before and after which memory is read as fast; when patience has run out, of any. A step gives its seconds, and hears whether what was measured before it is forgotten.
+    fn steps(&mut self, mut step: impl FnMut(bool) -> Result<f64, String>) -> Result<Vec<f64>, Refused> {
+        let (mut kept, ends) = (Vec::new(), Instant::now() + PATIENCE);
+        self.stays();
+        loop {
+            // What was read takes the place of what a step finds in the caches.
+            step(kept.is_empty())?;
+            let (first, mut sum) = (kept.len(), 0.0);
+            while kept.len() < self.repeat && (kept.len() == first || sum < BETWEEN) {
+                kept.push(step(false)?);
+                sum += kept[kept.len() - 1];
+            }
+            if !self.stays() && Instant::now() < ends {
+                kept.clear();
+            }
+            if kept.len() >= self.repeat {
+                return Ok(kept);
+            }
+        }
+    }
+
+    fn reading(&self) -> Option<[f64; 2]> {
+        self.reader.as_ref().map(|_| [self.now, self.told])
+    }
 }
 
 /// Runs the program and compares.
@@ -93,21 +155,20 @@ pub fn check(
     }
     check_sizes(config, s.batch, s.seq)?;
     let planned = estimate(config, s, hardware, machine.backend())?.summary.memory.total();
+    let mut watch = Watch::new(hardware, machine, repeat);
     let forgotten = forget_peak();
-    let measured = match s.purpose {
-        Purpose::Train => train(config, s, machine, repeat)?,
-        Purpose::Prefill => prefill(config, s, machine, repeat)?,
-        Purpose::Decode => paged(config, s, 1, machine, repeat)?,
-    };
-    let peak = process_memory().filter(|_| forgotten).map(|[_, peak]| [planned, peak]);
+    let measured = run(config, s, 1, machine, &mut watch)?;
+    let held = |[_, peak]: [u64; 2]| [planned, peak.saturating_sub(watch.bytes())];
+    let peak = process_memory().filter(|_| forgotten).map(held);
     Ok(Checked { memory: peak, ..beside(measured, hardware)? })
 }
 
-/// The same of a server's prefill: the last `new` tokens of each sequence, whose keys and values are in pages.
+/// The same without the plan's memory; of decode the last `new` tokens of each sequence, whose keys and values are in pages: a server's
+/// prefill.
 ///
 /// # Errors
 /// As [`check`].
-pub fn check_extend(
+pub fn check_time(
     config: &ModelConfig,
     s: &Schedule,
     new: u64,
@@ -115,26 +176,49 @@ pub fn check_extend(
     machine: &Machine,
     repeat: usize,
 ) -> Result<Checked, Refused> {
-    beside(paged(config, s, new, machine, repeat)?, hardware)
+    let mut watch = Watch::new(hardware, machine, repeat);
+    beside(run(config, s, new, machine, &mut watch)?, hardware)
+}
+
+fn run(
+    config: &ModelConfig,
+    s: &Schedule,
+    new: u64,
+    machine: &Machine,
+    watch: &mut Watch,
+) -> Result<Measured, Refused> {
+    match s.purpose {
+        Purpose::Train => train(config, s, machine, watch),
+        Purpose::Prefill => prefill(config, s, machine, watch),
+        Purpose::Decode => paged(config, s, new, machine, watch),
+    }
 }
 
 /// What was measured beside what is predicted.
-fn beside((mut seconds, programs): Measured, hardware: &Hardware) -> Result<Checked, Refused> {
+fn beside(measured: Measured, hardware: &Hardware) -> Result<Checked, Refused> {
+    let Measured { mut seconds, programs, reading } = measured;
     let runs = programs.len() as f64;
     seconds.sort_by(f64::total_cmp);
     let at = |part: f64| seconds[((seconds.len() - 1) as f64 * part).round() as usize];
     let mut operators = Vec::new();
+    let seen = hardware.reading(reading.map_or(1.0, |[now, told]| now / told));
     for (program, works, profile) in programs {
-        operators.extend(compare(program, works, &profile, hardware)?);
+        operators.extend(compare(program, works, &profile, &seen)?);
     }
-    let predicted = operators.iter().map(|o| o.predicted).sum::<f64>() + runs * hardware.kernels.step;
+    let rest = runs * hardware.kernels.step;
+    let predicted = operators.iter().map(|o| o.predicted).sum::<f64>() + rest;
+    let mut as_told = rest;
+    for Operator { work, .. } in &operators {
+        as_told += time(work, hardware, &Mesh::default(), &|_| None)?.total() * work.launches as f64;
+    }
     Ok(Checked {
         predicted,
+        as_told,
         measured: at(0.0),
-        runs,
         spread: (at(0.75) - at(0.25)) / 2.0 / at(0.5),
         operators,
         memory: None,
+        reading,
     })
 }
 
@@ -193,11 +277,42 @@ fn said<E: ToString>(e: E) -> String {
     e.to_string()
 }
 
+/// Keeps the faster of each launch.
+fn join(all: &mut Profile, found: Profile) {
+    if all.rows.is_empty() {
+        return *all = found;
+    }
+    all.rows.iter_mut().zip(found.rows).for_each(|(row, found)| row.fastest = row.fastest.min(found.fastest));
+}
+
+/// Seconds of steps of a session, and the fastest of each launch in as many that come in turn with them.
+fn profiled(
+    session: &mut Session,
+    inputs: &[(&str, &Value)],
+    watch: &mut Watch,
+) -> Result<(Vec<f64>, Profile), Refused> {
+    let mut all = Profile::default();
+    let seconds = watch.steps(|anew| {
+        let started = Instant::now();
+        session.execute(inputs).map_err(said)?;
+        let seconds = started.elapsed().as_secs_f64();
+        session.start_profile();
+        session.execute(inputs).map_err(said)?;
+        let found = session.take_profile().unwrap_or_default();
+        if anew {
+            all = Profile::default();
+        }
+        join(&mut all, found);
+        Ok(seconds)
+    })?;
+    Ok((seconds, all))
+}
+
 fn prefill(
     config: &ModelConfig,
     s: &Schedule,
     machine: &Machine,
-    repeat: usize,
+    watch: &mut Watch,
 ) -> Result<Measured, Refused> {
     let logits = if config.encoder.is_some() { Logits::None } else { Logits::Last };
     let program = Program { logits, ..Program::full(s.batch, s.seq) };
@@ -210,10 +325,8 @@ fn prefill(
     let model = Model::fresh(config.clone(), vec![], 0);
     let mut session = model.start(planned, machine, &mut |_, _| {}).map_err(said)?;
     let inputs = batch.inputs(session.inputs());
-    let seconds = timed(repeat, || session.execute(&inputs).map_err(said))?;
-    session.start_profile();
-    (0..repeat).try_for_each(|_| session.execute(&inputs).map_err(said))?;
-    Ok((seconds, vec![("forward", works, session.take_profile().unwrap_or_default())]))
+    let (seconds, profile) = profiled(&mut session, &inputs, watch)?;
+    Ok(Measured { seconds, programs: vec![("forward", works, profile)], reading: watch.reading() })
 }
 
 fn paged(
@@ -221,7 +334,7 @@ fn paged(
     s: &Schedule,
     new: u64,
     machine: &Machine,
-    repeat: usize,
+    watch: &mut Watch,
 ) -> Result<Measured, Refused> {
     config.check_decoder()?;
     let table = (s.seq as usize).div_ceil(Cache::PAGE);
@@ -237,6 +350,10 @@ fn paged(
         w.flops = Dim::from((all * (1.0 - (new - 1) as f64 / 2.0 / s.seq as f64)) as usize);
     }
     let kv = KvCache::new(config, cache, s.storage, &machine.device).map_err(said)?;
+    // As after a prompt: of pages that nobody wrote, the system gives all the same one, which stays in the caches.
+    for name in kv.buffers().names() {
+        kv.buffers().write(name, |bytes| bytes.fill(WRITTEN)).map_err(said)?;
+    }
     let model = Model::fresh(config.clone(), vec![], 0);
     let mut session = model.start_over(planned, kv.buffers(), &mut |_, _| {}).map_err(said)?;
     let mut batch = StepBatch::of_program(session.inputs(), cache.page, cache.table);
@@ -249,13 +366,16 @@ fn paged(
         batch.push(&tokens, (s.seq - new) as usize, &pages, bounds).map_err(said)?;
     }
     let inputs = batch.inputs(session.inputs());
-    let seconds = timed(repeat, || session.execute(&inputs).map_err(said))?;
-    session.start_profile();
-    (0..repeat).try_for_each(|_| session.execute(&inputs).map_err(said))?;
-    Ok((seconds, vec![("forward", works, session.take_profile().unwrap_or_default())]))
+    let (seconds, profile) = profiled(&mut session, &inputs, watch)?;
+    Ok(Measured { seconds, programs: vec![("forward", works, profile)], reading: watch.reading() })
 }
 
-fn train(config: &ModelConfig, s: &Schedule, machine: &Machine, repeat: usize) -> Result<Measured, Refused> {
+fn train(
+    config: &ModelConfig,
+    s: &Schedule,
+    machine: &Machine,
+    watch: &mut Watch,
+) -> Result<Measured, Refused> {
     config.check_decoder()?;
     let recipe =
         Recipe { storage: s.storage, recompute: s.recompute, ..Settings::of_sizes(s.batch, s.seq).recipe() };
@@ -270,10 +390,22 @@ fn train(config: &ModelConfig, s: &Schedule, machine: &Machine, repeat: usize) -
     }
     let model = Model::fresh(config.clone(), vec![], 0);
     let mut engine = Engine::open(plan, model.source(), &machine.device, &mut |_, _| {}).map_err(said)?;
-    let seconds = timed(repeat, || engine.step(&batches, 1e-4).map(drop).map_err(said))?;
-    engine.start_profile();
-    (0..repeat).try_for_each(|_| engine.step(&batches, 1e-4).map(drop).map_err(said))?;
-    let [gradient, update] = engine.take_profile().map(Option::unwrap_or_default);
+    let mut all = [Profile::default(), Profile::default()];
+    let seconds = watch.steps(|anew| {
+        let started = Instant::now();
+        engine.step(&batches, 1e-4).map_err(said)?;
+        let seconds = started.elapsed().as_secs_f64();
+        engine.start_profile();
+        engine.step(&batches, 1e-4).map_err(said)?;
+        if anew {
+            all = [Profile::default(), Profile::default()];
+        }
+        let found = engine.take_profile().map(Option::unwrap_or_default);
+        all.iter_mut().zip(found).for_each(|(all, found)| join(all, found));
+        Ok(seconds)
+    })?;
+    let [gradient, update] = all;
     let [first, second] = works;
-    Ok((seconds, vec![("gradient", first, gradient), ("update", second, update)]))
+    let programs = vec![("gradient", first, gradient), ("update", second, update)];
+    Ok(Measured { seconds, programs, reading: watch.reading() })
 }

@@ -204,6 +204,10 @@ fn rank(
         let (first, live) = (rows.len(), live(&planned.plan));
         launches.extend(order.iter().zip(live).map(|(row, live)| Launch { row: first + row, live }));
         for mut work in works {
+            // Only processors pack weights into panels.
+            if work.form == "panels" && hardware.kind != "cpu" {
+                work.form = "dot";
+            }
             if work.form == "attention" && schedule.lengths.is_some() {
                 let part = schedule.part(work.window);
                 let of = |d: &Dim| Ok::<_, Refused>(Dim::from((d.eval(&sizes)? as f64 * part) as usize));

@@ -205,6 +205,13 @@ impl Hardware {
         self.caches.iter().find(|(size, _)| bytes <= *size).map_or(self.bandwidth, |(_, rate)| *rate)
     }
 
+    /// The same machine where memory is read at `part` of its speed, and what is cached little faster than memory, too.
+    pub fn reading(&self, part: f64) -> Hardware {
+        let of = |rate: f64| if rate < 2.0 * self.bandwidth { rate * part } else { rate };
+        let caches = self.caches.iter().map(|(size, rate)| (*size, of(*rate))).collect();
+        Hardware { bandwidth: of(self.bandwidth), caches, ..self.clone() }
+    }
+
     /// The link over which a group of so many ranks exchanges values: the fastest that joins them all.
     pub fn link(&self, ranks: u32) -> Option<&Link> {
         self.links.iter().find(|l| l.devices >= ranks).or(self.links.last())

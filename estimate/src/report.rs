@@ -206,9 +206,10 @@ pub fn checked(c: &Checked, s: &Schedule, hardware: &Hardware) -> Value {
         })
     };
     json!({
-        "hardware": hardware.name, "schedule": schedule(s), "predicted_seconds": c.predicted,
+        "hardware": hardware.name, "schedule": schedule(s), "predicted_seconds": c.predicted, "predicted_as_told_seconds": c.as_told,
         "measured_seconds": c.measured, "error": c.error(), "spread": c.spread,
         "planned_bytes": c.memory.map(|m| m[0]), "peak_bytes": c.memory.map(|m| m[1]),
+        "read_bytes_per_s": c.reading.map(|r| r[0]), "told_bytes_per_s": c.reading.map(|r| r[1]),
         "operators": c.operators.iter().map(operator).collect::<Vec<_>>(),
     })
 }

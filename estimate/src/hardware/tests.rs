@@ -71,6 +71,8 @@ fn kernels_of_a_type_have_numbers_of_their_own_and_caches_stand_in_a_row() {
     let read = Hardware::parse(text, "x.json5").unwrap();
     for h in [&read, &Hardware::parse(&read.save().to_string(), "again").unwrap()] {
         assert_eq!([1e5, 2e6, 1e8].map(|bytes| h.rate(bytes)), [90e9, 40e9, 20e9]);
+        // Where memory is read slower, so is what is hardly faster than it.
+        assert_eq!([1e5, 2e6, 1e8].map(|bytes| h.reading(0.5).rate(bytes)), [90e9, 40e9, 10e9]);
         let [pieces, vectors] =
             [Precision::F32Pieces, Precision::F32].map(|p| (h.kernels.of("dot", p), h.peak(p)));
         assert_eq!(

@@ -12,11 +12,12 @@ use astrai_ir::ops::{Op, Weight};
 use astrai_ir::plan::PlannedWeight;
 use astrai_ir::{DType, Layout, Precision, Sizes, Tensor, Type, eval};
 use astrai_passes::Derived;
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
 impl Session {
-    /// Packs every weight that no session beside it has, one checkpoint tensor at a time, in the order in which the plan lists
-    /// them.
+    /// Packs every weight that no session beside it has, one checkpoint tensor at a time, the largest first: a checkpoint's tensor lies beside
+    /// what is packed of it, and the largest do so while the others are not there yet.
     pub(super) fn load_weights(
         &mut self,
         source: &dyn WeightSource,
@@ -33,7 +34,10 @@ impl Session {
             if there { 0 } else { weight_bytes(w) as usize }
         };
         let fresh = device.alloc(&weights.iter().zip(&packed).map(len).collect::<Vec<_>>())?;
-        for ((w, packed), block) in weights.iter().zip(packed).zip(fresh) {
+        let mut all: Vec<_> = weights.iter().zip(packed).zip(fresh).enumerate().collect();
+        all.sort_by_key(|(_, (_, block))| Reverse(block.len()));
+        let mut placed = vec![(Pointer(0), None); all.len()];
+        for (i, ((w, packed), block)) in all {
             if let Some(b) = self.buffers.get(&w.weight.name) {
                 let same = (b.dtype, Some(&b.shape)) == (w.weight.ty.dtype, literal(&w.weight.ty).as_ref());
                 if !same || w.layout.is_packed() {
@@ -42,14 +46,12 @@ impl Session {
                         "the program does not read `{name}` as it lies in its buffer; compile it for trained weights"
                     )));
                 }
-                self.weights.push(b.block.at());
-                self.packed.push(None);
+                placed[i] = (b.block.at(), None);
                 self.shared.push(b.clone());
                 continue;
             }
             if let Some(block) = packed {
-                self.weights.push(block.at());
-                self.packed.push(Some(block));
+                placed[i] = (block.at(), Some(block));
                 continue;
             }
             let place = Stored { at: block.at(), ty: &w.weight.ty, layout: w.layout, device: &*device };
@@ -63,9 +65,9 @@ impl Session {
             }
             done += block.len() as u64;
             progress(done.min(total), total);
-            self.weights.push(block.at());
-            self.packed.push(Some(block));
+            placed[i] = (block.at(), Some(block));
         }
+        (self.weights, self.packed) = placed.into_iter().unzip();
         Ok(())
     }
 

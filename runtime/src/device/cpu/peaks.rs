@@ -3,10 +3,12 @@
 //! stands then the least that they could have been.
 
 use super::Isa;
+use crate::device::Block;
 use crate::{Device, Threads};
 use astrai_ir::DType;
 use std::hint::black_box;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// What was there at best.
@@ -151,6 +153,38 @@ impl Peaks {
     /// The least seconds that so many operations on operands of this type, and so many bytes, take.
     pub fn floor(&self, flops: f64, bytes: f64, dtype: DType) -> f64 {
         (flops / self.arithmetic(dtype).rate).max(bytes / self.reading.rate)
+    }
+}
+
+/// Memory whose reading is measured in a moment, as often as one asks: it changes where a hypervisor moves the cores of a machine. Two that
+/// share a link to memory read as fast as one.
+pub struct Reader {
+    device: Arc<dyn Device>,
+    isa: Isa,
+    block: Block,
+}
+
+impl Reader {
+    /// Bytes that are read, more than a last-level cache holds.
+    pub const BYTES: usize = 128 << 20;
+
+    /// Takes the memory. `None` where there is not as much, or this process does not see it.
+    pub fn new(device: &Arc<dyn Device>) -> Option<Reader> {
+        let isa = Isa::named(&device.backend().target().isa)?;
+        let block = device.alloc(&[Reader::BYTES]).ok()?.pop()?;
+        device.fill(block.at(), Reader::BYTES, &mut |bytes| bytes.fill(1)).ok()?;
+        device.host(block.at())?;
+        Some(Reader { device: device.clone(), isa, block })
+    }
+
+    /// Bytes per second now.
+    pub fn rate(&self) -> f64 {
+        let Some(address) = self.device.host(self.block.at()) else { return 0.0 };
+        // SAFETY: the block is that long, lives as long as `self`, and nobody writes it again.
+        let bytes = unsafe { std::slice::from_raw_parts(address.cast_const(), Reader::BYTES) };
+        let units = in_turn(bytes.chunks(UNIT).collect(), self.device.threads());
+        let work = |_, some: Range<usize>| units[some].iter().for_each(|u| read(self.isa, black_box(u)));
+        best(2, Reader::BYTES as f64, || self.device.share(units.len(), &work)).rate
     }
 }
 
