@@ -15,7 +15,7 @@
 #define DOT_MORE(kind) ((kind) == DOT_INT4 ? 8 : 128) /* what codes are more than their values, as unsigned bytes */
 #if DOT_LANES == 16
 #define DOT_INTEGER_ROWS 7
-#define DOT_INTEGER_PANELS 4 /* of a row alone */
+#define DOT_INTEGER_PANELS DOT_ROW_PANELS /* of a row alone */
 #else
 #define DOT_INTEGER_ROWS 2
 #define DOT_INTEGER_PANELS 1
