@@ -90,7 +90,7 @@ impl Decoding {
         }
         let logits = session.floats_mut(0).and_then(|all| all.chunks_exact(vocab).nth(row));
         let logits = logits.ok_or("the program's first result is not the logits")?;
-        let best = choose(logits.iter().copied()).ok_or("the logits are not all finite numbers")?;
+        let best = choose(logits).ok_or("the logits are not all finite numbers")?;
         Ok(best.token as u32)
     }
 }

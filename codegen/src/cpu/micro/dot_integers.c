@@ -15,7 +15,7 @@
 #define DOT_MORE(kind) ((kind) == DOT_INT4 ? 8 : 128) /* what codes are more than their values, as unsigned bytes */
 #if DOT_LANES == 16
 #define DOT_INTEGER_ROWS 7
-#define DOT_INTEGER_PANELS 4 /* of a row alone */
+#define DOT_INTEGER_PANELS DOT_ROW_PANELS /* of a row alone */
 #else
 #define DOT_INTEGER_ROWS 2
 #define DOT_INTEGER_PANELS 1
@@ -45,9 +45,7 @@ DOT_INLINE dot_vi dot_halves(dot_vi sum, dot_vi a, dot_vi b)
 /* sum + the products of four unsigned bytes of w by four signed bytes of x, in each lane. */
 DOT_INLINE dot_vi dot_quads(dot_vi sum, dot_vu w, dot_vi x)
 {
-#if DOT_LANES == 16 && defined(__AVX512VNNI__)
-    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
-#elif DOT_LANES == 8 && defined(__AVXVNNI__)
+#if DOT_LANES == 8 && defined(__AVXVNNI__)
     __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(w), "x"(x));
 #elif defined(__SSE2__)
     /* Bytes 0 and 2, then 1 and 3, as halves of 16 bits. */
@@ -61,19 +59,26 @@ DOT_INLINE dot_vi dot_quads(dot_vi sum, dot_vu w, dot_vi x)
     return sum;
 }
 
+typedef int32_t dot_four_any __attribute__((aligned(1), may_alias));
+
+/* The same by four bytes of a row for every column, which instructions of whole vectors take from memory. */
+DOT_INLINE dot_vi dot_four(dot_vi sum, dot_vu w, const int8_t *x)
+{
+#if DOT_LANES == 16 && defined(__AVX512VNNI__)
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*(const dot_four_any *)x));
+    return sum;
+#else
+    int32_t word;
+    memcpy(&word, x, 4);
+    return dot_quads(sum, w, dot_splat_int(word));
+#endif
+}
+
 /* DOT_LANES columns' codes of four k as unsigned bytes, `half` 0 or 1 of eight k at w; j is the first column. */
 DOT_INLINE dot_vu dot_unsigned_codes(int kind, const uint8_t *w, int half, int j)
 {
     if (kind == DOT_INT4) return dot_load_u(w + 4 * j) >> (4 * half) & 0x0f0f0f0f;
     return dot_load_u(w + half * 4 * DOT_NR + 4 * j) ^ 0x80808080;
-}
-
-/* Four bytes of a row for every column. */
-DOT_INLINE dot_vi dot_four(const int8_t *a)
-{
-    int32_t word;
-    memcpy(&word, a, 4);
-    return dot_splat_int(word);
 }
 
 /* Rounds a group of a row to integers, one after another in `codes`. Returns the scale; `sum` becomes that of the integers. */
@@ -172,10 +177,7 @@ DOT_INLINE void dot_integer_tile(int kind, int mr, int np, const int8_t *a, int6
                         for (int line = 0; line < DOT_CODE_BYTES(kind, 8); line += 64)
                             __builtin_prefetch(w + p * panel + line + far, 0, 3);
 #pragma GCC unroll 2
-                    for (int half = 0; half < 2; half++) {
-                        dot_vi four[most];
-#pragma GCC unroll 8
-                        for (int r = 0; r < mr; r++) four[r] = dot_four(x + r * chunk + i + 4 * half);
+                    for (int half = 0; half < 2; half++)
 #pragma GCC unroll 4
                         for (int p = 0; p < np; p++)
 #pragma GCC unroll 8
@@ -183,9 +185,8 @@ DOT_INLINE void dot_integer_tile(int kind, int mr, int np, const int8_t *a, int6
                                 dot_vu codes = dot_unsigned_codes(kind, w + p * panel, half, j * DOT_LANES);
 #pragma GCC unroll 8
                                 for (int r = 0; r < mr; r++)
-                                    whole_sum[p * mr + r][j] = dot_quads(whole_sum[p * mr + r][j], codes, four[r]);
+                                    whole_sum[p * mr + r][j] = dot_four(whole_sum[p * mr + r][j], codes, x + r * chunk + i + 4 * half);
                             }
-                    }
                 }
             }
 #pragma GCC unroll 8
