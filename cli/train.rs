@@ -9,8 +9,8 @@ use crate::watch::Screen;
 use astrai_builders::ModelConfig;
 use astrai_builders::config::{LayerSpec, MlpSpec};
 use astrai_engine::machine::Machine;
+use astrai_engine::machine::Peaks;
 use astrai_engine::model::{Model, check_sizes, read_config};
-use astrai_runtime::device::cpu::peaks::Peaks;
 use astrai_runtime::{Dump, WeightSource};
 use astrai_train::checkpoint::{
     Opened, RunFolder, TrainerState, check_compatible, check_same_data, folder_name, open_latest,

@@ -2,9 +2,9 @@
 //! kind of kernel, the most above its floor first.
 
 use crate::table::table;
+use astrai_engine::machine::Peaks;
 use astrai_ir::DType;
 use astrai_runtime::ProfileRow;
-use astrai_runtime::device::cpu::peaks::Peaks;
 use std::collections::BTreeMap;
 
 fn kind(form: &str) -> &str {

@@ -2,8 +2,8 @@
 //! what starting its threads takes, all measured.
 
 use crate::hardware::{Hardware, Kernels, Precision};
+use astrai_engine::machine::Peaks;
 use astrai_runtime::Device;
-use astrai_runtime::device::cpu::peaks::Peaks;
 use astrai_runtime::device::process_memory;
 use std::hint::black_box;
 use std::thread::sleep;

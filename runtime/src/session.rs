@@ -230,6 +230,11 @@ impl Session {
         &self.program
     }
 
+    /// Whether a run failed and left behind what the next would read: none is begun any more.
+    pub fn is_poisoned(&self) -> bool {
+        self.poisoned.is_some()
+    }
+
     /// The device that runs it.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device

@@ -97,6 +97,10 @@ impl Model for PagedModel {
         Ok(())
     }
 
+    fn lost(&self) -> bool {
+        self.programs.iter().any(|(_, session)| session.is_poisoned())
+    }
+
     fn draws(&self) -> bool {
         let mut answering = self.programs.iter().filter(|(kind, _)| !matches!(kind, ProgramKind::Embed(_)));
         answering.all(|(_, session)| session.program().graph.output(TOKENS).is_some())

@@ -26,7 +26,7 @@ use crate::sample::{Rules, Sampler};
 use crate::scheduler::plan::ProgramKind;
 use crate::scheduler::{Arrival, Bounds, Scheduler};
 
-/// Steps that fail one after the other before the engine gives up: a device that is lost fails them all.
+/// Steps that fail one after the other before the engine gives up.
 const FAILURES: u32 = 3;
 
 /// The engine's state.
@@ -346,6 +346,9 @@ impl<M: Model> Core<M> {
     /// Ends the requests that had tokens in a step that failed: it has written nowhere but in their pages, of which none is shared or kept.
     fn fail_step(&mut self, why: &str) -> Result<(), String> {
         self.count_failure(why.into())?;
+        if self.model.lost() {
+            return Err(why.into());
+        }
         take_masks(&mut self.masks, &mut self.requests);
         let touched: Vec<u64> = self.scheduler.rows().map(|row| row.id.request).collect();
         self.scheduler.complete(&[]);

@@ -89,8 +89,14 @@ pub trait Model {
     /// `[rows, vocabulary]`, which the engine may overwrite; of a program that makes vectors, what they are made of, `[rows, width]`.
     ///
     /// # Errors
-    /// The step could not be computed, and has written to no page but those of its rows. After three in a row the model is not asked again.
+    /// The step could not be computed, and has written to no page but those of its rows. The model is not asked again when it is [`lost`](Self::lost), or
+    /// after three in a row.
     fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError>;
+
+    /// Whether a step failed so that no other can be computed: the device is lost, say.
+    fn lost(&self) -> bool {
+        false
+    }
 
     /// Whether [`step_drawing`](Self::step_drawing) draws tokens; never changes.
     fn draws(&self) -> bool {

@@ -187,18 +187,14 @@ fn serve() -> ! {
                     .unwrap_or_else(|_| stopped("its engine broke off".into())),
                 Err(e) => stopped(format!("its variables cannot be read ({e})")),
             };
-            let written = frame(&done).map_err(io::Error::other);
-            if written
-                .and_then(|frame| io::stdout().write_all(&frame).and_then(|()| io::stdout().flush()))
-                .is_err()
-            {
+            if tell(&done).is_err() {
                 break;
             }
         }
         std::process::exit(0);
     };
     // One thread for all jobs: to make one with so large a stack takes longer than an ordinary rendering.
-    let started = thread::Builder::new().stack_size(limits::STACK).spawn(render).is_ok();
+    let started = thread::Builder::new().stack_size(limits::STACK).spawn(render);
     let mut input = io::stdin().lock();
     let mut read = || -> io::Result<Vec<u8>> {
         let (mut length, mut job) = ([0; 8], Vec::new());
@@ -207,6 +203,19 @@ fn serve() -> ! {
         input.by_ref().take(length).read_to_end(&mut job)?;
         if job.len() as u64 == length { Ok(job) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     };
-    while started && read().is_ok_and(|job| send.send(job).is_ok()) {}
+    match started {
+        Ok(_) => while read().is_ok_and(|job| send.send(job).is_ok()) {},
+        Err(e) if read().is_ok() => {
+            // Nobody hears it where the program has ended.
+            let _ = tell(&Err(TemplateError::Stopped(format!("there is no thread for it ({e})"))));
+        }
+        Err(_) => {}
+    }
     std::process::exit(0)
+}
+
+/// Gives the program the end of its job.
+fn tell(done: &Result<String, TemplateError>) -> io::Result<()> {
+    io::stdout().write_all(&frame(done)?)?;
+    io::stdout().flush()
 }
