@@ -47,7 +47,10 @@ impl Tokenizer {
         for &id in ids {
             let begin = text.len() - rest.len();
             rest = rest.strip_prefix(pieces.of(id)?)?;
-            spans.push(text.floor_char_boundary(begin)..text.ceil_char_boundary(text.len() - rest.len()));
+            let end = text.len() - rest.len();
+            let whole = |at: &usize| text.is_char_boundary(*at);
+            let (begin, end) = ((0..=begin).rev().find(whole)?, (end..=text.len()).find(whole)?);
+            spans.push(begin..end);
         }
         rest.is_empty().then_some(spans)
     }
