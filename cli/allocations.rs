@@ -1,7 +1,6 @@
-//! The program's allocator, and how often it is asked for memory: what a training step must not do.
+//! How often the program asks the system's allocator for memory: what a training step must not do.
 
-use mimalloc::MiMalloc;
-use std::alloc::{GlobalAlloc, Layout};
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Whether allocations are counted now: a count that all threads write at every allocation costs them time.
@@ -9,8 +8,7 @@ static COUNTING: AtomicBool = AtomicBool::new(false);
 
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// The program's allocator, which [`counted`] can count. It is mimalloc: tokenizing makes many small objects of several threads, which
-/// take a quarter of its time with glibc's.
+/// The system's allocator, which [`counted`] can count.
 pub struct Counted;
 
 fn count() {
@@ -19,29 +17,29 @@ fn count() {
     }
 }
 
-// SAFETY: every call goes to mimalloc as it came.
+// SAFETY: every call goes to the system's allocator as it came.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
         // SAFETY: the caller keeps the contract of `GlobalAlloc`.
-        unsafe { MiMalloc.alloc(layout) }
+        unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         // SAFETY: as above.
-        unsafe { MiMalloc.dealloc(at, layout) }
+        unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
         // SAFETY: as above.
-        unsafe { MiMalloc.realloc(at, layout, size) }
+        unsafe { System.realloc(at, layout, size) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count();
         // SAFETY: as above.
-        unsafe { MiMalloc.alloc_zeroed(layout) }
+        unsafe { System.alloc_zeroed(layout) }
     }
 }
 

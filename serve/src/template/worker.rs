@@ -116,12 +116,7 @@ impl Drop for Worker {
 impl Worker {
     fn start(program: &PathBuf) -> io::Result<Worker> {
         let mut command = Command::new(program);
-        // The program's allocator would set as much address space aside at its start as the process may have.
-        command
-            .env_clear()
-            .env(ASKED, "1")
-            .env("MIMALLOC_ARENA_RESERVE", "0")
-            .envs(std::env::var_os("TZ").map(|zone| ("TZ", zone)));
+        command.env_clear().env(ASKED, "1").envs(std::env::var_os("TZ").map(|zone| ("TZ", zone)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         // An interrupt from the terminal is the program's to hear.
         let mut child = command.process_group(0).spawn()?;
