@@ -284,27 +284,42 @@ fn join(all: &mut Profile, found: Profile) {
     all.rows.iter_mut().zip(found.rows).for_each(|(row, found)| row.fastest = row.fastest.min(found.fastest));
 }
 
-/// Seconds of steps of a session, and the fastest of each launch in as many that come in turn with them.
-fn profiled(
+/// Seconds of steps, and the fastest of each launch in as many that come in turn with them. `step` runs one, and is told whether every launch is
+/// to be timed.
+fn profiled<const N: usize>(
+    watch: &mut Watch,
+    mut step: impl FnMut(bool) -> Result<[Profile; N], String>,
+) -> Result<(Vec<f64>, [Profile; N]), Refused> {
+    let none = || [(); N].map(|()| Profile::default());
+    let mut all = none();
+    let seconds = watch.steps(|anew| {
+        let started = Instant::now();
+        step(false)?;
+        let seconds = started.elapsed().as_secs_f64();
+        let found = step(true)?;
+        if anew {
+            all = none();
+        }
+        all.iter_mut().zip(found).for_each(|(all, found)| join(all, found));
+        Ok(seconds)
+    })?;
+    Ok((seconds, all))
+}
+
+/// The same of a session.
+fn forward(
     session: &mut Session,
     inputs: &[(&str, &Value)],
     watch: &mut Watch,
 ) -> Result<(Vec<f64>, Profile), Refused> {
-    let mut all = Profile::default();
-    let seconds = watch.steps(|anew| {
-        let started = Instant::now();
-        session.execute(inputs).map_err(said)?;
-        let seconds = started.elapsed().as_secs_f64();
-        session.start_profile();
-        session.execute(inputs).map_err(said)?;
-        let found = session.take_profile().unwrap_or_default();
-        if anew {
-            all = Profile::default();
+    let (seconds, [profile]) = profiled(watch, |timed| {
+        if timed {
+            session.start_profile();
         }
-        join(&mut all, found);
-        Ok(seconds)
+        session.execute(inputs).map_err(said)?;
+        Ok([session.take_profile().unwrap_or_default()])
     })?;
-    Ok((seconds, all))
+    Ok((seconds, profile))
 }
 
 fn prefill(
@@ -324,7 +339,7 @@ fn prefill(
     let model = Model::fresh(config.clone(), vec![], 0);
     let mut session = model.start(planned, machine, &mut |_, _| {}).map_err(said)?;
     let inputs = batch.inputs(session.inputs());
-    let (seconds, profile) = profiled(&mut session, &inputs, watch)?;
+    let (seconds, profile) = forward(&mut session, &inputs, watch)?;
     Ok(Measured { seconds, programs: vec![("forward", works, profile)], reading: watch.reading() })
 }
 
@@ -365,7 +380,7 @@ fn paged(
         batch.push(&tokens, (s.seq - new) as usize, &pages, bounds).map_err(said)?;
     }
     let inputs = batch.inputs(session.inputs());
-    let (seconds, profile) = profiled(&mut session, &inputs, watch)?;
+    let (seconds, profile) = forward(&mut session, &inputs, watch)?;
     Ok(Measured { seconds, programs: vec![("forward", works, profile)], reading: watch.reading() })
 }
 
@@ -389,21 +404,13 @@ fn train(
     }
     let model = Model::fresh(config.clone(), vec![], 0);
     let mut engine = Engine::open(plan, model.source(), &machine.device, &mut |_, _| {}).map_err(said)?;
-    let mut all = [Profile::default(), Profile::default()];
-    let seconds = watch.steps(|anew| {
-        let started = Instant::now();
-        engine.step(&batches, 1e-4).map_err(said)?;
-        let seconds = started.elapsed().as_secs_f64();
-        engine.start_profile();
-        engine.step(&batches, 1e-4).map_err(said)?;
-        if anew {
-            all = [Profile::default(), Profile::default()];
+    let (seconds, [gradient, update]) = profiled(watch, |timed| {
+        if timed {
+            engine.start_profile();
         }
-        let found = engine.take_profile().map(Option::unwrap_or_default);
-        all.iter_mut().zip(found).for_each(|(all, found)| join(all, found));
-        Ok(seconds)
+        engine.step(&batches, 1e-4).map_err(said)?;
+        Ok(engine.take_profile().map(Option::unwrap_or_default))
     })?;
-    let [gradient, update] = all;
     let [first, second] = works;
     let programs = vec![("gradient", first, gradient), ("update", second, update)];
     Ok(Measured { seconds, programs, reading: watch.reading() })

@@ -77,8 +77,8 @@ struct Shared {
     /// How many times longer normalising makes a text at most.
     growth: f64,
     byte_level: bool,
-    /// The bytes of each id; made when they are asked for.
-    pieces: OnceLock<Pieces>,
+    /// The bytes of each id, where they tell the spans of a text; made when they are asked for.
+    pieces: OnceLock<Option<Pieces>>,
     vocabulary: usize,
     special: SpecialTokens,
     warnings: Vec<String>,

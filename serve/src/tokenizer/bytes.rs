@@ -4,7 +4,9 @@
 use super::byte_level::byte;
 use super::{Tokenizer, TokenizerError, check};
 use std::ops::Range;
-use tokenizers::PostProcessorWrapper;
+
+/// A text that shows what a tokenizer does to spaces.
+const PLAIN: &str = "Hello world";
 
 /// The bytes of every id, one after another.
 pub(super) struct Pieces {
@@ -20,11 +22,18 @@ impl Tokenizer {
     /// # Errors
     /// The text holds what the vocabulary cannot express.
     pub fn encode_spans(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
-        // The library's own spans cost a third of its time, and byte-level tokens tell them by their length.
-        let ids = if self.shared.byte_level { self.encode(text, false)? } else { vec![] };
-        if let Some(spans) = self.covering(&ids, text) {
-            return Ok(ids.into_iter().zip(spans).collect());
+        // The library's own spans cost a third of its time, and byte-level tokens tell them by their bytes.
+        if let Some(pieces) = self.shared.pieces.get_or_init(|| self.pieces()) {
+            let ids = self.encode(text, false)?;
+            if let Some(spans) = pieces.covering(&ids, text) {
+                return Ok(spans);
+            }
         }
+        self.library_spans(text)
+    }
+
+    /// The same as the library tells it.
+    fn library_spans(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>, TokenizerError> {
         let library = &self.shared.library;
         let encode = || {
             check::fits(library.get_normalizer(), self.shared.growth, text)?;
@@ -36,32 +45,16 @@ impl Tokenizer {
         done.map_err(|e| self.error("cannot encode this text", &e))
     }
 
-    /// The spans of `ids`, if their bytes one after another are the text: neither normalised nor stripped.
-    fn covering(&self, ids: &[u32], text: &str) -> Option<Vec<Range<usize>>> {
-        if ids.is_empty() || self.shared.library.get_post_processor().is_some_and(trims) {
-            return None;
-        }
-        let pieces = self.shared.pieces.get_or_init(|| self.pieces());
-        let mut rest = text.as_bytes();
-        let mut spans = Vec::with_capacity(ids.len());
-        for &id in ids {
-            let begin = text.len() - rest.len();
-            rest = rest.strip_prefix(pieces.of(id)?)?;
-            let end = text.len() - rest.len();
-            let whole = |at: &usize| text.is_char_boundary(*at);
-            let (begin, end) = ((0..=begin).rev().find(whole)?, (end..=text.len()).find(whole)?);
-            spans.push(begin..end);
-        }
-        rest.is_empty().then_some(spans)
-    }
-
-    fn pieces(&self) -> Pieces {
+    /// The bytes of all ids; none where a plain text shows that the spans are others: a space is put before it, or spaces are trimmed.
+    fn pieces(&self) -> Option<Pieces> {
+        let plain = self.shared.byte_level.then(|| self.library_spans(PLAIN).ok()).flatten()?;
         let mut pieces = Pieces { bytes: vec![], begins: vec![0] };
         for id in 0..self.shared.vocabulary as u32 {
             pieces.bytes.extend(self.bytes(id));
             pieces.begins.push(pieces.bytes.len() as u32);
         }
-        pieces
+        let ids: Vec<u32> = plain.iter().map(|(id, _)| *id).collect();
+        (pieces.covering(&ids, PLAIN)? == plain).then_some(pieces)
     }
 
     /// Bytes that an id stands for in the middle of a text; none for an id that the vocabulary does not have.
@@ -91,14 +84,19 @@ impl Pieces {
         let (begin, end) = (self.begins.get(id as usize)?, self.begins.get(id as usize + 1)?);
         self.bytes.get(*begin as usize..*end as usize)
     }
-}
 
-/// Whether spans are cut where they begin or end with a space.
-fn trims(processor: &PostProcessorWrapper) -> bool {
-    match processor {
-        PostProcessorWrapper::ByteLevel(level) => level.trim_offsets,
-        PostProcessorWrapper::Roberta(roberta) => roberta.trim_offsets,
-        PostProcessorWrapper::Sequence(all) => all.as_ref().iter().any(trims),
-        PostProcessorWrapper::Bert(_) | PostProcessorWrapper::Template(_) => false,
+    /// The spans of `ids`, if their bytes one after another are the text: neither normalised nor stripped.
+    fn covering(&self, ids: &[u32], text: &str) -> Option<Vec<(u32, Range<usize>)>> {
+        let mut rest = text.as_bytes();
+        let mut spans = Vec::with_capacity(ids.len());
+        for &id in ids {
+            let begin = text.len() - rest.len();
+            rest = rest.strip_prefix(self.of(id)?)?;
+            let end = text.len() - rest.len();
+            let whole = |at: &usize| text.is_char_boundary(*at);
+            let (begin, end) = ((0..=begin).rev().find(whole)?, (end..=text.len()).find(whole)?);
+            spans.push((id, begin..end));
+        }
+        rest.is_empty().then_some(spans)
     }
 }
