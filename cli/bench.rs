@@ -328,7 +328,7 @@ impl Bench {
         // Last of all, for it takes memory of its own, which must not count as the peak of any size.
         let peaks = Peaks::measure(&*machine.device, &[]);
         for (mut line, seconds, cost) in lines {
-            line.extend(floor(&peaks, &[cost], 1.0, &seconds, storage));
+            line.extend(floor(&peaks, &[(&[cost], 1.0)], &seconds, storage));
             writeln!(out, "{}", Value::Object(line))?;
         }
         Ok(())
@@ -371,7 +371,7 @@ impl Bench {
         line.insert("tokens_per_s".into(), json!(rounded(program.tokens as f64 / seconds.median, 2)));
         line.extend(beside(expected, &seconds));
         let peaks = Peaks::measure(&*machine.device, &[]);
-        line.extend(floor(&peaks, &costs, 1.0, &seconds, storage));
+        line.extend(floor(&peaks, &[(&costs, 1.0)], &seconds, storage));
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
             session.start_profile();
@@ -418,18 +418,19 @@ impl Bench {
     }
 }
 
-/// The fields of the least seconds in which launches of these costs can run so many times, which part of the median they are,
-/// and how the machine held its peaks; none where no peaks are known.
+/// The fields of the least seconds in which launches of these costs can run, all of them so many times, which part of the median they
+/// are, and how the machine held its peaks; none where no peaks are known.
 fn floor(
     peaks: &Option<Peaks>,
-    costs: &[(f64, f64)],
-    times: f64,
+    runs: &[(&[(f64, f64)], f64)],
     seconds: &Seconds,
     storage: DType,
 ) -> Vec<(String, Value)> {
     let Some(peaks) = peaks else { return vec![] };
-    let one: f64 = costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, storage)).sum();
-    let least = times * one;
+    let one = |costs: &[(f64, f64)]| -> f64 {
+        costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, storage)).sum()
+    };
+    let least: f64 = runs.iter().map(|(costs, times)| times * one(costs)).sum();
     let part = |name: &str, x: f64| (name.to_string(), json!(rounded(x, 3)));
     vec![
         ("floor_seconds".into(), json!(rounded(least, 6))),

@@ -147,7 +147,7 @@ impl Bench {
         line.insert("new".into(), json!(new));
         let weights: Vec<&[u8]> = session(&mut decoding.programs, ProgramKind::decodes)?.weights();
         let peaks = Peaks::measure(&*machine.device, &weights);
-        line.extend(floor(&peaks, &costs, new as f64, &seconds, storage));
+        line.extend(floor(&peaks, &[(&costs, new as f64)], &seconds, storage));
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
             session(&mut decoding.programs, ProgramKind::decodes)?.start_profile();

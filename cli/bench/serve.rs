@@ -1,14 +1,15 @@
 //! `astrai bench serve`: clients of the engine, each of which asks again when it has been answered; no network between.
 
-use super::{Bench, draw};
+use super::{Bench, costs, draw, floor};
 use crate::failure::{Failure, bail};
 use crate::measure::{Seconds, rounded};
 use crate::progress::tell;
-use astrai_builders::ModelConfig;
 use astrai_builders::config::Slots;
+use astrai_builders::{Cache, ModelConfig};
 use astrai_engine::adapters::Reader;
-use astrai_engine::machine::Machine;
-use astrai_engine::model::{Model, read_config};
+use astrai_engine::machine::{Machine, Peaks};
+use astrai_engine::model::{Model, read_config, served_fidelity};
+use astrai_engine::programs::Programs;
 use astrai_engine::serving::{KvMemory, Room, Speculation, steps_drafted};
 use astrai_serve::engine::{AdapterId, DraftModel, End, Engine, Handle};
 use astrai_serve::grammar::{Compiler, Constraint, Wanted};
@@ -132,6 +133,12 @@ struct Waits {
 }
 
 impl Load {
+    /// Sequences, and tokens of a step, that an engine for it has room for.
+    fn room(&self) -> (usize, usize) {
+        let sequences = self.clients as usize * self.choices as usize;
+        (sequences, (self.prompt.min(CHUNK) as usize).max(sequences))
+    }
+
     /// All requests once: the seconds they took together, and each token's.
     fn run(&self, subject: &Subject) -> Result<(f64, Waits), Failure> {
         let sent = AtomicU64::new(0);
@@ -234,6 +241,7 @@ impl Bench {
         let (vocab, base) = (config.vocab_size as u64, held.is_some());
         let load = Load { clients, requests, choices, prompt, new, vocab, text, temperature };
         let (slots, speculation) = (self.adapters.slots(), self.speculate.asked());
+        let [prompts, answers] = self.least(&load, &config, machine)?;
         let first = self.subject(&load, config.clone(), (slots, speculation), machine)?;
         let mut subjects = vec![Subject { held, ..first }];
         if slots.is_some() || speculation.is_some() || base {
@@ -254,6 +262,7 @@ impl Bench {
         }
         let counters = subjects[0].engine.handle().stats().scheduler;
         subjects.into_iter().for_each(|subject| subject.engine.drain(None));
+        let peaks = Peaks::measure(&*machine.device, &[]);
         let mut runs = runs.into_iter();
         let Runs { seconds, waits } = runs.next().unwrap_or_default();
         let seconds = Seconds::of(seconds);
@@ -263,6 +272,8 @@ impl Bench {
         line.insert("n".into(), json!(choices));
         let tokens = (requests * u64::from(choices) * new) as f64;
         line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
+        let parts = [(&*prompts.0, prompts.1), (&*answers.0, answers.1)];
+        line.extend(floor(&peaks, &parts, &seconds, self.machine.storage()));
         line.insert("first_token_ms".into(), percentiles(waits.first));
         line.insert("next_token_ms".into(), percentiles(waits.next));
         if let Some(n) = self.adapters.adapters {
@@ -281,6 +292,38 @@ impl Bench {
         Ok(writeln!(out, "{}", Value::Object(line))?)
     }
 
+    /// What the load costs at least: a step of prompts and one of answers of all clients, kernel by kernel, and how many of them
+    /// there would be if every step were full.
+    fn least(
+        &self,
+        load: &Load,
+        config: &ModelConfig,
+        machine: &Machine,
+    ) -> Result<[(Vec<(f64, f64)>, f64); 2], Failure> {
+        let (queue, tokens) = load.room();
+        let table = ((load.prompt + load.new) as usize).div_ceil(Cache::PAGE);
+        let cache = Cache { page: Cache::PAGE, pages: table * queue, table, windows: None };
+        let fidelity = self.fidelity.asked().unwrap_or_else(|| served_fidelity(config));
+        let sizes = [tokens as u64, queue as u64];
+        let programs = Programs::plan(config, sizes, cache, self.machine.storage(), machine, fidelity)?;
+        let pages = |tokens: u64| (tokens as usize).div_ceil(Cache::PAGE) as u64;
+        let size = |tokens: u64, sequences: u64, context: u64| {
+            move |name: &str| match name {
+                "tokens" => Some(tokens),
+                "sequences" => Some(sequences),
+                _ => (name == "context").then_some(sequences * context),
+            }
+        };
+        let [all, each] = sizes;
+        let together = (all / load.prompt).clamp(1, each);
+        let prompts = costs(programs.prefill(), &size(all, together, pages(load.prompt)))?;
+        let answers = costs(programs.decode(), &size(each, each, pages(load.prompt + load.new / 2)))?;
+        let (asked, choices) = (load.requests as f64, load.choices as f64);
+        // The first token of an answer comes of its prompt.
+        let drawn = asked * choices * (load.new - 1) as f64;
+        Ok([(prompts, asked * load.prompt as f64 / all as f64), (answers, drawn / each as f64)])
+    }
+
     /// An engine with random weights and room for all clients at once, and with random adapters in these slots.
     fn subject(
         &self,
@@ -289,10 +332,10 @@ impl Bench {
         (adapters, speculation): (Option<Slots>, Option<Speculation>),
         machine: &Machine,
     ) -> Result<Subject, Failure> {
-        let queue = load.clients as usize * load.choices as usize;
+        let (queue, tokens) = load.room();
         let room = Room {
             sequences: queue,
-            tokens: Some((load.prompt.min(CHUNK) as usize).max(queue)),
+            tokens: Some(tokens),
             context: Some((load.prompt + load.new) as usize),
             kv: Some(KvMemory::Share(1.0)),
             queue,

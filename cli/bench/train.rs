@@ -83,7 +83,7 @@ impl Bench {
         line.extend(beside(expected, &seconds));
         line.insert("allocations_per_step".into(), json!(allocated));
         let peaks = Peaks::measure(&*machine.device, &[]);
-        line.extend(floor(&peaks, &costs, 1.0, &seconds, storage));
+        line.extend(floor(&peaks, &[(&costs, 1.0)], &seconds, storage));
         writeln!(out, "{}", Value::Object(line))?;
         if self.profile {
             engine.start_profile();

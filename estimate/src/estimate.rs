@@ -2,7 +2,7 @@
 //! from them for a step: latency, throughput, use of the machine, memory, cost and energy.
 
 use crate::Refused;
-use crate::hardware::{Hardware, Precision};
+use crate::hardware::{Hardware, Precision, SAME};
 use crate::model::{Time, message, time};
 use crate::schedule::{Elsewhere, Memory, Purpose, Schedule, Stage, stages};
 use crate::work::{Message, Work, in_order, live};
@@ -205,8 +205,11 @@ fn rank(
         launches.extend(order.iter().zip(live).map(|(row, live)| Launch { row: first + row, live }));
         for mut work in works {
             // Only processors pack weights into panels.
-            if work.form == "panels" && hardware.kind != "cpu" {
-                work.form = "dot";
+            let packed = |(form, _): &&(&str, &str)| *form == work.form && form.ends_with("panels");
+            if hardware.kind != "cpu"
+                && let Some((_, of)) = SAME.iter().find(packed)
+            {
+                work.form = of;
             }
             if work.form == "attention" && schedule.lengths.is_some() {
                 let part = schedule.part(work.window);

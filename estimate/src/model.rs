@@ -127,7 +127,7 @@ pub fn time(work: &Work, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> Resu
     let mut starts = 1.0;
     if hardware.kind == "cpu" {
         // What is packed is written once and read once.
-        if matches!(work.form, "dot" | "panels" | "grouped") {
+        if matches!(work.form, "dot" | "panels" | "grouped" | "grouped_panels") {
             let packed = value(&work.workspace, sizes)?;
             memory += 2.0 * packed / hardware.rate(packed);
         }
@@ -176,7 +176,7 @@ fn distinct(groups: f64, rows: f64) -> f64 {
 /// Part of the machine that the tiles of a product fill; 1 where it is no product, or a core takes rows as they come.
 fn filled(work: &Work, hardware: &Hardware, [m, n, k, batch]: [f64; 4]) -> f64 {
     let (work_form, units) = (work.form, f64::from(hardware.units));
-    if !matches!(work_form, "dot" | "panels" | "grouped" | "outer") || m * n * batch <= 0.0 {
+    if !matches!(work_form, "dot" | "panels" | "grouped" | "grouped_panels" | "outer") || m * n * batch <= 0.0 {
         return 1.0;
     }
     if hardware.kind == "cpu" {
@@ -189,7 +189,7 @@ fn filled(work: &Work, hardware: &Hardware, [m, n, k, batch]: [f64; 4]) -> f64 {
         };
         // The last rows of every group are fewer, by half of them on average.
         let wasted = match work_form {
-            "grouped" => distinct(batch, m) * (lines - 1.0) / 2.0,
+            "grouped" | "grouped_panels" => distinct(batch, m) * (lines - 1.0) / 2.0,
             "outer" => 0.0,
             _ => (m / lines).ceil() * lines - m,
         };

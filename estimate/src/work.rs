@@ -220,6 +220,7 @@ fn describe(_: &Plan, region: &Arc<Region>, [reads, writes]: &[Vec<bool>; 2]) ->
         kernel: String::new(),
         form: match region.form() {
             Form::Dot(d) if region.piece.layout(d.right.at).is_packed() => "panels",
+            Form::Grouped(g) if region.piece.layout(g.right.at).is_packed() => "grouped_panels",
             form => form.name(),
         },
         launches: 0,

@@ -1,13 +1,13 @@
 //! Narrow weights. In: a graph of layers, how their weights are stored. Out: the same graph in which each weight of a linear layer is
 //! what codes, scales and offsets stand for, which are weights of their own; a checkpoint has them under names made of the weight's. So it is with
 //! the matrices of experts that lie one after another. Weights that something else reads too, routers, and rows that groups do not divide
-//! stay as they are, as do embedding and norms; the head has a storage of its own. Where the device multiplies integers, and the codes are some, the other side of each such dot is
-//! rounded to integers as well.
+//! stay as they are, as do norms; the head has a storage of its own, and an embedding that is the head as well has the head's. Where the device multiplies integers, and the codes are
+//! some, the other side of each such dot is rounded to integers as well.
 
 use crate::adapt::linear;
 use crate::{eliminate_dead_nodes, flatten, merge};
 use astrai_ir::narrow::Part;
-use astrai_ir::ops::{Call, Dequant, Dot, FakeQuant, GroupedDot, Op, Rows, Weight};
+use astrai_ir::ops::{Call, Dequant, Dot, FakeQuant, Gather, GroupedDot, Op, Rows, Weight};
 use astrai_ir::{Backend, Block, BlockId, Code, DType, Dim, Graph, IrError, Narrow, NodeId, Storage, Type};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -136,26 +136,54 @@ pub fn narrow_weights(graph: &Graph, narrow: Narrow) -> Result<BTreeSet<String>,
     Ok(rows.filter_map(|r| plain(&r.name)).collect())
 }
 
-/// The graph whose products outside of layers read codes; an embedding that is the head as well is then there twice.
+/// The graph whose products outside of layers read codes, as does an embedding that is the head as well, or a file's.
 fn heads(graph: &Graph, storage: &Storage) -> Result<Graph, IrError> {
+    let of_head = |id: NodeId| {
+        let (Op::Dot(Dot { batch, contract }), [x, w]) = (&graph.node(id).op, &*graph.node(id).args) else {
+            return None;
+        };
+        let rank = graph.ty(*x).rank();
+        let plain = batch.is_empty() && rank > 0 && *contract == [(rank - 1, 1)] && graph.ty(*w).rank() == 2;
+        let Op::Weight(weight) = &graph.node(*w).op else { return None };
+        let narrow = storage.of_head(weight.rows().iter().map(|r| r.name.as_str()))?;
+        (plain && fits(weight, narrow)).then_some((*w, narrow))
+    };
+    let mut chosen: BTreeMap<NodeId, Narrow> = graph.ids().filter_map(of_head).collect();
+    let rows = |id: NodeId| match (&graph.node(id).op, &*graph.node(id).args) {
+        (Op::Gather(Gather { axis: 0, batch: 0 }), [table, _]) => Some(*table),
+        _ => None,
+    };
+    // Embeddings of a file stay as the file has them.
+    for table in graph.ids().filter_map(rows).filter(|_| matches!(storage, Storage::Each(_))) {
+        let Op::Weight(w) = &graph.node(table).op else { continue };
+        let narrow = storage.of(w.rows().iter().map(|r| r.name.as_str())).filter(|n| n.code != Code::Fp4);
+        chosen.extend(narrow.filter(|n| fits(w, *n)).map(|narrow| (table, narrow)));
+    }
+    let mut made: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
     graph.rebuild(|out, id, args| {
         let node = graph.node(id);
-        let (Op::Dot(Dot { batch, contract }), [x, w]) = (&node.op, args) else {
+        let at = match node.op {
+            Op::Dot(_) => of_head(id).map(|_| 1),
+            _ => rows(id).map(|_| 0),
+        };
+        let known = at.and_then(|at| Some((at, *chosen.get(&node.args[at])?)));
+        let Some((at, narrow)) = known else { return out.push_exact(node.op.clone(), args) };
+        let Op::Weight(weight) = &graph.node(node.args[at]).op else {
             return out.push_exact(node.op.clone(), args);
         };
-        let rank = out.ty(*x).rank();
-        let plain = batch.is_empty() && rank > 0 && *contract == [(rank - 1, 1)] && out.ty(*w).rank() == 2;
-        let Op::Weight(weight) = &out.node(*w).op else { return out.push_exact(node.op.clone(), args) };
-        let narrow = storage.of_head(weight.rows().iter().map(|r| r.name.as_str()));
-        match narrow.filter(|narrow| plain && fits(weight, *narrow)) {
-            Some(narrow) => {
-                let weight = weight.clone();
-                let codes = dequantised(out, &weight, narrow)?;
-                let x = rounded(out, *x, codes, narrow)?;
-                out.push(node.op.clone(), &[x, codes])
-            }
-            None => out.push_exact(node.op.clone(), args),
+        let parts = match made.get(&node.args[at]) {
+            Some(parts) => parts.clone(),
+            None => parts_of(out, weight, narrow)?,
+        };
+        made.insert(node.args[at], parts.clone());
+        if at == 0 {
+            let of_row = |part: NodeId| out.push(node.op.clone(), &[part, args[1]]);
+            let parts = parts.into_iter().map(of_row).collect::<Result<Vec<_>, _>>()?;
+            return out.push(Dequant { code: narrow.code }, &parts);
         }
+        let codes = out.push(Dequant { code: narrow.code }, &parts)?;
+        let x = rounded(out, args[0], codes, narrow)?;
+        out.push(node.op.clone(), &[x, codes])
     })
 }
 
@@ -202,12 +230,17 @@ fn rounded(g: &mut Graph, x: NodeId, w: NodeId, narrow: Narrow) -> Result<NodeId
 
 /// What the parts of a weight stand for.
 fn dequantised(g: &mut Graph, w: &Weight, narrow: Narrow) -> Result<NodeId, IrError> {
-    let mut args = Vec::new();
-    for part in narrow.parts() {
+    let parts = parts_of(g, w, narrow)?;
+    g.push(Dequant { code: narrow.code }, &parts)
+}
+
+/// The parts of a weight: codes, scales and, where there are any, offsets.
+fn parts_of(g: &mut Graph, w: &Weight, narrow: Narrow) -> Result<Vec<NodeId>, IrError> {
+    let push = |part: &Part| {
         let weight = stored(g, w, narrow, *part)?;
-        args.push(g.push(weight, &[])?);
-    }
-    g.push(Dequant { code: narrow.code }, &args)
+        g.push(weight, &[])
+    };
+    narrow.parts().iter().map(push).collect()
 }
 
 /// A part of what a weight `[n, k]` is stored as.

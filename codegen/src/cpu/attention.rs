@@ -48,13 +48,13 @@ pub(super) fn kernel(region: &Region, f: &AttentionForm, name: &str) -> Emitted 
     let both = |dtype| keys_and_values.iter().all(|s| s.dtype == dtype);
     let narrow_queries = q.dtype == DType::BF16;
     // Products of bf16 values by tiles, or by pairs.
-    let paired = narrow_queries && (both(DType::BF16) || kind > 0) && d_size % 32 == 0;
-    let tiled = paired && dv % 32 == 0;
+    let paired =
+        narrow_queries && (both(DType::BF16) || kind > 0) && [d_size, dv].iter().all(|n| n % 32 == 0);
     let kinds = [
         ("KV_BF16", both(DType::BF16)),
         ("KV_F32", both(DType::F32)),
         ("Q_BF16", narrow_queries),
-        ("TILED", tiled),
+        ("TILED", paired),
     ];
     kinds.iter().filter(|(_, holds)| *holds).for_each(|(key, _)| define(key, "1".into()));
     define("DV", dv.to_string());
@@ -91,7 +91,7 @@ pub(super) fn kernel(region: &Region, f: &AttentionForm, name: &str) -> Emitted 
     // Over pages, the keys of a query may be several units', which a second phase joins.
     let phases = if f.pages.is_some() { 2 } else { 1 };
     let made = Emitted::counted(format!("{d}{}{undef}", TEMPLATES.concat()), name, phases);
-    let matrix = tiled.then_some(Products::Native);
+    let matrix = paired.then_some(Products::Native);
     Emitted { workspace: workspace(f), tiles: narrow_queries, matrix, pairs: paired, ..made }
 }
 

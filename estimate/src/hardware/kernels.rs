@@ -5,12 +5,23 @@ use crate::quantity::Kind;
 use serde_json::{Map, Value, json};
 
 /// Kernels that have numbers of their own, by the names of their forms; the others take those of `loops`. `panels` are dots of a weight
-/// that was packed ahead, which a processor multiplies with other loops than sides that lie as they were made.
-pub const ARCHETYPES: [&str; 9] =
-    ["dot", "panels", "grouped", "outer", "attention", "attention_grad", "loss", "loops", "collective"];
+/// that was packed ahead, and `grouped_panels` those of experts, which a processor multiplies with other loops than sides that lie as they
+/// were made.
+pub const ARCHETYPES: [&str; 10] = [
+    "dot",
+    "panels",
+    "grouped",
+    "grouped_panels",
+    "outer",
+    "attention",
+    "attention_grad",
+    "loss",
+    "loops",
+    "collective",
+];
 
 /// Kernels that are one on devices other than processors, and in files that do not tell them apart: each with the one it is.
-pub const SAME: [(&str, &str); 2] = [("panels", "dot"), ("outer", "grouped")];
+pub const SAME: [(&str, &str); 3] = [("panels", "dot"), ("grouped_panels", "grouped"), ("outer", "grouped")];
 
 /// What part of the peaks kernels of one archetype reach.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,6 +78,7 @@ impl Kernels {
             reach: [
                 of(0.75, 0.88, 2e-6),
                 of(0.75, 0.88, 2e-6),
+                of(0.65, 0.80, 4e-6),
                 of(0.65, 0.80, 4e-6),
                 of(0.65, 0.80, 4e-6),
                 of(0.60, 0.85, 3e-6),

@@ -26,7 +26,7 @@
  *   o [tokens, HEADS, DV] contiguous, and lse; with PAGES_BUF NAME(units1) and NAME(phase1), too.
  *   A query that sees no key gets 0 and lse -infinity.
  *
- * This text, which says what the units are, and those that follow it: attention_rows.c and attention_one.c (vectors),
+ * This text, which says what the units are and leaves ATTN_TILED, and those that follow it: attention_rows.c and attention_one.c (vectors),
  * attention_tiles.c (the matrix unit), attention_phases.c.
  *
  * Key tiles and chunks of tiles are counted from the start of the sequence. Sums of a chunk begin anew, and chunks are joined in
@@ -36,6 +36,12 @@
  * sums wait in scratch. The state is on the stack: 0.5 MiB for D = DV = 256, 0.7 MiB for D = 576, DV = 512. Key pages want huge
  * pages: in 4 KiB pages decode waits on page walks.
  */
+
+#if defined(DOT_PAIRS) && defined(TILED)
+#define ATTN_TILED 1
+#else
+#define ATTN_TILED 0
+#endif
 
 /* Heads of a group are split into HEAD_CHUNKS of at most GROUP_HEADS when a group alone overfills a tile. */
 #define GROUP (HEADS / KV_HEADS)
@@ -77,6 +83,16 @@ static int64_t NAME(splits)(const int64_t *dims) {
 }
 
 static int64_t NAME(slots)(const int64_t *dims) { return TOKENS / TILE_QUERIES + SEQUENCES; }
+
+/* Whether a unit of few queries takes all key heads, so that rows are read whole: where there is about a query for each sequence, and
+ * sequences are enough for the threads. */
+static int NAME(whole)(const int64_t *dims) {
+#if ATTN_TILED
+    if (dot_amx) return 0;
+#endif
+    int fits = HEAD_CHUNKS == 1 && HEADS <= ROWS && KV_HEADS * D * (int)sizeof(K_T) <= 4096;
+    return fits && TOKENS == SEQUENCES && TOKENS >= 2 * THREADS;
+}
 
 /* The first key that a query at this position may see. */
 INLINE int NAME(sees_from)(int pos) { return WINDOW > 0 && pos - WINDOW + 1 > 0 ? pos - WINDOW + 1 : 0; }
@@ -122,7 +138,8 @@ static int NAME(find)(struct NAME(unit) *u, void *const *bufs, const int64_t *di
     u->heads = GROUP - first < GROUP_HEADS ? GROUP - first : GROUP_HEADS;
     u->head0 = u->key_head * GROUP + first;
     u->rows = u->queries * u->heads;
-    u->groups = u->rows * MERGE <= ROWS ? MERGE : 1;
+    u->groups = NAME(whole)(dims) ? KV_HEADS : MERGE;
+    if (u->rows * u->groups > ROWS) u->groups = 1;
     u->row0 = starts[lo] + q0;
     u->pages = 0;
 #if defined(PAGES_BUF)
@@ -150,7 +167,8 @@ static int NAME(find)(struct NAME(unit) *u, void *const *bufs, const int64_t *di
 }
 
 /* Where a thread is in its range of indices. An index is a slot and a key head, and where keys are shared a split, too: then
- * those of neighbouring heads lie within that of a split, and splits of a head that are neighbours are one unit. */
+ * those of neighbouring heads lie within that of a split, and splits of a head that are neighbours are one unit. Where units take all
+ * heads, those of a slot lie side by side. */
 struct NAME(walk) {
     int64_t at, end, splits;
     int head;
@@ -158,7 +176,7 @@ struct NAME(walk) {
 
 /* The next unit, if there is one. */
 OUTLINE int NAME(next)(struct NAME(unit) *u, struct NAME(walk) *w, void *const *bufs, const int64_t *dims) {
-    int64_t heads = w->splits > 1 ? MERGE : 1, block = w->splits * heads, slots = NAME(slots)(dims);
+    int64_t heads = NAME(whole)(dims) ? KV_HEADS : w->splits > 1 ? MERGE : 1, block = w->splits * heads, slots = NAME(slots)(dims);
     while (w->at < w->end) {
         int64_t first = w->at / block * block, stop = w->end < first + block ? w->end : first + block;
         if (w->head == heads) {
@@ -206,6 +224,16 @@ INLINE void NAME(prefetch_from)(struct NAME(ahead) *next, const struct NAME(unit
     next->lines_k = (u->groups * D * (int)sizeof(K_T) + 63) / 64;
     next->lines = next->lines_k + (u->groups * DV * (int)sizeof(V_T) + 63) / 64;
     NAME(turn)(next, rows, left);
+}
+
+/* So many rows, whole. */
+INLINE void NAME(prefetch_rows)(struct NAME(ahead) *next, int rows) {
+    for (; rows > 0 && next->row < next->end; rows--, next->row++) {
+        int64_t row = next->rows[next->row];
+        const char *k = (const char *)(next->k + row * K_ROW), *v = (const char *)(next->v + row * V_ROW);
+        for (int i = 0; i < next->lines_k; i++) __builtin_prefetch(k + i * 64, 0, 2);
+        for (int i = next->lines_k; i < next->lines; i++) __builtin_prefetch(v + (i - next->lines_k) * 64, 0, 2);
+    }
 }
 
 INLINE void NAME(prefetch)(struct NAME(ahead) *next, int lines) {

@@ -3,45 +3,62 @@
  * attention.c and its ways, and takes all names of theirs back.
  */
 
-/* A tile of keys for all rows of a unit, by vectors. */
+/* A tile of keys for all rows of a unit, by vectors. Rows of one key head go some after others, whose scores then rest in the first-level
+ * cache; of several heads all together. */
 static void NAME(tile)(const struct NAME(unit) *u, struct NAME(state) *t, void *const *bufs, int j0) {
     int rows = u->groups * u->rows, count = u->to - j0 < ATTN_KEYS ? u->to - j0 : ATTN_KEYS;
 #if KV_CODES
     int64_t at[ATTN_KEYS];
     NAME(rows)(u, j0, at);
 #endif
-    for (int g = 0; g < u->groups; g++) {
+    for (int first = 0, end; first < rows; first = end) {
+        end = u->groups == 1 && rows - first > ATTN_ROWS ? first + ATTN_ROWS : rows;
+        for (int g = 0; g < u->groups; g++) {
+            if (first == 0) {
 #if KV_CODES
-        NAME(scales)(t->k_scales, u->k_scales + g * (int64_t)KS_HEAD, KS_ROW, at);
+                NAME(scales)(t->k_scales, u->k_scales + g * (int64_t)KS_HEAD, KS_ROW, at);
 #endif
-        NAME(pack_k)(u, t, bufs[K_BUF], j0, count, g);
-        NAME(scores)(t, g * u->rows, (g + 1) * u->rows, j0);
-    }
-    for (int r = 0; r < rows; r += VW) NAME(online_softmax)(t, r, rows - r);
-    for (int g = 0; g < u->groups; g++) {
-        NAME(pack_v)(u, t, bufs[V_BUF], j0, count, g);
+                NAME(pack_k)(u, t, bufs[K_BUF], j0, count, g);
+            }
+            NAME(scores)(t, first + g * u->rows, u->groups == 1 ? end : (g + 1) * u->rows, j0);
+        }
+        for (int r = first; r < end; r += VW) NAME(online_softmax)(t, r, end - r);
+        for (int g = 0; g < u->groups; g++) {
+            int r = first + g * u->rows, r_end = u->groups == 1 ? end : r + u->rows;
+            if (first == 0) {
 #if KV_CODES
-        NAME(scales)(t->v_scales, u->v_scales + g * (int64_t)VS_HEAD, VS_ROW, at);
-        NAME(scale_weights)(t, g * u->rows, (g + 1) * u->rows);
+                NAME(scales)(t->v_scales, u->v_scales + g * (int64_t)VS_HEAD, VS_ROW, at);
 #endif
-        NAME(add_values)(t, g * u->rows, (g + 1) * u->rows);
+                NAME(pack_v)(u, t, bufs[V_BUF], j0, count, g);
+            }
+#if KV_CODES
+            NAME(scale_weights)(t, r, r_end);
+#endif
+            NAME(add_values)(t, r, r_end);
+        }
     }
 }
 
 static void NAME(by_rows)(void *const *bufs, const int64_t *dims, char *scratch, int64_t begin, int64_t end) {
     struct NAME(state) t;
-    struct NAME(unit) u;
+    struct NAME(unit) u, then;
     struct NAME(walk) walk = {begin, end, NAME(splits)(dims), 0};
-    while (NAME(next)(&u, &walk, bufs, dims)) {
+#if ONE_QUERY
+    struct NAME(ahead) ahead = {0};
+    int asked = 0; /* whether the first keys were asked for beside the unit before */
+#endif
+    for (int is = NAME(next)(&u, &walk, bufs, dims), more; is; u = then, is = more) {
+        more = NAME(next)(&then, &walk, bufs, dims);
         int rows = u.groups * u.rows;
         NAME(begin)(&u, &t, bufs[Q_BUF]);
         if (u.from >= u.to) NAME(clear)(&u, t.all);
 #if ONE_QUERY
         int64_t around[2][ATTN_KEYS], *first = around[u.from / ATTN_KEYS % 2];
-        struct NAME(ahead) ahead;
+        const struct NAME(unit) *behind = more && then.queries == 1 && then.from < then.to ? &then : 0;
         if (u.queries == 1 && u.from < u.to) {
             NAME(rows)(&u, u.from, first), NAME(prefetch_from)(&ahead, &u, bufs, first, u.to - u.from);
-            NAME(prefetch)(&ahead, INT32_MAX); /* no tile before it did */
+            if (!asked) NAME(prefetch_rows)(&ahead, ATTN_KEYS);
+            asked = behind != 0;
         }
 #endif
         for (int j0 = u.from, end; j0 < u.to; j0 = end) {
@@ -49,7 +66,7 @@ static void NAME(by_rows)(void *const *bufs, const int64_t *dims, char *scratch,
             NAME(clear)(&u, t.now);
 #if ONE_QUERY
             if (u.queries == 1)
-                NAME(one)(&u, &t, bufs[K_BUF], bufs[V_BUF], j0, end, around);
+                NAME(one)(&u, behind, &t, bufs, j0, end, around, &ahead);
             else
 #endif
                 for (int j = j0; j < end; j += ATTN_KEYS) NAME(tile)(&u, &t, bufs, j);
@@ -124,10 +141,13 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef ATTN_TILED
 #undef ONE_QUERY
 #undef PAIRED
+#undef PAIRED_VALUES
 #undef WORD
 #undef SCORES
 #undef SPLAT
 #undef ADD
+#undef WEIGHT
+#undef BLEND
 #undef PART
 #undef TILE_MAX
 #undef GROUP

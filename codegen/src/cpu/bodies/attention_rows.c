@@ -3,11 +3,13 @@
  * NAME(rows_run) and NAME(rows_part).
  */
 
-#if defined(Q_BF16) && (defined(KV_BF16) || KV_CODES) && DOT_BF16_PAIRS && D % (2 * VW) == 0
+#if defined(Q_BF16) && (defined(KV_BF16) || KV_CODES) && DOT_BF16_PAIRS && D % (2 * VW) == 0 && DV % (2 * VW) == 0
 #define PAIRED 1
 #else
 #define PAIRED 0
 #endif
+/* Values and weights, too: sums of the latter, in f32, hold what rounding takes from them. Codes have scales for each key. */
+#define PAIRED_VALUES (PAIRED && !KV_CODES)
 
 /* Numbers of a key in a word, as which keys are transposed; 0 where they are widened before. */
 #if KV_CODES && D % (4 * VW) == 0
@@ -33,7 +35,8 @@ struct NAME(sums) {
     float max[ROWS + VW], sum[ROWS + VW];
 };
 
-/* Where PAIRED, q and k are bf16 pairs: [ROWS][D / 2] of q's rows, [D / 2][ATTN_KEYS]. */
+/* Where PAIRED, q and k are bf16 pairs: [ROWS][D / 2] of q's rows, [D / 2][ATTN_KEYS]. Where PAIRED_VALUES, weights s and v are: [ROWS]
+ * [ATTN_KEYS / 2], [ATTN_KEYS / 2][DV]. */
 struct NAME(state) {
     float q[ROWS][D] __attribute__((aligned(64)));
     float s[ROWS][ATTN_KEYS] __attribute__((aligned(64)));
@@ -109,6 +112,11 @@ INLINE void NAME(scale_weights)(struct NAME(state) *t, int r0, int r1) {
 }
 #endif
 
+#if PAIRED_VALUES
+/* 32 values. */
+INLINE dot_q8 NAME(pair_line)(const V_T *from) { return dot_line((const uint16_t *)(const void *)from); }
+#endif
+
 /* k[D][keys] of group g; lanes past the last key repeat it. */
 static void NAME(pack_k)(const struct NAME(unit) *u, struct NAME(state) *t, const K_T *k, int j0, int count, int g) {
     const K_T *head = k + K_OFF + (u->key_head + g) * (int64_t)K_HEAD;
@@ -135,15 +143,23 @@ static void NAME(pack_k)(const struct NAME(unit) *u, struct NAME(state) *t, cons
     }
 }
 
-/* v[keys][DVP] of group g. */
+/* v[keys][DVP] of group g, or its pairs. */
 static void NAME(pack_v)(const struct NAME(unit) *u, struct NAME(state) *t, const V_T *v, int j0, int count, int g) {
     const V_T *head = v + V_OFF + (u->key_head + g) * (int64_t)V_HEAD;
     for (int j = 0; j < count; j++) {
         const V_T *next = v + V_OFF + NAME(beyond)(u, j0, g, j, V_ROW, V_HEAD);
         for (int d = 0; d < DV; d += 64 / (int)sizeof(V_T)) __builtin_prefetch(next + d, 0, 2);
         const V_T *from = head + NAME(key_row)(u, j0 + j) * V_ROW;
+#if PAIRED_VALUES
+        if (j % 2) continue;
+        int more = j + 1 < count;
+        const V_T *beside = head + NAME(key_row)(u, j0 + j + more) * V_ROW;
+        for (int d = 0; d < DV; d += 2 * VW)
+            attn_pair_keys(NAME(pair_line)(from + d), more ? NAME(pair_line)(beside + d) : (dot_q8){0}, (vf *)&t->v[j / 2][d]);
+#else
         for (int d = 0; d < DV; d++) t->v[j][d] = LOAD_V(from[d]);
         for (int d = DV; d < DVP; d++) t->v[j][d] = 0.0f;
+#endif
     }
 }
 
@@ -186,7 +202,7 @@ static void NAME(scores)(struct NAME(state) *t, int r0, int r1, int j0) {
 }
 
 /* Scores to weights, VW rows at once: new maxima, the factor that keeps the old sums, exponentials, sums.
- * Lane results of the rows are transposed, so that the last step over lanes is vertical. */
+ */
 static void NAME(online_softmax)(struct NAME(state) *t, int r0, int rows) {
     const float factor = SOFTCAP > 0 ? 1.0f : SCALE, none = -__builtin_inff();
     float lane[VW][VW] __attribute__((aligned(64)));
@@ -203,10 +219,7 @@ static void NAME(online_softmax)(struct NAME(state) *t, int r0, int rows) {
         for (int j = 0; j < ATTN_KEYS; j += VW) top = v_max(v_load(s + j), top);
         v_store(lane[i], top);
     }
-    attn_transpose(lane[0], VW, lane[0], VW);
-    vf top = v_load(lane[0]);
-    for (int i = 1; i < VW; i++) top = v_max(v_load(lane[i]), top);
-    v_store(lane[0], top * v_splat(factor));
+    v_store(lane[0], attn_across(lane, 0) * v_splat(factor));
     float *max = t->now->max + r0, *keep = t->keep + r0;
     for (int i = 0; i < VW; i++) {
         float next = lane[0][i] > max[i] ? lane[0][i] : max[i], fade = attn_exp(max[i] - next);
@@ -218,21 +231,50 @@ static void NAME(online_softmax)(struct NAME(state) *t, int r0, int rows) {
         v_store(lane[i], (vf){0});
         if (i >= rows || t->a[r] == t->b[r]) continue;
         float *s = t->s[r], m = max[i];
+#if PAIRED_VALUES
+        vf sum = {0}, w[2];
+        for (int j = 0; j < ATTN_KEYS; j += 2 * VW) {
+            ATTN_EACH(c, 2) sum += w[c] = attn_exp_narrow(v_fma(v_load(s + j + c * VW), v_splat(factor), v_splat(-m)));
+            v_store(s + j / 2, attn_narrow(w[0], w[1]));
+        }
+#else
         for (int j = 0; j < ATTN_KEYS; j++) s[j] = attn_exp(FMA(s[j], factor, -m));
         vf sum = v_load(s);
         for (int j = VW; j < ATTN_KEYS; j += VW) sum += v_load(s + j);
+#endif
         v_store(lane[i], sum);
         vf k = v_splat(t->keep[r]);
         if (t->keep[r] != 1.0f)
             for (int d = 0; d < DVP; d += VW) v_store(t->now->o[r] + d, v_load(t->now->o[r] + d) * k);
     }
-    attn_transpose(lane[0], VW, lane[0], VW);
-    vf sum = v_load(lane[0]);
-    for (int i = 1; i < VW; i++) sum += v_load(lane[i]);
-    v_store(t->now->sum + r0, v_fma(v_load(t->now->sum + r0), v_load(keep), sum));
+    v_store(t->now->sum + r0, v_fma(v_load(t->now->sum + r0), v_load(keep), attn_across(lane, 1)));
 }
 
-/* o += weights v. A block of rows shares the keys that all its rows see; a row's other keys, before and after
+#if PAIRED_VALUES
+/* o += weights v of one key; the other one of its pair is taken for zero, its weight and its values. */
+static void NAME(blend_key)(struct NAME(state) *t, int r, int j) {
+    vu half = (vu){0} + (j % 2 ? 0xffff0000u : 0xffffu);
+    vf w = (vf)((vu)dot_splat_word(t->s[r][j / 2]) & half);
+    for (int d = 0; d < DV; d += VW) {
+        vf value = (vf)((vu)v_load(&t->v[j / 2][d]) & half);
+        v_store(&t->now->o[r][d], dot_pair(w, value, v_load(&t->now->o[r][d])));
+    }
+}
+#endif
+
+/* o += weights v of keys a .. b, which n rows see; several rows see whole pairs. */
+static void NAME(blend)(struct NAME(state) *t, int r, int n, int a, int b) {
+    if (a >= b) return;
+#if PAIRED_VALUES
+    if (a % 2) NAME(blend_key)(t, r, a);
+    attn_product_bf16_pairs(n, t->s[r], ATTN_KEYS, t->v[0], DVP, t->now->o[r], DVP, DVP, (a + 1) / 2, b / 2, 0);
+    if (b % 2) NAME(blend_key)(t, r, b - 1);
+#else
+    attn_product(n, t->s[r], ATTN_KEYS, t->v[0], DVP, t->now->o[r], DVP, DVP, a, b, 0);
+#endif
+}
+
+/* o += weights v. A block of rows shares the keys (whole pairs) that all its rows see; a row's other keys, before and after
  * those, are its own, so that what it must not see is never multiplied, not even by zero. */
 static void NAME(add_values)(struct NAME(state) *t, int r0, int r1) {
     for (int r = r0, n; r < r1; r += n) {
@@ -242,15 +284,12 @@ static void NAME(add_values)(struct NAME(state) *t, int r0, int r1) {
             a = t->a[i] > a ? t->a[i] : a;
             b = t->b[i] < b ? t->b[i] : b;
         }
+        if (PAIRED_VALUES) a = (a + 1) / 2 * 2, b = b / 2 * 2;
         int shared = a < b;
-        for (int i = r; i < r + n; i++) {
-            int end = shared ? a : t->b[i];
-            if (t->a[i] < end) attn_product(1, t->s[i], ATTN_KEYS, t->v[0], DVP, t->now->o[i], DVP, DVP, t->a[i], end, 0);
-        }
+        for (int i = r; i < r + n; i++) NAME(blend)(t, i, 1, t->a[i], shared ? a : t->b[i]);
         if (!shared) continue;
-        attn_product(n, t->s[r], ATTN_KEYS, t->v[0], DVP, t->now->o[r], DVP, DVP, a, b, 0);
-        for (int i = r; i < r + n; i++)
-            if (b < t->b[i]) attn_product(1, t->s[i], ATTN_KEYS, t->v[0], DVP, t->now->o[i], DVP, DVP, b, t->b[i], 0);
+        NAME(blend)(t, r, n, a, b);
+        for (int i = r; i < r + n; i++) NAME(blend)(t, i, 1, b, t->b[i]);
     }
 }
 

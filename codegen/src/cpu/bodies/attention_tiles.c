@@ -1,6 +1,6 @@
 /* Attention forward by the matrix unit, where queries, keys and values are bf16: the way of `attention.c` with its units,
- * its masks and its fixed key tiles and chunks, the products by tiles. Comes after `attention.c`, whose slots and names it uses. Leaves
- * ATTN_TILED, and where that is 1 NAME(by_tiles), NAME(tile_left) and TILE_MAX.
+ * its masks and its fixed key tiles and chunks, the products by tiles. Comes after `attention.c`, whose slots and names it uses. Leaves,
+ * where ATTN_TILED is 1, NAME(by_tiles), NAME(tile_left) and TILE_MAX.
  *
  * A row of a unit is a column here, so that all of softmax runs down columns, sixteen at a time:
  *   scores   [keys][columns]  = keys [16][D] as they lie in memory, times queries as pairs of d
@@ -10,12 +10,6 @@
  * lost; both are multiplied. Sums of a tile start at zero and join those before them outside the unit: a tile that a column
  * does not see leaves the column's bits alone. So a row's bits depend on its query and its visible keys, here too.
  */
-#if defined(DOT_PAIRS) && defined(TILED)
-#define ATTN_TILED 1
-#else
-#define ATTN_TILED 0
-#endif
-
 #if ATTN_TILED
 #define TILE_MAX 0.693147181f /* maxima count in powers of two */
 #define COLUMN_TILES ((ROWS + 15) / 16 + MERGE)

@@ -22,8 +22,9 @@ enum {
 };
 _Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=131072: a row is staged on the stack");
 
-#define DOT_TILES_PER_UNIT 12
+#define DOT_ROWS_PER_UNIT (12 * DOT_MR)
 #define DOT_PANELS_PER_UNIT 8
+#define DOT_FEW_TILES 4 /* of which panels are read for once, in the order of memory */
 #define DOT_UNITS 32 /* enough for a few threads to balance, few enough to keep panels in cache */
 
 #if defined(DOT_AMX_ROWS) && defined(DOT_A_BF16) || defined(DOT_ROUNDED) && DOT_AMX_INTEGERS
@@ -36,10 +37,16 @@ _Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=13
 #define DOT_NO_MATRIX_UNIT
 #endif
 #define DOT_BY_TILES (DOT_MATRIX_UNIT && DOT_M > 1) /* the matrix unit's; a row alone has dot_amx_row */
+#if defined(DOT_ROUNDED) && defined(DOT_NO_MATRIX_UNIT) && DOT_INTEGER_ROWS == 7
+#define DOT_HEIGHT DOT_INTEGER_ROWS
+#else
+#define DOT_HEIGHT DOT_MR
+#endif
+#define DOT_TILES_PER_UNIT (DOT_ROWS_PER_UNIT / DOT_HEIGHT)
 
 static int64_t NAME(tiles)(const int64_t *dims)
 {
-    int64_t height = DOT_BY_TILES ? 32 : DOT_MR;
+    int64_t height = DOT_BY_TILES ? 32 : DOT_HEIGHT;
     return (DOT_M + height - 1) / height;
 }
 

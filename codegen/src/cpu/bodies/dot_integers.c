@@ -63,9 +63,17 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
             int64_t m = NAME(row)(dims, i), height = NAME(row)(dims, i + 1) - m;
             for (int64_t r = 0, n; r < height; r += n) {
                 int64_t rest = height - r;
-#if DOT_INTEGER_ROWS == 7 && defined(DOT_NO_MATRIX_UNIT)
-                n = rest >= 7 ? 7 : rest >= 3 ? 3 : 1;
-                if (n == 7) DOT_INTEGER_TILE(7, 1); else if (n == 3) DOT_INTEGER_TILE(3, 1); else DOT_INTEGER_TILE(1, 1);
+#if DOT_HEIGHT == 7
+                n = rest;
+                switch (rest) {
+                case 7: DOT_INTEGER_TILE(7, 1); break;
+                case 6: DOT_INTEGER_TILE(6, 1); break;
+                case 5: DOT_INTEGER_TILE(5, 1); break;
+                case 4: DOT_INTEGER_TILE(4, 1); break;
+                case 3: DOT_INTEGER_TILE(3, 1); break;
+                case 2: DOT_INTEGER_TILE(2, 1); break;
+                default: DOT_INTEGER_TILE(1, 1);
+                }
 #elif defined(DOT_NO_MATRIX_UNIT)
                 n = rest >= 2 ? 2 : 1;
                 if (n == 2) DOT_INTEGER_TILE(2, 1); else DOT_INTEGER_TILE(1, 1);

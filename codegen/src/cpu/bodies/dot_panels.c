@@ -56,32 +56,34 @@ static void NAME(one_tile)(void *const *bufs, const int64_t *dims, const float *
 #endif
 
 /* Tiles t .. t_end by panels p .. p_end: a block of a panel rests in the first-level cache while all tiles use it; the
- * activations' block rests in the second level while all panels use it. */
+ * activations' block rests in the second level while all panels use it, but for few tiles, whose panels come from memory. */
 static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float *packed, int64_t t, int64_t t_end,
                              int64_t p, int64_t p_end)
 {
     static dot_tile_fn *const tiles[] = DOT_TABLE_FOR(DOT_PAIRED);
-    float c[DOT_PANELS_PER_UNIT * DOT_TILES_PER_UNIT * DOT_MR * DOT_NR] __attribute__((aligned(64)));
+    float c[DOT_PANELS_PER_UNIT * DOT_ROWS_PER_UNIT * DOT_NR] __attribute__((aligned(64)));
     int64_t m0 = NAME(row)(dims, t), rows = NAME(row)(dims, t_end) - m0;
-    for (int64_t k = 0; k < NAME(sum); k += DOT_KC) {
+    int64_t wide = t_end - t <= DOT_FEW_TILES ? 1 : p_end - p, steps = wide * NAME(blocks);
+    for (int64_t s = 0; s < (p_end - p) * NAME(blocks); s++) {
+        /* Blocks of `wide` panels one after another, then the next block of depth. */
+        int64_t q0 = p + s / steps * wide, q = q0 + s % wide, k = s % steps / wide * DOT_KC;
         int64_t kc = NAME(sum) - k < DOT_KC ? NAME(sum) - k : DOT_KC;
-        for (int64_t q = p; q < p_end; q++) {
+        int64_t next_k = q + 1 < q0 + wide ? k : k + kc < NAME(sum) ? k + kc : 0;
 #if defined(DOT_WEIGHT_F32) || DOT_PAIRED
-            const void *w = DOT_AT(q, k);
+        const void *w = DOT_AT(q, k);
 #else
-            float w[DOT_KC * DOT_NR] __attribute__((aligned(64)));
-            dot_panel_packed_bf16(w, DOT_AT(q, k), kc);
+        float w[DOT_KC * DOT_NR] __attribute__((aligned(64)));
+        dot_panel_packed_bf16(w, DOT_AT(q, k), kc);
 #endif
-            for (int64_t i = t; i < t_end; i++) {
-                int64_t m = NAME(row)(dims, i), mr = NAME(row)(dims, i + 1) - m;
-                int64_t next = i + 1 < t_end ? i + 1 : t, next_m = NAME(row)(dims, next);
-                const float *next_a = packed + next_m * NAME(depth) + k * (NAME(row)(dims, next + 1) - next_m);
-                const void *next_w = next_a;
-                if (i < t + 2) next_w = (q + 1 < p_end ? DOT_AT(q + 1, k) : DOT_AT(p, k + kc)) + (i - t) * kc * 16;
-                float *to = c + ((q - p) * rows + m - m0) * DOT_NR;
-                tiles[mr - 1](packed + m * NAME(depth) + k * mr, w, 0, kc, to, k == 0, next_a, next_w);
-                if (k + kc == NAME(sum)) NAME(finish)(bufs, dims, m, mr, q, to);
-            }
+        const void *beyond = wide == 1 ? DOT_AT(q, k + DOT_KC) : q + 1 < p_end ? DOT_AT(q + 1, k) : DOT_AT(p, k + kc);
+        for (int64_t i = t; i < t_end; i++) {
+            int64_t m = NAME(row)(dims, i), mr = NAME(row)(dims, i + 1) - m;
+            int64_t next = i + 1 < t_end ? i + 1 : t, next_m = NAME(row)(dims, next), of = next > i ? k : next_k;
+            const float *next_a = packed + next_m * NAME(depth) + of * (NAME(row)(dims, next + 1) - next_m);
+            const void *next_w = i < t + 2 ? (const char *)beyond + (i - t) * kc * 64 : (const char *)next_a;
+            float *to = c + ((q - q0) * rows + m - m0) * DOT_NR;
+            tiles[mr - 1](packed + m * NAME(depth) + k * mr, w, 0, kc, to, k == 0, next_a, next_w);
+            if (k + kc == NAME(sum)) NAME(finish)(bufs, dims, m, mr, q, to);
         }
     }
 }

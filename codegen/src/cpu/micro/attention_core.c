@@ -1,13 +1,14 @@
 /* What attention and its gradient share: register tiles of small products, a transposition, the exponential, chunks of keys.
  *
  * Enters: prelude.c before it in the unit. Leaves: attn_product, attn_product_t, attn_transpose, attn_widen, attn_value,
- * attn_values, attn_line, ATTN_UNIT, attn_exp, ATTN_KEYS, attn_chunk, attn_chunk_end.
+ * attn_values, attn_line, ATTN_UNIT, attn_exp, attn_exp_narrow, attn_narrow, attn_pair_keys, ATTN_KEYS, attn_chunk, attn_chunk_end.
  * Here so that a unit of several attention kernels holds it once. No slots.
  */
 #include <string.h>
 
 #define ATTN_KEYS 64 /* keys in a tile: part of the numerics */
 #define ATTN_CHUNK 512 /* the least keys in a chunk, too: a multiple of the former */
+#define ATTN_ROWS 48 /* rows whose scores rest in the first-level cache: a multiple of VW and of six */
 #if V_REGS == 32
 #define ATTN_NV 4
 #else
@@ -151,6 +152,19 @@ INLINE void attn_transpose_lines(const float *const *from, float *to, int64_t ld
 #undef ATTN_LINE
 }
 
+/* The greatest lane, or the sum of the lanes, of each of VW vectors: that of vector i in lane i. Each round of zips halves the lanes of two
+ * vectors side by side. */
+INLINE vf attn_across(const float (*from)[VW], int sums) {
+    vf x[VW];
+    ATTN_EACH(i, VW / 2) { x[i] = v_load(from[i]); x[i + VW / 2] = v_load(from[i + VW / 2]); }
+    _Pragma("GCC unroll 4") for (int half = VW / 2; half > 0; half /= 2)
+        ATTN_EACH(i, half) {
+            vf low = attn_zip_lo(x[i], x[i + half]), high = attn_zip_hi(x[i], x[i + half]);
+            x[i] = sums ? low + high : v_max(high, low);
+        }
+    return x[0];
+}
+
 typedef uint32_t vu __attribute__((vector_size(4 * VW)));
 typedef uint16_t vh_loose __attribute__((vector_size(2 * VW), aligned(2), may_alias));
 
@@ -229,3 +243,32 @@ INLINE float attn_exp(float x) {
     v = x < -87.0f ? 0.0f : v;
     return x == x ? v : x;
 }
+
+#if DOT_BF16_PAIRS
+/* exp for weights that are rounded to bf16, x <= 0 but for rounding: within 2^-18, never below 2^-126. NaN stays. */
+INLINE vf attn_exp_narrow(vf x) {
+    const vf log2e = v_splat(1.44269504f), magic = v_splat(12582912.0f);
+    x = v_max(v_splat(-87.0f), x);
+    vf t = v_fma(x, log2e, magic), r = v_fma(x, log2e, magic - t);
+    vf p = v_fma(r, v_splat(9.582818386e-03f), v_splat(5.590637020e-02f));
+    p = v_fma(p, r, v_splat(2.402409887e-01f));
+    p = v_fma(p, r, v_splat(6.931241998e-01f));
+    p = v_fma(p, r, v_splat(1.0f));
+    return (vf)((vu)p + ((vu)t << 23));
+}
+
+/* 2 * VW numbers as bf16, of which neighbours share a word. */
+INLINE vf attn_narrow(vf low, vf high) {
+    vf words;
+    __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(words) : "v"(low), "v"(high));
+    return words;
+}
+
+/* 32 columns of two keys: words of both keys' values, sixteen columns each. */
+INLINE void attn_pair_keys(dot_q8 first, dot_q8 second, vf *words) {
+    words[0] = (vf)__builtin_shufflevector((dot_h32)first, (dot_h32)second, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
+                                           8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47);
+    words[1] = (vf)__builtin_shufflevector((dot_h32)first, (dot_h32)second, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54,
+                                           23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
+}
+#endif

@@ -4,12 +4,12 @@ use super::{Lower, Lowered, below, cast, narrow};
 use crate::kernel_ir::expr::Expr;
 use crate::kernel_ir::index::Index;
 use astrai_ir::ops::{BinaryKind, Op, ReduceKind, Rope, RopeLayout, UnaryKind};
-use astrai_ir::{DType, Dim, NodeId};
+use astrai_ir::{Code, DType, Dim, NodeId};
 
 /// True for the composites below.
 pub fn computes(op: &Op) -> bool {
-    let whole = |op: &Op| matches!(op, Op::Dequant(d) if d.code.per_element() == 1);
-    matches!(op, Op::Rope(_) | Op::RmsNorm(_) | Op::Softmax(_)) || whole(op)
+    let known = |op: &Op| matches!(op, Op::Dequant(d) if d.code != Code::Fp4);
+    matches!(op, Op::Rope(_) | Op::RmsNorm(_) | Op::Softmax(_)) || known(op)
 }
 
 impl Lower<'_> {
@@ -20,24 +20,40 @@ impl Lower<'_> {
             Op::Rope(r) => self.rope(r, &node.args, at),
             Op::RmsNorm(n) => self.rms_norm(n.eps.0, id, at),
             Op::Softmax(s) => self.softmax(s.log, id, at),
-            Op::Dequant(_) => self.dequant(&node.args, at),
+            Op::Dequant(d) => self.dequant(d.code, &node.args, at),
             op => Err(format!("`{}` has no loop form", op.name())),
         }
     }
 
     /// The value of a code, times the scale of its group, plus its offset.
-    fn dequant(&mut self, args: &[NodeId], at: &[Index]) -> Lowered {
+    fn dequant(&mut self, code: Code, args: &[NodeId], at: &[Index]) -> Lowered {
         let last = |id: NodeId| self.ty(id).shape.last().and_then(Dim::size).ok_or("rows of no literal size");
-        let group = last(args[0])? / last(args[1])?.max(1);
-        let mut of = at.to_vec();
-        if let Some(last) = of.last_mut() {
-            *last = last.div(&Dim::from(group));
-        }
+        let group = last(args[0])? * code.per_element() / last(args[1])?.max(1);
+        let every = |n: usize| {
+            let mut of = at.to_vec();
+            of.iter_mut().rev().take(1).for_each(|last| *last = last.div(&Dim::from(n)));
+            of
+        };
         let number = |l: &mut Self, id: NodeId, at: &[Index]| {
             let x = l.value(id, at)?;
             Ok::<_, String>(Box::new(cast(l.ty(id).dtype, DType::F32, x)))
         };
-        let (code, scale) = (number(self, args[0], at)?, number(self, args[1], &of)?);
+        let of = every(group);
+        let (code, scale) = match (code, at.last()) {
+            (Code::Int4, Some(i)) => {
+                let two = self.value(args[0], &every(2))?;
+                let two = cast(DType::U8, DType::I32, two);
+                let int = |n: usize| Box::new(Expr::Int(Index::constant(Dim::from(n))));
+                let by = |kind, x: Expr, y| Expr::Binary(kind, DType::I32, Box::new(x), y);
+                let high = by(BinaryKind::Div, two.clone(), int(16));
+                let low = by(BinaryKind::Sub, two, Box::new(by(BinaryKind::Mul, high.clone(), int(16))));
+                let first = below(i.rem(&Dim::from(2)), Dim::from(1));
+                let four = Expr::Select(Box::new(first), Box::new(low), Box::new(high));
+                let code = cast(DType::I32, DType::F32, by(BinaryKind::Sub, four, int(8)));
+                (Box::new(code), number(self, args[1], &of)?)
+            }
+            _ => (number(self, args[0], at)?, number(self, args[1], &of)?),
+        };
         let scaled = Expr::Binary(BinaryKind::Mul, DType::F32, scale, code);
         match args.get(2) {
             Some(offsets) => {

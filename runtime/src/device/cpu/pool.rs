@@ -7,7 +7,7 @@ use std::cell::{Cell, UnsafeCell};
 use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
@@ -34,11 +34,19 @@ pub struct Pool {
     turn: Mutex<()>,
 }
 
+/// What lies in cache lines of its own: a thread that takes its units disturbs none that waits for `state`.
+#[repr(align(128))]
+struct Apart<T>(T);
+
+/// Units that are left of a thread's share, the first below, the end above 32 bits. The thread takes them from the front, one after
+/// another in memory; others, when theirs are done, from the back.
+type Left = Apart<AtomicU64>;
+
 struct Shared {
-    state: AtomicU64,
+    /// With the run that it announces: a thread that enters has both by one line.
+    state: Apart<(AtomicU64, UnsafeCell<Option<Job>>)>,
+    left: Vec<Left>,
     stop: AtomicBool,
-    job: UnsafeCell<Option<Job>>,
-    next: AtomicUsize,
     asleep: Vec<AtomicBool>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
@@ -46,11 +54,9 @@ struct Shared {
 #[derive(Clone, Copy)]
 struct Job {
     body: *const Body<'static>,
-    units: usize,
-    threads: usize,
 }
 
-// SAFETY: `job` is written only by the caller that holds `turn` while the state is closed with nobody inside, and read
+// SAFETY: the job is written only by the caller that holds `turn` while the state is closed with nobody inside, and read
 // only by threads inside; entering (acquire) and leaving (release) `state` order the two. `body` is Sync.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the pointer in `job` is dereferenced only while the run that lent it is in progress.
@@ -64,10 +70,9 @@ impl Pool {
     pub fn new(threads: usize) -> io::Result<Pool> {
         let threads = if threads == 0 { thread::available_parallelism()?.get() } else { threads };
         let shared = Arc::new(Shared {
-            state: AtomicU64::new(0),
+            state: Apart((AtomicU64::new(0), UnsafeCell::new(None))),
+            left: (0..threads).map(|_| Apart(AtomicU64::new(0))).collect(),
             stop: AtomicBool::new(false),
-            job: UnsafeCell::new(None),
-            next: AtomicUsize::new(0),
             asleep: (1..threads).map(|_| AtomicBool::new(false)).collect(),
             panic: Mutex::new(None),
         });
@@ -101,7 +106,7 @@ impl Pool {
             return body(worker, 0..units);
         }
         let turn = lock(&self.turn);
-        if units == 1 || self.workers.is_empty() {
+        if units == 1 || self.workers.is_empty() || units > u32::MAX as usize {
             let _here = Here::enter(0);
             return body(0, 0..units);
         }
@@ -118,11 +123,15 @@ impl Pool {
     fn open(&self, units: usize, body: &Body<'_>) {
         // SAFETY: only the lifetime changes; `close` ends every use before `run` returns.
         let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
+        let Apart((state, cell)) = &self.shared.state;
         // SAFETY: the state is closed with nobody inside and `turn` is held, so nobody else touches the cell.
-        unsafe { *self.shared.job.get() = Some(Job { body, units, threads: self.threads() }) };
-        self.shared.next.store(0, Ordering::Relaxed);
-        let run = self.shared.state.load(Ordering::Relaxed) / RUN;
-        self.shared.state.store(run.wrapping_add(1).wrapping_mul(RUN) | OPEN, Ordering::SeqCst);
+        unsafe { *cell.get() = Some(Job { body }) };
+        let bound = |t: usize| units * t / self.threads();
+        for (t, left) in self.shared.left.iter().enumerate() {
+            left.0.store(both(bound(t), bound(t + 1)), Ordering::Relaxed);
+        }
+        let run = state.load(Ordering::Relaxed) / RUN;
+        state.store(run.wrapping_add(1).wrapping_mul(RUN) | OPEN, Ordering::SeqCst);
         for (asleep, (thread, _)) in self.shared.asleep.iter().zip(&self.workers).take(units - 1) {
             if asleep.load(Ordering::SeqCst) && asleep.swap(false, Ordering::SeqCst) {
                 thread.unpark();
@@ -132,10 +141,11 @@ impl Pool {
 
     fn close(&self) {
         let mut spins = 0;
-        let mut state = self.shared.state.fetch_and(!OPEN, Ordering::AcqRel);
+        let shared = &self.shared.state.0.0;
+        let mut state = shared.fetch_and(!OPEN, Ordering::AcqRel);
         while state & INSIDE != 0 {
             wait(&mut spins);
-            state = self.shared.state.load(Ordering::Acquire);
+            state = shared.load(Ordering::Acquire);
         }
     }
 }
@@ -156,8 +166,9 @@ impl Shared {
     fn serve(&self, worker: usize) {
         let mut seen = 0;
         let mut spins = 0;
+        let shared = &self.state.0.0;
         while !self.stop.load(Ordering::Acquire) {
-            let state = self.state.load(Ordering::SeqCst);
+            let state = shared.load(Ordering::SeqCst);
             if state / RUN == seen || state & OPEN == 0 {
                 if spins < SPINS {
                     spins += 1;
@@ -166,14 +177,10 @@ impl Shared {
                     self.sleep(worker, seen);
                     spins = 0;
                 }
-            } else if self
-                .state
-                .compare_exchange(state, state + 1, Ordering::SeqCst, Ordering::Relaxed)
-                .is_ok()
-            {
+            } else if shared.compare_exchange(state, state + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
                 seen = state / RUN;
                 self.work(worker);
-                self.state.fetch_sub(1, Ordering::Release);
+                shared.fetch_sub(1, Ordering::Release);
                 spins = 0;
             }
         }
@@ -183,7 +190,7 @@ impl Shared {
         let asleep = &self.asleep[worker - 1];
         asleep.store(true, Ordering::SeqCst);
         // Either this load sees the new run, or the caller sees `asleep` and unparks.
-        let state = self.state.load(Ordering::SeqCst);
+        let state = self.state.0.0.load(Ordering::SeqCst);
         if (state / RUN == seen || state & OPEN == 0) && !self.stop.load(Ordering::SeqCst) {
             thread::park();
         }
@@ -193,27 +200,46 @@ impl Shared {
     /// Takes ranges of units until none is left; the first panic empties the run.
     fn work(&self, worker: usize) {
         // SAFETY: this thread is inside the run, hence the cell is set and not written until it has left.
-        let Some(job) = (unsafe { *self.job.get() }) else { return };
+        let Some(job) = (unsafe { *self.state.0.1.get() }) else { return };
         let _here = Here::enter(worker);
         let result = catch_unwind(AssertUnwindSafe(|| {
-            while let Some(units) = self.take(&job) {
+            while let Some(units) = self.take(worker) {
                 // SAFETY: `run` does not return, hence the body lives, until all threads have left.
                 unsafe { (*job.body)(worker, units) };
             }
         }));
         if let Err(payload) = result {
-            self.next.store(job.units, Ordering::Relaxed);
+            self.left.iter().for_each(|left| left.0.store(0, Ordering::Relaxed));
             lock(&self.panic).get_or_insert(payload);
         }
     }
 
-    /// Half of an even share of what is left: long ranges first, single units last.
-    fn take(&self, job: &Job) -> Option<Range<usize>> {
-        let share = |begin: usize| begin + ((job.units - begin) / (2 * job.threads)).max(1);
-        let step = |begin| (begin < job.units).then(|| share(begin));
-        let begin = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).ok()?;
-        Some(begin..share(begin))
+    /// Three quarters of what is left of the thread's own share, else half of what is left of another's.
+    fn take(&self, worker: usize) -> Option<Range<usize>> {
+        let own = |(begin, end): (usize, usize)| begin + (3 * (end - begin)).div_ceil(4);
+        let others = |(begin, end): (usize, usize)| end - (end - begin).div_ceil(2);
+        let threads = self.left.len();
+        (0..threads).find_map(|i| {
+            let left = &self.left[(worker + i) % threads].0;
+            let cut = |x: u64| if i == 0 { own(parts(x)) } else { others(parts(x)) };
+            let step = |x: u64| {
+                let (begin, end) = parts(x);
+                let rest = if i == 0 { both(cut(x), end) } else { both(begin, cut(x)) };
+                (begin < end).then_some(rest)
+            };
+            let x = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).ok()?;
+            let (begin, end) = parts(x);
+            Some(if i == 0 { begin..cut(x) } else { cut(x)..end })
+        })
     }
+}
+
+fn both(begin: usize, end: usize) -> u64 {
+    begin as u64 | (end as u64) << 32
+}
+
+fn parts(left: u64) -> (usize, usize) {
+    (left as u32 as usize, (left >> 32) as usize)
 }
 
 /// Marks this thread as executing units, also while it unwinds.
@@ -249,6 +275,7 @@ fn wait(spins: &mut u32) {
 mod tests {
     use super::*;
     use std::sync::Barrier;
+    use std::sync::atomic::AtomicUsize;
     use std::time::Duration;
 
     fn pool(threads: usize) -> Pool {
