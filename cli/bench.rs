@@ -441,7 +441,7 @@ fn floor(
 }
 
 /// Operations and bytes of each kernel launch.
-fn launch_costs(planned: &Planned) -> Result<Vec<(f64, f64)>, Failure> {
+fn launch_costs(planned: &Planned) -> Result<Costs, Failure> {
     costs(planned, &largest(planned))
 }
 
@@ -460,8 +460,11 @@ fn beside(predicted: Option<f64>, seconds: &Seconds) -> Vec<(String, Value)> {
     ]
 }
 
-/// Operations and bytes of each kernel launch in a run of these sizes.
-fn costs(planned: &Planned, size: &dyn Fn(&str) -> Option<u64>) -> Result<Vec<(f64, f64)>, Failure> {
+/// Operations and bytes of launches.
+type Costs = Vec<(f64, f64)>;
+
+/// Those of each kernel launch in a run of these sizes.
+fn costs(planned: &Planned, size: &dyn Fn(&str) -> Option<u64>) -> Result<Costs, Failure> {
     let plan = &planned.plan;
     let cost = |r: RegionId| -> Result<(f64, f64), Failure> {
         let region = &plan.regions[r];

@@ -1,6 +1,6 @@
 //! `astrai bench serve`: clients of the engine, each of which asks again when it has been answered; no network between.
 
-use super::{Bench, costs, draw, floor};
+use super::{Bench, Costs, costs, draw, floor};
 use crate::failure::{Failure, bail};
 use crate::measure::{Seconds, rounded};
 use crate::progress::tell;
@@ -26,9 +26,6 @@ use std::time::Instant;
 
 /// Tokens of an answer, by default.
 const NEW: u64 = 64;
-
-/// Most tokens of a step.
-const CHUNK: u64 = 512;
 
 /// Bytes of the file of a schema or of a text, at most.
 const LARGEST: u64 = 16 << 20;
@@ -133,12 +130,6 @@ struct Waits {
 }
 
 impl Load {
-    /// Sequences, and tokens of a step, that an engine for it has room for.
-    fn room(&self) -> (usize, usize) {
-        let sequences = self.clients as usize * self.choices as usize;
-        (sequences, (self.prompt.min(CHUNK) as usize).max(sequences))
-    }
-
     /// All requests once: the seconds they took together, and each token's.
     fn run(&self, subject: &Subject) -> Result<(f64, Waits), Failure> {
         let sent = AtomicU64::new(0);
@@ -262,7 +253,8 @@ impl Bench {
         }
         let counters = subjects[0].engine.handle().stats().scheduler;
         subjects.into_iter().for_each(|subject| subject.engine.drain(None));
-        let peaks = Peaks::measure(&*machine.device, &[]);
+        // Tokens that are proposed come several in a step.
+        let peaks = Peaks::measure(&*machine.device, &[]).filter(|_| speculation.is_none());
         let mut runs = runs.into_iter();
         let Runs { seconds, waits } = runs.next().unwrap_or_default();
         let seconds = Seconds::of(seconds);
@@ -292,32 +284,45 @@ impl Bench {
         Ok(writeln!(out, "{}", Value::Object(line))?)
     }
 
+    /// Room for all clients at once; tokens of a step are the server's own choice.
+    fn room(&self, load: &Load) -> Room {
+        let queue = load.clients as usize * load.choices as usize;
+        Room {
+            sequences: queue,
+            context: Some((load.prompt + load.new) as usize),
+            kv: Some(KvMemory::Share(1.0)),
+            queue,
+            prefix_cache: false,
+            ..Room::of_one(self.machine.storage(), self.fidelity.asked())
+        }
+    }
+
     /// What the load costs at least: a step of prompts and one of answers of all clients, kernel by kernel, and how many of them
-    /// there would be if every step were full.
+    /// there would be if every step were full. Tokens see as many keys as they do on average.
     fn least(
         &self,
         load: &Load,
         config: &ModelConfig,
         machine: &Machine,
-    ) -> Result<[(Vec<(f64, f64)>, f64); 2], Failure> {
-        let (queue, tokens) = load.room();
-        let table = ((load.prompt + load.new) as usize).div_ceil(Cache::PAGE);
-        let cache = Cache { page: Cache::PAGE, pages: table * queue, table, windows: None };
-        let fidelity = self.fidelity.asked().unwrap_or_else(|| served_fidelity(config));
-        let sizes = [tokens as u64, queue as u64];
-        let programs = Programs::plan(config, sizes, cache, self.machine.storage(), machine, fidelity)?;
-        let pages = |tokens: u64| (tokens as usize).div_ceil(Cache::PAGE) as u64;
-        let size = |tokens: u64, sequences: u64, context: u64| {
-            move |name: &str| match name {
-                "tokens" => Some(tokens),
-                "sequences" => Some(sequences),
-                _ => (name == "context").then_some(sequences * context),
-            }
-        };
+    ) -> Result<[(Costs, f64); 2], Failure> {
+        let room = self.room(load);
+        let fidelity = room.fidelity.unwrap_or_else(|| served_fidelity(config));
+        let sizes = [room.step_tokens((load.prompt + load.new) as usize) as u64, room.sequences as u64];
         let [all, each] = sizes;
-        let together = (all / load.prompt).clamp(1, each);
-        let prompts = costs(programs.prefill(), &size(all, together, pages(load.prompt)))?;
-        let answers = costs(programs.decode(), &size(each, each, pages(load.prompt + load.new / 2)))?;
+        let part = |keys: u64, answers: bool| -> Result<Costs, Failure> {
+            let table = (keys as usize).div_ceil(Cache::PAGE);
+            let cache = Cache { page: Cache::PAGE, pages: table * room.sequences, table, windows: None };
+            let programs = Programs::plan(config, sizes, cache, room.storage, machine, fidelity)?;
+            let sequences = if answers { each } else { (all / load.prompt).clamp(1, each) };
+            let size = |name: &str| match name {
+                "tokens" => Some(if answers { each } else { all }),
+                "sequences" => Some(sequences),
+                _ => (name == "context").then_some(sequences * table as u64),
+            };
+            costs(if answers { programs.decode() } else { programs.prefill() }, &size)
+        };
+        let (prompts, answers) =
+            (part(load.prompt.div_ceil(2), false)?, part(load.prompt + load.new / 2, true)?);
         let (asked, choices) = (load.requests as f64, load.choices as f64);
         // The first token of an answer comes of its prompt.
         let drawn = asked * choices * (load.new - 1) as f64;
@@ -332,18 +337,7 @@ impl Bench {
         (adapters, speculation): (Option<Slots>, Option<Speculation>),
         machine: &Machine,
     ) -> Result<Subject, Failure> {
-        let (queue, tokens) = load.room();
-        let room = Room {
-            sequences: queue,
-            tokens: Some(tokens),
-            context: Some((load.prompt + load.new) as usize),
-            kv: Some(KvMemory::Share(1.0)),
-            queue,
-            prefix_cache: false,
-            speculation,
-            adapters,
-            ..Room::of_one(self.machine.storage(), self.fidelity.asked())
-        };
+        let room = Room { speculation, adapters, ..self.room(load) };
         let slots = adapters.map_or(0, |slots| slots.slots as u64);
         let slotted = ModelConfig { adapters, ..config.clone() };
         let draft = self.speculate.draft.as_ref().filter(|_| speculation.is_some());

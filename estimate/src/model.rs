@@ -176,7 +176,8 @@ fn distinct(groups: f64, rows: f64) -> f64 {
 /// Part of the machine that the tiles of a product fill; 1 where it is no product, or a core takes rows as they come.
 fn filled(work: &Work, hardware: &Hardware, [m, n, k, batch]: [f64; 4]) -> f64 {
     let (work_form, units) = (work.form, f64::from(hardware.units));
-    if !matches!(work_form, "dot" | "panels" | "grouped" | "grouped_panels" | "outer") || m * n * batch <= 0.0 {
+    if !matches!(work_form, "dot" | "panels" | "grouped" | "grouped_panels" | "outer") || m * n * batch <= 0.0
+    {
         return 1.0;
     }
     if hardware.kind == "cpu" {
@@ -196,8 +197,9 @@ fn filled(work: &Work, hardware: &Hardware, [m, n, k, batch]: [f64; 4]) -> f64 {
         return m / (m + wasted);
     }
     // Rows of groups come to all groups together, and to no more than there are rows.
-    let many = if work_form == "grouped" { batch.min(m) } else { batch };
-    let rows = if work_form == "grouped" { m / many } else { m };
+    let grouped = matches!(work_form, "grouped" | "grouped_panels");
+    let many = if grouped { batch.min(m) } else { batch };
+    let rows = if grouped { m / many } else { m };
     let tile = [TILE[0].min(16.0 * (rows / 16.0).ceil()).max(16.0), TILE[1]];
     let tiles = (rows / tile[0]).ceil() * (n / tile[1]).ceil() * many;
     let splits =

@@ -136,7 +136,8 @@ pub fn narrow_weights(graph: &Graph, narrow: Narrow) -> Result<BTreeSet<String>,
     Ok(rows.filter_map(|r| plain(&r.name)).collect())
 }
 
-/// The graph whose products outside of layers read codes, as does an embedding that is the head as well, or a file's.
+/// The graph whose products outside of layers read codes, as does an embedding that is the head as well, or a file's, where nothing
+/// else reads it.
 fn heads(graph: &Graph, storage: &Storage) -> Result<Graph, IrError> {
     let of_head = |id: NodeId| {
         let (Op::Dot(Dot { batch, contract }), [x, w]) = (&graph.node(id).op, &*graph.node(id).args) else {
@@ -156,18 +157,26 @@ fn heads(graph: &Graph, storage: &Storage) -> Result<Graph, IrError> {
     // Embeddings of a file stay as the file has them.
     for table in graph.ids().filter_map(rows).filter(|_| matches!(storage, Storage::Each(_))) {
         let Op::Weight(w) = &graph.node(table).op else { continue };
-        let narrow = storage.of(w.rows().iter().map(|r| r.name.as_str())).filter(|n| n.code != Code::Fp4);
+        let narrow = storage.of(w.rows().iter().map(|r| r.name.as_str()));
         chosen.extend(narrow.filter(|n| fits(w, *n)).map(|narrow| (table, narrow)));
     }
+    let users = graph.users();
+    let by_codes = |table: NodeId| {
+        let reads = |user: &NodeId| of_head(*user).is_some() || rows(*user) == Some(table);
+        users[table.index()].iter().all(reads)
+    };
     let mut made: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
     graph.rebuild(|out, id, args| {
         let node = graph.node(id);
+        // Which argument is the weight. No kernel looks numbers of four bits up row by row.
         let at = match node.op {
             Op::Dot(_) => of_head(id).map(|_| 1),
-            _ => rows(id).map(|_| 0),
+            _ => rows(id).filter(|table| by_codes(*table)).map(|_| 0),
         };
         let known = at.and_then(|at| Some((at, *chosen.get(&node.args[at])?)));
-        let Some((at, narrow)) = known else { return out.push_exact(node.op.clone(), args) };
+        let Some((at, narrow)) = known.filter(|(at, n)| *at == 1 || n.code != Code::Fp4) else {
+            return out.push_exact(node.op.clone(), args);
+        };
         let Op::Weight(weight) = &graph.node(node.args[at]).op else {
             return out.push_exact(node.op.clone(), args);
         };

@@ -2,7 +2,7 @@
 
 use crate::kernels::table::{Fill, Table, dims, rows, run};
 use crate::machines::machines;
-use astrai_ir::ops::{Activation, BinaryKind, Dequant, Dot, FakeQuant, GatedAct, UnaryKind};
+use astrai_ir::ops::{Activation, BinaryKind, Dequant, Dot, FakeQuant, GatedAct, Gather, UnaryKind};
 use astrai_ir::{Code, DType, Dim, NodeId, Tensor};
 
 const SIZES: [u64; 10] = [1, 2, 3, 5, 7, 12, 16, 17, 33, 40];
@@ -137,6 +137,28 @@ fn narrow_weights_are_read_as_codes() {
     let dots = program.plan.regions.iter().filter(|r| r.form().name() == "dot");
     assert_eq!((dots.count(), program.plan.regions.len()), (56, 56));
     t.run_on(machines(), &SIZES);
+}
+
+/// As of an embedding that is the head as well: rows of codes are read from the panels in which the dot wants them.
+#[test]
+fn rows_of_codes_are_read_from_panels() {
+    let mut t = Table::new();
+    for code in Code::ALL {
+        for (size, offsets) in [([33, 256, 64], true), ([70, 96, 96], false)] {
+            let w = codes(&mut t, code, DType::BF16, size, offsets);
+            let i = t.input(DType::I32, rows(&[]), Fill::Int(0, size[0] as i64 - 1));
+            let parts = t.g.node(w).args.to_vec();
+            let mut row = |part: NodeId| t.g.push(Gather { axis: 0, batch: 0 }, &[part, i]).unwrap();
+            let parts: Vec<NodeId> = parts.into_iter().map(&mut row).collect();
+            let row = t.g.push(Dequant { code }, &parts).unwrap();
+            t.case(&format!("{code:?} {size:?}"), row);
+            let y = t.g.linear(row, w).unwrap();
+            t.case(&format!("{code:?} {size:?} by its codes"), y);
+        }
+    }
+    let program = t.compiled();
+    assert_eq!(program.plan.regions.iter().filter(|r| r.form().name() == "dot").count(), 6);
+    t.all_native().run_on(machines(), &SIZES);
 }
 
 /// A row alone is computed in vectors, several in tiles of the matrix unit, whole ones or not: bit for bit the same, also of

@@ -23,6 +23,9 @@ const MIXED: Batch = ([0, 9, 10, 10, 16], [75, 66, 0, 6]);
 /// Few enough that the keys of a query are shared by units: of many chunks, of two, of one; and of two queries.
 const FEW: Batch = ([0, 1, 2, 3, 5], [4700, 700, 77, 600]);
 
+/// About a query for each sequence, of which one has two and one none.
+const EACH: Batch = ([0, 1, 1, 3, 4], [130, 0, 70, 64]);
+
 /// Starts, tables of scattered pages, keys.
 fn bounds(t: &mut Table, page: usize, (starts, lens): Batch) -> ([NodeId; 3], usize) {
     let width = (lens[0] + 15).div_ceil(page);
@@ -121,6 +124,14 @@ fn attention_over_pages() {
     for (i, heads) in groups.into_iter().enumerate() {
         for (page, window) in [(16, None), (4, Some(30))] {
             let op = Attention { window, ..paged(heads.2, page) };
+            attend_in(
+                &mut t,
+                &format!("a query each {i}, page {page}"),
+                op.clone(),
+                DType::BF16,
+                heads,
+                EACH,
+            );
             attend(&mut t, &format!("group {i}, page {page}"), op, DType::BF16, heads);
         }
     }
@@ -135,9 +146,12 @@ fn attention_over_pages() {
     }
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let op = Attention { sinks: true, window: Some(20), ..paged(16, 4) };
-        attend(&mut t, &format!("sinks {dtype}"), op, dtype, heads);
+        attend(&mut t, &format!("sinks {dtype}"), op.clone(), dtype, heads);
+        attend_in(&mut t, &format!("a query each, sinks {dtype}"), op, dtype, heads, EACH);
     }
     t.all_native().run(&[1]);
+    // Four sequences are many for one thread, whose units take all heads.
+    t.run_on([&host(1)], &[1]);
 }
 
 /// Codes of eight bits in pages, read where they lie: by words, by the matrix unit, one number after another.

@@ -21,7 +21,8 @@
  *   CAUSAL WINDOW              0 or 1; WINDOW > 0: key j is visible only if i - j < WINDOW, 0 = none
  *   TILED                      optional: queries are bf16, keys and values bf16 or codes, D and DV multiples of 32: the matrix unit's way
  *   KV_BF16 Q_BF16             optional: keys and values, and queries, are bf16; scores of these, and of codes, are then sums over
- *                              bf16 pairs where an instruction adds those (DOT_BF16_PAIRS). KV_F32, instead: keys and values are f32
+ *                              bf16 pairs where an instruction adds those (DOT_BF16_PAIRS); so are weights, rounded to bf16, times
+ *                              bf16 values, as in other implementations of flash attention. KV_F32, instead: keys and values are f32
  * Leaves: NAME(units0)(dims) and NAME(phase0)(bufs, dims, scratch, begin, end), which writes
  *   o [tokens, HEADS, DV] contiguous, and lse; with PAGES_BUF NAME(units1) and NAME(phase1), too.
  *   A query that sees no key gets 0 and lse -infinity.
@@ -85,13 +86,13 @@ static int64_t NAME(splits)(const int64_t *dims) {
 static int64_t NAME(slots)(const int64_t *dims) { return TOKENS / TILE_QUERIES + SEQUENCES; }
 
 /* Whether a unit of few queries takes all key heads, so that rows are read whole: where there is about a query for each sequence, and
- * sequences are enough for the threads. */
+ * sequences are so many for each thread that their lengths hardly matter. */
 static int NAME(whole)(const int64_t *dims) {
 #if ATTN_TILED
     if (dot_amx) return 0;
 #endif
     int fits = HEAD_CHUNKS == 1 && HEADS <= ROWS && KV_HEADS * D * (int)sizeof(K_T) <= 4096;
-    return fits && TOKENS == SEQUENCES && TOKENS >= 2 * THREADS;
+    return fits && TOKENS == SEQUENCES && TOKENS >= 4 * THREADS;
 }
 
 /* The first key that a query at this position may see. */

@@ -12,7 +12,7 @@ static void NAME(tile)(const struct NAME(unit) *u, struct NAME(state) *t, void *
     NAME(rows)(u, j0, at);
 #endif
     for (int first = 0, end; first < rows; first = end) {
-        end = u->groups == 1 && rows - first > ATTN_ROWS ? first + ATTN_ROWS : rows;
+        end = u->groups == 1 && rows - first > ATTN_BLOCK ? first + ATTN_BLOCK : rows;
         for (int g = 0; g < u->groups; g++) {
             if (first == 0) {
 #if KV_CODES

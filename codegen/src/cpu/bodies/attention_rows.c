@@ -1,6 +1,6 @@
 /* Attention forward by vectors, for any types and any number of queries: a tile of keys after the other, each transposed for the
- * scores of all rows and widened for their blend. Comes after attention.c, whose slots and units it uses. Leaves NAME(state),
- * NAME(rows_run) and NAME(rows_part).
+ * scores of all rows and widened for their blend. Comes after attention.c, whose slots and units it uses. Leaves NAME(state)
+ * and what attention_phases.c calls.
  */
 
 #if defined(Q_BF16) && (defined(KV_BF16) || KV_CODES) && DOT_BF16_PAIRS && D % (2 * VW) == 0 && DV % (2 * VW) == 0
@@ -8,7 +8,7 @@
 #else
 #define PAIRED 0
 #endif
-/* Values and weights, too: sums of the latter, in f32, hold what rounding takes from them. Codes have scales for each key. */
+/* Values and weights, too: weights are rounded to bf16, their sums are not. Those of codes stay f32, as each key has scales. */
 #define PAIRED_VALUES (PAIRED && !KV_CODES)
 
 /* Numbers of a key in a word, as which keys are transposed; 0 where they are widened before. */
@@ -201,8 +201,7 @@ static void NAME(scores)(struct NAME(state) *t, int r0, int r1, int j0) {
     }
 }
 
-/* Scores to weights, VW rows at once: new maxima, the factor that keeps the old sums, exponentials, sums.
- */
+/* Scores to weights, VW rows at once: new maxima, the factor that keeps the old sums, exponentials, sums. */
 static void NAME(online_softmax)(struct NAME(state) *t, int r0, int rows) {
     const float factor = SOFTCAP > 0 ? 1.0f : SCALE, none = -__builtin_inff();
     float lane[VW][VW] __attribute__((aligned(64)));

@@ -24,7 +24,7 @@ _Static_assert(DOT_K > 0 && DOT_N > 0 && DOT_K <= 1 << 17, "K must lie in 1..=13
 
 #define DOT_ROWS_PER_UNIT (12 * DOT_MR)
 #define DOT_PANELS_PER_UNIT 8
-#define DOT_FEW_TILES 4 /* of which panels are read for once, in the order of memory */
+#define DOT_FEW_TILES 4 /* so few use a panel too seldom to keep it near: panels pass one after another, in the order of memory */
 #define DOT_UNITS 32 /* enough for a few threads to balance, few enough to keep panels in cache */
 
 #if defined(DOT_AMX_ROWS) && defined(DOT_A_BF16) || defined(DOT_ROUNDED) && DOT_AMX_INTEGERS
@@ -58,11 +58,11 @@ static int64_t NAME(row)(const int64_t *dims, int64_t tile)
     return tile * DOT_M / NAME(tiles)(dims);
 }
 
-/* A short input (small M) is packed by the caller alone: waking threads costs more. Of a single tile the rows are units. */
+/* A short input (small M) is packed by the caller alone: waking threads costs more. Of few tiles the rows are units. */
 int64_t NAME(units0)(const int64_t *dims)
 {
     if (DOT_M <= 4) return DOT_M > 0;
-    return NAME(tiles)(dims) == 1 ? DOT_M : NAME(tiles)(dims);
+    return NAME(tiles)(dims) <= DOT_FEW_TILES ? DOT_M : NAME(tiles)(dims);
 }
 
 /* Packs rows r .. r_end of tile t. */
@@ -133,8 +133,12 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 {
     int64_t tiles = NAME(tiles)(dims);
     if (DOT_M <= 4) begin = 0, end = DOT_M;
-    if (tiles == 1) {
-        NAME(pack_rows)(bufs, dims, scratch, 0, begin, end);
+    if (tiles <= DOT_FEW_TILES) {
+        for (int64_t t = 0; t < tiles; t++) {
+            int64_t first = NAME(row)(dims, t), last = NAME(row)(dims, t + 1);
+            if (begin < last && end > first)
+                NAME(pack_rows)(bufs, dims, scratch, t, begin > first ? begin - first : 0, end - first);
+        }
         return;
     }
     for (int64_t t = begin; t < (end < tiles ? end : tiles); t++) NAME(pack_rows)(bufs, dims, scratch, t, 0, DOT_M);

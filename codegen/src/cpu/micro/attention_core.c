@@ -1,14 +1,15 @@
 /* What attention and its gradient share: register tiles of small products, a transposition, the exponential, chunks of keys.
  *
  * Enters: prelude.c before it in the unit. Leaves: attn_product, attn_product_t, attn_transpose, attn_widen, attn_value,
- * attn_values, attn_line, ATTN_UNIT, attn_exp, attn_exp_narrow, attn_narrow, attn_pair_keys, ATTN_KEYS, attn_chunk, attn_chunk_end.
+ * attn_values, attn_line, ATTN_UNIT, attn_exp, attn_exp_narrow, attn_narrow, attn_pair_keys, attn_across, attn_rows, ATTN_KEYS,
+ * ATTN_BLOCK, attn_chunk, attn_chunk_end.
  * Here so that a unit of several attention kernels holds it once. No slots.
  */
 #include <string.h>
 
 #define ATTN_KEYS 64 /* keys in a tile: part of the numerics */
 #define ATTN_CHUNK 512 /* the least keys in a chunk, too: a multiple of the former */
-#define ATTN_ROWS 48 /* rows whose scores rest in the first-level cache: a multiple of VW and of six */
+#define ATTN_BLOCK 48 /* rows whose scores rest in the first-level cache: a multiple of VW and of six */
 #if V_REGS == 32
 #define ATTN_NV 4
 #else
@@ -245,7 +246,8 @@ INLINE float attn_exp(float x) {
 }
 
 #if DOT_BF16_PAIRS
-/* exp for weights that are rounded to bf16, x <= 0 but for rounding: within 2^-18, never below 2^-126. NaN stays. */
+/* exp for weights that are rounded to bf16, x <= 0 but for rounding: within 2^-18, never below 2^-126, which a sum of weights does not
+ * feel, for its greatest is 1. NaN stays. */
 INLINE vf attn_exp_narrow(vf x) {
     const vf log2e = v_splat(1.44269504f), magic = v_splat(12582912.0f);
     x = v_max(v_splat(-87.0f), x);

@@ -93,8 +93,8 @@ impl Pool {
     }
 
     /// Calls `body(worker, units)` until every unit in `0..units` has been covered exactly once, and returns then.
-    /// Which worker gets which units varies from run to run. One unit, or a run from within a run, stays on the calling
-    /// thread.
+    /// Which worker gets which units varies from run to run. One unit, more than `u32::MAX`, or a run from within a run, stay on the
+    /// calling thread.
     ///
     /// # Panics
     /// With the first panic of `body`, after all threads have left it; units not begun by then are dropped.
@@ -128,7 +128,7 @@ impl Pool {
         unsafe { *cell.get() = Some(Job { body }) };
         let bound = |t: usize| units * t / self.threads();
         for (t, left) in self.shared.left.iter().enumerate() {
-            left.0.store(both(bound(t), bound(t + 1)), Ordering::Relaxed);
+            left.0.store(both(bound(t)..bound(t + 1)), Ordering::Relaxed);
         }
         let run = state.load(Ordering::Relaxed) / RUN;
         state.store(run.wrapping_add(1).wrapping_mul(RUN) | OPEN, Ordering::SeqCst);
@@ -214,32 +214,35 @@ impl Shared {
         }
     }
 
-    /// Three quarters of what is left of the thread's own share, else half of what is left of another's.
+    /// The first half of what is left of the thread's share, which, where that is nothing, becomes half of another's: long ranges first,
+    /// single units last.
     fn take(&self, worker: usize) -> Option<Range<usize>> {
-        let own = |(begin, end): (usize, usize)| begin + (3 * (end - begin)).div_ceil(4);
-        let others = |(begin, end): (usize, usize)| end - (end - begin).div_ceil(2);
         let threads = self.left.len();
-        (0..threads).find_map(|i| {
+        let own = &self.left[worker].0;
+        let half = |x: u64| parts(x).len().div_ceil(2);
+        let front = |x: u64| (!parts(x).is_empty()).then(|| both(parts(x).start + half(x)..parts(x).end));
+        if let Ok(x) = own.fetch_update(Ordering::Relaxed, Ordering::Relaxed, front) {
+            return Some(parts(x).start..parts(x).start + half(x));
+        }
+        let back = |x: u64| (!parts(x).is_empty()).then(|| both(parts(x).start..parts(x).end - half(x)));
+        (1..threads).find_map(|i| {
             let left = &self.left[(worker + i) % threads].0;
-            let cut = |x: u64| if i == 0 { own(parts(x)) } else { others(parts(x)) };
-            let step = |x: u64| {
-                let (begin, end) = parts(x);
-                let rest = if i == 0 { both(cut(x), end) } else { both(begin, cut(x)) };
-                (begin < end).then_some(rest)
-            };
-            let x = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).ok()?;
-            let (begin, end) = parts(x);
-            Some(if i == 0 { begin..cut(x) } else { cut(x)..end })
+            let x = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, back).ok()?;
+            let (begin, end) = (parts(x).end - half(x), parts(x).end);
+            let first = begin..begin + (end - begin).div_ceil(2);
+            // Nobody else writes a share that is empty.
+            own.store(both(first.end..end), Ordering::Relaxed);
+            Some(first)
         })
     }
 }
 
-fn both(begin: usize, end: usize) -> u64 {
-    begin as u64 | (end as u64) << 32
+fn both(range: Range<usize>) -> u64 {
+    range.start as u64 | (range.end as u64) << 32
 }
 
-fn parts(left: u64) -> (usize, usize) {
-    (left as u32 as usize, (left >> 32) as usize)
+fn parts(left: u64) -> Range<usize> {
+    left as u32 as usize..(left >> 32) as usize
 }
 
 /// Marks this thread as executing units, also while it unwinds.
