@@ -8,6 +8,7 @@ mod serve;
 mod train;
 mod wire;
 
+use self::breakdown::floor;
 use crate::failure::{Done, Failure, bail, warn};
 use crate::flags::{AdaptersFlag, FidelityFlags, KvFlag, MachineFlags, QuantizeFlag, SpeculateFlag};
 use crate::measure::{Seconds, after_warm_up, once, peak_rss_mb, rounded};
@@ -416,28 +417,6 @@ impl Bench {
         put("kernels_cold", cold)?;
         put("kernels_warm", warm)
     }
-}
-
-/// The fields of the least seconds in which launches of these costs can run, all of them so many times, which part of the median they
-/// are, and how the machine held its peaks; none where no peaks are known.
-fn floor(
-    peaks: &Option<Peaks>,
-    runs: &[(&[(f64, f64)], f64)],
-    seconds: &Seconds,
-    storage: DType,
-) -> Vec<(String, Value)> {
-    let Some(peaks) = peaks else { return vec![] };
-    let one = |costs: &[(f64, f64)]| -> f64 {
-        costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, storage)).sum()
-    };
-    let least: f64 = runs.iter().map(|(costs, times)| times * one(costs)).sum();
-    let part = |name: &str, x: f64| (name.to_string(), json!(rounded(x, 3)));
-    vec![
-        ("floor_seconds".into(), json!(rounded(least, 6))),
-        part("of_floor", least / seconds.median),
-        part("peak_held", peaks.arithmetic(storage).held),
-        part("read_held", peaks.reading.held),
-    ]
 }
 
 /// Operations and bytes of each kernel launch.

@@ -1,11 +1,35 @@
-//! Where a step's time beyond its floor goes. In: timed launches, measured peaks, the seconds of the whole step. Out: a table by
-//! kind of kernel, the most above its floor first.
+//! Floors, and where a step's time beyond its floor goes. In: launches, measured peaks, the seconds of the whole step. Out: fields of a
+//! line; a table by kind of kernel, the most above its floor first.
 
+use crate::measure::{Seconds, rounded};
 use crate::table::table;
 use astrai_engine::machine::Peaks;
 use astrai_ir::DType;
 use astrai_runtime::ProfileRow;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
+
+/// The fields of the least seconds in which launches of these costs can run, all of them so many times, which part of the median they
+/// are, and how the machine held its peaks; none where no peaks are known.
+pub(super) fn floor(
+    peaks: &Option<Peaks>,
+    runs: &[(&[(f64, f64)], f64)],
+    seconds: &Seconds,
+    storage: DType,
+) -> Vec<(String, Value)> {
+    let Some(peaks) = peaks else { return vec![] };
+    let one = |costs: &[(f64, f64)]| -> f64 {
+        costs.iter().map(|(flops, bytes)| peaks.floor(*flops, *bytes, storage)).sum()
+    };
+    let least: f64 = runs.iter().map(|(costs, times)| times * one(costs)).sum();
+    let part = |name: &str, x: f64| (name.to_string(), json!(rounded(x, 3)));
+    vec![
+        ("floor_seconds".into(), json!(rounded(least, 6))),
+        part("of_floor", least / seconds.median),
+        part("peak_held", peaks.arithmetic(storage).held),
+        part("read_held", peaks.reading.held),
+    ]
+}
 
 fn kind(form: &str) -> &str {
     match form {
