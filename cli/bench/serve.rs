@@ -27,6 +27,9 @@ use std::time::Instant;
 /// Tokens of an answer, by default.
 const NEW: u64 = 64;
 
+/// Most tokens of a step.
+const CHUNK: u64 = 512;
+
 /// Bytes of the file of a schema or of a text, at most.
 const LARGEST: u64 = 16 << 20;
 
@@ -284,11 +287,12 @@ impl Bench {
         Ok(writeln!(out, "{}", Value::Object(line))?)
     }
 
-    /// Room for all clients at once; tokens of a step are the server's own choice.
+    /// Room for all clients at once, in steps of about a prompt.
     fn room(&self, load: &Load) -> Room {
         let queue = load.clients as usize * load.choices as usize;
         Room {
             sequences: queue,
+            tokens: Some((load.prompt.min(CHUNK) as usize).max(queue)),
             context: Some((load.prompt + load.new) as usize),
             kv: Some(KvMemory::Share(1.0)),
             queue,
