@@ -1,6 +1,6 @@
 //! `astrai bench serve`: clients of the engine, each of which asks again when it has been answered; no network between.
 
-use super::{Bench, Costs, costs, draw, floor};
+use super::{Bench, Costs, Planned, costs, draw, floor};
 use crate::failure::{Failure, bail};
 use crate::measure::{Seconds, rounded};
 use crate::progress::tell;
@@ -313,20 +313,20 @@ impl Bench {
         let fidelity = room.fidelity.unwrap_or_else(|| served_fidelity(config));
         let sizes = [room.step_tokens((load.prompt + load.new) as usize) as u64, room.sequences as u64];
         let [all, each] = sizes;
-        let part = |keys: u64, answers: bool| -> Result<Costs, Failure> {
+        let part = |tokens: u64, sequences: u64, keys: u64, of: fn(&Programs) -> &Planned| {
             let table = (keys as usize).div_ceil(Cache::PAGE);
             let cache = Cache { page: Cache::PAGE, pages: table * room.sequences, table, windows: None };
             let programs = Programs::plan(config, sizes, cache, room.storage, machine, fidelity)?;
-            let sequences = if answers { each } else { (all / load.prompt).clamp(1, each) };
             let size = |name: &str| match name {
-                "tokens" => Some(if answers { each } else { all }),
+                "tokens" => Some(tokens),
                 "sequences" => Some(sequences),
                 _ => (name == "context").then_some(sequences * table as u64),
             };
-            costs(if answers { programs.decode() } else { programs.prefill() }, &size)
+            costs(of(&programs), &size)
         };
-        let (prompts, answers) =
-            (part(load.prompt.div_ceil(2), false)?, part(load.prompt + load.new / 2, true)?);
+        let together = (all / load.prompt).clamp(1, each);
+        let prompts = part(all, together, load.prompt.div_ceil(2), Programs::prefill)?;
+        let answers = part(each, each, load.prompt + load.new / 2, Programs::decode)?;
         let (asked, choices) = (load.requests as f64, load.choices as f64);
         // The first token of an answer comes of its prompt.
         let drawn = asked * choices * (load.new - 1) as f64;

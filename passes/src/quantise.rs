@@ -168,7 +168,7 @@ fn heads(graph: &Graph, storage: &Storage) -> Result<Graph, IrError> {
     let mut made: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
     graph.rebuild(|out, id, args| {
         let node = graph.node(id);
-        // Which argument is the weight. No kernel looks numbers of four bits up row by row.
+        // Which argument is the weight. No kernel looks floats of four bits up row by row.
         let at = match node.op {
             Op::Dot(_) => of_head(id).map(|_| 1),
             _ => rows(id).filter(|table| by_codes(*table)).map(|_| 0),

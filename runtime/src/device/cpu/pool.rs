@@ -51,10 +51,8 @@ struct Shared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-#[derive(Clone, Copy)]
-struct Job {
-    body: *const Body<'static>,
-}
+/// The body of the run in progress, which lives until the run ends.
+type Job = *const Body<'static>;
 
 // SAFETY: the job is written only by the caller that holds `turn` while the state is closed with nobody inside, and read
 // only by threads inside; entering (acquire) and leaving (release) `state` order the two. `body` is Sync.
@@ -125,7 +123,7 @@ impl Pool {
         let body = unsafe { std::mem::transmute::<*const Body<'_>, *const Body<'static>>(body) };
         let Apart((state, cell)) = &self.shared.state;
         // SAFETY: the state is closed with nobody inside and `turn` is held, so nobody else touches the cell.
-        unsafe { *cell.get() = Some(Job { body }) };
+        unsafe { *cell.get() = Some(body) };
         let bound = |t: usize| units * t / self.threads();
         for (t, left) in self.shared.left.iter().enumerate() {
             left.0.store(both(bound(t)..bound(t + 1)), Ordering::Relaxed);
@@ -205,7 +203,7 @@ impl Shared {
         let result = catch_unwind(AssertUnwindSafe(|| {
             while let Some(units) = self.take(worker) {
                 // SAFETY: `run` does not return, hence the body lives, until all threads have left.
-                unsafe { (*job.body)(worker, units) };
+                unsafe { (*job)(worker, units) };
             }
         }));
         if let Err(payload) = result {
