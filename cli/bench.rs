@@ -155,7 +155,7 @@ pub struct Bench {
     #[arg(long)]
     profile: bool,
     /// Hardware, best a file of `astrai estimate --calibrate`: also the seconds that an estimate on it predicts, and their relative
-    /// error (prefill, decode, train)
+    /// error; of serve for memory as fast as it was read beside the load, and the first token's too (prefill, decode, serve, train)
     #[arg(long, value_name = "NAME|FILE")]
     hardware: Option<String>,
     #[command(flatten)]
@@ -234,8 +234,8 @@ impl Bench {
             Job::Train => self.fidelity.none("training is always exact")?,
             _ => {}
         }
-        if self.hardware.is_some() && !matches!(self.job, Job::Prefill | Job::Decode | Job::Train) {
-            bail!("--hardware goes with bench prefill, decode and train; leave it out");
+        if self.hardware.is_some() && matches!(self.job, Job::Gemm | Job::Compile) {
+            bail!("--hardware goes with bench prefill, decode, serve and train; leave it out");
         }
         if self.quantize.quantize.is_some() && matches!(self.job, Job::Gemm | Job::Train) {
             bail!("--quantize goes with bench prefill, decode, serve and compile; leave it out");

@@ -1,16 +1,20 @@
 //! `astrai bench serve`: clients of the engine, each of which asks again when it has been answered; no network between.
 
-use super::{Bench, Costs, Planned, costs, draw, floor};
+use super::{Bench, Costs, Planned, beside, costs, draw, floor};
 use crate::failure::{Failure, bail};
 use crate::measure::{Seconds, rounded};
 use crate::progress::tell;
 use astrai_builders::config::Slots;
 use astrai_builders::{Cache, ModelConfig};
-use astrai_engine::adapters::Reader;
-use astrai_engine::machine::{Machine, Peaks};
+use astrai_engine::adapters;
+use astrai_engine::load::Workload;
+use astrai_engine::machine::{Machine, Peaks, Reader};
 use astrai_engine::model::{Model, read_config, served_fidelity};
 use astrai_engine::programs::Programs;
 use astrai_engine::serving::{KvMemory, Room, Speculation, steps_drafted};
+use astrai_estimate::hardware::Hardware;
+use astrai_estimate::replay::{StepCosts, replay};
+use astrai_estimate::schedule::{Purpose, Schedule};
 use astrai_serve::engine::{AdapterId, DraftModel, End, Engine, Handle};
 use astrai_serve::grammar::{Compiler, Constraint, Wanted};
 use astrai_serve::request::{Request, Sampling};
@@ -236,6 +240,14 @@ impl Bench {
         let load = Load { clients, requests, choices, prompt, new, vocab, text, temperature };
         let (slots, speculation) = (self.adapters.slots(), self.speculate.asked());
         let [prompts, answers] = self.least(&load, &config, machine)?;
+        let plain = slots.is_none() && speculation.is_none() && !base && choices == 1;
+        let foreseen = match &self.hardware {
+            Some(_) if !plain => bail!(
+                "--hardware predicts single answers without --adapters, --speculate and --json-schema-path; leave it out"
+            ),
+            Some(name) => Some((Hardware::open(name)?, config.clone())),
+            None => None,
+        };
         let first = self.subject(&load, config.clone(), (slots, speculation), machine)?;
         let mut subjects = vec![Subject { held, ..first }];
         if slots.is_some() || speculation.is_some() || base {
@@ -245,6 +257,8 @@ impl Bench {
             load.run(subject)?;
         }
         let mut runs: Vec<Runs> = subjects.iter().map(|_| Runs::default()).collect();
+        let reader = foreseen.as_ref().and_then(|_| Reader::new(&machine.device));
+        let mut read: Vec<f64> = reader.iter().map(Reader::rate).collect();
         // In turn, so that what else the machine does meets all of them.
         for _ in 0..self.repeat {
             for (subject, runs) in subjects.iter().zip(&mut runs) {
@@ -253,6 +267,7 @@ impl Bench {
                 runs.waits.first.extend(each.first);
                 runs.waits.next.extend(each.next);
             }
+            read.extend(reader.iter().map(Reader::rate));
         }
         let counters = subjects[0].engine.handle().stats().scheduler;
         subjects.into_iter().for_each(|subject| subject.engine.drain(None));
@@ -269,8 +284,18 @@ impl Bench {
         line.insert("tokens_per_s".into(), json!(rounded(tokens / seconds.median, 2)));
         let parts = [(&*prompts.0, prompts.1), (&*answers.0, answers.1)];
         line.extend(floor(&peaks, &parts, &seconds, self.machine.storage()));
+        let first = Seconds::of(waits.first.clone()).median;
         line.insert("first_token_ms".into(), percentiles(waits.first));
         line.insert("next_token_ms".into(), percentiles(waits.next));
+        if let Some((hardware, config)) = foreseen {
+            let told = hardware.rate(Reader::BYTES as f64);
+            let now = if read.is_empty() { told } else { Seconds::of(read).median };
+            let [all, to_first] = self.replayed(&load, &config, &hardware.reading(now / told), machine)?;
+            line.extend(beside(Some(all), &seconds));
+            line.insert("read_gb_per_s".into(), json!(rounded(now / 1e9, 1)));
+            line.insert("predicted_first_token_ms".into(), json!(rounded(1e3 * to_first, 2)));
+            line.insert("first_token_error".into(), json!(rounded(to_first / first - 1.0, 4)));
+        }
         if let Some(n) = self.adapters.adapters {
             line.insert("adapters".into(), json!(n));
         }
@@ -299,6 +324,31 @@ impl Bench {
             prefix_cache: false,
             ..Room::of_one(self.machine.storage(), self.fidelity.asked())
         }
+    }
+
+    /// Seconds of the whole load, and the median of those to a first token, of the same scheduler in predicted time.
+    fn replayed(
+        &self,
+        load: &Load,
+        config: &ModelConfig,
+        hardware: &Hardware,
+        machine: &Machine,
+    ) -> Result<[f64; 2], Failure> {
+        let schedule = Schedule::of_one(Purpose::Decode, 1, load.prompt + load.new, self.machine.storage());
+        let mut costs = StepCosts::plan(config, &schedule, &self.room(load), hardware, machine.backend())?;
+        let asked = Workload {
+            requests: load.requests as u32,
+            rate: f64::INFINITY,
+            input: load.prompt as u32,
+            output: load.new as u32,
+            ratio: 0.0,
+            prefix: 0,
+            vocabulary: load.vocab as u32,
+            seed: 0,
+        };
+        let found = replay(&mut costs, asked.requests().map(Ok), load.clients as usize)?;
+        let firsts = found.answered.iter().map(|a| a.first).collect();
+        Ok([found.seconds, Seconds::of(firsts).median])
     }
 
     /// What the load costs at least: a step of prompts and one of answers of all clients, kernel by kernel, and how many of them
@@ -351,7 +401,8 @@ impl Bench {
         let (model, draft) = steps_drafted(&model, draft.as_ref(), &room, machine, &mut tell())?;
         let draft = draft.map(|draft| Box::new(draft) as DraftModel);
         let engine = Engine::start_drafted(model, draft, &room.settings()).map_err(|e| e.to_string())?;
-        let reader = adapters.map(|_| Reader::new(&slotted, room.storage, machine.backend())).transpose()?;
+        let reader =
+            adapters.map(|_| adapters::Reader::new(&slotted, room.storage, machine.backend())).transpose()?;
         for (reader, slot) in reader.iter().flat_map(|r| (0..slots).map(move |slot| (r, slot))) {
             let patch = reader.drawn(|i| draw(i ^ slot << 40));
             let written = engine.handle().adapt(adapter(slot), patch).blocking_recv();

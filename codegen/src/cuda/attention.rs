@@ -6,11 +6,12 @@ use super::program::Program;
 use crate::kernel_ir::print::{Printer, dim};
 use astrai_ir::plan::bound;
 use astrai_ir::region::{AttentionForm, AttentionGradForm, Heads, Whole};
-use astrai_ir::{DType, Dim, Kernel, Region};
+use astrai_ir::{DType, Dim, Kernel, Region, Target};
 use std::fmt::Write;
 
 const HEADS: &str = include_str!("bodies/heads.cu");
 const FORWARD: &str = include_str!("bodies/attention.cu");
+const TENSOR: &str = include_str!("bodies/attention_tensor.cu");
 const BACKWARD: &str = include_str!("bodies/attention_grad.cu");
 
 /// Threads of a block.
@@ -26,8 +27,11 @@ const TILE_ELEMENTS: usize = 10_240;
 /// The same of the gradient, whose sums are those of keys and of values; most rows of each.
 const GRADIENT_ELEMENTS: usize = 5_120;
 const MOST_ROWS: [usize; 2] = [64, 32];
+/// The widest heads whose sums fit a thread's registers where tensor cores make the products; keys of a tile then.
+const TENSOR_WIDE: usize = 128;
+const TENSOR_KEYS: usize = 64;
 /// Fewest keys that a split is worth, and most splits.
-const SPLIT: (usize, usize) = (256, 64);
+const SPLIT: (usize, usize) = (64, 64);
 
 /// The type of a buffer's elements in the templates.
 fn element(dtype: DType) -> &'static str {
@@ -123,7 +127,8 @@ impl Rows {
 }
 
 /// The kernel of attention.
-pub(super) fn forward(region: &Region, f: &AttentionForm, name: &str, processors: u32) -> Kernel {
+pub(super) fn forward(region: &Region, f: &AttentionForm, name: &str, target: &Target) -> Kernel {
+    let processors = target.units;
     let [heads, kv_heads, d, dv] = f.sizes;
     let most = |d: &Dim| bound(&region.graph().symbols, d).unwrap_or(u64::MAX >> 32);
     let group = heads / kv_heads;
@@ -134,10 +139,9 @@ pub(super) fn forward(region: &Region, f: &AttentionForm, name: &str, processors
     let part_heads = group.div_ceil(parts);
     let queries = tile.rows / part_heads;
     let slots = &whole(&f.tokens, queries) + &f.sequences;
-    let a_split = most(&slots) as usize * kv_heads * parts;
     let keys = f.pages.zip(f.op.page).map_or(0, |((_, width, _), page)| width * page);
-    let wanted = (2 * processors as usize).div_ceil(a_split.max(1));
-    let splits = wanted.min(keys.div_ceil(SPLIT.0)).clamp(1, SPLIT.1);
+    // How many splits there are is known when it runs: as many as the slots of the run leave multiprocessors for.
+    let (wanted, splits) = (2 * processors as usize, keys.div_ceil(SPLIT.0).clamp(1, SPLIT.1));
     let (d_up, dv_up, part) = (d.next_multiple_of(8), dv.next_multiple_of(4), dv + 2);
     let mut c = Constants::default();
     let stage = tile.define(&mut c, dv_up);
@@ -155,7 +159,8 @@ pub(super) fn forward(region: &Region, f: &AttentionForm, name: &str, processors
         ("V_MINE", dv.div_ceil(tile.across())),
         ("Q_LINE", d_up + 4),
         ("PART", part),
-        ("SPLITS", splits),
+        ("UNITS", wanted),
+        ("MOST_SPLITS", splits),
         ("CAUSAL", usize::from(f.op.causal)),
         ("WINDOW", f.op.window.unwrap_or(0)),
         ("PAGE", f.op.page.unwrap_or(0)),
@@ -173,10 +178,15 @@ pub(super) fn forward(region: &Region, f: &AttentionForm, name: &str, processors
     let _ = writeln!(c.0, "typedef {} sink_of;", element(f.sinks.map_or(DType::F32, |s: Whole| s.1)));
     let _ = writeln!(c.0, "typedef {} o_of;", element(out.map_or(DType::F32, |at| f.results[at].1)));
     let rows = &f.tokens * &Dim::from(heads);
-    let workspace =
-        if splits > 1 { &rows * &Dim::from(splits * part * size_of::<f32>()) } else { Dim::from(0) };
+    // Rows that are split are at most those of the units that a device wants, rounded up.
+    let split_rows = Dim::from(2 * wanted * tile.rows).at_most(&(&rows * &Dim::from(splits)));
+    let workspace = if splits > 1 { &split_rows * &Dim::from(part * size_of::<f32>()) } else { Dim::from(0) };
     let mut program = Program::new(region, name, THREADS as u32, REGISTERS).workspace(workspace);
     [VALUES, TILE, HEADS, &c.0, FORWARD].into_iter().for_each(|text| program.text(text));
+    let tensor = by_tensor_cores(f, target);
+    if tensor {
+        program.text(TENSOR);
+    }
     let input = |p: &mut Printer| {
         let lse = f.results.iter().position(|r| r.0 == 1).map_or("nullptr".into(), |i| format!("w{i}"));
         let [q, k, v] = f.qkv.each_ref().map(heads_at);
@@ -189,32 +199,53 @@ pub(super) fn forward(region: &Region, f: &AttentionForm, name: &str, processors
             "const attention_in in = {{{q}, {k}, {v}, {scales}, r{starts}, (index_t){sequences}, {tables}, {lens}, {sinks}, {o}, {lse}}};"
         ));
     };
-    let units = &slots * &Dim::from(kv_heads * parts * splits);
-    let floats =
-        tile.rows * (d_up + 4) + stage + tile.rows * (tile.keys() + 16) + 3 * tile.rows + tile.keys();
-    program.entry(&units, floats * size_of::<f32>(), |p| {
+    let units = &slots * &Dim::from(kv_heads * parts);
+    let grid = if splits > 1 { units.at_least(&Dim::from(wanted)) } else { units.clone() };
+    let floats = if tensor {
+        // A line of shared memory has an odd number of pieces of 16 bytes where these cannot be swizzled.
+        let line = |size: usize| size / 8 + usize::from(!(size / 8).is_power_of_two());
+        TENSOR_KEYS * (2 * line(d) + line(dv)) * 4
+    } else {
+        tile.rows * (d_up + 4) + stage + tile.rows * (tile.keys() + 16) + 3 * tile.rows + tile.keys()
+    };
+    let unit = if tensor { "attention_tensor_unit" } else { "attention_unit" };
+    let count = |p: &mut Printer| p.line(&format!("const int splits = attention_splits({});", dim(&slots)));
+    program.entry(&grid, floats * size_of::<f32>(), |p| {
         input(p);
+        count(p);
         p.line("DYNAMIC_SHARED(shared);");
         let part = if splits > 1 { "(float *)workspace" } else { "nullptr" };
+        let all = dim(&units);
         p.braces(
-            &format!("for (index_t unit = blockIdx.x; unit < {}; unit += gridDim.x)", dim(&units)),
+            &format!("for (index_t unit = blockIdx.x; unit < {all} * splits; unit += gridDim.x)"),
             |p| {
-                p.line(&format!("attention_unit(in, unit, {}, {part}, shared);", dim(&slots)));
+                p.line(&format!("{unit}(in, unit, {}, splits, {part}, shared);", dim(&slots)));
             },
         );
     });
     if splits > 1 {
-        program.entry(&rows, 0, |p| {
+        program.entry(&rows.at_most(&Dim::from(4 * wanted)), 0, |p| {
             input(p);
+            count(p);
+            p.line("if (splits == 1) return;");
             p.braces(
                 &format!("for (index_t row = blockIdx.x; row < {}; row += gridDim.x)", dim(&rows)),
                 |p| {
-                    p.line("attention_join(in, row, (const float *)workspace);");
+                    p.line("attention_join(in, row, splits, (const float *)workspace);");
                 },
             );
         });
     }
     program.finish()
+}
+
+/// True where tensor cores make the products: of bf16 heads whose neighbours in memory come eight at once.
+fn by_tensor_cores(f: &AttentionForm, target: &Target) -> bool {
+    let eight = Dim::from(8);
+    let whole = |h: &Heads| [&h.offset, &h.row, &h.head].iter().all(|d| d.div_exact(&eight).is_some());
+    let narrow = f.qkv.iter().all(|h| h.dtype == DType::BF16 && whole(h));
+    let fits = |size: &usize| size.is_multiple_of(16) && *size <= TENSOR_WIDE;
+    target.matrix_unit && narrow && f.codes.is_none() && f.sizes[2..].iter().all(fits)
 }
 
 /// The kernel of attention's gradient.

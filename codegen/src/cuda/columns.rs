@@ -148,8 +148,9 @@ impl Indexed {
         Ok(Indexed { index: (var, lower.close(), value), rows: rows.clone(), count: count.clone() })
     }
 
-    /// Units of an index each, whose row `hit` lies in the matrix and is no other's between `first` and `end`.
-    fn units(&self, p: &mut Printer, [first, end]: [&str; 2], body: impl FnOnce(&mut Printer)) {
+    /// Units of an index each, whose row `hit` lies in the matrix and is no other's between `first` and `end`; so many blocks share one, each a
+    /// `part` of it.
+    fn units(&self, p: &mut Printer, [first, end]: [&str; 2], parts: &Dim, body: impl FnOnce(&mut Printer)) {
         let (var, statements, value) = &self.index;
         p.line(&format!("const auto index_of = [&](index_t {}) -> int64_t {{", var.name));
         p.line(&format!("    (void){};", var.name));
@@ -157,7 +158,10 @@ impl Indexed {
         p.line(&format!("    return {};", expr(value)));
         p.line("};");
         p.line(&format!("const index_t count = {};", dim(&self.count)));
-        p.braces("for (index_t unit = blockIdx.x; unit < count; unit += gridDim.x)", |p| {
+        let parts = dim(parts);
+        let head = format!("for (index_t at = blockIdx.x; at < count * {parts}; at += gridDim.x)");
+        p.braces(&head, |p| {
+            p.line(&format!("const index_t unit = at / {parts}, part = at % {parts}; (void)part;"));
             p.line("const int64_t hit = index_of(unit);");
             p.line(&format!("if (hit < 0 || hit >= {}) continue;", dim(&self.rows)));
             p.line("bool other = false;");
@@ -216,7 +220,7 @@ pub(super) fn scatter(region: &Region, name: &str, root: NodeId) -> Result<Kerne
     program.entry(&count, 0, |p| {
         p.statements(&before);
         p.line("__shared__ int32_t found[BLOCK], counts[BLOCK / 32];");
-        indexed.units(p, ["0", "unit"], |p| {
+        indexed.units(p, ["0", "unit"], &Dim::from(1), |p| {
             p.braces("for (index_t first = unit; first < count; first += BLOCK)", |p| {
                 p.line("const index_t t = first + threadIdx.x;");
                 p.line("const bool same = t < count && index_of(t) == hit;");
@@ -271,13 +275,12 @@ pub(super) fn store(region: &Region, name: &str, root: NodeId) -> Result<Kernel,
     }
     let (of_row, before) = (lower.close(), lower.close());
     let mut program = Program::new(region, name, ROW_THREADS as u32, REGISTERS);
-    program.entry(count, 0, |p| {
+    program.entry(&(count * &place.extent), 0, |p| {
         p.statements(&before);
-        indexed.units(p, ["unit + 1", "count"], |p| {
-            p.braces(&format!("for (index_t row = 0; row < {}; row++)", dim(&place.extent)), |p| {
-                digits(p, &place, &leading);
-                p.statements(&of_row);
-            });
+        indexed.units(p, ["unit + 1", "count"], &place.extent, |p| {
+            p.line("const index_t row = part; (void)row;");
+            digits(p, &place, &leading);
+            p.statements(&of_row);
         });
     });
     Ok(program.finish())

@@ -1,9 +1,9 @@
 //! Products of matrices. In: a region around a dot, a dot of rows in groups, or sums of outer products by groups. Out: a phase that
 //! computes the left side's rows where they are an expression, and one whose blocks take tiles of the result.
 
-use super::program::{Program, WARP};
+use super::program::Program;
 use super::rows::digits;
-use crate::kernel_ir::expr::{Expr, Stmt};
+use crate::kernel_ir::expr::{Expr, Stmt, reduces};
 use crate::kernel_ir::index::{Index, Var};
 use crate::kernel_ir::loops::row_of;
 use crate::kernel_ir::lower::{Lower, narrow};
@@ -14,7 +14,7 @@ use astrai_ir::region::{DotForm, GroupedForm, OuterForm, Side};
 use astrai_ir::{DType, Dim, Graph, Kernel, NodeId, Region};
 
 pub(super) const VALUES: &str = include_str!("bodies/values.cu");
-pub(super) const TILE: &str = include_str!("bodies/tile.cu");
+pub(super) const TILE: &str = concat!(include_str!("bodies/tile.cu"), "\n", include_str!("bodies/tensor.cu"));
 
 /// A tile of the result: its rows and columns, and of these as many as a thread has sums of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,18 +32,20 @@ const TILES: [Tile; 3] = [
 ];
 /// Registers of a thread: two blocks of the largest tile share a multiprocessor, four of the others.
 pub(super) const REGISTERS: u32 = 128;
-/// Rows of a left side that a warp takes at once, and columns of the right side.
-const FEW: [usize; 2] = [8, 4];
-/// Threads of a block then.
-const FEW_THREADS: usize = 128;
+/// Most rows of a left side that are no tile: a block takes all of them, and fewest columns of the right side that it takes then.
+const FEW: [usize; 2] = [16, 16];
+/// Elements of a thread of a left side that is computed first, where blocks share a row.
+const PART: usize = 4;
 
 impl Tile {
-    /// The first tile that gives each of so many processors one, else the smallest; of `batch` results of these sizes.
+    /// The first tile of which three quarters of so many processors get one, else the smallest; of `batch` results of these sizes.
     pub fn pick(batch: u64, rows: u64, columns: u64, processors: u32) -> Tile {
         let of = |t: &&Tile| {
             let tiles = batch * rows.div_ceil(t.rows as u64) * columns.div_ceil(t.columns as u64);
             // A tile that is more than half empty computes for nothing.
-            tiles >= u64::from(processors) && rows * 2 > t.rows as u64 && columns * 2 > t.columns as u64
+            4 * tiles >= 3 * u64::from(processors)
+                && rows * 2 > t.rows as u64
+                && columns * 2 > t.columns as u64
         };
         TILES.iter().find(of).copied().unwrap_or(TILES[2])
     }
@@ -63,9 +65,11 @@ impl Tile {
         rows.ceil_div(&Dim::from(self.rows))
     }
 
-    /// The shared memory of a block, as `shared`.
+    /// The shared memory of a block, as `shared`, behind the operands `left` and `right`.
     pub fn room(&self, p: &mut Printer) {
-        p.line(&format!("__shared__ quad room[tile_floats({}, {}) / 4];", self.rows, self.columns));
+        let floats =
+            format!("product_floats<decltype(left), decltype(right)>({}, {})", self.rows, self.columns);
+        p.line(&format!("__shared__ quad room[{floats} / 4];"));
         p.line("float *const shared = (float *)room;");
     }
 
@@ -79,7 +83,7 @@ impl Tile {
     ) -> String {
         let (Tile { rows: m, columns: n, mine: [mine_m, mine_n] }, [left, right]) = (self, sides);
         format!(
-            "tile_sums<{m}, {n}, {mine_m}, {mine_n}>({left}, {right}, {row0}, {rows}, across * {n}, {columns}, {k}, \
+            "product_sums<{m}, {n}, {mine_m}, {mine_n}>({left}, {right}, {row0}, {rows}, across * {n}, {columns}, {k}, \
              {end}, shared, store);"
         )
     }
@@ -98,11 +102,20 @@ impl Operand {
     pub fn new(dtype: DType, from: &str, [free, along]: [&Dim; 2], number: &Dim, steps: &[&Dim]) -> Operand {
         let runs_along = along.is_one();
         let line = if runs_along { free } else { along };
-        let four = Dim::from(4);
-        let vector =
-            [line, number].into_iter().chain(steps.iter().copied()).all(|d| d.div_exact(&four).is_some());
-        let element = if dtype == DType::BF16 { "bf16_of" } else { "f32_of" };
-        Operand { ty: format!("side<{element}, {runs_along}, {vector}>"), at: from.into(), line: dim(line) }
+        let come = |n: usize| {
+            let all = [line, number].into_iter().chain(steps.iter().copied());
+            all.into_iter().all(|d| d.div_exact(&Dim::from(n)).is_some())
+        };
+        let narrow = dtype == DType::BF16;
+        let together = if narrow && come(8) {
+            8
+        } else if come(4) {
+            4
+        } else {
+            1
+        };
+        let element = if narrow { "bf16_of" } else { "f32_of" };
+        Operand { ty: format!("side<{element}, {runs_along}, {together}>"), at: from.into(), line: dim(line) }
     }
 
     /// The side of a region's dot with sums of this length; `size` is its number of rows or columns, further steps as above.
@@ -130,12 +143,12 @@ pub(super) fn kernel(region: &Region, f: &DotForm, name: &str, processors: u32) 
     let one = Dim::from(1);
     let batch = f.batch.as_ref().map_or(&one, |b| &b.count);
     let tile = Tile::pick(most(g, batch), most(g, &f.m), most(g, &f.n), processors);
-    let few = f.batch.is_none() && f.right.along.is_one() && most(g, &f.m) <= FEW[0] as u64;
+    // A step of decode has few rows in a program that takes many.
+    let few = f.batch.is_none() && f.right.along.is_one() && f.m.size().is_none_or(|m| m <= FEW[0]);
     let few = few && f.left.as_ref().is_none_or(|l| l.along.is_one());
-    let threads = if few { FEW_THREADS as u32 } else { tile.threads() };
     let x = g.node(f.node).args[0];
     let rows = (f.left.is_none()).then(|| Rows { x, count: f.m.clone(), length: f.k.clone() });
-    let mut program = Program::new(region, name, threads, REGISTERS)
+    let mut program = Program::new(region, name, tile.threads(), REGISTERS)
         .workspace(rows.as_ref().map_or(Dim::from(0), |r| r.bytes(region)));
     program.text(VALUES);
     program.text(TILE);
@@ -151,31 +164,24 @@ pub(super) fn kernel(region: &Region, f: &DotForm, name: &str, processors: u32) 
     let right = Operand::of(&f.right, &f.n, &f.k, &steps);
     let store = store(region, f.node)?;
     let (m, n, k) = (dim(&f.m), dim(&f.n), dim(&f.k));
-    if few {
-        let columns = FEW_THREADS / WARP * FEW[1];
-        let blocks = f.n.ceil_div(&Dim::from(columns));
-        let taken = most(g, &f.m).max(1);
-        program.entry(&blocks, 0, |p| {
-            p.line(&format!("__shared__ float shared[{}];", taken as usize * columns));
-            left.declare(p, "left");
-            right.declare(p, "right");
-            store.prepare(p);
-            store.print(p, "tile_row", "tile_column");
-            let head = format!("for (index_t unit = blockIdx.x; unit < {}; unit += gridDim.x)", dim(&blocks));
-            p.braces(&head, |p| {
-                let sizes = format!("{m}, unit * {columns}, {n}, {k}");
-                p.line(&format!("few_rows<{taken}, {}>(left, right, {sizes}, shared, store);", FEW[1]));
-            });
-        });
-        return Ok(program.finish());
-    }
     let (down, across) = (tile.down(&f.m), tile.across(&f.n));
     let units = &(&down * &across) * batch;
-    program.entry(&units, 0, |p| {
-        tile.room(p);
+    let runs = f.n.ceil_div(&Dim::from(FEW[1]));
+    program.entry(&if few { units.at_least(&runs) } else { units.clone() }, 0, |p| {
         left.declare(p, "left");
         right.declare(p, "right");
+        tile.room(p);
         store.prepare(p);
+        if few {
+            let taken = (FEW[0] as u64).min(most(g, &f.m)).max(1);
+            p.braces(&format!("if ({m} <= {taken})"), |p| {
+                store.print(p, "tile_row", "tile_column");
+                p.line("constexpr int wide = few_columns<decltype(left), decltype(right)>();");
+                p.line(&format!("for (index_t unit = blockIdx.x; unit * wide < {n}; unit += gridDim.x)"));
+                p.line(&format!("    few_sums<{taken}>(left, right, {m}, unit, {n}, {k}, shared, store);"));
+                p.line("return;");
+            });
+        }
         p.braces(
             &format!("for (index_t unit = blockIdx.x; unit < {}; unit += gridDim.x)", dim(&units)),
             |p| {
@@ -226,9 +232,9 @@ pub(super) fn grouped(
     let slots = &whole(&f.rows, tile.rows) + &Dim::from(f.groups);
     let units = &slots * &across;
     program.entry(&units, 0, |p| {
-        tile.room(p);
         left.declare(p, "left");
         right.declare(p, "right");
+        tile.room(p);
         p.line(&format!("const int32_t *const offsets = r{};", f.offsets.0));
         store.prepare(p);
         p.braces(
@@ -269,9 +275,9 @@ pub(super) fn outer(region: &Region, f: &OuterForm, name: &str, processors: u32)
     let (down, across) = (tile.down(&m), tile.across(&n));
     let units = &(&down * &across) * &Dim::from(f.groups);
     program.entry(&units, 0, |p| {
-        tile.room(p);
         left.declare(p, "left");
         right.declare(p, "right");
+        tile.room(p);
         p.line(&format!("const int32_t *const offsets = r{};", f.offsets.0));
         store.prepare(p);
         p.braces(
@@ -348,17 +354,33 @@ impl Rows {
             lower.push(Stmt::Loop { var, body });
         }
         let (body, before) = (lower.close(), lower.close());
-        program.entry(&self.count, 0, |p| {
+        // Rows without statistics are shared by blocks, so that a step of one row keeps more than one busy.
+        let alone = |s: &Stmt| matches!(s, Stmt::Loop { body, .. } if !reduces(body));
+        let parts = match self.length.size().filter(|_| body.iter().all(alone)) {
+            Some(n) => n.div_ceil(program.threads() * PART),
+            None => 1,
+        };
+        let units = &self.count * &Dim::from(parts);
+        program.entry(&units, 0, |p| {
             p.statements(&before);
-            p.braces(
-                &format!("for (index_t row = blockIdx.x; row < {}; row += gridDim.x)", dim(&self.count)),
-                |p| {
-                    let pointer = self.pointer(region);
-                    p.line(&format!("auto *const w{to} = {pointer} + row * (int64_t){};", dim(&self.length)));
-                    digits(p, &row, &leading);
-                    p.statements(&body);
-                },
-            );
+            let head = format!("for (index_t unit = blockIdx.x; unit < {}; unit += gridDim.x)", dim(&units));
+            p.braces(&head, |p| {
+                p.line(&format!("const index_t row = unit / {parts}, part = unit % {parts}; (void)part;"));
+                let pointer = self.pointer(region);
+                p.line(&format!("auto *const w{to} = {pointer} + row * (int64_t){};", dim(&self.length)));
+                digits(p, &row, &leading);
+                if parts == 1 {
+                    return p.statements(&body);
+                }
+                for s in &body {
+                    let Stmt::Loop { var, body } = s else { continue };
+                    let (v, n) = (&var.name, dim(&var.extent));
+                    let head = format!(
+                        "for (index_t {v} = part * BLOCK + threadIdx.x; {v} < {n}; {v} += {parts} * BLOCK)"
+                    );
+                    p.braces(&head, |p| p.alone(|p| p.statements(body)));
+                }
+            });
         });
         Ok(())
     }

@@ -49,10 +49,10 @@ pub(super) fn kernel(region: &Region, f: &LossForm, name: &str, processors: u32)
     // The tiles of a product of these rows, columns and terms.
     let product = |p: &mut Printer, sides: [Operand; 2], sizes: [&str; 3], across: &Dim, store: &str| {
         let [rows, columns, sum] = sizes;
-        tile.room(p);
         let [left, right] = &sides;
         left.declare(p, "left");
         right.declare(p, "right");
+        tile.room(p);
         p.line(&format!("const auto store = [&](index_t row, index_t column, float sum) {{ {store} }};"));
         p.line(&format!("const index_t tiles = ({rows} + {} - 1) / {};", tile.rows, tile.rows));
         let units = format!("tiles * {}", dim(across));
@@ -66,6 +66,10 @@ pub(super) fn kernel(region: &Region, f: &LossForm, name: &str, processors: u32)
     let from = |at: astrai_ir::Operand| format!("r{}", at.0);
     let hidden_from = format!("{} + first * (int64_t){}", from(hidden.0), dim(&width));
     let (vocab_text, width_text) = (dim(&vocab), dim(&width));
+    // Logits' gradients, bf16 in the lines that the logits had.
+    let (slopes, slope_line) =
+        if narrow { (DType::BF16, &line * &Dim::from(2)) } else { (DType::F32, line.clone()) };
+    let slopes_from = if narrow { "(const bf16 *)logits" } else { "logits" };
     let blocks = |rows: &Dim, columns: &Dim| &tile.down(rows) * &tile.across(columns);
     program.entry(&blocks(&some, &vocab), 0, |p| {
         begin(p);
@@ -90,7 +94,7 @@ pub(super) fn kernel(region: &Region, f: &LossForm, name: &str, processors: u32)
     if let Some(to) = written(0).filter(|_| f.gradient) {
         program.entry(&blocks(&some, &width), 0, |p| {
             begin(p);
-            let left = Operand::new(DType::F32, "logits", [&line, &one], &vocab, &[]);
+            let left = Operand::new(slopes, slopes_from, [&slope_line, &one], &vocab, &[]);
             let right = Operand::new(weight.1, &from(weight.0), [&one, &width], &width, &[]);
             let store = format!("w{to}[(first + row) * {width_text} + column] = sum;");
             product(p, [left, right], ["tokens", &width_text, &vocab_text], &tile.across(&width), &store);
@@ -99,7 +103,7 @@ pub(super) fn kernel(region: &Region, f: &LossForm, name: &str, processors: u32)
     if let Some(to) = written(1).filter(|_| f.gradient) {
         program.entry(&blocks(&vocab, &width), 0, |p| {
             begin(p);
-            let left = Operand::new(DType::F32, "logits", [&one, &line], &vocab, &[]);
+            let left = Operand::new(slopes, slopes_from, [&one, &slope_line], &vocab, &[]);
             let right = Operand::new(hidden.1, &hidden_from, [&one, &width], &width, &[]);
             let at = format!("w{to}[row * {width_text} + column]");
             let store = format!("{at} = first == 0 ? sum : {at} + sum;");

@@ -84,7 +84,7 @@ impl Backend for Cuda {
             Form::Grouped(f) => dot::grouped(region, f, name, processors)?,
             Form::Outer(f) => dot::outer(region, f, name, processors)?,
             Form::LowRank(_) => return Err("products of rows in groups take the place of low ranks".into()),
-            Form::Attention(f) => attention::forward(region, f, name, processors),
+            Form::Attention(f) => attention::forward(region, f, name, &self.target),
             Form::AttentionGrad(f) => attention::backward(region, f, name),
             Form::Loss(f) => loss::kernel(region, f, name, processors),
             Form::Route(f) => route::kernel(region, f, name),

@@ -52,6 +52,11 @@ impl<'a> Program<'a> {
         Program { region, name, block, registers, workspace, rounds, text: String::new(), entries: vec![] }
     }
 
+    /// Threads of a block.
+    pub fn threads(&self) -> usize {
+        self.block as usize
+    }
+
     /// With so many bytes between the phases.
     pub fn workspace(self, bytes: Dim) -> Program<'a> {
         Program { workspace: bytes, ..self }

@@ -20,7 +20,7 @@ const NARROW: [DType; 2] = [DType::F32, DType::BF16];
 
 /// All tables.
 pub const FORMS: [Form; 8] = [
-    Form { name: "dots", table: dots, sizes: &[1, 33, 150] },
+    Form { name: "dots", table: dots, sizes: &[1, 3, 12, 33, 150] },
     Form { name: "rows and columns", table: moved, sizes: &[1, 40, 1100] },
     Form { name: "attention", table: attention, sizes: &[11, 70] },
     Form { name: "pages", table: pages, sizes: &[1] },
@@ -43,11 +43,12 @@ fn dot(t: &mut Table, [a, b]: [NodeId; 2], batch: &[(usize, usize)], contract: (
 fn dots() -> Table {
     let mut t = Table::new();
     let n = || Dim::symbol("n");
-    // Neighbours one at a time, and four.
+    // Neighbours one at a time, four, and eight: of bf16 on both sides, by tensor cores.
     let pairs = [
         (DType::F32, DType::F32, 33usize, 31usize),
         (DType::F32, DType::BF16, 72, 136),
         (DType::BF16, DType::BF16, 33, 136),
+        (DType::BF16, DType::BF16, 72, 136),
     ];
     for (of, by, m, k) in pairs {
         let name = format!("{of} {by} {m} {k}");
@@ -66,9 +67,10 @@ fn dots() -> Table {
         let sides = [wide(&mut t, of, dims(&[5, k])), wide(&mut t, by, dims(&[m, k]))];
         let y = dot(&mut t, sides, &[], (1, 1));
         t.case(&format!("{name}, few rows"), y);
-        let sides = [wide(&mut t, of, rows(&[3, 20])), wide(&mut t, by, dims(&[3, 9, 20]))];
+        let each = if m == 72 { 24 } else { 20 };
+        let sides = [wide(&mut t, of, rows(&[3, each])), wide(&mut t, by, dims(&[3, 9, each]))];
         let y = dot(&mut t, sides, &[(1, 0)], (2, 2));
-        t.case(&format!("{of} {by} in batches"), y);
+        t.case(&format!("{name}, in batches"), y);
     }
     for (dtype, k) in NARROW.into_iter().zip([37usize, 32]) {
         let (x, w) = (t.x(rows(&[k])), t.weight(DType::F32, &[k]));
@@ -172,11 +174,16 @@ fn attended(
     (op, args)
 }
 
+/// Options and heads whose products tensor cores make, of bf16: causal, in windows, with sinks; lines that are swizzled and padded.
+const TENSOR: [(usize, (usize, usize, usize, usize)); 3] =
+    [(0, (6, 2, 64, 64)), (2, (4, 2, 48, 32)), (3, (3, 1, 128, 128))];
+
 /// Every option and every shape, of one type or another.
 fn attention_cases() -> impl Iterator<Item = (usize, (usize, usize, usize, usize), DType)> {
     let types = [DType::F32, DType::BF16, DType::F16, DType::F32, DType::BF16, DType::F32];
     let options = (0..OPTIONS.len()).map(move |i| (i, HEADS[0], types[i]));
-    options.chain((1..HEADS.len()).map(move |i| (0, HEADS[i], types[i + 1])))
+    let shapes = options.chain((1..HEADS.len()).map(move |i| (0, HEADS[i], types[i + 1])));
+    shapes.chain(TENSOR.into_iter().map(|(at, heads)| (at, heads, DType::BF16)))
 }
 
 fn attention() -> Table {
@@ -233,7 +240,7 @@ fn pages() -> Table {
                 continue;
             }
             let page = [16, 4, 16, 1][at];
-            let (dtype, width) = (NARROW[at % 2], (lens[0] + 15).div_ceil(page));
+            let (dtype, width) = (NARROW[(at + which) % 2], (lens[0] + 15).div_ceil(page));
             let pages = 4 * width + 3 + usize::from((4 * width + 3).is_multiple_of(7));
             let number =
                 |i: usize| if i % width < lens[i / width].div_ceil(page) { i * 7 % pages } else { 1 << 30 };

@@ -160,7 +160,7 @@ impl<'a> Block<'a> {
                         == of_block
                         && let Some(v) = self.special(*s)
                     {
-                        if *s == Special::Clock64 {
+                        if matches!(s, Special::Clock64 | Special::DynamicAt64) {
                             wide(u64::from(v))
                         } else {
                             out.push((*slot, Lanes([v; 32])))
@@ -184,7 +184,7 @@ impl<'a> Block<'a> {
             Special::Nctaid(a) => l.grid[a as usize],
             Special::Warps => self.view.warps as u32,
             Special::Sm => self.view.block % 8,
-            Special::DynamicAt => self.k.dynamic_at() as u32,
+            Special::DynamicAt | Special::DynamicAt64 => self.k.dynamic_at() as u32,
             Special::DynamicSize => l.dynamic as u32,
             Special::TotalShared => (self.k.dynamic_at() + l.dynamic) as u32,
             Special::Clock | Special::Clock64 => self.clock,

@@ -361,6 +361,7 @@ pub(crate) enum Special {
     LaneEq,
     Sm,
     DynamicAt,
+    DynamicAt64,
     DynamicSize,
     TotalShared,
     Clock,

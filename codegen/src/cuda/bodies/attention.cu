@@ -6,14 +6,15 @@
  *   DOWN ACROSS MINE KEYS_MINE V_MINE    threads in groups by rows, threads of a group; rows, keys and values of a thread
  *   KEYS DEPTH V_KEYS STAGE    keys of a tile; elements of a key, and values, that are staged at a time; floats that this takes
  *   Q_LINE K_LINE P_LINE PART  floats from one line to the next, of what a split leaves: DV sums, the greatest score, the sum of weights
- *   SPLITS                     units that share the keys of a query
+ *   UNITS MOST_SPLITS          units that keep the device busy; most units that share the keys of a query, where others do not
  *   SCALE SOFTCAP CAUSAL WINDOW  SOFTCAP 0: none; WINDOW 0: none
  *   PAGE TABLE_PAGES           key j of a sequence lies in row table[j / PAGE] * PAGE + j % PAGE; PAGE 0: keys are the queries' rows
  *   CODES                      1 where keys and values are codes, with a scale for each head of a row
  *   Q_FOUR K_FOUR V_FOUR       1 where neighbours of a head come four at once
  * and q_of k_of v_of o_of sink_of, types of elements. Leaves: attention_unit, attention_join.
  *
- * A row's keys are joined tile by tile, ascending, and splits in order, hence the bits depend on the number of splits alone. A key
+ * A row's keys are joined tile by tile, ascending, and splits in order, hence the bits depend on the number of splits alone, which follows
+ * from the slots of a run. A key
  * that a row does not see leaves its sums untouched. A query that sees no key gets 0 and log-sum-exp -infinity.
  */
 struct attention_in {
@@ -34,6 +35,12 @@ struct attention_room {
     float *q, *stage, *p, *scale;
     int32_t *rows;
 };
+
+/* Units that share the keys of a query. */
+METHOD int attention_splits(index_t slots) {
+    const index_t units = slots * (KV_HEADS * HEAD_PARTS), splits = units > 0 ? (UNITS + units - 1) / units : 1;
+    return splits < MOST_SPLITS ? (int)splits : MOST_SPLITS;
+}
 
 METHOD attention_room attention_rooms(float *at) {
     attention_room r;
@@ -62,28 +69,73 @@ METHOD float attention_close(const attention_in &in, index_t result, int head, f
     return sum == 0.0f ? 0.0f : keep / sum;
 }
 
-/* One unit: rows of a slot, a key head or a part of its heads, a split of the keys. `part`: where sums of splits wait. */
-METHOD void attention_unit(const attention_in &in, index_t unit, index_t slots, float *part, float *shared) {
-    const attention_room room = attention_rooms(shared);
-    const int head_part = (int)(unit % (KV_HEADS * HEAD_PARTS)), split = (int)(unit / (KV_HEADS * HEAD_PARTS) % SPLITS);
-    /* Later slots have more keys: they come first. */
-    const index_t slot = slots - 1 - unit / (KV_HEADS * HEAD_PARTS) / SPLITS;
-    const index_t sequence = slot_of(in.starts, in.sequences, slot, QUERIES);
-    const int start = in.starts[sequence], length = in.starts[sequence + 1] - start;
-    const int query0 = (int)((slot - start / QUERIES - sequence) * QUERIES);
-    if (query0 >= length) return;
-    const int queries = length - query0 < QUERIES ? length - query0 : QUERIES;
-    const int key_head = head_part / HEAD_PARTS, first_head = head_part % HEAD_PARTS * PART_HEADS;
-    const int heads = GROUP - first_head < PART_HEADS ? GROUP - first_head : PART_HEADS, rows = queries * heads;
-    const int keys = PAGE > 0 ? in.lens[sequence] : length;
-    const int base = keys - length, position0 = base + query0; /* of the first query */
-    const int see0 = WINDOW > 0 && position0 - WINDOW + 1 > 0 ? position0 - WINDOW + 1 : 0;
-    const int see1 = CAUSAL && position0 + queries < keys ? position0 + queries : keys;
-    /* Splits have whole tiles, counted from the first key of the sequence. */
-    const int tile0 = see0 / KEYS, tiles = (see1 + KEYS - 1) / KEYS - tile0, each = (tiles + SPLITS - 1) / SPLITS;
-    const int from = (tile0 + split * each) * KEYS, end = (tile0 + (split + 1) * each) * KEYS, to = end < see1 ? end : see1;
+/* Adds `some` staged values, from the tile's j0-th on, to the sums of the rows that see their keys, each times its weight. */
+template <class Sees>
+METHOD void attention_blend(const attention_in &in, const attention_room &room, int rows, int key_head, int key0, int j0, int some,
+                            float (&sums)[MINE][V_MINE], const Sees &sees) {
+    const int tx = (int)threadIdx.x % ACROSS, ty = (int)threadIdx.x / ACROSS;
+    for (int j = 0; j < some; j++) {
+        const float scale = CODES ? *in.v_scales.of(room.rows[j0 + j], key_head) : 1.0f;
+        float v[V_MINE];
+#pragma unroll
+        for (int c = 0; c < V_MINE; c++) v[c] = tx + c * ACROSS < DV ? room.stage[j * DV_UP + tx + c * ACROSS] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < MINE; i++) {
+            if (i * DOWN >= rows) break;
+            const int r = ty + i * DOWN;
+            const float weight = room.p[r * P_LINE + j0 + j], p = CODES ? weight * scale : weight;
+            if (!sees(r, key0 + j0 + j)) continue;
+#pragma unroll
+            for (int c = 0; c < V_MINE; c++) sums[i][c] = FMA(p, v[c], sums[i][c]);
+        }
+    }
+}
 
-    const auto head_of = [&](int r) { return key_head * GROUP + first_head + r % heads; };
+/* What a unit computes: rows of a slot, a key head or a part of its heads, a split of the keys. */
+struct attention_task {
+    index_t sequence;
+    int start, query0, queries, key_head, first_head, heads;
+    int rows;      /* queries times heads; 0: nothing */
+    int position0; /* of the first query */
+    int split, from, to; /* keys */
+    METHOD int head_of(int r) const { return key_head * GROUP + first_head + r % heads; }
+};
+
+/* The task of a unit; splits have whole tiles of so many keys, counted from the first key of the sequence. */
+METHOD attention_task attention_task_of(const attention_in &in, index_t unit, index_t slots, int splits, int tile) {
+    attention_task t;
+    const int head_part = (int)(unit % (KV_HEADS * HEAD_PARTS));
+    t.split = (int)(unit / (KV_HEADS * HEAD_PARTS) % splits);
+    /* Later slots have more keys: they come first. */
+    const index_t slot = slots - 1 - unit / (KV_HEADS * HEAD_PARTS) / splits;
+    t.sequence = slot_of(in.starts, in.sequences, slot, QUERIES);
+    t.start = in.starts[t.sequence];
+    const int length = in.starts[t.sequence + 1] - t.start;
+    t.query0 = (int)((slot - t.start / QUERIES - t.sequence) * QUERIES);
+    t.queries = length - t.query0 < QUERIES ? length - t.query0 : QUERIES;
+    t.key_head = head_part / HEAD_PARTS, t.first_head = head_part % HEAD_PARTS * PART_HEADS;
+    t.heads = GROUP - t.first_head < PART_HEADS ? GROUP - t.first_head : PART_HEADS;
+    t.rows = t.queries > 0 ? t.queries * t.heads : 0;
+    const int keys = PAGE > 0 ? in.lens[t.sequence] : length;
+    t.position0 = keys - length + t.query0;
+    const int see0 = WINDOW > 0 && t.position0 - WINDOW + 1 > 0 ? t.position0 - WINDOW + 1 : 0;
+    const int see1 = CAUSAL && t.position0 + t.queries < keys ? t.position0 + t.queries : keys;
+    const int tile0 = see0 / tile, tiles = (see1 + tile - 1) / tile - tile0, each = (tiles + splits - 1) / splits;
+    const int end = (tile0 + (t.split + 1) * each) * tile;
+    t.from = (tile0 + t.split * each) * tile, t.to = end < see1 ? end : see1;
+    return t;
+}
+
+/* One unit. `part`: where sums of splits wait. */
+METHOD void attention_unit(const attention_in &in, index_t unit, index_t slots, int splits, float *part, float *shared) {
+    const attention_room room = attention_rooms(shared);
+    const attention_task task = attention_task_of(in, unit, slots, splits, KEYS);
+    const int start = task.start, query0 = task.query0, queries = task.queries, key_head = task.key_head, heads = task.heads;
+    const int rows = task.rows, position0 = task.position0, split = task.split, from = task.from, to = task.to;
+    const index_t sequence = task.sequence;
+    if (rows == 0) return;
+
+    const auto head_of = [&](int r) { return task.head_of(r); };
     const auto query_at = [&](int r) { return in.q.of(start + query0 + r / heads, head_of(r)); };
     __syncthreads(); /* the last unit's memory is read */
     heads_stage<q_of, Q_FOUR, D_UP>(room.q, Q_LINE, 0, D, rows, ROWS, query_at);
@@ -121,6 +173,7 @@ METHOD void attention_unit(const attention_in &in, index_t unit, index_t slots, 
                 for (int j = 0; j < KEYS_MINE; j++) k[j] = *(const quad *)(room.stage + (tx + j * ACROSS) * K_LINE + d);
 #pragma unroll
                 for (int i = 0; i < MINE; i++) {
+                    if (i * DOWN >= rows) break;
                     quad q = *(const quad *)(room.q + (ty + i * DOWN) * Q_LINE + d0 + d);
 #pragma unroll
                     for (int j = 0; j < KEYS_MINE; j++)
@@ -154,7 +207,7 @@ METHOD void attention_unit(const attention_in &in, index_t unit, index_t slots, 
             if (lane == 0) room.scale[r] = left, room.scale[ROWS + r] = top, room.scale[2 * ROWS + r] = FMA(room.scale[2 * ROWS + r], left, sum);
         }
         __syncthreads();
-        const int sees_all = CAUSAL ? position0 : keys - 1, sees_from = WINDOW > 0 ? position0 + queries - WINDOW : 0;
+        const int sees_all = CAUSAL ? position0 : to - 1, sees_from = WINDOW > 0 ? position0 + queries - WINDOW : 0;
         const bool whole = key0 + count - 1 <= sees_all && key0 >= sees_from;
 #pragma unroll
         for (int i = 0; i < MINE; i++) {
@@ -167,26 +220,10 @@ METHOD void attention_unit(const attention_in &in, index_t unit, index_t slots, 
             const auto value_at = [&](int j) { return in.v.of(room.rows[j0 + j], key_head); };
             heads_stage<v_of, V_FOUR, DV_UP>(room.stage, DV_UP, 0, DV, some, V_KEYS, value_at);
             __syncthreads();
-            const auto blend = [&](const auto &sees) {
-                for (int j = 0; j < some; j++) {
-                    const float scale = CODES ? *in.v_scales.of(room.rows[j0 + j], key_head) : 1.0f;
-                    float v[V_MINE];
-#pragma unroll
-                    for (int c = 0; c < V_MINE; c++) v[c] = tx + c * ACROSS < DV ? room.stage[j * DV_UP + tx + c * ACROSS] : 0.0f;
-#pragma unroll
-                    for (int i = 0; i < MINE; i++) {
-                        const int r = ty + i * DOWN;
-                        const float weight = room.p[r * P_LINE + j0 + j], p = CODES ? weight * scale : weight;
-                        if (!sees(r, key0 + j0 + j)) continue;
-#pragma unroll
-                        for (int c = 0; c < V_MINE; c++) sums[i][c] = FMA(p, v[c], sums[i][c]);
-                    }
-                }
-            };
             if (whole) {
-                blend([](int, int) { return true; });
+                attention_blend(in, room, rows, key_head, key0, j0, some, sums, [](int, int) { return true; });
             } else {
-                blend([&](int r, int key) {
+                attention_blend(in, room, rows, key_head, key0, j0, some, sums, [&](int r, int key) {
                     const int position = position0 + r / heads;
                     return (!CAUSAL || key <= position) && (WINDOW == 0 || position - key < WINDOW);
                 });
@@ -201,8 +238,8 @@ METHOD void attention_unit(const attention_in &in, index_t unit, index_t slots, 
         if (r >= rows) continue;
         const index_t result = (index_t)(start + query0 + r / heads) * HEADS + head_of(r);
         float top = room.scale[ROWS + r], sum = room.scale[2 * ROWS + r];
-        if (SPLITS > 1) {
-            float *const mine = part + (result * SPLITS + split) * PART;
+        if (MOST_SPLITS > 1 && splits > 1) {
+            float *const mine = part + (result * splits + split) * PART;
             for (int c = 0; c < V_MINE; c++)
                 if (tx + c * ACROSS < DV) mine[tx + c * ACROSS] = sums[i][c];
             if (tx == 0) mine[DV] = top, mine[DV + 1] = sum;
@@ -216,17 +253,17 @@ METHOD void attention_unit(const attention_in &in, index_t unit, index_t slots, 
 }
 
 /* One row of the result from what its splits left. */
-METHOD void attention_join(const attention_in &in, index_t result, const float *part) {
-    const float *const mine = part + result * SPLITS * PART;
+METHOD void attention_join(const attention_in &in, index_t result, int splits, const float *part) {
+    const float *const mine = part + result * splits * PART;
     float top = -INF_F, sum = 0.0f;
-    for (int s = 0; s < SPLITS; s++) top = mine[s * PART + DV] > top ? mine[s * PART + DV] : top;
+    for (int s = 0; s < splits; s++) top = mine[s * PART + DV] > top ? mine[s * PART + DV] : top;
     /* A split without keys has nothing to read. */
     const auto weight = [&](int s) { return mine[s * PART + DV] == -INF_F ? 0.0f : m_exp(mine[s * PART + DV] - top); };
-    for (int s = 0; s < SPLITS; s++) sum = FMA(mine[s * PART + DV + 1], weight(s), sum);
+    for (int s = 0; s < splits; s++) sum = FMA(mine[s * PART + DV + 1], weight(s), sum);
     const float keep = attention_close(in, result, (int)(result % HEADS), top, sum, threadIdx.x == 0);
     for (int d = (int)threadIdx.x; d < DV; d += BLOCK) {
         float x = 0.0f;
-        for (int s = 0; s < SPLITS; s++)
+        for (int s = 0; s < splits; s++)
             if (mine[s * PART + DV] != -INF_F) x = FMA(mine[s * PART + d], weight(s), x);
         in.o[result * DV + d] = o_of::element(x * keep);
     }

@@ -1,14 +1,12 @@
 /* A token's logits become its loss and statistics, and their own gradient in place; a row a block.
  *
- * Enters: values.cu; BLOCK; as constants VOCAB; SMOOTHING, SOFTCAP (0: none); NARROW (1: gradients are rounded to bf16 values);
+ * Enters: values.cu; BLOCK; as constants VOCAB; SMOOTHING, SOFTCAP (0: none); NARROW (1: gradients are bf16, from the row's beginning on);
  * STATISTICS (1: there are more results than the loss, and cotangents of the first of them).
  * Leaves: loss_capped, loss_row. A target below 0 is ignored, one from VOCAB on makes the token's results NaN.
  */
 METHOD float loss_capped(float x) {
     return SOFTCAP > 0 ? SOFTCAP * m_tanh(x / (SOFTCAP > 0 ? SOFTCAP : 1.0f)) : x;
 }
-
-METHOD float loss_kept(float x) { return NARROW ? bf16_to_f32(f32_to_bf16(x)) : x; }
 
 #define FAR -1e30f /* takes the place of -inf, which times 0 were NaN */
 
@@ -47,14 +45,21 @@ METHOD void loss_row(float *row, int target, const float *const (&slopes)[4], fl
     const float a = *slopes[0], b = STATISTICS ? *slopes[1] : 0.0f;
     const float c = STATISTICS ? *slopes[2] : 0.0f, d = STATISTICS ? *slopes[3] : 0.0f;
     const float even = (c - a * SMOOTHING) / (float)VOCAB, share = (a + b + d * below) / sum, turn = -d / sum;
-    for (int v = (int)threadIdx.x; v < VOCAB; v += BLOCK) {
+    for (int v0 = 0; v0 < VOCAB; v0 += BLOCK) {
+        const int v = v0 + (int)threadIdx.x;
         float y = of;
-        if (counts) {
+        if (counts && v < VOCAB) {
             const float x = STATISTICS ? m_max(row[v] - top, FAR) : row[v] - top;
             const float t = SOFTCAP > 0 ? row[v] / (SOFTCAP > 0 ? SOFTCAP : 1.0f) : 0.0f;
             const float hit = v == target ? a * (1.0f - SMOOTHING) : 0.0f;
             y = (FMA(m_exp(x), STATISTICS ? FMA(turn, x, share) : share, even) - hit) * FMA(-t, t, 1.0f);
         }
-        row[v] = loss_kept(y);
+        /* A narrow gradient lies where logits of the first half of these were, and of those before. */
+        if (NARROW) __syncthreads();
+        if (v >= VOCAB) break;
+        if (NARROW)
+            ((bf16 *)row)[v] = f32_to_bf16(y);
+        else
+            row[v] = y;
     }
 }

@@ -8,11 +8,11 @@
  */
 enum { TILE_DEPTH = 16, TILE_PAD = 4 };
 
-/* Element (i, k) lies at i * line + k where ALONG, else at i + k * line. VECTOR: neighbours in memory come four at once, which
- * their number and all steps allow. */
-template <class Element, bool ALONG, bool VECTOR> struct side {
+/* Element (i, k) lies at i * line + k where ALONG, else at i + k * line. TOGETHER: as many neighbours in memory as come at once, which
+ * their number and all steps allow: 1, 4 or, of bf16, 8. */
+template <class Element, bool ALONG, int TOGETHER> struct side {
     typedef typename Element::type type;
-    enum { along = ALONG, vector = VECTOR };
+    enum { along = ALONG, vector = TOGETHER >= 4, eights = TOGETHER >= 8 };
     const type *at;
     index_t line;
     METHOD side moved(index_t by) const { return {at + by, line}; }
@@ -197,7 +197,7 @@ METHOD void few_rows(const Left &left, const Right &right, index_t rows, index_t
     index_t of[MINE]; /* beyond the last column that one again */
 #pragma unroll
     for (int c = 0; c < MINE; c++) of[c] = column0 + first + c < columns ? column0 + first + c : columns - 1;
-#pragma unroll(ROWS > 2 ? 1 : 4)
+#pragma unroll(ROWS > 4 ? 1 : 4)
     for (index_t k = lane * step; k < end; k += 32 * step) {
         float y[MINE][4];
 #pragma unroll

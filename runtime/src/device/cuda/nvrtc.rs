@@ -1,22 +1,62 @@
 //! NVRTC, NVIDIA's run-time compiler. In: a CUDA program. Out: a cubin for one architecture, the PTX that it was made of, and what ptxas
-//! says of its use of registers. `cudarc` calls the library, which is loaded when asked for, so that everything else works where it is absent;
-//! no GPU is needed.
+//! says of its use of registers. The library is loaded when asked for, so that everything else works where it is absent; no GPU is
+//! needed. Its functions are called here and not through `cudarc`, which takes the first library of a fixed list of names: on a machine
+//! with a toolkit that is not the one that a user named.
 
 use crate::Error;
-use cudarc::nvrtc::result::{
-    NvrtcError, compile_program, create_program, destroy_program, get_program_log, get_ptx,
-};
-use cudarc::nvrtc::sys;
+use cudarc::nvrtc::result::NvrtcError;
+use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
-use std::ffi::CString;
+use std::ffi::{CString, c_char, c_int};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The loaded library, one in a process. Its functions may be called from several threads at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Names by which the system's loader is asked, newest first.
+const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+
+/// A loaded library. Its functions may be called from several threads at once.
+#[derive(Clone, Copy, Debug)]
 pub struct Nvrtc {
     version: (i32, i32),
+    calls: &'static Calls,
 }
+
+/// Declares the library's functions, and how they are found in it.
+macro_rules! calls {
+    ($($field:ident $symbol:literal ($($argument:ty),*);)*) => {
+        #[derive(Debug)]
+        struct Calls {
+            $($field: unsafe extern "C" fn($($argument),*) -> nvrtcResult,)*
+        }
+
+        impl Calls {
+            fn of(library: &Library) -> Result<Calls, libloading::Error> {
+                // SAFETY: the types are those of NVRTC's header.
+                Ok(unsafe { Calls { $($field: *library.get($symbol)?,)* } })
+            }
+        }
+    };
+}
+
+type Texts = *const *const c_char;
+
+calls! {
+    version b"nvrtcVersion" (*mut c_int, *mut c_int);
+    architecture_count b"nvrtcGetNumSupportedArchs" (*mut c_int);
+    architectures b"nvrtcGetSupportedArchs" (*mut c_int);
+    create b"nvrtcCreateProgram" (*mut nvrtcProgram, *const c_char, *const c_char, c_int, Texts, Texts);
+    compile b"nvrtcCompileProgram" (nvrtcProgram, c_int, Texts);
+    destroy b"nvrtcDestroyProgram" (*mut nvrtcProgram);
+    log_size b"nvrtcGetProgramLogSize" (nvrtcProgram, *mut usize);
+    log b"nvrtcGetProgramLog" (nvrtcProgram, *mut c_char);
+    ptx_size b"nvrtcGetPTXSize" (nvrtcProgram, *mut usize);
+    ptx b"nvrtcGetPTX" (nvrtcProgram, *mut c_char);
+    image_size b"nvrtcGetCUBINSize" (nvrtcProgram, *mut usize);
+    image b"nvrtcGetCUBIN" (nvrtcProgram, *mut c_char);
+}
+
+type SizeOf = unsafe extern "C" fn(nvrtcProgram, *mut usize) -> nvrtcResult;
+type BytesOf = unsafe extern "C" fn(nvrtcProgram, *mut c_char) -> nvrtcResult;
 
 /// Machine code of a program.
 #[derive(Clone, Debug)]
@@ -60,58 +100,42 @@ impl Nvrtc {
     /// # Errors
     /// There is none.
     pub fn system() -> Result<Nvrtc, Error> {
-        // SAFETY: loads NVIDIA's library by its names.
-        match unsafe { sys::is_culib_present() } {
-            true => Nvrtc::loaded(),
-            false => Err(fail("the loader", "no libnvrtc.so is installed".into())),
+        // SAFETY: NVIDIA's library, whose initialisers only register tables.
+        let open = |name: &&str| unsafe { Library::open(Some(*name), RTLD_NOW | RTLD_GLOBAL) }.ok();
+        match NAMES.iter().find_map(open) {
+            Some(library) => Nvrtc::loaded(library, "the loader"),
+            None => Err(fail("the loader", "no libnvrtc.so is installed".into())),
         }
     }
 
     /// Loads the library at this path.
     ///
-    /// `cudarc` finds libraries by name only, and panics where it finds none. So the file is loaded here first, for the
-    /// loader answers `cudarc`'s `libnvrtc.so.13` with a library of that name that is there already.
-    ///
     /// # Errors
-    /// The file is no NVRTC, or the loader's own path leads `cudarc` to another one.
+    /// The file is no NVRTC.
     pub fn open(path: &Path) -> Result<Nvrtc, Error> {
-        let fail = |message: String| fail(&path.display().to_string(), message);
+        let named = path.display().to_string();
         // Where the library does not name its own folder as one to search, its second half must be there before it is used.
         for builtins in siblings(path, "libnvrtc-builtins.so.") {
-            // SAFETY: NVIDIA's library, whose initialisers only register tables.
+            // SAFETY: as above.
             if let Ok(l) = unsafe { Library::open(Some(&builtins), RTLD_NOW | RTLD_GLOBAL) } {
                 std::mem::forget(l);
             }
         }
         // SAFETY: as above.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
-        let library = library.map_err(|e| fail(e.to_string()))?;
-        // SAFETY: only the address is used.
-        let ours = unsafe { library.get::<*const ()>(b"nvrtcGetCUBIN") }.map(|f| *f);
-        let ours = ours.map_err(|e| fail(e.to_string()))?;
-        // SAFETY: loads NVIDIA's library by its names.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(fail(
-                "its name is none that cudarc looks for (libnvrtc.so, libnvrtc.so.13, …)".into(),
-            ));
-        }
-        // SAFETY: present, so `culib` does not panic; only the address is used.
-        let theirs = unsafe { sys::culib().get::<*const ()>(b"nvrtcGetCUBIN") }.map(|f| *f);
-        if theirs.map_err(|e| fail(e.to_string()))? != ours {
-            return Err(fail(
-                "another NVRTC is in use, or comes first in LD_LIBRARY_PATH: name that one".into(),
-            ));
-        }
-        Nvrtc::loaded()
+        Nvrtc::loaded(library.map_err(|e| fail(&named, e.to_string()))?, &named)
     }
 
-    /// The library that `cudarc` has found.
-    fn loaded() -> Result<Nvrtc, Error> {
+    /// A library, which stays loaded.
+    fn loaded(library: Library, named: &str) -> Result<Nvrtc, Error> {
+        let calls = Calls::of(&library).map_err(|e| fail(named, e.to_string()))?;
+        std::mem::forget(library);
+        let calls: &'static Calls = Box::leak(Box::new(calls));
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both places are valid for writes.
-        let answer = unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result();
+        let answer = unsafe { (calls.version)(&mut major, &mut minor) }.result();
         answer.map_err(|e| fail("its version", e.to_string()))?;
-        Ok(Nvrtc { version: (major, minor) })
+        Ok(Nvrtc { version: (major, minor), calls })
     }
 
     /// Architectures that it compiles for, as numbers such as 90, ascending.
@@ -122,10 +146,10 @@ impl Nvrtc {
         let mut count = 0;
         let said = |e: NvrtcError| fail("its architectures", e.to_string());
         // SAFETY: the place is valid for writes.
-        unsafe { sys::nvrtcGetNumSupportedArchs(&mut count) }.result().map_err(said)?;
-        let mut all = vec![0i32; usize::try_from(count).unwrap_or(0)];
+        unsafe { (self.calls.architecture_count)(&mut count) }.result().map_err(said)?;
+        let mut all = vec![0; usize::try_from(count).unwrap_or(0)];
         // SAFETY: the buffer has the size that the library named.
-        unsafe { sys::nvrtcGetSupportedArchs(all.as_mut_ptr()) }.result().map_err(said)?;
+        unsafe { (self.calls.architectures)(all.as_mut_ptr()) }.result().map_err(said)?;
         all.sort_unstable();
         Ok(all.into_iter().filter_map(|n| u32::try_from(n).ok()).collect())
     }
@@ -145,22 +169,26 @@ impl Nvrtc {
         let said = |e: NvrtcError| fail(e.to_string());
         // The program may refer to its text and name, which live until the end of this function.
         let (source, name) = (text(source)?, text(name)?);
-        let program = Program(create_program(&source, Some(&name)).map_err(said)?);
-        // SAFETY: the program is alive.
-        let compiled = unsafe { compile_program(program.0, &flags) };
-        // SAFETY: as above.
-        let log = unsafe { get_program_log(program.0) }.map_err(said)?;
-        let log: Vec<u8> = log.into_iter().map(|c| c as u8).collect();
-        let log = String::from_utf8_lossy(&log).trim_end_matches('\0').to_string();
-        if let Err(e) = compiled {
+        let flags: Vec<*const c_char> = flags.iter().map(|f| f.as_ptr()).collect();
+        let (calls, none) = (self.calls, std::ptr::null());
+        let mut program = Program { calls, program: std::ptr::null_mut() };
+        // SAFETY: the texts end in zeros and are alive; the place is valid for writes.
+        let created =
+            unsafe { (calls.create)(&mut program.program, source.as_ptr(), name.as_ptr(), 0, none, none) };
+        created.result().map_err(said)?;
+        // SAFETY: the program and the flags are alive.
+        let compiled = unsafe { (calls.compile)(program.program, flags.len() as c_int, flags.as_ptr()) };
+        let words = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_string();
+        let log = words(program.part(calls.log_size, calls.log).map_err(said)?);
+        if let Err(e) = compiled.result() {
             let line = log.lines().find(|l| l.contains("error")).unwrap_or("");
             return Err(fail(format!("{e} {line}")));
         }
-        let image = if arch.starts_with("sm_") { program.image().map_err(said)? } else { vec![] };
-        // SAFETY: as above.
-        let ptx: Vec<u8> =
-            unsafe { get_ptx(program.0) }.map_err(said)?.into_iter().map(|c| c as u8).collect();
-        let ptx = String::from_utf8_lossy(&ptx).trim_end_matches('\0').to_string();
+        let image = match arch.starts_with("sm_") {
+            true => program.part(calls.image_size, calls.image).map_err(said)?,
+            false => vec![],
+        };
+        let ptx = words(program.part(calls.ptx_size, calls.ptx).map_err(said)?);
         Ok(Cubin { image, ptx, usage: usage(&log), log })
     }
 }
@@ -170,25 +198,28 @@ fn fail(program: &str, message: String) -> Error {
 }
 
 /// A program that is destroyed with this value.
-struct Program(sys::nvrtcProgram);
+struct Program {
+    calls: &'static Calls,
+    program: nvrtcProgram,
+}
 
 impl Program {
-    /// The cubin of the compiled program; `cudarc`'s own layer has a function for PTX only.
-    fn image(&self) -> Result<Vec<u8>, NvrtcError> {
-        let mut size = 0;
+    /// Something of the program, by the functions that give its size and its bytes.
+    fn part(&self, size: SizeOf, bytes: BytesOf) -> Result<Vec<u8>, NvrtcError> {
+        let mut n = 0;
         // SAFETY: the program is alive and the place is valid for writes.
-        unsafe { sys::nvrtcGetCUBINSize(self.0, &mut size) }.result()?;
-        let mut image = vec![0u8; size];
+        unsafe { size(self.program, &mut n) }.result()?;
+        let mut all = vec![0u8; n];
         // SAFETY: the buffer has the size that the library named.
-        unsafe { sys::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast()) }.result()?;
-        Ok(image)
+        unsafe { bytes(self.program, all.as_mut_ptr().cast()) }.result()?;
+        Ok(all)
     }
 }
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: made by `create_program`, destroyed once. A program that cannot be destroyed leaves nothing to do.
-        let _leak = unsafe { destroy_program(self.0) };
+        // SAFETY: made by the library, or null, which it refuses; destroyed once. What cannot be destroyed leaves nothing to do.
+        let _leak = unsafe { (self.calls.destroy)(&mut self.program) };
     }
 }
 

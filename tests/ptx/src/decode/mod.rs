@@ -272,7 +272,10 @@ impl<'a> Builder<'a> {
         Ok(match n {
             Named::Shared(v) | Named::Local(v) | Named::Param(v) => self.number(at(v), wide),
             Named::Variable(v) => self.constant(Fill::Variable(v, off as u64), true),
-            Named::Dynamic if off == 0 => self.constant(Fill::Special(Special::DynamicAt), wide),
+            Named::Dynamic if off == 0 => {
+                let at = if wide { Special::DynamicAt64 } else { Special::DynamicAt };
+                self.constant(Fill::Special(at), wide)
+            }
             _ => return Err("no address".into()),
         })
     }

@@ -1,0 +1,198 @@
+/* Attention forward by tensor cores: queries, keys and values in bf16, scores, weights' sums and results in f32.
+ *
+ * Enters: attention.cu, tensor.cu; its constants, of which ROWS is 64 and BLOCK 128: a warp has sixteen rows. D and DV are multiples of
+ * 16. Leaves: attention_tensor_floats, attention_tensor_unit. Weights are rounded to bf16 before they meet values; they are sums of exponentials of
+ * two of the processor's own, within 2 units in the last place.
+ */
+enum { TENSOR_KEYS = 64 };
+
+/* Lines of heads in shared memory, pieces of 16 bytes; swizzled or padded, so that the eight lines of an ldmatrix meet in no bank. */
+template <int SIZE> struct tensor_heads {
+    enum { pieces = SIZE / 8, swizzled = (pieces & (pieces - 1)) == 0, line = pieces + !swizzled, bytes = TENSOR_KEYS * line * 16 };
+
+    static METHOD int place(int of, int piece) {
+        const int by = !swizzled ? 0 : pieces >= 8 ? of % 8 : pieces == 4 ? of / 2 % 4 : of / 4 % 2;
+        return (of * line + (piece ^ by)) * 16;
+    }
+
+    /* Starts copies of `count` lines, at least one, and zeros behind them. */
+    template <class Line> static METHOD void copy(const Line &at, int count, uint32_t to) {
+#pragma unroll 2
+        for (int i = (int)threadIdx.x; i < TENSOR_KEYS * pieces; i += BLOCK) {
+            const int of = i / pieces, piece = i % pieces;
+            const void *const source = at(of < count ? of : 0) + piece * 8;
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + place(of, piece)), "l"(source), "r"(of < count ? 16 : 0));
+        }
+    }
+
+    /* Four 8 x 8 blocks: lines of, of + 8 and elements first, first + 8; of ACROSS transposed. LINES_FIRST: the second block has the next
+     * lines. */
+    template <bool ACROSS, bool LINES_FIRST> static METHOD void fetch(uint32_t (&x)[4], uint32_t from, int lane, int of, int first) {
+        const int block = lane / 8;
+        const int next_line = LINES_FIRST ? block % 2 : block / 2, next_piece = LINES_FIRST ? block / 2 : block % 2;
+        const uint32_t at = from + place(of + next_line * 8 + lane % 8, first / 8 + next_piece);
+        if (ACROSS)
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
+        else
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
+    }
+};
+
+METHOD constexpr int attention_tensor_floats() { return (tensor_heads<D>::bytes * 2 + tensor_heads<DV>::bytes) / 4; }
+
+/* 2^x. */
+METHOD float tensor_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+METHOD uint32_t tensor_pair(float low, float high) { return f32_to_bf16(low) | (uint32_t)f32_to_bf16(high) << 16; }
+
+/* Of the four lanes that share a row. */
+METHOD float tensor_row_max(float x) {
+    float y = __shfl_xor_sync(0xffffffffu, x, 1);
+    x = y > x ? y : x, y = __shfl_xor_sync(0xffffffffu, x, 2);
+    return y > x ? y : x;
+}
+METHOD float tensor_row_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+/* Like attention_unit. */
+METHOD void attention_tensor_unit(const attention_in &in, index_t unit, index_t slots, int splits, float *part, float *shared) {
+    typedef tensor_heads<D> of_keys;
+    typedef tensor_heads<DV> of_values;
+    const attention_task task = attention_task_of(in, unit, slots, splits, TENSOR_KEYS);
+    if (task.rows == 0) return;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, rows = task.rows;
+    const uint32_t room_q = shared_at(shared), room_k = room_q + of_keys::bytes, room_v = room_k + of_keys::bytes;
+    const int from = task.from, to = task.to;
+    const auto row_of = [&](int key) {
+        if (PAGE > 0) return (index_t)(in.tables[task.sequence * TABLE_PAGES + key / (PAGE > 0 ? PAGE : 1)] * PAGE + key % (PAGE > 0 ? PAGE : 1));
+        return (index_t)(task.start + key);
+    };
+    const auto keys = [&](int key0) {
+        const int count = to - key0 < TENSOR_KEYS ? to - key0 : TENSOR_KEYS;
+        if (count > 0) of_keys::copy([&](int j) { return in.k.of(row_of(key0 + j), task.key_head); }, count, room_k);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+    const auto values = [&](int key0) {
+        const int count = to - key0 < TENSOR_KEYS ? to - key0 : TENSOR_KEYS;
+        if (count > 0) of_values::copy([&](int j) { return in.v.of(row_of(key0 + j), task.key_head); }, count, room_v);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+    __syncthreads(); /* the last unit's memory is read */
+    of_keys::copy([&](int r) { return in.q.of(task.start + task.query0 + r / task.heads, task.head_of(r)); }, rows, room_q);
+    keys(from), values(from);
+
+    uint32_t q[D / 16][4];
+    float sums[DV / 8][4], top[2] = {-INF_F, -INF_F}, sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int n = 0; n < DV / 8; n++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) sums[n][c] = 0.0f;
+    /* Positions of the thread's two rows, and the keys that all rows of the tile see. */
+    const int mine = warp * 16 + lane / 4, position[2] = {task.position0 + mine / task.heads, task.position0 + (mine + 8) / task.heads};
+    const int sees_all = CAUSAL ? task.position0 : to - 1, sees_from = WINDOW > 0 ? task.position0 + task.queries - WINDOW : 0;
+#pragma unroll 1
+    for (int key0 = from; key0 < to; key0 += TENSOR_KEYS) {
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        __syncthreads();
+        /* The lane, of which the compiler may assume nothing: kept from step to step, the addresses of all that is fetched would take sixty registers. */
+        int fetching = lane;
+        asm volatile("" : "+r"(fetching));
+        if (key0 == from)
+#pragma unroll
+            for (int k = 0; k < D / 16; k++) of_keys::template fetch<false, true>(q[k], room_q, lane, warp * 16, k * 16);
+        float s[TENSOR_KEYS / 8][4];
+#pragma unroll
+        for (int n = 0; n < TENSOR_KEYS / 8; n++) {
+#pragma unroll
+            for (int c = 0; c < 4; c++) s[n][c] = 0.0f;
+        }
+#pragma unroll
+        for (int k = 0; k < D / 16; k++)
+#pragma unroll
+            for (int n = 0; n < TENSOR_KEYS / 16; n++) {
+                uint32_t b[4];
+                of_keys::template fetch<false, false>(b, room_k, fetching, n * 16, k * 16);
+                tensor_mma(s[2 * n], q[k], b[0], b[1]);
+                tensor_mma(s[2 * n + 1], q[k], b[2], b[3]);
+            }
+        __syncthreads(); /* keys are read */
+        keys(key0 + TENSOR_KEYS);
+        const bool whole = key0 + TENSOR_KEYS <= to && key0 + TENSOR_KEYS - 1 <= sees_all && key0 >= sees_from;
+#pragma unroll
+        for (int n = 0; n < TENSOR_KEYS / 8; n++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const int key = key0 + n * 8 + lane % 4 * 2 + c % 2, at = position[c / 2];
+                const bool seen = whole || (key < to && (!CAUSAL || key <= at) && (WINDOW == 0 || at - key < WINDOW));
+                s[n][c] = seen ? attention_score(s[n][c]) : -INF_F;
+            }
+        const float log2e = 1.4426950408889634f;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float most = -INF_F;
+#pragma unroll
+            for (int n = 0; n < TENSOR_KEYS / 8; n++)
+#pragma unroll
+                for (int c = 0; c < 2; c++) most = s[n][2 * half + c] > most ? s[n][2 * half + c] : most;
+            most = tensor_row_max(most), most = top[half] > most ? top[half] : most;
+            /* A row that saw no key has nothing to keep. */
+            const float base = most == -INF_F ? 0.0f : most * log2e, keep = tensor_exp2(FMA(top[half], log2e, -base));
+            top[half] = most, sum[half] *= keep;
+#pragma unroll
+            for (int n = 0; n < TENSOR_KEYS / 8; n++)
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    const float p = tensor_exp2(FMA(s[n][2 * half + c], log2e, -base));
+                    s[n][2 * half + c] = p, sum[half] += p;
+                }
+#pragma unroll
+            for (int n = 0; n < DV / 8; n++) sums[n][2 * half] *= keep, sums[n][2 * half + 1] *= keep;
+        }
+        asm volatile("cp.async.wait_group 1;" ::: "memory");
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < TENSOR_KEYS / 16; k++) {
+            const uint32_t p[4] = {tensor_pair(s[2 * k][0], s[2 * k][1]), tensor_pair(s[2 * k][2], s[2 * k][3]),
+                                   tensor_pair(s[2 * k + 1][0], s[2 * k + 1][1]), tensor_pair(s[2 * k + 1][2], s[2 * k + 1][3])};
+#pragma unroll
+            for (int n = 0; n < DV / 16; n++) {
+                uint32_t b[4];
+                of_values::template fetch<true, true>(b, room_v, fetching, k * 16, n * 16);
+                tensor_mma(sums[2 * n], p, b[0], b[1]);
+                tensor_mma(sums[2 * n + 1], p, b[2], b[3]);
+            }
+        }
+        __syncthreads(); /* values are read */
+        values(key0 + TENSOR_KEYS);
+    }
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int r = mine + 8 * half;
+        const float all = tensor_row_sum(sum[half]);
+        if (r >= rows) continue;
+        const int head = task.head_of(r);
+        const index_t result = (index_t)(task.start + task.query0 + r / task.heads) * HEADS + head;
+        const int first = lane % 4 * 2;
+        if (MOST_SPLITS > 1 && splits > 1) {
+            float *const left = part + (result * splits + task.split) * PART;
+#pragma unroll
+            for (int n = 0; n < DV / 8; n++) left[n * 8 + first] = sums[n][2 * half], left[n * 8 + first + 1] = sums[n][2 * half + 1];
+            if (first == 0) left[DV] = top[half], left[DV + 1] = all;
+            continue;
+        }
+        const float keep = attention_close(in, result, head, top[half], all, first == 0);
+#pragma unroll
+        for (int n = 0; n < DV / 8; n++)
+#pragma unroll
+            for (int c = 0; c < 2; c++) in.o[result * DV + n * 8 + first + c] = o_of::element(sums[n][2 * half + c] * keep);
+    }
+}
