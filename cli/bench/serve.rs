@@ -239,7 +239,6 @@ impl Bench {
         let (vocab, base) = (config.vocab_size as u64, held.is_some());
         let load = Load { clients, requests, choices, prompt, new, vocab, text, temperature };
         let (slots, speculation) = (self.adapters.slots(), self.speculate.asked());
-        let [prompts, answers] = self.least(&load, &config, machine)?;
         let plain = slots.is_none() && speculation.is_none() && !base && choices == 1;
         let foreseen = match &self.hardware {
             Some(_) if !plain => bail!(
@@ -248,6 +247,7 @@ impl Bench {
             Some(name) => Some((Hardware::open(name)?, config.clone())),
             None => None,
         };
+        let [prompts, answers] = self.least(&load, &config, machine)?;
         let first = self.subject(&load, config.clone(), (slots, speculation), machine)?;
         let mut subjects = vec![Subject { held, ..first }];
         if slots.is_some() || speculation.is_some() || base {
@@ -289,10 +289,13 @@ impl Bench {
         line.insert("next_token_ms".into(), percentiles(waits.next));
         if let Some((hardware, config)) = foreseen {
             let told = hardware.rate(Reader::BYTES as f64);
-            let now = if read.is_empty() { told } else { Seconds::of(read).median };
+            let read = Some(read).filter(|read| !read.is_empty()).map(|read| Seconds::of(read).median);
+            let now = read.unwrap_or(told);
             let [all, to_first] = self.replayed(&load, &config, &hardware.reading(now / told), machine)?;
             line.extend(beside(Some(all), &seconds));
-            line.insert("read_gb_per_s".into(), json!(rounded(now / 1e9, 1)));
+            if let Some(read) = read {
+                line.insert("read_gb_per_s".into(), json!(rounded(read / 1e9, 1)));
+            }
             line.insert("predicted_first_token_ms".into(), json!(rounded(1e3 * to_first, 2)));
             line.insert("first_token_error".into(), json!(rounded(to_first / first - 1.0, 4)));
         }

@@ -89,6 +89,21 @@ fn an_estimate_adds_up() {
 }
 
 #[test]
+fn a_load_that_is_served_is_replayed_beside_it() {
+    let model = root("tests/golden/qwen3/config.json");
+    let load = ["bench", "serve", "--shape", text(&model), "--batch", "2", "--seq", "16", "--new", "4"];
+    let asked = ["--requests", "4", "--repeat", "1", "--hardware", "h100-sxm"];
+    let line = object(&[&load[..], &asked].concat());
+    let [seconds, error, first] =
+        ["predicted_seconds", "error", "predicted_first_token_ms"].map(|key| line[key].as_f64().unwrap());
+    assert!(seconds > 0.0 && first > 0.0 && first < 1e3 * seconds, "{line}");
+    // Both stand rounded beside the median.
+    assert!((seconds / line["seconds_median"].as_f64().unwrap() - 1.0 - error).abs() < 0.01, "{line}");
+    assert!(line["first_token_error"].is_number() && line["read_gb_per_s"].as_f64() > Some(0.0), "{line}");
+    assert!(refused(&[&load[..], &asked, &["--n", "2"]].concat()).contains("single answers"));
+}
+
+#[test]
 fn llmsim_is_reproduced_and_its_graph_read_again() {
     let model = root("tests/golden/qwen3/config.json");
     let report = object(&["estimate", text(&model), "--legacy", "llmsim", "--seq", "64", "--json"]);

@@ -39,7 +39,7 @@ fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
         let right = in_buffer(piece, form.right)?;
         let packed = left.as_ref().is_some_and(|l| piece.layout(l.at).is_packed());
         let codes = match form.codes {
-            Some(codes) => Some(codes_in(piece, &right, codes)?),
+            Some(codes) => Some(codes_in(piece, &right, codes, limits)?),
             None => None,
         };
         let (node, batch, m, n, k, rows) = (form.node, form.batch, form.m, form.n, form.k, form.rows);
@@ -136,16 +136,21 @@ pub(super) fn coded(g: &Graph, w: NodeId, limits: &Limits) -> Option<(Side<NodeI
     (limits.codes && whole).then_some((right, of))
 }
 
-/// Codes in the buffers that they are; none where they are not in panels, in which alone they are read.
-pub(super) fn codes_in(piece: &Piece, right: &Side, of: DotCodes<NodeId>) -> Option<DotCodes> {
+/// Codes in the buffers that they are; none where they are not in panels, in which alone they are read where there are any.
+pub(super) fn codes_in(
+    piece: &Piece,
+    right: &Side,
+    of: DotCodes<NodeId>,
+    limits: &Limits,
+) -> Option<DotCodes> {
     let DotCodes { code, group, scales, dtype, offsets, rounded } = of;
     let scales = piece.operand(scales)?;
     let offsets = match offsets {
         Some(offsets) => Some(piece.operand(offsets)?),
         None => None,
     };
-    let panels = |at| piece.layout(at).is_packed();
-    let read = panels(right.at) && panels(scales) && offsets.is_none_or(panels);
+    let lies = |at| piece.layout(at).is_packed() == limits.panels.is_some();
+    let read = lies(right.at) && lies(scales) && offsets.is_none_or(lies);
     read.then_some(DotCodes { code, group, scales, dtype, offsets, rounded })
 }
 

@@ -40,7 +40,7 @@ fn form(piece: &Piece, limits: &Limits) -> Option<Form> {
         let f = on_graph(g, id, limits)?;
         let (right, offsets) = (in_buffer(piece, f.right)?, piece.operand(f.offsets)?);
         let codes = match f.codes {
-            Some(codes) => Some(codes_in(piece, &right, codes)?),
+            Some(codes) => Some(codes_in(piece, &right, codes, limits)?),
             None => None,
         };
         let (node, rows, groups, n, k, group) = (f.node, f.rows, f.groups, f.n, f.k, f.group);
@@ -90,7 +90,7 @@ fn on_graph(g: &Graph, id: NodeId, limits: &Limits) -> Option<GroupedForm<NodeId
     let groups = groups(g, node.args[2])?;
     let (n, k) = (node.ty().shape[1].size()?, x.shape[1].size()?);
     // No panel belongs to two matrices.
-    let whole = limits.panels.is_some_and(|[(rows, _), _]| n.is_multiple_of(rows));
+    let whole = limits.panels.is_none_or(|[(rows, _), _]| n.is_multiple_of(rows));
     let (right, codes) = match coded(g, w, limits).filter(|_| !op.transposed && whole) {
         Some((right, codes)) => (right, Some(codes)),
         None => (side(g, w, &[free], &[along])?, None),

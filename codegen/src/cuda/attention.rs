@@ -184,8 +184,11 @@ pub(super) fn forward(region: &Region, f: &AttentionForm, name: &str, target: &T
     let mut program = Program::new(region, name, THREADS as u32, REGISTERS).workspace(workspace);
     [VALUES, TILE, HEADS, &c.0, FORWARD].into_iter().for_each(|text| program.text(text));
     let tensor = by_tensor_cores(f, target);
+    // A line of shared memory has an odd number of pieces of 16 bytes where these cannot be swizzled.
+    let line = |size: usize| size / 8 + usize::from(!(size / 8).is_power_of_two());
+    let tensor_floats = TENSOR_KEYS * (2 * line(d) + line(dv)) * 4;
     if tensor {
-        program.text(TENSOR);
+        program.text(&format!("constexpr int TENSOR_FLOATS = {tensor_floats};\n{TENSOR}"));
     }
     let input = |p: &mut Printer| {
         let lse = f.results.iter().position(|r| r.0 == 1).map_or("nullptr".into(), |i| format!("w{i}"));
@@ -202,9 +205,7 @@ pub(super) fn forward(region: &Region, f: &AttentionForm, name: &str, target: &T
     let units = &slots * &Dim::from(kv_heads * parts);
     let grid = if splits > 1 { units.at_least(&Dim::from(wanted)) } else { units.clone() };
     let floats = if tensor {
-        // A line of shared memory has an odd number of pieces of 16 bytes where these cannot be swizzled.
-        let line = |size: usize| size / 8 + usize::from(!(size / 8).is_power_of_two());
-        TENSOR_KEYS * (2 * line(d) + line(dv)) * 4
+        tensor_floats
     } else {
         tile.rows * (d_up + 4) + stage + tile.rows * (tile.keys() + 16) + 3 * tile.rows + tile.keys()
     };

@@ -10,8 +10,8 @@ use crate::kernel_ir::lower::{Lower, narrow};
 use crate::kernel_ir::print::{Printer, dim};
 use astrai_ir::ops::Op;
 use astrai_ir::plan::bound;
-use astrai_ir::region::{DotForm, GroupedForm, OuterForm, Side};
-use astrai_ir::{DType, Dim, Graph, Kernel, NodeId, Region};
+use astrai_ir::region::{DotCodes, DotForm, GroupedForm, OuterForm, Side};
+use astrai_ir::{Code, DType, Dim, Graph, Kernel, NodeId, Region};
 
 pub(super) const VALUES: &str = include_str!("bodies/values.cu");
 pub(super) const TILE: &str = concat!(include_str!("bodies/tile.cu"), "\n", include_str!("bodies/tensor.cu"));
@@ -32,8 +32,10 @@ const TILES: [Tile; 3] = [
 ];
 /// Registers of a thread: two blocks of the largest tile share a multiprocessor, four of the others.
 pub(super) const REGISTERS: u32 = 128;
-/// Most rows of a left side that are no tile: a block takes all of them, and fewest columns of the right side that it takes then.
-const FEW: [usize; 2] = [16, 16];
+/// Most rows for which a block takes all of them, and no tile.
+const FEW_ROWS: usize = 16;
+/// Fewest columns of the right side that it takes then.
+const FEW_COLUMNS: usize = 16;
 /// Elements of a thread of a left side that is computed first, where blocks share a row.
 const PART: usize = 4;
 
@@ -126,6 +128,28 @@ impl Operand {
         Operand::new(s.dtype, &from, [&s.free, &s.along], number, &steps)
     }
 
+    /// A right side `[n, k]` that is stored as codes, from the first row on.
+    fn coded(right: &Side, of: &DotCodes, k: usize) -> Result<Operand, String> {
+        if of.rounded.is_some() {
+            return Err("rows are not rounded to integers here".into());
+        }
+        let code = match of.code {
+            Code::Int8 => "int8_code",
+            Code::Int4 => "int4_code",
+            Code::Fp8 => "fp8_code",
+            Code::Fp4 => "fp4_code",
+        };
+        let scale = match of.dtype {
+            DType::BF16 => "bf16_of",
+            DType::F16 => "f16_of",
+            _ => "f32_of",
+        };
+        let offsets = of.offsets.map_or("nullptr".into(), |at| format!("r{}", at.0));
+        let ty = format!("coded_side<{code}, {scale}, {}, {}>", of.group, of.offsets.is_some());
+        let at = format!("r{}, r{}, {offsets}", right.at.0, of.scales.0);
+        Ok(Operand { ty, at, line: k.to_string() })
+    }
+
     /// Declares it.
     pub fn declare(&self, p: &mut Printer, name: &str) {
         p.line(&format!("const {} {name} = {{{}, (index_t)({})}};", self.ty, self.at, self.line));
@@ -144,7 +168,7 @@ pub(super) fn kernel(region: &Region, f: &DotForm, name: &str, processors: u32) 
     let batch = f.batch.as_ref().map_or(&one, |b| &b.count);
     let tile = Tile::pick(most(g, batch), most(g, &f.m), most(g, &f.n), processors);
     // A step of decode has few rows in a program that takes many.
-    let few = f.batch.is_none() && f.right.along.is_one() && f.m.size().is_none_or(|m| m <= FEW[0]);
+    let few = f.batch.is_none() && f.right.along.is_one() && f.m.size().is_none_or(|m| m <= FEW_ROWS);
     let few = few && f.left.as_ref().is_none_or(|l| l.along.is_one());
     let x = g.node(f.node).args[0];
     let rows = (f.left.is_none()).then(|| Rows { x, count: f.m.clone(), length: f.k.clone() });
@@ -161,19 +185,23 @@ pub(super) fn kernel(region: &Region, f: &DotForm, name: &str, processors: u32) 
         (None, Some(rows)) => rows.operand(region),
         (None, None) => return Err("a dot without a left side".into()),
     };
-    let right = Operand::of(&f.right, &f.n, &f.k, &steps);
+    let right = match &f.codes {
+        Some(codes) => Operand::coded(&f.right, codes, f.k.size().ok_or("rows of codes are not counted")?)?,
+        None => Operand::of(&f.right, &f.n, &f.k, &steps),
+    };
     let store = store(region, f.node)?;
     let (m, n, k) = (dim(&f.m), dim(&f.n), dim(&f.k));
     let (down, across) = (tile.down(&f.m), tile.across(&f.n));
     let units = &(&down * &across) * batch;
-    let runs = f.n.ceil_div(&Dim::from(FEW[1]));
+    // None where there are no rows.
+    let runs = &f.n.ceil_div(&Dim::from(FEW_COLUMNS)) * &f.m.at_most(&one);
     program.entry(&if few { units.at_least(&runs) } else { units.clone() }, 0, |p| {
         left.declare(p, "left");
         right.declare(p, "right");
         tile.room(p);
         store.prepare(p);
         if few {
-            let taken = (FEW[0] as u64).min(most(g, &f.m)).max(1);
+            let taken = (FEW_ROWS as u64).min(most(g, &f.m)).max(1);
             p.braces(&format!("if ({m} <= {taken})"), |p| {
                 store.print(p, "tile_row", "tile_column");
                 p.line("constexpr int wide = few_columns<decltype(left), decltype(right)>();");
@@ -225,7 +253,11 @@ pub(super) fn grouped(
     program.text(VALUES);
     program.text(TILE);
     rows.phase(&mut program, region)?;
-    let (left, right) = (rows.operand(region), Operand::of(&f.right, &n, &k, &[&f.group]));
+    let right = match &f.codes {
+        Some(codes) => Operand::coded(&f.right, codes, f.k)?,
+        None => Operand::of(&f.right, &n, &k, &[&f.group]),
+    };
+    let left = rows.operand(region);
     let store = store(region, f.node)?;
     let across = tile.across(&n);
     // A group has the tiles from offsets[e] / rows + e on: enough, and known without sums.

@@ -24,7 +24,7 @@ pub const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "--disable-warning
 /// What the kernels take: heads whose sums fit the registers of a block, experts whose scores fit its shared memory, weights as they
 /// lie.
 pub const LIMITS: Limits =
-    Limits { head: 1024, row: 1 << 17, experts: 8192, panels: None, codes: false, pages: true, without: &[] };
+    Limits { head: 1024, row: 1 << 17, experts: 8192, panels: None, codes: true, pages: true, without: &[] };
 
 /// The backend of a CUDA device.
 #[derive(Clone, Debug)]
@@ -50,6 +50,10 @@ impl Backend for Cuda {
 
     fn root(&self, g: &Graph, id: NodeId) -> Option<Root> {
         archetype::root(g, id, &LIMITS)
+    }
+
+    fn reads_codes(&self) -> bool {
+        LIMITS.codes
     }
 
     fn samples(&self) -> bool {

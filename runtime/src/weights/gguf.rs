@@ -15,11 +15,12 @@ use blocks::{Blocks, Codes, Elements};
 use memmap2::{Mmap, MmapOptions, UncheckedAdvice};
 use serde_json::{Map, Number, Value};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-pub use names::InFile;
+pub use names::{InFile, Layers};
+use names::{Order, ROPE_FACTORS};
 
 /// Dimensions of a tensor, at most.
 const RANK: u32 = 4;
@@ -44,6 +45,13 @@ struct Tensor {
     shape: Vec<usize>,
     begin: usize,
     end: usize,
+}
+
+/// What a checkpoint's tensor is made of.
+struct Piece<'a> {
+    blocks: &'static Blocks,
+    shape: &'a [usize],
+    bytes: &'a [u8],
 }
 
 /// True for a file of this format.
@@ -90,11 +98,52 @@ impl Gguf {
         Some(t.blocks.floats(&self.map[t.begin..t.end]))
     }
 
-    /// How the tensor that the file has under this name can stay in memory, where it is a matrix of codes.
-    pub fn narrow(&self, name: &str) -> Option<Narrow> {
-        let t = self.tensors.get(name).filter(|t| t.shape.len() == 2)?;
-        let &Codes { code, group, offsets, scales, .. } = t.blocks.codes()?;
+    /// How a tensor can stay in memory, where it is a matrix of codes.
+    pub fn narrow(&self, at: &InFile) -> Option<Narrow> {
+        let piece = self.piece(at).filter(|p| p.shape.len() == 2)?;
+        if matches!(at.order, Order::OneMore | Order::Latents(_)) {
+            return None;
+        }
+        let &Codes { code, group, offsets, scales, .. } = piece.blocks.codes()?;
         Some(Narrow { code, group, scales, offsets, head: None, activations: None })
+    }
+
+    /// A tensor, or the part of it that is one expert's.
+    fn piece(&self, at: &InFile) -> Option<Piece<'_>> {
+        let t = self.tensors.get(&at.name)?;
+        let (blocks, shape, bytes) = (t.blocks, &t.shape[..], &self.map[t.begin..t.end]);
+        let Order::Expert(e) = at.order else { return Some(Piece { blocks, shape, bytes }) };
+        let (count, shape) = shape.split_first().filter(|(count, _)| e < **count)?;
+        let each = bytes.len() / count;
+        Some(Piece { blocks, shape, bytes: &bytes[e * each..][..each] })
+    }
+
+    /// The shape, outermost first, that a checkpoint's tensor has by what lies at this place.
+    fn shape_at(&self, at: &InFile) -> Option<Vec<usize>> {
+        let (Order::Latents([heads, keys, values]), Some(second)) = (at.order, at.second()) else {
+            return self.piece(at).map(|p| p.shape.to_vec());
+        };
+        let (&[h, width, k], &[hv, v, w]) = (self.shape(&at.name)?, self.shape(&second)?) else {
+            return self.shape(&at.name).map(<[usize]>::to_vec);
+        };
+        let fit = [h, hv, k, v, w] == [heads, heads, keys, values, width];
+        Some(if fit { vec![heads * (keys + values), width] } else { vec![h, width, k] })
+    }
+
+    /// The rows that make keys and values of latents, `[heads, keys + values, width]`.
+    fn latents(&self, at: &InFile, [heads, keys, values]: [usize; 3]) -> Option<Source<'_>> {
+        let shape = self.shape_at(at).filter(|s| s.len() == 2 && s[0] == heads * (keys + values))?;
+        let (k, v, width) = (self.floats(&at.name)?, self.floats(&at.second()?)?, shape[1]);
+        let mut bytes = Vec::with_capacity(shape[0] * width * 4);
+        for h in 0..heads {
+            for i in 0..keys {
+                let row = (0..width).map(|c| k[(h * width + c) * keys + i]);
+                row.for_each(|x| bytes.extend_from_slice(&x.to_le_bytes()));
+            }
+            let rows = &v[h * values * width..][..values * width];
+            rows.iter().for_each(|x| bytes.extend_from_slice(&x.to_le_bytes()));
+        }
+        Some(Source { dtype: DType::F32, shape, bytes: Cow::Owned(bytes) })
     }
 
     /// Refuses what a model of these checkpoint tensors cannot be made of: the first thing that is missing or misshapen, and tensors that
@@ -107,21 +156,22 @@ impl Gguf {
         expected: impl IntoIterator<Item = (String, Vec<usize>)>,
         stored: &dyn Fn(&str) -> Option<InFile>,
     ) -> Result<(), WeightsError> {
-        let mut unread: Vec<&str> = self.tensors.keys().map(String::as_str).collect();
-        let mut wrong = Vec::new();
+        let (mut read, mut wrong) = (HashSet::new(), Vec::new());
         for (name, shape) in expected {
-            match stored(&name).map(|s| s.name).map(|at| (self.shape(&at).map(<[usize]>::to_vec), at)) {
-                Some((Some(has), at)) if has == shape => unread.retain(|n| **n != *at),
-                Some((Some(has), at)) => {
-                    wrong.push(format!("{} is {has:?} instead of {shape:?}", quote(&at)));
-                    unread.retain(|n| **n != *at);
-                }
-                Some((None, at)) => wrong.push(format!("no {}", quote(&at))),
-                None => wrong.push(format!("nothing is known to hold {}", quote(&name))),
+            let Some(at) = stored(&name) else {
+                wrong.push(format!("nothing is known to hold {}", quote(&name)));
+                continue;
+            };
+            match self.shape_at(&at) {
+                Some(has) if has == shape => {}
+                Some(has) => wrong.push(format!("{} is {has:?} instead of {shape:?}", quote(&at.name))),
+                None => wrong.push(format!("no {}", quote(&at.name))),
             }
+            read.extend(at.second());
+            read.insert(at.name);
         }
-        // Tables that other programs derive from the metadata.
-        unread.retain(|n| *n != names::ROPE_FACTORS);
+        let mut unread: Vec<&str> = self.tensors.keys().map(String::as_str).collect();
+        unread.retain(|n| !read.contains(*n) && !ROPE_FACTORS.contains(n));
         wrong.extend(unread.iter().map(|n| format!("{} has no place in the model", quote(n))));
         if wrong.is_empty() {
             return Ok(());
@@ -154,18 +204,17 @@ impl OfGguf {
 impl OfGguf {
     /// Codes, scales or offsets of a matrix. Codes are read first, the others soon after: all are made at once.
     fn part(&self, plain: &str, part: Part) -> Option<Source<'_>> {
-        let InFile { name, interleaved } = (self.stored)(plain)?;
-        let (t, narrow) = (self.file.tensors.get(&name)?, self.file.narrow(&name)?);
-        let rows = t.shape.first().copied().filter(|n| *n > 0)?;
+        let at = (self.stored)(plain)?;
+        let (piece, narrow) = (self.file.piece(&at)?, self.file.narrow(&at)?);
+        let rows = piece.shape.first().copied().filter(|n| *n > 0)?;
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = match kept.remove(&part.of(plain)) {
             Some(bytes) => bytes,
             None => {
-                let width = (t.end - t.begin) / rows;
+                let width = piece.bytes.len() / rows;
                 let mut made = [const { Vec::new() }; 3];
                 for r in 0..rows {
-                    let row = interleaved.map_or(r, |heads| names::interleaved(r, rows / heads.max(1)));
-                    t.blocks.parts(&self.file.map[t.begin + row * width..][..width], &mut made)?;
+                    piece.blocks.parts(&piece.bytes[at.row(r, rows) * width..][..width], &mut made)?;
                 }
                 let mut asked = None;
                 for (of, bytes) in [Part::Codes, Part::Scales, Part::Offsets].into_iter().zip(made) {
@@ -191,30 +240,33 @@ impl WeightSource for OfGguf {
         if let Some((plain, part)) = Part::named(name) {
             return self.part(plain, part);
         }
-        let InFile { name, interleaved } = (self.stored)(name)?;
-        let t = self.file.tensors.get(&name)?;
-        let bytes = &self.file.map[t.begin..t.end];
-        let shape = t.shape.clone();
+        let at = (self.stored)(name)?;
+        if let Order::Latents(sizes) = at.order {
+            return self.file.latents(&at, sizes);
+        }
+        let Piece { blocks, shape, bytes } = self.file.piece(&at)?;
         let rows = shape.first().copied().filter(|n| *n > 0)?;
-        let order = |row: usize| match interleaved {
-            None => row,
-            Some(heads) => names::interleaved(row, rows / heads.max(1)),
-        };
-        if let Elements::Plain(dtype) = t.blocks.elements {
-            if interleaved.is_none() {
-                return Some(Source { dtype, shape, bytes: Cow::Borrowed(bytes) });
+        let (shape, width) = (shape.to_vec(), bytes.len() / rows);
+        let row = |r: usize| &bytes[at.row(r, rows) * width..][..width];
+        let as_it_lies = matches!(at.order, Order::Plain | Order::Expert(_));
+        match blocks.elements {
+            Elements::Plain(dtype) if as_it_lies => {
+                Some(Source { dtype, shape, bytes: Cow::Borrowed(bytes) })
             }
-            let width = bytes.len() / rows;
-            let bytes = (0..rows).flat_map(|r| &bytes[order(r) * width..][..width]).copied().collect();
-            return Some(Source { dtype, shape, bytes: Cow::Owned(bytes) });
+            Elements::Plain(dtype) if at.order != Order::OneMore => {
+                let bytes = (0..rows).flat_map(row).copied().collect();
+                Some(Source { dtype, shape, bytes: Cow::Owned(bytes) })
+            }
+            _ => {
+                let more = if at.order == Order::OneMore { 1.0 } else { 0.0 };
+                let mut wide = Vec::with_capacity(shape.iter().product::<usize>() * 4);
+                for r in 0..rows {
+                    let numbers = blocks.floats(row(r));
+                    numbers.iter().for_each(|x| wide.extend_from_slice(&(x - more).to_le_bytes()));
+                }
+                Some(Source { dtype: DType::F32, shape, bytes: Cow::Owned(wide) })
+            }
         }
-        let width = bytes.len() / rows;
-        let mut wide = Vec::with_capacity(shape.iter().product::<usize>() * 4);
-        for r in 0..rows {
-            let row = t.blocks.floats(&bytes[order(r) * width..][..width]);
-            row.iter().for_each(|x| wide.extend_from_slice(&x.to_le_bytes()));
-        }
-        Some(Source { dtype: DType::F32, shape, bytes: Cow::Owned(wide) })
     }
 
     fn done(&self, name: &str) {
@@ -224,12 +276,13 @@ impl WeightSource for OfGguf {
             Some(_) => return,
             None => name,
         };
-        let stored = (self.stored)(name).and_then(|at| self.file.tensors.get(&at.name));
-        let Some(Tensor { begin, end, .. }) = stored else { return };
+        let stored = (self.stored)(name);
+        let Some(Piece { bytes, .. }) = stored.as_ref().and_then(|at| self.file.piece(at)) else { return };
+        let begin = bytes.as_ptr() as usize - self.file.map.as_ptr() as usize;
         // Advice only: pages that stay mapped cost memory, not correctness.
         // SAFETY: the map is never written, so a dropped page comes back with the same bytes from the file.
         let _ =
-            unsafe { self.file.map.unchecked_advise_range(UncheckedAdvice::DontNeed, *begin, end - begin) };
+            unsafe { self.file.map.unchecked_advise_range(UncheckedAdvice::DontNeed, begin, bytes.len()) };
     }
 }
 

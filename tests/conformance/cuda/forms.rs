@@ -1,13 +1,14 @@
 //! Every form with a core of its own, as tables: dots in all orientations, rows and columns, attention and its gradient, losses, routes
 //! and products by groups; element types, odd sizes, empty sequences.
 
+use crate::kernels::dots::codes;
 use crate::kernels::table::{Fill, Table, dims, mix, rows};
 use astrai_ir::ops::{
     Activation, Attention, AttentionGrad, Concat, Dot, Drawing, GatedAct, GroupScore, GroupedDot,
     GroupedOuter, Groups, LinearCrossEntropy, LinearCrossEntropyGrad, ReduceKind, Route, Sample, Scatter,
     ScatterKind, Scores, Store, UnaryKind,
 };
-use astrai_ir::{DType, Dim, NodeId, Real, Shape, Type};
+use astrai_ir::{Code, DType, Dim, NodeId, Real, Shape, Type};
 
 /// A table, its name, and the sizes at which it is run.
 pub struct Form {
@@ -71,6 +72,28 @@ fn dots() -> Table {
         let sides = [wide(&mut t, of, rows(&[3, each])), wide(&mut t, by, dims(&[3, 9, each]))];
         let y = dot(&mut t, sides, &[(1, 0)], (2, 2));
         t.case(&format!("{name}, in batches"), y);
+    }
+    // Weights as codes: a scale for a row and for groups, with offsets, of each type; of a norm, and few rows.
+    let coded = [
+        (Code::Int8, DType::F32, [33usize, 64, 64], false),
+        (Code::Int8, DType::BF16, [40, 96, 32], true),
+        (Code::Int4, DType::F16, [33, 64, 32], false),
+        (Code::Int4, DType::F32, [70, 96, 48], true),
+        (Code::Fp8, DType::F32, [33, 128, 64], false),
+        (Code::Fp4, DType::F32, [33, 64, 32], false),
+    ];
+    for (code, scales, size, offsets) in coded {
+        let name = format!("{} {scales} {size:?}", code.name());
+        let w = codes(&mut t, code, scales, size, offsets);
+        for dtype in NARROW {
+            let x = wide(&mut t, dtype, rows(&[size[1]]));
+            let y = t.g.linear(x, w).unwrap();
+            t.case(&format!("{dtype} by {name}"), y);
+        }
+        let (x, norm) = (t.x(rows(&[size[1]])), t.weight(DType::F32, &[size[1]]));
+        let x = t.g.rms_norm(x, norm, 1e-6).unwrap();
+        let y = t.g.linear(x, w).unwrap();
+        t.case(&format!("a norm by {name}"), y);
     }
     for (dtype, k) in NARROW.into_iter().zip([37usize, 32]) {
         let (x, w) = (t.x(rows(&[k])), t.weight(DType::F32, &[k]));
@@ -353,6 +376,19 @@ fn experts() -> Table {
         t.case(&format!("{dtype} {experts} [{n}, {k}] transposed"), back);
         let sum = t.g.push(GroupedOuter {}, &[g, x, offsets]).unwrap();
         t.case(&format!("{dtype} {experts} [{n}, {k}] sums"), sum);
+    }
+    for (code, scales, offsets) in [(Code::Int8, DType::BF16, false), (Code::Int4, DType::F32, true)] {
+        let (experts, n, k) = (5, 33, 64);
+        let logits = t.x(rows(&[experts]));
+        let node = t.g.push(op(2, Scores::Softmax), &[logits]).unwrap();
+        let (slots, starts) = (t.g.part(node, 2).unwrap(), t.g.part(node, 4).unwrap());
+        let two = t.g.fill(slots, 2.0).unwrap();
+        let token = t.g.div(slots, two).unwrap();
+        let x = t.x(rows(&[k]));
+        let x = t.g.gather(x, token, 0).unwrap();
+        let w = codes(&mut t, code, scales, [experts * n, k, 32], offsets);
+        let y = t.g.push(GroupedDot { transposed: false }, &[x, w, starts]).unwrap();
+        t.case(&format!("{experts} of {}", code.name()), y);
     }
     t
 }

@@ -52,8 +52,8 @@ fn beside(of_gpu: &[(String, Tensor)], emulated: &[(String, Tensor)]) -> Json {
             continue;
         }
         let top = b.reals().iter().filter(|x| x.is_finite()).fold(f64::MIN_POSITIVE, |m, x| m.max(x.abs()));
-        let apart =
-            |i| if a.at(i).is_nan() && b.at(i).is_nan() { 0.0 } else { (a.at(i) - b.at(i)).abs() / top };
+        let same = |x: f64, y: f64| x == y || x.is_nan() && y.is_nan();
+        let apart = |i| if same(a.at(i), b.at(i)) { 0.0 } else { (a.at(i) - b.at(i)).abs() / top };
         // What is a number on one side alone is as far as can be.
         let far = (0..b.len()).map(apart).map(|x| if x.is_nan() { f64::MAX } else { x });
         furthest = far.fold(furthest, f64::max);

@@ -42,7 +42,8 @@ const UNITS: [u32; 2] = [1, 132];
 fn target(units: u32) -> Target {
     let flops = vec![(DType::F32, 60e12), (DType::BF16, 60e12)];
     let plain = Cpu::new(Isa::Plain, 1, 1 << 34).target().clone();
-    Target { name: "cuda".into(), kind: "cuda".into(), isa: "sm_80".into(), units, flops, warp: 32, ..plain }
+    let (name, isa) = ("cuda".to_string(), "sm_80".to_string());
+    Target { kind: name.clone(), name, isa, units, flops, warp: 32, matrix_unit: true, ..plain }
 }
 
 fn compiled(case: &Case, machine: &Machine) -> Arc<Compiled> {

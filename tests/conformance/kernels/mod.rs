@@ -1,7 +1,7 @@
 //! Host kernels against the interpreter: operators, shapes, types and fusions as a table, in few translation units.
 
 mod attend;
-mod dots;
+pub mod dots;
 mod experts;
 mod free;
 mod losses;

@@ -11,11 +11,12 @@
  *   PAGE TABLE_PAGES           key j of a sequence lies in row table[j / PAGE] * PAGE + j % PAGE; PAGE 0: keys are the queries' rows
  *   CODES                      1 where keys and values are codes, with a scale for each head of a row
  *   Q_FOUR K_FOUR V_FOUR       1 where neighbours of a head come four at once
- * and q_of k_of v_of o_of sink_of, types of elements. Leaves: attention_unit, attention_join.
+ * and q_of k_of v_of o_of sink_of, types of elements. Leaves: attention_in, attention_splits, attention_task_of, attention_score,
+ * attention_close, attention_unit, attention_join.
  *
  * A row's keys are joined tile by tile, ascending, and splits in order, hence the bits depend on the number of splits alone, which follows
- * from the slots of a run. A key
- * that a row does not see leaves its sums untouched. A query that sees no key gets 0 and log-sum-exp -infinity.
+ * from the slots of a run. A key that a row does not see leaves its sums untouched. A query that sees no key gets 0 and log-sum-exp
+ * -infinity.
  */
 struct attention_in {
     heads_at<q_of> q;
@@ -97,7 +98,8 @@ struct attention_task {
     int start, query0, queries, key_head, first_head, heads;
     int rows;      /* queries times heads; 0: nothing */
     int position0; /* of the first query */
-    int split, from, to; /* keys */
+    int see0; /* the first key that any row sees */
+    int split, from, to; /* keys of the split, by whole tiles */
     METHOD int head_of(int r) const { return key_head * GROUP + first_head + r % heads; }
 };
 
@@ -118,9 +120,9 @@ METHOD attention_task attention_task_of(const attention_in &in, index_t unit, in
     t.rows = t.queries > 0 ? t.queries * t.heads : 0;
     const int keys = PAGE > 0 ? in.lens[t.sequence] : length;
     t.position0 = keys - length + t.query0;
-    const int see0 = WINDOW > 0 && t.position0 - WINDOW + 1 > 0 ? t.position0 - WINDOW + 1 : 0;
+    t.see0 = WINDOW > 0 && t.position0 - WINDOW + 1 > 0 ? t.position0 - WINDOW + 1 : 0;
     const int see1 = CAUSAL && t.position0 + t.queries < keys ? t.position0 + t.queries : keys;
-    const int tile0 = see0 / tile, tiles = (see1 + tile - 1) / tile - tile0, each = (tiles + splits - 1) / splits;
+    const int tile0 = t.see0 / tile, tiles = (see1 + tile - 1) / tile - tile0, each = (tiles + splits - 1) / splits;
     const int end = (tile0 + (t.split + 1) * each) * tile;
     t.from = (tile0 + t.split * each) * tile, t.to = end < see1 ? end : see1;
     return t;

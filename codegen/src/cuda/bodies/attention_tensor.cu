@@ -1,8 +1,9 @@
 /* Attention forward by tensor cores: queries, keys and values in bf16, scores, weights' sums and results in f32.
  *
- * Enters: attention.cu, tensor.cu; its constants, of which ROWS is 64 and BLOCK 128: a warp has sixteen rows. D and DV are multiples of
- * 16. Leaves: attention_tensor_floats, attention_tensor_unit. Weights are rounded to bf16 before they meet values; they are sums of exponentials of
- * two of the processor's own, within 2 units in the last place.
+ * Enters: attention.cu, tensor.cu; its constants, of which BLOCK is 128 and tiles have at most 64 rows: a warp has sixteen. D and DV are
+ * multiples of 16; TENSOR_FLOATS is the shared memory that a launch asks for. Leaves: attention_tensor_unit. Weights are powers of two by
+ * ex2.approx, within 2 units in the last place, and rounded to bf16 before they meet values. A value that is no number reaches all rows of its
+ * tile of 64 keys, seen or not; keys before the window of all rows are not read.
  */
 enum { TENSOR_KEYS = 64 };
 
@@ -15,13 +16,13 @@ template <int SIZE> struct tensor_heads {
         return (of * line + (piece ^ by)) * 16;
     }
 
-    /* Starts copies of `count` lines, at least one, and zeros behind them. */
-    template <class Line> static METHOD void copy(const Line &at, int count, uint32_t to) {
+    /* Starts copies of lines first .. count, at least one, and zeros around them. */
+    template <class Line> static METHOD void copy(const Line &at, int first, int count, uint32_t to) {
 #pragma unroll 2
         for (int i = (int)threadIdx.x; i < TENSOR_KEYS * pieces; i += BLOCK) {
             const int of = i / pieces, piece = i % pieces;
-            const void *const source = at(of < count ? of : 0) + piece * 8;
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + place(of, piece)), "l"(source), "r"(of < count ? 16 : 0));
+            const bool there = of >= first && of < count;
+            tensor_copy(to + place(of, piece), at(there ? of : first) + piece * 8, there);
         }
     }
 
@@ -30,17 +31,11 @@ template <int SIZE> struct tensor_heads {
     template <bool ACROSS, bool LINES_FIRST> static METHOD void fetch(uint32_t (&x)[4], uint32_t from, int lane, int of, int first) {
         const int block = lane / 8;
         const int next_line = LINES_FIRST ? block % 2 : block / 2, next_piece = LINES_FIRST ? block / 2 : block % 2;
-        const uint32_t at = from + place(of + next_line * 8 + lane % 8, first / 8 + next_piece);
-        if (ACROSS)
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
-        else
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
+        tensor_fetch<ACROSS>(x, from + place(of + next_line * 8 + lane % 8, first / 8 + next_piece));
     }
 };
 
-METHOD constexpr int attention_tensor_floats() { return (tensor_heads<D>::bytes * 2 + tensor_heads<DV>::bytes) / 4; }
+static_assert((tensor_heads<D>::bytes * 2 + tensor_heads<DV>::bytes) / 4 == TENSOR_FLOATS, "the launch asks for what is taken");
 
 /* 2^x. */
 METHOD float tensor_exp2(float x) {
@@ -76,17 +71,17 @@ METHOD void attention_tensor_unit(const attention_in &in, index_t unit, index_t 
         return (index_t)(task.start + key);
     };
     const auto keys = [&](int key0) {
-        const int count = to - key0 < TENSOR_KEYS ? to - key0 : TENSOR_KEYS;
-        if (count > 0) of_keys::copy([&](int j) { return in.k.of(row_of(key0 + j), task.key_head); }, count, room_k);
+        const int count = to - key0 < TENSOR_KEYS ? to - key0 : TENSOR_KEYS, first = task.see0 > key0 ? task.see0 - key0 : 0;
+        if (first < count) of_keys::copy([&](int j) { return in.k.of(row_of(key0 + j), task.key_head); }, first, count, room_k);
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
     const auto values = [&](int key0) {
-        const int count = to - key0 < TENSOR_KEYS ? to - key0 : TENSOR_KEYS;
-        if (count > 0) of_values::copy([&](int j) { return in.v.of(row_of(key0 + j), task.key_head); }, count, room_v);
+        const int count = to - key0 < TENSOR_KEYS ? to - key0 : TENSOR_KEYS, first = task.see0 > key0 ? task.see0 - key0 : 0;
+        if (first < count) of_values::copy([&](int j) { return in.v.of(row_of(key0 + j), task.key_head); }, first, count, room_v);
         asm volatile("cp.async.commit_group;" ::: "memory");
     };
     __syncthreads(); /* the last unit's memory is read */
-    of_keys::copy([&](int r) { return in.q.of(task.start + task.query0 + r / task.heads, task.head_of(r)); }, rows, room_q);
+    of_keys::copy([&](int r) { return in.q.of(task.start + task.query0 + r / task.heads, task.head_of(r)); }, 0, rows, room_q);
     keys(from), values(from);
 
     uint32_t q[D / 16][4];
@@ -102,7 +97,8 @@ METHOD void attention_tensor_unit(const attention_in &in, index_t unit, index_t 
     for (int key0 = from; key0 < to; key0 += TENSOR_KEYS) {
         asm volatile("cp.async.wait_group 1;" ::: "memory");
         __syncthreads();
-        /* The lane, of which the compiler may assume nothing: kept from step to step, the addresses of all that is fetched would take sixty registers. */
+        /* The lane, of which the compiler may assume nothing: kept from step to step, the addresses of all that is fetched would take sixty
+         * registers. */
         int fetching = lane;
         asm volatile("" : "+r"(fetching));
         if (key0 == from)

@@ -27,6 +27,21 @@ METHOD void tensor_mma(float (&s)[4], const uint32_t (&a)[4], uint32_t b0, uint3
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* Starts a copy of 16 bytes to shared memory; zeros where nothing is there. */
+METHOD void tensor_copy(uint32_t to, const void *from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
+}
+
+/* Four 8 x 8 blocks, of which lanes name the lines by eights; of ACROSS transposed. */
+template <bool ACROSS> METHOD void tensor_fetch(uint32_t (&x)[4], uint32_t at) {
+    if (ACROSS)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at) : "memory");
+}
+
 /* ROWS lines, or columns, of a side by TENSOR_DEPTH terms. */
 template <class Side, int ROWS> struct tensor_side {
     /* Pieces of 16 bytes in a line of shared memory, and lines. */
@@ -45,8 +60,7 @@ template <class Side, int ROWS> struct tensor_side {
             const int line = at / pieces, piece = at % pieces;
             const index_t row = row0 + (Side::along ? line : piece * 8), k = k0 + (Side::along ? piece * 8 : line);
             const bool there = row < rows && k < end;
-            const void *const source = from.address(there ? row : 0, there ? k : 0);
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + place(line, piece)), "l"(source), "r"(there ? 16 : 0));
+            tensor_copy(to + place(line, piece), from.address(there ? row : 0, there ? k : 0), there);
         }
     }
 
@@ -55,12 +69,7 @@ template <class Side, int ROWS> struct tensor_side {
     template <bool SECOND_ROW> static METHOD void fetch(uint32_t (&x)[4], uint32_t from, int row0, int k0) {
         const int lane = (int)threadIdx.x % 32, block = lane / 8, in = lane % 8;
         const int rows = row0 + (SECOND_ROW ? block % 2 : block / 2) * 8, k = k0 + (SECOND_ROW ? block / 2 : block % 2) * 8;
-        if (Side::along)
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from + place(rows + in, k / 8)) : "memory");
-        else
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from + place(k + in, rows / 8)) : "memory");
+        tensor_fetch<!Side::along>(x, from + (Side::along ? place(rows + in, k / 8) : place(k + in, rows / 8)));
     }
 };
 

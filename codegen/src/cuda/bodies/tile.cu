@@ -1,6 +1,6 @@
 /* Products of matrices, a tile of the result a block; arithmetic and sums in f32.
  *
- * Enters: values.cu; BLOCK. Leaves: side, an operand in memory; tile_sums, a tile from shared memory with a block of the result
+ * Enters: values.cu; BLOCK. Leaves: side, an operand in memory, and coded_side, one of codes; tile_sums, a tile from shared memory with a block of the result
  * in each thread's registers; few_rows, where the left side has few rows and the sums are shared by a warp. Both hand every sum of
  * the tile to `store(row, column, sum)`, neighbouring threads neighbouring columns.
  *
@@ -19,6 +19,30 @@ template <class Element, bool ALONG, int TOGETHER> struct side {
     METHOD const type *address(index_t i, index_t k) const { return at + (ALONG ? i * line + k : i + k * line); }
     METHOD float number(index_t i, index_t k) const { return Element::number(*address(i, k)); }
     METHOD quad four(index_t i, index_t k) const { return Element::four(address(i, k)); }
+};
+
+/* Element (i, k) of a matrix that is stored as codes, `line` to a row; GROUP neighbours share a scale and, with OFFSETS, an offset. Four
+ * neighbours always do. */
+template <class Code, class Scale, int GROUP, bool OFFSETS> struct coded_side {
+    typedef typename Code::type type;
+    typedef typename Scale::type scale_type;
+    enum { along = true, vector = true, eights = false };
+    const type *at;
+    const scale_type *scales, *offsets;
+    index_t line;
+    METHOD coded_side moved(index_t by) const {
+        const index_t rows = by / (line / Code::per), groups = rows * (line / GROUP);
+        return {at + by, scales + groups, OFFSETS ? offsets + groups : nullptr, line};
+    }
+    METHOD const type *row(index_t i) const { return at + i * (line / Code::per); }
+    METHOD float scale(index_t i, index_t k) const { return Scale::number(scales[i * (line / GROUP) + k / GROUP]); }
+    METHOD float offset(index_t i, index_t k) const { return OFFSETS ? Scale::number(offsets[i * (line / GROUP) + k / GROUP]) : 0.0f; }
+    METHOD float number(index_t i, index_t k) const { return FMA(Code::number(row(i), k), scale(i, k), offset(i, k)); }
+    METHOD quad four(index_t i, index_t k) const {
+        const quad q = Code::four(row(i), k);
+        const float s = scale(i, k), o = offset(i, k);
+        return {FMA(q.x, s, o), FMA(q.y, s, o), FMA(q.z, s, o), FMA(q.w, s, o)};
+    }
 };
 
 /* Where number (row, k) of a block lies in shared memory, from the start of line k on: rows of the second half of lines are swapped by

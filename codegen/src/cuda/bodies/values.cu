@@ -1,8 +1,8 @@
 /* Elements of memory as f32, alone and four at once.
  *
  * Enters: scalar.c. Leaves: types of elements (f32_of, bf16_of, f16_of) with `type`, `number` and `element`, and of codes (i8_of,
- * f8_of) without the last; quad, four floats in one access; four_at. A quad's address is a multiple of 16 bytes, of narrow elements
- * of 8, of codes of 4.
+ * f8_of) without the last; types of weights' codes (int8_code, int4_code, fp8_code, fp4_code), which may be two to a byte; quad, four floats in one
+ * access. A quad's address is a multiple of 16 bytes, of narrow elements of 8, of codes of 4, of two codes to a byte of 2.
  */
 #define METHOD __device__ __forceinline__
 
@@ -59,3 +59,38 @@ struct f8_of {
         return {number((f8e4m3)all), number((f8e4m3)(all >> 8)), number((f8e4m3)(all >> 16)), number((f8e4m3)(all >> 24))};
     }
 };
+
+/* The i-th number of a row, and the four from the i-th on, a multiple of four, before they are scaled. */
+template <class Element> struct byte_code {
+    typedef typename Element::type type;
+    enum { per = 1 };
+    static METHOD float number(const type *row, index_t i) { return Element::number(row[i]); }
+    static METHOD quad four(const type *row, index_t i) { return Element::four(row + i); }
+};
+typedef byte_code<i8_of> int8_code;
+typedef byte_code<f8_of> fp8_code;
+
+/* Two codes in a byte, the first in the lower half; Value: what four bits stand for. */
+template <class Value> struct half_code {
+    typedef uint8_t type;
+    enum { per = 2 };
+    static METHOD float number(const uint8_t *row, index_t i) { return Value::of((uint32_t)row[i / 2] >> (i % 2 * 4) & 15); }
+    static METHOD quad four(const uint8_t *row, index_t i) {
+        const uint32_t all = *(const uint16_t *)(row + i / 2);
+        return {Value::of(all & 15), Value::of(all >> 4 & 15), Value::of(all >> 8 & 15), Value::of(all >> 12)};
+    }
+};
+
+struct int4_value {
+    static METHOD float of(uint32_t code) { return (float)((int32_t)code - 8); }
+};
+typedef half_code<int4_value> int4_code;
+
+/* Of e2m1: its bits as those of a float, whose exponent is 126 less. */
+struct fp4_value {
+    static METHOD float of(uint32_t code) {
+        const float x = bits_f32((code & 7) << 22) * bits_f32(0x7e800000u);
+        return code & 8 ? -x : x;
+    }
+};
+typedef half_code<fp4_value> fp4_code;

@@ -6,13 +6,13 @@
 use crate::Error;
 use cudarc::nvrtc::result::NvrtcError;
 use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
-use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{CString, c_char, c_int};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Names by which the system's loader is asked, newest first.
-const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+/// Names by which the system's loader is asked; a toolkit's own comes first.
+const NAMES: [&str; 3] = ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"];
 
 /// A loaded library. Its functions may be called from several threads at once.
 #[derive(Clone, Copy, Debug)]
@@ -101,11 +101,9 @@ impl Nvrtc {
     /// There is none.
     pub fn system() -> Result<Nvrtc, Error> {
         // SAFETY: NVIDIA's library, whose initialisers only register tables.
-        let open = |name: &&str| unsafe { Library::open(Some(*name), RTLD_NOW | RTLD_GLOBAL) }.ok();
-        match NAMES.iter().find_map(open) {
-            Some(library) => Nvrtc::loaded(library, "the loader"),
-            None => Err(fail("the loader", "no libnvrtc.so is installed".into())),
-        }
+        let open = |name: &&str| unsafe { Library::open(Some(*name), RTLD_NOW | RTLD_LOCAL) }.ok();
+        let found = NAMES.iter().filter_map(open).find_map(|l| Nvrtc::loaded(l, "the loader").ok());
+        found.ok_or_else(|| fail("the loader", "no libnvrtc.so is installed".into()))
     }
 
     /// Loads the library at this path.
@@ -117,12 +115,12 @@ impl Nvrtc {
         // Where the library does not name its own folder as one to search, its second half must be there before it is used.
         for builtins in siblings(path, "libnvrtc-builtins.so.") {
             // SAFETY: as above.
-            if let Ok(l) = unsafe { Library::open(Some(&builtins), RTLD_NOW | RTLD_GLOBAL) } {
+            if let Ok(l) = unsafe { Library::open(Some(&builtins), RTLD_NOW | RTLD_LOCAL) } {
                 std::mem::forget(l);
             }
         }
         // SAFETY: as above.
-        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         Nvrtc::loaded(library.map_err(|e| fail(&named, e.to_string()))?, &named)
     }
 
@@ -171,11 +169,11 @@ impl Nvrtc {
         let (source, name) = (text(source)?, text(name)?);
         let flags: Vec<*const c_char> = flags.iter().map(|f| f.as_ptr()).collect();
         let (calls, none) = (self.calls, std::ptr::null());
-        let mut program = Program { calls, program: std::ptr::null_mut() };
+        let mut program = std::ptr::null_mut();
         // SAFETY: the texts end in zeros and are alive; the place is valid for writes.
-        let created =
-            unsafe { (calls.create)(&mut program.program, source.as_ptr(), name.as_ptr(), 0, none, none) };
+        let created = unsafe { (calls.create)(&mut program, source.as_ptr(), name.as_ptr(), 0, none, none) };
         created.result().map_err(said)?;
+        let program = Program { calls, program };
         // SAFETY: the program and the flags are alive.
         let compiled = unsafe { (calls.compile)(program.program, flags.len() as c_int, flags.as_ptr()) };
         let words = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_string();
@@ -218,7 +216,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: made by the library, or null, which it refuses; destroyed once. What cannot be destroyed leaves nothing to do.
+        // SAFETY: made by the library, destroyed once. What cannot be destroyed leaves nothing to do.
         let _leak = unsafe { (self.calls.destroy)(&mut self.program) };
     }
 }

@@ -48,7 +48,10 @@ fn keys_and_numbers_are_read_and_rows_put_in_order() {
     assert_eq!(file.metadata()["list"], serde_json::json!([7, 8]));
     assert_eq!(file.shape("blk.0.attn_q.weight"), Some(&[2, 32][..]));
     assert_eq!(file.floats("blk.0.attn_q.weight").unwrap()[33], 16.5);
-    let source = OfGguf::new(file, Box::new(|name| InFile::of(name, Some([1, 1]))));
+    let source = OfGguf::new(
+        file,
+        Box::new(|name| InFile::of(name, &Layers { interleaved: Some([1, 1]), ..Layers::default() })),
+    );
     let t = source.tensor("model.layers.0.self_attn.q_proj.weight").unwrap();
     assert_eq!((t.dtype, &t.shape[..], DType::F32.decode(&t.bytes[4..8])), (DType::F32, &[2, 32][..], 0.5));
     let part = |part: Part| source.tensor(&part.of("model.layers.0.self_attn.q_proj.weight"));

@@ -1,0 +1,387 @@
+//! The configuration of a GGUF file. In: its metadata. Out: a configuration as transformers has it, and how its layers lie.
+
+use astrai_runtime::weights::{Gguf, Layers};
+use serde_json::{Map, Value, json};
+
+/// An architecture that is read.
+struct Architecture {
+    name: &'static str,
+    /// What transformers calls it; of `llama` with experts `mixtral`, of `deepseek2` with sigmoids in routers `deepseek_v3`.
+    model_type: &'static str,
+    /// Whether the halves of queries and keys are interleaved.
+    interleaved: bool,
+    /// Keys of its own that are read.
+    keys: &'static [&'static str],
+}
+
+const WINDOW: &str = "attention.sliding_window";
+const SCORES_CAP: &str = "attn_logit_softcapping";
+const LOGITS_CAP: &str = "final_logit_softcapping";
+
+const ARCHITECTURES: [Architecture; 8] = [
+    Architecture { name: "llama", model_type: "llama", interleaved: true, keys: &[] },
+    Architecture { name: "qwen2", model_type: "qwen2", interleaved: false, keys: &[] },
+    Architecture { name: "qwen3", model_type: "qwen3", interleaved: false, keys: &[] },
+    Architecture {
+        name: "qwen3moe",
+        model_type: "qwen3_moe",
+        interleaved: false,
+        keys: &["expert_feed_forward_length"],
+    },
+    Architecture {
+        name: "gemma2",
+        model_type: "gemma2",
+        interleaved: false,
+        keys: &[WINDOW, SCORES_CAP, LOGITS_CAP],
+    },
+    Architecture {
+        name: "gemma3",
+        model_type: "gemma3_text",
+        interleaved: false,
+        keys: &[WINDOW, LOGITS_CAP, "rope.freq_base_swa"],
+    },
+    Architecture {
+        name: "phi3",
+        model_type: "phi3",
+        interleaved: false,
+        keys: &[WINDOW, "rope.scaling.attn_factor"],
+    },
+    Architecture {
+        name: "deepseek2",
+        model_type: "deepseek_v2",
+        interleaved: false,
+        keys: &[
+            "attention.key_length_mla",
+            "attention.kv_lora_rank",
+            "attention.q_lora_rank",
+            "attention.value_length_mla",
+            "expert_feed_forward_length",
+            "expert_gating_func",
+            "expert_group_count",
+            "expert_group_used_count",
+            "expert_shared_count",
+            "expert_weights_norm",
+            "expert_weights_scale",
+            "leading_dense_block_count",
+            "rope.scaling.yarn_log_multiplier",
+        ],
+    },
+];
+
+/// Keys that are read of every architecture, or say nothing of the computation.
+const READ: [&str; 20] = [
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.value_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.causal",
+    "rope.freq_base",
+    "rope.dimension_count",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+    "expert_count",
+    "expert_used_count",
+    "vocab_size",
+    "tensor_data_layout",
+];
+/// Keys that would change what is computed.
+const COMPUTED: [&str; 13] = [
+    WINDOW,
+    SCORES_CAP,
+    LOGITS_CAP,
+    "attention.scale",
+    "attention.max_alibi_bias",
+    "attention.clamp_kqv",
+    "attention.temperature_scale",
+    "expert_weights_scale",
+    "logit_scale",
+    "residual_scale",
+    "embedding_scale",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_log_multiplier",
+];
+
+/// Rotary frequencies' factors, in files of Llama 3.1 and later.
+const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+/// The keys of an architecture.
+pub(super) struct Keys<'a> {
+    all: &'a Map<String, Value>,
+    architecture: &'static Architecture,
+}
+
+impl<'a> Keys<'a> {
+    pub(super) fn of(file: &'a Gguf) -> Result<Keys<'a>, String> {
+        let all = file.metadata();
+        let name = all.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
+        let known = ARCHITECTURES.each_ref().map(|a| a.name).join(", ");
+        let found = ARCHITECTURES.iter().find(|a| a.name == name);
+        let architecture =
+            found.ok_or_else(|| format!("architecture `{name}` is not read; known are {known}"))?;
+        Ok(Keys { all, architecture })
+    }
+
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.all.get(&format!("{}.{key}", self.architecture.name))
+    }
+
+    fn needed(&self, key: &str) -> Result<&'a Value, String> {
+        let found = self.get(key).filter(|v| v.is_number());
+        let name = self.architecture.name;
+        found.ok_or_else(|| format!("has no number `{name}.{key}`; convert the model again"))
+    }
+
+    /// A count, `usual` where there is none.
+    fn count(&self, key: &str, usual: u64) -> u64 {
+        self.get(key).and_then(Value::as_u64).unwrap_or(usual)
+    }
+
+    /// How the file's layers lie.
+    pub(super) fn layers(&self, file: &Gguf, heads: [usize; 2]) -> Layers {
+        let split = file.shape("blk.0.attn_k_b.weight").zip(file.shape("blk.0.attn_v_b.weight"));
+        let latents = match split {
+            Some((&[heads, _, keys], &[_, values, _])) => Some([heads, keys, values]),
+            _ => None,
+        };
+        let gemma = matches!(self.architecture.name, "gemma2" | "gemma3");
+        Layers { interleaved: self.architecture.interleaved.then_some(heads), gemma, latents }
+    }
+
+    /// Refuses what changes the numbers and is not computed; names what is not known.
+    pub(super) fn check(&self) -> Result<Vec<String>, String> {
+        let mut unknown = Vec::new();
+        let front = format!("{}.", self.architecture.name);
+        let own = |key: &&str| !self.architecture.keys.contains(key);
+        for key in self.all.keys().filter_map(|key| key.strip_prefix(&front)).filter(own) {
+            if COMPUTED.contains(&key) {
+                return Err(format!("`{front}{key}` changes what is computed, and is not supported"));
+            }
+            if !READ.contains(&key) {
+                unknown.push(format!("`{front}{key}` is not known and not read"));
+            }
+        }
+        Ok(unknown)
+    }
+
+    /// The configuration as transformers has it.
+    pub(super) fn config(&self, file: &Gguf) -> Result<Value, String> {
+        let (heads, width) = (self.needed("attention.head_count")?, self.needed("embedding_length")?);
+        let of_one = width.as_u64().zip(heads.as_u64().filter(|h| *h > 0)).map(|(w, h)| w / h);
+        let rows =
+            file.shape("token_embd.weight").and_then(|s| s.first()).ok_or("has no `token_embd.weight`")?;
+        let head_dim = self.get("attention.key_length").cloned().unwrap_or(json!(of_one));
+        let latents = self.architecture.name == "deepseek2";
+        if !latents && self.get("attention.value_length").is_some_and(|v| *v != head_dim) {
+            return Err("heads of values are not as wide as those of keys".into());
+        }
+        let bias = file.shape("blk.0.attn_q.bias").is_some();
+        let mut config = json!({
+            "model_type": self.architecture.model_type,
+            "vocab_size": rows,
+            "hidden_size": width,
+            "num_hidden_layers": self.needed("block_count")?,
+            "num_attention_heads": heads,
+            "num_key_value_heads": self.get("attention.head_count_kv").unwrap_or(heads),
+            "head_dim": head_dim,
+            "intermediate_size": self.needed("feed_forward_length")?,
+            "max_position_embeddings": self.needed("context_length")?,
+            "rms_norm_eps": self.needed("attention.layer_norm_rms_epsilon")?,
+            "rope_theta": self.get("rope.freq_base").cloned().unwrap_or(json!(10000.0)),
+            "hidden_act": "silu",
+            "tie_word_embeddings": file.shape("output.weight").is_none(),
+        });
+        if self.architecture.name != "qwen2" {
+            config["attention_bias"] = bias.into();
+        }
+        if let Some(scaling) = self.scaling(file, &config)? {
+            config["rope_scaling"] = scaling;
+        }
+        match self.architecture.name {
+            "llama" if self.count("expert_count", 0) > 0 => self.mixtral(&mut config),
+            "qwen3moe" => self.qwen3_moe(file, &mut config)?,
+            "gemma2" | "gemma3" => self.gemma(&mut config),
+            "phi3" => self.phi3(&mut config),
+            "deepseek2" => self.deepseek(file, &mut config)?,
+            name if self.count("expert_count", 0) > 0 => {
+                return Err(format!("mixtures of experts of `{name}` are not read from GGUF"));
+            }
+            _ => {}
+        }
+        let head = config["head_dim"].clone();
+        let turned = self.get("rope.dimension_count").filter(|w| !latents && **w != head);
+        if let Some(width) = turned.filter(|_| config["partial_rotary_factor"].is_null()) {
+            return Err(format!("rotates {width} of {head} components of a head"));
+        }
+        for (key, id) in [("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")] {
+            if let Some(id) = self.all.get(&format!("tokenizer.ggml.{id}_token_id")) {
+                config[key] = id.clone();
+            }
+        }
+        Ok(config)
+    }
+
+    fn mixtral(&self, config: &mut Value) {
+        config["model_type"] = json!("mixtral");
+        config["num_local_experts"] = json!(self.count("expert_count", 0));
+        config["num_experts_per_tok"] = json!(self.count("expert_used_count", 2));
+        unstated(config, "attention_bias");
+    }
+
+    fn qwen3_moe(&self, file: &Gguf, config: &mut Value) -> Result<(), String> {
+        let dense = |i: &u64| file.shape(&format!("blk.{i}.ffn_gate_inp.weight")).is_none();
+        let dense: Vec<u64> = (0..self.count("block_count", 0)).filter(dense).collect();
+        config["num_experts"] = json!(self.count("expert_count", 0));
+        config["num_experts_per_tok"] = json!(self.count("expert_used_count", 8));
+        config["moe_intermediate_size"] = self.needed("expert_feed_forward_length")?.clone();
+        // As every model of the architecture, and llama.cpp, does.
+        config["norm_topk_prob"] = json!(true);
+        config["mlp_only_layers"] = json!(dense);
+        Ok(())
+    }
+
+    /// What files of Gemma leave out is as llama.cpp has it: the windows' places, and the scale of the scores, which is another in the largest model
+    /// (of 46 layers, of 62 in Gemma 3).
+    fn gemma(&self, config: &mut Value) {
+        let (third, number) =
+            (self.architecture.name == "gemma3", |v: &Value| v.as_u64().unwrap_or(1).max(1));
+        let largest = config["num_hidden_layers"] == if third { 62 } else { 46 };
+        let of_width = number(&config["hidden_size"]) / number(&config["num_attention_heads"]);
+        config["query_pre_attn_scalar"] = if largest { of_width.into() } else { config["head_dim"].clone() };
+        unstated(config, "hidden_act");
+        config["hidden_activation"] = json!("gelu_pytorch_tanh");
+        config["final_logit_softcapping"] = json!(self.get(LOGITS_CAP));
+        if third {
+            config["rope_local_base_freq"] = json!(self.get("rope.freq_base_swa").unwrap_or(&json!(10000.0)));
+        } else {
+            config["attn_logit_softcapping"] = json!(self.get(SCORES_CAP));
+        }
+        let window = self.count(WINDOW, if third { 0 } else { 4096 });
+        config["sliding_window"] = json!(window);
+        if window == 0 {
+            let layers = self.count("block_count", 0).min(1 << 12) as usize;
+            config["layer_types"] = json!(vec!["full_attention"; layers]);
+            unstated(config, "sliding_window");
+        }
+    }
+
+    fn phi3(&self, config: &mut Value) {
+        config["sliding_window"] = json!(Some(self.count(WINDOW, 0)).filter(|w| *w > 0));
+        if let Some(original) = self.get("rope.scaling.original_context_length") {
+            config["original_max_position_embeddings"] = original.clone();
+        }
+        let turned = self.get("rope.dimension_count").and_then(Value::as_f64);
+        if let Some((turned, head)) = turned.zip(config["head_dim"].as_f64()).filter(|(t, h)| t < h) {
+            config["partial_rotary_factor"] = json!(turned / head);
+        }
+        unstated(config, "attention_bias");
+    }
+
+    fn deepseek(&self, file: &Gguf, config: &mut Value) -> Result<(), String> {
+        // Older files have keys and values of each head, newer ones what latents are taken for.
+        let length = |key: &str| {
+            self.get(&format!("attention.{key}_mla"))
+                .map_or_else(|| self.needed(&format!("attention.{key}")), Ok)
+        };
+        let number = |v: &Value| v.as_u64().unwrap_or(0);
+        let (turned, whole) = (self.needed("rope.dimension_count")?, number(length("key_length")?));
+        let groups = self.count("expert_group_count", 1);
+        let biased = |i: u64| file.shape(&format!("blk.{i}.exp_probs_b.bias")).is_some();
+        let sigmoid =
+            self.count("expert_gating_func", 1) == 2 || (0..self.count("block_count", 0)).any(biased);
+        let stated = json!({
+            "model_type": if sigmoid { "deepseek_v3" } else { self.architecture.model_type },
+            "num_key_value_heads": config["num_attention_heads"],
+            "q_lora_rank": self.get("attention.q_lora_rank"),
+            "kv_lora_rank": self.needed("attention.kv_lora_rank")?,
+            "qk_rope_head_dim": turned,
+            "qk_nope_head_dim": whole.saturating_sub(number(turned)),
+            "v_head_dim": length("value_length")?,
+            "moe_intermediate_size": self.needed("expert_feed_forward_length")?,
+            "n_routed_experts": self.needed("expert_count")?,
+            "num_experts_per_tok": self.needed("expert_used_count")?,
+            "n_shared_experts": self.count("expert_shared_count", 0),
+            "first_k_dense_replace": self.count("leading_dense_block_count", 0),
+            "norm_topk_prob": self.get("expert_weights_norm").unwrap_or(&json!(false)),
+            "routed_scaling_factor": self.get("expert_weights_scale").unwrap_or(&json!(1.0)),
+            "n_group": groups,
+            "topk_group": self.count("expert_group_used_count", 1),
+        });
+        for (key, value) in stated.as_object().into_iter().flatten() {
+            config[key] = value.clone();
+        }
+        if !sigmoid {
+            config["topk_method"] = json!(if groups > 1 { "group_limited_greedy" } else { "greedy" });
+        }
+        unstated(config, "head_dim");
+        Ok(())
+    }
+
+    /// How rotations are scaled to longer contexts.
+    fn scaling(&self, file: &Gguf, config: &Value) -> Result<Option<Value>, String> {
+        if let Some(factors) = file.floats(ROPE_FACTORS) {
+            return llama3(&factors, config).map(Some);
+        }
+        let number = |key: &str| self.get(key).cloned();
+        let [long, short] = ["long", "short"].map(|of| file.floats(&format!("rope_factors_{of}.weight")));
+        if let Some((long, short)) = long.zip(short) {
+            let factor = number("rope.scaling.attn_factor");
+            return Ok(Some(json!({
+                "type": "longrope", "long_factor": long, "short_factor": short, "attention_factor": factor,
+            })));
+        }
+        // What yarn adds for each power of e, of which the file has a tenth (so does llama.cpp's converter).
+        let added = self.get("rope.scaling.yarn_log_multiplier").and_then(Value::as_f64).map(|x| 10.0 * x);
+        match self.get("rope.scaling.type").and_then(Value::as_str) {
+            None | Some("none") => Ok(None),
+            Some("linear") => {
+                Ok(Some(json!({ "rope_type": "linear", "factor": number("rope.scaling.factor") })))
+            }
+            Some("yarn") => Ok(Some(json!({
+                "rope_type": "yarn", "factor": number("rope.scaling.factor"),
+                "original_max_position_embeddings": number("rope.scaling.original_context_length"),
+                "mscale": added, "mscale_all_dim": added,
+            }))),
+            Some(other) => Err(format!("scales rotations by `{other}`, which is not known")),
+        }
+    }
+}
+
+/// Leaves a key out.
+fn unstated(config: &mut Value, key: &str) {
+    config.as_object_mut().map(|config| config.remove(key));
+}
+
+/// Llama 3's scaling, of which files have the factors on each frequency: the largest is the scaling's, and the others must follow from it.
+fn llama3(factors: &[f32], config: &Value) -> Result<Value, String> {
+    const ORIGINAL: f64 = 8192.0;
+    const LOW: f64 = 1.0;
+    const HIGH: f64 = 4.0;
+    let factor = factors.iter().fold(1f64, |m, f| m.max(f64::from(*f)));
+    let (base, width) = (config["rope_theta"].as_f64().unwrap_or(1e4), 2.0 * factors.len() as f64);
+    let wanted = |i: usize| {
+        let length = 2.0 * std::f64::consts::PI * base.powf(2.0 * i as f64 / width);
+        if length < ORIGINAL / HIGH {
+            1.0
+        } else if length > ORIGINAL / LOW {
+            factor
+        } else {
+            let smooth = (ORIGINAL / length - LOW) / (HIGH - LOW);
+            1.0 / ((1.0 - smooth) / factor + smooth)
+        }
+    };
+    let off = |(i, f): (usize, &f32)| (f64::from(*f) - wanted(i)).abs() > 1e-3 * wanted(i);
+    if factors.iter().enumerate().any(off) {
+        return Err(format!("`{ROPE_FACTORS}` has factors that are not those of Llama 3"));
+    }
+    Ok(json!({
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": LOW, "high_freq_factor": HIGH,
+        "original_max_position_embeddings": ORIGINAL as u64,
+    }))
+}
