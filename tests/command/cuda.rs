@@ -145,6 +145,15 @@ fn commands_run_on_the_emulated_device() {
     let only = ["--device", "cuda", "--only", "logits,loss", "--json"];
     let report = object(on(driver).arg("verify").arg(&llama).args(only));
     assert_eq!((&report["ok"], &report["device"]), (&true.into(), &"cuda".into()));
+    // Weights as codes, among others.
+    let families =
+        on(driver).arg("verify").arg(golden("gguf_families")).args(["--device", "cuda", "--json"]).output();
+    let report: Value = serde_json::from_slice(&families.unwrap().stdout).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    assert!(
+        report["ok"] == true && checks.iter().any(|c| c["check"].as_str().unwrap().ends_with("(codes)")),
+        "{report}"
+    );
     let folder = tempfile::tempdir().unwrap();
     let plan = object(
         on(driver)

@@ -30,6 +30,17 @@ fn rounded_weights_and_pages_are_the_references() {
     }
 }
 
+/// Of other architectures, by llama.cpp's converter, beside transformers.
+#[test]
+fn gguf_files_of_many_families_are_models() {
+    let folder = case("gguf_families").expect("a case of the repository");
+    for flags in [&[][..], &["--device", "interpreter"], &["--simd", "plain"]] {
+        let rows = verified(&folder, flags);
+        assert!(rows.len() >= 18, "{rows:?}");
+        assert!(rows.iter().all(|(_, verdict)| verdict == "ok"), "{flags:?}: {rows:?}");
+    }
+}
+
 /// Files of llama.cpp's, their tokenizer among what is checked; a model directory made of one answers as the file does.
 #[test]
 fn gguf_files_are_models() {

@@ -81,13 +81,24 @@ fn sound() -> Vec<u8> {
     f
 }
 
+/// Files of other architectures, by llama.cpp's converter.
+const OTHERS: [&[u8]; 4] = [
+    include_bytes!("../golden/gguf_families/qwen3moe-q8.gguf"),
+    include_bytes!("../golden/gguf_families/gemma3.gguf"),
+    include_bytes!("../golden/gguf_families/phi3-long.gguf"),
+    include_bytes!("../golden/gguf_families/deepseek3.gguf"),
+];
+
 /// A file in which something is changed.
 pub fn input(d: &mut Draws) -> Vec<u8> {
-    let sound = sound();
-    // What stands before the numbers decides.
-    let head = sound.len() - sound.len() / 2;
-    let mut made = bytes(sound[..head.min(1400)].to_vec(), d);
-    made.extend(&sound[head.min(1400)..]);
+    let sound = match d.below(8) {
+        i @ 0..4 => OTHERS[i as usize].to_vec(),
+        _ => sound(),
+    };
+    // What stands before the numbers decides: keys, a vocabulary of some hundred bytes, names and shapes.
+    let head = if sound.len() > 10_000 { 8000 } else { 1400.min(sound.len() - sound.len() / 2) };
+    let mut made = bytes(sound[..head].to_vec(), d);
+    made.extend(&sound[head..]);
     made
 }
 

@@ -143,6 +143,11 @@ impl<'a> Keys<'a> {
         self.get(key).and_then(Value::as_u64).unwrap_or(usual)
     }
 
+    /// Layers to look at: no more than models have, whatever a file says.
+    fn layer_numbers(&self) -> std::ops::Range<u64> {
+        0..self.count("block_count", 0).min(1 << 12)
+    }
+
     /// How the file's layers lie.
     pub(super) fn layers(&self, file: &Gguf, heads: [usize; 2]) -> Layers {
         let split = file.shape("blk.0.attn_k_b.weight").zip(file.shape("blk.0.attn_v_b.weight"));
@@ -236,7 +241,7 @@ impl<'a> Keys<'a> {
 
     fn qwen3_moe(&self, file: &Gguf, config: &mut Value) -> Result<(), String> {
         let dense = |i: &u64| file.shape(&format!("blk.{i}.ffn_gate_inp.weight")).is_none();
-        let dense: Vec<u64> = (0..self.count("block_count", 0)).filter(dense).collect();
+        let dense: Vec<u64> = self.layer_numbers().filter(dense).collect();
         config["num_experts"] = json!(self.count("expert_count", 0));
         config["num_experts_per_tok"] = json!(self.count("expert_used_count", 8));
         config["moe_intermediate_size"] = self.needed("expert_feed_forward_length")?.clone();
@@ -265,8 +270,8 @@ impl<'a> Keys<'a> {
         let window = self.count(WINDOW, if third { 0 } else { 4096 });
         config["sliding_window"] = json!(window);
         if window == 0 {
-            let layers = self.count("block_count", 0).min(1 << 12) as usize;
-            config["layer_types"] = json!(vec!["full_attention"; layers]);
+            let each: Vec<_> = self.layer_numbers().map(|_| "full_attention").collect();
+            config["layer_types"] = json!(each);
             unstated(config, "sliding_window");
         }
     }
@@ -293,8 +298,7 @@ impl<'a> Keys<'a> {
         let (turned, whole) = (self.needed("rope.dimension_count")?, number(length("key_length")?));
         let groups = self.count("expert_group_count", 1);
         let biased = |i: u64| file.shape(&format!("blk.{i}.exp_probs_b.bias")).is_some();
-        let sigmoid =
-            self.count("expert_gating_func", 1) == 2 || (0..self.count("block_count", 0)).any(biased);
+        let sigmoid = self.count("expert_gating_func", 1) == 2 || self.layer_numbers().any(biased);
         let stated = json!({
             "model_type": if sigmoid { "deepseek_v3" } else { self.architecture.model_type },
             "num_key_value_heads": config["num_attention_heads"],
