@@ -92,7 +92,7 @@ const OTHERS: [&[u8]; 4] = [
 /// A file in which something is changed.
 pub fn input(d: &mut Draws) -> Vec<u8> {
     let sound = match d.below(8) {
-        i @ 0..4 => OTHERS[i as usize].to_vec(),
+        i @ 0..4 => OTHERS[i].to_vec(),
         _ => sound(),
     };
     // What stands before the numbers decides: keys, a vocabulary of some hundred bytes, names and shapes.
