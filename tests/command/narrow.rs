@@ -39,6 +39,19 @@ fn gguf_files_of_many_families_are_models() {
         assert!(rows.len() >= 18, "{rows:?}");
         assert!(rows.iter().all(|(_, verdict)| verdict == "ok"), "{flags:?}: {rows:?}");
     }
+    // What ends a turn is known by its text; Phi-3's tokens take the space behind them.
+    let scratch = tempfile::tempdir().unwrap();
+    for (name, takes) in [("phi3", true), ("gemma2", false)] {
+        let made = scratch.path().join(name);
+        let file = folder.join(format!("{name}.gguf"));
+        good(program().arg("import").arg(&file).args(["--dtype", "f32", "--out"]).arg(&made));
+        let read =
+            |of: &str| -> Value { serde_json::from_slice(&std::fs::read(made.join(of)).unwrap()).unwrap() };
+        assert_eq!(read("config.json")["eos_token_id"], serde_json::json!([2, 94, 95]), "{name}");
+        let tokenizer = read("tokenizer.json");
+        let end = tokenizer["added_tokens"].as_array().unwrap().iter().find(|t| t["id"] == 94).unwrap();
+        assert_eq!((&end["content"], &end["rstrip"]), (&"<|end|>".into(), &takes.into()), "{name}");
+    }
 }
 
 /// Files of llama.cpp's, their tokenizer among what is checked; a model directory made of one answers as the file does.

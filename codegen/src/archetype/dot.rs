@@ -136,7 +136,8 @@ pub(super) fn coded(g: &Graph, w: NodeId, limits: &Limits) -> Option<(Side<NodeI
     (limits.codes && whole).then_some((right, of))
 }
 
-/// Codes in the buffers that they are; none where they are not in panels, in which alone they are read where there are any.
+/// Codes in the buffers that they are; none unless all of them lie as this device's dots read them: in panels where it has panels, else in
+/// rows.
 pub(super) fn codes_in(
     piece: &Piece,
     right: &Side,

@@ -29,8 +29,8 @@ pub struct Limits {
     pub experts: usize,
     /// Rows and neighbours along the sum of a packed panel, for f32 and for bf16; none where weights stay row-major.
     pub panels: Option<[(usize, usize); 2]>,
-    /// Whether a dot reads codes of weights; where there are panels in such of as many rows as f32 has: integers of four bits in groups of 32
-    /// bits.
+    /// Whether a dot reads codes of weights. With panels: in panels of as many rows as f32 has, integers of four bits in groups of 32 bits;
+    /// without: rows as they lie.
     pub codes: bool,
     /// Whether attention over pages reads codes of eight bits, with a scale for each head of a row.
     pub pages: bool,

@@ -1,6 +1,6 @@
 //! The configuration of a GGUF file. In: its metadata. Out: a configuration as transformers has it, and how its layers lie.
 
-use astrai_runtime::weights::{Gguf, Layers};
+use astrai_runtime::weights::{Gguf, Layers, ROPE_FACTORS};
 use serde_json::{Map, Value, json};
 
 /// An architecture that is read.
@@ -69,7 +69,7 @@ const ARCHITECTURES: [Architecture; 8] = [
 ];
 
 /// Keys that are read of every architecture, or say nothing of the computation.
-const READ: [&str; 20] = [
+const READ: [&str; 21] = [
     "block_count",
     "context_length",
     "embedding_length",
@@ -79,25 +79,29 @@ const READ: [&str; 20] = [
     "attention.key_length",
     "attention.value_length",
     "attention.layer_norm_rms_epsilon",
-    "attention.causal",
     "rope.freq_base",
     "rope.dimension_count",
     "rope.scaling.type",
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
     "expert_count",
     "expert_used_count",
     "vocab_size",
     "tensor_data_layout",
 ];
 /// Keys that would change what is computed.
-const COMPUTED: [&str; 13] = [
+const COMPUTED: [&str; 16] = [
     WINDOW,
     SCORES_CAP,
     LOGITS_CAP,
     "attention.scale",
+    "attention.causal",
     "attention.max_alibi_bias",
+    "attention.sliding_window_pattern",
+    "expert_weights_norm",
     "attention.clamp_kqv",
     "attention.temperature_scale",
     "expert_weights_scale",
@@ -108,8 +112,23 @@ const COMPUTED: [&str; 13] = [
     "rope.scaling.yarn_log_multiplier",
 ];
 
-/// Rotary frequencies' factors, in files of Llama 3.1 and later.
-const ROPE_FACTORS: &str = "rope_freqs.weight";
+/// Keys that would change what is computed, but for this value.
+const USUAL: [(&str, f64); 7] = [
+    ("expert_gating_func", 1.0),
+    ("expert_group_count", 1.0),
+    ("expert_group_used_count", 1.0),
+    ("rope.scale_linear", 1.0),
+    ("rope.scaling.alpha", 1.0),
+    ("rope.scaling.yarn_attn_factor", 1.0),
+    ("rope.scaling.yarn_ext_factor", 1.0),
+];
+
+/// Rotated pairs of a head, at most.
+const PAIRS: usize = 1 << 13;
+
+/// Texts of tokens that end a turn, which files do not always name.
+const ENDS: [&str; 6] =
+    ["<end_of_turn>", "<|end|>", "<|eot_id|>", "<|im_end|>", "<|endoftext|>", "<|eom_id|>"];
 
 /// The keys of an architecture.
 pub(super) struct Keys<'a> {
@@ -159,18 +178,40 @@ impl<'a> Keys<'a> {
         Layers { interleaved: self.architecture.interleaved.then_some(heads), gemma, latents }
     }
 
+    /// True for a key that says what is computed anyway.
+    fn harmless(&self, key: &str, value: Option<&Value>) -> bool {
+        let name = self.architecture.name;
+        match key {
+            "attention.causal" => value == Some(&json!(true)),
+            "expert_weights_norm" => name == "qwen3moe" && value == Some(&json!(true)),
+            "attention.sliding_window_pattern" => {
+                value.and_then(Value::as_u64) == Some(if name == "gemma3" { 6 } else { 2 })
+            }
+            _ => false,
+        }
+    }
+
     /// Refuses what changes the numbers and is not computed; names what is not known.
     pub(super) fn check(&self) -> Result<Vec<String>, String> {
         let mut unknown = Vec::new();
         let front = format!("{}.", self.architecture.name);
         let own = |key: &&str| !self.architecture.keys.contains(key);
         for key in self.all.keys().filter_map(|key| key.strip_prefix(&front)).filter(own) {
-            if COMPUTED.contains(&key) {
+            let value = self.get(key);
+            let usual = USUAL.iter().find(|(of, _)| *of == key).map(|(_, usual)| *usual);
+            if usual.is_some() && value.and_then(Value::as_f64) == usual || self.harmless(key, value) {
+                continue;
+            }
+            if COMPUTED.contains(&key) || usual.is_some() {
                 return Err(format!("`{front}{key}` changes what is computed, and is not supported"));
             }
             if !READ.contains(&key) {
                 unknown.push(format!("`{front}{key}` is not known and not read"));
             }
+        }
+        let routed = self.architecture.name == "deepseek2" && self.count("expert_count", 0) >= 160;
+        if routed && self.get("expert_group_count").is_none() {
+            unknown.push(format!("has no `{front}expert_group_count`: experts are chosen among all"));
         }
         Ok(unknown)
     }
@@ -224,12 +265,36 @@ impl<'a> Keys<'a> {
         if let Some(width) = turned.filter(|_| config["partial_rotary_factor"].is_null()) {
             return Err(format!("rotates {width} of {head} components of a head"));
         }
-        for (key, id) in [("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")] {
-            if let Some(id) = self.all.get(&format!("tokenizer.ggml.{id}_token_id")) {
+        let token = |id: &str| self.all.get(&format!("tokenizer.ggml.{id}_token_id"));
+        for (key, id) in [("bos_token_id", "bos"), ("pad_token_id", "padding")] {
+            if let Some(id) = token(id) {
                 config[key] = id.clone();
             }
         }
+        let mut ends: Vec<Value> = ["eos", "eot", "eom"].into_iter().filter_map(token).cloned().collect();
+        ends.extend(self.ends());
+        let mut seen = Vec::new();
+        ends.retain(|id| {
+            !seen.contains(id) && {
+                seen.push(id.clone());
+                true
+            }
+        });
+        if !ends.is_empty() {
+            config["eos_token_id"] = json!(ends);
+        }
         Ok(config)
+    }
+
+    /// Control tokens whose texts say that they end a turn.
+    fn ends(&self) -> Vec<Value> {
+        let list = |key: &str| self.all.get(&format!("tokenizer.ggml.{key}")).and_then(Value::as_array);
+        let (tokens, kinds) = (list("tokens"), list("token_type"));
+        let ends = |(i, t): &(usize, &Value)| {
+            let kind = kinds.and_then(|k| k.get(*i)?.as_u64());
+            matches!(kind, Some(3 | 4)) && t.as_str().is_some_and(|t| ENDS.contains(&t))
+        };
+        tokens.into_iter().flatten().enumerate().filter(ends).map(|(i, _)| json!(i)).collect()
     }
 
     fn mixtral(&self, config: &mut Value) {
@@ -261,11 +326,18 @@ impl<'a> Keys<'a> {
         config["query_pre_attn_scalar"] = if largest { of_width.into() } else { config["head_dim"].clone() };
         unstated(config, "hidden_act");
         config["hidden_activation"] = json!("gelu_pytorch_tanh");
-        config["final_logit_softcapping"] = json!(self.get(LOGITS_CAP));
         if third {
+            config["final_logit_softcapping"] = json!(self.get(LOGITS_CAP));
             config["rope_local_base_freq"] = json!(self.get("rope.freq_base_swa").unwrap_or(&json!(10000.0)));
         } else {
-            config["attn_logit_softcapping"] = json!(self.get(SCORES_CAP));
+            // The first files have neither; then it is the family's.
+            for (key, cap) in
+                [("attn_logit_softcapping", SCORES_CAP), ("final_logit_softcapping", LOGITS_CAP)]
+            {
+                if let Some(cap) = self.get(cap) {
+                    config[key] = cap.clone();
+                }
+            }
         }
         let window = self.count(WINDOW, if third { 0 } else { 4096 });
         config["sliding_window"] = json!(window);
@@ -283,7 +355,10 @@ impl<'a> Keys<'a> {
         }
         let turned = self.get("rope.dimension_count").and_then(Value::as_f64);
         if let Some((turned, head)) = turned.zip(config["head_dim"].as_f64()).filter(|(t, h)| t < h) {
-            config["partial_rotary_factor"] = json!(turned / head);
+            let share = turned / head;
+            // Such that truncating gives the number again.
+            config["partial_rotary_factor"] =
+                json!(if (head * share).trunc() == turned { share } else { share.next_up() });
         }
         unstated(config, "attention_bias");
     }
@@ -298,7 +373,16 @@ impl<'a> Keys<'a> {
         let (turned, whole) = (self.needed("rope.dimension_count")?, number(length("key_length")?));
         let groups = self.count("expert_group_count", 1);
         let biased = |i: u64| file.shape(&format!("blk.{i}.exp_probs_b.bias")).is_some();
-        let sigmoid = self.count("expert_gating_func", 1) == 2 || self.layer_numbers().any(biased);
+        let biased = self.layer_numbers().any(biased);
+        let sigmoid = match self.count("expert_gating_func", 0) {
+            2 => true,
+            1 if biased => {
+                return Err("routes by softmax and has biases of choice, which no model has".into());
+            }
+            1 => false,
+            0 => biased,
+            other => return Err(format!("routes by the function {other}, which is not known")),
+        };
         let stated = json!({
             "model_type": if sigmoid { "deepseek_v3" } else { self.architecture.model_type },
             "num_key_value_heads": config["num_attention_heads"],
@@ -329,11 +413,13 @@ impl<'a> Keys<'a> {
 
     /// How rotations are scaled to longer contexts.
     fn scaling(&self, file: &Gguf, config: &Value) -> Result<Option<Value>, String> {
-        if let Some(factors) = file.floats(ROPE_FACTORS) {
+        // Looked at before it is read: any tensor may have the name.
+        let short = |name: &&str| file.shape(name).is_some_and(|s| s.len() == 1 && s[0] <= PAIRS);
+        let [freqs, long, short] = ROPE_FACTORS.map(|n| Some(n).filter(short).and_then(|n| file.floats(n)));
+        if let Some(factors) = freqs {
             return llama3(&factors, config).map(Some);
         }
         let number = |key: &str| self.get(key).cloned();
-        let [long, short] = ["long", "short"].map(|of| file.floats(&format!("rope_factors_{of}.weight")));
         if let Some((long, short)) = long.zip(short) {
             let factor = number("rope.scaling.attn_factor");
             return Ok(Some(json!({
@@ -342,7 +428,9 @@ impl<'a> Keys<'a> {
         }
         // What yarn adds for each power of e, of which the file has a tenth (so does llama.cpp's converter).
         let added = self.get("rope.scaling.yarn_log_multiplier").and_then(Value::as_f64).map(|x| 10.0 * x);
-        match self.get("rope.scaling.type").and_then(Value::as_str) {
+        let stated = self.get("rope.scaling.type").and_then(Value::as_str);
+        let scaled = number("rope.scaling.factor").and_then(|f| f.as_f64()).is_some_and(|f| f != 1.0);
+        match stated.or(scaled.then_some("linear")) {
             None | Some("none") => Ok(None),
             Some("linear") => {
                 Ok(Some(json!({ "rope_type": "linear", "factor": number("rope.scaling.factor") })))
@@ -351,6 +439,7 @@ impl<'a> Keys<'a> {
                 "rope_type": "yarn", "factor": number("rope.scaling.factor"),
                 "original_max_position_embeddings": number("rope.scaling.original_context_length"),
                 "mscale": added, "mscale_all_dim": added,
+                "beta_fast": number("rope.scaling.yarn_beta_fast"), "beta_slow": number("rope.scaling.yarn_beta_slow"),
             }))),
             Some(other) => Err(format!("scales rotations by `{other}`, which is not known")),
         }
@@ -382,7 +471,7 @@ fn llama3(factors: &[f32], config: &Value) -> Result<Value, String> {
     };
     let off = |(i, f): (usize, &f32)| (f64::from(*f) - wanted(i)).abs() > 1e-3 * wanted(i);
     if factors.iter().enumerate().any(off) {
-        return Err(format!("`{ROPE_FACTORS}` has factors that are not those of Llama 3"));
+        return Err(format!("`{}` has factors that are not those of Llama 3", ROPE_FACTORS[0]));
     }
     Ok(json!({
         "rope_type": "llama3", "factor": factor, "low_freq_factor": LOW, "high_freq_factor": HIGH,

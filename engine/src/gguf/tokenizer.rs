@@ -9,6 +9,9 @@ const REST: &str = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Contractions and words.
 const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+";
 
+/// Bytes of the longest token of SentencePiece's that is made of two others.
+const LONGEST: usize = 512;
+
 /// How DeepSeek-V3 splits texts: numbers, then Chinese and Japanese, then the rest.
 const DEEPSEEK: [&str; 3] = [
     r"\p{N}{1,3}",
@@ -29,10 +32,14 @@ pub(super) fn tokenizer(file: &Gguf) -> Result<[Value; 2], String> {
     for (i, token) in tokens.iter().enumerate() {
         vocabulary.entry(token.to_string()).or_insert(i.into());
     }
+    // Phi-3's own tokenizer takes the space behind its tokens for their part; files do not say so.
+    let phi3 =
+        all.get("general.architecture") == Some(&json!("phi3")) && get("model") == Some(&json!("llama"));
+    let strips = |token: &str| phi3 && !["<unk>", "<s>", "<|endoftext|>"].contains(&token);
     // 3 is a control token, 4 one that users defined: neither is split.
     let added = (0..tokens.len()).filter(|i| matches!(kind(*i), 3 | 4)).map(|i| {
         json!({
-            "id": i, "content": tokens[i], "single_word": false, "lstrip": false, "rstrip": false,
+            "id": i, "content": tokens[i], "single_word": false, "lstrip": false, "rstrip": strips(tokens[i]),
             "normalized": false, "special": kind(i) == 3,
         })
     });
@@ -85,12 +92,12 @@ fn byte_level(
 ) -> Result<(), String> {
     let splits = match pre {
         "gpt-2" => vec![],
-        "llama-bpe" | "llama3" | "llama-v3" => vec![format!(r"{WORDS}|\p{{N}}{{1,3}}|{REST}")],
-        "qwen2" => vec![format!(r"{WORDS}|\p{{N}}|{REST}")],
+        "llama-bpe" | "llama3" | "llama-v3" | "dbrx" => vec![format!(r"{WORDS}|\p{{N}}{{1,3}}|{REST}")],
+        "qwen2" | "deepseek-r1-qwen" => vec![format!(r"{WORDS}|\p{{N}}|{REST}")],
         "deepseek-v3" => DEEPSEEK.map(String::from).to_vec(),
         other => {
             return Err(format!(
-                "its tokenizer splits texts as `{other}` does; gpt-2, llama-bpe, qwen2 and deepseek-v3 are read"
+                "its tokenizer splits texts as `{other}` does; gpt-2, llama-bpe, dbrx, qwen2 and deepseek-v3 are read"
             ));
         }
     };
@@ -124,7 +131,8 @@ fn sentence_pieces(
     let ids: HashMap<&str, usize> = tokens.iter().enumerate().rev().map(|(i, t)| (*t, i)).collect();
     let score = |i: usize| scores.and_then(|s| s.get(i)?.as_f64()).unwrap_or(0.0);
     let mut merges = Vec::new();
-    for (i, token) in tokens.iter().enumerate() {
+    // Longer ones are no words: each of their cuts would be looked up whole.
+    for (i, token) in tokens.iter().enumerate().filter(|(_, t)| t.len() <= LONGEST) {
         let cuts = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
         let mut ways: Vec<_> = cuts.filter_map(|(a, b)| Some((*ids.get(a)?, *ids.get(b)?))).collect();
         ways.sort_unstable();

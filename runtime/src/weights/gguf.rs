@@ -19,8 +19,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-pub use names::{InFile, Layers};
-use names::{Order, ROPE_FACTORS};
+use names::Order;
+pub use names::{InFile, Layers, ROPE_FACTORS};
 
 /// Dimensions of a tensor, at most.
 const RANK: u32 = 4;
@@ -167,6 +167,9 @@ impl Gguf {
                 Some(has) => wrong.push(format!("{} is {has:?} instead of {shape:?}", quote(&at.name))),
                 None => wrong.push(format!("no {}", quote(&at.name))),
             }
+            if let Some(second) = at.second().filter(|s| self.shape(s).is_none()) {
+                wrong.push(format!("no {}", quote(&second)));
+            }
             read.extend(at.second());
             read.insert(at.name);
         }
@@ -276,13 +279,17 @@ impl WeightSource for OfGguf {
             Some(_) => return,
             None => name,
         };
-        let stored = (self.stored)(name);
-        let Some(Piece { bytes, .. }) = stored.as_ref().and_then(|at| self.file.piece(at)) else { return };
-        let begin = bytes.as_ptr() as usize - self.file.map.as_ptr() as usize;
-        // Advice only: pages that stay mapped cost memory, not correctness.
-        // SAFETY: the map is never written, so a dropped page comes back with the same bytes from the file.
-        let _ =
-            unsafe { self.file.map.unchecked_advise_range(UncheckedAdvice::DontNeed, begin, bytes.len()) };
+        let Some(at) = (self.stored)(name) else { return };
+        let first = self.file.piece(&at).map(|p| p.bytes);
+        let second = at.second().and_then(|s| self.file.tensors.get(&s));
+        let second = second.map(|t| &self.file.map[t.begin..t.end]);
+        for bytes in [first, second].into_iter().flatten() {
+            let (begin, advice) =
+                (bytes.as_ptr() as usize - self.file.map.as_ptr() as usize, UncheckedAdvice::DontNeed);
+            // Advice only: pages that stay mapped cost memory, not correctness.
+            // SAFETY: the map is never written, so a dropped page comes back with the same bytes from the file.
+            let _ = unsafe { self.file.map.unchecked_advise_range(advice, begin, bytes.len()) };
+        }
     }
 }
 

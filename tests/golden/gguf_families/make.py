@@ -41,7 +41,9 @@ MODELS = {
     "deepseek2-lite": ("DeepseekV2ForCausalLM", dict(LATENTS, q_lora_rank=None, n_shared_experts=2, norm_topk_prob=False, n_group=1, topk_group=1, topk_method="greedy"), "F32"),
     "deepseek3": ("DeepseekV3ForCausalLM", dict(LATENTS, q_lora_rank=20, n_shared_experts=1, norm_topk_prob=True, n_routed_experts=8, n_group=4, topk_group=2), "F32"),
 }
-TOKENS = ["<unk>", "<s>", "</s>"] + ["▁" + chr(97 + i % 26) * (1 + i // 26) for i in range(VOCAB - 3)]
+# Files name one end of texts; these end turns, too.
+ENDS = ["<|end|>", "<end_of_turn>"]
+TOKENS = ["<unk>", "<s>", "</s>"] + ["▁" + chr(97 + i % 26) * (1 + i // 26) for i in range(VOCAB - 5)] + ENDS
 
 
 def vocabulary(self):
@@ -50,7 +52,9 @@ def vocabulary(self):
     w.add_tokenizer_pre("default")
     w.add_token_list(TOKENS)
     w.add_token_scores([-float(i) for i in range(VOCAB)])
-    w.add_token_types([2, 3, 3] + [1] * (VOCAB - 3))
+    w.add_token_types([2, 3, 3] + [1] * (VOCAB - 5) + [3, 3])
+    w.add_bos_token_id(1)
+    w.add_eos_token_id(2)
 
 
 torch.manual_seed(7)

@@ -1,7 +1,7 @@
 //! Names of tensors. In: the name that a checkpoint has, as transformers writes it. Out: the name that a GGUF file has for it, and in which
 //! order its numbers lie.
 
-/// Tables that other programs derive from the metadata, or that a configuration is made of: factors on the rotary frequencies.
+/// Factors on the rotary frequencies: Llama 3.1's, of which a configuration is made as of LongRoPE's for long texts and for short ones.
 pub const ROPE_FACTORS: [&str; 3] =
     ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 
