@@ -241,12 +241,7 @@ METHOD void few_sums(const Left &left, const Right &right, index_t rows, index_t
             few_rows<1, 4>(left, right, rows, column0, columns, end, shared, store);
         else if (MOST <= 4 || rows <= 4)
             few_rows<4, 4>(left, right, rows, column0, columns, end, shared, store);
-        else {
-            /* Eight at a time: sums of sixteen rows leave too few registers for the rest. */
-            few_rows<8, 4>(left, right, rows < 8 ? rows : 8, column0, columns, end, shared, store);
-            const auto store_next = [&](index_t row, index_t column, float sum) { store(row + 8, column, sum); };
-            if (MOST > 8 && rows > 8)
-                few_rows<8, 4>(left.moved(8 * left.line), right, rows - 8, column0, columns, end, shared, store_next);
-        }
+        else
+            few_rows<16, 4>(left, right, rows, column0, columns, end, shared, store);
     }
 }
