@@ -156,7 +156,7 @@ pub struct Bench {
     profile: bool,
     /// Hardware, best a file of `astrai estimate --calibrate`: also the seconds that an estimate on it predicts, and their relative
     /// error; of serve for memory as fast as it was read beside the load, and the first token's too (prefill, decode, serve, train)
-    #[arg(long, value_name = "NAME|FILE")]
+    #[arg(long, value_name = "NAME|FILE", conflicts_with_all = ["url", "wire"])]
     hardware: Option<String>,
     #[command(flatten)]
     trained: train::TrainFlags,

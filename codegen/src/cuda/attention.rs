@@ -1,7 +1,7 @@
 //! Attention. In: a form. Out: a phase whose blocks take some queries' heads that share keys, and a split of these; where there are
 //! several splits, a phase that joins them.
 
-use super::dot::{TILE, VALUES, whole};
+use super::dot::{TILE, VALUES, element, whole};
 use super::program::Program;
 use crate::kernel_ir::print::{Printer, dim};
 use astrai_ir::plan::bound;
@@ -32,17 +32,6 @@ const TENSOR_WIDE: usize = 128;
 const TENSOR_KEYS: usize = 64;
 /// Fewest keys that a split is worth, and most splits.
 const SPLIT: (usize, usize) = (64, 64);
-
-/// The type of a buffer's elements in the templates.
-fn element(dtype: DType) -> &'static str {
-    match dtype {
-        DType::BF16 => "bf16_of",
-        DType::F16 => "f16_of",
-        DType::I8 => "i8_of",
-        DType::F8E4M3 => "f8_of",
-        _ => "f32_of",
-    }
-}
 
 /// Constants of a kernel, as C++.
 #[derive(Default)]

@@ -104,20 +104,14 @@ impl Operand {
     pub fn new(dtype: DType, from: &str, [free, along]: [&Dim; 2], number: &Dim, steps: &[&Dim]) -> Operand {
         let runs_along = along.is_one();
         let line = if runs_along { free } else { along };
-        let come = |n: usize| {
-            let all = [line, number].into_iter().chain(steps.iter().copied());
-            all.into_iter().all(|d| d.div_exact(&Dim::from(n)).is_some())
+        let come = |n: &usize| {
+            let mut all = [line, number].into_iter().chain(steps.iter().copied());
+            all.all(|d| d.div_exact(&Dim::from(*n)).is_some())
         };
-        let narrow = dtype == DType::BF16;
-        let together = if narrow && come(8) {
-            8
-        } else if come(4) {
-            4
-        } else {
-            1
-        };
-        let element = if narrow { "bf16_of" } else { "f32_of" };
-        Operand { ty: format!("side<{element}, {runs_along}, {together}>"), at: from.into(), line: dim(line) }
+        let ways: &[usize] = if dtype == DType::BF16 { &[8, 4] } else { &[4] };
+        let together = ways.iter().copied().find(come).unwrap_or(1);
+        let ty = format!("side<{}, {runs_along}, {together}>", element(dtype));
+        Operand { ty, at: from.into(), line: dim(line) }
     }
 
     /// The side of a region's dot with sums of this length; `size` is its number of rows or columns, further steps as above.
@@ -139,13 +133,8 @@ impl Operand {
             Code::Fp8 => "fp8_code",
             Code::Fp4 => "fp4_code",
         };
-        let scale = match of.dtype {
-            DType::BF16 => "bf16_of",
-            DType::F16 => "f16_of",
-            _ => "f32_of",
-        };
         let offsets = of.offsets.map_or("nullptr".into(), |at| format!("r{}", at.0));
-        let ty = format!("coded_side<{code}, {scale}, {}, {}>", of.group, of.offsets.is_some());
+        let ty = format!("coded_side<{code}, {}, {}, {}>", element(of.dtype), of.group, of.offsets.is_some());
         let at = format!("r{}, r{}, {offsets}", right.at.0, of.scales.0);
         Ok(Operand { ty, at, line: k.to_string() })
     }
@@ -153,6 +142,17 @@ impl Operand {
     /// Declares it.
     pub fn declare(&self, p: &mut Printer, name: &str) {
         p.line(&format!("const {} {name} = {{{}, (index_t)({})}};", self.ty, self.at, self.line));
+    }
+}
+
+/// The type of a buffer's elements in the templates.
+pub(super) fn element(dtype: DType) -> &'static str {
+    match dtype {
+        DType::BF16 => "bf16_of",
+        DType::F16 => "f16_of",
+        DType::I8 => "i8_of",
+        DType::F8E4M3 => "f8_of",
+        _ => "f32_of",
     }
 }
 

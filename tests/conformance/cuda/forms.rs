@@ -48,6 +48,7 @@ fn dots() -> Table {
     let pairs = [
         (DType::F32, DType::F32, 33usize, 31usize),
         (DType::F32, DType::BF16, 72, 136),
+        (DType::BF16, DType::F32, 72, 136),
         (DType::BF16, DType::BF16, 33, 136),
         (DType::BF16, DType::BF16, 72, 136),
     ];

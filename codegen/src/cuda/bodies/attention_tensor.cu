@@ -2,8 +2,9 @@
  *
  * Enters: attention.cu, tensor.cu; its constants, of which BLOCK is 128 and tiles have at most 64 rows: a warp has sixteen. D and DV are
  * multiples of 16; TENSOR_FLOATS is the shared memory that a launch asks for. Leaves: attention_tensor_unit. Weights are powers of two by
- * ex2.approx, within 2 units in the last place, and rounded to bf16 before they meet values. A value that is no number reaches all rows of its
- * tile of 64 keys, seen or not; keys before the window of all rows are not read.
+ * ex2.approx, within 2 units in the last place, and rounded to bf16 before they meet values. In tiles with keys that some row may not see,
+ * values that are no finite numbers are added apart, for a hidden one times zero would be NaN; keys before the window of all rows are not
+ * read.
  */
 enum { TENSOR_KEYS = 64 };
 
@@ -24,6 +25,18 @@ template <int SIZE> struct tensor_heads {
             const bool there = of >= first && of < count;
             tensor_copy(to + place(of, piece), at(there ? of : first) + piece * 8, there);
         }
+    }
+
+    /* Puts zeros where elements are infinite or NaN, as far as this thread looks; true where there were any. */
+    static METHOD bool finite(char *lines) {
+        bool found = false;
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < TENSOR_KEYS * pieces * 4; i += BLOCK) {
+            uint32_t *const two = (uint32_t *)(lines + place(i / 4 / pieces, i / 4 % pieces)) + i % 4;
+            const uint32_t low = (*two & 0x7f80u) == 0x7f80u ? 0xffffu : 0u, high = (*two & 0x7f800000u) == 0x7f800000u ? 0xffff0000u : 0u;
+            if ((low | high) != 0) *two &= ~(low | high), found = true;
+        }
+        return found;
     }
 
     /* Four 8 x 8 blocks: lines of, of + 8 and elements first, first + 8; of ACROSS transposed. LINES_FIRST: the second block has the next
@@ -121,13 +134,17 @@ METHOD void attention_tensor_unit(const attention_in &in, index_t unit, index_t 
             }
         __syncthreads(); /* keys are read */
         keys(key0 + TENSOR_KEYS);
-        const bool whole = key0 + TENSOR_KEYS <= to && key0 + TENSOR_KEYS - 1 <= sees_all && key0 >= sees_from;
+        const int last = (key0 + TENSOR_KEYS < to ? key0 + TENSOR_KEYS : to) - 1;
+        const bool hides = last > sees_all || (key0 > task.see0 ? key0 : task.see0) < sees_from;
+        const bool whole = key0 + TENSOR_KEYS <= to && !hides && key0 >= sees_from;
+        const auto sees = [&](int half, int key) {
+            return key < to && (!CAUSAL || key <= position[half]) && (WINDOW == 0 || position[half] - key < WINDOW);
+        };
 #pragma unroll
         for (int n = 0; n < TENSOR_KEYS / 8; n++)
 #pragma unroll
             for (int c = 0; c < 4; c++) {
-                const int key = key0 + n * 8 + lane % 4 * 2 + c % 2, at = position[c / 2];
-                const bool seen = whole || (key < to && (!CAUSAL || key <= at) && (WINDOW == 0 || at - key < WINDOW));
+                const bool seen = whole || sees(c / 2, key0 + n * 8 + lane % 4 * 2 + c % 2);
                 s[n][c] = seen ? attention_score(s[n][c]) : -INF_F;
             }
         const float log2e = 1.4426950408889634f;
@@ -154,6 +171,7 @@ METHOD void attention_tensor_unit(const attention_in &in, index_t unit, index_t 
         }
         asm volatile("cp.async.wait_group 1;" ::: "memory");
         __syncthreads();
+        const bool apart = hides && __syncthreads_or(of_values::finite((char *)shared + 2 * of_keys::bytes));
 #pragma unroll
         for (int k = 0; k < TENSOR_KEYS / 16; k++) {
             const uint32_t p[4] = {tensor_pair(s[2 * k][0], s[2 * k][1]), tensor_pair(s[2 * k][2], s[2 * k][3]),
@@ -164,6 +182,19 @@ METHOD void attention_tensor_unit(const attention_in &in, index_t unit, index_t 
                 of_values::template fetch<true, true>(b, room_v, fetching, k * 16, n * 16);
                 tensor_mma(sums[2 * n], p, b[0], b[1]);
                 tensor_mma(sums[2 * n + 1], p, b[2], b[3]);
+            }
+        }
+        if (apart) {
+#pragma unroll 1
+            for (int key = key0 > task.see0 ? key0 : task.see0; key <= last; key++) {
+                const bf16 *const at = in.v.of(row_of(key), task.key_head) + lane % 4 * 2;
+#pragma unroll
+                for (int n = 0; n < DV / 8; n++)
+#pragma unroll
+                    for (int c = 0; c < 4; c++) {
+                        const float value = bf16_of::number(at[n * 8 + c % 2]);
+                        if (value - value != 0.0f && sees(c / 2, key)) sums[n][c] += value;
+                    }
             }
         }
         __syncthreads(); /* values are read */

@@ -237,7 +237,7 @@ METHOD void few_sums(const Left &left, const Right &right, index_t rows, index_t
         else
             tensor_few<2>(left, right, rows, column0, columns, end, shared, store);
     } else {
-        if (rows <= 1)
+        if (MOST <= 1 || rows <= 1)
             few_rows<1, 4>(left, right, rows, column0, columns, end, shared, store);
         else if (MOST <= 4 || rows <= 4)
             few_rows<4, 4>(left, right, rows, column0, columns, end, shared, store);

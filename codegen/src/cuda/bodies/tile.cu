@@ -1,8 +1,8 @@
 /* Products of matrices, a tile of the result a block; arithmetic and sums in f32.
  *
- * Enters: values.cu; BLOCK. Leaves: side, an operand in memory, and coded_side, one of codes; tile_sums, a tile from shared memory with a block of the result
- * in each thread's registers; few_rows, where the left side has few rows and the sums are shared by a warp. Both hand every sum of
- * the tile to `store(row, column, sum)`, neighbouring threads neighbouring columns.
+ * Enters: values.cu; BLOCK. Leaves: side, an operand in memory, and coded_side, one of codes; tile_sums, a tile from shared memory with a
+ * block of the result in each thread's registers; few_rows, where the left side has few rows and the sums are shared by a warp. Both
+ * hand every sum of the tile to `store(row, column, sum)`, neighbouring threads neighbouring columns.
  *
  * Every sum has one accumulator, terms ascending (few_rows: one a lane, joined in a tree), whatever the grid.
  */
@@ -160,17 +160,20 @@ METHOD void tile_sums(const Left &left, const Right &right, index_t row0, index_
         for (int j = 0; j < MINE_C; j++) sums[i][j] = 0.0f;
     tile_load<Left, ROWS> next_a;
     tile_load<Right, COLUMNS> next_b;
-    /* Numbers that come one at a time have an address each: read ahead, these would not fit beside the sums. */
-    if (Left::vector) next_a.read(left, row0, rows, k, end);
-    if (Right::vector) next_b.read(right, column0, columns, k, end);
+    /* Numbers that come one at a time have an address each: read ahead, these would not fit beside the sums. Nor would any where the left
+     * side's elements are narrower than the right side's: no address of one helps the other. */
+    enum { narrower = sizeof(typename Left::type) < sizeof(typename Right::type) };
+    enum { ahead_a = Left::vector && !narrower, ahead_b = Right::vector && !narrower };
+    if (ahead_a) next_a.read(left, row0, rows, k, end);
+    if (ahead_b) next_b.read(right, column0, columns, k, end);
     for (; k < end; k += TILE_DEPTH) {
-        if (!Left::vector) next_a.read(left, row0, rows, k, end);
-        if (!Right::vector) next_b.read(right, column0, columns, k, end);
+        if (!ahead_a) next_a.read(left, row0, rows, k, end);
+        if (!ahead_b) next_b.read(right, column0, columns, k, end);
         next_a.keep(a), next_b.keep(b);
         __syncthreads();
         if (k + TILE_DEPTH < end) {
-            if (Left::vector) next_a.read(left, row0, rows, k + TILE_DEPTH, end);
-            if (Right::vector) next_b.read(right, column0, columns, k + TILE_DEPTH, end);
+            if (ahead_a) next_a.read(left, row0, rows, k + TILE_DEPTH, end);
+            if (ahead_b) next_b.read(right, column0, columns, k + TILE_DEPTH, end);
         }
         /* A line at a time: of more, ptxas keeps loads in registers that the sums want. */
 #pragma unroll 1

@@ -7,6 +7,7 @@ use crate::Error;
 use cudarc::nvrtc::result::NvrtcError;
 use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::error::Error as _;
 use std::ffi::{CString, c_char, c_int};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -121,12 +122,14 @@ impl Nvrtc {
         }
         // SAFETY: as above.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
-        Nvrtc::loaded(library.map_err(|e| fail(&named, e.to_string()))?, &named)
+        // Its own words name the cause; the error's only the call.
+        let said = |e: libloading::Error| e.source().map_or(e.to_string(), ToString::to_string);
+        Nvrtc::loaded(library.map_err(|e| fail(&named, said(e)))?, &named)
     }
 
     /// A library, which stays loaded.
     fn loaded(library: Library, named: &str) -> Result<Nvrtc, Error> {
-        let calls = Calls::of(&library).map_err(|e| fail(named, e.to_string()))?;
+        let calls = Calls::of(&library).map_err(|_| fail(named, "is another library".into()))?;
         std::mem::forget(library);
         let calls: &'static Calls = Box::leak(Box::new(calls));
         let (mut major, mut minor) = (0, 0);
