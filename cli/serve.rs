@@ -40,6 +40,9 @@ use times::TimeFlags;
 /// This machine, for itself only.
 pub const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
+/// Bytes of pages that are there before the first request.
+const POPULATED: u64 = 1 << 30;
+
 /// How often a server looks for signals.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -194,6 +197,7 @@ impl Serve {
             tokens: self.max_batch_tokens.map(|n| n as usize),
             queue: self.queue as usize,
             queue_tokens: self.queue_tokens.map(|n| n as usize),
+            populated: POPULATED,
             speculation: self.speculate.asked(),
             pooling: self.embeddings.map(|pooling| match pooling {
                 PoolingName::Last => Pooling::Last,

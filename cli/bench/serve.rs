@@ -50,12 +50,18 @@ pub struct AskedFlags {
     /// Temperature at which tokens are drawn, by seeds (serve) [default: 0, with --n and --json-schema-path 1]
     #[arg(long, value_name = "T", conflicts_with_all = ["wire", "url"])]
     temperature: Option<f32>,
+    /// Most tokens of a step, of prompts and of answers together (serve) [default: a prompt's, at most 512]
+    #[arg(long, value_name = "N", conflicts_with_all = ["wire", "url"])]
+    max_batch_tokens: Option<u32>,
 }
 
 impl AskedFlags {
     /// Whether any is given.
     pub fn given(&self) -> bool {
-        self.json_schema_path.is_some() || self.dataset_path.is_some() || self.temperature.is_some()
+        self.json_schema_path.is_some()
+            || self.dataset_path.is_some()
+            || self.temperature.is_some()
+            || self.max_batch_tokens.is_some()
     }
 
     /// The tokenizer of a model directory.
@@ -320,7 +326,12 @@ impl Bench {
         let queue = load.clients as usize * load.choices as usize;
         Room {
             sequences: queue,
-            tokens: Some((load.prompt.min(CHUNK) as usize).max(queue)),
+            tokens: Some(
+                self.asked
+                    .max_batch_tokens
+                    .map_or(load.prompt.min(CHUNK) as usize, |n| n as usize)
+                    .max(queue),
+            ),
             context: Some((load.prompt + load.new) as usize),
             kv: Some(KvMemory::Share(1.0)),
             queue,

@@ -97,6 +97,8 @@ pub struct Room {
     pub queue_tokens: Option<usize>,
     /// Whether pages are kept to be found again.
     pub prefix_cache: bool,
+    /// Bytes of pages that are taken from the system before the first request, not as requests come to need them.
+    pub populated: u64,
     /// Which tokens make a text's vector; none where no vectors are wanted.
     pub pooling: Option<Pooling>,
     /// How tokens are proposed, if they are.
@@ -118,6 +120,7 @@ impl Room {
             queue: 1,
             queue_tokens: None,
             prefix_cache: true,
+            populated: 0,
             pooling: None,
             speculation: None,
             adapters: None,
@@ -311,6 +314,7 @@ pub fn steps_drafted(
     fit.warning.iter().for_each(|line| hear(Note::Warning(line)));
     programs.prefill().check_memory(&*machine.device).map_err(with_remedy)?;
     let kv = KvCache::new(config, cache, room.storage, &machine.device)?;
+    kv.buffers().populate(room.populated);
     let kept = KvCache::bytes(config, cache, room.storage);
     let what = "loading weights";
     let mut progress = |done, total| hear(Note::Progress { what, done, total });

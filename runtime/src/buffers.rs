@@ -7,6 +7,7 @@ use astrai_ir::DType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
 
 /// Named memory of a device. A clone shares it.
 #[derive(Clone)]
@@ -101,6 +102,21 @@ impl Buffers {
     /// Bytes of all tensors.
     pub fn bytes(&self) -> u64 {
         self.all.values().map(|b| b.len as u64).sum()
+    }
+
+    /// Takes from the system what of these tensors is not yet taken, of all the same part from their beginnings, `most` bytes together; on
+    /// all threads of the machine.
+    pub fn populate(&self, most: u64) {
+        let part = |len: usize| {
+            (len as u128 * u128::from(most) / u128::from(self.bytes().max(1))).min(len as u128) as usize
+        };
+        let blocks: Vec<_> = self.all.values().map(|b| (b.block.at(), part(b.len))).collect();
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        thread::scope(|s| {
+            for some in blocks.chunks(blocks.len().div_ceil(threads).max(1)) {
+                s.spawn(|| some.iter().for_each(|(at, len)| self.device.populate(*at, *len)));
+            }
+        });
     }
 
     /// The device whose memory it is.

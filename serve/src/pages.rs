@@ -129,7 +129,7 @@ impl Pages {
         let links = vec![(NONE, NONE); pages];
         let mut all =
             Pages { size, refs: vec![0; pages], links, free: empty, cached: empty, releases: 0, cache };
-        (0..pages as Page).for_each(|page| all.append(page));
+        (0..pages as Page).rev().for_each(|page| all.append(page));
         all
     }
 
@@ -318,15 +318,26 @@ impl Pages {
         if self.is_published(page) { &mut self.cached } else { &mut self.free }
     }
 
+    /// A page that no table has: what is cached goes to the end, what is free to the front, for memory that was in use is there.
     fn append(&mut self, page: Page) {
-        let list = self.list(page);
-        let last = std::mem::replace(&mut list.last, page);
-        list.len += 1;
-        match last {
-            NONE => list.first = page,
-            _ => self.links[last as usize].1 = page,
+        let of = page as usize;
+        if self.is_published(page) {
+            let last = std::mem::replace(&mut self.cached.last, page);
+            self.cached.len += 1;
+            match last {
+                NONE => self.cached.first = page,
+                _ => self.links[last as usize].1 = page,
+            }
+            self.links[of] = (last, NONE);
+        } else {
+            let first = std::mem::replace(&mut self.free.first, page);
+            self.free.len += 1;
+            match first {
+                NONE => self.free.last = page,
+                _ => self.links[first as usize].0 = page,
+            }
+            self.links[of] = (NONE, first);
         }
-        self.links[page as usize] = (last, NONE);
     }
 
     fn unlink(&mut self, page: Page) {

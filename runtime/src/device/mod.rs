@@ -125,6 +125,9 @@ pub trait Space: Send + Sync {
     /// [`Error::Memory`].
     fn alloc(&self, lens: &[usize]) -> Result<Vec<Block>, Error>;
 
+    /// Takes this memory from the system now, where it is otherwise taken when first written: a page fault then costs a step milliseconds.
+    fn populate(&self, _at: Pointer, _len: usize) {}
+
     /// The address at which this process sees the bytes; `None` where it does not.
     fn host(&self, at: Pointer) -> Option<*mut u8>;
 
