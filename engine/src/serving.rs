@@ -20,6 +20,7 @@ use astrai_builders::{Cache, Logits, ModelConfig, Program};
 use astrai_ir::{Code, DType, Narrow};
 use astrai_passes::Fidelity;
 use astrai_runtime::Error as RuntimeError;
+use astrai_runtime::device::give_back;
 use astrai_runtime::weights::is_gguf;
 use astrai_serve::cache::{KvCache, stored};
 use astrai_serve::engine::{Engine, Settings};
@@ -200,7 +201,7 @@ impl Published {
         // An adapter's folder need not have all of these files; what it lacks, its base has.
         let places = [adapter, Some(folder), Some(base)];
         let with = |name: &str| places.into_iter().flatten().find(|p| p.join(name).is_file()).unwrap_or(base);
-        let tokenizer = Tokenizer::open(with("tokenizer.json")).map_err(|e| e.to_string())?;
+        let tokenizer = Tokenizer::open(with("tokenizer.json")).map_err(|e| e.to_string())?.without_files();
         let mut template = None;
         for place in places.into_iter().flatten().filter(|p| p.is_dir()) {
             if template.is_none() {
@@ -215,6 +216,8 @@ impl Published {
         let recommended = Recommended::read(with(recommended::FILE), takes).map_err(|e| e.to_string())?;
         let all = model.warnings.iter().chain(tokenizer.warnings()).chain(&recommended.warnings);
         all.for_each(|line| hear(Note::Warning(line)));
+        // Texts of a vocabulary are large, and gone before the weights come.
+        give_back();
         Ok(Published { folder: folder.to_path_buf(), model, tokenizer, template, recommended })
     }
 

@@ -23,6 +23,9 @@ pub trait WeightSource {
 
     /// Says that the tensor is not needed again.
     fn done(&self, _name: &str) {}
+
+    /// Says that nothing is needed for now.
+    fn loaded(&self) {}
 }
 
 impl WeightSource for Checkpoint {

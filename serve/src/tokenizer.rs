@@ -72,8 +72,8 @@ pub struct Tokenizer {
 struct Shared {
     path: PathBuf,
     library: Library,
-    /// The same, but special tokens written in a text are text.
-    plain: Library,
+    /// The same, but special tokens written in a text are text; made when it is asked for, for it has a vocabulary of its own.
+    plain: OnceLock<Library>,
     /// How many times longer normalising makes a text at most.
     growth: f64,
     byte_level: bool,
@@ -82,7 +82,9 @@ struct Shared {
     vocabulary: usize,
     special: SpecialTokens,
     warnings: Vec<String>,
-    /// Names and contents, as they were read.
+    /// SHA-256 of `tokenizer.json`, where its contents are not kept.
+    sha256: Option<String>,
+    /// Names and contents, as they were read, unless nobody copies them.
     files: Vec<(&'static str, Vec<u8>)>,
 }
 
@@ -114,22 +116,32 @@ impl Tokenizer {
             }
         }
         let (special, warnings) = special::read(&folder, &files, |token| library.token_to_id(token))?;
-        let mut plain = library.clone();
-        plain.set_encode_special_tokens(true);
         let byte_level = library.get_decoder().is_some_and(|d| matches!(d, DecoderWrapper::ByteLevel(_)));
         let shared = Shared {
             path: file,
             library,
-            plain,
+            plain: OnceLock::new(),
             growth,
             byte_level,
             pieces: OnceLock::new(),
             vocabulary,
             special,
             warnings,
+            sha256: None,
             files,
         };
         Ok(Tokenizer { shared: Arc::new(shared) })
+    }
+
+    /// The same without the files' contents, for whoever copies no tokenizer: [`file`](Self::file) finds none, and
+    /// [`save_to`](Self::save_to) refuses.
+    #[must_use]
+    pub fn without_files(mut self) -> Tokenizer {
+        let sha256 = self.sha256();
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            (shared.sha256, shared.files) = (Some(sha256), vec![]);
+        }
+        self
     }
 
     /// Ids of `text`. Special tokens written in it are recognised; `add_special` also adds those that the tokenizer puts
@@ -162,7 +174,12 @@ impl Tokenizer {
     /// # Errors
     /// The text holds what the vocabulary cannot express.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        self.encode_by(&self.shared.plain, text, false)
+        let plain = self.shared.plain.get_or_init(|| {
+            let mut plain = self.shared.library.clone();
+            plain.set_encode_special_tokens(true);
+            plain
+        });
+        self.encode_by(plain, text, false)
     }
 
     /// Ids of each text, on all cores; nothing is added. With `recognise`, special tokens written in the texts are those
@@ -260,15 +277,22 @@ impl Tokenizer {
 
     /// SHA-256 of `tokenizer.json`, in hexadecimal: equal sums give equal ids.
     pub fn sha256(&self) -> String {
-        hex(Sha256::new_with_prefix(&self.shared.files[0].1))
+        let read = || hex(Sha256::new_with_prefix(self.file(FILES[0]).unwrap_or_default()));
+        self.shared.sha256.clone().unwrap_or_else(read)
     }
 
     /// Writes the tokenizer's files, as they were read, into the folder `dir`, which is made where it is absent.
     ///
     /// # Errors
-    /// A file cannot be written.
+    /// A file cannot be written, or their contents were [let go](Self::without_files).
     pub fn save_to(&self, dir: &Path) -> Result<(), TokenizerError> {
         let failed = |path: &Path, e: std::io::Error| TokenizerError::new(path, format!("cannot write: {e}"));
+        if self.shared.files.is_empty() {
+            return Err(TokenizerError::new(
+                dir,
+                "the tokenizer's files were not kept; open it anew to copy them",
+            ));
+        }
         fs::create_dir_all(dir).map_err(|e| failed(dir, e))?;
         for (name, bytes) in &self.shared.files {
             let path = dir.join(name);

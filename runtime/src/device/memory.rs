@@ -181,6 +181,15 @@ pub fn process_memory() -> Option<[u64; 2]> {
     Some([of("VmRSS:")?, of("VmHWM:")?])
 }
 
+/// Gives memory back to the system that the allocator keeps for later, after what was large for a while is gone.
+pub fn give_back() {
+    // SAFETY: the call has no preconditions.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::malloc_trim(0)
+    };
+}
+
 /// From now on the peak of [`process_memory`] is counted anew; false where the system does not do so.
 pub fn forget_peak() -> bool {
     std::fs::write("/proc/self/clear_refs", "5").is_ok()

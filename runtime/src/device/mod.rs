@@ -10,7 +10,7 @@ pub mod null;
 pub mod reference;
 
 pub use cache::KernelCache;
-pub use memory::{InProcess, available_memory, forget_peak, process_memory};
+pub use memory::{InProcess, available_memory, forget_peak, give_back, process_memory};
 
 use crate::Error;
 use astrai_ir::{Backend, Kernel, Region, Sizes, Symbol};

@@ -4,7 +4,7 @@
 use super::{Session, literal};
 use crate::Error;
 use crate::buffers::Buffers;
-use crate::device::{Block, Device, PIECE, Pointer};
+use crate::device::{Block, Device, PIECE, Pointer, give_back};
 use crate::pack::{Matrices, Rows, convert, layout_bytes};
 use crate::report::weight_bytes;
 use crate::source::WeightSource;
@@ -25,6 +25,7 @@ impl Session {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), Error> {
         let (program, device) = (self.program.clone(), self.device.clone());
+        give_back();
         let total = program.fresh_weights(Some(&self.buffers), beside.map(|b| b.program()));
         let mut done = 0;
         let weights = &program.plan.weights;
@@ -63,11 +64,17 @@ impl Session {
                 }
                 None => place.store(&mut |put| for_each_part(&w.weight, source, put))?,
             }
+            // What a checkpoint's tensor took beside it, the allocator would keep for the next.
+            if block.len() > PIECE {
+                give_back();
+            }
             done += block.len() as u64;
             progress(done.min(total), total);
             placed[i] = (block.at(), Some(block));
         }
         (self.weights, self.packed) = placed.into_iter().unzip();
+        source.loaded();
+        give_back();
         Ok(())
     }
 

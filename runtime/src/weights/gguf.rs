@@ -16,6 +16,7 @@ use memmap2::{Mmap, MmapOptions, UncheckedAdvice};
 use serde_json::{Map, Number, Value};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -108,6 +109,14 @@ impl Gguf {
         Some(Narrow { code, group, scales, offsets, head: None, activations: None })
     }
 
+    /// Lets go of the memory in which these bytes of the file lie; what is read again comes back.
+    fn leave(&self, bytes: Range<usize>) {
+        // Advice only: pages that stay mapped cost memory, not correctness.
+        // SAFETY: the map is never written, so a dropped page comes back with the same bytes from the file.
+        let _ =
+            unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, bytes.start, bytes.len()) };
+    }
+
     /// A tensor, or the part of it that is one expert's.
     fn piece(&self, at: &InFile) -> Option<Piece<'_>> {
         let t = self.tensors.get(&at.name)?;
@@ -198,8 +207,10 @@ pub struct OfGguf {
 }
 
 impl OfGguf {
-    /// The tensors of a file that `stored` finds.
+    /// The tensors of a file that `stored` finds; its keys, a vocabulary among them, are let go.
     pub fn new(file: Gguf, stored: Places) -> OfGguf {
+        let file = Gguf { metadata: Map::new(), ..file };
+        file.leave(0..file.map.len());
         OfGguf { file, stored, kept: Mutex::default() }
     }
 }
@@ -215,7 +226,7 @@ impl OfGguf {
             Some(bytes) => bytes,
             None => {
                 let width = piece.bytes.len() / rows;
-                let mut made = [const { Vec::new() }; 3];
+                let mut made = piece.blocks.room(piece.bytes.len());
                 for r in 0..rows {
                     piece.blocks.parts(&piece.bytes[at.row(r, rows) * width..][..width], &mut made)?;
                 }
@@ -284,12 +295,14 @@ impl WeightSource for OfGguf {
         let second = at.second().and_then(|s| self.file.tensors.get(&s));
         let second = second.map(|t| &self.file.map[t.begin..t.end]);
         for bytes in [first, second].into_iter().flatten() {
-            let (begin, advice) =
-                (bytes.as_ptr() as usize - self.file.map.as_ptr() as usize, UncheckedAdvice::DontNeed);
-            // Advice only: pages that stay mapped cost memory, not correctness.
-            // SAFETY: the map is never written, so a dropped page comes back with the same bytes from the file.
-            let _ = unsafe { self.file.map.unchecked_advise_range(advice, begin, bytes.len()) };
+            let begin = bytes.as_ptr() as usize - self.file.map.as_ptr() as usize;
+            self.file.leave(begin..begin + bytes.len());
         }
+    }
+
+    fn loaded(&self) {
+        // The system maps more than what is read.
+        self.file.leave(0..self.file.map.len());
     }
 }
 

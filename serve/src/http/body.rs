@@ -1,6 +1,7 @@
 //! Bodies of requests. In: frames from a connection. Out: a body that is whole, no larger than it may be, and for which there was room
 //! beside the others.
 
+use astrai_runtime::device::give_back;
 use std::future::poll_fn;
 use std::ops::Deref;
 use std::pin::Pin;
@@ -39,11 +40,8 @@ impl Drop for Received {
     fn drop(&mut self) {
         if self.bytes.len() > LARGE {
             drop(std::mem::take(&mut self.bytes));
-            // SAFETY: the call has no preconditions. Without it the allocator would keep what a large body took for later ones.
-            #[cfg(target_env = "gnu")]
-            unsafe {
-                libc::malloc_trim(0)
-            };
+            // The allocator would keep what a large body took for later ones.
+            give_back();
         }
     }
 }

@@ -135,6 +135,9 @@ fn ids_and_texts_are_the_references() {
         assert_eq!(fs::read(to.join(name)).unwrap(), fs::read(folder.join(name)).unwrap());
     }
     assert_eq!(Tokenizer::open(&to.join("tokenizer.json")).unwrap().sha256(), tokenizer.sha256());
+    let without = Tokenizer::open(&to).unwrap().without_files();
+    assert_eq!((without.sha256(), without.file("tokenizer.json")), (tokenizer.sha256(), None));
+    assert!(without.save_to(&to).unwrap_err().to_string().contains("were not kept"));
 }
 
 #[test]

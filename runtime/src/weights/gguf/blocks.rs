@@ -130,6 +130,15 @@ impl Blocks {
         out
     }
 
+    /// Room for the codes, scales and offsets of so many bytes of blocks.
+    pub fn room(&self, bytes: usize) -> [Vec<u8>; 3] {
+        let Some(of) = self.codes() else { return Default::default() };
+        let numbers = bytes / self.size * self.count;
+        let scales = numbers / of.group * of.scales.bytes();
+        let codes = if of.code == Code::Int4 { numbers / 2 } else { numbers };
+        [codes, scales, if of.offsets { scales } else { 0 }].map(Vec::with_capacity)
+    }
+
     /// Appends codes, scales and offsets of whole blocks, as kernels read them; none where they are not codes.
     pub fn parts(&self, bytes: &[u8], [codes, scales, offsets]: &mut [Vec<u8>; 3]) -> Option<()> {
         let of = self.codes()?;
