@@ -36,9 +36,10 @@ INLINE int attn_chunk_end(int j) { return (j / attn_chunk_keys(j) + 1) * attn_ch
 /* c[MR][NV * VW] (+)= a[MR][k0..k1) b[k0..k1)[NV * VW], k ascending, one accumulator an element. AT says where
  * a[r][k] lies: rows of a are rows of memory (`r * lda + k`) or its columns (`k * lda + r`); SPLAT and ADD are those of f32,
  * or of pairs of two bf16. */
-#define ATTN_TILE(NAME, MR, NV, AT, SPLAT, ADD)                                                    \
-    static void NAME##_##MR##_##NV(const float *a, int64_t lda, const float *b, int64_t ldb,       \
-                                   float *c, int64_t ldc, int64_t k0, int64_t k1, int fresh) {     \
+#define ATTN_TILE(NAME, MR, NV, ...) ATTN_TILE_AS(static void, NAME, MR, NV, __VA_ARGS__)
+#define ATTN_TILE_AS(KIND, NAME, MR, NV, AT, SPLAT, ADD)                                           \
+    KIND NAME##_##MR##_##NV(const float *a, int64_t lda, const float *b, int64_t ldb,              \
+                            float *c, int64_t ldc, int64_t k0, int64_t k1, int fresh) {            \
         vf acc[MR][NV];                                                                            \
         ATTN_EACH(r, MR) ATTN_EACH(n, NV)                                                          \
             acc[r][n] = fresh ? (vf){0} : v_load(c + r * ldc + n * VW);                            \
@@ -74,6 +75,18 @@ ATTN_TABLE(attn_tile_t, k *lda + r, v_splat, v_fma)
 ATTN_TABLE(attn_tile_p, r *lda + k, dot_splat_word, dot_pair)
 #endif
 
+/* A whole tile where lengths of lines are literal: addresses that follow from them take no registers. */
+#if ATTN_NV == 4
+ATTN_TILE_AS(INLINE void, attn_whole_n, 6, 4, r *lda + k, v_splat, v_fma)
+#define ATTN_WHOLE(NAME) \
+    if (rows == 6 && cols == 4 * VW) return NAME##_6_4(a, lda, b, ldb, c, ldc, k0, k1, fresh)
+#if DOT_BF16_PAIRS
+ATTN_TILE_AS(INLINE void, attn_whole_p, 6, 4, r *lda + k, dot_splat_word, dot_pair)
+#endif
+#else
+#define ATTN_WHOLE(NAME)
+#endif
+
 /* Rows taken at once when `left` remain. */
 INLINE int attn_rows(int left) { return left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
 
@@ -88,15 +101,17 @@ INLINE void attn_by(attn_tile *const tiles[][7], int rows, const float *a, int64
 }
 
 /* c[rows][cols] (+)= a[rows][k0..k1) b[k0..k1)[cols] */
-static void attn_product(int rows, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
+INLINE void attn_product(int rows, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
                          int64_t ldc, int cols, int k0, int k1, int fresh) {
+    ATTN_WHOLE(attn_whole_n);
     attn_by(attn_tile_ns, rows, a, lda, b, ldb, c, ldc, cols, k0, k1, fresh);
 }
 
 #if DOT_BF16_PAIRS
 /* As attn_product, of bf16 pairs. */
-static void attn_product_bf16_pairs(int rows, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
-                               int64_t ldc, int cols, int k0, int k1, int fresh) {
+INLINE void attn_product_bf16_pairs(int rows, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
+                                    int64_t ldc, int cols, int k0, int k1, int fresh) {
+    ATTN_WHOLE(attn_whole_p);
     attn_by(attn_tile_ps, rows, a, lda, b, ldb, c, ldc, cols, k0, k1, fresh);
 }
 #endif
