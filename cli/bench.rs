@@ -223,7 +223,7 @@ impl Bench {
         }
         if (self.adapters.adapters.is_some() || self.asked.given()) && self.job != Job::Serve {
             bail!(
-                "--adapters, --json-schema-path, --dataset-path and --temperature go with bench serve; leave them out"
+                "--adapters, --json-schema-path, --dataset-path, --temperature and --max-batch-tokens go with bench serve; leave them out"
             );
         }
         if let Some(flag) = self.trained.given().filter(|_| self.job != Job::Train) {

@@ -40,7 +40,7 @@ use times::TimeFlags;
 /// This machine, for itself only.
 pub const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Bytes of pages that are there before the first request.
+/// Bytes of pages that are there before the first request, if these are no more than an eighth of what is free.
 const POPULATED: u64 = 1 << 30;
 
 /// How often a server looks for signals.

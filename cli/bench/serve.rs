@@ -51,7 +51,7 @@ pub struct AskedFlags {
     #[arg(long, value_name = "T", conflicts_with_all = ["wire", "url"])]
     temperature: Option<f32>,
     /// Most tokens of a step, of prompts and of answers together (serve) [default: a prompt's, at most 512]
-    #[arg(long, value_name = "N", conflicts_with_all = ["wire", "url"])]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20), conflicts_with_all = ["wire", "url"])]
     max_batch_tokens: Option<u32>,
 }
 
@@ -324,14 +324,10 @@ impl Bench {
     /// Room for all clients at once, in steps of about a prompt.
     fn room(&self, load: &Load) -> Room {
         let queue = load.clients as usize * load.choices as usize;
+        let usual = (load.prompt.min(CHUNK) as usize).max(queue);
         Room {
             sequences: queue,
-            tokens: Some(
-                self.asked
-                    .max_batch_tokens
-                    .map_or(load.prompt.min(CHUNK) as usize, |n| n as usize)
-                    .max(queue),
-            ),
+            tokens: Some(self.asked.max_batch_tokens.map_or(usual, |n| n as usize)),
             context: Some((load.prompt + load.new) as usize),
             kv: Some(KvMemory::Share(1.0)),
             queue,
@@ -376,7 +372,9 @@ impl Bench {
         let room = self.room(load);
         let fidelity = room.fidelity.unwrap_or_else(|| served_fidelity(config));
         let sizes = [room.step_tokens((load.prompt + load.new) as usize) as u64, room.sequences as u64];
-        let [all, each] = sizes;
+        let each = sizes[1];
+        // No step has more than all prompts that are asked at once.
+        let all = sizes[0].min(load.prompt * each).max(each);
         let part = |tokens: u64, sequences: u64, keys: u64, of: fn(&Programs) -> &Planned| {
             let table = (keys as usize).div_ceil(Cache::PAGE);
             let cache = Cache { page: Cache::PAGE, pages: table * room.sequences, table, windows: None };

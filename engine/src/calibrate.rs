@@ -34,6 +34,10 @@ impl WeightSource for Instead<'_> {
     fn done(&self, name: &str) {
         self.own.done(name);
     }
+
+    fn loaded(&self) {
+        self.own.loaded();
+    }
 }
 
 /// Rounds these tensors of a model, matrices of linear layers whose rows such groups divide.

@@ -317,7 +317,6 @@ pub fn steps_drafted(
     fit.warning.iter().for_each(|line| hear(Note::Warning(line)));
     programs.prefill().check_memory(&*machine.device).map_err(with_remedy)?;
     let kv = KvCache::new(config, cache, room.storage, &machine.device)?;
-    kv.buffers().populate(room.populated);
     let kept = KvCache::bytes(config, cache, room.storage);
     let what = "loading weights";
     let mut progress = |done, total| hear(Note::Progress { what, done, total });
@@ -339,6 +338,8 @@ pub fn steps_drafted(
         }
         _ => draft.map(|d| draft_steps(d, cache, tokens, room, machine, &mut progress)).transpose()?,
     };
+    // What programs and weights take is checked against what is free: pages come behind them.
+    kv.buffers().populate(room.populated.min(machine.device.available() / 8));
     let paged = PagedModel::new(sessions, cache, sizes)
         .holding(stored(config.pages, room.storage), [bytes.iter().sum(), kept])
         .with_adapters(room.adapters.map(|a| (buffers, a.slots)));

@@ -107,14 +107,16 @@ impl Buffers {
     /// Takes from the system what of these tensors is not yet taken, of all the same part from their beginnings, `most` bytes together; on
     /// all threads of the machine.
     pub fn populate(&self, most: u64) {
-        let part = |len: usize| {
-            (len as u128 * u128::from(most) / u128::from(self.bytes().max(1))).min(len as u128) as usize
-        };
+        let all = self.bytes().max(1);
+        let part = |len: usize| (len as u128 * u128::from(most) / u128::from(all)).min(len as u128) as usize;
         let blocks: Vec<_> = self.all.values().map(|b| (b.block.at(), part(b.len))).collect();
         let threads = thread::available_parallelism().map_or(1, usize::from);
+        let populate =
+            |some: &[(Pointer, usize)]| some.iter().for_each(|(at, len)| self.device.populate(*at, *len));
         thread::scope(|s| {
-            for some in blocks.chunks(blocks.len().div_ceil(threads).max(1)) {
-                s.spawn(|| some.iter().for_each(|(at, len)| self.device.populate(*at, *len)));
+            for some in blocks.chunks(blocks.len().div_ceil(threads).max(1)).filter(|_| most > 0) {
+                // Without another thread it is taken later.
+                _ = thread::Builder::new().spawn_scoped(s, || populate(some));
             }
         });
     }

@@ -3,6 +3,7 @@
 
 use super::{Block, Pointer, Space};
 use crate::Error;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -163,8 +164,22 @@ impl<T: InProcess> Space for T {
     }
 }
 
-/// Bytes that can be allocated without swapping; what the system says, or all that can be addressed where it is silent.
+/// Bytes that can be allocated without swapping, within the limit of this process's control group; what the system says, or all that can be
+/// addressed where it is silent.
 pub fn available_memory() -> u64 {
+    whole_memory().min(group_memory(Path::new("/sys/fs/cgroup")).unwrap_or(u64::MAX))
+}
+
+/// Bytes that a control group may still take, its page cache given up; `None` where it has no limit.
+fn group_memory(group: &Path) -> Option<u64> {
+    let read = |name: &str| std::fs::read_to_string(group.join(name)).ok();
+    let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+    let stat = read("memory.stat")?;
+    let cached = stat.lines().find_map(|l| l.strip_prefix("inactive_file "))?.trim().parse::<u64>().ok()?;
+    Some((number("memory.max")? + cached).saturating_sub(number("memory.current")?))
+}
+
+fn whole_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
@@ -202,6 +217,20 @@ mod tests {
     struct Here;
 
     impl InProcess for Here {}
+
+    #[test]
+    fn a_control_group_limits_what_is_available() {
+        let group = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(group.path().join(name), text).unwrap();
+        assert_eq!(group_memory(group.path()), None);
+        write("memory.current", "700\n");
+        write("memory.stat", "anon 500\ninactive_file 150\n");
+        write("memory.max", "max\n");
+        assert_eq!(group_memory(group.path()), None);
+        write("memory.max", "1000\n");
+        assert_eq!(group_memory(group.path()), Some(450));
+        assert!(available_memory() > 0);
+    }
 
     #[test]
     fn blocks_together_are_zero_apart_and_outlive_one_another() {

@@ -81,6 +81,10 @@ impl WeightSource for Quantised {
             None => self.inner.done(name),
         }
     }
+
+    fn loaded(&self) {
+        self.inner.loaded();
+    }
 }
 
 /// Bytes of codes, scales and offsets.

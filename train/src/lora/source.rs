@@ -25,6 +25,10 @@ impl WeightSource for Beside<'_> {
     fn done(&self, name: &str) {
         self.base.done(name);
     }
+
+    fn loaded(&self) {
+        self.base.loaded();
+    }
 }
 
 /// Factors as PEFT begins them: A as wide as uniform draws within ±1/√in, B zero, magnitudes the norms of the base's rows.
@@ -78,6 +82,10 @@ impl WeightSource for Fresh<'_> {
 
     fn done(&self, name: &str) {
         self.base.done(name);
+    }
+
+    fn loaded(&self) {
+        self.base.loaded();
     }
 }
 
@@ -137,6 +145,10 @@ impl WeightSource for Merged {
 
     fn done(&self, name: &str) {
         self.base.done(name);
+    }
+
+    fn loaded(&self) {
+        self.base.loaded();
     }
 }
 

@@ -31,10 +31,19 @@ template <int SIZE> struct tensor_heads {
     static METHOD bool finite(char *lines) {
         bool found = false;
 #pragma unroll 1
-        for (int i = (int)threadIdx.x; i < TENSOR_KEYS * pieces * 4; i += BLOCK) {
-            uint32_t *const two = (uint32_t *)(lines + place(i / 4 / pieces, i / 4 % pieces)) + i % 4;
-            const uint32_t low = (*two & 0x7f80u) == 0x7f80u ? 0xffffu : 0u, high = (*two & 0x7f800000u) == 0x7f800000u ? 0xffff0000u : 0u;
-            if ((low | high) != 0) *two &= ~(low | high), found = true;
+        for (int i = (int)threadIdx.x; i < TENSOR_KEYS * pieces; i += BLOCK) {
+            tensor_piece *const at = (tensor_piece *)(lines + place(i / pieces, i % pieces));
+            const tensor_piece all = *at;
+            const uint32_t words[4] = {all.x, all.y, all.z, all.w};
+            uint32_t bad[4], any = 0;
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                bad[w] = ((words[w] & 0x7f80u) == 0x7f80u ? 0xffffu : 0u) | ((words[w] & 0x7f800000u) == 0x7f800000u ? 0xffff0000u : 0u);
+                any |= bad[w];
+            }
+            if (any == 0) continue;
+            *at = {all.x & ~bad[0], all.y & ~bad[1], all.z & ~bad[2], all.w & ~bad[3]};
+            found = true;
         }
         return found;
     }

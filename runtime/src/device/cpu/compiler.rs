@@ -9,6 +9,7 @@ use astrai_ir::kernel::Grid;
 use astrai_ir::{Backend, Dim, Kernel};
 use libloading::Library;
 use std::collections::HashMap;
+use std::error::Error as _;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -165,7 +166,8 @@ impl Objects<'_> {
             // SAFETY: the object was made by `build` from our own source, as its sum shows, and lies in a folder that only this
             // user can write; its initialisers ask the system for a processor feature and nothing else.
             let library = unsafe { Library::new(object) };
-            let library = Arc::new(library.map_err(|e| fail(e.to_string()))?);
+            let library =
+                Arc::new(library.map_err(|e| fail(e.source().map_or(e.to_string(), ToString::to_string)))?);
             self.open.insert(name.to_string(), library);
         }
         symbols(&self.open[name], k)

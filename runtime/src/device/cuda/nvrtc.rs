@@ -87,6 +87,11 @@ pub struct Usage {
     pub shared: u32,
 }
 
+/// The loader's own words, which name the cause where the error names only the call.
+fn said(e: &libloading::Error) -> String {
+    e.source().map_or(e.to_string(), ToString::to_string)
+}
+
 impl Nvrtc {
     /// The library below these folders, at most six deep; the newest name where there are several.
     pub fn find(folders: &[PathBuf]) -> Option<PathBuf> {
@@ -122,14 +127,13 @@ impl Nvrtc {
         }
         // SAFETY: as above.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
-        // Its own words name the cause; the error's only the call.
-        let said = |e: libloading::Error| e.source().map_or(e.to_string(), ToString::to_string);
-        Nvrtc::loaded(library.map_err(|e| fail(&named, said(e)))?, &named)
+        Nvrtc::loaded(library.map_err(|e| fail(&named, said(&e)))?, &named)
     }
 
     /// A library, which stays loaded.
     fn loaded(library: Library, named: &str) -> Result<Nvrtc, Error> {
-        let calls = Calls::of(&library).map_err(|_| fail(named, "is another library".into()))?;
+        let calls = Calls::of(&library)
+            .map_err(|e| fail(named, format!("is no NVRTC of CUDA 11.2 or later: {}", said(&e))))?;
         std::mem::forget(library);
         let calls: &'static Calls = Box::leak(Box::new(calls));
         let (mut major, mut minor) = (0, 0);
