@@ -20,7 +20,6 @@ use astrai_builders::{Cache, Logits, ModelConfig, Program};
 use astrai_ir::{Code, DType, Narrow};
 use astrai_passes::Fidelity;
 use astrai_runtime::Error as RuntimeError;
-use astrai_runtime::device::give_back;
 use astrai_runtime::weights::is_gguf;
 use astrai_serve::cache::{KvCache, stored};
 use astrai_serve::engine::{Engine, Settings};
@@ -216,8 +215,6 @@ impl Published {
         let recommended = Recommended::read(with(recommended::FILE), takes).map_err(|e| e.to_string())?;
         let all = model.warnings.iter().chain(tokenizer.warnings()).chain(&recommended.warnings);
         all.for_each(|line| hear(Note::Warning(line)));
-        // Texts of a vocabulary are large, and gone before the weights come.
-        give_back();
         Ok(Published { folder: folder.to_path_buf(), model, tokenizer, template, recommended })
     }
 

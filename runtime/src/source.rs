@@ -24,7 +24,7 @@ pub trait WeightSource {
     /// Says that the tensor is not needed again.
     fn done(&self, _name: &str) {}
 
-    /// Says that nothing is needed for now.
+    /// Says that a session has its weights: what is mapped of the source may go until something is asked for again.
     fn loaded(&self) {}
 }
 

@@ -227,7 +227,8 @@ impl Pages {
             return false;
         }
         for _ in 0..more {
-            let from = if self.free.len > 0 { self.free.first } else { self.cached.first };
+            // Of the free pages the last that was in use, whose memory is there.
+            let from = if self.free.len > 0 { self.free.last } else { self.cached.first };
             self.unlink(from);
             if let Some(cache) = &mut self.cache {
                 cache.forget(from);
@@ -318,26 +319,15 @@ impl Pages {
         if self.is_published(page) { &mut self.cached } else { &mut self.free }
     }
 
-    /// A page that no table has: what is cached goes to the end, what is free to the front, for memory that was in use is there.
     fn append(&mut self, page: Page) {
-        let of = page as usize;
-        if self.is_published(page) {
-            let last = std::mem::replace(&mut self.cached.last, page);
-            self.cached.len += 1;
-            match last {
-                NONE => self.cached.first = page,
-                _ => self.links[last as usize].1 = page,
-            }
-            self.links[of] = (last, NONE);
-        } else {
-            let first = std::mem::replace(&mut self.free.first, page);
-            self.free.len += 1;
-            match first {
-                NONE => self.free.last = page,
-                _ => self.links[first as usize].0 = page,
-            }
-            self.links[of] = (NONE, first);
+        let list = self.list(page);
+        let last = std::mem::replace(&mut list.last, page);
+        list.len += 1;
+        match last {
+            NONE => list.first = page,
+            _ => self.links[last as usize].1 = page,
         }
+        self.links[page as usize] = (last, NONE);
     }
 
     fn unlink(&mut self, page: Page) {

@@ -25,6 +25,7 @@ impl Session {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(), Error> {
         let (program, device) = (self.program.clone(), self.device.clone());
+        // Texts of a vocabulary and the planning were large, and are gone.
         give_back();
         let total = program.fresh_weights(Some(&self.buffers), beside.map(|b| b.program()));
         let mut done = 0;

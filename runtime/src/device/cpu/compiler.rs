@@ -4,12 +4,12 @@
 
 use crate::Error;
 use crate::device::cache::{KernelCache, key};
+use crate::device::said;
 use astrai_codegen::cpu::isa::FLAGS;
 use astrai_ir::kernel::Grid;
 use astrai_ir::{Backend, Dim, Kernel};
 use libloading::Library;
 use std::collections::HashMap;
-use std::error::Error as _;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -166,8 +166,7 @@ impl Objects<'_> {
             // SAFETY: the object was made by `build` from our own source, as its sum shows, and lies in a folder that only this
             // user can write; its initialisers ask the system for a processor feature and nothing else.
             let library = unsafe { Library::new(object) };
-            let library =
-                Arc::new(library.map_err(|e| fail(e.source().map_or(e.to_string(), ToString::to_string)))?);
+            let library = Arc::new(library.map_err(|e| fail(said(&e)))?);
             self.open.insert(name.to_string(), library);
         }
         symbols(&self.open[name], k)

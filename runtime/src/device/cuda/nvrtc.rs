@@ -4,10 +4,10 @@
 //! with a toolkit that is not the one that a user named.
 
 use crate::Error;
+use crate::device::said;
 use cudarc::nvrtc::result::NvrtcError;
 use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use std::error::Error as _;
 use std::ffi::{CString, c_char, c_int};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -85,11 +85,6 @@ pub struct Usage {
     pub spill_loads: u32,
     /// Bytes of static shared memory.
     pub shared: u32,
-}
-
-/// The loader's own words, which name the cause where the error names only the call.
-fn said(e: &libloading::Error) -> String {
-    e.source().map_or(e.to_string(), ToString::to_string)
 }
 
 impl Nvrtc {
