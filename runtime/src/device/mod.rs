@@ -21,9 +21,9 @@ use std::sync::Arc;
 /// Bytes that go at once to a device whose memory this process does not see.
 pub(crate) const PIECE: usize = 4 << 20;
 
-/// The loader's own words, which name the cause where the error names only the call.
-pub(crate) fn said(e: &libloading::Error) -> String {
-    std::error::Error::source(e).map_or(e.to_string(), ToString::to_string)
+/// The cause's own words where an error has one: a library's loader names only its call in the error itself.
+pub(crate) fn cause(e: &dyn std::error::Error) -> String {
+    e.source().map_or(e.to_string(), ToString::to_string)
 }
 
 /// Where bytes lie in a device's memory.

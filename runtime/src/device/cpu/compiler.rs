@@ -4,7 +4,7 @@
 
 use crate::Error;
 use crate::device::cache::{KernelCache, key};
-use crate::device::said;
+use crate::device::cause;
 use astrai_codegen::cpu::isa::FLAGS;
 use astrai_ir::kernel::Grid;
 use astrai_ir::{Backend, Dim, Kernel};
@@ -166,7 +166,7 @@ impl Objects<'_> {
             // SAFETY: the object was made by `build` from our own source, as its sum shows, and lies in a folder that only this
             // user can write; its initialisers ask the system for a processor feature and nothing else.
             let library = unsafe { Library::new(object) };
-            let library = Arc::new(library.map_err(|e| fail(said(&e)))?);
+            let library = Arc::new(library.map_err(|e| fail(cause(&e)))?);
             self.open.insert(name.to_string(), library);
         }
         symbols(&self.open[name], k)

@@ -4,7 +4,7 @@
 //! with a toolkit that is not the one that a user named.
 
 use crate::Error;
-use crate::device::said;
+use crate::device::cause;
 use cudarc::nvrtc::result::NvrtcError;
 use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -122,13 +122,13 @@ impl Nvrtc {
         }
         // SAFETY: as above.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
-        Nvrtc::loaded(library.map_err(|e| fail(&named, said(&e)))?, &named)
+        Nvrtc::loaded(library.map_err(|e| fail(&named, cause(&e)))?, &named)
     }
 
     /// A library, which stays loaded.
     fn loaded(library: Library, named: &str) -> Result<Nvrtc, Error> {
         let calls = Calls::of(&library)
-            .map_err(|e| fail(named, format!("is no NVRTC of CUDA 11.2 or later: {}", said(&e))))?;
+            .map_err(|e| fail(named, format!("is no NVRTC of CUDA 11.2 or later: {}", cause(&e))))?;
         std::mem::forget(library);
         let calls: &'static Calls = Box::leak(Box::new(calls));
         let (mut major, mut minor) = (0, 0);
