@@ -76,22 +76,33 @@ INLINE f8e5m2 f32_to_f8e5m2(float x) {
 
 INLINE float m_rsqrt(float x) { return 1.0f / m_sqrt(x); }
 
+/* e^(x - n log 2), |x - n log 2| <= log 2 / 2. */
+INLINE float m_exp_rest(float x, float n) {
+    float r = FMA(n, -0.693359375f, x);
+    r = FMA(n, 2.12194440e-4f, r);
+    float p = FMA(r, 1.382478396e-03f, 8.369384333e-03f);
+    p = FMA(p, r, 4.166823626e-02f);
+    p = FMA(p, r, 1.666651517e-01f);
+    p = FMA(p, r, 4.999999404e-01f);
+    return FMA(p, r * r, r) + 1.0f;
+}
+
 /* exp(x) = 2^k e^r; two half scales round once, so that denormal results are right. */
 INLINE float m_exp(float x) {
     float c = x < -104.0f ? -104.0f : x;
     c = c > 89.0f ? 89.0f : c;
     float t = FMA(c, 1.44269504f, 12582912.0f);
     int32_t k = (int32_t)(f32_bits(t) - 0x4b400000u);
-    float n = t - 12582912.0f;
-    float r = FMA(n, -0.693359375f, c);
-    r = FMA(n, 2.12194440e-4f, r);
-    float p = FMA(r, 1.382478396e-03f, 8.369384333e-03f);
-    p = FMA(p, r, 4.166823626e-02f);
-    p = FMA(p, r, 1.666651517e-01f);
-    p = FMA(p, r, 4.999999404e-01f);
-    p = FMA(p, r * r, r) + 1.0f;
+    float p = m_exp_rest(c, t - 12582912.0f);
     int32_t k1 = k >> 1, k2 = k - k1;
     return p * bits_f32((uint32_t)(k1 + 127) << 23) * bits_f32((uint32_t)(k2 + 127) << 23);
+}
+
+/* The same for x <= 0 in fewer steps: the last bits of t are the exponent of 2^(k + 65), a normal number, and the last product rounds. */
+INLINE float m_exp_low(float x) {
+    float c = x < -104.0f ? -104.0f : x;
+    float t = FMA(c, 1.44269504f, 12583104.0f);
+    return m_exp_rest(c, t - 12583104.0f) * bits_f32(f32_bits(t) << 23) * 0x1p-65f;
 }
 
 /* log(x) = e log 2 + log(1 + f), 1 + f in [sqrt(1/2), sqrt(2)). */
@@ -154,13 +165,13 @@ INLINE float m_erf(float x) {
     p = FMA(p, s, 1.283791512e-01f);
     float small = FMA(p, x, x);
     float t = a > 4.0f ? 4.0f : a;
-    float large = m_copysign(1.0f - m_exp(-t * t) * m_erfcx(t), x);
+    float large = m_copysign(1.0f - m_exp_low(-t * t) * m_erfcx(t), x);
     return a < 1.0f ? small : large;
 }
 
 /* 1 / (1 + e^-x); for x < 0 as z / (1 + z), z = e^x, which keeps the tail. */
 INLINE float m_sigmoid(float x) {
-    float z = m_exp(-m_abs(x));
+    float z = m_exp_low(-m_abs(x));
     float n = x < 0.0f ? z : 1.0f;
     return n / (1.0f + z);
 }
@@ -173,7 +184,7 @@ INLINE float m_gelu(float x) {
     float a = m_abs(x);
     a = a > 14.5f ? 14.5f : a;
     float s = a * a, rest = FMA(a, a, -s);
-    float tail = m_exp(-0.5f * s) * (0.5f * m_erfcx(a * 0.70710678f));
+    float tail = m_exp_low(-0.5f * s) * (0.5f * m_erfcx(a * 0.70710678f));
     tail = FMA(tail, -0.5f * rest, tail);
     return x * (x < 0.0f ? tail : 1.0f - tail);
 }
@@ -186,7 +197,7 @@ INLINE float m_gelu_tanh(float x) {
 
 /* max(x, 0) + log(1 + z), z = e^-|x|; the last term restores what 1 + z rounded away. */
 INLINE float m_softplus(float x) {
-    float z = m_exp(-m_abs(x)), u = 1.0f + z;
+    float z = m_exp_low(-m_abs(x)), u = 1.0f + z;
     float l = m_log(u) + (z - (u - 1.0f)) / u;
     return (x > 0.0f ? x : 0.0f) + l;
 }

@@ -71,12 +71,15 @@ static void NAME(by_rows)(void *const *bufs, const int64_t *dims, char *scratch,
 #endif
                 for (int j = j0; j < end; j += ATTN_KEYS) NAME(tile)(&u, &t, bufs, j);
             struct NAME(sums) *now = t.now;
+#if PAIRED_VALUES
+            NAME(total)(now, rows);
+#endif
             for (int r = 0; u.parts > 1 && r < rows; r++) NAME(keep)(&u, r, j0, now->max[r], now->sum[r], now->o[r], scratch);
             if (j0 == u.from) t.now = t.all, t.all = now;
             else if (u.parts == 1) NAME(rows_join)(&u, &t, j0, end);
         }
         for (int r = 0; u.parts == 1 && r < rows; r++)
-            NAME(write)(&u, r, t.all->max[r], t.all->sum[r], t.all->o[r], bufs);
+            NAME(write)(&u, r, t.all->max[r] * ROWS_MAX, t.all->sum[r], t.all->o[r], bufs);
     }
 }
 
@@ -105,7 +108,7 @@ INLINE float NAME(natural)(float max) {
 #if ATTN_TILED
     if (dot_amx) return max * TILE_MAX;
 #endif
-    return max;
+    return max * ROWS_MAX;
 }
 
 int64_t NAME(units1)(const int64_t *dims) {
@@ -150,6 +153,9 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
 #undef BLEND
 #undef PART
 #undef TILE_MAX
+#undef ROWS_MAX
+#undef RAISE
+#undef FACTOR
 #undef GROUP
 #undef WIDE
 #undef ROWS

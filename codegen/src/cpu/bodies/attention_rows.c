@@ -11,6 +11,13 @@
 /* Values and weights, too: weights are rounded to bf16, their sums are not. Those of codes stay f32, as each key has scales. */
 #define PAIRED_VALUES (PAIRED && !KV_CODES)
 
+/* Weights that are rounded are powers of two, of scores less their row's maximum, a whole number; what a greater one leaves of sums is
+ * exact. It is raised only for a score that is above it by more than RAISE, for floats are as exact there: so rarely that scores of full
+ * tiles become weights while they are in registers. A unit of maxima as a natural logarithm, and what scores are multiplied by: */
+#define RAISE 16.0f
+#define ROWS_MAX (PAIRED_VALUES ? 0.693147181f : 1.0f)
+#define FACTOR ((SOFTCAP > 0 ? 1.0f : SCALE) * (PAIRED_VALUES ? 1.44269504f : 1.0f))
+
 /* Numbers of a key in a word, as which keys are transposed; 0 where they are widened before. */
 #if KV_CODES && D % (4 * VW) == 0
 #define WORD 4
@@ -32,6 +39,9 @@
 /* Sums of a unit's rows: weights times values, maxima, sums of weights. */
 struct NAME(sums) {
     float o[ROWS][DVP] __attribute__((aligned(64)));
+#if PAIRED_VALUES
+    float lanes[ROWS][VW] __attribute__((aligned(64))); /* of sums of weights, until the chunk ends */
+#endif
     float max[ROWS + VW], sum[ROWS + VW];
 };
 
@@ -46,6 +56,9 @@ struct NAME(state) {
     float keep[ROWS + VW];  /* what a tile leaves of the sums before it */
     int lo[ROWS], hi[ROWS]; /* visible keys of a row, then */
     int a[ROWS], b[ROWS];   /* those inside the tile; a == b when none */
+#if PAIRED_VALUES
+    char weighed[ROWS]; /* whether the scores of the tile are weights already */
+#endif
 #if KV_CODES
     float k_scales[ATTN_KEYS], v_scales[ATTN_KEYS] __attribute__((aligned(64))); /* of the tile and a key head */
 #endif
@@ -58,10 +71,16 @@ OUTLINE void NAME(clear)(const struct NAME(unit) *u, struct NAME(sums) *sums) {
         sums->sum[r] = 0.0f;
     }
     memset(sums->o, 0, sizeof sums->o[0] * (u->groups * u->rows));
+#if PAIRED_VALUES
+    memset(sums->lanes, 0, sizeof sums->lanes[0] * ((u->groups * u->rows + VW - 1) / VW * VW));
+#endif
 }
 
 static void NAME(begin)(const struct NAME(unit) *u, struct NAME(state) *t, const Q_T *q) {
     t->all = &t->two[0], t->now = &t->two[1];
+#if PAIRED_VALUES
+    memset(t->weighed, 0, sizeof t->weighed);
+#endif
     for (int r = 0; r < u->groups * u->rows; r++) {
         int at = NAME(query)(u, r), i = u->base + u->q0 + at;
         const Q_T *from = q + Q_OFF + (u->row0 + at) * Q_ROW + NAME(head)(u, r) * (int64_t)Q_HEAD;
@@ -173,37 +192,89 @@ static void NAME(pack_v)(const struct NAME(unit) *u, struct NAME(state) *t, cons
 #define ADD v_fma
 #endif
 
-/* Scores of rows r0..r1, rows in blocks, only the key lanes that some row of the block sees. */
-static void NAME(scores)(struct NAME(state) *t, int r0, int r1, int j0) {
-    for (int r = r0; r < r1; r++) {
-        int a = t->lo[r] - j0, b = t->hi[r] - j0;
-        a = a > 0 ? a : 0;
-        b = b < ATTN_KEYS ? b : ATTN_KEYS;
-        t->a[r] = a < b ? a : 0;
-        t->b[r] = a < b ? b : 0;
-    }
-    for (int r = r0, n; r < r1; r += n) {
-        n = attn_rows(r1 - r);
-        int a = ATTN_KEYS, b = 0;
-        for (int i = r; i < r + n; i++) {
-            if (t->a[i] == t->b[i]) continue;
-            a = t->a[i] < a ? t->a[i] : a;
-            b = t->b[i] > b ? t->b[i] : b;
-        }
-        if (a >= b) continue;
-        a = a / VW * VW;
-        b = (b + VW - 1) / VW * VW;
-        SCORES(n, t->q[r], D, &t->k[0][a], ATTN_KEYS, &t->s[r][a], ATTN_KEYS, b - a, 0, D >> PAIRED, 1);
-#if KV_CODES
-        for (int i = r; i < r + n; i++)
-            for (int j = a; j < b; j += VW) v_store(&t->s[i][j], v_load(&t->s[i][j]) * v_load(&t->k_scales[j]));
+/* What a greater maximum leaves of sums. */
+INLINE float NAME(left)(float max, float next) {
+#if PAIRED_VALUES
+    float less = max - next, power = bits_f32((uint32_t)((int)(less > -127.0f ? less : -127.0f) + 127) << 23);
+#else
+    float power = attn_exp(max - next);
 #endif
+    return max == next ? 1.0f : power;
+}
+
+#if PAIRED_VALUES
+/* The greatest of these scores becomes the row's maximum. */
+OUTLINE void NAME(raise)(struct NAME(state) *t, int r, vf top) {
+    float *max = &t->now->max[r], next = __builtin_ceilf(attn_greatest(top) * FACTOR);
+    vf left = v_splat(NAME(left)(*max, next));
+    *max = next;
+    for (int d = 0; d < DVP; d += VW) v_store(t->now->o[r] + d, v_load(t->now->o[r] + d) * left);
+    v_store(t->now->lanes[r], v_load(t->now->lanes[r]) * left);
+}
+
+/* Scores of a row of a tile to weights. */
+INLINE void NAME(weights)(struct NAME(state) *t, int r, const vf *s) {
+    vf w[ATTN_NV], sum;
+    ATTN_EACH(c, ATTN_NV) w[c] = attn_exp2_narrow(v_fma(s[c], v_splat(FACTOR), v_splat(-t->now->max[r])));
+    ATTN_EACH(c, ATTN_NV) sum = c ? sum + w[c] : w[c];
+    ATTN_EACH(c, ATTN_NV / 2) v_store(&t->s[r][c * VW], attn_narrow(w[2 * c], w[2 * c + 1]));
+    v_store(t->now->lanes[r], v_load(t->now->lanes[r]) + sum);
+}
+
+INLINE vf NAME(top)(const vf *s) {
+    vf top = s[0];
+    ATTN_EACH(c, ATTN_NV - 1) top = v_max(s[c + 1], top);
+    return top;
+}
+
+/* Rows r0 .. r0 + rows, VW at most, but for those that are weighed. */
+static void NAME(online_softmax)(struct NAME(state) *t, int r0, int rows) {
+    const float none = -__builtin_inff();
+    for (int r = r0; r < r0 + (rows < VW ? rows : VW); r++) {
+        if (t->weighed[r] || t->a[r] == t->b[r]) continue;
+        float *s = t->s[r];
+        if (SOFTCAP > 0)
+            for (int j = 0; j < ATTN_KEYS; j++) s[j] = SOFTCAP * m_tanh(s[j] * (SCALE / (SOFTCAP > 0 ? SOFTCAP : 1.0f)));
+        for (int j = 0; j < t->a[r]; j++) s[j] = none;
+        for (int j = t->b[r]; j < ATTN_KEYS; j++) s[j] = none;
+        vf x[ATTN_NV];
+        ATTN_EACH(c, ATTN_NV) x[c] = v_load(s + c * VW);
+        float max = t->now->max[r];
+        vf top = NAME(top)(x);
+        if (max == none || attn_any_above(v_fma(top, v_splat(FACTOR), v_splat(-max)), RAISE)) NAME(raise)(t, r, top);
+        NAME(weights)(t, r, x);
     }
 }
 
+/* Six rows that see a whole tile: weights, unless a maximum has to be raised, else scores. */
+OUTLINE void NAME(score_and_weigh)(struct NAME(state) *t, int r) {
+    vf s[6][ATTN_NV], above = v_splat(-__builtin_inff());
+    ATTN_EACH(i, 6) ATTN_EACH(c, ATTN_NV) s[i][c] = (vf){0};
+    for (int d = 0; d < D / 2; d++) {
+        vf k[ATTN_NV];
+        ATTN_EACH(c, ATTN_NV) k[c] = v_load(&t->k[d][c * VW]);
+        ATTN_EACH(i, 6) {
+            vf q = dot_splat_word(t->q[r + i][d]);
+            ATTN_EACH(c, ATTN_NV) s[i][c] = dot_pair(q, k[c], s[i][c]);
+        }
+    }
+    ATTN_EACH(i, 6) above = v_max(v_fma(NAME(top)(s[i]), v_splat(FACTOR), v_splat(-t->now->max[r + i])), above);
+    int raise = attn_any_above(above, RAISE);
+    ATTN_EACH(i, 6) {
+        t->weighed[r + i] = !raise;
+        if (raise) ATTN_EACH(c, ATTN_NV) v_store(&t->s[r + i][c * VW], s[i][c]);
+        else NAME(weights)(t, r + i, s[i]);
+    }
+}
+
+/* The sums of a chunk's weights. */
+OUTLINE void NAME(total)(struct NAME(sums) *sums, int rows) {
+    for (int r = 0; r < rows; r += VW) v_store(sums->sum + r, attn_across(sums->lanes + r, 1));
+}
+#else
 /* Scores to weights, VW rows at once: new maxima, the factor that keeps the old sums, exponentials, sums. */
 static void NAME(online_softmax)(struct NAME(state) *t, int r0, int rows) {
-    const float factor = SOFTCAP > 0 ? 1.0f : SCALE, none = -__builtin_inff();
+    const float none = -__builtin_inff();
     float lane[VW][VW] __attribute__((aligned(64)));
     for (int i = 0; i < VW; i++) {
         int r = r0 + i;
@@ -218,11 +289,11 @@ static void NAME(online_softmax)(struct NAME(state) *t, int r0, int rows) {
         for (int j = 0; j < ATTN_KEYS; j += VW) top = v_max(v_load(s + j), top);
         v_store(lane[i], top);
     }
-    v_store(lane[0], attn_across(lane, 0) * v_splat(factor));
+    v_store(lane[0], attn_across(lane, 0) * v_splat(FACTOR));
     float *max = t->now->max + r0, *keep = t->keep + r0;
     for (int i = 0; i < VW; i++) {
-        float next = lane[0][i] > max[i] ? lane[0][i] : max[i], fade = attn_exp(max[i] - next);
-        keep[i] = max[i] == next ? 1.0f : fade;
+        float next = lane[0][i] > max[i] ? lane[0][i] : max[i];
+        keep[i] = NAME(left)(max[i], next);
         max[i] = next;
     }
     for (int i = 0; i < VW; i++) {
@@ -230,23 +301,52 @@ static void NAME(online_softmax)(struct NAME(state) *t, int r0, int rows) {
         v_store(lane[i], (vf){0});
         if (i >= rows || t->a[r] == t->b[r]) continue;
         float *s = t->s[r], m = max[i];
-#if PAIRED_VALUES
-        vf sum = {0}, w[2];
-        for (int j = 0; j < ATTN_KEYS; j += 2 * VW) {
-            ATTN_EACH(c, 2) sum += w[c] = attn_exp_narrow(v_fma(v_load(s + j + c * VW), v_splat(factor), v_splat(-m)));
-            v_store(s + j / 2, attn_narrow(w[0], w[1]));
-        }
-#else
-        for (int j = 0; j < ATTN_KEYS; j++) s[j] = attn_exp(FMA(s[j], factor, -m));
+        for (int j = 0; j < ATTN_KEYS; j++) s[j] = attn_exp(FMA(s[j], FACTOR, -m));
         vf sum = v_load(s);
         for (int j = VW; j < ATTN_KEYS; j += VW) sum += v_load(s + j);
-#endif
         v_store(lane[i], sum);
         vf k = v_splat(t->keep[r]);
         if (t->keep[r] != 1.0f)
             for (int d = 0; d < DVP; d += VW) v_store(t->now->o[r] + d, v_load(t->now->o[r] + d) * k);
     }
     v_store(t->now->sum + r0, v_fma(v_load(t->now->sum + r0), v_load(keep), attn_across(lane, 1)));
+}
+#endif
+
+/* Scores of rows r0..r1, rows in blocks, only the key lanes that some row of the block sees. */
+static void NAME(scores)(struct NAME(state) *t, int r0, int r1, int j0) {
+    for (int r = r0; r < r1; r++) {
+        int a = t->lo[r] - j0, b = t->hi[r] - j0;
+        a = a > 0 ? a : 0;
+        b = b < ATTN_KEYS ? b : ATTN_KEYS;
+        t->a[r] = a < b ? a : 0;
+        t->b[r] = a < b ? b : 0;
+    }
+    for (int r = r0, n; r < r1; r += n) {
+        n = attn_rows(r1 - r);
+        int a = ATTN_KEYS, b = 0, whole = 0;
+        for (int i = r; i < r + n; i++) {
+            if (t->a[i] == t->b[i]) continue;
+            a = t->a[i] < a ? t->a[i] : a;
+            b = t->b[i] > b ? t->b[i] : b;
+            whole += t->b[i] - t->a[i] == ATTN_KEYS;
+        }
+        if (a >= b) continue;
+#if PAIRED_VALUES
+        if (whole == 6 && SOFTCAP == 0) {
+            NAME(score_and_weigh)(t, r);
+            continue;
+        }
+        memset(t->weighed + r, 0, n);
+#endif
+        a = a / VW * VW;
+        b = (b + VW - 1) / VW * VW;
+        SCORES(n, t->q[r], D, &t->k[0][a], ATTN_KEYS, &t->s[r][a], ATTN_KEYS, b - a, 0, D >> PAIRED, 1);
+#if KV_CODES
+        for (int i = r; i < r + n; i++)
+            for (int j = a; j < b; j += VW) v_store(&t->s[i][j], v_load(&t->s[i][j]) * v_load(&t->k_scales[j]));
+#endif
+    }
 }
 
 #if PAIRED_VALUES
@@ -291,9 +391,6 @@ static void NAME(add_values)(struct NAME(state) *t, int r0, int r1) {
         for (int i = r; i < r + n; i++) NAME(blend)(t, i, 1, b, t->b[i]);
     }
 }
-
-/* What a greater maximum leaves of sums. */
-INLINE float NAME(left)(float max, float next) { return max == next ? 1.0f : attn_exp(max - next); }
 
 /* The sums of a chunk, that of keys j0 .. end, join those of the chunks before it. */
 OUTLINE void NAME(rows_join)(const struct NAME(unit) *u, struct NAME(state) *t, int j0, int end) {

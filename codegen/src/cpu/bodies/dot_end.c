@@ -18,7 +18,7 @@ void NAME(phase1)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
     }
 #endif
     for (int64_t u = begin; u < end; u++) {
-        int64_t b = u % blocks, g = u / blocks;
+        int64_t b = u / groups, g = u % groups;
         NAME(many_tiles)(bufs, dims, a, b * tiles / blocks, (b + 1) * tiles / blocks, NAME(panel)(dims, g),
                          NAME(panel)(dims, g + 1));
     }

@@ -1,7 +1,7 @@
 /* What attention and its gradient share: register tiles of small products, a transposition, the exponential, chunks of keys.
  *
  * Enters: prelude.c before it in the unit. Leaves: attn_product, attn_product_t, attn_transpose, attn_widen, attn_value,
- * attn_values, attn_line, ATTN_UNIT, attn_exp, attn_exp_narrow, attn_narrow, attn_pair_keys, attn_across, attn_rows, ATTN_KEYS,
+ * attn_values, attn_line, ATTN_UNIT, attn_exp, attn_exp2_narrow, attn_any_above, attn_greatest, attn_narrow, attn_pair_keys, attn_across, attn_rows, ATTN_KEYS,
  * ATTN_BLOCK, attn_chunk, attn_chunk_end.
  * Here so that a unit of several attention kernels holds it once. No slots.
  */
@@ -261,17 +261,32 @@ INLINE float attn_exp(float x) {
 }
 
 #if DOT_BF16_PAIRS
-/* exp for weights that are rounded to bf16, x <= 0 but for rounding: within 2^-18, never below 2^-126, which a sum of weights does not
- * feel, for its greatest is 1. NaN stays. */
-INLINE vf attn_exp_narrow(vf x) {
-    const vf log2e = v_splat(1.44269504f), magic = v_splat(12582912.0f);
-    x = v_max(v_splat(-87.0f), x);
-    vf t = v_fma(x, log2e, magic), r = v_fma(x, log2e, magic - t);
+/* 2^x for weights that are rounded to bf16, x < 127: within 2^-18, never below 2^-126, which a sum of weights does not feel. NaN stays. */
+INLINE vf attn_exp2_narrow(vf x) {
+    const vf magic = v_splat(12582912.0f);
+    x = v_max(v_splat(-126.0f), x);
+    vf t = x + magic, r = x - (t - magic);
     vf p = v_fma(r, v_splat(9.582818386e-03f), v_splat(5.590637020e-02f));
     p = v_fma(p, r, v_splat(2.402409887e-01f));
     p = v_fma(p, r, v_splat(6.931241998e-01f));
     p = v_fma(p, r, v_splat(1.0f));
     return (vf)((vu)p + ((vu)t << 23));
+}
+
+/* Whether a lane is above a limit; NaN is not. */
+INLINE int attn_any_above(vf x, float limit) {
+    uint16_t lanes;
+    __asm__("vcmpps $30, %2, %1, %0" : "=k"(lanes) : "v"(x), "v"(v_splat(limit)));
+    return lanes != 0;
+}
+
+/* The greatest lane. */
+INLINE float attn_greatest(vf x) {
+    x = v_max(__builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7), x);
+    x = v_max(__builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11), x);
+    x = v_max(__builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13), x);
+    x = v_max(__builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14), x);
+    return x[0];
 }
 
 /* 2 * VW numbers as bf16, of which neighbours share a word. */
