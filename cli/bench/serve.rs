@@ -8,7 +8,7 @@ use astrai_builders::config::Slots;
 use astrai_builders::{Cache, ModelConfig};
 use astrai_engine::adapters;
 use astrai_engine::load::Workload;
-use astrai_engine::machine::{Machine, Peaks, Reader};
+use astrai_engine::machine::{Machine, Peaks, Reader, exchange};
 use astrai_engine::model::{Model, read_config, served_fidelity};
 use astrai_engine::programs::Programs;
 use astrai_engine::serving::{KvMemory, Room, Speculation, steps_drafted};
@@ -264,7 +264,9 @@ impl Bench {
         }
         let mut runs: Vec<Runs> = subjects.iter().map(|_| Runs::default()).collect();
         let reader = foreseen.as_ref().and_then(|_| Reader::new(&machine.device));
-        let mut read: Vec<f64> = reader.iter().map(Reader::rate).collect();
+        let exchanged = || reader.as_ref().and_then(|_| exchange(&*machine.device));
+        let (mut read, mut between): (Vec<f64>, Vec<f64>) =
+            (reader.iter().map(Reader::rate).collect(), exchanged().into_iter().collect());
         // In turn, so that what else the machine does meets all of them.
         for _ in 0..self.repeat {
             for (subject, runs) in subjects.iter().zip(&mut runs) {
@@ -274,6 +276,7 @@ impl Bench {
                 runs.waits.next.extend(each.next);
             }
             read.extend(reader.iter().map(Reader::rate));
+            between.extend(exchanged());
         }
         let counters = subjects[0].engine.handle().stats().scheduler;
         subjects.into_iter().for_each(|subject| subject.engine.drain(None));
@@ -295,12 +298,13 @@ impl Bench {
         line.insert("next_token_ms".into(), percentiles(waits.next));
         if let Some((hardware, config)) = foreseen {
             let told = hardware.rate(Reader::BYTES as f64);
-            let read = Some(read).filter(|read| !read.is_empty()).map(|read| Seconds::of(read).median);
-            let now = read.unwrap_or(told);
-            let [all, to_first] = self.replayed(&load, &config, &hardware.reading(now / told), machine)?;
+            let median = |of: Vec<f64>| Some(of).filter(|of| !of.is_empty()).map(|of| Seconds::of(of).median);
+            let [read, between] = [read, between].map(median);
+            let now = hardware.reading(read.unwrap_or(told) / told, between);
+            let [all, to_first] = self.replayed(&load, &config, &now, machine)?;
             line.extend(beside(Some(all), &seconds));
-            if let Some(read) = read {
-                line.insert("read_gb_per_s".into(), json!(rounded(read / 1e9, 1)));
+            for (key, rate) in [("read_gb_per_s", read), ("exchanged_gb_per_s", between)] {
+                line.extend(rate.map(|rate| (key.into(), json!(rounded(rate / 1e9, 1)))));
             }
             line.insert("predicted_first_token_ms".into(), json!(rounded(1e3 * to_first, 2)));
             line.insert("first_token_error".into(), json!(rounded(to_first / first - 1.0, 4)));

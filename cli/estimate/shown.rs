@@ -260,6 +260,9 @@ pub fn checked(c: &Checked, hardware: &Hardware) -> String {
             "reading              {now} beside the steps, for which is predicted; {told} in the hardware's file: {as_told}\n"
         );
     }
+    if let Some(rate) = c.exchange {
+        out += &format!("exchange             {:.1} GB/s between cores beside the steps\n", rate / 1e9);
+    }
     out
 }
 

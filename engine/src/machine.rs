@@ -5,6 +5,7 @@ use astrai_codegen::cuda::Cuda as CudaKernels;
 use astrai_ir::Backend;
 use astrai_runtime::device::cpu::{Compiler, Cpu, Isa, host_isa};
 // What is measured of a machine.
+pub use astrai_runtime::device::cpu::exchange::exchange;
 pub use astrai_runtime::device::cpu::peaks::{Peaks, Reader};
 use astrai_runtime::device::cuda::{self, Cuda, Nvrtc};
 use astrai_runtime::device::null::Null;

@@ -85,14 +85,15 @@ fn fitted(hardware: &Hardware, steps: &[Checked]) -> Result<Hardware, Refused> {
     for step in steps {
         let all: f64 = step.operators.iter().map(|o| o.measured).sum();
         // As memory was read beside this step.
-        let peaks = peaks.reading(step.reading.map_or(1.0, |[now, told]| now / told));
+        let peaks = peaks.reading(step.reading.map_or(1.0, |[now, told]| now / told), step.exchange);
         for o in step.operators.iter().filter(|o| o.measured > 0.0) {
             let t = time(&o.work, &peaks, &Mesh::default(), &|_| None)?;
             let measured = o.measured / o.work.launches as f64;
             let at_peaks = [t.compute, t.memory, t.fixed + t.communication()];
             // A kernel counts by its part of the step, steps alike.
             let seen = Seen { at_peaks, measured, weight: 20.0 * o.measured / all };
-            groups.entry((Kernels::archetype(o.work.form), t.precision)).or_default().push(seen);
+            let archetype = Kernels::archetype(o.work.archetype(&|_| None)?);
+            groups.entry((archetype, t.precision)).or_default().push(seen);
         }
     }
     let mut kernels = Kernels::typical();

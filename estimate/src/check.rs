@@ -10,11 +10,11 @@ use crate::work::{Work, settled, without_numbers, work};
 use astrai_builders::{Cache, Logits, ModelConfig, Program};
 use astrai_engine::batch::RaggedBatch;
 use astrai_engine::load::draw;
-use astrai_engine::machine::{Machine, Reader};
+use astrai_engine::machine::{Machine, Reader, exchange};
 use astrai_engine::model::{Model, check_sizes, plan_within, served_fidelity};
 use astrai_ir::{Dim, Mesh};
 use astrai_runtime::device::{forget_peak, process_memory};
-use astrai_runtime::{Compiled, Dump, Profile, Session, Value};
+use astrai_runtime::{Compiled, Device, Dump, Profile, Session, Value};
 use astrai_serve::cache::KvCache;
 use astrai_serve::pages::Page;
 use astrai_serve::scheduler::batch::StepBatch;
@@ -22,6 +22,7 @@ use astrai_train::batch::PackedBatch;
 use astrai_train::engine::{Engine, Plan, Recipe};
 use astrai_train::settings::Settings;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long steps are run again while which memory changed its speed.
@@ -67,6 +68,8 @@ pub struct Checked {
     /// Bytes per second at which memory was read beside the steps, and what the hardware says of as many bytes; none where that is not
     /// measured.
     pub reading: Option<[f64; 2]>,
+    /// Bytes per second that cores exchanged beside the steps; none where that is not measured.
+    pub exchange: Option<f64>,
 }
 
 impl Checked {
@@ -81,12 +84,14 @@ struct Measured {
     seconds: Vec<f64>,
     programs: Vec<(&'static str, Vec<Work>, Profile)>,
     reading: Option<[f64; 2]>,
+    exchange: Option<f64>,
 }
 
 /// Measures while the machine stays as it is: cores of a virtual machine are moved, and memory is read at another speed then, for seconds or
 /// minutes.
 struct Watch {
     repeat: usize,
+    device: Arc<dyn Device>,
     reader: Option<Reader>,
     told: f64,
     now: f64,
@@ -97,7 +102,7 @@ impl Watch {
         let reader = Some(&machine.device).filter(|_| hardware.kind == "cpu").and_then(Reader::new);
         let told = hardware.rate(Reader::BYTES as f64);
         let now = reader.as_ref().map_or(told, Reader::rate);
-        Watch { repeat, reader, told, now }
+        Watch { repeat, device: machine.device.clone(), reader, told, now }
     }
 
     /// Bytes that it takes for itself.
@@ -133,8 +138,11 @@ impl Watch {
         }
     }
 
-    fn reading(&self) -> Option<[f64; 2]> {
-        self.reader.as_ref().map(|_| [self.now, self.told])
+    /// What was measured, beside what cores exchange as long as memory stays as it is.
+    fn measured(&self, seconds: Vec<f64>, programs: Vec<(&'static str, Vec<Work>, Profile)>) -> Measured {
+        let reading = self.reader.as_ref().map(|_| [self.now, self.told]);
+        let exchange = self.reader.as_ref().and_then(|_| exchange(&*self.device));
+        Measured { seconds, programs, reading, exchange }
     }
 }
 
@@ -195,12 +203,12 @@ fn run(
 
 /// What was measured beside what is predicted.
 fn beside(measured: Measured, hardware: &Hardware) -> Result<Checked, Refused> {
-    let Measured { mut seconds, programs, reading } = measured;
+    let Measured { mut seconds, programs, reading, exchange } = measured;
     let runs = programs.len() as f64;
     seconds.sort_by(f64::total_cmp);
     let at = |part: f64| seconds[((seconds.len() - 1) as f64 * part).round() as usize];
     let mut operators = Vec::new();
-    let seen = hardware.reading(reading.map_or(1.0, |[now, told]| now / told));
+    let seen = hardware.reading(reading.map_or(1.0, |[now, told]| now / told), exchange);
     for (program, works, profile) in programs {
         operators.extend(compare(program, works, &profile, &seen)?);
     }
@@ -218,6 +226,7 @@ fn beside(measured: Measured, hardware: &Hardware) -> Result<Checked, Refused> {
         operators,
         memory: None,
         reading,
+        exchange,
     })
 }
 
@@ -340,7 +349,7 @@ fn prefill(
     let mut session = model.start(planned, machine, &mut |_, _| {}).map_err(said)?;
     let inputs = batch.inputs(session.inputs());
     let (seconds, profile) = forward(&mut session, &inputs, watch)?;
-    Ok(Measured { seconds, programs: vec![("forward", works, profile)], reading: watch.reading() })
+    Ok(watch.measured(seconds, vec![("forward", works, profile)]))
 }
 
 fn paged(
@@ -381,7 +390,7 @@ fn paged(
     }
     let inputs = batch.inputs(session.inputs());
     let (seconds, profile) = forward(&mut session, &inputs, watch)?;
-    Ok(Measured { seconds, programs: vec![("forward", works, profile)], reading: watch.reading() })
+    Ok(watch.measured(seconds, vec![("forward", works, profile)]))
 }
 
 fn train(
@@ -413,5 +422,5 @@ fn train(
     })?;
     let [first, second] = works;
     let programs = vec![("gradient", first, gradient), ("update", second, update)];
-    Ok(Measured { seconds, programs, reading: watch.reading() })
+    Ok(watch.measured(seconds, programs))
 }

@@ -93,6 +93,8 @@ pub struct Hardware {
     pub bandwidth: f64,
     /// Bytes that caches hold between kernels, and the bytes per second that each gives, the smallest first; none where that is not known.
     pub caches: Vec<(f64, f64)>,
+    /// Bytes per second of what other cores have just written; none where that is not known.
+    pub exchange: Option<f64>,
     /// Peak operations per second by type of number, without sparsity.
     pub compute: Vec<(Precision, f64)>,
     /// Seconds between the starts of two small kernels.
@@ -168,6 +170,7 @@ impl Hardware {
             out["memory"]["process"] = json!(Kind::Size.show(self.process));
         }
         let optional = [
+            ("exchange", self.exchange.map(|v| Kind::Bandwidth.show(v))),
             ("power", self.power.map(|v| Kind::Power.show(v))),
             ("price", self.price.map(|v| Kind::Price.show(v))),
         ];
@@ -205,11 +208,16 @@ impl Hardware {
         self.caches.iter().find(|(size, _)| bytes <= *size).map_or(self.bandwidth, |(_, rate)| *rate)
     }
 
-    /// The same machine where memory is read at `part` of its speed, and what is cached little faster than memory, too.
-    pub fn reading(&self, part: f64) -> Hardware {
+    /// The same machine where memory is read at `part` of its speed, and what is cached little faster than memory, too, and where cores
+    /// exchange bytes at this rate.
+    pub fn reading(&self, part: f64, exchange: Option<f64>) -> Hardware {
         let of = |rate: f64| if rate < 2.0 * self.bandwidth { rate * part } else { rate };
         let caches = self.caches.iter().map(|(size, rate)| (*size, of(*rate))).collect();
-        Hardware { bandwidth: of(self.bandwidth), caches, ..self.clone() }
+        // A file that does not know of exchanges has them in its other numbers.
+        let now = self.exchange.map(|told| exchange.unwrap_or(told));
+        // Threads start by what they tell one another, too.
+        let launch = self.launch * self.exchange.zip(now).map_or(1.0, |(told, now)| told / now);
+        Hardware { bandwidth: of(self.bandwidth), caches, exchange: now, launch, ..self.clone() }
     }
 
     /// The link over which a group of so many ranks exchanges values: the fastest that joins them all.

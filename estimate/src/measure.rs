@@ -2,7 +2,7 @@
 //! what starting its threads takes, all measured.
 
 use crate::hardware::{Hardware, Kernels, Precision};
-use astrai_engine::machine::Peaks;
+use astrai_engine::machine::{Peaks, exchange};
 use astrai_runtime::Device;
 use astrai_runtime::device::process_memory;
 use std::hint::black_box;
@@ -16,8 +16,8 @@ const ROUNDS: usize = 5;
 const APART: Duration = Duration::from_secs(1);
 
 /// Of one round: operations per second of vectors, of the unit for bf16, of f32 in pieces; bytes read again and again with bytes per second,
-/// the greatest from memory; seconds of starting the threads.
-type Round = ([Option<f64>; 3], Vec<(f64, f64)>, f64);
+/// the greatest from memory; seconds of starting the threads; bytes per second that cores exchange.
+type Round = ([Option<f64>; 3], Vec<(f64, f64)>, f64, Option<f64>);
 
 /// This machine: arithmetic of the fastest round, reading and starting of the one whose reading from memory lies in the middle. `None` where
 /// its peaks cannot be measured.
@@ -27,16 +27,21 @@ pub fn here(device: &dyn Device) -> Option<Hardware> {
         if i > 0 {
             sleep(APART);
         }
-        rounds.push((Peaks::arithmetic_of(device)?, Peaks::levels(device)?, launch(device)));
+        rounds.push((
+            Peaks::arithmetic_of(device)?,
+            Peaks::levels(device)?,
+            launch(device),
+            exchange(device),
+        ));
     }
     let fastest = |i: usize| rounds.iter().filter_map(|(peaks, ..)| peaks[i]).reduce(f64::max);
     let [vector, matrix, pieces] = [0, 1, 2].map(fastest);
     let rows =
         [(Precision::F32, vector), (Precision::F32Pieces, pieces), (Precision::Bf16, matrix.or(vector))];
     let compute = rows.into_iter().filter_map(|(p, rate)| Some((p, rate?))).collect();
-    let memory = |(_, levels, _): &Round| levels.last().map_or(0.0, |(_, rate)| *rate);
+    let memory = |(_, levels, ..): &Round| levels.last().map_or(0.0, |(_, rate)| *rate);
     rounds.sort_by(|a, b| memory(a).total_cmp(&memory(b)));
-    let (_, mut caches, launch) = rounds.swap_remove(ROUNDS / 2);
+    let (_, mut caches, launch, exchange) = rounds.swap_remove(ROUNDS / 2);
     let target = device.backend().target();
     let bandwidth = caches.pop().map_or(target.bandwidth, |(_, rate)| rate);
     Some(Hardware {
@@ -47,6 +52,7 @@ pub fn here(device: &dyn Device) -> Option<Hardware> {
         process: process_memory().map_or(0.0, |[now, _]| now as f64),
         bandwidth,
         caches,
+        exchange,
         compute,
         launch,
         links: vec![],

@@ -14,6 +14,8 @@ const TILE: [f64; 2] = [128.0, 128.0];
 const LINES: [f64; 2] = [32.0, 16.0];
 /// Operations on vectors for a score: scaling, the maximum, an exponential, its sum and its pieces.
 const SCORE: f64 = 48.0;
+/// Rows of a product on a processor of which each thread has some, as it has in the kernels around.
+const OWN_ROWS: f64 = 127.0;
 /// Least length of a sum that is worth sharing between multiprocessors.
 const SHARED_SUM: f64 = 1024.0;
 
@@ -114,8 +116,9 @@ pub fn time(work: &Work, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> Resu
         return Ok(Time { flops, bytes, sent, ..Time::default() });
     }
     let precision = precision(work, hardware);
-    let same = SAME.iter().find(|(form, _)| hardware.kind != "cpu" && *form == work.form);
-    let reach = hardware.kernels.of(same.map_or(work.form, |(_, of)| *of), precision);
+    let archetype = work.archetype(sizes)?;
+    let same = SAME.iter().find(|(form, _)| hardware.kind != "cpu" && *form == archetype);
+    let reach = hardware.kernels.of(same.map_or(archetype, |(_, of)| *of), precision);
     let [m, n, k, batch] =
         [&work.sizes[0], &work.sizes[1], &work.sizes[2], &work.sizes[3]].map(|d| value(d, sizes));
     let shape = [m?, n?, k?, batch?];
@@ -124,16 +127,22 @@ pub fn time(work: &Work, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> Resu
     let compute = (products + softmax(work, hardware, precision, flops, shape)) / reach.compute;
     let warm = value(&work.warm, sizes)?.min(bytes);
     let mut memory = (bytes - warm) / hardware.rate(work.among as f64) + warm / hardware.rate(warm);
-    let mut starts = 1.0;
+    let (mut starts, mut exchanged) = (1.0, 0.0);
     if hardware.kind == "cpu" {
         // What is packed is written once and read once.
+        let mut between = value(&work.warm, sizes)?;
         if matches!(work.form, "dot" | "panels" | "grouped" | "grouped_panels") {
             let packed = value(&work.workspace, sizes)?;
             memory += 2.0 * packed / hardware.rate(packed);
+            between += packed;
+        }
+        // Another core wrote most of it, and computing waits for that; but for rows so many that threads have rows of their own.
+        if let Some(rate) = hardware.exchange.filter(|_| work.form != "panels" || shape[0] < OWN_ROWS) {
+            exchanged = between * (1.0 - 1.0 / f64::from(hardware.units.max(1))) / rate;
         }
         starts = work.phases as f64;
     }
-    let (memory, fixed) = (memory / reach.memory, reach.fixed + starts * hardware.launch);
+    let (memory, fixed) = (memory / reach.memory, reach.fixed + starts * hardware.launch + exchanged);
     Ok(Time { flops, bytes, precision, compute, memory, apart: reach.apart, fixed, sent })
 }
 

@@ -335,6 +335,7 @@ fn kernel(k: &KernelEntry) -> Result<Work, Refused> {
         among: u64::MAX,
         phases: 1,
         products: Products::Native,
+        sequences: Dim::from(0),
         window: None,
         groups,
         messages: vec![],

@@ -210,6 +210,7 @@ pub fn checked(c: &Checked, s: &Schedule, hardware: &Hardware) -> Value {
         "measured_seconds": c.measured, "error": c.error(), "spread": c.spread,
         "planned_bytes": c.memory.map(|m| m[0]), "peak_bytes": c.memory.map(|m| m[1]),
         "read_bytes_per_s": c.reading.map(|r| r[0]), "told_bytes_per_s": c.reading.map(|r| r[1]),
+        "exchanged_bytes_per_s": c.exchange,
         "operators": c.operators.iter().map(operator).collect::<Vec<_>>(),
     })
 }

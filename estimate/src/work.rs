@@ -56,12 +56,25 @@ pub struct Work {
     pub phases: u64,
     /// On what it multiplies.
     pub products: Products,
+    /// Sequences that attention's tokens are of; none of other kernels.
+    pub sequences: Dim,
     /// Keys that a token sees at most, of attention that sees no more.
     pub window: Option<u64>,
     /// Matrices of which rows choose some.
     pub groups: u64,
     /// What is sent.
     pub messages: Vec<Message>,
+}
+
+impl Work {
+    /// Whose numbers it has, of [`crate::hardware::ARCHETYPES`].
+    ///
+    /// # Errors
+    /// A size overflows.
+    pub fn archetype(&self, sizes: &dyn Fn(&str) -> Option<u64>) -> Result<&'static str, Refused> {
+        let alone = self.form == "attention" && self.sizes[0].eval(sizes)? <= self.sequences.eval(sizes)?;
+        Ok(if alone { "attention_one" } else { self.form })
+    }
 }
 
 /// The work of a program, in the order of the first launches.
@@ -187,7 +200,8 @@ pub fn settled(w: Work, sizes: &dyn Fn(&str) -> Option<u64>) -> Result<Work, Ref
     }
     let [flops, bytes, warm, workspace] = [&w.flops, &w.bytes, &w.warm, &w.workspace].map(at);
     let (flops, bytes, warm, workspace) = (flops?, bytes?, warm?, workspace?);
-    Ok(Work { flops, bytes, warm, workspace, sizes: all, messages, ..w })
+    let sequences = at(&w.sequences)?;
+    Ok(Work { flops, bytes, warm, workspace, sequences, sizes: all, messages, ..w })
 }
 
 /// An origin with `*` for numbers, and the first of them, which is the layer's.
@@ -234,6 +248,10 @@ fn describe(_: &Plan, region: &Arc<Region>, [reads, writes]: &[Vec<bool>; 2]) ->
         among: u64::MAX,
         phases: 1,
         products: Products::Native,
+        sequences: match region.form() {
+            Form::Attention(a) => a.sequences.clone(),
+            _ => Dim::from(0),
+        },
         window: match region.form() {
             Form::Attention(a) => a.op.window.map(|w| w as u64),
             _ => None,

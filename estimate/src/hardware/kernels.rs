@@ -6,14 +6,15 @@ use serde_json::{Map, Value, json};
 
 /// Kernels that have numbers of their own, by the names of their forms; the others take those of `loops`. `panels` are dots of a weight
 /// that was packed ahead, and `grouped_panels` those of experts, which a processor multiplies with other loops than sides that lie as they
-/// were made.
-pub const ARCHETYPES: [&str; 10] = [
+/// were made. `attention_one` is attention of one query of each sequence, which gets keys ready for few rows and waits for them.
+pub const ARCHETYPES: [&str; 11] = [
     "dot",
     "panels",
     "grouped",
     "grouped_panels",
     "outer",
     "attention",
+    "attention_one",
     "attention_grad",
     "loss",
     "loops",
@@ -21,7 +22,8 @@ pub const ARCHETYPES: [&str; 10] = [
 ];
 
 /// Kernels that are one on devices other than processors, and in files that do not tell them apart: each with the one it is.
-pub const SAME: [(&str, &str); 3] = [("panels", "dot"), ("grouped_panels", "grouped"), ("outer", "grouped")];
+pub const SAME: [(&str, &str); 4] =
+    [("panels", "dot"), ("grouped_panels", "grouped"), ("outer", "grouped"), ("attention_one", "attention")];
 
 /// What part of the peaks kernels of one archetype reach.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -81,6 +83,7 @@ impl Kernels {
                 of(0.65, 0.80, 4e-6),
                 of(0.65, 0.80, 4e-6),
                 of(0.65, 0.80, 4e-6),
+                of(0.60, 0.85, 3e-6),
                 of(0.60, 0.85, 3e-6),
                 of(0.45, 0.80, 4e-6),
                 of(0.65, 0.85, 4e-6),

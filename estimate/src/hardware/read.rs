@@ -86,9 +86,9 @@ pub fn hardware(value: &Value) -> Result<Hardware, String> {
     }
 }
 
-const KEYS: [&str; 13] = [
-    "name", "kind", "units", "memory", "cache", "compute", "launch", "links", "power", "price", "kernels",
-    "sources", "notes",
+const KEYS: [&str; 14] = [
+    "name", "kind", "units", "memory", "cache", "exchange", "compute", "launch", "links", "power", "price",
+    "kernels", "sources", "notes",
 ];
 
 fn ours(file: &Object) -> Result<Hardware, String> {
@@ -119,6 +119,7 @@ fn ours(file: &Object) -> Result<Hardware, String> {
         process: memory.quantity("process", Kind::Size)?.unwrap_or(0.0),
         bandwidth: memory.wanted("bandwidth", Kind::Bandwidth)?,
         caches: caches(file)?,
+        exchange: file.quantity("exchange", Kind::Bandwidth)?,
         compute: peaks,
         launch: file.quantity("launch", Kind::Time)?.unwrap_or(2e-6),
         links: links(file)?,

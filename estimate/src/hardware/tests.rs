@@ -66,13 +66,17 @@ fn files_of_llmsim_are_understood_as_meant() {
 #[test]
 fn kernels_of_a_type_have_numbers_of_their_own_and_caches_stand_in_a_row() {
     let text = "{name: 'x', kind: 'cpu', memory: {size: '8 GB', bandwidth: '20 GB/s'}, compute: {fp32: '200 GFLOP/s', fp32_pieces: '600 GFLOP/s'},
-        cache: [{size: '1 MB', bandwidth: '90 GB/s'}, {size: '32 MB', bandwidth: '40 GB/s'}],
+        cache: [{size: '1 MB', bandwidth: '90 GB/s'}, {size: '32 MB', bandwidth: '40 GB/s'}], exchange: '6 GB/s',
         kernels: {dot: {compute: 0.5, fp32_pieces: {compute: 0.9, apart: 0.25}}, turn: '30 us', logit: '0.2 ns'}}";
     let read = Hardware::parse(text, "x.json5").unwrap();
     for h in [&read, &Hardware::parse(&read.save().to_string(), "again").unwrap()] {
         assert_eq!([1e5, 2e6, 1e8].map(|bytes| h.rate(bytes)), [90e9, 40e9, 20e9]);
         // Where memory is read slower, so is what is hardly faster than it.
-        assert_eq!([1e5, 2e6, 1e8].map(|bytes| h.reading(0.5).rate(bytes)), [90e9, 40e9, 10e9]);
+        assert_eq!([1e5, 2e6, 1e8].map(|bytes| h.reading(0.5, None).rate(bytes)), [90e9, 40e9, 10e9]);
+        // What cores exchange is what was seen beside a run, or what the file says; other files have it in their other numbers.
+        let exchanged = [None, Some(3e9)].map(|seen| h.reading(1.0, seen).exchange);
+        assert_eq!(exchanged, [Some(6e9), Some(3e9)]);
+        assert_eq!(Hardware { exchange: None, ..h.clone() }.reading(1.0, Some(3e9)).exchange, None);
         let [pieces, vectors] =
             [Precision::F32Pieces, Precision::F32].map(|p| (h.kernels.of("dot", p), h.peak(p)));
         assert_eq!(

@@ -131,6 +131,7 @@ impl Machine {
             process: 0.0,
             bandwidth: self.memory * 1e12,
             caches: vec![],
+            exchange: None,
             compute: vec![
                 (Precision::F32, f32 * 1e12),
                 (Precision::Bf16, bf16 * 1e12),

@@ -11,10 +11,11 @@
 /* Values and weights, too: weights are rounded to bf16, their sums are not. Those of codes stay f32, as each key has scales. */
 #define PAIRED_VALUES (PAIRED && !KV_CODES)
 
-/* Weights that are rounded are powers of two, of scores less their row's maximum, a whole number; what a greater one leaves of sums is
- * exact. It is raised only for a score that is above it by more than RAISE, for floats are as exact there: so rarely that scores of full
- * tiles become weights while they are in registers. A unit of maxima as a natural logarithm, and what scores are multiplied by: */
-#define RAISE 16.0f
+/* Weights that are rounded are 2^(score FACTOR - M). M, a row's maximum, is a whole number, so that raising it scales sums exactly. It is
+ * raised only when a score is above it by more than RAISE: until then weights are 2^RAISE at most, which costs as much of the range of
+ * sums and nothing of their digits. That is so rare that scores of full tiles become weights while they are in registers. ROWS_MAX is a
+ * unit of M as a natural logarithm. */
+#define RAISE 8.0f
 #define ROWS_MAX (PAIRED_VALUES ? 0.693147181f : 1.0f)
 #define FACTOR ((SOFTCAP > 0 ? 1.0f : SCALE) * (PAIRED_VALUES ? 1.44269504f : 1.0f))
 
@@ -53,11 +54,12 @@ struct NAME(state) {
     float k[DP][ATTN_KEYS] __attribute__((aligned(64)));
     float wide[VW][DP] __attribute__((aligned(64))); /* keys on their way into k */
     float v[ATTN_KEYS][DVP] __attribute__((aligned(64)));
-    float keep[ROWS + VW];  /* what a tile leaves of the sums before it */
     int lo[ROWS], hi[ROWS]; /* visible keys of a row, then */
     int a[ROWS], b[ROWS];   /* those inside the tile; a == b when none */
 #if PAIRED_VALUES
     char weighed[ROWS]; /* whether the scores of the tile are weights already */
+#else
+    float keep[ROWS + VW]; /* what a tile leaves of the sums before it */
 #endif
 #if KV_CODES
     float k_scales[ATTN_KEYS], v_scales[ATTN_KEYS] __attribute__((aligned(64))); /* of the tile and a key head */
@@ -206,11 +208,14 @@ INLINE float NAME(left)(float max, float next) {
 /* The greatest of these scores becomes the row's maximum. */
 OUTLINE void NAME(raise)(struct NAME(state) *t, int r, vf top) {
     float *max = &t->now->max[r], next = __builtin_ceilf(attn_greatest(top) * FACTOR);
+    if (!(next > *max)) return; /* beside scores that are no numbers, as the sum is then */
     vf left = v_splat(NAME(left)(*max, next));
     *max = next;
     for (int d = 0; d < DVP; d += VW) v_store(t->now->o[r] + d, v_load(t->now->o[r] + d) * left);
     v_store(t->now->lanes[r], v_load(t->now->lanes[r]) * left);
 }
+
+_Static_assert(ATTN_NV * VW == ATTN_KEYS, "a row of a tile is as many vectors");
 
 /* Scores of a row of a tile to weights. */
 INLINE void NAME(weights)(struct NAME(state) *t, int r, const vf *s) {
@@ -239,9 +244,8 @@ static void NAME(online_softmax)(struct NAME(state) *t, int r0, int rows) {
         for (int j = t->b[r]; j < ATTN_KEYS; j++) s[j] = none;
         vf x[ATTN_NV];
         ATTN_EACH(c, ATTN_NV) x[c] = v_load(s + c * VW);
-        float max = t->now->max[r];
         vf top = NAME(top)(x);
-        if (max == none || attn_any_above(v_fma(top, v_splat(FACTOR), v_splat(-max)), RAISE)) NAME(raise)(t, r, top);
+        if (attn_any_above(v_fma(top, v_splat(FACTOR), v_splat(-t->now->max[r])), RAISE)) NAME(raise)(t, r, top);
         NAME(weights)(t, r, x);
     }
 }

@@ -144,14 +144,15 @@ void NAME(phase0)(void *const *bufs, const int64_t *dims, char *scratch, int64_t
     for (int64_t t = begin; t < (end < tiles ? end : tiles); t++) NAME(pack_rows)(bufs, dims, scratch, t, 0, DOT_M);
 }
 
-/* Units of a block of rows follow one another, so that a thread takes the rows that it packed, and that it wrote in the kernel before:
- * a line that another core wrote takes long to read. Half as many rows of a plain weight cost less than that. */
+/* Units of a block of rows follow one another, so that a thread mostly takes rows that it packed, and that it wrote in the kernel before:
+ * a line that another core wrote takes long to read. For that a block is cut in two where panels are read as they lie and both halves
+ * have more than a few tiles. */
 static int64_t NAME(row_blocks)(const int64_t *dims)
 {
     int64_t tiles = DOT_BY_TILES ? DOT_MATRIX_TILES_PER_UNIT : DOT_TILES_PER_UNIT;
     int64_t blocks = (NAME(tiles)(dims) + tiles - 1) / tiles;
 #if defined(DOT_WEIGHT_F32) || defined(DOT_WEIGHT_BF16)
-    if (!DOT_BY_TILES && blocks == 1 && NAME(tiles)(dims) >= 8) return 2;
+    if (!DOT_BY_TILES && blocks == 1 && NAME(tiles)(dims) >= 2 * DOT_FEW_TILES + 2) return 2;
 #endif
     return blocks;
 }

@@ -1,8 +1,8 @@
 /* What attention and its gradient share: register tiles of small products, a transposition, the exponential, chunks of keys.
  *
  * Enters: prelude.c before it in the unit. Leaves: attn_product, attn_product_t, attn_transpose, attn_widen, attn_value,
- * attn_values, attn_line, ATTN_UNIT, attn_exp, attn_exp2_narrow, attn_any_above, attn_greatest, attn_narrow, attn_pair_keys, attn_across, attn_rows, ATTN_KEYS,
- * ATTN_BLOCK, attn_chunk, attn_chunk_end.
+ * attn_values, attn_line, ATTN_UNIT, attn_exp, attn_exp2_narrow, attn_any_above, attn_greatest, attn_narrow, attn_pair_keys,
+ * attn_across, attn_rows, ATTN_KEYS, ATTN_BLOCK, attn_chunk, attn_chunk_end.
  * Here so that a unit of several attention kernels holds it once. No slots.
  */
 #include <string.h>
@@ -280,7 +280,7 @@ INLINE int attn_any_above(vf x, float limit) {
     return lanes != 0;
 }
 
-/* The greatest lane. */
+/* The greatest lane; one that is no number may hide others. */
 INLINE float attn_greatest(vf x) {
     x = v_max(__builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7), x);
     x = v_max(__builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11), x);

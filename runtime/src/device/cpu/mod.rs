@@ -1,6 +1,7 @@
 //! The processor as a device. In: kernels in C. Out: functions of shared objects, run by a pool of threads on pages of this process.
 
 mod compiler;
+pub mod exchange;
 pub mod isa;
 pub mod peaks;
 mod pool;
