@@ -14,7 +14,7 @@ const TILE: [f64; 2] = [128.0, 128.0];
 const LINES: [f64; 2] = [32.0, 16.0];
 /// Operations on vectors for a score: scaling, the maximum, an exponential, its sum and its pieces.
 const SCORE: f64 = 48.0;
-/// Rows of a product on a processor of which each thread has some, as it has in the kernels around.
+/// Rows of a product on a processor of which each thread has some, as it has in the kernels around: where AVX-512 cuts them into two blocks.
 const OWN_ROWS: f64 = 127.0;
 /// Least length of a sum that is worth sharing between multiprocessors.
 const SHARED_SUM: f64 = 1024.0;

@@ -1,6 +1,6 @@
 /* What attention and its gradient share: register tiles of small products, a transposition, the exponential, chunks of keys.
  *
- * Enters: prelude.c before it in the unit. Leaves: attn_product, attn_product_t, attn_transpose, attn_widen, attn_value,
+ * Enters: prelude.c and scalar.c before it in the unit. Leaves: attn_product, attn_product_t, attn_transpose, attn_widen, attn_value,
  * attn_values, attn_line, ATTN_UNIT, attn_exp, attn_exp2_narrow, attn_any_above, attn_greatest, attn_narrow, attn_pair_keys,
  * attn_across, attn_rows, ATTN_KEYS, ATTN_BLOCK, attn_chunk, attn_chunk_end.
  * Here so that a unit of several attention kernels holds it once. No slots.
@@ -246,15 +246,7 @@ INLINE dot_q8 attn_line(int kind, const void *codes) {
 /* exp for weights relative to a maximum, x <= 0 but for rounding: below e^-87 a weight is 0. */
 INLINE float attn_exp(float x) {
     float c = x < -87.0f ? -87.0f : x;
-    float t = FMA(c, 1.44269504f, 12582912.0f);
-    float n = t - 12582912.0f;
-    float r = FMA(n, -0.693359375f, c);
-    r = FMA(n, 2.12194440e-4f, r);
-    float p = FMA(r, 1.382478396e-03f, 8.369384333e-03f);
-    p = FMA(p, r, 4.166823626e-02f);
-    p = FMA(p, r, 1.666651517e-01f);
-    p = FMA(p, r, 4.999999404e-01f);
-    p = FMA(p, r * r, r) + 1.0f;
+    float t = FMA(c, 1.44269504f, 12582912.0f), p = m_exp_rest(c, t - 12582912.0f);
     float v = bits_f32(f32_bits(p) + (f32_bits(t) << 23));
     v = x < -87.0f ? 0.0f : v;
     return x == x ? v : x;
