@@ -128,7 +128,7 @@ pub struct Serve {
     /// Greatest rank of an adapter that requests choose by name
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=512))]
     max_adapter_rank: u32,
-    /// Most tokens in one step, of prompts and answers together [default: 512, or as many as answers at once]
+    /// Most tokens in one step, of prompts and answers together [default: 64 a core, 256 where it has a matrix unit, 512 at most, on GPUs and with experts]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     max_batch_tokens: Option<u32>,
     /// Requests that may wait; what comes then is refused with 429

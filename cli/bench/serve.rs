@@ -375,7 +375,9 @@ impl Bench {
     ) -> Result<[(Costs, f64); 2], Failure> {
         let room = self.room(load);
         let fidelity = room.fidelity.unwrap_or_else(|| served_fidelity(config));
-        let sizes = [room.step_tokens((load.prompt + load.new) as usize) as u64, room.sequences as u64];
+        let context = (load.prompt + load.new) as usize;
+        let tokens = room.step_tokens(context, config, machine.backend().target());
+        let sizes = [tokens, room.sequences].map(|n| n as u64);
         let each = sizes[1];
         // No step has more than all prompts that are asked at once.
         let all = sizes[0].min(load.prompt * each).max(each);

@@ -33,7 +33,7 @@ pub(super) struct ReplayFlags {
     /// Most answers computed at once [default: 32]
     #[arg(long, value_name = "N", requires = "replay", value_parser = clap::value_parser!(u16).range(1..=4096))]
     max_seqs: Option<u16>,
-    /// Most tokens in one step, of prompts and answers together [default: 512, or as many as answers at once]
+    /// Most tokens in one step, of prompts and answers together [default: 64 a core, 256 where it has a matrix unit, 512 at most, on GPUs and with experts]
     #[arg(long, value_name = "N", requires = "replay", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     max_batch_tokens: Option<u32>,
     /// Most tokens of prompt and answer together [default: what the model takes and the memory holds]

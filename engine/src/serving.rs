@@ -15,9 +15,9 @@ use crate::model::{Model, plan_within, served_fidelity};
 use crate::programs::Programs;
 use crate::{Error, Hear, Note};
 use astrai_builders::config::EncoderSpec;
-use astrai_builders::config::{Pooling, Slots, TensorSpec};
+use astrai_builders::config::{MlpSpec, Pooling, Slots, TensorSpec};
 use astrai_builders::{Cache, Logits, ModelConfig, Program};
-use astrai_ir::{Code, DType, Narrow};
+use astrai_ir::{Code, DType, Narrow, Target};
 use astrai_passes::Fidelity;
 use astrai_runtime::Error as RuntimeError;
 use astrai_runtime::weights::is_gguf;
@@ -35,8 +35,15 @@ use std::str::FromStr;
 /// Most sequences in one step unless told otherwise.
 pub const SEQUENCES: usize = 32;
 
-/// Most tokens in one step unless told otherwise: enough to fill the processor, few enough to keep others' steps short.
+/// Most tokens in one step unless told otherwise, on any device.
 pub const TOKENS: usize = 512;
+
+/// Tokens in one step unless told otherwise: enough to fill the device, few enough to keep others' steps short. Experts see their part of them.
+fn usual_tokens(config: &ModelConfig, target: &Target) -> usize {
+    let dense = config.layers.iter().all(|l| matches!(l.mlp, MlpSpec::Dense { .. }));
+    let each = if target.matrix_unit { 256 } else { 64 };
+    if dense { TOKENS.min(each * target.units as usize) } else { TOKENS }
+}
 
 /// Of the memory that is free beside the weights, the part that keys and values take unless told otherwise.
 const SHARE: f64 = 0.5;
@@ -149,9 +156,10 @@ impl Room {
         Ok((fit.cache, fit.context))
     }
 
-    /// Tokens of a step, where sequences may have so many.
-    pub fn step_tokens(&self, context: usize) -> usize {
-        self.tokens.unwrap_or(self.rows().max(TOKENS.min(context.saturating_mul(self.sequences))))
+    /// Tokens of a step of this model, where sequences may have so many.
+    pub fn step_tokens(&self, context: usize, config: &ModelConfig, target: &Target) -> usize {
+        let usual = usual_tokens(config, target).min(context.saturating_mul(self.sequences));
+        self.tokens.unwrap_or(self.rows().max(usual))
     }
 
     /// Rows of a step: a sequence that runs alone has some for what is proposed.
@@ -403,7 +411,7 @@ fn plan(
     let fit_beside = |bytes: u64| fit(room, config.max_positions, page, free.saturating_sub(bytes));
     let (mut beside, mut fit) = (0, fit_beside(0)?);
     loop {
-        let tokens = room.step_tokens(fit.context);
+        let tokens = room.step_tokens(fit.context, config, machine.backend().target());
         if tokens < room.sequences {
             let n = room.sequences;
             let line =

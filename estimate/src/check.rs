@@ -94,15 +94,16 @@ struct Watch {
     device: Arc<dyn Device>,
     reader: Option<Reader>,
     told: f64,
-    now: f64,
+    /// Bytes per second that were read, and that cores exchanged, before the steps that count, between and after them.
+    rates: Vec<f64>,
+    exchanged: Vec<f64>,
 }
 
 impl Watch {
     fn new(hardware: &Hardware, machine: &Machine, repeat: usize) -> Watch {
         let reader = Some(&machine.device).filter(|_| hardware.kind == "cpu").and_then(Reader::new);
         let told = hardware.rate(Reader::BYTES as f64);
-        let now = reader.as_ref().map_or(told, Reader::rate);
-        Watch { repeat, device: machine.device.clone(), reader, told, now }
+        Watch { repeat, device: machine.device.clone(), reader, told, rates: vec![], exchanged: vec![] }
     }
 
     /// Bytes that it takes for itself.
@@ -113,14 +114,24 @@ impl Watch {
     /// Reads memory; true where it was read as fast the last time.
     fn stays(&mut self) -> bool {
         let Some(reader) = &self.reader else { return true };
-        let before = std::mem::replace(&mut self.now, reader.rate());
-        (self.now / before - 1.0).abs() <= APART
+        let (before, now) = (self.rates.last().copied(), reader.rate());
+        self.rates.push(now);
+        self.exchanged.extend(exchange(&*self.device));
+        before.is_none_or(|before| (now / before - 1.0).abs() <= APART)
+    }
+
+    /// Only the last reading is of steps that count.
+    fn forget(&mut self) {
+        for readings in [&mut self.rates, &mut self.exchanged] {
+            readings.drain(..readings.len().saturating_sub(1));
+        }
     }
 
     /// Seconds of `repeat` steps, one after another, before and after which memory is read as fast; when patience has run out, of any. A step gives its seconds, and hears whether what was measured before it is forgotten.
     fn steps(&mut self, mut step: impl FnMut(bool) -> Result<f64, String>) -> Result<Vec<f64>, Refused> {
         let (mut kept, ends) = (Vec::new(), Instant::now() + PATIENCE);
         self.stays();
+        self.forget();
         loop {
             // What was read takes the place of what a step finds in the caches.
             step(kept.is_empty())?;
@@ -131,6 +142,7 @@ impl Watch {
             }
             if !self.stays() && Instant::now() < ends {
                 kept.clear();
+                self.forget();
             }
             if kept.len() >= self.repeat {
                 return Ok(kept);
@@ -138,12 +150,18 @@ impl Watch {
         }
     }
 
-    /// What was measured, beside what cores exchange as long as memory stays as it is.
+    /// What was measured, beside the medians of what was read and exchanged meanwhile: one reading may meet something else.
     fn measured(&self, seconds: Vec<f64>, programs: Vec<(&'static str, Vec<Work>, Profile)>) -> Measured {
-        let reading = self.reader.as_ref().map(|_| [self.now, self.told]);
-        let exchange = self.reader.as_ref().and_then(|_| exchange(&*self.device));
-        Measured { seconds, programs, reading, exchange }
+        let reading = median(&self.rates).map(|now| [now, self.told]);
+        Measured { seconds, programs, reading, exchange: median(&self.exchanged) }
     }
+}
+
+/// The one in the middle.
+fn median(of: &[f64]) -> Option<f64> {
+    let mut sorted = of.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied()
 }
 
 /// Runs the program and compares.
@@ -161,7 +179,10 @@ pub fn check(
         return Err("--check runs one rank on the device at hand; leave --tp, --dp, --ep, --pp and --micro-batches out".into());
     }
     check_sizes(config, s.batch, s.seq)?;
-    let planned = estimate(config, s, hardware, machine.backend())?.summary.memory.total();
+    let memory = estimate(config, s, hardware, machine.backend())?.summary.memory;
+    // A prefill that is checked keeps no keys and values.
+    let kept = if s.purpose == Purpose::Prefill { memory.kv } else { 0 };
+    let planned = memory.total() - kept;
     let mut watch = Watch::new(hardware, machine, repeat);
     let forgotten = forget_peak();
     let measured = run(config, s, 1, machine, &mut watch)?;

@@ -146,6 +146,14 @@ fn a_server_is_replayed() {
         rows.starts_with("seconds,busy,running,")
             && found["series"].as_array().unwrap().len() + 1 == rows.lines().count()
     );
+    // A step has as many tokens as fill the device.
+    let cores = dir.path().join("cores.json");
+    let two = "{\"name\": \"cpu avx2\", \"kind\": \"cpu\", \"units\": 2, \"memory\": {\"size\": \"24 GB\", \"bandwidth\": \"33 GB/s\"},
+        \"compute\": {\"fp32\": \"0.2 TFLOP/s\", \"bf16\": \"0.2 TFLOP/s\"}}";
+    std::fs::write(&cores, two).unwrap();
+    let few = replay(&["--hardware", text(&cores)]);
+    let tokens = [&found, &few].map(|of| of["server"]["max_batch_tokens"].as_u64());
+    assert_eq!(tokens, [Some(512), Some(128)], "{}", few["server"]);
     // Alone each is answered sooner, all later.
     let alone = replay(&["--max-concurrency", "1"]);
     let number = |of: &Value, key: &str| of[key].as_f64().unwrap();

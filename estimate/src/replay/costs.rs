@@ -118,12 +118,13 @@ impl StepCosts {
             let program = Program { span, ..Program::paged(tokens, room.rows() as u64, cache) };
             forward(config, s.storage, &backend, (&mesh, 0), &program, fidelity)
         };
+        let tokens_of = |context| room.step_tokens(context, config, backend.target());
         // What the pages leave is known of a plan, whose pages do not matter.
         let longest = room.context.unwrap_or(config.max_positions);
         let table = longest.div_ceil(Cache::PAGE);
         let windows = Some(Windows { pages: table, window: 1, every: false });
         let any = Cache { page: Cache::PAGE, pages: table, table, windows };
-        let first = plan(room.step_tokens(longest) as u64, any, longest as u64)?;
+        let first = plan(tokens_of(longest) as u64, any, longest as u64)?;
         let cost = first.cost().map_err(|e| e.to_string())?;
         let page_bytes = [false, true].map(|windowed| {
             let these = |name: &str| name.starts_with(Cache::WINDOWED) == windowed;
@@ -135,7 +136,7 @@ impl StepCosts {
             format!("weights and activations need {need:.1} GB of the {have:.1} GB of a rank")
         })?;
         let (cache, context) = room.pages(config, page_bytes, free)?;
-        let tokens = room.step_tokens(context);
+        let tokens = tokens_of(context);
         if tokens < room.sequences {
             return Err(format!("--max-batch-tokens {tokens}: each of {sequences} sequences takes one"));
         }
