@@ -95,6 +95,8 @@ pub struct Hardware {
     pub caches: Vec<(f64, f64)>,
     /// Bytes per second of what other cores have just written; none where that is not known.
     pub exchange: Option<f64>,
+    /// By how much memory was read faster beside a run than the hardware's file says; 1 for the file.
+    pub faster: f64,
     /// Peak operations per second by type of number, without sparsity.
     pub compute: Vec<(Precision, f64)>,
     /// Seconds between the starts of two small kernels.
@@ -208,6 +210,12 @@ impl Hardware {
         self.caches.iter().find(|(size, _)| bytes <= *size).map_or(self.bandwidth, |(_, rate)| *rate)
     }
 
+    /// The same for bytes of which a core asks for as many lines at a time as it can: a faster memory answers none of them sooner.
+    pub fn paced(&self, bytes: f64) -> f64 {
+        let rate = self.rate(bytes);
+        if rate < 2.0 * self.bandwidth { rate / self.faster } else { rate }
+    }
+
     /// The same machine where memory is read at `part` of its speed, and what is cached little faster than memory, too, and where cores
     /// exchange bytes at this rate.
     pub fn reading(&self, part: f64, exchange: Option<f64>) -> Hardware {
@@ -217,7 +225,8 @@ impl Hardware {
         let now = self.exchange.map(|told| exchange.unwrap_or(told));
         // Threads start by what they tell one another, too.
         let launch = self.launch * self.exchange.zip(now).map_or(1.0, |(told, now)| told / now);
-        Hardware { bandwidth: of(self.bandwidth), caches, exchange: now, launch, ..self.clone() }
+        let faster = part.max(1.0);
+        Hardware { bandwidth: of(self.bandwidth), caches, exchange: now, faster, launch, ..self.clone() }
     }
 
     /// The link over which a group of so many ranks exchanges values: the fastest that joins them all.

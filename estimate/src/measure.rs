@@ -53,6 +53,7 @@ pub fn here(device: &dyn Device) -> Option<Hardware> {
         bandwidth,
         caches,
         exchange,
+        faster: 1.0,
         compute,
         launch,
         links: vec![],

@@ -126,7 +126,9 @@ pub fn time(work: &Work, hardware: &Hardware, mesh: &Mesh, sizes: Sizes) -> Resu
     let products = flops / (hardware.peak(precision) * filled(work, hardware, shape));
     let compute = (products + softmax(work, hardware, precision, flops, shape)) / reach.compute;
     let warm = value(&work.warm, sizes)?.min(bytes);
-    let mut memory = (bytes - warm) / hardware.rate(work.among as f64) + warm / hardware.rate(warm);
+    let among = work.among as f64;
+    let rate = if archetype == "attention_one" { hardware.paced(among) } else { hardware.rate(among) };
+    let mut memory = (bytes - warm) / rate + warm / hardware.rate(warm);
     let (mut starts, mut exchanged) = (1.0, 0.0);
     if hardware.kind == "cpu" {
         // What is packed is written once and read once.

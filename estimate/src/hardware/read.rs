@@ -120,6 +120,7 @@ fn ours(file: &Object) -> Result<Hardware, String> {
         bandwidth: memory.wanted("bandwidth", Kind::Bandwidth)?,
         caches: caches(file)?,
         exchange: file.quantity("exchange", Kind::Bandwidth)?,
+        faster: 1.0,
         compute: peaks,
         launch: file.quantity("launch", Kind::Time)?.unwrap_or(2e-6),
         links: links(file)?,

@@ -73,6 +73,10 @@ fn kernels_of_a_type_have_numbers_of_their_own_and_caches_stand_in_a_row() {
         assert_eq!([1e5, 2e6, 1e8].map(|bytes| h.rate(bytes)), [90e9, 40e9, 20e9]);
         // Where memory is read slower, so is what is hardly faster than it.
         assert_eq!([1e5, 2e6, 1e8].map(|bytes| h.reading(0.5, None).rate(bytes)), [90e9, 40e9, 10e9]);
+        // Single lines come no sooner from a memory that is read faster.
+        let paced =
+            [0.5, 2.0].map(|part| h.reading(part, None)).map(|h| [1e5, 1e8].map(|bytes| h.paced(bytes)));
+        assert_eq!(paced, [[90e9, 10e9], [90e9, 20e9]]);
         // What cores exchange is what was seen beside a run, or what the file says; other files have it in their other numbers.
         let exchanged = [None, Some(3e9)].map(|seen| h.reading(1.0, seen).exchange);
         assert_eq!(exchanged, [Some(6e9), Some(3e9)]);
