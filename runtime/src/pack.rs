@@ -228,16 +228,18 @@ pub fn convert(to: &mut [u8], dtype: DType, bytes: &[u8], from: DType) {
         return;
     }
     let (tw, fw) = (dtype.bytes(), from.bytes());
-    let pairs = to.chunks_exact_mut(tw).zip(bytes.chunks_exact(fw));
     match (from, dtype) {
-        (DType::BF16, DType::F32) => pairs.for_each(|(t, f)| t.copy_from_slice(&[0, 0, f[0], f[1]])),
-        (DType::F32, DType::BF16) => pairs.for_each(|(t, f)| {
-            let x = half::bf16::from_f32(f32::from_le_bytes([f[0], f[1], f[2], f[3]]));
-            t.copy_from_slice(&x.to_le_bytes());
-        }),
+        (DType::BF16, DType::F32) => {
+            let both = to.as_chunks_mut::<4>().0.iter_mut().zip(bytes.as_chunks::<2>().0);
+            both.for_each(|(t, f)| *t = [0, 0, f[0], f[1]]);
+        }
+        (DType::F32, DType::BF16) => {
+            let both = to.as_chunks_mut::<2>().0.iter_mut().zip(bytes.as_chunks::<4>().0);
+            both.for_each(|(t, f)| *t = half::bf16::from_f32(f32::from_le_bytes(*f)).to_le_bytes());
+        }
         _ => {
             let mut one = Vec::with_capacity(8);
-            pairs.for_each(|(t, f)| {
+            to.chunks_exact_mut(tw).zip(bytes.chunks_exact(fw)).for_each(|(t, f)| {
                 one.clear();
                 dtype.encode(from.decode(f), &mut one);
                 t.copy_from_slice(&one);

@@ -148,6 +148,9 @@ pub(super) struct Grid {
     by: f32,
     /// The code of zero, counted from the middle; none where there are no offsets.
     zero: Option<i32>,
+    /// The least and the greatest code of integers that is taken.
+    least: i32,
+    most: i32,
 }
 
 impl Grid {
@@ -172,16 +175,15 @@ impl Grid {
         let scale = narrow.scales.round(f64::from(wanted)) as f32;
         let by = if scale == 0.0 { 1.0 } else { scale };
         let zero = narrow.offsets.then(|| rounded(-least / by) + low as i32);
-        Grid { code: narrow.code, scale, by, zero }
+        let code = narrow.code;
+        let bottom = if zero.is_some() || code == Code::Int4 { low } else { -code.most() };
+        Grid { code, scale, by, zero, least: bottom as i32, most: high as i32 }
     }
 
-    /// The code nearest to a number, of integers.
+    /// The code nearest to a number, of integers. A loop over it is one of vectors only where nothing in it is a call.
     #[inline]
     fn whole(self, x: f32) -> i32 {
-        let [low, high] = self.code.range();
-        let whole_range = self.zero.is_some() || self.code == Code::Int4;
-        let [least, most] = [if whole_range { low } else { -self.code.most() }, high].map(|x| x as i32);
-        (rounded(x / self.by) + self.zero.unwrap_or(0)).clamp(least, most)
+        (rounded(x / self.by) + self.zero.unwrap_or(0)).max(self.least).min(self.most)
     }
 
     /// The value of the code nearest to a number.
@@ -232,6 +234,7 @@ fn one(numbers: &[f32], narrow: Narrow, to: &mut Quantisation) {
 }
 
 /// The nearest integer, ties to even, of a magnitude below 2^22: an addition rounds there, which vectors do as well.
+#[inline]
 fn rounded(x: f32) -> i32 {
     const WHOLE: f32 = 12_582_912.0; // 1.5 * 2^23
     ((x + WHOLE).to_bits() as i32).wrapping_sub(WHOLE.to_bits() as i32)
