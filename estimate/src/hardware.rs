@@ -95,7 +95,7 @@ pub struct Hardware {
     pub caches: Vec<(f64, f64)>,
     /// Bytes per second of what other cores have just written; none where that is not known.
     pub exchange: Option<f64>,
-    /// By how much memory was read faster beside a run than the hardware's file says; 1 for the file.
+    /// By how much memory was read faster beside a run than the hardware's file says, of which `caches` are; 1 for the file.
     pub faster: f64,
     /// Peak operations per second by type of number, without sparsity.
     pub compute: Vec<(Precision, f64)>,
@@ -207,26 +207,32 @@ impl Hardware {
 
     /// Bytes per second of so many bytes that are read again and again: of the first cache that holds them, else of memory.
     pub fn rate(&self, bytes: f64) -> f64 {
-        self.caches.iter().find(|(size, _)| bytes <= *size).map_or(self.bandwidth, |(_, rate)| *rate)
+        let (told, by) = self.told(bytes);
+        told * by
     }
 
     /// The same for bytes of which a core asks for as many lines at a time as it can: a faster memory answers none of them sooner.
     pub fn paced(&self, bytes: f64) -> f64 {
-        let rate = self.rate(bytes);
-        if rate < 2.0 * self.bandwidth { rate / self.faster } else { rate }
+        let (told, by) = self.told(bytes);
+        told * by.min(1.0)
+    }
+
+    /// What the file says of so many bytes, and by how much they are read faster now: as memory is, where they come little faster than from it.
+    fn told(&self, bytes: f64) -> (f64, f64) {
+        let memory = self.bandwidth / self.faster;
+        let told = self.caches.iter().find(|(size, _)| bytes <= *size).map_or(memory, |(_, rate)| *rate);
+        (told, if told < 2.0 * memory { self.faster } else { 1.0 })
     }
 
     /// The same machine where memory is read at `part` of its speed, and what is cached little faster than memory, too, and where cores
     /// exchange bytes at this rate.
     pub fn reading(&self, part: f64, exchange: Option<f64>) -> Hardware {
-        let of = |rate: f64| if rate < 2.0 * self.bandwidth { rate * part } else { rate };
-        let caches = self.caches.iter().map(|(size, rate)| (*size, of(*rate))).collect();
         // A file that does not know of exchanges has them in its other numbers.
         let now = self.exchange.map(|told| exchange.unwrap_or(told));
         // Threads start by what they tell one another, too.
         let launch = self.launch * self.exchange.zip(now).map_or(1.0, |(told, now)| told / now);
-        let faster = part.max(1.0);
-        Hardware { bandwidth: of(self.bandwidth), caches, exchange: now, faster, launch, ..self.clone() }
+        let (bandwidth, faster) = (self.bandwidth * part, self.faster * part);
+        Hardware { bandwidth, exchange: now, faster, launch, ..self.clone() }
     }
 
     /// The link over which a group of so many ranks exchanges values: the fastest that joins them all.

@@ -77,6 +77,7 @@ fn kernels_of_a_type_have_numbers_of_their_own_and_caches_stand_in_a_row() {
         let paced =
             [0.5, 2.0].map(|part| h.reading(part, None)).map(|h| [1e5, 1e8].map(|bytes| h.paced(bytes)));
         assert_eq!(paced, [[90e9, 10e9], [90e9, 20e9]]);
+        assert_eq!(h.reading(4.0, None).paced(2e6), 40e9, "a cache is no memory, however fast that is");
         // What cores exchange is what was seen beside a run, or what the file says; other files have it in their other numbers.
         let exchanged = [None, Some(3e9)].map(|seen| h.reading(1.0, seen).exchange);
         assert_eq!(exchanged, [Some(6e9), Some(3e9)]);
