@@ -67,7 +67,7 @@ pub fn target(isa: Isa, threads: u32, memory: u64) -> Target {
         memory,
         vector_bytes,
         registers,
-        integer_dots: matches!(isa, Isa::Avx512Bf16 | Isa::Amx),
+        integer_dots: matches!(isa, Isa::Avx2 | Isa::Avx512Bf16 | Isa::Amx),
         matrix_unit: isa == Isa::Amx,
         shared_memory: 0,
         warp: 1,

@@ -35,7 +35,10 @@ static void NAME(one_row)(void *const *bufs, const int64_t *dims, const float *a
     for (int64_t n; p < end; p += n) {
         n = end - p < DOT_ROW_PANELS ? end - p : DOT_ROW_PANELS;
         n = n >= 4 ? 4 : n >= 2 ? 2 : 1;
-        if (n == 4) { DOT_ROW(4); } else if (n == 2) { DOT_ROW(2); } else { DOT_ROW(1); }
+#if DOT_ROW_PANELS == 4
+        if (n == 4) { DOT_ROW(4); } else
+#endif
+        if (n == 2) { DOT_ROW(2); } else { DOT_ROW(1); }
         for (int64_t q = 0; q < n; q++) NAME(finish)(bufs, dims, 0, 1, p + q, c + q * DOT_NR);
     }
 }
@@ -80,7 +83,7 @@ static void NAME(many_tiles)(void *const *bufs, const int64_t *dims, const float
             int64_t m = NAME(row)(dims, i), mr = NAME(row)(dims, i + 1) - m;
             int64_t next = i + 1 < t_end ? i + 1 : t, next_m = NAME(row)(dims, next), of = next > i ? k : next_k;
             const float *next_a = packed + next_m * NAME(depth) + of * (NAME(row)(dims, next + 1) - next_m);
-            const void *next_w = i < t + 2 ? (const char *)beyond + (i - t) * kc * 64 : (const char *)next_a;
+            const void *next_w = i < t + 128 / DOT_ASKED ? (const char *)beyond + (i - t) * kc * DOT_ASKED : (const char *)next_a;
             float *to = c + ((q - q0) * rows + m - m0) * DOT_NR;
             tiles[mr - 1](packed + m * NAME(depth) + k * mr, w, 0, kc, to, k == 0, next_a, next_w);
             if (k + kc == NAME(sum)) NAME(finish)(bufs, dims, m, mr, q, to);

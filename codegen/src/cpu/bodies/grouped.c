@@ -159,9 +159,13 @@ static void NAME(one_tile)(void *const *bufs, const int64_t *dims, const float *
 {
     static dot_tile_fn *const direct[] = GROUPED_TABLE;
     float c[DOT_MR * DOT_NR] __attribute__((aligned(64)));
-    for (; DOT_ROW_PANELS == 4 && r->count == 1 && p + 4 <= end; p += 4) {
+    for (; DOT_ROW_PANELS > 1 && r->count == 1 && p + DOT_ROW_PANELS <= end; p += DOT_ROW_PANELS) {
+#if DOT_ROW_PANELS == 4
         GROUPED_DIRECT(1x4)(a, GROUPED_AT(r->group, p, 0), GROUPED_WORDS, NAME(sum), c, 1, a, a);
-        for (int q = 0; q < 4; q++) NAME(finish)(bufs, dims, r->first, 1, p + q, c + q * DOT_NR);
+#else
+        GROUPED_DIRECT(1x2)(a, GROUPED_AT(r->group, p, 0), GROUPED_WORDS, NAME(sum), c, 1, a, a);
+#endif
+        for (int q = 0; q < DOT_ROW_PANELS; q++) NAME(finish)(bufs, dims, r->first, 1, p + q, c + q * DOT_NR);
     }
     for (; p < end; p++) {
         for (int64_t k = 0; k < NAME(sum); k += DOT_KC)

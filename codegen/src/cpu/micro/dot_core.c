@@ -18,17 +18,19 @@
 #include <string.h>
 
 #define DOT_NR 32
-#define DOT_KC 256 /* a panel block of 256 x 32 f32 fills two thirds of a 48 KiB first-level cache */
 
 #if defined(__AVX512F__)
 #define DOT_LANES 16
 #define DOT_MR 14
+#define DOT_KC 256 /* a panel block of 256 x 32 f32 fills two thirds of a 48 KiB first-level cache */
 #elif defined(__AVX2__) && defined(__FMA__)
 #define DOT_LANES 8
 #define DOT_MR 6
+#define DOT_KC 128 /* one of 128 x 32 half of the 32 KiB that such processors have */
 #else
 #define DOT_LANES 4
 #define DOT_MR 4
+#define DOT_KC 256
 #endif
 /* Instructions that add the products of two pairs of bf16 to a sum: first those of odd k, then those of even k, each rounded
  * once; subnormals count as zero. A matrix unit is better still, and needs the sides in its own way. */
@@ -43,13 +45,21 @@
 #define DOT_PAIR 2 /* of both sides, two bf16 in 32 bits */
 
 /* Short tiles wait for memory: ask for the panel DOT_PREFETCH_BYTES bytes ahead; of several panels side by side, beyond their ends for those
- * that come next. Processors with bf16 pairs prefetch by themselves, and better. */
+ * that come next. Processors with bf16 pairs, and those whose tiles read whole lines (dot_lines), prefetch by themselves, and better. */
 #define DOT_PREFETCH_ROWS 4
 #define DOT_PREFETCHES (!DOT_BF16_PAIRS)
 #define DOT_PREFETCH_BYTES 2048
-/* Panels side by side by a row alone: several hide the latency of additions, yet such processors hide it behind their reads,
+/* Panels side by side by a row alone: several hide the latency of additions, yet processors with bf16 pairs hide it behind their reads,
  * and read one run of memory fastest. */
-#define DOT_ROW_PANELS (DOT_BF16_PAIRS ? 1 : 4)
+#if DOT_BF16_PAIRS
+#define DOT_ROW_PANELS 1
+#elif DOT_LANES == 8
+#define DOT_ROW_PANELS 2
+#else
+#define DOT_ROW_PANELS 4
+#endif
+/* Bytes that a tile of many rows asks for at each step. */
+#define DOT_ASKED (DOT_LANES == 8 ? 32 : 64)
 #define DOT_STRIP (2 * DOT_LANES) /* columns one pass of the tile holds in registers */
 
 typedef float dot_vf __attribute__((vector_size(4 * DOT_LANES)));
@@ -101,7 +111,8 @@ DOT_INLINE void dot_save(float *p, dot_vf v) { *(dot_vf_any *)p = v; }
 
 /* One register tile: mr rows x np panels of 32 columns, `kc` steps. `stride` is a panel's length in 32-bit words.
  * c is [np][mr][32]; `first` starts from zero, else the accumulators go on from c. Literals: mr, np, kind. A tile of
- * many rows computes long enough to fetch, line by line, what follows: the next tile's rows and kc lines at next_w. */
+ * many rows computes long enough to fetch, line by line, what follows: the next tile's rows and kc * DOT_ASKED bytes at next_w. */
+#if DOT_LANES != 8
 DOT_INLINE void dot_tile(int mr, int np, int kind, const float *restrict a, const void *restrict w, int64_t stride,
                          int64_t kc, float *restrict c, int first, const char *next_a, const char *next_w)
 {
@@ -166,6 +177,64 @@ DOT_INLINE void dot_tile(int mr, int np, int kind, const float *restrict a, cons
     }
 }
 
+#else
+/* Rows of a tile whose sums fit into sixteen registers: whole lines of a panel come at once, which memory serves best, and three rows use
+ * each, or two that also hold both halves of bf16. Few instructions stand beside the products, for a core may have to share its decoder:
+ * four steps are a turn, and sums stay in their registers, which compilers of such loops do not see to. */
+DOT_INLINE void dot_lines(int rows, int np, int kind, const float *restrict a, const uint32_t *restrict w, int64_t stride, int64_t kc,
+                          float *restrict c, int64_t apart, int first, const char *next_a, const char *next_w)
+{
+    enum { wide = DOT_NR / DOT_LANES };
+    int narrow = kind == DOT_BF16, turn = narrow ? 2 : 4;
+    dot_vf acc[3][2 * wide];
+#pragma GCC unroll 3
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int j = 0; j < np * wide; j++)
+            acc[r][j] = first ? (dot_vf){0} : dot_load(c + j / wide * apart + r * DOT_NR + j % wide * DOT_LANES);
+#define DOT_LINES_OF(line, k, half)                                                                                    \
+    for (int j = 0; j < np * wide; j++) {                                                                              \
+        dot_vu both = dot_load_u(w + (line) * DOT_NR + j / wide * stride + j % wide * DOT_LANES);                      \
+        dot_vf column = !narrow ? (dot_vf)both : (half) ? dot_high(both) : dot_low(both);                              \
+        _Pragma("GCC unroll 3") for (int r = 0; r < rows; r++)                                                         \
+            __asm__("vfmadd231ps %2, %1, %0" : "+x"(acc[r][j]) : "x"(dot_splat(a[r * DOT_KC + (k)])), "x"(column));    \
+    }
+    const float *end = a + kc / turn * turn;
+#pragma GCC unroll 1
+    for (; a < end; a += turn, w += (narrow ? 1 : turn) * DOT_NR) {
+        if (next_w) {
+            __builtin_prefetch(next_a, 0, 3), next_a += 64;
+            __builtin_prefetch(next_w, 0, 2), next_w += 64;
+        }
+#pragma GCC unroll 4
+        for (int u = 0; u < turn; u++)
+#pragma GCC unroll 8
+            DOT_LINES_OF(narrow ? 0 : u, u, u)
+    }
+#pragma GCC unroll 1
+    for (int64_t k = 0; k < kc % turn; k++)
+#pragma GCC unroll 8
+        DOT_LINES_OF(narrow ? 0 : k, k, 0)
+#undef DOT_LINES_OF
+#pragma GCC unroll 3
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int j = 0; j < np * wide; j++)
+            dot_save(c + j / wide * apart + r * DOT_NR + j % wide * DOT_LANES, acc[r][j]);
+}
+
+/* The same tile of such rows: of more than three also asks for what follows, a line a turn. */
+DOT_INLINE void dot_tile(int mr, int np, int kind, const float *restrict a, const void *restrict w, int64_t stride,
+                         int64_t kc, float *restrict c, int first, const char *next_a, const char *next_w)
+{
+    int most = kind == DOT_BF16 || mr == 4 ? 2 : 3, asks = mr > 3 && kind != DOT_BF16;
+#pragma GCC unroll 3
+    for (int r = 0; r < mr; r += most, next_a += kc / 4 * 64, next_w += kc / 4 * 64)
+        dot_lines(mr - r < most ? mr - r : most, np, kind, a + r * DOT_KC, w, stride, kc, c + r * DOT_NR, mr * DOT_NR, first, next_a,
+                  asks ? next_w : 0);
+}
+#endif
+
 #define DOT_FAR_OUT (4 << 20) /* bytes of output that no second-level cache keeps for the reader */
 
 /* `bytes` (a literal) of a row of an output of `whole` bytes. A store that misses the caches waits for the line that it is
@@ -207,7 +276,9 @@ typedef void dot_tile_fn(DOT_TILE_ARGS);
 #else
 #define DOT_TILE(mr, np) DOT_TILE_OF(f32, mr, np, DOT_F32) DOT_TILE_OF(bf16, mr, np, DOT_BF16)
 #endif
+#if DOT_ROW_PANELS == 4
 DOT_TILE(1, 4)
+#endif
 DOT_TILE(1, 2)
 DOT_TILE(1, 1)
 DOT_TILE(2, 1)

@@ -12,7 +12,14 @@
  *   rows                    tile of mr rows: [K/chunk][mr][chunk] bytes, chunk 32 or 64; for int4 each eight k as four even and four odd
  */
 #define DOT_ROUNDED_MOST 192 /* numbers of a group of a row */
-#define DOT_MORE(kind) ((kind) == DOT_INT4 ? 8 : 128) /* what codes are more than their values, as unsigned bytes */
+/* Instructions of 256-bit vectors that multiply unsigned by signed bytes and add neighbours, in 16 bits (without AVX_VNNI). */
+#if DOT_LANES == 8 && !defined(__AVXVNNI__)
+#define DOT_BY_HALVES 1
+#else
+#define DOT_BY_HALVES 0
+#endif
+/* What codes are more than their values, as unsigned bytes; by halves those of eight bits are signed. */
+#define DOT_MORE(kind) ((kind) == DOT_INT4 ? 8 : DOT_BY_HALVES ? 0 : 128)
 #if DOT_LANES == 16
 #define DOT_INTEGER_ROWS 7
 #define DOT_INTEGER_PANELS DOT_ROW_PANELS /* of a row alone */
@@ -80,6 +87,45 @@ DOT_INLINE dot_vu dot_unsigned_codes(int kind, const uint8_t *w, int half, int j
     if (kind == DOT_INT4) return dot_load_u(w + 4 * j) >> (4 * half) & 0x0f0f0f0f;
     return dot_load_u(w + half * 4 * DOT_NR + 4 * j) ^ 0x80808080;
 }
+
+#if DOT_BY_HALVES
+/* sums[r] += the products of 32 k of the rows x, `chunk` apart, by a panel at w; mr is a literal. Products of int4 are so small that eight
+ * pairs of them fit into 16 bits (8 * 2 * 15 * 127); of int8 one pair does, of magnitudes by bytes with the sign of the product. */
+DOT_INLINE void dot_add_halves(int kind, int mr, const int8_t *x, int64_t chunk, const uint8_t *w, dot_vi (*sums)[DOT_NR / 8])
+{
+    enum { wide = DOT_NR / 8 };
+    typedef int16_t halves __attribute__((vector_size(32)));
+    const halves ones = (halves){0} + 1;
+    halves parts[2][wide];
+    for (int r = 0; r < mr; r++)
+        for (int j = 0; j < wide; j++) parts[r][j] = (halves){0};
+#pragma GCC unroll 8
+    for (int k = 0; k < 32; k += 4) {
+        dot_vi row[2];
+        for (int r = 0; r < mr; r++) {
+            int32_t word;
+            memcpy(&word, x + r * chunk + k, 4);
+            row[r] = dot_splat_int(word);
+        }
+#pragma GCC unroll 4
+        for (int j = 0; j < wide; j++) {
+            const uint8_t *at = w + DOT_CODE_BYTES(kind, k & ~7) + j * 32;
+            dot_vu code = kind == DOT_INT4 ? dot_load_u(at) >> (k & 4) & 0x0f0f0f0f : dot_load_u(at + (k & 4) * DOT_NR), size = code;
+            if (kind == DOT_INT8) __asm__("vpabsb %1, %0" : "=x"(size) : "x"(code));
+            for (int r = 0; r < mr; r++) {
+                halves pairs;
+                if (kind == DOT_INT4)
+                    __asm__("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(parts[r][j]), "=&x"(pairs) : "x"(size), "x"(row[r]));
+                else
+                    __asm__("vpsignb %3, %4, %1\n\tvpmaddubsw %1, %2, %1\n\tvpmaddwd %5, %1, %1\n\tvpaddd %1, %0, %0"
+                            : "+x"(sums[r][j]), "=&x"(pairs) : "x"(size), "x"(code), "x"(row[r]), "x"(ones));
+            }
+        }
+    }
+    for (int r = 0; r < (kind == DOT_INT4 ? mr : 0); r++)
+        for (int j = 0; j < wide; j++) sums[r][j] = dot_halves(sums[r][j], (dot_vi)parts[r][j], (dot_vi)ones);
+}
+#endif
 
 /* Rounds a group of a row to integers, one after another in `codes`. Returns the scale; `sum` becomes that of the integers. */
 DOT_INLINE float dot_round_group(const float *row, int64_t group, int32_t *codes, int32_t *sum)
@@ -167,6 +213,11 @@ DOT_INLINE void dot_integer_tile(int kind, int mr, int np, const int8_t *a, int6
 #pragma GCC unroll 1
             for (int64_t k = piece * rounded; k < (piece + 1) * rounded; k += 32) {
                 const int8_t *x = a + k / chunk * chunk * height + k % chunk;
+#if DOT_BY_HALVES
+                dot_add_halves(kind, mr, x, chunk, w, whole_sum);
+                w += DOT_CODE_BYTES(kind, 32);
+                continue;
+#endif
                 /* Beyond the ends of these panels lie those that come next. */
                 int64_t far = DOT_PREFETCH_BYTES + (w - begin + DOT_PREFETCH_BYTES < panel ? 0 : (np - 1) * panel);
 #pragma GCC unroll 4

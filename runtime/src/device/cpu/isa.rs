@@ -57,14 +57,10 @@ fn has_avx512() -> bool {
 }
 
 /// Whether kernels of this level, compiled for this very processor, have products of integers of eight bits that the level does not
-/// name (AVX512_VNNI, AVX_VNNI).
+/// name (AVX512_VNNI).
 pub(super) fn multiplies_integers(isa: Isa) -> bool {
     #[cfg(target_arch = "x86_64")]
-    let has = match isa {
-        Isa::Avx512 => is_x86_feature_detected!("avx512vnni"),
-        Isa::Avx2 => is_x86_feature_detected!("avxvnni"),
-        _ => false,
-    };
+    let has = isa == Isa::Avx512 && is_x86_feature_detected!("avx512vnni");
     #[cfg(not(target_arch = "x86_64"))]
     let has = false;
     has && isa == host_isa()
