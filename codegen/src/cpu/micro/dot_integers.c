@@ -109,16 +109,17 @@ DOT_INLINE void dot_add_halves(int kind, int mr, const int8_t *x, int64_t chunk,
         }
 #pragma GCC unroll 4
         for (int j = 0; j < wide; j++) {
-            const uint8_t *at = w + DOT_CODE_BYTES(kind, k & ~7) + j * 32;
-            dot_vu code = kind == DOT_INT4 ? dot_load_u(at) >> (k & 4) & 0x0f0f0f0f : dot_load_u(at + (k & 4) * DOT_NR), size = code;
-            if (kind == DOT_INT8) __asm__("vpabsb %1, %0" : "=x"(size) : "x"(code));
+            const dot_vu_any *at = (const dot_vu_any *)(w + DOT_CODE_BYTES(kind, kind == DOT_INT4 ? k & ~7 : k) + j * 32);
+            dot_vu size;
+            if (kind == DOT_INT4) size = *at >> (k & 4) & 0x0f0f0f0f;
+            else __asm__("vpabsb %1, %0" : "=x"(size) : "m"(*at));
             for (int r = 0; r < mr; r++) {
                 halves pairs;
                 if (kind == DOT_INT4)
                     __asm__("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(parts[r][j]), "=&x"(pairs) : "x"(size), "x"(row[r]));
                 else
                     __asm__("vpsignb %3, %4, %1\n\tvpmaddubsw %1, %2, %1\n\tvpmaddwd %5, %1, %1\n\tvpaddd %1, %0, %0"
-                            : "+x"(sums[r][j]), "=&x"(pairs) : "x"(size), "x"(code), "x"(row[r]), "x"(ones));
+                            : "+x"(sums[r][j]), "=&x"(pairs) : "x"(size), "m"(*at), "x"(row[r]), "x"(ones));
             }
         }
     }
