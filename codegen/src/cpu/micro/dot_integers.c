@@ -217,8 +217,7 @@ DOT_INLINE void dot_integer_tile(int kind, int mr, int np, const int8_t *a, int6
 #if DOT_BY_HALVES
                 dot_add_halves(kind, mr, x, chunk, w, whole_sum);
                 w += DOT_CODE_BYTES(kind, 32);
-                continue;
-#endif
+#else
                 /* Beyond the ends of these panels lie those that come next. */
                 int64_t far = DOT_PREFETCH_BYTES + (w - begin + DOT_PREFETCH_BYTES < panel ? 0 : (np - 1) * panel);
 #pragma GCC unroll 4
@@ -240,6 +239,7 @@ DOT_INLINE void dot_integer_tile(int kind, int mr, int np, const int8_t *a, int6
                                     whole_sum[p * mr + r][j] = dot_four(whole_sum[p * mr + r][j], codes, x + r * chunk + i + 4 * half);
                             }
                 }
+#endif
             }
 #pragma GCC unroll 8
             for (int n = 0; n < mr * np; n++)
