@@ -2,6 +2,7 @@
 //! that one reader checks them all; and which tensors of the file are the model's.
 
 mod config;
+mod rope;
 mod tokenizer;
 
 use self::config::Keys;

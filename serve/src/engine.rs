@@ -1,7 +1,8 @@
 //! The engine: one thread that owns a model and steps it as long as somebody waits for tokens. In: requests through a
 //! [`Handle`]. Out: for each an own [`Stream`] of events, at most one a step, and exactly one last. One request cannot harm
-//! another: what fails for one (logits that are NaN) ends that one. Only a step that fails as a whole, by an error or a
-//! panic, ends the engine: all requests are told why, and so is everybody who submits afterwards.
+//! another: what fails for one (logits that are NaN) ends that one, and a step of the model that fails, by an error or a panic, ends those in it.
+//! Only a lost device, three such steps in a row, or a panic of the engine itself ends the engine: all requests are told why, and so is
+//! everybody who submits afterwards.
 
 mod active;
 mod adapters;
@@ -17,7 +18,6 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-use std::any::Any;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use self::core::Core;
 use self::draft::Drafter;
+use self::model::message;
 use crate::pages::Secret;
 use crate::request::Limits;
 use handle::{Command, Shared};
@@ -226,9 +227,4 @@ fn run<M: Model>(mut core: Core<M>, commands: &Receiver<Command>) {
     core.shared().die(failed.clone());
     // Requests that this does not reach, because of another panic, are told by their emitters.
     let _ = catch_unwind(AssertUnwindSafe(move || core.fail_all(&failed)));
-}
-
-fn message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }

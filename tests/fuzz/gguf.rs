@@ -4,6 +4,8 @@
 use crate::mutate::{Draws, bytes};
 use crate::targets::Run;
 use astrai_engine::gguf;
+use astrai_ir::Storage;
+use astrai_ir::narrow::Part;
 use astrai_runtime::WeightSource;
 use astrai_serve::tokenizer::Tokenizer;
 use std::fs;
@@ -82,17 +84,18 @@ fn sound() -> Vec<u8> {
 }
 
 /// Files of other architectures, by llama.cpp's converter.
-const OTHERS: [&[u8]; 4] = [
+const OTHERS: [&[u8]; 5] = [
     include_bytes!("../golden/gguf_families/qwen3moe-q8.gguf"),
     include_bytes!("../golden/gguf_families/gemma3.gguf"),
     include_bytes!("../golden/gguf_families/phi3-long.gguf"),
     include_bytes!("../golden/gguf_families/deepseek3.gguf"),
+    include_bytes!("../golden/gguf_families/gpt-oss-mxfp4.gguf"),
 ];
 
 /// A file in which something is changed.
 pub fn input(d: &mut Draws) -> Vec<u8> {
-    let sound = match d.below(8) {
-        i @ 0..4 => OTHERS[i].to_vec(),
+    let sound = match d.below(9) {
+        i @ 0..5 => OTHERS[i].to_vec(),
         _ => sound(),
     };
     // What stands before the numbers decides: keys, a vocabulary of some hundred bytes, names and shapes.
@@ -112,6 +115,13 @@ pub fn run(folder: &Path) -> Run {
             let read = weights.tensor(&t.name).expect("it was checked");
             assert_eq!(read.shape, t.shape);
             assert_eq!(read.bytes.len(), t.shape.iter().product::<usize>() * read.dtype.bytes());
+        }
+        if let Some(Storage::Each(kept)) = &reading.config.packed {
+            for (name, narrow) in kept.iter() {
+                for part in [Part::Codes, Part::Scales] {
+                    assert!(weights.tensor(&part.of(name)).is_some(), "{name} {narrow:?}");
+                }
+            }
         }
         let texts = gguf::texts(&path)?;
         Tokenizer::open(texts.path()).map(drop).map_err(|e| e.to_string())

@@ -1,6 +1,6 @@
 //! The configuration of a GGUF file. In: its metadata. Out: a configuration as transformers has it, and how its layers lie.
 
-use astrai_runtime::weights::{Gguf, Layers, ROPE_FACTORS};
+use astrai_runtime::weights::{Gguf, Layers, NORMS_BEHIND, OF_GPT_OSS};
 use serde_json::{Map, Value, json};
 
 /// An architecture that is read.
@@ -18,7 +18,7 @@ const WINDOW: &str = "attention.sliding_window";
 const SCORES_CAP: &str = "attn_logit_softcapping";
 const LOGITS_CAP: &str = "final_logit_softcapping";
 
-const ARCHITECTURES: [Architecture; 8] = [
+const ARCHITECTURES: [Architecture; 11] = [
     Architecture { name: "llama", model_type: "llama", interleaved: true, keys: &[] },
     Architecture { name: "qwen2", model_type: "qwen2", interleaved: false, keys: &[] },
     Architecture { name: "qwen3", model_type: "qwen3", interleaved: false, keys: &[] },
@@ -45,6 +45,14 @@ const ARCHITECTURES: [Architecture; 8] = [
         model_type: "phi3",
         interleaved: false,
         keys: &[WINDOW, "rope.scaling.attn_factor"],
+    },
+    Architecture { name: "glm4", model_type: "glm4", interleaved: false, keys: &[] },
+    Architecture { name: "olmo2", model_type: "olmo2", interleaved: false, keys: &[] },
+    Architecture {
+        name: "gpt-oss",
+        model_type: "gpt_oss",
+        interleaved: false,
+        keys: &[WINDOW, "expert_feed_forward_length"],
     },
     Architecture {
         name: "deepseek2",
@@ -123,12 +131,12 @@ const USUAL: [(&str, f64); 7] = [
     ("rope.scaling.yarn_ext_factor", 1.0),
 ];
 
-/// Rotated pairs of a head, at most.
-const PAIRS: usize = 1 << 13;
-
 /// Texts of tokens that end a turn, which files do not always name.
-const ENDS: [&str; 6] =
-    ["<end_of_turn>", "<|end|>", "<|eot_id|>", "<|im_end|>", "<|endoftext|>", "<|eom_id|>"];
+const ENDS: &[&str] =
+    &["<end_of_turn>", "<|end|>", "<|eot_id|>", "<|im_end|>", "<|endoftext|>", "<|eom_id|>"];
+/// Those of gpt-oss, which goes on after `<|end|>`, and of GLM, whose turns end where another's begins.
+const ENDS_OF_GPT_OSS: &[&str] = &["<|return|>", "<|call|>", "<|endoftext|>"];
+const ENDS_OF_GLM: &[&str] = &["<|endoftext|>", "<|user|>", "<|observation|>"];
 
 /// The keys of an architecture.
 pub(super) struct Keys<'a> {
@@ -147,7 +155,7 @@ impl<'a> Keys<'a> {
         Ok(Keys { all, architecture })
     }
 
-    fn get(&self, key: &str) -> Option<&'a Value> {
+    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
         self.all.get(&format!("{}.{key}", self.architecture.name))
     }
 
@@ -174,8 +182,13 @@ impl<'a> Keys<'a> {
             Some((&[heads, _, keys], &[_, values, _])) => Some([heads, keys, values]),
             _ => None,
         };
-        let gemma = matches!(self.architecture.name, "gemma2" | "gemma3");
-        Layers { interleaved: self.architecture.interleaved.then_some(heads), gemma, latents }
+        let one_more = matches!(self.architecture.name, "gemma2" | "gemma3");
+        let own = match self.architecture.name {
+            "gemma2" | "gemma3" | "olmo2" => NORMS_BEHIND,
+            "gpt-oss" => OF_GPT_OSS,
+            _ => &[],
+        };
+        Layers { interleaved: self.architecture.interleaved.then_some(heads), own, one_more, latents }
     }
 
     /// True for a key that says what is computed anyway.
@@ -254,6 +267,8 @@ impl<'a> Keys<'a> {
             "qwen3moe" => self.qwen3_moe(file, &mut config)?,
             "gemma2" | "gemma3" => self.gemma(&mut config),
             "phi3" => self.phi3(&mut config),
+            "glm4" => self.partial(&mut config),
+            "gpt-oss" => self.gpt_oss(&mut config)?,
             "deepseek2" => self.deepseek(file, &mut config)?,
             name if self.count("expert_count", 0) > 0 => {
                 return Err(format!("mixtures of experts of `{name}` are not read from GGUF"));
@@ -290,9 +305,14 @@ impl<'a> Keys<'a> {
     fn ends(&self) -> Vec<Value> {
         let list = |key: &str| self.all.get(&format!("tokenizer.ggml.{key}")).and_then(Value::as_array);
         let (tokens, kinds) = (list("tokens"), list("token_type"));
+        let of = match self.architecture.name {
+            "gpt-oss" => ENDS_OF_GPT_OSS,
+            "glm4" => ENDS_OF_GLM,
+            _ => ENDS,
+        };
         let ends = |(i, t): &(usize, &Value)| {
             let kind = kinds.and_then(|k| k.get(*i)?.as_u64());
-            matches!(kind, Some(3 | 4)) && t.as_str().is_some_and(|t| ENDS.contains(&t))
+            matches!(kind, Some(3 | 4)) && t.as_str().is_some_and(|t| of.contains(&t))
         };
         tokens.into_iter().flatten().enumerate().filter(ends).map(|(i, _)| json!(i)).collect()
     }
@@ -353,6 +373,12 @@ impl<'a> Keys<'a> {
         if let Some(original) = self.get("rope.scaling.original_context_length") {
             config["original_max_position_embeddings"] = original.clone();
         }
+        self.partial(config);
+        unstated(config, "attention_bias");
+    }
+
+    /// The part of a head that is rotated.
+    fn partial(&self, config: &mut Value) {
         let turned = self.get("rope.dimension_count").and_then(Value::as_f64);
         if let Some((turned, head)) = turned.zip(config["head_dim"].as_f64()).filter(|(t, h)| t < h) {
             let share = turned / head;
@@ -360,7 +386,19 @@ impl<'a> Keys<'a> {
             config["partial_rotary_factor"] =
                 json!(if (head * share).trunc() == turned { share } else { share.next_up() });
         }
-        unstated(config, "attention_bias");
+    }
+
+    fn gpt_oss(&self, config: &mut Value) -> Result<(), String> {
+        config["num_local_experts"] = json!(self.count("expert_count", 0));
+        config["num_experts_per_tok"] = json!(self.count("expert_used_count", 4));
+        config["intermediate_size"] = self.needed("expert_feed_forward_length")?.clone();
+        config["sliding_window"] = self.needed(WINDOW)?.clone();
+        match config["rope_scaling"].is_null() {
+            true => config["rope_scaling"] = json!({ "rope_type": "default" }),
+            // As of all published models; files do not say so.
+            false => config["rope_scaling"]["truncate"] = json!(false),
+        }
+        Ok(())
     }
 
     fn deepseek(&self, file: &Gguf, config: &mut Value) -> Result<(), String> {
@@ -410,71 +448,9 @@ impl<'a> Keys<'a> {
         unstated(config, "head_dim");
         Ok(())
     }
-
-    /// How rotations are scaled to longer contexts.
-    fn scaling(&self, file: &Gguf, config: &Value) -> Result<Option<Value>, String> {
-        // Looked at before it is read: any tensor may have the name.
-        let short = |name: &&str| file.shape(name).is_some_and(|s| s.len() == 1 && s[0] <= PAIRS);
-        let [freqs, long, short] = ROPE_FACTORS.map(|n| Some(n).filter(short).and_then(|n| file.floats(n)));
-        if let Some(factors) = freqs {
-            return llama3(&factors, config).map(Some);
-        }
-        let number = |key: &str| self.get(key).cloned();
-        if let Some((long, short)) = long.zip(short) {
-            let factor = number("rope.scaling.attn_factor");
-            return Ok(Some(json!({
-                "type": "longrope", "long_factor": long, "short_factor": short, "attention_factor": factor,
-            })));
-        }
-        // What yarn adds for each power of e, of which the file has a tenth (so does llama.cpp's converter).
-        let added = self.get("rope.scaling.yarn_log_multiplier").and_then(Value::as_f64).map(|x| 10.0 * x);
-        let stated = self.get("rope.scaling.type").and_then(Value::as_str);
-        let scaled = number("rope.scaling.factor").and_then(|f| f.as_f64()).is_some_and(|f| f != 1.0);
-        match stated.or(scaled.then_some("linear")) {
-            None | Some("none") => Ok(None),
-            Some("linear") => {
-                Ok(Some(json!({ "rope_type": "linear", "factor": number("rope.scaling.factor") })))
-            }
-            Some("yarn") => Ok(Some(json!({
-                "rope_type": "yarn", "factor": number("rope.scaling.factor"),
-                "original_max_position_embeddings": number("rope.scaling.original_context_length"),
-                "mscale": added, "mscale_all_dim": added,
-                "beta_fast": number("rope.scaling.yarn_beta_fast"), "beta_slow": number("rope.scaling.yarn_beta_slow"),
-            }))),
-            Some(other) => Err(format!("scales rotations by `{other}`, which is not known")),
-        }
-    }
 }
 
 /// Leaves a key out.
 fn unstated(config: &mut Value, key: &str) {
     config.as_object_mut().map(|config| config.remove(key));
-}
-
-/// Llama 3's scaling, of which files have the factors on each frequency: the largest is the scaling's, and the others must follow from it.
-fn llama3(factors: &[f32], config: &Value) -> Result<Value, String> {
-    const ORIGINAL: f64 = 8192.0;
-    const LOW: f64 = 1.0;
-    const HIGH: f64 = 4.0;
-    let factor = factors.iter().fold(1f64, |m, f| m.max(f64::from(*f)));
-    let (base, width) = (config["rope_theta"].as_f64().unwrap_or(1e4), 2.0 * factors.len() as f64);
-    let wanted = |i: usize| {
-        let length = 2.0 * std::f64::consts::PI * base.powf(2.0 * i as f64 / width);
-        if length < ORIGINAL / HIGH {
-            1.0
-        } else if length > ORIGINAL / LOW {
-            factor
-        } else {
-            let smooth = (ORIGINAL / length - LOW) / (HIGH - LOW);
-            1.0 / ((1.0 - smooth) / factor + smooth)
-        }
-    };
-    let off = |(i, f): (usize, &f32)| (f64::from(*f) - wanted(i)).abs() > 1e-3 * wanted(i);
-    if factors.iter().enumerate().any(off) {
-        return Err(format!("`{}` has factors that are not those of Llama 3", ROPE_FACTORS[0]));
-    }
-    Ok(json!({
-        "rope_type": "llama3", "factor": factor, "low_freq_factor": LOW, "high_freq_factor": HIGH,
-        "original_max_position_embeddings": ORIGINAL as u64,
-    }))
 }

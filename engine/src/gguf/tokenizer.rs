@@ -4,20 +4,108 @@ use astrai_runtime::weights::Gguf;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 
-/// What follows a contraction's rule in the way that texts are split.
-const REST: &str = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Contractions and words.
-const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+";
+/// A way to split texts.
+struct Splits {
+    /// What files call it.
+    names: &'static [&'static str],
+    /// Rules, one after another.
+    rules: &'static [&'static str],
+    /// Whether GPT-2's own rule follows.
+    gpt2: bool,
+    /// Whether a word that is a token is taken whole, whatever is merged.
+    whole: bool,
+    /// Whether texts begin with the token for it where files do not say.
+    begins: bool,
+}
+
+const SPLITS: [Splits; 10] = [
+    Splits { names: &["gpt-2", "olmo"], rules: &[], gpt2: true, whole: false, begins: false },
+    Splits { names: &["smollm"], rules: &[r"\p{N}"], gpt2: true, whole: false, begins: false },
+    Splits {
+        names: &["llama-bpe", "llama3", "llama-v3", "falcon3"],
+        rules: &[THREES],
+        gpt2: false,
+        whole: true,
+        begins: true,
+    },
+    Splits {
+        names: &["dbrx", "smaug-bpe", "chatglm-bpe"],
+        rules: &[THREES],
+        gpt2: false,
+        whole: false,
+        begins: false,
+    },
+    Splits { names: &["glm4"], rules: &[THREES], gpt2: false, whole: true, begins: false },
+    Splits {
+        names: &["qwen2", "deepseek-r1-qwen", "megrez"],
+        rules: &[
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        gpt2: false,
+        whole: false,
+        begins: false,
+    },
+    Splits {
+        names: &["gpt-4o"],
+        rules: &[
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        gpt2: false,
+        whole: false,
+        begins: false,
+    },
+    // Mistral's since Nemo.
+    Splits {
+        names: &["tekken"],
+        rules: &[
+            r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        gpt2: false,
+        whole: true,
+        begins: true,
+    },
+    // DeepSeek's up to V2: line ends, cased letters, marks, spaces at the end, letters of East Asia, digits.
+    Splits {
+        names: &["deepseek-llm"],
+        rules: &[
+            r"[\r\n]",
+            CASED,
+            "\\s?[!-/:-~！-／：-～‘-‟\u{3000}-。]+",
+            r"\s+$",
+            "[一-龥\u{800}-一가-\u{D7FF}]+",
+            r"\p{N}",
+        ],
+        gpt2: false,
+        whole: false,
+        begins: false,
+    },
+    // DeepSeek-V3's: numbers, then Chinese and Japanese, then the rest.
+    Splits {
+        names: &["deepseek-v3"],
+        rules: &[
+            r"\p{N}{1,3}",
+            "[一-龥\u{3040}-ゟ゠-ヿ]+",
+            r"[!\x22#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ],
+        gpt2: false,
+        whole: false,
+        begins: false,
+    },
+];
+
+/// Words with their contractions, and up to three digits together.
+const THREES: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Cased letters as DeepSeek's tokenizers name them, which are not all that Unicode has today.
+const CASED: &str = "\\s?[\
+    A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u{1F7D}ᾀ-ᾴᾶ-ᾼ\
+    \u{1FBE}ῂ-ῄῆ-ῌῐ-\u{1FD3}ῖ-\u{1FDB}ῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u{2126}ℨ\u{212A}-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆ\
+    ﬓ-ﬗＡ-Ｚａ-ｚ\u{10400}-\u{1044F}\u{104B0}-\u{104D3}\u{104D8}-\u{104FB}\u{10C80}-\u{10CB2}\u{10CC0}-\u{10CF2}\
+    \u{118A0}-\u{118DF}\u{1E900}-\u{1E943}\
+    ]+";
 
 /// Bytes of the longest token of SentencePiece's that is made of two others.
 const LONGEST: usize = 512;
-
-/// How DeepSeek-V3 splits texts: numbers, then Chinese and Japanese, then the rest.
-const DEEPSEEK: [&str; 3] = [
-    r"\p{N}{1,3}",
-    "[一-龥\u{3040}-ゟ゠-ヿ]+",
-    r"[!\x22#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-];
 
 /// `tokenizer.json` and `tokenizer_config.json`.
 pub(super) fn tokenizer(file: &Gguf) -> Result<[Value; 2], String> {
@@ -52,15 +140,20 @@ pub(super) fn tokenizer(file: &Gguf) -> Result<[Value; 2], String> {
         tokens.get(usize::try_from(id).ok()?).map(|t| (*t, id))
     };
     let (model, pre) = (get("model").and_then(Value::as_str), get("pre").and_then(Value::as_str));
+    let mut usual = model == Some("llama");
     match model {
-        Some("gpt2") => byte_level(&mut made, pre.unwrap_or("default"), list("merges"), vocabulary)?,
+        Some("gpt2") => {
+            let splits = splits(pre.unwrap_or("default"))?;
+            usual = splits.begins;
+            byte_level(&mut made, splits, list("merges"), vocabulary)?;
+        }
         Some("llama") => {
             sentence_pieces(&mut made, &tokens, list("scores"), get("add_space_prefix"), vocabulary)
         }
         other => return Err(format!("its tokenizer is of the kind {other:?}; gpt2 and llama are read")),
     }
-    // SentencePiece's begin every text with their token unless the file says otherwise.
-    let begins = get("add_bos_token").and_then(Value::as_bool).unwrap_or(model == Some("llama"));
+    // SentencePiece's and some others begin every text with their token unless the file says otherwise.
+    let begins = get("add_bos_token").and_then(Value::as_bool).unwrap_or(usual);
     if let Some((bos, id)) = named("bos").filter(|_| begins) {
         let first = json!({ "SpecialToken": { "id": bos, "type_id": 0 } });
         let text = |id: &str| json!({ "Sequence": { "id": id, "type_id": 0 } });
@@ -83,38 +176,35 @@ pub(super) fn tokenizer(file: &Gguf) -> Result<[Value; 2], String> {
     Ok([made, config])
 }
 
-/// Byte-level BPE, whose texts are split as `pre` says.
+/// How texts are split that files call `pre`.
+fn splits(pre: &str) -> Result<&'static Splits, String> {
+    SPLITS.iter().find(|s| s.names.contains(&pre)).ok_or_else(|| {
+        let known: Vec<&str> = SPLITS.iter().flat_map(|s| s.names).copied().collect();
+        format!("its tokenizer splits texts as `{pre}` does; read are {}", known.join(", "))
+    })
+}
+
+/// Byte-level BPE.
 fn byte_level(
     made: &mut Value,
-    pre: &str,
+    splits: &Splits,
     merges: Option<&Vec<Value>>,
     vocabulary: Map<String, Value>,
 ) -> Result<(), String> {
-    let splits = match pre {
-        "gpt-2" => vec![],
-        "llama-bpe" | "llama3" | "llama-v3" | "dbrx" => vec![format!(r"{WORDS}|\p{{N}}{{1,3}}|{REST}")],
-        "qwen2" | "deepseek-r1-qwen" => vec![format!(r"{WORDS}|\p{{N}}|{REST}")],
-        "deepseek-v3" => DEEPSEEK.map(String::from).to_vec(),
-        other => {
-            return Err(format!(
-                "its tokenizer splits texts as `{other}` does; gpt-2, llama-bpe, dbrx, qwen2 and deepseek-v3 are read"
-            ));
-        }
-    };
-    let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": splits.is_empty() });
+    let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": splits.gpt2 });
     made["decoder"] = bytes.clone();
-    let split = |regex: &String| json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false });
-    made["pre_tokenizer"] = match splits.is_empty() {
+    let split = |regex: &&str| json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false });
+    made["pre_tokenizer"] = match splits.rules.is_empty() {
         true => bytes,
         false => {
-            let all: Vec<Value> = splits.iter().map(split).chain([bytes]).collect();
+            let all: Vec<Value> = splits.rules.iter().map(split).chain([bytes]).collect();
             json!({ "type": "Sequence", "pretokenizers": all })
         }
     };
     let merges = merges.ok_or("has no `tokenizer.ggml.merges`")?;
     made["model"] = json!({
         "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
-        "fuse_unk": false, "byte_fallback": false, "ignore_merges": pre.starts_with("llama"), "vocab": vocabulary,
+        "fuse_unk": false, "byte_fallback": false, "ignore_merges": splits.whole, "vocab": vocabulary,
         "merges": merges,
     });
     Ok(())
@@ -159,4 +249,56 @@ fn sentence_pieces(
         "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
         "fuse_unk": true, "byte_fallback": true, "ignore_merges": false, "vocab": vocabulary, "merges": merges,
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use astrai_serve::tokenizer::Tokenizer;
+
+    /// A byte as byte-level vocabularies write it.
+    fn written(byte: u8) -> char {
+        let shown = |b: &u8| matches!(b, 33..=126 | 161..=172 | 174..=255);
+        let hidden = (0..byte).filter(|b| !shown(b)).count() as u32;
+        char::from_u32(if shown(&byte) { u32::from(byte) } else { 256 + hidden }).unwrap()
+    }
+
+    /// Where texts are split, by the rules of tiktoken, mistral-common and published tokenizers in Hugging Face's library.
+    #[test]
+    fn texts_are_split_as_files_say() {
+        const TEXT: &str = "It's theXMLParser/ 1234 你好 été!!\n\n  END ա ";
+        for (name, pieces) in [
+            ("gpt-2", "It|'s| theXMLParser|/| 1234| 你好| été|!!|\n\n | END| ա| "),
+            ("smollm", "It|'s| theXMLParser|/| |1|2|3|4| 你好| été|!!|\n\n | END| ա| "),
+            ("glm4", "It|'s| theXMLParser|/| |123|4| 你好| été|!!\n\n| | END| ա| "),
+            ("gpt-4o", "It's| the|XMLParser|/| |123|4| 你好| été|!!\n\n| | END| ա| "),
+            ("tekken", "It|'s| the|XMLParser|/| |1|2|3|4| 你好| été|!!\n\n| | END| ա| "),
+            ("deepseek-llm", "It|'|s| theXMLParser|/| |1|2|3|4| |你好| é|t|é|!!|\n|\n| | END| ա| "),
+        ] {
+            let pieces: Vec<&str> = pieces.split('|').collect();
+            assert_eq!(pieces.concat(), TEXT);
+            let mut vocabulary: Map<String, Value> =
+                (0..=255).map(|b| (written(b).to_string(), b.into())).collect();
+            let ids: Vec<u64> = pieces
+                .iter()
+                .map(|piece| {
+                    let next = vocabulary.len();
+                    let id = vocabulary
+                        .entry(piece.bytes().map(written).collect::<String>())
+                        .or_insert(next.into());
+                    id.as_u64().unwrap()
+                })
+                .collect();
+            // A piece that is a token is taken whole; no others come about, for nothing is merged.
+            let splits = Splits { whole: true, ..*splits(name).unwrap() };
+            let mut made = json!({ "version": "1.0", "added_tokens": [] });
+            byte_level(&mut made, &splits, Some(&vec![]), vocabulary).unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            std::fs::write(folder.path().join("tokenizer.json"), made.to_string()).unwrap();
+            let got = Tokenizer::open(folder.path()).unwrap().encode(TEXT, false).unwrap();
+            assert_eq!(got.into_iter().map(u64::from).collect::<Vec<_>>(), ids, "{name}");
+        }
+        let refused = splits("viking").err().unwrap();
+        assert!(refused.contains("`viking`") && refused.contains("gpt-4o, tekken"), "{refused}");
+    }
 }

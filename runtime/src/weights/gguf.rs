@@ -4,24 +4,24 @@
 
 mod blocks;
 mod names;
+mod source;
 
 use super::WeightsError;
 use super::error::{FETCH_AGAIN, clip, list, quote};
 use super::locate::open_regular;
-use crate::source::{Source, WeightSource};
-use astrai_ir::narrow::Part;
+use crate::source::Source;
 use astrai_ir::{DType, Narrow};
-use blocks::{Blocks, Codes, Elements};
+use blocks::{Blocks, Codes};
 use memmap2::{Mmap, MmapOptions, UncheckedAdvice};
 use serde_json::{Map, Number, Value};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use names::Order;
-pub use names::{InFile, Layers, ROPE_FACTORS};
+pub use names::{InFile, Layers, NORMS_BEHIND, OF_GPT_OSS, ROPE_FACTORS};
+pub use source::OfGguf;
 
 /// Dimensions of a tensor, at most.
 const RANK: u32 = 4;
@@ -99,14 +99,16 @@ impl Gguf {
         Some(t.blocks.floats(&self.map[t.begin..t.end]))
     }
 
-    /// How a tensor can stay in memory, where it is a matrix of codes.
+    /// How a tensor can stay in memory, where it is a matrix of codes, or such a matrix for each expert.
     pub fn narrow(&self, at: &InFile) -> Option<Narrow> {
-        let piece = self.piece(at).filter(|p| p.shape.len() == 2)?;
-        if matches!(at.order, Order::OneMore | Order::Latents(_)) {
+        let pieces = self.pieces(at)?;
+        let rank = if matches!(at.order, Order::Stacked | Order::Paired) { 3 } else { 2 };
+        if matches!(at.order, Order::OneMore | Order::Latents(_)) || pieces[0].shape.len() != rank {
             return None;
         }
-        let &Codes { code, group, offsets, scales, .. } = piece.blocks.codes()?;
-        Some(Narrow { code, group, scales, offsets, head: None, activations: None })
+        let &Codes { code, group, offsets, scales, .. } = pieces[0].blocks.codes()?;
+        let alike = pieces.iter().all(|p| std::ptr::eq(p.blocks, pieces[0].blocks));
+        alike.then_some(Narrow { code, group, scales, offsets, head: None, activations: None })
     }
 
     /// Lets go of the memory in which these bytes of the file lie; what is read again comes back.
@@ -127,8 +129,27 @@ impl Gguf {
         Some(Piece { blocks, shape, bytes: &bytes[e * each..][..each] })
     }
 
+    /// The tensor, or of two that have rows by turns both, of one shape.
+    fn pieces(&self, at: &InFile) -> Option<Vec<Piece<'_>>> {
+        let first = self.piece(at)?;
+        let Some(second) = at.second().filter(|_| at.order == Order::Paired) else {
+            return Some(vec![first]);
+        };
+        let second = self.piece(&InFile { name: second, order: Order::Plain })?;
+        (second.shape == first.shape).then(|| vec![first, second])
+    }
+
     /// The shape, outermost first, that a checkpoint's tensor has by what lies at this place.
     fn shape_at(&self, at: &InFile) -> Option<Vec<usize>> {
+        if let Order::Stacked | Order::Paired = at.order {
+            // Of a pair of two shapes the first is what is told.
+            let (shape, turns) = (self.shape(&at.name)?, self.pieces(at).map_or(1, |p| p.len()));
+            return Some(match *shape {
+                [experts, rows, k] => vec![experts, k, rows * turns],
+                [experts, rows] => vec![experts, rows * turns],
+                _ => shape.to_vec(),
+            });
+        }
         let (Order::Latents([heads, keys, values]), Some(second)) = (at.order, at.second()) else {
             return self.piece(at).map(|p| p.shape.to_vec());
         };
@@ -192,119 +213,8 @@ impl Gguf {
     }
 }
 
-/// Where a checkpoint's tensor lies in a file.
-pub type Places = Box<dyn Fn(&str) -> Option<InFile>>;
-
 /// Metadata and tensors of a file.
 type Head = (Map<String, Value>, BTreeMap<String, Tensor>);
-
-/// A file as the checkpoint of a model.
-pub struct OfGguf {
-    file: Gguf,
-    stored: Places,
-    /// Scales and offsets that were made beside codes, until they are asked for.
-    kept: Mutex<HashMap<String, Vec<u8>>>,
-}
-
-impl OfGguf {
-    /// The tensors of a file that `stored` finds; its keys, a vocabulary among them, are let go.
-    pub fn new(file: Gguf, stored: Places) -> OfGguf {
-        let file = Gguf { metadata: Map::new(), ..file };
-        file.leave(0..file.map.len());
-        OfGguf { file, stored, kept: Mutex::default() }
-    }
-}
-
-impl OfGguf {
-    /// Codes, scales or offsets of a matrix. Codes are read first, the others soon after: all are made at once.
-    fn part(&self, plain: &str, part: Part) -> Option<Source<'_>> {
-        let at = (self.stored)(plain)?;
-        let (piece, narrow) = (self.file.piece(&at)?, self.file.narrow(&at)?);
-        let rows = piece.shape.first().copied().filter(|n| *n > 0)?;
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = match kept.remove(&part.of(plain)) {
-            Some(bytes) => bytes,
-            None => {
-                let width = piece.bytes.len() / rows;
-                let mut made = piece.blocks.room(piece.bytes.len());
-                for r in 0..rows {
-                    piece.blocks.parts(&piece.bytes[at.row(r, rows) * width..][..width], &mut made)?;
-                }
-                let mut asked = None;
-                for (of, bytes) in [Part::Codes, Part::Scales, Part::Offsets].into_iter().zip(made) {
-                    match of == part {
-                        true => asked = Some(bytes).filter(|bytes| !bytes.is_empty()),
-                        false if of != Part::Codes && !bytes.is_empty() => {
-                            _ = kept.insert(of.of(plain), bytes)
-                        }
-                        false => {}
-                    }
-                }
-                asked?
-            }
-        };
-        let dtype = if part == Part::Codes { narrow.code.dtype() } else { narrow.scales };
-        let shape = vec![rows, bytes.len() / dtype.bytes() / rows];
-        Some(Source { dtype, shape, bytes: Cow::Owned(bytes) })
-    }
-}
-
-impl WeightSource for OfGguf {
-    fn tensor(&self, name: &str) -> Option<Source<'_>> {
-        if let Some((plain, part)) = Part::named(name) {
-            return self.part(plain, part);
-        }
-        let at = (self.stored)(name)?;
-        if let Order::Latents(sizes) = at.order {
-            return self.file.latents(&at, sizes);
-        }
-        let Piece { blocks, shape, bytes } = self.file.piece(&at)?;
-        let rows = shape.first().copied().filter(|n| *n > 0)?;
-        let (shape, width) = (shape.to_vec(), bytes.len() / rows);
-        let row = |r: usize| &bytes[at.row(r, rows) * width..][..width];
-        let as_it_lies = matches!(at.order, Order::Plain | Order::Expert(_));
-        match blocks.elements {
-            Elements::Plain(dtype) if as_it_lies => {
-                Some(Source { dtype, shape, bytes: Cow::Borrowed(bytes) })
-            }
-            Elements::Plain(dtype) if at.order != Order::OneMore => {
-                let bytes = (0..rows).flat_map(row).copied().collect();
-                Some(Source { dtype, shape, bytes: Cow::Owned(bytes) })
-            }
-            _ => {
-                let more = if at.order == Order::OneMore { 1.0 } else { 0.0 };
-                let mut wide = Vec::with_capacity(shape.iter().product::<usize>() * 4);
-                for r in 0..rows {
-                    let numbers = blocks.floats(row(r));
-                    numbers.iter().for_each(|x| wide.extend_from_slice(&(x - more).to_le_bytes()));
-                }
-                Some(Source { dtype: DType::F32, shape, bytes: Cow::Owned(wide) })
-            }
-        }
-    }
-
-    fn done(&self, name: &str) {
-        // Of codes, scales and offsets the first that is asked for reads the file.
-        let name = match Part::named(name) {
-            Some((plain, Part::Codes)) => plain,
-            Some(_) => return,
-            None => name,
-        };
-        let Some(at) = (self.stored)(name) else { return };
-        let first = self.file.piece(&at).map(|p| p.bytes);
-        let second = at.second().and_then(|s| self.file.tensors.get(&s));
-        let second = second.map(|t| &self.file.map[t.begin..t.end]);
-        for bytes in [first, second].into_iter().flatten() {
-            let begin = bytes.as_ptr() as usize - self.file.map.as_ptr() as usize;
-            self.file.leave(begin..begin + bytes.len());
-        }
-    }
-
-    fn loaded(&self) {
-        // The system maps more than what is read.
-        self.file.leave(0..self.file.map.len());
-    }
-}
 
 /// What is left of the file's text.
 struct Reader<'a> {

@@ -34,7 +34,7 @@ use locate::{Index, Location, locate, open_regular};
 
 pub use compress::{compress, compressed_layout};
 pub use error::WeightsError;
-pub use gguf::{Gguf, InFile, Layers, OfGguf, ROPE_FACTORS, is_gguf};
+pub use gguf::{Gguf, InFile, Layers, NORMS_BEHIND, OF_GPT_OSS, OfGguf, ROPE_FACTORS, is_gguf};
 pub use mxfp4::Widened;
 pub use narrow::{Quantisation, Quantised, quantise};
 pub use packed::Packed;

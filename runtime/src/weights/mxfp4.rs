@@ -51,7 +51,11 @@ impl Widened {
                 Some(Source { shape: vec![rows, across * BLOCK / 2], ..t })
             }
             Part::Scales => {
-                let bytes = scales.bytes().iter().flat_map(|s| scale(*s)).collect();
+                let bytes = scales
+                    .bytes()
+                    .iter()
+                    .flat_map(|s| half::bf16::from_f64(scale(*s)).to_le_bytes())
+                    .collect();
                 Some(Source { dtype: DType::BF16, shape: vec![rows, across], bytes: Cow::Owned(bytes) })
             }
             Part::Offsets => None,
@@ -59,10 +63,15 @@ impl Widened {
     }
 }
 
-/// The bf16 of a power of two that has 127 added; 255 is no number.
-fn scale(exponent: u8) -> [u8; 2] {
-    let by = if exponent == 255 { f64::NAN } else { 2f64.powi(i32::from(exponent) - 127) };
-    half::bf16::from_f64(by).to_le_bytes()
+/// The power of two that has 127 added; 255 is no number.
+pub(super) fn scale(exponent: u8) -> f64 {
+    if exponent == 255 { f64::NAN } else { 2f64.powi(i32::from(exponent) - 127) }
+}
+
+/// What four bits stand for.
+pub(super) fn value(four: u8) -> f64 {
+    let size = MAGNITUDES[usize::from(four & 7)];
+    if four & 8 == 0 { size } else { -size }
 }
 
 fn parts(name: &str) -> [String; 2] {
@@ -123,12 +132,8 @@ fn widen(blocks: &TensorView, scales: &TensorView) -> Option<Source<'static>> {
 
 /// The bf16 of four bits under each scale, an exponent of 127 more; 255 is no number.
 fn table() -> Vec<[[u8; 2]; 16]> {
-    let value = |scale: usize, four: usize| {
-        let by = if scale == 255 { f64::NAN } else { 2f64.powi(scale as i32 - 127) };
-        let signed = if four < 8 { MAGNITUDES[four] } else { -MAGNITUDES[four - 8] };
-        half::bf16::from_f64(signed * by).to_le_bytes()
-    };
-    (0..256).map(|scale| std::array::from_fn(|four| value(scale, four))).collect()
+    let number = |by: u8, four: usize| half::bf16::from_f64(value(four as u8) * scale(by)).to_le_bytes();
+    (0..=255).map(|by| std::array::from_fn(|four| number(by, four))).collect()
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use super::embed::Pooled;
 use super::fair::Fair;
 use super::handle::{Command, Shared, Stats};
 use super::masks::Masks;
-use super::model::by_row;
+use super::model::{by_row, step_guarded};
 use super::stream::{Emitter, End, Permits, Update, Usage};
 use super::{Model, Settings, Sizes};
 use crate::pages::{Prompt, Secret};
@@ -255,8 +255,13 @@ impl<M: Model> Core<M> {
         if let Some(drafter) = &mut self.drafter
             && let Err(why) = drafter.propose(&mut self.scheduler)
         {
-            // The step goes without proposals.
-            self.count_failure(why)?;
+            // The step goes without proposals; all do once the draft model is lost.
+            self.stats.failed_drafts += 1;
+            if drafter.lost() {
+                self.drafter = None;
+            } else {
+                self.count_failure(why)?;
+            }
         }
         let begun = Instant::now();
         if self.scheduler.plan().is_none() {
@@ -267,10 +272,10 @@ impl<M: Model> Core<M> {
         }
         self.leave_draws();
         let plan = self.scheduler.planned();
-        let (mut outputs, mut tokens) = (Vec::with_capacity(plan.entries().len()), Vec::new());
-        if let Err(e) = self.model.step_drawing(plan, &mut outputs, &mut tokens) {
-            return self.fail_step(&format!("the model failed: {e}"));
-        }
+        let (outputs, tokens) = match step_guarded(&mut self.model, plan) {
+            Ok(stepped) => stepped,
+            Err(e) => return self.fail_step(&format!("the model failed: {e}")),
+        };
         let outputs = by_row(plan, outputs, self.vocabulary)?;
         let (took, single) = (begun.elapsed(), plan.rows().all(|row| row.tokens == 1));
         take_masks(&mut self.masks, &mut self.requests);
@@ -345,6 +350,7 @@ impl<M: Model> Core<M> {
 
     /// Ends the requests that had tokens in a step that failed: it has written nowhere but in their pages, of which none is shared or kept.
     fn fail_step(&mut self, why: &str) -> Result<(), String> {
+        self.stats.failed_steps += 1;
         self.count_failure(why.into())?;
         if self.model.lost() {
             return Err(why.into());

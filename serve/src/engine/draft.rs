@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::model::Model;
+use super::model::{Model, step_guarded};
 use crate::scheduler::Scheduler;
 use crate::scheduler::draft::Drafting;
 
@@ -41,9 +41,8 @@ impl Drafter {
         while let Some(plan) = self.drafting.next(scheduler, draws) {
             let begun = Instant::now();
             let single = plan.rows().all(|row| row.tokens == 1);
-            let (mut outputs, mut drawn) = (Vec::with_capacity(1), Vec::new());
-            let stepped = self.model.step_drawing(plan, &mut outputs, &mut drawn);
-            stepped.map_err(|e| format!("the draft model failed: {e}"))?;
+            let stepped = step_guarded(&mut *self.model, plan);
+            let (outputs, drawn) = stepped.map_err(|e| format!("the draft model failed: {e}"))?;
             let tokens: Vec<Option<u32>> = match draws {
                 // Of logits that are no distribution there is no token.
                 true => drawn.into_iter().map(|token| u32::try_from(token).ok()).collect(),
@@ -58,6 +57,11 @@ impl Drafter {
         }
         self.drafting.end(scheduler);
         Ok(())
+    }
+
+    /// Whether the draft model is lost, and need not be asked again.
+    pub fn lost(&self) -> bool {
+        self.model.lost()
     }
 
     /// Notes what a step of the model took whose rows are of one token each.

@@ -63,6 +63,10 @@ pub struct Stats {
     pub pages_cached: usize,
     /// Steps so far.
     pub steps: u64,
+    /// Steps that failed, and with them the requests in them.
+    pub failed_steps: u64,
+    /// Steps that went without proposals because the draft model failed.
+    pub failed_drafts: u64,
     /// Tokens of prompts of admitted requests.
     pub prompt_tokens: u64,
     /// Tokens sampled.

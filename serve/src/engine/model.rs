@@ -1,7 +1,9 @@
 //! What the engine asks of a model: a step of many sequences over a paged KV state. Everything around it is written against
 //! this, and tested with a model that needs no weights.
 
+use std::any::Any;
 use std::error::Error;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use astrai_builders::Windows;
@@ -11,7 +13,7 @@ use super::adapters::Patch;
 use crate::scheduler::batch::StepBatch;
 use crate::scheduler::plan::{Given, ProgramKind, StepEntry, StepPlan};
 
-/// Why a step failed. What the pages of its rows hold is unknown then; the engine ends their requests, and goes on with others.
+/// Why a step failed, a panic among the reasons. What the pages of its rows hold is unknown then; the engine ends their requests, and goes on with others.
 pub type ModelError = Box<dyn Error + Send + Sync>;
 
 /// What a model was compiled for.
@@ -116,6 +118,30 @@ pub trait Model {
     ) -> Result<(), ModelError> {
         self.step(plan, logits)
     }
+}
+
+/// What a step gave: logits of each program that ran, and the tokens that the model drew.
+pub(super) type Stepped<'m> = (Vec<&'m mut [f32]>, Vec<i32>);
+
+/// [`Model::step_drawing`], of which a panic is an error as well: whatever it left half done lies in the pages of the step's rows.
+///
+/// # Errors
+/// As of the step, or it panicked.
+pub(super) fn step_guarded<'m, M: Model + ?Sized>(
+    model: &'m mut M,
+    plan: &StepPlan,
+) -> Result<Stepped<'m>, ModelError> {
+    let stepped = catch_unwind(AssertUnwindSafe(move || {
+        let (model, mut logits, mut tokens) = (model, Vec::with_capacity(plan.entries().len()), Vec::new());
+        model.step_drawing(plan, &mut logits, &mut tokens).map(|()| (logits, tokens))
+    }));
+    stepped.unwrap_or_else(|panic| Err(format!("a step panicked: {}", message(panic.as_ref())).into()))
+}
+
+/// What a panic says.
+pub(super) fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }
 
 /// What the model gave, with its program and row.

@@ -6,6 +6,7 @@ use super::*;
 use crate::request::{Request, Sampling};
 use crate::tests::fake::{Fake, LOST, POISON, SIZES, WINDOWED, expected};
 use astrai_builders::Windows;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
 
 const EOS: u32 = 5;
@@ -145,10 +146,14 @@ fn every_answer_is_that_of_the_request_alone() {
     ] {
         let model = if prefix_cache { Fake::threaded(sizes, 3) } else { Fake::new(sizes) };
         let model = if fails { model.failing_each(50) } else { model };
+        // A draft model pays by the clock: it takes a small part of a step of this one.
+        let model = if drafts { model.slow(Duration::from_micros(50)) } else { model };
         // Rows for proposed tokens are free where no more than so many run.
         let sequences = (proposed > 0).then_some(4);
         let settings = Settings { prefix_cache, proposed, sequences, ..settings() };
-        let draft = drafts.then(|| Box::new(Fake::draft(sizes).failing_each(7)) as DraftModel);
+        let draft = Fake::draft(sizes).failing_each(7);
+        let failed = [model.failed(), draft.failed()];
+        let draft = drafts.then(|| Box::new(draft) as DraftModel);
         let engine = Engine::start_drafted(model, draft, &settings).unwrap();
         // Nothing is proposed while somebody waits.
         let clients = if proposed > 0 { 3 } else { 12 };
@@ -163,6 +168,9 @@ fn every_answer_is_that_of_the_request_alone() {
         engine.drain(None);
         let stats = handle.stats();
         assert!(whole > 300, "only {whole} were answered whole");
+        // No step failed that was not to: the fakes panic at what they should not be asked.
+        let failed = failed.map(|count| count.load(Ordering::Relaxed));
+        assert_eq!([stats.failed_steps, stats.failed_drafts], failed);
         assert_eq!(stats.pages, sizes.pages + sizes.windows.map_or(0, |w| w.pages));
         assert_eq!(stats.pages_free + stats.pages_cached, stats.pages);
         assert_eq!((stats.queued, stats.running, stats.waiting), (0, 0, 0));

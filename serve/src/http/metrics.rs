@@ -48,7 +48,7 @@ const LEVELS: [Level; 6] = [
     ("kv_pages_cached", "Pages that nobody uses but the prefix cache knows.", |s| s.pages_cached),
 ];
 
-const COUNTS: [Count; 13] = [
+const COUNTS: [Count; 15] = [
     ("prompt_tokens_total", "Tokens of prompts of admitted requests.", |s| s.prompt_tokens),
     ("generation_tokens_total", "Tokens sampled.", |s| s.output_tokens),
     ("prefix_cache_queries_total", "Tokens looked up in the prefix cache.", |s| s.scheduler.cache_queries),
@@ -63,6 +63,10 @@ const COUNTS: [Count; 13] = [
         s.scheduler.accepted
     }),
     ("engine_steps_total", "Steps of the engine.", |s| s.steps),
+    ("engine_steps_failed_total", "Steps that failed, and the requests in them.", |s| s.failed_steps),
+    ("spec_decode_failed_total", "Steps without proposals because the draft model failed.", |s| {
+        s.failed_drafts
+    }),
     ("requests_finished_total", "Requests that ended well.", |s| s.finished),
     ("requests_cancelled_total", "Requests that their clients gave up.", |s| s.cancelled),
     ("requests_failed_total", "Requests that failed.", |s| s.failed),

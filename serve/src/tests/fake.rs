@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
@@ -42,6 +43,12 @@ pub struct Fake {
     logits: Vec<Vec<f32>>,
     steps: u64,
     fault: Fault,
+    /// Steps that failed by the fault.
+    failed: Arc<AtomicU64>,
+    /// Whether it is lost with the first of these.
+    mortal: bool,
+    /// What a step takes at least.
+    least: Duration,
     /// If there, each step waits for a message, or for the sender to go.
     gate: Option<Receiver<()>>,
     /// Whether it may write what others read, as a draft model does: the same again.
@@ -98,6 +105,9 @@ impl Fake {
             logits: vec![vec![]; 2],
             steps: 0,
             fault: Box::new(|_| Ok(())),
+            failed: Arc::default(),
+            mortal: false,
+            least: Duration::ZERO,
             gate: None,
             rewrites: false,
             pool: None,
@@ -120,6 +130,21 @@ impl Fake {
             Err(LOST.into())
         };
         Fake { fault: Box::new(fault), ..self }
+    }
+
+    /// Where it counts its steps that failed by the fault.
+    pub fn failed(&self) -> Arc<AtomicU64> {
+        self.failed.clone()
+    }
+
+    /// The same, which is lost once a step failed.
+    pub fn mortal(self) -> Fake {
+        Fake { mortal: true, ..self }
+    }
+
+    /// The same, whose steps take so long at least.
+    pub fn slow(self, least: Duration) -> Fake {
+        Fake { least, ..self }
     }
 
     /// One that proposes tokens.
@@ -260,11 +285,19 @@ impl Model for Fake {
         self.pool.clone()
     }
 
+    fn lost(&self) -> bool {
+        self.mortal && self.failed.load(Ordering::Relaxed) > 0
+    }
+
     fn step<'m>(&'m mut self, plan: &StepPlan, logits: &mut Vec<&'m mut [f32]>) -> Result<(), ModelError> {
         if let Some(gate) = &self.gate {
             let _ = gate.recv_timeout(Duration::from_secs(20));
         }
-        (self.fault)(self.steps)?;
+        std::thread::sleep(self.least);
+        if let Err(e) = (self.fault)(self.steps) {
+            self.failed.fetch_add(1, Ordering::Relaxed);
+            return Err(e);
+        }
         self.steps += 1;
         assert!(plan.rows().count() <= self.sizes.sequences && plan.tokens() <= self.sizes.tokens);
         assert_eq!(plan.entries().len(), self.programs.len());

@@ -19,7 +19,7 @@ import torch
 import transformers
 from conversion import get_model_class
 from conversion.base import ModelBase, ModelType
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 VOCAB = 96
 COMMON = dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64,
@@ -28,6 +28,8 @@ LATENTS = dict(kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_
                moe_intermediate_size=32, first_k_dense_replace=1, num_key_value_heads=4, routed_scaling_factor=1.5,
                rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=32, mscale=0.8,
                                     mscale_all_dim=0.8, beta_fast=32, beta_slow=1))
+GPT_OSS = dict(head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=6, rope_parameters=dict(
+    rope_type="yarn", rope_theta=150000.0, factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=32))
 MODELS = {
     "mixtral": ("MixtralForCausalLM", dict(num_local_experts=4, num_experts_per_tok=2), "F32"),
     "qwen3moe": ("Qwen3MoeForCausalLM", dict(head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True), "F32"),
@@ -40,6 +42,10 @@ MODELS = {
         original_max_position_embeddings=32)), "F32"),
     "deepseek2-lite": ("DeepseekV2ForCausalLM", dict(LATENTS, q_lora_rank=None, n_shared_experts=2, norm_topk_prob=False, n_group=1, topk_group=1, topk_method="greedy"), "F32"),
     "deepseek3": ("DeepseekV3ForCausalLM", dict(LATENTS, q_lora_rank=20, n_shared_experts=1, norm_topk_prob=True, n_routed_experts=8, n_group=4, topk_group=2), "F32"),
+    "glm4": ("Glm4ForCausalLM", dict(head_dim=16, attention_bias=True), "F32"),
+    "olmo2": ("Olmo2ForCausalLM", {}, "F32"),
+    "gpt-oss": ("GptOssForCausalLM", GPT_OSS, "F32"),
+    "gpt-oss-mxfp4": ("GptOssForCausalLM", GPT_OSS, "MXFP4"),
 }
 # Files name one end of texts; these end turns, too.
 ENDS = ["<|end|>", "<end_of_turn>"]
@@ -57,6 +63,25 @@ def vocabulary(self):
     w.add_eos_token_id(2)
 
 
+def mxfp4(model, folder):
+    """Experts' matrices of random codes, as gpt-oss is published: in the model their numbers, in the folder blocks and scales."""
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
+    tensors = load_file(folder / "model.safetensors")
+    for key, p in model.named_parameters():
+        if key.endswith(("gate_up_proj", "down_proj")):
+            experts, k, n = p.shape
+            blocks = torch.randint(0, 256, (experts, n, k // 32, 16), dtype=torch.uint8)
+            scales = torch.randint(120, 125, (experts, n, k // 32), dtype=torch.uint8)
+            numbers = torch.stack([values[(blocks & 15).long()], values[(blocks >> 4).long()]], -1).reshape(experts, n, k // 32, 32)
+            numbers = numbers * torch.exp2(scales.float() - 127)[..., None]
+            p.copy_(numbers.reshape(experts, n, k).transpose(1, 2))
+            del tensors[key]
+            tensors |= {f"{key}_blocks": blocks, f"{key}_scales": scales}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+
+
 torch.manual_seed(7)
 ids = torch.randint(3, VOCAB, (2, 13), generator=torch.Generator().manual_seed(3))
 golden, entries = {"input_ids": ids}, []
@@ -71,6 +96,8 @@ for name, (kind, fields, to) in MODELS.items():
                 p.add_(0.3 * torch.randn_like(p))
             if "correction_bias" in key:
                 p.copy_(0.2 * torch.randn_like(p))
+            if "sinks" in key or key.endswith(("_bias", ".bias")):
+                p.copy_(0.2 * torch.randn_like(p))
         for key, b in model.named_buffers():
             if "correction_bias" in key:
                 b.copy_(0.2 * torch.randn_like(b))
@@ -78,18 +105,21 @@ for name, (kind, fields, to) in MODELS.items():
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         model.save_pretrained(folder)
+        if to == "MXFP4":
+            with torch.no_grad():
+                mxfp4(model, folder)
         (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {t: i for i, t in enumerate(TOKENS)}}, "added_tokens": []}))
         hparams = ModelBase.load_hparams(folder, False)
         converter = get_model_class(hparams["architectures"][0])
         converter = type(converter.__name__, (converter,), {"set_vocab": vocabulary, "model_arch": converter.model_arch})
-        ftype = {"F32": gguf.LlamaFileType.ALL_F32, "F16": gguf.LlamaFileType.MOSTLY_F16, "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}[to]
+        ftype = {"F32": gguf.LlamaFileType.ALL_F32, "F16": gguf.LlamaFileType.MOSTLY_F16, "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, "MXFP4": gguf.LlamaFileType.ALL_F32}[to]
         with torch.inference_mode():
             converter(folder, ftype, OUT / file, hparams=hparams).write()
     tensors = {t.name: t for t in gguf.GGUFReader(OUT / file).tensors}
     shown = next(t for n, t in tensors.items() if n.endswith(("ffn_down_exps.weight", "ffn_down.weight")))
     numbers = torch.tensor(gguf.quants.dequantize(shown.data, shown.tensor_type).reshape(list(reversed(shown.shape.tolist()))).copy())
     # The reference has the weights as the file has them.
-    if to != "F32":
+    if to not in ("F32", "MXFP4"):
         with torch.no_grad():
             for key, p in model.named_parameters():
                 if p.dim() > 1 and "norm" not in key and "mlp.gate.weight" not in key:

@@ -2,6 +2,7 @@
 //! computed as ggml does; or the codes themselves, as kernels read them. Codes of blocks of 32 lie in halves: byte `i` has numbers `i` and
 //! `i + 16`.
 
+use super::super::mxfp4;
 use astrai_ir::{Code, DType};
 use half::f16;
 
@@ -68,7 +69,7 @@ const fn offset(code: Code, read: fn(&[u8], &mut Group)) -> Codes {
 }
 
 /// Types that are read.
-pub static TABLE: [Blocks; 11] = [
+pub static TABLE: [Blocks; 12] = [
     single(0, "F32", DType::F32, 4),
     single(1, "F16", DType::F16, 2),
     single(30, "BF16", DType::BF16, 2),
@@ -102,7 +103,26 @@ pub static TABLE: [Blocks; 11] = [
     packed(12, "Q4_K", [256, 144], offset(Code::Int4, |b, to| long(b, &[], &b[16..], to))),
     packed(13, "Q5_K", [256, 176], offset(Code::Int8, |b, to| long(b, &b[16..48], &b[48..], to))),
     packed(14, "Q6_K", [256, 210], Codes { group: 16, scales: DType::F32, ..even(Code::Int8, 32, six) }),
+    packed(
+        39,
+        "MXFP4",
+        [32, 17],
+        Codes {
+            scales: DType::BF16,
+            ..even(Code::Fp4, 0, |b, to| to(&halves(&b[1..], 0), mxfp4::scale(b[0]) as f32, 0.0))
+        },
+    ),
 ];
+
+impl Codes {
+    /// What a code stands for, as it is stored.
+    fn value(&self, code: u8) -> f32 {
+        match self.code {
+            Code::Fp4 => mxfp4::value(code) as f32,
+            _ => f32::from(code) - f32::from(self.zero),
+        }
+    }
+}
 
 impl Blocks {
     /// Bytes of a tensor; none where its rows are no whole blocks, or there are too many.
@@ -124,7 +144,7 @@ impl Blocks {
         bytes.chunks_exact(self.size).for_each(|b| match &self.elements {
             Elements::Plain(dtype) => out.push(dtype.decode(b) as f32),
             Elements::Codes(of) => (of.read)(b, &mut |group, scale, offset| {
-                out.extend(group.iter().map(|q| scale * (f32::from(*q) - f32::from(of.zero)) + offset));
+                out.extend(group.iter().map(|q| scale * of.value(*q) + offset));
             }),
         });
         out
@@ -135,7 +155,7 @@ impl Blocks {
         let Some(of) = self.codes() else { return Default::default() };
         let numbers = bytes / self.size * self.count;
         let scales = numbers / of.group * of.scales.bytes();
-        let codes = if of.code == Code::Int4 { numbers / 2 } else { numbers };
+        let codes = numbers / of.code.per_element();
         [codes, scales, if of.offsets { scales } else { 0 }].map(Vec::with_capacity)
     }
 
@@ -146,15 +166,13 @@ impl Blocks {
             (of.read)(b, &mut |group, scale, offset| {
                 // Codes of four bits count as 8 less than they are stored, those of eight as they are less the code of zero.
                 let middle = match of.code {
-                    Code::Int4 => {
-                        codes.extend(group.as_chunks::<2>().0.iter().map(|[low, high]| low | high << 4));
-                        8.0
-                    }
-                    _ => {
-                        codes.extend(group.iter().map(|q| q.wrapping_sub(of.zero)));
-                        f32::from(of.zero)
-                    }
+                    Code::Int4 => 8.0,
+                    _ => f32::from(of.zero),
                 };
+                match of.code.per_element() {
+                    2 => codes.extend(group.as_chunks::<2>().0.iter().map(|[low, high]| low | high << 4)),
+                    _ => codes.extend(group.iter().map(|q| q.wrapping_sub(of.zero))),
+                }
                 of.scales.encode(f64::from(scale), scales);
                 if of.offsets {
                     of.scales.encode(f64::from(offset + middle * scale), offsets);

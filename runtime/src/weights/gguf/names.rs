@@ -18,6 +18,10 @@ pub enum Order {
     OneMore,
     /// In two tensors what makes keys and values of latents: of so many heads rows of keys, transposed, and rows of values.
     Latents([usize; 3]),
+    /// Of all experts of a layer, each transposed.
+    Stacked,
+    /// The same, or a bias `[experts, rows]`, of which two tensors have a row each by turns: gates and what they let through.
+    Paired,
 }
 
 /// Where a tensor lies in a file.
@@ -34,8 +38,10 @@ pub struct InFile {
 pub struct Layers {
     /// Heads of queries and of keys, where their halves are interleaved.
     pub interleaved: Option<[usize; 2]>,
-    /// Norms behind attention and MLP too, and 1 more in each.
-    pub gemma: bool,
+    /// Names of modules that other files have for something else.
+    pub own: &'static [(&'static str, &'static str)],
+    /// Whether each scale of a norm is 1 more.
+    pub one_more: bool,
     /// Heads, rows of keys and rows of values, where what makes them of latents is in two tensors.
     pub latents: Option<[usize; 3]>,
 }
@@ -47,17 +53,32 @@ const OUTSIDE: [(&str, &str); 3] = [
     ("lm_head.weight", "output.weight"),
 ];
 
-/// Names of modules in a layer, where Gemma has others.
-const GEMMA: [(&str, &str); 3] = [
+/// Names of modules in a layer with norms behind attention and MLP, and of these alone.
+pub const NORMS_BEHIND: &[(&str, &str)] = &[
     ("post_attention_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
 ];
 
+/// What of gpt-oss has another name: its norm before the MLP.
+pub const OF_GPT_OSS: &[(&str, &str)] = &[("post_attention_layernorm", "post_attention_norm")];
+
+/// Names of what is no module with a weight or a bias.
+const WHOLE: [(&str, &str, Order); 6] = [
+    ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", Order::Plain),
+    ("self_attn.sinks", "attn_sinks.weight", Order::Plain),
+    ("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", Order::Paired),
+    ("mlp.experts.gate_up_proj_bias", "ffn_gate_exps.bias", Order::Paired),
+    ("mlp.experts.down_proj", "ffn_down_exps.weight", Order::Stacked),
+    ("mlp.experts.down_proj_bias", "ffn_down_exps.bias", Order::Plain),
+];
+
 /// Names of modules in a layer.
-const INSIDE: [(&str, &str); 24] = [
+const INSIDE: [(&str, &str); 27] = [
     ("input_layernorm", "attn_norm"),
     ("post_attention_layernorm", "ffn_norm"),
+    ("post_self_attn_layernorm", "post_attention_norm"),
+    ("post_mlp_layernorm", "post_ffw_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
     ("self_attn.v_proj", "attn_v"),
@@ -76,6 +97,7 @@ const INSIDE: [(&str, &str); 24] = [
     ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
     ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.router", "ffn_gate_inp"),
     ("block_sparse_moe.gate", "ffn_gate_inp"),
     ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
@@ -99,7 +121,7 @@ fn known(names: &[(&'static str, &'static str)], name: &str) -> Option<&'static 
 impl InFile {
     /// The place of a checkpoint's tensor in a file of such layers.
     pub fn of(name: &str, layers: &Layers) -> Option<InFile> {
-        let norm = |to: &str| layers.gemma && to.ends_with("norm");
+        let norm = |to: &str| layers.one_more && to.ends_with("norm");
         if let Some(to) = known(&OUTSIDE, name) {
             let order = if norm(to.trim_end_matches(".weight")) { Order::OneMore } else { Order::Plain };
             return Some(InFile { name: to.into(), order });
@@ -108,17 +130,16 @@ impl InFile {
         let place = |to: &str, kind: &str, order: Order| {
             Some(InFile { name: format!("blk.{layer}.{to}.{kind}"), order })
         };
-        let (module, kind) = rest.rsplit_once('.')?;
-        if (module, kind) == ("mlp.gate", "e_score_correction_bias") {
-            return place("exp_probs_b", "bias", Order::Plain);
+        if let Some((_, to, order)) = WHOLE.iter().find(|(from, ..)| *from == rest) {
+            return Some(InFile { name: format!("blk.{layer}.{to}"), order: *order });
         }
+        let (module, kind) = rest.rsplit_once('.')?;
         let expert =
             ["mlp.experts.", "block_sparse_moe.experts."].into_iter().find_map(|p| module.strip_prefix(p));
         if let Some((number, matrix)) = expert.and_then(|e| e.split_once('.')) {
             return place(known(&EXPERTS, matrix)?, kind, Order::Expert(number.parse().ok()?));
         }
-        let of_gemma = layers.gemma.then(|| known(&GEMMA, module)).flatten();
-        let to = of_gemma.or_else(|| known(&INSIDE, module))?;
+        let to = known(layers.own, module).or_else(|| known(&INSIDE, module))?;
         match (to, layers.interleaved, layers.latents) {
             ("attn_q", Some([heads, _]), _) | ("attn_k", Some([_, heads]), _) => {
                 place(to, kind, Order::Interleaved(heads))
@@ -136,9 +157,13 @@ impl InFile {
         }
     }
 
-    /// The name of the second tensor of two, with the values' rows.
+    /// The name of the second tensor of two.
     pub fn second(&self) -> Option<String> {
-        matches!(self.order, Order::Latents(_)).then(|| self.name.replace("attn_k_b", "attn_v_b"))
+        match self.order {
+            Order::Latents(_) => Some(self.name.replace("attn_k_b", "attn_v_b")),
+            Order::Paired => Some(self.name.replace("ffn_gate_exps", "ffn_up_exps")),
+            _ => None,
+        }
     }
 }
 
@@ -156,7 +181,8 @@ mod tests {
     #[test]
     fn names_and_orders_of_a_layer() {
         let llama = Layers { interleaved: Some([4, 2]), ..Layers::default() };
-        let gemma = Layers { gemma: true, ..Layers::default() };
+        let gemma = Layers { own: NORMS_BEHIND, one_more: true, ..Layers::default() };
+        let gpt_oss = Layers { own: OF_GPT_OSS, ..Layers::default() };
         let deepseek = Layers { latents: Some([4, 16, 8]), ..Layers::default() };
         for (layers, name, to, order) in [
             (llama, "model.layers.3.self_attn.k_proj.bias", "blk.3.attn_k.bias", Order::Interleaved(2)),
@@ -187,6 +213,9 @@ mod tests {
                 "blk.2.exp_probs_b.bias",
                 Order::Plain,
             ),
+            (gpt_oss, "model.layers.4.mlp.experts.gate_up_proj", "blk.4.ffn_gate_exps.weight", Order::Paired),
+            (gpt_oss, "model.layers.4.self_attn.sinks", "blk.4.attn_sinks.weight", Order::Plain),
+            (gpt_oss, "model.layers.4.mlp.router.bias", "blk.4.ffn_gate_inp.bias", Order::Plain),
         ] {
             assert_eq!(InFile::of(name, &layers), Some(InFile { name: to.into(), order }), "{name}");
         }

@@ -1,7 +1,9 @@
 //! Files made by hand: what is read, and what is refused.
 
 use super::*;
+use crate::source::WeightSource;
 use astrai_ir::Code;
+use astrai_ir::narrow::Part;
 use proptest::prelude::*;
 
 /// A file of one key and one tensor `[2, 32]` of Q8_0.
@@ -112,6 +114,7 @@ proptest! {
             for (i, want) in numbers.iter().enumerate() {
                 let code = match of.code {
                     Code::Int4 => f64::from(parts[0][i / 2] >> (4 * (i % 2)) & 15) - 8.0,
+                    Code::Fp4 => super::super::mxfp4::value(parts[0][i / 2] >> (4 * (i % 2)) & 15),
                     _ => f64::from(parts[0][i] as i8),
                 };
                 let got = code * real(1, i / of.group) + real(2, i / of.group);

@@ -23,23 +23,40 @@ fn fails(most: usize, fault: impl Fn() -> Result<(), ModelError> + Send + 'stati
 }
 
 #[test]
-fn a_step_that_fails_ends_those_in_it_and_nobody_else() {
-    let (engine, mut streams) = fails(1, || Err(LOST.into()));
-    let handle = engine.handle();
-    for (i, stream) in streams.iter_mut().enumerate() {
-        let (choices, end) = collect(stream, 1);
-        let (tokens, want) = (&choices[0].0, expected(&endless(NINE[i]), 0, &[EOS]).0);
-        match end {
-            End::Failed(why) => assert!(i < 3 && why.contains(LOST) && want.starts_with(tokens)),
-            End::Finished(_) => assert!(i >= 3 && *tokens == want),
-            End::Cancelled(_) => panic!("nobody cancels"),
+fn a_step_that_fails_or_panics_ends_those_in_it_and_nobody_else() {
+    let faults: [fn() -> Result<(), ModelError>; 2] = [|| Err(LOST.into()), || panic!("{LOST}")];
+    for fault in faults {
+        let (engine, mut streams) = fails(1, fault);
+        let handle = engine.handle();
+        for (i, stream) in streams.iter_mut().enumerate() {
+            let (choices, end) = collect(stream, 1);
+            let (tokens, want) = (&choices[0].0, expected(&endless(NINE[i]), 0, &[EOS]).0);
+            match end {
+                End::Failed(why) => assert!(i < 3 && why.contains(LOST) && want.starts_with(tokens)),
+                End::Finished(_) => assert!(i >= 3 && *tokens == want),
+                End::Cancelled(_) => panic!("nobody cancels"),
+            }
         }
+        assert!(handle.is_ready());
+        drop(engine);
+        let stats = handle.stats();
+        assert_eq!((stats.queued, stats.running, stats.failed, stats.finished), (0, 0, 3, 6));
+        assert_eq!((stats.failed_steps, stats.pages_free + stats.pages_cached), (1, SIZES.pages));
     }
-    assert!(handle.is_ready());
-    drop(engine);
-    let stats = handle.stats();
-    assert_eq!((stats.queued, stats.running, stats.failed, stats.finished), (0, 0, 3, 6));
-    assert_eq!(stats.pages_free + stats.pages_cached, SIZES.pages);
+}
+
+#[test]
+fn a_draft_model_that_is_lost_is_not_asked_again() {
+    let draft = Fake::draft(SIZES).failing_each(5).mortal();
+    let failed = draft.failed();
+    let settings = Settings { proposed: 3, ..settings() };
+    let engine = Engine::start_drafted(Fake::new(SIZES), Some(Box::new(draft)), &settings).unwrap();
+    let mut stream = engine.handle().submit(endless(40)).unwrap();
+    let (choices, end) = collect(&mut stream, 1);
+    assert!(matches!(end, End::Finished(_)) && choices[0].0 == expected(&endless(40), 0, &[EOS]).0);
+    let stats = engine.handle().stats();
+    assert_eq!((failed.load(Ordering::Relaxed), stats.failed_drafts, stats.failed), (1, 1, 0));
+    assert!(stats.scheduler.accepted > 0);
 }
 
 /// That everybody is told, and that there is no engine any more.
@@ -63,6 +80,6 @@ fn a_model_that_goes_on_failing_fails_everybody_and_says_so() {
 }
 
 #[test]
-fn a_model_that_panics_fails_everybody_and_says_so() {
-    dies(fails(1, || panic!("index {}", 5)), "panicked: index 5");
+fn a_model_that_goes_on_panicking_fails_everybody_and_says_so() {
+    dies(fails(usize::MAX, || panic!("index {}", 5)), "panicked: index 5");
 }

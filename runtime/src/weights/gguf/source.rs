@@ -1,0 +1,167 @@
+//! A file as a source of weights. In: names that a checkpoint has. Out: numbers in the checkpoint's order, or codes, scales and offsets as kernels
+//! read them.
+
+use super::blocks::Elements;
+use super::names::{InFile, Order};
+use super::{Gguf, Piece};
+use crate::source::{Source, WeightSource};
+use astrai_ir::DType;
+use astrai_ir::narrow::Part;
+use serde_json::Map;
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+/// Where a checkpoint's tensor lies in a file.
+type Places = Box<dyn Fn(&str) -> Option<InFile>>;
+
+/// A file as the checkpoint of a model.
+pub struct OfGguf {
+    file: Gguf,
+    stored: Places,
+    /// Scales and offsets that were made beside codes, until they are asked for.
+    kept: Mutex<HashMap<String, Vec<u8>>>,
+}
+
+impl OfGguf {
+    /// The tensors of a file that `stored` finds; its keys, a vocabulary among them, are let go.
+    pub fn new(file: Gguf, stored: Places) -> OfGguf {
+        let file = Gguf { metadata: Map::new(), ..file };
+        file.leave(0..file.map.len());
+        OfGguf { file, stored, kept: Mutex::default() }
+    }
+}
+
+/// Rows of a tensor, all of its dimensions but the last together.
+fn rows(piece: &Piece) -> Option<usize> {
+    let (_, front) = piece.shape.split_last()?;
+    Some(front.iter().product()).filter(|rows| *rows > 0)
+}
+
+/// Matrices of experts, `[experts, rows, k]`, as a checkpoint has them: `[experts, k, rows]`, rows of two by turns; or biases `[experts, rows]`.
+fn stacked(pieces: &[Piece]) -> Option<Source<'static>> {
+    let (&[experts, rows, ..], turns) = (pieces[0].shape, pieces.len()) else { return None };
+    let k = pieces[0].shape.get(2).copied().unwrap_or(1);
+    // Numbers of their own stay what they are, where both are of one type.
+    let dtype = match &pieces[0].blocks.elements {
+        Elements::Plain(dtype) if pieces.iter().all(|p| std::ptr::eq(p.blocks, pieces[0].blocks)) => *dtype,
+        _ => DType::F32,
+    };
+    let size = dtype.bytes();
+    let mut bytes = vec![0; experts * rows * k * turns * size];
+    for (turn, piece) in pieces.iter().enumerate() {
+        let width = piece.bytes.len() / (experts * rows);
+        for (row, from) in piece.bytes.chunks_exact(width).enumerate() {
+            let wide: Vec<u8> = match &piece.blocks.elements {
+                Elements::Plain(of) if *of == dtype => from.to_vec(),
+                _ => piece.blocks.floats(from).iter().flat_map(|x| x.to_le_bytes()).collect(),
+            };
+            let (expert, column) = (row / rows, row % rows * turns + turn);
+            for (i, x) in wide.chunks_exact(size).enumerate() {
+                bytes[((expert * k + i) * rows * turns + column) * size..][..size].copy_from_slice(x);
+            }
+        }
+    }
+    let inner = if pieces[0].shape.len() > 2 { vec![k] } else { vec![] };
+    Some(Source {
+        dtype,
+        shape: [&[experts], &inner[..], &[rows * turns]].concat(),
+        bytes: Cow::Owned(bytes),
+    })
+}
+
+impl OfGguf {
+    /// Codes, scales or offsets of a matrix. Codes are read first, the others soon after: all are made at once.
+    fn part(&self, plain: &str, part: Part) -> Option<Source<'_>> {
+        let at = (self.stored)(plain)?;
+        let (pieces, narrow) = (self.file.pieces(&at)?, self.file.narrow(&at)?);
+        let (of_one, blocks) = (rows(&pieces[0])?, pieces[0].blocks);
+        let rows = of_one.checked_mul(pieces.len())?;
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = match kept.remove(&part.of(plain)) {
+            Some(bytes) => bytes,
+            None => {
+                let width = pieces[0].bytes.len() / of_one;
+                let mut made = blocks.room(rows * width);
+                for r in 0..rows {
+                    let row = at.row(r / pieces.len(), of_one);
+                    blocks.parts(&pieces[r % pieces.len()].bytes[row * width..][..width], &mut made)?;
+                }
+                let mut asked = None;
+                for (of, bytes) in [Part::Codes, Part::Scales, Part::Offsets].into_iter().zip(made) {
+                    match of == part {
+                        true => asked = Some(bytes).filter(|bytes| !bytes.is_empty()),
+                        false if of != Part::Codes && !bytes.is_empty() => {
+                            _ = kept.insert(of.of(plain), bytes)
+                        }
+                        false => {}
+                    }
+                }
+                asked?
+            }
+        };
+        let dtype = if part == Part::Codes { narrow.code.dtype() } else { narrow.scales };
+        let shape = vec![rows, bytes.len() / dtype.bytes() / rows];
+        Some(Source { dtype, shape, bytes: Cow::Owned(bytes) })
+    }
+}
+
+impl WeightSource for OfGguf {
+    fn tensor(&self, name: &str) -> Option<Source<'_>> {
+        if let Some((plain, part)) = Part::named(name) {
+            return self.part(plain, part);
+        }
+        let at = (self.stored)(name)?;
+        if let Order::Latents(sizes) = at.order {
+            return self.file.latents(&at, sizes);
+        }
+        if let Order::Stacked | Order::Paired = at.order {
+            return stacked(&self.file.pieces(&at)?);
+        }
+        let Piece { blocks, shape, bytes } = self.file.piece(&at)?;
+        let rows = shape.first().copied().filter(|n| *n > 0)?;
+        let (shape, width) = (shape.to_vec(), bytes.len() / rows);
+        let row = |r: usize| &bytes[at.row(r, rows) * width..][..width];
+        let as_it_lies = matches!(at.order, Order::Plain | Order::Expert(_));
+        match blocks.elements {
+            Elements::Plain(dtype) if as_it_lies => {
+                Some(Source { dtype, shape, bytes: Cow::Borrowed(bytes) })
+            }
+            Elements::Plain(dtype) if at.order != Order::OneMore => {
+                let bytes = (0..rows).flat_map(row).copied().collect();
+                Some(Source { dtype, shape, bytes: Cow::Owned(bytes) })
+            }
+            _ => {
+                let more = if at.order == Order::OneMore { 1.0 } else { 0.0 };
+                let mut wide = Vec::with_capacity(shape.iter().product::<usize>() * 4);
+                for r in 0..rows {
+                    let numbers = blocks.floats(row(r));
+                    numbers.iter().for_each(|x| wide.extend_from_slice(&(x - more).to_le_bytes()));
+                }
+                Some(Source { dtype: DType::F32, shape, bytes: Cow::Owned(wide) })
+            }
+        }
+    }
+
+    fn done(&self, name: &str) {
+        // Of codes, scales and offsets the first that is asked for reads the file.
+        let name = match Part::named(name) {
+            Some((plain, Part::Codes)) => plain,
+            Some(_) => return,
+            None => name,
+        };
+        let Some(at) = (self.stored)(name) else { return };
+        let first = self.file.piece(&at).map(|p| p.bytes);
+        let second = at.second().and_then(|s| self.file.tensors.get(&s));
+        let second = second.map(|t| &self.file.map[t.begin..t.end]);
+        for bytes in [first, second].into_iter().flatten() {
+            let begin = bytes.as_ptr() as usize - self.file.map.as_ptr() as usize;
+            self.file.leave(begin..begin + bytes.len());
+        }
+    }
+
+    fn loaded(&self) {
+        // The system maps more than what is read.
+        self.file.leave(0..self.file.map.len());
+    }
+}
