@@ -144,7 +144,7 @@ impl Block<'_> {
         before: u32,
     ) -> Step<*mut u8> {
         let o = at[l] as usize;
-        let size = self.k.dynamic_at() + self.launch.dynamic;
+        let size = self.shared_size;
         if at[l] >= size as u64 || o + n > size {
             return Err(Wrong::new(
                 Kind::OutOfBounds,
@@ -190,8 +190,8 @@ impl Block<'_> {
                 format!("byte {o} of its allocation"),
             ));
         }
-        let granule = self.k.granule.1;
-        for g in o / granule..=(o + n - 1) / granule {
+        let shift = self.k.granule.1.trailing_zeros();
+        for g in o >> shift..=(o + n - 1) >> shift {
             // SAFETY: as above.
             let cell = unsafe { cell(&s, g) };
             let judged = match does {

@@ -2,7 +2,7 @@
 //! are compiled twice, for any processor and for one with AVX2 and fused multiply-add.
 
 use crate::float::{self, directed, flush, maximum, minimum, total};
-use crate::kernel::{Ins, Mods, Op, Round, Ty};
+use crate::kernel::{Ins, Op, Round, Ty};
 use crate::logic::{bits, carry, select, setp, special};
 use crate::registers::{Regs, V32, V64};
 use half::{bf16, f16};
@@ -98,22 +98,33 @@ fn bin16(r: &mut Regs, i: &Ins, m: u32, f: impl Fn(u16, u16) -> u16) {
     bin32(r, i, m, |a, b| u32::from(f(a as u16, b as u16)));
 }
 
-/// The inputs of an instruction of f32, its result with what its modifiers ask for.
+/// The inputs of an instruction of f32, its result with what its modifiers ask for. The loops stand here, and not in closures, so that
+/// they are compiled as the function around them is.
 #[inline(always)]
 pub(crate) fn floats(r: &mut Regs, i: &Ins, m: u32, f: impl Fn(f32, f32, f32) -> f32) {
     let (a, b, c) = (r.v32(i.a), r.v32(i.b), r.v32(i.c));
-    let Mods { ftz, sat, .. } = i.mods;
     let bits = f32::from_bits;
-    let o = if !ftz && !sat {
-        lanes32(|l| total(f(bits(a[l]), bits(b[l]), bits(c[l]))))
-    } else {
-        lanes32(|l| {
-            let x = |v: &V32| if ftz { flush(bits(v[l])) } else { bits(v[l]) };
-            let y = f(x(a), x(b), x(c));
-            let y = if sat { if y.is_nan() { 0.0 } else { y.clamp(0.0, 1.0) } } else { y };
-            total(if ftz { flush(y) } else { y })
-        })
-    };
+    let mut o = [0; 32];
+    match (i.mods.ftz, i.mods.sat) {
+        (false, false) => {
+            for l in 0..32 {
+                o[l] = total(f(bits(a[l]), bits(b[l]), bits(c[l])));
+            }
+        }
+        (true, false) => {
+            for l in 0..32 {
+                o[l] = total(flush(f(flush(bits(a[l])), flush(bits(b[l])), flush(bits(c[l])))));
+            }
+        }
+        (ftz, true) => {
+            for l in 0..32 {
+                let v = [a[l], b[l], c[l]].map(bits).map(|x| if ftz { flush(x) } else { x });
+                let y = f(v[0], v[1], v[2]);
+                let y = if y.is_nan() { 0.0 } else { y.clamp(0.0, 1.0) };
+                o[l] = total(if ftz { flush(y) } else { y });
+            }
+        }
+    }
     r.put32(i.d, &o, m);
 }
 

@@ -74,6 +74,8 @@ pub(crate) struct Block<'a> {
     /// Span of the last access.
     pub last: usize,
     pub shared: Vec<u8>,
+    /// Bytes of shared memory that the launch has.
+    pub shared_size: usize,
     pub shadow: SharedShadow,
     pub clocks: Clocks,
     pub view: View,
@@ -117,6 +119,7 @@ impl<'a> Block<'a> {
             spans,
             last: 0,
             shared: vec![0; bytes.next_multiple_of(16)],
+            shared_size: bytes,
             shadow: SharedShadow::new(bytes, k.granule.0, warps, base),
             clocks: Clocks::default(),
             view,
