@@ -101,7 +101,7 @@ const READ: [&str; 21] = [
     "tensor_data_layout",
 ];
 /// Keys that would change what is computed.
-const COMPUTED: [&str; 16] = [
+const COMPUTED: [&str; 17] = [
     WINDOW,
     SCORES_CAP,
     LOGITS_CAP,
@@ -115,6 +115,7 @@ const COMPUTED: [&str; 16] = [
     "expert_weights_scale",
     "logit_scale",
     "residual_scale",
+    "rope.dimension_sections",
     "embedding_scale",
     "rope.scaling.attn_factor",
     "rope.scaling.yarn_log_multiplier",

@@ -41,33 +41,34 @@ fn rows(piece: &Piece) -> Option<usize> {
 /// Matrices of experts, `[experts, rows, k]`, as a checkpoint has them: `[experts, k, rows]`, rows of two by turns; or biases `[experts, rows]`.
 fn stacked(pieces: &[Piece]) -> Option<Source<'static>> {
     let (&[experts, rows, ..], turns) = (pieces[0].shape, pieces.len()) else { return None };
-    let k = pieces[0].shape.get(2).copied().unwrap_or(1);
+    let k = pieces[0].shape.get(2).copied();
     // Numbers of their own stay what they are, where both are of one type.
     let dtype = match &pieces[0].blocks.elements {
         Elements::Plain(dtype) if pieces.iter().all(|p| std::ptr::eq(p.blocks, pieces[0].blocks)) => *dtype,
         _ => DType::F32,
     };
     let size = dtype.bytes();
-    let mut bytes = vec![0; experts * rows * k * turns * size];
+    let mut bytes = vec![0; experts * rows * k.unwrap_or(1) * turns * size];
     for (turn, piece) in pieces.iter().enumerate() {
-        let width = piece.bytes.len() / (experts * rows);
-        for (row, from) in piece.bytes.chunks_exact(width).enumerate() {
+        // What lies together: a row of a matrix, or an expert's bias.
+        let width = piece.bytes.len() / if k.is_some() { experts * rows } else { experts };
+        for (n, from) in piece.bytes.chunks_exact(width).enumerate() {
             let wide: Vec<u8> = match &piece.blocks.elements {
                 Elements::Plain(of) if *of == dtype => from.to_vec(),
                 _ => piece.blocks.floats(from).iter().flat_map(|x| x.to_le_bytes()).collect(),
             };
-            let (expert, column) = (row / rows, row % rows * turns + turn);
             for (i, x) in wide.chunks_exact(size).enumerate() {
-                bytes[((expert * k + i) * rows * turns + column) * size..][..size].copy_from_slice(x);
+                let at = match k {
+                    Some(k) => ((n / rows * k + i) * rows + n % rows) * turns + turn,
+                    None => (n * rows + i) * turns + turn,
+                };
+                bytes[at * size..][..size].copy_from_slice(x);
             }
         }
     }
-    let inner = if pieces[0].shape.len() > 2 { vec![k] } else { vec![] };
-    Some(Source {
-        dtype,
-        shape: [&[experts], &inner[..], &[rows * turns]].concat(),
-        bytes: Cow::Owned(bytes),
-    })
+    let inner: Vec<usize> = k.into_iter().collect();
+    let shape = [&[experts], &inner[..], &[rows * turns]].concat();
+    Some(Source { dtype, shape, bytes: Cow::Owned(bytes) })
 }
 
 impl OfGguf {

@@ -66,6 +66,58 @@ fn keys_and_numbers_are_read_and_rows_put_in_order() {
     assert!(part(Part::Offsets).is_none());
 }
 
+/// A file of these tensors: name, type, shape outermost first, bytes.
+fn of_tensors(tensors: &[(&str, u32, &[u64], Vec<u8>)]) -> Vec<u8> {
+    let mut f = b"GGUF".to_vec();
+    f.extend(3u32.to_le_bytes());
+    f.extend((tensors.len() as u64).to_le_bytes());
+    f.extend(0u64.to_le_bytes());
+    let mut at = 0u64;
+    for (name, kind, shape, bytes) in tensors {
+        f.extend((name.len() as u64).to_le_bytes());
+        f.extend(name.as_bytes());
+        f.extend((shape.len() as u32).to_le_bytes());
+        shape.iter().rev().for_each(|n| f.extend(n.to_le_bytes()));
+        f.extend(kind.to_le_bytes());
+        f.extend(at.to_le_bytes());
+        at = (at + bytes.len() as u64).next_multiple_of(32);
+    }
+    for (.., bytes) in tensors {
+        f.resize(f.len().next_multiple_of(32), 0);
+        f.extend(bytes);
+    }
+    f
+}
+
+#[test]
+fn matrices_of_experts_are_transposed_and_gates_alternate_with_what_they_let_through() {
+    let numbers =
+        |from: u32, count: u32| (from..from + count).flat_map(|x| (x as f32).to_le_bytes()).collect();
+    // Q8_0: a scale of 1, then codes.
+    let eighths = |from: u8| [&[0, 0x3c][..], &(from..from + 32).collect::<Vec<_>>()].concat();
+    let name = |of: &str| format!("blk.0.ffn_{of}");
+    let [gate, up, down] = ["gate_exps.weight", "up_exps.weight", "down_exps.weight"].map(name);
+    let [gate_bias, up_bias] = ["gate_exps.bias", "up_exps.bias"].map(name);
+    let file = opened(&of_tensors(&[
+        (&gate, 0, &[2, 1, 3], numbers(0, 6)),
+        (&up, 0, &[2, 1, 3], numbers(10, 6)),
+        (&down, 0, &[1, 2, 3], numbers(20, 6)),
+        (&gate_bias, 8, &[1, 32], eighths(0)),
+        (&up_bias, 8, &[1, 32], eighths(50)),
+    ]));
+    let source = OfGguf::new(file.unwrap(), Box::new(|name| InFile::of(name, &Layers::default())));
+    let read = |of: &str| {
+        let t = source.tensor(&format!("model.layers.0.mlp.experts.{of}")).unwrap();
+        let n = t.dtype.bytes();
+        (t.shape.clone(), t.bytes.chunks(n).map(|x| t.dtype.decode(x)).collect::<Vec<_>>())
+    };
+    let pairs = vec![0.0, 10.0, 1.0, 11.0, 2.0, 12.0, 3.0, 13.0, 4.0, 14.0, 5.0, 15.0];
+    assert_eq!(read("gate_up_proj"), (vec![2, 3, 2], pairs));
+    assert_eq!(read("down_proj"), (vec![1, 3, 2], vec![20.0, 23.0, 21.0, 24.0, 22.0, 25.0]));
+    let (shape, biases) = read("gate_up_proj_bias");
+    assert_eq!((shape, &biases[..4], biases.len()), (vec![1, 64], &[0.0, 50.0, 1.0, 51.0][..], 64));
+}
+
 #[test]
 fn what_is_wrong_is_one_line() {
     let good = small();
