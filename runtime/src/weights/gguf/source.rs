@@ -135,9 +135,13 @@ impl WeightSource for OfGguf {
             _ => {
                 let more = if at.order == Order::OneMore { 1.0 } else { 0.0 };
                 let mut wide = Vec::with_capacity(shape.iter().product::<usize>() * 4);
-                for r in 0..rows {
-                    let numbers = blocks.floats(row(r));
-                    numbers.iter().for_each(|x| wide.extend_from_slice(&(x - more).to_le_bytes()));
+                let mut push = |x: f32| wide.extend_from_slice(&(x - more).to_le_bytes());
+                if shape.len() == 1 {
+                    // A block holds several numbers of a vector.
+                    let all = blocks.floats(bytes);
+                    (0..rows).for_each(|r| push(all[at.row(r, rows)]));
+                } else {
+                    (0..rows).for_each(|r| blocks.floats(row(r)).into_iter().for_each(&mut push));
                 }
                 Some(Source { dtype: DType::F32, shape, bytes: Cow::Owned(wide) })
             }

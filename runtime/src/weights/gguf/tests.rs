@@ -104,6 +104,7 @@ fn matrices_of_experts_are_transposed_and_gates_alternate_with_what_they_let_thr
         (&down, 0, &[1, 2, 3], numbers(20, 6)),
         (&gate_bias, 8, &[1, 32], eighths(0)),
         (&up_bias, 8, &[1, 32], eighths(50)),
+        ("output_norm.weight", 8, &[32], eighths(3)),
     ]));
     let source = OfGguf::new(file.unwrap(), Box::new(|name| InFile::of(name, &Layers::default())));
     let read = |of: &str| {
@@ -116,6 +117,8 @@ fn matrices_of_experts_are_transposed_and_gates_alternate_with_what_they_let_thr
     assert_eq!(read("down_proj"), (vec![1, 3, 2], vec![20.0, 23.0, 21.0, 24.0, 22.0, 25.0]));
     let (shape, biases) = read("gate_up_proj_bias");
     assert_eq!((shape, &biases[..4], biases.len()), (vec![1, 64], &[0.0, 50.0, 1.0, 51.0][..], 64));
+    let norm = source.tensor("model.norm.weight").unwrap();
+    assert_eq!((norm.bytes.len(), norm.dtype.decode(&norm.bytes[4..])), (32 * 4, 4.0));
 }
 
 #[test]
