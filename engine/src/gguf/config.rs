@@ -12,52 +12,71 @@ struct Architecture {
     interleaved: bool,
     /// Keys of its own that are read.
     keys: &'static [&'static str],
+    /// Names of modules that other files have for something else.
+    own: &'static [(&'static str, &'static str)],
+    /// Texts of tokens that end a turn, which files do not always name.
+    ends: &'static [&'static str],
 }
+
+/// What most have in common.
+const PLAIN: Architecture = Architecture {
+    name: "",
+    model_type: "",
+    interleaved: false,
+    keys: &[],
+    own: &[],
+    ends: &["<end_of_turn>", "<|end|>", "<|eot_id|>", "<|im_end|>", "<|endoftext|>", "<|eom_id|>"],
+};
 
 const WINDOW: &str = "attention.sliding_window";
 const SCORES_CAP: &str = "attn_logit_softcapping";
 const LOGITS_CAP: &str = "final_logit_softcapping";
 
 const ARCHITECTURES: [Architecture; 11] = [
-    Architecture { name: "llama", model_type: "llama", interleaved: true, keys: &[] },
-    Architecture { name: "qwen2", model_type: "qwen2", interleaved: false, keys: &[] },
-    Architecture { name: "qwen3", model_type: "qwen3", interleaved: false, keys: &[] },
+    Architecture { name: "llama", model_type: "llama", interleaved: true, ..PLAIN },
+    Architecture { name: "qwen2", model_type: "qwen2", ..PLAIN },
+    Architecture { name: "qwen3", model_type: "qwen3", ..PLAIN },
     Architecture {
         name: "qwen3moe",
         model_type: "qwen3_moe",
-        interleaved: false,
         keys: &["expert_feed_forward_length"],
+        ..PLAIN
     },
     Architecture {
         name: "gemma2",
         model_type: "gemma2",
-        interleaved: false,
         keys: &[WINDOW, SCORES_CAP, LOGITS_CAP],
+        own: NORMS_BEHIND,
+        ..PLAIN
     },
     Architecture {
         name: "gemma3",
         model_type: "gemma3_text",
-        interleaved: false,
         keys: &[WINDOW, LOGITS_CAP, "rope.freq_base_swa"],
+        own: NORMS_BEHIND,
+        ..PLAIN
     },
+    Architecture { name: "phi3", model_type: "phi3", keys: &[WINDOW, "rope.scaling.attn_factor"], ..PLAIN },
+    // A turn ends where another's begins.
     Architecture {
-        name: "phi3",
-        model_type: "phi3",
-        interleaved: false,
-        keys: &[WINDOW, "rope.scaling.attn_factor"],
+        name: "glm4",
+        model_type: "glm4",
+        ends: &["<|endoftext|>", "<|user|>", "<|observation|>"],
+        ..PLAIN
     },
-    Architecture { name: "glm4", model_type: "glm4", interleaved: false, keys: &[] },
-    Architecture { name: "olmo2", model_type: "olmo2", interleaved: false, keys: &[] },
+    Architecture { name: "olmo2", model_type: "olmo2", own: NORMS_BEHIND, ..PLAIN },
     Architecture {
         name: "gpt-oss",
         model_type: "gpt_oss",
-        interleaved: false,
         keys: &[WINDOW, "expert_feed_forward_length"],
+        own: OF_GPT_OSS,
+        // It goes on after `<|end|>`.
+        ends: &["<|return|>", "<|call|>", "<|endoftext|>"],
+        ..PLAIN
     },
     Architecture {
         name: "deepseek2",
         model_type: "deepseek_v2",
-        interleaved: false,
         keys: &[
             "attention.key_length_mla",
             "attention.kv_lora_rank",
@@ -73,6 +92,7 @@ const ARCHITECTURES: [Architecture; 11] = [
             "leading_dense_block_count",
             "rope.scaling.yarn_log_multiplier",
         ],
+        ..PLAIN
     },
 ];
 
@@ -132,13 +152,6 @@ const USUAL: [(&str, f64); 7] = [
     ("rope.scaling.yarn_ext_factor", 1.0),
 ];
 
-/// Texts of tokens that end a turn, which files do not always name.
-const ENDS: &[&str] =
-    &["<end_of_turn>", "<|end|>", "<|eot_id|>", "<|im_end|>", "<|endoftext|>", "<|eom_id|>"];
-/// Those of gpt-oss, which goes on after `<|end|>`, and of GLM, whose turns end where another's begins.
-const ENDS_OF_GPT_OSS: &[&str] = &["<|return|>", "<|call|>", "<|endoftext|>"];
-const ENDS_OF_GLM: &[&str] = &["<|endoftext|>", "<|user|>", "<|observation|>"];
-
 /// The keys of an architecture.
 pub(super) struct Keys<'a> {
     all: &'a Map<String, Value>,
@@ -184,12 +197,8 @@ impl<'a> Keys<'a> {
             _ => None,
         };
         let one_more = matches!(self.architecture.name, "gemma2" | "gemma3");
-        let own = match self.architecture.name {
-            "gemma2" | "gemma3" | "olmo2" => NORMS_BEHIND,
-            "gpt-oss" => OF_GPT_OSS,
-            _ => &[],
-        };
-        Layers { interleaved: self.architecture.interleaved.then_some(heads), own, one_more, latents }
+        let Architecture { interleaved, own, .. } = *self.architecture;
+        Layers { interleaved: interleaved.then_some(heads), own, one_more, latents }
     }
 
     /// True for a key that says what is computed anyway.
@@ -306,14 +315,9 @@ impl<'a> Keys<'a> {
     fn ends(&self) -> Vec<Value> {
         let list = |key: &str| self.all.get(&format!("tokenizer.ggml.{key}")).and_then(Value::as_array);
         let (tokens, kinds) = (list("tokens"), list("token_type"));
-        let of = match self.architecture.name {
-            "gpt-oss" => ENDS_OF_GPT_OSS,
-            "glm4" => ENDS_OF_GLM,
-            _ => ENDS,
-        };
         let ends = |(i, t): &(usize, &Value)| {
             let kind = kinds.and_then(|k| k.get(*i)?.as_u64());
-            matches!(kind, Some(3 | 4)) && t.as_str().is_some_and(|t| of.contains(&t))
+            matches!(kind, Some(3 | 4)) && t.as_str().is_some_and(|t| self.architecture.ends.contains(&t))
         };
         tokens.into_iter().flatten().enumerate().filter(ends).map(|(i, _)| json!(i)).collect()
     }

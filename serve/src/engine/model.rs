@@ -132,6 +132,7 @@ pub(super) fn step_guarded<'m, M: Model + ?Sized>(
     plan: &StepPlan,
 ) -> Result<Stepped<'m>, ModelError> {
     let stepped = catch_unwind(AssertUnwindSafe(move || {
+        // The model is moved in, for what the step gives borrows it.
         let (model, mut logits, mut tokens) = (model, Vec::with_capacity(plan.entries().len()), Vec::new());
         model.step_drawing(plan, &mut logits, &mut tokens).map(|()| (logits, tokens))
     }));
