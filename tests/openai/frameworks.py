@@ -96,7 +96,8 @@ def litellm():
     assert said.choices[0].text and said.usage.completion_tokens == 8, said
     vectors = litellm.embedding(model=f"openai/{MODEL}", api_base=f"{URL}/v1", api_key=KEY, input=["Hello", "Once"])
     assert [len(e["embedding"]) for e in vectors.data] == [32, 32], vectors
-    answer = litellm.responses(model=f"openai/{MODEL}", api_base=f"{URL}/v1", api_key=KEY, input="Hello", max_output_tokens=16)
+    answer = litellm.responses(model=f"openai/{MODEL}", api_base=f"{URL}/v1", api_key=KEY, input="Hello", max_output_tokens=16,
+                              temperature=0)
     assert answer.status == "incomplete" and answer.usage.output_tokens == 16, answer
     for wrong, kind in ((dict(api_key="other"), litellm.AuthenticationError), (dict(temperature=-1), litellm.BadRequestError),
                         (dict(model="openai/other"), litellm.NotFoundError),

@@ -66,7 +66,7 @@ def tools():
         assert call.type == "tool_use" and call.name == "weather" and call.input["unit"] in ("c", "f")
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}]}
     turn = {"role": "assistant", "content": [block.model_dump() for block in answer.content]}
-    assert ask(tools=[TOOL], messages=[*HELLO, turn, result]).content
+    assert ask(tools=[TOOL], messages=[*HELLO, turn, result], temperature=0).content
     with client.messages.stream(model=MODEL, max_tokens=400, messages=HELLO, tools=[TOOL], tool_choice={"type": "any", **one}) as stream:
         final = stream.get_final_message()
     assert final.content[-1].input["unit"] in ("c", "f")
