@@ -15,6 +15,7 @@ use astrai_serve::template::Message;
 use clap::Args;
 use serde_json::json;
 use std::io::{Read, Write};
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -71,7 +72,8 @@ pub struct Generate {
 impl Generate {
     /// Generates and prints.
     pub fn run(self, out: &mut dyn Write) -> Done {
-        let published = self.room.published(&self.model)?;
+        // The process ends behind the answer: to free a vocabulary's texts one by one takes as long as to compute some tokens.
+        let published = ManuallyDrop::new(self.room.published(&self.model)?);
         self.sampling.check(published.model.config.vocab_size)?;
         let stops = StopStrings::new(&self.stop, false).map_err(|e| format!("--{e}"))?;
         match &self.batch {

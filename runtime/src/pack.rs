@@ -237,6 +237,10 @@ pub fn convert(to: &mut [u8], dtype: DType, bytes: &[u8], from: DType) {
             let both = to.as_chunks_mut::<2>().0.iter_mut().zip(bytes.as_chunks::<4>().0);
             both.for_each(|(t, f)| *t = half::bf16::from_f32(f32::from_le_bytes(*f)).to_le_bytes());
         }
+        (DType::F32, DType::F16) => {
+            let both = to.as_chunks_mut::<2>().0.iter_mut().zip(bytes.as_chunks::<4>().0);
+            both.for_each(|(t, f)| *t = half::f16::from_f32(f32::from_le_bytes(*f)).to_le_bytes());
+        }
         _ => {
             let mut one = Vec::with_capacity(8);
             to.chunks_exact_mut(tw).zip(bytes.chunks_exact(fw)).for_each(|(t, f)| {

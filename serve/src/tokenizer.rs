@@ -6,6 +6,7 @@
 mod byte_level;
 mod bytes;
 mod check;
+mod parse;
 mod special;
 mod stream;
 #[cfg(test)]
@@ -25,6 +26,7 @@ use crate::files::line;
 use astrai_files::{hex, read_present};
 
 use bytes::Pieces;
+use parse::Parsed;
 
 pub use special::{Skip, SpecialToken, SpecialTokens};
 pub use stream::DecodeStream;
@@ -40,9 +42,6 @@ pub const FILES: [&str; 8] = [
     "merges.txt",
     "tokenizer.model",
 ];
-
-/// Text of many kinds of characters.
-const PROBE: &str = "Hello, world! \u{e9}\u{fb01} \u{6f22}\u{5b57} \u{1f600}\u{200d}\n\t  42 <s> [CLS] ##ab";
 
 /// Larger than any published tokenizer by an order of magnitude; whoever names the weights by mistake learns it at once.
 const LARGEST: u64 = 1 << 28;
@@ -103,11 +102,8 @@ impl Tokenizer {
     pub fn open(path: &Path) -> Result<Tokenizer, TokenizerError> {
         let (file, folder) = locate(path)?;
         let main = read(&file)?;
-        let (library, growth) = parse(&file, &main)?;
-        let vocabulary = library.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
-        if vocabulary == 0 {
-            return Err(TokenizerError::new(&file, "holds no token; save the tokenizer again"));
-        }
+        let Parsed { library, growth, vocabulary } =
+            parse::parse(&main).map_err(|message| TokenizerError::new(&file, message))?;
         let mut files = vec![(FILES[0], main)];
         for name in &FILES[1..] {
             let beside = folder.join(name);
@@ -332,34 +328,4 @@ fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
     let failed = |message: String| TokenizerError::new(path, message);
     let found = read_present(path, LARGEST).map_err(|e| failed(e.trouble()))?;
     found.ok_or_else(|| failed("no such file; name a tokenizer.json or its folder".into()))
-}
-
-fn parse(path: &Path, bytes: &[u8]) -> Result<(Library, f64), TokenizerError> {
-    let refused = |message: String| TokenizerError::new(path, message);
-    if bytes.starts_with(b"version https://git-lfs") {
-        return Err(refused("is a Git LFS pointer, not the file itself; run `git lfs pull`".into()));
-    }
-    let value: serde_json::Value = serde_json::from_slice(bytes)
-        .map_err(|e| refused(format!("is no JSON ({}); fetch the file again", line(&e.to_string()))))?;
-    if value.get("model").is_none_or(|model| !model.is_object()) {
-        let message = "has no `model`: no tokenizer.json of Hugging Face tokenizers; name the right file";
-        return Err(refused(message.into()));
-    }
-    let unusable = |e: String| {
-        refused(format!("is no usable tokenizer ({}); save it again with a current version", line(&e)))
-    };
-    let growth = check::growth(&value).map_err(unusable)?;
-    drop(value);
-    let open = || {
-        let mut library = Library::from_bytes(bytes).map_err(|e| e.to_string())?;
-        library.with_padding(None);
-        library.with_truncation(None).map_err(|e| e.to_string())?;
-        // What the library only notices at work is noticed here.
-        if let Ok(probe) = library.encode_fast(PROBE, true) {
-            let _decoded = library.decode(probe.get_ids(), false);
-        }
-        Ok(library)
-    };
-    let library = check::guarded(open).and_then(|opened| opened).map_err(unusable)?;
-    Ok((library, growth))
 }

@@ -13,6 +13,7 @@ pub(super) use words::bits;
 
 use super::error::{WeightsError, quote};
 use super::{Checkpoint, TensorView};
+use crate::pack::convert;
 use crate::source::{Source, WeightSource};
 use astrai_ir::narrow::Part;
 use astrai_ir::packing::Packing;
@@ -54,12 +55,17 @@ trait Format {
     fn codes(&self, of: &Module) -> Option<Vec<u8>>;
 
     /// Codes of four bits as they are stored, where that is as kernels read them: two a byte, each 8 more than its value.
-    fn pairs<'a>(&self, _of: &'a Module) -> Option<&'a [u8]> {
+    fn pairs<'a>(&self, _of: &Module<'a>) -> Option<&'a [u8]> {
         None
     }
 
     /// A scale a row and group.
     fn scales(&self, of: &Module) -> Option<Vec<f32>>;
+
+    /// The scales as they are stored, where that is one a row and group in their order.
+    fn stored_scales<'a>(&self, _of: &Module<'a>) -> Option<TensorView<'a>> {
+        None
+    }
 
     /// A zero point a row and group, less the middle of the codes' range; empty where all are zero.
     fn zeros(&self, of: &Module) -> Option<Vec<i32>>;
@@ -78,8 +84,8 @@ struct Module<'a> {
     groups: usize,
 }
 
-impl Module<'_> {
-    fn get(&self, end: &str) -> Option<TensorView<'_>> {
+impl<'a> Module<'a> {
+    fn get(&self, end: &str) -> Option<TensorView<'a>> {
         self.file.get(&format!("{}.{end}", self.stem))
     }
 
@@ -217,8 +223,8 @@ impl Packed {
         self.matrices.contains_key(name)
     }
 
-    fn module<'a>(&'a self, name: &'a str) -> Option<(Module<'a>, &'a Matrix)> {
-        let m = self.matrices.get(name)?;
+    fn module(&self, name: &str) -> Option<(Module<'_>, &Matrix)> {
+        let (name, m) = self.matrices.get_key_value(name)?;
         let stem = name.strip_suffix(".weight")?;
         Some((Module { file: &self.file, stem, shape: m.shape, groups: m.groups }, m))
     }
@@ -253,7 +259,7 @@ impl Packed {
             Part::Codes if code == Code::Int4 => {
                 if let Some(pairs) = self.format.pairs(&of) {
                     let shape = vec![m.shape[0], m.shape[1] / 2];
-                    return Some(Source { dtype: code.dtype(), shape, bytes: Cow::Owned(pairs.to_vec()) });
+                    return Some(Source { dtype: code.dtype(), shape, bytes: Cow::Borrowed(pairs) });
                 }
                 let codes = self.format.codes(&of)?;
                 let pair = |[low, high]: &[u8; 2]| low.wrapping_add(8) | high.wrapping_add(8) << 4;
@@ -261,8 +267,15 @@ impl Packed {
             }
             Part::Codes => (code.dtype(), self.format.codes(&of)?),
             Part::Scales => {
-                let mut bytes = Vec::new();
-                self.format.scales(&of)?.iter().for_each(|s| dtype.encode(f64::from(*s), &mut bytes));
+                if let Some(stored) = self.format.stored_scales(&of).filter(|s| s.dtype() == dtype) {
+                    let shape = vec![m.shape[0], m.groups];
+                    return Some(Source { dtype, shape, bytes: Cow::Borrowed(stored.bytes()) });
+                }
+                let scales = self.format.scales(&of)?;
+                let mut wide = vec![0; scales.len() * 4];
+                wide.as_chunks_mut::<4>().0.iter_mut().zip(&scales).for_each(|(b, s)| *b = s.to_le_bytes());
+                let mut bytes = vec![0; scales.len() * dtype.bytes()];
+                convert(&mut bytes, dtype, &wide, DType::F32);
                 (dtype, bytes)
             }
             Part::Offsets => {

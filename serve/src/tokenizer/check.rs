@@ -1,5 +1,5 @@
 //! What a `tokenizer.json` may do to a text. The `tokenizers` crate believes its file: it breaks off on some that it has read, and
-//! a chain of replacements makes gigabytes of a line. In: the file as JSON, or a call of the crate. Out: nothing, or what is wrong.
+//! a chain of replacements makes gigabytes of a line. In: parts of the file as JSON, or a call of the crate. Out: nothing, or what is wrong.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -24,18 +24,18 @@ pub(super) fn guarded<T>(call: impl FnOnce() -> T) -> Result<T, String> {
 ///
 /// # Errors
 /// It is more than a tokenizer has a use for, or a map of characters is none.
-pub(super) fn growth(file: &Value) -> Result<f64, String> {
-    let bounded = |part: &str| {
-        let most = file.get(part).map_or(Ok(1.0), |part| growth_of(part).map_err(str::to_owned))?;
+pub(super) fn growth(decoder: Option<&Value>, normalizer: Option<&Value>) -> Result<f64, String> {
+    let bounded = |name: &str, part: Option<&Value>| {
+        let most = part.map_or(Ok(1.0), |part| growth_of(part).map_err(str::to_owned))?;
         match most <= GROWTH {
             true => Ok(most),
             false => {
-                Err(format!("its {part} can make a text {most:.0} times as long; {GROWTH} is the limit"))
+                Err(format!("its {name} can make a text {most:.0} times as long; {GROWTH} is the limit"))
             }
         }
     };
-    bounded("decoder")?;
-    bounded("normalizer")
+    bounded("decoder", decoder)?;
+    bounded("normalizer", normalizer)
 }
 
 fn growth_of(part: &Value) -> Result<f64, &'static str> {

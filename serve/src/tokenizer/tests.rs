@@ -161,6 +161,24 @@ fn special_tokens_in_a_text_are_recognised_or_spelt() {
     assert_eq!(streamed(tokenizer, &[256, 257, 9999], false).concat(), "ab<|end|>");
 }
 
+/// A BPE that is read from its text is the one that the library reads: merges in both spellings, added tokens in and beside the vocabulary.
+#[test]
+fn a_tokenizer_is_the_librarys() {
+    let (mut spelt, mut beside) = (byte_level(), byte_level());
+    spelt["model"]["merges"] = json!(["a b"]);
+    spelt["model"]["unk_token"] = json!("\u{e9}\"");
+    beside["added_tokens"][0]["content"] = json!("<|other|>");
+    beside["added_tokens"][0]["normalized"] = json!(true);
+    beside["normalizer"] = json!({"type": "Lowercase"});
+    for mut value in [byte_level(), spelt, beside, fallback()] {
+        let ours = serde_json::to_value(&open(&value).shared.library).unwrap();
+        (value["padding"], value["truncation"]) = (Value::Null, Value::Null);
+        let library = Library::from_bytes(value.to_string()).unwrap();
+        assert_eq!(ours, serde_json::to_value(&library).unwrap());
+        assert_eq!(open(&value).vocabulary(), *library.get_vocab(true).values().max().unwrap() as usize + 1);
+    }
+}
+
 #[test]
 fn parts_come_from_both_files_in_both_spellings() {
     let dir = tempfile::tempdir().unwrap();

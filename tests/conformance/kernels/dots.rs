@@ -59,12 +59,17 @@ fn by_integers(
 ) -> NodeId {
     let [n, k, group, rounded] = size;
     let w = codes(t, code, scales, [n, k, group], offsets);
+    rounded_by(t, x, rounded, w)
+}
+
+/// `x · wᵀ` with the left side rounded to integers, by groups of so many.
+fn rounded_by(t: &mut Table, x: NodeId, rounded: usize, w: NodeId) -> NodeId {
     let x = t.g.push(FakeQuant { group: rounded }, &[x]).unwrap();
     t.g.linear(x, w).unwrap()
 }
 
 /// A weight `[n, k]` stored so.
-pub fn codes(t: &mut Table, code: Code, scales: DType, [n, k, group]: [usize; 3], offsets: bool) -> NodeId {
+pub fn codes(t: &mut Table, code: Code, scales: DType, size: [usize; 3], offsets: bool) -> NodeId {
     let values = match code {
         Code::Int4 | Code::Fp4 => Fill::Int(0, 255),
         Code::Int8 => Fill::Int(-128, 127),
@@ -72,6 +77,18 @@ pub fn codes(t: &mut Table, code: Code, scales: DType, [n, k, group]: [usize; 3]
             Fill::List(vec![0.0, 0.5, -448.0, 0.001953125, 3.25, -0.01171875, 0.015625, 26.0, -1.125])
         }
     };
+    codes_of(t, code, scales, size, offsets, values)
+}
+
+/// The same of these codes.
+fn codes_of(
+    t: &mut Table,
+    code: Code,
+    scales: DType,
+    [n, k, group]: [usize; 3],
+    offsets: bool,
+    values: Fill,
+) -> NodeId {
     let codes = t.weight_of(code.dtype(), &[n, k / code.per_element()], values);
     let mut parts = vec![codes];
     for _ in 0..1 + usize::from(offsets) {
@@ -106,9 +123,19 @@ fn rows_are_rounded_where_codes_are_integers() {
             t.case(&format!("{code:?} {shape:?} {scales} by bf16"), y);
         }
     }
+    // Sums of bytes' products are as large as they can be, where codes and inputs are at their ends with one sign or with both.
+    for (code, ends) in [(Code::Int4, [0.0, 255.0]), (Code::Int8, [-128.0, 127.0])] {
+        for (x, w) in [(vec![1.0], 0), (vec![-1.0], 0), (vec![1.0], 1), (vec![1.0, -1.0, -1.0], 1)] {
+            let (end, case) = (ends[w], format!("{code:?} of {} by {x:?}", ends[w]));
+            let w = codes_of(&mut t, code, DType::F32, [40, 512, 512], false, Fill::List(vec![end]));
+            let x = t.input(DType::F32, rows(&[512]), Fill::List(x));
+            let y = rounded_by(&mut t, x, 512, w);
+            t.case(&case, y);
+        }
+    }
     let program = t.compiled();
     let dots = program.plan.regions.iter().filter(|r| r.form().name() == "dot");
-    assert_eq!((dots.count(), program.plan.regions.len()), (32, 32));
+    assert_eq!((dots.count(), program.plan.regions.len()), (40, 40));
     t.run_on(machines(), &SIZES);
 }
 

@@ -2,7 +2,7 @@
 //! a whole matrix `[1]`. Zero points stand in `weight_zero_point` `[n, groups]`, packed ones with outputs running through its words.
 
 use super::words::{Along, bits, unpack};
-use super::{Format, Kind, Module, Stored};
+use super::{Format, Kind, Module, Stored, TensorView};
 use astrai_ir::packing::{Compressed, Share};
 use astrai_ir::{Code, DType};
 
@@ -39,7 +39,7 @@ impl Format for Compressed {
         Some(out)
     }
 
-    fn pairs<'a>(&self, of: &'a Module) -> Option<&'a [u8]> {
+    fn pairs<'a>(&self, of: &Module<'a>) -> Option<&'a [u8]> {
         let whole = self.packed && self.code == Code::Int4 && of.shape[1].is_multiple_of(8);
         of.get("weight_packed").filter(|_| whole).map(|t| t.bytes())
     }
@@ -50,6 +50,10 @@ impl Format for Compressed {
             Share::Tensor => Some(vec![*scales.first()?; of.shape[0]]),
             _ => Some(scales),
         }
+    }
+
+    fn stored_scales<'a>(&self, of: &Module<'a>) -> Option<TensorView<'a>> {
+        of.get("weight_scale").filter(|_| !matches!(self.share, Share::Tensor))
     }
 
     fn zeros(&self, of: &Module) -> Option<Vec<i32>> {
