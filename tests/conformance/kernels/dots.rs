@@ -129,13 +129,14 @@ fn rows_are_rounded_where_codes_are_integers() {
             let (end, case) = (ends[w], format!("{code:?} of {} by {x:?}", ends[w]));
             let w = codes_of(&mut t, code, DType::F32, [40, 512, 512], false, Fill::List(vec![end]));
             let x = t.input(DType::F32, rows(&[512]), Fill::List(x));
-            let y = rounded_by(&mut t, x, 512, w);
+            let y = rounded_by(&mut t, x, 128, w);
             t.case(&case, y);
         }
     }
     let program = t.compiled();
     let dots = program.plan.regions.iter().filter(|r| r.form().name() == "dot");
-    assert_eq!((dots.count(), program.plan.regions.len()), (40, 40));
+    // The cases at their ends are one region of each code.
+    assert_eq!((dots.count(), program.plan.regions.len()), (34, 34));
     t.run_on(machines(), &SIZES);
 }
 
