@@ -231,7 +231,7 @@ pub fn convert(to: &mut [u8], dtype: DType, bytes: &[u8], from: DType) {
     match (from, dtype) {
         (DType::BF16, DType::F32) => {
             let both = to.as_chunks_mut::<4>().0.iter_mut().zip(bytes.as_chunks::<2>().0);
-            both.for_each(|(t, f)| *t = [0, 0, f[0], f[1]]);
+            both.for_each(|(t, f)| *t = (u32::from(u16::from_le_bytes(*f)) << 16).to_le_bytes());
         }
         (DType::F32, DType::BF16) => {
             let both = to.as_chunks_mut::<2>().0.iter_mut().zip(bytes.as_chunks::<4>().0);

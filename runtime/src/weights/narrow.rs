@@ -3,7 +3,7 @@
 //! to the largest code, with an offset the range from its least number to its greatest, zero among them, to all codes; it is rounded to
 //! its type before codes are chosen, so that they make up for that.
 
-use crate::pack::convert;
+use super::view::widen;
 use crate::source::{Source, WeightSource};
 use astrai_ir::narrow::Part;
 use astrai_ir::{Code, DType, Narrow};
@@ -113,30 +113,34 @@ const PIECE: usize = 64;
 /// Rounds groups of `group` numbers of this type to nearest, ties to even, on all cores.
 pub fn quantise(numbers: &[u8], dtype: DType, narrow: Narrow, group: usize) -> Quantisation {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let width = dtype.bytes();
+    let (width, per) = (dtype.bytes(), narrow.code.per_element());
     let each = (numbers.len() / width).div_ceil(threads).next_multiple_of(group).max(group);
-    let part = |numbers: &[u8]| {
+    let part = |numbers: &[u8], codes: &mut [u8]| {
         let mut made = Quantisation::default();
-        let (mut bytes, mut wide) = (Vec::new(), Vec::new());
-        for piece in numbers.chunks(PIECE * group * width) {
-            bytes.resize(piece.len() / width * 4, 0);
-            convert(&mut bytes, DType::F32, piece, dtype);
-            wide.clear();
-            wide.extend(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)));
-            wide.chunks(group).for_each(|g| one(g, narrow, &mut made));
+        let mut wide = vec![0f32; PIECE * group];
+        for (piece, codes) in numbers.chunks(PIECE * group * width).zip(codes.chunks_mut(PIECE * group / per))
+        {
+            let wide = &mut wide[..piece.len() / width];
+            widen(piece, dtype, wide);
+            wide.chunks(group)
+                .zip(codes.chunks_mut(group / per))
+                .for_each(|(g, c)| one(g, narrow, c, &mut made));
         }
         made
     };
     let mut all = Quantisation::default();
+    // Each thread writes its codes where they are to lie: most of what is made is codes.
+    let mut codes = vec![0; numbers.len() / width / per];
     std::thread::scope(|s| {
-        let parts: Vec<_> = numbers.chunks(each * width).map(|some| s.spawn(move || part(some))).collect();
+        let parts = numbers.chunks(each * width).zip(codes.chunks_mut(each / per));
+        let parts: Vec<_> = parts.map(|(some, codes)| s.spawn(move || part(some, codes))).collect();
         for done in parts {
             // A part that panicked would leave rows out; the panic goes on instead.
             let made = done.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
             all.append(made);
         }
     });
-    all
+    Quantisation { codes, ..all }
 }
 
 /// What the codes of a group stand for: `scale · (code - zero)`.
@@ -156,22 +160,15 @@ pub(super) struct Grid {
 impl Grid {
     /// That of a group, its range made less by this factor. A number that is none makes the scale none.
     pub(super) fn of(numbers: &[f32], narrow: Narrow, factor: f32) -> Grid {
-        // Eight at a time, so that the loop is one of vectors. Minimum and maximum pass over what is no number; a sum does not.
-        let (mut least, mut greatest, mut none) = ([0f32; 8], [0f32; 8], [0f32; 8]);
-        for some in numbers.as_chunks::<8>().0 {
-            for (i, x) in some.iter().enumerate() {
-                (least[i], greatest[i], none[i]) = (least[i].min(*x), greatest[i].max(*x), none[i] + x * 0.0);
-            }
-        }
-        let (least, greatest) = (
-            least.into_iter().fold(0f32, f32::min) * factor,
-            greatest.into_iter().fold(0f32, f32::max) * factor,
-        );
+        // Minimum and maximum pass over what is no number; a sum does not.
+        let least = fold(numbers, |x, least| if x < least { x } else { least }) * factor;
+        let greatest = fold(numbers, |x, greatest| if x > greatest { x } else { greatest }) * factor;
+        let none = fold(numbers, |x, sum| sum + x * 0.0);
         let [low, high] = narrow.code.range();
         let wanted = match narrow.offsets {
             true => (greatest - least) / (high - low),
             false => greatest.max(-least) / narrow.code.most(),
-        } + none.iter().sum::<f32>();
+        } + none;
         let scale = narrow.scales.round(f64::from(wanted)) as f32;
         let by = if scale == 0.0 { 1.0 } else { scale };
         let zero = narrow.offsets.then(|| rounded(-least / by) + low as i32);
@@ -180,10 +177,15 @@ impl Grid {
         Grid { code, scale, by, zero, least: bottom as i32, most: high as i32 }
     }
 
-    /// The code nearest to a number, of integers. A loop over it is one of vectors only where nothing in it is a call.
+    /// The code nearest to a number, of integers. A loop over it is one of vectors only where nothing in it is a call, and the bounds
+    /// are met as floats: the oldest vectors have no minimum of whole numbers.
     #[inline]
     fn whole(self, x: f32) -> i32 {
-        (rounded(x / self.by) + self.zero.unwrap_or(0)).max(self.least).min(self.most)
+        let zero = self.zero.unwrap_or(0);
+        let (least, most) = ((self.least - zero) as f32, (self.most - zero) as f32);
+        let x = x / self.by;
+        let x = if x > least { x } else { least };
+        rounded(if x < most { x } else { most }) + zero
     }
 
     /// The value of the code nearest to a number.
@@ -212,25 +214,40 @@ impl Grid {
 }
 
 /// One group.
-fn one(numbers: &[f32], narrow: Narrow, to: &mut Quantisation) {
+fn one(numbers: &[f32], narrow: Narrow, codes: &mut [u8], to: &mut Quantisation) {
     let grid = Grid::of(numbers, narrow, 1.0);
     grid.put(narrow, to);
     match narrow.code {
-        Code::Int8 => to.codes.extend(numbers.iter().map(|x| grid.whole(*x) as i8 as u8)),
+        Code::Int8 => codes.iter_mut().zip(numbers).for_each(|(c, x)| *c = grid.whole(*x) as i8 as u8),
         Code::Int4 => {
             // Codes before pairs, so that the first loop is one of vectors.
-            for piece in numbers.as_chunks::<16>().0 {
-                let mut codes = [0u8; 16];
-                codes.iter_mut().zip(piece).for_each(|(c, x)| *c = (grid.whole(*x) + 8) as u8);
-                to.codes.extend(codes.as_chunks::<2>().0.iter().map(|[low, high]| low | high << 4));
+            for (piece, pairs) in numbers.as_chunks::<16>().0.iter().zip(codes.as_chunks_mut::<8>().0) {
+                let mut whole = [0u8; 16];
+                whole.iter_mut().zip(piece).for_each(|(c, x)| *c = (grid.whole(*x) + 8) as u8);
+                pairs
+                    .iter_mut()
+                    .zip(whole.as_chunks::<2>().0)
+                    .for_each(|(p, [low, high])| *p = low | high << 4);
             }
         }
         // Nothing is rounded to floats of four bits.
         Code::Fp8 | Code::Fp4 => {
+            let mut made = Vec::with_capacity(numbers.len());
             let value = |x: &f32| f64::from(grid.nearest(*x));
-            numbers.iter().for_each(|x| Code::Fp8.dtype().encode(value(x), &mut to.codes));
+            numbers.iter().for_each(|x| Code::Fp8.dtype().encode(value(x), &mut made));
+            codes.copy_from_slice(&made);
         }
     }
+}
+
+/// What comes of zero and all numbers, eight at a time: such a loop is one of vectors, which a loop for several results at once is not.
+#[inline]
+fn fold(numbers: &[f32], next: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [0f32; 8];
+    for some in numbers.as_chunks::<8>().0 {
+        lanes.iter_mut().zip(some).for_each(|(lane, x)| *lane = next(*x, *lane));
+    }
+    lanes.into_iter().fold(0.0, |made, lane| next(lane, made))
 }
 
 /// The nearest integer, ties to even, of a magnitude below 2^22: an addition rounds there, which vectors do as well.

@@ -63,25 +63,7 @@ impl<'a> TensorView<'a> {
         if out.len() != elements {
             return Err(self.refused(format!("{elements} elements do not fit a buffer of {}", out.len())));
         }
-        match self.dtype {
-            DType::F32 => {
-                for (x, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                    *x = f32::from_le_bytes(*b);
-                }
-            }
-            DType::BF16 => {
-                for (x, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                    *x = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
-                }
-            }
-            DType::F16 => widen_f16(bytes, out),
-            _ => {
-                let table: [f32; 256] = std::array::from_fn(|b| self.dtype.decode(&[b as u8]) as f32);
-                for (x, b) in out.iter_mut().zip(bytes) {
-                    *x = table[usize::from(*b)];
-                }
-            }
-        }
+        widen(bytes, self.dtype, out);
         Ok(())
     }
 
@@ -98,6 +80,29 @@ impl<'a> TensorView<'a> {
 
     fn refused(&self, trouble: String) -> WeightsError {
         WeightsError::refused(self.path, format!("tensor {}: {trouble}", quote(self.name)))
+    }
+}
+
+/// `out.len()` numbers of a float type as f32, exactly.
+pub(super) fn widen(bytes: &[u8], dtype: DType, out: &mut [f32]) {
+    match dtype {
+        DType::F32 => {
+            for (x, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *x = f32::from_le_bytes(*b);
+            }
+        }
+        DType::BF16 => {
+            for (x, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *x = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
+            }
+        }
+        DType::F16 => widen_f16(bytes, out),
+        _ => {
+            let table: [f32; 256] = std::array::from_fn(|b| dtype.decode(&[b as u8]) as f32);
+            for (x, b) in out.iter_mut().zip(bytes) {
+                *x = table[usize::from(*b)];
+            }
+        }
     }
 }
 
