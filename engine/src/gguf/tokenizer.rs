@@ -255,12 +255,25 @@ fn sentence_pieces(
 mod tests {
     use super::*;
     use astrai_serve::tokenizer::Tokenizer;
+    use std::collections::BTreeSet;
 
     /// A byte as byte-level vocabularies write it.
     fn written(byte: u8) -> char {
         let shown = |b: &u8| matches!(b, 33..=126 | 161..=172 | 174..=255);
         let hidden = (0..byte).filter(|b| !shown(b)).count() as u32;
         char::from_u32(if shown(&byte) { u32::from(byte) } else { 256 + hidden }).unwrap()
+    }
+
+    #[test]
+    fn the_documents_name_every_rule_of_splitting() {
+        let text = include_str!("../../../docs/serving.md");
+        let list = text
+            .split("whose texts are split as")
+            .nth(1)
+            .and_then(|rest| rest.split("; others").next())
+            .unwrap();
+        let told: BTreeSet<&str> = list.split('`').skip(1).step_by(2).collect();
+        assert_eq!(told, SPLITS.iter().flat_map(|rule| rule.names).copied().collect());
     }
 
     /// Where texts are split, by the rules of tiktoken, mistral-common and published tokenizers in Hugging Face's library.

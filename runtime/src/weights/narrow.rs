@@ -235,7 +235,7 @@ fn one(numbers: &[f32], narrow: Narrow, codes: &mut [u8], to: &mut Quantisation)
             let mut made = Vec::with_capacity(numbers.len());
             let value = |x: &f32| f64::from(grid.nearest(*x));
             numbers.iter().for_each(|x| Code::Fp8.dtype().encode(value(x), &mut made));
-            codes.copy_from_slice(&made);
+            codes.iter_mut().zip(made).for_each(|(c, code)| *c = code);
         }
     }
 }
