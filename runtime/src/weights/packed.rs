@@ -54,8 +54,8 @@ trait Format {
     /// Its codes, each a byte: integers less the middle of their range.
     fn codes(&self, of: &Module) -> Option<Vec<u8>>;
 
-    /// Codes of four bits as they are stored, where that is as kernels read them: two a byte, each 8 more than its value.
-    fn pairs<'a>(&self, _of: &Module<'a>) -> Option<&'a [u8]> {
+    /// Its codes as they are stored, where that is as kernels read them: those of four bits two a byte, each 8 more than its value.
+    fn stored_codes<'a>(&self, _of: &Module<'a>) -> Option<&'a [u8]> {
         None
     }
 
@@ -255,22 +255,30 @@ impl Packed {
     fn part(&self, name: &str, part: Part) -> Option<Source<'_>> {
         let (of, m) = self.module(name).filter(|_| self.stays(name))?;
         let Narrow { code, scales: dtype, .. } = self.narrow;
+        let width = match part {
+            Part::Codes => m.shape[1] / code.per_element(),
+            Part::Scales | Part::Offsets => m.groups,
+        };
+        let shape = vec![m.shape[0], width];
+        // What lies in the file as kernels read it is not copied.
+        let stored = match part {
+            Part::Codes => self.format.stored_codes(&of).map(|bytes| (code.dtype(), bytes)),
+            Part::Scales => {
+                self.format.stored_scales(&of).map(|t| (t.dtype(), t.bytes())).filter(|s| s.0 == dtype)
+            }
+            Part::Offsets => None,
+        };
+        if let Some((dtype, bytes)) = stored {
+            return Some(Source { dtype, shape, bytes: Cow::Borrowed(bytes) });
+        }
         let (dtype, bytes) = match part {
             Part::Codes if code == Code::Int4 => {
-                if let Some(pairs) = self.format.pairs(&of) {
-                    let shape = vec![m.shape[0], m.shape[1] / 2];
-                    return Some(Source { dtype: code.dtype(), shape, bytes: Cow::Borrowed(pairs) });
-                }
                 let codes = self.format.codes(&of)?;
                 let pair = |[low, high]: &[u8; 2]| low.wrapping_add(8) | high.wrapping_add(8) << 4;
                 (code.dtype(), codes.as_chunks::<2>().0.iter().map(pair).collect())
             }
             Part::Codes => (code.dtype(), self.format.codes(&of)?),
             Part::Scales => {
-                if let Some(stored) = self.format.stored_scales(&of).filter(|s| s.dtype() == dtype) {
-                    let shape = vec![m.shape[0], m.groups];
-                    return Some(Source { dtype, shape, bytes: Cow::Borrowed(stored.bytes()) });
-                }
                 let scales = self.format.scales(&of)?;
                 let mut wide = vec![0; scales.len() * 4];
                 wide.as_chunks_mut::<4>().0.iter_mut().zip(&scales).for_each(|(b, s)| *b = s.to_le_bytes());
@@ -285,11 +293,7 @@ impl Packed {
                 (dtype, scales.iter().zip(&zeros).flat_map(offset).collect())
             }
         };
-        let width = match part {
-            Part::Codes => m.shape[1] / code.per_element(),
-            Part::Scales | Part::Offsets => m.groups,
-        };
-        Some(Source { dtype, shape: vec![m.shape[0], width], bytes: Cow::Owned(bytes) })
+        Some(Source { dtype, shape, bytes: Cow::Owned(bytes) })
     }
 }
 

@@ -4,7 +4,7 @@
 
 use super::super::mxfp4;
 use astrai_ir::{Code, DType};
-use half::f16;
+use half::{bf16, f16};
 
 /// A type of a tensor's elements.
 #[derive(Debug)]
@@ -122,6 +122,15 @@ impl Codes {
             _ => f32::from(code) - f32::from(self.zero),
         }
     }
+
+    /// Writes a scale or an offset.
+    fn put(&self, x: f32, to: &mut &mut [u8]) {
+        match self.scales {
+            DType::F16 => next(to, 2).copy_from_slice(&f16::from_f32(x).to_le_bytes()),
+            DType::BF16 => next(to, 2).copy_from_slice(&bf16::from_f32(x).to_le_bytes()),
+            _ => next(to, 4).copy_from_slice(&x.to_le_bytes()),
+        }
+    }
 }
 
 impl Blocks {
@@ -150,37 +159,47 @@ impl Blocks {
         out
     }
 
-    /// Room for the codes, scales and offsets of so many bytes of blocks.
-    pub fn room(&self, bytes: usize) -> [Vec<u8>; 3] {
-        let Some(of) = self.codes() else { return Default::default() };
+    /// Bytes of the codes, scales and offsets of so many bytes of blocks.
+    pub fn sizes(&self, bytes: usize) -> [usize; 3] {
+        let Some(of) = self.codes() else { return [0; 3] };
         let numbers = bytes / self.size * self.count;
         let scales = numbers / of.group * of.scales.bytes();
-        let codes = numbers / of.code.per_element();
-        [codes, scales, if of.offsets { scales } else { 0 }].map(Vec::with_capacity)
+        [numbers / of.code.per_element(), scales, if of.offsets { scales } else { 0 }]
     }
 
-    /// Appends codes, scales and offsets of whole blocks, as kernels read them; none where they are not codes.
-    pub fn parts(&self, bytes: &[u8], [codes, scales, offsets]: &mut [Vec<u8>; 3]) -> Option<()> {
+    /// Writes codes, scales and offsets of rows of whole blocks, as kernels read them; none where they are not codes.
+    pub fn parts<'a>(&self, rows: impl Iterator<Item = &'a [u8]>, to: [&mut [u8]; 3]) -> Option<()> {
         let of = self.codes()?;
-        for b in bytes.chunks_exact(self.size) {
-            (of.read)(b, &mut |group, scale, offset| {
-                // Codes of four bits count as 8 less than they are stored, those of eight as they are less the code of zero.
-                let middle = match of.code {
-                    Code::Int4 => 8.0,
-                    _ => f32::from(of.zero),
-                };
-                match of.code.per_element() {
-                    2 => codes.extend(group.as_chunks::<2>().0.iter().map(|[low, high]| low | high << 4)),
-                    _ => codes.extend(group.iter().map(|q| q.wrapping_sub(of.zero))),
+        // Codes of four bits count as 8 less than they are stored, those of eight as they are less the code of zero.
+        let middle = match of.code {
+            Code::Int4 => 8.0,
+            _ => f32::from(of.zero),
+        };
+        let [mut codes, mut scales, mut offsets] = to;
+        let mut group = |group: &[u8], scale: f32, offset: f32| {
+            let now = next(&mut codes, group.len() / of.code.per_element());
+            match of.code.per_element() {
+                2 => {
+                    let pairs = now.iter_mut().zip(group.as_chunks::<2>().0);
+                    pairs.for_each(|(to, [low, high])| *to = low | high << 4);
                 }
-                of.scales.encode(f64::from(scale), scales);
-                if of.offsets {
-                    of.scales.encode(f64::from(offset + middle * scale), offsets);
-                }
-            });
-        }
+                _ => now.iter_mut().zip(group).for_each(|(to, q)| *to = q.wrapping_sub(of.zero)),
+            }
+            of.put(scale, &mut scales);
+            if of.offsets {
+                of.put(offset + middle * scale, &mut offsets);
+            }
+        };
+        rows.for_each(|row| row.chunks_exact(self.size).for_each(|b| (of.read)(b, &mut group)));
         Some(())
     }
+}
+
+/// The next so many bytes of those that are left.
+pub fn next<'a>(left: &mut &'a mut [u8], count: usize) -> &'a mut [u8] {
+    let (now, rest) = std::mem::take(left).split_at_mut(count);
+    *left = rest;
+    now
 }
 
 fn half_at(b: &[u8], at: usize) -> f32 {
@@ -193,10 +212,15 @@ fn word(b: &[u8]) -> u32 {
 
 /// 32 codes of four bits in 16 bytes, and their fifth bits.
 fn halves(bytes: &[u8], high: u32) -> [u8; 32] {
-    std::array::from_fn(|i| {
-        let low = if i < 16 { bytes[i] & 15 } else { bytes[i - 16] >> 4 };
-        low | ((high >> i & 1) << 4) as u8
-    })
+    let mut codes = [0; 32];
+    let (first, second) = codes.split_at_mut(16);
+    for ((low, up), both) in first.iter_mut().zip(second).zip(bytes) {
+        (*low, *up) = (both & 15, both >> 4);
+    }
+    if high != 0 {
+        codes.iter_mut().enumerate().for_each(|(i, code)| *code |= ((high >> i & 1) << 4) as u8);
+    }
+    codes
 }
 
 /// 256 numbers in groups of 32: scales and offsets of six bits, times those of the block. `high` has the fifth bits, if any.
@@ -227,10 +251,9 @@ fn six(b: &[u8], each: &mut Group) {
         let (low, high, scales) = (&b[part * 64..], &b[128 + part * 32..], &b[192 + part * 8..]);
         for (group, scale) in scales[..8].iter().enumerate() {
             let (quarter, first) = (group / 2, group % 2 * 16);
-            let code = |i: usize| {
-                let four = low[first + i + quarter % 2 * 32] >> (quarter / 2 * 4) & 15;
-                four | (high[first + i] >> (2 * quarter) & 3) << 4
-            };
+            let (low, high) = (&low[first + quarter % 2 * 32..][..16], &high[first..][..16]);
+            let (four, two) = (quarter / 2 * 4, 2 * quarter);
+            let code = |i: usize| low[i] >> four & 15 | (high[i] >> two & 3) << 4;
             each(&std::array::from_fn::<u8, 16, _>(code), d * f32::from(*scale as i8), 0.0);
         }
     }

@@ -1,7 +1,7 @@
 //! A file as a source of weights. In: names that a checkpoint has. Out: numbers in the checkpoint's order, or codes, scales and offsets as kernels
 //! read them.
 
-use super::blocks::Elements;
+use super::blocks::{Elements, next};
 use super::names::{InFile, Order};
 use super::{Gguf, Piece};
 use crate::source::{Source, WeightSource};
@@ -10,7 +10,9 @@ use astrai_ir::narrow::Part;
 use serde_json::Map;
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::num::NonZero;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 /// Where a checkpoint's tensor lies in a file.
 type Places = Box<dyn Fn(&str) -> Option<InFile>>;
@@ -83,11 +85,25 @@ impl OfGguf {
             Some(bytes) => bytes,
             None => {
                 let width = pieces[0].bytes.len() / of_one;
-                let mut made = blocks.room(rows * width);
-                for r in 0..rows {
+                let row = |r: usize| {
                     let row = at.row(r / pieces.len(), of_one);
-                    blocks.parts(&pieces[r % pieces.len()].bytes[row * width..][..width], &mut made)?;
-                }
+                    &pieces[r % pieces.len()].bytes[row * width..][..width]
+                };
+                let sizes = blocks.sizes(width);
+                let mut made = sizes.map(|size| vec![0; rows * size]);
+                let mut left = made.each_mut().map(Vec::as_mut_slice);
+                let threads = thread::available_parallelism().map_or(1, NonZero::get);
+                let each = rows.div_ceil(threads);
+                thread::scope(|scope| {
+                    for first in (0..rows).step_by(each) {
+                        let some = first..rows.min(first + each);
+                        let [codes, scales, offsets] = &mut left;
+                        let now = [codes, scales, offsets].into_iter().zip(sizes);
+                        let mut now = now.map(|(left, size)| next(left, some.len() * size));
+                        let to = std::array::from_fn(|_| now.next().unwrap_or_default());
+                        scope.spawn(move || blocks.parts(some.map(row), to));
+                    }
+                });
                 let mut asked = None;
                 for (of, bytes) in [Part::Codes, Part::Scales, Part::Offsets].into_iter().zip(made) {
                     match of == part {

@@ -39,9 +39,12 @@ impl Format for Compressed {
         Some(out)
     }
 
-    fn pairs<'a>(&self, of: &Module<'a>) -> Option<&'a [u8]> {
-        let whole = self.packed && self.code == Code::Int4 && of.shape[1].is_multiple_of(8);
-        of.get("weight_packed").filter(|_| whole).map(|t| t.bytes())
+    fn stored_codes<'a>(&self, of: &Module<'a>) -> Option<&'a [u8]> {
+        let (end, whole) = match (self.packed, self.code) {
+            (true, Code::Int4) => ("weight_packed", of.shape[1].is_multiple_of(8)),
+            (packed, code) => ("weight", !packed && code != Code::Int4),
+        };
+        of.get(end).filter(|_| whole).map(|t| t.bytes())
     }
 
     fn scales(&self, of: &Module) -> Option<Vec<f32>> {

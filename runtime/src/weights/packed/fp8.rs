@@ -20,6 +20,10 @@ impl Format for Blocks {
         Some(of.get("weight")?.bytes().to_vec())
     }
 
+    fn stored_codes<'a>(&self, of: &Module<'a>) -> Option<&'a [u8]> {
+        Some(of.get("weight")?.bytes())
+    }
+
     fn scales(&self, of: &Module) -> Option<Vec<f32>> {
         let blocks = of.floats("weight_scale_inv")?;
         if self.columns == 0 {

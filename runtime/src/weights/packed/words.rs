@@ -30,6 +30,12 @@ pub(super) fn unpack(
     if words.len() != height.checked_mul(width)? {
         return None;
     }
+    if let (Along::Columns, 8, None) = (along, bits, lanes) {
+        // The lowest bits are a word's first byte.
+        let mut out = Vec::with_capacity(rows * columns);
+        (0..rows).for_each(|r| out.extend_from_slice(&bytes[r * width * 4..][..columns]));
+        return Some(out);
+    }
     let lanes: Vec<usize> = (0..per).map(|i| bits * lanes.map_or(i, |l| l[i % 8])).collect();
     let mut out = Vec::with_capacity(rows * columns);
     for r in 0..rows {
