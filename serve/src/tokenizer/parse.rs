@@ -80,9 +80,9 @@ impl<'de> Deserialize<'de> for Extent {
 }
 
 /// A vocabulary whose size is known.
-struct Sized(usize);
+struct OfSize(usize);
 
-impl<'de> DeserializeSeed<'de> for Sized {
+impl<'de> DeserializeSeed<'de> for OfSize {
     type Value = Vocab;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Vocab, D::Error> {
@@ -90,7 +90,7 @@ impl<'de> DeserializeSeed<'de> for Sized {
     }
 }
 
-impl<'de> Visitor<'de> for Sized {
+impl<'de> Visitor<'de> for OfSize {
     type Value = Vocab;
 
     fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -187,7 +187,7 @@ fn bpe(model: &RawValue, tokens: usize) -> Result<BPE, String> {
     let rest: BPE = serde_json::from_str(&rest).map_err(said)?;
     let (vocab, merges) = thread::scope(|scope| {
         let merges = scope.spawn(|| pairs(merges.get()));
-        let vocab = Sized(tokens).deserialize(&mut serde_json::Deserializer::from_str(vocab.get()));
+        let vocab = OfSize(tokens).deserialize(&mut serde_json::Deserializer::from_str(vocab.get()));
         (vocab, merges.join())
     });
     let merges = merges.map_err(|_| "its merges cannot be read")??;
