@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::{fmt, thread};
 
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
@@ -21,6 +21,9 @@ const PROBE: &str = "Hello, world! \u{e9}\u{fb01} \u{6f22}\u{5b57} \u{1f600}\u{2
 /// A model that the crate reads in no time, in place of the one to come.
 const NO_TOKENS: &str = r#"{"type": "BPE", "vocab": {}, "merges": []}"#;
 
+/// More tokens than published vocabularies have; tables of more grow as they fill.
+const LARGE: usize = 1 << 20;
+
 /// A tokenizer that can be used.
 pub(super) struct Parsed {
     /// The crate's.
@@ -34,52 +37,7 @@ pub(super) struct Parsed {
 /// The parts of a file, each as it is written.
 type Parts<'a> = BTreeMap<String, &'a RawValue>;
 
-/// Of a model: its kind, and how many tokens it has up to which id.
-#[derive(Deserialize)]
-struct Outline {
-    #[serde(rename = "type")]
-    kind: Option<String>,
-    vocab: Option<Extent>,
-}
-
-/// Tokens of a vocabulary and the largest id: of a map from tokens to ids, or of a list.
-#[derive(Clone, Copy)]
-struct Extent {
-    tokens: usize,
-    largest: Option<u32>,
-}
-
-impl<'de> Deserialize<'de> for Extent {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Extent, D::Error> {
-        struct Ids;
-        impl<'de> Visitor<'de> for Ids {
-            type Value = Extent;
-
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("a vocabulary")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Extent, A::Error> {
-                let mut extent = Extent { tokens: 0, largest: None };
-                while let Some((_, id)) = map.next_entry::<IgnoredAny, u32>()? {
-                    extent = Extent { tokens: extent.tokens + 1, largest: extent.largest.max(Some(id)) };
-                }
-                Ok(extent)
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Extent, A::Error> {
-                let mut extent = Extent { tokens: 0, largest: None };
-                while list.next_element::<IgnoredAny>()?.is_some() {
-                    extent = Extent { tokens: extent.tokens + 1, largest: Some(extent.tokens as u32) };
-                }
-                Ok(extent)
-            }
-        }
-        from.deserialize_any(Ids)
-    }
-}
-
-/// A vocabulary whose size is known.
+/// A vocabulary of about so many tokens.
 struct OfSize(usize);
 
 impl<'de> DeserializeSeed<'de> for OfSize {
@@ -149,19 +107,22 @@ fn read(bytes: &[u8], mut parts: Parts, model: &RawValue) -> Result<Parsed, Stri
     let part = |name: &str| parts.get(name).map(|part| serde_json::from_str::<Value>(part.get())).transpose();
     let growth =
         check::growth(part("decoder").map_err(said)?.as_ref(), part("normalizer").map_err(said)?.as_ref())?;
-    let outline: Outline = serde_json::from_str(model.get()).map_err(said)?;
-    let mut library = if outline.kind.as_deref() == Some("BPE") {
+    let model: Parts = serde_json::from_str(model.get()).map_err(said)?;
+    let (mut library, most) = if model.get("type").is_some_and(|kind| kind.get() == r#""BPE""#) {
         let added = parts.remove("added_tokens").map_or("[]", RawValue::get);
         let added: Vec<Added> = serde_json::from_str(added).map_err(said)?;
-        let model = bpe(model, outline.vocab.map_or(0, |vocab| vocab.tokens))?;
+        let (model, most) = bpe(model)?;
         parts.insert("model".into(), serde_json::from_str(NO_TOKENS).map_err(said)?);
         let rest = serde_json::to_vec(&parts).map_err(said)?;
         let mut library = Library::from_bytes(rest).map_err(|e| e.to_string())?;
         library.with_model(model);
         library.add_tokens(added.into_iter().map(|added| added.token)).map_err(|e| e.to_string())?;
-        library
+        let added = library.get_added_tokens_decoder().into_keys().max();
+        (library, most.max(added))
     } else {
-        Library::from_bytes(bytes).map_err(|e| e.to_string())?
+        let library = Library::from_bytes(bytes).map_err(|e| e.to_string())?;
+        let most = library.get_vocab(true).into_values().max();
+        (library, most)
     };
     library.with_padding(None);
     library.with_truncation(None).map_err(|e| e.to_string())?;
@@ -169,15 +130,12 @@ fn read(bytes: &[u8], mut parts: Parts, model: &RawValue) -> Result<Parsed, Stri
     if let Ok(probe) = library.encode_fast(PROBE, true) {
         let _decoded = library.decode(probe.get_ids(), false);
     }
-    let added = library.get_added_tokens_decoder().into_keys().max();
-    let most = added.max(outline.vocab.and_then(|vocab| vocab.largest));
     Ok(Parsed { library, growth, vocabulary: most.map_or(0, |id| id as usize + 1) })
 }
 
-/// A BPE of so many tokens; its merges are read beside them.
-fn bpe(model: &RawValue, tokens: usize) -> Result<BPE, String> {
+/// A BPE, whose merges are read beside its vocabulary, and its largest id.
+fn bpe(mut parts: Parts) -> Result<(BPE, Option<u32>), String> {
     let said = |e: serde_json::Error| e.to_string();
-    let mut parts: Parts = serde_json::from_str(model.get()).map_err(said)?;
     let (Some(vocab), Some(merges)) = (parts.remove("vocab"), parts.remove("merges")) else {
         return Err("its model lacks vocab or merges".into());
     };
@@ -187,11 +145,15 @@ fn bpe(model: &RawValue, tokens: usize) -> Result<BPE, String> {
     let rest: BPE = serde_json::from_str(&rest).map_err(said)?;
     let (vocab, merges) = thread::scope(|scope| {
         let merges = scope.spawn(|| pairs(merges.get()));
-        let vocab = OfSize(tokens).deserialize(&mut serde_json::Deserializer::from_str(vocab.get()));
-        (vocab, merges.join())
+        // A colon for each token, and some in texts: a text of nothing else takes no memory for it.
+        let tokens = vocab.get().bytes().filter(|b| *b == b':').count();
+        let vocab =
+            OfSize(tokens.min(LARGE)).deserialize(&mut serde_json::Deserializer::from_str(vocab.get()));
+        (vocab.map_err(said), merges.join())
     });
-    let merges = merges.map_err(|_| "its merges cannot be read")??;
-    let mut builder = BPE::builder().vocab_and_merges(vocab.map_err(said)?, merges);
+    let (vocab, merges) = (vocab?, merges.map_err(|_| "its merges cannot be read")??);
+    let most = vocab.values().max().copied();
+    let mut builder = BPE::builder().vocab_and_merges(vocab, merges);
     if let Some(prefix) = &rest.continuing_subword_prefix {
         builder = builder.continuing_subword_prefix(prefix.clone());
     }
@@ -202,7 +164,7 @@ fn bpe(model: &RawValue, tokens: usize) -> Result<BPE, String> {
     bpe.fuse_unk = rest.fuse_unk;
     bpe.byte_fallback = rest.byte_fallback;
     bpe.ignore_merges = rest.ignore_merges;
-    Ok(bpe)
+    Ok((bpe, most))
 }
 
 /// Merges in either spelling: pairs of tokens, or lines with a space between two.

@@ -220,6 +220,12 @@ fn each_defect_has_its_line() {
     says("is no usable tokenizer");
     write(at, "tokenizer.json", &json!({"model": {"type": "BPE", "vocab": {}, "merges": []}}));
     says("holds no token");
+    write(at, "tokenizer.json", &json!({"model": {"type": "BPE", "vocab": {"a": 0}}}));
+    says("its model lacks vocab or merges");
+    write(at, "tokenizer.json", &json!({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a a a"]}}));
+    says("the merge \"a a a\" is not of two tokens");
+    write(at, "tokenizer.json", &json!({"model": {"type": "BPE", "vocab": {"a": -1}, "merges": []}}));
+    says("is no usable tokenizer");
     write(at, "tokenizer.json", &byte_level());
     fs::write(at.join("tokenizer_config.json"), b"[]").unwrap();
     says("is no JSON object");
