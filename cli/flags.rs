@@ -273,6 +273,10 @@ pub struct RoomFlags {
     /// How weights are stored
     #[command(flatten)]
     pub quantize: QuantizeFlag,
+    /// Keep the weights on disk as kernels read them, in the folder of compiled kernels: later starts of the same files map them
+    /// instead of packing them, with this flag or without
+    #[arg(long)]
+    pub keep_weights: bool,
     /// How pages are stored
     #[command(flatten)]
     pub pages: KvFlag,
@@ -301,12 +305,13 @@ impl RoomFlags {
     /// The model of a directory, with its adapter and its storage.
     pub fn published(&self, folder: &Path) -> Result<Published, Failure> {
         let published = Published::read_adapted(folder, self.merged()?, &mut tell())?;
-        Ok(self.stored(published))
+        self.stored(published, self.merged()?)
     }
 
-    /// The model with its storage.
-    pub fn stored(&self, published: Published) -> Published {
-        published.quantised(self.quantize.quantize).with_pages(self.pages.code())
+    /// The model, into which this adapter is merged, with its storage.
+    pub fn stored(&self, published: Published, adapter: Option<&Path>) -> Result<Published, Failure> {
+        let published = published.quantised(self.quantize.quantize).with_pages(self.pages.code());
+        Ok(published.kept(adapter, self.keep_weights)?)
     }
 
     /// The adapter that is merged.

@@ -7,7 +7,7 @@ use astrai_builders::{Loss, ModelConfig, Program, Reading, build};
 use astrai_ir::{Backend, Code, DType, Graph, Narrow, Storage};
 use astrai_passes::{Fidelity, Saturate, Stack};
 use astrai_runtime::weights::{Checkpoint, Entry, Packed, Quantised, WeightsError, Widened, Writer, is_gguf};
-use astrai_runtime::{Buffers, Compiled, Error, Options, Random, Session, WeightSource, compile};
+use astrai_runtime::{Buffers, Compiled, Error, OfFiles, Options, Random, Session, WeightSource, compile};
 use astrai_train::lora;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -71,6 +71,17 @@ impl Model {
     pub fn with_pages(mut self, code: Option<Code>) -> Model {
         self.config.pages = code;
         self
+    }
+
+    /// The model whose weights, which are of these files and folders, are looked for where devices keep weights as their kernels read
+    /// them, and kept there if that is asked for.
+    ///
+    /// # Errors
+    /// A file's state cannot be read.
+    pub fn kept(self, paths: &[PathBuf], keep: bool) -> Result<Model, String> {
+        let way = format!("{:?}", self.config.narrow);
+        let weights = OfFiles::new(self.weights, paths, &way, keep).map_err(|e| format!("weights: {e}"))?;
+        Ok(Model { weights: Box::new(weights), ..self })
     }
 
     /// The model that a directory configures, with the weights of another directory or file.

@@ -27,6 +27,6 @@ pub use error::Error;
 pub use profile::{Profile, ProfileRow};
 pub use report::Cost;
 pub use session::{Session, laid_out};
-pub use source::{Random, Source, WeightSource};
+pub use source::{OfFiles, Origin, Random, Source, WeightSource};
 pub use stages::{Dump, Stage};
 pub use value::Value;

@@ -4,6 +4,7 @@
 
 mod bind;
 mod guards;
+mod keep;
 mod load;
 mod record;
 mod run;

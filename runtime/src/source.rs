@@ -5,6 +5,10 @@ use crate::weights::Checkpoint;
 use astrai_ir::DType;
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 /// A tensor of a source.
 pub struct Source<'a> {
@@ -26,6 +30,82 @@ pub trait WeightSource {
 
     /// Says that a session has its weights: what is mapped of the source may go until something is asked for again.
     fn loaded(&self) {}
+
+    /// What its bytes are made of, where that is known.
+    fn origin(&self) -> Option<&Origin> {
+        None
+    }
+}
+
+/// What the bytes of a source are made of: by this, weights that were kept as kernels read them are found again.
+pub struct Origin {
+    /// Its name, and how its numbers are rounded.
+    pub name: String,
+    /// Another text once any byte may be another.
+    pub state: String,
+    /// Weights that are not kept yet are to be.
+    pub keep: bool,
+}
+
+/// A source whose bytes come from files.
+pub struct OfFiles {
+    inner: Box<dyn WeightSource>,
+    origin: Origin,
+}
+
+impl OfFiles {
+    /// Over a source that reads these files, or those of these folders that hold weights and say what they are, in a certain way. A
+    /// file that was written or exchanged since is another state.
+    ///
+    /// # Errors
+    /// The system refuses to tell.
+    pub fn new(
+        inner: Box<dyn WeightSource>,
+        paths: &[PathBuf],
+        way: &str,
+        keep: bool,
+    ) -> io::Result<OfFiles> {
+        let [mut name, mut state] = [way.to_string(), String::new()];
+        for path in paths {
+            name += &format!("\n{}", path.canonicalize()?.display());
+            for file in files(path)? {
+                let m = fs::metadata(&file)?;
+                let times = [m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec()];
+                state += &format!("{} {} {} {} {times:?}\n", file.display(), m.dev(), m.ino(), m.len());
+            }
+        }
+        Ok(OfFiles { inner, origin: Origin { name, state, keep } })
+    }
+}
+
+/// A file itself; of a folder, in order, those whose names end as weights' or configurations' do.
+fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_path_buf()]);
+    }
+    let all = fs::read_dir(path)?.map(|entry| entry.map(|e| e.path()));
+    let mut all: Vec<_> = all.collect::<io::Result<_>>()?;
+    all.retain(|p| p.extension().is_some_and(|end| end == "safetensors" || end == "json"));
+    all.sort();
+    Ok(all)
+}
+
+impl WeightSource for OfFiles {
+    fn tensor(&self, name: &str) -> Option<Source<'_>> {
+        self.inner.tensor(name)
+    }
+
+    fn done(&self, name: &str) {
+        self.inner.done(name);
+    }
+
+    fn loaded(&self) {
+        self.inner.loaded();
+    }
+
+    fn origin(&self) -> Option<&Origin> {
+        Some(&self.origin)
+    }
 }
 
 impl WeightSource for Checkpoint {

@@ -153,6 +153,64 @@ fn pages_of_eight_bits_answer_alike() {
     assert_eq!((&plain["kv_cache_dtype"], &narrow["kv_cache_dtype"]), (&"bf16".into(), &"fp8".into()));
 }
 
+/// Weights that were kept as kernels read them are read again, by whoever stores them alike, until one of the model's files is another.
+#[test]
+fn weights_are_kept_until_their_files_change() {
+    let scratch = tempfile::tempdir().unwrap();
+    let (model, cache) = (scratch.path().join("model"), scratch.path().join("cache"));
+    std::fs::create_dir(&model).unwrap();
+    for entry in std::fs::read_dir(shared().join("run/step_000001")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), model.join(entry.file_name())).unwrap();
+    }
+    let generate = |flags: &[&str]| {
+        let mut run = program();
+        run.env("ASTRAI_CACHE", &cache).arg("generate").arg(&model).args(flags);
+        run.args(["--prompt", "the quick", "--max-tokens", "24", "--temperature", "0"]).output().unwrap()
+    };
+    let text = |flags: &[&str]| {
+        let out = generate(flags);
+        assert!(out.status.success(), "{}", stderr(&out));
+        out.stdout
+    };
+    let files = || -> Vec<_> {
+        let all = std::fs::read_dir(cache.join("kernels")).unwrap().map(|entry| entry.unwrap().path());
+        all.filter(|path| path.extension().is_some_and(|end| end == "weights")).collect()
+    };
+    // Weights that mean nothing, in the place of those kept: whoever reads them gives another answer.
+    let spoil = |file: &Path| {
+        let mut bytes = std::fs::read(file).unwrap();
+        let end = bytes.len() - 40;
+        bytes[..end].fill(0);
+        std::fs::write(file, bytes).unwrap();
+    };
+    let plain = text(&[]);
+    assert!(files().is_empty());
+    assert_eq!(text(&["--keep-weights"]), plain);
+    let [file] = &files()[..] else { panic!("{:?}", files()) };
+    assert_eq!(text(&[]), plain);
+    spoil(file);
+    assert_ne!(text(&[]), plain);
+    // Rounded weights are others; threads and room make no difference.
+    let narrow = text(&["--quantize", "int8", "--threads", "1"]);
+    assert_eq!(text(&["--quantize", "int8", "--keep-weights"]), narrow);
+    assert_eq!(files().len(), 2);
+    assert_ne!(text(&["--threads", "1", "--max-model-len", "64"]), plain);
+    // The checkpoint is another: what was kept of it is not read, and goes with the next that is kept.
+    let weights = model.join("model.safetensors");
+    std::fs::copy(&weights, scratch.path().join("again")).unwrap();
+    std::fs::rename(scratch.path().join("again"), &weights).unwrap();
+    assert_eq!((text(&[]), text(&["--quantize", "int8"])), (plain.clone(), narrow));
+    assert_eq!(text(&["--keep-weights"]), plain);
+    assert_eq!(files().len(), 2);
+    spoil(file);
+    assert_ne!(text(&[]), plain);
+    std::fs::write(file, b"short").unwrap();
+    assert_eq!(text(&[]), plain);
+    let line = stderr(&generate(&["--keep-weights", "--device", "interpreter"]));
+    assert!(line.contains("leave --keep-weights out") && line.lines().count() == 1, "{line}");
+}
+
 #[test]
 fn what_cannot_be_is_said() {
     let model = case("llama").expect("a case of the repository");

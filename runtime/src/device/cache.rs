@@ -71,7 +71,7 @@ impl KernelCache {
     }
 
     /// The folder as it was found, for messages.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.folder.path
     }
 
@@ -88,32 +88,42 @@ impl KernelCache {
 
     /// Content of a file of the folder; nothing where there is none that this user wrote.
     pub(super) fn read(&self, name: &str) -> Option<Vec<u8>> {
+        let (file, len) = self.file(name)?;
+        let mut bytes = Vec::with_capacity(len.min(LONGEST) as usize);
+        file.take(LONGEST).read_to_end(&mut bytes).is_ok().then_some(bytes)
+    }
+
+    /// A file of the folder and its length; nothing where there is none that this user wrote.
+    pub(crate) fn file(&self, name: &str) -> Option<(File, u64)> {
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let file =
             OpenOptions::new().read(true).custom_flags(flags).open(self.directory().join(name)).ok()?;
         let found = file.metadata().ok()?;
-        let mut bytes = Vec::with_capacity(found.len().min(LONGEST) as usize);
-        (found.is_file() && is_ours(&found) && file.take(LONGEST).read_to_end(&mut bytes).is_ok())
-            .then_some(bytes)
+        (found.is_file() && is_ours(&found)).then_some((file, found.len()))
+    }
+
+    /// Names of the folder's files with this beginning.
+    pub(crate) fn names(&self, beginning: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.directory()).into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        names.filter(|name| name.starts_with(beginning)).collect()
     }
 
     /// Writes a file whole: other processes, and other threads of this one, may be writing the same. What a power cut leaves of
     /// it is found out when it is read.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        self.write_and(name, bytes, |_| Ok(()))
+        self.write_by(name, |mut file| file.write_all(bytes))
     }
 
-    fn write_and(
+    /// The same of what `content` writes.
+    pub(crate) fn write_by(
         &self,
         name: &str,
-        bytes: &[u8],
-        then: impl FnOnce(&File) -> io::Result<()>,
+        content: impl FnOnce(&File) -> io::Result<()>,
     ) -> io::Result<()> {
         let (directory, own) = (self.directory(), self.fresh_name("tmp"));
-        let mut file =
-            OpenOptions::new().write(true).create_new(true).mode(0o600).open(directory.join(&own))?;
-        let written = file.write_all(bytes).and_then(|()| then(&file));
-        let published = written.and_then(|()| fs::rename(directory.join(&own), directory.join(name)));
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(directory.join(&own))?;
+        let published = content(&file).and_then(|()| fs::rename(directory.join(&own), directory.join(name)));
         if published.is_err() {
             self.remove(&own);
         }
@@ -121,7 +131,7 @@ impl KernelCache {
     }
 
     /// Removes a file, if it is there.
-    pub(super) fn remove(&self, name: &str) {
+    pub(crate) fn remove(&self, name: &str) {
         // A leftover that stays is removed by a later run.
         let _ = fs::remove_file(self.directory().join(name));
     }
@@ -136,7 +146,7 @@ impl KernelCache {
     /// Writes an object with the sum that [`whole`](Self::whole) looks for.
     pub(super) fn keep(&self, name: &str, mut bytes: Vec<u8>) -> io::Result<()> {
         bytes.extend(sum(name, &bytes));
-        self.write_and(name, &bytes, File::sync_data)
+        self.write_by(name, |mut file| file.write_all(&bytes).and_then(|()| file.sync_data()))
     }
 
     /// The path to load an object by, if the folder has it whole.
@@ -162,6 +172,7 @@ impl KernelCache {
                 || name.ends_with(".c") && !name.starts_with(UNFINISHED)
                 || name.ends_with(".kernel")
                 || name.ends_with(".cubin")
+                || name.ends_with(".weights")
             {
                 continue;
             }
@@ -174,7 +185,7 @@ impl KernelCache {
 }
 
 /// 128 bits of hash as hex: the name of what was compiled of these.
-pub(super) fn key(parts: &[&str]) -> String {
+pub(crate) fn key(parts: &[&str]) -> String {
     let half = |seed: u64| {
         let mut h = DefaultHasher::new();
         seed.hash(&mut h);

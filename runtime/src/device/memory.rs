@@ -3,6 +3,8 @@
 
 use super::{Block, Pointer, Space};
 use crate::Error;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -14,7 +16,7 @@ const HUGE: usize = 2 << 20;
 const SMALL: usize = 64 << 10;
 
 /// Bytes that the start of a block is a multiple of: a line of the cache, and the widest vector.
-const ALIGN: usize = 64;
+pub(crate) const ALIGN: usize = 64;
 
 /// A block of zeroed memory, 64-byte aligned at least; alone in its mapping, or beside others.
 pub struct Memory {
@@ -40,28 +42,17 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Room for `len` zero bytes, and where they begin: at a huge page, where they fill one.
-    fn new(len: usize) -> Result<(Arc<Mapping>, NonNull<u8>), Error> {
-        let refused = || Error::Memory {
-            what: "a buffer".into(),
-            need: len as u64,
-            have: available_memory(),
-            remedy: "use a smaller model, batch or sequence".into(),
-        };
+    /// Room for `len` bytes, more than none, and where they begin: at a huge page, where they fill one.
+    fn new(len: usize, protection: libc::c_int) -> Option<(Arc<Mapping>, NonNull<u8>)> {
         // Room to move the start, which costs addresses and no memory.
-        let whole = if len < HUGE {
-            Some(len)
-        } else {
-            len.checked_next_multiple_of(HUGE).and_then(|n| n.checked_add(HUGE))
-        };
-        let whole = whole.ok_or_else(refused)?;
+        let whole = if len < HUGE { len } else { len.checked_next_multiple_of(HUGE)?.checked_add(HUGE)? };
         // SAFETY: an anonymous private mapping of a length that is not zero; the result is checked.
         let at = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            libc::mmap(std::ptr::null_mut(), whole, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+            libc::mmap(std::ptr::null_mut(), whole, protection, flags, -1, 0)
         };
         if at == libc::MAP_FAILED {
-            return Err(refused());
+            return None;
         }
         let mapping = Arc::new(Mapping { at, len: whole });
         let mut first = at.cast::<u8>();
@@ -73,8 +64,60 @@ impl Mapping {
                 libc::madvise(first.cast(), len.next_multiple_of(HUGE), libc::MADV_HUGEPAGE);
             }
         }
-        Ok((mapping, NonNull::new(first).ok_or_else(refused)?))
+        Some((mapping, NonNull::new(first)?))
     }
+
+    /// Room for `len` zero bytes.
+    fn zeroed(len: usize) -> Result<(Arc<Mapping>, NonNull<u8>), Error> {
+        Mapping::new(len, libc::PROT_READ | libc::PROT_WRITE).ok_or_else(|| Error::Memory {
+            what: "a buffer".into(),
+            need: len as u64,
+            have: available_memory(),
+            remedy: "use a smaller model, batch or sequence".into(),
+        })
+    }
+
+    /// The first `len` bytes of a file, which nobody can write there; `None` where the system has most of them in small pages, or
+    /// cannot read them.
+    fn of(file: &File, len: usize) -> Option<(Arc<Mapping>, NonNull<u8>)> {
+        /// Of Linux from 5.14 on; others refuse it.
+        const POPULATE_READ: libc::c_int = 22;
+        let (mapping, first) = Mapping::new(len, libc::PROT_NONE)?;
+        let at = first.as_ptr().cast();
+        // SAFETY: the pages replaced are the room just made, which the mapping alone has; the result is checked.
+        let mapped = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+            libc::mmap(at, len, libc::PROT_READ, flags, file.as_raw_fd(), 0)
+        };
+        // SAFETY: advice on what was mapped, and pages read into it.
+        let read = mapped == at
+            && unsafe {
+                libc::madvise(at, len, libc::MADV_HUGEPAGE);
+                len < HUGE || libc::madvise(at, len, POPULATE_READ) == 0
+            };
+        (read && (len < HUGE || in_huge_pages(first.addr().get(), len))).then_some((mapping, first))
+    }
+}
+
+/// Whether most of the pages of a file that are mapped from this address on are huge.
+fn in_huge_pages(first: usize, len: usize) -> bool {
+    let text = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+    let mut lines = text.lines().skip_while(|line| !line.starts_with(&format!("{first:x}-")));
+    let kib = lines.find_map(|line| line.strip_prefix("FilePmdMapped:"));
+    let kib = kib.and_then(|k| k.trim().trim_end_matches(" kB").parse::<usize>().ok());
+    kib.unwrap_or(0) * 1024 > len / 2
+}
+
+/// Where blocks of so many bytes begin, one behind the other, and how many bytes they take together.
+pub(crate) fn side_by_side(lens: &[usize]) -> (Vec<usize>, usize) {
+    let room = |len: usize| len.max(ALIGN).checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX);
+    let mut whole = 0usize;
+    let mut place = |len: &usize| {
+        let at = whole;
+        whole = whole.saturating_add(room(*len));
+        at
+    };
+    (lens.iter().map(&mut place).collect(), whole.max(ALIGN))
 }
 
 impl Drop for Mapping {
@@ -88,17 +131,27 @@ impl Memory {
     /// Blocks of so many zero bytes each, one behind the other: small ones share huge pages, too. For blocks that live as long as
     /// one another, since their memory is given back together.
     pub fn together(lens: &[usize]) -> Result<Vec<Memory>, Error> {
-        let room = |len: usize| len.max(ALIGN).checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX);
-        let whole = lens.iter().fold(0usize, |sum, len| sum.saturating_add(room(*len)));
-        let (mapping, first) = Mapping::new(whole.max(ALIGN))?;
-        let mut offset = 0;
-        let block = |&len: &usize| {
+        let (places, whole) = side_by_side(lens);
+        Ok(Memory::within(Mapping::zeroed(whole)?, &places, lens))
+    }
+
+    /// Such blocks over the first bytes of a file, where it lies in huge pages or is small.
+    fn over(file: &File, lens: &[usize]) -> Option<Vec<Memory>> {
+        let (places, whole) = side_by_side(lens);
+        Some(Memory::within(Mapping::of(file, whole)?, &places, lens))
+    }
+
+    fn within(
+        (mapping, first): (Arc<Mapping>, NonNull<u8>),
+        places: &[usize],
+        lens: &[usize],
+    ) -> Vec<Memory> {
+        let block = |(place, len): (&usize, &usize)| {
             // SAFETY: the blocks' room, of which this one's comes after that of those before, is what was mapped.
-            let at = unsafe { first.add(offset) };
-            offset += room(len);
-            Memory { at, len: len.max(ALIGN), _mapping: mapping.clone() }
+            let at = unsafe { first.add(*place) };
+            Memory { at, len: (*len).max(ALIGN), _mapping: mapping.clone() }
         };
-        Ok(lens.iter().map(block).collect())
+        places.iter().zip(lens).map(block).collect()
     }
 
     /// Address of the first byte.
@@ -112,6 +165,13 @@ impl Memory {
     }
 }
 
+impl From<Memory> for Block {
+    fn from(m: Memory) -> Block {
+        let (at, len) = (Pointer(m.address().expose_provenance() as u64), m.len());
+        Block::new(at, len, Arc::new(m))
+    }
+}
+
 /// A device whose memory is this process's, whose pointers are its addresses.
 pub trait InProcess: Send + Sync {}
 
@@ -121,11 +181,11 @@ impl<T: InProcess> Space for T {
     }
 
     fn alloc(&self, lens: &[usize]) -> Result<Vec<Block>, Error> {
-        let block = |m: Memory| {
-            let (at, len) = (Pointer(m.address().expose_provenance() as u64), m.len());
-            Block::new(at, len, Arc::new(m))
-        };
-        Ok(Memory::together(lens)?.into_iter().map(block).collect())
+        Ok(Memory::together(lens)?.into_iter().map(Block::from).collect())
+    }
+
+    fn map(&self, file: &File, lens: &[usize]) -> Option<Vec<Block>> {
+        Some(Memory::over(file, lens)?.into_iter().map(Block::from).collect())
     }
 
     fn populate(&self, at: Pointer, len: usize) {

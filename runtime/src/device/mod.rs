@@ -10,11 +10,14 @@ pub mod null;
 pub mod reference;
 
 pub use cache::KernelCache;
+pub(crate) use cache::key;
+pub(crate) use memory::{ALIGN, side_by_side};
 pub use memory::{InProcess, available_memory, forget_peak, give_back, process_memory};
 
 use crate::Error;
 use astrai_ir::{Backend, Kernel, Region, Sizes, Symbol};
 use std::any::Any;
+use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -130,6 +133,12 @@ pub trait Space: Send + Sync {
     /// [`Error::Memory`].
     fn alloc(&self, lens: &[usize]) -> Result<Vec<Block>, Error>;
 
+    /// Such blocks over the first bytes of a file, in which they lie as [`side_by_side`] says, and which nobody may write; `None` where
+    /// kernels cannot read a file in place, or would do so slower than other memory.
+    fn map(&self, _file: &File, _lens: &[usize]) -> Option<Vec<Block>> {
+        None
+    }
+
     /// Takes this memory from the system now, where it is otherwise taken when first written: a page fault then costs a step milliseconds.
     fn populate(&self, _at: Pointer, _len: usize) {}
 
@@ -213,6 +222,11 @@ pub trait Device: Space + Threads {
     /// Everything on which the last bits of its results depend, as one line: compiler, instructions.
     fn identity(&self) -> String {
         self.name().into()
+    }
+
+    /// The folder of what it keeps for later processes, where it can keep weights.
+    fn cache(&self) -> Option<&KernelCache> {
+        None
     }
 
     /// Builds and loads kernels; those that it has already are shared.

@@ -1,6 +1,7 @@
 //! Weights of a session. In: a source of checkpoint tensors. Out: buffers in the layouts that kernels read, joined tensors
 //! row after row; weights that outlive runs stay where they are.
 
+use super::keep::Kept;
 use super::{Session, literal};
 use crate::Error;
 use crate::buffers::Buffers;
@@ -16,8 +17,8 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 impl Session {
-    /// Packs every weight that no session beside it has, one checkpoint tensor at a time, the largest first: a checkpoint's tensor lies beside
-    /// what is packed of it, and the largest do so while the others are not there yet.
+    /// Maps every weight that no session beside it has from where they are kept, or packs them, one checkpoint tensor at a time, the largest
+    /// first: a checkpoint's tensor lies beside what is packed of it, and the largest do so while the others are not there yet.
     pub(super) fn load_weights(
         &mut self,
         source: &dyn WeightSource,
@@ -27,19 +28,10 @@ impl Session {
         let (program, device) = (self.program.clone(), self.device.clone());
         // Texts of a vocabulary and the planning were large, and are gone.
         give_back();
-        let total = program.fresh_weights(Some(&self.buffers), beside.map(|b| b.program()));
-        let mut done = 0;
         let weights = &program.plan.weights;
-        let packed: Vec<_> = weights.iter().map(|w| beside.and_then(|b| b.packed_as(w))).collect();
-        let len = |(w, packed): (&PlannedWeight, &Option<_>)| {
-            let there = packed.is_some() || self.buffers.get(&w.weight.name).is_some();
-            if there { 0 } else { weight_bytes(w) as usize }
-        };
-        let fresh = device.alloc(&weights.iter().zip(&packed).map(len).collect::<Vec<_>>())?;
-        let mut all: Vec<_> = weights.iter().zip(packed).zip(fresh).enumerate().collect();
-        all.sort_by_key(|(_, (_, block))| Reverse(block.len()));
-        let mut placed = vec![(Pointer(0), None); all.len()];
-        for (i, ((w, packed), block)) in all {
+        let mut placed = vec![(Pointer(0), None); weights.len()];
+        let mut lacking = vec![];
+        for (i, w) in weights.iter().enumerate() {
             if let Some(b) = self.buffers.get(&w.weight.name) {
                 let same = (b.dtype, Some(&b.shape)) == (w.weight.ty.dtype, literal(&w.weight.ty).as_ref());
                 if !same || w.layout.is_packed() {
@@ -50,27 +42,46 @@ impl Session {
                 }
                 placed[i] = (b.block.at(), None);
                 self.shared.push(b.clone());
-                continue;
-            }
-            if let Some(block) = packed {
+            } else if let Some(block) = beside.and_then(|b| b.packed_as(w)) {
                 placed[i] = (block.at(), Some(block));
-                continue;
+            } else {
+                lacking.push(i);
             }
-            let place = Stored { at: block.at(), ty: &w.weight.ty, layout: w.layout, device: &*device };
-            match program.derived.iter().find(|d| d.weight.name == w.weight.name) {
-                Some(d) => {
-                    let t = derive(d, source, &*device)?;
-                    let (bytes, rows) = (t.to_bytes(), t.shape.first().copied().unwrap_or(1));
-                    place.store(&mut |put| put(rows, &bytes, t.dtype))?;
+        }
+        let total = program.fresh_weights(Some(&self.buffers), beside.map(|b| b.program()));
+        let wanted: Vec<_> = lacking.iter().map(|i| &weights[*i]).collect();
+        let origin = source.origin().filter(|_| !wanted.is_empty());
+        let kept = origin.and_then(|origin| Kept::of(&wanted, &program.derived, origin, &*device));
+        let blocks = match kept.as_ref().and_then(Kept::blocks) {
+            Some(blocks) => blocks,
+            None => {
+                let lens: Vec<_> = wanted.iter().map(|w| weight_bytes(w) as usize).collect();
+                let blocks = device.alloc(&lens)?;
+                let mut all: Vec<_> = wanted.into_iter().zip(&blocks).collect();
+                all.sort_by_key(|(_, block)| Reverse(block.len()));
+                let mut done = 0;
+                for (w, block) in all {
+                    load_weight(w, block, &program.derived, source, &*device)?;
+                    // What a checkpoint's tensor took beside it, the allocator would keep for the next.
+                    if block.len() > PIECE {
+                        give_back();
+                    }
+                    done += block.len() as u64;
+                    progress(done.min(total), total);
                 }
-                None => place.store(&mut |put| for_each_part(&w.weight, source, put))?,
+                match (origin.is_some_and(|origin| origin.keep), &kept) {
+                    (true, Some(kept)) => kept.write(&blocks)?,
+                    (true, None) => {
+                        let line =
+                            "weights can be kept where kernels run on a processor; leave --keep-weights out";
+                        return Err(Error::Input(line.into()));
+                    }
+                    (false, _) => {}
+                }
+                blocks
             }
-            // What a checkpoint's tensor took beside it, the allocator would keep for the next.
-            if block.len() > PIECE {
-                give_back();
-            }
-            done += block.len() as u64;
-            progress(done.min(total), total);
+        };
+        for (i, block) in lacking.into_iter().zip(blocks) {
             placed[i] = (block.at(), Some(block));
         }
         (self.weights, self.packed) = placed.into_iter().unzip();
@@ -123,6 +134,25 @@ pub fn laid_out(w: &PlannedWeight, source: &dyn WeightSource, device: &dyn Devic
     let mut bytes = vec![0; weight_bytes(w) as usize];
     fill(&mut bytes, &w.weight, w.layout, source, device)?;
     Ok(bytes)
+}
+
+/// Packs a weight into its block.
+fn load_weight(
+    w: &PlannedWeight,
+    block: &Block,
+    derived: &[Derived],
+    source: &dyn WeightSource,
+    device: &dyn Device,
+) -> Result<(), Error> {
+    let place = Stored { at: block.at(), ty: &w.weight.ty, layout: w.layout, device };
+    match derived.iter().find(|d| d.weight.name == w.weight.name) {
+        Some(d) => {
+            let t = derive(d, source, device)?;
+            let (bytes, rows) = (t.to_bytes(), t.shape.first().copied().unwrap_or(1));
+            place.store(&mut |put| put(rows, &bytes, t.dtype))
+        }
+        None => place.store(&mut |put| for_each_part(&w.weight, source, put)),
+    }
 }
 
 /// The value of a derived weight, by the interpreter: each is computed once, when it is loaded.

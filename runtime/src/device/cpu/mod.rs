@@ -82,6 +82,10 @@ impl Device for Cpu {
         format!("{} {}", self.compiler.identity(), self.isa.name())
     }
 
+    fn cache(&self) -> Option<&KernelCache> {
+        Some(&self.cache)
+    }
+
     fn load(&self, kernels: &[&Kernel]) -> Result<Vec<Arc<dyn Executable>>, Error> {
         let mut known = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let mut held: HashMap<&str, Arc<CpuKernel>> = HashMap::new();
